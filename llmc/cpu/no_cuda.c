@@ -1,0 +1,8 @@
+/* Stands in for llmc/cuda in the CPU-only program (make train_gpt2): no CUDA tables. */
+#include "../ops.h"
+
+const Ops *const ops_cuda_bf16 = NULL, *const ops_cuda_fp32 = NULL;
+
+bool cuda_available(void) {
+    return false;
+}

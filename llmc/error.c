@@ -1,0 +1,19 @@
+#include "error.h"
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+bool fail(Error *err, int exit_code, const char *format, ...) {
+    va_list args;
+    va_start(args, format);
+    vsnprintf(err->text, sizeof err->text, format, args);
+    va_end(args);
+    err->exit_code = exit_code;
+    return false;
+}
+
+void die(const Error *err) {
+    fflush(stdout);
+    fprintf(stderr, "error: %s\n", err->text);
+    exit(err->exit_code);
+}

@@ -1,0 +1,32 @@
+/* Errors as values: one clear line that says what, where, expected, found, and a hint.
+ *
+ * A function that can fail takes an Error and returns false (or NULL) through fail(); only main() prints and
+ * exits. So a reader can be fuzzed, and a damaged checkpoint can be skipped instead of ending the run. */
+#pragma once
+#include <stdbool.h>
+#include <stddef.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+enum {
+    EXIT_RUN = 1,   /* a failure at run time: out of memory, a dead device, a full disk */
+    EXIT_INPUT = 2, /* bad input: a flag, a file, a value */
+};
+
+typedef struct Error {
+    int exit_code; /* EXIT_RUN or EXIT_INPUT; 0 while nothing failed */
+    char text[1024];
+} Error;
+
+/* Fills err (printf-style, no newline at the end) and returns false, so that `return fail(...)` reads well.
+ */
+bool fail(Error *err, int exit_code, const char *format, ...) __attribute__((format(printf, 3, 4)));
+
+/* Prints "error: TEXT" as one line to stderr and exits with err->exit_code. */
+void die(const Error *err) __attribute__((noreturn));
+
+#ifdef __cplusplus
+}
+#endif

@@ -1,0 +1,189 @@
+/* The model: GPT-2 of any depth, width, heads and context, written once over ops.h.
+ *
+ * (Radford et al. 2019; pre-norm blocks, tied LM head, learned positions.) Three tables drive everything:
+ * tensors, activations, and the config's fields. Sizes, offsets, initialisation, weight decay, the memory
+ * plan, recomputation, checkpoints and tests all loop over them. */
+#pragma once
+#include "ops.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct GPT2Config {
+    int max_seq_len;       /* rows of wpe */
+    int vocab_size;        /* V: real entries */
+    int padded_vocab_size; /* Vp: V rounded up to a multiple of 128; padding rows of wte stay 0 */
+    int n_layer, n_head, n_embd;
+} GPT2Config;
+
+/* "d12", "gpt3:c768", ...: fills layers, heads, channels; leaves max_seq_len and vocabulary as they are. */
+bool gpt2_config_from_descriptor(GPT2Config *config, const char *descriptor, Error *err);
+/* Ranges, divisibility, overflow; `what` names the source in the message ("--model d12", a file). */
+bool gpt2_config_check(const GPT2Config *config, const char *what, Error *err);
+int gpt2_pad_vocab(int vocab_size);
+
+typedef enum { RECOMPUTE_NONE, RECOMPUTE_GELU, RECOMPUTE_BLOCK } Recompute;
+typedef enum { ATTENTION_FLASH, ATTENTION_STANDARD } AttentionKind;
+
+/* The 16 parameter tensors, in the order of the flat buffer (llm.c's order: each kind for all layers in
+ * turn). */
+typedef enum {
+    WTE,
+    WPE,
+    LN_1_W,
+    LN_1_B,
+    C_ATTN_W,
+    C_ATTN_B,
+    ATTN_PROJ_W,
+    ATTN_PROJ_B,
+    LN_2_W,
+    LN_2_B,
+    C_FC_W,
+    C_FC_B,
+    MLP_PROJ_W,
+    MLP_PROJ_B,
+    LN_F_W,
+    LN_F_B,
+    N_TENSORS
+} TensorId;
+
+typedef struct Tensor {
+    const char *name; /* Hugging Face name without "transformer.": "wte.weight", "h.%d.attn.c_attn.weight" */
+    int64_t rows, cols; /* of one layer's tensor, (out, in) for matrices; vectors have rows = 1 */
+    int n_layers;       /* n_layer for per-layer tensors, else 1 */
+    bool per_layer;
+    bool is_matrix;      /* rank 2: decays, and Hugging Face stores all but wte and wpe transposed (Conv1D) */
+    int64_t offset;      /* elements from the start of the flat buffer */
+    int64_t layer_elems; /* rows * cols */
+} Tensor;
+
+/* Fills table[N_TENSORS]; returns the number of parameters (padding rows of wte counted). Host arithmetic
+ * only. */
+int64_t gpt2_tensors(Tensor table[N_TENSORS], const GPT2Config *config);
+
+/* Activations, as gpt2_activation() names them; (L) = one per layer. */
+typedef enum {
+    ACT_ENCODED, /* (B,T,C) */
+    ACT_LN_1,    /* (L) (B,T,C) */
+    ACT_LN_1_MEAN,
+    ACT_LN_1_RSTD,  /* (L) (B,T) fp32 */
+    ACT_QKV,        /* (L) (B,T,3C) */
+    ACT_ATTN,       /* (L) (B,T,C): heads' output before c_proj */
+    ACT_LSE,        /* (L) (B,NH,T) fp32, flash only */
+    ACT_PROBS,      /* (L) (B,NH,T,T), standard only */
+    ACT_RESIDUAL_2, /* (L) (B,T,C): after attention */
+    ACT_LN_2,       /* (L) (B,T,C) */
+    ACT_LN_2_MEAN,
+    ACT_LN_2_RSTD,  /* (L) (B,T) fp32 */
+    ACT_FCH,        /* (L) (B,T,4C): c_fc before GELU */
+    ACT_FCH_GELU,   /* (L) (B,T,4C) */
+    ACT_RESIDUAL_3, /* (L) (B,T,C): the block's output, for the next block */
+    ACT_LN_F,       /* (B,T,C) */
+    ACT_LN_F_MEAN,
+    ACT_LN_F_RSTD, /* (B,T) fp32 */
+    ACT_LOSSES,    /* (B,T) fp32 */
+    ACT_BRANCH,    /* scratch (B,T,C): a branch's output before it joins the residual */
+    ACT_LOGITS,    /* scratch (loss_rows,Vp): logits, then their gradient */
+    ACT_DRESIDUAL, /* scratch (B,T,C), backward */
+    ACT_DBRANCH,   /* scratch (B,T,C), backward */
+    ACT_DHIDDEN,   /* scratch (B,T,4C), backward: dfch, then dqkv */
+    ACT_DPROBS,    /* scratch (B,NH,T,T), backward, standard only */
+    N_ACTIVATIONS
+} ActivationId;
+
+typedef struct Activation {
+    const char *name;
+    int64_t elems;     /* of one instance, at (B,T) of the plan */
+    int64_t instances; /* 1 or n_layer */
+    int64_t stride;    /* elements between instances; 0 where one buffer serves every layer (recomputed) */
+    DType dtype;
+    const char *category; /* "activations", "recomputed", "scratch" */
+    bool backward_only;   /* absent in a model opened for inference */
+    char *data;           /* device memory, NULL before gpt2_open or where absent */
+} Activation;
+
+typedef struct GPT2Options {
+    int B, T; /* largest micro-batch and context */
+    Recompute recompute;
+    AttentionKind attention;
+    bool training; /* false: no gradients, moments or backward scratch */
+} GPT2Options;
+
+typedef struct GPT2 {
+    GPT2Config config;
+    GPT2Options options;
+    const Ops *ops;
+    OpShape shape;
+    Tensor tensors[N_TENSORS];
+    int64_t n_parameters;
+    Activation activations[N_ACTIVATIONS];
+    floatX *weights;           /* (n_parameters) storage type; in fp32 the same buffer as master */
+    float *master;             /* (n_parameters) */
+    float *grads, *m, *v;      /* (n_parameters), training only */
+    int32_t *tokens, *targets; /* (B,T) on the device */
+    void *scratch;             /* ops->scratch_bytes(shape) */
+    StepStats *stats;          /* on the device */
+} GPT2;
+
+/* ---- memory plan ---- */
+typedef struct MemoryRow {
+    char name[48];
+    const char *category; /* "weights", "optimizer", "gradients", "activations", "recomputed", "scratch" */
+    size_t bytes;
+} MemoryRow;
+
+enum { MEMORY_MAX_ROWS = 64 };
+typedef struct MemoryPlan {
+    int n_rows;
+    MemoryRow rows[MEMORY_MAX_ROWS];
+    size_t total_bytes;
+} MemoryPlan;
+
+/* Exactly what gpt2_open would allocate, without allocating. */
+void gpt2_memory_plan(MemoryPlan *plan, const Ops *ops, const GPT2Config *config, const GPT2Options *options);
+/* Largest B whose plan fits in budget_bytes; 0 if none does. */
+int gpt2_largest_batch(const Ops *ops, const GPT2Config *config, const GPT2Options *options,
+                       size_t budget_bytes);
+
+/* ---- life ---- */
+/* Allocates on the device; ops->open() was called. On false, nothing stays allocated. Weights are undefined.
+ */
+bool gpt2_open(GPT2 *model, const Ops *ops, const GPT2Config *config, const GPT2Options *options, Error *err);
+void gpt2_close(GPT2 *model);
+/* normal 0.02 for matrices and embeddings, 0.02/sqrt(2 n_layer) for the two c_proj, LayerNorm weight 1,
+ * biases 0; moments 0. A counter-based generator: the values depend on (seed, tensor, element) alone. */
+void gpt2_init(GPT2 *model, uint64_t seed);
+/* Flat buffers host <-> device (fp32, gpt2_tensors order). set_weights also fills the storage-type copy. */
+void gpt2_set_weights(GPT2 *model, const float *host, int64_t begin, int64_t n);
+void gpt2_reset_optimizer(GPT2 *model);
+
+/* ---- work ---- */
+/* Validation: mean loss in nats over (B,T); touches no gradient, no statistics. tokens, targets: host, (B,T).
+ */
+float gpt2_eval(GPT2 *model, const int32_t *tokens, const int32_t *targets, int B, int T);
+/* One optimizer step: begin, n micro-steps (gradients +=, each weighted 1/n), update. */
+void gpt2_begin_step(GPT2 *model);
+void gpt2_micro_step(GPT2 *model, const int32_t *tokens, const int32_t *targets, int B, int T, float weight);
+typedef struct UpdateArgs {
+    int64_t step; /* from 1 */
+    float lr, beta1, beta2, eps, weight_decay, clip;
+} UpdateArgs;
+void gpt2_update(GPT2 *model, const UpdateArgs *args);
+StepStats gpt2_step_stats(GPT2 *model); /* waits for the device */
+
+/* Device address of an activation of a layer (0 where it has no layers), NULL where it is absent. */
+floatX *gpt2_activation(const GPT2 *model, ActivationId id, int layer);
+/* Device address of a weight tensor of a layer. */
+floatX *gpt2_weight(const GPT2 *model, TensorId id, int layer);
+float *gpt2_grad(const GPT2 *model, TensorId id, int layer);
+/* logits (rows, V) fp32 on the host for positions [first_row, first_row+rows) of the last forward pass; for
+ * tests. */
+void gpt2_logits(GPT2 *model, float *host, int64_t first_row, int64_t rows);
+
+/* Model FLOPs per token: 6 N + 6 L C T, the causal half counted (formats as in nanoGPT and llm.c). */
+double gpt2_flops_per_token(const GPT2Config *config, int T);
+
+#ifdef __cplusplus
+}
+#endif

@@ -1,0 +1,198 @@
+/* The op contract: what every op computes, written once for all backends.
+ *
+ * A backend is one Ops table: ops_cpu (plain C, fp32), ops_cuda_bf16 and ops_cuda_fp32 (one CUDA source, two
+ * storage types). The model, the tests and the lab call ops only through this table, so a backend or a dev/
+ * variant adds only the how.
+ *
+ * Conventions
+ *   floatX   storage type of weights, activations and their gradients: bf16 or fp32, as Ops.dtype says. All
+ * arithmetic and every sum is fp32 (or better), whatever the storage. shapes   row-major, slowest dimension
+ * first. N = B*T rows. C = NH*HD channels. Counts are 64-bit where they can pass 2^31. Any size >= 1 works, C
+ * and OC and IC are multiples of 8, pointers are 256-byte aligned (allocations) plus any multiple of 16
+ * bytes; T, N and B are arbitrary.
+ *   =, +=    "=" overwrites every element (outputs may hold NaN before), "+=" adds to what is there.
+ *   order    arguments: outputs, inputs, scratch, sizes. All ops run in order on one stream; only download(),
+ *            synchronize() and the memory calls wait.
+ *   scratch  at least scratch_bytes(shape) bytes, contents undefined before and after; one buffer serves
+ * every op. aliases  buffers do not overlap except where an op says so. same in, same out: every op is
+ * deterministic on one device: no float atomics, no order that depends on timing.
+ */
+#pragma once
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include "error.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef enum { DTYPE_F32, DTYPE_BF16 } DType;
+
+typedef void floatX; /* float or bf16, see above */
+
+static inline size_t dtype_bytes(DType dtype) {
+    return dtype == DTYPE_F32 ? 4 : 2;
+}
+
+/* Largest sizes a model will call the ops with; scratch is sized for them. */
+typedef struct OpShape {
+    int B, T;          /* micro-batch, context */
+    int C, NH;         /* channels, heads */
+    int V, Vp;         /* vocabulary, padded vocabulary */
+    int64_t loss_rows; /* tokens per chunk of the LM head */
+    int64_t n_parameters;
+} OpShape;
+
+/* Lives on the device. One step: zero the first three fields, loss_sum per micro-step, grad_norm, adamw,
+ * download. Design: a NaN or inf never reaches the weights, and no host sync is needed to stop it. */
+typedef struct StepStats {
+    float loss;        /* mean loss of the step in nats, summed over micro-steps by loss_sum */
+    float grad_norm;   /* global 2-norm of the gradients before clipping, by grad_norm */
+    int32_t bad;       /* 1 once loss or grad_norm is NaN or inf */
+    int32_t reserved;  /* zero */
+    int64_t n_skipped; /* updates left out because of `bad`, over the whole run; never zeroed by a step */
+} StepStats;
+
+typedef struct AdamWRange {
+    int64_t begin, end; /* elements [begin, end) of the flat parameter buffer */
+    float weight_decay; /* 0 for tensors that do not decay */
+} AdamWRange;
+
+enum { ADAMW_MAX_RANGES = 32 };
+
+/* One AdamW step over the flat parameter buffer (Loshchilov & Hutter 2019, Algorithm 2; bias correction as
+ * there). g' = g * min(1, clip / grad_norm)            clip <= 0: no clipping m = beta1 m + (1-beta1) g' v =
+ * beta2 v + (1-beta2) g'^2 w -= lr * (mhat / (sqrt(vhat) + eps) + weight_decay * w)     mhat = m/(1-beta1^t),
+ * vhat = v/(1-beta2^t) t = step - stats->n_skipped, step counting from 1. If stats->bad: nothing is changed
+ * but n_skipped += 1. */
+typedef struct AdamWArgs {
+    float *master;      /* (n) fp32 weights, += */
+    float *m, *v;       /* (n) moments, = */
+    floatX *weights;    /* (n) = master rounded to nearest even; may be the same buffer as master in fp32 */
+    const float *grads; /* (n) */
+    StepStats *stats;   /* reads grad_norm and bad */
+    int64_t step;
+    float lr, beta1, beta2, eps, clip;
+    int n_ranges; /* ranges cover [0, n) without holes, in order */
+    AdamWRange ranges[ADAMW_MAX_RANGES];
+} AdamWArgs;
+
+typedef struct Ops {
+    const char *name; /* "cpu fp32", "cuda bf16", "cuda fp32" */
+    DType dtype;
+
+    /* ---- device and memory ---- */
+    /* Readies the device (context, stream, library handles); once per process before any other call. */
+    bool (*open)(Error *err);
+    /* One line for the console: device, compute capability or cores, memory. Valid until the process ends. */
+    const char *(*device_name)(void);
+    /* Peak matrix rate of this device for dtype in FLOP/s: derived from device attributes or measured, never
+     * from a table of names. `how` gets "measured" or "derived". */
+    double (*peak_flops)(const char **how);
+    void *(*alloc)(size_t bytes); /* 256-byte aligned; NULL if it does not fit */
+    void (*release)(void *p);     /* NULL is fine */
+    void (*memory_info)(size_t *free_bytes, size_t *total_bytes);
+    void (*zero)(void *dst, size_t bytes);
+    void (*copy)(void *dst, const void *src, size_t bytes); /* device to device */
+    void (*upload)(void *dst, const void *src,
+                   size_t bytes); /* host to device; src may be reused at return */
+    void (*download)(void *dst, const void *src,
+                     size_t bytes); /* device to host; waits for all ops before it */
+    void (*synchronize)(void);
+    /* Bytes of the scratch buffer for these sizes; host arithmetic only, callable before open(). */
+    size_t (*scratch_bytes)(const OpShape *shape);
+    /* Bytes that open() itself takes on the device (library workspaces), for the memory plan. */
+    size_t (*fixed_bytes)(void);
+
+    /* ---- embedding ---- */
+    /* out = wte[token] + wpe[t].   out (B,T,C) =, tokens (B,T) in [0,V), wte (V,C), wpe (>=T,C) */
+    void (*embedding_forward)(floatX *out, const int32_t *tokens, const floatX *wte, const floatX *wpe, int B,
+                              int T, int C);
+    /* dwte[v] += sum of dout over tokens equal v; dwpe[t] += sum of dout over the batch.  dwte (V,C), dwpe
+     * (>=T,C) fp32 */
+    void (*embedding_backward)(float *dwte, float *dwpe, const floatX *dout, const int32_t *tokens,
+                               void *scratch, int B, int T, int C, int V);
+
+    /* ---- layernorm (Ba et al. 2016): biased variance, eps 1e-5 ---- */
+    /* out = (x - mean) * rstd * weight + bias.   out, x (N,C); mean, rstd (N) fp32 =; weight, bias (C) */
+    void (*layernorm_forward)(floatX *out, float *mean, float *rstd, const floatX *x, const floatX *weight,
+                              const floatX *bias, int64_t N, int C);
+    /* residual = a + b (rounded to floatX), then layernorm of the rounded residual.  residual may be a or b.
+     */
+    void (*residual_layernorm_forward)(floatX *residual, floatX *out, float *mean, float *rstd,
+                                       const floatX *a, const floatX *b, const floatX *weight,
+                                       const floatX *bias, int64_t N, int C);
+    /* dx = dresidual + gradient through the norm; dweight += , dbias +=.
+     * dx (N,C) may be dresidual; dresidual may be NULL, meaning 0; dout, x (N,C); dweight, dbias (C) fp32 */
+    void (*layernorm_backward)(floatX *dx, float *dweight, float *dbias, const floatX *dresidual,
+                               const floatX *dout, const floatX *x, const floatX *weight, const float *mean,
+                               const float *rstd, void *scratch, int64_t N, int C);
+    /* out = a + b, n elements; out may be a or b */
+    void (*residual_forward)(floatX *out, const floatX *a, const floatX *b, int64_t n);
+
+    /* ---- linear: weight (OC,IC) row-major, y = x W^T + b ---- */
+    /* out (N,OC) =, x (N,IC), bias (OC) or NULL. With pre_gelu != NULL: pre_gelu (N,OC) = x W^T + b and out =
+     * gelu(pre_gelu), in one pass over the output. */
+    void (*linear_forward)(floatX *out, floatX *pre_gelu, const floatX *x, const floatX *weight,
+                           const floatX *bias, int64_t N, int OC, int IC);
+    /* dx = dout W; with pre_gelu (N,IC) != NULL: dx = (dout W) * gelu'(pre_gelu).   dx (N,IC) =, dout (N,OC)
+     */
+    void (*linear_backward_input)(floatX *dx, const floatX *dout, const floatX *weight,
+                                  const floatX *pre_gelu, int64_t N, int OC, int IC);
+    /* dweight += dout^T x in fp32; dbias += column sums of dout, or dbias NULL.   dweight (OC,IC), dbias (OC)
+     * fp32 */
+    void (*linear_backward_weight)(float *dweight, float *dbias, const floatX *dout, const floatX *x,
+                                   void *scratch, int64_t N, int OC, int IC);
+    /* out = 0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))), n elements (Hendrycks & Gimpel 2016, the tanh
+     * form) */
+    void (*gelu_forward)(floatX *out, const floatX *x, int64_t n);
+
+    /* ---- causal self-attention on packed qkv (B,T,3,NH,HD), scale 1/sqrt(HD), HD a multiple of 8 up to 256
+     * ---- */
+    /* FlashAttention-2 (Dao 2023, Algorithms 1 and 2): nothing of size T*T exists.
+     * out (B,T,NH,HD) =, lse (B,NH,T) fp32 = logsumexp_j(scale q_i.k_j) in nats */
+    void (*attention_forward)(floatX *out, float *lse, const floatX *qkv, int B, int T, int NH, int HD);
+    /* Recomputes P = exp(S - lse) tile by tile; D = rowsum(dout*out); dS = P*(dP - D).   dqkv (B,T,3,NH,HD) =
+     */
+    void (*attention_backward)(floatX *dqkv, const floatX *dout, const floatX *out, const floatX *qkv,
+                               const float *lse, void *scratch, int B, int T, int NH, int HD);
+    /* The textbook form, for comparison only: probs (B,NH,T,T) = softmax of the masked scores, kept for
+     * backward. */
+    void (*attention_standard_forward)(floatX *out, floatX *probs, const floatX *qkv, int B, int T, int NH,
+                                       int HD);
+    /* dprobs (B,NH,T,T) is scratch of that shape. dqkv = */
+    void (*attention_standard_backward)(floatX *dqkv, floatX *dprobs, const floatX *dout, const floatX *probs,
+                                        const floatX *qkv, int B, int T, int NH, int HD);
+    /* One new query against a cache: qkv rows (t+1,3,NH,HD) of one sequence, query = row t.  out (NH,HD) = */
+    void (*attention_decode)(floatX *out, const floatX *qkv, int t, int NH, int HD);
+
+    /* ---- loss: loss_i = logsumexp(z_i) - z_i[target], fp32, over the V real columns of Vp ---- */
+    /* losses (N) fp32 =; logits (N,Vp) in place become dlogits = (softmax - onehot) * dloss, padding columns
+     * 0 */
+    void (*cross_entropy_backward_inplace)(float *losses, floatX *logits, const int32_t *targets, float dloss,
+                                           int64_t N, int V, int Vp);
+    /* losses (N) =; logits are only read */
+    void (*cross_entropy_forward)(float *losses, const floatX *logits, const int32_t *targets, int64_t N,
+                                  int V, int Vp);
+    /* stats->loss += scale * sum(losses); stats->bad = 1 if that is not finite */
+    void (*loss_sum)(StepStats *stats, const float *losses, float scale, void *scratch, int64_t N);
+
+    /* ---- update ---- */
+    /* stats->grad_norm = sqrt(sum grads^2); stats->bad = 1 if not finite */
+    void (*grad_norm)(StepStats *stats, const float *grads, void *scratch, int64_t n);
+    void (*adamw)(const AdamWArgs *args);
+    /* weights = master rounded to nearest even, n elements */
+    void (*weights_from_master)(floatX *weights, const float *master, int64_t n);
+} Ops;
+
+extern const Ops ops_cpu;
+/* NULL where the program was built without CUDA (train_gpt2). */
+extern const Ops *const ops_cuda_bf16, *const ops_cuda_fp32;
+/* True where a CUDA device and a driver are present; never fails, never prints. False in a build without
+ * CUDA. */
+bool cuda_available(void);
+
+#ifdef __cplusplus
+}
+#endif

@@ -1,0 +1,335 @@
+/* GPT-2 over the ops: forward, loss, backward, update. One call a line; backward mirrors forward.
+ *
+ * Gradients: every parameter gradient is `+=` (fp32, zeroed by gpt2_begin_step); activation gradients are
+ * `=`, but for dresidual, the gradient of the residual stream, which collects each branch on its way down. */
+#include "gpt2.h"
+#include <stddef.h>
+#include <stdlib.h>
+
+/* Sizes of the micro-batch at hand, which may be smaller than the model was opened for. */
+typedef struct Batch {
+    int B, T;
+    int64_t N; /* B*T */
+    int C, NH, HD;
+} Batch;
+
+static Batch batch_of(const GPT2 *model, int B, int T) {
+    const GPT2Config *c = &model->config;
+    return (Batch){B, T, (int64_t)B * T, c->n_embd, c->n_head, c->n_embd / c->n_head};
+}
+
+floatX *gpt2_activation(const GPT2 *model, ActivationId id, int layer) {
+    const Activation *a = &model->activations[id];
+    return a->data ? a->data + (size_t)(a->stride * layer) * dtype_bytes(a->dtype) : NULL;
+}
+
+floatX *gpt2_weight(const GPT2 *model, TensorId id, int layer) {
+    const Tensor *t = &model->tensors[id];
+    return (char *)model->weights +
+           (size_t)(t->offset + t->layer_elems * layer) * dtype_bytes(model->ops->dtype);
+}
+
+float *gpt2_grad(const GPT2 *model, TensorId id, int layer) {
+    const Tensor *t = &model->tensors[id];
+    return model->grads + t->offset + t->layer_elems * layer;
+}
+
+static float *activation_f32(const GPT2 *model, ActivationId id, int layer) {
+    return (float *)gpt2_activation(model, id, layer);
+}
+
+/* Rows from `row` on of an (N, width) buffer of the storage type. */
+static floatX *rows_from(const GPT2 *model, floatX *base, int64_t row, int64_t width) {
+    return (char *)base + (size_t)(row * width) * dtype_bytes(model->ops->dtype);
+}
+
+/* ---- forward ---- */
+
+/* What enters block `layer`: the embedding, or the block below. (B,T,C) */
+static floatX *block_input(const GPT2 *model, int layer) {
+    return layer == 0 ? gpt2_activation(model, ACT_ENCODED, 0)
+                      : gpt2_activation(model, ACT_RESIDUAL_3, layer - 1);
+}
+
+/* ln_1 -> attn */
+static void attention_forward(GPT2 *model, const Batch *b, int l) {
+    const Ops *ops = model->ops;
+    floatX *ln_1 = gpt2_activation(model, ACT_LN_1, l), *qkv = gpt2_activation(model, ACT_QKV, l);
+    floatX *attn = gpt2_activation(model, ACT_ATTN, l);
+    ops->linear_forward(qkv, NULL, ln_1, gpt2_weight(model, C_ATTN_W, l), gpt2_weight(model, C_ATTN_B, l),
+                        b->N, 3 * b->C, b->C);
+    if (model->options.attention == ATTENTION_FLASH)
+        ops->attention_forward(attn, activation_f32(model, ACT_LSE, l), qkv, b->B, b->T, b->NH, b->HD);
+    else
+        ops->attention_standard_forward(attn, gpt2_activation(model, ACT_PROBS, l), qkv, b->B, b->T, b->NH,
+                                        b->HD);
+}
+
+/* attn, block input -> residual_2, ln_2, fch, fch_gelu */
+static void mlp_hidden_forward(GPT2 *model, const Batch *b, int l) {
+    const Ops *ops = model->ops;
+    floatX *branch = gpt2_activation(model, ACT_BRANCH, 0), *ln_2 = gpt2_activation(model, ACT_LN_2, l);
+    ops->linear_forward(branch, NULL, gpt2_activation(model, ACT_ATTN, l), gpt2_weight(model, ATTN_PROJ_W, l),
+                        gpt2_weight(model, ATTN_PROJ_B, l), b->N, b->C, b->C);
+    ops->residual_layernorm_forward(gpt2_activation(model, ACT_RESIDUAL_2, l), ln_2,
+                                    activation_f32(model, ACT_LN_2_MEAN, l),
+                                    activation_f32(model, ACT_LN_2_RSTD, l), block_input(model, l), branch,
+                                    gpt2_weight(model, LN_2_W, l), gpt2_weight(model, LN_2_B, l), b->N, b->C);
+    ops->linear_forward(gpt2_activation(model, ACT_FCH_GELU, l), gpt2_activation(model, ACT_FCH, l), ln_2,
+                        gpt2_weight(model, C_FC_W, l), gpt2_weight(model, C_FC_B, l), b->N, 4 * b->C, b->C);
+}
+
+/* residual_2 + branch -> residual_3, and the norm that follows it: the next block's ln_1, or ln_f. */
+static void block_output_forward(GPT2 *model, const Batch *b, int l) {
+    const bool last = l == model->config.n_layer - 1;
+    const int next = last ? 0 : l + 1;
+    floatX *branch = gpt2_activation(model, ACT_BRANCH, 0);
+    model->ops->linear_forward(branch, NULL, gpt2_activation(model, ACT_FCH_GELU, l),
+                               gpt2_weight(model, MLP_PROJ_W, l), gpt2_weight(model, MLP_PROJ_B, l), b->N,
+                               b->C, 4 * b->C);
+    model->ops->residual_layernorm_forward(
+        gpt2_activation(model, ACT_RESIDUAL_3, l), gpt2_activation(model, last ? ACT_LN_F : ACT_LN_1, next),
+        activation_f32(model, last ? ACT_LN_F_MEAN : ACT_LN_1_MEAN, next),
+        activation_f32(model, last ? ACT_LN_F_RSTD : ACT_LN_1_RSTD, next),
+        gpt2_activation(model, ACT_RESIDUAL_2, l), branch, gpt2_weight(model, last ? LN_F_W : LN_1_W, next),
+        gpt2_weight(model, last ? LN_F_B : LN_1_B, next), b->N, b->C);
+}
+
+static void ln_1_forward(GPT2 *model, const Batch *b, int l) {
+    model->ops->layernorm_forward(gpt2_activation(model, ACT_LN_1, l),
+                                  activation_f32(model, ACT_LN_1_MEAN, l),
+                                  activation_f32(model, ACT_LN_1_RSTD, l), block_input(model, l),
+                                  gpt2_weight(model, LN_1_W, l), gpt2_weight(model, LN_1_B, l), b->N, b->C);
+}
+
+/* tokens -> ln_f */
+static void forward(GPT2 *model, const Batch *b, const int32_t *tokens, const int32_t *targets) {
+    const Ops *ops = model->ops;
+    ops->upload(model->tokens, tokens, (size_t)b->N * sizeof *tokens);
+    ops->upload(model->targets, targets, (size_t)b->N * sizeof *targets);
+    ops->embedding_forward(gpt2_activation(model, ACT_ENCODED, 0), model->tokens, gpt2_weight(model, WTE, 0),
+                           gpt2_weight(model, WPE, 0), b->B, b->T, b->C);
+    ln_1_forward(model, b, 0);
+    for (int l = 0; l < model->config.n_layer; l++) {
+        attention_forward(model, b, l);
+        mlp_hidden_forward(model, b, l);
+        block_output_forward(model, b, l);
+    }
+}
+
+/* ---- LM head and loss, in chunks of tokens, so that logits (B*T, Vp) never exist ---- */
+
+typedef struct Chunk {
+    int64_t row, n;
+    floatX *ln_f, *logits;
+    float *losses;
+    const int32_t *targets;
+} Chunk;
+
+/* Logits of the chunk that starts at `row`, into ACT_LOGITS. */
+static Chunk head_forward(GPT2 *model, const Batch *b, int64_t row) {
+    const int64_t left = b->N - row, limit = model->shape.loss_rows;
+    Chunk c = {
+        .row = row,
+        .n = left < limit ? left : limit,
+        .ln_f = rows_from(model, gpt2_activation(model, ACT_LN_F, 0), row, b->C),
+        .logits = gpt2_activation(model, ACT_LOGITS, 0),
+        .losses = activation_f32(model, ACT_LOSSES, 0) + row,
+        .targets = model->targets + row,
+    };
+    model->ops->linear_forward(c.logits, NULL, c.ln_f, gpt2_weight(model, WTE, 0), NULL, c.n,
+                               model->config.padded_vocab_size, b->C);
+    return c;
+}
+
+/* losses =, dwte +=, and the gradient of ln_f into DBRANCH */
+static void head_backward(GPT2 *model, const Batch *b, float dloss) {
+    const Ops *ops = model->ops;
+    const int V = model->config.vocab_size, Vp = model->config.padded_vocab_size;
+    floatX *dln_f = gpt2_activation(model, ACT_DBRANCH, 0);
+    for (int64_t row = 0; row < b->N; row += model->shape.loss_rows) {
+        Chunk c = head_forward(model, b, row);
+        ops->cross_entropy_backward_inplace(c.losses, c.logits, c.targets, dloss, c.n, V, Vp);
+        ops->linear_backward_input(rows_from(model, dln_f, row, b->C), c.logits, gpt2_weight(model, WTE, 0),
+                                   NULL, c.n, Vp, b->C);
+        ops->linear_backward_weight(gpt2_grad(model, WTE, 0), NULL, c.logits, c.ln_f, model->scratch, c.n, Vp,
+                                    b->C);
+    }
+}
+
+/* ---- backward ---- */
+
+/* Brings back what block `l` did not keep. The last block's buffers still hold its own forward. */
+static void recompute_block(GPT2 *model, const Batch *b, int l) {
+    if (model->options.recompute == RECOMPUTE_BLOCK && l != model->config.n_layer - 1) {
+        ln_1_forward(model, b, l);
+        attention_forward(model, b, l);
+        mlp_hidden_forward(model, b, l);
+    }
+    if (model->options.recompute == RECOMPUTE_GELU && l != model->config.n_layer - 1)
+        model->ops->gelu_forward(gpt2_activation(model, ACT_FCH_GELU, l), gpt2_activation(model, ACT_FCH, l),
+                                 b->N * 4 * b->C);
+}
+
+/* dresidual: gradient of residual_3 -> gradient of residual_2 */
+static void mlp_backward(GPT2 *model, const Batch *b, int l) {
+    const Ops *ops = model->ops;
+    floatX *dresidual = gpt2_activation(model, ACT_DRESIDUAL, 0),
+           *dbranch = gpt2_activation(model, ACT_DBRANCH, 0);
+    floatX *dfch = gpt2_activation(model, ACT_DHIDDEN, 0);
+    ops->linear_backward_weight(gpt2_grad(model, MLP_PROJ_W, l), gpt2_grad(model, MLP_PROJ_B, l), dresidual,
+                                gpt2_activation(model, ACT_FCH_GELU, l), model->scratch, b->N, b->C,
+                                4 * b->C);
+    ops->linear_backward_input(dfch, dresidual, gpt2_weight(model, MLP_PROJ_W, l),
+                               gpt2_activation(model, ACT_FCH, l), b->N, b->C, 4 * b->C);
+    ops->linear_backward_weight(gpt2_grad(model, C_FC_W, l), gpt2_grad(model, C_FC_B, l), dfch,
+                                gpt2_activation(model, ACT_LN_2, l), model->scratch, b->N, 4 * b->C, b->C);
+    ops->linear_backward_input(dbranch, dfch, gpt2_weight(model, C_FC_W, l), NULL, b->N, 4 * b->C, b->C);
+    ops->layernorm_backward(dresidual, gpt2_grad(model, LN_2_W, l), gpt2_grad(model, LN_2_B, l), dresidual,
+                            dbranch, gpt2_activation(model, ACT_RESIDUAL_2, l), gpt2_weight(model, LN_2_W, l),
+                            activation_f32(model, ACT_LN_2_MEAN, l), activation_f32(model, ACT_LN_2_RSTD, l),
+                            model->scratch, b->N, b->C);
+}
+
+/* dattn -> dqkv, both ways of attention */
+static void attention_core_backward(GPT2 *model, const Batch *b, int l, floatX *dqkv, const floatX *dattn) {
+    const Ops *ops = model->ops;
+    const floatX *qkv = gpt2_activation(model, ACT_QKV, l);
+    if (model->options.attention == ATTENTION_FLASH)
+        ops->attention_backward(dqkv, dattn, gpt2_activation(model, ACT_ATTN, l), qkv,
+                                activation_f32(model, ACT_LSE, l), model->scratch, b->B, b->T, b->NH, b->HD);
+    else
+        ops->attention_standard_backward(dqkv, gpt2_activation(model, ACT_DPROBS, 0), dattn,
+                                         gpt2_activation(model, ACT_PROBS, l), qkv, b->B, b->T, b->NH, b->HD);
+}
+
+/* dresidual: gradient of residual_2 -> gradient of the block's input */
+static void attention_backward(GPT2 *model, const Batch *b, int l) {
+    const Ops *ops = model->ops;
+    floatX *dresidual = gpt2_activation(model, ACT_DRESIDUAL, 0),
+           *dbranch = gpt2_activation(model, ACT_DBRANCH, 0);
+    floatX *dqkv = gpt2_activation(model, ACT_DHIDDEN, 0);
+    ops->linear_backward_weight(gpt2_grad(model, ATTN_PROJ_W, l), gpt2_grad(model, ATTN_PROJ_B, l), dresidual,
+                                gpt2_activation(model, ACT_ATTN, l), model->scratch, b->N, b->C, b->C);
+    ops->linear_backward_input(dbranch, dresidual, gpt2_weight(model, ATTN_PROJ_W, l), NULL, b->N, b->C,
+                               b->C);
+    attention_core_backward(model, b, l, dqkv, dbranch);
+    ops->linear_backward_weight(gpt2_grad(model, C_ATTN_W, l), gpt2_grad(model, C_ATTN_B, l), dqkv,
+                                gpt2_activation(model, ACT_LN_1, l), model->scratch, b->N, 3 * b->C, b->C);
+    ops->linear_backward_input(dbranch, dqkv, gpt2_weight(model, C_ATTN_W, l), NULL, b->N, 3 * b->C, b->C);
+    ops->layernorm_backward(dresidual, gpt2_grad(model, LN_1_W, l), gpt2_grad(model, LN_1_B, l), dresidual,
+                            dbranch, block_input(model, l), gpt2_weight(model, LN_1_W, l),
+                            activation_f32(model, ACT_LN_1_MEAN, l), activation_f32(model, ACT_LN_1_RSTD, l),
+                            model->scratch, b->N, b->C);
+}
+
+static void backward(GPT2 *model, const Batch *b, float dloss) {
+    const Ops *ops = model->ops;
+    const int L = model->config.n_layer;
+    floatX *dresidual = gpt2_activation(model, ACT_DRESIDUAL, 0);
+    head_backward(model, b, dloss);
+    ops->layernorm_backward(dresidual, gpt2_grad(model, LN_F_W, 0), gpt2_grad(model, LN_F_B, 0), NULL,
+                            gpt2_activation(model, ACT_DBRANCH, 0),
+                            gpt2_activation(model, ACT_RESIDUAL_3, L - 1), gpt2_weight(model, LN_F_W, 0),
+                            activation_f32(model, ACT_LN_F_MEAN, 0), activation_f32(model, ACT_LN_F_RSTD, 0),
+                            model->scratch, b->N, b->C);
+    for (int l = L - 1; l >= 0; l--) {
+        recompute_block(model, b, l);
+        mlp_backward(model, b, l);
+        attention_backward(model, b, l);
+    }
+    ops->embedding_backward(gpt2_grad(model, WTE, 0), gpt2_grad(model, WPE, 0), dresidual, model->tokens,
+                            model->scratch, b->B, b->T, b->C, model->config.vocab_size);
+}
+
+/* ---- the calls of gpt2.h ---- */
+
+void gpt2_set_weights(GPT2 *model, const float *host, int64_t begin, int64_t n) {
+    const Ops *ops = model->ops;
+    ops->upload(model->master + begin, host, (size_t)n * sizeof *host);
+    if (model->weights != model->master)
+        ops->weights_from_master(rows_from(model, model->weights, begin, 1), model->master + begin, n);
+}
+
+void gpt2_reset_optimizer(GPT2 *model) {
+    model->ops->zero(model->m, (size_t)model->n_parameters * sizeof *model->m);
+    model->ops->zero(model->v, (size_t)model->n_parameters * sizeof *model->v);
+}
+
+float gpt2_eval(GPT2 *model, const int32_t *tokens, const int32_t *targets, int B, int T) {
+    const Batch b = batch_of(model, B, T);
+    forward(model, &b, tokens, targets);
+    for (int64_t row = 0; row < b.N; row += model->shape.loss_rows) {
+        Chunk c = head_forward(model, &b, row);
+        model->ops->cross_entropy_forward(c.losses, c.logits, c.targets, c.n, model->config.vocab_size,
+                                          model->config.padded_vocab_size);
+    }
+    float *losses = malloc((size_t)b.N * sizeof *losses);
+    if (!losses) abort();
+    model->ops->download(losses, activation_f32(model, ACT_LOSSES, 0), (size_t)b.N * sizeof *losses);
+    double sum = 0;
+    for (int64_t i = 0; i < b.N; i++) sum += losses[i];
+    free(losses);
+    return (float)(sum / (double)b.N);
+}
+
+void gpt2_begin_step(GPT2 *model) {
+    model->ops->zero(model->grads, (size_t)model->n_parameters * sizeof *model->grads);
+    model->ops->zero(model->stats, offsetof(StepStats, n_skipped));
+}
+
+void gpt2_micro_step(GPT2 *model, const int32_t *tokens, const int32_t *targets, int B, int T, float weight) {
+    const Batch b = batch_of(model, B, T);
+    const float per_token = weight / (float)b.N;
+    forward(model, &b, tokens, targets);
+    backward(model, &b, per_token);
+    model->ops->loss_sum(model->stats, activation_f32(model, ACT_LOSSES, 0), per_token, model->scratch, b.N);
+}
+
+void gpt2_update(GPT2 *model, const UpdateArgs *u) {
+    AdamWArgs args = {
+        .master = model->master,
+        .m = model->m,
+        .v = model->v,
+        .weights = model->weights,
+        .grads = model->grads,
+        .stats = model->stats,
+        .step = u->step,
+        .lr = u->lr,
+        .beta1 = u->beta1,
+        .beta2 = u->beta2,
+        .eps = u->eps,
+        .clip = u->clip,
+        .n_ranges = N_TENSORS,
+    };
+    for (int id = 0; id < N_TENSORS; id++) {
+        const Tensor *t = &model->tensors[id];
+        args.ranges[id] = (AdamWRange){t->offset, t->offset + t->layer_elems * t->n_layers,
+                                       t->is_matrix ? u->weight_decay : 0.0f};
+    }
+    model->ops->grad_norm(model->stats, model->grads, model->scratch, model->n_parameters);
+    model->ops->adamw(&args);
+}
+
+StepStats gpt2_step_stats(GPT2 *model) {
+    StepStats stats;
+    model->ops->download(&stats, model->stats, sizeof stats);
+    return stats;
+}
+
+void gpt2_logits(GPT2 *model, float *host, int64_t first_row, int64_t rows) {
+    const int V = model->config.vocab_size, Vp = model->config.padded_vocab_size;
+    Batch b = batch_of(model, 1, 1);
+    for (int64_t done = 0; done < rows;) {
+        b.N = first_row + rows; /* head_forward stops there */
+        Chunk c = head_forward(model, &b, first_row + done);
+        size_t bytes = (size_t)(c.n * Vp) * dtype_bytes(model->ops->dtype);
+        char *stage = malloc(bytes);
+        if (!stage) abort();
+        model->ops->download(stage, c.logits, bytes);
+        for (int64_t i = 0; i < c.n; i++)
+            floats_from_storage(host + (done + i) * V, rows_from(model, stage, i, Vp), V, model->ops->dtype);
+        free(stage);
+        done += c.n;
+    }
+}

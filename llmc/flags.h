@@ -70,6 +70,7 @@ bool flags_parse(Settings *s, int argc, char **argv, Error *err);
 /* Fills every flag that the user left open from the recipe that suits model and device:
  *   cpu-small, gpu-small   byte-level text, the models "nano" and "baby"
  *   gpt2, gpt2-cpu         any other --model, or shards
+ * (a CUDA device is used: on_gpu; device is then DEVICE_CUDA, else DEVICE_CPU)
  * and makes tokens_per_step a multiple of batch * seq * n_ranks where the user did not choose it. */
 void settings_complete(Settings *s, bool on_gpu, int n_ranks);
 
@@ -82,6 +83,10 @@ bool flags_was_set(const Settings *s, const char *name);
 /* True where the command line asks for text from a checkpoint and for no training:
  * --model names files, --prompt is given, --train is not. */
 bool settings_sample_only(const Settings *s);
+
+/* True where there is something to validate on: --val, or a text whose last tenth validates. Token shards are
+ * not split: without --val such a run trains and reports "val loss n/a". */
+bool settings_has_validation(const Settings *s);
 
 /* True where --model (value) is a descriptor (nano, baby, d12, gpt3:c768), not a path. */
 bool model_is_descriptor(const char *model);

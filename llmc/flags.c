@@ -1,0 +1,284 @@
+/* Parsing of the command line: strict values, exact names, one clear line for everything else. */
+#include "flags_table.h"
+#include <ctype.h>
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+int flag_find(const char *name) {
+    for (int i = 0; i < flags_count; i++)
+        if (strcmp(flags_table[i].name, name) == 0) return i;
+    return -1;
+}
+
+int flag_find_letter(char letter) {
+    for (int i = 0; i < flags_count; i++)
+        if (letter && flags_table[i].letter == letter) return i;
+    return -1;
+}
+
+const RecipeRow *flag_recipe(const char *name) {
+    for (int i = 0; i < recipe_rows_count; i++)
+        if (strcmp(recipe_rows[i].flag, name) == 0) return &recipe_rows[i];
+    return NULL;
+}
+
+bool flags_was_set(const Settings *s, const char *name) {
+    int i = flag_find(name);
+    return i >= 0 && s->was_set[i];
+}
+
+/* ---- values ---- */
+
+const char *flag_printable(const char *text, char *buffer, size_t size) {
+    enum { LONGEST = 60 };
+    size_t n = 0, end = size - 1 < LONGEST ? size - 1 : LONGEST;
+    for (; text[n] && n < end; n++) buffer[n] = iscntrl((unsigned char)text[n]) ? '?' : text[n];
+    if (text[n] && n >= 3) memcpy(buffer + n - 3, "...", 3);
+    buffer[n] = '\0';
+    return buffer;
+}
+
+const char *flag_allowed(const Flag *flag, char *buffer, size_t size) {
+    switch (flag->type) {
+    case FLAG_SWITCH:
+        snprintf(buffer, size, "no value, 0 or 1");
+        break;
+    case FLAG_INT:
+        snprintf(buffer, size, "a whole number from %.0f to %.0f, in plain digits", flag->min, flag->max);
+        break;
+    case FLAG_REAL:
+        snprintf(buffer, size, "a number from %g to %g", flag->min, flag->max);
+        break;
+    case FLAG_TEXT:
+        snprintf(buffer, size, "%s", flag->value_name);
+        break;
+    case FLAG_CHOICE: {
+        size_t used = (size_t)snprintf(buffer, size, "one of");
+        for (int i = 0; flag->choices[i] && used < size; i++)
+            used += (size_t)snprintf(buffer + used, size - used, "%s %s", i ? "," : "", flag->choices[i]);
+        break;
+    }
+    }
+    return buffer;
+}
+
+/* Decimal digits with an optional sign, nothing else: no spaces, no hexadecimal, no 1e6, no 1_000. */
+static bool parse_int(const char *text, int64_t *value) {
+    const char *digits = text + (*text == '-' || *text == '+');
+    if (!*digits || digits[strspn(digits, "0123456789")]) return false;
+    errno = 0;
+    *value = strtoll(text, NULL, 10); /* past the range: the nearest end, which the range check refuses */
+    return true;
+}
+
+/* Digits, one point, an exponent: what strtod reads, less its spaces, hexadecimal, inf and nan. */
+static bool parse_real(const char *text, double *value) {
+    char *end;
+    if (text[strspn(text, "+-.0123456789eE")] || !strpbrk(text, "0123456789")) return false;
+    *value = strtod(text, &end);
+    return end != text && !*end;
+}
+
+static int find_choice(const Flag *flag, const char *value) {
+    for (int i = 0; flag->choices[i]; i++)
+        if (strcmp(flag->choices[i], value) == 0) return i;
+    return -1;
+}
+
+bool flag_set_value(Settings *s, const Flag *flag, const char *shown, const char *value, Error *err) {
+    void *field = (char *)s + flag->offset;
+    int64_t whole = 0;
+    double real = 0;
+    bool good = false;
+    switch (flag->type) {
+    case FLAG_SWITCH:
+        good = strcmp(value, "0") == 0 || strcmp(value, "1") == 0;
+        if (good) *(bool *)field = *value == '1';
+        break;
+    case FLAG_INT:
+        good = parse_int(value, &whole) && (double)whole >= flag->min && (double)whole <= flag->max;
+        if (good) *(int64_t *)field = whole;
+        break;
+    case FLAG_REAL:
+        good = parse_real(value, &real) && real >= flag->min && real <= flag->max;
+        if (good) *(double *)field = real;
+        break;
+    case FLAG_TEXT:
+        good = *value || flag->may_be_empty;
+        if (good) *(const char **)field = value;
+        break;
+    case FLAG_CHOICE:
+        good = find_choice(flag, value) >= 0;
+        if (good) *(int *)field = find_choice(flag, value);
+        break;
+    }
+    if (good) return true;
+    char allowed[160], text[64];
+    return fail(err, EXIT_INPUT, "%s: '%s' is not %s%s", shown, flag_printable(value, text, sizeof text),
+                flag->type == FLAG_TEXT     ? "a value; expected "
+                : flag->type == FLAG_SWITCH ? "a switch; expected "
+                                            : "",
+                flag_allowed(flag, allowed, sizeof allowed));
+}
+
+/* The shortest of 15, 16, 17 digits that reads back to the same value. */
+static void format_real(double value, char *buffer, size_t size) {
+    for (int digits = 15; digits <= 17; digits++) {
+        snprintf(buffer, size, "%.*g", digits, value);
+        if (strtod(buffer, NULL) == value) return;
+    }
+}
+
+const char *flag_get_text(const Settings *s, const Flag *flag, char *buffer, size_t size) {
+    const void *field = (const char *)s + flag->offset;
+    switch (flag->type) {
+    case FLAG_SWITCH:
+        snprintf(buffer, size, "%d", *(const bool *)field);
+        break;
+    case FLAG_INT:
+        snprintf(buffer, size, "%lld", (long long)*(const int64_t *)field);
+        break;
+    case FLAG_REAL:
+        format_real(*(const double *)field, buffer, size);
+        break;
+    case FLAG_CHOICE:
+        snprintf(buffer, size, "%s", flag->choices[*(const int *)field]);
+        break;
+    case FLAG_TEXT: {
+        const char *text = *(const char *const *)field;
+        snprintf(buffer, size, "%s", text ? text : "");
+        break;
+    }
+    }
+    return buffer;
+}
+
+const char *flags_value_text(const Settings *s, const char *name, char *buffer, size_t size) {
+    int i = flag_find(name);
+    if (i < 0) return snprintf(buffer, size, "?"), buffer;
+    return flag_get_text(s, &flags_table[i], buffer, size);
+}
+
+/* ---- names ---- */
+
+static int min3(int a, int b, int c) {
+    int m = a < b ? a : b;
+    return m < c ? m : c;
+}
+
+/* Edits (insert, delete, replace, swap neighbours) from a to b: optimal string alignment. */
+static int edit_distance(const char *a, const char *b) {
+    enum { LONGEST = 32 };
+    int rows[LONGEST + 1][LONGEST + 1];
+    int n = (int)strlen(a), m = (int)strlen(b);
+    if (n > LONGEST || m > LONGEST) return LONGEST;
+    for (int i = 0; i <= n; i++) rows[i][0] = i;
+    for (int j = 0; j <= m; j++) rows[0][j] = j;
+    for (int i = 1; i <= n; i++)
+        for (int j = 1; j <= m; j++) {
+            int replace = rows[i - 1][j - 1] + (a[i - 1] != b[j - 1]);
+            rows[i][j] = min3(rows[i - 1][j] + 1, rows[i][j - 1] + 1, replace);
+            bool swapped = i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1];
+            if (swapped && rows[i - 2][j - 2] + 1 < rows[i][j]) rows[i][j] = rows[i - 2][j - 2] + 1;
+        }
+    return rows[n][m];
+}
+
+/* The flag that the user most likely meant by an unknown name; -1 if none is near. A name that a flag begins
+ * with counts as one edit: "--eval" is near "--eval-every". */
+static int nearest_flag(const char *name) {
+    int length = (int)strlen(name), best = -1, best_distance = 1 + (length + 1) / 3;
+    for (int i = 0; i < flags_count; i++) {
+        int distance = edit_distance(name, flags_table[i].name);
+        if (length >= 2 && strncmp(name, flags_table[i].name, (size_t)length) == 0 && distance > 1)
+            distance = 1;
+        if (!flags_table[i].hidden && distance < best_distance) {
+            best = i;
+            best_distance = distance;
+        }
+    }
+    return best;
+}
+
+static bool fail_unknown(const char *argument, Error *err) {
+    char text[64];
+    const char *shown = flag_printable(argument, text, sizeof text);
+    char name[64];
+    snprintf(name, sizeof name, "%s", argument + strspn(argument, "-"));
+    name[strcspn(name, "=")] = '\0';
+    int near = *argument == '-' && *name ? nearest_flag(name) : -1;
+    if (near >= 0)
+        return fail(err, EXIT_INPUT, "unknown flag %s; did you mean --%s? (--help lists all)", shown,
+                    flags_table[near].name);
+    if (*argument != '-')
+        return fail(err, EXIT_INPUT,
+                    "unexpected argument '%s': expected a flag, such as --train FILE (--help lists all)",
+                    shown);
+    return fail(err, EXIT_INPUT, "unknown flag %s (--help lists all)", shown);
+}
+
+/* ---- argv ---- */
+
+/* Row of the flag that argument names, -1 if none; *value is what follows '=', else NULL. */
+static int match_flag(const char *argument, const char **value) {
+    *value = NULL;
+    if (argument[0] != '-') return -1;
+    if (argument[1] != '-') return argument[1] && !argument[2] ? flag_find_letter(argument[1]) : -1;
+    char name[32];
+    size_t length = strcspn(argument + 2, "=");
+    if (length >= sizeof name) return -1;
+    memcpy(name, argument + 2, length);
+    name[length] = '\0';
+    if (argument[2 + length] == '=') *value = argument + 3 + length;
+    return flag_find(name);
+}
+
+/* A value that is itself a flag means that the value was left out. --name=--text is the way around. */
+static bool looks_like_flag(const char *argument) {
+    const char *unused;
+    return strncmp(argument, "--", 2) == 0 || match_flag(argument, &unused) >= 0;
+}
+
+/* The value for `flag`, from behind '=' or from the next argument, which it then consumes. */
+static const char *take_value(const Flag *flag, const char *inline_value, int argc, char **argv, int *at) {
+    if (inline_value) return inline_value;
+    const char *next = *at + 1 < argc ? argv[*at + 1] : NULL;
+    if (flag->type == FLAG_SWITCH) {
+        bool given = next && (strcmp(next, "0") == 0 || strcmp(next, "1") == 0);
+        return given ? argv[++*at] : "1";
+    }
+    return next && !looks_like_flag(next) ? argv[++*at] : NULL;
+}
+
+static void set_defaults(Settings *s) {
+    Error err = {0};
+    *s = (Settings){0};
+    for (int i = 0; i < flags_count; i++)
+        if (flags_table[i].default_text)
+            flag_set_value(s, &flags_table[i], flags_table[i].name, flags_table[i].default_text, &err);
+}
+
+bool flags_parse(Settings *s, int argc, char **argv, Error *err) {
+    set_defaults(s);
+    for (int at = 1; at < argc; at++) {
+        const char *inline_value;
+        int row = match_flag(argv[at], &inline_value);
+        if (row < 0) return fail_unknown(argv[at], err);
+        const Flag *flag = &flags_table[row];
+        char shown[40], allowed[160];
+        if (argv[at][1] == '-')
+            snprintf(shown, sizeof shown, "--%s", flag->name);
+        else
+            snprintf(shown, sizeof shown, "-%c (--%s)", flag->letter, flag->name);
+        if (s->was_set[row]) return fail(err, EXIT_INPUT, "%s: given twice", shown);
+        const char *value = take_value(flag, inline_value, argc, argv, &at);
+        if (!value)
+            return fail(err, EXIT_INPUT, "%s: value missing; expected %s", shown,
+                        flag_allowed(flag, allowed, sizeof allowed));
+        if (!flag_set_value(s, flag, shown, value, err)) return false;
+        s->was_set[row] = true;
+        if (s->help || s->version || s->help_markdown) return true;
+    }
+    return true;
+}

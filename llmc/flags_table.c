@@ -1,0 +1,135 @@
+/* Every flag, its default and its range; and the recipes: defaults that depend on model and device.
+ *
+ * To add a flag: a field in Settings (flags.h) and a row in flags_table. --help, the README's table, JSON and
+ * the resume check follow. To make a default depend on the recipe: leave default_text out and add a row to
+ * recipe_rows. */
+#include "flags_table.h"
+
+#define AT(field) offsetof(Settings, field)
+#define COUNT(array) ((int)(sizeof(array) / sizeof *(array)))
+
+const char *const flag_group_names[N_GROUPS] = {
+    "Data and model", "Optimisation", "Evaluation and sampling", "Checkpoints and log", "System", "Tools",
+};
+
+/* clang-format off */
+const Flag flags_table[] = {
+    {GROUP_DATA, "train", 'i', FLAG_TEXT, AT(train), "data/default.txt", .bends = true, .value_name = "GLOB",
+     .help = "training data: token shards (*.bin) or plain text files"},
+    {GROUP_DATA, "val", 'j', FLAG_TEXT, AT(val), .value_name = "GLOB",
+     .help = "validation data; without it the last tenth of a text validates"},
+    {GROUP_DATA, "tokenizer", 0, FLAG_TEXT, AT(tokenizer), .bends = true, .value_name = "bytes|PATH",
+     .help = "how text becomes tokens: bytes, a tokenizer.bin or a directory; default: what --model brings, else bytes"},
+    {GROUP_DATA, "model", 'e', FLAG_TEXT, AT(model), .bends = true, .value_name = "X",
+     .help = "nano, baby, d6..d84, gpt3:cN; a checkpoint or Hugging Face directory; an llm.c .bin"},
+    {GROUP_DATA, "layers", 0, FLAG_INT, AT(layers), "0", 0, 4096, .bends = true, .value_name = "N",
+     .help = "layers, in place of the descriptor's; 0: as --model says"},
+    {GROUP_DATA, "heads", 0, FLAG_INT, AT(heads), "0", 0, 4096, .bends = true, .value_name = "N",
+     .help = "attention heads, in place of the descriptor's; 0: as --model says"},
+    {GROUP_DATA, "channels", 0, FLAG_INT, AT(channels), "0", 0, 131072, .bends = true, .value_name = "N",
+     .help = "width, in place of the descriptor's; 0: as --model says"},
+    {GROUP_DATA, "batch", 'b', FLAG_INT, AT(batch), NULL, 1, 1 << 20, .bends = true, .value_name = "B",
+     .help = "sequences in one micro-batch of one GPU"},
+    {GROUP_DATA, "seq", 't', FLAG_INT, AT(seq), NULL, 1, 1 << 26, .bends = true, .value_name = "T",
+     .help = "context: tokens in one sequence"},
+    {GROUP_DATA, "tokens-per-step", 'd', FLAG_INT, AT(tokens_per_step), NULL, 0, 1LL << 40, .bends = true, .value_name = "N",
+     .help = "tokens in one optimizer step over all GPUs, a multiple of batch x seq x GPUs; gradients accumulate; 0: one micro-batch"},
+
+    {GROUP_OPTIMISATION, "steps", 'x', FLAG_INT, AT(steps), NULL, 1, 1LL << 40, .bends = true, .value_name = "N",
+     .help = "optimizer steps of the whole run"},
+    {GROUP_OPTIMISATION, "lr", 'l', FLAG_REAL, AT(lr), NULL, 0, 100, .bends = true, .value_name = "X",
+     .help = "highest learning rate"},
+    {GROUP_OPTIMISATION, "warmup", 'u', FLAG_INT, AT(warmup), NULL, 0, 1LL << 40, .bends = true, .value_name = "N",
+     .help = "steps of linear warm-up; the default is at most a tenth of --steps"},
+    {GROUP_OPTIMISATION, "final-lr-fraction", 'q', FLAG_REAL, AT(final_lr_fraction), NULL, 0, 1, .bends = true, .value_name = "X",
+     .help = "learning rate at the last step, as a fraction of --lr"},
+    {GROUP_OPTIMISATION, "schedule", 'k', FLAG_CHOICE, AT(schedule), "cosine", .bends = true,
+     .choices = {"cosine", "linear", "constant", "wsd"}, .help = "shape of the learning rate after the warm-up; wsd decays in the last fifth"},
+    {GROUP_OPTIMISATION, "weight-decay", 'c', FLAG_REAL, AT(weight_decay), "0.1", 0, 100, .bends = true, .value_name = "X",
+     .help = "AdamW's decoupled decay, on matrices only"},
+    {GROUP_OPTIMISATION, "beta1", 0, FLAG_REAL, AT(beta1), "0.9", 0, 0.999999, .bends = true, .value_name = "X",
+     .help = "AdamW's average of gradients"},
+    {GROUP_OPTIMISATION, "beta2", 0, FLAG_REAL, AT(beta2), NULL, 0, 0.999999, .bends = true, .value_name = "X",
+     .help = "AdamW's average of squared gradients"},
+    {GROUP_OPTIMISATION, "eps", 0, FLAG_REAL, AT(eps), "1e-8", 1e-16, 1, .bends = true, .value_name = "X",
+     .help = "AdamW's epsilon"},
+    {GROUP_OPTIMISATION, "clip", 0, FLAG_REAL, AT(clip), "1", 0, 1e9, .bends = true, .value_name = "X",
+     .help = "largest global norm of the gradients; 0: no clipping"},
+    {GROUP_OPTIMISATION, "seed", 0, FLAG_INT, AT(seed), "1337", 0, 9007199254740991.0, .bends = true, .value_name = "N",
+     .help = "of initialisation, data order and sampling"},
+
+    {GROUP_EVALUATION, "eval-every", 'v', FLAG_INT, AT(eval_every), NULL, 0, 1LL << 40, .value_name = "N",
+     .help = "steps between validations; 0: only at the end"},
+    {GROUP_EVALUATION, "eval-batches", 'm', FLAG_INT, AT(eval_batches), NULL, 1, 1LL << 40, .value_name = "N",
+     .help = "micro-batches in one validation"},
+    {GROUP_EVALUATION, "eval-only", 0, FLAG_SWITCH, AT(eval_only), .help = "validate --model and exit"},
+    {GROUP_EVALUATION, "hellaswag", 0, FLAG_TEXT, AT(hellaswag), .value_name = "FILE",
+     .help = "multiple-choice file to score with each validation"},
+    {GROUP_EVALUATION, "sample-every", 's', FLAG_INT, AT(sample_every), NULL, 0, 1LL << 40, .value_name = "N",
+     .help = "steps between samples; 0: only at the end"},
+    {GROUP_EVALUATION, "sample-tokens", 'g', FLAG_INT, AT(sample_tokens), "256", 0, 1 << 26, .value_name = "N",
+     .help = "tokens in one sample; 0: no samples"},
+    {GROUP_EVALUATION, "prompt", 0, FLAG_TEXT, AT(prompt), .may_be_empty = true, .value_name = "TEXT",
+     .help = "how a sample begins; with --model PATH and no --train: sample and exit"},
+    {GROUP_EVALUATION, "temperature", 0, FLAG_REAL, AT(temperature), "0.8", 0, 1000, .value_name = "X",
+     .help = "of sampling; 0: always the likeliest token"},
+    {GROUP_EVALUATION, "top-k", 0, FLAG_INT, AT(top_k), "200", 0, 1 << 24, .value_name = "N",
+     .help = "sample among the N likeliest tokens; 0: all"},
+
+    {GROUP_CHECKPOINTS, "out", 'o', FLAG_TEXT, AT(out), .value_name = "DIR",
+     .help = "where checkpoints and log.jsonl go; without it nothing is written"},
+    {GROUP_CHECKPOINTS, "save-every", 'n', FLAG_INT, AT(save_every), NULL, 0, 1LL << 40, .value_name = "N",
+     .help = "steps between checkpoints; 0: only at the end"},
+    {GROUP_CHECKPOINTS, "keep", 0, FLAG_INT, AT(keep), "0", 0, 1LL << 40, .value_name = "N",
+     .help = "newest checkpoints that stay; 0: all"},
+    {GROUP_CHECKPOINTS, "resume", 'y', FLAG_SWITCH, AT(resume), .help = "go on from the newest whole checkpoint in --out"},
+    {GROUP_CHECKPOINTS, "model-only", 0, FLAG_SWITCH, AT(model_only), .help = "checkpoints without the optimizer: smaller, cannot be resumed"},
+
+    {GROUP_SYSTEM, "device", 0, FLAG_CHOICE, AT(device), "auto", .choices = {"auto", "cuda", "cpu"},
+     .help = "where to compute; auto: the GPU if there is one"},
+    {GROUP_SYSTEM, "precision", 0, FLAG_CHOICE, AT(precision), NULL, .choices = {"bf16", "fp32"}, .bends = true,
+     .help = "of weights and activations; sums, gradients and master weights are always fp32"},
+    {GROUP_SYSTEM, "attention", 0, FLAG_CHOICE, AT(attention), "flash", .choices = {"flash", "standard"}, .bends = true,
+     .help = "standard keeps the T x T matrix: for comparison only"},
+    {GROUP_SYSTEM, "recompute", 'r', FLAG_CHOICE, AT(recompute), "none", .choices = {"none", "gelu", "block"},
+     .help = "what backward computes again instead of keeping: less memory, more time"},
+    {GROUP_SYSTEM, "gpus", 0, FLAG_INT, AT(gpus), "1", 1, 1024, .bends = true, .value_name = "N",
+     .help = "GPUs of this host"},
+    {GROUP_SYSTEM, "zero", 'z', FLAG_INT, AT(zero), "0", 0, 1, .value_name = "0|1",
+     .help = "1: shard the optimizer's state over the GPUs"},
+
+    {GROUP_TOOLS, "memory", 0, FLAG_SWITCH, AT(memory), .help = "print the memory plan, tensor by tensor, and exit"},
+    {GROUP_TOOLS, "profile", 0, FLAG_SWITCH, AT(profile), .help = "print the time of each kernel of one step and exit"},
+    {GROUP_TOOLS, "overfit", 'a', FLAG_SWITCH, AT(overfit), .bends = true, .help = "train on the first batch only: the loss must go to 0"},
+    {GROUP_TOOLS, "help", 'h', FLAG_SWITCH, AT(help), .help = "print this and exit"},
+    {GROUP_TOOLS, "help-markdown", 0, FLAG_SWITCH, AT(help_markdown), .hidden = true, .help = "print the README's table and exit"},
+    {GROUP_TOOLS, "version", 0, FLAG_SWITCH, AT(version), .help = "print the version and exit"},
+};
+/* clang-format on */
+const int flags_count = COUNT(flags_table);
+_Static_assert(COUNT(flags_table) <= FLAGS_MAX, "raise FLAGS_MAX in flags.h");
+
+/* Where the numbers come from.
+ *   cpu-small   nanoGPT's recipe for a CPU (config/train_shakespeare_char.py as its README runs it)
+ *   gpu-small   nanoGPT's baby GPT, with a shorter run: it stops near the lowest validation loss
+ *   gpt2        GPT-2 124M on 10^10 tokens: 10^10 / 524288 = 19073 steps. 160 batches of 64 x 1024 are the
+ *               first 10 x 2^20 tokens of the validation shard, on which others report 3.28 as well
+ *   gpt2-cpu    the same model at a size of step that a CPU finishes while one watches */
+const char *const recipe_names[N_RECIPES] = {"cpu-small", "gpu-small", "gpt2", "gpt2-cpu"};
+const RecipeRow recipe_rows[] = {
+    {"model",             {"nano", "baby", "d12", "d12"}  },
+    {"batch",             {"12", "64", "64", "4"}         },
+    {"seq",               {"64", "256", "1024", "256"}    },
+    {"tokens-per-step",   {"0", "0", "524288", "0"}       },
+    {"steps",             {"2000", "1500", "19073", "200"}},
+    {"lr",                {"1e-3", "1e-3", "6e-4", "3e-4"}},
+    {"warmup",            {"100", "100", "700", "20"}     },
+    {"final-lr-fraction", {"0.1", "0.1", "0", "0.1"}      },
+    {"beta2",             {"0.99", "0.99", "0.95", "0.95"}},
+    {"eval-every",        {"500", "250", "250", "50"}     },
+    {"eval-batches",      {"145", "7", "160", "4"}        },
+    {"sample-every",      {"1000", "500", "1000", "0"}    },
+    {"save-every",        {"0", "0", "1000", "0"}         },
+    {"precision",         {"fp32", "bf16", "bf16", "fp32"}},
+};
+const int recipe_rows_count = COUNT(recipe_rows);

@@ -1,0 +1,77 @@
+/* The table of flags and the table of recipes, for the files that loop over them: flags.c (parsing),
+ * flags_help.c (texts), settings.c (completion, checks, JSON). */
+#pragma once
+#include <stddef.h>
+#include "flags.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef enum {
+    FLAG_SWITCH, /* bool: no value, or 0 or 1 */
+    FLAG_INT,    /* int64_t */
+    FLAG_REAL,   /* double */
+    FLAG_TEXT,   /* const char * */
+    FLAG_CHOICE, /* an enum that counts up from 0 in the order of `choices` */
+} FlagType;
+
+typedef enum {
+    GROUP_DATA,
+    GROUP_OPTIMISATION,
+    GROUP_EVALUATION,
+    GROUP_CHECKPOINTS,
+    GROUP_SYSTEM,
+    GROUP_TOOLS,
+    N_GROUPS
+} FlagGroup;
+
+typedef struct Flag {
+    FlagGroup group;
+    const char *name; /* without dashes */
+    char letter;      /* llm.c's, where it has one; 0: none */
+    FlagType type;
+    size_t offset;            /* of the field in Settings */
+    const char *default_text; /* read by flag_set_value; NULL: no value, or by recipe */
+    double min, max;          /* inclusive, FLAG_INT and FLAG_REAL; at most 2^53 */
+    const char *choices[5];   /* FLAG_CHOICE, ended by NULL */
+    bool may_be_empty;        /* FLAG_TEXT: "" is a value */
+    bool bends;               /* a resumed run takes another course, or rounds differently, if this changes */
+    bool hidden;              /* left out of the help texts */
+    const char *value_name;   /* in the help: "N", "GLOB" */
+    const char *help;
+} Flag;
+
+extern const Flag flags_table[];
+extern const int flags_count;
+extern const char *const flag_group_names[N_GROUPS];
+
+/* Defaults that depend on model and device. */
+typedef enum { RECIPE_CPU_SMALL, RECIPE_GPU_SMALL, RECIPE_GPT2, RECIPE_GPT2_CPU, N_RECIPES } RecipeId;
+typedef struct RecipeRow {
+    const char *flag;
+    const char *value[N_RECIPES];
+} RecipeRow;
+
+extern const RecipeRow recipe_rows[];
+extern const int recipe_rows_count;
+extern const char *const recipe_names[N_RECIPES];
+
+/* Row of the flag with this name or letter; -1 if there is none. */
+int flag_find(const char *name);
+int flag_find_letter(char letter);
+/* The recipe row of a flag, NULL where its default is the same everywhere. */
+const RecipeRow *flag_recipe(const char *name);
+
+/* Reads a value strictly and stores it in its field. `shown` is the flag as the user wrote it. */
+bool flag_set_value(Settings *s, const Flag *flag, const char *shown, const char *value, Error *err);
+/* The field as text that flag_set_value reads back to the same value; "" for none. Returns buffer. */
+const char *flag_get_text(const Settings *s, const Flag *flag, char *buffer, size_t size);
+/* What flag_set_value accepts: "a whole number from 1 to 1048576". Returns buffer. */
+const char *flag_allowed(const Flag *flag, char *buffer, size_t size);
+/* A user's string made fit for one line of output: control codes as '?', at most 60 bytes. Returns buffer. */
+const char *flag_printable(const char *text, char *buffer, size_t size);
+
+#ifdef __cplusplus
+}
+#endif

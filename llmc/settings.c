@@ -1,0 +1,96 @@
+/* What becomes of the flags after parsing: defaults by recipe, contradictions, JSON, changes on resume. */
+#include "flags_table.h"
+#include <string.h>
+
+bool model_is_descriptor(const char *model) {
+    GPT2Config config;
+    Error unused = {0};
+    return gpt2_config_from_descriptor(&config, model, &unused);
+}
+
+bool pattern_is_shards(const char *pattern) {
+    size_t n = strlen(pattern);
+    return n >= 4 && strcmp(pattern + n - 4, ".bin") == 0;
+}
+
+bool settings_sample_only(const Settings *s) {
+    return flags_was_set(s, "prompt") && !flags_was_set(s, "train") && flags_was_set(s, "model") &&
+           !model_is_descriptor(s->model) && !s->eval_only && !s->memory;
+}
+
+bool settings_has_validation(const Settings *s) {
+    return s->val || !pattern_is_shards(s->train);
+}
+
+static RecipeId choose_recipe(const Settings *s, bool on_gpu) {
+    bool small_model = s->model && (strcmp(s->model, "nano") == 0 || strcmp(s->model, "baby") == 0);
+    bool gpt2 = s->model ? !small_model : on_gpu && pattern_is_shards(s->train);
+    if (gpt2) return on_gpu ? RECIPE_GPT2 : RECIPE_GPT2_CPU;
+    return on_gpu ? RECIPE_GPU_SMALL : RECIPE_CPU_SMALL;
+}
+
+static int64_t clamp(int64_t x, int64_t low, int64_t high) {
+    return x < low ? low : x > high ? high : x;
+}
+
+void settings_complete(Settings *s, bool on_gpu, int n_ranks) {
+    Error err = {0};
+    RecipeId recipe = choose_recipe(s, on_gpu);
+    s->recipe = recipe_names[recipe];
+    s->device = on_gpu ? DEVICE_CUDA : DEVICE_CPU;
+    for (int i = 0; i < recipe_rows_count; i++) {
+        const RecipeRow *row = &recipe_rows[i];
+        int flag = flag_find(row->flag);
+        if (!s->was_set[flag]) flag_set_value(s, &flags_table[flag], row->flag, row->value[recipe], &err);
+    }
+    if (!flags_was_set(s, "warmup")) s->warmup = clamp(s->warmup, 0, s->steps / 10);
+    int64_t micro = s->batch * s->seq * n_ranks;
+    if (!flags_was_set(s, "tokens-per-step") || s->tokens_per_step == 0)
+        s->tokens_per_step = clamp((s->tokens_per_step + micro / 2) / micro, 1, INT64_MAX) * micro;
+}
+
+/* One row: true `wrong` is a contradiction, told as `text`. */
+typedef struct Contradiction {
+    bool wrong;
+    const char *text;
+} Contradiction;
+
+static bool check_numbers(const Settings *s, int n_ranks, Error *err) {
+    long long micro = s->batch * s->seq * n_ranks;
+    if (s->tokens_per_step % micro)
+        return fail(err, EXIT_INPUT,
+                    "--tokens-per-step %lld is not a multiple of --batch %lld x --seq %lld x %d ranks = "
+                    "%lld; nearest: %lld",
+                    (long long)s->tokens_per_step, (long long)s->batch, (long long)s->seq, n_ranks, micro,
+                    (long long)clamp((s->tokens_per_step + micro / 2) / micro, 1, INT64_MAX) * micro);
+    if (s->warmup > s->steps)
+        return fail(err, EXIT_INPUT, "--warmup %lld is longer than the run: --steps %lld",
+                    (long long)s->warmup, (long long)s->steps);
+    return true;
+}
+
+bool flags_check(const Settings *s, int n_ranks, Error *err) {
+    bool no_validation = !settings_has_validation(s);
+    const Contradiction rows[] = {
+        {s->resume && !s->out,                                                             "--resume needs --out DIR: the folder of the run to go on with"       },
+        {s->resume && s->model_only,
+         "--resume and --model-only: a checkpoint without the optimizer cannot be resumed"                                                                       },
+        {s->resume && s->eval_only,                                                        "--resume and --eval-only: give the checkpoint as --model DIR instead"},
+        {s->save_every && flags_was_set(s,                                                 "save-every") && !s->out,
+         "--save-every needs --out DIR: there is no folder to save in"},
+        {s->model_only && !s->out,                                                                                "--model-only needs --out DIR: there is no folder to save in"                                                                                                                              },
+        {s->keep && !s->out,                                                                                "--keep needs --out DIR: there is no folder to save in"      },
+        {s->keep && !s->save_every,                                                                                "--keep needs --save-every N: only one checkpoint is saved, at the end"                                                                                                                       },
+        {s->eval_only && no_validation,
+         "--eval-only needs --val GLOB: --train names token shards, which are not split"  },
+        {s->eval_every && flags_was_set(s,                                                                                "eval-every") && no_validation,
+         "--eval-every needs --val GLOB: --train names token shards, which are not split"},
+        {s->prompt && !s->sample_tokens, "--prompt and --sample-tokens 0: nothing would be sampled"                                                                      },
+        {s->device == DEVICE_CPU && s->precision == PRECISION_BF16,
+         "--precision bf16 needs a GPU: the CPU computes in fp32"                     },
+        {s->device == DEVICE_CPU && s->gpus > 1,                         "--gpus needs GPUs: the run is on the CPU"                                                                         },
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
+        if (rows[i].wrong) return fail(err, EXIT_INPUT, "%s", rows[i].text);
+    return check_numbers(s, n_ranks, err);
+}

@@ -1,0 +1,271 @@
+#include "setup.h"
+#include <errno.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+#include "checkpoint.h"
+
+enum { GPT2_VOCAB = 50257 }; /* of shards that come without a tokenizer */
+static const char *const default_tokenizer = "data/gpt2_tokenizer.bin";
+
+bool setup_backend(Run *run, Error *err) {
+    const Settings *s = &run->settings;
+    const bool built = ops_cuda_bf16 != NULL, present = cuda_available();
+    const bool use_cuda = s->device == DEVICE_CUDA || (s->device == DEVICE_AUTO && present);
+    if (s->device == DEVICE_CUDA && !built)
+        return fail(err, EXIT_INPUT,
+                    "--device cuda: this program was built for the CPU alone; hint: make train_gpt2cu");
+    if (s->device == DEVICE_CUDA && !present && !s->memory)
+        return fail(err, EXIT_INPUT,
+                    "--device cuda: no CUDA device or no driver found; hint: nvidia-smi, or --device cpu");
+    if (!use_cuda && flags_was_set(s, "precision") && s->precision != PRECISION_FP32)
+        return fail(err, EXIT_INPUT,
+                    "--precision bf16: the CPU backend computes in fp32; hint: --precision fp32");
+    run->ops = !use_cuda ? &ops_cpu : s->precision == PRECISION_FP32 ? ops_cuda_fp32 : ops_cuda_bf16;
+    return true;
+}
+
+/* ---- tokenizer and model size ---- */
+
+static bool is_directory(const char *path) {
+    struct stat info;
+    return stat(path, &info) == 0 && S_ISDIR(info.st_mode);
+}
+
+static bool file_in(const char *directory, const char *name) {
+    char path[2048];
+    snprintf(path, sizeof path, "%s/%s", directory, name);
+    return access(path, R_OK) == 0;
+}
+
+/* The path whose files say what the model is: the checkpoint that is resumed, or --model's; NULL for a
+ * descriptor. */
+static const char *model_path(const Run *run) {
+    if (run->checkpoint[0]) return run->checkpoint;
+    return model_is_descriptor(run->settings.model) ? NULL : run->settings.model;
+}
+
+static const char *tokenizer_spec(const Run *run) {
+    const Settings *s = &run->settings;
+    const char *path = model_path(run);
+    if (s->tokenizer) return s->tokenizer;
+    if (path && is_directory(path) && (file_in(path, "tokenizer.bin") || file_in(path, "vocab.json")))
+        return path;
+    if (!path && !(s->train && pattern_is_shards(s->train))) return "bytes";
+    return access(default_tokenizer, R_OK) == 0 ? default_tokenizer : NULL;
+}
+
+static bool setup_tokenizer(Run *run, Error *err) {
+    const char *spec = tokenizer_spec(run);
+    if (!spec) return true;
+    run->tokenizer = tokenizer_open(spec, err);
+    return run->tokenizer != NULL;
+}
+
+static void config_from_flags(Run *run) {
+    const Settings *s = &run->settings;
+    if (s->layers) run->config.n_layer = (int)s->layers;
+    if (s->heads) run->config.n_head = (int)s->heads;
+    if (s->channels) run->config.n_embd = (int)s->channels;
+    run->config.max_seq_len = (int)s->seq;
+    run->config.vocab_size = run->tokenizer ? tokenizer_vocab_size(run->tokenizer) : GPT2_VOCAB;
+    run->config.padded_vocab_size = gpt2_pad_vocab(run->config.vocab_size);
+}
+
+/* A descriptor beside --resume must describe the checkpoint that was found. */
+static bool same_size(const Run *run, const char *path, Error *err) {
+    const Settings *s = &run->settings;
+    GPT2Config asked = run->config;
+    if (!flags_was_set(s, "model") || !model_is_descriptor(s->model)) return true;
+    if (!gpt2_config_from_descriptor(&asked, s->model, err)) return false;
+    if (asked.n_layer == run->config.n_layer && asked.n_embd == run->config.n_embd) return true;
+    return fail(err, EXIT_INPUT,
+                "--model %s has %d layers of %d channels, the checkpoint %s has %d of %d; hint: another "
+                "--out for a new run",
+                s->model, asked.n_layer, asked.n_embd, path, run->config.n_layer, run->config.n_embd);
+}
+
+static bool config_from_path(Run *run, const char *path, Error *err) {
+    const Settings *s = &run->settings;
+    if (s->layers || s->heads || s->channels)
+        return fail(err, EXIT_INPUT,
+                    "--layers, --heads and --channels describe a new model, but %s has its own size", path);
+    if (!checkpoint_read_config(path, &run->config, err)) return false;
+    if (s->seq > run->config.max_seq_len)
+        return fail(err, EXIT_INPUT, "--seq %lld: the model of %s has a context of %d tokens",
+                    (long long)s->seq, path, run->config.max_seq_len);
+    if (run->tokenizer && tokenizer_vocab_size(run->tokenizer) > run->config.vocab_size)
+        return fail(err, EXIT_INPUT,
+                    "the tokenizer has %d tokens, the model of %s knows %d; hint: --tokenizer",
+                    tokenizer_vocab_size(run->tokenizer), path, run->config.vocab_size);
+    return same_size(run, path, err);
+}
+
+static bool find_checkpoint(Run *run, Error *err) {
+    if (!run->settings.resume) return true;
+    if (checkpoint_find(run->settings.out, run->checkpoint, sizeof run->checkpoint, err)) return true;
+    run->checkpoint[0] = 0;
+    return err->exit_code == 0; /* none there: a new run */
+}
+
+bool setup_model_size(Run *run, Error *err) {
+    if (!find_checkpoint(run, err) || !setup_tokenizer(run, err)) return false;
+    const char *path = model_path(run);
+    if (path) {
+        if (!config_from_path(run, path, err)) return false;
+    } else {
+        if (!gpt2_config_from_descriptor(&run->config, run->settings.model, err)) return false;
+        config_from_flags(run);
+    }
+    return gpt2_config_check(&run->config, path ? path : "--model", err);
+}
+
+/* ---- data ---- */
+
+static DataLoader *open_data(const Run *run, const char *pattern, int split, bool training, Error *err) {
+    const Settings *s = &run->settings;
+    DataOptions options = {
+        .pattern = pattern,
+        .tokenizer = run->tokenizer,
+        .vocab_size = run->config.vocab_size,
+        .B = (int)s->batch,
+        .T = (int)s->seq,
+        .rank = training ? run->rank : 0,
+        .n_ranks = training ? run->n_ranks : 1,
+        .shuffle = training,
+        .seed = (uint64_t)s->seed,
+    };
+    options.split = split;
+    return dataloader_open(&options, err);
+}
+
+bool setup_output(Run *run, Error *err) {
+    const char *out = run->settings.out;
+    char path[1024];
+    if (!out) return true;
+    if (snprintf(path, sizeof path, "%s", out) >= (int)sizeof path - 64)
+        return fail(err, EXIT_INPUT, "--out: the path is longer than %d bytes", (int)sizeof path - 64);
+    for (char *p = path + 1;; p++) {
+        if (*p && *p != '/') continue;
+        char end = *p;
+        *p = 0;
+        if (mkdir(path, 0777) && errno != EEXIST)
+            return fail(err, EXIT_INPUT, "--out %s: cannot make %s: %s", out, path, strerror(errno));
+        if (!end) break;
+        *p = end;
+    }
+    if (!is_directory(path)) return fail(err, EXIT_INPUT, "--out %s: it is a file, expected a folder", out);
+    if (access(path, W_OK | X_OK))
+        return fail(err, EXIT_INPUT, "--out %s: cannot write there: %s", out, strerror(errno));
+    return true;
+}
+
+bool setup_data(Run *run, Error *err) {
+    const Settings *s = &run->settings;
+    if (settings_sample_only(s)) return true;
+    const bool shards = pattern_is_shards(s->train), own_val = s->val != NULL;
+    if (!s->eval_only) {
+        run->train = open_data(run, s->train, shards || own_val ? SPLIT_ALL : SPLIT_TRAIN, true, err);
+        if (!run->train) return false;
+    }
+    if (s->eval_batches == 0 || (shards && !own_val)) return true; /* nothing to validate on */
+    run->val = open_data(run, own_val ? s->val : s->train, own_val ? SPLIT_ALL : SPLIT_VAL, false, err);
+    return run->val != NULL;
+}
+
+/* ---- memory and model ---- */
+
+static GPT2Options model_options(const Run *run) {
+    const Settings *s = &run->settings;
+    const bool sample_only = settings_sample_only(s);
+    return (GPT2Options){
+        .B = sample_only ? 1 : (int)s->batch,
+        .T = sample_only ? 1 : (int)s->seq,
+        .recompute = s->recompute,
+        .attention = s->attention,
+        .training = !s->eval_only && !sample_only,
+    };
+}
+
+/* 256 MiB are left for kernels and library code that the driver loads on first use. */
+static size_t budget(size_t free_bytes) {
+    const size_t reserve = (size_t)256 << 20;
+    return free_bytes > reserve ? free_bytes - reserve : 0;
+}
+
+void setup_print_memory(const Run *run) {
+    GPT2Options options = model_options(run);
+    MemoryPlan plan;
+    size_t free_bytes = 0, total_bytes = 0;
+    gpt2_memory_plan(&plan, run->ops, &run->config, &options);
+    int largest = -1;
+    if (run->ops == &ops_cpu || cuda_available()) {
+        run->ops->memory_info(&free_bytes, &total_bytes);
+        largest = gpt2_largest_batch(run->ops, &run->config, &options, budget(free_bytes));
+    }
+    console_memory(stdout, &plan, run->settings.memory, free_bytes, total_bytes, largest);
+}
+
+/* A plan that does not fit stops here, before anything is allocated. */
+static bool check_memory(const Run *run, const GPT2Options *options, Error *err) {
+    MemoryPlan plan;
+    gpt2_memory_plan(&plan, run->ops, &run->config, options);
+    if (plan.total_bytes <= budget(run->free_at_start)) return true;
+    int largest = gpt2_largest_batch(run->ops, &run->config, options, budget(run->free_at_start));
+    char hint[96] = "even --batch 1 does not fit; hint: --recompute block, a shorter --seq";
+    if (largest) snprintf(hint, sizeof hint, "hint: --batch %d fits, or --recompute block", largest);
+    return fail(err, EXIT_RUN, "--batch %d --seq %d needs %.2f GiB, %.2f GiB are free; %s", options->B,
+                options->T, (double)plan.total_bytes / 1073741824.0,
+                (double)run->free_at_start / 1073741824.0, hint);
+}
+
+/* Names what changed since the checkpoint was written; the run goes on with the new values. */
+static void name_differences(const Run *run, const char *saved_flags) {
+    char names[16][32];
+    int n = saved_flags ? flags_differences(saved_flags, &run->settings, names, 16) : 0;
+    for (int i = 0; i < n && i < 16; i++)
+        printf("note: --%s differs from the checkpoint's: the run goes on with the new value\n", names[i]);
+}
+
+static bool resume(Run *run, Error *err) {
+    TrainerState state = {0};
+    if (!checkpoint_resume(run->checkpoint, &run->model, &state, err)) return false;
+    if (run->train) dataloader_seek(run->train, state.data_position);
+    run->first_step = state.step;
+    name_differences(run, state.flags);
+    free((char *)state.flags);
+    return true;
+}
+
+bool setup_model(Run *run, Error *err) {
+    const GPT2Options options = model_options(run);
+    size_t total_bytes;
+    if (!run->ops->open(err)) return false;
+    run->ops->memory_info(&run->free_at_start, &total_bytes);
+    run->free_at_start += run->ops->fixed_bytes(); /* open() took these, and the plan counts them */
+    if (!check_memory(run, &options, err)) return false;
+    if (!gpt2_open(&run->model, run->ops, &run->config, &options, err)) return false;
+    if (run->checkpoint[0] && options.training) return resume(run, err);
+    if (model_path(run)) {
+        if (options.training) gpt2_reset_optimizer(&run->model);
+        return checkpoint_load_weights(model_path(run), &run->model, err);
+    }
+    gpt2_init(&run->model, (uint64_t)run->settings.seed);
+    return true;
+}
+
+size_t setup_memory_in_use(const Run *run) {
+    size_t free_bytes, total_bytes;
+    run->ops->memory_info(&free_bytes, &total_bytes);
+    return run->free_at_start > free_bytes ? run->free_at_start - free_bytes : 0;
+}
+
+void setup_close(Run *run) {
+    dataloader_close(run->train);
+    dataloader_close(run->val);
+    gpt2_close(&run->model);
+    tokenizer_close(run->tokenizer);
+}

@@ -1,0 +1,46 @@
+/* From settings to everything that a run needs, in the order in which mistakes are cheapest to find: backend,
+ * tokenizer, model size, data, memory plan, device, weights. */
+#pragma once
+#include "console.h"
+#include "dataloader.h"
+#include "flags.h"
+#include "gpt2.h"
+#include "tokenizer.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct Run {
+    Settings settings;
+    const Ops *ops;
+    Tokenizer *tokenizer; /* NULL: samples are token ids */
+    GPT2Config config;
+    GPT2 model;
+    DataLoader *train, *val; /* NULL where the run needs none */
+    char checkpoint[1024];   /* what --resume found; "" for a new run */
+    int64_t first_step;      /* optimizer steps done before this run */
+    size_t free_at_start;    /* bytes free on the device before the model was opened */
+    int rank, n_ranks;
+} Run;
+
+/* Backend of --device and --precision; on --device auto the GPU where there is one. */
+bool setup_backend(Run *run, Error *err);
+/* --resume finds the newest whole checkpoint under --out; then tokenizer and model size, from flags or
+ * checkpoint. */
+bool setup_model_size(Run *run, Error *err);
+/* Makes --out, and shows that it can be written, before any time is spent. */
+bool setup_output(Run *run, Error *err);
+/* Opens and checks the files of --train and --val; nothing for sampling. */
+bool setup_data(Run *run, Error *err);
+/* Opens the device and the model, loads or initialises the weights, restores the run's place. */
+bool setup_model(Run *run, Error *err);
+/* --memory: prints the plan tensor by tensor; allocates nothing. */
+void setup_print_memory(const Run *run);
+/* Bytes that the run takes on the device, measured; to compare with the plan. */
+size_t setup_memory_in_use(const Run *run);
+void setup_close(Run *run);
+
+#ifdef __cplusplus
+}
+#endif

@@ -1,0 +1,318 @@
+/* GPT-2 training: the whole program in one page. Plain C, no kernel; `make train_gpt2` builds it for the CPU
+ * alone.
+ *
+ *   flags -> settings -> backend -> model size -> data -> memory -> weights -> steps -> done
+ *
+ * Every part is a file of llmc/: flags, setup, gpt2 (the model over ops.h), dataloader, schedule, sampler,
+ * checkpoint. */
+#include <math.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include "llmc/checkpoint.h"
+#include "llmc/console.h"
+#include "llmc/flags.h"
+#include "llmc/gpt2.h"
+#include "llmc/log.h"
+#include "llmc/sampler.h"
+#include "llmc/schedule.h"
+#include "llmc/setup.h"
+
+enum { MAX_BAD_STEPS = 3 }; /* skipped updates in a row after which the run stops */
+
+typedef struct Training {
+    Run *run;
+    Console console;
+    RunLog log;
+    double peak_flops;
+    double started, seconds_training; /* wall clock of the steps alone: no evaluation, sampling, saving */
+    double train_loss, val_loss, best_val_loss;
+    int64_t tokens_seen, n_skipped, last_saved;
+    int bad_in_a_row;
+} Training;
+
+static volatile sig_atomic_t stop_requested;
+
+static void request_stop(int signal_number) {
+    (void)signal_number;
+    stop_requested = 1;
+}
+
+/* The first SIGTERM or SIGINT ends the run after the current step, saved; a second one ends it at once. */
+static void catch_signals(void) {
+    struct sigaction action = {.sa_handler = request_stop, .sa_flags = SA_RESETHAND | SA_RESTART};
+    sigaction(SIGTERM, &action, NULL);
+    sigaction(SIGINT, &action, NULL);
+}
+
+static double now(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+/* ---- evaluation, samples, checkpoints ---- */
+
+/* Mean loss over the first --eval-batches batches of the validation stream: the same ones every time. */
+static bool evaluate(Training *t, int64_t step, Error *err) {
+    Run *run = t->run;
+    if (!run->val) return true;
+    double sum = 0;
+    const int64_t n = run->settings.eval_batches;
+    dataloader_seek(run->val, 0);
+    for (int64_t i = 0; i < n; i++) {
+        const int32_t *tokens, *targets;
+        if (!dataloader_next(run->val, &tokens, &targets, err)) return false;
+        sum += gpt2_eval(&run->model, tokens, targets, (int)run->settings.batch, (int)run->settings.seq);
+    }
+    t->val_loss = sum / (double)n;
+    if (!(t->val_loss >= t->best_val_loss)) t->best_val_loss = t->val_loss;
+    console_val(&t->console, step, t->val_loss);
+    log_val(&t->log, step, t->val_loss);
+    return true;
+}
+
+/* Sends a sample's text to the console as it is drawn, and keeps it for the log. */
+typedef struct SampleText {
+    Console *console;
+    char *bytes;
+    size_t n;
+} SampleText;
+
+static void take_text(const char *bytes, size_t n, void *user) {
+    SampleText *text = user;
+    console_sample_text(bytes, n, text->console);
+    char *grown = realloc(text->bytes, text->n + n);
+    if (!grown) return; /* the console has it; the log does without */
+    text->bytes = grown;
+    memcpy(text->bytes + text->n, bytes, n);
+    text->n += n;
+}
+
+static bool draw_sample(Training *t, int64_t step, Error *err) {
+    const Settings *s = &t->run->settings;
+    if (s->sample_tokens == 0) return true;
+    SampleOptions options = {
+        .prompt = s->prompt,
+        .n_tokens = (int)s->sample_tokens,
+        .temperature = (float)s->temperature,
+        .top_k = (int)s->top_k,
+        .seed = (uint64_t)(s->seed + step),
+    };
+    SampleText text = {.console = &t->console};
+    console_sample_begin(&t->console, step);
+    bool ok = sample(&t->run->model, t->run->tokenizer, &options, take_text, &text, err);
+    console_sample_end(&t->console);
+    if (ok) log_sample(&t->log, step, text.bytes ? text.bytes : "", text.n);
+    free(text.bytes);
+    return ok;
+}
+
+/* A failed save (a full disk) is said and the run goes on: the checkpoints before it stand. */
+static bool save(Training *t, int64_t step) {
+    Run *run = t->run;
+    Error err = {0};
+    if (!run->settings.out || t->last_saved == step) return true;
+    char *flags = flags_to_json(&run->settings);
+    TrainerState state = {
+        .step = step,
+        .data_position = dataloader_position(run->train),
+        .tokens_seen = t->tokens_seen,
+        .n_skipped = t->n_skipped,
+        .seed = (uint64_t)run->settings.seed,
+        .best_val_loss = t->best_val_loss,
+        .flags = flags,
+    };
+    bool ok = checkpoint_save(run->settings.out, &run->model, run->tokenizer, &state, (int)run->settings.keep,
+                              run->settings.model_only, &err);
+    free(flags);
+    if (ok)
+        t->last_saved = step;
+    else
+        console_note(&t->console, "checkpoint of step %lld not saved: %s", (long long)step, err.text);
+    return ok;
+}
+
+/* ---- one step ---- */
+
+static bool feed(Training *t, Error *err) {
+    const Settings *s = &t->run->settings;
+    const int64_t n_micro = s->tokens_per_step / (s->batch * s->seq * t->run->n_ranks);
+    gpt2_begin_step(&t->run->model);
+    for (int64_t i = 0; i < n_micro; i++) {
+        const int32_t *tokens, *targets;
+        if (s->overfit) dataloader_seek(t->run->train, 0);
+        if (!dataloader_next(t->run->train, &tokens, &targets, err)) return false;
+        gpt2_micro_step(&t->run->model, tokens, targets, (int)s->batch, (int)s->seq, 1.0f / (float)n_micro);
+    }
+    return true;
+}
+
+/* A NaN or inf never reached the weights (ops.h, StepStats); here it is reported, and too many in a row end
+ * the run. */
+static bool check_step(Training *t, int64_t step, const StepStats *stats, Error *err) {
+    t->n_skipped = stats->n_skipped;
+    t->bad_in_a_row = stats->bad ? t->bad_in_a_row + 1 : 0;
+    if (!stats->bad) return true;
+    console_note(&t->console, "step %lld: loss %g, gradient norm %g: update skipped, weights untouched",
+                 (long long)step, (double)stats->loss, (double)stats->grad_norm);
+    if (t->bad_in_a_row < MAX_BAD_STEPS) return true;
+    return fail(err, EXIT_RUN,
+                "%d steps in a row had a NaN or infinite loss or gradient; stopped at step %lld, earlier "
+                "checkpoints stand; "
+                "hint: a lower --lr, a longer --warmup, --precision fp32",
+                MAX_BAD_STEPS, (long long)step);
+}
+
+/* Steps count from 1: `step` is the number of steps done once it returns. */
+static bool train_step(Training *t, int64_t step, Error *err) {
+    Run *run = t->run;
+    const Settings *s = &run->settings;
+    const Schedule schedule = settings_schedule(s);
+    const double begun = now(), lr = schedule_lr(&schedule, step - 1);
+    if (!feed(t, err)) return false;
+    gpt2_update(&run->model, &(UpdateArgs){.step = step,
+                                           .lr = (float)lr,
+                                           .beta1 = (float)s->beta1,
+                                           .beta2 = (float)s->beta2,
+                                           .eps = (float)s->eps,
+                                           .weight_decay = (float)s->weight_decay,
+                                           .clip = (float)s->clip});
+    StepStats stats = gpt2_step_stats(&run->model);
+    const double seconds = now() - begun, rate = (double)s->tokens_per_step / seconds;
+    t->seconds_training += seconds;
+    t->tokens_seen += s->tokens_per_step;
+    t->train_loss = stats.loss;
+    const StepReport report = {
+        .step = step,
+        .loss = stats.loss,
+        .lr = lr,
+        .norm = stats.grad_norm,
+        .ms = seconds * 1e3,
+        .tokens_per_second = rate,
+        .mfu = rate * gpt2_flops_per_token(&run->config, (int)s->seq) / (t->peak_flops * run->n_ranks),
+        .memory_bytes = setup_memory_in_use(run),
+        .n_skipped = stats.n_skipped,
+    };
+    console_step(&t->console, &report);
+    log_step(&t->log, &report);
+    return check_step(t, step, &stats, err);
+}
+
+static bool due(int64_t step, int64_t every) {
+    return every > 0 && step % every == 0;
+}
+
+/* ---- the run ---- */
+
+static bool train(Training *t, Error *err) {
+    const Settings *s = &t->run->settings;
+    int64_t step = t->run->first_step;
+    catch_signals();
+    while (step < s->steps && !stop_requested) {
+        if (!train_step(t, ++step, err)) return false;
+        const bool last = step == s->steps;
+        if ((last || due(step, s->eval_every)) && !evaluate(t, step, err)) return false;
+        if ((last || due(step, s->sample_every)) && !draw_sample(t, step, err)) return false;
+        if (due(step, s->save_every)) save(t, step);
+    }
+    if (stop_requested) console_note(&t->console, "stopped by a signal after step %lld", (long long)step);
+    if (t->run->train && !save(t, step))
+        return fail(err, EXIT_RUN, "the last checkpoint could not be saved in %s", s->out);
+    const double done_tokens = (double)(step - t->run->first_step) * (double)s->tokens_per_step;
+    console_done(&t->console, step, t->train_loss, t->val_loss,
+                 t->seconds_training > 0 ? done_tokens / t->seconds_training : 0);
+    return true;
+}
+
+static bool work(Training *t, Error *err) {
+    const Settings *s = &t->run->settings;
+    if (settings_sample_only(s)) return draw_sample(t, t->run->first_step, err);
+    if (!s->eval_only) return train(t, err);
+    if (!t->run->val) return fail(err, EXIT_INPUT, "--eval-only: no validation data; hint: --val");
+    if (!evaluate(t, t->run->first_step, err)) return false;
+    console_done(&t->console, t->run->first_step, NAN, t->val_loss, 0);
+    return true;
+}
+
+/* What the run is, before it starts: everything that a reader of the output needs to repeat it. */
+static void describe(Training *t) {
+    const Run *run = t->run;
+    const GPT2Config *c = &run->config;
+    const char *how;
+    char parameters[CONSOLE_NUMBER];
+    t->peak_flops = run->ops->peak_flops(&how);
+    console_row(stdout, "program", "%s", program_version());
+    console_row(stdout, "device", "%s: %s", run->ops->name, run->ops->device_name());
+    console_row(stdout, "peak", "%.1f TFLOP/s (%s)", t->peak_flops * 1e-12, how);
+    console_row(stdout, "model",
+                "%s: %d layers, %d heads, %d channels, context %d, vocabulary %d (padded %d), %s parameters",
+                run->settings.model, c->n_layer, c->n_head, c->n_embd, c->max_seq_len, c->vocab_size,
+                c->padded_vocab_size, console_count(parameters, (double)run->model.n_parameters));
+    console_row(stdout, "tokenizer", "%s",
+                run->tokenizer ? tokenizer_name(run->tokenizer) : "none: samples are token ids");
+    if (run->train) console_row(stdout, "train", "%s", dataloader_description(run->train));
+    if (run->val) console_row(stdout, "validation", "%s", dataloader_description(run->val));
+    console_settings(stdout, &run->settings, run->n_ranks);
+    setup_print_memory(run);
+    if (run->checkpoint[0])
+        console_row(stdout, "resumed", "%s, step %lld", run->checkpoint, (long long)run->first_step);
+    fflush(stdout);
+}
+
+static bool open_log(Training *t, int argc, char **argv, Error *err) {
+    const Run *run = t->run;
+    char *flags = flags_to_json(&run->settings);
+    LogHeader header = {
+        .argc = argc,
+        .argv = argv,
+        .flags = flags,
+        .device = run->ops->device_name(),
+        .model = run->settings.model,
+        .n_parameters = run->model.n_parameters,
+        .train_data = run->train ? dataloader_description(run->train) : NULL,
+        .val_data = run->val ? dataloader_description(run->val) : NULL,
+        .n_ranks = run->n_ranks,
+    };
+    bool ok = log_open(&t->log, run->train ? run->settings.out : NULL,
+                       run->checkpoint[0] ? run->first_step : -1, &header, err);
+    free(flags);
+    return ok;
+}
+
+/* --help and its kind: prints and returns true. */
+static bool answer(const Settings *s, const char *program) {
+    if (s->help)
+        flags_help(stdout, program);
+    else if (s->help_markdown)
+        flags_help_markdown(stdout);
+    else if (s->version)
+        puts(program_version());
+    else
+        return false;
+    return true;
+}
+
+int main(int argc, char **argv) {
+    Run run = {.n_ranks = 1};
+    Training training = {
+        .run = &run, .train_loss = NAN, .val_loss = NAN, .best_val_loss = NAN, .last_saved = -1};
+    Settings *s = &run.settings;
+    Error err = {0};
+    if (!flags_parse(s, argc, argv, &err)) die(&err);
+    if (answer(s, argv[0])) return 0;
+    if (!setup_backend(&run, &err)) die(&err);
+    settings_complete(s, run.ops != &ops_cpu, run.n_ranks);
+    if (!flags_check(s, run.n_ranks, &err) || !setup_model_size(&run, &err)) die(&err);
+    if (s->memory) return setup_print_memory(&run), 0;
+    if (!setup_output(&run, &err) || !setup_data(&run, &err) || !setup_model(&run, &err)) die(&err);
+    describe(&training);
+    if (!open_log(&training, argc, argv, &err)) die(&err);
+    console_open(&training.console, stdout, run.first_step, s->steps);
+    if (!work(&training, &err)) die(&err);
+    log_close(&training.log);
+    setup_close(&run);
+    return 0;
+}

@@ -1,69 +1,129 @@
-# GPT-2 trainer. `make help` lists the targets.
+# GPT-2 trainer in C and CUDA.
 #
-# Variables: GPU_ARCH=native builds for the card of this machine alone; DEBUG=1 adds -g -O1; NO_OPENMP=1 builds
-# single-threaded; TEXT=path is the default training text; CC, NVCC choose compilers.
-NVCC ?= $(or $(shell command -v nvcc 2>/dev/null),$(wildcard /usr/local/cuda/bin/nvcc))
-CUDA_HOME ?= $(patsubst %/bin/nvcc,%,$(NVCC))
-PYTHON ?= python3
+#: make train_gpt2cu     the trainer (CUDA and CPU); also puts a default text into data/
+#: make train_gpt2       the same program for the CPU alone, no nvcc needed
+#: make test             everything that this machine can check; ends with 'N passed, N failed, N skipped'
+#: make data             lists the data sets; make data/tinyshakespeare and so on prepare one
+#: make dev              the programs of dev/: benchmarks of ops and attention
+#: make bench            times every CUDA op and a training step of GPT-2 124M on this machine's card
+#: make lint             format, warnings of gcc and clang, line budgets
+#: make sanitize         the CPU tests under AddressSanitizer and UndefinedBehaviorSanitizer
+#: make clean
+#:
+#: TEXT=path         the default training text, in place of TinyShakespeare
+#: GPU_ARCH=native   builds for the card of this machine alone (faster build)
+#: NO_OPENMP=1       one thread;  DEBUG=1  -O1 and symbols;  CC=, NVCC=  other compilers;  V=1  prints the commands
 
-WARNINGS = -Wall -Wextra -Werror -Wshadow -Wno-unused-parameter
-OPTIMISE = $(if $(DEBUG),-g -O1,-O3 -march=native)
-OPENMP := $(if $(NO_OPENMP),,$(shell echo 'int main(void){return 0;}' | $(CC) -fopenmp -x c - -o /dev/null 2>/dev/null && echo -fopenmp))
+BUILD ?= build
+PYTHON ?= python3
+NVCC := $(if $(filter undefined,$(origin NVCC)),$(or $(shell command -v nvcc 2>/dev/null),$(wildcard /usr/local/cuda/bin/nvcc)),$(NVCC))
+CUDA_HOME ?= $(patsubst %/bin/nvcc,%,$(NVCC))
+Q := $(if $(V),,@)
+
+# True if the C compiler can build and link with the flags in $(1).
+can = $(shell echo 'int main(void){return 0;}' | $(CC) $(1) -x c - -o /dev/null 2>/dev/null && echo $(1))
+OPENMP := $(if $(NO_OPENMP),,$(call can,-fopenmp))
+NATIVE := $(call can,-march=native)
+WARNINGS = -Wall -Wextra -Wshadow -Werror -Wno-unused-parameter $(if $(OPENMP),,-Wno-unknown-pragmas)
 # -fno-math-errno lets sqrtf and friends become instructions; nothing here relaxes NaN, inf or rounding.
-CFLAGS_ALL = -std=c11 -D_GNU_SOURCE $(OPTIMISE) -fno-math-errno -ffp-contract=fast $(OPENMP) $(WARNINGS) -MMD -MP $(CFLAGS)
+CFLAGS_ALL = -std=c11 -D_GNU_SOURCE $(if $(DEBUG),-g -O1,-O3) $(NATIVE) -fno-math-errno -ffp-contract=fast \
+	$(OPENMP) $(WARNINGS) -MMD -MP $(CFLAGS)
 LIBS = -lm -lpthread
 
-# sm_80 runs on every card from A100 to Ada, sm_90a on Hopper, PTX is compiled by the driver of later cards.
-ifeq ($(GPU_ARCH),native)
-ARCHS = -arch=native
-else
-ARCHS = -gencode arch=compute_80,code=sm_80 -gencode arch=compute_90a,code=sm_90a -gencode arch=compute_80,code=compute_80
-endif
+# sm_80 code runs on every card from A100 to Ada, sm_90a on Hopper; later cards' drivers compile the PTX.
+ARCHS = $(if $(filter native,$(GPU_ARCH)),-arch=native,-gencode arch=compute_80,code=sm_80 \
+	-gencode arch=compute_90a,code=sm_90a -gencode arch=compute_80,code=compute_80)
 NVCCFLAGS = -std=c++17 -O3 $(ARCHS) -Xcompiler -Wall,-Wextra,-Wno-unused-parameter,-Werror -Werror all-warnings \
-	--expt-relaxed-constexpr -MMD -MP $(if $(DEBUG),-lineinfo -g)
+	--expt-relaxed-constexpr -MMD -MP $(if $(DEBUG),-g -lineinfo)
 CUDA_LIBS = -L$(CUDA_HOME)/lib64 -lcublasLt -Xlinker -rpath -Xlinker $(CUDA_HOME)/lib64
 
-CORE_SRC := $(filter-out llmc/cpu/no_cuda.c,$(wildcard llmc/*.c llmc/cpu/*.c))
-CUDA_SRC := $(wildcard llmc/cuda/*.cu llmc/cuda/attention/*.cu)
-TEST_SRC := $(wildcard dev/test/test_*.c)
-CORE_OBJ := $(CORE_SRC:%.c=build/%.o)
-CUDA_OBJ := $(CUDA_SRC:%.cu=build/%.o)
-STUB_OBJ := build/llmc/cpu/no_cuda.o
+CORE_OBJ := $(patsubst %.c,$(BUILD)/%.o,$(filter-out llmc/cpu/no_cuda.c,$(wildcard llmc/*.c llmc/cpu/*.c)))
+CUDA_OBJ := $(patsubst %.cu,$(BUILD)/%.o,$(wildcard llmc/cuda/*.cu llmc/cuda/attention/*.cu))
+STUB_OBJ := $(BUILD)/llmc/cpu/no_cuda.o
+TESTS := $(patsubst dev/test/%.c,$(BUILD)/%,$(wildcard dev/test/test_*.c))
 
+LINK_CPU = $(CC) $(CFLAGS_ALL)
+LINK_CUDA = $(NVCC) $(ARCHS) $(if $(OPENMP),-Xcompiler -fopenmp)
 # Tests link the CUDA backend where nvcc is, so that one set of programs checks all that a machine has.
 ifneq ($(NVCC),)
-BACKEND_OBJ = $(CUDA_OBJ)
-LINK = $(NVCC) $(ARCHS) $(if $(OPENMP),-Xcompiler -fopenmp)
-LINK_LIBS = $(LIBS) $(CUDA_LIBS)
-TEST_MAIN = build/test_gpt2cu
+TEST_PROGRAMS = train_gpt2 train_gpt2cu test_gpt2cu
+TEST_OBJ = $(CORE_OBJ) $(CUDA_OBJ)
+LINK_TEST = $(LINK_CUDA)
+LINK_TEST_LIBS = $(LIBS) $(CUDA_LIBS)
 else
-BACKEND_OBJ = $(STUB_OBJ)
-LINK = $(CC) $(CFLAGS_ALL)
-LINK_LIBS = $(LIBS)
-TEST_MAIN = build/test_gpt2
+TEST_PROGRAMS = train_gpt2 test_gpt2
+TEST_OBJ = $(CORE_OBJ) $(STUB_OBJ)
+LINK_TEST = $(LINK_CPU)
+LINK_TEST_LIBS = $(LIBS)
 endif
-TESTS := $(TEST_SRC:dev/test/%.c=build/%)
 
-.PHONY: help test dev data bench lint sanitize clean
+.PHONY: help test dev bench lint sanitize clean need-nvcc
 help:
-	@sed -n 's/^#: //p' Makefile
+	@sed -n 's/^#: *//p' Makefile
 
-# The two programs at the top level are plain C; the suffix .cu says which trainer they are. Only llmc/cuda needs nvcc.
-build/%.o: %.c Makefile
-	@mkdir -p $(@D)
-	$(CC) $(CFLAGS_ALL) -c $< -o $@
-build/train_gpt2.o build/test_gpt2.o: build/%.o: %.cu Makefile
-	@mkdir -p $(@D)
-	$(CC) $(CFLAGS_ALL) -x c -c $< -o $@
-build/llmc/cuda/%.o: llmc/cuda/%.cu Makefile
-	@mkdir -p $(@D)
-	$(NVCC) $(NVCCFLAGS) -c $< -o $@
+# ---- programs ----
+need-nvcc:
+	@test -n "$(NVCC)" || { echo 'error: nvcc not found; hint: install the CUDA Toolkit and put its bin on the PATH, or make train_gpt2' >&2; exit 2; }
 
-$(TESTS): build/%: build/dev/test/%.o $(CORE_OBJ) $(BACKEND_OBJ)
-	$(LINK) $^ -o $@ $(LINK_LIBS)
-.PRECIOUS: build/%.o
+train_gpt2 test_gpt2: %: $(BUILD)/%.o $(CORE_OBJ) $(STUB_OBJ)
+	$(Q)$(LINK_CPU) $^ -o $@ $(LIBS)
+train_gpt2cu test_gpt2cu: %cu: $(BUILD)/%.o $(CORE_OBJ) $(CUDA_OBJ) | need-nvcc
+	$(Q)$(LINK_CUDA) $^ -o $@ $(LIBS) $(CUDA_LIBS)
+train_gpt2 train_gpt2cu: | default-text
+
+# ---- objects ----
+$(BUILD)/%.o: %.c Makefile
+	@mkdir -p $(@D)
+	@echo "  cc   $<"
+	$(Q)$(CC) $(CFLAGS_ALL) -c $< -o $@
+# The two programs at the top level are plain C, whatever their suffix: only llmc/cuda holds kernels.
+$(BUILD)/train_gpt2.o $(BUILD)/test_gpt2.o: $(BUILD)/%.o: %.cu Makefile
+	@mkdir -p $(@D)
+	@echo "  cc   $<"
+	$(Q)$(CC) $(CFLAGS_ALL) -x c -c $< -o $@
+$(CUDA_OBJ): $(BUILD)/%.o: %.cu Makefile | need-nvcc
+	@mkdir -p $(@D)
+	@echo "  nvcc $<"
+	$(Q)$(NVCC) $(NVCCFLAGS) -c $< -o $@
+
+# The commit stands in --version, logs and checkpoints; the file changes only when the commit does.
+COMMIT := $(shell git rev-parse --short HEAD 2>/dev/null || echo unknown)$(shell git diff --quiet HEAD 2>/dev/null || echo -modified)
+$(shell mkdir -p $(BUILD); echo '$(COMMIT)' | cmp -s - $(BUILD)/commit || echo '$(COMMIT)' >$(BUILD)/commit)
+$(BUILD)/llmc/flags_help.o: $(BUILD)/commit
+$(BUILD)/llmc/flags_help.o: CFLAGS += -DLLMC_COMMIT='"$(COMMIT)"'
+
+# ---- checks ----
+$(TESTS): $(BUILD)/%: $(BUILD)/dev/test/%.o $(TEST_OBJ)
+	$(Q)$(LINK_TEST) $^ -o $@ $(LINK_TEST_LIBS)
+test: $(TESTS) $(TEST_PROGRAMS)
+	@dev/test/run.sh $(TESTS) $(wildcard dev/test/test_*.sh) ./$(lastword $(TEST_PROGRAMS))
+lint:
+	@scripts/lint.sh
+sanitize:
+	@$(MAKE) BUILD=build/sanitize NVCC= DEBUG=1 CFLAGS='-fsanitize=address,undefined -fno-sanitize-recover=all' sanitize-run
+.PHONY: sanitize-run
+sanitize-run: $(TESTS)
+	@dev/test/run.sh $(TESTS)
+
+# ---- dev ----
+DEV_PROGRAMS := $(BUILD)/bench_ops $(BUILD)/bench_attention
+$(BUILD)/bench_ops: $(BUILD)/dev/driver/bench_ops.o
+$(BUILD)/bench_attention: $(BUILD)/dev/attention/bench_attention.o
+$(DEV_PROGRAMS): $(CORE_OBJ) $(CUDA_OBJ) | need-nvcc
+	$(Q)$(LINK_CUDA) $^ -o $@ $(LIBS) $(CUDA_LIBS)
+$(BUILD)/dev/%.o: dev/%.cu Makefile | need-nvcc
+	@mkdir -p $(@D)
+	@echo "  nvcc $<"
+	$(Q)$(NVCC) $(NVCCFLAGS) -c $< -o $@
+dev: $(DEV_PROGRAMS)
+bench: $(DEV_PROGRAMS) train_gpt2cu
+	@$(BUILD)/bench_ops
+	@$(BUILD)/bench_attention
+	@scripts/bench_train.sh
 
 clean:
 	rm -rf build train_gpt2 train_gpt2cu test_gpt2 test_gpt2cu dev/lab
 
--include $(shell find build -name '*.d' 2>/dev/null)
+include data/data.mk
+.SECONDARY:
+-include $(shell find $(BUILD) -name '*.d' 2>/dev/null)

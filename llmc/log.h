@@ -10,7 +10,6 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
-#include <stdio.h>
 #include "error.h"
 
 #ifdef __cplusplus
@@ -42,7 +41,9 @@ typedef struct LogHeader {
 } LogHeader;
 
 typedef struct RunLog {
-    FILE *file;      /* NULL: no log; every call is then a no-op */
+    bool is_open; /* false: no log; every call is then a no-op */
+    int fd;
+    int64_t bytes;   /* length of the file up to the last whole line */
     char path[1024]; /* DIR/log.jsonl */
     bool warned;     /* a write failed and the user was told, once */
 } RunLog;
@@ -51,7 +52,7 @@ typedef struct RunLog {
  * to that step (rewritten to a temporary file, fsync'ed, renamed) and appends. resumed_step < 0: a new run; a
  * log that is already there is moved to log.1.jsonl, log.2.jsonl, ... */
 bool log_open(RunLog *run, const char *dir, int64_t resumed_step, const LogHeader *header, Error *err);
-/* A full disk is a warning, once, on stderr; the run goes on. */
+/* A full disk is a warning, once, on stderr; the run goes on, and no torn line stays in the file. */
 void log_step(RunLog *run, const StepReport *report);
 void log_val(RunLog *run, int64_t step, double val_loss);
 void log_sample(RunLog *run, int64_t step, const char *text, size_t length);

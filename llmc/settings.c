@@ -1,5 +1,6 @@
 /* What becomes of the flags after parsing: defaults by recipe, contradictions, JSON, changes on resume. */
 #include "flags_table.h"
+#include "json.h"
 #include <string.h>
 
 bool model_is_descriptor(const char *model) {
@@ -93,4 +94,73 @@ bool flags_check(const Settings *s, int n_ranks, Error *err) {
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
         if (rows[i].wrong) return fail(err, EXIT_INPUT, "%s", rows[i].text);
     return check_numbers(s, n_ranks, err);
+}
+
+/* ---- JSON ---- */
+
+char *flags_to_json(const Settings *s) {
+    JsonWriter w = {0};
+    json_begin_object(&w, NULL);
+    for (int i = 0; i < flags_count; i++) {
+        const Flag *flag = &flags_table[i];
+        const void *field = (const char *)s + flag->offset;
+        if (flag->hidden) continue;
+        switch (flag->type) {
+        case FLAG_SWITCH:
+            json_write_bool(&w, flag->name, *(const bool *)field);
+            break;
+        case FLAG_INT:
+            json_write_int(&w, flag->name, *(const int64_t *)field);
+            break;
+        case FLAG_REAL:
+            json_write_double(&w, flag->name, *(const double *)field);
+            break;
+        case FLAG_TEXT:
+            json_write_string(&w, flag->name, *(const char *const *)field);
+            break;
+        case FLAG_CHOICE:
+            json_write_string(&w, flag->name, flag->choices[*(const int *)field]);
+            break;
+        }
+    }
+    json_end_object(&w);
+    if (!w.failed) return w.data;
+    json_writer_free(&w);
+    return NULL;
+}
+
+static bool same_value(const JsonValue *saved, const Settings *s, const Flag *flag) {
+    const void *field = (const char *)s + flag->offset;
+    int64_t whole;
+    double real;
+    switch (flag->type) {
+    case FLAG_SWITCH:
+        return saved->type == (*(const bool *)field ? JSON_TRUE : JSON_FALSE);
+    case FLAG_INT:
+        return json_int64(saved, &whole) && whole == *(const int64_t *)field;
+    case FLAG_REAL:
+        return json_double(saved, &real) && real == *(const double *)field;
+    case FLAG_CHOICE:
+        return json_equals(saved, flag->choices[*(const int *)field]);
+    case FLAG_TEXT:
+        break;
+    }
+    const char *text = *(const char *const *)field;
+    return text ? json_equals(saved, text) : saved->type == JSON_NULL;
+}
+
+int flags_differences(const char *saved_json, const Settings *now, char names[][32], int max) {
+    Error unused = {0};
+    Json *json = json_parse(saved_json, strlen(saved_json), "the saved flags", &unused);
+    const JsonValue *root = json ? json_root(json) : NULL;
+    int n = root && root->type == JSON_OBJECT ? 0 : -1;
+    for (int i = 0; i < flags_count && n >= 0; i++) {
+        const Flag *flag = &flags_table[i];
+        const JsonValue *saved = flag->bends ? json_get(root, flag->name) : NULL;
+        if (!saved || same_value(saved, now, flag)) continue;
+        if (n < max) snprintf(names[n], 32, "%s", flag->name);
+        n++;
+    }
+    json_free(json);
+    return n;
 }

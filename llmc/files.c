@@ -1,0 +1,233 @@
+#include "files.h"
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+#include "checksum.h"
+
+enum { BUFFER_BYTES = 1 << 20 }; /* a system call a MiB: 0.1 % of the time of writing it */
+
+bool fail_errno(Error *err, const char *what, const char *path) {
+    static const int input[] = {ENOENT, EACCES, EPERM, EROFS, ENOTDIR, EISDIR, EEXIST, ELOOP, ENAMETOOLONG};
+    int code = errno, exit_code = EXIT_RUN;
+    for (size_t i = 0; i < sizeof input / sizeof *input; i++)
+        if (input[i] == code) exit_code = EXIT_INPUT;
+    return fail(err, exit_code, "%s %s: %s", what, path, strerror(code));
+}
+
+bool path_join(char *path, const char *directory, const char *name, Error *err) {
+    if (snprintf(path, PATH_MAX, "%s/%s", directory, name) < PATH_MAX) return true;
+    return fail(err, EXIT_INPUT, "%.200s.../%.200s: the path is longer than %d bytes", directory, name,
+                PATH_MAX - 1);
+}
+
+/* ---- reading ---- */
+int file_open(const char *path, int64_t *bytes, Error *err) {
+    struct stat info;
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    if (fd < 0) {
+        fail_errno(err, "cannot open", path);
+        return -1;
+    }
+    if (fstat(fd, &info) == 0 && S_ISREG(info.st_mode)) {
+        *bytes = info.st_size;
+        return fd;
+    }
+    fail(err, EXIT_INPUT, "%s: expected a file, found a directory or device", path);
+    close(fd);
+    return -1;
+}
+
+bool file_read_at(int fd, const char *path, void *out, size_t n, int64_t offset, Error *err) {
+    size_t done = 0;
+    while (done < n) {
+        ssize_t got = pread(fd, (char *)out + done, n - done, offset + (int64_t)done);
+        if (got < 0 && errno == EINTR) continue;
+        if (got < 0) return fail_errno(err, "cannot read", path);
+        if (got == 0)
+            return fail(err, EXIT_INPUT,
+                        "%s: expected %zu bytes at offset %lld, found %zu: the file is cut short", path, n,
+                        (long long)offset, done);
+        done += (size_t)got;
+    }
+    return true;
+}
+
+char *file_read(const char *path, size_t max_bytes, size_t *size, Error *err) {
+    int64_t bytes;
+    char *text = NULL;
+    int fd = file_open(path, &bytes, err);
+    if (fd < 0) return NULL;
+    if ((uint64_t)bytes > max_bytes)
+        fail(err, EXIT_INPUT, "%s: expected at most %zu bytes, found %lld", path, max_bytes,
+             (long long)bytes);
+    else if (!(text = malloc((size_t)bytes + 1)))
+        fail(err, EXIT_RUN, "%s: no memory for its %lld bytes", path, (long long)bytes);
+    else if (!file_read_at(fd, path, text, (size_t)bytes, 0, err)) {
+        free(text);
+        text = NULL;
+    } else {
+        text[bytes] = 0;
+        *size = (size_t)bytes;
+    }
+    close(fd);
+    return text;
+}
+
+static bool checksum_fd(int fd, const char *path, int64_t bytes, uint32_t *crc, Error *err) {
+    char *buffer = malloc(BUFFER_BYTES);
+    if (!buffer) return fail(err, EXIT_RUN, "%s: no memory to read it", path);
+    bool ok = true;
+    *crc = 0;
+    for (int64_t at = 0; ok && at < bytes; at += BUFFER_BYTES) {
+        size_t n = bytes - at < BUFFER_BYTES ? (size_t)(bytes - at) : BUFFER_BYTES;
+        ok = file_read_at(fd, path, buffer, n, at, err);
+        if (ok) *crc = crc32c(*crc, buffer, n);
+    }
+    free(buffer);
+    return ok;
+}
+
+bool file_checksum(const char *path, bool sync, int64_t *bytes, uint32_t *crc, Error *err) {
+    int fd = file_open(path, bytes, err);
+    if (fd < 0) return false;
+    bool ok =
+        sync && fsync(fd) ? fail_errno(err, "cannot sync", path) : checksum_fd(fd, path, *bytes, crc, err);
+    close(fd);
+    return ok;
+}
+
+/* ---- writing ---- */
+bool outfile_open(OutFile *file, const char *path, Error *err) {
+    *file = (OutFile){.fd = -1};
+    if (snprintf(file->path, sizeof file->path, "%s", path) >= PATH_MAX)
+        return fail(err, EXIT_INPUT, "%.200s...: the path is longer than %d bytes", path, PATH_MAX - 1);
+    file->buffer = malloc(BUFFER_BYTES);
+    if (!file->buffer) return fail(err, EXIT_RUN, "%s: no memory to write it", path);
+    file->fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+    if (file->fd >= 0) return true;
+    fail_errno(err, "cannot create", path);
+    outfile_abandon(file);
+    return false;
+}
+
+static bool flush(OutFile *file, Error *err) {
+    for (size_t done = 0; done < file->used;) {
+        ssize_t put = write(file->fd, file->buffer + done, file->used - done);
+        if (put < 0 && errno == EINTR) continue;
+        if (put < 0) return fail_errno(err, "cannot write", file->path);
+        done += (size_t)put;
+    }
+    file->used = 0;
+    return true;
+}
+
+bool outfile_write(OutFile *file, const void *data, size_t n, Error *err) {
+    file->bytes += (int64_t)n;
+    file->crc = crc32c(file->crc, data, n);
+    for (const char *p = data; n > 0;) {
+        size_t room = BUFFER_BYTES - file->used, part = n < room ? n : room;
+        memcpy(file->buffer + file->used, p, part);
+        file->used += part;
+        p += part;
+        n -= part;
+        if (file->used == BUFFER_BYTES && !flush(file, err)) return false;
+    }
+    return true;
+}
+
+bool outfile_close(OutFile *file, Error *err) {
+    bool ok = flush(file, err);
+    if (ok && fsync(file->fd)) ok = fail_errno(err, "cannot sync", file->path);
+    int fd = file->fd;
+    file->fd = -1;
+    if (close(fd) && ok) ok = fail_errno(err, "cannot close", file->path);
+    outfile_abandon(file);
+    return ok;
+}
+
+void outfile_abandon(OutFile *file) {
+    if (file->fd >= 0) close(file->fd);
+    free(file->buffer);
+    file->fd = -1;
+    file->buffer = NULL;
+}
+
+/* ---- directories ---- */
+bool directory_make(const char *path, Error *err) {
+    char partial[PATH_MAX];
+    struct stat info;
+    if (snprintf(partial, sizeof partial, "%s", path) >= PATH_MAX)
+        return fail(err, EXIT_INPUT, "%.200s...: the path is longer than %d bytes", path, PATH_MAX - 1);
+    for (char *slash = partial + 1; *partial && (slash = strchr(slash, '/')); slash++) {
+        *slash = 0;
+        if (mkdir(partial, 0777) && errno != EEXIST)
+            return fail_errno(err, "cannot create the directory", partial);
+        *slash = '/';
+    }
+    if (mkdir(path, 0777) == 0) return true;
+    if (errno == EEXIST && stat(path, &info) == 0 && !S_ISDIR(info.st_mode)) errno = ENOTDIR;
+    return errno == EEXIST || fail_errno(err, "cannot create the directory", path);
+}
+
+bool directory_sync(const char *path, Error *err) {
+    int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (fd < 0) return fail_errno(err, "cannot open", path);
+    bool ok = fsync(fd) == 0 || fail_errno(err, "cannot sync", path);
+    close(fd);
+    return ok;
+}
+
+static int compare_names(const void *a, const void *b) {
+    return strcmp(*(char *const *)a, *(char *const *)b);
+}
+
+void names_free(char **names, int n) {
+    for (int i = 0; i < n; i++) free(names[i]);
+    free(names);
+}
+
+/* Adds a copy of the name to the list, which doubles at powers of two. */
+static bool add_name(char ***names, int *n, const char *name) {
+    if ((*n & (*n - 1)) == 0) {
+        char **grown = realloc(*names, (*n ? 2 * (size_t)*n : 1) * sizeof *grown);
+        if (!grown) return false;
+        *names = grown;
+    }
+    (*names)[*n] = strdup(name);
+    return (*names)[*n] && ++*n;
+}
+
+bool directory_list(const char *path, const char *prefix, char ***names, int *n, Error *err) {
+    *names = NULL;
+    *n = 0;
+    DIR *directory = opendir(path);
+    if (!directory) return fail_errno(err, "cannot open the directory", path);
+    bool ok = true;
+    for (struct dirent *entry; ok && (entry = readdir(directory));) {
+        if (!strcmp(entry->d_name, ".") || !strcmp(entry->d_name, "..")) continue;
+        if (strncmp(entry->d_name, prefix, strlen(prefix)) == 0) ok = add_name(names, n, entry->d_name);
+    }
+    closedir(directory);
+    if (!ok) {
+        names_free(*names, *n);
+        return fail(err, EXIT_RUN, "%s: no memory to list it", path);
+    }
+    if (*n > 1) qsort(*names, (size_t)*n, sizeof **names, compare_names);
+    return true;
+}
+
+bool directory_remove(const char *path) {
+    char **names, file[PATH_MAX];
+    int n;
+    Error ignored;
+    if (!directory_list(path, "", &names, &n, &ignored)) return false;
+    for (int i = 0; i < n; i++)
+        if (path_join(file, path, names[i], &ignored)) unlink(file);
+    names_free(names, n);
+    return rmdir(path) == 0;
+}

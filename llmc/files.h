@@ -1,0 +1,60 @@
+/* Files and directories: every call checked, every failure one line with the path and the system's words. */
+#pragma once
+#include <limits.h>
+#include <stdint.h>
+#include "error.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Fails with "WHAT PATH: strerror(errno)": EXIT_INPUT where the path is at fault (missing, no permission),
+ * EXIT_RUN for the rest (full disk, I/O error). */
+bool fail_errno(Error *err, const char *what, const char *path);
+
+/* A whole regular file of at most max_bytes, malloc'ed, with a null after its *size bytes. NULL on error. */
+char *file_read(const char *path, size_t max_bytes, size_t *size, Error *err);
+/* Opens a regular file for reading (never blocks on a pipe); -1 on error. */
+int file_open(const char *path, int64_t *bytes, Error *err);
+/* Reads exactly n bytes at an offset; a file that ends before is an error. */
+bool file_read_at(int fd, const char *path, void *out, size_t n, int64_t offset, Error *err);
+/* Size and CRC-32C of a whole file; with `sync`, its data is made durable first. */
+bool file_checksum(const char *path, bool sync, int64_t *bytes, uint32_t *crc, Error *err);
+
+/* "DIRECTORY/NAME" into path (PATH_MAX bytes). */
+bool path_join(char *path, const char *directory, const char *name, Error *err);
+
+/* ---- writing ---- */
+/* A new file, written through a buffer; its length and CRC-32C grow with the bytes handed in. */
+typedef struct OutFile {
+    int fd; /* -1 once closed */
+    char path[PATH_MAX];
+    char *buffer;
+    size_t used;
+    int64_t bytes;
+    uint32_t crc;
+} OutFile;
+
+/* Creates the file; one of that name must not exist. */
+bool outfile_open(OutFile *file, const char *path, Error *err);
+bool outfile_write(OutFile *file, const void *data, size_t n, Error *err);
+/* Flush, fsync, close: on true the bytes are on the disk. */
+bool outfile_close(OutFile *file, Error *err);
+/* After a failure: closes without a word. Fine on a closed file. */
+void outfile_abandon(OutFile *file);
+
+/* ---- directories ---- */
+/* Creates the directory and its missing parents; an existing one is fine. */
+bool directory_make(const char *path, Error *err);
+bool directory_sync(const char *path, Error *err);
+/* Removes the directory and the files in it (no subdirectories: checkpoints have none). False if something
+ * stays. */
+bool directory_remove(const char *path);
+/* Names in the directory that start with `prefix`, sorted, without "." and ".."; malloc'ed, each and the
+ * list. */
+bool directory_list(const char *path, const char *prefix, char ***names, int *n, Error *err);
+void names_free(char **names, int n);
+
+#ifdef __cplusplus
+}
+#endif

@@ -2,23 +2,14 @@
  * look-ahead. */
 #include "bpe.h"
 #include <string.h>
+#include "json.h" /* utf8_sequence */
 #include "unicode_classes.h"
 
-/* Bytes of the UTF-8 sequence at text, and its code point; 0 where it is not valid (Unicode 16.0, table 3-7:
- * no overlong forms, no surrogates, nothing above U+10FFFF). */
-static size_t utf8_decode(const uint8_t *text, size_t length, uint32_t *code_point) {
-    static const uint32_t smallest[5] = {0, 0, 0x80, 0x800, 0x10000};
-    uint8_t lead = text[0];
-    size_t n = lead < 0x80 ? 1 : lead < 0xC0 ? 0 : lead < 0xE0 ? 2 : lead < 0xF0 ? 3 : lead < 0xF8 ? 4 : 0;
-    if (n == 0 || n > length) return 0;
-    uint32_t c = n == 1 ? lead : lead & (0x7Fu >> n);
-    for (size_t i = 1; i < n; i++) {
-        if ((text[i] & 0xC0) != 0x80) return 0;
-        c = c << 6 | (text[i] & 0x3Fu);
-    }
-    if (c < smallest[n] || c > 0x10FFFF || (c >= 0xD800 && c < 0xE000)) return 0;
-    *code_point = c;
-    return n;
+/* Code point of the valid UTF-8 sequence of n bytes. */
+static uint32_t code_point_of(const uint8_t *text, int n) {
+    uint32_t code_point = n == 1 ? text[0] : text[0] & (0x7Fu >> n);
+    for (int i = 1; i < n; i++) code_point = code_point << 6 | (text[i] & 0x3Fu);
+    return code_point;
 }
 
 static UnicodeClass class_of(uint32_t code_point) {
@@ -46,11 +37,10 @@ static UnicodeClass class_of_ascii(uint8_t c) {
 static UnicodeClass next_symbol(const uint8_t *text, size_t length, size_t *n) {
     *n = 1;
     if (text[0] < 0x80) return class_of_ascii(text[0]);
-    uint32_t code_point;
-    size_t decoded = utf8_decode(text, length, &code_point);
-    if (decoded == 0) return CLASS_OTHER;
-    *n = decoded;
-    return class_of(code_point);
+    int sequence = utf8_sequence((const char *)text, length);
+    if (sequence == 0) return CLASS_OTHER;
+    *n = (size_t)sequence;
+    return class_of(code_point_of(text, sequence));
 }
 
 /* Bytes of the run of symbols of one class from `begin` on; *last is the start of its last symbol. */

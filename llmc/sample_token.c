@@ -41,8 +41,8 @@ typedef struct Weights {
     int ties;           /* of those equal to floor_key, so many stay: the lowest ids */
 } Weights;
 
-/* Adds up the weights in the order of the ids until the sum passes `point`. Returns the id that passed it (the
- * last with a weight, should rounding let none pass); *sum is what was added up. */
+/* Adds up the weights in the order of the ids until the sum passes `point`. Returns the id that passed it
+ * (the last with a weight, should rounding let none pass); *sum is what was added up. */
 static int walk(const Weights *w, double point, double *sum) {
     int chosen = 0, left = w->ties;
     *sum = 0;

@@ -12,21 +12,21 @@
 typedef struct Sampler {
     GPT2 *model;
     int C, NH, HD, L;
-    int cache_rows;    /* rows of the cache of each layer: the longest window */
-    int feed_rows;     /* rows of the buffers below: the most tokens fed at once */
-    char *memory;      /* one device allocation holds all that follows */
-    int32_t *tokens;   /* (feed_rows) */
-    float *mean, *rstd; /* (feed_rows) */
-    float *lse;        /* (NH,feed_rows) */
-    char *residual;    /* (feed_rows,C) */
+    int cache_rows;                /* rows of the cache of each layer: the longest window */
+    int feed_rows;                 /* rows of the buffers below: the most tokens fed at once */
+    char *memory;                  /* one device allocation holds all that follows */
+    int32_t *tokens;               /* (feed_rows) */
+    float *mean, *rstd;            /* (feed_rows) */
+    float *lse;                    /* (NH,feed_rows) */
+    char *residual;                /* (feed_rows,C) */
     char *normed, *branch, *heads; /* (feed_rows,C) */
     char *fch, *fch_gelu;          /* (feed_rows,4C) */
     char *cache;                   /* (L,cache_rows,3,NH,HD) */
     char *logits;                  /* (Vp) */
-    char *host_logits; /* (V) as downloaded, storage type */
-    float *values;     /* (V) */
-    int32_t *window;   /* (max_seq_len + 1) tokens in view */
-    int n, n_cached;   /* tokens in the window; of these, rows in the cache */
+    char *host_logits;             /* (V) as downloaded, storage type */
+    float *values;                 /* (V) */
+    int32_t *window;               /* (max_seq_len + 1) tokens in view */
+    int n, n_cached;               /* tokens in the window; of these, rows in the cache */
 } Sampler;
 
 static size_t storage_bytes(const Sampler *s, int64_t elems) {
@@ -35,35 +35,34 @@ static size_t storage_bytes(const Sampler *s, int64_t elems) {
 
 /* ---- memory ---- */
 
-typedef struct Buffer {
-    void **data;
-    size_t bytes;
-} Buffer;
+/* Hands out parts of one allocation; with a NULL base it only counts. */
+typedef struct Arena {
+    char *base;
+    size_t used;
+} Arena;
 
-/* Places every buffer, each at a multiple of 256 bytes from `base`; returns the bytes of them all. With a NULL
- * base nothing is placed, only counted. */
+static void *take(Arena *arena, size_t bytes) {
+    char *part = arena->base ? arena->base + arena->used : NULL;
+    arena->used += (bytes + 255) / 256 * 256;
+    return part;
+}
+
 static size_t place_buffers(Sampler *s, char *base) {
     const int64_t rows = s->feed_rows, C = s->C;
-    const Buffer buffers[] = {
-        {(void **)&s->tokens, (size_t)rows * sizeof *s->tokens},
-        {(void **)&s->mean, (size_t)rows * sizeof *s->mean},
-        {(void **)&s->rstd, (size_t)rows * sizeof *s->rstd},
-        {(void **)&s->lse, (size_t)(rows * s->NH) * sizeof *s->lse},
-        {(void **)&s->residual, storage_bytes(s, rows * C)},
-        {(void **)&s->normed, storage_bytes(s, rows * C)},
-        {(void **)&s->branch, storage_bytes(s, rows * C)},
-        {(void **)&s->heads, storage_bytes(s, rows * C)},
-        {(void **)&s->fch, storage_bytes(s, rows * 4 * C)},
-        {(void **)&s->fch_gelu, storage_bytes(s, rows * 4 * C)},
-        {(void **)&s->cache, storage_bytes(s, s->L * (int64_t)s->cache_rows * 3 * C)},
-        {(void **)&s->logits, storage_bytes(s, s->model->config.padded_vocab_size)},
-    };
-    size_t total = 0;
-    for (size_t i = 0; i < sizeof buffers / sizeof *buffers; i++) {
-        if (base) *buffers[i].data = base + total;
-        total += (buffers[i].bytes + 255) / 256 * 256;
-    }
-    return total;
+    Arena arena = {.base = base};
+    s->tokens = take(&arena, (size_t)rows * sizeof *s->tokens);
+    s->mean = take(&arena, (size_t)rows * sizeof *s->mean);
+    s->rstd = take(&arena, (size_t)rows * sizeof *s->rstd);
+    s->lse = take(&arena, (size_t)(rows * s->NH) * sizeof *s->lse);
+    s->residual = take(&arena, storage_bytes(s, rows * C));
+    s->normed = take(&arena, storage_bytes(s, rows * C));
+    s->branch = take(&arena, storage_bytes(s, rows * C));
+    s->heads = take(&arena, storage_bytes(s, rows * C));
+    s->fch = take(&arena, storage_bytes(s, rows * 4 * C));
+    s->fch_gelu = take(&arena, storage_bytes(s, rows * 4 * C));
+    s->cache = take(&arena, storage_bytes(s, (int64_t)s->L * s->cache_rows * 3 * C));
+    s->logits = take(&arena, storage_bytes(s, s->model->config.padded_vocab_size));
+    return arena.used;
 }
 
 static void sampler_close(Sampler *s) {
@@ -78,7 +77,8 @@ static bool sampler_open(Sampler *s, GPT2 *model, int n_prompt, int n_tokens, Er
     const GPT2Config *c = &model->config;
     const int64_t longest = (int64_t)n_prompt + n_tokens;
     const bool slides = longest > c->max_seq_len;
-    *s = (Sampler){.model = model, .C = c->n_embd, .NH = c->n_head, .HD = c->n_embd / c->n_head, .L = c->n_layer};
+    *s = (Sampler){
+        .model = model, .C = c->n_embd, .NH = c->n_head, .HD = c->n_embd / c->n_head, .L = c->n_layer};
     s->cache_rows = slides ? c->max_seq_len : (int)longest;
     s->feed_rows = slides && c->max_seq_len / 2 > n_prompt ? c->max_seq_len / 2 : n_prompt;
     const size_t bytes = place_buffers(s, NULL);
@@ -91,7 +91,8 @@ static bool sampler_open(Sampler *s, GPT2 *model, int n_prompt, int n_tokens, Er
         return true;
     }
     sampler_close(s);
-    return fail(err, EXIT_RUN, "sampling: out of memory: the cache for %d positions asks %.1f MiB on the device",
+    return fail(err, EXIT_RUN,
+                "sampling: out of memory: the cache for %d positions asks %.1f MiB on the device",
                 s->cache_rows, (double)bytes / 1048576.0);
 }
 
@@ -103,13 +104,13 @@ static char *cache_row(const Sampler *s, int layer, int row) {
 
 /* residual += branch, then the norm that follows. */
 static void join_branch(Sampler *s, TensorId weight, TensorId bias, int layer, int n) {
-    s->model->ops->residual_layernorm_forward(s->residual, s->normed, s->mean, s->rstd, s->residual, s->branch,
-                                              gpt2_weight(s->model, weight, layer), gpt2_weight(s->model, bias, layer),
-                                              n, s->C);
+    s->model->ops->residual_layernorm_forward(s->residual, s->normed, s->mean, s->rstd, s->residual,
+                                              s->branch, gpt2_weight(s->model, weight, layer),
+                                              gpt2_weight(s->model, bias, layer), n, s->C);
 }
 
-static void linear(Sampler *s, void *out, void *pre_gelu, const void *x, TensorId weight, int layer, int n, int OC,
-                   int IC) {
+static void linear(Sampler *s, void *out, void *pre_gelu, const void *x, TensorId weight, int layer, int n,
+                   int OC, int IC) {
     s->model->ops->linear_forward(out, pre_gelu, x, gpt2_weight(s->model, weight, layer),
                                   gpt2_weight(s->model, weight + 1, layer), n, OC, IC);
 }
@@ -130,7 +131,8 @@ static void block_forward(Sampler *s, int l, int first, int n) {
     join_branch(s, last ? LN_F_W : LN_1_W, last ? LN_F_B : LN_1_B, last ? 0 : l + 1, n);
 }
 
-/* Feeds the tokens of the window that the cache lacks (all of it, or one); s->values = logits after the last. */
+/* Feeds the tokens of the window that the cache lacks (all of it, or one); s->values = logits after the last.
+ */
 static void feed_window(Sampler *s) {
     GPT2 *model = s->model;
     const Ops *ops = model->ops;
@@ -149,7 +151,8 @@ static void feed_window(Sampler *s) {
     s->n_cached = s->n;
 }
 
-/* A window longer than the context keeps its last half, whose positions then start from 0: the cache is void. */
+/* A window longer than the context keeps its last half, whose positions then start from 0: the cache is void.
+ */
 static void slide_window(Sampler *s) {
     const int T = s->model->config.max_seq_len, keep = T > 1 ? T / 2 : 1;
     if (s->n <= T) return;
@@ -173,18 +176,20 @@ static void emit(const Tokenizer *tokenizer, int token, SampleSink sink, void *u
 }
 
 /* The tokens that a sample starts from; at least one. malloc'ed. */
-static bool encode_prompt(const SampleOptions *options, const Tokenizer *tokenizer, int V, int32_t **tokens, size_t *n,
-                          Error *err) {
+static bool encode_prompt(const SampleOptions *options, const Tokenizer *tokenizer, int V, int32_t **tokens,
+                          size_t *n, Error *err) {
     enum { GPT2_EOT = 50256 };
     const bool empty = !options->prompt || !*options->prompt;
     *tokens = NULL;
     *n = 0;
     if (!empty && !tokenizer)
         return fail(err, EXIT_INPUT, "--prompt: there is no tokenizer to encode it; hint: --tokenizer");
-    if (!empty && !tokenizer_encode(tokenizer, options->prompt, strlen(options->prompt), tokens, n, err)) return false;
+    if (!empty && !tokenizer_encode(tokenizer, options->prompt, strlen(options->prompt), tokens, n, err))
+        return false;
     for (size_t i = 0; i < *n; i++)
         if ((*tokens)[i] < 0 || (*tokens)[i] >= V)
-            return fail(err, EXIT_INPUT, "--prompt: the tokenizer gives token %d, the model's vocabulary is %d",
+            return fail(err, EXIT_INPUT,
+                        "--prompt: the tokenizer gives token %d, the model's vocabulary is %d",
                         (int)(*tokens)[i], V);
     if (*n > 0) return true;
     const int eot = tokenizer ? tokenizer_eot(tokenizer) : GPT2_EOT, start = eot >= 0 ? eot : '\n';
@@ -195,8 +200,8 @@ static bool encode_prompt(const SampleOptions *options, const Tokenizer *tokeniz
     return true;
 }
 
-static bool draw(GPT2 *model, const Tokenizer *tokenizer, const SampleOptions *options, const int32_t *prompt, int n,
-                 SampleSink sink, void *user, Error *err) {
+static bool draw(GPT2 *model, const Tokenizer *tokenizer, const SampleOptions *options, const int32_t *prompt,
+                 int n, SampleSink sink, void *user, Error *err) {
     enum { STREAM_SAMPLING = 1 };
     uint64_t rng = random_stream(options->seed, STREAM_SAMPLING);
     Sampler s;
@@ -205,7 +210,8 @@ static bool draw(GPT2 *model, const Tokenizer *tokenizer, const SampleOptions *o
     s.n = n;
     for (int i = 0; i < options->n_tokens; i++) {
         feed_window(&s);
-        int token = sample_token(s.values, model->config.vocab_size, options->temperature, options->top_k, &rng);
+        int token =
+            sample_token(s.values, model->config.vocab_size, options->temperature, options->top_k, &rng);
         emit(tokenizer, token, sink, user);
         s.window[s.n++] = token;
         slide_window(&s);
@@ -214,8 +220,8 @@ static bool draw(GPT2 *model, const Tokenizer *tokenizer, const SampleOptions *o
     return true;
 }
 
-bool sample(GPT2 *model, const Tokenizer *tokenizer, const SampleOptions *options, SampleSink sink, void *user,
-            Error *err) {
+bool sample(GPT2 *model, const Tokenizer *tokenizer, const SampleOptions *options, SampleSink sink,
+            void *user, Error *err) {
     const size_t T = (size_t)model->config.max_seq_len;
     int32_t *prompt;
     size_t n;

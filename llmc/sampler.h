@@ -18,9 +18,10 @@ typedef struct SampleOptions {
 /* Called with each piece of decoded text as it is drawn. */
 typedef void (*SampleSink)(const char *bytes, size_t n, void *user);
 
-/* Draws one token from V logits. temperature 0 or top_k 1: the largest, the lowest id among equals, and *rng is
- * not touched. Else softmax(logits / temperature) over the top_k largest (0: all V; among equals the lowest ids
- * stay); *rng advances once. NaN and -inf are never drawn while there is a finite logit; +inf always is. */
+/* Draws one token from V logits. temperature 0 or top_k 1: the largest, the lowest id among equals, and *rng
+ * is not touched. Else softmax(logits / temperature) over the top_k largest (0: all V; among equals the
+ * lowest ids stay); *rng advances once. NaN and -inf are never drawn while there is a finite logit; +inf
+ * always is. */
 int sample_token(const float *logits, int V, float temperature, int top_k, uint64_t *rng);
 
 /* Sends the prompt and the text drawn after it to the sink, n_tokens tokens, a piece each. A piece can be a

@@ -1,0 +1,235 @@
+#!/usr/bin/env python3
+"""Records what PyTorch computes for GPT-2, for test_gpt2.cu to hold every backend to.
+
+    python3 dev/reference/record.py                  # all models, errors of PyTorch's bf16 on the CPU
+    python3 dev/reference/record.py --device cuda    # the same values, errors of PyTorch's bf16 on the GPU
+    python3 dev/reference/record.py hd24 --out DIR   # one model
+
+Per model one file NAME.ref: every activation, logits, every gradient, the losses and gradient norms of some AdamW
+steps and the weights after them, computed in float64 and rounded to fp32; beside each the error of PyTorch's own
+fp32 run and of its own bf16 run. Weights and tokens come from an integer hash that reference.h computes as well, so
+they are not stored. Needs PyTorch alone (1.13 or later). The layout is in README.md.
+"""
+import argparse
+import collections
+import math
+import os
+import struct
+
+import torch
+import torch.nn.functional as F
+
+LR, BETA1, BETA2, EPS, WEIGHT_DECAY, CLIP = 1e-3, 0.9, 0.95, 1e-8, 0.1, 1.0
+
+# To add a model: a row here, its name in test_gpt2.cu, then run this script.
+# log2_scale: matrices and embeddings are uniform in +-2^log2_scale; larger than GPT-2's 0.02 where channels are few,
+# so that attention is not flat and gradients are not trivial. max_entries: a larger tensor is recorded in so many
+# hash-chosen entries and the norm of the whole.
+Model = collections.namedtuple("Model", "n_layer n_head n_embd max_seq_len vocab_size B T steps log2_scale max_entries")
+MODELS = {
+    "hd24": Model(3, 2, 48, 40, 211, 2, 37, 10, -2, 16384),
+    "hd64": Model(2, 2, 128, 80, 211, 2, 65, 10, -3, 8192),
+    "hd128": Model(1, 2, 256, 129, 331, 2, 129, 10, -3, 8192),
+    "d12": Model(12, 12, 768, 1024, 50257, 1, 64, 3, -5, 256),
+}
+MASK32 = 0xFFFFFFFF
+STREAM_TOKENS, STREAM_TARGETS, STREAM_ENTRIES = 1000000, 1000001, 2000000
+
+
+def mix(x):
+    """lowbias32 (Chris Wellons), a bijection of 32-bit integers; x is an int or an int64 tensor."""
+    x = x ^ (x >> 16)
+    x = (x * 0x7FEB352D) & MASK32
+    x = x ^ (x >> 15)
+    x = (x * 0x846CA68B) & MASK32
+    return x ^ (x >> 16)
+
+
+def hash_stream(stream, begin, n):
+    """Entries [begin, begin+n) of a stream: 32-bit values as int64 (n)."""
+    key = mix(stream)
+    return mix((mix((torch.arange(begin, begin + n) + key) & MASK32) + mix(key)) & MASK32)
+
+
+def hash_uniform(stream, n, log2_scale):
+    """n fp32 values, uniform in [-2^log2_scale, 2^log2_scale) on a grid of 24 bits: exact in fp32."""
+    out = torch.empty(n)
+    for begin in range(0, n, 1 << 20):
+        h = hash_stream(stream, begin, min(1 << 20, n - begin))
+        out[begin : begin + len(h)] = ((h >> 8) - (1 << 23)).float() * 2.0 ** (log2_scale - 23)
+    return out
+
+
+def tensor_list(m):
+    """(name, shape, stream, kind) of every parameter, in the order of gpt2.h's TensorId."""
+    C = m.n_embd
+    per_layer = [
+        ("ln_1.weight", (C,), "norm"), ("ln_1.bias", (C,), "bias"),
+        ("attn.c_attn.weight", (3 * C, C), "matrix"), ("attn.c_attn.bias", (3 * C,), "bias"),
+        ("attn.c_proj.weight", (C, C), "matrix"), ("attn.c_proj.bias", (C,), "bias"),
+        ("ln_2.weight", (C,), "norm"), ("ln_2.bias", (C,), "bias"),
+        ("mlp.c_fc.weight", (4 * C, C), "matrix"), ("mlp.c_fc.bias", (4 * C,), "bias"),
+        ("mlp.c_proj.weight", (C, 4 * C), "matrix"), ("mlp.c_proj.bias", (C,), "bias"),
+    ]
+    tensors = [("wte.weight", (m.vocab_size, C), 0, "matrix"), ("wpe.weight", (m.max_seq_len, C), 1000, "matrix")]
+    for i, (name, shape, kind) in enumerate(per_layer):
+        tensors += [(f"h.{l}.{name}", shape, 1000 * (i + 2) + l, kind) for l in range(m.n_layer)]
+    return tensors + [("ln_f.weight", (C,), 14000, "norm"), ("ln_f.bias", (C,), 15000, "bias")]
+
+
+def initial_weights(m):
+    """{name: fp32 tensor}; norm weights are 1 +- 1/8, biases +- 1/16."""
+    weights = {}
+    for name, shape, stream, kind in tensor_list(m):
+        log2_scale = {"matrix": m.log2_scale, "norm": -3, "bias": -4}[kind]
+        values = hash_uniform(stream, math.prod(shape), log2_scale).view(shape)
+        weights[name] = values + 1 if kind == "norm" else values
+    return weights
+
+
+def layernorm(x, p, name, act, key):
+    stats = x if x.dtype == torch.float64 else x.float()
+    act[f"{name}.mean{key}"] = stats.mean(-1)
+    act[f"{name}.rstd{key}"] = (stats.var(-1, unbiased=False) + 1e-5).rsqrt()
+    return F.layer_norm(x, (x.shape[-1],), p["weight"], p["bias"], 1e-5)
+
+
+def sub(p, prefix):
+    return {name[len(prefix) + 1 :]: w for name, w in p.items() if name.startswith(prefix + ".")}
+
+
+def attention(x, p, n_head, act, key):
+    B, T, C = x.shape
+    qkv = F.linear(x, p["c_attn.weight"], p["c_attn.bias"])
+    q, k, v = (t.view(B, T, n_head, C // n_head).transpose(1, 2) for t in qkv.split(C, dim=2))
+    scores = (q @ k.transpose(-2, -1)) * (1.0 / math.sqrt(C // n_head))
+    causal = torch.ones(T, T, dtype=torch.bool, device=x.device).tril()
+    scores = scores.masked_fill(~causal, float("-inf"))
+    out = (F.softmax(scores, dim=-1) @ v).transpose(1, 2).reshape(B, T, C)
+    act[f"qkv{key}"], act[f"attn{key}"] = qkv, out
+    act[f"lse{key}"] = torch.logsumexp(scores if x.dtype == torch.float64 else scores.float(), dim=-1)
+    return F.linear(out, p["c_proj.weight"], p["c_proj.bias"])
+
+
+def forward(m, p, tokens, targets):
+    """Mean loss and {name: activation}, named as in gpt2.h's ActivationId; the weights' dtype is the compute dtype."""
+    act = {}
+    x = p["wte.weight"][tokens] + p["wpe.weight"][: tokens.shape[1]]
+    act["encoded"] = x
+    for l in range(m.n_layer):
+        h, key = sub(p, f"h.{l}"), f".{l}"
+        act[f"ln_1{key}"] = layernorm(x, sub(h, "ln_1"), "ln_1", act, key)
+        x = x + attention(act[f"ln_1{key}"], sub(h, "attn"), m.n_head, act, key)
+        act[f"residual_2{key}"] = x
+        act[f"ln_2{key}"] = layernorm(x, sub(h, "ln_2"), "ln_2", act, key)
+        act[f"fch{key}"] = F.linear(act[f"ln_2{key}"], h["mlp.c_fc.weight"], h["mlp.c_fc.bias"])
+        act[f"fch_gelu{key}"] = F.gelu(act[f"fch{key}"], approximate="tanh")
+        x = x + F.linear(act[f"fch_gelu{key}"], h["mlp.c_proj.weight"], h["mlp.c_proj.bias"])
+        act[f"residual_3{key}"] = x
+    act["ln_f"] = layernorm(x, sub(p, "ln_f"), "ln_f", act, "")
+    act["logits"] = F.linear(act["ln_f"], p["wte.weight"])
+    z = act["logits"] if x.dtype == torch.float64 else act["logits"].float()
+    act["losses"] = F.cross_entropy(z.flatten(0, 1), targets.flatten(), reduction="none").view(tokens.shape)
+    return act["losses"].mean(), act
+
+
+def run(m, master_dtype, compute_dtype, device):
+    """{name: tensor} of one training run, every value back on the CPU.
+
+    bf16: fp32 master weights, of which each step's forward and backward use a bf16 copy; PyTorch then hands the
+    gradients, themselves bf16, to AdamW in fp32.
+    """
+    weights = {name: w.to(device, master_dtype).requires_grad_() for name, w in initial_weights(m).items()}
+    decay = [w for w in weights.values() if w.dim() >= 2]
+    no_decay = [w for w in weights.values() if w.dim() < 2]
+    optimizer = torch.optim.AdamW(
+        [{"params": decay, "weight_decay": WEIGHT_DECAY}, {"params": no_decay, "weight_decay": 0.0}],
+        lr=LR, betas=(BETA1, BETA2), eps=EPS)
+    n = m.B * m.T
+    tokens = (hash_stream(STREAM_TOKENS, 0, n) % m.vocab_size).view(m.B, m.T).to(device)
+    targets = (hash_stream(STREAM_TARGETS, 0, n) % m.vocab_size).view(m.B, m.T).to(device)
+    result, losses, norms = {}, [], []
+    for step in range(m.steps):
+        loss, act = forward(m, {name: w.to(compute_dtype) for name, w in weights.items()}, tokens, targets)
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        if step == 0:
+            result.update({f"act/{name}": a.detach().cpu() for name, a in act.items()})
+            result.update({f"grad/{name}": w.grad.detach().cpu().clone() for name, w in weights.items()})
+        del act
+        norm = math.sqrt(sum(float(w.grad.double().square().sum()) for w in weights.values()))
+        losses.append(float(loss))
+        norms.append(norm)
+        for w in weights.values():
+            w.grad *= min(1.0, CLIP / norm)
+        optimizer.step()
+    result["steps/loss"] = torch.tensor(losses, dtype=torch.float64)
+    result["steps/grad_norm"] = torch.tensor(norms, dtype=torch.float64)
+    # Softmax does not see the key bias: its gradient is zero but for rounding, and Adam makes full steps of rounding.
+    result.update({f"final/{name}": w.detach().cpu() for name, w in weights.items() if "c_attn.bias" not in name})
+    return result
+
+
+def relative_error(got, want):
+    difference = float((got.double() - want.double()).norm())
+    return difference / max(float(want.double().norm()), 1e-30)
+
+
+def entries(index, values, max_entries):
+    """The recorded entries of record number index: all, or hash-chosen ones (with replacement)."""
+    flat = values.flatten()
+    if flat.numel() <= max_entries:
+        return flat
+    return flat[hash_stream(STREAM_ENTRIES + index, 0, max_entries) % flat.numel()]
+
+
+def write(path, m, recorder, records):
+    """The layout of README.md; records: (name, shape, entries, norm, fp32 error, bf16 error)."""
+    with open(path + ".tmp", "wb") as f:
+        f.write(struct.pack("<8s11i6f4x48s", b"GPT2REF1", len(records), *m, LR, BETA1, BETA2, EPS, WEIGHT_DECAY, CLIP,
+                            recorder.encode()))
+        for name, shape, data, norm, fp32_error, bf16_error in records:
+            shape = list(shape) + [1] * (4 - len(shape))
+            f.write(struct.pack("<56s4iqdff", name.encode(), *shape, data.numel(), norm, fp32_error, bf16_error))
+            f.write(struct.pack(f"<{data.numel()}f", *data.tolist()))
+    os.replace(path + ".tmp", path)
+
+
+def record(name, device, out):
+    m = MODELS[name]
+    truth = run(m, torch.float64, torch.float64, "cpu")
+    errors = []
+    for dtype, where in ((torch.float32, "cpu"), (torch.bfloat16, device)):
+        result = run(m, torch.float32, dtype, where)
+        errors.append({key: relative_error(result[key], want) for key, want in truth.items()})
+        del result
+    records = []
+    for index, (key, want) in enumerate(truth.items()):
+        data = entries(index, want, m.max_entries).float()
+        assert torch.isfinite(data).all(), key
+        records.append((key, want.shape, data, float(want.norm()), errors[0][key], errors[1][key]))
+    where = torch.cuda.get_device_name() if device == "cuda" else "CPU"
+    path = os.path.join(out, name + ".ref")
+    write(path, m, f"torch {torch.__version__}, bf16 on {where}"[:47], records)
+    print(f"{path}: {len(records)} tensors, {os.path.getsize(path)} bytes, losses "
+          + " ".join(f"{loss:.6f}" for loss in truth["steps/loss"].tolist()))
+    for kind in ("act", "grad", "steps", "final"):
+        keys = [key for key in truth if key.startswith(kind + "/")]
+        worst = [max(keys, key=lambda key, e=e: e[key]) for e in errors]
+        print("  " + "; ".join(f"largest {p} error of {kind}: {e[w]:.1e} ({w})" for p, e, w in zip(("fp32", "bf16"), errors, worst)))
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("models", nargs="*", help=f"which of {', '.join(MODELS)} (default: all)")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="where PyTorch's bf16 run is made")
+    parser.add_argument("--out", default=os.path.dirname(os.path.abspath(__file__)), help="folder of the files")
+    args = parser.parse_args()
+    for name in args.models or MODELS:
+        if name not in MODELS:
+            parser.error(f"unknown model '{name}'; there are {', '.join(MODELS)}")
+        record(name, args.device, args.out)
+
+
+if __name__ == "__main__":
+    main()

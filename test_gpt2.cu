@@ -1,0 +1,475 @@
+/* The model against recorded PyTorch (dev/reference), on every backend that this machine has.
+ *
+ *   build/test_gpt2cu [-v] [MODEL or BACKEND]...      e.g. -v hd64 bf16; -v prints every tensor's error and
+ * limit
+ *
+ * fp32: every tensor within 1e-5 of PyTorch's float64 values, relative 2-norm. bf16: within twice the error
+ * that PyTorch's own bf16 run makes on that tensor, which stands beside it in the file. */
+#include "llmc/gpt2.h"
+#include "dev/reference/reference.h"
+#include "dev/test/check.h"
+#include "dev/test/compare.h"
+
+#define FP32_LIMIT 1e-5
+/* After some steps: where a gradient is rounding noise around zero, Adam's m/sqrt(v) has a random sign and
+ * the weight moves by lr either way. PyTorch's fp32 run is up to 3e-5 off its float64 run for this reason. */
+#define FP32_FINAL_LIMIT 1e-4
+/* 1 x 2B against 2 x B micro-batches in bf16: another GEMM shape may round a few activations the other way,
+ * which gives some 1e-4; gradients accumulated in bf16 would be 2^-9 = 2e-3 off. */
+#define BF16_ACCUMULATION_LIMIT 1e-3
+/* A backend that keeps fewer values than PyTorch in fp32 still agrees with itself this well: 2 roundings of
+ * 2^-9. */
+#define BF16_ROUNDING_LIMIT 4e-3
+
+static const char *const models[] = {"hd24", "hd64", "hd128", "d12"};
+static bool verbose;
+
+/* One recorded model on one backend. */
+typedef struct Case {
+    const Ops *ops;
+    const Reference *reference;
+    const char *model; /* "hd24" */
+    GPT2Config config;
+    int B, T;
+    int32_t *tokens, *targets; /* (B,T) */
+    int n_compared;            /* records compared so far */
+} Case;
+
+/* ---- what the hash gives ---- */
+
+/* Weights of one layer's tensor, as record.py makes them. */
+static void hash_tensor(float *out, TensorId id, int layer, const Tensor *t, const ReferenceHeader *h) {
+    const bool norm_weight = id == LN_1_W || id == LN_2_W || id == LN_F_W;
+    const int log2_scale = t->is_matrix ? h->log2_scale : norm_weight ? -3 : -4;
+    const int64_t real = id == WTE ? (int64_t)h->vocab_size * t->cols : t->layer_elems;
+    const float center = norm_weight ? 1.0f : 0.0f;
+#pragma omp parallel for
+    for (int64_t i = 0; i < t->layer_elems; i++)
+        out[i] = i < real ? center + reference_uniform((uint32_t)(id * 1000 + layer), i, log2_scale) : 0.0f;
+}
+
+static void set_hash_weights(GPT2 *model, const ReferenceHeader *h) {
+    for (int id = 0; id < N_TENSORS; id++) {
+        const Tensor *t = &model->tensors[id];
+        float *host = malloc((size_t)t->layer_elems * sizeof *host);
+        if (!host) abort();
+        for (int layer = 0; layer < t->n_layers; layer++) {
+            hash_tensor(host, (TensorId)id, layer, t, h);
+            gpt2_set_weights(model, host, t->offset + layer * t->layer_elems, t->layer_elems);
+        }
+        free(host);
+    }
+}
+
+static int32_t *hash_tokens(uint32_t stream, int64_t n, int vocab_size) {
+    int32_t *tokens = malloc((size_t)n * sizeof *tokens);
+    if (!tokens) abort();
+    for (int64_t i = 0; i < n; i++) tokens[i] = (int32_t)(reference_hash(stream, i) % (uint32_t)vocab_size);
+    return tokens;
+}
+
+static bool case_open(Case *c, GPT2 *model, Recompute recompute, AttentionKind attention) {
+    Error err = {0};
+    GPT2Options options = {
+        .B = c->B, .T = c->T, .recompute = recompute, .attention = attention, .training = true};
+    if (!CHECK(gpt2_open(model, c->ops, &c->config, &options, &err), "%s: %s", c->model, err.text))
+        return false;
+    set_hash_weights(model, &c->reference->header);
+    gpt2_reset_optimizer(model);
+    return true;
+}
+
+/* ---- one step, and what a model holds ---- */
+
+static void forward_backward(Case *c, GPT2 *model) {
+    gpt2_begin_step(model);
+    gpt2_micro_step(model, c->tokens, c->targets, c->B, c->T, 1.0f);
+}
+
+static void update(Case *c, GPT2 *model, int64_t step) {
+    const ReferenceHeader *h = &c->reference->header;
+    UpdateArgs args = {step, h->lr, h->beta1, h->beta2, h->eps, h->weight_decay, h->clip};
+    gpt2_update(model, &args);
+}
+
+typedef enum { MASTER, WEIGHTS, MOMENT_1, MOMENT_2, GRADS, N_FLAT } FlatId;
+static const char *const flat_names[N_FLAT] = {"master weights", "weights", "m", "v", "gradients"};
+
+/* The flat buffers on the host, as bytes. */
+typedef struct Snapshot {
+    char *flat[N_FLAT];
+    size_t bytes[N_FLAT];
+} Snapshot;
+
+static Snapshot snapshot(const GPT2 *model) {
+    const void *const device[N_FLAT] = {model->master, model->weights, model->m, model->v, model->grads};
+    Snapshot s;
+    for (int i = 0; i < N_FLAT; i++) {
+        s.bytes[i] =
+            (size_t)model->n_parameters * (i == WEIGHTS ? dtype_bytes(model->ops->dtype) : sizeof(float));
+        if (!(s.flat[i] = malloc(s.bytes[i]))) abort();
+        model->ops->download(s.flat[i], device[i], s.bytes[i]);
+    }
+    return s;
+}
+
+static void snapshot_free(Snapshot *s) {
+    for (int i = 0; i < N_FLAT; i++) free(s->flat[i]);
+}
+
+/* Frees b. True where every buffer but `except` (-1: none) is bitwise the same. */
+static void check_same_bits(const Case *c, const Snapshot *a, Snapshot b, int except, const char *what) {
+    for (int i = 0; i < N_FLAT; i++)
+        if (i != except)
+            CHECK(memcmp(a->flat[i], b.flat[i], a->bytes[i]) == 0, "%s, %s: %s: %s differ in some bits",
+                  c->ops->name, c->model, what, flat_names[i]);
+    snapshot_free(&b);
+}
+
+/* ---- values against the records ---- */
+
+static Limits limits_of(const Case *c, const ReferenceRecord *record) {
+    double norm = strncmp(record->name, "final/", 6) == 0 ? FP32_FINAL_LIMIT : FP32_LIMIT;
+    if (c->ops->dtype == DTYPE_BF16) norm = 2 * (double)record->bf16_error;
+    return (Limits){norm, INFINITY};
+}
+
+/* Errors of `got`, the whole tensor, at the recorded entries, relative to the 2-norm of the whole; and of its
+ * own norm, where that is larger. */
+static Deviation compare_record(const Reference *reference, int index, const float *got) {
+    const ReferenceRecord *record = &reference->records[index];
+    const int64_t elems = reference_elems(record), n = record->n_entries;
+    float *entries = malloc((size_t)n * sizeof *entries);
+    if (!entries) abort();
+    double difference = 0, square = 0;
+    for (int64_t i = 0; i < n; i++) {
+        entries[i] = got[reference_index(reference, index, i)];
+        difference += pow((double)entries[i] - reference->data[index][i], 2);
+    }
+    for (int64_t i = 0; i < elems; i++) square += (double)got[i] * got[i];
+    Deviation d = compare_floats(entries, reference->data[index], n);
+    free(entries);
+    double of_entries = sqrt(difference * (double)elems / (double)n) / record->norm;
+    double of_norm = fabs(sqrt(square) - record->norm) / record->norm;
+    d.norm = isnan(d.norm) || of_entries > of_norm || isnan(of_entries) ? of_entries : of_norm;
+    return d;
+}
+
+/* Compares `elems` elements against the record called name. */
+static void check_values(Case *c, const char *name, const float *got, int64_t elems) {
+    int index = reference_find(c->reference, name);
+    if (!CHECK(index >= 0, "%s.ref has no record %s", c->model, name)) return;
+    const ReferenceRecord *record = &c->reference->records[index];
+    if (!CHECK(reference_elems(record) == elems, "%s.ref: %s has %lld elements, the model %lld", c->model,
+               name, (long long)reference_elems(record), (long long)elems))
+        return;
+    Deviation d = compare_record(c->reference, index, got);
+    Limits limits = limits_of(c, record);
+    c->n_compared++;
+    bool ok = CHECK(within(d, limits), "%s, %s: %s: error %.2e, limit %.2e (largest at entry %lld)",
+                    c->ops->name, c->model, name, d.norm, limits.norm, (long long)d.worst);
+    if (verbose)
+        printf("%-9s %-5s %-30s error %.1e  max %.1e  limit %.1e  PyTorch fp32 %.1e bf16 %.1e%s\n",
+               c->ops->name, c->model, name, d.norm, d.max, limits.norm, (double)record->fp32_error,
+               (double)record->bf16_error, ok ? "" : "  FAIL");
+}
+
+static void check_device(Case *c, const char *name, const void *device, DType dtype, int64_t elems) {
+    float *got = malloc((size_t)elems * sizeof *got);
+    if (!got) abort();
+    download_floats(c->ops, got, device, dtype, elems);
+    check_values(c, name, got, elems);
+    free(got);
+}
+
+static void check_activations(Case *c, GPT2 *model) {
+    for (int id = ACT_ENCODED; id <= ACT_LOSSES; id++) {
+        const Activation *a = &model->activations[id];
+        if (id == ACT_PROBS || (id == ACT_LSE && model->options.attention == ATTENTION_STANDARD)) continue;
+        char name[64];
+        snprintf(name, sizeof name, "act/%s", a->name);
+        bool per_layer = reference_find(c->reference, name) < 0;
+        for (int layer = 0; layer < (per_layer ? c->config.n_layer : 1); layer++) {
+            if (per_layer) snprintf(name, sizeof name, "act/%s.%d", a->name, layer);
+            check_device(c, name, gpt2_activation(model, (ActivationId)id, layer), a->dtype, a->elems);
+        }
+    }
+    int64_t rows = (int64_t)c->B * c->T, elems = rows * c->config.vocab_size;
+    float *logits = malloc((size_t)elems * sizeof *logits);
+    if (!logits) abort();
+    gpt2_logits(model, logits, 0, rows);
+    check_values(c, "act/logits", logits, elems);
+    free(logits);
+}
+
+/* A flat buffer, tensor by tensor, against the records "PREFIX/NAME". */
+static void check_parameters(Case *c, GPT2 *model, const float *flat, const char *prefix) {
+    for (int id = 0; id < N_TENSORS; id++) {
+        const Tensor *t = &model->tensors[id];
+        /* Softmax does not see the key bias: its gradient is rounding noise, of which Adam makes full steps.
+         */
+        if (id == C_ATTN_B && strcmp(prefix, "final") == 0) continue;
+        int64_t elems = id == WTE ? (int64_t)c->config.vocab_size * t->cols : t->layer_elems;
+        for (int layer = 0; layer < t->n_layers; layer++) {
+            char tensor[64], name[80];
+            snprintf(tensor, sizeof tensor, t->name, layer);
+            snprintf(name, sizeof name, "%s/%s", prefix, tensor);
+            check_device(c, name, flat + t->offset + layer * t->layer_elems, DTYPE_F32, elems);
+        }
+    }
+}
+
+static void check_padding_is_zero(Case *c, GPT2 *model, const float *flat, const char *what) {
+    const int64_t begin = (int64_t)c->config.vocab_size * c->config.n_embd,
+                  end = model->tensors[WTE].layer_elems;
+    float *padding = malloc((size_t)(end - begin + 1) * sizeof *padding);
+    if (!padding) abort();
+    c->ops->download(padding, flat + model->tensors[WTE].offset + begin,
+                     (size_t)(end - begin) * sizeof *padding);
+    int64_t wrong = 0;
+    for (int64_t i = 0; i < end - begin; i++) wrong += padding[i] != 0;
+    CHECK(wrong == 0, "%s, %s: %lld elements of wte's padding rows are not 0 in %s", c->ops->name, c->model,
+          (long long)wrong, what);
+    free(padding);
+}
+
+/* Every record of the model: activations, logits, gradients, the steps' losses and norms, the weights after
+ * them. */
+static void test_values(Case *c, AttentionKind attention) {
+    const int steps = c->reference->header.steps;
+    float loss[64], norm[64];
+    GPT2 model;
+    if (!CHECK(steps <= 64, "%d steps", steps) || !case_open(c, &model, RECOMPUTE_NONE, attention)) return;
+    c->n_compared = 0;
+    for (int step = 0; step < steps; step++) {
+        forward_backward(c, &model);
+        if (step == 0) {
+            check_activations(c, &model);
+            check_parameters(c, &model, model.grads, "grad");
+            check_padding_is_zero(c, &model, model.grads, "the gradients");
+        }
+        update(c, &model, step + 1);
+        StepStats stats = gpt2_step_stats(&model);
+        loss[step] = stats.loss;
+        norm[step] = stats.grad_norm;
+        CHECK(!stats.bad && stats.n_skipped == 0, "%s, %s: step %d skipped", c->ops->name, c->model,
+              step + 1);
+    }
+    check_values(c, "steps/loss", loss, steps);
+    check_values(c, "steps/grad_norm", norm, steps);
+    check_parameters(c, &model, model.master, "final");
+    check_padding_is_zero(c, &model, model.master, "the weights");
+    int without = attention == ATTENTION_STANDARD ? c->config.n_layer : 0; /* lse */
+    CHECK(c->n_compared == c->reference->header.n_records - without, "%s.ref: %d records, %d compared",
+          c->model, c->reference->header.n_records, c->n_compared);
+    gpt2_close(&model);
+}
+
+/* ---- the model against itself ---- */
+
+/* Relative 2-norm difference of two gradient buffers. */
+static double gradient_difference(const Snapshot *a, const Snapshot *b) {
+    return compare_floats((const float *)(const void *)a->flat[GRADS],
+                          (const float *)(const void *)b->flat[GRADS],
+                          (int64_t)(a->bytes[GRADS] / sizeof(float)))
+        .norm;
+}
+
+/* What a step of a model opened in this way leaves; false if it could not be opened. */
+static bool step_snapshot(Case *c, Recompute recompute, Snapshot *out) {
+    GPT2 model;
+    if (!case_open(c, &model, recompute, ATTENTION_FLASH)) return false;
+    for (int step = 1; step <= 2; step++) {
+        forward_backward(c, &model);
+        update(c, &model, step);
+    }
+    forward_backward(c, &model);
+    *out = snapshot(&model);
+    gpt2_close(&model);
+    return true;
+}
+
+/* Two steps and a gradient: the same bits when run twice and when blocks are recomputed. A recomputed GELU
+ * starts from the stored fch, which in bf16 is rounded once more than what the fused epilogue had. */
+static void test_same_bits(Case *c) {
+    Snapshot first, again;
+    if (!step_snapshot(c, RECOMPUTE_NONE, &first)) return;
+    if (step_snapshot(c, RECOMPUTE_NONE, &again)) check_same_bits(c, &first, again, -1, "run twice");
+    if (step_snapshot(c, RECOMPUTE_BLOCK, &again)) check_same_bits(c, &first, again, -1, "recompute block");
+    if (step_snapshot(c, RECOMPUTE_GELU, &again)) {
+        double error = gradient_difference(&again, &first);
+        double limit = c->ops->dtype == DTYPE_BF16 ? BF16_ROUNDING_LIMIT : 1e-6;
+        CHECK(error <= limit, "%s, %s: recompute gelu: gradients %.2e off those of none, limit %.2e",
+              c->ops->name, c->model, error, limit);
+        snapshot_free(&again);
+    }
+    snapshot_free(&first);
+}
+
+/* 1 x 2B against 2 x B. */
+static void test_micro_batches(Case *c) {
+    GPT2 model;
+    if (c->B % 2 || !case_open(c, &model, RECOMPUTE_NONE, ATTENTION_FLASH)) return;
+    const int half = c->B / 2;
+    forward_backward(c, &model);
+    Snapshot whole = snapshot(&model);
+    float loss = gpt2_step_stats(&model).loss;
+    gpt2_begin_step(&model);
+    for (int i = 0; i < 2; i++)
+        gpt2_micro_step(&model, c->tokens + i * half * c->T, c->targets + i * half * c->T, half, c->T, 0.5f);
+    Snapshot halves = snapshot(&model);
+    double error = gradient_difference(&halves, &whole);
+    double limit = c->ops->dtype == DTYPE_BF16 ? BF16_ACCUMULATION_LIMIT : 1e-6;
+    CHECK(error <= limit, "%s, %s: gradients of 2 x %d micro-batches are %.2e off 1 x %d, limit %.2e",
+          c->ops->name, c->model, half, error, c->B, limit);
+    float sum = gpt2_step_stats(&model).loss;
+    CHECK(fabsf(sum - loss) <= (float)limit * loss, "%s, %s: losses %.7f and %.7f", c->ops->name, c->model,
+          (double)sum, (double)loss);
+    snapshot_free(&whole);
+    snapshot_free(&halves);
+    gpt2_close(&model);
+}
+
+/* Validation gives the training loss and leaves all training state as it was. */
+static void test_eval(Case *c) {
+    GPT2 model;
+    if (!case_open(c, &model, RECOMPUTE_NONE, ATTENTION_FLASH)) return;
+    forward_backward(c, &model);
+    Snapshot before = snapshot(&model);
+    StepStats stats = gpt2_step_stats(&model);
+    float loss = gpt2_eval(&model, c->tokens, c->targets, c->B, c->T);
+    CHECK(fabsf(loss - stats.loss) <= 1e-6f * stats.loss, "%s, %s: evaluation %.7f, training loss %.7f",
+          c->ops->name, c->model, (double)loss, (double)stats.loss);
+    check_same_bits(c, &before, snapshot(&model), -1, "after an evaluation");
+    StepStats after = gpt2_step_stats(&model);
+    CHECK(memcmp(&stats, &after, sizeof stats) == 0, "%s, %s: an evaluation changed the statistics",
+          c->ops->name, c->model);
+    snapshot_free(&before);
+    gpt2_close(&model);
+}
+
+/* ---- NaN and inf ---- */
+
+/* Step 2 with `value` in the embedding of the first token (in a gradient instead, where in_gradient): left
+ * out. */
+static void bad_step(Case *c, GPT2 *model, float value, bool in_gradient) {
+    const int64_t at = model->tensors[WTE].offset + (int64_t)c->tokens[0] * c->config.n_embd + 3;
+    float good;
+    c->ops->download(&good, model->master + at, sizeof good);
+    if (!in_gradient) gpt2_set_weights(model, &value, at, 1);
+    forward_backward(c, model);
+    if (in_gradient) c->ops->upload(model->grads + at, &value, sizeof value);
+    Snapshot before = snapshot(model);
+    update(c, model, 2);
+    char what[64];
+    snprintf(what, sizeof what, "%g in a %s", (double)value, in_gradient ? "gradient" : "weight");
+    check_same_bits(c, &before, snapshot(model), GRADS, what);
+    StepStats stats = gpt2_step_stats(model);
+    CHECK(stats.bad == 1 && stats.n_skipped == 1, "%s, %s: %s: bad %d, skipped %lld, expected 1 and 1",
+          c->ops->name, c->model, what, stats.bad, (long long)stats.n_skipped);
+    gpt2_set_weights(model, &good, at, 1);
+    snapshot_free(&before);
+}
+
+/* Three steps of which the second is bad leave the bits of two good ones. */
+static void test_bad_step(Case *c, float value, bool in_gradient) {
+    GPT2 clean, model;
+    if (!case_open(c, &clean, RECOMPUTE_NONE, ATTENTION_FLASH)) return;
+    for (int step = 1; step <= 2; step++) {
+        forward_backward(c, &clean);
+        update(c, &clean, step);
+    }
+    Snapshot expected = snapshot(&clean);
+    gpt2_close(&clean);
+    if (case_open(c, &model, RECOMPUTE_NONE, ATTENTION_FLASH)) {
+        forward_backward(c, &model);
+        update(c, &model, 1);
+        bad_step(c, &model, value, in_gradient);
+        forward_backward(c, &model);
+        update(c, &model, 3);
+        StepStats stats = gpt2_step_stats(&model);
+        CHECK(!stats.bad && stats.n_skipped == 1 && isfinite(stats.loss),
+              "%s, %s: the step after a bad one: bad %d, skipped %lld, loss %g", c->ops->name, c->model,
+              stats.bad, (long long)stats.n_skipped, (double)stats.loss);
+        check_same_bits(c, &expected, snapshot(&model), -1, "a good step after a bad one");
+        gpt2_close(&model);
+    }
+    snapshot_free(&expected);
+}
+
+/* ---- all of it ---- */
+
+/* False if args name models or backends, but neither this model nor this backend. */
+static bool chosen(int argc, char **argv, const char *model, const char *backend) {
+    bool named_model = false, named_backend = false, is_model = false, is_backend = false;
+    for (int i = 1; i < argc; i++) {
+        bool known = false;
+        if (strcmp(argv[i], "-v") == 0) continue;
+        for (size_t m = 0; m < sizeof models / sizeof *models; m++) known |= strcmp(argv[i], models[m]) == 0;
+        named_model |= known;
+        named_backend |= !known;
+        is_model |= strcmp(argv[i], model) == 0;
+        is_backend |= !known && strstr(backend, argv[i]) != NULL;
+    }
+    return (is_model || !named_model) && (is_backend || !named_backend);
+}
+
+static void test_case(const Ops *ops, const char *model) {
+    char path[64];
+    Error err = {0};
+    Reference reference;
+    snprintf(path, sizeof path, "dev/reference/%s.ref", model);
+    if (!CHECK(reference_load(&reference, path, &err), "%s", err.text)) return;
+    const ReferenceHeader *h = &reference.header;
+    Case c = {.ops = ops, .reference = &reference, .model = model, .B = h->B, .T = h->T};
+    c.config = (GPT2Config){.max_seq_len = h->max_seq_len,
+                            .vocab_size = h->vocab_size,
+                            .padded_vocab_size = gpt2_pad_vocab(h->vocab_size),
+                            .n_layer = h->n_layer,
+                            .n_head = h->n_head,
+                            .n_embd = h->n_embd};
+    c.tokens = hash_tokens(STREAM_TOKENS, (int64_t)c.B * c.T, c.config.vocab_size);
+    c.targets = hash_tokens(STREAM_TARGETS, (int64_t)c.B * c.T, c.config.vocab_size);
+    test_values(&c, ATTENTION_FLASH);
+    if (strcmp(model, "d12") != 0) { /* what follows does not depend on the size */
+        test_values(&c, ATTENTION_STANDARD);
+        test_same_bits(&c);
+        test_micro_batches(&c);
+        test_eval(&c);
+        test_bad_step(&c, NAN, false);
+        test_bad_step(&c, INFINITY, false);
+        test_bad_step(&c, NAN, true);
+        test_bad_step(&c, -INFINITY, true);
+    }
+    free(c.tokens);
+    free(c.targets);
+    reference_free(&reference);
+}
+
+int main(int argc, char **argv) {
+    const struct {
+        const Ops *ops;
+        const char *name;
+        bool is_cuda;
+    } backends[] = {
+        {&ops_cpu,      "cpu fp32",  false},
+        {ops_cuda_fp32, "cuda fp32", true },
+        {ops_cuda_bf16, "cuda bf16", true }
+    };
+    for (int i = 1; i < argc; i++) verbose |= strcmp(argv[i], "-v") == 0;
+    for (size_t b = 0; b < sizeof backends / sizeof *backends; b++) {
+        const char *missing = !backends[b].ops                           ? "built without CUDA"
+                              : backends[b].is_cuda && !cuda_available() ? "no CUDA device"
+                                                                         : NULL;
+        Error err = {0};
+        if (!missing && !CHECK(backends[b].ops->open(&err), "%s: %s", backends[b].name, err.text)) continue;
+        for (size_t m = 0; m < sizeof models / sizeof *models; m++) {
+            if (!chosen(argc, argv, models[m], backends[b].name)) continue;
+            if (missing)
+                SKIP("%s on %s: %s", models[m], backends[b].name, missing);
+            else
+                test_case(backends[b].ops, models[m]);
+        }
+    }
+    return check_finish("gpt2");
+}

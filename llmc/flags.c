@@ -185,14 +185,13 @@ static int edit_distance(const char *a, const char *b) {
     return rows[n][m];
 }
 
-/* The flag that the user most likely meant by an unknown name; -1 if none is near. A name that a flag begins
- * with counts as one edit: "--eval" is near "--eval-every". */
+/* The flag that the user most likely meant by an unknown name; -1 if none is near. A flag that
+ * begins with the name is nearest: "--eval" means "--eval-every" rather than "--val". */
 static int nearest_flag(const char *name) {
     int length = (int)strlen(name), best = -1, best_distance = 1 + (length + 1) / 3;
     for (int i = 0; i < flags_count; i++) {
         int distance = edit_distance(name, flags_table[i].name);
-        if (length >= 2 && strncmp(name, flags_table[i].name, (size_t)length) == 0 && distance > 1)
-            distance = 1;
+        if (length >= 2 && strncmp(name, flags_table[i].name, (size_t)length) == 0) distance = 0;
         if (!flags_table[i].hidden && distance < best_distance) {
             best = i;
             best_distance = distance;

@@ -1,0 +1,228 @@
+/* Attention forward for bf16 on mma.sync, head size 64 and 128 (FlashAttention-2, Dao 2023, Algorithm 1).
+ *
+ * One block owns 128 query rows of one head, each of its 4 warps 32 of them, and walks the keys in tiles of
+ * 64 from the diagonal down. O, the running max and the running sum stay in registers; O and lse are the only
+ * writes. out =, lse =.
+ *
+ * Why so: 32 rows a warp let every K or V fragment feed two products. With 16, reading fragments from shared
+ * memory (128 B/clk) takes longer than multiplying them. Two blocks share an SM, so one multiplies while the
+ * other takes exponentials. Starting at the diagonal makes the max of every row finite from its first tile
+ * on. */
+#include "paths.cuh"
+#include "tile.cuh"
+
+/* One row per head size. Results do not depend on a row's values beyond fp32 rounding. */
+template <int HD> struct ForwardConfig {
+    static constexpr int WARPS = 4, BLOCKS = 2;      /* BLOCKS: 16-row blocks of a warp */
+    static constexpr int ROWS = WARPS * BLOCKS * 16; /* queries of a thread block */
+    static constexpr int KEYS = 64;                  /* keys of a tile */
+    static constexpr int THREADS = WARPS * 32;
+    static constexpr bool Q_IN_REGISTERS = HD == 64; /* at 128 O alone takes 128 registers */
+    static constexpr int Q_BYTES = ROWS * HD * 2, TILE_BYTES = KEYS * HD * 2;
+    static constexpr int STAGE_BYTES = 2 * TILE_BYTES; /* K, then V */
+    static constexpr int SHARED_BYTES = Q_BYTES + 2 * STAGE_BYTES;
+    static_assert(KEYS % (BLOCKS * 16) == 0, "the diagonal of a warp lies in one tile");
+    static_assert(ROWS % KEYS == 0, "the tiles below row0 need no mask");
+    static_assert(SHARED_BYTES <= 99 * 1024, "fits sm_86 and sm_89, and twice an SM of sm_90");
+};
+
+/* Rescaling O for every new max costs as much as the products' other register work. A stale max is as good as
+ * the true one while 2^(x - max) stays far from overflow, so O is rescaled only when the max grew by more
+ * than this. */
+constexpr float MAX_GROWTH_LOG2 = 8.0f;
+
+/* A warp's share of the result; index [b][h] is row 16 b + 8 h + lane/4. */
+template <int HD> struct ForwardState {
+    float o[ForwardConfig<HD>::BLOCKS][HD / 8][4];
+    float row_max[ForwardConfig<HD>::BLOCKS]
+                 [2]; /* log2 units: max of scale * q.k * log2(e), at most 8 stale */
+    float row_sum[ForwardConfig<HD>::BLOCKS][2]; /* of this lane's columns only */
+};
+
+template <int HD> using ForwardScores = Scores<ForwardConfig<HD>::BLOCKS, ForwardConfig<HD>::KEYS>;
+template <int HD> using QRows = RowOperand<HD, ForwardConfig<HD>::BLOCKS, ForwardConfig<HD>::Q_IN_REGISTERS>;
+
+/* Moves the running max up, and O and the sums with it, where it grew too much. fmaxf drops NaNs, but 2^(NaN
+ * - max) is NaN in the sum and in O all the same. */
+template <int HD>
+__device__ __forceinline__ void update_max(ForwardState<HD> &state, const ForwardScores<HD> &s,
+                                           float scale_log2) {
+    using Config = ForwardConfig<HD>;
+    float tile_max[Config::BLOCKS][2];
+    bool grew = false;
+#pragma unroll
+    for (int b = 0; b < Config::BLOCKS; b++)
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            float m = fmaxf(s[b][0][2 * h], s[b][0][2 * h + 1]);
+#pragma unroll
+            for (int n = 1; n < Config::KEYS / 8; n++)
+                m = fmaxf(m, fmaxf(s[b][n][2 * h], s[b][n][2 * h + 1]));
+            m = fmaxf(m, __shfl_xor_sync(0xffffffffu, m, 1));
+            m = fmaxf(m, __shfl_xor_sync(0xffffffffu, m, 2));
+            tile_max[b][h] = m * scale_log2;
+            grew |= tile_max[b][h] > state.row_max[b][h] + MAX_GROWTH_LOG2;
+        }
+    if (!__any_sync(0xffffffffu, grew)) return;
+#pragma unroll
+    for (int b = 0; b < Config::BLOCKS; b++)
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            const float m = fmaxf(state.row_max[b][h], tile_max[b][h]);
+            const float shrink = ex2(state.row_max[b][h] - m);
+            state.row_max[b][h] = m;
+            state.row_sum[b][h] *= shrink;
+#pragma unroll
+            for (int n = 0; n < HD / 8; n++) {
+                state.o[b][n][2 * h] *= shrink;
+                state.o[b][n][2 * h + 1] *= shrink;
+            }
+        }
+}
+
+/* P = 2^(s * scale_log2 - max), sums += P, O += P V, 16 keys at a time: the exponentials of the next 16 run
+ * beside the products of these. */
+template <int HD>
+__device__ __forceinline__ void multiply_pv(ForwardState<HD> &state, ForwardScores<HD> &s, uint32_t v_lane,
+                                            float scale_log2) {
+    using Config = ForwardConfig<HD>;
+#pragma unroll
+    for (int k = 0; k < Config::KEYS / 16; k++) {
+        uint32_t p[Config::BLOCKS][4];
+#pragma unroll
+        for (int b = 0; b < Config::BLOCKS; b++) {
+#pragma unroll
+            for (int i = 0; i < 8; i++) {
+                const int n = 2 * k + i / 4, h = i % 4 / 2;
+                float &x = s[b][n][i % 4];
+                x = ex2(fmaf(x, scale_log2, -state.row_max[b][h]));
+                state.row_sum[b][h] += x;
+            }
+            pack_fragment(p[b], s[b], k);
+        }
+        multiply_tile<HD>(state.o, p, v_lane, 16 * k);
+    }
+}
+
+/* One warp's work on one tile of keys at `stage`. MASKED: the tile may hold keys after a row; row, key: the
+ * first of the warp's rows and of the tile. */
+template <int HD, bool MASKED>
+__device__ __forceinline__ void forward_tile(ForwardState<HD> &state, const QRows<HD> &q, uint32_t stage,
+                                             int row, int key, float scale_log2) {
+    const int lane = threadIdx.x % 32;
+    ForwardScores<HD> s;
+    clear(s);
+    multiply_rows(s, q, Tile<HD>::by_columns(stage, lane));
+    if (MASKED) mask_scores<false>(s, row, key);
+    update_max<HD>(state, s, scale_log2);
+    multiply_pv<HD>(state, s, Tile<HD>::by_rows(stage + ForwardConfig<HD>::TILE_BYTES, lane), scale_log2);
+}
+
+/* Writes O = o / sum and lse = (max + log2(sum)) * ln 2 of the warp's rows. q_rows: the warp's rows of Q's
+ * tile. */
+template <int HD>
+__device__ __forceinline__ void store_forward(bf16 *out, float *lse, int64_t stride, int rows_valid,
+                                              uint8_t *q_rows, const ForwardState<HD> &state) {
+    constexpr int BLOCKS = ForwardConfig<HD>::BLOCKS;
+    const int lane = threadIdx.x % 32;
+    float inverse[BLOCKS][2];
+#pragma unroll
+    for (int b = 0; b < BLOCKS; b++)
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            float sum = state.row_sum[b][h];
+            sum += __shfl_xor_sync(0xffffffffu, sum, 1);
+            sum += __shfl_xor_sync(0xffffffffu, sum, 2);
+            inverse[b][h] = 1.0f / sum;
+            const int row = 16 * b + 8 * h + lane / 4;
+            if (lane % 4 == 0 && row < rows_valid) lse[row] = (state.row_max[b][h] + log2f(sum)) * LN2;
+        }
+    store_rows<HD, BLOCKS>(out, stride, rows_valid, q_rows, state.o, inverse);
+}
+
+/* grid: order.n_heads * order.n_tiles blocks of THREADS. Shapes as in ops.h. */
+template <int HD>
+__global__ void __launch_bounds__(ForwardConfig<HD>::THREADS, 2)
+    sm80_forward_kernel(bf16 *out, float *lse, const bf16 *qkv, int T, int NH, float scale_log2,
+                        BlockOrder order) {
+    using Config = ForwardConfig<HD>;
+    extern __shared__ __align__(1024) uint8_t shared[];
+    int head, rank;
+    block_position(&head, &rank, order);
+    const int row0 = (order.n_tiles - 1 - rank) * Config::ROWS; /* the last rows see the most keys */
+    const int64_t C = (int64_t)NH * HD, stride = 3 * C;
+    const int64_t first = (int64_t)(head / NH) * T; /* row of the sequence's first token */
+    const bf16 *q = qkv + first * stride + head % NH * HD;
+
+    const int warp = threadIdx.x / 32;
+    const int warp_row = row0 + warp * Config::BLOCKS * 16;
+    const bool active = warp_row < T;
+    const uint32_t base = shared_address(shared);
+    const uint32_t q_rows =
+        warp * Config::BLOCKS * 16 * Tile<HD>::ROW_BYTES; /* offset of the warp's part of Q */
+    uint32_t stage = base + Config::Q_BYTES, other = stage + Config::STAGE_BYTES;
+
+    int tile = (min(row0 + Config::ROWS, T) - 1) / Config::KEYS; /* the last that a row here sees */
+    const bf16 *next_k = q + C + (int64_t)tile * Config::KEYS * stride;
+    auto load_kv = [&](uint32_t to, int rows_valid) {
+        load_tile<HD, Config::KEYS, Config::THREADS>(to, next_k, stride, rows_valid);
+        load_tile<HD, Config::KEYS, Config::THREADS>(to + Config::TILE_BYTES, next_k + C, stride, rows_valid);
+        cp_async_commit();
+        next_k -= Config::KEYS * stride;
+    };
+    load_tile<HD, Config::ROWS, Config::THREADS>(base, q + row0 * stride, stride, T - row0);
+    load_kv(stage, T - tile * Config::KEYS);
+
+    ForwardState<HD> state;
+    clear(state.o);
+#pragma unroll
+    for (int b = 0; b < Config::BLOCKS; b++)
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            state.row_max[b][h] = -CUDART_INF_F;
+            state.row_sum[b][h] = 0.0f;
+        }
+    cp_async_wait<0>();
+    __syncthreads();
+    QRows<HD> q_held;
+    hold_rows(q_held, base + q_rows);
+
+    /* The tile has landed and nobody reads the other stage any more: fetch the next tile into it. */
+    auto begin_tile = [&]() {
+        cp_async_wait<0>();
+        __syncthreads();
+        if (tile > 0) load_kv(other, Config::KEYS);
+    };
+    auto end_tile = [&]() {
+        const uint32_t swap = stage;
+        stage = other;
+        other = swap;
+        tile--;
+    };
+    for (; tile * Config::KEYS >= row0; end_tile()) {
+        begin_tile();
+        if (active && tile * Config::KEYS <= warp_row)
+            forward_tile<HD, true>(state, q_held, stage, warp_row, tile * Config::KEYS, scale_log2);
+    }
+    for (; tile >= 0; end_tile()) {
+        begin_tile();
+        if (active) forward_tile<HD, false>(state, q_held, stage, 0, 0, scale_log2);
+    }
+    if (active)
+        store_forward<HD>(out + (first + warp_row) * C + head % NH * HD, lse + (int64_t)head * T + warp_row,
+                          C, T - warp_row, shared + q_rows, state);
+}
+
+template <int HD> static void launch(bf16 *out, float *lse, const bf16 *qkv, int B, int T, int NH) {
+    using Config = ForwardConfig<HD>;
+    const BlockOrder order = block_order(B * NH, T, Config::ROWS, 2 * HD * sizeof(bf16));
+    allow_shared_bytes<sm80_forward_kernel<HD>>(Config::SHARED_BYTES);
+    sm80_forward_kernel<HD>
+        <<<order.n_heads * order.n_tiles, Config::THREADS, Config::SHARED_BYTES, main_stream>>>(
+            out, lse, qkv, T, NH, LOG2E / sqrtf(HD), order);
+    launch_check("sm80_forward_kernel");
+}
+
+void sm80_attention_forward(floatX *out, float *lse, const floatX *qkv, int B, int T, int NH, int HD) {
+    (HD == 64 ? launch<64> : launch<128>)((bf16 *)out, lse, (const bf16 *)qkv, B, T, NH);
+}

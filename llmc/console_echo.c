@@ -30,17 +30,23 @@ static void print_schedule(FILE *out, const Settings *s) {
                     s->lr * s->final_lr_fraction, (long long)s->warmup, (long long)s->steps);
 }
 
-void console_settings(FILE *out, const Settings *s, int n_ranks) {
-    char tokens[CONSOLE_NUMBER], total[CONSOLE_NUMBER], what[96], precision[16], attention[16], recompute[16];
+static void print_batch(FILE *out, const Settings *s, int n_ranks) {
+    char tokens[CONSOLE_NUMBER], micro[48] = "", ranks[32] = "";
     int64_t micro_steps = s->tokens_per_step / (s->batch * s->seq * n_ranks);
+    if (micro_steps > 1) snprintf(micro, sizeof micro, " x %lld micro-steps", (long long)micro_steps);
+    if (n_ranks > 1) snprintf(ranks, sizeof ranks, " x %d GPUs", n_ranks);
+    console_row(out, "batch", "%lld x %lld tokens%s%s = %s tokens a step", (long long)s->batch,
+                (long long)s->seq, micro, ranks, console_integer(tokens, s->tokens_per_step));
+}
+
+void console_settings(FILE *out, const Settings *s, int n_ranks) {
+    char total[CONSOLE_NUMBER], what[96], precision[16], attention[16], recompute[16];
     console_row(out, "recipe", "%s (defaults for what the flags leave open)", s->recipe);
     console_row(out, "numerics", "%s, %s attention, recompute %s, seed %lld",
                 flags_value_text(s, "precision", precision, sizeof precision),
                 flags_value_text(s, "attention", attention, sizeof attention),
                 flags_value_text(s, "recompute", recompute, sizeof recompute), (long long)s->seed);
-    console_row(out, "batch", "%lld x %lld tokens x %lld micro-steps x %d ranks = %s tokens a step",
-                (long long)s->batch, (long long)s->seq, (long long)micro_steps, n_ranks,
-                console_integer(tokens, s->tokens_per_step));
+    print_batch(out, s, n_ranks);
     console_row(out, "run", "%lld steps, %s tokens%s", (long long)s->steps,
                 console_count(total, (double)s->steps * (double)s->tokens_per_step),
                 s->overfit ? ", all on the first batch (--overfit)" : "");

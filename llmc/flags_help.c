@@ -18,25 +18,10 @@ static void flag_form(const Flag *flag, char *buffer, size_t size) {
         used += (size_t)snprintf(buffer + used, size - used, "%c%s", i ? '|' : ' ', flag->choices[i]);
 }
 
-/* The default as one value, or one value per recipe: "12 (cpu-small), 64 (gpu-small, gpt2), 4 (gpt2-cpu)". */
-static void flag_default(const Flag *flag, char *buffer, size_t size) {
-    const RecipeRow *row = flag_recipe(flag->name);
-    snprintf(buffer, size, "%s", flag->default_text ? flag->default_text : "");
-    size_t used = 0;
-    for (int i = 0; row && i < N_RECIPES; i++) {
-        int first = 0;
-        while (strcmp(row->value[first], row->value[i])) first++;
-        if (first < i) continue;
-        char recipes[80] = "";
-        for (int j = i; j < N_RECIPES; j++)
-            if (strcmp(row->value[j], row->value[i]) == 0) {
-                size_t n = strlen(recipes);
-                snprintf(recipes + n, sizeof recipes - n, "%s%s", n ? ", " : "", recipe_names[j]);
-            }
-        if (used < size)
-            used += (size_t)snprintf(buffer + used, size - used, "%s%s (%s)", i ? "; " : "", row->value[i],
-                                     recipes);
-    }
+/* The default, or "by recipe"; "" where there is none. */
+static const char *flag_default(const Flag *flag) {
+    if (flag_recipe(flag->name)) return "by recipe";
+    return flag->default_text ? flag->default_text : "";
 }
 
 /* Prints text in lines of at most `width` characters, broken at spaces, each but the first after an indent.
@@ -56,38 +41,76 @@ static void print_wrapped(FILE *out, const char *text, int indent, int width) {
     fputc('\n', out);
 }
 
+static void print_flag(FILE *out, const Flag *flag) {
+    enum { FORM_WIDTH = 44, TEXT_WIDTH = 64 };
+    char form[96], text[512], letter[5] = "    ";
+    const char *value = flag_default(flag);
+    flag_form(flag, form, sizeof form);
+    if (flag->letter) snprintf(letter, sizeof letter, "-%c, ", flag->letter);
+    snprintf(text, sizeof text, *value ? "%s [%s]" : "%s", flag->help, value);
+    fprintf(out, "  %s%-*s", letter, FORM_WIDTH - 6, form);
+    print_wrapped(out, text, FORM_WIDTH, TEXT_WIDTH);
+}
+
+static void print_recipes(FILE *out) {
+    enum { NAME_WIDTH = 22, VALUE_WIDTH = 11 };
+    fprintf(out, "\nDefaults by recipe\n%*s", NAME_WIDTH, "");
+    for (int r = 0; r < N_RECIPES; r++) fprintf(out, "%*s", VALUE_WIDTH, recipe_names[r]);
+    for (int i = 0; i < recipe_rows_count; i++) {
+        fprintf(out, "\n  --%-*s", NAME_WIDTH - 4, recipe_rows[i].flag);
+        for (int r = 0; r < N_RECIPES; r++) fprintf(out, "%*s", VALUE_WIDTH, recipe_rows[i].value[r]);
+    }
+    fputc('\n', out);
+}
+
 void flags_help(FILE *out, const char *program) {
-    enum { FORM_WIDTH = 42, TEXT_WIDTH = 66 };
     fprintf(
         out,
         "usage: %s [--flag VALUE]...\n\n"
         "Trains GPT-2 on text. With no flags: a small byte-level model on data/default.txt, sized for the\n"
-        "GPU, or for the CPU where there is none. Defaults in brackets; where they depend on the model and\n"
-        "the device, each is named with its recipe:\n"
-        "  cpu-small, gpu-small   no --model, or nano and baby\n"
-        "  gpt2, gpt2-cpu         any other --model; on a GPU also with token shards\n",
+        "GPU, or for the CPU where there is none. Defaults stand in brackets; some come from a recipe:\n"
+        "  cpu-small, gpu-small   without --model, or with nano or baby\n"
+        "  gpt2, gpt2-cpu         with any other --model; on a GPU also with token shards\n",
         program);
     int group = -1;
     for (int i = 0; i < flags_count; i++) {
         const Flag *flag = &flags_table[i];
         if (flag->hidden) continue;
         if ((int)flag->group != group) fprintf(out, "\n%s\n", flag_group_names[group = (int)flag->group]);
-        char form[96], value[160], text[512];
-        flag_form(flag, form, sizeof form);
-        flag_default(flag, value, sizeof value);
-        char letter[5] = "    ";
-        if (flag->letter) snprintf(letter, sizeof letter, "-%c, ", flag->letter);
-        snprintf(text, sizeof text, *value ? "%s [%s]" : "%s", flag->help, value);
-        fprintf(out, "  %s%-*s", letter, FORM_WIDTH - 6, form);
-        print_wrapped(out, text, FORM_WIDTH, TEXT_WIDTH);
+        print_flag(out, flag);
     }
-    fprintf(out, "\nExit codes: 0 done (also after SIGTERM, with the state saved), 1 a failure at run time, "
-                 "2 bad input.\n");
+    print_recipes(out);
+    fprintf(out,
+            "\nExit codes: 0 done (also after SIGTERM, with the state saved), 1 a failure at run time, 2 bad "
+            "input.\n");
 }
 
 /* Table cells: '|' separates columns in Markdown, so a literal one is escaped. */
 static void print_cell(FILE *out, const char *text) {
     for (; *text; text++) fprintf(out, *text == '|' ? "\\|" : "%c", *text);
+}
+
+static void print_markdown_flag(FILE *out, const Flag *flag) {
+    char form[96], letter[3] = "";
+    flag_form(flag, form, sizeof form);
+    if (flag->letter) snprintf(letter, sizeof letter, "-%c", flag->letter);
+    fprintf(out, "| `");
+    print_cell(out, form);
+    fprintf(out, "` | %s | %s | ", letter, flag_default(flag));
+    print_cell(out, flag->help);
+    fprintf(out, " |\n");
+}
+
+static void print_markdown_recipes(FILE *out) {
+    fprintf(out, "\n| Defaults by recipe |");
+    for (int r = 0; r < N_RECIPES; r++) fprintf(out, " %s |", recipe_names[r]);
+    fprintf(out, "\n|---|");
+    for (int r = 0; r < N_RECIPES; r++) fprintf(out, "---|");
+    for (int i = 0; i < recipe_rows_count; i++) {
+        fprintf(out, "\n| `--%s` |", recipe_rows[i].flag);
+        for (int r = 0; r < N_RECIPES; r++) fprintf(out, " %s |", recipe_rows[i].value[r]);
+    }
+    fputc('\n', out);
 }
 
 void flags_help_markdown(FILE *out) {
@@ -100,16 +123,7 @@ void flags_help_markdown(FILE *out) {
             fprintf(out, "%s| %s | | default | meaning |\n|---|---|---|---|\n", i ? "\n" : "",
                     flag_group_names[group]);
         }
-        char form[96], value[160], letter[3] = "";
-        flag_form(flag, form, sizeof form);
-        flag_default(flag, value, sizeof value);
-        if (flag->letter) snprintf(letter, sizeof letter, "-%c", flag->letter);
-        fprintf(out, "| `");
-        print_cell(out, form);
-        fprintf(out, "` | %s | ", letter);
-        print_cell(out, value);
-        fprintf(out, " | ");
-        print_cell(out, flag->help);
-        fprintf(out, " |\n");
+        print_markdown_flag(out, flag);
     }
+    print_markdown_recipes(out);
 }

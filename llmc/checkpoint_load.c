@@ -1,0 +1,205 @@
+/* Finding and loading checkpoints, Hugging Face directories and llm.c files. */
+#include <errno.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include "checkpoint.h"
+#include "checkpoint_directory.h"
+#include "hf_config.h"
+#include "hf_weights.h"
+#include "llmc_bin.h"
+#include "manifest.h"
+
+/* ---- finding ---- */
+static int compare_steps(const void *a, const void *b) {
+    int64_t x = *(const int64_t *)a, y = *(const int64_t *)b;
+    return (x < y) - (x > y);
+}
+
+bool checkpoint_steps(const char *out, int64_t **steps, int *n, Error *err) {
+    char **names;
+    int n_names;
+    if (!directory_list(out, "step_", &names, &n_names, err)) return false;
+    *n = 0;
+    *steps = malloc(((size_t)n_names + 1) * sizeof **steps);
+    for (int i = 0; *steps && i < n_names; i++) {
+        const char *digits = names[i] + strlen("step_");
+        size_t length = strlen(digits);
+        if (length >= 8 && length <= 18 && strspn(digits, "0123456789") == length)
+            (*steps)[(*n)++] = strtoll(digits, NULL, 10);
+    }
+    names_free(names, n_names);
+    if (!*steps) return fail(err, EXIT_RUN, "%s: no memory to list it", out);
+    qsort(*steps, (size_t)*n, sizeof **steps, compare_steps);
+    return true;
+}
+
+static bool is_whole(const char *path, bool with_optimizer, Error *err) {
+    Manifest manifest;
+    if (!manifest_read(&manifest, path, err)) return false;
+    bool ok = manifest.model_only && with_optimizer
+                  ? fail(err, EXIT_INPUT,
+                         "%s holds weights only, without the optimizer: it cannot be resumed", path)
+                  : manifest_verify(&manifest, with_optimizer, err);
+    manifest_free(&manifest);
+    return ok;
+}
+
+/* Newest checkpoint whose files are all as they were written. */
+static bool find_newest(const char *out, bool with_optimizer, char path[PATH_MAX], Error *err) {
+    int64_t *steps;
+    int n;
+    Error damage;
+    checkpoint_recover(out);
+    if (!checkpoint_steps(out, &steps, &n, err)) return false;
+    bool found = false;
+    for (int i = 0; !found && i < n; i++) {
+        found = checkpoint_name(path, out, "", steps[i], &damage) && is_whole(path, with_optimizer, &damage);
+        if (!found) fprintf(stderr, "warning: checkpoint skipped: %s\n", damage.text);
+    }
+    free(steps);
+    if (found) return true;
+    if (n > 0)
+        return fail(err, EXIT_INPUT, "%s: expected a whole checkpoint, found %d that cannot be used", out, n);
+    *err = (Error){0};
+    return false;
+}
+
+bool checkpoint_find(const char *out, char *path, size_t path_size, Error *err) {
+    char found[PATH_MAX];
+    struct stat info;
+    *err = (Error){0};
+    if (stat(out, &info) != 0 && errno == ENOENT) return false;
+    if (!find_newest(out, true, found, err)) return false;
+    return snprintf(path, path_size, "%s", found) < (int)path_size ||
+           fail(err, EXIT_INPUT, "%s: the path is longer than %zu bytes", found, path_size - 1);
+}
+
+/* ---- weights ---- */
+typedef struct ModelPath {
+    char path[PATH_MAX];
+    bool is_bin; /* llm.c's; else a directory */
+} ModelPath;
+
+static bool has_file(const char *directory, const char *name) {
+    char path[PATH_MAX];
+    struct stat info;
+    Error ignored;
+    return path_join(path, directory, name, &ignored) && stat(path, &info) == 0;
+}
+
+/* What --model names: a .bin, a directory with a model, or a run's folder, which stands for its newest
+ * checkpoint. */
+static bool resolve(ModelPath *model, const char *path, Error *err) {
+    struct stat info;
+    *model = (ModelPath){0};
+    if (stat(path, &info)) return fail_errno(err, "cannot open", path);
+    if (snprintf(model->path, PATH_MAX, "%s", path) >= PATH_MAX)
+        return fail(err, EXIT_INPUT, "%.200s...: the path is longer than %d bytes", path, PATH_MAX - 1);
+    model->is_bin = !S_ISDIR(info.st_mode);
+    if (model->is_bin || has_file(path, "config.json")) return true;
+    if (find_newest(path, false, model->path, err)) return true;
+    if (err->exit_code) return false;
+    return fail(err, EXIT_INPUT, "%s: expected config.json or step_* directories, found neither", path);
+}
+
+static bool read_config(const ModelPath *model, GPT2Config *config, Error *err) {
+    char path[PATH_MAX];
+    if (model->is_bin) return llmc_bin_read_config(model->path, config, err);
+    return path_join(path, model->path, "config.json", err) && hf_config_read(path, config, err);
+}
+
+bool checkpoint_read_config(const char *path, GPT2Config *config, Error *err) {
+    ModelPath model;
+    return resolve(&model, path, err) && read_config(&model, config, err);
+}
+
+static bool check_same_config(const char *path, const GPT2Config *a, const GPT2Config *b, Error *err) {
+    const struct {
+        const char *name;
+        int expected, found;
+    } fields[] = {
+        {"max_seq_len", b->max_seq_len, a->max_seq_len},
+        {"vocab_size",  b->vocab_size,  a->vocab_size },
+        {"n_layer",     b->n_layer,     a->n_layer    },
+        {"n_head",      b->n_head,      a->n_head     },
+        {"n_embd",      b->n_embd,      a->n_embd     },
+    };
+    for (size_t i = 0; i < sizeof fields / sizeof *fields; i++)
+        if (fields[i].expected != fields[i].found)
+            return fail(err, EXIT_INPUT, "%s: expected %s %d as in the open model, found %d", path,
+                        fields[i].name, fields[i].expected, fields[i].found);
+    return true;
+}
+
+/* Checksums of what is about to be loaded, where the directory has them: a Hugging Face directory has none.
+ */
+static bool verify_model_files(const char *directory, Error *err) {
+    Manifest manifest;
+    if (!has_file(directory, MANIFEST_NAME)) return true;
+    if (!manifest_read(&manifest, directory, err)) return false;
+    bool ok = manifest_verify_file(&manifest, "config.json", err) &&
+              manifest_verify_file(&manifest, "model.safetensors", err);
+    manifest_free(&manifest);
+    return ok;
+}
+
+/* Weights of a source whose checksums hold. */
+static bool load_weights(const ModelPath *source, GPT2 *model, Error *err) {
+    GPT2Config config;
+    if (!read_config(source, &config, err)) return false;
+    if (!check_same_config(source->path, &config, &model->config, err)) return false;
+    return source->is_bin ? llmc_bin_load_weights(source->path, model, err)
+                          : hf_weights_load(source->path, model, err);
+}
+
+bool checkpoint_load_weights(const char *path, GPT2 *model, Error *err) {
+    ModelPath source;
+    if (!resolve(&source, path, err) || (!source.is_bin && !verify_model_files(source.path, err)))
+        return false;
+    return load_weights(&source, model, err);
+}
+
+/* ---- resume ---- */
+static void put_m(GPT2 *model, const float *host, int64_t begin, int64_t n) {
+    model->ops->upload(model->m + begin, host, (size_t)n * sizeof *host);
+}
+
+static void put_v(GPT2 *model, const float *host, int64_t begin, int64_t n) {
+    model->ops->upload(model->v + begin, host, (size_t)n * sizeof *host);
+}
+
+static bool load_all(const Manifest *manifest, GPT2 *model, Error *err) {
+    const FlatBuffer moments[] = {
+        {"m.", model->m, put_m},
+        {"v.", model->v, put_v}
+    };
+    const char *directory = manifest->directory;
+    ModelPath source = {0};
+    snprintf(source.path, sizeof source.path, "%s", directory);
+    if (manifest->model_only)
+        return fail(err, EXIT_INPUT,
+                    "%s holds weights only and cannot be resumed: start from it with --model", directory);
+    if (!model->m)
+        return fail(err, EXIT_RUN, "%s: the model was opened without an optimizer and cannot be resumed",
+                    directory);
+    if (!manifest_verify(manifest, true, err) || !load_weights(&source, model, err)) return false;
+    if (!hf_tensors_load(directory, "optimizer.safetensors", model, moments, 2, err)) return false;
+    char *n_skipped = (char *)model->stats + offsetof(StepStats, n_skipped);
+    model->ops->upload(n_skipped, &manifest->state.n_skipped, sizeof manifest->state.n_skipped);
+    return true;
+}
+
+bool checkpoint_resume(const char *path, GPT2 *model, TrainerState *state, Error *err) {
+    Manifest manifest;
+    if (!manifest_read(&manifest, path, err)) return false;
+    bool ok = load_all(&manifest, model, err);
+    if (ok) {
+        *state = manifest.state;
+        manifest.state.flags = NULL; /* the caller's now */
+    }
+    manifest_free(&manifest);
+    return ok;
+}

@@ -121,7 +121,7 @@ __device__ __forceinline__ void forward_tile(ForwardState<HD> &state, const QRow
 /* Writes O = o / sum and lse = (max + log2(sum)) * ln 2 of the warp's rows. q_rows: the warp's rows of Q's
  * tile. */
 template <int HD>
-__device__ __forceinline__ void store_forward(bf16 *out, float *lse, int64_t stride, int rows_valid,
+__device__ __forceinline__ void store_forward(bf16 *out, float *lse, int stride, int rows_valid,
                                               uint8_t *q_rows, const ForwardState<HD> &state) {
     constexpr int BLOCKS = ForwardConfig<HD>::BLOCKS;
     const int lane = threadIdx.x % 32;
@@ -150,8 +150,8 @@ __global__ void __launch_bounds__(ForwardConfig<HD>::THREADS, 2)
     int head, rank;
     block_position(&head, &rank, order);
     const int row0 = (order.n_tiles - 1 - rank) * Config::ROWS; /* the last rows see the most keys */
-    const int64_t C = (int64_t)NH * HD, stride = 3 * C;
-    const int64_t first = (int64_t)(head / NH) * T; /* row of the sequence's first token */
+    const int C = NH * HD, stride = 3 * C;
+    const int64_t first = (int64_t)(head / NH) * T + row0; /* token of the block's first row */
     const bf16 *q = qkv + first * stride + head % NH * HD;
 
     const int warp = threadIdx.x / 32;
@@ -163,14 +163,14 @@ __global__ void __launch_bounds__(ForwardConfig<HD>::THREADS, 2)
     uint32_t stage = base + Config::Q_BYTES, other = stage + Config::STAGE_BYTES;
 
     int tile = (min(row0 + Config::ROWS, T) - 1) / Config::KEYS; /* the last that a row here sees */
-    const bf16 *next_k = q + C + (int64_t)tile * Config::KEYS * stride;
+    const bf16 *next_k = q + C + ((int64_t)tile * Config::KEYS - row0) * stride;
     auto load_kv = [&](uint32_t to, int rows_valid) {
         load_tile<HD, Config::KEYS, Config::THREADS>(to, next_k, stride, rows_valid);
         load_tile<HD, Config::KEYS, Config::THREADS>(to + Config::TILE_BYTES, next_k + C, stride, rows_valid);
         cp_async_commit();
         next_k -= Config::KEYS * stride;
     };
-    load_tile<HD, Config::ROWS, Config::THREADS>(base, q + row0 * stride, stride, T - row0);
+    load_tile<HD, Config::ROWS, Config::THREADS>(base, q, stride, T - row0);
     load_kv(stage, T - tile * Config::KEYS);
 
     ForwardState<HD> state;
@@ -209,8 +209,8 @@ __global__ void __launch_bounds__(ForwardConfig<HD>::THREADS, 2)
         if (active) forward_tile<HD, false>(state, q_held, stage, 0, 0, scale_log2);
     }
     if (active)
-        store_forward<HD>(out + (first + warp_row) * C + head % NH * HD, lse + (int64_t)head * T + warp_row,
-                          C, T - warp_row, shared + q_rows, state);
+        store_forward<HD>(out + (first + warp_row - row0) * C + head % NH * HD,
+                          lse + (int64_t)head * T + warp_row, C, T - warp_row, shared + q_rows, state);
 }
 
 template <int HD> static void launch(bf16 *out, float *lse, const bf16 *qkv, int B, int T, int NH) {

@@ -38,7 +38,7 @@ template <int HD> struct Tile {
 /* Starts copying rows [0, ROWS) of a (.., stride)-strided global matrix into a tile; rows >= rows_valid
  * become 0 (never NaN: 0 * NaN would leak through the products). Call cp_async_commit after it. */
 template <int HD, int ROWS, int THREADS>
-__device__ __forceinline__ void load_tile(uint32_t tile, const bf16 *global, int64_t stride, int rows_valid) {
+__device__ __forceinline__ void load_tile(uint32_t tile, const bf16 *global, int stride, int rows_valid) {
     using S = Tile<HD>;
     constexpr int STEP = THREADS / S::CHUNKS;
     static_assert(STEP % 8 == 0 && ROWS % STEP == 0, "a thread keeps its column and its row modulo 8");
@@ -159,7 +159,7 @@ __device__ __forceinline__ void mask_scores(float (&s)[BLOCKS][N8][4], int row, 
  * way of `tile`, that warp's own rows of a tile that it no longer reads. factor[b][h] is for row 16 b + 8 h +
  * lane/4. */
 template <int HD, int BLOCKS>
-__device__ __forceinline__ void store_rows(bf16 *global, int64_t stride, int rows_valid, uint8_t *tile,
+__device__ __forceinline__ void store_rows(bf16 *global, int stride, int rows_valid, uint8_t *tile,
                                            const float (&c)[BLOCKS][HD / 8][4],
                                            const float (&factor)[BLOCKS][2]) {
     using S = Tile<HD>;

@@ -132,7 +132,7 @@ static void test_shrinking_file(void) {
 /* A sparse shard of `count` uint16 tokens whose last five are 1 2 3 4 5. */
 static bool write_sparse(const char *name, int64_t count) {
     uint16_t last[5] = {1, 2, 3, 4, 5};
-    write_raw(name, MAGIC16, 1, (int)(count > INT32_MAX ? 0 : count), NULL, 0);
+    write_raw(name, MAGIC16, 1, (int)(count > INT32_MAX ? 0 : count), "", 0);
     int fd = open(path_of(name), O_WRONLY);
     bool ok = fd >= 0 && pwrite(fd, last, sizeof last, 1024 + 2 * (count - 5)) == (ssize_t)sizeof last;
     if (fd >= 0) close(fd);

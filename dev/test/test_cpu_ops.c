@@ -1,0 +1,656 @@
+/* The CPU backend, the oracle of all other tests, against independent truth: forward ops against plain loops
+ * in double, backward ops against central differences of those loops. Every gradient element counts: the
+ * derivative along a random direction is compared, so one wrong element shows.
+ *
+ * Each case runs with 1, 2 and 3 threads; the results must be the same bits. Buffers are poisoned with NaN,
+ * lie between guard bands and start 16 bytes past an aligned address. */
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include "../../llmc/cpu/parallel.h"
+#include "../../llmc/ops.h"
+#include "check.h"
+
+static const Ops *const ops = &ops_cpu;
+enum { GUARD = 20, MAX_BUFFERS = 64, MAX_SNAPSHOTS = 4096 };
+#define TOLERANCE 1e-5
+static const uint32_t SEED = 20240611;
+
+/* ---- data: fp32 buffers that the ops see, each with a copy in double ---- */
+
+typedef struct Buffer {
+    float *f;
+    double *d;
+    int64_t n;
+} Buffer;
+
+static Buffer buffers[MAX_BUFFERS];
+static int n_buffers;
+/* Inputs have a stream of their own, so that every pass sees the same, whatever else it draws. */
+static uint32_t input_stream, check_stream;
+
+static double uniform(uint32_t *stream) { /* (-1, 1) */
+    *stream = *stream * 1664525u + 1013904223u;
+    return ((*stream >> 8) + 0.5) / (1 << 23) - 1;
+}
+
+static float guard_value(int64_t i) {
+    return 1e30f + (float)i * 1e28f;
+}
+
+/* n floats of NaN between guard bands; freed by end_case. */
+static Buffer poisoned(int64_t n) {
+    if (n_buffers == MAX_BUFFERS) abort();
+    float *base = aligned_alloc(64, (sizeof(float) * (size_t)(n + 2 * GUARD) + 63) / 64 * 64);
+    Buffer b = {base + GUARD, malloc(sizeof(double) * (size_t)n), n};
+    if (!base || !b.d) abort();
+    for (int64_t i = -GUARD; i < n + GUARD; i++) b.f[i] = i < 0 || i >= n ? guard_value(i) : NAN;
+    return buffers[n_buffers++] = b;
+}
+
+static void to_double(Buffer b) {
+    for (int64_t i = 0; i < b.n; i++) b.d[i] = b.f[i];
+}
+
+static Buffer filled(int64_t n, double scale, double offset) {
+    Buffer b = poisoned(n);
+    for (int64_t i = 0; i < n; i++) b.f[i] = (float)(offset + scale * uniform(&input_stream));
+    to_double(b);
+    return b;
+}
+
+static void end_case(const char *name) {
+    for (int b = 0; b < n_buffers; b++) {
+        bool whole = true;
+        for (int64_t i = -GUARD; i < buffers[b].n + GUARD; i++)
+            if (i < 0 || i >= buffers[b].n) whole = whole && buffers[b].f[i] == guard_value(i);
+        CHECK(whole, "%s: guard band of buffer %d overwritten", name, b);
+        free(buffers[b].f - GUARD);
+        free(buffers[b].d);
+    }
+    n_buffers = 0;
+}
+
+/* ---- checks ---- */
+
+static int pass; /* 0: references are computed and compared; later passes only compare bits with pass 0 */
+static struct {
+    float *data;
+    int64_t n;
+} snapshots[MAX_SNAPSHOTS];
+static int n_snapshots;
+
+/* The same op call gave the same bits in every pass. */
+static void same_bits(const char *name, Buffer b) {
+    if (n_snapshots == MAX_SNAPSHOTS) abort();
+    size_t bytes = sizeof(float) * (size_t)b.n;
+    if (pass == 0) {
+        snapshots[n_snapshots].data = malloc(bytes);
+        snapshots[n_snapshots].n = b.n;
+        memcpy(snapshots[n_snapshots].data, b.f, bytes);
+    } else {
+        CHECK(memcmp(snapshots[n_snapshots].data, b.f, bytes) == 0, "%s: other bits with %d threads", name,
+              cpu_thread_count());
+    }
+    n_snapshots++;
+}
+
+/* got equals want (doubles) to TOLERANCE of the largest |want|. A NaN on either side fails. */
+static void close_to(const char *name, Buffer got, const double *want) {
+    same_bits(name, got);
+    if (pass > 0) return;
+    double worst = 0, largest = 1e-30;
+    for (int64_t i = 0; i < got.n; i++) {
+        double error = fabs(got.f[i] - want[i]);
+        if (!(error <= worst)) worst = error;
+        if (fabs(want[i]) > largest) largest = fabs(want[i]);
+    }
+    CHECK(worst <= TOLERANCE * largest, "%s: error %g, largest value %g", name, worst, largest);
+}
+
+typedef double (*Objective)(const void *context);
+
+static double central_difference(Objective objective, const void *context, Buffer x, const double *direction,
+                                 double h) {
+    double at[2];
+    for (int side = 0; side < 2; side++) {
+        for (int64_t i = 0; i < x.n; i++) x.d[i] = x.f[i] + (side ? -h : h) * direction[i];
+        at[side] = objective(context);
+    }
+    to_double(x);
+    objective(context); /* leaves the results of the true inputs behind */
+    return (at[0] - at[1]) / (2 * h);
+}
+
+/* grad - start is the gradient of the objective (double, reads x.d) with respect to x; start NULL means 0. */
+static void is_gradient(const char *name, Objective objective, const void *context, Buffer x, Buffer grad,
+                        const float *start) {
+    same_bits(name, grad);
+    if (pass > 0) return;
+    double norm = 1e-30, *direction = malloc(sizeof(double) * (size_t)x.n);
+    for (int64_t i = 0; i < x.n; i++) norm += pow(grad.f[i] - (start ? start[i] : 0), 2);
+    norm = sqrt(norm);
+    for (int trial = 0; trial < 3; trial++) {
+        double length = 0, slope = 0;
+        for (int64_t i = 0; i < x.n; i++)
+            direction[i] = uniform(&check_stream), length += direction[i] * direction[i];
+        for (int64_t i = 0; i < x.n; i++)
+            slope += (grad.f[i] - (double)(start ? start[i] : 0)) * (direction[i] /= sqrt(length));
+        double truth = central_difference(objective, context, x, direction, 1e-3);
+        CHECK(fabs(slope - truth) <= TOLERANCE * norm, "%s: slope %.9g, truth %.9g, |gradient| %g", name,
+              slope, truth, norm);
+    }
+    free(direction);
+}
+
+static double weighted_sum(Buffer weights, const double *values) {
+    double sum = 0;
+    for (int64_t i = 0; i < weights.n; i++) sum += weights.f[i] * values[i];
+    return sum;
+}
+
+/* ---- linear and GELU ---- */
+
+static double gelu_double(double x) {
+    return 0.5 * x * (1 + tanh(0.79788456080286536 * (x + 0.044715 * x * x * x)));
+}
+
+typedef struct Linear {
+    int64_t N, OC, IC;
+    Buffer x, w, bias, dout, y; /* y.d: result of linear_double */
+    bool has_bias, gelu_in, gelu_out;
+} Linear;
+
+static double linear_double(const void *context) {
+    const Linear *l = context;
+    for (int64_t n = 0; n < l->N; n++)
+        for (int64_t o = 0; o < l->OC; o++) {
+            double sum = l->has_bias ? l->bias.d[o] : 0;
+            for (int64_t i = 0; i < l->IC; i++) {
+                double x = l->x.d[n * l->IC + i];
+                sum += (l->gelu_in ? gelu_double(x) : x) * l->w.d[o * l->IC + i];
+            }
+            l->y.d[n * l->OC + o] = l->gelu_out ? gelu_double(sum) : sum;
+        }
+    return weighted_sum(l->dout, l->y.d);
+}
+
+static void test_linear(int64_t N, int OC, int IC) {
+    char name[64];
+    snprintf(name, sizeof name, "linear %d x %d x %d", (int)N, OC, IC);
+    double scale = 1 / sqrt(IC);
+    Linear l = {N,
+                OC,
+                IC,
+                filled(N * IC, 2, 0),
+                filled((int64_t)OC * IC, scale, 0),
+                filled(OC, 1, 0),
+                filled(N * OC, 1, 0),
+                poisoned(N * OC),
+                false,
+                false,
+                false};
+    Buffer pre = poisoned(N * OC), dx = poisoned(N * IC), dx_gelu = poisoned(N * IC), scratch = poisoned(1);
+    Buffer dw = filled(OC * (int64_t)IC, 1, 0), dbias = filled(OC, 1, 0);
+    float *start = malloc(sizeof(float) * (size_t)(dw.n + dbias.n));
+    memcpy(start, dw.f, sizeof(float) * (size_t)dw.n);
+    memcpy(start + dw.n, dbias.f, sizeof(float) * (size_t)dbias.n);
+
+    ops->linear_forward(l.y.f, NULL, l.x.f, l.w.f, NULL, N, OC, IC);
+    if (pass == 0) linear_double(&l);
+    close_to(name, l.y, l.y.d);
+    l.has_bias = true;
+    ops->linear_forward(l.y.f, pre.f, l.x.f, l.w.f, l.bias.f, N, OC, IC);
+    if (pass == 0) linear_double(&l);
+    close_to(name, pre, l.y.d);
+    l.gelu_out = true;
+    if (pass == 0) linear_double(&l);
+    close_to(name, l.y, l.y.d);
+
+    l.gelu_out = false;
+    ops->linear_backward_input(dx.f, l.dout.f, l.w.f, NULL, N, OC, IC);
+    ops->linear_backward_input(dx_gelu.f, l.dout.f, l.w.f, l.x.f, N, OC, IC);
+    ops->linear_backward_weight(dw.f, dbias.f, l.dout.f, l.x.f, scratch.f, N, OC, IC);
+    is_gradient(name, linear_double, &l, l.x, dx, NULL);
+    is_gradient(name, linear_double, &l, l.w, dw, start);
+    is_gradient(name, linear_double, &l, l.bias, dbias, start + dw.n);
+    l.gelu_in = true;
+    is_gradient(name, linear_double, &l, l.x, dx_gelu, NULL);
+    ops->linear_backward_weight(dw.f, NULL, l.dout.f, l.x.f, scratch.f, N, OC, IC);
+    same_bits(name, dw);
+    free(start);
+    end_case(name);
+}
+
+static void test_gelu(void) {
+    enum { N = 4001 };
+    Buffer x = poisoned(N), y = poisoned(N);
+    for (int i = 0; i < N; i++) x.f[i] = (i - 2000) * 0.0055f;
+    x.f[0] = 1e4f, x.f[1] = -1e4f, x.f[2] = NAN;
+    ops->gelu_forward(y.f, x.f, N);
+    same_bits("gelu", y);
+    double worst =
+        0; /* relative, so that the far negative tail counts; the truth in the form that does not cancel */
+    for (int i = 3; i < N; i++) {
+        double truth = x.f[i] / (1 + exp(-2 * 0.79788456080286536 * (x.f[i] + 0.044715 * pow(x.f[i], 3))));
+        double error = fabs(y.f[i] - truth) / (fabs(truth) + 1e-30);
+        if (!(error <= worst)) worst = error;
+    }
+    CHECK(worst <= 1e-5, "gelu: relative error %g", worst);
+    CHECK(y.f[0] == 1e4f && y.f[1] == 0 && isnan(y.f[2]), "gelu of 1e4, -1e4, NaN: %g %g %g", y.f[0], y.f[1],
+          y.f[2]);
+    end_case("gelu");
+}
+
+/* ---- layernorm ---- */
+
+typedef struct LayerNorm {
+    int64_t N, C;
+    Buffer x, weight, bias, residual, dout, y;
+    double *mean, *rstd;
+} LayerNorm;
+
+static double layernorm_double(const void *context) {
+    const LayerNorm *l = context;
+    for (int64_t n = 0; n < l->N; n++) {
+        const double *x = l->x.d + n * l->C;
+        double mean = 0, variance = 0;
+        for (int64_t c = 0; c < l->C; c++) mean += x[c] / (double)l->C;
+        for (int64_t c = 0; c < l->C; c++) variance += (x[c] - mean) * (x[c] - mean) / (double)l->C;
+        l->mean[n] = mean, l->rstd[n] = 1 / sqrt(variance + 1e-5);
+        for (int64_t c = 0; c < l->C; c++)
+            l->y.d[n * l->C + c] = (x[c] - mean) * l->rstd[n] * l->weight.d[c] + l->bias.d[c];
+    }
+    return weighted_sum(l->dout, l->y.d);
+}
+
+/* The objective with the residual stream beside the norm: its gradient is dresidual. */
+static double residual_and_layernorm_double(const void *context) {
+    const LayerNorm *l = context;
+    return layernorm_double(l) + weighted_sum(l->residual, l->x.d);
+}
+
+static void test_layernorm(int64_t N, int C) {
+    char name[64];
+    snprintf(name, sizeof name, "layernorm %d x %d", (int)N, C);
+    LayerNorm l = {N,
+                   C,
+                   filled(N * C, 2, 3),
+                   filled(C, 0.5, 1),
+                   filled(C, 1, 0),
+                   filled(N * C, 1, 0),
+                   filled(N * C, 1, 0),
+                   poisoned(N * C),
+                   NULL,
+                   NULL};
+    Buffer mean = poisoned(N), rstd = poisoned(N), dx = poisoned(N * C), a = filled(N * C, 1, 0),
+           b = poisoned(N * C);
+    Buffer dweight = filled(C, 1, 0), dbias = filled(C, 1, 0), start_w = poisoned(C), start_b = poisoned(C);
+    OpShape shape = {.C = C, .n_parameters = 1};
+    Buffer scratch = poisoned((int64_t)ops->scratch_bytes(&shape) / 4);
+    l.mean = mean.d, l.rstd = rstd.d;
+    memcpy(start_w.f, dweight.f, sizeof(float) * (size_t)C);
+    memcpy(start_b.f, dbias.f, sizeof(float) * (size_t)C);
+
+    ops->layernorm_forward(l.y.f, mean.f, rstd.f, l.x.f, l.weight.f, l.bias.f, N, C);
+    if (pass == 0) layernorm_double(&l);
+    close_to(name, l.y, l.y.d);
+    close_to(name, mean, mean.d);
+    close_to(name, rstd, rstd.d);
+    ops->layernorm_backward(dx.f, dweight.f, dbias.f, NULL, l.dout.f, l.x.f, l.weight.f, mean.f, rstd.f,
+                            scratch.f, N, C);
+    is_gradient(name, layernorm_double, &l, l.x, dx, NULL);
+    is_gradient(name, layernorm_double, &l, l.weight, dweight, start_w.f);
+    is_gradient(name, layernorm_double, &l, l.bias, dbias, start_b.f);
+    memcpy(dx.f, l.residual.f, sizeof(float) * (size_t)dx.n);
+    ops->layernorm_backward(dx.f, dweight.f, dbias.f, dx.f, l.dout.f, l.x.f, l.weight.f, mean.f, rstd.f,
+                            scratch.f, N, C);
+    is_gradient(name, residual_and_layernorm_double, &l, l.x, dx, NULL);
+
+    /* a + b = x to rounding; in place and beside: the sum is exact, the rest equal to the norm of the sum */
+    Buffer sum = poisoned(N * C), y = poisoned(N * C);
+    for (int64_t i = 0; i < b.n; i++) b.f[i] = l.x.f[i] - a.f[i];
+    ops->residual_layernorm_forward(sum.f, y.f, mean.f, rstd.f, a.f, b.f, l.weight.f, l.bias.f, N, C);
+    bool exact = true;
+    for (int64_t i = 0; i < sum.n; i++) exact = exact && sum.f[i] == a.f[i] + b.f[i];
+    CHECK(exact, "%s: residual is not a + b", name);
+    close_to(name, y, l.y.d);
+    ops->residual_forward(dx.f, a.f, b.f, N * C);
+    CHECK(memcmp(dx.f, sum.f, sizeof(float) * (size_t)sum.n) == 0, "%s: residual_forward", name);
+    Buffer in_place = N % 2 ? a : b;
+    ops->residual_layernorm_forward(in_place.f, l.y.f, mean.f, rstd.f, a.f, b.f, l.weight.f, l.bias.f, N, C);
+    CHECK(memcmp(in_place.f, sum.f, sizeof(float) * (size_t)sum.n) == 0, "%s: residual in place", name);
+    CHECK(memcmp(l.y.f, y.f, sizeof(float) * (size_t)y.n) == 0, "%s: norm of a residual in place", name);
+    end_case(name);
+}
+
+/* ---- embedding ---- */
+
+static void test_embedding(int B, int T, int C, int V) {
+    char name[64];
+    snprintf(name, sizeof name, "embedding %d x %d x %d", B, T, C);
+    int64_t N = (int64_t)B * T;
+    Buffer wte = filled((int64_t)V * C, 1, 0), wpe = filled((int64_t)T * C, 1, 0), out = poisoned(N * C);
+    Buffer dout = filled(N * C, 1, 0), scratch = poisoned(1);
+    int32_t *tokens = malloc(sizeof *tokens * (size_t)N);
+    for (int64_t n = 0; n < N; n++) tokens[n] = (int32_t)((uniform(&input_stream) + 1) / 2 * V);
+    ops->embedding_forward(out.f, tokens, wte.f, wpe.f, B, T, C);
+    bool exact = true;
+    for (int64_t i = 0; i < out.n; i++) {
+        int64_t n = i / C, c = i % C;
+        exact = exact && out.f[i] == wte.f[tokens[n] * C + c] + wpe.f[n % T * C + c];
+        wte.d[tokens[n] * C + c] += dout.f[i];
+        wpe.d[n % T * C + c] += dout.f[i];
+    }
+    CHECK(exact, "%s: not wte + wpe", name);
+    ops->embedding_backward(wte.f, wpe.f, dout.f, tokens, scratch.f, B, T, C, V);
+    close_to(name, wte, wte.d);
+    close_to(name, wpe, wpe.d);
+    free(tokens);
+    end_case(name);
+}
+
+/* ---- attention ---- */
+
+typedef struct Attention {
+    int B, T, NH, HD;
+    Buffer qkv, dout, out, lse;
+} Attention;
+
+static double attention_double(const void *context) {
+    const Attention *a = context;
+    int64_t T = a->T, NH = a->NH, HD = a->HD, row = 3 * NH * HD;
+    double *p = malloc(sizeof(double) * (size_t)T);
+    for (int64_t i = 0; i < a->B * NH * T; i++) {
+        int64_t t = i % T, head = i / T % NH, batch = i / T / NH;
+        const double *q = a->qkv.d + (batch * T + t) * row + head * HD;
+        const double *k = a->qkv.d + batch * T * row + (NH + head) * HD, *v = k + NH * HD;
+        double max = -INFINITY, sum = 0, *out = a->out.d + ((batch * T + t) * NH + head) * HD;
+        for (int64_t j = 0; j <= t; j++) {
+            p[j] = 0;
+            for (int64_t d = 0; d < HD; d++) p[j] += q[d] * k[j * row + d];
+            p[j] /= sqrt((double)HD);
+            max = p[j] > max ? p[j] : max;
+        }
+        for (int64_t j = 0; j <= t; j++) sum += p[j] = exp(p[j] - max);
+        for (int64_t d = 0; d < HD; d++) out[d] = 0;
+        for (int64_t j = 0; j <= t; j++)
+            for (int64_t d = 0; d < HD; d++) out[d] += p[j] / sum * v[j * row + d];
+        a->lse.d[i] = max + log(sum);
+    }
+    free(p);
+    return weighted_sum(a->dout, a->out.d);
+}
+
+/* spread: of the inputs; large ones make one key take nearly all the weight. */
+static void test_attention(int B, int T, int NH, int HD, double spread) {
+    char name[64];
+    snprintf(name, sizeof name, "attention B %d T %d NH %d HD %d spread %g", B, T, NH, HD, spread);
+    int64_t n = (int64_t)B * T * NH * HD;
+    Attention a = {
+        B, T, NH, HD, filled(3 * n, spread, 0), filled(n, 1, 0), poisoned(n), poisoned((int64_t)B * NH * T)};
+    Buffer dqkv = poisoned(3 * n), decoded = poisoned(NH * HD), scratch = poisoned(1);
+    Buffer probs = poisoned((int64_t)B * NH * T * T), dprobs = poisoned(probs.n);
+    ops->attention_forward(a.out.f, a.lse.f, a.qkv.f, B, T, NH, HD);
+    if (pass == 0) attention_double(&a);
+    close_to(name, a.out, a.out.d);
+    close_to(name, a.lse, a.lse.d);
+    ops->attention_backward(dqkv.f, a.dout.f, a.out.f, a.qkv.f, a.lse.f, scratch.f, B, T, NH, HD);
+    is_gradient(name, attention_double, &a, a.qkv, dqkv, NULL);
+    for (int64_t i = 0; i < dqkv.n; i++) dqkv.f[i] = NAN;
+
+    ops->attention_standard_forward(a.out.f, probs.f, a.qkv.f, B, T, NH, HD);
+    close_to(name, a.out, a.out.d);
+    ops->attention_standard_backward(dqkv.f, dprobs.f, a.dout.f, probs.f, a.qkv.f, B, T, NH, HD);
+    is_gradient(name, attention_double, &a, a.qkv, dqkv, NULL);
+    for (int t = T / 2; t < T; t += T / 2 + 1) { /* of the first sequence */
+        ops->attention_decode(decoded.f, a.qkv.f, t, NH, HD);
+        close_to(name, decoded, a.out.d + (int64_t)t * NH * HD);
+    }
+    end_case(name);
+}
+
+/* Rows do not see what comes behind them, to the bit; and a NaN in a query reaches its own row alone. */
+static void test_attention_causal(void) {
+    enum { T = 150, NH = 2, HD = 24, CUT = 101, C = NH * HD };
+    Buffer qkv = filled(T * 3 * C, 1, 0), out = poisoned(T * C), changed = poisoned(T * C),
+           lse = poisoned(NH * T);
+    ops->attention_forward(out.f, lse.f, qkv.f, 1, T, NH, HD);
+    for (int64_t i = CUT * 3 * C; i < qkv.n; i++) qkv.f[i] = (float)uniform(&input_stream);
+    qkv.f[50 * 3 * C] = NAN; /* head 0, query 50 */
+    ops->attention_forward(changed.f, lse.f, qkv.f, 1, T, NH, HD);
+    bool same = true, nan = true;
+    for (int64_t i = 0; i < CUT * C; i++) {
+        if (i / C == 50 && i % C < HD)
+            nan = nan && isnan(changed.f[i]);
+        else
+            same = same && changed.f[i] == out.f[i];
+    }
+    CHECK(same, "attention: a row changed with the rows behind it");
+    CHECK(nan && isnan(lse.f[50]), "attention: a NaN in a query did not reach its row");
+    end_case("attention causal");
+}
+
+/* A context of tens of thousands: three rows of one head against double. */
+static void test_attention_long(void) {
+    enum { T = 20000, HD = 16 };
+    Buffer qkv = filled(3 * T * HD, 2, 0), out = poisoned(T * HD), lse = poisoned(T);
+    ops->attention_forward(out.f, lse.f, qkv.f, 1, T, 1, HD);
+    same_bits("attention long", out);
+    for (int64_t t = 4; pass == 0 && t < T; t += 9997) {
+        double sum = 0, row[HD] = {0}, worst = 0;
+        for (int64_t j = 0; j <= t; j++) {
+            double s = 0;
+            for (int d = 0; d < HD; d++) s += qkv.d[t * 3 * HD + d] * qkv.d[(j * 3 + 1) * HD + d] / 4;
+            sum += exp(s);
+            for (int d = 0; d < HD; d++) row[d] += exp(s) * qkv.d[(j * 3 + 2) * HD + d];
+        }
+        for (int d = 0; d < HD; d++) {
+            double error = fabs(out.f[t * HD + d] - row[d] / sum);
+            if (!(error <= worst)) worst = error;
+        }
+        CHECK(worst <= TOLERANCE, "attention long: row %d error %g", (int)t, worst);
+        CHECK(fabs(lse.f[t] - log(sum)) <= TOLERANCE * 10, "attention long: lse %g, truth %g", lse.f[t],
+              log(sum));
+    }
+    end_case("attention long");
+}
+
+/* ---- loss ---- */
+
+static void test_cross_entropy(int64_t N, int V, int Vp, double spread) {
+    char name[64];
+    snprintf(name, sizeof name, "cross entropy %d x %d spread %g", (int)N, V, spread);
+    Buffer z = filled(N * Vp, spread, 0), losses = poisoned(N), forward = poisoned(N), want = poisoned(N);
+    int32_t *targets = malloc(sizeof *targets * (size_t)N);
+    const double dloss = 0.25;
+    for (int64_t n = 0; n < N; n++) {
+        targets[n] = (int32_t)((uniform(&input_stream) + 1) / 2 * V);
+        double max = -INFINITY, sum = 0, *row = z.d + n * Vp, target = row[targets[n]];
+        for (int c = 0; c < V; c++) max = row[c] > max ? row[c] : max;
+        for (int c = 0; c < V; c++) sum += exp(row[c] - max);
+        want.d[n] = max + log(sum) - target;
+        for (int c = 0; c < Vp; c++)
+            row[c] = c < V ? dloss * (exp(row[c] - max) / sum - (c == targets[n])) : 0;
+        for (int c = V; c < Vp; c++) z.f[n * Vp + c] = c % 2 ? 1e30f : NAN; /* padding never counts */
+    }
+    ops->cross_entropy_forward(forward.f, z.f, targets, N, V, Vp);
+    ops->cross_entropy_backward_inplace(losses.f, z.f, targets, (float)dloss, N, V, Vp);
+    close_to(name, forward, want.d);
+    close_to(name, losses, want.d);
+    close_to(name, z, z.d);
+    free(targets);
+    end_case(name);
+}
+
+static void test_loss_sum(void) {
+    enum { N = 1027 };
+    Buffer losses = filled(N, 1, 3), scratch = poisoned(2);
+    double sum = 0;
+    for (int i = 0; i < N; i++) sum += losses.f[i];
+    StepStats stats = {.loss = 2};
+    ops->loss_sum(&stats, losses.f, 0.5f, scratch.f, N);
+    CHECK(fabs(stats.loss - 2 - 0.5 * sum) <= 1e-6 * sum && !stats.bad, "loss_sum %g, truth %g", stats.loss,
+          0.5 * sum);
+    losses.f[N - 1] = NAN;
+    ops->loss_sum(&stats, losses.f, 0.5f, scratch.f, N);
+    CHECK(stats.bad == 1 && isnan(stats.loss), "loss_sum: a NaN did not set bad");
+    int32_t target = 0;
+    float logits[8] = {1, 2, NAN, 3, 4, 5, 6, 7}, loss = 0;
+    ops->cross_entropy_forward(&loss, logits, &target, 1, 8, 8);
+    CHECK(isnan(loss), "cross entropy: a NaN logit gave loss %g", loss);
+    end_case("loss_sum");
+}
+
+/* ---- update ---- */
+
+static void test_grad_norm(int64_t n, double scale) {
+    OpShape shape = {.C = 8, .n_parameters = n};
+    Buffer grads = filled(n, scale, 0), scratch = poisoned((int64_t)ops->scratch_bytes(&shape) / 4);
+    Buffer norm = poisoned(1);
+    StepStats stats = {.loss = 1};
+    ops->grad_norm(&stats, grads.f, scratch.f, n);
+    norm.f[0] = stats.grad_norm;
+    norm.d[0] = 0;
+    for (int64_t i = 0; i < n; i++) norm.d[0] += grads.d[i] * grads.d[i];
+    norm.d[0] = sqrt(norm.d[0]);
+    close_to("grad_norm", norm, norm.d);
+    CHECK(!stats.bad, "grad_norm: bad after finite gradients");
+    grads.f[n / 2] = INFINITY;
+    ops->grad_norm(&stats, grads.f, scratch.f, n);
+    CHECK(stats.bad == 1, "grad_norm: an inf did not set bad");
+    end_case("grad_norm");
+}
+
+static void test_adamw(int64_t n, bool same_buffer, float clip) {
+    Buffer w = filled(n, 1, 0), m = filled(n, 0.1, 0), v = filled(n, 0.01, 0.02), g = filled(n, 3, 0);
+    Buffer copy = poisoned(n);
+    StepStats stats = {.grad_norm = 4, .n_skipped = 2};
+    int64_t cut = n / 3;
+    AdamWArgs args = {
+        w.f,   m.f,  v.f, same_buffer ? w.f : copy.f,   g.f, &stats, 7, 1e-2f, 0.9f, 0.95f,
+        1e-8f, clip, 2,   {{0, cut, 0.1f}, {cut, n, 0}}
+    };
+    for (int64_t i = 0; i < n; i++) {
+        double grad = g.d[i] * (clip > 0 && clip < 4 ? clip / 4 : 1);
+        m.d[i] = 0.9 * m.d[i] + 0.1 * grad;
+        v.d[i] = 0.95 * v.d[i] + 0.05 * grad * grad;
+        double mhat = m.d[i] / (1 - pow(0.9, 5)), vhat = v.d[i] / (1 - pow(0.95, 5));
+        w.d[i] -= 1e-2 * (mhat / (sqrt(vhat) + 1e-8) + (i < cut ? 0.1 : 0) * w.d[i]);
+    }
+    ops->adamw(&args);
+    close_to("adamw m", m, m.d);
+    close_to("adamw v", v, v.d);
+    close_to("adamw w", w, w.d);
+    if (!same_buffer)
+        CHECK(memcmp(copy.f, w.f, sizeof(float) * (size_t)n) == 0, "adamw: weights are not the master");
+    CHECK(stats.n_skipped == 2, "adamw: counted a skip");
+
+    float *before = malloc(sizeof(float) * (size_t)n);
+    memcpy(before, w.f, sizeof(float) * (size_t)n);
+    stats.bad = 1;
+    ops->adamw(&args);
+    CHECK(memcmp(before, w.f, sizeof(float) * (size_t)n) == 0, "adamw: a bad step changed the weights");
+    CHECK(stats.n_skipped == 3, "adamw: a bad step was not counted");
+    free(before);
+    end_case("adamw");
+}
+
+/* ---- NaN, memory, device ---- */
+
+static void test_nan_in_linear(void) {
+    enum { N = 30, OC = 40, IC = 24 };
+    Buffer x = filled(N * IC, 1, 0), w = filled(OC * IC, 1, 0), y = poisoned(N * OC);
+    x.f[7 * IC + 3] = NAN;
+    x.f[9 * IC + 3] = INFINITY;
+    ops->linear_forward(y.f, NULL, x.f, w.f, NULL, N, OC, IC);
+    int wrong = 0;
+    for (int i = 0; i < N * OC; i++) {
+        int row = i / OC;
+        wrong += row == 7 ? !isnan(y.f[i]) : row == 9 ? !isinf(y.f[i]) : !isfinite(y.f[i]);
+    }
+    CHECK(wrong == 0, "linear: %d elements do not follow the NaN and the inf of their row", wrong);
+    end_case("nan in linear");
+}
+
+static void test_device(void) {
+    size_t free_bytes = 0, total_bytes = 0;
+    ops->memory_info(&free_bytes, &total_bytes);
+    CHECK(free_bytes > 0 && free_bytes <= total_bytes, "memory %zu of %zu", free_bytes, total_bytes);
+    const char *how = "";
+    CHECK(ops->peak_flops(&how) > 1e9 && strcmp(how, "measured") == 0, "peak is %s", how);
+    CHECK(strlen(ops->device_name()) > 5, "device name '%s'", ops->device_name());
+    CHECK(ops->alloc(SIZE_MAX / 2) == NULL, "half of the address space was allocated");
+    size_t bytes = 1000003;
+    unsigned char *p = ops->alloc(bytes), *q = ops->alloc(bytes);
+    if (!CHECK(p && q && (uintptr_t)p % 256 == 0, "alloc is 256-byte aligned")) return;
+    memset(p, 1, bytes);
+    for (size_t i = 0; i < bytes; i++) q[i] = (unsigned char)(i * 7);
+    ops->copy(p, q, bytes - 1);
+    CHECK(memcmp(p, q, bytes - 1) == 0 && p[bytes - 1] == 1, "copy moves exactly its bytes");
+    ops->zero(p, bytes - 2);
+    CHECK(p[0] == 0 && p[bytes - 3] == 0 && p[bytes - 2] == q[bytes - 2], "zero clears exactly its bytes");
+    ops->release(p);
+    ops->release(q);
+    ops->release(NULL);
+}
+
+static void run_cases(void) {
+    static const int linear[][3] = {
+        {1,   8,    8   },
+        {7,   24,   40  },
+        {65,  40,   24  },
+        {127, 128,  264 },
+        {300, 72,   520 },
+        {33,  2056, 16  },
+        {5,   1048, 1032},
+        {768, 128,  128 }
+    };
+    static const int rows[] = {1, 7, 65, 127}, channels[] = {8, 24, 40, 128};
+    static const int context[] = {1, 7, 64, 65, 127}, head_size[] = {8, 24, 32, 64, 128};
+    for (size_t i = 0; i < sizeof linear / sizeof *linear; i++)
+        test_linear(linear[i][0], linear[i][1], linear[i][2]);
+    for (int i = 0; i < 4; i++)
+        for (int j = 0; j < 4; j++) {
+            test_layernorm(rows[i], channels[j]);
+            test_embedding(3, rows[i], channels[j], 11);
+        }
+    for (int i = 0; i < 5; i++)
+        for (int j = 0; j < 5; j++) test_attention(1 + j % 2, context[i], 1 + i % 3, head_size[j], 2);
+    test_attention(1, 200, 1, 256, 1);
+    test_attention(1, 90, 2, 40, 20);
+    test_attention_causal();
+    test_attention_long();
+    test_cross_entropy(1, 1, 8, 1);
+    test_cross_entropy(9, 17, 24, 5);
+    test_cross_entropy(70, 256, 256, 3);
+    test_cross_entropy(5, 50257, 50304, 3);
+    test_cross_entropy(33, 100, 128, 1e4);
+    test_loss_sum();
+    test_grad_norm(1, 1);
+    test_grad_norm(100003, 1e-3);
+    test_grad_norm(999, 1e25);
+    test_adamw(50001, false, 1);
+    test_adamw(1000, true, 0);
+    test_adamw(40, true, 100);
+    test_gelu();
+    test_nan_in_linear();
+}
+
+int main(void) {
+    Error err = {0};
+    if (!CHECK(ops->open(&err), "open: %s", err.text)) return check_finish("cpu_ops");
+    printf("cpu_ops: seed %u, %s\n", SEED, ops->device_name());
+    static const int threads[] = {2, 1, 2, 3};
+    int before = cpu_thread_count();
+    for (pass = 0; pass < 4; pass++) {
+        cpu_set_thread_count(threads[pass]);
+        input_stream = check_stream = SEED;
+        n_snapshots = 0;
+        run_cases();
+    }
+    cpu_set_thread_count(before);
+    test_device();
+    for (int i = 0; i < n_snapshots; i++) free(snapshots[i].data);
+    return check_finish("cpu_ops");
+}

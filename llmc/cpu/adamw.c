@@ -1,0 +1,89 @@
+/* Global gradient norm and the AdamW step. */
+#include <math.h>
+#include "cpu.h"
+#include "parallel.h"
+#include "vec.h"
+
+enum { NORM_CHUNKS = 256, CHUNK = 16384 }; /* parts of the norm's sum; elements of an AdamW task */
+
+typedef struct Squares {
+    double *partial; /* (NORM_CHUNKS) */
+    const float *grads;
+    int64_t n, chunk;
+} Squares;
+
+/* Task: the sum over one chunk, in double so that neither 1e-25 nor 1e25 leaves the range when squared. */
+static void sum_squares(const void *args, int64_t task) {
+    const Squares *s = args;
+    int64_t i = task * s->chunk, end = min_i64(s->n, i + s->chunk);
+    double lanes[8] = {0};
+    for (; i + 8 <= end; i += 8)
+        for (int j = 0; j < 8; j++) lanes[j] += (double)s->grads[i + j] * s->grads[i + j];
+    for (; i < end; i++) lanes[0] += (double)s->grads[i] * s->grads[i];
+    double sum = 0;
+    for (int j = 0; j < 8; j++) sum += lanes[j];
+    s->partial[task] = sum;
+}
+
+void cpu_grad_norm(StepStats *stats, const float *grads, void *scratch, int64_t n) {
+    Squares s = {scratch, grads, n, ceil_div(n, NORM_CHUNKS)};
+    int64_t n_chunks = ceil_div(n, s.chunk);
+    cpu_parallel_for(n_chunks, sum_squares, &s);
+    double sum = 0;
+    for (int64_t i = 0; i < n_chunks; i++) sum += s.partial[i];
+    stats->grad_norm = (float)sqrt(sum);
+    if (!isfinite(stats->grad_norm)) stats->bad = 1;
+}
+
+size_t cpu_grad_norm_scratch_bytes(void) {
+    return sizeof(double) * NORM_CHUNKS;
+}
+
+typedef struct Step {
+    const AdamWArgs *args;
+    float grad_scale, m_scale, v_scale; /* clipping; 1 / (1 - beta^t) of both moments */
+} Step;
+
+static int64_t range_chunks(const AdamWRange *range) {
+    return ceil_div(range->end - range->begin, CHUNK);
+}
+
+/* Task: one chunk of one range; the chunks of the ranges are numbered through. */
+static void update_chunk(const void *step_, int64_t chunk) {
+    const Step *step = step_;
+    const AdamWArgs *args = step->args;
+    const AdamWRange *range = args->ranges;
+    for (; chunk >= range_chunks(range); range++) chunk -= range_chunks(range);
+    int64_t begin = range->begin + chunk * CHUNK, n = min_i64(range->end - begin, CHUNK);
+    float *restrict w = args->master + begin, *restrict m = args->m + begin, *restrict v = args->v + begin;
+    const float *restrict grads = args->grads + begin;
+    float beta1 = args->beta1, beta2 = args->beta2, one_beta1 = 1.0f - beta1, one_beta2 = 1.0f - beta2;
+    float lr = args->lr, eps = args->eps, decay = range->weight_decay;
+    for (int64_t i = 0; i < n; i++) {
+        float g = grads[i] * step->grad_scale;
+        m[i] = beta1 * m[i] + one_beta1 * g;
+        v[i] = beta2 * v[i] + one_beta2 * g * g;
+        float mhat = m[i] * step->m_scale, vhat = v[i] * step->v_scale;
+        w[i] -= lr * (mhat / (sqrtf(vhat) + eps) + decay * w[i]);
+    }
+    float *weights = (float *)args->weights + begin;
+    if (weights != w) memcpy(weights, w, sizeof(float) * (size_t)n);
+}
+
+void cpu_adamw(const AdamWArgs *args) {
+    StepStats *stats = args->stats;
+    if (stats->bad) {
+        stats->n_skipped++;
+        return;
+    }
+    double t = (double)(args->step - stats->n_skipped);
+    Step step = {args, 1, (float)(1 / (1 - pow(args->beta1, t))), (float)(1 / (1 - pow(args->beta2, t)))};
+    if (args->clip > 0 && stats->grad_norm > args->clip) step.grad_scale = args->clip / stats->grad_norm;
+    int64_t n_chunks = 0;
+    for (int i = 0; i < args->n_ranges; i++) n_chunks += range_chunks(&args->ranges[i]);
+    cpu_parallel_for(n_chunks, update_chunk, &step);
+}
+
+void cpu_weights_from_master(floatX *weights, const float *master, int64_t n) {
+    if (weights != master) cpu_copy(weights, master, sizeof(float) * (size_t)n);
+}

@@ -1,0 +1,107 @@
+/* Attention in the textbook form, with the whole (T,T) matrix of probabilities: for comparison with
+ * attention.c. */
+#include <math.h>
+#include "cpu.h"
+#include "matmul.h"
+#include "parallel.h"
+#include "vec.h"
+
+/* A matrix inside a larger one: element (i, j) is data[i*row + j*col]. */
+typedef struct View {
+    float *data;
+    int64_t row, col;
+} View;
+
+/* c (M,N) = a (M,K) b (K,N) */
+static void product(View c, View a, View b, int64_t M, int64_t N, int64_t K) {
+    cpu_matmul(&(Matmul){
+        .M = M,
+        .N = N,
+        .K = K,
+        .a = a.data,
+        .a_row = a.row,
+        .a_col = a.col,
+        .b = b.data,
+        .b_row = b.row,
+        .b_col = b.col,
+        .c = c.data,
+        .c_row = c.row,
+    });
+}
+
+static View transposed(View a) {
+    return (View){a.data, a.col, a.row};
+}
+
+/* q, k or v (which = 0, 1, 2) of head i of B*NH in a packed (B,T,3,NH,HD): (T,HD). */
+static View packed_head(const floatX *qkv, int which, int64_t i, int64_t T, int64_t NH, int64_t HD) {
+    return (View){(float *)qkv + ((i / NH * T * 3 + which) * NH + i % NH) * HD, 3 * NH * HD, 1};
+}
+
+/* Head i of a (B,T,NH,HD): (T,HD). */
+static View head(const floatX *x, int64_t i, int64_t T, int64_t NH, int64_t HD) {
+    return (View){(float *)x + (i / NH * T * NH + i % NH) * HD, NH * HD, 1};
+}
+
+typedef struct Rows {
+    float *probs, *dprobs; /* (T,T) of one head */
+    int64_t T;
+    float scale;
+} Rows;
+
+/* Task: row t of scores becomes softmax(scale * scores) over keys 0..t, and 0 over the keys behind the query.
+ */
+static void softmax_row(const void *args, int64_t t) {
+    const Rows *r = args;
+    int64_t n = t + 1;
+    float *row = r->probs + t * r->T, max = -INFINITY;
+    for (int64_t j = 0; j < n; j++) max = row[j] * r->scale > max ? row[j] * r->scale : max;
+    vec sum = {0};
+    for (int64_t j = 0; j < n; j += VEC) {
+        vec e = vec_exp(vec_load_n(row + j, n - j) * r->scale - max);
+        vec_store_n(row + j, e, n - j);
+        sum += vec_first_n(e, n - j);
+    }
+    float norm = 1.0f / vec_sum(sum);
+    for (int64_t j = 0; j < n; j += VEC) vec_store_n(row + j, vec_load_n(row + j, n - j) * norm, n - j);
+    memset(row + n, 0, sizeof(float) * (size_t)(r->T - n));
+}
+
+/* Task: row t of dprobs becomes dscores = scale * probs * (dprobs - sum(probs * dprobs)). */
+static void softmax_backward_row(const void *args, int64_t t) {
+    const Rows *r = args;
+    int64_t n = t + 1;
+    const float *p = r->probs + t * r->T;
+    float *dp = r->dprobs + t * r->T;
+    vec sum = {0};
+    for (int64_t j = 0; j < n; j += VEC) sum += vec_load_n(p + j, n - j) * vec_load_n(dp + j, n - j);
+    float mean = vec_sum(sum);
+    for (int64_t j = 0; j < n; j += VEC)
+        vec_store_n(dp + j, r->scale * vec_load_n(p + j, n - j) * (vec_load_n(dp + j, n - j) - mean), n - j);
+    memset(dp + n, 0, sizeof(float) * (size_t)(r->T - n));
+}
+
+void cpu_attention_standard_forward(floatX *out, floatX *probs, const floatX *qkv, int B, int T, int NH,
+                                    int HD) {
+    for (int64_t i = 0; i < (int64_t)B * NH; i++) {
+        View q = packed_head(qkv, 0, i, T, NH, HD), k = packed_head(qkv, 1, i, T, NH, HD);
+        View v = packed_head(qkv, 2, i, T, NH, HD), p = {(float *)probs + i * T * T, T, 1};
+        product(p, q, transposed(k), T, T, HD);
+        cpu_parallel_for(T, softmax_row, &(Rows){p.data, NULL, T, 1.0f / sqrtf((float)HD)});
+        product(head(out, i, T, NH, HD), p, v, T, HD, T);
+    }
+}
+
+void cpu_attention_standard_backward(floatX *dqkv, floatX *dprobs, const floatX *dout, const floatX *probs,
+                                     const floatX *qkv, int B, int T, int NH, int HD) {
+    for (int64_t i = 0; i < (int64_t)B * NH; i++) {
+        View q = packed_head(qkv, 0, i, T, NH, HD), k = packed_head(qkv, 1, i, T, NH, HD);
+        View v = packed_head(qkv, 2, i, T, NH, HD), d = head(dout, i, T, NH, HD);
+        View p = {(float *)probs + i * T * T, T, 1}, dp = {(float *)dprobs + i * T * T, T, 1};
+        product(packed_head(dqkv, 2, i, T, NH, HD), transposed(p), d, T, HD, T);
+        product(dp, d, transposed(v), T, T, HD);
+        cpu_parallel_for(T, softmax_backward_row, &(Rows){p.data, dp.data, T, 1.0f / sqrtf((float)HD)});
+        product(packed_head(dqkv, 0, i, T, NH, HD), dp, k, T, HD, T);
+        product(packed_head(dqkv, 1, i, T, NH, HD), transposed(dp), q, T, HD, T);
+    }
+}

@@ -1,0 +1,57 @@
+/* Ops on single elements, cut into chunks of one fixed size. */
+#include "cpu.h"
+#include "gelu.h"
+#include "parallel.h"
+
+enum { CHUNK = 16384 }; /* elements of a task */
+
+typedef struct Elements {
+    float *out;
+    const float *a, *b;
+    int64_t n;
+} Elements;
+
+static void add_chunk(const void *args, int64_t chunk) {
+    const Elements *e = args;
+    for (int64_t i = chunk * CHUNK, end = min_i64(e->n, i + CHUNK); i < end; i += VEC)
+        vec_store_n(e->out + i, vec_load_n(e->a + i, end - i) + vec_load_n(e->b + i, end - i), end - i);
+}
+
+void cpu_residual_forward(floatX *out, const floatX *a, const floatX *b, int64_t n) {
+    cpu_parallel_for(ceil_div(n, CHUNK), add_chunk, &(Elements){out, a, b, n});
+}
+
+static void gelu_chunk(const void *args, int64_t chunk) {
+    const Elements *e = args;
+    for (int64_t i = chunk * CHUNK, end = min_i64(e->n, i + CHUNK); i < end; i += VEC)
+        vec_store_n(e->out + i, gelu(vec_load_n(e->a + i, end - i)), end - i);
+}
+
+void cpu_gelu_forward(floatX *out, const floatX *x, int64_t n) {
+    cpu_parallel_for(ceil_div(n, CHUNK), gelu_chunk, &(Elements){out, x, NULL, n});
+}
+
+enum { CHUNK_BYTES = 1 << 18 }; /* of memory operations: large enough to leave small ones on one core */
+
+typedef struct Bytes {
+    char *dst;
+    const char *src; /* NULL: zeros */
+    size_t n;
+} Bytes;
+
+static void move_chunk(const void *args, int64_t chunk) {
+    const Bytes *b = args;
+    size_t begin = (size_t)chunk * CHUNK_BYTES, n = (size_t)min_i64((int64_t)(b->n - begin), CHUNK_BYTES);
+    if (b->src)
+        memcpy(b->dst + begin, b->src + begin, n);
+    else
+        memset(b->dst + begin, 0, n);
+}
+
+void cpu_zero(void *dst, size_t bytes) {
+    cpu_parallel_for(ceil_div((int64_t)bytes, CHUNK_BYTES), move_chunk, &(Bytes){dst, NULL, bytes});
+}
+
+void cpu_copy(void *dst, const void *src, size_t bytes) {
+    cpu_parallel_for(ceil_div((int64_t)bytes, CHUNK_BYTES), move_chunk, &(Bytes){dst, src, bytes});
+}

@@ -103,7 +103,6 @@ static void test_bad_bin(void) {
         {12,                 N_TOKENS,     4, "end-of-text id: expected below the 272 tokens, found 272"},
         {1024,               0,            1, "token 0 of 272"                                          },
         {1024 + 2 * 65 + 1,  'B',          1, "tokens 65 and 66 are the same byte 0x42"                 },
-        {1024 + 512 + 1,     'o',          1, "no such words"                                           }, /* "oe": another merge, but a fine one */
         {1024 + 512 + 3 + 2, 'o',          1, "tokens 257 and 258 are the same 2 bytes"                 },
     };
     uint8_t file[4096];

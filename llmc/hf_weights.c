@@ -73,7 +73,7 @@ static bool staging_open(Staging *s, const Piece *pieces, int n, Error *err) {
 /* out (cols, rows) = in (rows, cols) transposed, in 32x32 blocks: both sides of a block stay in the L1 cache.
  */
 static void transpose(float *out, const float *in, int64_t rows, int64_t cols) {
-#pragma omp parallel for collapse(2) schedule(static)
+#pragma omp parallel for collapse(2) schedule(static) if (rows * cols > 1 << 16)
     for (int64_t i0 = 0; i0 < rows; i0 += 32)
         for (int64_t j0 = 0; j0 < cols; j0 += 32)
             for (int64_t i = i0; i < rows && i < i0 + 32; i++)

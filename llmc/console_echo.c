@@ -55,9 +55,9 @@ void console_settings(FILE *out, const Settings *s, int n_ranks) {
     print_schedule(out, s);
     snprintf(what, sizeof what, "%lld batches", (long long)s->eval_batches);
     if (settings_has_validation(s))
-        print_interval(out, "validation", what, s->eval_every);
+        print_interval(out, "evaluation", what, s->eval_every);
     else
-        console_row(out, "validation", "none: --train names token shards and there is no --val");
+        console_row(out, "evaluation", "none: --train names token shards and there is no --val");
     snprintf(what, sizeof what, "%lld tokens, temperature %g, top-k %lld,", (long long)s->sample_tokens,
              s->temperature, (long long)s->top_k);
     if (s->sample_tokens > 0) print_interval(out, "samples", what, s->sample_every);

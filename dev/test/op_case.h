@@ -1,0 +1,398 @@
+/* One case of one op: a backend against the CPU oracle.
+ *
+ * The caller describes operands and how to call the op; this file does the rest: inputs from a fixed seed,
+ * rounded to the backend's type first, so that the oracle sees the same values; outputs and scratch poisoned;
+ * guard bands; data 16 bytes past the alignment of an allocation in every second case; inputs unchanged; a
+ * second run with other scratch contents bitwise equal; every output within its limit.
+ *
+ * Limits: fp32 outputs 1e-5. bf16 outputs twice the error of a plain bf16 computation (the oracle's result
+ * rounded, or, where an op has intermediate values, Op.plain, which rounds these too), plus 1e-5. */
+#pragma once
+#include "check.h"
+#include "compare.h"
+
+enum { MAX_OPERANDS = 12, SEED = 1234 };
+#define FP32_LIMIT 1e-5
+/* fp32 sums of bf16 products on tensor cores: each of the n/16 additions truncates, up to 2^-23 of the sum
+ * and always towards zero; with n up to 2048 that is 1.5e-5. Gradients rounded to bf16 on the way would be
+ * 2e-3 off. */
+#define TENSOR_CORE_LIMIT 3e-5
+
+typedef enum { IN, OUT, INOUT, SPACE } Role;          /* SPACE: scratch, not compared */
+typedef enum { STORE_X, STORE_F32, STORE_I32 } Store; /* STORE_X: the backend's type */
+typedef enum { FILL_NORMAL, FILL_EQUAL, FILL_GROWING, FILL_HUGE, FILL_DISTINCT } Fill;
+enum { NO_BIAS = 1, GELU = 2, ALIAS_A = 4, ALIAS_B = 8, NO_RESIDUAL = 16 };
+
+/* Sizes of a case; an op reads those it knows, the others stay 0. */
+typedef struct Dims {
+    int B, T, NH, HD;
+    int64_t N;
+    int C, OC, IC, V, Vp;
+    int flags; /* NO_BIAS, ... */
+    Fill fill;
+    float scale; /* standard deviation of the main input; 0 means 1 */
+} Dims;
+
+typedef struct Operand {
+    const char *name;
+    Role role;
+    Store store;
+    int64_t elems; /* 0: the op gets NULL; -1: ops->scratch_bytes() */
+    float scale;   /* inputs are offset + scale * normal */
+    float offset;
+    double bf16_limit; /* of a STORE_F32 output of a bf16 backend; 0 means FP32_LIMIT */
+    int64_t part; /* elements per part of (.., 3, part): q, k and v are compared one by one; 0: all at once */
+} Operand;
+
+struct OpCase;
+/* To add an op: a row of this type, and rows of Dims for it. */
+typedef struct Op {
+    const char *name;
+    int (*describe)(Operand *operands,
+                    const Dims *d); /* fills operands, in the order of the call; their number */
+    void (*run)(const Ops *ops, void **p, const Dims *d);
+    /* The rest may be NULL. */
+    void (*prepare)(struct OpCase *c);                   /* inputs that are not plain normal: in[] */
+    void (*reference)(void **p, const struct OpCase *c); /* where the oracle is not run() on ops_cpu */
+    void (*plain)(struct OpCase *c); /* a plain bf16 computation of the outputs: plain[] */
+} Op;
+
+typedef struct OpCase {
+    const Ops *ops;
+    const Op *op;
+    Dims d;
+    char label[128];
+    int n;
+    Operand operands[MAX_OPERANDS];
+    float *in[MAX_OPERANDS];    /* initial contents, as stored; NULL for OUT and SPACE */
+    float *want[MAX_OPERANDS];  /* the oracle's contents afterwards; NULL for SPACE */
+    float *plain[MAX_OPERANDS]; /* bf16 backend, STORE_X outputs */
+    Guarded device[MAX_OPERANDS];
+} OpCase;
+
+static bool op_verbose;
+
+static void *op_malloc(size_t bytes) {
+    void *p = malloc(bytes + 1);
+    if (!p) abort();
+    return p;
+}
+
+/* ---- values ---- */
+
+static uint64_t op_mix(uint64_t x) { /* SplitMix64's finaliser (Steele, Lea & Flood 2014) */
+    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9u;
+    x = (x ^ (x >> 27)) * 0x94D049BB133111EBu;
+    return x ^ (x >> 31);
+}
+
+/* Standard normal number i of a stream (Box & Muller 1958). */
+static float op_normal(uint64_t stream, int64_t i) {
+    uint64_t bits = op_mix(op_mix(SEED + stream) + (uint64_t)i * 0x9E3779B97F4A7C15u);
+    float u1 = ((float)(bits >> 40) + 0.5f) * 0x1p-24f, u2 = (float)(bits & 0xFFFFFF) * 0x1p-24f;
+    return sqrtf(-2 * logf(u1)) * cosf(6.2831853f * u2);
+}
+
+static size_t store_bytes(Store store, DType dtype) {
+    return store == STORE_X ? dtype_bytes(dtype) : 4;
+}
+
+/* values as they lie in memory */
+static void encode(void *bytes, const float *values, Store store, DType dtype, int64_t n) {
+#pragma omp parallel for
+    for (int64_t i = 0; i < n; i++)
+        if (store == STORE_I32)
+            ((int32_t *)bytes)[i] = (int32_t)values[i];
+        else if (store == STORE_X && dtype == DTYPE_BF16)
+            ((uint16_t *)bytes)[i] = bf16_from_float(values[i]);
+        else
+            ((float *)bytes)[i] = values[i];
+}
+
+static void decode(float *values, const void *bytes, Store store, DType dtype, int64_t n) {
+#pragma omp parallel for
+    for (int64_t i = 0; i < n; i++)
+        if (store == STORE_I32)
+            values[i] = (float)((const int32_t *)bytes)[i];
+        else if (store == STORE_X && dtype == DTYPE_BF16)
+            values[i] = bf16_to_float(((const uint16_t *)bytes)[i]);
+        else
+            values[i] = ((const float *)bytes)[i];
+}
+
+static void round_values(float *values, DType dtype, int64_t n) {
+    if (dtype == DTYPE_F32) return;
+#pragma omp parallel for
+    for (int64_t i = 0; i < n; i++) values[i] = round_bf16(values[i]);
+}
+
+static void op_fill_inputs(OpCase *c) {
+    for (int k = 0; k < c->n; k++) {
+        const Operand *o = &c->operands[k];
+        if (o->role == OUT || o->role == SPACE || o->elems == 0) continue;
+        float *in = c->in[k] = op_malloc((size_t)o->elems * sizeof *in);
+#pragma omp parallel for
+        for (int64_t i = 0; i < o->elems; i++) in[i] = o->offset + o->scale * op_normal((uint64_t)k, i);
+        if (o->store == STORE_X) round_values(in, c->ops->dtype, o->elems);
+    }
+    if (c->op->prepare) c->op->prepare(c);
+    for (int k = 0; k < c->n; k++)
+        if (c->in[k] && c->operands[k].store == STORE_X)
+            round_values(c->in[k], c->ops->dtype, c->operands[k].elems);
+}
+
+/* ---- oracle ---- */
+
+static size_t op_scratch_bytes(const Ops *ops, const Dims *d) {
+    int64_t tokens = d->N > (int64_t)d->B * d->T ? d->N : (int64_t)d->B * d->T;
+    int widest = d->C > d->NH * d->HD ? d->C : d->NH * d->HD;
+    if (d->OC > widest) widest = d->OC;
+    if (d->IC > widest) widest = d->IC;
+    OpShape shape = {.B = d->N ? 1 : d->B,
+                     .T = (int)(d->N ? d->N : d->T),
+                     .C = widest,
+                     .NH = d->NH ? d->NH : 1,
+                     .V = d->V > widest ? d->V : widest,
+                     .Vp = d->Vp > widest ? d->Vp : widest,
+                     .loss_rows = tokens,
+                     .n_parameters = 1 << 20};
+    return ops->scratch_bytes(&shape);
+}
+
+static size_t operand_bytes(const OpCase *c, const Operand *o, const Ops *ops) {
+    return o->elems < 0 ? op_scratch_bytes(ops, &c->d) : (size_t)o->elems * store_bytes(o->store, ops->dtype);
+}
+
+/* want[] = what the oracle leaves; OUT operands start as NaN there too. */
+static void op_oracle(OpCase *c) {
+    Guarded host[MAX_OPERANDS] = {0};
+    void *p[MAX_OPERANDS] = {0};
+    for (int k = 0; k < c->n; k++) {
+        const Operand *o = &c->operands[k];
+        if (o->elems == 0) continue;
+        if (!guarded_alloc(&host[k], &ops_cpu, operand_bytes(c, o, &ops_cpu), 0)) abort();
+        p[k] = host[k].data;
+        if (c->in[k]) encode(host[k].data, c->in[k], o->store, DTYPE_F32, o->elems);
+    }
+    if (c->op->reference)
+        c->op->reference(p, c);
+    else
+        c->op->run(&ops_cpu, p, &c->d);
+    for (int k = 0; k < c->n; k++) {
+        const Operand *o = &c->operands[k];
+        if (o->role != SPACE && o->elems > 0) {
+            c->want[k] = op_malloc((size_t)o->elems * sizeof(float));
+            decode(c->want[k], host[k].data, o->store, DTYPE_F32, o->elems);
+        }
+        guarded_free(&host[k]);
+    }
+}
+
+/* plain[] = want[] rounded, then Op.plain's own. */
+static void op_plain(OpCase *c) {
+    if (c->ops->dtype != DTYPE_BF16) return;
+    for (int k = 0; k < c->n; k++) {
+        const Operand *o = &c->operands[k];
+        if ((o->role != OUT && o->role != INOUT) || o->store != STORE_X || o->elems == 0) continue;
+        c->plain[k] = op_malloc((size_t)o->elems * sizeof(float));
+        memcpy(c->plain[k], c->want[k], (size_t)o->elems * sizeof(float));
+        round_values(c->plain[k], DTYPE_BF16, o->elems);
+    }
+    if (c->op->plain) c->op->plain(c);
+}
+
+/* ---- device ---- */
+
+/* Contents before a run: inputs, NaN in outputs, `scratch` in every byte of scratch. False if it does not
+ * fit. */
+static bool op_fill_device(OpCase *c, int scratch) {
+    for (int k = 0; k < c->n; k++) {
+        const Operand *o = &c->operands[k];
+        if (o->elems == 0) continue;
+        if (!c->in[k]) {
+            if (!guarded_fill(c->ops, c->device[k].data, o->role == SPACE ? scratch : POISON_VALUE,
+                              c->device[k].bytes))
+                return false;
+            continue;
+        }
+        void *bytes = op_malloc(c->device[k].bytes);
+        encode(bytes, c->in[k], o->store, c->ops->dtype, o->elems);
+        c->ops->upload(c->device[k].data, bytes, c->device[k].bytes);
+        free(bytes);
+    }
+    return true;
+}
+
+static bool op_alloc_device(OpCase *c, size_t shift) {
+    for (int k = 0; k < c->n; k++) {
+        const Operand *o = &c->operands[k];
+        size_t bytes = operand_bytes(c, o, c->ops);
+        if (o->elems != 0 && !guarded_alloc(&c->device[k], c->ops, bytes, o->elems < 0 ? 0 : shift))
+            return false;
+    }
+    return true;
+}
+
+static void op_run_device(OpCase *c) {
+    void *p[MAX_OPERANDS] = {0};
+    for (int k = 0; k < c->n; k++) p[k] = c->device[k].data;
+    c->op->run(c->ops, p, &c->d);
+}
+
+static void *op_download(OpCase *c, int k) {
+    void *bytes = op_malloc(c->device[k].bytes);
+    c->ops->download(bytes, c->device[k].data, c->device[k].bytes);
+    return bytes;
+}
+
+/* ---- checks ---- */
+
+static Limits op_limits(const OpCase *c, int k, const float *plain, const float *want, int64_t n) {
+    const bool bf16 = c->ops->dtype == DTYPE_BF16;
+    const Operand *o = &c->operands[k];
+    double fp32 = bf16 && o->bf16_limit > 0 ? o->bf16_limit : FP32_LIMIT;
+    if (!bf16 || o->store != STORE_X) return (Limits){fp32, fp32};
+    Deviation d = compare_floats(plain, want, n);
+    return (Limits){2 * d.norm + FP32_LIMIT, 2 * d.max + FP32_LIMIT};
+}
+
+static void op_check_values(const OpCase *c, int k, const char *part, const float *got, const float *want,
+                            const float *plain, int64_t n) {
+    Deviation d = compare_floats(got, want, n);
+    Limits limits = op_limits(c, k, plain, want, n);
+    const char *name = c->operands[k].name;
+    CHECK(within(d, limits),
+          "%s: %s%s: error %.2e, limit %.2e; largest %.2e, limit %.2e, at %lld: %g, expected %g", c->label,
+          name, part, d.norm, limits.norm, d.max, limits.max, (long long)d.worst, (double)got[d.worst],
+          (double)want[d.worst]);
+    if (op_verbose)
+        printf("%-64s %-9s%-3s error %.1e limit %.1e  largest %.1e limit %.1e\n", c->label, name, part,
+               d.norm, limits.norm, d.max, limits.max);
+}
+
+/* q, k and v of (.., 3, part) one by one: dv, the largest, must not hide an error in dq. */
+static void op_check_parts(const OpCase *c, int k, const float *got) {
+    static const char *const names[3] = {" q", " k", " v"};
+    const Operand *o = &c->operands[k];
+    const int64_t n = o->elems / 3;
+    const float *from[3] = {got, c->want[k], c->plain[k]};
+    float *to[3];
+    for (int p = 0; p < 3; p++) {
+        for (int s = 0; s < 3; s++) {
+            to[s] = op_malloc((size_t)n * sizeof(float));
+            for (int64_t i = 0; from[s] && i < n; i++)
+                to[s][i] = from[s][(i / o->part * 3 + p) * o->part + i % o->part];
+        }
+        op_check_values(c, k, names[p], to[0], to[1], to[2], n);
+        for (int s = 0; s < 3; s++) free(to[s]);
+    }
+}
+
+/* Everything that a run must have done, and not done, to operand k; bytes is what it holds now. */
+static void op_check_operand(OpCase *c, int k, const void *bytes) {
+    const Operand *o = &c->operands[k];
+    CHECK(guarded_intact(&c->device[k]), "%s: bytes before or after %s were written", c->label, o->name);
+    if (o->role == SPACE) return;
+    float *got = op_malloc((size_t)o->elems * sizeof *got);
+    decode(got, bytes, o->store, c->ops->dtype, o->elems);
+    if (o->role == IN) {
+        void *before = op_malloc(c->device[k].bytes);
+        encode(before, c->in[k], o->store, c->ops->dtype, o->elems);
+        CHECK(memcmp(before, bytes, c->device[k].bytes) == 0, "%s: the input %s was changed", c->label,
+              o->name);
+        free(before);
+    } else if (o->part > 0) {
+        op_check_parts(c, k, got);
+    } else {
+        op_check_values(c, k, "", got, c->want[k], c->plain[k], o->elems);
+    }
+    free(got);
+}
+
+static void op_check_device(OpCase *c) {
+    void *first[MAX_OPERANDS] = {0};
+    if (!op_fill_device(c, POISON_VALUE)) abort();
+    op_run_device(c);
+    for (int k = 0; k < c->n; k++) {
+        if (c->operands[k].elems == 0) continue;
+        first[k] = op_download(c, k);
+        op_check_operand(c, k, first[k]);
+    }
+    if (!op_fill_device(c, 0x11)) abort();
+    op_run_device(c);
+    for (int k = 0; k < c->n; k++) {
+        if (c->operands[k].elems != 0 && c->operands[k].role != SPACE) {
+            void *again = op_download(c, k);
+            CHECK(memcmp(first[k], again, c->device[k].bytes) == 0, "%s: %s differs in a second run",
+                  c->label, c->operands[k].name);
+            free(again);
+        }
+        free(first[k]);
+    }
+}
+
+static void op_label(OpCase *c) {
+    const Dims *d = &c->d;
+    const struct {
+        const char *name;
+        long long value;
+    } fields[] = {
+        {"B",      d->B    },
+        {"T",      d->T    },
+        {"NH",     d->NH   },
+        {"HD",     d->HD   },
+        {"N",      d->N    },
+        {"C",      d->C    },
+        {"OC",     d->OC   },
+        {"IC",     d->IC   },
+        {"V",      d->V    },
+        {"Vp",     d->Vp   },
+        {"flags ", d->flags},
+        {"fill ",  d->fill }
+    };
+    int at = snprintf(c->label, sizeof c->label, "%s, %s", c->ops->name, c->op->name);
+    for (size_t i = 0; i < sizeof fields / sizeof *fields; i++)
+        if (fields[i].value && at < (int)sizeof c->label)
+            at += snprintf(c->label + at, sizeof c->label - (size_t)at, " %s%lld", fields[i].name,
+                           fields[i].value);
+}
+
+/* The whole case. */
+static void op_case(const Ops *ops, const Op *op, Dims d) {
+    static int n_cases;
+    OpCase c = {.ops = ops, .op = op, .d = d};
+    if (c.d.scale == 0) c.d.scale = 1;
+    op_label(&c);
+    c.n = op->describe(c.operands, &c.d);
+    op_fill_inputs(&c);
+    op_oracle(&c);
+    op_plain(&c);
+    if (CHECK(op_alloc_device(&c, n_cases++ % 2 ? 16 : 0), "%s: device memory", c.label)) op_check_device(&c);
+    for (int k = 0; k < c.n; k++) {
+        guarded_free(&c.device[k]);
+        free(c.in[k]);
+        free(c.want[k]);
+        free(c.plain[k]);
+    }
+}
+
+/* ---- programs ---- */
+
+/* Calls test() with every CUDA backend there is; counts a skip for each that is not. */
+static int op_main(const char *name, int argc, char **argv, void (*test)(const Ops *ops)) {
+    const Ops *const backends[] = {ops_cuda_fp32, ops_cuda_bf16};
+    const char *const names[] = {"cuda fp32", "cuda bf16"};
+    Error err = {0};
+    op_verbose = argc > 1 && strcmp(argv[1], "-v") == 0;
+    printf("%s: seed %d\n", name, SEED);
+    if (!ops_cpu.open(&err)) die(&err);
+    for (int i = 0; i < 2; i++) {
+        if (!backends[i])
+            SKIP("%s on %s: built without CUDA", name, names[i]);
+        else if (!cuda_available())
+            SKIP("%s on %s: no CUDA device", name, names[i]);
+        else if (CHECK(backends[i]->open(&err), "%s: %s", names[i], err.text))
+            test(backends[i]);
+    }
+    return check_finish(name);
+}

@@ -1,0 +1,396 @@
+/* Embedding, layernorm, linear, GELU and loss of every CUDA backend against the CPU oracle, case by case.
+ * Attention: test_ops_attention.c. Update and statistics: test_ops_update.c. Past 2^31 elements:
+ * test_ops_large.c. -v prints every error and limit. */
+#include "op_case.h"
+
+/* ---- embedding ---- */
+
+static int describe_embedding_forward(Operand *o, const Dims *d) {
+    const int64_t N = (int64_t)d->B * d->T;
+    const Operand rows[] = {
+        {"out",    OUT, STORE_X,   N * d->C,                   0, 0, 0, 0},
+        {"tokens", IN,  STORE_I32, N,                          0, 0, 0, 0},
+        {"wte",    IN,  STORE_X,   (int64_t)d->V * d->C,       1, 0, 0, 0},
+        {"wpe",    IN,  STORE_X,   (int64_t)(d->T + 2) * d->C, 1, 0, 0, 0},
+    };
+    memcpy(o, rows, sizeof rows);
+    return 4;
+}
+
+static void run_embedding_forward(const Ops *ops, void **p, const Dims *d) {
+    ops->embedding_forward(p[0], p[1], p[2], p[3], d->B, d->T, d->C);
+}
+
+static int describe_embedding_backward(Operand *o, const Dims *d) {
+    const int64_t N = (int64_t)d->B * d->T;
+    const Operand rows[] = {
+        {"dwte",    INOUT, STORE_F32, (int64_t)d->V * d->C,       1, 0, 0, 0},
+        {"tokens",  IN,    STORE_I32, N,                          0, 0, 0, 0},
+        {"dwpe",    INOUT, STORE_F32, (int64_t)(d->T + 2) * d->C, 1, 0, 0, 0},
+        {"dout",    IN,    STORE_X,   N * d->C,                   1, 0, 0, 0},
+        {"scratch", SPACE, STORE_F32, -1,                         0, 0, 0, 0},
+    };
+    memcpy(o, rows, sizeof rows);
+    return 5;
+}
+
+static void run_embedding_backward(const Ops *ops, void **p, const Dims *d) {
+    ops->embedding_backward(p[0], p[2], p[3], p[1], p[4], d->B, d->T, d->C, d->V);
+}
+
+/* FILL_NORMAL: any token, the first and last of the vocabulary among them; FILL_EQUAL: one; FILL_DISTINCT:
+ * none twice.
+ */
+static void prepare_tokens(OpCase *c) {
+    const int64_t n = c->operands[1].elems;
+    for (int64_t i = 0; i < n; i++) {
+        uint64_t any = op_mix((uint64_t)i) % (uint64_t)c->d.V;
+        c->in[1][i] = c->d.fill == FILL_EQUAL      ? (float)(c->d.V - 1)
+                      : c->d.fill == FILL_DISTINCT ? (float)(i * 7919 % c->d.V) /* 7919 is prime */
+                                                   : (float)any;
+    }
+    if (c->d.fill == FILL_NORMAL && n > 1) {
+        c->in[1][0] = 0;
+        c->in[1][n - 1] = (float)(c->d.V - 1);
+    }
+}
+
+/* ---- layernorm ---- */
+
+static int describe_layernorm_forward(Operand *o, const Dims *d) {
+    const Operand rows[] = {
+        {"out",    OUT, STORE_X,   d->N * d->C, 0,        0,   0, 0},
+        {"mean",   OUT, STORE_F32, d->N,        0,        0,   0, 0},
+        {"rstd",   OUT, STORE_F32, d->N,        0,        0,   0, 0},
+        {"x",      IN,  STORE_X,   d->N * d->C, d->scale, 0.5, 0, 0},
+        {"weight", IN,  STORE_X,   d->C,        0.3f,     1,   0, 0},
+        {"bias",   IN,  STORE_X,   d->C,        0.3f,     0,   0, 0},
+    };
+    memcpy(o, rows, sizeof rows);
+    return 6;
+}
+
+static void run_layernorm_forward(const Ops *ops, void **p, const Dims *d) {
+    ops->layernorm_forward(p[0], p[1], p[2], p[3], p[4], p[5], d->N, d->C);
+}
+
+static int describe_residual_layernorm(Operand *o, const Dims *d) {
+    const bool is_a = d->flags & ALIAS_A, is_b = d->flags & ALIAS_B;
+    const int64_t NC = d->N * d->C;
+    const Operand rows[] = {
+        {"residual", is_a || is_b ? INOUT : OUT, STORE_X,   NC,            1,        0,   0, 0},
+        {"out",      OUT,                        STORE_X,   NC,            0,        0,   0, 0},
+        {"mean",     OUT,                        STORE_F32, d->N,          0,        0,   0, 0},
+        {"rstd",     OUT,                        STORE_F32, d->N,          0,        0,   0, 0},
+        {"a",        IN,                         STORE_X,   is_a ? 0 : NC, d->scale, 0.5, 0, 0},
+        {"b",        IN,                         STORE_X,   is_b ? 0 : NC, d->scale, 0,   0, 0},
+        {"weight",   IN,                         STORE_X,   d->C,          0.3f,     1,   0, 0},
+        {"bias",     IN,                         STORE_X,   d->C,          0.3f,     0,   0, 0},
+    };
+    memcpy(o, rows, sizeof rows);
+    return 8;
+}
+
+static void run_residual_layernorm(const Ops *ops, void **p, const Dims *d) {
+    const void *a = d->flags & ALIAS_A ? p[0] : p[4], *b = d->flags & ALIAS_B ? p[0] : p[5];
+    ops->residual_layernorm_forward(p[0], p[1], p[2], p[3], a, b, p[6], p[7], d->N, d->C);
+}
+
+/* The norm is of the residual as stored, so the oracle rounds it in between. */
+static void reference_residual_layernorm(void **p, const OpCase *c) {
+    const Dims *d = &c->d;
+    const void *a = d->flags & ALIAS_A ? p[0] : p[4], *b = d->flags & ALIAS_B ? p[0] : p[5];
+    ops_cpu.residual_forward(p[0], a, b, d->N * d->C);
+    round_values(p[0], c->ops->dtype, d->N * d->C);
+    ops_cpu.layernorm_forward(p[1], p[2], p[3], p[0], p[6], p[7], d->N, d->C);
+}
+
+static int describe_layernorm_backward(Operand *o, const Dims *d) {
+    const bool alias = d->flags & ALIAS_A, none = d->flags & NO_RESIDUAL;
+    const int64_t NC = d->N * d->C;
+    const Operand rows[] = {
+        {"dx",        alias ? INOUT : OUT, STORE_X,   NC,                     1,        0,   0, 0},
+        {"dweight",   INOUT,               STORE_F32, d->C,                   1,        0,   0, 0},
+        {"dbias",     INOUT,               STORE_F32, d->C,                   1,        0,   0, 0},
+        {"dresidual", IN,                  STORE_X,   alias || none ? 0 : NC, 1,        0,   0, 0},
+        {"dout",      IN,                  STORE_X,   NC,                     1,        0,   0, 0},
+        {"x",         IN,                  STORE_X,   NC,                     d->scale, 0.5, 0, 0},
+        {"weight",    IN,                  STORE_X,   d->C,                   0.3f,     1,   0, 0},
+        {"mean",      IN,                  STORE_F32, d->N,                   0,        0,   0, 0},
+        {"rstd",      IN,                  STORE_F32, d->N,                   0,        0,   0, 0},
+        {"scratch",   SPACE,               STORE_F32, -1,                     0,        0,   0, 0},
+    };
+    memcpy(o, rows, sizeof rows);
+    return 10;
+}
+
+static void run_layernorm_backward(const Ops *ops, void **p, const Dims *d) {
+    ops->layernorm_backward(p[0], p[1], p[2], d->flags & ALIAS_A ? p[0] : p[3], p[4], p[5], p[6], p[7], p[8],
+                            p[9], d->N, d->C);
+}
+
+static void prepare_layernorm_backward(OpCase *c) {
+    const int C = c->d.C;
+    for (int64_t row = 0; row < c->d.N; row++) {
+        const float *x = c->in[5] + row * C;
+        double mean = 0, variance = 0;
+        for (int i = 0; i < C; i++) mean += (double)x[i] / C;
+        for (int i = 0; i < C; i++) variance += (x[i] - mean) * (x[i] - mean) / C;
+        c->in[7][row] = (float)mean;
+        c->in[8][row] = (float)(1 / sqrt(variance + 1e-5));
+    }
+}
+
+static int describe_residual_forward(Operand *o, const Dims *d) {
+    const bool alias = d->flags & ALIAS_A;
+    const Operand rows[] = {
+        {"out", alias ? INOUT : OUT, STORE_X, d->N,             1, 0, 0, 0},
+        {"a",   IN,                  STORE_X, alias ? 0 : d->N, 1, 0, 0, 0},
+        {"b",   IN,                  STORE_X, d->N,             1, 0, 0, 0},
+    };
+    memcpy(o, rows, sizeof rows);
+    return 3;
+}
+
+static void run_residual_forward(const Ops *ops, void **p, const Dims *d) {
+    ops->residual_forward(p[0], d->flags & ALIAS_A ? p[0] : p[1], p[2], d->N);
+}
+
+/* ---- linear and GELU ---- */
+
+static double gelu(double x) {
+    return 0.5 * x * (1 + tanh(0.7978845608028654 * (x + 0.044715 * x * x * x)));
+}
+
+static double gelu_derivative(double x) {
+    double t = tanh(0.7978845608028654 * (x + 0.044715 * x * x * x));
+    return 0.5 * (1 + t) + 0.5 * x * (1 - t * t) * 0.7978845608028654 * (1 + 3 * 0.044715 * x * x);
+}
+
+static int describe_linear_forward(Operand *o, const Dims *d) {
+    const int64_t out = d->N * d->OC;
+    const Operand rows[] = {
+        {"out",      OUT, STORE_X, out,                            0,                       0, 0, 0},
+        {"pre_gelu", OUT, STORE_X, d->flags & GELU ? out : 0,      0,                       0, 0, 0},
+        {"x",        IN,  STORE_X, d->N * d->IC,                   1,                       0, 0, 0},
+        {"weight",   IN,  STORE_X, (int64_t)d->OC * d->IC,         1 / sqrtf((float)d->IC), 0, 0, 0},
+        {"bias",     IN,  STORE_X, d->flags & NO_BIAS ? 0 : d->OC, 0.5,                     0, 0, 0},
+    };
+    memcpy(o, rows, sizeof rows);
+    return 5;
+}
+
+static void run_linear_forward(const Ops *ops, void **p, const Dims *d) {
+    ops->linear_forward(p[0], p[1], p[2], p[3], p[4], d->N, d->OC, d->IC);
+}
+
+/* GELU of the stored pre_gelu */
+static void plain_linear_forward(OpCase *c) {
+    if (!(c->d.flags & GELU)) return;
+    for (int64_t i = 0; i < c->operands[0].elems; i++)
+        c->plain[0][i] = round_bf16((float)gelu((double)c->plain[1][i]));
+}
+
+static int describe_linear_backward_input(Operand *o, const Dims *d) {
+    const int64_t in = d->N * d->IC;
+    const Operand rows[] = {
+        {"dx",       OUT, STORE_X, in,                       0,                       0, 0, 0},
+        {"dout",     IN,  STORE_X, d->N * d->OC,             1,                       0, 0, 0},
+        {"weight",   IN,  STORE_X, (int64_t)d->OC * d->IC,   1 / sqrtf((float)d->OC), 0, 0, 0},
+        {"pre_gelu", IN,  STORE_X, d->flags & GELU ? in : 0, 1.5,                     0, 0, 0},
+    };
+    memcpy(o, rows, sizeof rows);
+    return 4;
+}
+
+static void run_linear_backward_input(const Ops *ops, void **p, const Dims *d) {
+    ops->linear_backward_input(p[0], p[1], p[2], p[3], d->N, d->OC, d->IC);
+}
+
+/* dout W rounded, then times gelu' */
+static void plain_linear_backward_input(OpCase *c) {
+    if (!(c->d.flags & GELU)) return;
+    ops_cpu.linear_backward_input(c->plain[0], c->in[1], c->in[2], NULL, c->d.N, c->d.OC, c->d.IC);
+    for (int64_t i = 0; i < c->operands[0].elems; i++)
+        c->plain[0][i] = round_bf16(round_bf16(c->plain[0][i]) * (float)gelu_derivative((double)c->in[3][i]));
+}
+
+static int describe_linear_backward_weight(Operand *o, const Dims *d) {
+    const double limit = TENSOR_CORE_LIMIT;
+    const Operand rows[] = {
+        {"dweight", INOUT, STORE_F32, (int64_t)d->OC * d->IC,         1, 0, limit, 0},
+        {"dbias",   INOUT, STORE_F32, d->flags & NO_BIAS ? 0 : d->OC, 1, 0, 0,     0},
+        {"dout",    IN,    STORE_X,   d->N * d->OC,                   1, 0, 0,     0},
+        {"x",       IN,    STORE_X,   d->N * d->IC,                   1, 0, 0,     0},
+        {"scratch", SPACE, STORE_F32, -1,                             0, 0, 0,     0},
+    };
+    memcpy(o, rows, sizeof rows);
+    return 5;
+}
+
+static void run_linear_backward_weight(const Ops *ops, void **p, const Dims *d) {
+    ops->linear_backward_weight(p[0], p[1], p[2], p[3], p[4], d->N, d->OC, d->IC);
+}
+
+static int describe_gelu_forward(Operand *o, const Dims *d) {
+    const Operand rows[] = {
+        {"out", OUT, STORE_X, d->N, 0,        0, 0, 0},
+        {"x",   IN,  STORE_X, d->N, d->scale, 0, 0, 0},
+    };
+    memcpy(o, rows, sizeof rows);
+    return 2;
+}
+
+static void run_gelu_forward(const Ops *ops, void **p, const Dims *d) {
+    ops->gelu_forward(p[0], p[1], d->N);
+}
+
+/* ---- loss ---- */
+
+static int describe_loss_backward(Operand *o, const Dims *d) {
+    const Operand rows[] = {
+        {"losses",  OUT,   STORE_F32, d->N,         0,        0, 0, 0},
+        {"targets", IN,    STORE_I32, d->N,         0,        0, 0, 0},
+        {"logits",  INOUT, STORE_X,   d->N * d->Vp, d->scale, 0, 0, 0},
+    };
+    memcpy(o, rows, sizeof rows);
+    return 3;
+}
+
+static void run_loss_backward(const Ops *ops, void **p, const Dims *d) {
+    ops->cross_entropy_backward_inplace(p[0], p[2], p[1], 1.0f / (float)d->N, d->N, d->V, d->Vp);
+}
+
+static int describe_loss_forward(Operand *o, const Dims *d) {
+    describe_loss_backward(o, d);
+    o[2].role = IN;
+    return 3;
+}
+
+static void run_loss_forward(const Ops *ops, void **p, const Dims *d) {
+    ops->cross_entropy_forward(p[0], p[2], p[1], d->N, d->V, d->Vp);
+}
+
+/* Padding columns hold NaN; FILL_EQUAL: all logits of a row alike; FILL_HUGE: one logit of 1e4 a row, the
+ * target in every second row, so that losses are 0 and about 1e4. */
+static void prepare_loss(OpCase *c) {
+    const int V = c->d.V, Vp = c->d.Vp;
+    prepare_tokens(c);
+    for (int64_t row = 0; row < c->d.N; row++) {
+        float *z = c->in[2] + row * Vp;
+        if (c->d.fill == FILL_EQUAL)
+            for (int i = 0; i < V; i++) z[i] = z[0];
+        if (c->d.fill == FILL_HUGE) z[row % 2 ? (int)c->in[1][row] : (int)(row % V)] = 1e4f;
+        for (int i = V; i < Vp; i++) z[i] = NAN;
+    }
+}
+
+/* ---- the table ---- */
+
+static const Op embedding_forward = {
+    "embedding_forward", describe_embedding_forward, run_embedding_forward, prepare_tokens, NULL, NULL};
+static const Op embedding_backward = {
+    "embedding_backward", describe_embedding_backward, run_embedding_backward, prepare_tokens, NULL, NULL};
+static const Op layernorm_forward = {
+    "layernorm_forward", describe_layernorm_forward, run_layernorm_forward, NULL, NULL, NULL};
+static const Op residual_layernorm = {"residual_layernorm_forward", describe_residual_layernorm,
+                                      run_residual_layernorm,       NULL,
+                                      reference_residual_layernorm, NULL};
+static const Op layernorm_backward = {"layernorm_backward",
+                                      describe_layernorm_backward,
+                                      run_layernorm_backward,
+                                      prepare_layernorm_backward,
+                                      NULL,
+                                      NULL};
+static const Op residual_forward = {
+    "residual_forward", describe_residual_forward, run_residual_forward, NULL, NULL, NULL};
+static const Op linear_forward = {
+    "linear_forward", describe_linear_forward, run_linear_forward, NULL, NULL, plain_linear_forward};
+static const Op linear_backward_input = {
+    "linear_backward_input",    describe_linear_backward_input, run_linear_backward_input, NULL, NULL,
+    plain_linear_backward_input};
+static const Op linear_backward_weight = {
+    "linear_backward_weight", describe_linear_backward_weight, run_linear_backward_weight, NULL, NULL, NULL};
+static const Op gelu_forward = {"gelu_forward", describe_gelu_forward, run_gelu_forward, NULL, NULL, NULL};
+static const Op loss_backward = {
+    "cross_entropy_backward_inplace", describe_loss_backward, run_loss_backward, prepare_loss, NULL, NULL};
+static const Op loss_forward = {
+    "cross_entropy_forward", describe_loss_forward, run_loss_forward, prepare_loss, NULL, NULL};
+
+/* To add a case: a row. */
+static const struct {
+    const Op *op;
+    Dims d;
+} cases[] = {
+    {&embedding_forward,      {.B = 1, .T = 1, .C = 8, .V = 211}                              },
+    {&embedding_forward,      {.B = 3, .T = 127, .C = 768, .V = 50257}                        },
+    {&embedding_forward,      {.B = 2, .T = 1023, .C = 40, .V = 1}                            },
+    {&embedding_backward,     {.B = 1, .T = 1, .C = 8, .V = 211}                              },
+    {&embedding_backward,     {.B = 2, .T = 65, .C = 24, .V = 7}                              },
+    {&embedding_backward,     {.B = 3, .T = 127, .C = 768, .V = 50257}                        },
+    {&embedding_backward,     {.B = 5, .T = 1000, .C = 96, .V = 50257, .fill = FILL_EQUAL}    },
+    {&embedding_backward,     {.B = 2, .T = 1023, .C = 128, .V = 50257, .fill = FILL_DISTINCT}},
+    {&layernorm_forward,      {.N = 1, .C = 8}                                                },
+    {&layernorm_forward,      {.N = 65, .C = 24}                                              },
+    {&layernorm_forward,      {.N = 381, .C = 768}                                            },
+    {&layernorm_forward,      {.N = 7, .C = 1600}                                             },
+    {&layernorm_forward,      {.N = 14, .C = 12288}                                           },
+    {&layernorm_forward,      {.N = 130, .C = 256, .scale = 0.01f}                            },
+    {&layernorm_forward,      {.N = 1023, .C = 80, .scale = 100}                              },
+    {&residual_layernorm,     {.N = 1, .C = 8}                                                },
+    {&residual_layernorm,     {.N = 65, .C = 40, .flags = ALIAS_A}                            },
+    {&residual_layernorm,     {.N = 1023, .C = 768}                                           },
+    {&residual_layernorm,     {.N = 381, .C = 768, .flags = ALIAS_B}                          },
+    {&residual_layernorm,     {.N = 14, .C = 5120}                                            },
+    {&layernorm_backward,     {.N = 1, .C = 8}                                                },
+    {&layernorm_backward,     {.N = 65, .C = 24, .flags = ALIAS_A}                            },
+    {&layernorm_backward,     {.N = 381, .C = 768}                                            },
+    {&layernorm_backward,     {.N = 2046, .C = 768, .flags = ALIAS_A}                         },
+    {&layernorm_backward,     {.N = 127, .C = 1600, .flags = NO_RESIDUAL}                     },
+    {&layernorm_backward,     {.N = 14, .C = 12288, .flags = ALIAS_A}                         },
+    {&residual_forward,       {.N = 1}                                                        },
+    {&residual_forward,       {.N = 1003}                                                     },
+    {&residual_forward,       {.N = 77777, .flags = ALIAS_A}                                  },
+    {&linear_forward,         {.N = 1, .OC = 8, .IC = 8}                                      },
+    {&linear_forward,         {.N = 7, .OC = 16, .IC = 24, .flags = NO_BIAS}                  },
+    {&linear_forward,         {.N = 65, .OC = 24, .IC = 16, .flags = GELU}                    },
+    {&linear_forward,         {.N = 1, .OC = 3072, .IC = 768, .flags = GELU}                  },
+    {&linear_forward,         {.N = 127, .OC = 3072, .IC = 768, .flags = GELU}                },
+    {&linear_forward,         {.N = 1023, .OC = 2304, .IC = 768}                              },
+    {&linear_forward,         {.N = 130, .OC = 768, .IC = 3072}                               },
+    {&linear_forward,         {.N = 33, .OC = 50304, .IC = 768, .flags = NO_BIAS}             },
+    {&linear_backward_input,  {.N = 1, .OC = 8, .IC = 8}                                      },
+    {&linear_backward_input,  {.N = 7, .OC = 16, .IC = 24, .flags = GELU}                     },
+    {&linear_backward_input,  {.N = 65, .OC = 24, .IC = 16}                                   },
+    {&linear_backward_input,  {.N = 1, .OC = 768, .IC = 3072, .flags = GELU}                  },
+    {&linear_backward_input,  {.N = 127, .OC = 768, .IC = 3072, .flags = GELU}                },
+    {&linear_backward_input,  {.N = 1023, .OC = 2304, .IC = 768}                              },
+    {&linear_backward_input,  {.N = 33, .OC = 50304, .IC = 768}                               },
+    {&linear_backward_weight, {.N = 1, .OC = 8, .IC = 8}                                      },
+    {&linear_backward_weight, {.N = 7, .OC = 16, .IC = 24, .flags = NO_BIAS}                  },
+    {&linear_backward_weight, {.N = 65, .OC = 24, .IC = 16}                                   },
+    {&linear_backward_weight, {.N = 127, .OC = 3072, .IC = 768}                               },
+    {&linear_backward_weight, {.N = 2046, .OC = 768, .IC = 768}                               },
+    {&linear_backward_weight, {.N = 33, .OC = 50304, .IC = 768, .flags = NO_BIAS}             },
+    {&gelu_forward,           {.N = 1}                                                        },
+    {&gelu_forward,           {.N = 1003, .scale = 4}                                         },
+    {&gelu_forward,           {.N = 77777, .scale = 1}                                        },
+    {&gelu_forward,           {.N = 4096, .scale = 100}                                       },
+    {&loss_backward,          {.N = 1, .V = 1, .Vp = 128}                                     },
+    {&loss_backward,          {.N = 65, .V = 211, .Vp = 256}                                  },
+    {&loss_backward,          {.N = 127, .V = 50257, .Vp = 50304, .scale = 3}                 },
+    {&loss_backward,          {.N = 130, .V = 256, .Vp = 256, .fill = FILL_EQUAL}             },
+    {&loss_backward,          {.N = 65, .V = 50257, .Vp = 50304, .fill = FILL_HUGE}           },
+    {&loss_forward,           {.N = 1, .V = 1, .Vp = 128}                                     },
+    {&loss_forward,           {.N = 65, .V = 211, .Vp = 256}                                  },
+    {&loss_forward,           {.N = 127, .V = 50257, .Vp = 50304, .scale = 3}                 },
+    {&loss_forward,           {.N = 65, .V = 50257, .Vp = 50304, .fill = FILL_HUGE}           },
+};
+
+static void test_backend(const Ops *ops) {
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) op_case(ops, cases[i].op, cases[i].d);
+}
+
+int main(int argc, char **argv) {
+    return op_main("ops", argc, argv, test_backend);
+}

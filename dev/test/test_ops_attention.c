@@ -1,0 +1,378 @@
+/* Attention of every CUDA backend against the CPU oracle: flash and standard, forward and backward, and
+ * decoding. -v prints every error and limit. */
+#include "op_case.h"
+
+/* ---- a plain bf16 computation: what PyTorch's matmul, softmax, matmul round ---- */
+
+/* Row i of one head: probs[0..i] = bf16 softmax of bf16(bf16(q.k) scale). qkv rows are `stride` elements
+ * apart. */
+static void plain_probs(float *probs, const float *q, const float *k, int64_t stride, int i, int HD) {
+    const float scale = 1 / sqrtf((float)HD);
+    float max = -INFINITY, sum = 0;
+    for (int j = 0; j <= i; j++) {
+        float dot = 0;
+#pragma omp simd reduction(+ : dot)
+        for (int e = 0; e < HD; e++) dot += q[i * stride + e] * k[j * stride + e];
+        probs[j] = round_bf16(round_bf16(dot) * scale);
+        max = fmaxf(max, probs[j]);
+    }
+    for (int j = 0; j <= i; j++) sum += probs[j] = expf(probs[j] - max);
+    for (int j = 0; j <= i; j++) probs[j] = round_bf16(probs[j] / sum);
+}
+
+/* out (HD) = probs V for row i */
+static void plain_out(float *out, const float *probs, const float *v, int64_t stride, int i, int HD) {
+    for (int e = 0; e < HD; e++) out[e] = 0;
+    for (int j = 0; j <= i; j++)
+        for (int e = 0; e < HD; e++) out[e] += probs[j] * v[j * stride + e];
+    round_values(out, DTYPE_BF16, HD);
+}
+
+/* One head of dqkv (T,3,C), all at `stride`; dout rows are C apart. */
+static void plain_head_backward(float *dqkv, const float *dout, const float *qkv, int T, int C, int HD) {
+    const float *q = qkv, *k = qkv + C, *v = qkv + 2 * C, scale = 1 / sqrtf((float)HD);
+    float *dq = dqkv, *dk = dqkv + C, *dv = dqkv + 2 * C, *p = op_malloc((size_t)T * 2 * sizeof *p),
+          *ds = p + T;
+    const int64_t stride = 3 * (int64_t)C;
+    for (int t = 0; t < T; t++)
+        for (int e = 0; e < HD; e++) dq[t * stride + e] = dk[t * stride + e] = dv[t * stride + e] = 0;
+    for (int i = 0; i < T; i++) {
+        const float *dout_i = dout + (int64_t)i * C;
+        float mean = 0;
+        plain_probs(p, q, k, stride, i, HD);
+        for (int j = 0; j <= i; j++) {
+            float dot = 0;
+#pragma omp simd reduction(+ : dot)
+            for (int e = 0; e < HD; e++) dot += dout_i[e] * v[j * stride + e];
+            ds[j] = round_bf16(dot);
+            mean += p[j] * ds[j];
+        }
+        for (int j = 0; j <= i; j++) {
+            float s = round_bf16(round_bf16(p[j] * (ds[j] - mean)) * scale);
+            for (int e = 0; e < HD; e++) {
+                dq[i * stride + e] += s * k[j * stride + e];
+                dk[j * stride + e] += s * q[i * stride + e];
+                dv[j * stride + e] += p[j] * dout_i[e];
+            }
+        }
+    }
+    for (int t = 0; t < T; t++)
+        for (int part = 0; part < 3; part++) round_values(dqkv + t * stride + part * C, DTYPE_BF16, HD);
+    free(p);
+}
+
+/* plain[out] (B,T,C), and plain[probs] (B,NH,T,T) where probs >= 0 */
+static void plain_forward(OpCase *c, int out, int probs, const float *qkv) {
+    const int B = c->d.B, T = c->d.T, NH = c->d.NH, HD = c->d.HD, C = NH * HD;
+#pragma omp parallel for
+    for (int bh = 0; bh < B * NH; bh++) {
+        const int b = bh / NH, h = bh % NH;
+        const float *q = qkv + (int64_t)b * T * 3 * C + h * HD;
+        float *p = op_malloc((size_t)T * sizeof *p);
+        for (int i = 0; i < T; i++) {
+            plain_probs(p, q, q + C, 3 * (int64_t)C, i, HD);
+            plain_out(c->plain[out] + ((int64_t)b * T + i) * C + h * HD, p, q + 2 * C, 3 * (int64_t)C, i, HD);
+            if (probs >= 0)
+                memcpy(c->plain[probs] + ((int64_t)bh * T + i) * T, p, (size_t)(i + 1) * sizeof *p);
+        }
+        free(p);
+    }
+}
+
+static void plain_backward(OpCase *c, int dqkv, const float *dout, const float *qkv) {
+    const int B = c->d.B, T = c->d.T, NH = c->d.NH, HD = c->d.HD, C = NH * HD;
+#pragma omp parallel for
+    for (int bh = 0; bh < B * NH; bh++) {
+        const int64_t row = (int64_t)(bh / NH) * T;
+        const int head = bh % NH * HD;
+        plain_head_backward(c->plain[dqkv] + row * 3 * C + head, dout + row * C + head,
+                            qkv + row * 3 * C + head, T, C, HD);
+    }
+}
+
+/* ---- inputs ---- */
+
+/* qkv (B,T,3,NH,HD). FILL_EQUAL: every score of a row alike. FILL_GROWING: scores rise with the key's
+ * position up to about 16, so that the running maximum of an online softmax changes with every tile.
+ * FILL_HUGE: key T/2 outweighs all others by far, so that earlier tiles must be scaled away. */
+static void fill_qkv(const Dims *d, float *qkv) {
+    const int C = d->NH * d->HD;
+    for (int64_t row = 0; row < (int64_t)d->B * d->T; row++) {
+        float *q = qkv + row * 3 * C, *k = q + C;
+        const int t = (int)(row % d->T);
+        for (int i = 0; i < C; i++) {
+            if (d->fill == FILL_EQUAL) k[i] = qkv[C + i];
+            if (d->fill == FILL_GROWING) {
+                q[i] = 1 + 0.1f * q[i];
+                k[i] = (16.0f * (float)(t + 1) / (float)d->T + 0.1f * k[i]) / sqrtf((float)d->HD);
+            }
+            if (d->fill == FILL_HUGE) {
+                q[i] = 1 + 0.5f * q[i];
+                if (t == d->T / 2) k[i] = 40 / sqrtf((float)d->HD);
+            }
+        }
+    }
+}
+
+/* Where every gradient of q and k but rounding noise vanishes, dq and dk mean nothing by themselves. */
+static int64_t parts_of(const Dims *d) {
+    return d->T > 1 && d->fill == FILL_NORMAL ? (int64_t)d->NH * d->HD : 0;
+}
+
+/* ---- flash ---- */
+
+static int describe_forward(Operand *o, const Dims *d) {
+    const int64_t n = (int64_t)d->B * d->T * d->NH;
+    const Operand rows[] = {
+        {"out", OUT, STORE_X,   n * d->HD,     0,        0, 0, 0},
+        {"lse", OUT, STORE_F32, n,             0,        0, 0, 0},
+        {"qkv", IN,  STORE_X,   3 * n * d->HD, d->scale, 0, 0, 0},
+    };
+    memcpy(o, rows, sizeof rows);
+    return 3;
+}
+
+static void run_forward(const Ops *ops, void **p, const Dims *d) {
+    ops->attention_forward(p[0], p[1], p[2], d->B, d->T, d->NH, d->HD);
+}
+
+static void prepare_forward(OpCase *c) {
+    fill_qkv(&c->d, c->in[2]);
+}
+
+static void plain_of_forward(OpCase *c) {
+    plain_forward(c, 0, -1, c->in[2]);
+}
+
+static int describe_backward(Operand *o, const Dims *d) {
+    const int64_t n = (int64_t)d->B * d->T * d->NH;
+    const Operand rows[] = {
+        {"dqkv",    OUT,   STORE_X,   3 * n * d->HD, 0,        0, 0, parts_of(d)},
+        {"dout",    IN,    STORE_X,   n * d->HD,     1,        0, 0, 0          },
+        {"out",     IN,    STORE_X,   n * d->HD,     0,        0, 0, 0          },
+        {"qkv",     IN,    STORE_X,   3 * n * d->HD, d->scale, 0, 0, 0          },
+        {"lse",     IN,    STORE_F32, n,             0,        0, 0, 0          },
+        {"scratch", SPACE, STORE_F32, -1,            0,        0, 0, 0          },
+    };
+    memcpy(o, rows, sizeof rows);
+    return 6;
+}
+
+static void run_backward(const Ops *ops, void **p, const Dims *d) {
+    ops->attention_backward(p[0], p[1], p[2], p[3], p[4], p[5], d->B, d->T, d->NH, d->HD);
+}
+
+/* out and lse are those of the forward pass on this qkv */
+static void prepare_backward(OpCase *c) {
+    const Dims *d = &c->d;
+    fill_qkv(d, c->in[3]);
+    round_values(c->in[3], c->ops->dtype, c->operands[3].elems);
+    ops_cpu.attention_forward(c->in[2], c->in[4], c->in[3], d->B, d->T, d->NH, d->HD);
+}
+
+static void plain_of_backward(OpCase *c) {
+    plain_backward(c, 0, c->in[1], c->in[3]);
+}
+
+/* ---- standard ---- */
+
+static int describe_standard_forward(Operand *o, const Dims *d) {
+    const int64_t n = (int64_t)d->B * d->T * d->NH;
+    const Operand rows[] = {
+        {"out",   OUT, STORE_X, n * d->HD,     0,        0, 0, 0},
+        {"probs", OUT, STORE_X, n * d->T,      0,        0, 0, 0},
+        {"qkv",   IN,  STORE_X, 3 * n * d->HD, d->scale, 0, 0, 0},
+    };
+    memcpy(o, rows, sizeof rows);
+    return 3;
+}
+
+static void run_standard_forward(const Ops *ops, void **p, const Dims *d) {
+    ops->attention_standard_forward(p[0], p[1], p[2], d->B, d->T, d->NH, d->HD);
+}
+
+static void plain_of_standard_forward(OpCase *c) {
+    plain_forward(c, 0, 1, c->in[2]);
+}
+
+static int describe_standard_backward(Operand *o, const Dims *d) {
+    const int64_t n = (int64_t)d->B * d->T * d->NH;
+    const Operand rows[] = {
+        {"dqkv",   OUT,   STORE_X, 3 * n * d->HD, 0,        0, 0, parts_of(d)},
+        {"dprobs", SPACE, STORE_X, n * d->T,      0,        0, 0, 0          },
+        {"dout",   IN,    STORE_X, n * d->HD,     1,        0, 0, 0          },
+        {"probs",  IN,    STORE_X, n * d->T,      0,        0, 0, 0          },
+        {"qkv",    IN,    STORE_X, 3 * n * d->HD, d->scale, 0, 0, 0          },
+    };
+    memcpy(o, rows, sizeof rows);
+    return 5;
+}
+
+static void run_standard_backward(const Ops *ops, void **p, const Dims *d) {
+    ops->attention_standard_backward(p[0], p[1], p[2], p[3], p[4], d->B, d->T, d->NH, d->HD);
+}
+
+static void prepare_standard_backward(OpCase *c) {
+    const Dims *d = &c->d;
+    fill_qkv(d, c->in[4]);
+    round_values(c->in[4], c->ops->dtype, c->operands[4].elems);
+    float *out = op_malloc((size_t)c->operands[2].elems * sizeof *out);
+    ops_cpu.attention_standard_forward(out, c->in[3], c->in[4], d->B, d->T, d->NH, d->HD);
+    free(out);
+}
+
+static void plain_of_standard_backward(OpCase *c) {
+    plain_backward(c, 0, c->in[2], c->in[4]);
+}
+
+/* ---- decoding: the last row of a forward pass ---- */
+
+static int describe_decode(Operand *o, const Dims *d) {
+    const int64_t C = (int64_t)d->NH * d->HD;
+    const Operand rows[] = {
+        {"out", OUT, STORE_X, C,            0,        0, 0, 0},
+        {"qkv", IN,  STORE_X, 3 * C * d->T, d->scale, 0, 0, 0},
+    };
+    memcpy(o, rows, sizeof rows);
+    return 2;
+}
+
+static void run_decode(const Ops *ops, void **p, const Dims *d) {
+    ops->attention_decode(p[0], p[1], d->T - 1, d->NH, d->HD);
+}
+
+static void reference_decode(void **p, const OpCase *c) {
+    const Dims *d = &c->d;
+    const size_t C = (size_t)d->NH * (size_t)d->HD, T = (size_t)d->T;
+    float *out = op_malloc(T * C * sizeof *out), *lse = op_malloc(T * (size_t)d->NH * sizeof *lse);
+    ops_cpu.attention_forward(out, lse, p[1], 1, d->T, d->NH, d->HD);
+    memcpy(p[0], out + (T - 1) * C, C * sizeof *out);
+    free(out);
+    free(lse);
+}
+
+static void plain_decode(OpCase *c) {
+    const int C = c->d.NH * c->d.HD, HD = c->d.HD, last = c->d.T - 1;
+    float *p = op_malloc((size_t)c->d.T * sizeof *p);
+    for (int h = 0; h < c->d.NH; h++) {
+        const float *q = c->in[1] + h * HD;
+        plain_probs(p, q, q + C, 3 * (int64_t)C, last, HD);
+        plain_out(c->plain[0] + h * HD, p, q + 2 * C, 3 * (int64_t)C, last, HD);
+    }
+    free(p);
+}
+
+/* ---- the table ---- */
+
+static const Op forward = {"attention_forward", describe_forward, run_forward, prepare_forward, NULL,
+                           plain_of_forward};
+static const Op backward = {"attention_backward", describe_backward, run_backward, prepare_backward, NULL,
+                            plain_of_backward};
+static const Op standard_forward = {
+    "attention_standard_forward", describe_standard_forward, run_standard_forward, prepare_forward, NULL,
+    plain_of_standard_forward};
+static const Op standard_backward = {"attention_standard_backward",
+                                     describe_standard_backward,
+                                     run_standard_backward,
+                                     prepare_standard_backward,
+                                     NULL,
+                                     plain_of_standard_backward};
+static const Op decoding = {"attention_decode", describe_decode, run_decode, NULL,
+                            reference_decode,   plain_decode};
+
+static const int head_sizes[] = {64, 128, 8, 24, 40, 80, 96, 256};
+/* To add a size: a row. T runs past one tile, and just below and above multiples of 64. */
+static const struct {
+    int B, T, NH;
+    bool tuned_only; /* head size 64 and 128 */
+} sizes[] = {
+    {1, 1,    3, false},
+    {2, 7,    1, false},
+    {1, 65,   2, false},
+    {3, 127,  2, false},
+    {1, 1023, 2, false},
+    {2, 1024, 3, true },
+    {1, 64,   1, true },
+    {2, 129,  5, true },
+};
+
+static void test_sizes(const Ops *ops) {
+    for (size_t h = 0; h < sizeof head_sizes / sizeof *head_sizes; h++)
+        for (size_t s = 0; s < sizeof sizes / sizeof *sizes; s++) {
+            if (sizes[s].tuned_only && head_sizes[h] != 64 && head_sizes[h] != 128) continue;
+            Dims d = {.B = sizes[s].B, .T = sizes[s].T, .NH = sizes[s].NH, .HD = head_sizes[h]};
+            op_case(ops, &forward, d);
+            op_case(ops, &backward, d);
+            op_case(ops, &decoding, (Dims){.T = d.T, .NH = d.NH, .HD = d.HD});
+            if (d.T > 129) continue;
+            op_case(ops, &standard_forward, d);
+            op_case(ops, &standard_backward, d);
+        }
+}
+
+/* Scores that the textbook softmax or a careless online one gets wrong. */
+static void test_adversarial(const Ops *ops) {
+    const Fill fills[] = {FILL_EQUAL, FILL_GROWING, FILL_HUGE};
+    const int some_head_sizes[] = {64, 128, 24};
+    for (int f = 0; f < 3; f++)
+        for (int h = 0; h < 3; h++) {
+            Dims d = {.B = 1, .T = 515, .NH = 2, .HD = some_head_sizes[h], .fill = fills[f]};
+            op_case(ops, &forward, d);
+            op_case(ops, &backward, d);
+        }
+}
+
+/* ---- NaN ---- */
+
+/* out (B,T,C) of the backend for qkv on the host */
+static void attention_on(const Ops *ops, float *out, const float *qkv, const Dims *d) {
+    const int64_t n = (int64_t)d->B * d->T * d->NH * d->HD;
+    Guarded buffer[3];
+    bool ok = guarded_alloc(&buffer[0], ops, (size_t)n * dtype_bytes(ops->dtype), 0);
+    ok = guarded_alloc(&buffer[1], ops, (size_t)d->B * (size_t)d->T * (size_t)d->NH * sizeof(float), 0) && ok;
+    ok = guarded_alloc(&buffer[2], ops, 3 * (size_t)n * dtype_bytes(ops->dtype), 0) && ok;
+    if (!ok) abort();
+    upload_floats(ops, buffer[2].data, ops->dtype, qkv, 3 * n);
+    ops->attention_forward(buffer[0].data, (float *)(void *)buffer[1].data, buffer[2].data, d->B, d->T, d->NH,
+                           d->HD);
+    download_floats(ops, out, buffer[0].data, ops->dtype, n);
+    for (int i = 0; i < 3; i++) guarded_free(&buffer[i]);
+}
+
+/* A NaN in q, k or v of one row shows in every output that depends on it: a softmax whose maximum drops NaN
+ * hides it. Other heads and other sequences keep their bits. */
+static void test_nan(const Ops *ops, int HD, int part) {
+    const Dims d = {.B = 2, .T = 130, .NH = 2, .HD = HD};
+    const int C = d.NH * HD, row = 70, head = 1;
+    const int64_t n = (int64_t)d.B * d.T * C;
+    float *qkv = op_malloc((size_t)(5 * n) * sizeof *qkv), *clean = qkv + 3 * n, *out = clean + n;
+    for (int64_t i = 0; i < 3 * n; i++) qkv[i] = op_normal(99, i);
+    attention_on(ops, clean, qkv, &d);
+    qkv[((int64_t)row * 3 + part) * C + head * HD + 3] = NAN;
+    attention_on(ops, out, qkv, &d);
+    int hidden = 0, spread = 0;
+    for (int64_t i = 0; i < n; i++) {
+        int b = (int)(i / C / d.T), t = (int)(i / C % d.T), h = (int)(i % C) / HD;
+        bool here = b == 0 && h == head;
+        bool depends = here && (part == 0 ? t == row : t >= row) && (part != 2 || i % HD == 3);
+        hidden += depends && !isnan(out[i]);
+        spread += !here && memcmp(&out[i], &clean[i], sizeof *out) != 0;
+    }
+    CHECK(hidden == 0, "%s, HD%d: a NaN in %c does not show in %d outputs", ops->name, HD, "qkv"[part],
+          hidden);
+    CHECK(spread == 0, "%s, HD%d: a NaN in %c changes %d outputs of other heads", ops->name, HD, "qkv"[part],
+          spread);
+    free(qkv);
+}
+
+static void test_backend(const Ops *ops) {
+    test_sizes(ops);
+    test_adversarial(ops);
+    const int nan_head_sizes[] = {64, 128, 24};
+    for (int h = 0; h < 3; h++)
+        for (int part = 0; part < 3; part++) test_nan(ops, nan_head_sizes[h], part);
+}
+
+int main(int argc, char **argv) {
+    return op_main("ops_attention", argc, argv, test_backend);
+}

@@ -74,6 +74,10 @@ bool flags_parse(Settings *s, int argc, char **argv, Error *err);
  * and makes tokens_per_step a multiple of batch * seq * n_ranks where the user did not choose it. */
 void settings_complete(Settings *s, bool on_gpu, int n_ranks);
 
+/* Once a checkpoint's context is known: a --seq that the user left open comes down to it, and tokens_per_step
+ * follows. An explicit --seq stays. */
+void settings_limit_seq(Settings *s, int max_seq_len, int n_ranks);
+
 /* Contradictions between flags that need no device and no file; after settings_complete. */
 bool flags_check(const Settings *s, int n_ranks, Error *err);
 

@@ -34,20 +34,36 @@ static int64_t clamp(int64_t x, int64_t low, int64_t high) {
     return x < low ? low : x > high ? high : x;
 }
 
-void settings_complete(Settings *s, bool on_gpu, int n_ranks) {
-    Error err = {0};
-    RecipeId recipe = choose_recipe(s, on_gpu);
-    s->recipe = recipe_names[recipe];
-    s->device = on_gpu ? DEVICE_CUDA : DEVICE_CPU;
-    for (int i = 0; i < recipe_rows_count; i++) {
-        const RecipeRow *row = &recipe_rows[i];
-        int flag = flag_find(row->flag);
-        if (!s->was_set[flag]) flag_set_value(s, &flags_table[flag], row->flag, row->value[recipe], &err);
-    }
-    if (!flags_was_set(s, "warmup")) s->warmup = clamp(s->warmup, 0, s->steps / 10);
+static void set_from_recipe(Settings *s, const RecipeRow *row, RecipeId recipe) {
+    Error err = {0}; /* stays empty: test_flags reads every recipe */
+    int flag = flag_find(row->flag);
+    if (!s->was_set[flag]) flag_set_value(s, &flags_table[flag], row->flag, row->value[recipe], &err);
+}
+
+/* The multiple of a micro-step of all ranks that is nearest to what the recipe asks; an explicit value stays,
+ * for flags_check to judge. */
+static void complete_tokens_per_step(Settings *s, RecipeId recipe, int n_ranks) {
+    set_from_recipe(s, flag_recipe("tokens-per-step"), recipe);
     int64_t micro = s->batch * s->seq * n_ranks;
     if (!flags_was_set(s, "tokens-per-step") || s->tokens_per_step == 0)
         s->tokens_per_step = clamp((s->tokens_per_step + micro / 2) / micro, 1, INT64_MAX) * micro;
+}
+
+void settings_complete(Settings *s, bool on_gpu, int n_ranks) {
+    RecipeId recipe = choose_recipe(s, on_gpu);
+    s->recipe = recipe_names[recipe];
+    s->device = on_gpu ? DEVICE_CUDA : DEVICE_CPU;
+    for (int i = 0; i < recipe_rows_count; i++) set_from_recipe(s, &recipe_rows[i], recipe);
+    if (!flags_was_set(s, "warmup")) s->warmup = clamp(s->warmup, 0, s->steps / 10);
+    complete_tokens_per_step(s, recipe, n_ranks);
+}
+
+void settings_limit_seq(Settings *s, int max_seq_len, int n_ranks) {
+    RecipeId recipe = RECIPE_CPU_SMALL;
+    while (recipe + 1 < N_RECIPES && strcmp(recipe_names[recipe], s->recipe) != 0) recipe++;
+    if (flags_was_set(s, "seq") || s->seq <= max_seq_len) return;
+    s->seq = max_seq_len;
+    complete_tokens_per_step(s, recipe, n_ranks);
 }
 
 /* One row: true `wrong` is a contradiction, told as `text`. */

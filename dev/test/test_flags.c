@@ -210,6 +210,17 @@ static void test_completion(void) {
     CHECK(s.warmup == 50, "a warm-up that was asked for stays");
     CHECK(complete(&s, &err, "", false, 4), "%s", err.text);
     CHECK(s.tokens_per_step == 4 * 768, "ranks count: %d", (int)s.tokens_per_step);
+    CHECK(complete(&s, &err, "--model dir", true, 1), "%s", err.text);
+    settings_limit_seq(&s, 768, 1);
+    CHECK(s.seq == 768 && s.tokens_per_step == 11 * 64 * 768, "a checkpoint of context 768: %d",
+          (int)s.tokens_per_step);
+    CHECK(complete(&s, &err, "--model dir", false, 1), "%s", err.text);
+    settings_limit_seq(&s, 64, 1);
+    CHECK(s.seq == 64 && s.tokens_per_step == 4 * 64, "one micro-batch stays one: %d",
+          (int)s.tokens_per_step);
+    CHECK(complete(&s, &err, "--model dir --seq 128", false, 1), "%s", err.text);
+    settings_limit_seq(&s, 64, 1);
+    CHECK(s.seq == 128, "what the user asked is not bent");
     CHECK(complete(&s, &err, "--train a.bin", true, 1) && !settings_has_validation(&s),
           "shards are not split");
     CHECK(complete(&s, &err, "--train a.bin --val b.bin", true, 1) && settings_has_validation(&s),

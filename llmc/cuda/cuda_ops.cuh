@@ -1,0 +1,96 @@
+/* The CUDA ops, one file each; ops_cuda.cu puts them into the tables. Math, shapes and `=` or `+=` are those
+ * of the Ops members of the same name (llmc/ops.h). T is the storage type, float or bf16. All launch on
+ * main_stream and return at once, but for cuda_download() and cuda_synchronize(). */
+#pragma once
+#include "cuda_common.cuh"
+
+/* ---- context.cu ---- */
+bool cuda_open(Error *err);
+const char *cuda_device_name(void);
+void *cuda_alloc(size_t bytes);
+void cuda_release(void *p);
+void cuda_memory_info(size_t *free_bytes, size_t *total_bytes);
+void cuda_zero(void *dst, size_t bytes);
+void cuda_copy(void *dst, const void *src, size_t bytes);
+void cuda_upload(void *dst, const void *src, size_t bytes);
+void cuda_download(void *dst, const void *src, size_t bytes);
+void cuda_synchronize(void);
+int cuda_device_attribute(cudaDeviceAttr attribute);
+
+/* ---- peak.cu ---- */
+template <typename T> double peak_flops(const char **how);
+
+/* ---- embedding.cu, sort.cu ---- */
+template <typename T>
+void embedding_forward(floatX *out, const int32_t *tokens, const floatX *wte, const floatX *wpe, int B,
+                       int T_, int C);
+template <typename T>
+void embedding_backward(float *dwte, float *dwpe, const floatX *dout, const int32_t *tokens, void *scratch,
+                        int B, int T_, int C, int V);
+size_t embedding_scratch_bytes(int64_t N, int C);
+
+typedef struct SortedTokens {
+    const int32_t *tokens;    /* (N) ascending */
+    const int32_t *positions; /* (N) where each stood; ascending among equal tokens */
+} SortedTokens;
+/* Stable sort of N < 2^31 tokens in [0, V); the result lies in scratch. */
+SortedTokens sort_tokens(const int32_t *tokens, void *scratch, int64_t N, int V);
+size_t sort_tokens_scratch_bytes(int64_t N);
+
+/* ---- layernorm_forward.cu, layernorm_backward.cu, residual.cu ---- */
+template <typename T>
+void layernorm_forward(floatX *out, float *mean, float *rstd, const floatX *x, const floatX *weight,
+                       const floatX *bias, int64_t N, int C);
+template <typename T>
+void residual_layernorm_forward(floatX *residual, floatX *out, float *mean, float *rstd, const floatX *a,
+                                const floatX *b, const floatX *weight, const floatX *bias, int64_t N, int C);
+template <typename T>
+void layernorm_backward(floatX *dx, float *dweight, float *dbias, const floatX *dresidual, const floatX *dout,
+                        const floatX *x, const floatX *weight, const float *mean, const float *rstd,
+                        void *scratch, int64_t N, int C);
+size_t layernorm_scratch_bytes(int C);
+template <typename T> void residual_forward(floatX *out, const floatX *a, const floatX *b, int64_t n);
+
+/* ---- linear.cu ---- */
+bool linear_open(Error *err);
+size_t linear_fixed_bytes(void);
+template <typename T>
+void linear_forward(floatX *out, floatX *pre_gelu, const floatX *x, const floatX *weight, const floatX *bias,
+                    int64_t N, int OC, int IC);
+template <typename T>
+void linear_backward_input(floatX *dx, const floatX *dout, const floatX *weight, const floatX *pre_gelu,
+                           int64_t N, int OC, int IC);
+template <typename T>
+void linear_backward_weight(float *dweight, float *dbias, const floatX *dout, const floatX *x, void *scratch,
+                            int64_t N, int OC, int IC);
+
+/* ---- gelu.cu ---- */
+template <typename T> void gelu_forward(floatX *out, const floatX *x, int64_t n);
+/* dx *= gelu'(pre_gelu), n elements */
+template <typename T> void gelu_backward_inplace(floatX *dx, const floatX *pre_gelu, int64_t n);
+/* x (N,OC) += bias (OC) or 0; with pre_gelu: pre_gelu (N,OC) = x + bias and x = gelu(x + bias) */
+template <typename T>
+void bias_gelu_inplace(floatX *x, floatX *pre_gelu, const floatX *bias, int64_t N, int OC);
+
+/* ---- column_sums.cu ---- */
+/* out (columns) += sum over the rows of x (N,columns) */
+template <typename T> void column_sums(float *out, const T *x, void *scratch, int64_t N, int columns);
+size_t column_sums_scratch_bytes(int columns);
+/* out0 (columns) += sum over rows of partials[row][0][:]; out1 likewise of partials[row][1][:].
+ * partials (n, 2, columns), or (n, 1, columns) with out1 NULL. */
+void add_partial_rows(float *out0, float *out1, const float *partials, int n, int columns);
+
+/* ---- cross_entropy.cu ---- */
+template <typename T>
+void cross_entropy_backward_inplace(float *losses, floatX *logits, const int32_t *targets, float dloss,
+                                    int64_t N, int V, int Vp);
+template <typename T>
+void cross_entropy_forward(float *losses, const floatX *logits, const int32_t *targets, int64_t N, int V,
+                           int Vp);
+
+/* ---- step_stats.cu, adamw.cu ---- */
+void loss_sum(StepStats *stats, const float *losses, float scale, void *scratch, int64_t N);
+void grad_norm(StepStats *stats, const float *grads, void *scratch, int64_t n);
+size_t step_stats_scratch_bytes(void);
+template <typename T> void adamw(const AdamWArgs *args);
+template <typename T> void weights_from_master(floatX *weights, const float *master, int64_t n);

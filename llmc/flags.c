@@ -17,6 +17,10 @@ int flag_find_letter(char letter) {
     return -1;
 }
 
+bool flag_is_listed(const Flag *flag) {
+    return !flag->hidden && !flag->absent;
+}
+
 const RecipeRow *flag_recipe(const char *name) {
     for (int i = 0; i < recipe_rows_count; i++)
         if (strcmp(recipe_rows[i].flag, name) == 0) return &recipe_rows[i];
@@ -192,7 +196,7 @@ static int nearest_flag(const char *name) {
     for (int i = 0; i < flags_count; i++) {
         int distance = edit_distance(name, flags_table[i].name);
         if (length >= 2 && strncmp(name, flags_table[i].name, (size_t)length) == 0) distance = 0;
-        if (!flags_table[i].hidden && distance < best_distance) {
+        if (flag_is_listed(&flags_table[i]) && distance < best_distance) {
             best = i;
             best_distance = distance;
         }
@@ -276,6 +280,8 @@ bool flags_parse(Settings *s, int argc, char **argv, Error *err) {
             return fail(err, EXIT_INPUT, "%s: value missing; expected %s", shown,
                         flag_allowed(flag, allowed, sizeof allowed));
         if (!flag_set_value(s, flag, shown, value, err)) return false;
+        if (flag->absent && (!flag->default_text || strcmp(value, flag->default_text) != 0))
+            return fail(err, EXIT_INPUT, "%s: not in this version yet", shown);
         s->was_set[row] = true;
         if (s->help || s->version || s->help_markdown) return true;
     }

@@ -75,7 +75,7 @@ void flags_help(FILE *out, const char *program) {
     int group = -1;
     for (int i = 0; i < flags_count; i++) {
         const Flag *flag = &flags_table[i];
-        if (flag->hidden) continue;
+        if (!flag_is_listed(flag)) continue;
         if ((int)flag->group != group) fprintf(out, "\n%s\n", flag_group_names[group = (int)flag->group]);
         print_flag(out, flag);
     }
@@ -117,7 +117,7 @@ void flags_help_markdown(FILE *out) {
     int group = -1;
     for (int i = 0; i < flags_count; i++) {
         const Flag *flag = &flags_table[i];
-        if (flag->hidden) continue;
+        if (!flag_is_listed(flag)) continue;
         if ((int)flag->group != group) {
             group = (int)flag->group;
             fprintf(out, "%s| %s | | default | meaning |\n|---|---|---|---|\n", i ? "\n" : "",

@@ -37,7 +37,8 @@ typedef struct Flag {
     const char *choices[5];   /* FLAG_CHOICE, ended by NULL */
     bool may_be_empty;        /* FLAG_TEXT: "" is a value */
     bool bends;               /* a resumed run takes another course, or rounds differently, if this changes */
-    bool hidden;              /* left out of the help texts */
+    bool hidden;              /* left out of the help texts and of the JSON */
+    bool absent;              /* named but not built yet: hidden, and refused at anything but its default */
     const char *value_name;   /* in the help: "N", "GLOB" */
     const char *help;
 } Flag;
@@ -60,6 +61,8 @@ extern const char *const recipe_names[N_RECIPES];
 /* Row of the flag with this name or letter; -1 if there is none. */
 int flag_find(const char *name);
 int flag_find_letter(char letter);
+/* False where the help texts and the JSON leave a flag out. */
+bool flag_is_listed(const Flag *flag);
 /* The recipe row of a flag, NULL where its default is the same everywhere. */
 const RecipeRow *flag_recipe(const char *name);
 

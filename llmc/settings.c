@@ -105,7 +105,6 @@ bool flags_check(const Settings *s, int n_ranks, Error *err) {
         {s->prompt && !s->sample_tokens, "--prompt and --sample-tokens 0: nothing would be sampled"                                                                      },
         {s->device == DEVICE_CPU && s->precision == PRECISION_BF16,
          "--precision bf16 needs a GPU: the CPU computes in fp32"                     },
-        {s->device == DEVICE_CPU && s->gpus > 1,                         "--gpus needs GPUs: the run is on the CPU"                                                                         },
     };
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
         if (rows[i].wrong) return fail(err, EXIT_INPUT, "%s", rows[i].text);
@@ -120,7 +119,7 @@ char *flags_to_json(const Settings *s) {
     for (int i = 0; i < flags_count; i++) {
         const Flag *flag = &flags_table[i];
         const void *field = (const char *)s + flag->offset;
-        if (flag->hidden) continue;
+        if (!flag_is_listed(flag)) continue;
         switch (flag->type) {
         case FLAG_SWITCH:
             json_write_bool(&w, flag->name, *(const bool *)field);

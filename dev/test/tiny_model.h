@@ -1,0 +1,114 @@
+/* A GPT-2 of 2 layers on the CPU for tests of files: every parameter and moment has a value of its own. */
+#pragma once
+#include <ftw.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+#include "../../llmc/checkpoint.h"
+#include "check.h"
+
+/* 250 tokens, so that wte has 6 padding rows. */
+static const GPT2Config tiny_config = {
+    .max_seq_len = 16, .vocab_size = 250, .padded_vocab_size = 256, .n_layer = 2, .n_head = 2, .n_embd = 32};
+
+/* Opens a model of that config with its buffers undefined; exits the test if that fails. */
+__attribute__((unused)) static void tiny_open(GPT2 *model, const GPT2Config *config) {
+    const GPT2Options options = {.B = 1, .T = 8, .training = true};
+    Error err = {0};
+    if (ops_cpu.open(&err) && gpt2_open(model, &ops_cpu, config, &options, &err)) return;
+    fprintf(stderr, "tiny_open: %s\n", err.text);
+    exit(1);
+}
+
+static float tiny_value(uint64_t seed, int64_t i) {
+    uint64_t x = (seed << 40) + (uint64_t)i;
+    x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9u;
+    x = (x ^ x >> 27) * 0x94d049bb133111ebu;
+    return (float)(int32_t)(x >> 32) * 0x1p-31f;
+}
+
+/* Weights, m and v from the seed; padding rows of wte 0. */
+__attribute__((unused)) static void tiny_fill(GPT2 *model, uint64_t seed) {
+    const int64_t n = model->n_parameters, C = model->config.n_embd;
+    const int64_t padding = model->config.vocab_size * C, padding_end = model->config.padded_vocab_size * C;
+    float *values = malloc((size_t)n * sizeof *values);
+    for (int k = 0; k < 3; k++) {
+        for (int64_t i = 0; i < n; i++)
+            values[i] = i >= padding && i < padding_end ? 0 : tiny_value(3 * seed + (uint64_t)k, i);
+        if (k == 0) gpt2_set_weights(model, values, 0, n);
+        if (k > 0) model->ops->upload(k == 1 ? model->m : model->v, values, (size_t)n * sizeof *values);
+    }
+    free(values);
+}
+
+/* Sets every value to NaN, so that what a load leaves out shows. */
+__attribute__((unused)) static void tiny_poison(GPT2 *model) {
+    float *const buffers[] = {model->master, model->m, model->v};
+    for (int k = 0; k < 3; k++) memset(buffers[k], 0xff, (size_t)model->n_parameters * sizeof(float));
+}
+
+/* True if weights (and, with moments, m and v) are those of tiny_fill(seed), bit for bit. */
+__attribute__((unused)) static bool tiny_equals(const GPT2 *model, uint64_t seed, bool moments) {
+    const int64_t n = model->n_parameters, C = model->config.n_embd;
+    const int64_t padding = model->config.vocab_size * C, padding_end = model->config.padded_vocab_size * C;
+    const float *const buffers[] = {model->master, model->m, model->v};
+    for (int k = 0; k < (moments ? 3 : 1); k++)
+        for (int64_t i = 0; i < n; i++) {
+            float expected = i >= padding && i < padding_end ? 0 : tiny_value(3 * seed + (uint64_t)k, i);
+            if (memcmp(&buffers[k][i], &expected, sizeof expected)) return false;
+        }
+    return true;
+}
+
+/* ---- a folder of its own ---- */
+static char folder[] = "/tmp/test_llmc_XXXXXX";
+
+/* "FOLDER/name", in one of four buffers by turns. */
+__attribute__((unused)) static const char *in_folder(const char *name) {
+    static char paths[4][256];
+    static int turn;
+    turn = (turn + 1) % 4;
+    snprintf(paths[turn], sizeof paths[turn], "%s/%s", folder, name);
+    return paths[turn];
+}
+
+static int remove_entry(const char *path, const struct stat *info, int kind, struct FTW *walk) {
+    return remove(path);
+}
+
+/* Removes a file or a directory with all that is in it. */
+__attribute__((unused)) static void remove_tree(const char *path) {
+    nftw(path, remove_entry, 16, FTW_DEPTH | FTW_PHYS);
+}
+
+__attribute__((unused)) static void write_text(const char *path, const char *text) {
+    FILE *file = fopen(path, "w");
+    CHECK(file && fputs(text, file) >= 0 && fclose(file) == 0, "writing %s", path);
+}
+
+/* Fills the model from the seed and saves it, with the byte tokenizer. */
+__attribute__((unused)) static bool tiny_save(GPT2 *model, const char *out, uint64_t seed,
+                                              const TrainerState *state, int keep, bool model_only,
+                                              Error *err) {
+    Tokenizer *tokenizer = tokenizer_open("bytes", err);
+    tiny_fill(model, seed);
+    bool ok = tokenizer && checkpoint_save(out, model, tokenizer, state, keep, model_only, err);
+    tokenizer_close(tokenizer);
+    return ok;
+}
+
+/* Loading the weights fails as bad input with this in the message. */
+__attribute__((unused)) static void load_refuses(GPT2 *model, const char *path, const char *part) {
+    Error err = {0};
+    CHECK(!checkpoint_load_weights(path, model, &err) && err.exit_code == EXIT_INPUT, "%s: loaded", part);
+    CHECK(strstr(err.text, part), "message '%s' lacks '%s'", err.text, part);
+}
+
+/* The weights of tiny_fill(seed) load into the poisoned model. */
+__attribute__((unused)) static void load_accepts(GPT2 *model, const char *path, uint64_t seed) {
+    Error err = {0};
+    tiny_poison(model);
+    CHECK(checkpoint_load_weights(path, model, &err), "%s", err.text);
+    CHECK(tiny_equals(model, seed, false), "%s: the weights differ", path);
+}

@@ -32,5 +32,5 @@ void attention_standard_backward_f32(floatX *dqkv, floatX *dprobs, const floatX 
 void attention_decode_bf16(floatX *out, const floatX *qkv, int t, int NH, int HD);
 void attention_decode_f32(floatX *out, const floatX *qkv, int t, int NH, int HD);
 
-/* Bytes that attention_backward needs of the ops' scratch buffer: D, one float per (B,NH,T). */
+/* Bytes that attention_backward needs of the scratch buffer: two floats per (B,NH,T), lse and D. */
 size_t attention_scratch_bytes(const OpShape *shape, DType dtype);

@@ -35,7 +35,7 @@ template <int HD> struct KeyConfig {
     static constexpr int THREADS = WARPS * 32;
     static constexpr int ROWS = WARPS * BLOCKS * 16;    /* keys of a thread block */
     static constexpr int QUERIES = 64;                  /* of a tile */
-    static constexpr int STEP = HD == 64 ? 16 : 32;     /* queries whose scores are in registers */
+    static constexpr int STEP = 16;                     /* queries whose scores are in registers */
     static constexpr bool HELD_K = true, HELD_V = true; /* in registers */
     static constexpr int ROWS_BYTES = ROWS * HD * 2;    /* of K, of V */
     static constexpr int TILE_BYTES = QUERIES * HD * 2; /* of Q, of dO */
@@ -192,6 +192,7 @@ __global__ void __launch_bounds__(QueryConfig<HD>::THREADS, 2)
     };
     for (; tile * Config::KEYS >= row0; end_tile()) {
         begin_tile();
+#pragma unroll 1
         for (int i = 0; i < Config::KEYS; i += Config::STEP)
             if (active && tile * Config::KEYS + i <= warp_row)
                 query_step<HD, true>(dq, rows, stage, i, warp_row, tile * Config::KEYS + i, scale_log2);
@@ -199,7 +200,7 @@ __global__ void __launch_bounds__(QueryConfig<HD>::THREADS, 2)
     for (; tile >= 0; end_tile()) {
         begin_tile();
         if (active)
-#pragma unroll
+#pragma unroll 1
             for (int i = 0; i < Config::KEYS; i += Config::STEP)
                 query_step<HD, false>(dq, rows, stage, i, 0, 0, scale_log2);
     }
@@ -287,7 +288,8 @@ __global__ void __launch_bounds__(KeyConfig<HD>::THREADS, 2)
     const bool active = warp_row < T;
     const uint32_t base = shared_address(shared);
     const uint32_t warp_bytes = warp * Config::BLOCKS * 16 * Tile<HD>::ROW_BYTES;
-    uint32_t stage = 2 * Config::ROWS_BYTES, other = stage + Config::STAGE_BYTES; /* offsets in shared */
+    uint32_t stage = 2 * Config::ROWS_BYTES; /* offset in shared */
+    auto other = [&]() { return 4 * Config::ROWS_BYTES + Config::STAGE_BYTES - stage; };
 
     auto load_queries = [&](uint32_t to, int rows_valid) {
         load_tile<HD, Config::QUERIES, Config::THREADS>(base + to, next_q, stride, rows_valid);
@@ -318,12 +320,10 @@ __global__ void __launch_bounds__(KeyConfig<HD>::THREADS, 2)
     auto begin_tile = [&]() {
         cp_async_wait<0>();
         __syncthreads();
-        if (query + Config::QUERIES < T) load_queries(other, T - query - Config::QUERIES);
+        if (query + Config::QUERIES < T) load_queries(other(), T - query - Config::QUERIES);
     };
     auto end_tile = [&]() {
-        const uint32_t swap = stage;
-        stage = other;
-        other = swap;
+        stage = other();
         query += Config::QUERIES;
     };
     auto stage_stats = [&]() {
@@ -331,6 +331,7 @@ __global__ void __launch_bounds__(KeyConfig<HD>::THREADS, 2)
     };
     for (; query < min(row0 + Config::ROWS, T); end_tile()) {
         begin_tile();
+#pragma unroll 1
         for (int i = 0; i < Config::QUERIES; i += Config::STEP)
             if (active && query + i + Config::STEP > warp_row)
                 key_step<HD, true>(rows, base + stage, stage_stats(), i, warp_row, query + i, scale_log2);
@@ -338,7 +339,7 @@ __global__ void __launch_bounds__(KeyConfig<HD>::THREADS, 2)
     for (; query < T; end_tile()) {
         begin_tile();
         if (active)
-#pragma unroll
+#pragma unroll 1
             for (int i = 0; i < Config::QUERIES; i += Config::STEP)
                 key_step<HD, false>(rows, base + stage, stage_stats(), i, 0, 0, scale_log2);
     }

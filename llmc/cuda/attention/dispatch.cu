@@ -1,0 +1,49 @@
+/* Which path serves which device, storage type and head size. */
+#include "attention.cuh"
+#include "paths.cuh"
+
+typedef struct Path {
+    int min_capability; /* as cuda_compute_capability() gives it: 80 for sm_80 */
+    DType dtype;
+    int head_size; /* 0: any */
+    void (*forward)(floatX *out, float *lse, const floatX *qkv, int B, int T, int NH, int HD);
+    void (*backward)(floatX *dqkv, const floatX *dout, const floatX *out, const floatX *qkv, const float *lse,
+                     void *scratch, int B, int T, int NH, int HD);
+} Path;
+
+/* The first row that fits is taken. To add a path, write its file, declare it in paths.cuh and put its rows
+ * above those it beats (sm_90a's, for exactly capability 90, go first). */
+static const Path paths[] = {
+    {80, DTYPE_BF16, 64,  sm80_attention_forward,         sm80_attention_backward        },
+    {80, DTYPE_BF16, 128, sm80_attention_forward,         sm80_attention_backward        },
+    {0,  DTYPE_BF16, 0,   generic_attention_forward_bf16, generic_attention_backward_bf16},
+    {0,  DTYPE_F32,  0,   generic_attention_forward_f32,  generic_attention_backward_f32 },
+};
+
+static const Path *path_for(DType dtype, int HD) {
+    const Path *path = paths; /* the last two rows take whatever comes to them */
+    while (path->dtype != dtype || (path->head_size != 0 && path->head_size != HD) ||
+           path->min_capability > cuda_compute_capability())
+        path++;
+    return path;
+}
+
+void attention_forward_bf16(floatX *out, float *lse, const floatX *qkv, int B, int T, int NH, int HD) {
+    path_for(DTYPE_BF16, HD)->forward(out, lse, qkv, B, T, NH, HD);
+}
+void attention_forward_f32(floatX *out, float *lse, const floatX *qkv, int B, int T, int NH, int HD) {
+    path_for(DTYPE_F32, HD)->forward(out, lse, qkv, B, T, NH, HD);
+}
+void attention_backward_bf16(floatX *dqkv, const floatX *dout, const floatX *out, const floatX *qkv,
+                             const float *lse, void *scratch, int B, int T, int NH, int HD) {
+    path_for(DTYPE_BF16, HD)->backward(dqkv, dout, out, qkv, lse, scratch, B, T, NH, HD);
+}
+void attention_backward_f32(floatX *dqkv, const floatX *dout, const floatX *out, const floatX *qkv,
+                            const float *lse, void *scratch, int B, int T, int NH, int HD) {
+    path_for(DTYPE_F32, HD)->backward(dqkv, dout, out, qkv, lse, scratch, B, T, NH, HD);
+}
+
+size_t attention_scratch_bytes(const OpShape *shape, DType dtype) {
+    (void)dtype;
+    return (size_t)shape->B * shape->NH * shape->T * sizeof(RowStats);
+}

@@ -1,0 +1,40 @@
+/* Attention on sm_90a (Hopper): TMA, wgmma, warp specialisation; bf16, head size 64 and 128.
+ *
+ * The math, shapes and `=` are those of Ops.attention_forward and attention_backward (llmc/ops.h), with one
+ * more argument: causal = false lets every query see every key. All launch on main_stream and return at once;
+ * same inputs, same bits. The files also compile for other architectures, where the kernels are empty: call
+ * these only on compute capability 9.0. */
+#pragma once
+#include <stdbool.h>
+#include <stddef.h>
+#include "../../ops.h"
+
+void attention_forward_sm90(floatX *out, float *lse, const floatX *qkv, int B, int T, int NH, int HD,
+                            bool causal);
+
+/* scratch: attention_backward_sm90_scratch_bytes. */
+void attention_backward_sm90(floatX *dqkv, const floatX *dout, const floatX *out, const floatX *qkv,
+                             const float *lse, void *scratch, int B, int T, int NH, int HD, bool causal);
+size_t attention_backward_sm90_scratch_bytes(int B, int T, int NH);
+
+/* ---- for the lab: the steps that led here, and the parts of backward ---- */
+
+typedef enum Sm90Softmax {
+    SM90_ONLINE, /* the classic running max, O rescaled at every tile of keys */
+    SM90_FROZEN, /* the max of the first tile stays; tiles that it does not suit are done again with
+                    SM90_ONLINE */
+} Sm90Softmax;
+
+typedef enum Sm90Order {
+    SM90_FREE,  /* warpgroups issue their products when they are ready */
+    SM90_TURNS, /* in turns, so that one multiplies while the others take exponentials */
+} Sm90Order;
+
+void attention_forward_sm90_variant(floatX *out, float *lse, const floatX *qkv, int B, int T, int NH, int HD,
+                                    bool causal, Sm90Softmax softmax, Sm90Order order);
+
+/* dq reads lse and writes dQ and scratch; dkv reads scratch and writes dK and dV. */
+void attention_backward_sm90_dq(floatX *dqkv, const floatX *dout, const floatX *out, const floatX *qkv,
+                                const float *lse, void *scratch, int B, int T, int NH, int HD, bool causal);
+void attention_backward_sm90_dkv(floatX *dqkv, const floatX *dout, const floatX *qkv, const void *scratch,
+                                 int B, int T, int NH, int HD, bool causal);

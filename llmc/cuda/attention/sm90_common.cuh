@@ -1,0 +1,295 @@
+/* What the sm_90a attention kernels share: TMA maps, rings of barriers, the queue of tiles, accumulator
+ * fragments.
+ *
+ * All kernels here have one shape: persistent blocks, one per SM; one producer thread that fetches tiles by
+ * TMA into rings of shared memory; consumer warpgroups that own 64 rows each and multiply with wgmma. Every
+ * stage of a ring has two mbarriers: `full` completes when TMA has written it, `empty` when every consumer
+ * warp has released it. Each warp waits on `full` itself and arrives on `empty` itself, in the order of the
+ * stages and also for stages that it skips, so no barrier can get more than one phase ahead of any warp and
+ * one parity bit tells the phases apart. */
+#pragma once
+#include <math_constants.h>
+#include <cudaTypedefs.h>
+#include "../cuda_common.cuh"
+#include "../ptx_sm90.cuh"
+
+/* The kernels' bodies exist only in sm_90a code: wgmma and setmaxnreg are in no other. */
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+#define SM90_BODY 1
+#endif
+
+enum { WARPGROUP = 128, ROWS = 64 /* rows of a warpgroup: M of wgmma */, SHARED_LIMIT = 227 * 1024 };
+
+constexpr float SM90_LOG2E = 1.4426950408889634f;
+constexpr float SM90_LN2 = 0.6931471805599453f;
+
+/* One row of a kernel's shape table. Results do not depend on it beyond fp32 rounding. */
+typedef struct Sm90Shape {
+    int warpgroups;         /* consumers, 64 rows each */
+    int columns;            /* rows of the other matrices fetched at a time: N of the scores */
+    int stages;             /* ring of those */
+    int own_buffers;        /* of the rows that the warpgroups own: 2 lets the next tile's load run ahead */
+    int registers;          /* per consumer thread */
+    int producer_registers; /* per producer thread */
+    bool flag;              /* meaning: see the table */
+} Sm90Shape;
+
+constexpr int sm90_threads(Sm90Shape s) {
+    return (s.warpgroups + 1) * WARPGROUP;
+}
+
+/* An SM has 65536 registers; at launch every thread gets the same number, a multiple of 8, and setmaxnreg can
+ * only move those about. */
+constexpr bool sm90_registers_fit(Sm90Shape s) {
+    const int at_launch = 65536 / sm90_threads(s) / 8 * 8;
+    return s.registers % 8 == 0 && s.registers <= 256 && s.producer_registers % 8 == 0 &&
+           s.producer_registers >= 24 &&
+           s.warpgroups * s.registers + s.producer_registers <= (s.warpgroups + 1) * at_launch;
+}
+
+/* ---- the queue of tiles ---- */
+
+/* Blocks take the next tile when they have finished one. Tiles of causal attention differ in length: the
+ * longest come first, so that the short ones fill the gaps at the end. Heads come in sections small enough
+ * that what their tiles share stays in L2. */
+typedef struct TileOrder {
+    int heads, n_heads; /* B*NH, NH */
+    int tiles;          /* of one head */
+    int section_heads;
+    int total;
+    int descending; /* the last tile of a head is the longest */
+} TileOrder;
+
+constexpr int64_t SM90_SECTION_BYTES = 24 << 20; /* half the L2 of an H100 */
+
+/* tile_rows: rows of a tile; row_bytes: what one position of a head adds to the data that its tiles share. */
+static inline TileOrder tile_order(int B, int T, int NH, int tile_rows, int row_bytes, bool descending) {
+    const int64_t fit = SM90_SECTION_BYTES / ((int64_t)T * row_bytes);
+    TileOrder order;
+    order.heads = B * NH;
+    order.n_heads = NH;
+    order.tiles = ceil_div(T, tile_rows);
+    order.section_heads = fit < 1 ? 1 : fit < order.heads ? (int)fit : order.heads;
+    order.total = order.heads * order.tiles;
+    order.descending = descending;
+    return order;
+}
+
+/* A tile and where it lies; index -1 ends the consumers. */
+typedef struct alignas(16) Work {
+    int index, tile, head, batch;
+} Work;
+
+__device__ __forceinline__ Work work_at(const TileOrder &order, int index) {
+    const int section_tiles = order.section_heads * order.tiles;
+    const int first_head = index / section_tiles * order.section_heads, in_section = index % section_tiles;
+    const int heads = min(order.section_heads, order.heads - first_head);
+    const int rank = in_section / heads, head = first_head + in_section % heads;
+    Work work;
+    work.index = index;
+    work.tile = order.descending ? order.tiles - 1 - rank : rank;
+    work.head = head % order.n_heads;
+    work.batch = head / order.n_heads;
+    return work;
+}
+
+/* Index of the block's next tile; its first is blockIdx.x. Every tile draws once, so the counter is back at 0
+ * when the last has drawn and needs no reset. */
+__device__ __forceinline__ int draw_tile(unsigned *counter, int total) {
+    return gridDim.x + atomicInc(counter, total - 1);
+}
+
+/* ---- rings ---- */
+
+template <int STAGES> struct Ring {
+    int stage = 0;
+    uint32_t parity = 0;
+    __device__ __forceinline__ void advance() {
+        if (++stage == STAGES) {
+            stage = 0;
+            parity ^= 1;
+        }
+    }
+    __device__ __forceinline__ Ring next() const {
+        Ring r = *this;
+        r.advance();
+        return r;
+    }
+};
+
+template <int STAGES> struct RingBarriers {
+    uint64_t full[STAGES], empty[STAGES];
+
+    __device__ __forceinline__ void init(int consumer_warps) {
+        for (int i = 0; i < STAGES; i++) {
+            mbarrier_init(shared_address(&full[i]), 1);
+            mbarrier_init(shared_address(&empty[i]), consumer_warps);
+        }
+    }
+    /* producer */
+    __device__ __forceinline__ uint32_t acquire(Ring<STAGES> at, uint32_t bytes) {
+        mbarrier_wait(shared_address(&empty[at.stage]), at.parity ^ 1);
+        const uint32_t barrier = shared_address(&full[at.stage]);
+        mbarrier_arrive_expect_tx(barrier, bytes);
+        return barrier;
+    }
+    /* consumers */
+    __device__ __forceinline__ void wait(Ring<STAGES> at) {
+        mbarrier_wait(shared_address(&full[at.stage]), at.parity);
+    }
+    __device__ __forceinline__ void release(Ring<STAGES> at) {
+        if (threadIdx.x % 32 == 0) mbarrier_arrive(shared_address(&empty[at.stage]));
+    }
+};
+
+/* ---- TMA maps ---- */
+
+/* A packed tensor (B,T,n_heads,HD) of bf16 seen as (B, n_heads, HD/64, T, 64), the last the fastest: a box is
+ * 64 columns of `box_rows` positions of one head, for each 64 columns of the head, one swizzled tile after
+ * another. T ends with its own sequence, so a box that passes the end gets zeros. */
+typedef struct MapKey {
+    const void *base;
+    int B, T, n_heads, HD, box_rows;
+} MapKey;
+
+inline PFN_cuTensorMapEncodeTiled_v12000 tensor_map_encoder() {
+    static PFN_cuTensorMapEncodeTiled_v12000 encode;
+    if (encode) return encode;
+    void *function = NULL;
+    cudaDriverEntryPointQueryResult found;
+#if CUDART_VERSION >= 12050
+    CUDA_CHECK(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000, cudaEnableDefault,
+                                                &found));
+#else
+    CUDA_CHECK(cudaGetDriverEntryPoint("cuTensorMapEncodeTiled", &function, cudaEnableDefault, &found));
+#endif
+    if (found != cudaDriverEntryPointSuccess || !function) CUDA_CHECK(cudaErrorNotSupported);
+    encode = (PFN_cuTensorMapEncodeTiled_v12000)function;
+    return encode;
+}
+
+inline CUtensorMap encode_map(const MapKey &key) {
+    const cuuint64_t position = (cuuint64_t)key.n_heads * key.HD * 2;
+    const cuuint64_t dims[5] = {64, (cuuint64_t)key.T, (cuuint64_t)key.HD / 64, (cuuint64_t)key.n_heads,
+                                (cuuint64_t)key.B};
+    const cuuint64_t strides[4] = {position, 128, (cuuint64_t)key.HD * 2, position * key.T};
+    const cuuint32_t box[5] = {64, (cuuint32_t)key.box_rows, (cuuint32_t)key.HD / 64, 1, 1};
+    const cuuint32_t steps[5] = {1, 1, 1, 1, 1};
+    CUtensorMap map;
+    const CUresult result =
+        tensor_map_encoder()(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 5, (void *)key.base, dims, strides, box,
+                             steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                             CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+    if (result != CUDA_SUCCESS) CUDA_CHECK(cudaErrorInvalidValue);
+    return map;
+}
+
+/* Encoding is host work at every launch, so the last map of each slot is kept. A map is a function of its key
+ * alone: it stays right when memory is freed and given out again. */
+inline const CUtensorMap &tensor_map(const void *base, int B, int T, int n_heads, int HD, int box_rows) {
+    enum { SLOTS = 1024 };
+    static struct {
+        MapKey key;
+        CUtensorMap map;
+    } slots[SLOTS];
+    const MapKey key = {base, B, T, n_heads, HD, box_rows};
+    const uint64_t mixed =
+        ((uint64_t)base >> 8) * 31 + (uint64_t)T * 7 + B * 131 + n_heads * 17 + HD + box_rows * 3;
+    auto &slot = slots[mixed * 0x9e3779b97f4a7c15ull >> 54];
+    const MapKey &old = slot.key;
+    if (old.base != base || old.B != B || old.T != T || old.n_heads != n_heads || old.HD != HD ||
+        old.box_rows != box_rows) {
+        slot.map = encode_map(key);
+        slot.key = key;
+    }
+    return slot.map;
+}
+
+/* ---- shared memory ---- */
+
+/* The block's dynamic shared memory, from its first multiple of 1024 bytes on. */
+template <typename Shared> __device__ __forceinline__ Shared &shared_memory() {
+    extern __shared__ __align__(1024) uint8_t dynamic_shared[];
+    const uint32_t address = shared_address(dynamic_shared);
+    return *reinterpret_cast<Shared *>(dynamic_shared + ((1024 - address % 1024) % 1024));
+}
+template <typename Shared> constexpr int shared_bytes() {
+    static_assert(sizeof(Shared) + 1023 <= SHARED_LIMIT,
+                  "fits the SM, wherever the first multiple of 1024 lies");
+    return sizeof(Shared) + 1023;
+}
+
+/* Launches a persistent kernel: one block per SM, or per tile if there are fewer. */
+template <typename Args>
+static void launch_persistent(const char *name, void (*kernel)(Args), const Args &args, int tiles,
+                              int threads, int bytes) {
+    CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
+    const int blocks = tiles < cuda_sm_count() ? tiles : cuda_sm_count();
+    kernel<<<blocks, threads, bytes, main_stream>>>(args);
+    launch_check(name);
+}
+
+/* ---- fragments: index i of an accumulator is row 8 * (i/2%2), column 8 * (i/4) + i%2 from the thread's
+ * first ---- */
+
+__device__ __forceinline__ int thread_row() {
+    return threadIdx.x % WARPGROUP / 32 * 16 + threadIdx.x % 32 / 4;
+}
+__device__ __forceinline__ int thread_column() {
+    return threadIdx.x % 4 * 2;
+}
+
+/* Accumulators to the A operand of the next product. */
+template <int N> __device__ __forceinline__ void pack(uint32_t (&a)[N / 8][4], const float (&c)[N]) {
+#pragma unroll
+    for (int i = 0; i < N / 2; i++) a[i / 4][i % 4] = cvt_bf16x2(c[2 * i], c[2 * i + 1]);
+}
+
+/* Sum over the four threads that share a row. */
+__device__ __forceinline__ float quad_sum(float x) {
+    x += __shfl_xor_sync(0xffffffffu, x, 1);
+    return x + __shfl_xor_sync(0xffffffffu, x, 2);
+}
+__device__ __forceinline__ float quad_max(float x) {
+    x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 1));
+    return fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 2));
+}
+
+/* r[i] of thread t of a quad becomes r[t] of thread i. */
+__device__ __forceinline__ void quad_transpose(uint32_t (&r)[4]) {
+#pragma unroll
+    for (int distance = 1; distance <= 2; distance *= 2) {
+        const bool upper = threadIdx.x & distance;
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            if (i & distance) continue;
+            const uint32_t sent = upper ? r[i] : r[i + distance];
+            const uint32_t received = __shfl_xor_sync(0xffffffffu, sent, distance);
+            r[i] = upper ? received : r[i];
+            r[i + distance] = upper ? r[i + distance] : received;
+        }
+    }
+}
+
+/* Rounds a warpgroup's 64 x 2N accumulators, times a factor per row, to bf16 and writes them 16 bytes at a
+ * time. to: where the warpgroup's first row goes; rows at or beyond `rows` are left alone. */
+template <int N>
+__device__ __forceinline__ void store_rows(bf16 *to, int64_t stride, int rows, const float (&c)[N],
+                                           const float (&factor)[2]) {
+    const int row = thread_row();
+#pragma unroll
+    for (int half = 0; half < 2; half++)
+#pragma unroll
+        for (int block = 0; block < N / 4; block += 4) {
+            uint32_t r[4];
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                const int at = (block + i) * 4 + 2 * half;
+                r[i] = cvt_bf16x2(c[at] * factor[half], c[at + 1] * factor[half]);
+            }
+            quad_transpose(r);
+            if (row + 8 * half < rows)
+                *reinterpret_cast<uint4 *>(to + (row + 8 * half) * stride + (block + threadIdx.x % 4) * 8) =
+                    make_uint4(r[0], r[1], r[2], r[3]);
+        }
+}

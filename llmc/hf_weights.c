@@ -59,15 +59,16 @@ typedef struct Staging {
     int64_t elems; /* at least the largest transposed matrix */
 } Staging;
 
-static bool staging_open(Staging *s, const Piece *pieces, int n, Error *err) {
-    s->elems = PIECE_ELEMS;
+static bool staging_open(Staging *s, const GPT2 *model, const Piece *pieces, int n, Error *err) {
+    s->elems = model->n_parameters < PIECE_ELEMS ? model->n_parameters : PIECE_ELEMS;
     for (int i = 0; i < n; i++)
         if (pieces[i].transposed && pieces[i].rows * pieces[i].cols > s->elems)
             s->elems = pieces[i].rows * pieces[i].cols;
-    s->a = malloc((size_t)s->elems * 2 * sizeof *s->a);
+    const size_t bytes = (size_t)s->elems * 2 * sizeof *s->a;
+    s->a = malloc(bytes);
+    if (!s->a) return fail(err, EXIT_RUN, "no memory for %zu bytes to convert tensors", bytes);
     s->b = s->a + s->elems;
-    return s->a || fail(err, EXIT_RUN, "no memory for %zu bytes to convert tensors",
-                        (size_t)s->elems * 2 * sizeof *s->a);
+    return true;
 }
 
 /* out (cols, rows) = in (rows, cols) transposed, in 32x32 blocks: both sides of a block stay in the L1 cache.
@@ -117,7 +118,7 @@ static bool write_file(OutFile *file, const GPT2 *model, const FlatBuffer *buffe
     char name[2 * NAME_SIZE];
     Staging staging = {0};
     Piece *pieces = list_pieces(model, &n, err);
-    bool ok = pieces && staging_open(&staging, pieces, n, err) &&
+    bool ok = pieces && staging_open(&staging, model, pieces, n, err) &&
               write_header(file, pieces, n, buffers, n_buffers, err);
     json_begin_object(manifest, "tensors");
     for (int k = 0; ok && k < n_buffers; k++)
@@ -362,7 +363,7 @@ static bool load_source(const Source *source, GPT2 *model, const FlatBuffer *buf
     Staging staging = {0};
     Located *located = NULL;
     Piece *pieces = list_pieces(model, &n, err);
-    bool ok = pieces && staging_open(&staging, pieces, n, err);
+    bool ok = pieces && staging_open(&staging, model, pieces, n, err);
     if (ok) {
         located = calloc((size_t)n * (size_t)n_buffers, sizeof *located);
         ok = located ? load_located(source, model, buffers, n_buffers, pieces, n, located, &staging, err)

@@ -1,0 +1,108 @@
+#!/usr/bin/env python3
+"""FineWeb and FineWeb-Edu as token shards of 10^8 tokens; shard 000000 validates.
+
+Writes OUT/fineweb_{val,train}_NNNNNN.bin (edu_fineweb_... for the edu versions) and data/gpt2_tokenizer.bin. Parquet
+files come from Hugging Face one after the other, are checked, tokenised by all cores and removed again. An interrupted
+run goes on at the last finished shard: call it again.
+"""
+import argparse
+import glob
+import os
+
+import common
+import hub
+import sharding
+
+# version: (dataset repository, folder of its parquet files, output folder, prefix of the shards)
+VERSIONS = {
+    "10B": ("HuggingFaceFW/fineweb", "sample/10BT", "fineweb10B", "fineweb"),
+    "100B": ("HuggingFaceFW/fineweb", "sample/100BT", "fineweb100B", "fineweb"),
+    "edu10B": ("HuggingFaceFW/fineweb-edu", "sample/10BT", "edu_fineweb10B", "edu_fineweb"),
+    "edu100B": ("HuggingFaceFW/fineweb-edu", "sample/100BT", "edu_fineweb100B", "edu_fineweb"),
+}
+PRETOKENIZED = {"10B": "kjj0/fineweb10B-gpt2"}  # the same data, tokenised by others into the same format
+
+
+def read_parquet(path):
+    """Yields the column `text`, row by row."""
+    try:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+    except ImportError:
+        raise common.DataError("the Python package pyarrow is missing; hint: make data/.venv", 2) from None
+    try:
+        with pq.ParquetFile(path) as file:
+            if "text" not in file.schema_arrow.names:
+                raise common.DataError("%s: no column `text` among %s" % (path, ", ".join(file.schema_arrow.names)), 2)
+            for batch in file.iter_batches(batch_size=1024, columns=["text"]):
+                for text in batch.column(0):
+                    yield text.as_py() or ""
+    except (pa.ArrowException, UnicodeDecodeError) as error:
+        raise common.DataError("%s: %s" % (path, error), 2) from None
+
+
+def download_shards(version, folder, prefix, max_shards):
+    """Fetches shards that are tokenised already; those that are there stay."""
+    if version not in PRETOKENIZED:
+        raise common.DataError("--pretokenized: there is only --version %s" % ", ".join(PRETOKENIZED), 2)
+    source = hub.Dataset(PRETOKENIZED[version])
+    names = sorted(name for name in source.files() if name.startswith(prefix) and name.endswith(".bin"))
+    names.sort(key=lambda name: "_val_" not in name)
+    for name in names[:max_shards]:
+        path = source.fetch(name, folder)
+        common.check_shard(path)
+        common.say("%s: complete" % os.path.relpath(path))
+
+
+def make_from_folder(args, out, prefix):
+    files = sorted(glob.glob(os.path.join(glob.escape(args.source), "*.parquet")))
+    if not files:
+        raise common.DataError("%s: no *.parquet files there" % args.source, 2)
+    settings = {"source": os.path.abspath(args.source), "names": [os.path.basename(name) for name in files]}
+    sharding.make_shards(out, prefix, files, read_parquet, settings, shard_tokens=args.shard_tokens,
+                         workers=args.workers, max_shards=args.max_shards)
+
+
+def make_from_hub(args, out, prefix, repository, inside):
+    # A run that goes on reads the revision that it began with.
+    source = hub.Dataset(repository, sharding.saved_setting(out, "revision"))
+    files = sorted(name for name in source.files() if name.startswith(inside) and name.endswith(".parquet"))
+    if not files:
+        raise common.DataError("Hugging Face, dataset %s: no parquet files in %s" % (repository, inside))
+    downloads = os.path.join(out, "download")
+
+    def discard(name):
+        if not args.keep:
+            os.remove(os.path.join(downloads, name))
+
+    settings = {"repository": repository, "revision": source.revision}
+    sharding.make_shards(out, prefix, files, read_parquet, settings, lambda name: source.fetch(name, downloads),
+                         discard, args.shard_tokens, args.workers, args.max_shards)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--version", choices=VERSIONS, default="10B")
+    parser.add_argument("--out", metavar="DIR", help="default: data/fineweb10B and so on")
+    parser.add_argument("--source", metavar="DIR", help="a folder of parquet files with a column `text`, instead of a download")
+    parser.add_argument("--pretokenized", action="store_true",
+                        help="download finished shards (%s) instead of parquet" % ", ".join(PRETOKENIZED.values()))
+    parser.add_argument("--max-shards", type=int, metavar="N", help="stop after so many; a later call goes on")
+    parser.add_argument("--keep", action="store_true", help="keep the parquet files")
+    sharding.add_shard_tokens(parser)
+    sharding.add_workers(parser)
+    args = parser.parse_args()
+    sharding.check_counts(args)
+    repository, inside, folder, prefix = VERSIONS[args.version]
+    out = args.out or os.path.join(common.DATA, folder)
+    if args.pretokenized:
+        download_shards(args.version, out, prefix, args.max_shards)
+    elif args.source:
+        make_from_folder(args, out, prefix)
+    else:
+        make_from_hub(args, out, prefix, repository, inside + "/")
+    common.write_tokenizer()
+
+
+if __name__ == "__main__":
+    common.run(main)

@@ -1,0 +1,56 @@
+"""Files of a Hugging Face dataset: listed, fetched, and checked against the size and sha256 that the hub states."""
+import os
+
+import common
+
+
+def _library():
+    try:
+        import huggingface_hub
+        return huggingface_hub
+    except ImportError:
+        raise common.DataError("the Python package huggingface_hub is missing; hint: make data/.venv", 2) from None
+
+
+class Dataset:
+    """A dataset repository at the revision that it has now; every later call uses that one."""
+
+    def __init__(self, repository, revision=None):
+        self.repository = repository
+        self.library = _library()
+        self.revision = self._ask(lambda api: api.dataset_info(repository, revision=revision, timeout=20)).sha
+
+    def _ask(self, question):
+        """question(api), its failures as one line. The library raises many kinds of errors, httpx's and its own."""
+        try:
+            return question(self.library.HfApi())
+        except common.DataError:
+            raise
+        except Exception as error:
+            raise common.DataError("Hugging Face, dataset %s: %s: %s" % (self.repository, type(error).__name__, error)) from None
+
+    def files(self):
+        return self._ask(lambda api: api.list_repo_files(self.repository, repo_type="dataset", revision=self.revision))
+
+    def fetch(self, name, folder):
+        """Path of the file under folder, downloaded if it is not there already and whole."""
+        info = self._ask(lambda api: api.get_paths_info(self.repository, [name], repo_type="dataset",
+                                                        revision=self.revision))[0]
+        sha256 = info.lfs.sha256 if info.lfs else None
+        path = os.path.join(folder, name)
+        if os.path.exists(path):
+            try:
+                common.check_file(path, info.size, sha256)
+                return path
+            except common.DataError:
+                os.remove(path)
+        common.say("downloading %s, %.1f GB" % (name, info.size / 1e9))
+        self._ask(lambda api: api.hf_hub_download(self.repository, name, repo_type="dataset", revision=self.revision,
+                                                  local_dir=folder))
+        try:
+            common.check_file(path, info.size, sha256)
+        except common.DataError:
+            os.remove(path)
+            raise
+        return path
+

@@ -3,7 +3,7 @@
 #include "cuda_ops.cuh"
 
 enum {
-    MAX_BLOCKS = 1024, /* of stage one: 8 blocks of 256 threads on each of 128 SMs, one wave */
+    MAX_BLOCKS = 768, /* of stage one: 6 blocks of 256 threads on each of 128 SMs, one wave */
     MIN_ROWS = 32,     /* of a slice, so that a thread sums four rows at least */
 };
 

@@ -31,6 +31,7 @@ typedef struct Training {
     double train_loss, val_loss, best_val_loss;
     int64_t tokens_seen, n_skipped, last_saved;
     int bad_in_a_row;
+    size_t peak_memory_bytes; /* measured on the device */
 } Training;
 
 static volatile sig_atomic_t stop_requested;
@@ -108,6 +109,12 @@ static bool draw_sample(Training *t, int64_t step, Error *err) {
     if (ok) log_sample(&t->log, step, text.bytes ? text.bytes : "", text.n);
     free(text.bytes);
     return ok;
+}
+
+/* In training a sample that fails (no memory left for its cache) is said, and the run goes on. */
+static void sample_in_training(Training *t, int64_t step) {
+    Error err = {0};
+    if (!draw_sample(t, step, &err)) console_note(&t->console, "no sample: %s", err.text);
 }
 
 /* A failed save (a full disk) is said and the run goes on: the checkpoints before it stand. */
@@ -196,6 +203,7 @@ static bool train_step(Training *t, int64_t step, Error *err) {
         .memory_bytes = setup_memory_in_use(run),
         .n_skipped = stats.n_skipped,
     };
+    if (report.memory_bytes > t->peak_memory_bytes) t->peak_memory_bytes = report.memory_bytes;
     console_step(&t->console, &report);
     log_step(&t->log, &report);
     return check_step(t, step, &stats, err);
@@ -215,12 +223,16 @@ static bool train(Training *t, Error *err) {
         if (!train_step(t, ++step, err)) return false;
         const bool last = step == s->steps;
         if ((last || due(step, s->eval_every)) && !evaluate(t, step, err)) return false;
-        if ((last || due(step, s->sample_every)) && !draw_sample(t, step, err)) return false;
+        if (last || due(step, s->sample_every)) sample_in_training(t, step);
         if (due(step, s->save_every)) save(t, step);
     }
     if (stop_requested) console_note(&t->console, "stopped by a signal after step %lld", (long long)step);
     if (t->run->train && !save(t, step))
         return fail(err, EXIT_RUN, "the last checkpoint could not be saved in %s", s->out);
+    char planned[CONSOLE_NUMBER], measured[CONSOLE_NUMBER];
+    console_note(&t->console, "memory: planned %s, measured %s",
+                 console_bytes(planned, (double)t->run->planned_bytes),
+                 console_bytes(measured, (double)t->peak_memory_bytes));
     const double done_tokens = (double)(step - t->run->first_step) * (double)s->tokens_per_step;
     console_done(&t->console, step, t->train_loss, t->val_loss,
                  t->seconds_training > 0 ? done_tokens / t->seconds_training : 0);
@@ -237,22 +249,27 @@ static bool work(Training *t, Error *err) {
     return true;
 }
 
-/* What the run is, before it starts: everything that a reader of the output needs to repeat it. */
-static void describe(Training *t) {
-    const Run *run = t->run;
+static void describe_model(const Run *run) {
     const GPT2Config *c = &run->config;
-    const char *how;
     char parameters[CONSOLE_NUMBER];
-    t->peak_flops = run->ops->peak_flops(&how);
     console_row(stdout, "program", "%s", program_version());
     console_row(stdout, "device", "%s: %s", run->ops->name, run->ops->device_name());
-    console_row(stdout, "peak", "%.1f TFLOP/s (%s)", t->peak_flops * 1e-12, how);
     console_row(stdout, "model",
                 "%s: %d layers, %d heads, %d channels, context %d, vocabulary %d (padded %d), %s parameters",
                 run->settings.model, c->n_layer, c->n_head, c->n_embd, c->max_seq_len, c->vocab_size,
                 c->padded_vocab_size, console_count(parameters, (double)run->model.n_parameters));
     console_row(stdout, "tokenizer", "%s",
                 run->tokenizer ? tokenizer_name(run->tokenizer) : "none: samples are token ids");
+}
+
+/* What the run is, before it starts: everything that a reader of the output needs to repeat it. */
+static void describe(Training *t) {
+    const Run *run = t->run;
+    const char *how;
+    describe_model(run);
+    if (settings_sample_only(&run->settings)) return;
+    t->peak_flops = run->ops->peak_flops(&how);
+    console_row(stdout, "peak", "%.1f TFLOP/s (%s)", t->peak_flops * 1e-12, how);
     if (run->train) console_row(stdout, "train", "%s", dataloader_description(run->train));
     if (run->val) console_row(stdout, "validation", "%s", dataloader_description(run->val));
     console_settings(stdout, &run->settings, run->n_ranks);

@@ -65,38 +65,46 @@ static bool setup_tokenizer(Run *run, Error *err) {
     return run->tokenizer != NULL;
 }
 
+static void override_size(GPT2Config *config, const Settings *s) {
+    if (s->layers) config->n_layer = (int)s->layers;
+    if (s->heads) config->n_head = (int)s->heads;
+    if (s->channels) config->n_embd = (int)s->channels;
+}
+
 static void config_from_flags(Run *run) {
     const Settings *s = &run->settings;
-    if (s->layers) run->config.n_layer = (int)s->layers;
-    if (s->heads) run->config.n_head = (int)s->heads;
-    if (s->channels) run->config.n_embd = (int)s->channels;
+    override_size(&run->config, s);
     run->config.max_seq_len = (int)s->seq;
     run->config.vocab_size = run->tokenizer ? tokenizer_vocab_size(run->tokenizer) : GPT2_VOCAB;
     run->config.padded_vocab_size = gpt2_pad_vocab(run->config.vocab_size);
 }
 
-/* A descriptor beside --resume must describe the checkpoint that was found. */
+/* A size that the flags ask for must be the size that the files have. */
 static bool same_size(const Run *run, const char *path, Error *err) {
     const Settings *s = &run->settings;
     GPT2Config asked = run->config;
-    if (!flags_was_set(s, "model") || !model_is_descriptor(s->model)) return true;
-    if (!gpt2_config_from_descriptor(&asked, s->model, err)) return false;
-    if (asked.n_layer == run->config.n_layer && asked.n_embd == run->config.n_embd) return true;
+    if (flags_was_set(s, "model") && model_is_descriptor(s->model) &&
+        !gpt2_config_from_descriptor(&asked, s->model, err))
+        return false;
+    override_size(&asked, s);
+    if (asked.n_layer == run->config.n_layer && asked.n_head == run->config.n_head &&
+        asked.n_embd == run->config.n_embd)
+        return true;
     return fail(err, EXIT_INPUT,
-                "--model %s has %d layers of %d channels, the checkpoint %s has %d of %d; hint: another "
-                "--out for a new run",
-                s->model, asked.n_layer, asked.n_embd, path, run->config.n_layer, run->config.n_embd);
+                "the flags ask for %d layers, %d heads, %d channels, %s has %d, %d, %d; hint: another --out "
+                "for a new run",
+                asked.n_layer, asked.n_head, asked.n_embd, path, run->config.n_layer, run->config.n_head,
+                run->config.n_embd);
 }
 
 static bool config_from_path(Run *run, const char *path, Error *err) {
-    const Settings *s = &run->settings;
-    if (s->layers || s->heads || s->channels)
-        return fail(err, EXIT_INPUT,
-                    "--layers, --heads and --channels describe a new model, but %s has its own size", path);
+    Settings *s = &run->settings;
     if (!checkpoint_read_config(path, &run->config, err)) return false;
-    if (s->seq > run->config.max_seq_len)
+    if (flags_was_set(s, "seq") && s->seq > run->config.max_seq_len)
         return fail(err, EXIT_INPUT, "--seq %lld: the model of %s has a context of %d tokens",
                     (long long)s->seq, path, run->config.max_seq_len);
+    settings_limit_seq(s, run->config.max_seq_len, run->n_ranks);
+    if (!flags_check(s, run->n_ranks, err)) return false;
     if (run->tokenizer && tokenizer_vocab_size(run->tokenizer) > run->config.vocab_size)
         return fail(err, EXIT_INPUT,
                     "the tokenizer has %d tokens, the model of %s knows %d; hint: --tokenizer",
@@ -163,6 +171,14 @@ bool setup_output(Run *run, Error *err) {
     return true;
 }
 
+/* The default --eval-batches reads a short validation text once, not over and over. */
+static void limit_eval_batches(Run *run) {
+    Settings *s = &run->settings;
+    const int64_t windows = (dataloader_n_tokens(run->val) - 1) / s->seq,
+                  batches = (windows + s->batch - 1) / s->batch;
+    if (!flags_was_set(s, "eval-batches") && s->eval_batches > batches) s->eval_batches = batches;
+}
+
 bool setup_data(Run *run, Error *err) {
     const Settings *s = &run->settings;
     if (settings_sample_only(s)) return true;
@@ -173,7 +189,9 @@ bool setup_data(Run *run, Error *err) {
     }
     if (s->eval_batches == 0 || (shards && !own_val)) return true; /* nothing to validate on */
     run->val = open_data(run, own_val ? s->val : s->train, own_val ? SPLIT_ALL : SPLIT_VAL, false, err);
-    return run->val != NULL;
+    if (!run->val) return false;
+    limit_eval_batches(run);
+    return true;
 }
 
 /* ---- memory and model ---- */
@@ -210,9 +228,10 @@ void setup_print_memory(const Run *run) {
 }
 
 /* A plan that does not fit stops here, before anything is allocated. */
-static bool check_memory(const Run *run, const GPT2Options *options, Error *err) {
+static bool check_memory(Run *run, const GPT2Options *options, Error *err) {
     MemoryPlan plan;
     gpt2_memory_plan(&plan, run->ops, &run->config, options);
+    run->planned_bytes = plan.total_bytes;
     if (plan.total_bytes <= budget(run->free_at_start)) return true;
     int largest = gpt2_largest_batch(run->ops, &run->config, options, budget(run->free_at_start));
     char hint[96] = "even --batch 1 does not fit; hint: --recompute block, a shorter --seq";
@@ -257,8 +276,20 @@ bool setup_model(Run *run, Error *err) {
     return true;
 }
 
+/* The process's resident memory: on the CPU other programs make the free memory of the machine useless as a
+ * measure. */
+static size_t resident_bytes(void) {
+    size_t pages = 0;
+    FILE *file = fopen("/proc/self/statm", "r");
+    if (!file) return 0;
+    if (fscanf(file, "%*u %zu", &pages) != 1) pages = 0;
+    fclose(file);
+    return pages * (size_t)sysconf(_SC_PAGESIZE);
+}
+
 size_t setup_memory_in_use(const Run *run) {
     size_t free_bytes, total_bytes;
+    if (run->ops == &ops_cpu) return resident_bytes();
     run->ops->memory_info(&free_bytes, &total_bytes);
     return run->free_at_start > free_bytes ? run->free_at_start - free_bytes : 0;
 }

@@ -20,6 +20,7 @@ typedef struct Run {
     DataLoader *train, *val; /* NULL where the run needs none */
     char checkpoint[1024];   /* what --resume found; "" for a new run */
     int64_t first_step;      /* optimizer steps done before this run */
+    size_t planned_bytes;    /* total of the memory plan */
     size_t free_at_start;    /* bytes free on the device before the model was opened */
     int rank, n_ranks;
 } Run;

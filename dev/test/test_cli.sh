@@ -1,0 +1,154 @@
+#!/bin/sh
+# The program as a user runs it: bad input, checkpoints and resume, signals, sampling. Every run is tiny and on the CPU.
+# Usage: dev/test/test_cli.sh [PROGRAM], from the repository root. Ends with 'cli: N passed, N failed, N skipped'.
+set -u
+program=${1:-./train_gpt2}
+passed=0 failed=0
+work=$(mktemp -d) || exit 1
+trap 'chmod -R u+w "$work"; rm -rf "$work"' EXIT
+
+# check NAME CONDITION...: counts one condition; the last run's output is shown where it fails.
+check() {
+    name=$1
+    shift
+    if "$@"; then passed=$((passed + 1)); else
+        failed=$((failed + 1))
+        echo "FAIL cli: $name"
+        sed 's/^/    /' "$work/err" "$work/out" | head -n 20
+    fi
+}
+# run ARGS...: output in $work/out and $work/err, exit code in $status.
+run() {
+    "$program" --device cpu "$@" >"$work/out" 2>"$work/err" </dev/null
+    status=$?
+}
+tiny="--model nano --layers 2 --heads 2 --channels 32 --batch 2 --seq 16 --warmup 2 --eval-batches 2 --sample-tokens 20 --seed 7"
+# refuses NAME PATTERN ARGS...: exit 2, exactly one line on stderr, and the line says what PATTERN (a grep -E) demands.
+refuses() {
+    name=$1 pattern=$2
+    shift 2
+    run "$@"
+    check "$name: exit code $status, expected 2" [ "$status" -eq 2 ]
+    check "$name: one line on stderr" [ "$(wc -l <"$work/err")" -eq 1 ]
+    check "$name: says /$pattern/" grep -qE "$pattern" "$work/err"
+}
+# shard FILE MAGIC COUNT TOKEN...: a llm.c shard of those 16-bit tokens, repeated 100 times.
+int32() { printf "\\$(printf %03o $(($1 & 255)))\\$(printf %03o $(($1 >> 8 & 255)))\\$(printf %03o $(($1 >> 16 & 255)))\\$(printf %03o $(($1 >> 24 & 255)))"; }
+shard() {
+    file=$1 magic=$2 count=$3
+    shift 3
+    { int32 "$magic"; int32 1; int32 "$count"; dd if=/dev/zero bs=4 count=253 2>/dev/null; } >"$file"
+    for token in "$@"; do printf "\\$(printf %03o $((token & 255)))\\$(printf %03o $((token >> 8 & 255)))"; done >"$work/tokens"
+    i=0
+    while [ $i -lt 100 ]; do cat "$work/tokens"; i=$((i + 1)); done >>"$file"
+}
+hashes() { (cd "$1" && cksum model.safetensors optimizer.safetensors | cut -d ' ' -f 1,2); }
+
+# ---- a text to train on ----
+i=0
+while [ $i -lt 200 ]; do echo "line $i: the quick brown fox jumps over the lazy dog"; i=$((i + 1)); done >"$work/text.txt"
+: >"$work/empty.txt"
+
+# ---- flags ----
+run --help
+check "--help: exit code" [ "$status" -eq 0 ]
+check "--help: lists the flags" grep -q -- '--tokens-per-step' "$work/out"
+run --version
+check "--version" grep -q '^train_gpt2 ' "$work/out"
+refuses "unknown flag" 'nosuch' --nosuch 1
+refuses "near miss" 'did you mean.*--batch' --bach 4
+refuses "malformed number" 'batch.*12x' --batch 12x
+refuses "out of range" 'batch' --batch 0
+refuses "missing value" 'seq' --seq
+refuses "not a choice" 'precision.*bf16' --precision fp17
+refuses "unknown model" 'd13' --model d13
+refuses "indivisible step" 'tokens-per-step' $tiny --train "$work/text.txt" --tokens-per-step 33
+refuses "resume without out" 'resume.*out' $tiny --resume
+refuses "bad head size" 'head' --model nano --channels 36 --heads 3
+
+# ---- data ----
+refuses "no such file" 'nowhere' $tiny --train "$work/nowhere.txt"
+refuses "empty text" 'empty' $tiny --train "$work/empty.txt"
+printf 'short' >"$work/short.txt"
+refuses "short text" '17' $tiny --train "$work/short.txt"
+shard "$work/good_000.bin" 20240520 400 1 2 3 50256
+shard "$work/magic_000.bin" 20240999 400 1 2 3 4
+refuses "wrong magic" 'magic_000.bin.*20240999' $tiny --train "$work/magic_*.bin"
+head -c 1500 "$work/good_000.bin" >"$work/cut_000.bin"
+refuses "truncated shard" 'cut_000.bin' $tiny --train "$work/cut_*.bin"
+head -c 600 "$work/good_000.bin" >"$work/head_000.bin"
+refuses "truncated header" 'head_000.bin' $tiny --train "$work/head_*.bin"
+shard "$work/big_000.bin" 20240520 400 1 2 60000 3
+refuses "token beyond the vocabulary" 'big_000.bin.*60000' $tiny --train "$work/big_*.bin" --steps 2
+refuses "text among shards" 'shard.*not|not.*shard' $tiny --train "$work/*"
+run $tiny --train "$work/good_*.bin" --steps 2
+check "a good shard trains" [ "$status" -eq 0 ]
+refuses "bad tokenizer" 'empty.txt' $tiny --train "$work/text.txt" --tokenizer "$work/empty.txt"
+
+# ---- output folder ----
+refuses "out is a file" 'text.txt' $tiny --train "$work/text.txt" --out "$work/text.txt"
+refuses "out below a file" 'text.txt' $tiny --train "$work/text.txt" --out "$work/text.txt/run"
+if [ "$(id -u)" -ne 0 ]; then
+    mkdir "$work/locked" && chmod a-w "$work/locked"
+    refuses "out without permission" 'locked' $tiny --train "$work/text.txt" --out "$work/locked/run"
+else
+    refuses "out in a kernel folder" '/proc' $tiny --train "$work/text.txt" --out /proc/train_gpt2
+fi
+
+# ---- a run, its last line, its log ----
+long="$tiny --train $work/text.txt --steps 12 --eval-every 6 --tokens-per-step 64"
+run $long --out "$work/whole" --save-every 6
+check "a run: exit code $status" [ "$status" -eq 0 ]
+check "a run: last line" grep -qE '^done: step 12, train loss [0-9.]+, val loss [0-9.]+, [0-9]+ tok/s$' "$work/out"
+check "a run: no control codes in a pipe" [ "$(tr -d '\n\t -~' <"$work/out" | LC_ALL=C tr -d '\200-\377' | wc -c)" -eq 0 ]
+check "a run: every step is in the log once" [ "$(grep -c '"norm"' "$work/whole/log.jsonl")" -eq 12 ]
+run $long --out "$work/again" --save-every 6
+check "same seed, same bits" [ "$(hashes "$work/whole/step_00000012")" = "$(hashes "$work/again/step_00000012")" ]
+
+# ---- resume ----
+cp -r "$work/whole" "$work/resumed" && rm -rf "$work/resumed/step_00000012"
+run $long --out "$work/resumed" --save-every 6 --resume
+check "resume: exit code $status" [ "$status" -eq 0 ]
+check "resume: same bits as the run without a stop" [ "$(hashes "$work/whole/step_00000012")" = "$(hashes "$work/resumed/step_00000012")" ]
+check "resume: no step twice in the log" [ "$(grep -c '"norm"' "$work/resumed/log.jsonl")" -eq 12 ]
+cp -r "$work/whole" "$work/damaged"
+printf X | dd of="$work/damaged/step_00000012/model.safetensors" bs=1 seek=5000 conv=notrunc 2>/dev/null
+run $long --out "$work/damaged" --save-every 6 --resume
+check "resume past a damaged checkpoint: exit code $status" [ "$status" -eq 0 ]
+check "resume past a damaged checkpoint: says so" grep -q 'step_00000012' "$work/err"
+check "resume past a damaged checkpoint: same bits" [ "$(hashes "$work/whole/step_00000012")" = "$(hashes "$work/damaged/step_00000012")" ]
+printf X | dd of="$work/damaged/step_00000006/model.safetensors" bs=1 seek=5000 conv=notrunc 2>/dev/null
+refuses "a damaged model" 'model.safetensors' --model "$work/damaged/step_00000006" --prompt a
+run $long --lr 5e-4 --out "$work/resumed" --resume
+check "resume with another learning rate names it" grep -q -- '--lr' "$work/out"
+refuses "resume with another model" 'layers' --model d12 --train "$work/text.txt" --batch 2 --seq 16 --tokens-per-step 64 --steps 12 --out "$work/whole" --resume
+
+# ---- sampling, evaluation, memory ----
+run --model "$work/whole/step_00000012" --prompt "line 1" --sample-tokens 12
+check "sample from a checkpoint: exit code $status" [ "$status" -eq 0 ]
+cp "$work/out" "$work/first"
+run --model "$work/whole/step_00000012" --prompt "line 1" --sample-tokens 12
+check "the same seed draws the same text" cmp -s "$work/out" "$work/first"
+run --model "$work/whole/step_00000012" --train "$work/text.txt" --eval-only --batch 2 --seq 16 --eval-batches 2
+check "--eval-only: exit code $status" [ "$status" -eq 0 ]
+log_loss=$(sed -n 's/.*"step": *12, *"val_loss": *\([0-9.]*\).*/\1/p' "$work/whole/log.jsonl")
+check "--eval-only: the loss at the run's end" grep -q "val loss $(printf %.4f "$log_loss")" "$work/out"
+run --model d48 --memory --seq 1048576 --batch 1
+check "--memory of a huge model allocates nothing: exit code $status" [ "$status" -eq 0 ]
+check "--memory names tensors" grep -q 'qkv' "$work/out"
+refuses "no GPU, or a device that cannot be" 'cuda|device|bf16' --device cuda --precision bf16 --train "$work/nowhere"
+
+# ---- a signal ends the run after the step, saved ----
+"$program" --device cpu $tiny --train "$work/text.txt" --steps 100000000 --eval-every 0 --out "$work/signal" >"$work/out" 2>"$work/err" &
+child=$!
+i=0
+while [ "$(grep -c '"norm"' "$work/signal/log.jsonl" 2>/dev/null || echo 0)" -lt 3 ] && [ $i -lt 100 ]; do sleep 0.1; i=$((i + 1)); done
+kill -TERM $child
+wait $child
+status=$?
+check "SIGTERM: exit code $status" [ "$status" -eq 0 ]
+check "SIGTERM: a checkpoint" [ -n "$(ls -d "$work"/signal/step_* 2>/dev/null)" ]
+check "SIGTERM: a last line" grep -q '^done: step' "$work/out"
+
+echo "cli: $passed passed, $failed failed, 0 skipped"
+[ "$failed" -eq 0 ]

@@ -35,7 +35,7 @@ static double uniform(uint32_t *stream) { /* (-1, 1) */
 }
 
 static float guard_value(int64_t i) {
-    return 1e30f + (float)i * 1e28f;
+    return (float)(8000000 + i); /* exact */
 }
 
 /* n floats of NaN between guard bands; freed by end_case. */
@@ -130,7 +130,7 @@ static void is_gradient(const char *name, Objective objective, const void *conte
     double norm = 1e-30, *direction = malloc(sizeof(double) * (size_t)x.n);
     for (int64_t i = 0; i < x.n; i++) norm += pow(grad.f[i] - (start ? start[i] : 0), 2);
     norm = sqrt(norm);
-    for (int trial = 0; trial < 3; trial++) {
+    for (int trial = 0; trial < 2; trial++) {
         double length = 0, slope = 0;
         for (int64_t i = 0; i < x.n; i++)
             direction[i] = uniform(&check_stream), length += direction[i] * direction[i];
@@ -618,7 +618,7 @@ static void run_cases(void) {
     for (int i = 0; i < 5; i++)
         for (int j = 0; j < 5; j++) test_attention(1 + j % 2, context[i], 1 + i % 3, head_size[j], 2);
     test_attention(1, 200, 1, 256, 1);
-    test_attention(1, 90, 2, 40, 20);
+    test_attention(1, 90, 2, 40, 6);
     test_attention_causal();
     test_attention_long();
     test_cross_entropy(1, 1, 8, 1);

@@ -10,15 +10,6 @@
 
 enum { ALIGNMENT = 256 };
 
-void *cpu_alloc(size_t bytes) {
-    if (bytes > SIZE_MAX - ALIGNMENT) return NULL;
-    return aligned_alloc(ALIGNMENT, (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT);
-}
-
-void cpu_release(void *p) {
-    free(p);
-}
-
 /* The value of the first line "KEY : value" or "KEY: value" of a file in /proc; false where there is none. */
 static bool proc_value(const char *path, const char *key, char *value, size_t size) {
     FILE *file = fopen(path, "r");
@@ -43,6 +34,19 @@ void cpu_memory_info(size_t *free_bytes, size_t *total_bytes) {
     char kilobytes[64];
     if (proc_value("/proc/meminfo", "MemAvailable", kilobytes, sizeof kilobytes))
         *free_bytes = (size_t)strtoull(kilobytes, NULL, 10) * 1024;
+}
+
+/* The kernel hands out address space that it cannot back and kills the process later, so what is free now
+ * decides. */
+void *cpu_alloc(size_t bytes) {
+    size_t free_bytes, total_bytes;
+    cpu_memory_info(&free_bytes, &total_bytes);
+    if (bytes > free_bytes) return NULL;
+    return aligned_alloc(ALIGNMENT, (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT);
+}
+
+void cpu_release(void *p) {
+    free(p);
 }
 
 const char *cpu_device_name(void) {

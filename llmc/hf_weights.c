@@ -71,14 +71,24 @@ static bool staging_open(Staging *s, const GPT2 *model, const Piece *pieces, int
     return true;
 }
 
-/* out (cols, rows) = in (rows, cols) transposed, in 32x32 blocks: both sides of a block stay in the L1 cache.
- */
+enum { TILE = 32 };
+
+/* One tile through a local copy, so that both matrices are touched in runs of 128 bytes: columns read
+ * directly are strides of a power of two apart and evict each other. One column more than 32 keeps the copy's
+ * apart. */
+static void transpose_tile(float *out, const float *in, int64_t rows, int64_t cols, int64_t i0, int64_t j0) {
+    float tile[TILE][TILE + 1];
+    const int64_t n_i = rows - i0 < TILE ? rows - i0 : TILE, n_j = cols - j0 < TILE ? cols - j0 : TILE;
+    for (int64_t i = 0; i < n_i; i++) memcpy(tile[i], in + (i0 + i) * cols + j0, (size_t)n_j * sizeof *in);
+    for (int64_t j = 0; j < n_j; j++)
+        for (int64_t i = 0; i < n_i; i++) out[(j0 + j) * rows + i0 + i] = tile[i][j];
+}
+
+/* out (cols, rows) = in (rows, cols) transposed */
 static void transpose(float *out, const float *in, int64_t rows, int64_t cols) {
-#pragma omp parallel for collapse(2) schedule(static) if (rows * cols > 1 << 16)
-    for (int64_t i0 = 0; i0 < rows; i0 += 32)
-        for (int64_t j0 = 0; j0 < cols; j0 += 32)
-            for (int64_t i = i0; i < rows && i < i0 + 32; i++)
-                for (int64_t j = j0; j < cols && j < j0 + 32; j++) out[j * rows + i] = in[i * cols + j];
+#pragma omp parallel for schedule(static) if (rows * cols > 1 << 16)
+    for (int64_t i = 0; i < rows; i += TILE)
+        for (int64_t j = 0; j < cols; j += TILE) transpose_tile(out, in, rows, cols, i, j);
 }
 
 /* ---- saving ---- */

@@ -11,7 +11,7 @@
 #: make clean
 #:
 #: TEXT=path         the default training text, in place of TinyShakespeare
-#: GPU_ARCH=native   builds for the card of this machine alone (faster build)
+#: GPU_ARCH=native   builds for the card of this machine alone (faster build); GPU_ARCH=90a names one
 #: NO_OPENMP=1       one thread;  DEBUG=1  -O1 and symbols;  CC=, NVCC=  other compilers;  V=1  prints the commands
 
 BUILD ?= build
@@ -19,6 +19,7 @@ PYTHON ?= python3
 NVCC := $(if $(filter undefined,$(origin NVCC)),$(or $(shell command -v nvcc 2>/dev/null),$(wildcard /usr/local/cuda/bin/nvcc)),$(NVCC))
 CUDA_HOME ?= $(patsubst %/bin/nvcc,%,$(NVCC))
 Q := $(if $(V),,@)
+comma := ,
 
 # True if the C compiler can build and link with the flags in $(1).
 can = $(shell echo 'int main(void){return 0;}' | $(CC) $(1) -x c - -o /dev/null 2>/dev/null && echo $(1))
@@ -31,8 +32,11 @@ CFLAGS_ALL = -std=c11 -D_GNU_SOURCE $(if $(DEBUG),-g -O1,-O3) $(NATIVE) -fno-mat
 LIBS = -lm -lpthread
 
 # sm_80 code runs on every card from A100 to Ada, sm_90a on Hopper; later cards' drivers compile the PTX.
-ARCHS = $(if $(filter native,$(GPU_ARCH)),-arch=native,-gencode arch=compute_80,code=sm_80 \
-	-gencode arch=compute_90a,code=sm_90a -gencode arch=compute_80,code=compute_80)
+ifeq ($(GPU_ARCH),native)
+override GPU_ARCH := $(patsubst 90,90a,$(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader | head -n 1 | tr -d .))
+endif
+ARCHS = $(if $(GPU_ARCH),-gencode arch=compute_$(GPU_ARCH)$(comma)code=sm_$(GPU_ARCH),-gencode arch=compute_80$(comma)code=sm_80 \
+	-gencode arch=compute_90a$(comma)code=sm_90a -gencode arch=compute_80$(comma)code=compute_80)
 NVCCFLAGS = -std=c++17 -O3 $(ARCHS) -Xcompiler -Wall,-Wextra,-Wno-unused-parameter,-Werror -Werror all-warnings \
 	--expt-relaxed-constexpr -MMD -MP $(if $(DEBUG),-g -lineinfo)
 CUDA_LIBS = -L$(CUDA_HOME)/lib64 -lcublasLt -Xlinker -rpath -Xlinker $(CUDA_HOME)/lib64

@@ -6,6 +6,7 @@ for the user; `run(main)` prints it and sets the exit code (1: run time, 2: bad 
 import base64
 import hashlib
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -39,6 +40,7 @@ class DataError(Exception):
 
 def run(main):
     """Calls main(); every failure is one line on stderr and an exit code, no traceback."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C
     try:
         main()
     except DataError as error:
@@ -65,7 +67,7 @@ def write_file(path, *parts):
     """Writes byte strings or arrays one after the other under a temporary name, flushes them to disk, renames."""
     folder = os.path.dirname(path) or "."
     os.makedirs(folder, exist_ok=True)
-    partial = "%s.%d.partial" % (path, os.getpid())
+    partial = path + ".partial"
     try:
         with open(partial, "wb") as file:
             for part in parts:
@@ -100,7 +102,7 @@ def check_file(path, size=None, sha256=None):
 def download(url, path, size=None, sha256=None, tries=3, timeout=20):
     """Fetches url to path, checked: HTTP status, length, size and sha256; retried after network errors."""
     os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
-    partial = "%s.%d.partial" % (path, os.getpid())
+    partial = path + ".partial"
     try:
         for attempt in range(1, tries + 1):
             try:

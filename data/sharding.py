@@ -27,7 +27,14 @@ _encoding = None  # of a worker process
 def _start_worker():
     global _encoding
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     _encoding = common.gpt2_encoding()
+
+
+def _end_with_parent():
+    """A parent that is killed cannot stop its processes: they go when it is gone."""
+    multiprocessing.parent_process().join()
+    os._exit(1)
 
 
 def _tokenize(documents, eot):

@@ -79,25 +79,39 @@ static void set(cublasLtMatmulDesc_t desc, cublasLtMatmulDescAttributes_t name, 
     LT_CHECK(cublasLtMatmulDescSetAttribute(desc, name, &value, sizeof value));
 }
 
-/* The one place that knows cuBLASLt's column-major view: a row-major (rows, cols) buffer is to it a
- * (cols, rows) matrix with leading dimension cols. So every product is asked for transposed:
- *   forward          out (N,OC)    = x W^T      ->  out^T (OC,N)  = W x^T        A = weight^T, B = x
- *   backward input   dx (N,IC)     = dout W     ->  dx^T (IC,N)   = W^T dout^T   A = weight,   B = dout
- *   backward weight  dW (OC,IC)   += dout^T x   ->  dW^T (IC,OC) += x^T dout     A = x,        B = dout^T
- * with A and B as they lie in memory in the column-major view, and ^T the operation the library applies. */
+/* A product as cuBLASLt sees it: d = op_a(a) op_b(b), column-major. */
+typedef struct ColumnMajorView {
+    cublasOperation_t op_a, op_b;
+    int64_t a[2], b[2], d[2]; /* rows and columns in memory; the leading dimension is the number of rows */
+} ColumnMajorView;
+
+/* The one place that knows of column-major: a row-major (rows, cols) buffer is to the library a (cols, rows)
+ * matrix with leading dimension cols. So every product is asked for transposed, here with the operands as
+ * they lie in memory and ^T for the operation that the library applies:
+ *
+ *   forward          out (N,OC) = x W^T       as  (OC,N)  = weight^T x
+ *   backward input   dx (N,IC)  = dout W      as  (IC,N)  = weight dout
+ *   backward weight  dW (OC,IC) += dout^T x   as  (IC,OC) += x dout^T
+ */
+static ColumnMajorView column_major_view(const GemmKey *key) {
+    const int64_t N = key->N, OC = key->OC, IC = key->IC;
+    const ColumnMajorView views[] = {
+        {CUBLAS_OP_T, CUBLAS_OP_N, {IC, OC}, {IC, N}, {OC, N} },
+        {CUBLAS_OP_N, CUBLAS_OP_N, {IC, OC}, {OC, N}, {IC, N} },
+        {CUBLAS_OP_N, CUBLAS_OP_T, {IC, N},  {OC, N}, {IC, OC}},
+    };
+    return views[key->kind];
+}
+
+static cublasLtMatrixLayout_t make_layout(cudaDataType_t type, const int64_t size[2]) {
+    cublasLtMatrixLayout_t layout;
+    LT_CHECK(cublasLtMatrixLayoutCreate(&layout, type, (uint64_t)size[0], (uint64_t)size[1], size[0]));
+    return layout;
+}
+
 static void make_descriptors(GemmPlan *plan) {
     const GemmKey *key = &plan->key;
-    const uint64_t N = (uint64_t)key->N, OC = (uint64_t)key->OC, IC = (uint64_t)key->IC;
-    const struct {
-        cublasOperation_t op_a, op_b;
-        uint64_t a[2], b[2], d[2]; /* column-major rows and columns; the leading dimension is the first */
-    } table[] =
-        {
-            {CUBLAS_OP_T, CUBLAS_OP_N, {IC, OC}, {IC, N}, {OC, N} },
-            {CUBLAS_OP_N, CUBLAS_OP_N, {IC, OC}, {OC, N}, {IC, N} },
-            {CUBLAS_OP_N, CUBLAS_OP_T, {IC, N},  {OC, N}, {IC, OC}},
-    },
-      &view = table[key->kind];
+    const ColumnMajorView view = column_major_view(key);
     const cudaDataType_t type = (cudaDataType_t)key->type;
     const cudaDataType_t d_type = key->kind == GEMM_BACKWARD_WEIGHT ? CUDA_R_32F : type;
 
@@ -106,13 +120,10 @@ static void make_descriptors(GemmPlan *plan) {
     set(plan->desc, CUBLASLT_MATMUL_DESC_TRANSB, view.op_b);
     set(plan->desc, CUBLASLT_MATMUL_DESC_EPILOGUE, (cublasLtEpilogue_t)key->epilogue);
     if (key->epilogue & EPILOGUE_BIAS_BIT) set(plan->desc, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, type);
-    if (key->epilogue & EPILOGUE_AUX_BIT) {
-        set(plan->desc, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, (int64_t)view.d[0]);
-        set(plan->desc, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_DATA_TYPE, type);
-    }
-    LT_CHECK(cublasLtMatrixLayoutCreate(&plan->a, type, view.a[0], view.a[1], (int64_t)view.a[0]));
-    LT_CHECK(cublasLtMatrixLayoutCreate(&plan->b, type, view.b[0], view.b[1], (int64_t)view.b[0]));
-    LT_CHECK(cublasLtMatrixLayoutCreate(&plan->d, d_type, view.d[0], view.d[1], (int64_t)view.d[0]));
+    if (key->epilogue & EPILOGUE_AUX_BIT) set(plan->desc, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, view.d[0]);
+    plan->a = make_layout(type, view.a);
+    plan->b = make_layout(type, view.b);
+    plan->d = make_layout(d_type, view.d);
 }
 
 /* The heuristic's first algorithm that fits the workspace and adds split parts in a fixed order (in the

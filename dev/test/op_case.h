@@ -8,11 +8,9 @@
  * Limits: fp32 outputs 1e-5. bf16 outputs twice the error of a plain bf16 computation (the oracle's result
  * rounded, or, where an op has intermediate values, Op.plain, which rounds these too), plus 1e-5. */
 #pragma once
-#include "check.h"
-#include "compare.h"
+#include "op_test.h"
 
-enum { MAX_OPERANDS = 12, SEED = 1234 };
-#define FP32_LIMIT 1e-5
+enum { MAX_OPERANDS = 12 };
 /* fp32 sums of bf16 products on tensor cores: each of the n/16 additions truncates, up to 2^-23 of the sum
  * and always towards zero; with n up to 2048 that is 1.5e-5. Gradients rounded to bf16 on the way would be
  * 2e-3 off. */
@@ -70,28 +68,7 @@ typedef struct OpCase {
     Guarded device[MAX_OPERANDS];
 } OpCase;
 
-static bool op_verbose;
-
-static void *op_malloc(size_t bytes) {
-    void *p = malloc(bytes + 1);
-    if (!p) abort();
-    return p;
-}
-
 /* ---- values ---- */
-
-static uint64_t op_mix(uint64_t x) { /* SplitMix64's finaliser (Steele, Lea & Flood 2014) */
-    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9u;
-    x = (x ^ (x >> 27)) * 0x94D049BB133111EBu;
-    return x ^ (x >> 31);
-}
-
-/* Standard normal number i of a stream (Box & Muller 1958). */
-static float op_normal(uint64_t stream, int64_t i) {
-    uint64_t bits = op_mix(op_mix(SEED + stream) + (uint64_t)i * 0x9E3779B97F4A7C15u);
-    float u1 = ((float)(bits >> 40) + 0.5f) * 0x1p-24f, u2 = (float)(bits & 0xFFFFFF) * 0x1p-24f;
-    return sqrtf(-2 * logf(u1)) * cosf(6.2831853f * u2);
-}
 
 static size_t store_bytes(Store store, DType dtype) {
     return store == STORE_X ? dtype_bytes(dtype) : 4;
@@ -374,25 +351,4 @@ static void op_case(const Ops *ops, const Op *op, Dims d) {
         free(c.want[k]);
         free(c.plain[k]);
     }
-}
-
-/* ---- programs ---- */
-
-/* Calls test() with every CUDA backend there is; counts a skip for each that is not. */
-static int op_main(const char *name, int argc, char **argv, void (*test)(const Ops *ops)) {
-    const Ops *const backends[] = {ops_cuda_fp32, ops_cuda_bf16};
-    const char *const names[] = {"cuda fp32", "cuda bf16"};
-    Error err = {0};
-    op_verbose = argc > 1 && strcmp(argv[1], "-v") == 0;
-    printf("%s: seed %d\n", name, SEED);
-    if (!ops_cpu.open(&err)) die(&err);
-    for (int i = 0; i < 2; i++) {
-        if (!backends[i])
-            SKIP("%s on %s: built without CUDA", name, names[i]);
-        else if (!cuda_available())
-            SKIP("%s on %s: no CUDA device", name, names[i]);
-        else if (CHECK(backends[i]->open(&err), "%s: %s", names[i], err.text))
-            test(backends[i]);
-    }
-    return check_finish(name);
 }

@@ -1,4 +1,4 @@
-/* The only inline PTX in the tree: thin wrappers, one instruction each, named after the instruction.
+/* Inline PTX of the paths for sm_80 and later: thin wrappers, one instruction each, named after it.
  *
  * Fragment maps (PTX ISA, "Matrix fragments for mma.m16n8k16" and "ldmatrix"), with g = lane / 4, t = lane %
  * 4: A (16 x 16, row)  a0 (g, 2t..2t+1)   a1 (g+8, 2t..)   a2 (g, 2t+8..)   a3 (g+8, 2t+8..) B (16 x 8, col)

@@ -8,26 +8,6 @@
 #include "generic.cuh"
 #include "paths.cuh"
 
-/* Positions of a thread block: its head's rows in packed qkv and in (B,T,C). */
-typedef struct HeadRows {
-    int64_t token; /* row in (B*T) of the block's first own row */
-    int64_t stat;  /* index in (B,NH,T) of the same */
-    int column;    /* first column of the head in C */
-    int row0;      /* position of the first own row in its sequence */
-} HeadRows;
-
-template <int HDP>
-__device__ __forceinline__ HeadRows head_rows(BlockOrder order, bool last_first, int T, int NH, int HD) {
-    int head, rank;
-    block_position(&head, &rank, order);
-    HeadRows at;
-    at.row0 = (last_first ? order.n_tiles - 1 - rank : rank) * GenericConfig<HDP>::OWN;
-    at.token = (int64_t)(head / NH) * T + at.row0;
-    at.stat = (int64_t)head * T + at.row0;
-    at.column = head % NH * HD;
-    return at;
-}
-
 /* Running max and sum of a thread's rows, in log2 units; every thread of a row has the same. */
 template <int HDP> struct OnlineSoftmax { float max[GenericSize<HDP>::R], sum[GenericSize<HDP>::R]; };
 
@@ -71,7 +51,7 @@ __global__ void __launch_bounds__(GenericConfig<HDP>::THREADS, 2)
     using Config = GenericConfig<HDP>;
     extern __shared__ __align__(16) float shared_floats[];
     float *q = shared_floats, *kv = q + Config::OWN_FLOATS, *weights = kv + Config::STREAM_FLOATS;
-    const HeadRows at = head_rows<HDP>(order, true, T, NH, HD);
+    const BlockRows at = block_rows(order, Config::OWN, true, T, NH, HD);
     const int C = NH * HD, stride = 3 * C;
     const X *q_rows = qkv + at.token * stride + at.column, *k_rows = q_rows + C - (int64_t)at.row0 * stride;
     const int own = threadIdx.x / 16 * Config::R;
@@ -135,7 +115,7 @@ __global__ void __launch_bounds__(GenericConfig<HDP>::THREADS, 2)
     extern __shared__ __align__(16) float shared_floats[];
     float *q = shared_floats, *d_out = q + Config::OWN_FLOATS;
     float *kv = d_out + Config::OWN_FLOATS, *weights = kv + Config::STREAM_FLOATS;
-    const HeadRows at = head_rows<HDP>(order, true, T, NH, HD);
+    const BlockRows at = block_rows(order, Config::OWN, true, T, NH, HD);
     const int C = NH * HD, stride = 3 * C, rows_valid = T - at.row0;
     const X *q_rows = qkv + at.token * stride + at.column, *k_rows = q_rows + C - (int64_t)at.row0 * stride;
     const int64_t o_offset = at.token * C + at.column;
@@ -184,7 +164,7 @@ __global__ void __launch_bounds__(GenericConfig<HDP>::THREADS, 2)
     float *k = shared_floats, *v = k + Config::OWN_FLOATS;
     float *q = v + Config::OWN_FLOATS, *d_out = q + Config::STREAM_FLOATS,
           *weights = d_out + Config::STREAM_FLOATS;
-    const HeadRows at = head_rows<HDP>(order, false, T, NH, HD);
+    const BlockRows at = block_rows(order, Config::OWN, false, T, NH, HD);
     const int C = NH * HD, stride = 3 * C, rows_valid = T - at.row0;
     const int64_t q_offset = at.token * stride + at.column;
     const int row = at.row0 + threadIdx.x / 16 * Config::R;

@@ -23,13 +23,28 @@ static inline BlockOrder block_order(int n_heads, int T, int tile_rows, int64_t 
     return order;
 }
 
-__device__ __forceinline__ void block_position(int *head, int *rank, BlockOrder order) {
+/* What a thread block owns: `rows` positions of one head of one sequence. */
+typedef struct BlockRows {
+    int row0;      /* position of the first */
+    int column;    /* first column of the head in C */
+    int64_t token; /* row of the first in (B*T) */
+    int64_t stat;  /* index of the first in (B,NH,T) */
+} BlockRows;
+
+/* last_first: the last positions of a sequence are the longest work (queries); else the first are (keys). */
+__device__ __forceinline__ BlockRows block_rows(BlockOrder order, int rows, bool last_first, int T, int NH,
+                                                int HD) {
     const int section_blocks = order.section_heads * order.n_tiles;
     const int first_head = (int)blockIdx.x / section_blocks * order.section_heads;
     const int in_section = (int)blockIdx.x % section_blocks;
     const int heads = min(order.section_heads, order.n_heads - first_head);
-    *head = first_head + in_section % heads;
-    *rank = in_section / heads;
+    const int head = first_head + in_section % heads, rank = in_section / heads;
+    BlockRows at;
+    at.row0 = (last_first ? order.n_tiles - 1 - rank : rank) * rows;
+    at.column = head % NH * HD;
+    at.token = (int64_t)(head / NH) * T + at.row0;
+    at.stat = (int64_t)head * T + at.row0;
+    return at;
 }
 
 /* Lets KERNEL use `bytes` of dynamic shared memory; beyond 48 KB that must be asked for, once per kernel. */

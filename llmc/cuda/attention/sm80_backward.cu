@@ -70,9 +70,17 @@ template <int HD> __device__ __forceinline__ float dot_rows(const uint8_t *a, co
     return sum;
 }
 
-/* Lane l has the statistics of the warp's row l; spreads them to the lanes that hold the rows' scores. */
-template <int HD> __device__ __forceinline__ void spread_stats(QueryRows<HD> &rows, RowStats own) {
+/* This thread has D of the block's row threadIdx.x: writes that row's statistics for the dK/dV pass, and
+ * hands them to the lanes that hold the row's scores; a warp's rows are those of its lanes. */
+template <int HD>
+__device__ __forceinline__ void make_stats(QueryRows<HD> &rows, RowStats *stats, const float *lse, float d,
+                                           int rows_valid) {
     const int lane = threadIdx.x % 32;
+    RowStats own = {0.0f, -d};
+    if ((int)threadIdx.x < rows_valid) {
+        own.neg_lse2 = -LOG2E * lse[threadIdx.x];
+        stats[threadIdx.x] = own;
+    }
 #pragma unroll
     for (int b = 0; b < QueryConfig<HD>::BLOCKS; b++)
 #pragma unroll
@@ -122,96 +130,63 @@ __device__ __forceinline__ void query_step(float (&dq)[QueryConfig<HD>::BLOCKS][
 template <int HD>
 __global__ void __launch_bounds__(QueryConfig<HD>::THREADS, 2)
     sm80_backward_dq_kernel(bf16 *dqkv, RowStats *stats, const bf16 *dout, const bf16 *out, const bf16 *qkv,
-                            const float *lse, int T, int NH, float scale, BlockOrder order) {
+                            const float *lse, int T, int NH, float softmax_scale, BlockOrder order) {
     using Config = QueryConfig<HD>;
     extern __shared__ __align__(1024) uint8_t shared[];
-    int head, rank;
-    block_position(&head, &rank, order);
-    const int row0 = (order.n_tiles - 1 - rank) * Config::ROWS; /* the last rows see the most keys */
+    const BlockRows at = block_rows(order, Config::ROWS, true, T, NH, HD);
     const int C = NH * HD, stride = 3 * C;
-    const int64_t first = (int64_t)(head / NH) * T + row0; /* token of the block's first row */
-    const bf16 *q = qkv + first * stride + head % NH * HD;
-    const int64_t o_offset = first * C + head % NH * HD;
+    const int64_t o_offset = at.token * C + at.column;
 
-    const int warp = threadIdx.x / 32;
-    const int warp_row = row0 + warp * Config::BLOCKS * 16;
+    const int warp_first = threadIdx.x / 32 * Config::BLOCKS * 16, warp_row = at.row0 + warp_first;
     const bool active = warp_row < T;
-    const uint32_t base = shared_address(shared);
-    const uint32_t warp_bytes = warp * Config::BLOCKS * 16 * Tile<HD>::ROW_BYTES;
-    uint32_t stage = base + 2 * Config::ROWS_BYTES, other = stage + Config::STAGE_BYTES;
-
-    int tile = (min(row0 + Config::ROWS, T) - 1) / Config::KEYS; /* the last that a row here sees */
-    const bf16 *next_k = q + C + ((int64_t)tile * Config::KEYS - row0) * stride;
-    auto load_kv = [&](uint32_t to, int rows_valid) {
-        load_tile<HD, Config::KEYS, Config::THREADS>(to, next_k, stride, rows_valid);
-        load_tile<HD, Config::KEYS, Config::THREADS>(to + Config::TILE_BYTES, next_k + C, stride, rows_valid);
-        cp_async_commit();
-        next_k -= Config::KEYS * stride;
-    };
+    const uint32_t base = shared_address(shared), warp_bytes = warp_first * Tile<HD>::ROW_BYTES;
+    auto keys = key_tiles<HD, Config::KEYS, Config::THREADS>(qkv, base + 2 * Config::ROWS_BYTES, at,
+                                                             Config::ROWS, T, C);
     /* O lies at the end of the stages until D is known; the first tile is fetched beside it where there is
      * room. */
     constexpr int O_AT = Config::SHARED_BYTES - Config::ROWS_BYTES;
     constexpr bool ROOM = Config::ROWS_BYTES <= Config::STAGE_BYTES;
-    load_tile<HD, Config::ROWS, Config::THREADS>(base, q, stride, T - row0);
-    load_tile<HD, Config::ROWS, Config::THREADS>(base + Config::ROWS_BYTES, dout + o_offset, C, T - row0);
-    load_tile<HD, Config::ROWS, Config::THREADS>(base + O_AT, out + o_offset, C, T - row0);
+    load_tile<HD, Config::ROWS, Config::THREADS>(base, qkv + at.token * stride + at.column, stride,
+                                                 T - at.row0);
+    load_tile<HD, Config::ROWS, Config::THREADS>(base + Config::ROWS_BYTES, dout + o_offset, C, T - at.row0);
+    load_tile<HD, Config::ROWS, Config::THREADS>(base + O_AT, out + o_offset, C, T - at.row0);
     cp_async_commit();
-    if (ROOM) load_kv(stage, T - tile * Config::KEYS);
+    if (ROOM) keys.fetch(keys.stage, T - keys.tile * Config::KEYS);
     cp_async_wait<ROOM ? 1 : 0>();
     __syncthreads();
 
-    RowStats own = {0.0f, -dot_rows<HD>(shared + Config::ROWS_BYTES, shared + O_AT, threadIdx.x)};
-    if (row0 + (int)threadIdx.x < T) {
-        const int64_t at = (int64_t)head * T + row0 + threadIdx.x;
-        own.neg_lse2 = -LOG2E * lse[at];
-        stats[at] = own;
-    }
     QueryRows<HD> rows;
-    spread_stats(rows, own);
+    const float d = dot_rows<HD>(shared + Config::ROWS_BYTES, shared + O_AT, threadIdx.x);
+    make_stats(rows, stats + at.stat, lse + at.stat, d, T - at.row0);
     hold_rows(rows.q, base + warp_bytes);
     hold_rows(rows.dout, base + Config::ROWS_BYTES + warp_bytes);
     if (!ROOM) {
         __syncthreads(); /* O has been read by all */
-        load_kv(stage, T - tile * Config::KEYS);
+        keys.fetch(keys.stage, T - keys.tile * Config::KEYS);
     }
 
     float dq[Config::BLOCKS][HD / 8][4];
     clear(dq);
-    const float scale_log2 = scale * LOG2E;
-    /* The tile has landed and nobody reads the other stage any more: fetch the next tile into it. */
-    auto begin_tile = [&]() {
-        cp_async_wait<0>();
-        __syncthreads();
-        if (tile > 0) load_kv(other, Config::KEYS);
-    };
-    auto end_tile = [&]() {
-        const uint32_t swap = stage;
-        stage = other;
-        other = swap;
-        tile--;
-    };
-    for (; tile * Config::KEYS >= row0; end_tile()) {
-        begin_tile();
+    const float scale_log2 = softmax_scale * LOG2E;
+    for (; keys.tile * Config::KEYS >= at.row0; keys.end()) {
+        keys.begin();
 #pragma unroll 1
         for (int i = 0; i < Config::KEYS; i += Config::STEP)
-            if (active && tile * Config::KEYS + i <= warp_row)
-                query_step<HD, true>(dq, rows, stage, i, warp_row, tile * Config::KEYS + i, scale_log2);
+            if (active && keys.tile * Config::KEYS + i <= warp_row)
+                query_step<HD, true>(dq, rows, keys.stage, i, warp_row, keys.tile * Config::KEYS + i,
+                                     scale_log2);
     }
-    for (; tile >= 0; end_tile()) {
-        begin_tile();
+    for (; keys.tile >= 0; keys.end()) {
+        keys.begin();
         if (active)
 #pragma unroll 1
             for (int i = 0; i < Config::KEYS; i += Config::STEP)
-                query_step<HD, false>(dq, rows, stage, i, 0, 0, scale_log2);
+                query_step<HD, false>(dq, rows, keys.stage, i, 0, 0, scale_log2);
     }
-    const float factor[2][2] = {
-        {scale, scale},
-        {scale, scale}
-    };
-    static_assert(Config::BLOCKS == 2, "factor has two blocks");
-    if (active)
-        store_rows<HD, Config::BLOCKS>(dqkv + (first + warp_row - row0) * stride + head % NH * HD, stride,
-                                       T - warp_row, shared + warp_bytes, dq, factor);
+    if (!active) return;
+    scale(dq, softmax_scale);
+    store_rows<HD, Config::BLOCKS>(dqkv + (at.token + warp_first) * stride + at.column, stride, T - warp_row,
+                                   shared + warp_bytes, dq);
 }
 
 /* ---- dK/dV pass ---- */
@@ -271,23 +246,18 @@ __device__ __forceinline__ void key_step(KeyRows<HD> &rows, uint32_t stage, cons
 template <int HD>
 __global__ void __launch_bounds__(KeyConfig<HD>::THREADS, 2)
     sm80_backward_dkv_kernel(bf16 *dqkv, const RowStats *stats, const bf16 *dout, const bf16 *qkv, int T,
-                             int NH, float scale, BlockOrder order) {
+                             int NH, float softmax_scale, BlockOrder order) {
     using Config = KeyConfig<HD>;
     extern __shared__ __align__(1024) uint8_t shared[];
-    int head, rank;
-    block_position(&head, &rank, order);
-    const int row0 = rank * Config::ROWS; /* the first keys are seen by the most queries */
+    const BlockRows at = block_rows(order, Config::ROWS, false, T, NH, HD);
     const int C = NH * HD, stride = 3 * C;
-    const int64_t first = (int64_t)(head / NH) * T + row0; /* token of the block's first key */
-    const bf16 *next_q = qkv + first * stride + head % NH * HD;
-    const bf16 *next_dout = dout + first * C + head % NH * HD;
-    const RowStats *next_stats = stats + (int64_t)head * T + row0;
+    const bf16 *next_q = qkv + at.token * stride + at.column;
+    const bf16 *next_dout = dout + at.token * C + at.column;
+    const RowStats *next_stats = stats + at.stat;
 
-    const int warp = threadIdx.x / 32;
-    const int warp_row = row0 + warp * Config::BLOCKS * 16;
+    const int warp_first = threadIdx.x / 32 * Config::BLOCKS * 16, warp_row = at.row0 + warp_first;
     const bool active = warp_row < T;
-    const uint32_t base = shared_address(shared);
-    const uint32_t warp_bytes = warp * Config::BLOCKS * 16 * Tile<HD>::ROW_BYTES;
+    const uint32_t base = shared_address(shared), warp_bytes = warp_first * Tile<HD>::ROW_BYTES;
     uint32_t stage = 2 * Config::ROWS_BYTES; /* offset in shared */
     auto other = [&]() { return 4 * Config::ROWS_BYTES + Config::STAGE_BYTES - stage; };
 
@@ -303,9 +273,10 @@ __global__ void __launch_bounds__(KeyConfig<HD>::THREADS, 2)
         next_dout += Config::QUERIES * C;
         next_stats += Config::QUERIES;
     };
-    load_tile<HD, Config::ROWS, Config::THREADS>(base, next_q + C, stride, T - row0);
-    load_tile<HD, Config::ROWS, Config::THREADS>(base + Config::ROWS_BYTES, next_q + 2 * C, stride, T - row0);
-    load_queries(stage, T - row0);
+    load_tile<HD, Config::ROWS, Config::THREADS>(base, next_q + C, stride, T - at.row0);
+    load_tile<HD, Config::ROWS, Config::THREADS>(base + Config::ROWS_BYTES, next_q + 2 * C, stride,
+                                                 T - at.row0);
+    load_queries(stage, T - at.row0);
     cp_async_wait<0>();
     __syncthreads();
     KeyRows<HD> rows;
@@ -314,8 +285,8 @@ __global__ void __launch_bounds__(KeyConfig<HD>::THREADS, 2)
     clear(rows.dk);
     clear(rows.dv);
 
-    int query = row0; /* first of the tile */
-    const float scale_log2 = scale * LOG2E;
+    int query = at.row0; /* first of the tile */
+    const float scale_log2 = softmax_scale * LOG2E;
     /* The tile has landed and nobody reads the other stage any more: fetch the next tile into it. */
     auto begin_tile = [&]() {
         cp_async_wait<0>();
@@ -329,7 +300,7 @@ __global__ void __launch_bounds__(KeyConfig<HD>::THREADS, 2)
     auto stage_stats = [&]() {
         return reinterpret_cast<const RowStats *>(shared + stage + 2 * Config::TILE_BYTES);
     };
-    for (; query < min(row0 + Config::ROWS, T); end_tile()) {
+    for (; query < min(at.row0 + Config::ROWS, T); end_tile()) {
         begin_tile();
 #pragma unroll 1
         for (int i = 0; i < Config::QUERIES; i += Config::STEP)
@@ -344,16 +315,11 @@ __global__ void __launch_bounds__(KeyConfig<HD>::THREADS, 2)
                 key_step<HD, false>(rows, base + stage, stage_stats(), i, 0, 0, scale_log2);
     }
     if (!active) return;
-    float dk_factor[Config::BLOCKS][2], dv_factor[Config::BLOCKS][2];
-#pragma unroll
-    for (int b = 0; b < Config::BLOCKS; b++) {
-        dk_factor[b][0] = dk_factor[b][1] = scale;
-        dv_factor[b][0] = dv_factor[b][1] = 1.0f;
-    }
-    bf16 *dk = dqkv + (first + warp_row - row0) * stride + C + head % NH * HD;
-    store_rows<HD, Config::BLOCKS>(dk, stride, T - warp_row, shared + warp_bytes, rows.dk, dk_factor);
+    scale(rows.dk, softmax_scale);
+    bf16 *dk = dqkv + (at.token + warp_first) * stride + C + at.column;
+    store_rows<HD, Config::BLOCKS>(dk, stride, T - warp_row, shared + warp_bytes, rows.dk);
     store_rows<HD, Config::BLOCKS>(dk + C, stride, T - warp_row, shared + Config::ROWS_BYTES + warp_bytes,
-                                   rows.dv, dv_factor);
+                                   rows.dv);
 }
 
 template <int HD>

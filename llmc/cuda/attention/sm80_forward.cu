@@ -118,14 +118,25 @@ __device__ __forceinline__ void forward_tile(ForwardState<HD> &state, const QRow
     multiply_pv<HD>(state, s, Tile<HD>::by_rows(stage + ForwardConfig<HD>::TILE_BYTES, lane), scale_log2);
 }
 
+/* No key seen yet. */
+template <int HD> __device__ __forceinline__ void start(ForwardState<HD> &state) {
+    clear(state.o);
+#pragma unroll
+    for (int b = 0; b < ForwardConfig<HD>::BLOCKS; b++)
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            state.row_max[b][h] = -CUDART_INF_F;
+            state.row_sum[b][h] = 0.0f;
+        }
+}
+
 /* Writes O = o / sum and lse = (max + log2(sum)) * ln 2 of the warp's rows. q_rows: the warp's rows of Q's
  * tile. */
 template <int HD>
 __device__ __forceinline__ void store_forward(bf16 *out, float *lse, int stride, int rows_valid,
-                                              uint8_t *q_rows, const ForwardState<HD> &state) {
+                                              uint8_t *q_rows, ForwardState<HD> &state) {
     constexpr int BLOCKS = ForwardConfig<HD>::BLOCKS;
     const int lane = threadIdx.x % 32;
-    float inverse[BLOCKS][2];
 #pragma unroll
     for (int b = 0; b < BLOCKS; b++)
 #pragma unroll
@@ -133,11 +144,16 @@ __device__ __forceinline__ void store_forward(bf16 *out, float *lse, int stride,
             float sum = state.row_sum[b][h];
             sum += __shfl_xor_sync(0xffffffffu, sum, 1);
             sum += __shfl_xor_sync(0xffffffffu, sum, 2);
-            inverse[b][h] = 1.0f / sum;
             const int row = 16 * b + 8 * h + lane / 4;
             if (lane % 4 == 0 && row < rows_valid) lse[row] = (state.row_max[b][h] + log2f(sum)) * LN2;
+            const float inverse = 1.0f / sum;
+#pragma unroll
+            for (int n = 0; n < HD / 8; n++) {
+                state.o[b][n][2 * h] *= inverse;
+                state.o[b][n][2 * h + 1] *= inverse;
+            }
         }
-    store_rows<HD, BLOCKS>(out, stride, rows_valid, q_rows, state.o, inverse);
+    store_rows<HD, BLOCKS>(out, stride, rows_valid, q_rows, state.o);
 }
 
 /* grid: order.n_heads * order.n_tiles blocks of THREADS. Shapes as in ops.h. */
@@ -147,70 +163,38 @@ __global__ void __launch_bounds__(ForwardConfig<HD>::THREADS, 2)
                         BlockOrder order) {
     using Config = ForwardConfig<HD>;
     extern __shared__ __align__(1024) uint8_t shared[];
-    int head, rank;
-    block_position(&head, &rank, order);
-    const int row0 = (order.n_tiles - 1 - rank) * Config::ROWS; /* the last rows see the most keys */
-    const int C = NH * HD, stride = 3 * C;
-    const int64_t first = (int64_t)(head / NH) * T + row0; /* token of the block's first row */
-    const bf16 *q = qkv + first * stride + head % NH * HD;
+    const BlockRows at = block_rows(order, Config::ROWS, true, T, NH, HD);
+    const int C = NH * HD;
 
-    const int warp = threadIdx.x / 32;
-    const int warp_row = row0 + warp * Config::BLOCKS * 16;
+    const int warp_first = threadIdx.x / 32 * Config::BLOCKS * 16, warp_row = at.row0 + warp_first;
     const bool active = warp_row < T;
-    const uint32_t base = shared_address(shared);
-    const uint32_t q_rows =
-        warp * Config::BLOCKS * 16 * Tile<HD>::ROW_BYTES; /* offset of the warp's part of Q */
-    uint32_t stage = base + Config::Q_BYTES, other = stage + Config::STAGE_BYTES;
+    const uint32_t base = shared_address(shared), warp_bytes = warp_first * Tile<HD>::ROW_BYTES;
 
-    int tile = (min(row0 + Config::ROWS, T) - 1) / Config::KEYS; /* the last that a row here sees */
-    const bf16 *next_k = q + C + ((int64_t)tile * Config::KEYS - row0) * stride;
-    auto load_kv = [&](uint32_t to, int rows_valid) {
-        load_tile<HD, Config::KEYS, Config::THREADS>(to, next_k, stride, rows_valid);
-        load_tile<HD, Config::KEYS, Config::THREADS>(to + Config::TILE_BYTES, next_k + C, stride, rows_valid);
-        cp_async_commit();
-        next_k -= Config::KEYS * stride;
-    };
-    load_tile<HD, Config::ROWS, Config::THREADS>(base, q, stride, T - row0);
-    load_kv(stage, T - tile * Config::KEYS);
+    auto keys =
+        key_tiles<HD, Config::KEYS, Config::THREADS>(qkv, base + Config::Q_BYTES, at, Config::ROWS, T, C);
+    load_tile<HD, Config::ROWS, Config::THREADS>(base, qkv + at.token * 3 * C + at.column, 3 * C,
+                                                 T - at.row0);
+    keys.fetch(keys.stage, T - keys.tile * Config::KEYS);
 
     ForwardState<HD> state;
-    clear(state.o);
-#pragma unroll
-    for (int b = 0; b < Config::BLOCKS; b++)
-#pragma unroll
-        for (int h = 0; h < 2; h++) {
-            state.row_max[b][h] = -CUDART_INF_F;
-            state.row_sum[b][h] = 0.0f;
-        }
+    start(state);
     cp_async_wait<0>();
     __syncthreads();
     QRows<HD> q_held;
-    hold_rows(q_held, base + q_rows);
+    hold_rows(q_held, base + warp_bytes);
 
-    /* The tile has landed and nobody reads the other stage any more: fetch the next tile into it. */
-    auto begin_tile = [&]() {
-        cp_async_wait<0>();
-        __syncthreads();
-        if (tile > 0) load_kv(other, Config::KEYS);
-    };
-    auto end_tile = [&]() {
-        const uint32_t swap = stage;
-        stage = other;
-        other = swap;
-        tile--;
-    };
-    for (; tile * Config::KEYS >= row0; end_tile()) {
-        begin_tile();
-        if (active && tile * Config::KEYS <= warp_row)
-            forward_tile<HD, true>(state, q_held, stage, warp_row, tile * Config::KEYS, scale_log2);
+    for (; keys.tile * Config::KEYS >= at.row0; keys.end()) {
+        keys.begin();
+        if (active && keys.tile * Config::KEYS <= warp_row)
+            forward_tile<HD, true>(state, q_held, keys.stage, warp_row, keys.tile * Config::KEYS, scale_log2);
     }
-    for (; tile >= 0; end_tile()) {
-        begin_tile();
-        if (active) forward_tile<HD, false>(state, q_held, stage, 0, 0, scale_log2);
+    for (; keys.tile >= 0; keys.end()) {
+        keys.begin();
+        if (active) forward_tile<HD, false>(state, q_held, keys.stage, 0, 0, scale_log2);
     }
     if (active)
-        store_forward<HD>(out + (first + warp_row - row0) * C + head % NH * HD,
-                          lse + (int64_t)head * T + warp_row, C, T - warp_row, shared + q_rows, state);
+        store_forward<HD>(out + (at.token + warp_first) * C + at.column, lse + at.stat + warp_first, C,
+                          T - warp_row, shared + warp_bytes, state);
 }
 
 template <int HD> static void launch(bf16 *out, float *lse, const bf16 *qkv, int B, int T, int NH) {

@@ -1,4 +1,4 @@
-/* bf16 tiles in shared memory for the mma.sync attention kernels: loads, fragments, stores, block order.
+/* bf16 tiles in shared memory for the mma.sync attention kernels: loads, fragments, products, stores.
  *
  * A tile is ROWS x HD, row-major, its 16-byte chunks permuted inside each row: chunk c of row r lies at
  * c ^ (r & 7). Eight rows of one chunk column then fall into eight different bank groups, so that every
@@ -45,6 +45,48 @@ __device__ __forceinline__ void load_tile(uint32_t tile, const bf16 *global, int
 #pragma unroll
     for (int i = 0; i < ROWS; i += STEP)
         cp_async_16(to + i * S::ROW_BYTES, from + i * stride, row + i < rows_valid);
+}
+
+/* Tiles of KEYS keys of one head in two stages of shared memory, K then V, from a last tile down to tile 0:
+ * while one is used, the next is under way. All threads of the block call all functions. */
+template <int HD, int KEYS, int THREADS> struct KeyTiles {
+    static constexpr int TILE_BYTES = KEYS * HD * 2, STAGE_BYTES = 2 * TILE_BYTES;
+    int tile;              /* the one at `stage`; its first key is KEYS * tile */
+    uint32_t stage, other; /* addresses */
+    const bf16 *next_k;    /* first row of the tile to fetch next */
+    int C;                 /* V lies C elements after K, the next row 3 C */
+
+    __device__ __forceinline__ void fetch(uint32_t to, int rows_valid) {
+        load_tile<HD, KEYS, THREADS>(to, next_k, 3 * C, rows_valid);
+        load_tile<HD, KEYS, THREADS>(to + TILE_BYTES, next_k + C, 3 * C, rows_valid);
+        cp_async_commit();
+        next_k -= KEYS * 3 * C;
+    }
+    /* The tile has landed and nobody reads the other stage any more: fetches the next into it. */
+    __device__ __forceinline__ void begin() {
+        cp_async_wait<0>();
+        __syncthreads();
+        if (tile > 0) fetch(other, KEYS);
+    }
+    __device__ __forceinline__ void end() {
+        const uint32_t swap = stage;
+        stage = other;
+        other = swap;
+        tile--;
+    }
+};
+
+/* The tiles that rows [at.row0, at.row0 + rows) see, none fetched yet. */
+template <int HD, int KEYS, int THREADS>
+__device__ __forceinline__ KeyTiles<HD, KEYS, THREADS> key_tiles(const bf16 *qkv, uint32_t stages,
+                                                                 BlockRows at, int rows, int T, int C) {
+    KeyTiles<HD, KEYS, THREADS> keys;
+    keys.tile = (min(at.row0 + rows, T) - 1) / KEYS;
+    keys.stage = stages;
+    keys.other = stages + keys.STAGE_BYTES;
+    keys.next_k = qkv + (at.token - at.row0 + (int64_t)keys.tile * KEYS) * 3 * C + C + at.column;
+    keys.C = C;
+    return keys;
 }
 
 __device__ __forceinline__ uint32_t pack_bf16(float low, float high) {
@@ -152,13 +194,21 @@ __device__ __forceinline__ void mask_scores(float (&s)[BLOCKS][N8][4], int row, 
             }
 }
 
-/* Writes one warp's accumulators (BLOCKS*16 rows x HD), times row factors, as bf16 to strided global rows, by
- * way of `tile`, that warp's own rows of a tile that it no longer reads. factor[b][h] is for row 16 b + 8 h +
- * lane/4. */
+/* c *= factor. */
+template <int BLOCKS, int N8> __device__ __forceinline__ void scale(float (&c)[BLOCKS][N8][4], float factor) {
+#pragma unroll
+    for (int b = 0; b < BLOCKS; b++)
+#pragma unroll
+        for (int n = 0; n < N8; n++)
+#pragma unroll
+            for (int i = 0; i < 4; i++) c[b][n][i] *= factor;
+}
+
+/* Writes one warp's accumulators (BLOCKS*16 rows x HD) as bf16 to strided global rows, by way of `tile`, that
+ * warp's own rows of a tile that it no longer reads. */
 template <int HD, int BLOCKS>
 __device__ __forceinline__ void store_rows(bf16 *global, int stride, int rows_valid, uint8_t *tile,
-                                           const float (&c)[BLOCKS][HD / 8][4],
-                                           const float (&factor)[BLOCKS][2]) {
+                                           const float (&c)[BLOCKS][HD / 8][4]) {
     using S = Tile<HD>;
     const int lane = threadIdx.x % 32;
     __syncwarp();
@@ -169,8 +219,7 @@ __device__ __forceinline__ void store_rows(bf16 *global, int stride, int rows_va
 #pragma unroll
             for (int h = 0; h < 2; h++) {
                 const uint32_t at = S::offset(16 * b + 8 * h + lane / 4, n) + lane % 4 * 4;
-                *reinterpret_cast<uint32_t *>(tile + at) =
-                    pack_bf16(c[b][n][2 * h] * factor[b][h], c[b][n][2 * h + 1] * factor[b][h]);
+                *reinterpret_cast<uint32_t *>(tile + at) = pack_bf16(c[b][n][2 * h], c[b][n][2 * h + 1]);
             }
     __syncwarp();
 #pragma unroll

@@ -31,24 +31,60 @@ static bool hit(void) {
     return (fault.kind == FAIL_ONCE && call == fault.at) || (fault.kind == FAIL_FROM && call >= fault.at);
 }
 
+/* Files and directories whose last change was followed by an fsync, by inode. */
+static ino_t synced[256];
+static int n_synced;
+
+static void set_synced(ino_t inode, bool yes) {
+    int k = 0;
+    for (int i = 0; i < n_synced; i++)
+        if (synced[i] != inode) synced[k++] = synced[i];
+    if (yes && k < 256) synced[k++] = inode;
+    n_synced = k;
+}
+
+static bool is_synced(const char *path) {
+    struct stat info;
+    bool found = false;
+    if (stat(path, &info)) return false;
+    for (int i = 0; i < n_synced; i++) found |= synced[i] == info.st_ino;
+    return found;
+}
+
+/* A name in the directory of `path` changed. */
+static void unsync_parent(const char *path) {
+    char parent[600];
+    struct stat info;
+    snprintf(parent, sizeof parent, "%.*s", (int)(strrchr(path, '/') - path), path);
+    if (stat(parent, &info) == 0) set_synced(info.st_ino, false);
+}
+
 /* These take the place of the C library's for the whole program. */
 int open(const char *path, int flags, ...) {
     if ((flags & O_CREAT) && hit()) return -1;
+    if (flags & O_CREAT) unsync_parent(path);
     return (int)syscall(SYS_openat, AT_FDCWD, path, flags, 0644);
 }
 
 ssize_t write(int fd, const void *data, size_t n) {
     bool shortened = fault.kind == SHORT_WRITE && fault.n == fault.at && n > 1;
+    struct stat info;
     if (hit()) return -1;
+    if (fstat(fd, &info) == 0) set_synced(info.st_ino, false);
     return syscall(SYS_write, fd, data, shortened ? n / 2 : n);
 }
 
 int fsync(int fd) {
-    return hit() ? -1 : 0; /* the tests look at the files, not at the disk */
+    struct stat info;
+    if (hit()) return -1;
+    if (fstat(fd, &info) == 0) set_synced(info.st_ino, true);
+    return 0; /* no test looks at the disk itself */
 }
 
 int rename(const char *from, const char *to) {
-    return hit() ? -1 : (int)syscall(SYS_renameat, AT_FDCWD, from, AT_FDCWD, to);
+    if (hit()) return -1;
+    unsync_parent(to);
+    return (int)syscall(SYS_renameat, AT_FDCWD, from, AT_FDCWD, to);
 }
 
 int mkdir(const char *path, mode_t mode) {
@@ -364,6 +400,41 @@ static void test_faults(int64_t step) {
             if (!survives(step, faults[k].kind, at, faults[k].error)) return;
 }
 
+/* After a save, every file, its directory and the run's folder have been synced since their last change. */
+static void test_durable(void) {
+    char **names, path[600];
+    int n;
+    Error err = {0};
+    CHECK(save(in_folder("durable"), 1, 1, 0, &err) && save(in_folder("durable"), 2, 1, 0, &err), "%s",
+          err.text);
+    if (!CHECK(directory_list(in_folder("durable/step_00000001"), "", &names, &n, &err) && n == 5, "%d files",
+               n))
+        return;
+    for (int i = 0; i < n; i++) {
+        snprintf(path, sizeof path, "%s/%s", in_folder("durable/step_00000001"), names[i]);
+        CHECK(is_synced(path), "%s is not synced", names[i]);
+    }
+    CHECK(is_synced(in_folder("durable/step_00000001")) && is_synced(in_folder("durable")),
+          "a directory is not synced");
+    names_free(names, n);
+}
+
+/* A checkpoint that a killed save had moved aside: the next save puts it back, or removes it if replaced. */
+static void test_moved_aside(void) {
+    Error err = {0};
+    CHECK(save(in_folder("aside"), 1, 1, 0, &err), "%s", err.text);
+    CHECK(rename(in_folder("aside/step_00000001"), in_folder("aside/.old-step_00000001-999999999")) == 0,
+          "rename");
+    CHECK(save(in_folder("aside"), 2, 2, 0, &err), "%s", err.text);
+    CHECK(access(in_folder("aside/step_00000001/config.json"), F_OK) == 0,
+          "the old checkpoint was not put back");
+    CHECK(rename(in_folder("aside/step_00000001"), in_folder("aside/.old-step_00000002-999999999")) == 0,
+          "rename");
+    CHECK(save(in_folder("aside"), 3, 3, 0, &err), "%s", err.text);
+    CHECK(count_names(in_folder("aside"), "") == 2 && newest_seed(in_folder("aside")) == 3,
+          "the replaced one stays");
+}
+
 /* What a killed run left goes with the next save; what a living process is writing stays. */
 static void test_leftovers(void) {
     Error err = {0};
@@ -388,6 +459,8 @@ int main(void) {
     test_full_disk();
     test_faults(2);
     test_faults(1);
+    test_durable();
+    test_moved_aside();
     test_leftovers();
     gpt2_close(&model);
     remove_tree(folder);

@@ -1,6 +1,6 @@
 /* The model against recorded PyTorch (dev/reference), on every backend that this machine has.
  *
- *   build/test_gpt2cu [-v] [MODEL] [BACKEND]      e.g. -v hd64 bf16; -v prints every tensor's error and
+ *   ./test_gpt2cu [-v] [MODEL] [BACKEND]      e.g. -v hd64 bf16; -v prints every tensor's error and
  * limit
  *
  * fp32: every tensor within 1e-5 of PyTorch's float64 values, relative 2-norm. bf16: within twice the error

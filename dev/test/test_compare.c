@@ -1,6 +1,8 @@
 /* The checker checked: each kind of wrong result must be refused, a right one must pass. */
 #include "check.h"
 #include "compare.h"
+#include "../reference/reference.h"
+#include <unistd.h>
 
 enum { N = 1000 };
 static const Limits bf16_like = {0.004, 0.004}, fp32_like = {1e-5, 1e-5};
@@ -125,6 +127,45 @@ static void test_bf16_rounding(void) {
     CHECK(isinf(round_bf16(3.4e38f)) && isinf(round_bf16(INFINITY)) && isnan(round_bf16(NAN)), "inf and NaN");
 }
 
+/* Writes n bytes to path and demands that the loader refuses them in one line that names the file and says
+ * `word`. */
+static void check_refused(const char *path, const char *bytes, size_t n, const char *word) {
+    Reference reference;
+    Error err = {0};
+    FILE *file = fopen(path, "wb");
+    if (!CHECK(file && fwrite(bytes, 1, n, file) == n && fclose(file) == 0, "cannot write %s", path)) return;
+    CHECK(!reference_load(&reference, path, &err), "a file with %s wrong was loaded", word);
+    CHECK(err.exit_code == EXIT_INPUT && strstr(err.text, path) && strstr(err.text, word) &&
+              !strchr(err.text, '\n'),
+          "message: %s", err.text);
+    unlink(path);
+}
+
+/* Damaged recordings are refused, not compared with. */
+static void test_damaged_reference(void) {
+    char folder[] = "/tmp/compare_XXXXXX", path[64];
+    Error err = {0};
+    Reference reference;
+    int64_t size = 0;
+    char *bytes = reference_read("dev/reference/hd24.ref", &size, &err);
+    if (!CHECK(bytes && mkdtemp(folder), "%s", err.text)) return;
+    bytes = realloc(bytes, (size_t)size + 4);
+    if (!bytes) abort();
+    snprintf(path, sizeof path, "%s/damaged.ref", folder);
+    CHECK(!reference_load(&reference, path, &err) && strstr(err.text, path), "missing file: %s", err.text);
+    check_refused(path, bytes, 0, "header");
+    check_refused(path, bytes, 127, "header");
+    check_refused(path, bytes, 200, "ends at");
+    check_refused(path, bytes, (size_t)size - 1, "ends at");
+    check_refused(path, bytes, (size_t)size + 4, "records end");
+    bytes[128 + 56] = 0; /* the first dimension of the first record */
+    check_refused(path, bytes, (size_t)size, "dimension");
+    bytes[0] ^= 1;
+    check_refused(path, bytes, (size_t)size, "magic");
+    free(bytes);
+    rmdir(folder);
+}
+
 int main(void) {
     Error err = {0};
     if (!ops_cpu.open(&err)) die(&err);
@@ -137,5 +178,6 @@ int main(void) {
     test_broken_guard_fails(0);
     test_broken_guard_fails(16);
     test_bf16_rounding();
+    test_damaged_reference();
     return check_finish("compare");
 }

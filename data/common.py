@@ -45,6 +45,8 @@ def run(main):
         main()
     except DataError as error:
         sys.exit(_complain(error, error.code))
+    except ModuleNotFoundError as error:
+        sys.exit(_complain("the Python package %s is missing; hint: make data/.venv, then data/.venv/bin/python" % error.name, 2))
     except KeyboardInterrupt:
         sys.exit(_complain("interrupted; what is finished is kept", 130))
     except OSError as error:
@@ -88,15 +90,15 @@ def sha256_of(path):
     return digest.hexdigest()
 
 
-def check_file(path, size=None, sha256=None):
-    """Raises where the file has another size or checksum than it must have."""
+def check_file(path, size=None, sha256=None, what=None):
+    """Raises where the file has another size or checksum than it must have; `what` names it, the path by default."""
     found = os.path.getsize(path)
     if size is not None and found != size:
-        raise DataError("%s: size: expected %d bytes, found %d" % (path, size, found), 2)
+        raise DataError("%s: size: expected %d bytes, found %d" % (what or path, size, found), 2)
     if sha256 is not None:
         digest = sha256_of(path)
         if digest != sha256:
-            raise DataError("%s: sha256: expected %s, found %s" % (path, sha256, digest), 2)
+            raise DataError("%s: sha256: expected %s, found %s" % (what or path, sha256, digest), 2)
 
 
 def download(url, path, size=None, sha256=None, tries=3, timeout=20):
@@ -115,7 +117,7 @@ def download(url, path, size=None, sha256=None, tries=3, timeout=20):
                 if attempt == tries:
                     raise DataError("%s: %s" % (url, getattr(error, "reason", error))) from None
             time.sleep(2**attempt)
-        check_file(partial, size, sha256)
+        check_file(partial, size, sha256, url)
         os.replace(partial, path)
     finally:
         if os.path.exists(partial):
@@ -189,11 +191,7 @@ def gpt2_ranks():
 
 def gpt2_encoding():
     """tiktoken's encoding "gpt2"; tiktoken itself would fetch the vocabulary with no fallback."""
-    try:
-        import tiktoken
-    except ImportError:
-        raise DataError("the Python package tiktoken is missing; hint: make data/.venv, then data/.venv/bin/python",
-                        2) from None
+    import tiktoken
     return tiktoken.Encoding("gpt2", pat_str=GPT2_PATTERN, mergeable_ranks=gpt2_ranks(),
                              special_tokens={"<|endoftext|>": EOT}, explicit_n_vocab=EOT + 1)
 

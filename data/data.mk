@@ -5,7 +5,7 @@ DATA_PYTHON = data/.venv/bin/python
 	data/fineweb10B data/fineweb100B data/edu_fineweb10B data/edu_fineweb100B
 data:
 	@echo 'make data/tinyshakespeare     0.3 M tokens, seconds'
-	@echo 'make data/tinystories         0.5 G tokens, minutes'
+	@echo 'make data/tinystories         0.9 G tokens, minutes on many cores'
 	@echo 'make data/fineweb10B          10 G tokens, 20 GB on disk; also fineweb100B, edu_fineweb10B, edu_fineweb100B'
 	@echo 'make data/NAME ARGS="..."     passes options to the script (ARGS=--help lists them)'
 	@echo 'make data/.venv               only the Python packages; then, from any text files of yours:'

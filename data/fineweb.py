@@ -25,11 +25,8 @@ PRETOKENIZED = {"10B": "kjj0/fineweb10B-gpt2"}  # the same data, tokenised by ot
 
 def read_parquet(path):
     """Yields the column `text`, row by row."""
-    try:
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-    except ImportError:
-        raise common.DataError("the Python package pyarrow is missing; hint: make data/.venv", 2) from None
+    import pyarrow as pa
+    import pyarrow.parquet as pq
     try:
         with pq.ParquetFile(path) as file:
             if "text" not in file.schema_arrow.names:

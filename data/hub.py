@@ -4,20 +4,13 @@ import os
 import common
 
 
-def _library():
-    try:
-        import huggingface_hub
-        return huggingface_hub
-    except ImportError:
-        raise common.DataError("the Python package huggingface_hub is missing; hint: make data/.venv", 2) from None
-
-
 class Dataset:
     """A dataset repository at the revision that it has now; every later call uses that one."""
 
     def __init__(self, repository, revision=None):
+        import huggingface_hub
         self.repository = repository
-        self.library = _library()
+        self.library = huggingface_hub
         self.revision = self._ask(lambda api: api.dataset_info(repository, revision=revision, timeout=20)).sha
 
     def _ask(self, question):

@@ -222,6 +222,8 @@ def make_shards(folder, prefix, files, read, settings, fetch=lambda name: name, 
         documents.close()
     state.done = True
     _finish_shard(folder, prefix, shard[:used], state, (len(files), 0, 0), files, discard)
+    if state.shards < 2:
+        common.say("note: all of it is in the validation shard; for training shards take a smaller --shard-tokens")
 
 
 def _finish_shard(folder, prefix, tokens, state, place, files, discard):

@@ -158,28 +158,39 @@ void outfile_abandon(OutFile *file) {
 }
 
 /* ---- directories ---- */
-bool directory_make(const char *path, Error *err) {
-    char partial[PATH_MAX];
-    struct stat info;
-    if (snprintf(partial, sizeof partial, "%s", path) >= PATH_MAX)
-        return fail(err, EXIT_INPUT, "%.200s...: the path is longer than %d bytes", path, PATH_MAX - 1);
-    for (char *slash = partial + 1; *partial && (slash = strchr(slash, '/')); slash++) {
-        *slash = 0;
-        if (mkdir(partial, 0777) && errno != EEXIST)
-            return fail_errno(err, "cannot create the directory", partial);
-        *slash = '/';
-    }
-    if (mkdir(path, 0777) == 0) return true;
-    if (errno == EEXIST && stat(path, &info) == 0 && !S_ISDIR(info.st_mode)) errno = ENOTDIR;
-    return errno == EEXIST || fail_errno(err, "cannot create the directory", path);
-}
-
 bool directory_sync(const char *path, Error *err) {
     int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (fd < 0) return fail_errno(err, "cannot open", path);
     bool ok = fsync(fd) == 0 || fail_errno(err, "cannot sync", path);
     close(fd);
     return ok;
+}
+
+/* mkdir, where a new directory's name is made durable in its parent as far as that can be opened. */
+static bool make_one(const char *path, Error *err) {
+    char parent[PATH_MAX];
+    struct stat info;
+    Error ignored;
+    if (mkdir(path, 0777)) {
+        if (errno == EEXIST && stat(path, &info) == 0 && !S_ISDIR(info.st_mode)) errno = ENOTDIR;
+        return errno == EEXIST || fail_errno(err, "cannot create the directory", path);
+    }
+    const char *slash = strrchr(path, '/');
+    snprintf(parent, sizeof parent, "%.*s", slash ? (int)(slash - path) : 1, slash ? path : ".");
+    directory_sync(*parent ? parent : "/", &ignored);
+    return true;
+}
+
+bool directory_make(const char *path, Error *err) {
+    char partial[PATH_MAX];
+    if (snprintf(partial, sizeof partial, "%s", path) >= PATH_MAX)
+        return fail(err, EXIT_INPUT, "%.200s...: the path is longer than %d bytes", path, PATH_MAX - 1);
+    for (char *slash = partial + 1; *partial && (slash = strchr(slash, '/')); slash++) {
+        *slash = 0;
+        if (!make_one(partial, err)) return false;
+        *slash = '/';
+    }
+    return make_one(path, err);
 }
 
 static int compare_names(const void *a, const void *b) {

@@ -405,6 +405,7 @@ static void test_durable(void) {
     char **names, path[600];
     int n;
     Error err = {0};
+    n_synced = 0;
     CHECK(save(in_folder("durable"), 1, 1, 0, &err) && save(in_folder("durable"), 2, 1, 0, &err), "%s",
           err.text);
     if (!CHECK(directory_list(in_folder("durable/step_00000001"), "", &names, &n, &err) && n == 5, "%d files",

@@ -4,7 +4,7 @@
 
 enum {
     MAX_BLOCKS = 768, /* of stage one: 6 blocks of 256 threads on each of 128 SMs, one wave */
-    MIN_ROWS = 32,     /* of a slice, so that a thread sums four rows at least */
+    MIN_ROWS = 32,    /* of a slice, so that a thread sums four rows at least */
 };
 
 /* partials (gridDim.x, columns) =; block (slice, tile of columns) */

@@ -113,6 +113,8 @@ void cross_entropy_backward_inplace(float *losses, floatX *logits, const int32_t
     if (2 * (row_bytes + 2 * reserved_bytes) <= sm_bytes) {
         const auto kernel = cross_entropy_kernel<T, true, true>;
         CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, row_bytes));
+        CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
+                                        cudaSharedmemCarveoutMaxShared));
         kernel<<<(unsigned)N, threads, row_bytes, main_stream>>>(losses, (T *)logits, targets, dloss, V, Vp);
     } else {
         cross_entropy_kernel<T, true, false>

@@ -75,10 +75,14 @@ template <typename T> __device__ inline void store_vec(T *p, const Vec<T> &x) {
 /* For data that is read or written once: leaves L2 to what comes back. */
 template <typename T> __device__ inline Vec<T> load_vec_once(const T *p) {
     const int4 bits = __ldcs(reinterpret_cast<const int4 *>(p));
-    return *reinterpret_cast<const Vec<T> *>(&bits);
+    Vec<T> x;
+    memcpy(&x, &bits, sizeof x);
+    return x;
 }
 template <typename T> __device__ inline void store_vec_once(T *p, const Vec<T> &x) {
-    __stcs(reinterpret_cast<int4 *>(p), *reinterpret_cast<const int4 *>(&x));
+    int4 bits;
+    memcpy(&bits, &x, sizeof bits);
+    __stcs(reinterpret_cast<int4 *>(p), bits);
 }
 
 /* ---- reductions ---- */

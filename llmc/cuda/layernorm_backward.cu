@@ -1,10 +1,14 @@
 /* LayerNorm (Ba et al. 2016), backward: dx, dweight and dbias in one pass over dout, x and dresidual.
  *
  * With n = (x - mean) rstd and d = dout weight:
- *   dx = dresidual + rstd (d - mean(d) - n mean(d n))    dweight += sum over rows of dout n    dbias += of
- * dout A thread owns 16 bytes of columns for all rows of its block, so dweight and dbias collect in
- * registers; the two means need the block. Four rows at a time keep 12 loads of a thread in flight and share
- * one barrier. Blocks leave partial sums in scratch, which column_sums.cu adds in order. */
+ *
+ *   dx = dresidual + rstd (d - mean(d) - n mean(d n))
+ *   dweight += sum over rows of dout n
+ *   dbias += sum over rows of dout
+ *
+ * A thread owns 16 bytes of columns for all rows of its block, so dweight and dbias collect in registers; the
+ * two means need the block. Four rows at a time keep 12 loads of a thread in flight and share one barrier.
+ * Blocks leave partial sums in scratch, which column_sums.cu adds in order. */
 #include "cuda_ops.cuh"
 
 enum {
@@ -46,6 +50,19 @@ __device__ inline void block_sums(float (&value)[2 * ROWS], float (*buffer)[2 * 
     }
 }
 
+/* sum[0] = of d, sum[1] = of d n, over a thread's columns of a row */
+template <typename T>
+__device__ inline void thread_sums(float sum[2], const Vec<T> &dout, const Vec<T> &x, const Vec<T> &w,
+                                   float mean, float rstd) {
+    sum[0] = sum[1] = 0;
+#pragma unroll
+    for (int k = 0; k < Vec<T>::N; k++) {
+        const float d = to_float(dout.v[k]) * to_float(w.v[k]);
+        sum[0] += d;
+        sum[1] += d * ((to_float(x.v[k]) - mean) * rstd);
+    }
+}
+
 /* partials (gridDim.x, 2, C) =: dweight and dbias of the rows of a block. dx may be dresidual. */
 template <typename T>
 __global__ void __launch_bounds__(MAX_THREADS<T>)
@@ -76,17 +93,7 @@ __global__ void __launch_bounds__(MAX_THREADS<T>)
             rstd[r] = exists ? in.rstd[row + r] : 0;
         }
 #pragma unroll
-        for (int r = 0; r < ROWS; r++) {
-            float sum_d = 0, sum_dn = 0;
-#pragma unroll
-            for (int k = 0; k < VEC; k++) {
-                const float d = to_float(dout[r].v[k]) * to_float(w.v[k]);
-                sum_d += d;
-                sum_dn += d * ((to_float(x[r].v[k]) - mean[r]) * rstd[r]);
-            }
-            sums[2 * r] = sum_d;
-            sums[2 * r + 1] = sum_dn;
-        }
+        for (int r = 0; r < ROWS; r++) thread_sums(&sums[2 * r], dout[r], x[r], w, mean[r], rstd[r]);
         block_sums(sums, buffers[turn]);
 #pragma unroll
         for (int r = 0; r < ROWS; r++) {

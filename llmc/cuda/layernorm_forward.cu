@@ -12,6 +12,12 @@ enum {
 };
 static constexpr float EPSILON = 1e-5f;
 
+/* Starts the copy of a row by a warp, 16 bytes a lane in turns. */
+template <typename T> __device__ inline void copy_row_async(T *shared, const T *row, int C) {
+    for (int c = threadIdx.x % WARP_SIZE * Vec<T>::N; c < C; c += WARP_SIZE * Vec<T>::N)
+        __pipeline_memcpy_async(shared + c, row + c, sizeof(Vec<T>));
+}
+
 /* With RESIDUAL: residual = a + b, and the norm of that; else b and residual are unused. CACHED: the row is
  * kept in shared memory; else (rows beyond 48 KB) it is read again. */
 template <typename T, bool RESIDUAL, bool CACHED>
@@ -30,10 +36,8 @@ __global__ void __launch_bounds__(MAX_WARPS *WARP_SIZE)
 
     T *cached_a = (T *)shared_rows + (int64_t)warp * C * (RESIDUAL ? 2 : 1), *cached_b = cached_a + C;
     if (CACHED) {
-        for (int c = first; c < C; c += STEP) {
-            __pipeline_memcpy_async(cached_a + c, a + c, sizeof(Vec<T>));
-            if (RESIDUAL) __pipeline_memcpy_async(cached_b + c, b + c, sizeof(Vec<T>));
-        }
+        copy_row_async(cached_a, a, C);
+        if (RESIDUAL) copy_row_async(cached_b, b, C);
         __pipeline_commit();
         __pipeline_wait_prior(0);
     }

@@ -293,3 +293,23 @@ __device__ __forceinline__ void store_rows(bf16 *to, int64_t stride, int rows, c
                     make_uint4(r[0], r[1], r[2], r[3]);
         }
 }
+
+/* ---- masks, where queries are the rows of an accumulator and keys its columns. C: a kernel's config ---- */
+
+/* Blocks of keys that the query rows [row0, row0 + rows) see; the last is the only one that needs a mask, if
+ * row0 and rows are such that no row's diagonal lies in an earlier one. */
+template <class C> __device__ __forceinline__ int key_blocks(int row0, int rows, int T) {
+    const int keys = C::CAUSAL ? min(row0 + rows, T) : T;
+    return row0 < T ? ceil_div(keys, C::KEYS) : 0;
+}
+
+/* Scores of keys that a row does not see, or that are beyond the sequence, become -inf. */
+template <class C, int N>
+__device__ __forceinline__ void mask_keys(float (&s)[N], int row0, int key0, int T) {
+    if (!C::CAUSAL && T % C::KEYS == 0) return;
+    const int first = key0 + thread_column();
+    const int last_seen = C::CAUSAL ? row0 + thread_row() - first : T - 1 - first;
+#pragma unroll
+    for (int i = 0; i < N; i++)
+        if (i / 4 * 8 + i % 2 > last_seen + (C::CAUSAL ? i / 2 % 2 * 8 : 0)) s[i] = -CUDART_INF_F;
+}

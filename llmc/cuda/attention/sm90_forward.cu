@@ -1,30 +1,33 @@
-/* Attention forward for sm_90a, bf16, head size 64 and 128 (FlashAttention-2, Dao 2023, Algorithm 1; FlashAttention-3,
- * Shah et al. 2024, for the roles of the warps). out =, lse =.
+/* Attention forward for sm_90a, bf16, head size 64 and 128 (FlashAttention-2, Dao 2023, Algorithm 1;
+ * FlashAttention-3, Shah et al. 2024, for the roles of the warps). out =, lse =.
  *
- * A tile is 192 (head size 64) or 128 (128) query rows of one head, 64 for each consumer warpgroup; keys come in blocks
- * of 128, from the diagonal (or the end) down to 0. Each warpgroup visits only the blocks that its own rows see and
- * merely releases the others; only its first block is masked. O, the row sums and P stay in registers.
+ * A tile is 192 (head size 64) or 128 (128) query rows of one head, 64 for each consumer warpgroup; keys come
+ * in blocks of 128, from the diagonal (or the end) down to 0. Each warpgroup visits only the blocks that its
+ * own rows see and merely releases the others; only its first block is masked. O, the row sums and P stay in
+ * registers.
  *
- * Frozen maximum. Softmax does not depend on the value subtracted from the scores, and P in bf16 and sums in fp32 have
- * 8-bit exponents, so that value need not be the maximum, only be within some 2^60 of it. The maximum of the first
- * block is taken and kept: no maxima, no shuffles, no rescaling of O in the main loop (12-14 % of the kernel). A tile
- * where a row sum is not finite or passes 2^64 goes on a list, and a second launch does the listed tiles again with the
- * running maximum: right for any input, slow only where scores grow by 44 nats away from the diagonal. */
+ * Frozen maximum. Softmax does not depend on the value subtracted from the scores, and P in bf16 and sums in
+ * fp32 have 8-bit exponents, so that value need not be the maximum, only be within some 2^60 of it. The
+ * maximum of the first block is taken and kept: no maxima, no shuffles, no rescaling of O in the main loop
+ * (12-14 % of the kernel). A tile where a row sum is not finite or passes 2^64 goes on a list, and a second
+ * launch does the listed tiles again with the running maximum: right for any input, slow only where scores
+ * grow by 44 nats away from the diagonal. */
 #include "sm90.cuh"
 #include "sm90_common.cuh"
 
-/* Row [HD == 128][causal]. flag: the products with P and the next scores are queued scores first and the exponentials
- * start when the scores are done (else when both are). Fewer than 192 rows at head size 64 would need more of L2 than it
- * gives; at 128 O alone takes 64 registers, so there are two warpgroups of 240. */
+/* Row [HD == 128][causal]. flag: the products with P and the next scores are queued scores first and the
+ * exponentials start when the scores are done (else when both are). Fewer than 192 rows at head size 64 would
+ * need more of L2 than it gives; at 128 O alone takes 64 registers, so there are two warpgroups of 240. */
 constexpr Sm90Shape FORWARD_SHAPES[2][2] = {
-    /* warpgroups, columns, stages, own_buffers, registers, producer_registers, flag */
+  /* warpgroups, columns, stages, own_buffers, registers, producer_registers, flag */
     {{3, 128, 4, 2, 160, 32, false}, {3, 128, 4, 2, 160, 32, false}},
     {{2, 128, 2, 2, 240, 24, true},  {2, 128, 2, 2, 240, 24, true} },
 };
 
 template <int HEAD, bool IS_CAUSAL> struct ForwardConfig {
     static constexpr Sm90Shape SHAPE = FORWARD_SHAPES[HEAD == 128][IS_CAUSAL];
-    static constexpr int HD = HEAD, KEYS = SHAPE.columns, WARPGROUPS = SHAPE.warpgroups, STAGES = SHAPE.stages;
+    static constexpr int HD = HEAD, KEYS = SHAPE.columns, WARPGROUPS = SHAPE.warpgroups,
+                         STAGES = SHAPE.stages;
     static constexpr bool CAUSAL = IS_CAUSAL, SCORES_FIRST = SHAPE.flag;
     static constexpr int TILE_ROWS = WARPGROUPS * ROWS, THREADS = sm90_threads(SHAPE);
     static constexpr int Q_BYTES = ROWS * HD * 2 /* of a warpgroup */, KV_BYTES = KEYS * HD * 2;
@@ -62,31 +65,26 @@ typedef struct ForwardArgs {
     bool redo;        /* tiles come from redo_list */
 } ForwardArgs;
 
-/* Blocks of keys that the rows [row0, row0 + rows) see. */
-template <class C> __device__ __forceinline__ int key_blocks(int row0, int rows, int T) {
-    const int keys = C::CAUSAL ? min(row0 + rows, T) : T;
-    return row0 < T ? ceil_div(keys, C::KEYS) : 0;
-}
-
 /* ---- producer: one thread ---- */
 
 template <class C>
-__device__ __forceinline__ void load_keys(ForwardShared<C> &shared, const ForwardArgs &args, const Work &work, int block,
-                                          Ring<C::STAGES> at) {
+__device__ __forceinline__ void load_keys(ForwardShared<C> &shared, const ForwardArgs &args, const Work &work,
+                                          int block, Ring<C::STAGES> at) {
     const uint32_t k_full = shared.k_ring.acquire(at, C::KV_BYTES);
-    tma_load_5d(shared_address(shared.k[at.stage]), &args.kv, 0, block * C::KEYS, 0, args.NH + work.head, work.batch,
-                k_full);
+    tma_load_5d(shared_address(shared.k[at.stage]), &args.kv, 0, block * C::KEYS, 0, args.NH + work.head,
+                work.batch, k_full);
     const uint32_t v_full = shared.v_ring.acquire(at, C::KV_BYTES);
-    tma_load_5d(shared_address(shared.v[at.stage]), &args.kv, 0, block * C::KEYS, 0, 2 * args.NH + work.head, work.batch,
-                v_full);
+    tma_load_5d(shared_address(shared.v[at.stage]), &args.kv, 0, block * C::KEYS, 0, 2 * args.NH + work.head,
+                work.batch, v_full);
 }
 
-template <class C> __device__ __forceinline__ void forward_producer(ForwardShared<C> &shared, const ForwardArgs &args) {
+template <class C>
+__device__ __forceinline__ void forward_producer(ForwardShared<C> &shared, const ForwardArgs &args) {
     Ring<2> q_at;
     Ring<C::STAGES> at;
-    const int count = args.redo ? *(volatile int *)&redo_list.count : args.order.total;
+    const int count = args.redo ? redo_list.count : 0;
     const bool listed = args.redo && count <= REDO_MAX;
-    const int total = count <= args.order.total ? count : args.order.total;
+    const int total = listed ? count : args.order.total;
     for (int index = blockIdx.x; index < total; q_at.advance()) {
         const int drawn = draw_tile(args.redo ? &redo_tickets : &forward_tickets, total);
         const Work work = work_at(args.order, listed ? redo_list.tiles[index] : index);
@@ -95,12 +93,13 @@ template <class C> __device__ __forceinline__ void forward_producer(ForwardShare
         const uint32_t q_full = shared.q_ring.acquire(q_at, C::WARPGROUPS * C::Q_BYTES);
         shared.work[q_at.stage] = work;
         for (int i = 0; i < C::WARPGROUPS; i++)
-            tma_load_5d(shared_address(shared.q[q_at.stage][i]), &args.q, 0, row0 + i * ROWS, 0, work.head, work.batch,
-                        q_full);
+            tma_load_5d(shared_address(shared.q[q_at.stage][i]), &args.q, 0, row0 + i * ROWS, 0, work.head,
+                        work.batch, q_full);
         for (int block = key_blocks<C>(row0, C::TILE_ROWS, args.T) - 1; block >= 0; block--, at.advance())
             load_keys(shared, args, work, block, at);
 
-        if (args.redo && drawn == (int)gridDim.x + total - 1) redo_list.count = 0; /* nobody will look again */
+        if (args.redo && drawn == (int)gridDim.x + total - 1)
+            redo_list.count = 0; /* nobody will look again */
         index = drawn;
     }
     mbarrier_wait(shared_address(&shared.q_ring.empty[q_at.stage]), q_at.parity ^ 1);
@@ -118,13 +117,14 @@ template <class C> struct ForwardRows {
     float shift[2];              /* log2 units: subtracted from scale_log2 * s */
     float max[2];                /* of s so far (running maximum) */
     float rescale[2];            /* of O and sums at this block (running maximum) */
-    float sum[4];                /* of this thread's columns; [half] and [half + 2]: two chains of additions */
+    float sum[4]; /* of this thread's columns; [half] and [half + 2]: two chains of additions */
 };
 
 template <class C> __device__ __forceinline__ void multiply_qk(ForwardRows<C> &r, uint64_t q, uint64_t k) {
 #pragma unroll
     for (int i = 0; i < C::HD / 16; i++) {
-        const uint64_t a = q + (i / 4) * (ROWS * 128 >> 4) + i % 4 * 2, b = k + (i / 4) * (C::KEYS * 128 >> 4) + i % 4 * 2;
+        const uint64_t a = q + (i / 4) * (ROWS * 128 >> 4) + i % 4 * 2,
+                       b = k + (i / 4) * (C::KEYS * 128 >> 4) + i % 4 * 2;
         if (i == 0)
             wgmma<D_SET, B_K_MAJOR>(r.s, a, b);
         else
@@ -137,13 +137,6 @@ template <class C> __device__ __forceinline__ void multiply_pv(ForwardRows<C> &r
 #pragma unroll
     for (int i = 0; i < C::KEYS / 16; i++) wgmma<D_ADD, B_MN_MAJOR>(r.o, r.p[i], v + i * (2048 >> 4));
     wgmma_commit();
-}
-
-/* Scores of columns beyond limit[half] (counted from the thread's first) become -inf. */
-template <class C> __device__ __forceinline__ void mask(ForwardRows<C> &r, const int (&limit)[2]) {
-#pragma unroll
-    for (int i = 0; i < C::KEYS / 2; i++)
-        if (i / 4 * 8 + i % 2 > limit[i / 2 % 2]) r.s[i] = -CUDART_INF_F;
 }
 
 template <class C> __device__ __forceinline__ void block_max(const ForwardRows<C> &r, float (&max)[2]) {
@@ -192,7 +185,8 @@ template <class C> struct ForwardPlace {
     Ring<C::STAGES> at; /* the block of keys in work */
 };
 
-/* Turns: warpgroup w may issue its products between turn_begin and turn_end; then it is the turn of the next. */
+/* Turns: warpgroup w may issue its products between turn_begin and turn_end; then it is the turn of the next.
+ */
 template <class C, bool TURNS> __device__ __forceinline__ void turn_begin(int warpgroup) {
     if (TURNS) named_barrier_sync<2 * WARPGROUP>(1 + warpgroup);
 }
@@ -202,7 +196,8 @@ template <class C, bool TURNS> __device__ __forceinline__ void turn_end(int warp
 
 /* Blocks of keys of the tile that this warpgroup's rows do not see: release them, and pass the turn. */
 template <class C, bool TURNS>
-__device__ __forceinline__ void skip_blocks(ForwardShared<C> &shared, ForwardPlace<C> &place, int last, int seen) {
+__device__ __forceinline__ void skip_blocks(ForwardShared<C> &shared, ForwardPlace<C> &place, int last,
+                                            int seen) {
     for (int block = last; block >= seen; block--, place.at.advance()) {
         shared.k_ring.wait(place.at);
         shared.v_ring.wait(place.at);
@@ -218,8 +213,9 @@ __device__ __forceinline__ void skip_blocks(ForwardShared<C> &shared, ForwardPla
 
 /* The first block that the rows see: its scores, masked, give the first maximum; P is left in r.p. */
 template <class C, Sm90Softmax SOFTMAX>
-__device__ __forceinline__ void first_block(ForwardRows<C> &r, ForwardShared<C> &shared, const ForwardPlace<C> &place,
-                                            uint64_t q, int block, int row0, const ForwardArgs &args) {
+__device__ __forceinline__ void first_block(ForwardRows<C> &r, ForwardShared<C> &shared,
+                                            const ForwardPlace<C> &place, uint64_t q, int block, int row0,
+                                            const ForwardArgs &args) {
 #pragma unroll
     for (int i = 0; i < C::HD / 2; i++) r.o[i] = 0.0f;
 #pragma unroll
@@ -232,9 +228,7 @@ __device__ __forceinline__ void first_block(ForwardRows<C> &r, ForwardShared<C> 
     shared.k_ring.release(place.at);
     if (block == 0) shared.q_ring.release(place.q_at);
 
-    const int first_key = block * C::KEYS + thread_column(), row = row0 + thread_row();
-    const int limit[2] = {(C::CAUSAL ? row : args.T - 1) - first_key, (C::CAUSAL ? row + 8 : args.T - 1) - first_key};
-    if (C::CAUSAL || args.T % C::KEYS) mask(r, limit);
+    mask_keys<C>(r.s, row0, block * C::KEYS, args.T);
     if (SOFTMAX == SM90_FROZEN) {
         block_max(r, r.max);
 #pragma unroll
@@ -247,11 +241,11 @@ __device__ __forceinline__ void first_block(ForwardRows<C> &r, ForwardShared<C> 
     pack(r.p, r.s);
 }
 
-/* One step of the main loop: O += P V of the block in work, then P of the next block of keys. The two products are
- * queued together; last: no more scores after this. */
+/* One step of the main loop: O += P V of the block in work, then P of the next block of keys. The two
+ * products are queued together; last: no more scores after this. */
 template <class C, Sm90Softmax SOFTMAX, bool TURNS>
-__device__ __forceinline__ void next_block(ForwardRows<C> &r, ForwardShared<C> &shared, ForwardPlace<C> &place,
-                                           uint64_t q, bool last, float scale_log2) {
+__device__ __forceinline__ void next_block(ForwardRows<C> &r, ForwardShared<C> &shared,
+                                           ForwardPlace<C> &place, uint64_t q, bool last, float scale_log2) {
     const Ring<C::STAGES> next = place.at.next();
     const uint64_t k = descriptor_k_major(shared_address(shared.k[next.stage]));
     const uint64_t v = descriptor_mn_major(shared_address(shared.v[place.at.stage]), C::KEYS * 128);
@@ -289,11 +283,12 @@ __device__ __forceinline__ void next_block(ForwardRows<C> &r, ForwardShared<C> &
     place.at = next;
 }
 
-/* O / sum and lse of the warpgroup's rows; a tile whose frozen maximum did not do goes on the redo list. Its other
- * warpgroups may find it there (or, rarely, list it twice: it is then done twice, with the same result). */
+/* O / sum and lse of the warpgroup's rows; a tile whose frozen maximum did not do goes on the redo list. Its
+ * other warpgroups may find it there (or, rarely, list it twice: it is then done twice, with the same
+ * result). */
 template <class C, Sm90Softmax SOFTMAX>
-__device__ __forceinline__ void finish_rows(const ForwardRows<C> &r, const Work &work, int row0, const ForwardArgs &args,
-                                            int *listed) {
+__device__ __forceinline__ void finish_rows(const ForwardRows<C> &r, const Work &work, int row0,
+                                            const ForwardArgs &args, int *listed) {
     const int64_t head = (int64_t)work.batch * args.NH + work.head;
     float inverse[2];
     bool bad = false;
@@ -307,8 +302,8 @@ __device__ __forceinline__ void finish_rows(const ForwardRows<C> &r, const Work 
             args.lse[head * args.T + row] = (r.shift[half] + log2f(sum)) * SM90_LN2;
     }
     const int64_t stride = (int64_t)args.NH * C::HD;
-    store_rows(args.out + ((int64_t)work.batch * args.T + row0) * stride + work.head * C::HD, stride, args.T - row0, r.o,
-               inverse);
+    store_rows(args.out + ((int64_t)work.batch * args.T + row0) * stride + work.head * C::HD, stride,
+               args.T - row0, r.o, inverse);
     if (SOFTMAX == SM90_FROZEN && __any_sync(0xffffffffu, bad) && threadIdx.x % 32 == 0 &&
         atomicExch(listed, work.index) != work.index) {
         const int slot = atomicAdd(&redo_list.count, 1);
@@ -317,7 +312,8 @@ __device__ __forceinline__ void finish_rows(const ForwardRows<C> &r, const Work 
 }
 
 template <class C, Sm90Softmax SOFTMAX, bool TURNS>
-__device__ __forceinline__ void forward_consumer(ForwardShared<C> &shared, const ForwardArgs &args, int warpgroup) {
+__device__ __forceinline__ void forward_consumer(ForwardShared<C> &shared, const ForwardArgs &args,
+                                                 int warpgroup) {
     ForwardPlace<C> place;
     place.warpgroup = warpgroup;
     ForwardRows<C> r;
@@ -327,7 +323,8 @@ __device__ __forceinline__ void forward_consumer(ForwardShared<C> &shared, const
         const Work work = shared.work[place.q_at.stage];
         if (work.index < 0) break;
         const int tile_row0 = work.tile * C::TILE_ROWS, row0 = tile_row0 + warpgroup * ROWS;
-        const int blocks = key_blocks<C>(tile_row0, C::TILE_ROWS, args.T), seen = key_blocks<C>(row0, ROWS, args.T);
+        const int blocks = key_blocks<C>(tile_row0, C::TILE_ROWS, args.T),
+                  seen = key_blocks<C>(row0, ROWS, args.T);
         skip_blocks<C, TURNS>(shared, place, blocks - 1, seen);
         if (seen == 0) {
             shared.q_ring.release(place.q_at);
@@ -348,7 +345,8 @@ __device__ __forceinline__ void forward_consumer(ForwardShared<C> &shared, const
         place.at.advance();
         finish_rows<C, SOFTMAX>(r, work, row0, args, &shared.listed);
     }
-    if (warpgroup == 0) turn_begin<C, TURNS>(0); /* takes the turn that nobody needs, so that no barrier is left half full */
+    if (warpgroup == 0)
+        turn_begin<C, TURNS>(0); /* takes the turn that nobody needs, so that no barrier is left half full */
 }
 
 template <int HD, bool CAUSAL, Sm90Softmax SOFTMAX, bool TURNS>
@@ -378,10 +376,11 @@ __global__ void __launch_bounds__(ForwardConfig<HD, CAUSAL>::THREADS, 1)
 
 /* ---- host ---- */
 
-template <int HD, bool CAUSAL, Sm90Softmax SOFTMAX, bool TURNS> static void launch(const ForwardArgs &args, const char *name) {
+template <int HD, bool CAUSAL, Sm90Softmax SOFTMAX, bool TURNS>
+static void launch(const ForwardArgs &args, const char *name) {
     using C = ForwardConfig<HD, CAUSAL>;
-    launch_persistent(name, sm90_forward_kernel<HD, CAUSAL, SOFTMAX, TURNS>, args, args.order.total, C::THREADS,
-                      shared_bytes<ForwardShared<C>>());
+    launch_persistent(name, sm90_forward_kernel<HD, CAUSAL, SOFTMAX, TURNS>, args, args.order.total,
+                      C::THREADS, shared_bytes<ForwardShared<C>>());
 }
 
 template <int HD, bool CAUSAL, bool TURNS>
@@ -410,13 +409,16 @@ void attention_forward_sm90_variant(floatX *out, float *lse, const floatX *qkv, 
                                     bool causal, Sm90Softmax softmax, Sm90Order order) {
     typedef void Forward(floatX *, float *, const floatX *, int, int, int, Sm90Softmax);
     static Forward *const forwards[2][2][2] = {
-        /* [HD == 128][causal][order] */
-        {{forward<64, false, false>, forward<64, false, true>}, {forward<64, true, false>, forward<64, true, true>}},
-        {{forward<128, false, false>, forward<128, false, true>}, {forward<128, true, false>, forward<128, true, true>}},
+  /* [HD == 128][causal][order] */
+        {{forward<64, false, false>, forward<64, false, true>},
+         {forward<64, true, false>, forward<64, true, true>}  },
+        {{forward<128, false, false>, forward<128, false, true>},
+         {forward<128, true, false>, forward<128, true, true>}},
     };
     forwards[HD == 128][causal][order](out, lse, qkv, B, T, NH, softmax);
 }
 
-void attention_forward_sm90(floatX *out, float *lse, const floatX *qkv, int B, int T, int NH, int HD, bool causal) {
+void attention_forward_sm90(floatX *out, float *lse, const floatX *qkv, int B, int T, int NH, int HD,
+                            bool causal) {
     attention_forward_sm90_variant(out, lse, qkv, B, T, NH, HD, causal, SM90_FROZEN, SM90_TURNS);
 }

@@ -1,0 +1,607 @@
+/* Checks and times the sm_90a attention kernels alone, on a Hopper card. From the repository root:
+ *
+ *   nvcc -O3 -std=c++17 -gencode arch=compute_90a,code=sm_90a --expt-relaxed-constexpr -DBOUNDED_WAIT -o
+ * /tmp/bench_sm90 dev/attention/bench_sm90.cu llmc/cuda/attention/sm90_*.cu && /tmp/bench_sm90
+ *
+ * Checks: forward (every variant) and backward against a naive reference in double on the same bf16 inputs;
+ * outputs hold NaN before, guard bands around every buffer are compared after, everything runs twice and must
+ * give the same bits; scores that outgrow the frozen maximum; NaN and inf inputs. One line per check; exit
+ * code 1 if any fails. A wait inside a kernel that takes seconds ends it with an error (BOUNDED_WAIT) and the
+ * program stops. Timing: B*T = 65536, NH*HD = 1536, random normal data, the median over a sustained run after
+ * a warm-up. TFLOP/s counts causal as half (forward 4*B*NH*T*T*HD / 2) and backward as 2.5 times forward.
+ * Arguments: quick (short timing), check (no timing), time (no checks). */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <algorithm>
+#include <vector>
+#include "../../llmc/cuda/attention/sm90.cuh"
+#include "../../llmc/cuda/cuda_common.cuh"
+
+/* ---- what cuda_common.cuh declares, so that this program needs no other file ---- */
+
+cudaStream_t main_stream;
+
+void cuda_check_(cudaError_t status, const char *expr, const char *file, int line) {
+    if (status == cudaSuccess) return;
+    printf("FAIL CUDA error at %s:%d: %s: %s\n", file, line, expr, cudaGetErrorString(status));
+    fflush(stdout);
+    exit(1);
+}
+void launch_check(const char *kernel) {
+    cuda_check_(cudaGetLastError(), kernel, __FILE__, __LINE__);
+}
+int cuda_sm_count(void) {
+    static int count;
+    if (!count) CUDA_CHECK(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, 0));
+    return count;
+}
+
+/* ---- buffers with guard bands ---- */
+
+enum { GUARD = 4096, POISON = 0xff /* a NaN in bf16 and fp32 */ };
+
+typedef struct Buffer {
+    uint8_t *base, *data;
+    size_t bytes;
+} Buffer;
+
+static Buffer buffer_alloc(size_t bytes) {
+    Buffer b;
+    b.bytes = bytes;
+    CUDA_CHECK(cudaMalloc(&b.base, bytes + 2 * GUARD));
+    CUDA_CHECK(cudaMemset(b.base, POISON, bytes + 2 * GUARD));
+    b.data = b.base + GUARD;
+    return b;
+}
+static void buffer_poison(Buffer b) {
+    CUDA_CHECK(cudaMemsetAsync(b.data, POISON, b.bytes, main_stream));
+}
+static bool guards_intact(Buffer b) {
+    std::vector<uint8_t> bytes(GUARD);
+    for (int side = 0; side < 2; side++) {
+        CUDA_CHECK(cudaMemcpy(bytes.data(), side ? b.data + b.bytes : b.base, GUARD, cudaMemcpyDeviceToHost));
+        for (uint8_t byte : bytes)
+            if (byte != POISON) return false;
+    }
+    return true;
+}
+template <typename T> static std::vector<T> download(Buffer b) {
+    std::vector<T> host(b.bytes / sizeof(T));
+    CUDA_CHECK(cudaMemcpy(host.data(), b.data, host.size() * sizeof(T), cudaMemcpyDeviceToHost));
+    return host;
+}
+static bool same_bits(Buffer a, Buffer b) {
+    const auto x = download<uint8_t>(a), y = download<uint8_t>(b);
+    return x == y;
+}
+
+/* Normal values by Box and Muller from an integer hash of the position, rounded to bf16. */
+__device__ uint32_t hash(uint64_t x) {
+    x = (x ^ x >> 33) * 0xff51afd7ed558ccdull;
+    x = (x ^ x >> 33) * 0xc4ceb9fe1a85ec53ull;
+    return (uint32_t)(x ^ x >> 33);
+}
+__global__ void fill_normal(bf16 *p, int64_t n, uint64_t seed) {
+    for (int64_t i = blockIdx.x * (int64_t)blockDim.x + threadIdx.x; i < n;
+         i += (int64_t)gridDim.x * blockDim.x) {
+        const float u = (hash(2 * i + (seed << 40)) + 1.0f) * 2.3283064e-10f,
+                    v = hash(2 * i + 1 + (seed << 40)) * 2.3283064e-10f;
+        p[i] = __float2bfloat16_rn(sqrtf(-2.0f * logf(fminf(u, 1.0f))) * cospif(2.0f * v));
+    }
+}
+static void fill(Buffer b, uint64_t seed) {
+    fill_normal<<<1024, 256, 0, main_stream>>>((bf16 *)b.data, b.bytes / 2, seed);
+    launch_check("fill_normal");
+}
+
+/* ---- reference: one block per row, everything in double ---- */
+
+typedef struct Shape {
+    int B, T, NH, HD;
+    bool causal;
+} Shape;
+
+enum { REFERENCE_THREADS = 128 };
+
+__device__ double dot(const bf16 *a, const bf16 *b, int n) {
+    double sum = 0;
+    for (int i = 0; i < n; i++) sum += (double)to_float(a[i]) * to_float(b[i]);
+    return sum;
+}
+__device__ double block_reduce(double x, bool max) {
+    __shared__ double values[REFERENCE_THREADS];
+    __syncthreads();
+    values[threadIdx.x] = x;
+    __syncthreads();
+    for (int i = 0; i < REFERENCE_THREADS; i++)
+        x = i == 0 ? values[0] : max ? fmax(x, values[i]) : x + values[i];
+    return x;
+}
+__device__ const bf16 *qkv_row(const bf16 *qkv, Shape s, int b, int t, int part, int head) {
+    return qkv + ((((int64_t)b * s.T + t) * 3 + part) * s.NH + head) * s.HD;
+}
+
+/* grid (T, B*NH). out (B,T,NH,HD), lse (B,NH,T) */
+__global__ void reference_forward(double *out, double *lse, const bf16 *qkv, Shape s) {
+    extern __shared__ double p[];
+    const int i = blockIdx.x, b = blockIdx.y / s.NH, head = blockIdx.y % s.NH, n = s.causal ? i + 1 : s.T;
+    double max = -INFINITY, sum = 0;
+    for (int j = threadIdx.x; j < n; j += blockDim.x) {
+        p[j] = dot(qkv_row(qkv, s, b, i, 0, head), qkv_row(qkv, s, b, j, 1, head), s.HD) / sqrt((double)s.HD);
+        max = fmax(max, p[j]);
+    }
+    max = block_reduce(max, true);
+    for (int j = threadIdx.x; j < n; j += blockDim.x) sum += p[j] = exp(p[j] - max);
+    sum = block_reduce(sum, false);
+    for (int d = threadIdx.x; d < s.HD; d += blockDim.x) {
+        double o = 0;
+        for (int j = 0; j < n; j++) o += p[j] * to_float(qkv_row(qkv, s, b, j, 2, head)[d]);
+        out[(((int64_t)b * s.T + i) * s.NH + head) * s.HD + d] = o / sum;
+    }
+    if (threadIdx.x == 0) lse[(int64_t)blockIdx.y * s.T + i] = max + log(sum);
+}
+
+/* D = rowsum(dout * out); grid (T, B*NH), one thread. */
+__global__ void reference_d(double *D, const bf16 *dout, const double *out, Shape s) {
+    const int64_t row = ((int64_t)(blockIdx.y / s.NH) * s.T + blockIdx.x) * s.NH + blockIdx.y % s.NH;
+    double d = 0;
+    for (int i = 0; i < s.HD; i++) d += (double)to_float(dout[row * s.HD + i]) * out[row * s.HD + i];
+    D[(int64_t)blockIdx.y * s.T + blockIdx.x] = d;
+}
+
+/* grid (T, B*NH). keys false: dQ of query blockIdx.x; true: dK and dV of that key. */
+__global__ void reference_backward(double *dqkv, const bf16 *dout, const bf16 *qkv, const double *lse,
+                                   const double *D, Shape s, bool keys) {
+    extern __shared__ double p[];
+    double *ds = p + s.T;
+    const int own = blockIdx.x, b = blockIdx.y / s.NH, head = blockIdx.y % s.NH;
+    const int begin = keys && s.causal ? own : 0, end = !keys && s.causal ? own + 1 : s.T;
+    for (int other = begin + threadIdx.x; other < end; other += blockDim.x) {
+        const int i = keys ? other : own, j = keys ? own : other;
+        const int64_t row = (int64_t)blockIdx.y * s.T + i;
+        const double score =
+            dot(qkv_row(qkv, s, b, i, 0, head), qkv_row(qkv, s, b, j, 1, head), s.HD) / sqrt((double)s.HD);
+        const double dp =
+            dot(dout + (((int64_t)b * s.T + i) * s.NH + head) * s.HD, qkv_row(qkv, s, b, j, 2, head), s.HD);
+        p[other] = exp(score - lse[row]);
+        ds[other] = p[other] * (dp - D[row]) / sqrt((double)s.HD);
+    }
+    __syncthreads();
+    for (int d = threadIdx.x; d < s.HD; d += blockDim.x) {
+        double first = 0, second = 0;
+        for (int other = begin; other < end; other++) {
+            first += ds[other] * to_float(qkv_row(qkv, s, b, other, keys ? 0 : 1, head)[d]);
+            if (keys)
+                second += p[other] * to_float(dout[(((int64_t)b * s.T + other) * s.NH + head) * s.HD + d]);
+        }
+        double *to = dqkv + ((((int64_t)b * s.T + own) * 3 + keys) * s.NH + head) * s.HD + d;
+        to[0] = first;
+        if (keys) to[(int64_t)s.NH * s.HD] = second;
+    }
+}
+
+/* ---- comparison ---- */
+
+/* Of row r: squared error and squared reference; a result that is not finite makes the error infinite. */
+__global__ void compare_rows(double2 *rows, const bf16 *got, const double *want, int64_t n_rows,
+                             int row_elems) {
+    const int64_t r = blockIdx.x * (int64_t)blockDim.x + threadIdx.x;
+    if (r >= n_rows) return;
+    double2 sum = {0, 0};
+    for (int i = 0; i < row_elems; i++) {
+        const double x = to_float(got[r * row_elems + i]), y = want[r * row_elems + i];
+        sum.x += isfinite(x) ? (x - y) * (x - y) : INFINITY;
+        sum.y += y * y;
+    }
+    rows[r] = sum;
+}
+
+/* Relative error of all rows together, and of the worst row (against its own norm plus a tenth of the mean
+ * norm). */
+typedef struct Errors {
+    double all, worst;
+} Errors;
+
+/* Of the rows r with r / heads % 3 == part; part < 0: all rows. */
+static Errors compare(const void *got, const double *want, int64_t n_rows, int row_elems, int heads,
+                      int part) {
+    double2 *device;
+    CUDA_CHECK(cudaMalloc(&device, n_rows * sizeof(double2)));
+    compare_rows<<<(unsigned)((n_rows + 127) / 128), 128, 0, main_stream>>>(device, (const bf16 *)got, want,
+                                                                            n_rows, row_elems);
+    std::vector<double2> rows(n_rows);
+    CUDA_CHECK(cudaMemcpy(rows.data(), device, n_rows * sizeof(double2), cudaMemcpyDeviceToHost));
+    CUDA_CHECK(cudaFree(device));
+    double error = 0, norm = 0, worst = 0;
+    int64_t n = 0;
+    for (int64_t r = 0; r < n_rows; r++)
+        if (part < 0 || r / heads % 3 == part) {
+            error += rows[r].x;
+            norm += rows[r].y;
+            n++;
+        }
+    const double floor = 1e-4 * row_elems + 0.1 * sqrt(norm / n); /* exact zeros have errors too */
+    for (int64_t r = 0; r < n_rows; r++)
+        if (part < 0 || r / heads % 3 == part)
+            worst = fmax(worst, sqrt(rows[r].x) / (sqrt(rows[r].y) + floor));
+    Errors e = {sqrt(error) / (sqrt(norm) + floor), worst};
+    return e;
+}
+
+static int failures;
+
+static const char *verdict(bool ok) {
+    failures += !ok;
+    return ok ? "ok  " : "FAIL";
+}
+
+/* bf16 rounding of P, dS and of the results gives about 1.6e-3 (2^-9 / sqrt(3) for each, independent). */
+static bool within(Errors e) {
+    return e.all <= 5e-3 && e.worst <= 3e-2;
+}
+
+/* ---- a problem: its buffers and its reference ---- */
+
+typedef struct Problem {
+    Shape s;
+    Buffer qkv, dout, out, lse, dqkv, scratch;
+    Buffer out2, lse2, dqkv2;                     /* of a second run */
+    double *ref_out, *ref_lse, *ref_d, *ref_dqkv; /* the first only if there is a reference */
+} Problem;
+
+static int64_t channels(Shape s) {
+    return (int64_t)s.NH * s.HD;
+}
+
+static Problem problem_alloc(Shape s, bool reference) {
+    const int64_t N = (int64_t)s.B * s.T, C = channels(s);
+    Problem p = {};
+    p.s = s;
+    p.qkv = buffer_alloc(N * 3 * C * 2);
+    p.dout = buffer_alloc(N * C * 2);
+    p.out = buffer_alloc(N * C * 2);
+    p.lse = buffer_alloc(N * s.NH * 4);
+    p.dqkv = buffer_alloc(N * 3 * C * 2);
+    p.scratch = buffer_alloc(attention_backward_sm90_scratch_bytes(s.B, s.T, s.NH));
+    fill(p.qkv, 1);
+    fill(p.dout, 2);
+    if (!reference) return p;
+    p.out2 = buffer_alloc(N * C * 2);
+    p.lse2 = buffer_alloc(N * s.NH * 4);
+    p.dqkv2 = buffer_alloc(N * 3 * C * 2);
+    CUDA_CHECK(cudaMalloc(&p.ref_out, N * C * 8));
+    CUDA_CHECK(cudaMalloc(&p.ref_lse, N * s.NH * 8));
+    CUDA_CHECK(cudaMalloc(&p.ref_d, N * s.NH * 8));
+    CUDA_CHECK(cudaMalloc(&p.ref_dqkv, N * 3 * C * 8));
+    return p;
+}
+
+static void problem_free(Problem *p) {
+    for (Buffer b : {p->qkv, p->dout, p->out, p->lse, p->dqkv, p->scratch, p->out2, p->lse2, p->dqkv2})
+        CUDA_CHECK(cudaFree(b.base));
+    for (double *d : {p->ref_out, p->ref_lse, p->ref_d, p->ref_dqkv}) CUDA_CHECK(cudaFree(d));
+}
+
+static void reference(Problem *p) {
+    const Shape s = p->s;
+    const dim3 grid(s.T, s.B * s.NH);
+    const bf16 *qkv = (bf16 *)p->qkv.data, *dout = (bf16 *)p->dout.data;
+    const int bytes = 2 * s.T * 8;
+    CUDA_CHECK(cudaFuncSetAttribute(reference_forward, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
+    CUDA_CHECK(cudaFuncSetAttribute(reference_backward, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
+    reference_forward<<<grid, REFERENCE_THREADS, bytes, main_stream>>>(p->ref_out, p->ref_lse, qkv, s);
+    reference_d<<<grid, 1, 0, main_stream>>>(p->ref_d, dout, p->ref_out, s);
+    for (int keys = 0; keys < 2; keys++)
+        reference_backward<<<grid, REFERENCE_THREADS, bytes, main_stream>>>(p->ref_dqkv, dout, qkv,
+                                                                            p->ref_lse, p->ref_d, s, keys);
+    launch_check("reference");
+    CUDA_CHECK(cudaDeviceSynchronize());
+}
+
+typedef struct Variant {
+    const char *name;
+    Sm90Softmax softmax;
+    Sm90Order order;
+} Variant;
+
+static const Variant VARIANTS[] = {
+  /* the first is attention_forward_sm90 */
+    {"frozen, turns", SM90_FROZEN, SM90_TURNS},
+    {"frozen, free",  SM90_FROZEN, SM90_FREE },
+    {"online, turns", SM90_ONLINE, SM90_TURNS},
+    {"online, free",  SM90_ONLINE, SM90_FREE },
+};
+enum { N_VARIANTS = sizeof(VARIANTS) / sizeof(VARIANTS[0]) };
+
+static void forward(const Problem *p, Buffer out, Buffer lse, const Variant *v) {
+    attention_forward_sm90_variant(out.data, (float *)lse.data, p->qkv.data, p->s.B, p->s.T, p->s.NH, p->s.HD,
+                                   p->s.causal, v->softmax, v->order);
+}
+static void backward(const Problem *p, Buffer dqkv) {
+    attention_backward_sm90(dqkv.data, p->dout.data, p->out.data, p->qkv.data, (float *)p->lse.data,
+                            p->scratch.data, p->s.B, p->s.T, p->s.NH, p->s.HD, p->s.causal);
+}
+
+/* ---- checks ---- */
+
+static void print_shape(const char *what, Shape s) {
+    printf("%-22s B %d T %4d NH %2d HD %3d %-6s ", what, s.B, s.T, s.NH, s.HD, s.causal ? "causal" : "full");
+}
+
+static double lse_error(const Problem *p) {
+    const auto got = download<float>(p->lse);
+    std::vector<double> want(got.size());
+    CUDA_CHECK(cudaMemcpy(want.data(), p->ref_lse, want.size() * 8, cudaMemcpyDeviceToHost));
+    double worst = 0;
+    for (size_t i = 0; i < got.size(); i++) {
+        const double e = fabs(got[i] - want[i]) / (1 + fabs(want[i]));
+        worst = e <= worst ? worst : isfinite(e) ? e : INFINITY;
+    }
+    return worst;
+}
+
+static void check_forward(Problem *p, const Variant *v) {
+    buffer_poison(p->out), buffer_poison(p->lse), buffer_poison(p->out2), buffer_poison(p->lse2);
+    forward(p, p->out, p->lse, v);
+    CUDA_CHECK(cudaDeviceSynchronize());
+    forward(p, p->out2, p->lse2, v);
+    CUDA_CHECK(cudaDeviceSynchronize());
+    const Errors e = compare(p->out.data, p->ref_out, (int64_t)p->s.B * p->s.T * p->s.NH, p->s.HD, 1, -1);
+    const double lse = lse_error(p);
+    const bool repeats = same_bits(p->out, p->out2) && same_bits(p->lse, p->lse2);
+    const bool guards = guards_intact(p->qkv) && guards_intact(p->out) && guards_intact(p->lse);
+    print_shape(v->name, p->s);
+    printf("%s out %.1e worst row %.1e lse %.1e%s%s\n",
+           verdict(within(e) && lse <= 2e-5 && repeats && guards), e.all, e.worst, lse,
+           repeats ? "" : " NOT REPEATABLE", guards ? "" : " WROTE OUTSIDE");
+    fflush(stdout);
+}
+
+/* Uses out and lse as the last forward left them. */
+static void check_backward(Problem *p) {
+    for (Buffer b : {p->dqkv, p->dqkv2, p->scratch}) buffer_poison(b);
+    backward(p, p->dqkv);
+    CUDA_CHECK(cudaDeviceSynchronize());
+    buffer_poison(p->scratch);
+    backward(p, p->dqkv2);
+    CUDA_CHECK(cudaDeviceSynchronize());
+    const bool repeats = same_bits(p->dqkv, p->dqkv2);
+    bool guards = true, good = true;
+    for (Buffer b : {p->qkv, p->dout, p->out, p->lse, p->dqkv, p->scratch})
+        guards = guards_intact(b) && guards;
+    Errors e[3];
+    for (int part = 0; part < 3; part++) {
+        e[part] = compare(p->dqkv.data, p->ref_dqkv, (int64_t)p->s.B * p->s.T * 3 * p->s.NH, p->s.HD, p->s.NH,
+                          part);
+        good = good && within(e[part]);
+    }
+    print_shape("backward", p->s);
+    printf("%s dq %.1e dk %.1e dv %.1e worst row %.1e %.1e %.1e%s%s\n", verdict(good && repeats && guards),
+           e[0].all, e[1].all, e[2].all, e[0].worst, e[1].worst, e[2].worst, repeats ? "" : " NOT REPEATABLE",
+           guards ? "" : " WROTE OUTSIDE");
+    fflush(stdout);
+}
+
+static void set_bf16(Buffer b, int64_t at, float x) {
+    const bf16 value = __float2bfloat16_rn(x);
+    CUDA_CHECK(cudaMemcpy(b.data + at * 2, &value, 2, cudaMemcpyHostToDevice));
+}
+
+/* Element d of q, k or v (part) of position t of head 0 of sequence 0. */
+static int64_t qkv_at(Shape s, int t, int part, int d) {
+    return ((int64_t)t * 3 + part) * channels(s) + d;
+}
+
+/* Every query points the same way; key `peak` is so long that its score is 200 nats above all others, far
+ * from the diagonal (or the end), where the frozen maximum does not see it. Rows whose first block does not
+ * hold it must be the bits of the running maximum: they were done again. */
+static void check_growth(int HD, bool causal, int peak) {
+    const Shape s = {1, 1000, 1, HD, causal};
+    Problem p = problem_alloc(s, true);
+    for (int t = 0; t < s.T; t++) set_bf16(p.qkv, qkv_at(s, t, 0, 0), 8.0f);
+    set_bf16(p.qkv, qkv_at(s, peak, 1, 0), 25.0f * sqrtf((float)HD));
+    reference(&p);
+    check_forward(&p, &VARIANTS[2]);
+    const auto online = download<bf16>(p.out);
+    check_forward(&p, &VARIANTS[0]);
+    const auto frozen = download<bf16>(p.out);
+    const bool again =
+        memcmp(&online[256 * HD], &frozen[256 * HD], (causal ? 1000 - 256 : 300) * HD * 2) == 0;
+    print_shape("redo took place", s);
+    printf("%s key %d\n", verdict(again), peak);
+    problem_free(&p);
+}
+
+/* All scores equal: every row is the mean of the values it sees. */
+static void check_equal(int HD, bool causal) {
+    const Shape s = {1, 1000, 1, HD, causal};
+    Problem p = problem_alloc(s, true);
+    for (int t = 0; t < s.T; t++) CUDA_CHECK(cudaMemset(p.qkv.data + qkv_at(s, t, 0, 0) * 2, 0, HD * 2));
+    reference(&p);
+    check_forward(&p, &VARIANTS[0]);
+    check_backward(&p);
+    problem_free(&p);
+}
+
+/* x (NaN or inf) in a key of head 0: every row of head 0 that sees it is NaN, the rows before it are not, and
+ * head 1 has the bits that it has without. */
+static void check_propagation(int HD, const Variant *v, float x) {
+    const Shape s = {1, 1000, 2, HD, true};
+    const int bad = 300, first = isnan(x) ? bad : s.T; /* -inf and inf scores leave some rows finite */
+    Problem p = problem_alloc(s, true);
+    forward(&p, p.out, p.lse, v);
+    const auto clean = download<uint16_t>(p.out);
+    set_bf16(p.qkv, qkv_at(s, bad, 1, 3), x);
+    forward(&p, p.out, p.lse, v);
+    const auto out = download<uint16_t>(p.out);
+    bool propagated = true, contained = true;
+    int n_nan = 0;
+    for (int t = 0; t < s.T; t++)
+        for (int d = 0; d < HD; d++) {
+            const int at = t * 2 * HD + d;
+            const bool nan = (out[at] & 0x7fff) > 0x7f80;
+            n_nan += nan;
+            propagated = propagated && (t < first || nan);
+            contained = contained && (t >= bad || !nan) && out[at + HD] == clean[at + HD];
+        }
+    print_shape(v->name, s);
+    printf("%s %s in key %d reaches the rows that see it and no other\n",
+           verdict(propagated && contained && n_nan > 0), isnan(x) ? "NaN" : "inf", bad);
+    backward(&p, p.dqkv);
+    CUDA_CHECK(cudaDeviceSynchronize()); /* it ends */
+    problem_free(&p);
+}
+
+/* The comparison itself: a NaN, a wrong row and an unwritten row must be seen. */
+static void check_checker(void) {
+    const Shape s = {1, 64, 1, 64, true};
+    Problem p = problem_alloc(s, true);
+    reference(&p);
+    forward(&p, p.out, p.lse, &VARIANTS[0]);
+    bool seen = within(compare(p.out.data, p.ref_out, 64, 64, 1, -1));
+    set_bf16(p.out, 5 * 64 + 3, NAN);
+    seen = seen && !within(compare(p.out.data, p.ref_out, 64, 64, 1, -1));
+    forward(&p, p.out, p.lse, &VARIANTS[0]);
+    set_bf16(p.out, 5 * 64 + 3, 1.0f);
+    seen = seen && !within(compare(p.out.data, p.ref_out, 64, 64, 1, -1));
+    CUDA_CHECK(cudaMemset(p.out.base, 0, 1));
+    seen = seen && !guards_intact(p.out);
+    print_shape("the checks see faults", s);
+    printf("%s\n", verdict(seen));
+    problem_free(&p);
+}
+
+static void check_all(void) {
+    static const int SHAPES[][3] = {
+        {1, 1,    1 },
+        {2, 63,   2 },
+        {1, 64,   1 },
+        {1, 65,   3 },
+        {1, 192,  2 },
+        {2, 200,  2 },
+        {1, 1000, 2 },
+        {1, 1023, 1 },
+        {2, 1024, 12},
+        {1, 4096, 2 }
+    };
+    check_checker();
+    for (int HD = 64; HD <= 128; HD += 64)
+        for (int causal = 1; causal >= 0; causal--) {
+            for (const auto &shape : SHAPES) {
+                const Shape s = {shape[0], shape[1], shape[2], HD, causal == 1};
+                Problem p = problem_alloc(s, true);
+                reference(&p);
+                for (int v = N_VARIANTS - 1; v >= 0; v--) check_forward(&p, &VARIANTS[v]);
+                check_backward(&p);
+                problem_free(&p);
+            }
+            check_growth(HD, causal, 3);
+            check_equal(HD, causal);
+        }
+    for (int HD = 64; HD <= 128; HD += 64)
+        for (int v = 0; v < N_VARIANTS; v++) {
+            check_propagation(HD, &VARIANTS[v], NAN);
+            check_propagation(HD, &VARIANTS[v], INFINITY);
+        }
+    printf("checks: %d failed\n", failures);
+}
+
+/* ---- timing ---- */
+
+/* What is timed: a forward variant, or backward, or one of its passes. */
+enum { BACKWARD = N_VARIANTS, BACKWARD_DQ, BACKWARD_DKV, N_TIMED };
+static const char *const TIMED_NAMES[] = {"forward, frozen, turns",
+                                          "forward, frozen, free",
+                                          "forward, online, turns",
+                                          "forward, online, free",
+                                          "backward",
+                                          "backward, dQ pass",
+                                          "backward, dK, dV pass"};
+
+static void run(const Problem *p, int what) {
+    const Shape s = p->s;
+    if (what < N_VARIANTS) forward(p, p->out, p->lse, &VARIANTS[what]);
+    if (what == BACKWARD) backward(p, p->dqkv);
+    if (what == BACKWARD_DQ)
+        attention_backward_sm90_dq(p->dqkv.data, p->dout.data, p->out.data, p->qkv.data, (float *)p->lse.data,
+                                   p->scratch.data, s.B, s.T, s.NH, s.HD, s.causal);
+    if (what == BACKWARD_DKV)
+        attention_backward_sm90_dkv(p->dqkv.data, p->dout.data, p->qkv.data, p->scratch.data, s.B, s.T, s.NH,
+                                    s.HD, s.causal);
+}
+
+/* Median milliseconds of one run, after as long a warm-up. */
+static double time_ms(const Problem *p, int what, double seconds) {
+    enum { MAX_RUNS = 2000 };
+    static cudaEvent_t events[MAX_RUNS + 1];
+    if (!events[0])
+        for (cudaEvent_t &e : events) CUDA_CHECK(cudaEventCreate(&e));
+    auto measure = [&](int n) {
+        CUDA_CHECK(cudaEventRecord(events[0], main_stream));
+        for (int i = 0; i < n; i++) {
+            run(p, what);
+            CUDA_CHECK(cudaEventRecord(events[i + 1], main_stream));
+        }
+        CUDA_CHECK(cudaEventSynchronize(events[n]));
+        std::vector<float> ms(n);
+        for (int i = 0; i < n; i++) CUDA_CHECK(cudaEventElapsedTime(&ms[i], events[i], events[i + 1]));
+        std::sort(ms.begin(), ms.end());
+        return (double)ms[n / 2];
+    };
+    measure(1);
+    const int n = std::min((int)MAX_RUNS, std::max(3, (int)(seconds * 1e3 / measure(2))));
+    measure(n);
+    return measure(n);
+}
+
+static void time_table(int HD, bool causal, double seconds) {
+    static const int LENGTHS[] = {1024, 2048, 4096, 8192, 16384, 32768};
+    double rate[N_TIMED][6];
+    for (int l = 0; l < 6; l++) {
+        const int T = LENGTHS[l];
+        const Shape s = {65536 / T, T, 1536 / HD, HD, causal};
+        if (!causal && (l == 1 || l == 3 || l == 5)) continue;
+        Problem p = problem_alloc(s, false);
+        const double flops = 4.0 * s.B * s.NH * (double)T * T * HD / (causal ? 2 : 1);
+        for (int what = 0; what < N_TIMED; what++) {
+            const bool part = what > BACKWARD || (what < BACKWARD && what > 0);
+            const double ms = time_ms(&p, what, part ? seconds / 2 : seconds);
+            static const double GEMMS[] = {1,   1,   1, 1,
+                                           2.5, 1.5, 2}; /* of forward's two: the passes' own products */
+            rate[what][l] = GEMMS[what] * flops / ms * 1e-9;
+        }
+        problem_free(&p);
+    }
+    printf("\nHD %d %s, TFLOP/s sustained%22s", HD, causal ? "causal" : "full", "T =");
+    for (int l = 0; l < 6; l++)
+        if (causal || l % 2 == 0) printf("%8d", LENGTHS[l]);
+    for (int what = 0; what < N_TIMED; what++) {
+        printf("\n%-50s", TIMED_NAMES[what]);
+        for (int l = 0; l < 6; l++)
+            if (causal || l % 2 == 0) printf("%8.0f", rate[what][l]);
+    }
+    printf("\n");
+    fflush(stdout);
+}
+
+int main(int argc, char **argv) {
+    const char *mode = argc > 1 ? argv[1] : "";
+    cudaDeviceProp device;
+    CUDA_CHECK(cudaGetDeviceProperties(&device, 0));
+    printf("%s, %d SMs\n", device.name, cuda_sm_count());
+    if (device.major != 9) {
+        printf("error: this card has compute capability %d.%d; these kernels need 9.0\n", device.major,
+               device.minor);
+        return 2;
+    }
+    CUDA_CHECK(cudaStreamCreate(&main_stream));
+    if (strcmp(mode, "time")) check_all();
+    if (failures) return 1;
+    if (!strcmp(mode, "check")) return 0;
+    const double seconds = strcmp(mode, "quick") ? 0.3 : 0.06;
+    for (int HD = 64; HD <= 128; HD += 64)
+        for (int causal = 1; causal >= 0; causal--) time_table(HD, causal, seconds);
+    return 0;
+}

@@ -36,6 +36,41 @@ static char *read_text(const char *name) {
     return buffer;
 }
 
+/* GPT-2's spelling of bytes in vocab.json: the 68 that are not printable are U+0100 to U+0143 in order. */
+static void test_spelling(void) {
+    static const struct {
+        const char *key;
+        int64_t id;
+    } cases[] = {
+        {"!",             33 },
+        {"~",             126},
+        {"\xC4\xA0",      32 },
+        {"\xC4\x80",      0  },
+        {"\xC4\xA1",      127},
+        {"\xC5\x82",      160},
+        {"\xC2\xA1",      161},
+        {"\xC2\xAC",      172},
+        {"\xC5\x83",      173},
+        {"\xC3\xBF",      255},
+        {"hell",          259},
+        {"<|endoftext|>", EOT},
+    };
+    Error err = {0};
+    Tokenizer *small = open_small();
+    if (!small || !CHECK(tokenizer_save(small, folder, &err), "%s", err.text)) return;
+    Json *json = json_read(path_of("vocab.json"), &err);
+    CHECK(json && json_root(json)->n == N_TOKENS, "vocab.json: %s", err.text);
+    for (size_t i = 0; json && i < sizeof cases / sizeof *cases; i++) {
+        int64_t id = -1;
+        json_int64(json_get(json_root(json), cases[i].key), &id);
+        CHECK(id == cases[i].id, "\"%s\" is %lld, expected %lld", cases[i].key, (long long)id,
+              (long long)cases[i].id);
+    }
+    json_free(json);
+    tokenizer_close(small);
+    empty_folder();
+}
+
 /* What is saved is read again the same: from tokenizer.bin, from vocab.json with merges.txt, from vocab.json
  * alone. */
 static void test_save(void) {
@@ -195,6 +230,7 @@ static void test_gpt2(void) {
 int main(void) {
     if (!CHECK(mkdtemp(folder) != NULL, "cannot make a folder in /tmp"))
         return check_finish("tokenizer_files");
+    test_spelling();
     test_save();
     test_save_fails();
     test_version_1();

@@ -23,7 +23,7 @@ typedef struct DataOptions {
         SPLIT_ALL,
         SPLIT_TRAIN,
         SPLIT_VAL
-    } split;  /* of text without its own validation: first nine tenths / last tenth */
+    } split;  /* all tokens, their first nine tenths, or their last tenth, which validates */
     int B, T; /* micro-batch of this rank */
     int rank, n_ranks;
     bool

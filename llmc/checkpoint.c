@@ -171,16 +171,18 @@ static bool looks_whole(const char *path) {
     return whole;
 }
 
-/* Damaged checkpoints neither count nor go: they are for the user to look at. */
-static void prune(const char *out, int keep) {
+/* Damaged checkpoints neither count nor go, nor do later ones than the step just saved, which another run
+ * left: both are for the user to look at. */
+static void prune(const char *out, int64_t saved_step, int keep) {
     int64_t *steps;
     int n, n_whole = 0;
     char path[PATH_MAX];
     Error ignored;
     if (keep <= 0 || !checkpoint_steps(out, &steps, &n, &ignored)) return;
-    for (int i = 0; i < n; i++)
-        if (checkpoint_name(path, out, "", steps[i], &ignored) && looks_whole(path) && ++n_whole > keep)
-            remove_checkpoint(out, steps[i]);
+    for (int i = 0; i < n; i++) {
+        if (steps[i] > saved_step || !checkpoint_name(path, out, "", steps[i], &ignored)) continue;
+        if (looks_whole(path) && ++n_whole > keep) remove_checkpoint(out, steps[i]);
+    }
     free(steps);
 }
 
@@ -202,6 +204,6 @@ bool checkpoint_save(const char *out, GPT2 *model, const Tokenizer *tokenizer, c
         return fail(err, cause.exit_code, "checkpoint of step %lld not saved: %s", (long long)state->step,
                     cause.text);
     }
-    prune(out, keep);
+    prune(out, state->step, keep);
     return true;
 }

@@ -144,6 +144,47 @@ static void test_larger_model(void) {
                  "expected max_seq_len 16 as in the open model, found 8");
 }
 
+/* Optimizer steps [from, to) on tokens that depend on the step alone. */
+static void train(GPT2 *trained, int from, int to) {
+    int32_t tokens[8], targets[8];
+    for (int step = from; step < to; step++) {
+        for (int i = 0; i < 8; i++) {
+            tokens[i] = (step * 31 + i * 7) % 250;
+            targets[i] = (step * 17 + i * 5) % 250;
+        }
+        gpt2_begin_step(trained);
+        gpt2_micro_step(trained, tokens, targets, 1, 8, 1.0f);
+        gpt2_update(trained, &(UpdateArgs){.step = step + 1,
+                                           .lr = 1e-3f,
+                                           .beta1 = 0.9f,
+                                           .beta2 = 0.95f,
+                                           .eps = 1e-8f,
+                                           .weight_decay = 0.1f,
+                                           .clip = 1.0f});
+    }
+}
+
+/* A run that stops and resumes ends with the bits of one that does not stop. */
+static void test_resumed_training(void) {
+    GPT2 resumed;
+    TrainerState state = {.step = 3};
+    Error err = {0};
+    gpt2_init(&model, 42);
+    train(&model, 0, 3);
+    CHECK(checkpoint_save(in_folder("train"), &model, NULL, &state, 0, false, &err), "%s", err.text);
+    train(&model, 3, 6);
+    tiny_open(&resumed, &tiny_config);
+    tiny_poison(&resumed);
+    CHECK(checkpoint_resume(in_folder("train/step_00000003"), &resumed, &state, &err), "%s", err.text);
+    train(&resumed, (int)state.step, 6);
+    const size_t bytes = (size_t)model.n_parameters * sizeof(float);
+    CHECK(memcmp(model.master, resumed.master, bytes) == 0, "weights differ");
+    CHECK(memcmp(model.m, resumed.m, bytes) == 0 && memcmp(model.v, resumed.v, bytes) == 0, "moments differ");
+    float before = gpt2_step_stats(&model).loss, after = gpt2_step_stats(&resumed).loss;
+    CHECK(isfinite(before) && before == after, "losses %.9g and %.9g differ", (double)before, (double)after);
+    gpt2_close(&resumed);
+}
+
 static void test_model_only(void) {
     const TrainerState state = {.step = 7};
     TrainerState found;
@@ -241,6 +282,7 @@ int main(void) {
     test_empty_state();
     test_orientation();
     test_larger_model();
+    test_resumed_training();
     test_model_only();
     test_config_written();
     test_config_read();

@@ -284,6 +284,17 @@ static void test_prune(void) {
     CHECK(count_names(in_folder("keep"), ".") == 0, "leftovers");
 }
 
+/* A run that starts anew in a folder with later checkpoints loses neither those nor its own. */
+static void test_prune_earlier_step(void) {
+    Error err = {0};
+    CHECK(save(in_folder("anew"), 1, 500, 1, &err) && save(in_folder("anew"), 2, 100, 1, &err), "%s",
+          err.text);
+    CHECK(access(in_folder("anew/step_00000500"), F_OK) == 0, "the later checkpoint is gone");
+    CHECK(access(in_folder("anew/step_00000100"), F_OK) == 0, "the one just saved is gone");
+    CHECK(save(in_folder("anew"), 3, 200, 1, &err), "%s", err.text);
+    CHECK(access(in_folder("anew/step_00000100"), F_OK) != 0, "its predecessor stays");
+}
+
 /* ---- places that cannot be written ---- */
 static void test_unwritable(void) {
     Error err = {0};
@@ -456,6 +467,7 @@ int main(void) {
     test_tensor_named();
     test_all_damaged();
     test_prune();
+    test_prune_earlier_step();
     test_unwritable();
     test_full_disk();
     test_faults(2);

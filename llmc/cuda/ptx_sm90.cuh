@@ -67,10 +67,6 @@ __device__ __forceinline__ void mbarrier_wait(uint32_t barrier, uint32_t parity)
 
 /* ---- TMA: bulk copies by the hardware, each issued by one thread ---- */
 
-__device__ __forceinline__ void tma_prefetch_map(const CUtensorMap *map) {
-    asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
-}
-
 /* Starts copying the map's box at (x0, .., x4), x0 the fastest dimension; what lies outside the tensor
  * becomes 0. The barrier counts the whole box's bytes. */
 __device__ __forceinline__ void tma_load_5d(uint32_t shared, const CUtensorMap *map, int x0, int x1, int x2,
@@ -184,8 +180,8 @@ enum WgmmaB { B_K_MAJOR, B_MN_MAJOR };
     "%24, %25, %26, %27, %28, %29, %30, %31"
 #define WGMMA_LIST_64                                                                                        \
     WGMMA_LIST_32                                                                                            \
-        ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, "  \
-        "%51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+    ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, "      \
+    "%51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
 
 /* D_SET writes D ("=f"), so the compiler sees that old values are dead; scale-d is a predicate. */
 #define WGMMA_TEXT(shape, list, operands, set, flags)                                                        \

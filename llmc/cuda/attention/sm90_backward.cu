@@ -40,8 +40,9 @@ __device__ __forceinline__ void dq_producer(DqShared<C> &shared, const BackwardA
         const int drawn = draw_tile(&dq_tickets, args.order.total);
         const Work work = work_at(args.order, index);
         const int row0 = work.tile * C::TILE_ROWS;
-        const uint32_t own_full = shared.own_ring.acquire(own_at, 2 * C::WARPGROUPS * C::OWN_BYTES);
+        shared.own_ring.wait_free(own_at);
         shared.work[own_at.stage] = work;
+        const uint32_t own_full = shared.own_ring.expect(own_at, 2 * C::WARPGROUPS * C::OWN_BYTES);
         for (int i = 0; i < C::WARPGROUPS; i++) {
             tma_load_5d(shared_address(shared.q[own_at.stage][i]), &args.rows, 0, row0 + i * ROWS, 0,
                         work.head, work.batch, own_full);
@@ -58,9 +59,9 @@ __device__ __forceinline__ void dq_producer(DqShared<C> &shared, const BackwardA
         }
         index = drawn;
     }
-    mbarrier_wait(shared_address(&shared.own_ring.empty[own_at.stage]), own_at.parity ^ 1);
+    shared.own_ring.wait_free(own_at);
     shared.work[own_at.stage].index = -1;
-    mbarrier_arrive(shared_address(&shared.own_ring.full[own_at.stage]));
+    shared.own_ring.expect(own_at, 0);
 }
 
 /* ---- consumers ---- */

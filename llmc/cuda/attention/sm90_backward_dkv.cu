@@ -49,8 +49,9 @@ __device__ __forceinline__ void dkv_producer(DkvShared<C> &shared, const Backwar
         const int drawn = draw_tile(&dkv_tickets, args.order.total);
         const Work work = work_at(args.order, index);
         const int row0 = work.tile * C::TILE_ROWS;
-        const uint32_t own_full = shared.own_ring.acquire(own_at, 2 * C::WARPGROUPS * C::TILE_BYTES);
+        shared.own_ring.wait_free(own_at);
         shared.work = work;
+        const uint32_t own_full = shared.own_ring.expect(own_at, 2 * C::WARPGROUPS * C::TILE_BYTES);
         for (int i = 0; i < C::WARPGROUPS; i++) {
             tma_load_5d(shared_address(shared.k[i]), &args.rows, 0, row0 + i * ROWS, 0, args.NH + work.head,
                         work.batch, own_full);
@@ -68,9 +69,9 @@ __device__ __forceinline__ void dkv_producer(DkvShared<C> &shared, const Backwar
         }
         index = drawn;
     }
-    mbarrier_wait(shared_address(&shared.own_ring.empty[0]), own_at.parity ^ 1);
+    shared.own_ring.wait_free(own_at);
     shared.work.index = -1;
-    mbarrier_arrive(shared_address(&shared.own_ring.full[0]));
+    shared.own_ring.expect(own_at, 0);
 }
 
 /* ---- consumers ---- */

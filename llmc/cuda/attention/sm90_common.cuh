@@ -75,7 +75,7 @@ static inline TileOrder tile_order(int B, int T, int NH, int tile_rows, int row_
     return order;
 }
 
-/* A tile and where it lies; index -1 ends the consumers. */
+/* A tile and where it lies; index -1 ends the consumers. The producer passes it with the tile's own rows. */
 typedef struct alignas(16) Work {
     int index, tile, head, batch;
 } Work;
@@ -126,14 +126,22 @@ template <int STAGES> struct RingBarriers {
             mbarrier_init(shared_address(&empty[i]), consumer_warps);
         }
     }
-    /* producer */
-    __device__ __forceinline__ uint32_t acquire(Ring<STAGES> at, uint32_t bytes) {
+    /* Producer: wait until the stage is free; then say how many bytes TMA will write. What the producer
+     * itself writes for the consumers goes in between. Returns the barrier that TMA reports to. */
+    __device__ __forceinline__ void wait_free(Ring<STAGES> at) {
         mbarrier_wait(shared_address(&empty[at.stage]), at.parity ^ 1);
+    }
+    __device__ __forceinline__ uint32_t expect(Ring<STAGES> at, uint32_t bytes) {
         const uint32_t barrier = shared_address(&full[at.stage]);
         mbarrier_arrive_expect_tx(barrier, bytes);
         return barrier;
     }
-    /* consumers */
+    __device__ __forceinline__ uint32_t acquire(Ring<STAGES> at, uint32_t bytes) {
+        wait_free(at);
+        return expect(at, bytes);
+    }
+    /* Consumers: every lane waits; one arrives for its warp, which must have converged since its last access.
+     */
     __device__ __forceinline__ void wait(Ring<STAGES> at) {
         mbarrier_wait(shared_address(&full[at.stage]), at.parity);
     }

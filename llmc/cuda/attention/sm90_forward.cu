@@ -90,8 +90,9 @@ __device__ __forceinline__ void forward_producer(ForwardShared<C> &shared, const
         const Work work = work_at(args.order, listed ? redo_list.tiles[index] : index);
         const int row0 = work.tile * C::TILE_ROWS;
 
-        const uint32_t q_full = shared.q_ring.acquire(q_at, C::WARPGROUPS * C::Q_BYTES);
+        shared.q_ring.wait_free(q_at);
         shared.work[q_at.stage] = work;
+        const uint32_t q_full = shared.q_ring.expect(q_at, C::WARPGROUPS * C::Q_BYTES);
         for (int i = 0; i < C::WARPGROUPS; i++)
             tma_load_5d(shared_address(shared.q[q_at.stage][i]), &args.q, 0, row0 + i * ROWS, 0, work.head,
                         work.batch, q_full);
@@ -102,9 +103,9 @@ __device__ __forceinline__ void forward_producer(ForwardShared<C> &shared, const
             redo_list.count = 0; /* nobody will look again */
         index = drawn;
     }
-    mbarrier_wait(shared_address(&shared.q_ring.empty[q_at.stage]), q_at.parity ^ 1);
+    shared.q_ring.wait_free(q_at);
     shared.work[q_at.stage].index = -1;
-    mbarrier_arrive(shared_address(&shared.q_ring.full[q_at.stage]));
+    shared.q_ring.expect(q_at, 0);
 }
 
 /* ---- consumers ---- */

@@ -1,153 +1,5 @@
-/* The CPU backend, the oracle of all other tests, against independent truth: forward ops against plain loops
- * in double, backward ops against central differences of those loops. Every gradient element counts: the
- * derivative along a random direction is compared, so one wrong element shows.
- *
- * Each case runs with 1, 2 and 3 threads; the results must be the same bits. Buffers are poisoned with NaN,
- * lie between guard bands and start 16 bytes past an aligned address. */
-#include <stdint.h>
-#include <stdlib.h>
-#include <string.h>
-#include "../../llmc/cpu/parallel.h"
-#include "../../llmc/ops.h"
-#include "check.h"
-
-static const Ops *const ops = &ops_cpu;
-enum { GUARD = 20, MAX_BUFFERS = 64, MAX_SNAPSHOTS = 4096 };
-#define TOLERANCE 1e-5
-static const uint32_t SEED = 20240611;
-
-/* ---- data: fp32 buffers that the ops see, each with a copy in double ---- */
-
-typedef struct Buffer {
-    float *f;
-    double *d;
-    int64_t n;
-} Buffer;
-
-static Buffer buffers[MAX_BUFFERS];
-static int n_buffers;
-/* Inputs have a stream of their own, so that every pass sees the same, whatever else it draws. */
-static uint32_t input_stream, check_stream;
-
-static double uniform(uint32_t *stream) { /* (-1, 1) */
-    *stream = *stream * 1664525u + 1013904223u;
-    return ((*stream >> 8) + 0.5) / (1 << 23) - 1;
-}
-
-static float guard_value(int64_t i) {
-    return (float)(8000000 + i); /* exact */
-}
-
-/* n floats of NaN between guard bands; freed by end_case. */
-static Buffer poisoned(int64_t n) {
-    if (n_buffers == MAX_BUFFERS) abort();
-    float *base = aligned_alloc(64, (sizeof(float) * (size_t)(n + 2 * GUARD) + 63) / 64 * 64);
-    Buffer b = {base + GUARD, malloc(sizeof(double) * (size_t)n), n};
-    if (!base || !b.d) abort();
-    for (int64_t i = -GUARD; i < n + GUARD; i++) b.f[i] = i < 0 || i >= n ? guard_value(i) : NAN;
-    return buffers[n_buffers++] = b;
-}
-
-static void to_double(Buffer b) {
-    for (int64_t i = 0; i < b.n; i++) b.d[i] = b.f[i];
-}
-
-static Buffer filled(int64_t n, double scale, double offset) {
-    Buffer b = poisoned(n);
-    for (int64_t i = 0; i < n; i++) b.f[i] = (float)(offset + scale * uniform(&input_stream));
-    to_double(b);
-    return b;
-}
-
-static void end_case(const char *name) {
-    for (int b = 0; b < n_buffers; b++) {
-        bool whole = true;
-        for (int64_t i = -GUARD; i < buffers[b].n + GUARD; i++)
-            if (i < 0 || i >= buffers[b].n) whole = whole && buffers[b].f[i] == guard_value(i);
-        CHECK(whole, "%s: guard band of buffer %d overwritten", name, b);
-        free(buffers[b].f - GUARD);
-        free(buffers[b].d);
-    }
-    n_buffers = 0;
-}
-
-/* ---- checks ---- */
-
-static int pass; /* 0: references are computed and compared; later passes only compare bits with pass 0 */
-static struct {
-    float *data;
-    int64_t n;
-} snapshots[MAX_SNAPSHOTS];
-static int n_snapshots;
-
-/* The same op call gave the same bits in every pass. */
-static void same_bits(const char *name, Buffer b) {
-    if (n_snapshots == MAX_SNAPSHOTS) abort();
-    size_t bytes = sizeof(float) * (size_t)b.n;
-    if (pass == 0) {
-        snapshots[n_snapshots].data = malloc(bytes);
-        snapshots[n_snapshots].n = b.n;
-        memcpy(snapshots[n_snapshots].data, b.f, bytes);
-    } else {
-        CHECK(memcmp(snapshots[n_snapshots].data, b.f, bytes) == 0, "%s: other bits with %d threads", name,
-              cpu_thread_count());
-    }
-    n_snapshots++;
-}
-
-/* got equals want (doubles) to TOLERANCE of the largest |want|. A NaN on either side fails. */
-static void close_to(const char *name, Buffer got, const double *want) {
-    same_bits(name, got);
-    if (pass > 0) return;
-    double worst = 0, largest = 1e-30;
-    for (int64_t i = 0; i < got.n; i++) {
-        double error = fabs(got.f[i] - want[i]);
-        if (!(error <= worst)) worst = error;
-        if (fabs(want[i]) > largest) largest = fabs(want[i]);
-    }
-    CHECK(worst <= TOLERANCE * largest, "%s: error %g, largest value %g", name, worst, largest);
-}
-
-typedef double (*Objective)(const void *context);
-
-static double central_difference(Objective objective, const void *context, Buffer x, const double *direction,
-                                 double h) {
-    double at[2];
-    for (int side = 0; side < 2; side++) {
-        for (int64_t i = 0; i < x.n; i++) x.d[i] = x.f[i] + (side ? -h : h) * direction[i];
-        at[side] = objective(context);
-    }
-    to_double(x);
-    objective(context); /* leaves the results of the true inputs behind */
-    return (at[0] - at[1]) / (2 * h);
-}
-
-/* grad - start is the gradient of the objective (double, reads x.d) with respect to x; start NULL means 0. */
-static void is_gradient(const char *name, Objective objective, const void *context, Buffer x, Buffer grad,
-                        const float *start) {
-    same_bits(name, grad);
-    if (pass > 0) return;
-    double norm = 1e-30, *direction = malloc(sizeof(double) * (size_t)x.n);
-    for (int64_t i = 0; i < x.n; i++) norm += pow(grad.f[i] - (start ? start[i] : 0), 2);
-    norm = sqrt(norm);
-    for (int trial = 0; trial < 2; trial++) {
-        double length = 0, slope = 0;
-        for (int64_t i = 0; i < x.n; i++)
-            direction[i] = uniform(&check_stream), length += direction[i] * direction[i];
-        for (int64_t i = 0; i < x.n; i++)
-            slope += (grad.f[i] - (double)(start ? start[i] : 0)) * (direction[i] /= sqrt(length));
-        double truth = central_difference(objective, context, x, direction, 1e-3);
-        CHECK(fabs(slope - truth) <= TOLERANCE * norm, "%s: slope %.9g, truth %.9g, |gradient| %g", name,
-              slope, truth, norm);
-    }
-    free(direction);
-}
-
-static double weighted_sum(Buffer weights, const double *values) {
-    double sum = 0;
-    for (int64_t i = 0; i < weights.n; i++) sum += weights.f[i] * values[i];
-    return sum;
-}
+/* The ops of the CPU backend but attention: test_cpu_attention.c. */
+#include "cpu_case.h"
 
 /* ---- linear and GELU ---- */
 
@@ -350,112 +202,6 @@ static void test_embedding(int B, int T, int C, int V) {
     end_case(name);
 }
 
-/* ---- attention ---- */
-
-typedef struct Attention {
-    int B, T, NH, HD;
-    Buffer qkv, dout, out, lse;
-} Attention;
-
-static double attention_double(const void *context) {
-    const Attention *a = context;
-    int64_t T = a->T, NH = a->NH, HD = a->HD, row = 3 * NH * HD;
-    double *p = malloc(sizeof(double) * (size_t)T);
-    for (int64_t i = 0; i < a->B * NH * T; i++) {
-        int64_t t = i % T, head = i / T % NH, batch = i / T / NH;
-        const double *q = a->qkv.d + (batch * T + t) * row + head * HD;
-        const double *k = a->qkv.d + batch * T * row + (NH + head) * HD, *v = k + NH * HD;
-        double max = -INFINITY, sum = 0, *out = a->out.d + ((batch * T + t) * NH + head) * HD;
-        for (int64_t j = 0; j <= t; j++) {
-            p[j] = 0;
-            for (int64_t d = 0; d < HD; d++) p[j] += q[d] * k[j * row + d];
-            p[j] /= sqrt((double)HD);
-            max = p[j] > max ? p[j] : max;
-        }
-        for (int64_t j = 0; j <= t; j++) sum += p[j] = exp(p[j] - max);
-        for (int64_t d = 0; d < HD; d++) out[d] = 0;
-        for (int64_t j = 0; j <= t; j++)
-            for (int64_t d = 0; d < HD; d++) out[d] += p[j] / sum * v[j * row + d];
-        a->lse.d[i] = max + log(sum);
-    }
-    free(p);
-    return weighted_sum(a->dout, a->out.d);
-}
-
-/* spread: of the inputs; large ones make one key take nearly all the weight. */
-static void test_attention(int B, int T, int NH, int HD, double spread) {
-    char name[64];
-    snprintf(name, sizeof name, "attention B %d T %d NH %d HD %d spread %g", B, T, NH, HD, spread);
-    int64_t n = (int64_t)B * T * NH * HD;
-    Attention a = {
-        B, T, NH, HD, filled(3 * n, spread, 0), filled(n, 1, 0), poisoned(n), poisoned((int64_t)B * NH * T)};
-    Buffer dqkv = poisoned(3 * n), decoded = poisoned(NH * HD), scratch = poisoned(1);
-    Buffer probs = poisoned((int64_t)B * NH * T * T), dprobs = poisoned(probs.n);
-    ops->attention_forward(a.out.f, a.lse.f, a.qkv.f, B, T, NH, HD);
-    if (pass == 0) attention_double(&a);
-    close_to(name, a.out, a.out.d);
-    close_to(name, a.lse, a.lse.d);
-    ops->attention_backward(dqkv.f, a.dout.f, a.out.f, a.qkv.f, a.lse.f, scratch.f, B, T, NH, HD);
-    is_gradient(name, attention_double, &a, a.qkv, dqkv, NULL);
-    for (int64_t i = 0; i < dqkv.n; i++) dqkv.f[i] = NAN;
-
-    ops->attention_standard_forward(a.out.f, probs.f, a.qkv.f, B, T, NH, HD);
-    close_to(name, a.out, a.out.d);
-    ops->attention_standard_backward(dqkv.f, dprobs.f, a.dout.f, probs.f, a.qkv.f, B, T, NH, HD);
-    is_gradient(name, attention_double, &a, a.qkv, dqkv, NULL);
-    for (int t = T / 2; t < T; t += T / 2 + 1) { /* of the first sequence */
-        ops->attention_decode(decoded.f, a.qkv.f, t, NH, HD);
-        close_to(name, decoded, a.out.d + (int64_t)t * NH * HD);
-    }
-    end_case(name);
-}
-
-/* Rows do not see what comes behind them, to the bit; and a NaN in a query reaches its own row alone. */
-static void test_attention_causal(void) {
-    enum { T = 150, NH = 2, HD = 24, CUT = 101, C = NH * HD };
-    Buffer qkv = filled(T * 3 * C, 1, 0), out = poisoned(T * C), changed = poisoned(T * C),
-           lse = poisoned(NH * T);
-    ops->attention_forward(out.f, lse.f, qkv.f, 1, T, NH, HD);
-    for (int64_t i = CUT * 3 * C; i < qkv.n; i++) qkv.f[i] = (float)uniform(&input_stream);
-    qkv.f[50 * 3 * C] = NAN; /* head 0, query 50 */
-    ops->attention_forward(changed.f, lse.f, qkv.f, 1, T, NH, HD);
-    bool same = true, nan = true;
-    for (int64_t i = 0; i < CUT * C; i++) {
-        if (i / C == 50 && i % C < HD)
-            nan = nan && isnan(changed.f[i]);
-        else
-            same = same && changed.f[i] == out.f[i];
-    }
-    CHECK(same, "attention: a row changed with the rows behind it");
-    CHECK(nan && isnan(lse.f[50]), "attention: a NaN in a query did not reach its row");
-    end_case("attention causal");
-}
-
-/* A context of tens of thousands: three rows of one head against double. */
-static void test_attention_long(void) {
-    enum { T = 20000, HD = 16 };
-    Buffer qkv = filled(3 * T * HD, 2, 0), out = poisoned(T * HD), lse = poisoned(T);
-    ops->attention_forward(out.f, lse.f, qkv.f, 1, T, 1, HD);
-    same_bits("attention long", out);
-    for (int64_t t = 4; pass == 0 && t < T; t += 9997) {
-        double sum = 0, row[HD] = {0}, worst = 0;
-        for (int64_t j = 0; j <= t; j++) {
-            double s = 0;
-            for (int d = 0; d < HD; d++) s += qkv.d[t * 3 * HD + d] * qkv.d[(j * 3 + 1) * HD + d] / 4;
-            sum += exp(s);
-            for (int d = 0; d < HD; d++) row[d] += exp(s) * qkv.d[(j * 3 + 2) * HD + d];
-        }
-        for (int d = 0; d < HD; d++) {
-            double error = fabs(out.f[t * HD + d] - row[d] / sum);
-            if (!(error <= worst)) worst = error;
-        }
-        CHECK(worst <= TOLERANCE, "attention long: row %d error %g", (int)t, worst);
-        CHECK(fabs(lse.f[t] - log(sum)) <= TOLERANCE * 10, "attention long: lse %g, truth %g", lse.f[t],
-              log(sum));
-    }
-    end_case("attention long");
-}
-
 /* ---- loss ---- */
 
 static void test_cross_entropy(int64_t N, int V, int Vp, double spread) {
@@ -607,7 +353,6 @@ static void run_cases(void) {
         {768, 128,  128 }
     };
     static const int rows[] = {1, 7, 65, 127}, channels[] = {8, 24, 40, 128};
-    static const int context[] = {1, 7, 64, 65, 127}, head_size[] = {8, 24, 32, 64, 128};
     for (size_t i = 0; i < sizeof linear / sizeof *linear; i++)
         test_linear(linear[i][0], linear[i][1], linear[i][2]);
     for (int i = 0; i < 4; i++)
@@ -615,12 +360,6 @@ static void run_cases(void) {
             test_layernorm(rows[i], channels[j]);
             test_embedding(3, rows[i], channels[j], 11);
         }
-    for (int i = 0; i < 5; i++)
-        for (int j = 0; j < 5; j++) test_attention(1 + j % 2, context[i], 1 + i % 3, head_size[j], 2);
-    test_attention(1, 200, 1, 256, 1);
-    test_attention(1, 90, 2, 40, 6);
-    test_attention_causal();
-    test_attention_long();
     test_cross_entropy(1, 1, 8, 1);
     test_cross_entropy(9, 17, 24, 5);
     test_cross_entropy(70, 256, 256, 3);
@@ -638,19 +377,6 @@ static void run_cases(void) {
 }
 
 int main(void) {
-    Error err = {0};
-    if (!CHECK(ops->open(&err), "open: %s", err.text)) return check_finish("cpu_ops");
-    printf("cpu_ops: seed %u, %s\n", SEED, ops->device_name());
-    static const int threads[] = {2, 1, 2, 3};
-    int before = cpu_thread_count();
-    for (pass = 0; pass < 4; pass++) {
-        cpu_set_thread_count(threads[pass]);
-        input_stream = check_stream = SEED;
-        n_snapshots = 0;
-        run_cases();
-    }
-    cpu_set_thread_count(before);
     test_device();
-    for (int i = 0; i < n_snapshots; i++) free(snapshots[i].data);
-    return check_finish("cpu_ops");
+    return check_cpu_cases("cpu_ops", run_cases);
 }

@@ -9,6 +9,7 @@
 #include <sched.h>
 #include <stdatomic.h>
 #include <stdbool.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <unistd.h>
 
@@ -120,16 +121,32 @@ void cpu_parallel_for(int64_t n_tasks, void (*task)(const void *args, int64_t i)
     }
 }
 
-static int default_thread_count(void) {
-    const char *text = getenv("OMP_NUM_THREADS");
-    int asked = text ? atoi(text) : 0;
-    if (asked > 0) return asked;
+/* Cores' worth of time that a container's quota allows (cgroup v2), or 0 where there is none. Threads beyond
+ * it are stopped for most of each 100 ms, and the others wait for them. */
+static int quota_cores(void) {
+    long long quota = 0, period = 1;
+    FILE *file = fopen("/sys/fs/cgroup/cpu.max", "r");
+    if (!file) return 0;
+    int fields = fscanf(file, "%lld %lld", &quota, &period);
+    fclose(file);
+    return fields == 2 && quota > 0 && period > 0 ? (int)ceil_div(quota, period) : 0;
+}
+
+static int available_cores(void) {
 #ifdef __linux__
     cpu_set_t cores;
     if (sched_getaffinity(0, sizeof cores, &cores) == 0) return CPU_COUNT(&cores);
 #endif
     long n = sysconf(_SC_NPROCESSORS_ONLN);
     return n > 0 ? (int)n : 1;
+}
+
+static int default_thread_count(void) {
+    const char *text = getenv("OMP_NUM_THREADS");
+    int asked = text ? atoi(text) : 0;
+    if (asked > 0) return asked;
+    int cores = available_cores(), quota = quota_cores();
+    return quota > 0 && quota < cores ? quota : cores;
 }
 
 int cpu_thread_count(void) {

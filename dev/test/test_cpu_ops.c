@@ -1,4 +1,5 @@
 /* The ops of the CPU backend but attention: test_cpu_attention.c. */
+#include "../../llmc/cpu/vec.h"
 #include "cpu_case.h"
 
 /* ---- linear and GELU ---- */
@@ -92,6 +93,47 @@ static void test_gelu(void) {
     CHECK(y.f[0] == 1e4f && y.f[1] == 0 && isnan(y.f[2]), "gelu of 1e4, -1e4, NaN: %g %g %g", y.f[0], y.f[1],
           y.f[2]);
     end_case("gelu");
+}
+
+/* gelu' alone: the identity as weight and ones as dout. */
+static void test_gelu_derivative(void) {
+    enum { N = 500, C = 8 };
+    Buffer x = poisoned(N * C), dx = poisoned(N * C), identity = filled(C * C, 0, 0),
+           ones = filled(N * C, 0, 1);
+    for (int i = 0; i < C; i++) identity.f[i * C + i] = 1;
+    for (int i = 0; i < N * C; i++) x.f[i] = (i - N * C / 2) * 0.005f;
+    to_double(x);
+    ops->linear_backward_input(dx.f, ones.f, identity.f, x.f, N, C, C);
+    double worst = 0;
+    for (int i = 0; i < N * C; i++) {
+        double h = 1e-5,
+               error = fabs(dx.f[i] - (gelu_double(x.d[i] + h) - gelu_double(x.d[i] - h)) / (2 * h));
+        if (!(error <= worst)) worst = error;
+    }
+    CHECK(worst <= 1e-6, "gelu': error %g", worst);
+    end_case("gelu derivative");
+}
+
+/* The exponential behind softmax and GELU: its stated error over the whole range, and its ends. */
+static void test_exp(void) {
+    double worst = 0;
+    for (double x = -87.3; x < 88.7; x += 0.0007) {
+        double truth = exp((float)x), error = fabs(vec_exp(vec_set((float)x))[VEC - 1] - truth) / truth;
+        if (!(error <= worst)) worst = error;
+    }
+    CHECK(worst <= 1.5e-7, "exp: relative error %g", worst);
+    static const float ends[][2] = {
+        {0,         1       },
+        {89,        INFINITY},
+        {INFINITY,  INFINITY},
+        {-104,      0       },
+        {-INFINITY, 0       }
+    };
+    for (int i = 0; i < 5; i++) {
+        float got = vec_exp(vec_set(ends[i][0]))[0];
+        CHECK(got == ends[i][1], "exp(%g) is %g", ends[i][0], got);
+    }
+    CHECK(isnan(vec_exp(vec_set(NAN))[0]), "exp(NaN) is a number");
 }
 
 /* ---- layernorm ---- */
@@ -373,10 +415,12 @@ static void run_cases(void) {
     test_adamw(1000, true, 0);
     test_adamw(40, true, 100);
     test_gelu();
+    test_gelu_derivative();
     test_nan_in_linear();
 }
 
 int main(void) {
     test_device();
+    test_exp();
     return check_cpu_cases("cpu_ops", run_cases);
 }

@@ -55,6 +55,10 @@ static inline vec vec_select(vec_mask mask, vec yes, vec no) {
     return (vec)(((vec_int)yes & mask) | ((vec_int)no & ~mask));
 }
 
+static inline vec vec_abs(vec v) {
+    return (vec)((vec_int)v & 0x7fffffff);
+}
+
 /* Of two numbers the larger; b where either is NaN. */
 static inline vec vec_max(vec a, vec b) {
     return vec_select(a > b, a, b);

@@ -8,6 +8,9 @@ bool fail(Error *err, int exit_code, const char *format, ...) {
     va_start(args, format);
     vsnprintf(err->text, sizeof err->text, format, args);
     va_end(args);
+    /* One line, whatever names a hostile file brings. */
+    for (char *c = err->text; *c; c++)
+        if ((unsigned char)*c < ' ' || *c == 127) *c = '?';
     err->exit_code = exit_code;
     return false;
 }

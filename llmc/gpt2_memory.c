@@ -17,11 +17,13 @@ static Activation row(const char *name, int64_t elems, int64_t layers, DType dty
     bool shared = keep == SCRATCH || !options->training ||
                   (keep == KEPT_UNLESS_GELU && options->recompute != RECOMPUTE_NONE) ||
                   (keep == KEPT_UNLESS_BLOCK && options->recompute == RECOMPUTE_BLOCK);
+    const int64_t apart =
+        (elems + 63) / 64 * 64; /* every layer's instance starts at a multiple of 128 bytes */
     return (Activation){
         .name = name,
         .elems = elems,
         .instances = shared ? 1 : layers,
-        .stride = shared || layers == 1 ? 0 : elems,
+        .stride = shared || layers == 1 ? 0 : apart,
         .dtype = dtype,
         .category = keep == SCRATCH        ? "scratch"
                     : shared && layers > 1 ? "recomputed"
@@ -92,7 +94,7 @@ static void activation_table(Activation table[N_ACTIVATIONS], const Ops *ops, co
 
 static size_t activation_bytes(const Activation *a, const GPT2Options *options) {
     if (a->backward_only && !options->training) return 0;
-    return (size_t)(a->elems * a->instances) * dtype_bytes(a->dtype);
+    return (size_t)(a->stride * (a->instances - 1) + a->elems) * dtype_bytes(a->dtype);
 }
 
 /* ---- the plan ---- */

@@ -1,5 +1,6 @@
 #include "setup.h"
 #include <errno.h>
+#include <glob.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -150,6 +151,21 @@ static DataLoader *open_data(const Run *run, const char *pattern, int split, boo
     return dataloader_open(&options, err);
 }
 
+/* A new run beside the checkpoints of another would leave --resume to guess which to go on with. */
+static bool refuse_used_output(const Settings *s, Error *err) {
+    char pattern[1024];
+    glob_t found = {0};
+    snprintf(pattern, sizeof pattern, "%s/step_*", s->out);
+    const bool used = !s->resume && !s->eval_only && glob(pattern, 0, NULL, &found) == 0;
+    if (used)
+        fail(err, EXIT_INPUT,
+             "--out %s: holds checkpoints of another run (%s); hint: --resume goes on with it, or another "
+             "folder",
+             s->out, found.gl_pathv[0]);
+    globfree(&found);
+    return !used;
+}
+
 bool setup_output(Run *run, Error *err) {
     const char *out = run->settings.out;
     char path[1024];
@@ -168,7 +184,7 @@ bool setup_output(Run *run, Error *err) {
     if (!is_directory(path)) return fail(err, EXIT_INPUT, "--out %s: it is a file, expected a folder", out);
     if (access(path, W_OK | X_OK))
         return fail(err, EXIT_INPUT, "--out %s: cannot write there: %s", out, strerror(errno));
-    return true;
+    return refuse_used_output(&run->settings, err);
 }
 
 /* The default --eval-batches reads a short validation text once, not over and over. */

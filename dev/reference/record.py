@@ -170,17 +170,20 @@ def run(m, master_dtype, compute_dtype, device):
     return result
 
 
-def relative_error(got, want):
-    difference = float((got.double() - want.double()).norm())
-    return difference / max(float(want.double().norm()), 1e-30)
-
-
 def entries(index, values, max_entries):
     """The recorded entries of record number index: all, or hash-chosen ones (with replacement)."""
     flat = values.flatten()
     if flat.numel() <= max_entries:
         return flat
     return flat[hash_stream(STREAM_ENTRIES + index, 0, max_entries) % flat.numel()]
+
+
+def relative_error(index, got, want, max_entries):
+    """Error of the recorded entries of record number index, scaled to the whole tensor, over the norm of the whole: what
+    test_gpt2.cu computes of ours."""
+    difference = entries(index, got.double(), max_entries) - entries(index, want.double(), max_entries)
+    scale = math.sqrt(want.numel() / difference.numel())
+    return scale * float(difference.norm()) / max(float(want.double().norm()), 1e-30)
 
 
 def write(path, m, recorder, records):
@@ -201,7 +204,8 @@ def record(name, device, out):
     errors = []
     for dtype, where in ((torch.float32, "cpu"), (torch.bfloat16, device)):
         result = run(m, torch.float32, dtype, where)
-        errors.append({key: relative_error(result[key], want) for key, want in truth.items()})
+        errors.append({key: relative_error(index, result[key], want, m.max_entries)
+                       for index, (key, want) in enumerate(truth.items())})
         del result
     records = []
     for index, (key, want) in enumerate(truth.items()):

@@ -106,6 +106,7 @@ run $long --out "$work/again" --save-every 6
 check "same seed, same bits" [ "$(hashes "$work/whole/step_00000012")" = "$(hashes "$work/again/step_00000012")" ]
 
 # ---- resume ----
+refuses "a new run beside old checkpoints" 'step_00000006.*resume' $long --out "$work/whole"
 cp -r "$work/whole" "$work/resumed" && rm -rf "$work/resumed/step_00000012"
 run $long --out "$work/resumed" --save-every 6 --resume
 check "resume: exit code $status" [ "$status" -eq 0 ]

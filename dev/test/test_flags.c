@@ -177,19 +177,19 @@ static void test_recipes(void) {
         const char *recipe, *model;
         int64_t batch, seq, tokens_per_step, steps;
     } rows[] = {
-        {"",                                   false, "cpu-small", "nano",     12, 64,     768,     2000 },
-        {"",                                   true,  "gpu-small", "baby",     64, 256,    16384,   1500 },
-        {"--train my.txt",                     true,  "gpu-small", "baby",     64, 256,    16384,   1500 },
+        {"",                                   false, "cpu-small", "nano",     12, 64,     768,     1500 },
+        {"",                                   true,  "gpu-small", "baby",     64, 256,    16384,   800  },
+        {"--train my.txt",                     true,  "gpu-small", "baby",     64, 256,    16384,   800  },
         {"--train x_*.bin",                    true,  "gpt2",      "d12",      64, 1024,   524288,  19073},
-        {"--train x_*.bin",                    false, "cpu-small", "nano",     12, 64,     768,     2000 },
-        {"--model nano",                       true,  "gpu-small", "nano",     64, 256,    16384,   1500 },
+        {"--train x_*.bin",                    false, "cpu-small", "nano",     12, 64,     768,     1500 },
+        {"--model nano",                       true,  "gpu-small", "nano",     64, 256,    16384,   800  },
         {"--model d24 --batch 16",             true,  "gpt2",      "d24",      16, 1024,   524288,  19073},
         {"--model out/124M",                   true,  "gpt2",      "out/124M", 64, 1024,   524288,  19073},
         {"--model d12",                        false, "gpt2-cpu",  "d12",      4,  256,    1024,    200  },
         {"--batch 5 --steps 9",                false, "cpu-small", "nano",     5,  64,     320,     9    },
         {"--model d12 --batch 60",             true,  "gpt2",      "d12",      60, 1024,   552960,  19073}, /* 9 x 61440 is nearest */
         {"--model d12 --seq 131072 --batch 8", true,  "gpt2",      "d12",      8,  131072, 1048576, 19073},
-        {"--tokens-per-step 3840",             false, "cpu-small", "nano",     12, 64,     3840,    2000 },
+        {"--tokens-per-step 3840",             false, "cpu-small", "nano",     12, 64,     3840,    1500 },
     };
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         Settings s;
@@ -267,7 +267,7 @@ static void test_contradictions(void) {
         {"--keep 2",                                 {"--keep", "--out"}                              },
         {"--keep 2 --out x",                         {"--keep", "--save-every"}                       },
         {"--warmup 20 --steps 10",                   {"--warmup 20", "--steps 10"}                    },
-        {"--warmup 3000",                            {"--warmup 3000", "--steps 2000"}                },
+        {"--warmup 3000",                            {"--warmup 3000", "--steps 1500"}                },
         {"--train a.bin --eval-only",                {"--eval-only", "--val"}                         },
         {"--train a.bin --eval-every 5",             {"--eval-every", "--val"}                        },
         {"--prompt x --sample-tokens 0",             {"--prompt", "--sample-tokens 0"}                },

@@ -12,7 +12,8 @@
 #:
 #: TEXT=path         the default training text, in place of TinyShakespeare
 #: GPU_ARCH=native   builds for the card of this machine alone (faster build); GPU_ARCH=90a names one
-#: NO_OPENMP=1       one thread;  DEBUG=1  -O1 and symbols;  CC=, NVCC=  other compilers;  V=1  prints the commands
+#: NO_OPENMP=1       builds without OpenMP;  DEBUG=1  -O1 and symbols;  CC=, NVCC=  other compilers;  V=1  prints the commands
+#: OMP_NUM_THREADS=N (at run time) threads on the CPU
 
 BUILD ?= build
 PYTHON ?= python3

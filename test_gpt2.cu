@@ -42,8 +42,9 @@ static void hash_tensor(float *out, TensorId id, int layer, const Tensor *t, con
     const int64_t real = id == WTE ? (int64_t)h->vocab_size * t->cols : t->layer_elems;
     const float center = norm_weight ? 1.0f : 0.0f;
 #pragma omp parallel for
-    for (int64_t i = 0; i < t->layer_elems; i++)
-        out[i] = i < real ? center + reference_uniform((uint32_t)(id * 1000 + layer), i, log2_scale) : 0.0f;
+    for (int64_t i = 0; i < real; i++)
+        out[i] = center + reference_uniform((uint32_t)(id * 1000 + layer), i, log2_scale);
+    for (int64_t i = real; i < t->layer_elems; i++) out[i] = 0.0f; /* padding rows of wte */
 }
 
 static void set_hash_weights(GPT2 *model, const ReferenceHeader *h) {

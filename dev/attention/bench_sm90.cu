@@ -73,7 +73,8 @@ static Problem problem_alloc(Shape s, bool reference) {
     p.out = buffer_alloc(N * C * 2);
     p.lse = buffer_alloc(N * s.NH * 4);
     p.dqkv = buffer_alloc(N * 3 * C * 2);
-    p.scratch = buffer_alloc(attention_backward_sm90_scratch_bytes(s.B, s.T, s.NH));
+    p.scratch = buffer_alloc(std::max(attention_backward_sm90_scratch_bytes(s.B, s.T, s.NH),
+                                      attention_backward_sm90_fused_scratch_bytes(s.B, s.T, s.NH)));
     fill(p.qkv, 1);
     fill(p.dout, 2);
     if (!reference) return p;
@@ -128,9 +129,14 @@ static void forward(const Problem *p, Buffer out, Buffer lse, const Variant *v) 
     attention_forward_sm90_variant(out.data, (float *)lse.data, p->qkv.data, p->s.B, p->s.T, p->s.NH, p->s.HD,
                                    p->s.causal, v->softmax, v->order);
 }
-static void backward(const Problem *p, Buffer dqkv) {
-    attention_backward_sm90(dqkv.data, p->dout.data, p->out.data, p->qkv.data, (float *)p->lse.data,
-                            p->scratch.data, p->s.B, p->s.T, p->s.NH, p->s.HD, p->s.causal);
+static void backward(const Problem *p, Buffer dqkv, bool fused) {
+    const Shape s = p->s;
+    if (fused)
+        attention_backward_sm90_fused(dqkv.data, p->dout.data, p->out.data, p->qkv.data, (float *)p->lse.data,
+                                      p->scratch.data, s.B, s.T, s.NH, s.causal);
+    else
+        attention_backward_sm90(dqkv.data, p->dout.data, p->out.data, p->qkv.data, (float *)p->lse.data,
+                                p->scratch.data, s.B, s.T, s.NH, s.HD, s.causal);
 }
 
 /* ---- checks ---- */
@@ -169,12 +175,12 @@ static void check_forward(Problem *p, const Variant *v) {
 }
 
 /* Uses out and lse as the last forward left them. */
-static void check_backward(Problem *p) {
+static void check_backward(Problem *p, bool fused) {
     for (Buffer b : {p->dqkv, p->dqkv2, p->scratch}) buffer_poison(b);
-    backward(p, p->dqkv);
+    backward(p, p->dqkv, fused);
     CUDA_CHECK(cudaDeviceSynchronize());
     buffer_poison(p->scratch);
-    backward(p, p->dqkv2);
+    backward(p, p->dqkv2, fused);
     CUDA_CHECK(cudaDeviceSynchronize());
     const bool repeats = same_bits(p->dqkv, p->dqkv2);
     bool guards = true, good = true;
@@ -186,7 +192,7 @@ static void check_backward(Problem *p) {
                           part);
         good = good && within(e[part]);
     }
-    print_shape("backward", p->s);
+    print_shape(fused ? "backward, fused" : "backward", p->s);
     printf("%s dq %.1e dk %.1e dv %.1e worst row %.1e %.1e %.1e%s%s\n", verdict(good && repeats && guards),
            e[0].all, e[1].all, e[2].all, e[0].worst, e[1].worst, e[2].worst, repeats ? "" : " NOT REPEATABLE",
            guards ? "" : " WROTE OUTSIDE");
@@ -230,7 +236,7 @@ static void check_equal(int HD, bool causal) {
     for (int t = 0; t < s.T; t++) CUDA_CHECK(cudaMemset(p.qkv.data + qkv_at(s, t, 0, 0) * 2, 0, HD * 2));
     reference(&p);
     check_forward(&p, &VARIANTS[0]);
-    check_backward(&p);
+    for (int fused = 0; fused <= (HD == 64); fused++) check_backward(&p, fused);
     problem_free(&p);
 }
 
@@ -258,8 +264,8 @@ static void check_propagation(int HD, const Variant *v, float x) {
     print_shape(v->name, s);
     printf("%s %s in key %d reaches the rows that see it and no other\n",
            verdict(propagated && contained && n_nan > 0), isnan(x) ? "NaN" : "inf", bad);
-    backward(&p, p.dqkv);
-    CUDA_CHECK(cudaDeviceSynchronize()); /* it ends */
+    for (int fused = 0; fused <= (HD == 64); fused++) backward(&p, p.dqkv, fused);
+    CUDA_CHECK(cudaDeviceSynchronize()); /* they end */
     problem_free(&p);
 }
 
@@ -303,7 +309,7 @@ static void check_all(void) {
                 Problem p = problem_alloc(s, true);
                 reference(&p);
                 for (int v = N_VARIANTS - 1; v >= 0; v--) check_forward(&p, &VARIANTS[v]);
-                check_backward(&p);
+                for (int fused = 0; fused <= (HD == 64); fused++) check_backward(&p, fused);
                 problem_free(&p);
             }
             check_growth(HD, causal, 3);
@@ -320,19 +326,15 @@ static void check_all(void) {
 /* ---- timing ---- */
 
 /* What is timed: a forward variant, or backward, or one of its passes. */
-enum { BACKWARD = N_VARIANTS, BACKWARD_DQ, BACKWARD_DKV, N_TIMED };
-static const char *const TIMED_NAMES[] = {"forward, frozen, turns",
-                                          "forward, frozen, free",
-                                          "forward, online, turns",
-                                          "forward, online, free",
-                                          "backward",
-                                          "backward, dQ pass",
-                                          "backward, dK, dV pass"};
+enum { BACKWARD = N_VARIANTS, BACKWARD_DQ, BACKWARD_DKV, BACKWARD_FUSED, N_TIMED };
+static const char *const TIMED_NAMES[] = {
+    "forward, frozen, turns", "forward, frozen, free", "forward, online, turns", "forward, online, free",
+    "backward, split",        "backward, dQ pass",     "backward, dK, dV pass",  "backward, fused"};
 
 static void run(const Problem *p, int what) {
     const Shape s = p->s;
     if (what < N_VARIANTS) forward(p, p->out, p->lse, &VARIANTS[what]);
-    if (what == BACKWARD) backward(p, p->dqkv);
+    if (what == BACKWARD || what == BACKWARD_FUSED) backward(p, p->dqkv, what == BACKWARD_FUSED);
     if (what == BACKWARD_DQ)
         attention_backward_sm90_dq(p->dqkv.data, p->dout.data, p->out.data, p->qkv.data, (float *)p->lse.data,
                                    p->scratch.data, s.B, s.T, s.NH, s.HD, s.causal);
@@ -367,7 +369,7 @@ static double time_ms(const Problem *p, int what, double seconds) {
 
 static void time_table(int HD, bool causal, double seconds) {
     static const int LENGTHS[] = {1024, 2048, 4096, 8192, 16384, 32768};
-    double rate[N_TIMED][6];
+    double rate[N_TIMED][6] = {};
     for (int l = 0; l < 6; l++) {
         const int T = LENGTHS[l];
         const Shape s = {65536 / T, T, 1536 / HD, HD, causal};
@@ -375,8 +377,9 @@ static void time_table(int HD, bool causal, double seconds) {
         Problem p = problem_alloc(s, false);
         const double flops = 4.0 * s.B * s.NH * (double)T * T * HD / (causal ? 2 : 1);
         for (int what = 0; what < N_TIMED; what++) {
-            const bool part = what > BACKWARD || (what < BACKWARD && what > 0);
-            const double ms = time_ms(&p, what, part ? seconds / 2 : seconds);
+            if (what == BACKWARD_FUSED && HD != 64) continue;
+            const bool main = what == 0 || what == BACKWARD || what == BACKWARD_FUSED;
+            const double ms = time_ms(&p, what, main ? seconds : seconds / 2);
             static const double GEMMS[] = {1,   1,   1, 1,
                                            2.5, 1.5, 2}; /* of forward's two: the passes' own products */
             rate[what][l] = GEMMS[what] * flops / ms * 1e-9;

@@ -91,6 +91,58 @@ __device__ __forceinline__ void bulk_load(uint32_t shared, const void *global, u
 __device__ __forceinline__ void fence_proxy_async() {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
+/* The same for global memory. */
+__device__ __forceinline__ void fence_proxy_async_global() {
+    asm volatile("fence.proxy.async.global;" ::: "memory");
+}
+
+/* From shared to global memory: = and += of fp32. Addresses and size are multiples of 16. */
+__device__ __forceinline__ void bulk_store(void *global, uint32_t shared, uint32_t bytes) {
+    asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(global), "r"(shared),
+                 "r"(bytes)
+                 : "memory");
+}
+__device__ __forceinline__ void bulk_add_f32(void *global, uint32_t shared, uint32_t bytes) {
+    asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(global),
+                 "r"(shared), "r"(bytes)
+                 : "memory");
+}
+__device__ __forceinline__ void bulk_commit() {
+    asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+}
+/* Until at most PENDING of this thread's committed groups are not done; _read: have not read their source. */
+template <int PENDING> __device__ __forceinline__ void bulk_wait() {
+    asm volatile("cp.async.bulk.wait_group %0;" ::"n"(PENDING) : "memory");
+}
+template <int PENDING> __device__ __forceinline__ void bulk_wait_read() {
+    asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(PENDING) : "memory");
+}
+
+/* ---- between blocks, through global memory ---- */
+
+__device__ __forceinline__ unsigned load_acquire(const unsigned *p) {
+    unsigned x;
+    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(x) : "l"(p) : "memory");
+    return x;
+}
+__device__ __forceinline__ void add_release(unsigned *p, unsigned x) {
+    asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(p), "r"(x) : "memory");
+}
+
+/* 8 bytes that other blocks may have written: past L1. */
+__device__ __forceinline__ float2 load_l2(const float *p) {
+    float2 x;
+    asm volatile("ld.global.cg.v2.f32 {%0, %1}, [%2];" : "=f"(x.x), "=f"(x.y) : "l"(p) : "memory");
+    return x;
+}
+
+/* ---- stmatrix: four 8 x 8 bf16 matrices; lane l gives the address of row l % 8 of matrix l / 8 ---- */
+
+__device__ __forceinline__ void stmatrix_x4(uint32_t shared, const uint32_t (&r)[4]) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(shared), "r"(r[0]),
+                 "r"(r[1]), "r"(r[2]), "r"(r[3])
+                 : "memory");
+}
 
 /* ---- warpgroups ---- */
 
@@ -141,11 +193,6 @@ template <int N> __device__ __forceinline__ void wgmma_results(float (&d)[N]) {
 template <int N> __device__ __forceinline__ void wgmma_results(uint32_t (&a)[N][4]) {
 #pragma unroll
     for (int i = 0; i < 4 * N; i++) asm volatile("" : "+r"(a[i / 4][i % 4])::"memory");
-}
-
-/* No instruction: keeps the compiler from making a constant operand again for each wgmma. */
-__device__ __forceinline__ void wgmma_operand(uint32_t (&a)[4]) {
-    asm volatile("" : "+r"(a[0]), "+r"(a[1]), "+r"(a[2]), "+r"(a[3])::"memory");
 }
 
 /* Matrix descriptors (PTX ISA, "Matrix descriptor"), for tiles with the 128-byte swizzle. The 64-bit value

@@ -38,3 +38,8 @@ void attention_backward_sm90_dq(floatX *dqkv, const floatX *dout, const floatX *
                                 const float *lse, void *scratch, int B, int T, int NH, int HD, bool causal);
 void attention_backward_sm90_dkv(floatX *dqkv, const floatX *dout, const floatX *qkv, const void *scratch,
                                  int B, int T, int NH, int HD, bool causal);
+
+/* Backward in one pass of five products, head size 64. scratch: the bytes below. */
+void attention_backward_sm90_fused(floatX *dqkv, const floatX *dout, const floatX *out, const floatX *qkv,
+                                   const float *lse, void *scratch, int B, int T, int NH, bool causal);
+size_t attention_backward_sm90_fused_scratch_bytes(int B, int T, int NH);

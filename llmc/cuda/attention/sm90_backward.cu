@@ -100,32 +100,6 @@ __device__ __forceinline__ void load_row_data(DqRowData<C> &data, const Work &wo
     }
 }
 
-/* x as three bf16 whose sum is x. */
-__device__ __forceinline__ void split_bf16(bf16 (&part)[3], float x) {
-#pragma unroll
-    for (int i = 0; i < 3; i++) {
-        part[i] = __float2bfloat16_rn(x);
-        x -= __bfloat162float(part[i]);
-    }
-}
-
-__device__ __forceinline__ FoldRow fold_row(float neg_lse_unscaled, float neg_d) {
-    union {
-        bf16 part[8];
-        FoldRow row;
-    } fold;
-    bf16 lse[3], d[3];
-    split_bf16(lse, neg_lse_unscaled);
-    split_bf16(d, neg_d);
-#pragma unroll
-    for (int i = 0; i < 3; i++) {
-        fold.part[i] = lse[i];
-        fold.part[3 + i] = d[i];
-    }
-    fold.part[6] = fold.part[7] = __float2bfloat16_rn(0.0f);
-    return fold.row;
-}
-
 /* D of the rows, kept and written for the other pass together with lse. */
 template <class C>
 __device__ __forceinline__ void finish_row_data(DqRows<C> &r, const DqRowData<C> &data, const Work &work,

@@ -54,6 +54,32 @@ inline BackwardArgs backward_args(floatX *dqkv, const floatX *dout, const floatX
     return args;
 }
 
+/* x as three bf16 whose sum is x. */
+__device__ __forceinline__ void split_bf16(bf16 (&part)[3], float x) {
+#pragma unroll
+    for (int i = 0; i < 3; i++) {
+        part[i] = __float2bfloat16_rn(x);
+        x -= __bfloat162float(part[i]);
+    }
+}
+
+__device__ __forceinline__ FoldRow fold_row(float neg_lse_unscaled, float neg_d) {
+    union {
+        bf16 part[8];
+        FoldRow row;
+    } fold;
+    bf16 lse[3], d[3];
+    split_bf16(lse, neg_lse_unscaled);
+    split_bf16(d, neg_d);
+#pragma unroll
+    for (int i = 0; i < 3; i++) {
+        fold.part[i] = lse[i];
+        fold.part[3 + i] = d[i];
+    }
+    fold.part[6] = fold.part[7] = __float2bfloat16_rn(0.0f);
+    return fold.row;
+}
+
 /* S or dP: acc = A B^T over the head's columns, A from shared memory in tiles of 64 rows, B in tiles of
  * b_rows. */
 template <int HD, int N>

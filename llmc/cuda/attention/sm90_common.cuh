@@ -57,7 +57,7 @@ typedef struct TileOrder {
     int tiles;          /* of one head */
     int section_heads;
     int total;
-    int descending; /* the last tile of a head is the longest */
+    int descending; /* a head's tiles from the last to the first */
 } TileOrder;
 
 constexpr int64_t SM90_SECTION_BYTES = 24 << 20; /* half the L2 of an H100 */
@@ -120,9 +120,10 @@ template <int STAGES> struct Ring {
 template <int STAGES> struct RingBarriers {
     uint64_t full[STAGES], empty[STAGES];
 
-    __device__ __forceinline__ void init(int consumer_warps) {
+    /* writers: threads that arrive on `full`; one where TMA writes. */
+    __device__ __forceinline__ void init(int consumer_warps, int writers = 1) {
         for (int i = 0; i < STAGES; i++) {
-            mbarrier_init(shared_address(&full[i]), 1);
+            mbarrier_init(shared_address(&full[i]), writers);
             mbarrier_init(shared_address(&empty[i]), consumer_warps);
         }
     }

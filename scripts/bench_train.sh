@@ -16,15 +16,15 @@ with open(sys.argv[1], "wb") as f:
     array.array("i", [20240520, 1, n] + [0] * 253).tofile(f)
     tokens.tofile(f)
 PY
-echo 'GPT-2 124M (d12), median of the last 15 of 25 steps'
+echo 'GPT-2 124M (d12), median of the last 40 of 60 steps'
 echo '   B       T   ms/step     tok/s    MFU %'
 for shape in "${@:-64,1024}"; do
     B=${shape%,*} T=${shape#*,}
     ./train_gpt2cu --model d12 --train "$work/bench_train_*.bin" --batch "$B" --seq "$T" --tokens-per-step $((B * T)) \
-        --steps 25 --sample-tokens 0 --eval-every 0 --out "$work/run" --model-only >"$work/log.txt" || { cat "$work/log.txt"; exit 1; }
+        --steps 60 --sample-tokens 0 --eval-every 0 --out "$work/run" --model-only >"$work/log.txt" || { cat "$work/log.txt"; exit 1; }
     python3 - "$work/run/log.jsonl" "$B" "$T" <<'PY'
 import json, sys
-rows = [r for r in map(json.loads, open(sys.argv[1])) if "ms" in r][10:]
+rows = [r for r in map(json.loads, open(sys.argv[1])) if "ms" in r][20:]
 rows.sort(key=lambda r: r["ms"])
 r = rows[len(rows) // 2]
 print(f"{sys.argv[2]:>4} {sys.argv[3]:>7} {r['ms']:9.2f} {r['tok_s']:9.0f} {100 * r['mfu']:8.1f}")

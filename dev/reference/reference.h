@@ -1,7 +1,7 @@
 /* Reads the files of record.py (layout: README.md) and computes the hash that weights and tokens come from.
  */
 #pragma once
-#include "../../llmc/error.h"
+#include "../../llmc/gpt2.h"
 #include <math.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -158,4 +158,24 @@ static inline int64_t reference_index(const Reference *reference, int index, int
     return elems <= reference->header.max_entries
                ? i
                : reference_hash(STREAM_ENTRIES + (uint32_t)index, i) % elems;
+}
+
+/* Weights of one layer's tensor, as record.py makes them. */
+static inline void hash_tensor(float *out, TensorId id, int layer, const Tensor *t,
+                               const ReferenceHeader *h) {
+    const bool norm_weight = id == LN_1_W || id == LN_2_W || id == LN_F_W;
+    const int log2_scale = t->is_matrix ? h->log2_scale : norm_weight ? -3 : -4;
+    const int64_t real = id == WTE ? (int64_t)h->vocab_size * t->cols : t->layer_elems;
+    const float center = norm_weight ? 1.0f : 0.0f;
+#pragma omp parallel for
+    for (int64_t i = 0; i < real; i++)
+        out[i] = center + reference_uniform((uint32_t)(id * 1000 + layer), i, log2_scale);
+    for (int64_t i = real; i < t->layer_elems; i++) out[i] = 0.0f; /* padding rows of wte */
+}
+
+static inline int32_t *hash_tokens(uint32_t stream, int64_t n, int vocab_size) {
+    int32_t *tokens = malloc((size_t)n * sizeof *tokens);
+    if (!tokens) abort();
+    for (int64_t i = 0; i < n; i++) tokens[i] = (int32_t)(reference_hash(stream, i) % (uint32_t)vocab_size);
+    return tokens;
 }

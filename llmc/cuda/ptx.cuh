@@ -6,6 +6,7 @@
  * (g+8, 2t..2t+1) so two neighbouring C blocks, rounded to bf16 and packed, are one A fragment without a
  * shuffle. All addresses are 32-bit shared-memory addresses, see shared_address. */
 #pragma once
+#include <cuda.h>
 #include <cuda_bf16.h>
 #include <stdint.h>
 
@@ -69,4 +70,276 @@ __device__ __forceinline__ float ex2(float x) {
     float y;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
+}
+
+/* ==== sm_90a: mbarrier, TMA, wgmma, setmaxnreg, named barriers. Thin wrappers, one instruction
+ * each, named after the instruction. Call them only from code that is compiled for sm_90a.
+ *
+ * Shared-memory addresses are 32-bit, see shared_address. A warpgroup is four consecutive warps, the first a
+ * multiple of four.
+ *
+ * Tiles. Rows of 64 bf16 (128 bytes), 1024-byte aligned, their 16-byte chunks permuted by TMA's SWIZZLE_128B:
+ * chunk c of row r lies at c ^ (r & 7). Wider matrices are several such tiles, one for each 64 columns.
+ *
+ * wgmma (PTX ISA, "Asynchronous warpgroup level matrix instructions"): D (64 x N, fp32 registers) = or += A
+ * (64 x 16) B (16 x N). Warp w of the warpgroup has rows 16w .. 16w+15 of D; with g = lane / 4, t = lane % 4,
+ * register i is row g + 8 * (i / 2 % 2),  column 8 * (i / 4) + 2t + i % 2 and A in registers is a0 (g,
+ * 2t..2t+1), a1 (g+8, same), a2 (g, 2t+8..), a3 (g+8, same): D, rounded and packed in pairs, is A of the next
+ * product without a shuffle. */
+
+/* ---- mbarrier: 8 bytes in shared memory ---- */
+
+__device__ __forceinline__ void mbarrier_init(uint32_t barrier, int arrivals) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
+}
+
+/* Makes this thread's mbarrier_init visible to TMA; other threads need a __syncthreads after it. */
+__device__ __forceinline__ void fence_mbarrier_init() {
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+
+__device__ __forceinline__ void mbarrier_arrive(uint32_t barrier) {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+
+/* Arrives, and holds the phase until TMA has written `bytes`. */
+__device__ __forceinline__ void mbarrier_arrive_expect_tx(uint32_t barrier, uint32_t bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
+                 : "memory");
+}
+
+/* True once the phase of this parity has completed. The first phase has parity 0; parity 1 passes at once on
+ * a fresh barrier. */
+__device__ __forceinline__ bool mbarrier_try_wait(uint32_t barrier, uint32_t parity) {
+    uint32_t done;
+    asm volatile("{\n"
+                 ".reg .pred p;\n"
+                 "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
+                 "selp.u32 %0, 1, 0, p;\n"
+                 "}"
+                 : "=r"(done)
+                 : "r"(barrier), "r"(parity)
+                 : "memory");
+    return done != 0;
+}
+
+/* With -DBOUNDED_WAIT a wait that takes far too long faults by a store to address 0 instead of hanging the
+ * device. (A trap in the loop makes ptxas serialise every wgmma of the kernel, C7512; a store does not.) */
+__device__ __forceinline__ void mbarrier_wait(uint32_t barrier, uint32_t parity) {
+#ifdef BOUNDED_WAIT
+    for (int tries = 0; !mbarrier_try_wait(barrier, parity); tries++)
+        if (tries == 1 << 18) asm volatile("st.global.u32 [%0], %1;" ::"l"(0ull), "r"(0) : "memory");
+#else
+    while (!mbarrier_try_wait(barrier, parity)) {
+    }
+#endif
+}
+
+/* ---- TMA: bulk copies by the hardware, each issued by one thread ---- */
+
+/* Starts copying the map's box at (x0, .., x4), x0 the fastest dimension; what lies outside the tensor
+ * becomes 0. The barrier counts the whole box's bytes. */
+__device__ __forceinline__ void tma_load_5d(uint32_t shared, const CUtensorMap *map, int x0, int x1, int x2,
+                                            int x3, int x4, uint32_t barrier) {
+    asm volatile("cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes "
+                 "[%0], [%1, {%2, %3, %4, %5, %6}], [%7];" ::"r"(shared),
+                 "l"(map), "r"(x0), "r"(x1), "r"(x2), "r"(x3), "r"(x4), "r"(barrier)
+                 : "memory");
+}
+
+/* Starts copying `bytes` contiguous bytes; addresses and size are multiples of 16. */
+__device__ __forceinline__ void bulk_load(uint32_t shared, const void *global, uint32_t bytes,
+                                          uint32_t barrier) {
+    asm volatile(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+            shared),
+        "l"(global), "r"(bytes), "r"(barrier)
+        : "memory");
+}
+
+/* Orders this thread's ordinary accesses to shared memory before later ones by TMA and wgmma. */
+__device__ __forceinline__ void fence_proxy_async() {
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+/* The same for global memory. */
+__device__ __forceinline__ void fence_proxy_async_global() {
+    asm volatile("fence.proxy.async.global;" ::: "memory");
+}
+
+/* From shared to global memory: = and += of fp32. Addresses and size are multiples of 16. */
+__device__ __forceinline__ void bulk_store(void *global, uint32_t shared, uint32_t bytes) {
+    asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(global), "r"(shared),
+                 "r"(bytes)
+                 : "memory");
+}
+__device__ __forceinline__ void bulk_add_f32(void *global, uint32_t shared, uint32_t bytes) {
+    asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(global),
+                 "r"(shared), "r"(bytes)
+                 : "memory");
+}
+__device__ __forceinline__ void bulk_commit() {
+    asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+}
+/* Until at most PENDING of this thread's committed groups are not done; _read: have not read their source. */
+template <int PENDING> __device__ __forceinline__ void bulk_wait() {
+    asm volatile("cp.async.bulk.wait_group %0;" ::"n"(PENDING) : "memory");
+}
+template <int PENDING> __device__ __forceinline__ void bulk_wait_read() {
+    asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(PENDING) : "memory");
+}
+
+/* ---- between blocks, through global memory ---- */
+
+__device__ __forceinline__ unsigned load_acquire(const unsigned *p) {
+    unsigned x;
+    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(x) : "l"(p) : "memory");
+    return x;
+}
+__device__ __forceinline__ void add_release(unsigned *p, unsigned x) {
+    asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(p), "r"(x) : "memory");
+}
+
+/* 8 bytes that other blocks may have written: past L1. */
+__device__ __forceinline__ float2 load_l2(const float *p) {
+    float2 x;
+    asm volatile("ld.global.cg.v2.f32 {%0, %1}, [%2];" : "=f"(x.x), "=f"(x.y) : "l"(p) : "memory");
+    return x;
+}
+
+/* ---- stmatrix: four 8 x 8 bf16 matrices; lane l gives the address of row l % 8 of matrix l / 8 ---- */
+
+__device__ __forceinline__ void stmatrix_x4(uint32_t shared, const uint32_t (&r)[4]) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(shared), "r"(r[0]),
+                 "r"(r[1]), "r"(r[2]), "r"(r[3])
+                 : "memory");
+}
+
+/* ---- warpgroups ---- */
+
+/* All four warps of the warpgroup execute it. inc waits until other warpgroups have given enough registers
+ * back. */
+template <int REGISTERS> __device__ __forceinline__ void setmaxnreg_inc() {
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(REGISTERS));
+}
+template <int REGISTERS> __device__ __forceinline__ void setmaxnreg_dec() {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(REGISTERS));
+}
+
+/* Barrier `id` (1..15; 0 is __syncthreads) completes when THREADS threads have synced or arrived. */
+template <int THREADS> __device__ __forceinline__ void named_barrier_sync(int id) {
+    asm volatile("bar.sync %0, %1;" ::"r"(id), "n"(THREADS) : "memory");
+}
+template <int THREADS> __device__ __forceinline__ void named_barrier_arrive(int id) {
+    asm volatile("bar.arrive %0, %1;" ::"r"(id), "n"(THREADS) : "memory");
+}
+
+/* Low half first. */
+__device__ __forceinline__ uint32_t cvt_bf16x2(float low, float high) {
+    uint32_t pair;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+    return pair;
+}
+
+/* ---- wgmma ---- */
+
+/* Before the first wgmma of a batch, and whenever its registers were written by other instructions. */
+__device__ __forceinline__ void wgmma_fence() {
+    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+}
+__device__ __forceinline__ void wgmma_commit() {
+    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+}
+/* Waits until at most PENDING committed groups are under way. Call wgmma_results on every register array that
+ * those groups wrote or read before touching it. */
+template <int PENDING> __device__ __forceinline__ void wgmma_wait() {
+    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
+}
+
+/* No instruction: keeps the compiler from moving accesses to these registers above the wait. */
+template <int N> __device__ __forceinline__ void wgmma_results(float (&d)[N]) {
+#pragma unroll
+    for (int i = 0; i < N; i++) asm volatile("" : "+f"(d[i])::"memory");
+}
+template <int N> __device__ __forceinline__ void wgmma_results(uint32_t (&a)[N][4]) {
+#pragma unroll
+    for (int i = 0; i < 4 * N; i++) asm volatile("" : "+r"(a[i / 4][i % 4])::"memory");
+}
+
+/* Matrix descriptors (PTX ISA, "Matrix descriptor"), for tiles with the 128-byte swizzle. The 64-bit value
+ * counts in units of 16 bytes: add bytes / 16 to step. k contiguous ("K-major"): the next 16 of k are 32
+ * bytes on, the next 64 the next tile. m or n contiguous ("MN-major"): the next 16 of k are 2048 bytes on;
+ * chunk_bytes: from 64 columns to the next 64. */
+__device__ __forceinline__ uint64_t descriptor_k_major(uint32_t tile) {
+    return (1ull << 62) | ((uint64_t)(1024 >> 4) << 32) | ((tile & 0x3ffff) >> 4);
+}
+__device__ __forceinline__ uint64_t descriptor_mn_major(uint32_t tile, uint32_t chunk_bytes) {
+    return descriptor_k_major(tile) | ((uint64_t)(chunk_bytes >> 4) << 16);
+}
+/* No swizzle, K-major: blocks of 8 rows x 16 bytes, 128 bytes each, one after another; k_bytes: from 8 of k
+ * to the next 8. */
+__device__ __forceinline__ uint64_t descriptor_unswizzled(uint32_t tile, uint32_t k_bytes) {
+    return ((uint64_t)(128 >> 4) << 32) | ((uint64_t)(k_bytes >> 4) << 16) | ((tile & 0x3ffff) >> 4);
+}
+
+/* How a wgmma treats D, and how its B lies in shared memory. */
+enum WgmmaD { D_SET, D_ADD };
+enum WgmmaB { B_K_MAJOR, B_MN_MAJOR };
+
+#define WGMMA_8(c, d, i)                                                                                     \
+    c((d)[(i)]), c((d)[(i) + 1]), c((d)[(i) + 2]), c((d)[(i) + 3]), c((d)[(i) + 4]), c((d)[(i) + 5]),        \
+        c((d)[(i) + 6]), c((d)[(i) + 7])
+#define WGMMA_32(c, d, i)                                                                                    \
+    WGMMA_8(c, d, i), WGMMA_8(c, d, (i) + 8), WGMMA_8(c, d, (i) + 16), WGMMA_8(c, d, (i) + 24)
+#define WGMMA_64(c, d, i) WGMMA_32(c, d, i), WGMMA_32(c, d, (i) + 32)
+#define WGMMA_LIST_32                                                                                        \
+    "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, "   \
+    "%22, %23, "                                                                                             \
+    "%24, %25, %26, %27, %28, %29, %30, %31"
+#define WGMMA_LIST_64                                                                                        \
+    WGMMA_LIST_32                                                                                            \
+    ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, "      \
+    "%51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+
+/* D_SET writes D ("=f"), so the compiler sees that old values are dead; scale-d is a predicate. */
+#define WGMMA_TEXT(shape, list, operands, set, flags)                                                        \
+    "{\n.reg .pred p;\nsetp.ne.b32 p, " set ", 0;\nwgmma.mma_async.sync.aligned." shape                      \
+    ".f32.bf16.bf16 {" list "}, " operands ", p, 1, 1, " flags ";\n}"
+#define WGMMA_SS(shape, list, outputs, constraint, set, o0, o1, o2, o3)                                      \
+    asm volatile(WGMMA_TEXT(shape, list, o0 ", " o1, set, o2 ", " o3)                                        \
+                 : outputs(constraint, d, 0)                                                                 \
+                 : "l"(a), "l"(b), "n"(A_MN), "n"((int)B))
+#define WGMMA_RS(shape, list, outputs, constraint, set, o0, o1, o2, o3, o4, o5)                              \
+    asm volatile(WGMMA_TEXT(shape, list, "{" o0 ", " o1 ", " o2 ", " o3 "}, " o4, set, o5)                   \
+                 : outputs(constraint, d, 0)                                                                 \
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"((int)B))
+
+/* D (64 x 64 or 64 x 128, by the size of d) = or += A B, both from shared memory. A_MN: A is MN-major. */
+template <WgmmaD D, WgmmaB B, int A_MN = 0>
+__device__ __forceinline__ void wgmma(float (&d)[32], uint64_t a, uint64_t b) {
+    if (D == D_SET)
+        WGMMA_SS("m64n64k16", WGMMA_LIST_32, WGMMA_32, "=f", "0", "%32", "%33", "%34", "%35");
+    else
+        WGMMA_SS("m64n64k16", WGMMA_LIST_32, WGMMA_32, "+f", "1", "%32", "%33", "%34", "%35");
+}
+template <WgmmaD D, WgmmaB B, int A_MN = 0>
+__device__ __forceinline__ void wgmma(float (&d)[64], uint64_t a, uint64_t b) {
+    if (D == D_SET)
+        WGMMA_SS("m64n128k16", WGMMA_LIST_64, WGMMA_64, "=f", "0", "%64", "%65", "%66", "%67");
+    else
+        WGMMA_SS("m64n128k16", WGMMA_LIST_64, WGMMA_64, "+f", "1", "%64", "%65", "%66", "%67");
+}
+/* The same with A in registers, which must stay as they are until the product is done. */
+template <WgmmaD D, WgmmaB B>
+__device__ __forceinline__ void wgmma(float (&d)[32], const uint32_t (&a)[4], uint64_t b) {
+    if (D == D_SET)
+        WGMMA_RS("m64n64k16", WGMMA_LIST_32, WGMMA_32, "=f", "0", "%32", "%33", "%34", "%35", "%36", "%37");
+    else
+        WGMMA_RS("m64n64k16", WGMMA_LIST_32, WGMMA_32, "+f", "1", "%32", "%33", "%34", "%35", "%36", "%37");
+}
+template <WgmmaD D, WgmmaB B>
+__device__ __forceinline__ void wgmma(float (&d)[64], const uint32_t (&a)[4], uint64_t b) {
+    if (D == D_SET)
+        WGMMA_RS("m64n128k16", WGMMA_LIST_64, WGMMA_64, "=f", "0", "%64", "%65", "%66", "%67", "%68", "%69");
+    else
+        WGMMA_RS("m64n128k16", WGMMA_LIST_64, WGMMA_64, "+f", "1", "%64", "%65", "%66", "%67", "%68", "%69");
 }

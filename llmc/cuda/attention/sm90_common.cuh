@@ -11,7 +11,7 @@
 #include <math_constants.h>
 #include <cudaTypedefs.h>
 #include "../cuda_common.cuh"
-#include "../ptx_sm90.cuh"
+#include "../ptx.cuh"
 
 /* The kernels' bodies exist only in sm_90a code: wgmma and setmaxnreg are in no other. */
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)

@@ -96,7 +96,8 @@ typedef struct Activation {
     const char *name;
     int64_t elems;     /* of one instance, at (B,T) of the plan */
     int64_t instances; /* 1 or n_layer */
-    int64_t stride;    /* elements between instances, elems rounded up; 0 where one buffer serves every layer (recomputed) */
+    int64_t stride;    /* elements between instances, elems rounded up; 0 where one buffer serves every layer
+                          (recomputed) */
     DType dtype;
     const char *category; /* "activations", "recomputed", "scratch" */
     bool backward_only;   /* absent in a model opened for inference */

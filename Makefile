@@ -111,6 +111,7 @@ sanitize-run: $(TESTS)
 	@dev/test/run.sh $(TESTS)
 
 # ---- dev ----
+# bench_sm90 times the Hopper kernels that are being tried (dev/attention/sm90*); they are compiled for sm_90a alone.
 DEV_PROGRAMS := $(BUILD)/bench_ops $(BUILD)/bench_attention
 $(BUILD)/bench_ops: $(BUILD)/dev/driver/bench_ops.o
 $(BUILD)/bench_attention: $(BUILD)/dev/attention/bench_attention.o
@@ -120,7 +121,11 @@ $(BUILD)/dev/%.o: dev/%.cu Makefile | need-nvcc
 	@mkdir -p $(@D)
 	@echo "  nvcc $<"
 	$(Q)$(NVCC) $(NVCCFLAGS) -c $< -o $@
-dev: $(DEV_PROGRAMS)
+$(BUILD)/bench_sm90: dev/attention/bench_sm90.cu $(wildcard dev/attention/sm90*) dev/attention/reference_gpu.cuh | need-nvcc
+	@mkdir -p $(@D)
+	@echo "  nvcc $<"
+	$(Q)$(NVCC) -std=c++17 -O3 -gencode arch=compute_90a,code=sm_90a --expt-relaxed-constexpr -DBOUNDED_WAIT $(filter %.cu,$^) -o $@
+dev: $(DEV_PROGRAMS) $(BUILD)/bench_sm90
 bench: $(DEV_PROGRAMS) train_gpt2cu
 	@$(BUILD)/bench_ops
 	@$(BUILD)/bench_attention

@@ -1,7 +1,5 @@
-/* Checks and times the sm_90a attention kernels alone, on a Hopper card. From the repository root:
- *
- *   nvcc -O3 -std=c++17 -gencode arch=compute_90a,code=sm_90a --expt-relaxed-constexpr -DBOUNDED_WAIT -o
- * /tmp/bench_sm90 dev/attention/bench_sm90.cu llmc/cuda/attention/sm90_*.cu && /tmp/bench_sm90
+/* Checks and times the sm_90a attention kernels of this folder alone, on a Hopper card: make dev &&
+ * build/bench_sm90
  *
  * Checks: forward (every variant) and backward against a naive reference in double on the same bf16 inputs;
  * outputs hold NaN before, guard bands around every buffer are compared after, everything runs twice and must
@@ -16,7 +14,7 @@
 #include <string.h>
 #include <algorithm>
 #include <vector>
-#include "../../llmc/cuda/attention/sm90.cuh"
+#include "sm90.cuh"
 #include "../../llmc/cuda/cuda_common.cuh"
 #include "reference_gpu.cuh"
 
@@ -49,6 +47,12 @@ static const char *verdict(bool ok) {
 /* bf16 rounding of P, dS and of the results gives about 1.6e-3 (2^-9 / sqrt(3) for each, independent). */
 static bool within(Errors e) {
     return e.all <= 5e-3 && e.worst <= 3e-2;
+}
+
+/* Of the gradients, the first rows of dQ are all but 0 under a causal mask (row 0: exactly), while D keeps
+ * the rounding of O, 2^-9 of a row that has not averaged yet: any kernel that reads O in bf16 shows it. */
+static bool gradient_within(Errors e, bool causal) {
+    return e.all <= 5e-3 && e.worst <= (causal ? 2e-1 : 3e-2);
 }
 
 /* ---- a problem: its buffers and its reference ---- */
@@ -190,7 +194,7 @@ static void check_backward(Problem *p, bool fused) {
     for (int part = 0; part < 3; part++) {
         e[part] = compare(p->dqkv.data, p->ref_dqkv, (int64_t)p->s.B * p->s.T * 3 * p->s.NH, p->s.HD, p->s.NH,
                           part);
-        good = good && within(e[part]);
+        good = good && gradient_within(e[part], p->s.causal);
     }
     print_shape(fused ? "backward, fused" : "backward", p->s);
     printf("%s dq %.1e dk %.1e dv %.1e worst row %.1e %.1e %.1e%s%s\n", verdict(good && repeats && guards),

@@ -6,7 +6,7 @@
 enum { SEED = 1234 };
 #define FP32_LIMIT 1e-5
 
-static bool op_verbose;
+static bool op_verbose, op_small; /* op_small: short sequences only, for compute-sanitizer */
 
 static inline void *op_malloc(size_t bytes) {
     void *p = malloc(bytes + 1);
@@ -32,7 +32,10 @@ static inline int op_main(const char *name, int argc, char **argv, void (*test)(
     const Ops *const backends[] = {ops_cuda_fp32, ops_cuda_bf16};
     const char *const names[] = {"cuda fp32", "cuda bf16"};
     Error err = {0};
-    op_verbose = argc > 1 && strcmp(argv[1], "-v") == 0;
+    for (int i = 1; i < argc; i++) {
+        op_verbose |= strcmp(argv[i], "-v") == 0;
+        op_small |= strcmp(argv[i], "small") == 0;
+    }
     printf("%s: seed %d\n", name, SEED);
     if (!ops_cpu.open(&err)) die(&err);
     for (int i = 0; i < 2; i++) {

@@ -10,8 +10,8 @@
 #pragma once
 #include <math_constants.h>
 #include <cudaTypedefs.h>
-#include "../cuda_common.cuh"
-#include "../ptx.cuh"
+#include "../../llmc/cuda/cuda_common.cuh"
+#include "../../llmc/cuda/ptx.cuh"
 
 /* The kernels' bodies exist only in sm_90a code: wgmma and setmaxnreg are in no other. */
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
@@ -147,6 +147,7 @@ template <int STAGES> struct RingBarriers {
         mbarrier_wait(shared_address(&full[at.stage]), at.parity);
     }
     __device__ __forceinline__ void release(Ring<STAGES> at) {
+        __syncwarp(); /* lane 0's arrival then stands for the reads of all 32 */
         if (threadIdx.x % 32 == 0) mbarrier_arrive(shared_address(&empty[at.stage]));
     }
 };

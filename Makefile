@@ -92,7 +92,7 @@ $(CUDA_OBJ): $(BUILD)/%.o: %.cu Makefile | need-nvcc
 	$(Q)$(NVCC) $(NVCCFLAGS) -c $< -o $@
 
 # The commit stands in --version, logs and checkpoints; the file changes only when the commit does.
-COMMIT := $(shell git rev-parse --short HEAD 2>/dev/null || echo unknown)$(shell git diff --quiet HEAD 2>/dev/null || echo -modified)
+COMMIT := $(or $(shell git describe --always --dirty=-modified --exclude='*' 2>/dev/null),unknown)
 $(shell mkdir -p $(BUILD); echo '$(COMMIT)' | cmp -s - $(BUILD)/commit || echo '$(COMMIT)' >$(BUILD)/commit)
 $(BUILD)/llmc/flags_help.o: $(BUILD)/commit
 $(BUILD)/llmc/flags_help.o: CFLAGS += -DLLMC_COMMIT='"$(COMMIT)"'

@@ -125,7 +125,9 @@ $(BUILD)/bench_sm90: dev/attention/bench_sm90.cu $(wildcard dev/attention/sm90*)
 	@mkdir -p $(@D)
 	@echo "  nvcc $<"
 	$(Q)$(NVCC) -std=c++17 -O3 -gencode arch=compute_90a,code=sm_90a --expt-relaxed-constexpr -DBOUNDED_WAIT $(filter %.cu,$^) -o $@
-dev: $(DEV_PROGRAMS) $(BUILD)/bench_sm90
+$(BUILD)/bench_cpu: $(BUILD)/dev/driver/bench_cpu.o $(CORE_OBJ) $(STUB_OBJ)
+	$(Q)$(LINK_CPU) $^ -o $@ $(LIBS)
+dev: $(BUILD)/bench_cpu $(if $(NVCC),$(DEV_PROGRAMS) $(BUILD)/bench_sm90)
 bench: $(DEV_PROGRAMS) train_gpt2cu
 	@$(BUILD)/bench_ops
 	@$(BUILD)/bench_attention

@@ -275,11 +275,23 @@ static bool resume(Run *run, Error *err) {
     return true;
 }
 
+/* The process's resident memory: on the CPU other programs make the free memory of the machine useless as a
+ * measure. */
+static size_t resident_bytes(void) {
+    size_t pages = 0;
+    FILE *file = fopen("/proc/self/statm", "r");
+    if (!file) return 0;
+    if (fscanf(file, "%*u %zu", &pages) != 1) pages = 0;
+    fclose(file);
+    return pages * (size_t)sysconf(_SC_PAGESIZE);
+}
+
 bool setup_model(Run *run, Error *err) {
     const GPT2Options options = model_options(run);
     size_t total_bytes;
     if (!run->ops->open(err)) return false;
     run->ops->memory_info(&run->free_at_start, &total_bytes);
+    run->resident_at_start = resident_bytes();
     run->free_at_start += run->ops->fixed_bytes(); /* open() took these, and the plan counts them */
     if (!check_memory(run, &options, err)) return false;
     if (!gpt2_open(&run->model, run->ops, &run->config, &options, err)) return false;
@@ -292,20 +304,9 @@ bool setup_model(Run *run, Error *err) {
     return true;
 }
 
-/* The process's resident memory: on the CPU other programs make the free memory of the machine useless as a
- * measure. */
-static size_t resident_bytes(void) {
-    size_t pages = 0;
-    FILE *file = fopen("/proc/self/statm", "r");
-    if (!file) return 0;
-    if (fscanf(file, "%*u %zu", &pages) != 1) pages = 0;
-    fclose(file);
-    return pages * (size_t)sysconf(_SC_PAGESIZE);
-}
-
 size_t setup_memory_in_use(const Run *run) {
     size_t free_bytes, total_bytes;
-    if (run->ops == &ops_cpu) return resident_bytes();
+    if (run->ops == &ops_cpu) return resident_bytes() - run->resident_at_start;
     run->ops->memory_info(&free_bytes, &total_bytes);
     return run->free_at_start > free_bytes ? run->free_at_start - free_bytes : 0;
 }

@@ -17,11 +17,12 @@ typedef struct Run {
     Tokenizer *tokenizer; /* NULL: samples are token ids */
     GPT2Config config;
     GPT2 model;
-    DataLoader *train, *val; /* NULL where the run needs none */
-    char checkpoint[1024];   /* what --resume found; "" for a new run */
-    int64_t first_step;      /* optimizer steps done before this run */
-    size_t planned_bytes;    /* total of the memory plan */
-    size_t free_at_start;    /* bytes free on the device before the model was opened */
+    DataLoader *train, *val;  /* NULL where the run needs none */
+    char checkpoint[1024];    /* what --resume found; "" for a new run */
+    int64_t first_step;       /* optimizer steps done before this run */
+    size_t planned_bytes;     /* total of the memory plan */
+    size_t free_at_start;     /* bytes free on the device before the model was opened */
+    size_t resident_at_start; /* on the CPU: of the process, then */
     int rank, n_ranks;
 } Run;
 

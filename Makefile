@@ -34,7 +34,8 @@ LIBS = -lm -lpthread
 
 # sm_80 code runs on every card from A100 to Ada, sm_90a on Hopper; later cards' drivers compile the PTX.
 ifeq ($(GPU_ARCH),native)
-override GPU_ARCH := $(patsubst 90,90a,$(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader | head -n 1 | tr -d .))
+override GPU_ARCH := $(patsubst 90,90a,$(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | head -n 1 | tr -d .))
+$(if $(GPU_ARCH),,$(error GPU_ARCH=native: nvidia-smi names no card; hint: GPU_ARCH=90a, or leave it out for all cards))
 endif
 ARCHS = $(if $(GPU_ARCH),-gencode arch=compute_$(GPU_ARCH)$(comma)code=sm_$(GPU_ARCH),-gencode arch=compute_80$(comma)code=sm_80 \
 	-gencode arch=compute_90a$(comma)code=sm_90a -gencode arch=compute_80$(comma)code=compute_80)
@@ -77,24 +78,29 @@ train_gpt2cu test_gpt2cu: %cu: $(BUILD)/%.o $(CORE_OBJ) $(CUDA_OBJ) | need-nvcc
 train_gpt2 train_gpt2cu: | default-text
 
 # ---- objects ----
-$(BUILD)/%.o: %.c Makefile
+$(BUILD)/%.o: %.c Makefile $(BUILD)/c_flags
 	@mkdir -p $(@D)
 	@echo "  cc   $<"
 	$(Q)$(CC) $(CFLAGS_ALL) -c $< -o $@
 # The two programs at the top level are plain C, whatever their suffix: only llmc/cuda holds kernels.
-$(BUILD)/train_gpt2.o $(BUILD)/test_gpt2.o: $(BUILD)/%.o: %.cu Makefile
+$(BUILD)/train_gpt2.o $(BUILD)/test_gpt2.o: $(BUILD)/%.o: %.cu Makefile $(BUILD)/c_flags
 	@mkdir -p $(@D)
 	@echo "  cc   $<"
 	$(Q)$(CC) $(CFLAGS_ALL) -x c -c $< -o $@
-$(CUDA_OBJ): $(BUILD)/%.o: %.cu Makefile | need-nvcc
+$(CUDA_OBJ): $(BUILD)/%.o: %.cu Makefile $(BUILD)/nvcc_flags | need-nvcc
 	@mkdir -p $(@D)
 	@echo "  nvcc $<"
 	$(Q)$(NVCC) $(NVCCFLAGS) -c $< -o $@
 
 # The commit stands in --version, logs and checkpoints; the file changes only when the commit does.
 COMMIT := $(or $(shell git describe --always --dirty=-modified --exclude='*' 2>/dev/null),unknown)
-$(shell mkdir -p $(BUILD); echo '$(COMMIT)' | cmp -s - $(BUILD)/commit || echo '$(COMMIT)' >$(BUILD)/commit)
+# Writes text $(2) to the file $(1), only where it is not there already.
+remember = $(shell mkdir -p $(BUILD); printf '%s\n' '$(2)' | cmp -s - $(1) || printf '%s\n' '$(2)' >$(1))
+$(call remember,$(BUILD)/commit,$(COMMIT))
 $(BUILD)/llmc/flags_help.o: $(BUILD)/commit
+# Other compilers or flags than last time build everything again.
+$(call remember,$(BUILD)/c_flags,$(CC) $(CFLAGS_ALL))
+$(call remember,$(BUILD)/nvcc_flags,$(NVCC) $(NVCCFLAGS))
 $(BUILD)/llmc/flags_help.o: CFLAGS += -DLLMC_COMMIT='"$(COMMIT)"'
 
 # ---- checks ----

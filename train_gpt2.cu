@@ -5,12 +5,14 @@
  *
  * Every part is a file of llmc/: flags, setup, gpt2 (the model over ops.h), dataloader, schedule, sampler,
  * checkpoint. */
+#include <fcntl.h>
 #include <math.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 #include "llmc/checkpoint.h"
 #include "llmc/console.h"
 #include "llmc/flags.h"
@@ -28,8 +30,9 @@ typedef struct Training {
     RunLog log;
     double peak_flops;
     double started, seconds_training; /* wall clock of the steps alone: no evaluation, sampling, saving */
-    double train_loss, val_loss, best_val_loss;
-    int64_t tokens_seen, n_skipped, last_saved;
+    double train_loss, val_loss;
+    TrainerState state; /* of the last whole step: what a checkpoint says beside the model */
+    int64_t last_saved; /* step; -1: none */
     int bad_in_a_row;
     size_t peak_memory_bytes; /* measured on the device */
 } Training;
@@ -41,11 +44,23 @@ static void request_stop(int signal_number) {
     stop_requested = 1;
 }
 
-/* The first SIGTERM or SIGINT ends the run after the current step, saved; a second one ends it at once. */
+/* The first SIGTERM, SIGINT or SIGHUP (a closed terminal) ends the run after the current step, saved; a
+ * second one ends it at once. A reader that leaves (SIGPIPE) or a file-size limit (SIGXFSZ) does not end it:
+ * the failed write is seen where it is made. */
 static void catch_signals(void) {
-    struct sigaction action = {.sa_handler = request_stop, .sa_flags = SA_RESETHAND | SA_RESTART};
-    sigaction(SIGTERM, &action, NULL);
-    sigaction(SIGINT, &action, NULL);
+    struct sigaction stop = {.sa_handler = request_stop, .sa_flags = SA_RESETHAND | SA_RESTART};
+    struct sigaction ignore = {.sa_handler = SIG_IGN};
+    const int stopping[] = {SIGTERM, SIGINT, SIGHUP}, ignored[] = {SIGPIPE, SIGXFSZ};
+    for (int i = 0; i < 3; i++) sigaction(stopping[i], &stop, NULL);
+    for (int i = 0; i < 2; i++) sigaction(ignored[i], &ignore, NULL);
+}
+
+/* A closed stdin, stdout or stderr is opened on /dev/null, so that no file of ours gets its number. */
+static void hold_standard_files(void) {
+    int fd;
+    do fd = open("/dev/null", O_RDWR);
+    while (fd >= 0 && fd <= 2);
+    if (fd > 2) close(fd);
 }
 
 static double now(void) {
@@ -65,11 +80,12 @@ static bool evaluate(Training *t, int64_t step, Error *err) {
     dataloader_seek(run->val, 0);
     for (int64_t i = 0; i < n; i++) {
         const int32_t *tokens, *targets;
+        if (stop_requested) return true; /* the run ends: no value rather than a late one */
         if (!dataloader_next(run->val, &tokens, &targets, err)) return false;
         sum += gpt2_eval(&run->model, tokens, targets, (int)run->settings.batch, (int)run->settings.seq);
     }
     t->val_loss = sum / (double)n;
-    if (!(t->val_loss >= t->best_val_loss)) t->best_val_loss = t->val_loss;
+    if (!(t->val_loss >= t->state.best_val_loss)) t->state.best_val_loss = t->val_loss;
     console_val(&t->console, step, t->val_loss);
     log_val(&t->log, step, t->val_loss);
     return true;
@@ -117,29 +133,26 @@ static void sample_in_training(Training *t, int64_t step) {
     if (!draw_sample(t, step, &err)) console_note(&t->console, "no sample: %s", err.text);
 }
 
-/* A failed save (a full disk) is said and the run goes on: the checkpoints before it stand. */
-static bool save(Training *t, int64_t step) {
+/* Saves the last whole step, unless it is saved already. False with err on a full disk and its kind: earlier
+ * checkpoints stand. */
+static bool save(Training *t, Error *err) {
     Run *run = t->run;
-    Error err = {0};
-    if (!run->settings.out || t->last_saved == step) return true;
-    char *flags = flags_to_json(&run->settings);
-    TrainerState state = {
-        .step = step,
-        .data_position = dataloader_position(run->train),
-        .tokens_seen = t->tokens_seen,
-        .n_skipped = t->n_skipped,
-        .seed = (uint64_t)run->settings.seed,
-        .best_val_loss = t->best_val_loss,
-        .flags = flags,
-    };
-    bool ok = checkpoint_save(run->settings.out, &run->model, run->tokenizer, &state, (int)run->settings.keep,
-                              run->settings.model_only, &err);
+    const Settings *s = &run->settings;
+    if (!s->out || t->last_saved == t->state.step) return true;
+    char *flags = flags_to_json(s);
+    t->state.flags = flags;
+    bool ok =
+        checkpoint_save(s->out, &run->model, run->tokenizer, &t->state, (int)s->keep, s->model_only, err);
+    t->state.flags = NULL;
     free(flags);
-    if (ok)
-        t->last_saved = step;
-    else
-        console_note(&t->console, "checkpoint of step %lld not saved: %s", (long long)step, err.text);
+    if (ok) t->last_saved = t->state.step;
     return ok;
+}
+
+/* In training a save that fails is said, and the run goes on: the next one may find room. */
+static void save_in_training(Training *t) {
+    Error err = {0};
+    if (!save(t, &err)) console_note(&t->console, "%s", err.text);
 }
 
 /* ---- one step ---- */
@@ -160,7 +173,6 @@ static bool feed(Training *t, Error *err) {
 /* A NaN or inf never reached the weights (ops.h, StepStats); here it is reported, and too many in a row end
  * the run. */
 static bool check_step(Training *t, int64_t step, const StepStats *stats, Error *err) {
-    t->n_skipped = stats->n_skipped;
     t->bad_in_a_row = stats->bad ? t->bad_in_a_row + 1 : 0;
     if (!stats->bad) return true;
     console_note(&t->console, "step %lld: loss %g, gradient norm %g: update skipped, weights untouched",
@@ -190,8 +202,11 @@ static bool train_step(Training *t, int64_t step, Error *err) {
     StepStats stats = gpt2_step_stats(&run->model);
     const double seconds = now() - begun, rate = (double)s->tokens_per_step / seconds;
     t->seconds_training += seconds;
-    t->tokens_seen += s->tokens_per_step;
     t->train_loss = stats.loss;
+    t->state.step = step;
+    t->state.tokens_seen += s->tokens_per_step;
+    t->state.data_position = dataloader_position(run->train);
+    t->state.n_skipped = stats.n_skipped;
     const StepReport report = {
         .step = step,
         .loss = stats.loss,
@@ -215,58 +230,60 @@ static bool due(int64_t step, int64_t every) {
 
 /* ---- the run ---- */
 
-static bool train(Training *t, Error *err) {
+/* Steps until the last one, a signal, or an error. */
+static bool run_steps(Training *t, Error *err) {
     const Settings *s = &t->run->settings;
-    int64_t step = t->run->first_step;
-    catch_signals();
-    while (step < s->steps && !stop_requested) {
-        if (!train_step(t, ++step, err)) return false;
+    for (int64_t step = t->state.step + 1; step <= s->steps && !stop_requested; step++) {
         const bool last = step == s->steps;
+        if (!train_step(t, step, err)) return false;
         if ((last || due(step, s->eval_every)) && !evaluate(t, step, err)) return false;
         if (last || due(step, s->sample_every)) sample_in_training(t, step);
-        if (due(step, s->save_every)) save(t, step);
+        if (due(step, s->save_every)) save_in_training(t);
     }
-    if (stop_requested) console_note(&t->console, "stopped by a signal after step %lld", (long long)step);
-    if (t->run->train && !save(t, step))
-        return fail(err, EXIT_RUN, "the last checkpoint could not be saved in %s", s->out);
+    if (stop_requested)
+        console_note(&t->console, "stopped by a signal after step %lld", (long long)t->state.step);
+    return true;
+}
+
+static bool train(Training *t, Error *err) {
+    const Run *run = t->run;
+    const int64_t first_step = t->state.step;
     char planned[CONSOLE_NUMBER], measured[CONSOLE_NUMBER];
+    if (first_step >= run->settings.steps)
+        return fail(err, EXIT_INPUT,
+                    "--steps %lld: the checkpoint is at step %lld already; hint: more --steps",
+                    (long long)run->settings.steps, (long long)first_step);
+    catch_signals();
+    if (!run_steps(t, err)) { /* bad data, say: what was learned until then is kept */
+        if (t->state.step > first_step) save_in_training(t);
+        return false;
+    }
+    if (!save(t, err)) return false;
     console_note(&t->console, "memory: planned %s, measured %s",
-                 console_bytes(planned, (double)t->run->planned_bytes),
+                 console_bytes(planned, (double)run->planned_bytes),
                  console_bytes(measured, (double)t->peak_memory_bytes));
-    const double done_tokens = (double)(step - t->run->first_step) * (double)s->tokens_per_step;
-    console_done(&t->console, step, t->train_loss, t->val_loss,
-                 t->seconds_training > 0 ? done_tokens / t->seconds_training : 0);
+    const double tokens = (double)(t->state.step - first_step) * (double)run->settings.tokens_per_step;
+    console_done(&t->console, t->state.step, t->train_loss, t->val_loss,
+                 t->seconds_training > 0 ? tokens / t->seconds_training : 0);
     return true;
 }
 
 static bool work(Training *t, Error *err) {
     const Settings *s = &t->run->settings;
-    if (settings_sample_only(s)) return draw_sample(t, t->run->first_step, err);
+    if (settings_sample_only(s)) return draw_sample(t, t->state.step, err);
     if (!s->eval_only) return train(t, err);
-    if (!t->run->val) return fail(err, EXIT_INPUT, "--eval-only: no validation data; hint: --val");
-    if (!evaluate(t, t->run->first_step, err)) return false;
-    console_done(&t->console, t->run->first_step, NAN, t->val_loss, 0);
+    if (!evaluate(t, t->state.step, err)) return false;
+    console_done(&t->console, t->state.step, NAN, t->val_loss, 0);
     return true;
-}
-
-static void describe_model(const Run *run) {
-    const GPT2Config *c = &run->config;
-    char parameters[CONSOLE_NUMBER];
-    console_row(stdout, "program", "%s", program_version());
-    console_row(stdout, "device", "%s: %s", run->ops->name, run->ops->device_name());
-    console_row(stdout, "model",
-                "%s: %d layers, %d heads, %d channels, context %d, vocabulary %d (padded %d), %s parameters",
-                run->settings.model, c->n_layer, c->n_head, c->n_embd, c->max_seq_len, c->vocab_size,
-                c->padded_vocab_size, console_count(parameters, (double)run->model.n_parameters));
-    console_row(stdout, "tokenizer", "%s",
-                run->tokenizer ? tokenizer_name(run->tokenizer) : "none: samples are token ids");
 }
 
 /* What the run is, before it starts: everything that a reader of the output needs to repeat it. */
 static void describe(Training *t) {
     const Run *run = t->run;
     const char *how;
-    describe_model(run);
+    console_row(stdout, "program", "%s", program_version());
+    console_row(stdout, "device", "%s: %s", run->ops->name, run->ops->device_name());
+    setup_print_model(run);
     if (settings_sample_only(&run->settings)) return;
     t->peak_flops = run->ops->peak_flops(&how);
     console_row(stdout, "peak", "%.1f TFLOP/s (%s)", t->peak_flops * 1e-12, how);
@@ -275,8 +292,18 @@ static void describe(Training *t) {
     console_settings(stdout, &run->settings, run->n_ranks);
     setup_print_memory(run);
     if (run->checkpoint[0])
-        console_row(stdout, "resumed", "%s, step %lld", run->checkpoint, (long long)run->first_step);
+        console_row(stdout, "resumed", "%s, step %lld", run->checkpoint, (long long)run->resumed.step);
     fflush(stdout);
+}
+
+/* Where the run begins: at the start, or where the checkpoint ended. */
+static void start_state(Training *t) {
+    t->state = t->run->resumed;
+    t->state.seed = (uint64_t)t->run->settings.seed;
+    if (t->run->checkpoint[0])
+        t->last_saved = t->state.step;
+    else
+        t->state.best_val_loss = NAN;
 }
 
 static bool open_log(Training *t, int argc, char **argv, Error *err) {
@@ -294,7 +321,7 @@ static bool open_log(Training *t, int argc, char **argv, Error *err) {
         .n_ranks = run->n_ranks,
     };
     bool ok = log_open(&t->log, run->train ? run->settings.out : NULL,
-                       run->checkpoint[0] ? run->first_step : -1, &header, err);
+                       run->checkpoint[0] ? run->resumed.step : -1, &header, err);
     free(flags);
     return ok;
 }
@@ -314,20 +341,21 @@ static bool answer(const Settings *s, const char *program) {
 
 int main(int argc, char **argv) {
     Run run = {.n_ranks = 1};
-    Training training = {
-        .run = &run, .train_loss = NAN, .val_loss = NAN, .best_val_loss = NAN, .last_saved = -1};
+    Training training = {.run = &run, .train_loss = NAN, .val_loss = NAN, .last_saved = -1};
     Settings *s = &run.settings;
     Error err = {0};
+    hold_standard_files();
     if (!flags_parse(s, argc, argv, &err)) die(&err);
     if (answer(s, argv[0])) return 0;
     if (!setup_backend(&run, &err)) die(&err);
     settings_complete(s, run.ops != &ops_cpu, run.n_ranks);
     if (!flags_check(s, run.n_ranks, &err) || !setup_model_size(&run, &err)) die(&err);
-    if (s->memory) return setup_print_memory(&run), 0;
+    if (s->memory) return setup_print_model(&run), setup_print_memory(&run), 0;
     if (!setup_output(&run, &err) || !setup_data(&run, &err) || !setup_model(&run, &err)) die(&err);
+    start_state(&training);
     describe(&training);
     if (!open_log(&training, argc, argv, &err)) die(&err);
-    console_open(&training.console, stdout, run.first_step, s->steps);
+    console_open(&training.console, stdout, run.resumed.step, s->steps);
     if (!work(&training, &err)) die(&err);
     log_close(&training.log);
     setup_close(&run);

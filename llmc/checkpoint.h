@@ -31,6 +31,8 @@ typedef struct TrainerState {
  * previous checkpoints stand, the temporary directory is gone, err says. */
 bool checkpoint_save(const char *out, GPT2 *model, const Tokenizer *tokenizer, const TrainerState *state,
                      int keep, bool model_only, Error *err);
+/* What --model PATH stands for: itself, or the newest whole checkpoint of a run's folder. */
+bool checkpoint_model_path(const char *path, char *resolved, size_t size, Error *err);
 /* Reads the config of X before a model is opened: a checkpoint or Hugging Face directory (also OpenAI's and
  * sharded safetensors with an index), a run's folder (its newest whole checkpoint), or a llm.c .bin. */
 bool checkpoint_read_config(const char *path, GPT2Config *config, Error *err);

@@ -111,6 +111,13 @@ static bool read_config(const ModelPath *model, GPT2Config *config, Error *err) 
     return path_join(path, model->path, "config.json", err) && hf_config_read(path, config, err);
 }
 
+bool checkpoint_model_path(const char *path, char *resolved, size_t size, Error *err) {
+    ModelPath model;
+    if (!resolve(&model, path, err)) return false;
+    if (snprintf(resolved, size, "%s", model.path) < (int)size) return true;
+    return fail(err, EXIT_INPUT, "--model: the path is longer than %zu bytes", size);
+}
+
 bool checkpoint_read_config(const char *path, GPT2Config *config, Error *err) {
     ModelPath model;
     return resolve(&model, path, err) && read_config(&model, config, err);
@@ -140,8 +147,7 @@ static bool verify_model_files(const char *directory, Error *err) {
     Manifest manifest;
     if (!has_file(directory, MANIFEST_NAME)) return true;
     if (!manifest_read(&manifest, directory, err)) return false;
-    bool ok = manifest_verify_file(&manifest, "config.json", err) &&
-              manifest_verify_file(&manifest, "model.safetensors", err);
+    bool ok = manifest_verify(&manifest, false, err);
     manifest_free(&manifest);
     return ok;
 }

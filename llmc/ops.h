@@ -6,16 +6,17 @@
  *
  * Conventions
  *   floatX   storage type of weights, activations and their gradients: bf16 or fp32, as Ops.dtype says. All
- * arithmetic and every sum is fp32 (or better), whatever the storage. shapes   row-major, slowest dimension
- * first. N = B*T rows. C = NH*HD channels. Counts are 64-bit where they can pass 2^31. Any size >= 1 works, C
- * and OC and IC are multiples of 8, pointers are 256-byte aligned (allocations) plus any multiple of 16
- * bytes; T, N and B are arbitrary.
+ *            arithmetic and every sum is fp32 (or better), whatever the storage.
+ *   shapes   row-major, slowest dimension first. N = B*T rows. C = NH*HD channels. Counts are 64-bit where
+ *            they can pass 2^31. Any size >= 1 works; C, OC and IC are multiples of 8; pointers are 256-byte
+ *            aligned (allocations) plus any multiple of 16 bytes; T, N and B are arbitrary.
  *   =, +=    "=" overwrites every element (outputs may hold NaN before), "+=" adds to what is there.
  *   order    arguments: outputs, inputs, scratch, sizes. All ops run in order on one stream; only download(),
  *            synchronize() and the memory calls wait.
- *   scratch  at least scratch_bytes(shape) bytes, contents undefined before and after; one buffer serves
- * every op. aliases  buffers do not overlap except where an op says so. same in, same out: every op is
- * deterministic on one device: no float atomics, no order that depends on timing.
+ *   scratch  at least scratch_bytes(shape) bytes, contents undefined before and after; one buffer serves all.
+ *   aliases  buffers do not overlap except where an op says so.
+ *   bits     same input, same bits: every op is deterministic on one device. No float atomics, no order that
+ *            depends on timing.
  */
 #pragma once
 #include <stdbool.h>
@@ -74,11 +75,14 @@ typedef struct AdamWRange {
 
 enum { ADAMW_MAX_RANGES = 32 };
 
-/* One AdamW step over the flat parameter buffer (Loshchilov & Hutter 2019, Algorithm 2; bias correction as
- * there). g' = g * min(1, clip / grad_norm)            clip <= 0: no clipping m = beta1 m + (1-beta1) g' v =
- * beta2 v + (1-beta2) g'^2 w -= lr * (mhat / (sqrt(vhat) + eps) + weight_decay * w)     mhat = m/(1-beta1^t),
- * vhat = v/(1-beta2^t) t = step - stats->n_skipped, step counting from 1. If stats->bad: nothing is changed
- * but n_skipped += 1. */
+/* One AdamW step over the flat parameter buffer (Loshchilov & Hutter 2019, Algorithm 2, its bias correction):
+ *
+ *   g' = g * min(1, clip / grad_norm)                 clip <= 0: no clipping
+ *   m  = beta1 m + (1-beta1) g'                       mhat = m / (1 - beta1^t)
+ *   v  = beta2 v + (1-beta2) g'^2                     vhat = v / (1 - beta2^t)
+ *   w -= lr * (mhat / (sqrt(vhat) + eps) + weight_decay * w)
+ *
+ * t = step - stats->n_skipped, step counting from 1. If stats->bad, nothing is changed but n_skipped += 1. */
 typedef struct AdamWArgs {
     float *master;      /* (n) fp32 weights, += */
     float *m, *v;       /* (n) moments, = */

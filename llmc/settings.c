@@ -88,24 +88,34 @@ static bool check_numbers(const Settings *s, int n_ranks, Error *err) {
 
 bool flags_check(const Settings *s, int n_ranks, Error *err) {
     bool no_validation = !settings_has_validation(s);
+    /* clang-format off */
     const Contradiction rows[] = {
-        {s->resume && !s->out,                                                             "--resume needs --out DIR: the folder of the run to go on with"       },
+        {s->resume && !s->out,
+         "--resume needs --out DIR: the folder of the run to go on with"},
         {s->resume && s->model_only,
-         "--resume and --model-only: a checkpoint without the optimizer cannot be resumed"                                                                       },
-        {s->resume && s->eval_only,                                                        "--resume and --eval-only: give the checkpoint as --model DIR instead"},
-        {s->save_every && flags_was_set(s,                                                 "save-every") && !s->out,
+         "--resume and --model-only: a checkpoint without the optimizer cannot be resumed"},
+        {s->resume && s->eval_only,
+         "--resume and --eval-only: give the checkpoint as --model DIR instead"},
+        {s->save_every && flags_was_set(s, "save-every") && !s->out,
          "--save-every needs --out DIR: there is no folder to save in"},
-        {s->model_only && !s->out,                                                                                "--model-only needs --out DIR: there is no folder to save in"                                                                                                                              },
-        {s->keep && !s->out,                                                                                "--keep needs --out DIR: there is no folder to save in"      },
-        {s->keep && !s->save_every,                                                                                "--keep needs --save-every N: only one checkpoint is saved, at the end"                                                                                                                       },
+        {s->model_only && !s->out,
+         "--model-only needs --out DIR: there is no folder to save in"},
+        {s->keep && !s->out,
+         "--keep needs --out DIR: there is no folder to save in"},
+        {s->keep && !s->save_every,
+         "--keep needs --save-every N: only one checkpoint is saved, at the end"},
         {s->eval_only && no_validation,
-         "--eval-only needs --val GLOB: --train names token shards, which are not split"  },
-        {s->eval_every && flags_was_set(s,                                                                                "eval-every") && no_validation,
+         "--eval-only needs --val GLOB: --train names token shards, which are not split"},
+        {s->eval_every && flags_was_set(s, "eval-every") && no_validation,
          "--eval-every needs --val GLOB: --train names token shards, which are not split"},
-        {s->prompt && !s->sample_tokens, "--prompt and --sample-tokens 0: nothing would be sampled"                                                                      },
+        {s->prompt && !s->sample_tokens,
+         "--prompt and --sample-tokens 0: nothing would be sampled"},
         {s->device == DEVICE_CPU && s->precision == PRECISION_BF16,
-         "--precision bf16 needs a GPU: the CPU computes in fp32"                     },
+         "--precision bf16 needs a GPU: the CPU computes in fp32"},
+        {s->eval_only && model_is_descriptor(s->model),
+         "--eval-only needs --model PATH: new weights are random"},
     };
+    /* clang-format on */
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
         if (rows[i].wrong) return fail(err, EXIT_INPUT, "%s", rows[i].text);
     return check_numbers(s, n_ranks, err);

@@ -1,13 +1,12 @@
 #include "setup.h"
+#include <dirent.h>
 #include <errno.h>
-#include <glob.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
-#include "checkpoint.h"
 
 enum { GPT2_VOCAB = 50257 }; /* of shards that come without a tokenizer */
 static const char *const default_tokenizer = "data/gpt2_tokenizer.bin";
@@ -22,9 +21,6 @@ bool setup_backend(Run *run, Error *err) {
     if (s->device == DEVICE_CUDA && !present && !s->memory)
         return fail(err, EXIT_INPUT,
                     "--device cuda: no CUDA device or no driver found; hint: nvidia-smi, or --device cpu");
-    if (!use_cuda && flags_was_set(s, "precision") && s->precision != PRECISION_FP32)
-        return fail(err, EXIT_INPUT,
-                    "--precision bf16: the CPU backend computes in fp32; hint: --precision fp32");
     run->ops = !use_cuda ? &ops_cpu : s->precision == PRECISION_FP32 ? ops_cuda_fp32 : ops_cuda_bf16;
     return true;
 }
@@ -42,20 +38,15 @@ static bool file_in(const char *directory, const char *name) {
     return access(path, R_OK) == 0;
 }
 
-/* The path whose files say what the model is: the checkpoint that is resumed, or --model's; NULL for a
- * descriptor. */
-static const char *model_path(const Run *run) {
-    if (run->checkpoint[0]) return run->checkpoint;
-    return model_is_descriptor(run->settings.model) ? NULL : run->settings.model;
-}
-
+/* How text becomes tokens: as the user says, as the model's files say, as the model's vocabulary suggests,
+ * bytes. */
 static const char *tokenizer_spec(const Run *run) {
     const Settings *s = &run->settings;
-    const char *path = model_path(run);
+    const char *path = run->model_path;
     if (s->tokenizer) return s->tokenizer;
-    if (path && is_directory(path) && (file_in(path, "tokenizer.bin") || file_in(path, "vocab.json")))
-        return path;
-    if (!path && !(s->train && pattern_is_shards(s->train))) return "bytes";
+    if (is_directory(path) && (file_in(path, "tokenizer.bin") || file_in(path, "vocab.json"))) return path;
+    const bool of_bytes = path[0] ? run->config.vocab_size == 256 : !pattern_is_shards(s->train);
+    if (of_bytes) return "bytes";
     return access(default_tokenizer, R_OK) == 0 ? default_tokenizer : NULL;
 }
 
@@ -98,19 +89,22 @@ static bool same_size(const Run *run, const char *path, Error *err) {
                 run->config.n_embd);
 }
 
-static bool config_from_path(Run *run, const char *path, Error *err) {
+static bool config_from_path(Run *run, Error *err) {
     Settings *s = &run->settings;
+    const char *path = run->model_path;
     if (!checkpoint_read_config(path, &run->config, err)) return false;
     if (flags_was_set(s, "seq") && s->seq > run->config.max_seq_len)
         return fail(err, EXIT_INPUT, "--seq %lld: the model of %s has a context of %d tokens",
                     (long long)s->seq, path, run->config.max_seq_len);
     settings_limit_seq(s, run->config.max_seq_len, run->n_ranks);
-    if (!flags_check(s, run->n_ranks, err)) return false;
-    if (run->tokenizer && tokenizer_vocab_size(run->tokenizer) > run->config.vocab_size)
-        return fail(err, EXIT_INPUT,
-                    "the tokenizer has %d tokens, the model of %s knows %d; hint: --tokenizer",
-                    tokenizer_vocab_size(run->tokenizer), path, run->config.vocab_size);
-    return same_size(run, path, err);
+    return flags_check(s, run->n_ranks, err) && same_size(run, path, err);
+}
+
+static bool check_tokenizer(const Run *run, Error *err) {
+    if (!run->tokenizer || tokenizer_vocab_size(run->tokenizer) <= run->config.vocab_size) return true;
+    return fail(err, EXIT_INPUT, "the tokenizer %s has %d tokens, the model of %s knows %d",
+                tokenizer_name(run->tokenizer), tokenizer_vocab_size(run->tokenizer), run->model_path,
+                run->config.vocab_size);
 }
 
 static bool find_checkpoint(Run *run, Error *err) {
@@ -120,16 +114,24 @@ static bool find_checkpoint(Run *run, Error *err) {
     return err->exit_code == 0; /* none there: a new run */
 }
 
+/* Fills run->model_path. */
+static bool find_model(Run *run, Error *err) {
+    const char *model = run->settings.model;
+    if (run->checkpoint[0])
+        snprintf(run->model_path, sizeof run->model_path, "%s", run->checkpoint);
+    else if (!model_is_descriptor(model))
+        return checkpoint_model_path(model, run->model_path, sizeof run->model_path, err);
+    return true;
+}
+
 bool setup_model_size(Run *run, Error *err) {
-    if (!find_checkpoint(run, err) || !setup_tokenizer(run, err)) return false;
-    const char *path = model_path(run);
-    if (path) {
-        if (!config_from_path(run, path, err)) return false;
-    } else {
-        if (!gpt2_config_from_descriptor(&run->config, run->settings.model, err)) return false;
-        config_from_flags(run);
-    }
-    return gpt2_config_check(&run->config, path ? path : "--model", err);
+    if (!find_checkpoint(run, err) || !find_model(run, err)) return false;
+    if (run->model_path[0])
+        return config_from_path(run, err) && setup_tokenizer(run, err) && check_tokenizer(run, err);
+    if (!setup_tokenizer(run, err)) return false;
+    if (!gpt2_config_from_descriptor(&run->config, run->settings.model, err)) return false;
+    config_from_flags(run);
+    return gpt2_config_check(&run->config, "--model", err);
 }
 
 /* ---- data ---- */
@@ -153,23 +155,23 @@ static DataLoader *open_data(const Run *run, const char *pattern, int split, boo
 
 /* A new run beside the checkpoints of another would leave --resume to guess which to go on with. */
 static bool refuse_used_output(const Settings *s, Error *err) {
-    char pattern[1024];
-    glob_t found = {0};
-    snprintf(pattern, sizeof pattern, "%s/step_*", s->out);
-    const bool used = !s->resume && !s->eval_only && glob(pattern, 0, NULL, &found) == 0;
-    if (used)
-        fail(err, EXIT_INPUT,
-             "--out %s: holds checkpoints of another run (%s); hint: --resume goes on with it, or another "
-             "folder",
-             s->out, found.gl_pathv[0]);
-    globfree(&found);
-    return !used;
+    DIR *folder = s->resume ? NULL : opendir(s->out);
+    char found[256] = "";
+    for (struct dirent *entry; folder && !found[0] && (entry = readdir(folder));)
+        if (strncmp(entry->d_name, "step_", 5) == 0) snprintf(found, sizeof found, "%s", entry->d_name);
+    if (folder) closedir(folder);
+    if (!found[0]) return true;
+    return fail(
+        err, EXIT_INPUT,
+        "--out %s: holds checkpoints of another run (%s); hint: --resume goes on with it, or another folder",
+        s->out, found);
 }
 
 bool setup_output(Run *run, Error *err) {
     const char *out = run->settings.out;
     char path[1024];
-    if (!out) return true;
+    if (!out || settings_sample_only(&run->settings) || run->settings.eval_only)
+        return true; /* nothing is written */
     if (snprintf(path, sizeof path, "%s", out) >= (int)sizeof path - 64)
         return fail(err, EXIT_INPUT, "--out: the path is longer than %d bytes", (int)sizeof path - 64);
     for (char *p = path + 1;; p++) {
@@ -203,11 +205,12 @@ bool setup_data(Run *run, Error *err) {
         run->train = open_data(run, s->train, shards || own_val ? SPLIT_ALL : SPLIT_TRAIN, true, err);
         if (!run->train) return false;
     }
-    if (s->eval_batches == 0 || (shards && !own_val)) return true; /* nothing to validate on */
+    if (shards && !own_val) return true; /* nothing to validate on */
     run->val = open_data(run, own_val ? s->val : s->train, own_val ? SPLIT_ALL : SPLIT_VAL, false, err);
     if (!run->val) return false;
     limit_eval_batches(run);
-    return true;
+    const int32_t *tokens, *targets; /* bad validation data ends the run now, not after hours */
+    return dataloader_next(run->val, &tokens, &targets, err);
 }
 
 /* ---- memory and model ---- */
@@ -228,6 +231,18 @@ static GPT2Options model_options(const Run *run) {
 static size_t budget(size_t free_bytes) {
     const size_t reserve = (size_t)256 << 20;
     return free_bytes > reserve ? free_bytes - reserve : 0;
+}
+
+void setup_print_model(const Run *run) {
+    const GPT2Config *c = &run->config;
+    Tensor tensors[N_TENSORS];
+    char parameters[CONSOLE_NUMBER];
+    console_row(stdout, "model",
+                "%s: %d layers, %d heads, %d channels, context %d, vocabulary %d (padded %d), %s parameters",
+                run->settings.model, c->n_layer, c->n_head, c->n_embd, c->max_seq_len, c->vocab_size,
+                c->padded_vocab_size, console_count(parameters, (double)gpt2_tensors(tensors, c)));
+    console_row(stdout, "tokenizer", "%s",
+                run->tokenizer ? tokenizer_name(run->tokenizer) : "none: samples are token ids");
 }
 
 void setup_print_memory(const Run *run) {
@@ -266,12 +281,11 @@ static void name_differences(const Run *run, const char *saved_flags) {
 }
 
 static bool resume(Run *run, Error *err) {
-    TrainerState state = {0};
-    if (!checkpoint_resume(run->checkpoint, &run->model, &state, err)) return false;
-    if (run->train) dataloader_seek(run->train, state.data_position);
-    run->first_step = state.step;
-    name_differences(run, state.flags);
-    free((char *)state.flags);
+    if (!checkpoint_resume(run->checkpoint, &run->model, &run->resumed, err)) return false;
+    dataloader_seek(run->train, run->resumed.data_position);
+    name_differences(run, run->resumed.flags);
+    free((char *)run->resumed.flags);
+    run->resumed.flags = NULL;
     return true;
 }
 
@@ -296,9 +310,9 @@ bool setup_model(Run *run, Error *err) {
     if (!check_memory(run, &options, err)) return false;
     if (!gpt2_open(&run->model, run->ops, &run->config, &options, err)) return false;
     if (run->checkpoint[0] && options.training) return resume(run, err);
-    if (model_path(run)) {
+    if (run->model_path[0]) {
         if (options.training) gpt2_reset_optimizer(&run->model);
-        return checkpoint_load_weights(model_path(run), &run->model, err);
+        return checkpoint_load_weights(run->model_path, &run->model, err);
     }
     gpt2_init(&run->model, (uint64_t)run->settings.seed);
     return true;

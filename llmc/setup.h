@@ -1,6 +1,7 @@
 /* From settings to everything that a run needs, in the order in which mistakes are cheapest to find: backend,
  * tokenizer, model size, data, memory plan, device, weights. */
 #pragma once
+#include "checkpoint.h"
 #include "console.h"
 #include "dataloader.h"
 #include "flags.h"
@@ -17,11 +18,13 @@ typedef struct Run {
     Tokenizer *tokenizer; /* NULL: samples are token ids */
     GPT2Config config;
     GPT2 model;
-    DataLoader *train, *val;  /* NULL where the run needs none */
-    char checkpoint[1024];    /* what --resume found; "" for a new run */
-    int64_t first_step;       /* optimizer steps done before this run */
-    size_t planned_bytes;     /* total of the memory plan */
-    size_t free_at_start;     /* bytes free on the device before the model was opened */
+    DataLoader *train, *val; /* NULL where the run needs none */
+    char checkpoint[1024];   /* what --resume found; "" for a new run */
+    char
+        model_path[1024]; /* files that say what the model is: --model's, or checkpoint; "" for a new model */
+    TrainerState resumed; /* where the run goes on; zero for a new run */
+    size_t planned_bytes; /* total of the memory plan */
+    size_t free_at_start; /* bytes free on the device before the model was opened */
     size_t resident_at_start; /* on the CPU: of the process, then */
     int rank, n_ranks;
 } Run;
@@ -37,6 +40,8 @@ bool setup_output(Run *run, Error *err);
 bool setup_data(Run *run, Error *err);
 /* Opens the device and the model, loads or initialises the weights, restores the run's place. */
 bool setup_model(Run *run, Error *err);
+/* One row for the model's size, one for its tokenizer. */
+void setup_print_model(const Run *run);
 /* --memory: prints the plan tensor by tensor; allocates nothing. */
 void setup_print_memory(const Run *run);
 /* Bytes that the run takes on the device, measured; to compare with the plan. */

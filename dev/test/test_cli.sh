@@ -124,7 +124,30 @@ run $long --lr 5e-4 --out "$work/resumed" --resume
 check "resume with another learning rate names it" grep -q -- '--lr' "$work/out"
 refuses "resume with another model" 'layers' --model d12 --train "$work/text.txt" --batch 2 --seq 16 --tokens-per-step 64 --steps 12 --out "$work/whole" --resume
 
+refuses "resume past the end" 'step 12 already' $long --out "$work/whole" --resume
+check "resume past the end: the checkpoint stays" grep -q '"tokens_seen": *768' "$work/whole/step_00000012/trainer_state.json"
+check "a checkpoint counts its tokens" grep -q '"tokens_seen": *768' "$work/resumed/step_00000012/trainer_state.json"
+
+# ---- what must not be lost ----
+cp "$work/good_000.bin" "$work/late_000.bin"
+printf '\377\377' | dd of="$work/late_000.bin" bs=1 seek=1600 conv=notrunc 2>/dev/null
+run --model nano --layers 1 --heads 2 --channels 32 --batch 1 --seq 16 --steps 500 --sample-tokens 0 --train "$work/late_*.bin" --out "$work/late"
+check "a bad token in mid-run: exit code $status" [ "$status" -eq 2 ]
+check "a bad token in mid-run: what was learned is saved" [ -n "$(ls -d "$work"/late/step_* 2>/dev/null)" ]
+cp "$work/good_000.bin" "$work/val_000.bin"
+refuses "bad validation data, before the first step" 'val_000.bin.*50256' $tiny --train "$work/text.txt" --val "$work/val_*.bin" --steps 100000
+"$program" --device cpu $long --out "$work/closed" >&- 2>&-
+check "closed output: the log stays a log" [ "$(grep -cv '^{' "$work/closed/log.jsonl")" -eq 0 ]
+"$program" --device cpu $long --out "$work/piped" 2>/dev/null | head -n 1 >/dev/null
+check "a reader that leaves does not end the run" [ -d "$work/piped/step_00000012" ]
+
 # ---- sampling, evaluation, memory ----
+run --model "$work/whole" --prompt "line 1" --sample-tokens 12
+check "sample from a run's folder: exit code $status" [ "$status" -eq 0 ]
+cp -r "$work/whole/step_00000012" "$work/swapped"
+printf 'zzzz' | dd of="$work/swapped/tokenizer.bin" bs=1 seek=1100 conv=notrunc 2>/dev/null
+refuses "a changed tokenizer" 'tokenizer.bin' --model "$work/swapped" --prompt a
+refuses "evaluation of new weights" 'eval-only.*model' $tiny --train "$work/text.txt" --eval-only
 run --model "$work/whole/step_00000012" --prompt "line 1" --sample-tokens 12
 check "sample from a checkpoint: exit code $status" [ "$status" -eq 0 ]
 cp "$work/out" "$work/first"

@@ -5,6 +5,7 @@
  *
  * Every part is a file of llmc/: flags, setup, gpt2 (the model over ops.h), dataloader, schedule, sampler,
  * checkpoint. */
+#include <errno.h>
 #include <fcntl.h>
 #include <math.h>
 #include <signal.h>
@@ -326,6 +327,14 @@ static bool open_log(Training *t, int argc, char **argv, Error *err) {
     return ok;
 }
 
+/* What was asked for went to stdout: a full disk or a closed pipe there is a failure. */
+static int finish_output(void) {
+    Error err = {0};
+    if (fflush(stdout) == 0 && !ferror(stdout)) return 0;
+    fail(&err, EXIT_RUN, "the output could not be written: %s", strerror(errno));
+    die(&err);
+}
+
 /* --help and its kind: prints and returns true. */
 static bool answer(const Settings *s, const char *program) {
     if (s->help)
@@ -346,11 +355,11 @@ int main(int argc, char **argv) {
     Error err = {0};
     hold_standard_files();
     if (!flags_parse(s, argc, argv, &err)) die(&err);
-    if (answer(s, argv[0])) return 0;
+    if (answer(s, argv[0])) return finish_output();
     if (!setup_backend(&run, &err)) die(&err);
     settings_complete(s, run.ops != &ops_cpu, run.n_ranks);
     if (!flags_check(s, run.n_ranks, &err) || !setup_model_size(&run, &err)) die(&err);
-    if (s->memory) return setup_print_model(&run), setup_print_memory(&run), 0;
+    if (s->memory) return setup_print_model(&run), setup_print_memory(&run), finish_output();
     if (!setup_output(&run, &err) || !setup_data(&run, &err) || !setup_model(&run, &err)) die(&err);
     start_state(&training);
     describe(&training);
@@ -358,6 +367,7 @@ int main(int argc, char **argv) {
     console_open(&training.console, stdout, run.resumed.step, s->steps);
     if (!work(&training, &err)) die(&err);
     log_close(&training.log);
+    const int status = run.train ? 0 : finish_output(); /* a training run has its checkpoints and its log */
     setup_close(&run);
-    return 0;
+    return status;
 }

@@ -234,7 +234,7 @@ static bool verify(const Manifest *m, const JsonValue *file, Error *err) {
     if (json_equals(expected, digits)) return true;
     find_damage(path, json_get(file, "tensors"), where, sizeof where);
     return fail(err, EXIT_INPUT,
-                "%s: %s is damaged or was edited: expected checksum %.8s by " MANIFEST_NAME
+                "%s: %s: damaged or edited: expected checksum %.8s by " MANIFEST_NAME
                 ", found %s (to load it as it is, remove " MANIFEST_NAME ")",
                 path, where, expected->text, digits);
 }

@@ -55,6 +55,8 @@ check "--help: exit code" [ "$status" -eq 0 ]
 check "--help: lists the flags" grep -q -- '--tokens-per-step' "$work/out"
 run --version
 check "--version" grep -q '^train_gpt2 ' "$work/out"
+"$program" --help >/dev/full 2>"$work/err"
+check "--help on a full disk: exit code" [ $? -eq 1 ]
 refuses "unknown flag" 'nosuch' --nosuch 1
 refuses "near miss" 'did you mean.*--batch' --bach 4
 refuses "malformed number" 'batch.*12x' --batch 12x

@@ -1,10 +1,12 @@
 #include "setup.h"
 #include <dirent.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -167,6 +169,19 @@ static bool refuse_used_output(const Settings *s, Error *err) {
         s->out, found);
 }
 
+/* Two runs in one folder would mix their checkpoints and logs. The lock goes with the process, however it ends. */
+static bool lock_output(const char *out, Error *err) {
+    char path[1100];
+    snprintf(path, sizeof path, "%s/run.lock", out);
+    const int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+    if (fd < 0) return fail(err, EXIT_INPUT, "--out %s: cannot write there: %s", out, strerror(errno));
+    if (flock(fd, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK)
+        return true; /* a file system without locks: go on */
+    close(fd);
+    return fail(err, EXIT_INPUT,
+                "--out %s: another run is writing there; hint: another folder, or wait for it", out);
+}
+
 bool setup_output(Run *run, Error *err) {
     const char *out = run->settings.out;
     char path[1024];
@@ -186,7 +201,7 @@ bool setup_output(Run *run, Error *err) {
     if (!is_directory(path)) return fail(err, EXIT_INPUT, "--out %s: it is a file, expected a folder", out);
     if (access(path, W_OK | X_OK))
         return fail(err, EXIT_INPUT, "--out %s: cannot write there: %s", out, strerror(errno));
-    return refuse_used_output(&run->settings, err);
+    return refuse_used_output(&run->settings, err) && lock_output(out, err);
 }
 
 /* The default --eval-batches reads a short validation text once, not over and over. */

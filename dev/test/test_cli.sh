@@ -169,6 +169,7 @@ refuses "no GPU, or a device that cannot be" 'cuda|device|bf16' --device cuda --
 child=$!
 i=0
 while [ "$(grep -c '"norm"' "$work/signal/log.jsonl" 2>/dev/null || echo 0)" -lt 3 ] && [ $i -lt 100 ]; do sleep 0.1; i=$((i + 1)); done
+refuses "two runs in one folder" 'another run' $tiny --train "$work/text.txt" --steps 5 --out "$work/signal"
 kill -TERM $child
 wait $child
 status=$?

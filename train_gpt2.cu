@@ -348,6 +348,13 @@ static bool answer(const Settings *s, const char *program) {
     return true;
 }
 
+static int show_memory(Run *run) {
+    setup_print_model(run);
+    setup_print_memory(run);
+    setup_close(run);
+    return finish_output();
+}
+
 int main(int argc, char **argv) {
     Run run = {.n_ranks = 1};
     Training training = {.run = &run, .train_loss = NAN, .val_loss = NAN, .last_saved = -1};
@@ -359,7 +366,7 @@ int main(int argc, char **argv) {
     if (!setup_backend(&run, &err)) die(&err);
     settings_complete(s, run.ops != &ops_cpu, run.n_ranks);
     if (!flags_check(s, run.n_ranks, &err) || !setup_model_size(&run, &err)) die(&err);
-    if (s->memory) return setup_print_model(&run), setup_print_memory(&run), finish_output();
+    if (s->memory) return show_memory(&run);
     if (!setup_output(&run, &err) || !setup_data(&run, &err) || !setup_model(&run, &err)) die(&err);
     start_state(&training);
     describe(&training);

@@ -343,6 +343,6 @@ size_t setup_memory_in_use(const Run *run) {
 void setup_close(Run *run) {
     dataloader_close(run->train);
     dataloader_close(run->val);
-    gpt2_close(&run->model);
+    if (run->model.ops) gpt2_close(&run->model);
     tokenizer_close(run->tokenizer);
 }

@@ -46,6 +46,7 @@ void setup_print_model(const Run *run);
 void setup_print_memory(const Run *run);
 /* Bytes that the run takes on the device, measured; to compare with the plan. */
 size_t setup_memory_in_use(const Run *run);
+/* Closes what is open; fine after any of the steps above. */
 void setup_close(Run *run);
 
 #ifdef __cplusplus

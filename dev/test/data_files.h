@@ -5,20 +5,11 @@
 #include <string.h>
 #include <unistd.h>
 #include "../../llmc/dataloader.h"
-#include "check.h"
+#include "folder.h"
 
 enum { MAGIC16 = 20240520, MAGIC32 = 20240801 };
-static char folder[] = "/tmp/test_data_XXXXXX";
 
 /* ---- files ---- */
-
-__attribute__((unused)) static const char *path_of(const char *name) {
-    static char paths[4][256];
-    static int next;
-    char *path = paths[next++ % 4];
-    snprintf(path, sizeof paths[0], "%s/%s", folder, name);
-    return path;
-}
 
 /* Writes a header with these fields and n_bytes of payload. */
 __attribute__((unused)) static void write_raw(const char *name, int magic, int version, int count,
@@ -36,17 +27,6 @@ __attribute__((unused)) static void write_shard(const char *name, int first, int
     for (int i = 0; i < n; i++) tokens[i] = (uint16_t)(first + i);
     write_raw(name, MAGIC16, 1, n, tokens, (size_t)n * sizeof *tokens);
     free(tokens);
-}
-
-__attribute__((unused)) static void write_text(const char *name, const char *text, size_t n) {
-    FILE *file = fopen(path_of(name), "wb");
-    CHECK(file && fwrite(text, 1, n, file) == n && fclose(file) == 0, "cannot write %s", name);
-}
-
-__attribute__((unused)) static void empty_folder(void) {
-    char command[300];
-    snprintf(command, sizeof command, "rm -rf %s/*", folder);
-    CHECK(system(command) == 0, "cannot empty %s", folder);
 }
 
 /* ---- loaders ---- */

@@ -5,9 +5,7 @@
 #include <string.h>
 #include <unistd.h>
 #include "../../llmc/tokenizer.h"
-#include "check.h"
-
-static char folder[] = "/tmp/test_tokenizer_XXXXXX";
+#include "folder.h"
 
 /* ---- a small vocabulary: ids 0..255 are the bytes, then these; 270 is end-of-text, 271 cannot be merged
  * ---- */
@@ -15,25 +13,6 @@ static const char *const merged[] = {
     "he", "ll", "lo", "hell", "llo", " w", "or", "aa", "aaaa", "\xC3\xA9", "'s", "bc", "ab", "abc",
 };
 enum { N_MERGED = sizeof merged / sizeof *merged, EOT = 256 + N_MERGED, SPECIAL, N_TOKENS };
-
-__attribute__((unused)) static const char *path_of(const char *name) {
-    static char paths[4][256];
-    static int next;
-    char *path = paths[next++ % 4];
-    snprintf(path, sizeof paths[0], "%s/%s", folder, name);
-    return path;
-}
-
-__attribute__((unused)) static void write_file(const char *name, const void *bytes, size_t n) {
-    FILE *file = fopen(path_of(name), "wb");
-    CHECK(file && fwrite(bytes, 1, n, file) == n && fclose(file) == 0, "cannot write %s", name);
-}
-
-__attribute__((unused)) static void empty_folder(void) {
-    char command[300];
-    snprintf(command, sizeof command, "rm -rf %s/*", folder);
-    CHECK(system(command) == 0, "cannot empty %s", folder);
-}
 
 __attribute__((unused)) static size_t append(uint8_t *file, size_t at, const char *token, size_t length) {
     file[at] = (uint8_t)length;

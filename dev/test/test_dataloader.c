@@ -179,8 +179,8 @@ static void test_seek(void) {
 static void test_text(void) {
     char text[1000];
     for (int i = 0; i < 1000; i++) text[i] = (char)(i * 7 % 251);
-    write_text("1.txt", text, 333);
-    write_text("2.txt", text + 333, 667);
+    write_file("1.txt", text, 333);
+    write_file("2.txt", text + 333, 667);
     static const struct {
         int split, first, n;
         const char *description;
@@ -211,7 +211,7 @@ static void test_text(void) {
     DataOptions options = options_of("*.txt", 1, 100);
     options.split = SPLIT_VAL;
     expect_refusal(&options, "100 tokens in its last tenth: expected at least 101", "hint");
-    write_text("2.txt", "", 0);
+    write_file("2.txt", "", 0);
     options.pattern = path_of("2.txt");
     expect_refusal(&options, "2.txt: 0 tokens", "hint");
     empty_folder();

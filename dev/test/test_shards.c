@@ -47,7 +47,7 @@ static void test_bad_files(void) {
         expect_refusal(&options, cases[i].words, cases[i].more);
     }
     empty_folder();
-    write_text("header.bin", "short", 5);
+    write_file("header.bin", "short", 5);
     DataOptions options = options_of("header.bin", 1, 2);
     expect_refusal(&options, "header: expected 1024 bytes", "has 5");
     options.pattern = path_of("nothing_*.bin");
@@ -68,7 +68,7 @@ static void test_mixtures(void) {
     write_raw("x_2.bin", MAGIC32, 7, 10, wide, sizeof wide);
     DataOptions options = options_of("x_*", 1, 2);
     expect_refusal(&options, "x_2.bin: token width: expected uint16", "found uint32");
-    write_text("x_2.bin.txt", "plain text", 10);
+    write_file("x_2.bin.txt", "plain text", 10);
     expect_refusal(&options, "x_1.bin is a token shard, but", "x_2.bin.txt is not");
     write_shard("shard_without_suffix", 0, 10);
     options.pattern = path_of("shard_*");

@@ -30,7 +30,7 @@ typedef struct Training {
     Console console;
     RunLog log;
     double peak_flops;
-    double started, seconds_training; /* wall clock of the steps alone: no evaluation, sampling, saving */
+    double seconds_training; /* wall clock of the steps alone: no evaluation, sampling, saving */
     double train_loss, val_loss;
     TrainerState state; /* of the last whole step: what a checkpoint says beside the model */
     int64_t last_saved; /* step; -1: none */

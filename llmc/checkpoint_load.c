@@ -83,13 +83,6 @@ typedef struct ModelPath {
     bool is_bin; /* llm.c's; else a directory */
 } ModelPath;
 
-static bool has_file(const char *directory, const char *name) {
-    char path[PATH_MAX];
-    struct stat info;
-    Error ignored;
-    return path_join(path, directory, name, &ignored) && stat(path, &info) == 0;
-}
-
 /* What --model names: a .bin, a directory with a model, or a run's folder, which stands for its newest
  * checkpoint. */
 static bool resolve(ModelPath *model, const char *path, Error *err) {
@@ -99,7 +92,7 @@ static bool resolve(ModelPath *model, const char *path, Error *err) {
     if (snprintf(model->path, PATH_MAX, "%s", path) >= PATH_MAX)
         return fail(err, EXIT_INPUT, "%.200s...: the path is longer than %d bytes", path, PATH_MAX - 1);
     model->is_bin = !S_ISDIR(info.st_mode);
-    if (model->is_bin || has_file(path, "config.json")) return true;
+    if (model->is_bin || directory_has(path, "config.json")) return true;
     if (find_newest(path, false, model->path, err)) return true;
     if (err->exit_code) return false;
     return fail(err, EXIT_INPUT, "%s: expected config.json or step_* directories, found neither", path);
@@ -145,7 +138,7 @@ static bool check_same_config(const char *path, const GPT2Config *a, const GPT2C
  */
 static bool verify_model_files(const char *directory, Error *err) {
     Manifest manifest;
-    if (!has_file(directory, MANIFEST_NAME)) return true;
+    if (!directory_has(directory, MANIFEST_NAME)) return true;
     if (!manifest_read(&manifest, directory, err)) return false;
     bool ok = manifest_verify(&manifest, false, err);
     manifest_free(&manifest);

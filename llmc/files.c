@@ -193,6 +193,13 @@ bool directory_make(const char *path, Error *err) {
     return make_one(path, err);
 }
 
+bool directory_has(const char *directory, const char *name) {
+    char path[PATH_MAX];
+    struct stat info;
+    Error ignored;
+    return path_join(path, directory, name, &ignored) && stat(path, &info) == 0;
+}
+
 static int compare_names(const void *a, const void *b) {
     return strcmp(*(char *const *)a, *(char *const *)b);
 }

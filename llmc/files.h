@@ -46,6 +46,8 @@ void outfile_abandon(OutFile *file);
 /* ---- directories ---- */
 /* Creates the directory and its missing parents; an existing one is fine. */
 bool directory_make(const char *path, Error *err);
+/* True where DIRECTORY/NAME exists. */
+bool directory_has(const char *directory, const char *name);
 bool directory_sync(const char *path, Error *err);
 /* Removes the directory and the files in it (no subdirectories: checkpoints have none). False if something
  * stays. */

@@ -1,14 +1,12 @@
 #include "setup.h"
-#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
-#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
-#include <sys/stat.h>
 #include <unistd.h>
+#include "files.h"
 
 enum { GPT2_VOCAB = 50257 }; /* of shards that come without a tokenizer */
 static const char *const default_tokenizer = "data/gpt2_tokenizer.bin";
@@ -29,24 +27,13 @@ bool setup_backend(Run *run, Error *err) {
 
 /* ---- tokenizer and model size ---- */
 
-static bool is_directory(const char *path) {
-    struct stat info;
-    return stat(path, &info) == 0 && S_ISDIR(info.st_mode);
-}
-
-static bool file_in(const char *directory, const char *name) {
-    char path[2048];
-    snprintf(path, sizeof path, "%s/%s", directory, name);
-    return access(path, R_OK) == 0;
-}
-
 /* How text becomes tokens: as the user says, as the model's files say, as the model's vocabulary suggests,
  * bytes. */
 static const char *tokenizer_spec(const Run *run) {
     const Settings *s = &run->settings;
     const char *path = run->model_path;
     if (s->tokenizer) return s->tokenizer;
-    if (is_directory(path) && (file_in(path, "tokenizer.bin") || file_in(path, "vocab.json"))) return path;
+    if (path[0] && (directory_has(path, "tokenizer.bin") || directory_has(path, "vocab.json"))) return path;
     const bool of_bytes = path[0] ? run->config.vocab_size == 256 : !pattern_is_shards(s->train);
     if (of_bytes) return "bytes";
     return access(default_tokenizer, R_OK) == 0 ? default_tokenizer : NULL;
@@ -150,31 +137,32 @@ static DataLoader *open_data(const Run *run, const char *pattern, int split, boo
         .n_ranks = training ? run->n_ranks : 1,
         .shuffle = training,
         .seed = (uint64_t)s->seed,
+        .split = split,
     };
-    options.split = split;
     return dataloader_open(&options, err);
 }
 
 /* A new run beside the checkpoints of another would leave --resume to guess which to go on with. */
 static bool refuse_used_output(const Settings *s, Error *err) {
-    DIR *folder = s->resume ? NULL : opendir(s->out);
-    char found[256] = "";
-    for (struct dirent *entry; folder && !found[0] && (entry = readdir(folder));)
-        if (strncmp(entry->d_name, "step_", 5) == 0) snprintf(found, sizeof found, "%s", entry->d_name);
-    if (folder) closedir(folder);
-    if (!found[0]) return true;
-    return fail(
-        err, EXIT_INPUT,
-        "--out %s: holds checkpoints of another run (%s); hint: --resume goes on with it, or another folder",
-        s->out, found);
+    char **names = NULL;
+    int n = 0;
+    if (s->resume) return true;
+    if (!directory_list(s->out, "step_", &names, &n, err)) return false;
+    if (n)
+        fail(err, EXIT_INPUT,
+             "--out %s: holds checkpoints of another run (%s); hint: --resume goes on with it, or another "
+             "folder",
+             s->out, names[0]);
+    names_free(names, n);
+    return n == 0;
 }
 
 /* Two runs in one folder would mix their checkpoints and logs. The lock goes with the process, however it ends. */
 static bool lock_output(const char *out, Error *err) {
-    char path[1100];
-    snprintf(path, sizeof path, "%s/run.lock", out);
+    char path[PATH_MAX];
+    if (!path_join(path, out, "run.lock", err)) return false;
     const int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
-    if (fd < 0) return fail(err, EXIT_INPUT, "--out %s: cannot write there: %s", out, strerror(errno));
+    if (fd < 0) return fail_errno(err, "--out: cannot write", path);
     if (flock(fd, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK)
         return true; /* a file system without locks: go on */
     close(fd);
@@ -184,24 +172,9 @@ static bool lock_output(const char *out, Error *err) {
 
 bool setup_output(Run *run, Error *err) {
     const char *out = run->settings.out;
-    char path[1024];
     if (!out || settings_sample_only(&run->settings) || run->settings.eval_only)
         return true; /* nothing is written */
-    if (snprintf(path, sizeof path, "%s", out) >= (int)sizeof path - 64)
-        return fail(err, EXIT_INPUT, "--out: the path is longer than %d bytes", (int)sizeof path - 64);
-    for (char *p = path + 1;; p++) {
-        if (*p && *p != '/') continue;
-        char end = *p;
-        *p = 0;
-        if (mkdir(path, 0777) && errno != EEXIST)
-            return fail(err, EXIT_INPUT, "--out %s: cannot make %s: %s", out, path, strerror(errno));
-        if (!end) break;
-        *p = end;
-    }
-    if (!is_directory(path)) return fail(err, EXIT_INPUT, "--out %s: it is a file, expected a folder", out);
-    if (access(path, W_OK | X_OK))
-        return fail(err, EXIT_INPUT, "--out %s: cannot write there: %s", out, strerror(errno));
-    return refuse_used_output(&run->settings, err) && lock_output(out, err);
+    return directory_make(out, err) && refuse_used_output(&run->settings, err) && lock_output(out, err);
 }
 
 /* The default --eval-batches reads a short validation text once, not over and over. */
@@ -268,6 +241,8 @@ void setup_print_memory(const Run *run) {
     int largest = -1;
     if (run->ops == &ops_cpu || cuda_available()) {
         run->ops->memory_info(&free_bytes, &total_bytes);
+        if (run->free_at_start)
+            free_bytes = run->free_at_start; /* the model is open: what it had to fit in */
         largest = gpt2_largest_batch(run->ops, &run->config, &options, budget(free_bytes));
     }
     console_memory(stdout, &plan, run->settings.memory, free_bytes, total_bytes, largest);
@@ -333,11 +308,15 @@ bool setup_model(Run *run, Error *err) {
     return true;
 }
 
+static size_t difference(size_t more, size_t less) {
+    return more > less ? more - less : 0;
+}
+
 size_t setup_memory_in_use(const Run *run) {
     size_t free_bytes, total_bytes;
-    if (run->ops == &ops_cpu) return resident_bytes() - run->resident_at_start;
+    if (run->ops == &ops_cpu) return difference(resident_bytes(), run->resident_at_start);
     run->ops->memory_info(&free_bytes, &total_bytes);
-    return run->free_at_start > free_bytes ? run->free_at_start - free_bytes : 0;
+    return difference(run->free_at_start, free_bytes);
 }
 
 void setup_close(Run *run) {

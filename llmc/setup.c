@@ -8,7 +8,10 @@
 #include <unistd.h>
 #include "files.h"
 
-enum { GPT2_VOCAB = 50257 }; /* of shards that come without a tokenizer */
+enum {
+    GPT2_VOCAB = 50257, /* of shards that come without a tokenizer */
+    OUT_MAX = 960,      /* bytes of --out: Run.checkpoint and the log add a name to it in 1024 */
+};
 static const char *const default_tokenizer = "data/gpt2_tokenizer.bin";
 
 bool setup_backend(Run *run, Error *err) {
@@ -174,6 +177,8 @@ bool setup_output(Run *run, Error *err) {
     const char *out = run->settings.out;
     if (!out || settings_sample_only(&run->settings) || run->settings.eval_only)
         return true; /* nothing is written */
+    if (strlen(out) >= OUT_MAX)
+        return fail(err, EXIT_INPUT, "--out: the path is longer than %d bytes", OUT_MAX);
     return directory_make(out, err) && refuse_used_output(&run->settings, err) && lock_output(out, err);
 }
 

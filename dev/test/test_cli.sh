@@ -97,6 +97,9 @@ else
     refuses "out in a kernel folder" '/proc' $tiny --train "$work/text.txt" --out /proc/train_gpt2
 fi
 
+refuses "out too long" 'longer than 960' $tiny --train "$work/text.txt" --out "$work/$(printf '%0200d/' 1 2 3 4 5)"
+check "out too long: nothing is made" [ ! -e "$work/$(printf '%0200d' 1)" ]
+
 # ---- a run, its last line, its log ----
 long="$tiny --train $work/text.txt --steps 12 --eval-every 6 --tokens-per-step 64"
 run $long --out "$work/whole" --save-every 6

@@ -117,7 +117,7 @@ sanitize-run: $(TESTS)
 	@dev/test/run.sh $(TESTS)
 
 # ---- dev ----
-# bench_sm90 times the Hopper kernels that are being tried (dev/attention/sm90*); they are compiled for sm_90a alone.
+# bench_sm90 has its own build of the Hopper kernels, in which a wait that never ends stops with an error.
 DEV_PROGRAMS := $(BUILD)/bench_ops $(BUILD)/bench_attention
 $(BUILD)/bench_ops: $(BUILD)/dev/driver/bench_ops.o
 $(BUILD)/bench_attention: $(BUILD)/dev/attention/bench_attention.o
@@ -127,7 +127,7 @@ $(BUILD)/dev/%.o: dev/%.cu Makefile | need-nvcc
 	@mkdir -p $(@D)
 	@echo "  nvcc $<"
 	$(Q)$(NVCC) $(NVCCFLAGS) -c $< -o $@
-$(BUILD)/bench_sm90: dev/attention/bench_sm90.cu $(wildcard dev/attention/sm90*) dev/attention/reference_gpu.cuh | need-nvcc
+$(BUILD)/bench_sm90: dev/attention/bench_sm90.cu $(wildcard llmc/cuda/attention/sm90*) dev/attention/reference_gpu.cuh | need-nvcc
 	@mkdir -p $(@D)
 	@echo "  nvcc $<"
 	$(Q)$(NVCC) -std=c++17 -O3 -gencode arch=compute_90a,code=sm_90a --expt-relaxed-constexpr -DBOUNDED_WAIT $(filter %.cu,$^) -o $@

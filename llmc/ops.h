@@ -209,6 +209,9 @@ extern const Ops *const ops_cuda_bf16, *const ops_cuda_fp32;
 /* True where a CUDA device and a driver are present; never fails, never prints. False in a build without
  * CUDA. */
 bool cuda_available(void);
+/* For tests and benchmarks: attention kernels are chosen as for a device of at most this compute capability
+ * (80 for sm_80); 0: as for the device that it is. */
+void cuda_limit_capability(int capability);
 
 #ifdef __cplusplus
 }

@@ -2,7 +2,7 @@
  * channels, random normal data, median under sustained load. `make test` holds the same kernels to the CPU
  * oracle.
  *
- *   make dev && build/bench_attention [bf16|fp32] */
+ *   make dev && build/bench_attention [bf16|fp32|sm80]      sm80: bf16, the kernels of older cards */
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
@@ -90,9 +90,10 @@ static void bench(const Ops *ops, const std::vector<int> &head_sizes, const std:
 
 int main(int argc, char **argv) {
     Error err = {};
-    const bool fp32 = argc > 1 && strcmp(argv[1], "fp32") == 0;
-    if (argc > 2 || (argc > 1 && !fp32 && strcmp(argv[1], "bf16"))) {
-        fprintf(stderr, "usage: bench_attention [bf16|fp32]\n");
+    const char *kind = argc > 1 ? argv[1] : "bf16";
+    const bool fp32 = strcmp(kind, "fp32") == 0, sm80 = strcmp(kind, "sm80") == 0;
+    if (argc > 2 || (!fp32 && !sm80 && strcmp(kind, "bf16"))) {
+        fprintf(stderr, "usage: bench_attention [bf16|fp32|sm80]\n");
         return EXIT_INPUT;
     }
     if (!cuda_available()) {
@@ -101,6 +102,7 @@ int main(int argc, char **argv) {
     }
     const Ops *ops = fp32 ? ops_cuda_fp32 : ops_cuda_bf16;
     if (!ops->open(&err)) die(&err);
+    if (sm80) cuda_limit_capability(80);
     printf("%s\n", ops->device_name());
     if (fp32)
         bench<float>(ops, {64}, {1024, 4096});

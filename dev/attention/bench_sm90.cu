@@ -14,7 +14,7 @@
 #include <string.h>
 #include <algorithm>
 #include <vector>
-#include "sm90.cuh"
+#include "../../llmc/cuda/attention/sm90.cuh"
 #include "../../llmc/cuda/cuda_common.cuh"
 #include "reference_gpu.cuh"
 

@@ -6,3 +6,7 @@ const Ops *const ops_cuda_bf16 = NULL, *const ops_cuda_fp32 = NULL;
 bool cuda_available(void) {
     return false;
 }
+
+void cuda_limit_capability(int capability) {
+    (void)capability;
+}

@@ -1,9 +1,10 @@
 /* Which path serves which device, storage type and head size. */
 #include "attention.cuh"
 #include "paths.cuh"
+#include "sm90.cuh"
 
 typedef struct Path {
-    int min_capability; /* as cuda_compute_capability() gives it: 80 for sm_80 */
+    int min_capability, max_capability; /* as cuda_compute_capability() gives it: 80 for sm_80 */
     DType dtype;
     int head_size; /* 0: any */
     void (*forward)(floatX *out, float *lse, const floatX *qkv, int B, int T, int NH, int HD);
@@ -11,19 +12,39 @@ typedef struct Path {
                      void *scratch, int B, int T, int NH, int HD);
 } Path;
 
+enum { ANY = 1 << 30 };
+
+static void sm90_forward(floatX *out, float *lse, const floatX *qkv, int B, int T, int NH, int HD) {
+    attention_forward_sm90(out, lse, qkv, B, T, NH, HD, true);
+}
+static void sm90_backward(floatX *dqkv, const floatX *dout, const floatX *out, const floatX *qkv,
+                          const float *lse, void *scratch, int B, int T, int NH, int HD) {
+    attention_backward_sm90(dqkv, dout, out, qkv, lse, scratch, B, T, NH, HD, true);
+}
+
 /* The first row that fits is taken. To add a path, write its file, declare it in paths.cuh and put its rows
- * above those it beats (sm_90a's, for exactly capability 90, go first). */
+ * above those it beats. sm_90a code runs on capability 9.0 alone. */
 static const Path paths[] = {
-    {80, DTYPE_BF16, 64,  sm80_attention_forward,         sm80_attention_backward        },
-    {80, DTYPE_BF16, 128, sm80_attention_forward,         sm80_attention_backward        },
-    {0,  DTYPE_BF16, 0,   generic_attention_forward_bf16, generic_attention_backward_bf16},
-    {0,  DTYPE_F32,  0,   generic_attention_forward_f32,  generic_attention_backward_f32 },
+    {90, 90,  DTYPE_BF16, 64,  sm90_forward,                   sm90_backward                  },
+    {90, 90,  DTYPE_BF16, 128, sm90_forward,                   sm90_backward                  },
+    {80, ANY, DTYPE_BF16, 64,  sm80_attention_forward,         sm80_attention_backward        },
+    {80, ANY, DTYPE_BF16, 128, sm80_attention_forward,         sm80_attention_backward        },
+    {0,  ANY, DTYPE_BF16, 0,   generic_attention_forward_bf16, generic_attention_backward_bf16},
+    {0,  ANY, DTYPE_F32,  0,   generic_attention_forward_f32,  generic_attention_backward_f32 },
 };
 
+static int capability_limit = ANY;
+
+void cuda_limit_capability(int capability) {
+    capability_limit = capability ? capability : ANY;
+}
+
 static const Path *path_for(DType dtype, int HD) {
+    const int device = cuda_compute_capability(),
+              capability = device < capability_limit ? device : capability_limit;
     const Path *path = paths; /* the last two rows take whatever comes to them */
     while (path->dtype != dtype || (path->head_size != 0 && path->head_size != HD) ||
-           path->min_capability > cuda_compute_capability())
+           path->min_capability > capability || path->max_capability < capability)
         path++;
     return path;
 }
@@ -43,7 +64,10 @@ void attention_backward_f32(floatX *dqkv, const floatX *dout, const floatX *out,
     path_for(DTYPE_F32, HD)->backward(dqkv, dout, out, qkv, lse, scratch, B, T, NH, HD);
 }
 
+/* Enough for every path: the plan must not depend on the device. */
 size_t attention_scratch_bytes(const OpShape *shape, DType dtype) {
     (void)dtype;
-    return (size_t)shape->B * shape->NH * shape->T * sizeof(RowStats);
+    const size_t stats = (size_t)shape->B * shape->NH * shape->T * sizeof(RowStats);
+    const size_t sm90 = attention_backward_sm90_scratch_bytes(shape->B, shape->T, shape->NH);
+    return stats > sm90 ? stats : sm90;
 }

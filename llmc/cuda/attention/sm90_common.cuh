@@ -10,8 +10,8 @@
 #pragma once
 #include <math_constants.h>
 #include <cudaTypedefs.h>
-#include "../../llmc/cuda/cuda_common.cuh"
-#include "../../llmc/cuda/ptx.cuh"
+#include "../cuda_common.cuh"
+#include "../ptx.cuh"
 
 /* The kernels' bodies exist only in sm_90a code: wgmma and setmaxnreg are in no other. */
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)

@@ -7,7 +7,7 @@
 #pragma once
 #include <stdbool.h>
 #include <stddef.h>
-#include "../../llmc/ops.h"
+#include "../../ops.h"
 
 void attention_forward_sm90(floatX *out, float *lse, const floatX *qkv, int B, int T, int NH, int HD,
                             bool causal);

@@ -133,6 +133,15 @@ $(BUILD)/bench_sm90: dev/attention/bench_sm90.cu $(wildcard llmc/cuda/attention/
 	$(Q)$(NVCC) -std=c++17 -O3 -gencode arch=compute_90a,code=sm_90a --expt-relaxed-constexpr -DBOUNDED_WAIT $(filter %.cu,$^) -o $@
 $(BUILD)/bench_cpu: $(BUILD)/dev/driver/bench_cpu.o $(CORE_OBJ) $(STUB_OBJ)
 	$(Q)$(LINK_CPU) $^ -o $@ $(LIBS)
+# The attention kernels as a shared object with a C interface, for scripts/compare_attention.py. Its objects are its own, because they are
+# position-independent; of context.cu the linker keeps what the kernels use, so no cuBLASLt is loaded.
+PIC_OBJ := $(patsubst %.cu,$(BUILD)/pic/%.o,dev/driver/attention_library.cu llmc/cuda/context.cu $(wildcard llmc/cuda/attention/*.cu))
+$(PIC_OBJ): $(BUILD)/pic/%.o: %.cu Makefile $(BUILD)/nvcc_flags | need-nvcc
+	@mkdir -p $(@D)
+	@echo "  nvcc $<"
+	$(Q)$(NVCC) $(NVCCFLAGS) -Xcompiler -fPIC,-fvisibility=hidden,-ffunction-sections -c $< -o $@
+$(BUILD)/libattention.so: $(PIC_OBJ)
+	$(Q)$(NVCC) $(ARCHS) -shared -Xlinker --gc-sections,-z,defs $^ -o $@
 dev: $(BUILD)/bench_cpu $(if $(NVCC),$(DEV_PROGRAMS) $(BUILD)/bench_sm90)
 bench: $(DEV_PROGRAMS) train_gpt2cu
 	@$(BUILD)/bench_ops

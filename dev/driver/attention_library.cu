@@ -1,0 +1,52 @@
+/* The attention kernels as a shared object with a C interface, for programs that are not built with the trainer
+ * (scripts/compare_attention.py): `make build/libattention.so`.
+ *
+ * The kernels are those that the trainer's dispatch takes on this device. Shapes, types and `=` are those of
+ * Ops.attention_forward and attention_backward (llmc/ops.h), bf16: qkv, dqkv (B,T,3,NH,HD); out, dout
+ * (B,T,NH,HD); lse (B,NH,T) fp32. All pointers are device memory, 16-byte aligned. Work is queued on the stream
+ * that attention_open was given; the calls return at once. A CUDA error ends the process with one line. */
+#include "../../llmc/cuda/attention/attention.cuh"
+#include "../../llmc/cuda/attention/sm90.cuh"
+#include "../../llmc/cuda/cuda_common.cuh"
+
+#define EXPORT extern "C" __attribute__((visibility("default")))
+
+/* stream: a cudaStream_t of the current device, NULL for the legacy default stream. May be called again. */
+EXPORT void attention_open(void *stream) {
+    main_stream = (cudaStream_t)stream;
+}
+
+/* 1 if attention_forward and attention_backward have kernels for this case, else 0. */
+EXPORT int attention_serves(int HD, int causal) {
+    if (cuda_compute_capability() < 80) return 0;
+    if (causal) return HD >= 8 && HD <= 256 && HD % 8 == 0;
+    return cuda_compute_capability() == 90 && (HD == 64 || HD == 128);
+}
+
+/* Bytes of the scratch buffer of attention_backward. */
+EXPORT size_t attention_scratch(int B, int T, int NH, int HD) {
+    OpShape shape = {};
+    shape.B = B;
+    shape.T = T;
+    shape.C = NH * HD;
+    shape.NH = NH;
+    return attention_scratch_bytes(&shape, DTYPE_BF16);
+}
+
+/* out =, lse =; attention_serves(HD, causal) holds. */
+EXPORT void attention_forward(void *out, float *lse, const void *qkv, int B, int T, int NH, int HD,
+                              int causal) {
+    if (causal)
+        attention_forward_bf16(out, lse, qkv, B, T, NH, HD);
+    else
+        attention_forward_sm90(out, lse, qkv, B, T, NH, HD, false);
+}
+
+/* dqkv =; attention_serves(HD, causal) holds. */
+EXPORT void attention_backward(void *dqkv, const void *dout, const void *out, const void *qkv,
+                               const float *lse, void *scratch, int B, int T, int NH, int HD, int causal) {
+    if (causal)
+        attention_backward_bf16(dqkv, dout, out, qkv, lse, scratch, B, T, NH, HD);
+    else
+        attention_backward_sm90(dqkv, dout, out, qkv, lse, scratch, B, T, NH, HD, false);
+}

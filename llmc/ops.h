@@ -12,7 +12,7 @@
  *            aligned (allocations) plus any multiple of 16 bytes; T, N and B are arbitrary.
  *   =, +=    "=" overwrites every element (outputs may hold NaN before), "+=" adds to what is there.
  *   order    arguments: outputs, inputs, scratch, sizes. All ops run in order on one stream; only download(),
- *            synchronize() and the memory calls wait.
+ *            synchronize(), fetch_end(), seconds_between() and the memory calls wait.
  *   scratch  at least scratch_bytes(shape) bytes, contents undefined before and after; one buffer serves all.
  *   aliases  buffers do not overlap except where an op says so.
  *   bits     same input, same bits: every op is deterministic on one device. No float atomics, no order that
@@ -95,6 +95,10 @@ typedef struct AdamWArgs {
     AdamWRange ranges[ADAMW_MAX_RANGES];
 } AdamWArgs;
 
+typedef struct Recording Recording; /* a sequence of ops, see Ops.record_begin */
+
+enum { FETCH_SLOTS = 2, FETCH_BYTES = 64, MARKS_MAX = 1 << 18 };
+
 typedef struct Ops {
     const char *name; /* "cpu fp32", "cuda bf16", "cuda fp32" */
     DType dtype;
@@ -117,6 +121,23 @@ typedef struct Ops {
     void (*download)(void *dst, const void *src,
                      size_t bytes); /* device to host; waits for all ops before it */
     void (*synchronize)(void);
+    /* True where ops return before they are done, so that results are best read later, by fetch. */
+    bool runs_ahead;
+    /* fetch_begin queues a copy of bytes <= FETCH_BYTES from the device, as they are behind all ops so far, into
+     * `slot` < FETCH_SLOTS; fetch_end waits for that copy alone, not for what was queued behind it. */
+    void (*fetch_begin)(int slot, const void *src, size_t bytes);
+    void (*fetch_end)(int slot, void *dst, size_t bytes);
+    /* mark notes the time at which the device comes to it, i < MARKS_MAX; seconds_between waits until it has
+     * come to the second of two. */
+    void (*mark)(int i);
+    double (*seconds_between)(int first, int second);
+    /* Between record_begin and record_end ops are noted, not run; replay runs what was noted, with the same
+     * buffers and numbers. Only ops of sizes that ran before, no memory calls, no uploads or downloads.
+     * record_begin is false, record_end NULL where the backend cannot. */
+    bool (*record_begin)(void);
+    Recording *(*record_end)(void);
+    void (*replay)(Recording *recording);
+    void (*recording_release)(Recording *recording); /* NULL is fine */
     /* Bytes of the scratch buffer for these sizes; host arithmetic only, callable before open(). */
     size_t (*scratch_bytes)(const OpShape *shape);
     /* Bytes that open() itself takes on the device (library workspaces), for the memory plan. */

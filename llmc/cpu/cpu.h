@@ -59,6 +59,16 @@ size_t cpu_grad_norm_scratch_bytes(void);
 /* device.c */
 const char *cpu_device_name(void);
 double cpu_peak_flops(const char **how);
+/* queue.c */
+void cpu_fetch_begin(int slot, const void *src, size_t bytes);
+void cpu_fetch_end(int slot, void *dst, size_t bytes);
+void cpu_mark(int i);
+double cpu_seconds_between(int first, int second);
+bool cpu_record_begin(void);
+Recording *cpu_record_end(void);
+void cpu_replay(Recording *recording);
+void cpu_recording_release(Recording *recording);
+
 void *cpu_alloc(size_t bytes);
 void cpu_release(void *p);
 void cpu_memory_info(size_t *free_bytes, size_t *total_bytes);

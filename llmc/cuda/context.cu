@@ -1,7 +1,9 @@
-/* The device: stream, memory, copies, errors.
+/* The device: streams, memory, copies, errors.
  *
  * Copies between host and device go through a ring of pinned slots, so an upload returns once the bytes left
- * src, and the host runs ahead of the device by as many slots. */
+ * src, and the host runs ahead of the device by as many slots. An upload crosses the bus on a stream of its
+ * own, into a slot on the device, while earlier ops still run; in the order of the ops is only the copy from
+ * there to where it belongs. */
 #include "cuda_ops.cuh"
 #include <stdio.h>
 #include <stdlib.h>
@@ -12,8 +14,11 @@ cudaStream_t main_stream;
 /* 8 slots of 1 MiB: the tokens of 64 x 1024 take a quarter of a slot. */
 static constexpr size_t SLOT_BYTES = 1 << 20;
 enum { N_SLOTS = 8 };
-static char *slots;                    /* N_SLOTS * SLOT_BYTES, pinned */
-static cudaEvent_t slot_free[N_SLOTS]; /* recorded behind the copy that uses the slot */
+static char *slots;        /* N_SLOTS * SLOT_BYTES, pinned */
+static char *device_slots; /* the same on the device */
+static cudaStream_t copy_stream;
+static cudaEvent_t slot_filled[N_SLOTS]; /* on copy_stream: an upload has reached the device's slot */
+static cudaEvent_t slot_free[N_SLOTS];   /* on main_stream: recorded behind the copy that uses the slot */
 static unsigned next_slot;
 
 /* ---- errors ---- */
@@ -84,11 +89,20 @@ bool cuda_open(Error *err) {
                     cuda_device_name());
     if ((status = cudaHostAlloc((void **)&slots, SLOT_BYTES * N_SLOTS, cudaHostAllocDefault)) != cudaSuccess)
         return open_failed(err, "no pinned host memory", status);
-    for (int i = 0; i < N_SLOTS; i++)
+    if ((status = cudaMalloc((void **)&device_slots, SLOT_BYTES * N_SLOTS)) != cudaSuccess)
+        return open_failed(err, "no device memory", status);
+    for (int i = 0; i < N_SLOTS; i++) {
         CUDA_CHECK(cudaEventCreateWithFlags(&slot_free[i], cudaEventDisableTiming));
+        CUDA_CHECK(cudaEventCreateWithFlags(&slot_filled[i], cudaEventDisableTiming));
+    }
     if (!linear_open(err)) return false;
+    CUDA_CHECK(cudaStreamCreateWithFlags(&copy_stream, cudaStreamNonBlocking));
     CUDA_CHECK(cudaStreamCreateWithFlags(&main_stream, cudaStreamNonBlocking));
     return true;
+}
+
+size_t cuda_context_bytes(void) {
+    return SLOT_BYTES * N_SLOTS;
 }
 
 const char *cuda_device_name(void) {
@@ -136,14 +150,18 @@ static char *slot_data(unsigned slot) {
     return slots + slot * SLOT_BYTES;
 }
 
+/* A slot is free once the device has copied out of it, so copy_stream need not wait for main_stream. */
 void cuda_upload(void *dst, const void *src, size_t bytes) {
     for (size_t done = 0; done < bytes; done += SLOT_BYTES) {
         const size_t n = bytes - done < SLOT_BYTES ? bytes - done : SLOT_BYTES;
         const unsigned slot = next_slot++ % N_SLOTS;
+        char *on_device = device_slots + slot * SLOT_BYTES;
         CUDA_CHECK(cudaEventSynchronize(slot_free[slot]));
         memcpy(slot_data(slot), (const char *)src + done, n);
-        CUDA_CHECK(
-            cudaMemcpyAsync((char *)dst + done, slot_data(slot), n, cudaMemcpyHostToDevice, main_stream));
+        CUDA_CHECK(cudaMemcpyAsync(on_device, slot_data(slot), n, cudaMemcpyHostToDevice, copy_stream));
+        CUDA_CHECK(cudaEventRecord(slot_filled[slot], copy_stream));
+        CUDA_CHECK(cudaStreamWaitEvent(main_stream, slot_filled[slot], 0));
+        CUDA_CHECK(cudaMemcpyAsync((char *)dst + done, on_device, n, cudaMemcpyDeviceToDevice, main_stream));
         CUDA_CHECK(cudaEventRecord(slot_free[slot], main_stream));
     }
 }

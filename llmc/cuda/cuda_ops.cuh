@@ -15,7 +15,18 @@ void cuda_copy(void *dst, const void *src, size_t bytes);
 void cuda_upload(void *dst, const void *src, size_t bytes);
 void cuda_download(void *dst, const void *src, size_t bytes);
 void cuda_synchronize(void);
+size_t cuda_context_bytes(void); /* that cuda_open takes on the device, besides linear_fixed_bytes */
 int cuda_device_attribute(cudaDeviceAttr attribute);
+
+/* ---- queue.cu ---- */
+void cuda_fetch_begin(int slot, const void *src, size_t bytes);
+void cuda_fetch_end(int slot, void *dst, size_t bytes);
+void cuda_mark(int i);
+double cuda_seconds_between(int first, int second);
+bool cuda_record_begin(void);
+Recording *cuda_record_end(void);
+void cuda_replay(Recording *recording);
+void cuda_recording_release(Recording *recording);
 
 /* ---- peak.cu ---- */
 template <typename T> double peak_flops(const char **how);

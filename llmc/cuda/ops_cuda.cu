@@ -32,6 +32,10 @@ template <DType DTYPE> static size_t scratch_bytes(const OpShape *shape) {
     return larger(bytes, attention_scratch_bytes(shape, DTYPE));
 }
 
+static size_t fixed_bytes(void) {
+    return linear_fixed_bytes() + cuda_context_bytes();
+}
+
 template <typename T, DType DTYPE> static constexpr Ops table(const char *name) {
     Ops ops{};
     ops.name = name;
@@ -47,8 +51,17 @@ template <typename T, DType DTYPE> static constexpr Ops table(const char *name) 
     ops.upload = cuda_upload;
     ops.download = cuda_download;
     ops.synchronize = cuda_synchronize;
+    ops.runs_ahead = true;
+    ops.fetch_begin = cuda_fetch_begin;
+    ops.fetch_end = cuda_fetch_end;
+    ops.mark = cuda_mark;
+    ops.seconds_between = cuda_seconds_between;
+    ops.record_begin = cuda_record_begin;
+    ops.record_end = cuda_record_end;
+    ops.replay = cuda_replay;
+    ops.recording_release = cuda_recording_release;
     ops.scratch_bytes = scratch_bytes<DTYPE>;
-    ops.fixed_bytes = linear_fixed_bytes;
+    ops.fixed_bytes = fixed_bytes;
     ops.embedding_forward = embedding_forward<T>;
     ops.embedding_backward = embedding_backward<T>;
     ops.layernorm_forward = layernorm_forward<T>;

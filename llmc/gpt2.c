@@ -150,8 +150,8 @@ static void head_backward(GPT2 *model, const Batch *b, float dloss) {
     for (int64_t row = 0; row < b->N; row += model->shape.loss_rows) {
         Chunk c = head_forward(model, b, row);
         ops->cross_entropy_backward_inplace(c.losses, c.logits, c.targets, dloss, c.n, V, Vp);
-        ops->linear_backward_input(rows_from(model, dln_f, row, b->C), c.logits, gpt2_weight(model, WTE, 0),
-                                   NULL, c.n, Vp, b->C);
+        ops->linear_backward_input(rows_from(model, dln_f, row, b->C), NULL, c.logits,
+                                   gpt2_weight(model, WTE, 0), NULL, model->scratch, c.n, Vp, b->C);
         ops->linear_backward_weight(gpt2_grad(model, WTE, 0), NULL, c.logits, c.ln_f, model->scratch, c.n, Vp,
                                     b->C);
     }
@@ -171,22 +171,26 @@ static void recompute_block(GPT2 *model, const Batch *b, int l) {
                                  b->N * 4 * b->C);
 }
 
-/* dresidual: gradient of residual_3 -> gradient of residual_2 */
+/* dresidual: gradient of residual_3 -> gradient of residual_2. Bias gradients are column sums of a gradient,
+ * taken by the op that writes it: dfch's by linear_backward_input, dresidual's by layernorm_backward. */
 static void mlp_backward(GPT2 *model, const Batch *b, int l) {
     const Ops *ops = model->ops;
     floatX *dresidual = gpt2_activation(model, ACT_DRESIDUAL, 0),
            *dbranch = gpt2_activation(model, ACT_DBRANCH, 0);
     floatX *dfch = gpt2_activation(model, ACT_DHIDDEN, 0);
-    ops->linear_backward_weight(gpt2_grad(model, MLP_PROJ_W, l), gpt2_grad(model, MLP_PROJ_B, l), dresidual,
+    ops->linear_backward_weight(gpt2_grad(model, MLP_PROJ_W, l), NULL, dresidual,
                                 gpt2_activation(model, ACT_FCH_GELU, l), model->scratch, b->N, b->C,
                                 4 * b->C);
-    ops->linear_backward_input(dfch, dresidual, gpt2_weight(model, MLP_PROJ_W, l),
-                               gpt2_activation(model, ACT_FCH, l), b->N, b->C, 4 * b->C);
-    ops->linear_backward_weight(gpt2_grad(model, C_FC_W, l), gpt2_grad(model, C_FC_B, l), dfch,
-                                gpt2_activation(model, ACT_LN_2, l), model->scratch, b->N, 4 * b->C, b->C);
-    ops->linear_backward_input(dbranch, dfch, gpt2_weight(model, C_FC_W, l), NULL, b->N, 4 * b->C, b->C);
-    ops->layernorm_backward(dresidual, gpt2_grad(model, LN_2_W, l), gpt2_grad(model, LN_2_B, l), dresidual,
-                            dbranch, gpt2_activation(model, ACT_RESIDUAL_2, l), gpt2_weight(model, LN_2_W, l),
+    ops->linear_backward_input(dfch, gpt2_grad(model, C_FC_B, l), dresidual,
+                               gpt2_weight(model, MLP_PROJ_W, l), gpt2_activation(model, ACT_FCH, l),
+                               model->scratch, b->N, b->C, 4 * b->C);
+    ops->linear_backward_weight(gpt2_grad(model, C_FC_W, l), NULL, dfch, gpt2_activation(model, ACT_LN_2, l),
+                                model->scratch, b->N, 4 * b->C, b->C);
+    ops->linear_backward_input(dbranch, NULL, dfch, gpt2_weight(model, C_FC_W, l), NULL, model->scratch, b->N,
+                               4 * b->C, b->C);
+    ops->layernorm_backward(dresidual, gpt2_grad(model, LN_2_W, l), gpt2_grad(model, LN_2_B, l),
+                            gpt2_grad(model, ATTN_PROJ_B, l), dresidual, dbranch,
+                            gpt2_activation(model, ACT_RESIDUAL_2, l), gpt2_weight(model, LN_2_W, l),
                             activation_f32(model, ACT_LN_2_MEAN, l), activation_f32(model, ACT_LN_2_RSTD, l),
                             model->scratch, b->N, b->C);
 }
@@ -209,16 +213,18 @@ static void attention_backward(GPT2 *model, const Batch *b, int l) {
     floatX *dresidual = gpt2_activation(model, ACT_DRESIDUAL, 0),
            *dbranch = gpt2_activation(model, ACT_DBRANCH, 0);
     floatX *dqkv = gpt2_activation(model, ACT_DHIDDEN, 0);
-    ops->linear_backward_weight(gpt2_grad(model, ATTN_PROJ_W, l), gpt2_grad(model, ATTN_PROJ_B, l), dresidual,
+    ops->linear_backward_weight(gpt2_grad(model, ATTN_PROJ_W, l), NULL, dresidual,
                                 gpt2_activation(model, ACT_ATTN, l), model->scratch, b->N, b->C, b->C);
-    ops->linear_backward_input(dbranch, dresidual, gpt2_weight(model, ATTN_PROJ_W, l), NULL, b->N, b->C,
-                               b->C);
+    ops->linear_backward_input(dbranch, NULL, dresidual, gpt2_weight(model, ATTN_PROJ_W, l), NULL,
+                               model->scratch, b->N, b->C, b->C);
     attention_core_backward(model, b, l, dqkv, dbranch);
     ops->linear_backward_weight(gpt2_grad(model, C_ATTN_W, l), gpt2_grad(model, C_ATTN_B, l), dqkv,
                                 gpt2_activation(model, ACT_LN_1, l), model->scratch, b->N, 3 * b->C, b->C);
-    ops->linear_backward_input(dbranch, dqkv, gpt2_weight(model, C_ATTN_W, l), NULL, b->N, 3 * b->C, b->C);
-    ops->layernorm_backward(dresidual, gpt2_grad(model, LN_1_W, l), gpt2_grad(model, LN_1_B, l), dresidual,
-                            dbranch, block_input(model, l), gpt2_weight(model, LN_1_W, l),
+    ops->linear_backward_input(dbranch, NULL, dqkv, gpt2_weight(model, C_ATTN_W, l), NULL, model->scratch,
+                               b->N, 3 * b->C, b->C);
+    ops->layernorm_backward(dresidual, gpt2_grad(model, LN_1_W, l), gpt2_grad(model, LN_1_B, l),
+                            l > 0 ? gpt2_grad(model, MLP_PROJ_B, l - 1) : NULL, dresidual, dbranch,
+                            block_input(model, l), gpt2_weight(model, LN_1_W, l),
                             activation_f32(model, ACT_LN_1_MEAN, l), activation_f32(model, ACT_LN_1_RSTD, l),
                             model->scratch, b->N, b->C);
 }
@@ -228,8 +234,8 @@ static void backward(GPT2 *model, const Batch *b, float dloss) {
     const int L = model->config.n_layer;
     floatX *dresidual = gpt2_activation(model, ACT_DRESIDUAL, 0);
     head_backward(model, b, dloss);
-    ops->layernorm_backward(dresidual, gpt2_grad(model, LN_F_W, 0), gpt2_grad(model, LN_F_B, 0), NULL,
-                            gpt2_activation(model, ACT_DBRANCH, 0),
+    ops->layernorm_backward(dresidual, gpt2_grad(model, LN_F_W, 0), gpt2_grad(model, LN_F_B, 0),
+                            gpt2_grad(model, MLP_PROJ_B, L - 1), NULL, gpt2_activation(model, ACT_DBRANCH, 0),
                             gpt2_activation(model, ACT_RESIDUAL_3, L - 1), gpt2_weight(model, LN_F_W, 0),
                             activation_f32(model, ACT_LN_F_MEAN, 0), activation_f32(model, ACT_LN_F_RSTD, 0),
                             model->scratch, b->N, b->C);

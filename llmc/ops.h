@@ -161,11 +161,14 @@ typedef struct Ops {
     void (*residual_layernorm_forward)(floatX *residual, floatX *out, float *mean, float *rstd,
                                        const floatX *a, const floatX *b, const floatX *weight,
                                        const floatX *bias, int64_t N, int C);
-    /* dx = dresidual + gradient through the norm; dweight += , dbias +=.
-     * dx (N,C) may be dresidual; dresidual may be NULL, meaning 0; dout, x (N,C); dweight, dbias (C) fp32 */
-    void (*layernorm_backward)(floatX *dx, float *dweight, float *dbias, const floatX *dresidual,
-                               const floatX *dout, const floatX *x, const floatX *weight, const float *mean,
-                               const float *rstd, void *scratch, int64_t N, int C);
+    /* dx = dresidual + gradient through the norm; dweight += , dbias +=; dx_sums += column sums of dx, or
+     * dx_sums NULL: the bias gradient of a linear layer that ends in x, while dx is at hand.
+     * dx (N,C) may be dresidual; dresidual may be NULL, meaning 0; dout, x (N,C); dweight, dbias, dx_sums (C)
+     * fp32 */
+    void (*layernorm_backward)(floatX *dx, float *dweight, float *dbias, float *dx_sums,
+                               const floatX *dresidual, const floatX *dout, const floatX *x,
+                               const floatX *weight, const float *mean, const float *rstd, void *scratch,
+                               int64_t N, int C);
     /* out = a + b, n elements; out may be a or b */
     void (*residual_forward)(floatX *out, const floatX *a, const floatX *b, int64_t n);
 
@@ -174,10 +177,10 @@ typedef struct Ops {
      * gelu(pre_gelu), in one pass over the output. */
     void (*linear_forward)(floatX *out, floatX *pre_gelu, const floatX *x, const floatX *weight,
                            const floatX *bias, int64_t N, int OC, int IC);
-    /* dx = dout W; with pre_gelu (N,IC) != NULL: dx = (dout W) * gelu'(pre_gelu).   dx (N,IC) =, dout (N,OC)
-     */
-    void (*linear_backward_input)(floatX *dx, const floatX *dout, const floatX *weight,
-                                  const floatX *pre_gelu, int64_t N, int OC, int IC);
+    /* dx = dout W; with pre_gelu (N,IC) != NULL: dx = (dout W) * gelu'(pre_gelu).   dx (N,IC) =, dout (N,OC);
+     * dx_sums (IC) fp32 += column sums of dx, or dx_sums NULL: the bias gradient of the layer below */
+    void (*linear_backward_input)(floatX *dx, float *dx_sums, const floatX *dout, const floatX *weight,
+                                  const floatX *pre_gelu, void *scratch, int64_t N, int OC, int IC);
     /* dweight += dout^T x in fp32; dbias += column sums of dout, or dbias NULL.   dweight (OC,IC), dbias (OC)
      * fp32 */
     void (*linear_backward_weight)(float *dweight, float *dbias, const floatX *dout, const floatX *x,

@@ -49,14 +49,15 @@ typedef struct LinearShape {
     int OC, IC;
     int64_t rows;
     bool gelu_out, gelu_in; /* GELU after the layer, before it */
+    bool bias;              /* its gradient comes from linear_backward_weight, as in the model */
 } LinearShape;
 
 static const LinearShape linears[] = {
-    {"qkv",    3 * C, C,     N,         false, false},
-    {"proj",   C,     C,     N,         false, false},
-    {"fc",     4 * C, C,     N,         true,  false},
-    {"fcproj", C,     4 * C, N,         false, true },
-    {"head",   Vp,    C,     HEAD_ROWS, false, false},
+    {"qkv",    3 * C, C,     N,         false, false, true },
+    {"proj",   C,     C,     N,         false, false, false},
+    {"fc",     4 * C, C,     N,         true,  false, false},
+    {"fcproj", C,     4 * C, N,         false, true,  false},
+    {"head",   Vp,    C,     HEAD_ROWS, false, false, false},
 };
 
 static void copy(const LinearShape *s) {
@@ -82,8 +83,8 @@ static void residual_layernorm_forward(const LinearShape *s) {
                                     C);
 }
 static void layernorm_backward(const LinearShape *s) {
-    ops->layernorm_backward(wide[0], parameters[1], parameters[1] + C, wide[0], wide[1], wide[2], weight,
-                            rows[0], rows[1], scratch, N, C);
+    ops->layernorm_backward(wide[0], parameters[1], parameters[1] + C, parameters[2], wide[0], wide[1],
+                            wide[2], weight, rows[0], rows[1], scratch, N, C);
 }
 static void residual_forward(const LinearShape *s) {
     ops->residual_forward(wide[0], wide[1], wide[2], (int64_t)N * C);
@@ -96,12 +97,12 @@ static void linear_forward(const LinearShape *s) {
                         s->OC == Vp ? NULL : rounded, s->rows, s->OC, s->IC);
 }
 static void linear_backward_input(const LinearShape *s) {
-    ops->linear_backward_input(wide[0], s->OC == Vp ? logits : wide[1], weight, s->gelu_in ? wide[2] : NULL,
-                               s->rows, s->OC, s->IC);
+    ops->linear_backward_input(wide[0], s->gelu_in ? parameters[2] : NULL, s->OC == Vp ? logits : wide[1],
+                               weight, s->gelu_in ? wide[2] : NULL, scratch, s->rows, s->OC, s->IC);
 }
 static void linear_backward_weight(const LinearShape *s) {
-    ops->linear_backward_weight(parameters[1], s->OC == Vp ? NULL : parameters[2],
-                                s->OC == Vp ? logits : wide[1], wide[2], scratch, s->rows, s->OC, s->IC);
+    ops->linear_backward_weight(parameters[1], s->bias ? parameters[2] : NULL, s->OC == Vp ? logits : wide[1],
+                                wide[2], scratch, s->rows, s->OC, s->IC);
 }
 static void attention_forward(const LinearShape *s) {
     ops->attention_forward(wide[0], rows[3], wide[1], B, T, NH, C / NH);

@@ -15,11 +15,13 @@ enum { MAX_OPERANDS = 12 };
  * and always towards zero; with n up to 2048 that is 1.5e-5. Gradients rounded to bf16 on the way would be
  * 2e-3 off. */
 #define TENSOR_CORE_LIMIT 3e-5
+/* Column sums of values as stored: each is off by up to 2^-9 of itself in bf16. */
+#define ROUNDED_SUMS_LIMIT 4e-3
 
 typedef enum { IN, OUT, INOUT, SPACE } Role;          /* SPACE: scratch, not compared */
 typedef enum { STORE_X, STORE_F32, STORE_I32 } Store; /* STORE_X: the backend's type */
 typedef enum { FILL_NORMAL, FILL_EQUAL, FILL_GROWING, FILL_HUGE, FILL_DISTINCT } Fill;
-enum { NO_BIAS = 1, GELU = 2, ALIAS_A = 4, ALIAS_B = 8, NO_RESIDUAL = 16 };
+enum { NO_BIAS = 1, GELU = 2, ALIAS_A = 4, ALIAS_B = 8, NO_RESIDUAL = 16, NO_SUMS = 32 };
 
 /* Sizes of a case; an op reads those it knows, the others stay 0. */
 typedef struct Dims {

@@ -2,6 +2,13 @@
 #include "../../llmc/cpu/vec.h"
 #include "cpu_case.h"
 
+/* sums (columns), 1 everywhere before, went up by the column sums of x (rows, columns). */
+static void has_column_sums(const char *name, Buffer sums, Buffer x) {
+    for (int64_t c = 0; c < sums.n; c++) sums.d[c] = 1;
+    for (int64_t i = 0; i < x.n; i++) sums.d[i % sums.n] += x.f[i];
+    close_to(name, sums, sums.d);
+}
+
 /* ---- linear and GELU ---- */
 
 static double gelu_double(double x) {
@@ -61,8 +68,10 @@ static void test_linear(int64_t N, int OC, int IC) {
     close_to(name, l.y, l.y.d);
 
     l.gelu_out = false;
-    ops->linear_backward_input(dx.f, l.dout.f, l.w.f, NULL, N, OC, IC);
-    ops->linear_backward_input(dx_gelu.f, l.dout.f, l.w.f, l.x.f, N, OC, IC);
+    Buffer sums = filled(IC, 0, 1);
+    ops->linear_backward_input(dx.f, NULL, l.dout.f, l.w.f, NULL, scratch.f, N, OC, IC);
+    ops->linear_backward_input(dx_gelu.f, sums.f, l.dout.f, l.w.f, l.x.f, scratch.f, N, OC, IC);
+    has_column_sums(name, sums, dx_gelu);
     ops->linear_backward_weight(dw.f, dbias.f, l.dout.f, l.x.f, scratch.f, N, OC, IC);
     is_gradient(name, linear_double, &l, l.x, dx, NULL);
     is_gradient(name, linear_double, &l, l.w, dw, start);
@@ -103,7 +112,7 @@ static void test_gelu_derivative(void) {
     for (int i = 0; i < C; i++) identity.f[i * C + i] = 1;
     for (int i = 0; i < N * C; i++) x.f[i] = (i - N * C / 2) * 0.005f;
     to_double(x);
-    ops->linear_backward_input(dx.f, ones.f, identity.f, x.f, N, C, C);
+    ops->linear_backward_input(dx.f, NULL, ones.f, identity.f, x.f, NULL, N, C, C);
     double worst = 0;
     for (int i = 0; i < N * C; i++) {
         double h = 1e-5,
@@ -191,14 +200,16 @@ static void test_layernorm(int64_t N, int C) {
     close_to(name, l.y, l.y.d);
     close_to(name, mean, mean.d);
     close_to(name, rstd, rstd.d);
-    ops->layernorm_backward(dx.f, dweight.f, dbias.f, NULL, l.dout.f, l.x.f, l.weight.f, mean.f, rstd.f,
+    ops->layernorm_backward(dx.f, dweight.f, dbias.f, NULL, NULL, l.dout.f, l.x.f, l.weight.f, mean.f, rstd.f,
                             scratch.f, N, C);
     is_gradient(name, layernorm_double, &l, l.x, dx, NULL);
     is_gradient(name, layernorm_double, &l, l.weight, dweight, start_w.f);
     is_gradient(name, layernorm_double, &l, l.bias, dbias, start_b.f);
     memcpy(dx.f, l.residual.f, sizeof(float) * (size_t)dx.n);
-    ops->layernorm_backward(dx.f, dweight.f, dbias.f, dx.f, l.dout.f, l.x.f, l.weight.f, mean.f, rstd.f,
-                            scratch.f, N, C);
+    Buffer sums = filled(C, 0, 1);
+    ops->layernorm_backward(dx.f, dweight.f, dbias.f, sums.f, dx.f, l.dout.f, l.x.f, l.weight.f, mean.f,
+                            rstd.f, scratch.f, N, C);
+    has_column_sums(name, sums, dx);
     is_gradient(name, residual_and_layernorm_double, &l, l.x, dx, NULL);
 
     /* a + b = x to rounding; in place and beside: the sum is exact, the rest equal to the norm of the sum */

@@ -107,37 +107,38 @@ static void reference_residual_layernorm(void **p, const OpCase *c) {
 
 static int describe_layernorm_backward(Operand *o, const Dims *d) {
     const bool alias = d->flags & ALIAS_A, none = d->flags & NO_RESIDUAL;
-    const int64_t NC = d->N * d->C;
+    const int64_t NC = d->N * d->C, sums = d->flags & NO_SUMS ? 0 : d->C;
     const Operand rows[] = {
-        {"dx",        alias ? INOUT : OUT, STORE_X,   NC,                     1,        0,   0, 0},
-        {"dweight",   INOUT,               STORE_F32, d->C,                   1,        0,   0, 0},
-        {"dbias",     INOUT,               STORE_F32, d->C,                   1,        0,   0, 0},
-        {"dresidual", IN,                  STORE_X,   alias || none ? 0 : NC, 1,        0,   0, 0},
-        {"dout",      IN,                  STORE_X,   NC,                     1,        0,   0, 0},
-        {"x",         IN,                  STORE_X,   NC,                     d->scale, 0.5, 0, 0},
-        {"weight",    IN,                  STORE_X,   d->C,                   0.3f,     1,   0, 0},
-        {"mean",      IN,                  STORE_F32, d->N,                   0,        0,   0, 0},
-        {"rstd",      IN,                  STORE_F32, d->N,                   0,        0,   0, 0},
-        {"scratch",   SPACE,               STORE_F32, -1,                     0,        0,   0, 0},
+        {"dx",        alias ? INOUT : OUT, STORE_X,   NC,                     1,        0,   0,                  0},
+        {"dweight",   INOUT,               STORE_F32, d->C,                   1,        0,   0,                  0},
+        {"dbias",     INOUT,               STORE_F32, d->C,                   1,        0,   0,                  0},
+        {"dx_sums",   INOUT,               STORE_F32, sums,                   1,        0,   ROUNDED_SUMS_LIMIT, 0},
+        {"dresidual", IN,                  STORE_X,   alias || none ? 0 : NC, 1,        0,   0,                  0},
+        {"dout",      IN,                  STORE_X,   NC,                     1,        0,   0,                  0},
+        {"x",         IN,                  STORE_X,   NC,                     d->scale, 0.5, 0,                  0},
+        {"weight",    IN,                  STORE_X,   d->C,                   0.3f,     1,   0,                  0},
+        {"mean",      IN,                  STORE_F32, d->N,                   0,        0,   0,                  0},
+        {"rstd",      IN,                  STORE_F32, d->N,                   0,        0,   0,                  0},
+        {"scratch",   SPACE,               STORE_F32, -1,                     0,        0,   0,                  0},
     };
     memcpy(o, rows, sizeof rows);
-    return 10;
+    return 11;
 }
 
 static void run_layernorm_backward(const Ops *ops, void **p, const Dims *d) {
-    ops->layernorm_backward(p[0], p[1], p[2], d->flags & ALIAS_A ? p[0] : p[3], p[4], p[5], p[6], p[7], p[8],
-                            p[9], d->N, d->C);
+    ops->layernorm_backward(p[0], p[1], p[2], p[3], d->flags & ALIAS_A ? p[0] : p[4], p[5], p[6], p[7], p[8],
+                            p[9], p[10], d->N, d->C);
 }
 
 static void prepare_layernorm_backward(OpCase *c) {
     const int C = c->d.C;
     for (int64_t row = 0; row < c->d.N; row++) {
-        const float *x = c->in[5] + row * C;
+        const float *x = c->in[6] + row * C;
         double mean = 0, variance = 0;
         for (int i = 0; i < C; i++) mean += (double)x[i] / C;
         for (int i = 0; i < C; i++) variance += (x[i] - mean) * (x[i] - mean) / C;
-        c->in[7][row] = (float)mean;
-        c->in[8][row] = (float)(1 / sqrt(variance + 1e-5));
+        c->in[8][row] = (float)mean;
+        c->in[9][row] = (float)(1 / sqrt(variance + 1e-5));
     }
 }
 
@@ -192,25 +193,28 @@ static void plain_linear_forward(OpCase *c) {
 }
 
 static int describe_linear_backward_input(Operand *o, const Dims *d) {
-    const int64_t in = d->N * d->IC;
+    const int64_t in = d->N * d->IC, sums = d->flags & NO_SUMS ? 0 : d->IC;
     const Operand rows[] = {
-        {"dx",       OUT, STORE_X, in,                       0,                       0, 0, 0},
-        {"dout",     IN,  STORE_X, d->N * d->OC,             1,                       0, 0, 0},
-        {"weight",   IN,  STORE_X, (int64_t)d->OC * d->IC,   1 / sqrtf((float)d->OC), 0, 0, 0},
-        {"pre_gelu", IN,  STORE_X, d->flags & GELU ? in : 0, 1.5,                     0, 0, 0},
+        {"dx",       OUT,   STORE_X,   in,                       0,                       0, 0,                  0},
+        {"dout",     IN,    STORE_X,   d->N * d->OC,             1,                       0, 0,                  0},
+        {"weight",   IN,    STORE_X,   (int64_t)d->OC * d->IC,   1 / sqrtf((float)d->OC), 0, 0,                  0},
+        {"pre_gelu", IN,    STORE_X,   d->flags & GELU ? in : 0, 1.5,                     0, 0,                  0},
+        {"dx_sums",  INOUT, STORE_F32, sums,                     1,                       0, ROUNDED_SUMS_LIMIT, 0},
+        {"scratch",  SPACE, STORE_F32, -1,                       0,                       0, 0,                  0},
     };
     memcpy(o, rows, sizeof rows);
-    return 4;
+    return 6;
 }
 
 static void run_linear_backward_input(const Ops *ops, void **p, const Dims *d) {
-    ops->linear_backward_input(p[0], p[1], p[2], p[3], d->N, d->OC, d->IC);
+    ops->linear_backward_input(p[0], p[4], p[1], p[2], p[3], p[5], d->N, d->OC, d->IC);
 }
 
 /* dout W rounded, then times gelu' */
 static void plain_linear_backward_input(OpCase *c) {
     if (!(c->d.flags & GELU)) return;
-    ops_cpu.linear_backward_input(c->plain[0], c->in[1], c->in[2], NULL, c->d.N, c->d.OC, c->d.IC);
+    ops_cpu.linear_backward_input(c->plain[0], NULL, c->in[1], c->in[2], NULL, NULL, c->d.N, c->d.OC,
+                                  c->d.IC);
     for (int64_t i = 0; i < c->operands[0].elems; i++)
         c->plain[0][i] = round_bf16(round_bf16(c->plain[0][i]) * (float)gelu_derivative((double)c->in[3][i]));
 }
@@ -347,7 +351,10 @@ static const struct {
     {&layernorm_backward,     {.N = 381, .C = 768}                                            },
     {&layernorm_backward,     {.N = 2046, .C = 768, .flags = ALIAS_A}                         },
     {&layernorm_backward,     {.N = 127, .C = 1600, .flags = NO_RESIDUAL}                     },
+    {&layernorm_backward,     {.N = 381, .C = 1024, .flags = ALIAS_A | NO_SUMS}               },
+    {&layernorm_backward,     {.N = 65, .C = 3072}                                            },
     {&layernorm_backward,     {.N = 14, .C = 12288, .flags = ALIAS_A}                         },
+    {&layernorm_backward,     {.N = 5000, .C = 768, .flags = ALIAS_A}                         },
     {&residual_forward,       {.N = 1}                                                        },
     {&residual_forward,       {.N = 1003}                                                     },
     {&residual_forward,       {.N = 77777, .flags = ALIAS_A}                                  },
@@ -361,7 +368,8 @@ static const struct {
     {&linear_forward,         {.N = 33, .OC = 50304, .IC = 768, .flags = NO_BIAS}             },
     {&linear_backward_input,  {.N = 1, .OC = 8, .IC = 8}                                      },
     {&linear_backward_input,  {.N = 7, .OC = 16, .IC = 24, .flags = GELU}                     },
-    {&linear_backward_input,  {.N = 65, .OC = 24, .IC = 16}                                   },
+    {&linear_backward_input,  {.N = 65, .OC = 24, .IC = 16, .flags = NO_SUMS}                 },
+    {&linear_backward_input,  {.N = 65, .OC = 64, .IC = 128, .flags = GELU | NO_SUMS}         },
     {&linear_backward_input,  {.N = 1, .OC = 768, .IC = 3072, .flags = GELU}                  },
     {&linear_backward_input,  {.N = 127, .OC = 768, .IC = 3072, .flags = GELU}                },
     {&linear_backward_input,  {.N = 1023, .OC = 2304, .IC = 768}                              },

@@ -14,7 +14,7 @@ void cpu_layernorm_forward(floatX *out, float *mean, float *rstd, const floatX *
 void cpu_residual_layernorm_forward(floatX *residual, floatX *out, float *mean, float *rstd, const floatX *a,
                                     const floatX *b, const floatX *weight, const floatX *bias, int64_t N,
                                     int C);
-void cpu_layernorm_backward(floatX *dx, float *dweight, float *dbias, const floatX *dresidual,
+void cpu_layernorm_backward(floatX *dx, float *dweight, float *dbias, float *dx_sums, const floatX *dresidual,
                             const floatX *dout, const floatX *x, const floatX *weight, const float *mean,
                             const float *rstd, void *scratch, int64_t N, int C);
 size_t cpu_layernorm_scratch_bytes(const OpShape *shape);
@@ -22,10 +22,13 @@ size_t cpu_layernorm_scratch_bytes(const OpShape *shape);
 /* linear.c */
 void cpu_linear_forward(floatX *out, floatX *pre_gelu, const floatX *x, const floatX *weight,
                         const floatX *bias, int64_t N, int OC, int IC);
-void cpu_linear_backward_input(floatX *dx, const floatX *dout, const floatX *weight, const floatX *pre_gelu,
-                               int64_t N, int OC, int IC);
+void cpu_linear_backward_input(floatX *dx, float *dx_sums, const floatX *dout, const floatX *weight,
+                               const floatX *pre_gelu, void *scratch, int64_t N, int OC, int IC);
 void cpu_linear_backward_weight(float *dweight, float *dbias, const floatX *dout, const floatX *x,
                                 void *scratch, int64_t N, int OC, int IC);
+
+/* out (columns) += sum over the rows of x (N,columns) */
+void cpu_column_sums(float *out, const float *x, int64_t N, int columns);
 
 /* elementwise.c */
 void cpu_residual_forward(floatX *out, const floatX *a, const floatX *b, int64_t n);
@@ -56,9 +59,6 @@ void cpu_adamw(const AdamWArgs *args);
 void cpu_weights_from_master(floatX *weights, const float *master, int64_t n);
 size_t cpu_grad_norm_scratch_bytes(void);
 
-/* device.c */
-const char *cpu_device_name(void);
-double cpu_peak_flops(const char **how);
 /* queue.c */
 void cpu_fetch_begin(int slot, const void *src, size_t bytes);
 void cpu_fetch_end(int slot, void *dst, size_t bytes);
@@ -69,6 +69,9 @@ Recording *cpu_record_end(void);
 void cpu_replay(Recording *recording);
 void cpu_recording_release(Recording *recording);
 
+/* device.c */
+const char *cpu_device_name(void);
+double cpu_peak_flops(const char **how);
 void *cpu_alloc(size_t bytes);
 void cpu_release(void *p);
 void cpu_memory_info(size_t *free_bytes, size_t *total_bytes);

@@ -104,7 +104,7 @@ static void backward_chunk(const void *args, int64_t chunk) {
         backward_row(f, n, dweight, dbias);
 }
 
-void cpu_layernorm_backward(floatX *dx, float *dweight, float *dbias, const floatX *dresidual,
+void cpu_layernorm_backward(floatX *dx, float *dweight, float *dbias, float *dx_sums, const floatX *dresidual,
                             const floatX *dout, const floatX *x, const floatX *weight, const float *mean,
                             const float *rstd, void *scratch, int64_t N, int C) {
     /* The cut into chunks depends on N alone, so the sums have one order whatever the number of threads. */
@@ -120,6 +120,7 @@ void cpu_layernorm_backward(floatX *dx, float *dweight, float *dbias, const floa
         vec_store_n(dweight + c, vec_load_n(dweight + c, C - c) + dw, C - c);
         vec_store_n(dbias + c, vec_load_n(dbias + c, C - c) + db, C - c);
     }
+    if (dx_sums) cpu_column_sums(dx_sums, dx, N, C);
 }
 
 size_t cpu_layernorm_scratch_bytes(const OpShape *shape) {

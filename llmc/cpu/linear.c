@@ -23,24 +23,6 @@ void cpu_linear_forward(floatX *out, floatX *pre_gelu, const floatX *x, const fl
     });
 }
 
-void cpu_linear_backward_input(floatX *dx, const floatX *dout, const floatX *weight, const floatX *pre_gelu,
-                               int64_t N, int OC, int IC) {
-    cpu_matmul(&(Matmul){
-        .M = N,
-        .N = IC,
-        .K = OC,
-        .a = dout,
-        .a_row = OC,
-        .a_col = 1,
-        .b = weight,
-        .b_row = IC,
-        .b_col = 1,
-        .c = dx,
-        .c_row = IC,
-        .gelu_in = pre_gelu,
-    });
-}
-
 enum { STRIP_VECS = 4, STRIP = STRIP_VECS * VEC, BLOCK_ROWS = 128 };
 
 typedef struct ColumnSums {
@@ -69,6 +51,30 @@ static void sum_columns(const void *args, int64_t task) {
     }
 }
 
+void cpu_column_sums(float *out, const float *x, int64_t N, int columns) {
+    const ColumnSums sums = {out, x, N, columns};
+    cpu_parallel_for(ceil_div(columns, STRIP), sum_columns, &sums);
+}
+
+void cpu_linear_backward_input(floatX *dx, float *dx_sums, const floatX *dout, const floatX *weight,
+                               const floatX *pre_gelu, void *scratch, int64_t N, int OC, int IC) {
+    cpu_matmul(&(Matmul){
+        .M = N,
+        .N = IC,
+        .K = OC,
+        .a = dout,
+        .a_row = OC,
+        .a_col = 1,
+        .b = weight,
+        .b_row = IC,
+        .b_col = 1,
+        .c = dx,
+        .c_row = IC,
+        .gelu_in = pre_gelu,
+    });
+    if (dx_sums) cpu_column_sums(dx_sums, dx, N, IC);
+}
+
 void cpu_linear_backward_weight(float *dweight, float *dbias, const floatX *dout, const floatX *x,
                                 void *scratch, int64_t N, int OC, int IC) {
     cpu_matmul(&(Matmul){
@@ -85,6 +91,5 @@ void cpu_linear_backward_weight(float *dweight, float *dbias, const floatX *dout
         .c_row = IC,
         .accumulate = true,
     });
-    ColumnSums sums = {dbias, dout, N, OC};
-    if (dbias) cpu_parallel_for(ceil_div(OC, STRIP), sum_columns, &sums);
+    if (dbias) cpu_column_sums(dbias, dout, N, OC);
 }

@@ -31,29 +31,26 @@ __global__ void __launch_bounds__(WARP_SIZE *COLUMN_ROWS)
 
 /* Block (32, 32): a warp takes every 32nd partial row of 32 columns. */
 __global__ void __launch_bounds__(1024)
-    add_partial_rows_kernel(float *out0, float *out1, const float *__restrict__ partials, int n,
-                            int columns) {
+    add_partial_rows_kernel(PartialSums sums, const float *__restrict__ partials, int n, int columns) {
     __shared__ float tile[WARP_SIZE][WARP_SIZE];
     const int column = blockIdx.x * WARP_SIZE + threadIdx.x;
     float sum = 0;
     if (column < columns) {
 #pragma unroll 4
         for (int row = threadIdx.y; row < n; row += WARP_SIZE)
-            sum += partials[((int64_t)row * gridDim.y + blockIdx.y) * columns + column];
+            sum += partials[((int64_t)row * sums.width + blockIdx.y) * columns + column];
     }
     tile[threadIdx.y][threadIdx.x] = sum;
     __syncthreads();
     if (threadIdx.y != 0 || column >= columns) return;
     float total = 0;
     for (int y = 0; y < WARP_SIZE; y++) total += tile[y][threadIdx.x];
-    float *out = blockIdx.y == 0 ? out0 : out1;
-    out[column] += total;
+    sums.out[blockIdx.y][column] += total;
 }
 
-void add_partial_rows(float *out0, float *out1, const float *partials, int n, int columns) {
-    const dim3 grid(ceil_div<int>(columns, WARP_SIZE), out1 ? 2 : 1);
-    add_partial_rows_kernel<<<grid, dim3(WARP_SIZE, WARP_SIZE), 0, main_stream>>>(out0, out1, partials, n,
-                                                                                  columns);
+void add_partial_rows(const PartialSums &sums, const float *partials, int n, int columns) {
+    const dim3 grid(ceil_div<int>(columns, WARP_SIZE), sums.n_out);
+    add_partial_rows_kernel<<<grid, dim3(WARP_SIZE, WARP_SIZE), 0, main_stream>>>(sums, partials, n, columns);
     launch_check("add_partial_rows");
 }
 
@@ -70,7 +67,7 @@ template <typename T> void column_sums(float *out, const T *x, void *scratch, in
     column_partials_kernel<<<dim3(slices, tiles), dim3(WARP_SIZE, COLUMN_ROWS), 0, main_stream>>>(
         (float *)scratch, x, N, columns, slice_rows);
     launch_check("column_partials");
-    add_partial_rows(out, NULL, (const float *)scratch, slices, columns);
+    add_partial_rows(PartialSums{{out}, 1, 1}, (const float *)scratch, slices, columns);
 }
 
 /* Slices times columns: at most MAX_BLOCKS tiles of bf16, the wider ones, or a single slice. */

@@ -56,9 +56,9 @@ template <typename T>
 void residual_layernorm_forward(floatX *residual, floatX *out, float *mean, float *rstd, const floatX *a,
                                 const floatX *b, const floatX *weight, const floatX *bias, int64_t N, int C);
 template <typename T>
-void layernorm_backward(floatX *dx, float *dweight, float *dbias, const floatX *dresidual, const floatX *dout,
-                        const floatX *x, const floatX *weight, const float *mean, const float *rstd,
-                        void *scratch, int64_t N, int C);
+void layernorm_backward(floatX *dx, float *dweight, float *dbias, float *dx_sums, const floatX *dresidual,
+                        const floatX *dout, const floatX *x, const floatX *weight, const float *mean,
+                        const float *rstd, void *scratch, int64_t N, int C);
 size_t layernorm_scratch_bytes(int C);
 template <typename T> void residual_forward(floatX *out, const floatX *a, const floatX *b, int64_t n);
 
@@ -69,8 +69,8 @@ template <typename T>
 void linear_forward(floatX *out, floatX *pre_gelu, const floatX *x, const floatX *weight, const floatX *bias,
                     int64_t N, int OC, int IC);
 template <typename T>
-void linear_backward_input(floatX *dx, const floatX *dout, const floatX *weight, const floatX *pre_gelu,
-                           int64_t N, int OC, int IC);
+void linear_backward_input(floatX *dx, float *dx_sums, const floatX *dout, const floatX *weight,
+                           const floatX *pre_gelu, void *scratch, int64_t N, int OC, int IC);
 template <typename T>
 void linear_backward_weight(float *dweight, float *dbias, const floatX *dout, const floatX *x, void *scratch,
                             int64_t N, int OC, int IC);
@@ -87,9 +87,13 @@ void bias_gelu_inplace(floatX *x, floatX *pre_gelu, const floatX *bias, int64_t 
 /* out (columns) += sum over the rows of x (N,columns) */
 template <typename T> void column_sums(float *out, const T *x, void *scratch, int64_t N, int columns);
 size_t column_sums_scratch_bytes(int columns);
-/* out0 (columns) += sum over rows of partials[row][0][:]; out1 likewise of partials[row][1][:].
- * partials (n, 2, columns), or (n, 1, columns) with out1 NULL. */
-void add_partial_rows(float *out0, float *out1, const float *partials, int n, int columns);
+typedef struct PartialSums {
+    float *out[3]; /* (columns) += */
+    int n_out;     /* how many of them there are */
+    int width;     /* kinds of sums that lie side by side in a row of partials, the first n_out are added */
+} PartialSums;
+/* sums.out[k] (columns) += sum over rows of partials[row][k][:].   partials (n, sums.width, columns) */
+void add_partial_rows(const PartialSums &sums, const float *partials, int n, int columns);
 
 /* ---- cross_entropy.cu ---- */
 template <typename T>

@@ -253,13 +253,15 @@ void linear_forward(floatX *out, floatX *pre_gelu, const floatX *x, const floatX
 }
 
 template <typename T>
-void linear_backward_input(floatX *dx, const floatX *dout, const floatX *weight, const floatX *pre_gelu,
-                           int64_t N, int OC, int IC) {
+void linear_backward_input(floatX *dx, float *dx_sums, const floatX *dout, const floatX *weight,
+                           const floatX *pre_gelu, void *scratch, int64_t N, int OC, int IC) {
     const GemmBuffers buffers = {dx, weight, dout, NULL, pre_gelu};
     const bool epilogue_gelu = pre_gelu && sizeof(T) == sizeof(bf16);
-    if (epilogue_gelu && gemm<T>(GEMM_BACKWARD_INPUT, CUBLASLT_EPILOGUE_DGELU, &buffers, N, OC, IC)) return;
-    plain_gemm<T>(GEMM_BACKWARD_INPUT, &buffers, N, OC, IC);
-    if (pre_gelu) gelu_backward_inplace<T>(dx, pre_gelu, N * IC);
+    if (!epilogue_gelu || !gemm<T>(GEMM_BACKWARD_INPUT, CUBLASLT_EPILOGUE_DGELU, &buffers, N, OC, IC)) {
+        plain_gemm<T>(GEMM_BACKWARD_INPUT, &buffers, N, OC, IC);
+        if (pre_gelu) gelu_backward_inplace<T>(dx, pre_gelu, N * IC);
+    }
+    if (dx_sums) column_sums<T>(dx_sums, (const T *)dx, scratch, N, IC);
 }
 
 template <typename T>
@@ -274,10 +276,10 @@ template void linear_forward<float>(floatX *, floatX *, const floatX *, const fl
                                     int64_t, int, int);
 template void linear_forward<bf16>(floatX *, floatX *, const floatX *, const floatX *, const floatX *,
                                    int64_t, int, int);
-template void linear_backward_input<float>(floatX *, const floatX *, const floatX *, const floatX *, int64_t,
-                                           int, int);
-template void linear_backward_input<bf16>(floatX *, const floatX *, const floatX *, const floatX *, int64_t,
-                                          int, int);
+template void linear_backward_input<float>(floatX *, float *, const floatX *, const floatX *, const floatX *,
+                                           void *, int64_t, int, int);
+template void linear_backward_input<bf16>(floatX *, float *, const floatX *, const floatX *, const floatX *,
+                                          void *, int64_t, int, int);
 template void linear_backward_weight<float>(float *, float *, const floatX *, const floatX *, void *, int64_t,
                                             int, int);
 template void linear_backward_weight<bf16>(float *, float *, const floatX *, const floatX *, void *, int64_t,

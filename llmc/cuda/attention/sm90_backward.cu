@@ -215,7 +215,7 @@ __device__ __forceinline__ void dq_consumer(DqShared<C> &shared, const BackwardA
     DqRows<C> r;
     for (;; place.own_at.advance()) {
         shared.own_ring.wait(place.own_at);
-        const Work work = shared.work[place.own_at.stage];
+        const Work work = read_work(shared.work[place.own_at.stage]);
         if (work.index < 0) break;
         const int tile_row0 = work.tile * C::TILE_ROWS, row0 = tile_row0 + warpgroup * ROWS;
         DqRowData<C> data;

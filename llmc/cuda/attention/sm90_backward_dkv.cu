@@ -70,7 +70,7 @@ __device__ __forceinline__ void dkv_consumer(DkvShared<C> &shared, const Backwar
     KeyRows<C> r;
     for (;; own_at.advance()) {
         shared.own_ring.wait(own_at);
-        const Work work = shared.work;
+        const Work work = read_work(shared.work);
         if (work.index < 0) break;
         const int tile_row0 = work.tile * C::TILE_ROWS, row0 = tile_row0 + warpgroup * ROWS;
         if constexpr (C::K_IN_REGISTERS) {

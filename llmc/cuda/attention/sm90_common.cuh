@@ -93,6 +93,14 @@ __device__ __forceinline__ Work work_at(const TileOrder &order, int index) {
     return work;
 }
 
+/* What the producer wrote, for a warp. Lane 0 alone reads it, for it is lane 0 that will arrive for the warp. */
+__device__ __forceinline__ Work read_work(const Work &shared) {
+    int4 x = {};
+    if (threadIdx.x % 32 == 0) x = *reinterpret_cast<const int4 *>(&shared);
+    return {__shfl_sync(0xffffffffu, x.x, 0), __shfl_sync(0xffffffffu, x.y, 0),
+            __shfl_sync(0xffffffffu, x.z, 0), __shfl_sync(0xffffffffu, x.w, 0)};
+}
+
 /* Index of the block's next tile; its first is blockIdx.x. Every tile draws once, so the counter is back at 0
  * when the last has drawn and needs no reset. */
 __device__ __forceinline__ int draw_tile(unsigned *counter, int total) {

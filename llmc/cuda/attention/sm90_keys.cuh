@@ -196,17 +196,6 @@ __device__ __forceinline__ void next_queries_block(KeyRows<C> &r, QueryStages<C>
     place.at = next;
 }
 
-/* The gradients of the last block. */
-template <class C>
-__device__ __forceinline__ void last_gradients(KeyRows<C> &r, QueryStages<C> &queries, KeyPlace<C> &place) {
-    wgmma_fence();
-    multiply_gradients(r, queries, place.at.stage);
-    wgmma_wait<0>();
-    gradients_done(r);
-    queries.ring.release(place.at);
-    place.at.advance();
-}
-
 /* Writes dK and dV of the warpgroup's keys. */
 template <class C>
 __device__ __forceinline__ void store_key_rows(const KeyRows<C> &r, const Work &work, int row0,
@@ -216,4 +205,42 @@ __device__ __forceinline__ void store_key_rows(const KeyRows<C> &r, const Work &
     bf16 *dk = args.dqkv + ((int64_t)work.batch * args.T + row0) * stride + (args.NH + work.head) * C::HD;
     store_rows(dk, stride, args.T - row0, r.dk, scale);
     store_rows(dk + args.NH * C::HD, stride, args.T - row0, r.dv, one);
+}
+
+/* From one tile into the next: the gradients of the last block of `work`, whose rows they complete, then P and
+ * dS of the first block of the tile that follows, at `next`. One step as any other, where last_gradients,
+ * store_key_rows and first_queries_block one after another leave the tensor cores idle. */
+template <class C>
+__device__ __forceinline__ void next_tile_block(KeyRows<C> &r, QueryStages<C> &queries, KeyPlace<C> &place,
+                                                Ring<C::STAGES> next, const Work &work, int row0,
+                                                const BackwardArgs &args) {
+    queries.ring.wait(next);
+    wgmma_fence();
+    multiply_gradients(r, queries, place.at.stage);
+    multiply_s(r, queries, place, next.stage);
+    multiply_dp(r, queries, place, next.stage);
+    wgmma_wait<1>();
+    wgmma_results(r.s);
+    gradients_done(r);
+    queries.ring.release(place.at);
+    if (C::CAUSAL) mask_queries(r);
+    key_probabilities(r, args.scale_log2);
+    store_key_rows(r, work, row0, args);
+#pragma unroll
+    for (int i = 0; i < C::HD / 2; i++) r.dk[i] = r.dv[i] = 0.0f;
+    wgmma_wait<0>();
+    wgmma_results(r.dp);
+    key_scores(r);
+    place.at = next;
+}
+
+/* The gradients of the last block. */
+template <class C>
+__device__ __forceinline__ void last_gradients(KeyRows<C> &r, QueryStages<C> &queries, KeyPlace<C> &place) {
+    wgmma_fence();
+    multiply_gradients(r, queries, place.at.stage);
+    wgmma_wait<0>();
+    gradients_done(r);
+    queries.ring.release(place.at);
+    place.at.advance();
 }

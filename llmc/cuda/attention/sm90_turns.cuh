@@ -1,0 +1,258 @@
+/* dQ in turns: how the tiles of a head add their shares of dQ in an order that never changes, and nobody waits
+ * long.
+ *
+ * In one-pass backward a tile is 128 keys, and dQ of a block of 64 queries is the sum of the shares of all
+ * tiles whose keys the block sees. The tiles add in turns, the last keys first:
+ *
+ *   the first stores its share as fp32 sums, in the order of the accumulators: nothing has to be cleared;
+ *   the next ones add to them, by bulk reductions in L2;
+ *   the last, tile 0, fetches the sums, adds its own share in registers, rounds and writes bf16 dQ.
+ *
+ * A block that only tile 0 sees never touches memory but for the result. Each block has a count of the turns
+ * taken: a tile waits until the count has reached its turn, and adds one when its bulk copy is complete, or
+ * when its fetch of the sums is. Sums and counts belong to one of `slots` slots, which heads use one after
+ * another; counts run on from head to head, so that a new head's first turn is the end of the last head's
+ * fetch.
+ *
+ * Turns cost no time as long as they come before they are needed. Causal tiles start at their diagonal, two
+ * blocks apart, so a tile reaches a block two blocks after the one before it: enough for a reduction, a fence
+ * and a poll (about 3000 clk together, a block takes 1600). This needs tiles to start in the order of their
+ * turns, the shortest first, so a thread block draws a tile only when it is about to start it. It also makes
+ * every wait one for a tile drawn before, so nothing waits in a circle.
+ *
+ * The unit is 64 queries x 64 columns, 16 KB: a head has HD / 64 streams of them, each with sums and counts of
+ * its own. In a thread block, a warpgroup that computes dQ of a stream (the owner) and its adders, one thread
+ * for each buffer, share a ring of buffers. At step n of a buffer the owner's warps arrive on `owner`, when
+ * they have written their share or have read the sums, and the adder completes `adder`, when the share has been
+ * read or the sums have arrived. Both first see that step n-1 of the other has ended: then parity cannot be a
+ * phase behind. */
+#pragma once
+#include "sm90_backward.cuh"
+
+typedef struct Turns {
+    float *sums;       /* (slots, streams, blocks, 64 * 64) */
+    unsigned *counts;  /* (slots, streams, blocks); 0 at launch */
+    int slots;         /* head h of B*NH has slot h % slots */
+    int streams;       /* HD / 64 */
+    int blocks, tiles; /* of a head: of 64 queries, of 128 keys */
+} Turns;
+
+enum { SHARE_FLOATS = ROWS * 64, SHARE_BYTES = SHARE_FLOATS * 4 };
+
+/* The ring of one stream. A turn (copy, fence, poll: about 3000 clk) may take as long as BUFFERS steps. */
+template <int BUFFERS> struct alignas(128) TurnBuffers {
+    float dq[BUFFERS][SHARE_FLOATS];
+    uint64_t owner[BUFFERS], adder[BUFFERS];
+
+    __device__ __forceinline__ void init() {
+        for (int i = 0; i < BUFFERS; i++) {
+            mbarrier_init(shared_address(&owner[i]), 4);
+            mbarrier_init(shared_address(&adder[i]), 1);
+        }
+    }
+    __device__ __forceinline__ float4 *place(int stage) {
+        return reinterpret_cast<float4 *>(dq[stage]) + threadIdx.x % WARPGROUP;
+    }
+    __device__ __forceinline__ void wait_owner(Ring<BUFFERS> at, uint32_t parity) {
+        mbarrier_wait(shared_address(&owner[at.stage]), parity);
+    }
+    __device__ __forceinline__ void wait_adder(Ring<BUFFERS> at, uint32_t parity) {
+        mbarrier_wait(shared_address(&adder[at.stage]), parity);
+    }
+    __device__ __forceinline__ void owner_arrive(Ring<BUFFERS> at) {
+        __syncwarp(); /* lane 0's arrival then stands for the accesses of all 32 */
+        if (threadIdx.x % 32 == 0) mbarrier_arrive(shared_address(&owner[at.stage]));
+    }
+    __device__ __forceinline__ void adder_arrive(Ring<BUFFERS> at) {
+        mbarrier_arrive(shared_address(&adder[at.stage]));
+    }
+};
+
+/* Tiles that add to a block's dQ. */
+template <bool CAUSAL> __device__ __forceinline__ int turn_shares(const Turns &turns, int block) {
+    return CAUSAL ? block / 2 + 1 : turns.tiles;
+}
+
+/* ---- the owner: a warpgroup ---- */
+
+/* Hands its share of dQ to the adder. */
+template <int BUFFERS>
+__device__ __forceinline__ void give_share(TurnBuffers<BUFFERS> &buffers, Ring<BUFFERS> at,
+                                           const float (&dq)[32]) {
+    float4 *to = buffers.place(at.stage);
+    buffers.wait_adder(at, at.parity ^ 1);
+#pragma unroll
+    for (int i = 0; i < 8; i++)
+        to[i * WARPGROUP] = make_float4(dq[4 * i], dq[4 * i + 1], dq[4 * i + 2], dq[4 * i + 3]);
+    fence_proxy_async();
+    buffers.owner_arrive(at);
+}
+
+/* dq += the sums of all tiles but tile 0. shares: of the block; with one there are no sums. */
+template <int BUFFERS>
+__device__ __forceinline__ void add_sums(TurnBuffers<BUFFERS> &buffers, Ring<BUFFERS> at, float (&dq)[32],
+                                         int shares) {
+    const float4 *from = buffers.place(at.stage);
+    buffers.wait_adder(at, at.parity ^ 1);
+    buffers.wait_adder(at, at.parity);
+    if (shares > 1) {
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+            const float4 x = from[i * WARPGROUP];
+            dq[4 * i] += x.x;
+            dq[4 * i + 1] += x.y;
+            dq[4 * i + 2] += x.z;
+            dq[4 * i + 3] += x.w;
+        }
+    }
+    buffers.owner_arrive(at);
+}
+
+/* ---- adders: one thread each ---- */
+
+__device__ __forceinline__ void wait_turn(const unsigned *count, unsigned turn) {
+#ifdef BOUNDED_WAIT
+    for (int tries = 0; (int)(load_acquire(count) - turn) < 0; tries++)
+        if (tries == 1 << 22) *(volatile int *)0 = 0;
+#else
+    while ((int)(load_acquire(count) - turn) < 0) {
+    }
+#endif
+    fence_proxy_async_global(); /* the copies that follow are not ordinary accesses */
+}
+
+/* Adds the buffer's share to the sums, or stores it if it is the first. */
+template <int BUFFERS>
+__device__ __forceinline__ void add_share(TurnBuffers<BUFFERS> &buffers, Ring<BUFFERS> at, float *sums,
+                                          bool is_first) {
+    const uint32_t share = shared_address(buffers.dq[at.stage]);
+    buffers.wait_owner(at, at.parity);
+    if (is_first)
+        bulk_store(sums, share, SHARE_BYTES);
+    else
+        bulk_add_f32(sums, share, SHARE_BYTES);
+    bulk_commit();
+    bulk_wait_read<0>();
+    buffers.adder_arrive(at);
+    bulk_wait<0>();
+}
+
+/* Fetches the sums into the buffer. */
+template <int BUFFERS>
+__device__ __forceinline__ void fetch_sums(TurnBuffers<BUFFERS> &buffers, Ring<BUFFERS> at,
+                                           const float *sums) {
+    const uint32_t arrived = shared_address(&buffers.adder[at.stage]);
+    mbarrier_arrive_expect_tx(arrived, SHARE_BYTES);
+    bulk_load(shared_address(buffers.dq[at.stage]), sums, SHARE_BYTES, arrived);
+    buffers.wait_adder(at, at.parity);
+}
+
+/* All turns of a tile whose blocks start at first_block, as far as they pass through buffer `which`. head: of
+ * B*NH. */
+template <bool CAUSAL, int BUFFERS>
+__device__ __forceinline__ void take_turns(TurnBuffers<BUFFERS> &buffers, Ring<BUFFERS> &at, int which,
+                                           const Turns &turns, int head, int stream, int tile,
+                                           int first_block) {
+    const int round = head / turns.slots;
+    const int64_t place = ((int64_t)(head % turns.slots) * turns.streams + stream) * turns.blocks;
+    unsigned *counts = turns.counts + place;
+    float *sums = turns.sums + place * SHARE_FLOATS;
+    for (int block = first_block; block < turns.blocks; block++, at.advance()) {
+        if (at.stage != which) continue;
+        const int shares = turn_shares<CAUSAL>(turns, block);
+        buffers.wait_owner(at, at.parity ^ 1);
+        if (shares == 1) {
+            buffers.adder_arrive(at);
+            continue;
+        }
+        wait_turn(counts + block, round * shares + shares - 1 - tile);
+        if (tile == 0)
+            fetch_sums(buffers, at, sums + (int64_t)block * SHARE_FLOATS);
+        else
+            add_share(buffers, at, sums + (int64_t)block * SHARE_FLOATS, tile == shares - 1);
+        add_release(counts + block, 1);
+    }
+}
+
+/* ---- D and the counts, before the pass ---- */
+
+/* Fold rows of 64 queries of one head, D = rowsum(dO * O), and the counts. grid (NH, blocks, B): neighbours
+ * read the same rows of dO and O. 256 threads. */
+template <int HD>
+__global__ void __launch_bounds__(256)
+    sm90_fold_kernel(FoldRow *fold, Turns turns, const bf16 *dout, const bf16 *out, const float *lse, int T,
+                     float inverse_scale) {
+    enum { LANES = HD / 8 /* of a row */, STEP = 256 / LANES, N = ROWS / STEP };
+    const int NH = gridDim.x, lane = threadIdx.x % LANES, row0 = blockIdx.y * ROWS + threadIdx.x / LANES;
+    const int64_t head = (int64_t)blockIdx.z * NH + blockIdx.x;
+    const int64_t at = (((int64_t)blockIdx.z * T + row0) * NH + blockIdx.x) * HD + lane * 8;
+    Vec<bf16> x[N], y[N];
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+        const bool inside = row0 + i * STEP < T;
+        x[i] = inside ? load_vec(out + at + (int64_t)i * STEP * NH * HD) : Vec<bf16>{};
+        y[i] = inside ? load_vec(dout + at + (int64_t)i * STEP * NH * HD) : Vec<bf16>{};
+    }
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+        const int row = row0 + i * STEP;
+        float d = 0.0f;
+#pragma unroll
+        for (int j = 0; j < 8; j++) d += to_float(x[i].v[j]) * to_float(y[i].v[j]);
+#pragma unroll
+        for (int distance = LANES / 2; distance > 0; distance /= 2)
+            d += __shfl_xor_sync(0xffffffffu, d, distance);
+        if (lane == 0)
+            fold[head * fold_rows(T) + row] =
+                row < T ? fold_row(-lse[head * T + row] * inverse_scale, -d) : FoldRow{};
+    }
+    if (threadIdx.x < turns.streams && head < turns.slots)
+        turns.counts[(head * turns.streams + threadIdx.x) * turns.blocks + blockIdx.y] = 0;
+}
+
+/* ---- host ---- */
+
+/* The shortest tiles first, in sections whose Q, dO and sums fit L2. */
+static inline TileOrder turn_order(int B, int T, int NH, int HD) {
+    return tile_order(B, T, NH, 2 * ROWS, 2 * HD * 2 + sizeof(FoldRow) + HD * 4, true);
+}
+
+/* Slots for three sections of heads: a section's last tiles run while those of the next start. */
+static inline int turn_slots(const TileOrder &order) {
+    return 3 * order.section_heads < order.heads ? 3 * order.section_heads : order.heads;
+}
+
+static inline size_t turn_counts_bytes(int slots, int T, int HD) {
+    return align_256((size_t)slots * (HD / 64) * ceil_div(T, (int)ROWS) * sizeof(unsigned));
+}
+
+static inline size_t fold_bytes(int B, int T, int NH) {
+    return align_256((size_t)B * NH * fold_rows(T) * sizeof(FoldRow));
+}
+
+/* The scratch of a one-pass backward: fold rows, counts, sums. */
+static inline size_t turn_scratch_bytes(int B, int T, int NH, int HD) {
+    const int slots = turn_slots(turn_order(B, T, NH, HD));
+    return fold_bytes(B, T, NH) + turn_counts_bytes(slots, T, HD) +
+           (size_t)slots * fold_rows(T) * HD * sizeof(float);
+}
+
+static inline Turns turns_in(void *scratch, const TileOrder &order, int B, int T, int NH, int HD) {
+    uint8_t *base = (uint8_t *)scratch + fold_bytes(B, T, NH);
+    Turns turns;
+    turns.slots = turn_slots(order);
+    turns.counts = (unsigned *)base;
+    turns.sums = (float *)(base + turn_counts_bytes(turns.slots, T, HD));
+    turns.streams = HD / 64;
+    turns.blocks = ceil_div(T, (int)ROWS);
+    turns.tiles = order.tiles;
+    return turns;
+}
+
+template <int HD>
+static void launch_fold(const BackwardArgs &args, const Turns &turns, const floatX *dout, const floatX *out,
+                        const float *lse, int B) {
+    sm90_fold_kernel<HD><<<dim3(args.NH, turns.blocks, B), 256, 0, main_stream>>>(
+        args.fold, turns, (const bf16 *)dout, (const bf16 *)out, lse, args.T, args.inverse_scale);
+    launch_check("sm90_fold_kernel");
+}

@@ -1,0 +1,161 @@
+"""The attention kernels that compare_attention.py sets beside each other: this project's, and PyTorch's.
+
+Each has a name and prepare(case, inputs) -> State (RuntimeError: this case is not served), forward(state) and
+backward(state), which only queue work on the current stream, and results(state): {TENSORS: (B,H,T,D), lse (B,H,T)},
+None for what a kernel does not give. inputs: qkv (B,T,3,H,D) and dout (B,T,H,D), bf16; nobody copies them.
+"""
+import ctypes
+import types
+
+from comparison import fail
+
+TENSORS = ("out", "dq", "dk", "dv", "lse")
+State = types.SimpleNamespace
+
+
+class Ours:
+    """build/libattention.so (dev/driver/attention_library.cu)."""
+
+    name = "ours"
+
+    def __init__(self, torch, path):
+        self.torch = torch
+        try:
+            self.library = ctypes.CDLL(path)
+        except OSError as error:
+            fail(f"{path}: cannot be loaded: {error}; hint: make build/libattention.so")
+        pointer, integer_type = ctypes.c_void_p, ctypes.c_int
+        self.library.attention_open.argtypes = [pointer]
+        self.library.attention_serves.argtypes = [integer_type] * 2
+        self.library.attention_scratch.argtypes = [integer_type] * 4
+        self.library.attention_scratch.restype = ctypes.c_size_t
+        self.library.attention_forward.argtypes = [pointer] * 3 + [integer_type] * 5
+        self.library.attention_backward.argtypes = [pointer] * 6 + [integer_type] * 5
+        self.library.attention_open(torch.cuda.current_stream().cuda_stream)
+
+    def prepare(self, case, inputs):
+        torch, device = self.torch, inputs.qkv.device
+        if not self.library.attention_serves(case.D, case.causal):
+            raise RuntimeError("no kernel for this head size and mask on this card")
+        scratch_bytes = self.library.attention_scratch(case.B, case.T, case.H, case.D)
+        return State(
+            shape=(case.B, case.T, case.H, case.D, int(case.causal)), qkv=inputs.qkv, dout=inputs.dout,
+            out=torch.empty_like(inputs.dout), dqkv=torch.empty_like(inputs.qkv),
+            lse=torch.empty(case.B, case.H, case.T, device=device),
+            scratch=torch.empty(scratch_bytes, dtype=torch.uint8, device=device))
+
+    def poison(self, state):
+        """What a launch must overwrite or not depend on becomes NaN."""
+        for tensor in (state.out, state.dqkv, state.lse):
+            tensor.fill_(float("nan"))
+        state.scratch.fill_(255)
+
+    def forward(self, s):
+        self.library.attention_forward(s.out.data_ptr(), s.lse.data_ptr(), s.qkv.data_ptr(), *s.shape)
+
+    def backward(self, s):
+        self.library.attention_backward(s.dqkv.data_ptr(), s.dout.data_ptr(), s.out.data_ptr(), s.qkv.data_ptr(),
+                                        s.lse.data_ptr(), s.scratch.data_ptr(), *s.shape)
+
+    def results(self, s):
+        dq, dk, dv = s.dqkv.permute(2, 0, 3, 1, 4)
+        return {"out": s.out.transpose(1, 2), "lse": s.lse, "dq": dq, "dk": dk, "dv": dv}
+
+
+class Operator:
+    """One of PyTorch's attention operators and its backward, called directly: no autograd, no host work to speak of.
+    Writes dQ, dK and dV as three tensors; a trainer would still have to pack them."""
+
+    def __init__(self, name, forward, backward):
+        self.name, self.queue_forward, self.queue_backward = name, forward, backward
+
+    def prepare(self, case, inputs):
+        q, k, v = inputs.qkv.permute(2, 0, 3, 1, 4)
+        return State(q=q, k=k, v=v, dout=inputs.dout.transpose(1, 2), causal=case.causal, grads=(None,) * 3)
+
+    def forward(self, s):
+        s.saved = self.queue_forward(s)
+
+    def backward(self, s):
+        s.grads = self.queue_backward(s)
+
+    def results(self, s):
+        out, lse = s.saved[:2]
+        return dict(zip(TENSORS, (out, *s.grads[:3], lse.reshape(lse.shape[:3]))))
+
+
+class Autograd:
+    """An attention function (q, k, v, causal) over (B,T,H,D) with its backward through autograd. packed: gradients
+    arrive as one (B,T,3,H,D), as a trainer wants them."""
+
+    def __init__(self, torch, name, function, packed):
+        self.torch, self.name, self.function, self.packed = torch, name, function, packed
+
+    def prepare(self, case, inputs):
+        if self.packed:
+            leaves = (inputs.qkv.detach().requires_grad_(),)
+            q, k, v = leaves[0].unbind(2)
+        else:
+            q, k, v = leaves = tuple(x.detach().requires_grad_() for x in inputs.qkv.unbind(2))
+        state = State(q=q, k=k, v=v, leaves=leaves, dout=inputs.dout, causal=case.causal, grads=None)
+        state.graph = state.out = self.function(q, k, v, case.causal)
+        return state
+
+    def forward(self, s):
+        with self.torch.no_grad():
+            s.out = self.function(s.q, s.k, s.v, s.causal)
+
+    def backward(self, s):
+        s.grads = self.torch.autograd.grad(s.graph, s.leaves, s.dout, retain_graph=True)
+
+    def results(self, s):
+        dq, dk, dv = s.grads[0].unbind(2) if self.packed else s.grads
+        heads = [x.detach().transpose(1, 2) for x in (s.out, dq, dk, dv)]
+        return dict(zip(TENSORS, (*heads, None)))
+
+
+def operators(torch):
+    """cuDNN and FlashAttention-2. Their operators return out, lse, cum_q, cum_k, max_q, max_k, seed, offset, debug."""
+    aten = torch.ops.aten
+
+    def cudnn_backward(s):
+        out, lse, cum_q, cum_k, max_q, max_k, seed, offset, _ = s.saved
+        return aten._scaled_dot_product_cudnn_attention_backward(
+            s.dout, s.q, s.k, s.v, out, lse, seed, offset, None, cum_q, cum_k, max_q, max_k, 0.0, s.causal)
+
+    def flash_backward(s):
+        out, lse, cum_q, cum_k, max_q, max_k, seed, offset, _ = s.saved
+        return aten._scaled_dot_product_flash_attention_backward(
+            s.dout, s.q, s.k, s.v, out, lse, cum_q, cum_k, max_q, max_k, 0.0, s.causal, seed, offset)
+
+    return [
+        Operator("cuDNN", lambda s: aten._scaled_dot_product_cudnn_attention(
+            s.q, s.k, s.v, None, True, 0.0, s.causal, False), cudnn_backward),
+        Operator("FA2", lambda s: aten._scaled_dot_product_flash_attention(
+            s.q, s.k, s.v, 0.0, s.causal, False), flash_backward),
+    ]
+
+
+def peers(torch, autograd):
+    """The peers that this process can run; autograd: cuDNN once more, as a trainer calls it."""
+    found = operators(torch)
+    try:
+        from flash_attn_interface import flash_attn_func
+    except ImportError:
+        pass
+    else:
+        def flash3(q, k, v, causal):
+            result = flash_attn_func(q, k, v, causal=causal)
+            return result[0] if isinstance(result, tuple) else result
+
+        found.append(Autograd(torch, "FA3", flash3, packed=False))
+    if autograd:
+        from torch.nn.attention import SDPBackend, sdpa_kernel
+
+        def sdpa(q, k, v, causal):
+            with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
+                q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+                return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal).transpose(1, 2)
+
+        found.append(Autograd(torch, "packed", sdpa, packed=True))
+    return found

@@ -1,0 +1,416 @@
+#!/usr/bin/env python3
+"""Compares this project's attention with PyTorch's on the same tensors, in one process: correctness first, then speed.
+
+    scripts/compare_attention.py                                  # every cell, about 150 s on an H200
+    scripts/compare_attention.py --quick                          # causal, three lengths, about 45 s
+    scripts/compare_attention.py --head-size 128 --seq 4096:16384 --mask full --csv attention.csv
+
+Peers: cuDNN and FlashAttention-2 through PyTorch's own operators, FlashAttention-3 where flash_attn_interface can be
+imported. Inputs are random normal bf16, qkv packed as (B,T,3,H,D); the peers read views of it, no copies.
+
+Checked before anything is timed, for the output, dQ, dK, dV and the logsumexp: ours against a double-precision
+reference on some heads (at most 2 x the best peer's error, as root mean square and as largest), ours against the
+best peer on all heads, and the bits of ours over --repeat launches into poisoned buffers. A failed check: exit 1.
+
+Timed under sustained load, because a card at its power limit slows down within 0.1 s: the kernels take turns in
+slices of --slice seconds, each after as long again of untimed launches of its own; median of CUDA events. Needs
+`make`, nvcc and PyTorch; builds build/libattention.so first (GPU_ARCH=native or 90a in the environment: faster).
+"""
+import argparse
+import collections
+import math
+import os
+import statistics
+import subprocess
+import sys
+import time
+
+from attention_kernels import TENSORS, Ours, State, peers
+from comparison import EXIT_RUN, ROOT, Parser, Report, environment, fail, import_torch, integer, integers
+
+MUST = 1.05  # ours is to be at least so many times as fast as the best peer
+WARM_UP_S = 0.5  # at load before every cell
+ROUNDS = 3  # slices of each kernel in a cell
+FAR_BEHIND = 1.25  # a peer so many times slower than the best one is timed in the first round alone
+COLD_BYTES = 256 << 20  # buffers rotate where one set is smaller: five times the L2 cache of an H200
+
+Case = collections.namedtuple("Case", "B T H D causal")
+
+# FlashAttention-3 beside cuDNN, recorded on one H200 (CUDA 13.0, PyTorch 2.11, cuDNN 9.19), causal, B*T = 65536,
+# H*D = 1536: (head size, T): TFLOP/s of (FA3, cuDNN) forward, (FA3, cuDNN) backward. cuDNN's backward was timed
+# through autograd there, which adds RECORDED_OVERHEAD_MS of PyTorch's own.
+RECORDED = {
+    (64, 1024): ((314, 346), (307, 165)),
+    (64, 2048): ((415, 401), (390, 243)),
+    (64, 4096): ((449, 443), (461, 320)),
+    (64, 8192): ((419, 443), (497, 374)),
+    (64, 16384): ((479, 447), (526, 410)),
+    (64, 32768): ((528, 454), (543, 405)),
+    (128, 1024): ((476, 463), (341, 193)),
+    (128, 2048): ((578, 539), (423, 294)),
+    (128, 4096): ((607, 578), (494, 387)),
+    (128, 8192): ((658, 579), (551, 446)),
+    (128, 16384): ((640, 569), (590, 495)),
+    (128, 32768): ((653, 580), (602, 516)),
+}
+RECORDED_OVERHEAD_MS = 1.3
+RECORDED_TOKENS, RECORDED_CHANNELS = 65536, 1536
+
+
+def tflop(case, direction):
+    """TFLOP of one launch: two products of T x T x D forward, five backward; causal counts half."""
+    forward = 4e-12 * case.B * case.H * case.T * case.T * case.D / (2 if case.causal else 1)
+    return forward * (2.5 if direction == "backward" else 1.0)
+
+
+def estimate_fa3(case, direction, cudnn_tflops):
+    """FA3's TFLOP/s as cuDNN's in this run times their recorded ratio; None where none is recorded."""
+    if not case.causal or (case.D, case.T) not in RECORDED or not cudnn_tflops:
+        return None
+    fa3, cudnn = RECORDED[case.D, case.T][direction == "backward"]
+    if direction == "backward":
+        recorded = Case(RECORDED_TOKENS // case.T, case.T, RECORDED_CHANNELS // case.D, case.D, True)
+        work = tflop(recorded, direction)
+        cudnn = work / (work / cudnn - 1e-3 * RECORDED_OVERHEAD_MS)
+    return cudnn_tflops * fa3 / cudnn
+
+
+# ---- correctness ----
+
+
+def reference(q, k, v, dout, causal, max_elements=1 << 25):
+    """One head in double precision: (T,D) each -> the TENSORS; rows of scores in chunks of max_elements."""
+    T, D = q.shape
+    q, k, v, dout = (x.double() for x in (q, k, v, dout))
+    out, dq, dk, dv = (x.new_zeros(x.shape) for x in (q, q, k, v))
+    lse, scale, n_rows = q.new_empty(T), D**-0.5, max(1, max_elements // T)
+    for begin in range(0, T, n_rows):
+        rows = slice(begin, min(begin + n_rows, T))
+        keys = slice(0, rows.stop if causal else T)
+        scores = scale * (q[rows] @ k[keys].T)
+        if causal:
+            after = scores.new_ones(scores.shape).triu(begin + 1).bool()
+            scores.masked_fill_(after, float("-inf"))
+        lse[rows] = scores.logsumexp(1)
+        p = scores.sub_(lse[rows, None]).exp_()
+        out[rows] = p @ v[keys]
+        dp = dout[rows] @ v[keys].T
+        ds = dp.sub_((dout[rows] * out[rows]).sum(1, keepdim=True)).mul_(p)
+        dv[keys] += p.T @ dout[rows]
+        dk[keys] += scale * (ds.T @ q[rows])
+        dq[rows] = scale * (ds @ k[keys])
+    return {"out": out, "dq": dq, "dk": dk, "dv": dv, "lse": lse}
+
+
+def sample_heads(case):
+    """(b, h) of the heads that are compared with the reference: first, middle, last."""
+    return sorted({(0, 0), (case.B // 2, case.H // 2), (case.B - 1, case.H - 1)})
+
+
+def errors(results, references):
+    """{tensor: (rms, max)} against the references {(b,h): {tensor: ...}}: relative to the reference's rms, largest
+    over the heads. A NaN stays a NaN."""
+    found = {}
+    for name in TENSORS:
+        if results[name] is None:
+            continue
+        pairs = []
+        for (b, h), true in references.items():
+            difference = results[name][b, h].double() - true[name]
+            size = true[name].square().mean().sqrt().item()
+            pairs.append((difference.square().mean().sqrt().item() / size, difference.abs().max().item() / size))
+        found[name] = tuple(worst(values) for values in zip(*pairs))
+    return found
+
+
+def worst(values):
+    """The largest; NaN if one is."""
+    values = list(values)
+    return next((x for x in values if math.isnan(x)), max(values))
+
+
+def head_differences(results, others):
+    """{tensor: largest over all heads of rms(ours - other) / rms(other)} of the tensors that both have."""
+    found = {}
+    for name in TENSORS:
+        if others[name] is not None:
+            difference = (results[name].float() - others[name]).square().flatten(2).sum(2)
+            found[name] = (difference / others[name].float().square().flatten(2).sum(2)).sqrt().max().item()
+    return found
+
+
+def check_bits(torch, ours, state, repeat):
+    """True if `repeat` launches into poisoned buffers give the bits that the state holds."""
+    before = {name: x.clone() for name, x in ours.results(state).items()}
+    for _ in range(repeat):
+        ours.poison(state)
+        ours.forward(state)
+        ours.backward(state)
+        if not all(torch.equal(before[name], x) for name, x in ours.results(state).items()):
+            return False
+    return True
+
+
+def judge(found, apart, equal):
+    """([what failed], {tensor: (rms, max) of the best peer}). found: [{tensor: (rms, max)}], ours first; apart: ours
+    against the first peer on all heads, where both may err: ours by its limit, the peer by its own error."""
+    own, *others = found
+    failed, best = [] if equal else ["repeated launches differ in bits"], {}
+    for name in own:
+        errors_of_peers = [peer[name] for peer in others if name in peer]
+        if not errors_of_peers:
+            continue
+        best[name] = tuple(min(values) for values in zip(*errors_of_peers))
+        for kind, error, least in zip(("rms", "largest"), own[name], best[name]):
+            if not error <= 2 * least:
+                failed.append(f"{name}: {kind} error {error:.2e}, at most 2 x {least:.2e}")
+        if name in apart and not apart[name] <= 2 * best[name][0] + others[0][name][0]:
+            failed.append(f"{name}: a head is {apart[name]:.2e} apart from the peer's, errors {own[name][0]:.2e} and "
+                          f"{others[0][name][0]:.2e}")
+    return failed, best
+
+
+def check_case(torch, case, inputs, states, repeat):
+    """Judges the results of the kernels on the first inputs: ([what failed], cells of the long form, of the short)."""
+    q, k, v = inputs.qkv.permute(2, 0, 3, 1, 4)
+    references = {(b, h): reference(q[b, h], k[b, h], v[b, h], inputs.dout[b, :, h], case.causal)
+                  for b, h in sample_heads(case)}
+    results = [kernel.results(state) for kernel, (state, *_) in states.items()]
+    found = [errors(result, references) for result in results]
+    apart = head_differences(results[0], results[1])
+    ours = next(iter(states))
+    equal = check_bits(torch, ours, states[ours][0], repeat)
+    failed, best = judge(found, apart, equal)
+    verdict = ["equal" if equal else "differ", "FAIL" if failed else "ok"]
+    ratios = {name: [x / y for x, y in zip(found[0][name], best[name])] for name in best}
+    long = [f"{found[0][name][0]:.1e} {ratios[name][0]:.2f} {ratios[name][1]:.2f}" if name in best else "-" for name in TENSORS]
+    short = f"{worst(x for pair in ratios.values() for x in pair):.2f}"
+    return failed, long + verdict, [short] + verdict
+
+
+# ---- timing ----
+
+
+class Stopwatch:
+    """Times launches on the current stream with CUDA events."""
+
+    def __init__(self, torch, slice_s):
+        self.torch, self.slice_s = torch, slice_s
+
+    def _events(self, launch, states, n_groups, group):
+        """Milliseconds of one launch, for each of n_groups groups of launches in a row."""
+        marks = [self.torch.cuda.Event(enable_timing=True) for _ in range(n_groups + 1)]
+        marks[0].record()
+        for i, mark in enumerate(marks[1:]):
+            for j in range(group):
+                launch(states[(i * group + j) % len(states)])
+            mark.record()
+        marks[-1].synchronize()
+        return [a.elapsed_time(b) / group for a, b in zip(marks, marks[1:])]
+
+    def load(self, launch, states, seconds):
+        """Keeps the card busy for so long; returns the milliseconds of one launch."""
+        ms = statistics.median(self._events(launch, states, 3, 1))
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            self._events(launch, states, 1, max(1, int(50 / ms)))
+        return ms
+
+    def slice(self, launch, states, ms):
+        """[ms] of groups of launches over a slice of time, after as long of untimed ones. ms: about one launch."""
+        group = max(1, round(2 / ms))
+        n_groups = max(2, round(1e3 * self.slice_s / (ms * group)))
+        times = self._events(launch, states, 2 * n_groups, group)
+        return times[n_groups:]
+
+    def cell(self, direction, states):
+        """{kernel: [ms]} of kernels that take turns, another one first in every round."""
+        queue = {kernel: getattr(kernel, direction) for kernel in states}
+        rough = {kernel: self.load(queue[kernel], states[kernel], 0.02) for kernel in states}
+        order, times = list(states), {kernel: [] for kernel in states}
+        self.load(queue[order[0]], states[order[0]], WARM_UP_S)
+        for turn in range(ROUNDS):
+            for kernel in order[turn % len(order):] + order[:turn % len(order)]:
+                times[kernel] += self.slice(queue[kernel], states[kernel], rough[kernel])
+            if turn == 0:
+                best = min(statistics.median(times[kernel]) for kernel in order[1:])
+                order = order[:1] + [kernel for kernel in order[1:] if statistics.median(times[kernel]) < FAR_BEHIND * best]
+        return times
+
+
+# ---- the comparison ----
+
+
+def make_inputs(torch, case):
+    """Sets of qkv (B,T,3,H,D) and dout (B,T,H,D), random normal bf16; more than one where the cache would hold one."""
+    generator = torch.Generator("cuda").manual_seed(case.T * case.D + case.causal)
+
+    def normal(*shape):
+        return torch.randn(*shape, generator=generator, device="cuda", dtype=torch.bfloat16)
+
+    set_bytes = 8 * case.B * case.T * case.H * case.D
+    return [State(qkv=normal(case.B, case.T, 3, case.H, case.D), dout=normal(case.B, case.T, case.H, case.D))
+            for _ in range(min(64, -(-COLD_BYTES // set_bytes)))]
+
+
+def prepare(kernels, case, sets, report):
+    """{kernel: [state]} of the kernels that run this case, forward and backward done once for every set."""
+    states = {}
+    for kernel in kernels:
+        try:
+            states[kernel] = [kernel.prepare(case, inputs) for inputs in sets]
+            for state in states[kernel]:
+                kernel.forward(state)
+                kernel.backward(state)
+        except RuntimeError as error:  # of PyTorch: an operator that does not take this case, or no memory
+            states.pop(kernel, None)
+            report.note(f"{kernel.name}, T = {case.T}: {str(error).splitlines()[0][:160]}")
+    return states
+
+
+def peer_names(kernels):
+    """The columns of the peers: those that run, and FA3's estimate where it does not."""
+    names = [kernel.name for kernel in kernels[1:]]
+    return names if "FA3" in names else names + ["FA3*"]
+
+
+def compare_cell(case, direction, times, names, report):
+    """Cells of the table for one direction: TFLOP/s of ours and of each peer, ratio, must; records the CSV rows."""
+    speed = {}
+    for kernel, ms in times.items():
+        middle = statistics.median(ms)
+        speed[kernel.name] = tflop(case, direction) / (1e-3 * middle)
+        report.record(head_size=case.D, mask="causal" if case.causal else "full", T=case.T, B=case.B, heads=case.H,
+                      direction=direction, kernel=kernel.name, ms=f"{middle:.4f}", ms_fastest=f"{min(ms):.4f}",
+                      ms_slowest=f"{max(ms):.4f}", tflops=f"{speed[kernel.name]:.1f}")
+    if "FA3" not in speed:
+        speed["FA3*"] = estimate_fa3(case, direction, speed.get("cuDNN"))
+    rivals = [speed[name] for name in names if name != "packed" and speed.get(name)]
+    ratio = speed["ours"] / max(rivals) if rivals else None
+    cells = [f"{speed['ours']:.0f}"] + [f"{speed[name]:.0f}" if speed.get(name) else "-" for name in names]
+    return cells + ([f"{ratio:.2f}", "yes" if ratio >= MUST else "no"] if ratio else ["-", "-"]), ratio
+
+
+def compare_case(torch, arguments, kernels, case, report):
+    """One row of a table: the checks, then both directions; returns ([what failed], {direction: ratio})."""
+    sets = make_inputs(torch, case)
+    states = prepare(kernels, case, sets, report)
+    if kernels[0] not in states or len(states) < 2:
+        report.note(f"T = {case.T}: nothing to compare")
+        return [], {}
+    failed, long, short = check_case(torch, case, sets[0], states, arguments.repeat)
+    if arguments.check:
+        report.row([str(case.T), *long])
+        return failed, {}
+    cells, ratios, stopwatch = [str(case.T), *short], {}, Stopwatch(torch, arguments.slice)
+    for direction in arguments.direction:
+        times = stopwatch.cell(direction, states)
+        new_cells, ratios[direction] = compare_cell(case, direction, times, peer_names(kernels), report)
+        cells += new_cells
+    report.row(cells)
+    return failed, ratios
+
+
+def headings(arguments, kernels):
+    """Of the tables: check only, or short checks and speeds."""
+    if arguments.check:
+        return ["     T"] + [f"{name:>17s}" for name in TENSORS] + ["  bits", "check"]
+    peer_columns = [f"{name:>6s}" for name in peer_names(kernels)] + ["ratio", "must"]
+    return ["     T", "error", "  bits", "check"] + [
+        text for direction in arguments.direction for text in [f"{direction:>8s}"] + peer_columns]
+
+
+def compare_tables(torch, arguments, kernels, report):
+    """A table for every head size and mask; returns ([what failed], {cell: ratio})."""
+    failed, ratios = [], {}
+    for D in arguments.head_size:
+        for causal in arguments.mask:
+            mask, H = "causal" if causal else "full", arguments.channels // D
+            report.table(f"### Head size {D}, {mask}, {H} heads, B = {arguments.batch_tokens} / T",
+                         headings(arguments, kernels))
+            for T in arguments.seq:
+                case = Case(max(1, arguments.batch_tokens // T), T, H, D, causal)
+                case_failed, case_ratios = compare_case(torch, arguments, kernels, case, report)
+                torch.cuda.empty_cache()
+                failed += [f"head size {D}, {mask}, T = {T}: {text}" for text in case_failed]
+                ratios.update({(D, mask, T, d): ratio for d, ratio in case_ratios.items() if ratio})
+    return failed, ratios
+
+
+def summarize(report, failed, ratios):
+    """What the tables say, in a few lines; returns the exit code."""
+    report.note("\nerror: ours over the best peer's, both against double precision, the worst of output, gradients, logsumexp, "
+                "rms and largest (at most 2; --check shows each: rms, then both ratios).")
+    if ratios:
+        report.note("The columns forward and backward are ours, in TFLOP/s (causal counts half); ratio: ours over the best peer. "
+                    "FA3*: not run, cuDNN of this run x the recorded FA3 / cuDNN. The peers' gradients stay apart, ours are packed.")
+        behind = [f"{direction} {D} {mask} T={T} {ratio:.2f}"
+                  for (D, mask, T, direction), ratio in ratios.items() if ratio < MUST]
+        report.note(f"must ({MUST} x the best peer): {len(ratios) - len(behind)} of {len(ratios)} cells"
+                    + (f"; not: {', '.join(behind)}" if behind else ""))
+    for text in failed:
+        report.note(f"FAIL {text}")
+    return EXIT_RUN if failed else 0
+
+
+# ---- the program ----
+
+
+def parse_arguments(argv):
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--head-size", type=integers(8, 256, 8), default=[64, 128], metavar="LIST")
+    parser.add_argument("--seq", "-T", type=integers(1, 1 << 20), metavar="LIST",
+                        help="lengths: 1024,4096 or 1024:32768 (doubling; the default)")
+    parser.add_argument("--mask", choices=("causal", "full", "both"), help="default: both; --quick: causal")
+    parser.add_argument("--direction", choices=("forward", "backward", "both"), default="both", help="what is timed")
+    parser.add_argument("--batch-tokens", type=integer(1, 1 << 22), default=65536, metavar="N",
+                        help="B is N / T, at least 1 (default 65536)")
+    parser.add_argument("--channels", type=integer(8, 1 << 16), default=1536, metavar="N",
+                        help="heads x head size (default 1536)")
+    parser.add_argument("--repeat", type=integer(1, 100000), default=3, metavar="N",
+                        help="launches of ours whose bits must agree (default 3)")
+    parser.add_argument("--slice", type=float, default=0.1, metavar="S", help="seconds of one timed slice (default 0.1)")
+    parser.add_argument("--check", action="store_true", help="check only, time nothing")
+    parser.add_argument("--quick", action="store_true", help="causal, T = 1024, 4096, 16384, unless told otherwise")
+    parser.add_argument("--autograd", action="store_true",
+                        help="one more column: cuDNN through autograd with packed gradients, as a trainer calls it")
+    parser.add_argument("--library", metavar="FILE", help="use this libattention.so and build nothing")
+    parser.add_argument("--csv", metavar="FILE")
+    parser.add_argument("--markdown", metavar="FILE")
+    arguments = parser.parse_args(argv)
+    for size in arguments.head_size:
+        if arguments.channels % size:
+            parser.error(f"--channels: expected a multiple of the head size {size}, found {arguments.channels}")
+    if not 0.01 <= arguments.slice <= 10:
+        parser.error(f"--slice: expected 0.01 to 10 seconds, found {arguments.slice}")
+    arguments.seq = arguments.seq or ([1024, 4096, 16384] if arguments.quick else [1024 << i for i in range(6)])
+    mask = arguments.mask or ("causal" if arguments.quick else "both")
+    arguments.mask = [True, False] if mask == "both" else [mask == "causal"]
+    arguments.direction = ["forward", "backward"] if arguments.direction == "both" else [arguments.direction]
+    return arguments
+
+
+def build_library():
+    """build/libattention.so, up to date; ends the program with make's words where it cannot be built."""
+    target = "build/libattention.so"
+    result = subprocess.run(["make", f"-j{os.cpu_count()}", target], cwd=ROOT, capture_output=True, text=True, check=False)
+    if result.returncode:
+        sys.stderr.write(result.stderr)
+        fail(f"make {target} failed; hint: it needs nvcc; --library FILE takes one that is built", EXIT_RUN)
+    return os.path.join(ROOT, target)
+
+
+def main():
+    arguments = parse_arguments(sys.argv[1:])
+    torch = import_torch()
+    ours = Ours(torch, arguments.library or build_library())
+    report, began = Report(arguments.csv, arguments.markdown), time.monotonic()
+    report.header(environment(torch))
+    failed, ratios = compare_tables(torch, arguments, [ours] + peers(torch, arguments.autograd), report)
+    status = summarize(report, failed, ratios)
+    report.note(f"took {time.monotonic() - began:.0f} s")
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

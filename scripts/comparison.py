@@ -1,0 +1,150 @@
+"""What compare_attention.py and compare_train.py share: one-line errors, lists in flags, the header of a report, and
+the report itself (aligned text as it comes, Markdown and CSV files)."""
+import argparse
+import csv
+import os
+import subprocess
+import sys
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+EXIT_RUN, EXIT_INPUT = 1, 2  # as in llmc/error.h
+
+
+def fail(message, code=EXIT_INPUT):
+    """Prints one line to stderr and ends the program: 2 for bad input, 1 for a failure at run time."""
+    sys.stdout.flush()
+    print("error: " + " ".join(str(message).split()), file=sys.stderr)
+    sys.exit(code)
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse whose complaint is one line."""
+
+    def error(self, message):
+        fail(f"{message}; hint: {os.path.basename(self.prog)} --help")
+
+
+def integers(least, most, multiple=1):
+    """The type of a flag that takes '1024,2048' or '1024:32768' (doubling); each in [least, most], of multiple."""
+
+    def parse(text):
+        try:
+            if ":" in text:
+                first, last = (int(part) for part in text.split(":"))
+                values = [first << i for i in range(32) if 0 < first << i <= last]
+            else:
+                values = [int(part) for part in text.split(",")]
+        except ValueError:
+            values = []
+        if not values or any(not least <= v <= most or v % multiple for v in values):
+            raise argparse.ArgumentTypeError(
+                f"expected integers like 1024,2048 or 1024:32768, each {least} to {most}"
+                f"{f' and a multiple of {multiple}' if multiple > 1 else ''}, found {text!r}")
+        return values
+
+    return parse
+
+
+def integer(least, most):
+    """The type of a flag that takes one integer in [least, most]."""
+
+    def parse(text):
+        if not text.isdecimal() or not least <= int(text) <= most:
+            raise argparse.ArgumentTypeError(f"expected an integer from {least} to {most}, found {text!r}")
+        return int(text)
+
+    return parse
+
+
+def import_torch():
+    """PyTorch with a CUDA device; without one, ends the program with one line."""
+    try:
+        import torch
+    except ImportError as error:
+        fail(f"PyTorch cannot be imported: {error}; hint: pip install torch", EXIT_RUN)
+    if not torch.cuda.is_available():
+        fail("PyTorch sees no CUDA device; hint: nvidia-smi shows the driver and the devices", EXIT_RUN)
+    return torch
+
+
+def first_line(command):
+    """The first line that a command prints, or '' where it fails."""
+    try:
+        result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True, timeout=30)
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return result.stdout.partition("\n")[0].strip()
+
+
+def commit():
+    """Of the working tree; in a tree without git, what the last make noted."""
+    described = first_line(["git", "describe", "--always", "--dirty=-modified", "--exclude=*"])
+    return described or first_line(["cat", "build/commit"]) or "unknown"
+
+
+def environment(torch):
+    """[(name, text)]: everything that a reader needs to repeat the run."""
+    query = ["nvidia-smi", "--query-gpu=name,power.limit,driver_version", "--format=csv,noheader", "-i", "0"]
+    cudnn = str(torch.backends.cudnn.version())
+    return [
+        ("card", first_line(query) or torch.cuda.get_device_name()),
+        ("commit", commit()),
+        ("torch", f"{torch.__version__}, CUDA {torch.version.cuda}, cuDNN {cudnn}"),
+        ("command", " ".join([os.path.relpath(sys.argv[0], ROOT)] + sys.argv[1:])),
+    ]
+
+
+class Report:
+    """Tables: printed row by row, so that a run that dies leaves what it had; kept for Markdown; and CSV records."""
+
+    def __init__(self, csv_path, markdown_path):
+        self.csv = self._open(csv_path)
+        self.markdown = self._open(markdown_path)
+        self.writer = None
+        self.widths = []
+
+    @staticmethod
+    def _open(path):
+        try:
+            return open(path, "w", encoding="utf-8", newline="") if path else None
+        except OSError as error:
+            fail(f"{path}: cannot be written: {error.strerror}")
+
+    def _write_markdown(self, line):
+        if self.markdown:
+            print(line, file=self.markdown, flush=True)
+
+    def header(self, items):
+        """items: [(name, text)]; comment lines in the CSV."""
+        for name, text in items:
+            print(f"{name:8s} {text}", flush=True)
+            self._write_markdown(f"- {name}: {text}")
+            if self.csv:
+                print(f"# {name}: {text}", file=self.csv, flush=True)
+
+    def note(self, text):
+        """A line between the tables."""
+        print(text, flush=True)
+        self._write_markdown(f"\n{text}")
+
+    def table(self, title, headings):
+        """Begins a table. A heading is as wide as its column: pad it for wider cells."""
+        self.widths = [len(heading) for heading in headings]
+        print(f"\n{title}\n" + "  ".join(headings), flush=True)
+        self._write_markdown(f"\n{title}\n\n| " + " | ".join(h.strip() for h in headings) + " |")
+        self._write_markdown("|" + "---|" * len(headings))
+
+    def row(self, cells):
+        """One row of the table: texts, set flush right."""
+        print("  ".join(cell.rjust(width) for cell, width in zip(cells, self.widths)), flush=True)
+        self._write_markdown("| " + " | ".join(cells) + " |")
+
+    def record(self, **values):
+        """One line of the CSV; every record of a report has the same names."""
+        if not self.csv:
+            return
+        if not self.writer:
+            self.writer = csv.DictWriter(self.csv, list(values))
+            self.writer.writeheader()
+        self.writer.writerow(values)
+        self.csv.flush()

@@ -19,11 +19,21 @@
 #include "llmc/flags.h"
 #include "llmc/gpt2.h"
 #include "llmc/log.h"
+#include "llmc/profile.h"
 #include "llmc/sampler.h"
 #include "llmc/schedule.h"
 #include "llmc/setup.h"
 
 enum { MAX_BAD_STEPS = 3 }; /* skipped updates in a row after which the run stops */
+
+/* A step whose ops are all queued on the device. Its loss and norm are read once the next step is queued as
+ * well, so the device never waits for the host. */
+typedef struct QueuedStep {
+    int64_t step; /* 0: none */
+    double begun; /* seconds: when the host began to queue it */
+    double lr;
+    bool alone; /* no step was running before it: it may have loaded kernels and grown the memory in use */
+} QueuedStep;
 
 typedef struct Training {
     Run *run;
@@ -32,10 +42,12 @@ typedef struct Training {
     double peak_flops;
     double seconds_training; /* wall clock of the steps alone: no evaluation, sampling, saving */
     double train_loss, val_loss;
-    TrainerState state; /* of the last whole step: what a checkpoint says beside the model */
+    TrainerState state; /* of the last step queued: what a checkpoint says beside the model */
+    QueuedStep queued;  /* the one whose result is still to be read */
+    double result_read; /* seconds: when the last result was there, which is when its step ended */
     int64_t last_saved; /* step; -1: none */
     int bad_in_a_row;
-    size_t peak_memory_bytes; /* measured on the device */
+    size_t memory_bytes, peak_memory_bytes; /* measured on the device */
 } Training;
 
 static volatile sig_atomic_t stop_requested;
@@ -186,47 +198,125 @@ static bool check_step(Training *t, int64_t step, const StepStats *stats, Error 
                 MAX_BAD_STEPS, (long long)step);
 }
 
-/* Steps count from 1: `step` is the number of steps done once it returns. */
-static bool train_step(Training *t, int64_t step, Error *err) {
+/* Waits for a queued step and reports it: console, log, NaN. A step lasts from the end of the one before it. */
+static bool report_step(Training *t, const QueuedStep *q, Error *err) {
+    Run *run = t->run;
+    const Settings *s = &run->settings;
+    const StepStats stats = gpt2_take_stats(&run->model, (int)(q->step % FETCH_SLOTS));
+    const double ended = now(), seconds = ended - fmax(q->begun, t->result_read);
+    const double rate = (double)s->tokens_per_step / seconds;
+    t->result_read = ended;
+    t->seconds_training += seconds;
+    t->train_loss = stats.loss;
+    t->state.n_skipped = stats.n_skipped;
+    if (q->alone) t->memory_bytes = setup_memory_in_use(run);
+    if (t->memory_bytes > t->peak_memory_bytes) t->peak_memory_bytes = t->memory_bytes;
+    const StepReport report = {
+        .step = q->step,
+        .loss = stats.loss,
+        .lr = q->lr,
+        .norm = stats.grad_norm,
+        .ms = seconds * 1e3,
+        .tokens_per_second = rate,
+        .mfu = rate * gpt2_flops_per_token(&run->config, (int)s->seq) / (t->peak_flops * run->n_ranks),
+        .memory_bytes = t->memory_bytes,
+        .n_skipped = stats.n_skipped,
+    };
+    console_step(&t->console, &report);
+    log_step(&t->log, &report);
+    return check_step(t, q->step, &stats, err);
+}
+
+/* Reports the step that is still queued, if there is one: before all that needs the model at rest. */
+static bool settle(Training *t, Error *err) {
+    const QueuedStep q = t->queued;
+    t->queued.step = 0;
+    return q.step == 0 || report_step(t, &q, err);
+}
+
+/* Steps count from 1: `step` is the number of steps done once its ops are. False before anything of the
+ * update is queued where the data fail. */
+static bool queue_step(Training *t, QueuedStep *q, int64_t step, Error *err) {
     Run *run = t->run;
     const Settings *s = &run->settings;
     const Schedule schedule = settings_schedule(s);
-    const double begun = now(), lr = schedule_lr(&schedule, step - 1);
+    *q = (QueuedStep){
+        .step = step, .begun = now(), .lr = schedule_lr(&schedule, step - 1), .alone = !t->queued.step};
     if (!feed(t, err)) return false;
     gpt2_update(&run->model, &(UpdateArgs){.step = step,
-                                           .lr = (float)lr,
+                                           .lr = (float)q->lr,
                                            .beta1 = (float)s->beta1,
                                            .beta2 = (float)s->beta2,
                                            .eps = (float)s->eps,
                                            .weight_decay = (float)s->weight_decay,
                                            .clip = (float)s->clip});
-    StepStats stats = gpt2_step_stats(&run->model);
-    const double seconds = now() - begun, rate = (double)s->tokens_per_step / seconds;
-    t->seconds_training += seconds;
-    t->train_loss = stats.loss;
+    gpt2_queue_stats(&run->model, (int)(step % FETCH_SLOTS));
     t->state.step = step;
     t->state.tokens_seen += s->tokens_per_step;
     t->state.data_position = dataloader_position(run->train);
-    t->state.n_skipped = stats.n_skipped;
-    const StepReport report = {
-        .step = step,
-        .loss = stats.loss,
-        .lr = lr,
-        .norm = stats.grad_norm,
-        .ms = seconds * 1e3,
-        .tokens_per_second = rate,
-        .mfu = rate * gpt2_flops_per_token(&run->config, (int)s->seq) / (t->peak_flops * run->n_ranks),
-        .memory_bytes = setup_memory_in_use(run),
-        .n_skipped = stats.n_skipped,
-    };
-    if (report.memory_bytes > t->peak_memory_bytes) t->peak_memory_bytes = report.memory_bytes;
-    console_step(&t->console, &report);
-    log_step(&t->log, &report);
-    return check_step(t, step, &stats, err);
+    return true;
+}
+
+/* Queues a step, then reports the one before it. Where nothing runs ahead, this step is done, too. */
+static bool train_step(Training *t, int64_t step, Error *err) {
+    QueuedStep q;
+    if (!queue_step(t, &q, step, err)) return false;
+    const bool ok = settle(t, err);
+    t->queued = q;
+    return ok && (t->run->ops->runs_ahead || settle(t, err));
 }
 
 static bool due(int64_t step, int64_t every) {
     return every > 0 && step % every == 0;
+}
+
+/* ---- --profile ---- */
+
+/* Plain steps, at least `least`, until `seconds` have passed; returns the wall clock of one in seconds, or -1
+ * with err. */
+static double time_steps(Training *t, int64_t *step, int least, double seconds, Error *err) {
+    const Ops *ops = t->run->ops;
+    QueuedStep q;
+    int n = 0;
+    ops->synchronize();
+    const double begun = now();
+    while ((n < least || now() - begun < seconds) && !stop_requested) {
+        if (!queue_step(t, &q, ++*step, err)) return -1;
+        if (n++ > 0) gpt2_take_stats(&t->run->model, (int)((q.step - 1) % FETCH_SLOTS));
+    }
+    ops->synchronize();
+    return (now() - begun) / (double)n;
+}
+
+/* Steps with every op noted, each queued behind a plain one, so that the host is ahead of the device. */
+static bool profile_steps(Training *t, Profile *profile, int64_t *step, double seconds, Error *err) {
+    GPT2 *model = &t->run->model;
+    const Ops *wrapped = profile_ops(t->run->ops);
+    QueuedStep q;
+    const double begun = now();
+    do {
+        if (!queue_step(t, &q, ++*step, err)) return false;
+        model->ops = wrapped;
+        const bool ok = queue_step(t, &q, ++*step, err);
+        model->ops = t->run->ops;
+        if (!ok) return false;
+        profile_collect(profile);
+    } while (now() - begun < seconds && !stop_requested);
+    return true;
+}
+
+/* Trains for some seconds on the run's own data, prints where a step's time goes, keeps nothing. */
+static bool profile_run(Training *t, Error *err) {
+    const double warm_up = 1, timed = 2; /* seconds: a card settles at its sustained clock within 0.1 s */
+    const Roofs roofs = profile_roofs(t->run->ops);
+    Profile profile = {0};
+    int64_t step = 0;
+    catch_signals();
+    if (time_steps(t, &step, 2, warm_up, err) < 0) return false;
+    profile.seconds_a_step = time_steps(t, &step, 1, timed, err);
+    if (profile.seconds_a_step < 0 || !profile_steps(t, &profile, &step, timed, err)) return false;
+    profile_print(stdout, &profile, &roofs);
+    return true;
 }
 
 /* ---- the run ---- */
@@ -235,12 +325,15 @@ static bool due(int64_t step, int64_t every) {
 static bool run_steps(Training *t, Error *err) {
     const Settings *s = &t->run->settings;
     for (int64_t step = t->state.step + 1; step <= s->steps && !stop_requested; step++) {
-        const bool last = step == s->steps;
+        const bool last = step == s->steps, eval = last || due(step, s->eval_every);
+        const bool draw = last || due(step, s->sample_every), keep = due(step, s->save_every);
         if (!train_step(t, step, err)) return false;
-        if ((last || due(step, s->eval_every)) && !evaluate(t, step, err)) return false;
-        if (last || due(step, s->sample_every)) sample_in_training(t, step);
-        if (due(step, s->save_every)) save_in_training(t);
+        if ((eval || draw || keep) && !settle(t, err)) return false;
+        if (eval && !evaluate(t, step, err)) return false;
+        if (draw) sample_in_training(t, step);
+        if (keep) save_in_training(t);
     }
+    if (!settle(t, err)) return false;
     if (stop_requested)
         console_note(&t->console, "stopped by a signal after step %lld", (long long)t->state.step);
     return true;
@@ -256,6 +349,8 @@ static bool train(Training *t, Error *err) {
                     (long long)run->settings.steps, (long long)first_step);
     catch_signals();
     if (!run_steps(t, err)) { /* bad data, say: what was learned until then is kept */
+        Error later = {0};    /* of the step that was queued already */
+        settle(t, &later);
         if (t->state.step > first_step) save_in_training(t);
         return false;
     }
@@ -272,6 +367,7 @@ static bool train(Training *t, Error *err) {
 static bool work(Training *t, Error *err) {
     const Settings *s = &t->run->settings;
     if (settings_sample_only(s)) return draw_sample(t, t->state.step, err);
+    if (s->profile) return profile_run(t, err);
     if (!s->eval_only) return train(t, err);
     if (!evaluate(t, t->state.step, err)) return false;
     console_done(&t->console, t->state.step, NAN, t->val_loss, 0);

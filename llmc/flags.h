@@ -17,6 +17,7 @@ extern "C" {
 
 typedef enum { DEVICE_AUTO, DEVICE_CUDA, DEVICE_CPU } DeviceKind;
 typedef enum { PRECISION_BF16, PRECISION_FP32 } Precision;
+typedef enum { GRAPH_OFF, GRAPH_ON } GraphKind;
 
 enum { FLAGS_MAX = 64 };
 
@@ -54,6 +55,7 @@ typedef struct Settings {
     Precision precision;
     AttentionKind attention;
     Recompute recompute;
+    GraphKind graph;
     int64_t gpus, zero;
     /* tools */
     bool memory, profile, overfit, help, help_markdown, version;

@@ -1,7 +1,9 @@
 /* GPT-2 over the ops: forward, loss, backward, update. One call a line; backward mirrors forward.
  *
  * Gradients: every parameter gradient is `+=` (fp32, zeroed by gpt2_begin_step); activation gradients are
- * `=`, but for dresidual, the gradient of the residual stream, which collects each branch on its way down. */
+ * `=`, but for dresidual, the gradient of the residual stream, which collects each branch on its way down.
+ * The wide ones need no memory of their own: dfch takes the place of the layer's fch_gelu, dqkv that of its
+ * fch, which nobody reads any more by then. */
 #include "gpt2.h"
 #include <stddef.h>
 #include <stdlib.h>
@@ -51,13 +53,17 @@ static floatX *block_input(const GPT2 *model, int layer) {
                       : gpt2_activation(model, ACT_RESIDUAL_3, layer - 1);
 }
 
-/* ln_1 -> attn */
+/* ln_1 -> qkv */
+static void qkv_forward(GPT2 *model, const Batch *b, int l) {
+    model->ops->linear_forward(gpt2_activation(model, ACT_QKV, l), NULL, gpt2_activation(model, ACT_LN_1, l),
+                               gpt2_weight(model, C_ATTN_W, l), gpt2_weight(model, C_ATTN_B, l), b->N,
+                               3 * b->C, b->C);
+}
+
+/* qkv -> attn */
 static void attention_forward(GPT2 *model, const Batch *b, int l) {
     const Ops *ops = model->ops;
-    floatX *ln_1 = gpt2_activation(model, ACT_LN_1, l), *qkv = gpt2_activation(model, ACT_QKV, l);
-    floatX *attn = gpt2_activation(model, ACT_ATTN, l);
-    ops->linear_forward(qkv, NULL, ln_1, gpt2_weight(model, C_ATTN_W, l), gpt2_weight(model, C_ATTN_B, l),
-                        b->N, 3 * b->C, b->C);
+    floatX *qkv = gpt2_activation(model, ACT_QKV, l), *attn = gpt2_activation(model, ACT_ATTN, l);
     if (model->options.attention == ATTENTION_FLASH)
         ops->attention_forward(attn, activation_f32(model, ACT_LSE, l), qkv, b->B, b->T, b->NH, b->HD);
     else
@@ -102,15 +108,19 @@ static void ln_1_forward(GPT2 *model, const Batch *b, int l) {
                                   gpt2_weight(model, LN_1_W, l), gpt2_weight(model, LN_1_B, l), b->N, b->C);
 }
 
+static void upload_batch(GPT2 *model, const Batch *b, const int32_t *tokens, const int32_t *targets) {
+    model->ops->upload(model->tokens, tokens, (size_t)b->N * sizeof *tokens);
+    model->ops->upload(model->targets, targets, (size_t)b->N * sizeof *targets);
+}
+
 /* tokens -> ln_f */
-static void forward(GPT2 *model, const Batch *b, const int32_t *tokens, const int32_t *targets) {
+static void forward(GPT2 *model, const Batch *b) {
     const Ops *ops = model->ops;
-    ops->upload(model->tokens, tokens, (size_t)b->N * sizeof *tokens);
-    ops->upload(model->targets, targets, (size_t)b->N * sizeof *targets);
     ops->embedding_forward(gpt2_activation(model, ACT_ENCODED, 0), model->tokens, gpt2_weight(model, WTE, 0),
                            gpt2_weight(model, WPE, 0), b->B, b->T, b->C);
     ln_1_forward(model, b, 0);
     for (int l = 0; l < model->config.n_layer; l++) {
+        qkv_forward(model, b, l);
         attention_forward(model, b, l);
         mlp_hidden_forward(model, b, l);
         block_output_forward(model, b, l);
@@ -142,11 +152,11 @@ static Chunk head_forward(GPT2 *model, const Batch *b, int64_t row) {
     return c;
 }
 
-/* losses =, dwte +=, and the gradient of ln_f into DBRANCH */
+/* losses =, dwte +=, and the gradient of ln_f into BRANCH */
 static void head_backward(GPT2 *model, const Batch *b, float dloss) {
     const Ops *ops = model->ops;
     const int V = model->config.vocab_size, Vp = model->config.padded_vocab_size;
-    floatX *dln_f = gpt2_activation(model, ACT_DBRANCH, 0);
+    floatX *dln_f = gpt2_activation(model, ACT_BRANCH, 0);
     for (int64_t row = 0; row < b->N; row += model->shape.loss_rows) {
         Chunk c = head_forward(model, b, row);
         ops->cross_entropy_backward_inplace(c.losses, c.logits, c.targets, dloss, c.n, V, Vp);
@@ -161,12 +171,14 @@ static void head_backward(GPT2 *model, const Batch *b, float dloss) {
 
 /* Brings back what block `l` did not keep. The last block's buffers still hold its own forward. */
 static void recompute_block(GPT2 *model, const Batch *b, int l) {
-    if (model->options.recompute == RECOMPUTE_BLOCK && l != model->config.n_layer - 1) {
+    const Recompute level = model->options.recompute;
+    if (level == RECOMPUTE_NONE || l == model->config.n_layer - 1) return;
+    if (level >= RECOMPUTE_LINEAR) {
         ln_1_forward(model, b, l);
-        attention_forward(model, b, l);
+        qkv_forward(model, b, l);
+        if (level == RECOMPUTE_BLOCK) attention_forward(model, b, l);
         mlp_hidden_forward(model, b, l);
-    }
-    if (model->options.recompute == RECOMPUTE_GELU && l != model->config.n_layer - 1)
+    } else
         model->ops->gelu_forward(gpt2_activation(model, ACT_FCH_GELU, l), gpt2_activation(model, ACT_FCH, l),
                                  b->N * 4 * b->C);
 }
@@ -176,8 +188,8 @@ static void recompute_block(GPT2 *model, const Batch *b, int l) {
 static void mlp_backward(GPT2 *model, const Batch *b, int l) {
     const Ops *ops = model->ops;
     floatX *dresidual = gpt2_activation(model, ACT_DRESIDUAL, 0),
-           *dbranch = gpt2_activation(model, ACT_DBRANCH, 0);
-    floatX *dfch = gpt2_activation(model, ACT_DHIDDEN, 0);
+           *dbranch = gpt2_activation(model, ACT_BRANCH, 0);
+    floatX *dfch = gpt2_activation(model, ACT_FCH_GELU, l);
     ops->linear_backward_weight(gpt2_grad(model, MLP_PROJ_W, l), NULL, dresidual,
                                 gpt2_activation(model, ACT_FCH_GELU, l), model->scratch, b->N, b->C,
                                 4 * b->C);
@@ -211,8 +223,8 @@ static void attention_core_backward(GPT2 *model, const Batch *b, int l, floatX *
 static void attention_backward(GPT2 *model, const Batch *b, int l) {
     const Ops *ops = model->ops;
     floatX *dresidual = gpt2_activation(model, ACT_DRESIDUAL, 0),
-           *dbranch = gpt2_activation(model, ACT_DBRANCH, 0);
-    floatX *dqkv = gpt2_activation(model, ACT_DHIDDEN, 0);
+           *dbranch = gpt2_activation(model, ACT_BRANCH, 0);
+    floatX *dqkv = gpt2_activation(model, ACT_FCH, l);
     ops->linear_backward_weight(gpt2_grad(model, ATTN_PROJ_W, l), NULL, dresidual,
                                 gpt2_activation(model, ACT_ATTN, l), model->scratch, b->N, b->C, b->C);
     ops->linear_backward_input(dbranch, NULL, dresidual, gpt2_weight(model, ATTN_PROJ_W, l), NULL,
@@ -235,7 +247,7 @@ static void backward(GPT2 *model, const Batch *b, float dloss) {
     floatX *dresidual = gpt2_activation(model, ACT_DRESIDUAL, 0);
     head_backward(model, b, dloss);
     ops->layernorm_backward(dresidual, gpt2_grad(model, LN_F_W, 0), gpt2_grad(model, LN_F_B, 0),
-                            gpt2_grad(model, MLP_PROJ_B, L - 1), NULL, gpt2_activation(model, ACT_DBRANCH, 0),
+                            gpt2_grad(model, MLP_PROJ_B, L - 1), NULL, gpt2_activation(model, ACT_BRANCH, 0),
                             gpt2_activation(model, ACT_RESIDUAL_3, L - 1), gpt2_weight(model, LN_F_W, 0),
                             activation_f32(model, ACT_LN_F_MEAN, 0), activation_f32(model, ACT_LN_F_RSTD, 0),
                             model->scratch, b->N, b->C);
@@ -264,7 +276,8 @@ void gpt2_reset_optimizer(GPT2 *model) {
 
 float gpt2_eval(GPT2 *model, const int32_t *tokens, const int32_t *targets, int B, int T) {
     const Batch b = batch_of(model, B, T);
-    forward(model, &b, tokens, targets);
+    upload_batch(model, &b, tokens, targets);
+    forward(model, &b);
     for (int64_t row = 0; row < b.N; row += model->shape.loss_rows) {
         Chunk c = head_forward(model, &b, row);
         model->ops->cross_entropy_forward(c.losses, c.logits, c.targets, c.n, model->config.vocab_size,
@@ -284,12 +297,38 @@ void gpt2_begin_step(GPT2 *model) {
     model->ops->zero(model->stats, offsetof(StepStats, n_skipped));
 }
 
+static void micro_step_ops(GPT2 *model, const Batch *b, float per_token) {
+    forward(model, b);
+    backward(model, b, per_token);
+    model->ops->loss_sum(model->stats, activation_f32(model, ACT_LOSSES, 0), per_token, model->scratch, b->N);
+}
+
+/* True once there is a recording of this micro-step: the first run of a shape readies what its ops need, the
+ * second is noted. A backend that cannot is not asked again. */
+static bool record_micro_step(GPT2 *model, const Batch *b, float per_token) {
+    RecordedStep *r = &model->recorded;
+    if (r->B != b->B || r->T != b->T || r->weight != per_token) {
+        model->ops->recording_release(r->ops);
+        *r = (RecordedStep){.B = b->B, .T = b->T, .weight = per_token};
+    }
+    if (r->n_runs++ == 0 || !model->options.graph) return false;
+    if (r->ops) return true;
+    if (model->ops->record_begin()) {
+        micro_step_ops(model, b, per_token);
+        r->ops = model->ops->record_end();
+    }
+    model->options.graph = r->ops != NULL;
+    return model->options.graph;
+}
+
 void gpt2_micro_step(GPT2 *model, const int32_t *tokens, const int32_t *targets, int B, int T, float weight) {
     const Batch b = batch_of(model, B, T);
     const float per_token = weight / (float)b.N;
-    forward(model, &b, tokens, targets);
-    backward(model, &b, per_token);
-    model->ops->loss_sum(model->stats, activation_f32(model, ACT_LOSSES, 0), per_token, model->scratch, b.N);
+    upload_batch(model, &b, tokens, targets);
+    if (record_micro_step(model, &b, per_token))
+        model->ops->replay(model->recorded.ops);
+    else
+        micro_step_ops(model, &b, per_token);
 }
 
 void gpt2_update(GPT2 *model, const UpdateArgs *u) {
@@ -320,6 +359,16 @@ void gpt2_update(GPT2 *model, const UpdateArgs *u) {
 StepStats gpt2_step_stats(GPT2 *model) {
     StepStats stats;
     model->ops->download(&stats, model->stats, sizeof stats);
+    return stats;
+}
+
+void gpt2_queue_stats(GPT2 *model, int slot) {
+    model->ops->fetch_begin(slot, model->stats, sizeof *model->stats);
+}
+
+StepStats gpt2_take_stats(GPT2 *model, int slot) {
+    StepStats stats;
+    model->ops->fetch_end(slot, &stats, sizeof stats);
     return stats;
 }
 

@@ -23,7 +23,9 @@ bool gpt2_config_from_descriptor(GPT2Config *config, const char *descriptor, Err
 bool gpt2_config_check(const GPT2Config *config, const char *what, Error *err);
 int gpt2_pad_vocab(int vocab_size);
 
-typedef enum { RECOMPUTE_NONE, RECOMPUTE_GELU, RECOMPUTE_BLOCK } Recompute;
+/* What backward computes again instead of keeping; each level also does what those before it do.
+ * GELU: fch_gelu. LINEAR: all of a block but attention: two norms and three linear layers. BLOCK: all of it. */
+typedef enum { RECOMPUTE_NONE, RECOMPUTE_GELU, RECOMPUTE_LINEAR, RECOMPUTE_BLOCK } Recompute;
 typedef enum { ATTENTION_FLASH, ATTENTION_STANDARD } AttentionKind;
 
 /* The 16 parameter tensors, in the order of the flat buffer (llm.c's order: each kind for all layers in
@@ -76,18 +78,16 @@ typedef enum {
     ACT_LN_2,       /* (L) (B,T,C) */
     ACT_LN_2_MEAN,
     ACT_LN_2_RSTD,  /* (L) (B,T) fp32 */
-    ACT_FCH,        /* (L) (B,T,4C): c_fc before GELU */
-    ACT_FCH_GELU,   /* (L) (B,T,4C) */
+    ACT_FCH,        /* (L) (B,T,4C): c_fc before GELU; backward leaves dqkv (B,T,3C) in it */
+    ACT_FCH_GELU,   /* (L) (B,T,4C); backward leaves dfch in it */
     ACT_RESIDUAL_3, /* (L) (B,T,C): the block's output, for the next block */
     ACT_LN_F,       /* (B,T,C) */
     ACT_LN_F_MEAN,
     ACT_LN_F_RSTD, /* (B,T) fp32 */
     ACT_LOSSES,    /* (B,T) fp32 */
-    ACT_BRANCH,    /* scratch (B,T,C): a branch's output before it joins the residual */
+    ACT_BRANCH, /* scratch (B,T,C): a branch's output before it joins the residual; in backward its gradient */
     ACT_LOGITS,    /* scratch (loss_rows,Vp): logits, then their gradient */
     ACT_DRESIDUAL, /* scratch (B,T,C), backward */
-    ACT_DBRANCH,   /* scratch (B,T,C), backward */
-    ACT_DHIDDEN,   /* scratch (B,T,4C), backward: dfch, then dqkv */
     ACT_DPROBS,    /* scratch (B,NH,T,T), backward, standard only */
     N_ACTIVATIONS
 } ActivationId;
@@ -109,7 +109,17 @@ typedef struct GPT2Options {
     Recompute recompute;
     AttentionKind attention;
     bool training; /* false: no gradients, moments or backward scratch */
+    bool
+        graph; /* micro-steps after the first of their shape are replayed, where the backend can (Ops.replay) */
 } GPT2Options;
+
+/* A micro-step's forward and backward, noted once; the tokens are uploaded before each replay. */
+typedef struct RecordedStep {
+    int B, T;
+    float weight;
+    int64_t n_runs; /* micro-steps of these three so far */
+    Recording *ops; /* NULL before the second */
+} RecordedStep;
 
 typedef struct GPT2 {
     GPT2Config config;
@@ -125,6 +135,7 @@ typedef struct GPT2 {
     int32_t *tokens, *targets; /* (B,T) on the device */
     void *scratch;             /* ops->scratch_bytes(shape) */
     StepStats *stats;          /* on the device */
+    RecordedStep recorded;
 } GPT2;
 
 /* ---- memory plan ---- */
@@ -172,6 +183,10 @@ typedef struct UpdateArgs {
 } UpdateArgs;
 void gpt2_update(GPT2 *model, const UpdateArgs *args);
 StepStats gpt2_step_stats(GPT2 *model); /* waits for the device */
+/* The same without a wait inside the step: queue_stats behind gpt2_update, take_stats of that slot
+ * (< FETCH_SLOTS) when the next step is queued; it waits for its own step alone. */
+void gpt2_queue_stats(GPT2 *model, int slot);
+StepStats gpt2_take_stats(GPT2 *model, int slot);
 
 /* Device address of an activation of a layer (0 where it has no layers), NULL where it is absent. */
 floatX *gpt2_activation(const GPT2 *model, ActivationId id, int layer);

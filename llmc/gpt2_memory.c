@@ -4,21 +4,21 @@
 #include <stdio.h>
 #include <string.h>
 
-/* When an activation exists, and whether every layer keeps its own. */
+/* Whether every layer keeps its own activation, or one buffer serves all. */
 typedef enum {
-    KEPT,              /* one per layer, or the only one */
-    KEPT_UNLESS_GELU,  /* one per layer with --recompute none; else recomputed */
-    KEPT_UNLESS_BLOCK, /* one per layer with none and gelu; with block one buffer serves all layers */
-    SCRATCH,           /* one buffer, no meaning between ops */
+    KEPT,                              /* one per layer, or the only one */
+    KEPT_UNLESS_GELU = RECOMPUTE_GELU, /* one per layer below that level of --recompute, then shared */
+    KEPT_UNLESS_LINEAR = RECOMPUTE_LINEAR,
+    KEPT_UNLESS_BLOCK = RECOMPUTE_BLOCK,
+    SCRATCH, /* one buffer, no meaning between ops */
 } Keep;
 
 static Activation row(const char *name, int64_t elems, int64_t layers, DType dtype, Keep keep,
                       bool backward_only, const GPT2Options *options) {
-    bool shared = keep == SCRATCH || !options->training ||
-                  (keep == KEPT_UNLESS_GELU && options->recompute != RECOMPUTE_NONE) ||
-                  (keep == KEPT_UNLESS_BLOCK && options->recompute == RECOMPUTE_BLOCK);
+    const bool recomputed = keep != KEPT && (int)options->recompute >= (int)keep;
+    const bool shared = keep == SCRATCH || !options->training || recomputed;
     const int64_t apart =
-        (elems + 63) / 64 * 64; /* every layer's instance starts at a multiple of 128 bytes */
+        (elems + 127) / 128 * 128; /* every layer's instance starts at a multiple of 256 bytes */
     return (Activation){
         .name = name,
         .elems = elems,
@@ -64,18 +64,18 @@ static void activation_table(Activation table[N_ACTIVATIONS], const Ops *ops, co
     const DType X = ops->dtype, F = DTYPE_F32;
     const Activation rows[N_ACTIVATIONS] = {
         [ACT_ENCODED] = row("encoded", NC, 1, X, KEPT, false, o),
-        [ACT_LN_1] = row("ln_1", NC, L, X, KEPT_UNLESS_BLOCK, false, o),
-        [ACT_LN_1_MEAN] = row("ln_1.mean", N, L, F, KEPT_UNLESS_BLOCK, false, o),
-        [ACT_LN_1_RSTD] = row("ln_1.rstd", N, L, F, KEPT_UNLESS_BLOCK, false, o),
-        [ACT_QKV] = row("qkv", 3 * NC, L, X, KEPT_UNLESS_BLOCK, false, o),
+        [ACT_LN_1] = row("ln_1", NC, L, X, KEPT_UNLESS_LINEAR, false, o),
+        [ACT_LN_1_MEAN] = row("ln_1.mean", N, L, F, KEPT_UNLESS_LINEAR, false, o),
+        [ACT_LN_1_RSTD] = row("ln_1.rstd", N, L, F, KEPT_UNLESS_LINEAR, false, o),
+        [ACT_QKV] = row("qkv", 3 * NC, L, X, KEPT_UNLESS_LINEAR, false, o),
         [ACT_ATTN] = row("attn", NC, L, X, KEPT_UNLESS_BLOCK, false, o),
         [ACT_LSE] = row("lse", flash ? NHT : 0, L, F, KEPT_UNLESS_BLOCK, false, o),
         [ACT_PROBS] = row("probs", TT, L, X, KEPT_UNLESS_BLOCK, false, o),
-        [ACT_RESIDUAL_2] = row("residual_2", NC, L, X, KEPT_UNLESS_BLOCK, false, o),
-        [ACT_LN_2] = row("ln_2", NC, L, X, KEPT_UNLESS_BLOCK, false, o),
-        [ACT_LN_2_MEAN] = row("ln_2.mean", N, L, F, KEPT_UNLESS_BLOCK, false, o),
-        [ACT_LN_2_RSTD] = row("ln_2.rstd", N, L, F, KEPT_UNLESS_BLOCK, false, o),
-        [ACT_FCH] = row("fch", 4 * NC, L, X, KEPT_UNLESS_BLOCK, false, o),
+        [ACT_RESIDUAL_2] = row("residual_2", NC, L, X, KEPT_UNLESS_LINEAR, false, o),
+        [ACT_LN_2] = row("ln_2", NC, L, X, KEPT_UNLESS_LINEAR, false, o),
+        [ACT_LN_2_MEAN] = row("ln_2.mean", N, L, F, KEPT_UNLESS_LINEAR, false, o),
+        [ACT_LN_2_RSTD] = row("ln_2.rstd", N, L, F, KEPT_UNLESS_LINEAR, false, o),
+        [ACT_FCH] = row("fch", 4 * NC, L, X, KEPT_UNLESS_LINEAR, false, o),
         [ACT_FCH_GELU] = row("fch_gelu", 4 * NC, L, X, KEPT_UNLESS_GELU, false, o),
         [ACT_RESIDUAL_3] = row("residual_3", NC, L, X, KEPT, false, o),
         [ACT_LN_F] = row("ln_f", NC, 1, X, KEPT, false, o),
@@ -85,8 +85,6 @@ static void activation_table(Activation table[N_ACTIVATIONS], const Ops *ops, co
         [ACT_BRANCH] = row("branch", NC, 1, X, SCRATCH, false, o),
         [ACT_LOGITS] = row("logits", shape->loss_rows * shape->Vp, 1, X, SCRATCH, false, o),
         [ACT_DRESIDUAL] = row("dresidual", NC, 1, X, SCRATCH, true, o),
-        [ACT_DBRANCH] = row("dbranch", NC, 1, X, SCRATCH, true, o),
-        [ACT_DHIDDEN] = row("dhidden", 4 * NC, 1, X, SCRATCH, true, o),
         [ACT_DPROBS] = row("dprobs", TT, 1, X, SCRATCH, true, o),
     };
     memcpy(table, rows, sizeof rows);
@@ -221,6 +219,7 @@ bool gpt2_open(GPT2 *model, const Ops *ops, const GPT2Config *config, const GPT2
 void gpt2_close(GPT2 *model) {
     const Ops *ops = model->ops;
     if (model->weights == model->master) model->weights = NULL;
+    ops->recording_release(model->recorded.ops);
     void *buffers[] = {model->master, model->weights, model->grads,   model->m,    model->v,
                        model->tokens, model->targets, model->scratch, model->stats};
     for (size_t i = 0; i < sizeof buffers / sizeof *buffers; i++) ops->release(buffers[i]);

@@ -217,6 +217,7 @@ static GPT2Options model_options(const Run *run) {
         .recompute = s->recompute,
         .attention = s->attention,
         .training = !s->eval_only && !sample_only,
+        .graph = s->graph == GRAPH_ON && !s->profile,
     };
 }
 

@@ -133,7 +133,6 @@ static const Refusal refusals[] = {
     {"--batch 4 -b 8",                  {"-b (--batch)", "given twice"}                       },
     {"--gpus 2",                        {"--gpus", "not in this version yet"}                 },
     {"--hellaswag x",                   {"--hellaswag", "not in this version yet"}            },
-    {"--profile",                       {"--profile", "not in this version yet"}              },
 };
 
 static void test_refusals(void) {

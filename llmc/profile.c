@@ -1,0 +1,82 @@
+/* The table of --profile, and the rates that it compares with. */
+#include "profile.h"
+#include <stdlib.h>
+#include "console.h" /* console_count */
+
+/* Bytes a second of ops->copy on buffers far larger than a cache; smaller ones where memory is short. */
+static double copy_rate(const Ops *ops) {
+    enum { FIRST_MARK, LAST_MARK, N_COPIES = 20 };
+    size_t bytes = (size_t)256 << 20;
+    char *buffer = NULL;
+    while (bytes >= (size_t)1 << 20 && !(buffer = ops->alloc(2 * bytes))) bytes /= 2;
+    if (!buffer) return 0;
+    ops->zero(buffer, 2 * bytes);
+    ops->copy(buffer, buffer + bytes, bytes);
+    ops->mark(FIRST_MARK);
+    for (int i = 0; i < N_COPIES; i++) ops->copy(buffer, buffer + bytes, bytes);
+    ops->mark(LAST_MARK);
+    const double rate = N_COPIES * 2.0 * (double)bytes / ops->seconds_between(FIRST_MARK, LAST_MARK);
+    ops->release(buffer);
+    return rate;
+}
+
+Roofs profile_roofs(const Ops *ops) {
+    Roofs roofs;
+    roofs.flops = ops->peak_flops(&roofs.flops_how);
+    roofs.bytes = copy_rate(ops);
+    return roofs;
+}
+
+/* What an op does most of, beside its roof: the roof that would hold it longest. */
+typedef struct Bound {
+    double work; /* FLOP or bytes */
+    const char *unit;
+    double seconds; /* at the roof; 0: not known */
+} Bound;
+
+static Bound bound_of(const ProfileRow *row, const Roofs *roofs) {
+    const double compute = row->flops / roofs->flops;
+    const double traffic = roofs->bytes > 0 ? row->bytes / roofs->bytes : 0;
+    if (compute > traffic) return (Bound){row->flops, "FLOP", compute};
+    return (Bound){row->bytes, "B", traffic};
+}
+
+static int by_seconds(const void *a, const void *b) {
+    const double x = ((const ProfileRow *)a)->seconds, y = ((const ProfileRow *)b)->seconds;
+    return (x < y) - (x > y);
+}
+
+static void print_row(FILE *out, const ProfileRow *row, const Profile *profile, const Roofs *roofs,
+                      double all_seconds) {
+    const Bound bound = bound_of(row, roofs);
+    const double steps = (double)profile->n_steps;
+    char work[CONSOLE_NUMBER], rate[CONSOLE_NUMBER], roof[CONSOLE_NUMBER] = "-";
+    if (bound.seconds > 0) snprintf(roof, sizeof roof, "%.1f %%", 100 * bound.seconds / row->seconds);
+    fprintf(out, "  %-42s %7.0f %10.3f %6.1f %% %10s%-4s %10s%-6s %8s\n", row->name,
+            (double)row->calls / steps, 1e3 * row->seconds / steps, 100 * row->seconds / all_seconds,
+            console_count(work, bound.work / steps), bound.unit,
+            console_count(rate, bound.work / row->seconds), bound.unit[0] == 'F' ? "FLOP/s" : "B/s", roof);
+}
+
+void profile_print(FILE *out, const Profile *profile, const Roofs *roofs) {
+    Profile sorted = *profile;
+    char flops[CONSOLE_NUMBER], bytes[CONSOLE_NUMBER];
+    double sum = 0, calls = 0;
+    const double steps = (double)profile->n_steps;
+    qsort(sorted.rows, (size_t)sorted.n_rows, sizeof *sorted.rows, by_seconds);
+    for (int i = 0; i < sorted.n_rows; i++) {
+        sum += sorted.rows[i].seconds;
+        calls += (double)sorted.rows[i].calls;
+    }
+    fprintf(out, "profile: means of %lld steps; roofs: %sFLOP/s (%s), %sB/s (a copy, measured)\n",
+            (long long)profile->n_steps, console_count(flops, roofs->flops), roofs->flops_how,
+            console_count(bytes, roofs->bytes));
+    fprintf(out, "  %-42s %7s %10s %8s %14s %16s %8s\n", "op", "calls", "ms", "share", "work", "rate",
+            "of roof");
+    for (int i = 0; i < sorted.n_rows; i++) print_row(out, &sorted.rows[i], profile, roofs, sum);
+    fprintf(out, "  %-42s %7.0f %10.3f\n", "all ops", calls / steps, 1e3 * sum / steps);
+    fprintf(out, "  %-42s %7s %10.3f\n", "between ops", "", 1e3 * (profile->seconds - sum) / steps);
+    fprintf(out, "  %-42s %7s %10.3f  the ops are %.1f %% of it\n", "a step without the profile, wall clock",
+            "", 1e3 * profile->seconds_a_step, 100 * sum / steps / profile->seconds_a_step);
+    fflush(out);
+}

@@ -1,0 +1,50 @@
+/* --profile: where the time of a training step goes, op by op, beside what the hardware could do.
+ *
+ * The ops know nothing of it: profile_ops() wraps a table so that the device notes the time before and after
+ * every call (Ops.mark). What a call must move and compute at the least is worked out from its arguments. */
+#pragma once
+#include <stdio.h>
+#include "ops.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* One op at one size, summed over its calls. */
+typedef struct ProfileRow {
+    char name[48]; /* "linear_forward 768->2304" */
+    int64_t calls;
+    double seconds;
+    double flops; /* of its products; causal attention counts half of the square */
+    double bytes; /* each input read once, each output written once */
+} ProfileRow;
+
+enum { PROFILE_MAX_ROWS = 64 };
+
+typedef struct Profile {
+    int n_rows; /* ops beyond PROFILE_MAX_ROWS share the last row, "other" */
+    ProfileRow rows[PROFILE_MAX_ROWS];
+    int64_t n_steps;       /* profiled */
+    double seconds;        /* from the first op of a step to the end of its last, summed over the steps */
+    double seconds_a_step; /* wall clock of a step that is not profiled */
+} Profile;
+
+/* What the device can do at best. */
+typedef struct Roofs {
+    double flops;          /* a second: Ops.peak_flops */
+    double bytes;          /* a second, read and written, of a large copy; 0: no memory left to measure it */
+    const char *flops_how; /* "measured" or "derived" */
+} Roofs;
+
+/* `inner` with every op noted; one at a time, valid until the next call. Recordings are off. */
+const Ops *profile_ops(const Ops *inner);
+/* Waits for the device and adds the calls since the last collection to the profile, as one step. */
+void profile_collect(Profile *profile);
+/* Measures the copy rate (0.2 s). */
+Roofs profile_roofs(const Ops *ops);
+/* The table, longest rows first, means over the profiled steps. */
+void profile_print(FILE *out, const Profile *profile, const Roofs *roofs);
+
+#ifdef __cplusplus
+}
+#endif

@@ -1,0 +1,281 @@
+/* The wrapped table of --profile: every op between two marks, with its least work.
+ *
+ * To wrap an op that is new in ops.h: a function here that counts its FLOP and bytes, and a line in
+ * profile_ops(). */
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+#include "profile.h"
+
+/* One call of the step at hand; its marks are 2 i and 2 i + 1. */
+typedef struct Call {
+    char name[48];
+    double flops, bytes;
+} Call;
+
+enum { MAX_CALLS = MARKS_MAX / 2 };
+static Call *calls; /* MAX_CALLS */
+static int n_calls; /* a call beyond MAX_CALLS runs unnoted */
+static const Ops *inner;
+
+/* Bytes of n elements of the storage type. */
+static double stored(double n) {
+    return n * (double)dtype_bytes(inner->dtype);
+}
+
+static double stored_if(const void *optional, double n) {
+    return optional ? stored(n) : 0;
+}
+
+__attribute__((format(printf, 3, 4))) static void begin(double flops, double bytes, const char *format, ...) {
+    if (n_calls == MAX_CALLS) return;
+    Call *call = &calls[n_calls];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(call->name, sizeof call->name, format, args);
+    va_end(args);
+    call->flops = flops;
+    call->bytes = bytes;
+    inner->mark(2 * n_calls);
+}
+
+static void end(void) {
+    if (n_calls == MAX_CALLS) return;
+    inner->mark(2 * n_calls++ + 1);
+}
+
+/* ---- memory ---- */
+
+static void zero(void *dst, size_t bytes) {
+    begin(0, (double)bytes, "zero");
+    inner->zero(dst, bytes);
+    end();
+}
+
+static void copy(void *dst, const void *src, size_t bytes) {
+    begin(0, 2 * (double)bytes, "copy");
+    inner->copy(dst, src, bytes);
+    end();
+}
+
+static void upload(void *dst, const void *src, size_t bytes) {
+    begin(0, 2 * (double)bytes, "upload");
+    inner->upload(dst, src, bytes);
+    end();
+}
+
+static bool record_begin(void) {
+    return false;
+}
+
+/* ---- embedding, norms, residual ---- */
+
+static void embedding_forward(floatX *out, const int32_t *tokens, const floatX *wte, const floatX *wpe, int B,
+                              int T, int C) {
+    const double N = (double)B * T;
+    begin(0, stored(2 * N * C + (double)T * C) + 4 * N, "embedding_forward");
+    inner->embedding_forward(out, tokens, wte, wpe, B, T, C);
+    end();
+}
+
+static void embedding_backward(float *dwte, float *dwpe, const floatX *dout, const int32_t *tokens,
+                               void *scratch, int B, int T, int C, int V) {
+    const double N = (double)B * T, rows = N < V ? N : V; /* of dwte, at most */
+    begin(0, stored(N * C) + 4 * N + 8 * C * (rows + T), "embedding_backward");
+    inner->embedding_backward(dwte, dwpe, dout, tokens, scratch, B, T, C, V);
+    end();
+}
+
+static void layernorm_forward(floatX *out, float *mean, float *rstd, const floatX *x, const floatX *weight,
+                              const floatX *bias, int64_t N, int C) {
+    begin(0, stored(2.0 * (double)N * C) + 8.0 * (double)N, "layernorm_forward");
+    inner->layernorm_forward(out, mean, rstd, x, weight, bias, N, C);
+    end();
+}
+
+static void residual_layernorm_forward(floatX *residual, floatX *out, float *mean, float *rstd,
+                                       const floatX *a, const floatX *b, const floatX *weight,
+                                       const floatX *bias, int64_t N, int C) {
+    begin(0, stored(4.0 * (double)N * C) + 8.0 * (double)N, "residual_layernorm_forward");
+    inner->residual_layernorm_forward(residual, out, mean, rstd, a, b, weight, bias, N, C);
+    end();
+}
+
+static void layernorm_backward(floatX *dx, float *dweight, float *dbias, float *dx_sums,
+                               const floatX *dresidual, const floatX *dout, const floatX *x,
+                               const floatX *weight, const float *mean, const float *rstd, void *scratch,
+                               int64_t N, int C) {
+    const double n = (double)N * C;
+    begin(0, stored(3 * n) + stored_if(dresidual, n) + 8.0 * (double)N, "layernorm_backward%s",
+          dx_sums ? " + sums" : "");
+    inner->layernorm_backward(dx, dweight, dbias, dx_sums, dresidual, dout, x, weight, mean, rstd, scratch, N,
+                              C);
+    end();
+}
+
+static void residual_forward(floatX *out, const floatX *a, const floatX *b, int64_t n) {
+    begin(0, stored(3.0 * (double)n), "residual_forward");
+    inner->residual_forward(out, a, b, n);
+    end();
+}
+
+/* ---- linear ---- */
+
+static void linear_forward(floatX *out, floatX *pre_gelu, const floatX *x, const floatX *weight,
+                           const floatX *bias, int64_t N, int OC, int IC) {
+    const double n = (double)N, o = OC, i = IC;
+    begin(2 * n * o * i, stored(n * i + o * i + n * o) + stored_if(pre_gelu, n * o),
+          "linear_forward %d->%d%s", IC, OC, pre_gelu ? " + gelu" : "");
+    inner->linear_forward(out, pre_gelu, x, weight, bias, N, OC, IC);
+    end();
+}
+
+static void linear_backward_input(floatX *dx, float *dx_sums, const floatX *dout, const floatX *weight,
+                                  const floatX *pre_gelu, void *scratch, int64_t N, int OC, int IC) {
+    const double n = (double)N, o = OC, i = IC;
+    begin(2 * n * o * i, stored(n * i + o * i + n * o) + stored_if(pre_gelu, n * i),
+          "linear_backward_input %d->%d%s%s", IC, OC, pre_gelu ? " + gelu" : "", dx_sums ? " + sums" : "");
+    inner->linear_backward_input(dx, dx_sums, dout, weight, pre_gelu, scratch, N, OC, IC);
+    end();
+}
+
+static void linear_backward_weight(float *dweight, float *dbias, const floatX *dout, const floatX *x,
+                                   void *scratch, int64_t N, int OC, int IC) {
+    const double n = (double)N, o = OC, i = IC;
+    begin(2 * n * o * i, stored(n * i + n * o) + 8 * o * i, "linear_backward_weight %d->%d%s", IC, OC,
+          dbias ? " + sums" : "");
+    inner->linear_backward_weight(dweight, dbias, dout, x, scratch, N, OC, IC);
+    end();
+}
+
+static void gelu_forward(floatX *out, const floatX *x, int64_t n) {
+    begin(0, stored(2.0 * (double)n), "gelu_forward");
+    inner->gelu_forward(out, x, n);
+    end();
+}
+
+/* ---- attention ---- */
+
+/* FLOP of one T x T product of all heads, its causal half. */
+static double square_flops(int B, int T, int NH, int HD) {
+    return (double)B * T * T * NH * HD;
+}
+
+static void attention_forward(floatX *out, float *lse, const floatX *qkv, int B, int T, int NH, int HD) {
+    const double rows = (double)B * T * NH;
+    begin(2 * square_flops(B, T, NH, HD), stored(4 * rows * HD) + 4 * rows, "attention_forward");
+    inner->attention_forward(out, lse, qkv, B, T, NH, HD);
+    end();
+}
+
+static void attention_backward(floatX *dqkv, const floatX *dout, const floatX *out, const floatX *qkv,
+                               const float *lse, void *scratch, int B, int T, int NH, int HD) {
+    const double rows = (double)B * T * NH;
+    begin(5 * square_flops(B, T, NH, HD), stored(8 * rows * HD) + 4 * rows, "attention_backward");
+    inner->attention_backward(dqkv, dout, out, qkv, lse, scratch, B, T, NH, HD);
+    end();
+}
+
+static void attention_standard_forward(floatX *out, floatX *probs, const floatX *qkv, int B, int T, int NH,
+                                       int HD) {
+    const double rows = (double)B * T * NH;
+    begin(2 * square_flops(B, T, NH, HD), stored(4 * rows * HD + rows * T), "attention_standard_forward");
+    inner->attention_standard_forward(out, probs, qkv, B, T, NH, HD);
+    end();
+}
+
+static void attention_standard_backward(floatX *dqkv, floatX *dprobs, const floatX *dout, const floatX *probs,
+                                        const floatX *qkv, int B, int T, int NH, int HD) {
+    const double rows = (double)B * T * NH;
+    begin(4 * square_flops(B, T, NH, HD), stored(7 * rows * HD + 2 * rows * T),
+          "attention_standard_backward");
+    inner->attention_standard_backward(dqkv, dprobs, dout, probs, qkv, B, T, NH, HD);
+    end();
+}
+
+/* ---- loss and update ---- */
+
+static void cross_entropy_backward_inplace(float *losses, floatX *logits, const int32_t *targets, float dloss,
+                                           int64_t N, int V, int Vp) {
+    begin(0, stored(2.0 * (double)N * Vp) + 8.0 * (double)N, "cross_entropy_backward_inplace");
+    inner->cross_entropy_backward_inplace(losses, logits, targets, dloss, N, V, Vp);
+    end();
+}
+
+static void loss_sum(StepStats *stats, const float *losses, float scale, void *scratch, int64_t N) {
+    begin(0, 4.0 * (double)N, "loss_sum");
+    inner->loss_sum(stats, losses, scale, scratch, N);
+    end();
+}
+
+static void grad_norm(StepStats *stats, const float *grads, void *scratch, int64_t n) {
+    begin(0, 4.0 * (double)n, "grad_norm");
+    inner->grad_norm(stats, grads, scratch, n);
+    end();
+}
+
+static void adamw(const AdamWArgs *args) {
+    const double n = (double)args->ranges[args->n_ranges - 1].end;
+    const bool own_weights = args->weights != (const floatX *)args->master;
+    begin(0, 28 * n + stored(own_weights ? n : 0), "adamw"); /* master, m, v: 8 each; gradients 4 */
+    inner->adamw(args);
+    end();
+}
+
+const Ops *profile_ops(const Ops *ops) {
+    static Ops wrapped;
+    if (!calls) calls = malloc(MAX_CALLS * sizeof *calls);
+    if (!calls) abort();
+    inner = ops;
+    n_calls = 0;
+    wrapped = *ops;
+    wrapped.zero = zero;
+    wrapped.copy = copy;
+    wrapped.upload = upload;
+    wrapped.record_begin = record_begin;
+    wrapped.embedding_forward = embedding_forward;
+    wrapped.embedding_backward = embedding_backward;
+    wrapped.layernorm_forward = layernorm_forward;
+    wrapped.residual_layernorm_forward = residual_layernorm_forward;
+    wrapped.layernorm_backward = layernorm_backward;
+    wrapped.residual_forward = residual_forward;
+    wrapped.linear_forward = linear_forward;
+    wrapped.linear_backward_input = linear_backward_input;
+    wrapped.linear_backward_weight = linear_backward_weight;
+    wrapped.gelu_forward = gelu_forward;
+    wrapped.attention_forward = attention_forward;
+    wrapped.attention_backward = attention_backward;
+    wrapped.attention_standard_forward = attention_standard_forward;
+    wrapped.attention_standard_backward = attention_standard_backward;
+    wrapped.cross_entropy_backward_inplace = cross_entropy_backward_inplace;
+    wrapped.loss_sum = loss_sum;
+    wrapped.grad_norm = grad_norm;
+    wrapped.adamw = adamw;
+    return &wrapped;
+}
+
+/* ---- what the device noted ---- */
+
+static ProfileRow *row_of(Profile *profile, const char *name) {
+    for (int i = 0; i < profile->n_rows; i++)
+        if (strcmp(profile->rows[i].name, name) == 0) return &profile->rows[i];
+    if (profile->n_rows == PROFILE_MAX_ROWS) return &profile->rows[PROFILE_MAX_ROWS - 1];
+    ProfileRow *row = &profile->rows[profile->n_rows++];
+    *row = (ProfileRow){0};
+    snprintf(row->name, sizeof row->name, "%s", profile->n_rows == PROFILE_MAX_ROWS ? "other" : name);
+    return row;
+}
+
+void profile_collect(Profile *profile) {
+    if (n_calls == 0) return;
+    profile->seconds += inner->seconds_between(0, 2 * n_calls - 1); /* waits for the last */
+    for (int i = 0; i < n_calls; i++) {
+        ProfileRow *row = row_of(profile, calls[i].name);
+        row->calls++;
+        row->seconds += inner->seconds_between(2 * i, 2 * i + 1);
+        row->flops += calls[i].flops;
+        row->bytes += calls[i].bytes;
+    }
+    profile->n_steps++;
+    n_calls = 0;
+}

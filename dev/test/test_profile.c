@@ -1,0 +1,128 @@
+/* --profile: a wrapped table computes the same bits, misses no op, counts the model's FLOP, and its times add up. */
+#include <stdlib.h>
+#include <string.h>
+#include "../../llmc/gpt2.h"
+#include "../../llmc/profile.h"
+#include "check.h"
+
+enum { B = 2, T = 24, L = 3, C = 64, V = 250, N_MICRO = 2 };
+
+static const GPT2Config config = {
+    .max_seq_len = T, .vocab_size = V, .padded_vocab_size = 256, .n_layer = L, .n_head = 1, .n_embd = C};
+
+static void train_step(GPT2 *model, int64_t step) {
+    int32_t tokens[B * T], targets[B * T];
+    for (int i = 0; i < B * T; i++) tokens[i] = (i * 37 + (int)step) % V, targets[i] = (i * 11) % V;
+    gpt2_begin_step(model);
+    for (int i = 0; i < N_MICRO; i++) gpt2_micro_step(model, tokens, targets, B, T, 1.0f / N_MICRO);
+    gpt2_update(model, &(UpdateArgs){step, 1e-3f, 0.9f, 0.95f, 1e-8f, 0.1f, 1.0f});
+}
+
+/* The weights after two steps, the second one wrapped if `profile`; malloc'ed, NULL if the model cannot open. */
+static float *train(const Ops *ops, Recompute recompute, Profile *profile) {
+    const GPT2Options options = {.B = B, .T = T, .recompute = recompute, .training = true, .graph = true};
+    GPT2 model;
+    Error err = {0};
+    if (!CHECK(gpt2_open(&model, ops, &config, &options, &err), "%s", err.text)) return NULL;
+    gpt2_init(&model, 1);
+    train_step(&model, 1);
+    if (profile) {
+        model.options.graph = false;
+        model.ops = profile_ops(ops);
+    }
+    train_step(&model, 2);
+    model.ops = ops;
+    if (profile) profile_collect(profile);
+    float *weights = malloc((size_t)model.n_parameters * sizeof *weights);
+    if (!weights) abort();
+    ops->download(weights, model.master, (size_t)model.n_parameters * sizeof *weights);
+    gpt2_close(&model);
+    return weights;
+}
+
+static int64_t parameters(void) {
+    Tensor table[N_TENSORS];
+    return gpt2_tensors(table, &config);
+}
+
+/* Forward, input gradient and weight gradient of every matrix: 6 FLOP a weight and token. */
+static double expected_linear_flops(void) {
+    const double matrices = 12.0 * L * C * C + 256.0 * C;
+    return 6 * matrices * B * T * N_MICRO;
+}
+
+static void check_rows(const Ops *ops, const Profile *p) {
+    double flops = 0, seconds = 0;
+    int64_t attention = 0, adamw = 0, norms = 0;
+    for (int i = 0; i < p->n_rows; i++) {
+        const ProfileRow *r = &p->rows[i];
+        seconds += r->seconds;
+        CHECK(r->calls > 0 && r->seconds > 0 && r->bytes > 0, "%s: %s: no time or no bytes", ops->name,
+              r->name);
+        if (strncmp(r->name, "linear_", 7) == 0) flops += r->flops;
+        if (strncmp(r->name, "attention_", 10) == 0) attention += r->calls;
+        if (strncmp(r->name, "layernorm_backward", 18) == 0) norms += r->calls;
+        if (strcmp(r->name, "adamw") == 0) {
+            adamw += r->calls;
+            CHECK(r->bytes == (ops->dtype == DTYPE_F32 ? 28.0 : 30.0) * (double)parameters(),
+                  "adamw moves %g bytes", r->bytes);
+        }
+    }
+    CHECK(flops == expected_linear_flops(), "%s: %g FLOP, expected %g", ops->name, flops,
+          expected_linear_flops());
+    CHECK(attention == 2 * L * N_MICRO, "%lld attention calls", (long long)attention);
+    CHECK(norms == (2 * L + 1) * N_MICRO, "%lld layernorm_backward calls", (long long)norms);
+    CHECK(adamw == 1 && p->n_steps == 1, "%lld updates in %lld steps", (long long)adamw,
+          (long long)p->n_steps);
+    CHECK(seconds <= p->seconds * 1.001, "%s: the ops take %g s of %g s", ops->name, seconds, p->seconds);
+}
+
+/* What the table prints: every op once, longest first, the sums. */
+static void check_table(const Profile *profile) {
+    const Roofs roofs = {.flops = 1e12, .bytes = 1e11, .flops_how = "derived"};
+    Profile p = *profile;
+    char *text = NULL;
+    size_t length = 0;
+    p.seconds_a_step = p.seconds;
+    FILE *out = open_memstream(&text, &length);
+    profile_print(out, &p, &roofs);
+    fclose(out);
+    for (int i = 0; i < p.n_rows; i++)
+        CHECK(strstr(text, p.rows[i].name), "the table lacks %s", p.rows[i].name);
+    CHECK(strstr(text, "all ops") && strstr(text, "between ops"), "the table lacks its sums");
+    CHECK(strstr(text, "1.0 TFLOP/s (derived)") && strstr(text, "100.0 GB/s"), "the table lacks its roofs");
+    free(text);
+}
+
+static void test_backend(const Ops *ops) {
+    Profile none = {0};
+    profile_ops(ops);
+    profile_collect(&none);
+    CHECK(none.n_rows == 0 && none.n_steps == 0, "a profile of nothing has rows");
+    const Recompute levels[] = {RECOMPUTE_NONE, RECOMPUTE_BLOCK};
+    for (int i = 0; i < 2; i++) {
+        Profile profile = {0};
+        float *plain = train(ops, levels[i], NULL), *wrapped = train(ops, levels[i], &profile);
+        if (plain && wrapped)
+            CHECK(memcmp(plain, wrapped, (size_t)parameters() * sizeof *plain) == 0,
+                  "%s: profiling changes some bits", ops->name);
+        if (wrapped && levels[i] == RECOMPUTE_NONE) {
+            check_rows(ops, &profile);
+            check_table(&profile);
+        }
+        free(plain);
+        free(wrapped);
+    }
+}
+
+int main(void) {
+    const Ops *const tables[] = {&ops_cpu, ops_cuda_fp32, ops_cuda_bf16};
+    for (int i = 0; i < 3; i++) {
+        Error err = {0};
+        if (i > 0 && !cuda_available())
+            SKIP("the profile of a CUDA table: no CUDA device or a build without CUDA");
+        else if (CHECK(tables[i]->open(&err), "%s", err.text))
+            test_backend(tables[i]);
+    }
+    return check_finish("profile");
+}

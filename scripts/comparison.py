@@ -102,6 +102,7 @@ class Report:
         self.markdown = self._open(markdown_path)
         self.writer = None
         self.widths = []
+        self.notes = []  # for the Markdown, where a line between two rows would end the table
 
     @staticmethod
     def _open(path):
@@ -123,12 +124,18 @@ class Report:
                 print(f"# {name}: {text}", file=self.csv, flush=True)
 
     def note(self, text):
-        """A line between the tables."""
+        """A line of its own, now on the screen, in the Markdown after the table."""
         print(text, flush=True)
-        self._write_markdown(f"\n{text}")
+        self.notes.append(text.strip())
+
+    def _end_table(self):
+        for text in self.notes:
+            self._write_markdown(f"\n{text}")
+        self.notes = []
 
     def table(self, title, headings):
         """Begins a table. A heading is as wide as its column: pad it for wider cells."""
+        self._end_table()
         self.widths = [len(heading) for heading in headings]
         print(f"\n{title}\n" + "  ".join(headings), flush=True)
         self._write_markdown(f"\n{title}\n\n| " + " | ".join(h.strip() for h in headings) + " |")
@@ -148,3 +155,9 @@ class Report:
             self.writer.writeheader()
         self.writer.writerow(values)
         self.csv.flush()
+
+    def close(self):
+        self._end_table()
+        for file in (self.csv, self.markdown):
+            if file:
+                file.close()

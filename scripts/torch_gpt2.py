@@ -1,0 +1,162 @@
+#!/usr/bin/env python3
+"""The peer of compare_train.py: GPT-2 as a PyTorch user trains it, with torch.compile, bf16 autocast, fused AdamW and
+PyTorch's attention kernels. Speed only: constant learning rate, no evaluation, no checkpoints.
+
+    echo 10 | scripts/torch_gpt2.py --model d12 --batch 64 --seq 1024 --tokens data/train.bin
+
+Compiles and prints one line of JSON; then for every line of standard input, a number of seconds, trains about so long
+and prints another: steps, seconds, median milliseconds, loss, peak memory in bytes. Ends with its input.
+"""
+import argparse
+import json
+import statistics
+import sys
+import time
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+SIZES = {"d12": (12, 12, 768), "d24": (24, 16, 1024), "d36": (36, 20, 1280), "d48": (48, 25, 1600)}  # layers, heads, C
+VOCABULARY, PADDED_VOCABULARY = 50257, 50304
+BACKENDS = {"cudnn": SDPBackend.CUDNN_ATTENTION, "flash": SDPBackend.FLASH_ATTENTION}
+SHARD_HEADER_BYTES = 1024
+WARM_UP_S = 2.0  # at load before the timed steps: a card at its power limit slows down within 0.1 s
+N_BATCHES = 8  # kept on the device and used in turns
+
+
+class Attention(nn.Module):
+    """(B,T,C) -> (B,T,C), causal."""
+
+    def __init__(self, heads, C):
+        super().__init__()
+        self.heads = heads
+        self.qkv = nn.Linear(C, 3 * C)
+        self.projection = nn.Linear(C, C)
+
+    def forward(self, x):
+        B, T, C = x.shape
+        q, k, v = self.qkv(x).view(B, T, 3, self.heads, C // self.heads).permute(2, 0, 3, 1, 4)
+        out = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return self.projection(out.transpose(1, 2).reshape(B, T, C))
+
+
+class Layer(nn.Module):
+    """(B,T,C) -> (B,T,C): pre-norm attention and MLP, each added to the residual."""
+
+    def __init__(self, heads, C):
+        super().__init__()
+        self.norm1, self.attention = nn.LayerNorm(C), Attention(heads, C)
+        self.norm2 = nn.LayerNorm(C)
+        self.mlp = nn.Sequential(nn.Linear(C, 4 * C), nn.GELU(approximate="tanh"), nn.Linear(4 * C, C))
+
+    def forward(self, x):
+        x = x + self.attention(self.norm1(x))
+        return x + self.mlp(self.norm2(x))
+
+
+class GPT2(nn.Module):
+    """Tokens and targets (B,T) -> mean loss; the head shares the token embedding's weight."""
+
+    def __init__(self, layers, heads, C, max_T):
+        super().__init__()
+        self.tokens, self.positions = nn.Embedding(PADDED_VOCABULARY, C), nn.Embedding(max_T, C)
+        self.layers = nn.ModuleList(Layer(heads, C) for _ in range(layers))
+        self.norm = nn.LayerNorm(C)
+        for name, parameter in self.named_parameters():
+            if parameter.dim() == 2:
+                residual = name.endswith(("projection.weight", "mlp.2.weight"))
+                nn.init.normal_(parameter, std=0.02 / (2 * layers) ** 0.5 if residual else 0.02)
+
+    def forward(self, tokens, targets):
+        x = self.tokens(tokens) + self.positions.weight[: tokens.shape[1]]
+        for layer in self.layers:
+            x = layer(x)
+        logits = F.linear(self.norm(x), self.tokens.weight)
+        return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+
+def read_batches(path, B, T):
+    """Up to N_BATCHES pairs (tokens, targets) of (B,T) on the device, in the order of the shard."""
+    with open(path, "rb") as file:
+        file.seek(SHARD_HEADER_BYTES)
+        data = bytearray(file.read(2 * (N_BATCHES * B * T + 1)))
+    tokens = torch.frombuffer(data, dtype=torch.int16).to(torch.int64).bitwise_and_(0xFFFF)
+    n = (len(tokens) - 1) // (B * T)
+    if n == 0:
+        sys.exit(f"error: {path}: expected more than {B * T} tokens, found {len(tokens)}")
+    windows = [tokens[i * B * T : (i + 1) * B * T + 1].cuda() for i in range(n)]
+    return [(window[:-1].view(B, T), window[1:].view(B, T)) for window in windows]
+
+
+def make_step(arguments):
+    """A function (tokens, targets) -> loss that trains one step."""
+    torch.manual_seed(0)
+    torch.set_float32_matmul_precision("high")
+    model = GPT2(*SIZES[arguments.model], arguments.seq).cuda()
+    groups = [{"params": [p for p in model.parameters() if p.dim() == 2], "weight_decay": 0.1},
+              {"params": [p for p in model.parameters() if p.dim() != 2], "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(groups, lr=1e-4, betas=(0.9, 0.95), fused=True)
+    compiled = torch.compile(model, dynamic=False, mode=None if arguments.mode == "default" else arguments.mode)
+
+    def step(tokens, targets):
+        with torch.autocast("cuda", torch.bfloat16), sdpa_kernel(BACKENDS[arguments.sdpa]):
+            loss = compiled(tokens, targets)
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        return loss.detach()
+
+    return step
+
+
+def train(step, batches, seconds, step_s):
+    """Trains WARM_UP_S, then about `seconds` that are timed; step_s: of one step, roughly."""
+    n_warm, n = max(1, round(WARM_UP_S / step_s)), max(2, round(seconds / step_s))
+    for i in range(n_warm):
+        step(*batches[i % len(batches)])
+    marks = [torch.cuda.Event(enable_timing=True) for _ in range(n + 1)]
+    torch.cuda.reset_peak_memory_stats()
+    torch.cuda.synchronize()
+    began = time.monotonic()
+    marks[0].record()
+    for i in range(n):
+        loss = step(*batches[i % len(batches)])
+        marks[i + 1].record()
+    torch.cuda.synchronize()
+    took = time.monotonic() - began
+    steps_ms = [a.elapsed_time(b) for a, b in zip(marks, marks[1:])]
+    return {"steps": n, "seconds": took, "ms_median": statistics.median(steps_ms), "loss": loss.item(),
+            "memory": torch.cuda.max_memory_allocated(), "reserved": torch.cuda.max_memory_reserved()}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", choices=SIZES, required=True)
+    parser.add_argument("--batch", type=int, required=True)
+    parser.add_argument("--seq", type=int, required=True)
+    parser.add_argument("--tokens", required=True, metavar="FILE", help="a token shard (header of 1024 bytes, then uint16)")
+    parser.add_argument("--sdpa", choices=BACKENDS, default="cudnn")
+    parser.add_argument("--mode", default="default", help="of torch.compile")
+    arguments = parser.parse_args()
+    batches, step = read_batches(arguments.tokens, arguments.batch, arguments.seq), make_step(arguments)
+    began = time.monotonic()
+    for i in range(4):
+        if i == 2:
+            torch.cuda.synchronize()
+            warm = time.monotonic()
+        step(*batches[i % len(batches)])
+    torch.cuda.synchronize()
+    step_s = (time.monotonic() - warm) / 2
+    print(json.dumps({"compiled_s": warm - began, "step_s": step_s}), flush=True)
+    for line in sys.stdin:
+        result = train(step, batches, float(line), step_s)
+        step_s = result["seconds"] / result["steps"]
+        torch.cuda.empty_cache()  # leaves the device's memory to whoever runs next
+        print(json.dumps(result), flush=True)
+
+
+if __name__ == "__main__":
+    main()

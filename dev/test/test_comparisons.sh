@@ -1,0 +1,91 @@
+#!/bin/sh
+# The scripts that compare with PyTorch, as far as a machine without a card can tell: bad input, and that the checks of
+# compare_attention.py see faults. Usage: dev/test/test_comparisons.sh, from the repository root.
+set -u
+passed=0 failed=0 skipped=0
+work=$(mktemp -d) || exit 1
+trap 'rm -rf "$work"' EXIT
+
+# refuses PATTERN SCRIPT ARGS...: exit 2 and one line on stderr that matches PATTERN (a grep -E).
+refuses() {
+    pattern=$1
+    shift
+    python3 "$@" >"$work/out" 2>"$work/err" </dev/null
+    status=$?
+    if [ "$status" -eq 2 ] && [ "$(wc -l <"$work/err")" -eq 1 ] && grep -qE -e "$pattern" "$work/err"; then
+        passed=$((passed + 1))
+    else
+        failed=$((failed + 1))
+        echo "FAIL comparisons: $*: status $status, expected 2 and one line that says /$pattern/"
+        cat "$work/err"
+    fi
+}
+
+# python NAME: runs the program on stdin with scripts/ on its path; status 77: skipped.
+python() {
+    PYTHONPATH=scripts PYTHONDONTWRITEBYTECODE=1 python3 - >"$work/out" 2>&1
+    case $? in
+    0) passed=$((passed + 1)) ;;
+    77) skipped=$((skipped + 1)) ;;
+    *)
+        failed=$((failed + 1))
+        echo "FAIL comparisons: $1"
+        cat "$work/out"
+        ;;
+    esac
+}
+
+if ! command -v python3 >/dev/null 2>&1; then
+    echo 'comparisons: 0 passed, 0 failed, 1 skipped'
+    exit 0
+fi
+export PYTHONDONTWRITEBYTECODE=1
+attention=scripts/compare_attention.py train=scripts/compare_train.py
+refuses "--seq.*'1024,0'" $attention --seq 1024,0
+refuses "--head-size.*multiple of 8" $attention --head-size 60
+refuses "multiple of the head size 128.*1600" $attention --channels 1600
+refuses "invalid choice: 'some'" $attention --mask some
+refuses "unrecognized arguments: --bogus" $attention --bogus
+refuses "MODEL:BxT.*'d12:64'" $train --only d12:64
+refuses "--seconds.*'nan'" $train --seconds nan
+refuses "README.md: expected a token shard" $train --train README.md
+refuses "/none: cannot be read" $train --train "$work/none"
+
+python 'judge sees an error of more than twice the peer, a NaN, a head apart, other bits' <<'PY'
+from compare_attention import judge
+peer = {"out": (1e-3, 1e-2), "dq": (2e-3, 2e-2)}
+apart = {"out": 2e-3, "dq": 4e-3}
+nan = float("nan")
+faults = [{"out": (2.1e-3, 1e-2)}, {"out": (1e-3, 2.1e-2)}, {"dq": (nan, 2e-2)}, {"dq": (2e-3, nan)}]
+assert judge([peer, peer], apart, True)[0] == []
+assert all(len(judge([{**peer, **fault}, peer], apart, True)[0]) == 1 for fault in faults)
+assert len(judge([peer, peer], {**apart, "dq": nan}, True)[0]) == 1
+assert len(judge([peer, peer], {**apart, "dq": 7e-3}, True)[0]) == 1
+assert len(judge([peer, peer], apart, False)[0]) == 1
+better = {name: (rms / 4, largest) for name, (rms, largest) in peer.items()}
+assert len(judge([peer, peer, better], apart, True)[0]) == 4, "the best peer counts"
+PY
+
+python 'the reference is the textbook formula with autograd, in any chunks' <<'PY'
+import sys
+try:
+    import torch
+except ImportError:
+    sys.exit(77)
+from compare_attention import reference
+torch.manual_seed(0)
+for causal in (True, False):
+    q, k, v = (torch.randn(37, 8, dtype=torch.double, requires_grad=True) for _ in range(3))
+    dout = torch.randn(37, 8, dtype=torch.double)
+    scores = q @ k.T / 8**0.5
+    if causal:
+        scores = scores.masked_fill(torch.ones(37, 37).triu(1).bool(), float("-inf"))
+    out = scores.softmax(1) @ v
+    dq, dk, dv = torch.autograd.grad(out, (q, k, v), dout)
+    truth = {"out": out, "dq": dq, "dk": dk, "dv": dv, "lse": scores.logsumexp(1)}
+    for chunk in (1, 100, 1 << 20):
+        found = reference(q.detach(), k.detach(), v.detach(), dout, causal, chunk)
+        assert all((found[name] - truth[name]).abs().max() < 1e-13 for name in truth), (causal, chunk)
+PY
+echo "comparisons: $passed passed, $failed failed, $skipped skipped"
+[ "$failed" -eq 0 ]

@@ -1,0 +1,158 @@
+#!/usr/bin/env python3
+"""Speed and memory of a training step against the context length T, one sequence a step: a table and a plot.
+
+usage: scripts/context.py [--seq 1024,4096,...] [--modes flash,linear,block,standard] [--limit SECONDS]
+                          [--csv FILE] [--png FILE] [--plot-only] [-- flags of the trainer]
+
+Run from the repository root after `make train_gpt2cu`. Random tokens, d12 unless the flags say --model. A mode is how the
+T x T part and the activations are treated:
+    flash      --recompute none         linear     --recompute linear (attention is kept)
+    block      --recompute block        standard   --attention standard (the T x T matrix)
+Rows go to the CSV (a row of the same T and mode is replaced), so that long lengths can be added later. A length whose
+run would take longer than the limit, four times the time of half the length, is left out and said; one that does not
+fit keeps its planned memory. The plot needs matplotlib.
+"""
+import argparse
+import csv
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+
+import random_shard
+
+PROGRAM = "./train_gpt2cu"
+MODES = {
+    "flash": ["--recompute", "none"],
+    "linear": ["--recompute", "linear"],
+    "block": ["--recompute", "block"],
+    "standard": ["--attention", "standard"],
+}
+FIELDS = ["T", "mode", "ms", "tokens_per_second", "planned_gib", "measured_gib"]
+
+
+def n_steps(seq):
+    """Enough steps to settle: 2^18 tokens, at least 3 steps, at most 100."""
+    return max(3, min(100, (1 << 18) // seq))
+
+
+def gib(text):
+    """'12.1 GiB' as a number."""
+    value, unit = text.split()
+    return float(value) * 1024.0 ** (["B", "KiB", "MiB", "GiB", "TiB"].index(unit) - 3)
+
+
+def run(seq, mode, shard, folder, flags):
+    """One run; returns its row, or None with the program's words on stderr where it fails for another reason than memory."""
+    command = [PROGRAM, "--model", "d12", "--train", shard, "--batch", "1", "--seq", str(seq), "--tokens-per-step", str(seq),
+               "--steps", str(n_steps(seq)), "--sample-tokens", "0", "--eval-every", "0"]
+    given = set(flags[0::2])  # a flag given twice is refused: the user's stands
+    pairs = [command[i:i + 2] for i in range(1, len(command), 2)]
+    command = [PROGRAM] + [word for pair in pairs if pair[0] not in given for word in pair] + MODES[mode] + flags
+    done = subprocess.run(command + ["--out", folder, "--model-only"], capture_output=True, text=True)
+    row = dict.fromkeys(FIELDS, "")
+    row.update(T=seq, mode=mode)
+    needs = re.search(r"needs ([0-9.]+) GiB", done.stderr)
+    if needs:
+        row["planned_gib"] = float(needs[1])
+        return row
+    if done.returncode:
+        print(f"error: T = {seq}, {mode}: {done.stderr.strip()}", file=sys.stderr)
+        return None
+    steps = [r["ms"] for r in map(json.loads, open(os.path.join(folder, "log.jsonl"))) if "ms" in r]
+    later = sorted(steps[len(steps) // 2:])
+    ms = later[len(later) // 2]
+    memory = re.search(r"planned (.*), measured (.*)", done.stdout)
+    row.update(ms=round(ms, 3), tokens_per_second=round(1e3 * seq / ms), planned_gib=round(gib(memory[1]), 2),
+               measured_gib=round(gib(memory[2]), 2))
+    return row
+
+
+def read_rows(path):
+    if not os.path.exists(path):
+        return {}
+    with open(path, newline="") as file:
+        return {(int(row["T"]), row["mode"]): row for row in csv.DictReader(file)}
+
+
+def write_rows(path, rows):
+    with open(path, "w", newline="") as file:
+        writer = csv.DictWriter(file, FIELDS)
+        writer.writeheader()
+        for key in sorted(rows, key=lambda k: (list(MODES).index(k[1]), k[0])):
+            writer.writerow(rows[key])
+
+
+def measure(args):
+    rows = read_rows(args.csv)
+    with tempfile.TemporaryDirectory() as folder:
+        shard = os.path.join(folder, "context_train_000001.bin")
+        random_shard.write(shard)
+        for mode in args.modes.split(","):
+            for seq in (int(t) for t in args.seq.split(",")):
+                before = rows.get((seq // 2, mode), {}).get("ms")
+                expected = 4e-3 * float(before) * n_steps(seq) if before else 0
+                if expected > args.limit:
+                    print(f"T = {seq}, {mode}: left out, about {expected:.0f} s; hint: --limit {expected:.0f}", file=sys.stderr)
+                    continue
+                row = run(seq, mode, shard, os.path.join(folder, f"{mode}_{seq}"), args.flags)
+                shutil.rmtree(os.path.join(folder, f"{mode}_{seq}"), ignore_errors=True)
+                if row:
+                    rows[seq, mode] = row
+                    print(*(f"{row[name]:>18}" for name in FIELDS), flush=True)
+                    write_rows(args.csv, rows)
+    return rows
+
+
+def plot(rows, path):
+    try:
+        import matplotlib
+    except ImportError:
+        sys.exit("error: matplotlib is not installed; hint: pip install matplotlib, then --plot-only")
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, (speed, memory) = plt.subplots(1, 2, figsize=(10, 4))
+    for index, mode in enumerate(MODES):
+        points = sorted((t, row) for (t, m), row in rows.items() if m == mode and row["ms"] != "")
+        if not points:
+            continue
+        lengths = [t for t, _ in points]
+        style = dict(marker="o", markersize=4, color=f"C{index}", label=mode)
+        speed.plot(lengths, [float(row["tokens_per_second"]) for _, row in points], **style)
+        memory.plot(lengths, [float(row["measured_gib"]) for _, row in points], **style)
+    for axes, label in ((speed, "tokens/s"), (memory, "device memory, GiB")):
+        axes.set_xscale("log", base=2)
+        axes.set_yscale("log")
+        axes.set_xlabel("context T (tokens)")
+        axes.set_ylabel(label)
+        axes.grid(alpha=0.3)
+        axes.legend()
+    figure.tight_layout()
+    figure.savefig(path, dpi=120)
+    print(path)
+
+
+def main():
+    parser = argparse.ArgumentParser(description="speed and memory of a training step against the context length")
+    parser.add_argument("--seq", default=",".join(str(1 << i) for i in range(10, 21)), help="lengths, in rising order")
+    parser.add_argument("--modes", default=",".join(MODES))
+    parser.add_argument("--limit", type=float, default=60, help="seconds that one run may take")
+    parser.add_argument("--csv", default="scripts/context.csv")
+    parser.add_argument("--png", default="scripts/context.png")
+    parser.add_argument("--plot-only", action="store_true", help="draw the CSV as it is")
+    parser.add_argument("flags", nargs="*", metavar="-- FLAGS", help="go to every run of the trainer: pairs of name and value")
+    args = parser.parse_args()
+    for mode in args.modes.split(","):
+        if mode not in MODES:
+            parser.error(f"--modes: '{mode}' is not one of {', '.join(MODES)}")
+    if not args.plot_only and not os.access(PROGRAM, os.X_OK):
+        sys.exit(f"error: {PROGRAM} is missing; hint: make train_gpt2cu")
+    plot(read_rows(args.csv) if args.plot_only else measure(args), args.png)
+
+
+if __name__ == "__main__":
+    main()

@@ -110,19 +110,27 @@ def sample_heads(case):
     return sorted({(0, 0), (case.B // 2, case.H // 2), (case.B - 1, case.H - 1)})
 
 
+def rms(x):
+    return x.square().mean().sqrt().item()
+
+
+def sizes(references):
+    """{tensor: rms over the references, to which errors are relative}; 1 where they vanish (dQ and dK at T = 1)."""
+    found = {name: max(rms(true[name]) for true in references.values()) for name in TENSORS}
+    return {name: size if size > 1e-12 else 1.0 for name, size in found.items()}
+
+
 def errors(results, references):
-    """{tensor: (rms, max)} against the references {(b,h): {tensor: ...}}: relative to the reference's rms, no less than
+    """{tensor: (rms, max)} against the references {(b,h): {tensor: ...}}: relative to sizes(references), no less than
     NOISE, largest over the heads. A NaN stays a NaN."""
-    found = {}
+    found, size = {}, sizes(references)
     for name in TENSORS:
         if results[name] is None:
             continue
-        pairs = []
+        pairs = [(NOISE, NOISE)]
         for (b, h), true in references.items():
             difference = results[name][b, h].double() - true[name]
-            size = true[name].square().mean().sqrt().item() or 1.0  # T = 1: dQ and dK are zero
-            pairs.append((difference.square().mean().sqrt().item() / size, difference.abs().max().item() / size))
-        pairs.append((NOISE, NOISE))
+            pairs.append((rms(difference) / size[name], difference.abs().max().item() / size[name]))
         found[name] = tuple(worst(values) for values in zip(*pairs))
     return found
 
@@ -133,14 +141,14 @@ def worst(values):
     return next((x for x in values if math.isnan(x)), max(values))
 
 
-def head_differences(results, others):
-    """{tensor: largest over all heads of rms(ours - other) / rms(other)} of the tensors that both have."""
+def head_differences(results, others, size):
+    """{tensor: rms(ours - other) of the head where it is largest, relative to size[tensor]} of the tensors that both
+    have."""
     found = {}
     for name in TENSORS:
         if others[name] is not None:
-            difference = (results[name].float() - others[name]).square().flatten(2).sum(2)
-            size = others[name].float().square().flatten(2).sum(2)
-            found[name] = (difference / size.masked_fill(size == 0, 1)).sqrt().max().item()
+            difference = (results[name].float() - others[name]).square().flatten(2).mean(2)
+            found[name] = difference.max().sqrt().item() / size[name]
     return found
 
 
@@ -182,7 +190,7 @@ def check_case(torch, case, inputs, states, repeat):
                   for b, h in sample_heads(case)}
     results = [kernel.results(state) for kernel, (state, *_) in states.items()]
     found = [errors(result, references) for result in results]
-    apart = head_differences(results[0], results[1])
+    apart = head_differences(results[0], results[1], sizes(references))
     ours = next(iter(states))
     equal = check_bits(torch, ours, states[ours][0], repeat)
     failed, best = judge(found, apart, equal)
@@ -344,11 +352,11 @@ def compare_tables(torch, arguments, kernels, report):
 
 def summarize(report, failed, ratios):
     """What the tables say, in a few lines; returns the exit code."""
-    report.note("\nerror: ours over the best peer's, both against double precision, the worst of output, gradients, logsumexp, "
-                "rms and largest (at most 2; --check shows each: rms, then both ratios).")
+    report.note("\nerror: ours over the best peer's, against double precision; the worst of output, gradients and logsumexp, of "
+                "root mean square and largest; at most 2. --check shows each: rms, then both ratios.")
     if ratios:
-        report.note("The columns forward and backward are ours, in TFLOP/s (causal counts half); ratio: ours over the best peer. "
-                    "FA3*: not run, cuDNN of this run x the recorded FA3 / cuDNN. The peers' gradients stay apart, ours are packed.")
+        report.note("forward, backward: ours, in TFLOP/s (causal counts half). ratio: ours over the best peer. FA3*: not run; "
+                    "cuDNN's speed here x the recorded FA3 / cuDNN. The peers leave dQ, dK and dV apart, ours are packed.")
         behind = [f"{direction} {D} {mask} T={T} {ratio:.3f}"
                   for (D, mask, T, direction), ratio in ratios.items() if ratio < MUST]
         report.note(f"must ({MUST} x the best peer): {len(ratios) - len(behind)} of {len(ratios)} cells"

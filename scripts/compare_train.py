@@ -16,7 +16,6 @@ import collections
 import json
 import math
 import os
-import random
 import re
 import shlex
 import subprocess
@@ -24,6 +23,7 @@ import sys
 import tempfile
 import threading
 
+import random_shard
 from comparison import EXIT_RUN, ROOT, Parser, Report, environment, fail, import_torch
 
 # To add a configuration: a row. must_speed: tokens/s of ours over PyTorch's, at least; must_memory: ours over
@@ -39,22 +39,13 @@ CONFIGURATIONS = [
     Configuration("d12", 1, 131072, 1.30, 0.7, 2.0),
 ]
 SIZES = {"d12": (12, 768), "d24": (24, 1024), "d36": (36, 1280), "d48": (48, 1600)}  # layers, channels
-SHARD_MAGIC, SHARD_VERSION, SHARD_TOKENS, VOCABULARY = 20240520, 1, (1 << 22) + 1, 50257
+SHARD_MAGIC, SHARD_VERSION, VOCABULARY = 20240520, 1, 50257
 WARM_UP_S = 2.0  # of ours, not timed; torch_gpt2.py has its own
 TORCH_LIMIT_S, OURS_LIMIT_S = 420, 180  # a process that takes longer is stopped
 
 
 def name_of(configuration):
     return f"{configuration.model}:{configuration.B}x{configuration.T}"
-
-
-def write_shard(path):
-    """Random tokens: speed does not depend on what they say, but equal ones would flatter (a card draws less power)."""
-    source = random.Random(1)
-    tokens = array.array("H", (source.randrange(VOCABULARY) for _ in range(SHARD_TOKENS)))
-    with open(path, "wb") as file:
-        array.array("i", [SHARD_MAGIC, SHARD_VERSION, SHARD_TOKENS] + [0] * 253).tofile(file)
-        tokens.tofile(file)
 
 
 def check_shard(path):
@@ -115,13 +106,15 @@ class Torch:
             self.turns.append(result)
 
     def close(self):
-        """Ends the process; {ms, seconds, loss, memory} of all turns, None after a failure."""
+        """Ends the process; {ms, seconds, loss, memory, device_memory} of all turns, None after a failure. memory: the most
+        that was in use, device_memory: that the allocator held, GiB."""
         if self.failure:
             return None
         self.process.communicate()
         steps, seconds = (sum(turn[key] for turn in self.turns) for key in ("steps", "seconds"))
-        return {"ms": 1e3 * seconds / steps, "seconds": seconds, "loss": self.turns[-1]["loss"],
-                "memory": max(turn["memory"] for turn in self.turns) / 2**30}
+        memory, reserved = (max(turn[key] for turn in self.turns) / 2**30 for key in ("memory", "reserved"))
+        return {"ms": 1e3 * seconds / steps, "seconds": seconds, "loss": self.turns[-1]["loss"], "memory": memory,
+                "device_memory": reserved}
 
 
 # ---- ours ----
@@ -157,7 +150,7 @@ def read_log(path):
 
 
 def run_ours(configuration, shard, arguments, work, steps):
-    """({ms, seconds, loss, memory}, None), or (None, what failed)."""
+    """({ms, seconds, loss, memory, device_memory}, None), or (None, what failed)."""
     out = os.path.join(work, "run")
     tokens = configuration.B * configuration.T
     command = ["./train_gpt2cu", "--model", configuration.model, "--train", shard, "--batch", str(configuration.B),
@@ -166,7 +159,8 @@ def run_ours(configuration, shard, arguments, work, steps):
     try:
         result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True, timeout=OURS_LIMIT_S)
         measured = re.search(r"^memory: .*measured (.*)$", result.stdout, re.MULTILINE)
-        return {**read_log(os.path.join(out, "log.jsonl")), "memory": to_gib(measured[1])}, None
+        memory = to_gib(measured[1])
+        return {**read_log(os.path.join(out, "log.jsonl")), "memory": memory, "device_memory": memory}, None
     except subprocess.TimeoutExpired:
         return None, f"stopped after {OURS_LIMIT_S} s"
     except subprocess.CalledProcessError as error:
@@ -192,9 +186,10 @@ def compare(configuration, shard, arguments, work, report):
     tokens = configuration.B * configuration.T
     for program, result in (("train_gpt2cu", ours), ("torch", peer)):
         if result:
-            report.record(configuration=name_of(configuration), program=program, ms=f"{result['ms']:.3f}",
-                          tok_s=f"{1e3 * tokens / result['ms']:.0f}", memory_gib=f"{result['memory']:.2f}",
-                          timed_s=f"{result['seconds']:.1f}", loss=f"{result['loss']:.4f}")
+            report.record(
+                configuration=name_of(configuration), program=program, ms=f"{result['ms']:.3f}",
+                tok_s=f"{1e3 * tokens / result['ms']:.0f}", memory_gib=f"{result['memory']:.2f}",
+                device_gib=f"{result['device_memory']:.2f}", timed_s=f"{result['seconds']:.1f}", loss=f"{result['loss']:.4f}")
     report.row([name_of(configuration), *side(ours, tokens), *side(peer, tokens), *ratios(configuration, ours, peer),
                 f"{torch.compiled_s:.0f}"])
     return bool(ours and peer and math.isfinite(ours["loss"]) and math.isfinite(peer["loss"]))
@@ -279,11 +274,11 @@ def main():
     with tempfile.TemporaryDirectory() as work:
         shard = os.path.abspath(arguments.train) if arguments.train else os.path.join(work, "random_000001.bin")
         if not arguments.train:
-            write_shard(shard)
+            random_shard.write(shard)
         for configuration in arguments.only:
             ran.append(compare(configuration, shard, arguments, work, report))
-    report.note("\nspeed: tokens/s of ours over PyTorch's. GiB: peak, of the device for ours, of what its allocator gave out for PyTorch. "
-                "loss: the last one; batches and initial weights differ.")
+    report.note("\nspeed: tokens/s of ours over PyTorch's. GiB: peak; for ours all that it took of the device, for PyTorch what was "
+                "in use of that. loss: the last one; weights and batches differ.")
     report.close()
     return 0 if all(ran) else EXIT_RUN
 

@@ -21,9 +21,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 SIZES = {"d12": (12, 12, 768), "d24": (24, 16, 1024), "d36": (36, 20, 1280), "d48": (48, 25, 1600)}  # layers, heads, C
 VOCABULARY, PADDED_VOCABULARY = 50257, 50304
 BACKENDS = {"cudnn": SDPBackend.CUDNN_ATTENTION, "flash": SDPBackend.FLASH_ATTENTION}
-SHARD_HEADER_BYTES = 1024
+SHARD_HEADER_BYTES, MOST_TOKENS = 1024, (1 << 22) + 1
 WARM_UP_S = 2.0  # at load before the timed steps: a card at its power limit slows down within 0.1 s
-N_BATCHES = 8  # kept on the device and used in turns
 
 
 class Attention(nn.Module):
@@ -78,16 +77,16 @@ class GPT2(nn.Module):
 
 
 def read_batches(path, B, T):
-    """Up to N_BATCHES pairs (tokens, targets) of (B,T) on the device, in the order of the shard."""
+    """The shard as pairs (tokens, targets) of (B,T) on the device. All of it, lest the model learns it by heart."""
     with open(path, "rb") as file:
         file.seek(SHARD_HEADER_BYTES)
-        data = bytearray(file.read(2 * (N_BATCHES * B * T + 1)))
+        data = bytearray(file.read(2 * MOST_TOKENS))
     tokens = torch.frombuffer(data, dtype=torch.int16).to(torch.int64).bitwise_and_(0xFFFF)
     n = (len(tokens) - 1) // (B * T)
     if n == 0:
         sys.exit(f"error: {path}: expected more than {B * T} tokens, found {len(tokens)}")
-    windows = [tokens[i * B * T : (i + 1) * B * T + 1].cuda() for i in range(n)]
-    return [(window[:-1].view(B, T), window[1:].view(B, T)) for window in windows]
+    begins = range(0, n * B * T, B * T)
+    return [tuple(tokens[i : i + B * T].view(B, T).cuda() for i in (begin, begin + 1)) for begin in begins]
 
 
 def make_step(arguments):

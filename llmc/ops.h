@@ -236,6 +236,9 @@ bool cuda_available(void);
 /* For tests and benchmarks: attention kernels are chosen as for a device of at most this compute capability
  * (80 for sm_80); 0: as for the device that it is. */
 void cuda_limit_capability(int capability);
+/* For sanitizers, which stumble over the library's TMA kernels: linear layers take pointers as aligned to at
+ * most that many bytes; 0: as they are. */
+void cuda_limit_alignment(int bytes);
 
 #ifdef __cplusplus
 }

@@ -37,6 +37,7 @@ static inline int op_main(const char *name, int argc, char **argv, void (*test)(
         op_small |= strcmp(argv[i], "small") == 0;
     }
     printf("%s: seed %d\n", name, SEED);
+    if (op_small) cuda_limit_alignment(2);
     if (!ops_cpu.open(&err)) die(&err);
     for (int i = 0; i < 2; i++) {
         if (!backends[i])

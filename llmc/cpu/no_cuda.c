@@ -10,3 +10,7 @@ bool cuda_available(void) {
 void cuda_limit_capability(int capability) {
     (void)capability;
 }
+
+void cuda_limit_alignment(int bytes) {
+    (void)bytes;
+}

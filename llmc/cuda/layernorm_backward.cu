@@ -46,10 +46,11 @@ template <typename T> __device__ inline Vec<T> *slot(int stage, int row, int inp
 /* Starts copying rows row.. of the thread's columns; rows and columns that are not there become 0. */
 template <typename T> __device__ inline void fetch(const Rows<T> &in, int64_t row, int stage) {
     const int c = threadIdx.x * Vec<T>::N;
+    const int64_t first = row * in.C + c;
 #pragma unroll
     for (int r = 0; r < ROWS; r++) {
         const bool exists = row + r < in.N && c < in.C;
-        const int64_t i = exists ? (row + r) * in.C + c : 0;
+        const int64_t i = first + r * in.C;
         cp_async_16(shared_address(slot<T>(stage, r, 0)), in.dout + i, exists);
         cp_async_16(shared_address(slot<T>(stage, r, 1)), in.x + i, exists);
         if (in.dresidual) cp_async_16(shared_address(slot<T>(stage, r, 2)), in.dresidual + i, exists);
@@ -57,23 +58,33 @@ template <typename T> __device__ inline void fetch(const Rows<T> &in, int64_t ro
     cp_async_commit();
 }
 
+/* n = scale x + shift */
+struct Normal {
+    float scale, shift;
+};
+
 /* Lane r < ROWS: mean of row + r; lane ROWS + r: its rstd. */
 template <typename T> __device__ inline float fetch_statistics(const Rows<T> &in, int64_t row) {
     const int lane = threadIdx.x % WARP_SIZE;
     const int64_t mine = row + lane % ROWS;
     return lane < 2 * ROWS && mine < in.N ? (lane < ROWS ? in.mean : in.rstd)[mine] : 0;
 }
+__device__ inline Normal normal_of(float statistics, int r) {
+    const float mean = __shfl_sync(0xffffffffu, statistics, r);
+    const float rstd = __shfl_sync(0xffffffffu, statistics, ROWS + r);
+    return {rstd, -mean * rstd};
+}
 
 /* sum[0] = of d, sum[1] = of d n, over a thread's columns of a row */
 template <typename T>
 __device__ inline void thread_sums(float sum[2], const Vec<T> &dout, const Vec<T> &x, const Vec<T> &w,
-                                   float mean, float rstd) {
+                                   Normal normal) {
     sum[0] = sum[1] = 0;
 #pragma unroll
     for (int k = 0; k < Vec<T>::N; k++) {
         const float d = to_float(dout.v[k]) * to_float(w.v[k]);
         sum[0] += d;
-        sum[1] += d * ((to_float(x.v[k]) - mean) * rstd);
+        sum[1] = fmaf(d, fmaf(to_float(x.v[k]), normal.scale, normal.shift), sum[1]);
     }
 }
 
@@ -99,9 +110,14 @@ __device__ inline void block_sums(float (&value)[2 * ROWS], float (*buffer)[2 * 
     __syncthreads();
 #pragma unroll
     for (int i = 0; i < 2 * ROWS; i++) value[i] = 0;
+#pragma unroll 1
     for (int w = 0; w < n_warps; w++) {
 #pragma unroll
-        for (int i = 0; i < 2 * ROWS; i++) value[i] += buffer[w][i];
+        for (int i = 0; i < 2 * ROWS; i += 4) {
+            const Vec<float> part = load_vec(&buffer[w][i]);
+#pragma unroll
+            for (int k = 0; k < 4; k++) value[i + k] += part.v[k];
+        }
     }
 }
 
@@ -111,14 +127,16 @@ template <int VEC> struct Totals { float dweight[VEC], dbias[VEC], dx[VEC]; };
 /* dx (16 bytes) of a row; adds to the totals. */
 template <typename T>
 __device__ inline Vec<T> finish_row(Totals<Vec<T>::N> &totals, const Vec<T> &dout, const Vec<T> &x,
-                                    const Vec<T> &dresidual, const Vec<T> &w, float mean, float rstd,
-                                    float mean_d, float mean_dn) {
+                                    const Vec<T> &dresidual, const Vec<T> &w, Normal normal, float mean_d,
+                                    float mean_dn) {
+    const float of_n = -normal.scale * mean_dn, constant = -normal.scale * mean_d;
     Vec<T> dx;
 #pragma unroll
     for (int k = 0; k < Vec<T>::N; k++) {
-        const float g = to_float(dout.v[k]), n = (to_float(x.v[k]) - mean) * rstd;
-        const float sum = to_float(dresidual.v[k]) + rstd * (g * to_float(w.v[k]) - mean_d - n * mean_dn);
-        totals.dweight[k] += g * n;
+        const float g = to_float(dout.v[k]), n = fmaf(to_float(x.v[k]), normal.scale, normal.shift);
+        const float sum =
+            fmaf(g * to_float(w.v[k]), normal.scale, fmaf(n, of_n, to_float(dresidual.v[k]) + constant));
+        totals.dweight[k] = fmaf(g, n, totals.dweight[k]);
         totals.dbias[k] += g;
         totals.dx[k] += sum;
         dx.v[k] = from_float<T>(sum);
@@ -142,6 +160,7 @@ __global__ void __launch_bounds__(MAX_THREADS)
     Totals<VEC> totals = {};
     Vec<T> w = {};
     if (active) w = load_vec(in.weight + c);
+    for (int i = 0; i < STAGES * ROWS; i++) *slot<T>(i / ROWS, i % ROWS, 2) = Vec<T>{}; /* no dresidual: 0 */
 
     int64_t row = (int64_t)blockIdx.x * ROWS;
     fetch(in, row, 0);
@@ -155,19 +174,15 @@ __global__ void __launch_bounds__(MAX_THREADS)
 #pragma unroll
         for (int r = 0; r < ROWS; r++)
             thread_sums(&sums[2 * r], *slot<T>(stage, r, 0), *slot<T>(stage, r, 1), w,
-                        __shfl_sync(0xffffffffu, statistics, r),
-                        __shfl_sync(0xffffffffu, statistics, ROWS + r));
+                        normal_of(statistics, r));
         block_sums(sums, buffers[stage]);
 #pragma unroll
         for (int r = 0; r < ROWS; r++) {
-            const float mean = __shfl_sync(0xffffffffu, statistics, r);
-            const float rstd = __shfl_sync(0xffffffffu, statistics, ROWS + r);
-            const Vec<T> dresidual = in.dresidual ? *slot<T>(stage, r, 2) : Vec<T>{};
-            if (row + r >= in.N) break;
-            const Vec<T> out =
-                finish_row(totals, *slot<T>(stage, r, 0), *slot<T>(stage, r, 1), dresidual, w, mean, rstd,
-                           sums[2 * r] * per_channel, sums[2 * r + 1] * per_channel);
-            if (active) store_vec(dx + (row + r) * in.C + c, out);
+            /* a row that is not there has rstd and inputs 0 and adds nothing */
+            const Vec<T> out = finish_row(totals, *slot<T>(stage, r, 0), *slot<T>(stage, r, 1),
+                                          *slot<T>(stage, r, 2), w, normal_of(statistics, r),
+                                          sums[2 * r] * per_channel, sums[2 * r + 1] * per_channel);
+            if (active && row + r < in.N) store_vec(dx + (row + r) * in.C + c, out);
         }
     }
     if (!active) return;

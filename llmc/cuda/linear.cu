@@ -1,14 +1,16 @@
 /* Linear layers: GEMMs through cuBLASLt, bias gradients by our own column sums.
  *
- * A plan (descriptors and the algorithm) is made at the first call of its kind and shape and kept. On an H200
- * at d12 shapes GELU in the epilogue beats a pass of its own (586 against 488 + 200 us) and so does its
- * derivative (608 against 430 + 300); the library's bias-gradient epilogues are slower than a pass that reads
- * dout once more (fc 628 against 462 + 95 us), so they are not used. In fp32, GELU is ours: the library's is
- * an approximation. */
+ * A plan (descriptors and the algorithm) is made at the first call of its kind and shape and kept. GEMMs that
+ * end in GELU are ours on Hopper (linear_gelu_sm90.cu). Elsewhere, and for small shapes, they take the
+ * library's epilogues: on an H200 at d12 shapes GELU there beats a pass of its own (586 against 488 + 200 us)
+ * and so does its derivative (608 against 430 + 300); the library's bias-gradient epilogues are slower than a
+ * pass that reads dout once more (fc 628 against 462 + 95 us), so they are not used. In fp32, GELU is ours:
+ * the library's is an approximation. */
 #include <cublasLt.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include "cuda_ops.cuh"
+#include "linear_gelu_sm90.cuh"
 
 #define LT_CHECK(expr) lt_check((expr), #expr, __FILE__, __LINE__)
 static void lt_check(cublasStatus_t status, const char *expr, const char *file, int line) {
@@ -202,9 +204,15 @@ static GemmPlan *find_plan(const GemmKey *key) {
 
 /* ---- running a plan ---- */
 
+static int alignment_limit = 256;
+
+void cuda_limit_alignment(int bytes) {
+    alignment_limit = bytes > 0 ? bytes : 256;
+}
+
 static int32_t common_alignment(const GemmBuffers *buffers) {
     const void *pointers[] = {buffers->d, buffers->a, buffers->b, buffers->bias, buffers->aux};
-    uintptr_t bits = 256;
+    uintptr_t bits = (uintptr_t)alignment_limit;
     for (const void *p : pointers) bits |= (uintptr_t)p;
     return (int32_t)(bits & -bits);
 }
@@ -238,9 +246,19 @@ static void plain_gemm(GemmKind kind, const GemmBuffers *buffers, int64_t N, int
 
 /* ---- the ops ---- */
 
+/* True where our own GEMM takes an output (N,columns) that goes through GELU. */
+template <typename T> static bool own_gelu_gemm(int64_t N, int columns, int inner) {
+    return sizeof(T) == sizeof(bf16) && alignment_limit >= 16 && linear_gelu_sm90_serves(N, columns, inner);
+}
+
 template <typename T>
 void linear_forward(floatX *out, floatX *pre_gelu, const floatX *x, const floatX *weight, const floatX *bias,
                     int64_t N, int OC, int IC) {
+    if (pre_gelu && own_gelu_gemm<T>(N, OC, IC)) {
+        linear_gelu_forward_sm90((bf16 *)out, (bf16 *)pre_gelu, (const bf16 *)x, (const bf16 *)weight,
+                                 (const bf16 *)bias, N, OC, IC);
+        return;
+    }
     const GemmBuffers buffers = {out, weight, x, bias, pre_gelu};
     const cublasLtEpilogue_t epilogue =
         pre_gelu ? bias ? CUBLASLT_EPILOGUE_GELU_AUX_BIAS : CUBLASLT_EPILOGUE_GELU_AUX
@@ -255,6 +273,11 @@ void linear_forward(floatX *out, floatX *pre_gelu, const floatX *x, const floatX
 template <typename T>
 void linear_backward_input(floatX *dx, float *dx_sums, const floatX *dout, const floatX *weight,
                            const floatX *pre_gelu, void *scratch, int64_t N, int OC, int IC) {
+    if (pre_gelu && own_gelu_gemm<T>(N, IC, OC)) {
+        linear_gelu_backward_sm90((bf16 *)dx, dx_sums, (const bf16 *)dout, (const bf16 *)weight,
+                                  (const bf16 *)pre_gelu, scratch, N, OC, IC);
+        return;
+    }
     const GemmBuffers buffers = {dx, weight, dout, NULL, pre_gelu};
     const bool epilogue_gelu = pre_gelu && sizeof(T) == sizeof(bf16);
     if (!epilogue_gelu || !gemm<T>(GEMM_BACKWARD_INPUT, CUBLASLT_EPILOGUE_DGELU, &buffers, N, OC, IC)) {

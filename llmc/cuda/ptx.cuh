@@ -55,6 +55,13 @@ __device__ __forceinline__ void ldmatrix_x4_trans(uint32_t (&r)[4], uint32_t sha
                  : "memory");
 }
 
+/* Transposes an 8 x 8 bf16 matrix that the warp holds in pairs: thread (g, t) has (g, 2t..2t+1). */
+__device__ __forceinline__ uint32_t movmatrix_trans(uint32_t pair) {
+    uint32_t r;
+    asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(r) : "r"(pair));
+    return r;
+}
+
 /* ---- mma.sync (sm_80): c += a b, bf16 operands (a has four registers), fp32 sums ---- */
 
 __device__ __forceinline__ void mma_m16n8k16(float (&c)[4], const uint32_t *a, uint32_t b0, uint32_t b1) {
@@ -342,4 +349,83 @@ __device__ __forceinline__ void wgmma(float (&d)[64], const uint32_t (&a)[4], ui
         WGMMA_RS("m64n128k16", WGMMA_LIST_64, WGMMA_64, "=f", "0", "%64", "%65", "%66", "%67", "%68", "%69");
     else
         WGMMA_RS("m64n128k16", WGMMA_LIST_64, WGMMA_64, "+f", "1", "%64", "%65", "%66", "%67", "%68", "%69");
+}
+
+/* D (64 x 256) = or += A B, both from shared memory. */
+#define WGMMA_128(c, d, i) WGMMA_64(c, d, i), WGMMA_64(c, d, (i) + 64)
+#define WGMMA_LIST_128                                                                                       \
+    WGMMA_LIST_64                                                                                            \
+    ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79"                       \
+    ", %80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"                       \
+    ", %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111"           \
+    ", %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
+template <WgmmaD D, WgmmaB B, int A_MN = 0>
+__device__ __forceinline__ void wgmma(float (&d)[128], uint64_t a, uint64_t b) {
+    if (D == D_SET)
+        WGMMA_SS("m64n256k16", WGMMA_LIST_128, WGMMA_128, "=f", "0", "%128", "%129", "%130", "%131");
+    else
+        WGMMA_SS("m64n256k16", WGMMA_LIST_128, WGMMA_128, "+f", "1", "%128", "%129", "%130", "%131");
+}
+
+/* ---- clusters: blocks that run together and reach into each other's shared memory ---- */
+
+__device__ __forceinline__ uint32_t cluster_rank() {
+    uint32_t rank;
+    asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+    return rank;
+}
+
+/* Barrier of all threads of the cluster; orders their accesses to shared memory. */
+__device__ __forceinline__ void cluster_sync() {
+    asm volatile("barrier.cluster.arrive.release;\n"
+                 "barrier.cluster.wait.acquire;" ::
+                     : "memory");
+}
+
+/* Arrives on the barrier at this address of the block `rank` of the cluster. */
+__device__ __forceinline__ void mbarrier_arrive_cluster(uint32_t barrier, uint32_t rank) {
+    asm volatile("{\n"
+                 ".reg .b32 remote;\n"
+                 "mapa.shared::cluster.u32 remote, %0, %1;\n"
+                 "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [remote];\n"
+                 "}" ::"r"(barrier),
+                 "r"(rank)
+                 : "memory");
+}
+
+/* ---- TMA, three dimensions ---- */
+
+__device__ __forceinline__ void tma_load_3d(uint32_t shared, const CUtensorMap *map, int x0, int x1, int x2,
+                                            uint32_t barrier) {
+    asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes "
+                 "[%0], [%1, {%2, %3, %4}], [%5];" ::"r"(shared),
+                 "l"(map), "r"(x0), "r"(x1), "r"(x2), "r"(barrier)
+                 : "memory");
+}
+
+/* To the same addresses of every block of the cluster whose bit of `blocks` is set, and reports to the
+ * barrier at the same address of each. */
+__device__ __forceinline__ void tma_multicast_3d(uint32_t shared, const CUtensorMap *map, int x0, int x1,
+                                                 int x2, uint32_t barrier, uint16_t blocks) {
+    asm volatile(
+        "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster "
+        "[%0], [%1, {%2, %3, %4}], [%5], %6;" ::"r"(shared),
+        "l"(map), "r"(x0), "r"(x1), "r"(x2), "r"(barrier), "h"(blocks)
+        : "memory");
+}
+
+/* What lies outside the tensor is not written. */
+__device__ __forceinline__ void tma_store_3d(const CUtensorMap *map, int x0, int x1, int x2,
+                                             uint32_t shared) {
+    asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.bulk_group [%0, {%1, %2, %3}], [%4];" ::"l"(map),
+                 "r"(x0), "r"(x1), "r"(x2), "r"(shared)
+                 : "memory");
+}
+
+/* ---- rcp: 1/x to 1 ulp; 1/inf is 0 ---- */
+
+__device__ __forceinline__ float rcp(float x) {
+    float y;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
 }

@@ -333,8 +333,7 @@ template <Pass PASS> __device__ __forceinline__ void open_shared(Shared &s, cons
 }
 
 template <Pass PASS>
-__global__ void __launch_bounds__(THREADS, 1) __cluster_dims__(CLUSTER, 1, 1)
-    linear_gelu_kernel(const __grid_constant__ GeluArgs args) {
+__global__ void __launch_bounds__(THREADS, 1) linear_gelu_kernel(const __grid_constant__ GeluArgs args) {
 #ifdef SM90_BODY
     Shared &s = shared_memory<Shared>();
     const int group = threadIdx.x / WARPGROUP;
@@ -386,8 +385,18 @@ template <Pass PASS> static void launch(const char *name, const GeluArgs &args) 
     if (!ready) CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
     ready = true;
     const int tiles = CLUSTER * cluster_tiles(args.M, args.N), fill = cuda_sm_count() / CLUSTER * CLUSTER;
-    const int blocks = tiles < fill ? tiles : fill;
-    kernel<<<blocks, THREADS, bytes, main_stream>>>(args);
+    cudaLaunchAttribute cluster = {};
+    cluster.id = cudaLaunchAttributeClusterDimension;
+    cluster.val.clusterDim.x = CLUSTER;
+    cluster.val.clusterDim.y = cluster.val.clusterDim.z = 1;
+    cudaLaunchConfig_t config = {};
+    config.gridDim = dim3(tiles < fill ? tiles : fill);
+    config.blockDim = dim3(THREADS);
+    config.dynamicSmemBytes = bytes;
+    config.stream = main_stream;
+    config.attrs = &cluster;
+    config.numAttrs = 1;
+    CUDA_CHECK(cudaLaunchKernelEx(&config, kernel, args));
     launch_check(name);
 }
 

@@ -4,7 +4,7 @@
 #: make train_gpt2       the same program for the CPU alone, no nvcc needed
 #: make test             everything that this machine can check; ends with 'N passed, N failed, N skipped'
 #: make data             lists the data sets; make data/tinyshakespeare and so on prepare one
-#: make dev              the programs of dev/: benchmarks of ops and attention
+#: make dev              dev/lab: checks and times every op and every variant of it; older benchmarks
 #: make bench            times every CUDA op and a training step of GPT-2 124M on this machine's card
 #: make lint             format, warnings of gcc and clang, line budgets
 #: make sanitize         the CPU tests under AddressSanitizer and UndefinedBehaviorSanitizer
@@ -123,10 +123,18 @@ $(BUILD)/bench_ops: $(BUILD)/dev/driver/bench_ops.o
 $(BUILD)/bench_attention: $(BUILD)/dev/attention/bench_attention.o
 $(DEV_PROGRAMS): $(CORE_OBJ) $(CUDA_OBJ) | need-nvcc
 	$(Q)$(LINK_CUDA) $^ -o $@ $(LIBS) $(CUDA_LIBS)
-$(BUILD)/dev/%.o: dev/%.cu Makefile | need-nvcc
+# The lab's tables name the fields they set (C++20) and leave out the others.
+$(BUILD)/dev/%.o: dev/%.cu Makefile $(BUILD)/nvcc_flags | need-nvcc
 	@mkdir -p $(@D)
 	@echo "  nvcc $<"
-	$(Q)$(NVCC) $(NVCCFLAGS) -c $< -o $@
+	$(Q)$(NVCC) $(subst c++17,c++20,$(NVCCFLAGS)) -Xcompiler -Wno-missing-field-initializers -c $< -o $@
+# Every file of dev/driver/lab*.c and dev/attention that is not a benchmark; without nvcc the lab has the CPU's rows.
+LAB_OBJ := $(patsubst %.c,$(BUILD)/%.o,$(wildcard dev/driver/lab*.c dev/attention/*.c)) $(CORE_OBJ)
+LAB_CUDA_OBJ := $(patsubst %.cu,$(BUILD)/%.o,$(filter-out dev/attention/bench%,$(wildcard dev/attention/*.cu))) $(CUDA_OBJ)
+$(BUILD)/dev/driver/lab_report.o: $(BUILD)/commit
+$(BUILD)/dev/driver/lab_report.o: CFLAGS += -DLLMC_COMMIT='"$(COMMIT)"'
+dev/lab: $(LAB_OBJ) $(if $(NVCC),$(LAB_CUDA_OBJ),$(STUB_OBJ) $(BUILD)/dev/driver/no_cuda_lab.o)
+	$(Q)$(if $(NVCC),$(LINK_CUDA),$(LINK_CPU)) $^ -o $@ $(LIBS) $(if $(NVCC),$(CUDA_LIBS))
 $(BUILD)/bench_sm90: dev/attention/bench_sm90.cu $(wildcard llmc/cuda/attention/sm90*) dev/attention/reference_gpu.cuh | need-nvcc
 	@mkdir -p $(@D)
 	@echo "  nvcc $<"
@@ -142,7 +150,7 @@ $(PIC_OBJ): $(BUILD)/pic/%.o: %.cu Makefile $(BUILD)/nvcc_flags | need-nvcc
 	$(Q)$(NVCC) $(NVCCFLAGS) -Xcompiler -fPIC,-fvisibility=hidden,-ffunction-sections -c $< -o $@
 $(BUILD)/libattention.so: $(PIC_OBJ)
 	$(Q)$(NVCC) $(ARCHS) -shared -Xlinker --gc-sections,-z,defs $^ -o $@
-dev: $(BUILD)/bench_cpu $(if $(NVCC),$(DEV_PROGRAMS) $(BUILD)/bench_sm90)
+dev: dev/lab $(BUILD)/bench_cpu $(if $(NVCC),$(DEV_PROGRAMS) $(BUILD)/bench_sm90)
 bench: $(DEV_PROGRAMS) train_gpt2cu
 	@$(BUILD)/bench_ops
 	@$(BUILD)/bench_attention

@@ -1,0 +1,245 @@
+/* The lab's rows of attention on the GPU: the trainer's kernels, called as they are, and the ladder of this
+ * folder.
+ *
+ * To add a variant: write NAME.cu with `extern "C" void NAME(const Call *call)` (operands and layouts:
+ * attention.h), declare it in ladder.h, add a row. The first row that fits is the forward that timed backward
+ * rows read. */
+#include <stdio.h>
+#include "../../llmc/cuda/attention/attention.cuh"
+#include "../../llmc/cuda/attention/paths.cuh"
+#include "../../llmc/cuda/attention/sm90.cuh"
+#include "../../llmc/cuda/cuda_common.cuh"
+#include "attention.h"
+
+/* ---- the trainer's kernels ---- */
+
+typedef void Forward(floatX *out, float *lse, const floatX *qkv, int B, int T, int NH, int HD);
+typedef void Backward(floatX *dqkv, const floatX *dout, const floatX *out, const floatX *qkv,
+                      const float *lse, void *scratch, int B, int T, int NH, int HD);
+
+template <Forward *FORWARD> static void forward(const Call *c) {
+    FORWARD(c->p[FORWARD_OUT], (float *)c->p[FORWARD_LSE], c->p[FORWARD_QKV], c->s.B, c->s.T, c->s.NH,
+            c->s.HD);
+}
+template <Backward *BACKWARD> static void backward(const Call *c) {
+    BACKWARD(c->p[BACKWARD_DQKV], c->p[BACKWARD_DOUT], c->p[BACKWARD_OUT], c->p[BACKWARD_QKV],
+             (const float *)c->p[BACKWARD_LSE], c->p[BACKWARD_SCRATCH], c->s.B, c->s.T, c->s.NH, c->s.HD);
+}
+
+static void hopper_forward(const Call *c) {
+    attention_forward_sm90(c->p[FORWARD_OUT], (float *)c->p[FORWARD_LSE], c->p[FORWARD_QKV], c->s.B, c->s.T,
+                           c->s.NH, c->s.HD, c->s.causal);
+}
+template <Sm90Softmax SOFTMAX, Sm90Order ORDER> static void hopper_forward_step(const Call *c) {
+    attention_forward_sm90_variant(c->p[FORWARD_OUT], (float *)c->p[FORWARD_LSE], c->p[FORWARD_QKV], c->s.B,
+                                   c->s.T, c->s.NH, c->s.HD, c->s.causal, SOFTMAX, ORDER);
+}
+
+static void hopper_backward(const Call *c) {
+    attention_backward_sm90(c->p[BACKWARD_DQKV], c->p[BACKWARD_DOUT], c->p[BACKWARD_OUT], c->p[BACKWARD_QKV],
+                            (const float *)c->p[BACKWARD_LSE], c->p[BACKWARD_SCRATCH], c->s.B, c->s.T,
+                            c->s.NH, c->s.HD, c->s.causal);
+}
+static void hopper_dq(const Call *c) {
+    attention_backward_sm90_dq(c->p[BACKWARD_DQKV], c->p[BACKWARD_DOUT], c->p[BACKWARD_OUT],
+                               c->p[BACKWARD_QKV], (const float *)c->p[BACKWARD_LSE], c->p[BACKWARD_SCRATCH],
+                               c->s.B, c->s.T, c->s.NH, c->s.HD, c->s.causal);
+}
+static void hopper_dkv(const Call *c) {
+    attention_backward_sm90_dkv(c->p[BACKWARD_DQKV], c->p[BACKWARD_DOUT], c->p[BACKWARD_QKV],
+                                c->p[BACKWARD_SCRATCH], c->s.B, c->s.T, c->s.NH, c->s.HD, c->s.causal);
+}
+static void hopper_split(const Call *c) {
+    hopper_dq(c);
+    hopper_dkv(c);
+}
+static void hopper_fused(const Call *c) {
+    attention_backward_sm90_fused(c->p[BACKWARD_DQKV], c->p[BACKWARD_DOUT], c->p[BACKWARD_OUT],
+                                  c->p[BACKWARD_QKV], (const float *)c->p[BACKWARD_LSE],
+                                  c->p[BACKWARD_SCRATCH], c->s.B, c->s.T, c->s.NH, c->s.causal);
+}
+
+static size_t hopper_scratch(const Sizes *s) {
+    return attention_backward_sm90_scratch_bytes(s->B, s->T, s->NH);
+}
+static size_t fused_scratch(const Sizes *s) {
+    return attention_backward_sm90_fused_scratch_bytes(s->B, s->T, s->NH);
+}
+
+/* The first pass of two makes S, dP and dQ: 3 products of 5; the second S, dP, dV and dK: 4. */
+static double dq_flops(const Sizes *s) {
+    return attention_pairs(s) * 6 * s->HD;
+}
+static double dkv_flops(const Sizes *s) {
+    return attention_pairs(s) * 8 * s->HD;
+}
+static double split_flops(const Sizes *s) {
+    return dq_flops(s) + dkv_flops(s);
+}
+
+/* ---- the table ---- */
+
+enum { PARTS_DQ = 1, PARTS_DK = 2, PARTS_DV = 4 };
+
+/* To add a variant: a row, fields in the order of Variant (lab.h). */
+static const Variant rows[] = {
+    {.op = "attention_forward",
+     .name = "hopper",
+     .run = hopper_forward,
+     .needs = NEEDS_HOPPER,
+     .dtype = DTYPE_BF16,
+     .head_sizes = {64, 128},
+     .flags = PACKED_ONLY,
+     .teaches = "the shipped kernel: TMA, wgmma, warp specialisation; the best of the four below by shape"},
+    {.op = "attention_forward",
+     .name = "hopper_online_free",
+     .run = hopper_forward_step<SM90_ONLINE, SM90_FREE>,
+     .needs = NEEDS_HOPPER,
+     .dtype = DTYPE_BF16,
+     .head_sizes = {64, 128},
+     .flags = PACKED_ONLY,
+     .teaches = "the running max of FlashAttention-2 on wgmma: O is rescaled at every tile of keys"},
+    {.op = "attention_forward",
+     .name = "hopper_online_turns",
+     .run = hopper_forward_step<SM90_ONLINE, SM90_TURNS>,
+     .needs = NEEDS_HOPPER,
+     .dtype = DTYPE_BF16,
+     .head_sizes = {64, 128},
+     .flags = PACKED_ONLY,
+     .teaches = "and warpgroups in turns: one multiplies while the others take exponentials"},
+    {.op = "attention_forward",
+     .name = "hopper_frozen_free",
+     .run = hopper_forward_step<SM90_FROZEN, SM90_FREE>,
+     .needs = NEEDS_HOPPER,
+     .dtype = DTYPE_BF16,
+     .head_sizes = {64, 128},
+     .flags = PACKED_ONLY,
+     .teaches = "the max of the first tile stays, tiles that outgrow it are done again: no rescaling"},
+    {.op = "attention_forward",
+     .name = "hopper_frozen_turns",
+     .run = hopper_forward_step<SM90_FROZEN, SM90_TURNS>,
+     .needs = NEEDS_HOPPER,
+     .dtype = DTYPE_BF16,
+     .head_sizes = {64, 128},
+     .flags = PACKED_ONLY,
+     .teaches = "frozen max, in turns"},
+    {.op = "attention_forward",
+     .name = "sm80",
+     .run = forward<sm80_attention_forward>,
+     .needs = NEEDS_GPU,
+     .dtype = DTYPE_BF16,
+     .head_sizes = {64, 128},
+     .flags = CAUSAL_ONLY | PACKED_ONLY,
+     .teaches = "the shipped kernel of older cards: FlashAttention-2 on mma.sync, cp.async, ldmatrix (F8)"},
+    {.op = "attention_forward",
+     .name = "generic",
+     .run = forward<generic_attention_forward_bf16>,
+     .needs = NEEDS_GPU,
+     .dtype = DTYPE_BF16,
+     .flags = CAUSAL_ONLY | PACKED_ONLY,
+     .teaches = "any head size without tensor cores: register tiles of multiply-adds"},
+    {.op = "attention_forward",
+     .name = "generic_fp32",
+     .run = forward<generic_attention_forward_f32>,
+     .needs = NEEDS_GPU,
+     .dtype = DTYPE_F32,
+     .flags = CAUSAL_ONLY | PACKED_ONLY,
+     .teaches = "the same source with fp32 storage: the trainer's --precision fp32"},
+
+    {.op = "attention_backward",
+     .name = "hopper",
+     .run = hopper_backward,
+     .needs = NEEDS_HOPPER,
+     .dtype = DTYPE_BF16,
+     .head_sizes = {64, 128},
+     .flags = PACKED_ONLY,
+     .scratch_bytes = hopper_scratch,
+     .teaches = "the shipped kernel (B5): the best of those below by shape"},
+    {.op = "attention_backward",
+     .name = "hopper_split",
+     .run = hopper_split,
+     .needs = NEEDS_HOPPER,
+     .dtype = DTYPE_BF16,
+     .head_sizes = {64, 128},
+     .flags = PACKED_ONLY,
+     .scratch_bytes = hopper_scratch,
+     .flops = split_flops,
+     .teaches = "two passes of 3 and 4 products, no atomics; logsumexp and D folded into the products (B4)"},
+    {.op = "attention_backward",
+     .name = "hopper_dq",
+     .run = hopper_dq,
+     .needs = NEEDS_HOPPER,
+     .dtype = DTYPE_BF16,
+     .head_sizes = {64, 128},
+     .flags = PACKED_ONLY,
+     .scratch_bytes = hopper_scratch,
+     .flops = dq_flops,
+     .skips_parts = PARTS_DK | PARTS_DV,
+     .teaches = "the first pass alone: dQ, and D = rowsum(dO O) on the way"},
+    {.op = "attention_backward",
+     .name = "hopper_dkv",
+     .run = hopper_dkv,
+     .needs = NEEDS_HOPPER,
+     .dtype = DTYPE_BF16,
+     .head_sizes = {64, 128},
+     .flags = PACKED_ONLY,
+     .scratch_bytes = hopper_scratch,
+     .prepare = hopper_dq,
+     .flops = dkv_flops,
+     .skips_parts = PARTS_DQ,
+     .teaches = "the second pass alone: dK and dV"},
+    {.op = "attention_backward",
+     .name = "hopper_fused",
+     .run = hopper_fused,
+     .needs = NEEDS_HOPPER,
+     .dtype = DTYPE_BF16,
+     .head_sizes = {64},
+     .flags = PACKED_ONLY,
+     .scratch_bytes = fused_scratch,
+     .teaches =
+         "one pass of five products; shares of dQ are added in turns, so the bits are always the same"},
+    {.op = "attention_backward",
+     .name = "sm80",
+     .run = backward<sm80_attention_backward>,
+     .needs = NEEDS_GPU,
+     .dtype = DTYPE_BF16,
+     .head_sizes = {64, 128},
+     .flags = CAUSAL_ONLY | PACKED_ONLY,
+     .flops = split_flops,
+     .teaches = "two passes on mma.sync, no atomics (B4)"},
+    {.op = "attention_backward",
+     .name = "generic",
+     .run = backward<generic_attention_backward_bf16>,
+     .needs = NEEDS_GPU,
+     .dtype = DTYPE_BF16,
+     .flags = CAUSAL_ONLY | PACKED_ONLY,
+     .flops = split_flops,
+     .teaches = "any head size, two passes of multiply-adds"},
+    {.op = "attention_backward",
+     .name = "generic_fp32",
+     .run = backward<generic_attention_backward_f32>,
+     .needs = NEEDS_GPU,
+     .dtype = DTYPE_F32,
+     .flags = CAUSAL_ONLY | PACKED_ONLY,
+     .flops = split_flops,
+     .teaches = "the same source with fp32 storage"},
+    {.name = NULL                  },
+};
+
+extern "C" const Variant *const cuda_variants = rows;
+
+/* ---- the machine ---- */
+
+extern "C" int lab_compute_capability(void) {
+    return cuda_available() ? cuda_compute_capability() : 0;
+}
+
+extern "C" const char *lab_cuda_versions(void) {
+    static char text[96];
+    int driver = 0, runtime = 0;
+    CUDA_CHECK(cudaDriverGetVersion(&driver));
+    CUDA_CHECK(cudaRuntimeGetVersion(&runtime));
+    snprintf(text, sizeof text, "CUDA driver %d.%d, runtime %d.%d", driver / 1000, driver % 1000 / 10,
+             runtime / 1000, runtime % 1000 / 10);
+    return text;
+}

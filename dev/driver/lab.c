@@ -1,0 +1,153 @@
+/* The lab: checks and times every variant of every op. dev/lab --help; dev/README.md is its course.
+ *
+ * Ends with "lab: N passed, N failed, N skipped" over the checks; a variant that this machine cannot run counts
+ * as one skipped. */
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+#include "lab.h"
+
+enum { MAX_VARIANTS = 128 };
+
+static int n_passed, n_failed, n_skipped;
+
+/* ---- checks ---- */
+
+static void check_variant(const Case *c, const Variant *v, const Options *o) {
+    const Findings f = case_check(c, v, lab_table(v->needs, v->dtype), o->repeat);
+    const char *result = !f.ok ? "FAIL" : v->flags & INEXACT ? "inexact" : "ok";
+    n_passed += f.ok;
+    n_failed += !f.ok;
+    printf("%-4s %-18s %-18s %-26s %-10s%s\n", result, v->op, v->name, sizes_text(&c->s), c->fill->name,
+           f.text);
+    fflush(stdout);
+    const CsvRow row = {"check", c->fill->name, result, f.error, f.limit, NAN, NAN, NAN, NAN, NAN, NAN, NAN};
+    report_csv(v, &c->s, &row);
+}
+
+/* Where the CPU's op is the reference, it is not held against itself. */
+static bool is_reference(const LabOp *op, const Variant *v) {
+    return !op->reference && v->needs == NEEDS_CPU && v->run == op->run;
+}
+
+/* Every variant of one storage type on one case; the reference is made only if one of them takes the sizes. */
+static void check_case(const LabOp *op, const Sizes *s, const Fill *fill, DType dtype,
+                       const Variant *const *variants, int n, const Options *o) {
+    Case c;
+    bool built = false;
+    for (int i = 0; i < n; i++) {
+        const Variant *v = variants[i];
+        if (v->dtype != dtype || variant_refuses(v, s) || is_reference(op, v) ||
+            (fill->not_finite && v->flags & NO_NAN))
+            continue;
+        if (!built) case_build(&c, op, s, dtype, fill);
+        built = true;
+        check_variant(&c, v, o);
+    }
+    if (built) case_free(&c);
+}
+
+static void check_op(const LabOp *op, const Variant *const *variants, int n, const Options *o) {
+    static Sizes sizes[MAX_SIZES];
+    const int n_sizes = op->check_sizes(sizes, o);
+    for (int i = 0; i < n_sizes; i++)
+        for (const Fill *fill = op->fills; fill->name; fill++) {
+            if ((fill != op->fills && !sizes[i].adversarial) || !list_matches(o->fill, fill->name)) continue;
+            for (int dtype = 0; dtype < 2; dtype++)
+                check_case(op, &sizes[i], fill, dtype ? DTYPE_BF16 : DTYPE_F32, variants, n, o);
+        }
+}
+
+/* ---- timing ---- */
+
+/* Variants of one device and storage type share their buffers. */
+static void time_op(const LabOp *op, const Variant *const *variants, int n, const Options *o) {
+    static Sizes sizes[MAX_SIZES];
+    static const struct {
+        bool gpu;
+        DType dtype;
+    } groups[] = {
+        {false, DTYPE_F32 },
+        {true,  DTYPE_F32 },
+        {true,  DTYPE_BF16}
+    };
+    for (int g = 0; g < 3; g++) {
+        const Needs needs = groups[g].gpu ? NEEDS_GPU : NEEDS_CPU;
+        const int n_sizes = op->time_sizes(sizes, o, needs);
+        for (int i = 0; i < n_sizes; i++) {
+            const Variant *group[MAX_VARIANTS];
+            int n_group = 0;
+            for (int v = 0; v < n; v++)
+                if ((variants[v]->needs != NEEDS_CPU) == groups[g].gpu &&
+                    variants[v]->dtype == groups[g].dtype && !variant_refuses(variants[v], &sizes[i]))
+                    group[n_group++] = variants[v];
+            if (n_group) time_variants(op, &sizes[i], group, n_group, o);
+        }
+    }
+}
+
+/* ---- ops ---- */
+
+/* The selected variants that this machine runs; the others are counted as skipped. */
+static int runnable(const Variant **variants, const LabOp *op, const Options *o) {
+    const Variant *selected[MAX_VARIANTS];
+    const int n = select_variants(selected, MAX_VARIANTS, op->name, o->variants);
+    int n_runnable = 0;
+    for (int i = 0; i < n; i++) {
+        const char *lacks = variant_lacks(selected[i]);
+        if (!lacks) {
+            variants[n_runnable++] = selected[i];
+            continue;
+        }
+        printf("skip %-18s %-18s %s\n", op->name, selected[i]->name, lacks);
+        n_skipped++;
+    }
+    return n_runnable;
+}
+
+/* Every name on the command line must be an op's, and select a variant. */
+static bool names_known(const LabOp *const *ops, int n, const Options *o, Error *err) {
+    const Variant *selected[1];
+    char copy[sizeof o->ops], known[1024] = "";
+    int n_selected = 0;
+    for (int i = 0; i < n; i++) {
+        snprintf(known + strlen(known), sizeof known - strlen(known), " %s", ops[i]->name);
+        if (list_matches(o->ops, ops[i]->name))
+            n_selected += select_variants(selected, 1, ops[i]->name, o->variants);
+    }
+    snprintf(copy, sizeof copy, "%s", o->ops);
+    for (char *rest = copy, *item; (item = strsep(&rest, ",")) != NULL;) {
+        bool found = *item == 0;
+        for (int i = 0; i < n; i++) found = found || list_matches(item, ops[i]->name);
+        if (!found) return fail(err, EXIT_INPUT, "unknown op '%s'; known:%s", item, known);
+    }
+    if (n_selected) return true;
+    return fail(err, EXIT_INPUT, "--variant: no variant of these ops is named '%s'; hint: dev/lab --list",
+                o->variants);
+}
+
+static void run_op(const LabOp *op, const Options *o) {
+    const Variant *variants[MAX_VARIANTS];
+    const int n = runnable(variants, op, o);
+    if (n == 0) return;
+    if (o->check) check_op(op, variants, n, o);
+    if (o->time) time_op(op, variants, n, o);
+}
+
+int main(int argc, char **argv) {
+    Options o;
+    Error err = {0};
+    const LabOp *ops[MAX_OPS];
+    const int n_ops = lab_ops(ops);
+    if (!lab_flags(&o, argc, argv, &err) || !names_known(ops, n_ops, &o, &err)) die(&err);
+    if (o.help) return lab_usage(), 0;
+    if (o.list) return lab_list(), 0;
+    lab_table(NEEDS_CPU, DTYPE_F32);
+    if (!report_open(&o, argc, argv, &err)) die(&err);
+    if (o.check && !checker_sees_faults()) n_failed++;
+    for (int i = 0; i < n_ops; i++)
+        if (list_matches(o.ops, ops[i]->name)) run_op(ops[i], &o);
+    if (!report_close(&err)) die(&err);
+    printf("lab: %d passed, %d failed, %d skipped\n", n_passed, n_failed, n_skipped);
+    return n_failed ? EXIT_RUN : 0;
+}

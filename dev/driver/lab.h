@@ -1,0 +1,221 @@
+/* The lab: one driver for every op and every variant of it, shipped or experimental.
+ *
+ * An op (LabOp) says what is computed: operands, least bytes and FLOP, reference, adversarial inputs, sizes.
+ * A variant says how: one function and one row of a table (Variant). The driver does the rest: inputs,
+ * poison, guard bands, the comparison with the reference, bits of a second run, timing, table and CSV.
+ *
+ *   lab.c          main(): what runs, in which order         lab_flags.c   the command line
+ *   lab_case.c     inputs, reference, one variant checked    lab_time.c    roofs and timing
+ *   lab_report.c   the CSV file, texts of sizes              lab_tables.c  rows: selection, requirements, --list
+ *   lab_faults.c   faulty variants: the checker's own check  lab_ops.c     the ops other than attention
+ *   ../attention/  attention's ops, its reference, its variants
+ *
+ * To add a variant: write its file, and add a row to the table of its op (dev/README.md has an example). */
+#pragma once
+#include <stdbool.h>
+#include <stdint.h>
+#include "../../llmc/ops.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+enum { MAX_OPERANDS = 12, MAX_PARTS = 3, MAX_SIZES = 256, MAX_OPS = 64 };
+
+/* Sizes of a case; an op reads those it knows, the others stay 0. */
+typedef struct Sizes {
+    int B, T, Tk; /* sequences, queries of each, keys of each */
+    int NH, HD;   /* heads, head size of q and k */
+    int DV;       /* head size of v */
+    bool causal;  /* query i sees the keys j <= i + Tk - T */
+    int64_t N;    /* rows, or elements */
+    int C, OC, IC, V, Vp;
+    bool adversarial; /* checks: the other kinds of input are tried at these sizes too */
+    bool gelu;        /* linear: GELU after (forward) or before (backward) the layer */
+    const char *what; /* a name for the sizes, "qkv"; NULL: none */
+} Sizes;
+
+typedef enum Role { IN, OUT, ADD, SPACE } Role;             /* ADD: `+=`; SPACE: scratch, not compared */
+typedef enum Store { STORE_X, STORE_F32, STORE_I32 } Store; /* STORE_X: the variant's storage type */
+
+/* A slice of an operand that is compared on its own: `outer` times `width` elements, `stride` apart. */
+typedef struct Part {
+    const char *name;
+    int64_t offset, outer, stride, width;
+    int row; /* elements of one row, whose error counts by itself */
+} Part;
+
+typedef struct Operand {
+    const char *name;
+    Role role;
+    Store store;
+    int64_t elems;       /* 0: the op gets NULL; of SPACE: ignored */
+    float scale, offset; /* inputs are offset + scale * normal; STORE_I32: tokens below offset */
+    int row;             /* of a result: elements of one row */
+    double limit;        /* of a result: error allowed beside twice that of the plain computation */
+    int n_parts;         /* 0: compared whole */
+    Part parts[MAX_PARTS];
+} Operand;
+
+/* One call of a variant: operands in the order of LabOp.describe. */
+typedef struct Call {
+    const Ops *ops; /* of the variant's device and storage type */
+    Sizes s;
+    void *p[MAX_OPERANDS];
+} Call;
+
+/* Where a variant runs. */
+typedef enum Needs {
+    NEEDS_CPU,
+    NEEDS_GPU /* compute capability 8.0 or later */,
+    NEEDS_HOPPER /* 9.0 */
+} Needs;
+
+/* What else is to be known of a variant. */
+enum {
+    CAUSAL_ONLY = 1,
+    PACKED_ONLY = 2, /* q, k and v in one tensor: Tk = T, DV = HD */
+    INEXACT = 4,     /* wrong by design: errors are shown and do not fail */
+    NOT_BITWISE = 8, /* a second run may differ in the last bits */
+    NO_NAN = 16,     /* NaN and inf inputs are not promised to come through */
+};
+
+typedef struct Variant {
+    const char *op, *name;
+    void (*run)(const Call *call);
+    Needs needs;
+    DType dtype;
+    int head_sizes[4]; /* 0-terminated; empty: any multiple of 8 up to 256 */
+    int max_T;         /* 0: any */
+    int flags;
+    size_t (*scratch_bytes)(const Sizes *s);         /* NULL: what Ops.scratch_bytes gives */
+    void (*prepare)(const Call *call);               /* before each run, not timed; NULL: nothing */
+    double (*flops)(const Sizes *s);                 /* of this algorithm; NULL: the op's */
+    double (*bytes)(const Sizes *s, int elem_bytes); /* moved to and from device memory; NULL: the op's */
+    unsigned skips_parts; /* bit p: part p of the first operand is not written by this variant */
+    const char *teaches;
+} Variant;
+
+struct Case;
+/* Inputs of a case other than plain normal values. */
+typedef struct Fill {
+    const char *name;
+    void (*apply)(struct Case *c); /* NULL: nothing */
+    bool not_finite;               /* holds NaN or inf */
+} Fill;
+
+struct Options;
+typedef struct LabOp {
+    const char *name;
+    int (*describe)(Operand *operands, const Sizes *s); /* fills operands; their number */
+    void (*prepare)(struct Case *c);                    /* inputs that depend on each other; NULL: none */
+    void (*reference)(struct Case *c);                  /* fills want[] and plain[] of every result */
+    void (*run)(const Call *call);                      /* where reference is NULL: run on the CPU's table */
+    double (*flops)(const Sizes *s);                    /* the least that the contract needs */
+    double (*bytes)(const Sizes *s, int elem_bytes);
+    int (*check_sizes)(Sizes *list, const struct Options *o);
+    int (*time_sizes)(Sizes *list, const struct Options *o, Needs needs);
+    const Fill *fills;                        /* ends with a name of NULL; the first is plain */
+    void (*prepare_timing)(const Call *call); /* results of earlier ops that this one reads; NULL: none */
+} LabOp;
+
+/* A value of want[] that accepts everything. */
+#define ANYTHING 1.7e308
+
+/* One op at one size on one kind of input, for one storage type: what every variant of it must give. */
+typedef struct Case {
+    const LabOp *op;
+    Sizes s;
+    DType dtype;
+    const Fill *fill;
+    int n;
+    Operand operands[MAX_OPERANDS];
+    float *in[MAX_OPERANDS];     /* initial contents, as stored; NULL of OUT and SPACE */
+    double *want[MAX_OPERANDS];  /* of OUT and ADD: the exact result */
+    double *plain[MAX_OPERANDS]; /* and that of a plain computation in this storage type */
+} Case;
+
+typedef struct Options {
+    char ops[512], variants[512], fill[256], csv[1024];
+    int T[32], n_T, head_sizes[8], n_head_sizes;
+    int batch_tokens, channels; /* 0: the op's own */
+    int causal;                 /* -1: both */
+    int repeat;
+    double seconds;
+    bool check, time, quick, burst, sustained, list, help;
+} Options;
+
+/* ---- the tables ---- */
+extern const LabOp attention_forward_op, attention_backward_op;
+extern const LabOp plain_ops[];                        /* lab_ops.c; ends with a name of NULL */
+extern const Variant cpu_variants[], plain_variants[]; /* end with a name of NULL */
+extern const Variant *const cuda_variants;             /* NULL in a build without CUDA */
+int lab_compute_capability(void);                      /* 0 where there is no GPU */
+const char *lab_cuda_versions(void);                   /* of driver and runtime */
+
+/* ---- lab_flags.c ---- */
+bool lab_flags(Options *o, int argc, char **argv, Error *err);
+void lab_usage(void);
+/* True if the comma-separated list of names or patterns holds the name; an empty list holds every name. */
+bool list_matches(const char *list, const char *name);
+
+/* ---- lab_tables.c ---- */
+/* The rows of the op that the list of names selects, of all tables; at most max. */
+int select_variants(const Variant **selected, int max, const char *op, const char *names);
+/* The table of a device and storage type, opened; NULL where this build or machine has none. */
+const Ops *lab_table(Needs needs, DType dtype);
+/* NULL if the variant runs on this machine; else why not. */
+const char *variant_lacks(const Variant *v);
+/* NULL if the variant takes these sizes; else why not. */
+const char *variant_refuses(const Variant *v, const Sizes *s);
+/* The ops, attention's first; their number. */
+int lab_ops(const LabOp **ops);
+void lab_list(void);
+
+/* ---- lab_case.c ---- */
+void case_build(Case *c, const LabOp *op, const Sizes *s, DType dtype, const Fill *fill);
+void case_free(Case *c);
+/* What a check found; text names every part with its error over all rows and in its worst row. */
+typedef struct Findings {
+    bool ok;
+    double error, limit; /* where error / limit is largest */
+    char text[512];
+} Findings;
+/* Runs the variant `repeat` times, at least twice, on the case. */
+Findings case_check(const Case *c, const Variant *v, const Ops *ops, int repeat);
+/* Value i of operand k of an op: normal, or a token. */
+float operand_value(const Operand *o, int k, int64_t i);
+/* n values as they are stored */
+void encode_values(void *bytes, const float *values, int64_t n, Store store, DType dtype);
+size_t operand_bytes(const Operand *o, DType dtype); /* 0 of SPACE */
+size_t lab_scratch_bytes(const Variant *v, const Ops *ops, const Sizes *s);
+void *lab_malloc(size_t bytes);
+float round_to_dtype(float x, DType dtype);
+
+/* ---- lab_faults.c ---- */
+/* Feeds the checker variants with one fault each; false, with a line, if it misses one. */
+bool checker_sees_faults(void);
+
+/* ---- lab_time.c ---- */
+double seconds_now(void);
+/* Times the variants, all of one device and storage type, at one size; prints a line for each. */
+void time_variants(const LabOp *op, const Sizes *s, const Variant *const *variants, int n, const Options *o);
+
+/* ---- lab_report.c ---- */
+/* Opens the CSV file, if there is to be one, and writes its comment lines. */
+bool report_open(const Options *o, int argc, char **argv, Error *err);
+bool report_close(Error *err);
+/* "64 x 1024, 24 x 64, causal" */
+const char *sizes_text(const Sizes *s);
+/* One line of the CSV; a NaN is an empty cell. */
+typedef struct CsvRow {
+    const char *kind, *fill, *result;
+    double error, limit;
+    double ms, spread, tflops, gbytes, percent; /* rates by the op's FLOP and bytes; spread as a fraction */
+    double gflop, mbytes;                       /* by the formulas of the variant */
+} CsvRow;
+void report_csv(const Variant *v, const Sizes *s, const CsvRow *row);
+
+#ifdef __cplusplus
+}
+#endif

@@ -1,0 +1,90 @@
+/* The rows: which are selected, what they need of the machine and of the sizes, and --list. */
+#include <stdio.h>
+#include <string.h>
+#include "lab.h"
+
+static const Variant *const *tables(void) {
+    static const Variant *all[4];
+    int n = 0;
+    all[n++] = cpu_variants;
+    all[n++] = plain_variants;
+    if (cuda_variants) all[n++] = cuda_variants;
+    return all;
+}
+
+int select_variants(const Variant **selected, int max, const char *op, const char *names) {
+    int n = 0;
+    for (const Variant *const *table = tables(); *table; table++)
+        for (const Variant *v = *table; v->name; v++)
+            if (strcmp(v->op, op) == 0 && list_matches(names, v->name) && n < max) selected[n++] = v;
+    return n;
+}
+
+const Ops *lab_table(Needs needs, DType dtype) {
+    const Ops *ops = needs == NEEDS_CPU ? &ops_cpu : dtype == DTYPE_BF16 ? ops_cuda_bf16 : ops_cuda_fp32;
+    static const Ops *opened[3];
+    Error err = {0};
+    if (!ops || (needs != NEEDS_CPU && !cuda_available())) return NULL;
+    for (int i = 0; i < 3; i++) {
+        if (opened[i] == ops) return ops;
+        if (opened[i]) continue;
+        if (!ops->open(&err)) die(&err);
+        return opened[i] = ops;
+    }
+    return ops;
+}
+
+const char *variant_lacks(const Variant *v) {
+    if (v->needs == NEEDS_CPU) return NULL;
+    const int capability = lab_compute_capability();
+    if (!capability) return "no GPU";
+    if (capability < 80) return "the GPU's compute capability is below 8.0";
+    return v->needs == NEEDS_HOPPER && capability != 90 ? "the GPU is not a Hopper (compute capability 9.0)"
+                                                        : NULL;
+}
+
+static bool takes_head_size(const Variant *v, int HD) {
+    if (!v->head_sizes[0]) return HD % 8 == 0 && HD <= 256;
+    for (int i = 0; i < 4; i++)
+        if (v->head_sizes[i] == HD && HD) return true;
+    return false;
+}
+
+const char *variant_refuses(const Variant *v, const Sizes *s) {
+    if (s->HD && !takes_head_size(v, s->HD)) return "head size";
+    if (v->max_T && s->T > v->max_T) return "length";
+    if (v->flags & CAUSAL_ONLY && s->HD && !s->causal) return "not causal";
+    if (v->flags & PACKED_ONLY && (s->T != s->Tk || s->HD != s->DV)) return "q, k and v are not packed";
+    return NULL;
+}
+
+static void list_row(const Variant *v) {
+    const char *lacks = variant_lacks(v);
+    char heads[32] = "";
+    for (int i = 0; i < 4 && v->head_sizes[i]; i++)
+        snprintf(heads + strlen(heads), sizeof heads - strlen(heads), "%s%d", i ? "/" : "head size ",
+                 v->head_sizes[i]);
+    printf("  %-20s %s  %s%s%s%s%s%s%s%s\n", v->name, v->dtype == DTYPE_BF16 ? "bf16" : "fp32", v->teaches,
+           *heads ? "; " : "", heads, v->flags & CAUSAL_ONLY ? "; causal only" : "",
+           v->flags & INEXACT ? "; INEXACT by design" : "", lacks ? " [not here: " : "", lacks ? lacks : "",
+           lacks ? "]" : "");
+}
+
+int lab_ops(const LabOp **ops) {
+    int n = 0;
+    ops[n++] = &attention_forward_op;
+    ops[n++] = &attention_backward_op;
+    for (const LabOp *op = plain_ops; op->name; op++) ops[n++] = op;
+    return n;
+}
+
+void lab_list(void) {
+    const LabOp *ops[MAX_OPS];
+    const Variant *selected[128];
+    const int n_ops = lab_ops(ops);
+    for (int i = 0; i < n_ops; i++) {
+        const int n = select_variants(selected, 128, ops[i]->name, "");
+        printf("%s\n", ops[i]->name);
+        for (int v = 0; v < n; v++) list_row(selected[v]);
+    }
+}

@@ -1,0 +1,262 @@
+/* Timing: random data, enough sets of buffers that L2 is cold, lasting load, the median of many groups of
+ * calls.
+ *
+ * A card under load settles at its power limit within 100 ms, so a row is warmed up before it is measured and
+ * the roofs are measured first, for a second; --burst shows what a cool card does for 50 ms. */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include "lab.h"
+
+enum { MAX_SETS = 16, MAX_GROUPS = 4096, PIECE = 1 << 20 };
+static const double COLD_BYTES =
+    192 << 20; /* a set is left alone until this much was touched: 3 x 60 MB of L2 */
+static const double GROUP_SECONDS = 5e-3, BURST_SECONDS = 0.05, LONGEST_CALL = 4;
+
+double seconds_now(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+/* ---- buffers ---- */
+
+typedef struct Buffers {
+    const Ops *ops;
+    int n_sets;
+    Call calls[MAX_SETS];
+    void *scratch;
+} Buffers;
+
+/* Fills with `PIECE` values of operand k, over and over. */
+static void fill_random(const Ops *ops, char *dst, const Operand *o, int k, DType dtype) {
+    const int64_t n = o->elems < PIECE ? o->elems : PIECE;
+    const size_t elem = operand_bytes(o, dtype) / (size_t)o->elems, bytes = operand_bytes(o, dtype);
+    float *values = lab_malloc((size_t)n * sizeof *values);
+    void *piece = lab_malloc((size_t)n * elem);
+#pragma omp parallel for
+    for (int64_t i = 0; i < n; i++) values[i] = operand_value(o, k, i);
+    encode_values(piece, values, n, o->store, dtype);
+    size_t done = (size_t)n * elem;
+    ops->upload(dst, piece, done);
+    while (done < bytes) {
+        const size_t more = done < bytes - done ? done : bytes - done;
+        ops->copy(dst + done, dst, more);
+        done += more;
+    }
+    free(values);
+    free(piece);
+}
+
+static void buffers_close(Buffers *b, int n_operands) {
+    for (int i = 0; i < b->n_sets; i++)
+        for (int k = 0; k < n_operands; k++)
+            if (b->calls[i].p[k] != b->scratch) b->ops->release(b->calls[i].p[k]);
+    b->ops->release(b->scratch);
+}
+
+/* False, with a line, if the device has too little memory. */
+static bool buffers_open(Buffers *b, const LabOp *op, const Sizes *s, const Ops *ops, size_t scratch_bytes) {
+    Operand operands[MAX_OPERANDS];
+    const int n = op->describe(operands, s);
+    size_t bytes = 0, free_bytes, total_bytes;
+    for (int k = 0; k < n; k++) bytes += operand_bytes(&operands[k], ops->dtype);
+    ops->memory_info(&free_bytes, &total_bytes);
+    *b = (Buffers){.ops = ops, .n_sets = (int)(COLD_BYTES / (double)bytes) + 1};
+    if (b->n_sets > MAX_SETS) b->n_sets = MAX_SETS;
+    if ((double)bytes * b->n_sets + (double)scratch_bytes > 0.95 * (double)free_bytes) {
+        printf("skip %-24s %-34s needs %.1f GiB of %.1f GiB free\n", op->name, sizes_text(s),
+               ((double)bytes * b->n_sets + (double)scratch_bytes) / 0x1p30, (double)free_bytes / 0x1p30);
+        return false;
+    }
+    b->scratch = ops->alloc(scratch_bytes);
+    for (int i = 0; i < b->n_sets; i++) {
+        Call *call = &b->calls[i];
+        *call = (Call){.ops = ops, .s = *s};
+        for (int k = 0; k < n; k++) {
+            const Operand *o = &operands[k];
+            if (o->role == SPACE) call->p[k] = b->scratch;
+            if (o->role == SPACE || o->elems == 0) continue;
+            call->p[k] = ops->alloc(operand_bytes(o, ops->dtype));
+            if (!call->p[k]) die(&(Error){EXIT_RUN, "the device refuses memory that it reported as free"});
+            fill_random(ops, call->p[k], o, k, ops->dtype);
+        }
+        if (op->prepare_timing) op->prepare_timing(call);
+    }
+    ops->synchronize();
+    return true;
+}
+
+/* ---- one row ---- */
+
+typedef struct Timing {
+    double seconds, spread; /* median of a call; half the distance of the quartiles, relative */
+} Timing;
+
+static int ascending(const void *a, const void *b) {
+    const double x = *(const double *)a, y = *(const double *)b;
+    return x < y ? -1 : x > y;
+}
+
+static void pause_seconds(double seconds) {
+    const struct timespec t = {(time_t)seconds, (long)(fmod(seconds, 1) * 1e9)};
+    nanosleep(&t, NULL);
+}
+
+/* Seconds a call of n calls back to back. */
+static double time_group(const Buffers *b, void (*run)(const Call *call), int n) {
+    static int next_set;
+    const double start = seconds_now();
+    for (int i = 0; i < n; i++) run(&b->calls[next_set++ % b->n_sets]);
+    b->ops->synchronize();
+    return (seconds_now() - start) / n;
+}
+
+static Timing time_calls(const Buffers *b, void (*run)(const Call *call), const Options *o) {
+    static double groups[MAX_GROUPS];
+    time_group(b, run, 1); /* plans, first launches */
+    const double once = time_group(b, run, 1);
+    const int calls = once < GROUP_SECONDS / 200 ? 200
+                      : once < GROUP_SECONDS     ? (int)(GROUP_SECONDS / once)
+                                                 : 1;
+    if (o->burst) pause_seconds(1.5);
+    for (double end = seconds_now() + (o->burst ? 0 : o->seconds / 2); seconds_now() < end;)
+        time_group(b, run, calls);
+    int n = 0;
+    for (double end = seconds_now() + (o->burst ? BURST_SECONDS : o->seconds);
+         n < MAX_GROUPS && (n < 3 || seconds_now() < end) && (n == 0 || once < LONGEST_CALL / 3);)
+        groups[n++] = time_group(b, run, calls);
+    qsort(groups, (size_t)n, sizeof *groups, ascending);
+    const double median = groups[n / 2];
+    return (Timing){median, (groups[n * 3 / 4] - groups[n / 4]) / 2 / median};
+}
+
+/* ---- roofs ---- */
+
+typedef struct Roofs {
+    const Ops *ops;
+    double bytes, flops; /* a second */
+} Roofs;
+
+enum { COPY_BYTES = 1 << 28, GEMM = 8192 };
+
+static void copy(const Call *c) {
+    c->ops->copy(c->p[0], c->p[1], COPY_BYTES);
+}
+static void gemm(const Call *c) {
+    c->ops->linear_forward(c->p[0], NULL, c->p[1], c->p[2], NULL, GEMM, GEMM, GEMM);
+}
+
+static double time_roof(const Ops *ops, void (*run)(const Call *c), int64_t elems, const Options *o) {
+    Buffers b = {.ops = ops, .n_sets = 1};
+    Options longer = *o;
+    const Operand operand = {.elems = elems, .scale = 1};
+    for (int k = 0; k < 3; k++) {
+        b.calls[0].p[k] = ops->alloc(operand_bytes(&operand, ops->dtype));
+        if (!b.calls[0].p[k]) die(&(Error){EXIT_RUN, "too little memory to measure the roofs"});
+        fill_random(ops, b.calls[0].p[k], &operand, k, ops->dtype);
+    }
+    b.calls[0].ops = ops;
+    longer.seconds = o->quick ? 0.3 : 0.7;
+    const Timing t = time_calls(&b, run, &longer);
+    buffers_close(&b, 3);
+    return t.seconds;
+}
+
+/* Of the table's device: a copy, read and written bytes counted, and an 8192^3 product; of a CPU its own
+ * measure of multiply-adds. Measured once, printed. */
+static const Roofs *roofs_of(const Ops *ops, const Options *o) {
+    static Roofs known[3];
+    Roofs *r = known;
+    for (; r->ops; r++)
+        if (r->ops == ops) return r;
+    const char *how;
+    r->ops = ops;
+    r->bytes = 2.0 * COPY_BYTES / time_roof(ops, copy, COPY_BYTES / (int64_t)dtype_bytes(ops->dtype), o);
+    r->flops = ops == &ops_cpu ? ops->peak_flops(&how)
+                               : 2.0 * GEMM * GEMM * GEMM / time_roof(ops, gemm, (int64_t)GEMM * GEMM, o);
+    printf("# %s, %s: copy %.0f GB/s, %s %.2f TFLOP/s = 100 %%\n", ops->device_name(), ops->name,
+           r->bytes * 1e-9, ops == &ops_cpu ? "multiply-adds" : "GEMM 8192^3", r->flops * 1e-12);
+    return r;
+}
+
+/* ---- the table ---- */
+
+/* Seconds a FLOP (or a byte, for ops without products) of a variant at the size timed last: what it will take
+ * at the next. */
+static double *pace_of(const Variant *v) {
+    static struct {
+        const Variant *v;
+        double pace;
+    } paces[256];
+    int i = 0;
+    while (i < 255 && paces[i].v && paces[i].v != v) i++;
+    paces[i].v = v;
+    return &paces[i].pace;
+}
+
+static void report(const LabOp *op, const Variant *v, const Sizes *s, Timing t, const Roofs *roofs) {
+    const int elem = (int)dtype_bytes(v->dtype);
+    const double bytes = op->bytes(s, elem), own_flops = v->flops    ? v->flops(s)
+                                                         : op->flops ? op->flops(s)
+                                                                     : 0;
+    const double flops = v->skips_parts || !op->flops ? own_flops : op->flops(s);
+    const double own_bytes = v->bytes ? v->bytes(s, elem) : bytes;
+    const double percent = 100 * fmax(flops / t.seconds / roofs->flops, bytes / t.seconds / roofs->bytes);
+    char rate[32] = "", moved[48] = "";
+    if (flops > 0)
+        snprintf(rate, sizeof rate, "%8.1f TFLOP/s", flops / t.seconds * 1e-12);
+    else
+        snprintf(rate, sizeof rate, "%8.0f GB/s   ", bytes / t.seconds * 1e-9);
+    if (v->bytes || v->flops)
+        snprintf(moved, sizeof moved, "  %.4g GFLOP, %.4g MB", own_flops * 1e-9, own_bytes * 1e-6);
+    printf("time %-24s %-18s %-34s %10.4f ms +-%4.1f %% %s %5.1f %%%s\n", op->name, v->name, sizes_text(s),
+           t.seconds * 1e3, 100 * t.spread, rate, percent, moved);
+    fflush(stdout);
+    const CsvRow row = {"time",
+                        NULL,
+                        "ok",
+                        NAN,
+                        NAN,
+                        t.seconds * 1e3,
+                        t.spread,
+                        flops / t.seconds * 1e-12,
+                        bytes / t.seconds * 1e-9,
+                        percent,
+                        own_flops * 1e-9,
+                        own_bytes * 1e-6};
+    report_csv(v, s, &row);
+}
+
+static void time_variant(const LabOp *op, const Variant *v, const Buffers *b, const Options *o) {
+    const Sizes *s = &b->calls[0].s;
+    const double work = op->flops ? op->flops(s) : op->bytes(s, 4);
+    double *pace = pace_of(v);
+    if (*pace * work > LONGEST_CALL) {
+        printf("skip %-24s %-18s %-34s a call would take about %.0f s\n", op->name, v->name, sizes_text(s),
+               *pace * work);
+        return;
+    }
+    if (v->prepare)
+        for (int i = 0; i < b->n_sets; i++) v->prepare(&b->calls[i]);
+    const Timing t = time_calls(b, v->run, o);
+    *pace = t.seconds / work;
+    report(op, v, s, t, roofs_of(b->ops, o));
+}
+
+void time_variants(const LabOp *op, const Sizes *s, const Variant *const *variants, int n, const Options *o) {
+    const Ops *ops = lab_table(variants[0]->needs, variants[0]->dtype);
+    Operand operands[MAX_OPERANDS];
+    size_t scratch_bytes = 0;
+    Buffers b;
+    roofs_of(ops, o);
+    for (int i = 0; i < n; i++) {
+        const size_t bytes = lab_scratch_bytes(variants[i], ops, s);
+        if (bytes > scratch_bytes) scratch_bytes = bytes;
+    }
+    if (!buffers_open(&b, op, s, ops, scratch_bytes)) return;
+    for (int i = 0; i < n; i++) time_variant(op, variants[i], &b, o);
+    buffers_close(&b, op->describe(operands, s));
+}

@@ -1,0 +1,14 @@
+/* In place of dev/attention/variants.cu and reference.cu where the lab is built without CUDA. */
+#include "../attention/attention.h"
+
+const Variant *const cuda_variants = NULL;
+
+int lab_compute_capability(void) {
+    return 0;
+}
+const char *lab_cuda_versions(void) {
+    return "";
+}
+void attention_reference_gpu(const AttentionReference *r) {
+    attention_reference_cpu(r);
+}

@@ -207,7 +207,7 @@ static void report(const LabOp *op, const Variant *v, const Sizes *s, Timing t, 
     const double percent = 100 * fmax(flops / t.seconds / roofs->flops, bytes / t.seconds / roofs->bytes);
     char rate[32] = "", moved[48] = "";
     if (flops > 0)
-        snprintf(rate, sizeof rate, "%8.1f TFLOP/s", flops / t.seconds * 1e-12);
+        snprintf(rate, sizeof rate, "%8.4g TFLOP/s", flops / t.seconds * 1e-12);
     else
         snprintf(rate, sizeof rate, "%8.0f GB/s   ", bytes / t.seconds * 1e-9);
     if (v->bytes || v->flops)

@@ -27,6 +27,10 @@ bool cuda_record_begin(void);
 Recording *cuda_record_end(void);
 void cuda_replay(Recording *recording);
 void cuda_recording_release(Recording *recording);
+void cuda_side_begin(void);
+void cuda_side_end(void);
+void cuda_side_join(void);
+bool cuda_on_side(void); /* between side_begin and side_end: library workspaces must be others */
 
 /* ---- peak.cu ---- */
 template <typename T> double peak_flops(const char **how);
@@ -62,7 +66,7 @@ void layernorm_backward(floatX *dx, float *dweight, float *dbias, float *dx_sums
 size_t layernorm_scratch_bytes(int C);
 template <typename T> void residual_forward(floatX *out, const floatX *a, const floatX *b, int64_t n);
 
-/* ---- linear.cu ---- */
+/* ---- linear.cu, gemm.cu ---- */
 bool linear_open(Error *err);
 size_t linear_fixed_bytes(void);
 template <typename T>

@@ -43,3 +43,7 @@ void attention_backward_sm90_dkv(floatX *dqkv, const floatX *dout, const floatX 
 void attention_backward_sm90_fused(floatX *dqkv, const floatX *dout, const floatX *out, const floatX *qkv,
                                    const float *lse, void *scratch, int B, int T, int NH, bool causal);
 size_t attention_backward_sm90_fused_scratch_bytes(int B, int T, int NH);
+/* The same for head size 128. */
+void attention_backward_sm90_fused128(floatX *dqkv, const floatX *dout, const floatX *out, const floatX *qkv,
+                                      const float *lse, void *scratch, int B, int T, int NH, bool causal);
+size_t attention_backward_sm90_fused128_scratch_bytes(int B, int T, int NH);

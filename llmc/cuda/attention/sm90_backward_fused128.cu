@@ -1,0 +1,480 @@
+/* Attention backward for sm_90a in one pass of five products, head size 128 (see sm90_backward.cuh for the
+ * split form and the folded step, sm90_turns.cuh for how shares of dQ are added, sm90_backward_fused.cu for
+ * head size 64).
+ *
+ * A tile is 128 keys, 64 for each of two warpgroups, which walk the blocks of 64 queries from the diagonal on.
+ * A warpgroup keeps dK and dV of its keys in registers, and computes half of the columns of the block's share
+ * of dQ = dS K: dS^T of both warpgroups goes through shared memory. A warpgroup's products, for each block j:
+ *
+ *     S(j)  dP(j)  dV(j)  dQ(j-1)  dK(j)
+ *
+ * The exponentials are taken under dP, dS is computed under dV, dQ leaves the registers under dK, so but for a
+ * moment after dK one product is always under way. dQ is one block late, so a warpgroup does not wait for dS
+ * of the other, and dQ can have the registers of dP. */
+#include "sm90_keys.cuh"
+#include "sm90_turns.cuh"
+
+constexpr Sm90Shape FUSED128_SHAPE = {2, 64, 3, 1, 240, 24, false}; /* stages: of Q */
+
+template <bool IS_CAUSAL> struct Fused128Config {
+    static constexpr Sm90Shape SHAPE = FUSED128_SHAPE;
+    static constexpr int HD = 128, WARPGROUPS = SHAPE.warpgroups, STAGES = SHAPE.stages;
+    static constexpr bool CAUSAL = IS_CAUSAL;
+    static constexpr bool K_IN_REGISTERS = false, V_IN_REGISTERS = false; /* dK and dV take 128 */
+    static constexpr bool MASK_KEYS = true;                               /* they are summed over in dQ */
+    static constexpr int TILE_ROWS = WARPGROUPS * ROWS, THREADS = sm90_threads(SHAPE);
+    static constexpr int TILE_BYTES = ROWS * HD * 2, FOLD_BYTES = ROWS * sizeof(FoldRow);
+    static_assert(SHAPE.columns == ROWS && TILE_ROWS == 2 * ROWS, "blocks and tiles of sm90_turns.cuh");
+    static_assert(HD / 64 == WARPGROUPS,
+                  "a warpgroup's half of dQ is a stream, and one chunk of K's columns");
+    static_assert(sm90_registers_fit(SHAPE), "setmaxnreg");
+};
+
+template <class C> struct alignas(1024) Fused128Shared {
+    uint8_t k[C::WARPGROUPS][C::TILE_BYTES], v[C::WARPGROUPS][C::TILE_BYTES];
+    uint8_t q[C::STAGES][C::TILE_BYTES], dout[2][C::TILE_BYTES];
+    uint8_t ds[2][C::WARPGROUPS][ROWS * ROWS * 2]; /* dS^T of 128 keys x 64 queries, of two blocks */
+    uint8_t fold[C::STAGES][C::FOLD_BYTES];        /* with Q */
+    uint8_t ones[3][C::FOLD_BYTES]; /* A of the folded step: for -lse / scale; for -D; zeros, its k 8..15 */
+    TurnBuffers<1> turns[C::WARPGROUPS];
+    RingBarriers<1> k_ring, v_ring;
+    RingBarriers<C::STAGES> q_ring;
+    RingBarriers<2> dout_ring, ds_ring;
+    Work work; /* with K */
+};
+
+typedef struct Fused128Args {
+    BackwardArgs base;
+    Turns turns;
+} Fused128Args;
+
+__device__ unsigned fused128_tickets;
+
+/* All threads of the kernel, before its first __syncthreads. */
+template <class C> __device__ __forceinline__ void write_ones(uint8_t (&ones)[3][C::FOLD_BYTES]) {
+    const uint32_t low = 0x3f80, high = low << 16; /* 1 in bf16 */
+    for (int row = threadIdx.x; row < ROWS; row += C::THREADS) {
+        reinterpret_cast<uint4 *>(ones[0])[row] = make_uint4(high | low, low, 0, 0);
+        reinterpret_cast<uint4 *>(ones[1])[row] = make_uint4(0, high, high | low, 0);
+        reinterpret_cast<uint4 *>(ones[2])[row] = make_uint4(0, 0, 0, 0);
+    }
+    fence_proxy_async();
+}
+
+/* ---- producer: one thread ---- */
+
+template <class C>
+__device__ __forceinline__ void load_keys(Fused128Shared<C> &shared, Ring<1> at, const Work &work,
+                                          const BackwardArgs &args) {
+    const int row0 = work.tile * C::TILE_ROWS, bytes = C::WARPGROUPS * C::TILE_BYTES;
+    const uint32_t v_full = shared.v_ring.acquire(at, bytes);
+    for (int i = 0; i < C::WARPGROUPS; i++)
+        tma_load_5d(shared_address(shared.v[i]), &args.rows, 0, row0 + i * ROWS, 0, 2 * args.NH + work.head,
+                    work.batch, v_full);
+    shared.k_ring.wait_free(at);
+    shared.work = work;
+    const uint32_t k_full = shared.k_ring.expect(at, bytes);
+    for (int i = 0; i < C::WARPGROUPS; i++)
+        tma_load_5d(shared_address(shared.k[i]), &args.rows, 0, row0 + i * ROWS, 0, args.NH + work.head,
+                    work.batch, k_full);
+}
+
+template <class C>
+__device__ __forceinline__ void fused128_producer(Fused128Shared<C> &shared, const BackwardArgs &args) {
+    const int blocks = ceil_div(args.T, (int)ROWS);
+    Ring<1> own_at;
+    Ring<C::STAGES> q_at;
+    Ring<2> dout_at;
+    for (int index = blockIdx.x; index < args.order.total; own_at.advance()) {
+        const Work work = work_at(args.order, index);
+        const FoldRow *fold = args.fold + ((int64_t)work.batch * args.NH + work.head) * fold_rows(args.T);
+        load_keys(shared, own_at, work, args);
+        for (int block = first_queries<C>(work.tile * C::TILE_ROWS, args.T); block < blocks; block++) {
+            const uint32_t q_full = shared.q_ring.acquire(q_at, C::TILE_BYTES + C::FOLD_BYTES);
+            tma_load_5d(shared_address(shared.q[q_at.stage]), &args.rows, 0, block * ROWS, 0, work.head,
+                        work.batch, q_full);
+            bulk_load(shared_address(shared.fold[q_at.stage]), fold + block * ROWS, C::FOLD_BYTES, q_full);
+            const uint32_t dout_full = shared.dout_ring.acquire(dout_at, C::TILE_BYTES);
+            tma_load_5d(shared_address(shared.dout[dout_at.stage]), &args.dout, 0, block * ROWS, 0, work.head,
+                        work.batch, dout_full);
+            q_at.advance();
+            dout_at.advance();
+        }
+        index = draw_tile(&fused128_tickets, args.order.total); /* not earlier: see sm90_turns.cuh */
+    }
+    shared.k_ring.wait_free(own_at);
+    shared.work.index = -1;
+    shared.k_ring.expect(own_at, 0);
+}
+
+/* ---- adders: one thread for each warpgroup ---- */
+
+template <class C>
+__device__ __forceinline__ void fused128_adder(Fused128Shared<C> &shared, const Fused128Args &args,
+                                               int stream) {
+    Ring<1> own_at, at;
+    for (;; own_at.advance()) {
+        shared.k_ring.wait(own_at);
+        const Work work = shared.work;
+        if (work.index < 0) break;
+        mbarrier_arrive(shared_address(&shared.k_ring.empty[0]));
+        take_turns<C::CAUSAL>(shared.turns[stream], at, 0, args.turns, work.batch * args.base.NH + work.head,
+                              stream, work.tile, first_queries<C>(work.tile * C::TILE_ROWS, args.base.T));
+    }
+}
+
+/* ---- the warpgroups ---- */
+
+/* A place in shared memory as the low half of a matrix descriptor. It is the same for all threads of a warp,
+ * and the compiler must know: descriptors are uniform registers, and converting each costs 12 instructions. */
+__device__ __forceinline__ uint32_t uniform_place(uint32_t address) {
+    return __shfl_sync(0xffffffffu, (address & 0x3ffff) >> 4, 0);
+}
+/* Swizzled tiles, as descriptor_k_major and descriptor_mn_major; without swizzle, as descriptor_unswizzled. */
+__device__ __forceinline__ uint64_t swizzled(uint32_t place) {
+    return (uint64_t)(1u << 30 | 1024 >> 4) << 32 | place;
+}
+__device__ __forceinline__ uint64_t unswizzled(uint32_t place, uint32_t k_bytes) {
+    return (uint64_t)(128 >> 4) << 32 | (place + (k_bytes << 12));
+}
+
+/* What the products of a step read: places. */
+template <class C> struct Fused128Operands {
+    uint32_t k, v;   /* of the warpgroup's keys */
+    uint32_t k_half; /* of the warpgroup's columns of K, all keys */
+    uint32_t ones;
+};
+
+/* Where a warpgroup is. */
+template <class C> struct Fused128Place {
+    Work work;
+    int warpgroup;
+    Fused128Operands<C> from;
+    int step;          /* blocks before the one in work, of all tiles */
+    Ring<C::STAGES> q; /* of the block in work */
+    Ring<1> own;
+
+    /* Rings that advance with every step. */
+    __device__ __forceinline__ static Ring<2> ring2(int step) {
+        Ring<2> at;
+        at.stage = step & 1;
+        at.parity = step >> 1 & 1;
+        return at;
+    }
+    __device__ __forceinline__ static Ring<1> ring1(int step) {
+        Ring<1> at;
+        at.parity = step & 1;
+        return at;
+    }
+};
+
+/* acc = rows of K or V times the block's queries, and the folded step, where `ones` is in place of the rows. B
+ * of its k 8..15, times zeros, is that of k 0..7 again. */
+template <class C>
+__device__ __forceinline__ void multiply_folded(float (&acc)[ROWS / 2], uint32_t rows, uint32_t queries,
+                                                uint32_t ones, uint32_t zeros_at, uint32_t fold) {
+#pragma unroll
+    for (int i = 0; i < C::HD / 16; i++) {
+        const uint32_t step = i / 4 * (ROWS * 128 >> 4) + i % 4 * 2;
+        if (i == 0)
+            wgmma<D_SET, B_K_MAJOR>(acc, swizzled(rows), swizzled(queries));
+        else
+            wgmma<D_ADD, B_K_MAJOR>(acc, swizzled(rows + step), swizzled(queries + step));
+    }
+    wgmma<D_ADD, B_K_MAJOR>(acc, unswizzled(ones, zeros_at), unswizzled(fold, 0));
+    wgmma_commit();
+}
+
+template <class C>
+__device__ __forceinline__ void multiply_s(KeyRows<C> &r, Fused128Shared<C> &shared,
+                                           const Fused128Operands<C> &from, int q_stage) {
+    multiply_folded<C>(r.s, from.k, uniform_place(shared_address(shared.q[q_stage])), from.ones,
+                       2 * C::FOLD_BYTES, uniform_place(shared_address(shared.fold[q_stage])));
+}
+template <class C>
+__device__ __forceinline__ void multiply_dp(KeyRows<C> &r, Fused128Shared<C> &shared,
+                                            const Fused128Operands<C> &from, int q_stage, int dout_stage) {
+    multiply_folded<C>(r.dp, from.v, uniform_place(shared_address(shared.dout[dout_stage])),
+                       from.ones + (C::FOLD_BYTES >> 4), C::FOLD_BYTES,
+                       uniform_place(shared_address(shared.fold[q_stage])));
+}
+
+/* dV += P^T dO or dK += dS^T Q. */
+template <class C>
+__device__ __forceinline__ void multiply_gradient(float (&d)[C::HD / 2], const uint32_t (&a)[ROWS / 16][4],
+                                                  const uint8_t *queries) {
+    const uint32_t b = uniform_place(shared_address(queries)) + (ROWS * 128 >> 4 << 16);
+#pragma unroll
+    for (int i = 0; i < ROWS / 16; i++) wgmma<D_ADD, B_MN_MAJOR>(d, a[i], swizzled(b + i * (2048 >> 4)));
+    wgmma_commit();
+}
+
+/* The warpgroup's 64 columns of dQ = dS K over the tile's 128 keys, in the registers of dP. */
+template <class C>
+__device__ __forceinline__ void multiply_dq(KeyRows<C> &r, Fused128Shared<C> &shared,
+                                            const Fused128Operands<C> &from, int ds_stage) {
+    const uint32_t a = uniform_place(shared_address(shared.ds[ds_stage]));
+#pragma unroll
+    for (int i = 0; i < C::TILE_ROWS / 16; i++) {
+        const uint32_t b = from.k_half + i / 4 * (C::TILE_BYTES >> 4) + i % 4 * (2048 >> 4);
+        if (i == 0)
+            wgmma<D_SET, B_MN_MAJOR, 1>(r.dp, swizzled(a), swizzled(b));
+        else
+            wgmma<D_ADD, B_MN_MAJOR, 1>(r.dp, swizzled(a + i * (2048 >> 4)), swizzled(b));
+    }
+    wgmma_commit();
+}
+
+/* dS^T of the block in work to shared memory, for the dQ of both warpgroups. */
+template <class C>
+__device__ __forceinline__ void give_ds(const uint32_t (&ds)[ROWS / 16][4], Fused128Shared<C> &shared,
+                                        const Fused128Place<C> &place) {
+    const int lane = threadIdx.x % 32, row = threadIdx.x % WARPGROUP / 32 * 16 + lane % 16;
+    const Ring<2> at = place.ring2(place.step);
+    const uint32_t to = shared_address(shared.ds[at.stage][place.warpgroup]) + row * 128;
+    shared.ds_ring.wait_free(at);
+#pragma unroll
+    for (int i = 0; i < ROWS / 16; i++) stmatrix_x4(to + ((2 * i + lane / 16) ^ (row & 7)) * 16, ds[i]);
+    fence_proxy_async();
+    __syncwarp();
+    if (lane == 0) mbarrier_arrive(shared_address(&shared.ds_ring.full[at.stage]));
+}
+
+/* Once the product is done: dQ of `block`, from r.dp to where it belongs. step: the block's. */
+template <class C>
+__device__ __forceinline__ void take_dq(KeyRows<C> &r, Fused128Shared<C> &shared,
+                                        const Fused128Place<C> &place, int step, int block,
+                                        const Fused128Args &args) {
+    wgmma_results(r.dp);
+    shared.ds_ring.release(place.ring2(step));
+    TurnBuffers<1> &turns = shared.turns[place.warpgroup];
+    if (place.work.tile > 0) {
+        give_share(turns, place.ring1(step), r.dp);
+        return;
+    }
+    add_sums(turns, place.ring1(step), r.dp, turn_shares<C::CAUSAL>(args.turns, block));
+    const int64_t stride = 3 * (int64_t)args.base.NH * C::HD;
+    const int row0 = block * ROWS;
+    const float scale[2] = {args.base.scale, args.base.scale};
+    store_rows(args.base.dqkv + ((int64_t)place.work.batch * args.base.T + row0) * stride +
+                   place.work.head * C::HD + place.warpgroup * 64,
+               stride, args.base.T - row0, r.dp, scale);
+}
+
+/* S and dP of the block in work begin. */
+template <class C>
+__device__ __forceinline__ void begin_block(KeyRows<C> &r, Fused128Shared<C> &shared,
+                                            const Fused128Place<C> &place) {
+    shared.q_ring.wait(place.q);
+    shared.dout_ring.wait(place.ring2(place.step));
+    wgmma_fence();
+    multiply_s(r, shared, place.from, place.q.stage);
+    multiply_dp(r, shared, place.from, place.q.stage, place.step & 1);
+}
+
+/* P, dV and dS of the block in work, whose S and dP are under way; dV stays so. */
+template <class C, bool DIAGONAL>
+__device__ __forceinline__ void block_scores(KeyRows<C> &r, Fused128Shared<C> &shared,
+                                             const Fused128Place<C> &place, float scale_log2) {
+    wgmma_wait<1>();
+    wgmma_results(r.s);
+    if (DIAGONAL) mask_queries(r);
+    key_probabilities(r, scale_log2);
+    wgmma_fence();
+    multiply_gradient<C>(r.dv, r.p, shared.dout[place.step & 1]);
+    wgmma_wait<1>();
+    wgmma_results(r.dp);
+    key_scores(r);
+    give_ds(r.ds, shared, place);
+}
+
+/* When dV is done: P and dO are no longer needed. When dK is: dS and Q. */
+template <class C>
+__device__ __forceinline__ void dv_done(KeyRows<C> &r, Fused128Shared<C> &shared,
+                                        const Fused128Place<C> &place) {
+    wgmma_results(r.dv);
+    wgmma_results(r.p);
+    shared.dout_ring.release(place.ring2(place.step));
+}
+template <class C>
+__device__ __forceinline__ void dk_done(KeyRows<C> &r, Fused128Shared<C> &shared, Ring<C::STAGES> q) {
+    wgmma_results(r.dk);
+    wgmma_results(r.ds);
+    shared.q_ring.release(q);
+}
+
+/* dQ of a block, with nothing else under way. */
+template <class C>
+__device__ __forceinline__ void drain_dq(KeyRows<C> &r, Fused128Shared<C> &shared,
+                                         const Fused128Place<C> &place, int step, int block,
+                                         const Fused128Args &args) {
+    shared.ds_ring.wait(place.ring2(step));
+    wgmma_fence();
+    multiply_dq(r, shared, place.from, step & 1);
+    wgmma_wait<0>();
+    take_dq(r, shared, place, step, block, args);
+}
+
+/* The warpgroup's first block of a tile. dq: the block before it has a dQ. */
+template <class C>
+__device__ __forceinline__ void first_block(KeyRows<C> &r, Fused128Shared<C> &shared,
+                                            const Fused128Place<C> &place, int block, bool dq,
+                                            const Fused128Args &args) {
+#pragma unroll
+    for (int i = 0; i < C::HD / 2; i++) r.dk[i] = r.dv[i] = 0.0f;
+    shared.v_ring.wait(place.own);
+    begin_block(r, shared, place);
+    block_scores<C, C::CAUSAL>(r, shared, place, args.base.scale_log2);
+    wgmma_fence();
+    multiply_gradient<C>(r.dk, r.ds, shared.q[place.q.stage]);
+    wgmma_wait<0>();
+    dv_done(r, shared, place);
+    dk_done(r, shared, place.q);
+    if (dq) drain_dq(r, shared, place, place.step - 1, block - 1, args);
+}
+
+/* Any other block; leaves its dQ to the next step. */
+template <class C>
+__device__ __forceinline__ void next_block(KeyRows<C> &r, Fused128Shared<C> &shared,
+                                           const Fused128Place<C> &place, int block,
+                                           const Fused128Args &args) {
+    begin_block(r, shared, place);
+    block_scores<C, false>(r, shared, place, args.base.scale_log2);
+    shared.ds_ring.wait(place.ring2(place.step - 1));
+    wgmma_fence();
+    multiply_dq(r, shared, place.from, (place.step - 1) & 1);
+    multiply_gradient<C>(r.dk, r.ds, shared.q[place.q.stage]);
+    wgmma_wait<2>();
+    dv_done(r, shared, place);
+    wgmma_wait<1>();
+    take_dq(r, shared, place, place.step - 1, block - 1, args);
+    wgmma_wait<0>();
+    dk_done(r, shared, place.q);
+}
+
+/* A block of queries that see none of the warpgroup's keys: its dS is 0. */
+template <class C>
+__device__ __forceinline__ void skip_block(Fused128Shared<C> &shared, Fused128Place<C> &place) {
+    const uint32_t zeros[ROWS / 16][4] = {};
+    const Ring<2> dout_at = place.ring2(place.step);
+    shared.q_ring.wait(place.q);
+    shared.q_ring.release(place.q);
+    shared.dout_ring.wait(dout_at);
+    shared.dout_ring.release(dout_at);
+    give_ds(zeros, shared, place);
+    place.q.advance();
+    place.step++;
+}
+
+/* A tile of keys; blocks first .. blocks - 1 see the warpgroup's, tile_first is the first that sees any. */
+template <class C>
+__device__ __forceinline__ void tile_blocks(Fused128Shared<C> &shared, Fused128Place<C> &place, int row0,
+                                            int tile_first, int first, const Fused128Args &args) {
+    KeyRows<C> r;
+    for (int half = 0; half < 2; half++)
+        r.bias[half] = row0 + thread_row() + 8 * half < args.base.T ? 0.0f : -CUDART_INF_F;
+    first_block(r, shared, place, first, first > tile_first, args);
+#pragma unroll 1
+    for (int block = first + 1; block < args.turns.blocks; block++) {
+        place.q.advance();
+        place.step++;
+        next_block(r, shared, place, block, args);
+    }
+    shared.v_ring.release(place.own);
+    drain_dq(r, shared, place, place.step, args.turns.blocks - 1, args);
+    place.q.advance();
+    place.step++;
+    shared.k_ring.release(place.own);
+    store_key_rows(r, place.work, row0, args.base);
+}
+
+/* A tile none of whose blocks, there is one, sees the warpgroup's keys: only its half of dQ. */
+template <class C>
+__device__ __forceinline__ void tile_unseen(Fused128Shared<C> &shared, Fused128Place<C> &place,
+                                            const Fused128Args &args) {
+    KeyRows<C> r;
+    shared.v_ring.wait(place.own);
+    shared.v_ring.release(place.own);
+    drain_dq(r, shared, place, place.step - 1, args.turns.blocks - 1, args);
+    shared.k_ring.release(place.own);
+}
+
+template <class C>
+__device__ __forceinline__ void fused128_keys(Fused128Shared<C> &shared, const Fused128Args &args,
+                                              int warpgroup) {
+    Fused128Place<C> place;
+    place.warpgroup = warpgroup;
+    place.from.k = uniform_place(shared_address(shared.k[warpgroup]));
+    place.from.v = uniform_place(shared_address(shared.v[warpgroup]));
+    place.from.k_half = uniform_place(shared_address(shared.k) + warpgroup * (ROWS * 128));
+    place.from.ones = uniform_place(shared_address(shared.ones));
+    place.step = 0;
+    for (;; place.own.advance()) {
+        shared.k_ring.wait(place.own);
+        place.work = read_work(shared.work);
+        if (place.work.index < 0) break;
+        const int tile_row0 = place.work.tile * C::TILE_ROWS, row0 = tile_row0 + warpgroup * ROWS;
+        const int tile_first = first_queries<C>(tile_row0, args.base.T);
+        const int first = C::CAUSAL ? first_queries<C>(row0, args.base.T) : tile_first;
+        if (first > tile_first) skip_block(shared, place);
+        if (first < args.turns.blocks)
+            tile_blocks(shared, place, row0, tile_first, first, args);
+        else
+            tile_unseen(shared, place, args);
+    }
+}
+
+template <bool CAUSAL>
+__global__ void __launch_bounds__(Fused128Config<CAUSAL>::THREADS, 1)
+    sm90_fused128_kernel(const __grid_constant__ Fused128Args args) {
+#ifdef SM90_BODY
+    using C = Fused128Config<CAUSAL>;
+    enum { WARPS = 4 * C::WARPGROUPS };
+    auto &shared = shared_memory<Fused128Shared<C>>();
+    const int warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / WARPGROUP, 0);
+    write_ones<C>(shared.ones);
+    if (threadIdx.x == 0) {
+        shared.k_ring.init(WARPS + C::WARPGROUPS);
+        shared.v_ring.init(WARPS);
+        shared.q_ring.init(WARPS);
+        shared.dout_ring.init(WARPS);
+        shared.ds_ring.init(WARPS, WARPS);
+        for (int i = 0; i < C::WARPGROUPS; i++) shared.turns[i].init();
+        fence_mbarrier_init();
+    }
+    __syncthreads();
+    if (warpgroup == C::WARPGROUPS) {
+        setmaxnreg_dec<C::SHAPE.producer_registers>();
+        const int warp = threadIdx.x % WARPGROUP / 32, lane = threadIdx.x % 32;
+        if (warp == 0 && lane == 0) fused128_producer(shared, args.base);
+        if (warp >= 1 && warp <= C::WARPGROUPS && lane == 0) fused128_adder(shared, args, warp - 1);
+    } else {
+        setmaxnreg_inc<C::SHAPE.registers>();
+        fused128_keys(shared, args, warpgroup);
+    }
+#else
+    __trap(); /* the device takes sm_90a code, and the build has none */
+#endif
+}
+
+/* ---- host ---- */
+
+size_t attention_backward_sm90_fused128_scratch_bytes(int B, int T, int NH) {
+    return turn_scratch_bytes(B, T, NH, 128);
+}
+
+template <bool CAUSAL> static void launch_fused128(const Fused128Args &args) {
+    using C = Fused128Config<CAUSAL>;
+    launch_persistent("sm90_fused128_kernel", sm90_fused128_kernel<CAUSAL>, args, args.base.order.total,
+                      C::THREADS, shared_bytes<Fused128Shared<C>>());
+}
+
+void attention_backward_sm90_fused128(floatX *dqkv, const floatX *dout, const floatX *out, const floatX *qkv,
+                                      const float *lse, void *scratch, int B, int T, int NH, bool causal) {
+    Fused128Args args;
+    args.base = backward_args(dqkv, dout, qkv, scratch, B, T, NH, 128);
+    args.base.order = turn_order(B, T, NH, 128);
+    args.turns = turns_in(scratch, args.base.order, B, T, NH, 128);
+    launch_fold<128>(args.base, args.turns, dout, out, lse, B);
+    (causal ? launch_fused128<true> : launch_fused128<false>)(args);
+}

@@ -1,7 +1,7 @@
 /* The model against recorded PyTorch (dev/reference), on every backend that this machine has.
  *
- *   ./test_gpt2cu [-v] [MODEL] [BACKEND]      e.g. -v hd64 bf16; -v prints every tensor's error and
- * limit
+ *   ./test_gpt2cu [-v] [small] [MODEL] [BACKEND]      e.g. -v hd64 bf16; -v prints every tensor's error and
+ * limit; small: values and gradients of the steps alone, for compute-sanitizer
  *
  * fp32: every tensor within 1e-5 of PyTorch's float64 values, relative 2-norm. bf16: within twice the error
  * that PyTorch's own bf16 run makes on that tensor, which stands beside it in the file. */
@@ -19,7 +19,7 @@
 #define BF16_ACCUMULATION_LIMIT 1e-3
 
 static const char *const models[] = {"hd24", "hd64", "hd128", "d12"};
-static bool verbose;
+static bool verbose, small; /* small: what compute-sanitizer gets through in a minute */
 
 /* One recorded model on one backend. */
 typedef struct Case {
@@ -48,15 +48,22 @@ static void set_hash_weights(GPT2 *model, const ReferenceHeader *h) {
     }
 }
 
-static bool case_open(Case *c, GPT2 *model, Recompute recompute, AttentionKind attention) {
+/* B, T and training are the case's. */
+static bool case_open_with(Case *c, GPT2 *model, const GPT2Options *with) {
     Error err = {0};
-    GPT2Options options = {
-        .B = c->B, .T = c->T, .recompute = recompute, .attention = attention, .training = true};
+    GPT2Options options = *with;
+    options.B = c->B;
+    options.T = c->T;
+    options.training = true;
     if (!CHECK(gpt2_open(model, c->ops, &c->config, &options, &err), "%s: %s", c->model, err.text))
         return false;
     set_hash_weights(model, &c->reference->header);
     gpt2_reset_optimizer(model);
     return true;
+}
+
+static bool case_open(Case *c, GPT2 *model, Recompute recompute, AttentionKind attention) {
+    return case_open_with(c, model, &(GPT2Options){.recompute = recompute, .attention = attention});
 }
 
 /* ---- one step, and what a model holds ---- */
@@ -299,40 +306,40 @@ static double gradient_difference(const Snapshot *a, const Snapshot *b) {
 }
 
 /* What a step of a model opened in this way leaves; false if it could not be opened. */
-static bool step_snapshot(Case *c, Recompute recompute, bool graph, Snapshot *out) {
+static bool step_snapshot(Case *c, const GPT2Options *options, Snapshot *out) {
     GPT2 model;
-    if (!case_open(c, &model, recompute, ATTENTION_FLASH)) return false;
-    model.options.graph = graph;
+    if (!case_open_with(c, &model, options)) return false;
     for (int step = 1; step <= 2; step++) {
         forward_backward(c, &model);
         update(c, &model, step);
     }
     forward_backward(c, &model);
-    if (graph && c->ops->runs_ahead)
+    if (options->graph && c->ops->runs_ahead)
         CHECK(model.recorded.ops, "%s: micro-steps are not replayed", c->ops->name);
     *out = snapshot(&model);
     gpt2_close(&model);
     return true;
 }
 
-/* Two steps and a gradient: the same bits when run twice, when replayed, when blocks are recomputed. */
+/* Two steps and a gradient: the same bits when run twice, when replayed, when weight gradients run beside the
+ * rest, when blocks are recomputed. */
 static void test_same_bits(Case *c) {
     static const struct {
-        Recompute recompute;
-        bool graph;
+        GPT2Options options;
         const char *what;
     } ways[] = {
-        {RECOMPUTE_NONE,   false, "run twice"             },
-        {RECOMPUTE_NONE,   true,  "replayed"              },
-        {RECOMPUTE_LINEAR, false, "recompute linear"      },
-        {RECOMPUTE_BLOCK,  false, "recompute block"       },
-        {RECOMPUTE_BLOCK,  true,  "recompute block, graph"},
+        {{.graph = false},                                               "run twice"           },
+        {{.graph = true},                                                "replayed"            },
+        {{.overlap = true},                                              "overlapped"          },
+        {{.graph = true, .overlap = true},                               "replayed, overlapped"},
+        {{.recompute = RECOMPUTE_LINEAR},                                "recompute linear"    },
+        {{.recompute = RECOMPUTE_BLOCK},                                 "recompute block"     },
+        {{.recompute = RECOMPUTE_BLOCK, .graph = true, .overlap = true}, "recompute block, all"},
     };
     Snapshot first, again;
-    if (!step_snapshot(c, RECOMPUTE_NONE, false, &first)) return;
+    if (!step_snapshot(c, &ways[0].options, &first)) return;
     for (size_t i = 0; i < sizeof ways / sizeof *ways; i++)
-        if (step_snapshot(c, ways[i].recompute, ways[i].graph, &again))
-            check_same_bits(c, &first, again, -1, ways[i].what);
+        if (step_snapshot(c, &ways[i].options, &again)) check_same_bits(c, &first, again, -1, ways[i].what);
     snapshot_free(&first);
 }
 
@@ -439,10 +446,11 @@ static void test_bad_step(Case *c, float value, bool in_gradient) {
 
 /* ---- all of it ---- */
 
-/* True if every argument but -v names this model or is part of this backend's name. */
+/* True if every argument but -v and small names this model or is part of this backend's name. */
 static bool chosen(int argc, char **argv, const char *model, const char *backend) {
     for (int i = 1; i < argc; i++)
-        if (strcmp(argv[i], "-v") != 0 && strcmp(argv[i], model) != 0 && !strstr(backend, argv[i]))
+        if (strcmp(argv[i], "-v") != 0 && strcmp(argv[i], "small") != 0 && strcmp(argv[i], model) != 0 &&
+            !strstr(backend, argv[i]))
             return false;
     return true;
 }
@@ -464,7 +472,7 @@ static void test_case(const Ops *ops, const char *model) {
     c.tokens = hash_tokens(STREAM_TOKENS, (int64_t)c.B * c.T, c.config.vocab_size);
     c.targets = hash_tokens(STREAM_TARGETS, (int64_t)c.B * c.T, c.config.vocab_size);
     test_values(&c, ATTENTION_FLASH);
-    if (strcmp(model, "d12") != 0) { /* what follows does not depend on the size */
+    if (strcmp(model, "d12") != 0 && !small) { /* what follows does not depend on the size */
         test_values(&c, ATTENTION_STANDARD);
         test_same_bits(&c);
         test_recompute_gelu(&c);
@@ -490,7 +498,11 @@ int main(int argc, char **argv) {
         {ops_cuda_fp32, "cuda fp32", true },
         {ops_cuda_bf16, "cuda bf16", true }
     };
-    for (int i = 1; i < argc; i++) verbose |= strcmp(argv[i], "-v") == 0;
+    for (int i = 1; i < argc; i++) {
+        verbose |= strcmp(argv[i], "-v") == 0;
+        small |= strcmp(argv[i], "small") == 0;
+    }
+    if (small) cuda_limit_alignment(2);
     for (size_t b = 0; b < sizeof backends / sizeof *backends; b++) {
         const char *missing = !backends[b].ops                           ? "built without CUDA"
                               : backends[b].is_cuda && !cuda_available() ? "no CUDA device"

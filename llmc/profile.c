@@ -30,20 +30,29 @@ Roofs profile_roofs(const Ops *ops) {
 /* What an op does most of, beside its roof: the roof that would hold it longest. */
 typedef struct Bound {
     double work; /* FLOP or bytes */
-    const char *unit;
+    bool is_flops;
     double seconds; /* at the roof; 0: not known */
 } Bound;
 
 static Bound bound_of(const ProfileRow *row, const Roofs *roofs) {
     const double compute = row->flops / roofs->flops;
     const double traffic = roofs->bytes > 0 ? row->bytes / roofs->bytes : 0;
-    if (compute > traffic) return (Bound){row->flops, "FLOP", compute};
-    return (Bound){row->bytes, "B", traffic};
+    if (compute > traffic) return (Bound){row->flops, true, compute};
+    return (Bound){row->bytes, false, traffic};
 }
 
 static int by_seconds(const void *a, const void *b) {
     const double x = ((const ProfileRow *)a)->seconds, y = ((const ProfileRow *)b)->seconds;
     return (x < y) - (x > y);
+}
+
+/* "650.1 TFLOP/s", "512.4 GFLOP/s", "4210.0 GB/s" */
+static const char *rate_text(char *buffer, double rate, bool is_flops) {
+    if (is_flops && rate >= 1e12)
+        snprintf(buffer, CONSOLE_NUMBER, "%.1f TFLOP/s", rate * 1e-12);
+    else
+        snprintf(buffer, CONSOLE_NUMBER, "%.1f %s/s", rate * 1e-9, is_flops ? "GFLOP" : "GB");
+    return buffer;
 }
 
 static void print_row(FILE *out, const ProfileRow *row, const Profile *profile, const Roofs *roofs,
@@ -52,10 +61,10 @@ static void print_row(FILE *out, const ProfileRow *row, const Profile *profile, 
     const double steps = (double)profile->n_steps;
     char work[CONSOLE_NUMBER], rate[CONSOLE_NUMBER], roof[CONSOLE_NUMBER] = "-";
     if (bound.seconds > 0) snprintf(roof, sizeof roof, "%.1f %%", 100 * bound.seconds / row->seconds);
-    fprintf(out, "  %-42s %7.0f %10.3f %6.1f %% %10s%-4s %10s%-6s %8s\n", row->name,
-            (double)row->calls / steps, 1e3 * row->seconds / steps, 100 * row->seconds / all_seconds,
-            console_count(work, bound.work / steps), bound.unit,
-            console_count(rate, bound.work / row->seconds), bound.unit[0] == 'F' ? "FLOP/s" : "B/s", roof);
+    fprintf(out, "  %-46s %7.0f %10.3f %6.1f %% %10s%-4s %15s %8s\n", row->name, (double)row->calls / steps,
+            1e3 * row->seconds / steps, 100 * row->seconds / all_seconds,
+            console_count(work, bound.work / steps), bound.is_flops ? "FLOP" : "B",
+            rate_text(rate, bound.work / row->seconds, bound.is_flops), roof);
 }
 
 void profile_print(FILE *out, const Profile *profile, const Roofs *roofs) {
@@ -68,15 +77,15 @@ void profile_print(FILE *out, const Profile *profile, const Roofs *roofs) {
         sum += sorted.rows[i].seconds;
         calls += (double)sorted.rows[i].calls;
     }
-    fprintf(out, "profile: means of %lld steps; roofs: %sFLOP/s (%s), %sB/s (a copy, measured)\n",
-            (long long)profile->n_steps, console_count(flops, roofs->flops), roofs->flops_how,
-            console_count(bytes, roofs->bytes));
-    fprintf(out, "  %-42s %7s %10s %8s %14s %16s %8s\n", "op", "calls", "ms", "share", "work", "rate",
+    fprintf(out, "profile: means of %lld steps; roofs: %s (%s), %s (a copy, measured)\n",
+            (long long)profile->n_steps, rate_text(flops, roofs->flops, true), roofs->flops_how,
+            rate_text(bytes, roofs->bytes, false));
+    fprintf(out, "  %-46s %7s %10s %8s %14s %15s %8s\n", "op", "calls", "ms", "share", "work", "rate",
             "of roof");
     for (int i = 0; i < sorted.n_rows; i++) print_row(out, &sorted.rows[i], profile, roofs, sum);
-    fprintf(out, "  %-42s %7.0f %10.3f\n", "all ops", calls / steps, 1e3 * sum / steps);
-    fprintf(out, "  %-42s %7s %10.3f\n", "between ops", "", 1e3 * (profile->seconds - sum) / steps);
-    fprintf(out, "  %-42s %7s %10.3f  the ops are %.1f %% of it\n", "a step without the profile, wall clock",
+    fprintf(out, "  %-46s %7.0f %10.3f\n", "all ops", calls / steps, 1e3 * sum / steps);
+    fprintf(out, "  %-46s %7s %10.3f\n", "between ops", "", 1e3 * (profile->seconds - sum) / steps);
+    fprintf(out, "  %-46s %7s %10.3f  the ops are %.1f %% of it\n", "a step without the profile, wall clock",
             "", 1e3 * profile->seconds_a_step, 100 * sum / steps / profile->seconds_a_step);
     fflush(out);
 }

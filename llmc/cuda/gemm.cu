@@ -187,7 +187,8 @@ void gemm_run(const GemmPlan *plan, const GemmBuffers *buffers, void *d, int alg
     const float alpha = 1, beta = adds ? 1 : 0;
     LT_CHECK(cublasLtMatmul(handle, plan->desc, &alpha, buffers->a, plan->a, buffers->b, plan->b, &beta,
                             adds ? buffers->d : d, plan->d, d, plan->d, &plan->algorithms[algorithm],
-                            workspace, WORKSPACE_BYTES, main_stream));
+                            workspace + (cuda_on_side() ? WORKSPACE_BYTES : 0), WORKSPACE_BYTES,
+                            main_stream));
 }
 
 template <typename T>

@@ -1,0 +1,79 @@
+#!/bin/sh
+# The lab as a user runs it, without a GPU: bad usage, --list, the CPU's rows, the CSV file.
+# Usage: dev/test/test_lab.sh [PROGRAM], from the repository root; `make dev` builds the program. Ends with 'lab: N passed, ...'.
+set -u
+program=${1:-dev/lab}
+passed=0 failed=0
+if [ ! -x "$program" ]; then
+    echo "skip: $program is not built (make dev)"
+    echo "lab: 0 passed, 0 failed, 1 skipped"
+    exit 0
+fi
+work=$(mktemp -d) || exit 1
+trap 'rm -rf "$work"' EXIT
+
+# check NAME CONDITION...: counts one condition; the last run's output is shown where it fails.
+check() {
+    name=$1
+    shift
+    if "$@"; then passed=$((passed + 1)); else
+        failed=$((failed + 1))
+        echo "FAIL lab: $name"
+        sed 's/^/    /' "$work/err" "$work/out" | head -n 20
+    fi
+}
+run() {
+    "$program" "$@" >"$work/out" 2>"$work/err" </dev/null
+    status=$?
+}
+# refuses PATTERN ARGS...: exit 2 and one line on stderr that PATTERN (a grep -E) matches.
+refuses() {
+    pattern=$1
+    shift
+    run "$@"
+    check "$*: exit code $status, expected 2" [ "$status" -eq 2 ]
+    check "$*: one line on stderr" [ "$(wc -l <"$work/err")" -eq 1 ]
+    check "$*: says /$pattern/" grep -qE -- "$pattern" "$work/err"
+}
+
+refuses "unknown flag '--nosuch'" --nosuch
+refuses "unknown op 'attention_sideways'.*attention_forward" attention_sideways
+refuses "no variant .*'nosuch'" attention_forward --variant nosuch
+refuses "-T: expected|--T: expected.*'12x'" attention_forward -T 12x
+refuses "'2048:1024' is an empty range" attention_forward -T 2048:1024
+refuses "--T: .*found '0'" attention_forward -T 0
+refuses "--head-size: .*found '60'" attention_forward --head-size 60
+refuses "--causal: expected 0 or 1; found 'yes'" attention_forward --causal yes
+refuses "--repeat: expected a value" --repeat
+refuses "--repeat: expected at least 2" --repeat 1
+refuses "--seconds: .*found '-1'" --seconds -1
+refuses "exclude each other" --burst --sustained
+refuses "--csv: /nonexistent/x.csv" --csv /nonexistent/x.csv --check
+
+run --help
+check "--help: exit code" [ "$status" -eq 0 ]
+check "--help: names every flag" grep -q -- '--batch-tokens N' "$work/out"
+run --list
+check "--list: exit code" [ "$status" -eq 0 ]
+check "--list: ops" grep -qx 'attention_backward' "$work/out"
+check "--list: rows" grep -qE '^  cpu +fp32  ' "$work/out"
+
+run attention_forward attention_backward --variant cpu --check --quick --head-size 64,24 --repeat 3 --csv "$work/check.csv"
+check "CPU rows: exit code" [ "$status" -eq 0 ]
+check "CPU rows: none failed" grep -qE '^lab: [1-9][0-9]* passed, 0 failed, 0 skipped$' "$work/out"
+check "CPU rows: NaN inputs are among them" grep -q 'nan key' "$work/out"
+check "CSV: commit" grep -qE '^# commit .' "$work/check.csv"
+check "CSV: command" grep -q '^# command .*--head-size 64,24' "$work/check.csv"
+header_cells=$(grep '^kind,' "$work/check.csv" | tr -cd , | wc -c)
+check "CSV: every line has the header's cells" \
+    [ "$(grep -v '^#' "$work/check.csv" | tr -cd ',\n' | awk '{ print length }' | sort -u)" = "$header_cells" ]
+
+run gelu_forward --variant cpu --time --seconds 0.05 --csv "$work/time.csv"
+check "timing: exit code" [ "$status" -eq 0 ]
+check "timing: one row" [ "$(grep -c '^time,gelu_forward,cpu,fp32' "$work/time.csv")" -eq 1 ]
+check "timing: a roof" grep -q '= 100 %' "$work/out"
+run gelu_forward --variant cpu --time --seconds 0.05 --csv /dev/full
+check "CSV on a full disk: exit code $status, expected 1" [ "$status" -eq 1 ]
+
+echo "lab: $passed passed, $failed failed, 0 skipped"
+[ "$failed" -eq 0 ]

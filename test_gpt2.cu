@@ -5,10 +5,8 @@
  *
  * fp32: every tensor within 1e-5 of PyTorch's float64 values, relative 2-norm. bf16: within twice the error
  * that PyTorch's own bf16 run makes on that tensor, which stands beside it in the file. */
-#include "llmc/gpt2.h"
-#include "dev/reference/reference.h"
-#include "dev/test/check.h"
 #include "dev/test/compare.h"
+#include "dev/test/reference_case.h"
 
 #define FP32_LIMIT 1e-5
 /* After some steps: where a gradient is rounding noise around zero, Adam's m/sqrt(v) has a random sign and
@@ -20,98 +18,6 @@
 
 static const char *const models[] = {"hd24", "hd64", "hd128", "d12"};
 static bool verbose, small; /* small: what compute-sanitizer gets through in a minute */
-
-/* One recorded model on one backend. */
-typedef struct Case {
-    const Ops *ops;
-    const Reference *reference;
-    const char *model; /* "hd24" */
-    GPT2Config config;
-    int B, T;
-    int32_t *tokens, *targets;              /* (B,T) */
-    int n_compared;                         /* records compared so far */
-    double square_error, square_bf16_error; /* sums over the records compared: ours, PyTorch's in bf16 */
-} Case;
-
-/* ---- what the hash gives ---- */
-
-static void set_hash_weights(GPT2 *model, const ReferenceHeader *h) {
-    for (int id = 0; id < N_TENSORS; id++) {
-        const Tensor *t = &model->tensors[id];
-        float *host = malloc((size_t)t->layer_elems * sizeof *host);
-        if (!host) abort();
-        for (int layer = 0; layer < t->n_layers; layer++) {
-            hash_tensor(host, (TensorId)id, layer, t, h);
-            gpt2_set_weights(model, host, t->offset + layer * t->layer_elems, t->layer_elems);
-        }
-        free(host);
-    }
-}
-
-/* B, T and training are the case's. */
-static bool case_open_with(Case *c, GPT2 *model, const GPT2Options *with) {
-    Error err = {0};
-    GPT2Options options = *with;
-    options.B = c->B;
-    options.T = c->T;
-    options.training = true;
-    if (!CHECK(gpt2_open(model, c->ops, &c->config, &options, &err), "%s: %s", c->model, err.text))
-        return false;
-    set_hash_weights(model, &c->reference->header);
-    gpt2_reset_optimizer(model);
-    return true;
-}
-
-static bool case_open(Case *c, GPT2 *model, Recompute recompute, AttentionKind attention) {
-    return case_open_with(c, model, &(GPT2Options){.recompute = recompute, .attention = attention});
-}
-
-/* ---- one step, and what a model holds ---- */
-
-static void forward_backward(Case *c, GPT2 *model) {
-    gpt2_begin_step(model);
-    gpt2_micro_step(model, c->tokens, c->targets, c->B, c->T, 1.0f);
-}
-
-static void update(Case *c, GPT2 *model, int64_t step) {
-    const ReferenceHeader *h = &c->reference->header;
-    UpdateArgs args = {step, h->lr, h->beta1, h->beta2, h->eps, h->weight_decay, h->clip};
-    gpt2_update(model, &args);
-}
-
-typedef enum { MASTER, WEIGHTS, MOMENT_1, MOMENT_2, GRADS, N_FLAT } FlatId;
-static const char *const flat_names[N_FLAT] = {"master weights", "weights", "m", "v", "gradients"};
-
-/* The flat buffers on the host, as bytes. */
-typedef struct Snapshot {
-    char *flat[N_FLAT];
-    size_t bytes[N_FLAT];
-} Snapshot;
-
-static Snapshot snapshot(const GPT2 *model) {
-    const void *const device[N_FLAT] = {model->master, model->weights, model->m, model->v, model->grads};
-    Snapshot s;
-    for (int i = 0; i < N_FLAT; i++) {
-        s.bytes[i] =
-            (size_t)model->n_parameters * (i == WEIGHTS ? dtype_bytes(model->ops->dtype) : sizeof(float));
-        if (!(s.flat[i] = malloc(s.bytes[i]))) abort();
-        model->ops->download(s.flat[i], device[i], s.bytes[i]);
-    }
-    return s;
-}
-
-static void snapshot_free(Snapshot *s) {
-    for (int i = 0; i < N_FLAT; i++) free(s->flat[i]);
-}
-
-/* Frees b. True where every buffer but `except` (-1: none) is bitwise the same. */
-static void check_same_bits(const Case *c, const Snapshot *a, Snapshot b, int except, const char *what) {
-    for (int i = 0; i < N_FLAT; i++)
-        if (i != except)
-            CHECK(memcmp(a->flat[i], b.flat[i], a->bytes[i]) == 0, "%s, %s: %s: %s differ in some bits",
-                  c->ops->name, c->model, what, flat_names[i]);
-    snapshot_free(&b);
-}
 
 /* ---- values against the records ---- */
 

@@ -18,7 +18,6 @@ extern "C" {
 typedef enum { DEVICE_AUTO, DEVICE_CUDA, DEVICE_CPU } DeviceKind;
 typedef enum { PRECISION_BF16, PRECISION_FP32 } Precision;
 typedef enum { GRAPH_OFF, GRAPH_ON } GraphKind;
-typedef enum { OVERLAP_AUTO, OVERLAP_ON, OVERLAP_OFF } OverlapKind;
 
 enum { FLAGS_MAX = 64 };
 
@@ -57,7 +56,6 @@ typedef struct Settings {
     AttentionKind attention;
     Recompute recompute;
     GraphKind graph;
-    OverlapKind overlap;
     int64_t gpus, zero;
     /* tools */
     bool memory, profile, overfit, help, help_markdown, version;

@@ -95,8 +95,6 @@ const Flag flags_table[] = {
      .help = "what backward computes again instead of keeping: less memory, more time; linear: a block but its attention"},
     {GROUP_SYSTEM, "graph", 0, FLAG_CHOICE, AT(graph), "on", .choices = {"off", "on"},
      .help = "on: forward and backward go to the GPU as one CUDA graph, with the same bits; off: launch by launch"},
-    {GROUP_SYSTEM, "overlap", 0, FLAG_CHOICE, AT(overlap), "auto", .choices = {"auto", "on", "off"},
-     .help = "weight gradients on a stream of their own beside the rest of backward, with the same bits; auto: where a micro-batch has at most 8192 tokens"},
     {GROUP_SYSTEM, "gpus", 0, FLAG_INT, AT(gpus), "1", 1, 1024, .bends = true, .value_name = "N",
      .absent = true, .help = "GPUs of this host"},
     {GROUP_SYSTEM, "zero", 'z', FLAG_INT, AT(zero), "0", 0, 1, .value_name = "0|1",

@@ -127,24 +127,6 @@ static void forward(GPT2 *model, const Batch *b) {
     }
 }
 
-/* ---- weight gradients beside the rest of backward ---- */
-
-/* linear_backward_weight that may run until the next weights_join: dout, x and the gradients stay as they are
- * until then. */
-static void linear_backward_weight_aside(GPT2 *model, TensorId weight, bool sums, int l, const floatX *dout,
-                                         const floatX *x, int64_t N, int OC, int IC) {
-    const Ops *ops = model->ops;
-    const bool aside = model->options.overlap;
-    if (aside) ops->side_begin();
-    ops->linear_backward_weight(gpt2_grad(model, weight, l), sums ? gpt2_grad(model, weight + 1, l) : NULL,
-                                dout, x, aside ? model->side_scratch : model->scratch, N, OC, IC);
-    if (aside) ops->side_end();
-}
-
-static void weights_join(GPT2 *model) {
-    if (model->options.overlap) model->ops->side_join();
-}
-
 /* ---- LM head and loss, in chunks of tokens, so that logits (B*T, Vp) never exist ---- */
 
 typedef struct Chunk {
@@ -176,12 +158,12 @@ static void head_backward(GPT2 *model, const Batch *b, float dloss) {
     const int V = model->config.vocab_size, Vp = model->config.padded_vocab_size;
     floatX *dln_f = gpt2_activation(model, ACT_BRANCH, 0);
     for (int64_t row = 0; row < b->N; row += model->shape.loss_rows) {
-        weights_join(model); /* logits */
         Chunk c = head_forward(model, b, row);
         ops->cross_entropy_backward_inplace(c.losses, c.logits, c.targets, dloss, c.n, V, Vp);
-        linear_backward_weight_aside(model, WTE, false, 0, c.logits, c.ln_f, c.n, Vp, b->C);
         ops->linear_backward_input(rows_from(model, dln_f, row, b->C), NULL, c.logits,
                                    gpt2_weight(model, WTE, 0), NULL, model->scratch, c.n, Vp, b->C);
+        ops->linear_backward_weight(gpt2_grad(model, WTE, 0), NULL, c.logits, c.ln_f, model->scratch, c.n, Vp,
+                                    b->C);
     }
 }
 
@@ -191,7 +173,6 @@ static void head_backward(GPT2 *model, const Batch *b, float dloss) {
 static void recompute_block(GPT2 *model, const Batch *b, int l) {
     const Recompute level = model->options.recompute;
     if (level == RECOMPUTE_NONE || l == model->config.n_layer - 1) return;
-    weights_join(model); /* the buffers that all blocks share */
     if (level >= RECOMPUTE_LINEAR) {
         ln_1_forward(model, b, l);
         qkv_forward(model, b, l);
@@ -215,8 +196,8 @@ static void mlp_backward(GPT2 *model, const Batch *b, int l) {
     ops->linear_backward_input(dfch, gpt2_grad(model, C_FC_B, l), dresidual,
                                gpt2_weight(model, MLP_PROJ_W, l), gpt2_activation(model, ACT_FCH, l),
                                model->scratch, b->N, b->C, 4 * b->C);
-    linear_backward_weight_aside(model, C_FC_W, false, l, dfch, gpt2_activation(model, ACT_LN_2, l), b->N,
-                                 4 * b->C, b->C);
+    ops->linear_backward_weight(gpt2_grad(model, C_FC_W, l), NULL, dfch, gpt2_activation(model, ACT_LN_2, l),
+                                model->scratch, b->N, 4 * b->C, b->C);
     ops->linear_backward_input(dbranch, NULL, dfch, gpt2_weight(model, C_FC_W, l), NULL, model->scratch, b->N,
                                4 * b->C, b->C);
     ops->layernorm_backward(dresidual, gpt2_grad(model, LN_2_W, l), gpt2_grad(model, LN_2_B, l),
@@ -244,14 +225,13 @@ static void attention_backward(GPT2 *model, const Batch *b, int l) {
     floatX *dresidual = gpt2_activation(model, ACT_DRESIDUAL, 0),
            *dbranch = gpt2_activation(model, ACT_BRANCH, 0);
     floatX *dqkv = gpt2_activation(model, ACT_FCH, l);
-    linear_backward_weight_aside(model, ATTN_PROJ_W, false, l, dresidual, gpt2_activation(model, ACT_ATTN, l),
-                                 b->N, b->C, b->C);
+    ops->linear_backward_weight(gpt2_grad(model, ATTN_PROJ_W, l), NULL, dresidual,
+                                gpt2_activation(model, ACT_ATTN, l), model->scratch, b->N, b->C, b->C);
     ops->linear_backward_input(dbranch, NULL, dresidual, gpt2_weight(model, ATTN_PROJ_W, l), NULL,
                                model->scratch, b->N, b->C, b->C);
     attention_core_backward(model, b, l, dqkv, dbranch);
-    weights_join(model); /* dresidual */
-    linear_backward_weight_aside(model, C_ATTN_W, true, l, dqkv, gpt2_activation(model, ACT_LN_1, l), b->N,
-                                 3 * b->C, b->C);
+    ops->linear_backward_weight(gpt2_grad(model, C_ATTN_W, l), gpt2_grad(model, C_ATTN_B, l), dqkv,
+                                gpt2_activation(model, ACT_LN_1, l), model->scratch, b->N, 3 * b->C, b->C);
     ops->linear_backward_input(dbranch, NULL, dqkv, gpt2_weight(model, C_ATTN_W, l), NULL, model->scratch,
                                b->N, 3 * b->C, b->C);
     ops->layernorm_backward(dresidual, gpt2_grad(model, LN_1_W, l), gpt2_grad(model, LN_1_B, l),
@@ -276,7 +256,6 @@ static void backward(GPT2 *model, const Batch *b, float dloss) {
         mlp_backward(model, b, l);
         attention_backward(model, b, l);
     }
-    weights_join(model);
     ops->embedding_backward(gpt2_grad(model, WTE, 0), gpt2_grad(model, WPE, 0), dresidual, model->tokens,
                             model->scratch, b->B, b->T, b->C, model->config.vocab_size);
 }

@@ -109,7 +109,6 @@ typedef struct GPT2Options {
     Recompute recompute;
     AttentionKind attention;
     bool training; /* false: no gradients, moments or backward scratch */
-    bool overlap;  /* weight gradients beside the rest of backward (Ops.side_begin) */
     bool graph; /* micro-steps after the first of a shape are replayed, where the backend can (Ops.replay) */
 } GPT2Options;
 
@@ -134,7 +133,6 @@ typedef struct GPT2 {
     float *grads, *m, *v;      /* (n_parameters), training only */
     int32_t *tokens, *targets; /* (B,T) on the device */
     void *scratch;             /* ops->scratch_bytes(shape) */
-    void *side_scratch;        /* ops->side_scratch_bytes(shape) */
     StepStats *stats;          /* on the device */
     RecordedStep recorded;
 } GPT2;

@@ -113,7 +113,7 @@ typedef struct Buffer {
     size_t bytes;
 } Buffer;
 
-enum { N_BUFFERS = 10 };
+enum { N_BUFFERS = 9 };
 
 /* Sizes come from model->config, options, ops, shape and n_parameters; the pointers are only written by
  * gpt2_open. */
@@ -131,8 +131,6 @@ static void buffer_table(Buffer table[N_BUFFERS], GPT2 *model) {
         {(void **)&model->tokens,  "tokens",                "scratch",   N * 4                                   },
         {(void **)&model->targets, "targets",               "scratch",   N * 4                                   },
         {&model->scratch,          "op scratch",            "scratch",   model->ops->scratch_bytes(&model->shape)},
-        {&model->side_scratch,     "side scratch",          "scratch",
-         model->options.overlap ? model->ops->side_scratch_bytes(&model->shape) : 0                              },
         {(void **)&model->stats,   "step statistics",       "scratch",   sizeof(StepStats)                       },
     };
     memcpy(table, rows, sizeof rows);
@@ -222,9 +220,8 @@ void gpt2_close(GPT2 *model) {
     const Ops *ops = model->ops;
     if (model->weights == model->master) model->weights = NULL;
     ops->recording_release(model->recorded.ops);
-    void *buffers[] = {
-        model->master,  model->weights, model->grads,        model->m,    model->v, model->tokens,
-        model->targets, model->scratch, model->side_scratch, model->stats};
+    void *buffers[] = {model->master, model->weights, model->grads,   model->m,    model->v,
+                       model->tokens, model->targets, model->scratch, model->stats};
     for (size_t i = 0; i < sizeof buffers / sizeof *buffers; i++) ops->release(buffers[i]);
     for (int i = 0; i < N_ACTIVATIONS; i++) ops->release(model->activations[i].data);
     *model = (GPT2){.ops = ops};

@@ -138,13 +138,6 @@ typedef struct Ops {
     Recording *(*record_end)(void);
     void (*replay)(Recording *recording);
     void (*recording_release)(Recording *recording); /* NULL is fine */
-    /* Ops between side_begin and side_end may run beside the ops that follow side_end, until side_join: small ones
-     * fill a device together. The caller sees to it that nothing written by one is used by the other, and gives
-     * them a scratch buffer of side_scratch_bytes. For linear_backward_weight alone. */
-    void (*side_begin)(void);
-    void (*side_end)(void);
-    void (*side_join)(void); /* nothing to wait for is fine */
-    size_t (*side_scratch_bytes)(const OpShape *shape);
     /* Bytes of the scratch buffer for these sizes; host arithmetic only, callable before open(). */
     size_t (*scratch_bytes)(const OpShape *shape);
     /* Bytes that open() itself takes on the device (library workspaces), for the memory plan. */

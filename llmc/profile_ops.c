@@ -68,8 +68,6 @@ static bool record_begin(void) {
     return false;
 }
 
-static void side(void) {} /* one after the other, so that every op has a time of its own */
-
 /* ---- embedding, norms, residual ---- */
 
 static void embedding_forward(floatX *out, const int32_t *tokens, const floatX *wte, const floatX *wpe, int B,
@@ -235,9 +233,6 @@ const Ops *profile_ops(const Ops *ops) {
     wrapped.copy = copy;
     wrapped.upload = upload;
     wrapped.record_begin = record_begin;
-    wrapped.side_begin = side;
-    wrapped.side_end = side;
-    wrapped.side_join = side;
     wrapped.embedding_forward = embedding_forward;
     wrapped.embedding_backward = embedding_backward;
     wrapped.layernorm_forward = layernorm_forward;

@@ -208,12 +208,6 @@ bool setup_data(Run *run, Error *err) {
 
 /* ---- memory and model ---- */
 
-/* Larger micro-batches fill the device with every single op. */
-static bool overlaps(const Settings *s) {
-    const int64_t most_tokens = 8192;
-    return s->overlap == OVERLAP_ON || (s->overlap == OVERLAP_AUTO && s->batch * s->seq <= most_tokens);
-}
-
 static GPT2Options model_options(const Run *run) {
     const Settings *s = &run->settings;
     const bool sample_only = settings_sample_only(s);
@@ -224,7 +218,6 @@ static GPT2Options model_options(const Run *run) {
         .attention = s->attention,
         .training = !s->eval_only && !sample_only,
         .graph = s->graph == GRAPH_ON && !s->profile,
-        .overlap = overlaps(s) && run->ops->runs_ahead && !s->eval_only && !sample_only,
     };
 }
 

@@ -68,8 +68,6 @@ bool cpu_record_begin(void);
 Recording *cpu_record_end(void);
 void cpu_replay(Recording *recording);
 void cpu_recording_release(Recording *recording);
-void cpu_side(void); /* side_begin, side_end, side_join */
-size_t cpu_side_scratch_bytes(const OpShape *shape);
 
 /* device.c */
 const char *cpu_device_name(void);

@@ -46,12 +46,3 @@ void cpu_replay(Recording *recording) {
 void cpu_recording_release(Recording *recording) {
     (void)recording;
 }
-
-/* Every op keeps all cores busy: one after the other. */
-void cpu_side(void) {}
-
-/* cpu_linear_backward_weight takes none. */
-size_t cpu_side_scratch_bytes(const OpShape *shape) {
-    (void)shape;
-    return 0;
-}

@@ -27,10 +27,6 @@ bool cuda_record_begin(void);
 Recording *cuda_record_end(void);
 void cuda_replay(Recording *recording);
 void cuda_recording_release(Recording *recording);
-void cuda_side_begin(void);
-void cuda_side_end(void);
-void cuda_side_join(void);
-bool cuda_on_side(void); /* between side_begin and side_end: library workspaces must be others */
 
 /* ---- peak.cu ---- */
 template <typename T> double peak_flops(const char **how);

@@ -21,10 +21,10 @@ enum {
     EPILOGUE_AUX_BIT = CUBLASLT_EPILOGUE_GELU_AUX & ~CUBLASLT_EPILOGUE_GELU,
 };
 static cublasLtHandle_t handle;
-static char *workspace; /* two: for the ops in order, and for those on the side */
+static void *workspace;
 
 size_t linear_fixed_bytes(void) {
-    return 2 * WORKSPACE_BYTES;
+    return WORKSPACE_BYTES;
 }
 
 bool linear_open(Error *err) {
@@ -32,11 +32,11 @@ bool linear_open(Error *err) {
     if (status != CUBLAS_STATUS_SUCCESS)
         return fail(err, EXIT_RUN, "CUDA: cuBLASLt does not start: %s; hint: is the device's memory taken?",
                     cublasLtGetStatusString(status));
-    workspace = (char *)cuda_alloc(2 * WORKSPACE_BYTES);
+    workspace = cuda_alloc(WORKSPACE_BYTES);
     if (!workspace)
         return fail(err, EXIT_RUN,
                     "CUDA: no memory for the GEMM workspace (%d MiB); hint: nvidia-smi shows who has it",
-                    2 * WORKSPACE_BYTES >> 20);
+                    WORKSPACE_BYTES >> 20);
     return true;
 }
 
@@ -187,8 +187,7 @@ void gemm_run(const GemmPlan *plan, const GemmBuffers *buffers, void *d, int alg
     const float alpha = 1, beta = adds ? 1 : 0;
     LT_CHECK(cublasLtMatmul(handle, plan->desc, &alpha, buffers->a, plan->a, buffers->b, plan->b, &beta,
                             adds ? buffers->d : d, plan->d, d, plan->d, &plan->algorithms[algorithm],
-                            workspace + (cuda_on_side() ? WORKSPACE_BYTES : 0), WORKSPACE_BYTES,
-                            main_stream));
+                            workspace, WORKSPACE_BYTES, main_stream));
 }
 
 template <typename T>

@@ -35,11 +35,6 @@ template <DType DTYPE> static size_t scratch_bytes(const OpShape *shape) {
     return larger(bytes, attention_scratch_bytes(shape, DTYPE));
 }
 
-/* For the column sums of linear_backward_weight. */
-static size_t side_scratch_bytes(const OpShape *shape) {
-    return column_sums_scratch_bytes(larger(4 * shape->C, shape->Vp));
-}
-
 static size_t fixed_bytes(void) {
     return linear_fixed_bytes() + cuda_context_bytes();
 }
@@ -68,10 +63,6 @@ template <typename T, DType DTYPE> static constexpr Ops table(const char *name) 
     ops.record_end = cuda_record_end;
     ops.replay = cuda_replay;
     ops.recording_release = cuda_recording_release;
-    ops.side_begin = cuda_side_begin;
-    ops.side_end = cuda_side_end;
-    ops.side_join = cuda_side_join;
-    ops.side_scratch_bytes = side_scratch_bytes;
     ops.scratch_bytes = scratch_bytes<DTYPE>;
     ops.fixed_bytes = fixed_bytes;
     ops.embedding_forward = embedding_forward<T>;

@@ -1,5 +1,5 @@
-/* The host ahead of the device: results fetched later, moments noted on the device, sequences of ops that are
- * replayed as one CUDA graph, so that a launch costs the host nothing, and ops beside others. */
+/* The host ahead of the device: results fetched later, moments noted on the device, and sequences of ops that
+ * are replayed as one CUDA graph, so that a launch costs the host nothing. */
 #include "cuda_ops.cuh"
 #include <stdlib.h>
 
@@ -80,43 +80,4 @@ void cuda_recording_release(Recording *recording) {
     if (!recording) return;
     CUDA_CHECK(cudaGraphExecDestroy(recording->graph));
     free(recording);
-}
-
-/* ---- ops beside others ---- */
-
-static cudaStream_t side_stream,
-    main_sequence; /* main_sequence: main_stream, kept while the side has its name */
-static cudaEvent_t forked, side_done;
-static bool side_pending;
-
-/* Of low priority: what the rest waits for goes first. */
-static void open_side(void) {
-    int least, greatest;
-    CUDA_CHECK(cudaDeviceGetStreamPriorityRange(&least, &greatest));
-    CUDA_CHECK(cudaStreamCreateWithPriority(&side_stream, cudaStreamNonBlocking, least));
-    CUDA_CHECK(cudaEventCreateWithFlags(&forked, cudaEventDisableTiming));
-    CUDA_CHECK(cudaEventCreateWithFlags(&side_done, cudaEventDisableTiming));
-}
-
-void cuda_side_begin(void) {
-    if (!side_stream) open_side();
-    CUDA_CHECK(cudaEventRecord(forked, main_stream));
-    CUDA_CHECK(cudaStreamWaitEvent(side_stream, forked, 0));
-    main_sequence = main_stream;
-    main_stream = side_stream;
-}
-
-void cuda_side_end(void) {
-    main_stream = main_sequence;
-    CUDA_CHECK(cudaEventRecord(side_done, side_stream));
-    side_pending = true;
-}
-
-void cuda_side_join(void) {
-    if (side_pending) CUDA_CHECK(cudaStreamWaitEvent(main_stream, side_done, 0));
-    side_pending = false;
-}
-
-bool cuda_on_side(void) {
-    return side_stream && main_stream == side_stream;
 }

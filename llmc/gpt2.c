@@ -1,6 +1,7 @@
 /* GPT-2 over the ops: forward, loss, backward, update. One call a line; backward mirrors forward.
  *
- * Gradients: every parameter gradient is `+=` (fp32, zeroed by gpt2_begin_step); activation gradients are
+ * Gradients: every parameter gradient is fp32 and `+=` within a step; gpt2_begin_step zeroes all but those of
+ * the linear layers and the head, whose first product of a step is `=`. Activation gradients are
  * `=`, but for dresidual, the gradient of the residual stream, which collects each branch on its way down.
  * The wide ones need no memory of their own: dfch takes the place of the layer's fch_gelu, dqkv that of its
  * fch, which nobody reads any more by then. */
@@ -127,6 +128,17 @@ static void forward(GPT2 *model, const Batch *b) {
     }
 }
 
+/* ---- gradients of the linear layers' weights ---- */
+
+/* dweight and, with_bias, dbias of a layer; `first`: the step's first product for this weight. */
+static void weight_gradient(GPT2 *model, TensorId weight, bool with_bias, bool first, int l,
+                            const floatX *dout, const floatX *x, int64_t N, int OC, int IC) {
+    float *dweight = gpt2_grad(model, weight, l), *dbias = with_bias ? gpt2_grad(model, weight + 1, l) : NULL;
+    const Ops *ops = model->ops;
+    (first ? ops->linear_backward_weight_first : ops->linear_backward_weight)(dweight, dbias, dout, x,
+                                                                              model->scratch, N, OC, IC);
+}
+
 /* ---- LM head and loss, in chunks of tokens, so that logits (B*T, Vp) never exist ---- */
 
 typedef struct Chunk {
@@ -162,8 +174,7 @@ static void head_backward(GPT2 *model, const Batch *b, float dloss) {
         ops->cross_entropy_backward_inplace(c.losses, c.logits, c.targets, dloss, c.n, V, Vp);
         ops->linear_backward_input(rows_from(model, dln_f, row, b->C), NULL, c.logits,
                                    gpt2_weight(model, WTE, 0), NULL, model->scratch, c.n, Vp, b->C);
-        ops->linear_backward_weight(gpt2_grad(model, WTE, 0), NULL, c.logits, c.ln_f, model->scratch, c.n, Vp,
-                                    b->C);
+        weight_gradient(model, WTE, false, model->first && row == 0, 0, c.logits, c.ln_f, c.n, Vp, b->C);
     }
 }
 
@@ -190,14 +201,13 @@ static void mlp_backward(GPT2 *model, const Batch *b, int l) {
     floatX *dresidual = gpt2_activation(model, ACT_DRESIDUAL, 0),
            *dbranch = gpt2_activation(model, ACT_BRANCH, 0);
     floatX *dfch = gpt2_activation(model, ACT_FCH_GELU, l);
-    ops->linear_backward_weight(gpt2_grad(model, MLP_PROJ_W, l), NULL, dresidual,
-                                gpt2_activation(model, ACT_FCH_GELU, l), model->scratch, b->N, b->C,
-                                4 * b->C);
+    weight_gradient(model, MLP_PROJ_W, false, model->first, l, dresidual,
+                    gpt2_activation(model, ACT_FCH_GELU, l), b->N, b->C, 4 * b->C);
     ops->linear_backward_input(dfch, gpt2_grad(model, C_FC_B, l), dresidual,
                                gpt2_weight(model, MLP_PROJ_W, l), gpt2_activation(model, ACT_FCH, l),
                                model->scratch, b->N, b->C, 4 * b->C);
-    ops->linear_backward_weight(gpt2_grad(model, C_FC_W, l), NULL, dfch, gpt2_activation(model, ACT_LN_2, l),
-                                model->scratch, b->N, 4 * b->C, b->C);
+    weight_gradient(model, C_FC_W, false, model->first, l, dfch, gpt2_activation(model, ACT_LN_2, l), b->N,
+                    4 * b->C, b->C);
     ops->linear_backward_input(dbranch, NULL, dfch, gpt2_weight(model, C_FC_W, l), NULL, model->scratch, b->N,
                                4 * b->C, b->C);
     ops->layernorm_backward(dresidual, gpt2_grad(model, LN_2_W, l), gpt2_grad(model, LN_2_B, l),
@@ -225,13 +235,13 @@ static void attention_backward(GPT2 *model, const Batch *b, int l) {
     floatX *dresidual = gpt2_activation(model, ACT_DRESIDUAL, 0),
            *dbranch = gpt2_activation(model, ACT_BRANCH, 0);
     floatX *dqkv = gpt2_activation(model, ACT_FCH, l);
-    ops->linear_backward_weight(gpt2_grad(model, ATTN_PROJ_W, l), NULL, dresidual,
-                                gpt2_activation(model, ACT_ATTN, l), model->scratch, b->N, b->C, b->C);
+    weight_gradient(model, ATTN_PROJ_W, false, model->first, l, dresidual,
+                    gpt2_activation(model, ACT_ATTN, l), b->N, b->C, b->C);
     ops->linear_backward_input(dbranch, NULL, dresidual, gpt2_weight(model, ATTN_PROJ_W, l), NULL,
                                model->scratch, b->N, b->C, b->C);
     attention_core_backward(model, b, l, dqkv, dbranch);
-    ops->linear_backward_weight(gpt2_grad(model, C_ATTN_W, l), gpt2_grad(model, C_ATTN_B, l), dqkv,
-                                gpt2_activation(model, ACT_LN_1, l), model->scratch, b->N, 3 * b->C, b->C);
+    weight_gradient(model, C_ATTN_W, true, model->first, l, dqkv, gpt2_activation(model, ACT_LN_1, l), b->N,
+                    3 * b->C, b->C);
     ops->linear_backward_input(dbranch, NULL, dqkv, gpt2_weight(model, C_ATTN_W, l), NULL, model->scratch,
                                b->N, 3 * b->C, b->C);
     ops->layernorm_backward(dresidual, gpt2_grad(model, LN_1_W, l), gpt2_grad(model, LN_1_B, l),
@@ -293,7 +303,15 @@ float gpt2_eval(GPT2 *model, const int32_t *tokens, const int32_t *targets, int 
 }
 
 void gpt2_begin_step(GPT2 *model) {
-    model->ops->zero(model->grads, (size_t)model->n_parameters * sizeof *model->grads);
+    int64_t begin = 0; /* of what is to be zeroed and was not yet */
+    for (int id = 0; id <= N_TENSORS; id++) {
+        const bool overwritten = id < N_TENSORS && model->tensors[id].is_matrix && id != WPE;
+        if (!overwritten && id < N_TENSORS) continue;
+        const int64_t end = id < N_TENSORS ? model->tensors[id].offset : model->n_parameters;
+        if (end > begin) model->ops->zero(model->grads + begin, (size_t)(end - begin) * sizeof(float));
+        if (id < N_TENSORS) begin = end + model->tensors[id].layer_elems * model->tensors[id].n_layers;
+    }
+    model->first = true;
     model->ops->zero(model->stats, offsetof(StepStats, n_skipped));
 }
 
@@ -306,7 +324,7 @@ static void micro_step_ops(GPT2 *model, const Batch *b, float per_token) {
 /* True once there is a recording of this micro-step: the first run of a shape readies what its ops need, the
  * second is noted. A backend that cannot is not asked again. */
 static bool record_micro_step(GPT2 *model, const Batch *b, float per_token) {
-    RecordedStep *r = &model->recorded;
+    RecordedStep *r = &model->recorded[model->first];
     if (r->B != b->B || r->T != b->T || r->weight != per_token) {
         model->ops->recording_release(r->ops);
         *r = (RecordedStep){.B = b->B, .T = b->T, .weight = per_token};
@@ -326,9 +344,10 @@ void gpt2_micro_step(GPT2 *model, const int32_t *tokens, const int32_t *targets,
     const float per_token = weight / (float)b.N;
     upload_batch(model, &b, tokens, targets);
     if (record_micro_step(model, &b, per_token))
-        model->ops->replay(model->recorded.ops);
+        model->ops->replay(model->recorded[model->first].ops);
     else
         micro_step_ops(model, &b, per_token);
+    model->first = false;
 }
 
 void gpt2_update(GPT2 *model, const UpdateArgs *u) {

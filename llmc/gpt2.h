@@ -134,7 +134,8 @@ typedef struct GPT2 {
     int32_t *tokens, *targets; /* (B,T) on the device */
     void *scratch;             /* ops->scratch_bytes(shape) */
     StepStats *stats;          /* on the device */
-    RecordedStep recorded;
+    bool first;               /* no micro-step since gpt2_begin_step: linear layers' gradients are not zero */
+    RecordedStep recorded[2]; /* of a step's later micro-steps, of its first */
 } GPT2;
 
 /* ---- memory plan ---- */

@@ -219,7 +219,7 @@ bool gpt2_open(GPT2 *model, const Ops *ops, const GPT2Config *config, const GPT2
 void gpt2_close(GPT2 *model) {
     const Ops *ops = model->ops;
     if (model->weights == model->master) model->weights = NULL;
-    ops->recording_release(model->recorded.ops);
+    for (int i = 0; i < 2; i++) ops->recording_release(model->recorded[i].ops);
     void *buffers[] = {model->master, model->weights, model->grads,   model->m,    model->v,
                        model->tokens, model->targets, model->scratch, model->stats};
     for (size_t i = 0; i < sizeof buffers / sizeof *buffers; i++) ops->release(buffers[i]);

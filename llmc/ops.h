@@ -185,6 +185,9 @@ typedef struct Ops {
      * fp32 */
     void (*linear_backward_weight)(float *dweight, float *dbias, const floatX *dout, const floatX *x,
                                    void *scratch, int64_t N, int OC, int IC);
+    /* The same with dweight =, for the first product of a step: no zeroing, no reading. dbias += as above. */
+    void (*linear_backward_weight_first)(float *dweight, float *dbias, const floatX *dout, const floatX *x,
+                                         void *scratch, int64_t N, int OC, int IC);
     /* out = 0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))), n elements (Hendrycks & Gimpel 2016, the tanh
      * form) */
     void (*gelu_forward)(floatX *out, const floatX *x, int64_t n);

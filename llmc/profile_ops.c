@@ -148,6 +148,15 @@ static void linear_backward_weight(float *dweight, float *dbias, const floatX *d
     end();
 }
 
+static void linear_backward_weight_first(float *dweight, float *dbias, const floatX *dout, const floatX *x,
+                                         void *scratch, int64_t N, int OC, int IC) {
+    const double n = (double)N, o = OC, i = IC;
+    begin(2 * n * o * i, stored(n * i + n * o) + 4 * o * i, "linear_backward_weight_first %d->%d%s", IC, OC,
+          dbias ? " + sums" : "");
+    inner->linear_backward_weight_first(dweight, dbias, dout, x, scratch, N, OC, IC);
+    end();
+}
+
 static void gelu_forward(floatX *out, const floatX *x, int64_t n) {
     begin(0, stored(2.0 * (double)n), "gelu_forward");
     inner->gelu_forward(out, x, n);
@@ -242,6 +251,7 @@ const Ops *profile_ops(const Ops *ops) {
     wrapped.linear_forward = linear_forward;
     wrapped.linear_backward_input = linear_backward_input;
     wrapped.linear_backward_weight = linear_backward_weight;
+    wrapped.linear_backward_weight_first = linear_backward_weight_first;
     wrapped.gelu_forward = gelu_forward;
     wrapped.attention_forward = attention_forward;
     wrapped.attention_backward = attention_backward;

@@ -80,6 +80,10 @@ static void test_linear(int64_t N, int OC, int IC) {
     is_gradient(name, linear_double, &l, l.x, dx_gelu, NULL);
     ops->linear_backward_weight(dw.f, NULL, l.dout.f, l.x.f, scratch.f, N, OC, IC);
     same_bits(name, dw);
+    Buffer first = poisoned((int64_t)OC * IC);
+    ops->linear_backward_weight_first(first.f, NULL, l.dout.f, l.x.f, scratch.f, N, OC, IC);
+    l.gelu_in = false;
+    is_gradient(name, linear_double, &l, l.w, first, NULL);
     free(start);
     end_case(name);
 }

@@ -236,6 +236,16 @@ static void run_linear_backward_weight(const Ops *ops, void **p, const Dims *d) 
     ops->linear_backward_weight(p[0], p[1], p[2], p[3], p[4], d->N, d->OC, d->IC);
 }
 
+static int describe_linear_backward_weight_first(Operand *o, const Dims *d) {
+    const int n = describe_linear_backward_weight(o, d);
+    o[0].role = OUT;
+    return n;
+}
+
+static void run_linear_backward_weight_first(const Ops *ops, void **p, const Dims *d) {
+    ops->linear_backward_weight_first(p[0], p[1], p[2], p[3], p[4], d->N, d->OC, d->IC);
+}
+
 static int describe_gelu_forward(Operand *o, const Dims *d) {
     const Operand rows[] = {
         {"out", OUT, STORE_X, d->N, 0,        0, 0, 0},
@@ -315,6 +325,12 @@ static const Op linear_backward_input = {
     plain_linear_backward_input};
 static const Op linear_backward_weight = {
     "linear_backward_weight", describe_linear_backward_weight, run_linear_backward_weight, NULL, NULL, NULL};
+static const Op linear_weight_first = {"linear_backward_weight_first",
+                                       describe_linear_backward_weight_first,
+                                       run_linear_backward_weight_first,
+                                       NULL,
+                                       NULL,
+                                       NULL};
 static const Op gelu_forward = {"gelu_forward", describe_gelu_forward, run_gelu_forward, NULL, NULL, NULL};
 static const Op loss_backward = {
     "cross_entropy_backward_inplace", describe_loss_backward, run_loss_backward, prepare_loss, NULL, NULL};
@@ -388,6 +404,9 @@ static const struct {
     {&linear_backward_weight, {.N = 2046, .OC = 768, .IC = 768}                               },
     {&linear_backward_weight, {.N = 2101, .OC = 2304, .IC = 768}                              },
     {&linear_backward_weight, {.N = 33, .OC = 50304, .IC = 768, .flags = NO_BIAS}             },
+    {&linear_weight_first,    {.N = 65, .OC = 24, .IC = 16}                                   },
+    {&linear_weight_first,    {.N = 2101, .OC = 2304, .IC = 768}                              },
+    {&linear_weight_first,    {.N = 33, .OC = 50304, .IC = 768, .flags = NO_BIAS}             },
     {&gelu_forward,           {.N = 1}                                                        },
     {&gelu_forward,           {.N = 1003, .scale = 4}                                         },
     {&gelu_forward,           {.N = 77777, .scale = 1}                                        },

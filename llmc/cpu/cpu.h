@@ -26,6 +26,8 @@ void cpu_linear_backward_input(floatX *dx, float *dx_sums, const floatX *dout, c
                                const floatX *pre_gelu, void *scratch, int64_t N, int OC, int IC);
 void cpu_linear_backward_weight(float *dweight, float *dbias, const floatX *dout, const floatX *x,
                                 void *scratch, int64_t N, int OC, int IC);
+void cpu_linear_backward_weight_first(float *dweight, float *dbias, const floatX *dout, const floatX *x,
+                                      void *scratch, int64_t N, int OC, int IC);
 
 /* out (columns) += sum over the rows of x (N,columns) */
 void cpu_column_sums(float *out, const float *x, int64_t N, int columns);

@@ -75,8 +75,8 @@ void cpu_linear_backward_input(floatX *dx, float *dx_sums, const floatX *dout, c
     if (dx_sums) cpu_column_sums(dx_sums, dx, N, IC);
 }
 
-void cpu_linear_backward_weight(float *dweight, float *dbias, const floatX *dout, const floatX *x,
-                                void *scratch, int64_t N, int OC, int IC) {
+static void backward_weight(float *dweight, float *dbias, const floatX *dout, const floatX *x,
+                            bool accumulate, int64_t N, int OC, int IC) {
     cpu_matmul(&(Matmul){
         .M = OC,
         .N = IC,
@@ -89,7 +89,17 @@ void cpu_linear_backward_weight(float *dweight, float *dbias, const floatX *dout
         .b_col = 1,
         .c = dweight,
         .c_row = IC,
-        .accumulate = true,
+        .accumulate = accumulate,
     });
     if (dbias) cpu_column_sums(dbias, dout, N, OC);
+}
+
+void cpu_linear_backward_weight(float *dweight, float *dbias, const floatX *dout, const floatX *x,
+                                void *scratch, int64_t N, int OC, int IC) {
+    backward_weight(dweight, dbias, dout, x, true, N, OC, IC);
+}
+
+void cpu_linear_backward_weight_first(float *dweight, float *dbias, const floatX *dout, const floatX *x,
+                                      void *scratch, int64_t N, int OC, int IC) {
+    backward_weight(dweight, dbias, dout, x, false, N, OC, IC);
 }

@@ -74,6 +74,9 @@ void linear_backward_input(floatX *dx, float *dx_sums, const floatX *dout, const
 template <typename T>
 void linear_backward_weight(float *dweight, float *dbias, const floatX *dout, const floatX *x, void *scratch,
                             int64_t N, int OC, int IC);
+template <typename T>
+void linear_backward_weight_first(float *dweight, float *dbias, const floatX *dout, const floatX *x,
+                                  void *scratch, int64_t N, int OC, int IC);
 
 /* ---- gelu.cu ---- */
 template <typename T> void gelu_forward(floatX *out, const floatX *x, int64_t n);

@@ -183,7 +183,7 @@ static int32_t common_alignment(const GemmBuffers *buffers) {
 }
 
 void gemm_run(const GemmPlan *plan, const GemmBuffers *buffers, void *d, int algorithm) {
-    const bool adds = plan->key.kind == GEMM_BACKWARD_WEIGHT;
+    const bool adds = plan->key.kind == GEMM_BACKWARD_WEIGHT && !buffers->overwrites;
     const float alpha = 1, beta = adds ? 1 : 0;
     LT_CHECK(cublasLtMatmul(handle, plan->desc, &alpha, buffers->a, plan->a, buffers->b, plan->b, &beta,
                             adds ? buffers->d : d, plan->d, d, plan->d, &plan->algorithms[algorithm],

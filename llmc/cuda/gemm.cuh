@@ -13,6 +13,7 @@ typedef struct GemmBuffers {
     const void *a, *b;
     const void *bias; /* of the epilogue, or NULL */
     const void *aux;  /* pre-activation of the epilogue, or NULL */
+    bool overwrites;  /* of GEMM_BACKWARD_WEIGHT, which otherwise adds */
 } GemmBuffers;
 
 /* The product of `kind` (gemm.cu, column_major_view) of a linear layer (N,IC) -> (N,OC). False, with nothing

@@ -68,7 +68,15 @@ void linear_backward_input(floatX *dx, float *dx_sums, const floatX *dout, const
 template <typename T>
 void linear_backward_weight(float *dweight, float *dbias, const floatX *dout, const floatX *x, void *scratch,
                             int64_t N, int OC, int IC) {
-    const GemmBuffers buffers = {dweight, x, dout, NULL, NULL};
+    const GemmBuffers buffers = {dweight, x, dout, NULL, NULL, false};
+    plain_gemm<T>(GEMM_BACKWARD_WEIGHT, &buffers, N, OC, IC);
+    if (dbias) column_sums<T>(dbias, (const T *)dout, scratch, N, OC);
+}
+
+template <typename T>
+void linear_backward_weight_first(float *dweight, float *dbias, const floatX *dout, const floatX *x,
+                                  void *scratch, int64_t N, int OC, int IC) {
+    const GemmBuffers buffers = {dweight, x, dout, NULL, NULL, true};
     plain_gemm<T>(GEMM_BACKWARD_WEIGHT, &buffers, N, OC, IC);
     if (dbias) column_sums<T>(dbias, (const T *)dout, scratch, N, OC);
 }
@@ -85,3 +93,7 @@ template void linear_backward_weight<float>(float *, float *, const floatX *, co
                                             int, int);
 template void linear_backward_weight<bf16>(float *, float *, const floatX *, const floatX *, void *, int64_t,
                                            int, int);
+template void linear_backward_weight_first<float>(float *, float *, const floatX *, const floatX *, void *,
+                                                  int64_t, int, int);
+template void linear_backward_weight_first<bf16>(float *, float *, const floatX *, const floatX *, void *,
+                                                 int64_t, int, int);

@@ -65,6 +65,21 @@ template <typename T> struct alignas(16) Vec {
     T v[N];
 };
 
+/* All elements as fp32; two of bf16 cost two instructions, one by one they cost four. */
+__device__ inline void to_floats(float (&f)[Vec<float>::N], const Vec<float> &x) {
+#pragma unroll
+    for (int k = 0; k < Vec<float>::N; k++) f[k] = x.v[k];
+}
+__device__ inline void to_floats(float (&f)[Vec<bf16>::N], const Vec<bf16> &x) {
+    uint32_t pairs[Vec<bf16>::N / 2];
+    memcpy(pairs, &x, sizeof pairs);
+#pragma unroll
+    for (int k = 0; k < Vec<bf16>::N / 2; k++) {
+        f[2 * k] = __uint_as_float(pairs[k] << 16);
+        f[2 * k + 1] = __uint_as_float(pairs[k] & 0xffff0000u);
+    }
+}
+
 /* p is 16-byte aligned in all of these. */
 template <typename T> __device__ inline Vec<T> load_vec(const T *p) {
     return *reinterpret_cast<const Vec<T> *>(p);

@@ -38,9 +38,17 @@ template <typename T> struct Rows {
 /* ---- one turn of ROWS rows, a thread's 16 bytes of each ---- */
 
 /* Where this thread keeps its part of a row. */
-template <typename T> __device__ inline Vec<T> *slot(int stage, int row, int input) {
+__device__ inline int4 *slot(int stage, int row, int input) {
     extern __shared__ int4 slots[];
-    return (Vec<T> *)slots + ((stage * ROWS + row) * INPUTS + input) * blockDim.x + threadIdx.x;
+    return slots + ((stage * ROWS + row) * INPUTS + input) * blockDim.x + threadIdx.x;
+}
+
+/* In one access: left to itself the compiler reads element by element. */
+template <typename T> __device__ inline Vec<T> load_slot(int stage, int row, int input) {
+    const int4 bits = *slot(stage, row, input);
+    Vec<T> x;
+    memcpy(&x, &bits, sizeof x);
+    return x;
 }
 
 /* Starts copying rows row.. of the thread's columns; rows and columns that are not there become 0. */
@@ -51,9 +59,9 @@ template <typename T> __device__ inline void fetch(const Rows<T> &in, int64_t ro
     for (int r = 0; r < ROWS; r++) {
         const bool exists = row + r < in.N && c < in.C;
         const int64_t i = first + r * in.C;
-        cp_async_16(shared_address(slot<T>(stage, r, 0)), in.dout + i, exists);
-        cp_async_16(shared_address(slot<T>(stage, r, 1)), in.x + i, exists);
-        if (in.dresidual) cp_async_16(shared_address(slot<T>(stage, r, 2)), in.dresidual + i, exists);
+        cp_async_16(shared_address(slot(stage, r, 0)), in.dout + i, exists);
+        cp_async_16(shared_address(slot(stage, r, 1)), in.x + i, exists);
+        if (in.dresidual) cp_async_16(shared_address(slot(stage, r, 2)), in.dresidual + i, exists);
     }
     cp_async_commit();
 }
@@ -77,14 +85,17 @@ __device__ inline Normal normal_of(float statistics, int r) {
 
 /* sum[0] = of d, sum[1] = of d n, over a thread's columns of a row */
 template <typename T>
-__device__ inline void thread_sums(float sum[2], const Vec<T> &dout, const Vec<T> &x, const Vec<T> &w,
-                                   Normal normal) {
+__device__ inline void thread_sums(float sum[2], const Vec<T> &dout, const Vec<T> &x,
+                                   const float (&w)[Vec<T>::N], Normal normal) {
+    float g[Vec<T>::N], in[Vec<T>::N];
+    to_floats(g, dout);
+    to_floats(in, x);
     sum[0] = sum[1] = 0;
 #pragma unroll
     for (int k = 0; k < Vec<T>::N; k++) {
-        const float d = to_float(dout.v[k]) * to_float(w.v[k]);
+        const float d = g[k] * w[k];
         sum[0] += d;
-        sum[1] = fmaf(d, fmaf(to_float(x.v[k]), normal.scale, normal.shift), sum[1]);
+        sum[1] = fmaf(d, fmaf(in[k], normal.scale, normal.shift), sum[1]);
     }
 }
 
@@ -127,17 +138,20 @@ template <int VEC> struct Totals { float dweight[VEC], dbias[VEC], dx[VEC]; };
 /* dx (16 bytes) of a row; adds to the totals. */
 template <typename T>
 __device__ inline Vec<T> finish_row(Totals<Vec<T>::N> &totals, const Vec<T> &dout, const Vec<T> &x,
-                                    const Vec<T> &dresidual, const Vec<T> &w, Normal normal, float mean_d,
-                                    float mean_dn) {
+                                    const Vec<T> &dresidual, const float (&w)[Vec<T>::N], Normal normal,
+                                    float mean_d, float mean_dn) {
     const float of_n = -normal.scale * mean_dn, constant = -normal.scale * mean_d;
+    float g[Vec<T>::N], in[Vec<T>::N], residual[Vec<T>::N];
+    to_floats(g, dout);
+    to_floats(in, x);
+    to_floats(residual, dresidual);
     Vec<T> dx;
 #pragma unroll
     for (int k = 0; k < Vec<T>::N; k++) {
-        const float g = to_float(dout.v[k]), n = fmaf(to_float(x.v[k]), normal.scale, normal.shift);
-        const float sum =
-            fmaf(g * to_float(w.v[k]), normal.scale, fmaf(n, of_n, to_float(dresidual.v[k]) + constant));
-        totals.dweight[k] = fmaf(g, n, totals.dweight[k]);
-        totals.dbias[k] += g;
+        const float n = fmaf(in[k], normal.scale, normal.shift);
+        const float sum = fmaf(g[k] * w[k], normal.scale, fmaf(n, of_n, residual[k] + constant));
+        totals.dweight[k] = fmaf(g[k], n, totals.dweight[k]);
+        totals.dbias[k] += g[k];
         totals.dx[k] += sum;
         dx.v[k] = from_float<T>(sum);
     }
@@ -158,9 +172,9 @@ __global__ void __launch_bounds__(MAX_THREADS)
     const float per_channel = 1.0f / (float)in.C;
     const int64_t stride = (int64_t)gridDim.x * ROWS;
     Totals<VEC> totals = {};
-    Vec<T> w = {};
-    if (active) w = load_vec(in.weight + c);
-    for (int i = 0; i < STAGES * ROWS; i++) *slot<T>(i / ROWS, i % ROWS, 2) = Vec<T>{}; /* no dresidual: 0 */
+    float w[VEC] = {};
+    if (active) to_floats(w, load_vec(in.weight + c));
+    for (int i = 0; i < STAGES * ROWS; i++) *slot(i / ROWS, i % ROWS, 2) = int4{}; /* no dresidual: 0 */
 
     int64_t row = (int64_t)blockIdx.x * ROWS;
     fetch(in, row, 0);
@@ -173,14 +187,14 @@ __global__ void __launch_bounds__(MAX_THREADS)
         float sums[2 * ROWS];
 #pragma unroll
         for (int r = 0; r < ROWS; r++)
-            thread_sums(&sums[2 * r], *slot<T>(stage, r, 0), *slot<T>(stage, r, 1), w,
+            thread_sums(&sums[2 * r], load_slot<T>(stage, r, 0), load_slot<T>(stage, r, 1), w,
                         normal_of(statistics, r));
         block_sums(sums, buffers[stage]);
 #pragma unroll
         for (int r = 0; r < ROWS; r++) {
             /* a row that is not there has rstd and inputs 0 and adds nothing */
-            const Vec<T> out = finish_row(totals, *slot<T>(stage, r, 0), *slot<T>(stage, r, 1),
-                                          *slot<T>(stage, r, 2), w, normal_of(statistics, r),
+            const Vec<T> out = finish_row(totals, load_slot<T>(stage, r, 0), load_slot<T>(stage, r, 1),
+                                          load_slot<T>(stage, r, 2), w, normal_of(statistics, r),
                                           sums[2 * r] * per_channel, sums[2 * r + 1] * per_channel);
             if (active && row + r < in.N) store_vec(dx + (row + r) * in.C + c, out);
         }

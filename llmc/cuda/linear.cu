@@ -37,7 +37,7 @@ void linear_forward(floatX *out, floatX *pre_gelu, const floatX *x, const floatX
                                  (const bf16 *)bias, N, OC, IC);
         return;
     }
-    const GemmBuffers buffers = {out, weight, x, bias, pre_gelu};
+    const GemmBuffers buffers = {out, weight, x, bias, pre_gelu, false};
     const cublasLtEpilogue_t epilogue =
         pre_gelu ? bias ? CUBLASLT_EPILOGUE_GELU_AUX_BIAS : CUBLASLT_EPILOGUE_GELU_AUX
         : bias   ? CUBLASLT_EPILOGUE_BIAS
@@ -56,7 +56,7 @@ void linear_backward_input(floatX *dx, float *dx_sums, const floatX *dout, const
                                   (const bf16 *)pre_gelu, scratch, N, OC, IC);
         return;
     }
-    const GemmBuffers buffers = {dx, weight, dout, NULL, pre_gelu};
+    const GemmBuffers buffers = {dx, weight, dout, NULL, pre_gelu, false};
     const bool epilogue_gelu = pre_gelu && sizeof(T) == sizeof(bf16);
     if (!epilogue_gelu || !gemm<T>(GEMM_BACKWARD_INPUT, CUBLASLT_EPILOGUE_DGELU, &buffers, N, OC, IC)) {
         plain_gemm<T>(GEMM_BACKWARD_INPUT, &buffers, N, OC, IC);

@@ -68,6 +68,7 @@ __device__ __forceinline__ void dkv_consumer(DkvShared<C> &shared, const Backwar
     KeyPlace<C> place;
     place.k = shared_address(shared.k[warpgroup]);
     KeyRows<C> r;
+    write_ones(r);
     for (;; own_at.advance()) {
         shared.own_ring.wait(own_at);
         const Work work = read_work(shared.work);

@@ -20,7 +20,7 @@ template <int HEAD, bool IS_CAUSAL> struct FusedConfig {
     static constexpr int HD = HEAD, WARPGROUPS = SHAPE.warpgroups, STAGES = SHAPE.stages,
                          OWN = SHAPE.own_buffers;
     static constexpr bool CAUSAL = IS_CAUSAL, LATE_DP = SHAPE.flag;
-    static constexpr bool K_IN_REGISTERS = true, V_IN_REGISTERS = false; /* there is no room for both */
+    static constexpr bool K_IN_REGISTERS = true, V_IN_REGISTERS = false; /* 208 hold no more */
     static constexpr bool MASK_KEYS = true;                              /* they are summed over in dQ */
     static constexpr int TILE_ROWS = WARPGROUPS * ROWS, THREADS = (WARPGROUPS + 2) * WARPGROUP;
     static constexpr int TILE_BYTES = ROWS * HD * 2, FOLD_BYTES = ROWS * sizeof(FoldRow);
@@ -104,6 +104,7 @@ __device__ __forceinline__ void fused_keys(FusedShared<C> &shared, const Backwar
     Ring<C::STAGES> at; /* the next block of queries */
     KeyPlace<C> place;
     KeyRows<C> r;
+    write_ones(r);
     Work open = {-1}; /* the tile whose last block's gradients are still to be multiplied; its first row */
     int open_row0 = 0;
     for (;; own_at.advance()) {
@@ -125,10 +126,13 @@ __device__ __forceinline__ void fused_keys(FusedShared<C> &shared, const Backwar
             if (open.index < 0) {
                 place.at = at;
                 first_queries_block(r, shared.queries, place, args.scale_log2);
+                give_ds(r.ds, shared, ds_at, warpgroup, false);
             } else {
-                next_tile_block(r, shared.queries, place, at, open, open_row0, args);
+                next_tile_block(r, shared.queries, place, at, args.scale_log2);
+                give_ds(r.ds, shared, ds_at, warpgroup, false);
+                store_key_rows(r, open, open_row0, args);
+                clear_gradients(r);
             }
-            give_ds(r.ds, shared, ds_at, warpgroup, false);
 #pragma unroll 1
             for (int block = first + 1; block < blocks; block++) {
                 next_queries_block(r, shared.queries, place, args.scale_log2);
@@ -179,7 +183,7 @@ template <class C> __device__ __forceinline__ void fused_dq(FusedShared<C> &shar
     const int T = args.base.T;
     Ring<C::OWN> own_at;
     Ring<2> at;
-    Ring<TURN_BUFFERS> turn_at;
+    TurnAt<TURN_BUFFERS> turn_at;
     for (;; own_at.advance()) {
         shared.own_ring.wait(own_at);
         const Work work = read_work(shared.work[own_at.stage]);
@@ -187,7 +191,7 @@ template <class C> __device__ __forceinline__ void fused_dq(FusedShared<C> &shar
         const int row0 = work.tile * C::TILE_ROWS, first = first_queries<C>(row0, T);
         const uint32_t k = shared_address(shared.own[own_at.stage].k);
 #pragma unroll 1
-        for (int block = first; block < args.turns.blocks; block++, at.advance(), turn_at.advance()) {
+        for (int block = first; block < args.turns.blocks; block++, at.advance()) {
             float dq[C::HD / 2];
             const uint32_t ds = shared_address(shared.ds[at.stage]);
             shared.ds_ring.wait(at);
@@ -212,7 +216,7 @@ template <class C> __device__ __forceinline__ void fused_dq(FusedShared<C> &shar
 template <class C>
 __device__ __forceinline__ void fused_adder(FusedShared<C> &shared, const FusedArgs &args, int buffer) {
     Ring<C::OWN> own_at;
-    Ring<TURN_BUFFERS> at;
+    TurnAt<TURN_BUFFERS> at;
     for (;; own_at.advance()) {
         mbarrier_wait(shared_address(&shared.own_ring.full[own_at.stage]), own_at.parity);
         const Work work = shared.work[own_at.stage];

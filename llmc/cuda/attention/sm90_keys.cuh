@@ -6,8 +6,10 @@
 /* The ring of blocks of queries. */
 template <class C> struct alignas(1024) QueryStages {
     uint8_t q[C::STAGES][C::TILE_BYTES], dout[C::STAGES][C::TILE_BYTES];
-    uint8_t fold[C::STAGES][2][C::FOLD_BYTES]; /* B of the folded step: k 0..7; k 8..15, all zero */
-    uint8_t ones[3][C::FOLD_BYTES]; /* A of it: 1 where FoldRow has -lse / scale; where it has -D; zeros */
+    uint8_t fold[C::STAGES][C::FOLD_BYTES]; /* B of the folded step, for both halves of k */
+    uint8_t ones[3]
+                [C::FOLD_BYTES]; /* A of it: 1 where FoldRow has -lse / scale; where it has -D; zeros, k 8..15
+                                     */
     RingBarriers<C::STAGES> ring;
 };
 
@@ -17,15 +19,14 @@ template <class C> __device__ __forceinline__ int first_queries(int row0, int T)
     return row0 >= T ? blocks : C::CAUSAL ? row0 / ROWS : 0;
 }
 
+enum : uint32_t { ONE_LOW = 0x3f80 /* 1 in bf16 */, ONE_HIGH = ONE_LOW << 16 };
+
 /* Writes what stays: all threads of the kernel, before its first __syncthreads. */
 template <class C> __device__ __forceinline__ void write_constants(QueryStages<C> &queries) {
-    const uint32_t low = 0x3f80, high = low << 16; /* 1 in bf16 */
-    const uint4 zero = {0, 0, 0, 0};
     for (int row = threadIdx.x; row < ROWS; row += C::THREADS) {
-        reinterpret_cast<uint4 *>(queries.ones[0])[row] = make_uint4(high | low, low, 0, 0);
-        reinterpret_cast<uint4 *>(queries.ones[1])[row] = make_uint4(0, high, high | low, 0);
-        reinterpret_cast<uint4 *>(queries.ones[2])[row] = zero;
-        for (int i = 0; i < C::STAGES; i++) reinterpret_cast<uint4 *>(queries.fold[i][1])[row] = zero;
+        reinterpret_cast<uint4 *>(queries.ones[0])[row] = make_uint4(ONE_HIGH | ONE_LOW, ONE_LOW, 0, 0);
+        reinterpret_cast<uint4 *>(queries.ones[1])[row] = make_uint4(0, ONE_HIGH, ONE_HIGH | ONE_LOW, 0);
+        reinterpret_cast<uint4 *>(queries.ones[2])[row] = make_uint4(0, 0, 0, 0);
     }
     fence_proxy_async();
 }
@@ -43,7 +44,7 @@ __device__ __forceinline__ void load_queries(QueryStages<C> &queries, Ring<C::ST
                     work.batch, full);
         tma_load_5d(shared_address(queries.dout[at.stage]), &args.dout, 0, block * ROWS, 0, work.head,
                     work.batch, full);
-        bulk_load(shared_address(queries.fold[at.stage][0]), fold + block * ROWS, C::FOLD_BYTES, full);
+        bulk_load(shared_address(queries.fold[at.stage]), fold + block * ROWS, C::FOLD_BYTES, full);
     }
 }
 
@@ -55,6 +56,7 @@ template <class C> struct KeyRows {
     uint32_t p[ROWS / 16][4]; /* P^T and dS^T as A operands */
     uint32_t ds[ROWS / 16][4];
     uint32_t k[C::K_IN_REGISTERS ? C::HD / 16 : 1][4], v[C::V_IN_REGISTERS ? C::HD / 16 : 1][4];
+    uint32_t ones[C::V_IN_REGISTERS ? 2 : 1][4]; /* the same, where there is room */
     float bias[2]; /* only where !CAUSAL && MASK_KEYS: -inf for rows beyond the sequence, which get P = 0 */
 };
 
@@ -70,12 +72,38 @@ __device__ __forceinline__ void load_fragments(uint32_t (&a)[4][4], uint32_t til
     for (int i = 0; i < 4; i++) ldmatrix_x4(a[i], tile + row * 128 + ((2 * i + lane / 16) ^ (row & 7)) * 16);
 }
 
-/* acc = rows of K or V, in registers or shared memory, times the block's queries, and the folded step. which:
- * of ones. */
+/* Writes r.ones. */
+template <class C> __device__ __forceinline__ void write_ones(KeyRows<C> &r) {
+    if constexpr (C::V_IN_REGISTERS) {
+        const int pair = threadIdx.x % 4; /* of k: 0 and 1, 2 and 3, .. */
+        const uint32_t lse = pair == 0 ? ONE_HIGH | ONE_LOW : pair == 1 ? ONE_LOW : 0;
+        const uint32_t d = pair == 1 ? ONE_HIGH : pair == 2 ? ONE_HIGH | ONE_LOW : 0;
+#pragma unroll
+        for (int i = 0; i < 4; i++) { /* the last two are k 8..15 */
+            r.ones[0][i] = i < 2 ? lse : 0;
+            r.ones[1][i] = i < 2 ? d : 0;
+        }
+        wgmma_results(r.ones); /* made here, not again before each product, which would serialise those */
+    }
+}
+
+/* acc += the block's -lse / scale (which = 0) or -D (1) in every row. */
+template <class C>
+__device__ __forceinline__ void multiply_fold(float (&acc)[ROWS / 2], const KeyRows<C> &r,
+                                              QueryStages<C> &queries, int which, int stage) {
+    const uint64_t b = descriptor_unswizzled(shared_address(queries.fold[stage]), 0);
+    if constexpr (C::V_IN_REGISTERS) {
+        wgmma<D_ADD, B_K_MAJOR>(acc, r.ones[which], b);
+    } else {
+        const uint32_t ones = shared_address(queries.ones[which]), zeros = shared_address(queries.ones[2]);
+        wgmma<D_ADD, B_K_MAJOR>(acc, descriptor_unswizzled(ones, zeros - ones), b);
+    }
+}
+
+/* acc = rows of K or V, in registers or shared memory, times the block's queries. */
 template <class C, bool IN_REGISTERS, int N>
 __device__ __forceinline__ void multiply_queries(float (&acc)[ROWS / 2], const uint32_t (&fragments)[N][4],
-                                                 uint32_t rows, QueryStages<C> &queries, uint32_t tile,
-                                                 int which, int stage) {
+                                                 uint32_t rows, uint32_t tile) {
     const uint64_t b = descriptor_k_major(tile);
     if constexpr (IN_REGISTERS) {
 #pragma unroll
@@ -88,22 +116,22 @@ __device__ __forceinline__ void multiply_queries(float (&acc)[ROWS / 2], const u
     } else {
         multiply_heads<C::HD>(acc, descriptor_k_major(rows), b);
     }
-    wgmma<D_ADD, B_K_MAJOR>(acc, descriptor_unswizzled(shared_address(queries.ones[which]), C::FOLD_BYTES),
-                            descriptor_unswizzled(shared_address(queries.fold[stage]), C::FOLD_BYTES));
-    wgmma_commit();
 }
 
 template <class C>
 __device__ __forceinline__ void multiply_s(KeyRows<C> &r, QueryStages<C> &queries, const KeyPlace<C> &place,
                                            int stage) {
-    multiply_queries<C, C::K_IN_REGISTERS>(r.s, r.k, place.k, queries, shared_address(queries.q[stage]), 0,
-                                           stage);
+    multiply_queries<C, C::K_IN_REGISTERS>(r.s, r.k, place.k, shared_address(queries.q[stage]));
+    multiply_fold(r.s, r, queries, 0, stage);
+    wgmma_commit();
 }
 template <class C>
 __device__ __forceinline__ void multiply_dp(KeyRows<C> &r, QueryStages<C> &queries, const KeyPlace<C> &place,
                                             int stage) {
-    multiply_queries<C, C::V_IN_REGISTERS>(r.dp, r.v, place.k + C::WARPGROUPS * C::TILE_BYTES, queries,
-                                           shared_address(queries.dout[stage]), 1, stage);
+    multiply_queries<C, C::V_IN_REGISTERS>(r.dp, r.v, place.k + C::WARPGROUPS * C::TILE_BYTES,
+                                           shared_address(queries.dout[stage]));
+    multiply_fold(r.dp, r, queries, 1, stage);
+    wgmma_commit();
 }
 
 /* dV += P^T dO, dK += dS^T Q. */
@@ -148,6 +176,11 @@ template <class C> __device__ __forceinline__ void mask_queries(KeyRows<C> &r) {
         if (i / 4 * 8 + i % 2 < first_seen + i / 2 % 2 * 8) r.s[i] = -CUDART_INF_F;
 }
 
+template <class C> __device__ __forceinline__ void clear_gradients(KeyRows<C> &r) {
+#pragma unroll
+    for (int i = 0; i < C::HD / 2; i++) r.dk[i] = r.dv[i] = 0.0f;
+}
+
 /* P and dS of the first block of queries; it lies on the diagonal if causal. */
 template <class C>
 __device__ __forceinline__ void first_queries_block(KeyRows<C> &r, QueryStages<C> &queries,
@@ -163,8 +196,7 @@ __device__ __forceinline__ void first_queries_block(KeyRows<C> &r, QueryStages<C
     wgmma_wait<0>();
     wgmma_results(r.dp);
     key_scores(r);
-#pragma unroll
-    for (int i = 0; i < C::HD / 2; i++) r.dk[i] = r.dv[i] = 0.0f;
+    clear_gradients(r);
 }
 
 /* The gradients of the block in work, then P and dS of the next. */
@@ -207,13 +239,12 @@ __device__ __forceinline__ void store_key_rows(const KeyRows<C> &r, const Work &
     store_rows(dk + args.NH * C::HD, stride, args.T - row0, r.dv, one);
 }
 
-/* From one tile into the next: the gradients of the last block of `work`, whose rows they complete, then P and
- * dS of the first block of the tile that follows, at `next`. One step as any other, where last_gradients,
- * store_key_rows and first_queries_block one after another leave the tensor cores idle. */
+/* From one tile into the next: the gradients of the last block of the tile before, which complete dK and dV,
+ * and P and dS of this tile's first block, at `next`. One step as any other, where last_gradients and
+ * first_queries_block one after the other leave the tensor cores idle. */
 template <class C>
 __device__ __forceinline__ void next_tile_block(KeyRows<C> &r, QueryStages<C> &queries, KeyPlace<C> &place,
-                                                Ring<C::STAGES> next, const Work &work, int row0,
-                                                const BackwardArgs &args) {
+                                                Ring<C::STAGES> next, float scale_log2) {
     queries.ring.wait(next);
     wgmma_fence();
     multiply_gradients(r, queries, place.at.stage);
@@ -224,10 +255,7 @@ __device__ __forceinline__ void next_tile_block(KeyRows<C> &r, QueryStages<C> &q
     gradients_done(r);
     queries.ring.release(place.at);
     if (C::CAUSAL) mask_queries(r);
-    key_probabilities(r, args.scale_log2);
-    store_key_rows(r, work, row0, args);
-#pragma unroll
-    for (int i = 0; i < C::HD / 2; i++) r.dk[i] = r.dv[i] = 0.0f;
+    key_probabilities(r, scale_log2);
     wgmma_wait<0>();
     wgmma_results(r.dp);
     key_scores(r);

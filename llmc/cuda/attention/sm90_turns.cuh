@@ -22,10 +22,10 @@
  *
  * The unit is 64 queries x 64 columns, 16 KB: a head has HD / 64 streams of them, each with sums and counts of
  * its own. In a thread block, a warpgroup that computes dQ of a stream (the owner) and its adders, one thread
- * for each buffer, share a ring of buffers. At step n of a buffer the owner's warps arrive on `owner`, when
- * they have written their share or have read the sums, and the adder completes `adder`, when the share has been
- * read or the sums have arrived. Both first see that step n-1 of the other has ended: then parity cannot be a
- * phase behind. */
+ * for each buffer, share buffers in two rings: of shares that the owner gives, and of sums that the adder
+ * fetches for tile 0. Each ring has its own barriers, for in one the owner comes first and in the other the
+ * adder; a tile uses one of them alone. That both use the same buffers needs no more: an adder has all of a
+ * buffer's copies in its own order, and every thread of the owner reads and writes its own part. */
 #pragma once
 #include "sm90_backward.cuh"
 
@@ -39,34 +39,22 @@ typedef struct Turns {
 
 enum { SHARE_FLOATS = ROWS * 64, SHARE_BYTES = SHARE_FLOATS * 4 };
 
-/* The ring of one stream. A turn (copy, fence, poll: about 3000 clk) may take as long as BUFFERS steps. */
+/* Of one stream. A turn (copy, fence, poll: about 3000 clk) may take as long as BUFFERS steps. */
 template <int BUFFERS> struct alignas(128) TurnBuffers {
     float dq[BUFFERS][SHARE_FLOATS];
-    uint64_t owner[BUFFERS], adder[BUFFERS];
+    RingBarriers<BUFFERS> given, fetched;
 
     __device__ __forceinline__ void init() {
-        for (int i = 0; i < BUFFERS; i++) {
-            mbarrier_init(shared_address(&owner[i]), 4);
-            mbarrier_init(shared_address(&adder[i]), 1);
-        }
+        given.init(1, 4); /* one adder; the owner's four warps */
+        fetched.init(4);
     }
     __device__ __forceinline__ float4 *place(int stage) {
         return reinterpret_cast<float4 *>(dq[stage]) + threadIdx.x % WARPGROUP;
     }
-    __device__ __forceinline__ void wait_owner(Ring<BUFFERS> at, uint32_t parity) {
-        mbarrier_wait(shared_address(&owner[at.stage]), parity);
-    }
-    __device__ __forceinline__ void wait_adder(Ring<BUFFERS> at, uint32_t parity) {
-        mbarrier_wait(shared_address(&adder[at.stage]), parity);
-    }
-    __device__ __forceinline__ void owner_arrive(Ring<BUFFERS> at) {
-        __syncwarp(); /* lane 0's arrival then stands for the accesses of all 32 */
-        if (threadIdx.x % 32 == 0) mbarrier_arrive(shared_address(&owner[at.stage]));
-    }
-    __device__ __forceinline__ void adder_arrive(Ring<BUFFERS> at) {
-        mbarrier_arrive(shared_address(&adder[at.stage]));
-    }
 };
+
+/* Where the owner or an adder is in the rings. */
+template <int BUFFERS> struct TurnAt { Ring<BUFFERS> given, fetched; };
 
 /* Tiles that add to a block's dQ. */
 template <bool CAUSAL> __device__ __forceinline__ int turn_shares(const Turns &turns, int block) {
@@ -77,24 +65,25 @@ template <bool CAUSAL> __device__ __forceinline__ int turn_shares(const Turns &t
 
 /* Hands its share of dQ to the adder. */
 template <int BUFFERS>
-__device__ __forceinline__ void give_share(TurnBuffers<BUFFERS> &buffers, Ring<BUFFERS> at,
+__device__ __forceinline__ void give_share(TurnBuffers<BUFFERS> &buffers, TurnAt<BUFFERS> &at,
                                            const float (&dq)[32]) {
-    float4 *to = buffers.place(at.stage);
-    buffers.wait_adder(at, at.parity ^ 1);
+    float4 *to = buffers.place(at.given.stage);
+    buffers.given.wait_free(at.given);
 #pragma unroll
     for (int i = 0; i < 8; i++)
         to[i * WARPGROUP] = make_float4(dq[4 * i], dq[4 * i + 1], dq[4 * i + 2], dq[4 * i + 3]);
     fence_proxy_async();
-    buffers.owner_arrive(at);
+    __syncwarp(); /* lane 0's arrival then stands for the writes of all 32 */
+    if (threadIdx.x % 32 == 0) mbarrier_arrive(shared_address(&buffers.given.full[at.given.stage]));
+    at.given.advance();
 }
 
 /* dq += the sums of all tiles but tile 0. shares: of the block; with one there are no sums. */
 template <int BUFFERS>
-__device__ __forceinline__ void add_sums(TurnBuffers<BUFFERS> &buffers, Ring<BUFFERS> at, float (&dq)[32],
+__device__ __forceinline__ void add_sums(TurnBuffers<BUFFERS> &buffers, TurnAt<BUFFERS> &at, float (&dq)[32],
                                          int shares) {
-    const float4 *from = buffers.place(at.stage);
-    buffers.wait_adder(at, at.parity ^ 1);
-    buffers.wait_adder(at, at.parity);
+    const float4 *from = buffers.place(at.fetched.stage);
+    buffers.fetched.wait(at.fetched);
     if (shares > 1) {
 #pragma unroll
         for (int i = 0; i < 8; i++) {
@@ -105,7 +94,8 @@ __device__ __forceinline__ void add_sums(TurnBuffers<BUFFERS> &buffers, Ring<BUF
             dq[4 * i + 3] += x.w;
         }
     }
-    buffers.owner_arrive(at);
+    buffers.fetched.release(at.fetched);
+    at.fetched.advance();
 }
 
 /* ---- adders: one thread each ---- */
@@ -121,57 +111,77 @@ __device__ __forceinline__ void wait_turn(const unsigned *count, unsigned turn) 
     fence_proxy_async_global(); /* the copies that follow are not ordinary accesses */
 }
 
-/* Adds the buffer's share to the sums, or stores it if it is the first. */
+/* Adds a share to the sums, or stores it if it is the first. */
 template <int BUFFERS>
-__device__ __forceinline__ void add_share(TurnBuffers<BUFFERS> &buffers, Ring<BUFFERS> at, float *sums,
+__device__ __forceinline__ void add_share(TurnBuffers<BUFFERS> &buffers, int buffer, float *sums,
                                           bool is_first) {
-    const uint32_t share = shared_address(buffers.dq[at.stage]);
-    buffers.wait_owner(at, at.parity);
+    const uint32_t share = shared_address(buffers.dq[buffer]);
     if (is_first)
         bulk_store(sums, share, SHARE_BYTES);
     else
         bulk_add_f32(sums, share, SHARE_BYTES);
     bulk_commit();
     bulk_wait_read<0>();
-    buffers.adder_arrive(at);
+    mbarrier_arrive(shared_address(&buffers.given.empty[buffer]));
     bulk_wait<0>();
 }
 
-/* Fetches the sums into the buffer. */
-template <int BUFFERS>
-__device__ __forceinline__ void fetch_sums(TurnBuffers<BUFFERS> &buffers, Ring<BUFFERS> at,
-                                           const float *sums) {
-    const uint32_t arrived = shared_address(&buffers.adder[at.stage]);
-    mbarrier_arrive_expect_tx(arrived, SHARE_BYTES);
-    bulk_load(shared_address(buffers.dq[at.stage]), sums, SHARE_BYTES, arrived);
-    buffers.wait_adder(at, at.parity);
+/* A tile's turns: its head has `rounds` heads before it in the slot, and the count of its first block is
+ * counts[place]. */
+typedef struct TileTurns {
+    int64_t place;
+    int rounds, tile, first_block;
+} TileTurns;
+
+/* All turns of a tile that is not 0, as far as their shares pass through `buffer`. */
+template <bool CAUSAL, int BUFFERS>
+__device__ __forceinline__ void add_shares(TurnBuffers<BUFFERS> &buffers, Ring<BUFFERS> &at, int buffer,
+                                           const Turns &turns, const TileTurns &mine) {
+    for (int block = mine.first_block; block < turns.blocks; block++, at.advance()) {
+        if (at.stage != buffer) continue;
+        const int shares = turn_shares<CAUSAL>(turns, block);
+        unsigned *count = turns.counts + mine.place + block;
+        wait_turn(count, mine.rounds * shares + shares - 1 - mine.tile);
+        mbarrier_wait(shared_address(&buffers.given.full[buffer]), at.parity);
+        add_share(buffers, buffer, turns.sums + (mine.place + block) * SHARE_FLOATS, mine.tile == shares - 1);
+        add_release(count, 1);
+    }
 }
 
-/* All turns of a tile whose blocks start at first_block, as far as they pass through buffer `which`. head: of
- * B*NH. */
+/* The same for tile 0, which takes the last turn of every block. */
 template <bool CAUSAL, int BUFFERS>
-__device__ __forceinline__ void take_turns(TurnBuffers<BUFFERS> &buffers, Ring<BUFFERS> &at, int which,
-                                           const Turns &turns, int head, int stream, int tile,
-                                           int first_block) {
-    const int round = head / turns.slots;
-    const int64_t place = ((int64_t)(head % turns.slots) * turns.streams + stream) * turns.blocks;
-    unsigned *counts = turns.counts + place;
-    float *sums = turns.sums + place * SHARE_FLOATS;
-    for (int block = first_block; block < turns.blocks; block++, at.advance()) {
-        if (at.stage != which) continue;
+__device__ __forceinline__ void fetch_sums(TurnBuffers<BUFFERS> &buffers, Ring<BUFFERS> &at, int buffer,
+                                           const Turns &turns, const TileTurns &mine) {
+    const uint32_t full = shared_address(&buffers.fetched.full[buffer]);
+    for (int block = 0; block < turns.blocks; block++, at.advance()) {
+        if (at.stage != buffer) continue;
         const int shares = turn_shares<CAUSAL>(turns, block);
-        buffers.wait_owner(at, at.parity ^ 1);
+        unsigned *count = turns.counts + mine.place + block;
+        buffers.fetched.wait_free(at);
         if (shares == 1) {
-            buffers.adder_arrive(at);
+            mbarrier_arrive(full);
             continue;
         }
-        wait_turn(counts + block, round * shares + shares - 1 - tile);
-        if (tile == 0)
-            fetch_sums(buffers, at, sums + (int64_t)block * SHARE_FLOATS);
-        else
-            add_share(buffers, at, sums + (int64_t)block * SHARE_FLOATS, tile == shares - 1);
-        add_release(counts + block, 1);
+        wait_turn(count, mine.rounds * shares + shares - 1);
+        mbarrier_arrive_expect_tx(full, SHARE_BYTES);
+        bulk_load(shared_address(buffers.dq[buffer]), turns.sums + (mine.place + block) * SHARE_FLOATS,
+                  SHARE_BYTES, full);
+        mbarrier_wait(full, at.parity);
+        add_release(count, 1);
     }
+}
+
+/* An adder's part in a tile whose blocks start at first_block. head: of B*NH. */
+template <bool CAUSAL, int BUFFERS>
+__device__ __forceinline__ void take_turns(TurnBuffers<BUFFERS> &buffers, TurnAt<BUFFERS> &at, int buffer,
+                                           const Turns &turns, int head, int stream, int tile,
+                                           int first_block) {
+    const TileTurns mine = {((int64_t)(head % turns.slots) * turns.streams + stream) * turns.blocks,
+                            head / turns.slots, tile, first_block};
+    if (tile == 0)
+        fetch_sums<CAUSAL>(buffers, at.fetched, buffer, turns, mine);
+    else
+        add_shares<CAUSAL>(buffers, at.given, buffer, turns, mine);
 }
 
 /* ---- D and the counts, before the pass ---- */

@@ -100,31 +100,36 @@ static Sizes packed_sizes(int B, int T, int NH, int HD, bool causal) {
 static int add_checks(Sizes *list, const Options *o, int HD, bool causal) {
     static const struct {
         int B, T, NH, Tk, DV; /* Tk, DV 0: T, HD */
-        bool small;           /* --quick keeps it */
+        bool sparse, dropout;
     } shapes[] = {
-        {1,  1,    1,  0,   0,  true },
-        {2,  63,   2,  0,   0,  true },
-        {1,  64,   1,  0,   0,  true },
-        {1,  65,   3,  0,   0,  true },
-        {1,  192,  2,  0,   0,  true },
-        {2,  200,  2,  0,   0,  true },
-        {1,  1000, 2,  0,   0,  false},
-        {1,  1023, 1,  0,   0,  false},
-        {2,  1024, 12, 0,   0,  false},
-        {1,  4096, 2,  0,   0,  false},
-        {25, 250,  24, 0,   0,  false},
-        {2,  70,   2,  133, 0,  true },
-        {1,  133,  2,  70,  0,  true },
-        {1,  100,  2,  0,   32, true },
+        {1,  1,    1,  0,    0,  false, false},
+        {2,  63,   2,  0,    0,  false, false},
+        {1,  64,   1,  0,    0,  false, false},
+        {1,  65,   3,  0,    0,  false, false},
+        {1,  192,  2,  0,    0,  false, false},
+        {2,  200,  2,  0,    0,  false, false},
+        {1,  1000, 2,  0,    0,  false, false},
+        {1,  1023, 1,  0,    0,  false, false},
+        {2,  1024, 12, 0,    0,  false, false},
+        {1,  4096, 2,  0,    0,  false, false},
+        {25, 250,  24, 0,    0,  false, false},
+        {2,  70,   2,  133,  0,  false, false},
+        {1,  133,  2,  70,   0,  false, false},
+        {2,  1,    3,  4000, 0,  false, false},
+        {1,  100,  2,  0,    32, false, false},
+        {1,  200,  2,  0,    0,  false, true },
+        {1,  700,  2,  0,    0,  true,  false},
     };
     int n = 0;
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
-        if (o->n_T || (o->quick && !shapes[i].small)) continue;
-        list[n] = packed_sizes(shapes[i].B, shapes[i].T, shapes[i].NH, HD, causal);
-        if (shapes[i].Tk) list[n].Tk = shapes[i].Tk;
-        if (shapes[i].DV) list[n].DV = shapes[i].DV;
-        list[n].adversarial = shapes[i].T == 200 || shapes[i].T == 1000;
-        n++;
+        if (o->n_T || (o->quick && (shapes[i].B * shapes[i].T > 400 || shapes[i].Tk > 1000))) continue;
+        Sizes *s = &list[n++];
+        *s = packed_sizes(shapes[i].B, shapes[i].T, shapes[i].NH, HD, causal);
+        if (shapes[i].Tk) s->Tk = shapes[i].Tk;
+        if (shapes[i].DV) s->DV = shapes[i].DV;
+        s->sparse = shapes[i].sparse;
+        s->dropout = shapes[i].dropout;
+        s->adversarial = (s->T == 200 && s->B == 2) || s->T == 1000;
     }
     for (int i = 0; i < o->n_T; i++) {
         list[n] = packed_sizes(1, o->T[i], 2, HD, causal);
@@ -133,12 +138,15 @@ static int add_checks(Sizes *list, const Options *o, int HD, bool causal) {
     return n;
 }
 
-/* B*T = batch_tokens, NH*HD = channels: every T moves the same bytes. */
+/* B*T = batch_tokens, NH*HD = channels: every T moves the same bytes. With --queries, B*Tk = batch_tokens. */
 static int add_timings(Sizes *list, const Options *o, int HD, bool causal) {
     const int NH = o->channels / HD > 0 ? o->channels / HD : 1;
     for (int i = 0; i < o->n_T; i++) {
         const int64_t B = o->batch_tokens / o->T[i];
         list[i] = packed_sizes(B > 0 ? (int)B : 1, o->T[i], NH, HD, causal);
+        if (o->queries) list[i].T = o->queries;
+        list[i].sparse = o->sparse;
+        list[i].dropout = o->dropout;
     }
     return o->n_T;
 }

@@ -47,17 +47,58 @@ HOST_DEVICE int64_t attention_out_elems(const Sizes *s) {
     return (int64_t)s->B * s->T * s->NH * s->DV;
 }
 
-/* Keys that query i sees. */
+/* The mask of the sparse forms, by blocks of 64 x 64: keys within 128 of the query, the 8 first queries and keys
+ * (their blocks) with all, and a tenth of the other blocks at random (Zaheer et al. 2020, the pattern of Big
+ * Bird). */
+enum { SPARSE_BLOCK = 64, SPARSE_WINDOW = 128 };
+
+/* SplitMix64's finaliser (Steele, Lea & Flood 2014). */
+HOST_DEVICE uint32_t attention_hash(uint64_t x) {
+    x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9u;
+    x = (x ^ x >> 27) * 0x94D049BB133111EBu;
+    return (uint32_t)((x ^ x >> 31) >> 32);
+}
+HOST_DEVICE bool attention_block_set(const Sizes *s, int query_block, int key_block) {
+    if (!s->sparse || query_block == 0 || key_block == 0) return true;
+    const int distance = query_block - key_block;
+    if ((distance < 0 ? -distance : distance) <= SPARSE_WINDOW / SPARSE_BLOCK) return true;
+    return attention_hash(((uint64_t)query_block << 32 | (uint32_t)key_block) + 0x9E3779B97F4A7C15u) <
+           0xFFFFFFFFu / 10;
+}
+
+/* What P_ij is multiplied with under dropout: 0 for a tenth, else 1/0.9; from a counter, so that backward draws
+ * what forward drew and nothing is stored. row = (b*NH + head)*T + i. */
+HOST_DEVICE float attention_dropout(const Sizes *s, int64_t row, int j) {
+    if (!s->dropout) return 1;
+    return attention_hash((uint64_t)row * (uint64_t)s->Tk + (uint64_t)j + 0xD1B54A32D192ED03u) <
+                   0xFFFFFFFFu / 10
+               ? 0
+               : 1 / 0.9f;
+}
+
+/* Keys that query i can see; of a sparse mask, those in blocks that are set. */
 HOST_DEVICE int attention_visible(const Sizes *s, int i) {
     if (!s->causal) return s->Tk;
     const int n = i + 1 + s->Tk - s->T;
     return n < 0 ? 0 : n;
 }
 
+/* The part of the blocks that a sparse mask sets. */
+HOST_DEVICE double attention_density(const Sizes *s) {
+    double set = 0, all = 0;
+    for (int q = 0; s->sparse && q * SPARSE_BLOCK < s->T; q++)
+        for (int k = 0; k * SPARSE_BLOCK < attention_visible(s, (q + 1) * SPARSE_BLOCK - 1); k++) {
+            if (k * SPARSE_BLOCK >= s->Tk) break;
+            all++;
+            set += attention_block_set(s, q, k);
+        }
+    return all > 0 ? set / all : 1;
+}
+
 /* Pairs of query and key that are not masked, of all heads; causal counted as half of T*T, as in the
  * literature. */
 HOST_DEVICE double attention_pairs(const Sizes *s) {
-    const double T = s->T, Tk = s->Tk, heads = (double)s->B * s->NH;
+    const double T = s->T, Tk = s->Tk, heads = (double)s->B * s->NH * attention_density(s);
     if (!s->causal) return heads * T * Tk;
     return heads * (Tk >= T ? T * (Tk - T) + T * T / 2 : Tk * Tk / 2);
 }

@@ -71,6 +71,10 @@ HOST_DEVICE double score(const AttentionReference *r, const float *q, const floa
     return keep(row_dot(q, k, r->s.HD, p) * keep(1 / sqrt((double)r->s.HD), p), p);
 }
 
+HOST_DEVICE bool block_set(const AttentionReference *r, int i, int j) {
+    return attention_block_set(&r->s, i / SPARSE_BLOCK, j / SPARSE_BLOCK);
+}
+
 /* O_i = sum_j P_ij V_j with P_ij = exp(S_ij - max) / sum, L_i = max + log(sum) */
 HOST_DEVICE void forward_row(const AttentionReference *r, int64_t row, Precision p) {
     const RowPlace at = row_place(&r->s, row, r->s.T);
@@ -78,13 +82,15 @@ HOST_DEVICE void forward_row(const AttentionReference *r, int64_t row, Precision
     const float *q = q_row(r, at, at.t);
     double max = -INFINITY, sum = 0, o[LARGEST_HEAD] = {0};
     for (int j = 0; j < n; j++) {
+        if (!block_set(r, at.t, j)) continue;
         const double s = score(r, q, k_row(r, at, j), p);
         if (!(s <= max)) max = s;
     }
     for (int j = 0; j < n; j++) {
+        if (!block_set(r, at.t, j)) continue;
         const double e = keep(exp(keep(score(r, q, k_row(r, at, j), p) - max, p)), p);
         sum = keep(sum + e, p);
-        row_add(o, stored(e, p), v_row(r, at, j), DV, p);
+        row_add(o, stored(e * attention_dropout(&r->s, row, j), p), v_row(r, at, j), DV, p);
     }
     for (int d = 0; d < DV; d++) r->out[out_at(r, at, at.t) + d] = stored(n ? o[d] / sum : 0, p);
     r->lse[row] = keep(max + log(sum), p);
@@ -102,16 +108,21 @@ HOST_DEVICE void d_row(const AttentionReference *r, int64_t row, Precision p) {
     r->d[row] = sum[0];
 }
 
+/* P_ij = exp(S_ij - L_i), dS_ij = P_ij (dO_i.V_j - D_i), as fed to the products. Under dropout with factor f_ij,
+ * O_i = sum_j f_ij P_ij V_j: dV takes f P, and f multiplies dO.V; D = rowsum(dO O) stays. */
 typedef struct PairGradient {
-    double p, ds; /* P_ij = exp(S_ij - L_i), dS_ij = P_ij (dO_i.V_j - D_i), as fed to the products */
+    double p, ds;
 } PairGradient;
 
 HOST_DEVICE PairGradient pair_gradient(const AttentionReference *r, RowPlace at, int i, int j, Precision p) {
     const int64_t row = ((int64_t)at.b * r->s.NH + at.head) * r->s.T + i;
-    const double s = score(r, q_row(r, at, i), k_row(r, at, j), p);
+    PairGradient g = {0, 0};
+    if (!block_set(r, i, j)) return g;
+    const double s = score(r, q_row(r, at, i), k_row(r, at, j), p), factor = attention_dropout(&r->s, row, j);
     const double prob = keep(exp(keep(s - r->lse[row], p)), p);
-    const double dp = row_dot(r->dout + out_at(r, at, i), v_row(r, at, j), r->s.DV, p);
-    const PairGradient g = {stored(prob, p), stored(prob * keep(dp - r->d[row], p), p)};
+    const double dp = factor * row_dot(r->dout + out_at(r, at, i), v_row(r, at, j), r->s.DV, p);
+    g.p = stored(factor * prob, p);
+    g.ds = stored(prob * keep(dp - r->d[row], p), p);
     return g;
 }
 

@@ -9,7 +9,7 @@
 #include "../../llmc/cuda/attention/paths.cuh"
 #include "../../llmc/cuda/attention/sm90.cuh"
 #include "../../llmc/cuda/cuda_common.cuh"
-#include "attention.h"
+#include "ladder.h"
 
 /* ---- the trainer's kernels ---- */
 
@@ -54,16 +54,17 @@ static void hopper_split(const Call *c) {
     hopper_dkv(c);
 }
 static void hopper_fused(const Call *c) {
-    attention_backward_sm90_fused(c->p[BACKWARD_DQKV], c->p[BACKWARD_DOUT], c->p[BACKWARD_OUT],
-                                  c->p[BACKWARD_QKV], (const float *)c->p[BACKWARD_LSE],
-                                  c->p[BACKWARD_SCRATCH], c->s.B, c->s.T, c->s.NH, c->s.causal);
+    const auto fused = c->s.HD == 64 ? attention_backward_sm90_fused : attention_backward_sm90_fused128;
+    fused(c->p[BACKWARD_DQKV], c->p[BACKWARD_DOUT], c->p[BACKWARD_OUT], c->p[BACKWARD_QKV],
+          (const float *)c->p[BACKWARD_LSE], c->p[BACKWARD_SCRATCH], c->s.B, c->s.T, c->s.NH, c->s.causal);
 }
 
 static size_t hopper_scratch(const Sizes *s) {
     return attention_backward_sm90_scratch_bytes(s->B, s->T, s->NH);
 }
 static size_t fused_scratch(const Sizes *s) {
-    return attention_backward_sm90_fused_scratch_bytes(s->B, s->T, s->NH);
+    return s->HD == 64 ? attention_backward_sm90_fused_scratch_bytes(s->B, s->T, s->NH)
+                       : attention_backward_sm90_fused128_scratch_bytes(s->B, s->T, s->NH);
 }
 
 /* The first pass of two makes S, dP and dQ: 3 products of 5; the second S, dP, dV and dK: 4. */
@@ -77,9 +78,58 @@ static double split_flops(const Sizes *s) {
     return dq_flops(s) + dkv_flops(s);
 }
 
+/* ---- the standard form: the trainer's T*T path ---- */
+
+static size_t probs_elems(const Sizes *s) {
+    return (size_t)s->B * s->NH * s->T * s->Tk;
+}
+template <int TENSORS> static size_t standard_scratch(const Sizes *s) {
+    return TENSORS * probs_elems(s) * 4 + attention_out_elems(s) * 4;
+}
+/* Tensor `index` of size T*T in scratch; the one after the last is of the size of out. */
+static void *probs_at(void *scratch, const Call *c, int index) {
+    return (char *)scratch + index * probs_elems(&c->s) * dtype_bytes(c->ops->dtype);
+}
+static void standard_forward(const Call *c) {
+    c->ops->attention_standard_forward(c->p[FORWARD_OUT], c->p[FORWARD_SCRATCH], c->p[FORWARD_QKV], c->s.B,
+                                       c->s.T, c->s.NH, c->s.HD);
+}
+static void standard_backward_prepare(const Call *c) {
+    void *scratch = c->p[BACKWARD_SCRATCH];
+    c->ops->attention_standard_forward(probs_at(scratch, c, 2), scratch, c->p[BACKWARD_QKV], c->s.B, c->s.T,
+                                       c->s.NH, c->s.HD);
+}
+static void standard_backward(const Call *c) {
+    void *scratch = c->p[BACKWARD_SCRATCH];
+    c->ops->attention_standard_backward(c->p[BACKWARD_DQKV], probs_at(scratch, c, 1), c->p[BACKWARD_DOUT],
+                                        scratch, c->p[BACKWARD_QKV], c->s.B, c->s.T, c->s.NH, c->s.HD);
+}
+/* S written, read and written by the softmax, P read: all of size T*T, masked half or not. */
+static double standard_forward_bytes(const Sizes *s, int elem) {
+    return elem * (4.0 * probs_elems(s) + attention_qkv_elems(s) + attention_out_elems(s));
+}
+/* P read for dV and for dS, dP written and read, dS written and read twice. */
+static double standard_backward_bytes(const Sizes *s, int elem) {
+    return elem * (7.0 * probs_elems(s) + 2.0 * attention_qkv_elems(s) + 2.0 * attention_out_elems(s));
+}
+
 /* ---- the table ---- */
 
-enum { PARTS_DQ = 1, PARTS_DK = 2, PARTS_DV = 4 };
+enum { PARTS_DQ = 1, PARTS_DK = 2, PARTS_DV = 4, PARTS_LSE = 2 };
+
+/* A system of the ladder, with bf16 and with fp32 storage; the rest are fields between dtype and teaches. */
+#define LADDER(op_name, row_name, function, text, ...)                                                       \
+    {.op = op_name,                                                                                          \
+     .name = row_name,                                                                                       \
+     .run = function,                                                                                        \
+     .needs = NEEDS_GPU,                                                                                     \
+     .dtype = DTYPE_BF16,                                                                                    \
+     __VA_ARGS__,                                                                                            \
+     .teaches = text},                                                                                       \
+    {                                                                                                        \
+        .op = op_name, .name = row_name "_fp32", .run = function, .needs = NEEDS_GPU, .dtype = DTYPE_F32,    \
+        __VA_ARGS__, .teaches = text                                                                         \
+    }
 
 /* To add a variant: a row, fields in the order of Variant (lab.h). */
 static const Variant rows[] = {
@@ -146,6 +196,30 @@ static const Variant rows[] = {
      .flags = CAUSAL_ONLY | PACKED_ONLY,
      .teaches = "the same source with fp32 storage: the trainer's --precision fp32"},
 
+    LADDER("attention_forward", "standard", standard_forward,
+           "F1: S, softmax and P V as three steps over T*T in memory", .flags = CAUSAL_ONLY | PACKED_ONLY,
+           .scratch_bytes = standard_scratch<1>, .bytes = standard_forward_bytes, .skips_parts = PARTS_LSE),
+    LADDER("attention_forward", "naive_fused", naive_fused,
+           "F2: one launch, yet slow: O goes through memory at every key",
+           .scratch_bytes = naive_fused_scratch, .bytes = naive_fused_bytes),
+    LADDER("attention_forward", "flash1", flash1_forward,
+           "F3: keys in the outer loop; O, l, m re-read for every block pair",
+           .head_sizes = {16,          32, 64, 128},
+    .scratch_bytes = flash1_scratch, .bytes = flash1_forward_bytes),
+    LADDER("attention_forward", "flash2", flash2_forward,
+           "F4: queries outer, O stays on the chip; any Tq, Tk, dv", .flags = TAKES_SPARSE | TAKES_DROPOUT,
+           .bytes = flash2_forward_bytes),
+    LADDER("attention_forward", "lite", lite, "F5: every tile's softmax by itself: wrong beyond one tile",
+           .head_sizes = {16,                             32, 64, 128},
+    .flags = INEXACT, .bytes = flash2_forward_bytes),
+    LADDER("attention_forward", "online", online, "F6: and the running max and sum, ten lines more: exact",
+           .head_sizes = {16, 32, 64, 128},
+    .bytes = flash2_forward_bytes),
+    LADDER("attention_forward", "scalar_online", scalar_online,
+           "F7: the recurrence alone, a warp a query, exp2", .bytes = scalar_online_bytes),
+    LADDER("attention_forward", "flash_decoding", flash_decoding, "F13: few queries, keys split over blocks",
+           .max_T = 16, .scratch_bytes = flash_decoding_scratch),
+
     {.op = "attention_backward",
      .name = "hopper",
      .run = hopper_backward,
@@ -193,7 +267,7 @@ static const Variant rows[] = {
      .run = hopper_fused,
      .needs = NEEDS_HOPPER,
      .dtype = DTYPE_BF16,
-     .head_sizes = {64},
+     .head_sizes = {64, 128},
      .flags = PACKED_ONLY,
      .scratch_bytes = fused_scratch,
      .teaches =
@@ -223,7 +297,21 @@ static const Variant rows[] = {
      .flags = CAUSAL_ONLY | PACKED_ONLY,
      .flops = split_flops,
      .teaches = "the same source with fp32 storage"},
-    {.name = NULL                  },
+    LADDER("attention_backward", "standard", standard_backward, "B1: from the P that forward stored, T*T",
+           .flags = CAUSAL_ONLY | PACKED_ONLY, .scratch_bytes = standard_scratch<2>,
+           .prepare = standard_backward_prepare, .bytes = standard_backward_bytes),
+    LADDER("attention_backward", "flash1", flash1_backward,
+           "B2: P again from m and l; a head is one block's work", .head_sizes = {16,                             32, 64, 128},
+           .scratch_bytes = flash1_scratch, .prepare = flash1_prepare, .bytes = flash1_backward_bytes),
+    LADDER("attention_backward", "flash2", flash2_backward, "B3: P again from L; dQ by atomic adds",
+           .head_sizes = {16, 32, 64, 128},
+    .flags = NOT_BITWISE | TAKES_SPARSE | TAKES_DROPOUT,
+           .scratch_bytes = flash2_backward_scratch, .bytes = flash2_backward_bytes),
+    LADDER("attention_backward", "p_only", flash2_backward_p_only,
+           "dQ and dK from P without dS, as once published: wrong", .head_sizes = {16,                  32, 64, 128},
+           .flags = INEXACT | NOT_BITWISE, .scratch_bytes = flash2_backward_scratch,
+           .bytes = flash2_backward_bytes),
+    {.name = NULL          },
 };
 
 extern "C" const Variant *const cuda_variants = rows;

@@ -7,14 +7,14 @@
 #include <string.h>
 #include "lab.h"
 
-enum { MAX_VARIANTS = 128 };
-
 static int n_passed, n_failed, n_skipped;
 
 /* ---- checks ---- */
 
 static void check_variant(const Case *c, const Variant *v, const Options *o) {
+    watch_begin(v, &c->s);
     const Findings f = case_check(c, v, lab_table(v->needs, v->dtype), o->repeat);
+    watch_end();
     const char *result = !f.ok ? "FAIL" : v->flags & INEXACT ? "inexact" : "ok";
     n_passed += f.ok;
     n_failed += !f.ok;

@@ -8,6 +8,7 @@
  *   lab_case.c     inputs, reference, one variant checked    lab_time.c    roofs and timing
  *   lab_report.c   the CSV file, texts of sizes              lab_tables.c  rows: selection, requirements, --list
  *   lab_faults.c   faulty variants: the checker's own check  lab_ops.c     the ops other than attention
+ *   lab_watchdog.c kernels that hang
  *   ../attention/  attention's ops, its reference, its variants
  *
  * To add a variant: write its file, and add a row to the table of its op (dev/README.md has an example). */
@@ -20,7 +21,7 @@
 extern "C" {
 #endif
 
-enum { MAX_OPERANDS = 12, MAX_PARTS = 3, MAX_SIZES = 256, MAX_OPS = 64 };
+enum { MAX_OPERANDS = 12, MAX_PARTS = 3, MAX_SIZES = 256, MAX_OPS = 64, MAX_VARIANTS = 128 };
 
 /* Sizes of a case; an op reads those it knows, the others stay 0. */
 typedef struct Sizes {
@@ -28,6 +29,8 @@ typedef struct Sizes {
     int NH, HD;   /* heads, head size of q and k */
     int DV;       /* head size of v */
     bool causal;  /* query i sees the keys j <= i + Tk - T */
+    bool sparse;  /* attention.h: blocks of 64 x 64, near the diagonal, global, or random */
+    bool dropout; /* attention.h: a tenth of P is 0, the rest grows by as much */
     int64_t N;    /* rows, or elements */
     int C, OC, IC, V, Vp;
     bool adversarial; /* checks: the other kinds of input are tried at these sizes too */
@@ -78,6 +81,8 @@ enum {
     INEXACT = 4,     /* wrong by design: errors are shown and do not fail */
     NOT_BITWISE = 8, /* a second run may differ in the last bits */
     NO_NAN = 16,     /* NaN and inf inputs are not promised to come through */
+    TAKES_SPARSE = 32,
+    TAKES_DROPOUT = 64,
 };
 
 typedef struct Variant {
@@ -92,7 +97,7 @@ typedef struct Variant {
     void (*prepare)(const Call *call);               /* before each run, not timed; NULL: nothing */
     double (*flops)(const Sizes *s);                 /* of this algorithm; NULL: the op's */
     double (*bytes)(const Sizes *s, int elem_bytes); /* moved to and from device memory; NULL: the op's */
-    unsigned skips_parts; /* bit p: part p of the first operand is not written by this variant */
+    unsigned skips_parts; /* bit p: part p of the results, in order, is not written by this variant */
     const char *teaches;
 } Variant;
 
@@ -142,6 +147,8 @@ typedef struct Options {
     int causal;                 /* -1: both */
     int repeat;
     double seconds;
+    int queries; /* 0: as many as keys */
+    bool sparse, dropout;
     bool check, time, quick, burst, sustained, list, help;
 } Options;
 
@@ -156,7 +163,8 @@ const char *lab_cuda_versions(void);                   /* of driver and runtime 
 /* ---- lab_flags.c ---- */
 bool lab_flags(Options *o, int argc, char **argv, Error *err);
 void lab_usage(void);
-/* True if the comma-separated list of names or patterns holds the name; an empty list holds every name. */
+/* True if the comma-separated list of names or patterns holds the name. !NAME leaves a name out; a list of nothing
+ * else holds all the others. */
 bool list_matches(const char *list, const char *name);
 
 /* ---- lab_tables.c ---- */
@@ -200,6 +208,11 @@ bool checker_sees_faults(void);
 double seconds_now(void);
 /* Times the variants, all of one device and storage type, at one size; prints a line for each. */
 void time_variants(const LabOp *op, const Sizes *s, const Variant *const *variants, int n, const Options *o);
+
+/* ---- lab_watchdog.c ---- */
+/* Until watch_end, a kernel that does not come back within a minute ends the program with a line that says which. */
+void watch_begin(const Variant *v, const Sizes *s);
+void watch_end(void);
 
 /* ---- lab_report.c ---- */
 /* Opens the CSV file, if there is to be one, and writes its comment lines. */

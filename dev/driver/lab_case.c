@@ -171,8 +171,8 @@ static void hold(Findings *f, double error, double limit) {
     f->limit = limit;
 }
 
-/* All parts of result k but those that the variant skips. */
-static void check_values(const Case *c, int k, const double *got, unsigned skips, Findings *f) {
+/* All parts of result k but those that the variant skips; returns the number of parts. */
+static int check_values(const Case *c, int k, const double *got, unsigned skips, Findings *f) {
     const Operand *o = &c->operands[k];
     Part parts[MAX_PARTS];
     const int n = parts_of(o, parts);
@@ -185,6 +185,7 @@ static void check_values(const Case *c, int k, const double *got, unsigned skips
         say(f, " row %.1e", e.worst);
         hold(f, e.worst, 2 * plain.worst + o->limit);
     }
+    return n;
 }
 
 /* ---- running ---- */
@@ -256,6 +257,7 @@ static void *fetch(const Run *run, int k) {
 /* Values of the first run, inputs and guard bands after it. */
 static void check_first(Run *run, Findings *f) {
     const Case *c = run->c;
+    unsigned skips = run->v->skips_parts;
     for (int k = 0; k < c->n; k++) {
         if (!run->device[k].base) continue;
         const Operand *o = &c->operands[k];
@@ -266,7 +268,7 @@ static void check_first(Run *run, Findings *f) {
         run->first[k] = fetch(run, k);
         if (is_result(o)) {
             double *got = decode(run->first[k], o, c->dtype);
-            check_values(c, k, got, k == 0 ? run->v->skips_parts : 0, f);
+            skips >>= check_values(c, k, got, skips, f);
             free(got);
         } else if (memcmp(run->first[k], run->image[k], run->device[k].bytes)) {
             say(f, "  CHANGED ITS INPUT %s", o->name);

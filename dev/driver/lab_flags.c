@@ -33,13 +33,17 @@ static const Flag flags[] = {
     {"--list",         NULL, NULL,      FLAG_ON,      FIELD(list),
      "every op and variant, whether it runs here, what it teaches"                                                               },
     {"--variant",      NULL, "NAMES",   FLAG_TEXT,    FIELD(variants),
-     "comma-separated names, * matches any part; default: all"                                                                   },
+     "comma-separated names, * matches any part, !NAME leaves out"                                                               },
     {"--check",        NULL, NULL,      FLAG_ON,      FIELD(check),        "only check; default: check, then time"               },
     {"--time",         NULL, NULL,      FLAG_ON,      FIELD(time),         "only time"                                           },
     {"--quick",        NULL, NULL,      FLAG_ON,      FIELD(quick),        "smaller checks, shorter timings"                     },
     {"--T",            "-T", "LENGTHS", FLAG_LENGTHS, FIELD(T),            "sequence lengths: 1024,4096 or 1024:131072, doubling"},
     {"--head-size",    NULL, "SIZES",   FLAG_HEADS,   FIELD(head_sizes),   "head sizes; default: 64,128"                         },
     {"--causal",       NULL, "0|1",     FLAG_MASK,    FIELD(causal),       "default: both"                                       },
+    {"--queries",      NULL, "N",       FLAG_COUNT,   FIELD(queries),
+     "timing: queries of each sequence, keys as --T says; 1: decoding"                                                           },
+    {"--sparse",       NULL, NULL,      FLAG_ON,      FIELD(sparse),       "timing: block-sparse attention"                      },
+    {"--dropout",      NULL, NULL,      FLAG_ON,      FIELD(dropout),      "timing: attention with dropout"                      },
     {"--batch-tokens", NULL, "N",       FLAG_COUNT,   FIELD(batch_tokens),
      "timing: B*T; default: 65536 (4096 on a CPU)"                                                                               },
     {"--channels",     NULL, "N",       FLAG_COUNT,   FIELD(channels),
@@ -172,10 +176,15 @@ static bool parse_value(const Flag *f, const char *text, Options *o, Error *err)
 
 bool list_matches(const char *list, const char *name) {
     char copy[512];
+    bool only_exclusions = true, found = false;
     snprintf(copy, sizeof copy, "%s", list);
-    for (char *rest = copy, *item; (item = strsep(&rest, ",")) != NULL;)
-        if (*item && fnmatch(item, name, 0) == 0) return true;
-    return *list == 0;
+    for (char *rest = copy, *item; (item = strsep(&rest, ",")) != NULL;) {
+        if (*item == '!' && fnmatch(item + 1, name, 0) == 0) return false;
+        if (*item == '!' || *item == 0) continue;
+        only_exclusions = false;
+        found = found || fnmatch(item, name, 0) == 0;
+    }
+    return found || only_exclusions;
 }
 
 static const Flag *find_flag(const char *name) {

@@ -25,8 +25,8 @@ const char *sizes_text(const Sizes *s) {
     char keys[24] = "", values[24] = "";
     if (s->Tk != s->T) snprintf(keys, sizeof keys, ":%d", s->Tk);
     if (s->DV != s->HD) snprintf(values, sizeof values, ":%d", s->DV);
-    snprintf(text, sizeof text, "%d x %d%s, %d x %d%s %s", s->B, s->T, keys, s->NH, s->HD, values,
-             s->causal ? "causal" : "full");
+    snprintf(text, sizeof text, "%d x %d%s, %d x %d%s %s%s%s", s->B, s->T, keys, s->NH, s->HD, values,
+             s->causal ? "causal" : "full", s->sparse ? " sparse" : "", s->dropout ? " dropout" : "");
     return text;
 }
 
@@ -40,10 +40,9 @@ static void write_header(int argc, char **argv) {
     if (gpu) fprintf(csv, "# gpu %s\n# %s\n", gpu->device_name(), lab_cuda_versions());
     fprintf(csv, "# date %s\n# command", date);
     for (int i = 0; i < argc; i++) fprintf(csv, " %s", argv[i]);
-    fprintf(
-        csv,
-        "\nkind,op,variant,dtype,what,B,T,Tk,NH,HD,DV,causal,N,C,OC,IC,V,fill,result,error,limit,ms,spread,"
-        "tflops,gbytes_per_s,percent_of_roof,gflop_variant,mbytes_variant\n");
+    fprintf(csv, "\nkind,op,variant,dtype,what,B,T,Tk,NH,HD,DV,causal,sparse,dropout,N,C,OC,IC,V,fill,result,"
+                 "error,limit,ms,spread,"
+                 "tflops,gbytes_per_s,percent_of_roof,gflop_variant,mbytes_variant\n");
 }
 
 bool report_open(const Options *o, int argc, char **argv, Error *err) {
@@ -65,10 +64,10 @@ bool report_close(Error *err) {
 
 void report_csv(const Variant *v, const Sizes *s, const CsvRow *row) {
     if (!csv) return;
-    fprintf(csv, "%s,%s,%s,%s,%s,%d,%d,%d,%d,%d,%d,%d,%lld,%d,%d,%d,%d,%s,%s", row->kind, v->op, v->name,
-            v->dtype == DTYPE_BF16 ? "bf16" : "fp32", s->what ? s->what : "", s->B, s->T, s->Tk, s->NH, s->HD,
-            s->DV, s->causal, (long long)s->N, s->C, s->OC, s->IC, s->V, row->fill ? row->fill : "",
-            row->result);
+    fprintf(csv, "%s,%s,%s,%s,%s,%d,%d,%d,%d,%d,%d,%d,%d,%d,%lld,%d,%d,%d,%d,%s,%s", row->kind, v->op,
+            v->name, v->dtype == DTYPE_BF16 ? "bf16" : "fp32", s->what ? s->what : "", s->B, s->T, s->Tk,
+            s->NH, s->HD, s->DV, s->causal, s->sparse, s->dropout, (long long)s->N, s->C, s->OC, s->IC, s->V,
+            row->fill ? row->fill : "", row->result);
     const double cells[] = {row->error,  row->limit,   row->ms,    row->spread, row->tflops,
                             row->gbytes, row->percent, row->gflop, row->mbytes};
     for (size_t i = 0; i < sizeof cells / sizeof *cells; i++)

@@ -55,6 +55,8 @@ const char *variant_refuses(const Variant *v, const Sizes *s) {
     if (v->max_T && s->T > v->max_T) return "length";
     if (v->flags & CAUSAL_ONLY && s->HD && !s->causal) return "not causal";
     if (v->flags & PACKED_ONLY && (s->T != s->Tk || s->HD != s->DV)) return "q, k and v are not packed";
+    if (s->sparse && !(v->flags & TAKES_SPARSE)) return "sparse";
+    if (s->dropout && !(v->flags & TAKES_DROPOUT)) return "dropout";
     return NULL;
 }
 
@@ -80,10 +82,10 @@ int lab_ops(const LabOp **ops) {
 
 void lab_list(void) {
     const LabOp *ops[MAX_OPS];
-    const Variant *selected[128];
+    const Variant *selected[MAX_VARIANTS];
     const int n_ops = lab_ops(ops);
     for (int i = 0; i < n_ops; i++) {
-        const int n = select_variants(selected, 128, ops[i]->name, "");
+        const int n = select_variants(selected, MAX_VARIANTS, ops[i]->name, "");
         printf("%s\n", ops[i]->name);
         for (int v = 0; v < n; v++) list_row(selected[v]);
     }

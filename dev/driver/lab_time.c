@@ -239,24 +239,43 @@ static void time_variant(const LabOp *op, const Variant *v, const Buffers *b, co
                *pace * work);
         return;
     }
-    if (v->prepare)
-        for (int i = 0; i < b->n_sets; i++) v->prepare(&b->calls[i]);
+    for (int i = 0; v->prepare && i < b->n_sets; i++) v->prepare(&b->calls[i]);
+    watch_begin(v, s);
     const Timing t = time_calls(b, v->run, o);
+    watch_end();
     *pace = t.seconds / work;
     report(op, v, s, t, roofs_of(b->ops, o));
 }
 
-void time_variants(const LabOp *op, const Sizes *s, const Variant *const *variants, int n, const Options *o) {
-    const Ops *ops = lab_table(variants[0]->needs, variants[0]->dtype);
-    Operand operands[MAX_OPERANDS];
-    size_t scratch_bytes = 0;
-    Buffers b;
-    roofs_of(ops, o);
+/* The variants whose scratch leaves half of the free memory to the operands; the most scratch they need. */
+static int fitting(const Variant **fit, const LabOp *op, const Sizes *s, const Variant *const *variants,
+                   int n, const Ops *ops, size_t *scratch_bytes) {
+    size_t free_bytes, total_bytes;
+    int n_fit = 0;
+    ops->memory_info(&free_bytes, &total_bytes);
+    *scratch_bytes = 0;
     for (int i = 0; i < n; i++) {
         const size_t bytes = lab_scratch_bytes(variants[i], ops, s);
-        if (bytes > scratch_bytes) scratch_bytes = bytes;
+        if (bytes > free_bytes / 2) {
+            printf("skip %-24s %-18s %-34s scratch of %.1f GiB, %.1f GiB free\n", op->name, variants[i]->name,
+                   sizes_text(s), (double)bytes / 0x1p30, (double)free_bytes / 0x1p30);
+            continue;
+        }
+        if (bytes > *scratch_bytes) *scratch_bytes = bytes;
+        fit[n_fit++] = variants[i];
     }
+    return n_fit;
+}
+
+void time_variants(const LabOp *op, const Sizes *s, const Variant *const *variants, int n, const Options *o) {
+    const Ops *ops = lab_table(variants[0]->needs, variants[0]->dtype);
+    const Variant *fit[MAX_VARIANTS];
+    Operand operands[MAX_OPERANDS];
+    size_t scratch_bytes;
+    Buffers b;
+    roofs_of(ops, o);
+    const int n_fit = fitting(fit, op, s, variants, n, ops, &scratch_bytes);
     if (!buffers_open(&b, op, s, ops, scratch_bytes)) return;
-    for (int i = 0; i < n; i++) time_variant(op, variants[i], &b, o);
+    for (int i = 0; i < n_fit; i++) time_variant(op, fit[i], &b, o);
     buffers_close(&b, op->describe(operands, s));
 }

@@ -1,0 +1,43 @@
+/* The systems of the ladder that are written in this folder, one file each. Every one takes both storage types:
+ * Call.ops->dtype. Operands and layouts: attention.h. */
+#pragma once
+#include "attention.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* naive_fused.cu (F2) */
+void naive_fused(const Call *c);
+size_t naive_fused_scratch(const Sizes *s);
+double naive_fused_bytes(const Sizes *s, int elem);
+
+/* flash1.cu (F3, B2) */
+void flash1_forward(const Call *c);
+void flash1_backward(const Call *c);
+void flash1_prepare(const Call *c); /* m and l for backward */
+size_t flash1_scratch(const Sizes *s);
+double flash1_forward_bytes(const Sizes *s, int elem);
+double flash1_backward_bytes(const Sizes *s, int elem);
+
+/* flash2.cu (F4, F10, F11) and flash2_backward.cu (B3) */
+void flash2_forward(const Call *c);
+double flash2_forward_bytes(const Sizes *s, int elem);
+void flash2_backward(const Call *c);
+void flash2_backward_p_only(const Call *c); /* wrong */
+size_t flash2_backward_scratch(const Sizes *s);
+double flash2_backward_bytes(const Sizes *s, int elem);
+
+/* lite_online.cu (F5, F6) and scalar_online.cu (F7) */
+void lite(const Call *c);
+void online(const Call *c);
+void scalar_online(const Call *c);
+double scalar_online_bytes(const Sizes *s, int elem);
+
+/* flash_decoding.cu (F13) */
+void flash_decoding(const Call *c);
+size_t flash_decoding_scratch(const Sizes *s);
+
+#ifdef __cplusplus
+}
+#endif

@@ -112,7 +112,8 @@ __device__ __forceinline__ void fused128_producer(Fused128Shared<C> &shared, con
 template <class C>
 __device__ __forceinline__ void fused128_adder(Fused128Shared<C> &shared, const Fused128Args &args,
                                                int stream) {
-    Ring<1> own_at, at;
+    Ring<1> own_at;
+    TurnAt<1> at;
     for (;; own_at.advance()) {
         shared.k_ring.wait(own_at);
         const Work work = shared.work;
@@ -153,17 +154,13 @@ template <class C> struct Fused128Place {
     int step;          /* blocks before the one in work, of all tiles */
     Ring<C::STAGES> q; /* of the block in work */
     Ring<1> own;
+    TurnAt<1> turns;
 
     /* Rings that advance with every step. */
     __device__ __forceinline__ static Ring<2> ring2(int step) {
         Ring<2> at;
         at.stage = step & 1;
         at.parity = step >> 1 & 1;
-        return at;
-    }
-    __device__ __forceinline__ static Ring<1> ring1(int step) {
-        Ring<1> at;
-        at.parity = step & 1;
         return at;
     }
 };
@@ -242,17 +239,16 @@ __device__ __forceinline__ void give_ds(const uint32_t (&ds)[ROWS / 16][4], Fuse
 
 /* Once the product is done: dQ of `block`, from r.dp to where it belongs. step: the block's. */
 template <class C>
-__device__ __forceinline__ void take_dq(KeyRows<C> &r, Fused128Shared<C> &shared,
-                                        const Fused128Place<C> &place, int step, int block,
-                                        const Fused128Args &args) {
+__device__ __forceinline__ void take_dq(KeyRows<C> &r, Fused128Shared<C> &shared, Fused128Place<C> &place,
+                                        int step, int block, const Fused128Args &args) {
     wgmma_results(r.dp);
     shared.ds_ring.release(place.ring2(step));
     TurnBuffers<1> &turns = shared.turns[place.warpgroup];
     if (place.work.tile > 0) {
-        give_share(turns, place.ring1(step), r.dp);
+        give_share(turns, place.turns, r.dp);
         return;
     }
-    add_sums(turns, place.ring1(step), r.dp, turn_shares<C::CAUSAL>(args.turns, block));
+    add_sums(turns, place.turns, r.dp, turn_shares<C::CAUSAL>(args.turns, block));
     const int64_t stride = 3 * (int64_t)args.base.NH * C::HD;
     const int row0 = block * ROWS;
     const float scale[2] = {args.base.scale, args.base.scale};
@@ -305,9 +301,8 @@ __device__ __forceinline__ void dk_done(KeyRows<C> &r, Fused128Shared<C> &shared
 
 /* dQ of a block, with nothing else under way. */
 template <class C>
-__device__ __forceinline__ void drain_dq(KeyRows<C> &r, Fused128Shared<C> &shared,
-                                         const Fused128Place<C> &place, int step, int block,
-                                         const Fused128Args &args) {
+__device__ __forceinline__ void drain_dq(KeyRows<C> &r, Fused128Shared<C> &shared, Fused128Place<C> &place,
+                                         int step, int block, const Fused128Args &args) {
     shared.ds_ring.wait(place.ring2(step));
     wgmma_fence();
     multiply_dq(r, shared, place.from, step & 1);
@@ -317,9 +312,8 @@ __device__ __forceinline__ void drain_dq(KeyRows<C> &r, Fused128Shared<C> &share
 
 /* The warpgroup's first block of a tile. dq: the block before it has a dQ. */
 template <class C>
-__device__ __forceinline__ void first_block(KeyRows<C> &r, Fused128Shared<C> &shared,
-                                            const Fused128Place<C> &place, int block, bool dq,
-                                            const Fused128Args &args) {
+__device__ __forceinline__ void first_block(KeyRows<C> &r, Fused128Shared<C> &shared, Fused128Place<C> &place,
+                                            int block, bool dq, const Fused128Args &args) {
 #pragma unroll
     for (int i = 0; i < C::HD / 2; i++) r.dk[i] = r.dv[i] = 0.0f;
     shared.v_ring.wait(place.own);
@@ -335,9 +329,8 @@ __device__ __forceinline__ void first_block(KeyRows<C> &r, Fused128Shared<C> &sh
 
 /* Any other block; leaves its dQ to the next step. */
 template <class C>
-__device__ __forceinline__ void next_block(KeyRows<C> &r, Fused128Shared<C> &shared,
-                                           const Fused128Place<C> &place, int block,
-                                           const Fused128Args &args) {
+__device__ __forceinline__ void next_block(KeyRows<C> &r, Fused128Shared<C> &shared, Fused128Place<C> &place,
+                                           int block, const Fused128Args &args) {
     begin_block(r, shared, place);
     block_scores<C, false>(r, shared, place, args.base.scale_log2);
     shared.ds_ring.wait(place.ring2(place.step - 1));

@@ -350,10 +350,13 @@ static void reference_backward(Case *c) {
     free(r.out);
     free(r.lse);
     if (!c->fill->not_finite) return;
-    const int at = fault_position(s);
-    accept_rows(c->want[BACKWARD_DQKV], l.q, l.q_stride, s->HD, at - TILE_REACH, at, s->T);
-    accept_rows(c->want[BACKWARD_DQKV], l.k, l.k_stride, s->HD, at + 1, at + TILE_REACH, s->Tk);
-    accept_rows(c->want[BACKWARD_DQKV], l.v, l.v_stride, s->DV, at + 1, at + TILE_REACH, s->Tk);
+    /* Among the last keys, rows that an infinite key has spoiled meet their masked zeros, too. */
+    const int at = fault_position(s), last = s->Tk - TILE_REACH;
+    double *want = c->want[BACKWARD_DQKV];
+    accept_rows(want, l.q, l.q_stride, s->HD, at - TILE_REACH, at, s->T);
+    accept_rows(want, l.k, l.k_stride, s->HD, at + 1, at + TILE_REACH, s->Tk);
+    accept_rows(want, l.k, l.k_stride, s->HD, last, s->Tk, s->Tk);
+    accept_rows(want, l.v, l.v_stride, s->DV, at + 1, at + TILE_REACH, s->Tk);
 }
 
 /* ---- ops ---- */

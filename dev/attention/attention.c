@@ -2,6 +2,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include "ladder.h"
 #include "reference_rows.h"
 
 /* ---- operands ---- */
@@ -417,10 +418,21 @@ const Variant cpu_variants[] = {
      .run = cpu_forward,
      .flags = CAUSAL_ONLY | PACKED_ONLY,
      .teaches = "the trainer's CPU backend: tiles of keys, vectors, threads over heads and queries"},
+    {.op = "attention_forward",
+     .name = "textbook",
+     .run = textbook,
+     .flags = TAKES_SPARSE | TAKES_DROPOUT,
+     .teaches = "F0: one query at a time in plain C, one thread"},
     {.op = "attention_backward",
      .name = "cpu",
      .run = cpu_backward,
      .flags = CAUSAL_ONLY | PACKED_ONLY,
      .teaches = "the same for backward: P from the logsumexp, nothing of size T*T"},
-    {.name = NULL},
+    {.op = "attention_backward",
+     .name = "autograd_graph",
+     .run = autograd_graph,
+     .max_T = 65,
+     .flags = NO_NAN,
+     .teaches = "F0: a graph of scalar nodes, forward and backward; no formula of a gradient"},
+    {.name = NULL                                                                               },
 };

@@ -1,4 +1,4 @@
-/* The systems of the ladder that are written in this folder, one file each. Every one takes both storage types:
+/* The systems of the ladder that are written in this folder, one file each. Those on the GPU take both storage types:
  * Call.ops->dtype. Operands and layouts: attention.h. */
 #pragma once
 #include "attention.h"
@@ -6,6 +6,10 @@
 #ifdef __cplusplus
 extern "C" {
 #endif
+
+/* textbook.c (F0), on the CPU, fp32 */
+void textbook(const Call *c);
+void autograd_graph(const Call *c);
 
 /* naive_fused.cu (F2) */
 void naive_fused(const Call *c);

@@ -210,7 +210,7 @@ double seconds_now(void);
 void time_variants(const LabOp *op, const Sizes *s, const Variant *const *variants, int n, const Options *o);
 
 /* ---- lab_watchdog.c ---- */
-/* Until watch_end, a kernel that does not come back within a minute ends the program with a line that says which. */
+/* Until watch_end, a kernel that does not come back within 30 seconds ends the program with a line that says which. */
 void watch_begin(const Variant *v, const Sizes *s);
 void watch_end(void);
 

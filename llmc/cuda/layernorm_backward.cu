@@ -17,10 +17,11 @@
 #include "ptx.cuh"
 
 enum {
-    ROWS = 4,   /* per turn */
-    STAGES = 2, /* turns in shared memory: one computed, one arriving */
-    INPUTS = 3, /* dout, x, dresidual */
-    SUMS = 3,   /* dweight, dbias, dx */
+    ROWS = 4,      /* per turn */
+    STAGES = 2,    /* turns in shared memory: one computed, one arriving */
+    MIN_TURNS = 4, /* of a block: partial sums are written once a block, at the price of half a turn */
+    INPUTS = 3,    /* dout, x, dresidual */
+    SUMS = 3,      /* dweight, dbias, dx */
     WIDE_THREADS = 256,
     MAX_BLOCKS = 1024, /* bounds the scratch, whatever the device */
     MAX_WIDE_BLOCKS = 128,
@@ -267,10 +268,9 @@ template <typename T> static LaunchShape launch_shape(int vecs) {
     return last;
 }
 
-/* Blocks, each with at least one turn of work. */
-static int block_count(int64_t turns, int fill, int limit) {
-    const int64_t blocks = fill < limit ? fill : limit;
-    return (int)(turns < blocks ? turns : blocks);
+static int min3(int64_t a, int b, int c) {
+    const int smaller = b < c ? b : c;
+    return a < smaller ? (int)a : smaller;
 }
 
 template <typename T>
@@ -283,11 +283,11 @@ void layernorm_backward(floatX *dx, float *dweight, float *dbias, float *dx_sums
     const LaunchShape shape = launch_shape<T>(C / Vec<T>::N);
     int blocks;
     if (shape.blocks > 0) {
-        blocks = block_count(ceil_div<int64_t>(N, ROWS), shape.blocks, MAX_BLOCKS);
+        blocks = min3(ceil_div<int64_t>(N, ROWS * MIN_TURNS), shape.blocks, MAX_BLOCKS);
         layernorm_backward_kernel<<<blocks, shape.threads, shape.shared_bytes, main_stream>>>((T *)dx,
                                                                                               partials, in);
     } else {
-        blocks = block_count(N, MAX_WIDE_BLOCKS, MAX_WIDE_BLOCKS);
+        blocks = N < MAX_WIDE_BLOCKS ? (int)N : MAX_WIDE_BLOCKS;
         layernorm_backward_wide_kernel<<<blocks, WIDE_THREADS, 0, main_stream>>>((T *)dx, partials, in);
     }
     launch_check("layernorm_backward");

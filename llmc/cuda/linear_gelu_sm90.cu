@@ -219,9 +219,10 @@ __device__ __forceinline__ void finish_forward(const GeluArgs &args, const Box &
         Vec<bf16> v[BATCH];
 #pragma unroll
         for (int i = 0; i < BATCH; i++) {
-            v[i] = load_vec(lane_chunk(box, batch + i));
+            float x[8];
+            to_floats(x, load_vec(lane_chunk(box, batch + i)));
 #pragma unroll
-            for (int k = 0; k < 8; k++) v[i].v[k] = from_float<bf16>(fast_gelu(to_float(v[i].v[k])));
+            for (int k = 0; k < 8; k++) v[i].v[k] = from_float<bf16>(fast_gelu(x[k]));
         }
         if (batch == 0 && threadIdx.x % 32 == 0) bulk_wait_read<0>();
         __syncwarp();
@@ -242,6 +243,15 @@ __device__ __forceinline__ void load_pre(Vec<bf16> (&pre)[BATCH], const GeluArgs
     }
 }
 
+/* Brings the pre_gelu of a box to L2. */
+__device__ __forceinline__ void prefetch_pre(const GeluArgs &args, const Tile &tile, int i) {
+    const int n = tile.n + i % BOXES * BOX;
+    for (int row = threadIdx.x % 32; row < BOX; row += 32) {
+        const int m = tile.m + i / BOXES * BOX + row;
+        if (m < args.M && n < args.N) prefetch_l2(args.pre_gelu + (int64_t)m * args.N + n);
+    }
+}
+
 /* times gelu'(pre), in place. pre: the first batch; the next is always on its way. */
 __device__ __forceinline__ void finish_backward(const GeluArgs &args, const Box &box,
                                                 Vec<bf16> (&pre)[BATCH]) {
@@ -252,14 +262,17 @@ __device__ __forceinline__ void finish_backward(const GeluArgs &args, const Box 
 #pragma unroll
         for (int i = 0; i < BATCH; i++) {
             bf16 *at = lane_chunk(box, batch + i);
-            Vec<bf16> v = load_vec(at);
+            float product[8], x[8];
+            Vec<bf16> out;
+            to_floats(product, load_vec(at));
+            to_floats(x, pre[i]);
 #pragma unroll
             for (int k = 0; k < 8; k++) {
-                const float dx = to_float(v.v[k]) * fast_gelu_derivative(to_float(pre[i].v[k]));
+                const float dx = product[k] * fast_gelu_derivative(x[k]);
                 sum[k] += dx;
-                v.v[k] = from_float<bf16>(dx);
+                out.v[k] = from_float<bf16>(dx);
             }
-            store_vec(at, v);
+            store_vec(at, out);
             pre[i] = next[i];
         }
     }
@@ -290,7 +303,14 @@ template <Pass PASS> __device__ __forceinline__ void finish_tiles(Shared &s, con
             const int group = i / BOXES, q = i % BOXES;
             const Box box = {s.staging[group][q], tile.m + group * BOX, tile.n + q * BOX};
             Vec<bf16> pre[BATCH];
-            if (PASS == GELU_BACKWARD) load_pre(pre, args, box, 0);
+            if (PASS == GELU_BACKWARD) {
+                const int next = i + EPILOGUE_WARPS;
+                load_pre(pre, args, box, 0);
+                if (next < TILE_BOXES)
+                    prefetch_pre(args, tile, next);
+                else
+                    prefetch_pre(args, next_tile(args, tile), next - TILE_BOXES);
+            }
             mbarrier_wait(shared_address(&s.staged[group]), staging.parity);
             if (PASS == GELU_FORWARD)
                 finish_forward(args, box);

@@ -382,15 +382,21 @@ __device__ __forceinline__ void cluster_sync() {
                      : "memory");
 }
 
-/* Arrives on the barrier at this address of the block `rank` of the cluster. */
+/* Arrives on the barrier at this address of the block `rank` of the cluster. Ordinary writes before it need a
+ * fence of their own: .release.cluster would cost a MEMBAR.GPU at every call. */
 __device__ __forceinline__ void mbarrier_arrive_cluster(uint32_t barrier, uint32_t rank) {
     asm volatile("{\n"
                  ".reg .b32 remote;\n"
                  "mapa.shared::cluster.u32 remote, %0, %1;\n"
-                 "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [remote];\n"
+                 "mbarrier.arrive.shared::cluster.b64 _, [remote];\n"
                  "}" ::"r"(barrier),
                  "r"(rank)
                  : "memory");
+}
+
+/* Starts fetching the 128 bytes around p into L2. */
+__device__ __forceinline__ void prefetch_l2(const void *p) {
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(p));
 }
 
 /* ---- TMA, three dimensions ---- */
@@ -428,4 +434,24 @@ __device__ __forceinline__ float rcp(float x) {
     float y;
     asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
+}
+
+/* ---- lg2: log2(x) to an absolute error of 2^-22; of inf: inf ---- */
+
+__device__ __forceinline__ float lg2(float x) {
+    float y;
+    asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+/* ---- programmatic dependent launch (sm_90) ---- */
+
+/* Once all blocks have called it or ended, a next launch that asked for an early start may begin. */
+__device__ __forceinline__ void launch_dependents() {
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+}
+/* Until the launch before has ended and what it wrote can be read; at once where this launch did not ask for
+ * an early start. */
+__device__ __forceinline__ void wait_on_dependency() {
+    asm volatile("griddepcontrol.wait;" ::: "memory");
 }

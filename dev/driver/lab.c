@@ -21,7 +21,21 @@ static void check_variant(const Case *c, const Variant *v, const Options *o) {
     printf("%-4s %-18s %-18s %-26s %-10s%s\n", result, v->op, v->name, sizes_text(&c->s), c->fill->name,
            f.text);
     fflush(stdout);
-    const CsvRow row = {"check", c->fill->name, result, f.error, f.limit, NAN, NAN, NAN, NAN, NAN, NAN, NAN};
+    const CsvRow row = {.kind = "check",
+                        .fill = c->fill->name,
+                        .result = result,
+                        .error = f.error,
+                        .limit = f.limit,
+                        .largest = f.largest,
+                        .ms = NAN,
+                        .spread = NAN,
+                        .tflops = NAN,
+                        .gbytes = NAN,
+                        .percent = NAN,
+                        .gflop = NAN,
+                        .mbytes = NAN,
+                        .density = NAN,
+                        .scratch_mbytes = NAN};
     report_csv(v, &c->s, &row);
 }
 

@@ -118,6 +118,7 @@ typedef struct LabOp {
     void (*run)(const Call *call);                      /* where reference is NULL: run on the CPU's table */
     double (*flops)(const Sizes *s);                    /* the least that the contract needs */
     double (*bytes)(const Sizes *s, int elem_bytes);
+    double (*density)(const Sizes *s); /* part of the work that a mask leaves; NULL: all */
     int (*check_sizes)(Sizes *list, const struct Options *o);
     int (*time_sizes)(Sizes *list, const struct Options *o, Needs needs);
     const Fill *fills;                        /* ends with a name of NULL; the first is plain */
@@ -187,6 +188,7 @@ void case_free(Case *c);
 typedef struct Findings {
     bool ok;
     double error, limit; /* where error / limit is largest */
+    double largest;      /* |got - want| of any element of the first result */
     char text[512];
 } Findings;
 /* Runs the variant `repeat` times, at least twice, on the case. */
@@ -220,12 +222,13 @@ bool report_open(const Options *o, int argc, char **argv, Error *err);
 bool report_close(Error *err);
 /* "64 x 1024, 24 x 64, causal" */
 const char *sizes_text(const Sizes *s);
-/* One line of the CSV; a NaN is an empty cell. */
+/* One line of the CSV; what a kind of line does not have is NaN, an empty cell. */
 typedef struct CsvRow {
     const char *kind, *fill, *result;
-    double error, limit;
+    double error, limit, largest;               /* Findings */
     double ms, spread, tflops, gbytes, percent; /* rates by the op's FLOP and bytes; spread as a fraction */
     double gflop, mbytes;                       /* by the formulas of the variant */
+    double density, scratch_mbytes;             /* of the mask; of scratch memory */
 } CsvRow;
 void report_csv(const Variant *v, const Sizes *s, const CsvRow *row);
 

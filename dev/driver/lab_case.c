@@ -171,6 +171,15 @@ static void hold(Findings *f, double error, double limit) {
     f->limit = limit;
 }
 
+/* The largest |got - want| where both are finite. */
+static double largest_difference(const double *got, const double *want, int64_t n) {
+    double largest = 0;
+    for (int64_t i = 0; i < n; i++)
+        if (isfinite(got[i]) && isfinite(want[i]) && want[i] != ANYTHING)
+            largest = fmax(largest, fabs(got[i] - want[i]));
+    return largest;
+}
+
 /* All parts of result k but those that the variant skips; returns the number of parts. */
 static int check_values(const Case *c, int k, const double *got, unsigned skips, Findings *f) {
     const Operand *o = &c->operands[k];
@@ -269,6 +278,7 @@ static void check_first(Run *run, Findings *f) {
         if (is_result(o)) {
             double *got = decode(run->first[k], o, c->dtype);
             skips >>= check_values(c, k, got, skips, f);
+            if (k == 0) f->largest = largest_difference(got, c->want[k], o->elems);
             free(got);
         } else if (memcmp(run->first[k], run->image[k], run->device[k].bytes)) {
             say(f, "  CHANGED ITS INPUT %s", o->name);

@@ -41,8 +41,8 @@ static void write_header(int argc, char **argv) {
     fprintf(csv, "# date %s\n# command", date);
     for (int i = 0; i < argc; i++) fprintf(csv, " %s", argv[i]);
     fprintf(csv, "\nkind,op,variant,dtype,what,B,T,Tk,NH,HD,DV,causal,sparse,dropout,N,C,OC,IC,V,fill,result,"
-                 "error,limit,ms,spread,"
-                 "tflops,gbytes_per_s,percent_of_roof,gflop_variant,mbytes_variant\n");
+                 "error,limit,largest,ms,spread,tflops,gbytes_per_s,percent_of_roof,gflop_variant,"
+                 "mbytes_variant,density,scratch_mbytes\n");
 }
 
 bool report_open(const Options *o, int argc, char **argv, Error *err) {
@@ -68,8 +68,9 @@ void report_csv(const Variant *v, const Sizes *s, const CsvRow *row) {
             v->name, v->dtype == DTYPE_BF16 ? "bf16" : "fp32", s->what ? s->what : "", s->B, s->T, s->Tk,
             s->NH, s->HD, s->DV, s->causal, s->sparse, s->dropout, (long long)s->N, s->C, s->OC, s->IC, s->V,
             row->fill ? row->fill : "", row->result);
-    const double cells[] = {row->error,  row->limit,   row->ms,    row->spread, row->tflops,
-                            row->gbytes, row->percent, row->gflop, row->mbytes};
+    const double cells[] = {row->error,  row->limit,  row->largest, row->ms,
+                            row->spread, row->tflops, row->gbytes,  row->percent,
+                            row->gflop,  row->mbytes, row->density, row->scratch_mbytes};
     for (size_t i = 0; i < sizeof cells / sizeof *cells; i++)
         if (isnan(cells[i]))
             fprintf(csv, ",");

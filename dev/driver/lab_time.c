@@ -215,18 +215,20 @@ static void report(const LabOp *op, const Variant *v, const Sizes *s, Timing t, 
     printf("time %-24s %-18s %-34s %10.4f ms +-%4.1f %% %s %5.1f %%%s\n", op->name, v->name, sizes_text(s),
            t.seconds * 1e3, 100 * t.spread, rate, percent, moved);
     fflush(stdout);
-    const CsvRow row = {"time",
-                        NULL,
-                        "ok",
-                        NAN,
-                        NAN,
-                        t.seconds * 1e3,
-                        t.spread,
-                        flops / t.seconds * 1e-12,
-                        bytes / t.seconds * 1e-9,
-                        percent,
-                        own_flops * 1e-9,
-                        own_bytes * 1e-6};
+    const CsvRow row = {.kind = "time",
+                        .result = "ok",
+                        .error = NAN,
+                        .limit = NAN,
+                        .largest = NAN,
+                        .ms = t.seconds * 1e3,
+                        .spread = t.spread,
+                        .tflops = flops / t.seconds * 1e-12,
+                        .gbytes = bytes / t.seconds * 1e-9,
+                        .percent = percent,
+                        .gflop = own_flops * 1e-9,
+                        .mbytes = own_bytes * 1e-6,
+                        .density = op->density ? op->density(s) : 1,
+                        .scratch_mbytes = v->scratch_bytes ? (double)v->scratch_bytes(s) * 1e-6 : 0};
     report_csv(v, s, &row);
 }
 

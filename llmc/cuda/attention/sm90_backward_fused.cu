@@ -9,9 +9,9 @@
 #include "sm90_keys.cuh"
 #include "sm90_turns.cuh"
 
-constexpr Sm90Shape FUSED_SHAPE = {2, 64, 4, 2, 208, 24, false}; /* flag: as in DKV_SHAPES */
+constexpr Sm90Shape FUSED_SHAPE = {2, 64, 4, 2, 208, 32, false}; /* flag: as in DKV_SHAPES */
 enum {
-    DQ_REGISTERS = 72, /* of the third warpgroup */
+    DQ_REGISTERS = 64, /* of the third warpgroup */
     TURN_BUFFERS = 2,  /* a turn is longer than a step */
 };
 

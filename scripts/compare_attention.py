@@ -29,7 +29,7 @@ from attention_kernels import TENSORS, Ours, State, peers
 from comparison import EXIT_RUN, ROOT, Parser, Report, environment, fail, import_torch, integer, integers
 
 MUST = 1.05  # ours is to be at least so many times as fast as the best peer
-WARM_UP_S = 0.5  # at load before every cell
+WARM_UP_S = 0.5  # at load before every row
 ROUNDS = 3  # slices of each kernel in a cell
 SETTLE = 1.5  # untimed part of a slice over the timed one: after 0.06 s the card's clock was still falling
 FAR_BEHIND = 1.25  # a peer so many times slower than the best one is timed in the first round alone
@@ -237,11 +237,10 @@ class Stopwatch:
         return self._events(launch, states, n_others + n_groups, group)[n_others:]
 
     def cell(self, direction, states):
-        """{kernel: [ms]} of kernels that take turns, another one first in every round."""
+        """{kernel: [ms]} of kernels that take turns, another one first in every round. The card is at load already."""
         queue = {kernel: getattr(kernel, direction) for kernel in states}
         rough = {kernel: self.load(queue[kernel], states[kernel], 0.02) for kernel in states}
         order, times = list(states), {kernel: [] for kernel in states}
-        self.load(queue[order[0]], states[order[0]], WARM_UP_S)
         for turn in range(ROUNDS):
             for kernel in order[turn % len(order):] + order[:turn % len(order)]:
                 times[kernel] += self.slice(queue[kernel], states[kernel], rough[kernel])
@@ -316,6 +315,7 @@ def compare_case(torch, arguments, kernels, case, report):
         report.row([str(case.T), *long])
         return failed, {}
     cells, ratios, stopwatch = [str(case.T), *short], {}, Stopwatch(torch, arguments.slice)
+    stopwatch.load(kernels[0].forward, states[kernels[0]], WARM_UP_S)
     for direction in arguments.direction:
         times = stopwatch.cell(direction, states)
         new_cells, ratios[direction] = compare_cell(case, direction, times, peer_names(kernels), report)

@@ -7,7 +7,7 @@ bf16 autocast) on the same card, model and batch: tokens/s, peak memory, ratios.
     scripts/compare_train.py --only d12:1x131072 --flags='--recompute block'
 
 The two take turns on the card: PyTorch for half of --seconds, ours for all of them, PyTorch again, each under sustained
-load and after 2 s of it that are not timed. torch.compile takes most of the time, and its cache is of one machine.
+load and after 1 s of it that is not timed. torch.compile takes most of the time, and its cache is of one machine.
 Device time of a configuration, about:
 """
 import argparse
@@ -40,7 +40,7 @@ CONFIGURATIONS = [
 ]
 SIZES = {"d12": (12, 768), "d24": (24, 1024), "d36": (36, 1280), "d48": (48, 1600)}  # layers, channels
 SHARD_MAGIC, SHARD_VERSION, VOCABULARY = 20240520, 1, 50257
-WARM_UP_S = 2.0  # of ours, not timed; torch_gpt2.py has its own
+WARM_UP_S = 1.0  # of ours, not timed; torch_gpt2.py has its own
 TORCH_LIMIT_S, OURS_LIMIT_S = 420, 180  # a process that takes longer is stopped
 
 
@@ -124,11 +124,11 @@ def n_steps(configuration, seconds, peer):
     """Steps of ours that last about so long or longer: 1.5 x as fast as the peer's first turn, or without one at 700
     TFLOP/s, counting 6 FLOP a weight and token and causal attention."""
     if peer.turns:
-        return 2 + math.ceil(seconds * 1.5 * peer.turns[0]["steps"] / peer.turns[0]["seconds"])
+        return 3 + math.ceil(seconds * 1.5 * peer.turns[0]["steps"] / peer.turns[0]["seconds"])
     layers, channels = SIZES[configuration.model]
     weights = 12 * layers * channels**2 + VOCABULARY * channels
     flop = 6.0 * configuration.B * configuration.T * (weights + layers * channels * configuration.T)
-    return 2 + math.ceil(seconds * 700e12 / flop)
+    return 3 + math.ceil(seconds * 700e12 / flop)
 
 
 def to_gib(text):
@@ -138,14 +138,14 @@ def to_gib(text):
 
 
 def read_log(path):
-    """{ms, seconds, loss} over the steps after the warm-up."""
+    """{ms, seconds, loss} over the steps after the first one, which also chooses plans, and a second of warm-up."""
     with open(path, encoding="utf-8") as file:
         steps = [row for row in map(json.loads, file) if "ms" in row]
-    passed, timed = 0.0, []
-    for i, row in enumerate(steps):
-        if i > 0 and passed >= 1e3 * WARM_UP_S or i >= len(steps) - 2:
+    passed_ms, timed = 0.0, []
+    for i, row in enumerate(steps[1:], 1):
+        if passed_ms >= 1e3 * WARM_UP_S or i >= len(steps) - 2:
             timed.append(row["ms"])
-        passed += row["ms"]
+        passed_ms += row["ms"]
     return {"ms": sum(timed) / len(timed), "seconds": sum(timed) / 1e3, "loss": steps[-1]["loss"]}
 
 

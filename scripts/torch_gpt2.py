@@ -22,7 +22,7 @@ SIZES = {"d12": (12, 12, 768), "d24": (24, 16, 1024), "d36": (36, 20, 1280), "d4
 VOCABULARY, PADDED_VOCABULARY = 50257, 50304
 BACKENDS = {"cudnn": SDPBackend.CUDNN_ATTENTION, "flash": SDPBackend.FLASH_ATTENTION}
 SHARD_HEADER_BYTES, MOST_TOKENS = 1024, (1 << 22) + 1
-WARM_UP_S = 2.0  # at load before the timed steps: a card at its power limit slows down within 0.1 s
+WARM_UP_S = 1.0  # at load before the timed steps: a card at its power limit slows down within 0.1 s
 
 
 class Attention(nn.Module):

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Compares this project's attention with PyTorch's on the same tensors, in one process: correctness first, then speed.
 
-    scripts/compare_attention.py                                  # every cell, about 150 s on an H200
-    scripts/compare_attention.py --quick                          # causal, three lengths, about 45 s
+    scripts/compare_attention.py                                  # every cell, about 120 s on an H200
+    scripts/compare_attention.py --quick                          # causal, three lengths, about 35 s
     scripts/compare_attention.py --head-size 128 --seq 4096:16384 --mask full --csv attention.csv
 
 Peers: cuDNN and FlashAttention-2 through PyTorch's own operators, FlashAttention-3 where flash_attn_interface can be

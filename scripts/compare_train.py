@@ -2,7 +2,7 @@
 """Compares training steps of ./train_gpt2cu and of GPT-2 in PyTorch (scripts/torch_gpt2.py: torch.compile, fused AdamW,
 bf16 autocast) on the same card, model and batch: tokens/s, peak memory, ratios.
 
-    make train_gpt2cu && scripts/compare_train.py                     # all configurations, about 13 minutes on an H200
+    make train_gpt2cu && scripts/compare_train.py                     # all configurations, about 9 minutes on an H200
     scripts/compare_train.py --only d12:64x1024,d24:32x1024 --csv train.csv
     scripts/compare_train.py --only d12:1x131072 --flags='--recompute block'
 
@@ -30,13 +30,13 @@ from comparison import EXIT_RUN, ROOT, Parser, Report, environment, fail, import
 # PyTorch's, at most. minutes: device time, torch.compile included.
 Configuration = collections.namedtuple("Configuration", "model B T must_speed must_memory minutes")
 CONFIGURATIONS = [
-    Configuration("d12", 64, 1024, 1.20, None, 1.5),
-    Configuration("d12", 4, 1024, 1.50, None, 1.5),
-    Configuration("d24", 32, 1024, 1.20, None, 2.0),
-    Configuration("d48", 16, 1024, 1.15, None, 3.5),
-    Configuration("d12", 4, 16384, 1.30, 0.7, 1.5),
-    Configuration("d12", 1, 65536, 1.30, 0.7, 1.5),
-    Configuration("d12", 1, 131072, 1.30, 0.7, 2.0),
+    Configuration("d12", 64, 1024, 1.20, None, 1.0),
+    Configuration("d12", 4, 1024, 1.50, None, 1.0),
+    Configuration("d24", 32, 1024, 1.20, None, 1.3),
+    Configuration("d48", 16, 1024, 1.15, None, 2.0),
+    Configuration("d12", 4, 16384, 1.30, 0.7, 1.0),
+    Configuration("d12", 1, 65536, 1.30, 0.7, 1.0),
+    Configuration("d12", 1, 131072, 1.30, 0.7, 1.3),
 ]
 SIZES = {"d12": (12, 768), "d24": (24, 1024), "d36": (36, 1280), "d48": (48, 1600)}  # layers, channels
 SHARD_MAGIC, SHARD_VERSION, VOCABULARY = 20240520, 1, 50257

@@ -5,6 +5,7 @@
 #: make test             everything that this machine can check; ends with 'N passed, N failed, N skipped'
 #: make data             lists the data sets; make data/tinyshakespeare and so on prepare one
 #: make dev              dev/lab: checks and times every op and every variant of it; older benchmarks
+#: make tables           the tables and plots of the ladder of attention, on this machine's card: dev/results/
 #: make bench            times every CUDA op and a training step of GPT-2 124M on this machine's card
 #: make lint             format, warnings of gcc and clang, line budgets
 #: make sanitize         the CPU tests under AddressSanitizer and UndefinedBehaviorSanitizer
@@ -151,6 +152,9 @@ $(PIC_OBJ): $(BUILD)/pic/%.o: %.cu Makefile $(BUILD)/nvcc_flags | need-nvcc
 $(BUILD)/libattention.so: $(PIC_OBJ)
 	$(Q)$(NVCC) $(ARCHS) -shared -Xlinker --gc-sections,-z,defs $^ -o $@
 dev: dev/lab $(BUILD)/bench_cpu $(if $(NVCC),$(DEV_PROGRAMS) $(BUILD)/bench_sm90)
+.PHONY: tables
+tables: dev/lab
+	@dev/tables.py
 bench: $(DEV_PROGRAMS) train_gpt2cu
 	@$(BUILD)/bench_ops
 	@$(BUILD)/bench_attention

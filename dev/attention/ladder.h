@@ -24,9 +24,15 @@ size_t flash1_scratch(const Sizes *s);
 double flash1_forward_bytes(const Sizes *s, int elem);
 double flash1_backward_bytes(const Sizes *s, int elem);
 
-/* flash2.cu (F4, F10, F11) and flash2_backward.cu (B3) */
+/* flash2.cu (F4, F9, F10, F11) and flash2_backward.cu (B3) */
 void flash2_forward(const Call *c);
 double flash2_forward_bytes(const Sizes *s, int elem);
+void flash2_by_length(const Call *c); /* F9 */
+double flash2_by_length_bytes(const Sizes *s, int elem);
+void flash2_64x4(const Call *c); /* rows x warps, 32 keys a tile */
+void flash2_128x4(const Call *c);
+void flash2_128x8(const Call *c);
+void flash2_256x8(const Call *c);
 void flash2_backward(const Call *c);
 void flash2_backward_p_only(const Call *c); /* wrong */
 size_t flash2_backward_scratch(const Sizes *s);

@@ -209,11 +209,26 @@ static const Variant rows[] = {
     LADDER("attention_forward", "flash2", flash2_forward,
            "F4: queries outer, O stays on the chip; any Tq, Tk, dv", .flags = TAKES_SPARSE | TAKES_DROPOUT,
            .bytes = flash2_forward_bytes),
+    LADDER("attention_forward", "flash2_by_length", flash2_by_length,
+           "F9: tile and warps by a published table over T", .head_sizes = {16,                             32, 64},
+           .bytes = flash2_by_length_bytes),
+    LADDER("attention_forward", "flash2_64x4", flash2_64x4, "F9: tiles of 64 queries, 4 warps",
+           .head_sizes = {16, 32, 64}
+    ),
+    LADDER("attention_forward", "flash2_128x4", flash2_128x4, "F9: 128 queries, 4 warps",
+           .head_sizes = {16,                  32, 64}
+    ),
+    LADDER("attention_forward", "flash2_128x8", flash2_128x8, "F9: 128 queries, 8 warps",
+           .head_sizes = {16,           32, 64}
+    ),
+    LADDER("attention_forward", "flash2_256x8", flash2_256x8, "F9: 256 queries, 8 warps",
+           .head_sizes = {16,          32, 64}
+    ),
     LADDER("attention_forward", "lite", lite, "F5: every tile's softmax by itself: wrong beyond one tile",
            .head_sizes = {16,                             32, 64, 128},
     .flags = INEXACT, .bytes = flash2_forward_bytes),
     LADDER("attention_forward", "online", online, "F6: and the running max and sum, ten lines more: exact",
-           .head_sizes = {16, 32, 64, 128},
+           .head_sizes = {16,  32, 64, 128},
     .bytes = flash2_forward_bytes),
     LADDER("attention_forward", "scalar_online", scalar_online,
            "F7: the recurrence alone, a warp a query, exp2", .bytes = scalar_online_bytes),
@@ -304,14 +319,14 @@ static const Variant rows[] = {
            "B2: P again from m and l; a head is one block's work", .head_sizes = {16,                             32, 64, 128},
            .scratch_bytes = flash1_scratch, .prepare = flash1_prepare, .bytes = flash1_backward_bytes),
     LADDER("attention_backward", "flash2", flash2_backward, "B3: P again from L; dQ by atomic adds",
-           .head_sizes = {16, 32, 64, 128},
+           .head_sizes = {16,                32, 64, 128},
     .flags = NOT_BITWISE | TAKES_SPARSE | TAKES_DROPOUT,
            .scratch_bytes = flash2_backward_scratch, .bytes = flash2_backward_bytes),
     LADDER("attention_backward", "p_only", flash2_backward_p_only,
-           "dQ and dK from P without dS, as once published: wrong", .head_sizes = {16,                  32, 64, 128},
+           "dQ and dK from P without dS, as once published: wrong", .head_sizes = {16,            32, 64, 128},
            .flags = INEXACT | NOT_BITWISE, .scratch_bytes = flash2_backward_scratch,
            .bytes = flash2_backward_bytes),
-    {.name = NULL          },
+    {.name = NULL      },
 };
 
 extern "C" const Variant *const cuda_variants = rows;

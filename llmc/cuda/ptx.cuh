@@ -55,13 +55,6 @@ __device__ __forceinline__ void ldmatrix_x4_trans(uint32_t (&r)[4], uint32_t sha
                  : "memory");
 }
 
-/* Transposes an 8 x 8 bf16 matrix that the warp holds in pairs: thread (g, t) has (g, 2t..2t+1). */
-__device__ __forceinline__ uint32_t movmatrix_trans(uint32_t pair) {
-    uint32_t r;
-    asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(r) : "r"(pair));
-    return r;
-}
-
 /* ---- mma.sync (sm_80): c += a b, bf16 operands (a has four registers), fp32 sums ---- */
 
 __device__ __forceinline__ void mma_m16n8k16(float (&c)[4], const uint32_t *a, uint32_t b0, uint32_t b1) {
@@ -278,6 +271,17 @@ template <int N> __device__ __forceinline__ void wgmma_results(float (&d)[N]) {
 template <int N> __device__ __forceinline__ void wgmma_results(uint32_t (&a)[N][4]) {
 #pragma unroll
     for (int i = 0; i < 4 * N; i++) asm volatile("" : "+r"(a[i / 4][i % 4])::"memory");
+}
+
+/* Holds what follows back until x has been computed. ptxas moves arithmetic behind a wait that comes after it,
+ * so that exponentials meant to run beside the products would run when those are done; it does not move a
+ * store. The store, to shared memory, is made only if all x are negative: never, for powers of two. */
+template <int N> __device__ __forceinline__ void computed_before(const float (&x)[N], uint32_t shared) {
+    uint32_t all = __float_as_uint(x[0]);
+#pragma unroll
+    for (int i = 1; i < N; i++) all &= __float_as_uint(x[i]);
+    asm volatile("{\n.reg .pred p;\nsetp.lt.s32 p, %1, 0;\n@p st.shared.u32 [%0], %1;\n}" ::"r"(shared), "r"(all)
+                 : "memory");
 }
 
 /* Matrix descriptors (PTX ISA, "Matrix descriptor"), for tiles with the 128-byte swizzle. The 64-bit value

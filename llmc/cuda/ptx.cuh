@@ -273,17 +273,6 @@ template <int N> __device__ __forceinline__ void wgmma_results(uint32_t (&a)[N][
     for (int i = 0; i < 4 * N; i++) asm volatile("" : "+r"(a[i / 4][i % 4])::"memory");
 }
 
-/* Holds what follows back until x has been computed. ptxas moves arithmetic behind a wait that comes after it,
- * so that exponentials meant to run beside the products would run when those are done; it does not move a
- * store. The store, to shared memory, is made only if all x are negative: never, for powers of two. */
-template <int N> __device__ __forceinline__ void computed_before(const float (&x)[N], uint32_t shared) {
-    uint32_t all = __float_as_uint(x[0]);
-#pragma unroll
-    for (int i = 1; i < N; i++) all &= __float_as_uint(x[i]);
-    asm volatile("{\n.reg .pred p;\nsetp.lt.s32 p, %1, 0;\n@p st.shared.u32 [%0], %1;\n}" ::"r"(shared), "r"(all)
-                 : "memory");
-}
-
 /* Matrix descriptors (PTX ISA, "Matrix descriptor"), for tiles with the 128-byte swizzle. The 64-bit value
  * counts in units of 16 bytes: add bytes / 16 to step. k contiguous ("K-major"): the next 16 of k are 32
  * bytes on, the next 64 the next tile. m or n contiguous ("MN-major"): the next 16 of k are 2048 bytes on;

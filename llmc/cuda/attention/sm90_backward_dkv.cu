@@ -90,7 +90,7 @@ __device__ __forceinline__ void dkv_consumer(DkvShared<C> &shared, const Backwar
             first_queries_block(r, shared.queries, place, args.scale_log2);
 #pragma unroll 1
             for (int block = first + 1; block < blocks; block++)
-                following_block<C, false>(r, shared.queries, place, place.at.next(), args.scale_log2);
+                next_queries_block(r, shared.queries, place, args.scale_log2);
         }
         if (!C::K_IN_REGISTERS) shared.own_ring.release(own_at);
         if (first == blocks) continue;

@@ -128,15 +128,14 @@ __device__ __forceinline__ void fused_keys(FusedShared<C> &shared, const Backwar
                 first_queries_block(r, shared.queries, place, args.scale_log2);
                 give_ds(r.ds, shared, ds_at, warpgroup, false);
             } else {
-                /* one step as any other: last_gradients and first_queries_block would leave a gap */
-                following_block<C, true>(r, shared.queries, place, at, args.scale_log2);
+                next_tile_block(r, shared.queries, place, at, args.scale_log2);
                 give_ds(r.ds, shared, ds_at, warpgroup, false);
                 store_key_rows(r, open, open_row0, args);
                 clear_gradients(r);
             }
 #pragma unroll 1
             for (int block = first + 1; block < blocks; block++) {
-                following_block<C, false>(r, shared.queries, place, place.at.next(), args.scale_log2);
+                next_queries_block(r, shared.queries, place, args.scale_log2);
                 give_ds(r.ds, shared, ds_at, warpgroup, false);
             }
             at = place.at.next();

@@ -154,12 +154,12 @@ template <class C> __device__ __forceinline__ void gradients_done(KeyRows<C> &r)
     wgmma_results(r.ds);
 }
 
-/* P^T in place of S^T. */
 template <class C> __device__ __forceinline__ void key_probabilities(KeyRows<C> &r, float scale_log2) {
 #pragma unroll
     for (int i = 0; i < ROWS / 2; i++)
         r.s[i] = ex2(!C::CAUSAL && C::MASK_KEYS ? fmaf(r.s[i], scale_log2, r.bias[i / 2 % 2])
                                                 : r.s[i] * scale_log2);
+    pack(r.p, r.s);
 }
 
 template <class C> __device__ __forceinline__ void key_scores(KeyRows<C> &r) {
@@ -193,45 +193,35 @@ __device__ __forceinline__ void first_queries_block(KeyRows<C> &r, QueryStages<C
     wgmma_results(r.s);
     if (C::CAUSAL) mask_queries(r);
     key_probabilities(r, scale_log2);
-    pack(r.p, r.s);
     wgmma_wait<0>();
     wgmma_results(r.dp);
     key_scores(r);
     clear_gradients(r);
 }
 
-/* P and dS of the block at `next`, and the gradients of the block before it. The scores come first, so that the
- * exponentials run beside the other products; where these would need too many registers, beside dP. MASK: the block lies on the diagonal, if causal. */
-template <class C, bool MASK>
-__device__ __forceinline__ void following_block(KeyRows<C> &r, QueryStages<C> &queries, KeyPlace<C> &place,
-                                                Ring<C::STAGES> next, float scale_log2) {
+/* The gradients of the block in work, then P and dS of the next. */
+template <class C>
+__device__ __forceinline__ void next_queries_block(KeyRows<C> &r, QueryStages<C> &queries, KeyPlace<C> &place,
+                                                   float scale_log2) {
+    const Ring<C::STAGES> next = place.at.next();
     queries.ring.wait(next);
     wgmma_fence();
+    multiply_gradients(r, queries, place.at.stage);
+    multiply_s(r, queries, place, next.stage);
     if (C::LATE_DP) {
-        multiply_gradients(r, queries, place.at.stage);
-        multiply_s(r, queries, place, next.stage);
         wgmma_wait<1>();
         gradients_done(r);
         queries.ring.release(place.at);
         wgmma_fence();
-        multiply_dp(r, queries, place, next.stage);
-        wgmma_wait<1>();
-    } else {
-        multiply_s(r, queries, place, next.stage);
-        multiply_gradients(r, queries, place.at.stage);
-        multiply_dp(r, queries, place, next.stage);
-        wgmma_wait<2>();
     }
+    multiply_dp(r, queries, place, next.stage);
+    wgmma_wait<1>();
     wgmma_results(r.s);
-    if (C::CAUSAL && MASK) mask_queries(r);
-    key_probabilities(r, scale_log2);
     if (!C::LATE_DP) {
-        computed_before(r.s, place.k);
-        wgmma_wait<1>();
         gradients_done(r);
         queries.ring.release(place.at);
     }
-    pack(r.p, r.s);
+    key_probabilities(r, scale_log2);
     wgmma_wait<0>();
     wgmma_results(r.dp);
     key_scores(r);
@@ -247,6 +237,29 @@ __device__ __forceinline__ void store_key_rows(const KeyRows<C> &r, const Work &
     bf16 *dk = args.dqkv + ((int64_t)work.batch * args.T + row0) * stride + (args.NH + work.head) * C::HD;
     store_rows(dk, stride, args.T - row0, r.dk, scale);
     store_rows(dk + args.NH * C::HD, stride, args.T - row0, r.dv, one);
+}
+
+/* From one tile into the next: the gradients of the last block of the tile before, which complete dK and dV,
+ * and P and dS of this tile's first block, at `next`. One step as any other, where last_gradients and
+ * first_queries_block one after the other leave the tensor cores idle. */
+template <class C>
+__device__ __forceinline__ void next_tile_block(KeyRows<C> &r, QueryStages<C> &queries, KeyPlace<C> &place,
+                                                Ring<C::STAGES> next, float scale_log2) {
+    queries.ring.wait(next);
+    wgmma_fence();
+    multiply_gradients(r, queries, place.at.stage);
+    multiply_s(r, queries, place, next.stage);
+    multiply_dp(r, queries, place, next.stage);
+    wgmma_wait<1>();
+    wgmma_results(r.s);
+    gradients_done(r);
+    queries.ring.release(place.at);
+    if (C::CAUSAL) mask_queries(r);
+    key_probabilities(r, scale_log2);
+    wgmma_wait<0>();
+    wgmma_results(r.dp);
+    key_scores(r);
+    place.at = next;
 }
 
 /* The gradients of the last block. */

@@ -1,10 +1,10 @@
 /* Linear layers: products by gemm.cu, bias gradients by our own column sums.
  *
- * Products that end in GELU are ours on Hopper (linear_gelu_sm90.cu). Elsewhere, and for small shapes, they
- * take the library's epilogues: on an H200 at d12 shapes GELU there beats a pass of its own (586 against 488 +
- * 200 us) and so does its derivative (608 against 430 + 300); the library's bias-gradient epilogues are slower
- * than a pass that reads dout once more (fc 628 against 462 + 95 us), so they are not used. In fp32, GELU is
- * ours: the library's is an approximation. */
+ * GELU after a layer comes with the product: on Hopper by a kernel of our own (linear_gelu_sm90.cu), elsewhere
+ * and for small shapes by the library's epilogue, and so does its derivative. On an H200 at d12 shapes these
+ * epilogues beat passes of their own (GELU 586 against 488 + 200 us, its derivative 608 against 430 + 300); the
+ * library's bias-gradient epilogues are slower than a pass that reads dout once more (fc 628 against 462 + 95
+ * us), so they are not used. In fp32, GELU is ours: the library's is an approximation. */
 #include <stdio.h>
 #include <stdlib.h>
 #include "cuda_ops.cuh"
@@ -23,18 +23,13 @@ static void plain_gemm(GemmKind kind, const GemmBuffers *buffers, int64_t N, int
 
 /* ---- the ops ---- */
 
-/* True where our own GEMM takes an output (N,columns) that goes through GELU. */
-template <typename T> static bool own_gelu_gemm(int64_t N, int columns, int inner) {
-    return sizeof(T) == sizeof(bf16) && gemm_alignment_limit() >= 16 &&
-           linear_gelu_sm90_serves(N, columns, inner);
-}
-
 template <typename T>
 void linear_forward(floatX *out, floatX *pre_gelu, const floatX *x, const floatX *weight, const floatX *bias,
                     int64_t N, int OC, int IC) {
-    if (pre_gelu && own_gelu_gemm<T>(N, OC, IC)) {
-        linear_gelu_forward_sm90((bf16 *)out, (bf16 *)pre_gelu, (const bf16 *)x, (const bf16 *)weight,
-                                 (const bf16 *)bias, N, OC, IC);
+    const bool is_bf16 = sizeof(T) == sizeof(bf16), tma_aligned = gemm_alignment_limit() >= 16;
+    if (pre_gelu && is_bf16 && tma_aligned && linear_gelu_sm90_serves(N, OC, IC)) {
+        linear_gelu_sm90((bf16 *)out, (bf16 *)pre_gelu, (const bf16 *)x, (const bf16 *)weight,
+                         (const bf16 *)bias, N, OC, IC);
         return;
     }
     const GemmBuffers buffers = {out, weight, x, bias, pre_gelu, false};
@@ -42,8 +37,7 @@ void linear_forward(floatX *out, floatX *pre_gelu, const floatX *x, const floatX
         pre_gelu ? bias ? CUBLASLT_EPILOGUE_GELU_AUX_BIAS : CUBLASLT_EPILOGUE_GELU_AUX
         : bias   ? CUBLASLT_EPILOGUE_BIAS
                  : CUBLASLT_EPILOGUE_DEFAULT;
-    const bool own_gelu = pre_gelu && sizeof(T) == sizeof(float);
-    if (!own_gelu && gemm<T>(GEMM_FORWARD, epilogue, &buffers, N, OC, IC)) return;
+    if ((!pre_gelu || is_bf16) && gemm<T>(GEMM_FORWARD, epilogue, &buffers, N, OC, IC)) return;
     plain_gemm<T>(GEMM_FORWARD, &buffers, N, OC, IC);
     if (bias || pre_gelu) bias_gelu_inplace<T>(out, pre_gelu, bias, N, OC);
 }
@@ -51,11 +45,6 @@ void linear_forward(floatX *out, floatX *pre_gelu, const floatX *x, const floatX
 template <typename T>
 void linear_backward_input(floatX *dx, float *dx_sums, const floatX *dout, const floatX *weight,
                            const floatX *pre_gelu, void *scratch, int64_t N, int OC, int IC) {
-    if (pre_gelu && own_gelu_gemm<T>(N, IC, OC)) {
-        linear_gelu_backward_sm90((bf16 *)dx, dx_sums, (const bf16 *)dout, (const bf16 *)weight,
-                                  (const bf16 *)pre_gelu, scratch, N, OC, IC);
-        return;
-    }
     const GemmBuffers buffers = {dx, weight, dout, NULL, pre_gelu, false};
     const bool epilogue_gelu = pre_gelu && sizeof(T) == sizeof(bf16);
     if (!epilogue_gelu || !gemm<T>(GEMM_BACKWARD_INPUT, CUBLASLT_EPILOGUE_DGELU, &buffers, N, OC, IC)) {

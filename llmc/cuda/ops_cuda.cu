@@ -1,7 +1,6 @@
 /* The two CUDA tables, from one source: bf16 and fp32 storage. */
 #include "attention/attention.cuh"
 #include "cuda_ops.cuh"
-#include "linear_gelu_sm90.cuh"
 
 template <typename T> struct Attention;
 template <> struct Attention<bf16> {
@@ -30,8 +29,6 @@ template <DType DTYPE> static size_t scratch_bytes(const OpShape *shape) {
     bytes = larger(bytes, column_sums_scratch_bytes(4 * shape->C));
     bytes = larger(bytes, column_sums_scratch_bytes(shape->Vp));
     bytes = larger(bytes, step_stats_scratch_bytes());
-    if (DTYPE == DTYPE_BF16)
-        bytes = larger(bytes, linear_gelu_sm90_scratch_bytes((int64_t)shape->B * shape->T, 4 * shape->C));
     return larger(bytes, attention_scratch_bytes(shape, DTYPE));
 }
 

@@ -395,11 +395,6 @@ __device__ __forceinline__ void mbarrier_arrive_cluster(uint32_t barrier, uint32
                  : "memory");
 }
 
-/* Starts fetching the 128 bytes around p into L2. */
-__device__ __forceinline__ void prefetch_l2(const void *p) {
-    asm volatile("prefetch.global.L2 [%0];" ::"l"(p));
-}
-
 /* ---- TMA, three dimensions ---- */
 
 __device__ __forceinline__ void tma_load_3d(uint32_t shared, const CUtensorMap *map, int x0, int x1, int x2,
@@ -435,6 +430,15 @@ __device__ __forceinline__ float rcp(float x) {
     float y;
     asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
+}
+
+/* As tma_store_3d. */
+__device__ __forceinline__ void tma_store_5d(const CUtensorMap *map, int x0, int x1, int x2, int x3, int x4,
+                                             uint32_t shared) {
+    asm volatile("cp.async.bulk.tensor.5d.global.shared::cta.bulk_group [%0, {%1, %2, %3, %4, %5}], [%6];" ::
+                     "l"(map),
+                 "r"(x0), "r"(x1), "r"(x2), "r"(x3), "r"(x4), "r"(shared)
+                 : "memory");
 }
 
 /* ---- lg2: log2(x) to an absolute error of 2^-22; of inf: inf ---- */

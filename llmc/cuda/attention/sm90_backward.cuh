@@ -1,13 +1,17 @@
-/* Attention backward for sm_90a, bf16, head size 64 and 128 (FlashAttention-2, Dao 2023, Algorithm 2). dqkv
- * =.
+/* Attention backward for sm_90a, bf16, head size 64 and 128 (FlashAttention-2, Dao 2023, Algorithm 2), dqkv =,
+ * in two passes. The kernels in one pass (sm90_backward_fused.cu, sm90_backward_fused128.cu) use what is here.
  *
- * Two passes, no atomics: the same inputs give the same bits. With P = exp(scale * Q K^T - lse), D =
- * rowsum(dO * O) and dS = P * (dO V^T - D): dQ pass      a tile is 64 query rows per consumer warpgroup; keys
- * come in blocks, as in forward. dQ = scale * dS K; dS goes from registers into the product. Computes D from
- * its rows of dO and O. dK, dV pass  a tile is 64 keys per warpgroup; queries come in blocks of 64, from the
- * diagonal on. Scores are computed transposed (S^T = K Q^T), so that P^T and dS^T are in registers as the
- * products need them: dV = P^T dO, dK = scale * dS^T Q. Seven products instead of five, but no tile of dQ is
- * ever added to memory.
+ * No atomics: the same inputs give the same bits. P = exp(scale * Q K^T - lse), D = rowsum(dO * O) and
+ * dS = P * (dO V^T - D).
+ *
+ *   dQ pass      A tile is 64 query rows per consumer warpgroup; keys come in blocks, as in forward.
+ *                dQ = scale * dS K; dS goes from registers into the product. Computes D from its rows of dO
+ *                and O.
+ *   dK, dV pass  A tile is 64 keys per warpgroup; queries come in blocks of 64, from the diagonal on. Scores are
+ *                computed transposed (S^T = K Q^T), so that P^T and dS^T are in registers as the products need
+ *                them: dV = P^T dO, dK = scale * dS^T Q.
+ *
+ * Seven products instead of five, but no tile of dQ is ever added to memory.
  *
  * In the second pass lse and D belong to the columns of an accumulator: fetching them for each column costs
  * 20-25 %. They are folded into the products instead, as 16 more of k: A is 1 there and B holds -lse / scale

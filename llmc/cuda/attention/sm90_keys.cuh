@@ -7,9 +7,8 @@
 template <class C> struct alignas(1024) QueryStages {
     uint8_t q[C::STAGES][C::TILE_BYTES], dout[C::STAGES][C::TILE_BYTES];
     uint8_t fold[C::STAGES][C::FOLD_BYTES]; /* B of the folded step, for both halves of k */
-    uint8_t ones[3]
-                [C::FOLD_BYTES]; /* A of it: 1 where FoldRow has -lse / scale; where it has -D; zeros, k 8..15
-                                     */
+    /* A of it: 1 where FoldRow has -lse / scale; 1 where it has -D; zeros, the k 8..15 of both */
+    uint8_t ones[3][C::FOLD_BYTES];
     RingBarriers<C::STAGES> ring;
 };
 
@@ -72,19 +71,20 @@ __device__ __forceinline__ void load_fragments(uint32_t (&a)[4][4], uint32_t til
     for (int i = 0; i < 4; i++) ldmatrix_x4(a[i], tile + row * 128 + ((2 * i + lane / 16) ^ (row & 7)) * 16);
 }
 
-/* Writes r.ones. */
-template <class C> __device__ __forceinline__ void write_ones(KeyRows<C> &r) {
-    if constexpr (C::V_IN_REGISTERS) {
-        const int pair = threadIdx.x % 4; /* of k: 0 and 1, 2 and 3, .. */
-        const uint32_t lse = pair == 0 ? ONE_HIGH | ONE_LOW : pair == 1 ? ONE_LOW : 0;
-        const uint32_t d = pair == 1 ? ONE_HIGH : pair == 2 ? ONE_HIGH | ONE_LOW : 0;
+/* A of the folded step in registers: 1 where FoldRow has -lse / scale; where it has -D. */
+__device__ __forceinline__ void write_ones(uint32_t (&ones)[2][4]) {
+    const int pair = threadIdx.x % 4; /* of k: 0 and 1, 2 and 3, .. */
+    const uint32_t lse = pair == 0 ? ONE_HIGH | ONE_LOW : pair == 1 ? ONE_LOW : 0;
+    const uint32_t d = pair == 1 ? ONE_HIGH : pair == 2 ? ONE_HIGH | ONE_LOW : 0;
 #pragma unroll
-        for (int i = 0; i < 4; i++) { /* the last two are k 8..15 */
-            r.ones[0][i] = i < 2 ? lse : 0;
-            r.ones[1][i] = i < 2 ? d : 0;
-        }
-        wgmma_results(r.ones); /* made here, not again before each product, which would serialise those */
+    for (int i = 0; i < 4; i++) { /* the last two are k 8..15 */
+        ones[0][i] = i < 2 ? lse : 0;
+        ones[1][i] = i < 2 ? d : 0;
     }
+    wgmma_results(ones); /* made here, not again before each product, which would serialise those */
+}
+template <class C> __device__ __forceinline__ void write_ones(KeyRows<C> &r) {
+    if constexpr (C::V_IN_REGISTERS) write_ones(r.ones);
 }
 
 /* acc += the block's -lse / scale (which = 0) or -D (1) in every row. */

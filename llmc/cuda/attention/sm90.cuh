@@ -33,6 +33,19 @@ typedef enum Sm90Order {
 void attention_forward_sm90_variant(floatX *out, float *lse, const floatX *qkv, int B, int T, int NH, int HD,
                                     bool causal, Sm90Softmax softmax, Sm90Order order);
 
+/* Steps of forward that can be left out, to see what each gives (see sm90_forward.cu). */
+typedef enum Sm90ForwardStep {
+    SM90_WIDE_TILES = 1,       /* head size 128: 192 queries x 64 keys, in place of 128 x 128 */
+    SM90_PIPELINED_BORDER = 2, /* between two tiles */
+    SM90_TILES_FROM_END = 4,
+    SM90_ROTATION = 8,    /* of rows among the warpgroups */
+    SM90_EARLY_REDO = 16, /* the second launch is made ready during the first */
+} Sm90ForwardStep;
+
+/* without: steps left out, added up. */
+void attention_forward_sm90_without(floatX *out, float *lse, const floatX *qkv, int B, int T, int NH, int HD,
+                                    bool causal, Sm90Softmax softmax, Sm90Order order, unsigned without);
+
 /* dq reads lse and writes dQ and scratch; dkv reads scratch and writes dK and dV. */
 void attention_backward_sm90_dq(floatX *dqkv, const floatX *dout, const floatX *out, const floatX *qkv,
                                 const float *lse, void *scratch, int B, int T, int NH, int HD, bool causal);

@@ -237,13 +237,26 @@ template <typename Shared> constexpr int shared_bytes() {
     return sizeof(Shared) + 1023;
 }
 
+/* When a launch may begin: once all before it are done, or as early as the launch before lets it
+ * (launch_dependents); its kernel then calls wait_on_dependency before it reads what that launch writes. */
+typedef enum LaunchStart { START_AFTER, START_EARLY } LaunchStart;
+
 /* Launches a persistent kernel: one block per SM, or per tile if there are fewer. */
 template <typename Args>
 static void launch_persistent(const char *name, void (*kernel)(Args), const Args &args, int tiles,
-                              int threads, int bytes) {
+                              int threads, int bytes, LaunchStart start = START_AFTER) {
     CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
-    const int blocks = tiles < cuda_sm_count() ? tiles : cuda_sm_count();
-    kernel<<<blocks, threads, bytes, main_stream>>>(args);
+    cudaLaunchAttribute early = {};
+    early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    early.val.programmaticStreamSerializationAllowed = start == START_EARLY;
+    cudaLaunchConfig_t config = {};
+    config.gridDim = dim3(tiles < cuda_sm_count() ? tiles : cuda_sm_count());
+    config.blockDim = dim3(threads);
+    config.dynamicSmemBytes = bytes;
+    config.stream = main_stream;
+    config.attrs = &early;
+    config.numAttrs = 1;
+    CUDA_CHECK(cudaLaunchKernelEx(&config, kernel, args));
     launch_check(name);
 }
 
@@ -312,6 +325,31 @@ __device__ __forceinline__ void store_rows(bf16 *to, int64_t stride, int rows, c
         }
 }
 
+/* The same of a warp's 16 rows, by TMA. map: boxes of 16 rows; position: of the first of them; what lies
+ * beyond the sequence is not written. buffer: the warp's own, a multiple of 1024; TMA reads it until
+ * bulk_wait_read in lane 0. */
+template <int N>
+__device__ __forceinline__ void tma_store_rows(const CUtensorMap *map, uint32_t buffer, const float (&c)[N],
+                                               const float (&factor)[2], int position, int head, int batch) {
+    const int lane = threadIdx.x % 32, row = lane % 16, column = lane / 16;
+#pragma unroll
+    for (int block = 0; block < N / 4; block += 2) {
+        uint32_t r[4];
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            const int at = (block + i / 2) * 4 + i % 2 * 2;
+            r[i] = cvt_bf16x2(c[at] * factor[i % 2], c[at + 1] * factor[i % 2]);
+        }
+        stmatrix_x4(buffer + block / 8 * 2048 + row * 128 + ((block % 8 + column) ^ (row & 7)) * 16, r);
+    }
+    fence_proxy_async();
+    __syncwarp();
+    if (lane == 0) {
+        tma_store_5d(map, 0, position, 0, head, batch, buffer);
+        bulk_commit();
+    }
+}
+
 /* ---- masks, where queries are the rows of an accumulator and keys its columns. C: a kernel's config ---- */
 
 /* Blocks of keys that the query rows [row0, row0 + rows) see; the last is the only one that needs a mask, if
@@ -330,4 +368,12 @@ __device__ __forceinline__ void mask_keys(float (&s)[N], int row0, int key0, int
 #pragma unroll
     for (int i = 0; i < N; i++)
         if (i / 4 * 8 + i % 2 > last_seen + (C::CAUSAL ? i / 2 % 2 * 8 : 0)) s[i] = -CUDART_INF_F;
+}
+
+/* The same where the last 64 keys of s are those of the warpgroup's own 64 positions, causal. */
+template <int N> __device__ __forceinline__ void mask_diagonal(float (&s)[N]) {
+    const int last_seen = thread_row() - thread_column();
+#pragma unroll
+    for (int i = 0; i < ROWS / 2; i++)
+        if (i / 4 * 8 + i % 2 > last_seen + i / 2 % 2 * 8) s[N - ROWS / 2 + i] = -CUDART_INF_F;
 }

@@ -1,10 +1,10 @@
 /* Linear layers: products by gemm.cu, bias gradients by our own column sums.
  *
- * GELU after a layer comes with the product: on Hopper by a kernel of our own (linear_gelu_sm90.cu), elsewhere
- * and for small shapes by the library's epilogue, and so does its derivative. On an H200 at d12 shapes these
- * epilogues beat passes of their own (GELU 586 against 488 + 200 us, its derivative 608 against 430 + 300); the
- * library's bias-gradient epilogues are slower than a pass that reads dout once more (fc 628 against 462 + 95
- * us), so they are not used. In fp32, GELU is ours: the library's is an approximation. */
+ * GELU after a layer comes with the product: on Hopper by a kernel of our own (linear_gelu_sm90.cu),
+ * elsewhere and for small shapes by the library's epilogue, and so does its derivative. On an H200 at d12
+ * shapes these epilogues beat passes of their own (GELU 586 against 488 + 200 us, its derivative 608 against
+ * 430 + 300). The library's bias-gradient epilogues are slower than a pass that reads dout once more (fc 628
+ * against 462 + 95 us), so they are not used. In fp32, GELU is ours: the library's is an approximation. */
 #include <stdio.h>
 #include <stdlib.h>
 #include "cuda_ops.cuh"

@@ -6,13 +6,13 @@
  * that. The twelfth warp is the producer.
  *
  * On an H200, 65536 x 768 -> 3072: 572 to 583 us; in the same run the library's epilogue 615 (the best of its
- * algorithms; its first choice 657), its product with the bias alone 507. The same structure for dx = (dout W)
+ * algorithms; its first choice 657), its product with bias alone 507. The same structure for dx = (dout W)
  * gelu'(pre_gelu) with column sums took 765 us, the library's epilogue and a pass for the sums 722: it has to
  * fetch pre_gelu as well. So only this half is here.
  *
- * A tile is 128 x 256, so that shared memory feeds wgmma at 5/8 of its rate; blocks are persistent. Two blocks
- * form a cluster: neighbours in rows that share the columns, so each fetches half of W for both (TMA delivers
- * 35 bytes a clock and SM without multicast, 44 with; the tensor cores ask for up to 48). */
+ * A tile is 128 x 256, so that shared memory feeds wgmma at 5/8 of its rate; blocks are persistent. Two
+ * blocks form a cluster: neighbours in rows that share the columns, so each fetches half of W for both (TMA
+ * delivers 35 bytes a clock and SM without multicast, 44 with; the tensor cores ask for up to 48). */
 #include "linear_gelu_sm90.cuh"
 #include "attention/sm90_common.cuh"
 #include "cuda_ops.cuh"

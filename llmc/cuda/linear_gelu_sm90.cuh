@@ -6,6 +6,6 @@
  * computed by the same code. */
 bool linear_gelu_sm90_serves(int64_t N, int OC, int IC);
 
-/* pre_gelu (N,OC) = x weight^T + bias, out (N,OC) = gelu(pre_gelu) of the rounded pre_gelu; bias may be NULL */
+/* pre_gelu (N,OC) = x weight^T + bias, out (N,OC) = gelu of the rounded pre_gelu; bias may be NULL */
 void linear_gelu_sm90(bf16 *out, bf16 *pre_gelu, const bf16 *x, const bf16 *weight, const bf16 *bias,
                       int64_t N, int OC, int IC);

@@ -147,14 +147,6 @@ __device__ __forceinline__ void tma_load_5d(uint32_t shared, const CUtensorMap *
                  : "memory");
 }
 
-/* Starts fetching the box into L2. */
-__device__ __forceinline__ void tma_prefetch_5d(const CUtensorMap *map, int x0, int x1, int x2, int x3,
-                                                int x4) {
-    asm volatile("cp.async.bulk.prefetch.tensor.5d.L2.global [%0, {%1, %2, %3, %4, %5}];" ::"l"(map),
-                 "r"(x0), "r"(x1), "r"(x2), "r"(x3), "r"(x4)
-                 : "memory");
-}
-
 /* Starts copying `bytes` contiguous bytes; addresses and size are multiples of 16. */
 __device__ __forceinline__ void bulk_load(uint32_t shared, const void *global, uint32_t bytes,
                                           uint32_t barrier) {

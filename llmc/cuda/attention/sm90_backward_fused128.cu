@@ -8,13 +8,14 @@
  *
  *     S(j)  dP(j)  dV(j)  dQ(j-1)  dK(j)
  *
- * The exponentials are taken under dP, dS is computed under dV, dQ leaves the registers under dK, so but for a
- * moment after dK one product is always under way. dQ is one block late, so a warpgroup does not wait for dS
- * of the other, and dQ can have the registers of dP. */
+ * The exponentials are taken under dP, in parts, for a warp waits to issue a product until few are before it;
+ * dS is computed under dV, dQ leaves the registers under dK, so but for a moment after dK one product is always
+ * under way. dQ is one block late, so a warpgroup does not wait for dS of the other, and dQ can have the
+ * registers of dP. */
 #include "sm90_keys.cuh"
 #include "sm90_turns.cuh"
 
-constexpr Sm90Shape FUSED128_SHAPE = {2, 64, 3, 1, 240, 24, false}; /* stages: of Q */
+constexpr Sm90Shape FUSED128_SHAPE = {2, 64, 3, 1, 232, 40, false}; /* stages: of Q */
 
 template <bool IS_CAUSAL> struct Fused128Config {
     static constexpr Sm90Shape SHAPE = FUSED128_SHAPE;
@@ -35,7 +36,6 @@ template <class C> struct alignas(1024) Fused128Shared {
     uint8_t q[C::STAGES][C::TILE_BYTES], dout[2][C::TILE_BYTES];
     uint8_t ds[2][C::WARPGROUPS][ROWS * ROWS * 2]; /* dS^T of 128 keys x 64 queries, of two blocks */
     uint8_t fold[C::STAGES][C::FOLD_BYTES];        /* with Q */
-    uint8_t ones[3][C::FOLD_BYTES]; /* A of the folded step: for -lse / scale; for -D; zeros, its k 8..15 */
     TurnBuffers<1> turns[C::WARPGROUPS];
     RingBarriers<1> k_ring, v_ring;
     RingBarriers<C::STAGES> q_ring;
@@ -49,17 +49,6 @@ typedef struct Fused128Args {
 } Fused128Args;
 
 __device__ unsigned fused128_tickets;
-
-/* All threads of the kernel, before its first __syncthreads. */
-template <class C> __device__ __forceinline__ void write_ones(uint8_t (&ones)[3][C::FOLD_BYTES]) {
-    const uint32_t low = 0x3f80, high = low << 16; /* 1 in bf16 */
-    for (int row = threadIdx.x; row < ROWS; row += C::THREADS) {
-        reinterpret_cast<uint4 *>(ones[0])[row] = make_uint4(high | low, low, 0, 0);
-        reinterpret_cast<uint4 *>(ones[1])[row] = make_uint4(0, high, high | low, 0);
-        reinterpret_cast<uint4 *>(ones[2])[row] = make_uint4(0, 0, 0, 0);
-    }
-    fence_proxy_async();
-}
 
 /* ---- producer: one thread ---- */
 
@@ -139,20 +128,15 @@ __device__ __forceinline__ uint64_t unswizzled(uint32_t place, uint32_t k_bytes)
     return (uint64_t)(128 >> 4) << 32 | (place + (k_bytes << 12));
 }
 
-/* What the products of a step read: places. */
-template <class C> struct Fused128Operands {
-    uint32_t k, v;   /* of the warpgroup's keys */
-    uint32_t k_half; /* of the warpgroup's columns of K, all keys */
-    uint32_t ones;
-};
-
 /* Where a warpgroup is. */
 template <class C> struct Fused128Place {
     Work work;
     int warpgroup;
-    Fused128Operands<C> from;
-    int step;          /* blocks before the one in work, of all tiles */
-    Ring<C::STAGES> q; /* of the block in work */
+    uint32_t k, v;       /* places of the warpgroup's keys */
+    uint32_t k_half;     /* of its columns of K, all keys of the tile */
+    uint32_t ones[2][4]; /* A of the folded step: 1 where FoldRow has -lse / scale; where it has -D */
+    int step;            /* blocks before the one in work, of all tiles */
+    Ring<C::STAGES> q;   /* of the block in work */
     Ring<1> own;
     TurnAt<1> turns;
 
@@ -165,35 +149,52 @@ template <class C> struct Fused128Place {
     }
 };
 
-/* acc = rows of K or V times the block's queries, and the folded step, where `ones` is in place of the rows. B
- * of its k 8..15, times zeros, is that of k 0..7 again. */
+/* acc = or += a step of 16 columns of K or V times those of Q or dO. */
 template <class C>
-__device__ __forceinline__ void multiply_folded(float (&acc)[ROWS / 2], uint32_t rows, uint32_t queries,
-                                                uint32_t ones, uint32_t zeros_at, uint32_t fold) {
-#pragma unroll
-    for (int i = 0; i < C::HD / 16; i++) {
-        const uint32_t step = i / 4 * (ROWS * 128 >> 4) + i % 4 * 2;
-        if (i == 0)
-            wgmma<D_SET, B_K_MAJOR>(acc, swizzled(rows), swizzled(queries));
-        else
-            wgmma<D_ADD, B_K_MAJOR>(acc, swizzled(rows + step), swizzled(queries + step));
-    }
-    wgmma<D_ADD, B_K_MAJOR>(acc, unswizzled(ones, zeros_at), unswizzled(fold, 0));
+__device__ __forceinline__ void multiply_columns(float (&acc)[ROWS / 2], uint32_t rows, uint32_t queries,
+                                                 int step) {
+    const uint32_t at = step / 4 * (ROWS * 128 >> 4) + step % 4 * 2;
+    if (step == 0)
+        wgmma<D_SET, B_K_MAJOR>(acc, swizzled(rows), swizzled(queries));
+    else
+        wgmma<D_ADD, B_K_MAJOR>(acc, swizzled(rows + at), swizzled(queries + at));
+}
+
+/* The folded step: acc += -lse / scale or -D of the block's queries. B of its k 8..15, where A is 0, is that of
+ * k 0..7 again. */
+template <class C>
+__device__ __forceinline__ void multiply_fold(float (&acc)[ROWS / 2], const uint32_t (&ones)[4],
+                                              uint32_t fold) {
+    wgmma<D_ADD, B_K_MAJOR>(acc, ones, unswizzled(fold, 0));
     wgmma_commit();
 }
 
 template <class C>
-__device__ __forceinline__ void multiply_s(KeyRows<C> &r, Fused128Shared<C> &shared,
-                                           const Fused128Operands<C> &from, int q_stage) {
-    multiply_folded<C>(r.s, from.k, uniform_place(shared_address(shared.q[q_stage])), from.ones,
-                       2 * C::FOLD_BYTES, uniform_place(shared_address(shared.fold[q_stage])));
+__device__ __forceinline__ void multiply_s(KeyRows<C> &r, const Fused128Place<C> &place, uint32_t q,
+                                           uint32_t fold) {
+#pragma unroll
+    for (int i = 0; i < C::HD / 16; i++) multiply_columns<C>(r.s, place.k, q, i);
+    multiply_fold<C>(r.s, place.ones[0], fold);
 }
-template <class C>
-__device__ __forceinline__ void multiply_dp(KeyRows<C> &r, Fused128Shared<C> &shared,
-                                            const Fused128Operands<C> &from, int q_stage, int dout_stage) {
-    multiply_folded<C>(r.dp, from.v, uniform_place(shared_address(shared.dout[dout_stage])),
-                       from.ones + (C::FOLD_BYTES >> 4), C::FOLD_BYTES,
-                       uniform_place(shared_address(shared.fold[q_stage])));
+
+/* A quarter of dP, all but the folded step. */
+template <class C, int QUARTER>
+__device__ __forceinline__ void multiply_dp(KeyRows<C> &r, const Fused128Place<C> &place, uint32_t dout) {
+    enum { STEPS = C::HD / 16 / 4 };
+    wgmma_fence();
+#pragma unroll
+    for (int i = 0; i < STEPS; i++) multiply_columns<C>(r.dp, place.v, dout, QUARTER * STEPS + i);
+    wgmma_commit();
+}
+
+/* A quarter of P, in place of S. */
+template <class C, int QUARTER>
+__device__ __forceinline__ void exponentials(KeyRows<C> &r, float scale_log2) {
+    enum { N = ROWS / 2 / 4 };
+#pragma unroll
+    for (int i = QUARTER * N; i < (QUARTER + 1) * N; i++)
+        r.s[i] = ex2(C::CAUSAL ? r.s[i] * scale_log2 : fmaf(r.s[i], scale_log2, r.bias[i / 2 % 2]));
+    wgmma_results(r.s); /* they stay between the products */
 }
 
 /* dV += P^T dO or dK += dS^T Q. */
@@ -209,11 +210,11 @@ __device__ __forceinline__ void multiply_gradient(float (&d)[C::HD / 2], const u
 /* The warpgroup's 64 columns of dQ = dS K over the tile's 128 keys, in the registers of dP. */
 template <class C>
 __device__ __forceinline__ void multiply_dq(KeyRows<C> &r, Fused128Shared<C> &shared,
-                                            const Fused128Operands<C> &from, int ds_stage) {
+                                            const Fused128Place<C> &place, int ds_stage) {
     const uint32_t a = uniform_place(shared_address(shared.ds[ds_stage]));
 #pragma unroll
     for (int i = 0; i < C::TILE_ROWS / 16; i++) {
-        const uint32_t b = from.k_half + i / 4 * (C::TILE_BYTES >> 4) + i % 4 * (2048 >> 4);
+        const uint32_t b = place.k_half + i / 4 * (C::TILE_BYTES >> 4) + i % 4 * (2048 >> 4);
         if (i == 0)
             wgmma<D_SET, B_MN_MAJOR, 1>(r.dp, swizzled(a), swizzled(b));
         else
@@ -257,27 +258,34 @@ __device__ __forceinline__ void take_dq(KeyRows<C> &r, Fused128Shared<C> &shared
                stride, args.base.T - row0, r.dp, scale);
 }
 
-/* S and dP of the block in work begin. */
-template <class C>
-__device__ __forceinline__ void begin_block(KeyRows<C> &r, Fused128Shared<C> &shared,
-                                            const Fused128Place<C> &place) {
-    shared.q_ring.wait(place.q);
-    shared.dout_ring.wait(place.ring2(place.step));
-    wgmma_fence();
-    multiply_s(r, shared, place.from, place.q.stage);
-    multiply_dp(r, shared, place.from, place.q.stage, place.step & 1);
-}
-
-/* P, dV and dS of the block in work, whose S and dP are under way; dV stays so. */
+/* P, dV and dS of the block in work; dV stays under way. */
 template <class C, bool DIAGONAL>
 __device__ __forceinline__ void block_scores(KeyRows<C> &r, Fused128Shared<C> &shared,
                                              const Fused128Place<C> &place, float scale_log2) {
+    const Ring<2> dout_at = place.ring2(place.step);
+    const uint32_t q = uniform_place(shared_address(shared.q[place.q.stage]));
+    const uint32_t dout = uniform_place(shared_address(shared.dout[dout_at.stage]));
+    const uint32_t fold = uniform_place(shared_address(shared.fold[place.q.stage]));
+    shared.q_ring.wait(place.q);
+    wgmma_fence();
+    multiply_s(r, place, q, fold);
+    shared.dout_ring.wait(dout_at);
+    multiply_dp<C, 0>(r, place, dout);
     wgmma_wait<1>();
     wgmma_results(r.s);
     if (DIAGONAL) mask_queries(r);
-    key_probabilities(r, scale_log2);
+    multiply_dp<C, 1>(r, place, dout);
+    exponentials<C, 0>(r, scale_log2);
+    multiply_dp<C, 2>(r, place, dout);
+    exponentials<C, 1>(r, scale_log2);
+    multiply_dp<C, 3>(r, place, dout);
+    exponentials<C, 2>(r, scale_log2);
     wgmma_fence();
-    multiply_gradient<C>(r.dv, r.p, shared.dout[place.step & 1]);
+    multiply_fold<C>(r.dp, place.ones[1], fold);
+    exponentials<C, 3>(r, scale_log2);
+    pack(r.p, r.s);
+    wgmma_fence();
+    multiply_gradient<C>(r.dv, r.p, shared.dout[dout_at.stage]);
     wgmma_wait<1>();
     wgmma_results(r.dp);
     key_scores(r);
@@ -305,7 +313,7 @@ __device__ __forceinline__ void drain_dq(KeyRows<C> &r, Fused128Shared<C> &share
                                          int step, int block, const Fused128Args &args) {
     shared.ds_ring.wait(place.ring2(step));
     wgmma_fence();
-    multiply_dq(r, shared, place.from, step & 1);
+    multiply_dq(r, shared, place, step & 1);
     wgmma_wait<0>();
     take_dq(r, shared, place, step, block, args);
 }
@@ -314,10 +322,8 @@ __device__ __forceinline__ void drain_dq(KeyRows<C> &r, Fused128Shared<C> &share
 template <class C>
 __device__ __forceinline__ void first_block(KeyRows<C> &r, Fused128Shared<C> &shared, Fused128Place<C> &place,
                                             int block, bool dq, const Fused128Args &args) {
-#pragma unroll
-    for (int i = 0; i < C::HD / 2; i++) r.dk[i] = r.dv[i] = 0.0f;
+    clear_gradients(r);
     shared.v_ring.wait(place.own);
-    begin_block(r, shared, place);
     block_scores<C, C::CAUSAL>(r, shared, place, args.base.scale_log2);
     wgmma_fence();
     multiply_gradient<C>(r.dk, r.ds, shared.q[place.q.stage]);
@@ -331,11 +337,10 @@ __device__ __forceinline__ void first_block(KeyRows<C> &r, Fused128Shared<C> &sh
 template <class C>
 __device__ __forceinline__ void next_block(KeyRows<C> &r, Fused128Shared<C> &shared, Fused128Place<C> &place,
                                            int block, const Fused128Args &args) {
-    begin_block(r, shared, place);
     block_scores<C, false>(r, shared, place, args.base.scale_log2);
     shared.ds_ring.wait(place.ring2(place.step - 1));
     wgmma_fence();
-    multiply_dq(r, shared, place.from, (place.step - 1) & 1);
+    multiply_dq(r, shared, place, (place.step - 1) & 1);
     multiply_gradient<C>(r.dk, r.ds, shared.q[place.q.stage]);
     wgmma_wait<2>();
     dv_done(r, shared, place);
@@ -397,10 +402,10 @@ __device__ __forceinline__ void fused128_keys(Fused128Shared<C> &shared, const F
                                               int warpgroup) {
     Fused128Place<C> place;
     place.warpgroup = warpgroup;
-    place.from.k = uniform_place(shared_address(shared.k[warpgroup]));
-    place.from.v = uniform_place(shared_address(shared.v[warpgroup]));
-    place.from.k_half = uniform_place(shared_address(shared.k) + warpgroup * (ROWS * 128));
-    place.from.ones = uniform_place(shared_address(shared.ones));
+    place.k = uniform_place(shared_address(shared.k[warpgroup]));
+    place.v = uniform_place(shared_address(shared.v[warpgroup]));
+    place.k_half = uniform_place(shared_address(shared.k) + warpgroup * (ROWS * 128));
+    write_ones(place.ones);
     place.step = 0;
     for (;; place.own.advance()) {
         shared.k_ring.wait(place.own);
@@ -425,7 +430,6 @@ __global__ void __launch_bounds__(Fused128Config<CAUSAL>::THREADS, 1)
     enum { WARPS = 4 * C::WARPGROUPS };
     auto &shared = shared_memory<Fused128Shared<C>>();
     const int warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / WARPGROUP, 0);
-    write_ones<C>(shared.ones);
     if (threadIdx.x == 0) {
         shared.k_ring.init(WARPS + C::WARPGROUPS);
         shared.v_ring.init(WARPS);

@@ -46,7 +46,7 @@ template <int BUFFERS> struct alignas(128) TurnBuffers {
     RingBarriers<BUFFERS> given, fetched;
 
     __device__ __forceinline__ void init() {
-        given.init(1, 4); /* one adder; the owner's four warps */
+        given.init(1, 4);        /* one adder; the owner's four warps */
         fetched.init(WARPGROUP); /* every thread of the owner: racecheck knows its reads by its own arrival */
     }
     __device__ __forceinline__ float4 *place(int stage) {

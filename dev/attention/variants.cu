@@ -35,6 +35,15 @@ template <Sm90Softmax SOFTMAX, Sm90Order ORDER> static void hopper_forward_step(
                                    c->s.T, c->s.NH, c->s.HD, c->s.causal, SOFTMAX, ORDER);
 }
 
+/* The shipped kernel without one of its steps, or without all. */
+template <unsigned WITHOUT> static void hopper_forward_without(const Call *c) {
+    attention_forward_sm90_without(c->p[FORWARD_OUT], (float *)c->p[FORWARD_LSE], c->p[FORWARD_QKV], c->s.B,
+                                   c->s.T, c->s.NH, c->s.HD, c->s.causal, SM90_FROZEN,
+                                   c->s.HD == 64 ? SM90_TURNS : SM90_FREE, WITHOUT);
+}
+constexpr unsigned ALL_STEPS =
+    SM90_WIDE_TILES | SM90_PIPELINED_BORDER | SM90_TILES_FROM_END | SM90_ROTATION | SM90_EARLY_REDO;
+
 static void hopper_backward(const Call *c) {
     attention_backward_sm90(c->p[BACKWARD_DQKV], c->p[BACKWARD_DOUT], c->p[BACKWARD_OUT], c->p[BACKWARD_QKV],
                             (const float *)c->p[BACKWARD_LSE], c->p[BACKWARD_SCRATCH], c->s.B, c->s.T,
@@ -131,6 +140,14 @@ enum { PARTS_DQ = 1, PARTS_DK = 2, PARTS_DV = 4, PARTS_LSE = 2 };
         __VA_ARGS__, .teaches = text                                                                         \
     }
 
+/* A step of the shipped Hopper forward, by its absence. */
+#define WITHOUT(row_name, steps, text)                                                                       \
+    {                                                                                                        \
+        .op = "attention_forward", .name = "hopper_without_" row_name, .run = hopper_forward_without<steps>, \
+        .needs = NEEDS_HOPPER, .dtype = DTYPE_BF16, .head_sizes = {64, 128}, .flags = PACKED_ONLY,           \
+        .teaches = text                                                                                      \
+    }
+
 /* To add a variant: a row, fields in the order of Variant (lab.h). */
 static const Variant rows[] = {
     {.op = "attention_forward",
@@ -140,7 +157,8 @@ static const Variant rows[] = {
      .dtype = DTYPE_BF16,
      .head_sizes = {64, 128},
      .flags = PACKED_ONLY,
-     .teaches = "the shipped kernel: TMA, wgmma, warp specialisation; the best of the four below by shape"},
+     .teaches =
+         "F12, the shipped kernel: TMA, wgmma, warp specialisation; the best of the four below by shape"},
     {.op = "attention_forward",
      .name = "hopper_online_free",
      .run = hopper_forward_step<SM90_ONLINE, SM90_FREE>,
@@ -173,6 +191,13 @@ static const Variant rows[] = {
      .head_sizes = {64, 128},
      .flags = PACKED_ONLY,
      .teaches = "frozen max, in turns"},
+    WITHOUT("wide_tiles", SM90_WIDE_TILES, "head size 128 with tiles of 128 x 128, in place of 192 x 64"),
+    WITHOUT("pipelined_border", SM90_PIPELINED_BORDER, "nothing queued between two tiles"),
+    WITHOUT("tiles_from_end", SM90_TILES_FROM_END,
+            "causal tiles counted from the start: the last one is ragged"),
+    WITHOUT("rotation", SM90_ROTATION, "the same rows of a tile for the same warpgroup, always"),
+    WITHOUT("early_redo", SM90_EARLY_REDO, "the second launch waits for the first to end"),
+    WITHOUT("all", ALL_STEPS, "none of these steps"),
     {.op = "attention_forward",
      .name = "sm80",
      .run = forward<sm80_attention_forward>,

@@ -143,7 +143,7 @@ enum { PARTS_DQ = 1, PARTS_DK = 2, PARTS_DV = 4, PARTS_LSE = 2 };
 /* A step of the shipped Hopper forward, by its absence. */
 #define WITHOUT(row_name, steps, text)                                                                       \
     {                                                                                                        \
-        .op = "attention_forward", .name = "hopper_without_" row_name, .run = hopper_forward_without<steps>, \
+        .op = "attention_forward", .name = "hopper_no_" row_name, .run = hopper_forward_without<steps>,      \
         .needs = NEEDS_HOPPER, .dtype = DTYPE_BF16, .head_sizes = {64, 128}, .flags = PACKED_ONLY,           \
         .teaches = text                                                                                      \
     }
@@ -192,12 +192,11 @@ static const Variant rows[] = {
      .flags = PACKED_ONLY,
      .teaches = "frozen max, in turns"},
     WITHOUT("wide_tiles", SM90_WIDE_TILES, "head size 128 with tiles of 128 x 128, in place of 192 x 64"),
-    WITHOUT("pipelined_border", SM90_PIPELINED_BORDER, "nothing queued between two tiles"),
-    WITHOUT("tiles_from_end", SM90_TILES_FROM_END,
-            "causal tiles counted from the start: the last one is ragged"),
+    WITHOUT("border", SM90_PIPELINED_BORDER, "nothing queued between two tiles"),
+    WITHOUT("from_end", SM90_TILES_FROM_END, "causal tiles counted from the start: the last one is ragged"),
     WITHOUT("rotation", SM90_ROTATION, "the same rows of a tile for the same warpgroup, always"),
     WITHOUT("early_redo", SM90_EARLY_REDO, "the second launch waits for the first to end"),
-    WITHOUT("all", ALL_STEPS, "none of these steps"),
+    WITHOUT("steps", ALL_STEPS, "none of these steps"),
     {.op = "attention_forward",
      .name = "sm80",
      .run = forward<sm80_attention_forward>,

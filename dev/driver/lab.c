@@ -18,7 +18,7 @@ static void check_variant(const Case *c, const Variant *v, const Options *o) {
     const char *result = !f.ok ? "FAIL" : v->flags & INEXACT ? "inexact" : "ok";
     n_passed += f.ok;
     n_failed += !f.ok;
-    printf("%-4s %-18s %-18s %-26s %-10s%s\n", result, v->op, v->name, sizes_text(&c->s), c->fill->name,
+    printf("%-4s %-22s %-22s %-34s %-10s%s\n", result, v->op, v->name, sizes_text(&c->s), c->fill->name,
            f.text);
     fflush(stdout);
     const CsvRow row = {.kind = "check",
@@ -113,7 +113,7 @@ static int runnable(const Variant **variants, const LabOp *op, const Options *o)
             variants[n_runnable++] = selected[i];
             continue;
         }
-        printf("skip %-18s %-18s %s\n", op->name, selected[i]->name, lacks);
+        printf("skip %-22s %-22s %s\n", op->name, selected[i]->name, lacks);
         n_skipped++;
     }
     return n_runnable;

@@ -66,7 +66,7 @@ static void list_row(const Variant *v) {
     for (int i = 0; i < 4 && v->head_sizes[i]; i++)
         snprintf(heads + strlen(heads), sizeof heads - strlen(heads), "%s%d", i ? "/" : "head size ",
                  v->head_sizes[i]);
-    printf("  %-20s %s  %s%s%s%s%s%s%s%s\n", v->name, v->dtype == DTYPE_BF16 ? "bf16" : "fp32", v->teaches,
+    printf("  %-22s %s  %s%s%s%s%s%s%s%s\n", v->name, v->dtype == DTYPE_BF16 ? "bf16" : "fp32", v->teaches,
            *heads ? "; " : "", heads, v->flags & CAUSAL_ONLY ? "; causal only" : "",
            v->flags & INEXACT ? "; INEXACT by design" : "", lacks ? " [not here: " : "", lacks ? lacks : "",
            lacks ? "]" : "");

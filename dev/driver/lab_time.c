@@ -67,7 +67,7 @@ static bool buffers_open(Buffers *b, const LabOp *op, const Sizes *s, const Ops 
     *b = (Buffers){.ops = ops, .n_sets = (int)(COLD_BYTES / (double)bytes) + 1};
     if (b->n_sets > MAX_SETS) b->n_sets = MAX_SETS;
     if ((double)bytes * b->n_sets + (double)scratch_bytes > 0.95 * (double)free_bytes) {
-        printf("skip %-24s %-34s needs %.1f GiB of %.1f GiB free\n", op->name, sizes_text(s),
+        printf("skip %-22s %-34s needs %.1f GiB of %.1f GiB free\n", op->name, sizes_text(s),
                ((double)bytes * b->n_sets + (double)scratch_bytes) / 0x1p30, (double)free_bytes / 0x1p30);
         return false;
     }
@@ -212,7 +212,7 @@ static void report(const LabOp *op, const Variant *v, const Sizes *s, Timing t, 
         snprintf(rate, sizeof rate, "%8.0f GB/s   ", bytes / t.seconds * 1e-9);
     if (v->bytes || v->flops)
         snprintf(moved, sizeof moved, "  %.4g GFLOP, %.4g MB", own_flops * 1e-9, own_bytes * 1e-6);
-    printf("time %-24s %-18s %-34s %10.4f ms +-%4.1f %% %s %5.1f %%%s\n", op->name, v->name, sizes_text(s),
+    printf("time %-22s %-22s %-34s %10.4f ms +-%4.1f %% %s %5.1f %%%s\n", op->name, v->name, sizes_text(s),
            t.seconds * 1e3, 100 * t.spread, rate, percent, moved);
     fflush(stdout);
     const CsvRow row = {.kind = "time",
@@ -237,7 +237,7 @@ static void time_variant(const LabOp *op, const Variant *v, const Buffers *b, co
     const double work = op->flops ? op->flops(s) : op->bytes(s, 4);
     double *pace = pace_of(v);
     if (*pace * work > LONGEST_CALL) {
-        printf("skip %-24s %-18s %-34s a call would take about %.0f s\n", op->name, v->name, sizes_text(s),
+        printf("skip %-22s %-22s %-34s a call would take about %.0f s\n", op->name, v->name, sizes_text(s),
                *pace * work);
         return;
     }
@@ -259,7 +259,7 @@ static int fitting(const Variant **fit, const LabOp *op, const Sizes *s, const V
     for (int i = 0; i < n; i++) {
         const size_t bytes = lab_scratch_bytes(variants[i], ops, s);
         if (bytes > free_bytes / 2) {
-            printf("skip %-24s %-18s %-34s scratch of %.1f GiB, %.1f GiB free\n", op->name, variants[i]->name,
+            printf("skip %-22s %-22s %-34s scratch of %.1f GiB, %.1f GiB free\n", op->name, variants[i]->name,
                    sizes_text(s), (double)bytes / 0x1p30, (double)free_bytes / 0x1p30);
             continue;
         }

@@ -177,6 +177,10 @@ const Ops *lab_table(Needs needs, DType dtype);
 const char *variant_lacks(const Variant *v);
 /* NULL if the variant takes these sizes; else why not. */
 const char *variant_refuses(const Variant *v, const Sizes *s);
+/* For a launcher that finds only when called that this card is too small: says why, and launches nothing. */
+void lab_refuse(const char *why);
+/* Why the last call was refused, NULL if it was not; forgets it. */
+const char *lab_refused(void);
 /* The ops, attention's first; their number. */
 int lab_ops(const LabOp **ops);
 void lab_list(void);

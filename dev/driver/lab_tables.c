@@ -72,6 +72,18 @@ static void list_row(const Variant *v) {
            lacks ? "]" : "");
 }
 
+static const char *refused;
+
+void lab_refuse(const char *why) {
+    refused = why;
+}
+
+const char *lab_refused(void) {
+    const char *why = refused;
+    refused = NULL;
+    return why;
+}
+
 int lab_ops(const LabOp **ops) {
     int n = 0;
     ops[n++] = &attention_forward_op;

@@ -245,6 +245,11 @@ static void time_variant(const LabOp *op, const Variant *v, const Buffers *b, co
     watch_begin(v, s);
     const Timing t = time_calls(b, v->run, o);
     watch_end();
+    const char *refused = lab_refused();
+    if (refused) {
+        printf("skip %-22s %-22s %-34s %s\n", op->name, v->name, sizes_text(s), refused);
+        return;
+    }
     *pace = t.seconds / work;
     report(op, v, s, t, roofs_of(b->ops, o));
 }

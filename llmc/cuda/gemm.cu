@@ -175,9 +175,10 @@ int gemm_alignment_limit(void) {
     return alignment_limit;
 }
 
-static int32_t common_alignment(const GemmBuffers *buffers) {
+/* At least an element's bytes: below them the library has no algorithm. */
+static int32_t common_alignment(const GemmBuffers *buffers, int element_bytes) {
     const void *pointers[] = {buffers->d, buffers->a, buffers->b, buffers->bias, buffers->aux};
-    uintptr_t bits = (uintptr_t)alignment_limit;
+    uintptr_t bits = (uintptr_t)(alignment_limit > element_bytes ? alignment_limit : element_bytes);
     for (const void *p : pointers) bits |= (uintptr_t)p;
     return (int32_t)(bits & -bits);
 }
@@ -193,7 +194,8 @@ void gemm_run(const GemmPlan *plan, const GemmBuffers *buffers, void *d, int alg
 template <typename T>
 bool gemm(GemmKind kind, cublasLtEpilogue_t epilogue, const GemmBuffers *buffers, int64_t N, int OC, int IC) {
     const cudaDataType_t type = sizeof(T) == 2 ? CUDA_R_16BF : CUDA_R_32F;
-    const GemmKey key = {N, OC, IC, kind, (int32_t)epilogue, (int32_t)type, common_alignment(buffers)};
+    const GemmKey key = {
+        N, OC, IC, kind, (int32_t)epilogue, (int32_t)type, common_alignment(buffers, sizeof(T))};
     GemmPlan *plan = find_plan(&key);
     if (plan->n_algorithms == 0) return false;
     if (epilogue & EPILOGUE_BIAS_BIT) set(plan->desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, buffers->bias);

@@ -305,11 +305,12 @@ static Precision plain_precision(const Case *c) {
 /* Positions beside the fault within which a masked 0 may meet it in a tile's product: 0 * NaN. */
 enum { TILE_REACH = 256 };
 
-/* Rows of the first head of the first sequence, positions [begin, end), accept anything. */
+/* In rows of the first head of the first sequence, positions [begin, end), what is finite may be anything. */
 static void accept_rows(double *want, int64_t offset, int64_t stride, int width, int begin, int end,
                         int length) {
     for (int t = begin > 0 ? begin : 0; t < (end < length ? end : length); t++)
-        for (int d = 0; d < width; d++) want[offset + t * stride + d] = ANYTHING;
+        for (int d = 0; d < width; d++)
+            if (isfinite(want[offset + t * stride + d])) want[offset + t * stride + d] = ANYTHING;
 }
 
 static void reference_forward(Case *c) {
@@ -351,13 +352,16 @@ static void reference_backward(Case *c) {
     free(r.out);
     free(r.lse);
     if (!c->fill->not_finite) return;
-    /* Among the last keys, rows that an infinite key has spoiled meet their masked zeros, too. */
+    /* Among the last keys, rows that an infinite key has spoiled meet their masked zeros, too. And a kernel may fold
+     * D into the products, so that a D that is NaN (from V or dO) spoils P, and with it dV, of the whole head. */
     const int at = fault_position(s), last = s->Tk - TILE_REACH;
+    const bool spoils_d = c->fill->apply == fill_nan_value || c->fill->apply == fill_nan_dout;
     double *want = c->want[BACKWARD_DQKV];
     accept_rows(want, l.q, l.q_stride, s->HD, at - TILE_REACH, at, s->T);
     accept_rows(want, l.k, l.k_stride, s->HD, at + 1, at + TILE_REACH, s->Tk);
     accept_rows(want, l.k, l.k_stride, s->HD, last, s->Tk, s->Tk);
-    accept_rows(want, l.v, l.v_stride, s->DV, at + 1, at + TILE_REACH, s->Tk);
+    accept_rows(want, l.v, l.v_stride, s->DV, spoils_d ? 0 : at + 1, spoils_d ? s->Tk : at + TILE_REACH,
+                s->Tk);
 }
 
 /* ---- ops ---- */

@@ -32,6 +32,16 @@ done
 awk 'FNR == 1 { start = 0 } /^[A-Za-z_].*[)][^;]*[{]$/ { start = FNR; name = $0 }
      /^}/ && start { if (FNR - start > 62) { print FILENAME ":" start ": " FNR - start - 1 " lines (budget 60): " name; bad = 1 } start = 0 }
      END { exit bad }' $c_files $cuda_files || complain "functions over the budget"
+# ptxas says where it had to serialise wgmma (C7510 and its neighbours; C7519 is no loss) and what it spills. The two passes
+# of sm90_backward*.cu, which only the lab runs at head size 128, spill two to five registers once a tile.
+if have nvcc; then
+    for file in llmc/cuda/attention/sm90_*.cu llmc/cuda/*_sm90.cu; do
+        said=$(nvcc -std=c++17 -O3 -gencode arch=compute_90a,code=sm_90a --expt-relaxed-constexpr -Xptxas -v -c "$file" -o /dev/null 2>&1) || complain "nvcc: $file"
+        printf '%s\n' "$said" | grep -E 'C75[0-9][0-9]' | grep -v C7519 && complain "wgmma is serialised in $file"
+        case $file in */sm90_backward.cu | */sm90_backward_dkv.cu) continue ;; esac
+        printf '%s\n' "$said" | grep -E '[1-9][0-9]* bytes spill' && complain "registers spill in $file"
+    done
+fi
 grep -nE '\basm\b *(volatile)? *\(' $cuda_files /dev/null | grep -v '^llmc/cuda/ptx.cuh:' && complain "inline PTX outside llmc/cuda/ptx.cuh"
 grep -nE '<<<' $(git ls-files -co --exclude-standard '*.c' '*.h') /dev/null && complain "a kernel launch in a C file"
 [ "$status" -eq 0 ] && echo "lint: ok"

@@ -427,10 +427,10 @@ __device__ __forceinline__ float rcp(float x) {
 /* As tma_store_3d. */
 __device__ __forceinline__ void tma_store_5d(const CUtensorMap *map, int x0, int x1, int x2, int x3, int x4,
                                              uint32_t shared) {
-    asm volatile("cp.async.bulk.tensor.5d.global.shared::cta.bulk_group [%0, {%1, %2, %3, %4, %5}], [%6];" ::
-                     "l"(map),
-                 "r"(x0), "r"(x1), "r"(x2), "r"(x3), "r"(x4), "r"(shared)
-                 : "memory");
+    asm volatile(
+        "cp.async.bulk.tensor.5d.global.shared::cta.bulk_group [%0, {%1, %2, %3, %4, %5}], [%6];" ::"l"(map),
+        "r"(x0), "r"(x1), "r"(x2), "r"(x3), "r"(x4), "r"(shared)
+        : "memory");
 }
 
 /* ---- lg2: log2(x) to an absolute error of 2^-22; of inf: inf ---- */

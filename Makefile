@@ -129,9 +129,10 @@ $(BUILD)/dev/%.o: dev/%.cu Makefile $(BUILD)/nvcc_flags | need-nvcc
 	@mkdir -p $(@D)
 	@echo "  nvcc $<"
 	$(Q)$(NVCC) $(subst c++17,c++20,$(NVCCFLAGS)) -Xcompiler -Wno-missing-field-initializers -c $< -o $@
-# Every file of dev/driver/lab*.c and dev/attention that is not a benchmark; without nvcc the lab has the CPU's rows.
-LAB_OBJ := $(patsubst %.c,$(BUILD)/%.o,$(wildcard dev/driver/lab*.c dev/attention/*.c)) $(CORE_OBJ)
-LAB_CUDA_OBJ := $(patsubst %.cu,$(BUILD)/%.o,$(filter-out dev/attention/bench%,$(wildcard dev/attention/*.cu))) $(CUDA_OBJ)
+# Every file of dev/driver/lab* and of the ladders that is not a benchmark; without nvcc the lab has the CPU's rows.
+LADDERS := $(addprefix dev/,attention matmul layernorm softmax_loss gelu adamw embedding grad_norm)
+LAB_OBJ := $(patsubst %.c,$(BUILD)/%.o,$(wildcard dev/driver/lab*.c $(LADDERS:=/*.c))) $(CORE_OBJ)
+LAB_CUDA_OBJ := $(patsubst %.cu,$(BUILD)/%.o,$(filter-out dev/attention/bench%,$(wildcard dev/driver/lab*.cu $(LADDERS:=/*.cu)))) $(CUDA_OBJ)
 $(BUILD)/dev/driver/lab_report.o: $(BUILD)/commit
 $(BUILD)/dev/driver/lab_report.o: CFLAGS += -DLLMC_COMMIT='"$(COMMIT)"'
 dev/lab: $(LAB_OBJ) $(if $(NVCC),$(LAB_CUDA_OBJ),$(STUB_OBJ) $(BUILD)/dev/driver/no_cuda_lab.o)

@@ -4,7 +4,7 @@
  * barrier after every step. What the tensor cores and Hopper's engines give is in llmc/cuda/attention. */
 #pragma once
 #include <math.h>
-#include "../../llmc/cuda/cuda_common.cuh"
+#include "../driver/launch.cuh"
 #include "ladder.h"
 
 enum { LADDER_THREADS = 256, N_WARPS = LADDER_THREADS / WARP_SIZE };
@@ -151,24 +151,4 @@ HOST_DEVICE bool sees(const Sizes *s, int i, int j) {
 /* Rows of a tile: 64, or 32 where a head is so wide that tiles would not fit an SM's shared memory. */
 HOST_DEVICE int tile_rows(const Sizes *s) {
     return s->HD > 128 || s->DV > 128 ? 32 : 64;
-}
-
-/* Most dynamic shared memory of a block, in bytes: 227 KiB on Hopper, 163 on A100, 99 on Ada. */
-static size_t most_shared_bytes() {
-    int device, bytes;
-    CUDA_CHECK(cudaGetDevice(&device));
-    CUDA_CHECK(cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device));
-    return bytes;
-}
-
-/* Refuses, and launches nothing, where the card's shared memory is too small for the tiles. */
-template <typename K, typename... A>
-static void launch(const char *name, K kernel, dim3 grid, int threads, size_t shared_bytes, A... args) {
-    if (shared_bytes > most_shared_bytes())
-        return lab_refuse("its tiles need more shared memory than this card has");
-    if (shared_bytes > 48 << 10)
-        CUDA_CHECK(
-            cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared_bytes));
-    kernel<<<grid, threads, shared_bytes, main_stream>>>(args...);
-    launch_check(name);
 }

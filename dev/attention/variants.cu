@@ -126,20 +126,6 @@ static double standard_backward_bytes(const Sizes *s, int elem) {
 
 enum { PARTS_DQ = 1, PARTS_DK = 2, PARTS_DV = 4, PARTS_LSE = 2 };
 
-/* A system of the ladder, with bf16 and with fp32 storage; the rest are fields between dtype and teaches. */
-#define LADDER(op_name, row_name, function, text, ...)                                                       \
-    {.op = op_name,                                                                                          \
-     .name = row_name,                                                                                       \
-     .run = function,                                                                                        \
-     .needs = NEEDS_GPU,                                                                                     \
-     .dtype = DTYPE_BF16,                                                                                    \
-     __VA_ARGS__,                                                                                            \
-     .teaches = text},                                                                                       \
-    {                                                                                                        \
-        .op = op_name, .name = row_name "_fp32", .run = function, .needs = NEEDS_GPU, .dtype = DTYPE_F32,    \
-        __VA_ARGS__, .teaches = text                                                                         \
-    }
-
 /* A step of the shipped Hopper forward, by its absence. */
 #define WITHOUT(row_name, steps, text)                                                                       \
     {                                                                                                        \

@@ -9,7 +9,8 @@
  *   lab_report.c   the CSV file, texts of sizes              lab_tables.c  rows: selection, requirements, --list
  *   lab_faults.c   faulty variants: the checker's own check  lab_ops.c     the ops other than attention
  *   lab_watchdog.c kernels that hang
- *   ../attention/  attention's ops, its reference, its variants
+ *   lab_ladders.cu rows of the ladders of those ops        launch.cuh     what their kernels share
+ *   ../attention/  attention's ops, its reference, its variants; ../matmul, ../gelu, ...: ladders of the others
  *
  * To add a variant: write its file, and add a row to the table of its op (dev/README.md has an example). */
 #pragma once
@@ -125,6 +126,21 @@ typedef struct LabOp {
     void (*prepare_timing)(const Call *call); /* results of earlier ops that this one reads; NULL: none */
 } LabOp;
 
+/* A row with bf16 and one with fp32 storage, whose name ends in _fp32. The function takes both: Call.ops->dtype. The
+ * rest are fields between dtype and teaches. */
+#define LADDER(op_name, row_name, function, text, ...)                                                       \
+    {.op = op_name,                                                                                          \
+     .name = row_name,                                                                                       \
+     .run = function,                                                                                        \
+     .needs = NEEDS_GPU,                                                                                     \
+     .dtype = DTYPE_BF16,                                                                                    \
+     __VA_ARGS__,                                                                                            \
+     .teaches = text},                                                                                       \
+    {                                                                                                        \
+        .op = op_name, .name = row_name "_fp32", .run = function, .needs = NEEDS_GPU, .dtype = DTYPE_F32,    \
+        __VA_ARGS__, .teaches = text                                                                         \
+    }
+
 /* A value of want[] that accepts everything. */
 #define ANYTHING 1.7e308
 
@@ -157,9 +173,14 @@ typedef struct Options {
 extern const LabOp attention_forward_op, attention_backward_op;
 extern const LabOp plain_ops[];                        /* lab_ops.c; ends with a name of NULL */
 extern const Variant cpu_variants[], plain_variants[]; /* end with a name of NULL */
-extern const Variant *const cuda_variants;             /* NULL in a build without CUDA */
-int lab_compute_capability(void);                      /* 0 where there is no GPU */
-const char *lab_cuda_versions(void);                   /* of driver and runtime */
+/* NULL in a build without CUDA: attention's rows, and those of the other ops' ladders */
+extern const Variant *const cuda_variants, *const ladder_variants;
+int lab_compute_capability(void);    /* 0 where there is no GPU */
+const char *lab_cuda_versions(void); /* of driver and runtime */
+
+/* ---- lab_ops.c ---- */
+/* What the op adamw gets: its operands, and the settings of the lab's step. */
+AdamWArgs lab_adamw_args(const Call *call);
 
 /* ---- lab_flags.c ---- */
 bool lab_flags(Options *o, int argc, char **argv, Error *err);

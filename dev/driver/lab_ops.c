@@ -4,7 +4,7 @@
  * training step, 64 x 1024 tokens of 768 channels (4096 tokens on a CPU). The reference is the CPU's op in fp32. */
 #include <math.h>
 #include <string.h>
-#include "lab.h"
+#include "../gelu/ladder.h"
 
 /* Error allowed beside that of rounding the result: fp32 sums in another order. */
 #define ROUNDING 1e-4
@@ -169,6 +169,13 @@ static int describe_gelu_forward(Operand *o, const Sizes *s) {
 static void run_gelu_forward(const Call *c) {
     c->ops->gelu_forward(c->p[0], c->p[1], c->s.N * c->s.C);
 }
+/* dx in place: read, then overwritten. */
+static int describe_gelu_backward(Operand *o, const Sizes *s) {
+    Operand dx = result("dx", s->N * s->C, s->C);
+    dx.role = ADD;
+    dx.scale = 1;
+    OPERANDS(dx, input("pre_gelu", s->N * s->C, 1.5f, 0));
+}
 
 /* ---- loss ---- */
 
@@ -217,7 +224,7 @@ static int describe_adamw(Operand *o, const Sizes *s) {
     OPERANDS(sum_f32("master", s->N, 1024), sum_f32("m", s->N, 1024), v, result("weights", s->N, 1024), stats,
              input_f32("grads", s->N, 0.01f, 0));
 }
-static void run_adamw(const Call *c) {
+AdamWArgs lab_adamw_args(const Call *c) {
     AdamWArgs args = {.master = c->p[0],
                       .m = c->p[1],
                       .v = c->p[2],
@@ -233,6 +240,10 @@ static void run_adamw(const Call *c) {
                       .n_ranges = 2};
     args.ranges[0] = (AdamWRange){0, c->s.N / 2, 0.1f};
     args.ranges[1] = (AdamWRange){c->s.N / 2, c->s.N, 0};
+    return args;
+}
+static void run_adamw(const Call *c) {
+    const AdamWArgs args = lab_adamw_args(c);
     c->ops->adamw(&args);
 }
 /* master, m and v read and written, gradients read, weights written */
@@ -363,6 +374,13 @@ const LabOp plain_ops[] = {
      .check_sizes = check_sizes,
      .time_sizes = time_sizes_wide,
      .fills = fills},
+    {.name = "gelu_backward",
+     .describe = describe_gelu_backward,
+     .reference = gelu_backward_reference,
+     .bytes = three_tensors,
+     .check_sizes = check_sizes,
+     .time_sizes = time_sizes_wide,
+     .fills = fills},
     {.name = "linear_forward",
      .describe = describe_linear_forward,
      .run = run_linear_forward,
@@ -415,7 +433,7 @@ const LabOp plain_ops[] = {
      .check_sizes = check_sizes_flat,
      .time_sizes = time_sizes_parameters,
      .fills = fills},
-    {.name = NULL                },
+    {.name = NULL             },
 };
 
 /* The shipped kernel of an op in the three tables. */
@@ -449,5 +467,13 @@ const Variant plain_variants[] = {
     SHIPPED("cross_entropy_backward", run_cross_entropy_backward, "and the gradient in place of the logits"),
     SHIPPED("grad_norm", run_grad_norm, "a reduction whose order does not depend on timing"),
     SHIPPED("adamw", run_adamw, "all tensors in one launch, a NaN never reaches a weight"),
-    {.name = NULL},
+    {.op = "gelu_forward",
+                                                                                     .name = "textbook",
+                                                                                     .run = gelu_textbook_forward,
+                                                                                     .teaches = "plain C: a loop over tanhf"},
+    {.op = "gelu_backward",
+                                                                                     .name = "textbook",
+                                                                                     .run = gelu_textbook_backward,
+                                                                                     .teaches = "plain C: the derivative of the tanh form"},
+    {.name = NULL                           },
 };

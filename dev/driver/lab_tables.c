@@ -4,11 +4,12 @@
 #include "lab.h"
 
 static const Variant *const *tables(void) {
-    static const Variant *all[4];
+    static const Variant *all[5];
     int n = 0;
     all[n++] = cpu_variants;
     all[n++] = plain_variants;
     if (cuda_variants) all[n++] = cuda_variants;
+    if (ladder_variants) all[n++] = ladder_variants;
     return all;
 }
 

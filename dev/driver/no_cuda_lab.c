@@ -1,7 +1,7 @@
-/* In place of dev/attention/variants.cu and reference.cu where the lab is built without CUDA. */
+/* In place of dev/attention/variants.cu, reference.cu and lab_ladders.cu where the lab is built without CUDA. */
 #include "../attention/attention.h"
 
-const Variant *const cuda_variants = NULL;
+const Variant *const cuda_variants = NULL, *const ladder_variants = NULL;
 
 int lab_compute_capability(void) {
     return 0;

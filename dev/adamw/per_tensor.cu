@@ -1,0 +1,37 @@
+/* AdamW, one launch a tensor, one thread an element.
+ *
+ * Teaches: what a framework without a fused optimiser does. GPT-2 124M has 148 tensors, most of them biases and
+ * norms of a few KB: a launch costs about as long as the update of a million elements, and the card drains at the
+ * end of each. The lab has one flat buffer, so its ranges are cut into as many pieces as GPT-2 has tensors; real
+ * tensors differ in size and leave the card emptier.
+ *
+ *   FLOP   about 15 an element
+ *   bytes  master, m and v read and written, gradients read, weights written: 30 an element in bf16 */
+#include "update.cuh"
+
+enum { TENSORS = 148 };
+
+/* Elements [begin, end). */
+template <typename X>
+static __global__ void one_tensor_kernel(const __grid_constant__ AdamWArgs args, int64_t begin, int64_t end,
+                                         float weight_decay, bool last) {
+    if (skips(args, last)) return;
+    const Factors f = block_factors(args);
+    const int64_t i = begin + thread_number();
+    if (i < end) update_at<X>(args, f, weight_decay, i);
+}
+
+template <typename X> static void run(const Call *c) {
+    const AdamWArgs args = lab_adamw_args(c);
+    const int64_t n = args.ranges[args.n_ranges - 1].end, piece = ceil_div<int64_t>(n, TENSORS);
+    for (int r = 0; r < args.n_ranges; r++)
+        for (int64_t begin = args.ranges[r].begin; begin < args.ranges[r].end; begin += piece) {
+            const int64_t range_end = args.ranges[r].end;
+            const int64_t end = begin + piece < range_end ? begin + piece : range_end;
+            launch("one_tensor_kernel", one_tensor_kernel<X>, blocks_for(end - begin, ADAMW_THREADS),
+                   ADAMW_THREADS, 0, args, begin, end, args.ranges[r].weight_decay, end == n);
+        }
+}
+extern "C" void adamw_per_tensor(const Call *c) {
+    c->ops->dtype == DTYPE_BF16 ? run<bf16>(c) : run<float>(c);
+}

@@ -1,0 +1,59 @@
+/* The arithmetic of one AdamW step (llmc/ops.h, AdamWArgs), shared by the rungs: they differ in who does what. */
+#pragma once
+#include "../driver/launch.cuh"
+#include "ladder.h"
+
+static constexpr int ADAMW_THREADS = 256;
+
+/* What is the same for every element. */
+struct Factors {
+    float grad_scale;                 /* min(1, clip / grad_norm) */
+    float m_correction, v_correction; /* 1 / (1 - beta^t), t = updates so far, this one included */
+};
+
+/* By the block's first thread, for all: pow in double is hundreds of instructions. Every thread must come here. */
+__device__ inline Factors block_factors(const AdamWArgs &args) {
+    __shared__ Factors shared;
+    if (threadIdx.x == 0) {
+        const double t = (double)(args.step - args.stats->n_skipped);
+        const float norm = args.stats->grad_norm;
+        shared.grad_scale = args.clip > 0 && norm > args.clip ? args.clip / norm : 1;
+        shared.m_correction = (float)(1 / (1 - pow((double)args.beta1, t)));
+        shared.v_correction = (float)(1 / (1 - pow((double)args.beta2, t)));
+    }
+    __syncthreads();
+    return shared;
+}
+
+__device__ inline void update(const AdamWArgs &args, const Factors &f, float weight_decay, float grad,
+                              float &w, float &m, float &v) {
+    const float g = grad * f.grad_scale;
+    m = args.beta1 * m + (1 - args.beta1) * g;
+    v = args.beta2 * v + (1 - args.beta2) * g * g;
+    w -= args.lr * (m * f.m_correction / (sqrtf(v * f.v_correction) + args.eps) + weight_decay * w);
+}
+
+/* The range that element i lies in, from `range` on. */
+__device__ inline int range_of(const AdamWArgs &args, int64_t i, int range) {
+    while (i >= args.ranges[range].end) range++;
+    return range;
+}
+
+/* Element i in memory. */
+template <typename X>
+__device__ inline void update_at(const AdamWArgs &args, const Factors &f, float weight_decay, int64_t i) {
+    float w = args.master[i], m = args.m[i], v = args.v[i];
+    update(args, f, weight_decay, args.grads[i], w, m, v);
+    args.master[i] = w;
+    args.m[i] = m;
+    args.v[i] = v;
+    ((X *)args.weights)[i] = from_float<X>(w);
+}
+
+/* True if the step is left out because of a NaN; then the launch that `counts` adds it to n_skipped, once. Nobody
+ * reads n_skipped in that case. */
+__device__ inline bool skips(const AdamWArgs &args, bool counts) {
+    if (!args.stats->bad) return false;
+    if (counts && thread_number() == 0) args.stats->n_skipped += 1;
+    return true;
+}

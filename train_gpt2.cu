@@ -272,8 +272,8 @@ static bool due(int64_t step, int64_t every) {
 
 /* ---- --profile ---- */
 
-/* Plain steps, at least `least`, until `seconds` have passed; returns the wall clock of one in seconds, or -1
- * with err. */
+/* Plain steps, at least `least`, until `seconds` have passed or a signal came; returns the wall clock of one
+ * in seconds, 0 after no step, or -1 with err. */
 static double time_steps(Training *t, int64_t *step, int least, double seconds, Error *err) {
     const Ops *ops = t->run->ops;
     QueuedStep q;
@@ -285,7 +285,7 @@ static double time_steps(Training *t, int64_t *step, int least, double seconds, 
         if (n++ > 0) gpt2_take_stats(&t->run->model, (int)((q.step - 1) % FETCH_SLOTS));
     }
     ops->synchronize();
-    return (now() - begun) / (double)n;
+    return n > 0 ? (now() - begun) / (double)n : 0;
 }
 
 /* Steps with every op noted, each queued behind a plain one, so that the host is ahead of the device. */
@@ -314,6 +314,8 @@ static bool profile_run(Training *t, Error *err) {
     catch_signals();
     if (time_steps(t, &step, 2, warm_up, err) < 0) return false;
     profile.seconds_a_step = time_steps(t, &step, 1, timed, err);
+    if (stop_requested && profile.seconds_a_step >= 0)
+        return fail(err, EXIT_RUN, "--profile: stopped by a signal before an op was timed");
     if (profile.seconds_a_step < 0 || !profile_steps(t, &profile, &step, timed, err)) return false;
     profile_print(stdout, &profile, &roofs);
     return true;
@@ -470,7 +472,8 @@ int main(int argc, char **argv) {
     console_open(&training.console, stdout, run.resumed.step, s->steps);
     if (!work(&training, &err)) die(&err);
     log_close(&training.log);
-    const int status = run.train ? 0 : finish_output(); /* a training run has its checkpoints and its log */
+    /* A training run has its checkpoints and its log; of a profile the output is all. */
+    const int status = run.train && !s->profile ? 0 : finish_output();
     setup_close(&run);
     return status;
 }

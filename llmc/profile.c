@@ -85,7 +85,12 @@ void profile_print(FILE *out, const Profile *profile, const Roofs *roofs) {
     for (int i = 0; i < sorted.n_rows; i++) print_row(out, &sorted.rows[i], profile, roofs, sum);
     fprintf(out, "  %-46s %7.0f %10.3f\n", "all ops", calls / steps, 1e3 * sum / steps);
     fprintf(out, "  %-46s %7s %10.3f\n", "between ops", "", 1e3 * (profile->seconds - sum) / steps);
-    fprintf(out, "  %-46s %7s %10.3f  the ops are %.1f %% of it\n", "a step without the profile, wall clock",
-            "", 1e3 * profile->seconds_a_step, 100 * sum / steps / profile->seconds_a_step);
+    fprintf(out, "  %-46s %7s %10.3f", "a step without the profile, wall clock", "",
+            1e3 * profile->seconds_a_step);
+    if (profile->n_unnoted)
+        fprintf(out, "  %.0f more calls were not timed; hint: a smaller --tokens-per-step\n",
+                (double)profile->n_unnoted / steps);
+    else
+        fprintf(out, "  the ops are %.1f %% of it\n", 100 * sum / steps / profile->seconds_a_step);
     fflush(out);
 }

@@ -25,6 +25,7 @@ typedef struct Profile {
     int n_rows; /* ops beyond PROFILE_MAX_ROWS share the last row, "other" */
     ProfileRow rows[PROFILE_MAX_ROWS];
     int64_t n_steps;       /* profiled */
+    int64_t n_unnoted;     /* calls beyond MARKS_MAX / 2 in a step, summed over the steps: not in the rows */
     double seconds;        /* from the first op of a step to the end of its last, summed over the steps */
     double seconds_a_step; /* wall clock of a step that is not profiled */
 } Profile;

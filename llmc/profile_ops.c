@@ -15,7 +15,8 @@ typedef struct Call {
 
 enum { MAX_CALLS = MARKS_MAX / 2 };
 static Call *calls; /* MAX_CALLS */
-static int n_calls; /* a call beyond MAX_CALLS runs unnoted */
+static int n_calls;
+static int64_t n_unnoted; /* calls beyond MAX_CALLS: they run, and are only counted */
 static const Ops *inner;
 
 /* Bytes of n elements of the storage type. */
@@ -28,7 +29,10 @@ static double stored_if(const void *optional, double n) {
 }
 
 __attribute__((format(printf, 3, 4))) static void begin(double flops, double bytes, const char *format, ...) {
-    if (n_calls == MAX_CALLS) return;
+    if (n_calls == MAX_CALLS) {
+        n_unnoted++;
+        return;
+    }
     Call *call = &calls[n_calls];
     va_list args;
     va_start(args, format);
@@ -237,6 +241,7 @@ const Ops *profile_ops(const Ops *ops) {
     if (!calls) abort();
     inner = ops;
     n_calls = 0;
+    n_unnoted = 0;
     wrapped = *ops;
     wrapped.zero = zero;
     wrapped.copy = copy;
@@ -287,5 +292,7 @@ void profile_collect(Profile *profile) {
         row->bytes += calls[i].bytes;
     }
     profile->n_steps++;
+    profile->n_unnoted += n_unnoted;
     n_calls = 0;
+    n_unnoted = 0;
 }

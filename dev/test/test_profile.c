@@ -77,8 +77,8 @@ static void check_rows(const Ops *ops, const Profile *p) {
     CHECK(seconds <= p->seconds * 1.001, "%s: the ops take %g s of %g s", ops->name, seconds, p->seconds);
 }
 
-/* What the table prints: every op once, longest first, the sums. */
-static void check_table(const Profile *profile) {
+/* What the table prints; malloc'ed. */
+static char *printed(const Profile *profile) {
     const Roofs roofs = {.flops = 1e12, .bytes = 1e11, .flops_how = "derived"};
     Profile p = *profile;
     char *text = NULL;
@@ -87,11 +87,33 @@ static void check_table(const Profile *profile) {
     FILE *out = open_memstream(&text, &length);
     profile_print(out, &p, &roofs);
     fclose(out);
-    for (int i = 0; i < p.n_rows; i++)
-        CHECK(strstr(text, p.rows[i].name), "the table lacks %s", p.rows[i].name);
+    return text;
+}
+
+/* Every op, the sums, the roofs. */
+static void check_table(const Profile *profile) {
+    char *text = printed(profile);
+    for (int i = 0; i < profile->n_rows; i++)
+        CHECK(strstr(text, profile->rows[i].name), "the table lacks %s", profile->rows[i].name);
     CHECK(strstr(text, "all ops") && strstr(text, "between ops"), "the table lacks its sums");
     CHECK(strstr(text, "1.0 TFLOP/s (derived)") && strstr(text, "100.0 GB/s"), "the table lacks its roofs");
     free(text);
+}
+
+/* A step of more calls than there are marks: the profile says how many it left out, and no share of the step. */
+static void test_too_many_calls(const Ops *ops) {
+    enum { NOTED = MARKS_MAX / 2, MORE = 5 };
+    Profile profile = {0};
+    float *x = ops->alloc(sizeof *x);
+    const Ops *wrapped = profile_ops(ops);
+    for (int i = 0; i < NOTED + MORE; i++) wrapped->zero(x, sizeof *x);
+    profile_collect(&profile);
+    CHECK(profile.n_rows == 1 && profile.rows[0].calls == NOTED && profile.n_unnoted == MORE,
+          "%lld calls noted, %lld left out", (long long)profile.rows[0].calls, (long long)profile.n_unnoted);
+    char *text = printed(&profile);
+    CHECK(strstr(text, "  5 more calls were not timed") && !strstr(text, "the ops are"), "%s", text);
+    free(text);
+    ops->release(x);
 }
 
 static void test_backend(const Ops *ops) {
@@ -124,5 +146,6 @@ int main(void) {
         else if (CHECK(tables[i]->open(&err), "%s", err.text))
             test_backend(tables[i]);
     }
+    test_too_many_calls(&ops_cpu);
     return check_finish("profile");
 }

@@ -107,7 +107,7 @@ $(BUILD)/llmc/flags_help.o: CFLAGS += -DLLMC_COMMIT='"$(COMMIT)"'
 # ---- checks ----
 $(TESTS): $(BUILD)/%: $(BUILD)/dev/test/%.o $(TEST_OBJ)
 	$(Q)$(LINK_TEST) $^ -o $@ $(LINK_TEST_LIBS)
-test: $(TESTS) $(TEST_PROGRAMS)
+test: $(TESTS) $(TEST_PROGRAMS) $(BUILD)/lab_cpu
 	@dev/test/run.sh $(TESTS) $(wildcard dev/test/test_*.sh) ./$(lastword $(TEST_PROGRAMS))
 lint:
 	@scripts/lint.sh
@@ -137,6 +137,9 @@ $(BUILD)/dev/driver/lab_report.o: $(BUILD)/commit
 $(BUILD)/dev/driver/lab_report.o: CFLAGS += -DLLMC_COMMIT='"$(COMMIT)"'
 dev/lab: $(LAB_OBJ) $(if $(NVCC),$(LAB_CUDA_OBJ),$(STUB_OBJ) $(BUILD)/dev/driver/no_cuda_lab.o)
 	$(Q)$(if $(NVCC),$(LINK_CUDA),$(LINK_CPU)) $^ -o $@ $(LIBS) $(if $(NVCC),$(CUDA_LIBS))
+# The same without CUDA, which builds in seconds, for the lab's test.
+$(BUILD)/lab_cpu: $(LAB_OBJ) $(STUB_OBJ) $(BUILD)/dev/driver/no_cuda_lab.o
+	$(Q)$(LINK_CPU) $^ -o $@ $(LIBS)
 $(BUILD)/bench_sm90: dev/attention/bench_sm90.cu $(wildcard llmc/cuda/attention/sm90*) dev/attention/reference_gpu.cuh | need-nvcc
 	@mkdir -p $(@D)
 	@echo "  nvcc $<"

@@ -1,13 +1,13 @@
 #!/bin/sh
 # The lab as a user runs it: bad usage, --list, the CPU's rows, the CSV file. It sees no GPU, where there is one: about 5 s anywhere.
-# Usage: dev/test/test_lab.sh [PROGRAM], from the repository root; `make dev` builds the program. Ends with 'lab: N passed, ...'.
+# Usage: dev/test/test_lab.sh [PROGRAM], from the repository root; `make test` builds the program, the lab without CUDA. Ends with 'lab: N passed, ...'.
 set -u
 CUDA_VISIBLE_DEVICES=
 export CUDA_VISIBLE_DEVICES
-program=${1:-dev/lab}
+program=${1:-build/lab_cpu}
 passed=0 failed=0
 if [ ! -x "$program" ]; then
-    echo "skip: $program is not built (make dev)"
+    echo "skip: $program is not built (make test does it)"
     echo "lab: 0 passed, 0 failed, 1 skipped"
     exit 0
 fi

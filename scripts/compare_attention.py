@@ -26,7 +26,7 @@ import sys
 import time
 
 from attention_kernels import TENSORS, Ours, State, peers
-from comparison import EXIT_RUN, ROOT, Parser, Report, environment, fail, import_torch, integer, integers
+from comparison import EXIT_RUN, ROOT, Parser, Report, duration, environment, fail, import_torch, integer, integers
 
 MUST = 1.05  # ours is to be at least so many times as fast as the best peer
 WARM_UP_S = 0.5  # at load before every row
@@ -382,7 +382,7 @@ def parse_arguments(argv):
                         help="heads x head size (default 1536)")
     parser.add_argument("--repeat", type=integer(1, 100000), default=3, metavar="N",
                         help="launches of ours whose bits must agree (default 3)")
-    parser.add_argument("--slice", type=float, default=0.1, metavar="S", help="seconds of one timed slice (default 0.1)")
+    parser.add_argument("--slice", type=duration(0.01, 10), default=0.1, metavar="S", help="seconds of one timed slice (default 0.1)")
     parser.add_argument("--check", action="store_true", help="check only, time nothing")
     parser.add_argument("--quick", action="store_true", help="causal, T = 1024, 4096, 16384, unless told otherwise")
     parser.add_argument("--autograd", action="store_true",
@@ -394,8 +394,6 @@ def parse_arguments(argv):
     for size in arguments.head_size:
         if arguments.channels % size:
             parser.error(f"--channels: expected a multiple of the head size {size}, found {arguments.channels}")
-    if not 0.01 <= arguments.slice <= 10:
-        parser.error(f"--slice: expected 0.01 to 10 seconds, found {arguments.slice}")
     arguments.seq = arguments.seq or ([1024, 4096, 16384] if arguments.quick else [1024 << i for i in range(6)])
     mask = arguments.mask or ("causal" if arguments.quick else "both")
     arguments.mask = [True, False] if mask == "both" else [mask == "causal"]

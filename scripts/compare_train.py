@@ -24,7 +24,7 @@ import tempfile
 import threading
 
 import random_shard
-from comparison import EXIT_RUN, ROOT, Parser, Report, environment, fail, import_torch
+from comparison import EXIT_RUN, ROOT, Parser, Report, duration, environment, fail, gib, import_torch
 
 # To add a configuration: a row. must_speed: tokens/s of ours over PyTorch's, at least; must_memory: ours over
 # PyTorch's, at most. minutes: device time, torch.compile included.
@@ -131,12 +131,6 @@ def n_steps(configuration, seconds, peer):
     return 3 + math.ceil(seconds * 700e12 / flop)
 
 
-def to_gib(text):
-    """'43.1 GiB' as a number of GiB."""
-    value, unit = text.split()
-    return float(value) * 1024.0 ** (["B", "KiB", "MiB", "GiB", "TiB"].index(unit) - 3)
-
-
 def read_log(path):
     """{ms, seconds, loss} over the steps after the first one, which also chooses plans, and a second of warm-up."""
     with open(path, encoding="utf-8") as file:
@@ -159,7 +153,7 @@ def run_ours(configuration, shard, arguments, work, steps):
     try:
         result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True, timeout=OURS_LIMIT_S)
         measured = re.search(r"^memory: .*measured (.*)$", result.stdout, re.MULTILINE)
-        memory = to_gib(measured[1])
+        memory = gib(measured[1])
         return {**read_log(os.path.join(out, "log.jsonl")), "memory": memory, "device_memory": memory}, None
     except subprocess.TimeoutExpired:
         return None, f"stopped after {OURS_LIMIT_S} s"
@@ -230,23 +224,12 @@ def configurations(text):
     return found
 
 
-def seconds(text):
-    """The type of --seconds."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not 1 <= value <= 60:
-        raise argparse.ArgumentTypeError(f"expected 1 to 60, found {text!r}")
-    return value
-
-
 def parse_arguments(argv):
     listed = "\n".join(f"    {name_of(c):14s} {c.minutes:.1f} minutes" for c in CONFIGURATIONS)
     parser = Parser(description=__doc__ + listed, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", type=configurations, default=CONFIGURATIONS, metavar="LIST",
                         help="configurations as MODEL:BxT, of the list above or others")
-    parser.add_argument("--seconds", type=seconds, default=10.0, metavar="S", help="timed, of each program (default 10)")
+    parser.add_argument("--seconds", type=duration(1, 60), default=10.0, metavar="S", help="timed, of each program (default 10)")
     parser.add_argument("--train", metavar="FILE", help="token shard; default: random tokens")
     parser.add_argument("--flags", default="", metavar="TEXT", help="more flags of ./train_gpt2cu")
     parser.add_argument("--sdpa", choices=("cudnn", "flash"), default="cudnn",

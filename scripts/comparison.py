@@ -1,7 +1,8 @@
-"""What compare_attention.py and compare_train.py share: one-line errors, lists in flags, the header of a report, and
-the report itself (aligned text as it comes, Markdown and CSV files)."""
+"""What compare_attention.py, compare_train.py and context.py share: one-line errors, types of flags, units, and of the first
+two the report: its header, aligned text as it comes, Markdown and CSV files."""
 import argparse
 import csv
+import math
 import os
 import subprocess
 import sys
@@ -54,6 +55,27 @@ def integer(least, most):
         return int(text)
 
     return parse
+
+
+def duration(least, most):
+    """The type of a flag that takes a time in [least, most]."""
+
+    def parse(text):
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        if not least <= value <= most:
+            raise argparse.ArgumentTypeError(f"expected {least:g} to {most:g} seconds, found {text!r}")
+        return value
+
+    return parse
+
+
+def gib(text):
+    """'43.1 MiB', as the trainer prints it, as a number of GiB."""
+    value, unit = text.split()
+    return float(value) * 1024.0 ** (["B", "KiB", "MiB", "GiB", "TiB"].index(unit) - 3)
 
 
 def import_torch():

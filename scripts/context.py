@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Speed and memory of a training step against the context length T, one sequence a step: a table and a plot.
 
-usage: scripts/context.py [--seq 1024,4096,...] [--modes flash,linear,block,standard] [--limit SECONDS]
+usage: scripts/context.py [--seq 1024,4096 | 1024:1048576] [--modes flash,linear,block,standard] [--limit SECONDS]
                           [--csv FILE] [--png FILE] [--plot-only] [-- flags of the trainer]
 
 Run from the repository root after `make train_gpt2cu`. Random tokens, d12 unless the flags say --model. A mode is how the
@@ -10,7 +10,7 @@ T x T part and the activations are treated:
     block      --recompute block        standard   --attention standard (the T x T matrix)
 Rows go to the CSV (a row of the same T and mode is replaced), so that long lengths can be added later. A length whose
 run would take longer than the limit, four times the time of half the length, is left out and said; one that does not
-fit keeps its planned memory. The plot needs matplotlib.
+fit keeps its planned memory. The plot needs matplotlib. Exit code: 0, 1 where a run failed, 2 on bad usage.
 """
 import argparse
 import csv
@@ -23,6 +23,7 @@ import sys
 import tempfile
 
 import random_shard
+from comparison import EXIT_RUN, Parser, duration, fail, gib, integers
 
 PROGRAM = "./train_gpt2cu"
 MODES = {
@@ -37,12 +38,6 @@ FIELDS = ["T", "mode", "ms", "tokens_per_second", "planned_gib", "measured_gib"]
 def n_steps(seq):
     """Enough steps to settle: 2^18 tokens, at most 100 steps, at least 3, or 2 where one takes many seconds."""
     return max(3 if seq < 1 << 18 else 2, min(100, (1 << 18) // seq))
-
-
-def gib(text):
-    """'12.1 GiB' as a number."""
-    value, unit = text.split()
-    return float(value) * 1024.0 ** (["B", "KiB", "MiB", "GiB", "TiB"].index(unit) - 3)
 
 
 def run(seq, mode, shard, folder, flags):
@@ -72,14 +67,21 @@ def run(seq, mode, shard, folder, flags):
 
 
 def read_rows(path):
-    if not os.path.exists(path):
+    """{(T, mode): row} of the CSV; none where there is no such file."""
+    try:
+        with open(path, newline="", encoding="utf-8") as file:
+            reader = csv.DictReader(file)
+            if reader.fieldnames != FIELDS:
+                fail(f"--csv {path}: expected the columns {','.join(FIELDS)}, found {','.join(reader.fieldnames or [])}")
+            return {(int(row["T"]), row["mode"]): row for row in reader if row["mode"] in MODES}
+    except FileNotFoundError:
         return {}
-    with open(path, newline="") as file:
-        return {(int(row["T"]), row["mode"]): row for row in csv.DictReader(file)}
+    except (OSError, ValueError) as error:
+        fail(f"--csv {path}: cannot be read: {error}")
 
 
 def write_rows(path, rows):
-    with open(path, "w", newline="") as file:
+    with open(path, "w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, FIELDS)
         writer.writeheader()
         for key in sorted(rows, key=lambda k: (list(MODES).index(k[1]), k[0])):
@@ -87,12 +89,17 @@ def write_rows(path, rows):
 
 
 def measure(args):
-    rows = read_rows(args.csv)
+    """(rows of the CSV with the new ones, whether every run that was made succeeded)"""
+    rows, ok = read_rows(args.csv), True
+    try:
+        write_rows(args.csv, rows)
+    except OSError as error:
+        fail(f"--csv {args.csv}: cannot be written: {error.strerror}")
     with tempfile.TemporaryDirectory() as folder:
         shard = os.path.join(folder, "context_train_000001.bin")
         random_shard.write(shard)
-        for mode in args.modes.split(","):
-            for seq in (int(t) for t in args.seq.split(",")):
+        for mode in args.modes:
+            for seq in args.seq:
                 before = rows.get((seq // 2, mode), {}).get("ms")
                 expected = 4e-3 * float(before) * n_steps(seq) if before else 0
                 if expected > args.limit:
@@ -100,18 +107,21 @@ def measure(args):
                     continue
                 row = run(seq, mode, shard, os.path.join(folder, f"{mode}_{seq}"), args.flags)
                 shutil.rmtree(os.path.join(folder, f"{mode}_{seq}"), ignore_errors=True)
+                ok = ok and row is not None
                 if row:
                     rows[seq, mode] = row
                     print(*(f"{row[name]:>18}" for name in FIELDS), flush=True)
                     write_rows(args.csv, rows)
-    return rows
+    return rows, ok
 
 
 def plot(rows, path):
     try:
         import matplotlib
     except ImportError:
-        sys.exit("error: matplotlib is not installed; hint: pip install matplotlib, then --plot-only")
+        fail("matplotlib is not installed; hint: pip install matplotlib, then --plot-only", EXIT_RUN)
+    if all(row["ms"] == "" for row in rows.values()):
+        fail("no length was measured: nothing to draw", EXIT_RUN)
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
@@ -132,27 +142,48 @@ def plot(rows, path):
         axes.grid(alpha=0.3)
         axes.legend()
     figure.tight_layout()
-    figure.savefig(path, dpi=120)
+    try:
+        figure.savefig(path, dpi=120)
+    except (OSError, ValueError) as error:
+        fail(f"--png {path}: cannot be written: {error}")
     print(path)
 
 
-def main():
-    parser = argparse.ArgumentParser(description="speed and memory of a training step against the context length")
-    parser.add_argument("--seq", default=",".join(str(1 << i) for i in range(10, 21)), help="lengths, in rising order")
-    parser.add_argument("--modes", default=",".join(MODES))
-    parser.add_argument("--limit", type=float, default=60, help="seconds that one run may take")
-    parser.add_argument("--csv", default="scripts/context.csv")
-    parser.add_argument("--png", default="scripts/context.png")
+def modes(text):
+    """The type of --modes."""
+    for mode in text.split(","):
+        if mode not in MODES:
+            raise argparse.ArgumentTypeError(f"{mode!r} is not one of {', '.join(MODES)}")
+    return text.split(",")
+
+
+def parse_arguments(argv):
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seq", type=integers(1, 1 << 21), default=[1 << i for i in range(10, 21)], metavar="LIST",
+                        help="lengths in rising order; default 1024:1048576")
+    parser.add_argument("--modes", type=modes, default=list(MODES), metavar="LIST", help="default: all four")
+    parser.add_argument("--limit", type=duration(1, 86400), default=60, metavar="S", help="seconds that one run may take")
+    parser.add_argument("--csv", default="scripts/context.csv", metavar="FILE")
+    parser.add_argument("--png", default="scripts/context.png", metavar="FILE")
     parser.add_argument("--plot-only", action="store_true", help="draw the CSV as it is")
     parser.add_argument("flags", nargs="*", metavar="-- FLAGS", help="go to every run of the trainer: pairs of name and value")
-    args = parser.parse_args()
-    for mode in args.modes.split(","):
-        if mode not in MODES:
-            parser.error(f"--modes: '{mode}' is not one of {', '.join(MODES)}")
-    if not args.plot_only and not os.access(PROGRAM, os.X_OK):
-        sys.exit(f"error: {PROGRAM} is missing; hint: make train_gpt2cu")
-    plot(read_rows(args.csv) if args.plot_only else measure(args), args.png)
+    args = parser.parse_args(argv)
+    if len(args.flags) % 2 or any(not name.startswith("-") for name in args.flags[0::2]):
+        parser.error(f"-- FLAGS: expected pairs of name and value, found {' '.join(args.flags)}")
+    return args
+
+
+def main():
+    args, ok = parse_arguments(sys.argv[1:]), True
+    if args.plot_only:
+        rows = read_rows(args.csv)
+    elif os.access(PROGRAM, os.X_OK):
+        rows, ok = measure(args)
+    else:
+        fail(f"{PROGRAM} is missing; hint: make train_gpt2cu")
+    plot(rows, args.png)
+    return 0 if ok else EXIT_RUN
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -1,5 +1,5 @@
 #!/bin/sh
-# The scripts that compare with PyTorch, as far as a machine without a card can tell: bad input, and that the checks of
+# The scripts that measure and compare, as far as a machine without a card can tell: bad input, and that the checks of
 # compare_attention.py see faults. Usage: dev/test/test_comparisons.sh, from the repository root.
 set -u
 passed=0 failed=0 skipped=0
@@ -40,7 +40,7 @@ if ! command -v python3 >/dev/null 2>&1; then
     exit 0
 fi
 export PYTHONDONTWRITEBYTECODE=1
-attention=scripts/compare_attention.py train=scripts/compare_train.py
+attention=scripts/compare_attention.py train=scripts/compare_train.py context=scripts/context.py
 refuses "--seq.*'1024,0'" $attention --seq 1024,0
 refuses "--head-size.*multiple of 8" $attention --head-size 60
 refuses "multiple of the head size 128.*1600" $attention --channels 1600
@@ -50,6 +50,12 @@ refuses "MODEL:BxT.*'d12:64'" $train --only d12:64
 refuses "--seconds.*'nan'" $train --seconds nan
 refuses "README.md: expected a token shard" $train --train README.md
 refuses "/none: cannot be read" $train --train "$work/none"
+refuses "--slice.*'0.001'" $attention --slice 0.001
+refuses "--seq.*'12,x'" $context --seq 12,x
+refuses "'some' is not one of flash" $context --modes flash,some
+refuses "--limit.*'inf'" $context --limit inf
+refuses "pairs of name and value, found --overfit" $context -- --overfit
+refuses "README.md: expected the columns T,mode" $context --plot-only --csv README.md
 
 python 'judge sees an error of more than twice the peer, a NaN, a head apart, other bits' <<'PY'
 from compare_attention import judge

@@ -1,8 +1,8 @@
 /* AdamW, one launch a tensor, one thread an element.
  *
  * Teaches: what a framework without a fused optimiser does. GPT-2 124M has 148 tensors, most of them biases and
- * norms of a few KB: a launch costs about as long as the update of a million elements, and the card drains at the
- * end of each. The lab has one flat buffer, so its ranges are cut into as many pieces as GPT-2 has tensors; real
+ * norms of a few KB: to start and drain the card takes microseconds, in which it could update hundreds of thousands
+ * of elements. The lab has one flat buffer, so its ranges are cut into as many pieces as GPT-2 has tensors; real
  * tensors differ in size and leave the card emptier.
  *
  *   FLOP   about 15 an element

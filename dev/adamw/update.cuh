@@ -11,15 +11,19 @@ struct Factors {
     float m_correction, v_correction; /* 1 / (1 - beta^t), t = updates so far, this one included */
 };
 
-/* By the block's first thread, for all: pow in double is hundreds of instructions. Every thread must come here. */
+/* 1 - beta^t, without the cancellation of small t: expm1 is exact where beta^t is close to 1. */
+__device__ inline float one_minus_power(float beta, float t) {
+    return -expm1f(t * logf(beta));
+}
+
+/* By the block's first thread, for all. Every thread must come here. */
 __device__ inline Factors block_factors(const AdamWArgs &args) {
     __shared__ Factors shared;
     if (threadIdx.x == 0) {
-        const double t = (double)(args.step - args.stats->n_skipped);
-        const float norm = args.stats->grad_norm;
+        const float t = (float)(args.step - args.stats->n_skipped), norm = args.stats->grad_norm;
         shared.grad_scale = args.clip > 0 && norm > args.clip ? args.clip / norm : 1;
-        shared.m_correction = (float)(1 / (1 - pow((double)args.beta1, t)));
-        shared.v_correction = (float)(1 / (1 - pow((double)args.beta2, t)));
+        shared.m_correction = 1 / one_minus_power(args.beta1, t);
+        shared.v_correction = 1 / one_minus_power(args.beta2, t);
     }
     __syncthreads();
     return shared;

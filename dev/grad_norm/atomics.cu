@@ -1,7 +1,7 @@
 /* Global norm by atomic additions: from every thread, and from every block.
  *
  * Teaches: additions to one address wait for each other. Every element by itself makes 124 million of them and
- * takes as long as that queue, hundreds of times what reading takes; a sum over the block first leaves one in 256.
+ * takes as long as that queue, not as long as reading; a sum over the block first leaves one in 256.
  * Either way the order of the additions is that of arrival, so the last bits change from run to run; in fp32
  * instead of double the small squares would also be lost in the growing sum.
  *

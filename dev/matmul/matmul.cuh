@@ -50,10 +50,11 @@ template <typename X, int N>
 __device__ inline void finish(const Linear<X> &l, int64_t row, int column, const float (&sum)[N]) {
     if (row >= l.N || column >= l.OC) return;
     const int64_t at = row * l.OC + column;
-    Neighbours<X, N> pre, out;
+    Neighbours<X, N> bias = {}, pre, out;
+    if (l.bias) bias = *(const Neighbours<X, N> *)(l.bias + column);
 #pragma unroll
     for (int i = 0; i < N; i++) {
-        const float s = sum[i] + (l.bias ? to_float(l.bias[column + i]) : 0);
+        const float s = sum[i] + to_float(bias.v[i]);
         pre.v[i] = from_float<X>(s);
         out.v[i] = l.pre_gelu ? from_float<X>(gelu(s)) : pre.v[i];
     }

@@ -70,6 +70,10 @@ header_cells=$(grep '^kind,' "$work/check.csv" | tr -cd , | wc -c)
 check "CSV: every line has the header's cells" \
     [ "$(grep -v '^#' "$work/check.csv" | tr -cd ',\n' | awk '{ print length }' | sort -u)" = "$header_cells" ]
 
+run 'gelu*' --variant textbook --check --repeat 3
+check "GELU in plain C: exit code" [ "$status" -eq 0 ]
+check "GELU in plain C: forward and its derivative" grep -qx 'lab: 6 passed, 0 failed, 0 skipped' "$work/out"
+
 run gelu_forward --variant cpu --time --seconds 0.05 --csv "$work/time.csv"
 check "timing: exit code" [ "$status" -eq 0 ]
 check "timing: one row" [ "$(grep -c '^time,gelu_forward,cpu,fp32' "$work/time.csv")" -eq 1 ]

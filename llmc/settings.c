@@ -74,6 +74,12 @@ typedef struct Contradiction {
 
 static bool check_numbers(const Settings *s, int n_ranks, Error *err) {
     long long micro = s->batch * s->seq * n_ranks;
+    if (s->batch * s->seq > INT32_MAX) /* the embedding's sort numbers a micro-batch's tokens in 32 bits */
+        return fail(
+            err, EXIT_INPUT,
+            "--batch %lld x --seq %lld = %lld tokens in a micro-batch: expected at most %d; hint: a smaller "
+            "--batch, and --tokens-per-step for the rest",
+            (long long)s->batch, (long long)s->seq, (long long)(s->batch * s->seq), INT32_MAX);
     if (s->tokens_per_step % micro)
         return fail(err, EXIT_INPUT,
                     "--tokens-per-step %lld is not a multiple of --batch %lld x --seq %lld x %d ranks = "

@@ -256,21 +256,24 @@ static void test_sample_only(void) {
 
 static void test_contradictions(void) {
     static const Refusal rows[] = {
-        {"--tokens-per-step 1000",                   {"--tokens-per-step 1000", "768", "nearest: 768"}},
-        {"--batch 8 --seq 64 --tokens-per-step 100", {"nearest: 512"}                                 },
-        {"--resume",                                 {"--resume", "--out"}                            },
-        {"--resume --out x --model-only",            {"--model-only"}                                 },
-        {"--resume --out x --eval-only",             {"--eval-only"}                                  },
-        {"--save-every 5",                           {"--save-every", "--out"}                        },
-        {"--model-only",                             {"--model-only", "--out"}                        },
-        {"--keep 2",                                 {"--keep", "--out"}                              },
-        {"--keep 2 --out x",                         {"--keep", "--save-every"}                       },
-        {"--warmup 20 --steps 10",                   {"--warmup 20", "--steps 10"}                    },
-        {"--warmup 3000",                            {"--warmup 3000", "--steps 1500"}                },
-        {"--train a.bin --eval-only",                {"--eval-only", "--val"}                         },
-        {"--train a.bin --eval-every 5",             {"--eval-every", "--val"}                        },
-        {"--prompt x --sample-tokens 0",             {"--prompt", "--sample-tokens 0"}                },
-        {"--precision bf16",                         {"--precision bf16"}                             },
+        {"--tokens-per-step 1000",                          {"--tokens-per-step 1000", "768", "nearest: 768"}},
+        {"--batch 8 --seq 64 --tokens-per-step 100",        {"nearest: 512"}                                 },
+        {"--resume",                                        {"--resume", "--out"}                            },
+        {"--resume --out x --model-only",                   {"--model-only"}                                 },
+        {"--resume --out x --eval-only",                    {"--eval-only"}                                  },
+        {"--save-every 5",                                  {"--save-every", "--out"}                        },
+        {"--model-only",                                    {"--model-only", "--out"}                        },
+        {"--keep 2",                                        {"--keep", "--out"}                              },
+        {"--keep 2 --out x",                                {"--keep", "--save-every"}                       },
+        {"--warmup 20 --steps 10",                          {"--warmup 20", "--steps 10"}                    },
+        {"--warmup 3000",                                   {"--warmup 3000", "--steps 1500"}                },
+        {"--train a.bin --eval-only",                       {"--eval-only", "--val"}                         },
+        {"--train a.bin --eval-every 5",                    {"--eval-every", "--val"}                        },
+        {"--prompt x --sample-tokens 0",                    {"--prompt", "--sample-tokens 0"}                },
+        {"--precision bf16",                                {"--precision bf16"}                             },
+        {"--batch 32 --seq 67108864",                       {"--batch 32", "2147483648 tokens", "2147483647"}},
+        {"--profile --out x",                               {"--profile", "--out"}                           },
+        {"--profile --train a.bin --val b.bin --eval-only", {"--profile", "--eval-only"}                     },
     };
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         Settings s;
@@ -284,6 +287,7 @@ static void test_contradictions(void) {
     Settings s;
     Error err;
     CHECK(complete(&s, &err, "--keep 2 --out x --save-every 9 --resume", false, 1), "%s", err.text);
+    CHECK(complete(&s, &err, "--batch 31 --seq 67108864", false, 1), "%s", err.text);
     CHECK(!complete(&s, &err, "--tokens-per-step 768", false, 2), "768 tokens are half a step of two ranks");
 }
 

@@ -149,7 +149,7 @@ def run_ours(configuration, shard, arguments, work, steps):
     tokens = configuration.B * configuration.T
     command = ["./train_gpt2cu", "--model", configuration.model, "--train", shard, "--batch", str(configuration.B),
                "--seq", str(configuration.T), "--tokens-per-step", str(tokens), "--steps", str(steps),
-               "--sample-tokens", "0", "--eval-every", "0", "--out", out, "--model-only", *shlex.split(arguments.flags)]
+               "--sample-tokens", "0", "--eval-every", "0", "--out", out, "--model-only", *arguments.flags]
     try:
         result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True, timeout=OURS_LIMIT_S)
         measured = re.search(r"^memory: .*measured (.*)$", result.stdout, re.MULTILINE)
@@ -224,6 +224,14 @@ def configurations(text):
     return found
 
 
+def words(text):
+    """The type of --flags: the words of a command line."""
+    try:
+        return shlex.split(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{error} in {text!r}")
+
+
 def parse_arguments(argv):
     listed = "\n".join(f"    {name_of(c):14s} {c.minutes:.1f} minutes" for c in CONFIGURATIONS)
     parser = Parser(description=__doc__ + listed, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -231,7 +239,7 @@ def parse_arguments(argv):
                         help="configurations as MODEL:BxT, of the list above or others")
     parser.add_argument("--seconds", type=duration(1, 60), default=10.0, metavar="S", help="timed, of each program (default 10)")
     parser.add_argument("--train", metavar="FILE", help="token shard; default: random tokens")
-    parser.add_argument("--flags", default="", metavar="TEXT", help="more flags of ./train_gpt2cu")
+    parser.add_argument("--flags", type=words, default=[], metavar="TEXT", help="more flags of ./train_gpt2cu")
     parser.add_argument("--sdpa", choices=("cudnn", "flash"), default="cudnn",
                         help="PyTorch's attention; flash: FlashAttention-2 (default cudnn, the faster one on Hopper)")
     parser.add_argument("--mode", choices=("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"),

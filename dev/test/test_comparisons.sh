@@ -48,6 +48,7 @@ refuses "invalid choice: 'some'" $attention --mask some
 refuses "unrecognized arguments: --bogus" $attention --bogus
 refuses "MODEL:BxT.*'d12:64'" $train --only d12:64
 refuses "--seconds.*'nan'" $train --seconds nan
+refuses "--flags.*quotation" $train --flags "--graph 'off"
 refuses "README.md: expected a token shard" $train --train README.md
 refuses "/none: cannot be read" $train --train "$work/none"
 refuses "--slice.*'0.001'" $attention --slice 0.001

@@ -1,7 +1,7 @@
 /* The lab: checks and times every variant of every op. dev/lab --help; dev/README.md is its course.
  *
  * Ends with "lab: N passed, N failed, N skipped" over the checks; a variant that this machine cannot run counts
- * as one skipped. */
+ * as one skipped, and so does a CPU's op that is the reference of its kind. */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -70,6 +70,11 @@ static void check_case(const LabOp *op, const Sizes *s, const Fill *fill, DType 
 static void check_op(const LabOp *op, const Variant *const *variants, int n, const Options *o) {
     static Sizes sizes[MAX_SIZES];
     const int n_sizes = op->check_sizes(sizes, o);
+    for (int i = 0; i < n; i++) {
+        if (!is_reference(op, variants[i])) continue;
+        printf("skip %-22s %-22s the reference itself; make test holds it\n", op->name, variants[i]->name);
+        n_skipped++;
+    }
     for (int i = 0; i < n_sizes; i++)
         for (const Fill *fill = op->fills; fill->name; fill++) {
             if ((fill != op->fills && !sizes[i].adversarial) || !list_matches(o->fill, fill->name)) continue;
@@ -125,25 +130,49 @@ static int runnable(const Variant **variants, const LabOp *op, const Options *o)
     return n_runnable;
 }
 
-/* Every name on the command line must be an op's, and select a variant. */
-static bool names_known(const LabOp *const *ops, int n, const Options *o, Error *err) {
+static bool is_op(const LabOp *op, const char *name) {
+    return list_matches(name, op->name);
+}
+
+static bool has_variant(const LabOp *op, const char *names) {
     const Variant *selected[1];
-    char copy[sizeof o->ops], known[1024] = "";
-    int n_selected = 0;
-    for (int i = 0; i < n; i++) {
-        snprintf(known + strlen(known), sizeof known - strlen(known), " %s", ops[i]->name);
-        if (list_matches(o->ops, ops[i]->name))
-            n_selected += select_variants(selected, 1, ops[i]->name, o->variants);
-    }
-    snprintf(copy, sizeof copy, "%s", o->ops);
+    return select_variants(selected, 1, op->name, names) > 0;
+}
+
+static bool has_fill(const LabOp *op, const char *name) {
+    for (const Fill *fill = op->fills; fill->name; fill++)
+        if (list_matches(name, fill->name)) return true;
+    return false;
+}
+
+/* True if a name of the list belongs to none of the ops that `among`, a list too, names; it is copied. */
+static bool unknown_name(char name[512], const char *list, const char *among, const LabOp *const *ops, int n,
+                         bool (*has)(const LabOp *op, const char *name)) {
+    char copy[512];
+    snprintf(copy, sizeof copy, "%s", list);
     for (char *rest = copy, *item; (item = strsep(&rest, ",")) != NULL;) {
-        bool found = *item == 0;
-        for (int i = 0; i < n; i++) found = found || list_matches(item, ops[i]->name);
-        if (!found) return fail(err, EXIT_INPUT, "unknown op '%s'; known:%s", item, known);
+        bool found = false;
+        for (int i = 0; i < n; i++) found = found || (list_matches(among, ops[i]->name) && has(ops[i], item));
+        if (found) continue;
+        snprintf(name, 512, "%s", item);
+        return true;
     }
-    if (n_selected) return true;
-    return fail(err, EXIT_INPUT, "--variant: no variant of these ops is named '%s'; hint: dev/lab --list",
-                o->variants);
+    return false;
+}
+
+/* Every name on the command line must be an op's, or a variant's or a kind of input of those ops. */
+static bool names_known(const LabOp *const *ops, int n, const Options *o, Error *err) {
+    char name[512], known[1024] = "";
+    for (int i = 0; i < n; i++)
+        snprintf(known + strlen(known), sizeof known - strlen(known), " %s", ops[i]->name);
+    if (unknown_name(name, o->ops, "", ops, n, is_op))
+        return fail(err, EXIT_INPUT, "unknown op '%s'; known:%s", name, known);
+    if (unknown_name(name, o->variants, o->ops, ops, n, has_variant))
+        return fail(err, EXIT_INPUT, "--variant: no variant of these ops is named '%s'; hint: dev/lab --list",
+                    name);
+    if (unknown_name(name, o->fill, o->ops, ops, n, has_fill))
+        return fail(err, EXIT_INPUT, "--fill: no check of these ops has an input of the kind '%s'", name);
+    return true;
 }
 
 static void run_op(const LabOp *op, const Options *o) {
@@ -154,14 +183,20 @@ static void run_op(const LabOp *op, const Options *o) {
     if (o->time) time_op(op, variants, n, o);
 }
 
+/* `status`, or EXIT_RUN with one line where a full disk or a closed pipe took the output. */
+static int finish_output(int status) {
+    if (fflush(stdout) == 0 && !ferror(stdout)) return status;
+    die(&(Error){EXIT_RUN, "the output could not be written"});
+}
+
 int main(int argc, char **argv) {
     Options o;
     Error err = {0};
     const LabOp *ops[MAX_OPS];
     const int n_ops = lab_ops(ops);
     if (!lab_flags(&o, argc, argv, &err) || !names_known(ops, n_ops, &o, &err)) die(&err);
-    if (o.help) return lab_usage(), 0;
-    if (o.list) return lab_list(), 0;
+    if (o.help) return lab_usage(), finish_output(0);
+    if (o.list) return lab_list(), finish_output(0);
     lab_table(NEEDS_CPU, DTYPE_F32);
     if (!report_open(&o, argc, argv, &err)) die(&err);
     if (o.check && !checker_sees_faults()) n_failed++;
@@ -169,5 +204,7 @@ int main(int argc, char **argv) {
         if (list_matches(o.ops, ops[i]->name)) run_op(ops[i], &o);
     if (!report_close(&err)) die(&err);
     printf("lab: %d passed, %d failed, %d skipped\n", n_passed, n_failed, n_skipped);
-    return n_failed ? EXIT_RUN : 0;
+    if (!o.time && n_passed + n_failed + n_skipped == 0)
+        die(&(Error){EXIT_INPUT, "nothing was checked: no selected variant takes these sizes and inputs"});
+    return finish_output(n_failed ? EXIT_RUN : 0);
 }

@@ -121,6 +121,7 @@ static bool parse_heads(const Flag *f, const char *text, Options *o, Error *err)
 }
 
 static bool parse_text(const Flag *f, const char *text, Options *o, Error *err) {
+    if (*text == 0) return fail(err, EXIT_INPUT, "%s: expected %s; found ''", f->name, f->value);
     if (strlen(text) >= f->size)
         return fail(err, EXIT_INPUT, "%s: at most %zu characters; found %zu", f->name, f->size - 1,
                     strlen(text));

@@ -51,6 +51,15 @@ refuses "--repeat: expected at least 2" --repeat 1
 refuses "--seconds: .*found '-1'" --seconds -1
 refuses "exclude each other" --burst --sustained
 refuses "--csv: /nonexistent/x.csv" --csv /nonexistent/x.csv --check
+refuses "--csv: expected FILE; found ''" --csv '' --check
+refuses "no variant .*'nosuch'" attention_forward --variant cpu,nosuch
+refuses "--fill: .*'nosuch'" attention_forward --fill normal,nosuch
+refuses "nothing was checked" attention_forward --variant 'cpu,!cpu' --check
+
+"$program" --list >/dev/full 2>"$work/err"
+check "a full disk behind --list is a failure" [ $? -eq 1 ]
+run gelu_forward --variant cpu --check
+check "the reference is skipped, not passed" grep -qx 'lab: 0 passed, 0 failed, 1 skipped' "$work/out"
 
 run --help
 check "--help: exit code" [ "$status" -eq 0 ]

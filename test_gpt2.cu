@@ -16,7 +16,7 @@
  * which gives some 1e-4; gradients accumulated in bf16 would be 2^-9 = 2e-3 off. */
 #define BF16_ACCUMULATION_LIMIT 1e-3
 
-static const char *const models[] = {"hd24", "hd64", "hd128", "d12"};
+static const char *const models[] = {"hd24", "hd64", "hd128", "hd64_window", "hd64_dropout", "d12"};
 static bool verbose, small; /* small: what compute-sanitizer gets through in a minute */
 
 /* ---- values against the records ---- */
@@ -175,7 +175,7 @@ static void test_values(Case *c, AttentionKind attention) {
     if (!CHECK(steps <= 64, "%d steps", steps) || !case_open(c, &model, RECOMPUTE_NONE, attention)) return;
     c->n_compared = 0;
     for (int step = 0; step < steps; step++) {
-        if (step == 0) { /* backward reuses some of them */
+        if (step == 0 && c->config.dropout == 0) { /* backward reuses some of them */
             gpt2_eval(&model, c->tokens, c->targets, c->B, c->T);
             check_activations(c, &model);
         }
@@ -195,7 +195,7 @@ static void test_values(Case *c, AttentionKind attention) {
     check_values(c, "steps/grad_norm", norm, steps);
     check_final_weights(c, &model);
     check_padding_is_zero(c, &model, model.master, "the weights");
-    int without = attention == ATTENTION_STANDARD ? c->config.n_layer : 0; /* lse */
+    int without = attention == ATTENTION_STANDARD && c->config.dropout == 0 ? c->config.n_layer : 0; /* lse */
     CHECK(c->n_compared == c->reference->header.n_records - without, "%s.ref: %d records, %d compared",
           c->model, c->reference->header.n_records, c->n_compared);
     gpt2_close(&model);
@@ -282,6 +282,44 @@ static void test_micro_batches(Case *c) {
     gpt2_close(&model);
 }
 
+/* Validation drops nothing: the loss of a model opened without dropout, to the bit, before and after a step. */
+static void test_dropout_eval(Case *c) {
+    GPT2 model, plain;
+    Case without = *c;
+    without.config.dropout = 0;
+    if (!case_open(c, &model, RECOMPUTE_NONE, ATTENTION_FLASH)) return;
+    if (case_open(&without, &plain, RECOMPUTE_NONE, ATTENTION_FLASH)) {
+        const float expected = gpt2_eval(&plain, c->tokens, c->targets, c->B, c->T);
+        for (int i = 0; i < 2; i++) {
+            const float loss = gpt2_eval(&model, c->tokens, c->targets, c->B, c->T);
+            CHECK(loss == expected, "%s, %s: evaluation %.9g, without dropout %.9g", c->ops->name, c->model,
+                  (double)loss, (double)expected);
+            forward_backward(c, &model);
+        }
+        gpt2_close(&plain);
+    }
+    gpt2_close(&model);
+}
+
+/* A model told that it is at step 2 draws what one draws that came there; its first step draws something else. */
+static void test_dropout_resumes(Case *c) {
+    GPT2 model;
+    Snapshot at_two[2];
+    if (!case_open(c, &model, RECOMPUTE_NONE, ATTENTION_FLASH)) return;
+    forward_backward(c, &model);
+    const float first = gpt2_step_stats(&model).loss;
+    for (int i = 0; i < 2; i++) {
+        model.step = 1; /* begun so far */
+        forward_backward(c, &model);
+        at_two[i] = snapshot(&model);
+    }
+    check_same_bits(c, &at_two[0], at_two[1], -1, "the masks of step 2");
+    const float second = gpt2_step_stats(&model).loss;
+    CHECK(first != second, "%s, %s: steps 1 and 2 have the same masks", c->ops->name, c->model);
+    snapshot_free(&at_two[0]);
+    gpt2_close(&model);
+}
+
 /* Validation gives the training loss and leaves all training state as it was. */
 static void test_eval(Case *c) {
     GPT2 model;
@@ -360,6 +398,24 @@ static bool chosen(int argc, char **argv, const char *model, const char *backend
     return true;
 }
 
+/* The model against itself, and with NaN. */
+static void test_itself(Case *c) {
+    test_values(c, ATTENTION_STANDARD);
+    test_same_bits(c);
+    test_recompute_gelu(c);
+    if (c->config.dropout > 0) {
+        test_dropout_eval(c);
+        test_dropout_resumes(c);
+        return; /* the rest compares runs that draw different masks */
+    }
+    test_micro_batches(c);
+    test_eval(c);
+    test_bad_step(c, NAN, false);
+    test_bad_step(c, INFINITY, false);
+    test_bad_step(c, NAN, true);
+    test_bad_step(c, -INFINITY, true);
+}
+
 static void test_case(const Ops *ops, const char *model) {
     char path[64];
     Error err = {0};
@@ -373,21 +429,13 @@ static void test_case(const Ops *ops, const char *model) {
                             .padded_vocab_size = gpt2_pad_vocab(h->vocab_size),
                             .n_layer = h->n_layer,
                             .n_head = h->n_head,
-                            .n_embd = h->n_embd};
+                            .n_embd = h->n_embd,
+                            .window = h->window,
+                            .dropout = h->dropout};
     c.tokens = hash_tokens(STREAM_TOKENS, (int64_t)c.B * c.T, c.config.vocab_size);
     c.targets = hash_tokens(STREAM_TARGETS, (int64_t)c.B * c.T, c.config.vocab_size);
     test_values(&c, ATTENTION_FLASH);
-    if (strcmp(model, "d12") != 0 && !small) { /* what follows does not depend on the size */
-        test_values(&c, ATTENTION_STANDARD);
-        test_same_bits(&c);
-        test_recompute_gelu(&c);
-        test_micro_batches(&c);
-        test_eval(&c);
-        test_bad_step(&c, NAN, false);
-        test_bad_step(&c, INFINITY, false);
-        test_bad_step(&c, NAN, true);
-        test_bad_step(&c, -INFINITY, true);
-    }
+    if (strcmp(model, "d12") != 0 && !small) test_itself(&c); /* does not depend on the size */
     free(c.tokens);
     free(c.targets);
     reference_free(&reference);

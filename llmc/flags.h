@@ -30,12 +30,14 @@ typedef struct Settings {
     /* model */
     const char *model;               /* descriptor, directory or .bin */
     int64_t layers, heads, channels; /* override the descriptor; 0: as it says */
+    int64_t window;                  /* of attention; 0: none, or as the model's files say */
     int64_t batch, seq;              /* micro-batch of one rank, context */
     int64_t tokens_per_step; /* over all ranks and micro-steps; 0 before settings_complete: one micro-step */
     /* optimisation */
     int64_t steps, warmup, seed;
     double lr, final_lr_fraction, weight_decay, beta1, beta2, eps;
     double clip; /* 0: no clipping */
+    double dropout;
     ScheduleKind schedule;
     /* evaluation and sampling */
     int64_t eval_every, eval_batches;

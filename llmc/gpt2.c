@@ -6,6 +6,7 @@
  * The wide ones need no memory of their own: dfch takes the place of the layer's fch_gelu, dqkv that of its
  * fch, which nobody reads any more by then. */
 #include "gpt2.h"
+#include "random.h"
 #include <stddef.h>
 #include <stdlib.h>
 
@@ -14,11 +15,12 @@ typedef struct Batch {
     int B, T;
     int64_t N; /* B*T */
     int C, NH, HD;
+    float dropout; /* 0 outside of training */
 } Batch;
 
 static Batch batch_of(const GPT2 *model, int B, int T) {
     const GPT2Config *c = &model->config;
-    return (Batch){B, T, (int64_t)B * T, c->n_embd, c->n_head, c->n_embd / c->n_head};
+    return (Batch){B, T, (int64_t)B * T, c->n_embd, c->n_head, c->n_embd / c->n_head, 0};
 }
 
 floatX *gpt2_activation(const GPT2 *model, ActivationId id, int layer) {
@@ -46,6 +48,37 @@ static floatX *rows_from(const GPT2 *model, floatX *base, int64_t row, int64_t w
     return (char *)base + (size_t)(row * width) * dtype_bytes(model->ops->dtype);
 }
 
+/* ---- dropout ---- */
+
+/* Where GPT-2 drops: attn_pdrop, resid_pdrop (twice a block), embd_pdrop. Each layer has a mask for each. */
+typedef enum { SITE_EMBEDDING, SITE_ATTENTION, SITE_ATTN_PROJ, SITE_MLP_PROJ, N_SITES } DropoutSite;
+
+static Dropout dropout_at(const GPT2 *model, const Batch *b, DropoutSite site, int l) {
+    return (Dropout){model->dropout_key, (uint32_t)(l * N_SITES + site), b->dropout};
+}
+
+/* out = x, dropped; out may be x. (B,T,C), where there is dropout at all */
+static void drop(GPT2 *model, const Batch *b, DropoutSite site, int l, floatX *out, const floatX *x) {
+    const Dropout dropout = dropout_at(model, b, site, l);
+    if (b->dropout > 0) model->ops->dropout(out, x, &dropout, b->N, b->C);
+}
+
+/* The gradient of a branch, from that of the residual stream that it joined: the same buffer, or its dropped copy
+ * in `dropped`. */
+static const floatX *branch_gradient(GPT2 *model, const Batch *b, DropoutSite site, int l, floatX *dropped) {
+    const floatX *dresidual = gpt2_activation(model, ACT_DRESIDUAL, 0);
+    drop(model, b, site, l, dropped, dresidual);
+    return b->dropout > 0 ? dropped : dresidual;
+}
+
+static AttentionMask attention_mask(const GPT2 *model, const Batch *b, int l) {
+    return (AttentionMask){model->config.window, dropout_at(model, b, SITE_ATTENTION, l)};
+}
+
+static bool is_plain(const AttentionMask *mask) {
+    return mask->window == 0 && mask->dropout.p == 0;
+}
+
 /* ---- forward ---- */
 
 /* What enters block `layer`: the embedding, or the block below. (B,T,C) */
@@ -65,11 +98,16 @@ static void qkv_forward(GPT2 *model, const Batch *b, int l) {
 static void attention_forward(GPT2 *model, const Batch *b, int l) {
     const Ops *ops = model->ops;
     floatX *qkv = gpt2_activation(model, ACT_QKV, l), *attn = gpt2_activation(model, ACT_ATTN, l);
-    if (model->options.attention == ATTENTION_FLASH)
+    const AttentionMask mask = attention_mask(model, b, l);
+    if (model->options.attention == ATTENTION_STANDARD)
+        ops->masked_attention_standard_forward(attn, gpt2_activation(model, ACT_PROBS, l),
+                                               gpt2_activation(model, ACT_DPROBS, 0), qkv, &mask, b->B, b->T,
+                                               b->NH, b->HD);
+    else if (is_plain(&mask))
         ops->attention_forward(attn, activation_f32(model, ACT_LSE, l), qkv, b->B, b->T, b->NH, b->HD);
     else
-        ops->attention_standard_forward(attn, gpt2_activation(model, ACT_PROBS, l), qkv, b->B, b->T, b->NH,
-                                        b->HD);
+        ops->masked_attention_forward(attn, activation_f32(model, ACT_LSE, l), qkv, &mask, b->B, b->T, b->NH,
+                                      b->HD);
 }
 
 /* attn, block input -> residual_2, ln_2, fch, fch_gelu */
@@ -78,6 +116,7 @@ static void mlp_hidden_forward(GPT2 *model, const Batch *b, int l) {
     floatX *branch = gpt2_activation(model, ACT_BRANCH, 0), *ln_2 = gpt2_activation(model, ACT_LN_2, l);
     ops->linear_forward(branch, NULL, gpt2_activation(model, ACT_ATTN, l), gpt2_weight(model, ATTN_PROJ_W, l),
                         gpt2_weight(model, ATTN_PROJ_B, l), b->N, b->C, b->C);
+    drop(model, b, SITE_ATTN_PROJ, l, branch, branch);
     ops->residual_layernorm_forward(gpt2_activation(model, ACT_RESIDUAL_2, l), ln_2,
                                     activation_f32(model, ACT_LN_2_MEAN, l),
                                     activation_f32(model, ACT_LN_2_RSTD, l), block_input(model, l), branch,
@@ -94,6 +133,7 @@ static void block_output_forward(GPT2 *model, const Batch *b, int l) {
     model->ops->linear_forward(branch, NULL, gpt2_activation(model, ACT_FCH_GELU, l),
                                gpt2_weight(model, MLP_PROJ_W, l), gpt2_weight(model, MLP_PROJ_B, l), b->N,
                                b->C, 4 * b->C);
+    drop(model, b, SITE_MLP_PROJ, l, branch, branch);
     model->ops->residual_layernorm_forward(
         gpt2_activation(model, ACT_RESIDUAL_3, l), gpt2_activation(model, last ? ACT_LN_F : ACT_LN_1, next),
         activation_f32(model, last ? ACT_LN_F_MEAN : ACT_LN_1_MEAN, next),
@@ -117,8 +157,10 @@ static void upload_batch(GPT2 *model, const Batch *b, const int32_t *tokens, con
 /* tokens -> ln_f */
 static void forward(GPT2 *model, const Batch *b) {
     const Ops *ops = model->ops;
-    ops->embedding_forward(gpt2_activation(model, ACT_ENCODED, 0), model->tokens, gpt2_weight(model, WTE, 0),
-                           gpt2_weight(model, WPE, 0), b->B, b->T, b->C);
+    floatX *encoded = gpt2_activation(model, ACT_ENCODED, 0);
+    ops->embedding_forward(encoded, model->tokens, gpt2_weight(model, WTE, 0), gpt2_weight(model, WPE, 0),
+                           b->B, b->T, b->C);
+    drop(model, b, SITE_EMBEDDING, 0, encoded, encoded);
     ln_1_forward(model, b, 0);
     for (int l = 0; l < model->config.n_layer; l++) {
         qkv_forward(model, b, l);
@@ -194,24 +236,30 @@ static void recompute_block(GPT2 *model, const Batch *b, int l) {
                                  b->N * 4 * b->C);
 }
 
-/* dresidual: gradient of residual_3 -> gradient of residual_2. Bias gradients are column sums of a gradient,
- * taken by the op that writes it: dfch's by linear_backward_input, dresidual's by layernorm_backward. */
+/* Bias gradients are column sums of a gradient, taken by the op that writes it: dfch's by linear_backward_input,
+ * dresidual's by layernorm_backward; where dropout stands between dresidual and the branch, by the branch's
+ * weight_gradient. */
+static float *bias_gradient(GPT2 *model, const Batch *b, TensorId bias, int l) {
+    return b->dropout > 0 ? NULL : gpt2_grad(model, bias, l);
+}
+
+/* dresidual: gradient of residual_3 -> gradient of residual_2 */
 static void mlp_backward(GPT2 *model, const Batch *b, int l) {
     const Ops *ops = model->ops;
     floatX *dresidual = gpt2_activation(model, ACT_DRESIDUAL, 0),
            *dbranch = gpt2_activation(model, ACT_BRANCH, 0);
     floatX *dfch = gpt2_activation(model, ACT_FCH_GELU, l);
-    weight_gradient(model, MLP_PROJ_W, false, model->first, l, dresidual,
+    const floatX *dout = branch_gradient(model, b, SITE_MLP_PROJ, l, dbranch);
+    weight_gradient(model, MLP_PROJ_W, b->dropout > 0, model->first, l, dout,
                     gpt2_activation(model, ACT_FCH_GELU, l), b->N, b->C, 4 * b->C);
-    ops->linear_backward_input(dfch, gpt2_grad(model, C_FC_B, l), dresidual,
-                               gpt2_weight(model, MLP_PROJ_W, l), gpt2_activation(model, ACT_FCH, l),
-                               model->scratch, b->N, b->C, 4 * b->C);
+    ops->linear_backward_input(dfch, gpt2_grad(model, C_FC_B, l), dout, gpt2_weight(model, MLP_PROJ_W, l),
+                               gpt2_activation(model, ACT_FCH, l), model->scratch, b->N, b->C, 4 * b->C);
     weight_gradient(model, C_FC_W, false, model->first, l, dfch, gpt2_activation(model, ACT_LN_2, l), b->N,
                     4 * b->C, b->C);
     ops->linear_backward_input(dbranch, NULL, dfch, gpt2_weight(model, C_FC_W, l), NULL, model->scratch, b->N,
                                4 * b->C, b->C);
     ops->layernorm_backward(dresidual, gpt2_grad(model, LN_2_W, l), gpt2_grad(model, LN_2_B, l),
-                            gpt2_grad(model, ATTN_PROJ_B, l), dresidual, dbranch,
+                            bias_gradient(model, b, ATTN_PROJ_B, l), dresidual, dbranch,
                             gpt2_activation(model, ACT_RESIDUAL_2, l), gpt2_weight(model, LN_2_W, l),
                             activation_f32(model, ACT_LN_2_MEAN, l), activation_f32(model, ACT_LN_2_RSTD, l),
                             model->scratch, b->N, b->C);
@@ -220,13 +268,18 @@ static void mlp_backward(GPT2 *model, const Batch *b, int l) {
 /* dattn -> dqkv, both ways of attention */
 static void attention_core_backward(GPT2 *model, const Batch *b, int l, floatX *dqkv, const floatX *dattn) {
     const Ops *ops = model->ops;
-    const floatX *qkv = gpt2_activation(model, ACT_QKV, l);
-    if (model->options.attention == ATTENTION_FLASH)
-        ops->attention_backward(dqkv, dattn, gpt2_activation(model, ACT_ATTN, l), qkv,
-                                activation_f32(model, ACT_LSE, l), model->scratch, b->B, b->T, b->NH, b->HD);
+    const floatX *qkv = gpt2_activation(model, ACT_QKV, l), *attn = gpt2_activation(model, ACT_ATTN, l);
+    const AttentionMask mask = attention_mask(model, b, l);
+    if (model->options.attention == ATTENTION_STANDARD)
+        ops->masked_attention_standard_backward(dqkv, gpt2_activation(model, ACT_DPROBS, 0), dattn,
+                                                gpt2_activation(model, ACT_PROBS, l), qkv, &mask, b->B, b->T,
+                                                b->NH, b->HD);
+    else if (is_plain(&mask))
+        ops->attention_backward(dqkv, dattn, attn, qkv, activation_f32(model, ACT_LSE, l), model->scratch,
+                                b->B, b->T, b->NH, b->HD);
     else
-        ops->attention_standard_backward(dqkv, gpt2_activation(model, ACT_DPROBS, 0), dattn,
-                                         gpt2_activation(model, ACT_PROBS, l), qkv, b->B, b->T, b->NH, b->HD);
+        ops->masked_attention_backward(dqkv, dattn, attn, qkv, activation_f32(model, ACT_LSE, l), &mask,
+                                       model->scratch, b->B, b->T, b->NH, b->HD);
 }
 
 /* dresidual: gradient of residual_2 -> gradient of the block's input */
@@ -235,17 +288,20 @@ static void attention_backward(GPT2 *model, const Batch *b, int l) {
     floatX *dresidual = gpt2_activation(model, ACT_DRESIDUAL, 0),
            *dbranch = gpt2_activation(model, ACT_BRANCH, 0);
     floatX *dqkv = gpt2_activation(model, ACT_FCH, l);
-    weight_gradient(model, ATTN_PROJ_W, false, model->first, l, dresidual,
+    /* nobody reads dfch any more */
+    const floatX *dout =
+        branch_gradient(model, b, SITE_ATTN_PROJ, l, gpt2_activation(model, ACT_FCH_GELU, l));
+    weight_gradient(model, ATTN_PROJ_W, b->dropout > 0, model->first, l, dout,
                     gpt2_activation(model, ACT_ATTN, l), b->N, b->C, b->C);
-    ops->linear_backward_input(dbranch, NULL, dresidual, gpt2_weight(model, ATTN_PROJ_W, l), NULL,
-                               model->scratch, b->N, b->C, b->C);
+    ops->linear_backward_input(dbranch, NULL, dout, gpt2_weight(model, ATTN_PROJ_W, l), NULL, model->scratch,
+                               b->N, b->C, b->C);
     attention_core_backward(model, b, l, dqkv, dbranch);
     weight_gradient(model, C_ATTN_W, true, model->first, l, dqkv, gpt2_activation(model, ACT_LN_1, l), b->N,
                     3 * b->C, b->C);
     ops->linear_backward_input(dbranch, NULL, dqkv, gpt2_weight(model, C_ATTN_W, l), NULL, model->scratch,
                                b->N, 3 * b->C, b->C);
     ops->layernorm_backward(dresidual, gpt2_grad(model, LN_1_W, l), gpt2_grad(model, LN_1_B, l),
-                            l > 0 ? gpt2_grad(model, MLP_PROJ_B, l - 1) : NULL, dresidual, dbranch,
+                            l > 0 ? bias_gradient(model, b, MLP_PROJ_B, l - 1) : NULL, dresidual, dbranch,
                             block_input(model, l), gpt2_weight(model, LN_1_W, l),
                             activation_f32(model, ACT_LN_1_MEAN, l), activation_f32(model, ACT_LN_1_RSTD, l),
                             model->scratch, b->N, b->C);
@@ -257,7 +313,8 @@ static void backward(GPT2 *model, const Batch *b, float dloss) {
     floatX *dresidual = gpt2_activation(model, ACT_DRESIDUAL, 0);
     head_backward(model, b, dloss);
     ops->layernorm_backward(dresidual, gpt2_grad(model, LN_F_W, 0), gpt2_grad(model, LN_F_B, 0),
-                            gpt2_grad(model, MLP_PROJ_B, L - 1), NULL, gpt2_activation(model, ACT_BRANCH, 0),
+                            bias_gradient(model, b, MLP_PROJ_B, L - 1), NULL,
+                            gpt2_activation(model, ACT_BRANCH, 0),
                             gpt2_activation(model, ACT_RESIDUAL_3, L - 1), gpt2_weight(model, LN_F_W, 0),
                             activation_f32(model, ACT_LN_F_MEAN, 0), activation_f32(model, ACT_LN_F_RSTD, 0),
                             model->scratch, b->N, b->C);
@@ -266,6 +323,7 @@ static void backward(GPT2 *model, const Batch *b, float dloss) {
         mlp_backward(model, b, l);
         attention_backward(model, b, l);
     }
+    drop(model, b, SITE_EMBEDDING, 0, dresidual, dresidual);
     ops->embedding_backward(gpt2_grad(model, WTE, 0), gpt2_grad(model, WPE, 0), dresidual, model->tokens,
                             model->scratch, b->B, b->T, b->C, model->config.vocab_size);
 }
@@ -312,6 +370,8 @@ void gpt2_begin_step(GPT2 *model) {
         if (id < N_TENSORS) begin = end + model->tensors[id].layer_elems * model->tensors[id].n_layers;
     }
     model->first = true;
+    model->step++;
+    model->n_micro_steps = 0;
     model->ops->zero(model->stats, offsetof(StepStats, n_skipped));
 }
 
@@ -339,15 +399,26 @@ static bool record_micro_step(GPT2 *model, const Batch *b, float per_token) {
     return model->options.graph;
 }
 
+/* On the device, not among the ops' arguments: a replayed micro-step draws anew as well. */
+static void upload_dropout_key(GPT2 *model) {
+    enum { STREAM_DROPOUT = 0x64726F70 }; /* "drop" */
+    const uint64_t of_seed = random_stream(model->options.dropout_seed, STREAM_DROPOUT);
+    const uint64_t key = random_stream(of_seed + (uint64_t)model->step, (uint64_t)model->n_micro_steps);
+    model->ops->upload(model->dropout_key, &key, sizeof key);
+}
+
 void gpt2_micro_step(GPT2 *model, const int32_t *tokens, const int32_t *targets, int B, int T, float weight) {
-    const Batch b = batch_of(model, B, T);
+    Batch b = batch_of(model, B, T);
     const float per_token = weight / (float)b.N;
+    b.dropout = model->config.dropout;
     upload_batch(model, &b, tokens, targets);
+    if (b.dropout > 0) upload_dropout_key(model);
     if (record_micro_step(model, &b, per_token))
         model->ops->replay(model->recorded[model->first].ops);
     else
         micro_step_ops(model, &b, per_token);
     model->first = false;
+    model->n_micro_steps++;
 }
 
 void gpt2_update(GPT2 *model, const UpdateArgs *u) {

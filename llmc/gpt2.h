@@ -15,6 +15,9 @@ typedef struct GPT2Config {
     int vocab_size;        /* V: real entries */
     int padded_vocab_size; /* Vp: V rounded up to a multiple of 128; padding rows of wte stay 0 */
     int n_layer, n_head, n_embd;
+    int window; /* attention sees the last `window` positions, the query's own among them; 0: all */
+    float
+        dropout; /* of attention's probabilities, both branches of a block and the embedding, in training; 0: none */
 } GPT2Config;
 
 /* "d12", "gpt3:c768", ...: fills layers, heads, channels; leaves max_seq_len and vocabulary as they are. */
@@ -109,6 +112,7 @@ typedef struct GPT2Options {
     Recompute recompute;
     AttentionKind attention;
     bool training; /* false: no gradients, moments or backward scratch */
+    uint64_t dropout_seed;
     bool graph; /* micro-steps after the first of a shape are replayed, where the backend can (Ops.replay) */
 } GPT2Options;
 
@@ -134,6 +138,9 @@ typedef struct GPT2 {
     int32_t *tokens, *targets; /* (B,T) on the device */
     void *scratch;             /* ops->scratch_bytes(shape) */
     StepStats *stats;          /* on the device */
+    uint64_t *dropout_key;     /* of the micro-step at hand, on the device; NULL where nothing is dropped */
+    int64_t step; /* steps begun: with the seed it says what dropout draws, so a resumed run sets it */
+    int64_t n_micro_steps;    /* of this step, done */
     bool first;               /* no micro-step since gpt2_begin_step: linear layers' gradients are not zero */
     RecordedStep recorded[2]; /* of a step's later micro-steps, of its first */
 } GPT2;
@@ -197,7 +204,8 @@ float *gpt2_grad(const GPT2 *model, TensorId id, int layer);
  * tests. */
 void gpt2_logits(GPT2 *model, float *host, int64_t first_row, int64_t rows);
 
-/* Model FLOPs per token: 6 N + 6 L C T, the causal half counted (formats as in nanoGPT and llm.c). */
+/* Model FLOPs per token: 6 N + 12 L C K, K the mean number of keys that a query sees: T/2 counted for all of them (as
+ * in nanoGPT and llm.c), W - W^2/2T for a window of W. */
 double gpt2_flops_per_token(const GPT2Config *config, int T);
 
 #ifdef __cplusplus

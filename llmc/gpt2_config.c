@@ -67,6 +67,9 @@ bool gpt2_config_check(const GPT2Config *config, const char *what, Error *err) {
         if (fields[i].value < fields[i].low || fields[i].value > fields[i].high)
             return fail(err, EXIT_INPUT, "%s: %s is %d, expected %d to %d", what, fields[i].name,
                         fields[i].value, fields[i].low, fields[i].high);
+    if (config->window < 0 || config->window > 1 << 26 || !(config->dropout >= 0 && config->dropout < 1))
+        return fail(err, EXIT_INPUT, "%s: window %d, dropout %g; expected 0 to 67108864, 0 to below 1", what,
+                    config->window, (double)config->dropout);
     if (config->n_embd % config->n_head)
         return fail(err, EXIT_INPUT, "%s: %d channels do not divide into %d heads", what, config->n_embd,
                     config->n_head);
@@ -116,5 +119,6 @@ int64_t gpt2_tensors(Tensor table[N_TENSORS], const GPT2Config *config) {
 double gpt2_flops_per_token(const GPT2Config *config, int T) {
     Tensor table[N_TENSORS];
     double n = (double)gpt2_tensors(table, config);
-    return 6 * n + 6.0 * config->n_layer * config->n_embd * T;
+    const double W = config->window, keys = W > 0 && W < T ? W - W * W / (2.0 * T) : T / 2.0;
+    return 6 * n + 12.0 * config->n_layer * config->n_embd * keys;
 }

@@ -113,7 +113,7 @@ typedef struct Buffer {
     size_t bytes;
 } Buffer;
 
-enum { N_BUFFERS = 9 };
+enum { N_BUFFERS = 10 };
 
 /* Sizes come from model->config, options, ops, shape and n_parameters; the pointers are only written by
  * gpt2_open. */
@@ -121,17 +121,19 @@ static void buffer_table(Buffer table[N_BUFFERS], GPT2 *model) {
     const size_t n = (size_t)model->n_parameters, X = dtype_bytes(model->ops->dtype);
     const size_t N = (size_t)model->options.B * (size_t)model->options.T;
     const bool training = model->options.training, own_master = model->ops->dtype != DTYPE_F32;
+    const bool drops = training && model->config.dropout > 0;
 
     const Buffer rows[N_BUFFERS] = {
-        {(void **)&model->master,  "master weights (fp32)", "weights",   n * 4                                   },
-        {&model->weights,          "weights (bf16)",        "weights",   own_master ? n * X : 0                  },
-        {(void **)&model->grads,   "gradients (fp32)",      "gradients", training ? n * 4 : 0                    },
-        {(void **)&model->m,       "AdamW m",               "optimizer", training ? n * 4 : 0                    },
-        {(void **)&model->v,       "AdamW v",               "optimizer", training ? n * 4 : 0                    },
-        {(void **)&model->tokens,  "tokens",                "scratch",   N * 4                                   },
-        {(void **)&model->targets, "targets",               "scratch",   N * 4                                   },
-        {&model->scratch,          "op scratch",            "scratch",   model->ops->scratch_bytes(&model->shape)},
-        {(void **)&model->stats,   "step statistics",       "scratch",   sizeof(StepStats)                       },
+        {(void **)&model->master,      "master weights (fp32)", "weights",   n * 4                                   },
+        {&model->weights,              "weights (bf16)",        "weights",   own_master ? n * X : 0                  },
+        {(void **)&model->grads,       "gradients (fp32)",      "gradients", training ? n * 4 : 0                    },
+        {(void **)&model->m,           "AdamW m",               "optimizer", training ? n * 4 : 0                    },
+        {(void **)&model->v,           "AdamW v",               "optimizer", training ? n * 4 : 0                    },
+        {(void **)&model->tokens,      "tokens",                "scratch",   N * 4                                   },
+        {(void **)&model->targets,     "targets",               "scratch",   N * 4                                   },
+        {&model->scratch,              "op scratch",            "scratch",   model->ops->scratch_bytes(&model->shape)},
+        {(void **)&model->stats,       "step statistics",       "scratch",   sizeof(StepStats)                       },
+        {(void **)&model->dropout_key, "dropout key",           "scratch",   drops ? sizeof(uint64_t) : 0            },
     };
     memcpy(table, rows, sizeof rows);
 }
@@ -220,8 +222,8 @@ void gpt2_close(GPT2 *model) {
     const Ops *ops = model->ops;
     if (model->weights == model->master) model->weights = NULL;
     for (int i = 0; i < 2; i++) ops->recording_release(model->recorded[i].ops);
-    void *buffers[] = {model->master, model->weights, model->grads,   model->m,    model->v,
-                       model->tokens, model->targets, model->scratch, model->stats};
+    void *buffers[] = {model->master, model->weights, model->grads,   model->m,     model->v,
+                       model->tokens, model->targets, model->scratch, model->stats, model->dropout_key};
     for (size_t i = 0; i < sizeof buffers / sizeof *buffers; i++) ops->release(buffers[i]);
     for (int i = 0; i < N_ACTIVATIONS; i++) ops->release(model->activations[i].data);
     *model = (GPT2){.ops = ops};

@@ -69,6 +69,14 @@ static bool check_math(const Reader *r, int n_embd) {
     return check_switches(r);
 }
 
+/* This program's own key: transformers has no window for GPT-2, and ignores it. */
+static const char *const window_key = "attention_window";
+
+/* dropout stays 0: it belongs to a run, not to a model that is read. */
+static bool read_window(const Reader *r, GPT2Config *config) {
+    return !json_get(r->root, window_key) || read_size(r, window_key, &config->window);
+}
+
 static bool read_fields(const Reader *r, GPT2Config *config) {
     const JsonValue *type = json_get(r->root, "model_type");
     *config = (GPT2Config){0};
@@ -77,7 +85,8 @@ static bool read_fields(const Reader *r, GPT2Config *config) {
     if (!json_equals(type, "gpt2")) return refuse(r, "model_type", "gpt2", type);
     bool ok = read_size(r, "n_positions", &config->max_seq_len) &&
               read_size(r, "vocab_size", &config->vocab_size) && read_size(r, "n_layer", &config->n_layer) &&
-              read_size(r, "n_head", &config->n_head) && read_size(r, "n_embd", &config->n_embd);
+              read_size(r, "n_head", &config->n_head) && read_size(r, "n_embd", &config->n_embd) &&
+              read_window(r, config);
     if (!ok) return false;
     if (config->vocab_size > INT32_MAX - 128)
         return refuse(r, "vocab_size", "at most 2147483519", json_get(r->root, "vocab_size"));
@@ -123,7 +132,9 @@ bool hf_config_write(OutFile *file, const GPT2Config *config, int eot, Error *er
     json_write_string(&w, "activation_function", "gelu_new");
     json_write_double(&w, "layer_norm_epsilon", 1e-5);
     json_write_double(&w, "initializer_range", 0.02);
-    for (int i = 0; i < 3; i++) json_write_double(&w, dropouts[i], 0);
+    const double dropout = round((double)config->dropout * 1e6) / 1e6; /* 0.1, not 0.1f */
+    for (int i = 0; i < 3; i++) json_write_double(&w, dropouts[i], dropout);
+    if (config->window) json_write_int(&w, window_key, config->window);
     write_token_id(&w, "bos_token_id", eot);
     write_token_id(&w, "eos_token_id", eot);
     json_write_bool(&w, "tie_word_embeddings", true);

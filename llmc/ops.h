@@ -23,6 +23,7 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
+#include "dropout.h"
 #include "error.h"
 
 #ifdef __cplusplus
@@ -94,6 +95,12 @@ typedef struct AdamWArgs {
     int n_ranges; /* ranges cover [0, n) without holes, in order */
     AdamWRange ranges[ADAMW_MAX_RANGES];
 } AdamWArgs;
+
+/* What attention leaves out beside the keys behind a query. All 0: plain causal attention. */
+typedef struct AttentionMask {
+    int window;      /* a query sees its last `window` positions, itself among them; 0: all */
+    Dropout dropout; /* of the probabilities: row (b*NH + head)*T + query, column key */
+} AttentionMask;
 
 typedef struct Recording Recording; /* a sequence of ops, see Ops.record_begin */
 
@@ -171,6 +178,9 @@ typedef struct Ops {
                                int64_t N, int C);
     /* out = a + b, n elements; out may be a or b */
     void (*residual_forward)(floatX *out, const floatX *a, const floatX *b, int64_t n);
+    /* out = x where the mask of `dropout` keeps it, times 1/(1-p), else 0; p > 0.   out, x (rows,columns); out
+     * may be x. Its own backward: call it on the gradient. columns < 2^31 */
+    void (*dropout)(floatX *out, const floatX *x, const Dropout *dropout, int64_t rows, int columns);
 
     /* ---- linear: weight (OC,IC) row-major, y = x W^T + b ---- */
     /* out (N,OC) =, x (N,IC), bias (OC) or NULL. With pre_gelu != NULL: pre_gelu (N,OC) = x W^T + b and out =
@@ -201,6 +211,14 @@ typedef struct Ops {
      */
     void (*attention_backward)(floatX *dqkv, const floatX *dout, const floatX *out, const floatX *qkv,
                                const float *lse, void *scratch, int B, int T, int NH, int HD);
+    /* The same with P o M in place of P in the output, where M is the dropout's mask times 1/(1-p): out = (P o M) V,
+     * dP = (dO V^T) o M, dS = P*(dP - D), dV = (P o M)^T dO. P is the softmax over the window before dropout, and
+     * lse is its. Key tiles outside the window are not visited. mask NULL is not allowed; all 0 is. */
+    void (*masked_attention_forward)(floatX *out, float *lse, const floatX *qkv, const AttentionMask *mask,
+                                     int B, int T, int NH, int HD);
+    void (*masked_attention_backward)(floatX *dqkv, const floatX *dout, const floatX *out, const floatX *qkv,
+                                      const float *lse, const AttentionMask *mask, void *scratch, int B,
+                                      int T, int NH, int HD);
     /* The textbook form, for comparison only: probs (B,NH,T,T) = softmax of the masked scores, kept for
      * backward. */
     void (*attention_standard_forward)(floatX *out, floatX *probs, const floatX *qkv, int B, int T, int NH,
@@ -208,7 +226,14 @@ typedef struct Ops {
     /* dprobs (B,NH,T,T) is scratch of that shape. dqkv = */
     void (*attention_standard_backward)(floatX *dqkv, floatX *dprobs, const floatX *dout, const floatX *probs,
                                         const floatX *qkv, int B, int T, int NH, int HD);
-    /* One new query against a cache: qkv rows (t+1,3,NH,HD) of one sequence, query = row t.  out (NH,HD) = */
+    /* probs are those before dropout; dropped (B,NH,T,T) is scratch of that shape, NULL where there is no dropout */
+    void (*masked_attention_standard_forward)(floatX *out, floatX *probs, floatX *dropped, const floatX *qkv,
+                                              const AttentionMask *mask, int B, int T, int NH, int HD);
+    void (*masked_attention_standard_backward)(floatX *dqkv, floatX *dprobs, const floatX *dout,
+                                               const floatX *probs, const floatX *qkv,
+                                               const AttentionMask *mask, int B, int T, int NH, int HD);
+    /* One new query against a cache: qkv rows (t+1,3,NH,HD) of one sequence, query = row t.  out (NH,HD) =
+     * A window is a cache that begins later. */
     void (*attention_decode)(floatX *out, const floatX *qkv, int t, int NH, int HD);
 
     /* ---- loss: loss_i = logsumexp(z_i) - z_i[target], fp32, over the V real columns of Vp ---- */

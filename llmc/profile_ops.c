@@ -123,6 +123,12 @@ static void residual_forward(floatX *out, const floatX *a, const floatX *b, int6
     end();
 }
 
+static void dropout(floatX *out, const floatX *x, const Dropout *mask, int64_t rows, int columns) {
+    begin(0, stored(2.0 * (double)rows * columns), "dropout");
+    inner->dropout(out, x, mask, rows, columns);
+    end();
+}
+
 /* ---- linear ---- */
 
 static void linear_forward(floatX *out, floatX *pre_gelu, const floatX *x, const floatX *weight,
@@ -189,20 +195,46 @@ static void attention_backward(floatX *dqkv, const floatX *dout, const floatX *o
     end();
 }
 
-static void attention_standard_forward(floatX *out, floatX *probs, const floatX *qkv, int B, int T, int NH,
-                                       int HD) {
+/* The part of a T x T product's causal half that a window leaves. */
+static double window_part(const AttentionMask *mask, int T) {
+    const double w = mask->window > 0 && mask->window < T ? (double)mask->window / T : 1;
+    return 2 * w - w * w;
+}
+
+static void masked_attention_forward(floatX *out, float *lse, const floatX *qkv, const AttentionMask *mask,
+                                     int B, int T, int NH, int HD) {
     const double rows = (double)B * T * NH;
-    begin(2 * square_flops(B, T, NH, HD), stored(4 * rows * HD + rows * T), "attention_standard_forward");
-    inner->attention_standard_forward(out, probs, qkv, B, T, NH, HD);
+    begin(2 * window_part(mask, T) * square_flops(B, T, NH, HD), stored(4 * rows * HD) + 4 * rows,
+          "masked_attention_forward");
+    inner->masked_attention_forward(out, lse, qkv, mask, B, T, NH, HD);
     end();
 }
 
-static void attention_standard_backward(floatX *dqkv, floatX *dprobs, const floatX *dout, const floatX *probs,
-                                        const floatX *qkv, int B, int T, int NH, int HD) {
+static void masked_attention_backward(floatX *dqkv, const floatX *dout, const floatX *out, const floatX *qkv,
+                                      const float *lse, const AttentionMask *mask, void *scratch, int B,
+                                      int T, int NH, int HD) {
+    const double rows = (double)B * T * NH;
+    begin(5 * window_part(mask, T) * square_flops(B, T, NH, HD), stored(8 * rows * HD) + 4 * rows,
+          "masked_attention_backward");
+    inner->masked_attention_backward(dqkv, dout, out, qkv, lse, mask, scratch, B, T, NH, HD);
+    end();
+}
+
+static void masked_attention_standard_forward(floatX *out, floatX *probs, floatX *dropped, const floatX *qkv,
+                                              const AttentionMask *mask, int B, int T, int NH, int HD) {
+    const double rows = (double)B * T * NH;
+    begin(2 * square_flops(B, T, NH, HD), stored(4 * rows * HD + rows * T), "attention_standard_forward");
+    inner->masked_attention_standard_forward(out, probs, dropped, qkv, mask, B, T, NH, HD);
+    end();
+}
+
+static void masked_attention_standard_backward(floatX *dqkv, floatX *dprobs, const floatX *dout,
+                                               const floatX *probs, const floatX *qkv,
+                                               const AttentionMask *mask, int B, int T, int NH, int HD) {
     const double rows = (double)B * T * NH;
     begin(4 * square_flops(B, T, NH, HD), stored(7 * rows * HD + 2 * rows * T),
           "attention_standard_backward");
-    inner->attention_standard_backward(dqkv, dprobs, dout, probs, qkv, B, T, NH, HD);
+    inner->masked_attention_standard_backward(dqkv, dprobs, dout, probs, qkv, mask, B, T, NH, HD);
     end();
 }
 
@@ -253,6 +285,7 @@ const Ops *profile_ops(const Ops *ops) {
     wrapped.residual_layernorm_forward = residual_layernorm_forward;
     wrapped.layernorm_backward = layernorm_backward;
     wrapped.residual_forward = residual_forward;
+    wrapped.dropout = dropout;
     wrapped.linear_forward = linear_forward;
     wrapped.linear_backward_input = linear_backward_input;
     wrapped.linear_backward_weight = linear_backward_weight;
@@ -260,8 +293,10 @@ const Ops *profile_ops(const Ops *ops) {
     wrapped.gelu_forward = gelu_forward;
     wrapped.attention_forward = attention_forward;
     wrapped.attention_backward = attention_backward;
-    wrapped.attention_standard_forward = attention_standard_forward;
-    wrapped.attention_standard_backward = attention_standard_backward;
+    wrapped.masked_attention_forward = masked_attention_forward;
+    wrapped.masked_attention_backward = masked_attention_backward;
+    wrapped.masked_attention_standard_forward = masked_attention_standard_forward;
+    wrapped.masked_attention_standard_backward = masked_attention_standard_backward;
     wrapped.cross_entropy_backward_inplace = cross_entropy_backward_inplace;
     wrapped.loss_sum = loss_sum;
     wrapped.grad_norm = grad_norm;

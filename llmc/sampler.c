@@ -120,10 +120,14 @@ static void block_forward(Sampler *s, int l, int first, int n) {
     const int C = s->C;
     const bool last = l == s->L - 1;
     linear(s, cache_row(s, l, first), NULL, s->normed, C_ATTN_W, l, n, 3 * C, C);
-    if (first == 0)
-        ops->attention_forward(s->heads, s->lse, cache_row(s, l, 0), 1, n, s->NH, s->HD);
+    const AttentionMask mask = {.window = s->model->config.window};
+    const int unseen = mask.window > 0 && first >= mask.window ? first + 1 - mask.window : 0;
+    if (first > 0)
+        ops->attention_decode(s->heads, cache_row(s, l, unseen), first - unseen, s->NH, s->HD);
+    else if (mask.window > 0)
+        ops->masked_attention_forward(s->heads, s->lse, cache_row(s, l, 0), &mask, 1, n, s->NH, s->HD);
     else
-        ops->attention_decode(s->heads, cache_row(s, l, 0), first, s->NH, s->HD);
+        ops->attention_forward(s->heads, s->lse, cache_row(s, l, 0), 1, n, s->NH, s->HD);
     linear(s, s->branch, NULL, s->heads, ATTN_PROJ_W, l, n, C, C);
     join_branch(s, LN_2_W, LN_2_B, l, n);
     linear(s, s->fch_gelu, s->fch, s->normed, C_FC_W, l, n, 4 * C, C);

@@ -55,9 +55,20 @@ static void override_size(GPT2Config *config, const Settings *s) {
     if (s->channels) config->n_embd = (int)s->channels;
 }
 
+/* What the flags say of the computation; of a window that they leave open, the model's files. */
+static void config_options(Run *run) {
+    Settings *s = &run->settings;
+    if (flags_was_set(s, "window"))
+        run->config.window = (int)s->window;
+    else
+        s->window = run->config.window;
+    run->config.dropout = (float)s->dropout;
+}
+
 static void config_from_flags(Run *run) {
     const Settings *s = &run->settings;
     override_size(&run->config, s);
+    config_options(run);
     run->config.max_seq_len = (int)s->seq;
     run->config.vocab_size = run->tokenizer ? tokenizer_vocab_size(run->tokenizer) : GPT2_VOCAB;
     run->config.padded_vocab_size = gpt2_pad_vocab(run->config.vocab_size);
@@ -88,6 +99,7 @@ static bool config_from_path(Run *run, Error *err) {
     if (flags_was_set(s, "seq") && s->seq > run->config.max_seq_len)
         return fail(err, EXIT_INPUT, "--seq %lld: the model of %s has a context of %d tokens",
                     (long long)s->seq, path, run->config.max_seq_len);
+    config_options(run);
     settings_limit_seq(s, run->config.max_seq_len, run->n_ranks);
     return flags_check(s, run->n_ranks, err) && same_size(run, path, err);
 }
@@ -217,6 +229,7 @@ static GPT2Options model_options(const Run *run) {
         .recompute = s->recompute,
         .attention = s->attention,
         .training = !s->eval_only && !sample_only,
+        .dropout_seed = (uint64_t)s->seed,
         .graph = s->graph == GRAPH_ON && !s->profile,
     };
 }
@@ -279,6 +292,7 @@ static void name_differences(const Run *run, const char *saved_flags) {
 static bool resume(Run *run, Error *err) {
     if (!checkpoint_resume(run->checkpoint, &run->model, &run->resumed, err)) return false;
     dataloader_seek(run->train, run->resumed.data_position);
+    run->model.step = run->resumed.step;
     name_differences(run, run->resumed.flags);
     free((char *)run->resumed.flags);
     run->resumed.flags = NULL;

@@ -24,15 +24,21 @@ LR, BETA1, BETA2, EPS, WEIGHT_DECAY, CLIP = 1e-3, 0.9, 0.95, 1e-8, 0.1, 1.0
 # To add a model: a row here, its name in test_gpt2.cu, then run this script.
 # log2_scale: matrices and embeddings are uniform in +-2^log2_scale; larger than GPT-2's 0.02 where channels are few,
 # so that attention is not flat and gradients are not trivial. max_entries: a larger tensor is recorded in so many
-# hash-chosen entries and the norm of the whole.
-Model = collections.namedtuple("Model", "n_layer n_head n_embd max_seq_len vocab_size B T steps log2_scale max_entries")
+# hash-chosen entries and the norm of the whole. window: keys that a query sees, 0: all. dropout: with the masks of
+# llmc/dropout.h; such a model has no activations recorded.
+Model = collections.namedtuple(
+    "Model", "n_layer n_head n_embd max_seq_len vocab_size B T steps log2_scale max_entries window dropout", defaults=(0, 0.0))
 MODELS = {
     "hd24": Model(3, 2, 48, 40, 211, 2, 37, 10, -2, 16384),
     "hd64": Model(2, 2, 128, 80, 211, 2, 65, 10, -3, 8192),
     "hd128": Model(1, 2, 256, 129, 331, 2, 129, 10, -3, 8192),
+    "hd64_window": Model(2, 2, 128, 200, 211, 2, 181, 10, -3, 2048, window=50),
+    "hd64_dropout": Model(2, 2, 128, 80, 211, 2, 65, 10, -3, 2048, dropout=0.2),
     "d12": Model(12, 12, 768, 1024, 50257, 1, 64, 3, -5, 256),
 }
-MASK32 = 0xFFFFFFFF
+MASK32, MASK64, GOLDEN = 0xFFFFFFFF, 0xFFFFFFFFFFFFFFFF, 0x9E3779B97F4A7C15
+DROPOUT_SEED, STREAM_DROPOUT = 1337, 0x64726F70
+SITE_EMBEDDING, SITE_ATTENTION, SITE_ATTN_PROJ, SITE_MLP_PROJ, N_SITES = range(5)
 STREAM_TOKENS, STREAM_TARGETS, STREAM_ENTRIES = 1000000, 1000001, 2000000
 
 
@@ -58,6 +64,39 @@ def hash_uniform(stream, n, log2_scale):
         h = hash_stream(stream, begin, min(1 << 20, n - begin))
         out[begin : begin + len(h)] = ((h >> 8) - (1 << 23)).float() * 2.0 ** (log2_scale - 23)
     return out
+
+
+def mix64(x):
+    """SplitMix64's finaliser (Steele, Lea & Flood 2014, figure 16)."""
+    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & MASK64
+    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & MASK64
+    return x ^ (x >> 31)
+
+
+def random_stream(seed, purpose):
+    return mix64((mix64((seed + GOLDEN) & MASK64) + GOLDEN * (purpose + 1)) & MASK64)
+
+
+class Dropout:
+    """The masks of one micro-step: llmc/dropout.h and gpt2.c say the same in C."""
+
+    def __init__(self, p, step):
+        seed = random_stream(DROPOUT_SEED, STREAM_DROPOUT)
+        self.p, self.key = p, random_stream((seed + step) & MASK64, 0)
+
+    def __call__(self, x, site, layer):
+        """x with elements zeroed, the others times 1/(1-p). The last dimension is the mask's columns."""
+        if self.p == 0:
+            return x
+        site = mix64((self.key + GOLDEN * (layer * N_SITES + site + 1)) & MASK64)
+        rows = torch.tensor([[w & MASK32, w >> 32] for w in (mix64((site + GOLDEN * n) & MASK64)
+                                                             for n in range(x.numel() // x.shape[-1]))])
+        bits = (rows[:, :1] + torch.arange(x.shape[-1]) * 0x9E3779B9) & MASK32
+        bits = (((bits ^ (bits >> 16)) * 0x7FEB352D) & MASK32) ^ rows[:, 1:]
+        bits = ((bits ^ (bits >> 15)) * 0x846CA68B) & MASK32
+        p = torch.tensor(self.p).item() # as fp32 has it
+        keep = (bits >= int(p * 2.0**32)).view(x.shape).to(x.device)
+        return x * keep.to(x.dtype) * (1.0 / (1.0 - p))
 
 
 def tensor_list(m):
@@ -98,33 +137,36 @@ def sub(p, prefix):
     return {name[len(prefix) + 1 :]: w for name, w in p.items() if name.startswith(prefix + ".")}
 
 
-def attention(x, p, n_head, act, key):
+def attention(x, p, n_head, window, drop, layer, act, key):
     B, T, C = x.shape
     qkv = F.linear(x, p["c_attn.weight"], p["c_attn.bias"])
     q, k, v = (t.view(B, T, n_head, C // n_head).transpose(1, 2) for t in qkv.split(C, dim=2))
     scores = (q @ k.transpose(-2, -1)) * (1.0 / math.sqrt(C // n_head))
-    causal = torch.ones(T, T, dtype=torch.bool, device=x.device).tril()
-    scores = scores.masked_fill(~causal, float("-inf"))
-    out = (F.softmax(scores, dim=-1) @ v).transpose(1, 2).reshape(B, T, C)
+    visible = torch.ones(T, T, dtype=torch.bool, device=x.device).tril()
+    if window:
+        visible = visible.triu(1 - window)
+    scores = scores.masked_fill(~visible, float("-inf"))
+    out = (drop(F.softmax(scores, dim=-1), SITE_ATTENTION, layer) @ v).transpose(1, 2).reshape(B, T, C)
     act[f"qkv{key}"], act[f"attn{key}"] = qkv, out
     act[f"lse{key}"] = torch.logsumexp(scores if x.dtype == torch.float64 else scores.float(), dim=-1)
     return F.linear(out, p["c_proj.weight"], p["c_proj.bias"])
 
 
-def forward(m, p, tokens, targets):
+def forward(m, p, tokens, targets, drop):
     """Mean loss and {name: activation}, named as in gpt2.h's ActivationId; the weights' dtype is the compute dtype."""
     act = {}
-    x = p["wte.weight"][tokens] + p["wpe.weight"][: tokens.shape[1]]
+    x = drop(p["wte.weight"][tokens] + p["wpe.weight"][: tokens.shape[1]], SITE_EMBEDDING, 0)
     act["encoded"] = x
     for l in range(m.n_layer):
         h, key = sub(p, f"h.{l}"), f".{l}"
         act[f"ln_1{key}"] = layernorm(x, sub(h, "ln_1"), "ln_1", act, key)
-        x = x + attention(act[f"ln_1{key}"], sub(h, "attn"), m.n_head, act, key)
+        branch = attention(act[f"ln_1{key}"], sub(h, "attn"), m.n_head, m.window, drop, l, act, key)
+        x = x + drop(branch, SITE_ATTN_PROJ, l)
         act[f"residual_2{key}"] = x
         act[f"ln_2{key}"] = layernorm(x, sub(h, "ln_2"), "ln_2", act, key)
         act[f"fch{key}"] = F.linear(act[f"ln_2{key}"], h["mlp.c_fc.weight"], h["mlp.c_fc.bias"])
         act[f"fch_gelu{key}"] = F.gelu(act[f"fch{key}"], approximate="tanh")
-        x = x + F.linear(act[f"fch_gelu{key}"], h["mlp.c_proj.weight"], h["mlp.c_proj.bias"])
+        x = x + drop(F.linear(act[f"fch_gelu{key}"], h["mlp.c_proj.weight"], h["mlp.c_proj.bias"]), SITE_MLP_PROJ, l)
         act[f"residual_3{key}"] = x
     act["ln_f"] = layernorm(x, sub(p, "ln_f"), "ln_f", act, "")
     act["logits"] = F.linear(act["ln_f"], p["wte.weight"])
@@ -150,11 +192,13 @@ def run(m, master_dtype, compute_dtype, device):
     targets = (hash_stream(STREAM_TARGETS, 0, n) % m.vocab_size).view(m.B, m.T).to(device)
     result, losses, norms = {}, [], []
     for step in range(m.steps):
-        loss, act = forward(m, {name: w.to(compute_dtype) for name, w in weights.items()}, tokens, targets)
+        loss, act = forward(m, {name: w.to(compute_dtype) for name, w in weights.items()}, tokens, targets,
+                            Dropout(m.dropout, step + 1))
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         if step == 0:
-            result.update({f"act/{name}": a.detach().cpu() for name, a in act.items()})
+            if m.dropout == 0:
+                result.update({f"act/{name}": a.detach().cpu() for name, a in act.items()})
             result.update({f"grad/{name}": w.grad.detach().cpu().clone() for name, w in weights.items()})
         del act
         norm = math.sqrt(sum(float(w.grad.double().square().sum()) for w in weights.values()))
@@ -189,8 +233,8 @@ def relative_error(index, got, want, max_entries):
 def write(path, m, recorder, records):
     """The layout of README.md; records: (name, shape, entries, norm, fp32 error, bf16 error)."""
     with open(path + ".tmp", "wb") as f:
-        f.write(struct.pack("<8s11i6f4x48s", b"GPT2REF1", len(records), *m, LR, BETA1, BETA2, EPS, WEIGHT_DECAY, CLIP,
-                            recorder.encode()))
+        f.write(struct.pack("<8s11i6fi44sf", b"GPT2REF1", len(records), *m[:10], LR, BETA1, BETA2, EPS, WEIGHT_DECAY, CLIP,
+                            m.window, recorder.encode(), m.dropout))
         for name, shape, data, norm, fp32_error, bf16_error in records:
             shape = list(shape) + [1] * (4 - len(shape))
             f.write(struct.pack("<56s4iqdff", name.encode(), *shape, data.numel(), norm, fp32_error, bf16_error))
@@ -214,11 +258,13 @@ def record(name, device, out):
         records.append((key, want.shape, data, float(want.norm()), errors[0][key], errors[1][key]))
     where = torch.cuda.get_device_name() if device == "cuda" else "CPU"
     path = os.path.join(out, name + ".ref")
-    write(path, m, f"torch {torch.__version__}, bf16 on {where}"[:47], records)
+    write(path, m, f"torch {torch.__version__}, bf16 on {where}"[:43], records)
     print(f"{path}: {len(records)} tensors, {os.path.getsize(path)} bytes, losses "
           + " ".join(f"{loss:.6f}" for loss in truth["steps/loss"].tolist()))
     for kind in ("act", "grad", "steps", "final"):
         keys = [key for key in truth if key.startswith(kind + "/")]
+        if not keys:
+            continue
         worst = [max(keys, key=lambda key, e=e: e[key]) for e in errors]
         print("  " + "; ".join(f"largest {p} error of {kind}: {e[w]:.1e} ({w})" for p, e, w in zip(("fp32", "bf16"), errors, worst)))
 

@@ -26,8 +26,9 @@ typedef struct ReferenceHeader {
     int32_t log2_scale;  /* matrices are uniform in +-2^log2_scale */
     int32_t max_entries; /* larger tensors are recorded in so many entries */
     float lr, beta1, beta2, eps, weight_decay, clip;
-    int32_t reserved;
-    char recorder[48]; /* "torch 2.11.0, bf16 on NVIDIA H200" */
+    int32_t window;    /* keys that a query sees; 0: all */
+    char recorder[44]; /* "torch 2.11.0, bf16 on NVIDIA H200" */
+    float dropout;     /* with masks of REFERENCE_DROPOUT_SEED; such a record has no activations */
 } ReferenceHeader;
 
 typedef struct Reference {
@@ -130,6 +131,8 @@ static inline int reference_find(const Reference *reference, const char *name) {
         if (strcmp(reference->records[i].name, name) == 0) return i;
     return -1;
 }
+
+enum { REFERENCE_DROPOUT_SEED = 1337 };
 
 /* ---- the hash ---- */
 enum { STREAM_TOKENS = 1000000, STREAM_TARGETS = 1000001, STREAM_ENTRIES = 2000000 };

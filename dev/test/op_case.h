@@ -31,6 +31,8 @@ typedef struct Dims {
     int flags; /* NO_BIAS, ... */
     Fill fill;
     float scale; /* standard deviation of the main input; 0 means 1 */
+    int window;  /* of attention; 0: none */
+    float p;     /* of dropout */
 } Dims;
 
 typedef struct Operand {
@@ -316,18 +318,20 @@ static void op_label(OpCase *c) {
         const char *name;
         long long value;
     } fields[] = {
-        {"B",      d->B    },
-        {"T",      d->T    },
-        {"NH",     d->NH   },
-        {"HD",     d->HD   },
-        {"N",      d->N    },
-        {"C",      d->C    },
-        {"OC",     d->OC   },
-        {"IC",     d->IC   },
-        {"V",      d->V    },
-        {"Vp",     d->Vp   },
-        {"flags ", d->flags},
-        {"fill ",  d->fill }
+        {"B",          d->B               },
+        {"T",          d->T               },
+        {"NH",         d->NH              },
+        {"HD",         d->HD              },
+        {"N",          d->N               },
+        {"C",          d->C               },
+        {"OC",         d->OC              },
+        {"IC",         d->IC              },
+        {"V",          d->V               },
+        {"Vp",         d->Vp              },
+        {"flags ",     d->flags           },
+        {"fill ",      d->fill            },
+        {"window ",    d->window          },
+        {"dropout % ", lroundf(100 * d->p)}
     };
     int at = snprintf(c->label, sizeof c->label, "%s, %s", c->ops->name, c->op->name);
     for (size_t i = 0; i < sizeof fields / sizeof *fields; i++)

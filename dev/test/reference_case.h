@@ -38,6 +38,7 @@ static bool case_open_with(Case *c, GPT2 *model, const GPT2Options *with) {
     options.B = c->B;
     options.T = c->T;
     options.training = true;
+    options.dropout_seed = REFERENCE_DROPOUT_SEED;
     if (!CHECK(gpt2_open(model, c->ops, &c->config, &options, &err), "%s: %s", c->model, err.text))
         return false;
     set_hash_weights(model, &c->reference->header);

@@ -110,6 +110,27 @@ check "a run: every step is in the log once" [ "$(grep -c '"norm"' "$work/whole/
 run $long --out "$work/again" --save-every 6
 check "same seed, same bits" [ "$(hashes "$work/whole/step_00000012")" = "$(hashes "$work/again/step_00000012")" ]
 
+# ---- window and dropout ----
+refuses "a negative window" 'window.*-3' $tiny --train "$work/text.txt" --window -3
+refuses "dropout of everything" 'dropout.*1' $tiny --train "$work/text.txt" --dropout 1
+refuses "dropout that is no number" 'dropout.*much' $tiny --train "$work/text.txt" --dropout much
+masked="$tiny --train $work/text.txt --tokens-per-step 64 --steps 8 --window 5 --dropout 0.2"
+run $masked --out "$work/masked" --save-every 4
+check "window and dropout: exit code $status" [ "$status" -eq 0 ]
+check "window and dropout are echoed" grep -qE '^window +.* 5 ' "$work/out"
+check "config.json has dropout under its names" [ "$(grep -c 'pdrop": 0.2,' "$work/masked/step_00000008/config.json")" -eq 3 ]
+check "config.json has the window" grep -q '"attention_window": 5,' "$work/masked/step_00000008/config.json"
+cp -r "$work/masked" "$work/masked_resumed" && rm -rf "$work/masked_resumed/step_00000008"
+run $masked --out "$work/masked_resumed" --resume
+check "dropout: same bits as the run without a stop" [ "$(hashes "$work/masked/step_00000008")" = "$(hashes "$work/masked_resumed/step_00000008")" ]
+run $masked --out "$work/masked_block" --recompute block
+check "dropout: same bits when recomputed" [ "$(hashes "$work/masked/step_00000008")" = "$(hashes "$work/masked_block/step_00000008")" ]
+run $(echo "$masked" | sed 's/--seed 7/--seed 8/') --out "$work/masked_seed"
+check "dropout with another seed: exit code $status" [ "$status" -eq 0 ]
+check "dropout: another seed, other weights" [ "$(hashes "$work/masked/step_00000008")" != "$(hashes "$work/masked_seed/step_00000008")" ]
+run --model "$work/masked" --eval-only --train "$work/text.txt" --batch 2 --eval-batches 2
+check "a model's window comes with its files" grep -qE '^window +.* 5 ' "$work/out"
+
 # ---- resume ----
 refuses "a new run beside old checkpoints" 'step_00000006.*resume' $long --out "$work/whole"
 cp -r "$work/whole" "$work/resumed" && rm -rf "$work/resumed/step_00000012"

@@ -1,94 +1,6 @@
-/* Attention of every CUDA backend against the CPU oracle: flash and standard, forward and backward, and
- * decoding. -v prints every error and limit. */
-#include "op_case.h"
-
-/* ---- a plain bf16 computation: what PyTorch's matmul, softmax, matmul round ---- */
-
-/* Row i of one head: probs[0..i] = bf16 softmax of bf16(bf16(q.k) scale). qkv rows are `stride` elements
- * apart. */
-static void plain_probs(float *probs, const float *q, const float *k, int64_t stride, int i, int HD) {
-    const float scale = 1 / sqrtf((float)HD);
-    float max = -INFINITY, sum = 0;
-    for (int j = 0; j <= i; j++) {
-        float dot = 0;
-#pragma omp simd reduction(+ : dot)
-        for (int e = 0; e < HD; e++) dot += q[i * stride + e] * k[j * stride + e];
-        probs[j] = round_bf16(round_bf16(dot) * scale);
-        max = fmaxf(max, probs[j]);
-    }
-    for (int j = 0; j <= i; j++) sum += probs[j] = expf(probs[j] - max);
-    for (int j = 0; j <= i; j++) probs[j] = round_bf16(probs[j] / sum);
-}
-
-/* out (HD) = probs V for row i */
-static void plain_out(float *out, const float *probs, const float *v, int64_t stride, int i, int HD) {
-    for (int e = 0; e < HD; e++) out[e] = 0;
-    for (int j = 0; j <= i; j++)
-        for (int e = 0; e < HD; e++) out[e] += probs[j] * v[j * stride + e];
-    round_values(out, DTYPE_BF16, HD);
-}
-
-/* One head of dqkv (T,3,C), all at `stride`; dout rows are C apart. */
-static void plain_head_backward(float *dqkv, const float *dout, const float *qkv, int T, int C, int HD) {
-    const float *q = qkv, *k = qkv + C, *v = qkv + 2 * C, scale = 1 / sqrtf((float)HD);
-    float *dq = dqkv, *dk = dqkv + C, *dv = dqkv + 2 * C, *p = op_malloc((size_t)T * 2 * sizeof *p),
-          *ds = p + T;
-    const int64_t stride = 3 * (int64_t)C;
-    for (int t = 0; t < T; t++)
-        for (int e = 0; e < HD; e++) dq[t * stride + e] = dk[t * stride + e] = dv[t * stride + e] = 0;
-    for (int i = 0; i < T; i++) {
-        const float *dout_i = dout + (int64_t)i * C;
-        float mean = 0;
-        plain_probs(p, q, k, stride, i, HD);
-        for (int j = 0; j <= i; j++) {
-            float dot = 0;
-#pragma omp simd reduction(+ : dot)
-            for (int e = 0; e < HD; e++) dot += dout_i[e] * v[j * stride + e];
-            ds[j] = round_bf16(dot);
-            mean += p[j] * ds[j];
-        }
-        for (int j = 0; j <= i; j++) {
-            float s = round_bf16(round_bf16(p[j] * (ds[j] - mean)) * scale);
-            for (int e = 0; e < HD; e++) {
-                dq[i * stride + e] += s * k[j * stride + e];
-                dk[j * stride + e] += s * q[i * stride + e];
-                dv[j * stride + e] += p[j] * dout_i[e];
-            }
-        }
-    }
-    for (int t = 0; t < T; t++)
-        for (int part = 0; part < 3; part++) round_values(dqkv + t * stride + part * C, DTYPE_BF16, HD);
-    free(p);
-}
-
-/* plain[out] (B,T,C), and plain[probs] (B,NH,T,T) where probs >= 0 */
-static void plain_forward(OpCase *c, int out, int probs, const float *qkv) {
-    const int B = c->d.B, T = c->d.T, NH = c->d.NH, HD = c->d.HD, C = NH * HD;
-#pragma omp parallel for
-    for (int bh = 0; bh < B * NH; bh++) {
-        const int b = bh / NH, h = bh % NH;
-        const float *q = qkv + (int64_t)b * T * 3 * C + h * HD;
-        float *p = op_malloc((size_t)T * sizeof *p);
-        for (int i = 0; i < T; i++) {
-            plain_probs(p, q, q + C, 3 * (int64_t)C, i, HD);
-            plain_out(c->plain[out] + ((int64_t)b * T + i) * C + h * HD, p, q + 2 * C, 3 * (int64_t)C, i, HD);
-            if (probs >= 0)
-                memcpy(c->plain[probs] + ((int64_t)bh * T + i) * T, p, (size_t)(i + 1) * sizeof *p);
-        }
-        free(p);
-    }
-}
-
-static void plain_backward(OpCase *c, int dqkv, const float *dout, const float *qkv) {
-    const int B = c->d.B, T = c->d.T, NH = c->d.NH, HD = c->d.HD, C = NH * HD;
-#pragma omp parallel for
-    for (int bh = 0; bh < B * NH; bh++) {
-        const int64_t row = (int64_t)(bh / NH) * T;
-        const int head = bh % NH * HD;
-        plain_head_backward(c->plain[dqkv] + row * 3 * C + head, dout + row * C + head,
-                            qkv + row * 3 * C + head, T, C, HD);
-    }
-}
+/* Attention of every CUDA backend against the CPU oracle: flash and standard, forward and backward, with and without
+ * a window and dropout, and decoding. -v prints every error and limit. */
+#include "plain_attention.h"
 
 /* ---- inputs ---- */
 
@@ -116,7 +28,7 @@ static void fill_qkv(const Dims *d, float *qkv) {
 
 /* Where every gradient of q and k but rounding noise vanishes, dq and dk mean nothing by themselves. */
 static int64_t parts_of(const Dims *d) {
-    return d->T > 1 && d->fill == FILL_NORMAL ? (int64_t)d->NH * d->HD : 0;
+    return d->T > 1 && d->window != 1 && d->fill == FILL_NORMAL ? (int64_t)d->NH * d->HD : 0;
 }
 
 /* ---- flash ---- */
@@ -129,11 +41,16 @@ static int describe_forward(Operand *o, const Dims *d) {
         {"qkv", IN,  STORE_X,   3 * n * d->HD, d->scale, 0, 0, 0},
     };
     memcpy(o, rows, sizeof rows);
-    return 3;
+    o[3] = key_operand(d);
+    return 4;
 }
 
 static void run_forward(const Ops *ops, void **p, const Dims *d) {
-    ops->attention_forward(p[0], p[1], p[2], d->B, d->T, d->NH, d->HD);
+    const AttentionMask mask = mask_of(d, p[3]);
+    if (is_masked(d))
+        ops->masked_attention_forward(p[0], p[1], p[2], &mask, d->B, d->T, d->NH, d->HD);
+    else
+        ops->attention_forward(p[0], p[1], p[2], d->B, d->T, d->NH, d->HD);
 }
 
 static void prepare_forward(OpCase *c) {
@@ -141,7 +58,7 @@ static void prepare_forward(OpCase *c) {
 }
 
 static void plain_of_forward(OpCase *c) {
-    plain_forward(c, 0, -1, c->in[2]);
+    plain_forward(c, 0, -1, c->in[2], 3);
 }
 
 static int describe_backward(Operand *o, const Dims *d) {
@@ -155,11 +72,16 @@ static int describe_backward(Operand *o, const Dims *d) {
         {"scratch", SPACE, STORE_F32, -1,            0,        0, 0, 0          },
     };
     memcpy(o, rows, sizeof rows);
-    return 6;
+    o[6] = key_operand(d);
+    return 7;
 }
 
 static void run_backward(const Ops *ops, void **p, const Dims *d) {
-    ops->attention_backward(p[0], p[1], p[2], p[3], p[4], p[5], d->B, d->T, d->NH, d->HD);
+    const AttentionMask mask = mask_of(d, p[6]);
+    if (is_masked(d))
+        ops->masked_attention_backward(p[0], p[1], p[2], p[3], p[4], &mask, p[5], d->B, d->T, d->NH, d->HD);
+    else
+        ops->attention_backward(p[0], p[1], p[2], p[3], p[4], p[5], d->B, d->T, d->NH, d->HD);
 }
 
 /* out and lse are those of the forward pass on this qkv */
@@ -167,11 +89,13 @@ static void prepare_backward(OpCase *c) {
     const Dims *d = &c->d;
     fill_qkv(d, c->in[3]);
     round_values(c->in[3], c->ops->dtype, c->operands[3].elems);
-    ops_cpu.attention_forward(c->in[2], c->in[4], c->in[3], d->B, d->T, d->NH, d->HD);
+    const uint64_t key = host_key(c, 6);
+    const AttentionMask mask = mask_of(d, &key);
+    ops_cpu.masked_attention_forward(c->in[2], c->in[4], c->in[3], &mask, d->B, d->T, d->NH, d->HD);
 }
 
 static void plain_of_backward(OpCase *c) {
-    plain_backward(c, 0, c->in[1], c->in[3]);
+    plain_backward(c, 0, c->in[1], c->in[3], 6);
 }
 
 /* ---- standard ---- */
@@ -179,20 +103,26 @@ static void plain_of_backward(OpCase *c) {
 static int describe_standard_forward(Operand *o, const Dims *d) {
     const int64_t n = (int64_t)d->B * d->T * d->NH;
     const Operand rows[] = {
-        {"out",   OUT, STORE_X, n * d->HD,     0,        0, 0, 0},
-        {"probs", OUT, STORE_X, n * d->T,      0,        0, 0, 0},
-        {"qkv",   IN,  STORE_X, 3 * n * d->HD, d->scale, 0, 0, 0},
+        {"out",     OUT,   STORE_X, n * d->HD,               0,        0, 0, 0},
+        {"probs",   OUT,   STORE_X, n * d->T,                0,        0, 0, 0},
+        {"qkv",     IN,    STORE_X, 3 * n * d->HD,           d->scale, 0, 0, 0},
+        {"dropped", SPACE, STORE_X, d->p > 0 ? n * d->T : 0, 0,        0, 0, 0},
     };
     memcpy(o, rows, sizeof rows);
-    return 3;
+    o[4] = key_operand(d);
+    return 5;
 }
 
 static void run_standard_forward(const Ops *ops, void **p, const Dims *d) {
-    ops->attention_standard_forward(p[0], p[1], p[2], d->B, d->T, d->NH, d->HD);
+    const AttentionMask mask = mask_of(d, p[4]);
+    if (is_masked(d))
+        ops->masked_attention_standard_forward(p[0], p[1], p[3], p[2], &mask, d->B, d->T, d->NH, d->HD);
+    else
+        ops->attention_standard_forward(p[0], p[1], p[2], d->B, d->T, d->NH, d->HD);
 }
 
 static void plain_of_standard_forward(OpCase *c) {
-    plain_forward(c, 0, 1, c->in[2]);
+    plain_forward(c, 0, 1, c->in[2], 4);
 }
 
 static int describe_standard_backward(Operand *o, const Dims *d) {
@@ -205,11 +135,17 @@ static int describe_standard_backward(Operand *o, const Dims *d) {
         {"qkv",    IN,    STORE_X, 3 * n * d->HD, d->scale, 0, 0, 0          },
     };
     memcpy(o, rows, sizeof rows);
-    return 5;
+    o[5] = key_operand(d);
+    return 6;
 }
 
 static void run_standard_backward(const Ops *ops, void **p, const Dims *d) {
-    ops->attention_standard_backward(p[0], p[1], p[2], p[3], p[4], d->B, d->T, d->NH, d->HD);
+    const AttentionMask mask = mask_of(d, p[5]);
+    if (is_masked(d))
+        ops->masked_attention_standard_backward(p[0], p[1], p[2], p[3], p[4], &mask, d->B, d->T, d->NH,
+                                                d->HD);
+    else
+        ops->attention_standard_backward(p[0], p[1], p[2], p[3], p[4], d->B, d->T, d->NH, d->HD);
 }
 
 static void prepare_standard_backward(OpCase *c) {
@@ -217,12 +153,14 @@ static void prepare_standard_backward(OpCase *c) {
     fill_qkv(d, c->in[4]);
     round_values(c->in[4], c->ops->dtype, c->operands[4].elems);
     float *out = op_malloc((size_t)c->operands[2].elems * sizeof *out);
-    ops_cpu.attention_standard_forward(out, c->in[3], c->in[4], d->B, d->T, d->NH, d->HD);
+    const AttentionMask window = {.window = d->window}; /* probs are those before dropout */
+    ops_cpu.masked_attention_standard_forward(out, c->in[3], NULL, c->in[4], &window, d->B, d->T, d->NH,
+                                              d->HD);
     free(out);
 }
 
 static void plain_of_standard_backward(OpCase *c) {
-    plain_backward(c, 0, c->in[2], c->in[4]);
+    plain_backward(c, 0, c->in[2], c->in[4], 5);
 }
 
 /* ---- decoding: the last row of a forward pass ---- */
@@ -254,10 +192,11 @@ static void reference_decode(void **p, const OpCase *c) {
 static void plain_decode(OpCase *c) {
     const int C = c->d.NH * c->d.HD, HD = c->d.HD, last = c->d.T - 1;
     float *p = op_malloc((size_t)c->d.T * sizeof *p);
+    const HeadMask none = {0};
     for (int h = 0; h < c->d.NH; h++) {
         const float *q = c->in[1] + h * HD;
-        plain_probs(p, q, q + C, 3 * (int64_t)C, last, HD);
-        plain_out(c->plain[0] + h * HD, p, q + 2 * C, 3 * (int64_t)C, last, HD);
+        plain_probs(p, q, q + C, 3 * (int64_t)C, last, HD, &none);
+        plain_out(c->plain[0] + h * HD, p, q + 2 * C, 3 * (int64_t)C, last, HD, &none);
     }
     free(p);
 }
@@ -306,6 +245,39 @@ static void test_sizes(const Ops *ops) {
             op_case(ops, &backward, d);
             op_case(ops, &decoding, (Dims){.T = d.T, .NH = d.NH, .HD = d.HD});
             if (d.T > 129) continue;
+            op_case(ops, &standard_forward, d);
+            op_case(ops, &standard_backward, d);
+        }
+}
+
+/* Windows shorter and longer than a tile, ends of windows inside tiles; a tenth, a quarter and half dropped. */
+static const struct {
+    int B, T, NH, window;
+    float p;
+} masks[] = {
+    {2, 129, 3, 50,  0    },
+    {1, 195, 2, 1,   0    },
+    {1, 300, 2, 64,  0    },
+    {1, 515, 1, 130, 0    },
+    {2, 129, 2, 0,   0.25f},
+    {1, 65,  3, 0,   0.5f },
+    {1, 300, 2, 70,  0.1f },
+};
+
+static void test_masks(const Ops *ops) {
+    const int some_head_sizes[] = {64, 128, 24, 256};
+    for (int h = 0; h < 4; h++)
+        for (size_t m = 0; m < sizeof masks / sizeof *masks; m++) {
+            Dims d = {.B = masks[m].B,
+                      .T = masks[m].T,
+                      .NH = masks[m].NH,
+                      .HD = some_head_sizes[h],
+                      .window = masks[m].window,
+                      .p = masks[m].p};
+            if (op_small && d.T > 195) continue;
+            op_case(ops, &forward, d);
+            op_case(ops, &backward, d);
+            if (h > 0) continue;
             op_case(ops, &standard_forward, d);
             op_case(ops, &standard_backward, d);
         }
@@ -368,6 +340,7 @@ static void test_nan(const Ops *ops, int HD, int part) {
 
 static void test_path(const Ops *ops) {
     test_sizes(ops);
+    test_masks(ops);
     test_adversarial(ops);
     const int nan_head_sizes[] = {64, 128, 24};
     for (int h = 0; h < 3; h++)

@@ -294,6 +294,9 @@ int main(void) {
     ops.release = counted_release;
     if (CHECK(ops.open(&err), "%s", err.text) && open_model(&model, 61)) {
         test_cache(&model);
+        model.config.window = 5; /* shorter than the context, so that the cache begins later and later */
+        test_cache(&model);
+        model.config.window = 0;
         test_seed(&model);
         test_untouched(&model);
         test_out_of_memory(&model);

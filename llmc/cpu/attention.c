@@ -3,8 +3,8 @@
  * Tiles of TILE queries by TILE keys. Scores are held transposed, (key, query): a vector is VEC queries, so
  * the running maximum, the sum and exp(S - lse) are vertical operations without a reduction across lanes, and
  * the transposed copy of the queries that the product needs is made once per query tile and not once per pair
- * of tiles. All products are tile.h's register tile; on the diagonal they skip what the mask hides. Memory:
- * the tiles, on the stack. */
+ * of tiles. All products are tile.h's register tile; on the diagonal they skip what the mask hides; tiles outside
+ * the window are not visited. Memory: the tiles, on the stack. */
 #include <math.h>
 #include "cpu.h"
 #include "parallel.h"
@@ -23,9 +23,13 @@ typedef struct Attention {
     float *out, *lse, *dqkv;
     const float *qkv, *dout, *saved_out, *saved_lse;
     int64_t T, NH, HD;
-    int64_t width;   /* HD rounded up to whole register tiles: the row length of Rows */
-    int64_t n_tiles; /* of TILE rows in T */
-    float scale;     /* 1 / sqrt(HD) */
+    int64_t width;      /* HD rounded up to whole register tiles: the row length of Rows */
+    int64_t n_tiles;    /* of TILE rows in T */
+    float scale;        /* 1 / sqrt(HD) */
+    int64_t window;     /* positions that a query sees, itself among them; T where there is no window */
+    uint64_t site;      /* of the dropout's mask */
+    uint32_t threshold; /* of its bits; 0: no dropout */
+    float kept_scale;
 } Attention;
 
 /* What the mask hides of a product on the diagonal, where tile row i and tile column i are the same position.
@@ -84,29 +88,55 @@ static vec_mask hidden(int64_t query, int64_t key) {
     return vec_iota() < (int32_t)(key - query);
 }
 
+/* Lanes whose query (from `query` on) is `reach` or more positions behind the key. */
+static vec_mask beyond(int64_t query, int64_t key, int64_t reach) {
+    return vec_iota() >= (int32_t)(reach + key - query);
+}
+
+/* The first tile of keys that a query tile sees. */
+static int64_t first_key(const Attention *f, int64_t q0) {
+    const int64_t key = q0 - f->window + 1;
+    return key > 0 ? key / TILE * TILE : 0;
+}
+
+/* Dropout of a tile of scores, (TILE keys, TILE queries); row: of the mask, for the first query; k0: first key. */
+static void drop_tile(const Attention *f, Scores s, int64_t row, int64_t k0, int64_t n_keys) {
+    DropoutRow rows[TILE];
+    if (f->threshold == 0) return;
+    for (int64_t q = 0; q < TILE; q++) rows[q] = dropout_row(f->site, row + q);
+    for (int64_t k = 0; k < n_keys; k++)
+        for (int64_t q = 0; q < TILE; q++)
+            s[k * TILE + q] = dropout_bits(rows[q], (uint32_t)(k0 + k)) < f->threshold
+                                  ? 0.0f
+                                  : s[k * TILE + q] * f->kept_scale;
+}
+
 /* State of the online softmax of a query tile. */
 typedef struct Softmax {
     float max[TILE], sum[TILE], alpha[TILE]; /* of scale * S; alpha: what the sums so far shrink by */
 } Softmax;
 
-/* S becomes P = exp(scale S - max); max, sum and alpha follow. */
+/* S becomes P = exp(scale S - max); max, sum and alpha follow. reach: queries so many positions (of the tile) behind
+ * a key do not see it. A row that has seen no key yet has max -inf, and takes 0 for it: exp(-inf - 0) = 0. */
 static void softmax_tile(const Attention *f, Softmax *state, Scores s, int64_t n_queries, int64_t n_keys,
-                         bool diagonal) {
+                         bool diagonal, int64_t reach) {
     for (int64_t q = 0; q < n_queries; q += VEC) {
         int64_t n = visible_keys(q, n_keys, diagonal);
         vec old_max = vec_load(state->max + q), max = old_max, sum = {0};
         for (int64_t k = 0; k < n; k++) {
             vec score = f->scale * vec_load(s + k * TILE + q);
             if (diagonal && k > q) score = vec_select(hidden(q, k), vec_set(-INFINITY), score);
+            if (q + VEC > k + reach) score = vec_select(beyond(q, k, reach), vec_set(-INFINITY), score);
             vec_store(s + k * TILE + q, score);
             max = vec_max(score, max);
         }
+        const vec base = vec_select(max == vec_set(-INFINITY), (vec){0}, max);
         for (int64_t k = 0; k < n; k++) {
-            vec p = vec_exp(vec_load(s + k * TILE + q) - max);
+            vec p = vec_exp(vec_load(s + k * TILE + q) - base);
             vec_store(s + k * TILE + q, p);
             sum += p;
         }
-        vec alpha = vec_exp(old_max - max);
+        vec alpha = vec_exp(old_max - base);
         vec_store(state->alpha + q, alpha);
         vec_store(state->sum + q, vec_load(state->sum + q) * alpha + sum);
         vec_store(state->max + q, max);
@@ -134,16 +164,18 @@ static void forward_tile(const void *args, int64_t task) {
     load_rows(f, rows, q + q0 * row, row, n_queries);
     transpose(f, queries, rows);
     for (int i = 0; i < TILE; i++) state.max[i] = -INFINITY, state.sum[i] = 0;
-    for (int64_t k0 = 0; k0 <= q0; k0 += TILE) {
+    const int64_t k_begin = first_key(f, q0), mask_row = (batch * f->NH + head) * f->T + q0;
+    for (int64_t k0 = k_begin; k0 <= q0; k0 += TILE) {
         bool diagonal = k0 == q0;
         int64_t n_keys = min_i64(f->T - k0, TILE);
         load_rows(f, rows, k + k0 * row, row, n_keys);
         load_rows(f, values, v + k0 * row, row, n_keys);
         product(scores, TILE, n_keys, TILE, false, rows, f->width, 1, queries, TILE, f->HD,
                 diagonal ? COLS_FROM_ROW : WHOLE);
-        softmax_tile(f, &state, scores, n_queries, n_keys, diagonal);
-        if (k0 > 0) scale_rows(f, sums, state.alpha, n_queries);
-        product(sums, f->width, n_queries, f->width, k0 > 0, scores, 1, TILE, values, f->width, n_keys,
+        softmax_tile(f, &state, scores, n_queries, n_keys, diagonal, f->window + k0 - q0);
+        drop_tile(f, scores, mask_row, k0, n_keys);
+        if (k0 > k_begin) scale_rows(f, sums, state.alpha, n_queries);
+        product(sums, f->width, n_queries, f->width, k0 > k_begin, scores, 1, TILE, values, f->width, n_keys,
                 diagonal ? STEPS_TO_ROW : WHOLE);
     }
     float *out = f->out + (batch * f->T + q0) * C + head * f->HD,
@@ -156,19 +188,29 @@ static void forward_tile(const void *args, int64_t task) {
     }
 }
 
-static Attention attention_args(int T, int NH, int HD) {
+static Attention attention_args(const AttentionMask *mask, int T, int NH, int HD) {
+    const Dropout *d = &mask->dropout;
     return (Attention){.T = T,
                        .NH = NH,
                        .HD = HD,
                        .width = ceil_div(HD, TILE_COLS) * TILE_COLS,
                        .n_tiles = ceil_div(T, TILE),
-                       .scale = 1.0f / sqrtf((float)HD)};
+                       .scale = 1.0f / sqrtf((float)HD),
+                       .window = mask->window > 0 && mask->window < T ? mask->window : T,
+                       .site = d->p > 0 ? dropout_site(*d->key, d->site) : 0,
+                       .threshold = dropout_threshold(d->p),
+                       .kept_scale = dropout_scale(d->p)};
+}
+
+void cpu_masked_attention_forward(floatX *out, float *lse, const floatX *qkv, const AttentionMask *mask,
+                                  int B, int T, int NH, int HD) {
+    Attention f = attention_args(mask, T, NH, HD);
+    f.out = out, f.lse = lse, f.qkv = qkv;
+    cpu_parallel_for(B * NH * f.n_tiles, forward_tile, &f);
 }
 
 void cpu_attention_forward(floatX *out, float *lse, const floatX *qkv, int B, int T, int NH, int HD) {
-    Attention f = attention_args(T, NH, HD);
-    f.out = out, f.lse = lse, f.qkv = qkv;
-    cpu_parallel_for(B * NH * f.n_tiles, forward_tile, &f);
+    cpu_masked_attention_forward(out, lse, qkv, &(AttentionMask){0}, B, T, NH, HD);
 }
 
 /* One query tile in backward. */
@@ -181,13 +223,14 @@ typedef struct QueryTile {
 
 /* From S and dP to P = exp(scale S - lse) and dS = scale P (dP - D). */
 static void backward_scores(const Attention *f, const QueryTile *tile, Scores s, Scores dp, int64_t n_keys,
-                            bool diagonal) {
+                            bool diagonal, int64_t reach) {
     for (int64_t q = 0; q < tile->n; q += VEC) {
         vec lse = vec_load(tile->lse + q), dot = vec_load(tile->dot + q);
         for (int64_t k = 0, n = visible_keys(q, n_keys, diagonal); k < n; k++) {
             float *s_at = s + k * TILE + q, *dp_at = dp + k * TILE + q;
             vec p = vec_exp(f->scale * vec_load(s_at) - lse);
             if (diagonal && k > q) p = vec_select(hidden(q, k), (vec){0}, p);
+            if (q + VEC > k + reach) p = vec_select(beyond(q, k, reach), (vec){0}, p);
             vec_store(s_at, p);
             vec_store(dp_at, f->scale * p * (vec_load(dp_at) - dot));
         }
@@ -224,7 +267,8 @@ static void backward_head(const void *args, int64_t task) {
     for (int64_t q0 = 0; q0 < f->T; q0 += TILE) {
         tile.begin = q0, tile.n = min_i64(f->T - q0, TILE);
         load_query_tile(f, &tile, batch, head);
-        for (int64_t k0 = 0; k0 <= q0; k0 += TILE) {
+        const int64_t k_begin = first_key(f, q0), mask_row = task * f->T + q0;
+        for (int64_t k0 = k_begin; k0 <= q0; k0 += TILE) {
             bool diagonal = k0 == q0;
             int64_t n_keys = min_i64(f->T - k0, TILE);
             Trim scores_trim = diagonal ? COLS_FROM_ROW : WHOLE,
@@ -235,12 +279,14 @@ static void backward_head(const void *args, int64_t task) {
                     scores_trim);
             product(dscores, TILE, n_keys, TILE, false, values, width, 1, tile.dout_columns, TILE, f->HD,
                     scores_trim);
-            backward_scores(f, &tile, scores, dscores, n_keys, diagonal);
+            drop_tile(f, dscores, mask_row, k0, n_keys);
+            backward_scores(f, &tile, scores, dscores, n_keys, diagonal, f->window + k0 - q0);
+            drop_tile(f, scores, mask_row, k0, n_keys);
             product(dv + k0 * row, row, n_keys, f->HD, !diagonal, scores, TILE, 1, tile.dout, width, tile.n,
                     keys_trim);
             product(dk + k0 * row, row, n_keys, f->HD, !diagonal, dscores, TILE, 1, tile.q, width, tile.n,
                     keys_trim);
-            product(tile.dq, width, tile.n, width, k0 > 0, dscores, 1, TILE, keys, width, n_keys,
+            product(tile.dq, width, tile.n, width, k0 > k_begin, dscores, 1, TILE, keys, width, n_keys,
                     diagonal ? STEPS_TO_ROW : WHOLE);
         }
         for (int64_t i = 0; i < tile.n; i++)
@@ -248,9 +294,15 @@ static void backward_head(const void *args, int64_t task) {
     }
 }
 
-void cpu_attention_backward(floatX *dqkv, const floatX *dout, const floatX *out, const floatX *qkv,
-                            const float *lse, void *scratch, int B, int T, int NH, int HD) {
-    Attention f = attention_args(T, NH, HD);
+void cpu_masked_attention_backward(floatX *dqkv, const floatX *dout, const floatX *out, const floatX *qkv,
+                                   const float *lse, const AttentionMask *mask, void *scratch, int B, int T,
+                                   int NH, int HD) {
+    Attention f = attention_args(mask, T, NH, HD);
     f.dqkv = dqkv, f.dout = dout, f.saved_out = out, f.qkv = qkv, f.saved_lse = lse;
     cpu_parallel_for((int64_t)B * NH, backward_head, &f);
+}
+
+void cpu_attention_backward(floatX *dqkv, const floatX *dout, const floatX *out, const floatX *qkv,
+                            const float *lse, void *scratch, int B, int T, int NH, int HD) {
+    cpu_masked_attention_backward(dqkv, dout, out, qkv, lse, &(AttentionMask){0}, scratch, B, T, NH, HD);
 }

@@ -45,16 +45,19 @@ static View head(const floatX *x, int64_t i, int64_t T, int64_t NH, int64_t HD) 
 
 typedef struct Rows {
     float *probs, *dprobs; /* (T,T) of one head */
-    int64_t T;
+    int64_t T, window;
     float scale;
 } Rows;
 
-/* Task: row t of scores becomes softmax(scale * scores) over keys 0..t, and 0 over the keys behind the query.
- */
+static int64_t window_of(const AttentionMask *mask, int64_t T) {
+    return mask->window > 0 && mask->window < T ? mask->window : T;
+}
+
+/* Task: row t of scores becomes softmax(scale * scores) over the keys that query t sees, and 0 over the others. */
 static void softmax_row(const void *args, int64_t t) {
     const Rows *r = args;
-    int64_t n = t + 1;
-    float *row = r->probs + t * r->T, max = -INFINITY;
+    const int64_t n = min_i64(t + 1, r->window), first = t + 1 - n;
+    float *row = r->probs + t * r->T + first, max = -INFINITY;
     for (int64_t j = 0; j < n; j++) max = row[j] * r->scale > max ? row[j] * r->scale : max;
     vec sum = {0};
     for (int64_t j = 0; j < n; j += VEC) {
@@ -64,44 +67,74 @@ static void softmax_row(const void *args, int64_t t) {
     }
     float norm = 1.0f / vec_sum(sum);
     for (int64_t j = 0; j < n; j += VEC) vec_store_n(row + j, vec_load_n(row + j, n - j) * norm, n - j);
-    memset(row + n, 0, sizeof(float) * (size_t)(r->T - n));
+    memset(row + n, 0, sizeof(float) * (size_t)(r->T - first - n));
+    memset(row - first, 0, sizeof(float) * (size_t)first);
 }
 
 /* Task: row t of dprobs becomes dscores = scale * probs * (dprobs - sum(probs * dprobs)). */
 static void softmax_backward_row(const void *args, int64_t t) {
     const Rows *r = args;
-    int64_t n = t + 1;
-    const float *p = r->probs + t * r->T;
-    float *dp = r->dprobs + t * r->T;
+    const int64_t n = min_i64(t + 1, r->window), first = t + 1 - n;
+    const float *p = r->probs + t * r->T + first;
+    float *dp = r->dprobs + t * r->T + first;
     vec sum = {0};
     for (int64_t j = 0; j < n; j += VEC) sum += vec_load_n(p + j, n - j) * vec_load_n(dp + j, n - j);
     float mean = vec_sum(sum);
     for (int64_t j = 0; j < n; j += VEC)
         vec_store_n(dp + j, r->scale * vec_load_n(p + j, n - j) * (vec_load_n(dp + j, n - j) - mean), n - j);
-    memset(dp + n, 0, sizeof(float) * (size_t)(r->T - n));
+    memset(dp + n, 0, sizeof(float) * (size_t)(r->T - first - n));
+    memset(dp - first, 0, sizeof(float) * (size_t)first);
+}
+
+void cpu_masked_attention_standard_forward(floatX *out, floatX *probs, floatX *dropped, const floatX *qkv,
+                                           const AttentionMask *mask, int B, int T, int NH, int HD) {
+    const int64_t square = (int64_t)T * T;
+    const bool drops = mask->dropout.p > 0;
+    for (int64_t i = 0; i < (int64_t)B * NH; i++) {
+        View q = packed_head(qkv, 0, i, T, NH, HD), k = packed_head(qkv, 1, i, T, NH, HD);
+        View p = {(float *)probs + i * square, T, 1};
+        product(p, q, transposed(k), T, T, HD);
+        cpu_parallel_for(T, softmax_row,
+                         &(Rows){p.data, NULL, T, window_of(mask, T), 1.0f / sqrtf((float)HD)});
+    }
+    if (drops) cpu_dropout(dropped, probs, &mask->dropout, (int64_t)B * NH * T, T);
+    for (int64_t i = 0; i < (int64_t)B * NH; i++) {
+        View p = {(float *)(drops ? dropped : probs) + i * square, T, 1};
+        product(head(out, i, T, NH, HD), p, packed_head(qkv, 2, i, T, NH, HD), T, HD, T);
+    }
 }
 
 void cpu_attention_standard_forward(floatX *out, floatX *probs, const floatX *qkv, int B, int T, int NH,
                                     int HD) {
+    cpu_masked_attention_standard_forward(out, probs, NULL, qkv, &(AttentionMask){0}, B, T, NH, HD);
+}
+
+/* dprobs holds the dropped probabilities until dv is known, then the gradient of probs. */
+void cpu_masked_attention_standard_backward(floatX *dqkv, floatX *dprobs, const floatX *dout,
+                                            const floatX *probs, const floatX *qkv, const AttentionMask *mask,
+                                            int B, int T, int NH, int HD) {
+    const int64_t square = (int64_t)T * T, rows = (int64_t)B * NH * T;
+    const bool drops = mask->dropout.p > 0;
+    if (drops) cpu_dropout(dprobs, probs, &mask->dropout, rows, T);
+    for (int64_t i = 0; i < (int64_t)B * NH; i++) {
+        View v = packed_head(qkv, 2, i, T, NH, HD), d = head(dout, i, T, NH, HD);
+        View kept = {(float *)(drops ? dprobs : probs) + i * square, T, 1};
+        product(packed_head(dqkv, 2, i, T, NH, HD), transposed(kept), d, T, HD, T);
+        product((View){(float *)dprobs + i * square, T, 1}, d, transposed(v), T, T, HD);
+    }
+    if (drops) cpu_dropout(dprobs, dprobs, &mask->dropout, rows, T);
     for (int64_t i = 0; i < (int64_t)B * NH; i++) {
         View q = packed_head(qkv, 0, i, T, NH, HD), k = packed_head(qkv, 1, i, T, NH, HD);
-        View v = packed_head(qkv, 2, i, T, NH, HD), p = {(float *)probs + i * T * T, T, 1};
-        product(p, q, transposed(k), T, T, HD);
-        cpu_parallel_for(T, softmax_row, &(Rows){p.data, NULL, T, 1.0f / sqrtf((float)HD)});
-        product(head(out, i, T, NH, HD), p, v, T, HD, T);
+        View dp = {(float *)dprobs + i * square, T, 1};
+        cpu_parallel_for(
+            T, softmax_backward_row,
+            &(Rows){(float *)probs + i * square, dp.data, T, window_of(mask, T), 1.0f / sqrtf((float)HD)});
+        product(packed_head(dqkv, 0, i, T, NH, HD), dp, k, T, HD, T);
+        product(packed_head(dqkv, 1, i, T, NH, HD), transposed(dp), q, T, HD, T);
     }
 }
 
 void cpu_attention_standard_backward(floatX *dqkv, floatX *dprobs, const floatX *dout, const floatX *probs,
                                      const floatX *qkv, int B, int T, int NH, int HD) {
-    for (int64_t i = 0; i < (int64_t)B * NH; i++) {
-        View q = packed_head(qkv, 0, i, T, NH, HD), k = packed_head(qkv, 1, i, T, NH, HD);
-        View v = packed_head(qkv, 2, i, T, NH, HD), d = head(dout, i, T, NH, HD);
-        View p = {(float *)probs + i * T * T, T, 1}, dp = {(float *)dprobs + i * T * T, T, 1};
-        product(packed_head(dqkv, 2, i, T, NH, HD), transposed(p), d, T, HD, T);
-        product(dp, d, transposed(v), T, T, HD);
-        cpu_parallel_for(T, softmax_backward_row, &(Rows){p.data, dp.data, T, 1.0f / sqrtf((float)HD)});
-        product(packed_head(dqkv, 0, i, T, NH, HD), dp, k, T, HD, T);
-        product(packed_head(dqkv, 1, i, T, NH, HD), transposed(dp), q, T, HD, T);
-    }
+    cpu_masked_attention_standard_backward(dqkv, dprobs, dout, probs, qkv, &(AttentionMask){0}, B, T, NH, HD);
 }

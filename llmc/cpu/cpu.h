@@ -32,6 +32,9 @@ void cpu_linear_backward_weight_first(float *dweight, float *dbias, const floatX
 /* out (columns) += sum over the rows of x (N,columns) */
 void cpu_column_sums(float *out, const float *x, int64_t N, int columns);
 
+/* dropout.c */
+void cpu_dropout(floatX *out, const floatX *x, const Dropout *dropout, int64_t rows, int columns);
+
 /* elementwise.c */
 void cpu_residual_forward(floatX *out, const floatX *a, const floatX *b, int64_t n);
 void cpu_gelu_forward(floatX *out, const floatX *x, int64_t n);
@@ -46,6 +49,16 @@ void cpu_attention_standard_forward(floatX *out, floatX *probs, const floatX *qk
                                     int HD);
 void cpu_attention_standard_backward(floatX *dqkv, floatX *dprobs, const floatX *dout, const floatX *probs,
                                      const floatX *qkv, int B, int T, int NH, int HD);
+void cpu_masked_attention_forward(floatX *out, float *lse, const floatX *qkv, const AttentionMask *mask,
+                                  int B, int T, int NH, int HD);
+void cpu_masked_attention_backward(floatX *dqkv, const floatX *dout, const floatX *out, const floatX *qkv,
+                                   const float *lse, const AttentionMask *mask, void *scratch, int B, int T,
+                                   int NH, int HD);
+void cpu_masked_attention_standard_forward(floatX *out, floatX *probs, floatX *dropped, const floatX *qkv,
+                                           const AttentionMask *mask, int B, int T, int NH, int HD);
+void cpu_masked_attention_standard_backward(floatX *dqkv, floatX *dprobs, const floatX *dout,
+                                            const floatX *probs, const floatX *qkv, const AttentionMask *mask,
+                                            int B, int T, int NH, int HD);
 void cpu_attention_decode(floatX *out, const floatX *qkv, int t, int NH, int HD);
 
 /* loss.c */

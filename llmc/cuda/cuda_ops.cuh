@@ -62,6 +62,10 @@ void layernorm_backward(floatX *dx, float *dweight, float *dbias, float *dx_sums
 size_t layernorm_scratch_bytes(int C);
 template <typename T> void residual_forward(floatX *out, const floatX *a, const floatX *b, int64_t n);
 
+/* ---- dropout.cu ---- */
+template <typename T>
+void dropout(floatX *out, const floatX *x, const Dropout *mask, int64_t rows, int columns);
+
 /* ---- linear.cu, gemm.cu ---- */
 bool linear_open(Error *err);
 size_t linear_fixed_bytes(void);

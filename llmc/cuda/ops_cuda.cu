@@ -6,6 +6,10 @@ template <typename T> struct Attention;
 template <> struct Attention<bf16> {
     static constexpr auto forward = attention_forward_bf16;
     static constexpr auto backward = attention_backward_bf16;
+    static constexpr auto masked_forward = masked_attention_forward_bf16;
+    static constexpr auto masked_backward = masked_attention_backward_bf16;
+    static constexpr auto masked_standard_forward = masked_attention_standard_forward_bf16;
+    static constexpr auto masked_standard_backward = masked_attention_standard_backward_bf16;
     static constexpr auto standard_forward = attention_standard_forward_bf16;
     static constexpr auto standard_backward = attention_standard_backward_bf16;
     static constexpr auto decode = attention_decode_bf16;
@@ -13,6 +17,10 @@ template <> struct Attention<bf16> {
 template <> struct Attention<float> {
     static constexpr auto forward = attention_forward_f32;
     static constexpr auto backward = attention_backward_f32;
+    static constexpr auto masked_forward = masked_attention_forward_f32;
+    static constexpr auto masked_backward = masked_attention_backward_f32;
+    static constexpr auto masked_standard_forward = masked_attention_standard_forward_f32;
+    static constexpr auto masked_standard_backward = masked_attention_standard_backward_f32;
     static constexpr auto standard_forward = attention_standard_forward_f32;
     static constexpr auto standard_backward = attention_standard_backward_f32;
     static constexpr auto decode = attention_decode_f32;
@@ -68,6 +76,7 @@ template <typename T, DType DTYPE> static constexpr Ops table(const char *name) 
     ops.residual_layernorm_forward = residual_layernorm_forward<T>;
     ops.layernorm_backward = layernorm_backward<T>;
     ops.residual_forward = residual_forward<T>;
+    ops.dropout = dropout<T>;
     ops.linear_forward = linear_forward<T>;
     ops.linear_backward_input = linear_backward_input<T>;
     ops.linear_backward_weight = linear_backward_weight<T>;
@@ -75,8 +84,12 @@ template <typename T, DType DTYPE> static constexpr Ops table(const char *name) 
     ops.gelu_forward = gelu_forward<T>;
     ops.attention_forward = Attention<T>::forward;
     ops.attention_backward = Attention<T>::backward;
+    ops.masked_attention_forward = Attention<T>::masked_forward;
+    ops.masked_attention_backward = Attention<T>::masked_backward;
     ops.attention_standard_forward = Attention<T>::standard_forward;
     ops.attention_standard_backward = Attention<T>::standard_backward;
+    ops.masked_attention_standard_forward = Attention<T>::masked_standard_forward;
+    ops.masked_attention_standard_backward = Attention<T>::masked_standard_backward;
     ops.attention_decode = Attention<T>::decode;
     ops.cross_entropy_backward_inplace = cross_entropy_backward_inplace<T>;
     ops.cross_entropy_forward = cross_entropy_forward<T>;

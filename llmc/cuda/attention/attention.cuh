@@ -32,5 +32,27 @@ void attention_standard_backward_f32(floatX *dqkv, floatX *dprobs, const floatX 
 void attention_decode_bf16(floatX *out, const floatX *qkv, int t, int NH, int HD);
 void attention_decode_f32(floatX *out, const floatX *qkv, int t, int NH, int HD);
 
+void masked_attention_forward_bf16(floatX *out, float *lse, const floatX *qkv, const AttentionMask *mask,
+                                   int B, int T, int NH, int HD);
+void masked_attention_backward_bf16(floatX *dqkv, const floatX *dout, const floatX *out, const floatX *qkv,
+                                    const float *lse, const AttentionMask *mask, void *scratch, int B, int T,
+                                    int NH, int HD);
+void masked_attention_standard_forward_bf16(floatX *out, floatX *probs, floatX *dropped, const floatX *qkv,
+                                            const AttentionMask *mask, int B, int T, int NH, int HD);
+void masked_attention_standard_backward_bf16(floatX *dqkv, floatX *dprobs, const floatX *dout,
+                                             const floatX *probs, const floatX *qkv,
+                                             const AttentionMask *mask, int B, int T, int NH, int HD);
+
+void masked_attention_forward_f32(floatX *out, float *lse, const floatX *qkv, const AttentionMask *mask,
+                                  int B, int T, int NH, int HD);
+void masked_attention_backward_f32(floatX *dqkv, const floatX *dout, const floatX *out, const floatX *qkv,
+                                   const float *lse, const AttentionMask *mask, void *scratch, int B, int T,
+                                   int NH, int HD);
+void masked_attention_standard_forward_f32(floatX *out, floatX *probs, floatX *dropped, const floatX *qkv,
+                                           const AttentionMask *mask, int B, int T, int NH, int HD);
+void masked_attention_standard_backward_f32(floatX *dqkv, floatX *dprobs, const floatX *dout,
+                                            const floatX *probs, const floatX *qkv, const AttentionMask *mask,
+                                            int B, int T, int NH, int HD);
+
 /* Bytes that attention_backward needs of the scratch buffer: two floats per (B,NH,T), lse and D. */
 size_t attention_scratch_bytes(const OpShape *shape, DType dtype);

@@ -9,7 +9,7 @@
  * of 5. The dK/dV pass computes S^T = K Q^T and dP^T = V dO^T, whose accumulators are already the left
  * operands of dV and dK, so neither P nor dS ever passes through shared memory. */
 #include "paths.cuh"
-#include "tile.cuh"
+#include "sm80_mask.cuh"
 
 /* One row per head size for each pass. Results do not depend on a row's values beyond fp32 rounding. */
 template <int HD> struct QueryConfig {
@@ -43,6 +43,7 @@ template <int HD> struct KeyConfig {
         2 * TILE_BYTES + QUERIES * (int)sizeof(RowStats); /* Q, dO, statistics */
     static constexpr int SHARED_BYTES = 2 * ROWS_BYTES + 2 * STAGE_BYTES;
     static_assert(QUERIES % STEP == 0 && ROWS % QUERIES == 0, "tiles from row0 + ROWS on need no mask");
+    static_assert(STEP == 16, "a step is one A fragment of P and of dS");
     static_assert(QUERIES <= THREADS, "one thread copies one row's statistics");
     static_assert(STAGE_BYTES % 256 == 0, "tiles start at multiples of 256 bytes");
     static_assert(SHARED_BYTES <= 99 * 1024, "fits sm_86 and sm_89, and twice an SM of sm_90");
@@ -90,12 +91,15 @@ __device__ __forceinline__ void make_stats(QueryRows<HD> &rows, RowStats *stats,
         }
 }
 
+template <int HD> using QueryMaskRows = MaskRows<QueryConfig<HD>::BLOCKS>;
+
 /* dq += dS K for STEP keys of a stage, `first` and on. MASKED: some may come after a row; row, key: positions
  * of the warp's first row and of key `first`. */
-template <int HD, bool MASKED>
+template <int HD, bool MASKED, class Mask>
 __device__ __forceinline__ void query_step(float (&dq)[QueryConfig<HD>::BLOCKS][HD / 8][4],
                                            const QueryRows<HD> &rows, uint32_t stage, int first, int row,
-                                           int key, float scale_log2) {
+                                           int key, float scale_log2, const Mask &mask,
+                                           const QueryMaskRows<HD> &mask_rows) {
     using Config = QueryConfig<HD>;
     const int lane = threadIdx.x % 32;
     const uint32_t k = stage + first * Tile<HD>::ROW_BYTES, v = k + Config::TILE_BYTES;
@@ -103,6 +107,7 @@ __device__ __forceinline__ void query_step(float (&dq)[QueryConfig<HD>::BLOCKS][
     clear(s);
     multiply_rows(s, rows.q, Tile<HD>::by_columns(k, lane));
     if (MASKED) mask_scores<false>(s, row, key);
+    mask_beyond<false>(s, mask, row, key);
 #pragma unroll
     for (int b = 0; b < Config::BLOCKS; b++)
 #pragma unroll
@@ -113,11 +118,13 @@ __device__ __forceinline__ void query_step(float (&dq)[QueryConfig<HD>::BLOCKS][
 #pragma unroll
     for (int j = 0; j < Config::STEP / 16; j++) {
         uint32_t packed[Config::BLOCKS][4];
+        const uint32_t dropped = dropped_keys<Mask, Config::BLOCKS>(mask, mask_rows, key + 16 * j);
 #pragma unroll
         for (int b = 0; b < Config::BLOCKS; b++) {
 #pragma unroll
             for (int i = 0; i < 8; i++) {
                 const int n = 2 * j + i / 4;
+                if (is_dropped(dropped, b, i)) ds[b][n][i % 4] = rows.neg_d[b][i % 4 / 2];
                 ds[b][n][i % 4] *= ex2(fmaf(s[b][n][i % 4], scale_log2, rows.neg_lse2[b][i % 4 / 2]));
             }
             pack_fragment(packed[b], ds[b], j);
@@ -127,10 +134,11 @@ __device__ __forceinline__ void query_step(float (&dq)[QueryConfig<HD>::BLOCKS][
 }
 
 /* grid: order.n_heads * order.n_tiles blocks of THREADS. stats (B,NH,T) =, the Q part of dqkv =. */
-template <int HD>
+template <int HD, class Mask>
 __global__ void __launch_bounds__(QueryConfig<HD>::THREADS, 2)
     sm80_backward_dq_kernel(bf16 *dqkv, RowStats *stats, const bf16 *dout, const bf16 *out, const bf16 *qkv,
-                            const float *lse, int T, int NH, float softmax_scale, BlockOrder order) {
+                            const float *lse, int T, int NH, float softmax_scale, BlockOrder order,
+                            Mask mask) {
     using Config = QueryConfig<HD>;
     extern __shared__ __align__(1024) uint8_t shared[];
     const BlockRows at = block_rows(order, Config::ROWS, true, T, NH, HD);
@@ -157,7 +165,7 @@ __global__ void __launch_bounds__(QueryConfig<HD>::THREADS, 2)
 
     QueryRows<HD> rows;
     const float d = dot_rows<HD>(shared + Config::ROWS_BYTES, shared + O_AT, threadIdx.x);
-    make_stats(rows, stats + at.stat, lse + at.stat, d, T - at.row0);
+    make_stats(rows, stats + at.stat, lse + at.stat, d * mask.kept(), T - at.row0);
     hold_rows(rows.q, base + warp_bytes);
     hold_rows(rows.dout, base + Config::ROWS_BYTES + warp_bytes);
     if (!ROOM) {
@@ -168,23 +176,27 @@ __global__ void __launch_bounds__(QueryConfig<HD>::THREADS, 2)
     float dq[Config::BLOCKS][HD / 8][4];
     clear(dq);
     const float scale_log2 = softmax_scale * LOG2E;
+    QueryMaskRows<HD> mask_rows;
+    make_mask_rows<Mask, Config::BLOCKS>(mask_rows, mask, at.stat + warp_first);
+    const int last_tile = mask.first_key(at.row0) / Config::KEYS;
     for (; keys.tile * Config::KEYS >= at.row0; keys.end()) {
-        keys.begin();
+        keys.begin(last_tile);
 #pragma unroll 1
         for (int i = 0; i < Config::KEYS; i += Config::STEP)
             if (active && keys.tile * Config::KEYS + i <= warp_row)
                 query_step<HD, true>(dq, rows, keys.stage, i, warp_row, keys.tile * Config::KEYS + i,
-                                     scale_log2);
+                                     scale_log2, mask, mask_rows);
     }
-    for (; keys.tile >= 0; keys.end()) {
-        keys.begin();
+    for (; keys.tile >= last_tile; keys.end()) {
+        keys.begin(last_tile);
         if (active)
 #pragma unroll 1
             for (int i = 0; i < Config::KEYS; i += Config::STEP)
-                query_step<HD, false>(dq, rows, keys.stage, i, 0, 0, scale_log2);
+                query_step<HD, false>(dq, rows, keys.stage, i, warp_row, keys.tile * Config::KEYS + i,
+                                      scale_log2, mask, mask_rows);
     }
     if (!active) return;
-    scale(dq, softmax_scale);
+    scale(dq, softmax_scale * mask.kept_scale());
     store_rows<HD, Config::BLOCKS>(dqkv + (at.token + warp_first) * stride + at.column, stride, T - warp_row,
                                    shared + warp_bytes, dq);
 }
@@ -198,10 +210,11 @@ template <int HD> struct KeyRows {
 };
 
 /* dk += dS^T Q, dv += P^T dO for STEP queries of a stage, `first` and on. MASKED: some may come before a key;
- * key, query: positions of the warp's first key and of query `first`. */
-template <int HD, bool MASKED>
+ * key, query: positions of the warp's first key and of query `first`; mask_row: of that query in the mask. */
+template <int HD, bool MASKED, class Mask>
 __device__ __forceinline__ void key_step(KeyRows<HD> &rows, uint32_t stage, const RowStats *stage_stats,
-                                         int first, int key, int query, float scale_log2) {
+                                         int first, int key, int query, float scale_log2, const Mask &mask,
+                                         uint64_t mask_site, int64_t mask_row) {
     using Config = KeyConfig<HD>;
     const int lane = threadIdx.x % 32;
     const uint32_t q = stage + first * Tile<HD>::ROW_BYTES, dout = q + Config::TILE_BYTES;
@@ -209,6 +222,7 @@ __device__ __forceinline__ void key_step(KeyRows<HD> &rows, uint32_t stage, cons
     clear(p);
     multiply_rows(p, rows.k, Tile<HD>::by_columns(q, lane));
     if (MASKED) mask_scores<true>(p, key, query);
+    mask_beyond<true>(p, mask, key, query);
 #pragma unroll
     for (int n = 0; n < Config::STEP / 8; n++) {
         /* of this lane's two columns: {-lse2, -D, -lse2, -D} */
@@ -222,31 +236,35 @@ __device__ __forceinline__ void key_step(KeyRows<HD> &rows, uint32_t stage, cons
             }
     }
     multiply_rows(ds, rows.v, Tile<HD>::by_columns(dout, lane)); /* dP - D */
+    const uint32_t dropped = dropped_queries<Mask, Config::BLOCKS>(mask, mask_site, mask_row, key);
+    uint32_t packed[Config::BLOCKS][4];
 #pragma unroll
-    for (int j = 0; j < Config::STEP / 16; j++) {
-        uint32_t packed[Config::BLOCKS][4];
+    for (int b = 0; b < Config::BLOCKS; b++) {
+        float kept[2][4];
 #pragma unroll
-        for (int b = 0; b < Config::BLOCKS; b++) pack_fragment(packed[b], p[b], j);
-        multiply_tile<HD>(rows.dv, packed, Tile<HD>::by_rows(dout, lane), 16 * j);
+        for (int i = 0; i < 8; i++)
+            kept[i / 4][i % 4] = is_dropped(dropped, b, i) ? 0.0f : p[b][i / 4][i % 4];
+        pack_fragment(packed[b], kept, 0);
     }
+    multiply_tile<HD>(rows.dv, packed, Tile<HD>::by_rows(dout, lane), 0);
 #pragma unroll
-    for (int j = 0; j < Config::STEP / 16; j++) {
-        uint32_t packed[Config::BLOCKS][4];
+    for (int b = 0; b < Config::BLOCKS; b++) {
 #pragma unroll
-        for (int b = 0; b < Config::BLOCKS; b++) {
-#pragma unroll
-            for (int i = 0; i < 8; i++) ds[b][2 * j + i / 4][i % 4] *= p[b][2 * j + i / 4][i % 4];
-            pack_fragment(packed[b], ds[b], j);
+        for (int i = 0; i < 8; i++) {
+            float &x = ds[b][i / 4][i % 4];
+            if (is_dropped(dropped, b, i)) x = stage_stats[first + i / 4 * 8 + lane % 4 * 2 + i % 2].neg_d;
+            x *= p[b][i / 4][i % 4];
         }
-        multiply_tile<HD>(rows.dk, packed, Tile<HD>::by_rows(q, lane), 16 * j);
+        pack_fragment(packed[b], ds[b], 0);
     }
+    multiply_tile<HD>(rows.dk, packed, Tile<HD>::by_rows(q, lane), 0);
 }
 
 /* grid: order.n_heads * order.n_tiles blocks of THREADS. stats (B,NH,T), the K and V parts of dqkv =. */
-template <int HD>
+template <int HD, class Mask>
 __global__ void __launch_bounds__(KeyConfig<HD>::THREADS, 2)
     sm80_backward_dkv_kernel(bf16 *dqkv, const RowStats *stats, const bf16 *dout, const bf16 *qkv, int T,
-                             int NH, float softmax_scale, BlockOrder order) {
+                             int NH, float softmax_scale, BlockOrder order, Mask mask) {
     using Config = KeyConfig<HD>;
     extern __shared__ __align__(1024) uint8_t shared[];
     const BlockRows at = block_rows(order, Config::ROWS, false, T, NH, HD);
@@ -286,12 +304,15 @@ __global__ void __launch_bounds__(KeyConfig<HD>::THREADS, 2)
     clear(rows.dv);
 
     int query = at.row0; /* first of the tile */
+    const int end = mask.end_query(at.row0 + Config::ROWS, T);
+    const uint64_t mask_site = mask.site();
+    const int64_t mask_row0 = at.stat - at.row0; /* of query 0 */
     const float scale_log2 = softmax_scale * LOG2E;
     /* The tile has landed and nobody reads the other stage any more: fetch the next tile into it. */
     auto begin_tile = [&]() {
         cp_async_wait<0>();
         __syncthreads();
-        if (query + Config::QUERIES < T) load_queries(other(), T - query - Config::QUERIES);
+        if (query + Config::QUERIES < end) load_queries(other(), T - query - Config::QUERIES);
     };
     auto end_tile = [&]() {
         stage = other();
@@ -305,45 +326,58 @@ __global__ void __launch_bounds__(KeyConfig<HD>::THREADS, 2)
 #pragma unroll 1
         for (int i = 0; i < Config::QUERIES; i += Config::STEP)
             if (active && query + i + Config::STEP > warp_row)
-                key_step<HD, true>(rows, base + stage, stage_stats(), i, warp_row, query + i, scale_log2);
+                key_step<HD, true>(rows, base + stage, stage_stats(), i, warp_row, query + i, scale_log2,
+                                   mask, mask_site, mask_row0 + query + i);
     }
-    for (; query < T; end_tile()) {
+    for (; query < end; end_tile()) {
         begin_tile();
         if (active)
 #pragma unroll 1
             for (int i = 0; i < Config::QUERIES; i += Config::STEP)
-                key_step<HD, false>(rows, base + stage, stage_stats(), i, 0, 0, scale_log2);
+                key_step<HD, false>(rows, base + stage, stage_stats(), i, warp_row, query + i, scale_log2,
+                                    mask, mask_site, mask_row0 + query + i);
     }
     if (!active) return;
-    scale(rows.dk, softmax_scale);
+    scale(rows.dk, softmax_scale * mask.kept_scale());
+    if constexpr (!Mask::PLAIN) scale(rows.dv, mask.kept_scale());
     bf16 *dk = dqkv + (at.token + warp_first) * stride + C + at.column;
     store_rows<HD, Config::BLOCKS>(dk, stride, T - warp_row, shared + warp_bytes, rows.dk);
     store_rows<HD, Config::BLOCKS>(dk + C, stride, T - warp_row, shared + Config::ROWS_BYTES + warp_bytes,
                                    rows.dv);
 }
 
-template <int HD>
+template <int HD, class Mask>
 static void launch(bf16 *dqkv, const bf16 *dout, const bf16 *out, const bf16 *qkv, const float *lse,
-                   RowStats *stats, int B, int T, int NH) {
+                   RowStats *stats, Mask mask, int B, int T, int NH) {
     using Query = QueryConfig<HD>;
     using Key = KeyConfig<HD>;
     const float scale = 1.0f / sqrtf(HD);
     const BlockOrder query_order = block_order(B * NH, T, Query::ROWS, 2 * HD * sizeof(bf16));
-    allow_shared_bytes<sm80_backward_dq_kernel<HD>>(Query::SHARED_BYTES);
-    sm80_backward_dq_kernel<HD>
+    allow_shared_bytes<sm80_backward_dq_kernel<HD, Mask>>(Query::SHARED_BYTES);
+    sm80_backward_dq_kernel<HD, Mask>
         <<<query_order.n_heads * query_order.n_tiles, Query::THREADS, Query::SHARED_BYTES, main_stream>>>(
-            dqkv, stats, dout, out, qkv, lse, T, NH, scale, query_order);
+            dqkv, stats, dout, out, qkv, lse, T, NH, scale, query_order, mask);
     launch_check("sm80_backward_dq_kernel");
     const BlockOrder key_order = block_order(B * NH, T, Key::ROWS, 2 * HD * sizeof(bf16) + sizeof(RowStats));
-    allow_shared_bytes<sm80_backward_dkv_kernel<HD>>(Key::SHARED_BYTES);
-    sm80_backward_dkv_kernel<HD>
+    allow_shared_bytes<sm80_backward_dkv_kernel<HD, Mask>>(Key::SHARED_BYTES);
+    sm80_backward_dkv_kernel<HD, Mask>
         <<<key_order.n_heads * key_order.n_tiles, Key::THREADS, Key::SHARED_BYTES, main_stream>>>(
-            dqkv, stats, dout, qkv, T, NH, scale, key_order);
+            dqkv, stats, dout, qkv, T, NH, scale, key_order, mask);
     launch_check("sm80_backward_dkv_kernel");
 }
 
 void sm80_attention_backward(floatX *dqkv, const floatX *dout, const floatX *out, const floatX *qkv,
                              const float *lse, void *scratch, int B, int T, int NH, int HD) {
-    (HD == 64 ? launch<64> : launch<128>)((bf16 *)dqkv, (const bf16 *)dout, (const bf16 *)out,
-                                          (const bf16 *)qkv, lse, (RowStats *)scratch, B, T, NH);
+    (HD == 64 ? launch<64, PlainMask> : launch<128, PlainMask>)((bf16 *)dqkv, (const bf16 *)dout,
+                                                                (const bf16 *)out, (const bf16 *)qkv, lse,
+                                                                (RowStats *)scratch, PlainMask(), B, T, NH);
+}
+
+void sm80_masked_attention_backward(floatX *dqkv, const floatX *dout, const floatX *out, const floatX *qkv,
+                                    const float *lse, const AttentionMask *mask, void *scratch, int B, int T,
+                                    int NH, int HD) {
+    (HD == 64 ? launch<64, GeneralMask> : launch<128, GeneralMask>)((bf16 *)dqkv, (const bf16 *)dout,
+                                                                    (const bf16 *)out, (const bf16 *)qkv, lse,
+                                                                    (RowStats *)scratch,
+                                                                    general_mask(mask, T), B, T, NH);
 }

@@ -9,7 +9,7 @@
  * other takes exponentials. Starting at the diagonal makes the max of every row finite from its first tile
  * on. */
 #include "paths.cuh"
-#include "tile.cuh"
+#include "sm80_mask.cuh"
 
 /* One row per head size. Results do not depend on a row's values beyond fp32 rounding. */
 template <int HD> struct ForwardConfig {
@@ -80,15 +80,19 @@ __device__ __forceinline__ void update_max(ForwardState<HD> &state, const Forwar
         }
 }
 
+template <int HD> using ForwardMaskRows = MaskRows<ForwardConfig<HD>::BLOCKS>;
+
 /* P = 2^(s * scale_log2 - max), sums += P, O += P V, 16 keys at a time: the exponentials of the next 16 run
- * beside the products of these. */
-template <int HD>
+ * beside the products of these. key: position of s[0]'s first column. */
+template <int HD, class Mask>
 __device__ __forceinline__ void multiply_pv(ForwardState<HD> &state, ForwardScores<HD> &s, uint32_t v_lane,
-                                            float scale_log2) {
+                                            float scale_log2, const Mask &mask,
+                                            const ForwardMaskRows<HD> &mask_rows, int key) {
     using Config = ForwardConfig<HD>;
 #pragma unroll
     for (int k = 0; k < Config::KEYS / 16; k++) {
         uint32_t p[Config::BLOCKS][4];
+        const uint32_t dropped = dropped_keys<Mask, Config::BLOCKS>(mask, mask_rows, key + 16 * k);
 #pragma unroll
         for (int b = 0; b < Config::BLOCKS; b++) {
 #pragma unroll
@@ -97,6 +101,7 @@ __device__ __forceinline__ void multiply_pv(ForwardState<HD> &state, ForwardScor
                 float &x = s[b][n][i % 4];
                 x = ex2(fmaf(x, scale_log2, -state.row_max[b][h]));
                 state.row_sum[b][h] += x;
+                if (is_dropped(dropped, b, i)) x = 0.0f;
             }
             pack_fragment(p[b], s[b], k);
         }
@@ -106,16 +111,19 @@ __device__ __forceinline__ void multiply_pv(ForwardState<HD> &state, ForwardScor
 
 /* One warp's work on one tile of keys at `stage`. MASKED: the tile may hold keys after a row; row, key: the
  * first of the warp's rows and of the tile. */
-template <int HD, bool MASKED>
+template <int HD, bool MASKED, class Mask>
 __device__ __forceinline__ void forward_tile(ForwardState<HD> &state, const QRows<HD> &q, uint32_t stage,
-                                             int row, int key, float scale_log2) {
+                                             int row, int key, float scale_log2, const Mask &mask,
+                                             const ForwardMaskRows<HD> &mask_rows) {
     const int lane = threadIdx.x % 32;
     ForwardScores<HD> s;
     clear(s);
     multiply_rows(s, q, Tile<HD>::by_columns(stage, lane));
     if (MASKED) mask_scores<false>(s, row, key);
+    mask_beyond<false>(s, mask, row, key);
     update_max<HD>(state, s, scale_log2);
-    multiply_pv<HD>(state, s, Tile<HD>::by_rows(stage + ForwardConfig<HD>::TILE_BYTES, lane), scale_log2);
+    multiply_pv<HD>(state, s, Tile<HD>::by_rows(stage + ForwardConfig<HD>::TILE_BYTES, lane), scale_log2,
+                    mask, mask_rows, key);
 }
 
 /* No key seen yet. */
@@ -130,11 +138,11 @@ template <int HD> __device__ __forceinline__ void start(ForwardState<HD> &state)
         }
 }
 
-/* Writes O = o / sum and lse = (max + log2(sum)) * ln 2 of the warp's rows. q_rows: the warp's rows of Q's
+/* Writes O = o * kept_scale / sum and lse = (max + log2(sum)) * ln 2 of the warp's rows. q_rows: the warp's rows of Q's
  * tile. */
 template <int HD>
 __device__ __forceinline__ void store_forward(bf16 *out, float *lse, int stride, int rows_valid,
-                                              uint8_t *q_rows, ForwardState<HD> &state) {
+                                              uint8_t *q_rows, ForwardState<HD> &state, float kept_scale) {
     constexpr int BLOCKS = ForwardConfig<HD>::BLOCKS;
     const int lane = threadIdx.x % 32;
 #pragma unroll
@@ -146,7 +154,7 @@ __device__ __forceinline__ void store_forward(bf16 *out, float *lse, int stride,
             sum += __shfl_xor_sync(0xffffffffu, sum, 2);
             const int row = 16 * b + 8 * h + lane / 4;
             if (lane % 4 == 0 && row < rows_valid) lse[row] = (state.row_max[b][h] + log2f(sum)) * LN2;
-            const float inverse = 1.0f / sum;
+            const float inverse = kept_scale / sum;
 #pragma unroll
             for (int n = 0; n < HD / 8; n++) {
                 state.o[b][n][2 * h] *= inverse;
@@ -157,10 +165,10 @@ __device__ __forceinline__ void store_forward(bf16 *out, float *lse, int stride,
 }
 
 /* grid: order.n_heads * order.n_tiles blocks of THREADS. Shapes as in ops.h. */
-template <int HD>
+template <int HD, class Mask>
 __global__ void __launch_bounds__(ForwardConfig<HD>::THREADS, 2)
     sm80_forward_kernel(bf16 *out, float *lse, const bf16 *qkv, int T, int NH, float scale_log2,
-                        BlockOrder order) {
+                        BlockOrder order, Mask mask) {
     using Config = ForwardConfig<HD>;
     extern __shared__ __align__(1024) uint8_t shared[];
     const BlockRows at = block_rows(order, Config::ROWS, true, T, NH, HD);
@@ -182,31 +190,45 @@ __global__ void __launch_bounds__(ForwardConfig<HD>::THREADS, 2)
     __syncthreads();
     QRows<HD> q_held;
     hold_rows(q_held, base + warp_bytes);
+    ForwardMaskRows<HD> mask_rows;
+    make_mask_rows<Mask, Config::BLOCKS>(mask_rows, mask, at.stat + warp_first);
 
+    const int last_tile = mask.first_key(at.row0) / Config::KEYS;
     for (; keys.tile * Config::KEYS >= at.row0; keys.end()) {
-        keys.begin();
+        keys.begin(last_tile);
         if (active && keys.tile * Config::KEYS <= warp_row)
-            forward_tile<HD, true>(state, q_held, keys.stage, warp_row, keys.tile * Config::KEYS, scale_log2);
+            forward_tile<HD, true>(state, q_held, keys.stage, warp_row, keys.tile * Config::KEYS, scale_log2,
+                                   mask, mask_rows);
     }
-    for (; keys.tile >= 0; keys.end()) {
-        keys.begin();
-        if (active) forward_tile<HD, false>(state, q_held, keys.stage, 0, 0, scale_log2);
+    for (; keys.tile >= last_tile; keys.end()) {
+        keys.begin(last_tile);
+        if (active)
+            forward_tile<HD, false>(state, q_held, keys.stage, warp_row, keys.tile * Config::KEYS, scale_log2,
+                                    mask, mask_rows);
     }
     if (active)
         store_forward<HD>(out + (at.token + warp_first) * C + at.column, lse + at.stat + warp_first, C,
-                          T - warp_row, shared + warp_bytes, state);
+                          T - warp_row, shared + warp_bytes, state, mask.kept_scale());
 }
 
-template <int HD> static void launch(bf16 *out, float *lse, const bf16 *qkv, int B, int T, int NH) {
+template <int HD, class Mask>
+static void launch(bf16 *out, float *lse, const bf16 *qkv, Mask mask, int B, int T, int NH) {
     using Config = ForwardConfig<HD>;
     const BlockOrder order = block_order(B * NH, T, Config::ROWS, 2 * HD * sizeof(bf16));
-    allow_shared_bytes<sm80_forward_kernel<HD>>(Config::SHARED_BYTES);
-    sm80_forward_kernel<HD>
+    allow_shared_bytes<sm80_forward_kernel<HD, Mask>>(Config::SHARED_BYTES);
+    sm80_forward_kernel<HD, Mask>
         <<<order.n_heads * order.n_tiles, Config::THREADS, Config::SHARED_BYTES, main_stream>>>(
-            out, lse, qkv, T, NH, LOG2E / sqrtf(HD), order);
+            out, lse, qkv, T, NH, LOG2E / sqrtf(HD), order, mask);
     launch_check("sm80_forward_kernel");
 }
 
 void sm80_attention_forward(floatX *out, float *lse, const floatX *qkv, int B, int T, int NH, int HD) {
-    (HD == 64 ? launch<64> : launch<128>)((bf16 *)out, lse, (const bf16 *)qkv, B, T, NH);
+    (HD == 64 ? launch<64, PlainMask> : launch<128, PlainMask>)((bf16 *)out, lse, (const bf16 *)qkv,
+                                                                PlainMask(), B, T, NH);
+}
+
+void sm80_masked_attention_forward(floatX *out, float *lse, const floatX *qkv, const AttentionMask *mask,
+                                   int B, int T, int NH, int HD) {
+    (HD == 64 ? launch<64, GeneralMask> : launch<128, GeneralMask>)((bf16 *)out, lse, (const bf16 *)qkv,
+                                                                    general_mask(mask, T), B, T, NH);
 }

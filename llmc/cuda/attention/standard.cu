@@ -5,6 +5,7 @@
  * does; what it cannot skip is the T x T traffic. */
 #include <math_constants.h>
 #include "attention.cuh"
+#include "../cuda_ops.cuh"
 #include "launch.cuh"
 
 enum { TILE = 64, DEPTH = 16, TILE_THREADS = 256, ROW_THREADS = 256, MAX_GRID_Y = 65535 };
@@ -77,33 +78,37 @@ __global__ void __launch_bounds__(TILE_THREADS)
     }
 }
 
-/* Row i of a head's scores becomes its probabilities: 0 for keys after i. One block a row of (B*NH*T). */
+/* Row i of a head's scores becomes its probabilities: 0 for keys that it does not see. One block a row of
+ * (B*NH*T). */
 template <typename X>
-__global__ void __launch_bounds__(ROW_THREADS) standard_softmax_kernel(X *probs, int T) {
-    const int i = blockIdx.x % T;
+__global__ void __launch_bounds__(ROW_THREADS) standard_softmax_kernel(X *probs, int T, int window) {
+    const int i = blockIdx.x % T, first = max(0, i - window + 1);
     X *row = probs + (int64_t)blockIdx.x * T;
     float max = -CUDART_INF_F, sum = 0.0f;
-    for (int j = threadIdx.x; j <= i; j += ROW_THREADS) max = fmaxf(max, to_float(row[j]));
+    for (int j = first + threadIdx.x; j <= i; j += ROW_THREADS) max = fmaxf(max, to_float(row[j]));
     max = block_max(max);
-    for (int j = threadIdx.x; j <= i; j += ROW_THREADS) sum += exp2f((to_float(row[j]) - max) * LOG2E);
+    for (int j = first + threadIdx.x; j <= i; j += ROW_THREADS)
+        sum += exp2f((to_float(row[j]) - max) * LOG2E);
     const float inverse = 1.0f / block_sum(sum);
     for (int j = threadIdx.x; j < T; j += ROW_THREADS)
-        row[j] = from_float<X>(j <= i ? exp2f((to_float(row[j]) - max) * LOG2E) * inverse : 0.0f);
+        row[j] =
+            from_float<X>(j >= first && j <= i ? exp2f((to_float(row[j]) - max) * LOG2E) * inverse : 0.0f);
 }
 
-/* Row i of a head's dP becomes dS = P * (dP - sum(P * dP)): 0 for keys after i. One block a row of (B*NH*T).
- */
+/* Row i of a head's dP becomes dS = P * (dP - sum(P * dP)): 0 for keys that it does not see. One block a row of
+ * (B*NH*T). */
 template <typename X>
 __global__ void __launch_bounds__(ROW_THREADS)
-    standard_softmax_backward_kernel(X *dprobs, const X *probs, int T) {
-    const int i = blockIdx.x % T;
+    standard_softmax_backward_kernel(X *dprobs, const X *probs, int T, int window) {
+    const int i = blockIdx.x % T, first = max(0, i - window + 1);
     X *drow = dprobs + (int64_t)blockIdx.x * T;
     const X *row = probs + (int64_t)blockIdx.x * T;
     float sum = 0.0f;
-    for (int j = threadIdx.x; j <= i; j += ROW_THREADS) sum = fmaf(to_float(row[j]), to_float(drow[j]), sum);
+    for (int j = first + threadIdx.x; j <= i; j += ROW_THREADS)
+        sum = fmaf(to_float(row[j]), to_float(drow[j]), sum);
     sum = block_sum(sum);
     for (int j = threadIdx.x; j < T; j += ROW_THREADS)
-        drow[j] = from_float<X>(j <= i ? to_float(row[j]) * (to_float(drow[j]) - sum) : 0.0f);
+        drow[j] = from_float<X>(j >= first && j <= i ? to_float(row[j]) * (to_float(drow[j]) - sum) : 0.0f);
 }
 
 template <typename X>
@@ -129,46 +134,86 @@ template <typename X> static View<X> square_view(X *x, int T, int NH) {
     return {x, (int64_t)NH * T * T, (int64_t)T * T, T, 1};
 }
 
-template <typename X>
-static void standard_forward(X *out, X *probs, const X *qkv, int B, int T, int NH, int HD) {
-    const View<const X> q = packed_view(qkv, 0, T, NH, HD), k = packed_view(qkv, 1, T, NH, HD),
-                        v = packed_view(qkv, 2, T, NH, HD), p = square_view<const X>(probs, T, NH);
-    multiply(square_view(probs, T, NH), q, transposed(k), 1.0f / sqrtf(HD), T, T, HD, B, NH, LOWER_RESULT);
-    standard_softmax_kernel<X><<<B * NH * T, ROW_THREADS, 0, main_stream>>>(probs, T);
-    launch_check("standard_softmax_kernel");
-    multiply(rows_view(out, T, NH, HD), p, v, 1.0f, T, HD, T, B, NH, LOWER_LEFT);
+static int window_of(const AttentionMask *mask, int T) {
+    return mask->window > 0 && mask->window < T ? mask->window : T;
 }
 
+/* dropped: where there is dropout, what O is made of in place of probs. */
 template <typename X>
-static void standard_backward(X *dqkv, X *dprobs, const X *dout, const X *probs, const X *qkv, int B, int T,
-                              int NH, int HD) {
-    const View<const X> q = packed_view(qkv, 0, T, NH, HD), k = packed_view(qkv, 1, T, NH, HD),
-                        v = packed_view(qkv, 2, T, NH, HD), d_o = rows_view(dout, T, NH, HD),
-                        p = square_view(probs, T, NH), ds = square_view<const X>(dprobs, T, NH);
-    const float scale = 1.0f / sqrtf(HD);
-    multiply(square_view(dprobs, T, NH), d_o, transposed(v), 1.0f, T, T, HD, B, NH, LOWER_RESULT);
-    standard_softmax_backward_kernel<X><<<B * NH * T, ROW_THREADS, 0, main_stream>>>(dprobs, probs, T);
-    launch_check("standard_softmax_backward_kernel");
-    multiply(packed_view(dqkv, 0, T, NH, HD), ds, k, scale, T, HD, T, B, NH, LOWER_LEFT);
-    multiply(packed_view(dqkv, 1, T, NH, HD), transposed(ds), q, scale, T, HD, T, B, NH, UPPER_LEFT);
-    multiply(packed_view(dqkv, 2, T, NH, HD), transposed(p), d_o, 1.0f, T, HD, T, B, NH, UPPER_LEFT);
+static void standard_forward(floatX *out, floatX *probs, floatX *dropped, const floatX *qkv,
+                             const AttentionMask *mask, int B, int T, int NH, int HD) {
+    const bool drops = mask->dropout.p > 0;
+    const View<const X> q = packed_view((const X *)qkv, 0, T, NH, HD),
+                        k = packed_view((const X *)qkv, 1, T, NH, HD),
+                        v = packed_view((const X *)qkv, 2, T, NH, HD),
+                        p = square_view((const X *)(drops ? dropped : probs), T, NH);
+    multiply(square_view((X *)probs, T, NH), q, transposed(k), 1.0f / sqrtf(HD), T, T, HD, B, NH,
+             LOWER_RESULT);
+    standard_softmax_kernel<X>
+        <<<B * NH * T, ROW_THREADS, 0, main_stream>>>((X *)probs, T, window_of(mask, T));
+    launch_check("standard_softmax_kernel");
+    if (drops) dropout<X>(dropped, probs, &mask->dropout, (int64_t)B * NH * T, T);
+    multiply(rows_view((X *)out, T, NH, HD), p, v, 1.0f, T, HD, T, B, NH, LOWER_LEFT);
 }
+
+/* dprobs holds the dropped probabilities until dV is known, then dP, then dS. */
+template <typename X>
+static void standard_backward(floatX *dqkv, floatX *dprobs, const floatX *dout, const floatX *probs,
+                              const floatX *qkv, const AttentionMask *mask, int B, int T, int NH, int HD) {
+    const bool drops = mask->dropout.p > 0;
+    const int64_t rows = (int64_t)B * NH * T;
+    const View<const X> q = packed_view((const X *)qkv, 0, T, NH, HD),
+                        k = packed_view((const X *)qkv, 1, T, NH, HD),
+                        v = packed_view((const X *)qkv, 2, T, NH, HD),
+                        d_o = rows_view((const X *)dout, T, NH, HD),
+                        p = square_view((const X *)(drops ? dprobs : probs), T, NH),
+                        ds = square_view((const X *)dprobs, T, NH);
+    const float scale = 1.0f / sqrtf(HD);
+    X *dx = (X *)dqkv;
+    if (drops) dropout<X>(dprobs, probs, &mask->dropout, rows, T);
+    multiply(packed_view(dx, 2, T, NH, HD), transposed(p), d_o, 1.0f, T, HD, T, B, NH, UPPER_LEFT);
+    multiply(square_view((X *)dprobs, T, NH), d_o, transposed(v), 1.0f, T, T, HD, B, NH, LOWER_RESULT);
+    if (drops) dropout<X>(dprobs, dprobs, &mask->dropout, rows, T);
+    standard_softmax_backward_kernel<X>
+        <<<B * NH * T, ROW_THREADS, 0, main_stream>>>((X *)dprobs, (const X *)probs, T, window_of(mask, T));
+    launch_check("standard_softmax_backward_kernel");
+    multiply(packed_view(dx, 0, T, NH, HD), ds, k, scale, T, HD, T, B, NH, LOWER_LEFT);
+    multiply(packed_view(dx, 1, T, NH, HD), transposed(ds), q, scale, T, HD, T, B, NH, UPPER_LEFT);
+}
+
+static const AttentionMask no_mask = {};
 
 void attention_standard_forward_bf16(floatX *out, floatX *probs, const floatX *qkv, int B, int T, int NH,
                                      int HD) {
-    standard_forward((bf16 *)out, (bf16 *)probs, (const bf16 *)qkv, B, T, NH, HD);
-}
-void attention_standard_forward_f32(floatX *out, floatX *probs, const floatX *qkv, int B, int T, int NH,
-                                    int HD) {
-    standard_forward((float *)out, (float *)probs, (const float *)qkv, B, T, NH, HD);
+    standard_forward<bf16>(out, probs, NULL, qkv, &no_mask, B, T, NH, HD);
 }
 void attention_standard_backward_bf16(floatX *dqkv, floatX *dprobs, const floatX *dout, const floatX *probs,
                                       const floatX *qkv, int B, int T, int NH, int HD) {
-    standard_backward((bf16 *)dqkv, (bf16 *)dprobs, (const bf16 *)dout, (const bf16 *)probs,
-                      (const bf16 *)qkv, B, T, NH, HD);
+    standard_backward<bf16>(dqkv, dprobs, dout, probs, qkv, &no_mask, B, T, NH, HD);
+}
+void masked_attention_standard_forward_bf16(floatX *out, floatX *probs, floatX *dropped, const floatX *qkv,
+                                            const AttentionMask *mask, int B, int T, int NH, int HD) {
+    standard_forward<bf16>(out, probs, dropped, qkv, mask, B, T, NH, HD);
+}
+void masked_attention_standard_backward_bf16(floatX *dqkv, floatX *dprobs, const floatX *dout,
+                                             const floatX *probs, const floatX *qkv,
+                                             const AttentionMask *mask, int B, int T, int NH, int HD) {
+    standard_backward<bf16>(dqkv, dprobs, dout, probs, qkv, mask, B, T, NH, HD);
+}
+void attention_standard_forward_f32(floatX *out, floatX *probs, const floatX *qkv, int B, int T, int NH,
+                                    int HD) {
+    standard_forward<float>(out, probs, NULL, qkv, &no_mask, B, T, NH, HD);
 }
 void attention_standard_backward_f32(floatX *dqkv, floatX *dprobs, const floatX *dout, const floatX *probs,
                                      const floatX *qkv, int B, int T, int NH, int HD) {
-    standard_backward((float *)dqkv, (float *)dprobs, (const float *)dout, (const float *)probs,
-                      (const float *)qkv, B, T, NH, HD);
+    standard_backward<float>(dqkv, dprobs, dout, probs, qkv, &no_mask, B, T, NH, HD);
+}
+void masked_attention_standard_forward_f32(floatX *out, floatX *probs, floatX *dropped, const floatX *qkv,
+                                           const AttentionMask *mask, int B, int T, int NH, int HD) {
+    standard_forward<float>(out, probs, dropped, qkv, mask, B, T, NH, HD);
+}
+void masked_attention_standard_backward_f32(floatX *dqkv, floatX *dprobs, const floatX *dout,
+                                            const floatX *probs, const floatX *qkv, const AttentionMask *mask,
+                                            int B, int T, int NH, int HD) {
+    standard_backward<float>(dqkv, dprobs, dout, probs, qkv, mask, B, T, NH, HD);
 }

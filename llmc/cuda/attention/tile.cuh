@@ -62,11 +62,12 @@ template <int HD, int KEYS, int THREADS> struct KeyTiles {
         cp_async_commit();
         next_k -= KEYS * 3 * C;
     }
-    /* The tile has landed and nobody reads the other stage any more: fetches the next into it. */
-    __device__ __forceinline__ void begin() {
+    /* The tile has landed and nobody reads the other stage any more: fetches the next into it, unless this is
+     * tile `last`. */
+    __device__ __forceinline__ void begin(int last) {
         cp_async_wait<0>();
         __syncthreads();
-        if (tile > 0) fetch(other, KEYS);
+        if (tile > last) fetch(other, KEYS);
     }
     __device__ __forceinline__ void end() {
         const uint32_t swap = stage;

@@ -1,0 +1,152 @@
+/* Attention with every intermediate value rounded to bf16, as PyTorch's own bf16 run rounds it: the yardstick of the
+ * CUDA kernels' errors. And the operand that holds the key of a mask. */
+#pragma once
+#include "op_case.h"
+
+/* ---- window and dropout ---- */
+
+enum { SITE = 5 };
+
+static bool is_masked(const Dims *d) {
+    return d->window > 0 || d->p > 0;
+}
+
+/* The key of the masks: two words of random bits, on the device like every operand; none for plain attention. */
+static Operand key_operand(const Dims *d) {
+    return (Operand){"key", IN, STORE_I32, is_masked(d) ? 2 : 0, 1e8f, 0, 0, 0};
+}
+
+static AttentionMask mask_of(const Dims *d, const void *key) {
+    return (AttentionMask){
+        d->window, {key, SITE, d->p}
+    };
+}
+
+/* The same words, on the host, from operand k of a case. */
+static uint64_t host_key(const OpCase *c, int k) {
+    uint64_t key = 0;
+    if (c->in[k]) encode(&key, c->in[k], STORE_I32, DTYPE_F32, 2);
+    return key;
+}
+
+/* Of one head, for the plain computation. */
+typedef struct HeadMask {
+    int window;
+    float p;
+    uint64_t site;
+    int64_t row0; /* of query 0 in the mask */
+} HeadMask;
+
+static HeadMask head_mask(const OpCase *c, int k, int head) {
+    return (HeadMask){c->d.window, c->d.p, dropout_site(host_key(c, k), SITE), (int64_t)head * c->d.T};
+}
+
+static int first_key(const HeadMask *m, int i) {
+    return m->window && i >= m->window ? i + 1 - m->window : 0;
+}
+
+/* x P's dropout of (i, j), as PyTorch's dropout rounds it. */
+static float drop_bf16(const HeadMask *m, int i, int j, float x) {
+    if (m->p == 0) return x;
+    const bool dropped =
+        dropout_bits(dropout_row(m->site, m->row0 + i), (uint32_t)j) < dropout_threshold(m->p);
+    return dropped ? 0 : round_bf16(x / (1 - m->p));
+}
+
+/* ---- a plain bf16 computation: what PyTorch's matmul, softmax, matmul round ---- */
+
+/* Row i of one head: probs[0..i] = bf16 softmax of bf16(bf16(q.k) scale) over the keys that it sees, else 0. qkv
+ * rows are `stride` elements apart. */
+static void plain_probs(float *probs, const float *q, const float *k, int64_t stride, int i, int HD,
+                        const HeadMask *m) {
+    const float scale = 1 / sqrtf((float)HD);
+    const int first = first_key(m, i);
+    float max = -INFINITY, sum = 0;
+    for (int j = 0; j < first; j++) probs[j] = 0;
+    for (int j = first; j <= i; j++) {
+        float dot = 0;
+#pragma omp simd reduction(+ : dot)
+        for (int e = 0; e < HD; e++) dot += q[i * stride + e] * k[j * stride + e];
+        probs[j] = round_bf16(round_bf16(dot) * scale);
+        max = fmaxf(max, probs[j]);
+    }
+    for (int j = first; j <= i; j++) sum += probs[j] = expf(probs[j] - max);
+    for (int j = first; j <= i; j++) probs[j] = round_bf16(probs[j] / sum);
+}
+
+/* out (HD) = probs V for row i, probs under dropout */
+static void plain_out(float *out, const float *probs, const float *v, int64_t stride, int i, int HD,
+                      const HeadMask *m) {
+    for (int e = 0; e < HD; e++) out[e] = 0;
+    for (int j = first_key(m, i); j <= i; j++) {
+        const float p = drop_bf16(m, i, j, probs[j]);
+        for (int e = 0; e < HD; e++) out[e] += p * v[j * stride + e];
+    }
+    round_values(out, DTYPE_BF16, HD);
+}
+
+/* One head of dqkv (T,3,C), all at `stride`; dout rows are C apart. */
+static void plain_head_backward(float *dqkv, const float *dout, const float *qkv, int T, int C, int HD,
+                                const HeadMask *m) {
+    const float *q = qkv, *k = qkv + C, *v = qkv + 2 * C, scale = 1 / sqrtf((float)HD);
+    float *dq = dqkv, *dk = dqkv + C, *dv = dqkv + 2 * C, *p = op_malloc((size_t)T * 2 * sizeof *p),
+          *ds = p + T;
+    const int64_t stride = 3 * (int64_t)C;
+    for (int t = 0; t < T; t++)
+        for (int e = 0; e < HD; e++) dq[t * stride + e] = dk[t * stride + e] = dv[t * stride + e] = 0;
+    for (int i = 0; i < T; i++) {
+        const float *dout_i = dout + (int64_t)i * C;
+        float mean = 0;
+        plain_probs(p, q, k, stride, i, HD, m);
+        for (int j = 0; j <= i; j++) {
+            float dot = 0;
+#pragma omp simd reduction(+ : dot)
+            for (int e = 0; e < HD; e++) dot += dout_i[e] * v[j * stride + e];
+            ds[j] = drop_bf16(m, i, j, round_bf16(dot));
+            mean += p[j] * ds[j];
+        }
+        for (int j = 0; j <= i; j++) {
+            float s = round_bf16(round_bf16(p[j] * (ds[j] - mean)) * scale), kept = drop_bf16(m, i, j, p[j]);
+            for (int e = 0; e < HD; e++) {
+                dq[i * stride + e] += s * k[j * stride + e];
+                dk[j * stride + e] += s * q[i * stride + e];
+                dv[j * stride + e] += kept * dout_i[e];
+            }
+        }
+    }
+    for (int t = 0; t < T; t++)
+        for (int part = 0; part < 3; part++) round_values(dqkv + t * stride + part * C, DTYPE_BF16, HD);
+    free(p);
+}
+
+/* plain[out] (B,T,C), and plain[probs] (B,NH,T,T) where probs >= 0; key: the key's operand */
+static void plain_forward(OpCase *c, int out, int probs, const float *qkv, int key) {
+    const int B = c->d.B, T = c->d.T, NH = c->d.NH, HD = c->d.HD, C = NH * HD;
+#pragma omp parallel for
+    for (int bh = 0; bh < B * NH; bh++) {
+        const int b = bh / NH, h = bh % NH;
+        const HeadMask m = head_mask(c, key, bh);
+        const float *q = qkv + (int64_t)b * T * 3 * C + h * HD;
+        float *p = op_malloc((size_t)T * sizeof *p);
+        for (int i = 0; i < T; i++) {
+            plain_probs(p, q, q + C, 3 * (int64_t)C, i, HD, &m);
+            plain_out(c->plain[out] + ((int64_t)b * T + i) * C + h * HD, p, q + 2 * C, 3 * (int64_t)C, i, HD,
+                      &m);
+            if (probs >= 0)
+                memcpy(c->plain[probs] + ((int64_t)bh * T + i) * T, p, (size_t)(i + 1) * sizeof *p);
+        }
+        free(p);
+    }
+}
+
+static void plain_backward(OpCase *c, int dqkv, const float *dout, const float *qkv, int key) {
+    const int B = c->d.B, T = c->d.T, NH = c->d.NH, HD = c->d.HD, C = NH * HD;
+#pragma omp parallel for
+    for (int bh = 0; bh < B * NH; bh++) {
+        const int64_t row = (int64_t)(bh / NH) * T;
+        const int head = bh % NH * HD;
+        const HeadMask m = head_mask(c, key, bh);
+        plain_head_backward(c->plain[dqkv] + row * 3 * C + head, dout + row * C + head,
+                            qkv + row * 3 * C + head, T, C, HD, &m);
+    }
+}

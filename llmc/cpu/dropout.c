@@ -1,0 +1,32 @@
+/* Dropout of a matrix; the mask is dropout.h's. */
+#include "cpu.h"
+#include "parallel.h"
+
+enum { ROWS = 16 }; /* of a task */
+
+typedef struct Elements {
+    float *out;
+    const float *x;
+    int64_t rows, columns;
+    uint64_t site;
+    uint32_t threshold;
+    float scale;
+} Elements;
+
+/* Task: ROWS rows. */
+static void drop_rows(const void *args, int64_t task) {
+    const Elements *e = args;
+    for (int64_t n = task * ROWS; n < min_i64(e->rows, (task + 1) * ROWS); n++) {
+        const DropoutRow row = dropout_row(e->site, n);
+        const float *x = e->x + n * e->columns;
+        float *out = e->out + n * e->columns;
+        for (int64_t c = 0; c < e->columns; c++)
+            out[c] = dropout_bits(row, (uint32_t)c) < e->threshold ? 0.0f : x[c] * e->scale;
+    }
+}
+
+void cpu_dropout(floatX *out, const floatX *x, const Dropout *dropout, int64_t rows, int columns) {
+    cpu_parallel_for(ceil_div(rows, ROWS), drop_rows,
+                     &(Elements){out, x, rows, columns, dropout_site(*dropout->key, dropout->site),
+                                 dropout_threshold(dropout->p), dropout_scale(dropout->p)});
+}

@@ -1,0 +1,59 @@
+/* What attention leaves out beside the keys behind a query, as a type that kernels are instantiated with.
+ *
+ * PlainMask leaves out nothing: every answer is a constant, and a kernel with it is the kernel without masks.
+ * GeneralMask has a window (positions that a query sees, itself among them) and dropout of the probabilities
+ * (llmc/dropout.h: row (b*NH + head)*T + query, column key). Where S, P and D are those without dropout and M is
+ * the mask as 0 and 1, with kept = 1 - p:
+ *   O = (P*M) V / kept    dV = (P*M)^T dO / kept    dS kept = P * (M ? dP - D kept : -D kept)
+ * so that a dropped element costs a choice and no multiplication; 1/kept is applied to the sums. */
+#pragma once
+#include "../cuda_common.cuh"
+
+struct PlainMask {
+    static constexpr bool PLAIN = true;
+    __device__ constexpr int first_key(int) const { return 0; }
+    __device__ constexpr int end_query(int, int T) const { return T; }
+    __device__ constexpr bool beyond(int, int) const { return false; }
+    __device__ constexpr bool drops() const { return false; }
+    __device__ constexpr uint64_t site() const { return 0; }
+    __device__ constexpr bool dropped(DropoutRow, int) const { return false; }
+    __device__ constexpr float kept() const { return 1.0f; }
+    __device__ constexpr float kept_scale() const { return 1.0f; }
+};
+
+struct GeneralMask {
+    static constexpr bool PLAIN = false;
+    const uint64_t *key;
+    uint32_t site_number, threshold; /* threshold 0: no dropout, key is not read */
+    int window;                      /* at most T */
+    float keep, keep_scale;          /* 1 - p, 1 / (1 - p) */
+
+    /* The first key that query `row` and those behind it see. */
+    __device__ __forceinline__ int first_key(int row) const { return max(0, row - window + 1); }
+    /* No query from this one on sees a key before `key_end`. */
+    __device__ __forceinline__ int end_query(int key_end, int T) const {
+        return min(T, key_end + window - 1);
+    }
+    /* The key lies before the query's window. */
+    __device__ __forceinline__ bool beyond(int query, int key_position) const {
+        return query - key_position >= window;
+    }
+    __device__ __forceinline__ bool drops() const { return threshold != 0; }
+    __device__ __forceinline__ uint64_t site() const { return drops() ? dropout_site(*key, site_number) : 0; }
+    __device__ __forceinline__ bool dropped(DropoutRow row, int column) const {
+        return dropout_bits(row, (uint32_t)column) < threshold;
+    }
+    __device__ __forceinline__ float kept() const { return keep; }
+    __device__ __forceinline__ float kept_scale() const { return keep_scale; }
+};
+
+static inline GeneralMask general_mask(const AttentionMask *mask, int T) {
+    GeneralMask m;
+    m.key = mask->dropout.key;
+    m.site_number = mask->dropout.site;
+    m.threshold = dropout_threshold(mask->dropout.p);
+    m.window = mask->window > 0 && mask->window < T ? mask->window : T;
+    m.keep = 1.0f - mask->dropout.p;
+    m.keep_scale = dropout_scale(mask->dropout.p);
+    return m;
+}

@@ -13,6 +13,14 @@ typedef enum {
     SCRATCH, /* one buffer, no meaning between ops */
 } Keep;
 
+/* Bytes and elements that no device has: products beyond it stay at it, and sums of all rows fit 63 bits. */
+static const int64_t TOO_MUCH = (int64_t)1 << 57;
+
+static int64_t times(int64_t a, int64_t b) {
+    int64_t product;
+    return __builtin_mul_overflow(a, b, &product) || product > TOO_MUCH ? TOO_MUCH : product;
+}
+
 static Activation row(const char *name, int64_t elems, int64_t layers, DType dtype, Keep keep,
                       bool backward_only, const GPT2Options *options) {
     const bool recomputed = keep != KEPT && (int)options->recompute >= (int)keep;
@@ -60,7 +68,7 @@ static void activation_table(Activation table[N_ACTIVATIONS], const Ops *ops, co
                              const GPT2Options *o) {
     const int64_t N = (int64_t)shape->B * shape->T, NC = N * shape->C, NHT = N * shape->NH;
     const bool flash = o->attention == ATTENTION_FLASH;
-    const int64_t TT = flash ? 0 : NHT * shape->T;
+    const int64_t TT = flash ? 0 : times(NHT, shape->T);
     const DType X = ops->dtype, F = DTYPE_F32;
     const Activation rows[N_ACTIVATIONS] = {
         [ACT_ENCODED] = row("encoded", NC, 1, X, KEPT, false, o),
@@ -92,7 +100,8 @@ static void activation_table(Activation table[N_ACTIVATIONS], const Ops *ops, co
 
 static size_t activation_bytes(const Activation *a, const GPT2Options *options) {
     if (a->backward_only && !options->training) return 0;
-    return (size_t)(a->stride * (a->instances - 1) + a->elems) * dtype_bytes(a->dtype);
+    const int64_t elems = times(a->stride, a->instances - 1) + a->elems;
+    return (size_t)times(elems, (int64_t)dtype_bytes(a->dtype));
 }
 
 /* ---- the plan ---- */
@@ -162,7 +171,8 @@ void gpt2_memory_plan(MemoryPlan *plan, const Ops *ops, const GPT2Config *config
 
 int gpt2_largest_batch(const Ops *ops, const GPT2Config *config, const GPT2Options *options,
                        size_t budget_bytes) {
-    int low = 0, high = 1 << 20; /* low fits (0: nothing does), high does not */
+    const int most = INT32_MAX / options->T;                 /* settings.c: tokens of a micro-batch */
+    int low = 0, high = most < 1 << 20 ? most + 1 : 1 << 20; /* low fits (0: nothing does), high does not */
     while (high - low > 1) {
         int middle = low + (high - low) / 2;
         GPT2Options trial = *options;

@@ -43,7 +43,7 @@ bool gpt2_config_from_descriptor(GPT2Config *config, const char *descriptor, Err
         size_t used = strlen(known);
         snprintf(known + used, sizeof known - used, "%s%s", i ? ", " : "", d->name);
     }
-    return fail(err, EXIT_INPUT, "--model '%s': neither a checkpoint directory nor a known size; sizes: %s",
+    return fail(err, EXIT_INPUT, "--model '%s': no such file or directory, and no known size; sizes: %s",
                 descriptor, known);
 }
 

@@ -118,14 +118,18 @@ static bool find_checkpoint(Run *run, Error *err) {
     return err->exit_code == 0; /* none there: a new run */
 }
 
-/* Fills run->model_path. */
+/* Fills run->model_path; it stays empty for a descriptor. */
 static bool find_model(Run *run, Error *err) {
     const char *model = run->settings.model;
-    if (run->checkpoint[0])
+    GPT2Config named;
+    if (run->checkpoint[0]) {
         snprintf(run->model_path, sizeof run->model_path, "%s", run->checkpoint);
-    else if (!model_is_descriptor(model))
-        return checkpoint_model_path(model, run->model_path, sizeof run->model_path, err);
-    return true;
+        return true;
+    }
+    if (gpt2_config_from_descriptor(&named, model, err)) return true;
+    if (access(model, F_OK) && errno == ENOENT) return false; /* with the names that there are */
+    *err = (Error){0};
+    return checkpoint_model_path(model, run->model_path, sizeof run->model_path, err);
 }
 
 bool setup_model_size(Run *run, Error *err) {
@@ -274,8 +278,12 @@ static bool check_memory(Run *run, const GPT2Options *options, Error *err) {
     run->planned_bytes = plan.total_bytes;
     if (plan.total_bytes <= budget(run->free_at_start)) return true;
     int largest = gpt2_largest_batch(run->ops, &run->config, options, budget(run->free_at_start));
-    char hint[96] = "even --batch 1 does not fit; hint: --recompute block, a shorter --seq";
-    if (largest) snprintf(hint, sizeof hint, "hint: --batch %d fits, or --recompute block", largest);
+    const char *recompute = options->recompute == RECOMPUTE_BLOCK ? "" : ", or --recompute block";
+    char hint[96];
+    if (largest)
+        snprintf(hint, sizeof hint, "hint: --batch %d fits%s", largest, recompute);
+    else
+        snprintf(hint, sizeof hint, "even --batch 1 does not fit; hint: a shorter --seq%s", recompute);
     return fail(err, EXIT_RUN, "--batch %d --seq %d needs %.2f GiB, %.2f GiB are free; %s", options->B,
                 options->T, (double)plan.total_bytes / 1073741824.0,
                 (double)run->free_at_start / 1073741824.0, hint);

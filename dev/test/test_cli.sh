@@ -62,6 +62,7 @@ refuses "near miss" 'did you mean.*--batch' --bach 4
 refuses "malformed number" 'batch.*12x' --batch 12x
 refuses "out of range" 'batch' --batch 0
 refuses "missing value" 'seq' --seq
+refuses "a size that there is not" "'d85': no such file.* d84," --model d85
 refuses "not a choice" 'precision.*bf16' --precision fp17
 refuses "unknown model" 'd13' --model d13
 refuses "indivisible step" 'tokens-per-step' $tiny --train "$work/text.txt" --tokens-per-step 33

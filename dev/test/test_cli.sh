@@ -42,7 +42,8 @@ shard() {
     i=0
     while [ $i -lt 100 ]; do cat "$work/tokens"; i=$((i + 1)); done >>"$file"
 }
-hashes() { (cd "$1" && cksum model.safetensors optimizer.safetensors | cut -d ' ' -f 1,2); }
+# Checksums of a checkpoint; of one that is not there its own name, which equals nothing.
+hashes() { if [ -d "$1" ]; then (cd "$1" && cksum model.safetensors optimizer.safetensors | cut -d ' ' -f 1,2); else echo "$1"; fi; }
 
 # ---- a text to train on ----
 i=0

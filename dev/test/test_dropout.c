@@ -9,6 +9,7 @@
 #include "../../llmc/random.h"
 #include "check.h"
 #include "compare.h"
+#include "tiny_model.h"
 
 enum { ROWS = 512, COLUMNS = 512, N = ROWS * COLUMNS };
 
@@ -164,6 +165,35 @@ static void test_expectation(void) {
     }
 }
 
+/* The embedding of a model in training has, over its steps, the mean of that in validation. */
+static void test_model_expectation(void) {
+    enum { STEPS = 2000, T = 8, ELEMS = T * 32 };
+    int32_t tokens[T], targets[T];
+    double sum[ELEMS] = {0};
+    float plain[ELEMS];
+    GPT2 model;
+    GPT2Config config = tiny_config;
+    config.dropout = 0.3f;
+    tiny_open(&model, &config);
+    gpt2_init(&model, 1);
+    for (int i = 0; i < T; i++) tokens[i] = 7 * i + 1, targets[i] = 5 * i + 2;
+    const float *encoded = gpt2_activation(&model, ACT_ENCODED, 0); /* memory of the CPU */
+    gpt2_eval(&model, tokens, targets, 1, T);
+    memcpy(plain, encoded, sizeof plain);
+    for (int step = 0; step < STEPS; step++) {
+        gpt2_begin_step(&model);
+        gpt2_micro_step(&model, tokens, targets, 1, T, 1.0f);
+        for (int i = 0; i < ELEMS; i++) sum[i] += encoded[i];
+    }
+    double worst = 0;
+    for (int i = 0; i < ELEMS; i++) {
+        const double sigma = fabs(plain[i]) * sqrt(0.3 / 0.7 / STEPS);
+        worst = fmax(worst, fabs(sum[i] / STEPS - plain[i]) / sigma);
+    }
+    CHECK(worst < 4.5, "the mean of an embedding over %d steps is %.1f sigma off", (int)STEPS, worst);
+    gpt2_close(&model);
+}
+
 static void test_backend(const Ops *ops) {
     Error err = {0};
     if (!CHECK(ops->open(&err), "%s: %s", ops->name, err.text)) return;
@@ -184,5 +214,6 @@ int main(void) {
     } else
         SKIP("dropout on the GPU: no CUDA device");
     test_expectation();
+    test_model_expectation();
     return check_finish("dropout");
 }

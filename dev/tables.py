@@ -7,6 +7,7 @@
 Needs dev/lab (make dev); plots need matplotlib. Ends with the number of failed commands; exit code 1 if any, 2 on bad usage.
 """
 import csv
+import functools
 import os
 import re
 import subprocess
@@ -127,9 +128,21 @@ TABLES = [
 ]
 
 
+@functools.cache
+def variants():
+    """Names of all rows that this lab has: one built without nvcc has the CPU's alone."""
+    listed = subprocess.run([LAB, "--list"], stdout=subprocess.PIPE, text=True, check=True).stdout
+    return {line.split()[0] for line in listed.splitlines() if line.startswith("  ")}
+
+
 def run_lab(command, folder, quick):
     """Rows of one lab command as dicts, its comment lines, and whether it passed."""
     path = os.path.join(folder, ".lab.csv")
+    at = command.index("--variant") + 1
+    names = [name for name in command[at].split(",") if name in variants()]
+    if not names:
+        return [], [], True
+    command = [*command[:at], ",".join(names), *command[at + 1 :]]
     words = [LAB, *command, "--csv", path, *(["--quick", "--seconds", "0.05"] if quick else [])]
     done = subprocess.run(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
     if done.returncode != 0 or not os.path.exists(path):
@@ -216,7 +229,6 @@ def card_name(comments):
 def make(table, quick):
     """Writes the table's three files; the number of commands that failed."""
     rows, comments, failed = [], [], 0
-    os.makedirs("dev/results", exist_ok=True)
     for command in table.commands:
         more, header, ok = run_lab(command, "dev/results", quick)
         failed += not ok
@@ -251,6 +263,11 @@ def main():
     if wrong or not os.access(LAB, os.X_OK):
         reason = f"unknown: {' '.join(wrong)}; known: {' '.join(known)} --quick --list" if wrong else f"{LAB} is not built; hint: make dev"
         print(f"error: tables.py: {reason}", file=sys.stderr)
+        return 2
+    try:
+        os.makedirs("dev/results", exist_ok=True)
+    except OSError as error:
+        print(f"error: tables.py: dev/results: {error.strerror}", file=sys.stderr)
         return 2
     failed = sum(make(table, quick) for table in TABLES if not names or table.name in names)
     print(f"{failed} failed")

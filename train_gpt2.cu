@@ -308,10 +308,10 @@ static bool profile_steps(Training *t, Profile *profile, int64_t *step, double s
 /* Trains for some seconds on the run's own data, prints where a step's time goes, keeps nothing. */
 static bool profile_run(Training *t, Error *err) {
     const double warm_up = 1, timed = 2; /* seconds: a card settles at its sustained clock within 0.1 s */
+    catch_signals();
     const Roofs roofs = profile_roofs(t->run->ops);
     Profile profile = {0};
     int64_t step = 0;
-    catch_signals();
     if (time_steps(t, &step, 2, warm_up, err) < 0) return false;
     profile.seconds_a_step = time_steps(t, &step, 1, timed, err);
     if (stop_requested && profile.seconds_a_step >= 0)

@@ -58,6 +58,14 @@ one() {
     check "$device: --profile: a row for attention" grep -qE '^  attention_backward +6 ' "$work/out"
     check "$device: --profile: its sums" grep -qE '^  all ops +[0-9]+ +[0-9.]+$' "$work/out"
     check "$device: --profile: a step's wall clock" grep -qE 'wall clock +[0-9.]+  the ops are [0-9.]+ % of it$' "$work/out"
+    "$program" $small --device "$device" --profile >"$work/out" 2>"$work/err" &
+    pid=$!
+    until grep -q 'largest that fits' "$work/out" || ! kill -0 $pid 2>/dev/null; do sleep 0.1; done
+    sleep 1 # it measures for three seconds before it times an op
+    kill -TERM $pid
+    wait $pid
+    check "$device: --profile, stopped: exit code" [ $? -eq 1 ]
+    check "$device: --profile, stopped: says so and prints no table" eval 'grep -q "stopped by a signal" "$work/err" && ! grep -q "all ops" "$work/out"'
     run $small --device "$device" --profile --out "$work/none"
     check "$device: --profile keeps nothing: exit code $status" [ "$status" -eq 2 ]
 }

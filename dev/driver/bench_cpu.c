@@ -126,9 +126,13 @@ static void bench(const Row *r, double peak) {
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) ops_cpu.release(all[i]);
 }
 
-int main(void) {
+int main(int argc, char **argv) {
     Error err = {0};
     const char *how;
+    if (argc > 1) {
+        fail(&err, EXIT_INPUT, "bench_cpu: expected no argument, found '%s'", argv[1]);
+        die(&err);
+    }
     if (!ops_cpu.open(&err)) die(&err);
     double peak = ops_cpu.peak_flops(&how);
     printf("%s, peak %.0f GFLOP/s (%s)\n", ops_cpu.device_name(), peak * 1e-9, how);

@@ -199,8 +199,7 @@ static bool allocate(void **data, const Ops *ops, const char *name, size_t bytes
     ops->memory_info(&free_bytes, &device_bytes);
     return fail(err, EXIT_RUN,
                 "out of memory: '%s' asks %.2f GiB, %.2f GiB are free of %.2f GiB; the whole plan is %.2f "
-                "GiB; hint: a "
-                "smaller --batch, --recompute block, or see --memory",
+                "GiB; hint: a smaller --batch or --seq; --memory prints the plan",
                 name, (double)bytes / 1073741824.0, (double)free_bytes / 1073741824.0,
                 (double)device_bytes / 1073741824.0, (double)total_bytes / 1073741824.0);
 }

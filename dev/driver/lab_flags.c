@@ -76,6 +76,11 @@ void lab_usage(void) {
 
 /* ---- values ---- */
 
+/* As --help lists it. */
+static const char *shown(const Flag *f) {
+    return f->letter ? f->letter : f->name;
+}
+
 static bool parse_count(const char *text, long long max, long long *value) {
     char *end;
     errno = 0;
@@ -94,14 +99,14 @@ static bool parse_lengths(const Flag *f, const char *text, Options *o, Error *er
         if (colon) *colon = 0;
         if (!parse_count(item, 1 << 24, &first) || (colon && !parse_count(colon + 1, 1 << 24, &last)))
             return fail(err, EXIT_INPUT,
-                        "%s: expected lengths of 1 to %d, as 1024,4096 or 1024:131072; found '%s'", f->name,
+                        "%s: expected lengths of 1 to %d, as 1024,4096 or 1024:131072; found '%s'", shown(f),
                         1 << 24, text);
         for (long long T = first; T <= (colon ? last : first); T *= 2) {
-            if (o->n_T == MAX) return fail(err, EXIT_INPUT, "%s: more than %d lengths", f->name, MAX);
+            if (o->n_T == MAX) return fail(err, EXIT_INPUT, "%s: more than %d lengths", shown(f), MAX);
             o->T[o->n_T++] = (int)T;
         }
     }
-    if (o->n_T == 0) return fail(err, EXIT_INPUT, "%s: '%s' is an empty range", f->name, text);
+    if (o->n_T == 0) return fail(err, EXIT_INPUT, "%s: '%s' is an empty range", shown(f), text);
     return true;
 }
 
@@ -114,16 +119,16 @@ static bool parse_heads(const Flag *f, const char *text, Options *o, Error *err)
         long long size;
         if (!parse_count(item, 256, &size) || size % 8 || o->n_head_sizes == MAX)
             return fail(err, EXIT_INPUT, "%s: expected at most %d multiples of 8 up to 256; found '%s'",
-                        f->name, MAX, text);
+                        shown(f), MAX, text);
         o->head_sizes[o->n_head_sizes++] = (int)size;
     }
     return true;
 }
 
 static bool parse_text(const Flag *f, const char *text, Options *o, Error *err) {
-    if (*text == 0) return fail(err, EXIT_INPUT, "%s: expected %s; found ''", f->name, f->value);
+    if (*text == 0) return fail(err, EXIT_INPUT, "%s: expected %s; found ''", shown(f), f->value);
     if (strlen(text) >= f->size)
-        return fail(err, EXIT_INPUT, "%s: at most %zu characters; found %zu", f->name, f->size - 1,
+        return fail(err, EXIT_INPUT, "%s: at most %zu characters; found %zu", shown(f), f->size - 1,
                     strlen(text));
     memcpy((char *)o + f->field, text, strlen(text) + 1);
     return true;
@@ -135,20 +140,20 @@ static bool parse_number(const Flag *f, const char *text, Options *o, Error *err
     if (f->type == FLAG_SECONDS) {
         const double x = strtod(text, &end);
         if (end == text || *end || !(x > 0 && x <= 3600))
-            return fail(err, EXIT_INPUT, "%s: expected seconds, above 0 and up to 3600; found '%s'", f->name,
+            return fail(err, EXIT_INPUT, "%s: expected seconds, above 0 and up to 3600; found '%s'", shown(f),
                         text);
         memcpy(field, &x, sizeof x);
         return true;
     }
     if (f->type == FLAG_MASK) {
         if (strcmp(text, "0") && strcmp(text, "1"))
-            return fail(err, EXIT_INPUT, "%s: expected 0 or 1; found '%s'", f->name, text);
+            return fail(err, EXIT_INPUT, "%s: expected 0 or 1; found '%s'", shown(f), text);
         o->causal = *text - '0';
         return true;
     }
     if (!parse_count(text, 1 << 28, &count))
-        return fail(err, EXIT_INPUT, "%s: expected a whole number from 1 to %d; found '%s'", f->name, 1 << 28,
-                    text);
+        return fail(err, EXIT_INPUT, "%s: expected a whole number from 1 to %d; found '%s'", shown(f),
+                    1 << 28, text);
     const int value = (int)count;
     memcpy(field, &value, sizeof value);
     return true;

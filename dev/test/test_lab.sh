@@ -41,9 +41,9 @@ refuses() {
 refuses "unknown flag '--nosuch'" --nosuch
 refuses "unknown op 'attention_sideways'.*attention_forward" attention_sideways
 refuses "no variant .*'nosuch'" attention_forward --variant nosuch
-refuses "-T: expected|--T: expected.*'12x'" attention_forward -T 12x
+refuses "^error: -T: expected.*'12x'" attention_forward -T 12x
 refuses "'2048:1024' is an empty range" attention_forward -T 2048:1024
-refuses "--T: .*found '0'" attention_forward -T 0
+refuses "^error: -T: .*found '0'" attention_forward -T 0
 refuses "--head-size: .*found '60'" attention_forward --head-size 60
 refuses "--causal: expected 0 or 1; found 'yes'" attention_forward --causal yes
 refuses "--repeat: expected a value" --repeat

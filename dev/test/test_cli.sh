@@ -3,20 +3,9 @@
 # Usage: dev/test/test_cli.sh [PROGRAM], from the repository root. Ends with 'cli: N passed, N failed, N skipped'.
 set -u
 program=${1:-./train_gpt2}
-passed=0 failed=0
-work=$(mktemp -d) || exit 1
-trap 'chmod -R u+w "$work"; rm -rf "$work"' EXIT
+test=cli
+. dev/test/user.sh
 
-# check NAME CONDITION...: counts one condition; the last run's output is shown where it fails.
-check() {
-    name=$1
-    shift
-    if "$@"; then passed=$((passed + 1)); else
-        failed=$((failed + 1))
-        echo "FAIL cli: $name"
-        sed 's/^/    /' "$work/err" "$work/out" | head -n 20
-    fi
-}
 # run ARGS...: output in $work/out and $work/err, exit code in $status.
 run() {
     "$program" --device cpu "$@" >"$work/out" 2>"$work/err" </dev/null
@@ -25,12 +14,10 @@ run() {
 tiny="--model nano --layers 2 --heads 2 --channels 32 --batch 2 --seq 16 --warmup 2 --eval-batches 2 --sample-tokens 20 --seed 7"
 # refuses NAME PATTERN ARGS...: exit 2, exactly one line on stderr, and the line says what PATTERN (a grep -E) demands.
 refuses() {
-    name=$1 pattern=$2
+    case_name=$1 case_pattern=$2
     shift 2
     run "$@"
-    check "$name: exit code $status, expected 2" [ "$status" -eq 2 ]
-    check "$name: one line on stderr" [ "$(wc -l <"$work/err")" -eq 1 ]
-    check "$name: says /$pattern/" grep -qE "$pattern" "$work/err"
+    refused "$case_name" "$case_pattern"
 }
 # shard FILE MAGIC COUNT TOKEN...: a llm.c shard of those 16-bit tokens, repeated 100 times.
 int32() { printf "\\$(printf %03o $(($1 & 255)))\\$(printf %03o $(($1 >> 8 & 255)))\\$(printf %03o $(($1 >> 16 & 255)))\\$(printf %03o $(($1 >> 24 & 255)))"; }
@@ -206,5 +193,4 @@ check "SIGTERM: exit code $status" [ "$status" -eq 0 ]
 check "SIGTERM: a checkpoint" [ -n "$(ls -d "$work"/signal/step_* 2>/dev/null)" ]
 check "SIGTERM: a last line" grep -q '^done: step' "$work/out"
 
-echo "cli: $passed passed, $failed failed, 0 skipped"
-[ "$failed" -eq 0 ]
+finish

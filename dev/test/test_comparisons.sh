@@ -2,9 +2,8 @@
 # The scripts that measure and compare, as far as a machine without a card can tell: bad input, and that the checks of
 # compare_attention.py see faults. Usage: dev/test/test_comparisons.sh, from the repository root.
 set -u
-passed=0 failed=0 skipped=0
-work=$(mktemp -d) || exit 1
-trap 'rm -rf "$work"' EXIT
+test=comparisons
+. dev/test/user.sh
 
 # refuses PATTERN SCRIPT ARGS...: exit 2 and one line on stderr that matches PATTERN (a grep -E).
 refuses() {
@@ -94,5 +93,4 @@ for causal in (True, False):
         found = reference(q.detach(), k.detach(), v.detach(), dout, causal, chunk)
         assert all((found[name] - truth[name]).abs().max() < 1e-13 for name in truth), (causal, chunk)
 PY
-echo "comparisons: $passed passed, $failed failed, $skipped skipped"
-[ "$failed" -eq 0 ]
+finish

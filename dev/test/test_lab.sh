@@ -5,37 +5,24 @@ set -u
 CUDA_VISIBLE_DEVICES=
 export CUDA_VISIBLE_DEVICES
 program=${1:-build/lab_cpu}
-passed=0 failed=0
 if [ ! -x "$program" ]; then
     echo "skip: $program is not built (make test does it)"
     echo "lab: 0 passed, 0 failed, 1 skipped"
     exit 0
 fi
-work=$(mktemp -d) || exit 1
-trap 'rm -rf "$work"' EXIT
+test=lab
+. dev/test/user.sh
 
-# check NAME CONDITION...: counts one condition; the last run's output is shown where it fails.
-check() {
-    name=$1
-    shift
-    if "$@"; then passed=$((passed + 1)); else
-        failed=$((failed + 1))
-        echo "FAIL lab: $name"
-        sed 's/^/    /' "$work/err" "$work/out" | head -n 20
-    fi
-}
 run() {
     timeout 20 "$program" "$@" >"$work/out" 2>"$work/err" </dev/null
     status=$?
 }
 # refuses PATTERN ARGS...: exit 2 and one line on stderr that PATTERN (a grep -E) matches.
 refuses() {
-    pattern=$1
+    case_pattern=$1
     shift
     run "$@"
-    check "$*: exit code $status, expected 2" [ "$status" -eq 2 ]
-    check "$*: one line on stderr" [ "$(wc -l <"$work/err")" -eq 1 ]
-    check "$*: says /$pattern/" grep -qE -- "$pattern" "$work/err"
+    refused "$*" "$case_pattern"
 }
 
 refuses "unknown flag '--nosuch'" --nosuch
@@ -90,5 +77,4 @@ check "timing: a roof" grep -q '= 100 %' "$work/out"
 run gelu_forward --variant cpu --time --seconds 0.05 --csv /dev/full
 check "CSV on a full disk: exit code $status, expected 1" [ "$status" -eq 1 ]
 
-echo "lab: $passed passed, $failed failed, 0 skipped"
-[ "$failed" -eq 0 ]
+finish

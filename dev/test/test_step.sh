@@ -4,19 +4,9 @@
 # Usage: dev/test/test_step.sh [PROGRAM], from the repository root. Ends with 'step: N passed, N failed, N skipped'.
 set -u
 program=${1:-./train_gpt2cu}
-passed=0 failed=0 skipped=0
-work=$(mktemp -d) || exit 1
-trap 'rm -rf "$work"' EXIT
+test=step
+. dev/test/user.sh
 
-check() {
-    name=$1
-    shift
-    if "$@"; then passed=$((passed + 1)); else
-        failed=$((failed + 1))
-        echo "FAIL step: $name"
-        sed 's/^/    /' "$work/err" "$work/out" | head -n 20
-    fi
-}
 run() {
     "$program" "$@" >"$work/out" 2>"$work/err" </dev/null
     status=$?
@@ -82,5 +72,4 @@ fi
 program=./train_gpt2
 if [ -x "$program" ]; then one cpu; else skipped=$((skipped + 1)); fi
 
-echo "step: $passed passed, $failed failed, $skipped skipped"
-[ "$failed" -eq 0 ]
+finish

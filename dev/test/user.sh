@@ -1,0 +1,28 @@
+# What the tests that run a program as a user share. Sourced, after test=NAME: a temporary folder in $work that goes when
+# the test ends, counts, and the closing line.
+passed=0 failed=0 skipped=0
+work=$(mktemp -d) || exit 1
+trap 'chmod -R u+w "$work"; rm -rf "$work"' EXIT
+
+# check NAME CONDITION...: counts one condition; the last run's output ($work/out, $work/err) is shown where it fails.
+check() {
+    name=$1
+    shift
+    if "$@"; then passed=$((passed + 1)); else
+        failed=$((failed + 1))
+        echo "FAIL $test: $name"
+        sed 's/^/    /' "$work/err" "$work/out" | head -n 20
+    fi
+}
+# refused NAME PATTERN: the last run ended with exit 2 ($status) and one line on stderr that PATTERN (a grep -E) matches.
+refused() {
+    what=$1 pattern=$2
+    check "$what: exit code $status, expected 2" [ "$status" -eq 2 ]
+    check "$what: one line on stderr" [ "$(wc -l <"$work/err")" -eq 1 ]
+    check "$what: says /$pattern/" grep -qE -e "$pattern" "$work/err"
+}
+# The closing line that dev/test/run.sh adds up; the test's last command.
+finish() {
+    echo "$test: $passed passed, $failed failed, $skipped skipped"
+    [ "$failed" -eq 0 ]
+}

@@ -21,23 +21,23 @@ class Ours:
     def __init__(self, torch, path):
         self.torch = torch
         try:
-            self.library = ctypes.CDLL(path)
+            self.kernels = ctypes.CDLL(path)
         except OSError as error:
             fail(f"{path}: cannot be loaded: {error}; hint: make build/libattention.so")
         pointer, integer_type = ctypes.c_void_p, ctypes.c_int
-        self.library.attention_open.argtypes = [pointer]
-        self.library.attention_serves.argtypes = [integer_type] * 2
-        self.library.attention_scratch.argtypes = [integer_type] * 4
-        self.library.attention_scratch.restype = ctypes.c_size_t
-        self.library.attention_forward.argtypes = [pointer] * 3 + [integer_type] * 5
-        self.library.attention_backward.argtypes = [pointer] * 6 + [integer_type] * 5
-        self.library.attention_open(torch.cuda.current_stream().cuda_stream)
+        self.kernels.attention_open.argtypes = [pointer]
+        self.kernels.attention_serves.argtypes = [integer_type] * 2
+        self.kernels.attention_scratch.argtypes = [integer_type] * 4
+        self.kernels.attention_scratch.restype = ctypes.c_size_t
+        self.kernels.attention_forward.argtypes = [pointer] * 3 + [integer_type] * 5
+        self.kernels.attention_backward.argtypes = [pointer] * 6 + [integer_type] * 5
+        self.kernels.attention_open(torch.cuda.current_stream().cuda_stream)
 
     def prepare(self, case, inputs):
         torch, device = self.torch, inputs.qkv.device
-        if not self.library.attention_serves(case.D, case.causal):
+        if not self.kernels.attention_serves(case.D, case.causal):
             raise RuntimeError("no kernel for this head size and mask on this card")
-        scratch_bytes = self.library.attention_scratch(case.B, case.T, case.H, case.D)
+        scratch_bytes = self.kernels.attention_scratch(case.B, case.T, case.H, case.D)
         return State(
             shape=(case.B, case.T, case.H, case.D, int(case.causal)), qkv=inputs.qkv, dout=inputs.dout,
             out=torch.empty_like(inputs.dout), dqkv=torch.empty_like(inputs.qkv),
@@ -51,10 +51,10 @@ class Ours:
         state.scratch.fill_(255)
 
     def forward(self, s):
-        self.library.attention_forward(s.out.data_ptr(), s.lse.data_ptr(), s.qkv.data_ptr(), *s.shape)
+        self.kernels.attention_forward(s.out.data_ptr(), s.lse.data_ptr(), s.qkv.data_ptr(), *s.shape)
 
     def backward(self, s):
-        self.library.attention_backward(s.dqkv.data_ptr(), s.dout.data_ptr(), s.out.data_ptr(), s.qkv.data_ptr(),
+        self.kernels.attention_backward(s.dqkv.data_ptr(), s.dout.data_ptr(), s.out.data_ptr(), s.qkv.data_ptr(),
                                         s.lse.data_ptr(), s.scratch.data_ptr(), *s.shape)
 
     def results(self, s):

@@ -249,32 +249,25 @@ static void fill_nan_dout(Case *c) {
     c->in[BACKWARD_DOUT][fault_position(&c->s) * l.out_stride + 3] = NAN;
 }
 
+/* clang-format off */
+#define FORWARD_FILLS                      \
+    {"normal",     NULL,            false}, \
+    {"equal",      fill_equal,      false}, \
+    {"growing",    fill_growing,    false}, \
+    {"huge early", fill_huge_early, false}, \
+    {"huge late",  fill_huge_late,  false}, \
+    {"masked",     fill_masked,     false}, \
+    {"nan query",  fill_nan_query,  true},  \
+    {"nan key",    fill_nan_key,    true},  \
+    {"inf key",    fill_inf_key,    true},  \
+    {"nan value",  fill_nan_value,  true}
+/* clang-format on */
 static const Fill fills[] = {
-    {"normal",     NULL,            false},
-    {"equal",      fill_equal,      false},
-    {"growing",    fill_growing,    false},
-    {"huge early", fill_huge_early, false},
-    {"huge late",  fill_huge_late,  false},
-    {"masked",     fill_masked,     false},
-    {"nan query",  fill_nan_query,  true },
-    {"nan key",    fill_nan_key,    true },
-    {"inf key",    fill_inf_key,    true },
-    {"nan value",  fill_nan_value,  true },
-    {NULL,         NULL,            false},
+    FORWARD_FILLS, {NULL, NULL, false}
 };
 static const Fill backward_fills[] = {
-    {"normal",     NULL,            false},
-    {"equal",      fill_equal,      false},
-    {"growing",    fill_growing,    false},
-    {"huge early", fill_huge_early, false},
-    {"huge late",  fill_huge_late,  false},
-    {"masked",     fill_masked,     false},
-    {"nan query",  fill_nan_query,  true },
-    {"nan key",    fill_nan_key,    true },
-    {"inf key",    fill_inf_key,    true },
-    {"nan value",  fill_nan_value,  true },
-    {"nan dout",   fill_nan_dout,   true },
-    {NULL,         NULL,            false},
+    FORWARD_FILLS, {"nan dout", fill_nan_dout, true },
+     {NULL,       NULL,          false}
 };
 
 /* ---- reference ---- */

@@ -58,3 +58,14 @@ __device__ inline float dx_of(const NormBackward<X> &b, const Element &e, RowMea
     const float residual = b.dresidual ? to_float(b.dresidual[row * b.C + c]) : 0;
     return residual + b.rstd[row] * (e.g - means.g - e.n * means.gn);
 }
+
+/* The means of a row, by a warp. */
+template <typename X> __device__ inline RowMeans warp_means(const NormBackward<X> &b, int64_t row) {
+    float g = 0, gn = 0;
+    for (int c = threadIdx.x % WARP_SIZE; c < b.C; c += WARP_SIZE) {
+        const Element e = element(b, row, c);
+        g += e.g;
+        gn += e.g * e.n;
+    }
+    return {warp_sum(g) / (float)b.C, warp_sum(gn) / (float)b.C};
+}

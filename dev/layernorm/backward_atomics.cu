@@ -11,13 +11,7 @@ template <typename X> static __global__ void atomics_kernel(NormBackward<X> b) {
     const int64_t row = thread_number() / WARP_SIZE;
     const int lane = threadIdx.x % WARP_SIZE;
     if (row >= b.N) return;
-    RowMeans sums = {0, 0};
-    for (int c = lane; c < b.C; c += WARP_SIZE) {
-        const Element e = element(b, row, c);
-        sums.g += e.g;
-        sums.gn += e.g * e.n;
-    }
-    const RowMeans means = {warp_sum(sums.g) / (float)b.C, warp_sum(sums.gn) / (float)b.C};
+    const RowMeans means = warp_means(b, row);
     for (int c = lane; c < b.C; c += WARP_SIZE) {
         const Element e = element(b, row, c);
         const float dx = dx_of(b, e, means, row, c);

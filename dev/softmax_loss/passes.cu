@@ -20,24 +20,15 @@ template <typename X> __device__ inline RowSums two_passes(const X *row, int V) 
     return {max, block_sum(sum)};
 }
 
-template <typename X, bool BACKWARD> static __global__ void passes_kernel(Logits<X> l) {
-    X *row = l.logits + (int64_t)blockIdx.x * l.Vp;
-    const int target = l.targets[blockIdx.x];
-    const float z_target = to_float(row[target]); /* before the gradient overwrites it */
-    const RowSums r = two_passes(row, l.V);
-    write_loss(l, r, z_target);
-    if (BACKWARD) write_gradient(l, r, row, target);
-}
-
-template <typename X, bool BACKWARD> static void run(const Call *c) {
-    launch("passes_kernel", passes_kernel<X, BACKWARD>, blocks_for(c->s.N, 1), LOSS_THREADS, 0,
-           logits_of<X>(c));
+template <bool BACKWARD> static void run(const Call *c) {
+    c->ops->dtype == DTYPE_BF16 ? run_rows<bf16, two_passes<bf16>, BACKWARD>("passes", c)
+                                : run_rows<float, two_passes<float>, BACKWARD>("passes", c);
 }
 extern "C" void loss_passes_forward(const Call *c) {
-    c->ops->dtype == DTYPE_BF16 ? run<bf16, false>(c) : run<float, false>(c);
+    run<false>(c);
 }
 extern "C" void loss_passes_backward(const Call *c) {
-    c->ops->dtype == DTYPE_BF16 ? run<bf16, true>(c) : run<float, true>(c);
+    run<true>(c);
 }
 extern "C" double loss_passes_forward_bytes(const Sizes *s, int elem) {
     return 2.0 * elem * (double)s->N * s->Vp;

@@ -36,6 +36,21 @@ __device__ inline void write_gradient(const Logits<X> &l, RowSums r, X *row, int
     for (int i = threadIdx.x; i < l.Vp; i += blockDim.x) row[i] = dlogit(l, r, target, i, to_float(row[i]));
 }
 
+/* A block a row: PASS reads the row for its maximum and sum; the loss, and BACKWARD the gradient, follow. */
+template <typename X, RowSums (*PASS)(const X *row, int V), bool BACKWARD>
+static __global__ void rows_kernel(Logits<X> l) {
+    X *row = l.logits + (int64_t)blockIdx.x * l.Vp;
+    const int target = l.targets[blockIdx.x];
+    const float z_target = to_float(row[target]); /* before the gradient overwrites it */
+    const RowSums r = PASS(row, l.V);
+    write_loss(l, r, z_target);
+    if (BACKWARD) write_gradient(l, r, row, target);
+}
+template <typename X, RowSums (*PASS)(const X *row, int V), bool BACKWARD>
+static void run_rows(const char *name, const Call *c) {
+    launch(name, rows_kernel<X, PASS, BACKWARD>, blocks_for(c->s.N, 1), LOSS_THREADS, 0, logits_of<X>(c));
+}
+
 template <typename X> static size_t row_bytes(const Logits<X> &l) {
     return (size_t)l.Vp * sizeof(X);
 }

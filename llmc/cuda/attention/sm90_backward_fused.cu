@@ -43,11 +43,6 @@ template <class C> struct alignas(1024) FusedShared {
     Work work[C::OWN];
 };
 
-typedef struct FusedArgs {
-    BackwardArgs base;
-    Turns turns;
-} FusedArgs;
-
 __device__ unsigned fused_tickets;
 
 /* ---- producer: one thread ---- */
@@ -274,10 +269,6 @@ template <bool CAUSAL> static void launch_fused(const FusedArgs &args) {
 
 void attention_backward_sm90_fused(floatX *dqkv, const floatX *dout, const floatX *out, const floatX *qkv,
                                    const float *lse, void *scratch, int B, int T, int NH, bool causal) {
-    FusedArgs args;
-    args.base = backward_args(dqkv, dout, qkv, scratch, B, T, NH, 64);
-    args.base.order = turn_order(B, T, NH, 64);
-    args.turns = turns_in(scratch, args.base.order, B, T, NH, 64);
-    launch_fold<64>(args.base, args.turns, dout, out, lse, B);
+    const FusedArgs args = fused_args<64>(dqkv, dout, out, qkv, lse, scratch, B, T, NH);
     (causal ? launch_fused<true> : launch_fused<false>)(args);
 }

@@ -43,11 +43,6 @@ template <class C> struct alignas(1024) Fused128Shared {
     Work work; /* with K */
 };
 
-typedef struct Fused128Args {
-    BackwardArgs base;
-    Turns turns;
-} Fused128Args;
-
 __device__ unsigned fused128_tickets;
 
 /* ---- producer: one thread ---- */
@@ -99,8 +94,7 @@ __device__ __forceinline__ void fused128_producer(Fused128Shared<C> &shared, con
 /* ---- adders: one thread for each warpgroup ---- */
 
 template <class C>
-__device__ __forceinline__ void fused128_adder(Fused128Shared<C> &shared, const Fused128Args &args,
-                                               int stream) {
+__device__ __forceinline__ void fused128_adder(Fused128Shared<C> &shared, const FusedArgs &args, int stream) {
     Ring<1> own_at;
     TurnAt<1> at;
     for (;; own_at.advance()) {
@@ -241,7 +235,7 @@ __device__ __forceinline__ void give_ds(const uint32_t (&ds)[ROWS / 16][4], Fuse
 /* Once the product is done: dQ of `block`, from r.dp to where it belongs. step: the block's. */
 template <class C>
 __device__ __forceinline__ void take_dq(KeyRows<C> &r, Fused128Shared<C> &shared, Fused128Place<C> &place,
-                                        int step, int block, const Fused128Args &args) {
+                                        int step, int block, const FusedArgs &args) {
     wgmma_results(r.dp);
     shared.ds_ring.release(place.ring2(step));
     TurnBuffers<1> &turns = shared.turns[place.warpgroup];
@@ -310,7 +304,7 @@ __device__ __forceinline__ void dk_done(KeyRows<C> &r, Fused128Shared<C> &shared
 /* dQ of a block, with nothing else under way. */
 template <class C>
 __device__ __forceinline__ void drain_dq(KeyRows<C> &r, Fused128Shared<C> &shared, Fused128Place<C> &place,
-                                         int step, int block, const Fused128Args &args) {
+                                         int step, int block, const FusedArgs &args) {
     shared.ds_ring.wait(place.ring2(step));
     wgmma_fence();
     multiply_dq(r, shared, place, step & 1);
@@ -321,7 +315,7 @@ __device__ __forceinline__ void drain_dq(KeyRows<C> &r, Fused128Shared<C> &share
 /* The warpgroup's first block of a tile. dq: the block before it has a dQ. */
 template <class C>
 __device__ __forceinline__ void first_block(KeyRows<C> &r, Fused128Shared<C> &shared, Fused128Place<C> &place,
-                                            int block, bool dq, const Fused128Args &args) {
+                                            int block, bool dq, const FusedArgs &args) {
     clear_gradients(r);
     shared.v_ring.wait(place.own);
     block_scores<C, C::CAUSAL>(r, shared, place, args.base.scale_log2);
@@ -336,7 +330,7 @@ __device__ __forceinline__ void first_block(KeyRows<C> &r, Fused128Shared<C> &sh
 /* Any other block; leaves its dQ to the next step. */
 template <class C>
 __device__ __forceinline__ void next_block(KeyRows<C> &r, Fused128Shared<C> &shared, Fused128Place<C> &place,
-                                           int block, const Fused128Args &args) {
+                                           int block, const FusedArgs &args) {
     block_scores<C, false>(r, shared, place, args.base.scale_log2);
     shared.ds_ring.wait(place.ring2(place.step - 1));
     wgmma_fence();
@@ -367,7 +361,7 @@ __device__ __forceinline__ void skip_block(Fused128Shared<C> &shared, Fused128Pl
 /* A tile of keys; blocks first .. blocks - 1 see the warpgroup's, tile_first is the first that sees any. */
 template <class C>
 __device__ __forceinline__ void tile_blocks(Fused128Shared<C> &shared, Fused128Place<C> &place, int row0,
-                                            int tile_first, int first, const Fused128Args &args) {
+                                            int tile_first, int first, const FusedArgs &args) {
     KeyRows<C> r;
     for (int half = 0; half < 2; half++)
         r.bias[half] = row0 + thread_row() + 8 * half < args.base.T ? 0.0f : -CUDART_INF_F;
@@ -389,7 +383,7 @@ __device__ __forceinline__ void tile_blocks(Fused128Shared<C> &shared, Fused128P
 /* A tile none of whose blocks, there is one, sees the warpgroup's keys: only its half of dQ. */
 template <class C>
 __device__ __forceinline__ void tile_unseen(Fused128Shared<C> &shared, Fused128Place<C> &place,
-                                            const Fused128Args &args) {
+                                            const FusedArgs &args) {
     KeyRows<C> r;
     shared.v_ring.wait(place.own);
     shared.v_ring.release(place.own);
@@ -398,7 +392,7 @@ __device__ __forceinline__ void tile_unseen(Fused128Shared<C> &shared, Fused128P
 }
 
 template <class C>
-__device__ __forceinline__ void fused128_keys(Fused128Shared<C> &shared, const Fused128Args &args,
+__device__ __forceinline__ void fused128_keys(Fused128Shared<C> &shared, const FusedArgs &args,
                                               int warpgroup) {
     Fused128Place<C> place;
     place.warpgroup = warpgroup;
@@ -424,7 +418,7 @@ __device__ __forceinline__ void fused128_keys(Fused128Shared<C> &shared, const F
 
 template <bool CAUSAL>
 __global__ void __launch_bounds__(Fused128Config<CAUSAL>::THREADS, 1)
-    sm90_fused128_kernel(const __grid_constant__ Fused128Args args) {
+    sm90_fused128_kernel(const __grid_constant__ FusedArgs args) {
 #ifdef SM90_BODY
     using C = Fused128Config<CAUSAL>;
     enum { WARPS = 4 * C::WARPGROUPS };
@@ -460,7 +454,7 @@ size_t attention_backward_sm90_fused128_scratch_bytes(int B, int T, int NH) {
     return turn_scratch_bytes(B, T, NH, 128);
 }
 
-template <bool CAUSAL> static void launch_fused128(const Fused128Args &args) {
+template <bool CAUSAL> static void launch_fused128(const FusedArgs &args) {
     using C = Fused128Config<CAUSAL>;
     launch_persistent("sm90_fused128_kernel", sm90_fused128_kernel<CAUSAL>, args, args.base.order.total,
                       C::THREADS, shared_bytes<Fused128Shared<C>>());
@@ -468,10 +462,6 @@ template <bool CAUSAL> static void launch_fused128(const Fused128Args &args) {
 
 void attention_backward_sm90_fused128(floatX *dqkv, const floatX *dout, const floatX *out, const floatX *qkv,
                                       const float *lse, void *scratch, int B, int T, int NH, bool causal) {
-    Fused128Args args;
-    args.base = backward_args(dqkv, dout, qkv, scratch, B, T, NH, 128);
-    args.base.order = turn_order(B, T, NH, 128);
-    args.turns = turns_in(scratch, args.base.order, B, T, NH, 128);
-    launch_fold<128>(args.base, args.turns, dout, out, lse, B);
+    const FusedArgs args = fused_args<128>(dqkv, dout, out, qkv, lse, scratch, B, T, NH);
     (causal ? launch_fused128<true> : launch_fused128<false>)(args);
 }

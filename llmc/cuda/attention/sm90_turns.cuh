@@ -267,3 +267,21 @@ static void launch_fold(const BackwardArgs &args, const Turns &turns, const floa
         args.fold, turns, (const bf16 *)dout, (const bf16 *)out, lse, args.T, args.inverse_scale);
     launch_check("sm90_fold_kernel");
 }
+
+/* What a one-pass kernel is launched with. */
+typedef struct FusedArgs {
+    BackwardArgs base;
+    Turns turns;
+} FusedArgs;
+
+/* Fills in the arguments and queues the fold kernel that goes before. */
+template <int HD>
+static FusedArgs fused_args(floatX *dqkv, const floatX *dout, const floatX *out, const floatX *qkv,
+                            const float *lse, void *scratch, int B, int T, int NH) {
+    FusedArgs args;
+    args.base = backward_args(dqkv, dout, qkv, scratch, B, T, NH, HD);
+    args.base.order = turn_order(B, T, NH, HD);
+    args.turns = turns_in(scratch, args.base.order, B, T, NH, HD);
+    launch_fold<HD>(args.base, args.turns, dout, out, lse, B);
+    return args;
+}

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Speed and memory of a training step against the context length T, one sequence a step: a table and a plot.
 
-usage: scripts/context.py [--seq 1024,4096 | 1024:1048576] [--modes flash,linear,block,standard] [--limit SECONDS]
-                          [--csv FILE] [--png FILE] [--plot-only] [-- flags of the trainer]
+usage: scripts/context.py [--seq 1024,4096 | 1024:1048576] [--modes flash,linear,block,standard] [--inference]
+                          [--limit SECONDS] [--csv FILE] [--png FILE] [--plot-only] [-- flags of the trainer]
 
 Run from the repository root after `make train_gpt2cu`. Random tokens, d12 unless the flags say --model. A mode is how the
 T x T part and the activations are treated:
@@ -10,7 +10,8 @@ T x T part and the activations are treated:
     block      --recompute block        standard   --attention standard (the T x T matrix)
 Rows go to the CSV (a row of the same T and mode is replaced), so that long lengths can be added later. A length whose
 run would take longer than the limit, four times the time of half the length, is left out and said; one that does not
-fit keeps its planned memory. The plot needs matplotlib. Exit code: 0, 1 where a run failed, 2 on bad usage.
+fit keeps its planned memory. --inference also times the forward pass alone (validation) and the last tokens of a sample
+that fills the context (one sequence, one token at a time, a cache of keys and values: the same in all modes). The plot needs matplotlib. Exit code: 0, 1 where a run failed, 2 on bad usage.
 """
 import argparse
 import csv
@@ -21,6 +22,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 
 import random_shard
 from comparison import EXIT_RUN, Parser, duration, fail, gib, integers
@@ -32,7 +34,9 @@ MODES = {
     "block": ["--recompute", "block"],
     "standard": ["--attention", "standard"],
 }
-FIELDS = ["T", "mode", "ms", "tokens_per_second", "planned_gib", "measured_gib"]
+FIELDS = ["T", "mode", "ms", "tokens_per_second", "planned_gib", "measured_gib", "forward_tokens_per_second",
+          "sample_tokens_per_second"]
+SAMPLE_TOKENS = 128  # the last of a sample, those that are timed
 
 
 def n_steps(seq):
@@ -40,29 +44,71 @@ def n_steps(seq):
     return max(3 if seq < 1 << 18 else 2, min(100, (1 << 18) // seq))
 
 
-def run(seq, mode, shard, folder, flags):
+def inference_flags(seq, shard):
+    """Validation of about 2^17 tokens, then a sample that fills the context."""
+    return ["--val", shard, "--eval-batches", str(max(4, (1 << 17) // seq)), "--sample-tokens", str(seq - 1)]
+
+
+class Stream:
+    """What a program prints, and when: it flushes its lines, and every token of a sample."""
+
+    def __init__(self, command):
+        self.text, self.times = b"", []  # times: (length of the text so far, seconds)
+        with tempfile.TemporaryFile() as errors:
+            process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors)
+            while piece := os.read(process.stdout.fileno(), 1 << 16):
+                self.text += piece
+                self.times.append((len(self.text), time.perf_counter()))
+            self.status = process.wait()
+            errors.seek(0)
+            self.errors = errors.read().decode(errors="replace")
+
+    def when(self, offset):
+        """Seconds at which the character at the offset had come."""
+        return next(seconds for length, seconds in self.times if length > offset)
+
+
+def inference(stream, seq, flags):
+    """Tokens/s of the forward pass alone, and of drawing with a full context: between the stream's marks."""
+    rates, value = {}, dict(zip(flags[0::2], flags[1::2]))
+    validation = re.search(rb"\n([^\n]*val loss)[^\n]*\n", stream.text)
+    if validation:
+        seconds = stream.when(validation.end(1)) - stream.when(validation.start())
+        rates["forward_tokens_per_second"] = round(seq * int(value["--eval-batches"]) / seconds)
+    sample = re.search(rb"--- sample[^\n]*\n([^\n]*)\n---\n", stream.text)
+    if sample:
+        drawn = [match.end() - 1 for match in re.finditer(rb"\d+ ", sample[1])][-SAMPLE_TOKENS - 1:]
+        seconds = stream.when(sample.start(1) + drawn[-1]) - stream.when(sample.start(1) + drawn[0])
+        rates["sample_tokens_per_second"] = round((len(drawn) - 1) / seconds)
+    return rates
+
+
+def run(seq, mode, shard, folder, flags, with_inference=False):
     """One run; returns its row, or None with the program's words on stderr where it fails for another reason than memory."""
-    command = [PROGRAM, "--model", "d12", "--train", shard, "--batch", "1", "--seq", str(seq), "--tokens-per-step", str(seq),
-               "--steps", str(n_steps(seq)), "--sample-tokens", "0", "--eval-every", "0"]
+    command = ["--model", "d12", "--train", shard, "--batch", "1", "--seq", str(seq), "--tokens-per-step", str(seq),
+               "--steps", str(n_steps(seq)), "--eval-every", "0"]
+    more = inference_flags(seq, shard) if with_inference else ["--sample-tokens", "0"]
     given = set(flags[0::2])  # a flag given twice is refused: the user's stands
-    pairs = [command[i:i + 2] for i in range(1, len(command), 2)]
-    command = [PROGRAM] + [word for pair in pairs if pair[0] not in given for word in pair] + MODES[mode] + flags
-    done = subprocess.run(command + ["--out", folder, "--model-only"], capture_output=True, text=True)
+    pairs = list(zip((command + more)[0::2], (command + more)[1::2]))
+    words = [word for pair in pairs if pair[0] not in given for word in pair] + MODES[mode] + flags
+    done = Stream([PROGRAM] + words + ["--out", folder, "--model-only"])
     row = dict.fromkeys(FIELDS, "")
     row.update(T=seq, mode=mode)
-    needs = re.search(r"needs ([0-9.]+) GiB", done.stderr)
+    needs = re.search(r"needs ([0-9.]+) GiB", done.errors)
     if needs:
         row["planned_gib"] = float(needs[1])
         return row
-    if done.returncode:
-        print(f"error: T = {seq}, {mode}: {done.stderr.strip()}", file=sys.stderr)
+    if done.status:
+        print(f"error: T = {seq}, {mode}: {done.errors.strip()}", file=sys.stderr)
         return None
     steps = [r["ms"] for r in map(json.loads, open(os.path.join(folder, "log.jsonl"))) if "ms" in r]
     later = sorted(steps[len(steps) // 2:])
     ms = later[len(later) // 2]
-    memory = re.search(r"planned (.*), measured (.*)", done.stdout)
+    memory = re.search(r"planned (.*), measured (.*)", done.text.decode(errors="replace"))
     row.update(ms=round(ms, 3), tokens_per_second=round(1e3 * seq / ms), planned_gib=round(gib(memory[1]), 2),
                measured_gib=round(gib(memory[2]), 2))
+    if with_inference:
+        row.update(inference(done, seq, words))
     return row
 
 
@@ -105,12 +151,12 @@ def measure(args):
                 if expected > args.limit:
                     print(f"T = {seq}, {mode}: left out, about {expected:.0f} s; hint: --limit {expected:.0f}", file=sys.stderr)
                     continue
-                row = run(seq, mode, shard, os.path.join(folder, f"{mode}_{seq}"), args.flags)
+                row = run(seq, mode, shard, os.path.join(folder, f"{mode}_{seq}"), args.flags, args.inference)
                 shutil.rmtree(os.path.join(folder, f"{mode}_{seq}"), ignore_errors=True)
                 ok = ok and row is not None
                 if row:
                     rows[seq, mode] = row
-                    print(*(f"{row[name]:>18}" for name in FIELDS), flush=True)
+                    print(*(f"{row[name]:>14}" for name in FIELDS), flush=True)
                     write_rows(args.csv, rows)
     return rows, ok
 
@@ -162,6 +208,7 @@ def parse_arguments(argv):
     parser.add_argument("--seq", type=integers(1, 1 << 21), default=[1 << i for i in range(10, 21)], metavar="LIST",
                         help="lengths in rising order; default 1024:1048576")
     parser.add_argument("--modes", type=modes, default=list(MODES), metavar="LIST", help="default: all four")
+    parser.add_argument("--inference", action="store_true", help="time the forward pass alone and sampling, too")
     parser.add_argument("--limit", type=duration(1, 86400), default=60, metavar="S", help="seconds that one run may take")
     parser.add_argument("--csv", default="scripts/context.csv", metavar="FILE")
     parser.add_argument("--png", default="scripts/context.png", metavar="FILE")

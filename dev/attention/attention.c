@@ -1,4 +1,4 @@
-/* The lab's two attention ops: operands, cost, sizes, inputs, reference, and the rows that run on the CPU. */
+/* The lab's two attention ops: operands, cost, sizes, inputs, reference. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -102,34 +102,40 @@ static int add_checks(Sizes *list, const Options *o, int HD, bool causal) {
     static const struct {
         int B, T, NH, Tk, DV; /* Tk, DV 0: T, HD */
         bool sparse, dropout;
+        int window;
     } shapes[] = {
-        {1,  1,    1,  0,    0,  false, false},
-        {2,  63,   2,  0,    0,  false, false},
-        {1,  64,   1,  0,    0,  false, false},
-        {1,  65,   3,  0,    0,  false, false},
-        {1,  192,  2,  0,    0,  false, false},
-        {2,  200,  2,  0,    0,  false, false},
-        {1,  1000, 2,  0,    0,  false, false},
-        {1,  1023, 1,  0,    0,  false, false},
-        {2,  1024, 12, 0,    0,  false, false},
-        {1,  4096, 2,  0,    0,  false, false},
-        {25, 250,  24, 0,    0,  false, false},
-        {2,  70,   2,  133,  0,  false, false},
-        {1,  133,  2,  70,   0,  false, false},
-        {2,  1,    3,  4000, 0,  false, false},
-        {1,  100,  2,  0,    32, false, false},
-        {1,  200,  2,  0,    0,  false, true },
-        {1,  700,  2,  0,    0,  true,  false},
+        {1,  1,    1,  0,    0,  false, false, 0  },
+        {2,  63,   2,  0,    0,  false, false, 0  },
+        {1,  64,   1,  0,    0,  false, false, 0  },
+        {1,  65,   3,  0,    0,  false, false, 0  },
+        {1,  192,  2,  0,    0,  false, false, 0  },
+        {2,  200,  2,  0,    0,  false, false, 0  },
+        {1,  1000, 2,  0,    0,  false, false, 0  },
+        {1,  1023, 1,  0,    0,  false, false, 0  },
+        {2,  1024, 12, 0,    0,  false, false, 0  },
+        {1,  4096, 2,  0,    0,  false, false, 0  },
+        {25, 250,  24, 0,    0,  false, false, 0  },
+        {2,  70,   2,  133,  0,  false, false, 0  },
+        {1,  133,  2,  70,   0,  false, false, 0  },
+        {2,  1,    3,  4000, 0,  false, false, 0  },
+        {1,  100,  2,  0,    32, false, false, 0  },
+        {1,  200,  2,  0,    0,  false, true,  0  },
+        {1,  700,  2,  0,    0,  true,  false, 0  },
+        {1,  200,  2,  0,    0,  false, true,  70 },
+        {1,  700,  2,  0,    0,  false, false, 128},
     };
     int n = 0;
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
-        if (o->n_T || (o->quick && (shapes[i].B * shapes[i].T > 400 || shapes[i].Tk > 1000))) continue;
+        if (o->n_T || (shapes[i].window && !causal) ||
+            (o->quick && (shapes[i].B * shapes[i].T > 400 || shapes[i].Tk > 1000)))
+            continue;
         Sizes *s = &list[n++];
         *s = packed_sizes(shapes[i].B, shapes[i].T, shapes[i].NH, HD, causal);
         if (shapes[i].Tk) s->Tk = shapes[i].Tk;
         if (shapes[i].DV) s->DV = shapes[i].DV;
         s->sparse = shapes[i].sparse;
         s->dropout = shapes[i].dropout;
+        s->window = shapes[i].window;
         s->adversarial = (s->T == 200 && s->B == 2) || s->T == 1000;
     }
     for (int i = 0; i < o->n_T; i++) {
@@ -148,6 +154,7 @@ static int add_timings(Sizes *list, const Options *o, int HD, bool causal) {
         if (o->queries) list[i].T = o->queries;
         list[i].sparse = o->sparse;
         list[i].dropout = o->dropout;
+        list[i].window = causal ? o->window : 0;
     }
     return o->n_T;
 }
@@ -295,6 +302,14 @@ static Precision plain_precision(const Case *c) {
     return c->dtype == DTYPE_BF16 ? PLAIN_BF16 : PLAIN_F32;
 }
 
+/* Storage types that round scores have a third result: makes room for it. */
+static bool rounds_scores(Case *c) {
+    for (int k = 0; k < c->n && c->dtype == DTYPE_BF16; k++)
+        if (c->plain[k] && !c->scores[k])
+            c->scores[k] = lab_malloc((size_t)c->operands[k].elems * sizeof(double));
+    return c->dtype == DTYPE_BF16;
+}
+
 /* Positions beside the fault within which a masked 0 may meet it in a tile's product: 0 * NaN. */
 enum { TILE_REACH = 256 };
 
@@ -309,10 +324,12 @@ static void accept_rows(double *want, int64_t offset, int64_t stride, int width,
 static void reference_forward(Case *c) {
     const Sizes *s = &c->s;
     const AttentionLayout l = attention_layout(s);
-    for (int plain = 0; plain < 2; plain++) {
-        double **to = plain ? c->plain : c->want;
+    const Precision precisions[] = {EXACT, plain_precision(c), PLAIN_BF16_SCORES};
+    double **const results[] = {c->want, c->plain, c->scores};
+    for (int i = 0; i < (rounds_scores(c) ? 3 : 2); i++) {
+        double **to = results[i];
         const AttentionReference r = {.s = *s,
-                                      .precision = plain ? plain_precision(c) : EXACT,
+                                      .precision = precisions[i],
                                       .qkv = c->in[FORWARD_QKV],
                                       .out = to[FORWARD_OUT],
                                       .lse = to[FORWARD_LSE]};
@@ -342,6 +359,13 @@ static void reference_backward(Case *c) {
     r.precision = plain_precision(c);
     r.dqkv = c->plain[BACKWARD_DQKV];
     run_reference(&r);
+    if (rounds_scores(c)) { /* such a computation has the P of its own forward */
+        r.precision = PLAIN_BF16_SCORES;
+        r.dqkv = NULL;
+        run_reference(&r);
+        r.dqkv = c->scores[BACKWARD_DQKV];
+        run_reference(&r);
+    }
     free(r.out);
     free(r.lse);
     if (!c->fill->not_finite) return;
@@ -397,41 +421,4 @@ const LabOp attention_backward_op = {
     .time_sizes = time_sizes,
     .fills = backward_fills,
     .prepare_timing = forward_before_backward,
-};
-
-/* ---- the CPU's rows ---- */
-
-static void cpu_forward(const Call *c) {
-    ops_cpu.attention_forward(c->p[FORWARD_OUT], c->p[FORWARD_LSE], c->p[FORWARD_QKV], c->s.B, c->s.T,
-                              c->s.NH, c->s.HD);
-}
-static void cpu_backward(const Call *c) {
-    ops_cpu.attention_backward(c->p[BACKWARD_DQKV], c->p[BACKWARD_DOUT], c->p[BACKWARD_OUT],
-                               c->p[BACKWARD_QKV], c->p[BACKWARD_LSE], c->p[BACKWARD_SCRATCH], c->s.B, c->s.T,
-                               c->s.NH, c->s.HD);
-}
-
-const Variant cpu_variants[] = {
-    {.op = "attention_forward",
-     .name = "cpu",
-     .run = cpu_forward,
-     .flags = CAUSAL_ONLY | PACKED_ONLY,
-     .teaches = "the trainer's CPU backend: tiles of keys, vectors, threads over heads and queries"},
-    {.op = "attention_forward",
-     .name = "textbook",
-     .run = textbook,
-     .flags = TAKES_SPARSE | TAKES_DROPOUT,
-     .teaches = "F0: one query at a time in plain C, one thread"},
-    {.op = "attention_backward",
-     .name = "cpu",
-     .run = cpu_backward,
-     .flags = CAUSAL_ONLY | PACKED_ONLY,
-     .teaches = "the same for backward: P from the logsumexp, nothing of size T*T"},
-    {.op = "attention_backward",
-     .name = "autograd_graph",
-     .run = autograd_graph,
-     .max_T = 65,
-     .flags = NO_NAN,
-     .teaches = "F0: a graph of scalar nodes, forward and backward; no formula of a gradient"},
-    {.name = NULL                                                                               },
 };

@@ -6,6 +6,7 @@
  * has the layout of qkv. Query i sees key j if j <= i + Tk - T or if the case is not causal; a query that
  * sees nothing gives out = 0, lse = -inf. scale = 1/sqrt(HD). */
 #pragma once
+#include "../../llmc/dropout.h"
 #include "../driver/lab.h"
 
 #ifdef __CUDACC__
@@ -67,20 +68,24 @@ HOST_DEVICE bool attention_block_set(const Sizes *s, int query_block, int key_bl
 }
 
 /* What P_ij is multiplied with under dropout: 0 for a tenth, else 1/0.9; from a counter, so that backward draws
- * what forward drew and nothing is stored. row = (b*NH + head)*T + i. */
+ * what forward drew and nothing is stored. row = (b*NH + head)*T + i: the trainer's masks, of one key and site. */
+#define DROPOUT_P 0.1f
+enum { DROPOUT_KEY = 20240529, DROPOUT_SITE = 3 };
 HOST_DEVICE float attention_dropout(const Sizes *s, int64_t row, int j) {
     if (!s->dropout) return 1;
-    return attention_hash((uint64_t)row * (uint64_t)s->Tk + (uint64_t)j + 0xD1B54A32D192ED03u) <
-                   0xFFFFFFFFu / 10
-               ? 0
-               : 1 / 0.9f;
+    const DropoutRow bits = dropout_row(dropout_site(DROPOUT_KEY, DROPOUT_SITE), row);
+    return dropout_bits(bits, (uint32_t)j) < dropout_threshold(DROPOUT_P) ? 0 : dropout_scale(DROPOUT_P);
 }
 
-/* Keys that query i can see; of a sparse mask, those in blocks that are set. */
+/* One past the last key that query i can see, and the first one; of a sparse mask, those in blocks that are set. */
 HOST_DEVICE int attention_visible(const Sizes *s, int i) {
     if (!s->causal) return s->Tk;
     const int n = i + 1 + s->Tk - s->T;
     return n < 0 ? 0 : n;
+}
+HOST_DEVICE int attention_first(const Sizes *s, int i) {
+    const int end = attention_visible(s, i);
+    return s->window && s->window < end ? end - s->window : 0;
 }
 
 /* The part of the blocks that a sparse mask sets. */
@@ -98,14 +103,15 @@ HOST_DEVICE double attention_density(const Sizes *s) {
 /* Pairs of query and key that are not masked, of all heads; causal counted as half of T*T, as in the
  * literature. */
 HOST_DEVICE double attention_pairs(const Sizes *s) {
-    const double T = s->T, Tk = s->Tk, heads = (double)s->B * s->NH * attention_density(s);
+    const double T = s->T, Tk = s->Tk, heads = (double)s->B * s->NH * attention_density(s), W = s->window;
     if (!s->causal) return heads * T * Tk;
+    if (W > 0 && W < T) return heads * W * (T - W / 2); /* T = Tk */
     return heads * (Tk >= T ? T * (Tk - T) + T * T / 2 : Tk * Tk / 2);
 }
 
 /* The reference: `exact` in double, or as a straightforward implementation in a storage type computes it: sums
- * in fp32; P, dS and the results rounded to the storage type. */
-typedef enum Precision { EXACT, PLAIN_F32, PLAIN_BF16 } Precision;
+ * in fp32; P, dS and the results rounded to the storage type; S and dP, too, where they are stored as matrices. */
+typedef enum Precision { EXACT, PLAIN_F32, PLAIN_BF16, PLAIN_BF16_SCORES } Precision;
 
 typedef struct AttentionReference {
     Sizes s;
@@ -119,6 +125,8 @@ typedef struct AttentionReference {
 #ifdef __cplusplus
 extern "C" {
 #endif
+/* What the trainer's masked ops are to leave out: the window and the dropout of the call's sizes. */
+AttentionMask attention_mask(const Call *c);
 /* Forward if dqkv is NULL, else backward, on all pointers in host memory. */
 void attention_reference_cpu(const AttentionReference *r);
 void attention_reference_gpu(const AttentionReference *r);

@@ -36,7 +36,7 @@ static State state_in(void *scratch, const Sizes *s) {
     float *o = (float *)scratch;
     return {o, o + rows * s->DV, o + rows * s->DV + rows, o + rows * (s->DV + 2)};
 }
-extern "C" size_t flash1_scratch(const Sizes *s) {
+extern "C" size_t flash1_scratch(const Sizes *s, int elem) {
     return (size_t)s->B * s->NH * s->T * (s->DV + 2 + s->HD) * sizeof(float);
 }
 

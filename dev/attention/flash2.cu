@@ -50,7 +50,7 @@ template <typename X> static __global__ void flash2_kernel(Tensors<X> t, int R, 
     load_tile(q, t.qkv + head.q + i0 * t.l.q_stride, t.l.q_stride, R, HD, s->T - i0);
     fill_tile(o, R, DV, 0);
     for (int r = threadIdx.x; r < R; r += blockDim.x) m[r] = -INFINITY, l[r] = 0;
-    for (int j0 = 0; j0 < keys_end(s, i0, R); j0 += C) {
+    for (int j0 = keys_begin(s, i0, C); j0 < keys_end(s, i0, R); j0 += C) {
         if (!attention_block_set(s, i0 / SPARSE_BLOCK, j0 / SPARSE_BLOCK)) continue;
         load_tile(k, t.qkv + head.k + j0 * t.l.k_stride, t.l.k_stride, C, HD, s->Tk - j0);
         load_tile(v, t.qkv + head.v + j0 * t.l.v_stride, t.l.v_stride, C, DV, s->Tk - j0);

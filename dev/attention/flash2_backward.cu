@@ -15,7 +15,7 @@ HOST_DEVICE int backward_rows(const Sizes *s) {
     return s->HD > 64 || s->DV > 64 ? 32 : 64;
 }
 
-extern "C" size_t flash2_backward_scratch(const Sizes *s) {
+extern "C" size_t flash2_backward_scratch(const Sizes *s, int elem) {
     return (size_t)s->B * s->NH * s->T * (s->HD + 1) * sizeof(float);
 }
 
@@ -73,7 +73,7 @@ static __global__ void flash2_backward_kernel(Tensors<X> t, const float *d_all, 
     load_tile(v, t.qkv + head.v + j0 * t.l.v_stride, t.l.v_stride, R, DV, s->Tk - j0);
     fill_tile(dk, R, HD, 0);
     fill_tile(dv, R, DV, 0);
-    for (int i0 = queries_begin(s, j0) / R * R; i0 < s->T; i0 += R) { /* line 8 */
+    for (int i0 = queries_begin(s, j0) / R * R; i0 < queries_end(s, j0, R); i0 += R) { /* line 8 */
         if (!attention_block_set(s, i0 / SPARSE_BLOCK, j0 / SPARSE_BLOCK)) continue;
         load_tile(q, t.qkv + head.q + i0 * t.l.q_stride, t.l.q_stride, R, HD, s->T - i0);
         load_tile(dout, t.dout + head.out + i0 * t.l.out_stride, t.l.out_stride, R, DV, s->T - i0);

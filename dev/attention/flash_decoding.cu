@@ -16,7 +16,7 @@ static int n_pieces(const Sizes *s) {
 }
 
 /* O, m and l of every piece: (B*NH*T, pieces, DV + 2) fp32 */
-extern "C" size_t flash_decoding_scratch(const Sizes *s) {
+extern "C" size_t flash_decoding_scratch(const Sizes *s, int elem) {
     return (size_t)s->B * s->NH * s->T * n_pieces(s) * (s->DV + 2) * sizeof(float);
 }
 

@@ -131,18 +131,25 @@ __device__ inline void product(Tile c, Factor a, Factor b, int M, int N, int K, 
 
 /* ---- masks ---- */
 
-/* One past the last key that any of the queries [i0, i0+rows) sees. */
+/* One past the last key that any of the queries [i0, i0+rows) sees; the first tile of keys that one of them sees. */
 HOST_DEVICE int keys_end(const Sizes *s, int i0, int rows) {
     const int last = i0 + rows < s->T ? i0 + rows : s->T, n = attention_visible(s, last - 1);
     return n < s->Tk ? n : s->Tk;
 }
-/* The first query that sees key j0. */
+HOST_DEVICE int keys_begin(const Sizes *s, int i0, int tile) {
+    return attention_first(s, i0) / tile * tile;
+}
+/* The first query that sees key j0, and one past the last that sees one of the keys [j0, j0+rows): under a window T = Tk. */
 HOST_DEVICE int queries_begin(const Sizes *s, int j0) {
     const int i = s->causal ? j0 - (s->Tk - s->T) : 0;
     return i > 0 ? i : 0;
 }
+HOST_DEVICE int queries_end(const Sizes *s, int j0, int rows) {
+    const int64_t end = (int64_t)j0 + rows - 1 + s->window;
+    return s->window && end < s->T ? (int)end : s->T;
+}
 HOST_DEVICE bool sees(const Sizes *s, int i, int j) {
-    return i < s->T && j < s->Tk && j < attention_visible(s, i) &&
+    return i < s->T && j < s->Tk && j < attention_visible(s, i) && j >= attention_first(s, i) &&
            attention_block_set(s, i / SPARSE_BLOCK, j / SPARSE_BLOCK);
 }
 

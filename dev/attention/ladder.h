@@ -13,14 +13,14 @@ void autograd_graph(const Call *c);
 
 /* naive_fused.cu (F2) */
 void naive_fused(const Call *c);
-size_t naive_fused_scratch(const Sizes *s);
+size_t naive_fused_scratch(const Sizes *s, int elem);
 double naive_fused_bytes(const Sizes *s, int elem);
 
 /* flash1.cu (F3, B2) */
 void flash1_forward(const Call *c);
 void flash1_backward(const Call *c);
 void flash1_prepare(const Call *c); /* m and l for backward */
-size_t flash1_scratch(const Sizes *s);
+size_t flash1_scratch(const Sizes *s, int elem);
 double flash1_forward_bytes(const Sizes *s, int elem);
 double flash1_backward_bytes(const Sizes *s, int elem);
 
@@ -35,7 +35,7 @@ void flash2_128x8(const Call *c);
 void flash2_256x8(const Call *c);
 void flash2_backward(const Call *c);
 void flash2_backward_p_only(const Call *c); /* wrong */
-size_t flash2_backward_scratch(const Sizes *s);
+size_t flash2_backward_scratch(const Sizes *s, int elem);
 double flash2_backward_bytes(const Sizes *s, int elem);
 
 /* lite_online.cu (F5, F6) and scalar_online.cu (F7) */
@@ -46,7 +46,7 @@ double scalar_online_bytes(const Sizes *s, int elem);
 
 /* flash_decoding.cu (F13) */
 void flash_decoding(const Call *c);
-size_t flash_decoding_scratch(const Sizes *s);
+size_t flash_decoding_scratch(const Sizes *s, int elem);
 
 #ifdef __cplusplus
 }

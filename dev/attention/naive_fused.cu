@@ -11,7 +11,7 @@
 enum { QUERIES = 64, KEYS = 32 };
 
 /* O, m, l in memory: (B,NH,T,DV), (B,NH,T), (B,NH,T) fp32 */
-extern "C" size_t naive_fused_scratch(const Sizes *s) {
+extern "C" size_t naive_fused_scratch(const Sizes *s, int elem) {
     return (size_t)s->B * s->NH * s->T * (s->DV + 2) * sizeof(float);
 }
 

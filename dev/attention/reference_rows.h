@@ -14,7 +14,7 @@ HOST_DEVICE double keep(double x, Precision p) {
 
 /* What stays of a value that is stored, or fed to a product: rounded to nearest, ties to even. */
 HOST_DEVICE double stored(double x, Precision p) {
-    if (p != PLAIN_BF16) return keep(x, p);
+    if (p != PLAIN_BF16 && p != PLAIN_BF16_SCORES) return keep(x, p);
     const float f = (float)x;
     uint32_t bits;
     if (isnan(f)) return x;
@@ -23,6 +23,11 @@ HOST_DEVICE double stored(double x, Precision p) {
     float rounded;
     memcpy(&rounded, &bits, 4);
     return rounded;
+}
+
+/* What stays of a score, or of its gradient. */
+HOST_DEVICE double scored(double x, Precision p) {
+    return p == PLAIN_BF16_SCORES ? stored(x, p) : keep(x, p);
 }
 
 /* n is a multiple of 8. EXACT keeps LANES sums side by side, as a compiler's vector holds them; a plain
@@ -68,7 +73,7 @@ HOST_DEVICE int64_t out_at(const AttentionReference *r, RowPlace at, int i) {
     return ((int64_t)at.b * r->s.T + i) * r->s.NH * r->s.DV + at.head * r->s.DV;
 }
 HOST_DEVICE double score(const AttentionReference *r, const float *q, const float *k, Precision p) {
-    return keep(row_dot(q, k, r->s.HD, p) * keep(1 / sqrt((double)r->s.HD), p), p);
+    return scored(row_dot(q, k, r->s.HD, p) * keep(1 / sqrt((double)r->s.HD), p), p);
 }
 
 HOST_DEVICE bool block_set(const AttentionReference *r, int i, int j) {
@@ -80,13 +85,14 @@ HOST_DEVICE void forward_row(const AttentionReference *r, int64_t row, Precision
     const RowPlace at = row_place(&r->s, row, r->s.T);
     const int n = attention_visible(&r->s, at.t), DV = r->s.DV;
     const float *q = q_row(r, at, at.t);
+    const int first = attention_first(&r->s, at.t);
     double max = -INFINITY, sum = 0, o[LARGEST_HEAD] = {0};
-    for (int j = 0; j < n; j++) {
+    for (int j = first; j < n; j++) {
         if (!block_set(r, at.t, j)) continue;
         const double s = score(r, q, k_row(r, at, j), p);
         if (!(s <= max)) max = s;
     }
-    for (int j = 0; j < n; j++) {
+    for (int j = first; j < n; j++) {
         if (!block_set(r, at.t, j)) continue;
         const double e = keep(exp(keep(score(r, q, k_row(r, at, j), p) - max, p)), p);
         sum = keep(sum + e, p);
@@ -120,7 +126,7 @@ HOST_DEVICE PairGradient pair_gradient(const AttentionReference *r, RowPlace at,
     if (!block_set(r, i, j)) return g;
     const double s = score(r, q_row(r, at, i), k_row(r, at, j), p), factor = attention_dropout(&r->s, row, j);
     const double prob = keep(exp(keep(s - r->lse[row], p)), p);
-    const double dp = factor * row_dot(r->dout + out_at(r, at, i), v_row(r, at, j), r->s.DV, p);
+    const double dp = factor * scored(row_dot(r->dout + out_at(r, at, i), v_row(r, at, j), r->s.DV, p), p);
     g.p = stored(factor * prob, p);
     g.ds = stored(prob * keep(dp - r->d[row], p), p);
     return g;
@@ -131,7 +137,8 @@ HOST_DEVICE void query_row(const AttentionReference *r, int64_t row, Precision p
     const RowPlace at = row_place(&r->s, row, r->s.T);
     const int n = attention_visible(&r->s, at.t), HD = r->s.HD;
     double dq[LARGEST_HEAD] = {0};
-    for (int j = 0; j < n; j++) row_add(dq, pair_gradient(r, at, at.t, j, p).ds, k_row(r, at, j), HD, p);
+    for (int j = attention_first(&r->s, at.t); j < n; j++)
+        row_add(dq, pair_gradient(r, at, at.t, j, p).ds, k_row(r, at, j), HD, p);
     double *to = r->dqkv + (q_row(r, at, at.t) - r->qkv);
     for (int d = 0; d < HD; d++) to[d] = stored(dq[d] / sqrt((double)HD), p);
 }
@@ -140,8 +147,9 @@ HOST_DEVICE void query_row(const AttentionReference *r, int64_t row, Precision p
 HOST_DEVICE void key_row(const AttentionReference *r, int64_t row, Precision p) {
     const RowPlace at = row_place(&r->s, row, r->s.Tk);
     const int HD = r->s.HD, DV = r->s.DV, first = r->s.causal ? at.t - (r->s.Tk - r->s.T) : 0;
+    const int end = r->s.window && first + r->s.window < r->s.T ? first + r->s.window : r->s.T;
     double dk[LARGEST_HEAD] = {0}, dv[LARGEST_HEAD] = {0};
-    for (int i = first > 0 ? first : 0; i < r->s.T; i++) {
+    for (int i = first > 0 ? first : 0; i < end; i++) {
         const PairGradient g = pair_gradient(r, at, i, at.t, p);
         row_add(dk, g.ds, q_row(r, at, i), HD, p);
         row_add(dv, g.p, r->dout + out_at(r, at, i), DV, p);
@@ -184,6 +192,9 @@ HOST_DEVICE void stage_row(const AttentionReference *r, Stage stage, int64_t row
         break;
     case PLAIN_BF16:
         stage_row_as(r, stage, row, PLAIN_BF16);
+        break;
+    case PLAIN_BF16_SCORES:
+        stage_row_as(r, stage, row, PLAIN_BF16_SCORES);
         break;
     }
 }

@@ -27,7 +27,8 @@ static Head head_of(const Sizes *s, const float *qkv, int b, int h) {
 }
 
 static bool sees(const Sizes *s, int i, int j) {
-    return j < attention_visible(s, i) && attention_block_set(s, i / SPARSE_BLOCK, j / SPARSE_BLOCK);
+    return j < attention_visible(s, i) && j >= attention_first(s, i) &&
+           attention_block_set(s, i / SPARSE_BLOCK, j / SPARSE_BLOCK);
 }
 
 static float dot(const float *a, const float *b, int n) {

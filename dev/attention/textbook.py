@@ -3,8 +3,8 @@
 
   dev/attention/textbook.py [N...]      default: 8 16 32 64; head size 16, not causal
 
-Prints milliseconds a call (the best of three, as forward alone, and with backward through the nodes) and checks
-that both give the same output. The lab's rows `textbook` and `autograd_graph` are the same in C.
+Prints milliseconds a call (the best of three, as forward alone, and with backward through the nodes), for one query
+and for N queries against N keys, and checks that both give the same output. The lab's rows `textbook` and `autograd_graph` are the same in C.
 """
 import math
 import random
@@ -82,10 +82,10 @@ def best_ms(call):
     return 1e3 * min(times)
 
 
-def measure(n):
-    """One line of the table; False if numbers and nodes disagree."""
+def measure(n, n_queries):
+    """{name: ms} of one length, and whether numbers and nodes agree."""
     random.seed(n)
-    rows = [[[random.gauss(0, 1) for _ in range(D)] for _ in range(n)] for _ in range(3)]
+    rows = [[[random.gauss(0, 1) for _ in range(D)] for _ in range(count)] for count in (n_queries, n, n)]
 
     def with_numbers():
         return attention(*rows, float, math.exp)
@@ -96,9 +96,11 @@ def measure(n):
 
     numbers, nodes = with_numbers(), with_nodes()
     same = all(abs(a - b.value) < 1e-12 for x, y in zip(numbers, nodes) for a, b in zip(x, y))
-    columns = best_ms(with_numbers), best_ms(with_nodes), best_ms(lambda: backward(with_nodes()))
-    print(f"{n:5d} {columns[0]:12.3f} {columns[1]:12.3f} {columns[2]:18.3f}   {'' if same else 'DIFFERENT'}")
-    return same
+    return {
+        "python": best_ms(with_numbers),
+        "python_nodes": best_ms(with_nodes),
+        "python_nodes_backward": best_ms(lambda: backward(with_nodes())),
+    }, same
 
 
 def main():
@@ -110,8 +112,14 @@ def main():
         print(f"error: textbook.py: expected lengths: {reason}", file=sys.stderr)
         return 2
     print(f"head size {D}, ms a call, pure Python {sys.version.split()[0]}")
-    print(f"{'N':>5} {'numbers':>12} {'nodes':>12} {'nodes + backward':>18}")
-    return 0 if all([measure(n) for n in sizes]) else 1
+    print(f"{'queries':>7} {'N':>5} {'numbers':>12} {'nodes':>12} {'nodes + backward':>18}")
+    agree = True
+    for queries, n in [(1, n) for n in sizes] + [(n, n) for n in sizes]:
+        ms, same = measure(n, queries)
+        print(f"{queries:7d} {n:5d} {ms['python']:12.3f} {ms['python_nodes']:12.3f} {ms['python_nodes_backward']:18.3f}"
+              f"   {'' if same else 'DIFFERENT'}")
+        agree = agree and same
+    return 0 if agree else 1
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@
  * To add a variant: write NAME.cu with `extern "C" void NAME(const Call *call)` (operands and layouts:
  * attention.h), declare it in ladder.h, add a row. The first row that fits is the forward that timed backward
  * rows read. */
+#include <cuda_profiler_api.h>
 #include <stdio.h>
 #include "../../llmc/cuda/attention/attention.cuh"
 #include "../../llmc/cuda/attention/paths.cuh"
@@ -24,6 +25,25 @@ template <Forward *FORWARD> static void forward(const Call *c) {
 template <Backward *BACKWARD> static void backward(const Call *c) {
     BACKWARD(c->p[BACKWARD_DQKV], c->p[BACKWARD_DOUT], c->p[BACKWARD_OUT], c->p[BACKWARD_QKV],
              (const float *)c->p[BACKWARD_LSE], c->p[BACKWARD_SCRATCH], c->s.B, c->s.T, c->s.NH, c->s.HD);
+}
+
+/* The same with a window and dropout: the trainer's --window and --dropout. */
+typedef void MaskedForward(floatX *out, float *lse, const floatX *qkv, const AttentionMask *mask, int B,
+                           int T, int NH, int HD);
+typedef void MaskedBackward(floatX *dqkv, const floatX *dout, const floatX *out, const floatX *qkv,
+                            const float *lse, const AttentionMask *mask, void *scratch, int B, int T, int NH,
+                            int HD);
+
+template <MaskedForward *FORWARD> static void masked_forward(const Call *c) {
+    const AttentionMask mask = attention_mask(c);
+    FORWARD(c->p[FORWARD_OUT], (float *)c->p[FORWARD_LSE], c->p[FORWARD_QKV], &mask, c->s.B, c->s.T, c->s.NH,
+            c->s.HD);
+}
+template <MaskedBackward *BACKWARD> static void masked_backward(const Call *c) {
+    const AttentionMask mask = attention_mask(c);
+    BACKWARD(c->p[BACKWARD_DQKV], c->p[BACKWARD_DOUT], c->p[BACKWARD_OUT], c->p[BACKWARD_QKV],
+             (const float *)c->p[BACKWARD_LSE], &mask, c->p[BACKWARD_SCRATCH], c->s.B, c->s.T, c->s.NH,
+             c->s.HD);
 }
 
 static void hopper_forward(const Call *c) {
@@ -68,10 +88,10 @@ static void hopper_fused(const Call *c) {
           (const float *)c->p[BACKWARD_LSE], c->p[BACKWARD_SCRATCH], c->s.B, c->s.T, c->s.NH, c->s.causal);
 }
 
-static size_t hopper_scratch(const Sizes *s) {
+static size_t hopper_scratch(const Sizes *s, int elem) {
     return attention_backward_sm90_scratch_bytes(s->B, s->T, s->NH);
 }
-static size_t fused_scratch(const Sizes *s) {
+static size_t fused_scratch(const Sizes *s, int elem) {
     return s->HD == 64 ? attention_backward_sm90_fused_scratch_bytes(s->B, s->T, s->NH)
                        : attention_backward_sm90_fused128_scratch_bytes(s->B, s->T, s->NH);
 }
@@ -92,8 +112,8 @@ static double split_flops(const Sizes *s) {
 static size_t probs_elems(const Sizes *s) {
     return (size_t)s->B * s->NH * s->T * s->Tk;
 }
-template <int TENSORS> static size_t standard_scratch(const Sizes *s) {
-    return TENSORS * probs_elems(s) * 4 + attention_out_elems(s) * 4;
+template <int TENSORS> static size_t standard_scratch(const Sizes *s, int elem) {
+    return elem * (TENSORS * probs_elems(s) + attention_out_elems(s));
 }
 /* Tensor `index` of size T*T in scratch; the one after the last is of the size of out. */
 static void *probs_at(void *scratch, const Call *c, int index) {
@@ -132,6 +152,14 @@ enum { PARTS_DQ = 1, PARTS_DK = 2, PARTS_DV = 4, PARTS_LSE = 2 };
         .op = "attention_forward", .name = "hopper_no_" row_name, .run = hopper_forward_without<steps>,      \
         .needs = NEEDS_HOPPER, .dtype = DTYPE_BF16, .head_sizes = {64, 128}, .flags = PACKED_ONLY,           \
         .teaches = text                                                                                      \
+    }
+
+/* A kernel of the trainer with a window and dropout; the last arguments are head sizes, 0 for any. */
+#define MASKED(op_name, row_name, function, type, formula, text, ...)                                        \
+    {                                                                                                        \
+        .op = op_name, .name = row_name, .run = function, .needs = NEEDS_GPU, .dtype = type,                 \
+        .head_sizes = {__VA_ARGS__}, .flags = CAUSAL_ONLY | PACKED_ONLY | TAKES_DROPOUT | TAKES_WINDOW,      \
+        .flops = formula, .teaches = text                                                                    \
     }
 
 /* To add a variant: a row, fields in the order of Variant (lab.h). */
@@ -206,9 +234,17 @@ static const Variant rows[] = {
      .flags = CAUSAL_ONLY | PACKED_ONLY,
      .teaches = "the same source with fp32 storage: the trainer's --precision fp32"},
 
+    MASKED("attention_forward", "sm80_masked", masked_forward<sm80_masked_attention_forward>, DTYPE_BF16,
+           NULL, "sm80 with --window and --dropout: tiles outside the window are not visited", 64, 128),
+    MASKED("attention_forward", "generic_masked", masked_forward<generic_masked_attention_forward_bf16>,
+           DTYPE_BF16, NULL, "the same for any head size", 0),
+    MASKED("attention_forward", "generic_masked_fp32", masked_forward<generic_masked_attention_forward_f32>,
+           DTYPE_F32, NULL, "the same with fp32 storage", 0),
+
     LADDER("attention_forward", "standard", standard_forward,
-           "F1: S, softmax and P V as three steps over T*T in memory", .flags = CAUSAL_ONLY | PACKED_ONLY,
-           .scratch_bytes = standard_scratch<1>, .bytes = standard_forward_bytes, .skips_parts = PARTS_LSE),
+           "F1: S, softmax and P V as three steps over T*T in memory",
+           .flags = CAUSAL_ONLY | PACKED_ONLY | ROUNDS_SCORES, .scratch_bytes = standard_scratch<1>,
+           .bytes = standard_forward_bytes, .skips_parts = PARTS_LSE),
     LADDER("attention_forward", "naive_fused", naive_fused,
            "F2: one launch, yet slow: O goes through memory at every key",
            .scratch_bytes = naive_fused_scratch, .bytes = naive_fused_bytes),
@@ -217,8 +253,8 @@ static const Variant rows[] = {
            .head_sizes = {16,          32, 64, 128},
     .scratch_bytes = flash1_scratch, .bytes = flash1_forward_bytes),
     LADDER("attention_forward", "flash2", flash2_forward,
-           "F4: queries outer, O stays on the chip; any Tq, Tk, dv", .flags = TAKES_SPARSE | TAKES_DROPOUT,
-           .bytes = flash2_forward_bytes),
+           "F4: queries outer, O stays on the chip; any Tq, Tk, dv",
+           .flags = TAKES_SPARSE | TAKES_DROPOUT | TAKES_WINDOW, .bytes = flash2_forward_bytes),
     LADDER("attention_forward", "flash2_by_length", flash2_by_length,
            "F9: tile and warps by a published table over T", .head_sizes = {16,                             32, 64},
            .bytes = flash2_by_length_bytes),
@@ -322,15 +358,22 @@ static const Variant rows[] = {
      .flags = CAUSAL_ONLY | PACKED_ONLY,
      .flops = split_flops,
      .teaches = "the same source with fp32 storage"},
+    MASKED("attention_backward", "sm80_masked", masked_backward<sm80_masked_attention_backward>, DTYPE_BF16,
+           split_flops, "the masks of forward, drawn again from their counter", 64, 128),
+    MASKED("attention_backward", "generic_masked", masked_backward<generic_masked_attention_backward_bf16>,
+           DTYPE_BF16, split_flops, "the same for any head size", 0),
+    MASKED("attention_backward", "generic_masked_fp32",
+           masked_backward<generic_masked_attention_backward_f32>, DTYPE_F32, split_flops,
+           "the same with fp32 storage", 0),
     LADDER("attention_backward", "standard", standard_backward, "B1: from the P that forward stored, T*T",
-           .flags = CAUSAL_ONLY | PACKED_ONLY, .scratch_bytes = standard_scratch<2>,
+           .flags = CAUSAL_ONLY | PACKED_ONLY | ROUNDS_SCORES, .scratch_bytes = standard_scratch<2>,
            .prepare = standard_backward_prepare, .bytes = standard_backward_bytes),
     LADDER("attention_backward", "flash1", flash1_backward,
            "B2: P again from m and l; a head is one block's work", .head_sizes = {16,                             32, 64, 128},
            .scratch_bytes = flash1_scratch, .prepare = flash1_prepare, .bytes = flash1_backward_bytes),
     LADDER("attention_backward", "flash2", flash2_backward, "B3: P again from L; dQ by atomic adds",
            .head_sizes = {16,                32, 64, 128},
-    .flags = NOT_BITWISE | TAKES_SPARSE | TAKES_DROPOUT,
+           .flags = NOT_BITWISE | TAKES_SPARSE | TAKES_DROPOUT | TAKES_WINDOW,
            .scratch_bytes = flash2_backward_scratch, .bytes = flash2_backward_bytes),
     LADDER("attention_backward", "p_only", flash2_backward_p_only,
            "dQ and dK from P without dS, as once published: wrong", .head_sizes = {16,            32, 64, 128},
@@ -345,6 +388,10 @@ extern "C" const Variant *const cuda_variants = rows;
 
 extern "C" int lab_compute_capability(void) {
     return cuda_available() ? cuda_compute_capability() : 0;
+}
+
+extern "C" void lab_profile(bool on) {
+    if (cuda_available()) CUDA_CHECK(on ? cudaProfilerStart() : cudaProfilerStop());
 }
 
 extern "C" const char *lab_cuda_versions(void) {

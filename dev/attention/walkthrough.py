@@ -26,7 +26,7 @@ def plain():
 
 
 def online():
-    """The same from one pass over blocks of keys; prints what each block does to m, l and o."""
+    """The same from one pass over blocks of keys: what each block does to m, l and o, as {name: value}."""
     m, l, o = -math.inf, 0.0, [0.0] * D
     for first in range(0, N, BLOCK):
         scores = [score(key) for key in K[first : first + BLOCK]]
@@ -36,17 +36,31 @@ def online():
         l = l * shrink + sum(weights)
         o = [o[d] * shrink + sum(w * v[d] for w, v in zip(weights, V[first : first + BLOCK])) for d in range(D)]
         m = new_m
-        print(f"keys {first} and {first + BLOCK - 1}: scores {scores[0]:+.6f} {scores[1]:+.6f}")
-        print(f"  m = {m:+.6f}   what was there shrinks by e^(m_old - m) = {shrink:.6f}")
-        print(f"  P = {weights[0]:.6f} {weights[1]:.6f}   l = {l:.6f}   o = {o[0]:+.6f} {o[1]:+.6f}")
-    print(f"end: o / l = {o[0] / l:+.9f} {o[1] / l:+.9f}   L = m + log l = {m + math.log(l):+.9f}")
-    return [x / l for x in o]
+        yield {"keys": first + BLOCK, "s0": scores[0], "s1": scores[1], "m": m, "shrink": shrink, "p0": weights[0], "p1": weights[1],
+               "l": l, "o0": o[0], "o1": o[1], "o0_l": o[0] / l, "o1_l": o[1] / l}
+
+
+def walk():
+    """The lines of the walk-through, the steps, and the largest difference from the plain softmax."""
+    steps, lines = list(online()), []
+    for step in steps:
+        lines += [
+            "keys {:.0f} and {:.0f}: scores {s0:+.6f} {s1:+.6f}".format(step["keys"] - BLOCK, step["keys"] - 1, **step),
+            "  m = {m:+.6f}   what was there shrinks by e^(m_old - m) = {shrink:.6f}".format(**step),
+            "  P = {p0:.6f} {p1:.6f}   l = {l:.6f}   o = {o0:+.6f} {o1:+.6f}".format(**step),
+        ]
+    end, want = steps[-1], plain()
+    difference = max(abs(a - b) for a, b in zip((end["o0_l"], end["o1_l"]), want))
+    lines += [
+        "end: o / l = {o0_l:+.9f} {o1_l:+.9f}   L = m + log l = {:+.9f}".format(end["m"] + math.log(end["l"]), **end),
+        f"plain softmax: {want[0]:+.9f} {want[1]:+.9f}   largest difference {difference:.1e}",
+    ]
+    return lines, steps, difference
 
 
 def main():
-    got, want = online(), plain()
-    difference = max(abs(a - b) for a, b in zip(got, want))
-    print(f"plain softmax: {want[0]:+.9f} {want[1]:+.9f}   largest difference {difference:.1e}")
+    lines, _, difference = walk()
+    print("\n".join(lines))
     return 0 if difference <= 1e-15 else 1
 
 

@@ -85,6 +85,15 @@ static void check_op(const LabOp *op, const Variant *const *variants, int n, con
 
 /* ---- timing ---- */
 
+/* True if the variant takes the sizes; says why not where it was asked for by name. */
+static bool takes(const LabOp *op, const Variant *v, const Sizes *s, const Options *o) {
+    const char *refuses = variant_refuses(v, s);
+    if (refuses && *o->variants)
+        printf("skip %-22s %-22s %-34s it does not take this: %s\n", op->name, v->name, sizes_text(s),
+               refuses);
+    return !refuses;
+}
+
 /* Variants of one device and storage type share their buffers. */
 static void time_op(const LabOp *op, const Variant *const *variants, int n, const Options *o) {
     static Sizes sizes[MAX_SIZES];
@@ -104,7 +113,7 @@ static void time_op(const LabOp *op, const Variant *const *variants, int n, cons
             int n_group = 0;
             for (int v = 0; v < n; v++)
                 if ((variants[v]->needs != NEEDS_CPU) == groups[g].gpu &&
-                    variants[v]->dtype == groups[g].dtype && !variant_refuses(variants[v], &sizes[i]))
+                    variants[v]->dtype == groups[g].dtype && takes(op, variants[v], &sizes[i], o))
                     group[n_group++] = variants[v];
             if (n_group) time_variants(op, &sizes[i], group, n_group, o);
         }

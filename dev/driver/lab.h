@@ -32,6 +32,7 @@ typedef struct Sizes {
     bool causal;  /* query i sees the keys j <= i + Tk - T */
     bool sparse;  /* attention.h: blocks of 64 x 64, near the diagonal, global, or random */
     bool dropout; /* attention.h: a tenth of P is 0, the rest grows by as much */
+    int window;   /* causal: a query sees its last `window` positions, itself among them; 0: all */
     int64_t N;    /* rows, or elements */
     int C, OC, IC, V, Vp;
     bool adversarial; /* checks: the other kinds of input are tried at these sizes too */
@@ -56,6 +57,7 @@ typedef struct Operand {
     int64_t elems;       /* 0: the op gets NULL; of SPACE: ignored */
     float scale, offset; /* inputs are offset + scale * normal; STORE_I32: tokens below offset */
     int row;             /* of a result: elements of one row */
+    bool sums;           /* of a result: its values are += column sums of operand 0 as it is stored */
     double limit;        /* of a result: error allowed beside twice that of the plain computation */
     int n_parts;         /* 0: compared whole */
     Part parts[MAX_PARTS];
@@ -84,6 +86,9 @@ enum {
     NO_NAN = 16,     /* NaN and inf inputs are not promised to come through */
     TAKES_SPARSE = 32,
     TAKES_DROPOUT = 64,
+    TAKES_WINDOW = 128,
+    ROUNDS_SCORES =
+        256, /* S and dP are stored in the storage type: held against a computation that does so, too */
 };
 
 typedef struct Variant {
@@ -94,9 +99,9 @@ typedef struct Variant {
     int head_sizes[4]; /* 0-terminated; empty: any multiple of 8 up to 256 */
     int max_T;         /* 0: any */
     int flags;
-    size_t (*scratch_bytes)(const Sizes *s);         /* NULL: what Ops.scratch_bytes gives */
-    void (*prepare)(const Call *call);               /* before each run, not timed; NULL: nothing */
-    double (*flops)(const Sizes *s);                 /* of this algorithm; NULL: the op's */
+    size_t (*scratch_bytes)(const Sizes *s, int elem_bytes); /* NULL: what Ops.scratch_bytes gives */
+    void (*prepare)(const Call *call);                       /* before each run, not timed; NULL: nothing */
+    double (*flops)(const Sizes *s);                         /* of this algorithm; NULL: the op's */
     double (*bytes)(const Sizes *s, int elem_bytes); /* moved to and from device memory; NULL: the op's */
     unsigned skips_parts; /* bit p: part p of the results, in order, is not written by this variant */
     const char *teaches;
@@ -152,21 +157,22 @@ typedef struct Case {
     const Fill *fill;
     int n;
     Operand operands[MAX_OPERANDS];
-    float *in[MAX_OPERANDS];     /* initial contents, as stored; NULL of OUT and SPACE */
-    double *want[MAX_OPERANDS];  /* of OUT and ADD: the exact result */
-    double *plain[MAX_OPERANDS]; /* and that of a plain computation in this storage type */
+    float *in[MAX_OPERANDS];      /* initial contents, as stored; NULL of OUT and SPACE */
+    double *want[MAX_OPERANDS];   /* of OUT and ADD: the exact result */
+    double *plain[MAX_OPERANDS];  /* and that of a plain computation in this storage type */
+    double *scores[MAX_OPERANDS]; /* and of one that rounds S and dP; NULL: the same */
 } Case;
 
 typedef struct Options {
-    char ops[512], variants[512], fill[256], csv[1024];
+    char ops[512], variants[512], fill[256], csv[1024], roofs[1024];
     int T[32], n_T, head_sizes[8], n_head_sizes;
     int batch_tokens, channels; /* 0: the op's own */
     int causal;                 /* -1: both */
     int repeat;
-    double seconds;
-    int queries; /* 0: as many as keys */
+    double seconds, longest; /* of a row; of a call */
+    int queries, window;     /* 0: as many as keys; all */
     bool sparse, dropout;
-    bool check, time, quick, burst, sustained, list, help;
+    bool check, time, once, quick, burst, sustained, list, help;
 } Options;
 
 /* ---- the tables ---- */
@@ -177,6 +183,7 @@ extern const Variant cpu_variants[], plain_variants[]; /* end with a name of NUL
 extern const Variant *const cuda_variants, *const ladder_variants;
 int lab_compute_capability(void);    /* 0 where there is no GPU */
 const char *lab_cuda_versions(void); /* of driver and runtime */
+void lab_profile(bool on);           /* what a profiler is to see begins, or ends */
 
 /* ---- lab_ops.c ---- */
 /* What the op adamw gets: its operands, and the settings of the lab's step. */
@@ -256,6 +263,7 @@ typedef struct CsvRow {
     double density, scratch_mbytes;             /* of the mask; of scratch memory */
 } CsvRow;
 void report_csv(const Variant *v, const Sizes *s, const CsvRow *row);
+void report_comment(const char *text); /* on the screen and in the CSV */
 
 #ifdef __cplusplus
 }

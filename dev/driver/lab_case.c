@@ -40,6 +40,12 @@ void encode_values(void *bytes, const float *values, int64_t n, Store store, DTy
             ((float *)bytes)[i] = values[i];
 }
 
+/* Sums over the columns of a tensor that was rounded first: what that adds to the exact ones. */
+static void add_rounding_of_columns(double *sums, int64_t width, const double *rounded, const double *exact,
+                                    int64_t n) {
+    for (int64_t i = 0; i < n; i++) sums[i % width] += rounded[i] - exact[i];
+}
+
 /* want[] from the CPU's own op in fp32, plain[] the same, rounded. */
 static void reference_on_cpu(Case *c) {
     Call call = {.ops = &ops_cpu, .s = c->s};
@@ -58,6 +64,8 @@ static void reference_on_cpu(Case *c) {
             c->want[k][i] = result[i];
             c->plain[k][i] = o->store == STORE_X ? round_to(c->dtype, result[i]) : result[i];
         }
+        if (o->sums)
+            add_rounding_of_columns(c->plain[k], o->elems, c->plain[0], c->want[0], c->operands[0].elems);
         free(call.p[k]);
     }
 }
@@ -99,6 +107,7 @@ void case_free(Case *c) {
         free(c->in[k]);
         free(c->want[k]);
         free(c->plain[k]);
+        free(c->scores[k]);
     }
 }
 
@@ -181,14 +190,16 @@ static double largest_difference(const double *got, const double *want, int64_t 
 }
 
 /* All parts of result k but those that the variant skips; returns the number of parts. */
-static int check_values(const Case *c, int k, const double *got, unsigned skips, Findings *f) {
+static int check_values(const Case *c, int k, const double *got, const Variant *v, unsigned skips,
+                        Findings *f) {
     const Operand *o = &c->operands[k];
+    const double *plain_values = v->flags & ROUNDS_SCORES && c->scores[k] ? c->scores[k] : c->plain[k];
     Part parts[MAX_PARTS];
     const int n = parts_of(o, parts);
     for (int p = 0; p < n; p++) {
         if (skips >> p & 1) continue;
         const Errors e = part_errors(got, c->want[k], &parts[p]);
-        const Errors plain = part_errors(c->plain[k], c->want[k], &parts[p]);
+        const Errors plain = part_errors(plain_values, c->want[k], &parts[p]);
         say(f, "  %s %.1e", parts[p].name, e.all);
         hold(f, e.all, 2 * plain.all + o->limit);
         say(f, " row %.1e", e.worst);
@@ -277,7 +288,7 @@ static void check_first(Run *run, Findings *f) {
         run->first[k] = fetch(run, k);
         if (is_result(o)) {
             double *got = decode(run->first[k], o, c->dtype);
-            skips >>= check_values(c, k, got, skips, f);
+            skips >>= check_values(c, k, got, run->v, skips, f);
             if (k == 0) f->largest = largest_difference(got, c->want[k], o->elems);
             free(got);
         } else if (memcmp(run->first[k], run->image[k], run->device[k].bytes)) {
@@ -322,7 +333,7 @@ Findings case_check(const Case *c, const Variant *v, const Ops *ops, int repeat)
 }
 
 size_t lab_scratch_bytes(const Variant *v, const Ops *ops, const Sizes *s) {
-    if (v && v->scratch_bytes) return v->scratch_bytes(s);
+    if (v && v->scratch_bytes) return v->scratch_bytes(s, (int)dtype_bytes(v->dtype));
     const int64_t tokens = s->N ? s->N : (int64_t)s->B * s->T;
     int widest = s->NH * s->HD;
     const int widths[] = {s->C, s->OC, s->IC};

@@ -44,6 +44,7 @@ static const Flag flags[] = {
      "timing: queries of each sequence, keys as --T says; 1: decoding"                                                           },
     {"--sparse",       NULL, NULL,      FLAG_ON,      FIELD(sparse),       "timing: block-sparse attention"                      },
     {"--dropout",      NULL, NULL,      FLAG_ON,      FIELD(dropout),      "timing: attention with dropout"                      },
+    {"--window",       NULL, "N",       FLAG_COUNT,   FIELD(window),       "timing: a query sees its last N positions (causal)"  },
     {"--batch-tokens", NULL, "N",       FLAG_COUNT,   FIELD(batch_tokens),
      "timing: B*T; default: 65536 (4096 on a CPU)"                                                                               },
     {"--channels",     NULL, "N",       FLAG_COUNT,   FIELD(channels),
@@ -57,6 +58,12 @@ static const Flag flags[] = {
      "time the first 50 ms after a pause: what a cool card can do"                                                               },
     {"--seconds",      NULL, "X",       FLAG_SECONDS, FIELD(seconds),
      "timing of one row; default: 0.3 (0.1 with --quick)"                                                                        },
+    {"--longest",      NULL, "X",       FLAG_SECONDS, FIELD(longest),
+     "timing: rows whose call takes longer are left out; default: 4"                                                             },
+    {"--roofs",        NULL, "FILE",    FLAG_TEXT,    FIELD(roofs),
+     "timing: roofs are read from FILE, and measured and added where it lacks them"                                              },
+    {"--once",         NULL, NULL,      FLAG_ON,      FIELD(once),
+     "call each row once, untimed, for a profiler: ncu --profile-from-start off"                                                 },
     {"--csv",          NULL, "FILE",    FLAG_TEXT,    FIELD(csv),          "also write every line as CSV"                        },
     {"--help",         "-h", NULL,      FLAG_ON,      FIELD(help),         "print this"                                          },
 };
@@ -224,7 +231,9 @@ bool lab_flags(Options *o, int argc, char **argv, Error *err) {
     if (o->burst && o->sustained) return fail(err, EXIT_INPUT, "--burst and --sustained exclude each other");
     if (o->repeat < 2)
         return fail(err, EXIT_INPUT, "--repeat: expected at least 2 runs; found %d", o->repeat);
+    if (o->once) o->time = true;
     if (!o->check && !o->time) o->check = o->time = true;
+    if (o->longest == 0) o->longest = 4;
     if (o->seconds == 0) o->seconds = o->quick ? 0.1 : 0.3;
     return true;
 }

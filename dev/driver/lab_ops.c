@@ -43,6 +43,12 @@ static Operand sum_f32(const char *name, int64_t elems, int row) {
                      .row = row,
                      .limit = ROUNDING};
 }
+/* += the column sums of operand 0, which is rounded before */
+static Operand column_sums_f32(const char *name, int columns) {
+    Operand sums = sum_f32(name, columns, columns);
+    sums.sums = true;
+    return sums;
+}
 static Operand input_f32(const char *name, int64_t elems, float scale, float offset) {
     return (Operand){
         .name = name, .role = IN, .store = STORE_F32, .elems = elems, .scale = scale, .offset = offset};
@@ -108,7 +114,7 @@ static double four_tensors(const Sizes *s, int elem) {
 }
 static int describe_layernorm_backward(Operand *o, const Sizes *s) {
     OPERANDS(result("dx", s->N * s->C, s->C), sum_f32("dweight", s->C, s->C), sum_f32("dbias", s->C, s->C),
-             sum_f32("dx_sums", s->C, s->C), input("dresidual", s->N * s->C, 1, 0),
+             column_sums_f32("dx_sums", s->C), input("dresidual", s->N * s->C, 1, 0),
              input("dout", s->N * s->C, 1, 0), input("x", s->N * s->C, 1, 0.5f),
              input("weight", s->C, 0.3f, 1), input_f32("mean", s->N, 0.01f, 0.5f),
              input_f32("rstd", s->N, 0.01f, 1), space());
@@ -142,7 +148,7 @@ static void run_linear_forward(const Call *c) {
 }
 static int describe_linear_backward_input(Operand *o, const Sizes *s) {
     const int64_t in = s->N * s->IC;
-    OPERANDS(result("dx", in, s->IC), sum_f32("dx_sums", s->IC, s->IC), input("dout", s->N * s->OC, 1, 0),
+    OPERANDS(result("dx", in, s->IC), column_sums_f32("dx_sums", s->IC), input("dout", s->N * s->OC, 1, 0),
              input("weight", (int64_t)s->OC * s->IC, 1 / sqrtf((float)s->OC), 0),
              input("pre_gelu", s->gelu ? in : 0, 1.5f, 0), space());
 }

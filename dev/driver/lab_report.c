@@ -22,11 +22,12 @@ const char *sizes_text(const Sizes *s) {
         if (s->IC) snprintf(text + n, sizeof text - (size_t)n, " x %d", s->IC);
         return text;
     }
-    char keys[24] = "", values[24] = "";
+    char keys[24] = "", values[24] = "", window[24] = "";
     if (s->Tk != s->T) snprintf(keys, sizeof keys, ":%d", s->Tk);
     if (s->DV != s->HD) snprintf(values, sizeof values, ":%d", s->DV);
-    snprintf(text, sizeof text, "%d x %d%s, %d x %d%s %s%s%s", s->B, s->T, keys, s->NH, s->HD, values,
-             s->causal ? "causal" : "full", s->sparse ? " sparse" : "", s->dropout ? " dropout" : "");
+    if (s->window) snprintf(window, sizeof window, " window %d", s->window);
+    snprintf(text, sizeof text, "%d x %d%s, %d x %d%s %s%s%s%s", s->B, s->T, keys, s->NH, s->HD, values,
+             s->causal ? "causal" : "full", s->sparse ? " sparse" : "", s->dropout ? " dropout" : "", window);
     return text;
 }
 
@@ -40,9 +41,11 @@ static void write_header(int argc, char **argv) {
     if (gpu) fprintf(csv, "# gpu %s\n# %s\n", gpu->device_name(), lab_cuda_versions());
     fprintf(csv, "# date %s\n# command", date);
     for (int i = 0; i < argc; i++) fprintf(csv, " %s", argv[i]);
-    fprintf(csv, "\nkind,op,variant,dtype,what,B,T,Tk,NH,HD,DV,causal,sparse,dropout,N,C,OC,IC,V,fill,result,"
-                 "error,limit,largest,ms,spread,tflops,gbytes_per_s,percent_of_roof,gflop_variant,"
-                 "mbytes_variant,density,scratch_mbytes\n");
+    fprintf(
+        csv,
+        "\nkind,op,variant,dtype,what,B,T,Tk,NH,HD,DV,causal,sparse,dropout,window,N,C,OC,IC,V,fill,result,"
+        "error,limit,largest,ms,spread,tflops,gbytes_per_s,percent_of_roof,gflop_variant,"
+        "mbytes_variant,density,scratch_mbytes\n");
 }
 
 bool report_open(const Options *o, int argc, char **argv, Error *err) {
@@ -62,12 +65,17 @@ bool report_close(Error *err) {
     return true;
 }
 
+void report_comment(const char *text) {
+    printf("# %s\n", text);
+    if (csv) fprintf(csv, "# %s\n", text);
+}
+
 void report_csv(const Variant *v, const Sizes *s, const CsvRow *row) {
     if (!csv) return;
-    fprintf(csv, "%s,%s,%s,%s,%s,%d,%d,%d,%d,%d,%d,%d,%d,%d,%lld,%d,%d,%d,%d,%s,%s", row->kind, v->op,
+    fprintf(csv, "%s,%s,%s,%s,%s,%d,%d,%d,%d,%d,%d,%d,%d,%d,%d,%lld,%d,%d,%d,%d,%s,%s", row->kind, v->op,
             v->name, v->dtype == DTYPE_BF16 ? "bf16" : "fp32", s->what ? s->what : "", s->B, s->T, s->Tk,
-            s->NH, s->HD, s->DV, s->causal, s->sparse, s->dropout, (long long)s->N, s->C, s->OC, s->IC, s->V,
-            row->fill ? row->fill : "", row->result);
+            s->NH, s->HD, s->DV, s->causal, s->sparse, s->dropout, s->window, (long long)s->N, s->C, s->OC,
+            s->IC, s->V, row->fill ? row->fill : "", row->result);
     const double cells[] = {row->error,  row->limit,  row->largest, row->ms,
                             row->spread, row->tflops, row->gbytes,  row->percent,
                             row->gflop,  row->mbytes, row->density, row->scratch_mbytes};

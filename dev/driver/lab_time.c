@@ -3,6 +3,7 @@
  *
  * A card under load settles at its power limit within 100 ms, so a row is warmed up before it is measured and
  * the roofs are measured first, for a second; --burst shows what a cool card does for 50 ms. */
+#include <errno.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -13,7 +14,7 @@
 enum { MAX_SETS = 16, MAX_GROUPS = 4096, PIECE = 1 << 20 };
 static const double COLD_BYTES =
     192 << 20; /* a set is left alone until this much was touched: 3 x 60 MB of L2 */
-static const double GROUP_SECONDS = 5e-3, BURST_SECONDS = 0.05, LONGEST_CALL = 4;
+static const double GROUP_SECONDS = 5e-3, BURST_SECONDS = 0.05;
 
 double seconds_now(void) {
     struct timespec t;
@@ -58,7 +59,8 @@ static void buffers_close(Buffers *b, int n_operands) {
 }
 
 /* False, with a line, if the device has too little memory. */
-static bool buffers_open(Buffers *b, const LabOp *op, const Sizes *s, const Ops *ops, size_t scratch_bytes) {
+static bool buffers_open(Buffers *b, const LabOp *op, const Sizes *s, const Ops *ops, size_t scratch_bytes,
+                         const Options *o) {
     Operand operands[MAX_OPERANDS];
     const int n = op->describe(operands, s);
     size_t bytes = 0, free_bytes, total_bytes;
@@ -66,6 +68,7 @@ static bool buffers_open(Buffers *b, const LabOp *op, const Sizes *s, const Ops 
     ops->memory_info(&free_bytes, &total_bytes);
     *b = (Buffers){.ops = ops, .n_sets = (int)(COLD_BYTES / (double)bytes) + 1};
     if (b->n_sets > MAX_SETS) b->n_sets = MAX_SETS;
+    if (o->once) b->n_sets = 1;
     if ((double)bytes * b->n_sets + (double)scratch_bytes > 0.95 * (double)free_bytes) {
         printf("skip %-22s %-34s needs %.1f GiB of %.1f GiB free\n", op->name, sizes_text(s),
                ((double)bytes * b->n_sets + (double)scratch_bytes) / 0x1p30, (double)free_bytes / 0x1p30);
@@ -76,12 +79,12 @@ static bool buffers_open(Buffers *b, const LabOp *op, const Sizes *s, const Ops 
         Call *call = &b->calls[i];
         *call = (Call){.ops = ops, .s = *s};
         for (int k = 0; k < n; k++) {
-            const Operand *o = &operands[k];
-            if (o->role == SPACE) call->p[k] = b->scratch;
-            if (o->role == SPACE || o->elems == 0) continue;
-            call->p[k] = ops->alloc(operand_bytes(o, ops->dtype));
+            const Operand *operand = &operands[k];
+            if (operand->role == SPACE) call->p[k] = b->scratch;
+            if (operand->role == SPACE || operand->elems == 0) continue;
+            call->p[k] = ops->alloc(operand_bytes(operand, ops->dtype));
             if (!call->p[k]) die(&(Error){EXIT_RUN, "the device refuses memory that it reported as free"});
-            fill_random(ops, call->p[k], o, k, ops->dtype);
+            fill_random(ops, call->p[k], operand, k, ops->dtype);
         }
         if (op->prepare_timing) op->prepare_timing(call);
     }
@@ -114,6 +117,7 @@ static double time_group(const Buffers *b, void (*run)(const Call *call), int n)
     return (seconds_now() - start) / n;
 }
 
+/* A call that takes as long as a row may is a warm-up and a sample by itself: three of them are made, two count. */
 static Timing time_calls(const Buffers *b, void (*run)(const Call *call), const Options *o) {
     static double groups[MAX_GROUPS];
     time_group(b, run, 1); /* plans, first launches */
@@ -121,12 +125,14 @@ static Timing time_calls(const Buffers *b, void (*run)(const Call *call), const 
     const int calls = once < GROUP_SECONDS / 200 ? 200
                       : once < GROUP_SECONDS     ? (int)(GROUP_SECONDS / once)
                                                  : 1;
-    if (o->burst) pause_seconds(1.5);
-    for (double end = seconds_now() + (o->burst ? 0 : o->seconds / 2); seconds_now() < end;)
-        time_group(b, run, calls);
+    const bool slow = once >= o->seconds;
     int n = 0;
+    if (slow) groups[n++] = once;
+    if (o->burst) pause_seconds(1.5);
+    for (double end = seconds_now() + (o->burst || slow ? 0 : o->seconds / 2); seconds_now() < end;)
+        time_group(b, run, calls);
     for (double end = seconds_now() + (o->burst ? BURST_SECONDS : o->seconds);
-         n < MAX_GROUPS && (n < 3 || seconds_now() < end) && (n == 0 || once < LONGEST_CALL / 3);)
+         n < MAX_GROUPS && (n < (slow ? 2 : 3) || seconds_now() < end);)
         groups[n++] = time_group(b, run, calls);
     qsort(groups, (size_t)n, sizeof *groups, ascending);
     const double median = groups[n / 2];
@@ -165,6 +171,40 @@ static double time_roof(const Ops *ops, void (*run)(const Call *c), int64_t elem
     return t.seconds;
 }
 
+/* True if --roofs' file has the table's. Its lines: "cuda bf16: 4.2e+12 bytes/s, 7.1e+14 FLOP/s". */
+static bool roofs_known(Roofs *r, const char *path) {
+    FILE *file = *path ? fopen(path, "r") : NULL;
+    char name[64];
+    double bytes, flops;
+    bool found = false;
+    while (file && fscanf(file, " %63[^:]: %lf bytes/s, %lf FLOP/s", name, &bytes, &flops) == 3)
+        if (strcmp(name, r->ops->name) == 0) {
+            r->bytes = bytes;
+            r->flops = flops;
+            found = true;
+        }
+    if (file) fclose(file);
+    return found;
+}
+
+static void roofs_keep(const Roofs *r, const char *path) {
+    if (!*path) return;
+    FILE *file = fopen(path, "a");
+    Error err;
+    const bool written =
+        file && fprintf(file, "%s: %.6g bytes/s, %.6g FLOP/s\n", r->ops->name, r->bytes, r->flops) > 0;
+    if ((file && fclose(file)) || !written)
+        fail(&err, EXIT_INPUT, "--roofs: %s: %s", path, strerror(errno)), die(&err);
+}
+
+static void roofs_measure(Roofs *r, const Options *o) {
+    const Ops *ops = r->ops;
+    const char *how;
+    r->bytes = 2.0 * COPY_BYTES / time_roof(ops, copy, COPY_BYTES / (int64_t)dtype_bytes(ops->dtype), o);
+    r->flops = ops == &ops_cpu ? ops->peak_flops(&how)
+                               : 2.0 * GEMM * GEMM * GEMM / time_roof(ops, gemm, (int64_t)GEMM * GEMM, o);
+}
+
 /* Of the table's device: a copy, read and written bytes counted, and an 8192^3 product; of a CPU its own
  * measure of multiply-adds. Measured once, printed. */
 static const Roofs *roofs_of(const Ops *ops, const Options *o) {
@@ -172,13 +212,15 @@ static const Roofs *roofs_of(const Ops *ops, const Options *o) {
     Roofs *r = known;
     for (; r->ops; r++)
         if (r->ops == ops) return r;
-    const char *how;
+    char line[256];
     r->ops = ops;
-    r->bytes = 2.0 * COPY_BYTES / time_roof(ops, copy, COPY_BYTES / (int64_t)dtype_bytes(ops->dtype), o);
-    r->flops = ops == &ops_cpu ? ops->peak_flops(&how)
-                               : 2.0 * GEMM * GEMM * GEMM / time_roof(ops, gemm, (int64_t)GEMM * GEMM, o);
-    printf("# %s, %s: copy %.0f GB/s, %s %.2f TFLOP/s = 100 %%\n", ops->device_name(), ops->name,
-           r->bytes * 1e-9, ops == &ops_cpu ? "multiply-adds" : "GEMM 8192^3", r->flops * 1e-12);
+    if (!roofs_known(r, o->roofs)) {
+        roofs_measure(r, o);
+        roofs_keep(r, o->roofs);
+    }
+    snprintf(line, sizeof line, "%s, %s: copy %.0f GB/s, %s %.2f TFLOP/s = 100 %%", ops->device_name(),
+             ops->name, r->bytes * 1e-9, ops == &ops_cpu ? "multiply-adds" : "GEMM 8192^3", r->flops * 1e-12);
+    report_comment(line);
     return r;
 }
 
@@ -197,6 +239,7 @@ static double *pace_of(const Variant *v) {
     return &paces[i].pace;
 }
 
+/* roofs NULL: of a call that was not timed, only what its formulas give. */
 static void report(const LabOp *op, const Variant *v, const Sizes *s, Timing t, const Roofs *roofs) {
     const int elem = (int)dtype_bytes(v->dtype);
     const double bytes = op->bytes(s, elem), own_flops = v->flops    ? v->flops(s)
@@ -204,18 +247,22 @@ static void report(const LabOp *op, const Variant *v, const Sizes *s, Timing t, 
                                                                      : 0;
     const double flops = v->skips_parts || !op->flops ? own_flops : op->flops(s);
     const double own_bytes = v->bytes ? v->bytes(s, elem) : bytes;
-    const double percent = 100 * fmax(flops / t.seconds / roofs->flops, bytes / t.seconds / roofs->bytes);
+    const double percent =
+        roofs ? 100 * fmax(flops / t.seconds / roofs->flops, bytes / t.seconds / roofs->bytes) : NAN;
     char rate[32] = "", moved[48] = "";
     if (flops > 0)
         snprintf(rate, sizeof rate, "%8.4g TFLOP/s", flops / t.seconds * 1e-12);
     else
         snprintf(rate, sizeof rate, "%8.0f GB/s   ", bytes / t.seconds * 1e-9);
-    if (v->bytes || v->flops)
+    if (v->bytes || v->flops || !roofs)
         snprintf(moved, sizeof moved, "  %.4g GFLOP, %.4g MB", own_flops * 1e-9, own_bytes * 1e-6);
-    printf("time %-22s %-22s %-34s %10.4f ms +-%4.1f %% %s %5.1f %%%s\n", op->name, v->name, sizes_text(s),
-           t.seconds * 1e3, 100 * t.spread, rate, percent, moved);
+    if (roofs)
+        printf("time %-22s %-22s %-34s %10.4f ms +-%4.1f %% %s %5.1f %%%s\n", op->name, v->name,
+               sizes_text(s), t.seconds * 1e3, 100 * t.spread, rate, percent, moved);
+    else
+        printf("once %-22s %-22s %-34s%s\n", op->name, v->name, sizes_text(s), moved);
     fflush(stdout);
-    const CsvRow row = {.kind = "time",
+    const CsvRow row = {.kind = roofs ? "time" : "once",
                         .result = "ok",
                         .error = NAN,
                         .limit = NAN,
@@ -228,41 +275,62 @@ static void report(const LabOp *op, const Variant *v, const Sizes *s, Timing t, 
                         .gflop = own_flops * 1e-9,
                         .mbytes = own_bytes * 1e-6,
                         .density = op->density ? op->density(s) : 1,
-                        .scratch_mbytes = v->scratch_bytes ? (double)v->scratch_bytes(s) * 1e-6 : 0};
+                        .scratch_mbytes = v->scratch_bytes ? (double)v->scratch_bytes(s, elem) * 1e-6 : 0};
     report_csv(v, s, &row);
+}
+
+/* What takes time, in a unit of the op. */
+static double work_of(const LabOp *op, const Sizes *s) {
+    return op->flops ? op->flops(s) : op->bytes(s, 4);
+}
+
+static void call_once(const Buffers *b, void (*run)(const Call *call)) {
+    b->ops->synchronize();
+    lab_profile(true);
+    run(&b->calls[0]);
+    b->ops->synchronize();
+    lab_profile(false);
 }
 
 static void time_variant(const LabOp *op, const Variant *v, const Buffers *b, const Options *o) {
     const Sizes *s = &b->calls[0].s;
-    const double work = op->flops ? op->flops(s) : op->bytes(s, 4);
-    double *pace = pace_of(v);
-    if (*pace * work > LONGEST_CALL) {
-        printf("skip %-22s %-22s %-34s a call would take about %.0f s\n", op->name, v->name, sizes_text(s),
-               *pace * work);
-        return;
-    }
+    Timing t = {NAN, NAN};
     for (int i = 0; v->prepare && i < b->n_sets; i++) v->prepare(&b->calls[i]);
     watch_begin(v, s);
-    const Timing t = time_calls(b, v->run, o);
+    if (o->once)
+        call_once(b, v->run);
+    else
+        t = time_calls(b, v->run, o);
     watch_end();
     const char *refused = lab_refused();
     if (refused) {
         printf("skip %-22s %-22s %-34s %s\n", op->name, v->name, sizes_text(s), refused);
         return;
     }
-    *pace = t.seconds / work;
-    report(op, v, s, t, roofs_of(b->ops, o));
+    if (!o->once) *pace_of(v) = t.seconds / work_of(op, s);
+    report(op, v, s, t, o->once ? NULL : roofs_of(b->ops, o));
 }
 
-/* The variants whose scratch leaves half of the free memory to the operands; the most scratch they need. */
+/* False, with a line, if a call would take longer than --longest, by what it took at the size before. */
+static bool in_time(const LabOp *op, const Variant *v, const Sizes *s, const Options *o) {
+    const double seconds = *pace_of(v) * work_of(op, s);
+    if (seconds <= o->longest) return true;
+    printf("skip %-22s %-22s %-34s a call would take about %.2g s\n", op->name, v->name, sizes_text(s),
+           seconds);
+    return false;
+}
+
+/* The variants that are in time and whose scratch leaves half of the free memory to the operands; the most scratch
+ * they need. */
 static int fitting(const Variant **fit, const LabOp *op, const Sizes *s, const Variant *const *variants,
-                   int n, const Ops *ops, size_t *scratch_bytes) {
+                   int n, const Ops *ops, size_t *scratch_bytes, const Options *o) {
     size_t free_bytes, total_bytes;
     int n_fit = 0;
     ops->memory_info(&free_bytes, &total_bytes);
     *scratch_bytes = 0;
     for (int i = 0; i < n; i++) {
         const size_t bytes = lab_scratch_bytes(variants[i], ops, s);
+        if (!in_time(op, variants[i], s, o)) continue;
         if (bytes > free_bytes / 2) {
             printf("skip %-22s %-22s %-34s scratch of %.1f GiB, %.1f GiB free\n", op->name, variants[i]->name,
                    sizes_text(s), (double)bytes / 0x1p30, (double)free_bytes / 0x1p30);
@@ -280,9 +348,9 @@ void time_variants(const LabOp *op, const Sizes *s, const Variant *const *varian
     Operand operands[MAX_OPERANDS];
     size_t scratch_bytes;
     Buffers b;
-    roofs_of(ops, o);
-    const int n_fit = fitting(fit, op, s, variants, n, ops, &scratch_bytes);
-    if (!buffers_open(&b, op, s, ops, scratch_bytes)) return;
+    if (!o->once) roofs_of(ops, o);
+    const int n_fit = fitting(fit, op, s, variants, n, ops, &scratch_bytes, o);
+    if (n_fit == 0 || !buffers_open(&b, op, s, ops, scratch_bytes, o)) return;
     for (int i = 0; i < n_fit; i++) time_variant(op, fit[i], &b, o);
     buffers_close(&b, op->describe(operands, s));
 }

@@ -9,6 +9,9 @@ int lab_compute_capability(void) {
 const char *lab_cuda_versions(void) {
     return "";
 }
+void lab_profile(bool on) {
+    (void)on;
+}
 void attention_reference_gpu(const AttentionReference *r) {
     attention_reference_cpu(r);
 }

@@ -45,7 +45,7 @@ template <typename X> static void run(const Call *c) {
 extern "C" void norm_backward_columns(const Call *c) {
     c->ops->dtype == DTYPE_BF16 ? run<bf16>(c) : run<float>(c);
 }
-extern "C" size_t norm_backward_columns_scratch(const Sizes *s) {
+extern "C" size_t norm_backward_columns_scratch(const Sizes *s, int elem) {
     return (size_t)s->N * sizeof(RowMeans);
 }
 extern "C" double norm_backward_columns_bytes(const Sizes *s, int elem) {

@@ -68,6 +68,6 @@ template <typename X> static void run(const Call *c) {
 extern "C" void norm_backward_partials(const Call *c) {
     c->ops->dtype == DTYPE_BF16 ? run<bf16>(c) : run<float>(c);
 }
-extern "C" size_t norm_backward_partials_scratch(const Sizes *s) {
+extern "C" size_t norm_backward_partials_scratch(const Sizes *s, int elem) {
     return (size_t)blocks_of(s->N) * KINDS * (size_t)s->C * sizeof(float);
 }

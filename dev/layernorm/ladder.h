@@ -14,10 +14,10 @@ void norm_registers(const Call *c);
 
 void norm_backward_atomics(const Call *c);
 void norm_backward_columns(const Call *c);
-size_t norm_backward_columns_scratch(const Sizes *s);
+size_t norm_backward_columns_scratch(const Sizes *s, int elem);
 double norm_backward_columns_bytes(const Sizes *s, int elem);
 void norm_backward_partials(const Call *c);
-size_t norm_backward_partials_scratch(const Sizes *s);
+size_t norm_backward_partials_scratch(const Sizes *s, int elem);
 
 #ifdef __cplusplus
 }

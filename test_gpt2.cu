@@ -21,19 +21,10 @@ static bool verbose, small; /* small: what compute-sanitizer gets through in a m
 
 /* ---- values against the records ---- */
 
-/* PyTorch's own. The mean loss of a step may be right by luck (d12: 4e-5), so its error is taken to be at
- * least that of a mean of independent losses: the error of one over sqrt(B*T). */
-static double bf16_error(const Case *c, const ReferenceRecord *record) {
-    if (strcmp(record->name, "steps/loss") != 0) return record->bf16_error;
-    const int losses = reference_find(c->reference, "act/losses");
-    const double of_one = losses < 0 ? 0 : c->reference->records[losses].bf16_error;
-    return fmax(record->bf16_error, of_one / sqrt((double)c->B * c->T));
-}
-
 static Limits limits_of(const Case *c, const ReferenceRecord *record) {
     const bool bf16 = c->ops->dtype == DTYPE_BF16, final = strncmp(record->name, "final/", 6) == 0;
     if (final) return (Limits){bf16 ? INFINITY : FP32_FINAL_LIMIT, INFINITY}; /* bf16: all tensors at once */
-    if (bf16) return (Limits){2 * bf16_error(c, record), INFINITY};
+    if (bf16) return (Limits){2 * record->bf16_error, INFINITY};
     return (Limits){FP32_LIMIT, FP32_LIMIT};
 }
 

@@ -7,6 +7,7 @@ enum { SEED = 1234 };
 #define FP32_LIMIT 1e-5
 
 static bool op_verbose, op_small; /* op_small: short sequences only, for compute-sanitizer */
+static const char *op_only = "";  /* ops whose names begin so */
 
 static inline void *op_malloc(size_t bytes) {
     void *p = malloc(bytes + 1);
@@ -27,14 +28,18 @@ static inline float op_normal(uint64_t stream, int64_t i) {
     return sqrtf(-2 * logf(u1)) * cosf(6.2831853f * u2);
 }
 
-/* Calls test() with every CUDA backend there is; counts a skip for each that is not. */
+/* TEST [-v] [small] [OP]: calls test() with every CUDA backend there is; counts a skip for each that is not. */
 static inline int op_main(const char *name, int argc, char **argv, void (*test)(const Ops *ops)) {
     const Ops *const backends[] = {ops_cuda_fp32, ops_cuda_bf16};
     const char *const names[] = {"cuda fp32", "cuda bf16"};
     Error err = {0};
     for (int i = 1; i < argc; i++) {
-        op_verbose |= strcmp(argv[i], "-v") == 0;
-        op_small |= strcmp(argv[i], "small") == 0;
+        if (strcmp(argv[i], "-v") == 0)
+            op_verbose = true;
+        else if (strcmp(argv[i], "small") == 0)
+            op_small = true;
+        else
+            op_only = argv[i];
     }
     printf("%s: seed %d\n", name, SEED);
     if (op_small) cuda_limit_alignment(2);
@@ -44,8 +49,11 @@ static inline int op_main(const char *name, int argc, char **argv, void (*test)(
             SKIP("%s on %s: built without CUDA", name, names[i]);
         else if (!cuda_available())
             SKIP("%s on %s: no CUDA device", name, names[i]);
-        else if (CHECK(backends[i]->open(&err), "%s: %s", names[i], err.text))
+        else if (CHECK(backends[i]->open(&err), "%s: %s", names[i], err.text)) {
+            const int before = check_passed + check_failed;
             test(backends[i]);
+            CHECK(check_passed + check_failed > before, "no op's name begins with '%s'", op_only);
+        }
     }
     return check_finish(name);
 }

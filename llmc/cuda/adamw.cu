@@ -4,6 +4,7 @@
  * in 16-byte accesses. What decides whether there is a step at all (stats->bad) and how many there were (step
  * - n_skipped) is read here, on the device: the host never waits. */
 #include "cuda_ops.cuh"
+#include "early_launch.cuh"
 
 enum { THREADS = 256, BLOCKS_PER_SM = 5, QUAD = 4 }; /* five blocks: 48 registers a thread */
 
@@ -48,6 +49,7 @@ __device__ inline void adamw_one(const AdamWArgs &args, const Step &s, int64_t i
 template <typename T>
 __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     adamw_kernel(const __grid_constant__ AdamWArgs args, int64_t n) {
+    begin_early();
     if (args.stats->bad) {
         if (blockIdx.x == 0 && threadIdx.x == 0) args.stats->n_skipped += 1; /* nobody else reads it now */
         return;
@@ -86,8 +88,7 @@ __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
 template <typename T> void adamw(const AdamWArgs *args) {
     const int64_t n = args->ranges[args->n_ranges - 1].end;
     const int64_t wanted = ceil_div<int64_t>(n, THREADS * QUAD), fill = BLOCKS_PER_SM * cuda_sm_count();
-    adamw_kernel<T><<<(unsigned)(wanted < fill ? wanted : fill), THREADS, 0, main_stream>>>(*args, n);
-    launch_check("adamw");
+    launch_early("adamw", adamw_kernel<T>, (unsigned)(wanted < fill ? wanted : fill), THREADS, 0, *args, n);
 }
 
 template <typename T> __global__ void weights_from_master_kernel(T *weights, const float *master, int64_t n) {

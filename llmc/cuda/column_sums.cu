@@ -1,6 +1,7 @@
 /* Sums over rows (bias gradients), in two stages of fixed order: slices of rows, then the slices. */
 #include "column_sums.cuh"
 #include "cuda_ops.cuh"
+#include "early_launch.cuh"
 
 enum {
     MAX_BLOCKS = 768, /* of stage one: 6 blocks of 256 threads on each of 128 SMs, one wave */
@@ -12,6 +13,7 @@ template <typename T>
 __global__ void __launch_bounds__(WARP_SIZE *COLUMN_ROWS)
     column_partials_kernel(float *partials, const T *__restrict__ x, int64_t N, int columns,
                            int64_t slice_rows) {
+    begin_early();
     constexpr int VEC = Vec<T>::N;
     const int first = (blockIdx.y * WARP_SIZE + threadIdx.x) * VEC;
     const int64_t begin = blockIdx.x * slice_rows, end = min(begin + slice_rows, N);
@@ -32,6 +34,7 @@ __global__ void __launch_bounds__(WARP_SIZE *COLUMN_ROWS)
 /* Block (32, 32): a warp takes every 32nd partial row of 32 columns. */
 __global__ void __launch_bounds__(1024)
     add_partial_rows_kernel(PartialSums sums, const float *__restrict__ partials, int n, int columns) {
+    begin_early();
     __shared__ float tile[WARP_SIZE][WARP_SIZE];
     const int column = blockIdx.x * WARP_SIZE + threadIdx.x;
     float sum = 0;
@@ -50,8 +53,8 @@ __global__ void __launch_bounds__(1024)
 
 void add_partial_rows(const PartialSums &sums, const float *partials, int n, int columns) {
     const dim3 grid(ceil_div<int>(columns, WARP_SIZE), sums.n_out);
-    add_partial_rows_kernel<<<grid, dim3(WARP_SIZE, WARP_SIZE), 0, main_stream>>>(sums, partials, n, columns);
-    launch_check("add_partial_rows");
+    launch_early("add_partial_rows", add_partial_rows_kernel, grid, dim3(WARP_SIZE, WARP_SIZE), 0, sums,
+                 partials, n, columns);
 }
 
 /* Tiles across and slices down that fill the device once. */
@@ -64,9 +67,8 @@ template <typename T> void column_sums(float *out, const T *x, void *scratch, in
     int64_t slice_rows = ceil_div<int64_t>(N, max_slices(tiles));
     if (slice_rows < MIN_ROWS) slice_rows = MIN_ROWS;
     const int slices = (int)ceil_div<int64_t>(N, slice_rows);
-    column_partials_kernel<<<dim3(slices, tiles), dim3(WARP_SIZE, COLUMN_ROWS), 0, main_stream>>>(
-        (float *)scratch, x, N, columns, slice_rows);
-    launch_check("column_partials");
+    launch_early("column_partials", column_partials_kernel<T>, dim3(slices, tiles),
+                 dim3(WARP_SIZE, COLUMN_ROWS), 0, (float *)scratch, x, N, columns, slice_rows);
     add_partial_rows(PartialSums{{out}, 1, 1}, (const float *)scratch, slices, columns);
 }
 

@@ -1,9 +1,10 @@
 /* out[i] = F::apply(a[i], b[i]) over n elements, 16 bytes a thread. */
 #pragma once
-#include "cuda_common.cuh"
+#include "early_launch.cuh"
 
 template <typename T, typename F>
 __global__ void elementwise_kernel(T *out, const T *a, const T *b, int64_t n) {
+    begin_early();
     constexpr int VEC = Vec<T>::N;
     const int64_t i = ((int64_t)blockIdx.x * blockDim.x + threadIdx.x) * VEC;
     if (i + VEC <= n) {
@@ -21,7 +22,6 @@ template <typename T, typename F>
 void elementwise(const char *name, floatX *out, const floatX *a, const floatX *b, int64_t n) {
     enum { THREADS = 256 };
     const int64_t blocks = ceil_div<int64_t>(n, THREADS * Vec<T>::N);
-    elementwise_kernel<T, F>
-        <<<(unsigned)blocks, THREADS, 0, main_stream>>>((T *)out, (const T *)a, (const T *)b, n);
-    launch_check(name);
+    launch_early(name, elementwise_kernel<T, F>, (unsigned)blocks, THREADS, 0, (T *)out, (const T *)a,
+                 (const T *)b, n);
 }

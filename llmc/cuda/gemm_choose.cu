@@ -14,7 +14,7 @@ enum {
     HASH_THREADS = 256,
     HASH_BLOCKS = 1024,
 };
-static const double MIN_FLOP = 5e9;       /* 10 us on an H200: less is not worth the time */
+static const double MIN_FLOP = 1e9;       /* 3 us on an H200: less is not worth the time */
 static const double SLICE_SECONDS = 1e-3; /* that an algorithm runs in a round after the first */
 static const double HOPELESS = 1.10;      /* of the best of the first round: not timed again */
 

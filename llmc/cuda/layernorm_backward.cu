@@ -14,7 +14,7 @@
  * thread reads back only what it copied itself. Blocks leave partial sums in scratch, which column_sums.cu
  * adds in order. */
 #include "cuda_ops.cuh"
-#include "ptx.cuh"
+#include "early_launch.cuh"
 
 enum {
     ROWS = 4,      /* per turn */
@@ -166,6 +166,7 @@ __device__ inline Vec<T> finish_row(Totals<Vec<T>::N> &totals, const Vec<T> &dou
 template <typename T>
 __global__ void __launch_bounds__(MAX_THREADS)
     layernorm_backward_kernel(T *dx, float *__restrict__ partials, Rows<T> in) {
+    begin_early();
     constexpr int VEC = Vec<T>::N;
     __shared__ __align__(16) float buffers[STAGES][MAX_WARPS][2 * ROWS];
     const int c = threadIdx.x * VEC;
@@ -214,6 +215,7 @@ __global__ void __launch_bounds__(MAX_THREADS)
 template <typename T>
 __global__ void __launch_bounds__(WIDE_THREADS)
     layernorm_backward_wide_kernel(T *dx, float *__restrict__ partials, Rows<T> in) {
+    begin_early();
     float *dweight = partials + (int64_t)blockIdx.x * SUMS * in.C, *dbias = dweight + in.C;
     float *dx_sums = dbias + in.C;
     for (int64_t row = blockIdx.x; row < in.N; row += gridDim.x) {
@@ -284,13 +286,13 @@ void layernorm_backward(floatX *dx, float *dweight, float *dbias, float *dx_sums
     int blocks;
     if (shape.blocks > 0) {
         blocks = min3(ceil_div<int64_t>(N, ROWS * MIN_TURNS), shape.blocks, MAX_BLOCKS);
-        layernorm_backward_kernel<<<blocks, shape.threads, shape.shared_bytes, main_stream>>>((T *)dx,
-                                                                                              partials, in);
+        launch_early("layernorm_backward", layernorm_backward_kernel<T>, blocks, shape.threads,
+                     shape.shared_bytes, (T *)dx, partials, in);
     } else {
         blocks = N < MAX_WIDE_BLOCKS ? (int)N : MAX_WIDE_BLOCKS;
-        layernorm_backward_wide_kernel<<<blocks, WIDE_THREADS, 0, main_stream>>>((T *)dx, partials, in);
+        launch_early("layernorm_backward_wide", layernorm_backward_wide_kernel<T>, blocks, WIDE_THREADS, 0,
+                     (T *)dx, partials, in);
     }
-    launch_check("layernorm_backward");
     add_partial_rows(
         PartialSums{
             {dweight, dbias, dx_sums},

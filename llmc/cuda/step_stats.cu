@@ -4,6 +4,7 @@
  * sum each in double, one block adds them. Double also keeps the squares of a large but finite gradient
  * finite. */
 #include "cuda_ops.cuh"
+#include "early_launch.cuh"
 
 enum { THREADS = 256, MAX_BLOCKS = 1024, PER_THREAD = Vec<float>::N };
 
@@ -11,6 +12,7 @@ enum { THREADS = 256, MAX_BLOCKS = 1024, PER_THREAD = Vec<float>::N };
 template <bool SQUARES>
 __global__ void __launch_bounds__(THREADS)
     partial_sums_kernel(double *partials, const float *__restrict__ x, int64_t n) {
+    begin_early();
     const int64_t first = (int64_t)blockIdx.x * THREADS + threadIdx.x, stride = (int64_t)gridDim.x * THREADS;
     const int64_t n_vecs = n / PER_THREAD;
     double sum = 0;
@@ -28,6 +30,7 @@ __global__ void __launch_bounds__(THREADS)
 
 __global__ void __launch_bounds__(MAX_BLOCKS)
     loss_sum_kernel(StepStats *stats, const double *partials, int n_partials, float scale) {
+    begin_early();
     const double sum = block_sum(threadIdx.x < n_partials ? partials[threadIdx.x] : 0.0);
     if (threadIdx.x != 0) return;
     stats->loss = (float)(stats->loss + scale * sum);
@@ -36,6 +39,7 @@ __global__ void __launch_bounds__(MAX_BLOCKS)
 
 __global__ void __launch_bounds__(MAX_BLOCKS)
     grad_norm_kernel(StepStats *stats, const double *partials, int n_partials) {
+    begin_early();
     const double sum = block_sum(threadIdx.x < n_partials ? partials[threadIdx.x] : 0.0);
     if (threadIdx.x != 0) return;
     stats->grad_norm = (float)sqrt(sum);
@@ -45,23 +49,20 @@ __global__ void __launch_bounds__(MAX_BLOCKS)
 template <bool SQUARES> static int partial_sums(double *partials, const float *x, int64_t n) {
     const int64_t wanted = ceil_div<int64_t>(n, THREADS * PER_THREAD);
     const int blocks = wanted < MAX_BLOCKS ? (int)wanted : MAX_BLOCKS;
-    partial_sums_kernel<SQUARES><<<blocks, THREADS, 0, main_stream>>>(partials, x, n);
-    launch_check("partial_sums");
+    launch_early("partial_sums", partial_sums_kernel<SQUARES>, blocks, THREADS, 0, partials, x, n);
     return blocks;
 }
 
 void loss_sum(StepStats *stats, const float *losses, float scale, void *scratch, int64_t N) {
     double *partials = (double *)scratch;
     const int n = partial_sums<false>(partials, losses, N);
-    loss_sum_kernel<<<1, MAX_BLOCKS, 0, main_stream>>>(stats, partials, n, scale);
-    launch_check("loss_sum");
+    launch_early("loss_sum", loss_sum_kernel, 1, MAX_BLOCKS, 0, stats, partials, n, scale);
 }
 
 void grad_norm(StepStats *stats, const float *grads, void *scratch, int64_t n) {
     double *partials = (double *)scratch;
     const int n_partials = partial_sums<true>(partials, grads, n);
-    grad_norm_kernel<<<1, MAX_BLOCKS, 0, main_stream>>>(stats, partials, n_partials);
-    launch_check("grad_norm");
+    launch_early("grad_norm", grad_norm_kernel, 1, MAX_BLOCKS, 0, stats, partials, n_partials);
 }
 
 size_t step_stats_scratch_bytes(void) {

@@ -157,8 +157,8 @@ $(BUILD)/libattention.so: $(PIC_OBJ)
 	$(Q)$(NVCC) $(ARCHS) -shared -Xlinker --gc-sections,-z,defs $^ -o $@
 dev: dev/lab $(BUILD)/bench_cpu $(if $(NVCC),$(DEV_PROGRAMS) $(BUILD)/bench_sm90)
 .PHONY: tables
-tables: dev/lab
-	@dev/tables.py
+tables: dev/lab $(if $(NVCC),train_gpt2cu)
+	@$(PYTHON) dev/tables.py
 bench: $(DEV_PROGRAMS) train_gpt2cu
 	@$(BUILD)/bench_ops
 	@$(BUILD)/bench_attention

@@ -69,7 +69,8 @@ def lab_words(run, ops, variants, lengths, more):
     """A command line of the rows that this machine has, or None."""
     names = [name for name in variants.split(",") if any((op, name) in run.variants for op in ops)]
     ops = [op for op in ops if any((op, name) in run.variants for name in names)]
-    return [LAB, *ops, "--variant", ",".join(names), "-T", lengths, *more, *(QUICK if run.quick else [])] if names else None
+    sizes = ["-T", lengths] if lengths else []
+    return [LAB, *ops, "--variant", ",".join(names), *sizes, *more, *(QUICK if run.quick else [])] if names else None
 
 
 def read_lab(path, output):
@@ -95,7 +96,7 @@ def call(run, words):
 
 
 def lab(ops, variants, lengths, *more):
-    """Timed rows, or with --check checked ones."""
+    """Timed rows, or with --check checked ones; lengths "": the op's own sizes."""
 
     def source(run):
         path = run.path("lab.csv")
@@ -110,13 +111,16 @@ def lab(ops, variants, lengths, *more):
 
 
 def measured_mbytes(output):
-    """Millions of bytes that device memory gave and took, of every range in the profiler's CSV."""
+    """Millions of bytes that device memory gave and took, of every call in the profiler's CSV."""
     lines = output[output.index('"ID"'):].splitlines() if '"ID"' in output else []
-    ranges = {}
+    calls, begun = [], set()
     for row in csv.DictReader(io.StringIO("\n".join(lines))):
-        if row["Metric Name"] in DRAM:
-            ranges[row["ID"]] = ranges.get(row["ID"], 0) + float(row["Metric Value"].replace(",", "")) / 1e6
-    return list(ranges.values())
+        if row["Kernel Name"].startswith("lab_call_begins_kernel"):
+            calls += [0] if row["ID"] not in begun else []
+            begun.add(row["ID"])
+        elif calls and row["Metric Name"] in DRAM:
+            calls[-1] += float(row["Metric Value"].replace(",", "")) / 1e6
+    return calls
 
 
 def profiled(op, variants, lengths, *more):
@@ -127,8 +131,7 @@ def profiled(op, variants, lengths, *more):
         words = lab_words(run, [op], variants, lengths, [*more, "--once", "--csv", path])
         if not words:
             return [], []
-        ncu = ["ncu", "--replay-mode", "app-range", "--profile-from-start", "off", "--clock-control", "none", "--metrics", ",".join(DRAM),
-               "--csv", "--print-units", "base"]
+        ncu = ["ncu", "--profile-from-start", "off", "--clock-control", "none", "--metrics", ",".join(DRAM), "--csv", "--print-units", "base"]
         try:
             done = subprocess.run([*ncu, *words], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=LIMIT_S, check=False)
             output, mbytes = done.stdout, measured_mbytes(done.stdout)
@@ -140,7 +143,7 @@ def profiled(op, variants, lengths, *more):
         rows, comments = read_lab(path, output)
         on_gpu = [row for row in rows if row["variant"] not in ("cpu", "textbook")]
         if mbytes and len(mbytes) != len(on_gpu):
-            run.fail("ncu", f"{len(mbytes)} ranges of {len(on_gpu)} calls")
+            run.fail("ncu", f"saw {len(mbytes)} of {len(on_gpu)} calls")
         for row, value in zip(on_gpu, mbytes):
             row["mbytes_measured"] = f"{value:.6g}"
         return rows, [line.replace("# command ", "# command " + " ".join(ncu) + " ") if mbytes else line for line in comments]

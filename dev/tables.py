@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The ten tables of the ladder: runs the lab, writes CSV, Markdown and a plot for each under dev/results/CARD/.
+"""The ten tables of the ladder, and one of the other ops: runs the lab, writes CSV, Markdown and a plot for each under dev/results/CARD/.
 
   make tables                       all of them, on the card at hand; about two minutes on an H200
   dev/tables.py [NAME...] [--quick] some of them; dev/tables.py --list names them
@@ -84,6 +84,11 @@ TILES = ["flash2_64x4", "flash2_128x4", "flash2_128x8", "flash2_256x8", "flash2_
 IS_TILES = variant_is("flash2_tiles", *TILES)
 LADDER = "standard,naive_fused,flash1,flash2,online,scalar_online,generic"
 TINY = ["--head-size", "16", "--channels", "16", "--batch-tokens", "1", *SLOW]
+
+OPS = ["linear_forward", "layernorm_forward", "layernorm_backward", "cross_entropy_forward", "cross_entropy_backward", "gelu_forward",
+       "gelu_backward", "embedding_backward", "grad_norm", "adamw"]
+RUNGS = ("naive,tiled,registers,mma,wgmma,cublaslt,row_a_thread,row_a_warp,atomics,columns,partials,passes,online,fused,scalar,"
+         "sorted_columns,runs,block_atomics,two_stage,per_tensor,one_launch,vectorised,cuda")
 
 # ---- the tables ----
 
@@ -213,6 +218,16 @@ TABLES = [
         "a printed walk-through that ends equal to the plain softmax",
         [walkthrough_rows],
         [Section("o / l after so many keys", {"value": "value"}, x="keys", x_label="keys", log=False)],
+    ),
+    Table(
+        11, "ops", "The ladders of the other ops: a step of GPT-2 124M, 64 x 1024 tokens, bf16",
+        "none; predictions are in each op's page",
+        [lab(",".join(OPS), RUNGS, "", "--seconds", "0.06", "--longest", "0.3")],
+        [
+            Section(op + (" (qkv)" if op == "linear_forward" else ""), {"ms": "ms", "GB/s": "gbytes_per_s", "% of the roof": "percent_of_roof"},
+                    op_is(op, field_is("what", "", "qkv")), x="N", x_label="N")
+            for op in OPS
+        ],
     ),
 ]
 

@@ -75,11 +75,12 @@ def inference(stream, seq, flags):
     if validation:
         seconds = stream.when(validation.end(1)) - stream.when(validation.start())
         rates["forward_tokens_per_second"] = round(seq * int(value["--eval-batches"]) / seconds)
-    sample = re.search(rb"--- sample[^\n]*\n([^\n]*)\n---\n", stream.text)
+    sample = re.search(rb"--- sample[^\n]*\n(.*)\n---\n", stream.text, re.DOTALL)
     if sample:
-        drawn = [match.end() - 1 for match in re.finditer(rb"\d+ ", sample[1])][-SAMPLE_TOKENS - 1:]
-        seconds = stream.when(sample.start(1) + drawn[-1]) - stream.when(sample.start(1) + drawn[0])
-        rates["sample_tokens_per_second"] = round((len(drawn) - 1) / seconds)
+        pieces = [seconds for length, seconds in stream.times if sample.start(1) < length <= sample.end(1)]
+        tokens_a_piece = int(value["--sample-tokens"]) / len(pieces)  # 1, but where two came together
+        last = pieces[-SAMPLE_TOKENS - 1:]
+        rates["sample_tokens_per_second"] = round((len(last) - 1) * tokens_a_piece / (last[-1] - last[0]))
     return rates
 
 

@@ -183,7 +183,7 @@ extern const Variant cpu_variants[], plain_variants[]; /* end with a name of NUL
 extern const Variant *const cuda_variants, *const ladder_variants;
 int lab_compute_capability(void);    /* 0 where there is no GPU */
 const char *lab_cuda_versions(void); /* of driver and runtime */
-void lab_profile(bool on);           /* what a profiler is to see begins, or ends */
+void lab_profile(bool on); /* what a profiler is to see begins, with a kernel of that name, or ends */
 
 /* ---- lab_ops.c ---- */
 /* What the op adamw gets: its operands, and the settings of the lab's step. */

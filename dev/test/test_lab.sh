@@ -1,5 +1,5 @@
 #!/bin/sh
-# The lab as a user runs it: bad usage, --list, the CPU's rows, the CSV file. It sees no GPU, where there is one: about 5 s anywhere.
+# The lab as a user runs it: bad usage, --list, the CPU's rows, the CSV file. It sees no GPU, where there is one: about 6 s anywhere.
 # Usage: dev/test/test_lab.sh [PROGRAM], from the repository root; `make test` builds the program, the lab without CUDA. Ends with 'lab: N passed, ...'.
 set -u
 CUDA_VISIBLE_DEVICES=
@@ -76,5 +76,23 @@ check "timing: one row" [ "$(grep -c '^time,gelu_forward,cpu,fp32' "$work/time.c
 check "timing: a roof" grep -q '= 100 %' "$work/out"
 run gelu_forward --variant cpu --time --seconds 0.05 --csv /dev/full
 check "CSV on a full disk: exit code $status, expected 1" [ "$status" -eq 1 ]
+refuses "--roofs: /nonexistent/roofs" gelu_forward --variant cpu --time --roofs /nonexistent/roofs
+printf 'cpu fp32: 1e9 bytes/s, 1e9 FLOP/s\n' >"$work/roofs"
+run attention_forward --variant cpu,textbook --time --seconds 0.01 --longest 1e-6 -T 64,128 --batch-tokens 1 --head-size 8 --channels 8 \
+    --causal 1 --roofs "$work/roofs"
+check "roofs of a file" grep -q 'copy 1 GB/s, multiply-adds 0.00 TFLOP/s' "$work/out"
+check "--longest: the first size is timed" [ "$(grep -c '^time .* 1 x 64,' "$work/out")" -eq 2 ]
+check "--longest: the second is left out with a line" [ "$(grep -c '^skip .* 1 x 128,.*a call would take' "$work/out")" -eq 2 ]
+run attention_forward --variant cpu_masked --once -T 64 --window 16 --head-size 8 --channels 8 --batch-tokens 1 --causal 1 --csv "$work/once.csv"
+check "--once: one call, its FLOP by the window's pairs" grep -qE '^once,attention_forward,cpu_masked,fp32,,1,64,64,1,8,8,1,0,0,16,.*,2.8672e-05,' "$work/once.csv"
+
+if command -v python3 >/dev/null 2>&1; then
+    dev/tables.py --list >"$work/out" 2>&1
+    check "tables.py --list: eleven tables" [ "$(grep -cE '^ ?[0-9]+ [a-z_]+ ' "$work/out")" -eq 11 ]
+    dev/tables.py nosuch >"$work/out" 2>"$work/err"
+    check "tables.py: an unknown table is bad usage" [ $? -eq 2 ]
+    dev/attention/walkthrough.py >"$work/out"
+    check "the walk-through ends equal to the plain softmax" [ $? -eq 0 ]
+fi
 
 finish

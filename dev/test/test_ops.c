@@ -431,8 +431,16 @@ static const struct {
     {&loss_forward,           {.N = 65, .V = 50257, .Vp = 50304, .fill = FILL_HUGE}           },
 };
 
+/* More than racecheck gets through in some seconds; but the kernel that adds GELU to its product serves no
+ * less than a tile an SM. */
+static bool too_large(const Dims *d) {
+    const int64_t elems = d->N * (d->C + d->OC + d->IC + d->Vp);
+    return elems > (d->flags & GELU ? 5 << 20 : 1 << 19);
+}
+
 static void test_backend(const Ops *ops) {
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) op_case(ops, cases[i].op, cases[i].d);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+        if (!op_small || !too_large(&cases[i].d)) op_case(ops, cases[i].op, cases[i].d);
 }
 
 int main(int argc, char **argv) {

@@ -1,29 +1,59 @@
-/* Sums over rows (bias gradients), in two stages of fixed order: slices of rows, then the slices. */
+/* Sums over rows (bias gradients), in two stages of fixed order: slices of rows, then the slices. On the way the
+ * first stage can take a gradient through GELU. */
 #include "column_sums.cuh"
 #include "cuda_ops.cuh"
 #include "early_launch.cuh"
+#include "gelu.cuh"
 
 enum {
-    MAX_BLOCKS = 768, /* of stage one: 6 blocks of 256 threads on each of 128 SMs, one wave */
-    MIN_ROWS = 32,    /* of a slice, so that a thread sums four rows at least */
+    SUM_BLOCKS = 6,  /* of stage one, 256 threads each, on each of an H200's SMs: one wave */
+    GELU_BLOCKS = 4, /* the same with GELU, which needs more registers */
+    SMS = 132,
+    BATCH = 4,                        /* rows that a thread has in flight */
+    BATCH_ROWS = BATCH * COLUMN_ROWS, /* the same of a block; a slice is a multiple of them */
 };
 
-/* partials (gridDim.x, columns) =; block (slice, tile of columns) */
-template <typename T>
-__global__ void __launch_bounds__(WARP_SIZE *COLUMN_ROWS)
-    column_partials_kernel(float *partials, const T *__restrict__ x, int64_t N, int columns,
+/* Of a row: x, or with GELU x gelu'(pre_gelu), which is also what x becomes. */
+template <typename T, bool GELU>
+__device__ inline void summed(float (&f)[Vec<T>::N], Vec<T> x, const Vec<T> &pre_gelu, T *out) {
+    if (GELU) {
+        float gradient[Vec<T>::N], pre[Vec<T>::N];
+        to_floats(gradient, x);
+        to_floats(pre, pre_gelu);
+#pragma unroll
+        for (int k = 0; k < Vec<T>::N; k++) x.v[k] = from_float<T>(gradient[k] * gelu_derivative<T>(pre[k]));
+        store_vec(out, x);
+    }
+    to_floats(f, x);
+}
+
+/* partials (gridDim.x, columns) = sums of x, or with GELU of x gelu'(pre_gelu), which takes the place of x;
+ * block (slice, tile of columns) */
+template <typename T, bool GELU>
+__global__ void __launch_bounds__(WARP_SIZE *COLUMN_ROWS, GELU ? GELU_BLOCKS : SUM_BLOCKS)
+    column_partials_kernel(float *partials, T *x, const T *pre_gelu, int64_t N, int columns,
                            int64_t slice_rows) {
     begin_early();
     constexpr int VEC = Vec<T>::N;
     const int first = (blockIdx.y * WARP_SIZE + threadIdx.x) * VEC;
     const int64_t begin = blockIdx.x * slice_rows, end = min(begin + slice_rows, N);
     float sum[VEC] = {};
-    if (first < columns) {
-#pragma unroll 4
-        for (int64_t row = begin + threadIdx.y; row < end; row += COLUMN_ROWS) {
-            const Vec<T> v = load_vec(x + row * columns + first);
+    for (int64_t row = begin + threadIdx.y; first < columns && row < end; row += BATCH_ROWS) {
+        Vec<T> in[BATCH], pre[BATCH] = {};
 #pragma unroll
-            for (int k = 0; k < VEC; k++) sum[k] += to_float(v.v[k]);
+        for (int j = 0; j < BATCH; j++) {
+            const int64_t r = row + j * COLUMN_ROWS, i = r * columns + first;
+            if (r < end) in[j] = load_vec(x + i);
+            if (r < end && GELU) pre[j] = load_vec(pre_gelu + i);
+        }
+#pragma unroll
+        for (int j = 0; j < BATCH; j++) {
+            const int64_t r = row + j * COLUMN_ROWS;
+            if (r >= end) break;
+            float f[VEC];
+            summed<T, GELU>(f, in[j], pre[j], x + r * columns + first);
+#pragma unroll
+            for (int k = 0; k < VEC; k++) sum[k] += f[k];
         }
     }
     const float total = tile_column_total<VEC>(sum);
@@ -57,26 +87,38 @@ void add_partial_rows(const PartialSums &sums, const float *partials, int n, int
                  partials, n, columns);
 }
 
-/* Tiles across and slices down that fill the device once. */
-static int max_slices(int tiles) {
-    return tiles >= MAX_BLOCKS ? 1 : MAX_BLOCKS / tiles;
+/* Rows of a slice such that tiles across and slices down fill the device once. */
+static int64_t rows_of_slice(int64_t N, int tiles, int blocks) {
+    const int64_t slices = tiles >= blocks ? 1 : blocks / tiles;
+    return ceil_div<int64_t>(ceil_div(N, slices), BATCH_ROWS) * BATCH_ROWS;
+}
+
+template <typename T, bool GELU>
+static void slices_and_sums(float *out, T *x, const T *pre_gelu, void *scratch, int64_t N, int columns) {
+    const int tiles = ceil_div<int>(columns, WARP_SIZE * Vec<T>::N);
+    const int64_t slice_rows = rows_of_slice(N, tiles, SMS * (GELU ? GELU_BLOCKS : SUM_BLOCKS));
+    const int slices = (int)ceil_div<int64_t>(N, slice_rows);
+    launch_early("column_partials", column_partials_kernel<T, GELU>, dim3(slices, tiles),
+                 dim3(WARP_SIZE, COLUMN_ROWS), 0, (float *)scratch, x, pre_gelu, N, columns, slice_rows);
+    if (out) add_partial_rows(PartialSums{{out}, 1, 1}, (const float *)scratch, slices, columns);
 }
 
 template <typename T> void column_sums(float *out, const T *x, void *scratch, int64_t N, int columns) {
-    const int tiles = ceil_div<int>(columns, WARP_SIZE * Vec<T>::N);
-    int64_t slice_rows = ceil_div<int64_t>(N, max_slices(tiles));
-    if (slice_rows < MIN_ROWS) slice_rows = MIN_ROWS;
-    const int slices = (int)ceil_div<int64_t>(N, slice_rows);
-    launch_early("column_partials", column_partials_kernel<T>, dim3(slices, tiles),
-                 dim3(WARP_SIZE, COLUMN_ROWS), 0, (float *)scratch, x, N, columns, slice_rows);
-    add_partial_rows(PartialSums{{out}, 1, 1}, (const float *)scratch, slices, columns);
+    slices_and_sums<T, false>(out, (T *)x, NULL, scratch, N, columns); /* only read */
 }
 
-/* Slices times columns: at most MAX_BLOCKS tiles of bf16, the wider ones, or a single slice. */
+template <typename T>
+void gelu_backward_sums(T *dx, float *dx_sums, const T *pre_gelu, void *scratch, int64_t N, int columns) {
+    slices_and_sums<T, true>(dx_sums, dx, pre_gelu, scratch, N, columns);
+}
+
+/* Slices times columns: at most one wave of tiles of bf16, the wider ones, or a single slice. */
 size_t column_sums_scratch_bytes(int columns) {
-    const int tiles_columns = MAX_BLOCKS * WARP_SIZE * Vec<bf16>::N;
+    const int tiles_columns = SMS * SUM_BLOCKS * WARP_SIZE * Vec<bf16>::N;
     return sizeof(float) * (size_t)(columns > tiles_columns ? columns : tiles_columns);
 }
 
 template void column_sums<float>(float *, const float *, void *, int64_t, int);
 template void column_sums<bf16>(float *, const bf16 *, void *, int64_t, int);
+template void gelu_backward_sums<float>(float *, float *, const float *, void *, int64_t, int);
+template void gelu_backward_sums<bf16>(bf16 *, float *, const bf16 *, void *, int64_t, int);

@@ -43,7 +43,7 @@ void embedding_forward(floatX *out, const int32_t *tokens, const floatX *wte, co
 /* ---- backward ---- */
 
 enum {
-    MIN_CHUNK = 32,    /* sorted positions that one thread column adds up */
+    MIN_CHUNK = 8,     /* sorted positions that one thread column adds up */
     MAX_CHUNKS = 2048, /* with C = 768 in bf16: 196,000 threads, about what an H200 holds */
     CHUNKS_PER_BLOCK = 4,
     BATCH = 4, /* rows that a thread has in flight */

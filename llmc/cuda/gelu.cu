@@ -4,19 +4,19 @@
 #include "early_launch.cuh"
 #include "elementwise.cuh"
 
-struct Gelu {
-    static __device__ float apply(float x, float) { return gelu(x); }
+template <typename T> struct Gelu {
+    static __device__ float apply(float x, float) { return gelu<T>(x); }
 };
-struct GeluBackward {
-    static __device__ float apply(float dout, float x) { return dout * gelu_derivative(x); }
+template <typename T> struct GeluBackward {
+    static __device__ float apply(float dout, float x) { return dout * gelu_derivative<T>(x); }
 };
 
 template <typename T> void gelu_forward(floatX *out, const floatX *x, int64_t n) {
-    elementwise<T, Gelu>("gelu_forward", out, x, x, n);
+    elementwise<T, Gelu<T>>("gelu_forward", out, x, x, n);
 }
 
 template <typename T> void gelu_backward_inplace(floatX *dx, const floatX *pre_gelu, int64_t n) {
-    elementwise<T, GeluBackward>("gelu_backward_inplace", dx, dx, pre_gelu, n);
+    elementwise<T, GeluBackward<T>>("gelu_backward_inplace", dx, dx, pre_gelu, n);
 }
 
 /* One thread per 16 bytes of x (N,OC); OC is a multiple of 8, so they lie in one row. bias, pre_gelu or NULL.
@@ -34,7 +34,7 @@ __global__ void bias_gelu_kernel(T *x, T *pre_gelu, const T *bias, int64_t n_vec
     for (int k = 0; k < VEC; k++) {
         const float sum = to_float(out.v[k]) + to_float(b.v[k]);
         pre.v[k] = from_float<T>(sum);
-        out.v[k] = from_float<T>(pre_gelu ? gelu(sum) : sum);
+        out.v[k] = from_float<T>(pre_gelu ? gelu<T>(sum) : sum);
     }
     if (pre_gelu) store_vec(pre_gelu + i * VEC, pre);
     store_vec(x + i * VEC, out);

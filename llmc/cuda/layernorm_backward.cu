@@ -17,11 +17,10 @@
 #include "early_launch.cuh"
 
 enum {
-    ROWS = 4,      /* per turn */
-    STAGES = 2,    /* turns in shared memory: one computed, one arriving */
-    MIN_TURNS = 4, /* of a block: partial sums are written once a block, at the price of half a turn */
-    INPUTS = 3,    /* dout, x, dresidual */
-    SUMS = 3,      /* dweight, dbias, dx */
+    ROWS = 4,   /* per turn */
+    STAGES = 2, /* turns in shared memory: one computed, one arriving */
+    INPUTS = 3, /* dout, x, dresidual */
+    SUMS = 3,   /* dweight, dbias, dx */
     WIDE_THREADS = 256,
     MAX_BLOCKS = 1024, /* bounds the scratch, whatever the device */
     MAX_WIDE_BLOCKS = 128,
@@ -270,9 +269,9 @@ template <typename T> static LaunchShape launch_shape(int vecs) {
     return last;
 }
 
-static int min3(int64_t a, int b, int c) {
-    const int smaller = b < c ? b : c;
-    return a < smaller ? (int)a : smaller;
+/* As few as do the turns in the time that `most` blocks need: each leaves partial sums to be added. */
+static int blocks_of(int64_t turns, int most) {
+    return (int)ceil_div<int64_t>(turns, ceil_div<int64_t>(turns, most));
 }
 
 template <typename T>
@@ -285,7 +284,7 @@ void layernorm_backward(floatX *dx, float *dweight, float *dbias, float *dx_sums
     const LaunchShape shape = launch_shape<T>(C / Vec<T>::N);
     int blocks;
     if (shape.blocks > 0) {
-        blocks = min3(ceil_div<int64_t>(N, ROWS * MIN_TURNS), shape.blocks, MAX_BLOCKS);
+        blocks = blocks_of(ceil_div<int64_t>(N, ROWS), shape.blocks < MAX_BLOCKS ? shape.blocks : MAX_BLOCKS);
         launch_early("layernorm_backward", layernorm_backward_kernel<T>, blocks, shape.threads,
                      shape.shared_bytes, (T *)dx, partials, in);
     } else {

@@ -1,15 +1,20 @@
 /* Linear layers: products by gemm.cu, bias gradients by our own column sums.
  *
  * GELU after a layer comes with the product: on Hopper by a kernel of our own (linear_gelu_sm90.cu),
- * elsewhere and for small shapes by the library's epilogue, and so does its derivative. On an H200 at d12
- * shapes these epilogues beat passes of their own (GELU 586 against 488 + 200 us, its derivative 608 against
- * 430 + 300). The library's bias-gradient epilogues are slower than a pass that reads dout once more (fc 628
- * against 462 + 95 us), so they are not used. In fp32, GELU is ours: the library's is an approximation. */
+ * elsewhere and for small shapes by the library's epilogue, and so does its derivative where the gradient is too
+ * large for L2. On an H200 at d12 shapes these epilogues beat passes of their own (GELU 586 against 488 + 200 us,
+ * its derivative 608 against 430 + 300); but at 4 x 1024 tokens the derivative's product takes 63 us beside 29
+ * of the plain one, and the pass that sums the gradient finds it in L2. The library's bias-gradient epilogues
+ * are slower than a pass that reads dout once more (fc 628 against 462 + 95 us), so they are not used. In fp32,
+ * GELU is ours: the library's is an approximation. */
 #include <stdio.h>
 #include <stdlib.h>
 #include "cuda_ops.cuh"
 #include "gemm.cuh"
 #include "linear_gelu_sm90.cuh"
+
+/* Gradients of at most so many elements go through GELU in the pass that sums them: they are still in L2. */
+static const int64_t PASS_ELEMENTS = 16 << 20;
 
 template <typename T>
 static void plain_gemm(GemmKind kind, const GemmBuffers *buffers, int64_t N, int OC, int IC) {
@@ -46,12 +51,16 @@ template <typename T>
 void linear_backward_input(floatX *dx, float *dx_sums, const floatX *dout, const floatX *weight,
                            const floatX *pre_gelu, void *scratch, int64_t N, int OC, int IC) {
     const GemmBuffers buffers = {dx, weight, dout, NULL, pre_gelu, false};
-    const bool epilogue_gelu = pre_gelu && sizeof(T) == sizeof(bf16);
-    if (!epilogue_gelu || !gemm<T>(GEMM_BACKWARD_INPUT, CUBLASLT_EPILOGUE_DGELU, &buffers, N, OC, IC)) {
-        plain_gemm<T>(GEMM_BACKWARD_INPUT, &buffers, N, OC, IC);
-        if (pre_gelu) gelu_backward_inplace<T>(dx, pre_gelu, N * IC);
+    const bool epilogue_gelu = pre_gelu && sizeof(T) == sizeof(bf16) && N * IC > PASS_ELEMENTS;
+    if (epilogue_gelu && gemm<T>(GEMM_BACKWARD_INPUT, CUBLASLT_EPILOGUE_DGELU, &buffers, N, OC, IC)) {
+        if (dx_sums) column_sums<T>(dx_sums, (const T *)dx, scratch, N, IC);
+        return;
     }
-    if (dx_sums) column_sums<T>(dx_sums, (const T *)dx, scratch, N, IC);
+    plain_gemm<T>(GEMM_BACKWARD_INPUT, &buffers, N, OC, IC);
+    if (pre_gelu)
+        gelu_backward_sums<T>((T *)dx, dx_sums, (const T *)pre_gelu, scratch, N, IC);
+    else if (dx_sums)
+        column_sums<T>(dx_sums, (const T *)dx, scratch, N, IC);
 }
 
 template <typename T>

@@ -8,7 +8,7 @@
 
 enum { THREADS = 256, MAX_BLOCKS = 1024, PER_THREAD = Vec<float>::N };
 
-/* partials (gridDim.x) = sums of x, or of x^2 */
+/* partials (gridDim.x) = sums of x, or of x^2; the beginning of x last: AdamW then finds it in L2 */
 template <bool SQUARES>
 __global__ void __launch_bounds__(THREADS)
     partial_sums_kernel(double *partials, const float *__restrict__ x, int64_t n) {
@@ -18,7 +18,7 @@ __global__ void __launch_bounds__(THREADS)
     double sum = 0;
 #pragma unroll 4
     for (int64_t i = first; i < n_vecs; i += stride) {
-        const Vec<float> v = load_vec(x + i * PER_THREAD);
+        const Vec<float> v = load_vec(x + (n_vecs - 1 - i) * PER_THREAD);
 #pragma unroll
         for (int k = 0; k < PER_THREAD; k++) sum += SQUARES ? (double)v.v[k] * v.v[k] : (double)v.v[k];
     }

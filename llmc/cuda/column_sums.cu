@@ -69,7 +69,7 @@ __global__ void __launch_bounds__(1024)
     const int column = blockIdx.x * WARP_SIZE + threadIdx.x;
     float sum = 0;
     if (column < columns) {
-#pragma unroll 4
+#pragma unroll 8
         for (int row = threadIdx.y; row < n; row += WARP_SIZE)
             sum += partials[((int64_t)row * sums.width + blockIdx.y) * columns + column];
     }
@@ -100,7 +100,7 @@ static void slices_and_sums(float *out, T *x, const T *pre_gelu, void *scratch, 
     const int slices = (int)ceil_div<int64_t>(N, slice_rows);
     launch_early("column_partials", column_partials_kernel<T, GELU>, dim3(slices, tiles),
                  dim3(WARP_SIZE, COLUMN_ROWS), 0, (float *)scratch, x, pre_gelu, N, columns, slice_rows);
-    if (out) add_partial_rows(PartialSums{{out}, 1, 1}, (const float *)scratch, slices, columns);
+    add_partial_rows(PartialSums{{out}, 1, 1}, (const float *)scratch, slices, columns);
 }
 
 template <typename T> void column_sums(float *out, const T *x, void *scratch, int64_t N, int columns) {

@@ -93,7 +93,7 @@ void bias_gelu_inplace(floatX *x, floatX *pre_gelu, const floatX *bias, int64_t 
 /* ---- column_sums.cu ---- */
 /* out (columns) += sum over the rows of x (N,columns) */
 template <typename T> void column_sums(float *out, const T *x, void *scratch, int64_t N, int columns);
-/* dx (N,columns) *= gelu'(pre_gelu), rounded; dx_sums (columns) += its column sums, or NULL */
+/* dx (N,columns) *= gelu'(pre_gelu), rounded; dx_sums (columns) += its column sums */
 template <typename T>
 void gelu_backward_sums(T *dx, float *dx_sums, const T *pre_gelu, void *scratch, int64_t N, int columns);
 size_t column_sums_scratch_bytes(int columns);

@@ -57,8 +57,10 @@ void linear_backward_input(floatX *dx, float *dx_sums, const floatX *dout, const
         return;
     }
     plain_gemm<T>(GEMM_BACKWARD_INPUT, &buffers, N, OC, IC);
-    if (pre_gelu)
+    if (pre_gelu && dx_sums)
         gelu_backward_sums<T>((T *)dx, dx_sums, (const T *)pre_gelu, scratch, N, IC);
+    else if (pre_gelu)
+        gelu_backward_inplace<T>(dx, pre_gelu, N * IC);
     else if (dx_sums)
         column_sums<T>(dx_sums, (const T *)dx, scratch, N, IC);
 }

@@ -4,9 +4,10 @@
 #: make train_gpt2       the same program for the CPU alone, no nvcc needed
 #: make test             everything that this machine can check; ends with 'N passed, N failed, N skipped'
 #: make data             lists the data sets; make data/tinyshakespeare and so on prepare one
-#: make dev              dev/lab: checks and times every op and every variant of it; older benchmarks
+#: make dev              dev/lab: checks and times every op and every variant of it; build/bench_cpu
 #: make tables           the tables and plots of the ladder of attention, on this machine's card: dev/results/
-#: make bench            times every CUDA op and a training step of GPT-2 124M on this machine's card
+#: make bench            times the trainer's CUDA ops and a training step of GPT-2 124M on this machine's card
+#: make compare          attention and training steps beside PyTorch, on the same card in the same run (needs torch; 15 minutes)
 #: make lint             format, warnings of gcc and clang, line budgets
 #: make sanitize         the CPU tests under AddressSanitizer and UndefinedBehaviorSanitizer
 #: make clean
@@ -64,7 +65,7 @@ LINK_TEST = $(LINK_CPU)
 LINK_TEST_LIBS = $(LIBS)
 endif
 
-.PHONY: help test dev bench lint sanitize clean need-nvcc
+.PHONY: help test dev bench compare lint sanitize clean need-nvcc
 help:
 	@sed -n 's/^#: *//p' Makefile
 
@@ -119,11 +120,6 @@ sanitize-run: $(TESTS)
 
 # ---- dev ----
 # bench_sm90 has its own build of the Hopper kernels, in which a wait that never ends stops with an error.
-DEV_PROGRAMS := $(BUILD)/bench_ops $(BUILD)/bench_attention
-$(BUILD)/bench_ops: $(BUILD)/dev/driver/bench_ops.o
-$(BUILD)/bench_attention: $(BUILD)/dev/attention/bench_attention.o
-$(DEV_PROGRAMS): $(CORE_OBJ) $(CUDA_OBJ) | need-nvcc
-	$(Q)$(LINK_CUDA) $^ -o $@ $(LIBS) $(CUDA_LIBS)
 # The lab's tables name the fields they set (C++20) and leave out the others.
 $(BUILD)/dev/%.o: dev/%.cu Makefile $(BUILD)/nvcc_flags | need-nvcc
 	@mkdir -p $(@D)
@@ -155,14 +151,16 @@ $(PIC_OBJ): $(BUILD)/pic/%.o: %.cu Makefile $(BUILD)/nvcc_flags | need-nvcc
 	$(Q)$(NVCC) $(NVCCFLAGS) -Xcompiler -fPIC,-fvisibility=hidden,-ffunction-sections -c $< -o $@
 $(BUILD)/libattention.so: $(PIC_OBJ)
 	$(Q)$(NVCC) $(ARCHS) -shared -Xlinker --gc-sections,-z,defs $^ -o $@
-dev: dev/lab $(BUILD)/bench_cpu $(if $(NVCC),$(DEV_PROGRAMS) $(BUILD)/bench_sm90)
+dev: dev/lab $(BUILD)/bench_cpu $(if $(NVCC),$(BUILD)/bench_sm90)
 .PHONY: tables
 tables: dev/lab $(if $(NVCC),train_gpt2cu)
 	@$(PYTHON) dev/tables.py
-bench: $(DEV_PROGRAMS) train_gpt2cu
-	@$(BUILD)/bench_ops
-	@$(BUILD)/bench_attention
+bench: dev/lab train_gpt2cu | need-nvcc
+	@dev/lab --time --causal 1 --variant cuda,hopper,sm80
 	@scripts/bench_train.sh
+compare: $(BUILD)/libattention.so train_gpt2cu
+	@$(PYTHON) scripts/compare_attention.py
+	@$(PYTHON) scripts/compare_train.py
 
 clean:
 	rm -rf build train_gpt2 train_gpt2cu test_gpt2 test_gpt2cu dev/lab

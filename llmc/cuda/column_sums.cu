@@ -6,25 +6,36 @@
 #include "gelu.cuh"
 
 enum {
-    SUM_BLOCKS = 6,  /* of stage one, 256 threads each, on each of an H200's SMs: one wave */
+    SUM_BLOCKS = 5,  /* of stage one, 256 threads each, on each of an H200's SMs: one wave */
     GELU_BLOCKS = 4, /* the same with GELU, which needs more registers */
     SMS = 132,
     BATCH = 4,                        /* rows that a thread has in flight */
     BATCH_ROWS = BATCH * COLUMN_ROWS, /* the same of a block; a slice is a multiple of them */
 };
 
-/* Of a row: x, or with GELU x gelu'(pre_gelu), which is also what x becomes. */
-template <typename T, bool GELU>
-__device__ inline void summed(float (&f)[Vec<T>::N], Vec<T> x, const Vec<T> &pre_gelu, T *out) {
-    if (GELU) {
-        float gradient[Vec<T>::N], pre[Vec<T>::N];
-        to_floats(gradient, x);
-        to_floats(pre, pre_gelu);
+/* To storage, two of bf16 at once. */
+__device__ inline Vec<float> from_floats(const float (&f)[Vec<float>::N]) {
+    return {
+        {f[0], f[1], f[2], f[3]}
+    };
+}
+__device__ inline Vec<bf16> from_floats(const float (&f)[Vec<bf16>::N]) {
+    uint32_t pairs[Vec<bf16>::N / 2];
 #pragma unroll
-        for (int k = 0; k < Vec<T>::N; k++) x.v[k] = from_float<T>(gradient[k] * gelu_derivative<T>(pre[k]));
-        store_vec(out, x);
-    }
+    for (int k = 0; k < Vec<bf16>::N / 2; k++) pairs[k] = cvt_bf16x2(f[2 * k], f[2 * k + 1]);
+    Vec<bf16> x;
+    memcpy(&x, pairs, sizeof x);
+    return x;
+}
+
+template <typename T>
+__device__ inline Vec<T> times_gelu_derivative(const Vec<T> &x, const Vec<T> &pre_gelu) {
+    float f[Vec<T>::N], pre[Vec<T>::N];
     to_floats(f, x);
+    to_floats(pre, pre_gelu);
+#pragma unroll
+    for (int k = 0; k < Vec<T>::N; k++) f[k] *= gelu_derivative<T>(pre[k]);
+    return from_floats(f);
 }
 
 /* partials (gridDim.x, columns) = sums of x, or with GELU of x gelu'(pre_gelu), which takes the place of x;
@@ -39,7 +50,7 @@ __global__ void __launch_bounds__(WARP_SIZE *COLUMN_ROWS, GELU ? GELU_BLOCKS : S
     const int64_t begin = blockIdx.x * slice_rows, end = min(begin + slice_rows, N);
     float sum[VEC] = {};
     for (int64_t row = begin + threadIdx.y; first < columns && row < end; row += BATCH_ROWS) {
-        Vec<T> in[BATCH], pre[BATCH] = {};
+        Vec<T> in[BATCH] = {}, pre[BATCH] = {}; /* a row that is not there adds 0 */
 #pragma unroll
         for (int j = 0; j < BATCH; j++) {
             const int64_t r = row + j * COLUMN_ROWS, i = r * columns + first;
@@ -49,9 +60,12 @@ __global__ void __launch_bounds__(WARP_SIZE *COLUMN_ROWS, GELU ? GELU_BLOCKS : S
 #pragma unroll
         for (int j = 0; j < BATCH; j++) {
             const int64_t r = row + j * COLUMN_ROWS;
-            if (r >= end) break;
+            if (GELU) {
+                in[j] = times_gelu_derivative(in[j], pre[j]);
+                if (r < end) store_vec(x + r * columns + first, in[j]);
+            }
             float f[VEC];
-            summed<T, GELU>(f, in[j], pre[j], x + r * columns + first);
+            to_floats(f, in[j]);
 #pragma unroll
             for (int k = 0; k < VEC; k++) sum[k] += f[k];
         }

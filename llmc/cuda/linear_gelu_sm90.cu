@@ -17,6 +17,7 @@
 #include "attention/sm90_common.cuh"
 #include "cuda_ops.cuh"
 #include "early_launch.cuh"
+#include "gelu.cuh"
 
 enum {
     TILE_M = 128,
@@ -164,12 +165,6 @@ __device__ __forceinline__ void consume(Shared &s, const GeluArgs &args, int gro
 
 /* ---- epilogue ---- */
 
-/* gelu(x) as in gelu.cuh, with the bare ex2 and rcp: 2 ulp, far below the rounding to bf16 */
-__device__ __forceinline__ float fast_gelu(float x) {
-    const float c = -1.5957691216f * SM90_LOG2E;
-    return x * rcp(1.0f + ex2(x * fmaf(c * 0.044715f, x * x, c)));
-}
-
 /* A warp takes a box four rows at a time, a lane 16 bytes of one of them. */
 struct Box {
     bf16 *shared;
@@ -196,7 +191,7 @@ __device__ __forceinline__ void finish_box(const GeluArgs &args, const Box &box)
             float x[8];
             to_floats(x, load_vec(lane_chunk(box, batch + i)));
 #pragma unroll
-            for (int k = 0; k < 8; k++) v[i].v[k] = from_float<bf16>(fast_gelu(x[k]));
+            for (int k = 0; k < 8; k++) v[i].v[k] = from_float<bf16>(gelu<bf16>(x[k]));
         }
         if (batch == 0 && threadIdx.x % 32 == 0) bulk_wait_read<0>();
         __syncwarp();

@@ -11,7 +11,7 @@
  * The exponentials are taken under dP, in parts, for a warp waits to issue a product until few are before it;
  * dS is computed under dV, dQ leaves the registers under dK, so but for a moment after dK one product is always
  * under way. dQ is one block late, so a warpgroup does not wait for dS of the other, and dQ can have the
- * registers of dP. */
+ * registers of dP. dK and dV leave by TMA, from where V was. */
 #include "sm90_keys.cuh"
 #include "sm90_turns.cuh"
 
@@ -31,8 +31,13 @@ template <bool IS_CAUSAL> struct Fused128Config {
     static_assert(sm90_registers_fit(SHAPE), "setmaxnreg");
 };
 
+typedef struct Fused128Args {
+    FusedArgs fused;
+    CUtensorMap gradients; /* boxes of 16 rows of dqkv */
+} Fused128Args;
+
 template <class C> struct alignas(1024) Fused128Shared {
-    uint8_t k[C::WARPGROUPS][C::TILE_BYTES], v[C::WARPGROUPS][C::TILE_BYTES];
+    uint8_t k[C::WARPGROUPS][C::TILE_BYTES], v[C::WARPGROUPS][C::TILE_BYTES]; /* v: then dV, dK */
     uint8_t q[C::STAGES][C::TILE_BYTES], dout[2][C::TILE_BYTES];
     uint8_t ds[2][C::WARPGROUPS][ROWS * ROWS * 2]; /* dS^T of 128 keys x 64 queries, of two blocks */
     uint8_t fold[C::STAGES][C::FOLD_BYTES];        /* with Q */
@@ -358,26 +363,39 @@ __device__ __forceinline__ void skip_block(Fused128Shared<C> &shared, Fused128Pl
     place.step++;
 }
 
+/* Every thread arrives, for every thread wrote there. */
+template <class C> __device__ __forceinline__ void release_v(Fused128Shared<C> &shared) {
+    wait_stored();
+    mbarrier_arrive(shared_address(&shared.v_ring.empty[0]));
+}
+
 /* A tile of keys; blocks first .. blocks - 1 see the warpgroup's, tile_first is the first that sees any. */
 template <class C>
 __device__ __forceinline__ void tile_blocks(Fused128Shared<C> &shared, Fused128Place<C> &place, int row0,
-                                            int tile_first, int first, const FusedArgs &args) {
+                                            int tile_first, int first, const Fused128Args &args) {
+    const int blocks = args.fused.turns.blocks, NH = args.fused.base.NH;
     KeyRows<C> r;
     for (int half = 0; half < 2; half++)
-        r.bias[half] = row0 + thread_row() + 8 * half < args.base.T ? 0.0f : -CUDART_INF_F;
-    first_block(r, shared, place, first, first > tile_first, args);
+        r.bias[half] = row0 + thread_row() + 8 * half < args.fused.base.T ? 0.0f : -CUDART_INF_F;
+    first_block(r, shared, place, first, first > tile_first, args.fused);
 #pragma unroll 1
-    for (int block = first + 1; block < args.turns.blocks; block++) {
+    for (int block = first + 1; block < blocks; block++) {
         place.q.advance();
         place.step++;
-        next_block(r, shared, place, block, args);
+        next_block(r, shared, place, block, args.fused);
     }
-    shared.v_ring.release(place.own);
-    drain_dq(r, shared, place, place.step, args.turns.blocks - 1, args);
+    if (place.warpgroup == 0) /* all its warps have multiplied by V */
+        named_barrier_sync<WARPGROUP>(1);
+    else
+        named_barrier_sync<WARPGROUP>(2);
+    const uint32_t buffer = shared_address(shared.v[place.warpgroup]);
+    tma_store_key_rows<C>(args.gradients, buffer, r.dv, 1.0f, 2, place.work, row0, NH);
+    drain_dq(r, shared, place, place.step, blocks - 1, args.fused);
     place.q.advance();
     place.step++;
     shared.k_ring.release(place.own);
-    store_key_rows(r, place.work, row0, args.base);
+    tma_store_key_rows<C>(args.gradients, buffer, r.dk, args.fused.base.scale, 1, place.work, row0, NH);
+    release_v(shared);
 }
 
 /* A tile none of whose blocks, there is one, sees the warpgroup's keys: only its half of dQ. */
@@ -386,14 +404,15 @@ __device__ __forceinline__ void tile_unseen(Fused128Shared<C> &shared, Fused128P
                                             const FusedArgs &args) {
     KeyRows<C> r;
     shared.v_ring.wait(place.own);
-    shared.v_ring.release(place.own);
+    release_v(shared);
     drain_dq(r, shared, place, place.step - 1, args.turns.blocks - 1, args);
     shared.k_ring.release(place.own);
 }
 
 template <class C>
-__device__ __forceinline__ void fused128_keys(Fused128Shared<C> &shared, const FusedArgs &args,
+__device__ __forceinline__ void fused128_keys(Fused128Shared<C> &shared, const Fused128Args &args,
                                               int warpgroup) {
+    const int T = args.fused.base.T;
     Fused128Place<C> place;
     place.warpgroup = warpgroup;
     place.k = uniform_place(shared_address(shared.k[warpgroup]));
@@ -406,19 +425,19 @@ __device__ __forceinline__ void fused128_keys(Fused128Shared<C> &shared, const F
         place.work = read_work(shared.work);
         if (place.work.index < 0) break;
         const int tile_row0 = place.work.tile * C::TILE_ROWS, row0 = tile_row0 + warpgroup * ROWS;
-        const int tile_first = first_queries<C>(tile_row0, args.base.T);
-        const int first = C::CAUSAL ? first_queries<C>(row0, args.base.T) : tile_first;
+        const int tile_first = first_queries<C>(tile_row0, T);
+        const int first = C::CAUSAL ? first_queries<C>(row0, T) : tile_first;
         if (first > tile_first) skip_block(shared, place);
-        if (first < args.turns.blocks)
+        if (first < args.fused.turns.blocks)
             tile_blocks(shared, place, row0, tile_first, first, args);
         else
-            tile_unseen(shared, place, args);
+            tile_unseen(shared, place, args.fused);
     }
 }
 
 template <bool CAUSAL>
 __global__ void __launch_bounds__(Fused128Config<CAUSAL>::THREADS, 1)
-    sm90_fused128_kernel(const __grid_constant__ FusedArgs args) {
+    sm90_fused128_kernel(const __grid_constant__ Fused128Args args) {
 #ifdef SM90_BODY
     using C = Fused128Config<CAUSAL>;
     enum { WARPS = 4 * C::WARPGROUPS };
@@ -426,7 +445,7 @@ __global__ void __launch_bounds__(Fused128Config<CAUSAL>::THREADS, 1)
     const int warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / WARPGROUP, 0);
     if (threadIdx.x == 0) {
         shared.k_ring.init(WARPS + C::WARPGROUPS);
-        shared.v_ring.init(WARPS);
+        shared.v_ring.init(C::WARPGROUPS * WARPGROUP); /* every thread: release_v */
         shared.q_ring.init(WARPS);
         shared.dout_ring.init(WARPS);
         shared.ds_ring.init(WARPS, WARPS);
@@ -437,8 +456,8 @@ __global__ void __launch_bounds__(Fused128Config<CAUSAL>::THREADS, 1)
     if (warpgroup == C::WARPGROUPS) {
         setmaxnreg_dec<C::SHAPE.producer_registers>();
         const int warp = threadIdx.x % WARPGROUP / 32, lane = threadIdx.x % 32;
-        if (warp == 0 && lane == 0) fused128_producer(shared, args.base);
-        if (warp >= 1 && warp <= C::WARPGROUPS && lane == 0) fused128_adder(shared, args, warp - 1);
+        if (warp == 0 && lane == 0) fused128_producer(shared, args.fused.base);
+        if (warp >= 1 && warp <= C::WARPGROUPS && lane == 0) fused128_adder(shared, args.fused, warp - 1);
     } else {
         setmaxnreg_inc<C::SHAPE.registers>();
         fused128_keys(shared, args, warpgroup);
@@ -454,14 +473,15 @@ size_t attention_backward_sm90_fused128_scratch_bytes(int B, int T, int NH) {
     return turn_scratch_bytes(B, T, NH, 128);
 }
 
-template <bool CAUSAL> static void launch_fused128(const FusedArgs &args) {
+template <bool CAUSAL> static void launch_fused128(const Fused128Args &args) {
     using C = Fused128Config<CAUSAL>;
-    launch_persistent("sm90_fused128_kernel", sm90_fused128_kernel<CAUSAL>, args, args.base.order.total,
+    launch_persistent("sm90_fused128_kernel", sm90_fused128_kernel<CAUSAL>, args, args.fused.base.order.total,
                       C::THREADS, shared_bytes<Fused128Shared<C>>());
 }
 
 void attention_backward_sm90_fused128(floatX *dqkv, const floatX *dout, const floatX *out, const floatX *qkv,
                                       const float *lse, void *scratch, int B, int T, int NH, bool causal) {
-    const FusedArgs args = fused_args<128>(dqkv, dout, out, qkv, lse, scratch, B, T, NH);
+    const Fused128Args args = {fused_args<128>(dqkv, dout, out, qkv, lse, scratch, B, T, NH),
+                               tensor_map(dqkv, B, T, 3 * NH, 128, 16)};
     (causal ? launch_fused128<true> : launch_fused128<false>)(args);
 }

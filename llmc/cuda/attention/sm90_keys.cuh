@@ -239,6 +239,25 @@ __device__ __forceinline__ void store_key_rows(const KeyRows<C> &r, const Work &
     store_rows(dk + args.NH * C::HD, stride, args.T - row0, r.dv, one);
 }
 
+/* Until TMA has read what the warp gave it to store. */
+__device__ __forceinline__ void wait_stored() {
+    if (threadIdx.x % 32 == 0) bulk_wait_read<0>();
+    __syncwarp();
+}
+
+/* Writes a warp's rows of dK (part 1) or dV (part 2) by TMA, times a factor. map: boxes of 16 rows of dqkv;
+ * buffer: TILE_BYTES of the warpgroup's. */
+template <class C>
+__device__ __forceinline__ void tma_store_key_rows(const CUtensorMap &map, uint32_t buffer,
+                                                   const float (&gradient)[C::HD / 2], float factor, int part,
+                                                   const Work &work, int row0, int NH) {
+    const int warp = threadIdx.x % WARPGROUP / 32;
+    const float factors[2] = {factor, factor};
+    wait_stored(); /* what was there before */
+    tma_store_rows(&map, buffer + warp * (C::TILE_BYTES / 4), gradient, factors, row0 + warp * 16,
+                   part * NH + work.head, work.batch);
+}
+
 /* From one tile into the next: the gradients of the last block of the tile before, which complete dK and dV,
  * and P and dS of this tile's first block, at `next`. One step as any other, where last_gradients and
  * first_queries_block one after the other leave the tensor cores idle. */

@@ -228,9 +228,17 @@ static inline TileOrder turn_order(int B, int T, int NH, int HD) {
     return tile_order(B, T, NH, 2 * ROWS, 2 * HD * 2 + sizeof(FoldRow) + HD * 4, true);
 }
 
-/* Slots for three sections of heads: a section's last tiles run while those of the next start. */
+/* Slots for as many sections of heads as are under way at once, three at least: a head that finds its slot taken
+ * waits, and with it all that are drawn later. In steps, one for each block of a tile: MOST_SMS draw a causal
+ * section in `period`; its tiles 0, the last of them, then walk 2 * tiles blocks more, some of them at 1.4 steps
+ * a block. At head size 64 three suffice; at 128 three are too few from T = 4096 to 16384. */
 static inline int turn_slots(const TileOrder &order) {
-    return 3 * order.section_heads < order.heads ? 3 * order.section_heads : order.heads;
+    enum { MOST_SMS = 132 }; /* of any card with these kernels: the plan must not depend on the device */
+    const int64_t steps = (int64_t)order.section_heads * order.tiles * (order.tiles + 1);
+    const int period = (int)(steps / MOST_SMS) + 1, last = 14 * order.tiles / 5;
+    const int sections = 1 + ceil_div(last, period);
+    const int slots = (sections < 3 ? 3 : sections) * order.section_heads;
+    return slots < order.heads ? slots : order.heads;
 }
 
 static inline size_t turn_counts_bytes(int slots, int T, int HD) {

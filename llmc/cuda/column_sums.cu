@@ -2,7 +2,6 @@
  * first stage can take a gradient through GELU. */
 #include "column_sums.cuh"
 #include "cuda_ops.cuh"
-#include "early_launch.cuh"
 #include "gelu.cuh"
 
 enum {
@@ -44,7 +43,6 @@ template <typename T, bool GELU>
 __global__ void __launch_bounds__(WARP_SIZE *COLUMN_ROWS, GELU ? GELU_BLOCKS : SUM_BLOCKS)
     column_partials_kernel(float *partials, T *x, const T *pre_gelu, int64_t N, int columns,
                            int64_t slice_rows) {
-    begin_early();
     constexpr int VEC = Vec<T>::N;
     const int first = (blockIdx.y * WARP_SIZE + threadIdx.x) * VEC;
     const int64_t begin = blockIdx.x * slice_rows, end = min(begin + slice_rows, N);
@@ -78,7 +76,6 @@ __global__ void __launch_bounds__(WARP_SIZE *COLUMN_ROWS, GELU ? GELU_BLOCKS : S
 /* Block (32, 32): a warp takes every 32nd partial row of 32 columns. */
 __global__ void __launch_bounds__(1024)
     add_partial_rows_kernel(PartialSums sums, const float *__restrict__ partials, int n, int columns) {
-    begin_early();
     __shared__ float tile[WARP_SIZE][WARP_SIZE];
     const int column = blockIdx.x * WARP_SIZE + threadIdx.x;
     float sum = 0;
@@ -97,8 +94,8 @@ __global__ void __launch_bounds__(1024)
 
 void add_partial_rows(const PartialSums &sums, const float *partials, int n, int columns) {
     const dim3 grid(ceil_div<int>(columns, WARP_SIZE), sums.n_out);
-    launch_early("add_partial_rows", add_partial_rows_kernel, grid, dim3(WARP_SIZE, WARP_SIZE), 0, sums,
-                 partials, n, columns);
+    add_partial_rows_kernel<<<grid, dim3(WARP_SIZE, WARP_SIZE), 0, main_stream>>>(sums, partials, n, columns);
+    launch_check("add_partial_rows");
 }
 
 /* Rows of a slice such that tiles across and slices down fill the device once. */
@@ -112,8 +109,9 @@ static void slices_and_sums(float *out, T *x, const T *pre_gelu, void *scratch, 
     const int tiles = ceil_div<int>(columns, WARP_SIZE * Vec<T>::N);
     const int64_t slice_rows = rows_of_slice(N, tiles, SMS * (GELU ? GELU_BLOCKS : SUM_BLOCKS));
     const int slices = (int)ceil_div<int64_t>(N, slice_rows);
-    launch_early("column_partials", column_partials_kernel<T, GELU>, dim3(slices, tiles),
-                 dim3(WARP_SIZE, COLUMN_ROWS), 0, (float *)scratch, x, pre_gelu, N, columns, slice_rows);
+    column_partials_kernel<T, GELU><<<dim3(slices, tiles), dim3(WARP_SIZE, COLUMN_ROWS), 0, main_stream>>>(
+        (float *)scratch, x, pre_gelu, N, columns, slice_rows);
+    launch_check("column_partials");
     add_partial_rows(PartialSums{{out}, 1, 1}, (const float *)scratch, slices, columns);
 }
 

@@ -7,7 +7,6 @@
  * L2; else it is read again. NaN and +inf reach the loss: exp(inf - inf) is NaN. */
 #include <cuda_pipeline.h>
 #include "cuda_ops.cuh"
-#include "early_launch.cuh"
 
 enum { MAX_THREADS = 512 };
 
@@ -83,7 +82,6 @@ template <typename T, bool BACKWARD, bool CACHED>
 __global__ void __launch_bounds__(MAX_THREADS, 2)
     cross_entropy_kernel(float *losses, T *logits, const int32_t *__restrict__ targets, float dloss, int V,
                          int Vp) {
-    begin_early();
     extern __shared__ int4 shared_row[];
     constexpr int VEC = Vec<T>::N;
     T *row = logits + (int64_t)blockIdx.x * Vp;
@@ -109,7 +107,6 @@ static int threads_of(int vecs) {
 template <typename T>
 void cross_entropy_backward_inplace(float *losses, floatX *logits, const int32_t *targets, float dloss,
                                     int64_t N, int V, int Vp) {
-    const char *name = "cross_entropy_backward_inplace";
     const int row_bytes = Vp * (int)sizeof(T), threads = threads_of(Vp / Vec<T>::N);
     const int reserved_bytes = 1024; /* of each block, by the system, besides the reduction's static ones */
     const int sm_bytes = cuda_device_attribute(cudaDevAttrMaxSharedMemoryPerMultiprocessor);
@@ -118,19 +115,20 @@ void cross_entropy_backward_inplace(float *losses, floatX *logits, const int32_t
         CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, row_bytes));
         CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
                                         cudaSharedmemCarveoutMaxShared));
-        launch_early(name, kernel, (unsigned)N, threads, row_bytes, losses, (T *)logits, targets, dloss, V,
-                     Vp);
+        kernel<<<(unsigned)N, threads, row_bytes, main_stream>>>(losses, (T *)logits, targets, dloss, V, Vp);
     } else {
-        launch_early(name, cross_entropy_kernel<T, true, false>, (unsigned)N, threads, 0, losses, (T *)logits,
-                     targets, dloss, V, Vp);
+        cross_entropy_kernel<T, true, false>
+            <<<(unsigned)N, threads, 0, main_stream>>>(losses, (T *)logits, targets, dloss, V, Vp);
     }
+    launch_check("cross_entropy_backward_inplace");
 }
 
 template <typename T>
 void cross_entropy_forward(float *losses, const floatX *logits, const int32_t *targets, int64_t N, int V,
                            int Vp) {
-    launch_early("cross_entropy_forward", cross_entropy_kernel<T, false, false>, (unsigned)N,
-                 threads_of(Vp / Vec<T>::N), 0, losses, (T *)logits, targets, 0.0f, V, Vp);
+    cross_entropy_kernel<T, false, false>
+        <<<(unsigned)N, threads_of(Vp / Vec<T>::N), 0, main_stream>>>(losses, (T *)logits, targets, 0, V, Vp);
+    launch_check("cross_entropy_forward");
 }
 
 template void cross_entropy_backward_inplace<float>(float *, floatX *, const int32_t *, float, int64_t, int,

@@ -1,6 +1,5 @@
 /* Dropout of a matrix: a warp a row, 16 bytes a lane where the rows allow it. The mask is llmc/dropout.h's. */
 #include "cuda_ops.cuh"
-#include "early_launch.cuh"
 
 enum { WARPS = 8 };
 
@@ -11,7 +10,6 @@ template <typename T, int N>
 __global__ void __launch_bounds__(WARPS *WARP_SIZE)
     dropout_kernel(T *out, const T *x, Dropout dropout, uint32_t threshold, float scale, int64_t rows,
                    int columns) {
-    begin_early();
     const int64_t n = (int64_t)blockIdx.x * WARPS + threadIdx.x / WARP_SIZE;
     if (n >= rows) return;
     const DropoutRow row = dropout_row(dropout_site(*dropout.key, dropout.site), n);
@@ -29,8 +27,9 @@ template <typename T>
 void dropout(floatX *out, const floatX *x, const Dropout *mask, int64_t rows, int columns) {
     const unsigned blocks = (unsigned)ceil_div<int64_t>(rows, WARPS);
     const auto kernel = columns % Vec<T>::N ? dropout_kernel<T, 1> : dropout_kernel<T, Vec<T>::N>;
-    launch_early("dropout_kernel", kernel, blocks, WARPS * WARP_SIZE, 0, (T *)out, (const T *)x, *mask,
-                 dropout_threshold(mask->p), dropout_scale(mask->p), rows, columns);
+    kernel<<<blocks, WARPS * WARP_SIZE, 0, main_stream>>>(
+        (T *)out, (const T *)x, *mask, dropout_threshold(mask->p), dropout_scale(mask->p), rows, columns);
+    launch_check("dropout_kernel");
 }
 
 template void dropout<float>(floatX *, const floatX *, const Dropout *, int64_t, int);

@@ -1,10 +1,9 @@
 /* out[i] = F::apply(a[i], b[i]) over n elements, 16 bytes a thread. */
 #pragma once
-#include "early_launch.cuh"
+#include "cuda_common.cuh"
 
 template <typename T, typename F>
 __global__ void elementwise_kernel(T *out, const T *a, const T *b, int64_t n) {
-    begin_early();
     constexpr int VEC = Vec<T>::N;
     const int64_t i = ((int64_t)blockIdx.x * blockDim.x + threadIdx.x) * VEC;
     if (i + VEC <= n) {
@@ -22,6 +21,7 @@ template <typename T, typename F>
 void elementwise(const char *name, floatX *out, const floatX *a, const floatX *b, int64_t n) {
     enum { THREADS = 256 };
     const int64_t blocks = ceil_div<int64_t>(n, THREADS * Vec<T>::N);
-    launch_early(name, elementwise_kernel<T, F>, (unsigned)blocks, THREADS, 0, (T *)out, (const T *)a,
-                 (const T *)b, n);
+    elementwise_kernel<T, F>
+        <<<(unsigned)blocks, THREADS, 0, main_stream>>>((T *)out, (const T *)a, (const T *)b, n);
+    launch_check(name);
 }

@@ -6,7 +6,6 @@
  * that fills half of the batch is still summed by half of the device. */
 #include "column_sums.cuh"
 #include "cuda_ops.cuh"
-#include "early_launch.cuh"
 
 /* ---- forward ---- */
 
@@ -17,7 +16,6 @@ template <typename T>
 __global__ void embedding_forward_kernel(T *out, const int32_t *__restrict__ tokens,
                                          const T *__restrict__ wte, const T *__restrict__ wpe, int64_t N,
                                          int T_, int C) {
-    begin_early();
     constexpr int VEC = Vec<T>::N;
     const int64_t row = (int64_t)blockIdx.x * FORWARD_WARPS + threadIdx.x / WARP_SIZE;
     if (row >= N) return;
@@ -35,9 +33,9 @@ template <typename T>
 void embedding_forward(floatX *out, const int32_t *tokens, const floatX *wte, const floatX *wpe, int B,
                        int T_, int C) {
     const int64_t N = (int64_t)B * T_;
-    launch_early("embedding_forward", embedding_forward_kernel<T>,
-                 (unsigned)ceil_div<int64_t>(N, FORWARD_WARPS), FORWARD_WARPS * WARP_SIZE, 0, (T *)out,
-                 tokens, (const T *)wte, (const T *)wpe, N, T_, C);
+    embedding_forward_kernel<<<(unsigned)ceil_div<int64_t>(N, FORWARD_WARPS), FORWARD_WARPS * WARP_SIZE, 0,
+                               main_stream>>>((T *)out, tokens, (const T *)wte, (const T *)wpe, N, T_, C);
+    launch_check("embedding_forward");
 }
 
 /* ---- backward ---- */
@@ -66,7 +64,6 @@ template <typename T>
 __global__ void __launch_bounds__(WARP_SIZE *CHUNKS_PER_BLOCK)
     chunk_sums_kernel(float *dwte, float *edges, SortedTokens sorted, const T *__restrict__ dout, int64_t N,
                       Chunks chunks, int C) {
-    begin_early();
     constexpr int VEC = Vec<T>::N;
     const int chunk = blockIdx.x * CHUNKS_PER_BLOCK + threadIdx.y;
     const int c = (blockIdx.y * WARP_SIZE + threadIdx.x) * VEC;
@@ -92,9 +89,15 @@ __global__ void __launch_bounds__(WARP_SIZE *CHUNKS_PER_BLOCK)
             const bool at_edge = from_left || goes_on;
             float *out = at_edge ? edges + ((int64_t)chunk * 2 + !from_left) * C : dwte + (int64_t)token * C;
 #pragma unroll
-            for (int k = 0; k < VEC; k++) {
-                out[c + k] = at_edge ? sum[k] : out[c + k] + sum[k];
-                sum[k] = 0;
+            for (int k = 0; k < VEC; k += Vec<float>::N) {
+                Vec<float> v = {};
+                if (!at_edge) v = load_vec(out + c + k);
+#pragma unroll
+                for (int l = 0; l < Vec<float>::N; l++) {
+                    v.v[l] += sum[k + l];
+                    sum[k + l] = 0;
+                }
+                store_vec(out + c + k, v);
             }
             from_left = false;
         }
@@ -106,7 +109,6 @@ __global__ void __launch_bounds__(WARP_SIZE *CHUNKS_PER_BLOCK)
 __global__ void __launch_bounds__(WARP_SIZE *COLUMN_ROWS)
     join_chunks_kernel(float *dwte, const float *__restrict__ edges, const int32_t *__restrict__ tokens,
                        Chunks chunks, int C) {
-    begin_early();
     constexpr int VEC = Vec<float>::N;
     const int chunk = blockIdx.x, c = (blockIdx.y * WARP_SIZE + threadIdx.x) * VEC;
     if (chunk + 1 >= chunks.n) return;
@@ -141,7 +143,6 @@ __global__ void __launch_bounds__(WARP_SIZE *COLUMN_ROWS)
 template <typename T>
 __global__ void __launch_bounds__(WARP_SIZE *COLUMN_ROWS)
     position_sums_kernel(float *dwpe, const T *__restrict__ dout, int B, int T_, int C) {
-    begin_early();
     constexpr int VEC = Vec<T>::N;
     const int t = blockIdx.x, c = (blockIdx.y * WARP_SIZE + threadIdx.x) * VEC;
     float sum[VEC] = {};
@@ -168,15 +169,16 @@ void embedding_backward(float *dwte, float *dwpe, const floatX *dout, const int3
     float *edges = (float *)((char *)scratch + sort_tokens_scratch_bytes(N));
     const int tile = WARP_SIZE * Vec<T>::N;
 
-    launch_early("chunk_sums", chunk_sums_kernel<T>,
-                 dim3(ceil_div<int>(chunks.n, CHUNKS_PER_BLOCK), ceil_div(C, tile)),
-                 dim3(WARP_SIZE, CHUNKS_PER_BLOCK), 0, dwte, edges, sorted, rows, N, chunks, C);
+    chunk_sums_kernel<<<dim3(ceil_div<int>(chunks.n, CHUNKS_PER_BLOCK), ceil_div(C, tile)),
+                        dim3(WARP_SIZE, CHUNKS_PER_BLOCK), 0, main_stream>>>(dwte, edges, sorted, rows, N,
+                                                                             chunks, C);
+    launch_check("chunk_sums");
     const dim3 block(WARP_SIZE, COLUMN_ROWS);
-    launch_early("join_chunks", join_chunks_kernel,
-                 dim3(chunks.n, ceil_div<int>(C, WARP_SIZE * Vec<float>::N)), block, 0, dwte, edges,
-                 sorted.tokens, chunks, C);
-    launch_early("position_sums", position_sums_kernel<T>, dim3(T_, ceil_div(C, tile)), block, 0, dwpe, rows,
-                 B, T_, C);
+    join_chunks_kernel<<<dim3(chunks.n, ceil_div<int>(C, WARP_SIZE * Vec<float>::N)), block, 0,
+                         main_stream>>>(dwte, edges, sorted.tokens, chunks, C);
+    launch_check("join_chunks");
+    position_sums_kernel<<<dim3(T_, ceil_div(C, tile)), block, 0, main_stream>>>(dwpe, rows, B, T_, C);
+    launch_check("position_sums");
 }
 
 /* Also enough for every smaller N: the number of chunks does not grow evenly, its bound does. */

@@ -1,7 +1,6 @@
 /* GELU where no GEMM epilogue does it: recomputation, fp32, and shapes that the library refuses. */
 #include "gelu.cuh"
 #include "cuda_ops.cuh"
-#include "early_launch.cuh"
 #include "elementwise.cuh"
 
 template <typename T> struct Gelu {
@@ -23,7 +22,6 @@ template <typename T> void gelu_backward_inplace(floatX *dx, const floatX *pre_g
  */
 template <typename T>
 __global__ void bias_gelu_kernel(T *x, T *pre_gelu, const T *bias, int64_t n_vecs, int OC) {
-    begin_early();
     constexpr int VEC = Vec<T>::N;
     const int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= n_vecs) return;
@@ -44,8 +42,9 @@ template <typename T>
 void bias_gelu_inplace(floatX *x, floatX *pre_gelu, const floatX *bias, int64_t N, int OC) {
     enum { THREADS = 256 };
     const int64_t n_vecs = N * (OC / Vec<T>::N);
-    launch_early("bias_gelu", bias_gelu_kernel<T>, (unsigned)ceil_div<int64_t>(n_vecs, THREADS), THREADS, 0,
-                 (T *)x, (T *)pre_gelu, (const T *)bias, n_vecs, OC);
+    bias_gelu_kernel<<<(unsigned)ceil_div<int64_t>(n_vecs, THREADS), THREADS, 0, main_stream>>>(
+        (T *)x, (T *)pre_gelu, (const T *)bias, n_vecs, OC);
+    launch_check("bias_gelu");
 }
 
 template void gelu_forward<float>(floatX *, const floatX *, int64_t);

@@ -94,11 +94,9 @@ static void make_descriptors(GemmPlan *plan) {
     plan->d = make_layout(d_type, view.d);
 }
 
-/* The heuristic's algorithms that fit the workspace and add split parts in a fixed order (in the workspace,
- * in fp32). The heuristic depends on device, library and shape alone, so its first repeats bit for bit, in
- * another process too. Pointers of the epilogue stand for their alignment here. */
-static void ask_for_algorithms(GemmPlan *plan) {
-    const uint64_t workspace_bytes = WORKSPACE_BYTES;
+/* Adds the heuristic's algorithms that take at most so much workspace to the plan, its favourite first, as far as
+ * they add split parts in a fixed order (in the workspace, in fp32). */
+static void ask_for_algorithms(GemmPlan *plan, uint64_t workspace_bytes, int most) {
     const uint32_t alignment = (uint32_t)plan->key.alignment;
     const uint32_t reductions = CUBLASLT_REDUCTION_SCHEME_NONE | CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
     const struct {
@@ -120,15 +118,17 @@ static void ask_for_algorithms(GemmPlan *plan) {
     for (const auto &p : preferences)
         LT_CHECK(cublasLtMatmulPreferenceSetAttribute(preference, p.name, p.value, p.bytes));
     const cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(
-        handle, plan->desc, plan->a, plan->b, plan->d, plan->d, preference, GEMM_MAX_ALGORITHMS, found, &n);
+        handle, plan->desc, plan->a, plan->b, plan->d, plan->d, preference, most, found, &n);
     LT_CHECK(cublasLtMatmulPreferenceDestroy(preference));
     for (int i = 0; status == CUBLAS_STATUS_SUCCESS && i < n; i++) {
         uint32_t scheme = 0;
         size_t written;
-        if (found[i].state != CUBLAS_STATUS_SUCCESS || found[i].workspaceSize > WORKSPACE_BYTES) continue;
+        if (found[i].state != CUBLAS_STATUS_SUCCESS || found[i].workspaceSize > workspace_bytes) continue;
         LT_CHECK(cublasLtMatmulAlgoConfigGetAttribute(&found[i].algo, CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME,
                                                       &scheme, sizeof scheme, &written));
-        if (!(scheme & ~reductions)) plan->algorithms[plan->n_algorithms++] = found[i].algo;
+        if (scheme & ~reductions) continue;
+        plan->algorithms[plan->n_algorithms] = found[i].algo;
+        plan->uses_workspace[plan->n_algorithms++] = found[i].workspaceSize > 0;
     }
 }
 
@@ -140,7 +140,10 @@ static void make_plan(GemmPlan *plan, const GemmKey *key) {
     if (key->epilogue & EPILOGUE_BIAS_BIT) set(plan->desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, stand_in);
     if (key->epilogue & EPILOGUE_AUX_BIT)
         set(plan->desc, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, stand_in);
-    ask_for_algorithms(plan);
+    /* The heuristic depends on device, library and shape alone, so its first repeats bit for bit, in another
+     * process too. Pointers of the epilogue stood for their alignment. */
+    ask_for_algorithms(plan, WORKSPACE_BYTES, GEMM_MAX_ALGORITHMS / 2);
+    ask_for_algorithms(plan, 0, GEMM_MAX_ALGORITHMS - plan->n_algorithms);
 }
 
 static void release_plan(GemmPlan *plan) {

@@ -44,8 +44,9 @@ typedef struct GemmPlan {
     cublasLtMatrixLayout_t a, b, d;
     int n_algorithms;                                     /* 0: the library has none for it */
     cublasLtMatmulAlgo_t algorithms[GEMM_MAX_ALGORITHMS]; /* the heuristic's favourite first */
-    int chosen;                                           /* which of them runs */
-    bool settled;                                         /* gemm_choose has nothing more to do */
+    bool uses_workspace[GEMM_MAX_ALGORITHMS];
+    int chosen;   /* which of them runs */
+    bool settled; /* gemm_choose has nothing more to do */
 } GemmPlan;
 
 /* Runs one algorithm; d: where the output goes, buffers->d or a stand-in. */

@@ -14,13 +14,14 @@
  * thread reads back only what it copied itself. Blocks leave partial sums in scratch, which column_sums.cu
  * adds in order. */
 #include "cuda_ops.cuh"
-#include "early_launch.cuh"
+#include "ptx.cuh"
 
 enum {
-    ROWS = 4,   /* per turn */
-    STAGES = 2, /* turns in shared memory: one computed, one arriving */
-    INPUTS = 3, /* dout, x, dresidual */
-    SUMS = 3,   /* dweight, dbias, dx */
+    ROWS = 4,      /* per turn */
+    STAGES = 2,    /* turns in shared memory: one computed, one arriving */
+    MIN_TURNS = 4, /* of a block: partial sums are written once a block, at the price of half a turn */
+    INPUTS = 3,    /* dout, x, dresidual */
+    SUMS = 3,      /* dweight, dbias, dx */
     WIDE_THREADS = 256,
     MAX_BLOCKS = 1024, /* bounds the scratch, whatever the device */
     MAX_WIDE_BLOCKS = 128,
@@ -158,6 +159,12 @@ __device__ inline Vec<T> finish_row(Totals<Vec<T>::N> &totals, const Vec<T> &dou
     return dx;
 }
 
+/* 16 bytes at a time: word by word, every store of a warp would touch 32 sectors. */
+template <int VEC> __device__ inline void store_floats(float *p, const float (&f)[VEC]) {
+#pragma unroll
+    for (int k = 0; k < VEC; k += 4) store_vec(p + k, Vec<float>{f[k], f[k + 1], f[k + 2], f[k + 3]});
+}
+
 /* ---- kernels ---- */
 
 /* partials (gridDim.x, SUMS, C) =: sums over the rows of a block. dx may be dresidual. A column that is not
@@ -165,7 +172,6 @@ __device__ inline Vec<T> finish_row(Totals<Vec<T>::N> &totals, const Vec<T> &dou
 template <typename T>
 __global__ void __launch_bounds__(MAX_THREADS)
     layernorm_backward_kernel(T *dx, float *__restrict__ partials, Rows<T> in) {
-    begin_early();
     constexpr int VEC = Vec<T>::N;
     __shared__ __align__(16) float buffers[STAGES][MAX_WARPS][2 * ROWS];
     const int c = threadIdx.x * VEC;
@@ -202,19 +208,15 @@ __global__ void __launch_bounds__(MAX_THREADS)
     }
     if (!active) return;
     float *mine = partials + (int64_t)blockIdx.x * SUMS * in.C + c;
-#pragma unroll
-    for (int k = 0; k < VEC; k++) {
-        mine[k] = totals.dweight[k];
-        mine[in.C + k] = totals.dbias[k];
-        mine[2 * in.C + k] = totals.dx[k];
-    }
+    store_floats(mine, totals.dweight);
+    store_floats(mine + in.C, totals.dbias);
+    store_floats(mine + 2 * in.C, totals.dx);
 }
 
 /* Rows wider than that: one row at a time, read twice, sums of columns in scratch. */
 template <typename T>
 __global__ void __launch_bounds__(WIDE_THREADS)
     layernorm_backward_wide_kernel(T *dx, float *__restrict__ partials, Rows<T> in) {
-    begin_early();
     float *dweight = partials + (int64_t)blockIdx.x * SUMS * in.C, *dbias = dweight + in.C;
     float *dx_sums = dbias + in.C;
     for (int64_t row = blockIdx.x; row < in.N; row += gridDim.x) {
@@ -271,7 +273,8 @@ template <typename T> static LaunchShape launch_shape(int vecs) {
 
 /* As few as do the turns in the time that `most` blocks need: each leaves partial sums to be added. */
 static int blocks_of(int64_t turns, int most) {
-    return (int)ceil_div<int64_t>(turns, ceil_div<int64_t>(turns, most));
+    const int64_t of_each = ceil_div<int64_t>(turns, most);
+    return (int)ceil_div<int64_t>(turns, of_each < MIN_TURNS ? (int64_t)MIN_TURNS : of_each);
 }
 
 template <typename T>
@@ -285,13 +288,13 @@ void layernorm_backward(floatX *dx, float *dweight, float *dbias, float *dx_sums
     int blocks;
     if (shape.blocks > 0) {
         blocks = blocks_of(ceil_div<int64_t>(N, ROWS), shape.blocks < MAX_BLOCKS ? shape.blocks : MAX_BLOCKS);
-        launch_early("layernorm_backward", layernorm_backward_kernel<T>, blocks, shape.threads,
-                     shape.shared_bytes, (T *)dx, partials, in);
+        layernorm_backward_kernel<<<blocks, shape.threads, shape.shared_bytes, main_stream>>>((T *)dx,
+                                                                                              partials, in);
     } else {
         blocks = N < MAX_WIDE_BLOCKS ? (int)N : MAX_WIDE_BLOCKS;
-        launch_early("layernorm_backward_wide", layernorm_backward_wide_kernel<T>, blocks, WIDE_THREADS, 0,
-                     (T *)dx, partials, in);
+        layernorm_backward_wide_kernel<<<blocks, WIDE_THREADS, 0, main_stream>>>((T *)dx, partials, in);
     }
+    launch_check("layernorm_backward");
     add_partial_rows(
         PartialSums{
             {dweight, dbias, dx_sums},

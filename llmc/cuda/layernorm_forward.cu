@@ -5,7 +5,6 @@
  * write, so each byte crosses HBM once. A lane reads back only what it copied itself: no barriers. */
 #include <cuda_pipeline.h>
 #include "cuda_ops.cuh"
-#include "early_launch.cuh"
 
 enum {
     MAX_WARPS = 4,
@@ -25,7 +24,6 @@ template <typename T, bool RESIDUAL, bool CACHED>
 __global__ void __launch_bounds__(MAX_WARPS *WARP_SIZE)
     layernorm_forward_kernel(T *residual, T *out, float *mean, float *rstd, const T *a, const T *b,
                              const T *__restrict__ weight, const T *__restrict__ bias, int64_t N, int C) {
-    begin_early();
     extern __shared__ int4 shared_rows[];
     constexpr int VEC = Vec<T>::N, STEP = WARP_SIZE * VEC;
     const int warp = threadIdx.x / WARP_SIZE, first = threadIdx.x % WARP_SIZE * VEC;
@@ -93,9 +91,9 @@ static void launch(T *residual, T *out, float *mean, float *rstd, const T *a, co
     while (cached && warps * row_bytes > ROW_BYTES_LIMIT) warps--;
     const auto kernel =
         cached ? layernorm_forward_kernel<T, RESIDUAL, true> : layernorm_forward_kernel<T, RESIDUAL, false>;
-    launch_early(RESIDUAL ? "residual_layernorm_forward" : "layernorm_forward", kernel,
-                 (unsigned)ceil_div<int64_t>(N, warps), warps * WARP_SIZE, cached ? warps * row_bytes : 0,
-                 residual, out, mean, rstd, a, b, weight, bias, N, C);
+    kernel<<<(unsigned)ceil_div<int64_t>(N, warps), warps * WARP_SIZE, cached ? warps * row_bytes : 0,
+             main_stream>>>(residual, out, mean, rstd, a, b, weight, bias, N, C);
+    launch_check(RESIDUAL ? "residual_layernorm_forward" : "layernorm_forward");
 }
 
 template <typename T>

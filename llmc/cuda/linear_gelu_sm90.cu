@@ -16,7 +16,6 @@
 #include "linear_gelu_sm90.cuh"
 #include "attention/sm90_common.cuh"
 #include "cuda_ops.cuh"
-#include "early_launch.cuh"
 #include "gelu.cuh"
 
 enum {
@@ -249,7 +248,6 @@ __device__ __forceinline__ void open_shared(Shared &s, const GeluArgs &args) {
 
 __global__ void __launch_bounds__(THREADS, 1) linear_gelu_kernel(const __grid_constant__ GeluArgs args) {
 #ifdef SM90_BODY
-    begin_early();
     Shared &s = shared_memory<Shared>();
     const int group = threadIdx.x / WARPGROUP;
     open_shared(s, args);
@@ -300,17 +298,17 @@ static void launch(const GeluArgs &args) {
     ready = true;
     const int tiles = CLUSTER * cluster_tiles(args.N, args.OC);
     const int fill = cuda_sm_count() / CLUSTER * CLUSTER;
-    cudaLaunchAttribute attributes[2] = {early_start()};
-    attributes[1].id = cudaLaunchAttributeClusterDimension;
-    attributes[1].val.clusterDim.x = CLUSTER;
-    attributes[1].val.clusterDim.y = attributes[1].val.clusterDim.z = 1;
+    cudaLaunchAttribute cluster = {};
+    cluster.id = cudaLaunchAttributeClusterDimension;
+    cluster.val.clusterDim.x = CLUSTER;
+    cluster.val.clusterDim.y = cluster.val.clusterDim.z = 1;
     cudaLaunchConfig_t config = {};
     config.gridDim = dim3(tiles < fill ? tiles : fill);
     config.blockDim = dim3(THREADS);
     config.dynamicSmemBytes = bytes;
     config.stream = main_stream;
-    config.attrs = attributes;
-    config.numAttrs = 2;
+    config.attrs = &cluster;
+    config.numAttrs = 1;
     CUDA_CHECK(cudaLaunchKernelEx(&config, linear_gelu_kernel, args));
     launch_check("linear_gelu");
 }

@@ -1,7 +1,6 @@
 /* The host ahead of the device: results fetched later, moments noted on the device, and sequences of ops that
  * are replayed as one CUDA graph, so that a launch costs the host nothing. */
 #include "cuda_ops.cuh"
-#include "early_launch.cuh"
 #include <stdlib.h>
 
 /* ---- results, read later ---- */
@@ -23,7 +22,6 @@ static Fetch *fetch_slot(int slot) {
 
 /* One block. */
 __global__ void fetch_kernel(char *pinned, const char *src, size_t bytes) {
-    begin_early();
     for (size_t i = threadIdx.x; i < bytes; i += blockDim.x) pinned[i] = src[i];
 }
 
@@ -31,7 +29,8 @@ __global__ void fetch_kernel(char *pinned, const char *src, size_t bytes) {
  * kernel for 1 (H200). */
 void cuda_fetch_begin(int slot, const void *src, size_t bytes) {
     Fetch *f = fetch_slot(slot);
-    launch_early("fetch", fetch_kernel, 1, WARP_SIZE, 0, f->pinned, (const char *)src, bytes);
+    fetch_kernel<<<1, WARP_SIZE, 0, main_stream>>>(f->pinned, (const char *)src, bytes);
+    launch_check("fetch");
     CUDA_CHECK(cudaEventRecord(f->done, main_stream));
 }
 

@@ -5,7 +5,6 @@
  * moves each element to the place of its digit and tile plus its rank inside the tile. Only integers are
  * added, and ranks follow the input's order: the result has one value whatever the timing. */
 #include "cuda_ops.cuh"
-#include "early_launch.cuh"
 
 enum {
     RADIX = 256, /* also the threads of every block here: thread d owns digit d */
@@ -44,7 +43,6 @@ __device__ inline int32_t block_exclusive_scan(int32_t x, int32_t *total) {
 /* counts (RADIX, n_tiles) =; one block a tile */
 __global__ void __launch_bounds__(RADIX)
     count_digits_kernel(int32_t *counts, const int32_t *__restrict__ tokens, int64_t N, int shift) {
-    begin_early();
     __shared__ int32_t count[RADIX];
     count[threadIdx.x] = 0;
     __syncthreads();
@@ -57,7 +55,6 @@ __global__ void __launch_bounds__(RADIX)
 
 /* Row d of counts becomes its exclusive prefix sum, totals[d] its sum; one block a digit. */
 __global__ void __launch_bounds__(RADIX) scan_tiles_kernel(int32_t *counts, int32_t *totals, int n_tiles) {
-    begin_early();
     int32_t *row = counts + (int64_t)blockIdx.x * n_tiles;
     int32_t carry = 0;
     for (int first = 0; first < n_tiles; first += RADIX) {
@@ -76,7 +73,6 @@ __global__ void __launch_bounds__(RADIX)
     move_kernel(int32_t *tokens_out, int32_t *positions_out, const int32_t *__restrict__ tokens,
                 const int32_t *__restrict__ positions, const int32_t *__restrict__ offsets,
                 const int32_t *__restrict__ totals, int64_t N, int shift) {
-    begin_early();
     __shared__ int32_t next[SORT_WARPS][RADIX]; /* counts, then the next free place, per warp and digit */
     const int lane = threadIdx.x % WARP_SIZE, warp = threadIdx.x / WARP_SIZE;
     const int64_t first = (int64_t)blockIdx.x * TILE + warp * (ROUNDS * WARP_SIZE) + lane;
@@ -150,10 +146,13 @@ SortedTokens sort_tokens(const int32_t *tokens, void *scratch, int64_t N, int V)
     const int32_t *from_tokens = tokens, *from_positions = NULL;
     int to = 0;
     for (int shift = 0; shift == 0 || (V - 1) >> shift > 0; shift += 8, to ^= 1) {
-        launch_early("count_digits", count_digits_kernel, n_tiles, RADIX, 0, b.counts, from_tokens, N, shift);
-        launch_early("scan_tiles", scan_tiles_kernel, RADIX, RADIX, 0, b.counts, b.totals, n_tiles);
-        launch_early("move", move_kernel, n_tiles, RADIX, 0, b.tokens[to], b.positions[to], from_tokens,
-                     from_positions, b.counts, b.totals, N, shift);
+        count_digits_kernel<<<n_tiles, RADIX, 0, main_stream>>>(b.counts, from_tokens, N, shift);
+        launch_check("count_digits");
+        scan_tiles_kernel<<<RADIX, RADIX, 0, main_stream>>>(b.counts, b.totals, n_tiles);
+        launch_check("scan_tiles");
+        move_kernel<<<n_tiles, RADIX, 0, main_stream>>>(b.tokens[to], b.positions[to], from_tokens,
+                                                        from_positions, b.counts, b.totals, N, shift);
+        launch_check("move");
         from_tokens = b.tokens[to];
         from_positions = b.positions[to];
     }

@@ -4,21 +4,19 @@
  * sum each in double, one block adds them. Double also keeps the squares of a large but finite gradient
  * finite. */
 #include "cuda_ops.cuh"
-#include "early_launch.cuh"
 
 enum { THREADS = 256, MAX_BLOCKS = 1024, PER_THREAD = Vec<float>::N };
 
-/* partials (gridDim.x) = sums of x, or of x^2; the beginning of x last: AdamW then finds it in L2 */
+/* partials (gridDim.x) = sums of x, or of x^2 */
 template <bool SQUARES>
 __global__ void __launch_bounds__(THREADS)
     partial_sums_kernel(double *partials, const float *__restrict__ x, int64_t n) {
-    begin_early();
     const int64_t first = (int64_t)blockIdx.x * THREADS + threadIdx.x, stride = (int64_t)gridDim.x * THREADS;
     const int64_t n_vecs = n / PER_THREAD;
     double sum = 0;
 #pragma unroll 4
     for (int64_t i = first; i < n_vecs; i += stride) {
-        const Vec<float> v = load_vec(x + (n_vecs - 1 - i) * PER_THREAD);
+        const Vec<float> v = load_vec(x + i * PER_THREAD);
 #pragma unroll
         for (int k = 0; k < PER_THREAD; k++) sum += SQUARES ? (double)v.v[k] * v.v[k] : (double)v.v[k];
     }
@@ -30,7 +28,6 @@ __global__ void __launch_bounds__(THREADS)
 
 __global__ void __launch_bounds__(MAX_BLOCKS)
     loss_sum_kernel(StepStats *stats, const double *partials, int n_partials, float scale) {
-    begin_early();
     const double sum = block_sum(threadIdx.x < n_partials ? partials[threadIdx.x] : 0.0);
     if (threadIdx.x != 0) return;
     stats->loss = (float)(stats->loss + scale * sum);
@@ -39,7 +36,6 @@ __global__ void __launch_bounds__(MAX_BLOCKS)
 
 __global__ void __launch_bounds__(MAX_BLOCKS)
     grad_norm_kernel(StepStats *stats, const double *partials, int n_partials) {
-    begin_early();
     const double sum = block_sum(threadIdx.x < n_partials ? partials[threadIdx.x] : 0.0);
     if (threadIdx.x != 0) return;
     stats->grad_norm = (float)sqrt(sum);
@@ -49,20 +45,23 @@ __global__ void __launch_bounds__(MAX_BLOCKS)
 template <bool SQUARES> static int partial_sums(double *partials, const float *x, int64_t n) {
     const int64_t wanted = ceil_div<int64_t>(n, THREADS * PER_THREAD);
     const int blocks = wanted < MAX_BLOCKS ? (int)wanted : MAX_BLOCKS;
-    launch_early("partial_sums", partial_sums_kernel<SQUARES>, blocks, THREADS, 0, partials, x, n);
+    partial_sums_kernel<SQUARES><<<blocks, THREADS, 0, main_stream>>>(partials, x, n);
+    launch_check("partial_sums");
     return blocks;
 }
 
 void loss_sum(StepStats *stats, const float *losses, float scale, void *scratch, int64_t N) {
     double *partials = (double *)scratch;
     const int n = partial_sums<false>(partials, losses, N);
-    launch_early("loss_sum", loss_sum_kernel, 1, MAX_BLOCKS, 0, stats, partials, n, scale);
+    loss_sum_kernel<<<1, MAX_BLOCKS, 0, main_stream>>>(stats, partials, n, scale);
+    launch_check("loss_sum");
 }
 
 void grad_norm(StepStats *stats, const float *grads, void *scratch, int64_t n) {
     double *partials = (double *)scratch;
     const int n_partials = partial_sums<true>(partials, grads, n);
-    launch_early("grad_norm", grad_norm_kernel, 1, MAX_BLOCKS, 0, stats, partials, n_partials);
+    grad_norm_kernel<<<1, MAX_BLOCKS, 0, main_stream>>>(stats, partials, n_partials);
+    launch_check("grad_norm");
 }
 
 size_t step_stats_scratch_bytes(void) {

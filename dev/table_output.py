@@ -139,6 +139,11 @@ def roofs_of(comments):
     return {match[1]: float(match[2]) for line in comments if (match := re.match(r"# .*, (c[a-z0-9 ]+): copy .* ([0-9.]+) TFLOP/s", line))}
 
 
+def plain(value, _):
+    """A number at an axis."""
+    return f"{value:,.0f}" if value >= 1000 else f"{value:g}"
+
+
 def styles_of(table, rows):
     """{label: style}: a variant looks the same in all parts of a table."""
     names = [name for section in table.sections if section.plotted for name in pivot(section, rows, next(iter(section.values.values())))[1]]
@@ -162,7 +167,7 @@ def draw_lines(axes, section, rows, comments, styles):
         axes.set_yscale("log")
         low, high = axes.get_ylim()
         axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if high < 300 * low else (1,)))
-        axes.yaxis.set_major_formatter(lambda y, _: f"{y:g}")
+        axes.yaxis.set_major_formatter(plain)
     axes.set_xticks(xs, [f"{x // 1024}k" if x % 1024 == 0 else str(x) for x in xs], fontsize=8)
     axes.minorticks_off()
     axes.set_xlabel(section.x_label)
@@ -175,11 +180,13 @@ def draw_bars(axes, section, rows):
     """Where there is one x: a bar for each label."""
     heading, value = next(iter(section.values.items()))
     xs, series = pivot(section, rows, value)
-    names = [name for name, values in series.items() if values.get(xs[0]) is not None][::-1]
+    names = sorted((name for name, values in series.items() if values.get(xs[0]) is not None), key=lambda name: series[name][xs[0]])
     bars = axes.barh(names, [series[name][xs[0]] for name in names], color="C0")
     axes.bar_label(bars, [cell(series[name][xs[0]]) for name in names], padding=3, fontsize=8)
     if section.log:
         axes.set_xscale("log")
+        axes.xaxis.set_major_formatter(plain)
+        axes.xaxis.set_minor_formatter("")
     axes.set_xlabel(heading)
     axes.margins(x=0.15)
 

@@ -79,6 +79,7 @@ def read_lab(path, output):
         lines = file.read().splitlines()
     skipped = ["# " + " ".join(line.split()) for line in output.splitlines() if line.startswith("skip ")]
     comments = [re.sub(r" --(csv|roofs) \S+", "", line) for line in lines if line.startswith("#")]
+    comments = [re.sub(r"^# command \S+", f"# command {LAB}", line) for line in comments]  # under ncu the lab's name is its path
     return list(csv.DictReader(line for line in lines if not line.startswith("#"))), comments + skipped
 
 

@@ -184,7 +184,7 @@ TABLES = [
         ],
     ),
     Table(
-        8, "lengths", "Time against T, causal: 24 heads of 64 (CPU: 12)",
+        8, "lengths", "Time against T, causal: 24 heads of 64 (cpu: 12 heads, all cores; textbook: 1 head, one thread)",
         "none",
         [
             lab(BOTH, "cpu", "128:131072", *GPT2, *SLOW),

@@ -12,29 +12,34 @@ enum {
     BATCH_ROWS = BATCH * COLUMN_ROWS, /* the same of a block; a slice is a multiple of them */
 };
 
-/* To storage, two of bf16 at once. */
-__device__ inline Vec<float> from_floats(const float (&f)[Vec<float>::N]) {
-    return {
-        {f[0], f[1], f[2], f[3]}
-    };
+/* 16 bytes as they lie in memory; as elements of bf16 the compiler would take them apart byte by byte. */
+__device__ inline void unpack(float (&f)[4], const int4 &bits) {
+    memcpy(f, &bits, sizeof bits);
 }
-__device__ inline Vec<bf16> from_floats(const float (&f)[Vec<bf16>::N]) {
-    uint32_t pairs[Vec<bf16>::N / 2];
+__device__ inline void unpack(float (&f)[8], const int4 &bits) {
+    const int pairs[] = {bits.x, bits.y, bits.z, bits.w};
 #pragma unroll
-    for (int k = 0; k < Vec<bf16>::N / 2; k++) pairs[k] = cvt_bf16x2(f[2 * k], f[2 * k + 1]);
-    Vec<bf16> x;
-    memcpy(&x, pairs, sizeof x);
-    return x;
+    for (int k = 0; k < 4; k++) {
+        f[2 * k] = __int_as_float(pairs[k] << 16);
+        f[2 * k + 1] = __int_as_float(pairs[k] & 0xffff0000);
+    }
+}
+__device__ inline int4 pack(const float (&f)[4]) {
+    return make_int4(__float_as_int(f[0]), __float_as_int(f[1]), __float_as_int(f[2]), __float_as_int(f[3]));
+}
+__device__ inline int4 pack(const float (&f)[8]) {
+    return make_int4((int)cvt_bf16x2(f[0], f[1]), (int)cvt_bf16x2(f[2], f[3]), (int)cvt_bf16x2(f[4], f[5]),
+                     (int)cvt_bf16x2(f[6], f[7]));
 }
 
-template <typename T>
-__device__ inline Vec<T> times_gelu_derivative(const Vec<T> &x, const Vec<T> &pre_gelu) {
+/* x gelu'(pre_gelu) */
+template <typename T> __device__ inline int4 times_gelu_derivative(const int4 &x, const int4 &pre_gelu) {
     float f[Vec<T>::N], pre[Vec<T>::N];
-    to_floats(f, x);
-    to_floats(pre, pre_gelu);
+    unpack(f, x);
+    unpack(pre, pre_gelu);
 #pragma unroll
     for (int k = 0; k < Vec<T>::N; k++) f[k] *= gelu_derivative<T>(pre[k]);
-    return from_floats(f);
+    return pack(f);
 }
 
 /* partials (gridDim.x, columns) = sums of x, or with GELU of x gelu'(pre_gelu), which takes the place of x;
@@ -48,22 +53,20 @@ __global__ void __launch_bounds__(WARP_SIZE *COLUMN_ROWS, GELU ? GELU_BLOCKS : S
     const int64_t begin = blockIdx.x * slice_rows, end = min(begin + slice_rows, N);
     float sum[VEC] = {};
     for (int64_t row = begin + threadIdx.y; first < columns && row < end; row += BATCH_ROWS) {
-        Vec<T> in[BATCH] = {}, pre[BATCH] = {}; /* a row that is not there adds 0 */
+        int4 in[BATCH] = {}, pre[BATCH] = {}; /* a row that is not there adds 0 */
 #pragma unroll
         for (int j = 0; j < BATCH; j++) {
             const int64_t r = row + j * COLUMN_ROWS, i = r * columns + first;
-            if (r < end) in[j] = load_vec(x + i);
-            if (r < end && GELU) pre[j] = load_vec(pre_gelu + i);
+            if (r < end) in[j] = *reinterpret_cast<const int4 *>(x + i);
+            if (r < end && GELU) pre[j] = *reinterpret_cast<const int4 *>(pre_gelu + i);
         }
 #pragma unroll
         for (int j = 0; j < BATCH; j++) {
             const int64_t r = row + j * COLUMN_ROWS;
-            if (GELU) {
-                in[j] = times_gelu_derivative(in[j], pre[j]);
-                if (r < end) store_vec(x + r * columns + first, in[j]);
-            }
+            if (GELU) in[j] = times_gelu_derivative<T>(in[j], pre[j]);
+            if (GELU && r < end) *reinterpret_cast<int4 *>(x + r * columns + first) = in[j];
             float f[VEC];
-            to_floats(f, in[j]);
+            unpack(f, in[j]);
 #pragma unroll
             for (int k = 0; k < VEC; k++) sum[k] += f[k];
         }

@@ -102,7 +102,7 @@ $(call remember,$(BUILD)/commit,$(COMMIT))
 $(BUILD)/llmc/flags_help.o: $(BUILD)/commit
 # Other compilers or flags than last time build everything again.
 $(call remember,$(BUILD)/c_flags,$(CC) $(CFLAGS_ALL))
-$(call remember,$(BUILD)/nvcc_flags,$(NVCC) $(NVCCFLAGS))
+$(if $(NVCC),$(call remember,$(BUILD)/nvcc_flags,$(NVCC) $(NVCCFLAGS)))
 $(BUILD)/llmc/flags_help.o: CFLAGS += -DLLMC_COMMIT='"$(COMMIT)"'
 
 # ---- checks ----
@@ -131,8 +131,9 @@ LAB_OBJ := $(patsubst %.c,$(BUILD)/%.o,$(wildcard dev/driver/lab*.c $(LADDERS:=/
 LAB_CUDA_OBJ := $(patsubst %.cu,$(BUILD)/%.o,$(filter-out dev/attention/bench%,$(wildcard dev/driver/lab*.cu $(LADDERS:=/*.cu)))) $(CUDA_OBJ)
 $(BUILD)/dev/driver/lab_report.o: $(BUILD)/commit
 $(BUILD)/dev/driver/lab_report.o: CFLAGS += -DLLMC_COMMIT='"$(COMMIT)"'
-dev/lab: $(LAB_OBJ) $(if $(NVCC),$(LAB_CUDA_OBJ),$(STUB_OBJ) $(BUILD)/dev/driver/no_cuda_lab.o)
-	$(Q)$(if $(NVCC),$(LINK_CUDA),$(LINK_CPU)) $^ -o $@ $(LIBS) $(if $(NVCC),$(CUDA_LIBS))
+$(call remember,$(BUILD)/lab_kind,$(if $(NVCC),cuda,cpu))
+dev/lab: $(LAB_OBJ) $(if $(NVCC),$(LAB_CUDA_OBJ),$(STUB_OBJ) $(BUILD)/dev/driver/no_cuda_lab.o) $(BUILD)/lab_kind
+	$(Q)$(if $(NVCC),$(LINK_CUDA),$(LINK_CPU)) $(filter %.o,$^) -o $@ $(LIBS) $(if $(NVCC),$(CUDA_LIBS))
 # The same without CUDA, which builds in seconds, for the lab's test.
 $(BUILD)/lab_cpu: $(LAB_OBJ) $(STUB_OBJ) $(BUILD)/dev/driver/no_cuda_lab.o
 	$(Q)$(LINK_CPU) $^ -o $@ $(LIBS)

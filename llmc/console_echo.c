@@ -52,7 +52,12 @@ void console_settings(FILE *out, const Settings *s, int n_ranks) {
                 s->overfit ? ", all on the first batch (--overfit)" : "");
     console_row(out, "optimizer", "AdamW, betas %g %g, eps %g, weight decay %g, clip %g", s->beta1, s->beta2,
                 s->eps, s->weight_decay, s->clip);
-    if (s->window > 0) console_row(out, "window", "attention sees %lld positions", (long long)s->window);
+    if (s->window >= s->seq)
+        console_row(out, "window", "%lld, the context or more: attention sees all of it",
+                    (long long)s->window);
+    else if (s->window > 0)
+        console_row(out, "window", "attention sees %lld of %lld positions", (long long)s->window,
+                    (long long)s->seq);
     if (s->dropout > 0) console_row(out, "dropout", "%g", s->dropout);
     print_schedule(out, s);
     snprintf(what, sizeof what, "%lld batches", (long long)s->eval_batches);

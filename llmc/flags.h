@@ -112,10 +112,15 @@ const char *program_version(void);
 /* One JSON object with every flag that shapes a run, malloc'ed. NULL if memory is out. */
 char *flags_to_json(const Settings *s);
 
-/* Names (without dashes) of flags that bend a resumed run: they differ between saved_json, as flags_to_json
- * wrote it, and now. A flag that saved_json lacks is not counted. Fills at most max names, returns how many
- * differ; -1 where saved_json is no JSON object. */
-int flags_differences(const char *saved_json, const Settings *now, char names[][32], int max);
+/* A flag's value in a checkpoint and now, as text, cut where it is long. */
+typedef struct FlagDifference {
+    char name[32], saved[64], now[64];
+} FlagDifference;
+
+/* Flags that bend a resumed run and differ between saved_json, as flags_to_json wrote it, and now. A flag that
+ * saved_json lacks is not counted. Fills at most max of `found`, returns how many differ; -1 where saved_json is
+ * no JSON object. */
+int flags_differences(const char *saved_json, const Settings *now, FlagDifference *found, int max);
 
 /* The value of a flag as text, as the user would write it ("" for none): for the console. Returns buffer. */
 const char *flags_value_text(const Settings *s, const char *name, char *buffer, size_t size);

@@ -29,7 +29,7 @@ const Flag flags_table[] = {
     {GROUP_DATA, "channels", 0, FLAG_INT, AT(channels), "0", 0, 131072, .bends = true, .value_name = "N",
      .help = "width, in place of the descriptor's; 0: as --model says"},
     {GROUP_DATA, "window", 0, FLAG_INT, AT(window), "0", 0, 1 << 26, .bends = true, .value_name = "N",
-     .help = "attention sees the last N positions, its own among them; 0: all, or as --model's files say"},
+     .help = "attention sees the last N positions, its own among them; 0: all; not given: as --model's files say"},
     {GROUP_DATA, "batch", 'b', FLAG_INT, AT(batch), NULL, 1, 1 << 20, .bends = true, .value_name = "B",
      .help = "sequences in one micro-batch of one GPU"},
     {GROUP_DATA, "seq", 't', FLAG_INT, AT(seq), NULL, 1, 1 << 26, .bends = true, .value_name = "T",

@@ -72,7 +72,8 @@ static const floatX *branch_gradient(GPT2 *model, const Batch *b, DropoutSite si
 }
 
 static AttentionMask attention_mask(const GPT2 *model, const Batch *b, int l) {
-    return (AttentionMask){model->config.window, dropout_at(model, b, SITE_ATTENTION, l)};
+    const int window = model->config.window < b->T ? model->config.window : 0; /* as long as T: no window */
+    return (AttentionMask){window, dropout_at(model, b, SITE_ATTENTION, l)};
 }
 
 static bool is_plain(const AttentionMask *mask) {

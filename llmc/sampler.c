@@ -124,7 +124,7 @@ static void block_forward(Sampler *s, int l, int first, int n) {
     const int unseen = mask.window > 0 && first >= mask.window ? first + 1 - mask.window : 0;
     if (first > 0)
         ops->attention_decode(s->heads, cache_row(s, l, unseen), first - unseen, s->NH, s->HD);
-    else if (mask.window > 0)
+    else if (mask.window > 0 && mask.window < n)
         ops->masked_attention_forward(s->heads, s->lse, cache_row(s, l, 0), &mask, 1, n, s->NH, s->HD);
     else
         ops->attention_forward(s->heads, s->lse, cache_row(s, l, 0), 1, n, s->NH, s->HD);

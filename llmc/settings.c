@@ -184,7 +184,21 @@ static bool same_value(const JsonValue *saved, const Settings *s, const Flag *fl
     return text ? json_equals(saved, text) : saved->type == JSON_NULL;
 }
 
-int flags_differences(const char *saved_json, const Settings *now, char names[][32], int max) {
+static void describe_difference(FlagDifference *d, const Flag *flag, const JsonValue *saved,
+                                const Settings *now) {
+    static const char *const others[] = {[JSON_TRUE] = "on", [JSON_FALSE] = "off", [JSON_NULL] = "nothing"};
+    const bool has_text = saved->type == JSON_STRING || saved->type == JSON_NUMBER;
+    const bool has_word = saved->type == JSON_TRUE || saved->type == JSON_FALSE || saved->type == JSON_NULL;
+    snprintf(d->name, sizeof d->name, "%s", flag->name);
+    snprintf(d->saved, sizeof d->saved, "%s", has_text ? saved->text : has_word ? others[saved->type] : "?");
+    if (flag->type == FLAG_SWITCH)
+        snprintf(d->now, sizeof d->now, "%s",
+                 *(const bool *)((const char *)now + flag->offset) ? "on" : "off");
+    else if (!*flags_value_text(now, flag->name, d->now, sizeof d->now))
+        snprintf(d->now, sizeof d->now, "nothing");
+}
+
+int flags_differences(const char *saved_json, const Settings *now, FlagDifference *found, int max) {
     Error unused = {0};
     Json *json = json_parse(saved_json, strlen(saved_json), "the saved flags", &unused);
     const JsonValue *root = json ? json_root(json) : NULL;
@@ -193,7 +207,7 @@ int flags_differences(const char *saved_json, const Settings *now, char names[][
         const Flag *flag = &flags_table[i];
         const JsonValue *saved = flag->bends ? json_get(root, flag->name) : NULL;
         if (!saved || same_value(saved, now, flag)) continue;
-        if (n < max) snprintf(names[n], 32, "%s", flag->name);
+        if (n < max) describe_difference(&found[n], flag, saved, now);
         n++;
     }
     json_free(json);

@@ -291,10 +291,11 @@ static bool check_memory(Run *run, const GPT2Options *options, Error *err) {
 
 /* Names what changed since the checkpoint was written; the run goes on with the new values. */
 static void name_differences(const Run *run, const char *saved_flags) {
-    char names[16][32];
-    int n = saved_flags ? flags_differences(saved_flags, &run->settings, names, 16) : 0;
+    FlagDifference found[16];
+    int n = saved_flags ? flags_differences(saved_flags, &run->settings, found, 16) : 0;
     for (int i = 0; i < n && i < 16; i++)
-        printf("note: --%s differs from the checkpoint's: the run goes on with the new value\n", names[i]);
+        printf("note: --%s was %s in the checkpoint, the run goes on with %s\n", found[i].name,
+               found[i].saved, found[i].now);
 }
 
 static bool resume(Run *run, Error *err) {

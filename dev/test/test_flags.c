@@ -355,7 +355,7 @@ static void test_readme(void) {
 static void test_json(void) {
     Settings s;
     Error err;
-    char names[4][32];
+    FlagDifference found[4];
     CHECK(complete(&s, &err, "--lr 0.1 --prompt x\"y", false, 1), "%s", err.text);
     char *json = flags_to_json(&s);
     if (!CHECK(json, "no JSON")) return;
@@ -370,21 +370,27 @@ static void test_json(void) {
         CHECK(json_get(json_root(tree), "val")->type == JSON_NULL, "no value is null");
     }
     json_free(tree);
-    CHECK(flags_differences(json, &s, names, 4) == 0, "nothing changed");
+    CHECK(flags_differences(json, &s, found, 4) == 0, "nothing changed");
     CHECK(complete(&s, &err, "--lr 0.2 --prompt z --schedule linear --eval-every 3", false, 1), "%s",
           err.text);
-    int n = flags_differences(json, &s, names, 4);
-    CHECK(n == 2 && strcmp(names[0], "lr") == 0 && strcmp(names[1], "schedule") == 0,
+    int n = flags_differences(json, &s, found, 4);
+    CHECK(n == 2 && strcmp(found[0].name, "lr") == 0 && strcmp(found[1].name, "schedule") == 0,
           "lr and schedule bend the run, prompt and eval-every do not: %d", n);
+    CHECK(strcmp(found[0].saved, "0.1") == 0 && strcmp(found[0].now, "0.2") == 0 &&
+              strcmp(found[1].saved, "cosine") == 0 && strcmp(found[1].now, "linear") == 0,
+          "both values: %s %s, %s %s", found[0].saved, found[0].now, found[1].saved, found[1].now);
     CHECK(complete(&s, &err, "--lr 0.2 --batch 1 --seq 8 --steps 5 --clip 2", false, 1), "%s", err.text);
-    CHECK(flags_differences(json, &s, names, 1) > 4, "counts more than it can name");
+    CHECK(flags_differences(json, &s, found, 1) > 4, "counts more than it can name");
     CHECK(complete(&s, &err, "--lr 0.1 --tokenizer t --overfit", false, 1), "%s", err.text);
-    n = flags_differences(json, &s, names, 4);
-    CHECK(n == 2 && strcmp(names[0], "tokenizer") == 0 && strcmp(names[1], "overfit") == 0,
+    n = flags_differences(json, &s, found, 4);
+    CHECK(n == 2 && strcmp(found[0].name, "tokenizer") == 0 && strcmp(found[1].name, "overfit") == 0,
           "text, switch: %d", n);
-    CHECK(flags_differences("{\"lr\": \"x\", \"warmup\": 1e999}", &s, names, 4) != 0, "wrong types differ");
-    CHECK(flags_differences("{}", &s, names, 4) == 0, "what the checkpoint lacks does not count");
-    CHECK(flags_differences("[1", &s, names, 4) == -1 && flags_differences("7", &s, names, 4) == -1,
+    CHECK(strcmp(found[0].saved, "nothing") == 0 && strcmp(found[0].now, "t") == 0 &&
+              strcmp(found[1].saved, "off") == 0 && strcmp(found[1].now, "on") == 0,
+          "both values: %s %s, %s %s", found[0].saved, found[0].now, found[1].saved, found[1].now);
+    CHECK(flags_differences("{\"lr\": \"x\", \"warmup\": 1e999}", &s, found, 4) != 0, "wrong types differ");
+    CHECK(flags_differences("{}", &s, found, 4) == 0, "what the checkpoint lacks does not count");
+    CHECK(flags_differences("[1", &s, found, 4) == -1 && flags_differences("7", &s, found, 4) == -1,
           "no object");
     free(json);
 }

@@ -22,6 +22,12 @@ LIMIT_S = 120  # a command that takes longer is stopped
 DRAM = ("dram__bytes_read.sum", "dram__bytes_write.sum")
 
 
+def bad_usage(text):
+    """One line on stderr; the exit code."""
+    print(f"error: tables.py: {text}", file=sys.stderr)
+    return 2
+
+
 class Run:
     """One call of tables.py: what it remembers between tables."""
 
@@ -36,10 +42,21 @@ class Run:
         self.failed += 1
         print(f"FAIL {what}: {' '.join(text.split())[-300:]}")
 
+    @staticmethod
+    def lab(*words):
+        """What the lab prints; where it fails there is nothing to be done: one line, exit code 2."""
+        try:
+            done = subprocess.run([LAB, *words], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+        except OSError as error:
+            sys.exit(bad_usage(f"{LAB}: {error.strerror}; hint: make dev/lab"))
+        if done.returncode:
+            sys.exit(bad_usage(f"{LAB} {' '.join(words)}: exit code {done.returncode}: {' '.join(done.stdout.split())[-200:]}"))
+        return done.stdout
+
     @functools.cached_property
     def variants(self):
         """(op, name) of all rows that this lab has: one built without nvcc has the CPU's alone."""
-        listed = subprocess.run([LAB, "--list"], stdout=subprocess.PIPE, text=True, check=True).stdout
+        listed = self.lab("--list")
         op, found = "", set()
         for line in listed.splitlines():
             if not line.startswith(" "):
@@ -52,8 +69,8 @@ class Run:
     def provenance(self):
         """Comment lines of commit, machine and date, as the lab writes them."""
         path = self.path("provenance.csv")
-        subprocess.run([LAB, "attention_forward", "--variant", "cpu", "--once", "-T", "8", "--batch-tokens", "1", "--head-size", "16",
-                        "--channels", "16", "--csv", path], stdout=subprocess.DEVNULL, check=True)
+        self.lab("attention_forward", "--variant", "cpu", "--once", "-T", "8", "--batch-tokens", "1", "--head-size", "16", "--channels", "16",
+                 "--causal", "1", "--csv", path)
         with open(path, encoding="utf-8") as file:
             return [line for line in file.read().splitlines() if line.startswith("# ") and not line.startswith("# command")]
 
@@ -70,7 +87,8 @@ def lab_words(run, ops, variants, lengths, more):
     names = [name for name in variants.split(",") if any((op, name) in run.variants for op in ops)]
     ops = [op for op in ops if any((op, name) in run.variants for name in names)]
     sizes = ["-T", lengths] if lengths else []
-    return [LAB, *ops, "--variant", ",".join(names), *sizes, *more, *(QUICK if run.quick else [])] if names else None
+    quick = QUICK if run.quick and "--check" not in more else []
+    return [LAB, *ops, "--variant", ",".join(names), *sizes, *more, *quick] if names else None
 
 
 def read_lab(path, output):

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 """The ten tables of the ladder, and one of the other ops: runs the lab, writes CSV, Markdown and a plot for each under dev/results/CARD/.
 
-  make tables                       all of them, on the card at hand; about two minutes on an H200
+  make tables                       all of them, on the card at hand; under three minutes on an H200
   dev/tables.py [NAME...] [--quick] some of them; dev/tables.py --list names them
   dev/tables.py [NAME...] --redraw  Markdown and plots again, from the CSV files that are there
 
-Needs dev/lab (make dev), and for the trainer's table train_gpt2cu; plots need matplotlib, bytes measured need ncu, PyTorch's
+Needs dev/lab (make dev/lab), and for the trainer's table train_gpt2cu; plots need matplotlib, bytes measured need ncu, PyTorch's
 rows need torch: what is missing is said and left out. A machine without a GPU makes the CPU's rows. Ends with the number of
 failed commands; exit code 1 if any, 2 on bad usage.
 """
@@ -15,7 +15,7 @@ import sys
 import time
 
 from table_output import Section, Table, card_name, write_csv, write_page
-from table_sources import LAB, Run, framework_rows, lab, profiled, python_rows, trainer_rows, walkthrough_rows
+from table_sources import LAB, Run, bad_usage, framework_rows, lab, profiled, python_rows, trainer_rows, walkthrough_rows
 
 RESULTS = "dev/results"
 FORWARD, BACKWARD, BOTH = "attention_forward", "attention_backward", "attention_forward,attention_backward"
@@ -252,19 +252,28 @@ def make(table, run):
 
 
 def redraw(tables):
+    found = [(table, path) for table in tables for path in sorted(glob.glob(f"{RESULTS}/*/{table.name}.csv"))]
+    for table, path in found:
+        print(f"{path}: {write_page(table, os.path.dirname(path))} rows")
+    return 0 if found else bad_usage(f"--redraw: {RESULTS}/*/ has no CSV of {' '.join(table.name for table in tables)}")
+
+
+def run_tables(tables, quick):
+    if not os.access(LAB, os.X_OK):
+        return bad_usage(f"{LAB} is not built; hint: make dev/lab")
+    run = Run(quick)
     for table in tables:
-        for path in sorted(glob.glob(f"{RESULTS}/*/{table.name}.csv")):
-            print(f"{path}: {write_page(table, os.path.dirname(path))} rows")
-    return 0
-
-
-def bad_usage(text):
-    print(f"error: tables.py: {text}", file=sys.stderr)
-    return 2
+        make(table, run)
+    print(f"{run.failed} failed")
+    return 1 if run.failed else 0
 
 
 def main():
     words = sys.argv[1:]
+    os.chdir(os.path.join(os.path.dirname(os.path.abspath(__file__)), os.pardir))
+    if "--help" in words or "-h" in words:
+        print(__doc__.strip())
+        return 0
     names = [word for word in words if not word.startswith("-")]
     known = [table.name for table in TABLES]
     if "--list" in words:
@@ -274,19 +283,11 @@ def main():
     if wrong:
         return bad_usage(f"unknown: {' '.join(wrong)}; known: {' '.join(known)} --quick --redraw --list")
     tables = [table for table in TABLES if not names or table.name in names]
-    if "--redraw" in words:
-        return redraw(tables)
-    if not os.access(LAB, os.X_OK):
-        return bad_usage(f"{LAB} is not built; hint: make dev")
     try:
         os.makedirs(RESULTS, exist_ok=True)
+        return redraw(tables) if "--redraw" in words else run_tables(tables, "--quick" in words)
     except OSError as error:
-        return bad_usage(f"{RESULTS}: {error.strerror}")
-    run = Run("--quick" in words)
-    for table in tables:
-        make(table, run)
-    print(f"{run.failed} failed")
-    return 1 if run.failed else 0
+        return bad_usage(f"{error.filename or RESULTS}: {error.strerror}")
 
 
 if __name__ == "__main__":

@@ -137,6 +137,10 @@ static void standard_backward(const Call *c) {
 static double standard_forward_bytes(const Sizes *s, int elem) {
     return elem * (4.0 * probs_elems(s) + attention_qkv_elems(s) + attention_out_elems(s));
 }
+/* dV, dP, dQ and dK: S and P are there. */
+static double standard_backward_flops(const Sizes *s) {
+    return attention_pairs(s) * 8 * s->HD;
+}
 /* P read for dV and for dS, dP written and read, dS written and read twice. */
 static double standard_backward_bytes(const Sizes *s, int elem) {
     return elem * (7.0 * probs_elems(s) + 2.0 * attention_qkv_elems(s) + 2.0 * attention_out_elems(s));
@@ -367,7 +371,8 @@ static const Variant rows[] = {
            "the same with fp32 storage", 0),
     LADDER("attention_backward", "standard", standard_backward, "B1: from the P that forward stored, T*T",
            .flags = CAUSAL_ONLY | PACKED_ONLY | ROUNDS_SCORES, .scratch_bytes = standard_scratch<2>,
-           .prepare = standard_backward_prepare, .bytes = standard_backward_bytes),
+           .prepare = standard_backward_prepare, .flops = standard_backward_flops,
+           .bytes = standard_backward_bytes),
     LADDER("attention_backward", "flash1", flash1_backward,
            "B2: P again from m and l; a head is one block's work", .head_sizes = {16,                             32, 64, 128},
            .scratch_bytes = flash1_scratch, .prepare = flash1_prepare, .bytes = flash1_backward_bytes),

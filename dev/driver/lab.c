@@ -7,7 +7,7 @@
 #include <string.h>
 #include "lab.h"
 
-static int n_passed, n_failed, n_skipped;
+struct Counts counts;
 
 /* ---- checks ---- */
 
@@ -18,12 +18,12 @@ static void check_variant(const Case *c, const Variant *v, const Options *o) {
     const char *refused = lab_refused();
     if (refused) {
         printf("skip %-22s %-22s %-34s %s\n", v->op, v->name, sizes_text(&c->s), refused);
-        n_skipped++;
+        counts.skipped++;
         return;
     }
     const char *result = !f.ok ? "FAIL" : v->flags & INEXACT ? "inexact" : "ok";
-    n_passed += f.ok;
-    n_failed += !f.ok;
+    counts.passed += f.ok;
+    counts.failed += !f.ok;
     printf("%-4s %-22s %-22s %-34s %-10s%s\n", result, v->op, v->name, sizes_text(&c->s), c->fill->name,
            f.text);
     fflush(stdout);
@@ -73,7 +73,7 @@ static void check_op(const LabOp *op, const Variant *const *variants, int n, con
     for (int i = 0; i < n; i++) {
         if (!is_reference(op, variants[i])) continue;
         printf("skip %-22s %-22s the reference itself; make test holds it\n", op->name, variants[i]->name);
-        n_skipped++;
+        counts.skipped++;
     }
     for (int i = 0; i < n_sizes; i++)
         for (const Fill *fill = op->fills; fill->name; fill++) {
@@ -88,10 +88,11 @@ static void check_op(const LabOp *op, const Variant *const *variants, int n, con
 /* True if the variant takes the sizes; says why not where it was asked for by name. */
 static bool takes(const LabOp *op, const Variant *v, const Sizes *s, const Options *o) {
     const char *refuses = variant_refuses(v, s);
-    if (refuses && *o->variants)
-        printf("skip %-22s %-22s %-34s it does not take this: %s\n", op->name, v->name, sizes_text(s),
-               refuses);
-    return !refuses;
+    if (!refuses) return true;
+    if (!*o->variants) return false;
+    printf("skip %-22s %-22s %-34s it does not take this: %s\n", op->name, v->name, sizes_text(s), refuses);
+    counts.left_out++;
+    return false;
 }
 
 /* Variants of one device and storage type share their buffers. */
@@ -134,7 +135,7 @@ static int runnable(const Variant **variants, const LabOp *op, const Options *o)
             continue;
         }
         printf("skip %-22s %-22s %s\n", op->name, selected[i]->name, lacks);
-        n_skipped++;
+        counts.skipped++;
     }
     return n_runnable;
 }
@@ -203,17 +204,20 @@ int main(int argc, char **argv) {
     Error err = {0};
     const LabOp *ops[MAX_OPS];
     const int n_ops = lab_ops(ops);
-    if (!lab_flags(&o, argc, argv, &err) || !names_known(ops, n_ops, &o, &err)) die(&err);
+    if (!rows_sound(&err) || !lab_flags(&o, argc, argv, &err) || !names_known(ops, n_ops, &o, &err))
+        die(&err);
     if (o.help) return lab_usage(), finish_output(0);
-    if (o.list) return lab_list(), finish_output(0);
+    if (o.list) return lab_list(o.ops), finish_output(0);
     lab_table(NEEDS_CPU, DTYPE_F32);
     if (!report_open(&o, argc, argv, &err)) die(&err);
-    if (o.check && !checker_sees_faults()) n_failed++;
+    if (o.check && !checker_sees_faults()) counts.failed++;
     for (int i = 0; i < n_ops; i++)
         if (list_matches(o.ops, ops[i]->name)) run_op(ops[i], &o);
     if (!report_close(&err)) die(&err);
-    printf("lab: %d passed, %d failed, %d skipped\n", n_passed, n_failed, n_skipped);
-    if (!o.time && n_passed + n_failed + n_skipped == 0)
+    if (o.time) printf("lab: %d timed, %d left out\n", counts.timed, counts.left_out);
+    if (o.check || counts.skipped)
+        printf("lab: %d passed, %d failed, %d skipped\n", counts.passed, counts.failed, counts.skipped);
+    if (!o.time && counts.passed + counts.failed + counts.skipped == 0)
         die(&(Error){EXIT_INPUT, "nothing was checked: no selected variant takes these sizes and inputs"});
-    return finish_output(n_failed ? EXIT_RUN : 0);
+    return finish_output(counts.failed ? EXIT_RUN : 0);
 }

@@ -107,6 +107,12 @@ typedef struct Variant {
     const char *teaches;
 } Variant;
 
+/* Of the whole run. */
+extern struct Counts {
+    int passed, failed, skipped; /* checks */
+    int timed, left_out;         /* rows at a size */
+} counts;
+
 struct Case;
 /* Inputs of a case other than plain normal values. */
 typedef struct Fill {
@@ -131,19 +137,18 @@ typedef struct LabOp {
     void (*prepare_timing)(const Call *call); /* results of earlier ops that this one reads; NULL: none */
 } LabOp;
 
-/* A row with bf16 and one with fp32 storage, whose name ends in _fp32. The function takes both: Call.ops->dtype. The
- * rest are fields between dtype and teaches. */
+/* A row with bf16 and one with fp32 storage, whose name ends in _fp32. The function takes both: Call.ops->dtype. What
+ * follows the text are fields between dtype and teaches, in their order. C++20. */
 #define LADDER(op_name, row_name, function, text, ...)                                                       \
     {.op = op_name,                                                                                          \
      .name = row_name,                                                                                       \
      .run = function,                                                                                        \
      .needs = NEEDS_GPU,                                                                                     \
      .dtype = DTYPE_BF16,                                                                                    \
-     __VA_ARGS__,                                                                                            \
-     .teaches = text},                                                                                       \
+     __VA_OPT__(__VA_ARGS__, ).teaches = text},                                                              \
     {                                                                                                        \
         .op = op_name, .name = row_name "_fp32", .run = function, .needs = NEEDS_GPU, .dtype = DTYPE_F32,    \
-        __VA_ARGS__, .teaches = text                                                                         \
+        __VA_OPT__(__VA_ARGS__, ).teaches = text                                                             \
     }
 
 /* A value of want[] that accepts everything. */
@@ -211,7 +216,9 @@ void lab_refuse(const char *why);
 const char *lab_refused(void);
 /* The ops, attention's first; their number. */
 int lab_ops(const LabOp **ops);
-void lab_list(void);
+void lab_list(const char *ops);
+/* False if a row has no op, name, function or text, or the name of another of its op. */
+bool rows_sound(Error *err);
 
 /* ---- lab_case.c ---- */
 void case_build(Case *c, const LabOp *op, const Sizes *s, DType dtype, const Fill *fill);
@@ -221,7 +228,7 @@ typedef struct Findings {
     bool ok;
     double error, limit; /* where error / limit is largest */
     double largest;      /* |got - want| of any element of the first result */
-    char text[512];
+    char text[768];
 } Findings;
 /* Runs the variant `repeat` times, at least twice, on the case. */
 Findings case_check(const Case *c, const Variant *v, const Ops *ops, int repeat);

@@ -115,6 +115,7 @@ void case_free(Case *c) {
 
 typedef struct Errors {
     double all, worst; /* relative, of all rows together and of the worst row; inf: finite or not, wrongly */
+    int64_t worst_row;
 } Errors;
 
 /* Squared error and squared reference of one row. */
@@ -138,6 +139,7 @@ static Errors part_errors(const double *got, const double *want, const Part *par
     const int64_t per_line = part->width / part->row, n_rows = part->outer * per_line;
     double *error = lab_malloc((size_t)n_rows * 2 * sizeof(double)), *norm = error + n_rows;
     double all_error = 0, all_norm = 0, worst = 0;
+    int64_t worst_row = 0;
 #pragma omp parallel for reduction(+ : all_error, all_norm)
     for (int64_t r = 0; r < n_rows; r++) {
         const int64_t at = part->offset + r / per_line * part->stride + r % per_line * part->row;
@@ -146,10 +148,22 @@ static Errors part_errors(const double *got, const double *want, const Part *par
         all_norm += norm[r];
     }
     const double floor = 0.01 * sqrt((double)part->row) + 0.1 * sqrt(all_norm / (double)n_rows);
-    for (int64_t r = 0; r < n_rows; r++) worst = fmax(worst, sqrt(error[r]) / (sqrt(norm[r]) + floor));
+    for (int64_t r = 0; r < n_rows; r++) {
+        const double e = sqrt(error[r]) / (sqrt(norm[r]) + floor);
+        if (!(e > worst)) continue;
+        worst = e;
+        worst_row = r;
+    }
     free(error);
-    return (Errors){sqrt(all_error) / (sqrt(all_norm) + floor * sqrt((double)n_rows)), worst};
+    return (Errors){sqrt(all_error) / (sqrt(all_norm) + floor * sqrt((double)n_rows)), worst, worst_row};
 }
+
+/* What a variant wrote: as numbers, and as it is stored. */
+typedef struct Result {
+    const double *values;
+    const void *bytes;
+    size_t elem; /* bytes of one */
+} Result;
 
 static int parts_of(const Operand *o, Part *parts) {
     if (o->n_parts) {
@@ -189,8 +203,30 @@ static double largest_difference(const double *got, const double *want, int64_t 
     return largest;
 }
 
+/* Of a row that failed: the element that is furthest off. Lines are what the part's stride parts: tokens, say. */
+static void say_where(Findings *f, const Part *part, int64_t row, const Result *got, const double *want) {
+    const int64_t per_line = part->width / part->row;
+    const int64_t at = part->offset + row / per_line * part->stride + row % per_line * part->row;
+    double largest = -1;
+    int element = 0;
+    for (int i = 0; i < part->row; i++) {
+        double error, norm;
+        row_error(got->values + at + i, want + at + i, 1, &error, &norm);
+        if (error > largest) largest = error, element = i;
+    }
+    const unsigned char *bytes = (const unsigned char *)got->bytes + (at + element) * (int64_t)got->elem;
+    bool written = false;
+    for (size_t i = 0; i < got->elem; i++) written = written || bytes[i] != POISON_VALUE;
+    say(f, " [%s: line %lld, row %lld in it, element %d: ", part->name, (long long)(row / per_line),
+        (long long)(row % per_line), element);
+    if (written)
+        say(f, "%g, expected %g]", got->values[at + element], want[at + element]);
+    else
+        say(f, "not written, expected %g]", want[at + element]);
+}
+
 /* All parts of result k but those that the variant skips; returns the number of parts. */
-static int check_values(const Case *c, int k, const double *got, const Variant *v, unsigned skips,
+static int check_values(const Case *c, int k, const Result *got, const Variant *v, unsigned skips,
                         Findings *f) {
     const Operand *o = &c->operands[k];
     const double *plain_values = v->flags & ROUNDS_SCORES && c->scores[k] ? c->scores[k] : c->plain[k];
@@ -198,12 +234,14 @@ static int check_values(const Case *c, int k, const double *got, const Variant *
     const int n = parts_of(o, parts);
     for (int p = 0; p < n; p++) {
         if (skips >> p & 1) continue;
-        const Errors e = part_errors(got, c->want[k], &parts[p]);
+        const bool was_ok = f->ok;
+        const Errors e = part_errors(got->values, c->want[k], &parts[p]);
         const Errors plain = part_errors(plain_values, c->want[k], &parts[p]);
         say(f, "  %s %.1e", parts[p].name, e.all);
         hold(f, e.all, 2 * plain.all + o->limit);
         say(f, " row %.1e", e.worst);
         hold(f, e.worst, 2 * plain.worst + o->limit);
+        if (was_ok && !f->ok) say_where(f, &parts[p], e.worst_row, got, c->want[k]);
     }
     return n;
 }
@@ -287,10 +325,11 @@ static void check_first(Run *run, Findings *f) {
         if (o->role == SPACE) continue;
         run->first[k] = fetch(run, k);
         if (is_result(o)) {
-            double *got = decode(run->first[k], o, c->dtype);
-            skips >>= check_values(c, k, got, run->v, skips, f);
-            if (k == 0) f->largest = largest_difference(got, c->want[k], o->elems);
-            free(got);
+            double *values = decode(run->first[k], o, c->dtype);
+            const Result got = {values, run->first[k], run->device[k].bytes / (size_t)o->elems};
+            skips >>= check_values(c, k, &got, run->v, skips, f);
+            if (k == 0) f->largest = largest_difference(values, c->want[k], o->elems);
+            free(values);
         } else if (memcmp(run->first[k], run->image[k], run->device[k].bytes)) {
             say(f, "  CHANGED ITS INPUT %s", o->name);
             f->ok = false;

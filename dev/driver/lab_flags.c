@@ -41,7 +41,7 @@ static const Flag flags[] = {
     {"--head-size",    NULL, "SIZES",   FLAG_HEADS,   FIELD(head_sizes),   "head sizes; default: 64,128"                         },
     {"--causal",       NULL, "0|1",     FLAG_MASK,    FIELD(causal),       "default: both"                                       },
     {"--queries",      NULL, "N",       FLAG_COUNT,   FIELD(queries),
-     "timing: queries of each sequence, keys as --T says; 1: decoding"                                                           },
+     "timing: queries of each sequence, keys as -T says; 1: decoding"                                                            },
     {"--sparse",       NULL, NULL,      FLAG_ON,      FIELD(sparse),       "timing: block-sparse attention"                      },
     {"--dropout",      NULL, NULL,      FLAG_ON,      FIELD(dropout),      "timing: attention with dropout"                      },
     {"--window",       NULL, "N",       FLAG_COUNT,   FIELD(window),       "timing: a query sees its last N positions (causal)"  },
@@ -215,6 +215,20 @@ static bool add_op(Options *o, const char *name, Error *err) {
     return true;
 }
 
+/* A flag of checks or of timing alone would do nothing where only the other is asked for. */
+static bool flags_apply(const Options *o, int argc, char **argv, Error *err) {
+    const char *idle = o->check && !o->time ? "timing" : o->time && !o->check ? "checks" : NULL;
+    for (int i = 1; idle && i < argc; i++) {
+        const Flag *f = *argv[i] == '-' ? find_flag(argv[i]) : NULL;
+        if (f && strncmp(f->help, idle, strlen(idle)) == 0)
+            return fail(err, EXIT_INPUT, "%s is of %s, which %s leaves out", f->name, idle,
+                        o->once    ? "--once"
+                        : o->check ? "--check"
+                                   : "--time");
+    }
+    return true;
+}
+
 bool lab_flags(Options *o, int argc, char **argv, Error *err) {
     *o = (Options){.causal = -1, .repeat = 2};
     for (int i = 1; i < argc; i++) {
@@ -232,6 +246,7 @@ bool lab_flags(Options *o, int argc, char **argv, Error *err) {
     if (o->repeat < 2)
         return fail(err, EXIT_INPUT, "--repeat: expected at least 2 runs; found %d", o->repeat);
     if (o->once) o->time = true;
+    if (!flags_apply(o, argc, argv, err)) return false;
     if (!o->check && !o->time) o->check = o->time = true;
     if (o->longest == 0) o->longest = 4;
     if (o->seconds == 0) o->seconds = o->quick ? 0.1 : 0.3;

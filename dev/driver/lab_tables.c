@@ -94,11 +94,45 @@ int lab_ops(const LabOp **ops) {
     return n;
 }
 
-void lab_list(void) {
+static bool is_op(const char *name) {
+    const LabOp *ops[MAX_OPS];
+    const int n_ops = lab_ops(ops);
+    for (int i = 0; name && i < n_ops; i++)
+        if (strcmp(ops[i]->name, name) == 0) return true;
+    return false;
+}
+
+/* Rows of the same op and name, in all tables. */
+static int namesakes(const Variant *row) {
+    int n = 0;
+    for (const Variant *const *table = tables(); *table; table++)
+        for (const Variant *v = *table; v->name; v++)
+            n += strcmp(v->op, row->op) == 0 && strcmp(v->name, row->name) == 0;
+    return n;
+}
+
+bool rows_sound(Error *err) {
+    for (const Variant *const *table = tables(); *table; table++)
+        for (const Variant *v = *table; v->name; v++)
+            if (!is_op(v->op))
+                return fail(err, EXIT_INPUT, "row '%s': its op is '%s', which is none; hint: dev/lab --list",
+                            v->name, v->op ? v->op : "");
+    for (const Variant *const *table = tables(); *table; table++)
+        for (const Variant *v = *table; v->name; v++) {
+            const char *lacks = !v->run ? "a function (.run)" : !v->teaches ? "a text (.teaches)" : NULL;
+            if (lacks) return fail(err, EXIT_INPUT, "row '%s' of %s: lacks %s", v->name, v->op, lacks);
+            if (namesakes(v) > 1)
+                return fail(err, EXIT_INPUT, "row '%s' of %s: the name is taken", v->name, v->op);
+        }
+    return true;
+}
+
+void lab_list(const char *names) {
     const LabOp *ops[MAX_OPS];
     const Variant *selected[MAX_VARIANTS];
     const int n_ops = lab_ops(ops);
     for (int i = 0; i < n_ops; i++) {
+        if (!list_matches(names, ops[i]->name)) continue;
         const int n = select_variants(selected, MAX_VARIANTS, ops[i]->name, "");
         printf("%s\n", ops[i]->name);
         for (int v = 0; v < n; v++) list_row(selected[v]);

@@ -72,6 +72,7 @@ static bool buffers_open(Buffers *b, const LabOp *op, const Sizes *s, const Ops 
     if ((double)bytes * b->n_sets + (double)scratch_bytes > 0.95 * (double)free_bytes) {
         printf("skip %-22s %-34s needs %.1f GiB of %.1f GiB free\n", op->name, sizes_text(s),
                ((double)bytes * b->n_sets + (double)scratch_bytes) / 0x1p30, (double)free_bytes / 0x1p30);
+        counts.left_out++;
         return false;
     }
     b->scratch = ops->alloc(scratch_bytes);
@@ -277,6 +278,7 @@ static void report(const LabOp *op, const Variant *v, const Sizes *s, Timing t, 
                         .density = op->density ? op->density(s) : 1,
                         .scratch_mbytes = v->scratch_bytes ? (double)v->scratch_bytes(s, elem) * 1e-6 : 0};
     report_csv(v, s, &row);
+    counts.timed++;
 }
 
 /* What takes time, in a unit of the op. */
@@ -305,6 +307,7 @@ static void time_variant(const LabOp *op, const Variant *v, const Buffers *b, co
     const char *refused = lab_refused();
     if (refused) {
         printf("skip %-22s %-22s %-34s %s\n", op->name, v->name, sizes_text(s), refused);
+        counts.left_out++;
         return;
     }
     if (!o->once) *pace_of(v) = t.seconds / work_of(op, s);
@@ -317,6 +320,7 @@ static bool in_time(const LabOp *op, const Variant *v, const Sizes *s, const Opt
     if (seconds <= o->longest) return true;
     printf("skip %-22s %-22s %-34s a call would take about %.2g s\n", op->name, v->name, sizes_text(s),
            seconds);
+    counts.left_out++;
     return false;
 }
 
@@ -334,6 +338,7 @@ static int fitting(const Variant **fit, const LabOp *op, const Sizes *s, const V
         if (bytes > free_bytes / 2) {
             printf("skip %-22s %-22s %-34s scratch of %.1f GiB, %.1f GiB free\n", op->name, variants[i]->name,
                    sizes_text(s), (double)bytes / 0x1p30, (double)free_bytes / 0x1p30);
+            counts.left_out++;
             continue;
         }
         if (bytes > *scratch_bytes) *scratch_bytes = bytes;

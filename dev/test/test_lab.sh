@@ -41,6 +41,8 @@ refuses "--csv: /nonexistent/x.csv" --csv /nonexistent/x.csv --check
 refuses "--csv: expected FILE; found ''" --csv '' --check
 refuses "no variant .*'nosuch'" attention_forward --variant cpu,nosuch
 refuses "--fill: .*'nosuch'" attention_forward --fill normal,nosuch
+refuses "--window is of timing, which --check leaves out" attention_forward --check --window 10
+refuses "--repeat is of checks, which --time leaves out" attention_forward --time --repeat 3
 refuses "nothing was checked" attention_forward --variant 'cpu,!cpu' --check
 
 "$program" --list >/dev/full 2>"$work/err"
@@ -74,6 +76,7 @@ run gelu_forward --variant cpu --time --seconds 0.05 --csv "$work/time.csv"
 check "timing: exit code" [ "$status" -eq 0 ]
 check "timing: one row" [ "$(grep -c '^time,gelu_forward,cpu,fp32' "$work/time.csv")" -eq 1 ]
 check "timing: a roof" grep -q '= 100 %' "$work/out"
+check "timing: counts" grep -qx 'lab: 1 timed, 0 left out' "$work/out"
 run gelu_forward --variant cpu --time --seconds 0.05 --csv /dev/full
 check "CSV on a full disk: exit code $status, expected 1" [ "$status" -eq 1 ]
 refuses "--roofs: /nonexistent/roofs" gelu_forward --variant cpu --time --roofs /nonexistent/roofs

@@ -154,7 +154,7 @@ $(BUILD)/libattention.so: $(PIC_OBJ)
 	$(Q)$(NVCC) $(ARCHS) -shared -Xlinker --gc-sections,-z,defs $^ -o $@
 dev: dev/lab $(BUILD)/bench_cpu $(if $(NVCC),$(BUILD)/bench_sm90)
 .PHONY: tables
-tables: dev/lab $(if $(NVCC),train_gpt2cu)
+tables: dev/lab $(if $(NVCC),$(if $(wildcard /dev/nvidia0 /dev/dxg),train_gpt2cu))
 	@$(PYTHON) dev/tables.py
 bench: dev/lab train_gpt2cu | need-nvcc
 	@dev/lab --time --causal 1 --variant cuda,hopper,sm80

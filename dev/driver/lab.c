@@ -1,8 +1,8 @@
 /* The lab: checks and times every variant of every op. dev/lab --help; dev/README.md is its course.
  *
- * Ends with "lab: N timed, N left out" over the rows that were to be timed, and with "lab: N passed, N failed, N skipped"
- * over the checks; a variant that this machine cannot run counts
- * as one skipped, and so does a CPU's op that is the reference of its kind. */
+ * Ends with "lab: N timed, N left out" where rows were to be timed, and "lab: N passed, N failed, N skipped" over the
+ * checks; a variant that this machine cannot run counts as one skipped, and so does a CPU's op that is the reference
+ * of its kind. */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>

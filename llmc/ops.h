@@ -38,6 +38,12 @@ static inline size_t dtype_bytes(DType dtype) {
     return dtype == DTYPE_F32 ? 4 : 2;
 }
 
+/* attention_decode cuts a cache into at most so many pieces; each leaves HD sums, a maximum and a sum of weights. */
+enum { ATTENTION_DECODE_PIECES = 64 };
+static inline int64_t attention_decode_scratch(int NH, int HD) {
+    return (int64_t)ATTENTION_DECODE_PIECES * NH * (HD + 2);
+}
+
 /* Host copies of device data: n elements of the storage type to fp32. */
 static inline void floats_from_storage(float *out, const void *in, int64_t n, DType dtype) {
     for (int64_t i = 0; i < n; i++) {
@@ -233,8 +239,8 @@ typedef struct Ops {
                                                const floatX *probs, const floatX *qkv,
                                                const AttentionMask *mask, int B, int T, int NH, int HD);
     /* One new query against a cache: qkv rows (t+1,3,NH,HD) of one sequence, query = row t.  out (NH,HD) =
-     * A window is a cache that begins later. */
-    void (*attention_decode)(floatX *out, const floatX *qkv, int t, int NH, int HD);
+     * A window is a cache that begins later. scratch: attention_decode_scratch(NH, HD) values. */
+    void (*attention_decode)(floatX *out, const floatX *qkv, float *scratch, int t, int NH, int HD);
 
     /* ---- loss: loss_i = logsumexp(z_i) - z_i[target], fp32, over the V real columns of Vp ---- */
     /* losses (N) fp32 =; logits (N,Vp) in place become dlogits = (softmax - onehot) * dloss, padding columns

@@ -20,13 +20,14 @@ typedef struct Sampler {
     float *lse;                    /* (NH,feed_rows) */
     char *residual;                /* (feed_rows,C) */
     char *normed, *branch, *heads; /* (feed_rows,C) */
-    char *fch, *fch_gelu;          /* (feed_rows,4C) */
-    char *cache;                   /* (L,cache_rows,3,NH,HD) */
-    char *logits;                  /* (Vp) */
-    char *host_logits;             /* (V) as downloaded, storage type */
-    float *values;                 /* (V) */
-    int32_t *window;               /* (max_seq_len + 1) tokens in view */
-    int n, n_cached;               /* tokens in the window; of these, rows in the cache */
+    float *decode_scratch;
+    char *fch, *fch_gelu; /* (feed_rows,4C) */
+    char *cache;          /* (L,cache_rows,3,NH,HD) */
+    char *logits;         /* (Vp) */
+    char *host_logits;    /* (V) as downloaded, storage type */
+    float *values;        /* (V) */
+    int32_t *window;      /* (max_seq_len + 1) tokens in view */
+    int n, n_cached;      /* tokens in the window; of these, rows in the cache */
 } Sampler;
 
 static size_t storage_bytes(const Sampler *s, int64_t elems) {
@@ -58,6 +59,7 @@ static size_t place_buffers(Sampler *s, char *base) {
     s->normed = take(&arena, storage_bytes(s, rows * C));
     s->branch = take(&arena, storage_bytes(s, rows * C));
     s->heads = take(&arena, storage_bytes(s, rows * C));
+    s->decode_scratch = take(&arena, (size_t)attention_decode_scratch(s->NH, s->HD) * sizeof(float));
     s->fch = take(&arena, storage_bytes(s, rows * 4 * C));
     s->fch_gelu = take(&arena, storage_bytes(s, rows * 4 * C));
     s->cache = take(&arena, storage_bytes(s, (int64_t)s->L * s->cache_rows * 3 * C));
@@ -123,7 +125,8 @@ static void block_forward(Sampler *s, int l, int first, int n) {
     const AttentionMask mask = {.window = s->model->config.window};
     const int unseen = mask.window > 0 && first >= mask.window ? first + 1 - mask.window : 0;
     if (first > 0)
-        ops->attention_decode(s->heads, cache_row(s, l, unseen), first - unseen, s->NH, s->HD);
+        ops->attention_decode(s->heads, cache_row(s, l, unseen), s->decode_scratch, first - unseen, s->NH,
+                              s->HD);
     else if (mask.window > 0 && mask.window < n)
         ops->masked_attention_forward(s->heads, s->lse, cache_row(s, l, 0), &mask, 1, n, s->NH, s->HD);
     else

@@ -72,8 +72,8 @@ static void test_attention(int B, int T, int NH, int HD, double spread) {
     close_to(name, a.out, a.out.d);
     ops->attention_standard_backward(dqkv.f, dprobs.f, a.dout.f, probs.f, a.qkv.f, B, T, NH, HD);
     is_gradient(name, attention_double, &a, a.qkv, dqkv, NULL);
-    for (int t = T / 2; t < T; t += T / 2 + 1) { /* of the first sequence */
-        ops->attention_decode(decoded.f, a.qkv.f, t, NH, HD);
+    for (int t = T / 2; t < T; t += T / 2 + 1) {                    /* of the first sequence */
+        ops->attention_decode(decoded.f, a.qkv.f, NULL, t, NH, HD); /* the CPU needs no scratch */
         close_to(name, decoded, a.out.d + (int64_t)t * NH * HD);
     }
     end_case(name);
@@ -116,7 +116,7 @@ static void test_masked(int B, int T, int NH, int HD, int window, float p) {
     is_gradient(name, attention_double, &a, a.qkv, dqkv, NULL);
     for (int t = T / 2; p == 0 && t < T; t += T / 2 + 1) {
         const int first = t >= window ? t + 1 - window : 0;
-        ops->attention_decode(decoded.f, a.qkv.f + (int64_t)first * 3 * NH * HD, t - first, NH, HD);
+        ops->attention_decode(decoded.f, a.qkv.f + (int64_t)first * 3 * NH * HD, NULL, t - first, NH, HD);
         close_to(name, decoded, a.out.d + (int64_t)t * NH * HD);
     }
     end_case(name);

@@ -168,15 +168,16 @@ static void plain_of_standard_backward(OpCase *c) {
 static int describe_decode(Operand *o, const Dims *d) {
     const int64_t C = (int64_t)d->NH * d->HD;
     const Operand rows[] = {
-        {"out", OUT, STORE_X, C,            0,        0, 0, 0},
-        {"qkv", IN,  STORE_X, 3 * C * d->T, d->scale, 0, 0, 0},
+        {"out",      OUT,                            STORE_X,      C,        0, 0, 0, 0},
+        {         "qkv",        IN,                        STORE_X, 3 * C * d->T, d->scale, 0, 0, 0 },
+        { "scratch", SPACE, STORE_F32,       attention_decode_scratch(d->NH,        d->HD), 0, 0, 0,  0},
     };
     memcpy(o, rows, sizeof rows);
-    return 2;
+    return 3;
 }
 
 static void run_decode(const Ops *ops, void **p, const Dims *d) {
-    ops->attention_decode(p[0], p[1], d->T - 1, d->NH, d->HD);
+    ops->attention_decode(p[0], p[1], p[2], d->T - 1, d->NH, d->HD);
 }
 
 static void reference_decode(void **p, const OpCase *c) {
@@ -219,6 +220,9 @@ static const Op standard_backward = {"attention_standard_backward",
 static const Op decoding = {"attention_decode", describe_decode, run_decode, NULL,
                             reference_decode,   plain_decode};
 
+/* A cache so long that a piece of keys is more than one tile; a forward pass of it would take minutes. */
+static const Op long_decoding = {"attention_decode", describe_decode, run_decode, NULL, NULL, plain_decode};
+
 static const int head_sizes[] = {64, 128, 8, 24, 40, 80, 96, 256};
 /* To add a size: a row. T runs past one tile, and just below and above multiples of 64. */
 static const struct {
@@ -248,6 +252,14 @@ static void test_sizes(const Ops *ops) {
             op_case(ops, &standard_forward, d);
             op_case(ops, &standard_backward, d);
         }
+}
+
+static void test_long_caches(const Ops *ops) {
+    const int T[] = {8192, 8193, 20000};
+    for (int i = 0; i < 3 && !op_small; i++) {
+        op_case(ops, &long_decoding, (Dims){.T = T[i], .NH = 2, .HD = 64});
+        op_case(ops, &long_decoding, (Dims){.T = T[i], .NH = 1, .HD = 256});
+    }
 }
 
 /* Windows shorter and longer than a tile, ends of windows inside tiles; a tenth, a quarter and half dropped. */
@@ -340,6 +352,7 @@ static void test_nan(const Ops *ops, int HD, int part) {
 
 static void test_path(const Ops *ops) {
     test_sizes(ops);
+    test_long_caches(ops);
     test_masks(ops);
     test_adversarial(ops);
     const int nan_head_sizes[] = {64, 128, 24};

@@ -50,6 +50,6 @@ static void decode_head(const void *args, int64_t task) {
     for (int64_t d = 0; d < HD; d++) f->out[task * HD + d] = sum[d] / total;
 }
 
-void cpu_attention_decode(floatX *out, const floatX *qkv, int t, int NH, int HD) {
+void cpu_attention_decode(floatX *out, const floatX *qkv, float *scratch, int t, int NH, int HD) {
     cpu_parallel_for(NH, decode_head, &(Decode){out, qkv, (int64_t)t + 1, (int64_t)NH * HD, HD});
 }

@@ -59,7 +59,7 @@ void cpu_masked_attention_standard_forward(floatX *out, floatX *probs, floatX *d
 void cpu_masked_attention_standard_backward(floatX *dqkv, floatX *dprobs, const floatX *dout,
                                             const floatX *probs, const floatX *qkv, const AttentionMask *mask,
                                             int B, int T, int NH, int HD);
-void cpu_attention_decode(floatX *out, const floatX *qkv, int t, int NH, int HD);
+void cpu_attention_decode(floatX *out, const floatX *qkv, float *scratch, int t, int NH, int HD);
 
 /* loss.c */
 void cpu_cross_entropy_backward_inplace(float *losses, floatX *logits, const int32_t *targets, float dloss,

@@ -31,8 +31,8 @@ void attention_standard_backward_bf16(floatX *dqkv, floatX *dprobs, const floatX
 void attention_standard_backward_f32(floatX *dqkv, floatX *dprobs, const floatX *dout, const floatX *probs,
                                      const floatX *qkv, int B, int T, int NH, int HD);
 
-void attention_decode_bf16(floatX *out, const floatX *qkv, int t, int NH, int HD);
-void attention_decode_f32(floatX *out, const floatX *qkv, int t, int NH, int HD);
+void attention_decode_bf16(floatX *out, const floatX *qkv, float *scratch, int t, int NH, int HD);
+void attention_decode_f32(floatX *out, const floatX *qkv, float *scratch, int t, int NH, int HD);
 
 void masked_attention_forward_bf16(floatX *out, float *lse, const floatX *qkv, const AttentionMask *mask,
                                    int B, int T, int NH, int HD);

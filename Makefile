@@ -15,6 +15,7 @@
 #: TEXT=path         the default training text, in place of TinyShakespeare
 #: GPU_ARCH=native   builds for the card of this machine alone (faster build); GPU_ARCH=90a names one
 #: NO_OPENMP=1       builds without OpenMP;  DEBUG=1  -O1 and symbols;  CC=, NVCC=  other compilers;  V=1  prints the commands
+#: BOUNDED_WAIT=1    builds Hopper kernels in which a wait that never ends stops with an error, for new kernels in the lab
 #: OMP_NUM_THREADS=N (at run time) threads on the CPU
 
 BUILD ?= build
@@ -42,7 +43,7 @@ endif
 ARCHS = $(if $(GPU_ARCH),-gencode arch=compute_$(GPU_ARCH)$(comma)code=sm_$(GPU_ARCH),-gencode arch=compute_80$(comma)code=sm_80 \
 	-gencode arch=compute_90a$(comma)code=sm_90a -gencode arch=compute_80$(comma)code=compute_80)
 NVCCFLAGS = -std=c++17 -O3 $(ARCHS) -Xcompiler -Wall,-Wextra,-Wno-unused-parameter,-Werror -Werror all-warnings \
-	--expt-relaxed-constexpr -MMD -MP $(if $(DEBUG),-g -lineinfo)
+	--expt-relaxed-constexpr -MMD -MP $(if $(DEBUG),-g -lineinfo) $(if $(BOUNDED_WAIT),-DBOUNDED_WAIT)
 CUDA_LIBS = -L$(CUDA_HOME)/lib64 -lcublasLt -Xlinker -rpath -Xlinker $(CUDA_HOME)/lib64
 
 CORE_OBJ := $(patsubst %.c,$(BUILD)/%.o,$(filter-out llmc/cpu/no_cuda.c,$(wildcard llmc/*.c llmc/cpu/*.c)))
@@ -119,16 +120,15 @@ sanitize-run: $(TESTS)
 	@dev/test/run.sh $(TESTS)
 
 # ---- dev ----
-# bench_sm90 has its own build of the Hopper kernels, in which a wait that never ends stops with an error.
 # The lab's tables name the fields they set (C++20) and leave out the others.
 $(BUILD)/dev/%.o: dev/%.cu Makefile $(BUILD)/nvcc_flags | need-nvcc
 	@mkdir -p $(@D)
 	@echo "  nvcc $<"
 	$(Q)$(NVCC) $(subst c++17,c++20,$(NVCCFLAGS)) -Xcompiler -Wno-missing-field-initializers -c $< -o $@
-# Every file of dev/driver/lab* and of the ladders that is not a benchmark; without nvcc the lab has the CPU's rows.
+# Every file of dev/driver/lab* and of the ladders; without nvcc the lab has the CPU's rows.
 LADDERS := $(addprefix dev/,attention matmul layernorm softmax_loss gelu adamw embedding grad_norm)
 LAB_OBJ := $(patsubst %.c,$(BUILD)/%.o,$(wildcard dev/driver/lab*.c $(LADDERS:=/*.c))) $(CORE_OBJ)
-LAB_CUDA_OBJ := $(patsubst %.cu,$(BUILD)/%.o,$(filter-out dev/attention/bench%,$(wildcard dev/driver/lab*.cu $(LADDERS:=/*.cu)))) $(CUDA_OBJ)
+LAB_CUDA_OBJ := $(patsubst %.cu,$(BUILD)/%.o,$(wildcard dev/driver/lab*.cu $(LADDERS:=/*.cu))) $(CUDA_OBJ)
 $(BUILD)/dev/driver/lab_report.o: $(BUILD)/commit
 $(BUILD)/dev/driver/lab_report.o: CFLAGS += -DLLMC_COMMIT='"$(COMMIT)"'
 $(call remember,$(BUILD)/lab_kind,$(if $(NVCC),cuda,cpu))
@@ -137,10 +137,6 @@ dev/lab: $(LAB_OBJ) $(if $(NVCC),$(LAB_CUDA_OBJ),$(STUB_OBJ) $(BUILD)/dev/driver
 # The same without CUDA, which builds in seconds, for the lab's test.
 $(BUILD)/lab_cpu: $(LAB_OBJ) $(STUB_OBJ) $(BUILD)/dev/driver/no_cuda_lab.o
 	$(Q)$(LINK_CPU) $^ -o $@ $(LIBS)
-$(BUILD)/bench_sm90: dev/attention/bench_sm90.cu $(wildcard llmc/cuda/attention/sm90*) dev/attention/reference_gpu.cuh | need-nvcc
-	@mkdir -p $(@D)
-	@echo "  nvcc $<"
-	$(Q)$(NVCC) -std=c++17 -O3 -gencode arch=compute_90a,code=sm_90a --expt-relaxed-constexpr -DBOUNDED_WAIT $(filter %.cu,$^) -o $@
 $(BUILD)/bench_cpu: $(BUILD)/dev/driver/bench_cpu.o $(CORE_OBJ) $(STUB_OBJ)
 	$(Q)$(LINK_CPU) $^ -o $@ $(LIBS)
 # The attention kernels as a shared object with a C interface, for scripts/compare_attention.py. Its objects are its own, because they are
@@ -152,7 +148,7 @@ $(PIC_OBJ): $(BUILD)/pic/%.o: %.cu Makefile $(BUILD)/nvcc_flags | need-nvcc
 	$(Q)$(NVCC) $(NVCCFLAGS) -Xcompiler -fPIC,-fvisibility=hidden,-ffunction-sections -c $< -o $@
 $(BUILD)/libattention.so: $(PIC_OBJ)
 	$(Q)$(NVCC) $(ARCHS) -shared -Xlinker --gc-sections,-z,defs $^ -o $@
-dev: dev/lab $(BUILD)/bench_cpu $(if $(NVCC),$(BUILD)/bench_sm90)
+dev: dev/lab $(BUILD)/bench_cpu
 .PHONY: tables
 tables: dev/lab $(if $(NVCC),$(if $(wildcard /dev/nvidia0 /dev/dxg),train_gpt2cu))
 	@$(PYTHON) dev/tables.py

@@ -2,6 +2,7 @@
 # Runs the test programs named as arguments and adds up their closing lines.
 # Ends with 'N passed, N failed, N skipped'; a program that dies without a closing line counts as one failure.
 passed=0 failed=0 skipped=0
+export OMP_WAIT_POLICY="${OMP_WAIT_POLICY:-passive}" # waiting threads leave the cores to whatever else runs here
 for program in "$@"; do
     output=$("$program" 2>&1)
     status=$?

@@ -239,12 +239,6 @@ static bool verify(const Manifest *m, const JsonValue *file, Error *err) {
                 path, where, expected->text, digits);
 }
 
-bool manifest_verify_file(const Manifest *m, const char *name, Error *err) {
-    const JsonValue *file = find_file(m, name);
-    return file ? verify(m, file, err)
-                : fail(err, EXIT_INPUT, "%s: files: expected an entry for %s", m->path, name);
-}
-
 bool manifest_verify(const Manifest *m, bool with_optimizer, Error *err) {
     for (const JsonValue *file = json_get(json_root(m->json), "files")->first; file; file = file->next) {
         bool optimizer = json_equals(json_get(file, "name"), "optimizer.safetensors");

@@ -39,9 +39,7 @@ bool manifest_read(Manifest *manifest, const char *directory, Error *err);
 void manifest_free(Manifest *manifest);
 /* True if all the listed files are there with their sizes; reads no data. */
 bool manifest_sizes_match(const Manifest *manifest);
-/* Size and checksum of one file, which must be listed. */
-bool manifest_verify_file(const Manifest *manifest, const char *name, Error *err);
-/* Of all files listed; without the optimizer's where it is not needed. */
+/* Sizes and checksums of all files listed; without the optimizer's where it is not needed. */
 bool manifest_verify(const Manifest *manifest, bool with_optimizer, Error *err);
 
 #ifdef __cplusplus

@@ -199,13 +199,6 @@ __device__ __forceinline__ void add_release(unsigned *p, unsigned x) {
     asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(p), "r"(x) : "memory");
 }
 
-/* 8 bytes that other blocks may have written: past L1. */
-__device__ __forceinline__ float2 load_l2(const float *p) {
-    float2 x;
-    asm volatile("ld.global.cg.v2.f32 {%0, %1}, [%2];" : "=f"(x.x), "=f"(x.y) : "l"(p) : "memory");
-    return x;
-}
-
 /* ---- stmatrix: four 8 x 8 bf16 matrices; lane l gives the address of row l % 8 of matrix l / 8 ---- */
 
 __device__ __forceinline__ void stmatrix_x4(uint32_t shared, const uint32_t (&r)[4]) {

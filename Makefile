@@ -66,7 +66,7 @@ LINK_TEST = $(LINK_CPU)
 LINK_TEST_LIBS = $(LIBS)
 endif
 
-.PHONY: help test dev bench compare lint sanitize clean need-nvcc
+.PHONY: help test dev bench compare lint sanitize clean need-nvcc need-card need-torch
 help:
 	@sed -n 's/^#: *//p' Makefile
 
@@ -152,10 +152,16 @@ dev: dev/lab $(BUILD)/bench_cpu
 .PHONY: tables
 tables: dev/lab $(if $(NVCC),$(if $(wildcard /dev/nvidia0 /dev/dxg),train_gpt2cu))
 	@$(PYTHON) dev/tables.py
-bench: dev/lab train_gpt2cu | need-nvcc
+need-card:
+	@nvidia-smi -L >/dev/null 2>&1 || { echo 'error: no NVIDIA GPU on this machine; hint: make dev, then dev/lab and build/bench_cpu time the CPU' >&2; exit 2; }
+need-torch:
+	@$(PYTHON) -c 'import torch' 2>/dev/null || { echo 'error: $(PYTHON) has no torch; hint: pip install torch, or PYTHON=another' >&2; exit 2; }
+bench: need-card
+	@$(MAKE) --no-print-directory dev/lab train_gpt2cu
 	@dev/lab --time --causal 1 --variant cuda,hopper,sm80
 	@scripts/bench_train.sh
-compare: $(BUILD)/libattention.so train_gpt2cu
+compare: need-card need-torch
+	@$(MAKE) --no-print-directory $(BUILD)/libattention.so train_gpt2cu
 	@$(PYTHON) scripts/compare_attention.py
 	@$(PYTHON) scripts/compare_train.py
 

@@ -43,11 +43,26 @@ def write_csv(path, rows, comments):
         writer.writerows(rows)
 
 
+class DamagedCsv(Exception):
+    """A file that write_csv cannot have written: what, in one line."""
+
+
 def read_csv(path):
-    """Rows, all cells text, and comment lines."""
-    with open(path, encoding="utf-8", newline="") as file:
-        lines = file.read().splitlines()
-    return list(csv.DictReader(line for line in lines if not line.startswith("#"))), [line for line in lines if line.startswith("#")]
+    """Rows, all cells text, and comment lines; DamagedCsv where the header, a commit or a number is not there."""
+    try:
+        with open(path, encoding="utf-8", newline="") as file:
+            lines = file.read().splitlines()
+    except UnicodeDecodeError as error:
+        raise DamagedCsv(f"{path}: not text: {error.reason} at byte {error.start}") from None
+    comments = [line for line in lines if line.startswith("#")]
+    rows = list(csv.DictReader(line for line in lines if not line.startswith("#")))
+    if not rows or "variant" not in rows[0]:
+        raise DamagedCsv(f"{path}: expected rows with a column 'variant', found {len(rows)} rows of {list(rows[0])[:3] if rows else []}")
+    if any(None in row or None in row.values() for row in rows):
+        raise DamagedCsv(f"{path}: a row has more or fewer cells than the header")
+    if not any(line.startswith("# commit ") for line in comments):
+        raise DamagedCsv(f"{path}: no line names the commit")
+    return rows, comments
 
 
 # ---- rows ----
@@ -239,7 +254,11 @@ def write_page(table, folder):
     """Markdown and plot from the CSV."""
     base = os.path.join(folder, table.name)
     rows, comments = read_csv(base + ".csv")
+    try:
+        text = markdown(table, rows, comments)
+    except (KeyError, ValueError) as error:
+        raise DamagedCsv(f"{base}.csv: {type(error).__name__}: {error}") from None
     with open(base + ".md", "w", encoding="utf-8") as file:
-        file.write(markdown(table, rows, comments))
+        file.write(text)
     draw(table, rows, comments, base + ".png")
     return len(rows)

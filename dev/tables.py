@@ -14,7 +14,7 @@ import os
 import sys
 import time
 
-from table_output import Section, Table, card_name, write_csv, write_page
+from table_output import card_name, DamagedCsv, Section, Table, write_csv, write_page
 from table_sources import LAB, Run, bad_usage, framework_rows, lab, profiled, python_rows, trainer_rows, walkthrough_rows
 
 RESULTS = "dev/results"
@@ -288,6 +288,8 @@ def main():
         return redraw(tables) if "--redraw" in words else run_tables(tables, "--quick" in words)
     except OSError as error:
         return bad_usage(f"{error.filename or RESULTS}: {error.strerror}")
+    except DamagedCsv as error:
+        return bad_usage(str(error))
 
 
 if __name__ == "__main__":

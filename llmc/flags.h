@@ -112,9 +112,9 @@ const char *program_version(void);
 /* One JSON object with every flag that shapes a run, malloc'ed. NULL if memory is out. */
 char *flags_to_json(const Settings *s);
 
-/* A flag's value in a checkpoint and now, as text, cut where it is long. */
+/* A flag's value in a checkpoint and now, as text; of a long one "..." and its end. */
 typedef struct FlagDifference {
-    char name[32], saved[64], now[64];
+    char name[32], saved[120], now[120];
 } FlagDifference;
 
 /* Flags that bend a resumed run and differ between saved_json, as flags_to_json wrote it, and now. A flag that

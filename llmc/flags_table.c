@@ -16,7 +16,7 @@ const char *const flag_group_names[N_GROUPS] = {
 const Flag flags_table[] = {
     {GROUP_DATA, "train", 'i', FLAG_TEXT, AT(train), "data/default.txt", .bends = true, .value_name = "GLOB",
      .help = "training data: token shards (*.bin) or plain text files"},
-    {GROUP_DATA, "val", 'j', FLAG_TEXT, AT(val), .value_name = "GLOB",
+    {GROUP_DATA, "val", 'j', FLAG_TEXT, AT(val), .bends = true, .value_name = "GLOB",
      .help = "validation data; without it the last tenth of a text validates"},
     {GROUP_DATA, "tokenizer", 0, FLAG_TEXT, AT(tokenizer), .bends = true, .value_name = "bytes|PATH",
      .help = "how text becomes tokens: bytes, a tokenizer.bin or a directory; default: what --model brings, else bytes"},

@@ -184,18 +184,30 @@ static bool same_value(const JsonValue *saved, const Settings *s, const Flag *fl
     return text ? json_equals(saved, text) : saved->type == JSON_NULL;
 }
 
+/* buffer = text, or "..." and its end: paths differ there. */
+static void copy_end(char *buffer, size_t size, const char *text) {
+    const size_t length = strlen(text);
+    if (length < size)
+        snprintf(buffer, size, "%s", text);
+    else
+        snprintf(buffer, size, "...%s", text + length - (size - 4));
+}
+
 static void describe_difference(FlagDifference *d, const Flag *flag, const JsonValue *saved,
                                 const Settings *now) {
     static const char *const others[] = {[JSON_TRUE] = "on", [JSON_FALSE] = "off", [JSON_NULL] = "nothing"};
     const bool has_text = saved->type == JSON_STRING || saved->type == JSON_NUMBER;
     const bool has_word = saved->type == JSON_TRUE || saved->type == JSON_FALSE || saved->type == JSON_NULL;
+    const void *field = (const char *)now + flag->offset;
     snprintf(d->name, sizeof d->name, "%s", flag->name);
-    snprintf(d->saved, sizeof d->saved, "%s", has_text ? saved->text : has_word ? others[saved->type] : "?");
+    copy_end(d->saved, sizeof d->saved, has_text ? saved->text : has_word ? others[saved->type] : "?");
     if (flag->type == FLAG_SWITCH)
-        snprintf(d->now, sizeof d->now, "%s",
-                 *(const bool *)((const char *)now + flag->offset) ? "on" : "off");
-    else if (!*flags_value_text(now, flag->name, d->now, sizeof d->now))
-        snprintf(d->now, sizeof d->now, "nothing");
+        snprintf(d->now, sizeof d->now, "%s", *(const bool *)field ? "on" : "off");
+    else if (flag->type == FLAG_TEXT)
+        copy_end(d->now, sizeof d->now,
+                 *(const char *const *)field ? *(const char *const *)field : "nothing");
+    else
+        flags_value_text(now, flag->name, d->now, sizeof d->now);
 }
 
 int flags_differences(const char *saved_json, const Settings *now, FlagDifference *found, int max) {

@@ -98,6 +98,8 @@ static bool parse_count(const char *text, long long max, long long *value) {
 static bool parse_lengths(const Flag *f, const char *text, Options *o, Error *err) {
     enum { MAX = sizeof o->T / sizeof *o->T };
     char copy[256];
+    if (strlen(text) >= sizeof copy)
+        return fail(err, EXIT_INPUT, "%s: longer than %zu characters", shown(f), sizeof copy - 1);
     snprintf(copy, sizeof copy, "%s", text);
     o->n_T = 0;
     for (char *rest = copy, *item; (item = strsep(&rest, ",")) != NULL;) {
@@ -120,6 +122,8 @@ static bool parse_lengths(const Flag *f, const char *text, Options *o, Error *er
 static bool parse_heads(const Flag *f, const char *text, Options *o, Error *err) {
     enum { MAX = sizeof o->head_sizes / sizeof *o->head_sizes };
     char copy[256];
+    if (strlen(text) >= sizeof copy)
+        return fail(err, EXIT_INPUT, "%s: longer than %zu characters", shown(f), sizeof copy - 1);
     snprintf(copy, sizeof copy, "%s", text);
     o->n_head_sizes = 0;
     for (char *rest = copy, *item; (item = strsep(&rest, ",")) != NULL;) {

@@ -149,11 +149,14 @@ $(PIC_OBJ): $(BUILD)/pic/%.o: %.cu Makefile $(BUILD)/nvcc_flags | need-nvcc
 $(BUILD)/libattention.so: $(PIC_OBJ)
 	$(Q)$(NVCC) $(ARCHS) -shared -Xlinker --gc-sections,-z,defs $^ -o $@
 dev: dev/lab $(BUILD)/bench_cpu
+# A shell command: whether this machine has a GPU.
+HAS_CARD := nvidia-smi -L >/dev/null 2>&1
 .PHONY: tables
-tables: dev/lab $(if $(NVCC),$(if $(wildcard /dev/nvidia0 /dev/dxg),train_gpt2cu))
+tables: dev/lab
+	@if [ -n '$(NVCC)' ] && $(HAS_CARD); then $(MAKE) --no-print-directory train_gpt2cu; fi
 	@$(PYTHON) dev/tables.py
 need-card:
-	@nvidia-smi -L >/dev/null 2>&1 || { echo 'error: no NVIDIA GPU on this machine; hint: make dev, then dev/lab and build/bench_cpu time the CPU' >&2; exit 2; }
+	@$(HAS_CARD) || { echo 'error: no NVIDIA GPU on this machine; hint: make dev, then dev/lab and build/bench_cpu time the CPU' >&2; exit 2; }
 need-torch:
 	@$(PYTHON) -c 'import torch' 2>/dev/null || { echo 'error: $(PYTHON) has no torch; hint: pip install torch, or PYTHON=another' >&2; exit 2; }
 bench: need-card

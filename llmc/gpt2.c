@@ -72,12 +72,7 @@ static const floatX *branch_gradient(GPT2 *model, const Batch *b, DropoutSite si
 }
 
 static AttentionMask attention_mask(const GPT2 *model, const Batch *b, int l) {
-    const int window = model->config.window < b->T ? model->config.window : 0; /* as long as T: no window */
-    return (AttentionMask){window, dropout_at(model, b, SITE_ATTENTION, l)};
-}
-
-static bool is_plain(const AttentionMask *mask) {
-    return mask->window == 0 && mask->dropout.p == 0;
+    return (AttentionMask){model->config.window, dropout_at(model, b, SITE_ATTENTION, l)};
 }
 
 /* ---- forward ---- */
@@ -104,7 +99,7 @@ static void attention_forward(GPT2 *model, const Batch *b, int l) {
         ops->masked_attention_standard_forward(attn, gpt2_activation(model, ACT_PROBS, l),
                                                gpt2_activation(model, ACT_DPROBS, 0), qkv, &mask, b->B, b->T,
                                                b->NH, b->HD);
-    else if (is_plain(&mask))
+    else if (attention_is_plain(&mask, b->T))
         ops->attention_forward(attn, activation_f32(model, ACT_LSE, l), qkv, b->B, b->T, b->NH, b->HD);
     else
         ops->masked_attention_forward(attn, activation_f32(model, ACT_LSE, l), qkv, &mask, b->B, b->T, b->NH,
@@ -275,7 +270,7 @@ static void attention_core_backward(GPT2 *model, const Batch *b, int l, floatX *
         ops->masked_attention_standard_backward(dqkv, gpt2_activation(model, ACT_DPROBS, 0), dattn,
                                                 gpt2_activation(model, ACT_PROBS, l), qkv, &mask, b->B, b->T,
                                                 b->NH, b->HD);
-    else if (is_plain(&mask))
+    else if (attention_is_plain(&mask, b->T))
         ops->attention_backward(dqkv, dattn, attn, qkv, activation_f32(model, ACT_LSE, l), model->scratch,
                                 b->B, b->T, b->NH, b->HD);
     else

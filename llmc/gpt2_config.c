@@ -119,6 +119,7 @@ int64_t gpt2_tensors(Tensor table[N_TENSORS], const GPT2Config *config) {
 double gpt2_flops_per_token(const GPT2Config *config, int T) {
     Tensor table[N_TENSORS];
     double n = (double)gpt2_tensors(table, config);
-    const double W = config->window, keys = W > 0 && W < T ? W - W * W / (2.0 * T) : T / 2.0;
-    return 6 * n + 12.0 * config->n_layer * config->n_embd * keys;
+    const AttentionMask mask = {.window = config->window};
+    const double W = attention_window(&mask, T); /* a query sees W - W^2 / 2T keys in the mean */
+    return 6 * n + 12.0 * config->n_layer * config->n_embd * (W - W * W / (2.0 * T));
 }

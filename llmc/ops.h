@@ -108,6 +108,15 @@ typedef struct AttentionMask {
     Dropout dropout; /* of the probabilities: row (b*NH + head)*T + query, column key */
 } AttentionMask;
 
+/* Of T positions, how many a query sees at most: a window as long as T is none. */
+static inline int attention_window(const AttentionMask *mask, int T) {
+    return mask->window > 0 && mask->window < T ? mask->window : T;
+}
+/* Nothing is left out: plain causal attention, whose kernels are the fastest. */
+static inline bool attention_is_plain(const AttentionMask *mask, int T) {
+    return mask->dropout.p == 0 && attention_window(mask, T) == T;
+}
+
 typedef struct Recording Recording; /* a sequence of ops, see Ops.record_begin */
 
 enum { FETCH_SLOTS = 2, FETCH_BYTES = 64, MARKS_MAX = 1 << 18 };

@@ -197,7 +197,7 @@ static void attention_backward(floatX *dqkv, const floatX *dout, const floatX *o
 
 /* The part of a T x T product's causal half that a window leaves. */
 static double window_part(const AttentionMask *mask, int T) {
-    const double w = mask->window > 0 && mask->window < T ? (double)mask->window / T : 1;
+    const double w = (double)attention_window(mask, T) / T;
     return 2 * w - w * w;
 }
 

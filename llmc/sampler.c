@@ -127,7 +127,7 @@ static void block_forward(Sampler *s, int l, int first, int n) {
     if (first > 0)
         ops->attention_decode(s->heads, cache_row(s, l, unseen), s->decode_scratch, first - unseen, s->NH,
                               s->HD);
-    else if (mask.window > 0 && mask.window < n)
+    else if (!attention_is_plain(&mask, n))
         ops->masked_attention_forward(s->heads, s->lse, cache_row(s, l, 0), &mask, 1, n, s->NH, s->HD);
     else
         ops->attention_forward(s->heads, s->lse, cache_row(s, l, 0), 1, n, s->NH, s->HD);

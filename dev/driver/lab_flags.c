@@ -95,12 +95,20 @@ static bool parse_count(const char *text, long long max, long long *value) {
     return end != text && *end == 0 && errno == 0 && *value >= 1 && *value <= max;
 }
 
+enum { LIST_BYTES = 256 };
+
+/* copy (LIST_BYTES) = text, for strsep. */
+static bool copy_list(char *copy, const Flag *f, const char *text, Error *err) {
+    if (strlen(text) >= LIST_BYTES)
+        return fail(err, EXIT_INPUT, "%s: longer than %d characters", shown(f), LIST_BYTES - 1);
+    strcpy(copy, text);
+    return true;
+}
+
 static bool parse_lengths(const Flag *f, const char *text, Options *o, Error *err) {
     enum { MAX = sizeof o->T / sizeof *o->T };
-    char copy[256];
-    if (strlen(text) >= sizeof copy)
-        return fail(err, EXIT_INPUT, "%s: longer than %zu characters", shown(f), sizeof copy - 1);
-    snprintf(copy, sizeof copy, "%s", text);
+    char copy[LIST_BYTES];
+    if (!copy_list(copy, f, text, err)) return false;
     o->n_T = 0;
     for (char *rest = copy, *item; (item = strsep(&rest, ",")) != NULL;) {
         char *colon = strchr(item, ':');
@@ -121,10 +129,8 @@ static bool parse_lengths(const Flag *f, const char *text, Options *o, Error *er
 
 static bool parse_heads(const Flag *f, const char *text, Options *o, Error *err) {
     enum { MAX = sizeof o->head_sizes / sizeof *o->head_sizes };
-    char copy[256];
-    if (strlen(text) >= sizeof copy)
-        return fail(err, EXIT_INPUT, "%s: longer than %zu characters", shown(f), sizeof copy - 1);
-    snprintf(copy, sizeof copy, "%s", text);
+    char copy[LIST_BYTES];
+    if (!copy_list(copy, f, text, err)) return false;
     o->n_head_sizes = 0;
     for (char *rest = copy, *item; (item = strsep(&rest, ",")) != NULL;) {
         long long size;

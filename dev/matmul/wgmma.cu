@@ -105,14 +105,8 @@ static CUtensorMap matrix_map(const void *base, int64_t rows, int columns, int b
     const cuuint64_t dims[3] = {(cuuint64_t)columns, (cuuint64_t)rows, 1};
     const cuuint64_t row_bytes = (cuuint64_t)columns * sizeof(bf16),
                      strides[2] = {row_bytes, row_bytes * dims[1]};
-    const cuuint32_t box[3] = {DEPTH, (cuuint32_t)box_rows, 1}, steps[3] = {1, 1, 1};
-    CUtensorMap map;
-    const CUresult result =
-        tensor_map_encoder()(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 3, (void *)base, dims, strides, box,
-                             steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-                             CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-    if (result != CUDA_SUCCESS) CUDA_CHECK(cudaErrorInvalidValue);
-    return map;
+    const cuuint32_t box[3] = {DEPTH, (cuuint32_t)box_rows, 1};
+    return encode_tiles(base, 3, dims, strides, box);
 }
 
 extern "C" void matmul_wgmma(const Call *c) {

@@ -196,7 +196,7 @@ static Attention attention_args(const AttentionMask *mask, int T, int NH, int HD
                        .width = ceil_div(HD, TILE_COLS) * TILE_COLS,
                        .n_tiles = ceil_div(T, TILE),
                        .scale = 1.0f / sqrtf((float)HD),
-                       .window = mask->window > 0 && mask->window < T ? mask->window : T,
+                       .window = attention_window(mask, T),
                        .site = d->p > 0 ? dropout_site(*d->key, d->site) : 0,
                        .threshold = dropout_threshold(d->p),
                        .kept_scale = dropout_scale(d->p)};

@@ -49,10 +49,6 @@ typedef struct Rows {
     float scale;
 } Rows;
 
-static int64_t window_of(const AttentionMask *mask, int64_t T) {
-    return mask->window > 0 && mask->window < T ? mask->window : T;
-}
-
 /* Task: row t of scores becomes softmax(scale * scores) over the keys that query t sees, and 0 over the others. */
 static void softmax_row(const void *args, int64_t t) {
     const Rows *r = args;
@@ -95,7 +91,7 @@ void cpu_masked_attention_standard_forward(floatX *out, floatX *probs, floatX *d
         View p = {(float *)probs + i * square, T, 1};
         product(p, q, transposed(k), T, T, HD);
         cpu_parallel_for(T, softmax_row,
-                         &(Rows){p.data, NULL, T, window_of(mask, T), 1.0f / sqrtf((float)HD)});
+                         &(Rows){p.data, NULL, T, attention_window(mask, T), 1.0f / sqrtf((float)HD)});
     }
     if (drops) cpu_dropout(dropped, probs, &mask->dropout, (int64_t)B * NH * T, T);
     for (int64_t i = 0; i < (int64_t)B * NH; i++) {
@@ -126,9 +122,9 @@ void cpu_masked_attention_standard_backward(floatX *dqkv, floatX *dprobs, const 
     for (int64_t i = 0; i < (int64_t)B * NH; i++) {
         View q = packed_head(qkv, 0, i, T, NH, HD), k = packed_head(qkv, 1, i, T, NH, HD);
         View dp = {(float *)dprobs + i * square, T, 1};
-        cpu_parallel_for(
-            T, softmax_backward_row,
-            &(Rows){(float *)probs + i * square, dp.data, T, window_of(mask, T), 1.0f / sqrtf((float)HD)});
+        cpu_parallel_for(T, softmax_backward_row,
+                         &(Rows){(float *)probs + i * square, dp.data, T, attention_window(mask, T),
+                                 1.0f / sqrtf((float)HD)});
         product(packed_head(dqkv, 0, i, T, NH, HD), dp, k, T, HD, T);
         product(packed_head(dqkv, 1, i, T, NH, HD), transposed(dp), q, T, HD, T);
     }

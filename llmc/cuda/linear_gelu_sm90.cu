@@ -273,14 +273,8 @@ __global__ void __launch_bounds__(THREADS, 1) linear_gelu_kernel(const __grid_co
 static CUtensorMap matrix_map(const void *base, int64_t rows, int columns, int box_rows) {
     const cuuint64_t dims[3] = {BOX, (cuuint64_t)rows, (cuuint64_t)columns / BOX};
     const cuuint64_t strides[2] = {(cuuint64_t)columns * sizeof(bf16), BOX * sizeof(bf16)};
-    const cuuint32_t box[3] = {BOX, (cuuint32_t)box_rows, 1}, steps[3] = {1, 1, 1};
-    CUtensorMap map;
-    const CUresult result =
-        tensor_map_encoder()(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 3, (void *)base, dims, strides, box,
-                             steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-                             CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-    if (result != CUDA_SUCCESS) CUDA_CHECK(cudaErrorInvalidValue);
-    return map;
+    const cuuint32_t box[3] = {BOX, (cuuint32_t)box_rows, 1};
+    return encode_tiles(base, 3, dims, strides, box);
 }
 
 bool linear_gelu_sm90_serves(int64_t N, int OC, int IC) {

@@ -90,32 +90,29 @@ void attention_backward_f32(floatX *dqkv, const floatX *dout, const floatX *out,
     kernels_for(DTYPE_F32, HD, false)->backward(dqkv, dout, out, qkv, lse, scratch, B, T, NH, HD);
 }
 
-/* A window that hides nothing, and no dropout: the fastest row serves. */
-static bool is_plain(const AttentionMask *mask, int T) {
-    return mask->dropout.p == 0 && (mask->window == 0 || mask->window >= T);
-}
-
 void masked_attention_forward_bf16(floatX *out, float *lse, const floatX *qkv, const AttentionMask *mask,
                                    int B, int T, int NH, int HD) {
-    if (is_plain(mask, T)) return attention_forward_bf16(out, lse, qkv, B, T, NH, HD);
+    if (attention_is_plain(mask, T)) return attention_forward_bf16(out, lse, qkv, B, T, NH, HD);
     kernels_for(DTYPE_BF16, HD, true)->masked_forward(out, lse, qkv, mask, B, T, NH, HD);
 }
 void masked_attention_backward_bf16(floatX *dqkv, const floatX *dout, const floatX *out, const floatX *qkv,
                                     const float *lse, const AttentionMask *mask, void *scratch, int B, int T,
                                     int NH, int HD) {
-    if (is_plain(mask, T)) return attention_backward_bf16(dqkv, dout, out, qkv, lse, scratch, B, T, NH, HD);
+    if (attention_is_plain(mask, T))
+        return attention_backward_bf16(dqkv, dout, out, qkv, lse, scratch, B, T, NH, HD);
     kernels_for(DTYPE_BF16, HD, true)
         ->masked_backward(dqkv, dout, out, qkv, lse, mask, scratch, B, T, NH, HD);
 }
 void masked_attention_forward_f32(floatX *out, float *lse, const floatX *qkv, const AttentionMask *mask,
                                   int B, int T, int NH, int HD) {
-    if (is_plain(mask, T)) return attention_forward_f32(out, lse, qkv, B, T, NH, HD);
+    if (attention_is_plain(mask, T)) return attention_forward_f32(out, lse, qkv, B, T, NH, HD);
     kernels_for(DTYPE_F32, HD, true)->masked_forward(out, lse, qkv, mask, B, T, NH, HD);
 }
 void masked_attention_backward_f32(floatX *dqkv, const floatX *dout, const floatX *out, const floatX *qkv,
                                    const float *lse, const AttentionMask *mask, void *scratch, int B, int T,
                                    int NH, int HD) {
-    if (is_plain(mask, T)) return attention_backward_f32(dqkv, dout, out, qkv, lse, scratch, B, T, NH, HD);
+    if (attention_is_plain(mask, T))
+        return attention_backward_f32(dqkv, dout, out, qkv, lse, scratch, B, T, NH, HD);
     kernels_for(DTYPE_F32, HD, true)->masked_backward(dqkv, dout, out, qkv, lse, mask, scratch, B, T, NH, HD);
 }
 

@@ -52,7 +52,7 @@ static inline GeneralMask general_mask(const AttentionMask *mask, int T) {
     m.key = mask->dropout.key;
     m.site_number = mask->dropout.site;
     m.threshold = dropout_threshold(mask->dropout.p);
-    m.window = mask->window > 0 && mask->window < T ? mask->window : T;
+    m.window = attention_window(mask, T);
     m.keep = 1.0f - mask->dropout.p;
     m.keep_scale = dropout_scale(mask->dropout.p);
     return m;

@@ -186,20 +186,27 @@ inline PFN_cuTensorMapEncodeTiled_v12000 tensor_map_encoder() {
     return encode;
 }
 
+/* A map of bf16 in boxes that are swizzled tiles of 64 columns. dims and box (rank), the fastest first; strides
+ * (rank - 1) in bytes, of all but the fastest. */
+inline CUtensorMap encode_tiles(const void *base, int rank, const cuuint64_t *dims, const cuuint64_t *strides,
+                                const cuuint32_t *box) {
+    const cuuint32_t steps[5] = {1, 1, 1, 1, 1};
+    CUtensorMap map;
+    const CUresult result =
+        tensor_map_encoder()(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, (cuuint32_t)rank, (void *)base, dims,
+                             strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                             CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+    if (result != CUDA_SUCCESS) CUDA_CHECK(cudaErrorInvalidValue);
+    return map;
+}
+
 inline CUtensorMap encode_map(const MapKey &key) {
     const cuuint64_t position = (cuuint64_t)key.n_heads * key.HD * 2;
     const cuuint64_t dims[5] = {64, (cuuint64_t)key.T, (cuuint64_t)key.HD / 64, (cuuint64_t)key.n_heads,
                                 (cuuint64_t)key.B};
     const cuuint64_t strides[4] = {position, 128, (cuuint64_t)key.HD * 2, position * key.T};
     const cuuint32_t box[5] = {64, (cuuint32_t)key.box_rows, (cuuint32_t)key.HD / 64, 1, 1};
-    const cuuint32_t steps[5] = {1, 1, 1, 1, 1};
-    CUtensorMap map;
-    const CUresult result =
-        tensor_map_encoder()(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 5, (void *)key.base, dims, strides, box,
-                             steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-                             CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-    if (result != CUDA_SUCCESS) CUDA_CHECK(cudaErrorInvalidValue);
-    return map;
+    return encode_tiles(key.base, 5, dims, strides, box);
 }
 
 /* Encoding is host work at every launch, so the last map of each slot is kept. A map is a function of its key

@@ -134,10 +134,6 @@ template <typename X> static View<X> square_view(X *x, int T, int NH) {
     return {x, (int64_t)NH * T * T, (int64_t)T * T, T, 1};
 }
 
-static int window_of(const AttentionMask *mask, int T) {
-    return mask->window > 0 && mask->window < T ? mask->window : T;
-}
-
 /* dropped: where there is dropout, what O is made of in place of probs. */
 template <typename X>
 static void standard_forward(floatX *out, floatX *probs, floatX *dropped, const floatX *qkv,
@@ -150,7 +146,7 @@ static void standard_forward(floatX *out, floatX *probs, floatX *dropped, const 
     multiply(square_view((X *)probs, T, NH), q, transposed(k), 1.0f / sqrtf(HD), T, T, HD, B, NH,
              LOWER_RESULT);
     standard_softmax_kernel<X>
-        <<<B * NH * T, ROW_THREADS, 0, main_stream>>>((X *)probs, T, window_of(mask, T));
+        <<<B * NH * T, ROW_THREADS, 0, main_stream>>>((X *)probs, T, attention_window(mask, T));
     launch_check("standard_softmax_kernel");
     if (drops) dropout<X>(dropped, probs, &mask->dropout, (int64_t)B * NH * T, T);
     multiply(rows_view((X *)out, T, NH, HD), p, v, 1.0f, T, HD, T, B, NH, LOWER_LEFT);
@@ -174,8 +170,8 @@ static void standard_backward(floatX *dqkv, floatX *dprobs, const floatX *dout, 
     multiply(packed_view(dx, 2, T, NH, HD), transposed(p), d_o, 1.0f, T, HD, T, B, NH, UPPER_LEFT);
     multiply(square_view((X *)dprobs, T, NH), d_o, transposed(v), 1.0f, T, T, HD, B, NH, LOWER_RESULT);
     if (drops) dropout<X>(dprobs, dprobs, &mask->dropout, rows, T);
-    standard_softmax_backward_kernel<X>
-        <<<B * NH * T, ROW_THREADS, 0, main_stream>>>((X *)dprobs, (const X *)probs, T, window_of(mask, T));
+    standard_softmax_backward_kernel<X><<<B * NH * T, ROW_THREADS, 0, main_stream>>>(
+        (X *)dprobs, (const X *)probs, T, attention_window(mask, T));
     launch_check("standard_softmax_backward_kernel");
     multiply(packed_view(dx, 0, T, NH, HD), ds, k, scale, T, HD, T, B, NH, LOWER_LEFT);
     multiply(packed_view(dx, 1, T, NH, HD), transposed(ds), q, scale, T, HD, T, B, NH, UPPER_LEFT);

@@ -5,6 +5,7 @@ backward(state), which only queue work on the current stream, and results(state)
 None for what a kernel does not give. inputs: qkv (B,T,3,H,D) and dout (B,T,H,D), bf16; nobody copies them.
 """
 import ctypes
+import importlib
 import types
 
 from comparison import fail
@@ -136,19 +137,39 @@ def operators(torch):
     ]
 
 
+def find_flash3(torch):
+    """FlashAttention-3's operators, where a package brings them: flash_attn_3, or xformers 0.0.33 or 0.0.34. Tensors are
+    (B,T,H,D); the backward adds dQ by atomics, its default, so its last bits depend on timing. None without the package."""
+    for module in ("flash_attn_3._C", "xformers.flash_attn_3._C"):
+        try:
+            importlib.import_module(module)
+        except ImportError:
+            continue
+        operators = torch.ops.flash_attn_3
+        break
+    else:
+        return None
+
+    def rows(*tensors):
+        return (x.transpose(1, 2) for x in tensors)
+
+    def forward(s):
+        out, *saved = operators.fwd(*rows(s.q, s.k, s.v), is_causal=s.causal)
+        return out.transpose(1, 2), *saved
+
+    def backward(s):
+        q, k, v, dout, out = rows(s.q, s.k, s.v, s.dout, s.saved[0])
+        grads = operators.bwd(dout, q, k, v, out, s.saved[1], is_causal=s.causal)
+        return tuple(rows(*grads[:3]))
+
+    return Operator("FA3", forward, backward)
+
+
 def peers(torch, autograd):
     """The peers that this process can run; autograd: cuDNN once more, as a trainer calls it."""
     found = operators(torch)
-    try:
-        from flash_attn_interface import flash_attn_func
-    except ImportError:
-        pass
-    else:
-        def flash3(q, k, v, causal):
-            result = flash_attn_func(q, k, v, causal=causal)
-            return result[0] if isinstance(result, tuple) else result
-
-        found.append(Autograd(torch, "FA3", flash3, packed=False))
+    if flash3 := find_flash3(torch):
+        found.append(flash3)
     if autograd:
         from torch.nn.attention import SDPBackend, sdpa_kernel
 

@@ -350,13 +350,17 @@ def compare_tables(torch, arguments, kernels, report):
     return failed, ratios
 
 
-def summarize(report, failed, ratios):
+FA3_NOTES = {True: "FA3 adds dQ by atomics, its default: its last bits change from run to run.",
+             False: "FA3*: not run; cuDNN's speed here x the recorded FA3 / cuDNN."}
+
+
+def summarize(report, kernels, failed, ratios):
     """What the tables say, in a few lines; returns the exit code."""
     report.note("\nerror: ours over the best peer's, against double precision; the worst of output, gradients and logsumexp, of "
                 "root mean square and largest; at most 2. --check shows each: rms, then both ratios.")
     if ratios:
-        report.note("forward, backward: ours, in TFLOP/s (causal counts half). ratio: ours over the best peer. FA3*: not run; "
-                    "cuDNN's speed here x the recorded FA3 / cuDNN. The peers leave dQ, dK and dV apart, ours are packed.")
+        report.note("forward, backward: ours, in TFLOP/s (causal counts half). ratio: ours over the best peer. "
+                    + FA3_NOTES["FA3" in peer_names(kernels)] + " The peers leave dQ, dK and dV apart, ours are packed.")
         behind = [f"{direction} {D} {mask} T={T} {ratio:.3f}"
                   for (D, mask, T, direction), ratio in ratios.items() if ratio < MUST]
         report.note(f"must ({MUST} x the best peer): {len(ratios) - len(behind)} of {len(ratios)} cells"
@@ -417,8 +421,9 @@ def main():
     ours = Ours(torch, arguments.library or build_library())
     report, began = Report(arguments.csv, arguments.markdown), time.monotonic()
     report.header(environment(torch))
-    failed, ratios = compare_tables(torch, arguments, [ours] + peers(torch, arguments.autograd), report)
-    status = summarize(report, failed, ratios)
+    kernels = [ours] + peers(torch, arguments.autograd)
+    failed, ratios = compare_tables(torch, arguments, kernels, report)
+    status = summarize(report, kernels, failed, ratios)
     report.note(f"took {time.monotonic() - began:.0f} s")
     report.close()
     return status

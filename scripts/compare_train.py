@@ -27,16 +27,17 @@ import random_shard
 from comparison import EXIT_RUN, ROOT, Parser, Report, duration, environment, fail, gib, import_torch
 
 # To add a configuration: a row. must_speed: tokens/s of ours over PyTorch's, at least; must_memory: ours over
-# PyTorch's, at most. minutes: device time, torch.compile included.
-Configuration = collections.namedtuple("Configuration", "model B T must_speed must_memory minutes")
+# PyTorch's, at most. minutes: device time, torch.compile included. flags: of ours; --recompute linear keeps a third of the
+# memory for 2 % of the time at 65536, so that is how long contexts are trained.
+Configuration = collections.namedtuple("Configuration", "model B T must_speed must_memory minutes flags", defaults=("",))
 CONFIGURATIONS = [
     Configuration("d12", 64, 1024, 1.20, None, 1.0),
     Configuration("d12", 4, 1024, 1.50, None, 1.0),
     Configuration("d24", 32, 1024, 1.20, None, 1.3),
     Configuration("d48", 16, 1024, 1.15, None, 2.0),
-    Configuration("d12", 4, 16384, 1.30, 0.7, 1.0),
-    Configuration("d12", 1, 65536, 1.30, 0.7, 1.0),
-    Configuration("d12", 1, 131072, 1.30, 0.7, 1.3),
+    Configuration("d12", 4, 16384, 1.30, 0.7, 1.0, "--recompute linear"),
+    Configuration("d12", 1, 65536, 1.30, 0.7, 1.0, "--recompute linear"),
+    Configuration("d12", 1, 131072, 1.30, 0.7, 1.3, "--recompute linear"),
 ]
 SIZES = {"d12": (12, 768), "d24": (24, 1024), "d36": (36, 1280), "d48": (48, 1600)}  # layers, channels
 SHARD_MAGIC, SHARD_VERSION, VOCABULARY = 20240520, 1, 50257
@@ -143,13 +144,18 @@ def read_log(path):
     return {"ms": sum(timed) / len(timed), "seconds": sum(timed) / 1e3, "loss": steps[-1]["loss"]}
 
 
+def flags_of(configuration, arguments):
+    """More flags of ours: --flags, or else the configuration's own."""
+    return configuration.flags.split() if arguments.flags is None else arguments.flags
+
+
 def run_ours(configuration, shard, arguments, work, steps):
     """({ms, seconds, loss, memory, device_memory}, None), or (None, what failed)."""
     out = os.path.join(work, "run")
     tokens = configuration.B * configuration.T
     command = ["./train_gpt2cu", "--model", configuration.model, "--train", shard, "--batch", str(configuration.B),
                "--seq", str(configuration.T), "--tokens-per-step", str(tokens), "--steps", str(steps),
-               "--sample-tokens", "0", "--eval-every", "0", "--out", out, "--model-only", *arguments.flags]
+               "--sample-tokens", "0", "--eval-every", "0", "--out", out, "--model-only", *flags_of(configuration, arguments)]
     try:
         result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True, timeout=OURS_LIMIT_S)
         measured = re.search(r"^memory: .*measured (.*)$", result.stdout, re.MULTILINE)
@@ -177,15 +183,15 @@ def compare(configuration, shard, arguments, work, report):
     for who, text in (("ours", failure), ("PyTorch", torch.failure)):
         if text:
             report.note(f"{name_of(configuration)}, {who}: {text}")
-    tokens = configuration.B * configuration.T
+    tokens, flags = configuration.B * configuration.T, " ".join(flags_of(configuration, arguments))
     for program, result in (("train_gpt2cu", ours), ("torch", peer)):
         if result:
             report.record(
-                configuration=name_of(configuration), program=program, ms=f"{result['ms']:.3f}",
-                tok_s=f"{1e3 * tokens / result['ms']:.0f}", memory_gib=f"{result['memory']:.2f}",
+                configuration=name_of(configuration), program=program, flags=flags if result is ours else "",
+                ms=f"{result['ms']:.3f}", tok_s=f"{1e3 * tokens / result['ms']:.0f}", memory_gib=f"{result['memory']:.2f}",
                 device_gib=f"{result['device_memory']:.2f}", timed_s=f"{result['seconds']:.1f}", loss=f"{result['loss']:.4f}")
     report.row([name_of(configuration), *side(ours, tokens), *side(peer, tokens), *ratios(configuration, ours, peer),
-                f"{torch.compiled_s:.0f}"])
+                f"{torch.compiled_s:.0f}", flags])
     return bool(ours and peer and math.isfinite(ours["loss"]) and math.isfinite(peer["loss"]))
 
 
@@ -233,13 +239,14 @@ def words(text):
 
 
 def parse_arguments(argv):
-    listed = "\n".join(f"    {name_of(c):14s} {c.minutes:.1f} minutes" for c in CONFIGURATIONS)
+    listed = "\n".join(f"    {name_of(c):14s} {c.minutes:.1f} minutes  {c.flags}".rstrip() for c in CONFIGURATIONS)
     parser = Parser(description=__doc__ + listed, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", type=configurations, default=CONFIGURATIONS, metavar="LIST",
                         help="configurations as MODEL:BxT, of the list above or others")
     parser.add_argument("--seconds", type=duration(1, 60), default=10.0, metavar="S", help="timed, of each program (default 10)")
     parser.add_argument("--train", metavar="FILE", help="token shard; default: random tokens")
-    parser.add_argument("--flags", type=words, default=[], metavar="TEXT", help="more flags of ./train_gpt2cu")
+    parser.add_argument("--flags", type=words, metavar="TEXT",
+                        help="more flags of ./train_gpt2cu, in place of the configuration's own")
     parser.add_argument("--sdpa", choices=("cudnn", "flash"), default="cudnn",
                         help="PyTorch's attention; flash: FlashAttention-2 (default cudnn, the faster one on Hopper)")
     parser.add_argument("--mode", choices=("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"),
@@ -261,7 +268,7 @@ def main():
     report.table(f"### One card, bf16, {arguments.seconds:g} s each under load; PyTorch: torch.compile ({arguments.mode}), "
                  f"{arguments.sdpa} attention",
                  ["model, B x T  ", "ours tok/s", "     ms", "  GiB", " loss", "torch tok/s", "     ms", "  GiB", " loss",
-                  "speed", "memory", "            must", "compile s"])
+                  "speed", "memory", "            must", "compile s", "flags of ours"])
     with tempfile.TemporaryDirectory() as work:
         shard = os.path.abspath(arguments.train) if arguments.train else os.path.join(work, "random_000001.bin")
         if not arguments.train:

@@ -104,16 +104,23 @@ def commit():
     return described or first_line(["cat", "build/commit"]) or "unknown"
 
 
-def environment(torch):
-    """[(name, text)]: everything that a reader needs to repeat the run."""
+def provenance(card="", more=()):
+    """[(name, text)]: everything that a reader needs to repeat the run. card: its name where nvidia-smi is missing; more:
+    [(name, text)] of what else took part."""
     query = ["nvidia-smi", "--query-gpu=name,power.limit,driver_version", "--format=csv,noheader", "-i", "0"]
-    cudnn = str(torch.backends.cudnn.version())
     return [
-        ("card", first_line(query) or torch.cuda.get_device_name()),
+        ("card", first_line(query) or card),
         ("commit", commit()),
-        ("torch", f"{torch.__version__}, CUDA {torch.version.cuda}, cuDNN {cudnn}"),
+        *more,
         ("command", " ".join([os.path.relpath(sys.argv[0], ROOT)] + sys.argv[1:])),
     ]
+
+
+def environment(torch):
+    """provenance() of a run beside PyTorch."""
+    cudnn = str(torch.backends.cudnn.version())
+    return provenance(torch.cuda.get_device_name(),
+                      [("torch", f"{torch.__version__}, CUDA {torch.version.cuda}, cuDNN {cudnn}")])
 
 
 class Report:

@@ -4,14 +4,16 @@
 usage: scripts/context.py [--seq 1024,4096 | 1024:1048576] [--modes flash,linear,block,standard] [--inference]
                           [--limit SECONDS] [--csv FILE] [--png FILE] [--plot-only] [-- flags of the trainer]
 
-Run from the repository root after `make train_gpt2cu`. Random tokens, d12 unless the flags say --model. A mode is how the
-T x T part and the activations are treated:
+Run from the repository root after `make train_gpt2cu`. Random tokens unless the flags say --train, d12 unless they say
+--model. A mode is how the T x T part and the activations are treated:
     flash      --recompute none         linear     --recompute linear (attention is kept)
     block      --recompute block        standard   --attention standard (the T x T matrix)
-Rows go to the CSV (a row of the same T and mode is replaced), so that long lengths can be added later. A length whose
-run would take longer than the limit, four times the time of half the length, is left out and said; one that does not
-fit keeps its planned memory. --inference also times the forward pass alone (validation) and the last tokens of a sample
-that fills the context (one sequence, one token at a time, a cache of keys and values: the same in all modes). The plot needs matplotlib. Exit code: 0, 1 where a run failed, 2 on bad usage.
+The losses of the first and the last step show whether modes of one length train alike: same tokens, same weights. Rows go
+to the CSV (a row of the same T and mode is replaced), so that long lengths can be added later. A length whose run would
+take longer than the limit, four times the time of half the length, is left out and said; one that does not fit keeps its
+planned memory. --inference also times the forward pass alone (validation) and the last tokens of a sample that fills the
+context (one sequence, one token at a time, a cache of keys and values: the same in all modes). The plot needs
+matplotlib. Exit code: 0, 1 where a run failed, 2 on bad usage.
 """
 import argparse
 import csv
@@ -25,7 +27,7 @@ import tempfile
 import time
 
 import random_shard
-from comparison import EXIT_RUN, Parser, duration, fail, gib, integers
+from comparison import EXIT_RUN, Parser, duration, fail, gib, integers, provenance
 
 PROGRAM = "./train_gpt2cu"
 MODES = {
@@ -34,8 +36,8 @@ MODES = {
     "block": ["--recompute", "block"],
     "standard": ["--attention", "standard"],
 }
-FIELDS = ["T", "mode", "ms", "tokens_per_second", "planned_gib", "measured_gib", "forward_tokens_per_second",
-          "sample_tokens_per_second"]
+FIELDS = ["T", "mode", "ms", "tokens_per_second", "planned_gib", "measured_gib", "first_loss", "last_loss",
+          "forward_tokens_per_second", "sample_tokens_per_second"]
 SAMPLE_TOKENS = 128  # the last of a sample, those that are timed
 
 
@@ -84,6 +86,11 @@ def inference(stream, seq, flags):
     return rates
 
 
+def digits(loss):
+    """A loss of the log; nan where it says null."""
+    return "nan" if loss is None else f"{loss:.6f}"
+
+
 def run(seq, mode, shard, folder, flags, with_inference=False):
     """One run; returns its row, or None with the program's words on stderr where it fails for another reason than memory."""
     command = ["--model", "d12", "--train", shard, "--batch", "1", "--seq", str(seq), "--tokens-per-step", str(seq),
@@ -102,33 +109,38 @@ def run(seq, mode, shard, folder, flags, with_inference=False):
     if done.status:
         print(f"error: T = {seq}, {mode}: {done.errors.strip()}", file=sys.stderr)
         return None
-    steps = [r["ms"] for r in map(json.loads, open(os.path.join(folder, "log.jsonl"))) if "ms" in r]
-    later = sorted(steps[len(steps) // 2:])
+    with open(os.path.join(folder, "log.jsonl"), encoding="utf-8") as log:
+        steps = [step for step in map(json.loads, log) if "ms" in step]
+    later = sorted(step["ms"] for step in steps[len(steps) // 2:])
     ms = later[len(later) // 2]
     memory = re.search(r"planned (.*), measured (.*)", done.text.decode(errors="replace"))
     row.update(ms=round(ms, 3), tokens_per_second=round(1e3 * seq / ms), planned_gib=round(gib(memory[1]), 2),
-               measured_gib=round(gib(memory[2]), 2))
+               measured_gib=round(gib(memory[2]), 2), first_loss=digits(steps[0]["loss"]),
+               last_loss=digits(steps[-1]["loss"]))
     if with_inference:
         row.update(inference(done, seq, words))
     return row
 
 
 def read_rows(path):
-    """{(T, mode): row} of the CSV; none where there is no such file."""
+    """({(T, mode): row}, [comment lines]) of the CSV; none where there is no such file."""
     try:
         with open(path, newline="", encoding="utf-8") as file:
-            reader = csv.DictReader(file)
-            if reader.fieldnames != FIELDS:
-                fail(f"--csv {path}: expected the columns {','.join(FIELDS)}, found {','.join(reader.fieldnames or [])}")
-            return {(int(row["T"]), row["mode"]): row for row in reader if row["mode"] in MODES}
+            lines = file.readlines()
+        comments = [line for line in lines if line.startswith("#")]
+        reader = csv.DictReader(line for line in lines if not line.startswith("#"))
+        if reader.fieldnames != FIELDS:
+            fail(f"--csv {path}: expected the columns {','.join(FIELDS)}, found {','.join(reader.fieldnames or [])}")
+        return {(int(row["T"]), row["mode"]): row for row in reader if row["mode"] in MODES}, comments
     except FileNotFoundError:
-        return {}
+        return {}, []
     except (OSError, ValueError) as error:
         fail(f"--csv {path}: cannot be read: {error}")
 
 
-def write_rows(path, rows):
+def write_rows(path, rows, comments):
     with open(path, "w", newline="", encoding="utf-8") as file:
+        file.writelines(comments)
         writer = csv.DictWriter(file, FIELDS)
         writer.writeheader()
         for key in sorted(rows, key=lambda k: (list(MODES).index(k[1]), k[0])):
@@ -137,9 +149,10 @@ def write_rows(path, rows):
 
 def measure(args):
     """(rows of the CSV with the new ones, whether every run that was made succeeded)"""
-    rows, ok = read_rows(args.csv), True
+    (rows, comments), ok = read_rows(args.csv), True
+    comments += [f"# {name}: {text or 'none'}\n" for name, text in provenance()]  # of every run that added rows
     try:
-        write_rows(args.csv, rows)
+        write_rows(args.csv, rows, comments)
     except OSError as error:
         fail(f"--csv {args.csv}: cannot be written: {error.strerror}")
     with tempfile.TemporaryDirectory() as folder:
@@ -158,7 +171,7 @@ def measure(args):
                 if row:
                     rows[seq, mode] = row
                     print(*(f"{row[name]:>14}" for name in FIELDS), flush=True)
-                    write_rows(args.csv, rows)
+                    write_rows(args.csv, rows, comments)
     return rows, ok
 
 
@@ -224,7 +237,7 @@ def parse_arguments(argv):
 def main():
     args, ok = parse_arguments(sys.argv[1:]), True
     if args.plot_only:
-        rows = read_rows(args.csv)
+        rows, _ = read_rows(args.csv)
     elif os.access(PROGRAM, os.X_OK):
         rows, ok = measure(args)
     else:

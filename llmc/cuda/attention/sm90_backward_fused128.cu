@@ -4,14 +4,14 @@
  *
  * A tile is 128 keys, 64 for each of two warpgroups, which walk the blocks of 64 queries from the diagonal on.
  * A warpgroup keeps dK and dV of its keys in registers, and computes half of the columns of the block's share
- * of dQ = dS K: dS^T of both warpgroups goes through shared memory. A warpgroup's products, for each block j:
+ * of dQ = dS K: dS of both warpgroups goes through shared memory. A warpgroup's products, for each block j:
  *
  *     S(j)  dP(j)  dV(j)  dQ(j-1)  dK(j)
  *
- * The exponentials are taken under dP, in parts, for a warp waits to issue a product until few are before it;
- * dS is computed under dV, dQ leaves the registers under dK, so but for a moment after dK one product is always
- * under way. dQ is one block late, so a warpgroup does not wait for dS of the other, and dQ can have the
- * registers of dP. dK and dV leave by TMA, from where V was. */
+ * The exponentials are taken under dP, dS is computed under dV, dQ leaves the registers under dK, so but for a
+ * moment after dK one product is always under way. dQ is one block late, so a warpgroup does not wait for dS of
+ * the other, and dQ can have the registers of dP. dK and dV leave by TMA, from where V was, dQ from where its sums
+ * were. */
 #include "sm90_keys.cuh"
 #include "sm90_turns.cuh"
 
@@ -33,15 +33,15 @@ template <bool IS_CAUSAL> struct Fused128Config {
 
 typedef struct Fused128Args {
     FusedArgs fused;
-    CUtensorMap gradients; /* boxes of 16 rows of dqkv */
+    CUtensorMap gradients, dq; /* boxes of 16 rows of dqkv; of 64 of their columns */
 } Fused128Args;
 
 template <class C> struct alignas(1024) Fused128Shared {
     uint8_t k[C::WARPGROUPS][C::TILE_BYTES], v[C::WARPGROUPS][C::TILE_BYTES]; /* v: then dV, dK */
     uint8_t q[C::STAGES][C::TILE_BYTES], dout[2][C::TILE_BYTES];
-    uint8_t ds[2][C::WARPGROUPS][ROWS * ROWS * 2]; /* dS^T of 128 keys x 64 queries, of two blocks */
+    uint8_t ds[2][C::WARPGROUPS][ROWS * ROWS * 2]; /* dS of 64 queries x 128 keys, of two blocks */
     uint8_t fold[C::STAGES][C::FOLD_BYTES];        /* with Q */
-    TurnBuffers<1> turns[C::WARPGROUPS];
+    TurnBuffers<1, 32> turns[C::WARPGROUPS];
     RingBarriers<1> k_ring, v_ring;
     RingBarriers<C::STAGES> q_ring;
     RingBarriers<2> dout_ring, ds_ring;
@@ -176,24 +176,20 @@ __device__ __forceinline__ void multiply_s(KeyRows<C> &r, const Fused128Place<C>
     multiply_fold<C>(r.s, place.ones[0], fold);
 }
 
-/* A quarter of dP, all but the folded step. */
-template <class C, int QUARTER>
-__device__ __forceinline__ void multiply_dp(KeyRows<C> &r, const Fused128Place<C> &place, uint32_t dout) {
-    enum { STEPS = C::HD / 16 / 4 };
+/* dP - D, in groups of products: eight in pairs, and the folded step. As one group they have not been timed. */
+enum { DP_GROUPS = 5 };
+template <class C>
+__device__ __forceinline__ void multiply_dp(KeyRows<C> &r, const Fused128Place<C> &place, uint32_t dout,
+                                            uint32_t fold) {
+    enum { STEPS = C::HD / 16 / (DP_GROUPS - 1) };
+#pragma unroll
+    for (int i = 0; i < C::HD / 16; i++) {
+        if (i % STEPS == 0) wgmma_fence();
+        multiply_columns<C>(r.dp, place.v, dout, i);
+        if (i % STEPS == STEPS - 1) wgmma_commit();
+    }
     wgmma_fence();
-#pragma unroll
-    for (int i = 0; i < STEPS; i++) multiply_columns<C>(r.dp, place.v, dout, QUARTER * STEPS + i);
-    wgmma_commit();
-}
-
-/* A quarter of P, in place of S. */
-template <class C, int QUARTER>
-__device__ __forceinline__ void exponentials(KeyRows<C> &r, float scale_log2) {
-    enum { N = ROWS / 2 / 4 };
-#pragma unroll
-    for (int i = QUARTER * N; i < (QUARTER + 1) * N; i++)
-        r.s[i] = ex2(C::CAUSAL ? r.s[i] * scale_log2 : fmaf(r.s[i], scale_log2, r.bias[i / 2 % 2]));
-    wgmma_results(r.s); /* they stay between the products */
+    multiply_fold<C>(r.dp, place.ones[1], fold);
 }
 
 /* dV += P^T dO or dK += dS^T Q. */
@@ -215,23 +211,25 @@ __device__ __forceinline__ void multiply_dq(KeyRows<C> &r, Fused128Shared<C> &sh
     for (int i = 0; i < C::TILE_ROWS / 16; i++) {
         const uint32_t b = place.k_half + i / 4 * (C::TILE_BYTES >> 4) + i % 4 * (2048 >> 4);
         if (i == 0)
-            wgmma<D_SET, B_MN_MAJOR, 1>(r.dp, swizzled(a), swizzled(b));
+            wgmma<D_SET, B_MN_MAJOR>(r.dp, swizzled(a), swizzled(b));
         else
-            wgmma<D_ADD, B_MN_MAJOR, 1>(r.dp, swizzled(a + i * (2048 >> 4)), swizzled(b));
+            wgmma<D_ADD, B_MN_MAJOR>(r.dp, swizzled(a + i / 4 * (ROWS * 128 >> 4) + i % 4 * 2), swizzled(b));
     }
     wgmma_commit();
 }
 
-/* dS^T of the block in work to shared memory, for the dQ of both warpgroups. */
+/* dS of the block in work to shared memory, for the dQ of both warpgroups: transposed on the way, so that its
+ * keys are contiguous as the product's k, and a thread needs one address. */
 template <class C>
 __device__ __forceinline__ void give_ds(const uint32_t (&ds)[ROWS / 16][4], Fused128Shared<C> &shared,
                                         const Fused128Place<C> &place) {
-    const int lane = threadIdx.x % 32, row = threadIdx.x % WARPGROUP / 32 * 16 + lane % 16;
+    const int lane = threadIdx.x % 32, warp = threadIdx.x % WARPGROUP / 32;
     const Ring<2> at = place.ring2(place.step);
-    const uint32_t to = shared_address(shared.ds[at.stage][place.warpgroup]) + row * 128;
+    const uint32_t to = shared_address(shared.ds[at.stage][place.warpgroup]) +
+                        (lane / 16 * 8 + lane % 8) * 128 + ((2 * warp + lane / 8 % 2) ^ (lane % 8)) * 16;
     shared.ds_ring.wait_free(at);
 #pragma unroll
-    for (int i = 0; i < ROWS / 16; i++) stmatrix_x4(to + ((2 * i + lane / 16) ^ (row & 7)) * 16, ds[i]);
+    for (int i = 0; i < ROWS / 16; i++) stmatrix_x4_trans(to + i * (16 * 128), ds[i]);
     fence_proxy_async();
     __syncwarp();
     if (lane == 0) mbarrier_arrive(shared_address(&shared.ds_ring.full[at.stage]));
@@ -240,21 +238,28 @@ __device__ __forceinline__ void give_ds(const uint32_t (&ds)[ROWS / 16][4], Fuse
 /* Once the product is done: dQ of `block`, from r.dp to where it belongs. step: the block's. */
 template <class C>
 __device__ __forceinline__ void take_dq(KeyRows<C> &r, Fused128Shared<C> &shared, Fused128Place<C> &place,
-                                        int step, int block, const FusedArgs &args) {
+                                        int step, int block, const Fused128Args &args) {
     wgmma_results(r.dp);
     shared.ds_ring.release(place.ring2(step));
-    TurnBuffers<1> &turns = shared.turns[place.warpgroup];
+    TurnBuffers<1, 32> &turns = shared.turns[place.warpgroup];
     if (place.work.tile > 0) {
         give_share(turns, place.turns, r.dp);
         return;
     }
-    add_sums(turns, place.turns, r.dp, turn_shares<C::CAUSAL>(args.turns, block));
-    const int64_t stride = 3 * (int64_t)args.base.NH * C::HD;
-    const int row0 = block * ROWS;
-    const float scale[2] = {args.base.scale, args.base.scale};
-    store_rows(args.base.dqkv + ((int64_t)place.work.batch * args.base.T + row0) * stride +
-                   place.work.head * C::HD + place.warpgroup * 64,
-               stride, args.base.T - row0, r.dp, scale);
+    add_sums_kept(turns, place.turns, r.dp, turn_shares<C::CAUSAL>(args.fused.turns, block));
+    const float scale[2] = {args.fused.base.scale, args.fused.base.scale};
+    __syncwarp(); /* all lanes have read the sums where the result goes now */
+    tma_store_rows(&args.dq, shared_address(turns.part(place.turns.fetched.stage)), r.dp, scale,
+                   block * ROWS + threadIdx.x % WARPGROUP / 32 * 16, 2 * place.work.head + place.warpgroup,
+                   place.work.batch);
+}
+
+/* Some time after take_dq: TMA has read tile 0's dQ, and the next sums may come. */
+template <class C>
+__device__ __forceinline__ void dq_stored(Fused128Shared<C> &shared, Fused128Place<C> &place) {
+    if (place.work.tile > 0) return;
+    wait_stored();
+    release_sums(shared.turns[place.warpgroup], place.turns);
 }
 
 /* P, dV and dS of the block in work; dV stays under way. */
@@ -269,20 +274,11 @@ __device__ __forceinline__ void block_scores(KeyRows<C> &r, Fused128Shared<C> &s
     wgmma_fence();
     multiply_s(r, place, q, fold);
     shared.dout_ring.wait(dout_at);
-    multiply_dp<C, 0>(r, place, dout);
-    wgmma_wait<1>();
+    multiply_dp(r, place, dout, fold);
+    wgmma_wait<DP_GROUPS>();
     wgmma_results(r.s);
     if (DIAGONAL) mask_queries(r);
-    multiply_dp<C, 1>(r, place, dout);
-    exponentials<C, 0>(r, scale_log2);
-    multiply_dp<C, 2>(r, place, dout);
-    exponentials<C, 1>(r, scale_log2);
-    multiply_dp<C, 3>(r, place, dout);
-    exponentials<C, 2>(r, scale_log2);
-    wgmma_fence();
-    multiply_fold<C>(r.dp, place.ones[1], fold);
-    exponentials<C, 3>(r, scale_log2);
-    pack(r.p, r.s);
+    key_probabilities(r, scale_log2);
     wgmma_fence();
     multiply_gradient<C>(r.dv, r.p, shared.dout[dout_at.stage]);
     wgmma_wait<1>();
@@ -309,21 +305,22 @@ __device__ __forceinline__ void dk_done(KeyRows<C> &r, Fused128Shared<C> &shared
 /* dQ of a block, with nothing else under way. */
 template <class C>
 __device__ __forceinline__ void drain_dq(KeyRows<C> &r, Fused128Shared<C> &shared, Fused128Place<C> &place,
-                                         int step, int block, const FusedArgs &args) {
+                                         int step, int block, const Fused128Args &args) {
     shared.ds_ring.wait(place.ring2(step));
     wgmma_fence();
     multiply_dq(r, shared, place, step & 1);
     wgmma_wait<0>();
     take_dq(r, shared, place, step, block, args);
+    dq_stored(shared, place);
 }
 
 /* The warpgroup's first block of a tile. dq: the block before it has a dQ. */
 template <class C>
 __device__ __forceinline__ void first_block(KeyRows<C> &r, Fused128Shared<C> &shared, Fused128Place<C> &place,
-                                            int block, bool dq, const FusedArgs &args) {
+                                            int block, bool dq, const Fused128Args &args) {
     clear_gradients(r);
     shared.v_ring.wait(place.own);
-    block_scores<C, C::CAUSAL>(r, shared, place, args.base.scale_log2);
+    block_scores<C, C::CAUSAL>(r, shared, place, args.fused.base.scale_log2);
     wgmma_fence();
     multiply_gradient<C>(r.dk, r.ds, shared.q[place.q.stage]);
     wgmma_wait<0>();
@@ -335,8 +332,8 @@ __device__ __forceinline__ void first_block(KeyRows<C> &r, Fused128Shared<C> &sh
 /* Any other block; leaves its dQ to the next step. */
 template <class C>
 __device__ __forceinline__ void next_block(KeyRows<C> &r, Fused128Shared<C> &shared, Fused128Place<C> &place,
-                                           int block, const FusedArgs &args) {
-    block_scores<C, false>(r, shared, place, args.base.scale_log2);
+                                           int block, const Fused128Args &args) {
+    block_scores<C, false>(r, shared, place, args.fused.base.scale_log2);
     shared.ds_ring.wait(place.ring2(place.step - 1));
     wgmma_fence();
     multiply_dq(r, shared, place, (place.step - 1) & 1);
@@ -347,6 +344,7 @@ __device__ __forceinline__ void next_block(KeyRows<C> &r, Fused128Shared<C> &sha
     take_dq(r, shared, place, place.step - 1, block - 1, args);
     wgmma_wait<0>();
     dk_done(r, shared, place.q);
+    dq_stored(shared, place);
 }
 
 /* A block of queries that see none of the warpgroup's keys: its dS is 0. */
@@ -377,12 +375,12 @@ __device__ __forceinline__ void tile_blocks(Fused128Shared<C> &shared, Fused128P
     KeyRows<C> r;
     for (int half = 0; half < 2; half++)
         r.bias[half] = row0 + thread_row() + 8 * half < args.fused.base.T ? 0.0f : -CUDART_INF_F;
-    first_block(r, shared, place, first, first > tile_first, args.fused);
+    first_block(r, shared, place, first, first > tile_first, args);
 #pragma unroll 1
     for (int block = first + 1; block < blocks; block++) {
         place.q.advance();
         place.step++;
-        next_block(r, shared, place, block, args.fused);
+        next_block(r, shared, place, block, args);
     }
     if (place.warpgroup == 0) /* all its warps have multiplied by V */
         named_barrier_sync<WARPGROUP>(1);
@@ -390,7 +388,7 @@ __device__ __forceinline__ void tile_blocks(Fused128Shared<C> &shared, Fused128P
         named_barrier_sync<WARPGROUP>(2);
     const uint32_t buffer = shared_address(shared.v[place.warpgroup]);
     tma_store_key_rows<C>(args.gradients, buffer, r.dv, 1.0f, 2, place.work, row0, NH);
-    drain_dq(r, shared, place, place.step, blocks - 1, args.fused);
+    drain_dq(r, shared, place, place.step, blocks - 1, args);
     place.q.advance();
     place.step++;
     shared.k_ring.release(place.own);
@@ -401,11 +399,11 @@ __device__ __forceinline__ void tile_blocks(Fused128Shared<C> &shared, Fused128P
 /* A tile none of whose blocks, there is one, sees the warpgroup's keys: only its half of dQ. */
 template <class C>
 __device__ __forceinline__ void tile_unseen(Fused128Shared<C> &shared, Fused128Place<C> &place,
-                                            const FusedArgs &args) {
+                                            const Fused128Args &args) {
     KeyRows<C> r;
     shared.v_ring.wait(place.own);
     release_v(shared);
-    drain_dq(r, shared, place, place.step - 1, args.turns.blocks - 1, args);
+    drain_dq(r, shared, place, place.step - 1, args.fused.turns.blocks - 1, args);
     shared.k_ring.release(place.own);
 }
 
@@ -431,7 +429,7 @@ __device__ __forceinline__ void fused128_keys(Fused128Shared<C> &shared, const F
         if (first < args.fused.turns.blocks)
             tile_blocks(shared, place, row0, tile_first, first, args);
         else
-            tile_unseen(shared, place, args.fused);
+            tile_unseen(shared, place, args);
     }
 }
 
@@ -441,7 +439,7 @@ __global__ void __launch_bounds__(Fused128Config<CAUSAL>::THREADS, 1)
 #ifdef SM90_BODY
     using C = Fused128Config<CAUSAL>;
     enum { WARPS = 4 * C::WARPGROUPS };
-    auto &shared = shared_memory<Fused128Shared<C>>();
+    auto &shared = at_uniform_address(shared_memory<Fused128Shared<C>>());
     const int warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / WARPGROUP, 0);
     if (threadIdx.x == 0) {
         shared.k_ring.init(WARPS + C::WARPGROUPS);
@@ -482,6 +480,7 @@ template <bool CAUSAL> static void launch_fused128(const Fused128Args &args) {
 void attention_backward_sm90_fused128(floatX *dqkv, const floatX *dout, const floatX *out, const floatX *qkv,
                                       const float *lse, void *scratch, int B, int T, int NH, bool causal) {
     const Fused128Args args = {fused_args<128>(dqkv, dout, out, qkv, lse, scratch, B, T, NH),
-                               tensor_map(dqkv, B, T, 3 * NH, 128, 16)};
+                               tensor_map(dqkv, B, T, 3 * NH, 128, 16),
+                               tensor_map(dqkv, B, T, 6 * NH, 64, 16)};
     (causal ? launch_fused128<true> : launch_fused128<false>)(args);
 }

@@ -244,6 +244,14 @@ template <typename Shared> constexpr int shared_bytes() {
     return sizeof(Shared) + 1023;
 }
 
+/* The same object at an address that has gone through a shuffle, for kernels whose warps have one role each: the
+ * compiler then keeps it, and every descriptor and barrier that follows from it, in uniform registers. */
+template <typename Shared> __device__ __forceinline__ Shared &at_uniform_address(Shared &shared) {
+    const uint32_t lane = threadIdx.x % 32; /* or the shuffle would be seen to do nothing */
+    const uint32_t address = __shfl_sync(0xffffffffu, shared_address(&shared) + lane, 0);
+    return *static_cast<Shared *>(__cvta_shared_to_generic(address));
+}
+
 /* When a launch may begin: once all before it are done, or as early as the launch before lets it
  * (launch_dependents); its kernel then calls wait_on_dependency before it reads what that launch writes. */
 typedef enum LaunchStart { START_AFTER, START_EARLY } LaunchStart;

@@ -40,8 +40,10 @@ typedef struct Turns {
 
 enum { SHARE_FLOATS = ROWS * 64, SHARE_BYTES = SHARE_FLOATS * 4 };
 
-/* Of one stream. A turn (copy, fence, poll) may take as long as BUFFERS steps. */
-template <int BUFFERS> struct alignas(128) TurnBuffers {
+/* Of one stream. A turn (copy, fence, poll) may take as long as BUFFERS steps. THREADS share a contiguous part of a
+ * buffer: where they are a warp, it can make the part a swizzled tile once it has read the sums there. */
+template <int BUFFERS, int THREADS = WARPGROUP>
+struct alignas(THREADS == WARPGROUP ? 128 : 1024) TurnBuffers {
     float dq[BUFFERS][SHARE_FLOATS];
     RingBarriers<BUFFERS> given, fetched;
 
@@ -49,8 +51,11 @@ template <int BUFFERS> struct alignas(128) TurnBuffers {
         given.init(1, 4);        /* one adder; the owner's four warps */
         fetched.init(WARPGROUP); /* every thread of the owner: racecheck knows its reads by its own arrival */
     }
+    __device__ __forceinline__ float *part(int stage) {
+        return dq[stage] + threadIdx.x % WARPGROUP / THREADS * (SHARE_FLOATS / WARPGROUP * THREADS);
+    }
     __device__ __forceinline__ float4 *place(int stage) {
-        return reinterpret_cast<float4 *>(dq[stage]) + threadIdx.x % WARPGROUP;
+        return reinterpret_cast<float4 *>(part(stage)) + threadIdx.x % THREADS;
     }
 };
 
@@ -65,38 +70,49 @@ template <bool CAUSAL> __device__ __forceinline__ int turn_shares(const Turns &t
 /* ---- the owner: a warpgroup ---- */
 
 /* Hands its share of dQ to the adder. */
-template <int BUFFERS>
-__device__ __forceinline__ void give_share(TurnBuffers<BUFFERS> &buffers, TurnAt<BUFFERS> &at,
+template <int BUFFERS, int THREADS>
+__device__ __forceinline__ void give_share(TurnBuffers<BUFFERS, THREADS> &buffers, TurnAt<BUFFERS> &at,
                                            const float (&dq)[32]) {
     float4 *to = buffers.place(at.given.stage);
     buffers.given.wait_free(at.given);
 #pragma unroll
     for (int i = 0; i < 8; i++)
-        to[i * WARPGROUP] = make_float4(dq[4 * i], dq[4 * i + 1], dq[4 * i + 2], dq[4 * i + 3]);
+        to[i * THREADS] = make_float4(dq[4 * i], dq[4 * i + 1], dq[4 * i + 2], dq[4 * i + 3]);
     fence_proxy_async();
     __syncwarp(); /* lane 0's arrival then stands for the writes of all 32 */
     if (threadIdx.x % 32 == 0) mbarrier_arrive(shared_address(&buffers.given.full[at.given.stage]));
     at.given.advance();
 }
 
-/* dq += the sums of all tiles but tile 0. shares: of the block; with one there are no sums. */
-template <int BUFFERS>
-__device__ __forceinline__ void add_sums(TurnBuffers<BUFFERS> &buffers, TurnAt<BUFFERS> &at, float (&dq)[32],
-                                         int shares) {
+/* dq += the sums of all tiles but tile 0. shares: of the block; with one there are no sums. The buffer stays the
+ * owner's until release_sums. */
+template <int BUFFERS, int THREADS>
+__device__ __forceinline__ void add_sums_kept(TurnBuffers<BUFFERS, THREADS> &buffers, TurnAt<BUFFERS> &at,
+                                              float (&dq)[32], int shares) {
     const float4 *from = buffers.place(at.fetched.stage);
     buffers.fetched.wait(at.fetched);
     if (shares > 1) {
 #pragma unroll
         for (int i = 0; i < 8; i++) {
-            const float4 x = from[i * WARPGROUP];
+            const float4 x = from[i * THREADS];
             dq[4 * i] += x.x;
             dq[4 * i + 1] += x.y;
             dq[4 * i + 2] += x.z;
             dq[4 * i + 3] += x.w;
         }
     }
+}
+template <int BUFFERS, int THREADS>
+__device__ __forceinline__ void release_sums(TurnBuffers<BUFFERS, THREADS> &buffers, TurnAt<BUFFERS> &at) {
     mbarrier_arrive(shared_address(&buffers.fetched.empty[at.fetched.stage]));
     at.fetched.advance();
+}
+
+template <int BUFFERS, int THREADS>
+__device__ __forceinline__ void add_sums(TurnBuffers<BUFFERS, THREADS> &buffers, TurnAt<BUFFERS> &at,
+                                         float (&dq)[32], int shares) {
+    add_sums_kept(buffers, at, dq, shares);
+    release_sums(buffers, at);
 }
 
 /* ---- adders: one thread each ---- */
@@ -113,8 +129,8 @@ __device__ __forceinline__ void wait_turn(const unsigned *count, unsigned turn) 
 }
 
 /* Adds a share to the sums, or stores it if it is the first. */
-template <int BUFFERS>
-__device__ __forceinline__ void add_share(TurnBuffers<BUFFERS> &buffers, int buffer, float *sums,
+template <int BUFFERS, int THREADS>
+__device__ __forceinline__ void add_share(TurnBuffers<BUFFERS, THREADS> &buffers, int buffer, float *sums,
                                           bool is_first) {
     const uint32_t share = shared_address(buffers.dq[buffer]);
     if (is_first)
@@ -135,9 +151,9 @@ typedef struct TileTurns {
 } TileTurns;
 
 /* All turns of a tile that is not 0, as far as their shares pass through `buffer`. */
-template <bool CAUSAL, int BUFFERS>
-__device__ __forceinline__ void add_shares(TurnBuffers<BUFFERS> &buffers, Ring<BUFFERS> &at, int buffer,
-                                           const Turns &turns, const TileTurns &mine) {
+template <bool CAUSAL, int BUFFERS, int THREADS>
+__device__ __forceinline__ void add_shares(TurnBuffers<BUFFERS, THREADS> &buffers, Ring<BUFFERS> &at,
+                                           int buffer, const Turns &turns, const TileTurns &mine) {
     for (int block = mine.first_block; block < turns.blocks; block++, at.advance()) {
         if (at.stage != buffer) continue;
         const int shares = turn_shares<CAUSAL>(turns, block);
@@ -150,9 +166,9 @@ __device__ __forceinline__ void add_shares(TurnBuffers<BUFFERS> &buffers, Ring<B
 }
 
 /* The same for tile 0, which takes the last turn of every block. */
-template <bool CAUSAL, int BUFFERS>
-__device__ __forceinline__ void fetch_sums(TurnBuffers<BUFFERS> &buffers, Ring<BUFFERS> &at, int buffer,
-                                           const Turns &turns, const TileTurns &mine) {
+template <bool CAUSAL, int BUFFERS, int THREADS>
+__device__ __forceinline__ void fetch_sums(TurnBuffers<BUFFERS, THREADS> &buffers, Ring<BUFFERS> &at,
+                                           int buffer, const Turns &turns, const TileTurns &mine) {
     const uint32_t full = shared_address(&buffers.fetched.full[buffer]);
     for (int block = 0; block < turns.blocks; block++, at.advance()) {
         if (at.stage != buffer) continue;
@@ -173,9 +189,9 @@ __device__ __forceinline__ void fetch_sums(TurnBuffers<BUFFERS> &buffers, Ring<B
 }
 
 /* An adder's part in a tile whose blocks start at first_block. head: of B*NH. */
-template <bool CAUSAL, int BUFFERS>
-__device__ __forceinline__ void take_turns(TurnBuffers<BUFFERS> &buffers, TurnAt<BUFFERS> &at, int buffer,
-                                           const Turns &turns, int head, int stream, int tile,
+template <bool CAUSAL, int BUFFERS, int THREADS>
+__device__ __forceinline__ void take_turns(TurnBuffers<BUFFERS, THREADS> &buffers, TurnAt<BUFFERS> &at,
+                                           int buffer, const Turns &turns, int head, int stream, int tile,
                                            int first_block) {
     const TileTurns mine = {((int64_t)(head % turns.slots) * turns.streams + stream) * turns.blocks,
                             head / turns.slots, tile, first_block};

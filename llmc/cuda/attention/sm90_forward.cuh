@@ -14,7 +14,7 @@ constexpr Sm90Shape FORWARD_SHAPES[] = {
   /* warpgroups, columns, stages, own_buffers, registers, producer_registers, flag */
     {3, 128, 4, 3, 160, 32, false},
     {3, 64,  4, 2, 160, 32, true },
-    {2, 128, 2, 2, 240, 24, true },
+    {2, 128, 2, 2, 232, 40, true },
 };
 
 template <int HEAD, bool IS_CAUSAL, int SHAPE_ROW, Sm90Softmax SOFT, Sm90Order ORDER> struct ForwardConfig {
@@ -54,13 +54,20 @@ typedef struct ForwardArgs {
     CUtensorMap out;   /* boxes of 16 rows */
     float *lse;
     int T, NH;
-    int first_row; /* of tile 0; negative where tiles are counted back from the end */
+    int missing; /* slots (64 rows) by which the tiles could hold more than T: 0 to WARPGROUPS - 1 */
     TileOrder order;
     float scale_log2; /* log2(e) / sqrt(HD) */
     bool redo;        /* tiles come from redo_list; the launch may begin before the one that fills it ends */
     bool rotate;      /* the warpgroups take turns in owning the first, second, third 64 rows */
     bool apart;       /* a tile ends before the next begins */
 } ForwardArgs;
+
+/* The first slot of 64 rows of a tile. Causal: the missing slots are all missed at the start, where a tile is
+ * short. Else the first tiles have one slot less each: two warpgroups keep the tensor cores busy, one does not. */
+template <class C> __device__ __forceinline__ int first_slot(const ForwardArgs &args, int tile) {
+    const int slot = tile * C::WARPGROUPS;
+    return C::CAUSAL ? max(0, slot - args.missing) : slot - min(tile, args.missing);
+}
 
 /* ---- producer: one thread ---- */
 
@@ -85,15 +92,16 @@ __device__ __forceinline__ void forward_producer(ForwardShared<C> &shared, const
     for (int index = blockIdx.x; index < total; q_at.advance()) {
         const int drawn = draw_tile(args.redo ? &redo_tickets : &forward_tickets, total);
         const Work work = work_at(args.order, listed ? redo_list.tiles[index] : index);
-        const int row0 = args.first_row + work.tile * C::TILE_ROWS;
+        const int slot0 = first_slot<C>(args, work.tile), slots = first_slot<C>(args, work.tile + 1) - slot0;
+        const int row0 = slot0 * ROWS;
 
         shared.q_ring.wait_free(q_at);
         shared.work[q_at.stage] = work;
-        const uint32_t q_full = shared.q_ring.expect(q_at, C::WARPGROUPS * C::Q_BYTES);
-        for (int i = 0; i < C::WARPGROUPS; i++)
+        const uint32_t q_full = shared.q_ring.expect(q_at, slots * C::Q_BYTES);
+        for (int i = 0; i < slots; i++)
             tma_load_5d(shared_address(shared.q[q_at.stage][i]), &args.q, 0, row0 + i * ROWS, 0, work.head,
                         work.batch, q_full);
-        for (int block = key_blocks<C>(row0, C::TILE_ROWS, args.T) - 1; block >= 0; block--, at.advance())
+        for (int block = key_blocks<C>(row0, slots * ROWS, args.T) - 1; block >= 0; block--, at.advance())
             load_keys(shared, args, work, block, at);
 
         if (args.redo && drawn == (int)gridDim.x + total - 1)
@@ -157,9 +165,11 @@ template <class C, int N> __device__ __forceinline__ void multiply_qk(float (&s)
     wgmma_commit();
 }
 
-template <class C> __device__ __forceinline__ void multiply_pv(ForwardRows<C> &r, uint64_t v) {
+/* O = or += P V. */
+template <WgmmaD D, class C> __device__ __forceinline__ void multiply_pv(ForwardRows<C> &r, uint64_t v) {
+    wgmma<D, B_MN_MAJOR>(r.o, r.p[0], v);
 #pragma unroll
-    for (int i = 0; i < C::KEYS / 16; i++) wgmma<D_ADD, B_MN_MAJOR>(r.o, r.p[i], v + i * (2048 >> 4));
+    for (int i = 1; i < C::KEYS / 16; i++) wgmma<D_ADD, B_MN_MAJOR>(r.o, r.p[i], v + i * (2048 >> 4));
     wgmma_commit();
 }
 
@@ -220,8 +230,6 @@ template <class C, int N>
 __device__ __forceinline__ void first_probabilities(ForwardRows<C> &r, float (&s)[N], int row0, int block,
                                                     const ForwardArgs &args) {
 #pragma unroll
-    for (int i = 0; i < C::HD / 2; i++) r.o[i] = 0.0f;
-#pragma unroll
     for (int i = 0; i < 4; i++) r.sum[i] = 0.0f;
     if (C::CAUSAL)
         mask_diagonal(s);
@@ -275,22 +283,25 @@ __device__ __forceinline__ void finish_rows(const ForwardRows<C> &r, ForwardShar
                                             const ForwardPlace<C> &place, const ForwardArgs &args) {
     const Work work = read_work(shared.work[place.q_before.stage]);
     const int warp = threadIdx.x % WARPGROUP / 32;
-    const int row0 = args.first_row + work.tile * C::TILE_ROWS + place.rows_before * ROWS;
+    const int row0 = (first_slot<C>(args, work.tile) + place.rows_before) * ROWS;
     float *lse = args.lse + ((int64_t)work.batch * args.NH + work.head) * args.T;
-    float inverse[2];
+    float sum[2], inverse[2];
     bool bad = false;
 #pragma unroll
     for (int half = 0; half < 2; half++) {
-        const float sum = quad_sum(r.sum[half] + r.sum[half + 2]);
-        const int row = row0 + thread_row() + 8 * half;
-        inverse[half] = rcp(sum);
-        bad |= !(sum <= 0x1p64f);
-        if (threadIdx.x % 4 == 0 && row < args.T) lse[row] = (r.shift[half] + lg2(sum)) * SM90_LN2;
+        sum[half] = quad_sum(r.sum[half] + r.sum[half + 2]);
+        inverse[half] = rcp(sum[half]);
+        bad |= !(sum[half] <= 0x1p64f);
     }
     named_barrier_sync<WARPGROUP>(FINISH_BARRIER + place.warpgroup); /* all its scores are done with Q */
     tma_store_rows(&args.out,
                    shared_address(shared.q[place.q_before.stage][place.rows_before]) + warp * C::Q_BYTES / 4,
                    r.o, inverse, row0 + warp * 16, work.head, work.batch);
+#pragma unroll
+    for (int half = 0; half < 2; half++) { /* behind the output, whose fence would wait for these stores */
+        const int row = row0 + thread_row() + 8 * half;
+        if (threadIdx.x % 4 == 0 && row < args.T) lse[row] = (r.shift[half] + lg2(sum[half])) * SM90_LN2;
+    }
     if (C::SOFTMAX == SM90_FROZEN && __any_sync(0xffffffffu, bad) && threadIdx.x % 32 == 0 &&
         atomicExch(&shared.listed, work.index) != work.index) {
         const int slot = atomicAdd(&redo_list.count, 1);
@@ -311,7 +322,7 @@ __device__ __forceinline__ void finish_tile(ForwardRows<C> &r, ForwardShared<C> 
                                             ForwardPlace<C> &place, const ForwardArgs &args) {
     shared.v_ring.wait(place.v_at);
     wgmma_fence();
-    multiply_pv(r, v_tile(shared, place.v_at.stage));
+    multiply_pv<D_ADD>(r, v_tile(shared, place.v_at.stage));
     wgmma_wait<0>();
     wgmma_results(r.o);
     wgmma_results(r.p);
@@ -330,7 +341,7 @@ __device__ __forceinline__ void first_scores(ForwardRows<C> &r, ForwardShared<C>
     if (PENDING) shared.v_ring.wait(place.v_at);
     turn_begin<C>(place.warpgroup);
     wgmma_fence();
-    if (PENDING) multiply_pv(r, v_tile(shared, place.v_at.stage));
+    if (PENDING) multiply_pv<D_ADD>(r, v_tile(shared, place.v_at.stage));
     multiply_qk<C>(first<N>(r.s), q, k_tile(shared, place.at.stage));
     turn_end<C>(place.warpgroup);
     if (PENDING) {
@@ -360,9 +371,9 @@ __device__ __forceinline__ void first_block(ForwardRows<C> &r, ForwardShared<C> 
     place.at.advance();
 }
 
-/* One step of the main loop: O += P V of one block, then P of the next. The two products are queued together.
- */
-template <class C>
+/* One step of the main loop: O = or += P V of one block, then P of the next. The two products are queued
+ * together. */
+template <class C, WgmmaD D>
 __device__ __forceinline__ void next_block(ForwardRows<C> &r, ForwardShared<C> &shared,
                                            ForwardPlace<C> &place, uint64_t q, float scale_log2) {
     const uint64_t k = k_tile(shared, place.at.stage), v = v_tile(shared, place.v_at.stage);
@@ -372,9 +383,9 @@ __device__ __forceinline__ void next_block(ForwardRows<C> &r, ForwardShared<C> &
     wgmma_fence();
     if (C::SCORES_FIRST) {
         multiply_qk<C>(r.s, q, k);
-        multiply_pv(r, v);
+        multiply_pv<D>(r, v);
     } else {
-        multiply_pv(r, v);
+        multiply_pv<D>(r, v);
         multiply_qk<C>(r.s, q, k);
     }
     turn_end<C>(place.warpgroup);
@@ -411,8 +422,15 @@ __device__ __forceinline__ void walk_blocks(ForwardRows<C> &r, ForwardShared<C> 
         first_block<C, ROWS / 2>(r, shared, place, q, seen - 1, row0, args);
     else
         first_block<C, C::KEYS / 2>(r, shared, place, q, seen - 1, row0, args);
+    if (seen > 1) { /* the first P V sets O */
+        next_block<C, D_SET>(r, shared, place, q, args.scale_log2);
+    } else {
+#pragma unroll
+        for (int i = 0; i < C::HD / 2; i++) r.o[i] = 0.0f;
+    }
 #pragma unroll 1
-    for (int block = seen - 2; block >= 0; block--) next_block<C>(r, shared, place, q, args.scale_log2);
+    for (int block = seen - 3; block >= 0; block--)
+        next_block<C, D_ADD>(r, shared, place, q, args.scale_log2);
     place.pending = true;
     place.q_before = place.q_at;
     place.rows_before = place.rows;
@@ -432,9 +450,10 @@ __device__ __forceinline__ void forward_consumer(ForwardShared<C> &shared, const
     for (;; place.q_at.advance()) {
         shared.q_ring.wait(place.q_at);
         const Work work = read_work(shared.work[place.q_at.stage]);
-        const int tile_row0 = args.first_row + work.tile * C::TILE_ROWS, row0 = tile_row0 + place.rows * ROWS;
-        const int blocks = key_blocks<C>(tile_row0, C::TILE_ROWS, args.T),
-                  seen = key_blocks<C>(row0, ROWS, args.T);
+        const int slot0 = first_slot<C>(args, work.tile), slots = first_slot<C>(args, work.tile + 1) - slot0;
+        const int row0 = (slot0 + place.rows) * ROWS;
+        const int blocks = key_blocks<C>(slot0 * ROWS, slots * ROWS, args.T),
+                  seen = place.rows < slots ? key_blocks<C>(row0, ROWS, args.T) : 0;
         if (seen == 0 || work.index < 0) { /* nothing to queue behind the last tile's last product */
             if (place.pending) finish_tile(r, shared, place, args);
             if (work.index < 0) break;

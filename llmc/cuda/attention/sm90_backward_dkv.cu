@@ -16,6 +16,7 @@ template <int HEAD, bool IS_CAUSAL> struct DkvConfig {
     static constexpr bool K_IN_REGISTERS = HD == 64,
                           V_IN_REGISTERS = HD == 64; /* at 128 dK and dV take 128 registers */
     static constexpr bool MASK_KEYS = false;         /* rows beyond the sequence are not stored */
+    static constexpr bool ALTERNATE = false;         /* each multiplies when it is ready */
     static constexpr int TILE_ROWS = WARPGROUPS * ROWS, THREADS = sm90_threads(SHAPE);
     static constexpr int TILE_BYTES = ROWS * HD * 2, FOLD_BYTES = ROWS * sizeof(FoldRow);
     static_assert(SHAPE.columns == ROWS, "blocks of queries start where a warpgroup's keys start");

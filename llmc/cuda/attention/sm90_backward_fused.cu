@@ -2,10 +2,11 @@
  * size 64.
  *
  * A tile is 128 keys, 64 for each of two warpgroups that keep dK and dV in registers and walk the blocks of
- * 64 queries from the diagonal on; dS^T also goes through shared memory to a third warpgroup, which computes
- * the block's share of dQ = dS K. The tiles of a head add their shares in turns (sm90_turns.cuh), so the order
- * of additions, hence every bit, is fixed. Of the fourth warpgroup one thread loads, and one for each buffer
- * of shares adds. */
+ * 64 queries from the diagonal on, multiplying one after the other; dS^T also goes through shared memory to a
+ * third warpgroup, which computes the block's share of dQ = dS K. The tiles of a head add their shares in turns
+ * (sm90_turns.cuh), so the order of additions, hence every bit, is fixed. Of the fourth warpgroup one thread
+ * loads, and one for each buffer of shares adds. dK and dV leave by TMA, dV from where V was, while the next
+ * tile is under way. */
 #include "sm90_keys.cuh"
 #include "sm90_turns.cuh"
 
@@ -22,6 +23,9 @@ template <int HEAD, bool IS_CAUSAL> struct FusedConfig {
     static constexpr bool CAUSAL = IS_CAUSAL, LATE_DP = SHAPE.flag;
     static constexpr bool K_IN_REGISTERS = true, V_IN_REGISTERS = false; /* 208 hold no more */
     static constexpr bool MASK_KEYS = true;                              /* they are summed over in dQ */
+    static constexpr bool ALTERNATE = true;                              /* see claim_tensor_cores */
+    /* dS^T is given beside the next products: full +3 % at T = 8k and 32k, causal -1 to -3 % */
+    static constexpr bool LATE_DS = !CAUSAL;
     static constexpr int TILE_ROWS = WARPGROUPS * ROWS, THREADS = (WARPGROUPS + 2) * WARPGROUP;
     static constexpr int TILE_BYTES = ROWS * HD * 2, FOLD_BYTES = ROWS * sizeof(FoldRow);
     static constexpr int DS_BYTES = TILE_ROWS * ROWS * 2;
@@ -31,11 +35,17 @@ template <int HEAD, bool IS_CAUSAL> struct FusedConfig {
                   "setmaxnreg");
 };
 
+typedef struct Fused64Args {
+    FusedArgs fused;
+    CUtensorMap gradients; /* boxes of 16 rows of dqkv */
+} Fused64Args;
+
 template <class C> struct alignas(1024) FusedShared {
     struct {
         uint8_t k[C::WARPGROUPS][C::TILE_BYTES], v[C::WARPGROUPS][C::TILE_BYTES];
     } own[C::OWN];
-    uint8_t ds[2][C::DS_BYTES]; /* dS^T: 128 keys x 64 queries */
+    uint8_t ds[2][C::DS_BYTES];               /* dS^T: 128 keys x 64 queries */
+    uint8_t dk[C::WARPGROUPS][C::TILE_BYTES]; /* dK on its way out */
     TurnBuffers<TURN_BUFFERS> turns;
     QueryStages<C> queries;
     RingBarriers<C::OWN> own_ring;
@@ -74,74 +84,161 @@ __device__ __forceinline__ void fused_producer(FusedShared<C> &shared, const Bac
 
 /* ---- the warpgroups that own keys ---- */
 
-/* Hands dS^T of the warpgroup's keys to the dQ warpgroup; nothing: only says that there is none. */
+/* dS^T has a ring of its own, which advances with that of the queries. */
+template <class C> __device__ __forceinline__ Ring<2> ds_ring_at(Ring<C::STAGES> queries) {
+    static_assert(C::STAGES == 4, "both stages of the ring of two in both phases, one after another");
+    Ring<2> at;
+    at.stage = queries.stage & 1;
+    at.parity = queries.stage >> 1 & 1;
+    return at;
+}
+
+/* Writes dS^T of the warpgroup's keys for the dQ warpgroup, and tells it that it is there. */
 template <class C>
-__device__ __forceinline__ void give_ds(const uint32_t (&ds)[ROWS / 16][4], FusedShared<C> &shared,
-                                        Ring<2> &ds_at, int warpgroup, bool nothing) {
+__device__ __forceinline__ void write_ds(const uint32_t (&ds)[ROWS / 16][4], FusedShared<C> &shared,
+                                         Ring<2> at, int warpgroup) {
     const int lane = threadIdx.x % 32, row = threadIdx.x % WARPGROUP / 32 * 16 + lane % 16;
-    shared.ds_ring.wait_free(ds_at);
-    if (!nothing) {
-        const uint32_t to = shared_address(shared.ds[ds_at.stage]) + (warpgroup * ROWS + row) * 128;
+    const uint32_t to = shared_address(shared.ds[at.stage]) + (warpgroup * ROWS + row) * 128;
+    shared.ds_ring.wait_free(at);
 #pragma unroll
-        for (int i = 0; i < ROWS / 16; i++) stmatrix_x4(to + ((2 * i + lane / 16) ^ (row & 7)) * 16, ds[i]);
-        fence_proxy_async();
-    }
+    for (int i = 0; i < ROWS / 16; i++) stmatrix_x4(to + ((2 * i + lane / 16) ^ (row & 7)) * 16, ds[i]);
+}
+template <class C> __device__ __forceinline__ void give_ds(FusedShared<C> &shared, Ring<2> at) {
+    fence_proxy_async();
     __syncwarp();
-    if (lane == 0) mbarrier_arrive(shared_address(&shared.ds_ring.full[ds_at.stage]));
-    ds_at.advance();
+    if (threadIdx.x % 32 == 0) mbarrier_arrive(shared_address(&shared.ds_ring.full[at.stage]));
+}
+
+/* Blocks of queries that see none of the warpgroup's keys. */
+template <class C>
+__device__ __forceinline__ void skip_queries(FusedShared<C> &shared, const KeyPlace<C> &place,
+                                             Ring<C::STAGES> &at, int count) {
+    for (int i = 0; i < count; i++, at.advance()) {
+        shared.queries.ring.wait(at);
+        claim_tensor_cores(place);
+        leave_tensor_cores(place);
+        shared.queries.ring.release(at);
+        shared.ds_ring.wait_free(ds_ring_at<C>(at));
+        give_ds(shared, ds_ring_at<C>(at));
+    }
+}
+
+/* The tile before: its last block's gradients are still to be multiplied, or dK and dV on their way out. Its
+ * stage of K and V is free when TMA has read dV, which leaves from where V was; nobody waits for that. */
+struct TileBefore {
+    Work work; /* index -1: there is none */
+    bool leaving;
+};
+
+/* Queues dK and dV of the tile before. stage: its own. */
+template <class C>
+__device__ __forceinline__ void store_gradients(const KeyRows<C> &r, FusedShared<C> &shared, int stage,
+                                                TileBefore &before, int warpgroup, const Fused64Args &args) {
+    const int row0 = before.work.tile * C::TILE_ROWS + warpgroup * ROWS, NH = args.fused.base.NH;
+    queue_key_rows<C>(args.gradients, shared_address(shared.own[stage].v[warpgroup]), r.dv, 1.0f, 2,
+                      before.work, row0, NH);
+    queue_key_rows<C>(args.gradients, shared_address(shared.dk[warpgroup]), r.dk, args.fused.base.scale, 1,
+                      before.work, row0, NH);
+    before.leaving = true;
+}
+
+/* stage: of the tile before. */
+template <class C>
+__device__ __forceinline__ void release_stored(FusedShared<C> &shared, int stage, TileBefore &before) {
+    if (!before.leaving) return;
+    wait_stored();
+    if (threadIdx.x % 32 == 0) mbarrier_arrive(shared_address(&shared.own_ring.empty[stage]));
+    before.leaving = false;
+}
+
+/* A tile's first block of queries, with what is left to do of the tile before. */
+template <class C>
+__device__ __forceinline__ void open_tile(KeyRows<C> &r, FusedShared<C> &shared, KeyPlace<C> &place,
+                                          Ring<C::STAGES> at, int stage, TileBefore &before,
+                                          const Fused64Args &args) {
+    const bool alone = before.work.index < 0;
+    if (alone) {
+        place.at = at;
+        first_queries_block(r, shared.queries, place, args.fused.base.scale_log2);
+    } else {
+        next_tile_block(r, shared.queries, place, at, args.fused.base.scale_log2);
+    }
+    write_ds(r.ds, shared, ds_ring_at<C>(place.at), place.warpgroup);
+    if (!C::LATE_DS) give_ds(shared, ds_ring_at<C>(place.at));
+    if (alone) return;
+    store_gradients(r, shared, stage ^ 1, before, place.warpgroup, args);
+    clear_gradients(r);
+}
+
+/* Its other blocks. */
+template <class C, bool RAGGED>
+__device__ __forceinline__ void walk_queries(KeyRows<C> &r, FusedShared<C> &shared, KeyPlace<C> &place,
+                                             int block, int stage, TileBefore &before,
+                                             const Fused64Args &args) {
+#pragma unroll 1
+    for (; block < args.fused.turns.blocks; block++) {
+        next_queries_block<C, RAGGED>(r, shared.queries, place, args.fused.base.scale_log2, [&] {
+            if (C::LATE_DS) give_ds(shared, ds_ring_at<C>(place.at));
+        });
+        write_ds(r.ds, shared, ds_ring_at<C>(place.at), place.warpgroup);
+        if (!C::LATE_DS) give_ds(shared, ds_ring_at<C>(place.at));
+        release_stored(shared, stage ^ 1, before);
+    }
+    if (C::LATE_DS) give_ds(shared, ds_ring_at<C>(place.at));
+    release_stored(shared, stage ^ 1, before); /* if there was no other block */
+}
+
+/* The tile before, where there is no next one to open. */
+template <class C>
+__device__ __forceinline__ void close_tile(KeyRows<C> &r, FusedShared<C> &shared, KeyPlace<C> &place,
+                                           int stage, TileBefore &before, int warpgroup,
+                                           const Fused64Args &args) {
+    if (before.work.index < 0) return;
+    last_gradients(r, shared.queries, place);
+    store_gradients(r, shared, stage, before, warpgroup, args);
+    release_stored(shared, stage, before);
+    before.work.index = -1;
 }
 
 template <class C>
-__device__ __forceinline__ void fused_keys(FusedShared<C> &shared, const BackwardArgs &args, int warpgroup) {
-    const int blocks = ceil_div(args.T, (int)ROWS);
+__device__ __forceinline__ void fused_keys(FusedShared<C> &shared, const Fused64Args &args, int warpgroup) {
+    const int T = args.fused.base.T, blocks = args.fused.turns.blocks;
+    static_assert(C::OWN == 2, "the stage of the tile before is the other one");
     Ring<C::OWN> own_at;
-    Ring<2> ds_at;
     Ring<C::STAGES> at; /* the next block of queries */
     KeyPlace<C> place;
     KeyRows<C> r;
     write_ones(r);
-    Work open = {-1}; /* the tile whose last block's gradients are still to be multiplied; its first row */
-    int open_row0 = 0;
+    place.warpgroup = warpgroup;
+    if (warpgroup == 1) leave_tensor_cores(place); /* the other is the first */
+    TileBefore before = {{-1}, false};
     for (;; own_at.advance()) {
         shared.own_ring.wait(own_at);
         const Work work = read_work(shared.work[own_at.stage]);
         if (work.index < 0) break;
-        const int tile_row0 = work.tile * C::TILE_ROWS, row0 = tile_row0 + warpgroup * ROWS;
-        const int first = first_queries<C>(row0, args.T);
-        for (int block = first_queries<C>(tile_row0, args.T); block < first; block++, at.advance()) {
-            shared.queries.ring.wait(at);
-            shared.queries.ring.release(at);
-            give_ds(r.ds, shared, ds_at, warpgroup, true);
+        const int stage = own_at.stage, tile_row0 = work.tile * C::TILE_ROWS,
+                  row0 = tile_row0 + warpgroup * ROWS;
+        const int first = first_queries<C>(row0, T);
+        if (first == blocks) { /* first the tile before: it holds a stage of queries that comes round again */
+            close_tile(r, shared, place, stage ^ 1, before, warpgroup, args);
+            skip_queries(shared, place, at, blocks - first_queries<C>(tile_row0, T));
+            shared.own_ring.release(own_at);
+            continue;
         }
-        if (first < blocks) {
-            place.k = shared_address(shared.own[own_at.stage].k[warpgroup]);
-            load_fragments(r.k, place.k);
-            for (int half = 0; half < 2; half++)
-                r.bias[half] = row0 + thread_row() + 8 * half < args.T ? 0.0f : -CUDART_INF_F;
-            if (open.index < 0) {
-                place.at = at;
-                first_queries_block(r, shared.queries, place, args.scale_log2);
-                give_ds(r.ds, shared, ds_at, warpgroup, false);
-            } else {
-                next_tile_block(r, shared.queries, place, at, args.scale_log2);
-                give_ds(r.ds, shared, ds_at, warpgroup, false);
-                store_key_rows(r, open, open_row0, args);
-                clear_gradients(r);
-            }
-#pragma unroll 1
-            for (int block = first + 1; block < blocks; block++) {
-                next_queries_block(r, shared.queries, place, args.scale_log2);
-                give_ds(r.ds, shared, ds_at, warpgroup, false);
-            }
-            at = place.at.next();
-            open = work;
-            open_row0 = row0;
-        }
-        shared.own_ring.release(own_at);
+        skip_queries(shared, place, at, first - first_queries<C>(tile_row0, T));
+        place.k = shared_address(shared.own[stage].k[warpgroup]);
+        load_fragments(r.k, place.k);
+        for (int half = 0; half < 2; half++)
+            r.bias[half] = row0 + thread_row() + 8 * half < T ? 0.0f : -CUDART_INF_F;
+        open_tile(r, shared, place, at, stage, before, args);
+        if (C::CAUSAL || row0 + ROWS <= T)
+            walk_queries<C, false>(r, shared, place, first + 1, stage, before, args);
+        else
+            walk_queries<C, true>(r, shared, place, first + 1, stage, before, args);
+        at = place.at.next();
+        before.work = work;
     }
-    if (open.index < 0) return;
-    last_gradients(r, shared.queries, place);
-    store_key_rows(r, open, open_row0, args);
+    close_tile(r, shared, place, own_at.stage ^ 1, before, warpgroup, args);
 }
 
 /* ---- the warpgroup that computes dQ ---- */
@@ -224,7 +321,7 @@ __device__ __forceinline__ void fused_adder(FusedShared<C> &shared, const FusedA
 
 template <int HD, bool CAUSAL>
 __global__ void __launch_bounds__(FusedConfig<HD, CAUSAL>::THREADS, 1)
-    sm90_fused_kernel(const __grid_constant__ FusedArgs args) {
+    sm90_fused_kernel(const __grid_constant__ Fused64Args args) {
 #ifdef SM90_BODY
     using C = FusedConfig<HD, CAUSAL>;
     auto &shared = shared_memory<FusedShared<C>>();
@@ -241,14 +338,14 @@ __global__ void __launch_bounds__(FusedConfig<HD, CAUSAL>::THREADS, 1)
     if (warpgroup == C::WARPGROUPS + 1) {
         setmaxnreg_dec<C::SHAPE.producer_registers>();
         const int warp = threadIdx.x % WARPGROUP / 32, lane = threadIdx.x % 32;
-        if (warp == 0 && lane == 0) fused_producer(shared, args.base);
-        if (warp >= 1 && warp <= TURN_BUFFERS && lane == 0) fused_adder(shared, args, warp - 1);
+        if (warp == 0 && lane == 0) fused_producer(shared, args.fused.base);
+        if (warp >= 1 && warp <= TURN_BUFFERS && lane == 0) fused_adder(shared, args.fused, warp - 1);
     } else if (warpgroup == C::WARPGROUPS) {
         setmaxnreg_dec<DQ_REGISTERS>();
-        fused_dq(shared, args);
+        fused_dq(shared, args.fused);
     } else {
         setmaxnreg_inc<C::SHAPE.registers>();
-        fused_keys(shared, args.base, warpgroup);
+        fused_keys(shared, args, warpgroup);
     }
 #else
     __trap(); /* the device takes sm_90a code, and the build has none */
@@ -261,14 +358,15 @@ size_t attention_backward_sm90_fused_scratch_bytes(int B, int T, int NH) {
     return turn_scratch_bytes(B, T, NH, 64);
 }
 
-template <bool CAUSAL> static void launch_fused(const FusedArgs &args) {
+template <bool CAUSAL> static void launch_fused(const Fused64Args &args) {
     using C = FusedConfig<64, CAUSAL>;
-    launch_persistent("sm90_fused_kernel", sm90_fused_kernel<64, CAUSAL>, args, args.base.order.total,
+    launch_persistent("sm90_fused_kernel", sm90_fused_kernel<64, CAUSAL>, args, args.fused.base.order.total,
                       C::THREADS, shared_bytes<FusedShared<C>>());
 }
 
 void attention_backward_sm90_fused(floatX *dqkv, const floatX *dout, const floatX *out, const floatX *qkv,
                                    const float *lse, void *scratch, int B, int T, int NH, bool causal) {
-    const FusedArgs args = fused_args<64>(dqkv, dout, out, qkv, lse, scratch, B, T, NH);
+    const Fused64Args args = {fused_args<64>(dqkv, dout, out, qkv, lse, scratch, B, T, NH),
+                              tensor_map(dqkv, B, T, 3 * NH, 64, 16)};
     (causal ? launch_fused<true> : launch_fused<false>)(args);
 }

@@ -62,7 +62,18 @@ template <class C> struct KeyRows {
 template <class C> struct KeyPlace {
     Ring<C::STAGES> at; /* the block of queries in work */
     uint32_t k;         /* the warpgroup's K in shared memory; V lies TILE_ROWS rows behind */
+    int warpgroup;      /* only where C::ALTERNATE */
 };
+
+/* Two warpgroups multiply one after the other: each issues its products when those of the other are done, all but
+ * dP. So one multiplies while the other takes exponentials; left alone, both do the same at the same time as often
+ * as not (head size 64, H200: 1800 to 2110 clocks a step, by chance; in turns 1740 to 1850). */
+template <class C> __device__ __forceinline__ void claim_tensor_cores(const KeyPlace<C> &place) {
+    if (C::ALTERNATE) named_barrier_sync<2 * WARPGROUP>(1 + place.warpgroup);
+}
+template <class C> __device__ __forceinline__ void leave_tensor_cores(const KeyPlace<C> &place) {
+    if (C::ALTERNATE) named_barrier_arrive<2 * WARPGROUP>(2 - place.warpgroup);
+}
 
 /* A warp's 16 rows of a 64 x 64 tile as A operands. */
 __device__ __forceinline__ void load_fragments(uint32_t (&a)[4][4], uint32_t tile) {
@@ -154,11 +165,13 @@ template <class C> __device__ __forceinline__ void gradients_done(KeyRows<C> &r)
     wgmma_results(r.ds);
 }
 
-template <class C> __device__ __forceinline__ void key_probabilities(KeyRows<C> &r, float scale_log2) {
+/* RAGGED: some of the keys may be beyond the sequence. */
+template <class C, bool RAGGED = true>
+__device__ __forceinline__ void key_probabilities(KeyRows<C> &r, float scale_log2) {
 #pragma unroll
     for (int i = 0; i < ROWS / 2; i++)
-        r.s[i] = ex2(!C::CAUSAL && C::MASK_KEYS ? fmaf(r.s[i], scale_log2, r.bias[i / 2 % 2])
-                                                : r.s[i] * scale_log2);
+        r.s[i] = ex2(!C::CAUSAL && C::MASK_KEYS && RAGGED ? fmaf(r.s[i], scale_log2, r.bias[i / 2 % 2])
+                                                          : r.s[i] * scale_log2);
     pack(r.p, r.s);
 }
 
@@ -186,10 +199,12 @@ template <class C>
 __device__ __forceinline__ void first_queries_block(KeyRows<C> &r, QueryStages<C> &queries,
                                                     const KeyPlace<C> &place, float scale_log2) {
     queries.ring.wait(place.at);
+    claim_tensor_cores(place);
     wgmma_fence();
     multiply_s(r, queries, place, place.at.stage);
     multiply_dp(r, queries, place, place.at.stage);
     wgmma_wait<1>();
+    leave_tensor_cores(place);
     wgmma_results(r.s);
     if (C::CAUSAL) mask_queries(r);
     key_probabilities(r, scale_log2);
@@ -199,14 +214,20 @@ __device__ __forceinline__ void first_queries_block(KeyRows<C> &r, QueryStages<C
     clear_gradients(r);
 }
 
-/* The gradients of the block in work, then P and dS of the next. */
-template <class C>
+struct Nothing {
+    __device__ __forceinline__ void operator()() const {}
+};
+
+/* The gradients of the block in work, then P and dS of the next. between: done beside the products. */
+template <class C, bool RAGGED = true, class Between = Nothing>
 __device__ __forceinline__ void next_queries_block(KeyRows<C> &r, QueryStages<C> &queries, KeyPlace<C> &place,
-                                                   float scale_log2) {
+                                                   float scale_log2, Between between = Between()) {
     const Ring<C::STAGES> next = place.at.next();
     queries.ring.wait(next);
+    claim_tensor_cores(place);
     wgmma_fence();
     multiply_gradients(r, queries, place.at.stage);
+    between();
     multiply_s(r, queries, place, next.stage);
     if (C::LATE_DP) {
         wgmma_wait<1>();
@@ -216,12 +237,13 @@ __device__ __forceinline__ void next_queries_block(KeyRows<C> &r, QueryStages<C>
     }
     multiply_dp(r, queries, place, next.stage);
     wgmma_wait<1>();
+    leave_tensor_cores(place);
     wgmma_results(r.s);
     if (!C::LATE_DP) {
         gradients_done(r);
         queries.ring.release(place.at);
     }
-    key_probabilities(r, scale_log2);
+    key_probabilities<C, RAGGED>(r, scale_log2);
     wgmma_wait<0>();
     wgmma_results(r.dp);
     key_scores(r);
@@ -246,16 +268,23 @@ __device__ __forceinline__ void wait_stored() {
 }
 
 /* Writes a warp's rows of dK (part 1) or dV (part 2) by TMA, times a factor. map: boxes of 16 rows of dqkv;
- * buffer: TILE_BYTES of the warpgroup's. */
+ * buffer: TILE_BYTES of the warpgroup's, which no store still reads. */
+template <class C>
+__device__ __forceinline__ void queue_key_rows(const CUtensorMap &map, uint32_t buffer,
+                                               const float (&gradient)[C::HD / 2], float factor, int part,
+                                               const Work &work, int row0, int NH) {
+    const int warp = threadIdx.x % WARPGROUP / 32;
+    const float factors[2] = {factor, factor};
+    tma_store_rows(&map, buffer + warp * (C::TILE_BYTES / 4), gradient, factors, row0 + warp * 16,
+                   part * NH + work.head, work.batch);
+}
+/* The same from a buffer that holds what was given before. */
 template <class C>
 __device__ __forceinline__ void tma_store_key_rows(const CUtensorMap &map, uint32_t buffer,
                                                    const float (&gradient)[C::HD / 2], float factor, int part,
                                                    const Work &work, int row0, int NH) {
-    const int warp = threadIdx.x % WARPGROUP / 32;
-    const float factors[2] = {factor, factor};
-    wait_stored(); /* what was there before */
-    tma_store_rows(&map, buffer + warp * (C::TILE_BYTES / 4), gradient, factors, row0 + warp * 16,
-                   part * NH + work.head, work.batch);
+    wait_stored();
+    queue_key_rows<C>(map, buffer, gradient, factor, part, work, row0, NH);
 }
 
 /* From one tile into the next: the gradients of the last block of the tile before, which complete dK and dV,
@@ -265,11 +294,13 @@ template <class C>
 __device__ __forceinline__ void next_tile_block(KeyRows<C> &r, QueryStages<C> &queries, KeyPlace<C> &place,
                                                 Ring<C::STAGES> next, float scale_log2) {
     queries.ring.wait(next);
+    claim_tensor_cores(place);
     wgmma_fence();
     multiply_gradients(r, queries, place.at.stage);
     multiply_s(r, queries, place, next.stage);
     multiply_dp(r, queries, place, next.stage);
     wgmma_wait<1>();
+    leave_tensor_cores(place);
     wgmma_results(r.s);
     gradients_done(r);
     queries.ring.release(place.at);

@@ -97,7 +97,8 @@ static Sizes packed_sizes(int B, int T, int NH, int HD, bool causal) {
     return (Sizes){.B = B, .T = T, .Tk = T, .NH = NH, .HD = HD, .DV = HD, .causal = causal};
 }
 
-/* Around the tiles' borders, one long sequence, many heads; then forms that only some variants take. */
+/* Around the tiles' borders, one long sequence, many heads (with 168 of T = 320, a tile of 64 keys comes after full
+ * ones: one-pass backward once waited for itself there); then forms that only some variants take. */
 static int add_checks(Sizes *list, const Options *o, int HD, bool causal) {
     static const struct {
         int B, T, NH, Tk, DV; /* Tk, DV 0: T, HD */
@@ -115,6 +116,7 @@ static int add_checks(Sizes *list, const Options *o, int HD, bool causal) {
         {2,  1024, 12, 0,    0,  false, false, 0  },
         {1,  4096, 2,  0,    0,  false, false, 0  },
         {25, 250,  24, 0,    0,  false, false, 0  },
+        {7,  320,  24, 0,    0,  false, false, 0  },
         {2,  70,   2,  133,  0,  false, false, 0  },
         {1,  133,  2,  70,   0,  false, false, 0  },
         {2,  1,    3,  4000, 0,  false, false, 0  },

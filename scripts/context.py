@@ -147,6 +147,11 @@ def write_rows(path, rows, comments):
             writer.writerow(rows[key])
 
 
+def width_of(name):
+    """Of a column on the screen."""
+    return max(10, len(name))
+
+
 def measure(args):
     """(rows of the CSV with the new ones, whether every run that was made succeeded)"""
     (rows, comments), ok = read_rows(args.csv), True
@@ -158,6 +163,7 @@ def measure(args):
     with tempfile.TemporaryDirectory() as folder:
         shard = os.path.join(folder, "context_train_000001.bin")
         random_shard.write(shard)
+        print(*(f"{name:>{width_of(name)}}" for name in FIELDS), flush=True)
         for mode in args.modes:
             for seq in args.seq:
                 before = rows.get((seq // 2, mode), {}).get("ms")
@@ -170,7 +176,7 @@ def measure(args):
                 ok = ok and row is not None
                 if row:
                     rows[seq, mode] = row
-                    print(*(f"{row[name]:>14}" for name in FIELDS), flush=True)
+                    print(*(f"{row[name]:>{width_of(name)}}" for name in FIELDS), flush=True)
                     write_rows(args.csv, rows, comments)
     return rows, ok
 

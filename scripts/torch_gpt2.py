@@ -13,10 +13,12 @@ import statistics
 import sys
 import time
 
-import torch
-from torch import nn
-from torch.nn import functional as F
-from torch.nn.attention import SDPBackend, sdpa_kernel
+from comparison import import_torch
+
+torch = import_torch()
+from torch import nn  # noqa: E402  after the words about a missing PyTorch
+from torch.nn import functional as F  # noqa: E402
+from torch.nn.attention import SDPBackend, sdpa_kernel  # noqa: E402
 
 SIZES = {"d12": (12, 12, 768), "d24": (24, 16, 1024), "d36": (36, 20, 1280), "d48": (48, 25, 1600)}  # layers, heads, C
 VOCABULARY, PADDED_VOCABULARY = 50257, 50304

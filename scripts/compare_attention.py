@@ -6,7 +6,8 @@
     scripts/compare_attention.py --head-size 128 --seq 4096:16384 --mask full --csv attention.csv
 
 Peers: cuDNN and FlashAttention-2 through PyTorch's own operators, FlashAttention-3 where a package brings its operators
-(flash_attn_3, or xformers 0.0.33 or 0.0.34); where none does, an estimate from recorded speeds. Inputs are random normal bf16, qkv packed as (B,T,3,H,D); the peers read views of it, no copies.
+(flash_attn_3, or xformers 0.0.33 or 0.0.34); where none does, an estimate from recorded speeds. Inputs are random normal
+bf16, qkv packed as (B,T,3,H,D); the peers read views of it, no copies.
 
 Checked before anything is timed, for the output, dQ, dK, dV and the logsumexp: ours against a double-precision
 reference on some heads (at most 2 x the best peer's error, as root mean square and as largest), ours against the

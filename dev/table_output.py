@@ -3,7 +3,11 @@ import csv
 import itertools
 import os
 import re
+import sys
 from dataclasses import dataclass
+
+sys.path.append(os.path.join(os.path.dirname(os.path.abspath(__file__)), os.pardir, "scripts"))
+from comparison import split_csv  # noqa: E402  scripts/comparison.py
 
 
 @dataclass
@@ -51,11 +55,10 @@ def read_csv(path):
     """Rows, all cells text, and comment lines; DamagedCsv where the header, a commit or a number is not there."""
     try:
         with open(path, encoding="utf-8", newline="") as file:
-            lines = file.read().splitlines()
+            reader, comments = split_csv(file.read())
     except UnicodeDecodeError as error:
         raise DamagedCsv(f"{path}: not text: {error.reason} at byte {error.start}") from None
-    comments = [line for line in lines if line.startswith("#")]
-    rows = list(csv.DictReader(line for line in lines if not line.startswith("#")))
+    rows = list(reader)
     if not rows or "variant" not in rows[0]:
         raise DamagedCsv(f"{path}: expected rows with a column 'variant', found {len(rows)} rows of {list(rows[0])[:3] if rows else []}")
     if any(None in row or None in row.values() for row in rows):

@@ -15,6 +15,7 @@ import context  # noqa: E402  scripts/context.py
 import random_shard  # noqa: E402  scripts/random_shard.py
 import textbook  # noqa: E402  dev/attention/textbook.py
 import walkthrough  # noqa: E402  dev/attention/walkthrough.py
+from comparison import split_csv  # noqa: E402  scripts/comparison.py
 
 LAB = "dev/lab"
 QUICK = ["--seconds", "0.02", "--longest", "0.05"]
@@ -94,11 +95,11 @@ def lab_words(run, ops, variants, lengths, more):
 def read_lab(path, output):
     """Rows and comments of the lab's CSV; its skip lines are comments, too."""
     with open(path, encoding="utf-8") as file:
-        lines = file.read().splitlines()
+        reader, comments = split_csv(file.read())
     skipped = ["# " + " ".join(line.split()) for line in output.splitlines() if line.startswith("skip ")]
-    comments = [re.sub(r" --(csv|roofs) \S+", "", line) for line in lines if line.startswith("#")]
+    comments = [re.sub(r" --(csv|roofs) \S+", "", line) for line in comments]
     comments = [re.sub(r"^# command \S+", f"# command {LAB}", line) for line in comments]  # under ncu the lab's name is its path
-    return list(csv.DictReader(line for line in lines if not line.startswith("#"))), comments + skipped
+    return list(reader), comments + skipped
 
 
 def call(run, words):

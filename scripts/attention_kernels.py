@@ -86,19 +86,16 @@ class Operator:
 
 
 class Autograd:
-    """An attention function (q, k, v, causal) over (B,T,H,D) with its backward through autograd. packed: gradients
-    arrive as one (B,T,3,H,D), as a trainer wants them."""
+    """An attention function (q, k, v, causal) over (B,T,H,D) with its backward through autograd: gradients arrive as one
+    (B,T,3,H,D), as a trainer wants them."""
 
-    def __init__(self, torch, name, function, packed):
-        self.torch, self.name, self.function, self.packed = torch, name, function, packed
+    def __init__(self, torch, name, function):
+        self.torch, self.name, self.function = torch, name, function
 
     def prepare(self, case, inputs):
-        if self.packed:
-            leaves = (inputs.qkv.detach().requires_grad_(),)
-            q, k, v = leaves[0].unbind(2)
-        else:
-            q, k, v = leaves = tuple(x.detach().requires_grad_() for x in inputs.qkv.unbind(2))
-        state = State(q=q, k=k, v=v, leaves=leaves, dout=inputs.dout, causal=case.causal, grads=None)
+        qkv = inputs.qkv.detach().requires_grad_()
+        q, k, v = qkv.unbind(2)
+        state = State(q=q, k=k, v=v, qkv=qkv, dout=inputs.dout, causal=case.causal, dqkv=None)
         state.graph = state.out = self.function(q, k, v, case.causal)
         return state
 
@@ -107,11 +104,10 @@ class Autograd:
             s.out = self.function(s.q, s.k, s.v, s.causal)
 
     def backward(self, s):
-        s.grads = self.torch.autograd.grad(s.graph, s.leaves, s.dout, retain_graph=True)
+        (s.dqkv,) = self.torch.autograd.grad(s.graph, s.qkv, s.dout, retain_graph=True)
 
     def results(self, s):
-        dq, dk, dv = s.grads[0].unbind(2) if self.packed else s.grads
-        heads = [x.detach().transpose(1, 2) for x in (s.out, dq, dk, dv)]
+        heads = [x.detach().transpose(1, 2) for x in (s.out, *s.dqkv.unbind(2))]
         return dict(zip(TENSORS, (*heads, None)))
 
 
@@ -137,29 +133,30 @@ def operators(torch):
     ]
 
 
-def find_flash3(torch):
-    """FlashAttention-3's operators, where a package brings them: flash_attn_3, or xformers 0.0.33 or 0.0.34. Tensors are
-    (B,T,H,D); the backward adds dQ by atomics, its default, so its last bits depend on timing. None without the package."""
+def load_flash3(torch):
+    """FlashAttention-3's operators, where a package brings them: flash_attn_3, or xformers 0.0.33 or 0.0.34; else None."""
     for module in ("flash_attn_3._C", "xformers.flash_attn_3._C"):
         try:
             importlib.import_module(module)
         except ImportError:
             continue
-        operators = torch.ops.flash_attn_3
-        break
-    else:
-        return None
+        return torch.ops.flash_attn_3
+    return None
+
+
+def flash3(library):
+    """Its tensors are (B,T,H,D). The backward adds dQ by atomics, its default, so its last bits depend on timing."""
 
     def rows(*tensors):
         return (x.transpose(1, 2) for x in tensors)
 
     def forward(s):
-        out, *saved = operators.fwd(*rows(s.q, s.k, s.v), is_causal=s.causal)
+        out, *saved = library.fwd(*rows(s.q, s.k, s.v), is_causal=s.causal)
         return out.transpose(1, 2), *saved
 
     def backward(s):
         q, k, v, dout, out = rows(s.q, s.k, s.v, s.dout, s.saved[0])
-        grads = operators.bwd(dout, q, k, v, out, s.saved[1], is_causal=s.causal)
+        grads = library.bwd(dout, q, k, v, out, s.saved[1], is_causal=s.causal)
         return tuple(rows(*grads[:3]))
 
     return Operator("FA3", forward, backward)
@@ -168,8 +165,8 @@ def find_flash3(torch):
 def peers(torch, autograd):
     """The peers that this process can run; autograd: cuDNN once more, as a trainer calls it."""
     found = operators(torch)
-    if flash3 := find_flash3(torch):
-        found.append(flash3)
+    if library := load_flash3(torch):
+        found.append(flash3(library))
     if autograd:
         from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -178,5 +175,5 @@ def peers(torch, autograd):
                 q, k, v = (x.transpose(1, 2) for x in (q, k, v))
                 return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal).transpose(1, 2)
 
-        found.append(Autograd(torch, "packed", sdpa, packed=True))
+        found.append(Autograd(torch, "packed", sdpa))
     return found

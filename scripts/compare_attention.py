@@ -27,7 +27,7 @@ import sys
 import time
 
 from attention_kernels import TENSORS, Ours, State, peers
-from comparison import EXIT_RUN, ROOT, Parser, Report, duration, environment, fail, import_torch, integer, integers
+from comparison import EXIT_RUN, ROOT, Parser, Report, duration, environment, fail, integer, integers, torch_on_card
 
 MUST = 1.05  # ours is to be at least so many times as fast as the best peer
 WARM_UP_S = 0.5  # at load before every row
@@ -418,7 +418,7 @@ def build_library():
 
 def main():
     arguments = parse_arguments(sys.argv[1:])
-    torch = import_torch()
+    torch = torch_on_card()
     ours = Ours(torch, arguments.library or build_library())
     report, began = Report(arguments.csv, arguments.markdown), time.monotonic()
     report.header(environment(torch))

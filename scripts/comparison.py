@@ -1,5 +1,5 @@
-"""What compare_attention.py, compare_train.py and context.py share: one-line errors, types of flags, units, and of the first
-two the report: its header, aligned text as it comes, Markdown and CSV files."""
+"""What compare_attention.py, compare_train.py and context.py share: one-line errors, types of flags, units, CSV files with
+comments, and of the first two the report: its header, aligned text as it comes, Markdown and CSV files."""
 import argparse
 import csv
 import math
@@ -79,14 +79,26 @@ def gib(text):
 
 
 def import_torch():
-    """PyTorch with a CUDA device; without one, ends the program with one line."""
+    """PyTorch; without it, ends the program with one line."""
     try:
         import torch
     except ImportError as error:
         fail(f"PyTorch cannot be imported: {error}; hint: pip install torch", EXIT_RUN)
+    return torch
+
+
+def torch_on_card():
+    """PyTorch with a CUDA device; without one, ends the program with one line."""
+    torch = import_torch()
     if not torch.cuda.is_available():
         fail("PyTorch sees no CUDA device; hint: nvidia-smi shows the driver and the devices", EXIT_RUN)
     return torch
+
+
+def split_csv(text):
+    """(csv.DictReader of the rows, comment lines) of a CSV file's text; lines that begin with # are comments."""
+    lines = text.splitlines()
+    return csv.DictReader(line for line in lines if not line.startswith("#")), [line for line in lines if line.startswith("#")]
 
 
 def first_line(command):

@@ -27,7 +27,7 @@ import tempfile
 import time
 
 import random_shard
-from comparison import EXIT_RUN, Parser, duration, fail, gib, integers, provenance
+from comparison import EXIT_RUN, Parser, duration, fail, gib, integers, provenance, split_csv
 
 PROGRAM = "./train_gpt2cu"
 MODES = {
@@ -126,9 +126,7 @@ def read_rows(path):
     """({(T, mode): row}, [comment lines]) of the CSV; none where there is no such file."""
     try:
         with open(path, newline="", encoding="utf-8") as file:
-            lines = file.readlines()
-        comments = [line for line in lines if line.startswith("#")]
-        reader = csv.DictReader(line for line in lines if not line.startswith("#"))
+            reader, comments = split_csv(file.read())
         if reader.fieldnames != FIELDS:
             fail(f"--csv {path}: expected the columns {','.join(FIELDS)}, found {','.join(reader.fieldnames or [])}")
         return {(int(row["T"]), row["mode"]): row for row in reader if row["mode"] in MODES}, comments
@@ -140,7 +138,7 @@ def read_rows(path):
 
 def write_rows(path, rows, comments):
     with open(path, "w", newline="", encoding="utf-8") as file:
-        file.writelines(comments)
+        file.writelines(f"{line}\n" for line in comments)
         writer = csv.DictWriter(file, FIELDS)
         writer.writeheader()
         for key in sorted(rows, key=lambda k: (list(MODES).index(k[1]), k[0])):
@@ -155,14 +153,15 @@ def width_of(name):
 def measure(args):
     """(rows of the CSV with the new ones, whether every run that was made succeeded)"""
     (rows, comments), ok = read_rows(args.csv), True
-    comments += [f"# {name}: {text or 'none'}\n" for name, text in provenance()]  # of every run that added rows
+    comments += [f"# {name}: {text or 'none'}" for name, text in provenance()]  # of every run that added rows
     try:
         write_rows(args.csv, rows, comments)
     except OSError as error:
         fail(f"--csv {args.csv}: cannot be written: {error.strerror}")
     with tempfile.TemporaryDirectory() as folder:
         shard = os.path.join(folder, "context_train_000001.bin")
-        random_shard.write(shard)
+        if "--train" not in args.flags:
+            random_shard.write(shard)
         print(*(f"{name:>{width_of(name)}}" for name in FIELDS), flush=True)
         for mode in args.modes:
             for seq in args.seq:

@@ -137,16 +137,22 @@ static void row_error(const double *got, const double *want, int n, double *erro
     }
 }
 
+/* The first element of row r of a part. */
+static int64_t row_start(const Part *part, int64_t r) {
+    const int64_t per_line = part->width / part->row;
+    return part->offset + r / per_line * part->stride + r % per_line * part->row;
+}
+
 /* A row's error is taken against its own norm plus a tenth of the mean norm plus 0.01 for each element (the
  * inputs are of order 1): a result that is exactly 0 has rounding errors too. */
 static Errors part_errors(const double *got, const double *want, const Part *part) {
-    const int64_t per_line = part->width / part->row, n_rows = part->outer * per_line;
+    const int64_t n_rows = part->outer * (part->width / part->row);
     double *error = lab_malloc((size_t)n_rows * 2 * sizeof(double)), *norm = error + n_rows;
     double all_error = 0, all_norm = 0, worst = 0;
     int64_t worst_row = 0;
 #pragma omp parallel for reduction(+ : all_error, all_norm)
     for (int64_t r = 0; r < n_rows; r++) {
-        const int64_t at = part->offset + r / per_line * part->stride + r % per_line * part->row;
+        const int64_t at = row_start(part, r);
         row_error(got + at, want + at, part->row, &error[r], &norm[r]);
         all_error += error[r];
         all_norm += norm[r];
@@ -209,8 +215,7 @@ static double largest_difference(const double *got, const double *want, int64_t 
 
 /* Of a row that failed: the element that is furthest off. Lines are what the part's stride parts: tokens, say. */
 static void say_where(Findings *f, const Part *part, int64_t row, const Result *got, const double *want) {
-    const int64_t per_line = part->width / part->row;
-    const int64_t at = part->offset + row / per_line * part->stride + row % per_line * part->row;
+    const int64_t per_line = part->width / part->row, at = row_start(part, row);
     double largest = -1;
     int element = 0;
     for (int i = 0; i < part->row; i++) {

@@ -176,19 +176,12 @@ __device__ __forceinline__ void multiply_s(KeyRows<C> &r, const Fused128Place<C>
     multiply_fold<C>(r.s, place.ones[0], fold);
 }
 
-/* dP - D, in groups of products: eight in pairs, and the folded step. As one group they have not been timed. */
-enum { DP_GROUPS = 5 };
 template <class C>
 __device__ __forceinline__ void multiply_dp(KeyRows<C> &r, const Fused128Place<C> &place, uint32_t dout,
                                             uint32_t fold) {
-    enum { STEPS = C::HD / 16 / (DP_GROUPS - 1) };
-#pragma unroll
-    for (int i = 0; i < C::HD / 16; i++) {
-        if (i % STEPS == 0) wgmma_fence();
-        multiply_columns<C>(r.dp, place.v, dout, i);
-        if (i % STEPS == STEPS - 1) wgmma_commit();
-    }
     wgmma_fence();
+#pragma unroll
+    for (int i = 0; i < C::HD / 16; i++) multiply_columns<C>(r.dp, place.v, dout, i);
     multiply_fold<C>(r.dp, place.ones[1], fold);
 }
 
@@ -275,7 +268,7 @@ __device__ __forceinline__ void block_scores(KeyRows<C> &r, Fused128Shared<C> &s
     multiply_s(r, place, q, fold);
     shared.dout_ring.wait(dout_at);
     multiply_dp(r, place, dout, fold);
-    wgmma_wait<DP_GROUPS>();
+    wgmma_wait<1>();
     wgmma_results(r.s);
     if (DIAGONAL) mask_queries(r);
     key_probabilities(r, scale_log2);

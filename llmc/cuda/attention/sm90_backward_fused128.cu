@@ -10,8 +10,8 @@
  *
  * The exponentials are taken under dP, dS is computed under dV, dQ leaves the registers under dK, so but for a
  * moment after dK one product is always under way. dQ is one block late, so a warpgroup does not wait for dS of
- * the other, and dQ can have the registers of dP. dK and dV leave by TMA, from where V was, dQ from where its sums
- * were. */
+ * the other, and dQ can have the registers of dP. dV, dK and dQ leave by TMA, from where V, dS and dQ's sums were:
+ * the next tile's V comes while dQ of the last block is multiplied, its K while that dQ and dK leave. */
 #include "sm90_keys.cuh"
 #include "sm90_turns.cuh"
 
@@ -37,9 +37,9 @@ typedef struct Fused128Args {
 } Fused128Args;
 
 template <class C> struct alignas(1024) Fused128Shared {
-    uint8_t k[C::WARPGROUPS][C::TILE_BYTES], v[C::WARPGROUPS][C::TILE_BYTES]; /* v: then dV, dK */
+    uint8_t k[C::WARPGROUPS][C::TILE_BYTES], v[C::WARPGROUPS][C::TILE_BYTES]; /* v: then dV */
     uint8_t q[C::STAGES][C::TILE_BYTES], dout[2][C::TILE_BYTES];
-    uint8_t ds[2][C::WARPGROUPS][ROWS * ROWS * 2]; /* dS of 64 queries x 128 keys, of two blocks */
+    uint8_t ds[2][C::WARPGROUPS][ROWS * ROWS * 2]; /* dS of 64 queries x 128 keys, of two blocks; then dK */
     uint8_t fold[C::STAGES][C::FOLD_BYTES];        /* with Q */
     TurnBuffers<1, 32> turns[C::WARPGROUPS];
     RingBarriers<1> k_ring, v_ring;
@@ -360,11 +360,42 @@ template <class C> __device__ __forceinline__ void release_v(Fused128Shared<C> &
     mbarrier_arrive(shared_address(&shared.v_ring.empty[0]));
 }
 
+/* TMA has read dK of the tile before: the warpgroup may write dS again, where it left from. */
+template <class C> __device__ __forceinline__ void dk_stored(const Fused128Place<C> &place) {
+    wait_stored();
+    named_barrier_sync<WARPGROUP>(1 + place.warpgroup);
+}
+
+/* What is left when all blocks are done: dQ of the last, and dV, dQ and dK leave, in this order. */
+template <class C>
+__device__ __forceinline__ void close_tile(KeyRows<C> &r, Fused128Shared<C> &shared, Fused128Place<C> &place,
+                                           int row0, const Fused128Args &args) {
+    const int NH = args.fused.base.NH;
+    named_barrier_sync<WARPGROUP>(1 + place.warpgroup); /* all its warps have multiplied by V */
+    queue_key_rows<C>(args.gradients, shared_address(shared.v[place.warpgroup]), r.dv, 1.0f, 2, place.work,
+                      row0, NH);
+    shared.ds_ring.wait(place.ring2(place.step));
+    wgmma_fence();
+    multiply_dq(r, shared, place, place.step & 1);
+    release_v(shared);
+    wgmma_wait<0>();
+    shared.k_ring.release(place.own);
+    take_dq(r, shared, place, place.step, args.fused.turns.blocks - 1, args);
+    dq_stored(shared, place);
+    shared.ds_ring.wait_free(place.ring2(place.step + 2)); /* dQ of both warpgroups is done */
+    place.q.advance();
+    place.step++;
+    /* from where the warpgroup had its part of dS of two blocks: a warp's quarter is half of one */
+    const uint32_t dk = shared_address(shared.ds[0][place.warpgroup]) +
+                        threadIdx.x % WARPGROUP / 64 * (uint32_t)sizeof(shared.ds[0][0]);
+    queue_key_rows<C>(args.gradients, dk, r.dk, args.fused.base.scale, 1, place.work, row0, NH);
+}
+
 /* A tile of keys; blocks first .. blocks - 1 see the warpgroup's, tile_first is the first that sees any. */
 template <class C>
 __device__ __forceinline__ void tile_blocks(Fused128Shared<C> &shared, Fused128Place<C> &place, int row0,
                                             int tile_first, int first, const Fused128Args &args) {
-    const int blocks = args.fused.turns.blocks, NH = args.fused.base.NH;
+    const int blocks = args.fused.turns.blocks;
     KeyRows<C> r;
     for (int half = 0; half < 2; half++)
         r.bias[half] = row0 + thread_row() + 8 * half < args.fused.base.T ? 0.0f : -CUDART_INF_F;
@@ -375,18 +406,7 @@ __device__ __forceinline__ void tile_blocks(Fused128Shared<C> &shared, Fused128P
         place.step++;
         next_block(r, shared, place, block, args);
     }
-    if (place.warpgroup == 0) /* all its warps have multiplied by V */
-        named_barrier_sync<WARPGROUP>(1);
-    else
-        named_barrier_sync<WARPGROUP>(2);
-    const uint32_t buffer = shared_address(shared.v[place.warpgroup]);
-    tma_store_key_rows<C>(args.gradients, buffer, r.dv, 1.0f, 2, place.work, row0, NH);
-    drain_dq(r, shared, place, place.step, blocks - 1, args);
-    place.q.advance();
-    place.step++;
-    shared.k_ring.release(place.own);
-    tma_store_key_rows<C>(args.gradients, buffer, r.dk, args.fused.base.scale, 1, place.work, row0, NH);
-    release_v(shared);
+    close_tile(r, shared, place, row0, args);
 }
 
 /* A tile none of whose blocks, there is one, sees the warpgroup's keys: only its half of dQ. */
@@ -413,6 +433,7 @@ __device__ __forceinline__ void fused128_keys(Fused128Shared<C> &shared, const F
     place.step = 0;
     for (;; place.own.advance()) {
         shared.k_ring.wait(place.own);
+        dk_stored(place);
         place.work = read_work(shared.work);
         if (place.work.index < 0) break;
         const int tile_row0 = place.work.tile * C::TILE_ROWS, row0 = tile_row0 + warpgroup * ROWS;

@@ -278,14 +278,6 @@ __device__ __forceinline__ void queue_key_rows(const CUtensorMap &map, uint32_t 
     tma_store_rows(&map, buffer + warp * (C::TILE_BYTES / 4), gradient, factors, row0 + warp * 16,
                    part * NH + work.head, work.batch);
 }
-/* The same from a buffer that holds what was given before. */
-template <class C>
-__device__ __forceinline__ void tma_store_key_rows(const CUtensorMap &map, uint32_t buffer,
-                                                   const float (&gradient)[C::HD / 2], float factor, int part,
-                                                   const Work &work, int row0, int NH) {
-    wait_stored();
-    queue_key_rows<C>(map, buffer, gradient, factor, part, work, row0, NH);
-}
 
 /* From one tile into the next: the gradients of the last block of the tile before, which complete dK and dV,
  * and P and dS of this tile's first block, at `next`. One step as any other, where last_gradients and

@@ -19,7 +19,7 @@
  * - Causal tiles are counted back from the end, so that the tile which T leaves incomplete is at the start,
  *   where it is one block long, and not at the end, where one warpgroup would work alone for T keys. Without a
  *   mask the slots of 64 rows are spread evenly: T = 1024 is two tiles of two slots and four of three.
- * - The first P V of a tile sets O: clearing it took 110 instructions between two products.
+ * - A warpgroup knows its next tile before it has done the last, and the first P V of a tile sets O.
  * - Rows rotate among the warpgroups: the lowest 64 rows of a causal tile see fewer keys than the highest.
  * - Of a first block of 128 keys, rows that see only 64 compute only 64.
  * - O leaves through the tile's own Q buffer and TMA: with shuffles and stores of 16 bytes from registers the

@@ -3,115 +3,10 @@
  * Order of things in a consumer warpgroup, for each tile: skip the blocks of keys that its rows do not see;
  * queue the last P V of the tile before and the scores of the first block together; write the output of the
  * tile before while the scores are under way; then in each step queue P V of one block and the scores of the
- * next, and take exponentials. */
+ * next, and take exponentials. Which tile comes next it reads while the products of the second block are under
+ * way, so that nothing but a wait for Q lies between the last exponentials of a tile and its last P V. */
 #pragma once
-#include "sm90.cuh"
-#include "sm90_common.cuh"
-
-/* columns: keys of a block. flag: the products of a step are queued scores first and the exponentials start
- * when the scores are done (else when both are). */
-constexpr Sm90Shape FORWARD_SHAPES[] = {
-  /* warpgroups, columns, stages, own_buffers, registers, producer_registers, flag */
-    {3, 128, 4, 3, 160, 32, false},
-    {3, 64,  4, 2, 160, 32, true },
-    {2, 128, 2, 2, 232, 40, true },
-};
-
-template <int HEAD, bool IS_CAUSAL, int SHAPE_ROW, Sm90Softmax SOFT, Sm90Order ORDER> struct ForwardConfig {
-    static constexpr Sm90Shape SHAPE = FORWARD_SHAPES[SHAPE_ROW];
-    static constexpr int HD = HEAD, KEYS = SHAPE.columns, WARPGROUPS = SHAPE.warpgroups,
-                         STAGES = SHAPE.stages, Q_BUFFERS = SHAPE.own_buffers;
-    static constexpr bool CAUSAL = IS_CAUSAL, SCORES_FIRST = SHAPE.flag, TURNS = ORDER == SM90_TURNS;
-    static constexpr Sm90Softmax SOFTMAX = SOFT;
-    static constexpr int TILE_ROWS = WARPGROUPS * ROWS, THREADS = sm90_threads(SHAPE);
-    static constexpr int Q_BYTES = ROWS * HD * 2 /* of a warpgroup */, KV_BYTES = KEYS * HD * 2;
-    static_assert(HD == 64 || HD == 128, "the TMA maps and wgmma shapes are for these");
-    static_assert(KEYS == 64 || KEYS == 128, "wgmma N of the scores; 64 rows' diagonal is in one block");
-    static_assert(STAGES > (TILE_ROWS - ROWS) / KEYS, "skipping while a V is held must not wait for that V");
-    static_assert(sm90_registers_fit(SHAPE), "setmaxnreg");
-};
-
-template <class C> struct alignas(1024) ForwardShared {
-    uint8_t q[C::Q_BUFFERS][C::WARPGROUPS][C::Q_BYTES];
-    uint8_t k[C::STAGES][C::KV_BYTES], v[C::STAGES][C::KV_BYTES];
-    RingBarriers<C::Q_BUFFERS> q_ring;
-    RingBarriers<C::STAGES> k_ring, v_ring;
-    Work work[C::Q_BUFFERS]; /* of the tile whose Q is in the buffer */
-    int listed;              /* the tile that was last put on the redo list */
-};
-
-/* Tiles to be done again with the running maximum. If there are more than fit, all are done again. */
-enum { REDO_MAX = 1 << 16 };
-typedef struct RedoList {
-    int count;
-    int tiles[REDO_MAX];
-} RedoList;
-__device__ RedoList redo_list;
-__device__ unsigned forward_tickets, redo_tickets;
-
-typedef struct ForwardArgs {
-    CUtensorMap q, kv; /* boxes of 64 and of KEYS rows of qkv */
-    CUtensorMap out;   /* boxes of 16 rows */
-    float *lse;
-    int T, NH;
-    int missing; /* slots (64 rows) by which the tiles could hold more than T: 0 to WARPGROUPS - 1 */
-    TileOrder order;
-    float scale_log2; /* log2(e) / sqrt(HD) */
-    bool redo;        /* tiles come from redo_list; the launch may begin before the one that fills it ends */
-    bool rotate;      /* the warpgroups take turns in owning the first, second, third 64 rows */
-    bool apart;       /* a tile ends before the next begins */
-} ForwardArgs;
-
-/* The first slot of 64 rows of a tile. Causal: the missing slots are all missed at the start, where a tile is
- * short. Else the first tiles have one slot less each: two warpgroups keep the tensor cores busy, one does not. */
-template <class C> __device__ __forceinline__ int first_slot(const ForwardArgs &args, int tile) {
-    const int slot = tile * C::WARPGROUPS;
-    return C::CAUSAL ? max(0, slot - args.missing) : slot - min(tile, args.missing);
-}
-
-/* ---- producer: one thread ---- */
-
-template <class C>
-__device__ __forceinline__ void load_keys(ForwardShared<C> &shared, const ForwardArgs &args, const Work &work,
-                                          int block, Ring<C::STAGES> at) {
-    const uint32_t k_full = shared.k_ring.acquire(at, C::KV_BYTES);
-    tma_load_5d(shared_address(shared.k[at.stage]), &args.kv, 0, block * C::KEYS, 0, args.NH + work.head,
-                work.batch, k_full);
-    const uint32_t v_full = shared.v_ring.acquire(at, C::KV_BYTES);
-    tma_load_5d(shared_address(shared.v[at.stage]), &args.kv, 0, block * C::KEYS, 0, 2 * args.NH + work.head,
-                work.batch, v_full);
-}
-
-template <class C>
-__device__ __forceinline__ void forward_producer(ForwardShared<C> &shared, const ForwardArgs &args) {
-    Ring<C::Q_BUFFERS> q_at;
-    Ring<C::STAGES> at;
-    const int count = args.redo ? redo_list.count : 0;
-    const bool listed = args.redo && count <= REDO_MAX;
-    const int total = listed ? count : args.order.total;
-    for (int index = blockIdx.x; index < total; q_at.advance()) {
-        const int drawn = draw_tile(args.redo ? &redo_tickets : &forward_tickets, total);
-        const Work work = work_at(args.order, listed ? redo_list.tiles[index] : index);
-        const int slot0 = first_slot<C>(args, work.tile), slots = first_slot<C>(args, work.tile + 1) - slot0;
-        const int row0 = slot0 * ROWS;
-
-        shared.q_ring.wait_free(q_at);
-        shared.work[q_at.stage] = work;
-        const uint32_t q_full = shared.q_ring.expect(q_at, slots * C::Q_BYTES);
-        for (int i = 0; i < slots; i++)
-            tma_load_5d(shared_address(shared.q[q_at.stage][i]), &args.q, 0, row0 + i * ROWS, 0, work.head,
-                        work.batch, q_full);
-        for (int block = key_blocks<C>(row0, slots * ROWS, args.T) - 1; block >= 0; block--, at.advance())
-            load_keys(shared, args, work, block, at);
-
-        if (args.redo && drawn == (int)gridDim.x + total - 1)
-            redo_list.count = 0; /* nobody will look again */
-        index = drawn;
-    }
-    shared.q_ring.wait_free(q_at);
-    shared.work[q_at.stage].index = -1;
-    shared.q_ring.expect(q_at, 0);
-}
+#include "sm90_forward_tiles.cuh"
 
 /* ---- consumers: what a thread holds ---- */
 
@@ -129,14 +24,19 @@ template <class C> struct ForwardRows {
 /* What a warpgroup knows of its place. */
 template <class C> struct ForwardPlace {
     int warpgroup;
-    int rows; /* which 64 rows of the tile are its own */
     Ring<C::Q_BUFFERS> q_at;
-    Ring<C::STAGES> at;   /* the next block of keys */
-    Ring<C::STAGES> v_at; /* the block whose P is in r.p */
-    bool pending;         /* the tile before waits for its last P V and its output */
-    Ring<C::Q_BUFFERS> q_before;
+    Ring<C::STAGES> at;          /* the next block of keys */
+    Ring<C::STAGES> v_at;        /* the block whose P is in r.p */
+    Ring<C::Q_BUFFERS> q_before; /* the tile before, which waits for its last P V and its output */
     int rows_before;
 };
+
+/* A tile, as a warpgroup sees it. */
+typedef struct ForwardTile {
+    bool ends;      /* there is none */
+    int rows, row0; /* which 64 rows of it are the warpgroup's own; their position */
+    int seen, skip; /* blocks of keys that they see, and before those that they do not */
+} ForwardTile;
 
 /* The first M of x, as an array. */
 template <int M, int N> __device__ __forceinline__ float (&first(float (&x)[N]))[M] {
@@ -329,7 +229,6 @@ __device__ __forceinline__ void finish_tile(ForwardRows<C> &r, ForwardShared<C> 
     shared.v_ring.release(place.v_at);
     finish_rows<C>(r, shared, place, args);
     release_q(shared, place);
-    place.pending = false;
 }
 
 /* The first N registers of scores of a tile's first block. PENDING: behind the last P V of the tile before,
@@ -356,26 +255,24 @@ __device__ __forceinline__ void first_scores(ForwardRows<C> &r, ForwardShared<C>
 }
 
 /* The first block that the rows see, of which they see the first 2N keys; P is left in r.p. */
-template <class C, int N>
+template <class C, int N, bool PENDING>
 __device__ __forceinline__ void first_block(ForwardRows<C> &r, ForwardShared<C> &shared,
-                                            ForwardPlace<C> &place, uint64_t q, int block, int row0,
+                                            ForwardPlace<C> &place, uint64_t q, const ForwardTile &tile,
                                             const ForwardArgs &args) {
-    if (place.pending)
-        first_scores<C, N, true>(r, shared, place, q, args);
-    else
-        first_scores<C, N, false>(r, shared, place, q, args);
+    first_scores<C, N, PENDING>(r, shared, place, q, args);
     shared.k_ring.release(place.at);
-    first_probabilities<C>(r, first<N>(r.s), row0, block, args);
-    if (place.pending) release_q(shared, place);
+    first_probabilities<C>(r, first<N>(r.s), tile.row0, tile.seen - 1, args);
+    if (PENDING) release_q(shared, place);
     place.v_at = place.at;
     place.at.advance();
 }
 
 /* One step of the main loop: O = or += P V of one block, then P of the next. The two products are queued
- * together. */
-template <class C, WgmmaD D>
+ * together; `meanwhile` is done while they are under way. */
+template <class C, WgmmaD D, class Meanwhile>
 __device__ __forceinline__ void next_block(ForwardRows<C> &r, ForwardShared<C> &shared,
-                                           ForwardPlace<C> &place, uint64_t q, float scale_log2) {
+                                           ForwardPlace<C> &place, uint64_t q, float scale_log2,
+                                           Meanwhile meanwhile) {
     const uint64_t k = k_tile(shared, place.at.stage), v = v_tile(shared, place.v_at.stage);
     shared.v_ring.wait(place.v_at);
     shared.k_ring.wait(place.at);
@@ -389,6 +286,7 @@ __device__ __forceinline__ void next_block(ForwardRows<C> &r, ForwardShared<C> &
         multiply_qk<C>(r.s, q, k);
     }
     turn_end<C>(place.warpgroup);
+    meanwhile();
     wgmma_wait<C::SCORES_FIRST ? 1 : 0>();
     wgmma_results(r.s);
     shared.k_ring.release(place.at);
@@ -411,60 +309,95 @@ __device__ __forceinline__ void next_block(ForwardRows<C> &r, ForwardShared<C> &
     place.at.advance();
 }
 
-/* All blocks of the tile's keys that the rows from row0 on see; the last P V is left pending. */
+/* ---- consumers: the tiles ---- */
+
+/* The tile as the warpgroup sees it that owns the 64 rows `rows` of it. */
 template <class C>
-__device__ __forceinline__ void walk_blocks(ForwardRows<C> &r, ForwardShared<C> &shared,
-                                            ForwardPlace<C> &place, int row0, int seen,
-                                            const ForwardArgs &args) {
-    const uint64_t q = descriptor_k_major(shared_address(shared.q[place.q_at.stage][place.rows]));
-    const bool half = C::CAUSAL && C::KEYS > ROWS && row0 % C::KEYS == 0; /* of the first block is seen */
-    if (half)
-        first_block<C, ROWS / 2>(r, shared, place, q, seen - 1, row0, args);
-    else
-        first_block<C, C::KEYS / 2>(r, shared, place, q, seen - 1, row0, args);
-    if (seen > 1) { /* the first P V sets O */
-        next_block<C, D_SET>(r, shared, place, q, args.scale_log2);
-    } else {
-#pragma unroll
-        for (int i = 0; i < C::HD / 2; i++) r.o[i] = 0.0f;
-    }
-#pragma unroll 1
-    for (int block = seen - 3; block >= 0; block--)
-        next_block<C, D_ADD>(r, shared, place, q, args.scale_log2);
-    place.pending = true;
-    place.q_before = place.q_at;
-    place.rows_before = place.rows;
+__device__ __forceinline__ ForwardTile tile_of(const Work &work, int rows, const ForwardArgs &args) {
+    const int slot0 = first_slot<C>(args, work.tile), slots = first_slot<C>(args, work.tile + 1) - slot0;
+    ForwardTile tile;
+    tile.ends = work.index < 0;
+    tile.rows = rows;
+    tile.row0 = (slot0 + rows) * ROWS;
+    tile.seen = rows < slots && !tile.ends ? key_blocks<C>(tile.row0, ROWS, args.T) : 0;
+    tile.skip = key_blocks<C>(slot0 * ROWS, slots * ROWS, args.T) - tile.seen;
+    return tile;
 }
 
-/* The loop over tiles. Its branches are written so that the compiler keeps stages and descriptors in uniform
- * registers: with the same branches one after another it did not, and a step took 370 instructions in place
- * of 302. */
+/* The tile after the one at q_at, of which the warpgroup owns the 64 rows `rows`. */
+template <class C>
+__device__ __forceinline__ ForwardTile next_tile(const ForwardShared<C> &shared, const ForwardPlace<C> &place,
+                                                 int rows, const ForwardArgs &args) {
+    const int next_rows = !args.rotate ? rows : rows == C::WARPGROUPS - 1 ? 0 : rows + 1;
+    return tile_of<C>(read_work(shared.next[place.q_at.stage]), next_rows, args);
+}
+
+/* Waits for Q and does the first block of the tile that is seen. Returns Q's descriptor. */
+template <class C, bool PENDING>
+__device__ __forceinline__ uint64_t begin_tile(ForwardRows<C> &r, ForwardShared<C> &shared,
+                                               ForwardPlace<C> &place, const ForwardTile &tile,
+                                               const ForwardArgs &args) {
+    shared.q_ring.wait(place.q_at);
+    const uint64_t q = descriptor_k_major(shared_address(shared.q[place.q_at.stage][tile.rows]));
+    skip_blocks(shared, place, tile.skip);
+    if (C::CAUSAL && C::KEYS > ROWS && tile.row0 % C::KEYS == 0) /* of the first block half is seen */
+        first_block<C, ROWS / 2, PENDING>(r, shared, place, q, tile, args);
+    else
+        first_block<C, C::KEYS / 2, PENDING>(r, shared, place, q, tile, args);
+    return q;
+}
+
+/* Tiles one after another, up to the first of which this warpgroup sees nothing (returned). O is set by the first
+ * P V, not cleared before: that took 110 instructions where every warpgroup waits. */
+template <class C>
+__device__ __forceinline__ ForwardTile walk_tiles(ForwardRows<C> &r, ForwardShared<C> &shared,
+                                                  ForwardPlace<C> &place, ForwardTile tile,
+                                                  const ForwardArgs &args) {
+    uint64_t q = begin_tile<C, false>(r, shared, place, tile, args);
+    for (;;) {
+        ForwardTile next;
+        const auto look_ahead = [&]() { next = next_tile(shared, place, tile.rows, args); };
+        if (tile.seen > 1) {
+            next_block<C, D_SET>(r, shared, place, q, args.scale_log2, look_ahead);
+        } else {
+#pragma unroll
+            for (int i = 0; i < C::HD / 2; i++) r.o[i] = 0.0f;
+            look_ahead();
+        }
+#pragma unroll 1
+        for (int block = tile.seen - 3; block >= 0; block--)
+            next_block<C, D_ADD>(r, shared, place, q, args.scale_log2, []() {});
+        place.q_before = place.q_at;
+        place.rows_before = tile.rows;
+        place.q_at.advance();
+        tile = next;
+        if (tile.seen == 0 || args.apart) break;
+        q = begin_tile<C, true>(r, shared, place, tile, args);
+    }
+    finish_tile(r, shared, place, args);
+    return tile;
+}
+
 template <class C>
 __device__ __forceinline__ void forward_consumer(ForwardShared<C> &shared, const ForwardArgs &args,
                                                  int warpgroup) {
     ForwardPlace<C> place;
-    place.warpgroup = place.rows = warpgroup;
-    place.pending = false;
+    place.warpgroup = warpgroup;
     ForwardRows<C> r;
     if (warpgroup == C::WARPGROUPS - 1) turn_end<C>(warpgroup); /* the first turn */
-    for (;; place.q_at.advance()) {
-        shared.q_ring.wait(place.q_at);
-        const Work work = read_work(shared.work[place.q_at.stage]);
-        const int slot0 = first_slot<C>(args, work.tile), slots = first_slot<C>(args, work.tile + 1) - slot0;
-        const int row0 = (slot0 + place.rows) * ROWS;
-        const int blocks = key_blocks<C>(slot0 * ROWS, slots * ROWS, args.T),
-                  seen = place.rows < slots ? key_blocks<C>(row0, ROWS, args.T) : 0;
-        if (seen == 0 || work.index < 0) { /* nothing to queue behind the last tile's last product */
-            if (place.pending) finish_tile(r, shared, place, args);
-            if (work.index < 0) break;
-            skip_blocks(shared, place, blocks);
-            shared.q_ring.release(place.q_at);
-        } else {
-            if (place.pending && args.apart) finish_tile(r, shared, place, args);
-            skip_blocks(shared, place, blocks - seen);
-            walk_blocks(r, shared, place, row0, seen, args);
+    shared.q_ring.wait(place.q_at);
+    ForwardTile tile = tile_of<C>(read_work(shared.work[0]), warpgroup, args);
+    while (!tile.ends) {
+        if (tile.seen > 0) {
+            tile = walk_tiles(r, shared, place, tile, args);
+            continue;
         }
-        if (args.rotate) place.rows = (place.rows + 1) % C::WARPGROUPS;
+        shared.q_ring.wait(place.q_at);
+        skip_blocks(shared, place, tile.skip);
+        const ForwardTile next = next_tile(shared, place, tile.rows, args);
+        shared.q_ring.release(place.q_at);
+        place.q_at.advance();
+        tile = next;
     }
     if (warpgroup == 0)
         turn_begin<C>(0); /* takes the turn that nobody needs, so that no barrier is left half full */

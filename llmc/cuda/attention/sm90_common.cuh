@@ -57,6 +57,7 @@ typedef struct TileOrder {
     int tiles;          /* of one head */
     int section_heads;
     int total;
+    int last_head;  /* where the last section begins, which takes all that are left */
     int descending; /* a head's tiles from the last to the first */
 } TileOrder;
 
@@ -71,6 +72,7 @@ static inline TileOrder tile_order(int B, int T, int NH, int tile_rows, int row_
     order.tiles = ceil_div(T, tile_rows);
     order.section_heads = fit < 1 ? 1 : fit < order.heads ? (int)fit : order.heads;
     order.total = order.heads * order.tiles;
+    order.last_head = (ceil_div(order.heads, order.section_heads) - 1) * order.section_heads;
     order.descending = descending;
     return order;
 }
@@ -82,8 +84,9 @@ typedef struct alignas(16) Work {
 
 __device__ __forceinline__ Work work_at(const TileOrder &order, int index) {
     const int section_tiles = order.section_heads * order.tiles;
-    const int first_head = index / section_tiles * order.section_heads, in_section = index % section_tiles;
-    const int heads = min(order.section_heads, order.heads - first_head);
+    const int first_head = min(index / section_tiles * order.section_heads, order.last_head);
+    const int in_section = index - first_head * order.tiles;
+    const int heads = first_head < order.last_head ? order.section_heads : order.heads - first_head;
     const int rank = in_section / heads, head = first_head + in_section % heads;
     Work work;
     work.index = index;

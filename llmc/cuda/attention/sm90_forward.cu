@@ -37,6 +37,8 @@ static ForwardArgs forward_args(floatX *out, float *lse, const floatX *qkv, int 
     args.T = T;
     args.NH = NH;
     args.order = tile_order(B, T, NH, C::TILE_ROWS, 2 * C::HD * 2, true);
+    if (C::CAUSAL) /* the last two sections as one, for a shorter tail: +1.5 % at T = 32k */
+        args.order.last_head = max(0, args.order.last_head - args.order.section_heads);
     if (!(without & SM90_TILES_FROM_END))
         args.missing = args.order.tiles * C::WARPGROUPS - ceil_div<int>(T, ROWS);
     args.scale_log2 = SM90_LOG2E / sqrtf((float)C::HD);

@@ -35,11 +35,6 @@ template <int HEAD, bool IS_CAUSAL> struct FusedConfig {
                   "setmaxnreg");
 };
 
-typedef struct Fused64Args {
-    FusedArgs fused;
-    CUtensorMap gradients; /* boxes of 16 rows of dqkv */
-} Fused64Args;
-
 template <class C> struct alignas(1024) FusedShared {
     struct {
         uint8_t k[C::WARPGROUPS][C::TILE_BYTES], v[C::WARPGROUPS][C::TILE_BYTES];
@@ -133,11 +128,11 @@ struct TileBefore {
 /* Queues dK and dV of the tile before. stage: its own. */
 template <class C>
 __device__ __forceinline__ void store_gradients(const KeyRows<C> &r, FusedShared<C> &shared, int stage,
-                                                TileBefore &before, int warpgroup, const Fused64Args &args) {
-    const int row0 = before.work.tile * C::TILE_ROWS + warpgroup * ROWS, NH = args.fused.base.NH;
+                                                TileBefore &before, int warpgroup, const FusedArgs &args) {
+    const int row0 = before.work.tile * C::TILE_ROWS + warpgroup * ROWS, NH = args.base.NH;
     queue_key_rows<C>(args.gradients, shared_address(shared.own[stage].v[warpgroup]), r.dv, 1.0f, 2,
                       before.work, row0, NH);
-    queue_key_rows<C>(args.gradients, shared_address(shared.dk[warpgroup]), r.dk, args.fused.base.scale, 1,
+    queue_key_rows<C>(args.gradients, shared_address(shared.dk[warpgroup]), r.dk, args.base.scale, 1,
                       before.work, row0, NH);
     before.leaving = true;
 }
@@ -155,13 +150,13 @@ __device__ __forceinline__ void release_stored(FusedShared<C> &shared, int stage
 template <class C>
 __device__ __forceinline__ void open_tile(KeyRows<C> &r, FusedShared<C> &shared, KeyPlace<C> &place,
                                           Ring<C::STAGES> at, int stage, TileBefore &before,
-                                          const Fused64Args &args) {
+                                          const FusedArgs &args) {
     const bool alone = before.work.index < 0;
     if (alone) {
         place.at = at;
-        first_queries_block(r, shared.queries, place, args.fused.base.scale_log2);
+        first_queries_block(r, shared.queries, place, args.base.scale_log2);
     } else {
-        next_tile_block(r, shared.queries, place, at, args.fused.base.scale_log2);
+        next_tile_block(r, shared.queries, place, at, args.base.scale_log2);
     }
     write_ds(r.ds, shared, ds_ring_at<C>(place.at), place.warpgroup);
     if (!C::LATE_DS) give_ds(shared, ds_ring_at<C>(place.at));
@@ -174,10 +169,10 @@ __device__ __forceinline__ void open_tile(KeyRows<C> &r, FusedShared<C> &shared,
 template <class C, bool RAGGED>
 __device__ __forceinline__ void walk_queries(KeyRows<C> &r, FusedShared<C> &shared, KeyPlace<C> &place,
                                              int block, int stage, TileBefore &before,
-                                             const Fused64Args &args) {
+                                             const FusedArgs &args) {
 #pragma unroll 1
-    for (; block < args.fused.turns.blocks; block++) {
-        next_queries_block<C, RAGGED>(r, shared.queries, place, args.fused.base.scale_log2, [&] {
+    for (; block < args.turns.blocks; block++) {
+        next_queries_block<C, RAGGED>(r, shared.queries, place, args.base.scale_log2, [&] {
             if (C::LATE_DS) give_ds(shared, ds_ring_at<C>(place.at));
         });
         write_ds(r.ds, shared, ds_ring_at<C>(place.at), place.warpgroup);
@@ -192,7 +187,7 @@ __device__ __forceinline__ void walk_queries(KeyRows<C> &r, FusedShared<C> &shar
 template <class C>
 __device__ __forceinline__ void close_tile(KeyRows<C> &r, FusedShared<C> &shared, KeyPlace<C> &place,
                                            int stage, TileBefore &before, int warpgroup,
-                                           const Fused64Args &args) {
+                                           const FusedArgs &args) {
     if (before.work.index < 0) return;
     last_gradients(r, shared.queries, place);
     store_gradients(r, shared, stage, before, warpgroup, args);
@@ -201,8 +196,8 @@ __device__ __forceinline__ void close_tile(KeyRows<C> &r, FusedShared<C> &shared
 }
 
 template <class C>
-__device__ __forceinline__ void fused_keys(FusedShared<C> &shared, const Fused64Args &args, int warpgroup) {
-    const int T = args.fused.base.T, blocks = args.fused.turns.blocks;
+__device__ __forceinline__ void fused_keys(FusedShared<C> &shared, const FusedArgs &args, int warpgroup) {
+    const int T = args.base.T, blocks = args.turns.blocks;
     static_assert(C::OWN == 2, "the stage of the tile before is the other one");
     Ring<C::OWN> own_at;
     Ring<C::STAGES> at; /* the next block of queries */
@@ -321,7 +316,7 @@ __device__ __forceinline__ void fused_adder(FusedShared<C> &shared, const FusedA
 
 template <int HD, bool CAUSAL>
 __global__ void __launch_bounds__(FusedConfig<HD, CAUSAL>::THREADS, 1)
-    sm90_fused_kernel(const __grid_constant__ Fused64Args args) {
+    sm90_fused_kernel(const __grid_constant__ FusedArgs args) {
 #ifdef SM90_BODY
     using C = FusedConfig<HD, CAUSAL>;
     auto &shared = shared_memory<FusedShared<C>>();
@@ -338,11 +333,11 @@ __global__ void __launch_bounds__(FusedConfig<HD, CAUSAL>::THREADS, 1)
     if (warpgroup == C::WARPGROUPS + 1) {
         setmaxnreg_dec<C::SHAPE.producer_registers>();
         const int warp = threadIdx.x % WARPGROUP / 32, lane = threadIdx.x % 32;
-        if (warp == 0 && lane == 0) fused_producer(shared, args.fused.base);
-        if (warp >= 1 && warp <= TURN_BUFFERS && lane == 0) fused_adder(shared, args.fused, warp - 1);
+        if (warp == 0 && lane == 0) fused_producer(shared, args.base);
+        if (warp >= 1 && warp <= TURN_BUFFERS && lane == 0) fused_adder(shared, args, warp - 1);
     } else if (warpgroup == C::WARPGROUPS) {
         setmaxnreg_dec<DQ_REGISTERS>();
-        fused_dq(shared, args.fused);
+        fused_dq(shared, args);
     } else {
         setmaxnreg_inc<C::SHAPE.registers>();
         fused_keys(shared, args, warpgroup);
@@ -358,15 +353,14 @@ size_t attention_backward_sm90_fused_scratch_bytes(int B, int T, int NH) {
     return turn_scratch_bytes(B, T, NH, 64);
 }
 
-template <bool CAUSAL> static void launch_fused(const Fused64Args &args) {
+template <bool CAUSAL> static void launch_fused(const FusedArgs &args) {
     using C = FusedConfig<64, CAUSAL>;
-    launch_persistent("sm90_fused_kernel", sm90_fused_kernel<64, CAUSAL>, args, args.fused.base.order.total,
+    launch_persistent("sm90_fused_kernel", sm90_fused_kernel<64, CAUSAL>, args, args.base.order.total,
                       C::THREADS, shared_bytes<FusedShared<C>>());
 }
 
 void attention_backward_sm90_fused(floatX *dqkv, const floatX *dout, const floatX *out, const floatX *qkv,
                                    const float *lse, void *scratch, int B, int T, int NH, bool causal) {
-    const Fused64Args args = {fused_args<64>(dqkv, dout, out, qkv, lse, scratch, B, T, NH),
-                              tensor_map(dqkv, B, T, 3 * NH, 64, 16)};
+    const FusedArgs args = fused_args<64>(dqkv, dout, out, qkv, lse, scratch, B, T, NH);
     (causal ? launch_fused<true> : launch_fused<false>)(args);
 }

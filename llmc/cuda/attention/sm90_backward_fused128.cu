@@ -31,11 +31,6 @@ template <bool IS_CAUSAL> struct Fused128Config {
     static_assert(sm90_registers_fit(SHAPE), "setmaxnreg");
 };
 
-typedef struct Fused128Args {
-    FusedArgs fused;
-    CUtensorMap gradients, dq; /* boxes of 16 rows of dqkv; of 64 of their columns */
-} Fused128Args;
-
 template <class C> struct alignas(1024) Fused128Shared {
     uint8_t k[C::WARPGROUPS][C::TILE_BYTES], v[C::WARPGROUPS][C::TILE_BYTES]; /* v: then dV */
     uint8_t q[C::STAGES][C::TILE_BYTES], dout[2][C::TILE_BYTES];
@@ -231,7 +226,7 @@ __device__ __forceinline__ void give_ds(const uint32_t (&ds)[ROWS / 16][4], Fuse
 /* Once the product is done: dQ of `block`, from r.dp to where it belongs. step: the block's. */
 template <class C>
 __device__ __forceinline__ void take_dq(KeyRows<C> &r, Fused128Shared<C> &shared, Fused128Place<C> &place,
-                                        int step, int block, const Fused128Args &args) {
+                                        int step, int block, const FusedArgs &args) {
     wgmma_results(r.dp);
     shared.ds_ring.release(place.ring2(step));
     TurnBuffers<1, 32> &turns = shared.turns[place.warpgroup];
@@ -239,8 +234,8 @@ __device__ __forceinline__ void take_dq(KeyRows<C> &r, Fused128Shared<C> &shared
         give_share(turns, place.turns, r.dp);
         return;
     }
-    add_sums_kept(turns, place.turns, r.dp, turn_shares<C::CAUSAL>(args.fused.turns, block));
-    const float scale[2] = {args.fused.base.scale, args.fused.base.scale};
+    add_sums_kept(turns, place.turns, r.dp, turn_shares<C::CAUSAL>(args.turns, block));
+    const float scale[2] = {args.base.scale, args.base.scale};
     __syncwarp(); /* all lanes have read the sums where the result goes now */
     tma_store_rows(&args.dq, shared_address(turns.part(place.turns.fetched.stage)), r.dp, scale,
                    block * ROWS + threadIdx.x % WARPGROUP / 32 * 16, 2 * place.work.head + place.warpgroup,
@@ -298,7 +293,7 @@ __device__ __forceinline__ void dk_done(KeyRows<C> &r, Fused128Shared<C> &shared
 /* dQ of a block, with nothing else under way. */
 template <class C>
 __device__ __forceinline__ void drain_dq(KeyRows<C> &r, Fused128Shared<C> &shared, Fused128Place<C> &place,
-                                         int step, int block, const Fused128Args &args) {
+                                         int step, int block, const FusedArgs &args) {
     shared.ds_ring.wait(place.ring2(step));
     wgmma_fence();
     multiply_dq(r, shared, place, step & 1);
@@ -310,10 +305,10 @@ __device__ __forceinline__ void drain_dq(KeyRows<C> &r, Fused128Shared<C> &share
 /* The warpgroup's first block of a tile. dq: the block before it has a dQ. */
 template <class C>
 __device__ __forceinline__ void first_block(KeyRows<C> &r, Fused128Shared<C> &shared, Fused128Place<C> &place,
-                                            int block, bool dq, const Fused128Args &args) {
+                                            int block, bool dq, const FusedArgs &args) {
     clear_gradients(r);
     shared.v_ring.wait(place.own);
-    block_scores<C, C::CAUSAL>(r, shared, place, args.fused.base.scale_log2);
+    block_scores<C, C::CAUSAL>(r, shared, place, args.base.scale_log2);
     wgmma_fence();
     multiply_gradient<C>(r.dk, r.ds, shared.q[place.q.stage]);
     wgmma_wait<0>();
@@ -325,8 +320,8 @@ __device__ __forceinline__ void first_block(KeyRows<C> &r, Fused128Shared<C> &sh
 /* Any other block; leaves its dQ to the next step. */
 template <class C>
 __device__ __forceinline__ void next_block(KeyRows<C> &r, Fused128Shared<C> &shared, Fused128Place<C> &place,
-                                           int block, const Fused128Args &args) {
-    block_scores<C, false>(r, shared, place, args.fused.base.scale_log2);
+                                           int block, const FusedArgs &args) {
+    block_scores<C, false>(r, shared, place, args.base.scale_log2);
     shared.ds_ring.wait(place.ring2(place.step - 1));
     wgmma_fence();
     multiply_dq(r, shared, place, (place.step - 1) & 1);
@@ -369,8 +364,8 @@ template <class C> __device__ __forceinline__ void dk_stored(const Fused128Place
 /* What is left when all blocks are done: dQ of the last, and dV, dQ and dK leave, in this order. */
 template <class C>
 __device__ __forceinline__ void close_tile(KeyRows<C> &r, Fused128Shared<C> &shared, Fused128Place<C> &place,
-                                           int row0, const Fused128Args &args) {
-    const int NH = args.fused.base.NH;
+                                           int row0, const FusedArgs &args) {
+    const int NH = args.base.NH;
     named_barrier_sync<WARPGROUP>(1 + place.warpgroup); /* all its warps have multiplied by V */
     queue_key_rows<C>(args.gradients, shared_address(shared.v[place.warpgroup]), r.dv, 1.0f, 2, place.work,
                       row0, NH);
@@ -380,7 +375,7 @@ __device__ __forceinline__ void close_tile(KeyRows<C> &r, Fused128Shared<C> &sha
     release_v(shared);
     wgmma_wait<0>();
     shared.k_ring.release(place.own);
-    take_dq(r, shared, place, place.step, args.fused.turns.blocks - 1, args);
+    take_dq(r, shared, place, place.step, args.turns.blocks - 1, args);
     dq_stored(shared, place);
     shared.ds_ring.wait_free(place.ring2(place.step + 2)); /* dQ of both warpgroups is done */
     place.q.advance();
@@ -388,17 +383,17 @@ __device__ __forceinline__ void close_tile(KeyRows<C> &r, Fused128Shared<C> &sha
     /* from where the warpgroup had its part of dS of two blocks: a warp's quarter is half of one */
     const uint32_t dk = shared_address(shared.ds[0][place.warpgroup]) +
                         threadIdx.x % WARPGROUP / 64 * (uint32_t)sizeof(shared.ds[0][0]);
-    queue_key_rows<C>(args.gradients, dk, r.dk, args.fused.base.scale, 1, place.work, row0, NH);
+    queue_key_rows<C>(args.gradients, dk, r.dk, args.base.scale, 1, place.work, row0, NH);
 }
 
 /* A tile of keys; blocks first .. blocks - 1 see the warpgroup's, tile_first is the first that sees any. */
 template <class C>
 __device__ __forceinline__ void tile_blocks(Fused128Shared<C> &shared, Fused128Place<C> &place, int row0,
-                                            int tile_first, int first, const Fused128Args &args) {
-    const int blocks = args.fused.turns.blocks;
+                                            int tile_first, int first, const FusedArgs &args) {
+    const int blocks = args.turns.blocks;
     KeyRows<C> r;
     for (int half = 0; half < 2; half++)
-        r.bias[half] = row0 + thread_row() + 8 * half < args.fused.base.T ? 0.0f : -CUDART_INF_F;
+        r.bias[half] = row0 + thread_row() + 8 * half < args.base.T ? 0.0f : -CUDART_INF_F;
     first_block(r, shared, place, first, first > tile_first, args);
 #pragma unroll 1
     for (int block = first + 1; block < blocks; block++) {
@@ -412,18 +407,18 @@ __device__ __forceinline__ void tile_blocks(Fused128Shared<C> &shared, Fused128P
 /* A tile none of whose blocks, there is one, sees the warpgroup's keys: only its half of dQ. */
 template <class C>
 __device__ __forceinline__ void tile_unseen(Fused128Shared<C> &shared, Fused128Place<C> &place,
-                                            const Fused128Args &args) {
+                                            const FusedArgs &args) {
     KeyRows<C> r;
     shared.v_ring.wait(place.own);
     release_v(shared);
-    drain_dq(r, shared, place, place.step - 1, args.fused.turns.blocks - 1, args);
+    drain_dq(r, shared, place, place.step - 1, args.turns.blocks - 1, args);
     shared.k_ring.release(place.own);
 }
 
 template <class C>
-__device__ __forceinline__ void fused128_keys(Fused128Shared<C> &shared, const Fused128Args &args,
+__device__ __forceinline__ void fused128_keys(Fused128Shared<C> &shared, const FusedArgs &args,
                                               int warpgroup) {
-    const int T = args.fused.base.T;
+    const int T = args.base.T;
     Fused128Place<C> place;
     place.warpgroup = warpgroup;
     place.k = uniform_place(shared_address(shared.k[warpgroup]));
@@ -440,7 +435,7 @@ __device__ __forceinline__ void fused128_keys(Fused128Shared<C> &shared, const F
         const int tile_first = first_queries<C>(tile_row0, T);
         const int first = C::CAUSAL ? first_queries<C>(row0, T) : tile_first;
         if (first > tile_first) skip_block(shared, place);
-        if (first < args.fused.turns.blocks)
+        if (first < args.turns.blocks)
             tile_blocks(shared, place, row0, tile_first, first, args);
         else
             tile_unseen(shared, place, args);
@@ -449,7 +444,7 @@ __device__ __forceinline__ void fused128_keys(Fused128Shared<C> &shared, const F
 
 template <bool CAUSAL>
 __global__ void __launch_bounds__(Fused128Config<CAUSAL>::THREADS, 1)
-    sm90_fused128_kernel(const __grid_constant__ Fused128Args args) {
+    sm90_fused128_kernel(const __grid_constant__ FusedArgs args) {
 #ifdef SM90_BODY
     using C = Fused128Config<CAUSAL>;
     enum { WARPS = 4 * C::WARPGROUPS };
@@ -468,8 +463,8 @@ __global__ void __launch_bounds__(Fused128Config<CAUSAL>::THREADS, 1)
     if (warpgroup == C::WARPGROUPS) {
         setmaxnreg_dec<C::SHAPE.producer_registers>();
         const int warp = threadIdx.x % WARPGROUP / 32, lane = threadIdx.x % 32;
-        if (warp == 0 && lane == 0) fused128_producer(shared, args.fused.base);
-        if (warp >= 1 && warp <= C::WARPGROUPS && lane == 0) fused128_adder(shared, args.fused, warp - 1);
+        if (warp == 0 && lane == 0) fused128_producer(shared, args.base);
+        if (warp >= 1 && warp <= C::WARPGROUPS && lane == 0) fused128_adder(shared, args, warp - 1);
     } else {
         setmaxnreg_inc<C::SHAPE.registers>();
         fused128_keys(shared, args, warpgroup);
@@ -485,16 +480,14 @@ size_t attention_backward_sm90_fused128_scratch_bytes(int B, int T, int NH) {
     return turn_scratch_bytes(B, T, NH, 128);
 }
 
-template <bool CAUSAL> static void launch_fused128(const Fused128Args &args) {
+template <bool CAUSAL> static void launch_fused128(const FusedArgs &args) {
     using C = Fused128Config<CAUSAL>;
-    launch_persistent("sm90_fused128_kernel", sm90_fused128_kernel<CAUSAL>, args, args.fused.base.order.total,
+    launch_persistent("sm90_fused128_kernel", sm90_fused128_kernel<CAUSAL>, args, args.base.order.total,
                       C::THREADS, shared_bytes<Fused128Shared<C>>());
 }
 
 void attention_backward_sm90_fused128(floatX *dqkv, const floatX *dout, const floatX *out, const floatX *qkv,
                                       const float *lse, void *scratch, int B, int T, int NH, bool causal) {
-    const Fused128Args args = {fused_args<128>(dqkv, dout, out, qkv, lse, scratch, B, T, NH),
-                               tensor_map(dqkv, B, T, 3 * NH, 128, 16),
-                               tensor_map(dqkv, B, T, 6 * NH, 64, 16)};
+    const FusedArgs args = fused_args<128>(dqkv, dout, out, qkv, lse, scratch, B, T, NH);
     (causal ? launch_fused128<true> : launch_fused128<false>)(args);
 }

@@ -296,6 +296,7 @@ static void launch_fold(const BackwardArgs &args, const Turns &turns, const floa
 typedef struct FusedArgs {
     BackwardArgs base;
     Turns turns;
+    CUtensorMap gradients, dq; /* boxes of 16 rows of dqkv: of a head; of 64 of its columns */
 } FusedArgs;
 
 /* Fills in the arguments and queues the fold kernel that goes before. */
@@ -306,6 +307,8 @@ static FusedArgs fused_args(floatX *dqkv, const floatX *dout, const floatX *out,
     args.base = backward_args(dqkv, dout, qkv, scratch, B, T, NH, HD);
     args.base.order = turn_order(B, T, NH, HD);
     args.turns = turns_in(scratch, args.base.order, B, T, NH, HD);
+    args.gradients = tensor_map(dqkv, B, T, 3 * NH, HD, 16);
+    args.dq = tensor_map(dqkv, B, T, 3 * NH * (HD / 64), 64, 16);
     launch_fold<HD>(args.base, args.turns, dout, out, lse, B);
     return args;
 }

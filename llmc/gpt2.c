@@ -99,8 +99,6 @@ static void attention_forward(GPT2 *model, const Batch *b, int l) {
         ops->masked_attention_standard_forward(attn, gpt2_activation(model, ACT_PROBS, l),
                                                gpt2_activation(model, ACT_DPROBS, 0), qkv, &mask, b->B, b->T,
                                                b->NH, b->HD);
-    else if (attention_is_plain(&mask, b->T))
-        ops->attention_forward(attn, activation_f32(model, ACT_LSE, l), qkv, b->B, b->T, b->NH, b->HD);
     else
         ops->masked_attention_forward(attn, activation_f32(model, ACT_LSE, l), qkv, &mask, b->B, b->T, b->NH,
                                       b->HD);

@@ -228,7 +228,8 @@ typedef struct Ops {
                                const float *lse, void *scratch, int B, int T, int NH, int HD);
     /* The same with P o M in place of P in the output, where M is the dropout's mask times 1/(1-p): out = (P o M) V,
      * dP = (dO V^T) o M, dS = P*(dP - D), dV = (P o M)^T dO. P is the softmax over the window before dropout, and
-     * lse is its. Key tiles outside the window are not visited. mask NULL is not allowed; all 0 is. */
+     * lse is its. Key tiles outside the window are not visited. A mask that leaves nothing out is plain attention,
+     * bit for bit and as fast; NULL is not allowed. */
     void (*masked_attention_forward)(floatX *out, float *lse, const floatX *qkv, const AttentionMask *mask,
                                      int B, int T, int NH, int HD);
     void (*masked_attention_backward)(floatX *dqkv, const floatX *dout, const floatX *out, const floatX *qkv,

@@ -205,7 +205,7 @@ static void masked_attention_forward(floatX *out, float *lse, const floatX *qkv,
                                      int B, int T, int NH, int HD) {
     const double rows = (double)B * T * NH;
     begin(2 * window_part(mask, T) * square_flops(B, T, NH, HD), stored(4 * rows * HD) + 4 * rows,
-          "masked_attention_forward");
+          "attention_forward");
     inner->masked_attention_forward(out, lse, qkv, mask, B, T, NH, HD);
     end();
 }
@@ -215,7 +215,7 @@ static void masked_attention_backward(floatX *dqkv, const floatX *dout, const fl
                                       int T, int NH, int HD) {
     const double rows = (double)B * T * NH;
     begin(5 * window_part(mask, T) * square_flops(B, T, NH, HD), stored(8 * rows * HD) + 4 * rows,
-          "masked_attention_backward");
+          "attention_backward");
     inner->masked_attention_backward(dqkv, dout, out, qkv, lse, mask, scratch, B, T, NH, HD);
     end();
 }

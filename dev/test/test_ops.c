@@ -400,6 +400,7 @@ static const struct {
     {&linear_backward_input,  {.N = 65, .OC = 64, .IC = 128, .flags = GELU | NO_SUMS}         },
     {&linear_backward_input,  {.N = 1, .OC = 768, .IC = 3072, .flags = GELU}                  },
     {&linear_backward_input,  {.N = 4101, .OC = 16, .IC = 4096, .flags = GELU}                },
+    {&linear_backward_input,  {.N = 4101, .OC = 192, .IC = 4096, .flags = GELU | NO_SUMS}     },
     {&linear_backward_input,  {.N = 127, .OC = 768, .IC = 3072, .flags = GELU}                },
     {&linear_backward_input,  {.N = 1023, .OC = 2304, .IC = 768}                              },
     {&linear_backward_input,  {.N = 33, .OC = 50304, .IC = 768}                               },

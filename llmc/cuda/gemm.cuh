@@ -17,7 +17,8 @@ typedef struct GemmBuffers {
 } GemmBuffers;
 
 /* The product of `kind` (gemm.cu, column_major_view) of a linear layer (N,IC) -> (N,OC). False, with nothing
- * done, if the library has no algorithm for this kind and shape. */
+ * done, if the library has no algorithm for this kind and shape; for GELU's derivative: none of the card's
+ * generation. */
 template <typename T>
 bool gemm(GemmKind kind, cublasLtEpilogue_t epilogue, const GemmBuffers *buffers, int64_t N, int OC, int IC);
 

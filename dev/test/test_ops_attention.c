@@ -349,6 +349,84 @@ static void test_nan(const Ops *ops, int HD, int part) {
     free(qkv);
 }
 
+/* ---- long sequences ---- */
+
+static float *normal_values(int64_t n, uint64_t stream) {
+    float *x = op_malloc((size_t)n * sizeof *x);
+#pragma omp parallel for
+    for (int64_t i = 0; i < n; i++) x[i] = op_normal(stream, i);
+    return x;
+}
+
+/* dqkv by the kernels of this card or, where `capability` is not 0, of that one. p: dqkv, dout, out, qkv, lse,
+ * scratch on the device. */
+static float *backward_of(const Ops *ops, int capability, const Guarded *p, const Dims *d) {
+    const int64_t n = 3 * (int64_t)d->B * d->T * d->NH * d->HD;
+    float *dqkv = op_malloc((size_t)n * sizeof *dqkv);
+    cuda_limit_capability(capability);
+    ops->attention_backward(p[0].data, p[1].data, p[2].data, p[3].data, (float *)(void *)p[4].data, p[5].data,
+                            d->B, d->T, d->NH, d->HD);
+    cuda_limit_capability(0);
+    download_floats(ops, dqkv, p[0].data, ops->dtype, n);
+    return dqkv;
+}
+
+/* The largest relative distance of two dqkv over 64 rows of a head's dq, dk or dv. */
+static double worst_apart(const float *a, const float *b, const Dims *d) {
+    const int64_t width = 3 * (int64_t)d->NH * d->HD;
+    double worst = 0;
+    for (int64_t row0 = 0; row0 < d->T; row0 += 64)
+        for (int64_t column0 = 0; column0 < width; column0 += d->HD) {
+            double apart = 0, all = 0;
+            for (int64_t row = row0; row < row0 + 64 && row < d->T; row++)
+                for (int64_t i = row * width + column0; i < row * width + column0 + d->HD; i++) {
+                    apart += ((double)a[i] - b[i]) * ((double)a[i] - b[i]);
+                    all += (double)b[i] * b[i];
+                }
+            if (!(sqrt(apart / all) <= worst)) worst = sqrt(apart / all);
+        }
+    return worst;
+}
+
+/* How far this card's kernels are from those of older cards, which take tiles of other shapes in another order. */
+static double kernels_apart(const Ops *ops, Dims d) {
+    const int64_t rows = (int64_t)d.B * d.T * d.NH, n = rows * d.HD;
+    const size_t bytes = (size_t)n * dtype_bytes(ops->dtype);
+    const size_t sizes_of[] = {
+        3 * bytes, bytes, bytes, 3 * bytes, (size_t)rows * sizeof(float), op_scratch_bytes(ops, &d)};
+    Guarded p[6] = {0};
+    for (int i = 0; i < 6; i++)
+        if (!guarded_alloc(&p[i], ops, sizes_of[i], 0)) abort();
+    float *qkv = normal_values(3 * n, 1), *dout = normal_values(n, 2);
+    upload_floats(ops, p[3].data, ops->dtype, qkv, 3 * n);
+    upload_floats(ops, p[1].data, ops->dtype, dout, n);
+    ops->attention_forward(p[2].data, (float *)(void *)p[4].data, p[3].data, d.B, d.T, d.NH, d.HD);
+    float *mine = backward_of(ops, 0, p, &d), *again = backward_of(ops, 0, p, &d),
+          *older = backward_of(ops, 80, p, &d);
+    const double apart = worst_apart(mine, older, &d);
+    CHECK(!memcmp(mine, again, (size_t)(3 * n) * sizeof *mine), "%s, T %d: a second run has other bits",
+          ops->name, d.T);
+    for (int i = 0; i < 6; i++) {
+        CHECK(guarded_intact(&p[i]), "%s, T %d: written outside of operand %d", ops->name, d.T, i);
+        guarded_free(&p[i]);
+    }
+    float *const host[] = {qkv, dout, mine, again, older};
+    for (int i = 0; i < 5; i++) free(host[i]);
+    return apart;
+}
+
+/* So long that Hopper's tiles walk another way at head size 128; the oracle would take minutes. At T = 1024, where it
+ * has checked both kernels, they differ by their roundings; twice that, and half a step of bf16, are allowed. */
+static void test_long_backward(const Ops *ops) {
+    Dims d = {.B = 1, .T = 1024, .NH = 2, .HD = 128};
+    const double shorter = kernels_apart(ops, d);
+    d.T = 33000;
+    const double longer = kernels_apart(ops, d);
+    CHECK(longer <= 2 * shorter + 0x1p-9,
+          "%s, T %d: dqkv is %.2e from that of older cards' kernels; at T 1024 %.2e", ops->name, d.T, longer,
+          shorter);
+}
+
 static void test_path(const Ops *ops) {
     test_sizes(ops);
     test_long_caches(ops);
@@ -363,6 +441,7 @@ static void test_path(const Ops *ops) {
 static void test_backend(const Ops *ops) {
     test_path(ops);
     if (ops->dtype == DTYPE_F32) return; /* one path serves every card */
+    if (!op_small) test_long_backward(ops);
     cuda_limit_capability(80);
     test_path(ops);
     cuda_limit_capability(0);

@@ -20,7 +20,7 @@ template <int HEAD, bool IS_CAUSAL> struct FusedConfig {
     static constexpr Sm90Shape SHAPE = FUSED_SHAPE;
     static constexpr int HD = HEAD, WARPGROUPS = SHAPE.warpgroups, STAGES = SHAPE.stages,
                          OWN = SHAPE.own_buffers;
-    static constexpr bool CAUSAL = IS_CAUSAL, LATE_DP = SHAPE.flag;
+    static constexpr bool CAUSAL = IS_CAUSAL, WALK_DOWN = false, LATE_DP = SHAPE.flag;
     static constexpr bool K_IN_REGISTERS = true, V_IN_REGISTERS = false; /* 208 hold no more */
     static constexpr bool MASK_KEYS = true;                              /* they are summed over in dQ */
     static constexpr bool ALTERNATE = true;                              /* see claim_tensor_cores */
@@ -309,8 +309,8 @@ __device__ __forceinline__ void fused_adder(FusedShared<C> &shared, const FusedA
         const Work work = shared.work[own_at.stage];
         if (work.index < 0) break;
         mbarrier_arrive(shared_address(&shared.own_ring.empty[own_at.stage]));
-        take_turns<C::CAUSAL>(shared.turns, at, buffer, args.turns, work.batch * args.base.NH + work.head, 0,
-                              work.tile, first_queries<C>(work.tile * C::TILE_ROWS, args.base.T));
+        take_turns<C>(shared.turns, at, buffer, args.turns, work.batch * args.base.NH + work.head, 0,
+                      work.tile, first_queries<C>(work.tile * C::TILE_ROWS, args.base.T));
     }
 }
 

@@ -17,10 +17,10 @@
 
 constexpr Sm90Shape FUSED128_SHAPE = {2, 64, 3, 1, 232, 40, false}; /* stages: of Q */
 
-template <bool IS_CAUSAL> struct Fused128Config {
+template <bool IS_CAUSAL, bool DOWN> struct Fused128Config {
     static constexpr Sm90Shape SHAPE = FUSED128_SHAPE;
     static constexpr int HD = 128, WARPGROUPS = SHAPE.warpgroups, STAGES = SHAPE.stages;
-    static constexpr bool CAUSAL = IS_CAUSAL;
+    static constexpr bool CAUSAL = IS_CAUSAL, WALK_DOWN = DOWN; /* to the diagonal: see sm90_turns.cuh */
     static constexpr bool K_IN_REGISTERS = false, V_IN_REGISTERS = false; /* dK and dV take 128 */
     static constexpr bool MASK_KEYS = true;                               /* they are summed over in dQ */
     static constexpr int TILE_ROWS = WARPGROUPS * ROWS, THREADS = sm90_threads(SHAPE);
@@ -73,7 +73,9 @@ __device__ __forceinline__ void fused128_producer(Fused128Shared<C> &shared, con
         const Work work = work_at(args.order, index);
         const FoldRow *fold = args.fold + ((int64_t)work.batch * args.NH + work.head) * fold_rows(args.T);
         load_keys(shared, own_at, work, args);
-        for (int block = first_queries<C>(work.tile * C::TILE_ROWS, args.T); block < blocks; block++) {
+        const int first = first_queries<C>(work.tile * C::TILE_ROWS, args.T);
+        for (int i = 0; i < blocks - first; i++) {
+            const int block = walked<C>(i, first, blocks);
             const uint32_t q_full = shared.q_ring.acquire(q_at, C::TILE_BYTES + C::FOLD_BYTES);
             tma_load_5d(shared_address(shared.q[q_at.stage]), &args.rows, 0, block * ROWS, 0, work.head,
                         work.batch, q_full);
@@ -102,25 +104,12 @@ __device__ __forceinline__ void fused128_adder(Fused128Shared<C> &shared, const 
         const Work work = shared.work;
         if (work.index < 0) break;
         mbarrier_arrive(shared_address(&shared.k_ring.empty[0]));
-        take_turns<C::CAUSAL>(shared.turns[stream], at, 0, args.turns, work.batch * args.base.NH + work.head,
-                              stream, work.tile, first_queries<C>(work.tile * C::TILE_ROWS, args.base.T));
+        take_turns<C>(shared.turns[stream], at, 0, args.turns, work.batch * args.base.NH + work.head, stream,
+                      work.tile, first_queries<C>(work.tile * C::TILE_ROWS, args.base.T));
     }
 }
 
 /* ---- the warpgroups ---- */
-
-/* A place in shared memory as the low half of a matrix descriptor. It is the same for all threads of a warp,
- * and the compiler must know: descriptors are uniform registers, and converting each costs 12 instructions. */
-__device__ __forceinline__ uint32_t uniform_place(uint32_t address) {
-    return __shfl_sync(0xffffffffu, (address & 0x3ffff) >> 4, 0);
-}
-/* Swizzled tiles, as descriptor_k_major and descriptor_mn_major; without swizzle, as descriptor_unswizzled. */
-__device__ __forceinline__ uint64_t swizzled(uint32_t place) {
-    return (uint64_t)(1u << 30 | 1024 >> 4) << 32 | place;
-}
-__device__ __forceinline__ uint64_t unswizzled(uint32_t place, uint32_t k_bytes) {
-    return (uint64_t)(128 >> 4) << 32 | (place + (k_bytes << 12));
-}
 
 /* Where a warpgroup is. */
 template <class C> struct Fused128Place {
@@ -129,11 +118,15 @@ template <class C> struct Fused128Place {
     uint32_t k, v;       /* places of the warpgroup's keys */
     uint32_t k_half;     /* of its columns of K, all keys of the tile */
     uint32_t ones[2][4]; /* A of the folded step: 1 where FoldRow has -lse / scale; where it has -D */
-    int step;            /* blocks before the one in work, of all tiles */
+    int step = 0;        /* blocks before the one in work, of all tiles */
     Ring<C::STAGES> q;   /* of the block in work */
     Ring<1> own;
     TurnAt<1> turns;
 
+    __device__ __forceinline__ void advance() {
+        q.advance();
+        step++;
+    }
     /* Rings that advance with every step. */
     __device__ __forceinline__ static Ring<2> ring2(int step) {
         Ring<2> at;
@@ -302,26 +295,26 @@ __device__ __forceinline__ void drain_dq(KeyRows<C> &r, Fused128Shared<C> &share
     dq_stored(shared, place);
 }
 
-/* The warpgroup's first block of a tile. dq: the block before it has a dQ. */
-template <class C>
+/* The warpgroup's first block of a tile. */
+template <class C, bool DIAGONAL>
 __device__ __forceinline__ void first_block(KeyRows<C> &r, Fused128Shared<C> &shared, Fused128Place<C> &place,
-                                            int block, bool dq, const FusedArgs &args) {
+                                            const FusedArgs &args) {
     clear_gradients(r);
     shared.v_ring.wait(place.own);
-    block_scores<C, C::CAUSAL>(r, shared, place, args.base.scale_log2);
+    block_scores<C, DIAGONAL>(r, shared, place, args.base.scale_log2);
     wgmma_fence();
     multiply_gradient<C>(r.dk, r.ds, shared.q[place.q.stage]);
     wgmma_wait<0>();
     dv_done(r, shared, place);
     dk_done(r, shared, place.q);
-    if (dq) drain_dq(r, shared, place, place.step - 1, block - 1, args);
 }
 
-/* Any other block; leaves its dQ to the next step. */
-template <class C>
+/* Any other block, after `before`; leaves its dQ to the next step. */
+template <class C, bool DIAGONAL>
 __device__ __forceinline__ void next_block(KeyRows<C> &r, Fused128Shared<C> &shared, Fused128Place<C> &place,
-                                           int block, const FusedArgs &args) {
-    block_scores<C, false>(r, shared, place, args.base.scale_log2);
+                                           int before, const FusedArgs &args) {
+    place.advance();
+    block_scores<C, DIAGONAL>(r, shared, place, args.base.scale_log2);
     shared.ds_ring.wait(place.ring2(place.step - 1));
     wgmma_fence();
     multiply_dq(r, shared, place, (place.step - 1) & 1);
@@ -329,7 +322,7 @@ __device__ __forceinline__ void next_block(KeyRows<C> &r, Fused128Shared<C> &sha
     wgmma_wait<2>();
     dv_done(r, shared, place);
     wgmma_wait<1>();
-    take_dq(r, shared, place, place.step - 1, block - 1, args);
+    take_dq(r, shared, place, place.step - 1, before, args);
     wgmma_wait<0>();
     dk_done(r, shared, place.q);
     dq_stored(shared, place);
@@ -345,8 +338,6 @@ __device__ __forceinline__ void skip_block(Fused128Shared<C> &shared, Fused128Pl
     shared.dout_ring.wait(dout_at);
     shared.dout_ring.release(dout_at);
     give_ds(zeros, shared, place);
-    place.q.advance();
-    place.step++;
 }
 
 /* Every thread arrives, for every thread wrote there. */
@@ -364,7 +355,7 @@ template <class C> __device__ __forceinline__ void dk_stored(const Fused128Place
 /* What is left when all blocks are done: dQ of the last, and dV, dQ and dK leave, in this order. */
 template <class C>
 __device__ __forceinline__ void close_tile(KeyRows<C> &r, Fused128Shared<C> &shared, Fused128Place<C> &place,
-                                           int row0, const FusedArgs &args) {
+                                           int row0, int last, const FusedArgs &args) {
     const int NH = args.base.NH;
     named_barrier_sync<WARPGROUP>(1 + place.warpgroup); /* all its warps have multiplied by V */
     queue_key_rows<C>(args.gradients, shared_address(shared.v[place.warpgroup]), r.dv, 1.0f, 2, place.work,
@@ -375,11 +366,10 @@ __device__ __forceinline__ void close_tile(KeyRows<C> &r, Fused128Shared<C> &sha
     release_v(shared);
     wgmma_wait<0>();
     shared.k_ring.release(place.own);
-    take_dq(r, shared, place, place.step, args.turns.blocks - 1, args);
+    take_dq(r, shared, place, place.step, last, args);
     dq_stored(shared, place);
     shared.ds_ring.wait_free(place.ring2(place.step + 2)); /* dQ of both warpgroups is done */
-    place.q.advance();
-    place.step++;
+    place.advance();
     /* from where the warpgroup had its part of dS of two blocks: a warp's quarter is half of one */
     const uint32_t dk = shared_address(shared.ds[0][place.warpgroup]) +
                         threadIdx.x % WARPGROUP / 64 * (uint32_t)sizeof(shared.ds[0][0]);
@@ -394,14 +384,26 @@ __device__ __forceinline__ void tile_blocks(Fused128Shared<C> &shared, Fused128P
     KeyRows<C> r;
     for (int half = 0; half < 2; half++)
         r.bias[half] = row0 + thread_row() + 8 * half < args.base.T ? 0.0f : -CUDART_INF_F;
-    first_block(r, shared, place, first, first > tile_first, args);
-#pragma unroll 1
-    for (int block = first + 1; block < blocks; block++) {
-        place.q.advance();
-        place.step++;
-        next_block(r, shared, place, block, args);
+    const bool skips = first > tile_first, one = first == blocks - 1;
+    if (skips && !C::WALK_DOWN) {
+        skip_block(shared, place);
+        place.advance();
     }
-    close_tile(r, shared, place, row0, args);
+    if (C::CAUSAL && (!C::WALK_DOWN || one))
+        first_block<C, true>(r, shared, place, args);
+    else
+        first_block<C, false>(r, shared, place, args);
+    if (skips && !C::WALK_DOWN) drain_dq(r, shared, place, place.step - 1, tile_first, args);
+#pragma unroll 1
+    for (int i = 1; i < blocks - first - C::WALK_DOWN; i++)
+        next_block<C, false>(r, shared, place, walked<C>(i - 1, first, blocks), args);
+    if (C::WALK_DOWN && !one) next_block<C, true>(r, shared, place, first + 1, args);
+    if (skips && C::WALK_DOWN) {
+        place.advance();
+        skip_block(shared, place);
+        drain_dq(r, shared, place, place.step - 1, first, args);
+    }
+    close_tile(r, shared, place, row0, C::WALK_DOWN ? tile_first : blocks - 1, args);
 }
 
 /* A tile none of whose blocks, there is one, sees the warpgroup's keys: only its half of dQ. */
@@ -409,10 +411,12 @@ template <class C>
 __device__ __forceinline__ void tile_unseen(Fused128Shared<C> &shared, Fused128Place<C> &place,
                                             const FusedArgs &args) {
     KeyRows<C> r;
+    skip_block(shared, place);
     shared.v_ring.wait(place.own);
     release_v(shared);
-    drain_dq(r, shared, place, place.step - 1, args.turns.blocks - 1, args);
+    drain_dq(r, shared, place, place.step, args.turns.blocks - 1, args);
     shared.k_ring.release(place.own);
+    place.advance();
 }
 
 template <class C>
@@ -425,7 +429,6 @@ __device__ __forceinline__ void fused128_keys(Fused128Shared<C> &shared, const F
     place.v = uniform_place(shared_address(shared.v[warpgroup]));
     place.k_half = uniform_place(shared_address(shared.k) + warpgroup * (ROWS * 128));
     write_ones(place.ones);
-    place.step = 0;
     for (;; place.own.advance()) {
         shared.k_ring.wait(place.own);
         dk_stored(place);
@@ -434,7 +437,6 @@ __device__ __forceinline__ void fused128_keys(Fused128Shared<C> &shared, const F
         const int tile_row0 = place.work.tile * C::TILE_ROWS, row0 = tile_row0 + warpgroup * ROWS;
         const int tile_first = first_queries<C>(tile_row0, T);
         const int first = C::CAUSAL ? first_queries<C>(row0, T) : tile_first;
-        if (first > tile_first) skip_block(shared, place);
         if (first < args.turns.blocks)
             tile_blocks(shared, place, row0, tile_first, first, args);
         else
@@ -442,11 +444,11 @@ __device__ __forceinline__ void fused128_keys(Fused128Shared<C> &shared, const F
     }
 }
 
-template <bool CAUSAL>
-__global__ void __launch_bounds__(Fused128Config<CAUSAL>::THREADS, 1)
+template <bool CAUSAL, bool DOWN>
+__global__ void __launch_bounds__(Fused128Config<CAUSAL, DOWN>::THREADS, 1)
     sm90_fused128_kernel(const __grid_constant__ FusedArgs args) {
 #ifdef SM90_BODY
-    using C = Fused128Config<CAUSAL>;
+    using C = Fused128Config<CAUSAL, DOWN>;
     enum { WARPS = 4 * C::WARPGROUPS };
     auto &shared = at_uniform_address(shared_memory<Fused128Shared<C>>());
     const int warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / WARPGROUP, 0);
@@ -480,14 +482,19 @@ size_t attention_backward_sm90_fused128_scratch_bytes(int B, int T, int NH) {
     return turn_scratch_bytes(B, T, NH, 128);
 }
 
-template <bool CAUSAL> static void launch_fused128(const FusedArgs &args) {
-    using C = Fused128Config<CAUSAL>;
-    launch_persistent("sm90_fused128_kernel", sm90_fused128_kernel<CAUSAL>, args, args.base.order.total,
+template <bool CAUSAL, bool DOWN> static void launch_fused128(const FusedArgs &args) {
+    using C = Fused128Config<CAUSAL, DOWN>;
+    launch_persistent("sm90_fused128_kernel", sm90_fused128_kernel<CAUSAL, DOWN>, args, args.base.order.total,
                       C::THREADS, shared_bytes<Fused128Shared<C>>());
 }
 
 void attention_backward_sm90_fused128(floatX *dqkv, const floatX *dout, const floatX *out, const floatX *qkv,
                                       const float *lse, void *scratch, int B, int T, int NH, bool causal) {
     const FusedArgs args = fused_args<128>(dqkv, dout, out, qkv, lse, scratch, B, T, NH);
-    (causal ? launch_fused128<true> : launch_fused128<false>)(args);
+    if (!causal)
+        launch_fused128<false, false>(args);
+    else if (turn_walk_down(T, 128))
+        launch_fused128<true, true>(args);
+    else
+        launch_fused128<true, false>(args);
 }

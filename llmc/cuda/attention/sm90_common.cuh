@@ -255,6 +255,19 @@ template <typename Shared> __device__ __forceinline__ Shared &at_uniform_address
     return *static_cast<Shared *>(__cvta_shared_to_generic(address));
 }
 
+/* A place in shared memory as the low half of a matrix descriptor. It is the same for all threads of a warp,
+ * and the compiler must know: descriptors are uniform registers, and converting each costs 12 instructions. */
+__device__ __forceinline__ uint32_t uniform_place(uint32_t address) {
+    return __shfl_sync(0xffffffffu, (address & 0x3ffff) >> 4, 0);
+}
+/* Swizzled tiles, as descriptor_k_major and descriptor_mn_major; without swizzle, as descriptor_unswizzled. */
+__device__ __forceinline__ uint64_t swizzled(uint32_t place) {
+    return (uint64_t)(1u << 30 | 1024 >> 4) << 32 | place;
+}
+__device__ __forceinline__ uint64_t unswizzled(uint32_t place, uint32_t k_bytes) {
+    return (uint64_t)(128 >> 4) << 32 | (place + (k_bytes << 12));
+}
+
 /* When a launch may begin: once all before it are done, or as early as the launch before lets it
  * (launch_dependents); its kernel then calls wait_on_dependency before it reads what that launch writes. */
 typedef enum LaunchStart { START_AFTER, START_EARLY } LaunchStart;

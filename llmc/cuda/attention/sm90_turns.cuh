@@ -21,6 +21,13 @@
  * drawn one tile ahead, at T = 32768 a tile of 2 blocks stood behind one of 512, and a head behind the last. It
  * also makes every wait one for a tile drawn before, so nothing waits in a circle.
  *
+ * Between the first and the last of the tiles under way lie the queries and sums that must stay in L2. Walking up
+ * from its diagonal, a tile is two blocks behind the one before it, and those that pass while an SM becomes free:
+ * 2 * SMs + tiles blocks in all. Head size 128 at T = 32768: 33 MB, the queries in both halves of L2, and a launch
+ * moved 7.4 GB of DRAM. Walking from the last block down to the diagonal, all tiles start at the same block, and
+ * `tiles` blocks lie between them: 1.9 GB, +4 % in speed, +7 % at 65536. At T <= 16384 everything fits L2, a tile
+ * would be drawn every step, faster than turns pass, and tiles that walk down lose 8 %.
+ *
  * The unit is 64 queries x 64 columns, 16 KB: a head has HD / 64 streams of them, each with sums and counts of
  * its own. In a thread block, a warpgroup that computes dQ of a stream (the owner) and its adders, one thread
  * for each buffer, share buffers in two rings: of shares that the owner gives, and of sums that the adder
@@ -65,6 +72,11 @@ template <int BUFFERS> struct TurnAt { Ring<BUFFERS> given, fetched; };
 /* Tiles that add to a block's dQ. */
 template <bool CAUSAL> __device__ __forceinline__ int turn_shares(const Turns &turns, int block) {
     return CAUSAL ? block / 2 + 1 : turns.tiles;
+}
+
+/* Number i of the blocks first .. blocks - 1 of a tile's walk. */
+template <class C> __device__ __forceinline__ int walked(int i, int first, int blocks) {
+    return C::WALK_DOWN ? blocks - 1 - i : first + i;
 }
 
 /* ---- the owner: a warpgroup ---- */
@@ -151,12 +163,13 @@ typedef struct TileTurns {
 } TileTurns;
 
 /* All turns of a tile that is not 0, as far as their shares pass through `buffer`. */
-template <bool CAUSAL, int BUFFERS, int THREADS>
+template <class C, int BUFFERS, int THREADS>
 __device__ __forceinline__ void add_shares(TurnBuffers<BUFFERS, THREADS> &buffers, Ring<BUFFERS> &at,
                                            int buffer, const Turns &turns, const TileTurns &mine) {
-    for (int block = mine.first_block; block < turns.blocks; block++, at.advance()) {
+    for (int i = 0; i < turns.blocks - mine.first_block; i++, at.advance()) {
         if (at.stage != buffer) continue;
-        const int shares = turn_shares<CAUSAL>(turns, block);
+        const int block = walked<C>(i, mine.first_block, turns.blocks);
+        const int shares = turn_shares<C::CAUSAL>(turns, block);
         unsigned *count = turns.counts + mine.place + block;
         wait_turn(count, mine.rounds * shares + shares - 1 - mine.tile);
         mbarrier_wait(shared_address(&buffers.given.full[buffer]), at.parity);
@@ -166,13 +179,14 @@ __device__ __forceinline__ void add_shares(TurnBuffers<BUFFERS, THREADS> &buffer
 }
 
 /* The same for tile 0, which takes the last turn of every block. */
-template <bool CAUSAL, int BUFFERS, int THREADS>
+template <class C, int BUFFERS, int THREADS>
 __device__ __forceinline__ void fetch_sums(TurnBuffers<BUFFERS, THREADS> &buffers, Ring<BUFFERS> &at,
                                            int buffer, const Turns &turns, const TileTurns &mine) {
     const uint32_t full = shared_address(&buffers.fetched.full[buffer]);
-    for (int block = 0; block < turns.blocks; block++, at.advance()) {
+    for (int i = 0; i < turns.blocks; i++, at.advance()) {
         if (at.stage != buffer) continue;
-        const int shares = turn_shares<CAUSAL>(turns, block);
+        const int block = walked<C>(i, 0, turns.blocks);
+        const int shares = turn_shares<C::CAUSAL>(turns, block);
         unsigned *count = turns.counts + mine.place + block;
         buffers.fetched.wait_free(at);
         if (shares == 1) {
@@ -189,16 +203,16 @@ __device__ __forceinline__ void fetch_sums(TurnBuffers<BUFFERS, THREADS> &buffer
 }
 
 /* An adder's part in a tile whose blocks start at first_block. head: of B*NH. */
-template <bool CAUSAL, int BUFFERS, int THREADS>
+template <class C, int BUFFERS, int THREADS>
 __device__ __forceinline__ void take_turns(TurnBuffers<BUFFERS, THREADS> &buffers, TurnAt<BUFFERS> &at,
                                            int buffer, const Turns &turns, int head, int stream, int tile,
                                            int first_block) {
     const TileTurns mine = {((int64_t)(head % turns.slots) * turns.streams + stream) * turns.blocks,
                             head / turns.slots, tile, first_block};
     if (tile == 0)
-        fetch_sums<CAUSAL>(buffers, at.fetched, buffer, turns, mine);
+        fetch_sums<C>(buffers, at.fetched, buffer, turns, mine);
     else
-        add_shares<CAUSAL>(buffers, at.given, buffer, turns, mine);
+        add_shares<C>(buffers, at.given, buffer, turns, mine);
 }
 
 /* ---- D and the counts, before the pass ---- */
@@ -244,17 +258,24 @@ static inline TileOrder turn_order(int B, int T, int NH, int HD) {
     return tile_order(B, T, NH, 2 * ROWS, 2 * HD * 2 + sizeof(FoldRow) + HD * 4, true);
 }
 
+enum { MOST_SMS = 132 }; /* of any card with these kernels: the plan must not depend on the device */
+
 /* Slots for as many sections of heads as are under way at once, three at least: a head that finds its slot taken
  * waits, and with it all that are drawn later. In steps, one for each block of a tile: MOST_SMS draw a causal
  * section in `period`; its tiles 0, the last of them, then walk 2 * tiles blocks more, some of them at 1.4 steps
  * a block. At head size 64 three suffice; at 128 three are too few from T = 4096 to 16384. */
 static inline int turn_slots(const TileOrder &order) {
-    enum { MOST_SMS = 132 }; /* of any card with these kernels: the plan must not depend on the device */
     const int64_t steps = (int64_t)order.section_heads * order.tiles * (order.tiles + 1);
     const int period = (int)(steps / MOST_SMS) + 1, last = 14 * order.tiles / 5;
     const int sections = 1 + ceil_div(last, period);
     const int slots = (sections < 3 ? 3 : sections) * order.section_heads;
     return slots < order.heads ? slots : order.heads;
+}
+
+/* Whether what causal tiles that walk up have between them (see above) is more than L2 keeps. */
+static inline bool turn_walk_down(int T, int HD) {
+    const int64_t blocks = 2 * MOST_SMS + ceil_div(T, 2 * ROWS);
+    return blocks * ROWS * (2 * HD * 2 + HD * 4) > 32 << 20;
 }
 
 static inline size_t turn_counts_bytes(int slots, int T, int HD) {

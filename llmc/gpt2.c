@@ -268,9 +268,6 @@ static void attention_core_backward(GPT2 *model, const Batch *b, int l, floatX *
         ops->masked_attention_standard_backward(dqkv, gpt2_activation(model, ACT_DPROBS, 0), dattn,
                                                 gpt2_activation(model, ACT_PROBS, l), qkv, &mask, b->B, b->T,
                                                 b->NH, b->HD);
-    else if (attention_is_plain(&mask, b->T))
-        ops->attention_backward(dqkv, dattn, attn, qkv, activation_f32(model, ACT_LSE, l), model->scratch,
-                                b->B, b->T, b->NH, b->HD);
     else
         ops->masked_attention_backward(dqkv, dattn, attn, qkv, activation_f32(model, ACT_LSE, l), &mask,
                                        model->scratch, b->B, b->T, b->NH, b->HD);

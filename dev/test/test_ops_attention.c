@@ -235,6 +235,7 @@ static const struct {
     {3, 127,  2, false},
     {1, 1023, 2, false},
     {2, 1024, 3, true },
+    {1, 1300, 2, true },
     {1, 64,   1, true },
     {2, 129,  5, true },
 };
@@ -404,10 +405,11 @@ static double kernels_apart(const Ops *ops, Dims d) {
     float *mine = backward_of(ops, 0, p, &d), *again = backward_of(ops, 0, p, &d),
           *older = backward_of(ops, 80, p, &d);
     const double apart = worst_apart(mine, older, &d);
-    CHECK(!memcmp(mine, again, (size_t)(3 * n) * sizeof *mine), "%s, T %d: a second run has other bits",
-          ops->name, d.T);
+    CHECK(!memcmp(mine, again, (size_t)(3 * n) * sizeof *mine), "%s, HD%d, T %d: a second run has other bits",
+          ops->name, d.HD, d.T);
     for (int i = 0; i < 6; i++) {
-        CHECK(guarded_intact(&p[i]), "%s, T %d: written outside of operand %d", ops->name, d.T, i);
+        CHECK(guarded_intact(&p[i]), "%s, HD%d, T %d: written outside of operand %d", ops->name, d.HD, d.T,
+              i);
         guarded_free(&p[i]);
     }
     float *const host[] = {qkv, dout, mine, again, older};
@@ -415,16 +417,24 @@ static double kernels_apart(const Ops *ops, Dims d) {
     return apart;
 }
 
-/* So long that Hopper's tiles walk another way at head size 128; the oracle would take minutes. At T = 1024, where it
- * has checked both kernels, they differ by their roundings; twice that, and half a step of bf16, are allowed. */
+/* So long that Hopper's kernels do otherwise than at the sizes above; the oracle would take minutes. At T = 1024, where
+ * it has checked both kernels, they differ by their roundings; twice that, and half a step of bf16, are allowed. */
 static void test_long_backward(const Ops *ops) {
-    Dims d = {.B = 1, .T = 1024, .NH = 2, .HD = 128};
-    const double shorter = kernels_apart(ops, d);
-    d.T = 33000;
-    const double longer = kernels_apart(ops, d);
-    CHECK(longer <= 2 * shorter + 0x1p-9,
-          "%s, T %d: dqkv is %.2e from that of older cards' kernels; at T 1024 %.2e", ops->name, d.T, longer,
-          shorter);
+    static const struct {
+        int HD, T;
+    } cases[] = {
+        {64,  66000},
+        {128, 33000}
+    };
+    for (int i = 0; i < 2; i++) {
+        Dims d = {.B = 1, .T = 1024, .NH = 2, .HD = cases[i].HD};
+        const double shorter = kernels_apart(ops, d);
+        d.T = cases[i].T;
+        const double longer = kernels_apart(ops, d);
+        CHECK(longer <= 2 * shorter + 0x1p-9,
+              "%s, HD%d, T %d: dqkv is %.2e from that of older cards' kernels; at T 1024 %.2e", ops->name,
+              d.HD, d.T, longer, shorter);
+    }
 }
 
 static void test_path(const Ops *ops) {

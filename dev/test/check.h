@@ -44,6 +44,11 @@ __attribute__((format(printf, 1, 2), unused)) static void skip_(const char *form
     printf("\n");
 }
 
+/* The larger of two errors; a NaN is larger than all, and stays: it must not be forgotten before the CHECK. */
+__attribute__((unused)) static double worse(double a, double b) {
+    return a >= b || isnan(a) ? a : b;
+}
+
 /* Prints "NAME: N passed, N failed, N skipped"; the exit code of main. */
 __attribute__((unused)) static int check_finish(const char *name) {
     printf("%s: %d passed, %d failed, %d skipped\n", name, check_passed, check_failed, check_skipped);

@@ -103,7 +103,7 @@ static void close_to(const char *name, Buffer got, const double *want) {
     double worst = 0, largest = 1e-30;
     for (int64_t i = 0; i < got.n; i++) {
         double error = fabs(got.f[i] - want[i]);
-        if (!(error <= worst)) worst = error;
+        worst = worse(worst, error);
         if (fabs(want[i]) > largest) largest = fabs(want[i]);
     }
     CHECK(worst <= TOLERANCE * largest, "%s: error %g, largest value %g", name, worst, largest);

@@ -56,6 +56,13 @@ static void test_lone_element_fails(void) {
     CHECK(!within(d, bf16_like), "one flipped sign in a million");
 }
 
+/* An error that is NaN must outlast those after it. */
+static void test_worse(void) {
+    CHECK(worse(1, 2) == 2 && worse(2, 1) == 2, "the larger of two numbers");
+    CHECK(isnan(worse(0, NAN)), "a NaN after a number");
+    CHECK(isnan(worse(NAN, 1)), "a number after a NaN");
+}
+
 static void test_not_finite_fails(void) {
     const float values[] = {NAN, -NAN, INFINITY, -INFINITY};
     float want[N], got[N];
@@ -172,6 +179,7 @@ int main(void) {
     test_equal_passes();
     test_wrong_element_fails();
     test_lone_element_fails();
+    test_worse();
     test_not_finite_fails();
     test_unwritten_fails(DTYPE_F32);
     test_unwritten_fails(DTYPE_BF16);

@@ -172,7 +172,7 @@ static void test_attention_long(void) {
         }
         for (int d = 0; d < HD; d++) {
             double error = fabs(out.f[t * HD + d] - row[d] / sum);
-            if (!(error <= worst)) worst = error;
+            worst = worse(worst, error);
         }
         CHECK(worst <= TOLERANCE, "attention long: row %d error %g", (int)t, worst);
         CHECK(fabs(lse.f[t] - log(sum)) <= TOLERANCE * 10, "attention long: lse %g, truth %g", lse.f[t],

@@ -100,7 +100,7 @@ static void test_gelu(void) {
     for (int i = 3; i < N; i++) {
         double truth = x.f[i] / (1 + exp(-2 * 0.79788456080286536 * (x.f[i] + 0.044715 * pow(x.f[i], 3))));
         double error = fabs(y.f[i] - truth) / (fabs(truth) + 1e-30);
-        if (!(error <= worst)) worst = error;
+        worst = worse(worst, error);
     }
     CHECK(worst <= 1e-5, "gelu: relative error %g", worst);
     CHECK(y.f[0] == 1e4f && y.f[1] == 0 && isnan(y.f[2]), "gelu of 1e4, -1e4, NaN: %g %g %g", y.f[0], y.f[1],
@@ -121,7 +121,7 @@ static void test_gelu_derivative(void) {
     for (int i = 0; i < N * C; i++) {
         double h = 1e-5,
                error = fabs(dx.f[i] - (gelu_double(x.d[i] + h) - gelu_double(x.d[i] - h)) / (2 * h));
-        if (!(error <= worst)) worst = error;
+        worst = worse(worst, error);
     }
     CHECK(worst <= 1e-6, "gelu': error %g", worst);
     end_case("gelu derivative");
@@ -132,7 +132,7 @@ static void test_exp(void) {
     double worst = 0;
     for (double x = -87.3; x < 88.7; x += 0.0007) {
         double truth = exp((float)x), error = fabs(vec_exp(vec_set((float)x))[VEC - 1] - truth) / truth;
-        if (!(error <= worst)) worst = error;
+        worst = worse(worst, error);
     }
     CHECK(worst <= 1.5e-7, "exp: relative error %g", worst);
     static const float ends[][2] = {

@@ -42,7 +42,7 @@ static void test_mean(void) {
                  c++) { /* the largest of 512 normal numbers passes 5 once in 3000 tries */
                 hits = 0;
                 for (int n = 0; n < ROWS; n++) hits += bits[n * COLUMNS + c];
-                worst = fmax(worst, fabs(sigmas(hits, ROWS, ps[i])));
+                worst = worse(worst, fabs(sigmas(hits, ROWS, ps[i])));
             }
             CHECK(ps[i] < 0.01f || worst < 5, "p %g: a column is %.1f sigma off", (double)ps[i], worst);
         }
@@ -188,7 +188,7 @@ static void test_model_expectation(void) {
     double worst = 0;
     for (int i = 0; i < ELEMS; i++) {
         const double sigma = fabs(plain[i]) * sqrt(0.3 / 0.7 / STEPS);
-        worst = fmax(worst, fabs(sum[i] / STEPS - plain[i]) / sigma);
+        worst = worse(worst, fabs(sum[i] / STEPS - plain[i]) / sigma);
     }
     CHECK(worst < 4.5, "the mean of an embedding over %d steps is %.1f sigma off", (int)STEPS, worst);
     gpt2_close(&model);

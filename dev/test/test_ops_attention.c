@@ -384,7 +384,7 @@ static double worst_apart(const float *a, const float *b, const Dims *d) {
                     apart += ((double)a[i] - b[i]) * ((double)a[i] - b[i]);
                     all += (double)b[i] * b[i];
                 }
-            if (!(sqrt(apart / all) <= worst)) worst = sqrt(apart / all);
+            worst = worse(worst, sqrt(apart / all));
         }
     return worst;
 }

@@ -1,19 +1,21 @@
 #!/usr/bin/env python3
 """Speed and memory of a training step against the context length T, one sequence a step: a table and a plot.
 
-usage: scripts/context.py [--seq 1024,4096 | 1024:1048576] [--modes flash,linear,block,standard] [--inference]
-                          [--limit SECONDS] [--csv FILE] [--png FILE] [--plot-only] [-- flags of the trainer]
+    scripts/context.py                                             # every length and mode that fits and takes under a minute
+    scripts/context.py --seq 1024:65536 --modes flash,linear --csv context.csv --png context.png
+    scripts/context.py --seq 131072 --modes gelu -- --train my_train_000001.bin --steps 10
 
 Run from the repository root after `make train_gpt2cu`. Random tokens unless the flags say --train, d12 unless they say
 --model. A mode is how the T x T part and the activations are treated:
-    flash      --recompute none         linear     --recompute linear (attention is kept)
-    block      --recompute block        standard   --attention standard (the T x T matrix)
+    flash      --recompute none         gelu       --recompute gelu
+    linear     --recompute linear       block      --recompute block (attention, too)
+    standard   --attention standard (the T x T matrix)
 The losses of the first and the last step show whether modes of one length train alike: same tokens, same weights. Rows go
 to the CSV (a row of the same T and mode is replaced), so that long lengths can be added later. A length whose run would
 take longer than the limit, four times the time of half the length, is left out and said; one that does not fit keeps its
 planned memory. --inference also times the forward pass alone (validation) and the last tokens of a sample that fills the
 context (one sequence, one token at a time, a cache of keys and values: the same in all modes). The plot needs
-matplotlib. Exit code: 0, 1 where a run failed, 2 on bad usage.
+matplotlib. Exit code: 0, 1 where a run failed, 2 on bad usage, of the trainer's flags, too.
 """
 import argparse
 import csv
@@ -27,11 +29,12 @@ import tempfile
 import time
 
 import random_shard
-from comparison import EXIT_RUN, Parser, duration, fail, gib, integers, provenance, split_csv
+from comparison import EXIT_INPUT, EXIT_RUN, Parser, duration, fail, gib, integers, provenance, split_csv
 
 PROGRAM = "./train_gpt2cu"
 MODES = {
     "flash": ["--recompute", "none"],
+    "gelu": ["--recompute", "gelu"],
     "linear": ["--recompute", "linear"],
     "block": ["--recompute", "block"],
     "standard": ["--attention", "standard"],
@@ -92,7 +95,8 @@ def digits(loss):
 
 
 def run(seq, mode, shard, folder, flags, with_inference=False):
-    """One run; returns its row, or None with the program's words on stderr where it fails for another reason than memory."""
+    """One run; returns its row, or None with the program's words on stderr where it fails for another reason than memory. Bad
+    input ends the script: what a run refuses, the others would, too."""
     command = ["--model", "d12", "--train", shard, "--batch", "1", "--seq", str(seq), "--tokens-per-step", str(seq),
                "--steps", str(n_steps(seq)), "--eval-every", "0"]
     more = inference_flags(seq, shard) if with_inference else ["--sample-tokens", "0"]
@@ -106,8 +110,11 @@ def run(seq, mode, shard, folder, flags, with_inference=False):
     if needs:
         row["planned_gib"] = float(needs[1])
         return row
+    said = f"T = {seq}, {mode}: {done.errors.strip().removeprefix('error: ')}"
+    if done.status == EXIT_INPUT:
+        fail(said)
     if done.status:
-        print(f"error: T = {seq}, {mode}: {done.errors.strip()}", file=sys.stderr)
+        print(f"error: {said}", file=sys.stderr)
         return None
     with open(os.path.join(folder, "log.jsonl"), encoding="utf-8") as log:
         steps = [step for step in map(json.loads, log) if "ms" in step]
@@ -226,7 +233,7 @@ def parse_arguments(argv):
     parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seq", type=integers(1, 1 << 21), default=[1 << i for i in range(10, 21)], metavar="LIST",
                         help="lengths in rising order; default 1024:1048576")
-    parser.add_argument("--modes", type=modes, default=list(MODES), metavar="LIST", help="default: all four")
+    parser.add_argument("--modes", type=modes, default=list(MODES), metavar="LIST", help=f"of {', '.join(MODES)}; default: all")
     parser.add_argument("--inference", action="store_true", help="time the forward pass alone and sampling, too")
     parser.add_argument("--limit", type=duration(1, 86400), default=60, metavar="S", help="seconds that one run may take")
     parser.add_argument("--csv", default="scripts/context.csv", metavar="FILE")

@@ -72,6 +72,25 @@ better = {name: (rms / 4, largest) for name, (rms, largest) in peer.items()}
 assert len(judge([peer, peer, better], apart, True)[0]) == 4, "the best peer counts"
 PY
 
+python "context.py ends with the trainer's own words and 2 where the flags are bad, goes on where one run fails" <<'PY'
+import contextlib, io, os, tempfile
+import context
+with tempfile.TemporaryDirectory() as folder:
+    context.PROGRAM = os.path.join(folder, "trainer")
+    for status in (1, 2):
+        with open(context.PROGRAM, "w") as file:
+            file.write(f"#!/bin/sh\necho 'error: nothing there' >&2\nexit {status}\n")
+        os.chmod(context.PROGRAM, 0o755)
+        said, code = io.StringIO(), None
+        with contextlib.redirect_stderr(said):
+            try:
+                assert context.run(64, "gelu", "none", folder, []) is None
+            except SystemExit as end:
+                code = end.code
+        assert code == (2 if status == 2 else None), code
+        assert said.getvalue() == "error: T = 64, gelu: nothing there\n", said.getvalue()
+PY
+
 python 'the reference is the textbook formula with autograd, in any chunks' <<'PY'
 import sys
 try:

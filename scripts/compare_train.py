@@ -275,7 +275,8 @@ def main():
             random_shard.write(shard)
         for configuration in arguments.only:
             ran.append(compare(configuration, shard, arguments, work, report))
-    report.note("\nspeed: tokens/s of ours over PyTorch's. GiB: peak; for ours all that it took of the device, for PyTorch what "
+    report.note("\nspeed: tokens/s of ours over PyTorch's; memory: the same of GiB. must: the least speed and the most memory that "
+                "are aimed at, and whether both are met. GiB: peak; for ours all that it took of the device, for PyTorch what "
                 "was in use of that. loss: the last one; weights and batches differ.")
     report.close()
     return 0 if all(ran) else EXIT_RUN

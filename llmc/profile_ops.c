@@ -180,21 +180,6 @@ static double square_flops(int B, int T, int NH, int HD) {
     return (double)B * T * T * NH * HD;
 }
 
-static void attention_forward(floatX *out, float *lse, const floatX *qkv, int B, int T, int NH, int HD) {
-    const double rows = (double)B * T * NH;
-    begin(2 * square_flops(B, T, NH, HD), stored(4 * rows * HD) + 4 * rows, "attention_forward");
-    inner->attention_forward(out, lse, qkv, B, T, NH, HD);
-    end();
-}
-
-static void attention_backward(floatX *dqkv, const floatX *dout, const floatX *out, const floatX *qkv,
-                               const float *lse, void *scratch, int B, int T, int NH, int HD) {
-    const double rows = (double)B * T * NH;
-    begin(5 * square_flops(B, T, NH, HD), stored(8 * rows * HD) + 4 * rows, "attention_backward");
-    inner->attention_backward(dqkv, dout, out, qkv, lse, scratch, B, T, NH, HD);
-    end();
-}
-
 /* The part of a T x T product's causal half that a window leaves. */
 static double window_part(const AttentionMask *mask, int T) {
     const double w = (double)attention_window(mask, T) / T;
@@ -291,8 +276,6 @@ const Ops *profile_ops(const Ops *ops) {
     wrapped.linear_backward_weight = linear_backward_weight;
     wrapped.linear_backward_weight_first = linear_backward_weight_first;
     wrapped.gelu_forward = gelu_forward;
-    wrapped.attention_forward = attention_forward;
-    wrapped.attention_backward = attention_backward;
     wrapped.masked_attention_forward = masked_attention_forward;
     wrapped.masked_attention_backward = masked_attention_backward;
     wrapped.masked_attention_standard_forward = masked_attention_standard_forward;

@@ -28,6 +28,14 @@ static inline float op_normal(uint64_t stream, int64_t i) {
     return sqrtf(-2 * logf(u1)) * cosf(6.2831853f * u2);
 }
 
+/* n standard normal numbers of a stream, rounded to bf16. */
+static inline float *op_normal_bf16(int64_t n, uint64_t stream) {
+    float *values = op_malloc((size_t)n * sizeof *values);
+#pragma omp parallel for
+    for (int64_t i = 0; i < n; i++) values[i] = round_bf16(op_normal(stream, i));
+    return values;
+}
+
 /* TEST [-v] [small] [OP]: calls test() with every CUDA backend there is; counts a skip for each that is not. */
 static inline int op_main(const char *name, int argc, char **argv, void (*test)(const Ops *ops)) {
     const Ops *const backends[] = {ops_cuda_fp32, ops_cuda_bf16};

@@ -352,13 +352,6 @@ static void test_nan(const Ops *ops, int HD, int part) {
 
 /* ---- long sequences ---- */
 
-static float *normal_values(int64_t n, uint64_t stream) {
-    float *x = op_malloc((size_t)n * sizeof *x);
-#pragma omp parallel for
-    for (int64_t i = 0; i < n; i++) x[i] = op_normal(stream, i);
-    return x;
-}
-
 /* dqkv by the kernels of this card or, where `capability` is not 0, of that one. p: dqkv, dout, out, qkv, lse,
  * scratch on the device. */
 static float *backward_of(const Ops *ops, int capability, const Guarded *p, const Dims *d) {
@@ -398,7 +391,7 @@ static double kernels_apart(const Ops *ops, Dims d) {
     Guarded p[6] = {0};
     for (int i = 0; i < 6; i++)
         if (!guarded_alloc(&p[i], ops, sizes_of[i], 0)) abort();
-    float *qkv = normal_values(3 * n, 1), *dout = normal_values(n, 2);
+    float *qkv = op_normal_bf16(3 * n, 1), *dout = op_normal_bf16(n, 2);
     upload_floats(ops, p[3].data, ops->dtype, qkv, 3 * n);
     upload_floats(ops, p[1].data, ops->dtype, dout, n);
     ops->attention_forward(p[2].data, (float *)(void *)p[4].data, p[3].data, d.B, d.T, d.NH, d.HD);

@@ -55,17 +55,10 @@ static void large_check(const Large *large, const Ops *ops, const float *want, c
     free(got);
 }
 
-static float *normal_values(int64_t n, uint64_t stream) {
-    float *values = op_malloc((size_t)n * sizeof *values);
-#pragma omp parallel for
-    for (int64_t i = 0; i < n; i++) values[i] = round_bf16(op_normal(stream, i));
-    return values;
-}
-
 static void test_gelu(const Ops *ops) {
     enum { period = 257, width = 1024 };
     const int64_t rows = past / width + 300;
-    float *x = normal_values(period * width, 1), *want = op_malloc(period * width * sizeof *want);
+    float *x = op_normal_bf16(period * width, 1), *want = op_malloc(period * width * sizeof *want);
     Large in = {0}, out = {0};
     ops_cpu.gelu_forward(want, x, period * width);
     if (large_open(&in, ops, x, period, rows, width) && large_open(&out, ops, NULL, period, rows, width)) {
@@ -81,8 +74,8 @@ static void test_gelu(const Ops *ops) {
 static void test_layernorm(const Ops *ops) {
     enum { period = 257, C = 768 };
     const int64_t rows = past / C + 300;
-    float *x = normal_values(period * C, 2), *want = op_malloc(period * C * sizeof *want);
-    float *weight = normal_values(2 * C, 3), stats[2 * period];
+    float *x = op_normal_bf16(period * C, 2), *want = op_malloc(period * C * sizeof *want);
+    float *weight = op_normal_bf16(2 * C, 3), stats[2 * period];
     Large in = {0}, out = {0}, parameters = {0};
     ops_cpu.layernorm_forward(want, stats, stats + period, x, weight, weight + C, period, C);
     float *device_stats = ops->alloc((size_t)rows * 2 * sizeof(float));
@@ -107,7 +100,7 @@ static void test_attention(const Ops *ops) {
     enum { period = 2, T = 1024, NH = 12, HD = 64, C = NH * HD };
     const int B = (int)(past / (T * 3 * C)) + 3;
     const int64_t n = (int64_t)period * T * C;
-    float *qkv = normal_values(3 * n, 4), *dout = normal_values(n, 5);
+    float *qkv = op_normal_bf16(3 * n, 4), *dout = op_normal_bf16(n, 5);
     float *out = op_malloc((size_t)n * sizeof *out), *dqkv = op_malloc(3 * (size_t)n * sizeof *dqkv);
     float *lse = op_malloc(period * T * NH * sizeof *lse);
     OpShape shape = {

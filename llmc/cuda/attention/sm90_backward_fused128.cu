@@ -490,7 +490,7 @@ template <bool CAUSAL, bool DOWN> static void launch_fused128(const FusedArgs &a
 
 void attention_backward_sm90_fused128(floatX *dqkv, const floatX *dout, const floatX *out, const floatX *qkv,
                                       const float *lse, void *scratch, int B, int T, int NH, bool causal) {
-    const FusedArgs args = fused_args<128>(dqkv, dout, out, qkv, lse, scratch, B, T, NH);
+    const FusedArgs args = fused_args<128>(dqkv, dout, out, qkv, lse, scratch, B, T, NH, causal);
     if (!causal)
         launch_fused128<false, false>(args);
     else if (turn_walk_down(T, 128))

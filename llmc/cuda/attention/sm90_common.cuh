@@ -61,11 +61,14 @@ typedef struct TileOrder {
     int descending; /* a head's tiles from the last to the first */
 } TileOrder;
 
-constexpr int64_t SM90_SECTION_BYTES = 24 << 20; /* half the L2 of an H100 */
+/* What the tiles of a section share: half the L2 of an H100; a quarter where the sections under way at once, each
+ * read through both halves of L2, are too much together and tiles do not mind (measured: dev/attention/README.md). */
+constexpr int64_t SM90_SECTION_BYTES = 24 << 20, SM90_SMALL_SECTION_BYTES = 12 << 20;
 
 /* tile_rows: rows of a tile; row_bytes: what one position of a head adds to the data that its tiles share. */
-static inline TileOrder tile_order(int B, int T, int NH, int tile_rows, int row_bytes, bool descending) {
-    const int64_t fit = SM90_SECTION_BYTES / ((int64_t)T * row_bytes);
+static inline TileOrder tile_order(int B, int T, int NH, int tile_rows, int row_bytes, bool descending,
+                                   int64_t section_bytes = SM90_SECTION_BYTES) {
+    const int64_t fit = section_bytes / ((int64_t)T * row_bytes);
     TileOrder order;
     order.heads = B * NH;
     order.n_heads = NH;

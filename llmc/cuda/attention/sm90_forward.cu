@@ -36,7 +36,10 @@ static ForwardArgs forward_args(floatX *out, float *lse, const floatX *qkv, int 
     args.lse = lse;
     args.T = T;
     args.NH = NH;
-    args.order = tile_order(B, T, NH, C::TILE_ROWS, 2 * C::HD * 2, true);
+    /* Full tiles are all alike, so small sections cost nothing: 0.80 GB of DRAM for 1.05 at head size 128, T = 1024,
+     * +3 % in speed, +6 % at 2048. Causal ones gain nothing. */
+    args.order = tile_order(B, T, NH, C::TILE_ROWS, 2 * C::HD * 2, true,
+                            C::CAUSAL ? SM90_SECTION_BYTES : SM90_SMALL_SECTION_BYTES);
     if (C::CAUSAL) /* the last two sections as one, for a shorter tail: +1.5 % at T = 32k */
         args.order.last_head = max(0, args.order.last_head - args.order.section_heads);
     if (!(without & SM90_TILES_FROM_END))

@@ -221,8 +221,6 @@ __device__ __forceinline__ void key_step(KeyRows<HD> &rows, uint32_t stage, cons
     Scores<Config::BLOCKS, Config::STEP> p, ds;
     clear(p);
     multiply_rows(p, rows.k, Tile<HD>::by_columns(q, lane));
-    if (MASKED) mask_scores<true>(p, key, query);
-    mask_beyond<true>(p, mask, key, query);
 #pragma unroll
     for (int n = 0; n < Config::STEP / 8; n++) {
         /* of this lane's two columns: {-lse2, -D, -lse2, -D} */
@@ -231,10 +229,19 @@ __device__ __forceinline__ void key_step(KeyRows<HD> &rows, uint32_t stage, cons
         for (int b = 0; b < Config::BLOCKS; b++)
 #pragma unroll
             for (int i = 0; i < 4; i++) {
-                p[b][n][i] = ex2(fmaf(p[b][n][i], scale_log2, i % 2 ? stats.z : stats.x));
+                p[b][n][i] = fmaf(p[b][n][i], scale_log2, i % 2 ? stats.z : stats.x);
                 ds[b][n][i] = i % 2 ? stats.w : stats.y;
             }
     }
+    /* Once lse is subtracted: where it is NaN, -inf would not stay -inf, and dV of keys not seen would be NaN. */
+    if (MASKED) mask_scores<true>(p, key, query);
+    mask_beyond<true>(p, mask, key, query);
+#pragma unroll
+    for (int b = 0; b < Config::BLOCKS; b++)
+#pragma unroll
+        for (int n = 0; n < Config::STEP / 8; n++)
+#pragma unroll
+            for (int i = 0; i < 4; i++) p[b][n][i] = ex2(p[b][n][i]);
     multiply_rows(ds, rows.v, Tile<HD>::by_columns(dout, lane)); /* dP - D */
     const uint32_t dropped = dropped_queries<Mask, Config::BLOCKS>(mask, mask_site, mask_row, key);
     uint32_t packed[Config::BLOCKS][4];

@@ -45,9 +45,13 @@ class Ours:
             lse=torch.empty(case.B, case.H, case.T, device=device),
             scratch=torch.empty(scratch_bytes, dtype=torch.uint8, device=device))
 
+    def written(self, state):
+        """The buffers that forward and backward fill."""
+        return state.out, state.dqkv, state.lse
+
     def poison(self, state):
         """What a launch must overwrite or not depend on becomes NaN."""
-        for tensor in (state.out, state.dqkv, state.lse):
+        for tensor in self.written(state):
             tensor.fill_(float("nan"))
         state.scratch.fill_(255)
 

@@ -267,6 +267,46 @@ __device__ __forceinline__ void key_step(KeyRows<HD> &rows, uint32_t stage, cons
     multiply_tile<HD>(rows.dk, packed, Tile<HD>::by_rows(q, lane), 0);
 }
 
+/* Tiles of QUERIES queries of one head in two stages of shared memory, from the block's first key on: while one is used,
+ * the next is under way. All threads of the block call all functions. */
+template <int HD> struct QueryTiles {
+    using Config = KeyConfig<HD>;
+    uint8_t *shared;
+    uint32_t base, stage;           /* address of shared; offset of the tile in it: Q, dO, statistics */
+    const bf16 *next_q, *next_dout; /* first rows of the tile to fetch next */
+    const RowStats *next_stats;
+    int C, query; /* first of the tile at `stage` */
+
+    __device__ __forceinline__ uint32_t other() const {
+        return 4 * Config::ROWS_BYTES + Config::STAGE_BYTES - stage;
+    }
+    __device__ __forceinline__ const RowStats *stats() const {
+        return reinterpret_cast<const RowStats *>(shared + stage + 2 * Config::TILE_BYTES);
+    }
+    __device__ __forceinline__ void fetch(uint32_t to, int rows_valid) {
+        load_tile<HD, Config::QUERIES, Config::THREADS>(base + to, next_q, 3 * C, rows_valid);
+        load_tile<HD, Config::QUERIES, Config::THREADS>(base + to + Config::TILE_BYTES, next_dout, C,
+                                                        rows_valid);
+        if (threadIdx.x < Config::QUERIES)
+            cp_async_8(base + to + 2 * Config::TILE_BYTES + threadIdx.x * sizeof(RowStats),
+                       next_stats + threadIdx.x, (int)threadIdx.x < rows_valid);
+        cp_async_commit();
+        next_q += Config::QUERIES * 3 * C;
+        next_dout += Config::QUERIES * C;
+        next_stats += Config::QUERIES;
+    }
+    /* The tile has landed and nobody reads the other stage any more: fetches the next tile into it. */
+    __device__ __forceinline__ void begin(int end, int T) {
+        cp_async_wait<0>();
+        __syncthreads();
+        if (query + Config::QUERIES < end) fetch(other(), T - query - Config::QUERIES);
+    }
+    __device__ __forceinline__ void end() {
+        stage = other();
+        query += Config::QUERIES;
+    }
+};
+
 /* grid: order.n_heads * order.n_tiles blocks of THREADS. stats (B,NH,T), the K and V parts of dqkv =. */
 template <int HD, class Mask>
 __global__ void __launch_bounds__(KeyConfig<HD>::THREADS, 2)
@@ -276,32 +316,16 @@ __global__ void __launch_bounds__(KeyConfig<HD>::THREADS, 2)
     extern __shared__ __align__(1024) uint8_t shared[];
     const BlockRows at = block_rows(order, Config::ROWS, false, T, NH, HD);
     const int C = NH * HD, stride = 3 * C;
-    const bf16 *next_q = qkv + at.token * stride + at.column;
-    const bf16 *next_dout = dout + at.token * C + at.column;
-    const RowStats *next_stats = stats + at.stat;
-
+    const bf16 *q = qkv + at.token * stride + at.column;
     const int warp_first = threadIdx.x / 32 * Config::BLOCKS * 16, warp_row = at.row0 + warp_first;
     const bool active = warp_row < T;
     const uint32_t base = shared_address(shared), warp_bytes = warp_first * Tile<HD>::ROW_BYTES;
-    uint32_t stage = 2 * Config::ROWS_BYTES; /* offset in shared */
-    auto other = [&]() { return 4 * Config::ROWS_BYTES + Config::STAGE_BYTES - stage; };
-
-    auto load_queries = [&](uint32_t to, int rows_valid) {
-        load_tile<HD, Config::QUERIES, Config::THREADS>(base + to, next_q, stride, rows_valid);
-        load_tile<HD, Config::QUERIES, Config::THREADS>(base + to + Config::TILE_BYTES, next_dout, C,
-                                                        rows_valid);
-        if (threadIdx.x < Config::QUERIES)
-            cp_async_8(base + to + 2 * Config::TILE_BYTES + threadIdx.x * sizeof(RowStats),
-                       next_stats + threadIdx.x, (int)threadIdx.x < rows_valid);
-        cp_async_commit();
-        next_q += Config::QUERIES * stride;
-        next_dout += Config::QUERIES * C;
-        next_stats += Config::QUERIES;
-    };
-    load_tile<HD, Config::ROWS, Config::THREADS>(base, next_q + C, stride, T - at.row0);
-    load_tile<HD, Config::ROWS, Config::THREADS>(base + Config::ROWS_BYTES, next_q + 2 * C, stride,
-                                                 T - at.row0);
-    load_queries(stage, T - at.row0);
+    QueryTiles<HD> tiles = {
+        shared, base,   2 * Config::ROWS_BYTES, q, dout + at.token * C + at.column, stats + at.stat,
+        C,      at.row0};
+    load_tile<HD, Config::ROWS, Config::THREADS>(base, q + C, stride, T - at.row0);
+    load_tile<HD, Config::ROWS, Config::THREADS>(base + Config::ROWS_BYTES, q + 2 * C, stride, T - at.row0);
+    tiles.fetch(tiles.stage, T - at.row0);
     cp_async_wait<0>();
     __syncthreads();
     KeyRows<HD> rows;
@@ -310,39 +334,25 @@ __global__ void __launch_bounds__(KeyConfig<HD>::THREADS, 2)
     clear(rows.dk);
     clear(rows.dv);
 
-    int query = at.row0; /* first of the tile */
     const int end = mask.end_query(at.row0 + Config::ROWS, T);
     const uint64_t mask_site = mask.site();
     const int64_t mask_row0 = at.stat - at.row0; /* of query 0 */
     const float scale_log2 = softmax_scale * LOG2E;
-    /* The tile has landed and nobody reads the other stage any more: fetch the next tile into it. */
-    auto begin_tile = [&]() {
-        cp_async_wait<0>();
-        __syncthreads();
-        if (query + Config::QUERIES < end) load_queries(other(), T - query - Config::QUERIES);
-    };
-    auto end_tile = [&]() {
-        stage = other();
-        query += Config::QUERIES;
-    };
-    auto stage_stats = [&]() {
-        return reinterpret_cast<const RowStats *>(shared + stage + 2 * Config::TILE_BYTES);
-    };
-    for (; query < min(at.row0 + Config::ROWS, T); end_tile()) {
-        begin_tile();
+    for (; tiles.query < min(at.row0 + Config::ROWS, T); tiles.end()) {
+        tiles.begin(end, T);
 #pragma unroll 1
         for (int i = 0; i < Config::QUERIES; i += Config::STEP)
-            if (active && query + i + Config::STEP > warp_row)
-                key_step<HD, true>(rows, base + stage, stage_stats(), i, warp_row, query + i, scale_log2,
-                                   mask, mask_site, mask_row0 + query + i);
+            if (active && tiles.query + i + Config::STEP > warp_row)
+                key_step<HD, true>(rows, base + tiles.stage, tiles.stats(), i, warp_row, tiles.query + i,
+                                   scale_log2, mask, mask_site, mask_row0 + tiles.query + i);
     }
-    for (; query < end; end_tile()) {
-        begin_tile();
+    for (; tiles.query < end; tiles.end()) {
+        tiles.begin(end, T);
         if (active)
 #pragma unroll 1
             for (int i = 0; i < Config::QUERIES; i += Config::STEP)
-                key_step<HD, false>(rows, base + stage, stage_stats(), i, warp_row, query + i, scale_log2,
-                                    mask, mask_site, mask_row0 + query + i);
+                key_step<HD, false>(rows, base + tiles.stage, tiles.stats(), i, warp_row, tiles.query + i,
+                                    scale_log2, mask, mask_site, mask_row0 + tiles.query + i);
     }
     if (!active) return;
     scale(rows.dk, softmax_scale * mask.kept_scale());

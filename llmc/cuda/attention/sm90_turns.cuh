@@ -267,7 +267,7 @@ enum { MOST_SMS = 132 }; /* of any card with these kernels: the plan must not de
 /* Slots for as many sections of heads as are under way at once, three at least: a head that finds its slot taken
  * waits, and with it all that are drawn later. In steps, one for each block of a tile: MOST_SMS draw a causal
  * section in `period`; its tiles 0, the last of them, then walk 2 * tiles blocks more, some of them at 1.4 steps
- * a block. At head size 64 three suffice; at 128 three are too few from T = 4096 to 16384. */
+ * a block. At head size 64 three suffice; the small sections of 128 take four to seven up to T = 16384. */
 static inline int turn_slots(const TileOrder &order) {
     const int64_t steps = (int64_t)order.section_heads * order.tiles * (order.tiles + 1);
     const int period = (int)(steps / MOST_SMS) + 1, last = 14 * order.tiles / 5;

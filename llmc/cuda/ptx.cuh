@@ -370,21 +370,66 @@ __device__ __forceinline__ uint32_t cluster_rank() {
 
 /* Barrier of all threads of the cluster; orders their accesses to shared memory. */
 __device__ __forceinline__ void cluster_sync() {
-    asm volatile("barrier.cluster.arrive.release;\n"
-                 "barrier.cluster.wait.acquire;" ::
-                     : "memory");
+    asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
 }
 
-/* Arrives on the barrier at this address of the block `rank` of the cluster. Ordinary writes before it need a
- * fence of their own: .release.cluster would cost a MEMBAR.GPU at every call. */
-__device__ __forceinline__ void mbarrier_arrive_cluster(uint32_t barrier, uint32_t rank) {
-    asm volatile("{\n"
-                 ".reg .b32 remote;\n"
-                 "mapa.shared::cluster.u32 remote, %0, %1;\n"
-                 "mbarrier.arrive.shared::cluster.b64 _, [remote];\n"
-                 "}" ::"r"(barrier),
-                 "r"(rank)
+/* Where the block `rank` of the cluster has what lies at this address here. */
+__device__ __forceinline__ uint32_t cluster_address(uint32_t shared, uint32_t rank) {
+    uint32_t mapped;
+    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(mapped) : "r"(shared), "r"(rank));
+    return mapped;
+}
+
+/* These take addresses made by cluster_address. Ordinary writes before an arrival need a fence of their own: _release
+ * is also for what this thread has written, at the cost of a MEMBAR.GPU at every call. */
+__device__ __forceinline__ void mbarrier_arrive_at(uint32_t mapped) {
+    asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(mapped) : "memory");
+}
+__device__ __forceinline__ void mbarrier_arrive_release_at(uint32_t mapped) {
+    asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(mapped) : "memory");
+}
+__device__ __forceinline__ void mbarrier_arrive_expect_tx_at(uint32_t mapped, uint32_t bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cluster.b64 _, [%0], %1;" ::"r"(mapped), "r"(bytes)
                  : "memory");
+}
+__device__ __forceinline__ void mbarrier_arrive_cluster(uint32_t barrier, uint32_t rank) {
+    mbarrier_arrive_at(cluster_address(barrier, rank));
+}
+
+/* mbarrier_wait for what a thread of another block wrote before mbarrier_arrive_release_at. */
+__device__ __forceinline__ void mbarrier_wait_cluster(uint32_t barrier, uint32_t parity) {
+    mbarrier_wait(barrier, parity); /* does not acquire; then this one passes at once */
+    asm volatile("{\n.reg .pred p;\nagain:\n"
+                 "mbarrier.test_wait.parity.acquire.cluster.shared::cta.b64 p, [%0], %1;\n"
+                 "@!p bra again;\n}" ::"r"(barrier),
+                 "r"(parity)
+                 : "memory");
+}
+
+/* Starts writing 16 bytes, and reports them to a barrier of the same block. */
+__device__ __forceinline__ void store_async_16(uint32_t mapped, int4 x, uint32_t mapped_barrier) {
+    asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.s32 "
+                 "[%0], {%1, %2, %3, %4}, [%5];" ::"r"(mapped),
+                 "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w), "r"(mapped_barrier)
+                 : "memory");
+}
+
+/* bulk_load and tma_load_5d to the same addresses of every block of the cluster whose bit of `blocks` is set; they
+ * report to the barrier at the same address of each. */
+__device__ __forceinline__ void bulk_multicast(uint32_t shared, const void *global, uint32_t bytes,
+                                               uint32_t barrier, uint16_t blocks) {
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster "
+                 "[%0], [%1], %2, [%3], %4;" ::"r"(shared),
+                 "l"(global), "r"(bytes), "r"(barrier), "h"(blocks)
+                 : "memory");
+}
+__device__ __forceinline__ void tma_multicast_5d(uint32_t shared, const CUtensorMap *map, int x0, int x1,
+                                                 int x2, int x3, int x4, uint32_t barrier, uint16_t blocks) {
+    asm volatile(
+        "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster "
+        "[%0], [%1, {%2, %3, %4, %5, %6}], [%7], %8;" ::"r"(shared),
+        "l"(map), "r"(x0), "r"(x1), "r"(x2), "r"(x3), "r"(x4), "r"(barrier), "h"(blocks)
+        : "memory");
 }
 
 /* ---- TMA, three dimensions ---- */

@@ -252,10 +252,12 @@ template <typename Shared> constexpr int shared_bytes() {
 
 /* The same object at an address that has gone through a shuffle, for kernels whose warps have one role each: the
  * compiler then keeps it, and every descriptor and barrier that follows from it, in uniform registers. */
-template <typename Shared> __device__ __forceinline__ Shared &at_uniform_address(Shared &shared) {
+__device__ __forceinline__ uint32_t uniform_address(uint32_t address) {
     const uint32_t lane = threadIdx.x % 32; /* or the shuffle would be seen to do nothing */
-    const uint32_t address = __shfl_sync(0xffffffffu, shared_address(&shared) + lane, 0);
-    return *static_cast<Shared *>(__cvta_shared_to_generic(address));
+    return __shfl_sync(0xffffffffu, address + lane, 0);
+}
+template <typename Shared> __device__ __forceinline__ Shared &at_uniform_address(Shared &shared) {
+    return *static_cast<Shared *>(__cvta_shared_to_generic(uniform_address(shared_address(&shared))));
 }
 
 /* A place in shared memory as the low half of a matrix descriptor. It is the same for all threads of a warp,
@@ -275,21 +277,24 @@ __device__ __forceinline__ uint64_t unswizzled(uint32_t place, uint32_t k_bytes)
  * (launch_dependents); its kernel then calls wait_on_dependency before it reads what that launch writes. */
 typedef enum LaunchStart { START_AFTER, START_EARLY } LaunchStart;
 
-/* Launches a persistent kernel: one block per SM, or per tile if there are fewer. */
+/* Launches a persistent kernel: one block per SM, or per tile if there are fewer, in clusters of `cluster` blocks. */
 template <typename Args>
 static void launch_persistent(const char *name, void (*kernel)(Args), const Args &args, int tiles,
-                              int threads, int bytes, LaunchStart start = START_AFTER) {
+                              int threads, int bytes, LaunchStart start = START_AFTER, int cluster = 1) {
     CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
-    cudaLaunchAttribute early = {};
-    early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    early.val.programmaticStreamSerializationAllowed = start == START_EARLY;
+    cudaLaunchAttribute attributes[2] = {};
+    attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attributes[0].val.programmaticStreamSerializationAllowed = start == START_EARLY;
+    attributes[1].id = cudaLaunchAttributeClusterDimension;
+    attributes[1].val.clusterDim.x = cluster;
+    attributes[1].val.clusterDim.y = attributes[1].val.clusterDim.z = 1;
     cudaLaunchConfig_t config = {};
-    config.gridDim = dim3(tiles < cuda_sm_count() ? tiles : cuda_sm_count());
+    config.gridDim = dim3(tiles < cuda_sm_count() ? tiles : cuda_sm_count() / cluster * cluster);
     config.blockDim = dim3(threads);
     config.dynamicSmemBytes = bytes;
     config.stream = main_stream;
-    config.attrs = &early;
-    config.numAttrs = 1;
+    config.attrs = attributes;
+    config.numAttrs = cluster > 1 ? 2 : 1;
     CUDA_CHECK(cudaLaunchKernelEx(&config, kernel, args));
     launch_check(name);
 }

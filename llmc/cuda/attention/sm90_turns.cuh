@@ -140,6 +140,15 @@ __device__ __forceinline__ void wait_turn(const unsigned *count, unsigned turn) 
     fence_proxy_async_global(); /* the copies that follow are not ordinary accesses */
 }
 
+/* How an adder waits for its turn at a block, and passes the turn on: by the block's count. is_first: no tile has
+ * added before. */
+struct CountedTurns {
+    __device__ __forceinline__ void wait(const unsigned *count, unsigned turn, bool is_first) {
+        wait_turn(count, turn);
+    }
+    __device__ __forceinline__ void pass(unsigned *count, bool is_first) { add_release(count, 1); }
+};
+
 /* Adds a share to the sums, or stores it if it is the first. */
 template <int BUFFERS, int THREADS>
 __device__ __forceinline__ void add_share(TurnBuffers<BUFFERS, THREADS> &buffers, int buffer, float *sums,
@@ -163,25 +172,28 @@ typedef struct TileTurns {
 } TileTurns;
 
 /* All turns of a tile that is not 0, as far as their shares pass through `buffer`. */
-template <class C, int BUFFERS, int THREADS>
+template <class C, class Handover, int BUFFERS, int THREADS>
 __device__ __forceinline__ void add_shares(TurnBuffers<BUFFERS, THREADS> &buffers, Ring<BUFFERS> &at,
-                                           int buffer, const Turns &turns, const TileTurns &mine) {
+                                           int buffer, const Turns &turns, const TileTurns &mine,
+                                           Handover &handover) {
     for (int i = 0; i < turns.blocks - mine.first_block; i++, at.advance()) {
         if (at.stage != buffer) continue;
         const int block = walked<C>(i, mine.first_block, turns.blocks);
         const int shares = turn_shares<C::CAUSAL>(turns, block);
         unsigned *count = turns.counts + mine.place + block;
-        wait_turn(count, mine.rounds * shares + shares - 1 - mine.tile);
+        const bool is_first = mine.tile == shares - 1;
+        handover.wait(count, mine.rounds * shares + shares - 1 - mine.tile, is_first);
         mbarrier_wait(shared_address(&buffers.given.full[buffer]), at.parity);
-        add_share(buffers, buffer, turns.sums + (mine.place + block) * SHARE_FLOATS, mine.tile == shares - 1);
-        add_release(count, 1);
+        add_share(buffers, buffer, turns.sums + (mine.place + block) * SHARE_FLOATS, is_first);
+        handover.pass(count, is_first);
     }
 }
 
 /* The same for tile 0, which takes the last turn of every block. */
-template <class C, int BUFFERS, int THREADS>
+template <class C, class Handover, int BUFFERS, int THREADS>
 __device__ __forceinline__ void fetch_sums(TurnBuffers<BUFFERS, THREADS> &buffers, Ring<BUFFERS> &at,
-                                           int buffer, const Turns &turns, const TileTurns &mine) {
+                                           int buffer, const Turns &turns, const TileTurns &mine,
+                                           Handover &handover) {
     const uint32_t full = shared_address(&buffers.fetched.full[buffer]);
     for (int i = 0; i < turns.blocks; i++, at.advance()) {
         if (at.stage != buffer) continue;
@@ -193,26 +205,26 @@ __device__ __forceinline__ void fetch_sums(TurnBuffers<BUFFERS, THREADS> &buffer
             mbarrier_arrive(full);
             continue;
         }
-        wait_turn(count, mine.rounds * shares + shares - 1);
+        handover.wait(count, mine.rounds * shares + shares - 1, false);
         mbarrier_arrive_expect_tx(full, SHARE_BYTES);
         bulk_load(shared_address(buffers.dq[buffer]), turns.sums + (mine.place + block) * SHARE_FLOATS,
                   SHARE_BYTES, full);
         mbarrier_wait(full, at.parity);
-        add_release(count, 1);
+        handover.pass(count, false);
     }
 }
 
 /* An adder's part in a tile whose blocks start at first_block. head: of B*NH. */
-template <class C, int BUFFERS, int THREADS>
+template <class C, class Handover = CountedTurns, int BUFFERS, int THREADS>
 __device__ __forceinline__ void take_turns(TurnBuffers<BUFFERS, THREADS> &buffers, TurnAt<BUFFERS> &at,
                                            int buffer, const Turns &turns, int head, int stream, int tile,
-                                           int first_block) {
+                                           int first_block, Handover &&handover = Handover()) {
     const TileTurns mine = {((int64_t)(head % turns.slots) * turns.streams + stream) * turns.blocks,
                             head / turns.slots, tile, first_block};
     if (tile == 0)
-        fetch_sums<C>(buffers, at.fetched, buffer, turns, mine);
+        fetch_sums<C>(buffers, at.fetched, buffer, turns, mine, handover);
     else
-        add_shares<C>(buffers, at.given, buffer, turns, mine);
+        add_shares<C>(buffers, at.given, buffer, turns, mine, handover);
 }
 
 /* ---- D and the counts, before the pass ---- */

@@ -88,6 +88,12 @@ static void hopper_fused(const Call *c) {
           (const float *)c->p[BACKWARD_LSE], c->p[BACKWARD_SCRATCH], c->s.B, c->s.T, c->s.NH, c->s.causal);
 }
 
+static void hopper_paired(const Call *c) {
+    attention_backward_sm90_paired128(
+        c->p[BACKWARD_DQKV], c->p[BACKWARD_DOUT], c->p[BACKWARD_OUT], c->p[BACKWARD_QKV],
+        (const float *)c->p[BACKWARD_LSE], c->p[BACKWARD_SCRATCH], c->s.B, c->s.T, c->s.NH, c->s.causal);
+}
+
 static size_t hopper_scratch(const Sizes *s, int elem) {
     return attention_backward_sm90_scratch_bytes(s->B, s->T, s->NH);
 }
@@ -337,6 +343,15 @@ static const Variant rows[] = {
      .scratch_bytes = fused_scratch,
      .teaches =
          "one pass of five products; shares of dQ are added in turns, so the bits are always the same"},
+    {.op = "attention_backward",
+     .name = "hopper_paired",
+     .run = hopper_paired,
+     .needs = NEEDS_HOPPER,
+     .dtype = DTYPE_BF16,
+     .head_sizes = {128},
+     .flags = PACKED_ONLY,
+     .scratch_bytes = fused_scratch,
+     .teaches = "its form for long T, at any T: two blocks share the loads of Q and dO by multicast"},
     {.op = "attention_backward",
      .name = "sm80",
      .run = backward<sm80_attention_backward>,

@@ -60,3 +60,6 @@ size_t attention_backward_sm90_fused_scratch_bytes(int B, int T, int NH);
 void attention_backward_sm90_fused128(floatX *dqkv, const floatX *dout, const floatX *out, const floatX *qkv,
                                       const float *lse, void *scratch, int B, int T, int NH, bool causal);
 size_t attention_backward_sm90_fused128_scratch_bytes(int B, int T, int NH);
+/* Its form for long T, with pairs of tiles in clusters of two blocks, at any T. */
+void attention_backward_sm90_paired128(floatX *dqkv, const floatX *dout, const floatX *out, const floatX *qkv,
+                                       const float *lse, void *scratch, int B, int T, int NH, bool causal);

@@ -1,52 +1,63 @@
-/* Attention backward for sm_90a in one pass of five products, head size 128 (see sm90_backward.cuh for the
- * split form and the folded step, sm90_turns.cuh for how shares of dQ are added, sm90_backward_fused.cu for
- * head size 64).
+/* Attention backward for sm_90a in one pass of five products, head size 128: the kernel, and all of it but its
+ * warpgroups (sm90_backward_fused128.cuh).
  *
- * A tile is 128 keys, 64 for each of two warpgroups, which walk the blocks of 64 queries from the diagonal on.
- * A warpgroup keeps dK and dV of its keys in registers, and computes half of the columns of the block's share
- * of dQ = dS K: dS of both warpgroups goes through shared memory. A warpgroup's products, for each block j:
+ * From T = PAIRS_FROM on, blocks form clusters of two, which own pairs of tiles, 2p and 2p + 1 of a head, and walk the
+ * same blocks of queries. One producer, in the first block, loads Q and dO for both by multicast: half the reads of L2
+ * (without any the kernel would be 6 to 10 % faster: dev/attention/README.md, "What a step costs"). A stage is free
+ * when the warps of both blocks have released it, so one block may be ahead by as much as the rings are deep: Q's
+ * three stages, dO's two. Each block loads its own K and V, so the one that is ahead stays so in the next pair. The
+ * first two blocks of a causal pair are tile 2p's alone; tile 2p + 1 lets them pass.
  *
- *     S(j)  dP(j)  dV(j)  dQ(j-1)  dK(j)
+ * Nothing waits in a circle. Tile 2p takes its turn at a block behind tile 2p + 1, which hands over its share of block
+ * j in step j + 1 (of the walk), for which the stages of steps j - 1 (dO) and j - 2 (Q) must be free; tile 2p has
+ * released them before it waits, in step j + 2, for the buffer that its own share of block j still has, or, if it is
+ * tile 0, in step j + 1 for the sums. All other turns are those of pairs drawn earlier, and a tile that waits for
+ * another's has given what it owes to earlier pairs.
  *
- * The exponentials are taken under dP, dS is computed under dV, dQ leaves the registers under dK, so but for a
- * moment after dK one product is always under way. dQ is one block late, so a warpgroup does not wait for dS of
- * the other, and dQ can have the registers of dP. dV, dK and dQ leave by TMA, from where V, dS and dQ's sums were:
- * the next tile's V comes while dQ of the last block is multiplied, its K while that dQ and dK leave. */
-#include "sm90_keys.cuh"
-#include "sm90_turns.cuh"
-
-constexpr Sm90Shape FUSED128_SHAPE = {2, 64, 3, 1, 232, 40, false}; /* stages: of Q */
-
-template <bool IS_CAUSAL, bool DOWN> struct Fused128Config {
-    static constexpr Sm90Shape SHAPE = FUSED128_SHAPE;
-    static constexpr int HD = 128, WARPGROUPS = SHAPE.warpgroups, STAGES = SHAPE.stages;
-    static constexpr bool CAUSAL = IS_CAUSAL, WALK_DOWN = DOWN; /* to the diagonal: see sm90_turns.cuh */
-    static constexpr bool K_IN_REGISTERS = false, V_IN_REGISTERS = false; /* dK and dV take 128 */
-    static constexpr bool MASK_KEYS = true;                               /* they are summed over in dQ */
-    static constexpr int TILE_ROWS = WARPGROUPS * ROWS, THREADS = sm90_threads(SHAPE);
-    static constexpr int TILE_BYTES = ROWS * HD * 2, FOLD_BYTES = ROWS * sizeof(FoldRow);
-    static_assert(SHAPE.columns == ROWS && TILE_ROWS == 2 * ROWS, "blocks and tiles of sm90_turns.cuh");
-    static_assert(HD / 64 == WARPGROUPS,
-                  "a warpgroup's half of dQ is a stream, and one chunk of K's columns");
-    static_assert(sm90_registers_fit(SHAPE), "setmaxnreg");
-};
-
-template <class C> struct alignas(1024) Fused128Shared {
-    uint8_t k[C::WARPGROUPS][C::TILE_BYTES], v[C::WARPGROUPS][C::TILE_BYTES]; /* v: then dV */
-    uint8_t q[C::STAGES][C::TILE_BYTES], dout[2][C::TILE_BYTES];
-    uint8_t ds[2][C::WARPGROUPS][ROWS * ROWS * 2]; /* dS of 64 queries x 128 keys, of two blocks; then dK */
-    uint8_t fold[C::STAGES][C::FOLD_BYTES];        /* with Q */
-    TurnBuffers<1, 32> turns[C::WARPGROUPS];
-    RingBarriers<1> k_ring, v_ring;
-    RingBarriers<C::STAGES> q_ring;
-    RingBarriers<2> dout_ring, ds_ring;
-    Work work; /* with K */
-};
+ * For shorter T pairs cost more, at a tile's start and end, than they save: there a block is alone. */
+#include "sm90_backward_fused128.cuh"
 
 __device__ unsigned fused128_tickets;
 
-/* ---- producer: one thread ---- */
+/* ---- producer: one thread of a cluster; in clusters, K and V have a thread in each block ---- */
 
+/* Index of the next tile or pair, and of a pair the first, too: a cluster that cannot start yet must have none, or the
+ * others would wait for its turns. Each cluster draws until there are no more, and then the counter is back at 0. */
+template <class C> __device__ __forceinline__ int draw_work(int total) {
+    return C::CLUSTER > 1 ? (int)atomicInc(&fused128_tickets, total + gridDim.x / C::CLUSTER - 1)
+                          : draw_tile(&fused128_tickets, total);
+}
+
+/* Says how many bytes each block will get; returns the barrier, at the same address in all. */
+template <class C, int STAGES>
+__device__ __forceinline__ uint32_t expect(RingBarriers<STAGES> &ring, Ring<STAGES> at, uint32_t bytes) {
+    if (C::CLUSTER == 1) return ring.expect(at, bytes);
+    const uint32_t full = shared_address(&ring.full[at.stage]);
+    for (int rank = 0; rank < C::CLUSTER; rank++)
+        mbarrier_arrive_expect_tx_at(cluster_address(full, rank), bytes);
+    return full;
+}
+
+/* 64 rows of a head to all blocks of the cluster. */
+template <class C>
+__device__ __forceinline__ void load_rows(const uint8_t *to, const CUtensorMap &map, int position, int head,
+                                          int batch, uint32_t full) {
+    if (C::CLUSTER > 1)
+        tma_multicast_5d(shared_address(to), &map, 0, position, 0, head, batch, full, C::ALL_BLOCKS);
+    else
+        tma_load_5d(shared_address(to), &map, 0, position, 0, head, batch, full);
+}
+
+template <class C>
+__device__ __forceinline__ void load_fold(Fused128Shared<C> &shared, Ring<C::STAGES> at, const FoldRow *fold,
+                                          uint32_t full) {
+    if (C::CLUSTER > 1)
+        bulk_multicast(shared_address(shared.fold[at.stage]), fold, C::FOLD_BYTES, full, C::ALL_BLOCKS);
+    else
+        bulk_load(shared_address(shared.fold[at.stage]), fold, C::FOLD_BYTES, full);
+}
+
+/* A block's own K and V, and which tile it is. */
 template <class C>
 __device__ __forceinline__ void load_keys(Fused128Shared<C> &shared, Ring<1> at, const Work &work,
                                           const BackwardArgs &args) {
@@ -63,414 +74,162 @@ __device__ __forceinline__ void load_keys(Fused128Shared<C> &shared, Ring<1> at,
                     work.batch, k_full);
 }
 
-template <class C>
-__device__ __forceinline__ void fused128_producer(Fused128Shared<C> &shared, const BackwardArgs &args) {
-    const int blocks = ceil_div(args.T, (int)ROWS);
-    Ring<1> own_at;
-    Ring<C::STAGES> q_at;
-    Ring<2> dout_at;
-    for (int index = blockIdx.x; index < args.order.total; own_at.advance()) {
-        const Work work = work_at(args.order, index);
-        const FoldRow *fold = args.fold + ((int64_t)work.batch * args.NH + work.head) * fold_rows(args.T);
-        load_keys(shared, own_at, work, args);
-        const int first = first_queries<C>(work.tile * C::TILE_ROWS, args.T);
-        for (int i = 0; i < blocks - first; i++) {
-            const int block = walked<C>(i, first, blocks);
-            const uint32_t q_full = shared.q_ring.acquire(q_at, C::TILE_BYTES + C::FOLD_BYTES);
-            tma_load_5d(shared_address(shared.q[q_at.stage]), &args.rows, 0, block * ROWS, 0, work.head,
-                        work.batch, q_full);
-            bulk_load(shared_address(shared.fold[q_at.stage]), fold + block * ROWS, C::FOLD_BYTES, q_full);
-            const uint32_t dout_full = shared.dout_ring.acquire(dout_at, C::TILE_BYTES);
-            tma_load_5d(shared_address(shared.dout[dout_at.stage]), &args.dout, 0, block * ROWS, 0, work.head,
-                        work.batch, dout_full);
-            q_at.advance();
-            dout_at.advance();
-        }
-        index = draw_tile(&fused128_tickets, args.order.total); /* not earlier: see sm90_turns.cuh */
-    }
-    shared.k_ring.wait_free(own_at);
+template <class C> __device__ __forceinline__ void end_keys(Fused128Shared<C> &shared, Ring<1> at) {
+    shared.k_ring.wait_free(at);
     shared.work.index = -1;
-    shared.k_ring.expect(own_at, 0);
+    shared.k_ring.expect(at, 0);
 }
 
-/* ---- adders: one thread for each warpgroup ---- */
+/* The same in a cluster, where a thread of each block loads them: what the producer tells it. */
+template <class C>
+__device__ __forceinline__ void keys_producer(Fused128Shared<C> &shared, const BackwardArgs &args) {
+    Ring<1> at;
+    for (;; at.advance()) {
+        shared.next_ring.wait(at);
+        const Work work = shared.next;
+        mbarrier_arrive_cluster(shared_address(&shared.next_ring.empty[0]), 0);
+        if (work.index < 0) break;
+        load_keys(shared, at, work, args);
+    }
+    end_keys(shared, at);
+}
+
+/* Tells each block of a cluster its tile. */
+template <class C>
+__device__ __forceinline__ void tell_work(Fused128Shared<C> &shared, Ring<1> at, const Work &work) {
+    shared.next_ring.wait_free(at);
+    const uint32_t full = expect<C>(shared.next_ring, at, sizeof(Work));
+    for (int rank = 0; rank < C::CLUSTER; rank++)
+        store_async_16(cluster_address(shared_address(&shared.next), rank),
+                       make_int4(work.index, C::CLUSTER * work.tile + rank, work.head, work.batch),
+                       cluster_address(full, rank));
+}
+
+template <class C>
+__device__ __forceinline__ void fused128_producer(Fused128Shared<C> &shared, const BackwardArgs &args) {
+    const int blocks = ceil_div(args.T, (int)ROWS), total = args.order.total;
+    Ring<1> at;
+    Ring<C::STAGES> q_at;
+    Ring<2> dout_at;
+    int index = C::CLUSTER > 1 ? draw_work<C>(total) : blockIdx.x;
+    for (; index < total; at.advance()) {
+        const Work work = work_at(args.order, index);
+        const FoldRow *fold = args.fold + ((int64_t)work.batch * args.NH + work.head) * fold_rows(args.T);
+        if (C::CLUSTER > 1)
+            tell_work(shared, at, work);
+        else
+            load_keys(shared, at, work, args);
+        const int first = first_queries<C>(work.tile * C::PAIR_ROWS, args.T);
+        for (int i = 0; i < blocks - first; i++, q_at.advance(), dout_at.advance()) {
+            const int block = walked<C>(i, first, blocks);
+            shared.q_ring.wait_free(q_at);
+            const uint32_t q_full = expect<C>(shared.q_ring, q_at, C::TILE_BYTES + C::FOLD_BYTES);
+            load_rows<C>(shared.q[q_at.stage], args.rows, block * ROWS, work.head, work.batch, q_full);
+            load_fold(shared, q_at, fold + block * ROWS, q_full);
+            shared.dout_ring.wait_free(dout_at);
+            const uint32_t dout_full = expect<C>(shared.dout_ring, dout_at, C::TILE_BYTES);
+            load_rows<C>(shared.dout[dout_at.stage], args.dout, block * ROWS, work.head, work.batch,
+                         dout_full);
+        }
+        index = draw_work<C>(total); /* not earlier: see sm90_turns.cuh */
+    }
+    if (C::CLUSTER > 1)
+        tell_work(shared, at, Work{-1, 0, 0, 0});
+    else
+        end_keys(shared, at);
+}
+
+/* ---- adders: one thread for each warpgroup of each block ---- */
+
+/* Turns between the tiles of a pair, of one stream: tile 2p + 1 tells its pair by a barrier, and tile 2p
+ * adds both turns to the count. (If each did, a step would take 50 to 140 clocks more: through L2.) Five turns lie between them at most: when tile 2p + 1 has
+ * given the share of step i, the stages of step i were free, so tile 2p is behind step i - 3, has given the share of
+ * step i - 4, and its adder has waited for the turn of step i - 5. */
+struct PairTurns {
+    uint32_t here, at_first; /* the barriers; those of the cluster's first block */
+    bool leads;              /* tile 2p + 1 */
+    unsigned n;              /* passed, or waited for */
+
+    __device__ __forceinline__ void wait(const unsigned *count, unsigned turn, bool is_first) {
+        if (leads || is_first) return wait_turn(count, turn);
+        mbarrier_wait_cluster(here + n % PAIR_TURNS * 8, n / PAIR_TURNS & 1);
+        fence_proxy_async_global();
+        n++;
+    }
+    __device__ __forceinline__ void pass(unsigned *count, bool is_first) {
+        if (!leads) return add_release(count, is_first ? 1 : 2);
+        mbarrier_arrive_release_at(at_first + n % PAIR_TURNS * 8);
+        n++;
+    }
+};
+
+template <class C> __device__ __forceinline__ auto handover_of(const Fused128Shared<C> &shared, int stream) {
+    if constexpr (C::CLUSTER > 1) {
+        const uint32_t here = shared_address(shared.pair_turns[stream]);
+        return PairTurns{here, cluster_address(here, 0), cluster_rank() == 1, 0};
+    } else {
+        return CountedTurns{};
+    }
+}
 
 template <class C>
 __device__ __forceinline__ void fused128_adder(Fused128Shared<C> &shared, const FusedArgs &args, int stream) {
     Ring<1> own_at;
     TurnAt<1> at;
+    auto handover = handover_of(shared, stream);
     for (;; own_at.advance()) {
         shared.k_ring.wait(own_at);
         const Work work = shared.work;
         if (work.index < 0) break;
         mbarrier_arrive(shared_address(&shared.k_ring.empty[0]));
         take_turns<C>(shared.turns[stream], at, 0, args.turns, work.batch * args.base.NH + work.head, stream,
-                      work.tile, first_queries<C>(work.tile * C::TILE_ROWS, args.base.T));
+                      work.tile, first_queries<C>(work.tile * C::TILE_ROWS, args.base.T), handover);
     }
 }
 
-/* ---- the warpgroups ---- */
-
-/* Where a warpgroup is. */
-template <class C> struct Fused128Place {
-    Work work;
-    int warpgroup;
-    uint32_t k, v;       /* places of the warpgroup's keys */
-    uint32_t k_half;     /* of its columns of K, all keys of the tile */
-    uint32_t ones[2][4]; /* A of the folded step: 1 where FoldRow has -lse / scale; where it has -D */
-    int step = 0;        /* blocks before the one in work, of all tiles */
-    Ring<C::STAGES> q;   /* of the block in work */
-    Ring<1> own;
-    TurnAt<1> turns;
-
-    __device__ __forceinline__ void advance() {
-        q.advance();
-        step++;
-    }
-    /* Rings that advance with every step. */
-    __device__ __forceinline__ static Ring<2> ring2(int step) {
-        Ring<2> at;
-        at.stage = step & 1;
-        at.parity = step >> 1 & 1;
-        return at;
-    }
-};
-
-/* acc = or += a step of 16 columns of K or V times those of Q or dO. */
-template <class C>
-__device__ __forceinline__ void multiply_columns(float (&acc)[ROWS / 2], uint32_t rows, uint32_t queries,
-                                                 int step) {
-    const uint32_t at = step / 4 * (ROWS * 128 >> 4) + step % 4 * 2;
-    if (step == 0)
-        wgmma<D_SET, B_K_MAJOR>(acc, swizzled(rows), swizzled(queries));
+/* Until all barriers of the cluster are ready. */
+template <class C> __device__ __forceinline__ void open_cluster() {
+    if (C::CLUSTER > 1)
+        cluster_sync();
     else
-        wgmma<D_ADD, B_K_MAJOR>(acc, swizzled(rows + at), swizzled(queries + at));
+        __syncthreads();
 }
 
-/* The folded step: acc += -lse / scale or -D of the block's queries. B of its k 8..15, where A is 0, is that of
- * k 0..7 again. */
-template <class C>
-__device__ __forceinline__ void multiply_fold(float (&acc)[ROWS / 2], const uint32_t (&ones)[4],
-                                              uint32_t fold) {
-    wgmma<D_ADD, B_K_MAJOR>(acc, ones, unswizzled(fold, 0));
-    wgmma_commit();
-}
-
-template <class C>
-__device__ __forceinline__ void multiply_s(KeyRows<C> &r, const Fused128Place<C> &place, uint32_t q,
-                                           uint32_t fold) {
-#pragma unroll
-    for (int i = 0; i < C::HD / 16; i++) multiply_columns<C>(r.s, place.k, q, i);
-    multiply_fold<C>(r.s, place.ones[0], fold);
-}
-
-template <class C>
-__device__ __forceinline__ void multiply_dp(KeyRows<C> &r, const Fused128Place<C> &place, uint32_t dout,
-                                            uint32_t fold) {
-    wgmma_fence();
-#pragma unroll
-    for (int i = 0; i < C::HD / 16; i++) multiply_columns<C>(r.dp, place.v, dout, i);
-    multiply_fold<C>(r.dp, place.ones[1], fold);
-}
-
-/* dV += P^T dO or dK += dS^T Q. */
-template <class C>
-__device__ __forceinline__ void multiply_gradient(float (&d)[C::HD / 2], const uint32_t (&a)[ROWS / 16][4],
-                                                  const uint8_t *queries) {
-    const uint32_t b = uniform_place(shared_address(queries)) + (ROWS * 128 >> 4 << 16);
-#pragma unroll
-    for (int i = 0; i < ROWS / 16; i++) wgmma<D_ADD, B_MN_MAJOR>(d, a[i], swizzled(b + i * (2048 >> 4)));
-    wgmma_commit();
-}
-
-/* The warpgroup's 64 columns of dQ = dS K over the tile's 128 keys, in the registers of dP. */
-template <class C>
-__device__ __forceinline__ void multiply_dq(KeyRows<C> &r, Fused128Shared<C> &shared,
-                                            const Fused128Place<C> &place, int ds_stage) {
-    const uint32_t a = uniform_place(shared_address(shared.ds[ds_stage]));
-#pragma unroll
-    for (int i = 0; i < C::TILE_ROWS / 16; i++) {
-        const uint32_t b = place.k_half + i / 4 * (C::TILE_BYTES >> 4) + i % 4 * (2048 >> 4);
-        if (i == 0)
-            wgmma<D_SET, B_MN_MAJOR>(r.dp, swizzled(a), swizzled(b));
-        else
-            wgmma<D_ADD, B_MN_MAJOR>(r.dp, swizzled(a + i / 4 * (ROWS * 128 >> 4) + i % 4 * 2), swizzled(b));
-    }
-    wgmma_commit();
-}
-
-/* dS of the block in work to shared memory, for the dQ of both warpgroups: transposed on the way, so that its
- * keys are contiguous as the product's k, and a thread needs one address. */
-template <class C>
-__device__ __forceinline__ void give_ds(const uint32_t (&ds)[ROWS / 16][4], Fused128Shared<C> &shared,
-                                        const Fused128Place<C> &place) {
-    const int lane = threadIdx.x % 32, warp = threadIdx.x % WARPGROUP / 32;
-    const Ring<2> at = place.ring2(place.step);
-    const uint32_t to = shared_address(shared.ds[at.stage][place.warpgroup]) +
-                        (lane / 16 * 8 + lane % 8) * 128 + ((2 * warp + lane / 8 % 2) ^ (lane % 8)) * 16;
-    shared.ds_ring.wait_free(at);
-#pragma unroll
-    for (int i = 0; i < ROWS / 16; i++) stmatrix_x4_trans(to + i * (16 * 128), ds[i]);
-    fence_proxy_async();
-    __syncwarp();
-    if (lane == 0) mbarrier_arrive(shared_address(&shared.ds_ring.full[at.stage]));
-}
-
-/* Once the product is done: dQ of `block`, from r.dp to where it belongs. step: the block's. */
-template <class C>
-__device__ __forceinline__ void take_dq(KeyRows<C> &r, Fused128Shared<C> &shared, Fused128Place<C> &place,
-                                        int step, int block, const FusedArgs &args) {
-    wgmma_results(r.dp);
-    shared.ds_ring.release(place.ring2(step));
-    TurnBuffers<1, 32> &turns = shared.turns[place.warpgroup];
-    if (place.work.tile > 0) {
-        give_share(turns, place.turns, r.dp);
-        return;
-    }
-    add_sums_kept(turns, place.turns, r.dp, turn_shares<C::CAUSAL>(args.turns, block));
-    const float scale[2] = {args.base.scale, args.base.scale};
-    __syncwarp(); /* all lanes have read the sums where the result goes now */
-    tma_store_rows(&args.dq, shared_address(turns.part(place.turns.fetched.stage)), r.dp, scale,
-                   block * ROWS + threadIdx.x % WARPGROUP / 32 * 16, 2 * place.work.head + place.warpgroup,
-                   place.work.batch);
-}
-
-/* Some time after take_dq: TMA has read tile 0's dQ, and the next sums may come. */
-template <class C>
-__device__ __forceinline__ void dq_stored(Fused128Shared<C> &shared, Fused128Place<C> &place) {
-    if (place.work.tile > 0) return;
-    wait_stored();
-    release_sums(shared.turns[place.warpgroup], place.turns);
-}
-
-/* P, dV and dS of the block in work; dV stays under way. */
-template <class C, bool DIAGONAL>
-__device__ __forceinline__ void block_scores(KeyRows<C> &r, Fused128Shared<C> &shared,
-                                             const Fused128Place<C> &place, float scale_log2) {
-    const Ring<2> dout_at = place.ring2(place.step);
-    const uint32_t q = uniform_place(shared_address(shared.q[place.q.stage]));
-    const uint32_t dout = uniform_place(shared_address(shared.dout[dout_at.stage]));
-    const uint32_t fold = uniform_place(shared_address(shared.fold[place.q.stage]));
-    shared.q_ring.wait(place.q);
-    wgmma_fence();
-    multiply_s(r, place, q, fold);
-    shared.dout_ring.wait(dout_at);
-    multiply_dp(r, place, dout, fold);
-    wgmma_wait<1>();
-    wgmma_results(r.s);
-    if (DIAGONAL) mask_queries(r);
-    key_probabilities(r, scale_log2);
-    wgmma_fence();
-    multiply_gradient<C>(r.dv, r.p, shared.dout[dout_at.stage]);
-    wgmma_wait<1>();
-    wgmma_results(r.dp);
-    key_scores(r);
-    give_ds(r.ds, shared, place);
-}
-
-/* When dV is done: P and dO are no longer needed. When dK is: dS and Q. */
-template <class C>
-__device__ __forceinline__ void dv_done(KeyRows<C> &r, Fused128Shared<C> &shared,
-                                        const Fused128Place<C> &place) {
-    wgmma_results(r.dv);
-    wgmma_results(r.p);
-    shared.dout_ring.release(place.ring2(place.step));
-}
-template <class C>
-__device__ __forceinline__ void dk_done(KeyRows<C> &r, Fused128Shared<C> &shared, Ring<C::STAGES> q) {
-    wgmma_results(r.dk);
-    wgmma_results(r.ds);
-    shared.q_ring.release(q);
-}
-
-/* dQ of a block, with nothing else under way. */
-template <class C>
-__device__ __forceinline__ void drain_dq(KeyRows<C> &r, Fused128Shared<C> &shared, Fused128Place<C> &place,
-                                         int step, int block, const FusedArgs &args) {
-    shared.ds_ring.wait(place.ring2(step));
-    wgmma_fence();
-    multiply_dq(r, shared, place, step & 1);
-    wgmma_wait<0>();
-    take_dq(r, shared, place, step, block, args);
-    dq_stored(shared, place);
-}
-
-/* The warpgroup's first block of a tile. */
-template <class C, bool DIAGONAL>
-__device__ __forceinline__ void first_block(KeyRows<C> &r, Fused128Shared<C> &shared, Fused128Place<C> &place,
-                                            const FusedArgs &args) {
-    clear_gradients(r);
-    shared.v_ring.wait(place.own);
-    block_scores<C, DIAGONAL>(r, shared, place, args.base.scale_log2);
-    wgmma_fence();
-    multiply_gradient<C>(r.dk, r.ds, shared.q[place.q.stage]);
-    wgmma_wait<0>();
-    dv_done(r, shared, place);
-    dk_done(r, shared, place.q);
-}
-
-/* Any other block, after `before`; leaves its dQ to the next step. */
-template <class C, bool DIAGONAL>
-__device__ __forceinline__ void next_block(KeyRows<C> &r, Fused128Shared<C> &shared, Fused128Place<C> &place,
-                                           int before, const FusedArgs &args) {
-    place.advance();
-    block_scores<C, DIAGONAL>(r, shared, place, args.base.scale_log2);
-    shared.ds_ring.wait(place.ring2(place.step - 1));
-    wgmma_fence();
-    multiply_dq(r, shared, place, (place.step - 1) & 1);
-    multiply_gradient<C>(r.dk, r.ds, shared.q[place.q.stage]);
-    wgmma_wait<2>();
-    dv_done(r, shared, place);
-    wgmma_wait<1>();
-    take_dq(r, shared, place, place.step - 1, before, args);
-    wgmma_wait<0>();
-    dk_done(r, shared, place.q);
-    dq_stored(shared, place);
-}
-
-/* A block of queries that see none of the warpgroup's keys: its dS is 0. */
-template <class C>
-__device__ __forceinline__ void skip_block(Fused128Shared<C> &shared, Fused128Place<C> &place) {
-    const uint32_t zeros[ROWS / 16][4] = {};
-    const Ring<2> dout_at = place.ring2(place.step);
-    shared.q_ring.wait(place.q);
-    shared.q_ring.release(place.q);
-    shared.dout_ring.wait(dout_at);
-    shared.dout_ring.release(dout_at);
-    give_ds(zeros, shared, place);
-}
-
-/* Every thread arrives, for every thread wrote there. */
-template <class C> __device__ __forceinline__ void release_v(Fused128Shared<C> &shared) {
-    wait_stored();
-    mbarrier_arrive(shared_address(&shared.v_ring.empty[0]));
-}
-
-/* TMA has read dK of the tile before: the warpgroup may write dS again, where it left from. */
-template <class C> __device__ __forceinline__ void dk_stored(const Fused128Place<C> &place) {
-    wait_stored();
-    named_barrier_sync<WARPGROUP>(1 + place.warpgroup);
-}
-
-/* What is left when all blocks are done: dQ of the last, and dV, dQ and dK leave, in this order. */
-template <class C>
-__device__ __forceinline__ void close_tile(KeyRows<C> &r, Fused128Shared<C> &shared, Fused128Place<C> &place,
-                                           int row0, int last, const FusedArgs &args) {
-    const int NH = args.base.NH;
-    named_barrier_sync<WARPGROUP>(1 + place.warpgroup); /* all its warps have multiplied by V */
-    queue_key_rows<C>(args.gradients, shared_address(shared.v[place.warpgroup]), r.dv, 1.0f, 2, place.work,
-                      row0, NH);
-    shared.ds_ring.wait(place.ring2(place.step));
-    wgmma_fence();
-    multiply_dq(r, shared, place, place.step & 1);
-    release_v(shared);
-    wgmma_wait<0>();
-    shared.k_ring.release(place.own);
-    take_dq(r, shared, place, place.step, last, args);
-    dq_stored(shared, place);
-    shared.ds_ring.wait_free(place.ring2(place.step + 2)); /* dQ of both warpgroups is done */
-    place.advance();
-    /* from where the warpgroup had its part of dS of two blocks: a warp's quarter is half of one */
-    const uint32_t dk = shared_address(shared.ds[0][place.warpgroup]) +
-                        threadIdx.x % WARPGROUP / 64 * (uint32_t)sizeof(shared.ds[0][0]);
-    queue_key_rows<C>(args.gradients, dk, r.dk, args.base.scale, 1, place.work, row0, NH);
-}
-
-/* A tile of keys; blocks first .. blocks - 1 see the warpgroup's, tile_first is the first that sees any. */
-template <class C>
-__device__ __forceinline__ void tile_blocks(Fused128Shared<C> &shared, Fused128Place<C> &place, int row0,
-                                            int tile_first, int first, const FusedArgs &args) {
-    const int blocks = args.turns.blocks;
-    KeyRows<C> r;
-    for (int half = 0; half < 2; half++)
-        r.bias[half] = row0 + thread_row() + 8 * half < args.base.T ? 0.0f : -CUDART_INF_F;
-    const bool skips = first > tile_first, one = first == blocks - 1;
-    if (skips && !C::WALK_DOWN) {
-        skip_block(shared, place);
-        place.advance();
-    }
-    if (C::CAUSAL && (!C::WALK_DOWN || one))
-        first_block<C, true>(r, shared, place, args);
-    else
-        first_block<C, false>(r, shared, place, args);
-    if (skips && !C::WALK_DOWN) drain_dq(r, shared, place, place.step - 1, tile_first, args);
-#pragma unroll 1
-    for (int i = 1; i < blocks - first - C::WALK_DOWN; i++)
-        next_block<C, false>(r, shared, place, walked<C>(i - 1, first, blocks), args);
-    if (C::WALK_DOWN && !one) next_block<C, true>(r, shared, place, first + 1, args);
-    if (skips && C::WALK_DOWN) {
-        place.advance();
-        skip_block(shared, place);
-        drain_dq(r, shared, place, place.step - 1, first, args);
-    }
-    close_tile(r, shared, place, row0, C::WALK_DOWN ? tile_first : blocks - 1, args);
-}
-
-/* A tile none of whose blocks, there is one, sees the warpgroup's keys: only its half of dQ. */
-template <class C>
-__device__ __forceinline__ void tile_unseen(Fused128Shared<C> &shared, Fused128Place<C> &place,
-                                            const FusedArgs &args) {
-    KeyRows<C> r;
-    skip_block(shared, place);
-    shared.v_ring.wait(place.own);
-    release_v(shared);
-    drain_dq(r, shared, place, place.step, args.turns.blocks - 1, args);
-    shared.k_ring.release(place.own);
-    place.advance();
-}
-
-template <class C>
-__device__ __forceinline__ void fused128_keys(Fused128Shared<C> &shared, const FusedArgs &args,
-                                              int warpgroup) {
-    const int T = args.base.T;
-    Fused128Place<C> place;
-    place.warpgroup = warpgroup;
-    place.k = uniform_place(shared_address(shared.k[warpgroup]));
-    place.v = uniform_place(shared_address(shared.v[warpgroup]));
-    place.k_half = uniform_place(shared_address(shared.k) + warpgroup * (ROWS * 128));
-    write_ones(place.ones);
-    for (;; place.own.advance()) {
-        shared.k_ring.wait(place.own);
-        dk_stored(place);
-        place.work = read_work(shared.work);
-        if (place.work.index < 0) break;
-        const int tile_row0 = place.work.tile * C::TILE_ROWS, row0 = tile_row0 + warpgroup * ROWS;
-        const int tile_first = first_queries<C>(tile_row0, T);
-        const int first = C::CAUSAL ? first_queries<C>(row0, T) : tile_first;
-        if (first < args.turns.blocks)
-            tile_blocks(shared, place, row0, tile_first, first, args);
-        else
-            tile_unseen(shared, place, args);
-    }
-}
-
-template <bool CAUSAL, bool DOWN>
-__global__ void __launch_bounds__(Fused128Config<CAUSAL, DOWN>::THREADS, 1)
+template <bool CAUSAL, bool DOWN, bool PAIRED>
+__global__ void __launch_bounds__(Fused128Config<CAUSAL, DOWN, PAIRED>::THREADS, 1)
     sm90_fused128_kernel(const __grid_constant__ FusedArgs args) {
 #ifdef SM90_BODY
-    using C = Fused128Config<CAUSAL, DOWN>;
+    using C = Fused128Config<CAUSAL, DOWN, PAIRED>;
     enum { WARPS = 4 * C::WARPGROUPS };
     auto &shared = at_uniform_address(shared_memory<Fused128Shared<C>>());
     const int warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / WARPGROUP, 0);
     if (threadIdx.x == 0) {
         shared.k_ring.init(WARPS + C::WARPGROUPS);
         shared.v_ring.init(C::WARPGROUPS * WARPGROUP); /* every thread: release_v */
-        shared.q_ring.init(WARPS);
-        shared.dout_ring.init(WARPS);
+        shared.q_ring.init(C::CLUSTER * WARPS);
+        shared.dout_ring.init(C::CLUSTER * WARPS);
         shared.ds_ring.init(WARPS, WARPS);
-        for (int i = 0; i < C::WARPGROUPS; i++) shared.turns[i].init();
+        shared.next_ring.init(C::CLUSTER);
+        for (int i = 0; i < C::WARPGROUPS; i++) {
+            shared.turns[i].init();
+            for (uint64_t &barrier : shared.pair_turns[i]) mbarrier_init(shared_address(&barrier), 1);
+        }
         fence_mbarrier_init();
     }
-    __syncthreads();
+    open_cluster<C>();
     if (warpgroup == C::WARPGROUPS) {
         setmaxnreg_dec<C::SHAPE.producer_registers>();
         const int warp = threadIdx.x % WARPGROUP / 32, lane = threadIdx.x % 32;
-        if (warp == 0 && lane == 0) fused128_producer(shared, args.base);
+        if (warp == 0 && lane == 0 && (C::CLUSTER == 1 || cluster_rank() == 0))
+            fused128_producer(shared, args.base);
+        if (C::CLUSTER > 1 && warp == 3 && lane == 0) keys_producer(shared, args.base);
         if (warp >= 1 && warp <= C::WARPGROUPS && lane == 0) fused128_adder(shared, args, warp - 1);
+        if (C::CLUSTER > 1) __syncwarp();
     } else {
         setmaxnreg_inc<C::SHAPE.registers>();
         fused128_keys(shared, args, warpgroup);
     }
+    if (C::CLUSTER > 1) cluster_sync(); /* nobody reaches into a block that has gone */
 #else
     __trap(); /* the device takes sm_90a code, and the build has none */
 #endif
@@ -482,19 +241,40 @@ size_t attention_backward_sm90_fused128_scratch_bytes(int B, int T, int NH) {
     return turn_scratch_bytes(B, T, NH, 128);
 }
 
-template <bool CAUSAL, bool DOWN> static void launch_fused128(const FusedArgs &args) {
-    using C = Fused128Config<CAUSAL, DOWN>;
-    launch_persistent("sm90_fused128_kernel", sm90_fused128_kernel<CAUSAL, DOWN>, args, args.base.order.total,
-                      C::THREADS, shared_bytes<Fused128Shared<C>>());
+template <bool CAUSAL, bool DOWN, bool PAIRED> static void launch_fused128(FusedArgs args) {
+    using C = Fused128Config<CAUSAL, DOWN, PAIRED>;
+    TileOrder &order = args.base.order; /* of pairs */
+    order.tiles = ceil_div(order.tiles, (int)C::CLUSTER);
+    order.total = order.heads * order.tiles;
+    launch_persistent("sm90_fused128_kernel", sm90_fused128_kernel<CAUSAL, DOWN, PAIRED>, args,
+                      order.total * C::CLUSTER, C::THREADS, shared_bytes<Fused128Shared<C>>(), START_AFTER,
+                      C::CLUSTER);
 }
+
+/* Pairs of tiles, at any T. */
+static void backward_paired(const FusedArgs &args, bool causal) {
+    if (!causal)
+        launch_fused128<false, false, true>(args);
+    else if (turn_walk_down(args.base.T, 128))
+        launch_fused128<true, true, true>(args);
+    else
+        launch_fused128<true, false, true>(args);
+}
+
+enum { PAIRS_FROM = 8192 /* measured: dev/attention/README.md */ };
 
 void attention_backward_sm90_fused128(floatX *dqkv, const floatX *dout, const floatX *out, const floatX *qkv,
                                       const float *lse, void *scratch, int B, int T, int NH, bool causal) {
     const FusedArgs args = fused_args<128>(dqkv, dout, out, qkv, lse, scratch, B, T, NH, causal);
-    if (!causal)
-        launch_fused128<false, false>(args);
-    else if (turn_walk_down(T, 128))
-        launch_fused128<true, true>(args);
+    if (T >= PAIRS_FROM)
+        backward_paired(args, causal);
+    else if (causal)
+        launch_fused128<true, false, false>(args);
     else
-        launch_fused128<true, false>(args);
+        launch_fused128<false, false, false>(args);
+}
+
+void attention_backward_sm90_paired128(floatX *dqkv, const floatX *dout, const floatX *out, const floatX *qkv,
+                                       const float *lse, void *scratch, int B, int T, int NH, bool causal) {
+    backward_paired(fused_args<128>(dqkv, dout, out, qkv, lse, scratch, B, T, NH, causal), causal);
 }

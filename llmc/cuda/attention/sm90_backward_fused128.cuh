@@ -1,0 +1,438 @@
+/* The warpgroups of attention backward for sm_90a in one pass of five products, head size 128 (see
+ * sm90_backward_fused128.cu for the rest of the kernel, sm90_backward.cuh for the split form and the folded step,
+ * sm90_turns.cuh for how shares of dQ are added, sm90_backward_fused.cu for head size 64).
+ *
+ * A tile is 128 keys, 64 for each of two warpgroups, which walk the blocks of 64 queries from the diagonal on.
+ * A warpgroup keeps dK and dV of its keys in registers, and computes half of the columns of the block's share
+ * of dQ = dS K: dS of both warpgroups goes through shared memory. A warpgroup's products, for each block j:
+ *
+ *     S(j)  dP(j)  dV(j)  dQ(j-1)  dK(j)
+ *
+ * The exponentials are taken under dP, dS is computed under dV, dQ leaves the registers under dK, so but for a
+ * moment after dK one product is always under way. dQ is one block late, so a warpgroup does not wait for dS of
+ * the other, and dQ can have the registers of dP. dV, dK and dQ leave by TMA, from where V, dS and dQ's sums were:
+ * the next tile's V comes while dQ of the last block is multiplied, its K while that dQ and dK leave. */
+#pragma once
+#include "sm90_keys.cuh"
+#include "sm90_turns.cuh"
+
+constexpr Sm90Shape FUSED128_SHAPE = {2, 64, 3, 1, 232, 40, false}; /* stages: of Q */
+
+/* PAIRED: a cluster of two blocks owns a pair of tiles, 2p and 2p + 1 of a head, and loads Q and dO once for both. */
+template <bool IS_CAUSAL, bool DOWN, bool PAIRED> struct Fused128Config {
+    static constexpr Sm90Shape SHAPE = FUSED128_SHAPE;
+    static constexpr int HD = 128, WARPGROUPS = SHAPE.warpgroups, STAGES = SHAPE.stages;
+    static constexpr bool CAUSAL = IS_CAUSAL, WALK_DOWN = DOWN; /* to the diagonal: see sm90_turns.cuh */
+    static constexpr int CLUSTER = PAIRED ? 2 : 1, PAIR_ROWS = CLUSTER * SHAPE.warpgroups * ROWS;
+    static constexpr uint16_t ALL_BLOCKS = (1 << CLUSTER) - 1;            /* of the cluster, a bit for each */
+    static constexpr bool K_IN_REGISTERS = false, V_IN_REGISTERS = false; /* dK and dV take 128 */
+    static constexpr bool MASK_KEYS = true;                               /* they are summed over in dQ */
+    static constexpr int TILE_ROWS = WARPGROUPS * ROWS, THREADS = sm90_threads(SHAPE);
+    static constexpr int TILE_BYTES = ROWS * HD * 2, FOLD_BYTES = ROWS * sizeof(FoldRow);
+    static_assert(SHAPE.columns == ROWS && TILE_ROWS == 2 * ROWS, "blocks and tiles of sm90_turns.cuh");
+    static_assert(HD / 64 == WARPGROUPS,
+                  "a warpgroup's half of dQ is a stream, and one chunk of K's columns");
+    static_assert(sm90_registers_fit(SHAPE), "setmaxnreg");
+};
+
+enum { PAIR_TURNS = 8 /* barriers, more than turns between the tiles of a pair: see PairTurns */ };
+
+template <class C> struct alignas(1024) Fused128Shared {
+    uint8_t k[C::WARPGROUPS][C::TILE_BYTES], v[C::WARPGROUPS][C::TILE_BYTES]; /* v: then dV */
+    uint8_t q[C::STAGES][C::TILE_BYTES], dout[2][C::TILE_BYTES];
+    uint8_t ds[2][C::WARPGROUPS][ROWS * ROWS * 2]; /* dS of 64 queries x 128 keys, of two blocks; then dK */
+    uint8_t fold[C::STAGES][C::FOLD_BYTES];        /* with Q */
+    TurnBuffers<1, 32> turns[C::WARPGROUPS];
+    RingBarriers<1> k_ring, v_ring;
+    RingBarriers<C::STAGES> q_ring;
+    RingBarriers<2> dout_ring, ds_ring;
+    Work work; /* with K */
+    RingBarriers<1> next_ring;
+    Work next; /* in clusters: the tile whose blocks the producer has begun to load */
+    uint64_t pair_turns[C::WARPGROUPS][PAIR_TURNS];
+};
+
+/* Where a warpgroup is. */
+template <class C> struct Fused128Place {
+    Work work;
+    int warpgroup;
+    uint32_t k, v;       /* places of the warpgroup's keys */
+    uint32_t producer;   /* where the block with the producer has `shared`, in a cluster */
+    uint32_t k_half;     /* of its columns of K, all keys of the tile */
+    uint32_t ones[2][4]; /* A of the folded step: 1 where FoldRow has -lse / scale; where it has -D */
+    int step = 0;        /* blocks before the one in work, of all tiles */
+    Ring<C::STAGES> q;   /* of the block in work */
+    Ring<1> own;
+    TurnAt<1> turns;
+
+    __device__ __forceinline__ void advance() {
+        q.advance();
+        step++;
+    }
+    /* Rings that advance with every step. */
+    __device__ __forceinline__ static Ring<2> ring2(int step) {
+        Ring<2> at;
+        at.stage = step & 1;
+        at.parity = step >> 1 & 1;
+        return at;
+    }
+};
+
+/* A warp no longer needs a stage of Q or dO; the producer is in the cluster's first block. */
+template <class C, int STAGES>
+__device__ __forceinline__ void release(const Fused128Shared<C> &shared, const Fused128Place<C> &place,
+                                        RingBarriers<STAGES> &ring, Ring<STAGES> at) {
+    if (C::CLUSTER == 1) return ring.release(at);
+    __syncwarp(); /* lane 0's arrival then stands for the reads of all 32 */
+    if (threadIdx.x % 32 == 0)
+        mbarrier_arrive_at(place.producer +
+                           (shared_address(&ring.empty[at.stage]) - shared_address(&shared)));
+}
+
+/* acc = or += a step of 16 columns of K or V times those of Q or dO. */
+template <class C>
+__device__ __forceinline__ void multiply_columns(float (&acc)[ROWS / 2], uint32_t rows, uint32_t queries,
+                                                 int step) {
+    const uint32_t at = step / 4 * (ROWS * 128 >> 4) + step % 4 * 2;
+    if (step == 0)
+        wgmma<D_SET, B_K_MAJOR>(acc, swizzled(rows), swizzled(queries));
+    else
+        wgmma<D_ADD, B_K_MAJOR>(acc, swizzled(rows + at), swizzled(queries + at));
+}
+
+/* The folded step: acc += -lse / scale or -D of the block's queries. B of its k 8..15, where A is 0, is that of
+ * k 0..7 again. */
+template <class C>
+__device__ __forceinline__ void multiply_fold(float (&acc)[ROWS / 2], const uint32_t (&ones)[4],
+                                              uint32_t fold) {
+    wgmma<D_ADD, B_K_MAJOR>(acc, ones, unswizzled(fold, 0));
+    wgmma_commit();
+}
+
+template <class C>
+__device__ __forceinline__ void multiply_s(KeyRows<C> &r, const Fused128Place<C> &place, uint32_t q,
+                                           uint32_t fold) {
+#pragma unroll
+    for (int i = 0; i < C::HD / 16; i++) multiply_columns<C>(r.s, place.k, q, i);
+    multiply_fold<C>(r.s, place.ones[0], fold);
+}
+
+template <class C>
+__device__ __forceinline__ void multiply_dp(KeyRows<C> &r, const Fused128Place<C> &place, uint32_t dout,
+                                            uint32_t fold) {
+    wgmma_fence();
+#pragma unroll
+    for (int i = 0; i < C::HD / 16; i++) multiply_columns<C>(r.dp, place.v, dout, i);
+    multiply_fold<C>(r.dp, place.ones[1], fold);
+}
+
+/* dV += P^T dO or dK += dS^T Q. */
+template <class C>
+__device__ __forceinline__ void multiply_gradient(float (&d)[C::HD / 2], const uint32_t (&a)[ROWS / 16][4],
+                                                  const uint8_t *queries) {
+    const uint32_t b = uniform_place(shared_address(queries)) + (ROWS * 128 >> 4 << 16);
+#pragma unroll
+    for (int i = 0; i < ROWS / 16; i++) wgmma<D_ADD, B_MN_MAJOR>(d, a[i], swizzled(b + i * (2048 >> 4)));
+    wgmma_commit();
+}
+
+/* The warpgroup's 64 columns of dQ = dS K over the tile's 128 keys, in the registers of dP. */
+template <class C>
+__device__ __forceinline__ void multiply_dq(KeyRows<C> &r, Fused128Shared<C> &shared,
+                                            const Fused128Place<C> &place, int ds_stage) {
+    const uint32_t a = uniform_place(shared_address(shared.ds[ds_stage]));
+#pragma unroll
+    for (int i = 0; i < C::TILE_ROWS / 16; i++) {
+        const uint32_t b = place.k_half + i / 4 * (C::TILE_BYTES >> 4) + i % 4 * (2048 >> 4);
+        if (i == 0)
+            wgmma<D_SET, B_MN_MAJOR>(r.dp, swizzled(a), swizzled(b));
+        else
+            wgmma<D_ADD, B_MN_MAJOR>(r.dp, swizzled(a + i / 4 * (ROWS * 128 >> 4) + i % 4 * 2), swizzled(b));
+    }
+    wgmma_commit();
+}
+
+/* dS of the block in work to shared memory, for the dQ of both warpgroups: transposed on the way, so that its
+ * keys are contiguous as the product's k, and a thread needs one address. */
+template <class C>
+__device__ __forceinline__ void give_ds(const uint32_t (&ds)[ROWS / 16][4], Fused128Shared<C> &shared,
+                                        const Fused128Place<C> &place) {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x % WARPGROUP / 32;
+    const Ring<2> at = place.ring2(place.step);
+    const uint32_t to = shared_address(shared.ds[at.stage][place.warpgroup]) +
+                        (lane / 16 * 8 + lane % 8) * 128 + ((2 * warp + lane / 8 % 2) ^ (lane % 8)) * 16;
+    shared.ds_ring.wait_free(at);
+#pragma unroll
+    for (int i = 0; i < ROWS / 16; i++) stmatrix_x4_trans(to + i * (16 * 128), ds[i]);
+    fence_proxy_async();
+    __syncwarp();
+    if (lane == 0) mbarrier_arrive(shared_address(&shared.ds_ring.full[at.stage]));
+}
+
+/* Once the product is done: dQ of `block`, from r.dp to where it belongs. step: the block's. */
+template <class C>
+__device__ __forceinline__ void take_dq(KeyRows<C> &r, Fused128Shared<C> &shared, Fused128Place<C> &place,
+                                        int step, int block, const FusedArgs &args) {
+    wgmma_results(r.dp);
+    shared.ds_ring.release(place.ring2(step));
+    TurnBuffers<1, 32> &turns = shared.turns[place.warpgroup];
+    if (place.work.tile > 0) {
+        give_share(turns, place.turns, r.dp);
+        return;
+    }
+    add_sums_kept(turns, place.turns, r.dp, turn_shares<C::CAUSAL>(args.turns, block));
+    const float scale[2] = {args.base.scale, args.base.scale};
+    __syncwarp(); /* all lanes have read the sums where the result goes now */
+    tma_store_rows(&args.dq, shared_address(turns.part(place.turns.fetched.stage)), r.dp, scale,
+                   block * ROWS + threadIdx.x % WARPGROUP / 32 * 16, 2 * place.work.head + place.warpgroup,
+                   place.work.batch);
+}
+
+/* Some time after take_dq: TMA has read tile 0's dQ, and the next sums may come. */
+template <class C>
+__device__ __forceinline__ void dq_stored(Fused128Shared<C> &shared, Fused128Place<C> &place) {
+    if (place.work.tile > 0) return;
+    wait_stored();
+    release_sums(shared.turns[place.warpgroup], place.turns);
+}
+
+/* P, dV and dS of the block in work; dV stays under way. */
+template <class C, bool DIAGONAL>
+__device__ __forceinline__ void block_scores(KeyRows<C> &r, Fused128Shared<C> &shared,
+                                             const Fused128Place<C> &place, float scale_log2) {
+    const Ring<2> dout_at = place.ring2(place.step);
+    const uint32_t q = uniform_place(shared_address(shared.q[place.q.stage]));
+    const uint32_t dout = uniform_place(shared_address(shared.dout[dout_at.stage]));
+    const uint32_t fold = uniform_place(shared_address(shared.fold[place.q.stage]));
+    shared.q_ring.wait(place.q);
+    wgmma_fence();
+    multiply_s(r, place, q, fold);
+    shared.dout_ring.wait(dout_at);
+    multiply_dp(r, place, dout, fold);
+    wgmma_wait<1>();
+    wgmma_results(r.s);
+    if (DIAGONAL) mask_queries(r);
+    key_probabilities(r, scale_log2);
+    wgmma_fence();
+    multiply_gradient<C>(r.dv, r.p, shared.dout[dout_at.stage]);
+    wgmma_wait<1>();
+    wgmma_results(r.dp);
+    key_scores(r);
+    give_ds(r.ds, shared, place);
+}
+
+/* When dV is done: P and dO are no longer needed. When dK is: dS and Q. */
+template <class C>
+__device__ __forceinline__ void dv_done(KeyRows<C> &r, Fused128Shared<C> &shared,
+                                        const Fused128Place<C> &place) {
+    wgmma_results(r.dv);
+    wgmma_results(r.p);
+    release(shared, place, shared.dout_ring, place.ring2(place.step));
+}
+template <class C>
+__device__ __forceinline__ void dk_done(KeyRows<C> &r, Fused128Shared<C> &shared,
+                                        const Fused128Place<C> &place) {
+    wgmma_results(r.dk);
+    wgmma_results(r.ds);
+    release(shared, place, shared.q_ring, place.q);
+}
+
+/* dQ of a block, with nothing else under way. */
+template <class C>
+__device__ __forceinline__ void drain_dq(KeyRows<C> &r, Fused128Shared<C> &shared, Fused128Place<C> &place,
+                                         int step, int block, const FusedArgs &args) {
+    shared.ds_ring.wait(place.ring2(step));
+    wgmma_fence();
+    multiply_dq(r, shared, place, step & 1);
+    wgmma_wait<0>();
+    take_dq(r, shared, place, step, block, args);
+    dq_stored(shared, place);
+}
+
+/* The warpgroup's first block of a tile. */
+template <class C, bool DIAGONAL>
+__device__ __forceinline__ void first_block(KeyRows<C> &r, Fused128Shared<C> &shared, Fused128Place<C> &place,
+                                            const FusedArgs &args) {
+    clear_gradients(r);
+    shared.v_ring.wait(place.own);
+    block_scores<C, DIAGONAL>(r, shared, place, args.base.scale_log2);
+    wgmma_fence();
+    multiply_gradient<C>(r.dk, r.ds, shared.q[place.q.stage]);
+    wgmma_wait<0>();
+    dv_done(r, shared, place);
+    dk_done(r, shared, place);
+}
+
+/* Any other block, after `before`; leaves its dQ to the next step. */
+template <class C, bool DIAGONAL>
+__device__ __forceinline__ void next_block(KeyRows<C> &r, Fused128Shared<C> &shared, Fused128Place<C> &place,
+                                           int before, const FusedArgs &args) {
+    place.advance();
+    block_scores<C, DIAGONAL>(r, shared, place, args.base.scale_log2);
+    shared.ds_ring.wait(place.ring2(place.step - 1));
+    wgmma_fence();
+    multiply_dq(r, shared, place, (place.step - 1) & 1);
+    multiply_gradient<C>(r.dk, r.ds, shared.q[place.q.stage]);
+    wgmma_wait<2>();
+    dv_done(r, shared, place);
+    wgmma_wait<1>();
+    take_dq(r, shared, place, place.step - 1, before, args);
+    wgmma_wait<0>();
+    dk_done(r, shared, place);
+    dq_stored(shared, place);
+}
+
+template <class C>
+__device__ __forceinline__ void release_queries(Fused128Shared<C> &shared, const Fused128Place<C> &place) {
+    const Ring<2> dout_at = place.ring2(place.step);
+    shared.q_ring.wait(place.q);
+    release(shared, place, shared.q_ring, place.q);
+    shared.dout_ring.wait(dout_at);
+    release(shared, place, shared.dout_ring, dout_at);
+}
+
+/* A block of queries that see none of the warpgroup's keys: its dS is 0. */
+template <class C>
+__device__ __forceinline__ void skip_block(Fused128Shared<C> &shared, Fused128Place<C> &place) {
+    const uint32_t zeros[ROWS / 16][4] = {};
+    release_queries(shared, place);
+    give_ds(zeros, shared, place);
+}
+
+/* Every thread arrives, for every thread wrote there. */
+template <class C> __device__ __forceinline__ void release_v(Fused128Shared<C> &shared) {
+    wait_stored();
+    mbarrier_arrive(shared_address(&shared.v_ring.empty[0]));
+}
+
+/* TMA has read dK of the tile before: the warpgroup may write dS again, where it left from. */
+template <class C> __device__ __forceinline__ void dk_stored(const Fused128Place<C> &place) {
+    wait_stored();
+    named_barrier_sync<WARPGROUP>(1 + place.warpgroup);
+}
+
+/* What is left when all blocks are done: dQ of the last, and dV, dQ and dK leave, in this order. */
+template <class C>
+__device__ __forceinline__ void close_tile(KeyRows<C> &r, Fused128Shared<C> &shared, Fused128Place<C> &place,
+                                           int row0, int last, const FusedArgs &args) {
+    const int NH = args.base.NH;
+    named_barrier_sync<WARPGROUP>(1 + place.warpgroup); /* all its warps have multiplied by V */
+    queue_key_rows<C>(args.gradients, shared_address(shared.v[place.warpgroup]), r.dv, 1.0f, 2, place.work,
+                      row0, NH);
+    shared.ds_ring.wait(place.ring2(place.step));
+    wgmma_fence();
+    multiply_dq(r, shared, place, place.step & 1);
+    release_v(shared);
+    wgmma_wait<0>();
+    shared.k_ring.release(place.own);
+    take_dq(r, shared, place, place.step, last, args);
+    dq_stored(shared, place);
+    shared.ds_ring.wait_free(place.ring2(place.step + 2)); /* dQ of both warpgroups is done */
+    place.advance();
+    /* from where the warpgroup had its part of dS of two blocks: a warp's quarter is half of one */
+    const uint32_t dk = shared_address(shared.ds[0][place.warpgroup]) +
+                        threadIdx.x % WARPGROUP / 64 * (uint32_t)sizeof(shared.ds[0][0]);
+    queue_key_rows<C>(args.gradients, dk, r.dk, args.base.scale, 1, place.work, row0, NH);
+}
+
+/* A tile of keys; blocks first .. blocks - 1 see the warpgroup's, tile_first is the first that sees any. */
+template <class C>
+__device__ __forceinline__ void tile_blocks(Fused128Shared<C> &shared, Fused128Place<C> &place, int row0,
+                                            int tile_first, int first, const FusedArgs &args) {
+    const int blocks = args.turns.blocks;
+    KeyRows<C> r;
+    for (int half = 0; half < 2; half++)
+        r.bias[half] = row0 + thread_row() + 8 * half < args.base.T ? 0.0f : -CUDART_INF_F;
+    const bool skips = first > tile_first, one = first == blocks - 1;
+    if (skips && !C::WALK_DOWN) {
+        skip_block(shared, place);
+        place.advance();
+    }
+    if (C::CAUSAL && (!C::WALK_DOWN || one))
+        first_block<C, true>(r, shared, place, args);
+    else
+        first_block<C, false>(r, shared, place, args);
+    if (skips && !C::WALK_DOWN) drain_dq(r, shared, place, place.step - 1, tile_first, args);
+#pragma unroll 1
+    for (int i = 1; i < blocks - first - C::WALK_DOWN; i++)
+        next_block<C, false>(r, shared, place, walked<C>(i - 1, first, blocks), args);
+    if (C::WALK_DOWN && !one) next_block<C, true>(r, shared, place, first + 1, args);
+    if (skips && C::WALK_DOWN) {
+        place.advance();
+        skip_block(shared, place);
+        drain_dq(r, shared, place, place.step - 1, first, args);
+    }
+    close_tile(r, shared, place, row0, C::WALK_DOWN ? tile_first : blocks - 1, args);
+}
+
+/* A tile none of whose blocks, there is one, sees the warpgroup's keys: only its half of dQ. */
+template <class C>
+__device__ __forceinline__ void tile_unseen(Fused128Shared<C> &shared, Fused128Place<C> &place,
+                                            const FusedArgs &args) {
+    KeyRows<C> r;
+    skip_block(shared, place);
+    shared.v_ring.wait(place.own);
+    release_v(shared);
+    drain_dq(r, shared, place, place.step, args.turns.blocks - 1, args);
+    shared.k_ring.release(place.own);
+    place.advance();
+}
+
+/* Blocks of queries that see none of the tile's keys, but those of the pair's other tile: two where causal, for tile
+ * 2p + 1; all, for a tile beyond the sequence. The block keeps step with its pair: no dS, no dQ, no turns. */
+template <class C>
+__device__ __forceinline__ void pass_blocks(Fused128Shared<C> &shared, Fused128Place<C> &place,
+                                            const FusedArgs &args) {
+    const int T = args.base.T;
+    const int row0 = place.work.tile * C::TILE_ROWS, pair_row0 = row0 & ~(C::PAIR_ROWS - 1);
+    const int n = first_queries<C>(row0, T) - first_queries<C>(pair_row0, T);
+#pragma unroll 1
+    for (int i = 0; i < n; i++, place.advance()) {
+        const Ring<2> at = place.ring2(place.step);
+        release_queries(shared, place);
+        shared.ds_ring.wait_free(at);
+        if (threadIdx.x % 32 == 0) mbarrier_arrive(shared_address(&shared.ds_ring.full[at.stage]));
+        shared.ds_ring.wait(at);
+        shared.ds_ring.release(at);
+    }
+}
+
+/* A tile beyond the sequence: the second of its head's last pair. */
+template <class C>
+__device__ __forceinline__ void tile_beyond(Fused128Shared<C> &shared, Fused128Place<C> &place) {
+    shared.v_ring.wait(place.own);
+    release_v(shared);
+    shared.k_ring.release(place.own);
+}
+
+template <class C>
+__device__ __forceinline__ void fused128_keys(Fused128Shared<C> &shared, const FusedArgs &args,
+                                              int warpgroup) {
+    constexpr bool ALL = C::CLUSTER > 1 && !C::CAUSAL; /* blocks see a tile that is not beyond the sequence */
+    const int T = args.base.T;
+    Fused128Place<C> place;
+    place.warpgroup = warpgroup;
+    place.k = uniform_place(shared_address(shared.k[warpgroup]));
+    place.v = uniform_place(shared_address(shared.v[warpgroup]));
+    place.k_half = uniform_place(shared_address(shared.k) + warpgroup * (ROWS * 128));
+    place.producer = C::CLUSTER > 1 ? uniform_address(cluster_address(shared_address(&shared), 0)) : 0;
+    write_ones(place.ones);
+    for (;; place.own.advance()) {
+        shared.k_ring.wait(place.own);
+        dk_stored(place);
+        place.work = read_work(shared.work);
+        if (place.work.index < 0) break;
+        const int tile_row0 = place.work.tile * C::TILE_ROWS, row0 = tile_row0 + warpgroup * ROWS;
+        const bool beyond = C::CLUSTER > 1 && tile_row0 >= T;
+        const int tile_first = ALL ? 0 : first_queries<C>(tile_row0, T);
+        const int first = C::CAUSAL ? first_queries<C>(row0, T) : tile_first;
+        if (C::CLUSTER > 1 && !C::WALK_DOWN) pass_blocks(shared, place, args);
+        if (beyond)
+            tile_beyond(shared, place);
+        else if (ALL || first < args.turns.blocks)
+            tile_blocks(shared, place, row0, tile_first, first, args);
+        else
+            tile_unseen(shared, place, args);
+        if (C::CLUSTER > 1 && C::WALK_DOWN) pass_blocks(shared, place, args);
+    }
+}

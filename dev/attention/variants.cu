@@ -50,6 +50,10 @@ static void hopper_forward(const Call *c) {
     attention_forward_sm90(c->p[FORWARD_OUT], (float *)c->p[FORWARD_LSE], c->p[FORWARD_QKV], c->s.B, c->s.T,
                            c->s.NH, c->s.HD, c->s.causal);
 }
+static void hopper_forward_paired(const Call *c) {
+    attention_forward_sm90_paired(c->p[FORWARD_OUT], (float *)c->p[FORWARD_LSE], c->p[FORWARD_QKV], c->s.B,
+                                  c->s.T, c->s.NH, c->s.HD, c->s.causal);
+}
 template <Sm90Softmax SOFTMAX, Sm90Order ORDER> static void hopper_forward_step(const Call *c) {
     attention_forward_sm90_variant(c->p[FORWARD_OUT], (float *)c->p[FORWARD_LSE], c->p[FORWARD_QKV], c->s.B,
                                    c->s.T, c->s.NH, c->s.HD, c->s.causal, SOFTMAX, ORDER);
@@ -89,9 +93,9 @@ static void hopper_fused(const Call *c) {
 }
 
 static void hopper_paired(const Call *c) {
-    attention_backward_sm90_paired128(
-        c->p[BACKWARD_DQKV], c->p[BACKWARD_DOUT], c->p[BACKWARD_OUT], c->p[BACKWARD_QKV],
-        (const float *)c->p[BACKWARD_LSE], c->p[BACKWARD_SCRATCH], c->s.B, c->s.T, c->s.NH, c->s.causal);
+    attention_backward_sm90_paired128(c->p[BACKWARD_DQKV], c->p[BACKWARD_DOUT], c->p[BACKWARD_OUT],
+                                      c->p[BACKWARD_QKV], (const float *)c->p[BACKWARD_LSE],
+                                      c->p[BACKWARD_SCRATCH], c->s.B, c->s.T, c->s.NH, c->s.causal);
 }
 
 static size_t hopper_scratch(const Sizes *s, int elem) {
@@ -184,6 +188,14 @@ static const Variant rows[] = {
      .teaches =
          "F12, the shipped kernel: TMA, wgmma, warp specialisation; the best of the four below by shape"},
     {.op = "attention_forward",
+     .name = "hopper_paired",
+     .run = hopper_forward_paired,
+     .needs = NEEDS_HOPPER,
+     .dtype = DTYPE_BF16,
+     .head_sizes = {64, 128},
+     .flags = PACKED_ONLY,
+     .teaches = "its form for long T, at any T: two blocks share the loads of K and V by multicast"},
+    {.op = "attention_forward",
      .name = "hopper_online_free",
      .run = hopper_forward_step<SM90_ONLINE, SM90_FREE>,
      .needs = NEEDS_HOPPER,
@@ -260,31 +272,31 @@ static const Variant rows[] = {
            .scratch_bytes = naive_fused_scratch, .bytes = naive_fused_bytes),
     LADDER("attention_forward", "flash1", flash1_forward,
            "F3: keys in the outer loop; O, l, m re-read for every block pair",
-           .head_sizes = {16,          32, 64, 128},
+           .head_sizes = {16,                                                                        32, 64, 128},
     .scratch_bytes = flash1_scratch, .bytes = flash1_forward_bytes),
     LADDER("attention_forward", "flash2", flash2_forward,
            "F4: queries outer, O stays on the chip; any Tq, Tk, dv",
            .flags = TAKES_SPARSE | TAKES_DROPOUT | TAKES_WINDOW, .bytes = flash2_forward_bytes),
     LADDER("attention_forward", "flash2_by_length", flash2_by_length,
-           "F9: tile and warps by a published table over T", .head_sizes = {16,                             32, 64},
+           "F9: tile and warps by a published table over T", .head_sizes = {16,                                                           32, 64},
            .bytes = flash2_by_length_bytes),
     LADDER("attention_forward", "flash2_64x4", flash2_64x4, "F9: tiles of 64 queries, 4 warps",
-           .head_sizes = {16, 32, 64}
+           .head_sizes = {16,                                                                            32, 64}
     ),
     LADDER("attention_forward", "flash2_128x4", flash2_128x4, "F9: 128 queries, 4 warps",
-           .head_sizes = {16,                  32, 64}
+           .head_sizes = {16,                                                                          32, 64}
     ),
     LADDER("attention_forward", "flash2_128x8", flash2_128x8, "F9: 128 queries, 8 warps",
-           .head_sizes = {16,           32, 64}
+           .head_sizes = {16,   32, 64}
     ),
     LADDER("attention_forward", "flash2_256x8", flash2_256x8, "F9: 256 queries, 8 warps",
-           .head_sizes = {16,          32, 64}
+           .head_sizes = {16,                                                                        32, 64}
     ),
     LADDER("attention_forward", "lite", lite, "F5: every tile's softmax by itself: wrong beyond one tile",
-           .head_sizes = {16,                             32, 64, 128},
+           .head_sizes = {16,                                                           32, 64, 128},
     .flags = INEXACT, .bytes = flash2_forward_bytes),
     LADDER("attention_forward", "online", online, "F6: and the running max and sum, ten lines more: exact",
-           .head_sizes = {16,  32, 64, 128},
+           .head_sizes = {16,                                                                            32, 64, 128},
     .bytes = flash2_forward_bytes),
     LADDER("attention_forward", "scalar_online", scalar_online,
            "F7: the recurrence alone, a warp a query, exp2", .bytes = scalar_online_bytes),
@@ -389,17 +401,17 @@ static const Variant rows[] = {
            .prepare = standard_backward_prepare, .flops = standard_backward_flops,
            .bytes = standard_backward_bytes),
     LADDER("attention_backward", "flash1", flash1_backward,
-           "B2: P again from m and l; a head is one block's work", .head_sizes = {16,                             32, 64, 128},
+           "B2: P again from m and l; a head is one block's work", .head_sizes = {16,                                                                            32, 64, 128},
            .scratch_bytes = flash1_scratch, .prepare = flash1_prepare, .bytes = flash1_backward_bytes),
     LADDER("attention_backward", "flash2", flash2_backward, "B3: P again from L; dQ by atomic adds",
-           .head_sizes = {16,                32, 64, 128},
+           .head_sizes = {16,                                                                          32, 64, 128},
            .flags = NOT_BITWISE | TAKES_SPARSE | TAKES_DROPOUT | TAKES_WINDOW,
            .scratch_bytes = flash2_backward_scratch, .bytes = flash2_backward_bytes),
     LADDER("attention_backward", "p_only", flash2_backward_p_only,
-           "dQ and dK from P without dS, as once published: wrong", .head_sizes = {16,            32, 64, 128},
+           "dQ and dK from P without dS, as once published: wrong", .head_sizes = {16,                                                                32, 64, 128},
            .flags = INEXACT | NOT_BITWISE, .scratch_bytes = flash2_backward_scratch,
            .bytes = flash2_backward_bytes),
-    {.name = NULL      },
+    {.name = NULL                                                                       },
 };
 
 extern "C" const Variant *const cuda_variants = rows;

@@ -352,22 +352,24 @@ static void test_nan(const Ops *ops, int HD, int part) {
 
 /* ---- long sequences ---- */
 
-/* dqkv by the kernels of this card or, where `capability` is not 0, of that one. p: dqkv, dout, out, qkv, lse,
- * scratch on the device. */
-static float *backward_of(const Ops *ops, int capability, const Guarded *p, const Dims *d) {
-    const int64_t n = 3 * (int64_t)d->B * d->T * d->NH * d->HD;
-    float *dqkv = op_malloc((size_t)n * sizeof *dqkv);
+/* dqkv and then out by the kernels of this card or, where `capability` is not 0, of that one. p: dqkv, dout, out, qkv,
+ * lse, scratch on the device. */
+static float *both_of(const Ops *ops, int capability, const Guarded *p, const Dims *d) {
+    const int64_t n = (int64_t)d->B * d->T * d->NH * d->HD;
+    float *both = op_malloc((size_t)(4 * n) * sizeof *both);
     cuda_limit_capability(capability);
+    ops->attention_forward(p[2].data, (float *)(void *)p[4].data, p[3].data, d->B, d->T, d->NH, d->HD);
     ops->attention_backward(p[0].data, p[1].data, p[2].data, p[3].data, (float *)(void *)p[4].data, p[5].data,
                             d->B, d->T, d->NH, d->HD);
     cuda_limit_capability(0);
-    download_floats(ops, dqkv, p[0].data, ops->dtype, n);
-    return dqkv;
+    download_floats(ops, both, p[0].data, ops->dtype, 3 * n);
+    download_floats(ops, both + 3 * n, p[2].data, ops->dtype, n);
+    return both;
 }
 
-/* The largest relative distance of two dqkv over 64 rows of a head's dq, dk or dv. */
-static double worst_apart(const float *a, const float *b, const Dims *d) {
-    const int64_t width = 3 * (int64_t)d->NH * d->HD;
+/* The largest relative distance of two dqkv (parts: 3) or out (1) over 64 rows of a head's dq, dk, dv or out. */
+static double worst_apart(const float *a, const float *b, const Dims *d, int parts) {
+    const int64_t width = (int64_t)parts * d->NH * d->HD;
     double worst = 0;
     for (int64_t row0 = 0; row0 < d->T; row0 += 64)
         for (int64_t column0 = 0; column0 < width; column0 += d->HD) {
@@ -394,11 +396,10 @@ static double kernels_apart(const Ops *ops, Dims d) {
     float *qkv = op_normal_bf16(3 * n, 1), *dout = op_normal_bf16(n, 2);
     upload_floats(ops, p[3].data, ops->dtype, qkv, 3 * n);
     upload_floats(ops, p[1].data, ops->dtype, dout, n);
-    ops->attention_forward(p[2].data, (float *)(void *)p[4].data, p[3].data, d.B, d.T, d.NH, d.HD);
-    float *mine = backward_of(ops, 0, p, &d), *again = backward_of(ops, 0, p, &d),
-          *older = backward_of(ops, 80, p, &d);
-    const double apart = worst_apart(mine, older, &d);
-    CHECK(!memcmp(mine, again, (size_t)(3 * n) * sizeof *mine), "%s, HD%d, T %d: a second run has other bits",
+    float *mine = both_of(ops, 0, p, &d), *again = both_of(ops, 0, p, &d), *older = both_of(ops, 80, p, &d);
+    const double apart =
+        worse(worst_apart(mine, older, &d, 3), worst_apart(mine + 3 * n, older + 3 * n, &d, 1));
+    CHECK(!memcmp(mine, again, (size_t)(4 * n) * sizeof *mine), "%s, HD%d, T %d: a second run has other bits",
           ops->name, d.HD, d.T);
     for (int i = 0; i < 6; i++) {
         CHECK(guarded_intact(&p[i]), "%s, HD%d, T %d: written outside of operand %d", ops->name, d.HD, d.T,
@@ -412,7 +413,7 @@ static double kernels_apart(const Ops *ops, Dims d) {
 
 /* So long that Hopper's kernels do otherwise than at the sizes above; the oracle would take minutes. At T = 1024, where
  * it has checked both kernels, they differ by their roundings; twice that, and half a step of bf16, are allowed. */
-static void test_long_backward(const Ops *ops) {
+static void test_long_sequences(const Ops *ops) {
     static const struct {
         int HD, T;
     } cases[] = {
@@ -426,8 +427,8 @@ static void test_long_backward(const Ops *ops) {
         d.T = cases[i].T;
         const double longer = kernels_apart(ops, d);
         CHECK(longer <= 2 * shorter + 0x1p-9,
-              "%s, HD%d, T %d: dqkv is %.2e from that of older cards' kernels; at T 1024 %.2e", ops->name,
-              d.HD, d.T, longer, shorter);
+              "%s, HD%d, T %d: dqkv or out is %.2e from that of older cards' kernels; at T 1024 %.2e",
+              ops->name, d.HD, d.T, longer, shorter);
     }
 }
 
@@ -445,7 +446,7 @@ static void test_path(const Ops *ops) {
 static void test_backend(const Ops *ops) {
     test_path(ops);
     if (ops->dtype == DTYPE_F32) return; /* one path serves every card */
-    if (!op_small) test_long_backward(ops);
+    if (!op_small) test_long_sequences(ops);
     cuda_limit_capability(80);
     test_path(ops);
     cuda_limit_capability(0);

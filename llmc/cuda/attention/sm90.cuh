@@ -33,6 +33,10 @@ typedef enum Sm90Order {
 void attention_forward_sm90_variant(floatX *out, float *lse, const floatX *qkv, int B, int T, int NH, int HD,
                                     bool causal, Sm90Softmax softmax, Sm90Order order);
 
+/* Its form for long T, with pairs of tiles in clusters of two blocks, at any T. */
+void attention_forward_sm90_paired(floatX *out, float *lse, const floatX *qkv, int B, int T, int NH, int HD,
+                                   bool causal);
+
 /* Steps of forward that can be left out, to see what each gives (see sm90_forward.cu). */
 typedef enum Sm90ForwardStep {
     SM90_WIDE_TILES = 1,       /* head size 128: 192 queries x 64 keys, in place of 128 x 128 */
@@ -42,7 +46,7 @@ typedef enum Sm90ForwardStep {
     SM90_EARLY_REDO = 16, /* the second launch is made ready during the first */
 } Sm90ForwardStep;
 
-/* without: steps left out, added up. */
+/* Without pairs of tiles at any T. without: steps left out, added up. */
 void attention_forward_sm90_without(floatX *out, float *lse, const floatX *qkv, int B, int T, int NH, int HD,
                                     bool causal, Sm90Softmax softmax, Sm90Order order, unsigned without);
 

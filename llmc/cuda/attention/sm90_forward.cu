@@ -23,7 +23,14 @@
  * - Rows rotate among the warpgroups: the lowest 64 rows of a causal tile see fewer keys than the highest.
  * - Of a first block of 128 keys, rows that see only 64 compute only 64.
  * - O leaves through the tile's own Q buffer and TMA: with shuffles and stores of 16 bytes from registers the
- *   output took as long as a step of the main loop (2000 clocks; now 750 at head size 64). */
+ *   output took as long as a step of the main loop (2000 clocks; now 750 at head size 64).
+ *
+ * Long sequences. The card is at its limit of power, so reads of L2 cost speed: from T = PAIRS_FROM on, blocks form
+ * clusters of two (sm90_cluster.cuh), which own pairs of tiles, 2p and 2p + 1, and load K and V once for both. The
+ * pair's slots of 64 rows go to its tiles in turns, so that at the diagonal they differ by one slot, not by three. A
+ * warpgroup that skips more than one block of keys there finishes its tile before: its last V would hold up all six.
+ * Nothing waits in a circle: a warpgroup can always do its next block, unless the producer has not loaded it, and the
+ * producer waits only for warpgroups whose next block has been loaded. */
 #include "sm90_forward.cuh"
 
 template <class C>
@@ -38,12 +45,11 @@ static ForwardArgs forward_args(floatX *out, float *lse, const floatX *qkv, int 
     args.NH = NH;
     /* Full tiles are all alike, so small sections cost nothing: 0.80 GB of DRAM for 1.05 at head size 128, T = 1024,
      * +3 % in speed, +6 % at 2048. Causal ones gain nothing. */
-    args.order = tile_order(B, T, NH, C::TILE_ROWS, 2 * C::HD * 2, true,
+    args.order = tile_order(B, T, NH, C::SLOTS * ROWS, 2 * C::HD * 2, true,
                             C::CAUSAL ? SM90_SECTION_BYTES : SM90_SMALL_SECTION_BYTES);
     if (C::CAUSAL) /* the last two sections as one, for a shorter tail: +1.5 % at T = 32k */
         args.order.last_head = max(0, args.order.last_head - args.order.section_heads);
-    if (!(without & SM90_TILES_FROM_END))
-        args.missing = args.order.tiles * C::WARPGROUPS - ceil_div<int>(T, ROWS);
+    if (!(without & SM90_TILES_FROM_END)) args.missing = args.order.tiles * C::SLOTS - ceil_div<int>(T, ROWS);
     args.scale_log2 = SM90_LOG2E / sqrtf((float)C::HD);
     args.rotate = !(without & SM90_ROTATION);
     args.apart = without & SM90_PIPELINED_BORDER;
@@ -51,15 +57,15 @@ static ForwardArgs forward_args(floatX *out, float *lse, const floatX *qkv, int 
 }
 
 template <class C> static void launch(const ForwardArgs &args, const char *name, LaunchStart start) {
-    launch_persistent(name, sm90_forward_kernel<C>, args, args.order.total, C::THREADS,
-                      shared_bytes<ForwardShared<C>>(), start);
+    launch_persistent(name, sm90_forward_kernel<C>, args, args.order.total * C::CLUSTER, C::THREADS,
+                      shared_bytes<ForwardShared<C>>(), start, C::CLUSTER);
 }
 
-template <int HD, bool CAUSAL, int SHAPE, Sm90Order ORDER>
+template <int HD, bool CAUSAL, int SHAPE, Sm90Order ORDER, bool PAIRED = false>
 static void forward(floatX *out, float *lse, const floatX *qkv, int B, int T, int NH, Sm90Softmax softmax,
                     unsigned without) {
-    using Frozen = ForwardConfig<HD, CAUSAL, SHAPE, SM90_FROZEN, ORDER>;
-    using Online = ForwardConfig<HD, CAUSAL, SHAPE, SM90_ONLINE, ORDER>;
+    using Frozen = ForwardConfig<HD, CAUSAL, SHAPE, SM90_FROZEN, ORDER, PAIRED>;
+    using Online = ForwardConfig<HD, CAUSAL, SHAPE, SM90_ONLINE, ORDER, PAIRED>;
     ForwardArgs args = forward_args<Frozen>(out, lse, qkv, B, T, NH, without);
     if (softmax == SM90_ONLINE) {
         launch<Online>(args, "sm90_forward_kernel (online)", START_AFTER);
@@ -94,8 +100,31 @@ void attention_forward_sm90_variant(floatX *out, float *lse, const floatX *qkv, 
     attention_forward_sm90_without(out, lse, qkv, B, T, NH, HD, causal, softmax, order, 0);
 }
 
+#define PAIRED(HD, SHAPE, ORDER)                                                                             \
+    { forward<HD, false, SHAPE, ORDER, true>, forward<HD, true, SHAPE, ORDER, true> }
+static Forward *const PAIRED_TABLE[2][2] = {
+    /* [HD == 128][causal] */
+    PAIRED(64, TILES_192_128, SM90_TURNS),
+    PAIRED(128, TILES_192_64, SM90_FREE),
+};
+
+void attention_forward_sm90_paired(floatX *out, float *lse, const floatX *qkv, int B, int T, int NH, int HD,
+                                   bool causal) {
+    PAIRED_TABLE[HD == 128][causal](out, lse, qkv, B, T, NH, SM90_FROZEN, 0);
+}
+
+/* [HD == 128][causal]: T from which on pairs are faster (causal: measured from 8192 on). */
+static const int PAIRS_FROM[2][2] = {
+    {4096, 8192},
+    {1024, 8192}
+};
+
 void attention_forward_sm90(floatX *out, float *lse, const floatX *qkv, int B, int T, int NH, int HD,
                             bool causal) {
+    if (T >= PAIRS_FROM[HD == 128][causal]) {
+        attention_forward_sm90_paired(out, lse, qkv, B, T, NH, HD, causal);
+        return;
+    }
     const Sm90Order order = HD == 64 ? SM90_TURNS : SM90_FREE;
     attention_forward_sm90_without(out, lse, qkv, B, T, NH, HD, causal, SM90_FROZEN, order, 0);
 }

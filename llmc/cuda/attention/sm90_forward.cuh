@@ -169,8 +169,8 @@ __device__ __forceinline__ void skip_blocks(ForwardShared<C> &shared, ForwardPla
     for (; n > 0; n--, place.at.advance()) {
         shared.k_ring.wait(place.at);
         shared.v_ring.wait(place.at);
-        shared.k_ring.release(place.at);
-        shared.v_ring.release(place.at);
+        release<C>(shared.k_ring, place.at);
+        release<C>(shared.v_ring, place.at);
         turn_begin<C>(place.warpgroup);
         turn_end<C>(place.warpgroup);
     }
@@ -183,7 +183,8 @@ __device__ __forceinline__ void finish_rows(const ForwardRows<C> &r, ForwardShar
                                             const ForwardPlace<C> &place, const ForwardArgs &args) {
     const Work work = read_work(shared.work[place.q_before.stage]);
     const int warp = threadIdx.x % WARPGROUP / 32;
-    const int row0 = (first_slot<C>(args, work.tile) + place.rows_before) * ROWS;
+    const int slot = slots_of<C>(args, work.tile).first + slot_of<C>(work.tile, place.rows_before);
+    const int row0 = slot * ROWS;
     float *lse = args.lse + ((int64_t)work.batch * args.NH + work.head) * args.T;
     float sum[2], inverse[2];
     bool bad = false;
@@ -213,7 +214,7 @@ __device__ __forceinline__ void finish_rows(const ForwardRows<C> &r, ForwardShar
 template <class C>
 __device__ __forceinline__ void release_q(ForwardShared<C> &shared, const ForwardPlace<C> &place) {
     if (threadIdx.x % 32 == 0) bulk_wait_read<0>();
-    shared.q_ring.release(place.q_before);
+    release<C>(shared.q_ring, place.q_before);
 }
 
 /* The last P V of the tile before and its output, where no tile follows at once. */
@@ -226,7 +227,7 @@ __device__ __forceinline__ void finish_tile(ForwardRows<C> &r, ForwardShared<C> 
     wgmma_wait<0>();
     wgmma_results(r.o);
     wgmma_results(r.p);
-    shared.v_ring.release(place.v_at);
+    release<C>(shared.v_ring, place.v_at);
     finish_rows<C>(r, shared, place, args);
     release_q(shared, place);
 }
@@ -247,7 +248,7 @@ __device__ __forceinline__ void first_scores(ForwardRows<C> &r, ForwardShared<C>
         wgmma_wait<1>();
         wgmma_results(r.o);
         wgmma_results(r.p);
-        shared.v_ring.release(place.v_at);
+        release<C>(shared.v_ring, place.v_at);
         finish_rows<C>(r, shared, place, args);
     }
     wgmma_wait<0>();
@@ -260,7 +261,7 @@ __device__ __forceinline__ void first_block(ForwardRows<C> &r, ForwardShared<C> 
                                             ForwardPlace<C> &place, uint64_t q, const ForwardTile &tile,
                                             const ForwardArgs &args) {
     first_scores<C, N, PENDING>(r, shared, place, q, args);
-    shared.k_ring.release(place.at);
+    release<C>(shared.k_ring, place.at);
     first_probabilities<C>(r, first<N>(r.s), tile.row0, tile.seen - 1, args);
     if (PENDING) release_q(shared, place);
     place.v_at = place.at;
@@ -289,11 +290,11 @@ __device__ __forceinline__ void next_block(ForwardRows<C> &r, ForwardShared<C> &
     meanwhile();
     wgmma_wait<C::SCORES_FIRST ? 1 : 0>();
     wgmma_results(r.s);
-    shared.k_ring.release(place.at);
+    release<C>(shared.k_ring, place.at);
     if (!C::SCORES_FIRST) {
         wgmma_results(r.o);
         wgmma_results(r.p);
-        shared.v_ring.release(place.v_at);
+        release<C>(shared.v_ring, place.v_at);
     }
     if (C::SOFTMAX == SM90_ONLINE) update_max(r, r.s, scale_log2);
     exponentials(r, r.s, scale_log2);
@@ -301,7 +302,7 @@ __device__ __forceinline__ void next_block(ForwardRows<C> &r, ForwardShared<C> &
         wgmma_wait<0>();
         wgmma_results(r.o);
         wgmma_results(r.p);
-        shared.v_ring.release(place.v_at);
+        release<C>(shared.v_ring, place.v_at);
     }
     if (C::SOFTMAX == SM90_ONLINE) rescale(r);
     pack_p(r, r.s);
@@ -314,13 +315,14 @@ __device__ __forceinline__ void next_block(ForwardRows<C> &r, ForwardShared<C> &
 /* The tile as the warpgroup sees it that owns the 64 rows `rows` of it. */
 template <class C>
 __device__ __forceinline__ ForwardTile tile_of(const Work &work, int rows, const ForwardArgs &args) {
-    const int slot0 = first_slot<C>(args, work.tile), slots = first_slot<C>(args, work.tile + 1) - slot0;
+    const Slots slots = slots_of<C>(args, work.tile);
+    const int slot = slot_of<C>(work.tile, rows);
     ForwardTile tile;
     tile.ends = work.index < 0;
     tile.rows = rows;
-    tile.row0 = (slot0 + rows) * ROWS;
-    tile.seen = rows < slots && !tile.ends ? key_blocks<C>(tile.row0, ROWS, args.T) : 0;
-    tile.skip = key_blocks<C>(slot0 * ROWS, slots * ROWS, args.T) - tile.seen;
+    tile.row0 = (slots.first + slot) * ROWS;
+    tile.seen = slot < slots.count && !tile.ends ? key_blocks<C>(tile.row0, ROWS, args.T) : 0;
+    tile.skip = key_blocks<C>(slots.first * ROWS, slots.count * ROWS, args.T) - tile.seen;
     return tile;
 }
 
@@ -371,7 +373,7 @@ __device__ __forceinline__ ForwardTile walk_tiles(ForwardRows<C> &r, ForwardShar
         place.rows_before = tile.rows;
         place.q_at.advance();
         tile = next;
-        if (tile.seen == 0 || args.apart) break;
+        if (tile.seen == 0 || args.apart || (C::CLUSTER > 1 && tile.skip > C::MOST_SKIPPED)) break;
         q = begin_tile<C, true>(r, shared, place, tile, args);
     }
     finish_tile(r, shared, place, args);
@@ -395,7 +397,7 @@ __device__ __forceinline__ void forward_consumer(ForwardShared<C> &shared, const
         shared.q_ring.wait(place.q_at);
         skip_blocks(shared, place, tile.skip);
         const ForwardTile next = next_tile(shared, place, tile.rows, args);
-        shared.q_ring.release(place.q_at);
+        release<C>(shared.q_ring, place.q_at);
         place.q_at.advance();
         tile = next;
     }
@@ -410,22 +412,24 @@ __global__ void __launch_bounds__(C::THREADS, 1)
     auto &shared = shared_memory<ForwardShared<C>>();
     const int warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / WARPGROUP, 0);
     if (threadIdx.x == 0) {
-        shared.q_ring.init(4 * C::WARPGROUPS);
-        shared.k_ring.init(4 * C::WARPGROUPS);
-        shared.v_ring.init(4 * C::WARPGROUPS);
+        shared.q_ring.init(4 * C::SLOTS);
+        shared.k_ring.init(4 * C::SLOTS);
+        shared.v_ring.init(4 * C::SLOTS);
         shared.listed = -1;
         fence_mbarrier_init();
     }
-    __syncthreads();
+    open_cluster<C>();
     launch_dependents(); /* the launch that does tiles again may be made ready meanwhile */
     wait_on_dependency();
     if (warpgroup == C::WARPGROUPS) {
         setmaxnreg_dec<C::SHAPE.producer_registers>();
-        if (threadIdx.x % WARPGROUP == 0) forward_producer(shared, args);
+        if (threadIdx.x % WARPGROUP == 0 && (C::CLUSTER == 1 || cluster_rank() == 0))
+            forward_producer(shared, args);
     } else {
         setmaxnreg_inc<C::SHAPE.registers>();
         forward_consumer<C>(shared, args, warpgroup);
     }
+    close_cluster<C>();
 #else
     __trap(); /* the device takes sm_90a code, and the build has none */
 #endif

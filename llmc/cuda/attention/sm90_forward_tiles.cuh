@@ -2,7 +2,7 @@
  * the kernel computes and why it is built so: sm90_forward.cu. */
 #pragma once
 #include "sm90.cuh"
-#include "sm90_common.cuh"
+#include "sm90_cluster.cuh"
 
 /* columns: keys of a block. flag: the products of a step are queued scores first and the exponentials start
  * when the scores are done (else when both are). */
@@ -13,17 +13,23 @@ constexpr Sm90Shape FORWARD_SHAPES[] = {
     {2, 128, 2, 2, 232, 40, true },
 };
 
-template <int HEAD, bool IS_CAUSAL, int SHAPE_ROW, Sm90Softmax SOFT, Sm90Order ORDER> struct ForwardConfig {
+/* PAIRED: a cluster of two blocks owns a pair of tiles and loads K and V once for both. */
+template <int HEAD, bool IS_CAUSAL, int SHAPE_ROW, Sm90Softmax SOFT, Sm90Order ORDER, bool PAIRED>
+struct ForwardConfig {
     static constexpr Sm90Shape SHAPE = FORWARD_SHAPES[SHAPE_ROW];
     static constexpr int HD = HEAD, KEYS = SHAPE.columns, WARPGROUPS = SHAPE.warpgroups,
                          STAGES = SHAPE.stages, Q_BUFFERS = SHAPE.own_buffers;
     static constexpr bool CAUSAL = IS_CAUSAL, SCORES_FIRST = SHAPE.flag, TURNS = ORDER == SM90_TURNS;
     static constexpr Sm90Softmax SOFTMAX = SOFT;
-    static constexpr int TILE_ROWS = WARPGROUPS * ROWS, THREADS = sm90_threads(SHAPE);
+    static constexpr int CLUSTER = PAIRED ? 2 : 1, SLOTS = CLUSTER * WARPGROUPS /* of 64 rows, of a pair */;
+    static constexpr uint16_t ALL_BLOCKS = (1 << CLUSTER) - 1; /* of the cluster, a bit for each */
+    /* Blocks of keys that are skipped at most while the V of the tile before is held. */
+    static constexpr int MOST_SKIPPED = PAIRED ? 1 : (WARPGROUPS - 1) * ROWS / KEYS;
+    static constexpr int THREADS = sm90_threads(SHAPE);
     static constexpr int Q_BYTES = ROWS * HD * 2 /* of a warpgroup */, KV_BYTES = KEYS * HD * 2;
     static_assert(HD == 64 || HD == 128, "the TMA maps and wgmma shapes are for these");
     static_assert(KEYS == 64 || KEYS == 128, "wgmma N of the scores; 64 rows' diagonal is in one block");
-    static_assert(STAGES > (TILE_ROWS - ROWS) / KEYS, "skipping while a V is held must not wait for that V");
+    static_assert(STAGES > MOST_SKIPPED, "skipping must not wait for that V");
     static_assert(sm90_registers_fit(SHAPE), "setmaxnreg");
 };
 
@@ -51,32 +57,74 @@ typedef struct ForwardArgs {
     CUtensorMap out;   /* boxes of 16 rows */
     float *lse;
     int T, NH;
-    int missing; /* slots (64 rows) by which the tiles could hold more than T: 0 to WARPGROUPS - 1 */
-    TileOrder order;
+    int missing;      /* slots (64 rows) by which the tiles could hold more than T: 0 to SLOTS - 1 */
+    TileOrder order;  /* of tiles, or of pairs */
     float scale_log2; /* log2(e) / sqrt(HD) */
     bool redo;        /* tiles come from redo_list; the launch may begin before the one that fills it ends */
     bool rotate;      /* the warpgroups take turns in owning the first, second, third 64 rows */
     bool apart;       /* a tile ends before the next begins */
 } ForwardArgs;
 
-/* The first slot of 64 rows of a tile. Causal: the missing slots are all missed at the start, where a tile is
+/* The first slot of 64 rows of a tile or pair. Causal: the missing slots are all missed at the start, where a tile is
  * short. Else the first tiles have one slot less each: two warpgroups keep the tensor cores busy, one does not. */
 template <class C> __device__ __forceinline__ int first_slot(const ForwardArgs &args, int tile) {
-    const int slot = tile * C::WARPGROUPS;
-    return C::CAUSAL ? max(0, slot - args.missing) : slot - min(tile, args.missing);
+    const int slot = tile * C::SLOTS;
+    return C::CAUSAL ? max(0, slot - args.missing) : slot - min(C::CLUSTER * tile, args.missing);
 }
 
-/* ---- producer: one thread ---- */
+typedef struct Slots {
+    int first, count; /* of a tile, or of the pair that it is of */
+} Slots;
+template <class C> __device__ __forceinline__ Slots slots_of(const ForwardArgs &args, int tile) {
+    const int pair = tile / (unsigned)C::CLUSTER, first = first_slot<C>(args, pair);
+    return {first, first_slot<C>(args, pair + 1) - first};
+}
+/* Which of them the 64 rows `rows` of a tile are. Those of a pair go to its tiles, 2p and 2p + 1, in turns. */
+template <class C> __device__ __forceinline__ int slot_of(int tile, int rows) {
+    return C::CLUSTER * rows + tile % (unsigned)C::CLUSTER;
+}
 
+/* ---- producer: one thread, for all blocks of the cluster ---- */
+
+/* Writes the tile of each block of the cluster, ahead of the expect of the stage that it goes with. Returns the bytes
+ * by which the latter's bytes_elsewhere grow. */
+template <class C, int STAGES>
+__device__ __forceinline__ uint32_t give_work(Work &to, const Work &work, RingBarriers<STAGES> &ring,
+                                              Ring<STAGES> at) {
+    to = work;
+    if (C::CLUSTER > 1)
+        store_async_16(cluster_address(shared_address(&to), 1),
+                       make_int4(work.index, work.tile + 1, work.head, work.batch),
+                       cluster_address(shared_address(&ring.full[at.stage]), 1));
+    return sizeof(Work);
+}
+
+/* Q of a tile, or of both tiles of a pair, and which they are. */
+template <class C>
+__device__ __forceinline__ void load_queries(ForwardShared<C> &shared, const ForwardArgs &args,
+                                             const Work &work, Slots slots, Ring<C::Q_BUFFERS> at) {
+    shared.q_ring.wait_free(at);
+    const uint32_t work_bytes = give_work<C>(shared.work[at.stage], work, shared.q_ring, at);
+    const uint32_t bytes = (slots.count + C::CLUSTER - 1) / C::CLUSTER * C::Q_BYTES;
+    const uint32_t fewer = slots.count % C::CLUSTER * C::Q_BYTES; /* of the second tile */
+    const uint32_t full = expect<C>(shared.q_ring, at, bytes, bytes - fewer + work_bytes);
+#pragma unroll 1 /* or the compiler would want more registers than a producer has */
+    for (int i = 0; i < slots.count; i++)
+        load_rows<C>(shared.q[at.stage][i / C::CLUSTER], args.q, (slots.first + i) * ROWS, work.head,
+                     work.batch, full, 1 << i % C::CLUSTER);
+}
+
+/* K's stage is free. work_bytes: of the work that goes with K. */
 template <class C>
 __device__ __forceinline__ void load_keys(ForwardShared<C> &shared, const ForwardArgs &args, const Work &work,
-                                          int block, Ring<C::STAGES> at) {
-    const uint32_t k_full = shared.k_ring.acquire(at, C::KV_BYTES);
-    tma_load_5d(shared_address(shared.k[at.stage]), &args.kv, 0, block * C::KEYS, 0, args.NH + work.head,
-                work.batch, k_full);
-    const uint32_t v_full = shared.v_ring.acquire(at, C::KV_BYTES);
-    tma_load_5d(shared_address(shared.v[at.stage]), &args.kv, 0, block * C::KEYS, 0, 2 * args.NH + work.head,
-                work.batch, v_full);
+                                          int block, Ring<C::STAGES> at, uint32_t work_bytes) {
+    const uint32_t k_full = expect<C>(shared.k_ring, at, C::KV_BYTES, C::KV_BYTES + work_bytes);
+    load_rows<C>(shared.k[at.stage], args.kv, block * C::KEYS, args.NH + work.head, work.batch, k_full,
+                 C::ALL_BLOCKS);
+    shared.v_ring.wait_free(at);
+    const uint32_t v_full = expect<C>(shared.v_ring, at, C::KV_BYTES, C::KV_BYTES);
+    load_rows<C>(shared.v[at.stage], args.kv, block * C::KEYS, 2 * args.NH + work.head, work.batch, v_full,
+                 C::ALL_BLOCKS);
 }
 
 /* The next tile is drawn when a tile begins, so that the block which is free first gets the longest, and published
@@ -87,34 +135,33 @@ __device__ __forceinline__ void forward_producer(ForwardShared<C> &shared, const
     const bool listed = args.redo && count <= REDO_MAX;
     const int total = listed ? count : args.order.total;
     const auto work_of = [&](int index) {
-        const Work none = {-1, 0, 0, 0};
-        return index < total ? work_at(args.order, listed ? redo_list.tiles[index] : index) : none;
+        Work work = {-1, 0, 0, 0};
+        if (index < total) work = work_at(args.order, listed ? redo_list.tiles[index] : index);
+        work.tile *= C::CLUSTER; /* of a pair the first */
+        return work;
     };
     Ring<C::Q_BUFFERS> q_at;
     Ring<C::STAGES> at;
-    Work work = work_of(blockIdx.x);
-    if (work.index < 0) {
-        shared.work[0] = work;
-        shared.q_ring.expect(q_at, 0);
-    }
+    const int clusters = gridDim.x / C::CLUSTER;
+    Work work = work_of(blockIdx.x / C::CLUSTER);
+    if (work.index < 0)
+        expect<C>(shared.q_ring, q_at, 0, give_work<C>(shared.work[0], work, shared.q_ring, q_at));
     for (; work.index >= 0; q_at.advance()) {
-        const int drawn = draw_tile(args.redo ? &redo_tickets : &forward_tickets, total);
-        const int slot0 = first_slot<C>(args, work.tile), slots = first_slot<C>(args, work.tile + 1) - slot0;
-        const int row0 = slot0 * ROWS, last = key_blocks<C>(row0, slots * ROWS, args.T) - 1;
-
-        shared.q_ring.wait_free(q_at);
-        shared.work[q_at.stage] = work;
-        const uint32_t q_full = shared.q_ring.expect(q_at, slots * C::Q_BYTES);
-        for (int i = 0; i < slots; i++)
-            tma_load_5d(shared_address(shared.q[q_at.stage][i]), &args.q, 0, row0 + i * ROWS, 0, work.head,
-                        work.batch, q_full);
+        const int drawn = draw_tile(args.redo ? &redo_tickets : &forward_tickets, total) -
+                          (int)gridDim.x; /* of those after the first of each cluster */
+        const Slots slots = slots_of<C>(args, work.tile);
+        const int last = key_blocks<C>(slots.first * ROWS, slots.count * ROWS, args.T) - 1;
+        load_queries(shared, args, work, slots, q_at);
         for (int block = last; block >= 0; block--, at.advance()) {
-            if (block == max(0, last - 1)) shared.next[q_at.stage] = work_of(drawn);
-            load_keys(shared, args, work, block, at);
+            uint32_t work_bytes = 0;
+            shared.k_ring.wait_free(at);
+            if (block == max(0, last - 1)) {
+                work_bytes =
+                    give_work<C>(shared.next[q_at.stage], work_of(clusters + drawn), shared.k_ring, at);
+                if (args.redo && drawn == total - 1) redo_list.count = 0; /* nobody will look again */
+            }
+            load_keys(shared, args, work, block, at, work_bytes);
         }
-
-        if (args.redo && drawn == (int)gridDim.x + total - 1)
-            redo_list.count = 0;        /* nobody will look again */
         work = shared.next[q_at.stage]; /* not kept in registers: a producer has few */
     }
 }

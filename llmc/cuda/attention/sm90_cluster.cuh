@@ -1,0 +1,52 @@
+/* Clusters of C::CLUSTER blocks that share what their one producer loads. It is in the first block, and a stage of a
+ * ring has its `full` barrier in each block and one `empty`, the producer's: a stage is free when the warps of all
+ * blocks have released it. C::CLUSTER 1: blocks alone, with a producer each. */
+#pragma once
+#include "sm90_common.cuh"
+
+/* Until all barriers of the cluster are ready. */
+template <class C> __device__ __forceinline__ void open_cluster() {
+    if (C::CLUSTER > 1)
+        cluster_sync();
+    else
+        __syncthreads();
+}
+/* Nobody reaches into a block that has gone. */
+template <class C> __device__ __forceinline__ void close_cluster() {
+    if (C::CLUSTER > 1) {
+        __syncwarp();
+        cluster_sync();
+    }
+}
+
+/* Producer: says how many bytes come to this block's stage and to that of each other block. Returns the barrier to
+ * which they are reported, at the same address in all. */
+template <class C, int STAGES>
+__device__ __forceinline__ uint32_t expect(RingBarriers<STAGES> &ring, Ring<STAGES> at, uint32_t bytes,
+                                           uint32_t bytes_elsewhere) {
+    const uint32_t full = ring.expect(at, bytes);
+    for (int rank = 1; rank < C::CLUSTER; rank++)
+        mbarrier_arrive_expect_tx_at(cluster_address(full, rank), bytes_elsewhere);
+    return full;
+}
+
+/* Producer: a box of a head's rows, to the blocks of the cluster whose bits are set. */
+template <class C>
+__device__ __forceinline__ void load_rows(const uint8_t *to, const CUtensorMap &map, int position, int head,
+                                          int batch, uint32_t full, uint16_t blocks) {
+    if (C::CLUSTER > 1)
+        tma_multicast_5d(shared_address(to), &map, 0, position, 0, head, batch, full, blocks);
+    else
+        tma_load_5d(shared_address(to), &map, 0, position, 0, head, batch, full);
+}
+
+/* Consumers: RingBarriers::release, where the producer waits. */
+template <class C, int STAGES>
+__device__ __forceinline__ void release(RingBarriers<STAGES> &ring, Ring<STAGES> at) {
+    if (C::CLUSTER == 1) {
+        ring.release(at);
+        return;
+    }
+    __syncwarp(); /* lane 0's arrival then stands for the reads of all 32 */
+    if (threadIdx.x % 32 == 0) mbarrier_arrive_cluster(shared_address(&ring.empty[at.stage]), 0);
+}

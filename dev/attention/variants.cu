@@ -93,9 +93,9 @@ static void hopper_fused(const Call *c) {
 }
 
 static void hopper_paired(const Call *c) {
-    attention_backward_sm90_paired128(c->p[BACKWARD_DQKV], c->p[BACKWARD_DOUT], c->p[BACKWARD_OUT],
-                                      c->p[BACKWARD_QKV], (const float *)c->p[BACKWARD_LSE],
-                                      c->p[BACKWARD_SCRATCH], c->s.B, c->s.T, c->s.NH, c->s.causal);
+    const auto paired = c->s.HD == 64 ? attention_backward_sm90_paired64 : attention_backward_sm90_paired128;
+    paired(c->p[BACKWARD_DQKV], c->p[BACKWARD_DOUT], c->p[BACKWARD_OUT], c->p[BACKWARD_QKV],
+           (const float *)c->p[BACKWARD_LSE], c->p[BACKWARD_SCRATCH], c->s.B, c->s.T, c->s.NH, c->s.causal);
 }
 
 static size_t hopper_scratch(const Sizes *s, int elem) {
@@ -360,7 +360,7 @@ static const Variant rows[] = {
      .run = hopper_paired,
      .needs = NEEDS_HOPPER,
      .dtype = DTYPE_BF16,
-     .head_sizes = {128},
+     .head_sizes = {64, 128},
      .flags = PACKED_ONLY,
      .scratch_bytes = fused_scratch,
      .teaches = "its form for long T, at any T: two blocks share the loads of Q and dO by multicast"},

@@ -60,6 +60,9 @@ void attention_backward_sm90_dkv(floatX *dqkv, const floatX *dout, const floatX 
 void attention_backward_sm90_fused(floatX *dqkv, const floatX *dout, const floatX *out, const floatX *qkv,
                                    const float *lse, void *scratch, int B, int T, int NH, bool causal);
 size_t attention_backward_sm90_fused_scratch_bytes(int B, int T, int NH);
+/* Its form for long T, with pairs of tiles in clusters of two blocks, at any T. */
+void attention_backward_sm90_paired64(floatX *dqkv, const floatX *dout, const floatX *out, const floatX *qkv,
+                                      const float *lse, void *scratch, int B, int T, int NH, bool causal);
 /* The same for head size 128. */
 void attention_backward_sm90_fused128(floatX *dqkv, const floatX *dout, const floatX *out, const floatX *qkv,
                                       const float *lse, void *scratch, int B, int T, int NH, bool causal);

@@ -6,9 +6,15 @@
  * third warpgroup, which computes the block's share of dQ = dS K. The tiles of a head add their shares in turns
  * (sm90_turns.cuh), so the order of additions, hence every bit, is fixed. Of the fourth warpgroup one thread
  * loads, and one for each buffer of shares adds. dK and dV leave by TMA, dV from where V was, while the next
- * tile is under way. */
+ * tile is under way.
+ *
+ * For long T, blocks form clusters of two, which own pairs of tiles (sm90_pairs.cuh): one producer, in the first block,
+ * loads Q and dO for both by multicast, and a thread of each block its own K and V. The first two blocks of a causal
+ * pair are tile 2p's alone: tile 2p + 1 lets them pass, or all of them if it is beyond the sequence. Nothing waits in a
+ * circle: tile 2p stands still for a turn of tile 2p + 1 only when it has released that block's stage and those of the
+ * next two, and all other turns are those of pairs drawn earlier. */
 #include "sm90_keys.cuh"
-#include "sm90_turns.cuh"
+#include "sm90_pairs.cuh"
 
 constexpr Sm90Shape FUSED_SHAPE = {2, 64, 4, 2, 208, 32, false}; /* flag: as in DKV_SHAPES */
 enum {
@@ -16,8 +22,9 @@ enum {
     TURN_BUFFERS = 2,  /* a third gains nothing that can be measured */
 };
 
-/* TMA: dQ of tile 0 leaves by TMA. Which of the two is faster differs with T, see attention_backward_sm90_fused. */
-template <int HEAD, bool IS_CAUSAL, bool TMA> struct FusedConfig {
+/* TMA: dQ of tile 0 leaves by TMA. PAIRED: pairs of tiles in clusters. What is faster differs with T, see
+ * attention_backward_sm90_fused. */
+template <int HEAD, bool IS_CAUSAL, bool TMA, bool PAIRED> struct FusedConfig {
     static constexpr Sm90Shape SHAPE = FUSED_SHAPE;
     static constexpr int HD = HEAD, WARPGROUPS = SHAPE.warpgroups, STAGES = SHAPE.stages,
                          OWN = SHAPE.own_buffers;
@@ -27,6 +34,7 @@ template <int HEAD, bool IS_CAUSAL, bool TMA> struct FusedConfig {
     static constexpr bool ALTERNATE = true;                              /* see claim_tensor_cores */
     /* dS^T is given beside the next products: full +3 % at T = 8k and 32k, causal -1 to -3 % */
     static constexpr bool LATE_DS = !CAUSAL;
+    static constexpr int CLUSTER = PAIRED ? 2 : 1;
     static constexpr int TILE_ROWS = WARPGROUPS * ROWS, THREADS = (WARPGROUPS + 2) * WARPGROUP;
     static constexpr int TILE_BYTES = ROWS * HD * 2, FOLD_BYTES = ROWS * sizeof(FoldRow);
     static constexpr int DS_BYTES = TILE_ROWS * ROWS * 2;
@@ -35,6 +43,11 @@ template <int HEAD, bool IS_CAUSAL, bool TMA> struct FusedConfig {
     static_assert(WARPGROUPS * SHAPE.registers + DQ_REGISTERS + SHAPE.producer_registers <= 65536 / WARPGROUP,
                   "setmaxnreg");
 };
+
+/* Barriers, more than the turns by which tile 2p + 1 can be ahead: 8. While tile 2p's adders wait for a turn, the
+ * shares of that block and of the next are in their buffers, a third in registers, dS of two more in its ring, a third
+ * in registers, and the queries of three more may be loaded. */
+enum { PAIR_TURNS = 16 };
 
 template <class C> struct alignas(1024) FusedShared {
     struct {
@@ -47,38 +60,76 @@ template <class C> struct alignas(1024) FusedShared {
     RingBarriers<C::OWN> own_ring;
     RingBarriers<2> ds_ring;
     Work work[C::OWN];
+    NextWork next;
+    uint64_t pair_turns[PAIR_TURNS];
 };
 
 __device__ unsigned fused_tickets;
 
-/* ---- producer: one thread ---- */
+/* ---- producer: one thread of a cluster; in clusters, K and V have a thread in each block ---- */
+
+template <class C>
+__device__ __forceinline__ void load_keys(FusedShared<C> &shared, Ring<C::OWN> at, const Work &work,
+                                          const BackwardArgs &args) {
+    const int row0 = work.tile * C::TILE_ROWS;
+    shared.own_ring.wait_free(at);
+    shared.work[at.stage] = work;
+    const uint32_t full = shared.own_ring.expect(at, 2 * C::WARPGROUPS * C::TILE_BYTES);
+    auto &own = shared.own[at.stage];
+    for (int i = 0; i < C::WARPGROUPS; i++) {
+        tma_load_5d(shared_address(own.k[i]), &args.rows, 0, row0 + i * ROWS, 0, args.NH + work.head,
+                    work.batch, full);
+        tma_load_5d(shared_address(own.v[i]), &args.rows, 0, row0 + i * ROWS, 0, 2 * args.NH + work.head,
+                    work.batch, full);
+    }
+}
+
+template <class C> __device__ __forceinline__ void end_keys(FusedShared<C> &shared, Ring<C::OWN> at) {
+    shared.own_ring.wait_free(at);
+    shared.work[at.stage].index = -1;
+    shared.own_ring.expect(at, 0);
+}
 
 template <class C>
 __device__ __forceinline__ void fused_producer(FusedShared<C> &shared, const BackwardArgs &args) {
+    const int total = args.order.total;
+    Ring<1> next_at;
     Ring<C::OWN> own_at;
     Ring<C::STAGES> at;
-    for (int index = blockIdx.x; index < args.order.total; own_at.advance()) {
+    int index = C::CLUSTER > 1 ? draw_work<C>(&fused_tickets, total) : blockIdx.x;
+    for (; index < total; own_at.advance(), next_at.advance()) {
         const Work work = work_at(args.order, index);
-        const int row0 = work.tile * C::TILE_ROWS;
-        shared.own_ring.wait_free(own_at);
-        shared.work[own_at.stage] = work;
-        const uint32_t own_full = shared.own_ring.expect(own_at, 2 * C::WARPGROUPS * C::TILE_BYTES);
-        auto &own = shared.own[own_at.stage];
-        for (int i = 0; i < C::WARPGROUPS; i++) {
-            tma_load_5d(shared_address(own.k[i]), &args.rows, 0, row0 + i * ROWS, 0, args.NH + work.head,
-                        work.batch, own_full);
-            tma_load_5d(shared_address(own.v[i]), &args.rows, 0, row0 + i * ROWS, 0, 2 * args.NH + work.head,
-                        work.batch, own_full);
-        }
-        load_queries(shared.queries, at, work, args);
-        index = draw_tile(&fused_tickets, args.order.total); /* not earlier: see sm90_turns.cuh */
+        if (C::CLUSTER > 1)
+            tell_work<C>(shared.next, next_at, work);
+        else
+            load_keys(shared, own_at, work, args);
+        load_queries(shared.queries, at, work, work.tile * C::CLUSTER * C::TILE_ROWS, args);
+        index = draw_work<C>(&fused_tickets, total); /* not earlier: see sm90_turns.cuh */
     }
-    shared.own_ring.wait_free(own_at);
-    shared.work[own_at.stage].index = -1;
-    shared.own_ring.expect(own_at, 0);
+    if (C::CLUSTER > 1)
+        tell_work<C>(shared.next, next_at, Work{-1, 0, 0, 0});
+    else
+        end_keys(shared, own_at);
+}
+
+template <class C>
+__device__ __forceinline__ void keys_producer(FusedShared<C> &shared, const BackwardArgs &args) {
+    Ring<1> next_at;
+    Ring<C::OWN> at;
+    for (;; at.advance(), next_at.advance()) {
+        const Work work = told_work(shared.next, next_at);
+        if (work.index < 0) break;
+        load_keys(shared, at, work, args);
+    }
+    end_keys(shared, at);
 }
 
 /* ---- the warpgroups that own keys ---- */
+
+/* The first block of queries that is loaded for a tile: for both of a pair that of the first. */
+template <class C> __device__ __forceinline__ int first_loaded(const Work &work, int T) {
+    return first_queries<C>((work.tile & ~(C::CLUSTER - 1)) * C::TILE_ROWS, T);
+}
 
 /* dS^T has a ring of its own, which advances with that of the queries. */
 template <class C> __device__ __forceinline__ Ring<2> ds_ring_at(Ring<C::STAGES> queries) {
@@ -113,7 +164,7 @@ __device__ __forceinline__ void skip_queries(FusedShared<C> &shared, const KeyPl
         shared.queries.ring.wait(at);
         claim_tensor_cores(place);
         leave_tensor_cores(place);
-        shared.queries.ring.release(at);
+        release<C>(shared.queries.ring, at);
         shared.ds_ring.wait_free(ds_ring_at<C>(at));
         give_ds(shared, ds_ring_at<C>(at));
     }
@@ -212,16 +263,17 @@ __device__ __forceinline__ void fused_keys(FusedShared<C> &shared, const FusedAr
         shared.own_ring.wait(own_at);
         const Work work = read_work(shared.work[own_at.stage]);
         if (work.index < 0) break;
-        const int stage = own_at.stage, tile_row0 = work.tile * C::TILE_ROWS,
-                  row0 = tile_row0 + warpgroup * ROWS;
-        const int first = first_queries<C>(row0, T);
+        const int stage = own_at.stage, row0 = work.tile * C::TILE_ROWS + warpgroup * ROWS;
+        const int first = first_queries<C>(row0, T), loaded = first_loaded<C>(work, T);
         if (first == blocks) { /* first the tile before: it holds a stage of queries that comes round again */
             close_tile(r, shared, place, stage ^ 1, before, warpgroup, args);
-            skip_queries(shared, place, at, blocks - first_queries<C>(tile_row0, T));
+            skip_queries(shared, place, at, blocks - loaded);
             shared.own_ring.release(own_at);
             continue;
         }
-        skip_queries(shared, place, at, first - first_queries<C>(tile_row0, T));
+        if (C::CLUSTER > 1 && first - loaded >= C::STAGES - 1) /* it comes round here, too */
+            close_tile(r, shared, place, stage ^ 1, before, warpgroup, args);
+        skip_queries(shared, place, at, first - loaded);
         place.k = shared_address(shared.own[stage].k[warpgroup]);
         load_fragments(r.k, place.k);
         for (int half = 0; half < 2; half++)
@@ -305,10 +357,14 @@ template <class C> __device__ __forceinline__ void fused_dq(FusedShared<C> &shar
         const int row0 = work.tile * C::TILE_ROWS, first = first_queries<C>(row0, T);
         const uint32_t k = shared_address(shared.own[own_at.stage].k);
 #pragma unroll 1
-        for (int block = first; block < args.turns.blocks; block++, at.advance()) {
+        for (int block = first_loaded<C>(work, T); block < args.turns.blocks; block++, at.advance()) {
             float dq[C::HD / 2];
             const uint32_t ds = shared_address(shared.ds[at.stage]);
             shared.ds_ring.wait(at);
+            if (C::CLUSTER > 1 && block < first) {
+                shared.ds_ring.release(at);
+                continue;
+            }
             if (work.tile == 0 && block > 0) dq_stored(shared, turn_at);
             if ((C::CAUSAL && block == first) || row0 + ROWS >= T) /* only the first warpgroup's keys */
                 multiply_ds<C, ROWS / 16>(dq, ds, k);
@@ -331,36 +387,43 @@ template <class C>
 __device__ __forceinline__ void fused_adder(FusedShared<C> &shared, const FusedArgs &args, int buffer) {
     Ring<C::OWN> own_at;
     TurnAt<TURN_BUFFERS> at;
+    auto handover = handover_of<C>(shared.pair_turns);
     for (;; own_at.advance()) {
         mbarrier_wait(shared_address(&shared.own_ring.full[own_at.stage]), own_at.parity);
         const Work work = shared.work[own_at.stage];
         if (work.index < 0) break;
         mbarrier_arrive(shared_address(&shared.own_ring.empty[own_at.stage]));
         take_turns<C>(shared.turns, at, buffer, args.turns, work.batch * args.base.NH + work.head, 0,
-                      work.tile, first_queries<C>(work.tile * C::TILE_ROWS, args.base.T));
+                      work.tile, first_queries<C>(work.tile * C::TILE_ROWS, args.base.T), handover);
     }
 }
 
-template <int HD, bool CAUSAL, bool TMA>
-__global__ void __launch_bounds__(FusedConfig<HD, CAUSAL, TMA>::THREADS, 1)
+template <int HD, bool CAUSAL, bool TMA, bool PAIRED>
+__global__ void __launch_bounds__(FusedConfig<HD, CAUSAL, TMA, PAIRED>::THREADS, 1)
     sm90_fused_kernel(const __grid_constant__ FusedArgs args) {
 #ifdef SM90_BODY
-    using C = FusedConfig<HD, CAUSAL, TMA>;
+    using C = FusedConfig<HD, CAUSAL, TMA, PAIRED>;
     auto &shared = shared_memory<FusedShared<C>>();
     const int warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / WARPGROUP, 0);
     write_constants(shared.queries);
     if (threadIdx.x == 0) {
         shared.own_ring.init(4 * (C::WARPGROUPS + 1) + TURN_BUFFERS);
-        shared.queries.ring.init(4 * C::WARPGROUPS);
+        shared.queries.ring.init(C::CLUSTER * 4 * C::WARPGROUPS);
         shared.ds_ring.init(4, 4 * C::WARPGROUPS);
         shared.turns.init();
+        if (C::CLUSTER > 1) {
+            shared.next.ring.init(C::CLUSTER);
+            for (uint64_t &barrier : shared.pair_turns) mbarrier_init(shared_address(&barrier), 1);
+        }
         fence_mbarrier_init();
     }
-    __syncthreads();
+    open_cluster<C>();
     if (warpgroup == C::WARPGROUPS + 1) {
         setmaxnreg_dec<C::SHAPE.producer_registers>();
         const int warp = threadIdx.x % WARPGROUP / 32, lane = threadIdx.x % 32;
-        if (warp == 0 && lane == 0) fused_producer(shared, args.base);
+        if (warp == 0 && lane == 0 && (C::CLUSTER == 1 || cluster_rank() == 0))
+            fused_producer(shared, args.base);
+        if (C::CLUSTER > 1 && warp == 3 && lane == 0) keys_producer(shared, args.base);
         if (warp >= 1 && warp <= TURN_BUFFERS && lane == 0) fused_adder(shared, args, warp - 1);
     } else if (warpgroup == C::WARPGROUPS) {
         setmaxnreg_dec<DQ_REGISTERS>();
@@ -369,6 +432,7 @@ __global__ void __launch_bounds__(FusedConfig<HD, CAUSAL, TMA>::THREADS, 1)
         setmaxnreg_inc<C::SHAPE.registers>();
         fused_keys(shared, args, warpgroup);
     }
+    close_cluster<C>();
 #else
     __trap(); /* the device takes sm_90a code, and the build has none */
 #endif
@@ -380,23 +444,42 @@ size_t attention_backward_sm90_fused_scratch_bytes(int B, int T, int NH) {
     return turn_scratch_bytes(B, T, NH, 64);
 }
 
-template <bool CAUSAL, bool TMA> static void launch_fused(const FusedArgs &args) {
-    using C = FusedConfig<64, CAUSAL, TMA>;
-    launch_persistent("sm90_fused_kernel", sm90_fused_kernel<64, CAUSAL, TMA>, args, args.base.order.total,
-                      C::THREADS, shared_bytes<FusedShared<C>>());
+template <bool CAUSAL, bool TMA, bool PAIRED> static void launch_fused(FusedArgs args) {
+    using C = FusedConfig<64, CAUSAL, TMA, PAIRED>;
+    TileOrder &order = args.base.order; /* of pairs */
+    order.tiles = ceil_div(order.tiles, (int)C::CLUSTER);
+    order.total = order.heads * order.tiles;
+    launch_persistent("sm90_fused_kernel", sm90_fused_kernel<64, CAUSAL, TMA, PAIRED>, args,
+                      order.total * C::CLUSTER, C::THREADS, shared_bytes<FusedShared<C>>(), START_AFTER,
+                      C::CLUSTER);
 }
 
-/* Lengths at which dQ of causal tile 0 leaves by TMA: +5 % at T = 1k, +2 to +3 % at 64k and 128k, -3 % from 4k to 16k,
- * nothing at 2k and 32k and without a mask. */
-constexpr int TMA_UP_TO = 1024, TMA_FROM = 65536;
+/* Pairs of tiles, at any T. */
+static void backward_paired(const FusedArgs &args, bool causal) {
+    if (causal)
+        launch_fused<true, true, true>(args);
+    else
+        launch_fused<false, false, true>(args);
+}
+
+/* dQ of causal tile 0 leaves by TMA up to T = 1k, +5 %, and in pairs, 30 to 45 clocks a step; without them it loses 3 %
+ * from 4k to 16k. Pairs at 32k: +1 % causal, +3 % full; nothing at 16k, causal -2 % at 8k, -7 % at 4k. */
+constexpr int TMA_UP_TO = 1024, PAIRS_FROM = 32768;
 
 void attention_backward_sm90_fused(floatX *dqkv, const floatX *dout, const floatX *out, const floatX *qkv,
                                    const float *lse, void *scratch, int B, int T, int NH, bool causal) {
     const FusedArgs args = fused_args<64>(dqkv, dout, out, qkv, lse, scratch, B, T, NH, causal);
-    if (!causal)
-        launch_fused<false, false>(args);
-    else if (T <= TMA_UP_TO || T >= TMA_FROM)
-        launch_fused<true, true>(args);
+    if (T >= PAIRS_FROM)
+        backward_paired(args, causal);
+    else if (!causal)
+        launch_fused<false, false, false>(args);
+    else if (T <= TMA_UP_TO)
+        launch_fused<true, true, false>(args);
     else
-        launch_fused<true, false>(args);
+        launch_fused<true, false, false>(args);
+}
+
+void attention_backward_sm90_paired64(floatX *dqkv, const floatX *dout, const floatX *out, const floatX *qkv,
+                                      const float *lse, void *scratch, int B, int T, int NH, bool causal) {
+    backward_paired(fused_args<64>(dqkv, dout, out, qkv, lse, scratch, B, T, NH, causal), causal);
 }

@@ -21,42 +21,6 @@ __device__ unsigned fused128_tickets;
 
 /* ---- producer: one thread of a cluster; in clusters, K and V have a thread in each block ---- */
 
-/* Index of the next tile or pair, and of a pair the first, too: a cluster that cannot start yet must have none, or the
- * others would wait for its turns. Each cluster draws until there are no more, and then the counter is back at 0. */
-template <class C> __device__ __forceinline__ int draw_work(int total) {
-    return C::CLUSTER > 1 ? (int)atomicInc(&fused128_tickets, total + gridDim.x / C::CLUSTER - 1)
-                          : draw_tile(&fused128_tickets, total);
-}
-
-/* Says how many bytes each block will get; returns the barrier, at the same address in all. */
-template <class C, int STAGES>
-__device__ __forceinline__ uint32_t expect(RingBarriers<STAGES> &ring, Ring<STAGES> at, uint32_t bytes) {
-    if (C::CLUSTER == 1) return ring.expect(at, bytes);
-    const uint32_t full = shared_address(&ring.full[at.stage]);
-    for (int rank = 0; rank < C::CLUSTER; rank++)
-        mbarrier_arrive_expect_tx_at(cluster_address(full, rank), bytes);
-    return full;
-}
-
-/* 64 rows of a head to all blocks of the cluster. */
-template <class C>
-__device__ __forceinline__ void load_rows(const uint8_t *to, const CUtensorMap &map, int position, int head,
-                                          int batch, uint32_t full) {
-    if (C::CLUSTER > 1)
-        tma_multicast_5d(shared_address(to), &map, 0, position, 0, head, batch, full, C::ALL_BLOCKS);
-    else
-        tma_load_5d(shared_address(to), &map, 0, position, 0, head, batch, full);
-}
-
-template <class C>
-__device__ __forceinline__ void load_fold(Fused128Shared<C> &shared, Ring<C::STAGES> at, const FoldRow *fold,
-                                          uint32_t full) {
-    if (C::CLUSTER > 1)
-        bulk_multicast(shared_address(shared.fold[at.stage]), fold, C::FOLD_BYTES, full, C::ALL_BLOCKS);
-    else
-        bulk_load(shared_address(shared.fold[at.stage]), fold, C::FOLD_BYTES, full);
-}
-
 /* A block's own K and V, and which tile it is. */
 template <class C>
 __device__ __forceinline__ void load_keys(Fused128Shared<C> &shared, Ring<1> at, const Work &work,
@@ -85,98 +49,56 @@ template <class C>
 __device__ __forceinline__ void keys_producer(Fused128Shared<C> &shared, const BackwardArgs &args) {
     Ring<1> at;
     for (;; at.advance()) {
-        shared.next_ring.wait(at);
-        const Work work = shared.next;
-        mbarrier_arrive_cluster(shared_address(&shared.next_ring.empty[0]), 0);
+        const Work work = told_work(shared.next, at);
         if (work.index < 0) break;
         load_keys(shared, at, work, args);
     }
     end_keys(shared, at);
 }
 
-/* Tells each block of a cluster its tile. */
-template <class C>
-__device__ __forceinline__ void tell_work(Fused128Shared<C> &shared, Ring<1> at, const Work &work) {
-    shared.next_ring.wait_free(at);
-    const uint32_t full = expect<C>(shared.next_ring, at, sizeof(Work));
-    for (int rank = 0; rank < C::CLUSTER; rank++)
-        store_async_16(cluster_address(shared_address(&shared.next), rank),
-                       make_int4(work.index, C::CLUSTER * work.tile + rank, work.head, work.batch),
-                       cluster_address(full, rank));
-}
-
 template <class C>
 __device__ __forceinline__ void fused128_producer(Fused128Shared<C> &shared, const BackwardArgs &args) {
+    constexpr uint32_t Q_BYTES = C::TILE_BYTES + C::FOLD_BYTES;
     const int blocks = ceil_div(args.T, (int)ROWS), total = args.order.total;
     Ring<1> at;
     Ring<C::STAGES> q_at;
     Ring<2> dout_at;
-    int index = C::CLUSTER > 1 ? draw_work<C>(total) : blockIdx.x;
+    int index = C::CLUSTER > 1 ? draw_work<C>(&fused128_tickets, total) : blockIdx.x;
     for (; index < total; at.advance()) {
         const Work work = work_at(args.order, index);
         const FoldRow *fold = args.fold + ((int64_t)work.batch * args.NH + work.head) * fold_rows(args.T);
         if (C::CLUSTER > 1)
-            tell_work(shared, at, work);
+            tell_work<C>(shared.next, at, work);
         else
             load_keys(shared, at, work, args);
         const int first = first_queries<C>(work.tile * C::PAIR_ROWS, args.T);
         for (int i = 0; i < blocks - first; i++, q_at.advance(), dout_at.advance()) {
             const int block = walked<C>(i, first, blocks);
             shared.q_ring.wait_free(q_at);
-            const uint32_t q_full = expect<C>(shared.q_ring, q_at, C::TILE_BYTES + C::FOLD_BYTES);
-            load_rows<C>(shared.q[q_at.stage], args.rows, block * ROWS, work.head, work.batch, q_full);
-            load_fold(shared, q_at, fold + block * ROWS, q_full);
+            const uint32_t q_full = expect<C>(shared.q_ring, q_at, Q_BYTES, Q_BYTES);
+            load_rows<C>(shared.q[q_at.stage], args.rows, block * ROWS, work.head, work.batch, q_full,
+                         C::ALL_BLOCKS);
+            load_bytes<C>(shared.fold[q_at.stage], fold + block * ROWS, C::FOLD_BYTES, q_full, C::ALL_BLOCKS);
             shared.dout_ring.wait_free(dout_at);
-            const uint32_t dout_full = expect<C>(shared.dout_ring, dout_at, C::TILE_BYTES);
+            const uint32_t dout_full = expect<C>(shared.dout_ring, dout_at, C::TILE_BYTES, C::TILE_BYTES);
             load_rows<C>(shared.dout[dout_at.stage], args.dout, block * ROWS, work.head, work.batch,
-                         dout_full);
+                         dout_full, C::ALL_BLOCKS);
         }
-        index = draw_work<C>(total); /* not earlier: see sm90_turns.cuh */
+        index = draw_work<C>(&fused128_tickets, total); /* not earlier: see sm90_turns.cuh */
     }
     if (C::CLUSTER > 1)
-        tell_work(shared, at, Work{-1, 0, 0, 0});
+        tell_work<C>(shared.next, at, Work{-1, 0, 0, 0});
     else
         end_keys(shared, at);
 }
 
 /* ---- adders: one thread for each warpgroup of each block ---- */
 
-/* Turns between the tiles of a pair, of one stream: tile 2p + 1 tells its pair by a barrier, and tile 2p
- * adds both turns to the count. (If each did, a step would take 50 to 140 clocks more: through L2.) Five turns lie between them at most: when tile 2p + 1 has
- * given the share of step i, the stages of step i were free, so tile 2p is behind step i - 3, has given the share of
- * step i - 4, and its adder has waited for the turn of step i - 5. */
-struct PairTurns {
-    uint32_t here, at_first; /* the barriers; those of the cluster's first block */
-    bool leads;              /* tile 2p + 1 */
-    unsigned n;              /* passed, or waited for */
-
-    __device__ __forceinline__ void wait(const unsigned *count, unsigned turn, bool is_first) {
-        if (leads || is_first) return wait_turn(count, turn);
-        mbarrier_wait_cluster(here + n % PAIR_TURNS * 8, n / PAIR_TURNS & 1);
-        fence_proxy_async_global();
-        n++;
-    }
-    __device__ __forceinline__ void pass(unsigned *count, bool is_first) {
-        if (!leads) return add_release(count, is_first ? 1 : 2);
-        mbarrier_arrive_release_at(at_first + n % PAIR_TURNS * 8);
-        n++;
-    }
-};
-
-template <class C> __device__ __forceinline__ auto handover_of(const Fused128Shared<C> &shared, int stream) {
-    if constexpr (C::CLUSTER > 1) {
-        const uint32_t here = shared_address(shared.pair_turns[stream]);
-        return PairTurns{here, cluster_address(here, 0), cluster_rank() == 1, 0};
-    } else {
-        return CountedTurns{};
-    }
-}
-
 template <class C>
 __device__ __forceinline__ void fused128_adder(Fused128Shared<C> &shared, const FusedArgs &args, int stream) {
     Ring<1> own_at;
     TurnAt<1> at;
-    auto handover = handover_of(shared, stream);
+    auto handover = handover_of<C>(shared.pair_turns[stream]);
     for (;; own_at.advance()) {
         shared.k_ring.wait(own_at);
         const Work work = shared.work;
@@ -185,14 +107,6 @@ __device__ __forceinline__ void fused128_adder(Fused128Shared<C> &shared, const 
         take_turns<C>(shared.turns[stream], at, 0, args.turns, work.batch * args.base.NH + work.head, stream,
                       work.tile, first_queries<C>(work.tile * C::TILE_ROWS, args.base.T), handover);
     }
-}
-
-/* Until all barriers of the cluster are ready. */
-template <class C> __device__ __forceinline__ void open_cluster() {
-    if (C::CLUSTER > 1)
-        cluster_sync();
-    else
-        __syncthreads();
 }
 
 template <bool CAUSAL, bool DOWN, bool PAIRED>
@@ -209,7 +123,7 @@ __global__ void __launch_bounds__(Fused128Config<CAUSAL, DOWN, PAIRED>::THREADS,
         shared.q_ring.init(C::CLUSTER * WARPS);
         shared.dout_ring.init(C::CLUSTER * WARPS);
         shared.ds_ring.init(WARPS, WARPS);
-        shared.next_ring.init(C::CLUSTER);
+        shared.next.ring.init(C::CLUSTER);
         for (int i = 0; i < C::WARPGROUPS; i++) {
             shared.turns[i].init();
             for (uint64_t &barrier : shared.pair_turns[i]) mbarrier_init(shared_address(&barrier), 1);
@@ -224,12 +138,11 @@ __global__ void __launch_bounds__(Fused128Config<CAUSAL, DOWN, PAIRED>::THREADS,
             fused128_producer(shared, args.base);
         if (C::CLUSTER > 1 && warp == 3 && lane == 0) keys_producer(shared, args.base);
         if (warp >= 1 && warp <= C::WARPGROUPS && lane == 0) fused128_adder(shared, args, warp - 1);
-        if (C::CLUSTER > 1) __syncwarp();
     } else {
         setmaxnreg_inc<C::SHAPE.registers>();
         fused128_keys(shared, args, warpgroup);
     }
-    if (C::CLUSTER > 1) cluster_sync(); /* nobody reaches into a block that has gone */
+    close_cluster<C>();
 #else
     __trap(); /* the device takes sm_90a code, and the build has none */
 #endif

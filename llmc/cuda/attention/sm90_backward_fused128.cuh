@@ -14,7 +14,7 @@
  * the next tile's V comes while dQ of the last block is multiplied, its K while that dQ and dK leave. */
 #pragma once
 #include "sm90_keys.cuh"
-#include "sm90_turns.cuh"
+#include "sm90_pairs.cuh"
 
 constexpr Sm90Shape FUSED128_SHAPE = {2, 64, 3, 1, 232, 40, false}; /* stages: of Q */
 
@@ -35,7 +35,10 @@ template <bool IS_CAUSAL, bool DOWN, bool PAIRED> struct Fused128Config {
     static_assert(sm90_registers_fit(SHAPE), "setmaxnreg");
 };
 
-enum { PAIR_TURNS = 8 /* barriers, more than turns between the tiles of a pair: see PairTurns */ };
+/* Barriers, more than the turns by which tile 2p + 1 can be ahead: 5. When it has given the share of step i, the stages
+ * of step i were free, so tile 2p is behind step i - 3, has given the share of step i - 4, and its adder has waited for
+ * the turn of step i - 5. */
+enum { PAIR_TURNS = 8 };
 
 template <class C> struct alignas(1024) Fused128Shared {
     uint8_t k[C::WARPGROUPS][C::TILE_BYTES], v[C::WARPGROUPS][C::TILE_BYTES]; /* v: then dV */
@@ -47,8 +50,7 @@ template <class C> struct alignas(1024) Fused128Shared {
     RingBarriers<C::STAGES> q_ring;
     RingBarriers<2> dout_ring, ds_ring;
     Work work; /* with K */
-    RingBarriers<1> next_ring;
-    Work next; /* in clusters: the tile whose blocks the producer has begun to load */
+    NextWork next;
     uint64_t pair_turns[C::WARPGROUPS][PAIR_TURNS];
 };
 

@@ -40,6 +40,16 @@ __device__ __forceinline__ void load_rows(const uint8_t *to, const CUtensorMap &
         tma_load_5d(shared_address(to), &map, 0, position, 0, head, batch, full);
 }
 
+/* Producer: the same of contiguous bytes. */
+template <class C>
+__device__ __forceinline__ void load_bytes(const void *to, const void *from, uint32_t bytes, uint32_t full,
+                                           uint16_t blocks) {
+    if (C::CLUSTER > 1)
+        bulk_multicast(shared_address(to), from, bytes, full, blocks);
+    else
+        bulk_load(shared_address(to), from, bytes, full);
+}
+
 /* Consumers: RingBarriers::release, where the producer waits. */
 template <class C, int STAGES>
 __device__ __forceinline__ void release(RingBarriers<STAGES> &ring, Ring<STAGES> at) {

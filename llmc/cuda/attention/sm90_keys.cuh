@@ -2,6 +2,7 @@
  * and the gradients dK and dV of those keys (see sm90_backward.cuh). C is the kernel's config. */
 #pragma once
 #include "sm90_backward.cuh"
+#include "sm90_cluster.cuh"
 
 /* The ring of blocks of queries. */
 template <class C> struct alignas(1024) QueryStages {
@@ -30,20 +31,20 @@ template <class C> __device__ __forceinline__ void write_constants(QueryStages<C
     fence_proxy_async();
 }
 
-/* Producer: the blocks of queries that a tile of keys needs. */
+/* Producer: the blocks of queries that the keys from row0 on need, to all blocks of the cluster. */
 template <class C>
 __device__ __forceinline__ void load_queries(QueryStages<C> &queries, Ring<C::STAGES> &at, const Work &work,
-                                             const BackwardArgs &args) {
+                                             int row0, const BackwardArgs &args) {
+    constexpr uint16_t ALL = (1 << C::CLUSTER) - 1;
+    constexpr uint32_t BYTES = 2 * C::TILE_BYTES + C::FOLD_BYTES;
     const FoldRow *fold = args.fold + ((int64_t)work.batch * args.NH + work.head) * fold_rows(args.T);
     const int blocks = ceil_div(args.T, (int)ROWS);
-    for (int block = first_queries<C>(work.tile * C::TILE_ROWS, args.T); block < blocks;
-         block++, at.advance()) {
-        const uint32_t full = queries.ring.acquire(at, 2 * C::TILE_BYTES + C::FOLD_BYTES);
-        tma_load_5d(shared_address(queries.q[at.stage]), &args.rows, 0, block * ROWS, 0, work.head,
-                    work.batch, full);
-        tma_load_5d(shared_address(queries.dout[at.stage]), &args.dout, 0, block * ROWS, 0, work.head,
-                    work.batch, full);
-        bulk_load(shared_address(queries.fold[at.stage]), fold + block * ROWS, C::FOLD_BYTES, full);
+    for (int block = first_queries<C>(row0, args.T); block < blocks; block++, at.advance()) {
+        queries.ring.wait_free(at);
+        const uint32_t full = expect<C>(queries.ring, at, BYTES, BYTES);
+        load_rows<C>(queries.q[at.stage], args.rows, block * ROWS, work.head, work.batch, full, ALL);
+        load_rows<C>(queries.dout[at.stage], args.dout, block * ROWS, work.head, work.batch, full, ALL);
+        load_bytes<C>(queries.fold[at.stage], fold + block * ROWS, C::FOLD_BYTES, full, ALL);
     }
 }
 
@@ -232,7 +233,7 @@ __device__ __forceinline__ void next_queries_block(KeyRows<C> &r, QueryStages<C>
     if (C::LATE_DP) {
         wgmma_wait<1>();
         gradients_done(r);
-        queries.ring.release(place.at);
+        release<C>(queries.ring, place.at);
         wgmma_fence();
     }
     multiply_dp(r, queries, place, next.stage);
@@ -241,7 +242,7 @@ __device__ __forceinline__ void next_queries_block(KeyRows<C> &r, QueryStages<C>
     wgmma_results(r.s);
     if (!C::LATE_DP) {
         gradients_done(r);
-        queries.ring.release(place.at);
+        release<C>(queries.ring, place.at);
     }
     key_probabilities<C, RAGGED>(r, scale_log2);
     wgmma_wait<0>();
@@ -295,7 +296,7 @@ __device__ __forceinline__ void next_tile_block(KeyRows<C> &r, QueryStages<C> &q
     leave_tensor_cores(place);
     wgmma_results(r.s);
     gradients_done(r);
-    queries.ring.release(place.at);
+    release<C>(queries.ring, place.at);
     if (C::CAUSAL) mask_queries(r);
     key_probabilities(r, scale_log2);
     wgmma_wait<0>();
@@ -311,6 +312,6 @@ __device__ __forceinline__ void last_gradients(KeyRows<C> &r, QueryStages<C> &qu
     multiply_gradients(r, queries, place.at.stage);
     wgmma_wait<0>();
     gradients_done(r);
-    queries.ring.release(place.at);
+    release<C>(queries.ring, place.at);
     place.at.advance();
 }

@@ -140,13 +140,14 @@ __device__ __forceinline__ void wait_turn(const unsigned *count, unsigned turn) 
     fence_proxy_async_global(); /* the copies that follow are not ordinary accesses */
 }
 
-/* How an adder waits for its turn at a block, and passes the turn on: by the block's count. is_first: no tile has
- * added before. */
+/* How an adder waits for its turn at a block, and passes the turn on; or leaves the block to another adder: by the
+ * block's count. is_first: no tile has added before. */
 struct CountedTurns {
     __device__ __forceinline__ void wait(const unsigned *count, unsigned turn, bool is_first) {
         wait_turn(count, turn);
     }
     __device__ __forceinline__ void pass(unsigned *count, bool is_first) { add_release(count, 1); }
+    __device__ __forceinline__ void skip(bool is_first) {}
 };
 
 /* Adds a share to the sums, or stores it if it is the first. */
@@ -177,11 +178,14 @@ __device__ __forceinline__ void add_shares(TurnBuffers<BUFFERS, THREADS> &buffer
                                            int buffer, const Turns &turns, const TileTurns &mine,
                                            Handover &handover) {
     for (int i = 0; i < turns.blocks - mine.first_block; i++, at.advance()) {
-        if (at.stage != buffer) continue;
         const int block = walked<C>(i, mine.first_block, turns.blocks);
         const int shares = turn_shares<C::CAUSAL>(turns, block);
-        unsigned *count = turns.counts + mine.place + block;
         const bool is_first = mine.tile == shares - 1;
+        if (at.stage != buffer) {
+            handover.skip(is_first);
+            continue;
+        }
+        unsigned *count = turns.counts + mine.place + block;
         handover.wait(count, mine.rounds * shares + shares - 1 - mine.tile, is_first);
         mbarrier_wait(shared_address(&buffers.given.full[buffer]), at.parity);
         add_share(buffers, buffer, turns.sums + (mine.place + block) * SHARE_FLOATS, is_first);
@@ -196,9 +200,12 @@ __device__ __forceinline__ void fetch_sums(TurnBuffers<BUFFERS, THREADS> &buffer
                                            Handover &handover) {
     const uint32_t full = shared_address(&buffers.fetched.full[buffer]);
     for (int i = 0; i < turns.blocks; i++, at.advance()) {
-        if (at.stage != buffer) continue;
         const int block = walked<C>(i, 0, turns.blocks);
         const int shares = turn_shares<C::CAUSAL>(turns, block);
+        if (at.stage != buffer) {
+            handover.skip(shares == 1);
+            continue;
+        }
         unsigned *count = turns.counts + mine.place + block;
         buffers.fetched.wait_free(at);
         if (shares == 1) {

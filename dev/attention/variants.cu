@@ -160,6 +160,12 @@ static double standard_backward_bytes(const Sizes *s, int elem) {
 
 enum { PARTS_DQ = 1, PARTS_DK = 2, PARTS_DV = 4, PARTS_LSE = 2 };
 
+/* Head sizes of the ladder's rows. As names: clang-format would align the lists over the whole table. */
+#define HEADS_TO_64                                                                                          \
+    { 16, 32, 64 }
+#define HEADS_TO_128                                                                                         \
+    { 16, 32, 64, 128 }
+
 /* A step of the shipped Hopper forward, by its absence. */
 #define WITHOUT(row_name, steps, text)                                                                       \
     {                                                                                                        \
@@ -185,8 +191,7 @@ static const Variant rows[] = {
      .dtype = DTYPE_BF16,
      .head_sizes = {64, 128},
      .flags = PACKED_ONLY,
-     .teaches =
-         "F12, the shipped kernel: TMA, wgmma, warp specialisation; the best of the four below by shape"},
+     .teaches = "F12, the shipped kernel: TMA, wgmma, warp specialisation; the best of those below by shape"},
     {.op = "attention_forward",
      .name = "hopper_paired",
      .run = hopper_forward_paired,
@@ -271,33 +276,26 @@ static const Variant rows[] = {
            "F2: one launch, yet slow: O goes through memory at every key",
            .scratch_bytes = naive_fused_scratch, .bytes = naive_fused_bytes),
     LADDER("attention_forward", "flash1", flash1_forward,
-           "F3: keys in the outer loop; O, l, m re-read for every block pair",
-           .head_sizes = {16,                                                                        32, 64, 128},
-    .scratch_bytes = flash1_scratch, .bytes = flash1_forward_bytes),
+           "F3: keys in the outer loop; O, l, m re-read for every block pair", .head_sizes = HEADS_TO_128,
+           .scratch_bytes = flash1_scratch, .bytes = flash1_forward_bytes),
     LADDER("attention_forward", "flash2", flash2_forward,
            "F4: queries outer, O stays on the chip; any Tq, Tk, dv",
            .flags = TAKES_SPARSE | TAKES_DROPOUT | TAKES_WINDOW, .bytes = flash2_forward_bytes),
     LADDER("attention_forward", "flash2_by_length", flash2_by_length,
-           "F9: tile and warps by a published table over T", .head_sizes = {16,                                                           32, 64},
+           "F9: tile and warps by a published table over T", .head_sizes = HEADS_TO_64,
            .bytes = flash2_by_length_bytes),
     LADDER("attention_forward", "flash2_64x4", flash2_64x4, "F9: tiles of 64 queries, 4 warps",
-           .head_sizes = {16,                                                                            32, 64}
-    ),
+           .head_sizes = HEADS_TO_64),
     LADDER("attention_forward", "flash2_128x4", flash2_128x4, "F9: 128 queries, 4 warps",
-           .head_sizes = {16,                                                                          32, 64}
-    ),
+           .head_sizes = HEADS_TO_64),
     LADDER("attention_forward", "flash2_128x8", flash2_128x8, "F9: 128 queries, 8 warps",
-           .head_sizes = {16,   32, 64}
-    ),
+           .head_sizes = HEADS_TO_64),
     LADDER("attention_forward", "flash2_256x8", flash2_256x8, "F9: 256 queries, 8 warps",
-           .head_sizes = {16,                                                                        32, 64}
-    ),
+           .head_sizes = HEADS_TO_64),
     LADDER("attention_forward", "lite", lite, "F5: every tile's softmax by itself: wrong beyond one tile",
-           .head_sizes = {16,                                                           32, 64, 128},
-    .flags = INEXACT, .bytes = flash2_forward_bytes),
+           .head_sizes = HEADS_TO_128, .flags = INEXACT, .bytes = flash2_forward_bytes),
     LADDER("attention_forward", "online", online, "F6: and the running max and sum, ten lines more: exact",
-           .head_sizes = {16,                                                                            32, 64, 128},
-    .bytes = flash2_forward_bytes),
+           .head_sizes = HEADS_TO_128, .bytes = flash2_forward_bytes),
     LADDER("attention_forward", "scalar_online", scalar_online,
            "F7: the recurrence alone, a warp a query, exp2", .bytes = scalar_online_bytes),
     LADDER("attention_forward", "flash_decoding", flash_decoding, "F13: few queries, keys split over blocks",
@@ -401,17 +399,16 @@ static const Variant rows[] = {
            .prepare = standard_backward_prepare, .flops = standard_backward_flops,
            .bytes = standard_backward_bytes),
     LADDER("attention_backward", "flash1", flash1_backward,
-           "B2: P again from m and l; a head is one block's work", .head_sizes = {16,                                                                            32, 64, 128},
+           "B2: P again from m and l; a head is one block's work", .head_sizes = HEADS_TO_128,
            .scratch_bytes = flash1_scratch, .prepare = flash1_prepare, .bytes = flash1_backward_bytes),
     LADDER("attention_backward", "flash2", flash2_backward, "B3: P again from L; dQ by atomic adds",
-           .head_sizes = {16,                                                                          32, 64, 128},
-           .flags = NOT_BITWISE | TAKES_SPARSE | TAKES_DROPOUT | TAKES_WINDOW,
+           .head_sizes = HEADS_TO_128, .flags = NOT_BITWISE | TAKES_SPARSE | TAKES_DROPOUT | TAKES_WINDOW,
            .scratch_bytes = flash2_backward_scratch, .bytes = flash2_backward_bytes),
     LADDER("attention_backward", "p_only", flash2_backward_p_only,
-           "dQ and dK from P without dS, as once published: wrong", .head_sizes = {16,                                                                32, 64, 128},
+           "dQ and dK from P without dS, as once published: wrong", .head_sizes = HEADS_TO_128,
            .flags = INEXACT | NOT_BITWISE, .scratch_bytes = flash2_backward_scratch,
            .bytes = flash2_backward_bytes),
-    {.name = NULL                                                                       },
+    {.name = NULL       },
 };
 
 extern "C" const Variant *const cuda_variants = rows;

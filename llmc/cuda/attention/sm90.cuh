@@ -33,7 +33,7 @@ typedef enum Sm90Order {
 void attention_forward_sm90_variant(floatX *out, float *lse, const floatX *qkv, int B, int T, int NH, int HD,
                                     bool causal, Sm90Softmax softmax, Sm90Order order);
 
-/* Its form for long T, with pairs of tiles in clusters of two blocks, at any T. */
+/* attention_forward_sm90's form for long T, with pairs of tiles in clusters of two blocks, at any T. */
 void attention_forward_sm90_paired(floatX *out, float *lse, const floatX *qkv, int B, int T, int NH, int HD,
                                    bool causal);
 
@@ -60,13 +60,13 @@ void attention_backward_sm90_dkv(floatX *dqkv, const floatX *dout, const floatX 
 void attention_backward_sm90_fused(floatX *dqkv, const floatX *dout, const floatX *out, const floatX *qkv,
                                    const float *lse, void *scratch, int B, int T, int NH, bool causal);
 size_t attention_backward_sm90_fused_scratch_bytes(int B, int T, int NH);
-/* Its form for long T, with pairs of tiles in clusters of two blocks, at any T. */
+/* Its form for long T, with pairs of tiles in clusters of two blocks, at any T; the same scratch. */
 void attention_backward_sm90_paired64(floatX *dqkv, const floatX *dout, const floatX *out, const floatX *qkv,
                                       const float *lse, void *scratch, int B, int T, int NH, bool causal);
 /* The same for head size 128. */
 void attention_backward_sm90_fused128(floatX *dqkv, const floatX *dout, const floatX *out, const floatX *qkv,
                                       const float *lse, void *scratch, int B, int T, int NH, bool causal);
 size_t attention_backward_sm90_fused128_scratch_bytes(int B, int T, int NH);
-/* Its form for long T, with pairs of tiles in clusters of two blocks, at any T. */
+/* Its form for long T, with pairs of tiles in clusters of two blocks, at any T; the same scratch. */
 void attention_backward_sm90_paired128(floatX *dqkv, const floatX *dout, const floatX *out, const floatX *qkv,
                                        const float *lse, void *scratch, int B, int T, int NH, bool causal);

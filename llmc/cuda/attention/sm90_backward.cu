@@ -305,7 +305,7 @@ void attention_backward_sm90_dq(floatX *dqkv, const floatX *dout, const floatX *
     launches[HD == 128][causal](args, qkv, B);
 }
 
-/* The one-pass kernels are faster at every length: 1.2 times at T = 1024 (README of dev/attention). */
+/* The one-pass kernels are faster at every length: 1.2 times and more at T = 1024 (dev/attention/README.md). */
 void attention_backward_sm90(floatX *dqkv, const floatX *dout, const floatX *out, const floatX *qkv,
                              const float *lse, void *scratch, int B, int T, int NH, int HD, bool causal) {
     const auto fused = HD == 64 ? attention_backward_sm90_fused : attention_backward_sm90_fused128;

@@ -2,7 +2,8 @@
  * sm90_backward_fused128.cu for the rest of the kernel, sm90_backward.cuh for the split form and the folded step,
  * sm90_turns.cuh for how shares of dQ are added, sm90_backward_fused.cu for head size 64).
  *
- * A tile is 128 keys, 64 for each of two warpgroups, which walk the blocks of 64 queries from the diagonal on.
+ * A tile is 128 keys, 64 for each of two warpgroups, which walk the blocks of 64 queries from the diagonal on, or,
+ * where WALK_DOWN, from the last down to it.
  * A warpgroup keeps dK and dV of its keys in registers, and computes half of the columns of the block's share
  * of dQ = dS K: dS of both warpgroups goes through shared memory. A warpgroup's products, for each block j:
  *
@@ -80,7 +81,8 @@ template <class C> struct Fused128Place {
     }
 };
 
-/* A warp no longer needs a stage of Q or dO; the producer is in the cluster's first block. */
+/* A warp no longer needs a stage of Q or dO: release of sm90_cluster.cuh, with the first block's address, where the
+ * producer waits, at hand in a uniform register. */
 template <class C, int STAGES>
 __device__ __forceinline__ void release(const Fused128Shared<C> &shared, const Fused128Place<C> &place,
                                         RingBarriers<STAGES> &ring, Ring<STAGES> at) {

@@ -21,7 +21,7 @@ template <class C> __device__ __forceinline__ int first_queries(int row0, int T)
 
 enum : uint32_t { ONE_LOW = 0x3f80 /* 1 in bf16 */, ONE_HIGH = ONE_LOW << 16 };
 
-/* Writes what stays: all threads of the kernel, before its first __syncthreads. */
+/* Writes what stays: all threads of the kernel, before its first __syncthreads or open_cluster. */
 template <class C> __device__ __forceinline__ void write_constants(QueryStages<C> &queries) {
     for (int row = threadIdx.x; row < ROWS; row += C::THREADS) {
         reinterpret_cast<uint4 *>(queries.ones[0])[row] = make_uint4(ONE_HIGH | ONE_LOW, ONE_LOW, 0, 0);

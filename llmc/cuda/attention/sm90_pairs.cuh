@@ -61,6 +61,7 @@ template <int TURNS> struct PairTurns {
     __device__ __forceinline__ void skip(bool is_first) { n += leads || !is_first; }
 };
 
+/* How an adder of the kernel hands turns over. pair_turns: the barriers of its stream, the same place in both blocks. */
 template <class C, int TURNS> __device__ __forceinline__ auto handover_of(uint64_t (&pair_turns)[TURNS]) {
     if constexpr (C::CLUSTER > 1) {
         const uint32_t here = shared_address(pair_turns);

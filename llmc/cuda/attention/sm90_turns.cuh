@@ -10,13 +10,13 @@
  *
  * A block that only tile 0 sees never touches memory but for the result. Each block has a count of the turns
  * taken: a tile waits until the count has reached its turn, and adds one when its bulk copy is complete, or
- * when its fetch of the sums is. Sums and counts belong to one of `slots` slots, which heads use one after
+ * when its fetch of the sums is. (Tiles of a pair hand turns over among themselves: sm90_pairs.cuh.) Sums and counts belong to one of `slots` slots, which heads use one after
  * another; counts run on from head to head, so that a new head's first turn is the end of the last head's
  * fetch.
  *
  * Turns cost no time as long as they come before they are needed. Causal tiles start at their diagonal, two
  * blocks apart, so a tile reaches a block two blocks after the one before it: enough for a reduction, a fence
- * and a poll (on an H200, not waiting for turns at all gains 2 % at most). This needs tiles to start in the
+ * and a poll (on an H200, not waiting for turns at all gains 3 % at most). This needs tiles to start in the
  * order of their turns, the shortest first, so a thread block draws a tile only when it is about to start it:
  * drawn one tile ahead, at T = 32768 a tile of 2 blocks stood behind one of 512, and a head behind the last. It
  * also makes every wait one for a tile drawn before, so nothing waits in a circle.

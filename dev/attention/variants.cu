@@ -59,7 +59,7 @@ template <Sm90Softmax SOFTMAX, Sm90Order ORDER> static void hopper_forward_step(
                                    c->s.T, c->s.NH, c->s.HD, c->s.causal, SOFTMAX, ORDER);
 }
 
-/* The shipped kernel without one of its steps, or without all. */
+/* The kernel without pairs, without one of its steps or all. */
 template <unsigned WITHOUT> static void hopper_forward_without(const Call *c) {
     attention_forward_sm90_without(c->p[FORWARD_OUT], (float *)c->p[FORWARD_LSE], c->p[FORWARD_QKV], c->s.B,
                                    c->s.T, c->s.NH, c->s.HD, c->s.causal, SM90_FROZEN,
@@ -166,7 +166,7 @@ enum { PARTS_DQ = 1, PARTS_DK = 2, PARTS_DV = 4, PARTS_LSE = 2 };
 #define HEADS_TO_128                                                                                         \
     { 16, 32, 64, 128 }
 
-/* A step of the shipped Hopper forward, by its absence. */
+/* A step of the Hopper forward, by its absence: beside hopper_frozen_turns (64), hopper_frozen_free (128). */
 #define WITHOUT(row_name, steps, text)                                                                       \
     {                                                                                                        \
         .op = "attention_forward", .name = "hopper_no_" row_name, .run = hopper_forward_without<steps>,      \

@@ -86,16 +86,12 @@ static void hopper_split(const Call *c) {
     hopper_dq(c);
     hopper_dkv(c);
 }
-static void hopper_fused(const Call *c) {
-    const auto fused = c->s.HD == 64 ? attention_backward_sm90_fused : attention_backward_sm90_fused128;
-    fused(c->p[BACKWARD_DQKV], c->p[BACKWARD_DOUT], c->p[BACKWARD_OUT], c->p[BACKWARD_QKV],
-          (const float *)c->p[BACKWARD_LSE], c->p[BACKWARD_SCRATCH], c->s.B, c->s.T, c->s.NH, c->s.causal);
-}
-
-static void hopper_paired(const Call *c) {
-    const auto paired = c->s.HD == 64 ? attention_backward_sm90_paired64 : attention_backward_sm90_paired128;
-    paired(c->p[BACKWARD_DQKV], c->p[BACKWARD_DOUT], c->p[BACKWARD_OUT], c->p[BACKWARD_QKV],
-           (const float *)c->p[BACKWARD_LSE], c->p[BACKWARD_SCRATCH], c->s.B, c->s.T, c->s.NH, c->s.causal);
+typedef void OnePass(floatX *, const floatX *, const floatX *, const floatX *, const float *, void *, int,
+                     int, int, bool);
+template <OnePass *WITH_64, OnePass *WITH_128> static void hopper_one_pass(const Call *c) {
+    OnePass *const run = c->s.HD == 64 ? WITH_64 : WITH_128;
+    run(c->p[BACKWARD_DQKV], c->p[BACKWARD_DOUT], c->p[BACKWARD_OUT], c->p[BACKWARD_QKV],
+        (const float *)c->p[BACKWARD_LSE], c->p[BACKWARD_SCRATCH], c->s.B, c->s.T, c->s.NH, c->s.causal);
 }
 
 static size_t hopper_scratch(const Sizes *s, int elem) {
@@ -345,7 +341,7 @@ static const Variant rows[] = {
      .teaches = "the second pass alone: dK and dV"},
     {.op = "attention_backward",
      .name = "hopper_fused",
-     .run = hopper_fused,
+     .run = hopper_one_pass<attention_backward_sm90_fused, attention_backward_sm90_fused128>,
      .needs = NEEDS_HOPPER,
      .dtype = DTYPE_BF16,
      .head_sizes = {64, 128},
@@ -355,7 +351,7 @@ static const Variant rows[] = {
          "one pass of five products; shares of dQ are added in turns, so the bits are always the same"},
     {.op = "attention_backward",
      .name = "hopper_paired",
-     .run = hopper_paired,
+     .run = hopper_one_pass<attention_backward_sm90_paired64, attention_backward_sm90_paired128>,
      .needs = NEEDS_HOPPER,
      .dtype = DTYPE_BF16,
      .head_sizes = {64, 128},

@@ -96,8 +96,8 @@ __device__ __forceinline__ void fused_producer(FusedShared<C> &shared, const Bac
     Ring<1> next_at;
     Ring<C::OWN> own_at;
     Ring<C::STAGES> at;
-    int index = C::CLUSTER > 1 ? draw_work<C>(&fused_tickets, total) : blockIdx.x;
-    for (; index < total; own_at.advance(), next_at.advance()) {
+    for (int index = first_work<C>(&fused_tickets, total); index < total;
+         own_at.advance(), next_at.advance()) {
         const Work work = work_at(args.order, index);
         if (C::CLUSTER > 1)
             tell_work<C>(shared.next, next_at, work);
@@ -444,14 +444,9 @@ size_t attention_backward_sm90_fused_scratch_bytes(int B, int T, int NH) {
     return turn_scratch_bytes(B, T, NH, 64);
 }
 
-template <bool CAUSAL, bool TMA, bool PAIRED> static void launch_fused(FusedArgs args) {
+template <bool CAUSAL, bool TMA, bool PAIRED> static void launch_fused(const FusedArgs &args) {
     using C = FusedConfig<64, CAUSAL, TMA, PAIRED>;
-    TileOrder &order = args.base.order; /* of pairs */
-    order.tiles = ceil_div(order.tiles, (int)C::CLUSTER);
-    order.total = order.heads * order.tiles;
-    launch_persistent("sm90_fused_kernel", sm90_fused_kernel<64, CAUSAL, TMA, PAIRED>, args,
-                      order.total * C::CLUSTER, C::THREADS, shared_bytes<FusedShared<C>>(), START_AFTER,
-                      C::CLUSTER);
+    launch_one_pass<C, FusedShared<C>>("sm90_fused_kernel", sm90_fused_kernel<64, CAUSAL, TMA, PAIRED>, args);
 }
 
 /* Pairs of tiles, at any T. */

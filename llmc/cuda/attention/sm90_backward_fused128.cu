@@ -58,13 +58,11 @@ __device__ __forceinline__ void keys_producer(Fused128Shared<C> &shared, const B
 
 template <class C>
 __device__ __forceinline__ void fused128_producer(Fused128Shared<C> &shared, const BackwardArgs &args) {
-    constexpr uint32_t Q_BYTES = C::TILE_BYTES + C::FOLD_BYTES;
     const int blocks = ceil_div(args.T, (int)ROWS), total = args.order.total;
     Ring<1> at;
     Ring<C::STAGES> q_at;
     Ring<2> dout_at;
-    int index = C::CLUSTER > 1 ? draw_work<C>(&fused128_tickets, total) : blockIdx.x;
-    for (; index < total; at.advance()) {
+    for (int index = first_work<C>(&fused128_tickets, total); index < total; at.advance()) {
         const Work work = work_at(args.order, index);
         const FoldRow *fold = args.fold + ((int64_t)work.batch * args.NH + work.head) * fold_rows(args.T);
         if (C::CLUSTER > 1)
@@ -74,15 +72,12 @@ __device__ __forceinline__ void fused128_producer(Fused128Shared<C> &shared, con
         const int first = first_queries<C>(work.tile * C::PAIR_ROWS, args.T);
         for (int i = 0; i < blocks - first; i++, q_at.advance(), dout_at.advance()) {
             const int block = walked<C>(i, first, blocks);
-            shared.q_ring.wait_free(q_at);
-            const uint32_t q_full = expect<C>(shared.q_ring, q_at, Q_BYTES, Q_BYTES);
-            load_rows<C>(shared.q[q_at.stage], args.rows, block * ROWS, work.head, work.batch, q_full,
-                         C::ALL_BLOCKS);
-            load_bytes<C>(shared.fold[q_at.stage], fold + block * ROWS, C::FOLD_BYTES, q_full, C::ALL_BLOCKS);
-            shared.dout_ring.wait_free(dout_at);
-            const uint32_t dout_full = expect<C>(shared.dout_ring, dout_at, C::TILE_BYTES, C::TILE_BYTES);
+            const uint32_t q_full = acquire<C>(shared.q_ring, q_at, C::TILE_BYTES + C::FOLD_BYTES);
+            load_rows<C>(shared.q[q_at.stage], args.rows, block * ROWS, work.head, work.batch, q_full);
+            load_bytes<C>(shared.fold[q_at.stage], fold + block * ROWS, C::FOLD_BYTES, q_full);
+            const uint32_t dout_full = acquire<C>(shared.dout_ring, dout_at, C::TILE_BYTES);
             load_rows<C>(shared.dout[dout_at.stage], args.dout, block * ROWS, work.head, work.batch,
-                         dout_full, C::ALL_BLOCKS);
+                         dout_full);
         }
         index = draw_work<C>(&fused128_tickets, total); /* not earlier: see sm90_turns.cuh */
     }
@@ -154,14 +149,10 @@ size_t attention_backward_sm90_fused128_scratch_bytes(int B, int T, int NH) {
     return turn_scratch_bytes(B, T, NH, 128);
 }
 
-template <bool CAUSAL, bool DOWN, bool PAIRED> static void launch_fused128(FusedArgs args) {
+template <bool CAUSAL, bool DOWN, bool PAIRED> static void launch_fused128(const FusedArgs &args) {
     using C = Fused128Config<CAUSAL, DOWN, PAIRED>;
-    TileOrder &order = args.base.order; /* of pairs */
-    order.tiles = ceil_div(order.tiles, (int)C::CLUSTER);
-    order.total = order.heads * order.tiles;
-    launch_persistent("sm90_fused128_kernel", sm90_fused128_kernel<CAUSAL, DOWN, PAIRED>, args,
-                      order.total * C::CLUSTER, C::THREADS, shared_bytes<Fused128Shared<C>>(), START_AFTER,
-                      C::CLUSTER);
+    launch_one_pass<C, Fused128Shared<C>>("sm90_fused128_kernel", sm90_fused128_kernel<CAUSAL, DOWN, PAIRED>,
+                                          args);
 }
 
 /* Pairs of tiles, at any T. */

@@ -25,7 +25,6 @@ template <bool IS_CAUSAL, bool DOWN, bool PAIRED> struct Fused128Config {
     static constexpr int HD = 128, WARPGROUPS = SHAPE.warpgroups, STAGES = SHAPE.stages;
     static constexpr bool CAUSAL = IS_CAUSAL, WALK_DOWN = DOWN; /* to the diagonal: see sm90_turns.cuh */
     static constexpr int CLUSTER = PAIRED ? 2 : 1, PAIR_ROWS = CLUSTER * SHAPE.warpgroups * ROWS;
-    static constexpr uint16_t ALL_BLOCKS = (1 << CLUSTER) - 1;            /* of the cluster, a bit for each */
     static constexpr bool K_IN_REGISTERS = false, V_IN_REGISTERS = false; /* dK and dV take 128 */
     static constexpr bool MASK_KEYS = true;                               /* they are summed over in dQ */
     static constexpr int TILE_ROWS = WARPGROUPS * ROWS, THREADS = sm90_threads(SHAPE);

@@ -30,22 +30,30 @@ __device__ __forceinline__ uint32_t expect(RingBarriers<STAGES> &ring, Ring<STAG
     return full;
 }
 
+/* Producer: waits until the stage is free; then the same bytes come to all blocks. */
+template <class C, int STAGES>
+__device__ __forceinline__ uint32_t acquire(RingBarriers<STAGES> &ring, Ring<STAGES> at, uint32_t bytes) {
+    ring.wait_free(at);
+    return expect<C>(ring, at, bytes, bytes);
+}
+
+template <class C> constexpr uint16_t ALL_BLOCKS = (1 << C::CLUSTER) - 1; /* of a cluster, a bit for each */
+
 /* Producer: a box of a head's rows, to the blocks of the cluster whose bits are set. */
 template <class C>
 __device__ __forceinline__ void load_rows(const uint8_t *to, const CUtensorMap &map, int position, int head,
-                                          int batch, uint32_t full, uint16_t blocks) {
+                                          int batch, uint32_t full, uint16_t blocks = ALL_BLOCKS<C>) {
     if (C::CLUSTER > 1)
         tma_multicast_5d(shared_address(to), &map, 0, position, 0, head, batch, full, blocks);
     else
         tma_load_5d(shared_address(to), &map, 0, position, 0, head, batch, full);
 }
 
-/* Producer: the same of contiguous bytes. */
+/* Producer: contiguous bytes, to all blocks. */
 template <class C>
-__device__ __forceinline__ void load_bytes(const void *to, const void *from, uint32_t bytes, uint32_t full,
-                                           uint16_t blocks) {
+__device__ __forceinline__ void load_bytes(const void *to, const void *from, uint32_t bytes, uint32_t full) {
     if (C::CLUSTER > 1)
-        bulk_multicast(shared_address(to), from, bytes, full, blocks);
+        bulk_multicast(shared_address(to), from, bytes, full, ALL_BLOCKS<C>);
     else
         bulk_load(shared_address(to), from, bytes, full);
 }

@@ -2,9 +2,9 @@
  * fragments.
  *
  * All kernels here have one shape: persistent blocks, one per SM; one producer thread (a cluster of blocks may
- * share it: sm90_cluster.cuh) that fetches tiles by TMA into rings of shared memory; consumer warpgroups that own 64 rows each and multiply with wgmma. Every
- * stage of a ring has two mbarriers: `full` completes when TMA has written it, `empty` when every consumer
- * warp has released it. Each warp waits on `full` itself and arrives on `empty` itself, in the order of the
+ * share it: sm90_cluster.cuh) that fetches tiles by TMA into rings of shared memory; consumer warpgroups that own
+ * 64 rows each and multiply with wgmma. Every stage of a ring has two mbarriers: `full` completes when TMA has
+ * written it, `empty` when every consumer warp has released it. Each warp waits on `full` itself and arrives on `empty` itself, in the order of the
  * stages and also for stages that it skips, so no barrier can get more than one phase ahead of any warp and
  * one parity bit tells the phases apart. */
 #pragma once
@@ -108,8 +108,8 @@ __device__ __forceinline__ Work read_work(const Work &shared) {
 }
 
 /* Index of the block's next tile; its first is blockIdx.x. (Clusters draw for all their blocks at once: draw_work,
- * forward_producer.) Every tile draws once, so the counter is back at 0
- * when the last has drawn and needs no reset. */
+ * forward_producer.) Every tile draws once, so the counter is back at 0 when the last has drawn and needs no
+ * reset. */
 __device__ __forceinline__ int draw_tile(unsigned *counter, int total) {
     return gridDim.x + atomicInc(counter, total - 1);
 }

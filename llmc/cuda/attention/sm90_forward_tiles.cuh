@@ -22,7 +22,6 @@ struct ForwardConfig {
     static constexpr bool CAUSAL = IS_CAUSAL, SCORES_FIRST = SHAPE.flag, TURNS = ORDER == SM90_TURNS;
     static constexpr Sm90Softmax SOFTMAX = SOFT;
     static constexpr int CLUSTER = PAIRED ? 2 : 1, SLOTS = CLUSTER * WARPGROUPS /* of 64 rows, of a pair */;
-    static constexpr uint16_t ALL_BLOCKS = (1 << CLUSTER) - 1; /* of the cluster, a bit for each */
     /* Blocks of keys that are skipped at most while the V of the tile before is held. */
     static constexpr int MOST_SKIPPED = PAIRED ? 1 : (WARPGROUPS - 1) * ROWS / KEYS;
     static constexpr int THREADS = sm90_threads(SHAPE);
@@ -119,12 +118,9 @@ template <class C>
 __device__ __forceinline__ void load_keys(ForwardShared<C> &shared, const ForwardArgs &args, const Work &work,
                                           int block, Ring<C::STAGES> at, uint32_t work_bytes) {
     const uint32_t k_full = expect<C>(shared.k_ring, at, C::KV_BYTES, C::KV_BYTES + work_bytes);
-    load_rows<C>(shared.k[at.stage], args.kv, block * C::KEYS, args.NH + work.head, work.batch, k_full,
-                 C::ALL_BLOCKS);
-    shared.v_ring.wait_free(at);
-    const uint32_t v_full = expect<C>(shared.v_ring, at, C::KV_BYTES, C::KV_BYTES);
-    load_rows<C>(shared.v[at.stage], args.kv, block * C::KEYS, 2 * args.NH + work.head, work.batch, v_full,
-                 C::ALL_BLOCKS);
+    load_rows<C>(shared.k[at.stage], args.kv, block * C::KEYS, args.NH + work.head, work.batch, k_full);
+    const uint32_t v_full = acquire<C>(shared.v_ring, at, C::KV_BYTES);
+    load_rows<C>(shared.v[at.stage], args.kv, block * C::KEYS, 2 * args.NH + work.head, work.batch, v_full);
 }
 
 /* The next tile is drawn when a tile begins, so that the block which is free first gets the longest, and published

@@ -35,16 +35,13 @@ template <class C> __device__ __forceinline__ void write_constants(QueryStages<C
 template <class C>
 __device__ __forceinline__ void load_queries(QueryStages<C> &queries, Ring<C::STAGES> &at, const Work &work,
                                              int row0, const BackwardArgs &args) {
-    constexpr uint16_t ALL = (1 << C::CLUSTER) - 1;
-    constexpr uint32_t BYTES = 2 * C::TILE_BYTES + C::FOLD_BYTES;
     const FoldRow *fold = args.fold + ((int64_t)work.batch * args.NH + work.head) * fold_rows(args.T);
     const int blocks = ceil_div(args.T, (int)ROWS);
     for (int block = first_queries<C>(row0, args.T); block < blocks; block++, at.advance()) {
-        queries.ring.wait_free(at);
-        const uint32_t full = expect<C>(queries.ring, at, BYTES, BYTES);
-        load_rows<C>(queries.q[at.stage], args.rows, block * ROWS, work.head, work.batch, full, ALL);
-        load_rows<C>(queries.dout[at.stage], args.dout, block * ROWS, work.head, work.batch, full, ALL);
-        load_bytes<C>(queries.fold[at.stage], fold + block * ROWS, C::FOLD_BYTES, full, ALL);
+        const uint32_t full = acquire<C>(queries.ring, at, 2 * C::TILE_BYTES + C::FOLD_BYTES);
+        load_rows<C>(queries.q[at.stage], args.rows, block * ROWS, work.head, work.batch, full);
+        load_rows<C>(queries.dout[at.stage], args.dout, block * ROWS, work.head, work.batch, full);
+        load_bytes<C>(queries.fold[at.stage], fold + block * ROWS, C::FOLD_BYTES, full);
     }
 }
 

@@ -6,11 +6,16 @@
 
 /* ---- which pair ---- */
 
-/* Index of the next tile or pair, and of a pair the first, too: a cluster that cannot start yet must have none, or the
- * others would wait for its turns. Each cluster draws until there are no more, and then the counter is back at 0. */
+/* Index of the next tile or pair. */
 template <class C> __device__ __forceinline__ int draw_work(unsigned *tickets, int total) {
     return C::CLUSTER > 1 ? (int)atomicInc(tickets, total + gridDim.x / C::CLUSTER - 1)
                           : draw_tile(tickets, total);
+}
+
+/* Of the first. A pair is drawn then, too: a cluster that cannot start yet must have none, or the others would wait
+ * for its turns. Each cluster draws until there are no more, and then the counter is back at 0. */
+template <class C> __device__ __forceinline__ int first_work(unsigned *tickets, int total) {
+    return C::CLUSTER > 1 ? draw_work<C>(tickets, total) : blockIdx.x;
 }
 
 /* In clusters: a block's next tile, whose blocks of queries the producer has begun to load. */
@@ -69,4 +74,16 @@ template <class C, int TURNS> __device__ __forceinline__ auto handover_of(uint64
     } else {
         return CountedTurns{};
     }
+}
+
+/* ---- host ---- */
+
+/* Launches a one-pass kernel. args.base.order: of tiles, of which clusters draw C::CLUSTER at a time. */
+template <class C, class Shared>
+static void launch_one_pass(const char *name, void (*kernel)(FusedArgs), FusedArgs args) {
+    TileOrder &order = args.base.order;
+    order.tiles = ceil_div(order.tiles, (int)C::CLUSTER);
+    order.total = order.heads * order.tiles;
+    launch_persistent(name, kernel, args, order.total * C::CLUSTER, C::THREADS, shared_bytes<Shared>(),
+                      START_AFTER, C::CLUSTER);
 }

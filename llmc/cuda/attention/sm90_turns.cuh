@@ -10,9 +10,9 @@
  *
  * A block that only tile 0 sees never touches memory but for the result. Each block has a count of the turns
  * taken: a tile waits until the count has reached its turn, and adds one when its bulk copy is complete, or
- * when its fetch of the sums is. (Tiles of a pair hand turns over among themselves: sm90_pairs.cuh.) Sums and counts belong to one of `slots` slots, which heads use one after
- * another; counts run on from head to head, so that a new head's first turn is the end of the last head's
- * fetch.
+ * when its fetch of the sums is. (Tiles of a pair hand turns over among themselves: sm90_pairs.cuh.) Sums and
+ * counts belong to one of `slots` slots, which heads use one after another; counts run on from head to head, so
+ * that a new head's first turn is the end of the last head's fetch.
  *
  * Turns cost no time as long as they come before they are needed. Causal tiles start at their diagonal, two
  * blocks apart, so a tile reaches a block two blocks after the one before it: enough for a reduction, a fence
@@ -222,10 +222,10 @@ __device__ __forceinline__ void fetch_sums(TurnBuffers<BUFFERS, THREADS> &buffer
 }
 
 /* An adder's part in a tile whose blocks start at first_block. head: of B*NH. */
-template <class C, class Handover = CountedTurns, int BUFFERS, int THREADS>
+template <class C, class Handover, int BUFFERS, int THREADS>
 __device__ __forceinline__ void take_turns(TurnBuffers<BUFFERS, THREADS> &buffers, TurnAt<BUFFERS> &at,
                                            int buffer, const Turns &turns, int head, int stream, int tile,
-                                           int first_block, Handover &&handover = Handover()) {
+                                           int first_block, Handover &handover) {
     const TileTurns mine = {((int64_t)(head % turns.slots) * turns.streams + stream) * turns.blocks,
                             head / turns.slots, tile, first_block};
     if (tile == 0)

@@ -208,7 +208,7 @@ static void head_backward(GPT2 *model, const Batch *b, float dloss) {
     for (int64_t row = 0; row < b->N; row += model->shape.loss_rows) {
         Chunk c = head_forward(model, b, row);
         ops->cross_entropy_backward_inplace(c.losses, c.logits, c.targets, dloss, c.n, V, Vp);
-        ops->linear_backward_input(rows_from(model, dln_f, row, b->C), NULL, c.logits,
+        ops->linear_backward_input(rows_from(model, dln_f, row, b->C), NULL, NULL, c.logits,
                                    gpt2_weight(model, WTE, 0), NULL, model->scratch, c.n, Vp, b->C);
         weight_gradient(model, WTE, false, model->first && row == 0, 0, c.logits, c.ln_f, c.n, Vp, b->C);
     }
@@ -216,18 +216,15 @@ static void head_backward(GPT2 *model, const Batch *b, float dloss) {
 
 /* ---- backward ---- */
 
-/* Brings back what block `l` did not keep. The last block's buffers still hold its own forward. */
+/* Brings back what block `l` did not keep, but for a GELU alone, which mlp_proj_backward brings. The last block's
+ * buffers still hold its own forward. */
 static void recompute_block(GPT2 *model, const Batch *b, int l) {
     const Recompute level = model->options.recompute;
-    if (level == RECOMPUTE_NONE || l == model->config.n_layer - 1) return;
-    if (level >= RECOMPUTE_LINEAR) {
-        ln_1_forward(model, b, l);
-        qkv_forward(model, b, l);
-        if (level == RECOMPUTE_BLOCK) attention_forward(model, b, l);
-        mlp_hidden_forward(model, b, l);
-    } else
-        model->ops->gelu_forward(gpt2_activation(model, ACT_FCH_GELU, l), gpt2_activation(model, ACT_FCH, l),
-                                 b->N * 4 * b->C);
+    if (level < RECOMPUTE_LINEAR || l == model->config.n_layer - 1) return;
+    ln_1_forward(model, b, l);
+    qkv_forward(model, b, l);
+    if (level == RECOMPUTE_BLOCK) attention_forward(model, b, l);
+    mlp_hidden_forward(model, b, l);
 }
 
 /* Bias gradients are column sums of a gradient, taken by the op that writes it: dfch's by linear_backward_input,
@@ -237,21 +234,35 @@ static float *bias_gradient(GPT2 *model, const Batch *b, TensorId bias, int l) {
     return b->dropout > 0 ? NULL : gpt2_grad(model, bias, l);
 }
 
+/* dfch =, the bias gradient of c_fc +=; gelu = GELU of fch, or NULL */
+static void fch_backward(GPT2 *model, const Batch *b, int l, floatX *dfch, floatX *gelu, const floatX *dout) {
+    model->ops->linear_backward_input(dfch, gpt2_grad(model, C_FC_B, l), gelu, dout,
+                                      gpt2_weight(model, MLP_PROJ_W, l), gpt2_activation(model, ACT_FCH, l),
+                                      model->scratch, b->N, b->C, 4 * b->C);
+}
+
+/* c_proj's weight gradient from GELU and dout, then dfch in the place of GELU. A GELU that was not kept takes the
+ * place of fch when dfch is computed, which reads fch anyway: there dfch comes first. */
+static void mlp_proj_backward(GPT2 *model, const Batch *b, int l, const floatX *dout) {
+    const bool recompute = model->options.recompute == RECOMPUTE_GELU;
+    floatX *fch = gpt2_activation(model, ACT_FCH, l), *fch_gelu = gpt2_activation(model, ACT_FCH_GELU, l);
+    if (recompute) fch_backward(model, b, l, fch_gelu, fch, dout);
+    weight_gradient(model, MLP_PROJ_W, b->dropout > 0, model->first, l, dout, recompute ? fch : fch_gelu,
+                    b->N, b->C, 4 * b->C);
+    if (!recompute) fch_backward(model, b, l, fch_gelu, NULL, dout);
+}
+
 /* dresidual: gradient of residual_3 -> gradient of residual_2 */
 static void mlp_backward(GPT2 *model, const Batch *b, int l) {
     const Ops *ops = model->ops;
     floatX *dresidual = gpt2_activation(model, ACT_DRESIDUAL, 0),
            *dbranch = gpt2_activation(model, ACT_BRANCH, 0);
-    floatX *dfch = gpt2_activation(model, ACT_FCH_GELU, l);
-    const floatX *dout = branch_gradient(model, b, SITE_MLP_PROJ, l, dbranch);
-    weight_gradient(model, MLP_PROJ_W, b->dropout > 0, model->first, l, dout,
-                    gpt2_activation(model, ACT_FCH_GELU, l), b->N, b->C, 4 * b->C);
-    ops->linear_backward_input(dfch, gpt2_grad(model, C_FC_B, l), dout, gpt2_weight(model, MLP_PROJ_W, l),
-                               gpt2_activation(model, ACT_FCH, l), model->scratch, b->N, b->C, 4 * b->C);
+    const floatX *dfch = gpt2_activation(model, ACT_FCH_GELU, l);
+    mlp_proj_backward(model, b, l, branch_gradient(model, b, SITE_MLP_PROJ, l, dbranch));
     weight_gradient(model, C_FC_W, false, model->first, l, dfch, gpt2_activation(model, ACT_LN_2, l), b->N,
                     4 * b->C, b->C);
-    ops->linear_backward_input(dbranch, NULL, dfch, gpt2_weight(model, C_FC_W, l), NULL, model->scratch, b->N,
-                               4 * b->C, b->C);
+    ops->linear_backward_input(dbranch, NULL, NULL, dfch, gpt2_weight(model, C_FC_W, l), NULL, model->scratch,
+                               b->N, 4 * b->C, b->C);
     ops->layernorm_backward(dresidual, gpt2_grad(model, LN_2_W, l), gpt2_grad(model, LN_2_B, l),
                             bias_gradient(model, b, ATTN_PROJ_B, l), dresidual, dbranch,
                             gpt2_activation(model, ACT_RESIDUAL_2, l), gpt2_weight(model, LN_2_W, l),
@@ -284,13 +295,13 @@ static void attention_backward(GPT2 *model, const Batch *b, int l) {
         branch_gradient(model, b, SITE_ATTN_PROJ, l, gpt2_activation(model, ACT_FCH_GELU, l));
     weight_gradient(model, ATTN_PROJ_W, b->dropout > 0, model->first, l, dout,
                     gpt2_activation(model, ACT_ATTN, l), b->N, b->C, b->C);
-    ops->linear_backward_input(dbranch, NULL, dout, gpt2_weight(model, ATTN_PROJ_W, l), NULL, model->scratch,
-                               b->N, b->C, b->C);
+    ops->linear_backward_input(dbranch, NULL, NULL, dout, gpt2_weight(model, ATTN_PROJ_W, l), NULL,
+                               model->scratch, b->N, b->C, b->C);
     attention_core_backward(model, b, l, dqkv, dbranch);
     weight_gradient(model, C_ATTN_W, true, model->first, l, dqkv, gpt2_activation(model, ACT_LN_1, l), b->N,
                     3 * b->C, b->C);
-    ops->linear_backward_input(dbranch, NULL, dqkv, gpt2_weight(model, C_ATTN_W, l), NULL, model->scratch,
-                               b->N, 3 * b->C, b->C);
+    ops->linear_backward_input(dbranch, NULL, NULL, dqkv, gpt2_weight(model, C_ATTN_W, l), NULL,
+                               model->scratch, b->N, 3 * b->C, b->C);
     ops->layernorm_backward(dresidual, gpt2_grad(model, LN_1_W, l), gpt2_grad(model, LN_1_B, l),
                             l > 0 ? bias_gradient(model, b, MLP_PROJ_B, l - 1) : NULL, dresidual, dbranch,
                             block_input(model, l), gpt2_weight(model, LN_1_W, l),

@@ -203,9 +203,11 @@ typedef struct Ops {
     void (*linear_forward)(floatX *out, floatX *pre_gelu, const floatX *x, const floatX *weight,
                            const floatX *bias, int64_t N, int OC, int IC);
     /* dx = dout W; with pre_gelu (N,IC) != NULL: dx = (dout W) * gelu'(pre_gelu).   dx (N,IC) =, dout (N,OC);
-     * dx_sums (IC) fp32 += column sums of dx, or dx_sums NULL: the bias gradient of the layer below */
-    void (*linear_backward_input)(floatX *dx, float *dx_sums, const floatX *dout, const floatX *weight,
-                                  const floatX *pre_gelu, void *scratch, int64_t N, int OC, int IC);
+     * dx_sums (IC) fp32 += column sums of dx, or dx_sums NULL: the bias gradient of the layer below;
+     * gelu (N,IC) = gelu(pre_gelu), for a layer that kept pre_gelu alone, or gelu NULL; gelu may be pre_gelu */
+    void (*linear_backward_input)(floatX *dx, float *dx_sums, floatX *gelu, const floatX *dout,
+                                  const floatX *weight, const floatX *pre_gelu, void *scratch, int64_t N,
+                                  int OC, int IC);
     /* dweight += dout^T x in fp32; dbias += column sums of dout, or dbias NULL.   dweight (OC,IC), dbias (OC)
      * fp32 */
     void (*linear_backward_weight)(float *dweight, float *dbias, const floatX *dout, const floatX *x,
@@ -213,8 +215,8 @@ typedef struct Ops {
     /* The same with dweight =, for the first product of a step: no zeroing, no reading. dbias += as above. */
     void (*linear_backward_weight_first)(float *dweight, float *dbias, const floatX *dout, const floatX *x,
                                          void *scratch, int64_t N, int OC, int IC);
-    /* out = 0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))), n elements (Hendrycks & Gimpel 2016, the tanh
-     * form) */
+    /* out = 0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))), n elements; out may be x (Hendrycks & Gimpel 2016, the
+     * tanh form). In training GELU comes with a linear layer. */
     void (*gelu_forward)(floatX *out, const floatX *x, int64_t n);
 
     /* ---- causal self-attention on packed qkv (B,T,3,NH,HD), scale 1/sqrt(HD), HD a multiple of 8 up to 256

@@ -140,12 +140,14 @@ static void linear_forward(floatX *out, floatX *pre_gelu, const floatX *x, const
     end();
 }
 
-static void linear_backward_input(floatX *dx, float *dx_sums, const floatX *dout, const floatX *weight,
-                                  const floatX *pre_gelu, void *scratch, int64_t N, int OC, int IC) {
+static void linear_backward_input(floatX *dx, float *dx_sums, floatX *gelu, const floatX *dout,
+                                  const floatX *weight, const floatX *pre_gelu, void *scratch, int64_t N,
+                                  int OC, int IC) {
     const double n = (double)N, o = OC, i = IC;
-    begin(2 * n * o * i, stored(n * i + o * i + n * o) + stored_if(pre_gelu, n * i),
-          "linear_backward_input %d->%d%s%s", IC, OC, pre_gelu ? " + gelu" : "", dx_sums ? " + sums" : "");
-    inner->linear_backward_input(dx, dx_sums, dout, weight, pre_gelu, scratch, N, OC, IC);
+    begin(2 * n * o * i, stored(n * i + o * i + n * o) + stored_if(pre_gelu, n * i) + stored_if(gelu, n * i),
+          "linear_backward_input %d->%d%s%s%s", IC, OC, pre_gelu ? " + gelu" : "", gelu ? " both ways" : "",
+          dx_sums ? " + sums" : "");
+    inner->linear_backward_input(dx, dx_sums, gelu, dout, weight, pre_gelu, scratch, N, OC, IC);
     end();
 }
 

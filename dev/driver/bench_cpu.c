@@ -71,7 +71,8 @@ static void call(const Row *r, const Buffers *b) {
         ops_cpu.linear_forward(b->y, b->pre, b->x, b->weight, NULL, r->N, r->OC, r->IC);
         break;
     case INPUT:
-        ops_cpu.linear_backward_input(b->x, NULL, b->y, b->weight, NULL, b->scratch, r->N, r->OC, r->IC);
+        ops_cpu.linear_backward_input(b->x, NULL, NULL, b->y, b->weight, NULL, b->scratch, r->N, r->OC,
+                                      r->IC);
         break;
     case WEIGHT:
         ops_cpu.linear_backward_weight(b->dweight, NULL, b->y, b->x, b->scratch, r->N, r->OC, r->IC);

@@ -153,7 +153,7 @@ static int describe_linear_backward_input(Operand *o, const Sizes *s) {
              input("pre_gelu", s->gelu ? in : 0, 1.5f, 0), space());
 }
 static void run_linear_backward_input(const Call *c) {
-    c->ops->linear_backward_input(c->p[0], c->p[1], c->p[2], c->p[3], c->p[4], c->p[5], c->s.N, c->s.OC,
+    c->ops->linear_backward_input(c->p[0], c->p[1], NULL, c->p[2], c->p[3], c->p[4], c->p[5], c->s.N, c->s.OC,
                                   c->s.IC);
 }
 static int describe_linear_backward_weight(Operand *o, const Sizes *s) {

@@ -35,6 +35,24 @@ static double linear_double(const void *context) {
     return weighted_sum(l->dout, l->y.d);
 }
 
+/* gelu beside dx and in the place of pre_gelu: the bits of gelu_forward and, for dx, of the call without. */
+static void test_backward_input_and_gelu(const char *name, const Linear *l, Buffer dx_alone) {
+    const int64_t n = l->N * l->IC;
+    const size_t bytes = (size_t)n * sizeof(float);
+    Buffer want = poisoned(n), dx = poisoned(n), gelu = poisoned(n), inplace = poisoned(n);
+    ops->gelu_forward(want.f, l->x.f, n);
+    ops->linear_backward_input(dx.f, NULL, gelu.f, l->dout.f, l->w.f, l->x.f, NULL, l->N, (int)l->OC,
+                               (int)l->IC);
+    CHECK(!memcmp(dx.f, dx_alone.f, bytes), "%s: with gelu, dx has other bits", name);
+    CHECK(!memcmp(gelu.f, want.f, bytes), "%s: gelu is not gelu_forward's", name);
+    memcpy(inplace.f, l->x.f, bytes);
+    ops->linear_backward_input(dx.f, NULL, inplace.f, l->dout.f, l->w.f, inplace.f, NULL, l->N, (int)l->OC,
+                               (int)l->IC);
+    CHECK(!memcmp(dx.f, dx_alone.f, bytes), "%s: with gelu in the place of pre_gelu, dx has other bits",
+          name);
+    CHECK(!memcmp(inplace.f, want.f, bytes), "%s: gelu in the place of pre_gelu has other bits", name);
+}
+
 static void test_linear(int64_t N, int OC, int IC) {
     char name[64];
     snprintf(name, sizeof name, "linear %d x %d x %d", (int)N, OC, IC);
@@ -69,9 +87,10 @@ static void test_linear(int64_t N, int OC, int IC) {
 
     l.gelu_out = false;
     Buffer sums = filled(IC, 0, 1);
-    ops->linear_backward_input(dx.f, NULL, l.dout.f, l.w.f, NULL, scratch.f, N, OC, IC);
-    ops->linear_backward_input(dx_gelu.f, sums.f, l.dout.f, l.w.f, l.x.f, scratch.f, N, OC, IC);
+    ops->linear_backward_input(dx.f, NULL, NULL, l.dout.f, l.w.f, NULL, scratch.f, N, OC, IC);
+    ops->linear_backward_input(dx_gelu.f, sums.f, NULL, l.dout.f, l.w.f, l.x.f, scratch.f, N, OC, IC);
     has_column_sums(name, sums, dx_gelu);
+    test_backward_input_and_gelu(name, &l, dx_gelu);
     ops->linear_backward_weight(dw.f, dbias.f, l.dout.f, l.x.f, scratch.f, N, OC, IC);
     is_gradient(name, linear_double, &l, l.x, dx, NULL);
     is_gradient(name, linear_double, &l, l.w, dw, start);
@@ -116,7 +135,7 @@ static void test_gelu_derivative(void) {
     for (int i = 0; i < C; i++) identity.f[i * C + i] = 1;
     for (int i = 0; i < N * C; i++) x.f[i] = (i - N * C / 2) * 0.005f;
     to_double(x);
-    ops->linear_backward_input(dx.f, NULL, ones.f, identity.f, x.f, NULL, N, C, C);
+    ops->linear_backward_input(dx.f, NULL, NULL, ones.f, identity.f, x.f, NULL, N, C, C);
     double worst = 0;
     for (int i = 0; i < N * C; i++) {
         double h = 1e-5,

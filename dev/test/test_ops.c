@@ -207,7 +207,7 @@ static int describe_linear_backward_input(Operand *o, const Dims *d) {
         {"dx",       OUT,   STORE_X,   in,                       0,                       0, 0,                  0},
         {"dout",     IN,    STORE_X,   d->N * d->OC,             1,                       0, 0,                  0},
         {"weight",   IN,    STORE_X,   (int64_t)d->OC * d->IC,   1 / sqrtf((float)d->OC), 0, 0,                  0},
-        {"pre_gelu", IN,    STORE_X,   d->flags & GELU ? in : 0, 1.5,                     0, 0,                  0},
+        {"pre_gelu", IN,    STORE_X,   d->flags & GELU ? in : 0, 1.5f * d->scale,         0, 0,                  0},
         {"dx_sums",  INOUT, STORE_F32, sums,                     1,                       0, ROUNDED_SUMS_LIMIT, 0},
         {"scratch",  SPACE, STORE_F32, -1,                       0,                       0, 0,                  0},
     };
@@ -216,13 +216,34 @@ static int describe_linear_backward_input(Operand *o, const Dims *d) {
 }
 
 static void run_linear_backward_input(const Ops *ops, void **p, const Dims *d) {
-    ops->linear_backward_input(p[0], p[4], p[1], p[2], p[3], p[5], d->N, d->OC, d->IC);
+    ops->linear_backward_input(p[0], p[4], NULL, p[1], p[2], p[3], p[5], d->N, d->OC, d->IC);
+}
+
+/* gelu as well, in a buffer of its own, and in the place of pre_gelu */
+static int describe_backward_input_gelu(Operand *o, const Dims *d) {
+    const int n = describe_linear_backward_input(o, d);
+    o[n] = (Operand){"gelu", OUT, STORE_X, d->N * d->IC, 0, 0, 0, 0};
+    return n + 1;
+}
+
+static void run_backward_input_gelu(const Ops *ops, void **p, const Dims *d) {
+    ops->linear_backward_input(p[0], p[4], p[6], p[1], p[2], p[3], p[5], d->N, d->OC, d->IC);
+}
+
+static int describe_backward_gelu_inplace(Operand *o, const Dims *d) {
+    const int n = describe_linear_backward_input(o, d);
+    o[3].role = INOUT;
+    return n;
+}
+
+static void run_backward_gelu_inplace(const Ops *ops, void **p, const Dims *d) {
+    ops->linear_backward_input(p[0], p[4], p[3], p[1], p[2], p[3], p[5], d->N, d->OC, d->IC);
 }
 
 /* dout W rounded, then times gelu' */
 static void plain_linear_backward_input(OpCase *c) {
     if (!(c->d.flags & GELU)) return;
-    ops_cpu.linear_backward_input(c->plain[0], NULL, c->in[1], c->in[2], NULL, NULL, c->d.N, c->d.OC,
+    ops_cpu.linear_backward_input(c->plain[0], NULL, NULL, c->in[1], c->in[2], NULL, NULL, c->d.N, c->d.OC,
                                   c->d.IC);
     for (int64_t i = 0; i < c->operands[0].elems; i++)
         c->plain[0][i] = round_bf16(round_bf16(c->plain[0][i]) * (float)gelu_derivative((double)c->in[3][i]));
@@ -332,6 +353,15 @@ static const Op linear_forward = {
 static const Op linear_backward_input = {
     "linear_backward_input",    describe_linear_backward_input, run_linear_backward_input, NULL, NULL,
     plain_linear_backward_input};
+static const Op backward_input_gelu = {
+    "linear_backward_input, gelu", describe_backward_input_gelu, run_backward_input_gelu, NULL, NULL,
+    plain_linear_backward_input};
+static const Op backward_gelu_inplace = {"linear_backward_input, gelu in place",
+                                         describe_backward_gelu_inplace,
+                                         run_backward_gelu_inplace,
+                                         NULL,
+                                         NULL,
+                                         plain_linear_backward_input};
 static const Op linear_backward_weight = {
     "linear_backward_weight", describe_linear_backward_weight, run_linear_backward_weight, NULL, NULL, NULL};
 static const Op linear_weight_first = {"linear_backward_weight_first",
@@ -413,6 +443,13 @@ static const struct {
     {&linear_backward_input,  {.N = 2113, .OC = 192, .IC = 2048, .flags = GELU}               },
     {&linear_backward_input,  {.N = 4481, .OC = 64, .IC = 1984, .flags = GELU | NO_SUMS}      },
     {&linear_backward_input,  {.N = 4481, .OC = 128, .IC = 1984, .flags = GELU}               },
+    {&backward_input_gelu,    {.N = 1, .OC = 8, .IC = 8, .flags = GELU}                       },
+    {&backward_input_gelu,    {.N = 65, .OC = 64, .IC = 128, .flags = GELU | NO_SUMS}         },
+    {&backward_input_gelu,    {.N = 4101, .OC = 16, .IC = 4160, .flags = GELU}                },
+    {&backward_gelu_inplace,  {.N = 7, .OC = 16, .IC = 24, .flags = GELU}                     },
+    {&backward_gelu_inplace,  {.N = 1023, .OC = 24, .IC = 264, .flags = GELU | NO_SUMS}       },
+    {&backward_gelu_inplace,  {.N = 127, .OC = 768, .IC = 3072, .scale = 30, .flags = GELU}   },
+    {&backward_gelu_inplace,  {.N = 8501, .OC = 64, .IC = 1984, .flags = GELU}                },
     {&linear_backward_weight, {.N = 1, .OC = 8, .IC = 8}                                      },
     {&linear_backward_weight, {.N = 7, .OC = 16, .IC = 24, .flags = NO_BIAS}                  },
     {&linear_backward_weight, {.N = 65, .OC = 24, .IC = 16}                                   },

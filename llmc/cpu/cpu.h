@@ -22,8 +22,9 @@ size_t cpu_layernorm_scratch_bytes(const OpShape *shape);
 /* linear.c */
 void cpu_linear_forward(floatX *out, floatX *pre_gelu, const floatX *x, const floatX *weight,
                         const floatX *bias, int64_t N, int OC, int IC);
-void cpu_linear_backward_input(floatX *dx, float *dx_sums, const floatX *dout, const floatX *weight,
-                               const floatX *pre_gelu, void *scratch, int64_t N, int OC, int IC);
+void cpu_linear_backward_input(floatX *dx, float *dx_sums, floatX *gelu, const floatX *dout,
+                               const floatX *weight, const floatX *pre_gelu, void *scratch, int64_t N, int OC,
+                               int IC);
 void cpu_linear_backward_weight(float *dweight, float *dbias, const floatX *dout, const floatX *x,
                                 void *scratch, int64_t N, int OC, int IC);
 void cpu_linear_backward_weight_first(float *dweight, float *dbias, const floatX *dout, const floatX *x,

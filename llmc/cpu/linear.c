@@ -56,8 +56,9 @@ void cpu_column_sums(float *out, const float *x, int64_t N, int columns) {
     cpu_parallel_for(ceil_div(columns, STRIP), sum_columns, &sums);
 }
 
-void cpu_linear_backward_input(floatX *dx, float *dx_sums, const floatX *dout, const floatX *weight,
-                               const floatX *pre_gelu, void *scratch, int64_t N, int OC, int IC) {
+void cpu_linear_backward_input(floatX *dx, float *dx_sums, floatX *gelu, const floatX *dout,
+                               const floatX *weight, const floatX *pre_gelu, void *scratch, int64_t N, int OC,
+                               int IC) {
     cpu_matmul(&(Matmul){
         .M = N,
         .N = IC,
@@ -73,6 +74,7 @@ void cpu_linear_backward_input(floatX *dx, float *dx_sums, const floatX *dout, c
         .gelu_in = pre_gelu,
     });
     if (dx_sums) cpu_column_sums(dx_sums, dx, N, IC);
+    if (gelu) cpu_gelu_forward(gelu, pre_gelu, N * IC);
 }
 
 static void backward_weight(float *dweight, float *dbias, const floatX *dout, const floatX *x,

@@ -1,5 +1,7 @@
 /* Sums over rows (bias gradients), in two stages of fixed order: slices of rows, then the slices. On the way the
- * first stage can take a gradient through GELU. */
+ * first stage can take a gradient through GELU, and GELU forward where backward asks for it again: both need the
+ * same exponential, and both matrices are read and written once (1.61 GB in 387 us at 65536 x 3072 on an H200, 4.16
+ * TB/s, what a copy takes). */
 #include "column_sums.cuh"
 #include "cuda_ops.cuh"
 #include "gelu.cuh"
@@ -32,23 +34,31 @@ __device__ inline int4 pack(const float (&f)[8]) {
                      (int)cvt_bf16x2(f[6], f[7]));
 }
 
-/* x gelu'(pre_gelu) */
-template <typename T> __device__ inline int4 times_gelu_derivative(const int4 &x, const int4 &pre_gelu) {
-    float f[Vec<T>::N], pre[Vec<T>::N];
+/* x = x gelu'(pre); with FORWARD: pre = gelu(pre) */
+template <typename T, bool FORWARD> __device__ inline void through_gelu(int4 &x, int4 &pre) {
+    float f[Vec<T>::N], p[Vec<T>::N];
     unpack(f, x);
-    unpack(pre, pre_gelu);
+    unpack(p, pre);
 #pragma unroll
-    for (int k = 0; k < Vec<T>::N; k++) f[k] *= gelu_derivative<T>(pre[k]);
-    return pack(f);
+    for (int k = 0; k < Vec<T>::N; k++) {
+        const float gate = gelu_gate<T>(p[k]);
+        f[k] *= gelu_derivative(p[k], gate);
+        p[k] *= gate; /* gelu(p) */
+    }
+    x = pack(f);
+    if (FORWARD) pre = pack(p);
 }
 
-/* partials (gridDim.x, columns) = sums of x, or with GELU of x gelu'(pre_gelu), which takes the place of x;
- * block (slice, tile of columns) */
-template <typename T, bool GELU>
-__global__ void __launch_bounds__(WARP_SIZE *COLUMN_ROWS, GELU ? GELU_BLOCKS : SUM_BLOCKS)
-    column_partials_kernel(float *partials, T *x, const T *pre_gelu, int64_t N, int columns,
+typedef enum { NO_GELU, GELU_BACKWARD, GELU_BOTH_WAYS } GeluWork;
+
+/* partials (gridDim.x, columns) = sums of x; or of x gelu'(pre_gelu), which takes the place of x; or the same, and
+ * gelu (N,columns) = gelu(pre_gelu), which may take the place of pre_gelu.   block (slice, tile of columns) */
+template <typename T, GeluWork WORK>
+__global__ void __launch_bounds__(WARP_SIZE *COLUMN_ROWS, WORK == NO_GELU ? SUM_BLOCKS : GELU_BLOCKS)
+    column_partials_kernel(float *partials, T *x, T *gelu, const T *pre_gelu, int64_t N, int columns,
                            int64_t slice_rows) {
     constexpr int VEC = Vec<T>::N;
+    constexpr bool GELU = WORK != NO_GELU, FORWARD = WORK == GELU_BOTH_WAYS;
     const int first = (blockIdx.y * WARP_SIZE + threadIdx.x) * VEC;
     const int64_t begin = blockIdx.x * slice_rows, end = min(begin + slice_rows, N);
     float sum[VEC] = {};
@@ -62,9 +72,10 @@ __global__ void __launch_bounds__(WARP_SIZE *COLUMN_ROWS, GELU ? GELU_BLOCKS : S
         }
 #pragma unroll
         for (int j = 0; j < BATCH; j++) {
-            const int64_t r = row + j * COLUMN_ROWS;
-            if (GELU) in[j] = times_gelu_derivative<T>(in[j], pre[j]);
-            if (GELU && r < end) *reinterpret_cast<int4 *>(x + r * columns + first) = in[j];
+            const int64_t r = row + j * COLUMN_ROWS, i = r * columns + first;
+            if (GELU) through_gelu<T, FORWARD>(in[j], pre[j]);
+            if (GELU && r < end) *reinterpret_cast<int4 *>(x + i) = in[j];
+            if (FORWARD && r < end) *reinterpret_cast<int4 *>(gelu + i) = pre[j];
             float f[VEC];
             unpack(f, in[j]);
 #pragma unroll
@@ -107,24 +118,29 @@ static int64_t rows_of_slice(int64_t N, int tiles, int blocks) {
     return ceil_div<int64_t>(ceil_div(N, slices), BATCH_ROWS) * BATCH_ROWS;
 }
 
-template <typename T, bool GELU>
-static void slices_and_sums(float *out, T *x, const T *pre_gelu, void *scratch, int64_t N, int columns) {
+template <typename T, GeluWork WORK>
+static void slices_and_sums(float *out, T *x, T *gelu, const T *pre_gelu, void *scratch, int64_t N,
+                            int columns) {
     const int tiles = ceil_div<int>(columns, WARP_SIZE * Vec<T>::N);
-    const int64_t slice_rows = rows_of_slice(N, tiles, SMS * (GELU ? GELU_BLOCKS : SUM_BLOCKS));
+    const int64_t slice_rows = rows_of_slice(N, tiles, SMS * (WORK == NO_GELU ? SUM_BLOCKS : GELU_BLOCKS));
     const int slices = (int)ceil_div<int64_t>(N, slice_rows);
-    column_partials_kernel<T, GELU><<<dim3(slices, tiles), dim3(WARP_SIZE, COLUMN_ROWS), 0, main_stream>>>(
-        (float *)scratch, x, pre_gelu, N, columns, slice_rows);
+    column_partials_kernel<T, WORK><<<dim3(slices, tiles), dim3(WARP_SIZE, COLUMN_ROWS), 0, main_stream>>>(
+        (float *)scratch, x, gelu, pre_gelu, N, columns, slice_rows);
     launch_check("column_partials");
-    add_partial_rows(PartialSums{{out}, 1, 1}, (const float *)scratch, slices, columns);
+    if (out) add_partial_rows(PartialSums{{out}, 1, 1}, (const float *)scratch, slices, columns);
 }
 
 template <typename T> void column_sums(float *out, const T *x, void *scratch, int64_t N, int columns) {
-    slices_and_sums<T, false>(out, (T *)x, NULL, scratch, N, columns); /* only read */
+    slices_and_sums<T, NO_GELU>(out, (T *)x, NULL, NULL, scratch, N, columns); /* only read */
 }
 
 template <typename T>
-void gelu_backward_sums(T *dx, float *dx_sums, const T *pre_gelu, void *scratch, int64_t N, int columns) {
-    slices_and_sums<T, true>(dx_sums, dx, pre_gelu, scratch, N, columns);
+void gelu_backward_sums(T *dx, float *dx_sums, T *gelu, const T *pre_gelu, void *scratch, int64_t N,
+                        int columns) {
+    if (gelu)
+        slices_and_sums<T, GELU_BOTH_WAYS>(dx_sums, dx, gelu, pre_gelu, scratch, N, columns);
+    else
+        slices_and_sums<T, GELU_BACKWARD>(dx_sums, dx, NULL, pre_gelu, scratch, N, columns);
 }
 
 /* Slices times columns: at most one wave of tiles of bf16, the wider ones, or a single slice. */
@@ -135,5 +151,5 @@ size_t column_sums_scratch_bytes(int columns) {
 
 template void column_sums<float>(float *, const float *, void *, int64_t, int);
 template void column_sums<bf16>(float *, const bf16 *, void *, int64_t, int);
-template void gelu_backward_sums<float>(float *, float *, const float *, void *, int64_t, int);
-template void gelu_backward_sums<bf16>(bf16 *, float *, const bf16 *, void *, int64_t, int);
+template void gelu_backward_sums<float>(float *, float *, float *, const float *, void *, int64_t, int);
+template void gelu_backward_sums<bf16>(bf16 *, float *, bf16 *, const bf16 *, void *, int64_t, int);

@@ -73,7 +73,7 @@ template <typename T>
 void linear_forward(floatX *out, floatX *pre_gelu, const floatX *x, const floatX *weight, const floatX *bias,
                     int64_t N, int OC, int IC);
 template <typename T>
-void linear_backward_input(floatX *dx, float *dx_sums, const floatX *dout, const floatX *weight,
+void linear_backward_input(floatX *dx, float *dx_sums, floatX *gelu, const floatX *dout, const floatX *weight,
                            const floatX *pre_gelu, void *scratch, int64_t N, int OC, int IC);
 template <typename T>
 void linear_backward_weight(float *dweight, float *dbias, const floatX *dout, const floatX *x, void *scratch,
@@ -93,9 +93,11 @@ void bias_gelu_inplace(floatX *x, floatX *pre_gelu, const floatX *bias, int64_t 
 /* ---- column_sums.cu ---- */
 /* out (columns) += sum over the rows of x (N,columns) */
 template <typename T> void column_sums(float *out, const T *x, void *scratch, int64_t N, int columns);
-/* dx (N,columns) *= gelu'(pre_gelu), rounded; dx_sums (columns) += its column sums */
+/* dx (N,columns) *= gelu'(pre_gelu), rounded; dx_sums (columns) += its column sums, or NULL; gelu (N,columns) =
+ * gelu(pre_gelu), or NULL; gelu may be pre_gelu */
 template <typename T>
-void gelu_backward_sums(T *dx, float *dx_sums, const T *pre_gelu, void *scratch, int64_t N, int columns);
+void gelu_backward_sums(T *dx, float *dx_sums, T *gelu, const T *pre_gelu, void *scratch, int64_t N,
+                        int columns);
 size_t column_sums_scratch_bytes(int columns);
 typedef struct PartialSums {
     float *out[3]; /* (columns) += */

@@ -20,8 +20,11 @@ template <typename T = float> __device__ __forceinline__ float gelu_gate(float x
 template <typename T = float> __device__ __forceinline__ float gelu(float x) {
     return x * gelu_gate<T>(x);
 }
-/* d gelu / dx = s + x s (1 - s) 2u' */
-template <typename T = float> __device__ __forceinline__ float gelu_derivative(float x) {
-    const float s = gelu_gate<T>(x), two_du = fmaf(1.5957691216f * 3 * 0.044715f, x * x, 1.5957691216f);
+/* d gelu / dx = s + x s (1 - s) 2u', s = gelu_gate(x) */
+__device__ __forceinline__ float gelu_derivative(float x, float s) {
+    const float two_du = fmaf(1.5957691216f * 3 * 0.044715f, x * x, 1.5957691216f);
     return fmaf(x * fmaf(-s, s, s), two_du, s);
+}
+template <typename T = float> __device__ __forceinline__ float gelu_derivative(float x) {
+    return gelu_derivative(x, gelu_gate<T>(x));
 }

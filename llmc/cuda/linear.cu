@@ -50,17 +50,17 @@ void linear_forward(floatX *out, floatX *pre_gelu, const floatX *x, const floatX
 }
 
 template <typename T>
-void linear_backward_input(floatX *dx, float *dx_sums, const floatX *dout, const floatX *weight,
+void linear_backward_input(floatX *dx, float *dx_sums, floatX *gelu, const floatX *dout, const floatX *weight,
                            const floatX *pre_gelu, void *scratch, int64_t N, int OC, int IC) {
     const GemmBuffers buffers = {dx, weight, dout, NULL, pre_gelu, false};
-    const bool epilogue_gelu = pre_gelu && sizeof(T) == sizeof(bf16) && N * IC > PASS_ELEMENTS;
+    const bool epilogue_gelu = pre_gelu && !gelu && sizeof(T) == sizeof(bf16) && N * IC > PASS_ELEMENTS;
     if (epilogue_gelu && gemm<T>(GEMM_BACKWARD_INPUT, CUBLASLT_EPILOGUE_DGELU, &buffers, N, OC, IC)) {
         if (dx_sums) column_sums<T>(dx_sums, (const T *)dx, scratch, N, IC);
         return;
     }
     plain_gemm<T>(GEMM_BACKWARD_INPUT, &buffers, N, OC, IC);
-    if (pre_gelu && dx_sums)
-        gelu_backward_sums<T>((T *)dx, dx_sums, (const T *)pre_gelu, scratch, N, IC);
+    if (pre_gelu && (dx_sums || gelu))
+        gelu_backward_sums<T>((T *)dx, dx_sums, (T *)gelu, (const T *)pre_gelu, scratch, N, IC);
     else if (pre_gelu)
         gelu_backward_inplace<T>(dx, pre_gelu, N * IC);
     else if (dx_sums)
@@ -87,10 +87,10 @@ template void linear_forward<float>(floatX *, floatX *, const floatX *, const fl
                                     int64_t, int, int);
 template void linear_forward<bf16>(floatX *, floatX *, const floatX *, const floatX *, const floatX *,
                                    int64_t, int, int);
-template void linear_backward_input<float>(floatX *, float *, const floatX *, const floatX *, const floatX *,
-                                           void *, int64_t, int, int);
-template void linear_backward_input<bf16>(floatX *, float *, const floatX *, const floatX *, const floatX *,
-                                          void *, int64_t, int, int);
+template void linear_backward_input<float>(floatX *, float *, floatX *, const floatX *, const floatX *,
+                                           const floatX *, void *, int64_t, int, int);
+template void linear_backward_input<bf16>(floatX *, float *, floatX *, const floatX *, const floatX *,
+                                          const floatX *, void *, int64_t, int, int);
 template void linear_backward_weight<float>(float *, float *, const floatX *, const floatX *, void *, int64_t,
                                             int, int);
 template void linear_backward_weight<bf16>(float *, float *, const floatX *, const floatX *, void *, int64_t,

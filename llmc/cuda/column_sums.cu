@@ -10,7 +10,7 @@ enum {
     SUM_BLOCKS = 5,  /* of stage one, 256 threads each, on each of an H200's SMs: one wave */
     GELU_BLOCKS = 4, /* the same with GELU, which needs more registers */
     SMS = 132,
-    BATCH = 4,                        /* rows that a thread has in flight */
+    BATCH = 4, /* rows that a thread has in flight; half of them where four matrices need more registers */
     BATCH_ROWS = BATCH * COLUMN_ROWS, /* the same of a block; a slice is a multiple of them */
 };
 
@@ -59,19 +59,20 @@ __global__ void __launch_bounds__(WARP_SIZE *COLUMN_ROWS, WORK == NO_GELU ? SUM_
                            int64_t slice_rows) {
     constexpr int VEC = Vec<T>::N;
     constexpr bool GELU = WORK != NO_GELU, FORWARD = WORK == GELU_BOTH_WAYS;
+    constexpr int ROWS = FORWARD ? BATCH / 2 : BATCH;
     const int first = (blockIdx.y * WARP_SIZE + threadIdx.x) * VEC;
     const int64_t begin = blockIdx.x * slice_rows, end = min(begin + slice_rows, N);
     float sum[VEC] = {};
-    for (int64_t row = begin + threadIdx.y; first < columns && row < end; row += BATCH_ROWS) {
-        int4 in[BATCH] = {}, pre[BATCH] = {}; /* a row that is not there adds 0 */
+    for (int64_t row = begin + threadIdx.y; first < columns && row < end; row += ROWS * COLUMN_ROWS) {
+        int4 in[ROWS] = {}, pre[ROWS] = {}; /* a row that is not there adds 0 */
 #pragma unroll
-        for (int j = 0; j < BATCH; j++) {
+        for (int j = 0; j < ROWS; j++) {
             const int64_t r = row + j * COLUMN_ROWS, i = r * columns + first;
             if (r < end) in[j] = *reinterpret_cast<const int4 *>(x + i);
             if (r < end && GELU) pre[j] = *reinterpret_cast<const int4 *>(pre_gelu + i);
         }
 #pragma unroll
-        for (int j = 0; j < BATCH; j++) {
+        for (int j = 0; j < ROWS; j++) {
             const int64_t r = row + j * COLUMN_ROWS, i = r * columns + first;
             if (GELU) through_gelu<T, FORWARD>(in[j], pre[j]);
             if (GELU && r < end) *reinterpret_cast<int4 *>(x + i) = in[j];

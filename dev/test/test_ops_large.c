@@ -71,6 +71,32 @@ static void test_gelu(const Ops *ops) {
     free(want);
 }
 
+/* dx of a layer behind GELU, and GELU in the place of its input. */
+static void test_gelu_backward(const Ops *ops) {
+    enum { period = 257, IC = 1024, OC = 8 };
+    const int64_t rows = past / IC + 300;
+    float *dout = op_normal_bf16(period * OC, 6), *weight = op_normal_bf16(OC * IC, 7);
+    float *pre_gelu = op_normal_bf16(period * IC, 8), *dx = op_malloc(period * IC * sizeof *dx);
+    const OpShape shape = {
+        .B = 1, .T = 8, .C = IC / 4, .NH = 4, .V = 8, .Vp = 8, .loss_rows = 8, .n_parameters = 8};
+    void *scratch = ops->alloc(ops->scratch_bytes(&shape));
+    Large d = {0}, w = {0}, pre = {0}, out = {0};
+    const bool ready = CHECK(scratch, "device memory") && large_open(&d, ops, dout, period, rows, OC) &&
+                       large_open(&w, ops, weight, OC, OC, IC) &&
+                       large_open(&pre, ops, pre_gelu, period, rows, IC) &&
+                       large_open(&out, ops, NULL, period, rows, IC);
+    ops_cpu.linear_backward_input(dx, NULL, pre_gelu, dout, weight, pre_gelu, NULL, period, OC, IC);
+    if (ready) {
+        ops->linear_backward_input(out.data, NULL, pre.data, d.data, w.data, pre.data, scratch, rows, OC, IC);
+        large_check(&out, ops, dx, "linear_backward_input, dx");
+        large_check(&pre, ops, pre_gelu, "linear_backward_input, gelu");
+    }
+    void *const device[] = {scratch, d.data, w.data, pre.data, out.data};
+    for (int i = 0; i < 5; i++) ops->release(device[i]);
+    float *const host[] = {dout, weight, pre_gelu, dx};
+    for (int i = 0; i < 4; i++) free(host[i]);
+}
+
 static void test_layernorm(const Ops *ops) {
     enum { period = 257, C = 768 };
     const int64_t rows = past / C + 300;
@@ -135,6 +161,7 @@ static void test_backend(const Ops *ops) {
         return;
     }
     test_gelu(ops);
+    test_gelu_backward(ops);
     test_layernorm(ops);
     test_attention(ops);
 }

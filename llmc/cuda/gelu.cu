@@ -1,4 +1,4 @@
-/* GELU where no GEMM epilogue does it: recomputation, fp32, and shapes that the library refuses. */
+/* GELU where neither a product nor the column sums take it along: fp32, shapes that the library refuses, the lab. */
 #include "gelu.cuh"
 #include "cuda_ops.cuh"
 #include "elementwise.cuh"

@@ -28,7 +28,7 @@ template <int HEAD, bool IS_CAUSAL, bool TMA, bool PAIRED> struct FusedConfig {
     static constexpr Sm90Shape SHAPE = FUSED_SHAPE;
     static constexpr int HD = HEAD, WARPGROUPS = SHAPE.warpgroups, STAGES = SHAPE.stages,
                          OWN = SHAPE.own_buffers;
-    static constexpr bool CAUSAL = IS_CAUSAL, DQ_BY_TMA = TMA, WALK_DOWN = false, LATE_DP = SHAPE.flag;
+    static constexpr bool CAUSAL = IS_CAUSAL, DQ_BY_TMA = TMA, LATE_DP = SHAPE.flag;
     static constexpr bool K_IN_REGISTERS = true, V_IN_REGISTERS = false; /* 208 hold no more */
     static constexpr bool MASK_KEYS = true;                              /* they are summed over in dQ */
     static constexpr bool ALTERNATE = true;                              /* see claim_tensor_cores */

@@ -70,8 +70,7 @@ __device__ __forceinline__ void fused128_producer(Fused128Shared<C> &shared, con
         else
             load_keys(shared, at, work, args);
         const int first = first_queries<C>(work.tile * C::PAIR_ROWS, args.T);
-        for (int i = 0; i < blocks - first; i++, q_at.advance(), dout_at.advance()) {
-            const int block = walked<C>(i, first, blocks);
+        for (int block = first; block < blocks; block++, q_at.advance(), dout_at.advance()) {
             const uint32_t q_full = acquire<C>(shared.q_ring, q_at, C::TILE_BYTES + C::FOLD_BYTES);
             load_rows<C>(shared.q[q_at.stage], args.rows, block * ROWS, work.head, work.batch, q_full);
             load_bytes<C>(shared.fold[q_at.stage], fold + block * ROWS, C::FOLD_BYTES, q_full);
@@ -104,11 +103,11 @@ __device__ __forceinline__ void fused128_adder(Fused128Shared<C> &shared, const 
     }
 }
 
-template <bool CAUSAL, bool DOWN, bool PAIRED>
-__global__ void __launch_bounds__(Fused128Config<CAUSAL, DOWN, PAIRED>::THREADS, 1)
+template <bool CAUSAL, bool PAIRED>
+__global__ void __launch_bounds__(Fused128Config<CAUSAL, PAIRED>::THREADS, 1)
     sm90_fused128_kernel(const __grid_constant__ FusedArgs args) {
 #ifdef SM90_BODY
-    using C = Fused128Config<CAUSAL, DOWN, PAIRED>;
+    using C = Fused128Config<CAUSAL, PAIRED>;
     enum { WARPS = 4 * C::WARPGROUPS };
     auto &shared = at_uniform_address(shared_memory<Fused128Shared<C>>());
     const int warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / WARPGROUP, 0);
@@ -149,20 +148,18 @@ size_t attention_backward_sm90_fused128_scratch_bytes(int B, int T, int NH) {
     return turn_scratch_bytes(B, T, NH, 128);
 }
 
-template <bool CAUSAL, bool DOWN, bool PAIRED> static void launch_fused128(const FusedArgs &args) {
-    using C = Fused128Config<CAUSAL, DOWN, PAIRED>;
-    launch_one_pass<C, Fused128Shared<C>>("sm90_fused128_kernel", sm90_fused128_kernel<CAUSAL, DOWN, PAIRED>,
+template <bool CAUSAL, bool PAIRED> static void launch_fused128(const FusedArgs &args) {
+    using C = Fused128Config<CAUSAL, PAIRED>;
+    launch_one_pass<C, Fused128Shared<C>>("sm90_fused128_kernel", sm90_fused128_kernel<CAUSAL, PAIRED>,
                                           args);
 }
 
 /* Pairs of tiles, at any T. */
 static void backward_paired(const FusedArgs &args, bool causal) {
-    if (!causal)
-        launch_fused128<false, false, true>(args);
-    else if (turn_walk_down(args.base.T, 128))
-        launch_fused128<true, true, true>(args);
+    if (causal)
+        launch_fused128<true, true>(args);
     else
-        launch_fused128<true, false, true>(args);
+        launch_fused128<false, true>(args);
 }
 
 enum { PAIRS_FROM = 8192 /* measured: dev/attention/README.md */ };
@@ -173,9 +170,9 @@ void attention_backward_sm90_fused128(floatX *dqkv, const floatX *dout, const fl
     if (T >= PAIRS_FROM)
         backward_paired(args, causal);
     else if (causal)
-        launch_fused128<true, false, false>(args);
+        launch_fused128<true, false>(args);
     else
-        launch_fused128<false, false, false>(args);
+        launch_fused128<false, false>(args);
 }
 
 void attention_backward_sm90_paired128(floatX *dqkv, const floatX *dout, const floatX *out, const floatX *qkv,

@@ -2,8 +2,7 @@
  * sm90_backward_fused128.cu for the rest of the kernel, sm90_backward.cuh for the split form and the folded step,
  * sm90_turns.cuh for how shares of dQ are added, sm90_backward_fused.cu for head size 64).
  *
- * A tile is 128 keys, 64 for each of two warpgroups, which walk the blocks of 64 queries from the diagonal on, or,
- * where WALK_DOWN, from the last down to it.
+ * A tile is 128 keys, 64 for each of two warpgroups, which walk the blocks of 64 queries from the diagonal on.
  * A warpgroup keeps dK and dV of its keys in registers, and computes half of the columns of the block's share
  * of dQ = dS K: dS of both warpgroups goes through shared memory. A warpgroup's products, for each block j:
  *
@@ -20,10 +19,10 @@
 constexpr Sm90Shape FUSED128_SHAPE = {2, 64, 3, 1, 232, 40, false}; /* stages: of Q */
 
 /* PAIRED: a cluster of two blocks owns a pair of tiles, 2p and 2p + 1 of a head, and loads Q and dO once for both. */
-template <bool IS_CAUSAL, bool DOWN, bool PAIRED> struct Fused128Config {
+template <bool IS_CAUSAL, bool PAIRED> struct Fused128Config {
     static constexpr Sm90Shape SHAPE = FUSED128_SHAPE;
     static constexpr int HD = 128, WARPGROUPS = SHAPE.warpgroups, STAGES = SHAPE.stages;
-    static constexpr bool CAUSAL = IS_CAUSAL, WALK_DOWN = DOWN; /* to the diagonal: see sm90_turns.cuh */
+    static constexpr bool CAUSAL = IS_CAUSAL;
     static constexpr int CLUSTER = PAIRED ? 2 : 1, PAIR_ROWS = CLUSTER * SHAPE.warpgroups * ROWS;
     static constexpr bool K_IN_REGISTERS = false, V_IN_REGISTERS = false; /* dK and dV take 128 */
     static constexpr bool MASK_KEYS = true;                               /* they are summed over in dQ */
@@ -252,13 +251,13 @@ __device__ __forceinline__ void drain_dq(KeyRows<C> &r, Fused128Shared<C> &share
     dq_stored(shared, place);
 }
 
-/* The warpgroup's first block of a tile. */
-template <class C, bool DIAGONAL>
+/* The warpgroup's first block of a tile; it lies on the diagonal if causal. */
+template <class C>
 __device__ __forceinline__ void first_block(KeyRows<C> &r, Fused128Shared<C> &shared, Fused128Place<C> &place,
                                             const FusedArgs &args) {
     clear_gradients(r);
     shared.v_ring.wait(place.own);
-    block_scores<C, DIAGONAL>(r, shared, place, args.base.scale_log2);
+    block_scores<C, C::CAUSAL>(r, shared, place, args.base.scale_log2);
     wgmma_fence();
     multiply_gradient<C>(r.dk, r.ds, shared.q[place.q.stage]);
     wgmma_wait<0>();
@@ -267,11 +266,11 @@ __device__ __forceinline__ void first_block(KeyRows<C> &r, Fused128Shared<C> &sh
 }
 
 /* Any other block, after `before`; leaves its dQ to the next step. */
-template <class C, bool DIAGONAL>
+template <class C>
 __device__ __forceinline__ void next_block(KeyRows<C> &r, Fused128Shared<C> &shared, Fused128Place<C> &place,
                                            int before, const FusedArgs &args) {
     place.advance();
-    block_scores<C, DIAGONAL>(r, shared, place, args.base.scale_log2);
+    block_scores<C, false>(r, shared, place, args.base.scale_log2);
     shared.ds_ring.wait(place.ring2(place.step - 1));
     wgmma_fence();
     multiply_dq(r, shared, place, (place.step - 1) & 1);
@@ -317,7 +316,7 @@ template <class C> __device__ __forceinline__ void dk_stored(const Fused128Place
 /* What is left when all blocks are done: dQ of the last, and dV, dQ and dK leave, in this order. */
 template <class C>
 __device__ __forceinline__ void close_tile(KeyRows<C> &r, Fused128Shared<C> &shared, Fused128Place<C> &place,
-                                           int row0, int last, const FusedArgs &args) {
+                                           int row0, const FusedArgs &args) {
     const int NH = args.base.NH;
     named_barrier_sync<WARPGROUP>(1 + place.warpgroup); /* all its warps have multiplied by V */
     queue_key_rows<C>(args.gradients, shared_address(shared.v[place.warpgroup]), r.dv, 1.0f, 2, place.work,
@@ -328,7 +327,7 @@ __device__ __forceinline__ void close_tile(KeyRows<C> &r, Fused128Shared<C> &sha
     release_v(shared);
     wgmma_wait<0>();
     shared.k_ring.release(place.own);
-    take_dq(r, shared, place, place.step, last, args);
+    take_dq(r, shared, place, place.step, args.turns.blocks - 1, args);
     dq_stored(shared, place);
     shared.ds_ring.wait_free(place.ring2(place.step + 2)); /* dQ of both warpgroups is done */
     place.advance();
@@ -346,26 +345,16 @@ __device__ __forceinline__ void tile_blocks(Fused128Shared<C> &shared, Fused128P
     KeyRows<C> r;
     for (int half = 0; half < 2; half++)
         r.bias[half] = row0 + thread_row() + 8 * half < args.base.T ? 0.0f : -CUDART_INF_F;
-    const bool skips = first > tile_first, one = first == blocks - 1;
-    if (skips && !C::WALK_DOWN) {
+    const bool skips = first > tile_first;
+    if (skips) {
         skip_block(shared, place);
         place.advance();
     }
-    if (C::CAUSAL && (!C::WALK_DOWN || one))
-        first_block<C, true>(r, shared, place, args);
-    else
-        first_block<C, false>(r, shared, place, args);
-    if (skips && !C::WALK_DOWN) drain_dq(r, shared, place, place.step - 1, tile_first, args);
+    first_block(r, shared, place, args);
+    if (skips) drain_dq(r, shared, place, place.step - 1, tile_first, args);
 #pragma unroll 1
-    for (int i = 1; i < blocks - first - C::WALK_DOWN; i++)
-        next_block<C, false>(r, shared, place, walked<C>(i - 1, first, blocks), args);
-    if (C::WALK_DOWN && !one) next_block<C, true>(r, shared, place, first + 1, args);
-    if (skips && C::WALK_DOWN) {
-        place.advance();
-        skip_block(shared, place);
-        drain_dq(r, shared, place, place.step - 1, first, args);
-    }
-    close_tile(r, shared, place, row0, C::WALK_DOWN ? tile_first : blocks - 1, args);
+    for (int block = first + 1; block < blocks; block++) next_block(r, shared, place, block - 1, args);
+    close_tile(r, shared, place, row0, args);
 }
 
 /* A tile none of whose blocks, there is one, sees the warpgroup's keys: only its half of dQ. */
@@ -429,13 +418,12 @@ __device__ __forceinline__ void fused128_keys(Fused128Shared<C> &shared, const F
         const bool beyond = C::CLUSTER > 1 && tile_row0 >= T;
         const int tile_first = ALL ? 0 : first_queries<C>(tile_row0, T);
         const int first = C::CAUSAL ? first_queries<C>(row0, T) : tile_first;
-        if (C::CLUSTER > 1 && !C::WALK_DOWN) pass_blocks(shared, place, args);
+        if (C::CLUSTER > 1) pass_blocks(shared, place, args);
         if (beyond)
             tile_beyond(shared, place);
         else if (ALL || first < args.turns.blocks)
             tile_blocks(shared, place, row0, tile_first, first, args);
         else
             tile_unseen(shared, place, args);
-        if (C::CLUSTER > 1 && C::WALK_DOWN) pass_blocks(shared, place, args);
     }
 }

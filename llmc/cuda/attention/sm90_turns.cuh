@@ -21,12 +21,11 @@
  * drawn one tile ahead, at T = 32768 a tile of 2 blocks stood behind one of 512, and a head behind the last. It
  * also makes every wait one for a tile drawn before, so nothing waits in a circle.
  *
- * Between the first and the last of the tiles under way lie the queries and sums that must stay in L2. Walking up
- * from its diagonal, a tile is two blocks behind the one before it, and those that pass while an SM becomes free:
- * 2 * SMs + tiles blocks in all. Head size 128 at T = 32768: 33 MB, the queries in both halves of L2, and a launch
- * moved 7.4 GB of DRAM. Walking from the last block down to the diagonal, all tiles start at the same block, and
- * `tiles` blocks lie between them: 1.9 GB, +4 % in speed, +7 % at 65536. At T <= 16384 everything fits L2, a tile
- * would be drawn every step, faster than turns pass, and tiles that walk down lose 8 %.
+ * Between the first and the last of the tiles under way lie the queries and sums that must stay in L2: a tile is two
+ * blocks behind the one before it, and those that pass while an SM becomes free, 2 * SMs + tiles blocks in all. Head
+ * size 128 at T = 32768: 33 MB, the queries in both halves of L2, and blocks alone moved 7.4 GB of DRAM. Pairs, which
+ * read half as much, are as fast as if their tiles walked from the last block down, with `tiles` blocks between them
+ * (dev/attention/README.md).
  *
  * The unit is 64 queries x 64 columns, 16 KB: a head has HD / 64 streams of them, each with sums and counts of
  * its own. In a thread block, a warpgroup that computes dQ of a stream (the owner) and its adders, one thread
@@ -72,11 +71,6 @@ template <int BUFFERS> struct TurnAt { Ring<BUFFERS> given, fetched; };
 /* Tiles that add to a block's dQ. */
 template <bool CAUSAL> __device__ __forceinline__ int turn_shares(const Turns &turns, int block) {
     return CAUSAL ? block / 2 + 1 : turns.tiles;
-}
-
-/* Number i of the blocks first .. blocks - 1 of a tile's walk. */
-template <class C> __device__ __forceinline__ int walked(int i, int first, int blocks) {
-    return C::WALK_DOWN ? blocks - 1 - i : first + i;
 }
 
 /* ---- the owner: a warpgroup ---- */
@@ -177,8 +171,7 @@ template <class C, class Handover, int BUFFERS, int THREADS>
 __device__ __forceinline__ void add_shares(TurnBuffers<BUFFERS, THREADS> &buffers, Ring<BUFFERS> &at,
                                            int buffer, const Turns &turns, const TileTurns &mine,
                                            Handover &handover) {
-    for (int i = 0; i < turns.blocks - mine.first_block; i++, at.advance()) {
-        const int block = walked<C>(i, mine.first_block, turns.blocks);
+    for (int block = mine.first_block; block < turns.blocks; block++, at.advance()) {
         const int shares = turn_shares<C::CAUSAL>(turns, block);
         const bool is_first = mine.tile == shares - 1;
         if (at.stage != buffer) {
@@ -199,8 +192,7 @@ __device__ __forceinline__ void fetch_sums(TurnBuffers<BUFFERS, THREADS> &buffer
                                            int buffer, const Turns &turns, const TileTurns &mine,
                                            Handover &handover) {
     const uint32_t full = shared_address(&buffers.fetched.full[buffer]);
-    for (int i = 0; i < turns.blocks; i++, at.advance()) {
-        const int block = walked<C>(i, 0, turns.blocks);
+    for (int block = 0; block < turns.blocks; block++, at.advance()) {
         const int shares = turn_shares<C::CAUSAL>(turns, block);
         if (at.stage != buffer) {
             handover.skip(shares == 1);
@@ -293,12 +285,6 @@ static inline int turn_slots(const TileOrder &order) {
     const int sections = 1 + ceil_div(last, period);
     const int slots = (sections < 3 ? 3 : sections) * order.section_heads;
     return slots < order.heads ? slots : order.heads;
-}
-
-/* Whether what causal tiles that walk up have between them (see above) is more than L2 keeps. */
-static inline bool turn_walk_down(int T, int HD) {
-    const int64_t blocks = 2 * MOST_SMS + ceil_div(T, 2 * ROWS);
-    return blocks * ROWS * (2 * HD * 2 + HD * 4) > 32 << 20;
 }
 
 static inline size_t turn_counts_bytes(int slots, int T, int HD) {

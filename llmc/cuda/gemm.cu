@@ -16,6 +16,8 @@ void lt_check(cublasStatus_t status, const char *expr, const char *file, int lin
 enum {
     WORKSPACE_BYTES = 32 << 20, /* what NVIDIA asks for on Hopper */
     MAX_PLANS = 512,
+    LIST_LENGTH = 8, /* the heuristic names no more, however many are asked for */
+    FIXED_ORDERS = CUBLASLT_REDUCTION_SCHEME_NONE | CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE,
     /* Bits of cublasLtEpilogue_t; the second has no name of its own in the library. */
     EPILOGUE_BIAS_BIT = CUBLASLT_EPILOGUE_BIAS,
     EPILOGUE_AUX_BIT = CUBLASLT_EPILOGUE_GELU_AUX & ~CUBLASLT_EPILOGUE_GELU,
@@ -94,11 +96,25 @@ static void make_descriptors(GemmPlan *plan) {
     plan->d = make_layout(d_type, view.d);
 }
 
-/* Adds the heuristic's algorithms that take at most so much workspace to the plan, its favourite first, as far as
- * they add split parts in a fixed order (in the workspace, in fp32). */
-static void ask_for_algorithms(GemmPlan *plan, uint64_t workspace_bytes, int most) {
+/* Adds an algorithm to the plan, unless it is there or does not add split parts in a fixed order (in the
+ * workspace, in fp32). */
+static void add_algorithm(GemmPlan *plan, const cublasLtMatmulAlgo_t *algorithm, size_t workspace_bytes) {
+    uint32_t scheme = 0;
+    size_t written;
+    LT_CHECK(cublasLtMatmulAlgoConfigGetAttribute(algorithm, CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME, &scheme,
+                                                  sizeof scheme, &written));
+    if (scheme & ~(uint32_t)FIXED_ORDERS || plan->n_algorithms == GEMM_MAX_ALGORITHMS) return;
+    for (int i = 0; i < plan->n_algorithms; i++)
+        if (memcmp(&plan->algorithms[i], algorithm, sizeof *algorithm) == 0) return;
+    plan->algorithms[plan->n_algorithms] = *algorithm;
+    plan->uses_workspace[plan->n_algorithms++] = workspace_bytes > 0;
+}
+
+/* Adds to the plan what the heuristic names for the product of `like`, the plan itself or a neighbour, its
+ * favourite first, as far as it runs the plan's product in at most so much workspace. */
+static void ask_for_algorithms(GemmPlan *plan, const GemmPlan *like, uint64_t workspace_bytes) {
     const uint32_t alignment = (uint32_t)plan->key.alignment;
-    const uint32_t reductions = CUBLASLT_REDUCTION_SCHEME_NONE | CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
+    const uint32_t reductions = FIXED_ORDERS;
     const struct {
         cublasLtMatmulPreferenceAttributes_t name;
         const void *value;
@@ -112,23 +128,21 @@ static void ask_for_algorithms(GemmPlan *plan, uint64_t workspace_bytes, int mos
         {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, &alignment,       sizeof alignment      },
     };
     cublasLtMatmulPreference_t preference;
-    cublasLtMatmulHeuristicResult_t found[GEMM_MAX_ALGORITHMS];
+    cublasLtMatmulHeuristicResult_t found[LIST_LENGTH];
     int n = 0;
     LT_CHECK(cublasLtMatmulPreferenceCreate(&preference));
     for (const auto &p : preferences)
         LT_CHECK(cublasLtMatmulPreferenceSetAttribute(preference, p.name, p.value, p.bytes));
     const cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(
-        handle, plan->desc, plan->a, plan->b, plan->d, plan->d, preference, most, found, &n);
+        handle, like->desc, like->a, like->b, like->d, like->d, preference, LIST_LENGTH, found, &n);
     LT_CHECK(cublasLtMatmulPreferenceDestroy(preference));
     for (int i = 0; status == CUBLAS_STATUS_SUCCESS && i < n; i++) {
-        uint32_t scheme = 0;
-        size_t written;
-        if (found[i].state != CUBLAS_STATUS_SUCCESS || found[i].workspaceSize > workspace_bytes) continue;
-        LT_CHECK(cublasLtMatmulAlgoConfigGetAttribute(&found[i].algo, CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME,
-                                                      &scheme, sizeof scheme, &written));
-        if (scheme & ~reductions) continue;
-        plan->algorithms[plan->n_algorithms] = found[i].algo;
-        plan->uses_workspace[plan->n_algorithms++] = found[i].workspaceSize > 0;
+        cublasLtMatmulHeuristicResult_t check = found[i];
+        if (found[i].state != CUBLAS_STATUS_SUCCESS) continue;
+        if (like != plan && cublasLtMatmulAlgoCheck(handle, plan->desc, plan->a, plan->b, plan->d, plan->d,
+                                                    &found[i].algo, &check) != CUBLAS_STATUS_SUCCESS)
+            continue;
+        if (check.workspaceSize <= workspace_bytes) add_algorithm(plan, &found[i].algo, check.workspaceSize);
     }
 }
 
@@ -141,6 +155,25 @@ static bool without_clusters(const cublasLtMatmulAlgo_t *algorithm) {
     return shape == CUBLASLT_CLUSTER_SHAPE_AUTO;
 }
 
+static void release_plan(GemmPlan *plan) {
+    LT_CHECK(cublasLtMatmulDescDestroy(plan->desc));
+    LT_CHECK(cublasLtMatrixLayoutDestroy(plan->a));
+    LT_CHECK(cublasLtMatrixLayoutDestroy(plan->b));
+    LT_CHECK(cublasLtMatrixLayoutDestroy(plan->d));
+}
+
+/* Of a tile the heuristic names one kernel, and beside a bias another than without: for qkv (d12, 65536 x 768 ->
+ * 2304, on an H200) tile 128 x 160 with option 5 for option 1. The latter adds a bias, too, in 345 us under
+ * lasting load, for 406 of the best that is named (d24: 305 for 346). */
+static void ask_without_bias(GemmPlan *plan) {
+    GemmPlan bare = {};
+    bare.key = plan->key;
+    bare.key.epilogue = CUBLASLT_EPILOGUE_DEFAULT;
+    make_descriptors(&bare);
+    ask_for_algorithms(plan, &bare, WORKSPACE_BYTES);
+    release_plan(&bare);
+}
+
 static void make_plan(GemmPlan *plan, const GemmKey *key) {
     *plan = GemmPlan{};
     plan->key = *key;
@@ -151,20 +184,14 @@ static void make_plan(GemmPlan *plan, const GemmKey *key) {
         set(plan->desc, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, stand_in);
     /* The heuristic depends on device, library and shape alone, so its first repeats bit for bit, in another
      * process too. Pointers of the epilogue stood for their alignment. */
-    ask_for_algorithms(plan, WORKSPACE_BYTES, GEMM_MAX_ALGORITHMS / 2);
-    ask_for_algorithms(plan, 0, GEMM_MAX_ALGORITHMS - plan->n_algorithms);
+    ask_for_algorithms(plan, plan, WORKSPACE_BYTES);
+    ask_for_algorithms(plan, plan, 0);
+    if (plan->n_algorithms > 0 && key->epilogue == CUBLASLT_EPILOGUE_BIAS) ask_without_bias(plan);
     /* For some shapes the library has GELU's derivative only beside a product of the generation before (d24 at
      * 32 x 1024 tokens, 32768 x 1024 -> 4096, on an H200: 911 us with the sums; the plain product and a pass: 566). */
     if (key->epilogue == CUBLASLT_EPILOGUE_DGELU && cuda_compute_capability() >= 90 &&
         plan->n_algorithms > 0 && without_clusters(&plan->algorithms[0]))
         plan->n_algorithms = 0;
-}
-
-static void release_plan(GemmPlan *plan) {
-    LT_CHECK(cublasLtMatmulDescDestroy(plan->desc));
-    LT_CHECK(cublasLtMatrixLayoutDestroy(plan->a));
-    LT_CHECK(cublasLtMatrixLayoutDestroy(plan->b));
-    LT_CHECK(cublasLtMatrixLayoutDestroy(plan->d));
 }
 
 /* A run needs some 20 plans; sampling, with a shape per length, may fill the table, which then starts afresh.

@@ -37,7 +37,7 @@ typedef struct GemmKey {
     int32_t alignment; /* bytes that all pointers share, 16 to 256 */
 } GemmKey;
 
-enum { GEMM_MAX_ALGORITHMS = 16 };
+enum { GEMM_MAX_ALGORITHMS = 24 };
 
 typedef struct GemmPlan {
     GemmKey key;

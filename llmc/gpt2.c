@@ -229,7 +229,7 @@ static void recompute_block(GPT2 *model, const Batch *b, int l) {
 
 /* Bias gradients are column sums of a gradient, taken by the op that writes it: dfch's by linear_backward_input,
  * dresidual's by layernorm_backward; where dropout stands between dresidual and the branch, by the branch's
- * weight_gradient. */
+ * weight_gradient. Without dropout of attention's weights dqkv's follow from those of c_proj's bias: qkv_bias_backward. */
 static float *bias_gradient(GPT2 *model, const Batch *b, TensorId bias, int l) {
     return b->dropout > 0 ? NULL : gpt2_grad(model, bias, l);
 }
@@ -298,8 +298,11 @@ static void attention_backward(GPT2 *model, const Batch *b, int l) {
     ops->linear_backward_input(dbranch, NULL, NULL, dout, gpt2_weight(model, ATTN_PROJ_W, l), NULL,
                                model->scratch, b->N, b->C, b->C);
     attention_core_backward(model, b, l, dqkv, dbranch);
-    weight_gradient(model, C_ATTN_W, true, model->first, l, dqkv, gpt2_activation(model, ACT_LN_1, l), b->N,
-                    3 * b->C, b->C);
+    if (b->dropout == 0)
+        ops->qkv_bias_backward(gpt2_grad(model, C_ATTN_B, l), dqkv, gpt2_grad(model, ATTN_PROJ_B, l),
+                               gpt2_weight(model, ATTN_PROJ_W, l), model->scratch, b->N, b->C);
+    weight_gradient(model, C_ATTN_W, b->dropout > 0, model->first, l, dqkv,
+                    gpt2_activation(model, ACT_LN_1, l), b->N, 3 * b->C, b->C);
     ops->linear_backward_input(dbranch, NULL, NULL, dqkv, gpt2_weight(model, C_ATTN_W, l), NULL,
                                model->scratch, b->N, 3 * b->C, b->C);
     ops->layernorm_backward(dresidual, gpt2_grad(model, LN_1_W, l), gpt2_grad(model, LN_1_B, l),

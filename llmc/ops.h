@@ -215,6 +215,14 @@ typedef struct Ops {
     /* The same with dweight =, for the first product of a step: no zeroing, no reading. dbias += as above. */
     void (*linear_backward_weight_first)(float *dweight, float *dbias, const floatX *dout, const floatX *x,
                                          void *scratch, int64_t N, int OC, int IC);
+    /* Bias gradients of the layer that makes q, k and v, where attention drops nothing; dk and dv need not be read.
+     * Rows of P sum to 1, so the column sums of dV = P^T dO are dO's, and dO = dproj W has those of dproj times W.
+     * Rows of dS = P*(dP - D) sum to 0, D being rowsum(P*dP), so dK = dS^T Q has none: a constant added to all keys
+     * adds the same to all scores of a row, which a softmax does not see.
+     * dbias (3,C) fp32: q's += column sums of dq, k's stay, v's = dproj_bias W.   dqkv (N,3,C); dproj_bias (C) fp32:
+     * the gradient, so far, of the bias of the linear layer behind attention; proj_weight (C,C): that layer's W */
+    void (*qkv_bias_backward)(float *dbias, const floatX *dqkv, const float *dproj_bias,
+                              const floatX *proj_weight, void *scratch, int64_t N, int C);
     /* out = 0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))), n elements; out may be x (Hendrycks & Gimpel 2016, the
      * tanh form). In training GELU comes with a linear layer. */
     void (*gelu_forward)(floatX *out, const floatX *x, int64_t n);

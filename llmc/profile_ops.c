@@ -169,6 +169,14 @@ static void linear_backward_weight_first(float *dweight, float *dbias, const flo
     end();
 }
 
+static void qkv_bias_backward(float *dbias, const floatX *dqkv, const float *dproj_bias,
+                              const floatX *proj_weight, void *scratch, int64_t N, int C) {
+    const double n = (double)N, c = C;
+    begin(2 * c * c, stored(n * c + c * c), "qkv_bias_backward");
+    inner->qkv_bias_backward(dbias, dqkv, dproj_bias, proj_weight, scratch, N, C);
+    end();
+}
+
 static void gelu_forward(floatX *out, const floatX *x, int64_t n) {
     begin(0, stored(2.0 * (double)n), "gelu_forward");
     inner->gelu_forward(out, x, n);
@@ -277,6 +285,7 @@ const Ops *profile_ops(const Ops *ops) {
     wrapped.linear_backward_input = linear_backward_input;
     wrapped.linear_backward_weight = linear_backward_weight;
     wrapped.linear_backward_weight_first = linear_backward_weight_first;
+    wrapped.qkv_bias_backward = qkv_bias_backward;
     wrapped.gelu_forward = gelu_forward;
     wrapped.masked_attention_forward = masked_attention_forward;
     wrapped.masked_attention_backward = masked_attention_backward;

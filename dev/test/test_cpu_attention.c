@@ -42,6 +42,23 @@ static double attention_double(const void *context) {
     return weighted_sum(a->dout, a->out.d);
 }
 
+/* What Ops.qkv_bias_backward builds on: without dropout dk's columns add up to 0 and dv's to dout's. */
+static void has_known_sums(const char *name, const Attention *a, Buffer dqkv) {
+    const int64_t rows = (int64_t)a->B * a->T, C = (int64_t)a->NH * a->HD;
+    int wrong = 0;
+    for (int64_t i = 0; i < C; i++) {
+        double dk = 0, dv = 0, dk_size = 0, dv_size = 0;
+        for (int64_t r = 0; r < rows; r++) {
+            const float *d = dqkv.f + r * 3 * C + i;
+            dk += d[C], dk_size += fabs((double)d[C]);
+            dv += (double)d[2 * C] - (double)a->dout.f[r * C + i], dv_size += fabs((double)d[2 * C]);
+        }
+        wrong += !(fabs(dk) <= 1e-4 * (dk_size + dv_size)) + !(fabs(dv) <= 1e-5 * dv_size);
+    }
+    CHECK(wrong == 0, "%s: %d of %lld columns of dk and dv do not add up to 0 and to dout's", name, wrong,
+          (long long)(2 * C));
+}
+
 /* spread: of the inputs; large ones make one key take nearly all the weight. */
 static void test_attention(int B, int T, int NH, int HD, double spread) {
     char name[64];
@@ -66,12 +83,14 @@ static void test_attention(int B, int T, int NH, int HD, double spread) {
     close_to(name, a.lse, a.lse.d);
     ops->attention_backward(dqkv.f, a.dout.f, a.out.f, a.qkv.f, a.lse.f, scratch.f, B, T, NH, HD);
     is_gradient(name, attention_double, &a, a.qkv, dqkv, NULL);
+    has_known_sums(name, &a, dqkv);
     for (int64_t i = 0; i < dqkv.n; i++) dqkv.f[i] = NAN;
 
     ops->attention_standard_forward(a.out.f, probs.f, a.qkv.f, B, T, NH, HD);
     close_to(name, a.out, a.out.d);
     ops->attention_standard_backward(dqkv.f, dprobs.f, a.dout.f, probs.f, a.qkv.f, B, T, NH, HD);
     is_gradient(name, attention_double, &a, a.qkv, dqkv, NULL);
+    has_known_sums(name, &a, dqkv);
     for (int t = T / 2; t < T; t += T / 2 + 1) {                    /* of the first sequence */
         ops->attention_decode(decoded.f, a.qkv.f, NULL, t, NH, HD); /* the CPU needs no scratch */
         close_to(name, decoded, a.out.d + (int64_t)t * NH * HD);
@@ -106,6 +125,7 @@ static void test_masked(int B, int T, int NH, int HD, int window, float p) {
     ops->masked_attention_backward(dqkv.f, a.dout.f, a.out.f, a.qkv.f, a.lse.f, &a.mask, scratch.f, B, T, NH,
                                    HD);
     is_gradient(name, attention_double, &a, a.qkv, dqkv, NULL);
+    if (p == 0) has_known_sums(name, &a, dqkv);
     for (int64_t i = 0; i < dqkv.n; i++) dqkv.f[i] = NAN;
 
     ops->masked_attention_standard_forward(a.out.f, probs.f, dprobs.f, a.qkv.f, &a.mask, B, T, NH, HD);
@@ -114,6 +134,7 @@ static void test_masked(int B, int T, int NH, int HD, int window, float p) {
     ops->masked_attention_standard_backward(dqkv.f, dprobs.f, a.dout.f, probs.f, a.qkv.f, &a.mask, B, T, NH,
                                             HD);
     is_gradient(name, attention_double, &a, a.qkv, dqkv, NULL);
+    if (p == 0) has_known_sums(name, &a, dqkv);
     for (int t = T / 2; p == 0 && t < T; t += T / 2 + 1) {
         const int first = t >= window ? t + 1 - window : 0;
         ops->attention_decode(decoded.f, a.qkv.f + (int64_t)first * 3 * NH * HD, NULL, t - first, NH, HD);

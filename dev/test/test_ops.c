@@ -276,6 +276,22 @@ static void run_linear_backward_weight_first(const Ops *ops, void **p, const Dim
     ops->linear_backward_weight_first(p[0], p[1], p[2], p[3], p[4], d->N, d->OC, d->IC);
 }
 
+static int describe_qkv_bias_backward(Operand *o, const Dims *d) {
+    const Operand rows[] = {
+        {"dbias",       INOUT, STORE_F32, 3 * (int64_t)d->C,    1, 0, 0, 0},
+        {"dqkv",        IN,    STORE_X,   d->N * 3 * d->C,      1, 0, 0, 0},
+        {"dproj_bias",  IN,    STORE_F32, d->C,                 1, 0, 0, 0},
+        {"proj_weight", IN,    STORE_X,   (int64_t)d->C * d->C, 1, 0, 0, 0},
+        {"scratch",     SPACE, STORE_F32, -1,                   0, 0, 0, 0},
+    };
+    memcpy(o, rows, sizeof rows);
+    return 5;
+}
+
+static void run_qkv_bias_backward(const Ops *ops, void **p, const Dims *d) {
+    ops->qkv_bias_backward(p[0], p[1], p[2], p[3], p[4], d->N, d->C);
+}
+
 static int describe_gelu_forward(Operand *o, const Dims *d) {
     const Operand rows[] = {
         {"out", OUT, STORE_X, d->N, 0,        0, 0, 0},
@@ -370,6 +386,8 @@ static const Op linear_weight_first = {"linear_backward_weight_first",
                                        NULL,
                                        NULL,
                                        NULL};
+static const Op qkv_bias_backward = {
+    "qkv_bias_backward", describe_qkv_bias_backward, run_qkv_bias_backward, NULL, NULL, NULL};
 static const Op gelu_forward = {"gelu_forward", describe_gelu_forward, run_gelu_forward, NULL, NULL, NULL};
 static const Op loss_backward = {
     "cross_entropy_backward_inplace", describe_loss_backward, run_loss_backward, prepare_loss, NULL, NULL};
@@ -460,6 +478,10 @@ static const struct {
     {&linear_weight_first,    {.N = 65, .OC = 24, .IC = 16}                                   },
     {&linear_weight_first,    {.N = 2101, .OC = 2304, .IC = 768}                              },
     {&linear_weight_first,    {.N = 33, .OC = 50304, .IC = 768, .flags = NO_BIAS}             },
+    {&qkv_bias_backward,      {.N = 1, .C = 8}                                                },
+    {&qkv_bias_backward,      {.N = 65, .C = 40}                                              },
+    {&qkv_bias_backward,      {.N = 2101, .C = 768}                                           },
+    {&qkv_bias_backward,      {.N = 127, .C = 1600}                                           },
     {&gelu_forward,           {.N = 1}                                                        },
     {&gelu_forward,           {.N = 1003, .scale = 4}                                         },
     {&gelu_forward,           {.N = 77777, .scale = 1}                                        },

@@ -30,8 +30,11 @@ void cpu_linear_backward_weight(float *dweight, float *dbias, const floatX *dout
 void cpu_linear_backward_weight_first(float *dweight, float *dbias, const floatX *dout, const floatX *x,
                                       void *scratch, int64_t N, int OC, int IC);
 
-/* out (columns) += sum over the rows of x (N,columns) */
-void cpu_column_sums(float *out, const float *x, int64_t N, int columns);
+void cpu_qkv_bias_backward(float *dbias, const floatX *dqkv, const float *dproj_bias,
+                           const floatX *proj_weight, void *scratch, int64_t N, int C);
+
+/* out (columns) += sum over the rows of x (N,columns), which lie `stride` elements apart */
+void cpu_column_sums(float *out, const float *x, int64_t N, int columns, int stride);
 
 /* dropout.c */
 void cpu_dropout(floatX *out, const floatX *x, const Dropout *dropout, int64_t rows, int columns);

@@ -120,7 +120,7 @@ void cpu_layernorm_backward(floatX *dx, float *dweight, float *dbias, float *dx_
         vec_store_n(dweight + c, vec_load_n(dweight + c, C - c) + dw, C - c);
         vec_store_n(dbias + c, vec_load_n(dbias + c, C - c) + db, C - c);
     }
-    if (dx_sums) cpu_column_sums(dx_sums, dx, N, C);
+    if (dx_sums) cpu_column_sums(dx_sums, dx, N, C, C);
 }
 
 size_t cpu_layernorm_scratch_bytes(const OpShape *shape) {

@@ -26,9 +26,9 @@ void cpu_linear_forward(floatX *out, floatX *pre_gelu, const floatX *x, const fl
 enum { STRIP_VECS = 4, STRIP = STRIP_VECS * VEC, BLOCK_ROWS = 128 };
 
 typedef struct ColumnSums {
-    float *sums;    /* (OC) += */
-    const float *x; /* (N, OC) */
-    int64_t N, OC;
+    float *sums;    /* (columns) += */
+    const float *x; /* (N, columns), rows `stride` elements apart */
+    int64_t N, columns, stride;
 } ColumnSums;
 
 /* Task: STRIP columns. Sums of BLOCK_ROWS rows are added up in a second level, so that the rounding error
@@ -41,18 +41,18 @@ static void sum_columns(const void *args, int64_t task) {
         vec sum[STRIP_VECS] = {{0}};
         for (int64_t n = block; n < min_i64(s->N, block + BLOCK_ROWS); n++)
             for (int j = 0; j < STRIP_VECS; j++)
-                sum[j] += vec_load_n(s->x + n * s->OC + begin + j * VEC, s->OC - begin - j * VEC);
+                sum[j] += vec_load_n(s->x + n * s->stride + begin + j * VEC, s->columns - begin - j * VEC);
         for (int j = 0; j < STRIP_VECS; j++) total[j] += sum[j];
     }
     for (int j = 0; j < STRIP_VECS; j++) {
         float *at = s->sums + begin + j * VEC;
-        int64_t left = s->OC - begin - j * VEC;
+        int64_t left = s->columns - begin - j * VEC;
         vec_store_n(at, vec_load_n(at, left) + total[j], left);
     }
 }
 
-void cpu_column_sums(float *out, const float *x, int64_t N, int columns) {
-    const ColumnSums sums = {out, x, N, columns};
+void cpu_column_sums(float *out, const float *x, int64_t N, int columns, int stride) {
+    const ColumnSums sums = {out, x, N, columns, stride};
     cpu_parallel_for(ceil_div(columns, STRIP), sum_columns, &sums);
 }
 
@@ -73,7 +73,7 @@ void cpu_linear_backward_input(floatX *dx, float *dx_sums, floatX *gelu, const f
         .c_row = IC,
         .gelu_in = pre_gelu,
     });
-    if (dx_sums) cpu_column_sums(dx_sums, dx, N, IC);
+    if (dx_sums) cpu_column_sums(dx_sums, dx, N, IC, IC);
     if (gelu) cpu_gelu_forward(gelu, pre_gelu, N * IC);
 }
 
@@ -93,7 +93,7 @@ static void backward_weight(float *dweight, float *dbias, const floatX *dout, co
         .c_row = IC,
         .accumulate = accumulate,
     });
-    if (dbias) cpu_column_sums(dbias, dout, N, OC);
+    if (dbias) cpu_column_sums(dbias, dout, N, OC, OC);
 }
 
 void cpu_linear_backward_weight(float *dweight, float *dbias, const floatX *dout, const floatX *x,
@@ -104,4 +104,22 @@ void cpu_linear_backward_weight(float *dweight, float *dbias, const floatX *dout
 void cpu_linear_backward_weight_first(float *dweight, float *dbias, const floatX *dout, const floatX *x,
                                       void *scratch, int64_t N, int OC, int IC) {
     backward_weight(dweight, dbias, dout, x, false, N, OC, IC);
+}
+
+void cpu_qkv_bias_backward(float *dbias, const floatX *dqkv, const float *dproj_bias,
+                           const floatX *proj_weight, void *scratch, int64_t N, int C) {
+    cpu_column_sums(dbias, dqkv, N, C, 3 * C);
+    cpu_matmul(&(Matmul){
+        .M = 1,
+        .N = C,
+        .K = C,
+        .a = dproj_bias,
+        .a_row = C,
+        .a_col = 1,
+        .b = proj_weight,
+        .b_row = C,
+        .b_col = 1,
+        .c = dbias + 2 * (int64_t)C,
+        .c_row = C,
+    });
 }

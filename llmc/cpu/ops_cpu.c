@@ -49,6 +49,7 @@ const Ops ops_cpu = {
     .linear_backward_input = cpu_linear_backward_input,
     .linear_backward_weight = cpu_linear_backward_weight,
     .linear_backward_weight_first = cpu_linear_backward_weight_first,
+    .qkv_bias_backward = cpu_qkv_bias_backward,
     .gelu_forward = cpu_gelu_forward,
     .attention_forward = cpu_attention_forward,
     .attention_backward = cpu_attention_backward,

@@ -52,11 +52,12 @@ template <typename T, bool FORWARD> __device__ inline void through_gelu(int4 &x,
 typedef enum { NO_GELU, GELU_BACKWARD, GELU_BOTH_WAYS } GeluWork;
 
 /* partials (gridDim.x, columns) = sums of x; or of x gelu'(pre_gelu), which takes the place of x; or the same, and
- * gelu (N,columns) = gelu(pre_gelu), which may take the place of pre_gelu.   block (slice, tile of columns) */
+ * gelu (N,columns) = gelu(pre_gelu), which may take the place of pre_gelu. Rows lie `stride` elements apart.
+ * block (slice, tile of columns) */
 template <typename T, GeluWork WORK>
 __global__ void __launch_bounds__(WARP_SIZE *COLUMN_ROWS, WORK == NO_GELU ? SUM_BLOCKS : GELU_BLOCKS)
     column_partials_kernel(float *partials, T *x, T *gelu, const T *pre_gelu, int64_t N, int columns,
-                           int64_t slice_rows) {
+                           int stride, int64_t slice_rows) {
     constexpr int VEC = Vec<T>::N;
     constexpr bool GELU = WORK != NO_GELU, FORWARD = WORK == GELU_BOTH_WAYS;
     constexpr int ROWS = FORWARD ? BATCH / 2 : BATCH;
@@ -67,13 +68,13 @@ __global__ void __launch_bounds__(WARP_SIZE *COLUMN_ROWS, WORK == NO_GELU ? SUM_
         int4 in[ROWS] = {}, pre[ROWS] = {}; /* a row that is not there adds 0 */
 #pragma unroll
         for (int j = 0; j < ROWS; j++) {
-            const int64_t r = row + j * COLUMN_ROWS, i = r * columns + first;
+            const int64_t r = row + j * COLUMN_ROWS, i = r * stride + first;
             if (r < end) in[j] = *reinterpret_cast<const int4 *>(x + i);
             if (r < end && GELU) pre[j] = *reinterpret_cast<const int4 *>(pre_gelu + i);
         }
 #pragma unroll
         for (int j = 0; j < ROWS; j++) {
-            const int64_t r = row + j * COLUMN_ROWS, i = r * columns + first;
+            const int64_t r = row + j * COLUMN_ROWS, i = r * stride + first;
             if (GELU) through_gelu<T, FORWARD>(in[j], pre[j]);
             if (GELU && r < end) *reinterpret_cast<int4 *>(x + i) = in[j];
             if (FORWARD && r < end) *reinterpret_cast<int4 *>(gelu + i) = pre[j];
@@ -121,27 +122,28 @@ static int64_t rows_of_slice(int64_t N, int tiles, int blocks) {
 
 template <typename T, GeluWork WORK>
 static void slices_and_sums(float *out, T *x, T *gelu, const T *pre_gelu, void *scratch, int64_t N,
-                            int columns) {
+                            int columns, int stride) {
     const int tiles = ceil_div<int>(columns, WARP_SIZE * Vec<T>::N);
     const int64_t slice_rows = rows_of_slice(N, tiles, SMS * (WORK == NO_GELU ? SUM_BLOCKS : GELU_BLOCKS));
     const int slices = (int)ceil_div<int64_t>(N, slice_rows);
     column_partials_kernel<T, WORK><<<dim3(slices, tiles), dim3(WARP_SIZE, COLUMN_ROWS), 0, main_stream>>>(
-        (float *)scratch, x, gelu, pre_gelu, N, columns, slice_rows);
+        (float *)scratch, x, gelu, pre_gelu, N, columns, stride, slice_rows);
     launch_check("column_partials");
     if (out) add_partial_rows(PartialSums{{out}, 1, 1}, (const float *)scratch, slices, columns);
 }
 
-template <typename T> void column_sums(float *out, const T *x, void *scratch, int64_t N, int columns) {
-    slices_and_sums<T, NO_GELU>(out, (T *)x, NULL, NULL, scratch, N, columns); /* only read */
+template <typename T>
+void column_sums(float *out, const T *x, void *scratch, int64_t N, int columns, int stride) {
+    slices_and_sums<T, NO_GELU>(out, (T *)x, NULL, NULL, scratch, N, columns, stride); /* only read */
 }
 
 template <typename T>
 void gelu_backward_sums(T *dx, float *dx_sums, T *gelu, const T *pre_gelu, void *scratch, int64_t N,
                         int columns) {
     if (gelu)
-        slices_and_sums<T, GELU_BOTH_WAYS>(dx_sums, dx, gelu, pre_gelu, scratch, N, columns);
+        slices_and_sums<T, GELU_BOTH_WAYS>(dx_sums, dx, gelu, pre_gelu, scratch, N, columns, columns);
     else
-        slices_and_sums<T, GELU_BACKWARD>(dx_sums, dx, NULL, pre_gelu, scratch, N, columns);
+        slices_and_sums<T, GELU_BACKWARD>(dx_sums, dx, NULL, pre_gelu, scratch, N, columns, columns);
 }
 
 /* Slices times columns: at most one wave of tiles of bf16, the wider ones, or a single slice. */
@@ -150,7 +152,7 @@ size_t column_sums_scratch_bytes(int columns) {
     return sizeof(float) * (size_t)(columns > tiles_columns ? columns : tiles_columns);
 }
 
-template void column_sums<float>(float *, const float *, void *, int64_t, int);
-template void column_sums<bf16>(float *, const bf16 *, void *, int64_t, int);
+template void column_sums<float>(float *, const float *, void *, int64_t, int, int);
+template void column_sums<bf16>(float *, const bf16 *, void *, int64_t, int, int);
 template void gelu_backward_sums<float>(float *, float *, float *, const float *, void *, int64_t, int);
 template void gelu_backward_sums<bf16>(bf16 *, float *, bf16 *, const bf16 *, void *, int64_t, int);

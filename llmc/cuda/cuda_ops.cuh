@@ -82,6 +82,11 @@ template <typename T>
 void linear_backward_weight_first(float *dweight, float *dbias, const floatX *dout, const floatX *x,
                                   void *scratch, int64_t N, int OC, int IC);
 
+/* ---- qkv_bias.cu ---- */
+template <typename T>
+void qkv_bias_backward(float *dbias, const floatX *dqkv, const float *dproj_bias, const floatX *proj_weight,
+                       void *scratch, int64_t N, int C);
+
 /* ---- gelu.cu ---- */
 template <typename T> void gelu_forward(floatX *out, const floatX *x, int64_t n);
 /* dx *= gelu'(pre_gelu), n elements */
@@ -91,8 +96,9 @@ template <typename T>
 void bias_gelu_inplace(floatX *x, floatX *pre_gelu, const floatX *bias, int64_t N, int OC);
 
 /* ---- column_sums.cu ---- */
-/* out (columns) += sum over the rows of x (N,columns) */
-template <typename T> void column_sums(float *out, const T *x, void *scratch, int64_t N, int columns);
+/* out (columns) += sum over the rows of x (N,columns), which lie `stride` elements apart */
+template <typename T>
+void column_sums(float *out, const T *x, void *scratch, int64_t N, int columns, int stride);
 /* dx (N,columns) *= gelu'(pre_gelu), rounded; dx_sums (columns) += its column sums, or NULL; gelu (N,columns) =
  * gelu(pre_gelu), or NULL; gelu may be pre_gelu */
 template <typename T>

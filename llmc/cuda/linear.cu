@@ -56,7 +56,7 @@ void linear_backward_input(floatX *dx, float *dx_sums, floatX *gelu, const float
     const GemmBuffers buffers = {dx, weight, dout, NULL, pre_gelu, false};
     const bool epilogue_gelu = pre_gelu && !gelu && sizeof(T) == sizeof(bf16) && N * IC > PASS_ELEMENTS;
     if (epilogue_gelu && gemm<T>(GEMM_BACKWARD_INPUT, CUBLASLT_EPILOGUE_DGELU, &buffers, N, OC, IC)) {
-        if (dx_sums) column_sums<T>(dx_sums, (const T *)dx, scratch, N, IC);
+        if (dx_sums) column_sums<T>(dx_sums, (const T *)dx, scratch, N, IC, IC);
         return;
     }
     plain_gemm<T>(GEMM_BACKWARD_INPUT, &buffers, N, OC, IC);
@@ -65,7 +65,7 @@ void linear_backward_input(floatX *dx, float *dx_sums, floatX *gelu, const float
     else if (pre_gelu)
         gelu_backward_inplace<T>(dx, pre_gelu, N * IC);
     else if (dx_sums)
-        column_sums<T>(dx_sums, (const T *)dx, scratch, N, IC);
+        column_sums<T>(dx_sums, (const T *)dx, scratch, N, IC, IC);
 }
 
 template <typename T>
@@ -73,7 +73,7 @@ void linear_backward_weight(float *dweight, float *dbias, const floatX *dout, co
                             int64_t N, int OC, int IC) {
     const GemmBuffers buffers = {dweight, x, dout, NULL, NULL, false};
     plain_gemm<T>(GEMM_BACKWARD_WEIGHT, &buffers, N, OC, IC);
-    if (dbias) column_sums<T>(dbias, (const T *)dout, scratch, N, OC);
+    if (dbias) column_sums<T>(dbias, (const T *)dout, scratch, N, OC, OC);
 }
 
 template <typename T>
@@ -81,7 +81,7 @@ void linear_backward_weight_first(float *dweight, float *dbias, const floatX *do
                                   void *scratch, int64_t N, int OC, int IC) {
     const GemmBuffers buffers = {dweight, x, dout, NULL, NULL, true};
     plain_gemm<T>(GEMM_BACKWARD_WEIGHT, &buffers, N, OC, IC);
-    if (dbias) column_sums<T>(dbias, (const T *)dout, scratch, N, OC);
+    if (dbias) column_sums<T>(dbias, (const T *)dout, scratch, N, OC, OC);
 }
 
 template void linear_forward<float>(floatX *, floatX *, const floatX *, const floatX *, const floatX *,

@@ -81,6 +81,7 @@ template <typename T, DType DTYPE> static constexpr Ops table(const char *name) 
     ops.linear_backward_input = linear_backward_input<T>;
     ops.linear_backward_weight = linear_backward_weight<T>;
     ops.linear_backward_weight_first = linear_backward_weight_first<T>;
+    ops.qkv_bias_backward = qkv_bias_backward<T>;
     ops.gelu_forward = gelu_forward<T>;
     ops.attention_forward = Attention<T>::forward;
     ops.attention_backward = Attention<T>::backward;

@@ -412,8 +412,8 @@ static double kernels_apart(const Ops *ops, Dims d) {
 }
 
 /* So long that Hopper's kernels do otherwise than at the sizes above: pairs of tiles in clusters, backward from T = 8192
- * (HD 128) and 32768 (64) on. The oracle would take minutes. At T = 1024, where it has
- * checked both kernels, they differ by their roundings; twice that, and half a step of bf16, are allowed. */
+ * (HD 128) and 32768 (64) on. The oracle would take minutes. At T = 1024, where it has checked both kernels, they
+ * differ by their roundings; twice that, and half a step of bf16, are allowed. */
 static void test_long_sequences(const Ops *ops) {
     static const struct {
         int HD, T;

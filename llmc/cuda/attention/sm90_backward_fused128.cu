@@ -150,8 +150,7 @@ size_t attention_backward_sm90_fused128_scratch_bytes(int B, int T, int NH) {
 
 template <bool CAUSAL, bool PAIRED> static void launch_fused128(const FusedArgs &args) {
     using C = Fused128Config<CAUSAL, PAIRED>;
-    launch_one_pass<C, Fused128Shared<C>>("sm90_fused128_kernel", sm90_fused128_kernel<CAUSAL, PAIRED>,
-                                          args);
+    launch_one_pass<C, Fused128Shared<C>>("sm90_fused128_kernel", sm90_fused128_kernel<CAUSAL, PAIRED>, args);
 }
 
 /* Pairs of tiles, at any T. */

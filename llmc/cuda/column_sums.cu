@@ -10,7 +10,7 @@ enum {
     SUM_BLOCKS = 5,  /* of stage one, 256 threads each, on each of an H200's SMs: one wave */
     GELU_BLOCKS = 4, /* the same with GELU, which needs more registers */
     SMS = 132,
-    BATCH = 4, /* rows that a thread has in flight; half of them where four matrices need more registers */
+    BATCH = 4,                        /* rows that a thread has in flight */
     BATCH_ROWS = BATCH * COLUMN_ROWS, /* the same of a block; a slice is a multiple of them */
 };
 
@@ -60,24 +60,30 @@ __global__ void __launch_bounds__(WARP_SIZE *COLUMN_ROWS, WORK == NO_GELU ? SUM_
                            int stride, int64_t slice_rows) {
     constexpr int VEC = Vec<T>::N;
     constexpr bool GELU = WORK != NO_GELU, FORWARD = WORK == GELU_BOTH_WAYS;
-    constexpr int ROWS = FORWARD ? BATCH / 2 : BATCH;
     const int first = (blockIdx.y * WARP_SIZE + threadIdx.x) * VEC;
-    const int64_t begin = blockIdx.x * slice_rows, end = min(begin + slice_rows, N);
+    const int64_t begin = blockIdx.x * slice_rows;
+    const int rows =
+        (int)min(slice_rows, N - begin); /* of the slice; pointers, too, begin with it from here on */
+    x += begin * stride;
+    if (GELU) pre_gelu += begin * stride;
+    if (FORWARD) gelu += begin * stride;
     float sum[VEC] = {};
-    for (int64_t row = begin + threadIdx.y; first < columns && row < end; row += ROWS * COLUMN_ROWS) {
-        int4 in[ROWS] = {}, pre[ROWS] = {}; /* a row that is not there adds 0 */
+    for (int row = threadIdx.y; first < columns && row < rows; row += BATCH_ROWS) {
+        int4 in[BATCH] = {}, pre[BATCH] = {}; /* a row that is not there adds 0 */
 #pragma unroll
-        for (int j = 0; j < ROWS; j++) {
-            const int64_t r = row + j * COLUMN_ROWS, i = r * stride + first;
-            if (r < end) in[j] = *reinterpret_cast<const int4 *>(x + i);
-            if (r < end && GELU) pre[j] = *reinterpret_cast<const int4 *>(pre_gelu + i);
+        for (int j = 0; j < BATCH; j++) {
+            const int r = row + j * COLUMN_ROWS;
+            const int64_t i = (int64_t)r * stride + first;
+            if (r < rows) in[j] = *reinterpret_cast<const int4 *>(x + i);
+            if (r < rows && GELU) pre[j] = *reinterpret_cast<const int4 *>(pre_gelu + i);
         }
 #pragma unroll
-        for (int j = 0; j < ROWS; j++) {
-            const int64_t r = row + j * COLUMN_ROWS, i = r * stride + first;
+        for (int j = 0; j < BATCH; j++) {
+            const int r = row + j * COLUMN_ROWS;
+            const int64_t i = (int64_t)r * stride + first;
             if (GELU) through_gelu<T, FORWARD>(in[j], pre[j]);
-            if (GELU && r < end) *reinterpret_cast<int4 *>(x + i) = in[j];
-            if (FORWARD && r < end) *reinterpret_cast<int4 *>(gelu + i) = pre[j];
+            if (GELU && r < rows) *reinterpret_cast<int4 *>(x + i) = in[j];
+            if (FORWARD && r < rows) *reinterpret_cast<int4 *>(gelu + i) = pre[j];
             float f[VEC];
             unpack(f, in[j]);
 #pragma unroll

@@ -62,9 +62,8 @@ __global__ void __launch_bounds__(WARP_SIZE *COLUMN_ROWS, WORK == NO_GELU ? SUM_
     constexpr bool GELU = WORK != NO_GELU, FORWARD = WORK == GELU_BOTH_WAYS;
     const int first = (blockIdx.y * WARP_SIZE + threadIdx.x) * VEC;
     const int64_t begin = blockIdx.x * slice_rows;
-    const int rows =
-        (int)min(slice_rows, N - begin); /* of the slice; pointers, too, begin with it from here on */
-    x += begin * stride;
+    const int rows = (int)min(slice_rows, N - begin);
+    x += begin * stride; /* from here on rows are those of the slice */
     if (GELU) pre_gelu += begin * stride;
     if (FORWARD) gelu += begin * stride;
     float sum[VEC] = {};

@@ -4,77 +4,154 @@
  * 2018, Algorithm 3); the loss is log(sum) + (max - z_target), exact also for logits of 1e4. Pass two writes
  * (softmax - onehot) * dloss over the logits. Between the passes the row stays in shared memory where two
  * blocks of it fit on an SM (100 KB in bf16 for GPT-2 on Hopper), so the second pass reads neither HBM nor
- * L2; else it is read again. NaN and +inf reach the loss: exp(inf - inf) is NaN. */
+ * L2; else it is read again. Between matrix products the card is at its limit of power and its clock low, so
+ * instructions count, too (dev/softmax_loss/README.md). NaN and +inf reach the loss: exp(inf - inf) is NaN. */
 #include <cuda_pipeline.h>
 #include "cuda_ops.cuh"
+#include "ptx.cuh"
 
 enum { MAX_THREADS = 512 };
 
-/* fp32 storage gets the exact exponential, bf16 the fast one (relative error below 2^-19 here). */
-template <typename T> __device__ inline float exp_of(float x);
-template <> __device__ inline float exp_of<float>(float x) {
-    return expf(x);
+/* A row comes in so many parts: pass one works on the first while the others are on their way. */
+enum { PARTS = 4 };
+
+/* ---- exp(z - max) = power(z * PER_NAT - shift), shift = max * PER_NAT ----
+ *
+ * With fp32 storage a power of e. With bf16 a power of 2: one FMA and one instruction of 2 ulp. The FMA rounds
+ * once, near 0 where it matters; the rounding of shift (up to 2^-11 for logits of 1e4) is a factor that all
+ * terms of a row share, so it cancels in softmax, and loss_of takes it out. For logits past 1e9 that factor can
+ * overflow; then the loss is not finite. */
+template <typename T> struct Exponent;
+template <> struct Exponent<float> {
+    static constexpr float PER_NAT = 1;
+    __device__ static float power(float x) { return expf(x); }
+};
+template <> struct Exponent<bf16> {
+    static constexpr float PER_NAT = 1.44269504f; /* log2(e) */
+    __device__ static float power(float x) { return ex2(x); }
+};
+template <typename T> __device__ inline float shift_of(float max) {
+    return __fmul_rn(max, Exponent<T>::PER_NAT); /* the same rounding everywhere: never part of an FMA */
 }
-template <> __device__ inline float exp_of<bf16>(float x) {
-    return __expf(x);
+template <typename T> __device__ inline float exp_of(float z, float shift) {
+    return Exponent<T>::power(fmaf(z, Exponent<T>::PER_NAT, -shift));
 }
+
+/* ---- pass one ---- */
 
 typedef struct RowSum {
-    float max; /* of the row's V logits; -FLT_MAX stands for -inf, so that max - max is never NaN for it */
-    float sum; /* of exp(z - max) */
+    float max;   /* of the row's V logits, at least LOWEST */
+    float shift; /* shift_of(max) */
+    float sum;   /* of exp_of(z, shift) */
 } RowSum;
 
-/* Takes the first n of a vector into the sum. */
-template <typename T> __device__ inline void take(RowSum &r, const Vec<T> &v, int n) {
-    constexpr int VEC = Vec<T>::N;
-    float z[VEC], max = r.max;
+#define LOWEST (-1e38f) /* stands for -inf; its shift is finite, so that -inf less that is never NaN */
+
+/* A NaN may be lost here; it is not in the sum. */
+__device__ inline float max_of(float max, const Vec<float> &v) {
 #pragma unroll
-    for (int k = 0; k < VEC; k++) {
-        z[k] = k < n ? to_float(v.v[k]) : -INFINITY;
-        max = fmaxf(max, z[k]);
-    }
-    if (max > r.max) {
-        r.sum *= exp_of<T>(r.max - max);
-        r.max = max;
-    }
-#pragma unroll
-    for (int k = 0; k < VEC; k++) r.sum += exp_of<T>(z[k] - r.max);
+    for (int k = 0; k < Vec<float>::N; k++) max = fmaxf(max, v.v[k]);
+    return max;
+}
+__device__ inline float max_of(float max, const Vec<bf16> &v) {
+    __nv_bfloat162 p[Vec<bf16>::N / 2];
+    memcpy(p, &v, sizeof p);
+    const float2 two = __bfloat1622float2(__hmax2(__hmax2(p[0], p[1]), __hmax2(p[2], p[3])));
+    return fmaxf(fmaxf(max, two.x), two.y);
 }
 
-/* Over a row of V logits by the whole block; every thread gets the result. */
-template <typename T> __device__ inline RowSum row_sum(const T *row, int V) {
-    constexpr int VEC = Vec<T>::N;
-    RowSum r = {-FLT_MAX, 0};
-    int i = threadIdx.x * VEC;
-    for (; i + VEC <= V; i += blockDim.x * VEC) take(r, load_vec(row + i), VEC);
-    if (i < V) take(r, load_vec(row + i), V - i);
-    const float max = block_max(r.max);
-    return {max, block_sum(r.sum * exp_of<T>(r.max - max))};
+/* The sum as exp_of(z, shift_of(max)), max at least r.max, would have it. */
+template <typename T> __device__ inline RowSum with_max(RowSum r, float max) {
+    const float shift = shift_of<T>(max);
+    return {max, shift, r.sum * Exponent<T>::power(r.shift - shift)};
 }
+
+template <typename T> __device__ inline void take(RowSum &r, const Vec<T> &v) {
+    const float max = max_of(r.max, v);
+    if (max > r.max) r = with_max<T>(r, max);
+    constexpr int VEC = Vec<T>::N;
+    float e[VEC];
+    to_floats(e, v);
+#pragma unroll
+    for (int k = 0; k < VEC; k++) e[k] = exp_of<T>(e[k], r.shift);
+#pragma unroll
+    for (int half = VEC / 2; half > 0; half /= 2) /* a tree: the additions wait for each other less */
+#pragma unroll
+        for (int k = 0; k < half; k++) e[k] += e[k + half];
+    r.sum += e[0];
+}
+
+/* Of a row of Vp elements, those that all threads read in one part: whole vectors of every thread. */
+template <typename T> __device__ inline int part_elems(int Vp) {
+    const int round = blockDim.x * Vec<T>::N;
+    return ceil_div<int>(ceil_div<int>(Vp, round), PARTS) * round;
+}
+
+template <typename T> __device__ inline void fetch_row(T *shared, const T *row, int Vp) {
+    const int part = part_elems<T>(Vp);
+    for (int p = 0; p < PARTS; p++) {
+        const int end = min((p + 1) * part, Vp);
+        for (int i = p * part + threadIdx.x * Vec<T>::N; i < end; i += blockDim.x * Vec<T>::N)
+            __pipeline_memcpy_async(shared + i, row + i, sizeof(Vec<T>));
+        __pipeline_commit();
+    }
+}
+
+/* Over a row of V logits by the whole block; every thread gets the result. FETCHED: by fetch_row, whose
+ * copies it waits for; a thread reads back only what it copied itself: no barrier. */
+template <typename T, bool FETCHED> __device__ inline RowSum row_sum(const T *row, int V, int Vp) {
+    constexpr int VEC = Vec<T>::N;
+    const int part = part_elems<T>(Vp);
+    RowSum r = {LOWEST, shift_of<T>(LOWEST), 0};
+#pragma unroll
+    for (int p = 0; p < PARTS; p++) {
+        if (FETCHED) __pipeline_wait_prior(PARTS - 1 - p);
+        const int end = min((p + 1) * part, V);
+        int i = p * part + threadIdx.x * VEC;
+        for (; i + VEC <= end; i += blockDim.x * VEC) take(r, load_vec(row + i));
+        if (i < end) {
+            Vec<T> v = load_vec(row + i);
+#pragma unroll
+            for (int k = 1; k < VEC; k++) v.v[k] = i + k < V ? v.v[k] : from_float<T>(-INFINITY);
+            take(r, v);
+        }
+    }
+    r = with_max<T>(r, block_max(r.max));
+    r.sum = block_sum(r.sum);
+    return r;
+}
+
+/* The sum is of terms that share a factor: the largest of them, 1 but for it, takes it out. */
+template <typename T> __device__ inline float loss_of(RowSum r, float z_target) {
+    return logf(r.sum / exp_of<T>(r.max, r.shift)) + (r.max - z_target);
+}
+
+/* ---- pass two ---- */
 
 /* A row by the whole block: dlogits (Vp) = (softmax(row) - onehot) * dloss, 0 from column V on. */
 template <typename T>
-__device__ inline void write_dlogits(T *dlogits, const T *row, RowSum r, int target, float dloss, int V,
-                                     int Vp) {
+__device__ inline void write_dlogits(T *dlogits, const T *row, RowSum r, int target, float z_target,
+                                     float dloss, int V, int Vp) {
     constexpr int VEC = Vec<T>::N;
     const float scale = dloss / r.sum;
-    for (int i = threadIdx.x * VEC; i < Vp; i += blockDim.x * VEC) {
+    int i = threadIdx.x * VEC;
+    for (; i + VEC <= V; i += blockDim.x * VEC) {
         Vec<T> v = load_vec(row + i);
-        float g[VEC];
+        float z[VEC];
+        to_floats(z, v);
 #pragma unroll
-        for (int k = 0; k < VEC; k++) g[k] = exp_of<T>(to_float(v.v[k]) - r.max) * scale;
-        if (target >= i && target < i + VEC) {
-#pragma unroll
-            for (int k = 0; k < VEC; k++) g[k] -= i + k == target ? dloss : 0;
-        }
-        if (i + VEC > V) {
-#pragma unroll
-            for (int k = 0; k < VEC; k++) g[k] = i + k < V ? g[k] : 0;
-        }
-#pragma unroll
-        for (int k = 0; k < VEC; k++) v.v[k] = from_float<T>(g[k]);
+        for (int k = 0; k < VEC; k++) v.v[k] = from_float<T>(exp_of<T>(z[k], r.shift) * scale);
         store_vec_once(dlogits + i, v);
     }
+    for (; i < Vp; i += blockDim.x * VEC) {
+        Vec<T> v = load_vec(row + i);
+#pragma unroll
+        for (int k = 0; k < VEC; k++)
+            v.v[k] = from_float<T>(i + k < V ? exp_of<T>(to_float(v.v[k]), r.shift) * scale : 0);
+        store_vec_once(dlogits + i, v);
+    }
+    if (target / VEC % blockDim.x == threadIdx.x) /* the thread that wrote it */
+        dlogits[target] = from_float<T>(exp_of<T>(z_target, r.shift) * scale - dloss);
 }
 
 /* BACKWARD: logits become dlogits; else they are only read. CACHED: the row fits in shared memory. */
@@ -83,20 +160,14 @@ __global__ void __launch_bounds__(MAX_THREADS, 2)
     cross_entropy_kernel(float *losses, T *logits, const int32_t *__restrict__ targets, float dloss, int V,
                          int Vp) {
     extern __shared__ int4 shared_row[];
-    constexpr int VEC = Vec<T>::N;
     T *row = logits + (int64_t)blockIdx.x * Vp;
     T *in = CACHED ? (T *)shared_row : row;
-    if (CACHED) {
-        for (int i = threadIdx.x * VEC; i < Vp; i += blockDim.x * VEC)
-            __pipeline_memcpy_async(in + i, row + i, sizeof(Vec<T>));
-        __pipeline_commit();
-        __pipeline_wait_prior(0); /* a thread reads back only what it copied itself: no barrier */
-    }
+    if (CACHED) fetch_row(in, row, Vp);
     const int target = targets[blockIdx.x];
     const float z_target = to_float(row[target]); /* pass two overwrites it, behind the barriers of row_sum */
-    const RowSum r = row_sum(in, V);
-    if (threadIdx.x == 0) losses[blockIdx.x] = logf(r.sum) + (r.max - z_target);
-    if (BACKWARD) write_dlogits(row, in, r, target, dloss, V, Vp);
+    const RowSum r = row_sum<T, CACHED>(in, V, Vp);
+    if (threadIdx.x == 0) losses[blockIdx.x] = loss_of<T>(r, z_target);
+    if (BACKWARD) write_dlogits(row, in, r, target, z_target, dloss, V, Vp);
 }
 
 static int threads_of(int vecs) {

@@ -15,37 +15,22 @@ enum { MAX_THREADS = 512 };
 /* A row comes in so many parts: pass one works on the first while the others are on their way. */
 enum { PARTS = 4 };
 
-/* ---- exp(z - max) = power(z * PER_NAT - shift), shift = max * PER_NAT ----
- *
- * With fp32 storage a power of e. With bf16 a power of 2: one FMA and one instruction of 2 ulp. The FMA rounds
- * once, near 0 where it matters; the rounding of shift (up to 2^-11 for logits of 1e4) is a factor that all
- * terms of a row share, so it cancels in softmax, and loss_of takes it out. For logits past 1e9 that factor can
- * overflow; then the loss is not finite. */
-template <typename T> struct Exponent;
-template <> struct Exponent<float> {
-    static constexpr float PER_NAT = 1;
-    __device__ static float power(float x) { return expf(x); }
-};
-template <> struct Exponent<bf16> {
-    static constexpr float PER_NAT = 1.44269504f; /* log2(e) */
-    __device__ static float power(float x) { return ex2(x); }
-};
-template <typename T> __device__ inline float shift_of(float max) {
-    return __fmul_rn(max, Exponent<T>::PER_NAT); /* the same rounding everywhere: never part of an FMA */
+/* fp32 storage gets the exact exponential, bf16 one instruction of 2 ulp. */
+template <typename T> __device__ inline float exp_of(float x);
+template <> __device__ inline float exp_of<float>(float x) {
+    return expf(x);
 }
-template <typename T> __device__ inline float exp_of(float z, float shift) {
-    return Exponent<T>::power(fmaf(z, Exponent<T>::PER_NAT, -shift));
+template <> __device__ inline float exp_of<bf16>(float x) {
+    const float log2_e = 1.44269504f;
+    return ex2(x * log2_e);
 }
 
 /* ---- pass one ---- */
 
 typedef struct RowSum {
-    float max;   /* of the row's V logits, at least LOWEST */
-    float shift; /* shift_of(max) */
-    float sum;   /* of exp_of(z, shift) */
+    float max; /* of the row's V logits; -FLT_MAX stands for -inf, so that max - max is never NaN for it */
+    float sum; /* of exp(z - max) */
 } RowSum;
-
-#define LOWEST (-1e38f) /* stands for -inf; its shift is finite, so that -inf less that is never NaN */
 
 /* A NaN may be lost here; it is not in the sum. */
 __device__ inline float max_of(float max, const Vec<float> &v) {
@@ -60,10 +45,8 @@ __device__ inline float max_of(float max, const Vec<bf16> &v) {
     return fmaxf(fmaxf(max, two.x), two.y);
 }
 
-/* The sum as exp_of(z, shift_of(max)), max at least r.max, would have it. */
 template <typename T> __device__ inline RowSum with_max(RowSum r, float max) {
-    const float shift = shift_of<T>(max);
-    return {max, shift, r.sum * Exponent<T>::power(r.shift - shift)};
+    return {max, r.sum * exp_of<T>(r.max - max)};
 }
 
 template <typename T> __device__ inline void take(RowSum &r, const Vec<T> &v) {
@@ -73,7 +56,7 @@ template <typename T> __device__ inline void take(RowSum &r, const Vec<T> &v) {
     float e[VEC];
     to_floats(e, v);
 #pragma unroll
-    for (int k = 0; k < VEC; k++) e[k] = exp_of<T>(e[k], r.shift);
+    for (int k = 0; k < VEC; k++) e[k] = exp_of<T>(e[k] - r.max);
 #pragma unroll
     for (int half = VEC / 2; half > 0; half /= 2) /* a tree: the additions wait for each other less */
 #pragma unroll
@@ -102,7 +85,7 @@ template <typename T> __device__ inline void fetch_row(T *shared, const T *row, 
 template <typename T, bool FETCHED> __device__ inline RowSum row_sum(const T *row, int V, int Vp) {
     constexpr int VEC = Vec<T>::N;
     const int part = part_elems<T>(Vp);
-    RowSum r = {LOWEST, shift_of<T>(LOWEST), 0};
+    RowSum r = {-FLT_MAX, 0};
 #pragma unroll
     for (int p = 0; p < PARTS; p++) {
         if (FETCHED) __pipeline_wait_prior(PARTS - 1 - p);
@@ -121,11 +104,6 @@ template <typename T, bool FETCHED> __device__ inline RowSum row_sum(const T *ro
     return r;
 }
 
-/* The sum is of terms that share a factor: the largest of them, 1 but for it, takes it out. */
-template <typename T> __device__ inline float loss_of(RowSum r, float z_target) {
-    return logf(r.sum / exp_of<T>(r.max, r.shift)) + (r.max - z_target);
-}
-
 /* ---- pass two ---- */
 
 /* A row by the whole block: dlogits (Vp) = (softmax(row) - onehot) * dloss, 0 from column V on. */
@@ -140,18 +118,18 @@ __device__ inline void write_dlogits(T *dlogits, const T *row, RowSum r, int tar
         float z[VEC];
         to_floats(z, v);
 #pragma unroll
-        for (int k = 0; k < VEC; k++) v.v[k] = from_float<T>(exp_of<T>(z[k], r.shift) * scale);
+        for (int k = 0; k < VEC; k++) v.v[k] = from_float<T>(exp_of<T>(z[k] - r.max) * scale);
         store_vec_once(dlogits + i, v);
     }
     for (; i < Vp; i += blockDim.x * VEC) {
         Vec<T> v = load_vec(row + i);
 #pragma unroll
         for (int k = 0; k < VEC; k++)
-            v.v[k] = from_float<T>(i + k < V ? exp_of<T>(to_float(v.v[k]), r.shift) * scale : 0);
+            v.v[k] = from_float<T>(i + k < V ? exp_of<T>(to_float(v.v[k]) - r.max) * scale : 0);
         store_vec_once(dlogits + i, v);
     }
     if (target / VEC % blockDim.x == threadIdx.x) /* the thread that wrote it */
-        dlogits[target] = from_float<T>(exp_of<T>(z_target, r.shift) * scale - dloss);
+        dlogits[target] = from_float<T>(exp_of<T>(z_target - r.max) * scale - dloss);
 }
 
 /* BACKWARD: logits become dlogits; else they are only read. CACHED: the row fits in shared memory. */
@@ -166,7 +144,7 @@ __global__ void __launch_bounds__(MAX_THREADS, 2)
     const int target = targets[blockIdx.x];
     const float z_target = to_float(row[target]); /* pass two overwrites it, behind the barriers of row_sum */
     const RowSum r = row_sum<T, CACHED>(in, V, Vp);
-    if (threadIdx.x == 0) losses[blockIdx.x] = loss_of<T>(r, z_target);
+    if (threadIdx.x == 0) losses[blockIdx.x] = logf(r.sum) + (r.max - z_target);
     if (BACKWARD) write_dlogits(row, in, r, target, z_target, dloss, V, Vp);
 }
 

@@ -359,3 +359,19 @@ static void op_case(const Ops *ops, const Op *op, Dims d) {
         free(c.plain[k]);
     }
 }
+
+/* Fills operand 1 with tokens below V. FILL_NORMAL: any, the first and last of the vocabulary among them;
+ * FILL_EQUAL: one; FILL_DISTINCT: none twice. */
+static inline void op_prepare_tokens(OpCase *c) {
+    const int64_t n = c->operands[1].elems;
+    for (int64_t i = 0; i < n; i++) {
+        uint64_t any = op_mix((uint64_t)i) % (uint64_t)c->d.V;
+        c->in[1][i] = c->d.fill == FILL_EQUAL      ? (float)(c->d.V - 1)
+                      : c->d.fill == FILL_DISTINCT ? (float)(i * 7919 % c->d.V) /* 7919 is prime */
+                                                   : (float)any;
+    }
+    if (c->d.fill == FILL_NORMAL && n > 1) {
+        c->in[1][0] = 0;
+        c->in[1][n - 1] = (float)(c->d.V - 1);
+    }
+}

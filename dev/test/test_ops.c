@@ -1,5 +1,5 @@
-/* Embedding, layernorm, linear, GELU and loss of every CUDA backend against the CPU oracle, case by case.
- * Attention: test_ops_attention.c. Update and statistics: test_ops_update.c. Past 2^31 elements:
+/* Embedding, layernorm, linear and GELU of every CUDA backend against the CPU oracle, case by case. Attention:
+ * test_ops_attention.c. Loss: test_ops_loss.c. Update and statistics: test_ops_update.c. Past 2^31 elements:
  * test_ops_large.c. -v prints every error and limit. */
 #include "op_case.h"
 
@@ -36,23 +36,6 @@ static int describe_embedding_backward(Operand *o, const Dims *d) {
 
 static void run_embedding_backward(const Ops *ops, void **p, const Dims *d) {
     ops->embedding_backward(p[0], p[2], p[3], p[1], p[4], d->B, d->T, d->C, d->V);
-}
-
-/* FILL_NORMAL: any token, the first and last of the vocabulary among them; FILL_EQUAL: one; FILL_DISTINCT:
- * none twice.
- */
-static void prepare_tokens(OpCase *c) {
-    const int64_t n = c->operands[1].elems;
-    for (int64_t i = 0; i < n; i++) {
-        uint64_t any = op_mix((uint64_t)i) % (uint64_t)c->d.V;
-        c->in[1][i] = c->d.fill == FILL_EQUAL      ? (float)(c->d.V - 1)
-                      : c->d.fill == FILL_DISTINCT ? (float)(i * 7919 % c->d.V) /* 7919 is prime */
-                                                   : (float)any;
-    }
-    if (c->d.fill == FILL_NORMAL && n > 1) {
-        c->in[1][0] = 0;
-        c->in[1][n - 1] = (float)(c->d.V - 1);
-    }
 }
 
 /* ---- layernorm ---- */
@@ -305,52 +288,12 @@ static void run_gelu_forward(const Ops *ops, void **p, const Dims *d) {
     ops->gelu_forward(p[0], p[1], d->N);
 }
 
-/* ---- loss ---- */
-
-static int describe_loss_backward(Operand *o, const Dims *d) {
-    const Operand rows[] = {
-        {"losses",  OUT,   STORE_F32, d->N,         0,        0, 0, 0},
-        {"targets", IN,    STORE_I32, d->N,         0,        0, 0, 0},
-        {"logits",  INOUT, STORE_X,   d->N * d->Vp, d->scale, 0, 0, 0},
-    };
-    memcpy(o, rows, sizeof rows);
-    return 3;
-}
-
-static void run_loss_backward(const Ops *ops, void **p, const Dims *d) {
-    ops->cross_entropy_backward_inplace(p[0], p[2], p[1], 1.0f / (float)d->N, d->N, d->V, d->Vp);
-}
-
-static int describe_loss_forward(Operand *o, const Dims *d) {
-    describe_loss_backward(o, d);
-    o[2].role = IN;
-    return 3;
-}
-
-static void run_loss_forward(const Ops *ops, void **p, const Dims *d) {
-    ops->cross_entropy_forward(p[0], p[2], p[1], d->N, d->V, d->Vp);
-}
-
-/* Padding columns hold NaN; FILL_EQUAL: all logits of a row alike; FILL_HUGE: one logit of 1e4 a row, the
- * target in every second row, so that losses are 0 and about 1e4. */
-static void prepare_loss(OpCase *c) {
-    const int V = c->d.V, Vp = c->d.Vp;
-    prepare_tokens(c);
-    for (int64_t row = 0; row < c->d.N; row++) {
-        float *z = c->in[2] + row * Vp;
-        if (c->d.fill == FILL_EQUAL)
-            for (int i = 0; i < V; i++) z[i] = z[0];
-        if (c->d.fill == FILL_HUGE) z[row % 2 ? (int)c->in[1][row] : (int)(row % V)] = 1e4f;
-        for (int i = V; i < Vp; i++) z[i] = NAN;
-    }
-}
-
 /* ---- the table ---- */
 
 static const Op embedding_forward = {
-    "embedding_forward", describe_embedding_forward, run_embedding_forward, prepare_tokens, NULL, NULL};
+    "embedding_forward", describe_embedding_forward, run_embedding_forward, op_prepare_tokens, NULL, NULL};
 static const Op embedding_backward = {
-    "embedding_backward", describe_embedding_backward, run_embedding_backward, prepare_tokens, NULL, NULL};
+    "embedding_backward", describe_embedding_backward, run_embedding_backward, op_prepare_tokens, NULL, NULL};
 static const Op layernorm_forward = {
     "layernorm_forward", describe_layernorm_forward, run_layernorm_forward, NULL, NULL, NULL};
 static const Op residual_layernorm = {"residual_layernorm_forward", describe_residual_layernorm,
@@ -389,11 +332,6 @@ static const Op linear_weight_first = {"linear_backward_weight_first",
 static const Op qkv_bias_backward = {
     "qkv_bias_backward", describe_qkv_bias_backward, run_qkv_bias_backward, NULL, NULL, NULL};
 static const Op gelu_forward = {"gelu_forward", describe_gelu_forward, run_gelu_forward, NULL, NULL, NULL};
-static const Op loss_backward = {
-    "cross_entropy_backward_inplace", describe_loss_backward, run_loss_backward, prepare_loss, NULL, NULL};
-static const Op loss_forward = {
-    "cross_entropy_forward", describe_loss_forward, run_loss_forward, prepare_loss, NULL, NULL};
-
 /* To add a case: a row. */
 static const struct {
     const Op *op;
@@ -486,21 +424,12 @@ static const struct {
     {&gelu_forward,           {.N = 1003, .scale = 4}                                         },
     {&gelu_forward,           {.N = 77777, .scale = 1}                                        },
     {&gelu_forward,           {.N = 4096, .scale = 100}                                       },
-    {&loss_backward,          {.N = 1, .V = 1, .Vp = 128}                                     },
-    {&loss_backward,          {.N = 65, .V = 211, .Vp = 256}                                  },
-    {&loss_backward,          {.N = 127, .V = 50257, .Vp = 50304, .scale = 3}                 },
-    {&loss_backward,          {.N = 130, .V = 256, .Vp = 256, .fill = FILL_EQUAL}             },
-    {&loss_backward,          {.N = 65, .V = 50257, .Vp = 50304, .fill = FILL_HUGE}           },
-    {&loss_forward,           {.N = 1, .V = 1, .Vp = 128}                                     },
-    {&loss_forward,           {.N = 65, .V = 211, .Vp = 256}                                  },
-    {&loss_forward,           {.N = 127, .V = 50257, .Vp = 50304, .scale = 3}                 },
-    {&loss_forward,           {.N = 65, .V = 50257, .Vp = 50304, .fill = FILL_HUGE}           },
 };
 
 /* More than racecheck gets through in some seconds; but the kernel that adds GELU to its product serves no
  * less than a tile an SM. */
 static bool too_large(const Dims *d) {
-    const int64_t elems = d->N * (d->C + d->OC + d->IC + d->Vp);
+    const int64_t elems = d->N * (d->C + d->OC + d->IC);
     return elems > (d->flags & GELU ? 5 << 20 : 1 << 19);
 }
 

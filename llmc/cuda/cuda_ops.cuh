@@ -69,6 +69,7 @@ void dropout(floatX *out, const floatX *x, const Dropout *mask, int64_t rows, in
 /* ---- linear.cu, gemm.cu ---- */
 bool linear_open(Error *err);
 size_t linear_fixed_bytes(void);
+size_t linear_scratch_bytes(int64_t N, int IC); /* of linear_backward_input, besides those of column_sums */
 template <typename T>
 void linear_forward(floatX *out, floatX *pre_gelu, const floatX *x, const floatX *weight, const floatX *bias,
                     int64_t N, int OC, int IC);

@@ -1,19 +1,19 @@
 /* Linear layers: products by gemm.cu, bias gradients by our own column sums.
  *
- * GELU after a layer comes with the product: on Hopper by a kernel of our own (linear_gelu_sm90.cu),
- * elsewhere and for small shapes by the library's epilogue, and so does its derivative where the gradient is too
- * large for L2 and the library has a kernel of the card's generation for it (gemm.cu). On an H200 our kernel and the
- * library's epilogue are equally fast alone (614 and 610 us at d12's shape), but in a training step ours is ahead:
- * 0.8 % of a step at d12, 1.4 % at d24, 0.7 % at d48, eight steps with one, eight with the other in one program. The
- * derivative and the sums take 680 us by the epilogue, 730 by a pass, d48 at 16 x 1024 tokens 569 and 650; but at
- * 4 x 1024 tokens 59 and 53, because the pass finds the gradient in L2. A layer that kept pre_gelu alone gets GELU
- * back from that pass: at d12's shape 824 us, by the epilogue, the sums and a pass for GELU 933. The library's
- * bias-gradient epilogues are slower than a pass that reads dout once more (fc 628 against 462 + 95 us), so they are
- * not used. In fp32, GELU is ours: the library's is an approximation. */
+ * GELU after a layer comes with the product: on Hopper by a kernel of our own (linear_gelu_sm90.cu; 574 us at d12's
+ * shape, the library's epilogue 652, the product alone 457), elsewhere and for small shapes by the library's
+ * epilogue. So does its derivative, with the column sums and, for a layer that kept pre_gelu alone, GELU again: on
+ * Hopper by a kernel of our own (linear_gelu_backward_sm90.cu; 636 us at d12's shape, 716 with GELU). Elsewhere the
+ * derivative comes by the library's epilogue where the gradient is too large for L2 and the library has a kernel of
+ * the card's generation for it (gemm.cu), else by a pass that finds the gradient in L2 (on an H200 epilogue and sums
+ * take 768 us, product and pass 776; at 4 x 1024 tokens 59 and 53); GELU again always by that pass (853 us). The
+ * library's bias-gradient epilogues are slower than a pass that reads dout once more (fc 628 against 462 + 95 us), so
+ * they are not used. In fp32, GELU is ours: the library's is an approximation. */
 #include <stdio.h>
 #include <stdlib.h>
 #include "cuda_ops.cuh"
 #include "gemm.cuh"
+#include "linear_gelu_backward_sm90.cuh"
 #include "linear_gelu_sm90.cuh"
 
 /* Gradients of at most so many elements go through GELU in the pass that sums them: they are still in L2. */
@@ -53,8 +53,14 @@ void linear_forward(floatX *out, floatX *pre_gelu, const floatX *x, const floatX
 template <typename T>
 void linear_backward_input(floatX *dx, float *dx_sums, floatX *gelu, const floatX *dout, const floatX *weight,
                            const floatX *pre_gelu, void *scratch, int64_t N, int OC, int IC) {
+    const bool is_bf16 = sizeof(T) == sizeof(bf16), tma_aligned = gemm_alignment_limit() >= 16;
+    if (pre_gelu && is_bf16 && tma_aligned && linear_gelu_backward_sm90_serves(N, OC, IC)) {
+        linear_gelu_backward_sm90((bf16 *)dx, dx_sums, (bf16 *)gelu, (const bf16 *)dout, (const bf16 *)weight,
+                                  (const bf16 *)pre_gelu, scratch, N, OC, IC);
+        return;
+    }
     const GemmBuffers buffers = {dx, weight, dout, NULL, pre_gelu, false};
-    const bool epilogue_gelu = pre_gelu && !gelu && sizeof(T) == sizeof(bf16) && N * IC > PASS_ELEMENTS;
+    const bool epilogue_gelu = pre_gelu && !gelu && is_bf16 && N * IC > PASS_ELEMENTS;
     if (epilogue_gelu && gemm<T>(GEMM_BACKWARD_INPUT, CUBLASLT_EPILOGUE_DGELU, &buffers, N, OC, IC)) {
         if (dx_sums) column_sums<T>(dx_sums, (const T *)dx, scratch, N, IC, IC);
         return;
@@ -66,6 +72,10 @@ void linear_backward_input(floatX *dx, float *dx_sums, floatX *gelu, const float
         gelu_backward_inplace<T>(dx, pre_gelu, N * IC);
     else if (dx_sums)
         column_sums<T>(dx_sums, (const T *)dx, scratch, N, IC, IC);
+}
+
+size_t linear_scratch_bytes(int64_t N, int IC) {
+    return linear_gelu_backward_sm90_scratch_bytes(N, IC);
 }
 
 template <typename T>

@@ -1,0 +1,229 @@
+/* Back through the MLP's second layer for sm_90a: dx = (dout W) gelu'(pre_gelu), its column sums and, where asked,
+ * gelu(pre_gelu), in one kernel. See linear_sm90.cuh for the product.
+ *
+ * pre_gelu of a tile comes by TMA beside the tile's products, into the pieces of shared memory through which dx and
+ * then gelu will leave: a thread finds in them the places of its own sums. A warp's pieces are its own from there to the
+ * stores, and but for the column sums it never waits for another.
+ *
+ * The product is rounded before it meets gelu', as where a pass of its own does that (column_sums.cu): equal bits. */
+#include "linear_gelu_backward_sm90.cuh"
+#include "cuda_ops.cuh"
+#include "gelu.cuh"
+#include "linear_sm90.cuh"
+
+enum {
+    BOXES = TILE_N / BOX,
+    SUMS = TILE_N / 4,       /* columns whose sums a thread has, over its four rows */
+    LANE_SUMS = TILE_N / 32, /* of them after the 8 lanes that share columns have shared the work */
+};
+static_assert(HALVES * BOXES == PIECES, "a warp's pieces of a tile are there together");
+
+struct GeluBackwardArgs {
+    Product product;                /* dout, W */
+    CUtensorMap dx, gelu, pre_gelu; /* matrix_map of pieces */
+    float *partials;                /* (ceil(M / TILE_M), N) column sums of a tile's dx, or NULL */
+};
+
+/* ---- a warp's pieces of a tile ---- */
+
+struct WarpPieces {
+    bf16 (*at)[PIECE_ROWS * BOX]; /* half * BOXES + box */
+    int m, n;                     /* where the first begins in dx */
+};
+
+/* pre_gelu of the next tile, once the gelu of the last has left. */
+__device__ __forceinline__ void fetch_pre(const GeluBackwardArgs &args, const WarpPieces &p,
+                                          uint64_t &fetched) {
+    if (threadIdx.x % 32 != 0) return;
+    bulk_wait_read<0>();
+    mbarrier_arrive_expect_tx(shared_address(&fetched), HALVES * BOXES * sizeof *p.at);
+    for (int i = 0; i < HALVES * BOXES; i++)
+        tma_load_3d(shared_address(p.at[i]), &args.pre_gelu, 0, p.m + i / BOXES * ROWS, p.n / BOX + i % BOXES,
+                    shared_address(&fetched));
+}
+
+/* One box of 64 columns, of both halves. */
+__device__ __forceinline__ void store_box(const CUtensorMap &map, const WarpPieces &p, int box) {
+    fence_proxy_async();
+    __syncwarp();
+    if (threadIdx.x % 32 != 0) return;
+    for (int half = 0; half < HALVES; half++)
+        tma_store_3d(&map, 0, p.m + half * ROWS, p.n / BOX + box, shared_address(p.at[half * BOXES + box]));
+    bulk_commit();
+}
+
+/* ---- GELU ---- */
+
+__device__ __forceinline__ float low(uint32_t pair) {
+    return __uint_as_float(pair << 16);
+}
+__device__ __forceinline__ float high(uint32_t pair) {
+    return __uint_as_float(pair & 0xffff0000u);
+}
+
+/* Two neighbours: returns x gelu'(pre), and pre becomes gelu(pre). */
+__device__ __forceinline__ uint32_t through_gelu(float x0, float x1, uint32_t &pre) {
+    const uint32_t x = cvt_bf16x2(x0, x1);
+    const float p0 = low(pre), p1 = high(pre), g0 = gelu_gate<bf16>(p0), g1 = gelu_gate<bf16>(p1);
+    pre = cvt_bf16x2(p0 * g0, p1 * g1);
+    return cvt_bf16x2(low(x) * gelu_derivative(p0, g0), high(x) * gelu_derivative(p1, g1));
+}
+
+/* Columns 16 j .. 16 j + 15 of a box: dx to the place of pre_gelu; gelu stays in registers; sum: of the thread's four
+ * columns */
+__device__ __forceinline__ void finish_columns(float *sum, uint32_t (&gelu)[HALVES][4], const Sums &d,
+                                               const WarpPieces &p, int box, int j) {
+    uint32_t dx[HALVES][4];
+#pragma unroll
+    for (int half = 0; half < HALVES; half++)
+        ldmatrix_x4(gelu[half], piece_address(p.at[half * BOXES + box], j));
+#pragma unroll
+    for (int half = 0; half < HALVES; half++)
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            const float *x = &d[half][(box * 4 + j) * 8 + 2 * i];
+            dx[half][i] = through_gelu(x[0], x[1], gelu[half][i]);
+            sum[i / 2 * 2] += low(dx[half][i]);
+            sum[i / 2 * 2 + 1] += high(dx[half][i]);
+        }
+#pragma unroll
+    for (int half = 0; half < HALVES; half++)
+        stmatrix_x4(piece_address(p.at[half * BOXES + box], j), dx[half]);
+}
+
+/* ---- column sums ---- */
+
+/* Lanes that are `distance` apart share 2 N sums: each keeps half of them, and sends the other half. */
+template <int N> __device__ __forceinline__ void halve_sums(float (&sum)[SUMS], int distance) {
+    const bool upper = threadIdx.x & distance;
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+        const float sent = upper ? sum[i] : sum[i + N], kept = upper ? sum[i + N] : sum[i];
+        sum[i] = kept + __shfl_xor_sync(0xffffffffu, sent, distance);
+    }
+}
+
+/* Column sums of the tile: each warp's 8 lanes that share columns, then the four warps in order, through `sums`.
+ * sum[i]: of column i / 2 * 8 + i % 2 from the thread's first. */
+__device__ __forceinline__ void store_partials(const GeluBackwardArgs &args, float *sums, float (&sum)[SUMS],
+                                               Tile tile, int group) {
+    if (!args.partials) return;
+    const int lane = threadIdx.x % 32, warp = threadIdx.x % WARPGROUP / 32, N = args.product.N;
+    halve_sums<SUMS / 2>(sum, 16);
+    halve_sums<SUMS / 4>(sum, 8);
+    halve_sums<LANE_SUMS>(sum, 4); /* now sum lane / 4 * LANE_SUMS + i */
+    float *partials = args.partials + (int64_t)(tile.m / TILE_M) * N + tile.n;
+    for (int turn = 0; turn < 4; turn++) {
+#pragma unroll
+        for (int i = 0; i < LANE_SUMS / 2; i++) {
+            if (turn != warp) break;
+            const int column = (lane / 4 * (LANE_SUMS / 2) + i) * 8 + thread_column();
+            float2 total = make_float2(sum[2 * i], sum[2 * i + 1]);
+            if (turn > 0) {
+                const float2 before = *reinterpret_cast<const float2 *>(sums + column);
+                total = make_float2(before.x + total.x, before.y + total.y);
+            }
+            if (turn < 3)
+                *reinterpret_cast<float2 *>(sums + column) = total;
+            else if (tile.m < args.product.M && tile.n + column < N)
+                *reinterpret_cast<float2 *>(partials + column) = total;
+        }
+        named_barrier_sync<WARPGROUP>(1 + CONSUMERS + group);
+    }
+}
+
+/* ---- kernel ---- */
+
+template <bool FORWARD>
+__device__ __forceinline__ void finish_tile(ProductShared &s, const GeluBackwardArgs &args, const Sums &d,
+                                            const WarpPieces &p, Tile tile, int group) {
+    uint32_t gelu[BOXES][4][HALVES][4];
+    float sum[SUMS] = {};
+#pragma unroll
+    for (int box = 0; box < BOXES; box++) {
+#pragma unroll
+        for (int j = 0; j < 4; j++) finish_columns(&sum[(box * 4 + j) * 4], gelu[box][j], d, p, box, j);
+        store_box(args.dx, p, box);
+    }
+    store_partials(args, s.sums[group], sum, tile, group);
+#pragma unroll
+    for (int box = 0; FORWARD && box < BOXES; box++) {
+        if (threadIdx.x % 32 == 0) bulk_wait_read<BOXES - 1>(); /* dx of this box has left */
+        __syncwarp();
+#pragma unroll
+        for (int i = 0; i < 4 * HALVES; i++)
+            stmatrix_x4(piece_address(p.at[i % HALVES * BOXES + box], i / HALVES),
+                        gelu[box][i / HALVES][i % HALVES]);
+        store_box(args.gelu, p, box);
+    }
+}
+
+template <bool FORWARD>
+__device__ __forceinline__ void consume(ProductShared &s, const GeluBackwardArgs &args, int group) {
+    const Product &product = args.product;
+    const int tiles = cluster_tiles(product.M, product.N), warp = threadIdx.x / 32;
+    Ring<STAGES> ring;
+    Ring<1> pieces;
+    Tile tile = first_tile(product);
+    if (group == 1) {
+        tile = later_tile(product, tile, 1);
+        skip_tile(ring, product);
+    }
+    for (; tile.index < tiles; tile = later_tile(product, tile, CONSUMERS), pieces.advance()) {
+        const WarpPieces p = {s.pieces[warp], tile.m + warp % 4 * PIECE_ROWS, tile.n};
+        Sums d = {};
+        fetch_pre(args, p, s.fetched[warp]);
+        multiply<B_MN_MAJOR>(d, s, ring, product, tile, group);
+        mbarrier_wait(shared_address(&s.fetched[warp]), pieces.parity);
+        finish_tile<FORWARD>(s, args, d, p, tile, group);
+    }
+    if (threadIdx.x % 32 == 0) bulk_wait<0>();
+}
+
+template <bool FORWARD>
+__global__ void __launch_bounds__(THREADS, 1)
+    linear_gelu_backward_kernel(const __grid_constant__ GeluBackwardArgs args) {
+#ifdef SM90_BODY
+    ProductShared &s = at_uniform_address(shared_memory<ProductShared>());
+    const int group = threadIdx.x / WARPGROUP;
+    open_product(s);
+    if (group < CONSUMERS) {
+        setmaxnreg_inc<CONSUMER_REGISTERS>();
+        consume<FORWARD>(s, args, group);
+    } else {
+        setmaxnreg_dec<PRODUCER_REGISTERS>();
+        if (threadIdx.x == CONSUMERS * WARPGROUP) produce<B_MN_MAJOR>(s, args.product);
+        __syncwarp();
+    }
+    cluster_sync(); /* nor into one that has gone */
+#endif
+}
+
+/* ---- launch ---- */
+
+bool linear_gelu_backward_sm90_serves(int64_t N, int OC, int IC) {
+    return product_serves(N, IC, OC);
+}
+
+size_t linear_gelu_backward_sm90_scratch_bytes(int64_t N, int IC) {
+    return (size_t)ceil_div<int64_t>(N, TILE_M) * IC * sizeof(float);
+}
+
+void linear_gelu_backward_sm90(bf16 *dx, float *dx_sums, bf16 *gelu, const bf16 *dout, const bf16 *weight,
+                               const bf16 *pre_gelu, void *scratch, int64_t N, int OC, int IC) {
+    GeluBackwardArgs args = {};
+    args.product.a = matrix_map(dout, N, OC, TILE_M);
+    args.product.b = matrix_map(weight, OC, IC, B_DEPTH);
+    args.product.M = (int)N;
+    args.product.N = IC;
+    args.product.K = OC;
+    args.dx = matrix_map(dx, N, IC, PIECE_ROWS);
+    args.pre_gelu = matrix_map(pre_gelu, N, IC, PIECE_ROWS);
+    if (gelu) args.gelu = matrix_map(gelu, N, IC, PIECE_ROWS);
+    args.partials = dx_sums ? (float *)scratch : NULL;
+    launch_product("linear_gelu_backward",
+                   gelu ? linear_gelu_backward_kernel<true> : linear_gelu_backward_kernel<false>, args,
+                   args.product);
+    if (dx_sums)
+        add_partial_rows(PartialSums{{dx_sums}, 1, 1}, args.partials, (int)ceil_div<int64_t>(N, TILE_M), IC);
+}

@@ -9,7 +9,7 @@
 
 /* One call of the step at hand; its marks are 2 i and 2 i + 1. */
 typedef struct Call {
-    char name[48];
+    char name[64];
     double flops, bytes;
 } Call;
 

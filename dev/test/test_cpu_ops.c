@@ -127,6 +127,32 @@ static void test_gelu(void) {
     end_case("gelu");
 }
 
+/* q's bias gets dq's column sums on top of what it had, k's keeps what it had, v's are the column sums of dproj W;
+ * dk and dv, here NaN, are not read. */
+static void test_qkv_bias(int64_t N, int C) {
+    Buffer dbias = filled(3 * (int64_t)C, 1, 0), dqkv = filled(N * 3 * C, 1, 0), dproj = filled(N * C, 1, 0);
+    Buffer weight = filled((int64_t)C * C, 1 / sqrt(C), 0), dproj_bias = poisoned(C), scratch = poisoned(1);
+    for (int c = 0; c < C; c++) {
+        double sum = 0;
+        for (int64_t n = 0; n < N; n++) sum += dproj.d[n * C + c];
+        dproj_bias.f[c] = (float)sum;
+        dbias.d[2 * C + c] = 0;
+    }
+    for (int64_t n = 0; n < N; n++)
+        for (int c = 0; c < C; c++) {
+            float *dq = dqkv.f + n * 3 * C + c;
+            dbias.d[c] += dq[0];
+            dq[C] = dq[2 * C] = NAN;
+            for (int i = 0; i < C; i++) dbias.d[2 * C + i] += dproj.d[n * C + c] * weight.d[c * C + i];
+        }
+    ops->qkv_bias_backward(dbias.f, dqkv.f, dproj_bias.f, weight.f, scratch.f, N, C);
+    close_to("qkv_bias_backward", dbias, dbias.d);
+    int changed = 0;
+    for (int c = C; c < 2 * C; c++) changed += !((double)dbias.f[c] == dbias.d[c]);
+    CHECK(changed == 0, "qkv_bias_backward: %d of %d elements of k's are not what they were", changed, C);
+    end_case("qkv_bias_backward");
+}
+
 /* gelu' alone: the identity as weight and ones as dout. */
 static void test_gelu_derivative(void) {
     enum { N = 500, C = 8 };
@@ -450,6 +476,9 @@ static void run_cases(void) {
     test_adamw(40, true, 100);
     test_gelu();
     test_gelu_derivative();
+    test_qkv_bias(1, 8);
+    test_qkv_bias(65, 40);
+    test_qkv_bias(300, 128);
     test_nan_in_linear();
 }
 

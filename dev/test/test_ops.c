@@ -429,7 +429,7 @@ static const struct {
     {&gelu_forward,           {.N = 4096, .scale = 100}                                       },
 };
 
-/* More than racecheck gets through in some seconds; but the kernel that adds GELU to its product serves no
+/* More than racecheck gets through in some seconds; but the kernels that take GELU along with a product serve no
  * less than a tile an SM. */
 static bool too_large(const Dims *d) {
     const int64_t elems = d->N * (d->C + d->OC + d->IC);

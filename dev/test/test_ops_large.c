@@ -71,9 +71,9 @@ static void test_gelu(const Ops *ops) {
     free(want);
 }
 
-/* dx of a layer behind GELU, and GELU in the place of its input. */
-static void test_gelu_backward(const Ops *ops) {
-    enum { period = 257, IC = 1024, OC = 8 };
+/* dx of a layer behind GELU, and GELU in the place of its input. Hopper has a kernel for multiples of 64 outputs. */
+static void test_gelu_backward(const Ops *ops, int OC) {
+    enum { period = 257, IC = 1024 };
     const int64_t rows = past / IC + 300;
     float *dout = op_normal_bf16(period * OC, 6), *weight = op_normal_bf16(OC * IC, 7);
     float *pre_gelu = op_normal_bf16(period * IC, 8), *dx = op_malloc(period * IC * sizeof *dx);
@@ -161,7 +161,8 @@ static void test_backend(const Ops *ops) {
         return;
     }
     test_gelu(ops);
-    test_gelu_backward(ops);
+    test_gelu_backward(ops, 8);
+    test_gelu_backward(ops, 64);
     test_layernorm(ops);
     test_attention(ops);
 }

@@ -61,7 +61,7 @@ static void print_row(FILE *out, const ProfileRow *row, const Profile *profile, 
     const double steps = (double)profile->n_steps;
     char work[CONSOLE_NUMBER], rate[CONSOLE_NUMBER], roof[CONSOLE_NUMBER] = "-";
     if (bound.seconds > 0) snprintf(roof, sizeof roof, "%.1f %%", 100 * bound.seconds / row->seconds);
-    fprintf(out, "  %-55s %7.0f %10.3f %6.1f %% %10s%-4s %15s %8s\n", row->name, (double)row->calls / steps,
+    fprintf(out, "  %-58s %7.0f %10.3f %6.1f %% %10s%-4s %15s %8s\n", row->name, (double)row->calls / steps,
             1e3 * row->seconds / steps, 100 * row->seconds / all_seconds,
             console_count(work, bound.work / steps), bound.is_flops ? "FLOP" : "B",
             rate_text(rate, bound.work / row->seconds, bound.is_flops), roof);
@@ -80,12 +80,12 @@ void profile_print(FILE *out, const Profile *profile, const Roofs *roofs) {
     fprintf(out, "profile: means of %lld steps; roofs: %s (%s), %s (a copy, measured)\n",
             (long long)profile->n_steps, rate_text(flops, roofs->flops, true), roofs->flops_how,
             rate_text(bytes, roofs->bytes, false));
-    fprintf(out, "  %-55s %7s %10s %8s %14s %15s %8s\n", "op", "calls", "ms", "share", "work", "rate",
+    fprintf(out, "  %-58s %7s %10s %8s %14s %15s %8s\n", "op", "calls", "ms", "share", "work", "rate",
             "of roof");
     for (int i = 0; i < sorted.n_rows; i++) print_row(out, &sorted.rows[i], profile, roofs, sum);
-    fprintf(out, "  %-55s %7.0f %10.3f\n", "all ops", calls / steps, 1e3 * sum / steps);
-    fprintf(out, "  %-55s %7s %10.3f\n", "between ops", "", 1e3 * (profile->seconds - sum) / steps);
-    fprintf(out, "  %-55s %7s %10.3f", "a step without the profile, wall clock", "",
+    fprintf(out, "  %-58s %7.0f %10.3f\n", "all ops", calls / steps, 1e3 * sum / steps);
+    fprintf(out, "  %-58s %7s %10.3f\n", "between ops", "", 1e3 * (profile->seconds - sum) / steps);
+    fprintf(out, "  %-58s %7s %10.3f", "a step without the profile, wall clock", "",
             1e3 * profile->seconds_a_step);
     if (profile->n_unnoted)
         fprintf(out, "  %.0f more calls were not timed; hint: a smaller --tokens-per-step\n",

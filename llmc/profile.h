@@ -12,7 +12,7 @@ extern "C" {
 
 /* One op at one size, summed over its calls. */
 typedef struct ProfileRow {
-    char name[64]; /* "linear_forward 768->2304" */
+    char name[64]; /* "linear_forward 768->2304"; the table is as wide as the longest, 58 */
     int64_t calls;
     double seconds;
     double flops; /* of its products; causal attention counts half of the square */

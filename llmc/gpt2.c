@@ -1,7 +1,8 @@
 /* GPT-2 over the ops: forward, loss, backward, update. One call a line; backward mirrors forward.
  *
- * Gradients: every parameter gradient is fp32 and `+=` within a step; gpt2_begin_step zeroes all but those of
- * the linear layers and the head, whose first product of a step is `=`. Activation gradients are
+ * Gradients: every parameter gradient is fp32 and `+=` within a step, or (v's bias, qkv_bias_backward) made anew from
+ * one that is; gpt2_begin_step zeroes all but the linear layers' and the head's weights, whose first product of a
+ * step is `=`. Activation gradients are
  * `=`, but for dresidual, the gradient of the residual stream, which collects each branch on its way down.
  * The wide ones need no memory of their own: dfch takes the place of the layer's fch_gelu, dqkv that of its
  * fch, which nobody reads any more by then. */
@@ -229,7 +230,8 @@ static void recompute_block(GPT2 *model, const Batch *b, int l) {
 
 /* Bias gradients are column sums of a gradient, taken by the op that writes it: dfch's by linear_backward_input,
  * dresidual's by layernorm_backward; where dropout stands between dresidual and the branch, by the branch's
- * weight_gradient. Without dropout of attention's weights dqkv's follow from those of c_proj's bias: qkv_bias_backward. */
+ * weight_gradient. Where attention drops nothing, only dq is summed: dk's sums are 0, and dv's follow from the
+ * gradient of ATTN_PROJ_B (qkv_bias_backward). */
 static float *bias_gradient(GPT2 *model, const Batch *b, TensorId bias, int l) {
     return b->dropout > 0 ? NULL : gpt2_grad(model, bias, l);
 }

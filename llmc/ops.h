@@ -217,8 +217,8 @@ typedef struct Ops {
                                          void *scratch, int64_t N, int OC, int IC);
     /* Bias gradients of the layer that makes q, k and v, where attention drops nothing; dk and dv need not be read.
      * Rows of P sum to 1, so the column sums of dV = P^T dO are dO's, and dO = dproj W has those of dproj times W.
-     * Rows of dS = P*(dP - D) sum to 0, D being rowsum(P*dP), so dK = dS^T Q has none: a constant added to all keys
-     * adds the same to all scores of a row, which a softmax does not see.
+     * Rows of dS = P*(dP - D) sum to 0, D being rowsum(P*dP), so the columns of dK = dS^T Q do, too: a constant added
+     * to all keys adds the same to all scores of a row, which a softmax does not see. True of any causal or window mask.
      * dbias (3,C) fp32: q's += column sums of dq, k's stay, v's = dproj_bias W.   dqkv (N,3,C); dproj_bias (C) fp32:
      * the gradient, so far, of the bias of the linear layer behind attention; proj_weight (C,C): that layer's W */
     void (*qkv_bias_backward)(float *dbias, const floatX *dqkv, const float *dproj_bias,

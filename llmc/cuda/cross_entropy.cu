@@ -15,7 +15,7 @@ enum { MAX_THREADS = 512 };
 /* A row comes in so many parts: pass one works on the first while the others are on their way. */
 enum { PARTS = 4 };
 
-/* fp32 storage gets the exact exponential, bf16 one instruction of 2 ulp. */
+/* fp32 storage gets the exact exponential, bf16 a product and one instruction of 2 ulp. */
 template <typename T> __device__ inline float exp_of(float x);
 template <> __device__ inline float exp_of<float>(float x) {
     return expf(x);

@@ -464,7 +464,7 @@ const Variant plain_variants[] = {
     SHIPPED("layernorm_backward", run_layernorm_backward, "row sums for dx, column sums for weight and bias"),
     SHIPPED("residual_forward", run_residual_forward,
             "a copy with an addition: the roof of element-wise ops"),
-    SHIPPED("gelu_forward", run_gelu_forward, "tanh in a pass that memory bounds"),
+    SHIPPED("gelu_forward", run_gelu_forward, "one exponential in a pass that memory bounds"),
     SHIPPED("linear_forward", run_linear_forward, "a matrix product with bias and GELU in its epilogue"),
     SHIPPED("linear_backward_input", run_linear_backward_input, "dout W, times GELU's slope"),
     SHIPPED("linear_backward_weight", run_linear_backward_weight, "dout^T x added in fp32, and bias sums"),

@@ -400,6 +400,7 @@ static const struct {
     {&linear_backward_input,  {.N = 2113, .OC = 192, .IC = 2048, .flags = GELU}               },
     {&linear_backward_input,  {.N = 4481, .OC = 64, .IC = 1984, .flags = GELU | NO_SUMS}      },
     {&linear_backward_input,  {.N = 4481, .OC = 128, .IC = 1984, .flags = GELU}               },
+    {&linear_backward_input,  {.N = 1025, .OC = 768, .IC = 3072, .flags = GELU}               },
     {&backward_input_gelu,    {.N = 1, .OC = 8, .IC = 8, .flags = GELU}                       },
     {&backward_input_gelu,    {.N = 65, .OC = 64, .IC = 128, .flags = GELU | NO_SUMS}         },
     {&backward_input_gelu,    {.N = 4101, .OC = 16, .IC = 4160, .flags = GELU}                },

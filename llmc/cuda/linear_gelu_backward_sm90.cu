@@ -13,8 +13,8 @@
 
 enum {
     BOXES = TILE_N / BOX,
-    SUMS = TILE_N / 4,       /* columns whose sums a thread has, over its four rows */
-    LANE_SUMS = TILE_N / 32, /* of them after the 8 lanes that share columns have shared the work */
+    THREAD_COLUMNS = TILE_N / 4, /* columns whose sums a thread has, over its four rows */
+    LANE_COLUMNS = TILE_N / 32,  /* of them after the 8 lanes that share columns have shared the work */
 };
 static_assert(HALVES * BOXES == PIECES, "a warp's pieces of a tile are there together");
 
@@ -54,13 +54,6 @@ __device__ __forceinline__ void store_box(const CUtensorMap &map, const WarpPiec
 
 /* ---- GELU ---- */
 
-__device__ __forceinline__ float low(uint32_t pair) {
-    return __uint_as_float(pair << 16);
-}
-__device__ __forceinline__ float high(uint32_t pair) {
-    return __uint_as_float(pair & 0xffff0000u);
-}
-
 /* Two neighbours: returns x gelu'(pre), and pre becomes gelu(pre). */
 __device__ __forceinline__ uint32_t through_gelu(float x0, float x1, uint32_t &pre) {
     const uint32_t x = cvt_bf16x2(x0, x1);
@@ -94,7 +87,7 @@ __device__ __forceinline__ void finish_columns(float *sum, uint32_t (&gelu)[HALV
 /* ---- column sums ---- */
 
 /* Lanes that are `distance` apart share 2 N sums: each keeps half of them, and sends the other half. */
-template <int N> __device__ __forceinline__ void halve_sums(float (&sum)[SUMS], int distance) {
+template <int N> __device__ __forceinline__ void halve_sums(float (&sum)[THREAD_COLUMNS], int distance) {
     const bool upper = threadIdx.x & distance;
 #pragma unroll
     for (int i = 0; i < N; i++) {
@@ -105,19 +98,19 @@ template <int N> __device__ __forceinline__ void halve_sums(float (&sum)[SUMS], 
 
 /* Column sums of the tile: each warp's 8 lanes that share columns, then the four warps in order, through `sums`.
  * sum[i]: of column i / 2 * 8 + i % 2 from the thread's first. */
-__device__ __forceinline__ void store_partials(const GeluBackwardArgs &args, float *sums, float (&sum)[SUMS],
-                                               Tile tile, int group) {
+__device__ __forceinline__ void store_partials(const GeluBackwardArgs &args, float *sums,
+                                               float (&sum)[THREAD_COLUMNS], Tile tile, int group) {
     if (!args.partials) return;
     const int lane = threadIdx.x % 32, warp = threadIdx.x % WARPGROUP / 32, N = args.product.N;
-    halve_sums<SUMS / 2>(sum, 16);
-    halve_sums<SUMS / 4>(sum, 8);
-    halve_sums<LANE_SUMS>(sum, 4); /* now sum lane / 4 * LANE_SUMS + i */
+    halve_sums<THREAD_COLUMNS / 2>(sum, 16);
+    halve_sums<THREAD_COLUMNS / 4>(sum, 8);
+    halve_sums<LANE_COLUMNS>(sum, 4); /* now sum lane / 4 * LANE_COLUMNS + i */
     float *partials = args.partials + (int64_t)(tile.m / TILE_M) * N + tile.n;
     for (int turn = 0; turn < 4; turn++) {
 #pragma unroll
-        for (int i = 0; i < LANE_SUMS / 2; i++) {
+        for (int i = 0; i < LANE_COLUMNS / 2; i++) {
             if (turn != warp) break;
-            const int column = (lane / 4 * (LANE_SUMS / 2) + i) * 8 + thread_column();
+            const int column = (lane / 4 * (LANE_COLUMNS / 2) + i) * 8 + thread_column();
             float2 total = make_float2(sum[2 * i], sum[2 * i + 1]);
             if (turn > 0) {
                 const float2 before = *reinterpret_cast<const float2 *>(sums + column);
@@ -138,7 +131,7 @@ template <bool FORWARD>
 __device__ __forceinline__ void finish_tile(ProductShared &s, const GeluBackwardArgs &args, const Sums &d,
                                             const WarpPieces &p, Tile tile, int group) {
     uint32_t gelu[BOXES][4][HALVES][4];
-    float sum[SUMS] = {};
+    float sum[THREAD_COLUMNS] = {};
 #pragma unroll
     for (int box = 0; box < BOXES; box++) {
 #pragma unroll

@@ -36,7 +36,7 @@ __device__ __forceinline__ void start_sums(Sums &d, const GeluArgs &args, int n)
 
 /* Of two packed bf16. */
 __device__ __forceinline__ uint32_t gelu_pair(uint32_t x) {
-    return cvt_bf16x2(gelu<bf16>(__uint_as_float(x << 16)), gelu<bf16>(__uint_as_float(x & 0xffff0000u)));
+    return cvt_bf16x2(gelu<bf16>(low(x)), gelu<bf16>(high(x)));
 }
 
 /* The warp's 16 x 64 sums from d on: rounded to pre_gelu, and gelu of that to out, at row m and column n. */
@@ -118,7 +118,7 @@ void linear_gelu_sm90(bf16 *out, bf16 *pre_gelu, const bf16 *x, const bf16 *weig
                       int64_t N, int OC, int IC) {
     GeluArgs args = {};
     args.product.a = matrix_map(x, N, IC, TILE_M);
-    args.product.b = matrix_map(weight, OC, IC, TILE_N / CLUSTER);
+    args.product.b = matrix_map(weight, OC, IC, B_ROWS);
     args.product.M = (int)N;
     args.product.N = OC;
     args.product.K = IC;

@@ -168,6 +168,14 @@ __device__ __forceinline__ void multiply(Sums &d, ProductShared &s, Ring<STAGES>
 
 /* ---- a tile's way out ---- */
 
+/* Of two packed bf16. */
+__device__ __forceinline__ float low(uint32_t pair) {
+    return __uint_as_float(pair << 16);
+}
+__device__ __forceinline__ float high(uint32_t pair) {
+    return __uint_as_float(pair & 0xffff0000u);
+}
+
 /* The lane's address for stmatrix, of columns 16 j to 16 j + 15 of a piece. */
 __device__ __forceinline__ uint32_t piece_address(const bf16 *piece, int j) {
     const int lane = threadIdx.x % 32, row = lane % 16, chunk = j * 2 + lane / 16;

@@ -109,17 +109,6 @@ void cpu_linear_backward_weight_first(float *dweight, float *dbias, const floatX
 void cpu_qkv_bias_backward(float *dbias, const floatX *dqkv, const float *dproj_bias,
                            const floatX *proj_weight, void *scratch, int64_t N, int C) {
     cpu_column_sums(dbias, dqkv, N, C, 3 * C);
-    cpu_matmul(&(Matmul){
-        .M = 1,
-        .N = C,
-        .K = C,
-        .a = dproj_bias,
-        .a_row = C,
-        .a_col = 1,
-        .b = proj_weight,
-        .b_row = C,
-        .b_col = 1,
-        .c = dbias + 2 * (int64_t)C,
-        .c_row = C,
-    });
+    cpu_linear_backward_input(dbias + 2 * (int64_t)C, NULL, NULL, dproj_bias, proj_weight, NULL, scratch, 1,
+                              C, C);
 }

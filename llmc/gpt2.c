@@ -272,18 +272,28 @@ static void mlp_backward(GPT2 *model, const Batch *b, int l) {
                             model->scratch, b->N, b->C);
 }
 
-/* dattn -> dqkv, both ways of attention */
-static void attention_core_backward(GPT2 *model, const Batch *b, int l, floatX *dqkv, const floatX *dattn) {
+/* dout, of the layer behind attention -> dattn -> dqkv, both ways of attention. D of plain attention lies in what dqkv
+ * leaves of its buffer. */
+static void attention_core_backward(GPT2 *model, const Batch *b, int l, floatX *dqkv, floatX *dattn,
+                                    const floatX *dout) {
     const Ops *ops = model->ops;
     const floatX *qkv = gpt2_activation(model, ACT_QKV, l), *attn = gpt2_activation(model, ACT_ATTN, l);
+    const floatX *weight = gpt2_weight(model, ATTN_PROJ_W, l);
     const AttentionMask mask = attention_mask(model, b, l);
-    if (model->options.attention == ATTENTION_STANDARD)
+    const bool flash = model->options.attention == ATTENTION_FLASH;
+    const bool plain = flash && attention_is_plain(&mask, b->T);
+    float *d = (float *)rows_from(model, dqkv, b->N, 3 * b->C);
+    const bool d_known = plain && ops->linear_backward_input_row_dots(
+                                      dattn, d, dout, weight, attn, model->scratch, b->N, b->C, b->C, b->HD);
+    if (!plain)
+        ops->linear_backward_input(dattn, NULL, NULL, dout, weight, NULL, model->scratch, b->N, b->C, b->C);
+    if (!flash)
         ops->masked_attention_standard_backward(dqkv, gpt2_activation(model, ACT_DPROBS, 0), dattn,
                                                 gpt2_activation(model, ACT_PROBS, l), qkv, &mask, b->B, b->T,
                                                 b->NH, b->HD);
     else
-        ops->masked_attention_backward(dqkv, dattn, attn, qkv, activation_f32(model, ACT_LSE, l), &mask,
-                                       model->scratch, b->B, b->T, b->NH, b->HD);
+        ops->masked_attention_backward(dqkv, dattn, attn, qkv, activation_f32(model, ACT_LSE, l),
+                                       d_known ? d : NULL, &mask, model->scratch, b->B, b->T, b->NH, b->HD);
 }
 
 /* dresidual: gradient of residual_2 -> gradient of the block's input */
@@ -297,9 +307,7 @@ static void attention_backward(GPT2 *model, const Batch *b, int l) {
         branch_gradient(model, b, SITE_ATTN_PROJ, l, gpt2_activation(model, ACT_FCH_GELU, l));
     weight_gradient(model, ATTN_PROJ_W, b->dropout > 0, model->first, l, dout,
                     gpt2_activation(model, ACT_ATTN, l), b->N, b->C, b->C);
-    ops->linear_backward_input(dbranch, NULL, NULL, dout, gpt2_weight(model, ATTN_PROJ_W, l), NULL,
-                               model->scratch, b->N, b->C, b->C);
-    attention_core_backward(model, b, l, dqkv, dbranch);
+    attention_core_backward(model, b, l, dqkv, dbranch, dout);
     if (b->dropout == 0)
         ops->qkv_bias_backward(gpt2_grad(model, C_ATTN_B, l), dqkv, gpt2_grad(model, ATTN_PROJ_B, l),
                                gpt2_weight(model, ATTN_PROJ_W, l), model->scratch, b->N, b->C);

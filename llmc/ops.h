@@ -208,6 +208,12 @@ typedef struct Ops {
     void (*linear_backward_input)(floatX *dx, float *dx_sums, floatX *gelu, const floatX *dout,
                                   const floatX *weight, const floatX *pre_gelu, void *scratch, int64_t N,
                                   int OC, int IC);
+    /* dx = dout W; returns whether row_dots (N, IC / group) fp32 = sums of dx * other over `group` columns at a time came
+     * with it, where the backend has them for less than a pass over dx and other; else row_dots is left alone.
+     * other (N,IC) */
+    bool (*linear_backward_input_row_dots)(floatX *dx, float *row_dots, const floatX *dout,
+                                           const floatX *weight, const floatX *other, void *scratch,
+                                           int64_t N, int OC, int IC, int group);
     /* dweight += dout^T x in fp32; dbias += column sums of dout, or dbias NULL.   dweight (OC,IC), dbias (OC)
      * fp32 */
     void (*linear_backward_weight)(float *dweight, float *dbias, const floatX *dout, const floatX *x,
@@ -239,12 +245,13 @@ typedef struct Ops {
     /* The same with P o M in place of P in the output, where M is the dropout's mask times 1/(1-p): out = (P o M) V,
      * dP = (dO V^T) o M, dS = P*(dP - D), dV = (P o M)^T dO. P is the softmax over the window before dropout, and
      * lse is its. Key tiles outside the window are not visited. A mask that leaves nothing out is plain attention,
-     * bit for bit and as fast; NULL is not allowed. */
+     * bit for bit and as fast; NULL is not allowed. d (B,T,NH): D = rowsum(dout*out) of each head where it is known, or
+     * NULL; a backend may compute it all the same. */
     void (*masked_attention_forward)(floatX *out, float *lse, const floatX *qkv, const AttentionMask *mask,
                                      int B, int T, int NH, int HD);
     void (*masked_attention_backward)(floatX *dqkv, const floatX *dout, const floatX *out, const floatX *qkv,
-                                      const float *lse, const AttentionMask *mask, void *scratch, int B,
-                                      int T, int NH, int HD);
+                                      const float *lse, const float *d, const AttentionMask *mask,
+                                      void *scratch, int B, int T, int NH, int HD);
     /* The textbook form, for comparison only: probs (B,NH,T,T) = softmax of the masked scores, kept for
      * backward. */
     void (*attention_standard_forward)(floatX *out, floatX *probs, const floatX *qkv, int B, int T, int NH,

@@ -151,6 +151,17 @@ static void linear_backward_input(floatX *dx, float *dx_sums, floatX *gelu, cons
     end();
 }
 
+static bool linear_backward_input_row_dots(floatX *dx, float *row_dots, const floatX *dout,
+                                           const floatX *weight, const floatX *other, void *scratch,
+                                           int64_t N, int OC, int IC, int group) {
+    const double n = (double)N, o = OC, i = IC;
+    begin(2 * n * o * i, stored(2 * n * i + o * i + n * o), "linear_backward_input %d->%d + dots", IC, OC);
+    const bool done =
+        inner->linear_backward_input_row_dots(dx, row_dots, dout, weight, other, scratch, N, OC, IC, group);
+    end();
+    return done;
+}
+
 static void linear_backward_weight(float *dweight, float *dbias, const floatX *dout, const floatX *x,
                                    void *scratch, int64_t N, int OC, int IC) {
     const double n = (double)N, o = OC, i = IC;
@@ -206,12 +217,12 @@ static void masked_attention_forward(floatX *out, float *lse, const floatX *qkv,
 }
 
 static void masked_attention_backward(floatX *dqkv, const floatX *dout, const floatX *out, const floatX *qkv,
-                                      const float *lse, const AttentionMask *mask, void *scratch, int B,
-                                      int T, int NH, int HD) {
+                                      const float *lse, const float *d, const AttentionMask *mask,
+                                      void *scratch, int B, int T, int NH, int HD) {
     const double rows = (double)B * T * NH;
     begin(5 * window_part(mask, T) * square_flops(B, T, NH, HD), stored(8 * rows * HD) + 4 * rows,
           "attention_backward");
-    inner->masked_attention_backward(dqkv, dout, out, qkv, lse, mask, scratch, B, T, NH, HD);
+    inner->masked_attention_backward(dqkv, dout, out, qkv, lse, d, mask, scratch, B, T, NH, HD);
     end();
 }
 
@@ -283,6 +294,7 @@ const Ops *profile_ops(const Ops *ops) {
     wrapped.dropout = dropout;
     wrapped.linear_forward = linear_forward;
     wrapped.linear_backward_input = linear_backward_input;
+    wrapped.linear_backward_input_row_dots = linear_backward_input_row_dots;
     wrapped.linear_backward_weight = linear_backward_weight;
     wrapped.linear_backward_weight_first = linear_backward_weight_first;
     wrapped.qkv_bias_backward = qkv_bias_backward;

@@ -38,8 +38,8 @@ static void cpu_masked_forward(const Call *c) {
 static void cpu_masked_backward(const Call *c) {
     const AttentionMask mask = attention_mask(c);
     ops_cpu.masked_attention_backward(c->p[BACKWARD_DQKV], c->p[BACKWARD_DOUT], c->p[BACKWARD_OUT],
-                                      c->p[BACKWARD_QKV], c->p[BACKWARD_LSE], &mask, c->p[BACKWARD_SCRATCH],
-                                      c->s.B, c->s.T, c->s.NH, c->s.HD);
+                                      c->p[BACKWARD_QKV], c->p[BACKWARD_LSE], NULL, &mask,
+                                      c->p[BACKWARD_SCRATCH], c->s.B, c->s.T, c->s.NH, c->s.HD);
 }
 
 const Variant cpu_variants[] = {

@@ -70,7 +70,7 @@ constexpr unsigned ALL_STEPS =
 
 static void hopper_backward(const Call *c) {
     attention_backward_sm90(c->p[BACKWARD_DQKV], c->p[BACKWARD_DOUT], c->p[BACKWARD_OUT], c->p[BACKWARD_QKV],
-                            (const float *)c->p[BACKWARD_LSE], c->p[BACKWARD_SCRATCH], c->s.B, c->s.T,
+                            (const float *)c->p[BACKWARD_LSE], NULL, c->p[BACKWARD_SCRATCH], c->s.B, c->s.T,
                             c->s.NH, c->s.HD, c->s.causal);
 }
 static void hopper_dq(const Call *c) {
@@ -86,12 +86,13 @@ static void hopper_split(const Call *c) {
     hopper_dq(c);
     hopper_dkv(c);
 }
-typedef void OnePass(floatX *, const floatX *, const floatX *, const floatX *, const float *, void *, int,
-                     int, int, bool);
+typedef void OnePass(floatX *, const floatX *, const floatX *, const floatX *, const float *, const float *,
+                     void *, int, int, int, bool);
 template <OnePass *WITH_64, OnePass *WITH_128> static void hopper_one_pass(const Call *c) {
     OnePass *const run = c->s.HD == 64 ? WITH_64 : WITH_128;
     run(c->p[BACKWARD_DQKV], c->p[BACKWARD_DOUT], c->p[BACKWARD_OUT], c->p[BACKWARD_QKV],
-        (const float *)c->p[BACKWARD_LSE], c->p[BACKWARD_SCRATCH], c->s.B, c->s.T, c->s.NH, c->s.causal);
+        (const float *)c->p[BACKWARD_LSE], NULL, c->p[BACKWARD_SCRATCH], c->s.B, c->s.T, c->s.NH,
+        c->s.causal);
 }
 
 static size_t hopper_scratch(const Sizes *s, int elem) {

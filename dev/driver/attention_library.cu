@@ -48,5 +48,5 @@ EXPORT void attention_backward(void *dqkv, const void *dout, const void *out, co
     if (causal)
         attention_backward_bf16(dqkv, dout, out, qkv, lse, scratch, B, T, NH, HD);
     else
-        attention_backward_sm90(dqkv, dout, out, qkv, lse, scratch, B, T, NH, HD, false);
+        attention_backward_sm90(dqkv, dout, out, qkv, lse, NULL, scratch, B, T, NH, HD, false);
 }

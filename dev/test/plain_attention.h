@@ -120,7 +120,7 @@ static void plain_head_backward(float *dqkv, const float *dout, const float *qkv
 }
 
 /* plain[out] (B,T,C), and plain[probs] (B,NH,T,T) where probs >= 0; key: the key's operand */
-static void plain_forward(OpCase *c, int out, int probs, const float *qkv, int key) {
+static inline void plain_forward(OpCase *c, int out, int probs, const float *qkv, int key) {
     const int B = c->d.B, T = c->d.T, NH = c->d.NH, HD = c->d.HD, C = NH * HD;
 #pragma omp parallel for
     for (int bh = 0; bh < B * NH; bh++) {

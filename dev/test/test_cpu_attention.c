@@ -122,8 +122,8 @@ static void test_masked(int B, int T, int NH, int HD, int window, float p) {
     if (pass == 0) attention_double(&a);
     close_to(name, a.out, a.out.d);
     close_to(name, a.lse, a.lse.d);
-    ops->masked_attention_backward(dqkv.f, a.dout.f, a.out.f, a.qkv.f, a.lse.f, &a.mask, scratch.f, B, T, NH,
-                                   HD);
+    ops->masked_attention_backward(dqkv.f, a.dout.f, a.out.f, a.qkv.f, a.lse.f, NULL, &a.mask, scratch.f, B,
+                                   T, NH, HD);
     is_gradient(name, attention_double, &a, a.qkv, dqkv, NULL);
     if (p == 0) has_known_sums(name, &a, dqkv);
     for (int64_t i = 0; i < dqkv.n; i++) dqkv.f[i] = NAN;

@@ -79,7 +79,8 @@ static int describe_backward(Operand *o, const Dims *d) {
 static void run_backward(const Ops *ops, void **p, const Dims *d) {
     const AttentionMask mask = mask_of(d, p[6]);
     if (is_masked(d))
-        ops->masked_attention_backward(p[0], p[1], p[2], p[3], p[4], &mask, p[5], d->B, d->T, d->NH, d->HD);
+        ops->masked_attention_backward(p[0], p[1], p[2], p[3], p[4], NULL, &mask, p[5], d->B, d->T, d->NH,
+                                       d->HD);
     else
         ops->attention_backward(p[0], p[1], p[2], p[3], p[4], p[5], d->B, d->T, d->NH, d->HD);
 }

@@ -295,8 +295,8 @@ static void backward_head(const void *args, int64_t task) {
 }
 
 void cpu_masked_attention_backward(floatX *dqkv, const floatX *dout, const floatX *out, const floatX *qkv,
-                                   const float *lse, const AttentionMask *mask, void *scratch, int B, int T,
-                                   int NH, int HD) {
+                                   const float *lse, const float *d, const AttentionMask *mask, void *scratch,
+                                   int B, int T, int NH, int HD) {
     Attention f = attention_args(mask, T, NH, HD);
     f.dqkv = dqkv, f.dout = dout, f.saved_out = out, f.qkv = qkv, f.saved_lse = lse;
     cpu_parallel_for((int64_t)B * NH, backward_head, &f);
@@ -304,5 +304,6 @@ void cpu_masked_attention_backward(floatX *dqkv, const floatX *dout, const float
 
 void cpu_attention_backward(floatX *dqkv, const floatX *dout, const floatX *out, const floatX *qkv,
                             const float *lse, void *scratch, int B, int T, int NH, int HD) {
-    cpu_masked_attention_backward(dqkv, dout, out, qkv, lse, &(AttentionMask){0}, scratch, B, T, NH, HD);
+    cpu_masked_attention_backward(dqkv, dout, out, qkv, lse, NULL, &(AttentionMask){0}, scratch, B, T, NH,
+                                  HD);
 }

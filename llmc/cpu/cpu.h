@@ -25,6 +25,9 @@ void cpu_linear_forward(floatX *out, floatX *pre_gelu, const floatX *x, const fl
 void cpu_linear_backward_input(floatX *dx, float *dx_sums, floatX *gelu, const floatX *dout,
                                const floatX *weight, const floatX *pre_gelu, void *scratch, int64_t N, int OC,
                                int IC);
+bool cpu_linear_backward_input_row_dots(floatX *dx, float *row_dots, const floatX *dout, const floatX *weight,
+                                        const floatX *other, void *scratch, int64_t N, int OC, int IC,
+                                        int group);
 void cpu_linear_backward_weight(float *dweight, float *dbias, const floatX *dout, const floatX *x,
                                 void *scratch, int64_t N, int OC, int IC);
 void cpu_linear_backward_weight_first(float *dweight, float *dbias, const floatX *dout, const floatX *x,
@@ -56,8 +59,8 @@ void cpu_attention_standard_backward(floatX *dqkv, floatX *dprobs, const floatX 
 void cpu_masked_attention_forward(floatX *out, float *lse, const floatX *qkv, const AttentionMask *mask,
                                   int B, int T, int NH, int HD);
 void cpu_masked_attention_backward(floatX *dqkv, const floatX *dout, const floatX *out, const floatX *qkv,
-                                   const float *lse, const AttentionMask *mask, void *scratch, int B, int T,
-                                   int NH, int HD);
+                                   const float *lse, const float *d, const AttentionMask *mask, void *scratch,
+                                   int B, int T, int NH, int HD);
 void cpu_masked_attention_standard_forward(floatX *out, floatX *probs, floatX *dropped, const floatX *qkv,
                                            const AttentionMask *mask, int B, int T, int NH, int HD);
 void cpu_masked_attention_standard_backward(floatX *dqkv, floatX *dprobs, const floatX *dout,

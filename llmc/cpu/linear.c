@@ -77,6 +77,15 @@ void cpu_linear_backward_input(floatX *dx, float *dx_sums, floatX *gelu, const f
     if (gelu) cpu_gelu_forward(gelu, pre_gelu, N * IC);
 }
 
+/* D costs a pass as good as any: attention takes it. */
+bool cpu_linear_backward_input_row_dots(floatX *dx, float *row_dots, const floatX *dout, const floatX *weight,
+                                        const floatX *other, void *scratch, int64_t N, int OC, int IC,
+                                        int group) {
+    (void)row_dots, (void)other, (void)group;
+    cpu_linear_backward_input(dx, NULL, NULL, dout, weight, NULL, scratch, N, OC, IC);
+    return false;
+}
+
 static void backward_weight(float *dweight, float *dbias, const floatX *dout, const floatX *x,
                             bool accumulate, int64_t N, int OC, int IC) {
     cpu_matmul(&(Matmul){

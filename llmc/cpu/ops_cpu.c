@@ -47,6 +47,7 @@ const Ops ops_cpu = {
     .dropout = cpu_dropout,
     .linear_forward = cpu_linear_forward,
     .linear_backward_input = cpu_linear_backward_input,
+    .linear_backward_input_row_dots = cpu_linear_backward_input_row_dots,
     .linear_backward_weight = cpu_linear_backward_weight,
     .linear_backward_weight_first = cpu_linear_backward_weight_first,
     .qkv_bias_backward = cpu_qkv_bias_backward,

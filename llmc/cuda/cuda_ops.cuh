@@ -77,6 +77,9 @@ template <typename T>
 void linear_backward_input(floatX *dx, float *dx_sums, floatX *gelu, const floatX *dout, const floatX *weight,
                            const floatX *pre_gelu, void *scratch, int64_t N, int OC, int IC);
 template <typename T>
+bool linear_backward_input_row_dots(floatX *dx, float *row_dots, const floatX *dout, const floatX *weight,
+                                    const floatX *other, void *scratch, int64_t N, int OC, int IC, int group);
+template <typename T>
 void linear_backward_weight(float *dweight, float *dbias, const floatX *dout, const floatX *x, void *scratch,
                             int64_t N, int OC, int IC);
 template <typename T>

@@ -8,13 +8,17 @@
  * the card's generation for it (gemm.cu), else by a pass that finds the gradient in L2 (on an H200 epilogue and sums
  * take 768 us, product and pass 776; at 4 x 1024 tokens 59 and 53); GELU again always by that pass (853 us). The
  * library's bias-gradient epilogues are slower than a pass that reads dout once more (fc 628 against 462 + 95 us), so
- * they are not used. In fp32, GELU is ours: the library's is an approximation. */
+ * they are not used. In fp32, GELU is ours: the library's is an approximation.
+ *
+ * What attention's way back needs of the gradient of its output, D, comes on Hopper with the product that makes it
+ * (linear_row_dots_sm90.cu; 35 us less than product and pass at d12's shape). */
 #include <stdio.h>
 #include <stdlib.h>
 #include "cuda_ops.cuh"
 #include "gemm.cuh"
 #include "linear_gelu_backward_sm90.cuh"
 #include "linear_gelu_sm90.cuh"
+#include "linear_row_dots_sm90.cuh"
 
 /* Gradients of at most so many elements go through GELU in the pass that sums them: they are still in L2. */
 static const int64_t PASS_ELEMENTS = 16 << 20;
@@ -74,6 +78,20 @@ void linear_backward_input(floatX *dx, float *dx_sums, floatX *gelu, const float
         column_sums<T>(dx_sums, (const T *)dx, scratch, N, IC, IC);
 }
 
+template <typename T>
+bool linear_backward_input_row_dots(floatX *dx, float *row_dots, const floatX *dout, const floatX *weight,
+                                    const floatX *other, void *scratch, int64_t N, int OC, int IC,
+                                    int group) {
+    const bool is_bf16 = sizeof(T) == sizeof(bf16), tma_aligned = gemm_alignment_limit() >= 16;
+    const bool served = is_bf16 && tma_aligned && linear_row_dots_sm90_serves(N, OC, IC, group);
+    if (served)
+        linear_row_dots_sm90((bf16 *)dx, row_dots, (const bf16 *)dout, (const bf16 *)weight,
+                             (const bf16 *)other, N, OC, IC, group);
+    else
+        linear_backward_input<T>(dx, NULL, NULL, dout, weight, NULL, scratch, N, OC, IC);
+    return served;
+}
+
 size_t linear_scratch_bytes(int64_t N, int IC) {
     return linear_gelu_backward_sm90_scratch_bytes(N, IC);
 }
@@ -102,6 +120,10 @@ template void linear_backward_input<float>(floatX *, float *, floatX *, const fl
                                            const floatX *, void *, int64_t, int, int);
 template void linear_backward_input<bf16>(floatX *, float *, floatX *, const floatX *, const floatX *,
                                           const floatX *, void *, int64_t, int, int);
+template bool linear_backward_input_row_dots<float>(floatX *, float *, const floatX *, const floatX *,
+                                                    const floatX *, void *, int64_t, int, int, int);
+template bool linear_backward_input_row_dots<bf16>(floatX *, float *, const floatX *, const floatX *,
+                                                   const floatX *, void *, int64_t, int, int, int);
 template void linear_backward_weight<float>(float *, float *, const floatX *, const floatX *, void *, int64_t,
                                             int, int);
 template void linear_backward_weight<bf16>(float *, float *, const floatX *, const floatX *, void *, int64_t,

@@ -1,56 +1,24 @@
 /* Back through the MLP's second layer for sm_90a: dx = (dout W) gelu'(pre_gelu), its column sums and, where asked,
- * gelu(pre_gelu), in one kernel. See linear_sm90.cuh for the product.
+ * gelu(pre_gelu), in one kernel. See linear_backward_sm90.cuh for the kernel.
  *
- * pre_gelu of a tile comes by TMA beside the tile's products, into the pieces of shared memory through which dx and
- * then gelu will leave: a thread finds in them the places of its own sums. A warp's pieces are its own from there to the
- * stores, and but for the column sums it never waits for another.
+ * `other` is pre_gelu, and its pieces are those through which first dx and then gelu leave. But for the column sums no
+ * warp waits for another.
  *
  * The product is rounded before it meets gelu', as where a pass of its own does that (column_sums.cu): equal bits. */
 #include "linear_gelu_backward_sm90.cuh"
 #include "cuda_ops.cuh"
 #include "gelu.cuh"
-#include "linear_sm90.cuh"
+#include "linear_backward_sm90.cuh"
 
 enum {
-    BOXES = TILE_N / BOX,
     THREAD_COLUMNS = TILE_N / 4, /* columns whose sums a thread has, over its four rows */
     LANE_COLUMNS = TILE_N / 32,  /* of them after the 8 lanes that share columns have shared the work */
 };
-static_assert(HALVES * BOXES == PIECES, "a warp's pieces of a tile are there together");
 
-struct GeluBackwardArgs {
-    Product product;                /* dout, W */
-    CUtensorMap dx, gelu, pre_gelu; /* matrix_map of pieces */
-    float *partials;                /* (ceil(M / TILE_M), N) column sums of a tile's dx, or NULL */
+template <bool FORWARD> struct GeluBackwardArgs : BackwardProduct { /* other: pre_gelu */
+    CUtensorMap gelu;                                               /* matrix_map of pieces; FORWARD alone */
+    float *partials; /* (ceil(M / TILE_M), N) column sums of a tile's dx, or NULL */
 };
-
-/* ---- a warp's pieces of a tile ---- */
-
-struct WarpPieces {
-    bf16 (*at)[PIECE_ROWS * BOX]; /* half * BOXES + box */
-    int m, n;                     /* where the first begins in dx */
-};
-
-/* pre_gelu of the next tile, once the gelu of the last has left. */
-__device__ __forceinline__ void fetch_pre(const GeluBackwardArgs &args, const WarpPieces &p,
-                                          uint64_t &fetched) {
-    if (threadIdx.x % 32 != 0) return;
-    bulk_wait_read<0>();
-    mbarrier_arrive_expect_tx(shared_address(&fetched), HALVES * BOXES * sizeof *p.at);
-    for (int i = 0; i < HALVES * BOXES; i++)
-        tma_load_3d(shared_address(p.at[i]), &args.pre_gelu, 0, p.m + i / BOXES * ROWS, p.n / BOX + i % BOXES,
-                    shared_address(&fetched));
-}
-
-/* One box of 64 columns, of both halves. */
-__device__ __forceinline__ void store_box(const CUtensorMap &map, const WarpPieces &p, int box) {
-    fence_proxy_async();
-    __syncwarp();
-    if (threadIdx.x % 32 != 0) return;
-    for (int half = 0; half < HALVES; half++)
-        tma_store_3d(&map, 0, p.m + half * ROWS, p.n / BOX + box, shared_address(p.at[half * BOXES + box]));
-    bulk_commit();
-}
 
 /* ---- GELU ---- */
 
@@ -98,14 +66,14 @@ template <int N> __device__ __forceinline__ void halve_sums(float (&sum)[THREAD_
 
 /* Column sums of the tile: each warp's 8 lanes that share columns, then the four warps in order, through `sums`.
  * sum[i]: of column i / 2 * 8 + i % 2 from the thread's first. */
-__device__ __forceinline__ void store_partials(const GeluBackwardArgs &args, float *sums,
+__device__ __forceinline__ void store_partials(const Product &product, float *partials, float *sums,
                                                float (&sum)[THREAD_COLUMNS], Tile tile, int group) {
-    if (!args.partials) return;
-    const int lane = threadIdx.x % 32, warp = threadIdx.x % WARPGROUP / 32, N = args.product.N;
+    if (!partials) return;
+    const int lane = threadIdx.x % 32, warp = threadIdx.x % WARPGROUP / 32, N = product.N;
     halve_sums<THREAD_COLUMNS / 2>(sum, 16);
     halve_sums<THREAD_COLUMNS / 4>(sum, 8);
     halve_sums<LANE_COLUMNS>(sum, 4); /* now sum lane / 4 * LANE_COLUMNS + i */
-    float *partials = args.partials + (int64_t)(tile.m / TILE_M) * N + tile.n;
+    partials += (int64_t)(tile.m / TILE_M) * N + tile.n;
     for (int turn = 0; turn < 4; turn++) {
 #pragma unroll
         for (int i = 0; i < LANE_COLUMNS / 2; i++) {
@@ -118,18 +86,18 @@ __device__ __forceinline__ void store_partials(const GeluBackwardArgs &args, flo
             }
             if (turn < 3)
                 *reinterpret_cast<float2 *>(sums + column) = total;
-            else if (tile.m < args.product.M && tile.n + column < N)
+            else if (tile.m < product.M && tile.n + column < N)
                 *reinterpret_cast<float2 *>(partials + column) = total;
         }
         named_barrier_sync<WARPGROUP>(1 + CONSUMERS + group);
     }
 }
 
-/* ---- kernel ---- */
+/* ---- a tile ---- */
 
 template <bool FORWARD>
-__device__ __forceinline__ void finish_tile(ProductShared &s, const GeluBackwardArgs &args, const Sums &d,
-                                            const WarpPieces &p, Tile tile, int group) {
+__device__ __forceinline__ void finish_tile(ProductShared &s, const GeluBackwardArgs<FORWARD> &args,
+                                            const Sums &d, const WarpPieces &p, Tile tile, int group) {
     uint32_t gelu[BOXES][4][HALVES][4];
     float sum[THREAD_COLUMNS] = {};
 #pragma unroll
@@ -138,7 +106,7 @@ __device__ __forceinline__ void finish_tile(ProductShared &s, const GeluBackward
         for (int j = 0; j < 4; j++) finish_columns(&sum[(box * 4 + j) * 4], gelu[box][j], d, p, box, j);
         store_box(args.dx, p, box);
     }
-    store_partials(args, s.sums[group], sum, tile, group);
+    store_partials(args.product, args.partials, s.sums[group], sum, tile, group);
 #pragma unroll
     for (int box = 0; FORWARD && box < BOXES; box++) {
         if (threadIdx.x % 32 == 0) bulk_wait_read<BOXES - 1>(); /* dx of this box has left */
@@ -149,47 +117,6 @@ __device__ __forceinline__ void finish_tile(ProductShared &s, const GeluBackward
                         gelu[box][i / HALVES][i % HALVES]);
         store_box(args.gelu, p, box);
     }
-}
-
-template <bool FORWARD>
-__device__ __forceinline__ void consume(ProductShared &s, const GeluBackwardArgs &args, int group) {
-    const Product &product = args.product;
-    const int tiles = cluster_tiles(product.M, product.N), warp = threadIdx.x / 32;
-    Ring<STAGES> ring;
-    Ring<1> pieces;
-    Tile tile = first_tile(product);
-    if (group == 1) {
-        tile = later_tile(product, tile, 1);
-        skip_tile(ring, product);
-    }
-    for (; tile.index < tiles; tile = later_tile(product, tile, CONSUMERS), pieces.advance()) {
-        const WarpPieces p = {s.pieces[warp], tile.m + warp % 4 * PIECE_ROWS, tile.n};
-        Sums d = {};
-        fetch_pre(args, p, s.fetched[warp]);
-        multiply<B_MN_MAJOR>(d, s, ring, product, tile, group);
-        mbarrier_wait(shared_address(&s.fetched[warp]), pieces.parity);
-        finish_tile<FORWARD>(s, args, d, p, tile, group);
-    }
-    if (threadIdx.x % 32 == 0) bulk_wait<0>();
-}
-
-template <bool FORWARD>
-__global__ void __launch_bounds__(THREADS, 1)
-    linear_gelu_backward_kernel(const __grid_constant__ GeluBackwardArgs args) {
-#ifdef SM90_BODY
-    ProductShared &s = at_uniform_address(shared_memory<ProductShared>());
-    const int group = threadIdx.x / WARPGROUP;
-    open_product(s);
-    if (group < CONSUMERS) {
-        setmaxnreg_inc<CONSUMER_REGISTERS>();
-        consume<FORWARD>(s, args, group);
-    } else {
-        setmaxnreg_dec<PRODUCER_REGISTERS>();
-        if (threadIdx.x == CONSUMERS * WARPGROUP) produce<B_MN_MAJOR>(s, args.product);
-        __syncwarp();
-    }
-    cluster_sync(); /* nor into one that has gone */
-#endif
 }
 
 /* ---- launch ---- */
@@ -204,19 +131,17 @@ size_t linear_gelu_backward_sm90_scratch_bytes(int64_t N, int IC) {
 
 void linear_gelu_backward_sm90(bf16 *dx, float *dx_sums, bf16 *gelu, const bf16 *dout, const bf16 *weight,
                                const bf16 *pre_gelu, void *scratch, int64_t N, int OC, int IC) {
-    GeluBackwardArgs args = {};
-    args.product.a = matrix_map(dout, N, OC, TILE_M);
-    args.product.b = matrix_map(weight, OC, IC, B_DEPTH);
-    args.product.M = (int)N;
-    args.product.N = IC;
-    args.product.K = OC;
-    args.dx = matrix_map(dx, N, IC, PIECE_ROWS);
-    args.pre_gelu = matrix_map(pre_gelu, N, IC, PIECE_ROWS);
-    if (gelu) args.gelu = matrix_map(gelu, N, IC, PIECE_ROWS);
-    args.partials = dx_sums ? (float *)scratch : NULL;
-    launch_product("linear_gelu_backward",
-                   gelu ? linear_gelu_backward_kernel<true> : linear_gelu_backward_kernel<false>, args,
-                   args.product);
+    float *partials = dx_sums ? (float *)scratch : NULL;
+    const BackwardProduct base = backward_product(dx, dout, weight, pre_gelu, N, OC, IC);
+    if (gelu) {
+        const GeluBackwardArgs<true> args = {base, matrix_map(gelu, N, IC, PIECE_ROWS), partials};
+        launch_product("linear_gelu_backward", linear_backward_kernel<GeluBackwardArgs<true>>, args,
+                       base.product);
+    } else {
+        const GeluBackwardArgs<false> args = {base, {}, partials};
+        launch_product("linear_gelu_backward", linear_backward_kernel<GeluBackwardArgs<false>>, args,
+                       base.product);
+    }
     if (dx_sums)
-        add_partial_rows(PartialSums{{dx_sums}, 1, 1}, args.partials, (int)ceil_div<int64_t>(N, TILE_M), IC);
+        add_partial_rows(PartialSums{{dx_sums}, 1, 1}, partials, (int)ceil_div<int64_t>(N, TILE_M), IC);
 }

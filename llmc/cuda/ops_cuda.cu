@@ -80,6 +80,7 @@ template <typename T, DType DTYPE> static constexpr Ops table(const char *name) 
     ops.dropout = dropout<T>;
     ops.linear_forward = linear_forward<T>;
     ops.linear_backward_input = linear_backward_input<T>;
+    ops.linear_backward_input_row_dots = linear_backward_input_row_dots<T>;
     ops.linear_backward_weight = linear_backward_weight<T>;
     ops.linear_backward_weight_first = linear_backward_weight_first<T>;
     ops.qkv_bias_backward = qkv_bias_backward<T>;

@@ -37,8 +37,8 @@ void attention_decode_f32(floatX *out, const floatX *qkv, float *scratch, int t,
 void masked_attention_forward_bf16(floatX *out, float *lse, const floatX *qkv, const AttentionMask *mask,
                                    int B, int T, int NH, int HD);
 void masked_attention_backward_bf16(floatX *dqkv, const floatX *dout, const floatX *out, const floatX *qkv,
-                                    const float *lse, const AttentionMask *mask, void *scratch, int B, int T,
-                                    int NH, int HD);
+                                    const float *lse, const float *d, const AttentionMask *mask,
+                                    void *scratch, int B, int T, int NH, int HD);
 void masked_attention_standard_forward_bf16(floatX *out, floatX *probs, floatX *dropped, const floatX *qkv,
                                             const AttentionMask *mask, int B, int T, int NH, int HD);
 void masked_attention_standard_backward_bf16(floatX *dqkv, floatX *dprobs, const floatX *dout,
@@ -48,8 +48,8 @@ void masked_attention_standard_backward_bf16(floatX *dqkv, floatX *dprobs, const
 void masked_attention_forward_f32(floatX *out, float *lse, const floatX *qkv, const AttentionMask *mask,
                                   int B, int T, int NH, int HD);
 void masked_attention_backward_f32(floatX *dqkv, const floatX *dout, const floatX *out, const floatX *qkv,
-                                   const float *lse, const AttentionMask *mask, void *scratch, int B, int T,
-                                   int NH, int HD);
+                                   const float *lse, const float *d, const AttentionMask *mask, void *scratch,
+                                   int B, int T, int NH, int HD);
 void masked_attention_standard_forward_f32(floatX *out, floatX *probs, floatX *dropped, const floatX *qkv,
                                            const AttentionMask *mask, int B, int T, int NH, int HD);
 void masked_attention_standard_backward_f32(floatX *dqkv, floatX *dprobs, const floatX *dout,

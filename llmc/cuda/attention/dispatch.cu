@@ -12,11 +12,15 @@ typedef void MaskedBackward(floatX *dqkv, const floatX *dout, const floatX *out,
                             const float *lse, const AttentionMask *mask, void *scratch, int B, int T, int NH,
                             int HD);
 
+typedef void BackwardKnown(floatX *dqkv, const floatX *dout, const floatX *out, const floatX *qkv,
+                           const float *lse, const float *d, void *scratch, int B, int T, int NH, int HD);
+
 typedef struct Kernels {
     Forward *forward;
     Backward *backward;
     MaskedForward *masked_forward; /* NULL: plain causal attention alone */
     MaskedBackward *masked_backward;
+    BackwardKnown *backward_known; /* plain, where D is known; NULL: it is computed all the same */
 } Kernels;
 
 typedef struct Path {
@@ -31,20 +35,25 @@ enum { ANY = 1 << 30 };
 static void sm90_forward(floatX *out, float *lse, const floatX *qkv, int B, int T, int NH, int HD) {
     attention_forward_sm90(out, lse, qkv, B, T, NH, HD, true);
 }
+static void sm90_backward_known(floatX *dqkv, const floatX *dout, const floatX *out, const floatX *qkv,
+                                const float *lse, const float *d, void *scratch, int B, int T, int NH,
+                                int HD) {
+    attention_backward_sm90(dqkv, dout, out, qkv, lse, d, scratch, B, T, NH, HD, true);
+}
 static void sm90_backward(floatX *dqkv, const floatX *dout, const floatX *out, const floatX *qkv,
                           const float *lse, void *scratch, int B, int T, int NH, int HD) {
-    attention_backward_sm90(dqkv, dout, out, qkv, lse, scratch, B, T, NH, HD, true);
+    sm90_backward_known(dqkv, dout, out, qkv, lse, NULL, scratch, B, T, NH, HD);
 }
 
-static const Kernels sm90 = {sm90_forward, sm90_backward, NULL, NULL};
+static const Kernels sm90 = {sm90_forward, sm90_backward, NULL, NULL, sm90_backward_known};
 static const Kernels sm80 = {sm80_attention_forward, sm80_attention_backward, sm80_masked_attention_forward,
-                             sm80_masked_attention_backward};
+                             sm80_masked_attention_backward, NULL};
 static const Kernels generic_bf16 = {generic_attention_forward_bf16, generic_attention_backward_bf16,
                                      generic_masked_attention_forward_bf16,
-                                     generic_masked_attention_backward_bf16};
+                                     generic_masked_attention_backward_bf16, NULL};
 static const Kernels generic_f32 = {generic_attention_forward_f32, generic_attention_backward_f32,
                                     generic_masked_attention_forward_f32,
-                                    generic_masked_attention_backward_f32};
+                                    generic_masked_attention_backward_f32, NULL};
 
 /* The first row that fits is taken. To add a path, write its file, declare it in paths.cuh and put its rows
  * above those it beats. sm_90a code runs on capability 9.0 alone. */
@@ -96,12 +105,16 @@ void masked_attention_forward_bf16(floatX *out, float *lse, const floatX *qkv, c
     kernels_for(DTYPE_BF16, HD, true)->masked_forward(out, lse, qkv, mask, B, T, NH, HD);
 }
 void masked_attention_backward_bf16(floatX *dqkv, const floatX *dout, const floatX *out, const floatX *qkv,
-                                    const float *lse, const AttentionMask *mask, void *scratch, int B, int T,
-                                    int NH, int HD) {
-    if (attention_is_plain(mask, T))
-        return attention_backward_bf16(dqkv, dout, out, qkv, lse, scratch, B, T, NH, HD);
-    kernels_for(DTYPE_BF16, HD, true)
-        ->masked_backward(dqkv, dout, out, qkv, lse, mask, scratch, B, T, NH, HD);
+                                    const float *lse, const float *d, const AttentionMask *mask,
+                                    void *scratch, int B, int T, int NH, int HD) {
+    const bool plain = attention_is_plain(mask, T);
+    const Kernels *kernels = kernels_for(DTYPE_BF16, HD, !plain);
+    if (!plain)
+        kernels->masked_backward(dqkv, dout, out, qkv, lse, mask, scratch, B, T, NH, HD);
+    else if (d && kernels->backward_known)
+        kernels->backward_known(dqkv, dout, out, qkv, lse, d, scratch, B, T, NH, HD);
+    else
+        kernels->backward(dqkv, dout, out, qkv, lse, scratch, B, T, NH, HD);
 }
 void masked_attention_forward_f32(floatX *out, float *lse, const floatX *qkv, const AttentionMask *mask,
                                   int B, int T, int NH, int HD) {
@@ -109,8 +122,8 @@ void masked_attention_forward_f32(floatX *out, float *lse, const floatX *qkv, co
     kernels_for(DTYPE_F32, HD, true)->masked_forward(out, lse, qkv, mask, B, T, NH, HD);
 }
 void masked_attention_backward_f32(floatX *dqkv, const floatX *dout, const floatX *out, const floatX *qkv,
-                                   const float *lse, const AttentionMask *mask, void *scratch, int B, int T,
-                                   int NH, int HD) {
+                                   const float *lse, const float *d, const AttentionMask *mask, void *scratch,
+                                   int B, int T, int NH, int HD) {
     if (attention_is_plain(mask, T))
         return attention_backward_f32(dqkv, dout, out, qkv, lse, scratch, B, T, NH, HD);
     kernels_for(DTYPE_F32, HD, true)->masked_backward(dqkv, dout, out, qkv, lse, mask, scratch, B, T, NH, HD);

@@ -12,9 +12,11 @@
 void attention_forward_sm90(floatX *out, float *lse, const floatX *qkv, int B, int T, int NH, int HD,
                             bool causal);
 
-/* scratch: attention_backward_sm90_scratch_bytes. */
+/* d (B,T,NH): rowsum(dout * out) of every head where it is known, or NULL. scratch:
+ * attention_backward_sm90_scratch_bytes. */
 void attention_backward_sm90(floatX *dqkv, const floatX *dout, const floatX *out, const floatX *qkv,
-                             const float *lse, void *scratch, int B, int T, int NH, int HD, bool causal);
+                             const float *lse, const float *d, void *scratch, int B, int T, int NH, int HD,
+                             bool causal);
 size_t attention_backward_sm90_scratch_bytes(int B, int T, int NH);
 
 /* ---- for the lab: the steps that led here, and the parts of backward ---- */
@@ -56,17 +58,21 @@ void attention_backward_sm90_dq(floatX *dqkv, const floatX *dout, const floatX *
 void attention_backward_sm90_dkv(floatX *dqkv, const floatX *dout, const floatX *qkv, const void *scratch,
                                  int B, int T, int NH, int HD, bool causal);
 
-/* Backward in one pass of five products, head size 64. scratch: the bytes below. */
+/* Backward in one pass of five products, head size 64. d: as above; scratch: the bytes below. */
 void attention_backward_sm90_fused(floatX *dqkv, const floatX *dout, const floatX *out, const floatX *qkv,
-                                   const float *lse, void *scratch, int B, int T, int NH, bool causal);
+                                   const float *lse, const float *d, void *scratch, int B, int T, int NH,
+                                   bool causal);
 size_t attention_backward_sm90_fused_scratch_bytes(int B, int T, int NH);
 /* Its form for long T, with pairs of tiles in clusters of two blocks, at any T; the same scratch. */
 void attention_backward_sm90_paired64(floatX *dqkv, const floatX *dout, const floatX *out, const floatX *qkv,
-                                      const float *lse, void *scratch, int B, int T, int NH, bool causal);
+                                      const float *lse, const float *d, void *scratch, int B, int T, int NH,
+                                      bool causal);
 /* The same for head size 128. */
 void attention_backward_sm90_fused128(floatX *dqkv, const floatX *dout, const floatX *out, const floatX *qkv,
-                                      const float *lse, void *scratch, int B, int T, int NH, bool causal);
+                                      const float *lse, const float *d, void *scratch, int B, int T, int NH,
+                                      bool causal);
 size_t attention_backward_sm90_fused128_scratch_bytes(int B, int T, int NH);
 /* Its form for long T, with pairs of tiles in clusters of two blocks, at any T; the same scratch. */
 void attention_backward_sm90_paired128(floatX *dqkv, const floatX *dout, const floatX *out, const floatX *qkv,
-                                       const float *lse, void *scratch, int B, int T, int NH, bool causal);
+                                       const float *lse, const float *d, void *scratch, int B, int T, int NH,
+                                       bool causal);

@@ -307,9 +307,10 @@ void attention_backward_sm90_dq(floatX *dqkv, const floatX *dout, const floatX *
 
 /* The one-pass kernels are faster at every length: 1.2 times and more at T = 1024 (dev/attention/README.md). */
 void attention_backward_sm90(floatX *dqkv, const floatX *dout, const floatX *out, const floatX *qkv,
-                             const float *lse, void *scratch, int B, int T, int NH, int HD, bool causal) {
+                             const float *lse, const float *d, void *scratch, int B, int T, int NH, int HD,
+                             bool causal) {
     const auto fused = HD == 64 ? attention_backward_sm90_fused : attention_backward_sm90_fused128;
-    fused(dqkv, dout, out, qkv, lse, scratch, B, T, NH, causal);
+    fused(dqkv, dout, out, qkv, lse, d, scratch, B, T, NH, causal);
 }
 
 /* For either head size; the two passes need less. */

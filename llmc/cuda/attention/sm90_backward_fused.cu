@@ -462,8 +462,9 @@ static void backward_paired(const FusedArgs &args, bool causal) {
 constexpr int TMA_UP_TO = 1024, PAIRS_FROM = 32768;
 
 void attention_backward_sm90_fused(floatX *dqkv, const floatX *dout, const floatX *out, const floatX *qkv,
-                                   const float *lse, void *scratch, int B, int T, int NH, bool causal) {
-    const FusedArgs args = fused_args<64>(dqkv, dout, out, qkv, lse, scratch, B, T, NH, causal);
+                                   const float *lse, const float *d, void *scratch, int B, int T, int NH,
+                                   bool causal) {
+    const FusedArgs args = fused_args<64>(dqkv, dout, out, qkv, lse, d, scratch, B, T, NH, causal);
     if (T >= PAIRS_FROM)
         backward_paired(args, causal);
     else if (!causal)
@@ -475,6 +476,7 @@ void attention_backward_sm90_fused(floatX *dqkv, const floatX *dout, const float
 }
 
 void attention_backward_sm90_paired64(floatX *dqkv, const floatX *dout, const floatX *out, const floatX *qkv,
-                                      const float *lse, void *scratch, int B, int T, int NH, bool causal) {
-    backward_paired(fused_args<64>(dqkv, dout, out, qkv, lse, scratch, B, T, NH, causal), causal);
+                                      const float *lse, const float *d, void *scratch, int B, int T, int NH,
+                                      bool causal) {
+    backward_paired(fused_args<64>(dqkv, dout, out, qkv, lse, d, scratch, B, T, NH, causal), causal);
 }

@@ -164,8 +164,9 @@ static void backward_paired(const FusedArgs &args, bool causal) {
 enum { PAIRS_FROM = 8192 /* measured: dev/attention/README.md */ };
 
 void attention_backward_sm90_fused128(floatX *dqkv, const floatX *dout, const floatX *out, const floatX *qkv,
-                                      const float *lse, void *scratch, int B, int T, int NH, bool causal) {
-    const FusedArgs args = fused_args<128>(dqkv, dout, out, qkv, lse, scratch, B, T, NH, causal);
+                                      const float *lse, const float *d, void *scratch, int B, int T, int NH,
+                                      bool causal) {
+    const FusedArgs args = fused_args<128>(dqkv, dout, out, qkv, lse, d, scratch, B, T, NH, causal);
     if (T >= PAIRS_FROM)
         backward_paired(args, causal);
     else if (causal)
@@ -175,6 +176,7 @@ void attention_backward_sm90_fused128(floatX *dqkv, const floatX *dout, const fl
 }
 
 void attention_backward_sm90_paired128(floatX *dqkv, const floatX *dout, const floatX *out, const floatX *qkv,
-                                       const float *lse, void *scratch, int B, int T, int NH, bool causal) {
-    backward_paired(fused_args<128>(dqkv, dout, out, qkv, lse, scratch, B, T, NH, causal), causal);
+                                       const float *lse, const float *d, void *scratch, int B, int T, int NH,
+                                       bool causal) {
+    backward_paired(fused_args<128>(dqkv, dout, out, qkv, lse, d, scratch, B, T, NH, causal), causal);
 }

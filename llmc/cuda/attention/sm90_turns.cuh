@@ -262,6 +262,24 @@ __global__ void __launch_bounds__(256)
         turns.counts[(head * turns.streams + threadIdx.x) * turns.blocks + blockIdx.y] = 0;
 }
 
+/* The same of all heads where D (B,T,NH) is known. grid (blocks, B). */
+static __global__ void __launch_bounds__(256)
+    sm90_fold_known_kernel(FoldRow *fold, Turns turns, const float *d, const float *lse, int T, int NH,
+                           float inverse_scale) {
+    const int64_t first_head = (int64_t)blockIdx.y * NH;
+    for (int i = threadIdx.x; i < NH * ROWS; i += blockDim.x) {
+        const int64_t head = first_head + i / ROWS;
+        const int row = blockIdx.x * ROWS + i % ROWS;
+        fold[head * fold_rows(T) + row] = row < T
+                                              ? fold_row(-lse[head * T + row] * inverse_scale,
+                                                         -d[((int64_t)blockIdx.y * T + row) * NH + i / ROWS])
+                                              : FoldRow{};
+    }
+    for (int i = threadIdx.x; i < NH * turns.streams; i += blockDim.x)
+        if (first_head + i / turns.streams < turns.slots)
+            turns.counts[(first_head * turns.streams + i) * turns.blocks + blockIdx.x] = 0;
+}
+
 /* ---- host ---- */
 
 /* The shortest tiles first, in sections whose Q, dO and sums fit L2. Causal tiles of head size 128 take small
@@ -317,9 +335,13 @@ static inline Turns turns_in(void *scratch, const TileOrder &order, int B, int T
 
 template <int HD>
 static void launch_fold(const BackwardArgs &args, const Turns &turns, const floatX *dout, const floatX *out,
-                        const float *lse, int B) {
-    sm90_fold_kernel<HD><<<dim3(args.NH, turns.blocks, B), 256, 0, main_stream>>>(
-        args.fold, turns, (const bf16 *)dout, (const bf16 *)out, lse, args.T, args.inverse_scale);
+                        const float *lse, const float *d, int B) {
+    if (d)
+        sm90_fold_known_kernel<<<dim3(turns.blocks, B), 256, 0, main_stream>>>(
+            args.fold, turns, d, lse, args.T, args.NH, args.inverse_scale);
+    else
+        sm90_fold_kernel<HD><<<dim3(args.NH, turns.blocks, B), 256, 0, main_stream>>>(
+            args.fold, turns, (const bf16 *)dout, (const bf16 *)out, lse, args.T, args.inverse_scale);
     launch_check("sm90_fold_kernel");
 }
 
@@ -333,13 +355,14 @@ typedef struct FusedArgs {
 /* Fills in the arguments and queues the fold kernel that goes before. */
 template <int HD>
 static FusedArgs fused_args(floatX *dqkv, const floatX *dout, const floatX *out, const floatX *qkv,
-                            const float *lse, void *scratch, int B, int T, int NH, bool causal) {
+                            const float *lse, const float *d, void *scratch, int B, int T, int NH,
+                            bool causal) {
     FusedArgs args;
     args.base = backward_args(dqkv, dout, qkv, scratch, B, T, NH, HD);
     args.base.order = turn_order(B, T, NH, HD, causal);
     args.turns = turns_in(scratch, args.base.order, B, T, NH, HD);
     args.gradients = tensor_map(dqkv, B, T, 3 * NH, HD, 16);
     args.dq = tensor_map(dqkv, B, T, 3 * NH * (HD / 64), 64, 16);
-    launch_fold<HD>(args.base, args.turns, dout, out, lse, B);
+    launch_fold<HD>(args.base, args.turns, dout, out, lse, d, B);
     return args;
 }

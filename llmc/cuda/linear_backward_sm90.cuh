@@ -71,31 +71,13 @@ template <class Args> __device__ __forceinline__ void consume(ProductShared &s, 
 template <class Args>
 __global__ void __launch_bounds__(THREADS, 1) linear_backward_kernel(const __grid_constant__ Args args) {
 #ifdef SM90_BODY
-    ProductShared &s = at_uniform_address(shared_memory<ProductShared>());
-    const int group = threadIdx.x / WARPGROUP;
-    open_product(s);
-    if (group < CONSUMERS) {
-        setmaxnreg_inc<CONSUMER_REGISTERS>();
-        consume(s, args, group);
-    } else {
-        setmaxnreg_dec<PRODUCER_REGISTERS>();
-        if (threadIdx.x == CONSUMERS * WARPGROUP) produce<B_MN_MAJOR>(s, args.product);
-        __syncwarp();
-    }
-    cluster_sync(); /* nor into one that has gone */
+    multiply_tiles<B_MN_MAJOR>(at_uniform_address(shared_memory<ProductShared>()), args);
 #endif
 }
 
 /* dx, other (N,IC), dout (N,OC), weight (OC,IC) */
 static BackwardProduct backward_product(bf16 *dx, const bf16 *dout, const bf16 *weight, const bf16 *other,
                                         int64_t N, int OC, int IC) {
-    BackwardProduct args = {};
-    args.product.a = matrix_map(dout, N, OC, TILE_M);
-    args.product.b = matrix_map(weight, OC, IC, B_DEPTH);
-    args.product.M = (int)N;
-    args.product.N = IC;
-    args.product.K = OC;
-    args.dx = matrix_map(dx, N, IC, PIECE_ROWS);
-    args.other = matrix_map(other, N, IC, PIECE_ROWS);
-    return args;
+    return {product_of<B_MN_MAJOR>(dout, weight, N, IC, OC), matrix_map(dx, N, IC, PIECE_ROWS),
+            matrix_map(other, N, IC, PIECE_ROWS)};
 }

@@ -95,18 +95,7 @@ __device__ __forceinline__ void consume(ProductShared &s, const GeluArgs &args, 
 
 __global__ void __launch_bounds__(THREADS, 1) linear_gelu_kernel(const __grid_constant__ GeluArgs args) {
 #ifdef SM90_BODY
-    ProductShared &s = shared_memory<ProductShared>();
-    const int group = threadIdx.x / WARPGROUP;
-    open_product(s);
-    if (group < CONSUMERS) {
-        setmaxnreg_inc<CONSUMER_REGISTERS>();
-        consume(s, args, group);
-    } else {
-        setmaxnreg_dec<PRODUCER_REGISTERS>();
-        if (threadIdx.x == CONSUMERS * WARPGROUP) produce<B_K_MAJOR>(s, args.product);
-        __syncwarp();
-    }
-    cluster_sync(); /* nobody reaches into a block that has gone */
+    multiply_tiles<B_K_MAJOR>(shared_memory<ProductShared>(), args);
 #endif
 }
 
@@ -116,14 +105,7 @@ bool linear_gelu_sm90_serves(int64_t N, int OC, int IC) {
 
 void linear_gelu_sm90(bf16 *out, bf16 *pre_gelu, const bf16 *x, const bf16 *weight, const bf16 *bias,
                       int64_t N, int OC, int IC) {
-    GeluArgs args = {};
-    args.product.a = matrix_map(x, N, IC, TILE_M);
-    args.product.b = matrix_map(weight, OC, IC, B_ROWS);
-    args.product.M = (int)N;
-    args.product.N = OC;
-    args.product.K = IC;
-    args.out = matrix_map(out, N, OC, PIECE_ROWS);
-    args.pre_gelu = matrix_map(pre_gelu, N, OC, PIECE_ROWS);
-    args.bias = bias;
+    const GeluArgs args = {product_of<B_K_MAJOR>(x, weight, N, OC, IC), matrix_map(out, N, OC, PIECE_ROWS),
+                           matrix_map(pre_gelu, N, OC, PIECE_ROWS), bias};
     launch_product("linear_gelu", linear_gelu_kernel, args, args.product);
 }

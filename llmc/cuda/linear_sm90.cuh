@@ -198,12 +198,34 @@ __device__ __forceinline__ void open_product(ProductShared &s) {
     cluster_sync(); /* nobody reaches into a block whose barriers are not ready */
 }
 
+/* The roles of a block. Args has a Product; consume(s, args, group) is the kernel's own: a consumer's tiles. */
+template <WgmmaB B, class Args>
+__device__ __forceinline__ void multiply_tiles(ProductShared &s, const Args &args) {
+    const int group = threadIdx.x / WARPGROUP;
+    open_product(s);
+    if (group < CONSUMERS) {
+        setmaxnreg_inc<CONSUMER_REGISTERS>();
+        consume(s, args, group);
+    } else {
+        setmaxnreg_dec<PRODUCER_REGISTERS>();
+        if (threadIdx.x == CONSUMERS * WARPGROUP) produce<B>(s, args.product);
+        __syncwarp();
+    }
+    cluster_sync(); /* nor into one that has gone */
+}
+
 /* A row-major (rows, columns) matrix as (columns / 64, rows, 64); a box is 64 columns of box_rows rows. */
 static CUtensorMap matrix_map(const void *base, int64_t rows, int columns, int box_rows) {
     const cuuint64_t dims[3] = {BOX, (cuuint64_t)rows, (cuuint64_t)columns / BOX};
     const cuuint64_t strides[2] = {(cuuint64_t)columns * sizeof(bf16), BOX * sizeof(bf16)};
     const cuuint32_t box[3] = {BOX, (cuuint32_t)box_rows, 1};
     return encode_tiles(base, 3, dims, strides, box);
+}
+
+/* a (M,K), b as B says. */
+template <WgmmaB B> static Product product_of(const bf16 *a, const bf16 *b, int64_t M, int N, int K) {
+    return {matrix_map(a, M, K, TILE_M),
+            B == B_K_MAJOR ? matrix_map(b, N, K, B_ROWS) : matrix_map(b, K, N, B_DEPTH), (int)M, N, K};
 }
 
 /* Whole boxes, and a tile for every SM. */

@@ -97,7 +97,6 @@ __global__ void __launch_bounds__(WARP_SIZE *COLUMN_ROWS, WORK == NO_GELU ? SUM_
 /* Block (32, 32): a warp takes every 32nd partial row of 32 columns. */
 __global__ void __launch_bounds__(1024)
     add_partial_rows_kernel(PartialSums sums, const float *__restrict__ partials, int n, int columns) {
-    __shared__ float tile[WARP_SIZE][WARP_SIZE];
     const int column = blockIdx.x * WARP_SIZE + threadIdx.x;
     float sum = 0;
     if (column < columns) {
@@ -105,12 +104,8 @@ __global__ void __launch_bounds__(1024)
         for (int row = threadIdx.y; row < n; row += WARP_SIZE)
             sum += partials[((int64_t)row * sums.width + blockIdx.y) * columns + column];
     }
-    tile[threadIdx.y][threadIdx.x] = sum;
-    __syncthreads();
-    if (threadIdx.y != 0 || column >= columns) return;
-    float total = 0;
-    for (int y = 0; y < WARP_SIZE; y++) total += tile[y][threadIdx.x];
-    sums.out[blockIdx.y][column] += total;
+    const float total = warps_column_total(sum);
+    if (threadIdx.y == 0 && column < columns) sums.out[blockIdx.y][column] += total;
 }
 
 void add_partial_rows(const PartialSums &sums, const float *partials, int n, int columns) {

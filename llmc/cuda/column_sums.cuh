@@ -25,3 +25,15 @@ template <int VEC> __device__ inline int tile_column(int columns) {
     const int column = blockIdx.y * WARP_SIZE * VEC + in_tile;
     return in_tile < WARP_SIZE * VEC && column < columns ? column : -1;
 }
+
+/* The same in a block of (32, 32) threads, where thread (x, y) has the sum of column x over its own rows: warp 0 gets
+ * the totals over y in order, the others nothing of use. Every thread must come here, once per kernel. */
+__device__ inline float warps_column_total(float sum) {
+    __shared__ float tile[WARP_SIZE][WARP_SIZE];
+    tile[threadIdx.y][threadIdx.x] = sum;
+    __syncthreads();
+    float total = 0;
+    if (threadIdx.y == 0)
+        for (int y = 0; y < WARP_SIZE; y++) total += tile[y][threadIdx.x];
+    return total;
+}

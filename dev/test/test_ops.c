@@ -1,6 +1,6 @@
 /* Embedding, layernorm, linear and GELU of every CUDA backend against the CPU oracle, case by case. Attention:
- * test_ops_attention.c. Loss: test_ops_loss.c. Update and statistics: test_ops_update.c. Past 2^31 elements:
- * test_ops_large.c. -v prints every error and limit. */
+ * test_ops_attention.c, with the product before its backward: test_ops_attention_projection.c. Loss: test_ops_loss.c.
+ * Update and statistics: test_ops_update.c. Past 2^31 elements: test_ops_large.c. -v prints every error and limit. */
 #include "op_case.h"
 
 /* ---- embedding ---- */

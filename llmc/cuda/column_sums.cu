@@ -120,30 +120,35 @@ static int64_t rows_of_slice(int64_t N, int tiles, int blocks) {
     return ceil_div<int64_t>(ceil_div(N, slices), BATCH_ROWS) * BATCH_ROWS;
 }
 
+/* The number of partial rows. */
 template <typename T, GeluWork WORK>
-static void slices_and_sums(float *out, T *x, T *gelu, const T *pre_gelu, void *scratch, int64_t N,
-                            int columns, int stride) {
+static int sum_slices(float *partials, T *x, T *gelu, const T *pre_gelu, int64_t N, int columns, int stride) {
     const int tiles = ceil_div<int>(columns, WARP_SIZE * Vec<T>::N);
     const int64_t slice_rows = rows_of_slice(N, tiles, SMS * (WORK == NO_GELU ? SUM_BLOCKS : GELU_BLOCKS));
     const int slices = (int)ceil_div<int64_t>(N, slice_rows);
     column_partials_kernel<T, WORK><<<dim3(slices, tiles), dim3(WARP_SIZE, COLUMN_ROWS), 0, main_stream>>>(
-        (float *)scratch, x, gelu, pre_gelu, N, columns, stride, slice_rows);
+        partials, x, gelu, pre_gelu, N, columns, stride, slice_rows);
     launch_check("column_partials");
-    if (out) add_partial_rows(PartialSums{{out}, 1, 1}, (const float *)scratch, slices, columns);
+    return slices;
+}
+
+template <typename T> int column_partials(float *partials, const T *x, int64_t N, int columns, int stride) {
+    return sum_slices<T, NO_GELU>(partials, (T *)x, NULL, NULL, N, columns, stride); /* x is only read */
 }
 
 template <typename T>
 void column_sums(float *out, const T *x, void *scratch, int64_t N, int columns, int stride) {
-    slices_and_sums<T, NO_GELU>(out, (T *)x, NULL, NULL, scratch, N, columns, stride); /* only read */
+    const int n = column_partials(static_cast<float *>(scratch), x, N, columns, stride);
+    add_partial_rows(PartialSums{{out}, 1, 1}, static_cast<const float *>(scratch), n, columns);
 }
 
 template <typename T>
 void gelu_backward_sums(T *dx, float *dx_sums, T *gelu, const T *pre_gelu, void *scratch, int64_t N,
                         int columns) {
-    if (gelu)
-        slices_and_sums<T, GELU_BOTH_WAYS>(dx_sums, dx, gelu, pre_gelu, scratch, N, columns, columns);
-    else
-        slices_and_sums<T, GELU_BACKWARD>(dx_sums, dx, NULL, pre_gelu, scratch, N, columns, columns);
+    float *partials = static_cast<float *>(scratch);
+    const int n = gelu ? sum_slices<T, GELU_BOTH_WAYS>(partials, dx, gelu, pre_gelu, N, columns, columns)
+                       : sum_slices<T, GELU_BACKWARD>(partials, dx, NULL, pre_gelu, N, columns, columns);
+    if (dx_sums) add_partial_rows(PartialSums{{dx_sums}, 1, 1}, partials, n, columns);
 }
 
 /* Slices times columns: at most one wave of tiles of bf16, the wider ones, or a single slice. */
@@ -152,6 +157,8 @@ size_t column_sums_scratch_bytes(int columns) {
     return sizeof(float) * (size_t)(columns > tiles_columns ? columns : tiles_columns);
 }
 
+template int column_partials<float>(float *, const float *, int64_t, int, int);
+template int column_partials<bf16>(float *, const bf16 *, int64_t, int, int);
 template void column_sums<float>(float *, const float *, void *, int64_t, int, int);
 template void column_sums<bf16>(float *, const bf16 *, void *, int64_t, int, int);
 template void gelu_backward_sums<float>(float *, float *, float *, const float *, void *, int64_t, int);

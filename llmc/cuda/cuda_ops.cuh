@@ -103,6 +103,8 @@ void bias_gelu_inplace(floatX *x, floatX *pre_gelu, const floatX *bias, int64_t 
 /* out (columns) += sum over the rows of x (N,columns), which lie `stride` elements apart */
 template <typename T>
 void column_sums(float *out, const T *x, void *scratch, int64_t N, int columns, int stride);
+/* Its first half, for who adds the partial rows: partials (n, columns) =, of column_sums_scratch_bytes; returns n. */
+template <typename T> int column_partials(float *partials, const T *x, int64_t N, int columns, int stride);
 /* dx (N,columns) *= gelu'(pre_gelu), rounded; dx_sums (columns) += its column sums, or NULL; gelu (N,columns) =
  * gelu(pre_gelu), or NULL; gelu may be pre_gelu */
 template <typename T>

@@ -358,7 +358,8 @@ static const Variant rows[] = {
      .head_sizes = {64, 128},
      .flags = PACKED_ONLY,
      .scratch_bytes = fused_scratch,
-     .teaches = "its form for long T, at any T: two blocks share the loads of Q and dO by multicast"},
+     .teaches = "its form for long T, at any T: two blocks share the loads of Q and dO by multicast, and at "
+                "head size 128 exchange dS"},
     {.op = "attention_backward",
      .name = "sm80",
      .run = backward<sm80_attention_backward>,

@@ -412,16 +412,16 @@ static double kernels_apart(const Ops *ops, Dims d) {
     return apart;
 }
 
-/* So long that Hopper's kernels do otherwise than at the sizes above: pairs of tiles in clusters, backward from T = 8192
+/* So long that Hopper's kernels do otherwise than at the sizes above: pairs of tiles in clusters, backward from T = 4096
  * (HD 128) and 32768 (64) on. The oracle would take minutes. At T = 1024, where it has checked both kernels, they
  * differ by their roundings; twice that, and half a step of bf16, are allowed. */
 static void test_long_sequences(const Ops *ops) {
     static const struct {
         int HD, T;
     } cases[] = {
-        {64,  32800}, /* here and at 8300 the number of tiles is odd: the last pair has one */
+        {64,  32800}, /* here and at 4133 the number of tiles is odd: the last pair has one */
         {64,  66000},
-        {128, 8300 },
+        {128, 4133 }, /* of blocks of queries, too */
         {128, 33000}
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {

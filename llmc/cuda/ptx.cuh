@@ -72,8 +72,7 @@ __device__ __forceinline__ float ex2(float x) {
     return y;
 }
 
-/* ==== sm_90a: mbarrier, TMA, wgmma, setmaxnreg, named barriers. Thin wrappers, one instruction
- * each, named after the instruction. Call them only from code that is compiled for sm_90a.
+/* ==== sm_90a: mbarrier, TMA, wgmma, setmaxnreg, named barriers; only for code that is compiled for sm_90a.
  *
  * Shared-memory addresses are 32-bit, see shared_address. A warpgroup is four consecutive warps, the first a
  * multiple of four.
@@ -265,6 +264,12 @@ template <int N> __device__ __forceinline__ void wgmma_results(uint32_t (&a)[N][
     for (int i = 0; i < 4 * N; i++) asm volatile("" : "+r"(a[i / 4][i % 4])::"memory");
 }
 
+/* The same value, made anew as far as the compiler knows: it keeps nothing that follows from it. */
+__device__ __forceinline__ uint32_t anew(uint32_t x) {
+    asm volatile("" : "+r"(x));
+    return x;
+}
+
 /* Matrix descriptors (PTX ISA, "Matrix descriptor"), for tiles with the 128-byte swizzle. The 64-bit value
  * counts in units of 16 bytes: add bytes / 16 to step. k contiguous ("K-major"): the next 16 of k are 32
  * bytes on, the next 64 the next tile. m or n contiguous ("MN-major"): the next 16 of k are 2048 bytes on;
@@ -380,11 +385,7 @@ __device__ __forceinline__ uint32_t cluster_address(uint32_t shared, uint32_t ra
     return mapped;
 }
 
-/* These take addresses made by cluster_address. Ordinary writes before an arrival need a fence of their own: _release
- * is also for what this thread has written, at the cost of a MEMBAR.GPU at every call. */
-__device__ __forceinline__ void mbarrier_arrive_at(uint32_t mapped) {
-    asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(mapped) : "memory");
-}
+/* These take addresses made by cluster_address. _release: also for what this thread has written; a MEMBAR.GPU a call. */
 __device__ __forceinline__ void mbarrier_arrive_release_at(uint32_t mapped) {
     asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(mapped) : "memory");
 }
@@ -393,7 +394,8 @@ __device__ __forceinline__ void mbarrier_arrive_expect_tx_at(uint32_t mapped, ui
                  : "memory");
 }
 __device__ __forceinline__ void mbarrier_arrive_cluster(uint32_t barrier, uint32_t rank) {
-    mbarrier_arrive_at(cluster_address(barrier, rank));
+    const uint32_t mapped = cluster_address(barrier, rank);
+    asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(mapped) : "memory");
 }
 
 /* mbarrier_wait for what a thread of another block wrote before mbarrier_arrive_release_at. */
@@ -442,8 +444,7 @@ __device__ __forceinline__ void tma_load_3d(uint32_t shared, const CUtensorMap *
                  : "memory");
 }
 
-/* To the same addresses of every block of the cluster whose bit of `blocks` is set, and reports to the
- * barrier at the same address of each. */
+/* As tma_multicast_5d. */
 __device__ __forceinline__ void tma_multicast_3d(uint32_t shared, const CUtensorMap *map, int x0, int x1,
                                                  int x2, uint32_t barrier, uint16_t blocks) {
     asm volatile(

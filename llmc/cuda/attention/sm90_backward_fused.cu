@@ -34,7 +34,7 @@ template <int HEAD, bool IS_CAUSAL, bool TMA, bool PAIRED> struct FusedConfig {
     static constexpr bool ALTERNATE = true;                              /* see claim_tensor_cores */
     /* dS^T is given beside the next products: full +3 % at T = 8k and 32k, causal -1 to -3 % */
     static constexpr bool LATE_DS = !CAUSAL;
-    static constexpr int CLUSTER = PAIRED ? 2 : 1;
+    static constexpr int CLUSTER = PAIRED ? 2 : 1, ADDED_TILES = 1;
     static constexpr int TILE_ROWS = WARPGROUPS * ROWS, THREADS = (WARPGROUPS + 2) * WARPGROUP;
     static constexpr int TILE_BYTES = ROWS * HD * 2, FOLD_BYTES = ROWS * sizeof(FoldRow);
     static constexpr int DS_BYTES = TILE_ROWS * ROWS * 2;
@@ -324,7 +324,7 @@ template <class C>
 __device__ __forceinline__ void finish_dq(FusedShared<C> &shared, TurnAt<TURN_BUFFERS> &at,
                                           float (&dq)[C::HD / 2], const Work &work, int block,
                                           const FusedArgs &args) {
-    const int shares = turn_shares<C::CAUSAL>(args.turns, block);
+    const int shares = turn_shares<C>(args.turns, block);
     if constexpr (C::DQ_BY_TMA) {
         const float scale[2] = {args.base.scale, args.base.scale};
         add_sums_kept(shared.turns, at, dq, shares);

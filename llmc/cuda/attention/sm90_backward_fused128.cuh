@@ -1,6 +1,7 @@
 /* The warpgroups of attention backward for sm_90a in one pass of five products, head size 128 (see
  * sm90_backward_fused128.cu for the rest of the kernel, sm90_backward.cuh for the split form and the folded step,
- * sm90_turns.cuh for how shares of dQ are added, sm90_backward_fused.cu for head size 64).
+ * sm90_turns.cuh for how shares of dQ are added, sm90_backward_pairs128.cuh for pairs of tiles, sm90_backward_fused.cu
+ * for head size 64).
  *
  * A tile is 128 keys, 64 for each of two warpgroups, which walk the blocks of 64 queries from the diagonal on.
  * A warpgroup keeps dK and dV of its keys in registers, and computes half of the columns of the block's share
@@ -13,17 +14,16 @@
  * the other, and dQ can have the registers of dP. dV, dK and dQ leave by TMA, from where V, dS and dQ's sums were:
  * the next tile's V comes while dQ of the last block is multiplied, its K while that dQ and dK leave. */
 #pragma once
-#include "sm90_keys.cuh"
 #include "sm90_pairs.cuh"
+#include "sm90_products128.cuh"
 
 constexpr Sm90Shape FUSED128_SHAPE = {2, 64, 3, 1, 232, 40, false}; /* stages: of Q */
 
-/* PAIRED: a cluster of two blocks owns a pair of tiles, 2p and 2p + 1 of a head, and loads Q and dO once for both. */
-template <bool IS_CAUSAL, bool PAIRED> struct Fused128Config {
+template <bool IS_CAUSAL> struct Fused128Config {
     static constexpr Sm90Shape SHAPE = FUSED128_SHAPE;
     static constexpr int HD = 128, WARPGROUPS = SHAPE.warpgroups, STAGES = SHAPE.stages;
     static constexpr bool CAUSAL = IS_CAUSAL;
-    static constexpr int CLUSTER = PAIRED ? 2 : 1, PAIR_ROWS = CLUSTER * SHAPE.warpgroups * ROWS;
+    static constexpr int CLUSTER = 1, ADDED_TILES = 1;
     static constexpr bool K_IN_REGISTERS = false, V_IN_REGISTERS = false; /* dK and dV take 128 */
     static constexpr bool MASK_KEYS = true;                               /* they are summed over in dQ */
     static constexpr int TILE_ROWS = WARPGROUPS * ROWS, THREADS = sm90_threads(SHAPE);
@@ -33,11 +33,6 @@ template <bool IS_CAUSAL, bool PAIRED> struct Fused128Config {
                   "a warpgroup's half of dQ is a stream, and one chunk of K's columns");
     static_assert(sm90_registers_fit(SHAPE), "setmaxnreg");
 };
-
-/* Barriers, more than the turns by which tile 2p + 1 can be ahead: 5. When it has given the share of step i, the stages
- * of step i were free, so tile 2p is behind step i - 3, has given the share of step i - 4, and its adder has waited for
- * the turn of step i - 5. */
-enum { PAIR_TURNS = 8 };
 
 template <class C> struct alignas(1024) Fused128Shared {
     uint8_t k[C::WARPGROUPS][C::TILE_BYTES], v[C::WARPGROUPS][C::TILE_BYTES]; /* v: then dV */
@@ -49,8 +44,6 @@ template <class C> struct alignas(1024) Fused128Shared {
     RingBarriers<C::STAGES> q_ring;
     RingBarriers<2> dout_ring, ds_ring;
     Work work; /* with K */
-    NextWork next;
-    uint64_t pair_turns[C::WARPGROUPS][PAIR_TURNS];
 };
 
 /* Where a warpgroup is. */
@@ -58,7 +51,6 @@ template <class C> struct Fused128Place {
     Work work;
     int warpgroup;
     uint32_t k, v;       /* places of the warpgroup's keys */
-    uint32_t producer;   /* where the block with the producer has `shared`, in a cluster */
     uint32_t k_half;     /* of its columns of K, all keys of the tile */
     uint32_t ones[2][4]; /* A of the folded step: 1 where FoldRow has -lse / scale; where it has -D */
     int step = 0;        /* blocks before the one in work, of all tiles */
@@ -78,65 +70,6 @@ template <class C> struct Fused128Place {
         return at;
     }
 };
-
-/* A warp no longer needs a stage of Q or dO: release of sm90_cluster.cuh, with the first block's address, where the
- * producer waits, at hand in a uniform register. */
-template <class C, int STAGES>
-__device__ __forceinline__ void release(const Fused128Shared<C> &shared, const Fused128Place<C> &place,
-                                        RingBarriers<STAGES> &ring, Ring<STAGES> at) {
-    if (C::CLUSTER == 1) return ring.release(at);
-    __syncwarp(); /* lane 0's arrival then stands for the reads of all 32 */
-    if (threadIdx.x % 32 == 0)
-        mbarrier_arrive_at(place.producer +
-                           (shared_address(&ring.empty[at.stage]) - shared_address(&shared)));
-}
-
-/* acc = or += a step of 16 columns of K or V times those of Q or dO. */
-template <class C>
-__device__ __forceinline__ void multiply_columns(float (&acc)[ROWS / 2], uint32_t rows, uint32_t queries,
-                                                 int step) {
-    const uint32_t at = step / 4 * (ROWS * 128 >> 4) + step % 4 * 2;
-    if (step == 0)
-        wgmma<D_SET, B_K_MAJOR>(acc, swizzled(rows), swizzled(queries));
-    else
-        wgmma<D_ADD, B_K_MAJOR>(acc, swizzled(rows + at), swizzled(queries + at));
-}
-
-/* The folded step: acc += -lse / scale or -D of the block's queries. B of its k 8..15, where A is 0, is that of
- * k 0..7 again. */
-template <class C>
-__device__ __forceinline__ void multiply_fold(float (&acc)[ROWS / 2], const uint32_t (&ones)[4],
-                                              uint32_t fold) {
-    wgmma<D_ADD, B_K_MAJOR>(acc, ones, unswizzled(fold, 0));
-    wgmma_commit();
-}
-
-template <class C>
-__device__ __forceinline__ void multiply_s(KeyRows<C> &r, const Fused128Place<C> &place, uint32_t q,
-                                           uint32_t fold) {
-#pragma unroll
-    for (int i = 0; i < C::HD / 16; i++) multiply_columns<C>(r.s, place.k, q, i);
-    multiply_fold<C>(r.s, place.ones[0], fold);
-}
-
-template <class C>
-__device__ __forceinline__ void multiply_dp(KeyRows<C> &r, const Fused128Place<C> &place, uint32_t dout,
-                                            uint32_t fold) {
-    wgmma_fence();
-#pragma unroll
-    for (int i = 0; i < C::HD / 16; i++) multiply_columns<C>(r.dp, place.v, dout, i);
-    multiply_fold<C>(r.dp, place.ones[1], fold);
-}
-
-/* dV += P^T dO or dK += dS^T Q. */
-template <class C>
-__device__ __forceinline__ void multiply_gradient(float (&d)[C::HD / 2], const uint32_t (&a)[ROWS / 16][4],
-                                                  const uint8_t *queries) {
-    const uint32_t b = uniform_place(shared_address(queries)) + (ROWS * 128 >> 4 << 16);
-#pragma unroll
-    for (int i = 0; i < ROWS / 16; i++) wgmma<D_ADD, B_MN_MAJOR>(d, a[i], swizzled(b + i * (2048 >> 4)));
-    wgmma_commit();
-}
 
 /* The warpgroup's 64 columns of dQ = dS K over the tile's 128 keys, in the registers of dP. */
 template <class C>
@@ -182,7 +115,7 @@ __device__ __forceinline__ void take_dq(KeyRows<C> &r, Fused128Shared<C> &shared
         give_share(turns, place.turns, r.dp);
         return;
     }
-    add_sums_kept(turns, place.turns, r.dp, turn_shares<C::CAUSAL>(args.turns, block));
+    add_sums_kept(turns, place.turns, r.dp, turn_shares<C>(args.turns, block));
     const float scale[2] = {args.base.scale, args.base.scale};
     __syncwarp(); /* all lanes have read the sums where the result goes now */
     tma_store_rows(&args.dq, shared_address(turns.part(place.turns.fetched.stage)), r.dp, scale,
@@ -208,9 +141,10 @@ __device__ __forceinline__ void block_scores(KeyRows<C> &r, Fused128Shared<C> &s
     const uint32_t fold = uniform_place(shared_address(shared.fold[place.q.stage]));
     shared.q_ring.wait(place.q);
     wgmma_fence();
-    multiply_s(r, place, q, fold);
+    multiply_scores<C>(r.s, place.k, q, place.ones[0], fold);
     shared.dout_ring.wait(dout_at);
-    multiply_dp(r, place, dout, fold);
+    wgmma_fence();
+    multiply_scores<C>(r.dp, place.v, dout, place.ones[1], fold);
     wgmma_wait<1>();
     wgmma_results(r.s);
     if (DIAGONAL) mask_queries(r);
@@ -229,14 +163,14 @@ __device__ __forceinline__ void dv_done(KeyRows<C> &r, Fused128Shared<C> &shared
                                         const Fused128Place<C> &place) {
     wgmma_results(r.dv);
     wgmma_results(r.p);
-    release(shared, place, shared.dout_ring, place.ring2(place.step));
+    shared.dout_ring.release(place.ring2(place.step));
 }
 template <class C>
 __device__ __forceinline__ void dk_done(KeyRows<C> &r, Fused128Shared<C> &shared,
                                         const Fused128Place<C> &place) {
     wgmma_results(r.dk);
     wgmma_results(r.ds);
-    release(shared, place, shared.q_ring, place.q);
+    shared.q_ring.release(place.q);
 }
 
 /* dQ of a block, with nothing else under way. */
@@ -288,9 +222,9 @@ template <class C>
 __device__ __forceinline__ void release_queries(Fused128Shared<C> &shared, const Fused128Place<C> &place) {
     const Ring<2> dout_at = place.ring2(place.step);
     shared.q_ring.wait(place.q);
-    release(shared, place, shared.q_ring, place.q);
+    shared.q_ring.release(place.q);
     shared.dout_ring.wait(dout_at);
-    release(shared, place, shared.dout_ring, dout_at);
+    shared.dout_ring.release(dout_at);
 }
 
 /* A block of queries that see none of the warpgroup's keys: its dS is 0. */
@@ -370,44 +304,15 @@ __device__ __forceinline__ void tile_unseen(Fused128Shared<C> &shared, Fused128P
     place.advance();
 }
 
-/* Blocks of queries that see none of the tile's keys, but those of the pair's other tile: two where causal, for tile
- * 2p + 1; all, for a tile beyond the sequence. The block keeps step with its pair: no dS, no dQ, no turns. */
-template <class C>
-__device__ __forceinline__ void pass_blocks(Fused128Shared<C> &shared, Fused128Place<C> &place,
-                                            const FusedArgs &args) {
-    const int T = args.base.T;
-    const int row0 = place.work.tile * C::TILE_ROWS, pair_row0 = row0 & ~(C::PAIR_ROWS - 1);
-    const int n = first_queries<C>(row0, T) - first_queries<C>(pair_row0, T);
-#pragma unroll 1
-    for (int i = 0; i < n; i++, place.advance()) {
-        const Ring<2> at = place.ring2(place.step);
-        release_queries(shared, place);
-        shared.ds_ring.wait_free(at);
-        if (threadIdx.x % 32 == 0) mbarrier_arrive(shared_address(&shared.ds_ring.full[at.stage]));
-        shared.ds_ring.wait(at);
-        shared.ds_ring.release(at);
-    }
-}
-
-/* A tile beyond the sequence: the second of its head's last pair. */
-template <class C>
-__device__ __forceinline__ void tile_beyond(Fused128Shared<C> &shared, Fused128Place<C> &place) {
-    shared.v_ring.wait(place.own);
-    release_v(shared);
-    shared.k_ring.release(place.own);
-}
-
 template <class C>
 __device__ __forceinline__ void fused128_keys(Fused128Shared<C> &shared, const FusedArgs &args,
                                               int warpgroup) {
-    constexpr bool ALL = C::CLUSTER > 1 && !C::CAUSAL; /* blocks see a tile that is not beyond the sequence */
     const int T = args.base.T;
     Fused128Place<C> place;
     place.warpgroup = warpgroup;
     place.k = uniform_place(shared_address(shared.k[warpgroup]));
     place.v = uniform_place(shared_address(shared.v[warpgroup]));
     place.k_half = uniform_place(shared_address(shared.k) + warpgroup * (ROWS * 128));
-    place.producer = C::CLUSTER > 1 ? uniform_address(cluster_address(shared_address(&shared), 0)) : 0;
     write_ones(place.ones);
     for (;; place.own.advance()) {
         shared.k_ring.wait(place.own);
@@ -415,13 +320,9 @@ __device__ __forceinline__ void fused128_keys(Fused128Shared<C> &shared, const F
         place.work = read_work(shared.work);
         if (place.work.index < 0) break;
         const int tile_row0 = place.work.tile * C::TILE_ROWS, row0 = tile_row0 + warpgroup * ROWS;
-        const bool beyond = C::CLUSTER > 1 && tile_row0 >= T;
-        const int tile_first = ALL ? 0 : first_queries<C>(tile_row0, T);
+        const int tile_first = first_queries<C>(tile_row0, T);
         const int first = C::CAUSAL ? first_queries<C>(row0, T) : tile_first;
-        if (C::CLUSTER > 1) pass_blocks(shared, place, args);
-        if (beyond)
-            tile_beyond(shared, place);
-        else if (ALL || first < args.turns.blocks)
+        if (first < args.turns.blocks)
             tile_blocks(shared, place, row0, tile_first, first, args);
         else
             tile_unseen(shared, place, args);

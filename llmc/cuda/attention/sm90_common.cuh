@@ -246,9 +246,9 @@ template <typename Shared> __device__ __forceinline__ Shared &shared_memory() {
     return *reinterpret_cast<Shared *>(dynamic_shared + ((1024 - address % 1024) % 1024));
 }
 template <typename Shared> constexpr int shared_bytes() {
-    static_assert(sizeof(Shared) + 1023 <= SHARED_LIMIT,
-                  "fits the SM, wherever the first multiple of 1024 lies");
-    return sizeof(Shared) + 1023;
+    static_assert(sizeof(Shared) <= SHARED_LIMIT, "fits the SM");
+    /* with room to align; whoever takes all there is needs none: it begins at a multiple of 1024 */
+    return sizeof(Shared) + 1023 <= SHARED_LIMIT ? sizeof(Shared) + 1023 : (int)SHARED_LIMIT;
 }
 
 /* The same object at an address that has gone through a shuffle, for kernels whose warps have one role each: the

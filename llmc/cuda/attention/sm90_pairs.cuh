@@ -42,7 +42,7 @@ __device__ __forceinline__ Work told_work(NextWork &next, Ring<1> at) {
     return work;
 }
 
-/* ---- the turns of its tiles ---- */
+/* ---- the turns of its tiles, where each adds for itself (head size 64) ---- */
 
 /* Turns between the tiles of a pair, of one stream: tile 2p + 1 tells its pair by a barrier, and tile 2p adds both
  * turns to the count. (If each did, a step would take 50 to 140 clocks more: through L2.) TURNS: more than lie between

@@ -10,8 +10,9 @@
  *
  * A block that only tile 0 sees never touches memory but for the result. Each block has a count of the turns
  * taken: a tile waits until the count has reached its turn, and adds one when its bulk copy is complete, or
- * when its fetch of the sums is. (Tiles of a pair hand turns over among themselves: sm90_pairs.cuh.) Sums and
- * counts belong to one of `slots` slots, which heads use one after another; counts run on from head to head, so
+ * when its fetch of the sums is. (Where tiles come in pairs, head size 64, those of a pair hand turns over among
+ * themselves: sm90_pairs.cuh; at 128 a pair adds as one, and each of its two thread blocks for every second block of
+ * queries: C::ADDED_TILES.) Sums and counts belong to one of `slots` slots, which heads use one after another; counts run on from head to head, so
  * that a new head's first turn is the end of the last head's fetch.
  *
  * Turns cost no time as long as they come before they are needed. Causal tiles start at their diagonal, two
@@ -41,7 +42,7 @@ typedef struct Turns {
     unsigned *counts;  /* (slots, streams, blocks); 0 at launch */
     int slots;         /* head h of B*NH has slot h % slots */
     int streams;       /* HD / 64 */
-    int blocks, tiles; /* of a head: of 64 queries, of 128 keys */
+    int blocks, tiles; /* of a head: of 64 queries; that add, of 128 keys or pairs of such */
 } Turns;
 
 enum { SHARE_FLOATS = ROWS * 64, SHARE_BYTES = SHARE_FLOATS * 4 };
@@ -68,9 +69,9 @@ struct alignas(THREADS == WARPGROUP ? 128 : 1024) TurnBuffers {
 /* Where the owner or an adder is in the rings. */
 template <int BUFFERS> struct TurnAt { Ring<BUFFERS> given, fetched; };
 
-/* Tiles that add to a block's dQ. */
-template <bool CAUSAL> __device__ __forceinline__ int turn_shares(const Turns &turns, int block) {
-    return CAUSAL ? block / 2 + 1 : turns.tiles;
+/* Shares that a block's dQ is the sum of: of tiles, or of C::ADDED_TILES tiles each. */
+template <class C> __device__ __forceinline__ int turn_shares(const Turns &turns, int block) {
+    return C::CAUSAL ? block / (2 * C::ADDED_TILES) + 1 : turns.tiles;
 }
 
 /* ---- the owner: a warpgroup ---- */
@@ -171,8 +172,8 @@ template <class C, class Handover, int BUFFERS, int THREADS>
 __device__ __forceinline__ void add_shares(TurnBuffers<BUFFERS, THREADS> &buffers, Ring<BUFFERS> &at,
                                            int buffer, const Turns &turns, const TileTurns &mine,
                                            Handover &handover) {
-    for (int block = mine.first_block; block < turns.blocks; block++, at.advance()) {
-        const int shares = turn_shares<C::CAUSAL>(turns, block);
+    for (int block = mine.first_block; block < turns.blocks; block += C::ADDED_TILES, at.advance()) {
+        const int shares = turn_shares<C>(turns, block);
         const bool is_first = mine.tile == shares - 1;
         if (at.stage != buffer) {
             handover.skip(is_first);
@@ -192,8 +193,8 @@ __device__ __forceinline__ void fetch_sums(TurnBuffers<BUFFERS, THREADS> &buffer
                                            int buffer, const Turns &turns, const TileTurns &mine,
                                            Handover &handover) {
     const uint32_t full = shared_address(&buffers.fetched.full[buffer]);
-    for (int block = 0; block < turns.blocks; block++, at.advance()) {
-        const int shares = turn_shares<C::CAUSAL>(turns, block);
+    for (int block = mine.first_block; block < turns.blocks; block += C::ADDED_TILES, at.advance()) {
+        const int shares = turn_shares<C>(turns, block);
         if (at.stage != buffer) {
             handover.skip(shares == 1);
             continue;
@@ -213,7 +214,7 @@ __device__ __forceinline__ void fetch_sums(TurnBuffers<BUFFERS, THREADS> &buffer
     }
 }
 
-/* An adder's part in a tile whose blocks start at first_block. head: of B*NH. */
+/* An adder's part in a tile, or pair: every C::ADDED_TILES-th block from first_block on. head: of B*NH. */
 template <class C, class Handover, int BUFFERS, int THREADS>
 __device__ __forceinline__ void take_turns(TurnBuffers<BUFFERS, THREADS> &buffers, TurnAt<BUFFERS> &at,
                                            int buffer, const Turns &turns, int head, int stream, int tile,

@@ -1,0 +1,440 @@
+/* The warpgroups of attention backward for sm_90a in one pass of five products, head size 128, in pairs of tiles (see
+ * sm90_backward_pairs128.cu for the rest of the kernel, sm90_backward_fused128.cuh for tiles alone).
+ *
+ * Two blocks own tiles 2p and 2p + 1 of a head and walk the same blocks of 64 queries. A block of queries is owned by
+ * the thread block whose rank is its parity: that one computes the pair's share of dQ = dS K over all 256 keys, and
+ * adds it once. So the two exchange dS, and each has the other's K as well. A warpgroup's products, for a block j that
+ * is owned, and for the next:
+ *
+ *     S(j)  dP(j)  dV(j)  dK(j)
+ *     S(j+1)  dP(j+1)  dV(j+1)  dQ(j)  dK(j+1)
+ *
+ * dS(j) stays here and dS(j+1) is sent, from registers into the other block's shared memory. dQ is one block late: by
+ * then the other's dS(j) has come. While one block has its longer step the other has its shorter one. dV, dQ and dK
+ * leave by TMA, from where V, dQ's sums and the other tile's K were. */
+#pragma once
+#include "sm90_pairs.cuh"
+#include "sm90_products128.cuh"
+
+constexpr Sm90Shape PAIRS128_SHAPE = {2, 64, 2, 1, 232, 40, false}; /* stages: of Q and of dO */
+
+template <bool IS_CAUSAL> struct Pairs128Config {
+    static constexpr Sm90Shape SHAPE = PAIRS128_SHAPE;
+    static constexpr int HD = 128, WARPGROUPS = SHAPE.warpgroups, STAGES = SHAPE.stages;
+    static constexpr bool CAUSAL = IS_CAUSAL;
+    static constexpr bool K_IN_REGISTERS = false, V_IN_REGISTERS = false; /* dK and dV take 128 */
+    static constexpr bool MASK_KEYS = true;                               /* they are summed over in dQ */
+    static constexpr int CLUSTER = 2, ADDED_TILES = 2;
+    static constexpr int TILE_ROWS = WARPGROUPS * ROWS, PAIR_ROWS = CLUSTER * TILE_ROWS;
+    static constexpr int THREADS = sm90_threads(SHAPE), TILE_BYTES = ROWS * HD * 2;
+    static constexpr int FOLD_BYTES = ROWS * sizeof(FoldRow), DS_BYTES = ROWS * ROWS * 2;
+    static_assert(SHAPE.columns == ROWS && TILE_ROWS == 2 * ROWS, "blocks and tiles of sm90_turns.cuh");
+    static_assert(HD / 64 == WARPGROUPS,
+                  "a warpgroup's half of dQ is a stream, and one chunk of K's columns");
+    static_assert(sm90_registers_fit(SHAPE), "setmaxnreg");
+};
+
+/* 227 KB, all there is. dS: 64 keys x 64 queries for each warpgroup, see keep_ds. */
+template <class C> struct alignas(1024) Pairs128Shared {
+    uint8_t k[C::WARPGROUPS][C::TILE_BYTES], other_k[C::WARPGROUPS][C::TILE_BYTES]; /* other_k: then dK */
+    uint8_t v[C::WARPGROUPS][C::TILE_BYTES];                                        /* then dV */
+    uint8_t q[C::STAGES][C::TILE_BYTES], dout[C::STAGES][C::TILE_BYTES];
+    uint8_t ds[C::WARPGROUPS][C::DS_BYTES], other_ds[C::WARPGROUPS][C::DS_BYTES];
+    TurnBuffers<1> turns[C::WARPGROUPS];
+    uint8_t fold[C::STAGES][C::FOLD_BYTES]; /* with Q */
+    RingBarriers<1> k_ring, other_k_ring, v_ring;
+    RingBarriers<C::STAGES> q_ring, dout_ring;
+    RingBarriers<1> ds_ring; /* full: of ds and other_ds; empty: of ds */
+    uint64_t other_ds_bytes; /* completes when other_ds is written */
+    uint64_t sent_empty;     /* completes when the other block's other_ds may be written */
+    Work work;               /* with K */
+    NextWork next;
+};
+
+/* Where a warpgroup is. */
+template <class C> struct Pairs128Place {
+    Work work;
+    int warpgroup;
+    uint32_t k, v;           /* places of the warpgroup's keys */
+    uint32_t k_half;         /* of its columns of K, all keys of the pair */
+    uint32_t chunk;          /* of the thread's first chunk of dS, from its warpgroup's first */
+    uint32_t ones[2][4];     /* A of the folded step: 1 where FoldRow has -lse / scale; where it has -D */
+    int step = 0;            /* blocks before the one in work, of all tiles */
+    int owned = 0, sent = 0; /* of those of the tiles before */
+    Ring<1> own;
+    TurnAt<1> turns;
+
+    /* Of Q and dO. */
+    __device__ __forceinline__ Ring<2> queries() const {
+        Ring<2> at;
+        at.stage = step & 1;
+        at.parity = step >> 1 & 1;
+        return at;
+    }
+    __device__ __forceinline__ bool owns(int block) const { return ((block ^ work.tile) & 1) == 0; }
+    __device__ __forceinline__ uint32_t other() const { return ~work.tile & 1; } /* rank of the other block */
+
+    /* Parity of ds_ring for a block that is owned, of sent_empty for one that is not: a pair's first is a multiple of
+     * 4. (Counted in bits that are flipped after each use, they kept ptxas from seeing that the stage is the same for
+     * all threads, and a step took 3470 clocks for 3290.) */
+    __device__ __forceinline__ uint32_t ds_parity(int block) const { return (owned + block / 2) & 1; }
+    __device__ __forceinline__ uint32_t sent_parity(int block) const { return (sent + block / 2) & 1; }
+};
+
+/* ---- dS ---- */
+
+/* A tile of dS^T has 64 queries of a key in a row of 128 bytes, chunks of 16 swizzled, in an order that needs no
+ * shuffle: a thread's accumulators have 16 queries of a row, and they become two chunks as they are, four threads'
+ * chunks one half of the row. dQ's rows have the same order, until it is finished: query_at. */
+__device__ __forceinline__ int query_at(int place) {
+    return place / 32 * 32 + place / 4 % 2 * 16 + place / 2 % 2 * 8 + place / 8 % 4 * 2 + place % 2;
+}
+
+/* One chunk of the thread's row, or of the row 8 further on. Of two neighbouring rows one writes the other half first,
+ * or they would have the same banks. */
+__device__ __forceinline__ int4 ds_chunk(const uint32_t (&ds)[ROWS / 16][4], int i, int row) {
+    const bool odd = threadIdx.x / 4 % 2;
+    const int even_half = 2 * i, odd_half = 2 - 2 * i;
+    return make_int4(odd ? ds[odd_half][row] : ds[even_half][row],
+                     odd ? ds[odd_half][2 + row] : ds[even_half][2 + row],
+                     odd ? ds[odd_half + 1][row] : ds[even_half + 1][row],
+                     odd ? ds[odd_half + 1][2 + row] : ds[even_half + 1][2 + row]);
+}
+__device__ __forceinline__ uint32_t first_chunk() {
+    const int g = threadIdx.x % 32 / 4, chunk = threadIdx.x % 4 + g % 2 * 4;
+    return (threadIdx.x % WARPGROUP / 32 * 16 + g) * 128 + (chunk ^ g) * 16;
+}
+__device__ __forceinline__ uint32_t chunk_at(uint32_t first, int i, int row) {
+    return (first ^ i * 64) + row * (8 * 128);
+}
+
+/* Of a block that is owned, for the product here. */
+template <class C>
+__device__ __forceinline__ void keep_ds(const uint32_t (&ds)[ROWS / 16][4], Pairs128Shared<C> &shared,
+                                        const Pairs128Place<C> &place, int block) {
+    mbarrier_wait(shared_address(&shared.ds_ring.empty[0]), place.ds_parity(block) ^ 1);
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+        *reinterpret_cast<int4 *>(shared.ds[place.warpgroup] + chunk_at(place.chunk, i / 2, i % 2)) =
+            ds_chunk(ds, i / 2, i % 2);
+    fence_proxy_async();
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) mbarrier_arrive(shared_address(&shared.ds_ring.full[0]));
+}
+
+/* Of a block that the other thread block owns, for the product there. */
+template <class C>
+__device__ __forceinline__ void send_ds(const uint32_t (&ds)[ROWS / 16][4], Pairs128Shared<C> &shared,
+                                        const Pairs128Place<C> &place, int block) {
+    const uint32_t to =
+        cluster_address(shared_address(shared.other_ds[place.warpgroup]) + place.chunk, place.other());
+    const uint32_t bytes = cluster_address(shared_address(&shared.other_ds_bytes), place.other());
+    mbarrier_wait(shared_address(&shared.sent_empty), place.sent_parity(block) ^ 1);
+#pragma unroll
+    for (int i = 0; i < 4; i++) store_async_16(chunk_at(to, i / 2, i % 2), ds_chunk(ds, i / 2, i % 2), bytes);
+}
+
+/* Until dS of a block that is owned has come from all four warpgroups. */
+template <class C>
+__device__ __forceinline__ void wait_ds(Pairs128Shared<C> &shared, const Pairs128Place<C> &place, int block) {
+    mbarrier_wait(shared_address(&shared.ds_ring.full[0]), place.ds_parity(block));
+}
+
+/* The product has read it. */
+template <class C>
+__device__ __forceinline__ void release_ds(Pairs128Shared<C> &shared, const Pairs128Place<C> &place) {
+    __syncwarp(); /* lane 0's arrivals then stand for the reads of all 32 */
+    if (threadIdx.x % 32 == 0) {
+        mbarrier_arrive(shared_address(&shared.ds_ring.empty[0]));
+        mbarrier_arrive_cluster(shared_address(&shared.sent_empty), place.other());
+    }
+}
+
+/* ---- dQ ---- */
+
+/* The warpgroup's 64 columns of dQ = dS K over the pair's 256 keys, this tile's first, in the registers of dP. */
+template <class C>
+__device__ __forceinline__ void multiply_dq(KeyRows<C> &r, Pairs128Shared<C> &shared,
+                                            const Pairs128Place<C> &place) {
+    const uint32_t ds = uniform_place(shared_address(shared.ds)), k = anew(place.k_half);
+#pragma unroll
+    for (int i = 0; i < C::PAIR_ROWS / 16; i++) {
+        const uint32_t a = ds + i / 4 * (C::DS_BYTES >> 4) + i % 4 * (2048 >> 4);
+        const uint32_t b = k + i / 4 * (C::TILE_BYTES >> 4) + i % 4 * (2048 >> 4);
+        if (i == 0)
+            wgmma<D_SET, B_MN_MAJOR, 1>(r.dp, swizzled(a), swizzled(b));
+        else
+            wgmma<D_ADD, B_MN_MAJOR, 1>(r.dp, swizzled(a), swizzled(b));
+    }
+    wgmma_commit();
+}
+
+/* Pair 0: adds the sums of all others, and bf16 dQ leaves from where they were. A warp's rows lie apart, so the
+ * warpgroup's leave together. */
+template <class C>
+__device__ __forceinline__ void finish_dq(KeyRows<C> &r, TurnBuffers<1> &turns, Pairs128Place<C> &place,
+                                          int block, const FusedArgs &args) {
+    const int thread = threadIdx.x % WARPGROUP, lane = thread % 32;
+    const int row = query_at(thread / 32 * 16 + lane % 16);
+    const uint32_t tile = (shared_address(turns.dq) + 1023) & ~1023u;
+    const float scale = args.base.scale;
+    add_sums_kept(turns, place.turns, r.dp, turn_shares<C>(args.turns, block));
+    named_barrier_sync<WARPGROUP>(1 + place.warpgroup); /* all have read their sums */
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        uint32_t x[4];
+#pragma unroll
+        for (int j = 0; j < 4; j++)
+            x[j] = cvt_bf16x2(r.dp[8 * i + 2 * j] * scale, r.dp[8 * i + 2 * j + 1] * scale);
+        stmatrix_x4(tile + row * 128 + ((2 * i + lane / 16) ^ (row & 7)) * 16, x);
+    }
+    fence_proxy_async();
+    named_barrier_sync<WARPGROUP>(1 + place.warpgroup);
+    if (thread > 0) return;
+    tma_store_5d(&args.dq, 0, block * ROWS, 0, 2 * place.work.head + place.warpgroup, place.work.batch, tile);
+    bulk_commit();
+}
+
+/* Once the product is done: dQ of `block`, from r.dp to where it belongs. */
+template <class C>
+__device__ __forceinline__ void take_dq(KeyRows<C> &r, Pairs128Shared<C> &shared, Pairs128Place<C> &place,
+                                        int block, const FusedArgs &args) {
+    wgmma_results(r.dp);
+    release_ds(shared, place);
+    TurnBuffers<1> &turns = shared.turns[place.warpgroup];
+    if (place.work.tile > 1)
+        give_share(turns, place.turns, r.dp);
+    else
+        finish_dq(r, turns, place, block, args);
+}
+
+/* Some time after take_dq: TMA has read pair 0's dQ, and the next sums may come. */
+template <class C>
+__device__ __forceinline__ void dq_stored(Pairs128Shared<C> &shared, Pairs128Place<C> &place) {
+    if (place.work.tile > 1) return;
+    wait_stored();
+    release_sums(shared.turns[place.warpgroup], place.turns);
+}
+
+/* dQ of a block, with nothing else under way, in a warpgroup that may not have waited for the other tile's K. */
+template <class C>
+__device__ __forceinline__ void drain_dq(KeyRows<C> &r, Pairs128Shared<C> &shared, Pairs128Place<C> &place,
+                                         int block, const FusedArgs &args) {
+    shared.other_k_ring.wait(place.own);
+    wait_ds(shared, place, block);
+    wgmma_fence();
+    multiply_dq(r, shared, place);
+    wgmma_wait<0>();
+    take_dq(r, shared, place, block, args);
+    dq_stored(shared, place);
+}
+
+/* ---- blocks of queries ---- */
+
+/* P, dV and dS of the block in work; dV stays under way. between: done beside dP and dV. */
+template <class C, bool DIAGONAL, class Between = Nothing>
+__device__ __forceinline__ void block_scores(KeyRows<C> &r, Pairs128Shared<C> &shared,
+                                             const Pairs128Place<C> &place, float scale_log2,
+                                             Between between = Between()) {
+    const Ring<2> at = place.queries();
+    const uint32_t q = uniform_place(shared_address(shared.q[at.stage]));
+    const uint32_t dout = uniform_place(shared_address(shared.dout[at.stage]));
+    const uint32_t fold = uniform_place(shared_address(shared.fold[at.stage]));
+    shared.q_ring.wait(at);
+    wgmma_fence();
+    multiply_scores<C>(r.s, anew(place.k), q, place.ones[0], fold);
+    shared.dout_ring.wait(at);
+    wgmma_fence();
+    multiply_scores<C>(r.dp, anew(place.v), dout, place.ones[1], fold);
+    wgmma_wait<1>();
+    wgmma_results(r.s);
+    if (DIAGONAL) mask_queries(r);
+    key_probabilities(r, scale_log2);
+    wgmma_fence();
+    multiply_gradient<C>(r.dv, r.p, shared.dout[at.stage]);
+    between();
+    wgmma_wait<1>();
+    wgmma_results(r.dp);
+    key_scores(r);
+}
+
+/* When dV is done: P and dO are no longer needed. When dK is: dS and Q. */
+template <class C>
+__device__ __forceinline__ void dv_done(KeyRows<C> &r, Pairs128Shared<C> &shared,
+                                        const Pairs128Place<C> &place) {
+    wgmma_results(r.dv);
+    wgmma_results(r.p);
+    release<C>(shared.dout_ring, place.queries());
+}
+template <class C>
+__device__ __forceinline__ void dk_done(KeyRows<C> &r, Pairs128Shared<C> &shared,
+                                        const Pairs128Place<C> &place) {
+    wgmma_results(r.dk);
+    wgmma_results(r.ds);
+    release<C>(shared.q_ring, place.queries());
+}
+
+/* A block of queries that see none of the warpgroup's keys: its dS is 0. */
+template <class C>
+__device__ __forceinline__ void skip_block(KeyRows<C> &r, Pairs128Shared<C> &shared, Pairs128Place<C> &place,
+                                           int block, int pair_first, const FusedArgs &args) {
+    const uint32_t zeros[ROWS / 16][4] = {};
+    shared.q_ring.wait(place.queries());
+    release<C>(shared.q_ring, place.queries());
+    shared.dout_ring.wait(place.queries());
+    release<C>(shared.dout_ring, place.queries());
+    if (place.owns(block)) return keep_ds(zeros, shared, place, block);
+    send_ds(zeros, shared, place, block);
+    if (block > pair_first) drain_dq(r, shared, place, block - 1, args);
+}
+
+/* The warpgroup's first block of a tile; it lies on the diagonal if causal. */
+template <class C>
+__device__ __forceinline__ void first_block(KeyRows<C> &r, Pairs128Shared<C> &shared, Pairs128Place<C> &place,
+                                            int block, int pair_first, const FusedArgs &args) {
+    const bool owned = place.owns(block);
+    clear_gradients(r);
+    shared.v_ring.wait(place.own);
+    block_scores<C, C::CAUSAL>(r, shared, place, args.base.scale_log2);
+    if (owned)
+        keep_ds(r.ds, shared, place, block);
+    else
+        send_ds(r.ds, shared, place, block);
+    wgmma_fence();
+    multiply_gradient<C>(r.dk, r.ds, shared.q[place.queries().stage]);
+    wgmma_wait<0>();
+    dv_done(r, shared, place);
+    dk_done(r, shared, place);
+    shared.other_k_ring.wait(place.own); /* for all products dQ of the tile */
+    if (!owned && block > pair_first) drain_dq(r, shared, place, block - 1, args);
+}
+
+/* Any other block, if it is owned. */
+template <class C>
+__device__ __forceinline__ void owned_block(KeyRows<C> &r, Pairs128Shared<C> &shared, Pairs128Place<C> &place,
+                                            int block, const FusedArgs &args) {
+    block_scores<C, false>(r, shared, place, args.base.scale_log2);
+    wgmma_fence();
+    multiply_gradient<C>(r.dk, r.ds, shared.q[place.queries().stage]);
+    keep_ds(r.ds, shared, place, block);
+    wgmma_wait<1>();
+    dv_done(r, shared, place);
+    wgmma_wait<0>();
+    dk_done(r, shared, place);
+}
+
+/* If it is not; and dQ of the block before. */
+template <class C>
+__device__ __forceinline__ void other_block(KeyRows<C> &r, Pairs128Shared<C> &shared, Pairs128Place<C> &place,
+                                            int block, const FusedArgs &args) {
+    block_scores<C, false>(r, shared, place, args.base.scale_log2,
+                           [&] { wait_ds(shared, place, block - 1); });
+    send_ds(r.ds, shared, place, block);
+    wgmma_fence();
+    multiply_dq(r, shared, place);
+    multiply_gradient<C>(r.dk, r.ds, shared.q[place.queries().stage]);
+    wgmma_wait<2>();
+    dv_done(r, shared, place);
+    wgmma_wait<1>();
+    take_dq(r, shared, place, block - 1, args);
+    wgmma_wait<0>();
+    dk_done(r, shared, place);
+    dq_stored(shared, place);
+}
+
+/* ---- tiles ---- */
+
+/* Every thread arrives, for every thread wrote there. */
+template <class C> __device__ __forceinline__ void release_stored(RingBarriers<1> &ring) {
+    wait_stored();
+    mbarrier_arrive(shared_address(&ring.empty[0]));
+}
+
+/* What is left when all blocks are done: dQ of the last, if it is owned, and dV, dQ and dK leave, in this order. */
+template <class C>
+__device__ __forceinline__ void close_tile(KeyRows<C> &r, Pairs128Shared<C> &shared, Pairs128Place<C> &place,
+                                           int row0, const FusedArgs &args) {
+    const int NH = args.base.NH, last = args.turns.blocks - 1;
+    named_barrier_sync<WARPGROUP>(1 + place.warpgroup); /* all its warps have multiplied by V */
+    queue_key_rows<C>(args.gradients, shared_address(shared.v[place.warpgroup]), r.dv, 1.0f, 2, place.work,
+                      row0, NH);
+    if (place.owns(last)) {
+        wait_ds(shared, place, last);
+        wgmma_fence();
+        multiply_dq(r, shared, place);
+        release_stored<C>(shared.v_ring);
+        wgmma_wait<0>();
+        shared.k_ring.release(place.own);
+        take_dq(r, shared, place, last, args);
+        dq_stored(shared, place);
+    } else {
+        shared.k_ring.release(place.own);
+        release_stored<C>(shared.v_ring);
+    }
+    named_barrier_sync<WARPGROUP>(1 + place.warpgroup); /* all its warps have multiplied by their half of K */
+    /* where that half of the other tile's K was: a warp's quarter of dK is half of one of its two chunks */
+    const uint32_t dk = shared_address(shared.other_k) + place.warpgroup * (ROWS * 128) +
+                        threadIdx.x % WARPGROUP / 64 * (C::TILE_BYTES - ROWS * 128);
+    queue_key_rows<C>(args.gradients, dk, r.dk, args.base.scale, 1, place.work, row0, NH);
+}
+
+/* The same where no block sees the warpgroup's keys. */
+template <class C>
+__device__ __forceinline__ void close_unseen(KeyRows<C> &r, Pairs128Shared<C> &shared,
+                                             Pairs128Place<C> &place, const FusedArgs &args) {
+    const int last = args.turns.blocks - 1;
+    shared.v_ring.wait(place.own);
+    release_stored<C>(shared.v_ring);
+    shared.other_k_ring.wait(place.own); /* whoever does not wait might be a phase behind */
+    if (place.owns(last)) drain_dq(r, shared, place, last, args);
+    shared.k_ring.release(place.own);
+}
+
+/* A tile; blocks pair_first .. blocks - 1 see keys of the pair, first .. blocks - 1 the warpgroup's. */
+template <class C>
+__device__ __forceinline__ void tile_blocks(Pairs128Shared<C> &shared, Pairs128Place<C> &place, int row0,
+                                            int pair_first, int first, const FusedArgs &args) {
+    const int blocks = args.turns.blocks;
+    KeyRows<C> r;
+    for (int half = 0; half < 2; half++)
+        r.bias[half] = row0 + thread_row() + 8 * half < args.base.T ? 0.0f : -CUDART_INF_F;
+#pragma unroll 1
+    for (int block = pair_first; block < first; block++, place.step++)
+        skip_block(r, shared, place, block, pair_first, args);
+    if (first == blocks) return close_unseen(r, shared, place, args);
+    first_block(r, shared, place, first, pair_first, args);
+    place.step++;
+#pragma unroll 1
+    for (int block = first + 1; block < blocks; block++, place.step++) {
+        if (place.owns(block))
+            owned_block(r, shared, place, block, args);
+        else
+            other_block(r, shared, place, block, args);
+    }
+    close_tile(r, shared, place, row0, args);
+}
+
+template <class C>
+__device__ __forceinline__ void pairs128_keys(Pairs128Shared<C> &shared, const FusedArgs &args,
+                                              int warpgroup) {
+    const int T = args.base.T;
+    Pairs128Place<C> place;
+    place.warpgroup = warpgroup;
+    place.k = uniform_place(shared_address(shared.k[warpgroup]));
+    place.v = uniform_place(shared_address(shared.v[warpgroup]));
+    place.k_half = uniform_place(shared_address(shared.k) + warpgroup * (ROWS * 128));
+    place.chunk = anew(first_chunk());
+    write_ones(place.ones);
+    for (;; place.own.advance()) {
+        shared.k_ring.wait(place.own);
+        release_stored<C>(shared.other_k_ring); /* dK of the tile before has left */
+        place.work = read_work(shared.work);
+        if (place.work.index < 0) break;
+        const int tile = place.work.tile, row0 = tile * C::TILE_ROWS + warpgroup * ROWS;
+        const int pair_first = first_queries<C>(tile / 2 * C::PAIR_ROWS, T),
+                  n = args.turns.blocks - pair_first;
+        tile_blocks(shared, place, row0, pair_first, first_queries<C>(row0, T), args);
+        place.owned += (n + 1 - tile % 2) / 2;
+        place.sent += (n + tile % 2) / 2;
+    }
+}

@@ -410,10 +410,15 @@ __device__ __forceinline__ void mask_keys(float (&s)[N], int row0, int key0, int
         if (i / 4 * 8 + i % 2 > last_seen + (C::CAUSAL ? i / 2 % 2 * 8 : 0)) s[i] = -CUDART_INF_F;
 }
 
-/* The same where the last 64 keys of s are those of the warpgroup's own 64 positions, causal. */
-template <int N> __device__ __forceinline__ void mask_diagonal(float (&s)[N]) {
+/* The same where the last 64 keys of s are those of the warpgroup's own 64 positions, causal. The warp is known to see
+ * the first `whole` of their four sets of 16. */
+template <int N> __device__ __forceinline__ void mask_diagonal(float (&s)[N], int whole) {
     const int last_seen = thread_row() - thread_column();
 #pragma unroll
-    for (int i = 0; i < ROWS / 2; i++)
-        if (i / 4 * 8 + i % 2 > last_seen + i / 2 % 2 * 8) s[N - ROWS / 2 + i] = -CUDART_INF_F;
+    for (int set = 0; set < ROWS / 16; set++) {
+        if (set < whole) continue;
+#pragma unroll
+        for (int i = 8 * set; i < 8 * set + 8; i++)
+            if (i / 4 * 8 + i % 2 > last_seen + i / 2 % 2 * 8) s[N - ROWS / 2 + i] = -CUDART_INF_F;
+    }
 }

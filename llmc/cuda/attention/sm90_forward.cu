@@ -1,9 +1,9 @@
 /* Attention forward for sm_90a, bf16, head size 64 and 128 (FlashAttention-2, Dao 2023, Algorithm 1;
  * FlashAttention-3, Shah et al. 2024, for the roles of the warps). out =, lse =.
  *
- * A tile is 192 query rows of one head, 64 for each of three consumer warpgroups; keys come in blocks of 128
- * (head size 64) or 64 (128), from the diagonal (or the end) down to 0. Each warpgroup visits only the blocks
- * that its own rows see and merely releases the others; only its first block is masked. O, the row sums and P
+ * A tile is 192 or 256 query rows of one head, 64 for each of three or four consumer warpgroups; keys come in blocks
+ * of 128 or 64 (FORWARD_SHAPES, SERVED), from the diagonal (or the end) down to 0. Each warpgroup visits only the
+ * blocks that its own rows see and merely releases the others; only its first block is masked. O, the row sums and P
  * stay in registers. Measured gains of each step: dev/attention/README.md.
  *
  * Frozen maximum. Softmax does not depend on the value subtracted from the scores, and P in bf16 and sums in
@@ -22,10 +22,13 @@
  * - A warpgroup knows its next tile before it has done the last, and the first P V of a tile sets O.
  * - Rows rotate among the warpgroups: the lowest 64 rows of a causal tile see fewer keys than the highest.
  * - Of a first block of 128 keys, rows that see only 64 compute only 64.
+ * - At head size 64 four warpgroups of 112 registers hide each other's borders and waits better than three of 160: 10 %
+ *   fewer clocks at T = 1024. Their blocks are 64 keys, for which S, P and O leave 32 registers; so what a block costs
+ *   beside its products and exponentials counts: K and V have one barrier.
  * - O leaves through the tile's own Q buffer and TMA: with shuffles and stores of 16 bytes from registers the
  *   output took as long as a step of the main loop (2000 clocks; now 750 at head size 64).
  *
- * Long sequences. The card is at its limit of power, so reads of L2 cost speed: from T = PAIRS_FROM on, blocks form
+ * Long sequences. The card is at its limit of power, so reads of L2 cost speed: from pairs_from on, blocks form
  * clusters of two (sm90_cluster.cuh), which own pairs of tiles, 2p and 2p + 1, and load K and V once for both. The
  * pair's slots of 64 rows go to its tiles in turns, so that at the diagonal they differ by one slot, not by three. A
  * warpgroup that skips more than one block of keys there finishes its tile before: its last V would hold up all six.
@@ -76,8 +79,8 @@ static void forward(floatX *out, float *lse, const floatX *qkv, int B, int T, in
     launch<Online>(args, "sm90_forward_kernel (redo)", without & SM90_EARLY_REDO ? START_AFTER : START_EARLY);
 }
 
-/* Shapes: row of FORWARD_SHAPES for [HD == 128][without SM90_WIDE_TILES]. */
-enum { TILES_192_128 = 0, TILES_192_64 = 1, TILES_128_128 = 2 };
+/* Rows of FORWARD_SHAPES. */
+enum { TILES_192_128, TILES_192_64, TILES_128_128, TILES_256_64 };
 
 typedef void Forward(floatX *, float *, const floatX *, int, int, int, Sm90Softmax, unsigned);
 #define FORWARDS(HD, CAUSAL, SHAPE)                                                                          \
@@ -100,28 +103,28 @@ void attention_forward_sm90_variant(floatX *out, float *lse, const floatX *qkv, 
     attention_forward_sm90_without(out, lse, qkv, B, T, NH, HD, causal, softmax, order, 0);
 }
 
-#define PAIRED(HD, SHAPE, ORDER)                                                                             \
-    { forward<HD, false, SHAPE, ORDER, true>, forward<HD, true, SHAPE, ORDER, true> }
-static Forward *const PAIRED_TABLE[2][2] = {
-    /* [HD == 128][causal] */
-    PAIRED(64, TILES_192_128, SM90_TURNS),
-    PAIRED(128, TILES_192_64, SM90_FREE),
+/* What serves what: blocks alone below T = pairs_from, from there on pairs. Causal at T = 1024 pairs are 2 % slower at
+ * head size 128. */
+typedef struct Served {
+    Forward *alone, *paired;
+    int pairs_from;
+} Served;
+static const Served SERVED[2][2] = {
+  /* [HD == 128][causal] */
+    {{forward<64, false, TILES_192_128, SM90_TURNS>, forward<64, false, TILES_192_128, SM90_TURNS, true>,
+      1024},
+     {forward<64, true, TILES_256_64, SM90_FREE>, forward<64, true, TILES_192_128, SM90_TURNS, true>, 4096}},
+    {{forward<128, false, TILES_192_64, SM90_FREE>, forward<128, false, TILES_192_64, SM90_FREE, true>, 1024},
+     {forward<128, true, TILES_192_64, SM90_FREE>, forward<128, true, TILES_192_64, SM90_FREE, true>, 4096}},
 };
 
 void attention_forward_sm90_paired(floatX *out, float *lse, const floatX *qkv, int B, int T, int NH, int HD,
                                    bool causal) {
-    PAIRED_TABLE[HD == 128][causal](out, lse, qkv, B, T, NH, SM90_FROZEN, 0);
+    SERVED[HD == 128][causal].paired(out, lse, qkv, B, T, NH, SM90_FROZEN, 0);
 }
-
-/* [causal]: T from which on pairs are faster. Causal, T = 1024: -2 % at head size 128, a tie at 64. */
-static const int PAIRS_FROM[2] = {1024, 4096};
 
 void attention_forward_sm90(floatX *out, float *lse, const floatX *qkv, int B, int T, int NH, int HD,
                             bool causal) {
-    if (T >= PAIRS_FROM[causal]) {
-        attention_forward_sm90_paired(out, lse, qkv, B, T, NH, HD, causal);
-        return;
-    }
-    const Sm90Order order = HD == 64 ? SM90_TURNS : SM90_FREE;
-    attention_forward_sm90_without(out, lse, qkv, B, T, NH, HD, causal, SM90_FROZEN, order, 0);
+    const Served *served = &SERVED[HD == 128][causal];
+    (T < served->pairs_from ? served->alone : served->paired)(out, lse, qkv, B, T, NH, SM90_FROZEN, 0);
 }

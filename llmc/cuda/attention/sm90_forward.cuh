@@ -29,6 +29,7 @@ template <class C> struct ForwardPlace {
     Ring<C::STAGES> v_at;        /* the block whose P is in r.p */
     Ring<C::Q_BUFFERS> q_before; /* the tile before, which waits for its last P V and its output */
     int rows_before;
+    uint32_t k, v; /* low halves of the first stage's descriptors */
 };
 
 /* A tile, as a warpgroup sees it. */
@@ -44,11 +45,24 @@ template <int M, int N> __device__ __forceinline__ float (&first(float (&x)[N]))
     return reinterpret_cast<float(&)[M]>(x);
 }
 
-template <class C> __device__ __forceinline__ uint64_t k_tile(ForwardShared<C> &shared, int stage) {
-    return descriptor_k_major(shared_address(shared.k[stage]));
+template <class C>
+__device__ __forceinline__ uint64_t k_tile(const ForwardPlace<C> &place, Ring<C::STAGES> at) {
+    return swizzled(place.k + at.stage * (C::KV_BYTES >> 4));
 }
-template <class C> __device__ __forceinline__ uint64_t v_tile(ForwardShared<C> &shared, int stage) {
-    return descriptor_mn_major(shared_address(shared.v[stage]), C::KEYS * 128);
+template <class C>
+__device__ __forceinline__ uint64_t v_tile(const ForwardPlace<C> &place, Ring<C::STAGES> at) {
+    return swizzled(place.v + at.stage * (C::KV_BYTES >> 4));
+}
+
+/* With one ring K and V of a block come and go together, by k_ring: who waits for K has V, and V's release is K's. */
+template <class C> __device__ __forceinline__ void wait_v(ForwardShared<C> &shared, Ring<C::STAGES> at) {
+    if (!C::ONE_RING) shared.v_ring.wait(at);
+}
+template <class C> __device__ __forceinline__ void release_k(ForwardShared<C> &shared, Ring<C::STAGES> at) {
+    if (!C::ONE_RING) release<C>(shared.k_ring, at);
+}
+template <class C> __device__ __forceinline__ void release_v(ForwardShared<C> &shared, Ring<C::STAGES> at) {
+    release<C>(C::ONE_RING ? shared.k_ring : shared.v_ring, at);
 }
 
 /* Scores of all keys of the block, or of the first half (32 registers of 64). */
@@ -101,14 +115,23 @@ __device__ __forceinline__ void update_max(ForwardRows<C> &r, const float (&s)[N
     }
 }
 
+/* Of the first `seen` sets of 16 keys; the others' are 0. */
 template <class C, int N>
-__device__ __forceinline__ void exponentials(ForwardRows<C> &r, float (&s)[N], float scale_log2) {
+__device__ __forceinline__ void exponentials(ForwardRows<C> &r, float (&s)[N], float scale_log2,
+                                             int seen = N / 8) {
 #pragma unroll
-    for (int i = 0; i < N; i++) {
-        const int half = i / 2 % 2;
-        s[i] = ex2(fmaf(s[i], scale_log2, -r.shift[half]));
-        r.sum[half + i % 2 * 2] += s[i];
-    }
+    for (int set = 0; set < N / 8; set++)
+        if (set < seen) {
+#pragma unroll
+            for (int i = 8 * set; i < 8 * set + 8; i++) {
+                const int half = i / 2 % 2;
+                s[i] = ex2(fmaf(s[i], scale_log2, -r.shift[half]));
+                r.sum[half + i % 2 * 2] += s[i];
+            }
+        } else {
+#pragma unroll
+            for (int i = 8 * set; i < 8 * set + 8; i++) s[i] = 0.0f;
+        }
 }
 
 /* P to the A operand; 0 for keys that were left out. */
@@ -131,8 +154,10 @@ __device__ __forceinline__ void first_probabilities(ForwardRows<C> &r, float (&s
                                                     const ForwardArgs &args) {
 #pragma unroll
     for (int i = 0; i < 4; i++) r.sum[i] = 0.0f;
+    /* The 16 rows of warp w see w + 1 of the diagonal's four sets of 16 keys, the last of them in part. */
+    const int warp = __shfl_sync(0xffffffffu, threadIdx.x % WARPGROUP / 32, 0); /* known to be one for all */
     if (C::CAUSAL)
-        mask_diagonal(s);
+        mask_diagonal(s, C::WARP_DIAGONAL ? warp : 0);
     else
         mask_keys<C>(s, row0, block * C::KEYS, args.T);
     if (C::SOFTMAX == SM90_FROZEN) {
@@ -146,7 +171,7 @@ __device__ __forceinline__ void first_probabilities(ForwardRows<C> &r, float (&s
         r.max[0] = r.max[1] = -CUDART_INF_F;
         update_max(r, s, args.scale_log2);
     }
-    exponentials(r, s, args.scale_log2);
+    exponentials(r, s, args.scale_log2, C::WARP_DIAGONAL ? N / 8 - 3 + warp : N / 8);
     pack_p(r, s);
 }
 
@@ -154,7 +179,7 @@ __device__ __forceinline__ void first_probabilities(ForwardRows<C> &r, float (&s
 
 /* Turns: warpgroup w may issue its products between turn_begin and turn_end; then it is the turn of the next.
  * Every warpgroup takes one turn for each block of keys, also for those that it skips. */
-enum { TURN_BARRIER = 1, FINISH_BARRIER = 4 /* ids of named barriers: one for each warpgroup */ };
+enum { TURN_BARRIER = 1, FINISH_BARRIER = 5 /* ids of named barriers: one for each warpgroup */ };
 
 template <class C> __device__ __forceinline__ void turn_begin(int warpgroup) {
     if (C::TURNS) named_barrier_sync<2 * WARPGROUP>(TURN_BARRIER + warpgroup);
@@ -168,9 +193,9 @@ template <class C>
 __device__ __forceinline__ void skip_blocks(ForwardShared<C> &shared, ForwardPlace<C> &place, int n) {
     for (; n > 0; n--, place.at.advance()) {
         shared.k_ring.wait(place.at);
-        shared.v_ring.wait(place.at);
-        release<C>(shared.k_ring, place.at);
-        release<C>(shared.v_ring, place.at);
+        wait_v(shared, place.at);
+        release_k(shared, place.at);
+        release_v(shared, place.at);
         turn_begin<C>(place.warpgroup);
         turn_end<C>(place.warpgroup);
     }
@@ -221,13 +246,13 @@ __device__ __forceinline__ void release_q(ForwardShared<C> &shared, const Forwar
 template <class C>
 __device__ __forceinline__ void finish_tile(ForwardRows<C> &r, ForwardShared<C> &shared,
                                             ForwardPlace<C> &place, const ForwardArgs &args) {
-    shared.v_ring.wait(place.v_at);
+    wait_v(shared, place.v_at);
     wgmma_fence();
-    multiply_pv<D_ADD>(r, v_tile(shared, place.v_at.stage));
+    multiply_pv<D_ADD>(r, v_tile(place, place.v_at));
     wgmma_wait<0>();
     wgmma_results(r.o);
     wgmma_results(r.p);
-    release<C>(shared.v_ring, place.v_at);
+    release_v(shared, place.v_at);
     finish_rows<C>(r, shared, place, args);
     release_q(shared, place);
 }
@@ -238,17 +263,17 @@ template <class C, int N, bool PENDING>
 __device__ __forceinline__ void first_scores(ForwardRows<C> &r, ForwardShared<C> &shared,
                                              ForwardPlace<C> &place, uint64_t q, const ForwardArgs &args) {
     shared.k_ring.wait(place.at);
-    if (PENDING) shared.v_ring.wait(place.v_at);
+    if (PENDING) wait_v(shared, place.v_at);
     turn_begin<C>(place.warpgroup);
     wgmma_fence();
-    if (PENDING) multiply_pv<D_ADD>(r, v_tile(shared, place.v_at.stage));
-    multiply_qk<C>(first<N>(r.s), q, k_tile(shared, place.at.stage));
+    if (PENDING) multiply_pv<D_ADD>(r, v_tile(place, place.v_at));
+    multiply_qk<C>(first<N>(r.s), q, k_tile(place, place.at));
     turn_end<C>(place.warpgroup);
     if (PENDING) {
         wgmma_wait<1>();
         wgmma_results(r.o);
         wgmma_results(r.p);
-        release<C>(shared.v_ring, place.v_at);
+        release_v(shared, place.v_at);
         finish_rows<C>(r, shared, place, args);
     }
     wgmma_wait<0>();
@@ -261,7 +286,7 @@ __device__ __forceinline__ void first_block(ForwardRows<C> &r, ForwardShared<C> 
                                             ForwardPlace<C> &place, uint64_t q, const ForwardTile &tile,
                                             const ForwardArgs &args) {
     first_scores<C, N, PENDING>(r, shared, place, q, args);
-    release<C>(shared.k_ring, place.at);
+    release_k(shared, place.at);
     first_probabilities<C>(r, first<N>(r.s), tile.row0, tile.seen - 1, args);
     if (PENDING) release_q(shared, place);
     place.v_at = place.at;
@@ -274,8 +299,8 @@ template <class C, WgmmaD D, class Meanwhile>
 __device__ __forceinline__ void next_block(ForwardRows<C> &r, ForwardShared<C> &shared,
                                            ForwardPlace<C> &place, uint64_t q, float scale_log2,
                                            Meanwhile meanwhile) {
-    const uint64_t k = k_tile(shared, place.at.stage), v = v_tile(shared, place.v_at.stage);
-    shared.v_ring.wait(place.v_at);
+    const uint64_t k = k_tile(place, place.at), v = v_tile(place, place.v_at);
+    wait_v(shared, place.v_at);
     shared.k_ring.wait(place.at);
     turn_begin<C>(place.warpgroup);
     wgmma_fence();
@@ -290,11 +315,11 @@ __device__ __forceinline__ void next_block(ForwardRows<C> &r, ForwardShared<C> &
     meanwhile();
     wgmma_wait<C::SCORES_FIRST ? 1 : 0>();
     wgmma_results(r.s);
-    release<C>(shared.k_ring, place.at);
+    release_k(shared, place.at);
     if (!C::SCORES_FIRST) {
         wgmma_results(r.o);
         wgmma_results(r.p);
-        release<C>(shared.v_ring, place.v_at);
+        release_v(shared, place.v_at);
     }
     if (C::SOFTMAX == SM90_ONLINE) update_max(r, r.s, scale_log2);
     exponentials(r, r.s, scale_log2);
@@ -302,7 +327,7 @@ __device__ __forceinline__ void next_block(ForwardRows<C> &r, ForwardShared<C> &
         wgmma_wait<0>();
         wgmma_results(r.o);
         wgmma_results(r.p);
-        release<C>(shared.v_ring, place.v_at);
+        release_v(shared, place.v_at);
     }
     if (C::SOFTMAX == SM90_ONLINE) rescale(r);
     pack_p(r, r.s);
@@ -385,6 +410,8 @@ __device__ __forceinline__ void forward_consumer(ForwardShared<C> &shared, const
                                                  int warpgroup) {
     ForwardPlace<C> place;
     place.warpgroup = warpgroup;
+    place.k = uniform_place(shared_address(shared.k));
+    place.v = uniform_place(shared_address(shared.v)) + (C::KEYS * 128 >> 4 << 16); /* to the next columns */
     ForwardRows<C> r;
     if (warpgroup == C::WARPGROUPS - 1) turn_end<C>(warpgroup); /* the first turn */
     shared.q_ring.wait(place.q_at);

@@ -39,9 +39,9 @@ template <class C> struct alignas(1024) Pairs128Shared {
     uint8_t k[C::WARPGROUPS][C::TILE_BYTES], other_k[C::WARPGROUPS][C::TILE_BYTES]; /* other_k: then dK */
     uint8_t v[C::WARPGROUPS][C::TILE_BYTES];                                        /* then dV */
     uint8_t q[C::STAGES][C::TILE_BYTES], dout[C::STAGES][C::TILE_BYTES];
+    uint8_t fold[C::STAGES][C::FOLD_BYTES]; /* with Q; not near the end: to memcheck its products read 2 KB */
     uint8_t ds[C::WARPGROUPS][C::DS_BYTES], other_ds[C::WARPGROUPS][C::DS_BYTES];
     TurnBuffers<1> turns[C::WARPGROUPS];
-    uint8_t fold[C::STAGES][C::FOLD_BYTES]; /* with Q */
     RingBarriers<1> k_ring, other_k_ring, v_ring;
     RingBarriers<C::STAGES> q_ring, dout_ring;
     RingBarriers<1> ds_ring; /* full: of ds and other_ds; empty: of ds */

@@ -43,6 +43,15 @@ __attribute__((format(printf, 3, 4))) static void begin(double flops, double byt
     inner->mark(2 * n_calls);
 }
 
+/* What the call that has begun turned out to do as well. */
+static void also(const char *what, double bytes) {
+    if (n_calls == MAX_CALLS) return;
+    Call *call = &calls[n_calls];
+    const size_t length = strlen(call->name);
+    snprintf(call->name + length, sizeof call->name - length, " + %s", what);
+    call->bytes += bytes;
+}
+
 static void end(void) {
     if (n_calls == MAX_CALLS) return;
     inner->mark(2 * n_calls++ + 1);
@@ -155,9 +164,10 @@ static bool linear_backward_input_row_dots(floatX *dx, float *row_dots, const fl
                                            const floatX *weight, const floatX *other, void *scratch,
                                            int64_t N, int OC, int IC, int group) {
     const double n = (double)N, o = OC, i = IC;
-    begin(2 * n * o * i, stored(2 * n * i + o * i + n * o), "linear_backward_input %d->%d + dots", IC, OC);
+    begin(2 * n * o * i, stored(n * i + o * i + n * o), "linear_backward_input %d->%d", IC, OC);
     const bool done =
         inner->linear_backward_input_row_dots(dx, row_dots, dout, weight, other, scratch, N, OC, IC, group);
+    if (done) also("dots", stored(n * i) + 4 * n * i / group);
     end();
     return done;
 }

@@ -272,8 +272,8 @@ static void mlp_backward(GPT2 *model, const Batch *b, int l) {
                             model->scratch, b->N, b->C);
 }
 
-/* dout, of the layer behind attention -> dattn -> dqkv, both ways of attention. D of plain attention lies in what dqkv
- * leaves of its buffer. */
+/* Back through attention's projection, whose output's gradient is dout, to dattn, and through attention, either way, to
+ * dqkv. D of plain attention lies behind dqkv, which takes three quarters of its buffer. */
 static void attention_core_backward(GPT2 *model, const Batch *b, int l, floatX *dqkv, floatX *dattn,
                                     const floatX *dout) {
     const Ops *ops = model->ops;

@@ -208,9 +208,9 @@ typedef struct Ops {
     void (*linear_backward_input)(floatX *dx, float *dx_sums, floatX *gelu, const floatX *dout,
                                   const floatX *weight, const floatX *pre_gelu, void *scratch, int64_t N,
                                   int OC, int IC);
-    /* dx = dout W; returns whether row_dots (N, IC / group) fp32 = sums of dx * other over `group` columns at a time came
-     * with it, where the backend has them for less than a pass over dx and other; else row_dots is left alone.
-     * other (N,IC) */
+    /* dx = dout W; returns whether row_dots came with it: (N, IC / group) fp32 = sums of dx * other, as stored, over
+     * `group` columns at a time. They do where the backend has them for less than a pass over dx and other; else
+     * row_dots is left alone.   dx, other (N,IC), dout (N,OC) */
     bool (*linear_backward_input_row_dots)(floatX *dx, float *row_dots, const floatX *dout,
                                            const floatX *weight, const floatX *other, void *scratch,
                                            int64_t N, int OC, int IC, int group);
@@ -224,7 +224,7 @@ typedef struct Ops {
     /* Bias gradients of the layer that makes q, k and v, where attention drops nothing; dk and dv need not be read.
      * Rows of P sum to 1, so the column sums of dV = P^T dO are dO's, and dO = dproj W has those of dproj times W.
      * Rows of dS = P*(dP - D) sum to 0, D being rowsum(P*dP), so the columns of dK = dS^T Q do, too: a constant added
-     * to all keys adds the same to all scores of a row, which a softmax does not see. True of any causal or window mask.
+     * to all keys adds the same to all scores of a row, which a softmax does not see. True of causal and window masks.
      * dbias (3,C) fp32: q's += column sums of dq, k's stay, v's = dproj_bias W.   dqkv (N,3,C); dproj_bias (C) fp32:
      * the gradient, so far, of the bias of the linear layer behind attention; proj_weight (C,C): that layer's W */
     void (*qkv_bias_backward)(float *dbias, const floatX *dqkv, const float *dproj_bias,
@@ -245,8 +245,8 @@ typedef struct Ops {
     /* The same with P o M in place of P in the output, where M is the dropout's mask times 1/(1-p): out = (P o M) V,
      * dP = (dO V^T) o M, dS = P*(dP - D), dV = (P o M)^T dO. P is the softmax over the window before dropout, and
      * lse is its. Key tiles outside the window are not visited. A mask that leaves nothing out is plain attention,
-     * bit for bit and as fast; NULL is not allowed. d (B,T,NH): D = rowsum(dout*out) of each head where it is known, or
-     * NULL; a backend may compute it all the same. */
+     * bit for bit and as fast; NULL is not allowed. d (B,T,NH) fp32: D = rowsum(dout*out) of each head where it is
+     * known, or NULL; a backend may compute it all the same. */
     void (*masked_attention_forward)(floatX *out, float *lse, const floatX *qkv, const AttentionMask *mask,
                                      int B, int T, int NH, int HD);
     void (*masked_attention_backward)(floatX *dqkv, const floatX *dout, const floatX *out, const floatX *qkv,

@@ -1,4 +1,4 @@
-/* The lab's rows of attention on the CPU: the trainer's backend and the textbook; and the masks of the trainer's ops. */
+/* The lab's rows of attention on the CPU: the trainer's backend and the textbook; and the trainer's masks. */
 #include "ladder.h"
 
 AttentionMask attention_mask(const Call *c) {

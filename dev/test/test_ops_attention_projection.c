@@ -62,8 +62,9 @@ static void plain(OpCase *c) {
 
 static const Op op = {"attention_backward behind its projection", describe, run, prepare, reference, plain};
 
-/* To add a size: a row. Hopper's kernel takes products of two tiles an SM or more, all but the small ones here: rows and
- * columns end inside a tile, heads are half a tile wide or a whole one. */
+/* To add a size: a row. On Hopper D comes with a product in bf16 of 264 tiles of 128 x 128 or more: those of the rows
+ * that are not small have 286 and 288. Their rows end inside a tile, at 25 heads their columns as well; a tile is two
+ * heads wide or one. */
 static const struct {
     int B, T, NH, HD, window;
     bool small;

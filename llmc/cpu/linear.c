@@ -77,7 +77,7 @@ void cpu_linear_backward_input(floatX *dx, float *dx_sums, floatX *gelu, const f
     if (gelu) cpu_gelu_forward(gelu, pre_gelu, N * IC);
 }
 
-/* D costs a pass as good as any: attention takes it. */
+/* No row_dots: made here or by who needs them, they take the same pass. */
 bool cpu_linear_backward_input_row_dots(floatX *dx, float *row_dots, const floatX *dout, const floatX *weight,
                                         const floatX *other, void *scratch, int64_t N, int OC, int IC,
                                         int group) {

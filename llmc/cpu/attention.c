@@ -294,6 +294,7 @@ static void backward_head(const void *args, int64_t task) {
     }
 }
 
+/* d is not read: a tile has D from its rows of dout and out while they are at hand. */
 void cpu_masked_attention_backward(floatX *dqkv, const floatX *dout, const floatX *out, const floatX *qkv,
                                    const float *lse, const float *d, const AttentionMask *mask, void *scratch,
                                    int B, int T, int NH, int HD) {

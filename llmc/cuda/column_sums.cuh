@@ -1,12 +1,12 @@
-/* Sums of columns in a block of (32, COLUMN_ROWS) threads, where thread (x, y) has summed its own rows of
- * columns [x*VEC, x*VEC + VEC) of a tile 32*VEC columns wide. */
+/* The end of kernels that sum columns: the totals of a block, each of whose threads has summed rows of its own. */
 #pragma once
 #include "cuda_common.cuh"
 
 enum { COLUMN_ROWS = 8 };
 
-/* Adds over y in order. Thread i = x + 32y < 32*VEC gets the total of column i of the tile, the others get
- * nothing of use. Every thread must come here, once per kernel. */
+/* In a block of (32, COLUMN_ROWS) threads, where thread (x, y) has the sums of columns [x*VEC, x*VEC + VEC) of a tile
+ * 32*VEC columns wide. Adds over y in order. Thread i = x + 32y < 32*VEC gets the total of column i of the tile, the
+ * others get nothing of use. Every thread must come here, once per kernel. */
 template <int VEC> __device__ inline float tile_column_total(const float (&sum)[VEC]) {
     __shared__ float tile[COLUMN_ROWS][WARP_SIZE * VEC];
 #pragma unroll
@@ -26,8 +26,8 @@ template <int VEC> __device__ inline int tile_column(int columns) {
     return in_tile < WARP_SIZE * VEC && column < columns ? column : -1;
 }
 
-/* The same in a block of (32, 32) threads, where thread (x, y) has the sum of column x over its own rows: warp 0 gets
- * the totals over y in order, the others nothing of use. Every thread must come here, once per kernel. */
+/* In a block of (32, 32) threads, where thread (x, y) has the sum of column x: warp 0 gets the totals over y in order,
+ * the others nothing of use. Every thread must come here, once per kernel. */
 __device__ inline float warps_column_total(float sum) {
     __shared__ float tile[WARP_SIZE][WARP_SIZE];
     tile[threadIdx.y][threadIdx.x] = sum;

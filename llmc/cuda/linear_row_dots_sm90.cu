@@ -5,8 +5,8 @@
  * On an H200 at d12's 65536 x 768 -> 768, 12 layers of a step: 1.75 ms for the library's product 1.42, and attention's
  * backward 7.59 for 8.24.
  *
- * A tile's columns are two heads of 64 or one of 128, so no sum leaves a warp. dx is rounded before it is multiplied: D is
- * that of the dO that attention reads. */
+ * A tile's columns are two heads of 64 or one of 128, so no sum leaves a warp. dx is rounded before it is multiplied: D
+ * is that of the dO that attention reads. */
 #include "linear_row_dots_sm90.cuh"
 #include "linear_backward_sm90.cuh"
 
@@ -61,9 +61,9 @@ __device__ __forceinline__ void finish_tile(ProductShared &, const RowDotsArgs<G
     }
 }
 
-/* From two tiles an SM on. The sums save attention a pass, 48 us at 65536 x 768, and cost the product 34; at 4096 x 768
- * (192 tiles) the last round is half empty, and both together take 3 us more than the library's product and the pass;
- * at 8192 x 768 (384 tiles) 0.7 less. */
+/* From two tiles an SM on. At 65536 x 768 the product takes 34 us more than the library's, but both it and attention's
+ * backward, which is spared a pass, 35 less; at 8192 x 768 (384 tiles) 0.7 less, and at 4096 x 768 (192 tiles, the last
+ * round half empty) 3 more. */
 bool linear_row_dots_sm90_serves(int64_t N, int OC, int IC, int group) {
     return (group == 64 || group == 128) && IC % group == 0 && product_serves(N, IC, OC) &&
            CLUSTER * cluster_tiles((int)N, IC) >= 2 * cuda_sm_count();

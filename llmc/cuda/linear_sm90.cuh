@@ -26,8 +26,8 @@ enum {
 };
 static_assert(CONSUMERS * CONSUMER_REGISTERS + PRODUCER_REGISTERS <= 3 * 168, "setmaxnreg");
 
-/* Rows of 64 bf16, swizzled by TMA (ptx.cuh). A stage of b: TILE_N rows of 64 of k, or (B_MN_MAJOR) 64 rows of k for each
- * 64 columns. */
+/* Rows of 64 bf16, swizzled by TMA (ptx.cuh). A stage of b: TILE_N rows of 64 of k, or (B_MN_MAJOR) 64 rows of k for
+ * each 64 columns. */
 struct alignas(1024) ProductShared {
     bf16 a[STAGES][TILE_M * TILE_K];
     bf16 b[STAGES][TILE_N * TILE_K];

@@ -385,7 +385,7 @@ __device__ __forceinline__ uint32_t cluster_address(uint32_t shared, uint32_t ra
     return mapped;
 }
 
-/* These take addresses made by cluster_address. _release: also for what this thread has written; a MEMBAR.GPU a call. */
+/* These take addresses made by cluster_address. _release: for what this thread has written, too; a MEMBAR.GPU a call */
 __device__ __forceinline__ void mbarrier_arrive_release_at(uint32_t mapped) {
     asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(mapped) : "memory");
 }

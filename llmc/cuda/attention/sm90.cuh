@@ -48,7 +48,8 @@ typedef enum Sm90ForwardStep {
     SM90_EARLY_REDO = 16, /* the second launch is made ready during the first */
 } Sm90ForwardStep;
 
-/* Without pairs of tiles at any T. without: steps left out, added up. */
+/* Without pairs of tiles, and at head size 64 without the fourth warpgroup, at any T. without: steps left out, added
+ * up. */
 void attention_forward_sm90_without(floatX *out, float *lse, const floatX *qkv, int B, int T, int NH, int HD,
                                     bool causal, Sm90Softmax softmax, Sm90Order order, unsigned without);
 
@@ -67,12 +68,12 @@ size_t attention_backward_sm90_fused_scratch_bytes(int B, int T, int NH);
 void attention_backward_sm90_paired64(floatX *dqkv, const floatX *dout, const floatX *out, const floatX *qkv,
                                       const float *lse, const float *d, void *scratch, int B, int T, int NH,
                                       bool causal);
-/* The same for head size 128. */
+/* attention_backward_sm90_fused for head size 128. */
 void attention_backward_sm90_fused128(floatX *dqkv, const floatX *dout, const floatX *out, const floatX *qkv,
                                       const float *lse, const float *d, void *scratch, int B, int T, int NH,
                                       bool causal);
 size_t attention_backward_sm90_fused128_scratch_bytes(int B, int T, int NH);
-/* Its form for long T, with pairs of tiles in clusters of two blocks, at any T; the same scratch. */
+/* Its form for long T, with pairs of tiles that exchange dS, at any T; the same scratch. */
 void attention_backward_sm90_paired128(floatX *dqkv, const floatX *dout, const floatX *out, const floatX *qkv,
                                        const float *lse, const float *d, void *scratch, int B, int T, int NH,
                                        bool causal);

@@ -1,5 +1,6 @@
 /* Attention backward for sm_90a, bf16, head size 64 and 128 (FlashAttention-2, Dao 2023, Algorithm 2), dqkv =,
- * in two passes. The kernels in one pass (sm90_backward_fused.cu, sm90_backward_fused128.cu) use what is here.
+ * in two passes, which the lab alone runs (hopper_split). The kernels in one pass (sm90_backward_fused.cu,
+ * sm90_backward_fused128.cu, sm90_backward_pairs128.cu) use what is here.
  *
  * No atomics: the same inputs give the same bits. P = exp(scale * Q K^T - lse), D = rowsum(dO * O) and
  * dS = P * (dO V^T - D).

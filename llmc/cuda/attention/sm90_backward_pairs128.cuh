@@ -11,7 +11,8 @@
  *
  * dS(j) stays here and dS(j+1) is sent, from registers into the other block's shared memory. dQ is one block late: by
  * then the other's dS(j) has come. While one block has its longer step the other has its shorter one. dV, dQ and dK
- * leave by TMA, from where V, dQ's sums and the other tile's K were. */
+ * leave by TMA, from where V, dQ's sums and the other tile's K were. What was measured on the way here, and what the
+ * exchange costs and gives: dev/attention/README.md, "Exchange of dS, head size 128". */
 #pragma once
 #include "sm90_pairs.cuh"
 #include "sm90_products128.cuh"
@@ -169,8 +170,8 @@ __device__ __forceinline__ void multiply_dq(KeyRows<C> &r, Pairs128Shared<C> &sh
     wgmma_commit();
 }
 
-/* Pair 0: adds the sums of all others, and bf16 dQ leaves from where they were. A warp's rows lie apart, so the
- * warpgroup's leave together. */
+/* Pair 0: adds the sums of all others, and bf16 dQ leaves from where they were: 8 of the 16 KB, from a multiple of 1024
+ * on. A warp's rows lie apart, so the warpgroup's leave together. */
 template <class C>
 __device__ __forceinline__ void finish_dq(KeyRows<C> &r, TurnBuffers<1> &turns, Pairs128Place<C> &place,
                                           int block, const FusedArgs &args) {

@@ -45,8 +45,8 @@ __device__ __forceinline__ Work told_work(NextWork &next, Ring<1> at) {
 /* ---- the turns of its tiles, where each adds for itself (head size 64) ---- */
 
 /* Turns between the tiles of a pair, of one stream: tile 2p + 1 tells its pair by a barrier, and tile 2p adds both
- * turns to the count. (If each did, a step would take 50 to 140 clocks more: through L2.) TURNS: more than lie between
- * them. */
+ * turns to the count. (If each did, through L2, a step would take 50 to 140 clocks more, as measured at head size 128
+ * when its tiles still added one by one.) TURNS: more than lie between them. */
 template <int TURNS> struct PairTurns {
     uint32_t here, at_first; /* the barriers; those of the cluster's first block */
     bool leads;              /* tile 2p + 1 */
@@ -66,7 +66,7 @@ template <int TURNS> struct PairTurns {
     __device__ __forceinline__ void skip(bool is_first) { n += leads || !is_first; }
 };
 
-/* How an adder of the kernel hands turns over. pair_turns: the barriers of its stream, the same place in both blocks. */
+/* How an adder of the kernel hands turns over. pair_turns: the barriers of its stream, at one place in both blocks. */
 template <class C, int TURNS> __device__ __forceinline__ auto handover_of(uint64_t (&pair_turns)[TURNS]) {
     if constexpr (C::CLUSTER > 1) {
         const uint32_t here = shared_address(pair_turns);

@@ -10,10 +10,12 @@
  *
  * A block that only tile 0 sees never touches memory but for the result. Each block has a count of the turns
  * taken: a tile waits until the count has reached its turn, and adds one when its bulk copy is complete, or
- * when its fetch of the sums is. (Where tiles come in pairs, head size 64, those of a pair hand turns over among
- * themselves: sm90_pairs.cuh; at 128 a pair adds as one, and each of its two thread blocks for every second block of
- * queries: C::ADDED_TILES.) Sums and counts belong to one of `slots` slots, which heads use one after another; counts run on from head to head, so
- * that a new head's first turn is the end of the last head's fetch.
+ * when its fetch of the sums is. Sums and counts belong to one of `slots` slots, which heads use one after another;
+ * counts run on from head to head, so that a new head's first turn is the end of the last head's fetch.
+ *
+ * Where tiles come in pairs: at head size 64 each tile adds, and those of a pair hand turns over among themselves
+ * (sm90_pairs.cuh); at 128 a pair adds as one, of C::ADDED_TILES tiles, and each of its two thread blocks does so for
+ * every second block of queries (sm90_backward_pairs128.cu).
  *
  * Turns cost no time as long as they come before they are needed. Causal tiles start at their diagonal, two
  * blocks apart, so a tile reaches a block two blocks after the one before it: enough for a reduction, a fence
@@ -25,8 +27,8 @@
  * Between the first and the last of the tiles under way lie the queries and sums that must stay in L2: a tile is two
  * blocks behind the one before it, and those that pass while an SM becomes free, 2 * SMs + tiles blocks in all. Head
  * size 128 at T = 32768: 33 MB, the queries in both halves of L2, and blocks alone moved 7.4 GB of DRAM. Pairs, which
- * read half as much, are as fast as if their tiles walked from the last block down, with `tiles` blocks between them
- * (dev/attention/README.md).
+ * read half as much, were as fast as with tiles that walk from the last block down, `tiles` blocks between them
+ * (586 and 588 TFLOP/s; dev/attention/README.md).
  *
  * The unit is 64 queries x 64 columns, 16 KB: a head has HD / 64 streams of them, each with sums and counts of
  * its own. In a thread block, a warpgroup that computes dQ of a stream (the owner) and its adders, one thread

@@ -13,7 +13,7 @@
  * launch does the listed tiles again with the running maximum: right for any input, slow only where scores
  * grow by 44 nats away from the diagonal.
  *
- * Short sequences. At T = 1024 a warpgroup has 4 to 5 blocks of keys in a tile, so what happens once a tile
+ * Short sequences. At T = 1024 a warpgroup has 4 to 5 blocks of 128 keys in a tile, so what happens once a tile
  * weighs as much as the main loop:
  * - The border is pipelined: the last P V of a tile is queued with the first scores of the next.
  * - Causal tiles are counted back from the end, so that the tile which T leaves incomplete is at the start,

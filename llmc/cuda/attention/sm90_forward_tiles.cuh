@@ -68,7 +68,7 @@ typedef struct ForwardArgs {
     TileOrder order;  /* of tiles, or of pairs */
     float scale_log2; /* log2(e) / sqrt(HD) */
     bool redo;        /* tiles come from redo_list; the launch may begin before the one that fills it ends */
-    bool rotate;      /* the warpgroups take turns in owning the first, second, third 64 rows */
+    bool rotate;      /* the warpgroups take turns in owning the first, second, ... 64 rows */
     bool apart;       /* a tile ends before the next begins */
 } ForwardArgs;
 

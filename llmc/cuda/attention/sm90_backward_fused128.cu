@@ -56,23 +56,6 @@ __device__ __forceinline__ void fused128_producer(Fused128Shared<C> &shared, con
     end_keys(shared, at);
 }
 
-/* ---- adders: one thread for each warpgroup ---- */
-
-template <class C>
-__device__ __forceinline__ void fused128_adder(Fused128Shared<C> &shared, const FusedArgs &args, int stream) {
-    Ring<1> own_at;
-    TurnAt<1> at;
-    CountedTurns handover;
-    for (;; own_at.advance()) {
-        shared.k_ring.wait(own_at);
-        const Work work = shared.work;
-        if (work.index < 0) break;
-        mbarrier_arrive(shared_address(&shared.k_ring.empty[0]));
-        take_turns<C>(shared.turns[stream], at, 0, args.turns, work.batch * args.base.NH + work.head, stream,
-                      work.tile, first_queries<C>(work.tile * C::TILE_ROWS, args.base.T), handover);
-    }
-}
-
 template <bool CAUSAL>
 __global__ void __launch_bounds__(Fused128Config<CAUSAL>::THREADS, 1)
     sm90_fused128_kernel(const __grid_constant__ FusedArgs args) {
@@ -95,7 +78,8 @@ __global__ void __launch_bounds__(Fused128Config<CAUSAL>::THREADS, 1)
         setmaxnreg_dec<C::SHAPE.producer_registers>();
         const int warp = threadIdx.x % WARPGROUP / 32, lane = threadIdx.x % 32;
         if (warp == 0 && lane == 0) fused128_producer(shared, args.base);
-        if (warp >= 1 && warp <= C::WARPGROUPS && lane == 0) fused128_adder(shared, args, warp - 1);
+        if (warp >= 1 && warp <= C::WARPGROUPS && lane == 0)
+            add_stream<C>(shared, args.base, args.turns, warp - 1);
     } else {
         setmaxnreg_inc<C::SHAPE.registers>();
         fused128_keys(shared, args, warpgroup);

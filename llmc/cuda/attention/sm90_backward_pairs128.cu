@@ -97,24 +97,6 @@ __device__ __forceinline__ void keys_producer(Pairs128Shared<C> &shared, const B
     shared.k_ring.expect(at, 0);
 }
 
-/* ---- adders: one thread for each warpgroup of each block, for the blocks of queries that this owns ---- */
-
-template <class C>
-__device__ __forceinline__ void pairs128_adder(Pairs128Shared<C> &shared, const FusedArgs &args, int stream) {
-    Ring<1> own_at;
-    TurnAt<1> at;
-    CountedTurns handover;
-    for (;; own_at.advance()) {
-        shared.k_ring.wait(own_at);
-        const Work work = shared.work;
-        if (work.index < 0) break;
-        mbarrier_arrive(shared_address(&shared.k_ring.empty[0]));
-        const int pair = work.tile / 2, first = first_queries<C>(pair * C::PAIR_ROWS, args.base.T);
-        take_turns<C>(shared.turns[stream], at, 0, args.turns, work.batch * args.base.NH + work.head, stream,
-                      pair, first + work.tile % 2, handover);
-    }
-}
-
 template <class C> __device__ __forceinline__ void init_barriers(Pairs128Shared<C> &shared) {
     enum {
         WARPS = 4 * C::WARPGROUPS,
@@ -147,7 +129,8 @@ __global__ void __launch_bounds__(Pairs128Config<CAUSAL>::THREADS, 1)
         const int warp = threadIdx.x % WARPGROUP / 32, lane = threadIdx.x % 32;
         if (warp == 0 && lane == 0 && cluster_rank() == 0) pairs128_producer(shared, args.base);
         if (warp == 3 && lane == 0) keys_producer(shared, args.base);
-        if (warp >= 1 && warp <= C::WARPGROUPS && lane == 0) pairs128_adder(shared, args, warp - 1);
+        if (warp >= 1 && warp <= C::WARPGROUPS && lane == 0)
+            add_stream<C>(shared, args.base, args.turns, warp - 1);
     } else {
         setmaxnreg_inc<C::SHAPE.registers>();
         pairs128_keys(shared, args, warpgroup);

@@ -346,7 +346,7 @@ __device__ __forceinline__ void other_block(KeyRows<C> &r, Pairs128Shared<C> &sh
 /* ---- tiles ---- */
 
 /* Every thread arrives, for every thread wrote there. */
-template <class C> __device__ __forceinline__ void release_stored(RingBarriers<1> &ring) {
+__device__ __forceinline__ void release_stored(RingBarriers<1> &ring) {
     wait_stored();
     mbarrier_arrive(shared_address(&ring.empty[0]));
 }
@@ -363,14 +363,14 @@ __device__ __forceinline__ void close_tile(KeyRows<C> &r, Pairs128Shared<C> &sha
         wait_ds(shared, place, last);
         wgmma_fence();
         multiply_dq(r, shared, place);
-        release_stored<C>(shared.v_ring);
+        release_stored(shared.v_ring);
         wgmma_wait<0>();
         shared.k_ring.release(place.own);
         take_dq(r, shared, place, last, args);
         dq_stored(shared, place);
     } else {
         shared.k_ring.release(place.own);
-        release_stored<C>(shared.v_ring);
+        release_stored(shared.v_ring);
     }
     named_barrier_sync<WARPGROUP>(1 + place.warpgroup); /* all its warps have multiplied by their half of K */
     /* where that half of the other tile's K was: a warp's quarter of dK is half of one of its two chunks */
@@ -385,7 +385,7 @@ __device__ __forceinline__ void close_unseen(KeyRows<C> &r, Pairs128Shared<C> &s
                                              Pairs128Place<C> &place, const FusedArgs &args) {
     const int last = args.turns.blocks - 1;
     shared.v_ring.wait(place.own);
-    release_stored<C>(shared.v_ring);
+    release_stored(shared.v_ring);
     shared.other_k_ring.wait(place.own); /* whoever does not wait might be a phase behind */
     if (place.owns(last)) drain_dq(r, shared, place, last, args);
     shared.k_ring.release(place.own);
@@ -428,7 +428,7 @@ __device__ __forceinline__ void pairs128_keys(Pairs128Shared<C> &shared, const F
     write_ones(place.ones);
     for (;; place.own.advance()) {
         shared.k_ring.wait(place.own);
-        release_stored<C>(shared.other_k_ring); /* dK of the tile before has left */
+        release_stored(shared.other_k_ring); /* dK of the tile before has left */
         place.work = read_work(shared.work);
         if (place.work.index < 0) break;
         const int tile = place.work.tile, row0 = tile * C::TILE_ROWS + warpgroup * ROWS;

@@ -37,7 +37,7 @@
  * adder; a tile uses one of them alone. That both use the same buffers needs no more: an adder has all of a
  * buffer's copies in its own order, and every thread of the owner reads and writes its own part. */
 #pragma once
-#include "sm90_backward.cuh"
+#include "sm90_keys.cuh"
 
 typedef struct Turns {
     float *sums;       /* (slots, streams, blocks, 64 * 64) */
@@ -227,6 +227,26 @@ __device__ __forceinline__ void take_turns(TurnBuffers<BUFFERS, THREADS> &buffer
         fetch_sums<C>(buffers, at.fetched, buffer, turns, mine, handover);
     else
         add_shares<C>(buffers, at.given, buffer, turns, mine, handover);
+}
+
+/* The adder of a stream, in kernels of one for each warpgroup, for all tiles that its block is given; where tiles add as
+ * one, it has every C::ADDED_TILES-th block of queries. */
+template <class C, class Shared>
+__device__ __forceinline__ void add_stream(Shared &shared, const BackwardArgs &base, const Turns &turns,
+                                           int stream) {
+    Ring<1> own_at;
+    TurnAt<1> at;
+    CountedTurns handover;
+    for (;; own_at.advance()) {
+        shared.k_ring.wait(own_at);
+        const Work work = shared.work;
+        if (work.index < 0) break;
+        mbarrier_arrive(shared_address(&shared.k_ring.empty[0]));
+        const int tile = work.tile / C::ADDED_TILES;
+        const int first = first_queries<C>(tile * C::ADDED_TILES * C::TILE_ROWS, base.T);
+        take_turns<C>(shared.turns[stream], at, 0, turns, work.batch * base.NH + work.head, stream, tile,
+                      first + work.tile % C::ADDED_TILES, handover);
+    }
 }
 
 /* ---- D and the counts, before the pass ---- */

@@ -14,32 +14,23 @@
 
 /* ---- the trainer's kernels ---- */
 
-typedef void Forward(floatX *out, float *lse, const floatX *qkv, int B, int T, int NH, int HD);
-typedef void Backward(floatX *dqkv, const floatX *dout, const floatX *out, const floatX *qkv,
-                      const float *lse, void *scratch, int B, int T, int NH, int HD);
-
-template <Forward *FORWARD> static void forward(const Call *c) {
+template <AttentionForward *FORWARD> static void forward(const Call *c) {
     FORWARD(c->p[FORWARD_OUT], (float *)c->p[FORWARD_LSE], c->p[FORWARD_QKV], c->s.B, c->s.T, c->s.NH,
             c->s.HD);
 }
-template <Backward *BACKWARD> static void backward(const Call *c) {
+template <AttentionBackward *BACKWARD> static void backward(const Call *c) {
     BACKWARD(c->p[BACKWARD_DQKV], c->p[BACKWARD_DOUT], c->p[BACKWARD_OUT], c->p[BACKWARD_QKV],
-             (const float *)c->p[BACKWARD_LSE], c->p[BACKWARD_SCRATCH], c->s.B, c->s.T, c->s.NH, c->s.HD);
+             (const float *)c->p[BACKWARD_LSE], NULL, c->p[BACKWARD_SCRATCH], c->s.B, c->s.T, c->s.NH,
+             c->s.HD);
 }
 
 /* The same with a window and dropout: the trainer's --window and --dropout. */
-typedef void MaskedForward(floatX *out, float *lse, const floatX *qkv, const AttentionMask *mask, int B,
-                           int T, int NH, int HD);
-typedef void MaskedBackward(floatX *dqkv, const floatX *dout, const floatX *out, const floatX *qkv,
-                            const float *lse, const AttentionMask *mask, void *scratch, int B, int T, int NH,
-                            int HD);
-
-template <MaskedForward *FORWARD> static void masked_forward(const Call *c) {
+template <MaskedAttentionForward *FORWARD> static void masked_forward(const Call *c) {
     const AttentionMask mask = attention_mask(c);
     FORWARD(c->p[FORWARD_OUT], (float *)c->p[FORWARD_LSE], c->p[FORWARD_QKV], &mask, c->s.B, c->s.T, c->s.NH,
             c->s.HD);
 }
-template <MaskedBackward *BACKWARD> static void masked_backward(const Call *c) {
+template <MaskedAttentionBackward *BACKWARD> static void masked_backward(const Call *c) {
     const AttentionMask mask = attention_mask(c);
     BACKWARD(c->p[BACKWARD_DQKV], c->p[BACKWARD_DOUT], c->p[BACKWARD_OUT], c->p[BACKWARD_QKV],
              (const float *)c->p[BACKWARD_LSE], &mask, c->p[BACKWARD_SCRATCH], c->s.B, c->s.T, c->s.NH,
@@ -49,6 +40,10 @@ template <MaskedBackward *BACKWARD> static void masked_backward(const Call *c) {
 static void hopper_forward(const Call *c) {
     attention_forward_sm90(c->p[FORWARD_OUT], (float *)c->p[FORWARD_LSE], c->p[FORWARD_QKV], c->s.B, c->s.T,
                            c->s.NH, c->s.HD, c->s.causal);
+}
+static void hopper_forward_alone(const Call *c) {
+    attention_forward_sm90_alone(c->p[FORWARD_OUT], (float *)c->p[FORWARD_LSE], c->p[FORWARD_QKV], c->s.B,
+                                 c->s.T, c->s.NH, c->s.HD, c->s.causal);
 }
 static void hopper_forward_paired(const Call *c) {
     attention_forward_sm90_paired(c->p[FORWARD_OUT], (float *)c->p[FORWARD_LSE], c->p[FORWARD_QKV], c->s.B,
@@ -86,10 +81,8 @@ static void hopper_split(const Call *c) {
     hopper_dq(c);
     hopper_dkv(c);
 }
-typedef void OnePass(floatX *, const floatX *, const floatX *, const floatX *, const float *, const float *,
-                     void *, int, int, int, bool);
-template <OnePass *WITH_64, OnePass *WITH_128> static void hopper_one_pass(const Call *c) {
-    OnePass *const run = c->s.HD == 64 ? WITH_64 : WITH_128;
+template <Sm90OnePass *WITH_64, Sm90OnePass *WITH_128> static void hopper_one_pass(const Call *c) {
+    Sm90OnePass *const run = c->s.HD == 64 ? WITH_64 : WITH_128;
     run(c->p[BACKWARD_DQKV], c->p[BACKWARD_DOUT], c->p[BACKWARD_OUT], c->p[BACKWARD_QKV],
         (const float *)c->p[BACKWARD_LSE], NULL, c->p[BACKWARD_SCRATCH], c->s.B, c->s.T, c->s.NH,
         c->s.causal);
@@ -98,9 +91,8 @@ template <OnePass *WITH_64, OnePass *WITH_128> static void hopper_one_pass(const
 static size_t hopper_scratch(const Sizes *s, int elem) {
     return attention_backward_sm90_scratch_bytes(s->B, s->T, s->NH);
 }
-static size_t fused_scratch(const Sizes *s, int elem) {
-    return s->HD == 64 ? attention_backward_sm90_fused_scratch_bytes(s->B, s->T, s->NH)
-                       : attention_backward_sm90_fused128_scratch_bytes(s->B, s->T, s->NH);
+static size_t one_pass_scratch(const Sizes *s, int elem) {
+    return attention_backward_sm90_one_pass_scratch_bytes(s->B, s->T, s->NH, s->HD);
 }
 
 /* The first pass of two makes S, dP and dQ: 3 products of 5; the second S, dP, dV and dK: 4. */
@@ -188,7 +180,17 @@ static const Variant rows[] = {
      .dtype = DTYPE_BF16,
      .head_sizes = {64, 128},
      .flags = PACKED_ONLY,
-     .teaches = "F12, the shipped kernel: TMA, wgmma, warp specialisation; the best of those below by shape"},
+     .teaches = "F12, the shipped kernel: TMA, wgmma, warp specialisation. Long T: hopper_paired; else "
+                "hopper_four_warpgroups (64, causal), _frozen_turns (64, full) or _frozen_free (128)"},
+    {.op = "attention_forward",
+     .name = "hopper_four_warpgroups",
+     .run = hopper_forward_alone,
+     .needs = NEEDS_HOPPER,
+     .dtype = DTYPE_BF16,
+     .head_sizes = {64},
+     .flags = CAUSAL_ONLY | PACKED_ONLY,
+     .teaches =
+         "hopper's form for T below 4096, at any T: four warpgroups hide each other's borders and waits"},
     {.op = "attention_forward",
      .name = "hopper_paired",
      .run = hopper_forward_paired,
@@ -196,7 +198,7 @@ static const Variant rows[] = {
      .dtype = DTYPE_BF16,
      .head_sizes = {64, 128},
      .flags = PACKED_ONLY,
-     .teaches = "its form for long T, at any T: two blocks share the loads of K and V by multicast"},
+     .teaches = "hopper's form for long T, at any T: two blocks share the loads of K and V by multicast"},
     {.op = "attention_forward",
      .name = "hopper_online_free",
      .run = hopper_forward_step<SM90_ONLINE, SM90_FREE>,
@@ -306,7 +308,7 @@ static const Variant rows[] = {
      .head_sizes = {64, 128},
      .flags = PACKED_ONLY,
      .scratch_bytes = hopper_scratch,
-     .teaches = "the shipped kernel (B5): the best of those below by shape"},
+     .teaches = "the shipped kernel (B5): hopper_paired for long T, below it hopper_fused"},
     {.op = "attention_backward",
      .name = "hopper_split",
      .run = hopper_split,
@@ -342,14 +344,14 @@ static const Variant rows[] = {
      .teaches = "the second pass alone: dK and dV"},
     {.op = "attention_backward",
      .name = "hopper_fused",
-     .run = hopper_one_pass<attention_backward_sm90_fused, attention_backward_sm90_fused128>,
+     .run = hopper_one_pass<attention_backward_sm90_alone64, attention_backward_sm90_alone128>,
      .needs = NEEDS_HOPPER,
      .dtype = DTYPE_BF16,
      .head_sizes = {64, 128},
      .flags = PACKED_ONLY,
-     .scratch_bytes = fused_scratch,
-     .teaches =
-         "one pass of five products; shares of dQ are added in turns, so the bits are always the same"},
+     .scratch_bytes = one_pass_scratch,
+     .teaches = "hopper's form for short T, at any T: one pass of five products; shares of dQ are added in "
+                "turns, so the bits are always the same"},
     {.op = "attention_backward",
      .name = "hopper_paired",
      .run = hopper_one_pass<attention_backward_sm90_paired64, attention_backward_sm90_paired128>,
@@ -357,9 +359,10 @@ static const Variant rows[] = {
      .dtype = DTYPE_BF16,
      .head_sizes = {64, 128},
      .flags = PACKED_ONLY,
-     .scratch_bytes = fused_scratch,
-     .teaches = "its form for long T, at any T: two blocks share the loads of Q and dO by multicast, and at "
-                "head size 128 exchange dS"},
+     .scratch_bytes = one_pass_scratch,
+     .teaches =
+         "hopper's form for long T, at any T: two blocks share the loads of Q and dO by multicast, and at "
+         "head size 128 exchange dS"},
     {.op = "attention_backward",
      .name = "sm80",
      .run = backward<sm80_attention_backward>,
@@ -406,7 +409,7 @@ static const Variant rows[] = {
            "dQ and dK from P without dS, as once published: wrong", .head_sizes = HEADS_TO_128,
            .flags = INEXACT | NOT_BITWISE, .scratch_bytes = flash2_backward_scratch,
            .bytes = flash2_backward_bytes),
-    {.name = NULL       },
+    {.name = NULL                                                                      },
 };
 
 extern "C" const Variant *const cuda_variants = rows;

@@ -3,24 +3,11 @@
 #include "paths.cuh"
 #include "sm90.cuh"
 
-typedef void Forward(floatX *out, float *lse, const floatX *qkv, int B, int T, int NH, int HD);
-typedef void Backward(floatX *dqkv, const floatX *dout, const floatX *out, const floatX *qkv,
-                      const float *lse, void *scratch, int B, int T, int NH, int HD);
-typedef void MaskedForward(floatX *out, float *lse, const floatX *qkv, const AttentionMask *mask, int B,
-                           int T, int NH, int HD);
-typedef void MaskedBackward(floatX *dqkv, const floatX *dout, const floatX *out, const floatX *qkv,
-                            const float *lse, const AttentionMask *mask, void *scratch, int B, int T, int NH,
-                            int HD);
-
-typedef void BackwardKnown(floatX *dqkv, const floatX *dout, const floatX *out, const floatX *qkv,
-                           const float *lse, const float *d, void *scratch, int B, int T, int NH, int HD);
-
 typedef struct Kernels {
-    Forward *forward;
-    Backward *backward;
-    MaskedForward *masked_forward; /* NULL: plain causal attention alone */
-    MaskedBackward *masked_backward;
-    BackwardKnown *backward_known; /* plain, where D is known; NULL: it is computed all the same */
+    AttentionForward *forward;
+    AttentionBackward *backward;
+    MaskedAttentionForward *masked_forward; /* NULL: plain causal attention alone */
+    MaskedAttentionBackward *masked_backward;
 } Kernels;
 
 typedef struct Path {
@@ -35,25 +22,20 @@ enum { ANY = 1 << 30 };
 static void sm90_forward(floatX *out, float *lse, const floatX *qkv, int B, int T, int NH, int HD) {
     attention_forward_sm90(out, lse, qkv, B, T, NH, HD, true);
 }
-static void sm90_backward_known(floatX *dqkv, const floatX *dout, const floatX *out, const floatX *qkv,
-                                const float *lse, const float *d, void *scratch, int B, int T, int NH,
-                                int HD) {
+static void sm90_backward(floatX *dqkv, const floatX *dout, const floatX *out, const floatX *qkv,
+                          const float *lse, const float *d, void *scratch, int B, int T, int NH, int HD) {
     attention_backward_sm90(dqkv, dout, out, qkv, lse, d, scratch, B, T, NH, HD, true);
 }
-static void sm90_backward(floatX *dqkv, const floatX *dout, const floatX *out, const floatX *qkv,
-                          const float *lse, void *scratch, int B, int T, int NH, int HD) {
-    sm90_backward_known(dqkv, dout, out, qkv, lse, NULL, scratch, B, T, NH, HD);
-}
 
-static const Kernels sm90 = {sm90_forward, sm90_backward, NULL, NULL, sm90_backward_known};
+static const Kernels sm90 = {sm90_forward, sm90_backward, NULL, NULL};
 static const Kernels sm80 = {sm80_attention_forward, sm80_attention_backward, sm80_masked_attention_forward,
-                             sm80_masked_attention_backward, NULL};
+                             sm80_masked_attention_backward};
 static const Kernels generic_bf16 = {generic_attention_forward_bf16, generic_attention_backward_bf16,
                                      generic_masked_attention_forward_bf16,
-                                     generic_masked_attention_backward_bf16, NULL};
+                                     generic_masked_attention_backward_bf16};
 static const Kernels generic_f32 = {generic_attention_forward_f32, generic_attention_backward_f32,
                                     generic_masked_attention_forward_f32,
-                                    generic_masked_attention_backward_f32, NULL};
+                                    generic_masked_attention_backward_f32};
 
 /* The first row that fits is taken. To add a path, write its file, declare it in paths.cuh and put its rows
  * above those it beats. sm_90a code runs on capability 9.0 alone. */
@@ -92,11 +74,11 @@ void attention_forward_f32(floatX *out, float *lse, const floatX *qkv, int B, in
 }
 void attention_backward_bf16(floatX *dqkv, const floatX *dout, const floatX *out, const floatX *qkv,
                              const float *lse, void *scratch, int B, int T, int NH, int HD) {
-    kernels_for(DTYPE_BF16, HD, false)->backward(dqkv, dout, out, qkv, lse, scratch, B, T, NH, HD);
+    kernels_for(DTYPE_BF16, HD, false)->backward(dqkv, dout, out, qkv, lse, NULL, scratch, B, T, NH, HD);
 }
 void attention_backward_f32(floatX *dqkv, const floatX *dout, const floatX *out, const floatX *qkv,
                             const float *lse, void *scratch, int B, int T, int NH, int HD) {
-    kernels_for(DTYPE_F32, HD, false)->backward(dqkv, dout, out, qkv, lse, scratch, B, T, NH, HD);
+    kernels_for(DTYPE_F32, HD, false)->backward(dqkv, dout, out, qkv, lse, NULL, scratch, B, T, NH, HD);
 }
 
 void masked_attention_forward_bf16(floatX *out, float *lse, const floatX *qkv, const AttentionMask *mask,
@@ -104,28 +86,27 @@ void masked_attention_forward_bf16(floatX *out, float *lse, const floatX *qkv, c
     if (attention_is_plain(mask, T)) return attention_forward_bf16(out, lse, qkv, B, T, NH, HD);
     kernels_for(DTYPE_BF16, HD, true)->masked_forward(out, lse, qkv, mask, B, T, NH, HD);
 }
-void masked_attention_backward_bf16(floatX *dqkv, const floatX *dout, const floatX *out, const floatX *qkv,
-                                    const float *lse, const float *d, const AttentionMask *mask,
-                                    void *scratch, int B, int T, int NH, int HD) {
-    const bool plain = attention_is_plain(mask, T);
-    const Kernels *kernels = kernels_for(DTYPE_BF16, HD, !plain);
-    if (!plain)
-        kernels->masked_backward(dqkv, dout, out, qkv, lse, mask, scratch, B, T, NH, HD);
-    else if (d && kernels->backward_known)
-        kernels->backward_known(dqkv, dout, out, qkv, lse, d, scratch, B, T, NH, HD);
-    else
-        kernels->backward(dqkv, dout, out, qkv, lse, scratch, B, T, NH, HD);
-}
 void masked_attention_forward_f32(floatX *out, float *lse, const floatX *qkv, const AttentionMask *mask,
                                   int B, int T, int NH, int HD) {
     if (attention_is_plain(mask, T)) return attention_forward_f32(out, lse, qkv, B, T, NH, HD);
     kernels_for(DTYPE_F32, HD, true)->masked_forward(out, lse, qkv, mask, B, T, NH, HD);
 }
+
+void masked_attention_backward_bf16(floatX *dqkv, const floatX *dout, const floatX *out, const floatX *qkv,
+                                    const float *lse, const float *d, const AttentionMask *mask,
+                                    void *scratch, int B, int T, int NH, int HD) {
+    if (attention_is_plain(mask, T))
+        return kernels_for(DTYPE_BF16, HD, false)
+            ->backward(dqkv, dout, out, qkv, lse, d, scratch, B, T, NH, HD);
+    kernels_for(DTYPE_BF16, HD, true)
+        ->masked_backward(dqkv, dout, out, qkv, lse, mask, scratch, B, T, NH, HD);
+}
 void masked_attention_backward_f32(floatX *dqkv, const floatX *dout, const floatX *out, const floatX *qkv,
                                    const float *lse, const float *d, const AttentionMask *mask, void *scratch,
                                    int B, int T, int NH, int HD) {
     if (attention_is_plain(mask, T))
-        return attention_backward_f32(dqkv, dout, out, qkv, lse, scratch, B, T, NH, HD);
+        return kernels_for(DTYPE_F32, HD, false)
+            ->backward(dqkv, dout, out, qkv, lse, d, scratch, B, T, NH, HD);
     kernels_for(DTYPE_F32, HD, true)->masked_backward(dqkv, dout, out, qkv, lse, mask, scratch, B, T, NH, HD);
 }
 

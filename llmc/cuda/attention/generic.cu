@@ -337,7 +337,8 @@ void generic_attention_forward_bf16(floatX *out, float *lse, const floatX *qkv, 
     any_forward<bf16>(out, lse, qkv, PlainMask(), B, T, NH, HD);
 }
 void generic_attention_backward_bf16(floatX *dqkv, const floatX *dout, const floatX *out, const floatX *qkv,
-                                     const float *lse, void *scratch, int B, int T, int NH, int HD) {
+                                     const float *lse, const float *d, void *scratch, int B, int T, int NH,
+                                     int HD) {
     any_backward<bf16>(dqkv, dout, out, qkv, lse, scratch, PlainMask(), B, T, NH, HD);
 }
 void generic_masked_attention_forward_bf16(floatX *out, float *lse, const floatX *qkv,
@@ -353,7 +354,8 @@ void generic_attention_forward_f32(floatX *out, float *lse, const floatX *qkv, i
     any_forward<float>(out, lse, qkv, PlainMask(), B, T, NH, HD);
 }
 void generic_attention_backward_f32(floatX *dqkv, const floatX *dout, const floatX *out, const floatX *qkv,
-                                    const float *lse, void *scratch, int B, int T, int NH, int HD) {
+                                    const float *lse, const float *d, void *scratch, int B, int T, int NH,
+                                    int HD) {
     any_backward<float>(dqkv, dout, out, qkv, lse, scratch, PlainMask(), B, T, NH, HD);
 }
 void generic_masked_attention_forward_f32(floatX *out, float *lse, const floatX *qkv,

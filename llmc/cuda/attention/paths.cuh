@@ -2,33 +2,27 @@
 #pragma once
 #include "../cuda_common.cuh"
 
+typedef void AttentionForward(floatX *out, float *lse, const floatX *qkv, int B, int T, int NH, int HD);
+/* d (B,T,NH): rowsum(dout * out) of each head where it is known, or NULL; a path may compute it all the same. */
+typedef void AttentionBackward(floatX *dqkv, const floatX *dout, const floatX *out, const floatX *qkv,
+                               const float *lse, const float *d, void *scratch, int B, int T, int NH, int HD);
+typedef void MaskedAttentionForward(floatX *out, float *lse, const floatX *qkv, const AttentionMask *mask,
+                                    int B, int T, int NH, int HD);
+typedef void MaskedAttentionBackward(floatX *dqkv, const floatX *dout, const floatX *out, const floatX *qkv,
+                                     const float *lse, const AttentionMask *mask, void *scratch, int B, int T,
+                                     int NH, int HD);
+
 /* mma.sync kernels; HD 64 or 128. scratch: (B,NH,T) RowStats. */
-void sm80_attention_forward(floatX *out, float *lse, const floatX *qkv, int B, int T, int NH, int HD);
-void sm80_attention_backward(floatX *dqkv, const floatX *dout, const floatX *out, const floatX *qkv,
-                             const float *lse, void *scratch, int B, int T, int NH, int HD);
-void sm80_masked_attention_forward(floatX *out, float *lse, const floatX *qkv, const AttentionMask *mask,
-                                   int B, int T, int NH, int HD);
-void sm80_masked_attention_backward(floatX *dqkv, const floatX *dout, const floatX *out, const floatX *qkv,
-                                    const float *lse, const AttentionMask *mask, void *scratch, int B, int T,
-                                    int NH, int HD);
+AttentionForward sm80_attention_forward;
+AttentionBackward sm80_attention_backward;
+MaskedAttentionForward sm80_masked_attention_forward;
+MaskedAttentionBackward sm80_masked_attention_backward;
 
 /* FFMA kernels; HD any multiple of 8 up to 256. scratch: (B,NH,T) RowStats. */
-void generic_attention_forward_bf16(floatX *out, float *lse, const floatX *qkv, int B, int T, int NH, int HD);
-void generic_attention_forward_f32(floatX *out, float *lse, const floatX *qkv, int B, int T, int NH, int HD);
-void generic_attention_backward_bf16(floatX *dqkv, const floatX *dout, const floatX *out, const floatX *qkv,
-                                     const float *lse, void *scratch, int B, int T, int NH, int HD);
-void generic_attention_backward_f32(floatX *dqkv, const floatX *dout, const floatX *out, const floatX *qkv,
-                                    const float *lse, void *scratch, int B, int T, int NH, int HD);
-void generic_masked_attention_forward_bf16(floatX *out, float *lse, const floatX *qkv,
-                                           const AttentionMask *mask, int B, int T, int NH, int HD);
-void generic_masked_attention_backward_bf16(floatX *dqkv, const floatX *dout, const floatX *out,
-                                            const floatX *qkv, const float *lse, const AttentionMask *mask,
-                                            void *scratch, int B, int T, int NH, int HD);
-void generic_masked_attention_forward_f32(floatX *out, float *lse, const floatX *qkv,
-                                          const AttentionMask *mask, int B, int T, int NH, int HD);
-void generic_masked_attention_backward_f32(floatX *dqkv, const floatX *dout, const floatX *out,
-                                           const floatX *qkv, const float *lse, const AttentionMask *mask,
-                                           void *scratch, int B, int T, int NH, int HD);
+AttentionForward generic_attention_forward_bf16, generic_attention_forward_f32;
+AttentionBackward generic_attention_backward_bf16, generic_attention_backward_f32;
+MaskedAttentionForward generic_masked_attention_forward_bf16, generic_masked_attention_forward_f32;
+MaskedAttentionBackward generic_masked_attention_backward_bf16, generic_masked_attention_backward_f32;
 
 /* What backward knows of a query row, written by the dQ pass for the dK/dV pass: with x = scale * q.k *
  * log2(e), P = 2^(x + neg_lse2) and dS = P * (dP + neg_d); with dropout neg_d is (1 - p) times that, see

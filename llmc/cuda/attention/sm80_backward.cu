@@ -384,7 +384,7 @@ static void launch(bf16 *dqkv, const bf16 *dout, const bf16 *out, const bf16 *qk
 }
 
 void sm80_attention_backward(floatX *dqkv, const floatX *dout, const floatX *out, const floatX *qkv,
-                             const float *lse, void *scratch, int B, int T, int NH, int HD) {
+                             const float *lse, const float *d, void *scratch, int B, int T, int NH, int HD) {
     (HD == 64 ? launch<64, PlainMask> : launch<128, PlainMask>)((bf16 *)dqkv, (const bf16 *)dout,
                                                                 (const bf16 *)out, (const bf16 *)qkv, lse,
                                                                 (RowStats *)scratch, PlainMask(), B, T, NH);

@@ -35,7 +35,10 @@ typedef enum Sm90Order {
 void attention_forward_sm90_variant(floatX *out, float *lse, const floatX *qkv, int B, int T, int NH, int HD,
                                     bool causal, Sm90Softmax softmax, Sm90Order order);
 
-/* attention_forward_sm90's form for long T, with pairs of tiles in clusters of two blocks, at any T. */
+/* The two forms that attention_forward_sm90 chooses from, at any T: blocks alone, at head size 64, causal, of four
+ * warpgroups; and pairs of tiles in clusters of two blocks. */
+void attention_forward_sm90_alone(floatX *out, float *lse, const floatX *qkv, int B, int T, int NH, int HD,
+                                  bool causal);
 void attention_forward_sm90_paired(floatX *out, float *lse, const floatX *qkv, int B, int T, int NH, int HD,
                                    bool causal);
 
@@ -59,21 +62,11 @@ void attention_backward_sm90_dq(floatX *dqkv, const floatX *dout, const floatX *
 void attention_backward_sm90_dkv(floatX *dqkv, const floatX *dout, const floatX *qkv, const void *scratch,
                                  int B, int T, int NH, int HD, bool causal);
 
-/* Backward in one pass of five products, head size 64. d: as above; scratch: the bytes below. */
-void attention_backward_sm90_fused(floatX *dqkv, const floatX *dout, const floatX *out, const floatX *qkv,
-                                   const float *lse, const float *d, void *scratch, int B, int T, int NH,
-                                   bool causal);
-size_t attention_backward_sm90_fused_scratch_bytes(int B, int T, int NH);
-/* Its form for long T, with pairs of tiles in clusters of two blocks, at any T; the same scratch. */
-void attention_backward_sm90_paired64(floatX *dqkv, const floatX *dout, const floatX *out, const floatX *qkv,
-                                      const float *lse, const float *d, void *scratch, int B, int T, int NH,
-                                      bool causal);
-/* attention_backward_sm90_fused for head size 128. */
-void attention_backward_sm90_fused128(floatX *dqkv, const floatX *dout, const floatX *out, const floatX *qkv,
-                                      const float *lse, const float *d, void *scratch, int B, int T, int NH,
-                                      bool causal);
-size_t attention_backward_sm90_fused128_scratch_bytes(int B, int T, int NH);
-/* Its form for long T, with pairs of tiles that exchange dS, at any T; the same scratch. */
-void attention_backward_sm90_paired128(floatX *dqkv, const floatX *dout, const floatX *out, const floatX *qkv,
-                                       const float *lse, const float *d, void *scratch, int B, int T, int NH,
-                                       bool causal);
+/* Backward in one pass of five products, for the head size that ends the name: the two forms that
+ * attention_backward_sm90 chooses from, at any T. Tiles alone; pairs of tiles in clusters of two blocks, which at head
+ * size 128 exchange dS. d: as above; scratch: the bytes below. */
+typedef void Sm90OnePass(floatX *dqkv, const floatX *dout, const floatX *out, const floatX *qkv,
+                         const float *lse, const float *d, void *scratch, int B, int T, int NH, bool causal);
+Sm90OnePass attention_backward_sm90_alone64, attention_backward_sm90_paired64,
+    attention_backward_sm90_alone128, attention_backward_sm90_paired128;
+size_t attention_backward_sm90_one_pass_scratch_bytes(int B, int T, int NH, int HD);

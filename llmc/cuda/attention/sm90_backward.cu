@@ -305,17 +305,31 @@ void attention_backward_sm90_dq(floatX *dqkv, const floatX *dout, const floatX *
     launches[HD == 128][causal](args, qkv, B);
 }
 
-/* The one-pass kernels are faster at every length: 1.2 times and more at T = 1024 (dev/attention/README.md). */
+/* What serves what: tiles alone below T = pairs_from, from there on pairs. Head size 64: pairs gain 1 % causal and 3 %
+ * full at 32k and nothing at 16k; causal they lose 2 % at 8k and 7 % at 4k. Head size 128, TFLOP/s, tiles alone to
+ * pairs: causal 479 to 467 at 2048, 520 to 540 at 4096; full 526 to 556 at 2048 (479 to 487 at 1024, no more than
+ * repeats differ). One pass is faster than two at every length: 1.2 times and more at T = 1024. */
+typedef struct Served {
+    Sm90OnePass *alone, *paired;
+    int pairs_from[2]; /* [causal] */
+} Served;
+static const Served SERVED[2] = {
+  /* [HD == 128] */
+    {attention_backward_sm90_alone64,  attention_backward_sm90_paired64,  {32768, 32768}},
+    {attention_backward_sm90_alone128, attention_backward_sm90_paired128, {2048, 4096}  },
+};
+
 void attention_backward_sm90(floatX *dqkv, const floatX *dout, const floatX *out, const floatX *qkv,
                              const float *lse, const float *d, void *scratch, int B, int T, int NH, int HD,
                              bool causal) {
-    const auto fused = HD == 64 ? attention_backward_sm90_fused : attention_backward_sm90_fused128;
-    fused(dqkv, dout, out, qkv, lse, d, scratch, B, T, NH, causal);
+    const Served *served = &SERVED[HD == 128];
+    Sm90OnePass *const run = T < served->pairs_from[causal] ? served->alone : served->paired;
+    run(dqkv, dout, out, qkv, lse, d, scratch, B, T, NH, causal);
 }
 
 /* For either head size; the two passes need less. */
 size_t attention_backward_sm90_scratch_bytes(int B, int T, int NH) {
-    const size_t of_64 = attention_backward_sm90_fused_scratch_bytes(B, T, NH);
-    const size_t of_128 = attention_backward_sm90_fused128_scratch_bytes(B, T, NH);
+    const size_t of_64 = attention_backward_sm90_one_pass_scratch_bytes(B, T, NH, 64);
+    const size_t of_128 = attention_backward_sm90_one_pass_scratch_bytes(B, T, NH, 128);
     return of_64 > of_128 ? of_64 : of_128;
 }

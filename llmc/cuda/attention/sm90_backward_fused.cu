@@ -22,8 +22,8 @@ enum {
     TURN_BUFFERS = 2,  /* a third gains nothing that can be measured */
 };
 
-/* TMA: dQ of tile 0 leaves by TMA. PAIRED: pairs of tiles in clusters. What is faster differs with T, see
- * attention_backward_sm90_fused. */
+/* TMA: dQ of tile 0 leaves by TMA. PAIRED: pairs of tiles in clusters. What is faster differs with T: TMA_UP_TO, and
+ * SERVED in sm90_backward.cu. */
 template <int HEAD, bool IS_CAUSAL, bool TMA, bool PAIRED> struct FusedConfig {
     static constexpr Sm90Shape SHAPE = FUSED_SHAPE;
     static constexpr int HD = HEAD, WARPGROUPS = SHAPE.warpgroups, STAGES = SHAPE.stages,
@@ -440,34 +440,20 @@ __global__ void __launch_bounds__(FusedConfig<HD, CAUSAL, TMA, PAIRED>::THREADS,
 
 /* ---- host ---- */
 
-size_t attention_backward_sm90_fused_scratch_bytes(int B, int T, int NH) {
-    return turn_scratch_bytes(B, T, NH, 64);
-}
-
 template <bool CAUSAL, bool TMA, bool PAIRED> static void launch_fused(const FusedArgs &args) {
     using C = FusedConfig<64, CAUSAL, TMA, PAIRED>;
     launch_one_pass<C, FusedShared<C>>("sm90_fused_kernel", sm90_fused_kernel<64, CAUSAL, TMA, PAIRED>, args);
 }
 
-/* Pairs of tiles, at any T. */
-static void backward_paired(const FusedArgs &args, bool causal) {
-    if (causal)
-        launch_fused<true, true, true>(args);
-    else
-        launch_fused<false, false, true>(args);
-}
-
 /* dQ of causal tile 0 leaves by TMA up to T = 1k, +5 %, and in pairs, 30 to 45 clocks a step; without them it loses 3 %
- * from 4k to 16k. Pairs at 32k: +1 % causal, +3 % full; nothing at 16k, causal -2 % at 8k, -7 % at 4k. */
-constexpr int TMA_UP_TO = 1024, PAIRS_FROM = 32768;
+ * from 4k to 16k. */
+enum { TMA_UP_TO = 1024 };
 
-void attention_backward_sm90_fused(floatX *dqkv, const floatX *dout, const floatX *out, const floatX *qkv,
-                                   const float *lse, const float *d, void *scratch, int B, int T, int NH,
-                                   bool causal) {
+void attention_backward_sm90_alone64(floatX *dqkv, const floatX *dout, const floatX *out, const floatX *qkv,
+                                     const float *lse, const float *d, void *scratch, int B, int T, int NH,
+                                     bool causal) {
     const FusedArgs args = fused_args<64>(dqkv, dout, out, qkv, lse, d, scratch, B, T, NH, causal);
-    if (T >= PAIRS_FROM)
-        backward_paired(args, causal);
-    else if (!causal)
+    if (!causal)
         launch_fused<false, false, false>(args);
     else if (T <= TMA_UP_TO)
         launch_fused<true, true, false>(args);
@@ -478,5 +464,13 @@ void attention_backward_sm90_fused(floatX *dqkv, const floatX *dout, const float
 void attention_backward_sm90_paired64(floatX *dqkv, const floatX *dout, const floatX *out, const floatX *qkv,
                                       const float *lse, const float *d, void *scratch, int B, int T, int NH,
                                       bool causal) {
-    backward_paired(fused_args<64>(dqkv, dout, out, qkv, lse, d, scratch, B, T, NH, causal), causal);
+    const FusedArgs args = fused_args<64>(dqkv, dout, out, qkv, lse, d, scratch, B, T, NH, causal);
+    if (causal)
+        launch_fused<true, true, true>(args);
+    else
+        launch_fused<false, false, true>(args);
+}
+
+size_t attention_backward_sm90_one_pass_scratch_bytes(int B, int T, int NH, int HD) {
+    return turn_scratch_bytes(B, T, NH, HD);
 }

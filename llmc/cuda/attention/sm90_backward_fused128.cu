@@ -91,24 +91,14 @@ __global__ void __launch_bounds__(Fused128Config<CAUSAL>::THREADS, 1)
 
 /* ---- host ---- */
 
-size_t attention_backward_sm90_fused128_scratch_bytes(int B, int T, int NH) {
-    return turn_scratch_bytes(B, T, NH, 128);
-}
-
 template <bool CAUSAL> static void launch_fused128(const FusedArgs &args) {
     using C = Fused128Config<CAUSAL>;
     launch_one_pass<C, Fused128Shared<C>>("sm90_fused128_kernel", sm90_fused128_kernel<CAUSAL>, args);
 }
 
-/* T from which pairs are faster. TFLOP/s, blocks alone to pairs: causal 479 to 467 at 2048, 520 to 540 at 4096; full
- * 526 to 556 at 2048 (479 to 487 at 1024, no more than repeats differ). */
-enum { CAUSAL_PAIRS_FROM = 4096, FULL_PAIRS_FROM = 2048 };
-
-void attention_backward_sm90_fused128(floatX *dqkv, const floatX *dout, const floatX *out, const floatX *qkv,
+void attention_backward_sm90_alone128(floatX *dqkv, const floatX *dout, const floatX *out, const floatX *qkv,
                                       const float *lse, const float *d, void *scratch, int B, int T, int NH,
                                       bool causal) {
-    if (T >= (causal ? CAUSAL_PAIRS_FROM : FULL_PAIRS_FROM))
-        return attention_backward_sm90_paired128(dqkv, dout, out, qkv, lse, d, scratch, B, T, NH, causal);
     const FusedArgs args = fused_args<128>(dqkv, dout, out, qkv, lse, d, scratch, B, T, NH, causal);
     if (causal)
         launch_fused128<true>(args);

@@ -119,6 +119,11 @@ static const Served SERVED[2][2] = {
      {forward<128, true, TILES_192_64, SM90_FREE>, forward<128, true, TILES_192_64, SM90_FREE, true>, 4096}},
 };
 
+void attention_forward_sm90_alone(floatX *out, float *lse, const floatX *qkv, int B, int T, int NH, int HD,
+                                  bool causal) {
+    SERVED[HD == 128][causal].alone(out, lse, qkv, B, T, NH, SM90_FROZEN, 0);
+}
+
 void attention_forward_sm90_paired(floatX *out, float *lse, const floatX *qkv, int B, int T, int NH, int HD,
                                    bool causal) {
     SERVED[HD == 128][causal].paired(out, lse, qkv, B, T, NH, SM90_FROZEN, 0);
@@ -126,6 +131,7 @@ void attention_forward_sm90_paired(floatX *out, float *lse, const floatX *qkv, i
 
 void attention_forward_sm90(floatX *out, float *lse, const floatX *qkv, int B, int T, int NH, int HD,
                             bool causal) {
-    const Served *served = &SERVED[HD == 128][causal];
-    (T < served->pairs_from ? served->alone : served->paired)(out, lse, qkv, B, T, NH, SM90_FROZEN, 0);
+    const bool alone = T < SERVED[HD == 128][causal].pairs_from;
+    (alone ? attention_forward_sm90_alone : attention_forward_sm90_paired)(out, lse, qkv, B, T, NH, HD,
+                                                                           causal);
 }

@@ -6,7 +6,7 @@
 enum { SEED = 1234 };
 #define FP32_LIMIT 1e-5
 
-static bool op_verbose, op_small; /* op_small: short sequences only, for compute-sanitizer */
+static bool op_verbose, op_small; /* op_small: the cases that are short, for compute-sanitizer */
 static const char *op_only = "";  /* ops whose names begin so */
 
 static inline void *op_malloc(size_t bytes) {

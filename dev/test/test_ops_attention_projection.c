@@ -24,11 +24,36 @@ static int describe(Operand *o, const Dims *d) {
     return OPERANDS;
 }
 
-static void run(const Ops *ops, void **p, const Dims *d) {
+/* On Hopper D comes with a product in bf16 of two tiles of 128 x 128 an SM or more. */
+static bool d_comes(const Ops *ops, const Dims *d) {
+    const int64_t tiles = ((int64_t)d->B * d->T + 127) / 128 * ((d->NH * d->HD + 127) / 128);
+    return ops->dtype == DTYPE_BF16 && tiles >= 2 * 132 &&
+           strstr(ops->device_name(), "compute capability 9.0");
+}
+
+/* dattn, and whether D came with it; if not, its buffer holds what it held. */
+static bool run_projection(const Ops *ops, void **p, const Dims *d) {
     const int C = d->NH * d->HD;
+    const int64_t rows = (int64_t)d->B * d->T;
+    const size_t bytes = (size_t)(rows * d->NH) * sizeof(float);
+    void *before = op_malloc(bytes), *after = op_malloc(bytes);
+    ops->download(before, p[D], bytes);
+    const bool came = ops->linear_backward_input_row_dots(p[DATTN], p[D], p[DOUT], p[WEIGHT], p[ATTN],
+                                                          p[SCRATCH], rows, C, C, d->HD);
+    ops->download(after, p[D], bytes);
+    CHECK(came == d_comes(ops, d), "%s, B%d T%d NH%d HD%d: D %s with the product", ops->name, d->B, d->T,
+          d->NH, d->HD, came ? "came" : "did not come");
+    CHECK(came || memcmp(before, after, bytes) == 0,
+          "%s, B%d T%d NH%d HD%d: D did not come with the product, but was written", ops->name, d->B, d->T,
+          d->NH, d->HD);
+    free(before);
+    free(after);
+    return came;
+}
+
+static void run(const Ops *ops, void **p, const Dims *d) {
     const AttentionMask mask = mask_of(d, p[KEY]);
-    const bool known = ops->linear_backward_input_row_dots(p[DATTN], p[D], p[DOUT], p[WEIGHT], p[ATTN],
-                                                           p[SCRATCH], (int64_t)d->B * d->T, C, C, d->HD);
+    const bool known = run_projection(ops, p, d);
     ops->masked_attention_backward(p[DQKV], p[DATTN], p[ATTN], p[QKV], p[LSE], known ? p[D] : NULL, &mask,
                                    p[SCRATCH], d->B, d->T, d->NH, d->HD);
 }
@@ -62,9 +87,8 @@ static void plain(OpCase *c) {
 
 static const Op op = {"attention_backward behind its projection", describe, run, prepare, reference, plain};
 
-/* To add a size: a row. On Hopper D comes with a product in bf16 of 264 tiles of 128 x 128 or more: those of the rows
- * that are not small have 286 and 288. Their rows end inside a tile, at 25 heads their columns as well; a tile is two
- * heads wide or one. */
+/* To add a size: a row. On Hopper D comes with those that are not small, of 273 and 288 tiles (d_comes). Their rows end
+ * inside a tile, at 25 heads their columns as well; a tile is two heads wide or one. */
 static const struct {
     int B, T, NH, HD, window;
     bool small;

@@ -230,7 +230,8 @@ static void masked_attention_backward(floatX *dqkv, const floatX *dout, const fl
                                       const float *lse, const float *d, const AttentionMask *mask,
                                       void *scratch, int B, int T, int NH, int HD) {
     const double rows = (double)B * T * NH;
-    begin(5 * window_part(mask, T) * square_flops(B, T, NH, HD), stored(8 * rows * HD) + 4 * rows,
+    const double out_or_d = d ? 4 * rows : stored(rows * HD); /* D takes the place of what it is made from */
+    begin(5 * window_part(mask, T) * square_flops(B, T, NH, HD), stored(7 * rows * HD) + 4 * rows + out_or_d,
           "attention_backward");
     inner->masked_attention_backward(dqkv, dout, out, qkv, lse, d, mask, scratch, B, T, NH, HD);
     end();

@@ -117,11 +117,39 @@ static void test_too_many_calls(const Ops *ops) {
     ops->release(x);
 }
 
+/* Attention's backward reads O, of the storage type, or D, one fp32 number a row and head, where that is known. */
+static void test_known_d(const Ops *ops) {
+    enum { TOKENS = 4, HEADS = 2, SIZE = 8, ELEMS = TOKENS * HEADS * SIZE };
+    const OpShape shape = {
+        .B = 1, .T = TOKENS, .C = HEADS * SIZE, .NH = HEADS, .V = 8, .Vp = 8, .loss_rows = 1};
+    const AttentionMask mask = {0};
+    const size_t bytes = 3 * ELEMS * sizeof(float);
+    void *zeros = ops->alloc(bytes), *dqkv = ops->alloc(bytes),
+         *scratch = ops->alloc(ops->scratch_bytes(&shape));
+    Profile known = {0}, unknown = {0};
+    const Ops *wrapped = profile_ops(ops);
+    ops->zero(zeros, bytes);
+    wrapped->masked_attention_backward(dqkv, zeros, zeros, zeros, zeros, NULL, &mask, scratch, 1, TOKENS,
+                                       HEADS, SIZE);
+    profile_collect(&unknown);
+    wrapped->masked_attention_backward(dqkv, zeros, zeros, zeros, zeros, zeros, &mask, scratch, 1, TOKENS,
+                                       HEADS, SIZE);
+    profile_collect(&known);
+    CHECK(unknown.rows[0].bytes - known.rows[0].bytes ==
+              ELEMS * (double)dtype_bytes(ops->dtype) - TOKENS * HEADS * 4,
+          "%s: attention_backward moves %g bytes, %g where D is known", ops->name, unknown.rows[0].bytes,
+          known.rows[0].bytes);
+    ops->release(zeros);
+    ops->release(dqkv);
+    ops->release(scratch);
+}
+
 static void test_backend(const Ops *ops) {
     Profile none = {0};
     profile_ops(ops);
     profile_collect(&none);
     CHECK(none.n_rows == 0 && none.n_steps == 0, "a profile of nothing has rows");
+    test_known_d(ops);
     const Recompute levels[] = {RECOMPUTE_NONE, RECOMPUTE_BLOCK};
     for (int i = 0; i < 2; i++) {
         Profile profile = {0};

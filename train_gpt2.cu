@@ -1,7 +1,7 @@
 /* GPT-2 training: the whole program in one page. Plain C, no kernel; `make train_gpt2` builds it for the CPU
  * alone.
  *
- *   flags -> settings -> backend -> model size -> data -> memory -> weights -> steps -> done
+ *   flags -> settings -> backend -> model size -> memory -> data -> weights -> steps -> done
  *
  * Every part is a file of llmc/: flags, setup, gpt2 (the model over ops.h), dataloader, schedule, sampler,
  * checkpoint. */
@@ -58,19 +58,20 @@ static void request_stop(int signal_number) {
 }
 
 /* The first SIGTERM, SIGINT or SIGHUP (a closed terminal) ends the run after the current step, saved; a
- * second one ends it at once. A reader that leaves (SIGPIPE) or a file-size limit (SIGXFSZ) does not end it:
- * the failed write is seen where it is made. */
+ * second one ends it at once. A reader that leaves (SIGPIPE) does not end it: the failed write is seen where
+ * it is made. */
 static void catch_signals(void) {
     struct sigaction stop = {.sa_handler = request_stop, .sa_flags = SA_RESETHAND | SA_RESTART};
-    struct sigaction ignore = {.sa_handler = SIG_IGN};
-    const int stopping[] = {SIGTERM, SIGINT, SIGHUP}, ignored[] = {SIGPIPE, SIGXFSZ};
+    const int stopping[] = {SIGTERM, SIGINT, SIGHUP};
     for (int i = 0; i < 3; i++) sigaction(stopping[i], &stop, NULL);
-    for (int i = 0; i < 2; i++) sigaction(ignored[i], &ignore, NULL);
+    signal(SIGPIPE, SIG_IGN);
 }
 
-/* A closed stdin, stdout or stderr is opened on /dev/null, so that no file of ours gets its number. */
-static void hold_standard_files(void) {
+/* A closed stdin, stdout or stderr is opened on /dev/null, so that no file of ours gets its number. A write
+ * beyond a file-size limit fails where it is made (SIGXFSZ would kill, a log or a checkpoint half written). */
+static void prepare_files(void) {
     int fd;
+    signal(SIGXFSZ, SIG_IGN);
     do fd = open("/dev/null", O_RDWR);
     while (fd >= 0 && fd <= 2);
     if (fd > 2) close(fd);
@@ -392,6 +393,9 @@ static void describe(Training *t) {
     setup_print_memory(run);
     if (run->checkpoint[0])
         console_row(stdout, "resumed", "%s, step %lld", run->checkpoint, (long long)run->resumed.step);
+    else if (run->settings.resume)
+        console_row(stdout, "resumed", "nothing: %s holds no checkpoint, a new run begins",
+                    run->settings.out);
     fflush(stdout);
 }
 
@@ -458,14 +462,16 @@ int main(int argc, char **argv) {
     Training training = {.run = &run, .train_loss = NAN, .val_loss = NAN, .last_saved = -1};
     Settings *s = &run.settings;
     Error err = {0};
-    hold_standard_files();
+    prepare_files();
     if (!flags_parse(s, argc, argv, &err)) die(&err);
     if (answer(s, argv[0])) return finish_output();
     if (!setup_backend(&run, &err)) die(&err);
     settings_complete(s, run.ops != &ops_cpu, run.n_ranks);
     if (!flags_check(s, run.n_ranks, &err) || !setup_model_size(&run, &err)) die(&err);
     if (s->memory) return show_memory(&run);
-    if (!setup_output(&run, &err) || !setup_data(&run, &err) || !setup_model(&run, &err)) die(&err);
+    if (!setup_check_output(&run, &err) || !setup_device(&run, &err) || !setup_data(&run, &err) ||
+        !setup_output(&run, &err) || !setup_model(&run, &err))
+        die(&err);
     start_state(&training);
     describe(&training);
     if (!open_log(&training, argc, argv, &err)) die(&err);

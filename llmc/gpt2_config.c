@@ -51,6 +51,30 @@ int gpt2_pad_vocab(int vocab_size) {
     return (vocab_size + 127) / 128 * 128;
 }
 
+static bool heads_fit(int n_embd, int n_head) {
+    return n_embd % n_head == 0 && n_embd / n_head % 8 == 0 && n_embd / n_head <= 256;
+}
+
+/* The number of heads that fits n_embd channels and is nearest to n_head; 0: none does. */
+static int nearest_heads(int n_embd, int n_head) {
+    int nearest = 0;
+    for (int n = 1; n <= n_embd / 8; n++)
+        if (heads_fit(n_embd, n) && (!nearest || abs(n - n_head) < abs(nearest - n_head))) nearest = n;
+    return nearest;
+}
+
+static bool check_heads(const GPT2Config *config, const char *what, Error *err) {
+    const int C = config->n_embd, heads = config->n_head, nearest = nearest_heads(C, heads);
+    char hint[64] = "hint: channels in multiples of 8";
+    if (heads_fit(C, heads)) return true;
+    if (nearest) snprintf(hint, sizeof hint, "nearest: %d heads of %d", nearest, C / nearest);
+    if (C % heads)
+        return fail(err, EXIT_INPUT, "%s: %d channels do not divide into %d heads; %s", what, C, heads, hint);
+    return fail(err, EXIT_INPUT,
+                "%s: head size is %d (%d channels / %d heads), expected a multiple of 8 up to 256; %s", what,
+                C / heads, C, heads, hint);
+}
+
 bool gpt2_config_check(const GPT2Config *config, const char *what, Error *err) {
     /* Limits keep every product below in 64 bits and every per-row count in 32. */
     const struct {
@@ -70,14 +94,7 @@ bool gpt2_config_check(const GPT2Config *config, const char *what, Error *err) {
     if (config->window < 0 || config->window > 1 << 26 || !(config->dropout >= 0 && config->dropout < 1))
         return fail(err, EXIT_INPUT, "%s: window %d, dropout %g; expected 0 to 67108864, 0 to below 1", what,
                     config->window, (double)config->dropout);
-    if (config->n_embd % config->n_head)
-        return fail(err, EXIT_INPUT, "%s: %d channels do not divide into %d heads", what, config->n_embd,
-                    config->n_head);
-    int head_dim = config->n_embd / config->n_head;
-    if (head_dim % 8 || head_dim > 256)
-        return fail(err, EXIT_INPUT,
-                    "%s: head size is %d (%d channels / %d heads), expected a multiple of 8 up to 256", what,
-                    head_dim, config->n_embd, config->n_head);
+    if (!check_heads(config, what, err)) return false;
     if (config->padded_vocab_size != gpt2_pad_vocab(config->vocab_size))
         return fail(err, EXIT_INPUT, "%s: padded vocabulary is %d, expected %d for %d tokens", what,
                     config->padded_vocab_size, gpt2_pad_vocab(config->vocab_size), config->vocab_size);

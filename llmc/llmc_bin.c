@@ -5,6 +5,9 @@
 
 enum { MAGIC = 20240326, VERSION_F32 = 3, VERSION_BF16 = 5, HEADER_INTS = 256, PIECE_ELEMS = 1 << 20 };
 
+/* A file of another kind is most likely one out of a model's directory. */
+static const char hint[] = "hint: a model is a directory (a checkpoint, Hugging Face's) or a llm.c .bin";
+
 typedef struct BinFile {
     const char *path;
     int fd;
@@ -16,8 +19,8 @@ typedef struct BinFile {
 static bool check_header(BinFile *file, const int32_t header[HEADER_INTS], int64_t bytes, Error *err) {
     const char *path = file->path;
     if (header[0] != MAGIC)
-        return fail(err, EXIT_INPUT, "%s: expected magic %d of a llm.c model, found %d", path, MAGIC,
-                    header[0]);
+        return fail(err, EXIT_INPUT, "%s: expected magic %d of a llm.c model, found %d; %s", path, MAGIC,
+                    header[0], hint);
     if (header[1] != VERSION_F32 && header[1] != VERSION_BF16)
         return fail(err, EXIT_INPUT, "%s: expected version 3 (fp32) or 5 (bf16), found %d", path, header[1]);
     file->dtype = header[1] == VERSION_F32 ? DTYPE_F32 : DTYPE_BF16;
@@ -46,7 +49,12 @@ static bool open_bin(BinFile *file, const char *path, Error *err) {
     *file = (BinFile){.path = path};
     file->fd = file_open(path, &bytes, err);
     if (file->fd < 0) return false;
-    if (file_read_at(file->fd, path, header, sizeof header, 0, err) && check_header(file, header, bytes, err))
+    if (bytes < (int64_t)sizeof header)
+        fail(err, EXIT_INPUT,
+             "%s: expected a llm.c model of at least %zu bytes, found %lld: the file is cut short; %s", path,
+             sizeof header, (long long)bytes, hint);
+    else if (file_read_at(file->fd, path, header, sizeof header, 0, err) &&
+             check_header(file, header, bytes, err))
         return true;
     close(file->fd);
     return false;

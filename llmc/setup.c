@@ -7,12 +7,19 @@
 #include <sys/file.h>
 #include <unistd.h>
 #include "files.h"
+#include "manifest.h"
 
 enum {
     GPT2_VOCAB = 50257, /* of shards that come without a tokenizer */
     OUT_MAX = 960,      /* bytes of --out: Run.checkpoint and the log add a name to it in 1024 */
 };
 static const char *const default_tokenizer = "data/gpt2_tokenizer.bin";
+
+/* Puts the flag that brought the failure before its words. */
+static bool fail_flag(const char *flag, Error *err) {
+    const Error cause = *err;
+    return fail(err, cause.exit_code, "--%s: %s", flag, cause.text);
+}
 
 bool setup_backend(Run *run, Error *err) {
     const Settings *s = &run->settings;
@@ -46,7 +53,7 @@ static bool setup_tokenizer(Run *run, Error *err) {
     const char *spec = tokenizer_spec(run);
     if (!spec) return true;
     run->tokenizer = tokenizer_open(spec, err);
-    return run->tokenizer != NULL;
+    return run->tokenizer || !run->settings.tokenizer || fail_flag("tokenizer", err);
 }
 
 static void override_size(GPT2Config *config, const Settings *s) {
@@ -74,6 +81,19 @@ static void config_from_flags(Run *run) {
     run->config.padded_vocab_size = gpt2_pad_vocab(run->config.vocab_size);
 }
 
+/* The flags that made the size, for a message: "--channels 100 --heads 3". Returns text. */
+static const char *size_flags(const Settings *s, char *text, size_t size) {
+    static const char *const names[] = {"channels", "heads"};
+    const int64_t values[] = {s->channels, s->heads};
+    size_t used = 0;
+    snprintf(text, size, "--model %s", s->model);
+    for (int i = 0; i < 2; i++)
+        if (values[i])
+            used += (size_t)snprintf(text + used, size - used, "%s--%s %lld", used ? " " : "", names[i],
+                                     (long long)values[i]);
+    return text;
+}
+
 /* A size that the flags ask for must be the size that the files have. */
 static bool same_size(const Run *run, const char *path, Error *err) {
     const Settings *s = &run->settings;
@@ -86,10 +106,11 @@ static bool same_size(const Run *run, const char *path, Error *err) {
         asked.n_embd == run->config.n_embd)
         return true;
     return fail(err, EXIT_INPUT,
-                "the flags ask for %d layers, %d heads, %d channels, %s has %d, %d, %d; hint: another --out "
-                "for a new run",
+                "the flags ask for %d layers, %d heads, %d channels, %s has %d, %d, %d; hint: %s",
                 asked.n_layer, asked.n_head, asked.n_embd, path, run->config.n_layer, run->config.n_head,
-                run->config.n_embd);
+                run->config.n_embd,
+                run->checkpoint[0] ? "another --out for a new run"
+                                   : "a model's files say its size, leave the flags out");
 }
 
 static bool config_from_path(Run *run, Error *err) {
@@ -129,21 +150,110 @@ static bool find_model(Run *run, Error *err) {
     if (gpt2_config_from_descriptor(&named, model, err)) return true;
     if (access(model, F_OK) && errno == ENOENT) return false; /* with the names that there are */
     *err = (Error){0};
-    return checkpoint_model_path(model, run->model_path, sizeof run->model_path, err);
+    return checkpoint_model_path(model, run->model_path, sizeof run->model_path, err) ||
+           fail_flag("model", err);
 }
 
 bool setup_model_size(Run *run, Error *err) {
+    char named[80];
     if (!find_checkpoint(run, err) || !find_model(run, err)) return false;
     if (run->model_path[0])
         return config_from_path(run, err) && setup_tokenizer(run, err) && check_tokenizer(run, err);
     if (!setup_tokenizer(run, err)) return false;
     if (!gpt2_config_from_descriptor(&run->config, run->settings.model, err)) return false;
     config_from_flags(run);
-    return gpt2_config_check(&run->config, "--model", err);
+    return gpt2_config_check(&run->config, size_flags(&run->settings, named, sizeof named), err);
+}
+
+/* ---- output ---- */
+
+static bool writes_output(const Settings *s) {
+    return s->out && !settings_sample_only(s) && !s->eval_only;
+}
+
+/* A new run beside the checkpoints of another would leave --resume to guess which to go on with. */
+static bool refuse_used_output(const Settings *s, Error *err) {
+    char **names = NULL;
+    int n = 0;
+    if (s->resume || (access(s->out, F_OK) && errno == ENOENT)) return true;
+    if (!directory_list(s->out, "step_", &names, &n, err)) return fail_flag("out", err);
+    if (n)
+        fail(err, EXIT_INPUT,
+             "--out %s: holds checkpoints of another run (%s); hint: --resume goes on with it, or another "
+             "folder",
+             s->out, names[0]);
+    names_free(names, n);
+    return n == 0;
+}
+
+/* Two runs in one folder would mix their checkpoints and logs. The lock goes with the process, however it ends.
+ * Without `make`, a folder that has no run.lock stays as it is. */
+static bool lock_output(Run *run, bool make, Error *err) {
+    const char *out = run->settings.out;
+    char path[PATH_MAX];
+    if (run->output_locked) return true;
+    if (!path_join(path, out, "run.lock", err)) return false;
+    const int fd = open(path, O_RDWR | O_CLOEXEC | (make ? O_CREAT : 0), 0666);
+    if (fd < 0 && !make && errno == ENOENT) return true;
+    if (fd < 0) return fail_errno(err, "--out: cannot write", path);
+    run->output_locked = true;
+    if (flock(fd, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK)
+        return true; /* a file system without locks: go on */
+    close(fd);
+    return fail(err, EXIT_INPUT,
+                "--out %s: another run is writing there; hint: another folder, or wait for it", out);
+}
+
+bool setup_check_output(Run *run, Error *err) {
+    const Settings *s = &run->settings;
+    if (!writes_output(s)) return true;
+    if (strlen(s->out) >= OUT_MAX)
+        return fail(err, EXIT_INPUT, "--out: the path is longer than %d bytes", OUT_MAX);
+    return refuse_used_output(s, err) && lock_output(run, false, err);
+}
+
+bool setup_output(Run *run, Error *err) {
+    if (!writes_output(&run->settings)) return true;
+    if (!directory_make(run->settings.out, err)) return fail_flag("out", err);
+    return lock_output(run, true, err);
 }
 
 /* ---- data ---- */
 
+/* --train as the flags of the checkpoint `path` have it, into text; false where they do not. */
+static bool recorded_data(const char *path, char *text, size_t size) {
+    Manifest manifest;
+    Error ignored;
+    if (!path[0] || !manifest_read(&manifest, path, &ignored)) return false;
+    const JsonValue *train = json_get(json_get(json_root(manifest.json), "flags"), "train");
+    const bool known = train && train->type == JSON_STRING;
+    if (known) snprintf(text, size, "%s", train->text);
+    manifest_free(&manifest);
+    return known;
+}
+
+/* No --train, and its default is not there: says what the user left out, first of all of --resume. */
+static bool fail_no_data(const Run *run, Error *err) {
+    const Settings *s = &run->settings;
+    char trained_on[256];
+    if (s->resume && !run->checkpoint[0])
+        return fail(
+            err, EXIT_INPUT,
+            "--resume: --out %s holds no checkpoint, and a new run has nothing to train on: %s is not "
+            "there; hint: another --out, or --train FILE",
+            s->out, s->train);
+    if (recorded_data(run->checkpoint, trained_on, sizeof trained_on))
+        return fail(
+            err, EXIT_INPUT,
+            "--train is missing: %s trained on '%s', and the default, %s, is not there; hint: --train '%s'",
+            run->checkpoint, trained_on, s->train, trained_on);
+    return fail(
+        err, EXIT_INPUT,
+        "--train is missing, and the default, %s, is not there; hint: --train FILE, or make default-text",
+        s->train);
+}
+
+/* The files of `pattern`, the value of --train or of --val. */
 static DataLoader *open_data(const Run *run, const char *pattern, int split, bool training, Error *err) {
     const Settings *s = &run->settings;
     DataOptions options = {
@@ -158,44 +268,13 @@ static DataLoader *open_data(const Run *run, const char *pattern, int split, boo
         .seed = (uint64_t)s->seed,
         .split = split,
     };
-    return dataloader_open(&options, err);
-}
-
-/* A new run beside the checkpoints of another would leave --resume to guess which to go on with. */
-static bool refuse_used_output(const Settings *s, Error *err) {
-    char **names = NULL;
-    int n = 0;
-    if (s->resume) return true;
-    if (!directory_list(s->out, "step_", &names, &n, err)) return false;
-    if (n)
-        fail(err, EXIT_INPUT,
-             "--out %s: holds checkpoints of another run (%s); hint: --resume goes on with it, or another "
-             "folder",
-             s->out, names[0]);
-    names_free(names, n);
-    return n == 0;
-}
-
-/* Two runs in one folder would mix their checkpoints and logs. The lock goes with the process, however it ends. */
-static bool lock_output(const char *out, Error *err) {
-    char path[PATH_MAX];
-    if (!path_join(path, out, "run.lock", err)) return false;
-    const int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
-    if (fd < 0) return fail_errno(err, "--out: cannot write", path);
-    if (flock(fd, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK)
-        return true; /* a file system without locks: go on */
-    close(fd);
-    return fail(err, EXIT_INPUT,
-                "--out %s: another run is writing there; hint: another folder, or wait for it", out);
-}
-
-bool setup_output(Run *run, Error *err) {
-    const char *out = run->settings.out;
-    if (!out || settings_sample_only(&run->settings) || run->settings.eval_only)
-        return true; /* nothing is written */
-    if (strlen(out) >= OUT_MAX)
-        return fail(err, EXIT_INPUT, "--out: the path is longer than %d bytes", OUT_MAX);
-    return directory_make(out, err) && refuse_used_output(&run->settings, err) && lock_output(out, err);
+    DataLoader *loader = dataloader_open(&options, err);
+    if (loader) return loader;
+    if (pattern == s->train && !flags_was_set(s, "train") && access(pattern, F_OK))
+        fail_no_data(run, err);
+    else
+        fail_flag(pattern == s->val ? "val" : "train", err);
+    return NULL;
 }
 
 /* The default --eval-batches reads a short validation text once, not over and over. */
@@ -250,8 +329,9 @@ void setup_print_model(const Run *run) {
     char parameters[CONSOLE_NUMBER];
     console_row(stdout, "model",
                 "%s: %d layers, %d heads, %d channels, context %d, vocabulary %d (padded %d), %s parameters",
-                run->settings.model, c->n_layer, c->n_head, c->n_embd, c->max_seq_len, c->vocab_size,
-                c->padded_vocab_size, console_count(parameters, (double)gpt2_tensors(tensors, c)));
+                run->model_path[0] ? run->model_path : run->settings.model, c->n_layer, c->n_head, c->n_embd,
+                c->max_seq_len, c->vocab_size, c->padded_vocab_size,
+                console_count(parameters, (double)gpt2_tensors(tensors, c)));
     console_row(stdout, "tokenizer", "%s",
                 run->tokenizer ? tokenizer_name(run->tokenizer) : "none: samples are token ids");
 }
@@ -271,22 +351,43 @@ void setup_print_memory(const Run *run) {
     console_memory(stdout, &plan, run->settings.memory, free_bytes, total_bytes, largest);
 }
 
+/* What would make room for a plan that does not fit. */
+static void room_hint(const Run *run, GPT2Options options, char *text, size_t size) {
+    const size_t room = budget(run->free_at_start);
+    const int largest = gpt2_largest_batch(run->ops, &run->config, &options, room);
+    const char *recompute = options.recompute == RECOMPUTE_BLOCK ? "" : ", or --recompute block";
+    GPT2Config config = run->config;
+    MemoryPlan one_token;
+    options.B = options.T = 1;
+    if (!run->model_path[0]) config.max_seq_len = 1; /* a new model's positions are as many as --seq says */
+    gpt2_memory_plan(&one_token, run->ops, &config, &options);
+    if (largest)
+        snprintf(text, size, "hint: --batch %d fits%s", largest, recompute);
+    else if (one_token.total_bytes <= room)
+        snprintf(text, size, "even --batch 1 does not fit; hint: a shorter --seq%s", recompute);
+    else
+        snprintf(text, size, "not even one token fits; hint: a smaller --model");
+}
+
 /* A plan that does not fit stops here, before anything is allocated. */
-static bool check_memory(Run *run, const GPT2Options *options, Error *err) {
+static bool check_memory(Run *run, Error *err) {
+    const GPT2Options options = model_options(run);
     MemoryPlan plan;
-    gpt2_memory_plan(&plan, run->ops, &run->config, options);
+    size_t total_bytes;
+    char hint[96];
+    run->ops->memory_info(&run->free_at_start, &total_bytes);
+    run->free_at_start += run->ops->fixed_bytes(); /* open() took these, and the plan counts them */
+    gpt2_memory_plan(&plan, run->ops, &run->config, &options);
     run->planned_bytes = plan.total_bytes;
     if (plan.total_bytes <= budget(run->free_at_start)) return true;
-    int largest = gpt2_largest_batch(run->ops, &run->config, options, budget(run->free_at_start));
-    const char *recompute = options->recompute == RECOMPUTE_BLOCK ? "" : ", or --recompute block";
-    char hint[96];
-    if (largest)
-        snprintf(hint, sizeof hint, "hint: --batch %d fits%s", largest, recompute);
-    else
-        snprintf(hint, sizeof hint, "even --batch 1 does not fit; hint: a shorter --seq%s", recompute);
-    return fail(err, EXIT_RUN, "--batch %d --seq %d needs %.2f GiB, %.2f GiB are free; %s", options->B,
-                options->T, (double)plan.total_bytes / 1073741824.0,
-                (double)run->free_at_start / 1073741824.0, hint);
+    room_hint(run, options, hint, sizeof hint);
+    return fail(err, EXIT_RUN, "--batch %d --seq %d needs %.2f GiB, %.2f GiB are free; %s", options.B,
+                options.T, (double)plan.total_bytes / 1073741824.0, (double)run->free_at_start / 1073741824.0,
+                hint);
+}
+
+bool setup_device(Run *run, Error *err) {
+    return run->ops->open(err) && check_memory(run, err);
 }
 
 /* Names what changed since the checkpoint was written; the run goes on with the new values. */
@@ -321,12 +422,8 @@ static size_t resident_bytes(void) {
 
 bool setup_model(Run *run, Error *err) {
     const GPT2Options options = model_options(run);
-    size_t total_bytes;
-    if (!run->ops->open(err)) return false;
-    run->ops->memory_info(&run->free_at_start, &total_bytes);
+    if (!check_memory(run, err)) return false; /* again: a text lies in the host's memory now */
     run->resident_at_start = resident_bytes();
-    run->free_at_start += run->ops->fixed_bytes(); /* open() took these, and the plan counts them */
-    if (!check_memory(run, &options, err)) return false;
     if (!gpt2_open(&run->model, run->ops, &run->config, &options, err)) return false;
     if (run->checkpoint[0] && options.training) return resume(run, err);
     if (run->model_path[0]) {

@@ -1,5 +1,5 @@
 /* From settings to everything that a run needs, in the order in which mistakes are cheapest to find: backend,
- * tokenizer, model size, data, memory plan, device, weights. */
+ * tokenizer, model size, output folder, device and memory plan, data, weights. */
 #pragma once
 #include "checkpoint.h"
 #include "console.h"
@@ -26,6 +26,7 @@ typedef struct Run {
     size_t planned_bytes; /* total of the memory plan */
     size_t free_at_start; /* bytes free on the device before the model was opened */
     size_t resident_at_start; /* on the CPU: of the process, then */
+    bool output_locked;       /* run.lock in --out is ours */
     int rank, n_ranks;
 } Run;
 
@@ -34,11 +35,15 @@ bool setup_backend(Run *run, Error *err);
 /* --resume finds the newest whole checkpoint under --out; then tokenizer and model size, from flags or
  * checkpoint. */
 bool setup_model_size(Run *run, Error *err);
-/* Makes --out, and shows that it can be written, before any time is spent. */
-bool setup_output(Run *run, Error *err);
+/* Refuses an --out that another run has or had; makes nothing. */
+bool setup_check_output(Run *run, Error *err);
+/* Opens the device; a memory plan that does not fit it is refused before anything is read or allocated. */
+bool setup_device(Run *run, Error *err);
 /* Opens and checks the files of --train and --val; nothing for sampling. */
 bool setup_data(Run *run, Error *err);
-/* Opens the device and the model, loads or initialises the weights, restores the run's place. */
+/* Makes --out, and shows that it can be written, before any time is spent on training. */
+bool setup_output(Run *run, Error *err);
+/* Opens the model, loads or initialises the weights, restores the run's place. */
 bool setup_model(Run *run, Error *err);
 /* One row for the model's size, one for its tokenizer. */
 void setup_print_model(const Run *run);

@@ -11,6 +11,12 @@ run() {
     "$program" --device cpu "$@" >"$work/out" 2>"$work/err" </dev/null
     status=$?
 }
+case $program in /*) here=$program ;; *) here=$PWD/$program ;; esac
+# elsewhere ARGS...: the same from a folder without a default text.
+elsewhere() {
+    (cd "$work" && "$here" --device cpu "$@") >"$work/out" 2>"$work/err" </dev/null
+    status=$?
+}
 tiny="--model nano --layers 2 --heads 2 --channels 32 --batch 2 --seq 16 --warmup 2 --eval-batches 2 --sample-tokens 20 --seed 7"
 # refuses NAME PATTERN ARGS...: exit 2, exactly one line on stderr, and the line says what PATTERN (a grep -E) demands.
 refuses() {
@@ -55,10 +61,25 @@ refuses "not a choice" 'precision.*bf16' --precision fp17
 refuses "unknown model" 'd13' --model d13
 refuses "indivisible step" 'tokens-per-step' $tiny --train "$work/text.txt" --tokens-per-step 33
 refuses "resume without out" 'resume.*out' $tiny --resume
-refuses "bad head size" 'head' --model nano --channels 36 --heads 3
+refuses "bad head size" '--channels 36 --heads 3: head size is 12' --model nano --channels 36 --heads 3
+refuses "heads that do not divide" '^error: --heads 7: 768 channels .* nearest: 6 heads of 128$' --model d12 --heads 7
+refuses "channels that no heads divide" '^error: --channels 100: .*multiples of 8$' --channels 100
+refuses "sampling writes nothing" '--prompt and --out' --model "$work" --prompt a --out "$work/none"
 
 # ---- data ----
-refuses "no such file" 'nowhere' $tiny --train "$work/nowhere.txt"
+refuses "no such file" '--train: .*nowhere' $tiny --train "$work/nowhere.txt" --out "$work/unmade/run"
+check "no such file: no folder is made" [ ! -e "$work/unmade" ]
+refuses "no such validation file" '--val: .*nowhere' $tiny --train "$work/text.txt" --val "$work/nowhere.txt"
+elsewhere $tiny
+refused "no data" '--train is missing.*data/default.txt'
+elsewhere $tiny --resume --out nothing
+refused "resume of nothing, without data" '--resume: --out nothing holds no checkpoint.*--train'
+check "resume of nothing, without data: no folder is made" [ ! -e "$work/nothing" ]
+run --batch 1048576 --seq 2047 --train "$work/text.txt"
+check "more than the memory: exit code $status, before its batches are read" [ "$status" -eq 1 ]
+check "more than the memory: says what fits" grep -qE 'needs [0-9.]+ GiB, .*hint: --batch [0-9]+' "$work/err"
+run --layers 4096 --channels 131072 --heads 512 --train "$work/text.txt"
+check "a model beyond the memory" grep -q 'hint: a smaller --model' "$work/err"
 refuses "empty text" 'empty' $tiny --train "$work/empty.txt"
 printf 'short' >"$work/short.txt"
 refuses "short text" '17' $tiny --train "$work/short.txt"
@@ -74,7 +95,7 @@ refuses "token beyond the vocabulary" 'big_000.bin.*60000' $tiny --train "$work/
 refuses "text among shards" 'shard.*not|not.*shard' $tiny --train "$work/*"
 run $tiny --train "$work/good_*.bin" --steps 2
 check "a good shard trains" [ "$status" -eq 0 ]
-refuses "bad tokenizer" 'empty.txt' $tiny --train "$work/text.txt" --tokenizer "$work/empty.txt"
+refuses "bad tokenizer" '--tokenizer: .*empty.txt' $tiny --train "$work/text.txt" --tokenizer "$work/empty.txt"
 
 # ---- output folder ----
 refuses "out is a file" 'text.txt' $tiny --train "$work/text.txt" --out "$work/text.txt"
@@ -139,6 +160,15 @@ run $long --lr 5e-4 --out "$work/resumed" --resume
 check "resume with another learning rate names it" grep -q -- '--lr' "$work/out"
 refuses "resume with another model" 'layers' --model d12 --train "$work/text.txt" --batch 2 --seq 16 --tokens-per-step 64 --steps 12 --out "$work/whole" --resume
 
+elsewhere $tiny --resume --out whole
+refused "resume without the data" "--train is missing: whole/step_00000012 trained on '$work/text.txt'"
+run --resume --out "$work/resumed" --train "$work/text.txt" --steps 13
+check "resume: the size is the checkpoint's" [ "$(grep -cE '^note: --(model|layers|heads|channels) ' "$work/out")" -eq 0 ]
+run $tiny --resume --out "$work/fresh" --train "$work/text.txt" --steps 2
+check "resume of nothing says so" grep -qE '^resumed +nothing: .*/fresh holds no checkpoint' "$work/out"
+refuses "a file of a model" 'model.safetensors: .*hint: a model is a directory' --model "$work/whole/step_00000012/model.safetensors" --prompt a
+refuses "a short file of a model" 'config.json: .*hint: a model is a directory' --model "$work/whole/step_00000012/config.json" --prompt a
+
 refuses "resume past the end" 'step 12 already' $long --out "$work/whole" --resume
 check "resume past the end: the checkpoint stays" grep -q '"tokens_seen": *768' "$work/whole/step_00000012/trainer_state.json"
 check "a checkpoint counts its tokens" grep -q '"tokens_seen": *768' "$work/resumed/step_00000012/trainer_state.json"
@@ -155,6 +185,13 @@ refuses "bad validation data, before the first step" 'val_000.bin.*50256' $tiny 
 check "closed output: the log stays a log" [ "$(grep -cv '^{' "$work/closed/log.jsonl")" -eq 0 ]
 "$program" --device cpu $long --out "$work/piped" 2>/dev/null | head -n 1 >/dev/null
 check "a reader that leaves does not end the run" [ -d "$work/piped/step_00000012" ]
+
+# The output goes through pipes: the limit is of files.
+{ (ulimit -f 1; "$program" --device cpu $long --save-every 6 --out "$work/limited" 2>&1; echo "status $?") | cat; } >"$work/out" </dev/null
+check "a file-size limit: a failure, not a signal" grep -qx 'status 1' "$work/out"
+check "a file-size limit: says so" grep -q '^error: checkpoint of step 12 not saved: .*File too large' "$work/out"
+check "a file-size limit: nothing is half-written" [ "$(ls -A "$work/limited")" = "$(printf 'log.jsonl\nrun.lock')" ]
+check "a file-size limit: every line of the log is whole" [ "$(grep -cv '^{.*}$' "$work/limited/log.jsonl")" -eq 0 ]
 
 # ---- sampling, evaluation, memory ----
 run --model "$work/whole" --prompt "line 1" --sample-tokens 12

@@ -186,6 +186,23 @@ static bool names_known(const LabOp *const *ops, int n, const Options *o, Error 
     return true;
 }
 
+/* --channels is the width of every size that is timed: heads of another size would round it. */
+static bool channels_divide(const LabOp *const *ops, int n, const Options *o, Error *err) {
+    static Sizes sizes[MAX_SIZES];
+    for (int i = 0; o->channels && i < n; i++) {
+        if (!list_matches(o->ops, ops[i]->name)) continue;
+        const int n_sizes = ops[i]->time_sizes(sizes, o, NEEDS_CPU);
+        for (int k = 0; k < n_sizes; k++)
+            if (sizes[k].HD && o->channels % sizes[k].HD)
+                return fail(
+                    err, EXIT_INPUT,
+                    "--channels: expected a multiple of the head size %d, which %s takes; found %d; hint: "
+                    "--head-size",
+                    sizes[k].HD, ops[i]->name, o->channels);
+    }
+    return true;
+}
+
 static void run_op(const LabOp *op, const Options *o) {
     const Variant *variants[MAX_VARIANTS];
     const int n = runnable(variants, op, o);
@@ -205,12 +222,13 @@ int main(int argc, char **argv) {
     Error err = {0};
     const LabOp *ops[MAX_OPS];
     const int n_ops = lab_ops(ops);
-    if (!rows_sound(&err) || !lab_flags(&o, argc, argv, &err) || !names_known(ops, n_ops, &o, &err))
+    if (!rows_sound(&err) || !lab_flags(&o, argc, argv, &err) || !names_known(ops, n_ops, &o, &err) ||
+        !channels_divide(ops, n_ops, &o, &err))
         die(&err);
     if (o.help) return lab_usage(), finish_output(0);
     if (o.list) return lab_list(o.ops), finish_output(0);
     lab_table(NEEDS_CPU, DTYPE_F32);
-    if (!report_open(&o, argc, argv, &err)) die(&err);
+    if (!roofs_open(&o, &err) || !report_open(&o, argc, argv, &err)) die(&err);
     if (o.check && !checker_sees_faults()) counts.failed++;
     for (int i = 0; i < n_ops; i++)
         if (list_matches(o.ops, ops[i]->name)) run_op(ops[i], &o);

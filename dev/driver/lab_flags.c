@@ -219,6 +219,7 @@ static const Flag *find_flag(const char *name) {
 
 static bool add_op(Options *o, const char *name, Error *err) {
     const size_t used = strlen(o->ops);
+    if (*name == 0) return fail(err, EXIT_INPUT, "expected an op or a flag; found ''; hint: dev/lab --list");
     if (snprintf(o->ops + used, sizeof o->ops - used, "%s%s", used ? "," : "", name) >=
         (int)(sizeof o->ops - used))
         return fail(err, EXIT_INPUT, "too many ops on the command line");
@@ -255,6 +256,8 @@ bool lab_flags(Options *o, int argc, char **argv, Error *err) {
     if (o->burst && o->sustained) return fail(err, EXIT_INPUT, "--burst and --sustained exclude each other");
     if (o->repeat < 2)
         return fail(err, EXIT_INPUT, "--repeat: expected at least 2 runs; found %d", o->repeat);
+    if (o->channels % 8)
+        return fail(err, EXIT_INPUT, "--channels: expected a multiple of 8; found %d", o->channels);
     if (o->once) o->time = true;
     if (!flags_apply(o, argc, argv, err)) return false;
     if (!o->check && !o->time) o->check = o->time = true;

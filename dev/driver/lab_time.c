@@ -172,14 +172,35 @@ static double time_roof(const Ops *ops, void (*run)(const Call *c), int64_t elem
     return t.seconds;
 }
 
-/* True if --roofs' file has the table's. Its lines: "cuda bf16: 4.2e+12 bytes/s, 7.1e+14 FLOP/s". */
+/* A line of --roofs' file, "cuda bf16: 4.2e+12 bytes/s, 7.1e+14 FLOP/s"; false if it is none. */
+static bool roofs_line(const char *line, char name[64], double *bytes, double *flops) {
+    return sscanf(line, "%63[^:]: %lf bytes/s, %lf FLOP/s", name, bytes, flops) == 3;
+}
+
+bool roofs_open(const Options *o, Error *err) {
+    char line[256], name[64];
+    double bytes, flops;
+    bool ok = true;
+    if (!*o->roofs) return true;
+    FILE *file = fopen(o->roofs, "a+");
+    if (!file) return fail(err, EXIT_INPUT, "--roofs: %s: %s", o->roofs, strerror(errno));
+    for (int n = 1; ok && fgets(line, sizeof line, file); n++)
+        if (!roofs_line(line, name, &bytes, &flops))
+            ok = fail(err, EXIT_INPUT,
+                      "--roofs: %s:%d: expected a line that --roofs wrote; hint: a file of its own", o->roofs,
+                      n);
+    fclose(file);
+    return ok;
+}
+
+/* True if --roofs' file has the table's. */
 static bool roofs_known(Roofs *r, const char *path) {
     FILE *file = *path ? fopen(path, "r") : NULL;
-    char name[64];
+    char line[256], name[64];
     double bytes, flops;
     bool found = false;
-    while (file && fscanf(file, " %63[^:]: %lf bytes/s, %lf FLOP/s", name, &bytes, &flops) == 3)
-        if (strcmp(name, r->ops->name) == 0) {
+    while (file && fgets(line, sizeof line, file))
+        if (roofs_line(line, name, &bytes, &flops) && strcmp(name, r->ops->name) == 0) {
             r->bytes = bytes;
             r->flops = flops;
             found = true;

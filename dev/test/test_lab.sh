@@ -40,6 +40,10 @@ refuses "exclude each other" --burst --sustained
 refuses "--csv: /nonexistent/x.csv" --csv /nonexistent/x.csv --check
 refuses "--csv: expected FILE; found ''" --csv '' --check
 refuses "no variant .*'nosuch'" attention_forward --variant cpu,nosuch
+refuses "found ''" ''
+refuses "^error: --channels: expected a multiple of 8; found 7$" gelu_forward --channels 7
+refuses "--channels: .*head size 128, which attention_forward takes; found 64" 'attention*' --channels 64
+refuses "--channels: .*head size 64.*found 104" attention_forward --head-size 8,64 --channels 104
 refuses "--fill: .*'nosuch'" attention_forward --fill normal,nosuch
 refuses "--window is of timing, which --check leaves out" attention_forward --check --window 10
 refuses "--repeat is of checks, which --time leaves out" attention_forward --time --repeat 3
@@ -80,6 +84,10 @@ check "timing: counts" grep -qx 'lab: 1 timed, 0 left out' "$work/out"
 run gelu_forward --variant cpu --time --seconds 0.05 --csv /dev/full
 check "CSV on a full disk: exit code $status, expected 1" [ "$status" -eq 1 ]
 refuses "--roofs: /nonexistent/roofs" gelu_forward --variant cpu --time --roofs /nonexistent/roofs
+printf 'notes of mine\n' >"$work/notes"
+refuses "--roofs: .*/notes:1: expected" gelu_forward --variant cpu --time --roofs "$work/notes"
+check "--roofs: another file stays as it was" [ "$(cat "$work/notes")" = 'notes of mine' ]
+refuses "--roofs: $work: Is a directory" gelu_forward --variant cpu --roofs "$work"
 printf 'cpu fp32: 1e9 bytes/s, 1e9 FLOP/s\n' >"$work/roofs"
 run attention_forward --variant cpu,textbook --time --seconds 0.01 --longest 1e-6 -T 64,128 --batch-tokens 1 --head-size 8 --channels 8 \
     --causal 1 --roofs "$work/roofs"

@@ -24,9 +24,9 @@ enum {
 
 /* TMA: dQ of tile 0 leaves by TMA. PAIRED: pairs of tiles in clusters. What is faster differs with T: TMA_UP_TO, and
  * SERVED in sm90_backward.cu. */
-template <int HEAD, bool IS_CAUSAL, bool TMA, bool PAIRED> struct FusedConfig {
+template <bool IS_CAUSAL, bool TMA, bool PAIRED> struct FusedConfig {
     static constexpr Sm90Shape SHAPE = FUSED_SHAPE;
-    static constexpr int HD = HEAD, WARPGROUPS = SHAPE.warpgroups, STAGES = SHAPE.stages,
+    static constexpr int HD = 64, WARPGROUPS = SHAPE.warpgroups, STAGES = SHAPE.stages,
                          OWN = SHAPE.own_buffers;
     static constexpr bool CAUSAL = IS_CAUSAL, DQ_BY_TMA = TMA, LATE_DP = SHAPE.flag;
     static constexpr bool K_IN_REGISTERS = true, V_IN_REGISTERS = false; /* 208 hold no more */
@@ -38,7 +38,6 @@ template <int HEAD, bool IS_CAUSAL, bool TMA, bool PAIRED> struct FusedConfig {
     static constexpr int TILE_ROWS = WARPGROUPS * ROWS, THREADS = (WARPGROUPS + 2) * WARPGROUP;
     static constexpr int TILE_BYTES = ROWS * HD * 2, FOLD_BYTES = ROWS * sizeof(FoldRow);
     static constexpr int DS_BYTES = TILE_ROWS * ROWS * 2;
-    static_assert(HD == 64, "registers");
     static_assert(SHAPE.columns == ROWS && TILE_ROWS == 2 * ROWS, "blocks and tiles of the turns below");
     static_assert(WARPGROUPS * SHAPE.registers + DQ_REGISTERS + SHAPE.producer_registers <= 65536 / WARPGROUP,
                   "setmaxnreg");
@@ -134,10 +133,7 @@ template <class C> __device__ __forceinline__ int first_loaded(const Work &work,
 /* dS^T has a ring of its own, which advances with that of the queries. */
 template <class C> __device__ __forceinline__ Ring<2> ds_ring_at(Ring<C::STAGES> queries) {
     static_assert(C::STAGES == 4, "both stages of the ring of two in both phases, one after another");
-    Ring<2> at;
-    at.stage = queries.stage & 1;
-    at.parity = queries.stage >> 1 & 1;
-    return at;
+    return ring_after(queries.stage);
 }
 
 /* Writes dS^T of the warpgroup's keys for the dQ warpgroup, and tells it that it is there. */
@@ -398,11 +394,11 @@ __device__ __forceinline__ void fused_adder(FusedShared<C> &shared, const FusedA
     }
 }
 
-template <int HD, bool CAUSAL, bool TMA, bool PAIRED>
-__global__ void __launch_bounds__(FusedConfig<HD, CAUSAL, TMA, PAIRED>::THREADS, 1)
+template <bool CAUSAL, bool TMA, bool PAIRED>
+__global__ void __launch_bounds__(FusedConfig<CAUSAL, TMA, PAIRED>::THREADS, 1)
     sm90_fused_kernel(const __grid_constant__ FusedArgs args) {
 #ifdef SM90_BODY
-    using C = FusedConfig<HD, CAUSAL, TMA, PAIRED>;
+    using C = FusedConfig<CAUSAL, TMA, PAIRED>;
     auto &shared = shared_memory<FusedShared<C>>();
     const int warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / WARPGROUP, 0);
     write_constants(shared.queries);
@@ -441,8 +437,8 @@ __global__ void __launch_bounds__(FusedConfig<HD, CAUSAL, TMA, PAIRED>::THREADS,
 /* ---- host ---- */
 
 template <bool CAUSAL, bool TMA, bool PAIRED> static void launch_fused(const FusedArgs &args) {
-    using C = FusedConfig<64, CAUSAL, TMA, PAIRED>;
-    launch_one_pass<C, FusedShared<C>>("sm90_fused_kernel", sm90_fused_kernel<64, CAUSAL, TMA, PAIRED>, args);
+    using C = FusedConfig<CAUSAL, TMA, PAIRED>;
+    launch_one_pass<C, FusedShared<C>>("sm90_fused_kernel", sm90_fused_kernel<CAUSAL, TMA, PAIRED>, args);
 }
 
 /* dQ of causal tile 0 leaves by TMA up to T = 1k, +5 %, and in pairs, 30 to 45 clocks a step; without them it loses 3 %

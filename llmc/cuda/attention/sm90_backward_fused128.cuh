@@ -62,13 +62,6 @@ template <class C> struct Fused128Place {
         q.advance();
         step++;
     }
-    /* Rings that advance with every step. */
-    __device__ __forceinline__ static Ring<2> ring2(int step) {
-        Ring<2> at;
-        at.stage = step & 1;
-        at.parity = step >> 1 & 1;
-        return at;
-    }
 };
 
 /* The warpgroup's 64 columns of dQ = dS K over the tile's 128 keys, in the registers of dP. */
@@ -93,7 +86,7 @@ template <class C>
 __device__ __forceinline__ void give_ds(const uint32_t (&ds)[ROWS / 16][4], Fused128Shared<C> &shared,
                                         const Fused128Place<C> &place) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x % WARPGROUP / 32;
-    const Ring<2> at = place.ring2(place.step);
+    const Ring<2> at = ring_after(place.step);
     const uint32_t to = shared_address(shared.ds[at.stage][place.warpgroup]) +
                         (lane / 16 * 8 + lane % 8) * 128 + ((2 * warp + lane / 8 % 2) ^ (lane % 8)) * 16;
     shared.ds_ring.wait_free(at);
@@ -109,7 +102,7 @@ template <class C>
 __device__ __forceinline__ void take_dq(KeyRows<C> &r, Fused128Shared<C> &shared, Fused128Place<C> &place,
                                         int step, int block, const FusedArgs &args) {
     wgmma_results(r.dp);
-    shared.ds_ring.release(place.ring2(step));
+    shared.ds_ring.release(ring_after(step));
     TurnBuffers<1, 32> &turns = shared.turns[place.warpgroup];
     if (place.work.tile > 0) {
         give_share(turns, place.turns, r.dp);
@@ -135,7 +128,7 @@ __device__ __forceinline__ void dq_stored(Fused128Shared<C> &shared, Fused128Pla
 template <class C, bool DIAGONAL>
 __device__ __forceinline__ void block_scores(KeyRows<C> &r, Fused128Shared<C> &shared,
                                              const Fused128Place<C> &place, float scale_log2) {
-    const Ring<2> dout_at = place.ring2(place.step);
+    const Ring<2> dout_at = ring_after(place.step);
     const uint32_t q = uniform_place(shared_address(shared.q[place.q.stage]));
     const uint32_t dout = uniform_place(shared_address(shared.dout[dout_at.stage]));
     const uint32_t fold = uniform_place(shared_address(shared.fold[place.q.stage]));
@@ -163,7 +156,7 @@ __device__ __forceinline__ void dv_done(KeyRows<C> &r, Fused128Shared<C> &shared
                                         const Fused128Place<C> &place) {
     wgmma_results(r.dv);
     wgmma_results(r.p);
-    shared.dout_ring.release(place.ring2(place.step));
+    shared.dout_ring.release(ring_after(place.step));
 }
 template <class C>
 __device__ __forceinline__ void dk_done(KeyRows<C> &r, Fused128Shared<C> &shared,
@@ -177,7 +170,7 @@ __device__ __forceinline__ void dk_done(KeyRows<C> &r, Fused128Shared<C> &shared
 template <class C>
 __device__ __forceinline__ void drain_dq(KeyRows<C> &r, Fused128Shared<C> &shared, Fused128Place<C> &place,
                                          int step, int block, const FusedArgs &args) {
-    shared.ds_ring.wait(place.ring2(step));
+    shared.ds_ring.wait(ring_after(step));
     wgmma_fence();
     multiply_dq(r, shared, place, step & 1);
     wgmma_wait<0>();
@@ -205,7 +198,7 @@ __device__ __forceinline__ void next_block(KeyRows<C> &r, Fused128Shared<C> &sha
                                            int before, const FusedArgs &args) {
     place.advance();
     block_scores<C, false>(r, shared, place, args.base.scale_log2);
-    shared.ds_ring.wait(place.ring2(place.step - 1));
+    shared.ds_ring.wait(ring_after(place.step - 1));
     wgmma_fence();
     multiply_dq(r, shared, place, (place.step - 1) & 1);
     multiply_gradient<C>(r.dk, r.ds, shared.q[place.q.stage]);
@@ -220,7 +213,7 @@ __device__ __forceinline__ void next_block(KeyRows<C> &r, Fused128Shared<C> &sha
 
 template <class C>
 __device__ __forceinline__ void release_queries(Fused128Shared<C> &shared, const Fused128Place<C> &place) {
-    const Ring<2> dout_at = place.ring2(place.step);
+    const Ring<2> dout_at = ring_after(place.step);
     shared.q_ring.wait(place.q);
     shared.q_ring.release(place.q);
     shared.dout_ring.wait(dout_at);
@@ -255,7 +248,7 @@ __device__ __forceinline__ void close_tile(KeyRows<C> &r, Fused128Shared<C> &sha
     named_barrier_sync<WARPGROUP>(1 + place.warpgroup); /* all its warps have multiplied by V */
     queue_key_rows<C>(args.gradients, shared_address(shared.v[place.warpgroup]), r.dv, 1.0f, 2, place.work,
                       row0, NH);
-    shared.ds_ring.wait(place.ring2(place.step));
+    shared.ds_ring.wait(ring_after(place.step));
     wgmma_fence();
     multiply_dq(r, shared, place, place.step & 1);
     release_v(shared);
@@ -263,7 +256,7 @@ __device__ __forceinline__ void close_tile(KeyRows<C> &r, Fused128Shared<C> &sha
     shared.k_ring.release(place.own);
     take_dq(r, shared, place, place.step, args.turns.blocks - 1, args);
     dq_stored(shared, place);
-    shared.ds_ring.wait_free(place.ring2(place.step + 2)); /* dQ of both warpgroups is done */
+    shared.ds_ring.wait_free(ring_after(place.step + 2)); /* dQ of both warpgroups is done */
     place.advance();
     /* from where the warpgroup had its part of dS of two blocks: a warp's quarter is half of one */
     const uint32_t dk = shared_address(shared.ds[0][place.warpgroup]) +

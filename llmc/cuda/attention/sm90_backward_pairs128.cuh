@@ -66,12 +66,7 @@ template <class C> struct Pairs128Place {
     TurnAt<1> turns;
 
     /* Of Q and dO. */
-    __device__ __forceinline__ Ring<2> queries() const {
-        Ring<2> at;
-        at.stage = step & 1;
-        at.parity = step >> 1 & 1;
-        return at;
-    }
+    __device__ __forceinline__ Ring<2> queries() const { return ring_after(step); }
     __device__ __forceinline__ bool owns(int block) const { return ((block ^ work.tile) & 1) == 0; }
     __device__ __forceinline__ uint32_t other() const { return ~work.tile & 1; } /* rank of the other block */
 

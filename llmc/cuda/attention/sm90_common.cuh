@@ -132,6 +132,11 @@ template <int STAGES> struct Ring {
     }
 };
 
+/* Where a ring of two is that advances with every step. */
+__device__ __forceinline__ Ring<2> ring_after(int steps) {
+    return {steps & 1, (uint32_t)(steps >> 1 & 1)};
+}
+
 template <int STAGES> struct RingBarriers {
     uint64_t full[STAGES], empty[STAGES];
 

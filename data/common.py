@@ -3,6 +3,7 @@
 Everything is written under a temporary name and renamed, so a file that has its name is whole. A DataError is one line
 for the user; `run(main)` prints it and sets the exit code (1: run time, 2: bad input).
 """
+import argparse
 import base64
 import hashlib
 import os
@@ -30,12 +31,33 @@ MERGES_SHA256 = "1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc
 RANKS_PACKAGE, RANKS_MEMBER = "mlx-whisper==0.4.3", "mlx_whisper/assets/gpt2.tiktoken"
 
 
+# Of a path that cannot be; all else of the system, a full disk, say, is a failure at run time.
+INPUT_ERRORS = FileNotFoundError, FileExistsError, PermissionError, IsADirectoryError, NotADirectoryError
+
+
 class DataError(Exception):
     """One line for the user, and the exit code."""
 
     def __init__(self, text, code=1):
         super().__init__(text)
         self.code = code
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse whose complaint is one line, and which refuses an empty value. description: the script's docstring."""
+
+    def __init__(self, description):
+        super().__init__(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+
+    def error(self, message):
+        raise DataError("%s; hint: %s --help" % (message, self.prog), 2)
+
+    def parse_args(self):
+        args = super().parse_args()
+        for name, value in vars(args).items():
+            if value == "" or isinstance(value, list) and "" in value:
+                self.error("--%s: expected a value, found ''" % name.replace("_", "-"))
+        return args
 
 
 def run(main):
@@ -51,7 +73,7 @@ def run(main):
         sys.exit(_complain("interrupted; what is finished is kept", 130))
     except OSError as error:
         where = "%s: %s" % (error.filename, error.strerror) if error.filename else error
-        sys.exit(_complain(where, 2 if isinstance(error, (FileNotFoundError, PermissionError)) else 1))
+        sys.exit(_complain(where, 2 if isinstance(error, INPUT_ERRORS) else 1))
 
 
 def _complain(text, code):
@@ -178,7 +200,8 @@ def _fetch_ranks():
             problems.append("sha256: expected %s, found %s" % (RANKS_SHA256, digest))
         except (DataError, OSError, KeyError, zipfile.BadZipFile) as error:
             problems.append(str(error))
-    raise DataError("GPT-2's vocabulary cannot be had: " + "; then ".join(problems))
+    raise DataError("GPT-2's vocabulary cannot be had: %s; hint: where there is no network, copy %s from a machine that made it"
+                    % ("; then ".join(problems), os.path.relpath(RANKS_FILE)))
 
 
 def gpt2_ranks():

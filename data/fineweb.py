@@ -5,7 +5,6 @@ Writes OUT/fineweb_{val,train}_NNNNNN.bin (edu_fineweb_... for the edu versions)
 files come from Hugging Face one after the other, are checked, tokenised by all cores and removed again. An interrupted
 run goes on at the last finished shard: call it again.
 """
-import argparse
 import glob
 import os
 
@@ -78,7 +77,7 @@ def make_from_hub(args, out, prefix, repository, inside):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = common.Parser(__doc__)
     parser.add_argument("--version", choices=VERSIONS, default="10B")
     parser.add_argument("--out", metavar="DIR", help="default: data/fineweb10B and so on")
     parser.add_argument("--source", metavar="DIR", help="a folder of parquet files with a column `text`, instead of a download")

@@ -4,7 +4,6 @@
 Writes OUT/NAME_train_000001.bin, ... and OUT/NAME_val_000000.bin (the last tenth), and data/gpt2_tokenizer.bin. Every
 file is one document, in the order given, with an end-of-text token before it.
 """
-import argparse
 import os
 
 import common
@@ -64,7 +63,7 @@ def write_shards(args, tokens):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = common.Parser(__doc__)
     parser.add_argument("files", nargs="+", metavar="FILE")
     parser.add_argument("--out", required=True, metavar="DIR")
     parser.add_argument("--name", default="text", help="first part of the shards' names, default %(default)s")
@@ -76,6 +75,10 @@ def main():
     sharding.check_counts(args)
     if not 0 <= args.val_fraction < 1:
         raise common.DataError("--val-fraction %g: expected 0 to below 1" % args.val_fraction, 2)
+    if os.path.basename(args.name) != args.name:
+        raise common.DataError("--name %s: expected a name, found a path; hint: --out" % args.name, 2)
+    for path in args.files:  # a missing one is found before the others are tokenised
+        open(path, "rb").close()
     sharding.refuse_leftovers(args.out, args.name)
     errors = "replace" if args.replace_invalid else "strict"
     with sharding.spooled(tokens_of(args.files, errors, args.workers), args.out) as tokens:

@@ -4,7 +4,6 @@
 Writes OUT/tiny_shakespeare_train.bin (305,260 tokens), OUT/tiny_shakespeare_val.bin (32,768 tokens) and
 data/gpt2_tokenizer.bin. The text comes from --source, or the environment variable TEXT, or its public address.
 """
-import argparse
 import os
 
 import common
@@ -30,14 +29,23 @@ def tokenize(text):
     return tokens
 
 
+def fetched_text(folder):
+    """Path of the text under folder, downloaded if it is not there already."""
+    path = os.path.join(folder, "tiny_shakespeare.txt")
+    if not os.path.exists(path):
+        try:
+            common.download(URL, path, SIZE, SHA256)
+        except common.DataError as error:
+            raise common.DataError("%s; hint: a local copy, as --source FILE or TEXT=FILE" % error, error.code) from None
+    return path
+
+
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--source", default=os.environ.get("TEXT"), metavar="FILE", help="a local copy of the text")
+    parser = common.Parser(__doc__)
+    parser.add_argument("--source", default=os.environ.get("TEXT") or None, metavar="FILE", help="a local copy of the text")
     parser.add_argument("--out", default=os.path.join(common.DATA, "tinyshakespeare"), metavar="DIR")
     args = parser.parse_args()
-    source = args.source or os.path.join(args.out, "tiny_shakespeare.txt")
-    if not args.source and not os.path.exists(source):
-        common.download(URL, source, SIZE, SHA256)
+    source = args.source or fetched_text(args.out)
     common.check_file(source, SIZE, SHA256)
     with open(source, encoding="ascii", newline="") as file:
         tokens = tokenize(file.read())

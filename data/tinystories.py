@@ -4,7 +4,6 @@ OUT/TinyStories_train.bin, the others; and data/gpt2_tokenizer.bin.
 
 The archive (1.6 GB) comes from Hugging Face and is checked; it stays in OUT/download until both shards are written.
 """
-import argparse
 import json
 import os
 import tarfile
@@ -44,7 +43,7 @@ def make_shards(path, out, workers):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = common.Parser(__doc__)
     parser.add_argument("--source", metavar="FILE", help="a local copy of " + ARCHIVE)
     parser.add_argument("--out", default=os.path.join(common.DATA, "tinystories"), metavar="DIR")
     parser.add_argument("--keep", action="store_true", help="keep the archive")

@@ -3,6 +3,14 @@
 # Usage: [MODEL=d12] scripts/bench_train.sh [B,T ...], from the repository root, after `make train_gpt2cu`.
 # FLAGS='--graph off --recompute block' (any flags of the trainer) go to every run.
 set -eu
+for shape in "$@"; do
+    case $shape in
+    *[!0-9,]* | *,*,* | ,* | *, | 0* | *,0*) ;;
+    *,*) continue ;;
+    esac
+    echo "error: expected B,T, as 64,1024; found '$shape'" >&2
+    exit 2
+done
 [ -x ./train_gpt2cu ] || { echo 'error: ./train_gpt2cu is missing; hint: make train_gpt2cu' >&2; exit 2; }
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
@@ -13,7 +21,7 @@ echo '   B       T   ms/step     tok/s    MFU %   memory planned and measured'
 for shape in "${@:-64,1024}"; do
     B=${shape%,*} T=${shape#*,}
     ./train_gpt2cu --model "$MODEL" --train "$work/bench_train_*.bin" --batch "$B" --seq "$T" --tokens-per-step $((B * T)) ${FLAGS:-} \
-        --steps 60 --sample-tokens 0 --eval-every 0 --out "$work/run" --model-only >"$work/log.txt" || { cat "$work/log.txt"; exit 1; }
+        --steps 60 --sample-tokens 0 --eval-every 0 --out "$work/run" --model-only >"$work/log.txt" || exit
     python3 - "$work/run/log.jsonl" "$work/log.txt" "$B" "$T" <<'PY'
 import json, re, sys
 rows = [r for r in map(json.loads, open(sys.argv[1])) if "ms" in r][20:]

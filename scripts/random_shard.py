@@ -5,6 +5,7 @@ usage: random_shard.py FILE.bin
 
 Speed does not depend on what the tokens say, but zeros would flatter: a card draws less power on them."""
 import array
+import errno
 import sys
 
 N_TOKENS, VOCABULARY = (1 << 22) + 1, 50257
@@ -21,7 +22,13 @@ def write(path):
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 2 or sys.argv[1].startswith("-"):
-        print(__doc__)
-        sys.exit(0 if sys.argv[1:] in (["-h"], ["--help"]) else 2)
-    write(sys.argv[1])
+    if sys.argv[1:] in (["-h"], ["--help"]):
+        sys.exit(print(__doc__))
+    if len(sys.argv) != 2 or not sys.argv[1].endswith(".bin"):
+        print("error: expected one FILE.bin; hint: random_shard.py --help", file=sys.stderr)
+        sys.exit(2)
+    try:
+        write(sys.argv[1])
+    except OSError as error:
+        print(f"error: {sys.argv[1]}: {error.strerror}", file=sys.stderr)
+        sys.exit(1 if error.errno == errno.ENOSPC else 2)

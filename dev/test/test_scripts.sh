@@ -1,0 +1,68 @@
+#!/bin/sh
+# The scripts that prepare data, draw and time, as far as a machine without network, card and packages can tell: bad input is
+# one line and exit 2, and leaves nothing behind. Usage: dev/test/test_scripts.sh, from the repository root.
+set -u
+test=scripts
+. dev/test/user.sh
+if ! command -v python3 >/dev/null 2>&1; then
+    echo 'scripts: 0 passed, 0 failed, 1 skipped'
+    exit 0
+fi
+export PYTHONDONTWRITEBYTECODE=1
+unset TEXT
+
+# refuses PATTERN COMMAND ARGS...: exit 2 and one line on stderr that PATTERN (a grep -E) matches.
+refuses() {
+    case_pattern=$1
+    shift
+    "$@" >"$work/out" 2>"$work/err" </dev/null
+    status=$?
+    refused "$*" "$case_pattern"
+}
+
+# ---- data ----
+for script in text tinyshakespeare tinystories fineweb; do
+    python3 data/$script.py --help >"$work/out" 2>"$work/err"
+    check "$script.py --help: exit code" [ $? -eq 0 ]
+    check "$script.py --help: says what it writes" grep -q '\.bin\|_NNNNNN' "$work/out"
+    refuses 'unrecognized arguments: --nosuch.*--help' python3 data/$script.py --nosuch x --out "$work/data"
+    refuses "--out: expected a value, found ''" python3 data/$script.py --out= $([ $script = text ] && echo README.md)
+done
+refuses 'required: FILE, --out' python3 data/text.py
+refuses "$work/none: No such file" python3 data/text.py README.md "$work/none" --out "$work/data"
+refuses "$work: Is a directory" python3 data/text.py "$work" --out "$work/data"
+refuses '--val-fraction nan: expected 0 to below 1' python3 data/text.py README.md --out "$work/data" --val-fraction nan
+refuses '--shard-tokens 0: expected 1 to' python3 data/text.py README.md --out "$work/data" --shard-tokens 0
+refuses "--workers: invalid int value: '2x'" python3 data/text.py README.md --out "$work/data" --workers 2x
+refuses '--name a/b: expected a name' python3 data/text.py README.md --out "$work/data" --name a/b
+refuses "invalid choice: '3B'" python3 data/fineweb.py --version 3B --out "$work/data"
+refuses '--max-shards 0: expected 1 to' python3 data/fineweb.py --max-shards 0 --out "$work/data"
+refuses "$work: no \*.parquet files" python3 data/fineweb.py --source "$work" --out "$work/data"
+refuses 'only --version 10B' python3 data/fineweb.py --pretokenized --version edu10B --out "$work/data"
+refuses 'README.md: size: expected 1115394 bytes' python3 data/tinyshakespeare.py --source README.md --out "$work/data"
+refuses 'README.md: not an archive of stories' python3 data/tinystories.py --source README.md --out "$work/data"
+check "bad input makes no folder" [ ! -e "$work/data" ]
+refuses "TEXT=$work/none: expected a readable file" env TEXT="$work/none" sh scripts/default_text.sh
+: >"$work/empty"
+refuses "TEXT=$work/empty: the file is empty" env TEXT="$work/empty" sh scripts/default_text.sh
+
+# ---- plots and benchmarks ----
+plot=scripts/plot_loss.py
+refuses 'required: \[NAME=\]LOG' python3 $plot
+refuses "$work/none: No such file" python3 $plot "a=$work/none"
+refuses 'README.md:1: expected a line of a log.jsonl' python3 $plot README.md
+refuses 'loss.png: expected a log.jsonl' python3 $plot scripts/loss.png
+refuses '/empty: no step in it' python3 $plot "$work/empty"
+refuses "--smooth: expected an integer from 1.*'0'" python3 $plot --smooth 0 README.md
+printf '{"step": 1, "loss": 2.5}\n[1]\n' >"$work/log.jsonl"
+refuses "log.jsonl:2: expected a line of a log.jsonl, found '\[1\]'" python3 $plot "$work/log.jsonl"
+# U+2028 is a line separator to some, and a character of a sample here.
+printf '{"step": 1, "loss": 2.5}\n{"step": 1, "sample": "a\342\200\250b"}\n{"step": 2, "loss": null}\n' >"$work/log.jsonl"
+PYTHONPATH=scripts python3 -c 'import plot_loss, sys; sys.exit(plot_loss.read_log(sys.argv[1]) != ([(1, 2.5)], []))' "$work/log.jsonl" 2>"$work/err"
+check "plot_loss.py reads a log" [ $? -eq 0 ]
+refuses 'expected one FILE.bin' python3 scripts/random_shard.py
+refuses '/none/x.bin: No such file' python3 scripts/random_shard.py "$work/none/x.bin"
+for shape in 64x1024 64, ,64 0,64 64,0 a,b 1,2,3 64; do
+    refuses "expected B,T, as 64,1024; found '$shape'" sh scripts/bench_train.sh 4,16 "$shape"
+done
+finish

@@ -272,8 +272,7 @@ __device__ __forceinline__ void fused_keys(FusedShared<C> &shared, const FusedAr
         skip_queries(shared, place, at, first - loaded);
         place.k = shared_address(shared.own[stage].k[warpgroup]);
         load_fragments(r.k, place.k);
-        for (int half = 0; half < 2; half++)
-            r.bias[half] = row0 + thread_row() + 8 * half < T ? 0.0f : -CUDART_INF_F;
+        write_bias(r, row0, T);
         open_tile(r, shared, place, at, stage, before, args);
         if (C::CAUSAL || row0 + ROWS <= T)
             walk_queries<C, false>(r, shared, place, first + 1, stage, before, args);

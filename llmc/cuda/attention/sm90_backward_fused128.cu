@@ -43,14 +43,8 @@ __device__ __forceinline__ void fused128_producer(Fused128Shared<C> &shared, con
         const FoldRow *fold = args.fold + ((int64_t)work.batch * args.NH + work.head) * fold_rows(args.T);
         load_keys(shared, at, work, args);
         const int first = first_queries<C>(work.tile * C::TILE_ROWS, args.T);
-        for (int block = first; block < blocks; block++, q_at.advance(), dout_at.advance()) {
-            const uint32_t q_full = acquire<C>(shared.q_ring, q_at, C::TILE_BYTES + C::FOLD_BYTES);
-            load_rows<C>(shared.q[q_at.stage], args.rows, block * ROWS, work.head, work.batch, q_full);
-            load_bytes<C>(shared.fold[q_at.stage], fold + block * ROWS, C::FOLD_BYTES, q_full);
-            const uint32_t dout_full = acquire<C>(shared.dout_ring, dout_at, C::TILE_BYTES);
-            load_rows<C>(shared.dout[dout_at.stage], args.dout, block * ROWS, work.head, work.batch,
-                         dout_full);
-        }
+        for (int block = first; block < blocks; block++, q_at.advance(), dout_at.advance())
+            load_block<C>(shared, q_at, dout_at, work, block, fold, args);
         index = draw_tile(&fused128_tickets, total); /* not earlier: see sm90_turns.cuh */
     }
     end_keys(shared, at);
@@ -66,7 +60,7 @@ __global__ void __launch_bounds__(Fused128Config<CAUSAL>::THREADS, 1)
     const int warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / WARPGROUP, 0);
     if (threadIdx.x == 0) {
         shared.k_ring.init(WARPS + C::WARPGROUPS);
-        shared.v_ring.init(C::WARPGROUPS * WARPGROUP); /* every thread: release_v */
+        shared.v_ring.init(C::WARPGROUPS * WARPGROUP); /* every thread: release_stored */
         shared.q_ring.init(WARPS);
         shared.dout_ring.init(WARPS);
         shared.ds_ring.init(WARPS, WARPS);

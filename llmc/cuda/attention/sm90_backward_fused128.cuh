@@ -14,8 +14,7 @@
  * the other, and dQ can have the registers of dP. dV, dK and dQ leave by TMA, from where V, dS and dQ's sums were:
  * the next tile's V comes while dQ of the last block is multiplied, its K while that dQ and dK leave. */
 #pragma once
-#include "sm90_pairs.cuh"
-#include "sm90_products128.cuh"
+#include "sm90_backward128.cuh"
 
 constexpr Sm90Shape FUSED128_SHAPE = {2, 64, 3, 1, 232, 40, false}; /* stages: of Q */
 
@@ -57,6 +56,12 @@ template <class C> struct Fused128Place {
     Ring<C::STAGES> q;   /* of the block in work */
     Ring<1> own;
     TurnAt<1> turns;
+
+    /* For sm90_backward128.cuh. */
+    __device__ __forceinline__ Ring<C::STAGES> q_at() const { return q; }
+    __device__ __forceinline__ Ring<2> dout_at() const { return ring_after(step); }
+    __device__ __forceinline__ uint32_t k_rows() const { return k; }
+    __device__ __forceinline__ uint32_t v_rows() const { return v; }
 
     __device__ __forceinline__ void advance() {
         q.advance();
@@ -116,56 +121,6 @@ __device__ __forceinline__ void take_dq(KeyRows<C> &r, Fused128Shared<C> &shared
                    place.work.batch);
 }
 
-/* Some time after take_dq: TMA has read tile 0's dQ, and the next sums may come. */
-template <class C>
-__device__ __forceinline__ void dq_stored(Fused128Shared<C> &shared, Fused128Place<C> &place) {
-    if (place.work.tile > 0) return;
-    wait_stored();
-    release_sums(shared.turns[place.warpgroup], place.turns);
-}
-
-/* P, dV and dS of the block in work; dV stays under way. */
-template <class C, bool DIAGONAL>
-__device__ __forceinline__ void block_scores(KeyRows<C> &r, Fused128Shared<C> &shared,
-                                             const Fused128Place<C> &place, float scale_log2) {
-    const Ring<2> dout_at = ring_after(place.step);
-    const uint32_t q = uniform_place(shared_address(shared.q[place.q.stage]));
-    const uint32_t dout = uniform_place(shared_address(shared.dout[dout_at.stage]));
-    const uint32_t fold = uniform_place(shared_address(shared.fold[place.q.stage]));
-    shared.q_ring.wait(place.q);
-    wgmma_fence();
-    multiply_scores<C>(r.s, place.k, q, place.ones[0], fold);
-    shared.dout_ring.wait(dout_at);
-    wgmma_fence();
-    multiply_scores<C>(r.dp, place.v, dout, place.ones[1], fold);
-    wgmma_wait<1>();
-    wgmma_results(r.s);
-    if (DIAGONAL) mask_queries(r);
-    key_probabilities(r, scale_log2);
-    wgmma_fence();
-    multiply_gradient<C>(r.dv, r.p, shared.dout[dout_at.stage]);
-    wgmma_wait<1>();
-    wgmma_results(r.dp);
-    key_scores(r);
-    give_ds(r.ds, shared, place);
-}
-
-/* When dV is done: P and dO are no longer needed. When dK is: dS and Q. */
-template <class C>
-__device__ __forceinline__ void dv_done(KeyRows<C> &r, Fused128Shared<C> &shared,
-                                        const Fused128Place<C> &place) {
-    wgmma_results(r.dv);
-    wgmma_results(r.p);
-    shared.dout_ring.release(ring_after(place.step));
-}
-template <class C>
-__device__ __forceinline__ void dk_done(KeyRows<C> &r, Fused128Shared<C> &shared,
-                                        const Fused128Place<C> &place) {
-    wgmma_results(r.dk);
-    wgmma_results(r.ds);
-    shared.q_ring.release(place.q);
-}
-
 /* dQ of a block, with nothing else under way. */
 template <class C>
 __device__ __forceinline__ void drain_dq(KeyRows<C> &r, Fused128Shared<C> &shared, Fused128Place<C> &place,
@@ -175,7 +130,7 @@ __device__ __forceinline__ void drain_dq(KeyRows<C> &r, Fused128Shared<C> &share
     multiply_dq(r, shared, place, step & 1);
     wgmma_wait<0>();
     take_dq(r, shared, place, step, block, args);
-    dq_stored(shared, place);
+    dq_stored<C>(shared, place);
 }
 
 /* The warpgroup's first block of a tile; it lies on the diagonal if causal. */
@@ -185,6 +140,7 @@ __device__ __forceinline__ void first_block(KeyRows<C> &r, Fused128Shared<C> &sh
     clear_gradients(r);
     shared.v_ring.wait(place.own);
     block_scores<C, C::CAUSAL>(r, shared, place, args.base.scale_log2);
+    give_ds(r.ds, shared, place);
     wgmma_fence();
     multiply_gradient<C>(r.dk, r.ds, shared.q[place.q.stage]);
     wgmma_wait<0>();
@@ -198,6 +154,7 @@ __device__ __forceinline__ void next_block(KeyRows<C> &r, Fused128Shared<C> &sha
                                            int before, const FusedArgs &args) {
     place.advance();
     block_scores<C, false>(r, shared, place, args.base.scale_log2);
+    give_ds(r.ds, shared, place);
     shared.ds_ring.wait(ring_after(place.step - 1));
     wgmma_fence();
     multiply_dq(r, shared, place, (place.step - 1) & 1);
@@ -208,30 +165,15 @@ __device__ __forceinline__ void next_block(KeyRows<C> &r, Fused128Shared<C> &sha
     take_dq(r, shared, place, place.step - 1, before, args);
     wgmma_wait<0>();
     dk_done(r, shared, place);
-    dq_stored(shared, place);
-}
-
-template <class C>
-__device__ __forceinline__ void release_queries(Fused128Shared<C> &shared, const Fused128Place<C> &place) {
-    const Ring<2> dout_at = ring_after(place.step);
-    shared.q_ring.wait(place.q);
-    shared.q_ring.release(place.q);
-    shared.dout_ring.wait(dout_at);
-    shared.dout_ring.release(dout_at);
+    dq_stored<C>(shared, place);
 }
 
 /* A block of queries that see none of the warpgroup's keys: its dS is 0. */
 template <class C>
 __device__ __forceinline__ void skip_block(Fused128Shared<C> &shared, Fused128Place<C> &place) {
     const uint32_t zeros[ROWS / 16][4] = {};
-    release_queries(shared, place);
+    release_queries<C>(shared, place);
     give_ds(zeros, shared, place);
-}
-
-/* Every thread arrives, for every thread wrote there. */
-template <class C> __device__ __forceinline__ void release_v(Fused128Shared<C> &shared) {
-    wait_stored();
-    mbarrier_arrive(shared_address(&shared.v_ring.empty[0]));
 }
 
 /* TMA has read dK of the tile before: the warpgroup may write dS again, where it left from. */
@@ -251,11 +193,11 @@ __device__ __forceinline__ void close_tile(KeyRows<C> &r, Fused128Shared<C> &sha
     shared.ds_ring.wait(ring_after(place.step));
     wgmma_fence();
     multiply_dq(r, shared, place, place.step & 1);
-    release_v(shared);
+    release_stored(shared.v_ring);
     wgmma_wait<0>();
     shared.k_ring.release(place.own);
     take_dq(r, shared, place, place.step, args.turns.blocks - 1, args);
-    dq_stored(shared, place);
+    dq_stored<C>(shared, place);
     shared.ds_ring.wait_free(ring_after(place.step + 2)); /* dQ of both warpgroups is done */
     place.advance();
     /* from where the warpgroup had its part of dS of two blocks: a warp's quarter is half of one */
@@ -270,8 +212,7 @@ __device__ __forceinline__ void tile_blocks(Fused128Shared<C> &shared, Fused128P
                                             int tile_first, int first, const FusedArgs &args) {
     const int blocks = args.turns.blocks;
     KeyRows<C> r;
-    for (int half = 0; half < 2; half++)
-        r.bias[half] = row0 + thread_row() + 8 * half < args.base.T ? 0.0f : -CUDART_INF_F;
+    write_bias(r, row0, args.base.T);
     const bool skips = first > tile_first;
     if (skips) {
         skip_block(shared, place);
@@ -291,7 +232,7 @@ __device__ __forceinline__ void tile_unseen(Fused128Shared<C> &shared, Fused128P
     KeyRows<C> r;
     skip_block(shared, place);
     shared.v_ring.wait(place.own);
-    release_v(shared);
+    release_stored(shared.v_ring);
     drain_dq(r, shared, place, place.step, args.turns.blocks - 1, args);
     shared.k_ring.release(place.own);
     place.advance();

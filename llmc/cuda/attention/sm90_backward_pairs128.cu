@@ -30,13 +30,8 @@ __device__ __forceinline__ void pairs128_producer(Pairs128Shared<C> &shared, con
         const FoldRow *fold = args.fold + ((int64_t)work.batch * args.NH + work.head) * fold_rows(args.T);
         tell_work<C>(shared.next, at, work);
         const int first = first_queries<C>(work.tile * C::PAIR_ROWS, args.T);
-        for (int block = first; block < blocks; block++, q_at.advance()) {
-            const uint32_t q_full = acquire<C>(shared.q_ring, q_at, C::TILE_BYTES + C::FOLD_BYTES);
-            load_rows<C>(shared.q[q_at.stage], args.rows, block * ROWS, work.head, work.batch, q_full);
-            load_bytes<C>(shared.fold[q_at.stage], fold + block * ROWS, C::FOLD_BYTES, q_full);
-            const uint32_t dout_full = acquire<C>(shared.dout_ring, q_at, C::TILE_BYTES);
-            load_rows<C>(shared.dout[q_at.stage], args.dout, block * ROWS, work.head, work.batch, dout_full);
-        }
+        for (int block = first; block < blocks; block++, q_at.advance())
+            load_block<C>(shared, q_at, q_at, work, block, fold, args);
         index = draw_work<C>(&pairs128_tickets, total); /* not earlier: see sm90_turns.cuh */
     }
     tell_work<C>(shared.next, at, Work{-1, 0, 0, 0});

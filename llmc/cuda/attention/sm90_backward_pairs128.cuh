@@ -14,8 +14,8 @@
  * leave by TMA, from where V, dQ's sums and the other tile's K were. What was measured on the way here, and what the
  * exchange costs and gives: dev/attention/README.md, "Exchange of dS, head size 128". */
 #pragma once
+#include "sm90_backward128.cuh"
 #include "sm90_pairs.cuh"
-#include "sm90_products128.cuh"
 
 constexpr Sm90Shape PAIRS128_SHAPE = {2, 64, 2, 1, 232, 40, false}; /* stages: of Q and of dO */
 
@@ -65,8 +65,12 @@ template <class C> struct Pairs128Place {
     Ring<1> own;
     TurnAt<1> turns;
 
-    /* Of Q and dO. */
-    __device__ __forceinline__ Ring<2> queries() const { return ring_after(step); }
+    /* For sm90_backward128.cuh. */
+    __device__ __forceinline__ Ring<2> q_at() const { return ring_after(step); }
+    __device__ __forceinline__ Ring<2> dout_at() const { return ring_after(step); }
+    __device__ __forceinline__ uint32_t k_rows() const { return anew(k); }
+    __device__ __forceinline__ uint32_t v_rows() const { return anew(v); }
+
     __device__ __forceinline__ bool owns(int block) const { return ((block ^ work.tile) & 1) == 0; }
     __device__ __forceinline__ uint32_t other() const { return ~work.tile & 1; } /* rank of the other block */
 
@@ -204,14 +208,6 @@ __device__ __forceinline__ void take_dq(KeyRows<C> &r, Pairs128Shared<C> &shared
         finish_dq(r, turns, place, block, args);
 }
 
-/* Some time after take_dq: TMA has read pair 0's dQ, and the next sums may come. */
-template <class C>
-__device__ __forceinline__ void dq_stored(Pairs128Shared<C> &shared, Pairs128Place<C> &place) {
-    if (place.work.tile > 1) return;
-    wait_stored();
-    release_sums(shared.turns[place.warpgroup], place.turns);
-}
-
 /* dQ of a block, with nothing else under way, in a warpgroup that may not have waited for the other tile's K. */
 template <class C>
 __device__ __forceinline__ void drain_dq(KeyRows<C> &r, Pairs128Shared<C> &shared, Pairs128Place<C> &place,
@@ -222,63 +218,17 @@ __device__ __forceinline__ void drain_dq(KeyRows<C> &r, Pairs128Shared<C> &share
     multiply_dq(r, shared, place);
     wgmma_wait<0>();
     take_dq(r, shared, place, block, args);
-    dq_stored(shared, place);
+    dq_stored<C>(shared, place);
 }
 
 /* ---- blocks of queries ---- */
-
-/* P, dV and dS of the block in work; dV stays under way. between: done beside dP and dV. */
-template <class C, bool DIAGONAL, class Between = Nothing>
-__device__ __forceinline__ void block_scores(KeyRows<C> &r, Pairs128Shared<C> &shared,
-                                             const Pairs128Place<C> &place, float scale_log2,
-                                             Between between = Between()) {
-    const Ring<2> at = place.queries();
-    const uint32_t q = uniform_place(shared_address(shared.q[at.stage]));
-    const uint32_t dout = uniform_place(shared_address(shared.dout[at.stage]));
-    const uint32_t fold = uniform_place(shared_address(shared.fold[at.stage]));
-    shared.q_ring.wait(at);
-    wgmma_fence();
-    multiply_scores<C>(r.s, anew(place.k), q, place.ones[0], fold);
-    shared.dout_ring.wait(at);
-    wgmma_fence();
-    multiply_scores<C>(r.dp, anew(place.v), dout, place.ones[1], fold);
-    wgmma_wait<1>();
-    wgmma_results(r.s);
-    if (DIAGONAL) mask_queries(r);
-    key_probabilities(r, scale_log2);
-    wgmma_fence();
-    multiply_gradient<C>(r.dv, r.p, shared.dout[at.stage]);
-    between();
-    wgmma_wait<1>();
-    wgmma_results(r.dp);
-    key_scores(r);
-}
-
-/* When dV is done: P and dO are no longer needed. When dK is: dS and Q. */
-template <class C>
-__device__ __forceinline__ void dv_done(KeyRows<C> &r, Pairs128Shared<C> &shared,
-                                        const Pairs128Place<C> &place) {
-    wgmma_results(r.dv);
-    wgmma_results(r.p);
-    release<C>(shared.dout_ring, place.queries());
-}
-template <class C>
-__device__ __forceinline__ void dk_done(KeyRows<C> &r, Pairs128Shared<C> &shared,
-                                        const Pairs128Place<C> &place) {
-    wgmma_results(r.dk);
-    wgmma_results(r.ds);
-    release<C>(shared.q_ring, place.queries());
-}
 
 /* A block of queries that see none of the warpgroup's keys: its dS is 0. */
 template <class C>
 __device__ __forceinline__ void skip_block(KeyRows<C> &r, Pairs128Shared<C> &shared, Pairs128Place<C> &place,
                                            int block, int pair_first, const FusedArgs &args) {
     const uint32_t zeros[ROWS / 16][4] = {};
-    shared.q_ring.wait(place.queries());
-    release<C>(shared.q_ring, place.queries());
-    shared.dout_ring.wait(place.queries());
-    release<C>(shared.dout_ring, place.queries());
+    release_queries<C>(shared, place);
     if (place.owns(block)) return keep_ds(zeros, shared, place, block);
     send_ds(zeros, shared, place, block);
     if (block > pair_first) drain_dq(r, shared, place, block - 1, args);
@@ -297,7 +247,7 @@ __device__ __forceinline__ void first_block(KeyRows<C> &r, Pairs128Shared<C> &sh
     else
         send_ds(r.ds, shared, place, block);
     wgmma_fence();
-    multiply_gradient<C>(r.dk, r.ds, shared.q[place.queries().stage]);
+    multiply_gradient<C>(r.dk, r.ds, shared.q[place.q_at().stage]);
     wgmma_wait<0>();
     dv_done(r, shared, place);
     dk_done(r, shared, place);
@@ -311,7 +261,7 @@ __device__ __forceinline__ void owned_block(KeyRows<C> &r, Pairs128Shared<C> &sh
                                             int block, const FusedArgs &args) {
     block_scores<C, false>(r, shared, place, args.base.scale_log2);
     wgmma_fence();
-    multiply_gradient<C>(r.dk, r.ds, shared.q[place.queries().stage]);
+    multiply_gradient<C>(r.dk, r.ds, shared.q[place.q_at().stage]);
     keep_ds(r.ds, shared, place, block);
     wgmma_wait<1>();
     dv_done(r, shared, place);
@@ -328,23 +278,17 @@ __device__ __forceinline__ void other_block(KeyRows<C> &r, Pairs128Shared<C> &sh
     send_ds(r.ds, shared, place, block);
     wgmma_fence();
     multiply_dq(r, shared, place);
-    multiply_gradient<C>(r.dk, r.ds, shared.q[place.queries().stage]);
+    multiply_gradient<C>(r.dk, r.ds, shared.q[place.q_at().stage]);
     wgmma_wait<2>();
     dv_done(r, shared, place);
     wgmma_wait<1>();
     take_dq(r, shared, place, block - 1, args);
     wgmma_wait<0>();
     dk_done(r, shared, place);
-    dq_stored(shared, place);
+    dq_stored<C>(shared, place);
 }
 
 /* ---- tiles ---- */
-
-/* Every thread arrives, for every thread wrote there. */
-__device__ __forceinline__ void release_stored(RingBarriers<1> &ring) {
-    wait_stored();
-    mbarrier_arrive(shared_address(&ring.empty[0]));
-}
 
 /* What is left when all blocks are done: dQ of the last, if it is owned, and dV, dQ and dK leave, in this order. */
 template <class C>
@@ -362,7 +306,7 @@ __device__ __forceinline__ void close_tile(KeyRows<C> &r, Pairs128Shared<C> &sha
         wgmma_wait<0>();
         shared.k_ring.release(place.own);
         take_dq(r, shared, place, last, args);
-        dq_stored(shared, place);
+        dq_stored<C>(shared, place);
     } else {
         shared.k_ring.release(place.own);
         release_stored(shared.v_ring);
@@ -392,8 +336,7 @@ __device__ __forceinline__ void tile_blocks(Pairs128Shared<C> &shared, Pairs128P
                                             int pair_first, int first, const FusedArgs &args) {
     const int blocks = args.turns.blocks;
     KeyRows<C> r;
-    for (int half = 0; half < 2; half++)
-        r.bias[half] = row0 + thread_row() + 8 * half < args.base.T ? 0.0f : -CUDART_INF_F;
+    write_bias(r, row0, args.base.T);
 #pragma unroll 1
     for (int block = pair_first; block < first; block++, place.step++)
         skip_block(r, shared, place, block, pair_first, args);

@@ -212,6 +212,12 @@ __device__ __forceinline__ void first_queries_block(KeyRows<C> &r, QueryStages<C
     clear_gradients(r);
 }
 
+/* r.bias of the warpgroup's keys, from row0 on. */
+template <class C> __device__ __forceinline__ void write_bias(KeyRows<C> &r, int row0, int T) {
+    for (int half = 0; half < 2; half++)
+        r.bias[half] = row0 + thread_row() + 8 * half < T ? 0.0f : -CUDART_INF_F;
+}
+
 struct Nothing {
     __device__ __forceinline__ void operator()() const {}
 };

@@ -75,15 +75,3 @@ template <class C, int TURNS> __device__ __forceinline__ auto handover_of(uint64
         return CountedTurns{};
     }
 }
-
-/* ---- host ---- */
-
-/* Launches a one-pass kernel. args.base.order: of tiles, of which clusters draw C::CLUSTER at a time. */
-template <class C, class Shared>
-static void launch_one_pass(const char *name, void (*kernel)(FusedArgs), FusedArgs args) {
-    TileOrder &order = args.base.order;
-    order.tiles = ceil_div(order.tiles, (int)C::CLUSTER);
-    order.total = order.heads * order.tiles;
-    launch_persistent(name, kernel, args, order.total * C::CLUSTER, C::THREADS, shared_bytes<Shared>(),
-                      START_AFTER, C::CLUSTER);
-}

@@ -229,8 +229,8 @@ __device__ __forceinline__ void take_turns(TurnBuffers<BUFFERS, THREADS> &buffer
         add_shares<C>(buffers, at.given, buffer, turns, mine, handover);
 }
 
-/* The adder of a stream, in kernels of one for each warpgroup, for all tiles that its block is given; where tiles add as
- * one, it has every C::ADDED_TILES-th block of queries. */
+/* The adder of a stream, in kernels of one for each warpgroup, for all tiles that its block is given; where tiles add
+ * as one, it has every C::ADDED_TILES-th block of queries. */
 template <class C, class Shared>
 __device__ __forceinline__ void add_stream(Shared &shared, const BackwardArgs &base, const Turns &turns,
                                            int stream) {
@@ -388,4 +388,14 @@ static FusedArgs fused_args(floatX *dqkv, const floatX *dout, const floatX *out,
     args.dq = tensor_map(dqkv, B, T, 3 * NH * (HD / 64), 64, 16);
     launch_fold<HD>(args.base, args.turns, dout, out, lse, d, B);
     return args;
+}
+
+/* Launches a one-pass kernel. args.base.order: of tiles, of which clusters draw C::CLUSTER at a time. */
+template <class C, class Shared>
+static void launch_one_pass(const char *name, void (*kernel)(FusedArgs), FusedArgs args) {
+    TileOrder &order = args.base.order;
+    order.tiles = ceil_div(order.tiles, (int)C::CLUSTER);
+    order.total = order.heads * order.tiles;
+    launch_persistent(name, kernel, args, order.total * C::CLUSTER, C::THREADS, shared_bytes<Shared>(),
+                      START_AFTER, C::CLUSTER);
 }

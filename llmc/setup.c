@@ -136,7 +136,7 @@ static bool find_checkpoint(Run *run, Error *err) {
     if (!run->settings.resume) return true;
     if (checkpoint_find(run->settings.out, run->checkpoint, sizeof run->checkpoint, err)) return true;
     run->checkpoint[0] = 0;
-    return err->exit_code == 0; /* none there: a new run */
+    return err->exit_code == 0 /* none there: a new run */ || fail_flag("resume", err);
 }
 
 /* Fills run->model_path; it stays empty for a descriptor. */
@@ -298,7 +298,7 @@ bool setup_data(Run *run, Error *err) {
     if (!run->val) return false;
     limit_eval_batches(run);
     const int32_t *tokens, *targets; /* bad validation data ends the run now, not after hours */
-    return dataloader_next(run->val, &tokens, &targets, err);
+    return dataloader_next(run->val, &tokens, &targets, err) || fail_flag(own_val ? "val" : "train", err);
 }
 
 /* ---- memory and model ---- */

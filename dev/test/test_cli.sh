@@ -230,4 +230,21 @@ check "SIGTERM: exit code $status" [ "$status" -eq 0 ]
 check "SIGTERM: a checkpoint" [ -n "$(ls -d "$work"/signal/step_* 2>/dev/null)" ]
 check "SIGTERM: a last line" grep -q '^done: step' "$work/out"
 
+# ---- a kill loses nothing of the newest checkpoint ----
+steady="$tiny --train $work/text.txt --schedule constant --eval-every 0 --save-every 20 --keep 2"
+"$program" --device cpu $steady --steps 100000000 --out "$work/killed" --resume >"$work/out" 2>"$work/err" &
+child=$!
+i=0
+while [ -z "$(ls -d "$work"/killed/step_* 2>/dev/null)" ] && [ $i -lt 100 ]; do sleep 0.1; i=$((i + 1)); done
+kill -KILL $child
+wait $child 2>/dev/null
+newest=$(ls -d "$work"/killed/step_* | tail -n 1)
+last=$(expr "${newest##*step_}" + 7)
+run $steady --steps "$last" --out "$work/killed" --resume
+check "kill -9: resumed at ${newest##*/}, exit code $status" [ "$status" -eq 0 ]
+check "kill -9: every step is in the log once" [ "$(grep -c '"norm"' "$work/killed/log.jsonl")" -eq "$last" ]
+run $steady --steps "$last" --out "$work/unkilled"
+saved=$(printf 'step_%08d' "$last")
+check "kill -9: same bits as the run without it" [ "$(hashes "$work/unkilled/$saved")" = "$(hashes "$work/killed/$saved")" ]
+
 finish

@@ -5,6 +5,7 @@ for the user; `run(main)` prints it and sets the exit code (1: run time, 2: bad 
 """
 import argparse
 import base64
+import contextlib
 import hashlib
 import os
 import signal
@@ -87,18 +88,27 @@ def say(text):
 
 # ---- files ----
 
+@contextlib.contextmanager
+def writing(path):
+    """Names the path where the system's words do not: those of a full disk have none."""
+    try:
+        yield
+    except OSError as error:
+        raise DataError("%s: %s" % (error.filename or path, error.strerror), 2 if isinstance(error, INPUT_ERRORS) else 1) from None
+
+
 def write_file(path, *parts):
     """Writes byte strings or arrays one after the other under a temporary name, flushes them to disk, renames."""
-    folder = os.path.dirname(path) or "."
-    os.makedirs(folder, exist_ok=True)
     partial = path + ".partial"
     try:
-        with open(partial, "wb") as file:
-            for part in parts:
-                file.write(part)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(partial, path)
+        with writing(path):
+            os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
+            with open(partial, "wb") as file:
+                for part in parts:
+                    file.write(part)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(partial, path)
     finally:
         if os.path.exists(partial):
             os.remove(partial)

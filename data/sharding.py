@@ -171,9 +171,11 @@ def spooled(pieces, folder):
     count = 0
     with tempfile.TemporaryFile(dir=folder) as file:
         for tokens in pieces:
-            file.write(tokens.data)
+            with common.writing(folder):
+                file.write(tokens.data)
             count += len(tokens)
-        file.flush()
+        with common.writing(folder):
+            file.flush()
         yield np.memmap(file, dtype=np.uint16, mode="r", shape=(count,)) if count else np.empty(0, np.uint16)
 
 

@@ -46,6 +46,12 @@ refuses "TEXT=$work/none: expected a readable file" env TEXT="$work/none" sh scr
 : >"$work/empty"
 refuses "TEXT=$work/empty: the file is empty" env TEXT="$work/empty" sh scripts/default_text.sh
 
+# The output goes through a pipe: the limit is of files.
+{ (ulimit -f 1; PYTHONPATH=data python3 -c "import common; common.run(lambda: common.write_file('$work/big.bin', bytes(100000)))" 2>&1; echo "status $?") | cat; } >"$work/out"
+check "a full disk: a failure at run time, with the file" [ "$(cat "$work/out")" = "error: $work/big.bin: File too large
+status 1" ]
+check "a full disk: nothing is half-written" [ "$(ls "$work" | grep -c big)" -eq 0 ]
+
 # ---- plots and benchmarks ----
 plot=scripts/plot_loss.py
 refuses 'required: \[NAME=\]LOG' python3 $plot

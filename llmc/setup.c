@@ -50,10 +50,17 @@ static const char *tokenizer_spec(const Run *run) {
 }
 
 static bool setup_tokenizer(Run *run, Error *err) {
+    const Settings *s = &run->settings;
     const char *spec = tokenizer_spec(run);
+    if (!spec && s->prompt && *s->prompt)
+        return fail(err, EXIT_INPUT,
+                    "--prompt: there is no tokenizer to encode it: %s is not there; hint: --tokenizer, or a "
+                    "script of "
+                    "data/, which writes it",
+                    default_tokenizer);
     if (!spec) return true;
     run->tokenizer = tokenizer_open(spec, err);
-    return run->tokenizer || !run->settings.tokenizer || fail_flag("tokenizer", err);
+    return run->tokenizer || !s->tokenizer || fail_flag("tokenizer", err);
 }
 
 static void override_size(GPT2Config *config, const Settings *s) {

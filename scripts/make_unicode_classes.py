@@ -10,6 +10,8 @@ regex engine uses (16.0), and Python's own unicodedata otherwise. The version is
 import argparse
 import sys
 
+from comparison import Parser
+
 try:
     import unicodedata2 as unicodedata
 except ImportError:
@@ -59,7 +61,7 @@ def ranges():
 
 
 def main():
-    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
+    Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     entries = ["{0x%04X, 0x%04X, CLASS_%s}," % entry for entry in ranges()]
     sys.stdout.write(HEADER.format(version=unicodedata.unidata_version))
     for i in range(0, len(entries), RANGES_PER_LINE):

@@ -95,6 +95,9 @@ refuses "token beyond the vocabulary" 'big_000.bin.*60000' $tiny --train "$work/
 refuses "text among shards" 'shard.*not|not.*shard' $tiny --train "$work/*"
 run $tiny --train "$work/good_*.bin" --steps 2
 check "a good shard trains" [ "$status" -eq 0 ]
+elsewhere $tiny --train "good_*.bin" --prompt a --out unprompted
+refused "a prompt without a tokenizer" '--prompt: .*data/gpt2_tokenizer.bin is not there; hint: --tokenizer'
+check "a prompt without a tokenizer: found before the first step" [ ! -e "$work/unprompted" ]
 refuses "bad tokenizer" '--tokenizer: .*empty.txt' $tiny --train "$work/text.txt" --tokenizer "$work/empty.txt"
 
 # ---- output folder ----

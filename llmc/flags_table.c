@@ -19,7 +19,7 @@ const Flag flags_table[] = {
     {GROUP_DATA, "val", 'j', FLAG_TEXT, AT(val), .bends = true, .value_name = "GLOB",
      .help = "validation data; without it the last tenth of a text validates"},
     {GROUP_DATA, "tokenizer", 0, FLAG_TEXT, AT(tokenizer), .bends = true, .value_name = "bytes|PATH",
-     .help = "how text becomes tokens: bytes, a tokenizer.bin or a directory; default: what --model brings, else bytes"},
+     .help = "how text becomes tokens: bytes, a tokenizer.bin or a directory; default: what --model brings, else bytes; of shards data/gpt2_tokenizer.bin"},
     {GROUP_DATA, "model", 'e', FLAG_TEXT, AT(model), .value_name = "X",
      .help = "nano, baby, d6..d84, gpt3:cN; a checkpoint or Hugging Face directory; an llm.c .bin"},
     {GROUP_DATA, "layers", 0, FLAG_INT, AT(layers), "0", 0, 4096, .value_name = "N",
@@ -86,7 +86,7 @@ const Flag flags_table[] = {
      .help = "steps between checkpoints; 0: only at the end"},
     {GROUP_CHECKPOINTS, "keep", 0, FLAG_INT, AT(keep), "0", 0, 1LL << 40, .value_name = "N",
      .help = "newest checkpoints that stay; 0: all"},
-    {GROUP_CHECKPOINTS, "resume", 'y', FLAG_SWITCH, AT(resume), .help = "go on from the newest whole checkpoint in --out"},
+    {GROUP_CHECKPOINTS, "resume", 'y', FLAG_SWITCH, AT(resume), .help = "go on from the newest whole checkpoint in --out; without one begin"},
     {GROUP_CHECKPOINTS, "model-only", 0, FLAG_SWITCH, AT(model_only), .help = "checkpoints without the optimizer: smaller, cannot be resumed"},
 
     {GROUP_SYSTEM, "device", 0, FLAG_CHOICE, AT(device), "auto", .choices = {"auto", "cuda", "cpu"},

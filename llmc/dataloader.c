@@ -197,6 +197,10 @@ int dataloader_n_files(const DataLoader *loader) {
     return loader->stream.n_files;
 }
 
+const char *dataloader_file(const DataLoader *loader, int i) {
+    return loader->stream.files[i].path;
+}
+
 const char *dataloader_description(const DataLoader *loader) {
     return loader->description;
 }

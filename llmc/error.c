@@ -15,6 +15,11 @@ bool fail(Error *err, int exit_code, const char *format, ...) {
     return false;
 }
 
+bool fail_flag(const char *flag, Error *err) {
+    const Error cause = *err;
+    return fail(err, cause.exit_code, "--%s: %s", flag, cause.text);
+}
+
 void die(const Error *err) {
     fflush(stdout);
     fprintf(stderr, "error: %s\n", err->text);

@@ -24,6 +24,9 @@ typedef struct Error {
  */
 bool fail(Error *err, int exit_code, const char *format, ...) __attribute__((format(printf, 3, 4)));
 
+/* Puts "--FLAG: ", of the flag that brought the failure, before its words; returns false. */
+bool fail_flag(const char *flag, Error *err);
+
 /* Prints "error: TEXT" as one line to stderr and exits with err->exit_code. */
 void die(const Error *err) __attribute__((noreturn));
 

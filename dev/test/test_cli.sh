@@ -95,6 +95,12 @@ refuses "token beyond the vocabulary" 'big_000.bin.*60000' $tiny --train "$work/
 refuses "text among shards" 'shard.*not|not.*shard' $tiny --train "$work/*"
 run $tiny --train "$work/good_*.bin" --steps 2
 check "a good shard trains" [ "$status" -eq 0 ]
+cp "$work/good_000.bin" "$work/good_001.bin"
+run $tiny --train "$work/good_*.bin" --val "$work/../${work##*/}/good_001.bin" --steps 2
+check "a validation shard among those of --train is named" grep -q '^note: .*/good_001.bin of --val is among the files of --train' "$work/out"
+run $tiny --train "$work/good_000.bin" --val "$work/good_001.bin" --steps 2
+check "a validation shard of its own is not" [ "$(grep -c '^note:' "$work/out")" -eq 0 ]
+rm "$work/good_001.bin"
 elsewhere $tiny --train "good_*.bin" --prompt a --out unprompted
 refused "a prompt without a tokenizer" '--prompt: .*data/gpt2_tokenizer.bin is not there; hint: --tokenizer'
 check "a prompt without a tokenizer: found before the first step" [ ! -e "$work/unprompted" ]

@@ -14,6 +14,9 @@ static void test_stream_order(void) {
     if (!loader) return;
     CHECK(dataloader_n_tokens(loader) == 33, "found %lld tokens", (long long)dataloader_n_tokens(loader));
     CHECK(dataloader_n_files(loader) == 4, "found %d files", dataloader_n_files(loader));
+    for (int i = 1; i < 4; i++)
+        CHECK(strcmp(dataloader_file(loader, i - 1), dataloader_file(loader, i)) < 0, "files %d and %d",
+              i - 1, i);
     CHECK(strcmp(dataloader_description(loader), "4 shards, 33 tokens (uint16)") == 0, "%s",
           dataloader_description(loader));
     int32_t batch[24];

@@ -8,6 +8,10 @@
  * loads, and one for each buffer of shares adds. dK and dV leave by TMA, dV from where V was, while the next
  * tile is under way.
  *
+ * For short T a causal tile has 2 to 16 blocks, and in the first of them only 64 of its keys have work. So the two
+ * warpgroups exchange halves from tile to tile (half_of), and no turn at the tensor cores goes by unused: 64 sequences
+ * of 1024 with 12 heads take 637 us for 656 in a training step.
+ *
  * For long T, blocks form clusters of two, which own pairs of tiles (sm90_pairs.cuh): one producer, in the first block,
  * loads Q and dO for both by multicast, and a thread of each block its own K and V. The first two blocks of a causal
  * pair are tile 2p's alone: tile 2p + 1 lets them pass, or all of them if it is beyond the sequence. Nothing waits in a
@@ -29,6 +33,8 @@ template <bool IS_CAUSAL, bool TMA, bool PAIRED> struct FusedConfig {
     static constexpr int HD = 64, WARPGROUPS = SHAPE.warpgroups, STAGES = SHAPE.stages,
                          OWN = SHAPE.own_buffers;
     static constexpr bool CAUSAL = IS_CAUSAL, DQ_BY_TMA = TMA, LATE_DP = SHAPE.flag;
+    static constexpr bool EXCHANGE =
+        TMA && !PAIRED; /* of halves; long tiles gain nothing, and at T = 16k lose 2 % */
     static constexpr bool K_IN_REGISTERS = true, V_IN_REGISTERS = false; /* 208 hold no more */
     static constexpr bool MASK_KEYS = true;                              /* they are summed over in dQ */
     static constexpr bool ALTERNATE = true;                              /* see claim_tensor_cores */
@@ -39,6 +45,7 @@ template <bool IS_CAUSAL, bool TMA, bool PAIRED> struct FusedConfig {
     static constexpr int TILE_BYTES = ROWS * HD * 2, FOLD_BYTES = ROWS * sizeof(FoldRow);
     static constexpr int DS_BYTES = TILE_ROWS * ROWS * 2;
     static_assert(SHAPE.columns == ROWS && TILE_ROWS == 2 * ROWS, "blocks and tiles of the turns below");
+    static_assert(!EXCHANGE || (CAUSAL && OWN == 2), "half_of");
     static_assert(WARPGROUPS * SHAPE.registers + DQ_REGISTERS + SHAPE.producer_registers <= 65536 / WARPGROUP,
                   "setmaxnreg");
 };
@@ -136,12 +143,26 @@ template <class C> __device__ __forceinline__ Ring<2> ds_ring_at(Ring<C::STAGES>
     return ring_after(queries.stage);
 }
 
-/* Writes dS^T of the warpgroup's keys for the dQ warpgroup, and tells it that it is there. */
+/* Which half of a tile's keys is the warpgroup's own; stage: of the tile's K and V, which changes from tile to tile.
+ * The first half has one block of queries more than the second, so who owns it has the first turn and the last of a
+ * tile, and the second half of the next. */
+template <class C> __device__ __forceinline__ int half_of(int warpgroup, int stage) {
+    return C::EXCHANGE ? warpgroup ^ stage : warpgroup;
+}
+
+/* Where the lane writes dS^T of its half, in the first stage. */
+template <class C> __device__ __forceinline__ uint32_t ds_row(FusedShared<C> &shared, int half) {
+    const int row = half * ROWS + threadIdx.x % WARPGROUP / 32 * 16 + threadIdx.x % 16;
+    return shared_address(shared.ds[0]) + row * 128;
+}
+
+/* Writes dS^T of the warpgroup's keys for the dQ warpgroup, and tells it that it is there. (Of an address that follows
+ * from place.warpgroup ptxas makes faster loops where halves stay.) */
 template <class C>
 __device__ __forceinline__ void write_ds(const uint32_t (&ds)[ROWS / 16][4], FusedShared<C> &shared,
-                                         Ring<2> at, int warpgroup) {
+                                         Ring<2> at, const KeyPlace<C> &place) {
     const int lane = threadIdx.x % 32, row = threadIdx.x % WARPGROUP / 32 * 16 + lane % 16;
-    const uint32_t to = shared_address(shared.ds[at.stage]) + (warpgroup * ROWS + row) * 128;
+    const uint32_t to = (C::EXCHANGE ? place.ds : ds_row(shared, place.warpgroup)) + at.stage * C::DS_BYTES;
     shared.ds_ring.wait_free(at);
 #pragma unroll
     for (int i = 0; i < ROWS / 16; i++) stmatrix_x4(to + ((2 * i + lane / 16) ^ (row & 7)) * 16, ds[i]);
@@ -158,8 +179,10 @@ __device__ __forceinline__ void skip_queries(FusedShared<C> &shared, const KeyPl
                                              Ring<C::STAGES> &at, int count) {
     for (int i = 0; i < count; i++, at.advance()) {
         shared.queries.ring.wait(at);
-        claim_tensor_cores(place);
-        leave_tensor_cores(place);
+        if (!C::EXCHANGE) {
+            claim_tensor_cores(place);
+            leave_tensor_cores(place);
+        }
         release<C>(shared.queries.ring, at);
         shared.ds_ring.wait_free(ds_ring_at<C>(at));
         give_ds(shared, ds_ring_at<C>(at));
@@ -177,9 +200,10 @@ struct TileBefore {
 template <class C>
 __device__ __forceinline__ void store_gradients(const KeyRows<C> &r, FusedShared<C> &shared, int stage,
                                                 TileBefore &before, int warpgroup, const FusedArgs &args) {
-    const int row0 = before.work.tile * C::TILE_ROWS + warpgroup * ROWS, NH = args.base.NH;
-    queue_key_rows<C>(args.gradients, shared_address(shared.own[stage].v[warpgroup]), r.dv, 1.0f, 2,
-                      before.work, row0, NH);
+    const int half = half_of<C>(warpgroup, stage), NH = args.base.NH;
+    const int row0 = before.work.tile * C::TILE_ROWS + half * ROWS;
+    queue_key_rows<C>(args.gradients, shared_address(shared.own[stage].v[half]), r.dv, 1.0f, 2, before.work,
+                      row0, NH);
     queue_key_rows<C>(args.gradients, shared_address(shared.dk[warpgroup]), r.dk, args.base.scale, 1,
                       before.work, row0, NH);
     before.leaving = true;
@@ -206,7 +230,7 @@ __device__ __forceinline__ void open_tile(KeyRows<C> &r, FusedShared<C> &shared,
     } else {
         next_tile_block(r, shared.queries, place, at, args.base.scale_log2);
     }
-    write_ds(r.ds, shared, ds_ring_at<C>(place.at), place.warpgroup);
+    write_ds(r.ds, shared, ds_ring_at<C>(place.at), place);
     if (!C::LATE_DS) give_ds(shared, ds_ring_at<C>(place.at));
     if (alone) return;
     store_gradients(r, shared, stage ^ 1, before, place.warpgroup, args);
@@ -223,7 +247,7 @@ __device__ __forceinline__ void walk_queries(KeyRows<C> &r, FusedShared<C> &shar
         next_queries_block<C, RAGGED>(r, shared.queries, place, args.base.scale_log2, [&] {
             if (C::LATE_DS) give_ds(shared, ds_ring_at<C>(place.at));
         });
-        write_ds(r.ds, shared, ds_ring_at<C>(place.at), place.warpgroup);
+        write_ds(r.ds, shared, ds_ring_at<C>(place.at), place);
         if (!C::LATE_DS) give_ds(shared, ds_ring_at<C>(place.at));
         release_stored(shared, stage ^ 1, before);
     }
@@ -259,7 +283,8 @@ __device__ __forceinline__ void fused_keys(FusedShared<C> &shared, const FusedAr
         shared.own_ring.wait(own_at);
         const Work work = read_work(shared.work[own_at.stage]);
         if (work.index < 0) break;
-        const int stage = own_at.stage, row0 = work.tile * C::TILE_ROWS + warpgroup * ROWS;
+        const int stage = own_at.stage, half = half_of<C>(warpgroup, stage);
+        const int row0 = work.tile * C::TILE_ROWS + half * ROWS;
         const int first = first_queries<C>(row0, T), loaded = first_loaded<C>(work, T);
         if (first == blocks) { /* first the tile before: it holds a stage of queries that comes round again */
             close_tile(r, shared, place, stage ^ 1, before, warpgroup, args);
@@ -270,7 +295,8 @@ __device__ __forceinline__ void fused_keys(FusedShared<C> &shared, const FusedAr
         if (C::CLUSTER > 1 && first - loaded >= C::STAGES - 1) /* it comes round here, too */
             close_tile(r, shared, place, stage ^ 1, before, warpgroup, args);
         skip_queries(shared, place, at, first - loaded);
-        place.k = shared_address(shared.own[stage].k[warpgroup]);
+        place.k = shared_address(shared.own[stage].k[half]);
+        place.ds = ds_row(shared, half);
         load_fragments(r.k, place.k);
         write_bias(r, row0, T);
         open_tile(r, shared, place, at, stage, before, args);
@@ -413,6 +439,7 @@ __global__ void __launch_bounds__(FusedConfig<CAUSAL, TMA, PAIRED>::THREADS, 1)
         fence_mbarrier_init();
     }
     open_cluster<C>();
+    wait_on_dependency();
     if (warpgroup == C::WARPGROUPS + 1) {
         setmaxnreg_dec<C::SHAPE.producer_registers>();
         const int warp = threadIdx.x % WARPGROUP / 32, lane = threadIdx.x % 32;
@@ -441,7 +468,7 @@ template <bool CAUSAL, bool TMA, bool PAIRED> static void launch_fused(const Fus
 }
 
 /* dQ of causal tile 0 leaves by TMA up to T = 1k, +5 %, and in pairs, 30 to 45 clocks a step; without them it loses 3 %
- * from 4k to 16k. */
+ * from 4k to 16k. Up to T = 1k halves are exchanged as well. */
 enum { TMA_UP_TO = 1024 };
 
 void attention_backward_sm90_alone64(floatX *dqkv, const floatX *dout, const floatX *out, const floatX *qkv,

@@ -68,6 +68,7 @@ __global__ void __launch_bounds__(Fused128Config<CAUSAL>::THREADS, 1)
         fence_mbarrier_init();
     }
     __syncthreads();
+    wait_on_dependency();
     if (warpgroup == C::WARPGROUPS) {
         setmaxnreg_dec<C::SHAPE.producer_registers>();
         const int warp = threadIdx.x % WARPGROUP / 32, lane = threadIdx.x % 32;

@@ -119,6 +119,7 @@ __global__ void __launch_bounds__(Pairs128Config<CAUSAL>::THREADS, 1)
     const int warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / WARPGROUP, 0);
     if (threadIdx.x == 0) init_barriers(shared);
     open_cluster<C>();
+    wait_on_dependency();
     if (warpgroup == C::WARPGROUPS) {
         setmaxnreg_dec<C::SHAPE.producer_registers>();
         const int warp = threadIdx.x % WARPGROUP / 32, lane = threadIdx.x % 32;

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Compares this project's attention with PyTorch's on the same tensors, in one process: correctness first, then speed.
 
-    scripts/compare_attention.py                                  # every cell, about 120 s on an H200
-    scripts/compare_attention.py --quick                          # causal, three lengths, about 35 s
+    scripts/compare_attention.py                                  # every cell, about 6 minutes on an H200
+    scripts/compare_attention.py --quick                          # causal, three lengths, about 80 s
     scripts/compare_attention.py --head-size 128 --seq 4096:16384 --mask full --csv attention.csv
 
 Peers: cuDNN and FlashAttention-2 through PyTorch's own operators, FlashAttention-3 where a package brings its operators
@@ -15,9 +15,11 @@ be what rounding to bf16 explains), ours against the best peer on all heads, and
 launches into poisoned buffers. A failed check: exit 1.
 
 Timed under sustained load, because a card at its power limit slows down within 0.1 s: the kernels take turns in
-slices of --slice seconds, each after 1.5 x as long of untimed launches of its own; median of CUDA events. Before the
-first cell all kernels take turns for a second, for it would be the only one to begin on a cold card. Needs
-`make`, nvcc and PyTorch; builds build/libattention.so first (GPU_ARCH=native or 90a in the environment: faster).
+slices of --slice seconds, each after 1.5 x as long of untimed launches of its own; median of CUDA events. Power control
+swings for a few tenths of a second: slices of 0.1 s of one kernel differ by 4 %, of 0.5 s by 0.7 %. A peer that is far
+behind in a short first round is not timed again. Before the first cell all kernels take turns for a second, for it
+would be the only one to begin on a cold card. Needs `make`, nvcc and PyTorch; builds build/libattention.so first
+(GPU_ARCH=native or 90a in the environment: faster).
 """
 import argparse
 import collections
@@ -36,7 +38,8 @@ WARM_UP_S = 0.5  # at load before every row
 COLD_S = 1.0  # of all kernels before the first
 ROUNDS = 3  # slices of each kernel in a cell
 SETTLE = 1.5  # untimed part of a slice over the timed one: after 0.06 s the card's clock was still falling
-FAR_BEHIND = 1.25  # a peer so many times slower than the best one is timed in the first round alone
+SCOUT_S = 0.05  # a slice of the round before them
+FAR_BEHIND = 1.25  # a peer so many times slower than the best one in that round is timed there alone
 NOISE = 1e-6  # relative: what fp32 sums leave of a result that is exact otherwise, so smaller errors are not compared
 ROUNDING = 2**-8 * 65 / 64  # of a bf16, 8 bits; the 65th part for sums and exponentials in fp32
 COLD_BYTES = 256 << 20  # buffers rotate where one set is smaller: five times the L2 cache of an H200
@@ -271,10 +274,10 @@ class Stopwatch:
         first = next(iter(states))
         self.load(first.forward, states[first], WARM_UP_S)
 
-    def slice(self, launch, states, ms):
-        """[ms] of groups of launches over a slice of time, after SETTLE x as long of others. ms: about one launch."""
+    def slice(self, launch, states, ms, seconds):
+        """[ms] of groups of launches over so many seconds, after SETTLE x as long of others. ms: about one launch."""
         group = max(1, round(2 / ms))
-        n_groups = max(2, round(1e3 * self.slice_s / (ms * group)))
+        n_groups = max(2, round(1e3 * seconds / (ms * group)))
         n_others = math.ceil(SETTLE * n_groups)
         return self._events(launch, states, n_others + n_groups, group)[n_others:]
 
@@ -282,13 +285,14 @@ class Stopwatch:
         """{kernel: [ms]} of kernels that take turns, another one first in every round. The card is at load already."""
         queue = {kernel: getattr(kernel, direction) for kernel in states}
         rough = {kernel: self.load(queue[kernel], states[kernel], 0.02) for kernel in states}
-        order, times = list(states), {kernel: [] for kernel in states}
+        times = {kernel: self.slice(queue[kernel], states[kernel], rough[kernel], SCOUT_S) for kernel in states}
+        ours, *rivals = states
+        best = min((statistics.median(times[kernel]) for kernel in rivals), default=math.inf)
+        order = [ours] + [kernel for kernel in rivals if statistics.median(times[kernel]) < FAR_BEHIND * best]
+        times.update({kernel: [] for kernel in order})
         for turn in range(ROUNDS):
             for kernel in order[turn % len(order):] + order[:turn % len(order)]:
-                times[kernel] += self.slice(queue[kernel], states[kernel], rough[kernel])
-            if turn == 0:
-                best = min(statistics.median(times[kernel]) for kernel in order[1:])
-                order = order[:1] + [kernel for kernel in order[1:] if statistics.median(times[kernel]) < FAR_BEHIND * best]
+                times[kernel] += self.slice(queue[kernel], states[kernel], rough[kernel], self.slice_s)
         return times
 
 
@@ -429,7 +433,7 @@ def parse_arguments(argv):
                         help="heads x head size (default 1536)")
     parser.add_argument("--repeat", type=integer(1, 100000), default=3, metavar="N",
                         help="launches of ours whose bits must agree (default 3)")
-    parser.add_argument("--slice", type=duration(0.01, 10), default=0.1, metavar="S", help="seconds of one timed slice (default 0.1)")
+    parser.add_argument("--slice", type=duration(0.01, 10), default=0.25, metavar="S", help="seconds of one timed slice (default 0.25)")
     parser.add_argument("--check", action="store_true", help="check only, time nothing")
     parser.add_argument("--quick", action="store_true", help="causal, T = 1024, 4096, 16384, unless told otherwise")
     parser.add_argument("--autograd", action="store_true",

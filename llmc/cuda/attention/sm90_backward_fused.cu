@@ -33,8 +33,8 @@ template <bool IS_CAUSAL, bool TMA, bool PAIRED> struct FusedConfig {
     static constexpr int HD = 64, WARPGROUPS = SHAPE.warpgroups, STAGES = SHAPE.stages,
                          OWN = SHAPE.own_buffers;
     static constexpr bool CAUSAL = IS_CAUSAL, DQ_BY_TMA = TMA, LATE_DP = SHAPE.flag;
-    static constexpr bool EXCHANGE =
-        TMA && !PAIRED; /* of halves; long tiles gain nothing, and at T = 16k lose 2 % */
+    /* Of halves, see half_of: 3 % at T = 1k in training steps; long tiles gain nothing, and at T = 16k lose 2 %. */
+    static constexpr bool EXCHANGE = TMA && !PAIRED;
     static constexpr bool K_IN_REGISTERS = true, V_IN_REGISTERS = false; /* 208 hold no more */
     static constexpr bool MASK_KEYS = true;                              /* they are summed over in dQ */
     static constexpr bool ALTERNATE = true;                              /* see claim_tensor_cores */
@@ -144,8 +144,8 @@ template <class C> __device__ __forceinline__ Ring<2> ds_ring_at(Ring<C::STAGES>
 }
 
 /* Which half of a tile's keys is the warpgroup's own; stage: of the tile's K and V, which changes from tile to tile.
- * The first half has one block of queries more than the second, so who owns it has the first turn and the last of a
- * tile, and the second half of the next. */
+ * The first half has one block of queries more than the second, so its owner has the first turn at the tensor cores and
+ * the last, and where halves are exchanged it owns the second half of the next tile. */
 template <class C> __device__ __forceinline__ int half_of(int warpgroup, int stage) {
     return C::EXCHANGE ? warpgroup ^ stage : warpgroup;
 }
@@ -156,13 +156,12 @@ template <class C> __device__ __forceinline__ uint32_t ds_row(FusedShared<C> &sh
     return shared_address(shared.ds[0]) + row * 128;
 }
 
-/* Writes dS^T of the warpgroup's keys for the dQ warpgroup, and tells it that it is there. (Of an address that follows
- * from place.warpgroup ptxas makes faster loops where halves stay.) */
+/* Writes dS^T of the warpgroup's keys for the dQ warpgroup, and tells it that it is there. */
 template <class C>
 __device__ __forceinline__ void write_ds(const uint32_t (&ds)[ROWS / 16][4], FusedShared<C> &shared,
                                          Ring<2> at, const KeyPlace<C> &place) {
     const int lane = threadIdx.x % 32, row = threadIdx.x % WARPGROUP / 32 * 16 + lane % 16;
-    const uint32_t to = (C::EXCHANGE ? place.ds : ds_row(shared, place.warpgroup)) + at.stage * C::DS_BYTES;
+    const uint32_t to = place.ds + at.stage * C::DS_BYTES;
     shared.ds_ring.wait_free(at);
 #pragma unroll
     for (int i = 0; i < ROWS / 16; i++) stmatrix_x4(to + ((2 * i + lane / 16) ^ (row & 7)) * 16, ds[i]);

@@ -60,7 +60,7 @@ template <class C> struct KeyRows {
 template <class C> struct KeyPlace {
     Ring<C::STAGES> at; /* the block of queries in work */
     uint32_t k;         /* the warpgroup's K in shared memory; V lies TILE_ROWS rows behind */
-    uint32_t ds;        /* the lane's row of dS^T in shared memory; only where halves are exchanged */
+    uint32_t ds;        /* the lane's row of dS^T in shared memory; only where dS^T goes there */
     int warpgroup;      /* only where C::ALTERNATE */
 };
 

@@ -257,6 +257,7 @@ template <int HD>
 __global__ void __launch_bounds__(256)
     sm90_fold_kernel(FoldRow *fold, Turns turns, const bf16 *dout, const bf16 *out, const float *lse, int T,
                      float inverse_scale) {
+#ifdef SM90_BODY
     enum { LANES = HD / 8 /* of a row */, STEP = 256 / LANES, N = ROWS / STEP };
     launch_dependents(); /* the pass may be made ready meanwhile */
     const int NH = gridDim.x, lane = threadIdx.x % LANES, row0 = blockIdx.y * ROWS + threadIdx.x / LANES;
@@ -284,12 +285,16 @@ __global__ void __launch_bounds__(256)
     }
     if (threadIdx.x < turns.streams && head < turns.slots)
         turns.counts[(head * turns.streams + threadIdx.x) * turns.blocks + blockIdx.y] = 0;
+#else
+    __trap(); /* as in the kernels of the pass */
+#endif
 }
 
 /* The same of all heads where D (B,T,NH) is known. grid (blocks, B). */
 static __global__ void __launch_bounds__(256)
     sm90_fold_known_kernel(FoldRow *fold, Turns turns, const float *d, const float *lse, int T, int NH,
                            float inverse_scale) {
+#ifdef SM90_BODY
     launch_dependents();
     const int64_t first_head = (int64_t)blockIdx.y * NH;
     for (int i = threadIdx.x; i < NH * ROWS; i += blockDim.x) {
@@ -303,6 +308,9 @@ static __global__ void __launch_bounds__(256)
     for (int i = threadIdx.x; i < NH * turns.streams; i += blockDim.x)
         if (first_head + i / turns.streams < turns.slots)
             turns.counts[(first_head * turns.streams + i) * turns.blocks + blockIdx.x] = 0;
+#else
+    __trap();
+#endif
 }
 
 /* ---- host ---- */

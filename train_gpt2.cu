@@ -1,7 +1,7 @@
 /* GPT-2 training: the whole program in one page. Plain C, no kernel; `make train_gpt2` builds it for the CPU
  * alone.
  *
- *   flags -> settings -> backend -> model size -> memory -> data -> weights -> steps -> done
+ *   flags -> settings -> backend -> output -> model size -> memory -> data -> weights -> steps -> done
  *
  * Every part is a file of llmc/: flags, setup, gpt2 (the model over ops.h), dataloader, schedule, sampler,
  * checkpoint. */
@@ -417,7 +417,7 @@ static bool open_log(Training *t, int argc, char **argv, Error *err) {
         .argv = argv,
         .flags = flags,
         .device = run->ops->device_name(),
-        .model = run->settings.model,
+        .model = setup_model_name(run),
         .n_parameters = run->model.n_parameters,
         .train_data = run->train ? dataloader_description(run->train) : NULL,
         .val_data = run->val ? dataloader_description(run->val) : NULL,
@@ -467,10 +467,12 @@ int main(int argc, char **argv) {
     if (answer(s, argv[0])) return finish_output();
     if (!setup_backend(&run, &err)) die(&err);
     settings_complete(s, run.ops != &ops_cpu, run.n_ranks);
-    if (!flags_check(s, run.n_ranks, &err) || !setup_model_size(&run, &err)) die(&err);
+    if (!flags_check(s, run.n_ranks, &err) || !setup_check_output(&run, &err) ||
+        !setup_model_size(&run, &err))
+        die(&err);
     if (s->memory) return show_memory(&run);
-    if (!setup_check_output(&run, &err) || !setup_device(&run, &err) || !setup_data(&run, &err) ||
-        !setup_output(&run, &err) || !setup_model(&run, &err))
+    if (!setup_device(&run, &err) || !setup_data(&run, &err) || !setup_output(&run, &err) ||
+        !setup_model(&run, &err))
         die(&err);
     start_state(&training);
     describe(&training);

@@ -90,11 +90,12 @@ def say(text):
 
 @contextlib.contextmanager
 def writing(path):
-    """Names the path where the system's words do not: those of a full disk have none."""
+    """Names the path where the system does not: an error of a full disk has none."""
     try:
         yield
     except OSError as error:
-        raise DataError("%s: %s" % (error.filename or path, error.strerror), 2 if isinstance(error, INPUT_ERRORS) else 1) from None
+        error.filename = error.filename or path
+        raise
 
 
 def write_file(path, *parts):

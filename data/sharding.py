@@ -173,9 +173,8 @@ def spooled(pieces, folder):
         for tokens in pieces:
             with common.writing(folder):
                 file.write(tokens.data)
+                file.flush()
             count += len(tokens)
-        with common.writing(folder):
-            file.flush()
         yield np.memmap(file, dtype=np.uint16, mode="r", shape=(count,)) if count else np.empty(0, np.uint16)
 
 

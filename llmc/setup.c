@@ -43,8 +43,7 @@ static bool setup_tokenizer(Run *run, Error *err) {
     if (!spec && s->prompt && *s->prompt)
         return fail(err, EXIT_INPUT,
                     "--prompt: there is no tokenizer to encode it: %s is not there; hint: --tokenizer, or a "
-                    "script of "
-                    "data/, which writes it",
+                    "script of data/, which writes it",
                     default_tokenizer);
     if (!spec) return true;
     run->tokenizer = tokenizer_open(spec, err);
@@ -78,14 +77,15 @@ static void config_from_flags(Run *run) {
 
 /* The flags that made the size, for a message: "--channels 100 --heads 3". Returns text. */
 static const char *size_flags(const Settings *s, char *text, size_t size) {
-    static const char *const names[] = {"channels", "heads"};
-    const int64_t values[] = {s->channels, s->heads};
-    size_t used = 0;
-    snprintf(text, size, "--model %s", s->model);
-    for (int i = 0; i < 2; i++)
-        if (values[i])
-            used += (size_t)snprintf(text + used, size - used, "%s--%s %lld", used ? " " : "", names[i],
-                                     (long long)values[i]);
+    const long long channels = s->channels, heads = s->heads;
+    if (channels && heads)
+        snprintf(text, size, "--channels %lld --heads %lld", channels, heads);
+    else if (channels)
+        snprintf(text, size, "--channels %lld", channels);
+    else if (heads)
+        snprintf(text, size, "--heads %lld", heads);
+    else
+        snprintf(text, size, "--model %s", s->model);
     return text;
 }
 
@@ -111,7 +111,8 @@ static bool same_size(const Run *run, const char *path, Error *err) {
 static bool config_from_path(Run *run, Error *err) {
     Settings *s = &run->settings;
     const char *path = run->model_path;
-    if (!checkpoint_read_config(path, &run->config, err)) return false;
+    if (!checkpoint_read_config(path, &run->config, err))
+        return fail_flag(run->checkpoint[0] ? "resume" : "model", err);
     if (flags_was_set(s, "seq") && s->seq > run->config.max_seq_len)
         return fail(err, EXIT_INPUT, "--seq %lld: the model of %s has a context of %d tokens",
                     (long long)s->seq, path, run->config.max_seq_len);
@@ -162,6 +163,10 @@ bool setup_model_size(Run *run, Error *err) {
 
 /* ---- memory and model ---- */
 
+const char *setup_model_name(const Run *run) {
+    return run->model_path[0] ? run->model_path : run->settings.model;
+}
+
 static GPT2Options model_options(const Run *run) {
     const Settings *s = &run->settings;
     const bool sample_only = settings_sample_only(s);
@@ -188,9 +193,8 @@ void setup_print_model(const Run *run) {
     char parameters[CONSOLE_NUMBER];
     console_row(stdout, "model",
                 "%s: %d layers, %d heads, %d channels, context %d, vocabulary %d (padded %d), %s parameters",
-                run->model_path[0] ? run->model_path : run->settings.model, c->n_layer, c->n_head, c->n_embd,
-                c->max_seq_len, c->vocab_size, c->padded_vocab_size,
-                console_count(parameters, (double)gpt2_tensors(tensors, c)));
+                setup_model_name(run), c->n_layer, c->n_head, c->n_embd, c->max_seq_len, c->vocab_size,
+                c->padded_vocab_size, console_count(parameters, (double)gpt2_tensors(tensors, c)));
     console_row(stdout, "tokenizer", "%s",
                 run->tokenizer ? tokenizer_name(run->tokenizer) : "none: samples are token ids");
 }

@@ -1,5 +1,5 @@
 /* From settings to everything that a run needs, in the order in which mistakes are cheapest to find: backend,
- * tokenizer, model size, output folder, device and memory plan, data, weights. */
+ * output folder, tokenizer, model size, device and memory plan, data, weights. */
 #pragma once
 #include "checkpoint.h"
 #include "console.h"
@@ -18,13 +18,12 @@ typedef struct Run {
     Tokenizer *tokenizer; /* NULL: samples are token ids */
     GPT2Config config;
     GPT2 model;
-    DataLoader *train, *val; /* NULL where the run needs none */
-    char checkpoint[1024];   /* what --resume found; "" for a new run */
-    char
-        model_path[1024]; /* files that say what the model is: --model's, or checkpoint; "" for a new model */
-    TrainerState resumed; /* where the run goes on; zero for a new run */
-    size_t planned_bytes; /* total of the memory plan */
-    size_t free_at_start; /* bytes free on the device before the model was opened */
+    DataLoader *train, *val;  /* NULL where the run needs none */
+    char checkpoint[1024];    /* what --resume found; "" for a new run */
+    char model_path[1024];    /* files of the model: --model's, or checkpoint; "" for a new model */
+    TrainerState resumed;     /* where the run goes on; zero for a new run */
+    size_t planned_bytes;     /* total of the memory plan */
+    size_t free_at_start;     /* bytes free on the device before the model was opened */
     size_t resident_at_start; /* on the CPU: of the process, then */
     bool output_locked;       /* run.lock in --out is ours */
     int rank, n_ranks;
@@ -32,11 +31,11 @@ typedef struct Run {
 
 /* Backend of --device and --precision; on --device auto the GPU where there is one. */
 bool setup_backend(Run *run, Error *err);
+/* Refuses an --out that another run has, or had without --resume; makes nothing. */
+bool setup_check_output(Run *run, Error *err);
 /* --resume finds the newest whole checkpoint under --out; then tokenizer and model size, from flags or
  * checkpoint. */
 bool setup_model_size(Run *run, Error *err);
-/* Refuses an --out that another run has or had; makes nothing. */
-bool setup_check_output(Run *run, Error *err);
 /* Opens the device; a memory plan that does not fit it is refused before anything is read or allocated. */
 bool setup_device(Run *run, Error *err);
 /* Opens and checks the files of --train and --val; nothing for sampling. */
@@ -45,6 +44,8 @@ bool setup_data(Run *run, Error *err);
 bool setup_output(Run *run, Error *err);
 /* Opens the model, loads or initialises the weights, restores the run's place. */
 bool setup_model(Run *run, Error *err);
+/* The files that the model comes from, or the name of its size. */
+const char *setup_model_name(const Run *run);
 /* One row for the model's size, one for its tokenizer. */
 void setup_print_model(const Run *run);
 /* --memory: prints the plan tensor by tensor; allocates nothing. */

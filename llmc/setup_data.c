@@ -14,10 +14,6 @@ enum { OUT_MAX = 960 }; /* bytes of --out: Run.checkpoint and the log add a name
 
 /* ---- output ---- */
 
-static bool writes_output(const Settings *s) {
-    return s->out && !settings_sample_only(s) && !s->eval_only;
-}
-
 /* A new run beside the checkpoints of another would leave --resume to guess which to go on with. */
 static bool refuse_used_output(const Settings *s, Error *err) {
     char **names = NULL;
@@ -34,35 +30,36 @@ static bool refuse_used_output(const Settings *s, Error *err) {
 }
 
 /* Two runs in one folder would mix their checkpoints and logs. The lock goes with the process, however it ends.
- * Without `make`, a folder that has no run.lock stays as it is. */
-static bool lock_output(Run *run, bool make, Error *err) {
+ * make: O_CREAT, or 0: a folder that has no run.lock stays as it is. */
+static bool lock_output(Run *run, int make, Error *err) {
     const char *out = run->settings.out;
     char path[PATH_MAX];
     if (run->output_locked) return true;
     if (!path_join(path, out, "run.lock", err)) return false;
-    const int fd = open(path, O_RDWR | O_CLOEXEC | (make ? O_CREAT : 0), 0666);
+    const int fd = open(path, O_RDWR | O_CLOEXEC | make, 0666);
     if (fd < 0 && !make && errno == ENOENT) return true;
     if (fd < 0) return fail_errno(err, "--out: cannot write", path);
-    run->output_locked = true;
-    if (flock(fd, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK)
-        return true; /* a file system without locks: go on */
-    close(fd);
-    return fail(err, EXIT_INPUT,
-                "--out %s: another run is writing there; hint: another folder, or wait for it", out);
+    if (flock(fd, LOCK_EX | LOCK_NB) && errno == EWOULDBLOCK) {
+        close(fd);
+        return fail(err, EXIT_INPUT,
+                    "--out %s: another run is writing there; hint: another folder, or wait for it", out);
+    }
+    run->output_locked = true; /* or the file system has no locks: go on */
+    return true;
 }
 
 bool setup_check_output(Run *run, Error *err) {
     const Settings *s = &run->settings;
-    if (!writes_output(s)) return true;
+    if (!s->out || s->memory) return true;
     if (strlen(s->out) >= OUT_MAX)
         return fail(err, EXIT_INPUT, "--out: the path is longer than %d bytes", OUT_MAX);
-    return refuse_used_output(s, err) && lock_output(run, false, err);
+    return refuse_used_output(s, err) && lock_output(run, 0, err);
 }
 
 bool setup_output(Run *run, Error *err) {
-    if (!writes_output(&run->settings)) return true;
+    if (!run->settings.out) return true;
     if (!directory_make(run->settings.out, err)) return fail_flag("out", err);
-    return lock_output(run, true, err);
+    return lock_output(run, O_CREAT, err);
 }
 
 /* ---- data ---- */
@@ -100,11 +97,15 @@ static bool fail_no_data(const Run *run, Error *err) {
         s->train);
 }
 
-/* The files of `pattern`, the value of --train or of --val. */
-static DataLoader *open_data(const Run *run, const char *pattern, int split, bool training, Error *err) {
+typedef enum Purpose { TRAINING, VALIDATION } Purpose;
+
+/* The files of --train, or of --val; without --val a part of --train's validates. */
+static DataLoader *open_data(const Run *run, Purpose purpose, Error *err) {
     const Settings *s = &run->settings;
+    const bool training = purpose == TRAINING, own_val = !training && s->val;
+    const int part = training ? SPLIT_TRAIN : SPLIT_VAL;
     DataOptions options = {
-        .pattern = pattern,
+        .pattern = own_val ? s->val : s->train,
         .tokenizer = run->tokenizer,
         .vocab_size = run->config.vocab_size,
         .B = (int)s->batch,
@@ -113,14 +114,14 @@ static DataLoader *open_data(const Run *run, const char *pattern, int split, boo
         .n_ranks = training ? run->n_ranks : 1,
         .shuffle = training,
         .seed = (uint64_t)s->seed,
-        .split = split,
+        .split = s->val || pattern_is_shards(s->train) ? SPLIT_ALL : part,
     };
     DataLoader *loader = dataloader_open(&options, err);
     if (loader) return loader;
-    if (pattern == s->train && !flags_was_set(s, "train") && access(pattern, F_OK))
+    if (!own_val && !flags_was_set(s, "train") && access(s->train, F_OK))
         fail_no_data(run, err);
     else
-        fail_flag(pattern == s->val ? "val" : "train", err);
+        fail_flag(own_val ? "val" : "train", err);
     return NULL;
 }
 
@@ -138,33 +139,32 @@ static bool same_file(const char *a, const char *b) {
            info_a.st_ino == info_b.st_ino;
 }
 
+static bool is_trained_on(const Run *run, const char *file) {
+    for (int i = 0; i < dataloader_n_files(run->train); i++)
+        if (same_file(file, dataloader_file(run->train, i))) return true;
+    return false;
+}
+
 /* A wide pattern for --train takes the validation shard in. */
 static void name_shared_file(const Run *run) {
-    for (int i = 0; i < dataloader_n_files(run->val); i++)
-        for (int j = 0; j < dataloader_n_files(run->train); j++) {
-            const char *file = dataloader_file(run->val, i);
-            if (!same_file(file, dataloader_file(run->train, j))) continue;
-            printf("note: %s of --val is among the files of --train, too: the validation loss is of data "
-                   "that was "
-                   "trained on\n",
-                   file);
-            return;
-        }
+    for (int i = 0; i < dataloader_n_files(run->val); i++) {
+        const char *file = dataloader_file(run->val, i);
+        if (!is_trained_on(run, file)) continue;
+        printf("note: %s of --val is among the files of --train, too: its loss is of what was trained on\n",
+               file);
+        return;
+    }
 }
 
 bool setup_data(Run *run, Error *err) {
     const Settings *s = &run->settings;
     if (settings_sample_only(s)) return true;
-    const bool shards = pattern_is_shards(s->train), own_val = s->val != NULL;
-    if (!s->eval_only) {
-        run->train = open_data(run, s->train, shards || own_val ? SPLIT_ALL : SPLIT_TRAIN, true, err);
-        if (!run->train) return false;
-    }
-    if (shards && !own_val) return true; /* nothing to validate on */
-    run->val = open_data(run, own_val ? s->val : s->train, own_val ? SPLIT_ALL : SPLIT_VAL, false, err);
-    if (!run->val) return false;
-    if (own_val && run->train) name_shared_file(run);
+    const int32_t *tokens, *targets;
+    if (!s->eval_only && !(run->train = open_data(run, TRAINING, err))) return false;
+    if (!settings_has_validation(s)) return true;
+    if (!(run->val = open_data(run, VALIDATION, err))) return false;
+    if (s->val && run->train) name_shared_file(run);
     limit_eval_batches(run);
-    const int32_t *tokens, *targets; /* bad validation data ends the run now, not after hours */
-    return dataloader_next(run->val, &tokens, &targets, err) || fail_flag(own_val ? "val" : "train", err);
+    /* Bad validation data ends the run now, not after hours. */
+    return dataloader_next(run->val, &tokens, &targets, err) || fail_flag(s->val ? "val" : "train", err);
 }

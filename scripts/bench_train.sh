@@ -4,10 +4,7 @@
 # FLAGS='--graph off --recompute block' (any flags of the trainer) go to every run.
 set -eu
 for shape in "$@"; do
-    case $shape in
-    *[!0-9,]* | *,*,* | ,* | *, | 0* | *,0*) ;;
-    *,*) continue ;;
-    esac
+    printf '%s\n' "$shape" | grep -qxE '[1-9][0-9]*,[1-9][0-9]*' && continue
     echo "error: expected B,T, as 64,1024; found '$shape'" >&2
     exit 2
 done

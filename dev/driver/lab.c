@@ -189,7 +189,8 @@ static bool names_known(const LabOp *const *ops, int n, const Options *o, Error 
 /* --channels is the width of every size that is timed: heads of another size would round it. */
 static bool channels_divide(const LabOp *const *ops, int n, const Options *o, Error *err) {
     static Sizes sizes[MAX_SIZES];
-    for (int i = 0; o->channels && i < n; i++) {
+    if (!o->channels) return true;
+    for (int i = 0; i < n; i++) {
         if (!list_matches(o->ops, ops[i]->name)) continue;
         const int n_sizes = ops[i]->time_sizes(sizes, o, NEEDS_CPU);
         for (int k = 0; k < n_sizes; k++)

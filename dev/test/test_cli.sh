@@ -17,6 +17,14 @@ elsewhere() {
     (cd "$work" && "$here" --device cpu "$@") >"$work/out" 2>"$work/err" </dev/null
     status=$?
 }
+# await COMMAND...: until it succeeds, ten seconds at most.
+await() {
+    i=0
+    until "$@" || [ $i -ge 100 ]; do sleep 0.1; i=$((i + 1)); done
+}
+has_checkpoint() { [ -n "$(ls -d "$1"/step_* 2>/dev/null)" ]; }
+# has_steps N LOG: that many steps or more.
+has_steps() { [ "$(cat "$2" 2>/dev/null | grep -c '"norm"')" -ge "$1" ]; }
 tiny="--model nano --layers 2 --heads 2 --channels 32 --batch 2 --seq 16 --warmup 2 --eval-batches 2 --sample-tokens 20 --seed 7"
 # refuses NAME PATTERN ARGS...: exit 2, exactly one line on stderr, and the line says what PATTERN (a grep -E) demands.
 refuses() {
@@ -99,6 +107,7 @@ cp "$work/good_000.bin" "$work/good_001.bin"
 run $tiny --train "$work/good_*.bin" --val "$work/../${work##*/}/good_001.bin" --steps 2
 check "a validation shard among those of --train is named" grep -q '^note: .*/good_001.bin of --val is among the files of --train' "$work/out"
 run $tiny --train "$work/good_000.bin" --val "$work/good_001.bin" --steps 2
+check "a validation shard of its own: exit code $status" [ "$status" -eq 0 ]
 check "a validation shard of its own is not" [ "$(grep -c '^note:' "$work/out")" -eq 0 ]
 rm "$work/good_001.bin"
 elsewhere $tiny --train "good_*.bin" --prompt a --out unprompted
@@ -118,6 +127,7 @@ fi
 
 refuses "out too long" 'longer than 960' $tiny --train "$work/text.txt" --out "$work/$(printf '%0200d/' 1 2 3 4 5)"
 check "out too long: nothing is made" [ ! -e "$work/$(printf '%0200d' 1)" ]
+refuses "out too long, resumed" 'longer than 960' $tiny --train "$work/text.txt" --resume --out "$(printf '%02000d' 1)"
 
 # ---- a run, its last line, its log ----
 long="$tiny --train $work/text.txt --steps 12 --eval-every 6 --tokens-per-step 64"
@@ -172,11 +182,14 @@ refuses "resume with another model" 'layers' --model d12 --train "$work/text.txt
 elsewhere $tiny --resume --out whole
 refused "resume without the data" "--train is missing: whole/step_00000012 trained on '$work/text.txt'"
 run --resume --out "$work/resumed" --train "$work/text.txt" --steps 13
+check "resume without the size: exit code $status" [ "$status" -eq 0 ]
+check "resume without the size: says what of" grep -qE '^resumed +.*/step_00000012, step 12$' "$work/out"
+check "resume without the size: the log says what of" grep -q '"model": "[^"]*/step_00000012"' "$work/resumed/log.jsonl"
 check "resume: the size is the checkpoint's" [ "$(grep -cE '^note: --(model|layers|heads|channels) ' "$work/out")" -eq 0 ]
 run $tiny --resume --out "$work/fresh" --train "$work/text.txt" --steps 2
 check "resume of nothing says so" grep -qE '^resumed +nothing: .*/fresh holds no checkpoint' "$work/out"
-refuses "a file of a model" 'model.safetensors: .*hint: a model is a directory' --model "$work/whole/step_00000012/model.safetensors" --prompt a
-refuses "a short file of a model" 'config.json: .*hint: a model is a directory' --model "$work/whole/step_00000012/config.json" --prompt a
+refuses "a file of a model" '--model: .*model.safetensors: .*hint: a model is a directory' --model "$work/whole/step_00000012/model.safetensors" --prompt a
+refuses "a short file of a model" '--model: .*config.json: .*hint: a model is a directory' --model "$work/whole/step_00000012/config.json" --prompt a
 
 refuses "resume past the end" 'step 12 already' $long --out "$work/whole" --resume
 check "resume past the end: the checkpoint stays" grep -q '"tokens_seen": *768' "$work/whole/step_00000012/trainer_state.json"
@@ -187,7 +200,7 @@ cp "$work/good_000.bin" "$work/late_000.bin"
 printf '\377\377' | dd of="$work/late_000.bin" bs=1 seek=1600 conv=notrunc 2>/dev/null
 run --model nano --layers 1 --heads 2 --channels 32 --batch 1 --seq 16 --steps 500 --sample-tokens 0 --train "$work/late_*.bin" --out "$work/late"
 check "a bad token in mid-run: exit code $status" [ "$status" -eq 2 ]
-check "a bad token in mid-run: what was learned is saved" [ -n "$(ls -d "$work"/late/step_* 2>/dev/null)" ]
+check "a bad token in mid-run: what was learned is saved" has_checkpoint "$work/late"
 cp "$work/good_000.bin" "$work/val_000.bin"
 refuses "bad validation data, before the first step" 'val_000.bin.*50256' $tiny --train "$work/text.txt" --val "$work/val_*.bin" --steps 100000
 "$program" --device cpu $long --out "$work/closed" >&- 2>&-
@@ -195,11 +208,12 @@ check "closed output: the log stays a log" [ "$(grep -cv '^{' "$work/closed/log.
 "$program" --device cpu $long --out "$work/piped" 2>/dev/null | head -n 1 >/dev/null
 check "a reader that leaves does not end the run" [ -d "$work/piped/step_00000012" ]
 
-# The output goes through pipes: the limit is of files.
-{ (ulimit -f 1; "$program" --device cpu $long --save-every 6 --out "$work/limited" 2>&1; echo "status $?") | cat; } >"$work/out" </dev/null
+# The output goes through pipes: the limit is of files, 4 or 8 KiB by the shell: the log's first lines fit, a checkpoint does not.
+{ (ulimit -f 8; "$program" --device cpu $long --save-every 6 --out "$work/limited" 2>&1; echo "status $?") | cat; } >"$work/out" </dev/null
 check "a file-size limit: a failure, not a signal" grep -qx 'status 1' "$work/out"
 check "a file-size limit: says so" grep -q '^error: checkpoint of step 12 not saved: .*File too large' "$work/out"
 check "a file-size limit: nothing is half-written" [ "$(ls -A "$work/limited")" = "$(printf 'log.jsonl\nrun.lock')" ]
+check "a file-size limit: the log has its beginning" has_steps 1 "$work/limited/log.jsonl"
 check "a file-size limit: every line of the log is whole" [ "$(grep -cv '^{.*}$' "$work/limited/log.jsonl")" -eq 0 ]
 
 # ---- sampling, evaluation, memory ----
@@ -229,28 +243,29 @@ refuses "no GPU, or a device that cannot be" 'cuda|device|bf16' --device cuda --
 # ---- a signal ends the run after the step, saved ----
 "$program" --device cpu $tiny --train "$work/text.txt" --steps 100000000 --eval-every 0 --out "$work/signal" >"$work/out" 2>"$work/err" &
 child=$!
-i=0
-while [ "$(grep -c '"norm"' "$work/signal/log.jsonl" 2>/dev/null || echo 0)" -lt 3 ] && [ $i -lt 100 ]; do sleep 0.1; i=$((i + 1)); done
+await has_steps 3 "$work/signal/log.jsonl"
 refuses "two runs in one folder" 'another run' $tiny --train "$work/text.txt" --steps 5 --out "$work/signal"
+run $tiny --memory --resume --out "$work/signal"
+check "--memory beside a run: exit code $status" [ "$status" -eq 0 ]
 kill -TERM $child
 wait $child
 status=$?
 check "SIGTERM: exit code $status" [ "$status" -eq 0 ]
-check "SIGTERM: a checkpoint" [ -n "$(ls -d "$work"/signal/step_* 2>/dev/null)" ]
+check "SIGTERM: a checkpoint" has_checkpoint "$work/signal"
 check "SIGTERM: a last line" grep -q '^done: step' "$work/out"
 
 # ---- a kill loses nothing of the newest checkpoint ----
 steady="$tiny --train $work/text.txt --schedule constant --eval-every 0 --save-every 20 --keep 2"
 "$program" --device cpu $steady --steps 100000000 --out "$work/killed" --resume >"$work/out" 2>"$work/err" &
 child=$!
-i=0
-while [ -z "$(ls -d "$work"/killed/step_* 2>/dev/null)" ] && [ $i -lt 100 ]; do sleep 0.1; i=$((i + 1)); done
+await has_checkpoint "$work/killed"
 kill -KILL $child
 wait $child 2>/dev/null
 newest=$(ls -d "$work"/killed/step_* | tail -n 1)
 last=$(expr "${newest##*step_}" + 7)
 run $steady --steps "$last" --out "$work/killed" --resume
-check "kill -9: resumed at ${newest##*/}, exit code $status" [ "$status" -eq 0 ]
+check "kill -9: exit code $status" [ "$status" -eq 0 ]
+check "kill -9: resumed at ${newest##*/}" grep -qE "^resumed +$newest, step" "$work/out"
 check "kill -9: every step is in the log once" [ "$(grep -c '"norm"' "$work/killed/log.jsonl")" -eq "$last" ]
 run $steady --steps "$last" --out "$work/unkilled"
 saved=$(printf 'step_%08d' "$last")

@@ -209,9 +209,9 @@ check "closed output: the log stays a log" [ "$(grep -cv '^{' "$work/closed/log.
 check "a reader that leaves does not end the run" [ -d "$work/piped/step_00000012" ]
 
 # The output goes through pipes: the limit is of files, 4 or 8 KiB by the shell: the log's first lines fit, a checkpoint does not.
-{ (ulimit -f 8; "$program" --device cpu $long --save-every 6 --out "$work/limited" 2>&1; echo "status $?") | cat; } >"$work/out" </dev/null
+{ (ulimit -f 8; "$program" --device cpu $tiny --train "$work/text.txt" --steps 60 --save-every 30 --out "$work/limited" 2>&1; echo "status $?") | cat; } >"$work/out" </dev/null
 check "a file-size limit: a failure, not a signal" grep -qx 'status 1' "$work/out"
-check "a file-size limit: says so" grep -q '^error: checkpoint of step 12 not saved: .*File too large' "$work/out"
+check "a file-size limit: says so" grep -q '^error: checkpoint of step 60 not saved: .*File too large' "$work/out"
 check "a file-size limit: nothing is half-written" [ "$(ls -A "$work/limited")" = "$(printf 'log.jsonl\nrun.lock')" ]
 check "a file-size limit: the log has its beginning" has_steps 1 "$work/limited/log.jsonl"
 check "a file-size limit: every line of the log is whole" [ "$(grep -cv '^{.*}$' "$work/limited/log.jsonl")" -eq 0 ]
@@ -259,6 +259,7 @@ steady="$tiny --train $work/text.txt --schedule constant --eval-every 0 --save-e
 "$program" --device cpu $steady --steps 100000000 --out "$work/killed" --resume >"$work/out" 2>"$work/err" &
 child=$!
 await has_checkpoint "$work/killed"
+refuses "a folder in use, before its checkpoints are looked at" 'another run' --model d12 --train "$work/text.txt" --out "$work/killed" --resume
 kill -KILL $child
 wait $child 2>/dev/null
 newest=$(ls -d "$work"/killed/step_* | tail -n 1)

@@ -64,14 +64,14 @@ bool setup_output(Run *run, Error *err) {
 
 /* ---- data ---- */
 
-/* --train as the flags of the checkpoint `path` have it, into text; false where they do not. */
+/* --train as the flags of the checkpoint `path` have it, into text; false where they do not, or it is longer. */
 static bool recorded_data(const char *path, char *text, size_t size) {
     Manifest manifest;
     Error ignored;
     if (!path[0] || !manifest_read(&manifest, path, &ignored)) return false;
     const JsonValue *train = json_get(json_get(json_root(manifest.json), "flags"), "train");
-    const bool known = train && train->type == JSON_STRING;
-    if (known) snprintf(text, size, "%s", train->text);
+    const bool known =
+        train && train->type == JSON_STRING && snprintf(text, size, "%s", train->text) < (int)size;
     manifest_free(&manifest);
     return known;
 }

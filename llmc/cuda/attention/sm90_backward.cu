@@ -313,8 +313,7 @@ typedef struct Served {
     Sm90OnePass *alone, *paired;
     int pairs_from[2]; /* [causal] */
 } Served;
-static const Served SERVED[2] = {
-  /* [HD == 128] */
+static const Served SERVED[2 /* HD == 128 */] = {
     {attention_backward_sm90_alone64,  attention_backward_sm90_paired64,  {32768, 32768}},
     {attention_backward_sm90_alone128, attention_backward_sm90_paired128, {2048, 4096}  },
 };

@@ -65,7 +65,7 @@ template <class C> struct Pairs128Place {
     Ring<1> own;
     TurnAt<1> turns;
 
-    /* For sm90_backward128.cuh. */
+    /* For sm90_backward128.cuh. (anew: or what follows from an address stays in registers, and 56 bytes spill.) */
     __device__ __forceinline__ Ring<2> q_at() const { return ring_after(step); }
     __device__ __forceinline__ Ring<2> dout_at() const { return ring_after(step); }
     __device__ __forceinline__ uint32_t k_rows() const { return anew(k); }

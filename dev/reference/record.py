@@ -16,9 +16,13 @@ import functools
 import math
 import os
 import struct
+import sys
 
-import torch
-import torch.nn.functional as F
+try:
+    import torch
+    import torch.nn.functional as F
+except ImportError as error:
+    sys.exit(f"error: PyTorch cannot be imported: {error}; hint: pip install torch")
 
 LR, BETA1, BETA2, EPS, WEIGHT_DECAY, CLIP = 1e-3, 0.9, 0.95, 1e-8, 0.1, 1.0
 

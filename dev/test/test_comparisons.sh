@@ -7,17 +7,9 @@ test=comparisons
 
 # refuses PATTERN SCRIPT ARGS...: exit 2 and one line on stderr that matches PATTERN (a grep -E).
 refuses() {
-    pattern=$1
+    case_pattern=$1
     shift
-    python3 "$@" >"$work/out" 2>"$work/err" </dev/null
-    status=$?
-    if [ "$status" -eq 2 ] && [ "$(wc -l <"$work/err")" -eq 1 ] && grep -qE -e "$pattern" "$work/err"; then
-        passed=$((passed + 1))
-    else
-        failed=$((failed + 1))
-        echo "FAIL comparisons: $*: status $status, expected 2 and one line that says /$pattern/"
-        cat "$work/err"
-    fi
+    command_refuses "$case_pattern" python3 "$@"
 }
 
 # python NAME: runs the program on stdin with scripts/ on its path; status 77: skipped.

@@ -21,6 +21,14 @@ refused() {
     check "$what: one line on stderr" [ "$(wc -l <"$work/err")" -eq 1 ]
     check "$what: says /$pattern/" grep -qE -e "$pattern" "$work/err"
 }
+# command_refuses PATTERN COMMAND ARGS...: runs it, and it is refused so.
+command_refuses() {
+    case_pattern=$1
+    shift
+    "$@" >"$work/out" 2>"$work/err" </dev/null
+    status=$?
+    refused "$*" "$case_pattern"
+}
 # The closing line that dev/test/run.sh adds up; the test's last command.
 finish() {
     echo "$test: $passed passed, $failed failed, $skipped skipped"

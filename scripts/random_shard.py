@@ -8,6 +8,8 @@ import array
 import errno
 import sys
 
+from comparison import EXIT_INPUT, EXIT_RUN, fail
+
 N_TOKENS, VOCABULARY = (1 << 22) + 1, 50257
 
 
@@ -25,10 +27,8 @@ if __name__ == "__main__":
     if sys.argv[1:] in (["-h"], ["--help"]):
         sys.exit(print(__doc__))
     if len(sys.argv) != 2 or not sys.argv[1].endswith(".bin"):
-        print("error: expected one FILE.bin; hint: random_shard.py --help", file=sys.stderr)
-        sys.exit(2)
+        fail("expected one FILE.bin; hint: random_shard.py --help")
     try:
         write(sys.argv[1])
     except OSError as error:
-        print(f"error: {sys.argv[1]}: {error.strerror}", file=sys.stderr)
-        sys.exit(1 if error.errno == errno.ENOSPC else 2)
+        fail(f"{sys.argv[1]}: {error.strerror}", EXIT_RUN if error.errno == errno.ENOSPC else EXIT_INPUT)

@@ -18,11 +18,11 @@ import os
 import struct
 import sys
 
-try:
-    import torch
-    import torch.nn.functional as F
-except ImportError as error:
-    sys.exit(f"error: PyTorch cannot be imported: {error}; hint: pip install torch")
+sys.path.append(os.path.join(os.path.dirname(os.path.abspath(__file__)), os.pardir, os.pardir, "scripts"))
+from comparison import import_torch  # noqa: E402  scripts/comparison.py
+
+torch = import_torch()
+F = torch.nn.functional
 
 LR, BETA1, BETA2, EPS, WEIGHT_DECAY, CLIP = 1e-3, 0.9, 0.95, 1e-8, 0.1, 1.0
 

@@ -9,6 +9,23 @@
 #pragma once
 #include "sm90_turns.cuh"
 
+/* Q_STAGES: of blocks of Q. BLOCKS: of a cluster, whose tiles, one each, add to dQ as one. */
+template <bool IS_CAUSAL, int Q_STAGES, int BLOCKS> struct Config128 {
+    static constexpr Sm90Shape SHAPE = {2, 64, Q_STAGES, 1, 232, 40, false};
+    static constexpr int HD = 128, WARPGROUPS = SHAPE.warpgroups, STAGES = SHAPE.stages;
+    static constexpr bool CAUSAL = IS_CAUSAL;
+    static constexpr int CLUSTER = BLOCKS, ADDED_TILES = BLOCKS;
+    static constexpr bool K_IN_REGISTERS = false, V_IN_REGISTERS = false; /* dK and dV take 128 */
+    static constexpr bool MASK_KEYS = true;                               /* they are summed over in dQ */
+    static constexpr int TILE_ROWS = WARPGROUPS * ROWS, PAIR_ROWS = CLUSTER * TILE_ROWS;
+    static constexpr int THREADS = sm90_threads(SHAPE), TILE_BYTES = ROWS * HD * 2;
+    static constexpr int FOLD_BYTES = ROWS * sizeof(FoldRow), DS_BYTES = ROWS * ROWS * 2;
+    static_assert(SHAPE.columns == ROWS && TILE_ROWS == 2 * ROWS, "blocks and tiles of sm90_turns.cuh");
+    static_assert(HD / 64 == WARPGROUPS,
+                  "a warpgroup's half of dQ is a stream, and one chunk of K's columns");
+    static_assert(sm90_registers_fit(SHAPE), "setmaxnreg");
+};
+
 /* ---- producer ---- */
 
 /* Q, the fold rows and dO of a block of queries, to all blocks of the cluster. fold: the head's. */

@@ -16,28 +16,13 @@
 #pragma once
 #include "sm90_backward128.cuh"
 
-constexpr Sm90Shape FUSED128_SHAPE = {2, 64, 3, 1, 232, 40, false}; /* stages: of Q */
-
-template <bool IS_CAUSAL> struct Fused128Config {
-    static constexpr Sm90Shape SHAPE = FUSED128_SHAPE;
-    static constexpr int HD = 128, WARPGROUPS = SHAPE.warpgroups, STAGES = SHAPE.stages;
-    static constexpr bool CAUSAL = IS_CAUSAL;
-    static constexpr int CLUSTER = 1, ADDED_TILES = 1;
-    static constexpr bool K_IN_REGISTERS = false, V_IN_REGISTERS = false; /* dK and dV take 128 */
-    static constexpr bool MASK_KEYS = true;                               /* they are summed over in dQ */
-    static constexpr int TILE_ROWS = WARPGROUPS * ROWS, THREADS = sm90_threads(SHAPE);
-    static constexpr int TILE_BYTES = ROWS * HD * 2, FOLD_BYTES = ROWS * sizeof(FoldRow);
-    static_assert(SHAPE.columns == ROWS && TILE_ROWS == 2 * ROWS, "blocks and tiles of sm90_turns.cuh");
-    static_assert(HD / 64 == WARPGROUPS,
-                  "a warpgroup's half of dQ is a stream, and one chunk of K's columns");
-    static_assert(sm90_registers_fit(SHAPE), "setmaxnreg");
-};
+template <bool CAUSAL> using Fused128Config = Config128<CAUSAL, 3, 1>;
 
 template <class C> struct alignas(1024) Fused128Shared {
     uint8_t k[C::WARPGROUPS][C::TILE_BYTES], v[C::WARPGROUPS][C::TILE_BYTES]; /* v: then dV */
     uint8_t q[C::STAGES][C::TILE_BYTES], dout[2][C::TILE_BYTES];
-    uint8_t ds[2][C::WARPGROUPS][ROWS * ROWS * 2]; /* dS of 64 queries x 128 keys, of two blocks; then dK */
-    uint8_t fold[C::STAGES][C::FOLD_BYTES];        /* with Q */
+    uint8_t ds[2][C::WARPGROUPS][C::DS_BYTES]; /* dS of 64 queries x 128 keys, of two blocks; then dK */
+    uint8_t fold[C::STAGES][C::FOLD_BYTES];    /* with Q */
     TurnBuffers<1, 32> turns[C::WARPGROUPS];
     RingBarriers<1> k_ring, v_ring;
     RingBarriers<C::STAGES> q_ring;

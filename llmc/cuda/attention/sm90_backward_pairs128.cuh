@@ -17,23 +17,7 @@
 #include "sm90_backward128.cuh"
 #include "sm90_pairs.cuh"
 
-constexpr Sm90Shape PAIRS128_SHAPE = {2, 64, 2, 1, 232, 40, false}; /* stages: of Q and of dO */
-
-template <bool IS_CAUSAL> struct Pairs128Config {
-    static constexpr Sm90Shape SHAPE = PAIRS128_SHAPE;
-    static constexpr int HD = 128, WARPGROUPS = SHAPE.warpgroups, STAGES = SHAPE.stages;
-    static constexpr bool CAUSAL = IS_CAUSAL;
-    static constexpr bool K_IN_REGISTERS = false, V_IN_REGISTERS = false; /* dK and dV take 128 */
-    static constexpr bool MASK_KEYS = true;                               /* they are summed over in dQ */
-    static constexpr int CLUSTER = 2, ADDED_TILES = 2;
-    static constexpr int TILE_ROWS = WARPGROUPS * ROWS, PAIR_ROWS = CLUSTER * TILE_ROWS;
-    static constexpr int THREADS = sm90_threads(SHAPE), TILE_BYTES = ROWS * HD * 2;
-    static constexpr int FOLD_BYTES = ROWS * sizeof(FoldRow), DS_BYTES = ROWS * ROWS * 2;
-    static_assert(SHAPE.columns == ROWS && TILE_ROWS == 2 * ROWS, "blocks and tiles of sm90_turns.cuh");
-    static_assert(HD / 64 == WARPGROUPS,
-                  "a warpgroup's half of dQ is a stream, and one chunk of K's columns");
-    static_assert(sm90_registers_fit(SHAPE), "setmaxnreg");
-};
+template <bool CAUSAL> using Pairs128Config = Config128<CAUSAL, 2, 2>;
 
 /* 227 KB, all there is. dS: 64 keys x 64 queries for each warpgroup, see keep_ds. */
 template <class C> struct alignas(1024) Pairs128Shared {

@@ -64,9 +64,10 @@ static int nearest_heads(int n_embd, int n_head) {
 }
 
 static bool check_heads(const GPT2Config *config, const char *what, Error *err) {
-    const int C = config->n_embd, heads = config->n_head, nearest = nearest_heads(C, heads);
+    const int C = config->n_embd, heads = config->n_head;
     char hint[64] = "hint: channels in multiples of 8";
     if (heads_fit(C, heads)) return true;
+    const int nearest = nearest_heads(C, heads);
     if (nearest) snprintf(hint, sizeof hint, "nearest: %d heads of %d", nearest, C / nearest);
     if (C % heads)
         return fail(err, EXIT_INPUT, "%s: %d channels do not divide into %d heads; %s", what, C, heads, hint);

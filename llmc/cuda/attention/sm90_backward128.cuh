@@ -75,6 +75,10 @@ __device__ __forceinline__ void multiply_gradient(float (&d)[C::HD / 2], const u
 
 /* ---- a block of queries ---- */
 
+struct Nothing {
+    __device__ __forceinline__ void operator()() const {}
+};
+
 /* P, dV and dS of the block in work; dV stays under way. between: done beside dP and dV. */
 template <class C, bool DIAGONAL, class Shared, class Place, class Between = Nothing>
 __device__ __forceinline__ void block_scores(KeyRows<C> &r, Shared &shared, const Place &place,

@@ -20,7 +20,10 @@
 #include "sm90_keys.cuh"
 #include "sm90_pairs.cuh"
 
-constexpr Sm90Shape FUSED_SHAPE = {2, 64, 4, 2, 208, 32, false}; /* flag: as in DKV_SHAPES */
+constexpr Sm90Shape FUSED_SHAPES[2 /* PAIRED */] = {
+    {2, 64, 4, 2, 208, 32, false}, /* flag: as in DKV_SHAPES */
+    {2, 64, 5, 2, 208, 32, false},
+};
 enum {
     DQ_REGISTERS = 64, /* of the third warpgroup */
     TURN_BUFFERS = 2,  /* a third gains nothing that can be measured */
@@ -29,7 +32,7 @@ enum {
 /* TMA: dQ of tile 0 leaves by TMA. PAIRED: pairs of tiles in clusters. What is faster differs with T: TMA_UP_TO, and
  * SERVED in sm90_backward.cu. */
 template <bool IS_CAUSAL, bool TMA, bool PAIRED> struct FusedConfig {
-    static constexpr Sm90Shape SHAPE = FUSED_SHAPE;
+    static constexpr Sm90Shape SHAPE = FUSED_SHAPES[PAIRED];
     static constexpr int HD = 64, WARPGROUPS = SHAPE.warpgroups, STAGES = SHAPE.stages,
                          OWN = SHAPE.own_buffers;
     static constexpr bool CAUSAL = IS_CAUSAL, DQ_BY_TMA = TMA, LATE_DP = SHAPE.flag;
@@ -38,8 +41,9 @@ template <bool IS_CAUSAL, bool TMA, bool PAIRED> struct FusedConfig {
     static constexpr bool K_IN_REGISTERS = true, V_IN_REGISTERS = false; /* 208 hold no more */
     static constexpr bool MASK_KEYS = true;                              /* they are summed over in dQ */
     static constexpr bool ALTERNATE = true;                              /* see claim_tensor_cores */
-    /* dS^T is given beside the next products: full +3 % at T = 8k and 32k, causal -1 to -3 % */
-    static constexpr bool LATE_DS = !CAUSAL;
+    /* Or dK follows dV through V's place: a tile ends later, and shared memory holds a fifth stage of queries, which
+     * takes 1 % of a pair's clocks at T = 32k. */
+    static constexpr bool DK_HAS_PLACE = !PAIRED;
     static constexpr int CLUSTER = PAIRED ? 2 : 1, ADDED_TILES = 1;
     static constexpr int TILE_ROWS = WARPGROUPS * ROWS, THREADS = (WARPGROUPS + 2) * WARPGROUP;
     static constexpr int TILE_BYTES = ROWS * HD * 2, FOLD_BYTES = ROWS * sizeof(FoldRow);
@@ -59,8 +63,8 @@ template <class C> struct alignas(1024) FusedShared {
     struct {
         uint8_t k[C::WARPGROUPS][C::TILE_BYTES], v[C::WARPGROUPS][C::TILE_BYTES];
     } own[C::OWN];
-    uint8_t ds[2][C::DS_BYTES];               /* dS^T: 128 keys x 64 queries */
-    uint8_t dk[C::WARPGROUPS][C::TILE_BYTES]; /* dK on its way out */
+    uint8_t ds[2][C::DS_BYTES];                                   /* dS^T: 128 keys x 64 queries */
+    uint8_t dk[C::DK_HAS_PLACE ? C::WARPGROUPS : 0][C::TILE_BYTES]; /* dK on its way out */
     TurnBuffers<TURN_BUFFERS, C::DQ_BY_TMA ? 32 : WARPGROUP> turns;
     QueryStages<C> queries;
     RingBarriers<C::OWN> own_ring;
@@ -137,12 +141,6 @@ template <class C> __device__ __forceinline__ int first_loaded(const Work &work,
     return first_queries<C>((work.tile & ~(C::CLUSTER - 1)) * C::TILE_ROWS, T);
 }
 
-/* dS^T has a ring of its own, which advances with that of the queries. */
-template <class C> __device__ __forceinline__ Ring<2> ds_ring_at(Ring<C::STAGES> queries) {
-    static_assert(C::STAGES == 4, "both stages of the ring of two in both phases, one after another");
-    return ring_after(queries.stage);
-}
-
 /* Which half of a tile's keys is the warpgroup's own; stage: of the tile's K and V, which changes from tile to tile.
  * The first half has one block of queries more than the second, so its owner has the first turn at the tensor cores and
  * the last, and where halves are exchanged it owns the second half of the next tile. */
@@ -156,25 +154,31 @@ template <class C> __device__ __forceinline__ uint32_t ds_row(FusedShared<C> &sh
     return shared_address(shared.ds[0]) + row * 128;
 }
 
-/* Writes dS^T of the warpgroup's keys for the dQ warpgroup, and tells it that it is there. */
+/* Tells the dQ warpgroup that dS^T of the block is there. That warpgroup makes the writes visible to its product (the
+ * fence), for it has time: a fence here, before the arrival, took 2 % of the clocks. */
+template <class C> __device__ __forceinline__ void tell_ds(FusedShared<C> &shared, KeyPlace<C> &place) {
+    __syncwarp();
+    if (threadIdx.x % 32 == 0)
+        mbarrier_arrive(shared_address(&shared.ds_ring.full[ring_after(place.given).stage]));
+    place.given++;
+}
+
+/* Writes dS^T of the warpgroup's keys for the dQ warpgroup. */
 template <class C>
-__device__ __forceinline__ void write_ds(const uint32_t (&ds)[ROWS / 16][4], FusedShared<C> &shared,
-                                         Ring<2> at, const KeyPlace<C> &place) {
+__device__ __forceinline__ void give_ds(const uint32_t (&ds)[ROWS / 16][4], FusedShared<C> &shared,
+                                        KeyPlace<C> &place) {
     const int lane = threadIdx.x % 32, row = threadIdx.x % WARPGROUP / 32 * 16 + lane % 16;
+    const Ring<2> at = ring_after(place.given);
     const uint32_t to = place.ds + at.stage * C::DS_BYTES;
     shared.ds_ring.wait_free(at);
 #pragma unroll
     for (int i = 0; i < ROWS / 16; i++) stmatrix_x4(to + ((2 * i + lane / 16) ^ (row & 7)) * 16, ds[i]);
-}
-template <class C> __device__ __forceinline__ void give_ds(FusedShared<C> &shared, Ring<2> at) {
-    fence_proxy_async();
-    __syncwarp();
-    if (threadIdx.x % 32 == 0) mbarrier_arrive(shared_address(&shared.ds_ring.full[at.stage]));
+    tell_ds(shared, place);
 }
 
 /* Blocks of queries that see none of the warpgroup's keys. */
 template <class C>
-__device__ __forceinline__ void skip_queries(FusedShared<C> &shared, const KeyPlace<C> &place,
+__device__ __forceinline__ void skip_queries(FusedShared<C> &shared, KeyPlace<C> &place,
                                              Ring<C::STAGES> &at, int count) {
     for (int i = 0; i < count; i++, at.advance()) {
         shared.queries.ring.wait(at);
@@ -183,8 +187,8 @@ __device__ __forceinline__ void skip_queries(FusedShared<C> &shared, const KeyPl
             leave_tensor_cores(place);
         }
         release<C>(shared.queries.ring, at);
-        shared.ds_ring.wait_free(ds_ring_at<C>(at));
-        give_ds(shared, ds_ring_at<C>(at));
+        shared.ds_ring.wait_free(ring_after(place.given));
+        tell_ds(shared, place);
     }
 }
 
@@ -201,10 +205,11 @@ __device__ __forceinline__ void store_gradients(const KeyRows<C> &r, FusedShared
                                                 TileBefore &before, int warpgroup, const FusedArgs &args) {
     const int half = half_of<C>(warpgroup, stage), NH = args.base.NH;
     const int row0 = before.work.tile * C::TILE_ROWS + half * ROWS;
-    queue_key_rows<C>(args.gradients, shared_address(shared.own[stage].v[half]), r.dv, 1.0f, 2, before.work,
-                      row0, NH);
-    queue_key_rows<C>(args.gradients, shared_address(shared.dk[warpgroup]), r.dk, args.base.scale, 1,
-                      before.work, row0, NH);
+    const uint32_t v = shared_address(shared.own[stage].v[half]);
+    queue_key_rows<C>(args.gradients, v, r.dv, 1.0f, 2, before.work, row0, NH);
+    if (!C::DK_HAS_PLACE) wait_stored();
+    queue_key_rows<C>(args.gradients, C::DK_HAS_PLACE ? shared_address(shared.dk[warpgroup]) : v, r.dk,
+                      args.base.scale, 1, before.work, row0, NH);
     before.leaving = true;
 }
 
@@ -229,8 +234,7 @@ __device__ __forceinline__ void open_tile(KeyRows<C> &r, FusedShared<C> &shared,
     } else {
         next_tile_block(r, shared.queries, place, at, args.base.scale_log2);
     }
-    write_ds(r.ds, shared, ds_ring_at<C>(place.at), place);
-    if (!C::LATE_DS) give_ds(shared, ds_ring_at<C>(place.at));
+    give_ds(r.ds, shared, place);
     if (alone) return;
     store_gradients(r, shared, stage ^ 1, before, place.warpgroup, args);
     clear_gradients(r);
@@ -243,14 +247,10 @@ __device__ __forceinline__ void walk_queries(KeyRows<C> &r, FusedShared<C> &shar
                                              const FusedArgs &args) {
 #pragma unroll 1
     for (; block < args.turns.blocks; block++) {
-        next_queries_block<C, RAGGED>(r, shared.queries, place, args.base.scale_log2, [&] {
-            if (C::LATE_DS) give_ds(shared, ds_ring_at<C>(place.at));
-        });
-        write_ds(r.ds, shared, ds_ring_at<C>(place.at), place);
-        if (!C::LATE_DS) give_ds(shared, ds_ring_at<C>(place.at));
+        next_queries_block<C, RAGGED>(r, shared.queries, place, args.base.scale_log2);
+        give_ds(r.ds, shared, place);
         release_stored(shared, stage ^ 1, before);
     }
-    if (C::LATE_DS) give_ds(shared, ds_ring_at<C>(place.at));
     release_stored(shared, stage ^ 1, before); /* if there was no other block */
 }
 
@@ -276,6 +276,7 @@ __device__ __forceinline__ void fused_keys(FusedShared<C> &shared, const FusedAr
     KeyRows<C> r;
     write_ones(r);
     place.warpgroup = warpgroup;
+    place.given = 0;
     if (warpgroup == 1) leave_tensor_cores(place); /* the other is the first */
     TileBefore before = {{-1}, false};
     for (;; own_at.advance()) {
@@ -381,6 +382,7 @@ template <class C> __device__ __forceinline__ void fused_dq(FusedShared<C> &shar
             float dq[C::HD / 2];
             const uint32_t ds = shared_address(shared.ds[at.stage]);
             shared.ds_ring.wait(at);
+            fence_proxy_async(); /* dS^T, which the other warpgroups have written */
             if (C::CLUSTER > 1 && block < first) {
                 shared.ds_ring.release(at);
                 continue;

@@ -61,6 +61,7 @@ template <class C> struct KeyPlace {
     Ring<C::STAGES> at; /* the block of queries in work */
     uint32_t k;         /* the warpgroup's K in shared memory; V lies TILE_ROWS rows behind */
     uint32_t ds;        /* the lane's row of dS^T in shared memory; only where dS^T goes there */
+    int given;          /* blocks for which it has gone there */
     int warpgroup;      /* only where C::ALTERNATE */
 };
 
@@ -219,20 +220,15 @@ template <class C> __device__ __forceinline__ void write_bias(KeyRows<C> &r, int
         r.bias[half] = row0 + thread_row() + 8 * half < T ? 0.0f : -CUDART_INF_F;
 }
 
-struct Nothing {
-    __device__ __forceinline__ void operator()() const {}
-};
-
-/* The gradients of the block in work, then P and dS of the next. between: done beside the products. */
-template <class C, bool RAGGED = true, class Between = Nothing>
+/* The gradients of the block in work, then P and dS of the next. */
+template <class C, bool RAGGED = true>
 __device__ __forceinline__ void next_queries_block(KeyRows<C> &r, QueryStages<C> &queries, KeyPlace<C> &place,
-                                                   float scale_log2, Between between = Between()) {
+                                                   float scale_log2) {
     const Ring<C::STAGES> next = place.at.next();
     queries.ring.wait(next);
     claim_tensor_cores(place);
     wgmma_fence();
     multiply_gradients(r, queries, place.at.stage);
-    between();
     multiply_s(r, queries, place, next.stage);
     if (C::LATE_DP) {
         wgmma_wait<1>();

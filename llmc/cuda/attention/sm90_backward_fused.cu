@@ -20,9 +20,9 @@
 #include "sm90_keys.cuh"
 #include "sm90_pairs.cuh"
 
-constexpr Sm90Shape FUSED_SHAPES[2 /* PAIRED */] = {
-    {2, 64, 4, 2, 208, 32, false}, /* flag: as in DKV_SHAPES */
-    {2, 64, 5, 2, 208, 32, false},
+constexpr Sm90Shape FUSED_SHAPES[2 /* DK_HAS_PLACE */] = {
+    {2, 64, 5, 2, 208, 32, false}, /* flag: as in DKV_SHAPES */
+    {2, 64, 4, 2, 208, 32, false},
 };
 enum {
     DQ_REGISTERS = 64, /* of the third warpgroup */
@@ -32,7 +32,10 @@ enum {
 /* TMA: dQ of tile 0 leaves by TMA. PAIRED: pairs of tiles in clusters. What is faster differs with T: TMA_UP_TO, and
  * SERVED in sm90_backward.cu. */
 template <bool IS_CAUSAL, bool TMA, bool PAIRED> struct FusedConfig {
-    static constexpr Sm90Shape SHAPE = FUSED_SHAPES[PAIRED];
+    /* While it leaves. Else it follows dV through V's place: a tile ends later, but there is room for a fifth stage of
+     * queries, which takes 2 % of the clocks without a mask, 1 % in pairs, and adds 2 % to causal tiles at T = 2k. */
+    static constexpr bool DK_HAS_PLACE = IS_CAUSAL && !PAIRED;
+    static constexpr Sm90Shape SHAPE = FUSED_SHAPES[DK_HAS_PLACE];
     static constexpr int HD = 64, WARPGROUPS = SHAPE.warpgroups, STAGES = SHAPE.stages,
                          OWN = SHAPE.own_buffers;
     static constexpr bool CAUSAL = IS_CAUSAL, DQ_BY_TMA = TMA, LATE_DP = SHAPE.flag;
@@ -41,9 +44,6 @@ template <bool IS_CAUSAL, bool TMA, bool PAIRED> struct FusedConfig {
     static constexpr bool K_IN_REGISTERS = true, V_IN_REGISTERS = false; /* 208 hold no more */
     static constexpr bool MASK_KEYS = true;                              /* they are summed over in dQ */
     static constexpr bool ALTERNATE = true;                              /* see claim_tensor_cores */
-    /* Or dK follows dV through V's place: a tile ends later, and shared memory holds a fifth stage of queries, which
-     * takes 1 % of a pair's clocks at T = 32k. */
-    static constexpr bool DK_HAS_PLACE = !PAIRED;
     static constexpr int CLUSTER = PAIRED ? 2 : 1, ADDED_TILES = 1;
     static constexpr int TILE_ROWS = WARPGROUPS * ROWS, THREADS = (WARPGROUPS + 2) * WARPGROUP;
     static constexpr int TILE_BYTES = ROWS * HD * 2, FOLD_BYTES = ROWS * sizeof(FoldRow);
@@ -54,16 +54,16 @@ template <bool IS_CAUSAL, bool TMA, bool PAIRED> struct FusedConfig {
                   "setmaxnreg");
 };
 
-/* Barriers, more than the turns by which tile 2p + 1 can be ahead: 8. While tile 2p's adders wait for a turn, the
+/* Barriers, more than the turns by which tile 2p + 1 can be ahead: 9. While tile 2p's adders wait for a turn, the
  * shares of that block and of the next are in their buffers, a third in registers, dS of two more in its ring, a third
- * in registers, and the queries of three more may be loaded. */
+ * in registers, and the queries of four more may be loaded (five stages, of which the last block still holds one). */
 enum { PAIR_TURNS = 16 };
 
 template <class C> struct alignas(1024) FusedShared {
     struct {
         uint8_t k[C::WARPGROUPS][C::TILE_BYTES], v[C::WARPGROUPS][C::TILE_BYTES];
     } own[C::OWN];
-    uint8_t ds[2][C::DS_BYTES];                                   /* dS^T: 128 keys x 64 queries */
+    uint8_t ds[2][C::DS_BYTES];                                     /* dS^T: 128 keys x 64 queries */
     uint8_t dk[C::DK_HAS_PLACE ? C::WARPGROUPS : 0][C::TILE_BYTES]; /* dK on its way out */
     TurnBuffers<TURN_BUFFERS, C::DQ_BY_TMA ? 32 : WARPGROUP> turns;
     QueryStages<C> queries;
@@ -178,8 +178,8 @@ __device__ __forceinline__ void give_ds(const uint32_t (&ds)[ROWS / 16][4], Fuse
 
 /* Blocks of queries that see none of the warpgroup's keys. */
 template <class C>
-__device__ __forceinline__ void skip_queries(FusedShared<C> &shared, KeyPlace<C> &place,
-                                             Ring<C::STAGES> &at, int count) {
+__device__ __forceinline__ void skip_queries(FusedShared<C> &shared, KeyPlace<C> &place, Ring<C::STAGES> &at,
+                                             int count) {
     for (int i = 0; i < count; i++, at.advance()) {
         shared.queries.ring.wait(at);
         if (!C::EXCHANGE) {

@@ -156,7 +156,7 @@ __device__ __forceinline__ void bulk_load(uint32_t shared, const void *global, u
         : "memory");
 }
 
-/* Orders this thread's ordinary accesses to shared memory before later ones by TMA and wgmma. */
+/* Orders accesses to shared memory, own or known of by a barrier, before later ones by TMA and wgmma. */
 __device__ __forceinline__ void fence_proxy_async() {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }

@@ -5,8 +5,8 @@
  * 64 queries from the diagonal on, multiplying one after the other; dS^T also goes through shared memory to a
  * third warpgroup, which computes the block's share of dQ = dS K. The tiles of a head add their shares in turns
  * (sm90_turns.cuh), so the order of additions, hence every bit, is fixed. Of the fourth warpgroup one thread
- * loads, and one for each buffer of shares adds. dK and dV leave by TMA, dV from where V was, while the next
- * tile is under way.
+ * loads, and one for each buffer of shares adds. dK and dV leave by TMA, from where V was or, dK of causal
+ * tiles alone, from a place of its own, while the next tile is under way.
  *
  * For short T a causal tile has 2 to 16 blocks, and in the first of them only 64 of its keys have work. So the two
  * warpgroups exchange halves from tile to tile (half_of), and no turn at the tensor cores goes by unused: 64 sequences
@@ -33,7 +33,8 @@ enum {
  * SERVED in sm90_backward.cu. */
 template <bool IS_CAUSAL, bool TMA, bool PAIRED> struct FusedConfig {
     /* While it leaves. Else it follows dV through V's place: a tile ends later, but there is room for a fifth stage of
-     * queries, which takes 2 % of the clocks without a mask, 1 % in pairs, and adds 2 % to causal tiles at T = 2k. */
+     * queries. That takes 2 to 3 % off the clocks without a mask from T = 8k on (nothing below), 1 % in causal pairs,
+     * and would add 2 % to causal tiles alone at T = 2k. */
     static constexpr bool DK_HAS_PLACE = IS_CAUSAL && !PAIRED;
     static constexpr Sm90Shape SHAPE = FUSED_SHAPES[DK_HAS_PLACE];
     static constexpr int HD = 64, WARPGROUPS = SHAPE.warpgroups, STAGES = SHAPE.stages,
@@ -193,7 +194,7 @@ __device__ __forceinline__ void skip_queries(FusedShared<C> &shared, KeyPlace<C>
 }
 
 /* The tile before: its last block's gradients are still to be multiplied, or dK and dV on their way out. Its
- * stage of K and V is free when TMA has read dV, which leaves from where V was; nobody waits for that. */
+ * stage of K and V is free when TMA has read what leaves by V's place; only dK waits, for dV, where it follows. */
 struct TileBefore {
     Work work; /* index -1: there is none */
     bool leaving;

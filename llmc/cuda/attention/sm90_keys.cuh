@@ -61,7 +61,7 @@ template <class C> struct KeyPlace {
     Ring<C::STAGES> at; /* the block of queries in work */
     uint32_t k;         /* the warpgroup's K in shared memory; V lies TILE_ROWS rows behind */
     uint32_t ds;        /* the lane's row of dS^T in shared memory; only where dS^T goes there */
-    int given;          /* blocks for which it has gone there */
+    int given;          /* blocks for which it has gone there, or there was none */
     int warpgroup;      /* only where C::ALTERNATE */
 };
 

@@ -11,6 +11,7 @@ failed commands; exit code 1 if any, 2 on bad usage.
 """
 import glob
 import os
+import signal
 import sys
 import time
 
@@ -293,4 +294,6 @@ def main():
 
 
 if __name__ == "__main__":
+    for number in (signal.SIGINT, signal.SIGTERM):  # ended in order: no temporary folder stays
+        signal.signal(number, lambda number, _: sys.exit(128 + number))
     sys.exit(main())

@@ -1,16 +1,29 @@
 #!/bin/sh
 # Times training steps of GPT-2 on this machine's card, on random tokens: one line for each micro-batch and context.
 # Usage: [MODEL=d12] scripts/bench_train.sh [B,T ...], from the repository root, after `make train_gpt2cu`.
-# FLAGS='--graph off --recompute block' (any flags of the trainer) go to every run.
+# FLAGS='--graph off --recompute block' (any flags of the trainer) go to every run; with '--device cpu' no card is needed.
 set -eu
+case ${1:-} in -h | --help) sed -n '2,4s/^# //p' "$0" && exit ;; esac
 for shape in "$@"; do
     printf '%s\n' "$shape" | grep -qxE '[1-9][0-9]*,[1-9][0-9]*' && continue
     echo "error: expected B,T, as 64,1024; found '$shape'" >&2
     exit 2
 done
 [ -x ./train_gpt2cu ] || { echo 'error: ./train_gpt2cu is missing; hint: make train_gpt2cu' >&2; exit 2; }
-work=$(mktemp -d)
+case ${FLAGS:-} in
+*'--device cpu'*) ;;
+*) nvidia-smi -L >/dev/null 2>&1 || { echo "error: no NVIDIA GPU on this machine; hint: FLAGS='--device cpu' times the CPU" >&2; exit 2; } ;;
+esac
+work=$(mktemp -d) trainer=
+# stop CODE: ends the trainer, so that nothing is written any more, and then this script.
+stop() {
+    trap '' INT TERM
+    [ -z "$trainer" ] || { kill -KILL "$trainer" && wait "$trainer"; } 2>/dev/null || :
+    exit "$1"
+}
 trap 'rm -rf "$work"' EXIT
+trap 'stop 130' INT
+trap 'stop 143' TERM
 python3 scripts/random_shard.py "$work/bench_train_000001.bin"
 MODEL=${MODEL:-d12}
 echo "$MODEL, median of the last 40 of 60 steps ${FLAGS:+(}${FLAGS:-}${FLAGS:+)}"
@@ -18,7 +31,10 @@ echo '   B       T   ms/step     tok/s    MFU %   memory planned and measured'
 for shape in "${@:-64,1024}"; do
     B=${shape%,*} T=${shape#*,}
     ./train_gpt2cu --model "$MODEL" --train "$work/bench_train_*.bin" --batch "$B" --seq "$T" --tokens-per-step $((B * T)) ${FLAGS:-} \
-        --steps 60 --sample-tokens 0 --eval-every 0 --out "$work/run" --model-only >"$work/log.txt" || exit
+        --steps 60 --sample-tokens 0 --eval-every 0 --out "$work/run" --model-only >"$work/log.txt" &
+    trainer=$!
+    wait "$trainer" || exit
+    trainer=
     python3 - "$work/run/log.jsonl" "$work/log.txt" "$B" "$T" <<'PY'
 import json, re, sys
 rows = [r for r in map(json.loads, open(sys.argv[1])) if "ms" in r][20:]

@@ -31,7 +31,7 @@ import sys
 import time
 
 from attention_kernels import TENSORS, Ours, State, peers
-from comparison import EXIT_RUN, ROOT, Parser, Report, duration, environment, fail, integer, integers, torch_on_card
+from comparison import EXIT_RUN, ROOT, Parser, Report, duration, end_with, environment, fail, integer, integers, torch_on_card
 
 MUST = 1.05  # ours is to be at least so many times as fast as the best peer
 WARM_UP_S = 0.5  # at load before every row
@@ -464,9 +464,9 @@ def build_library():
 
 def main():
     arguments = parse_arguments(sys.argv[1:])
-    torch = torch_on_card()
-    ours = Ours(torch, arguments.library or build_library())
     report, began = Report(arguments.csv, arguments.markdown), time.monotonic()
+    torch = torch_on_card()
+    ours = Ours(torch, os.path.abspath(arguments.library or build_library()))
     report.header(environment(torch))
     kernels = [ours] + peers(torch, arguments.autograd)
     failed, ratios = compare_tables(torch, arguments, kernels, report)
@@ -477,4 +477,4 @@ def main():
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    end_with(main)

@@ -24,7 +24,7 @@ import tempfile
 import threading
 
 import random_shard
-from comparison import EXIT_RUN, ROOT, Parser, Report, duration, environment, fail, gib, torch_on_card
+from comparison import EXIT_RUN, ROOT, Parser, Report, duration, end_with, environment, fail, gib, torch_on_card
 
 # To add a configuration: a row. must_speed: tokens/s of ours over PyTorch's, at least; must_memory: ours over
 # PyTorch's, at most. minutes: device time, torch.compile included. flags: of ours; at 4 x 16384 --recompute gelu
@@ -262,8 +262,8 @@ def main():
         check_shard(arguments.train)
     if not os.access(os.path.join(ROOT, "train_gpt2cu"), os.X_OK):
         fail("./train_gpt2cu is missing; hint: make train_gpt2cu")
-    torch = torch_on_card()
     report, ran = Report(arguments.csv, arguments.markdown), []
+    torch = torch_on_card()
     report.header(environment(torch))
     report.table(f"### One card, bf16, {arguments.seconds:g} s each under load; PyTorch: torch.compile ({arguments.mode}), "
                  f"{arguments.sdpa} attention",
@@ -283,4 +283,4 @@ def main():
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    end_with(main)

@@ -1,9 +1,10 @@
-"""What compare_attention.py, compare_train.py and context.py share: one-line errors, types of flags, units, CSV files with
-comments, and of the first two the report: its header, aligned text as it comes, Markdown and CSV files."""
+"""What compare_attention.py, compare_train.py and context.py share: one-line errors, an end in order, types of flags, units,
+CSV files with comments, and of the first two the report: its header, aligned text as it comes, Markdown and CSV files."""
 import argparse
 import csv
 import math
 import os
+import signal
 import subprocess
 import sys
 
@@ -16,6 +17,20 @@ def fail(message, code=EXIT_INPUT):
     sys.stdout.flush()
     print("error: " + " ".join(str(message).split()), file=sys.stderr)
     sys.exit(code)
+
+
+def end_with(main):
+    """Runs main() and ends the program with what it returns. Ctrl-C and SIGTERM end it in order, too: what stands in `with` and
+    `finally` is done, without a word, and the exit code is 128 and the signal's number."""
+
+    def stop(number, _):
+        for other in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(other, signal.SIG_IGN)
+        sys.exit(128 + number)
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, stop)
+    sys.exit(main())
 
 
 class Parser(argparse.ArgumentParser):
@@ -83,7 +98,7 @@ def import_torch():
     try:
         import torch
     except ImportError as error:
-        fail(f"PyTorch cannot be imported: {error}; hint: pip install torch", EXIT_RUN)
+        fail(f"PyTorch cannot be imported: {error}; hint: pip install torch")
     return torch
 
 
@@ -91,8 +106,14 @@ def torch_on_card():
     """PyTorch with a CUDA device; without one, ends the program with one line."""
     torch = import_torch()
     if not torch.cuda.is_available():
-        fail("PyTorch sees no CUDA device; hint: nvidia-smi shows the driver and the devices", EXIT_RUN)
+        fail("PyTorch sees no CUDA device; hint: nvidia-smi shows the driver and the devices")
     return torch
+
+
+def need_card(hint):
+    """Ends the program with one line where there is no NVIDIA GPU."""
+    if not first_line(["nvidia-smi", "-L"]):
+        fail(f"no NVIDIA GPU on this machine; hint: {hint}")
 
 
 def split_csv(text):
@@ -135,34 +156,57 @@ def environment(torch):
                       [("torch", f"{torch.__version__}, CUDA {torch.version.cuda}, cuDNN {cudnn}")])
 
 
+class Output:
+    """A text file that is begun as PATH.part with the first that is written, and takes its name when it is closed: until then an old
+    file of that name stands. Path None: nothing is kept. Ends the program where no file can be written there."""
+
+    def __init__(self, path):
+        self.path, self.part, self.file = path, path, None
+        if not path:
+            return
+        folder = os.path.dirname(path) or "."
+        if os.path.isdir(path) or not os.access(path if os.path.exists(path) else folder, os.W_OK):
+            why = "is a folder" if os.path.isdir(path) else "no such folder" if not os.path.isdir(folder) else "permission denied"
+            fail(f"{path}: cannot be written: {why}")
+        if os.path.isfile(path) or not os.path.exists(path):  # a device stays what it is
+            self.part = path + ".part"
+
+    def write(self, text):
+        if not self.path:
+            return
+        try:
+            if not self.file:
+                self.file = open(self.part, "w", encoding="utf-8", newline="")
+            self.file.write(text)
+            self.file.flush()
+        except OSError as error:
+            fail(f"{self.part}: cannot be written: {error.strerror}", EXIT_RUN)
+
+    def close(self):
+        if self.file:
+            self.file.close()
+            if self.part != self.path:
+                os.replace(self.part, self.path)
+
+
 class Report:
-    """Tables: printed row by row, so that a run that dies leaves what it had; kept for Markdown; and CSV records."""
+    """Tables: printed row by row, so that a run that dies leaves what it had; kept for Markdown; and CSV records. Files: Output."""
 
     def __init__(self, csv_path, markdown_path):
-        self.csv = self._open(csv_path)
-        self.markdown = self._open(markdown_path)
+        self.csv, self.markdown = Output(csv_path), Output(markdown_path)
         self.writer = None
         self.widths = []
         self.notes = []  # for the Markdown, where a line between two rows would end the table
 
-    @staticmethod
-    def _open(path):
-        try:
-            return open(path, "w", encoding="utf-8", newline="") if path else None
-        except OSError as error:
-            fail(f"{path}: cannot be written: {error.strerror}")
-
     def _write_markdown(self, line):
-        if self.markdown:
-            print(line, file=self.markdown, flush=True)
+        self.markdown.write(f"{line}\n")
 
     def header(self, items):
         """items: [(name, text)]; comment lines in the CSV."""
         for name, text in items:
             print(f"{name:8s} {text}", flush=True)
             self._write_markdown(f"- {name}: {text}")
-            if self.csv:
-                print(f"# {name}: {text}", file=self.csv, flush=True)
+            self.csv.write(f"# {name}: {text}\n")
 
     def note(self, text):
         """A line of its own, now on the screen, in the Markdown after the table."""
@@ -189,16 +233,12 @@ class Report:
 
     def record(self, **values):
         """One line of the CSV; every record of a report has the same names."""
-        if not self.csv:
-            return
         if not self.writer:
             self.writer = csv.DictWriter(self.csv, list(values))
             self.writer.writeheader()
         self.writer.writerow(values)
-        self.csv.flush()
 
     def close(self):
         self._end_table()
-        for file in (self.csv, self.markdown):
-            if file:
-                file.close()
+        self.csv.close()
+        self.markdown.close()

@@ -13,12 +13,13 @@ Run from the repository root after `make train_gpt2cu`. Random tokens unless the
 The losses of the first and the last step show whether modes of one length train alike: same tokens, same weights. Rows go
 to the CSV (a row of the same T and mode is replaced), so that long lengths can be added later. A length whose run would
 take longer than the limit, four times the time of half the length, is left out and said; one that does not fit keeps its
-planned memory. --inference also times the forward pass alone (validation) and the last tokens of a sample that fills the
-context (one sequence, one token at a time, a cache of keys and values: the same in all modes). The plot needs
-matplotlib. Exit code: 0, 1 where a run failed, 2 on bad usage, of the trainer's flags, too.
+planned memory. A card is needed, but with -- --device cpu. --inference also times the forward pass alone (validation) and the last tokens of a sample that fills the
+context (one sequence, one token at a time, a cache of keys and values: the same in all modes). Without matplotlib there is no
+plot. Exit code: 0, 1 where a run failed, 2 on bad usage, of the trainer's flags, too.
 """
 import argparse
 import csv
+import importlib.util
 import json
 import os
 import re
@@ -29,7 +30,7 @@ import tempfile
 import time
 
 import random_shard
-from comparison import EXIT_INPUT, EXIT_RUN, Parser, duration, fail, gib, integers, provenance, split_csv
+from comparison import EXIT_INPUT, EXIT_RUN, Output, Parser, duration, end_with, fail, gib, integers, need_card, provenance, split_csv
 
 PROGRAM = "./train_gpt2cu"
 MODES = {
@@ -61,10 +62,14 @@ class Stream:
         self.text, self.times = b"", []  # times: (length of the text so far, seconds)
         with tempfile.TemporaryFile() as errors:
             process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors)
-            while piece := os.read(process.stdout.fileno(), 1 << 16):
-                self.text += piece
-                self.times.append((len(self.text), time.perf_counter()))
-            self.status = process.wait()
+            try:
+                while piece := os.read(process.stdout.fileno(), 1 << 16):
+                    self.text += piece
+                    self.times.append((len(self.text), time.perf_counter()))
+                self.status = process.wait()
+            finally:
+                process.kill()  # where this program is stopped: the other must not write on
+                process.wait()
             errors.seek(0)
             self.errors = errors.read().decode(errors="replace")
 
@@ -144,12 +149,14 @@ def read_rows(path):
 
 
 def write_rows(path, rows, comments):
-    with open(path, "w", newline="", encoding="utf-8") as file:
-        file.writelines(f"{line}\n" for line in comments)
-        writer = csv.DictWriter(file, FIELDS)
-        writer.writeheader()
-        for key in sorted(rows, key=lambda k: (list(MODES).index(k[1]), k[0])):
-            writer.writerow(rows[key])
+    file = Output(path)
+    for line in comments:
+        file.write(f"{line}\n")
+    writer = csv.DictWriter(file, FIELDS)
+    writer.writeheader()
+    for key in sorted(rows, key=lambda k: (list(MODES).index(k[1]), k[0])):
+        writer.writerow(rows[key])
+    file.close()
 
 
 def width_of(name):
@@ -161,10 +168,6 @@ def measure(args):
     """(rows of the CSV with the new ones, whether every run that was made succeeded)"""
     (rows, comments), ok = read_rows(args.csv), True
     comments += [f"# {name}: {text or 'none'}" for name, text in provenance()]  # of every run that added rows
-    try:
-        write_rows(args.csv, rows, comments)
-    except OSError as error:
-        fail(f"--csv {args.csv}: cannot be written: {error.strerror}")
     with tempfile.TemporaryDirectory() as folder:
         shard = os.path.join(folder, "context_train_000001.bin")
         if "--train" not in args.flags:
@@ -188,12 +191,10 @@ def measure(args):
 
 
 def plot(rows, path):
-    try:
-        import matplotlib
-    except ImportError:
-        fail("matplotlib is not installed; hint: pip install matplotlib, then --plot-only", EXIT_RUN)
     if all(row["ms"] == "" for row in rows.values()):
         fail("no length was measured: nothing to draw", EXIT_RUN)
+    import matplotlib
+
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
@@ -246,17 +247,32 @@ def parse_arguments(argv):
     return args
 
 
+def check_program(flags):
+    """Ends the script where the trainer is missing, or the card that it would measure."""
+    if not os.access(PROGRAM, os.X_OK):
+        fail(f"{PROGRAM} is missing; hint: make train_gpt2cu")
+    if ("--device", "cpu") not in zip(flags[0::2], flags[1::2]):
+        need_card("-- --device cpu measures the CPU")
+
+
 def main():
     args, ok = parse_arguments(sys.argv[1:]), True
+    for path in (args.csv, args.png):
+        Output(path)  # ends the program now, not after hours, where it cannot be written
+    with_plot = importlib.util.find_spec("matplotlib") is not None
     if args.plot_only:
         rows, _ = read_rows(args.csv)
-    elif os.access(PROGRAM, os.X_OK):
-        rows, ok = measure(args)
+        if not with_plot:
+            fail("matplotlib is not installed; hint: pip install matplotlib")
     else:
-        fail(f"{PROGRAM} is missing; hint: make train_gpt2cu")
-    plot(rows, args.png)
+        check_program(args.flags)
+        if not with_plot:
+            print("note: no plot, matplotlib is not installed; hint: pip install matplotlib, then --plot-only", file=sys.stderr)
+        rows, ok = measure(args)
+    if with_plot:
+        plot(rows, args.png)
     return 0 if ok else EXIT_RUN
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    end_with(main)

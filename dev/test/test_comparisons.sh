@@ -49,6 +49,62 @@ refuses "--limit.*'inf'" $context --limit inf
 refuses "pairs of name and value, found --overfit" $context -- --overfit
 refuses "README.md: expected the columns T,mode" $context --plot-only --csv README.md
 
+refuses "/none/x.csv: cannot be written: no such folder" $attention --csv "$work/none/x.csv"
+refuses "/none/x.md: cannot be written: no such folder" $attention --markdown "$work/none/x.md"
+refuses "/none/x.png: cannot be written: no such folder" $context --png "$work/none/x.png"
+refuses "$work: cannot be written: is a folder" $context --csv "$work"
+if ! nvidia-smi -L >/dev/null 2>&1 && [ -x ./train_gpt2cu ]; then
+    refuses 'no NVIDIA GPU on this machine; hint: -- --device cpu' $context --csv "$work/x.csv" --png "$work/x.png"
+    check 'context.py without a card writes nothing' [ ! -e "$work/x.csv" ]
+else
+    skipped=$((skipped + 1))
+fi
+
+python 'a report takes its name when it is closed: an old file of that name stands until then' <<'PY'
+import os, tempfile
+from comparison import Report
+with tempfile.TemporaryDirectory() as folder:
+    path = os.path.join(folder, "x.csv")
+    with open(path, "w") as file:
+        file.write("old\n")
+    report = Report(path, None)
+    assert os.listdir(folder) == ["x.csv"], "nothing is begun before there is something to write"
+    report.record(a=1)
+    assert open(path).read() == "old\n"
+    report.close()
+    assert open(path, newline="").read() == "a\r\n1\r\n" and os.listdir(folder) == ["x.csv"]
+PY
+
+python 'context.py ended by a signal ends its trainer, says nothing and leaves no folder' <<'PY'
+import os, signal, subprocess, sys, tempfile, time
+with tempfile.TemporaryDirectory() as folder:
+    trainer, temporary = os.path.join(folder, "trainer"), os.path.join(folder, "tmp")
+    os.mkdir(temporary)
+    with open(trainer, "w") as file:
+        file.write(f"#!/bin/sh\necho $$ >{folder}/pid\nexec sleep 60\n")
+    os.chmod(trainer, 0o755)
+    program = f"import context; context.PROGRAM = {trainer!r}; context.end_with(context.main)"
+    flags = ["--csv", f"{folder}/x.csv", "--png", f"{folder}/x.png", "--seq", "64", "--", "--device", "cpu"]
+    for number in (signal.SIGINT, signal.SIGTERM):
+        process = subprocess.Popen([sys.executable, "-c", program] + flags, env={**os.environ, "TMPDIR": temporary},
+                                   stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        while not os.path.exists(f"{folder}/pid"):
+            time.sleep(0.05)
+            assert process.poll() is None
+        time.sleep(0.1)
+        pid = int(open(f"{folder}/pid").read())
+        os.unlink(f"{folder}/pid")
+        process.send_signal(number)
+        said = [line for line in process.communicate()[1].splitlines() if not line.startswith("note: no plot")]
+        assert process.returncode == 128 + number and not said, (process.returncode, said)
+        assert os.listdir(temporary) == [] and not os.path.exists(f"{folder}/x.csv")
+        try:
+            os.kill(pid, 0)
+            raise AssertionError("the trainer is still there")
+        except ProcessLookupError:
+            pass
+PY
+
 python 'judge sees an error of more than twice the peer, a NaN, a head apart, other bits' <<'PY'
 from compare_attention import judge
 peer = {"out": (1e-3, 1e-2, 1e-6), "dq": (2e-3, 2e-2, 1e-6)}

@@ -11,12 +11,12 @@ failed commands; exit code 1 if any, 2 on bad usage.
 """
 import glob
 import os
-import signal
 import sys
 import time
 
 from table_output import card_name, DamagedCsv, Section, Table, write_csv, write_page
 from table_sources import LAB, Run, bad_usage, framework_rows, lab, profiled, python_rows, trainer_rows, walkthrough_rows
+from comparison import end_with  # scripts/comparison.py, which those two have put on the path
 
 RESULTS = "dev/results"
 FORWARD, BACKWARD, BOTH = "attention_forward", "attention_backward", "attention_forward,attention_backward"
@@ -294,6 +294,4 @@ def main():
 
 
 if __name__ == "__main__":
-    for number in (signal.SIGINT, signal.SIGTERM):  # ended in order: no temporary folder stays
-        signal.signal(number, lambda number, _: sys.exit(128 + number))
-    sys.exit(main())
+    end_with(main)

@@ -6,6 +6,7 @@ None for what a kernel does not give. inputs: qkv (B,T,3,H,D) and dout (B,T,H,D)
 """
 import ctypes
 import importlib
+import os
 import types
 
 from comparison import fail
@@ -22,7 +23,7 @@ class Ours:
     def __init__(self, torch, path):
         self.torch = torch
         try:
-            self.kernels = ctypes.CDLL(path)
+            self.kernels = ctypes.CDLL(os.path.abspath(path))  # a bare name would be looked for elsewhere
         except OSError as error:
             fail(f"{path}: cannot be loaded: {error}; hint: make build/libattention.so")
         pointer, integer_type = ctypes.c_void_p, ctypes.c_int

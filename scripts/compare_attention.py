@@ -466,7 +466,7 @@ def main():
     arguments = parse_arguments(sys.argv[1:])
     report, began = Report(arguments.csv, arguments.markdown), time.monotonic()
     torch = torch_on_card()
-    ours = Ours(torch, os.path.abspath(arguments.library or build_library()))
+    ours = Ours(torch, arguments.library or build_library())
     report.header(environment(torch))
     kernels = [ours] + peers(torch, arguments.autograd)
     failed, ratios = compare_tables(torch, arguments, kernels, report)

@@ -156,20 +156,26 @@ def environment(torch):
                       [("torch", f"{torch.__version__}, CUDA {torch.version.cuda}, cuDNN {cudnn}")])
 
 
+def check_output(path):
+    """Ends the program with one line where no file can be written."""
+    folder = os.path.dirname(path) or "."
+    if os.path.isdir(path):
+        fail(f"{path}: cannot be written: is a folder")
+    if not os.path.isdir(folder):
+        fail(f"{path}: cannot be written: no such folder")
+    if not os.access(path if os.path.exists(path) else folder, os.W_OK):
+        fail(f"{path}: cannot be written: permission denied")
+
+
 class Output:
     """A text file that is begun as PATH.part with the first that is written, and takes its name when it is closed: until then an old
     file of that name stands. Path None: nothing is kept. Ends the program where no file can be written there."""
 
     def __init__(self, path):
-        self.path, self.part, self.file = path, path, None
-        if not path:
-            return
-        folder = os.path.dirname(path) or "."
-        if os.path.isdir(path) or not os.access(path if os.path.exists(path) else folder, os.W_OK):
-            why = "is a folder" if os.path.isdir(path) else "no such folder" if not os.path.isdir(folder) else "permission denied"
-            fail(f"{path}: cannot be written: {why}")
-        if os.path.isfile(path) or not os.path.exists(path):  # a device stays what it is
-            self.part = path + ".part"
+        if path:
+            check_output(path)
+        is_device = path and os.path.exists(path) and not os.path.isfile(path)
+        self.path, self.part, self.file = path, path if is_device else f"{path}.part", None
 
     def write(self, text):
         if not self.path:

@@ -13,9 +13,10 @@ Run from the repository root after `make train_gpt2cu`. Random tokens unless the
 The losses of the first and the last step show whether modes of one length train alike: same tokens, same weights. Rows go
 to the CSV (a row of the same T and mode is replaced), so that long lengths can be added later. A length whose run would
 take longer than the limit, four times the time of half the length, is left out and said; one that does not fit keeps its
-planned memory. A card is needed, but with -- --device cpu. --inference also times the forward pass alone (validation) and the last tokens of a sample that fills the
-context (one sequence, one token at a time, a cache of keys and values: the same in all modes). Without matplotlib there is no
-plot. Exit code: 0, 1 where a run failed, 2 on bad usage, of the trainer's flags, too.
+planned memory. A card is needed, but with -- --device cpu. --inference also times the forward pass alone (validation) and
+the last tokens of a sample that fills the context (one sequence, one token at a time, a cache of keys and values: the same
+in all modes). Without matplotlib there is no plot. Exit code: 0, 1 where a run failed, 2 on bad usage, of the trainer's
+flags, too.
 """
 import argparse
 import csv
@@ -30,7 +31,8 @@ import tempfile
 import time
 
 import random_shard
-from comparison import EXIT_INPUT, EXIT_RUN, Output, Parser, duration, end_with, fail, gib, integers, need_card, provenance, split_csv
+from comparison import (EXIT_INPUT, EXIT_RUN, Output, Parser, check_output, duration, end_with, fail, gib, integers, need_card,
+                        provenance, split_csv)
 
 PROGRAM = "./train_gpt2cu"
 MODES = {
@@ -257,8 +259,8 @@ def check_program(flags):
 
 def main():
     args, ok = parse_arguments(sys.argv[1:]), True
-    for path in (args.csv, args.png):
-        Output(path)  # ends the program now, not after hours, where it cannot be written
+    for path in (args.csv, args.png):  # now, not after hours
+        check_output(path)
     with_plot = importlib.util.find_spec("matplotlib") is not None
     if args.plot_only:
         rows, _ = read_rows(args.csv)

@@ -17,11 +17,6 @@ elsewhere() {
     (cd "$work" && "$here" --device cpu "$@") >"$work/out" 2>"$work/err" </dev/null
     status=$?
 }
-# await COMMAND...: until it succeeds, ten seconds at most.
-await() {
-    i=0
-    until "$@" || [ $i -ge 100 ]; do sleep 0.1; i=$((i + 1)); done
-}
 has_checkpoint() { [ -n "$(ls -d "$1"/step_* 2>/dev/null)" ]; }
 # has_steps N LOG: that many steps or more.
 has_steps() { [ "$(cat "$2" 2>/dev/null | grep -c '"norm"')" -ge "$1" ]; }

@@ -53,7 +53,7 @@ refuses "/none/x.csv: cannot be written: no such folder" $attention --csv "$work
 refuses "/none/x.md: cannot be written: no such folder" $attention --markdown "$work/none/x.md"
 refuses "/none/x.png: cannot be written: no such folder" $context --png "$work/none/x.png"
 refuses "$work: cannot be written: is a folder" $context --csv "$work"
-if ! nvidia-smi -L >/dev/null 2>&1 && [ -x ./train_gpt2cu ]; then
+if card_is_missing; then
     refuses 'no NVIDIA GPU on this machine; hint: -- --device cpu' $context --csv "$work/x.csv" --png "$work/x.png"
     check 'context.py without a card writes nothing' [ ! -e "$work/x.csv" ]
 else

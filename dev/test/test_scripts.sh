@@ -63,20 +63,18 @@ for shape in 64x1024 64, ,64 0,64 64,0 a,b 1,2,3 64; do
     command_refuses "expected B,T, as 64,1024; found '$shape'" sh scripts/bench_train.sh 4,16 "$shape"
 done
 check "bench_train.sh --help" sh -c 'sh scripts/bench_train.sh --help | grep -q "^Usage: .*B,T"'
-if ! nvidia-smi -L >/dev/null 2>&1 && [ -x ./train_gpt2cu ]; then
+if card_is_missing; then
     command_refuses 'no NVIDIA GPU on this machine; hint: ' sh scripts/bench_train.sh 1,64
 else
     skipped=$((skipped + 1))
 fi
 mkdir "$work/bench" "$work/tmp" && cp -r scripts "$work/bench"
-printf '#!/bin/sh\nexec sleep 60\n' >"$work/bench/train_gpt2cu" && chmod +x "$work/bench/train_gpt2cu"
+printf '#!/bin/sh\necho $$ >pid\nexec sleep 60\n' >"$work/bench/train_gpt2cu" && chmod +x "$work/bench/train_gpt2cu"
 (cd "$work/bench" && TMPDIR=$work/tmp FLAGS='--device cpu' exec sh scripts/bench_train.sh 1,64) >"$work/out" 2>"$work/err" &
 bench=$!
-for i in 1 2 3 4 5 6 7 8 9 10; do
-    grep -q ms/step "$work/out" && break
-    sleep 1
-done
+await [ -s "$work/bench/pid" ]
 kill "$bench" && wait "$bench"
 check "bench_train.sh ended by a signal: exit code 143" [ $? -eq 143 ]
+check "bench_train.sh ended by a signal ends its trainer" sh -c "! kill -0 \$(cat $work/bench/pid) 2>/dev/null"
 check "bench_train.sh ended by a signal leaves nothing behind" [ -z "$(ls "$work/tmp")" ]
 finish

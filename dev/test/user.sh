@@ -29,6 +29,13 @@ command_refuses() {
     status=$?
     refused "$*" "$case_pattern"
 }
+# await COMMAND...: until it succeeds, ten seconds at most.
+await() {
+    i=0
+    until "$@" || [ $i -ge 100 ]; do sleep 0.1; i=$((i + 1)); done
+}
+# Whether scripts that time the trainer on a card can be seen to refuse: it is built, and there is none.
+card_is_missing() { [ -x ./train_gpt2cu ] && ! nvidia-smi -L >/dev/null 2>&1; }
 # The closing line that dev/test/run.sh adds up; the test's last command.
 finish() {
     echo "$test: $passed passed, $failed failed, $skipped skipped"

@@ -88,9 +88,9 @@ def random_stream(seed, purpose):
 class Dropout:
     """The masks of one micro-step: llmc/dropout.h and gpt2.c say the same in C."""
 
-    def __init__(self, p, step):
-        seed = random_stream(DROPOUT_SEED, STREAM_DROPOUT)
-        self.p, self.key = p, random_stream((seed + step) & MASK64, 0)
+    def __init__(self, p, step, micro_step=0, seed=DROPOUT_SEED):
+        of_seed = random_stream(seed, STREAM_DROPOUT)
+        self.p, self.key = p, random_stream((of_seed + step) & MASK64, micro_step)
 
     def __call__(self, x, site, layer):
         """x with elements zeroed, the others times 1/(1-p). The last dimension is the mask's columns."""

@@ -5,9 +5,11 @@
  * guard bands; data 16 bytes past the alignment of an allocation in every second case; inputs unchanged; a
  * second run with other scratch contents bitwise equal; every output within its limit.
  *
- * Limits: fp32 outputs 1e-5. bf16 outputs twice the error of a plain bf16 computation (the oracle's result
- * rounded, or, where an op has intermediate values, Op.plain, which rounds these too), plus 1e-5. */
+ * Limits: fp32 outputs 1e-5. bf16 outputs, by norm, maximum, element and scale (limits.h), from a plain bf16
+ * computation: the oracle's result rounded, or, where an op has intermediate values, Op.plain, which rounds these too
+ * and says in slack[] what they may add up to. */
 #pragma once
+#include "limits.h"
 #include "op_test.h"
 
 enum { MAX_OPERANDS = 12 };
@@ -15,12 +17,23 @@ enum { MAX_OPERANDS = 12 };
  * and always towards zero; with n up to 2048 that is 1.5e-5. Gradients rounded to bf16 on the way would be
  * 2e-3 off. */
 #define TENSOR_CORE_LIMIT 3e-5
+/* fp32 noise of an element that is rounded to bf16, of the root mean square of its output; for each element of a long
+ * sum on tensor cores 2^-23 / 16 more. */
+#define NOISE_LIMIT 4e-5
 /* Column sums of values as stored: each is off by up to 2^-9 of itself in bf16. */
 #define ROUNDED_SUMS_LIMIT 4e-3
 
 typedef enum { IN, OUT, INOUT, SPACE } Role;          /* SPACE: scratch, not compared */
 typedef enum { STORE_X, STORE_F32, STORE_I32 } Store; /* STORE_X: the backend's type */
-typedef enum { FILL_NORMAL, FILL_EQUAL, FILL_GROWING, FILL_HUGE, FILL_DISTINCT } Fill;
+typedef enum {
+    FILL_NORMAL,
+    FILL_EQUAL,
+    FILL_GROWING,
+    FILL_HUGE,
+    FILL_DISTINCT,
+    FILL_FALLING,
+    FILL_PEAKS
+} Fill;
 enum { NO_BIAS = 1, GELU = 2, ALIAS_A = 4, ALIAS_B = 8, NO_RESIDUAL = 16, NO_SUMS = 32 };
 
 /* Sizes of a case; an op reads those it knows, the others stay 0. */
@@ -56,7 +69,7 @@ typedef struct Op {
     /* The rest may be NULL. */
     void (*prepare)(struct OpCase *c);                   /* inputs that are not plain normal: in[] */
     void (*reference)(void **p, const struct OpCase *c); /* where the oracle is not run() on ops_cpu */
-    void (*plain)(struct OpCase *c); /* a plain bf16 computation of the outputs: plain[] */
+    void (*plain)(struct OpCase *c); /* a plain bf16 computation of the outputs: plain[], slack[] */
 } Op;
 
 typedef struct OpCase {
@@ -69,6 +82,7 @@ typedef struct OpCase {
     float *in[MAX_OPERANDS];    /* initial contents, as stored; NULL for OUT and SPACE */
     float *want[MAX_OPERANDS];  /* the oracle's contents afterwards; NULL for SPACE */
     float *plain[MAX_OPERANDS]; /* bf16 backend, STORE_X outputs */
+    float *slack[MAX_OPERANDS]; /* of the same: what intermediate roundings may add up to, 0 at first */
     Guarded device[MAX_OPERANDS];
 } OpCase;
 
@@ -169,7 +183,7 @@ static void op_oracle(OpCase *c) {
     }
 }
 
-/* plain[] = want[] rounded, then Op.plain's own. */
+/* plain[] = want[] rounded and slack[] = 0, then Op.plain's own. */
 static void op_plain(OpCase *c) {
     if (c->ops->dtype != DTYPE_BF16) return;
     for (int k = 0; k < c->n; k++) {
@@ -178,6 +192,8 @@ static void op_plain(OpCase *c) {
         c->plain[k] = op_malloc((size_t)o->elems * sizeof(float));
         memcpy(c->plain[k], c->want[k], (size_t)o->elems * sizeof(float));
         round_values(c->plain[k], DTYPE_BF16, o->elems);
+        c->slack[k] = op_malloc((size_t)o->elems * sizeof(float));
+        memset(c->slack[k], 0, (size_t)o->elems * sizeof(float));
     }
     if (c->op->plain) c->op->plain(c);
 }
@@ -228,27 +244,54 @@ static void *op_download(OpCase *c, int k) {
 
 /* ---- checks ---- */
 
-static Limits op_limits(const OpCase *c, int k, const float *plain, const float *want, int64_t n) {
+static Limits op_limits(const OpCase *c, int k, const Expected *e) {
     const bool bf16 = c->ops->dtype == DTYPE_BF16;
     const Operand *o = &c->operands[k];
     double fp32 = bf16 && o->bf16_limit > 0 ? o->bf16_limit : FP32_LIMIT;
     if (!bf16 || o->store != STORE_X) return (Limits){fp32, fp32};
-    Deviation d = compare_floats(plain, want, n);
-    return (Limits){2 * d.norm + FP32_LIMIT, 2 * d.max + FP32_LIMIT};
+    const double max = compare_floats(e->plain, e->want, e->n).max;
+    return (Limits){2 * typical_norm(e) + FP32_LIMIT,
+                    2 * fmax(max, e->few ? BF16_HALF_STEP : 0) + FP32_LIMIT};
 }
 
-static void op_check_values(const OpCase *c, int k, const char *part, const float *got, const float *want,
-                            const float *plain, int64_t n) {
-    Deviation d = compare_floats(got, want, n);
-    Limits limits = op_limits(c, k, plain, want, n);
+/* What operand k allows, of n elements. */
+static Expected op_expected(const OpCase *c, const float *want, const float *plain, const float *slack,
+                            int64_t n) {
+    const int terms[] = {c->d.OC, c->d.IC, c->d.T}; /* of products and of P V */
+    int longest = 0;
+    for (int i = 0; i < 3; i++)
+        if (terms[i] > longest) longest = terms[i];
+    const double noise = NOISE_LIMIT + longest * 0x1p-27;
+    return (Expected){want, plain, slack, n, noise, c->d.fill > FILL_EQUAL};
+}
+
+/* A bf16 output by element and by scale (limits.h). */
+static void op_check_bf16(const OpCase *c, int k, const char *part, const float *got, const Expected *e) {
+    const char *name = c->operands[k].name;
+    const Excess excess = element_excess(got, e);
+    const int64_t at = excess.worst;
+    CHECK(excess.ratio <= 1, "%s: %s%s: element %lld is %g, expected %g: %.3g times as far off as it may be",
+          c->label, name, part, (long long)at, (double)got[at], (double)e->want[at], excess.ratio);
+    const double scale = scale_error(got, e->want, e->n), limit = scale_limit(e);
+    CHECK(fabs(scale) <= limit, "%s: %s%s: all of it is %.2e too large, limit %.2e", c->label, name, part,
+          scale, limit);
+    if (op_verbose)
+        printf("%-64s %-9s%-3s element %.2f of its limit  scale %.1e limit %.1e\n", c->label, name, part,
+               excess.ratio, scale, limit);
+}
+
+static void op_check_values(const OpCase *c, int k, const char *part, const float *got, const Expected *e) {
+    Deviation d = compare_floats(got, e->want, e->n);
+    Limits limits = op_limits(c, k, e);
     const char *name = c->operands[k].name;
     CHECK(within(d, limits),
           "%s: %s%s: error %.2e, limit %.2e; largest %.2e, limit %.2e, at %lld: %g, expected %g", c->label,
           name, part, d.norm, limits.norm, d.max, limits.max, (long long)d.worst, (double)got[d.worst],
-          (double)want[d.worst]);
+          (double)e->want[d.worst]);
     if (op_verbose)
         printf("%-64s %-9s%-3s error %.1e limit %.1e  largest %.1e limit %.1e\n", c->label, name, part,
                d.norm, limits.norm, d.max, limits.max);
+    if (e->plain) op_check_bf16(c, k, part, got, e);
 }
 
 /* q, k and v of (.., 3, part) one by one: dv, the largest, must not hide an error in dq. */
@@ -256,16 +299,17 @@ static void op_check_parts(const OpCase *c, int k, const float *got) {
     static const char *const names[3] = {" q", " k", " v"};
     const Operand *o = &c->operands[k];
     const int64_t n = o->elems / 3;
-    const float *from[3] = {got, c->want[k], c->plain[k]};
-    float *to[3];
+    const float *from[4] = {got, c->want[k], c->plain[k], c->slack[k]};
+    float *to[4];
     for (int p = 0; p < 3; p++) {
-        for (int s = 0; s < 3; s++) {
-            to[s] = op_malloc((size_t)n * sizeof(float));
+        for (int s = 0; s < 4; s++) {
+            to[s] = from[s] ? op_malloc((size_t)n * sizeof(float)) : NULL;
             for (int64_t i = 0; from[s] && i < n; i++)
                 to[s][i] = from[s][(i / o->part * 3 + p) * o->part + i % o->part];
         }
-        op_check_values(c, k, names[p], to[0], to[1], to[2], n);
-        for (int s = 0; s < 3; s++) free(to[s]);
+        const Expected e = op_expected(c, to[1], to[2], to[3], n);
+        op_check_values(c, k, names[p], to[0], &e);
+        for (int s = 0; s < 4; s++) free(to[s]);
     }
 }
 
@@ -285,7 +329,8 @@ static void op_check_operand(OpCase *c, int k, const void *bytes) {
     } else if (o->part > 0) {
         op_check_parts(c, k, got);
     } else {
-        op_check_values(c, k, "", got, c->want[k], c->plain[k], o->elems);
+        const Expected e = op_expected(c, c->want[k], c->plain[k], c->slack[k], o->elems);
+        op_check_values(c, k, "", got, &e);
     }
     free(got);
 }
@@ -357,6 +402,7 @@ static void op_case(const Ops *ops, const Op *op, Dims d) {
         free(c.in[k]);
         free(c.want[k]);
         free(c.plain[k]);
+        free(c.slack[k]);
     }
 }
 

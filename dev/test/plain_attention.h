@@ -85,6 +85,72 @@ static void plain_out(float *out, const float *probs, const float *v, int64_t st
     round_values(out, DTYPE_BF16, HD);
 }
 
+/* ---- what a kernel's roundings may add up to, element by element ---- */
+
+/* The same row without roundings, under dropout in kept[]. Returns what P may be off by, relative: its rounding to
+ * bf16, and fp32 in the scores. */
+static float exact_probs(float *probs, float *kept, const float *q, const float *k, int64_t stride, int i,
+                         int HD, const HeadMask *m) {
+    const float scale = 1 / sqrtf((float)HD);
+    const int first = first_key(m, i);
+    float max = -INFINITY, sum = 0, largest = 0;
+    for (int j = 0; j < first; j++) probs[j] = 0;
+    for (int j = first; j <= i; j++) {
+        float dot = 0;
+#pragma omp simd reduction(+ : dot)
+        for (int e = 0; e < HD; e++) dot += q[i * stride + e] * k[j * stride + e];
+        probs[j] = dot * scale;
+        max = fmaxf(max, probs[j]);
+        largest = fmaxf(largest, fabsf(probs[j]));
+    }
+    for (int j = first; j <= i; j++) sum += probs[j] = expf(probs[j] - max);
+    for (int j = 0; j <= i; j++) {
+        probs[j] /= sum;
+        kept[j] = m->p > 0 ? drop_bf16(m, i, j, probs[j]) : probs[j];
+    }
+    return (float)BF16_HALF_STEP + 0x1p-18f * (1 + largest);
+}
+
+/* slack (HD) of row i of out: P rounded. */
+static void slack_of_out(float *slack, const float *kept, float of_p, const float *v, int64_t stride, int i,
+                         int HD) {
+    for (int j = 0; j <= i; j++)
+        for (int e = 0; e < HD; e++) slack[e] += of_p * kept[j] * fabsf(v[j * stride + e]);
+}
+
+/* slack of one head of dqkv: P rounded before dV, dS rounded before dQ and dK and, where it is made of a rounded P,
+ * once more; fp32 noise where dP and D cancel. */
+static void slack_of_gradients(float *slack, const float *dout, const float *qkv, int T, int C, int HD,
+                               const HeadMask *m) {
+    const float *q = qkv, *k = qkv + C, *v = qkv + 2 * C, scale = 1 / sqrtf((float)HD);
+    const int64_t stride = 3 * (int64_t)C;
+    float *p = op_malloc((size_t)T * 3 * sizeof *p), *kept = p + T, *dp = kept + T;
+    for (int i = 0; i < T; i++) {
+        const float *dout_i = dout + (int64_t)i * C;
+        const float of_p = exact_probs(p, kept, q, k, stride, i, HD, m);
+        float d = 0;
+        for (int j = 0; j <= i; j++) {
+            float dot = 0;
+#pragma omp simd reduction(+ : dot)
+            for (int e = 0; e < HD; e++) dot += dout_i[e] * v[j * stride + e];
+            dp[j] = drop_bf16(m, i, j, dot);
+            d += p[j] * dp[j];
+        }
+        for (int j = first_key(m, i); j <= i; j++) {
+            const float ds =
+                scale * p[j] * (2 * of_p * fabsf(dp[j] - d) + 0x1p-17f * (fabsf(dp[j]) + fabsf(d)));
+            for (int e = 0; e < HD; e++) {
+                slack[i * stride + e] += ds * fabsf(k[j * stride + e]);
+                slack[j * stride + C + e] += ds * fabsf(q[i * stride + e]);
+                slack[j * stride + 2 * C + e] += of_p * kept[j] * fabsf(dout_i[e]);
+            }
+        }
+    }
+    free(p);
+}
+
+/* ---- gradients ---- */
+
 /* One head of dqkv (T,3,C), all at `stride`; dout rows are C apart. */
 static void plain_head_backward(float *dqkv, const float *dout, const float *qkv, int T, int C, int HD,
                                 const HeadMask *m) {
@@ -127,11 +193,13 @@ static inline void plain_forward(OpCase *c, int out, int probs, const float *qkv
         const int b = bh / NH, h = bh % NH;
         const HeadMask m = head_mask(c, key, bh);
         const float *q = qkv + (int64_t)b * T * 3 * C + h * HD;
-        float *p = op_malloc((size_t)T * sizeof *p);
+        float *p = op_malloc((size_t)T * 3 * sizeof *p), *exact = p + T, *kept = exact + T;
         for (int i = 0; i < T; i++) {
+            const int64_t at = ((int64_t)b * T + i) * C + h * HD;
             plain_probs(p, q, q + C, 3 * (int64_t)C, i, HD, &m);
-            plain_out(c->plain[out] + ((int64_t)b * T + i) * C + h * HD, p, q + 2 * C, 3 * (int64_t)C, i, HD,
-                      &m);
+            plain_out(c->plain[out] + at, p, q + 2 * C, 3 * (int64_t)C, i, HD, &m);
+            const float of_p = exact_probs(exact, kept, q, q + C, 3 * (int64_t)C, i, HD, &m);
+            slack_of_out(c->slack[out] + at, kept, of_p, q + 2 * C, 3 * (int64_t)C, i, HD);
             if (probs >= 0)
                 memcpy(c->plain[probs] + ((int64_t)bh * T + i) * T, p, (size_t)(i + 1) * sizeof *p);
         }
@@ -148,5 +216,7 @@ static void plain_backward(OpCase *c, int dqkv, const float *dout, const float *
         const HeadMask m = head_mask(c, key, bh);
         plain_head_backward(c->plain[dqkv] + row * 3 * C + head, dout + row * C + head,
                             qkv + row * 3 * C + head, T, C, HD, &m);
+        slack_of_gradients(c->slack[dqkv] + row * 3 * C + head, dout + row * C + head,
+                           qkv + row * 3 * C + head, T, C, HD, &m);
     }
 }

@@ -168,20 +168,35 @@ static void run_linear_forward(const Ops *ops, void **p, const Dims *d) {
     ops->linear_forward(p[0], p[1], p[2], p[3], p[4], d->N, d->OC, d->IC);
 }
 
+/* Whether GELU comes with the product in a kernel of ours, N x columns: on Hopper, from a tile an SM on. The library's
+ * GELU elsewhere is an approximation, of which only a plain computation's errors are known. */
+static bool is_ours(const OpCase *c, int columns) {
+    const int64_t tiles = (c->d.N + 255) / 256 * 2 * ((columns + 127) / 128);
+    return !op_small && c->d.OC % 64 == 0 && c->d.IC % 64 == 0 && tiles >= 132 &&
+           strstr(c->ops->device_name(), "compute capability 9.0");
+}
+
 /* The library's kernels for operands at any address (op_small) round the product before they add the bias. */
 static void plain_linear_bias(OpCase *c, int out) {
     const int64_t n = c->operands[out].elems;
     ops_cpu.linear_forward(c->plain[out], NULL, c->in[2], c->in[3], NULL, c->d.N, c->d.OC, c->d.IC);
-    for (int64_t i = 0; i < n; i++)
+    for (int64_t i = 0; i < n; i++) {
+        c->slack[out][i] = (float)BF16_HALF_STEP * fabsf(c->plain[out][i]);
         c->plain[out][i] = round_bf16(round_bf16(c->plain[out][i]) + c->in[4][i % c->d.OC]);
+    }
 }
 
 /* GELU of the stored pre_gelu */
 static void plain_linear_forward(OpCase *c) {
     if (op_small && !(c->d.flags & NO_BIAS)) plain_linear_bias(c, c->d.flags & GELU ? 1 : 0);
     if (!(c->d.flags & GELU)) return;
-    for (int64_t i = 0; i < c->operands[0].elems; i++)
-        c->plain[0][i] = round_bf16((float)gelu((double)c->plain[1][i]));
+    const int64_t n = c->operands[0].elems;
+    for (int64_t i = 0; i < n; i++) c->plain[0][i] = round_bf16((float)gelu((double)c->plain[1][i]));
+    if (!is_ours(c, c->d.OC)) slack_of_plain(c->slack[0], c->plain[0], c->want[0], n);
+    for (int64_t i = 0; i < n; i++) {
+        const double x = (double)c->want[1][i], of_x = fabs(x) * BF16_HALF_STEP + (double)c->slack[1][i];
+        c->slack[0][i] += (float)(fabs(gelu_derivative(x)) * of_x + of_x * of_x);
+    }
 }
 
 static int describe_linear_backward_input(Operand *o, const Dims *d) {
@@ -228,8 +243,16 @@ static void plain_linear_backward_input(OpCase *c) {
     if (!(c->d.flags & GELU)) return;
     ops_cpu.linear_backward_input(c->plain[0], NULL, NULL, c->in[1], c->in[2], NULL, NULL, c->d.N, c->d.OC,
                                   c->d.IC);
-    for (int64_t i = 0; i < c->operands[0].elems; i++)
-        c->plain[0][i] = round_bf16(round_bf16(c->plain[0][i]) * (float)gelu_derivative((double)c->in[3][i]));
+    const int64_t n = c->operands[0].elems;
+    float *of_product = op_malloc((size_t)n * sizeof *of_product);
+    for (int64_t i = 0; i < n; i++) {
+        const float slope = (float)gelu_derivative((double)c->in[3][i]);
+        of_product[i] = (float)BF16_HALF_STEP * fabsf(c->plain[0][i] * slope);
+        c->plain[0][i] = round_bf16(round_bf16(c->plain[0][i]) * slope);
+    }
+    if (!is_ours(c, c->d.IC)) slack_of_plain(c->slack[0], c->plain[0], c->want[0], n);
+    for (int64_t i = 0; i < n; i++) c->slack[0][i] += of_product[i];
+    free(of_product);
 }
 
 static int describe_linear_backward_weight(Operand *o, const Dims *d) {

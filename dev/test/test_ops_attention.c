@@ -1,103 +1,6 @@
 /* Attention of every CUDA backend against the CPU oracle: flash and standard, forward and backward, with and without
  * a window and dropout, and decoding. -v prints every error and limit. */
-#include "plain_attention.h"
-
-/* ---- inputs ---- */
-
-/* qkv (B,T,3,NH,HD). FILL_EQUAL: every score of a row alike. FILL_GROWING: scores rise with the key's
- * position up to about 16, so that the running maximum of an online softmax changes with every tile.
- * FILL_HUGE: key T/2 outweighs all others by far, so that earlier tiles must be scaled away. */
-static void fill_qkv(const Dims *d, float *qkv) {
-    const int C = d->NH * d->HD;
-    for (int64_t row = 0; row < (int64_t)d->B * d->T; row++) {
-        float *q = qkv + row * 3 * C, *k = q + C;
-        const int t = (int)(row % d->T);
-        for (int i = 0; i < C; i++) {
-            if (d->fill == FILL_EQUAL) k[i] = qkv[C + i];
-            if (d->fill == FILL_GROWING) {
-                q[i] = 1 + 0.1f * q[i];
-                k[i] = (16.0f * (float)(t + 1) / (float)d->T + 0.1f * k[i]) / sqrtf((float)d->HD);
-            }
-            if (d->fill == FILL_HUGE) {
-                q[i] = 1 + 0.5f * q[i];
-                if (t == d->T / 2) k[i] = 40 / sqrtf((float)d->HD);
-            }
-        }
-    }
-}
-
-/* Where every gradient of q and k but rounding noise vanishes, dq and dk mean nothing by themselves. */
-static int64_t parts_of(const Dims *d) {
-    return d->T > 1 && d->window != 1 && d->fill == FILL_NORMAL ? (int64_t)d->NH * d->HD : 0;
-}
-
-/* ---- flash ---- */
-
-static int describe_forward(Operand *o, const Dims *d) {
-    const int64_t n = (int64_t)d->B * d->T * d->NH;
-    const Operand rows[] = {
-        {"out", OUT, STORE_X,   n * d->HD,     0,        0, 0, 0},
-        {"lse", OUT, STORE_F32, n,             0,        0, 0, 0},
-        {"qkv", IN,  STORE_X,   3 * n * d->HD, d->scale, 0, 0, 0},
-    };
-    memcpy(o, rows, sizeof rows);
-    o[3] = key_operand(d);
-    return 4;
-}
-
-static void run_forward(const Ops *ops, void **p, const Dims *d) {
-    const AttentionMask mask = mask_of(d, p[3]);
-    if (is_masked(d))
-        ops->masked_attention_forward(p[0], p[1], p[2], &mask, d->B, d->T, d->NH, d->HD);
-    else
-        ops->attention_forward(p[0], p[1], p[2], d->B, d->T, d->NH, d->HD);
-}
-
-static void prepare_forward(OpCase *c) {
-    fill_qkv(&c->d, c->in[2]);
-}
-
-static void plain_of_forward(OpCase *c) {
-    plain_forward(c, 0, -1, c->in[2], 3);
-}
-
-static int describe_backward(Operand *o, const Dims *d) {
-    const int64_t n = (int64_t)d->B * d->T * d->NH;
-    const Operand rows[] = {
-        {"dqkv",    OUT,   STORE_X,   3 * n * d->HD, 0,        0, 0, parts_of(d)},
-        {"dout",    IN,    STORE_X,   n * d->HD,     1,        0, 0, 0          },
-        {"out",     IN,    STORE_X,   n * d->HD,     0,        0, 0, 0          },
-        {"qkv",     IN,    STORE_X,   3 * n * d->HD, d->scale, 0, 0, 0          },
-        {"lse",     IN,    STORE_F32, n,             0,        0, 0, 0          },
-        {"scratch", SPACE, STORE_F32, -1,            0,        0, 0, 0          },
-    };
-    memcpy(o, rows, sizeof rows);
-    o[6] = key_operand(d);
-    return 7;
-}
-
-static void run_backward(const Ops *ops, void **p, const Dims *d) {
-    const AttentionMask mask = mask_of(d, p[6]);
-    if (is_masked(d))
-        ops->masked_attention_backward(p[0], p[1], p[2], p[3], p[4], NULL, &mask, p[5], d->B, d->T, d->NH,
-                                       d->HD);
-    else
-        ops->attention_backward(p[0], p[1], p[2], p[3], p[4], p[5], d->B, d->T, d->NH, d->HD);
-}
-
-/* out and lse are those of the forward pass on this qkv */
-static void prepare_backward(OpCase *c) {
-    const Dims *d = &c->d;
-    fill_qkv(d, c->in[3]);
-    round_values(c->in[3], c->ops->dtype, c->operands[3].elems);
-    const uint64_t key = host_key(c, 6);
-    const AttentionMask mask = mask_of(d, &key);
-    ops_cpu.masked_attention_forward(c->in[2], c->in[4], c->in[3], &mask, d->B, d->T, d->NH, d->HD);
-}
-
-static void plain_of_backward(OpCase *c) {
-    plain_backward(c, 0, c->in[1], c->in[3], 6);
-}
+#include "attention_case.h"
 
 /* ---- standard ---- */
 
@@ -124,6 +27,7 @@ static void run_standard_forward(const Ops *ops, void **p, const Dims *d) {
 
 static void plain_of_standard_forward(OpCase *c) {
     plain_forward(c, 0, 1, c->in[2], 4);
+    for (int k = 0; k < 2; k++) slack_of_plain(c->slack[k], c->plain[k], c->want[k], c->operands[k].elems);
 }
 
 static int describe_standard_backward(Operand *o, const Dims *d) {
@@ -162,6 +66,7 @@ static void prepare_standard_backward(OpCase *c) {
 
 static void plain_of_standard_backward(OpCase *c) {
     plain_backward(c, 0, c->in[2], c->in[4], 5);
+    slack_of_plain(c->slack[0], c->plain[0], c->want[0], c->operands[0].elems);
 }
 
 /* ---- decoding: the last row of a forward pass ---- */
@@ -193,22 +98,20 @@ static void reference_decode(void **p, const OpCase *c) {
 
 static void plain_decode(OpCase *c) {
     const int C = c->d.NH * c->d.HD, HD = c->d.HD, last = c->d.T - 1;
-    float *p = op_malloc((size_t)c->d.T * sizeof *p);
+    float *p = op_malloc((size_t)c->d.T * 2 * sizeof *p);
     const HeadMask none = {0};
     for (int h = 0; h < c->d.NH; h++) {
         const float *q = c->in[1] + h * HD;
         plain_probs(p, q, q + C, 3 * (int64_t)C, last, HD, &none);
         plain_out(c->plain[0] + h * HD, p, q + 2 * C, 3 * (int64_t)C, last, HD, &none);
+        const float of_p = exact_probs(p, p + c->d.T, q, q + C, 3 * (int64_t)C, last, HD, &none);
+        slack_of_out(c->slack[0] + h * HD, p + c->d.T, of_p, q + 2 * C, 3 * (int64_t)C, last, HD);
     }
     free(p);
 }
 
 /* ---- the table ---- */
 
-static const Op forward = {"attention_forward", describe_forward, run_forward, prepare_forward, NULL,
-                           plain_of_forward};
-static const Op backward = {"attention_backward", describe_backward, run_backward, prepare_backward, NULL,
-                            plain_of_backward};
 static const Op standard_forward = {
     "attention_standard_forward", describe_standard_forward, run_standard_forward, prepare_forward, NULL,
     plain_of_standard_forward};
@@ -230,15 +133,16 @@ static const struct {
     int B, T, NH;
     bool tuned_only; /* head size 64 and 128 */
 } sizes[] = {
-    {1, 1,    3, false},
-    {2, 7,    1, false},
-    {1, 65,   2, false},
-    {3, 127,  2, false},
-    {1, 1023, 2, false},
-    {2, 1024, 3, true },
-    {1, 1300, 2, true },
-    {1, 64,   1, true },
-    {2, 129,  5, true },
+    {1, 1,    3,  false},
+    {2, 7,    1,  false},
+    {1, 65,   2,  false},
+    {3, 127,  2,  false},
+    {1, 1023, 2,  false},
+    {2, 1024, 3,  true },
+    {1, 1300, 2,  true },
+    {1, 64,   1,  true },
+    {2, 129,  5,  true },
+    {5, 700,  10, true }, /* more tiles than SMs, at either head size */
 };
 
 static void test_sizes(const Ops *ops) {
@@ -298,9 +202,9 @@ static void test_masks(const Ops *ops) {
 
 /* Scores that the textbook softmax or a careless online one gets wrong. */
 static void test_adversarial(const Ops *ops) {
-    const Fill fills[] = {FILL_EQUAL, FILL_GROWING, FILL_HUGE};
+    const Fill fills[] = {FILL_EQUAL, FILL_GROWING, FILL_HUGE, FILL_FALLING, FILL_PEAKS};
     const int some_head_sizes[] = {64, 128, 24};
-    for (int f = 0; f < 3; f++)
+    for (int f = 0; f < 5; f++)
         for (int h = 0; h < 3; h++) {
             Dims d = {.B = 1, .T = op_small ? 195 : 515, .NH = 2, .HD = some_head_sizes[h], .fill = fills[f]};
             op_case(ops, &forward, d);

@@ -1,0 +1,119 @@
+/* Attention forward and backward as op_case.h calls them, with inputs that a careless softmax gets wrong. */
+#pragma once
+#include "plain_attention.h"
+
+/* ---- inputs ---- */
+
+/* Nats that key t of T is above the others. FILL_GROWING: so that the running maximum of an online softmax changes with
+ * every tile. FILL_HUGE: key T/2 outweighs all others, so that earlier tiles must be scaled away. FILL_FALLING: from the
+ * diagonal back to key 0 scores rise by 200 nats, which no maximum taken at the diagonal survives in fp32. FILL_PEAKS:
+ * the same by single keys, one at every place of a tile, each above the peaks after it. */
+static float key_height(const Dims *d, int t) {
+    const float place = (float)t / (float)d->T;
+    switch (d->fill) {
+    case FILL_GROWING:
+        return 16 * (place + 1 / (float)d->T);
+    case FILL_HUGE:
+        return t == d->T / 2 ? 40 : 0;
+    case FILL_FALLING:
+        return 200 * (1 - place);
+    case FILL_PEAKS:
+        return t % 61 == 3 ? 220 - 100 * place : 0;
+    default:
+        return 0;
+    }
+}
+
+/* qkv (B,T,3,NH,HD). FILL_EQUAL: every score of a row alike. */
+static void fill_qkv(const Dims *d, float *qkv) {
+    const int C = d->NH * d->HD;
+    const bool heights = d->fill != FILL_NORMAL && d->fill != FILL_EQUAL;
+    for (int64_t row = 0; row < (int64_t)d->B * d->T; row++) {
+        float *q = qkv + row * 3 * C, *k = q + C;
+        const float height = key_height(d, (int)(row % d->T));
+        for (int i = 0; i < C; i++) {
+            if (d->fill == FILL_EQUAL) k[i] = qkv[C + i];
+            if (!heights) continue;
+            q[i] = 1 + 0.1f * q[i];
+            k[i] = (height + 0.1f * k[i]) / sqrtf((float)d->HD);
+        }
+    }
+}
+
+/* Where every gradient of q and k but rounding noise vanishes, dq and dk mean nothing by themselves. */
+static int64_t parts_of(const Dims *d) {
+    return d->T > 1 && d->window != 1 && d->fill == FILL_NORMAL ? (int64_t)d->NH * d->HD : 0;
+}
+
+/* ---- flash ---- */
+
+static int describe_forward(Operand *o, const Dims *d) {
+    const int64_t n = (int64_t)d->B * d->T * d->NH;
+    const Operand rows[] = {
+        {"out", OUT, STORE_X,   n * d->HD,     0,        0, 0, 0},
+        {"lse", OUT, STORE_F32, n,             0,        0, 0, 0},
+        {"qkv", IN,  STORE_X,   3 * n * d->HD, d->scale, 0, 0, 0},
+    };
+    memcpy(o, rows, sizeof rows);
+    o[3] = key_operand(d);
+    return 4;
+}
+
+static void run_forward(const Ops *ops, void **p, const Dims *d) {
+    const AttentionMask mask = mask_of(d, p[3]);
+    if (is_masked(d))
+        ops->masked_attention_forward(p[0], p[1], p[2], &mask, d->B, d->T, d->NH, d->HD);
+    else
+        ops->attention_forward(p[0], p[1], p[2], d->B, d->T, d->NH, d->HD);
+}
+
+static void prepare_forward(OpCase *c) {
+    fill_qkv(&c->d, c->in[2]);
+}
+
+static void plain_of_forward(OpCase *c) {
+    plain_forward(c, 0, -1, c->in[2], 3);
+}
+
+static int describe_backward(Operand *o, const Dims *d) {
+    const int64_t n = (int64_t)d->B * d->T * d->NH;
+    const Operand rows[] = {
+        {"dqkv",    OUT,   STORE_X,   3 * n * d->HD, 0,        0, 0, parts_of(d)},
+        {"dout",    IN,    STORE_X,   n * d->HD,     1,        0, 0, 0          },
+        {"out",     IN,    STORE_X,   n * d->HD,     0,        0, 0, 0          },
+        {"qkv",     IN,    STORE_X,   3 * n * d->HD, d->scale, 0, 0, 0          },
+        {"lse",     IN,    STORE_F32, n,             0,        0, 0, 0          },
+        {"scratch", SPACE, STORE_F32, -1,            0,        0, 0, 0          },
+    };
+    memcpy(o, rows, sizeof rows);
+    o[6] = key_operand(d);
+    return 7;
+}
+
+static void run_backward(const Ops *ops, void **p, const Dims *d) {
+    const AttentionMask mask = mask_of(d, p[6]);
+    if (is_masked(d))
+        ops->masked_attention_backward(p[0], p[1], p[2], p[3], p[4], NULL, &mask, p[5], d->B, d->T, d->NH,
+                                       d->HD);
+    else
+        ops->attention_backward(p[0], p[1], p[2], p[3], p[4], p[5], d->B, d->T, d->NH, d->HD);
+}
+
+/* out and lse are those of the forward pass on this qkv */
+static void prepare_backward(OpCase *c) {
+    const Dims *d = &c->d;
+    fill_qkv(d, c->in[3]);
+    round_values(c->in[3], c->ops->dtype, c->operands[3].elems);
+    const uint64_t key = host_key(c, 6);
+    const AttentionMask mask = mask_of(d, &key);
+    ops_cpu.masked_attention_forward(c->in[2], c->in[4], c->in[3], &mask, d->B, d->T, d->NH, d->HD);
+}
+
+static void plain_of_backward(OpCase *c) {
+    plain_backward(c, 0, c->in[1], c->in[3], 6);
+}
+
+static const Op forward = {"attention_forward", describe_forward, run_forward, prepare_forward, NULL,
+                           plain_of_forward};
+static const Op backward = {"attention_backward", describe_backward, run_backward, prepare_backward, NULL,
+                            plain_of_backward};

@@ -16,6 +16,7 @@
 #: GPU_ARCH=native   builds for the card of this machine alone (faster build); GPU_ARCH=90a names one
 #: NO_OPENMP=1       builds without OpenMP;  DEBUG=1  -O1 and symbols;  CC=, NVCC=  other compilers;  V=1  prints the commands
 #: BOUNDED_WAIT=1    builds Hopper kernels in which a wait that never ends stops with an error, for new kernels in the lab
+#: DELAYS=1          builds Hopper kernels that pause at barriers, for make delays
 #: OMP_NUM_THREADS=N (at run time) threads on the CPU
 
 BUILD ?= build
@@ -43,7 +44,8 @@ endif
 ARCHS = $(if $(GPU_ARCH),-gencode arch=compute_$(GPU_ARCH)$(comma)code=sm_$(GPU_ARCH),-gencode arch=compute_80$(comma)code=sm_80 \
 	-gencode arch=compute_90a$(comma)code=sm_90a -gencode arch=compute_80$(comma)code=compute_80)
 NVCCFLAGS = -std=c++17 -O3 $(ARCHS) -Xcompiler -Wall,-Wextra,-Wno-unused-parameter,-Werror -Werror all-warnings \
-	--expt-relaxed-constexpr -MMD -MP $(if $(DEBUG),-g -lineinfo) $(if $(BOUNDED_WAIT),-DBOUNDED_WAIT)
+	--expt-relaxed-constexpr -MMD -MP $(if $(DEBUG),-g -lineinfo) $(if $(BOUNDED_WAIT),-DBOUNDED_WAIT) \
+	$(if $(DELAYS),-DDELAYS)
 CUDA_LIBS = -L$(CUDA_HOME)/lib64 -lcublasLt -Xlinker -rpath -Xlinker $(CUDA_HOME)/lib64
 
 CORE_OBJ := $(patsubst %.c,$(BUILD)/%.o,$(filter-out llmc/cpu/no_cuda.c,$(wildcard llmc/*.c llmc/cpu/*.c)))

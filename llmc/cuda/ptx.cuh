@@ -9,6 +9,7 @@
 #include <cuda.h>
 #include <cuda_bf16.h>
 #include <stdint.h>
+#include "delay.cuh"
 
 __device__ __forceinline__ uint32_t shared_address(const void *p) {
     return (uint32_t)__cvta_generic_to_shared(p);
@@ -98,11 +99,13 @@ __device__ __forceinline__ void fence_mbarrier_init() {
 }
 
 __device__ __forceinline__ void mbarrier_arrive(uint32_t barrier) {
+    delay();
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
 /* Arrives, and holds the phase until TMA has written `bytes`. */
 __device__ __forceinline__ void mbarrier_arrive_expect_tx(uint32_t barrier, uint32_t bytes) {
+    delay();
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
                  : "memory");
 }
@@ -132,6 +135,7 @@ __device__ __forceinline__ void mbarrier_wait(uint32_t barrier, uint32_t parity)
     while (!mbarrier_try_wait(barrier, parity)) {
     }
 #endif
+    delay();
 }
 
 /* ---- TMA: bulk copies by the hardware, each issued by one thread ---- */
@@ -195,6 +199,7 @@ __device__ __forceinline__ unsigned load_acquire(const unsigned *p) {
     return x;
 }
 __device__ __forceinline__ void add_release(unsigned *p, unsigned x) {
+    delay();
     asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(p), "r"(x) : "memory");
 }
 
@@ -226,9 +231,11 @@ template <int REGISTERS> __device__ __forceinline__ void setmaxnreg_dec() {
 
 /* Barrier `id` (1..15; 0 is __syncthreads) completes when THREADS threads have synced or arrived. */
 template <int THREADS> __device__ __forceinline__ void named_barrier_sync(int id) {
+    delay();
     asm volatile("bar.sync %0, %1;" ::"r"(id), "n"(THREADS) : "memory");
 }
 template <int THREADS> __device__ __forceinline__ void named_barrier_arrive(int id) {
+    delay();
     asm volatile("bar.arrive %0, %1;" ::"r"(id), "n"(THREADS) : "memory");
 }
 
@@ -268,22 +275,6 @@ template <int N> __device__ __forceinline__ void wgmma_results(uint32_t (&a)[N][
 __device__ __forceinline__ uint32_t anew(uint32_t x) {
     asm volatile("" : "+r"(x));
     return x;
-}
-
-/* Matrix descriptors (PTX ISA, "Matrix descriptor"), for tiles with the 128-byte swizzle. The 64-bit value
- * counts in units of 16 bytes: add bytes / 16 to step. k contiguous ("K-major"): the next 16 of k are 32
- * bytes on, the next 64 the next tile. m or n contiguous ("MN-major"): the next 16 of k are 2048 bytes on;
- * chunk_bytes: from 64 columns to the next 64. */
-__device__ __forceinline__ uint64_t descriptor_k_major(uint32_t tile) {
-    return (1ull << 62) | ((uint64_t)(1024 >> 4) << 32) | ((tile & 0x3ffff) >> 4);
-}
-__device__ __forceinline__ uint64_t descriptor_mn_major(uint32_t tile, uint32_t chunk_bytes) {
-    return descriptor_k_major(tile) | ((uint64_t)(chunk_bytes >> 4) << 16);
-}
-/* No swizzle, K-major: blocks of 8 rows x 16 bytes, 128 bytes each, one after another; k_bytes: from 8 of k
- * to the next 8. */
-__device__ __forceinline__ uint64_t descriptor_unswizzled(uint32_t tile, uint32_t k_bytes) {
-    return ((uint64_t)(128 >> 4) << 32) | ((uint64_t)(k_bytes >> 4) << 16) | ((tile & 0x3ffff) >> 4);
 }
 
 /* How a wgmma treats D, and how its B lies in shared memory. */
@@ -375,6 +366,7 @@ __device__ __forceinline__ uint32_t cluster_rank() {
 
 /* Barrier of all threads of the cluster; orders their accesses to shared memory. */
 __device__ __forceinline__ void cluster_sync() {
+    delay();
     asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
 }
 
@@ -387,13 +379,16 @@ __device__ __forceinline__ uint32_t cluster_address(uint32_t shared, uint32_t ra
 
 /* These take addresses made by cluster_address. _release: for what this thread has written, too; a MEMBAR.GPU a call */
 __device__ __forceinline__ void mbarrier_arrive_release_at(uint32_t mapped) {
+    delay();
     asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(mapped) : "memory");
 }
 __device__ __forceinline__ void mbarrier_arrive_expect_tx_at(uint32_t mapped, uint32_t bytes) {
+    delay();
     asm volatile("mbarrier.arrive.expect_tx.shared::cluster.b64 _, [%0], %1;" ::"r"(mapped), "r"(bytes)
                  : "memory");
 }
 __device__ __forceinline__ void mbarrier_arrive_cluster(uint32_t barrier, uint32_t rank) {
+    delay();
     const uint32_t mapped = cluster_address(barrier, rank);
     asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(mapped) : "memory");
 }

@@ -266,6 +266,22 @@ template <typename Shared> __device__ __forceinline__ Shared &at_uniform_address
     return *static_cast<Shared *>(__cvta_shared_to_generic(uniform_address(shared_address(&shared))));
 }
 
+/* Matrix descriptors (PTX ISA, "Matrix descriptor"), for tiles with the 128-byte swizzle. The 64-bit value
+ * counts in units of 16 bytes: add bytes / 16 to step. k contiguous ("K-major"): the next 16 of k are 32
+ * bytes on, the next 64 the next tile. m or n contiguous ("MN-major"): the next 16 of k are 2048 bytes on;
+ * chunk_bytes: from 64 columns to the next 64. */
+__device__ __forceinline__ uint64_t descriptor_k_major(uint32_t tile) {
+    return (1ull << 62) | ((uint64_t)(1024 >> 4) << 32) | ((tile & 0x3ffff) >> 4);
+}
+__device__ __forceinline__ uint64_t descriptor_mn_major(uint32_t tile, uint32_t chunk_bytes) {
+    return descriptor_k_major(tile) | ((uint64_t)(chunk_bytes >> 4) << 16);
+}
+/* No swizzle, K-major: blocks of 8 rows x 16 bytes, 128 bytes each, one after another; k_bytes: from 8 of k
+ * to the next 8. */
+__device__ __forceinline__ uint64_t descriptor_unswizzled(uint32_t tile, uint32_t k_bytes) {
+    return ((uint64_t)(128 >> 4) << 32) | ((uint64_t)(k_bytes >> 4) << 16) | ((tile & 0x3ffff) >> 4);
+}
+
 /* A place in shared memory as the low half of a matrix descriptor. It is the same for all threads of a warp,
  * and the compiler must know: descriptors are uniform registers, and converting each costs 12 instructions. */
 __device__ __forceinline__ uint32_t uniform_place(uint32_t address) {

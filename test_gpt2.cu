@@ -273,6 +273,27 @@ static void test_micro_batches(Case *c) {
     gpt2_close(&model);
 }
 
+/* The head in chunks of 32 tokens, as it is where the logits of a micro-batch would be too large; two micro-steps of the same
+ * tokens, so that the second one's chunks add to what the first left. */
+static void test_chunks(Case *c) {
+    GPT2 model;
+    if (!case_open(c, &model, RECOMPUTE_NONE, ATTENTION_FLASH)) return;
+    const float limit = c->ops->dtype == DTYPE_BF16 ? (float)BF16_ACCUMULATION_LIMIT : 1e-6f;
+    const float whole = gpt2_eval(&model, c->tokens, c->targets, c->B, c->T);
+    model.shape.loss_rows = 32;
+    const float chunks = gpt2_eval(&model, c->tokens, c->targets, c->B, c->T);
+    CHECK(fabsf(chunks - whole) <= limit * whole, "%s, %s: evaluation in chunks %.7f, at once %.7f",
+          c->ops->name, c->model, (double)chunks, (double)whole);
+    check_activations(c, &model);
+    gpt2_begin_step(&model);
+    for (int i = 0; i < 2; i++) gpt2_micro_step(&model, c->tokens, c->targets, c->B, c->T, 0.5f);
+    check_parameters(c, &model, model.grads, "grad");
+    const float loss = gpt2_step_stats(&model).loss;
+    CHECK(fabsf(loss - whole) <= limit * whole, "%s, %s: training loss in chunks %.7f, not %.7f",
+          c->ops->name, c->model, (double)loss, (double)whole);
+    gpt2_close(&model);
+}
+
 /* Validation drops nothing: the loss of a model opened without dropout, to the bit, before and after a step. */
 static void test_dropout_eval(Case *c) {
     GPT2 model, plain;
@@ -400,6 +421,7 @@ static void test_itself(Case *c) {
         return; /* the rest compares runs that draw different masks */
     }
     test_micro_batches(c);
+    test_chunks(c);
     test_eval(c);
     test_bad_step(c, NAN, false);
     test_bad_step(c, INFINITY, false);

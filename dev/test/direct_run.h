@@ -16,6 +16,7 @@ typedef struct Direct {
     GPT2 model;
     float loss, norm; /* of the last step */
     int64_t n_skipped;
+    double best_val;           /* NAN before the first */
     int32_t *tokens, *targets; /* (B,T) */
 } Direct;
 
@@ -145,7 +146,8 @@ __attribute__((unused)) static void direct_open(Direct *d, const char *flags, co
                   .seed = (int64_t)flag_number(flags, "--seed"),
                   .lr = flag_number(flags, "--lr"),
                   .final = flag_number(flags, "--final-lr-fraction"),
-                  .overfit = flag_text(flags, "--overfit") != NULL};
+                  .overfit = flag_text(flags, "--overfit") != NULL,
+                  .best_val = NAN};
     d->n_micro = (int)flag_number(flags, "--tokens-per-step") / (d->B * d->T);
     d->tokens = malloc((size_t)(d->B * d->T) * sizeof *d->tokens);
     d->targets = malloc((size_t)(d->B * d->T) * sizeof *d->targets);
@@ -174,4 +176,68 @@ __attribute__((unused)) static void direct_close(Direct *d) {
     free(d->train);
     free(d->tokens);
     free(d->targets);
+}
+
+/* ---- a run of the program held to it ---- */
+
+/* OUT/step_N holds what the direct run has, bit for bit, and its place in the data. */
+static void check_checkpoint(const char *name, Direct *d, const char *out, int step) {
+    char path[400];
+    GPT2 saved;
+    TrainerState state = {0};
+    Error err = {0};
+    const GPT2Options options = {.B = 1, .T = 1, .training = true};
+    snprintf(path, sizeof path, "%s/step_%08d", out, step);
+    if (!CHECK(gpt2_open(&saved, &ops_cpu, &d->model.config, &options, &err), "%s", err.text)) return;
+    if (CHECK(checkpoint_resume(path, &saved, &state, &err), "%s: %s", name, err.text)) {
+        const float *const got[] = {saved.master, saved.m, saved.v}, *const want[] = {d->model.master,
+                                                                                      d->model.m, d->model.v};
+        static const char *const what[] = {"weights", "m", "v"};
+        for (int i = 0; i < 3; i++)
+            CHECK(memcmp(got[i], want[i], (size_t)saved.n_parameters * sizeof(float)) == 0,
+                  "%s: %s of step %d differ in some bits", name, what[i], step);
+        CHECK(state.step == step && state.seed == (uint64_t)d->seed && state.n_skipped == d->n_skipped,
+              "%s: the checkpoint says step %lld, seed %lld, %lld skipped", name, (long long)state.step,
+              (long long)state.seed, (long long)state.n_skipped);
+        CHECK(state.tokens_seen == (int64_t)step * d->n_micro * d->B * d->T &&
+                  state.data_position == d->position,
+              "%s: the checkpoint says %lld tokens seen, window %lld, not %lld", name,
+              (long long)state.tokens_seen, (long long)state.data_position, (long long)d->position);
+    }
+    CHECK(isnan(d->best_val) ? isnan(state.best_val_loss) : state.best_val_loss == d->best_val,
+          "%s: step %d: the checkpoint says best validation %.17g, not %.17g", name, step,
+          state.best_val_loss, d->best_val);
+    free((char *)state.flags);
+    gpt2_close(&saved);
+}
+
+__attribute__((unused)) static bool near(double got, double want, double limit) {
+    return isnan(want) ? isnan(got) : fabs(got - want) <= limit * fabs(want);
+}
+
+static bool same_or_nan(double logged_value, float value) {
+    return isfinite(value) ? logged_value == (double)value : isnan(logged_value);
+}
+
+/* Steps first+1 to the last of the log, and the checkpoints of every third and of the last. */
+__attribute__((unused)) static void check_direct(const char *name, Direct *d, const ProgramLog *log,
+                                                 const char *out) {
+    CHECK(log->last == d->steps, "%s: the log ends at step %d of %d", name, log->last, d->steps);
+    for (int step = 1; step <= log->last; step++) {
+        const LoggedStep *s = &log->steps[step];
+        direct_step(d, step);
+        CHECK(same_or_nan(s->loss, d->loss) && same_or_nan(s->norm, d->norm),
+              "%s: step %d: loss %.9g, norm %.9g; over the model's calls %.9g, %.9g", name, step, s->loss,
+              s->norm, (double)d->loss, (double)d->norm);
+        CHECK(near(s->lr, direct_lr(d, step), 1e-14), "%s: step %d: learning rate %.17g, not %.17g", name,
+              step, s->lr, direct_lr(d, step));
+        CHECK(s->skipped == d->n_skipped, "%s: step %d: %lld skipped, not %lld", name, step,
+              (long long)s->skipped, (long long)d->n_skipped);
+        const bool due = step == d->steps || (d->eval_every > 0 && step % d->eval_every == 0);
+        const double val = due ? direct_val(d) : NAN;
+        if (due && !(val >= d->best_val)) d->best_val = val;
+        CHECK(due ? s->val_loss == val : isnan(s->val_loss), "%s: step %d: validation %.17g, not %.17g", name,
+              step, s->val_loss, val);
+        if (step % 3 == 0 || step == d->steps) check_checkpoint(name, d, out, step);
+    }
 }

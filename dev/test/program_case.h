@@ -135,9 +135,19 @@ __attribute__((unused)) static bool flag_is(const char *flags, const char *name,
 
 /* ---- a model to begin from ---- */
 
-/* Weights as record_program.py makes them: of its run with skipped steps, 'Z' has a logit of -inf, so a window with it
- * has an infinite loss or a NaN, and no other sees it. */
-static void program_weights(GPT2 *model, bool poisoned) {
+typedef enum {
+    PLAIN,
+    POISONED, /* 'Z' has a logit of -inf: a window with it has an infinite loss or a NaN, and no other sees it */
+    LETTERS, /* whatever stands before, the next byte is a small letter */
+} WeightsKind;
+
+static void set_channel(float *weights, const GPT2 *model, int channel, float bias) {
+    weights[model->tensors[LN_F_W].offset + channel] = 0;
+    weights[model->tensors[LN_F_B].offset + channel] = bias;
+}
+
+/* Weights as record_program.py makes them, PLAIN or POISONED. */
+static void program_weights(GPT2 *model, WeightsKind kind) {
     const ReferenceHeader h = {.vocab_size = model->config.vocab_size, .log2_scale = PROGRAM_LOG2_SCALE};
     float *weights = malloc((size_t)model->n_parameters * sizeof *weights);
     if (!weights) abort();
@@ -146,24 +156,28 @@ static void program_weights(GPT2 *model, bool poisoned) {
         for (int l = 0; l < t->n_layers; l++)
             hash_tensor(weights + t->offset + l * t->layer_elems, (TensorId)id, l, t, &h);
     }
-    for (int c = 0; poisoned && c < 2; c++) {
-        weights[model->tensors[WTE].offset + 'Z' * model->config.n_embd + c] = 3e38f;
-        weights[model->tensors[LN_F_W].offset + c] = 0;
-        weights[model->tensors[LN_F_B].offset + c] = -1;
+    float *wte = weights + model->tensors[WTE].offset;
+    for (int c = 0; kind == POISONED && c < 2; c++) {
+        wte['Z' * model->config.n_embd + c] = 3e38f;
+        set_channel(weights, model, c, -1);
     }
+    if (kind == LETTERS) set_channel(weights, model, 0, 1);
+    for (int v = 0; kind == LETTERS && v < model->config.vocab_size; v++)
+        if (v < 'a' || v > 'z') wte[v * model->config.n_embd] = -60;
     gpt2_set_weights(model, weights, 0, model->n_parameters);
     free(weights);
 }
 
 /* FOLDER/name as a run's folder: a checkpoint of that model at step 5, with moments that are not zero. */
-__attribute__((unused)) static void save_program_model(const char *name, bool poisoned) {
+__attribute__((unused)) static void save_program_model(const char *name, WeightsKind kind,
+                                                       const GPT2Config *size) {
     GPT2 model;
     Error err = {0};
     Tokenizer *bytes = tokenizer_open("bytes", &err);
     const TrainerState state = {.step = 5, .data_position = 11, .tokens_seen = 77, .best_val_loss = 1};
-    tiny_open(&model, &program_config);
+    tiny_open(&model, size);
     tiny_fill(&model, 1);
-    program_weights(&model, poisoned);
+    program_weights(&model, kind);
     CHECK(bytes && checkpoint_save(in_folder(name), &model, bytes, &state, 0, false, &err), "%s", err.text);
     tokenizer_close(bytes);
     gpt2_close(&model);

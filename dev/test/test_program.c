@@ -49,10 +49,6 @@ static bool next_recorded(FILE *file, Recorded *r) {
 
 /* ---- a run held to PyTorch ---- */
 
-static bool near(double got, double want, double limit) {
-    return isnan(want) ? isnan(got) : fabs(got - want) <= limit * fabs(want);
-}
-
 static void check_recorded(const Recorded *r, const ProgramLog *log) {
     CHECK(log->last == r->log.last, "%s: the log ends at step %d, PyTorch's at %d", r->name, log->last,
           r->log.last);
@@ -72,64 +68,27 @@ static void check_recorded(const Recorded *r, const ProgramLog *log) {
     }
 }
 
-/* ---- a run held to the model's calls ---- */
-
-/* OUT/step_N holds what the direct run has, bit for bit, and its place in the data. */
-static void check_checkpoint(const char *name, Direct *d, const char *out, int step) {
-    char path[400];
-    GPT2 saved;
-    TrainerState state = {0};
-    Error err = {0};
-    const GPT2Options options = {.B = 1, .T = 1, .training = true};
-    snprintf(path, sizeof path, "%s/step_%08d", out, step);
-    if (!CHECK(gpt2_open(&saved, &ops_cpu, &d->model.config, &options, &err), "%s", err.text)) return;
-    if (CHECK(checkpoint_resume(path, &saved, &state, &err), "%s: %s", name, err.text)) {
-        const float *const got[] = {saved.master, saved.m, saved.v}, *const want[] = {d->model.master,
-                                                                                      d->model.m, d->model.v};
-        static const char *const what[] = {"weights", "m", "v"};
-        for (int i = 0; i < 3; i++)
-            CHECK(memcmp(got[i], want[i], (size_t)saved.n_parameters * sizeof(float)) == 0,
-                  "%s: %s of step %d differ in some bits", name, what[i], step);
-        CHECK(state.step == step && state.seed == (uint64_t)d->seed && state.n_skipped == d->n_skipped,
-              "%s: the checkpoint says step %lld, seed %lld, %lld skipped", name, (long long)state.step,
-              (long long)state.seed, (long long)state.n_skipped);
-        CHECK(state.tokens_seen == (int64_t)step * d->n_micro * d->B * d->T &&
-                  state.data_position == d->position,
-              "%s: the checkpoint says %lld tokens seen, window %lld, not %lld", name,
-              (long long)state.tokens_seen, (long long)state.data_position, (long long)d->position);
-    }
-    free((char *)state.flags);
-    gpt2_close(&saved);
-}
-
-static bool same_or_nan(double logged_value, float value) {
-    return isfinite(value) ? logged_value == (double)value : isnan(logged_value);
-}
-
-/* Steps first+1 to the last of the log, and the checkpoints of every third and of the last. */
-static void check_direct(const char *name, Direct *d, const ProgramLog *log, const char *out) {
-    CHECK(log->last == d->steps, "%s: the log ends at step %d of %d", name, log->last, d->steps);
-    for (int step = 1; step <= log->last; step++) {
-        const LoggedStep *s = &log->steps[step];
-        direct_step(d, step);
-        CHECK(same_or_nan(s->loss, d->loss) && same_or_nan(s->norm, d->norm),
-              "%s: step %d: loss %.9g, norm %.9g; over the model's calls %.9g, %.9g", name, step, s->loss,
-              s->norm, (double)d->loss, (double)d->norm);
-        CHECK(near(s->lr, direct_lr(d, step), 1e-14), "%s: step %d: learning rate %.17g, not %.17g", name,
-              step, s->lr, direct_lr(d, step));
-        CHECK(s->skipped == d->n_skipped, "%s: step %d: %lld skipped, not %lld", name, step,
-              (long long)s->skipped, (long long)d->n_skipped);
-        const bool due = d->eval_every > 0 && step % d->eval_every == 0;
-        CHECK(due || step == d->steps ? s->val_loss == direct_val(d) : isnan(s->val_loss),
-              "%s: step %d: validation %.17g", name, step, s->val_loss);
-        if (step % 3 == 0 || step == d->steps) check_checkpoint(name, d, out, step);
-    }
-}
-
 /* ---- the table ---- */
 
-static void test_recorded(const Recorded *r) {
-    char text[100], out[300];
+/* The run FLAGS with `more`, from the hashed weights; resumed: its checkpoints after step 3 are lost, and --resume goes on. */
+static void run_recorded(const char *name, const char *flags, const char *more, bool poisoned, bool resumed) {
+    char out[300], line[1500], command[400];
+    snprintf(out, sizeof out, "%s/%s", folder, name);
+    snprintf(line, sizeof line,
+             "--train dev/reference/%s --model %s --out %s --save-every 3 --sample-tokens 0 %s %s",
+             poisoned ? "program_nan.txt" : "program.txt", in_folder(poisoned ? "poisoned" : "model"), out,
+             flags, more);
+    int status = run_program("%s", line);
+    CHECK(status == 0, "%s %s: exit code %d", name, more, status);
+    if (!resumed) return;
+    snprintf(command, sizeof command, "cd %s && rm -r step_0000000[4-9]", out);
+    CHECK(system(command) == 0, "%s: no checkpoint after step 3", name);
+    status = run_program("%s --resume", line);
+    CHECK(status == 0, "%s, resumed: exit code %d", name, status);
+}
+
+static void test_recorded(const Recorded *r, const char *more, bool resumed) {
+    char text[100], out[300], all[800];
     const bool poisoned = flag_is(r->flags, "--train", "program_nan.txt");
     const char *flags = strstr(r->flags, "--batch"); /* --train is the first of all */
     static ProgramLog log;
@@ -137,28 +96,48 @@ static void test_recorded(const Recorded *r) {
     if (!CHECK(flags, "%s: no flags", r->name)) return;
     snprintf(text, sizeof text, "dev/reference/%s", poisoned ? "program_nan.txt" : "program.txt");
     snprintf(out, sizeof out, "%s/%s", folder, r->name);
-    const int status = run_program("--train %s --model %s --out %s --save-every 3 --sample-tokens 0 %s", text,
-                                   in_folder(poisoned ? "poisoned" : "model"), out, flags);
-    CHECK(status == 0, "%s: exit code %d", r->name, status);
+    snprintf(all, sizeof all, "%s %s", flags, more);
+    run_recorded(r->name, flags, more, poisoned, resumed);
     read_log(&log, out);
     check_recorded(r, &log);
-    direct_open(&d, flags, &program_config, text);
-    program_weights(&d.model, poisoned);
+    direct_open(&d, all, &program_config, text);
+    program_weights(&d.model, poisoned ? POISONED : PLAIN);
     check_direct(r->name, &d, &log, out);
     direct_close(&d);
     remove_tree(out);
 }
 
+/* What must change nothing: resuming, and computing again what backward needs. Standard attention has other roundings. */
+static void test_variants(const Recorded *r) {
+    static const struct {
+        const char *run, *more;
+        bool resumed;
+    } variants[] = {
+        {"everything",    "--recompute gelu",     false},
+        {"everything",    "--recompute linear",   false},
+        {"everything",    "--recompute block",    false},
+        {"everything",    "--attention standard", false},
+        {"everything",    "",                     true },
+        {"accumulate",    "--recompute block",    true },
+        {"skipped_steps", "",                     true },
+    };
+    for (size_t i = 0; i < sizeof variants / sizeof *variants; i++)
+        if (strcmp(variants[i].run, r->name) == 0) test_recorded(r, variants[i].more, variants[i].resumed);
+}
+
 int main(void) {
-    Recorded r;
+    static Recorded r;
     int n = 0;
     if (!program_is_here()) return check_finish("program");
     FILE *file = fopen(reference_path, "r");
     if (!CHECK(file && mkdtemp(folder), "%s or %s cannot be opened", reference_path, folder))
         return check_finish("program");
-    save_program_model("model", false);
-    save_program_model("poisoned", true);
-    for (; next_recorded(file, &r); n++) test_recorded(&r);
+    save_program_model("model", PLAIN, &program_config);
+    save_program_model("poisoned", POISONED, &program_config);
+    for (; next_recorded(file, &r); n++) {
+        test_recorded(&r, "", false);
+        test_variants(&r);
+    }
     CHECK(n >= 20, "%s: %d runs", reference_path, n);
     fclose(file);
     remove_tree(folder);

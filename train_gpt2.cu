@@ -23,6 +23,7 @@
 #include "llmc/sampler.h"
 #include "llmc/schedule.h"
 #include "llmc/setup.h"
+#include "llmc/terminal.h"
 
 enum { MAX_BAD_STEPS = 3 }; /* skipped updates in a row after which the run stops */
 
@@ -95,6 +96,7 @@ static bool evaluate(Training *t, int64_t step, Error *err) {
     for (int64_t i = 0; i < n; i++) {
         const int32_t *tokens, *targets;
         if (stop_requested) return true; /* the run ends: no value rather than a late one */
+        console_status(&t->console, "validating: batch %lld of %lld", (long long)i + 1, (long long)n);
         if (!dataloader_next(run->val, &tokens, &targets, err)) return false;
         sum += gpt2_eval(&run->model, tokens, targets, (int)run->settings.batch, (int)run->settings.seq);
     }
@@ -154,6 +156,7 @@ static bool save(Training *t, Error *err) {
     const Settings *s = &run->settings;
     if (!s->out || t->last_saved == t->state.step) return true;
     char *flags = flags_to_json(s);
+    console_status(&t->console, "saving step %lld", (long long)t->state.step);
     t->state.flags = flags;
     bool ok =
         checkpoint_save(s->out, &run->model, run->tokenizer, &t->state, (int)s->keep, s->model_only, err);
@@ -177,6 +180,9 @@ static bool feed(Training *t, Error *err) {
     gpt2_begin_step(&t->run->model);
     for (int64_t i = 0; i < n_micro; i++) {
         const int32_t *tokens, *targets;
+        if (t->result_read == 0) /* until the first step is done; then there is the bar */
+            console_status(&t->console, "first step: micro-step %lld of %lld", (long long)i + 1,
+                           (long long)n_micro);
         if (s->overfit) dataloader_seek(t->run->train, 0);
         if (!dataloader_next(t->run->train, &tokens, &targets, err)) return false;
         gpt2_micro_step(&t->run->model, tokens, targets, (int)s->batch, (int)s->seq, 1.0f / (float)n_micro);
@@ -377,11 +383,20 @@ static bool work(Training *t, Error *err) {
     return true;
 }
 
+/* Device, data, weights, each of which may take a while: the first line stands before them. */
+static bool load(Run *run, Error *err) {
+    console_row(stdout, "program", "%s", program_version());
+    fflush(stdout);
+    console_waiting(stdout, "reading the data");
+    if (!setup_device(run, err) || !setup_data(run, err)) return false;
+    console_waiting(stdout, "loading the model");
+    return setup_output(run, err) && setup_model(run, err);
+}
+
 /* What the run is, before it starts: everything that a reader of the output needs to repeat it. */
 static void describe(Training *t) {
     const Run *run = t->run;
     const char *how;
-    console_row(stdout, "program", "%s", program_version());
     console_row(stdout, "device", "%s: %s", run->ops->name, run->ops->device_name());
     setup_print_model(run);
     if (settings_sample_only(&run->settings)) return;
@@ -444,7 +459,7 @@ static bool answer(const Settings *s, const char *program) {
     else if (s->help_markdown)
         flags_help_markdown(stdout);
     else if (s->version)
-        puts(program_version());
+        print_line(stdout, "%s", program_version());
     else
         return false;
     return true;
@@ -471,9 +486,7 @@ int main(int argc, char **argv) {
         !setup_model_size(&run, &err))
         die(&err);
     if (s->memory) return show_memory(&run);
-    if (!setup_device(&run, &err) || !setup_data(&run, &err) || !setup_output(&run, &err) ||
-        !setup_model(&run, &err))
-        die(&err);
+    if (!load(&run, &err)) die(&err);
     start_state(&training);
     describe(&training);
     if (!open_log(&training, argc, argv, &err)) die(&err);

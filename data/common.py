@@ -77,13 +77,18 @@ def run(main):
         sys.exit(_complain(where, 2 if isinstance(error, INPUT_ERRORS) else 1))
 
 
+def printable(text):
+    """Its words on one line; what a terminal would obey (control codes, direction marks, bytes that are no text) becomes '?'."""
+    return "".join(c if c.isprintable() else "?" for c in " ".join(str(text).split()))
+
+
 def _complain(text, code):
-    print("error: " + " ".join(str(text).split()), file=sys.stderr)
+    print("error: " + printable(text), file=sys.stderr)
     return code
 
 
 def say(text):
-    print(text, flush=True)
+    print("\n".join(map(printable, str(text).split("\n"))), flush=True)
 
 
 # ---- files ----

@@ -11,6 +11,7 @@
 #include "hf_weights.h"
 #include "llmc_bin.h"
 #include "manifest.h"
+#include "terminal.h"
 
 /* ---- finding ---- */
 static int compare_steps(const void *a, const void *b) {
@@ -57,7 +58,7 @@ static bool find_newest(const char *out, bool with_optimizer, char path[PATH_MAX
     bool found = false;
     for (int i = 0; !found && i < n; i++) {
         found = checkpoint_name(path, out, "", steps[i], &damage) && is_whole(path, with_optimizer, &damage);
-        if (!found) fprintf(stderr, "warning: checkpoint skipped: %s\n", damage.text);
+        if (!found) print_line(stderr, "warning: checkpoint skipped: %s", damage.text);
     }
     free(steps);
     if (found) return true;

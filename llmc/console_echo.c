@@ -2,14 +2,21 @@
 #include "console.h"
 #include <stdarg.h>
 #include <string.h>
+#include "terminal.h"
 
 void console_row(FILE *out, const char *label, const char *format, ...) {
-    fprintf(out, "%-11s ", label);
+    enum { INDENT = 12 };
+    char text[2048 + 4096]; /* a path and the words around it */
     va_list args;
     va_start(args, format);
-    vfprintf(out, format, args);
+    vsnprintf(text, sizeof text, format, args);
     va_end(args);
-    fputc('\n', out);
+    print(out, "%-11s ", label);
+    print_wrapped(out, INDENT, INDENT, terminal_columns(out), "%s", text);
+}
+
+void console_waiting(FILE *out, const char *what) {
+    if (terminal_redraws(out)) status_show(out, terminal_columns(out) - 1, true, "%s", what);
 }
 
 static void print_interval(FILE *out, const char *label, const char *what, int64_t every) {
@@ -76,10 +83,20 @@ void console_settings(FILE *out, const Settings *s, int n_ranks) {
 
 /* ---- memory ---- */
 
+/* A terminal that has no room for the categories. */
+static bool is_narrow(FILE *out) {
+    const int columns = terminal_columns(out);
+    return columns && columns < 64;
+}
+
 static void print_memory_row(FILE *out, const char *name, const char *category, size_t bytes, size_t total) {
     char size[CONSOLE_NUMBER];
-    fprintf(out, "  %-24s %-12s %12s %6.1f %%\n", name, category, console_bytes(size, (double)bytes),
-            total ? 100.0 * (double)bytes / (double)total : 0.0);
+    const double percent = total ? 100.0 * (double)bytes / (double)total : 0.0;
+    console_bytes(size, (double)bytes);
+    if (is_narrow(out))
+        print_line(out, " %-17s %10s %5.1f %%", name, size, percent);
+    else
+        print_line(out, "  %-24s %-12s %12s %6.1f %%", name, category, size, percent);
 }
 
 /* Sum of the rows of row i's category, or -1 if an earlier row already stood for it. */
@@ -96,18 +113,20 @@ static int64_t category_bytes(const MemoryPlan *plan, int i) {
 void console_memory(FILE *out, const MemoryPlan *plan, bool by_tensor, size_t free_bytes, size_t total_bytes,
                     int largest_batch) {
     char first[CONSOLE_NUMBER], second[CONSOLE_NUMBER];
-    fprintf(out, "memory plan\n");
+    const int name_width = is_narrow(out) ? 10 : 24;
+    print_line(out, "memory plan");
     for (int i = 0; by_tensor && i < plan->n_rows; i++)
         print_memory_row(out, plan->rows[i].name, plan->rows[i].category, plan->rows[i].bytes,
                          plan->total_bytes);
-    if (by_tensor) fprintf(out, "by category\n");
+    if (by_tensor) print_line(out, "by category");
     for (int i = 0; i < plan->n_rows; i++) {
         int64_t bytes = category_bytes(plan, i);
         if (bytes >= 0) print_memory_row(out, plan->rows[i].category, "", (size_t)bytes, plan->total_bytes);
     }
     print_memory_row(out, "total", "", plan->total_bytes, plan->total_bytes);
     if (total_bytes)
-        fprintf(out, "  %-24s %s of %s free\n", "device", console_bytes(first, (double)free_bytes),
-                console_bytes(second, (double)total_bytes));
-    if (largest_batch >= 0) fprintf(out, "  %-24s --batch %d\n", "largest that fits", largest_batch);
+        print_line(out, "  %-*s %s of %s free", name_width, "device",
+                   console_bytes(first, (double)free_bytes), console_bytes(second, (double)total_bytes));
+    if (largest_batch >= 0)
+        print_line(out, "  %-*s --batch %d", name_width, "largest that fits", largest_batch);
 }

@@ -2,6 +2,8 @@
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
+#include "terminal.h"
 
 bool fail(Error *err, int exit_code, const char *format, ...) {
     va_list args;
@@ -9,8 +11,7 @@ bool fail(Error *err, int exit_code, const char *format, ...) {
     vsnprintf(err->text, sizeof err->text, format, args);
     va_end(args);
     /* One line, whatever names a hostile file brings. */
-    for (char *c = err->text; *c; c++)
-        if ((unsigned char)*c < ' ' || *c == 127) *c = '?';
+    err->text[make_printable(err->text, strlen(err->text), false)] = '\0';
     err->exit_code = exit_code;
     return false;
 }
@@ -22,6 +23,6 @@ bool fail_flag(const char *flag, Error *err) {
 
 void die(const Error *err) {
     fflush(stdout);
-    fprintf(stderr, "error: %s\n", err->text);
+    print_line(stderr, "error: %s", err->text);
     exit(err->exit_code);
 }

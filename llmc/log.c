@@ -9,6 +9,7 @@
 #include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
+#include "terminal.h"
 
 /* ---- one line ---- */
 
@@ -35,8 +36,8 @@ static void finish_line(RunLog *run, JsonWriter *w) {
         int reason = w->failed ? ENOMEM : errno;
         bool cut = ftruncate(run->fd, run->bytes) == 0;
         if (!run->warned)
-            fprintf(stderr, "warning: %s: a line could not be written%s: %s; the run goes on\n", run->path,
-                    cut ? "" : " and a part of it stays", strerror(reason));
+            print_line(stderr, "warning: %s: a line could not be written%s: %s; the run goes on", run->path,
+                       cut ? "" : " and a part of it stays", strerror(reason));
         run->warned = true;
     }
     json_writer_free(w);

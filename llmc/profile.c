@@ -2,6 +2,7 @@
 #include "profile.h"
 #include <stdlib.h>
 #include "console.h" /* console_count */
+#include "terminal.h"
 
 /* Bytes a second of ops->copy on buffers far larger than a cache; smaller ones where memory is short. */
 static double copy_rate(const Ops *ops) {
@@ -61,10 +62,10 @@ static void print_row(FILE *out, const ProfileRow *row, const Profile *profile, 
     const double steps = (double)profile->n_steps;
     char work[CONSOLE_NUMBER], rate[CONSOLE_NUMBER], roof[CONSOLE_NUMBER] = "-";
     if (bound.seconds > 0) snprintf(roof, sizeof roof, "%.1f %%", 100 * bound.seconds / row->seconds);
-    fprintf(out, "  %-58s %7.0f %10.3f %6.1f %% %10s%-4s %15s %8s\n", row->name, (double)row->calls / steps,
-            1e3 * row->seconds / steps, 100 * row->seconds / all_seconds,
-            console_count(work, bound.work / steps), bound.is_flops ? "FLOP" : "B",
-            rate_text(rate, bound.work / row->seconds, bound.is_flops), roof);
+    print_line(out, "  %-58s %7.0f %10.3f %6.1f %% %10s%-4s %15s %8s", row->name, (double)row->calls / steps,
+               1e3 * row->seconds / steps, 100 * row->seconds / all_seconds,
+               console_count(work, bound.work / steps), bound.is_flops ? "FLOP" : "B",
+               rate_text(rate, bound.work / row->seconds, bound.is_flops), roof);
 }
 
 void profile_print(FILE *out, const Profile *profile, const Roofs *roofs) {
@@ -77,20 +78,20 @@ void profile_print(FILE *out, const Profile *profile, const Roofs *roofs) {
         sum += sorted.rows[i].seconds;
         calls += (double)sorted.rows[i].calls;
     }
-    fprintf(out, "profile: means of %lld steps; roofs: %s (%s), %s (a copy, measured)\n",
-            (long long)profile->n_steps, rate_text(flops, roofs->flops, true), roofs->flops_how,
-            rate_text(bytes, roofs->bytes, false));
-    fprintf(out, "  %-58s %7s %10s %8s %14s %15s %8s\n", "op", "calls", "ms", "share", "work", "rate",
-            "of roof");
+    print_line(out, "profile: means of %lld steps; roofs: %s (%s), %s (a copy, measured)",
+               (long long)profile->n_steps, rate_text(flops, roofs->flops, true), roofs->flops_how,
+               rate_text(bytes, roofs->bytes, false));
+    print_line(out, "  %-58s %7s %10s %8s %14s %15s %8s", "op", "calls", "ms", "share", "work", "rate",
+               "of roof");
     for (int i = 0; i < sorted.n_rows; i++) print_row(out, &sorted.rows[i], profile, roofs, sum);
-    fprintf(out, "  %-58s %7.0f %10.3f\n", "all ops", calls / steps, 1e3 * sum / steps);
-    fprintf(out, "  %-58s %7s %10.3f\n", "between ops", "", 1e3 * (profile->seconds - sum) / steps);
-    fprintf(out, "  %-58s %7s %10.3f", "a step without the profile, wall clock", "",
-            1e3 * profile->seconds_a_step);
+    print_line(out, "  %-58s %7.0f %10.3f", "all ops", calls / steps, 1e3 * sum / steps);
+    print_line(out, "  %-58s %7s %10.3f", "between ops", "", 1e3 * (profile->seconds - sum) / steps);
+    print(out, "  %-58s %7s %10.3f", "a step without the profile, wall clock", "",
+          1e3 * profile->seconds_a_step);
     if (profile->n_unnoted)
-        fprintf(out, "  %.0f more calls were not timed; hint: a smaller --tokens-per-step\n",
-                (double)profile->n_unnoted / steps);
+        print_line(out, "  %.0f more calls were not timed; hint: a smaller --tokens-per-step",
+                   (double)profile->n_unnoted / steps);
     else
-        fprintf(out, "  the ops are %.1f %% of it\n", 100 * sum / steps / profile->seconds_a_step);
+        print_line(out, "  the ops are %.1f %% of it", 100 * sum / steps / profile->seconds_a_step);
     fflush(out);
 }

@@ -5,6 +5,7 @@
 #include <string.h>
 #include <unistd.h>
 #include "files.h"
+#include "terminal.h"
 
 enum { GPT2_VOCAB = 50257 }; /* of shards that come without a tokenizer */
 static const char *const default_tokenizer = "data/gpt2_tokenizer.bin";
@@ -258,8 +259,8 @@ static void name_differences(const Run *run, const char *saved_flags) {
     FlagDifference found[16];
     int n = saved_flags ? flags_differences(saved_flags, &run->settings, found, 16) : 0;
     for (int i = 0; i < n && i < 16; i++)
-        printf("note: --%s was %s in the checkpoint, the run goes on with %s\n", found[i].name,
-               found[i].saved, found[i].now);
+        print_line(stdout, "note: --%s was %s in the checkpoint, the run goes on with %s", found[i].name,
+                   found[i].saved, found[i].now);
 }
 
 static bool resume(Run *run, Error *err) {

@@ -9,6 +9,7 @@
 #include <unistd.h>
 #include "files.h"
 #include "manifest.h"
+#include "terminal.h"
 
 enum { OUT_MAX = 960 }; /* bytes of --out: Run.checkpoint and the log add a name to it in 1024 */
 
@@ -150,8 +151,9 @@ static void name_shared_file(const Run *run) {
     for (int i = 0; i < dataloader_n_files(run->val); i++) {
         const char *file = dataloader_file(run->val, i);
         if (!is_trained_on(run, file)) continue;
-        printf("note: %s of --val is among the files of --train, too: its loss is of what was trained on\n",
-               file);
+        print_line(stdout,
+                   "note: %s of --val is among the files of --train, too: its loss is of what was trained on",
+                   file);
         return;
     }
 }

@@ -12,10 +12,15 @@ ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 EXIT_RUN, EXIT_INPUT = 1, 2  # as in llmc/error.h
 
 
+def printable(text):
+    """Its words on one line; what a terminal would obey (control codes, direction marks, bytes that are no text) becomes '?'."""
+    return "".join(c if c.isprintable() else "?" for c in " ".join(str(text).split()))
+
+
 def fail(message, code=EXIT_INPUT):
     """Prints one line to stderr and ends the program: 2 for bad input, 1 for a failure at run time."""
     sys.stdout.flush()
-    print("error: " + " ".join(str(message).split()), file=sys.stderr)
+    print("error: " + printable(message), file=sys.stderr)
     sys.exit(code)
 
 

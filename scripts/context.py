@@ -31,7 +31,7 @@ import tempfile
 import time
 
 import random_shard
-from comparison import (EXIT_INPUT, EXIT_RUN, Output, Parser, check_output, duration, end_with, fail, gib, integers, need_card,
+from comparison import (EXIT_INPUT, EXIT_RUN, Output, Parser, check_output, duration, end_with, fail, gib, integers, need_card, printable,
                         provenance, split_csv)
 
 PROGRAM = "./train_gpt2cu"
@@ -121,7 +121,7 @@ def run(seq, mode, shard, folder, flags, with_inference=False):
     if done.status == EXIT_INPUT:
         fail(said)
     if done.status:
-        print(f"error: {said}", file=sys.stderr)
+        print(f"error: {printable(said)}", file=sys.stderr)
         return None
     with open(os.path.join(folder, "log.jsonl"), encoding="utf-8") as log:
         steps = [step for step in map(json.loads, log) if "ms" in step]

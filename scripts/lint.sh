@@ -46,5 +46,8 @@ if have nvcc; then
 fi
 grep -nE '\basm\b *(volatile)? *\(' $cuda_files /dev/null | grep -v '^llmc/cuda/ptx.cuh:' && complain "inline PTX outside llmc/cuda/ptx.cuh"
 grep -nE '<<<' $(git ls-files -co --exclude-standard '*.c' '*.h') /dev/null && complain "a kernel launch in a C file"
+# What is printed goes through terminal.h, which lets nothing pass that a terminal obeys (the device's own failures name sources
+# and kernels alone, and its kernels are linked without the program).
+grep -nE '\b(v?f?printf|f?puts|f?putc|putchar|perror)\(|fwrite\(.*\bstd(out|err)\b' llmc/*.c llmc/cpu/*.c train_gpt2.cu /dev/null | grep -vE '^llmc/terminal\.c:' && complain "text for the terminal that does not go through llmc/terminal.h"
 [ "$status" -eq 0 ] && echo "lint: ok"
 exit $status

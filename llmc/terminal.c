@@ -1,0 +1,247 @@
+#include "terminal.h"
+#include <pthread.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <time.h>
+#include <unistd.h>
+
+/* ---- what may be shown ---- */
+
+/* Length of the UTF-8 character at s, and its code; 0: none begins here; -1: the text ends within it. */
+static int read_character(const unsigned char *s, size_t n, uint32_t *code) {
+    const int length = s[0] < 0x80                   ? 1
+                       : s[0] >= 0xC2 && s[0] < 0xE0 ? 2
+                       : s[0] >= 0xE0 && s[0] < 0xF0 ? 3
+                       : s[0] >= 0xF0 && s[0] < 0xF5 ? 4
+                                                     : 0;
+    static const uint32_t smallest[] = {0, 0, 0x80, 0x800, 0x10000};
+    *code = length < 2 ? s[0] : s[0] & (0x7Fu >> length);
+    for (int i = 1; i < length; i++) {
+        if ((size_t)i == n) return -1;
+        if (s[i] >> 6 != 2) return 0;
+        *code = *code << 6 | (s[i] & 0x3Fu);
+    }
+    const bool good = *code >= smallest[length] && *code <= 0x10FFFF && (*code < 0xD800 || *code > 0xDFFF);
+    return good ? length : 0;
+}
+
+/* Control codes, direction marks, separators: first and last of each range. */
+static bool is_hidden(uint32_t code) {
+    static const uint32_t ranges[][2] = {
+        {0,      0x1F  },
+        {0x7F,   0x9F  },
+        {0x61C,  0x61C },
+        {0x200E, 0x200F},
+        {0x2028, 0x202E},
+        {0x2066, 0x2069},
+        {0xFEFF, 0xFEFF}
+    };
+    for (size_t i = 0; i < sizeof ranges / sizeof *ranges; i++)
+        if (code >= ranges[i][0] && code <= ranges[i][1]) return true;
+    return false;
+}
+
+size_t make_printable(char *text, size_t n, bool keep_newline_and_tab) {
+    size_t used = 0;
+    for (size_t i = 0; i < n;) {
+        uint32_t code;
+        const int length = read_character((const unsigned char *)text + i, n - i, &code);
+        const bool kept = keep_newline_and_tab && (text[i] == '\n' || text[i] == '\t');
+        const size_t step = length > 0 ? (size_t)length : 1;
+        if (length > 0 && (kept || !is_hidden(code))) {
+            memmove(text + used, text + i, step);
+            used += step;
+        } else {
+            text[used++] = '?';
+        }
+        i += step;
+    }
+    return used;
+}
+
+size_t incomplete_character(const char *text, size_t n) {
+    uint32_t code;
+    for (size_t k = 1; k <= 3 && k <= n; k++)
+        if (read_character((const unsigned char *)text + n - k, k, &code) < 0) return k;
+    return 0;
+}
+
+/* ---- the terminal ---- */
+
+int terminal_columns(FILE *out) {
+    struct winsize size;
+    const int fd = fileno(out);
+    if (fd < 0 || !isatty(fd)) return 0;
+    if (ioctl(fd, TIOCGWINSZ, &size) == 0 && size.ws_col > 0) return size.ws_col;
+    const char *text = getenv("COLUMNS");
+    const int columns = text ? atoi(text) : 0;
+    return columns > 0 ? columns : 80;
+}
+
+bool terminal_redraws(FILE *out) {
+    const char *kind = getenv("TERM"), *forbidden = getenv("NO_COLOR");
+    return terminal_columns(out) > 0 && kind && *kind && strcmp(kind, "dumb") != 0 &&
+           !(forbidden && *forbidden);
+}
+
+/* ---- the status line ---- */
+
+static struct Status {
+    FILE *out; /* NULL: none is shown */
+    bool ticks, has_clock;
+    time_t since;
+    char text[512];
+} status;
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* of status, and of lines beside the clock's */
+
+static void hide(void) {
+    if (!status.out) return;
+    fputs("\r\033[K", status.out);
+    fflush(status.out);
+    status.out = NULL;
+}
+
+void status_hide(void) {
+    pthread_mutex_lock(&lock);
+    hide();
+    pthread_mutex_unlock(&lock);
+}
+
+/* As much of the text as fits. */
+static void draw(FILE *out, const char *text, int columns) {
+    size_t n = strlen(text);
+    if (n > (size_t)columns) {
+        n = (size_t)columns;
+        n -= incomplete_character(text, n);
+    }
+    fwrite(text, 1, n, out);
+    fflush(out);
+}
+
+static time_t seconds_now(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return t.tv_sec;
+}
+
+/* Once a second: the line again, with the time that it has stood there. */
+static void *run_clock(void *unused) {
+    for (;;) {
+        nanosleep(&(struct timespec){.tv_sec = 1}, NULL);
+        pthread_mutex_lock(&lock);
+        const int room = status.out ? terminal_columns(status.out) - 1 : 0;
+        if (room > 0 && status.ticks) {
+            char line[sizeof status.text + 32];
+            snprintf(line, sizeof line, "%s, %lld s", status.text, (long long)(seconds_now() - status.since));
+            fputs("\r\033[K", status.out);
+            draw(status.out, line, room);
+        }
+        pthread_mutex_unlock(&lock);
+    }
+    return unused;
+}
+
+/* Signals are the main thread's affair. Without a thread the line stands still. */
+static void start_clock(void) {
+    pthread_t thread;
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    if (pthread_create(&thread, NULL, run_clock, NULL) == 0) pthread_detach(thread);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    status.has_clock = true;
+}
+
+void status_show(FILE *out, int columns, bool ticks, const char *format, ...) {
+    va_list args;
+    pthread_mutex_lock(&lock);
+    hide();
+    va_start(args, format);
+    vsnprintf(status.text, sizeof status.text, format, args);
+    va_end(args);
+    status.text[make_printable(status.text, strlen(status.text), false)] = '\0';
+    status.out = out;
+    status.ticks = ticks;
+    status.since = seconds_now();
+    draw(out, status.text, columns);
+    if (ticks && !status.has_clock) start_clock();
+    pthread_mutex_unlock(&lock);
+}
+
+/* ---- lines ---- */
+
+static void put(FILE *out, const char *bytes, size_t n, const char *end) {
+    pthread_mutex_lock(&lock);
+    hide();
+    fwrite(bytes, 1, n, out);
+    fputs(end, out);
+    pthread_mutex_unlock(&lock);
+}
+
+/* The text, printable, in memory of its own; NULL where there is none left. */
+static char *format_text(const char *format, va_list args) {
+    char *text = NULL;
+    const int n = vasprintf(&text, format, args);
+    if (n < 0) return NULL;
+    text[make_printable(text, (size_t)n, false)] = '\0';
+    return text;
+}
+
+static void print_args(FILE *out, const char *end, const char *format, va_list args) {
+    char *text = format_text(format, args);
+    if (text) put(out, text, strlen(text), end);
+    free(text);
+}
+
+void print(FILE *out, const char *format, ...) {
+    va_list args;
+    va_start(args, format);
+    print_args(out, "", format, args);
+    va_end(args);
+}
+
+void print_line(FILE *out, const char *format, ...) {
+    va_list args;
+    va_start(args, format);
+    print_args(out, "\n", format, args);
+    va_end(args);
+}
+
+void print_text(FILE *out, const char *bytes, size_t n) {
+    char part[1024];
+    for (size_t done = 0, size; done < n; done += size) {
+        size = n - done < sizeof part ? n - done : sizeof part;
+        if (done + size < n) size -= incomplete_character(bytes + done, size);
+        memcpy(part, bytes + done, size);
+        put(out, part, make_printable(part, size, true), "");
+    }
+}
+
+void print_wrapped(FILE *out, int column, int indent, int width, const char *format, ...) {
+    va_list args;
+    va_start(args, format);
+    char *all = format_text(format, args);
+    va_end(args);
+    for (const char *word = all; word && *word;) {
+        const size_t length = strcspn(word, " ");
+        const bool first = word == all;
+        if (width > 0 && !first && column + 1 + (int)length > width) {
+            put(out, "", 0, "\n");
+            print(out, "%*s", indent, "");
+            column = indent;
+        } else if (!first) {
+            print(out, " ");
+            column++;
+        }
+        put(out, word, length, "");
+        column += (int)length;
+        word += length;
+        word += *word == ' ';
+    }
+    put(out, "", 0, "\n");
+    free(all);
+}

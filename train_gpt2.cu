@@ -385,6 +385,9 @@ static bool work(Training *t, Error *err) {
 
 /* Device, data, weights, each of which may take a while: the first line stands before them. */
 static bool load(Run *run, Error *err) {
+    const Settings *s = &run->settings;
+    if (!settings_sample_only(s) && !s->eval_only)
+        signal(SIGPIPE, SIG_IGN); /* the reader may leave after it */
     console_row(stdout, "program", "%s", program_version());
     fflush(stdout);
     console_waiting(stdout, "reading the data");

@@ -9,6 +9,7 @@
 #: make bench            times the trainer's CUDA ops and a training step of GPT-2 124M on this machine's card
 #: make compare          attention and training steps beside PyTorch, on the same card in the same run (needs torch; 15 minutes)
 #: make lint             format, warnings of gcc and clang, line budgets
+#: make mutants          some hundred small faults, one at a time: does a test see each? (dev/mutants/README.md)
 #: make sanitize         the CPU tests under AddressSanitizer and UndefinedBehaviorSanitizer
 #: make clean
 #:
@@ -117,7 +118,9 @@ lint:
 	@scripts/lint.sh
 sanitize:
 	@$(MAKE) BUILD=build/sanitize NVCC= DEBUG=1 CFLAGS='-fsanitize=address,undefined -fno-sanitize-recover=all' sanitize-run
-.PHONY: sanitize-run
+.PHONY: sanitize-run mutants
+mutants:
+	@JOBS='$(JOBS)' ONLY='$(ONLY)' KEEP='$(KEEP)' KIND='$(KIND)' $(PYTHON) -B dev/mutants/mutants.py
 sanitize-run: $(TESTS)
 	@dev/test/run.sh $(TESTS)
 

@@ -1,0 +1,587 @@
+#!/usr/bin/env python3
+"""Puts each fault of a table into a copy of the tree, and runs the tests until one sees it. README.md says how a row is written.
+
+Usage: make mutants [JOBS=N] [ONLY=TEXT] [KEEP=1] [KIND=host|cuda]
+JOBS: workers (all cores). ONLY: rows whose file or description holds TEXT. KEEP: rows that were killed by an earlier state of the tree
+stay killed. KIND: one table. Everything lies in build/mutants/; a run that was interrupted goes on where it was.
+Exit code: 0 within the limits, 1 below them, 2 bad usage or a tree whose own tests fail."""
+import concurrent.futures
+import hashlib
+import json
+import os
+import queue
+import re
+import resource
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+LIMIT_ALL, LIMIT_FOLDER = 95, 90  # percent killed, of the rows that are not equivalent
+CARD_SLOTS = 3  # test programs on the card at once
+HERE = os.path.dirname(os.path.abspath(__file__))
+ROOT = os.path.dirname(os.path.dirname(HERE))
+PLACE = os.path.join(ROOT, "build", "mutants")
+RESULTS = os.path.join(PLACE, "results.tsv")
+TABLES = {"host": "host.txt", "cuda": "cuda.txt"}
+MEMORY = 12 << 30  # bytes of address space of a test of the CPU: a fault may ask for all there is
+
+# The tests that are likely to see a fault in files whose names begin so, beside the test that has the file's name and those
+# that saw an earlier fault in the same file; then all others, the short ones first.
+LIKELY = [
+    ("llmc/cpu/attention", "test_cpu_attention test_ops_attention test_cpu_ops"),
+    ("llmc/cpu", "test_cpu_ops test_cpu_attention test_dropout"),
+    ("llmc/gpt2", "test_program test_gpt2 test_checkpoint test_step.sh test_cli.sh"),
+    ("llmc/checkpoint", "test_checkpoint test_checkpoint_faults test_manifest test_cli.sh"),
+    ("llmc/files", "test_files test_checkpoint_faults test_checkpoint"),
+    ("llmc/hf_", "test_checkpoint test_import test_safetensors"),
+    ("llmc/llmc_bin", "test_import"),
+    ("llmc/json", "test_json test_log test_manifest"),
+    ("llmc/bpe", "test_tokenizer test_tokenizer_files"),
+    ("llmc/tokenizer", "test_tokenizer test_tokenizer_files"),
+    ("llmc/vocabulary", "test_tokenizer_files test_tokenizer"),
+    ("llmc/shard", "test_shards test_dataloader"),
+    ("llmc/token_stream", "test_dataloader test_shards"),
+    ("llmc/window_order", "test_dataloader"),
+    ("llmc/flags", "test_flags test_cli.sh"),
+    ("llmc/settings", "test_flags test_cli.sh"),
+    ("llmc/console", "test_console test_cli.sh"),
+    ("llmc/setup", "test_program test_cli.sh test_step.sh"),
+    ("llmc/sampl", "test_sampler"),
+    ("llmc/profile", "test_profile test_step.sh"),
+    ("train_gpt2", "test_program test_step.sh test_cli.sh"),
+    ("data/", "test_scripts.sh"),
+    ("scripts/", "test_comparisons.sh test_scripts.sh"),
+]
+
+
+def stop(message, code):
+    print(f"error: {message}", file=sys.stderr)
+    sys.exit(code)
+
+
+# ---- the tables ----
+
+
+class Row:
+    def __init__(self, kind, number, file, fields, tests):
+        self.kind, self.number, self.file = kind, number, file
+        self.old, self.new = (text.replace("<NL>", "\n") for text in fields[:2])
+        self.what, self.tests, self.equivalent = fields[2].strip(), tests, ""
+        for field in fields[3:]:
+            name, _, value = field.partition(":")
+            if name.strip() == "equivalent":
+                self.equivalent = value.strip()
+            elif name.strip() == "tests":
+                self.tests = value.strip()
+            else:
+                raise ValueError(f"unknown field '{field}'")
+        key = "\0".join((file, self.old, self.new, self.tests))
+        self.key = hashlib.sha256(key.encode()).hexdigest()[:16]
+        self.status, self.by, self.seconds = "", "", 0.0
+
+    def text(self):
+        """The file with the fault in it; None for a row that is stale."""
+        try:
+            with open(os.path.join(ROOT, self.file), encoding="utf-8") as file:
+                text = file.read()
+        except OSError:
+            return None
+        return text.replace(self.old, self.new) if text.count(self.old) == 1 else None
+
+    def name(self):
+        return f"{TABLES[self.kind]}:{self.number}: {self.file}: {self.what}"
+
+
+def read_table(kind):
+    rows, file, tests = [], "", ""
+    with open(os.path.join(HERE, TABLES[kind]), encoding="utf-8") as table:
+        for number, line in enumerate(table, 1):
+            line = line.rstrip("\n")
+            if not line.strip() or line.startswith("# "):
+                continue
+            if line.startswith("file:"):
+                file, tests = line[5:].strip(), ""
+            elif line.startswith("tests:"):
+                tests = line[6:].strip()
+            else:
+                fields = [field[1:] if i else field for i, field in enumerate(re.split(r" @@(?= |$)", line))]
+                try:
+                    rows.append(Row(kind, number, file, fields, tests))
+                except (IndexError, ValueError) as error:
+                    stop(f"{TABLES[kind]}:{number}: expected 'old @@ new @@ what', found '{line}' ({error})", 2)
+    seen = {}
+    for row in rows:
+        if row.key in seen:
+            stop(f"{TABLES[kind]}:{row.number}: the same fault as in line {seen[row.key]}", 2)
+        seen[row.key] = row.number
+    return rows
+
+
+# ---- results of earlier runs ----
+
+
+def read_results():
+    """The newest results: {(key, tree): (status, by)}, and {file: [tests that saw a fault in it]}."""
+    found, killers = {}, {}
+    if os.path.exists(RESULTS):
+        with open(RESULTS, encoding="utf-8") as file:
+            for line in file:
+                fields = line.rstrip("\n").split("\t")
+                if len(fields) < 6:
+                    continue
+                key, tree, status, by, _, path = fields[:6]
+                found[key, tree] = found[key, None] = (status, by)
+                if status == "killed":
+                    killers.setdefault(path, {}).setdefault(by.split(" (")[0], 0)
+                    killers[path][by.split(" (")[0]] += 1
+    return found, {path: sorted(by, key=by.get, reverse=True) for path, by in killers.items()}
+
+
+def write_result(row, tree, lock):
+    with lock, open(RESULTS, "a", encoding="utf-8") as file:
+        file.write("\t".join((row.key, tree, row.status, row.by, f"{row.seconds:.1f}", row.file, row.what)) + "\n")
+
+
+# ---- copies of the tree ----
+
+
+def tracked_files():
+    listed = subprocess.run(["git", "ls-files", "-co", "--exclude-standard", "-z"], cwd=ROOT, stdout=subprocess.PIPE, check=True).stdout
+    return sorted(path for path in listed.decode().split("\0") if path and os.path.isfile(os.path.join(ROOT, path)))
+
+
+def tree_hash(files):
+    total = hashlib.sha256()
+    for path in files:
+        if path.startswith(("dev/mutants/", "dev/results/")) or path.endswith((".md", ".png")):
+            continue
+        with open(os.path.join(ROOT, path), "rb") as file:
+            total.update(path.encode() + b"\0" + hashlib.sha256(file.read()).digest())
+    return total.hexdigest()[:16]
+
+
+def stamp(path):
+    status = os.lstat(path)
+    return status.st_mtime_ns, status.st_size
+
+
+def snapshot(folder):
+    return {os.path.relpath(os.path.join(where, name), folder): stamp(os.path.join(where, name))
+            for where, _, names in os.walk(folder) for name in names}
+
+
+class Copies:
+    """The tree, built, and a copy of it for each worker, which is brought back to that state after each fault."""
+
+    def __init__(self, kind, jobs):
+        self.kind, self.folder = kind, os.path.join(PLACE, kind)
+        self.base = os.path.join(self.folder, "base")
+        cores = os.cpu_count() or 1
+        self.threads = max(2, cores // jobs) if kind == "host" else 4
+        self.build_jobs = max(1, cores // jobs)
+        self.make_flags = ["NVCC="] if kind == "host" else ["GPU_ARCH=native", "BOUNDED_WAIT=1"]
+
+    def environment(self, folder):
+        # -Wno-error: a warning is no test. No commit: it would change, and what knows it be built again.
+        return {**os.environ, "CFLAGS": "-Wno-error", "GIT_CEILING_DIRECTORIES": self.folder, "OMP_NUM_THREADS": str(self.threads),
+                "OMP_WAIT_POLICY": "passive", "TMPDIR": os.path.join(folder, "tmp"), "PYTHONDONTWRITEBYTECODE": "1", "LC_ALL": "C.UTF-8",
+                "MAKEFLAGS": "", "TEXT": ""}
+
+    def make(self, folder, targets, jobs):
+        command = ["make", "-s", f"-j{jobs}", *self.make_flags, *targets]
+        return subprocess.run(command, cwd=folder, env=self.environment(folder), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                              stderr=subprocess.STDOUT, text=True, errors="replace", check=False)
+
+    def refresh_base(self, files):
+        """Copies what changed since last time, so that make builds only that again."""
+        os.makedirs(self.base, exist_ok=True)
+        wanted = set(files)
+        listed = os.path.join(self.folder, "files")
+        if os.path.exists(listed):
+            with open(listed, encoding="utf-8") as file:
+                for path in set(file.read().splitlines()) - wanted:
+                    if os.path.exists(os.path.join(self.base, path)):
+                        os.unlink(os.path.join(self.base, path))
+        for path in files:
+            source, target = os.path.join(ROOT, path), os.path.join(self.base, path)
+            with open(source, "rb") as file:
+                content = file.read()
+            if os.path.exists(target):
+                with open(target, "rb") as file:
+                    if file.read() == content:
+                        continue
+            os.makedirs(os.path.dirname(target), exist_ok=True)
+            shutil.copyfile(source, target)
+            shutil.copymode(source, target)
+        for name, text in (("default.txt", os.path.join(self.base, "README.md")), ("default.source.txt", None)):
+            target = os.path.join(self.base, "data", name)
+            if text:
+                shutil.copyfile(text, target)
+            else:
+                with open(target, "w", encoding="utf-8") as file:
+                    file.write("the README\n")
+        with open(listed, "w", encoding="utf-8") as file:
+            file.write("\n".join(files))
+
+    def test_commands(self):
+        """What make test runs, from its own words."""
+        printed = subprocess.run(["make", "-n", *self.make_flags, "test"], cwd=self.base, env=self.environment(self.base),
+                                 stdout=subprocess.PIPE, text=True, check=False).stdout
+        lines = [line for line in printed.replace("\\\n", " ").splitlines() if "dev/test/run.sh" in line]
+        if not lines:
+            stop("make -n test: no line with dev/test/run.sh", 2)
+        return shlex.split(lines[-1].split("dev/test/run.sh", 1)[1])
+
+    def targets(self, command):
+        program = shlex.split(command)[0]
+        trainer = "train_gpt2" if self.kind == "host" else "train_gpt2cu"
+        if program.endswith((".sh", ".py")):
+            return [trainer, "build/lab_cpu"] if self.kind == "host" else [trainer]
+        own = program[2:] if program.startswith("./") else program
+        return [own] if os.path.basename(own).startswith(("test_ops", "test_gpt2cu")) else [own, trainer]  # some run the trainer
+
+    def build_base(self, targets):
+        os.makedirs(os.path.join(self.base, "tmp"), exist_ok=True)
+        done = self.make(self.base, targets, os.cpu_count() or 1)
+        if done.returncode:
+            stop(f"the tree does not build:\n{done.stdout[-3000:]}", 2)
+        self.state = snapshot(self.base)
+
+    def worker(self, index):
+        folder = os.path.join(self.folder, f"worker{index}")
+        if os.path.exists(folder):
+            restore(folder, self.base, self.state)
+        else:
+            shutil.copytree(self.base, folder, symlinks=True)
+        os.makedirs(os.path.join(folder, "tmp"), exist_ok=True)
+        return folder
+
+
+def restore(folder, base, state):
+    """Makes the copy what the base is: sources, objects and programs that changed, and nothing that tests left."""
+    shutil.rmtree(os.path.join(folder, "tmp"), ignore_errors=True)
+    found = snapshot(folder)
+    for path in found.keys() - state.keys():
+        os.unlink(os.path.join(folder, path))
+    for path, wanted in state.items():
+        if found.get(path) != wanted:
+            os.makedirs(os.path.dirname(os.path.join(folder, path)), exist_ok=True)
+            shutil.copy2(os.path.join(base, path), os.path.join(folder, path))
+    os.makedirs(os.path.join(folder, "tmp"), exist_ok=True)
+
+
+# ---- one test ----
+
+running, running_lock, ending = set(), threading.Lock(), threading.Event()
+
+
+def end_group(process):
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+    process.wait()
+
+
+def limits(kind):
+    def apply():
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        if kind == "host":
+            resource.setrlimit(resource.RLIMIT_AS, (MEMORY, resource.getrlimit(resource.RLIMIT_AS)[1]))
+    return apply
+
+
+def run_test(copies, folder, command, limit, early=True):
+    """Returns (passed, why not, output). `early`: a line that begins with FAIL ends it."""
+    output_path = os.path.join(folder, "tmp", ".output")
+    begun = time.monotonic()
+    with open(output_path, "wb") as output, running_lock:
+        process = subprocess.Popen(shlex.split(command), cwd=folder, env=copies.environment(folder), stdin=subprocess.DEVNULL, stdout=output,
+                                   stderr=subprocess.STDOUT, start_new_session=True, preexec_fn=limits(copies.kind))
+        running.add(process)
+    why = ""
+    while not why and not ending.is_set():
+        try:
+            process.wait(0.05)
+            break
+        except subprocess.TimeoutExpired:
+            pass
+        if time.monotonic() - begun > limit:
+            why = f"no end within {limit:.0f} s"
+        elif early:
+            with open(output_path, "rb") as file:
+                text = file.read()
+            if b"\nFAIL " in b"\n" + text:
+                why = "FAIL"
+    end_group(process)
+    with running_lock:
+        running.discard(process)
+    with open(output_path, "rb") as file:
+        text = file.read().decode(errors="replace")
+    if not why and process.returncode:
+        why = f"status {process.returncode}"
+    elif not why and not re.search(r": \d+ passed, \d+ failed, \d+ skipped$", text.rstrip()):
+        why = "no closing line"
+    return not why, why, text
+
+
+# ---- the rows of a kind ----
+
+
+class Campaign:
+    def __init__(self, kind, rows, jobs):
+        self.kind, self.rows, self.jobs = kind, rows, jobs
+        self.copies = Copies(kind, jobs)
+        self.lock, self.card = threading.Lock(), threading.Semaphore(CARD_SLOTS)
+        self.times, self.early = {}, {}
+
+    def commands_of(self, row):
+        """The row's own tests, by name, as commands."""
+        commands = []
+        for text in filter(None, (part.strip() for part in row.tests.split(";"))):
+            name, _, rest = text.partition(" ")
+            if name.startswith("test_gpt2"):
+                path = "./" + name
+            elif name.endswith((".sh", ".py")):
+                path = "dev/test/" + name
+            else:
+                path = "build/" + name
+            commands.append(f"{path} {rest}".strip())
+        return commands
+
+    def prepare(self, files, tree):
+        """Builds the tree, and runs its own tests: their times, and that they pass."""
+        self.tree = tree
+        self.copies.refresh_base(files)
+        if self.kind == "host":
+            self.tests = self.copies.test_commands()
+            targets = [name for test in self.tests for name in self.copies.targets(test)]
+        else:
+            self.tests = sorted({command for row in self.rows for command in self.commands_of(row)})
+            targets = [name for test in self.tests for name in self.copies.targets(test)]
+        begun = time.monotonic()
+        self.copies.build_base(sorted(set(targets)))
+        print(f"{self.kind}: the tree is built ({time.monotonic() - begun:.0f} s)", flush=True)
+        saved = os.path.join(self.copies.folder, "times.json")
+        if os.path.exists(saved):
+            with open(saved, encoding="utf-8") as file:
+                known = json.load(file)
+            if known["tree"] == tree and set(self.tests) <= set(known["times"]):
+                self.times, self.early = known["times"], known["early"]
+                return
+        self.time_tests()
+        with open(saved, "w", encoding="utf-8") as file:
+            json.dump({"tree": tree, "times": self.times, "early": self.early}, file)
+
+    def time_tests(self):
+        begun = time.monotonic()
+        folder = self.copies.worker(0)
+        for test in self.tests:
+            start = time.monotonic()
+            passed, why, text = run_test(self.copies, folder, test, 900, early=False)
+            if not passed:
+                stop(f"{test} fails on the tree itself ({why}):\n{text[-3000:]}", 2)
+            if self.kind == "cuda" and re.search(r": 0 passed", text):
+                stop(f"{test}: passes without a check on this machine; a row of {TABLES['cuda']} names it", 2)
+            self.times[test] = time.monotonic() - start
+            self.early[test] = "\nFAIL " not in "\n" + text
+        restore(folder, self.copies.base, self.copies.state)
+        print(f"{self.kind}: its tests pass ({time.monotonic() - begun:.0f} s)", flush=True)
+
+    def reads_python(self, test):
+        """Whether a test could see a fault in a script: it names one, or is one."""
+        path = test if test.endswith((".sh", ".py")) else f"dev/test/{os.path.basename(test)}.c"
+        if not os.path.exists(os.path.join(ROOT, path)):
+            return False
+        with open(os.path.join(ROOT, path), encoding="utf-8") as file:
+            return re.search(r"python|\.py\b|scripts/", file.read()) is not None
+
+    def order(self, row, killers):
+        own = self.commands_of(row)
+        if self.kind == "cuda":
+            return own
+        script = row.file.endswith((".py", ".sh"))
+        tests = [test for test in self.tests if not script or self.reads_python(test)]
+        by_name = {os.path.basename(test): test for test in tests}
+        stem = "test_" + os.path.splitext(os.path.basename(row.file))[0]
+        first = own + killers.get(row.file, []) + [by_name.get(stem, ""), by_name.get(stem + ".sh", ""), by_name.get(stem + ".py", "")]
+        for prefix, names in LIKELY:
+            if row.file.startswith(prefix):
+                first += [by_name.get(name, "") for name in names.split()]
+        ordered = [test for test in dict.fromkeys(first) if test in tests or test in own]
+        return ordered + sorted(set(tests) - set(ordered), key=self.times.get)
+
+    def build(self, row, folder, tests):
+        if row.file.endswith((".py", ".sh")):
+            return True
+        targets = sorted({target for test in tests for target in self.copies.targets(test)})
+        if self.copies.make(folder, targets, self.copies.build_jobs).returncode == 0:
+            return True
+        row.status, row.by = "broken", "does not build"
+        return False
+
+    def try_row(self, row, folder, tests):
+        with open(os.path.join(folder, row.file), "w", encoding="utf-8") as file:
+            file.write(row.text())
+        for begin, end in ((0, 3), (3, 8), (8, None)):
+            group = tests[begin:end]
+            if not group:
+                break
+            if not self.build(row, folder, group):
+                return
+            for test in group:
+                if ending.is_set():
+                    return
+                limit = max(10, 5 * self.times.get(test, 60)) if self.kind == "host" else 30 + 5 * self.times[test]
+                if self.kind == "cuda":
+                    with self.card:
+                        passed, why, _ = run_test(self.copies, folder, test, limit, self.early[test])
+                else:
+                    passed, why, _ = run_test(self.copies, folder, test, limit, self.early.get(test, True))
+                if not passed:
+                    row.status, row.by = "killed", f"{test} ({why})"
+                    return
+        row.status = "survived"
+
+    def work(self, index, waiting, killers, total):
+        folder = self.copies.worker(index)
+        while not ending.is_set():
+            try:
+                row = waiting.get_nowait()
+            except queue.Empty:
+                return
+            begun = time.monotonic()
+            try:
+                self.try_row(row, folder, self.order(row, killers))
+            finally:
+                restore(folder, self.copies.base, self.copies.state)
+            if ending.is_set():
+                return
+            row.seconds = time.monotonic() - begun
+            write_result(row, self.tree, self.lock)
+            if row.status == "killed":
+                with self.lock:
+                    killers.setdefault(row.file, []).insert(0, row.by.split(" (")[0])
+            print(f"[{total - waiting.qsize()}/{total}] {row.status:8} {row.seconds:5.0f} s  {row.name()}"
+                  + (f"  [{row.by}]" if row.by else ""), flush=True)
+
+    def run(self, files, tree, keep):
+        found, killers = read_results()
+        waiting = queue.Queue()
+        for row in self.rows:
+            if row.equivalent:
+                row.status = "equivalent"
+            known = found.get((row.key, tree)) or (keep and found.get((row.key, None)))
+            if known and (known[0] == "killed" or (row.key, tree) in found):
+                row.status, row.by = row.status or known[0], known[1]
+            if not row.status:
+                waiting.put(row)
+        total = waiting.qsize()
+        if not total:
+            return
+        self.prepare(files, tree)
+        jobs = min(self.jobs, total)
+        with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
+            done = [pool.submit(self.work, index, waiting, killers, total) for index in range(jobs)]
+            for future in concurrent.futures.as_completed(done):
+                future.result()
+
+
+# ---- the report ----
+
+
+def percent(rows):
+    killed = sum(row.status == "killed" for row in rows)
+    counted = sum(row.status in ("killed", "survived") for row in rows)
+    return killed, counted, 100.0 * killed / counted if counted else 100.0
+
+
+def report(rows):
+    """Prints the table by folder and what survived; whether the limits hold."""
+    good = True
+    for status, heading in (("stale", "stale: the old text is not in the file exactly once"), ("broken", "does not build"),
+                            ("survived", "survived")):
+        chosen = sorted((row for row in rows if row.status == status), key=lambda row: (row.file, row.number))
+        if chosen:
+            print(f"\n{heading}:")
+        for row in chosen:
+            print(f"  {row.name()}\n      {row.old.strip()!r} -> {row.new.strip()!r}")
+        good = good and (status == "survived" or not chosen)
+    print(f"\n{'folder':24} {'rows':>5} {'equivalent':>10} {'killed':>7} {'survived':>8} {'killed %':>9}")
+    folders = {}
+    for row in rows:
+        folders.setdefault(os.path.dirname(row.file) or "(top)", []).append(row)
+    for name, part in [*sorted(folders.items()), ("all", rows)]:
+        killed, counted, share = percent(part)
+        below = counted and share < (LIMIT_ALL if name == "all" else LIMIT_FOLDER)
+        equivalent = sum(row.status == "equivalent" for row in part)
+        print(f"{name:24} {len(part):5} {equivalent:10} {killed:7} {counted - killed:8} {share:8.1f}%{'  below the limit' if below else ''}")
+        good = good and not below
+    return good
+
+
+def end_all(number, _frame):
+    ending.set()
+    with running_lock:
+        for process in running:
+            try:
+                os.killpg(process.pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+    print("interrupted: the same command goes on from here", file=sys.stderr)
+    os._exit(128 + number)
+
+
+def has_card():
+    try:
+        listed = subprocess.run(["nvidia-smi", "-L"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False)
+    except OSError:
+        return False
+    return listed.returncode == 0
+
+
+def option(name, default):
+    return os.environ.get(name, "") or default
+
+
+def main():
+    if len(sys.argv) > 1:
+        print(__doc__)
+        sys.exit(0 if sys.argv[1] == "--help" else 2)
+    jobs, only, keep, kind = option("JOBS", str(os.cpu_count() or 1)), option("ONLY", ""), option("KEEP", ""), option("KIND", "")
+    if not jobs.isdigit() or int(jobs) < 1:
+        stop(f"JOBS={jobs}: expected a number of workers from 1", 2)
+    if kind and kind not in TABLES:
+        stop(f"KIND={kind}: expected host or cuda", 2)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, end_all)
+    os.makedirs(PLACE, exist_ok=True)
+    files = tracked_files()
+    tree, begun, all_rows = tree_hash(files), time.monotonic(), []
+    for name in [kind] if kind else TABLES:
+        rows = [row for row in read_table(name) if only in f"{row.file}: {row.what}"]
+        for row in rows:
+            if row.text() is None:
+                row.status = "stale"
+                print(f"stale: {row.name()}", flush=True)
+        all_rows += rows
+        fresh = [row for row in rows if not row.status]
+        if name == "cuda" and fresh and not has_card():
+            for row in fresh:
+                row.status = "skipped"
+            print(f"cuda: no card on this machine: {len(fresh)} rows skipped")
+        elif fresh:
+            Campaign(name, fresh, int(jobs)).run(files, tree, keep)
+    good = report(all_rows) and bool(all_rows)
+    skipped = sum(row.status == "skipped" for row in all_rows)
+    print(f"{len(all_rows)} rows, {skipped} skipped, {time.monotonic() - begun:.0f} s: {'within' if good else 'below'} the limits"
+          f" ({LIMIT_ALL} % of all, {LIMIT_FOLDER} % of every folder)")
+    sys.exit(0 if good else 1)
+
+
+if __name__ == "__main__":
+    main()

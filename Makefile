@@ -120,7 +120,7 @@ sanitize:
 	@$(MAKE) BUILD=build/sanitize NVCC= DEBUG=1 CFLAGS='-fsanitize=address,undefined -fno-sanitize-recover=all' sanitize-run
 .PHONY: sanitize-run mutants
 mutants:
-	@JOBS='$(JOBS)' ONLY='$(ONLY)' KEEP='$(KEEP)' KIND='$(KIND)' $(PYTHON) -B dev/mutants/mutants.py
+	@JOBS='$(JOBS)' ONLY='$(ONLY)' KEEP='$(KEEP)' KIND='$(KIND)' QUICK='$(QUICK)' $(PYTHON) -B dev/mutants/mutants.py
 sanitize-run: $(TESTS)
 	@dev/test/run.sh $(TESTS)
 

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Puts each fault of a table into a copy of the tree, and runs the tests until one sees it. README.md says how a row is written.
 
-Usage: make mutants [JOBS=N] [ONLY=TEXT] [KEEP=1] [KIND=host|cuda]
+Usage: make mutants [JOBS=N] [ONLY=TEXT] [KEEP=1] [KIND=host|cuda] [QUICK=S]
 JOBS: workers (all cores). ONLY: rows whose file or description holds TEXT. KEEP: rows that were killed by an earlier state of the tree
-stay killed. KIND: one table. Everything lies in build/mutants/; a run that was interrupted goes on where it was.
+stay killed. KIND: one table. QUICK: of each row's tests only the first, up to S seconds of them: what survives those is said, not recorded. Everything lies in build/mutants/; a run that was interrupted goes on where it was.
 Exit code: 0 within the limits, 1 below them, 2 bad usage or a tree whose own tests fail."""
 import concurrent.futures
 import hashlib
@@ -333,8 +333,8 @@ def run_test(copies, folder, command, limit, early=True):
 
 
 class Campaign:
-    def __init__(self, kind, rows, jobs):
-        self.kind, self.rows, self.jobs = kind, rows, jobs
+    def __init__(self, kind, rows, jobs, quick=0.0):
+        self.kind, self.rows, self.jobs, self.quick = kind, rows, jobs, quick
         self.copies = Copies(kind, jobs)
         self.lock, self.card = threading.Lock(), threading.Semaphore(CARD_SLOTS)
         self.times, self.early = {}, {}
@@ -413,7 +413,9 @@ class Campaign:
             if row.file.startswith(prefix):
                 first += [by_name.get(name, "") for name in names.split()]
         ordered = [test for test in dict.fromkeys(first) if test in tests or test in own]
-        return ordered + sorted(set(tests) - set(ordered), key=self.times.get)
+        ordered += sorted(set(tests) - set(ordered), key=self.times.get)
+        return ordered if not self.quick else [test for i, test in enumerate(ordered)
+                                               if i == 0 or sum(map(self.times.get, ordered[:i + 1])) <= self.quick]
 
     def build(self, row, folder, tests):
         if row.file.endswith((".py", ".sh")):
@@ -462,7 +464,8 @@ class Campaign:
             if ending.is_set():
                 return
             row.seconds = time.monotonic() - begun
-            write_result(row, self.tree, self.lock)
+            if row.status != "survived" or not self.quick:
+                write_result(row, self.tree, self.lock)
             if row.status == "killed":
                 with self.lock:
                     killers.setdefault(row.file, []).insert(0, row.by.split(" (")[0])
@@ -553,8 +556,11 @@ def main():
         print(__doc__)
         sys.exit(0 if sys.argv[1] == "--help" else 2)
     jobs, only, keep, kind = option("JOBS", str(os.cpu_count() or 1)), option("ONLY", ""), option("KEEP", ""), option("KIND", "")
+    quick = option("QUICK", "0")
     if not jobs.isdigit() or int(jobs) < 1:
         stop(f"JOBS={jobs}: expected a number of workers from 1", 2)
+    if not quick.isdigit():
+        stop(f"QUICK={quick}: expected seconds", 2)
     if kind and kind not in TABLES:
         stop(f"KIND={kind}: expected host or cuda", 2)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -575,7 +581,7 @@ def main():
                 row.status = "skipped"
             print(f"cuda: no card on this machine: {len(fresh)} rows skipped")
         elif fresh:
-            Campaign(name, fresh, int(jobs)).run(files, tree, keep)
+            Campaign(name, fresh, int(jobs), float(quick)).run(files, tree, keep)
     good = report(all_rows) and bool(all_rows)
     skipped = sum(row.status == "skipped" for row in all_rows)
     print(f"{len(all_rows)} rows, {skipped} skipped, {time.monotonic() - begun:.0f} s: {'within' if good else 'below'} the limits"

@@ -14,11 +14,21 @@
 #: make clean
 #:
 #: TEXT=path         the default training text, in place of TinyShakespeare
-#: GPU_ARCH=native   builds for the card of this machine alone (faster build); GPU_ARCH=90a names one
+#: GPU_ARCH=all      builds for every card, not for those of this machine alone; GPU_ARCH=90a, or '80 90a', names kinds
+#: -jN               at most N commands at once (unasked, as many as there are cores)
 #: NO_OPENMP=1       builds without OpenMP;  DEBUG=1  -O1 and symbols;  CC=, NVCC=  other compilers;  V=1  prints the commands
 #: BOUNDED_WAIT=1    builds Hopper kernels in which a wait that never ends stops with an error, for new kernels in the lab
 #: DELAYS=1          builds Hopper kernels that pause at barriers, for make delays
 #: OMP_NUM_THREADS=N (at run time) threads on the CPU
+
+# All cores, unless -j says otherwise: those that this process may use, and a container's share of them.
+ifeq ($(MAKELEVEL)$(filter -j%,$(MAKEFLAGS)),0)
+CORES := $(or $(shell nproc 2>/dev/null || getconf _NPROCESSORS_ONLN 2>/dev/null),1)
+SHARE := $(shell awk '$$1 > 0 { print int(($$1 + $$2 - 1) / $$2) }' /sys/fs/cgroup/cpu.max 2>/dev/null)
+MAKEFLAGS += -j$(firstword $(shell printf '%s\n' $(CORES) $(SHARE) | sort -n))
+endif
+# "clean" and what is built after it, one after the other.
+$(if $(filter clean,$(MAKECMDGOALS)),$(eval .NOTPARALLEL:))
 
 BUILD ?= build
 PYTHON ?= python3
@@ -37,13 +47,19 @@ CFLAGS_ALL = -std=c11 -D_GNU_SOURCE $(if $(DEBUG),-g -O1,-O3) $(NATIVE) -fno-mat
 	$(OPENMP) $(WARNINGS) -MMD -MP $(CFLAGS)
 LIBS = -lm -lpthread
 
-# sm_80 code runs on every card from A100 to Ada, sm_90a on Hopper; later cards' drivers compile the PTX.
-ifeq ($(GPU_ARCH),native)
-override GPU_ARCH := $(patsubst 90,90a,$(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | head -n 1 | tr -d .))
-$(if $(GPU_ARCH),,$(error GPU_ARCH=native: nvidia-smi names no card; hint: GPU_ARCH=90a, or leave it out for all cards))
+# sm_80 code runs on every card from A100 to Ada, sm_90a on Hopper; later cards' drivers compile the PTX (of compute_80).
+# Unasked, what the cards of this machine need, each kind once; all of it where there is none, or nvidia-smi does not say.
+ifneq ($(NVCC),)
+CARDS := $(if $(filter-out native,$(GPU_ARCH)),,$(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | \
+	sed -n 's/^ *\([0-9]*\)\.\([0-9]\) *$$/\1\2/p' | sort -u))
+$(if $(filter native,$(GPU_ARCH)),$(if $(CARDS),,$(error GPU_ARCH=native: nvidia-smi names no card; hint: GPU_ARCH=90a, or leave it out for all cards)))
 endif
-ARCHS = $(if $(GPU_ARCH),-gencode arch=compute_$(GPU_ARCH)$(comma)code=sm_$(GPU_ARCH),-gencode arch=compute_80$(comma)code=sm_80 \
-	-gencode arch=compute_90a$(comma)code=sm_90a -gencode arch=compute_80$(comma)code=compute_80)
+kind_of_card = $(if $(filter 90,$(1)),90a,$(if $(filter 8%,$(1)),80,ptx))
+override GPU_ARCH := $(strip $(or $(sort $(foreach card,$(CARDS),$(call kind_of_card,$(card)))),$(subst $(comma), ,$(GPU_ARCH)),all))
+export GPU_ARCH
+code_for = -gencode arch=compute_$(1)$(comma)code=sm_$(1)
+code_for_ptx = -gencode arch=compute_80$(comma)code=compute_80
+ARCHS := $(strip $(foreach kind,$(patsubst 90,90a,$(patsubst all,80 90a ptx,$(GPU_ARCH))),$(if $(filter ptx,$(kind)),$(code_for_ptx),$(call code_for,$(kind)))))
 NVCCFLAGS = -std=c++17 -O3 $(ARCHS) -Xcompiler -Wall,-Wextra,-Wno-unused-parameter,-Werror -Werror all-warnings \
 	--expt-relaxed-constexpr -MMD -MP $(if $(DEBUG),-g -lineinfo) $(if $(BOUNDED_WAIT),-DBOUNDED_WAIT) \
 	$(if $(DELAYS),-DDELAYS)

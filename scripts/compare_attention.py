@@ -19,7 +19,7 @@ slices of --slice seconds, each after 1.5 x as long of untimed launches of its o
 swings for a few tenths of a second: slices of 0.1 s of one kernel differ by 4 %, of 0.5 s by 0.7 %. A peer that is far
 behind in a short first round is not timed again. Before the first cell all kernels take turns for a second, for it
 would be the only one to begin on a cold card. Needs `make`, nvcc and PyTorch; builds build/libattention.so first
-(GPU_ARCH=native or 90a in the environment: faster).
+(for the machine's card, unless GPU_ARCH says otherwise).
 """
 import argparse
 import collections

@@ -1,10 +1,23 @@
 #!/bin/sh
 # GPT-2 124M on 10 billion tokens of FineWeb: llm.c's recipe, 19,073 steps of 524,288 tokens. Reproduces a validation loss
 # of about 3.28. Can be stopped (ctrl-C, SIGTERM) and started again: it goes on from the newest whole checkpoint.
+# Looks for the card, then for what it needs to build and to download, before it does either; exit 2 where one is missing.
 # Usage: scripts/run_gpt2_124M.sh [FLAG ...], from the repository root; flags are handed to the trainer.
 set -eu
+# need WHAT HINT COMMAND...: one line and exit 2 where the command fails.
+need() {
+    what=$1 hint=$2
+    shift 2
+    "$@" >/dev/null 2>&1 || { echo "error: $what; hint: $hint" >&2; exit 2; }
+}
+have_nvcc() { command -v "${NVCC:-nvcc}" || [ -x /usr/local/cuda/bin/nvcc ]; }
+have_data() { ls data/fineweb10B/fineweb_train_*.bin && ls data/fineweb10B/fineweb_val_*.bin; }
+need 'train_gpt2.cu is not here' 'start it from the repository root' test -f train_gpt2.cu
+need 'no NVIDIA GPU on this machine' 'on a CPU: make train_gpt2 && ./train_gpt2' nvidia-smi -L
+[ -x ./train_gpt2cu ] || need 'nvcc not found' 'install the CUDA Toolkit and put its bin on the PATH' have_nvcc
+have_data >/dev/null 2>&1 || need 'the data are missing, and python3, which prepares them' 'install Python 3' command -v python3
 [ -x ./train_gpt2cu ] || make train_gpt2cu
-ls data/fineweb10B/fineweb_train_*.bin >/dev/null 2>&1 || make data/fineweb10B
+have_data >/dev/null 2>&1 || make data/fineweb10B
 exec ./train_gpt2cu --model d12 --train 'data/fineweb10B/fineweb_train_*.bin' --val 'data/fineweb10B/fineweb_val_*.bin' \
     --batch 64 --seq 1024 --tokens-per-step 524288 --steps 19073 --lr 6e-4 --warmup 700 --final-lr-fraction 0 \
     --weight-decay 0.1 --beta2 0.95 --eval-every 250 --eval-batches 160 --sample-every 1000 \

@@ -23,18 +23,22 @@ static unsigned next_slot;
 
 /* ---- errors ---- */
 
+static const char *hint(cudaError_t status) {
+    return status == cudaErrorNoKernelImageForDevice ? "; hint: built for another card, make GPU_ARCH=all" : "";
+}
+
 void cuda_check_(cudaError_t status, const char *expr, const char *file, int line) {
     if (status == cudaSuccess) return;
-    fprintf(stderr, "error: %s:%d: %s: %s (%s)\n", file, line, expr, cudaGetErrorString(status),
-            cudaGetErrorName(status));
+    fprintf(stderr, "error: %s:%d: %s: %s (%s)%s\n", file, line, expr, cudaGetErrorString(status),
+            cudaGetErrorName(status), hint(status));
     exit(EXIT_RUN);
 }
 
 void launch_check(const char *kernel) {
     const cudaError_t status = cudaGetLastError();
     if (status == cudaSuccess) return;
-    fprintf(stderr, "error: kernel %s does not launch: %s (%s)\n", kernel, cudaGetErrorString(status),
-            cudaGetErrorName(status));
+    fprintf(stderr, "error: kernel %s does not launch: %s (%s)%s\n", kernel, cudaGetErrorString(status),
+            cudaGetErrorName(status), hint(status));
     exit(EXIT_RUN);
 }
 

@@ -13,10 +13,10 @@ static double seconds(void) {
 }
 
 typedef struct Printed {
-    double peak;          /* TFLOP/s, as printed */
-    double at[STEPS + 1]; /* when the line of a step arrived */
+    double peak; /* TFLOP/s, as printed */
     double ms[STEPS + 1], tok_s[STEPS + 1], mfu[STEPS + 1];
-    double done_tok_s, begun, ended;
+    double lasted[STEPS + 1]; /* from the arrival of the line before to that of the step's own */
+    double done_tok_s, last_line, begun, ended;
 } Printed;
 
 /* "34.2 k" */
@@ -36,7 +36,7 @@ static double before(const char *line, const char *unit) {
 static void take_printed(Printed *p, const char *line) {
     int step;
     if (sscanf(line, "step %d/", &step) == 1 && step >= 1 && step <= STEPS && strstr(line, " ms ")) {
-        p->at[step] = seconds();
+        p->lasted[step] = seconds() - p->last_line;
         p->ms[step] = before(line, " ms ");
         p->tok_s[step] = before(line, " tok/s");
         p->mfu[step] = before(line, " % MFU") / 100;
@@ -44,6 +44,7 @@ static void take_printed(Printed *p, const char *line) {
     if (strncmp(line, "peak ", 5) == 0) p->peak = strtod(line + 5, NULL);
     if (strncmp(line, "done: ", 6) == 0 && strstr(line, "val loss"))
         p->done_tok_s = count_of(strrchr(line, ',') + 1);
+    p->last_line = seconds();
 }
 
 static int run_timed(Printed *p, const char *out) {
@@ -52,7 +53,7 @@ static int run_timed(Printed *p, const char *out) {
     snprintf(command, sizeof command,
              "OMP_NUM_THREADS=1 %s --device cpu --train dev/reference/program.txt --model nano --layers %d "
              "--heads 4 --channels "
-             "%d --batch 8 --seq %d --tokens-per-step %d --steps %d --eval-every 3 --save-every 4 "
+             "%d --batch 8 --seq %d --tokens-per-step %d --steps %d --eval-every 3 --eval-batches 9 "
              "--sample-every 5 "
              "--sample-tokens 40 --out %s 2>&1 </dev/null",
              program, LAYERS, CHANNELS, SEQ, TOKENS, STEPS, out);
@@ -76,19 +77,16 @@ static bool within_parts(double got, double want, double part) {
     return fabs(got - want) <= part * fabs(want);
 }
 
-/* Steps as a clock outside sees them. Between two lines may stand an evaluation, a sample, a checkpoint: these are no part of a
- * step, so only neighbours without any are compared, all of them together. */
+/* Steps as a clock outside sees them: from the line before, a validation's or a sample's perhaps, to the line of the step. The
+ * first is left out: what stands before it takes time, too. */
 static void check_clock(const Printed *p, const ProgramLog *log) {
     double outside = 0, inside = 0, all = 0;
     for (int step = 1; step <= STEPS; step++) {
-        const bool busy_before =
-            step == 1 || (step - 1) % 3 == 0 || (step - 1) % 4 == 0 || (step - 1) % 5 == 0;
         all += log->steps[step].ms * 1e-3;
-        if (busy_before) continue;
-        outside += p->at[step] - p->at[step - 1];
-        inside += log->steps[step].ms * 1e-3;
+        if (step > 1) outside += p->lasted[step];
+        if (step > 1) inside += log->steps[step].ms * 1e-3;
     }
-    CHECK(inside > 0.7 * outside && inside < 1.4 * outside, "the log says %.3f s for steps that take %.3f s",
+    CHECK(inside > 0.65 * outside && inside < 1.5 * outside, "the log says %.3f s for steps that take %.3f s",
           inside, outside);
     CHECK(all <= p->ended - p->begun, "the steps of the log take %.3f s, the whole run %.3f s", all,
           p->ended - p->begun);
@@ -100,7 +98,7 @@ static void check_figures(const Printed *p, const ProgramLog *log) {
     const char *how;
     cpu_set_thread_count(1); /* as the program ran */
     const double peak = ops_cpu.peak_flops(&how) * 1e-12;
-    CHECK(p->peak > 0 && p->peak < 3 * peak + 0.1 && p->peak > peak / 3 - 0.1,
+    CHECK(p->peak > 0 && p->peak < 5 * peak + 0.1 && p->peak > peak / 5 - 0.1,
           "peak %g TFLOP/s, measured here %g", p->peak, peak);
     for (int step = 1; step <= STEPS; step++) {
         const LoggedStep *s = &log->steps[step];
@@ -112,7 +110,7 @@ static void check_figures(const Printed *p, const ProgramLog *log) {
               "step %d: another peak", step);
         CHECK(fabs(implied - p->peak) <= 0.0501 + 0.01 * p->peak, "step %d: MFU %g of %g TFLOP/s, printed %g",
               step, s->mfu, implied, p->peak);
-        CHECK(fabs(p->ms[step] - s->ms) <= 0.0501 && within_parts(p->tok_s[step], s->tok_s, 0.01) &&
+        CHECK(fabs(p->ms[step] - s->ms) <= 0.0501 && fabs(p->tok_s[step] - s->tok_s) <= 51 &&
                   fabs(p->mfu[step] - s->mfu) <= 0.00051,
               "step %d: printed %g ms, %g tok/s, MFU %g; logged %g, %g, %g", step, p->ms[step],
               p->tok_s[step], p->mfu[step], s->ms, s->tok_s, s->mfu);

@@ -53,6 +53,15 @@ __attribute__((unused)) static char *read_text(const char *path) {
     return text;
 }
 
+/* The number behind `label` in what the program printed, NAN where it is not. */
+__attribute__((unused)) static double printed_number(const char *label) {
+    char *text = read_text(in_folder("stdout"));
+    const char *at = strstr(text, label);
+    const double value = at ? strtod(at + strlen(label), NULL) : NAN;
+    free(text);
+    return value;
+}
+
 /* ---- the log ---- */
 
 enum { LOG_MAX_STEPS = 64 };

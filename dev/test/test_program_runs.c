@@ -29,6 +29,10 @@ static void holds(const char *name, const char *flags, const char *expected, con
     else
         program_weights(&d.model, PLAIN);
     check_direct(name, &d, &log, out);
+    const int first = d.eval_every < d.steps ? d.eval_every : d.steps; /* step that validates */
+    CHECK(fabs(printed_number("val loss ") - log.steps[first].val_loss) <= 6e-5,
+          "%s: printed validation %g, logged %g", name, printed_number("val loss "),
+          log.steps[first].val_loss);
     direct_close(&d);
     remove_tree(out);
 }
@@ -137,6 +141,16 @@ static void test_saves(void) {
     }
 }
 
+/* What stands before " tok/s" in the last line, such as "1234". */
+static const char *printed_rate(void) {
+    static char rate[32];
+    char *text = read_text(in_folder("stdout")), *done = strstr(text, "done: "),
+         *comma = done ? strrchr(done, ',') : NULL;
+    snprintf(rate, sizeof rate, "%.*s", comma ? (int)strcspn(comma + 2, " ") : 0, comma ? comma + 2 : "");
+    free(text);
+    return rate;
+}
+
 /* A run that is moved, and goes on from step 3 with one window in a micro-batch in place of two, and with other masks. */
 static void test_resumed_elsewhere(void) {
     static ProgramLog log;
@@ -158,6 +172,10 @@ static void test_resumed_elsewhere(void) {
         CHECK(status == 0 && (i || rename(out, moved) == 0), "run %d: exit code %d", i, status);
     }
     read_log(&log, moved);
+    double ms = 0;
+    for (int step = 4; step <= 6; step++) ms += log.steps[step].ms;
+    CHECK(fabs(strtod(printed_rate(), NULL) * ms / (1e3 * 3 * 32) - 1) <= 0.01,
+          "resumed: the rate of the steps since is %s, not %g", printed_rate(), 1e3 * 3 * 32 / ms);
     direct_open(&d, flags[0], &program_config, text_path);
     program_weights(&d.model, PLAIN);
     for (int step = 1; step <= 6; step++) {
@@ -193,15 +211,6 @@ static void test_three_bad_steps(void) {
 
 /* ---- evaluation and samples ---- */
 
-/* The number behind `label` in what the program printed, NAN where it is not. */
-static double printed(const char *label) {
-    char *text = read_text(in_folder("stdout"));
-    const char *at = strstr(text, label);
-    const double value = at ? strtod(at + strlen(label), NULL) : NAN;
-    free(text);
-    return value;
-}
-
 static void test_eval_only(void) {
     static const struct {
         const char *flags;
@@ -224,7 +233,7 @@ static void test_eval_only(void) {
                  rows[i].B, rows[i].T, rows[i].batches, strstr(rows[i].flags, "--window 4") ? 4 : 0);
         direct_open(&d, flags, &program_config, text_path);
         program_weights(&d.model, PLAIN);
-        const double expected = direct_val(&d), got = printed("val loss ");
+        const double expected = direct_val(&d), got = printed_number("val loss ");
         CHECK(status == 0 && fabs(got - expected) <= 6e-5,
               "--eval-only %s: exit code %d, val loss %g, expected %g", rows[i].flags, status, got, expected);
         direct_close(&d);

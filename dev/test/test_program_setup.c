@@ -86,6 +86,26 @@ static double bytes_of(const char *text) {
     return x * (strncmp(unit, " KiB", 4) == 0 ? 1024.0 : strncmp(unit, " MiB", 4) == 0 ? 1048576.0 : 1);
 }
 
+/* Sampling from a model of a long context needs no room for a batch of it: 600 MB, where the process may have 400. */
+static void test_sampling_memory(void) {
+    const GPT2Config size = {.max_seq_len = 1 << 18,
+                             .vocab_size = 256,
+                             .padded_vocab_size = 256,
+                             .n_layer = 1,
+                             .n_head = 1,
+                             .n_embd = 8};
+    char command[800];
+    save_program_model("huge", LETTERS, &size);
+    snprintf(command, sizeof command,
+             "ulimit -v 400000 && OMP_NUM_THREADS=1 %s --device cpu --model %s --seq 262144 --prompt ab "
+             "--sample-tokens 3 "
+             ">%s 2>%s",
+             program, in_folder("huge"), in_folder("stdout"), in_folder("stderr"));
+    const int status = system(command);
+    CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0, "sampling with 400 MB: status %d", status);
+    remove_tree(in_folder("huge"));
+}
+
 /* After a run: what was planned, and what the process took, which is about that. */
 static void test_measured(void) {
     double planned = 0, measured = 0;
@@ -172,15 +192,70 @@ static void test_shards(void) {
           flags);
 }
 
+/* ---- what the log and a checkpoint say of the run ---- */
+
+static bool contains(const JsonValue *text, const char *part) {
+    return text && text->type == JSON_STRING && strstr(text->text, part);
+}
+
+static void check_flags(const JsonValue *flags, const char *where) {
+    double lr = 0;
+    int64_t batch = 0, steps = 0;
+    json_double(json_get(flags, "lr"), &lr);
+    json_int64(json_get(flags, "batch"), &batch);
+    json_int64(json_get(flags, "steps"), &steps);
+    CHECK(lr == 0.004 && batch == 2 && steps == 2 && json_equals(json_get(flags, "schedule"), "linear"),
+          "flags in %s: lr %g, batch %lld, steps %lld", where, lr, (long long)batch, (long long)steps);
+}
+
+/* The first line of the log, and trainer_state.json. */
+static void test_header(void) {
+    Tensor table[N_TENSORS];
+    Error err = {0};
+    int64_t parameters = 0, first_step = -1, ranks = 0;
+    const int status = run_program(
+        "--train %s --model %s --out %s --batch 2 --seq 16 --steps 2 --lr 0.004 --schedule linear "
+        "--sample-tokens 0",
+        text_path, in_folder("model"), in_folder("header"));
+    char *text = read_text(in_folder("header/log.jsonl"));
+    Json *log = json_parse(text, strcspn(text, "\n"), "the header", &err),
+         *state = json_read(in_folder("header/step_00000002/trainer_state.json"), &err);
+    if (CHECK(status == 0 && log && state, "exit code %d: %s", status, err.text)) {
+        const JsonValue *run = json_get(json_root(log), "run"), *argv = json_get(run, "argv");
+        check_flags(json_get(run, "flags"), "the log");
+        check_flags(json_get(json_root(state), "flags"), "trainer_state.json");
+        CHECK(json_int64(json_get(run, "parameters"), &parameters) &&
+                  parameters == gpt2_tensors(table, &program_config),
+              "%lld parameters", (long long)parameters);
+        CHECK(json_int64(json_get(run, "first_step"), &first_step) && first_step == 0, "first step %lld",
+              (long long)first_step);
+        CHECK(json_int64(json_get(run, "ranks"), &ranks) && ranks == 1, "%lld ranks", (long long)ranks);
+        CHECK(argv && argv->n == 21 && json_equals(argv->first, program) &&
+                  json_equals(argv->first->next, "--device"),
+              "argv");
+        CHECK(contains(json_get(run, "model"), "/model"), "the model's name");
+        CHECK(contains(json_get(run, "train"), "2,700 tokens"), "the training data");
+        CHECK(contains(json_get(run, "val"), "300 tokens"), "the validation data");
+        CHECK(contains(json_get(run, "device"), "") && contains(json_get(run, "version"), ""),
+              "device and version");
+    }
+    json_free(log);
+    json_free(state);
+    free(text);
+    remove_tree(in_folder("header"));
+}
+
 int main(void) {
     if (!program_is_here()) return check_finish("program_setup");
     if (!CHECK(mkdtemp(folder), "%s cannot be made", folder)) return check_finish("program_setup");
     save_program_model("model", PLAIN, &program_config);
     test_size_of_files();
     test_memory();
+    test_sampling_memory();
     test_measured();
     test_window();
     test_shards();
+    test_header();
     remove_tree(folder);
     return check_finish("program_setup");
 }

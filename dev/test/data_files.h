@@ -18,7 +18,7 @@ __attribute__((unused)) static void write_raw(const char *name, int magic, int v
     FILE *file = fopen(path_of(name), "wb");
     bool ok = file && fwrite(header, sizeof header, 1, file) == 1;
     ok = ok && fwrite(payload, 1, n_bytes, file) == n_bytes && fclose(file) == 0;
-    CHECK(ok, "cannot write %s", name);
+    REQUIRE(ok, "cannot write %s", name);
 }
 
 /* A uint16 shard of n consecutive tokens from `first` on. */

@@ -16,11 +16,11 @@ __attribute__((unused)) static const char *path_of(const char *name) {
 
 __attribute__((unused)) static void write_file(const char *name, const void *bytes, size_t n) {
     FILE *file = fopen(path_of(name), "wb");
-    CHECK(file && fwrite(bytes, 1, n, file) == n && fclose(file) == 0, "cannot write %s", name);
+    REQUIRE(file && fwrite(bytes, 1, n, file) == n && fclose(file) == 0, "cannot write %s", name);
 }
 
 __attribute__((unused)) static void empty_folder(void) {
     char command[300];
     snprintf(command, sizeof command, "rm -rf %s/*", folder);
-    CHECK(system(command) == 0, "cannot empty %s", folder);
+    REQUIRE(system(command) == 0, "cannot empty %s", folder);
 }

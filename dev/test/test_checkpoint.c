@@ -275,7 +275,7 @@ static void test_config_read(void) {
 }
 
 int main(void) {
-    if (!CHECK(mkdtemp(folder) != NULL, "mkdtemp")) return check_finish("checkpoint");
+    if (!REQUIRE(mkdtemp(folder) != NULL, "mkdtemp")) return check_finish("checkpoint");
     tiny_open(&model, &tiny_config);
     test_find_nothing();
     test_round_trip();

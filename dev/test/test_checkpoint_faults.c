@@ -146,7 +146,7 @@ static void flip_bit(const char *path, int64_t bit) {
     int fd = open(path, O_RDWR);
     CHECK(pread(fd, &byte, 1, bit / 8) == 1, "reading %s", path);
     byte ^= (unsigned char)(1 << bit % 8);
-    CHECK(pwrite(fd, &byte, 1, bit / 8) == 1, "writing %s", path);
+    REQUIRE(pwrite(fd, &byte, 1, bit / 8) == 1, "writing %s", path);
     close(fd);
 }
 
@@ -215,15 +215,15 @@ static void test_cuts(const char *checkpoint, const char *name) {
         CHECK(truncate(path, cut) == 0, "truncate");
         n_missed += !refused(checkpoint, name);
         int fd = open(path, O_WRONLY);
-        CHECK(pwrite(fd, bytes, size, 0) == (ssize_t)size && ftruncate(fd, (off_t)size) == 0, "restoring %s",
-              path);
+        REQUIRE(pwrite(fd, bytes, size, 0) == (ssize_t)size && ftruncate(fd, (off_t)size) == 0,
+                "restoring %s", path);
         close(fd);
     }
     CHECK(n_missed == 0, "%s: %d cuts were not found", name, n_missed);
     unlink(path);
     CHECK(refused(checkpoint, name), "%s: missing, not found out", name);
     FILE *file = fopen(path, "w");
-    CHECK(file && fwrite(bytes, 1, size, file) == size && fclose(file) == 0, "restoring %s", path);
+    REQUIRE(file && fwrite(bytes, 1, size, file) == size && fclose(file) == 0, "restoring %s", path);
     free(bytes);
 }
 
@@ -305,7 +305,7 @@ static void test_unwritable(void) {
     CHECK(!save(in_folder("file/below"), 1, 1, 0, &err) && err.exit_code == EXIT_INPUT, "%s", err.text);
     CHECK(!save("", 1, 1, 0, &err) && err.exit_code == EXIT_INPUT, "%s", err.text);
     CHECK(save(in_folder("locked"), 1, 1, 0, &err), "%s", err.text);
-    CHECK(chmod(folder, 0755) == 0 && chmod(in_folder("locked"), 0555) == 0, "chmod");
+    REQUIRE(chmod(folder, 0755) == 0 && chmod(in_folder("locked"), 0555) == 0, "chmod");
     bool is_root = geteuid() == 0; /* whom no mode bits stop */
     if (is_root && seteuid(65534) != 0) {
         SKIP("cannot drop root's rights, so no directory is unwritable");
@@ -315,7 +315,7 @@ static void test_unwritable(void) {
               strstr(err.text, "Permission denied"),
           "%s", err.text);
     if (is_root) CHECK(seteuid(0) == 0, "seteuid");
-    CHECK(chmod(in_folder("locked"), 0755) == 0, "chmod");
+    REQUIRE(chmod(in_folder("locked"), 0755) == 0, "chmod");
     CHECK(newest_seed(in_folder("locked")) == 1, "the previous checkpoint stands");
 }
 
@@ -461,7 +461,7 @@ static void test_leftovers(void) {
 }
 
 int main(void) {
-    if (!CHECK(mkdtemp(folder) != NULL, "mkdtemp")) return check_finish("checkpoint_faults");
+    if (!REQUIRE(mkdtemp(folder) != NULL, "mkdtemp")) return check_finish("checkpoint_faults");
     tiny_open(&model, &tiny_config);
     test_damage();
     test_tensor_named();

@@ -63,6 +63,14 @@ static void test_worse(void) {
     CHECK(isnan(worse(NAN, 1)), "a number after a NaN");
 }
 
+/* What a test needs for itself is no check that passed. */
+static void test_require(void) {
+    const int passed = check_passed, failed = check_failed;
+    const bool ok = REQUIRE(passed >= 0, "a file of the test's own");
+    CHECK(ok && check_passed == passed && check_failed == failed, "REQUIRE counts as a check: %d, %d",
+          check_passed, check_failed);
+}
+
 static void test_not_finite_fails(void) {
     const float values[] = {NAN, -NAN, INFINITY, -INFINITY};
     float want[N], got[N];
@@ -140,7 +148,8 @@ static void check_refused(const char *path, const char *bytes, size_t n, const c
     Reference reference;
     Error err = {0};
     FILE *file = fopen(path, "wb");
-    if (!CHECK(file && fwrite(bytes, 1, n, file) == n && fclose(file) == 0, "cannot write %s", path)) return;
+    if (!REQUIRE(file && fwrite(bytes, 1, n, file) == n && fclose(file) == 0, "cannot write %s", path))
+        return;
     CHECK(!reference_load(&reference, path, &err), "a file with %s wrong was loaded", word);
     CHECK(err.exit_code == EXIT_INPUT && strstr(err.text, path) && strstr(err.text, word) &&
               !strchr(err.text, '\n'),
@@ -155,7 +164,7 @@ static void test_damaged_reference(void) {
     Reference reference;
     int64_t size = 0;
     char *bytes = reference_read("dev/reference/hd24.ref", &size, &err);
-    if (!CHECK(bytes && mkdtemp(folder), "%s", err.text)) return;
+    if (!REQUIRE(bytes && mkdtemp(folder), "%s", err.text)) return;
     bytes = realloc(bytes, (size_t)size + 4);
     if (!bytes) abort();
     snprintf(path, sizeof path, "%s/damaged.ref", folder);
@@ -180,6 +189,7 @@ int main(void) {
     test_wrong_element_fails();
     test_lone_element_fails();
     test_worse();
+    test_require();
     test_not_finite_fails();
     test_unwritten_fails(DTYPE_F32);
     test_unwritten_fails(DTYPE_BF16);

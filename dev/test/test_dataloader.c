@@ -237,7 +237,7 @@ static void test_open_close(void) {
 }
 
 int main(void) {
-    if (!CHECK(mkdtemp(folder) != NULL, "cannot make a folder in /tmp")) return check_finish("dataloader");
+    if (!REQUIRE(mkdtemp(folder) != NULL, "cannot make a folder in /tmp")) return check_finish("dataloader");
     test_stream_order();
     test_shuffle();
     test_shuffled_batches();

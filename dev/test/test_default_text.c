@@ -72,7 +72,8 @@ static void test_text(void) {
 }
 
 int main(void) {
-    if (!CHECK(mkdtemp(folder) != NULL, "cannot make a folder in /tmp")) return check_finish("default_text");
+    if (!REQUIRE(mkdtemp(folder) != NULL, "cannot make a folder in /tmp"))
+        return check_finish("default_text");
     char here[512];
     if (CHECK(getcwd(here, sizeof here) &&
                   sh("mkdir bin scripts llmc && cp '%s/scripts/default_text.sh' scripts/", here) == 0,
@@ -84,6 +85,6 @@ int main(void) {
     }
     char command[300];
     snprintf(command, sizeof command, "rm -rf %s", folder);
-    CHECK(system(command) == 0, "cannot remove %s", folder);
+    REQUIRE(system(command) == 0, "cannot remove %s", folder);
     return check_finish("default_text");
 }

@@ -102,7 +102,7 @@ static void test_directories(void) {
 }
 
 int main(void) {
-    if (!CHECK(mkdtemp(folder) != NULL, "mkdtemp")) return check_finish("files");
+    if (!REQUIRE(mkdtemp(folder) != NULL, "mkdtemp")) return check_finish("files");
     test_checksum();
     test_write_and_read();
     test_not_a_file();

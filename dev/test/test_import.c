@@ -159,7 +159,7 @@ static void test_shards(void) {
 static void write_bin(const char *path, uint64_t seed, bool bf16, int padded_rows) {
     const int32_t header[256] = {20240326, bf16 ? 5 : 3, 16, 250, 2, 2, 32, padded_rows};
     FILE *file = fopen(path, "wb");
-    if (!CHECK(file && fwrite(header, 4, 256, file) == 256, "writing %s", path)) return;
+    if (!REQUIRE(file && fwrite(header, 4, 256, file) == 256, "writing %s", path)) return;
     for (int64_t i = 0; i < model.n_parameters + (padded_rows - 256) * 32; i++) {
         int64_t flat = i < padded_rows * 32 ? i : i - (padded_rows - 256) * 32;
         float value = i >= 250 * 32 && i < padded_rows * 32 ? 9 : tiny_value(3 * seed, flat);
@@ -167,7 +167,7 @@ static void write_bin(const char *path, uint64_t seed, bool bf16, int padded_row
         memcpy(bytes, &value, 4);
         fwrite(bytes + (bf16 ? 2 : 0), bf16 ? 2 : 4, 1, file);
     }
-    CHECK(fclose(file) == 0, "closing %s", path);
+    REQUIRE(fclose(file) == 0, "closing %s", path);
 }
 
 static void edit_header(const char *path, int field, int32_t value) {
@@ -240,7 +240,7 @@ static void test_bad_llmc_bin(void) {
 
 int main(void) {
     Error err = {0};
-    if (!CHECK(mkdtemp(folder) != NULL, "mkdtemp")) return check_finish("import");
+    if (!REQUIRE(mkdtemp(folder) != NULL, "mkdtemp")) return check_finish("import");
     tiny_open(&model, &tiny_config);
     CHECK(tiny_save(&model, in_folder("run"), 1, &(TrainerState){.step = 1}, 0, false, &err), "%s", err.text);
     test_hugging_face();

@@ -230,7 +230,7 @@ static void test_full_disk(void) {
 }
 
 int main(void) {
-    if (!CHECK(mkdtemp(folder), "%s", strerror(errno))) return check_finish("log");
+    if (!REQUIRE(mkdtemp(folder), "%s", strerror(errno))) return check_finish("log");
     test_lines();
     test_resume();
     test_new_run();

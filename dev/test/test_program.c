@@ -82,7 +82,7 @@ static void run_recorded(const char *name, const char *flags, const char *more, 
     CHECK(status == 0, "%s %s: exit code %d", name, more, status);
     if (!resumed) return;
     snprintf(command, sizeof command, "cd %s && rm -r step_0000000[4-9]", out);
-    CHECK(system(command) == 0, "%s: no checkpoint after step 3", name);
+    REQUIRE(system(command) == 0, "%s: no checkpoint after step 3", name);
     status = run_program("%s --resume", line);
     CHECK(status == 0, "%s, resumed: exit code %d", name, status);
 }
@@ -130,7 +130,7 @@ int main(void) {
     int n = 0;
     if (!program_is_here()) return check_finish("program");
     FILE *file = fopen(reference_path, "r");
-    if (!CHECK(file && mkdtemp(folder), "%s or %s cannot be opened", reference_path, folder))
+    if (!REQUIRE(file && mkdtemp(folder), "%s or %s cannot be opened", reference_path, folder))
         return check_finish("program");
     save_program_model("model", PLAIN, &program_config);
     save_program_model("poisoned", POISONED, &program_config);

@@ -122,7 +122,7 @@ int main(void) {
     Printed p;
     Error err = {0};
     if (!program_is_here()) return check_finish("program_figures");
-    if (!CHECK(mkdtemp(folder) && ops_cpu.open(&err), "%s cannot be made", folder))
+    if (!REQUIRE(mkdtemp(folder) && ops_cpu.open(&err), "%s cannot be made", folder))
         return check_finish("program_figures");
     const int status = run_timed(&p, in_folder("run"));
     CHECK(status == 0, "exit code %d", status);

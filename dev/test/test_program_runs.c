@@ -81,7 +81,7 @@ static void write_part(const char *name, const char *text, int64_t begin, int64_
         const uint16_t token = (unsigned char)text[i];
         ok = fwrite(&token, shard ? 2 : 1, 1, file) == 1;
     }
-    CHECK(ok && fclose(file) == 0, "cannot write %s", name);
+    REQUIRE(ok && fclose(file) == 0, "cannot write %s", name);
 }
 
 static void test_files(void) {
@@ -369,7 +369,7 @@ static void test_samples(void) {
 
 int main(void) {
     if (!program_is_here()) return check_finish("program_runs");
-    if (!CHECK(mkdtemp(folder), "%s cannot be made", folder)) return check_finish("program_runs");
+    if (!REQUIRE(mkdtemp(folder), "%s cannot be made", folder)) return check_finish("program_runs");
     save_program_model("model", PLAIN, &program_config);
     save_program_model("poisoned", POISONED, &program_config);
     test_new();

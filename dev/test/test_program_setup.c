@@ -165,7 +165,7 @@ static void write_shard(const char *name, int n, int token) {
         const uint16_t value = (uint16_t)(i == n / 2 ? token : i % 200);
         ok = fwrite(&value, 2, 1, file) == 1;
     }
-    CHECK(ok && fclose(file) == 0, "cannot write %s", name);
+    REQUIRE(ok && fclose(file) == 0, "cannot write %s", name);
 }
 
 /* Shards without a tokenizer are GPT-2's; a token that its vocabulary lacks is refused, though wte has a row for it. */
@@ -247,7 +247,7 @@ static void test_header(void) {
 
 int main(void) {
     if (!program_is_here()) return check_finish("program_setup");
-    if (!CHECK(mkdtemp(folder), "%s cannot be made", folder)) return check_finish("program_setup");
+    if (!REQUIRE(mkdtemp(folder), "%s cannot be made", folder)) return check_finish("program_setup");
     save_program_model("model", PLAIN, &program_config);
     test_size_of_files();
     test_memory();

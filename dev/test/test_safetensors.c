@@ -19,7 +19,7 @@ static void write_raw(uint64_t n, const char *header, size_t header_bytes, const
     bool ok = file && fwrite(size, 1, 8, file) == 8 &&
               fwrite(header, 1, header_bytes, file) == header_bytes &&
               fwrite(data, 1, data_bytes, file) == data_bytes;
-    CHECK(ok && fclose(file) == 0, "writing the test file");
+    REQUIRE(ok && fclose(file) == 0, "writing the test file");
 }
 
 static void write_file(const char *header, size_t data_bytes) {
@@ -269,7 +269,7 @@ static void test_fuzz(void) {
 }
 
 int main(void) {
-    if (!CHECK(mkdtemp(folder) != NULL, "mkdtemp")) return check_finish("safetensors");
+    if (!REQUIRE(mkdtemp(folder) != NULL, "mkdtemp")) return check_finish("safetensors");
     snprintf(path, sizeof path, "%s/x.safetensors", folder);
     test_rejections();
     test_bad_lengths();

@@ -202,7 +202,7 @@ static void test_many_shards(void) {
 }
 
 int main(void) {
-    if (!CHECK(mkdtemp(folder) != NULL, "cannot make a folder in /tmp")) return check_finish("shards");
+    if (!REQUIRE(mkdtemp(folder) != NULL, "cannot make a folder in /tmp")) return check_finish("shards");
     test_uint32();
     test_bad_files();
     test_mixtures();

@@ -287,7 +287,7 @@ int main(void) {
     test_rule();
     test_every_character();
     unsetenv("NO_COLOR");
-    if (!CHECK(mkdtemp(folder) && getcwd(here, sizeof here), "no folder")) return check_finish("terminal");
+    if (!REQUIRE(mkdtemp(folder) && getcwd(here, sizeof here), "no folder")) return check_finish("terminal");
     if (access(program, X_OK) == 0) {
         test_hostile(here);
         test_width(here);

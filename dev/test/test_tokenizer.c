@@ -195,7 +195,7 @@ static void test_bytes(void) {
 }
 
 int main(void) {
-    if (!CHECK(mkdtemp(folder) != NULL, "cannot make a folder in /tmp")) return check_finish("tokenizer");
+    if (!REQUIRE(mkdtemp(folder) != NULL, "cannot make a folder in /tmp")) return check_finish("tokenizer");
     test_split();
     test_merges();
     test_append();

@@ -228,7 +228,7 @@ static void test_gpt2(void) {
 }
 
 int main(void) {
-    if (!CHECK(mkdtemp(folder) != NULL, "cannot make a folder in /tmp"))
+    if (!REQUIRE(mkdtemp(folder) != NULL, "cannot make a folder in /tmp"))
         return check_finish("tokenizer_files");
     test_spelling();
     test_save();

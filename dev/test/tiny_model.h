@@ -84,7 +84,7 @@ __attribute__((unused)) static void remove_tree(const char *path) {
 
 __attribute__((unused)) static void write_text(const char *path, const char *text) {
     FILE *file = fopen(path, "w");
-    CHECK(file && fputs(text, file) >= 0 && fclose(file) == 0, "writing %s", path);
+    REQUIRE(file && fputs(text, file) >= 0 && fclose(file) == 0, "writing %s", path);
 }
 
 /* Fills the model from the seed and saves it, with the byte tokenizer. */

@@ -192,6 +192,14 @@ static void test_shards(void) {
           flags);
 }
 
+/* A folder that holds one checkpoint is another run's, unless --resume says that it goes on. */
+static void test_used_folder(void) {
+    char flags[500];
+    snprintf(flags, sizeof flags, "--train %s --model nano --steps 1 --out %s", text_path,
+             in_folder("model"));
+    refuses(flags, "holds checkpoints of another run (step_00000005)");
+}
+
 /* ---- what the log and a checkpoint say of the run ---- */
 
 static bool contains(const JsonValue *text, const char *part) {
@@ -256,6 +264,7 @@ int main(void) {
     test_window();
     test_shards();
     test_header();
+    test_used_folder();
     remove_tree(folder);
     return check_finish("program_setup");
 }

@@ -82,7 +82,7 @@ static void run_recorded(const char *name, const char *flags, const char *more, 
     CHECK(status == 0, "%s %s: exit code %d", name, more, status);
     if (!resumed) return;
     snprintf(command, sizeof command, "cd %s && rm -r step_0000000[4-9]", out);
-    REQUIRE(system(command) == 0, "%s: no checkpoint after step 3", name);
+    CHECK(system(command) == 0, "%s: no checkpoint after step 3", name);
     status = run_program("%s --resume", line);
     CHECK(status == 0, "%s, resumed: exit code %d", name, status);
 }

@@ -349,6 +349,8 @@ static void op_check_device(OpCase *c) {
     for (int k = 0; k < c->n; k++) {
         if (c->operands[k].elems != 0 && c->operands[k].role != SPACE) {
             void *again = op_download(c, k);
+            if (c->operands[k].role != IN)
+                op_print_bits(c->label, c->operands[k].name, first[k], c->device[k].bytes);
             CHECK(memcmp(first[k], again, c->device[k].bytes) == 0, "%s: %s differs in a second run",
                   c->label, c->operands[k].name);
             free(again);
@@ -378,20 +380,21 @@ static void op_label(OpCase *c) {
         {"window ",    d->window          },
         {"dropout % ", lroundf(100 * d->p)}
     };
-    int at = snprintf(c->label, sizeof c->label, "%s, %s", c->ops->name, c->op->name);
+    int at = snprintf(c->label, sizeof c->label, "%s%s, %s", c->ops->name, op_path, c->op->name);
     for (size_t i = 0; i < sizeof fields / sizeof *fields; i++)
         if (fields[i].value && at < (int)sizeof c->label)
             at += snprintf(c->label + at, sizeof c->label - (size_t)at, " %s%lld", fields[i].name,
                            fields[i].value);
+    if (at < (int)sizeof c->label - 1) strcpy(c->label + at, " "); /* so that "T129 " is no part of another */
 }
 
 /* The whole case, unless its op was not asked for. */
 static void op_case(const Ops *ops, const Op *op, Dims d) {
     static int n_cases;
-    if (strncmp(op->name, op_only, strlen(op_only)) != 0) return;
     OpCase c = {.ops = ops, .op = op, .d = d};
     if (c.d.scale == 0) c.d.scale = 1;
     op_label(&c);
+    if (!op_wanted(op->name, c.label)) return;
     c.n = op->describe(c.operands, &c.d);
     op_fill_inputs(&c);
     op_oracle(&c);

@@ -7,7 +7,20 @@ enum { SEED = 1234 };
 #define FP32_LIMIT 1e-5
 
 static bool op_verbose, op_small; /* op_small: the cases that are short, for compute-sanitizer */
+static bool op_bits;              /* print a hash of every output */
 static const char *op_only = "";  /* ops whose names begin so */
+static const char *op_parts[8];   /* what the label of a case must hold, all of it */
+static int op_n_parts;
+__attribute__((unused)) static const char *op_path =
+    ""; /* of the labels: " sm80" while the kernels of older cards run */
+
+/* Whether the command line asks for this case, or for this test of another kind that has a name and a label, too. */
+static inline bool op_wanted(const char *name, const char *label) {
+    if (strncmp(name, op_only, strlen(op_only)) != 0) return false;
+    for (int i = 0; i < op_n_parts; i++)
+        if (!strstr(label, op_parts[i])) return false;
+    return true;
+}
 
 static inline void *op_malloc(size_t bytes) {
     void *p = malloc(bytes + 1);
@@ -19,6 +32,14 @@ static inline uint64_t op_mix(uint64_t x) { /* SplitMix64's finaliser (Steele, L
     x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9u;
     x = (x ^ (x >> 27)) * 0x94D049BB133111EBu;
     return x ^ (x >> 31);
+}
+
+/* With `bits`: a line that other bits change. */
+static inline void op_print_bits(const char *label, const char *output, const void *bytes, size_t n) {
+    uint64_t hash = n;
+    if (!op_bits) return;
+    for (size_t i = 0; i < n; i++) hash = op_mix(hash + ((const unsigned char *)bytes)[i]);
+    printf("bits %s%s: %016llx\n", label, output, (unsigned long long)hash);
 }
 
 /* Standard normal number i of a stream (Box & Muller 1958). */
@@ -36,7 +57,8 @@ static inline float *op_normal_bf16(int64_t n, uint64_t stream) {
     return values;
 }
 
-/* TEST [-v] [small] [OP]: calls test() with every CUDA backend there is; counts a skip for each that is not. */
+/* TEST [-v] [small] [bits] [OP] [-k TEXT]...: calls test() with every CUDA backend there is; counts a skip for each that is not.
+ * bits: a line 'bits LABEL: HASH' for every output. -k: the cases whose labels hold TEXT, such as 'bf16', 'HD64', 'T129 ' or 'sm80'. */
 static inline int op_main(const char *name, int argc, char **argv, void (*test)(const Ops *ops)) {
     const Ops *const backends[] = {ops_cuda_fp32, ops_cuda_bf16};
     const char *const names[] = {"cuda fp32", "cuda bf16"};
@@ -46,6 +68,10 @@ static inline int op_main(const char *name, int argc, char **argv, void (*test)(
             op_verbose = true;
         else if (strcmp(argv[i], "small") == 0)
             op_small = true;
+        else if (strcmp(argv[i], "bits") == 0)
+            op_bits = true;
+        else if (strcmp(argv[i], "-k") == 0 && i + 1 < argc && op_n_parts < 8)
+            op_parts[op_n_parts++] = argv[++i];
         else
             op_only = argv[i];
     }
@@ -66,6 +92,6 @@ static inline int op_main(const char *name, int argc, char **argv, void (*test)(
             ran = true;
         }
     }
-    if (ran) CHECK(checks > 0, "no op's name begins with '%s'", op_only);
+    if (ran) CHECK(checks > 0, "no op's name begins with '%s', or no case of it holds what -k says", op_only);
     return check_finish(name);
 }

@@ -1,6 +1,6 @@
 /* The limits of the op tests, tried without a card: a stand-in rounds to bf16 where the kernels do, and must pass; with
  * one fault it must not. The faults are of the kind that a norm over everything does not see. */
-#include "attention_case.h"
+#include "long_attention.h"
 #include <fcntl.h>
 #include <unistd.h>
 
@@ -192,18 +192,23 @@ static const struct {
     {"P 0.3 % off in backward",  P_OFF,         &backward, {.B = 1, .T = 515, .NH = 2, .HD = 64}                      },
     {"dS truncated",             DS_TRUNCATED,  &backward, {.B = 1, .T = 515, .NH = 2, .HD = 64}                      },
     {"one dK element times 1.5", LONE_DK,       &backward, {.B = 1, .T = 515, .NH = 2, .HD = 64}                      },
+    {"a long sequence",          NO_FAULT,      NULL,      {.T = 300, .HD = 64}                                       },
+    {"one dK element of a long", LONE_DK,       NULL,      {.T = 300, .HD = 64}                                       },
     {"GELU by erf",              GELU_ERF,      &gelu,     {.N = 1003}                                                },
 };
 
-/* Checks that fail on the way; what they say is shown with -v alone. */
-static int failures_of(const Ops *ops, size_t i) {
+/* Checks that fail on the way; what they say is shown with -v alone. op NULL: the test of long sequences. */
+static int failures_of(const Ops *ops, Fault with, const Op *op, Dims d) {
     const int passed = check_passed, failed = check_failed;
     fflush(stdout);
     const int shown = dup(STDOUT_FILENO), nowhere = open("/dev/null", O_WRONLY);
     if (shown < 0 || nowhere < 0) abort();
     if (!op_verbose) dup2(nowhere, STDOUT_FILENO);
-    fault = cases[i].fault;
-    op_case(ops, cases[i].op, cases[i].d);
+    fault = with;
+    if (op)
+        op_case(ops, op, d);
+    else
+        test_long_sequence(ops, d.HD, d.T);
     fflush(stdout);
     dup2(shown, STDOUT_FILENO);
     close(shown);
@@ -225,7 +230,7 @@ int main(int argc, char **argv) {
     stand_in.attention_backward = stand_in_backward;
     stand_in.gelu_forward = stand_in_gelu;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        const int failures = failures_of(&stand_in, i);
+        const int failures = failures_of(&stand_in, cases[i].fault, cases[i].op, cases[i].d);
         CHECK((failures == 0) == (cases[i].fault == NO_FAULT), "%s: %d checks failed", cases[i].what,
               failures);
     }

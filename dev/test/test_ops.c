@@ -368,6 +368,7 @@ static const struct {
     {&embedding_backward,     {.B = 3, .T = 127, .C = 768, .V = 50257}                        },
     {&embedding_backward,     {.B = 5, .T = 1000, .C = 96, .V = 50257, .fill = FILL_EQUAL}    },
     {&embedding_backward,     {.B = 2, .T = 1023, .C = 128, .V = 50257, .fill = FILL_DISTINCT}},
+    {&embedding_backward,     {.B = 300, .T = 1000, .C = 8, .V = 50257}                       }, /* more tiles than one scan takes */
     {&layernorm_forward,      {.N = 1, .C = 8}                                                },
     {&layernorm_forward,      {.N = 65, .C = 24}                                              },
     {&layernorm_forward,      {.N = 381, .C = 768}                                            },

@@ -121,7 +121,9 @@ static void test_backend(const Ops *ops) {
     test_sizes(ops);
     if (ops->dtype == DTYPE_F32) return;
     cuda_limit_capability(80);
+    op_path = " sm80";
     test_sizes(ops);
+    op_path = "";
     cuda_limit_capability(0);
 }
 

@@ -10,6 +10,7 @@
 #: make compare          attention and training steps beside PyTorch, on the same card in the same run (needs torch; 15 minutes)
 #: make lint             format, warnings of gcc and clang, line budgets
 #: make mutants          some hundred small faults, one at a time: does a test see each? (dev/mutants/README.md)
+#: make delays           on a Hopper card: the op tests with kernels that pause at barriers, against the bits without
 #: make sanitize         the CPU tests under AddressSanitizer and UndefinedBehaviorSanitizer
 #: make clean
 #:
@@ -128,10 +129,17 @@ $(BUILD)/llmc/flags_help.o: CFLAGS += -DLLMC_COMMIT='"$(COMMIT)"'
 # ---- checks ----
 $(TESTS): $(BUILD)/%: $(BUILD)/dev/test/%.o $(TEST_OBJ)
 	$(Q)$(LINK_TEST) $^ -o $@ $(LINK_TEST_LIBS)
-test: $(TESTS) $(TEST_PROGRAMS) $(BUILD)/lab_cpu
+# With a card, the lab's checks are a part of the tests.
+test: $(TESTS) $(TEST_PROGRAMS) $(BUILD)/lab_cpu $(if $(NVCC),$(shell nvidia-smi -L >/dev/null 2>&1 && echo dev/lab))
 	@dev/test/run.sh $(TESTS) $(wildcard dev/test/test_*.sh) ./$(lastword $(TEST_PROGRAMS))
 lint:
 	@scripts/lint.sh
+DELAYED := test_ops test_ops_attention test_ops_attention_projection
+.PHONY: delays
+delays: need-card
+	@$(MAKE) --no-print-directory $(DELAYED:%=$(BUILD)/%)
+	@$(MAKE) --no-print-directory BUILD=$(BUILD)/delays DELAYS=1 $(DELAYED:%=$(BUILD)/delays/%)
+	@dev/test/delays.sh $(BUILD) $(BUILD)/delays $(DELAYED)
 sanitize:
 	@$(MAKE) BUILD=build/sanitize NVCC= DEBUG=1 CFLAGS='-fsanitize=address,undefined -fno-sanitize-recover=all' sanitize-run
 .PHONY: sanitize-run mutants

@@ -81,7 +81,7 @@ typedef enum Needs {
 enum {
     CAUSAL_ONLY = 1,
     PACKED_ONLY = 2, /* q, k and v in one tensor: Tk = T, DV = HD */
-    INEXACT = 4,     /* wrong by design: errors are shown and do not fail */
+    INEXACT = 4,     /* wrong by design: distances are shown and do not fail; all else does */
     NOT_BITWISE = 8, /* a second run may differ in the last bits */
     NO_NAN = 16,     /* NaN and inf inputs are not promised to come through */
     TAKES_SPARSE = 32,

@@ -3,7 +3,8 @@
  * A check runs the variant twice, outputs NaN before, scratch holding other bytes each time, every buffer
  * between guard bands. It fails if a part of a result is further from the exact one than twice a plain
  * computation of the same storage type, in all or in its worst row, if a value is not finite where the exact
- * one is (or the other way round), if an input or a guard band changed, or if the two runs differ in a bit. */
+ * one is (or the other way round), if an input or a guard band changed, or if the two runs differ in a bit. Of a row
+ * that is inexact by design only the distance does not count. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -193,10 +194,11 @@ static void say(Findings *f, const char *format, ...) {
     va_end(args);
 }
 
-static void hold(Findings *f, double error, double limit) {
+/* shown: a larger error is shown and does not fail. */
+static void hold(Findings *f, double error, double limit, bool shown) {
     const double ratio = error / limit;
     if (!(error <= limit)) {
-        f->ok = false;
+        f->ok = f->ok && shown;
         say(f, " (limit %.1e)", limit);
     }
     if (ratio <= f->error / f->limit) return;
@@ -246,10 +248,13 @@ static int check_values(const Case *c, int k, const Result *got, const Variant *
         const bool was_ok = f->ok;
         const Errors e = part_errors(got->values, c->want[k], &parts[p]);
         const Errors plain = part_errors(plain_values, c->want[k], &parts[p]);
+        /* wrong by design, but every value is written, and finite where inputs are */
+        const bool shown =
+            v->flags & INEXACT && (c->fill->not_finite || (isfinite(e.all) && isfinite(e.worst)));
         say(f, "  %s %.1e", parts[p].name, e.all);
-        hold(f, e.all, 2 * plain.all + o->limit);
+        hold(f, e.all, 2 * plain.all + o->limit, shown);
         say(f, " row %.1e", e.worst);
-        hold(f, e.worst, 2 * plain.worst + o->limit);
+        hold(f, e.worst, 2 * plain.worst + o->limit, shown);
         if (was_ok && !f->ok) say_where(f, &parts[p], e.worst_row, got, c->want[k]);
     }
     return n;
@@ -364,7 +369,6 @@ Findings case_check(const Case *c, const Variant *v, const Ops *ops, int repeat)
     if (run_open(&run, c, v, ops)) {
         run_once(&run, POISON_VALUE);
         check_first(&run, &f);
-        f.ok = f.ok || v->flags & INEXACT;
         int different = 0;
         for (int i = 1; i < repeat; i++) {
             run_once(&run, 0x11);

@@ -157,9 +157,10 @@ static void forward(GPT2 *model, const Batch *b) {
                            b->B, b->T, b->C);
     drop(model, b, SITE_EMBEDDING, 0, encoded, encoded);
     ln_1_forward(model, b, 0);
-    for (int l = 0; l < model->config.n_layer; l++) {
+    for (int l = 0; l < model->config.n_layer && !gpt2_stops(model); l++) {
         qkv_forward(model, b, l);
         attention_forward(model, b, l);
+        if (gpt2_stops(model)) return;
         mlp_hidden_forward(model, b, l);
         block_output_forward(model, b, l);
     }
@@ -206,8 +207,9 @@ static void head_backward(GPT2 *model, const Batch *b, float dloss) {
     const Ops *ops = model->ops;
     const int V = model->config.vocab_size, Vp = model->config.padded_vocab_size;
     floatX *dln_f = gpt2_activation(model, ACT_BRANCH, 0);
-    for (int64_t row = 0; row < b->N; row += model->shape.loss_rows) {
+    for (int64_t row = 0; row < b->N && !gpt2_stops(model); row += model->shape.loss_rows) {
         Chunk c = head_forward(model, b, row);
+        if (gpt2_stops(model)) return;
         ops->cross_entropy_backward_inplace(c.losses, c.logits, c.targets, dloss, c.n, V, Vp);
         ops->linear_backward_input(rows_from(model, dln_f, row, b->C), NULL, NULL, c.logits,
                                    gpt2_weight(model, WTE, 0), NULL, model->scratch, c.n, Vp, b->C);
@@ -333,11 +335,14 @@ static void backward(GPT2 *model, const Batch *b, float dloss) {
                             gpt2_activation(model, ACT_RESIDUAL_3, L - 1), gpt2_weight(model, LN_F_W, 0),
                             activation_f32(model, ACT_LN_F_MEAN, 0), activation_f32(model, ACT_LN_F_RSTD, 0),
                             model->scratch, b->N, b->C);
-    for (int l = L - 1; l >= 0; l--) {
+    for (int l = L - 1; l >= 0 && !gpt2_stops(model); l--) {
         recompute_block(model, b, l);
+        if (gpt2_stops(model)) return;
         mlp_backward(model, b, l);
+        if (gpt2_stops(model)) return;
         attention_backward(model, b, l);
     }
+    if (gpt2_stops(model)) return;
     drop(model, b, SITE_EMBEDDING, 0, dresidual, dresidual);
     ops->embedding_backward(gpt2_grad(model, WTE, 0), gpt2_grad(model, WPE, 0), dresidual, model->tokens,
                             model->scratch, b->B, b->T, b->C, model->config.vocab_size);
@@ -361,7 +366,7 @@ float gpt2_eval(GPT2 *model, const int32_t *tokens, const int32_t *targets, int 
     const Batch b = batch_of(model, B, T);
     upload_batch(model, &b, tokens, targets);
     forward(model, &b);
-    for (int64_t row = 0; row < b.N; row += model->shape.loss_rows) {
+    for (int64_t row = 0; row < b.N && !gpt2_stops(model); row += model->shape.loss_rows) {
         Chunk c = head_forward(model, &b, row);
         model->ops->cross_entropy_forward(c.losses, c.logits, c.targets, c.n, model->config.vocab_size,
                                           model->config.padded_vocab_size);

@@ -143,7 +143,14 @@ typedef struct GPT2 {
     int64_t n_micro_steps;    /* of this step, done */
     bool first;               /* no micro-step since gpt2_begin_step: linear layers' gradients are not zero */
     RecordedStep recorded[2]; /* of a step's later micro-steps, of its first */
+    /* Asked between the parts of a pass; once true, it must stay so: the rest is left out, and loss, gradients and
+     * activations are void. Weights and moments stand. NULL: passes are whole. */
+    bool (*stop)(void);
 } GPT2;
+
+static inline bool gpt2_stops(const GPT2 *model) {
+    return model->stop && model->stop();
+}
 
 /* ---- memory plan ---- */
 typedef struct MemoryRow {

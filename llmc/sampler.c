@@ -4,6 +4,7 @@
  * here too: for a prompt all rows at once, then one row a token. The queries of past rows are kept and never
  * read again; that third is the price of one layout everywhere. */
 #include "sampler.h"
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -148,7 +149,7 @@ static void feed_window(Sampler *s) {
                            positions + storage_bytes(s, (int64_t)first * s->C), 1, n, s->C);
     ops->layernorm_forward(s->normed, s->mean, s->rstd, s->residual, gpt2_weight(model, LN_1_W, 0),
                            gpt2_weight(model, LN_1_B, 0), n, s->C);
-    for (int l = 0; l < s->L; l++) block_forward(s, l, first, n);
+    for (int l = 0; l < s->L && !gpt2_stops(model); l++) block_forward(s, l, first, n);
     ops->linear_forward(s->logits, NULL, s->normed + storage_bytes(s, (int64_t)(n - 1) * s->C),
                         gpt2_weight(model, WTE, 0), NULL, 1, model->config.padded_vocab_size, s->C);
     ops->download(s->host_logits, s->logits, storage_bytes(s, V));
@@ -205,16 +206,32 @@ static bool encode_prompt(const SampleOptions *options, const Tokenizer *tokeniz
     return true;
 }
 
+/* A model that has diverged, or whose files are damaged, has nothing to say. */
+static bool check_logits(const Sampler *s, int i, Error *err) {
+    const int V = s->model->config.vocab_size;
+    int n_bad = 0;
+    for (int v = 0; v < V; v++) n_bad += !isfinite(s->values[v]);
+    return n_bad == 0 ||
+           fail(err, EXIT_RUN,
+                "sampling: %d of the %d logits of token %d are NaN or infinite: the weights have "
+                "diverged or are damaged",
+                n_bad, V, i + 1);
+}
+
 static bool draw(GPT2 *model, const Tokenizer *tokenizer, const SampleOptions *options, const int32_t *prompt,
                  int n, SampleSink sink, void *user, Error *err) {
     enum { STREAM_SAMPLING = 1 };
     uint64_t rng = random_stream(options->seed, STREAM_SAMPLING);
     Sampler s;
+    bool good = true;
     if (!sampler_open(&s, model, n, options->n_tokens, err)) return false;
     memcpy(s.window, prompt, (size_t)n * sizeof *s.window);
     s.n = n;
     for (int i = 0; i < options->n_tokens; i++) {
         feed_window(&s);
+        if (gpt2_stops(model)) break;
+        good = check_logits(&s, i, err);
+        if (!good) break;
         int token =
             sample_token(s.values, model->config.vocab_size, options->temperature, options->top_k, &rng);
         emit(tokenizer, token, sink, user);
@@ -222,7 +239,7 @@ static bool draw(GPT2 *model, const Tokenizer *tokenizer, const SampleOptions *o
         slide_window(&s);
     }
     sampler_close(&s);
-    return true;
+    return good;
 }
 
 bool sample(GPT2 *model, const Tokenizer *tokenizer, const SampleOptions *options, SampleSink sink,

@@ -27,7 +27,8 @@ int sample_token(const float *logits, int V, float temperature, int top_k, uint6
 /* Sends the prompt and the text drawn after it to the sink, n_tokens tokens, a piece each. A piece can be a
  * part of a UTF-8 character. Same seed, same weights, same text.
  * Uses the model's weights only (no activation of a training step is touched). Past max_seq_len the window
- * slides: the last half of the context is fed again. A NULL tokenizer gives token ids as text. */
+ * slides: the last half of the context is fed again. A NULL tokenizer gives token ids as text. Ends early, and true,
+ * where model->stop says so. False on a NaN or infinite logit. */
 bool sample(GPT2 *model, const Tokenizer *tokenizer, const SampleOptions *options, SampleSink sink,
             void *user, Error *err);
 

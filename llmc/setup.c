@@ -5,6 +5,7 @@
 #include <string.h>
 #include <unistd.h>
 #include "files.h"
+#include "manifest.h"
 #include "terminal.h"
 
 enum { GPT2_VOCAB = 50257 }; /* of shards that come without a tokenizer */
@@ -160,6 +161,15 @@ bool setup_model_size(Run *run, Error *err) {
     if (!gpt2_config_from_descriptor(&run->config, run->settings.model, err)) return false;
     config_from_flags(run);
     return gpt2_config_check(&run->config, size_flags(&run->settings, named, sizeof named), err);
+}
+
+int64_t setup_model_step(const Run *run) {
+    Manifest manifest;
+    Error ignored;
+    if (!run->model_path[0] || !manifest_read(&manifest, run->model_path, &ignored)) return 0;
+    const int64_t step = manifest.state.step;
+    manifest_free(&manifest);
+    return step;
 }
 
 /* ---- memory and model ---- */

@@ -46,6 +46,8 @@ bool setup_output(Run *run, Error *err);
 bool setup_model(Run *run, Error *err);
 /* The files that the model comes from, or the name of its size. */
 const char *setup_model_name(const Run *run);
+/* Optimizer steps that the files of --model have behind them, as they say; 0 where they do not. */
+int64_t setup_model_step(const Run *run);
 /* One row for the model's size, one for its tokenizer. */
 void setup_print_model(const Run *run);
 /* --memory: prints the plan tensor by tensor; allocates nothing. */

@@ -226,7 +226,7 @@ check "the same seed draws the same text" cmp -s "$work/out" "$work/first"
 run --model "$work/whole/step_00000012" --train "$work/text.txt" --eval-only --batch 2 --seq 16 --eval-batches 2
 check "--eval-only: exit code $status" [ "$status" -eq 0 ]
 log_loss=$(sed -n 's/.*"step": *12, *"val_loss": *\([0-9.]*\).*/\1/p' "$work/whole/log.jsonl")
-check "--eval-only: the loss at the run's end" grep -q "val loss $(printf %.4f "$log_loss")" "$work/out"
+check "--eval-only: the loss at the run's end" grep -q "val loss $(printf %.6f "$log_loss")" "$work/out"
 run --model d48 --memory --seq 1048576 --batch 1
 check "--memory of a huge model allocates nothing: exit code $status" [ "$status" -eq 0 ]
 check "--memory names tensors" grep -q 'qkv' "$work/out"

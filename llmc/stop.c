@@ -1,0 +1,163 @@
+/* The handlers call nothing but what POSIX lists as safe in them: clock_gettime, write, signal, raise. */
+#include "stop.h"
+#include <errno.h>
+#include <fcntl.h>
+#include <math.h>
+#include <signal.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+/* timeout(1) and terminals with a wrapper send one signal twice: within so many seconds two are one. */
+static const double same_signal = 0.1;
+/* Work that can be left out and ends within so many seconds is ended. */
+static const double patience = 1;
+
+static volatile sig_atomic_t requested, save_requested, phase;
+static volatile double expected_end = INFINITY; /* of the phase */
+static volatile double requested_at, leave_at;  /* valid where `requested` is set */
+
+double stop_clock(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+/* ---- the answer ---- */
+
+/* A line that grows without snprintf, which is not safe in a handler. */
+typedef struct Line {
+    char text[160];
+    size_t n;
+} Line;
+
+static void add(Line *line, const char *text) {
+    while (*text && line->n < sizeof line->text) line->text[line->n++] = *text++;
+}
+
+static void add_number(Line *line, long n) {
+    char digits[24];
+    size_t i = sizeof digits;
+    digits[--i] = 0;
+    do digits[--i] = (char)('0' + n % 10);
+    while ((n /= 10) > 0);
+    add(line, digits + i);
+}
+
+static void write_line(Line *line) {
+    const ssize_t written = write(STDERR_FILENO, line->text, line->n);
+    (void)written; /* nobody is there to read it */
+}
+
+/* ", about 12 s", of the time that is left; nothing where it is not known. */
+static void add_time_left(Line *line, const char *before, double left, const char *behind) {
+    if (!(left < 1e7)) return;
+    add(line, before);
+    add_number(line, left > 1 ? (long)ceil(left) : 1);
+    add(line, behind);
+}
+
+static void answer(double left) {
+    static const char *const ends[N_STOP_PHASES] = {
+        [STOP_IN_STEP] = "after this step",
+        [STOP_IN_QUEUE] = "after this step",
+        [STOP_IN_EVALUATION] = "without this evaluation",
+        [STOP_IN_SAMPLE] = "without the rest of this sample",
+        [STOP_IN_SAVE] = "when this checkpoint is saved",
+    };
+    const bool leaves = phase == STOP_IN_STEP && !(left <= patience);
+    Line line = {.n = 0};
+    if (isatty(STDERR_FILENO)) add(&line, "\n"); /* behind the bar and the terminal's ^C */
+    add(&line, "stopping ");
+    add(&line, leaves ? "without this step" : ends[phase]);
+    if (leaves)
+        add_time_left(&line, " (about ", left, " s more)");
+    else if (phase == STOP_IN_STEP || phase == STOP_IN_QUEUE)
+        add_time_left(&line, ", about ", left, " s");
+    add(&line, "; again: end without saving\n");
+    write_line(&line);
+}
+
+/* ---- the handlers ---- */
+
+static void request_stop(int signal_number) {
+    const int saved_errno = errno;
+    const double now = stop_clock();
+    if (!requested) {
+        const double left = expected_end - now;
+        const bool ends_soon = phase == STOP_IN_QUEUE || (phase == STOP_IN_STEP && left <= patience);
+        leave_at = ends_soon ? now + patience : now;
+        requested_at = now;
+        requested = 1;
+        answer(left);
+    } else if (now - requested_at >= same_signal) {
+        signal(signal_number, SIG_DFL);
+        raise(signal_number);
+    }
+    errno = saved_errno;
+}
+
+static void request_save(int signal_number) {
+    (void)signal_number;
+    const int saved_errno = errno;
+    Line line = {.n = 0};
+    if (isatty(STDERR_FILENO)) add(&line, "\n");
+    add(&line, "saving after this step\n");
+    if (!save_requested) write_line(&line);
+    save_requested = 1;
+    errno = saved_errno;
+}
+
+static void open_standard_files(void) {
+    int fd;
+    do fd = open("/dev/null", O_RDWR);
+    while (fd >= 0 && fd <= 2);
+    if (fd > 2) close(fd);
+}
+
+static void handle(int signal_number, void (*handler)(int)) {
+    struct sigaction action = {.sa_handler = handler, .sa_flags = SA_RESTART};
+    sigemptyset(&action.sa_mask);
+    const int all[] = {SIGINT, SIGTERM, SIGHUP, SIGUSR1};
+    for (int i = 0; i < 4; i++) sigaddset(&action.sa_mask, all[i]); /* one answer at a time */
+    sigaction(signal_number, &action, NULL);
+}
+
+void stop_prepare(void) {
+    signal(SIGXFSZ, SIG_IGN);
+    signal(SIGUSR1, SIG_IGN); /* where there is nothing to save it does no harm */
+    open_standard_files();
+}
+
+void stop_ignore_pipe(void) {
+    signal(SIGPIPE, SIG_IGN);
+}
+
+void stop_catch(void) {
+    struct sigaction hangup;
+    handle(SIGINT, request_stop);
+    handle(SIGTERM, request_stop);
+    if (sigaction(SIGHUP, NULL, &hangup) || hangup.sa_handler != SIG_IGN) handle(SIGHUP, request_stop);
+    handle(SIGUSR1, request_save);
+}
+
+/* ---- the run's side ---- */
+
+void stop_expect(StopPhase new_phase, double until) {
+    expected_end = until;
+    phase = (sig_atomic_t)new_phase;
+}
+
+bool stop_requested(void) {
+    return requested;
+}
+
+bool stop_now(void) {
+    return requested && stop_clock() >= leave_at;
+}
+
+bool stop_take_save_request(void) {
+    if (!save_requested) return false;
+    save_requested = 0;
+    return true;
+}

@@ -1,0 +1,43 @@
+/* Signals: what they ask of a training run, and the standard files that the system handed over.
+ *
+ *   SIGINT, SIGTERM, SIGHUP   the first asks for the end of the run and is answered at once, on stderr; the second
+ *                             ends the process as the signal does by itself. Until stop_catch() the first does so, too
+ *   SIGUSR1                   asks for a checkpoint; the run goes on */
+#pragma once
+#include <stdbool.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* What the run is at, for the answer and for how long it may go on. */
+typedef enum {
+    STOP_IN_STEP,  /* the step at hand is ended where it has a second or less to go; else it is left out */
+    STOP_IN_QUEUE, /* steps that the device runs ahead: they are ended */
+    STOP_IN_EVALUATION, /* left out */
+    STOP_IN_SAMPLE,     /* left out */
+    STOP_IN_SAVE,       /* ended */
+    N_STOP_PHASES
+} StopPhase;
+
+/* First of all in main(). A file-size limit (SIGXFSZ) does not end the program: the failed write is seen where it is
+ * made. A closed stdin, stdout or stderr is opened on /dev/null, so that no file of ours gets its number. */
+void stop_prepare(void);
+/* Nor does a reader that leaves, from now on (SIGPIPE). */
+void stop_ignore_pipe(void);
+/* From now on the signals are as above. A SIGHUP that was ignored (nohup) stays so. */
+void stop_catch(void);
+/* What the run is at, and when (seconds of stop_clock) that ends; INFINITY: not known. */
+void stop_expect(StopPhase phase, double until);
+/* The run is to end. */
+bool stop_requested(void);
+/* What can be left out is to end here and now; once true, it stays so. */
+bool stop_now(void);
+/* A checkpoint was asked for since the last call. */
+bool stop_take_save_request(void);
+/* Seconds, monotonic. */
+double stop_clock(void);
+
+#ifdef __cplusplus
+}
+#endif

@@ -95,11 +95,11 @@ static void sample_in_training(Training *t, int64_t step) {
     if (!draw_sample(t, step, &err)) console_note(&t->console, "no sample: %s", err.text);
 }
 
-/* Loss of the weights as they are, on a little of the last step's data; of the run's end, too: no signal cuts it. */
+/* Loss of the weights as they are, on a little of the last good step's data; whole, whatever the signals say. */
 static double probe_loss(Training *t) {
     GPT2 *model = &t->run->model;
     model->stop = NULL;
-    const double loss = gpt2_eval(model, t->probe_tokens, t->probe_targets, 1, t->n_probe);
+    const double loss = gpt2_eval(model, t->good.tokens, t->good.targets, 1, t->good.n);
     model->stop = stop_now;
     return unsigned_nan(loss);
 }
@@ -108,15 +108,18 @@ static double probe_loss(Training *t) {
 static bool check_state(Training *t, Error *err) {
     const double of_a_guess = log(t->run->config.vocab_size), limit = 10 + 3 * of_a_guess;
     const bool val_is_bad = t->val_step == t->state.step && !isfinite(t->val_loss);
-    const double loss = val_is_bad ? t->val_loss : probe_loss(t);
     char stands[80];
+    training_what_stands(t, stands, sizeof stands);
+    if (!t->good.n)
+        return fail(err, EXIT_RUN, "checkpoint of step %lld not saved: no step went well; %s",
+                    (long long)t->state.step, stands);
+    const double loss = val_is_bad ? t->val_loss : probe_loss(t);
     if (loss <= limit) return true;
     return fail(
         err, EXIT_RUN,
-        "checkpoint of step %lld not saved: the weights have diverged, their %sloss is %g where a guess has "
-        "%.1f; %s",
-        (long long)t->state.step, val_is_bad ? "validation " : "", loss, of_a_guess,
-        training_what_stands(t, stands, sizeof stands));
+        "checkpoint of step %lld not saved: the weights have diverged, their %sloss is %g where a guess "
+        "has %.1f; %s",
+        (long long)t->state.step, val_is_bad ? "validation " : "", loss, of_a_guess, stands);
 }
 
 /* Saves the last whole step, unless there is nothing new in it. After a bad one nothing is removed for it. False

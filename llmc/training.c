@@ -22,8 +22,14 @@ static void estimate_run(Training *t, int64_t n_micro, double seconds) {
     stop_expect(t->run->ops->runs_ahead ? STOP_IN_QUEUE : STOP_IN_STEP, stop_clock() + step - seconds);
 }
 
+static void set_probe(Probe *probe, const int32_t *tokens, const int32_t *targets, int64_t n) {
+    probe->n = n < PROBE_TOKENS ? (int)n : PROBE_TOKENS;
+    memcpy(probe->tokens, tokens, (size_t)probe->n * sizeof *tokens);
+    memcpy(probe->targets, targets, (size_t)probe->n * sizeof *targets);
+}
+
 /* The micro-steps of a step, or those of them that come before a stop. */
-static bool feed(Training *t, Error *err) {
+static bool feed(Training *t, int64_t step, Error *err) {
     const Settings *s = &t->run->settings;
     const Ops *ops = t->run->ops;
     const int64_t n_micro = s->tokens_per_step / (s->batch * s->seq * t->run->n_ranks);
@@ -42,10 +48,7 @@ static bool feed(Training *t, Error *err) {
         gpt2_micro_step(&t->run->model, tokens, targets, (int)s->batch, (int)s->seq, 1.0f / (float)n_micro);
         if (timed) ops->synchronize();
         if (timed && !stop_now()) estimate_run(t, n_micro, stop_clock() - begun);
-        if (i > 0) continue;
-        t->n_probe = s->seq < PROBE_TOKENS ? (int)s->seq : PROBE_TOKENS;
-        memcpy(t->probe_tokens, tokens, (size_t)t->n_probe * sizeof *tokens);
-        memcpy(t->probe_targets, targets, (size_t)t->n_probe * sizeof *targets);
+        if (i == 0) set_probe(&t->fed[step % 2], tokens, targets, s->seq);
     }
     return true;
 }
@@ -54,7 +57,7 @@ static bool feed(Training *t, Error *err) {
 static void divergence_hint(const Training *t, char *text, size_t size) {
     const Run *run = t->run;
     const char *precision = run->ops->dtype == DTYPE_BF16 ? ", --precision fp32" : "";
-    if (t->any_good || !run->model_path[0])
+    if (t->good.n || !run->model_path[0])
         snprintf(text, size, "a lower --lr, a longer --warmup%s", precision);
     else if (run->checkpoint[0])
         snprintf(text, size, "with %s out of the way --resume goes on from the checkpoint before it",
@@ -68,8 +71,10 @@ static void divergence_hint(const Training *t, char *text, size_t size) {
 static bool check_step(Training *t, int64_t step, const StepStats *stats, Error *err) {
     char stands[80], hint[1200];
     t->bad_in_a_row = stats->bad ? t->bad_in_a_row + 1 : 0;
-    t->any_good = t->any_good || !stats->bad;
-    if (!stats->bad) return true;
+    if (!stats->bad) {
+        t->good = t->fed[step % 2];
+        return true;
+    }
     console_note(&t->console, "step %lld: loss %g, gradient norm %g: update skipped, weights untouched",
                  (long long)step, unsigned_nan(stats->loss), unsigned_nan(stats->grad_norm));
     if (t->bad_in_a_row < MAX_BAD_STEPS) return true;
@@ -135,7 +140,7 @@ static bool queue_step(Training *t, QueuedStep *q, int64_t step, Error *err) {
                       .lr = schedule_lr(&schedule, step - 1),
                       .alone = !t->queued.step};
     expect_step(t);
-    if (!feed(t, err)) return false;
+    if (!feed(t, step, err)) return false;
     if (stop_now()) {
         q->step = 0;
         return true;

@@ -24,6 +24,12 @@ typedef struct QueuedStep {
     bool alone; /* no step was running before it: it may have loaded kernels and grown the memory in use */
 } QueuedStep;
 
+/* The beginning of a step's data. */
+typedef struct Probe {
+    int n;
+    int32_t tokens[PROBE_TOKENS], targets[PROBE_TOKENS];
+} Probe;
+
 typedef struct Training {
     Run *run;
     Console console;
@@ -38,10 +44,9 @@ typedef struct Training {
     double result_read; /* seconds: when the last result was there, which is when its step ended */
     int64_t last_saved; /* step; -1: none */
     int bad_in_a_row;   /* steps up to now */
-    bool any_good;      /* a step of this process was not bad */
     bool diverged;      /* MAX_BAD_STEPS in a row: nothing is saved any more */
-    int n_probe;        /* tokens of the next two: the beginning of the last step's data */
-    int32_t probe_tokens[PROBE_TOKENS], probe_targets[PROBE_TOKENS];
+    Probe fed[2];       /* of the steps on their way, by step % 2 */
+    Probe good;         /* of the last step that was not bad: weights that diverged show on it */
     size_t memory_bytes, peak_memory_bytes; /* measured on the device */
 } Training;
 

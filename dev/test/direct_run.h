@@ -18,6 +18,7 @@ typedef struct Direct {
     int64_t n_skipped;
     double best_val;           /* NAN before the first */
     int32_t *tokens, *targets; /* (B,T) */
+    int save_every;
 } Direct;
 
 /* ---- the order of the data: a Feistel network of six rounds, walked until it falls into the range ---- */
@@ -147,7 +148,8 @@ __attribute__((unused)) static void direct_open(Direct *d, const char *flags, co
                   .lr = flag_number(flags, "--lr"),
                   .final = flag_number(flags, "--final-lr-fraction"),
                   .overfit = flag_text(flags, "--overfit") != NULL,
-                  .best_val = NAN};
+                  .best_val = NAN,
+                  .save_every = 3};
     d->n_micro = (int)flag_number(flags, "--tokens-per-step") / (d->B * d->T);
     d->tokens = malloc((size_t)(d->B * d->T) * sizeof *d->tokens);
     d->targets = malloc((size_t)(d->B * d->T) * sizeof *d->targets);
@@ -219,7 +221,7 @@ static bool same_or_nan(double logged_value, float value) {
     return isfinite(value) ? logged_value == (double)value : isnan(logged_value);
 }
 
-/* Steps first+1 to the last of the log, and the checkpoints of every third and of the last. */
+/* Steps first+1 to the last of the log, and the checkpoints of every save_every-th and of the last. */
 __attribute__((unused)) static void check_direct(const char *name, Direct *d, const ProgramLog *log,
                                                  const char *out) {
     CHECK(log->last == d->steps, "%s: the log ends at step %d of %d", name, log->last, d->steps);
@@ -238,6 +240,6 @@ __attribute__((unused)) static void check_direct(const char *name, Direct *d, co
         if (due && !(val >= d->best_val)) d->best_val = val;
         CHECK(due ? s->val_loss == val : isnan(s->val_loss), "%s: step %d: validation %.17g, not %.17g", name,
               step, s->val_loss, val);
-        if (step % 3 == 0 || step == d->steps) check_checkpoint(name, d, out, step);
+        if (step % d->save_every == 0 || step == d->steps) check_checkpoint(name, d, out, step);
     }
 }

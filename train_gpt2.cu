@@ -19,6 +19,7 @@
 #include "llmc/profile_run.h"
 #include "llmc/sampler.h"
 #include "llmc/setup.h"
+#include "llmc/stack.h"
 #include "llmc/stop.h"
 #include "llmc/terminal.h"
 #include "llmc/training.h"
@@ -247,8 +248,7 @@ static bool work(Training *t, Error *err) {
 /* Device, data, weights, each of which may take a while: the first line stands before them. */
 static bool load(Run *run, Error *err) {
     const Settings *s = &run->settings;
-    if (!settings_sample_only(s) && !s->eval_only)
-        stop_ignore_pipe(); /* the reader may leave after it */
+    if (!settings_sample_only(s) && !s->eval_only) stop_ignore_pipe(); /* the reader may leave after it */
     console_row(stdout, "program", "%s", program_version());
     fflush(stdout);
     console_waiting(stdout, "reading the data");
@@ -338,7 +338,7 @@ static int show_memory(Run *run) {
     return finish_output();
 }
 
-int main(int argc, char **argv) {
+static int program(int argc, char **argv) {
     Run run = {.n_ranks = 1};
     Training training = {.run = &run,
                          .train_loss = NAN,
@@ -367,4 +367,8 @@ int main(int argc, char **argv) {
     const int status = s->out ? 0 : finish_output(); /* with --out there are checkpoints and a log */
     setup_close(&run);
     return status;
+}
+
+int main(int argc, char **argv) {
+    return run_on_own_stack(program, argc, argv);
 }

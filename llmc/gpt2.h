@@ -211,8 +211,8 @@ float *gpt2_grad(const GPT2 *model, TensorId id, int layer);
  * tests. */
 void gpt2_logits(GPT2 *model, float *host, int64_t first_row, int64_t rows);
 
-/* Model FLOPs per token: 6 N + 12 L C K, K the mean number of keys that a query sees: T/2 counted for all of them (as
- * in nanoGPT and llm.c), W - W^2/2T for a window of W. */
+/* Model FLOPs per token, of matrix products alone: 6 N + 12 L C K, N the weights of the linear layers and of the head
+ * over the real vocabulary (no position embeddings, biases, norms), K the mean number of keys that a query sees: T/2 counted for all of them, W - W^2/2T for a window of W. */
 double gpt2_flops_per_token(const GPT2Config *config, int T);
 
 #ifdef __cplusplus

@@ -135,9 +135,9 @@ int64_t gpt2_tensors(Tensor table[N_TENSORS], const GPT2Config *config) {
 }
 
 double gpt2_flops_per_token(const GPT2Config *config, int T) {
-    Tensor table[N_TENSORS];
-    double n = (double)gpt2_tensors(table, config);
+    const double L = config->n_layer, C = config->n_embd, V = config->vocab_size;
+    const double linear = L * (3 * C * C + C * C + 4 * C * C + 4 * C * C), head = V * C;
     const AttentionMask mask = {.window = config->window};
     const double W = attention_window(&mask, T); /* a query sees W - W^2 / 2T keys in the mean */
-    return 6 * n + 12.0 * config->n_layer * config->n_embd * (W - W * W / (2.0 * T));
+    return 6 * (linear + head) + 12 * L * C * (W - W * W / (2.0 * T));
 }

@@ -1,31 +1,51 @@
 /* The table of --profile, and the rates that it compares with. */
 #include "profile.h"
+#include <math.h>
 #include <stdlib.h>
 #include "console.h" /* console_count */
 #include "terminal.h"
 
-/* Bytes a second of ops->copy on buffers far larger than a cache; smaller ones where memory is short. */
-static double copy_rate(const Ops *ops) {
-    enum { FIRST_MARK, LAST_MARK, N_COPIES = 20 };
-    size_t bytes = (size_t)256 << 20;
-    char *buffer = NULL;
-    while (bytes >= (size_t)1 << 20 && !(buffer = ops->alloc(2 * bytes))) bytes /= 2;
-    if (!buffer) return 0;
-    ops->zero(buffer, 2 * bytes);
+/* Bytes a second of ops->copy, of `bytes` in a buffer of twice that. */
+static double copy_rate(const Ops *ops, char *buffer, size_t bytes) {
+    enum { FIRST_MARK, LAST_MARK, LEAST = 8, MOST = 400 };
+    const size_t wanted = 20 * (size_t)64 << 20;
+    const int n = bytes * MOST < wanted ? MOST : bytes * LEAST > wanted ? LEAST : (int)(wanted / bytes);
     ops->copy(buffer, buffer + bytes, bytes);
     ops->mark(FIRST_MARK);
-    for (int i = 0; i < N_COPIES; i++) ops->copy(buffer, buffer + bytes, bytes);
+    for (int i = 0; i < n; i++) ops->copy(buffer, buffer + bytes, bytes);
     ops->mark(LAST_MARK);
-    const double rate = N_COPIES * 2.0 * (double)bytes / ops->seconds_between(FIRST_MARK, LAST_MARK);
-    ops->release(buffer);
-    return rate;
+    return n * 2.0 * (double)bytes / ops->seconds_between(FIRST_MARK, LAST_MARK);
 }
 
 Roofs profile_roofs(const Ops *ops) {
-    Roofs roofs;
+    Roofs roofs = {0};
     roofs.flops = ops->peak_flops(&roofs.flops_how);
-    roofs.bytes = copy_rate(ops);
+    int first = 0;
+    char *buffer = NULL;
+    while (first < ROOF_SIZES && !(buffer = ops->alloc(2 * roof_bytes(first)))) first++;
+    if (!buffer) return roofs;
+    ops->zero(buffer, 2 * roof_bytes(first));
+    for (int i = first; i < ROOF_SIZES; i++) roofs.bytes_of[i] = copy_rate(ops, buffer, roof_bytes(i));
+    roofs.bytes = roofs.bytes_of[first];
+    ops->release(buffer);
     return roofs;
+}
+
+Roofs profile_higher_roofs(const Roofs *a, const Roofs *b) {
+    Roofs roofs = *a;
+    roofs.flops = fmax(a->flops, b->flops);
+    roofs.bytes = fmax(a->bytes, b->bytes);
+    for (int i = 0; i < ROOF_SIZES; i++) roofs.bytes_of[i] = fmax(a->bytes_of[i], b->bytes_of[i]);
+    return roofs;
+}
+
+/* The copy rate for a call that moves so many bytes: the best at its size and above, and at the size below, whose cache
+ * may hold a part of them. */
+static double bytes_roof(const Roofs *roofs, double bytes) {
+    double best = roofs->bytes;
+    for (int i = 0; i < ROOF_SIZES; i++)
+        if (8.0 * (double)roof_bytes(i) >= bytes) best = fmax(best, roofs->bytes_of[i]);
+    return best;
 }
 
 /* What an op does most of, beside its roof: the roof that would hold it longest. */
@@ -35,11 +55,19 @@ typedef struct Bound {
     double seconds; /* at the roof; 0: not known */
 } Bound;
 
-static Bound bound_of(const ProfileRow *row, const Roofs *roofs) {
+static Bound nearest_roof(const ProfileRow *row, const Roofs *roofs) {
     const double compute = row->flops / roofs->flops;
-    const double traffic = roofs->bytes > 0 ? row->bytes / roofs->bytes : 0;
+    const double copy = bytes_roof(roofs, row->bytes / (double)row->calls);
+    const double traffic = copy > 0 ? row->bytes / copy : 0;
     if (compute > traffic) return (Bound){row->flops, true, compute};
     return (Bound){row->bytes, false, traffic};
+}
+
+/* No op is beyond its roof: one that seems so shows that the roof, as it was measured, is too low. */
+static Bound bound_of(const ProfileRow *row, const Roofs *roofs) {
+    Bound bound = nearest_roof(row, roofs);
+    bound.seconds = fmin(bound.seconds, row->seconds);
+    return bound;
 }
 
 static int by_seconds(const void *a, const void *b) {

@@ -30,10 +30,18 @@ typedef struct Profile {
     double seconds_a_step; /* wall clock of a step that is not profiled */
 } Profile;
 
+/* Copies that are measured: 256 MiB, 64 MiB, ..., 64 KiB read, and as many written. */
+enum { ROOF_SIZES = 7 };
+static inline size_t roof_bytes(int i) {
+    return ((size_t)256 << 20) >> (2 * i);
+}
+
 /* What the device can do at best. */
 typedef struct Roofs {
-    double flops;          /* a second: Ops.peak_flops */
-    double bytes;          /* a second, read and written, of a large copy; 0: no memory left to measure it */
+    double flops; /* a second: Ops.peak_flops */
+    double bytes; /* a second, read and written, of a large copy; 0: no memory left to measure it */
+    double bytes_of
+        [ROOF_SIZES]; /* the same of a copy of roof_bytes(i) bytes, which a cache may hold; 0: not known */
     const char *flops_how; /* "measured" or "derived" */
 } Roofs;
 
@@ -41,8 +49,10 @@ typedef struct Roofs {
 const Ops *profile_ops(const Ops *inner);
 /* Waits for the device and adds the calls since the last collection to the profile, as one step. */
 void profile_collect(Profile *profile);
-/* Measures the copy rate (0.2 s). */
+/* Measures the copy rates (0.3 s). */
 Roofs profile_roofs(const Ops *ops);
+/* The higher of each of two measurements: what runs beside can only lower one. */
+Roofs profile_higher_roofs(const Roofs *a, const Roofs *b);
 /* The table, longest rows first, means over the profiled steps. */
 void profile_print(FILE *out, const Profile *profile, const Roofs *roofs);
 

@@ -41,12 +41,13 @@ static bool profile_steps(Steps *steps, Profile *profile, double seconds, Error 
 
 bool profile_run(FILE *out, GPT2 *model, QueueStep queue_step, void *user, Error *err) {
     const double warm_up = 1, timed = 2; /* seconds: a card settles at its sustained clock within 0.1 s */
-    const Roofs roofs = profile_roofs(model->ops);
+    const Roofs before = profile_roofs(model->ops);
     Profile profile = {0};
     Steps steps = {.model = model, .queue = queue_step, .user = user};
     if (time_steps(&steps, 2, warm_up, err) < 0) return false;
     profile.seconds_a_step = time_steps(&steps, 1, timed, err);
     if (profile.seconds_a_step < 0 || !profile_steps(&steps, &profile, timed, err)) return false;
+    const Roofs after = profile_roofs(model->ops), roofs = profile_higher_roofs(&before, &after);
     profile_print(out, &profile, &roofs);
     return true;
 }

@@ -87,6 +87,16 @@ static bool check_step(Training *t, int64_t step, const StepStats *stats, Error 
         MAX_BAD_STEPS, (long long)step, training_what_stands(t, stands, sizeof stands), hint);
 }
 
+double training_mfu(Training *t, double flops) {
+    const double of_a_rank = flops / t->run->n_ranks;
+    const char *how;
+    if (of_a_rank > t->peak_flops) {
+        const double again = t->run->ops->peak_flops(&how);
+        if (strcmp(how, "measured") == 0) t->peak_flops = fmax(of_a_rank, again);
+    }
+    return of_a_rank / t->peak_flops;
+}
+
 /* Waits for a queued step and reports it: console, log, NaN. A step lasts from the end of the one before it. */
 static bool report_step(Training *t, const QueuedStep *q, Error *err) {
     Run *run = t->run;
@@ -108,7 +118,7 @@ static bool report_step(Training *t, const QueuedStep *q, Error *err) {
         .norm = unsigned_nan(stats.grad_norm),
         .ms = seconds * 1e3,
         .tokens_per_second = rate,
-        .mfu = rate * gpt2_flops_per_token(&run->config, (int)s->seq) / (t->peak_flops * run->n_ranks),
+        .mfu = training_mfu(t, rate * gpt2_flops_per_token(&run->config, (int)s->seq)),
         .memory_bytes = t->memory_bytes,
         .n_skipped = stats.n_skipped,
     };

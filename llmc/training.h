@@ -34,7 +34,7 @@ typedef struct Training {
     Run *run;
     Console console;
     RunLog log;
-    double peak_flops;
+    double peak_flops;       /* of one rank */
     double seconds_training; /* wall clock of the steps alone: no evaluation, sampling, saving */
     double step_seconds;     /* of the last step; INFINITY before the first */
     double train_loss, val_loss;
@@ -59,6 +59,9 @@ bool training_step(Training *t, int64_t step, Error *err);
 bool training_settle(Training *t, Error *err);
 /* A step alone, for profile_run; `training` is a Training. */
 bool training_queue(void *training, int64_t step, Error *err);
+/* Of the peak, what `flops` a second of all ranks are. A measured peak that was passed was measured badly, beside
+ * another program, say: it is measured again, and is at least what was done. */
+double training_mfu(Training *t, double flops);
 /* What of the run is on the disk, for a message about what is not. Returns text. */
 const char *training_what_stands(const Training *t, char *text, size_t size);
 

@@ -101,6 +101,50 @@ static void check_table(const Profile *profile) {
     free(text);
 }
 
+/* The last number before a '%' of the line with `name`. */
+static double of_roof(const char *table, const char *name) {
+    const char *line = strstr(table, name);
+    const char *end = line ? strchr(line, '\n') : NULL;
+    while (end && end > line && *end != '%') end--;
+    while (end && end > line + 1 && end[-1] == ' ') end--;
+    const char *number = end;
+    while (number && number > line && number[-1] != ' ') number--;
+    return number ? strtod(number, NULL) : NAN;
+}
+
+/* An op that a cache serves is held to a copy that the cache serves, and none is beyond its roof. */
+static void test_roofs(void) {
+    static const Profile profile = {
+        .n_rows = 3,
+        .rows = {{.name = "large", .calls = 2, .seconds = 1, .bytes = 5e10},
+                 {.name = "small", .calls = 1000000, .seconds = 1, .bytes = 3e11},
+                 {.name = "fast", .calls = 1, .seconds = 1, .flops = 3e12}},
+        .n_steps = 1,
+        .seconds = 3,
+        .seconds_a_step = 3,
+    };
+    Roofs low = {
+        .flops = 1e12, .bytes = 1e11, .bytes_of = {1e11, 1e11, 1e11, 1e11, 1e11, 1e11, 4e11}
+    };
+    Roofs high = {.flops = 2e12, .bytes = 2e11, .flops_how = "measured"};
+    low.flops_how = high.flops_how;
+    const Roofs roofs = profile_higher_roofs(&low, &high);
+    char *text = NULL;
+    size_t length = 0;
+    FILE *out = open_memstream(&text, &length);
+    profile_print(out, &profile, &roofs);
+    fclose(out);
+    CHECK(strstr(text, "2.0 TFLOP/s (measured), 200.0 GB/s"), "not the higher of two: %s", text);
+    CHECK(of_roof(text, "  large") == 25, "large: %g %% of its roof", of_roof(text, "  large"));
+    CHECK(of_roof(text, "  small") == 75, "small: %g %% of its roof", of_roof(text, "  small"));
+    CHECK(of_roof(text, "  fast") == 100, "fast: %g %% of its roof", of_roof(text, "  fast"));
+    free(text);
+    const Roofs measured = profile_roofs(&ops_cpu);
+    for (int i = 0; i < ROOF_SIZES; i++)
+        CHECK(measured.bytes_of[i] > 1e8, "a copy of %zu bytes: %g bytes/s", roof_bytes(i),
+              measured.bytes_of[i]);
+}
+
 /* A step of more calls than there are marks: the profile says how many it left out, and no share of the step. */
 static void test_too_many_calls(const Ops *ops) {
     enum { NOTED = MARKS_MAX / 2, MORE = 5 };
@@ -167,6 +211,7 @@ static void test_backend(const Ops *ops) {
 }
 
 int main(void) {
+    test_roofs();
     const Ops *const tables[] = {&ops_cpu, ops_cuda_fp32, ops_cuda_bf16};
     for (int i = 0; i < 3; i++) {
         Error err = {0};

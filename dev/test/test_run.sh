@@ -175,4 +175,17 @@ failed_with "a full disk, without --out" 'output could not be written'
 "$program" --device cpu $tiny $quiet --steps 3 --out "$work/full" >/dev/full 2>"$work/err" </dev/null
 check "a full disk, with --out: the run goes on" [ $? -eq 0 ]
 
+# ---- a small stack ----
+if (ulimit -s 256) 2>/dev/null; then
+    small_stack() { (ulimit -s 256 && exec "$program" --device cpu "$@") >"$work/out" 2>"$work/err" </dev/null; }
+    small_stack $tiny --steps 4 --save-every 2 --keep 1 --eval-batches 2 --sample-tokens 8 --out "$work/stack"
+    check "ulimit -s 256: trains, exit code" [ $? -eq 0 ]
+    small_stack $tiny --steps 6 --window 5 --dropout 0.1 --eval-batches 2 --sample-tokens 8 --resume --out "$work/stack"
+    check "ulimit -s 256: resumes, exit code" [ $? -eq 0 ]
+    small_stack --model "$work/stack" --prompt "$(printf '%0100d' 0)" --sample-tokens 100
+    check "ulimit -s 256: samples, exit code" [ $? -eq 0 ]
+else
+    skipped=$((skipped + 1))
+fi
+
 finish

@@ -46,6 +46,8 @@ one() {
     run $small --device "$device" --profile
     check "$device: --profile: exit code $status" [ "$status" -eq 0 ]
     check "$device: --profile: a row for attention" grep -qE '^  attention_backward +6 ' "$work/out"
+    check "$device: --profile: no op is beyond its roof" awk '/ %$/ && $(NF - 1) > 100 { bad = 1 } END { exit bad }' "$work/out"
+    check "$device: MFU is 100 % at most" awk -F '"mfu": *' '/"norm"/ && $2 + 0 > 1 { bad = 1 } END { exit bad }' "$work/$device/log.jsonl"
     check "$device: --profile: its sums" grep -qE '^  all ops +[0-9]+ +[0-9.]+$' "$work/out"
     check "$device: --profile: a step's wall clock" grep -qE 'wall clock +[0-9.]+  the ops are [0-9.]+ % of it$' "$work/out"
     "$program" $small --device "$device" --profile >"$work/out" 2>"$work/err" &

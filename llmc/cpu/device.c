@@ -61,7 +61,7 @@ const char *cpu_device_name(void) {
     return name;
 }
 
-enum { CHAINS = 12, PEAK_STEPS = 250000, PEAK_TRIES = 4 };
+enum { CHAINS = 12, PEAK_STEPS = 250000, PEAK_TRIES = 16 };
 
 /* Task: CHAINS independent chains of multiply-adds, enough to cover their latency; about 3 ms. */
 static void multiply_add(const void *sink, int64_t task) {

@@ -167,6 +167,40 @@ def flash3(library):
     return Operator("FA3", forward, backward)
 
 
+def flash3_packed(torch, library):
+    """FlashAttention-3 as one operator, with its backward, for torch.compile: a function qkv (B,T,3,H,D) -> (B,T,H,D), causal.
+    The gradient is one packed tensor that the library fills in place, so nothing is copied or concatenated."""
+    Tensor = torch.Tensor
+
+    @torch.library.custom_op("compare_train::flash3_forward", mutates_args=())
+    def forward(qkv: Tensor) -> tuple[Tensor, Tensor]:
+        out, lse, *_ = library.fwd(*qkv.unbind(2), is_causal=True)
+        return out, lse
+
+    @forward.register_fake
+    def _(qkv):
+        B, T, _, H, D = qkv.shape
+        return qkv.new_empty(B, T, H, D), qkv.new_empty(B, H, T, dtype=torch.float32)
+
+    @torch.library.custom_op("compare_train::flash3_backward", mutates_args=())
+    def backward(dout: Tensor, qkv: Tensor, out: Tensor, lse: Tensor) -> Tensor:
+        dqkv = torch.empty(qkv.shape, dtype=qkv.dtype, device=qkv.device)
+        dq, dk, dv = dqkv.unbind(2)
+        library.bwd(dout.contiguous(), *qkv.unbind(2), out, lse, dq=dq, dk=dk, dv=dv, is_causal=True)
+        return dqkv
+
+    @backward.register_fake
+    def _(dout, qkv, out, lse):
+        return qkv.new_empty(qkv.shape)
+
+    def keep(ctx, inputs, output):
+        ctx.save_for_backward(inputs[0], *output)
+        ctx.set_materialize_grads(False)
+
+    forward.register_autograd(lambda ctx, dout, _: backward(dout, *ctx.saved_tensors), setup_context=keep)
+    return lambda qkv: forward(qkv)[0]
+
+
 def peers(torch, autograd):
     """The peers that this process can run; autograd: cuDNN once more, as a trainer calls it."""
     found = operators(torch)

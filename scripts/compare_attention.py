@@ -6,8 +6,9 @@
     scripts/compare_attention.py --head-size 128 --seq 4096:16384 --mask full --csv attention.csv
 
 Peers: cuDNN and FlashAttention-2 through PyTorch's own operators, FlashAttention-3 where a package brings its operators
-(flash_attn_3, or xformers 0.0.33 or 0.0.34); where none does, an estimate from recorded speeds. Inputs are random normal
-bf16, qkv packed as (B,T,3,H,D); the peers read views of it, no copies.
+(flash_attn_3, or xformers 0.0.33 or 0.0.34). Inputs are random normal bf16, qkv packed as (B,T,3,H,D); the peers read
+views of it, no copies. One run is one sample: scripts/combine.py makes the table of medians from the CSVs of several,
+and scripts/measure.sh makes them on every card of a machine.
 
 Checked before anything is timed, for the output, dQ, dK, dV and the logsumexp: ours against a double-precision
 reference on some heads (at most 2 x the best peer's error, as root mean square and as largest; a larger one may only
@@ -17,7 +18,7 @@ launches into poisoned buffers. A failed check: exit 1.
 Timed under sustained load, because a card at its power limit slows down within 0.1 s: the kernels take turns in
 slices of --slice seconds, each after 1.5 x as long of untimed launches of its own; median of CUDA events. Power control
 swings for a few tenths of a second: slices of 0.1 s of one kernel differ by 4 %, of 0.5 s by 0.7 %. A peer that is far
-behind in a short first round is not timed again. Before the first cell all kernels take turns for a second, for it
+behind in a short first round is not timed again (slices 0 in the CSV). Before the first cell all kernels take turns for a second, for it
 would be the only one to begin on a cold card. Needs `make`, nvcc and PyTorch; builds build/libattention.so first
 (for the machine's card, unless GPU_ARCH says otherwise).
 """
@@ -31,59 +32,26 @@ import sys
 import time
 
 from attention_kernels import TENSORS, Ours, State, peers
-from comparison import EXIT_RUN, ROOT, Parser, Report, duration, end_with, environment, fail, integer, integers, torch_on_card
+from comparison import (EXIT_RUN, ROOT, Parser, Report, commit, duration, end_with, environment, fail, integer, integers,
+                        torch_on_card)
 
 MUST = 1.05  # ours is to be at least so many times as fast as the best peer
 WARM_UP_S = 0.5  # at load before every row
 COLD_S = 1.0  # of all kernels before the first
-ROUNDS = 3  # slices of each kernel in a cell
 SETTLE = 1.5  # untimed part of a slice over the timed one: after 0.06 s the card's clock was still falling
 SCOUT_S = 0.05  # a slice of the round before them
-FAR_BEHIND = 1.25  # a peer so many times slower than the best one in that round is timed there alone
+FAR_BEHIND = 1.15  # a peer so many times slower than the best one in that round is timed there alone
 NOISE = 1e-6  # relative: what fp32 sums leave of a result that is exact otherwise, so smaller errors are not compared
 ROUNDING = 2**-8 * 65 / 64  # of a bf16, 8 bits; the 65th part for sums and exponentials in fp32
 COLD_BYTES = 256 << 20  # buffers rotate where one set is smaller: five times the L2 cache of an H200
 
 Case = collections.namedtuple("Case", "B T H D causal")
 
-# FlashAttention-3 beside cuDNN, recorded on one H200 (CUDA 13.0, PyTorch 2.11, cuDNN 9.19), causal, B*T = 65536,
-# H*D = 1536: (head size, T): TFLOP/s of (FA3, cuDNN) forward, (FA3, cuDNN) backward. cuDNN's backward was timed
-# through autograd there, which adds RECORDED_OVERHEAD_MS of PyTorch's own: the median over eight cases of the recorded way
-# less the operator alone, 0.80 to 1.34.
-RECORDED = {
-    (64, 1024): ((314, 346), (307, 165)),
-    (64, 2048): ((415, 401), (390, 243)),
-    (64, 4096): ((449, 443), (461, 320)),
-    (64, 8192): ((419, 443), (497, 374)),
-    (64, 16384): ((479, 447), (526, 410)),
-    (64, 32768): ((528, 454), (543, 405)),
-    (128, 1024): ((476, 463), (341, 193)),
-    (128, 2048): ((578, 539), (423, 294)),
-    (128, 4096): ((607, 578), (494, 387)),
-    (128, 8192): ((658, 579), (551, 446)),
-    (128, 16384): ((640, 569), (590, 495)),
-    (128, 32768): ((653, 580), (602, 516)),
-}
-RECORDED_OVERHEAD_MS = 1.07
-RECORDED_TOKENS, RECORDED_CHANNELS = 65536, 1536
-
 
 def tflop(case, direction):
     """TFLOP of one launch: two products of T x T x D forward, five backward; causal counts half."""
     forward = 4e-12 * case.B * case.H * case.T * case.T * case.D / (2 if case.causal else 1)
     return forward * (2.5 if direction == "backward" else 1.0)
-
-
-def estimate_fa3(case, direction, cudnn_tflops):
-    """FA3's TFLOP/s as cuDNN's in this run times their recorded ratio; None where none is recorded."""
-    if not case.causal or (case.D, case.T) not in RECORDED or not cudnn_tflops:
-        return None
-    fa3, cudnn = RECORDED[case.D, case.T][direction == "backward"]
-    if direction == "backward":
-        recorded = Case(RECORDED_TOKENS // case.T, case.T, RECORDED_CHANNELS // case.D, case.D, True)
-        work = tflop(recorded, direction)
-        cudnn = work / (work / cudnn - 1e-3 * RECORDED_OVERHEAD_MS)
-    return cudnn_tflops * fa3 / cudnn
 
 
 # ---- correctness ----
@@ -240,8 +208,8 @@ def check_case(torch, case, inputs, states, repeat):
 class Stopwatch:
     """Times launches on the current stream with CUDA events."""
 
-    def __init__(self, torch, slice_s):
-        self.torch, self.slice_s, self.cold = torch, slice_s, True
+    def __init__(self, torch, slice_s, rounds):
+        self.torch, self.slice_s, self.rounds, self.cold = torch, slice_s, rounds, True
 
     def _events(self, launch, states, n_groups, group):
         """Milliseconds of one launch, for each of n_groups groups of launches in a row."""
@@ -282,7 +250,8 @@ class Stopwatch:
         return self._events(launch, states, n_others + n_groups, group)[n_others:]
 
     def cell(self, direction, states):
-        """{kernel: [ms]} of kernels that take turns, another one first in every round. The card is at load already."""
+        """{kernel: ([ms], slices)} of kernels that take turns, another one first in every round; 0 slices: the short first
+        round alone. The card is at load already."""
         queue = {kernel: getattr(kernel, direction) for kernel in states}
         rough = {kernel: self.load(queue[kernel], states[kernel], 0.02) for kernel in states}
         times = {kernel: self.slice(queue[kernel], states[kernel], rough[kernel], SCOUT_S) for kernel in states}
@@ -290,10 +259,10 @@ class Stopwatch:
         best = min((statistics.median(times[kernel]) for kernel in rivals), default=math.inf)
         order = [ours] + [kernel for kernel in rivals if statistics.median(times[kernel]) < FAR_BEHIND * best]
         times.update({kernel: [] for kernel in order})
-        for turn in range(ROUNDS):
+        for turn in range(self.rounds):
             for kernel in order[turn % len(order):] + order[:turn % len(order)]:
                 times[kernel] += self.slice(queue[kernel], states[kernel], rough[kernel], self.slice_s)
-        return times
+        return {kernel: (ms, self.rounds if kernel in order else 0) for kernel, ms in times.items()}
 
 
 # ---- the comparison ----
@@ -326,23 +295,17 @@ def prepare(kernels, case, sets, report):
     return states
 
 
-def peer_names(kernels):
-    """The columns of the peers: those that run, and FA3's estimate where it does not."""
-    names = [kernel.name for kernel in kernels[1:]]
-    return names if "FA3" in names else names + ["FA3*"]
-
-
-def compare_cell(case, direction, times, names, report):
-    """Cells of the table for one direction: TFLOP/s of ours and of each peer, ratio, must; records the CSV rows."""
+def compare_cell(case, direction, times, names, checked, report):
+    """Cells of the table for one direction: TFLOP/s of ours and of each peer, ratio, must; records the CSV rows. checked:
+    error, bits and check of the case."""
     speed = {}
-    for kernel, ms in times.items():
+    for kernel, (ms, slices) in times.items():
         middle = statistics.median(ms)
         speed[kernel.name] = tflop(case, direction) / (1e-3 * middle)
         report.record(head_size=case.D, mask="causal" if case.causal else "full", T=case.T, B=case.B, heads=case.H,
                       direction=direction, kernel=kernel.name, ms=f"{middle:.4f}", ms_fastest=f"{min(ms):.4f}",
-                      ms_slowest=f"{max(ms):.4f}", tflops=f"{speed[kernel.name]:.1f}")
-    if "FA3" not in speed:
-        speed["FA3*"] = estimate_fa3(case, direction, speed.get("cuDNN"))
+                      ms_slowest=f"{max(ms):.4f}", tflops=f"{speed[kernel.name]:.1f}", slices=slices,
+                      **dict(zip(("error", "bits", "check"), checked)))
     rivals = [speed[name] for name in names if name != "packed" and speed.get(name)]
     ratio = speed["ours"] / max(rivals) if rivals else None
     cells = [f"{speed['ours']:.0f}"] + [f"{speed[name]:.0f}" if speed.get(name) else "-" for name in names]
@@ -356,7 +319,9 @@ def compare_case(torch, arguments, kernels, case, report, stopwatch):
     if kernels[0] not in states or len(states) < 2:
         report.note(f"T = {case.T}: nothing to compare")
         return [], {}
-    failed, long, short = check_case(torch, case, sets[0], states, arguments.repeat)
+    failed, long, short = [], [], ["-"] * 3
+    if not arguments.no_check:
+        failed, long, short = check_case(torch, case, sets[0], states, arguments.repeat)
     if arguments.check:
         report.row([str(case.T), *long])
         return failed, {}
@@ -364,7 +329,8 @@ def compare_case(torch, arguments, kernels, case, report, stopwatch):
     stopwatch.warm_up(states)
     for direction in arguments.direction:
         times = stopwatch.cell(direction, states)
-        new_cells, ratios[direction] = compare_cell(case, direction, times, peer_names(kernels), report)
+        names = [kernel.name for kernel in kernels[1:]]
+        new_cells, ratios[direction] = compare_cell(case, direction, times, names, short, report)
         cells += new_cells
     report.row(cells)
     return failed, ratios
@@ -374,14 +340,14 @@ def headings(arguments, kernels):
     """Of the tables: check only, or short checks and speeds."""
     if arguments.check:
         return ["     T"] + [f"{name:>17s}" for name in TENSORS] + ["  bits", "check"]
-    peer_columns = [f"{name:>6s}" for name in peer_names(kernels)] + ["ratio", "must"]
+    peer_columns = [f"{kernel.name:>6s}" for kernel in kernels[1:]] + ["ratio", "must"]
     return ["     T", "error", "  bits", "check"] + [
         text for direction in arguments.direction for text in [f"{direction:>8s}"] + peer_columns]
 
 
 def compare_tables(torch, arguments, kernels, report):
     """A table for every head size and mask; returns ([what failed], {cell: ratio})."""
-    failed, ratios, stopwatch = [], {}, Stopwatch(torch, arguments.slice)
+    failed, ratios, stopwatch = [], {}, Stopwatch(torch, arguments.slice, arguments.rounds)
     for D in arguments.head_size:
         for causal in arguments.mask:
             mask, H = "causal" if causal else "full", arguments.channels // D
@@ -396,10 +362,6 @@ def compare_tables(torch, arguments, kernels, report):
     return failed, ratios
 
 
-FA3_NOTES = {True: "FA3 adds dQ by atomics, its default: its last bits change from run to run.",
-             False: "FA3*: not run; cuDNN's speed here x the recorded FA3 / cuDNN."}
-
-
 def summarize(report, kernels, failed, ratios):
     """What the tables say, in a few lines; returns the exit code."""
     report.note("\nerror: ours over the best peer's, against double precision; the worst of output, gradients and logsumexp, of "
@@ -407,7 +369,7 @@ def summarize(report, kernels, failed, ratios):
                 "each: rms, then both ratios.")
     if ratios:
         report.note("forward, backward: ours, in TFLOP/s (causal counts half). ratio: ours over the best peer. "
-                    + FA3_NOTES["FA3" in peer_names(kernels)] + " The peers leave dQ, dK and dV apart, ours are packed.")
+                    "FA3 adds dQ by atomics, its default: its last bits change from run to run. The peers leave dQ, dK and dV apart, ours are packed.")
         behind = [f"{direction} {D} {mask} T={T} {ratio:.3f}"
                   for (D, mask, T, direction), ratio in ratios.items() if ratio < MUST]
         report.note(f"must ({MUST} x the best peer): {len(ratios) - len(behind)} of {len(ratios)} cells"
@@ -434,7 +396,10 @@ def parse_arguments(argv):
     parser.add_argument("--repeat", type=integer(1, 100000), default=3, metavar="N",
                         help="launches of ours whose bits must agree (default 3)")
     parser.add_argument("--slice", type=duration(0.01, 10), default=0.25, metavar="S", help="seconds of one timed slice (default 0.25)")
+    parser.add_argument("--rounds", type=integer(1, 100), default=3, metavar="N", help="slices of each kernel in a cell (default 3)")
     parser.add_argument("--check", action="store_true", help="check only, time nothing")
+    parser.add_argument("--no-check", action="store_true", help="time only: where an earlier run on this card has checked")
+    parser.add_argument("--device", type=integer(0, 63), metavar="N", help="the card's number (default: the first that is visible)")
     parser.add_argument("--quick", action="store_true", help="causal, T = 1024, 4096, 16384, unless told otherwise")
     parser.add_argument("--autograd", action="store_true",
                         help="one more column: cuDNN through autograd with packed gradients, as a trainer calls it")
@@ -442,6 +407,8 @@ def parse_arguments(argv):
     parser.add_argument("--csv", metavar="FILE")
     parser.add_argument("--markdown", metavar="FILE")
     arguments = parser.parse_args(argv)
+    if arguments.check and arguments.no_check:
+        parser.error("--check and --no-check: nothing is left to do")
     for size in arguments.head_size:
         if arguments.channels % size:
             parser.error(f"--channels: expected a multiple of the head size {size}, found {arguments.channels}")
@@ -465,9 +432,10 @@ def build_library():
 def main():
     arguments = parse_arguments(sys.argv[1:])
     report, began = Report(arguments.csv, arguments.markdown), time.monotonic()
-    torch = torch_on_card()
-    ours = Ours(torch, arguments.library or build_library())
-    report.header(environment(torch))
+    torch = torch_on_card(arguments.device)
+    library = arguments.library or build_library()
+    ours = Ours(torch, library)
+    report.header(environment(torch, commit(os.path.dirname(library))))
     kernels = [ours] + peers(torch, arguments.autograd)
     failed, ratios = compare_tables(torch, arguments, kernels, report)
     status = summarize(report, kernels, failed, ratios)

@@ -2,13 +2,15 @@
 """Compares training steps of ./train_gpt2cu and of GPT-2 in PyTorch (scripts/torch_gpt2.py: torch.compile, fused AdamW,
 bf16 autocast) on the same card, model and batch: tokens/s, peak memory, ratios.
 
-    make train_gpt2cu && scripts/compare_train.py                     # all configurations, about 9 minutes on an H200
+    make train_gpt2cu && scripts/compare_train.py                     # all configurations, about 15 minutes on an H200
     scripts/compare_train.py --only d12:64x1024,d24:32x1024 --csv train.csv
-    scripts/compare_train.py --only d12:1x131072 --flags='--recompute block'
+    scripts/compare_train.py --only d12:1x131072 --flags='--recompute block' --ways flash3/default
 
-The two take turns on the card: PyTorch for half of --seconds, ours for all of them, PyTorch again, each under sustained
-load and after 1 s of it that is not timed. torch.compile takes most of the time, and its cache is of one machine.
-Device time of a configuration, about:
+PyTorch runs in several ways, an attention kernel and a mode of torch.compile; each has one turn, and the fastest one takes
+turns with ours until each has --turns of --seconds, under sustained load, after 1 s of it that is not timed. A way that is
+not the fastest any more is ended, so that its memory is free. Only one program uses the card at a time, compiling
+included; the next way imports PyTorch meanwhile. The CSV has a line for every turn; scripts/combine.py makes one table
+from those of several cards. Ways of a configuration:
 """
 import argparse
 import array
@@ -18,31 +20,44 @@ import math
 import os
 import re
 import shlex
+import statistics
 import subprocess
 import sys
 import tempfile
 import threading
+import time
 
 import random_shard
-from comparison import EXIT_RUN, ROOT, Parser, Report, duration, end_with, environment, fail, gib, torch_on_card
+from combine import combine_train
+from comparison import EXIT_RUN, ROOT, Parser, Report, commit_of, duration, end_with, environment, fail, gib, integer, torch_on_card
 
-# To add a configuration: a row. must_speed: tokens/s of ours over PyTorch's, at least; must_memory: ours over
-# PyTorch's, at most. minutes: device time, torch.compile included. flags: of ours; at 4 x 16384 --recompute gelu
-# takes 18.2 GiB and 207.8 ms where none takes 22.3 and 207.2, and linear 7.9 and 218.
-Configuration = collections.namedtuple("Configuration", "model B T must_speed must_memory minutes flags", defaults=("",))
+# Ways of PyTorch: (attention, mode of torch.compile); attention "best": that of the fastest way so far. Both attentions in
+# the default mode everywhere, and with CUDA graphs where the host's launches count, since an operator of its own costs the
+# host more; then the other modes with the better attention. 4 x 16384 and 1 x 65536 have the matrix products of 64 x 1024,
+# and 1 x 131072 twice as many rows. Without CUDA graphs at 350M and 1.5B: their pool would keep what ours needs in its turn.
+MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
+DEFAULT = [("cudnn", "default"), ("flash3", "default")]
+GRAPH, TUNED = ("best", "reduce-overhead"), ("best", "max-autotune")
+
+# To add a configuration: a row, and what it must reach in combine.py. flags: of ours; at 4 x 16384 --recompute gelu takes
+# 18.2 GiB and 207.8 ms where none takes 22.3 and 207.2, and linear 7.9 and 218.
+Configuration = collections.namedtuple("Configuration", "model B T ways flags", defaults=("",))
 CONFIGURATIONS = [
-    Configuration("d12", 64, 1024, 1.20, None, 1.0),
-    Configuration("d12", 4, 1024, 1.50, None, 1.0),
-    Configuration("d24", 32, 1024, 1.20, None, 1.3),
-    Configuration("d48", 16, 1024, 1.15, None, 2.0),
-    Configuration("d12", 4, 16384, 1.30, 0.7, 1.0, "--recompute gelu"),
-    Configuration("d12", 1, 65536, 1.30, 0.7, 1.0, "--recompute gelu"),
-    Configuration("d12", 1, 131072, 1.30, 0.7, 1.3, "--recompute gelu"),
+    Configuration("d12", 64, 1024, DEFAULT + [GRAPH, TUNED]),
+    Configuration("d12", 4, 1024, DEFAULT + [("cudnn", MODES[1]), ("flash3", MODES[1]), TUNED]),
+    Configuration("d24", 32, 1024, DEFAULT + [("best", MODES[3])]),
+    Configuration("d48", 16, 1024, DEFAULT + [("best", MODES[3])]),
+    Configuration("d12", 4, 16384, DEFAULT + [TUNED], "--recompute gelu"),
+    Configuration("d12", 1, 65536, DEFAULT + [TUNED], "--recompute gelu"),
+    Configuration("d12", 1, 131072, DEFAULT, "--recompute gelu"),
 ]
+PEER = os.path.join(ROOT, "scripts", "torch_gpt2.py")
 SIZES = {"d12": (12, 768), "d24": (24, 1024), "d36": (36, 1280), "d48": (48, 1600)}  # layers, channels
 SHARD_MAGIC, SHARD_VERSION, VOCABULARY = 20240520, 1, 50257
+BEGAN = time.monotonic()
 WARM_UP_S = 1.0  # of ours, not timed; torch_gpt2.py has its own
-TORCH_LIMIT_S, OURS_LIMIT_S = 420, 180  # a process that takes longer is stopped
+OURS_TFLOPS = 620  # more than ours reaches, for the steps of its first turn; the next ones take its own time
+OURS_LIMIT_S = 180  # a process that takes longer is stopped
 
 
 def name_of(configuration):
@@ -67,73 +82,86 @@ def check_shard(path):
 
 
 class Torch:
-    """scripts/torch_gpt2.py, kept between its turns so that it compiles once. A failure is kept in .failure."""
+    """scripts/torch_gpt2.py, kept between its turns so that it compiles once. It takes the card when it is told to compile, one
+    way. A failure is kept in .failure."""
 
-    def __init__(self, configuration, shard, arguments):
-        command = [sys.executable, os.path.join(ROOT, "scripts", "torch_gpt2.py"), "--model", configuration.model,
-                   "--batch", str(configuration.B), "--seq", str(configuration.T), "--tokens", shard,
-                   "--sdpa", arguments.sdpa, "--mode", arguments.mode]
-        self.failure, self.turns = None, []
+    def __init__(self, configuration, shard, limit_s):
+        command = [sys.executable, PEER, "--model", configuration.model,
+                   "--batch", str(configuration.B), "--seq", str(configuration.T), "--tokens", shard]
+        self.way, self.limit_s, self.failure, self.turns, self.compiled_s = None, limit_s, "", [], math.nan
         self.errors = tempfile.TemporaryFile("w+")
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors, text=True)
-        ready = self.answer()
-        self.compiled_s = ready["compiled_s"] if ready else math.nan
 
-    def answer(self):
-        """The next line of JSON; None, and .failure, where there is none in time."""
-        timer = threading.Timer(TORCH_LIMIT_S, self.process.kill)
-        timer.start()
-        line = self.process.stdout.readline()
-        timer.cancel()
-        timer.join()
-        if line:
-            return json.loads(line)
-        self.process.wait()
-        self.errors.seek(0)
-        said = [text.strip() for text in self.errors if "Error" in text or "error" in text]
-        self.failure = said[-1][:200] if said else f"ended with status {self.process.returncode}"
-        return None
-
-    def turn(self, seconds):
-        """Trains for about so long."""
-        if self.failure:
-            return
+    def ask(self, line):
+        """Its answer to a line, of JSON; None, and .failure, where there is none in time."""
         try:
-            print(seconds, file=self.process.stdin, flush=True)
+            print(line, file=self.process.stdin, flush=True)
         except BrokenPipeError:
             pass  # it has ended: the answer says why
-        result = self.answer()
+        timer = threading.Timer(self.limit_s, self.process.kill)
+        timer.start()
+        began, answer = time.monotonic(), self.process.stdout.readline()
+        timer.cancel()
+        timer.join()
+        if answer:
+            return json.loads(answer)
+        status = self.process.wait()
+        self.errors.seek(0)
+        said = [text.strip() for text in self.errors if "Error" in text or "error" in text]
+        stopped = f"stopped after {self.limit_s:.0f} s"
+        self.failure = stopped if time.monotonic() - began >= self.limit_s else said[-1][:200] if said else f"ended with status {status}"
+        return None
+
+    def compile(self, way):
+        self.way = way
+        ready = self.ask(" ".join(way))
+        self.compiled_s = ready["compiled_s"] if ready else math.nan
+
+    def turn(self, seconds):
+        """Trains for about so long; {ms, seconds, loss, memory, device_memory} or None. memory: the most that was in use,
+        device_memory: that the allocator held, GiB."""
+        result = None if self.failure else self.ask(seconds)
         if result:
-            self.turns.append(result)
+            self.turns.append({"ms": 1e3 * result["seconds"] / result["steps"], "seconds": result["seconds"], "loss": result["loss"],
+                               "memory": result["memory"] / 2**30, "device_memory": result["reserved"] / 2**30})
+        return self.turns[-1] if result else None
 
     def close(self):
-        """Ends the process; {ms, seconds, loss, memory, device_memory} of all turns, None after a failure. memory: the most
-        that was in use, device_memory: that the allocator held, GiB."""
-        if self.failure:
-            return None
-        self.process.communicate()
-        steps, seconds = (sum(turn[key] for turn in self.turns) for key in ("steps", "seconds"))
-        memory, reserved = (max(turn[key] for turn in self.turns) / 2**30 for key in ("memory", "reserved"))
-        return {"ms": 1e3 * seconds / steps, "seconds": seconds, "loss": self.turns[-1]["loss"], "memory": memory,
-                "device_memory": reserved}
+        self.process.kill()
+        self.process.wait()
+
+
+class Ahead:
+    """The processes of all ways in their order, each started a little before it is needed: importing PyTorch takes seconds."""
+
+    def __init__(self, wanted, shard, limit_s):
+        self.wanted, self.started, self.shard, self.limit_s = list(wanted), collections.deque(), shard, limit_s
+
+    def next(self):
+        """The next one; two more are started behind it."""
+        while self.wanted and len(self.started) < 3:
+            self.started.append(Torch(self.wanted.pop(0), self.shard, self.limit_s))
+        return self.started.popleft()
+
+    def close(self):
+        for torch in self.started:
+            torch.close()
 
 
 # ---- ours ----
 
 
-def n_steps(configuration, seconds, peer):
-    """Steps of ours that last about so long or longer: 1.5 x as fast as the peer's first turn, or without one at 700
-    TFLOP/s, counting 6 FLOP a weight and token and causal attention."""
-    if peer.turns:
-        return 3 + math.ceil(seconds * 1.5 * peer.turns[0]["steps"] / peer.turns[0]["seconds"])
+def n_steps(configuration, seconds, turns):
+    """Steps of ours that last about so long or longer: by its last turn, else by 6 FLOP a weight and token and causal attention."""
     layers, channels = SIZES[configuration.model]
     weights = 12 * layers * channels**2 + VOCABULARY * channels
     flop = 6.0 * configuration.B * configuration.T * (weights + layers * channels * configuration.T)
-    return 3 + math.ceil(seconds * 700e12 / flop)
+    step_s = 1e-3 * turns[-1]["ms"] if turns else flop / (OURS_TFLOPS * 1e12)
+    return 3 + math.ceil(seconds / step_s)
 
 
 def read_log(path):
-    """{ms, seconds, loss} over the steps after the first one, which also chooses plans, and a second of warm-up."""
+    """{ms, seconds, loss, mfu} over the steps after the first one, which also chooses plans, and a second of warm-up."""
     with open(path, encoding="utf-8") as file:
         steps = [row for row in map(json.loads, file) if "ms" in row]
     passed_ms, timed = 0.0, []
@@ -141,7 +169,8 @@ def read_log(path):
         if passed_ms >= 1e3 * WARM_UP_S or i >= len(steps) - 2:
             timed.append(row["ms"])
         passed_ms += row["ms"]
-    return {"ms": sum(timed) / len(timed), "seconds": sum(timed) / 1e3, "loss": steps[-1]["loss"]}
+    return {"ms": sum(timed) / len(timed), "seconds": sum(timed) / 1e3, "loss": steps[-1]["loss"],
+            "mfu": statistics.mean(row["mfu"] for row in steps[len(steps) // 2:])}
 
 
 def flags_of(configuration, arguments):
@@ -150,17 +179,17 @@ def flags_of(configuration, arguments):
 
 
 def run_ours(configuration, shard, arguments, work, steps):
-    """({ms, seconds, loss, memory, device_memory}, None), or (None, what failed)."""
+    """({ms, seconds, loss, mfu, memory, device_memory}, ""), or (None, what failed)."""
     out = os.path.join(work, "run")
     tokens = configuration.B * configuration.T
-    command = ["./train_gpt2cu", "--model", configuration.model, "--train", shard, "--batch", str(configuration.B),
+    command = [os.path.abspath(arguments.program), "--model", configuration.model, "--train", shard, "--batch", str(configuration.B),
                "--seq", str(configuration.T), "--tokens-per-step", str(tokens), "--steps", str(steps),
                "--sample-tokens", "0", "--eval-every", "0", "--out", out, "--model-only", *flags_of(configuration, arguments)]
     try:
         result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True, timeout=OURS_LIMIT_S)
         measured = re.search(r"^memory: .*measured (.*)$", result.stdout, re.MULTILINE)
         memory = gib(measured[1])
-        return {**read_log(os.path.join(out, "log.jsonl")), "memory": memory, "device_memory": memory}, None
+        return {**read_log(os.path.join(out, "log.jsonl")), "memory": memory, "device_memory": memory}, ""
     except subprocess.TimeoutExpired:
         return None, f"stopped after {OURS_LIMIT_S} s"
     except subprocess.CalledProcessError as error:
@@ -172,47 +201,62 @@ def run_ours(configuration, shard, arguments, work, steps):
 # ---- the comparison ----
 
 
-def compare(configuration, shard, arguments, work, report):
-    """One row of the table; returns True if the configuration ran on both sides."""
-    torch = Torch(configuration, shard, arguments)
-    torch.turn(arguments.seconds / 2)
-    steps = n_steps(configuration, arguments.seconds + WARM_UP_S, torch)
-    ours, failure = run_ours(configuration, shard, arguments, work, steps)
-    torch.turn(arguments.seconds / 2)
-    peer = torch.close()
-    for who, text in (("ours", failure), ("PyTorch", torch.failure)):
-        if text:
-            report.note(f"{name_of(configuration)}, {who}: {text}")
-    tokens, flags = configuration.B * configuration.T, " ".join(flags_of(configuration, arguments))
-    for program, result in (("train_gpt2cu", ours), ("torch", peer)):
-        if result:
-            report.record(
-                configuration=name_of(configuration), program=program, flags=flags if result is ours else "",
-                ms=f"{result['ms']:.3f}", tok_s=f"{1e3 * tokens / result['ms']:.0f}", memory_gib=f"{result['memory']:.2f}",
-                device_gib=f"{result['device_memory']:.2f}", timed_s=f"{result['seconds']:.1f}", loss=f"{result['loss']:.4f}")
-    report.row([name_of(configuration), *side(ours, tokens), *side(peer, tokens), *ratios(configuration, ours, peer),
-                f"{torch.compiled_s:.0f}", flags])
-    return bool(ours and peer and math.isfinite(ours["loss"]) and math.isfinite(peer["loss"]))
+class Turns:
+    """The lines of the CSV, which are printed as they come and make the tables in the end."""
+
+    def __init__(self, report):
+        self.report, self.rows = report, []
+
+    def add(self, configuration, program, result, way=("", ""), flags="", compiled_s=math.nan, failure=""):
+        result = result or {}
+
+        def text(name, form):
+            return form.format(result[name]) if name in result else ""
+
+        tok_s = f"{1e3 * configuration.B * configuration.T / result['ms']:.0f}" if result else ""
+        row = dict(configuration=name_of(configuration), program=program, attention=way[0], mode=way[1], flags=flags,
+                   ms=text("ms", "{:.3f}"), tok_s=tok_s, memory_gib=text("memory", "{:.2f}"), device_gib=text("device_memory", "{:.2f}"),
+                   timed_s=text("seconds", "{:.1f}"), loss=text("loss", "{:.4f}"), mfu=text("mfu", "{:.4f}"),
+                   compile_s="" if math.isnan(compiled_s) else f"{compiled_s:.0f}", failure=failure)
+        self.rows.append(row)
+        self.report.record(**row)
+        print(f"{time.monotonic() - BEGAN:5.0f} s  " + "  ".join(filter(None, row.values())), flush=True)
 
 
-def side(result, tokens):
-    """Cells of one program: tok/s, ms, GiB, loss."""
-    if not result:
-        return ["-"] * 4
-    return [f"{1e3 * tokens / result['ms']:,.0f}", f"{result['ms']:.1f}", f"{result['memory']:.1f}", f"{result['loss']:.2f}"]
+def fastest_way(configuration, ahead, arguments, turns):
+    """Gives each way a turn; returns the Torch that was the fastest, or None."""
+    best = None
+    for way in arguments.ways or configuration.ways:
+        torch = ahead.next()
+        if way[0] == "best":
+            way = (best.way[0] if best else "cudnn", way[1])
+        if arguments.no_new_after and time.monotonic() - BEGAN > arguments.no_new_after and way[1] != "default":
+            torch.failure = "not run: no time was left"
+        else:
+            torch.compile(way)
+        result = torch.turn(arguments.seconds)
+        turns.add(configuration, "torch", result, way, compiled_s=torch.compiled_s, failure=torch.failure)
+        if result and (not best or result["ms"] < best.turns[0]["ms"]):
+            best, torch = torch, best
+        if torch:
+            torch.close()
+    return best
 
 
-def ratios(configuration, ours, peer):
-    """Cells: speed of ours over PyTorch's, memory, whether both are as they must."""
-    if not (ours and peer):
-        return ["-"] * 3
-    speed, memory = peer["ms"] / ours["ms"], ours["memory"] / peer["memory"]
-    held = (configuration.must_speed is None or speed >= configuration.must_speed) and (
-        configuration.must_memory is None or memory <= configuration.must_memory)
-    wanted = [f">={configuration.must_speed:.2f}" if configuration.must_speed else "",
-              f"<={configuration.must_memory:.1f}" if configuration.must_memory else ""]
-    return [f"{speed:.2f}", f"{memory:.2f}", " ".join(["yes" if held else "no", *filter(None, wanted)])
-            if any(wanted) else "-"]
+def compare(configuration, ahead, shard, arguments, work, turns):
+    """All turns of one configuration."""
+    best, own, flags = fastest_way(configuration, ahead, arguments, turns), [], " ".join(flags_of(configuration, arguments))
+    for i in range(arguments.turns):
+        result, failure = run_ours(configuration, shard, arguments, work, n_steps(configuration, arguments.seconds + WARM_UP_S, own))
+        turns.add(configuration, "train_gpt2cu", result, flags=flags, failure=failure)
+        if not result:
+            break
+        own.append(result)
+        if best and i + 1 < arguments.turns:
+            again = best.turn(arguments.seconds)
+            turns.add(configuration, "torch", again, best.way, compiled_s=best.compiled_s, failure=best.failure)
+    if best:
+        best.close()
 
 
 # ---- the program ----
@@ -226,7 +270,17 @@ def configurations(text):
         if not match or match[1] not in SIZES or 0 in (int(match[2]), int(match[3])):
             raise argparse.ArgumentTypeError(
                 f"expected MODEL:BxT, such as d12:64x1024, with a model of {', '.join(SIZES)}; found {name!r}")
-        found.append(known.get(name) or Configuration(match[1], int(match[2]), int(match[3]), None, None, None))
+        found.append(known.get(name) or Configuration(match[1], int(match[2]), int(match[3]), DEFAULT))
+    return found
+
+
+def ways(text):
+    """The type of --ways."""
+    found = [tuple(word.split("/", 1)) for word in text.split(",")]
+    for way in found:
+        if len(way) != 2 or way[0] not in ("cudnn", "flash", "flash3", "best") or way[1] not in MODES:
+            raise argparse.ArgumentTypeError(f"expected ATTENTION/MODE, such as flash3/max-autotune, of cudnn, flash (FlashAttention-2), "
+                                             f"flash3 or best (of the ways before), and {', '.join(MODES)}; found {text!r}")
     return found
 
 
@@ -239,18 +293,21 @@ def words(text):
 
 
 def parse_arguments(argv):
-    listed = "\n".join(f"    {name_of(c):14s} {c.minutes:.1f} minutes  {c.flags}".rstrip() for c in CONFIGURATIONS)
+    listed = "\n".join(f"    {name_of(c):14s} {' '.join('/'.join(way) for way in c.ways)}" for c in CONFIGURATIONS)
     parser = Parser(description=__doc__ + listed, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", type=configurations, default=CONFIGURATIONS, metavar="LIST",
                         help="configurations as MODEL:BxT, of the list above or others")
-    parser.add_argument("--seconds", type=duration(1, 60), default=10.0, metavar="S", help="timed, of each program (default 10)")
+    parser.add_argument("--seconds", type=duration(1, 60), default=5.0, metavar="S", help="timed in a turn (default 5)")
+    parser.add_argument("--turns", type=integer(1, 100), default=3, metavar="N", help="of each program (default 3)")
     parser.add_argument("--train", metavar="FILE", help="token shard; default: random tokens")
     parser.add_argument("--flags", type=words, metavar="TEXT",
                         help="more flags of ./train_gpt2cu, in place of the configuration's own")
-    parser.add_argument("--sdpa", choices=("cudnn", "flash"), default="cudnn",
-                        help="PyTorch's attention; flash: FlashAttention-2 (default cudnn, the faster one on Hopper)")
-    parser.add_argument("--mode", choices=("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"),
-                        default="default", help="of torch.compile")
+    parser.add_argument("--ways", type=ways, metavar="LIST", help="of PyTorch, as ATTENTION/MODE, in place of a configuration's own")
+    parser.add_argument("--limit", type=duration(1, 3600), default=420, metavar="S", help="that a way may take to compile (default 420)")
+    parser.add_argument("--no-new-after", type=duration(0, 86400), metavar="S",
+                        help="after so long since the start no mode but the default one is begun")
+    parser.add_argument("--program", default="./train_gpt2cu", metavar="FILE", help="our trainer (default ./train_gpt2cu)")
+    parser.add_argument("--device", type=integer(0, 63), metavar="N", help="the card's number (default: the first that is visible)")
     parser.add_argument("--csv", metavar="FILE")
     parser.add_argument("--markdown", metavar="FILE")
     return parser.parse_args(argv)
@@ -260,26 +317,25 @@ def main():
     arguments = parse_arguments(sys.argv[1:])
     if arguments.train:
         check_shard(arguments.train)
-    if not os.access(os.path.join(ROOT, "train_gpt2cu"), os.X_OK):
-        fail("./train_gpt2cu is missing; hint: make train_gpt2cu")
-    report, ran = Report(arguments.csv, arguments.markdown), []
-    torch = torch_on_card()
-    report.header(environment(torch))
-    report.table(f"### One card, bf16, {arguments.seconds:g} s each under load; PyTorch: torch.compile ({arguments.mode}), "
-                 f"{arguments.sdpa} attention",
-                 ["model, B x T  ", "ours tok/s", "     ms", "  GiB", " loss", "torch tok/s", "     ms", "  GiB", " loss",
-                  "speed", "memory", "            must", "compile s", "flags of ours"])
+    if not os.access(arguments.program, os.X_OK):
+        fail(f"{arguments.program} is missing; hint: make train_gpt2cu")
+    report = Report(arguments.csv, arguments.markdown)
+    torch = torch_on_card(arguments.device)
+    report.header(environment(torch, commit_of(os.path.abspath(arguments.program))))
+    turns = Turns(report)
     with tempfile.TemporaryDirectory() as work:
         shard = os.path.abspath(arguments.train) if arguments.train else os.path.join(work, "random_000001.bin")
         if not arguments.train:
             random_shard.write(shard)
-        for configuration in arguments.only:
-            ran.append(compare(configuration, shard, arguments, work, report))
-    report.note("\nspeed: tokens/s of ours over PyTorch's; memory: the same of GiB. must: the least speed and the most memory that "
-                "are aimed at, and whether both are met. GiB: peak; for ours all that it took of the device, for PyTorch what "
-                "was in use of that. loss: the last one; weights and batches differ.")
+        ahead = Ahead([c for c in arguments.only for _ in arguments.ways or c.ways], shard, arguments.limit)
+        try:
+            for configuration in arguments.only:
+                compare(configuration, ahead, shard, arguments, work, turns)
+        finally:
+            ahead.close()
+    whole = combine_train(turns.rows, report)
     report.close()
-    return 0 if all(ran) else EXIT_RUN
+    return 0 if whole else EXIT_RUN
 
 
 if __name__ == "__main__":

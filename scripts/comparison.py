@@ -2,14 +2,17 @@
 CSV files with comments, and of the first two the report: its header, aligned text as it comes, Markdown and CSV files."""
 import argparse
 import csv
+import importlib.metadata
 import math
 import os
 import signal
 import subprocess
 import sys
+import time
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 EXIT_RUN, EXIT_INPUT = 1, 2  # as in llmc/error.h
+FLASH3_PACKAGES = ["flash_attn_3", "xformers"]  # either brings FlashAttention-3's operators
 
 
 def printable(text):
@@ -107,8 +110,16 @@ def import_torch():
     return torch
 
 
-def torch_on_card():
-    """PyTorch with a CUDA device; without one, ends the program with one line."""
+def choose_card(number):
+    """The card of this program and of those it starts; None: as it is. Before PyTorch looks for one."""
+    if number is not None:
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        os.environ["CUDA_VISIBLE_DEVICES"] = visible.split(",")[number] if visible and number < len(visible.split(",")) else str(number)
+
+
+def torch_on_card(number=None):
+    """PyTorch with a CUDA device, that of choose_card(number); without one, ends the program with one line."""
+    choose_card(number)
     torch = import_torch()
     if not torch.cuda.is_available():
         fail("PyTorch sees no CUDA device; hint: nvidia-smi shows the driver and the devices")
@@ -136,29 +147,47 @@ def first_line(command):
     return result.stdout.partition("\n")[0].strip()
 
 
-def commit():
-    """Of the working tree; in a tree without git, what the last make noted."""
-    described = first_line(["git", "describe", "--always", "--dirty=-modified", "--exclude=*"])
-    return described or first_line(["cat", "build/commit"]) or "unknown"
+def commit(built="build"):
+    """That make noted in the folder of what it built; without a note, the tree's."""
+    described = ["git", "describe", "--always", "--dirty=-modified", "--exclude=*"]
+    return first_line(["cat", os.path.join(built, "commit")]) or first_line(described) or "unknown"
 
 
-def provenance(card="", more=()):
-    """[(name, text)]: everything that a reader needs to repeat the run. card: its name where nvidia-smi is missing; more:
-    [(name, text)] of what else took part."""
-    query = ["nvidia-smi", "--query-gpu=name,power.limit,driver_version", "--format=csv,noheader", "-i", "0"]
+def commit_of(program):
+    """The commit that a trainer was built from."""
+    return first_line([program, "--version"]).rpartition(" ")[2] or "unknown"
+
+
+def provenance(measured, card="", identity="0", more=()):
+    """[(name, text)]: everything that a reader needs to repeat the run. measured: commit() of the binary; card: its name where
+    nvidia-smi is missing; identity: nvidia-smi's -i; more: [(name, text)] of what else took part."""
+    query = ["nvidia-smi", "--query-gpu=name,uuid,power.limit,driver_version", "--format=csv,noheader", "-i", identity]
     return [
-        ("card", first_line(query) or card),
-        ("commit", commit()),
+        ("card", first_line(query) or f"{card} {identity}"),
+        ("commit", measured),
         *more,
+        ("date", time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())),
         ("command", " ".join([os.path.relpath(sys.argv[0], ROOT)] + sys.argv[1:])),
     ]
 
 
-def environment(torch):
+def version_of(packages):
+    """'name version' of the first of them that is installed, or ''."""
+    for name in packages:
+        try:
+            return f"{name} {importlib.metadata.version(name)}"
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return ""
+
+
+def environment(torch, measured):
     """provenance() of a run beside PyTorch."""
-    cudnn = str(torch.backends.cudnn.version())
-    return provenance(torch.cuda.get_device_name(),
-                      [("torch", f"{torch.__version__}, CUDA {torch.version.cuda}, cuDNN {cudnn}")])
+    cudnn, identity = str(torch.backends.cudnn.version()), str(getattr(torch.cuda.get_device_properties(0), "uuid", ""))
+    return provenance(measured, torch.cuda.get_device_name(), f"GPU-{identity}" if identity else "0", [
+        ("torch", f"{torch.__version__}, CUDA {torch.version.cuda}, cuDNN {cudnn}"),
+        ("triton", version_of(["triton"]) or "none"),
+        ("FA3", version_of(FLASH3_PACKAGES) or "none")])
 
 
 def check_output(path):

@@ -31,8 +31,8 @@ import tempfile
 import time
 
 import random_shard
-from comparison import (EXIT_INPUT, EXIT_RUN, Output, Parser, check_output, duration, end_with, fail, gib, integers, need_card, printable,
-                        provenance, split_csv)
+from comparison import (EXIT_INPUT, EXIT_RUN, Output, Parser, check_output, commit_of, duration, end_with, fail, gib, integers,
+                        need_card, printable, provenance, split_csv)
 
 PROGRAM = "./train_gpt2cu"
 MODES = {
@@ -169,7 +169,7 @@ def width_of(name):
 def measure(args):
     """(rows of the CSV with the new ones, whether every run that was made succeeded)"""
     (rows, comments), ok = read_rows(args.csv), True
-    comments += [f"# {name}: {text or 'none'}" for name, text in provenance()]  # of every run that added rows
+    comments += [f"# {name}: {text or 'none'}" for name, text in provenance(commit_of(PROGRAM))]  # of every run that added rows
     with tempfile.TemporaryDirectory() as folder:
         shard = os.path.join(folder, "context_train_000001.bin")
         if "--train" not in args.flags:

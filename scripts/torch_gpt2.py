@@ -2,17 +2,21 @@
 """The peer of compare_train.py: GPT-2 as a PyTorch user trains it, with torch.compile, bf16 autocast, fused AdamW and
 PyTorch's attention kernels. Speed only: constant learning rate, no evaluation, no checkpoints.
 
-    echo 10 | scripts/torch_gpt2.py --model d12 --batch 64 --seq 1024 --tokens data/train.bin
+    (echo cudnn default; echo 10) | scripts/torch_gpt2.py --model d12 --batch 64 --seq 1024 --tokens data/train.bin
 
-Compiles and prints one line of JSON; then for every line of standard input, a number of seconds, trains about so long
-and prints another: steps, seconds, median milliseconds, loss, peak memory in bytes. Ends with its input.
+Reads standard input: the first line names the attention (cudnn, flash, flash3) and the mode of torch.compile; it takes the
+card, compiles and prints one line of JSON; then for every line, a number of seconds, trains about so long and prints
+another: steps, seconds, median milliseconds, loss, peak memory in bytes. Ends with its input. flash3: FlashAttention-3 of the package flash_attn_3 or xformers as an operator of its own, held
+to PyTorch's attention once before it is used; its backward adds dQ by atomics.
 """
 import argparse
 import json
+import math
 import statistics
 import sys
 import time
 
+from attention_kernels import flash3_packed, load_flash3
 from comparison import import_torch
 
 torch = import_torch()
@@ -22,33 +26,63 @@ from torch.nn.attention import SDPBackend, sdpa_kernel  # noqa: E402
 
 SIZES = {"d12": (12, 12, 768), "d24": (24, 16, 1024), "d36": (36, 20, 1280), "d48": (48, 25, 1600)}  # layers, heads, C
 VOCABULARY, PADDED_VOCABULARY = 50257, 50304
-BACKENDS = {"cudnn": SDPBackend.CUDNN_ATTENTION, "flash": SDPBackend.FLASH_ATTENTION}
+BACKENDS = {"cudnn": SDPBackend.CUDNN_ATTENTION, "flash": SDPBackend.FLASH_ATTENTION, "flash3": SDPBackend.MATH}  # flash3: unused
 SHARD_HEADER_BYTES, MOST_TOKENS = 1024, (1 << 22) + 1
+DEVICE = "cuda"
 WARM_UP_S = 1.0  # at load before the timed steps: a card at its power limit slows down within 0.1 s
 
 
-class Attention(nn.Module):
-    """(B,T,C) -> (B,T,C), causal."""
+def sdpa(qkv):
+    """(B,T,3,H,D) -> (B,T,H,D): PyTorch's attention, causal."""
+    q, k, v = qkv.permute(2, 0, 3, 1, 4)
+    return F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2)
 
-    def __init__(self, heads, C):
+
+def attention_kernel(name):
+    """Of an attention's name."""
+    if name != "flash3":
+        return sdpa
+    library = load_flash3(torch)
+    if not library:
+        sys.exit("error: flash3: neither the package flash_attn_3 nor xformers is installed")
+    kernel = flash3_packed(torch, library)
+    check_kernel(kernel)
+    return kernel
+
+
+def check_kernel(kernel):
+    """Ends the program unless its output and gradient are PyTorch's within what bf16 leaves."""
+    torch.manual_seed(1)
+    qkv = torch.randn(2, 320, 3, 4, 64, device=DEVICE, dtype=torch.bfloat16, requires_grad=True)
+    dout = torch.randn(2, 320, 4, 64, device=DEVICE, dtype=torch.bfloat16)
+    results = [(out.detach(), *torch.autograd.grad(out, qkv, dout)) for out in (kernel(qkv), sdpa(qkv))]
+    for mine, theirs in zip(*results):
+        error = ((mine - theirs).float().norm() / theirs.float().norm()).item()
+        if not error < 0.02:
+            sys.exit(f"error: flash3: {error:.3g} apart from PyTorch's attention")
+
+
+class Attention(nn.Module):
+    """(B,T,C) -> (B,T,C), causal. kernel: of the attention itself, qkv (B,T,3,H,D) -> (B,T,H,D)."""
+
+    def __init__(self, heads, C, kernel):
         super().__init__()
-        self.heads = heads
+        self.heads, self.kernel = heads, kernel
         self.qkv = nn.Linear(C, 3 * C)
         self.projection = nn.Linear(C, C)
 
     def forward(self, x):
         B, T, C = x.shape
-        q, k, v = self.qkv(x).view(B, T, 3, self.heads, C // self.heads).permute(2, 0, 3, 1, 4)
-        out = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        return self.projection(out.transpose(1, 2).reshape(B, T, C))
+        out = self.kernel(self.qkv(x).view(B, T, 3, self.heads, C // self.heads))
+        return self.projection(out.reshape(B, T, C))
 
 
 class Layer(nn.Module):
     """(B,T,C) -> (B,T,C): pre-norm attention and MLP, each added to the residual."""
 
-    def __init__(self, heads, C):
+    def __init__(self, heads, C, kernel):
         super().__init__()
-        self.norm1, self.attention = nn.LayerNorm(C), Attention(heads, C)
+        self.norm1, self.attention = nn.LayerNorm(C), Attention(heads, C, kernel)
         self.norm2 = nn.LayerNorm(C)
         self.mlp = nn.Sequential(nn.Linear(C, 4 * C), nn.GELU(approximate="tanh"), nn.Linear(4 * C, C))
 
@@ -60,10 +94,10 @@ class Layer(nn.Module):
 class GPT2(nn.Module):
     """Tokens and targets (B,T) -> mean loss; the head shares the token embedding's weight."""
 
-    def __init__(self, layers, heads, C, max_T):
+    def __init__(self, layers, heads, C, max_T, kernel=sdpa):
         super().__init__()
         self.tokens, self.positions = nn.Embedding(PADDED_VOCABULARY, C), nn.Embedding(max_T, C)
-        self.layers = nn.ModuleList(Layer(heads, C) for _ in range(layers))
+        self.layers = nn.ModuleList(Layer(heads, C, kernel) for _ in range(layers))
         self.norm = nn.LayerNorm(C)
         for name, parameter in self.named_parameters():
             if parameter.dim() == 2:
@@ -88,21 +122,23 @@ def read_batches(path, B, T):
     if n == 0:
         sys.exit(f"error: {path}: expected more than {B * T} tokens, found {len(tokens)}")
     begins = range(0, n * B * T, B * T)
-    return [tuple(tokens[i : i + B * T].view(B, T).cuda() for i in (begin, begin + 1)) for begin in begins]
+    return [tuple(tokens[i : i + B * T].view(B, T).to(DEVICE) for i in (begin, begin + 1)) for begin in begins]
 
 
-def make_step(arguments):
+def make_step(arguments, attention, mode):
     """A function (tokens, targets) -> loss that trains one step."""
     torch.manual_seed(0)
     torch.set_float32_matmul_precision("high")
-    model = GPT2(*SIZES[arguments.model], arguments.seq).cuda()
+    with torch.device(DEVICE):
+        model = GPT2(*SIZES[arguments.model], arguments.seq, attention_kernel(attention))
     groups = [{"params": [p for p in model.parameters() if p.dim() == 2], "weight_decay": 0.1},
               {"params": [p for p in model.parameters() if p.dim() != 2], "weight_decay": 0.0}]
     optimizer = torch.optim.AdamW(groups, lr=1e-4, betas=(0.9, 0.95), fused=True)
-    compiled = torch.compile(model, dynamic=False, mode=None if arguments.mode == "default" else arguments.mode)
+    compiled = torch.compile(model, dynamic=False, mode=None if mode == "default" else mode)
 
     def step(tokens, targets):
-        with torch.autocast("cuda", torch.bfloat16), sdpa_kernel(BACKENDS[arguments.sdpa]):
+        torch.compiler.cudagraph_mark_step_begin()  # the last step's results may go
+        with torch.autocast(DEVICE, torch.bfloat16), sdpa_kernel(BACKENDS[attention]):
             loss = compiled(tokens, targets)
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -115,7 +151,7 @@ def make_step(arguments):
 
 def train(step, batches, seconds, step_s):
     """Trains WARM_UP_S, then about `seconds` that are timed; step_s: of one step, roughly."""
-    n_warm, n = max(1, round(WARM_UP_S / step_s)), max(2, round(seconds / step_s))
+    n_warm, n = max(1, round(WARM_UP_S / step_s)), max(2, math.ceil(seconds / step_s))
     for i in range(n_warm):
         step(*batches[i % len(batches)])
     marks = [torch.cuda.Event(enable_timing=True) for _ in range(n + 1)]
@@ -139,13 +175,16 @@ def main():
     parser.add_argument("--batch", type=int, required=True)
     parser.add_argument("--seq", type=int, required=True)
     parser.add_argument("--tokens", required=True, metavar="FILE", help="a token shard (header of 1024 bytes, then uint16)")
-    parser.add_argument("--sdpa", choices=BACKENDS, default="cudnn")
-    parser.add_argument("--mode", default="default", help="of torch.compile")
     arguments = parser.parse_args()
-    batches, step = read_batches(arguments.tokens, arguments.batch, arguments.seq), make_step(arguments)
+    way = sys.stdin.readline().split()
+    if not way:
+        return
+    if len(way) != 2 or way[0] not in BACKENDS:
+        sys.exit(f"error: expected one of {', '.join(BACKENDS)} and a mode, found {' '.join(way)!r}")
     began = time.monotonic()
-    for i in range(4):
-        if i == 2:
+    batches, step = read_batches(arguments.tokens, arguments.batch, arguments.seq), make_step(arguments, *way)
+    for i in range(5):  # compiles, warms up, records a graph where the mode has them, and two that are like the others
+        if i == 3:
             torch.cuda.synchronize()
             warm = time.monotonic()
         step(*batches[i % len(batches)])

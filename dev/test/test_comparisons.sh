@@ -222,4 +222,145 @@ def equal(number, launch):
 assert equal(1.0, 99)
 assert not equal(1.0, 11) and not equal(1.0, 5) and not equal(-0.0, 11)
 PY
+
+refuses "nothing is left to do" $attention --check --no-check
+refuses "ATTENTION/MODE.*'flash3'" $train --ways flash3
+refuses "ATTENTION/MODE.*'flash4/default'" $train --ways flash4/default
+refuses "/none.csv: cannot be read" scripts/combine.py attention "$work/none.csv"
+refuses "README.md: expected rows with a column tflops" scripts/combine.py attention README.md
+command_refuses "expected attention or train, found 'other'" sh scripts/measure.sh other "$work"
+command_refuses "/none': no such folder" sh scripts/measure.sh train "$work/none"
+
+python 'combine.py: medians over runs, the ratio within a run, how many runs hold, a torn last row, a check that failed once' <<'PY'
+import contextlib, io, os, tempfile
+import combine
+from comparison import Report
+HEADER = "# card: H, GPU-{}\n# commit: abc\n# torch: 2\nhead_size,mask,T,B,heads,direction,kernel,ms,tflops,slices,error,bits,check\n"
+def write(path, card, ours, fa3, cudnn, check, more=""):
+    with open(path, "w") as file:
+        file.write(HEADER.format(card))
+        for kernel, speed in (("ours", ours), ("FA3", fa3), ("cuDNN", cudnn)):
+            file.write(f"64,causal,1024,64,24,forward,{kernel},1.0,{speed},2,{'1.03,equal,' + check if check else '-,-,-'}\n")
+        file.write(more)
+with tempfile.TemporaryDirectory() as folder:
+    paths = [os.path.join(folder, f"{i}.csv") for i in range(3)]
+    write(paths[0], 0, 110, 100, 50, "ok")
+    write(paths[1], 0, 106, 100, 50, "", "64,causal,20")
+    write(paths[2], 1, 120, 90, 115, "FAIL")
+    runs = combine.read_runs(paths, "tflops")
+    cells, checks = combine.attention_cells(runs)
+    cell = cells[64, "causal", 1024, "forward"]
+    assert cell["ratio"] == [1.1, 1.06, 120 / 115] and cell["FA3"] == [100, 100, 90], cell
+    assert checks == {(64, "causal", 1024): ("1.03", "equal", "FAIL")}
+    said = combine.attention_verdict(cells, runs)
+    assert "3 runs on 2 cards, 3 or more" in said[0] and "median 1 of 1 cells, in every run 0" in said[1] and "1.060 (1.043 to 1.100)" in said[2], said
+    out, markdown = io.StringIO(), os.path.join(folder, "x.md")
+    with contextlib.redirect_stdout(out):
+        report = Report(os.path.join(folder, "x.csv"), markdown)
+        report.header(combine.header_of(runs))
+        combine.combine_attention(runs, report)
+        report.close()
+    text = open(markdown).read()
+    assert "| 1024 | 110 (106 to 120) | 100 (90 to 100) | 50 (50 to 115) | - | 1.060 (1.043 to 1.100) | yes | 3 | 1.03 | equal | FAIL |" in text, text
+    assert "GPU-0" in text and "GPU-1" in text and "- commit: abc" in text
+    with open(paths[1]) as file:
+        other = file.read().replace("abc", "def")
+    with open(paths[1], "w") as file:
+        file.write(other)
+    with contextlib.redirect_stderr(out), contextlib.suppress(SystemExit):
+        combine.read_runs(paths, "tflops")
+        raise AssertionError("runs of two commits are in one table")
+    assert "1.csv: commit: expected abc" in out.getvalue()
+PY
+
+python "compare_train.py: every way has a turn, the fastest takes turns with ours, a failure is in the table, others are ended" <<'PY'
+import contextlib, io, json, os, stat, sys, tempfile
+import compare_train
+from compare_train import Ahead, Configuration, Turns, compare, parse_arguments
+from combine import combine_train
+from comparison import Report
+PEER = """
+import json, os, sys
+way = "/".join(sys.stdin.readline().split())
+with open(os.environ["ORDER"], "a") as file:
+    file.write(way + " compiles\\n")
+if way == "cudnn/max-autotune":
+    sys.exit("RuntimeError: out of memory")
+print(json.dumps({"compiled_s": 1}), flush=True)
+ms = {"cudnn/default": 20, "flash3/default": 12}.get(way, 15)
+for line in sys.stdin:
+    with open(os.environ["ORDER"], "a") as file:
+        file.write(way + "\\n")
+    print(json.dumps({"steps": 10, "seconds": ms / 100, "loss": 10.8, "memory": 4 << 30, "reserved": 5 << 30}), flush=True)
+"""
+OURS = """#!/bin/sh
+echo ours >>"$ORDER"
+while [ $# -gt 0 ]; do case $1 in --out) out=$2 ;; --steps) steps=$2 ;; esac; shift; done
+mkdir -p "$out"
+i=0
+while [ $i -lt 8 ]; do i=$((i + 1)); echo "{\\"step\\": $i, \\"ms\\": 500.0, \\"loss\\": 10.82, \\"mfu\\": 0.5}"; done >"$out/log.jsonl"
+echo 'memory: planned 1.0 GiB, measured 2.0 GiB'
+"""
+with tempfile.TemporaryDirectory() as folder:
+    compare_train.PEER, program = os.path.join(folder, "peer.py"), os.path.join(folder, "ours")
+    order = os.environ["ORDER"] = os.path.join(folder, "order")
+    for path, text in ((compare_train.PEER, PEER), (program, OURS)):
+        with open(path, "w") as file:
+            file.write(text)
+    os.chmod(program, 0o755)
+    arguments = parse_arguments(["--only", "d12:4x1024", "--seconds", "1", "--program", program])
+    configuration = arguments.only[0]._replace(ways=[("cudnn", "default"), ("flash3", "default"), ("cudnn", "max-autotune"), ("best", "reduce-overhead")])
+    ahead = Ahead([configuration] * 4, "shard", 20)
+    markdown, out = os.path.join(folder, "x.md"), io.StringIO()
+    with contextlib.redirect_stdout(out):
+        report = Report(os.path.join(folder, "x.csv"), markdown)
+        turns = Turns(report)
+        compare(configuration, ahead, "shard", arguments, folder, turns)
+        assert combine_train(turns.rows, report)
+        report.close()
+    assert open(order).read().split("\n") == [
+        "cudnn/default compiles", "cudnn/default", "flash3/default compiles", "flash3/default", "cudnn/max-autotune compiles",
+        "flash3/reduce-overhead compiles", "flash3/reduce-overhead", "ours", "flash3/default", "ours", "flash3/default", "ours", ""]
+    text = open(markdown).read()
+    assert "| d12:4x1024 | 8,192 (8,192 to 8,192) | 500.00 (500.00 to 500.00) | 50.0 | 341,333 (341,333 to 341,333) | flash3, default | 204,800 | 341,333 | 0.02 | 2.0 / 4.0 | no >=1.50 |" in text, text
+    assert "| d12:4x1024 | cudnn, max-autotune | - | 0 | 0 | - | - | - | RuntimeError: out of memory |" in text, text
+    rows = [dict(turns.rows[0]), dict(turns.rows[-1])]
+    rows[0]["loss"] = "9.0"
+    with contextlib.redirect_stdout(out):
+        report = Report(None, None)
+        combine_train(rows, report)
+    assert "losses 1.82 apart" in out.getvalue()
+PY
+
+python 'FlashAttention-3 as an operator: its fake and its gradient are as the real ones, packed' <<'PY'
+import sys
+try:
+    import torch
+except ImportError:
+    sys.exit(77)
+from attention_kernels import flash3_packed
+class Library:
+    def parts(self, q, k, v):
+        q, k, v = (x.transpose(1, 2).float() for x in (q, k, v))
+        scores = (q @ k.mT * q.shape[-1]**-0.5).masked_fill(torch.ones(q.shape[2], q.shape[2]).triu(1).bool(), float("-inf"))
+        return q, k, v, scores
+    def fwd(self, q, k, v, is_causal):
+        *_, values, scores = self.parts(q, k, v)
+        return (scores.softmax(-1) @ values).transpose(1, 2).to(q.dtype).contiguous(), scores.logsumexp(-1), None, None
+    def bwd(self, dout, q, k, v, out, lse, dq, dk, dv, is_causal):
+        q, k, v, scores = self.parts(q, k, v)
+        dout, p = dout.transpose(1, 2).float(), (scores - lse[..., None]).exp()
+        ds = p * (dout @ v.mT - (dout * (p @ v)).sum(-1, keepdim=True)) * q.shape[-1]**-0.5
+        for place, x in zip((dq, dk, dv), (ds @ k, ds.mT @ q, p.mT @ dout)):
+            place.copy_(x.transpose(1, 2))
+kernel = flash3_packed(torch, Library())
+torch.manual_seed(0)
+qkv = torch.randn(2, 16, 3, 2, 8, requires_grad=True)
+torch.library.opcheck(torch.ops.compare_train.flash3_forward.default, (qkv,))
+dout = torch.randn(2, 16, 2, 8)
+def plain(qkv):
+    return torch.nn.functional.scaled_dot_product_attention(*qkv.permute(2, 0, 3, 1, 4), is_causal=True).transpose(1, 2)
+for mine, theirs in zip(*[(f(qkv), *torch.autograd.grad(f(qkv), qkv, dout)) for f in (kernel, plain)]):
+    assert (mine - theirs).abs().max() < 1e-5
+PY
 finish

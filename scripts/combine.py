@@ -1,0 +1,238 @@
+#!/usr/bin/env python3
+"""Makes one table of medians from the CSV files of several runs of compare_attention.py or compare_train.py.
+
+    scripts/combine.py attention run1.csv run2.csv run3.csv --csv all.csv --markdown all.md
+    scripts/combine.py train card0.csv card1.csv --markdown train.md
+
+attention: every cell is the median over the runs, with the least and the most; a ratio is taken within a run, ours over the
+best peer of that run. A cell that a run did not reach has fewer runs, and the table says so. train: every figure is the
+median over a configuration's turns; the peer is the fastest of its modes. Runs of different binaries or versions of the
+peers are refused.
+"""
+import argparse
+import collections
+import statistics
+import sys
+
+from comparison import Parser, Report, end_with, fail, split_csv
+
+MUST_ATTENTION = 1.05  # ours is to be at least so many times as fast as the best peer
+SAME = ("commit", "torch", "triton", "FA3")  # what runs must have in common to stand in one table
+LOSS_APART = 0.25  # of the last losses of two programs: random tokens, so both are near ln(50257)
+KERNELS = ("ours", "FA3", "cuDNN", "FA2")
+Run = collections.namedtuple("Run", "path header rows")
+
+
+def read_run(path):
+    try:
+        with open(path, newline="", encoding="utf-8") as file:
+            reader, comments = split_csv(file.read())
+    except (OSError, UnicodeDecodeError) as error:
+        fail(f"{path}: cannot be read: {error}")
+    header = dict(line[2:].split(": ", 1) for line in comments if ": " in line)
+    return Run(path, header, [row for row in reader if None not in row and None not in row.values()])  # a run that was ended: its last row is torn
+
+
+def read_runs(paths, column):
+    """The runs; ends the program where one is of another kind, or of other binaries than the first."""
+    runs = [read_run(path) for path in paths]
+    for run in runs:
+        if not run.rows or column not in run.rows[0]:
+            fail(f"{run.path}: expected rows with a column {column}, found {', '.join(run.rows[0]) if run.rows else 'none'}")
+        for name in SAME:
+            if run.header.get(name) != runs[0].header.get(name):
+                fail(f"{run.path}: {name}: expected {runs[0].header.get(name)}, as {paths[0]} has, found {run.header.get(name)}")
+    return runs
+
+
+def header_of(runs):
+    """[(name, text)] of the combined report."""
+    cards = sorted({run.header.get("card", "unknown") for run in runs})
+    return ([("card", card) for card in cards]
+            + [(name, runs[0].header[name]) for name in SAME if name in runs[0].header]
+            + [("date", runs[0].header.get("date", "unknown"))]
+            + [("run", run.header.get("command", "unknown")) for run in runs]
+            + [("command", " ".join(["scripts/combine.py"] + sys.argv[1:]))])
+
+
+def spread(values, form):
+    """'median (least to most)'."""
+    middle = form.format(statistics.median(values))
+    return middle if len(values) == 1 else f"{middle} ({form.format(min(values))} to {form.format(max(values))})"
+
+
+# ---- attention ----
+
+
+def attention_cells(runs):
+    """{(head size, mask, T, direction): {kernel: [TFLOP/s of each run], "ratio": [...]}} and {(..., T): error, bits, check}."""
+    cells, checks = {}, {}
+    for run in runs:
+        speeds = collections.defaultdict(dict)
+        for row in run.rows:
+            key = int(row["head_size"]), row["mask"], int(row["T"]), row["direction"]
+            speeds[key][row["kernel"]] = float(row["tflops"])
+            if row["check"] != "-":
+                checks[key[:3]] = row["error"], row["bits"], "FAIL" if "FAIL" in (row["check"], checks.get(key[:3], "")) else row["check"]
+        for key, speed in speeds.items():
+            rivals = [value for kernel, value in speed.items() if kernel not in ("ours", "packed")]
+            if "ours" not in speed or not rivals:
+                continue
+            cell = cells.setdefault(key, collections.defaultdict(list))
+            for kernel, value in speed.items():
+                cell[kernel].append(value)
+            cell["ratio"].append(speed["ours"] / max(rivals))
+    return cells, checks
+
+
+def attention_verdict(cells, runs):
+    """What the cells say, in sentences."""
+    middle = {key: statistics.median(cell["ratio"]) for key, cell in cells.items()}
+    held = [key for key in cells if middle[key] >= MUST_ATTENTION]
+    always = [key for key in cells if min(cells[key]["ratio"]) >= MUST_ATTENTION]
+    n_cards = len({run.header.get("card") for run in runs})
+    fewest = min(len(cell["ratio"]) for cell in cells.values())
+    said = [f"{len(runs)} runs on {n_cards} card{'s' if n_cards > 1 else ''}, {fewest} or more of every cell.",
+            f"must ({MUST_ATTENTION} x the best peer): by the median {len(held)} of {len(cells)} cells, in every run {len(always)}."]
+    short = [f"{direction} {size} {mask} T={T} {spread(cells[size, mask, T, direction]['ratio'], '{:.3f}')}"
+             for size, mask, T, direction in sorted(set(cells) - set(always))]
+    return said + ([f"Not in every run: {'; '.join(short)}."] if short else [])
+
+
+def combine_attention(runs, report):
+    cells, checks = attention_cells(runs)
+    if not cells:
+        fail(f"{runs[0].path}: no cell has ours and a peer")
+    directions = sorted({key[3] for key in cells}, reverse=True)
+    for size, mask in dict.fromkeys(key[:2] for key in cells):
+        for direction in directions:
+            report.table(f"### Head size {size}, {mask}, {direction}, TFLOP/s", [f"{'T':>6s}"] + [f"{k:>20s}" for k in KERNELS] + [
+                f"{'ratio':>24s}", "must", "runs", "error", "  bits", "check"])
+            for T in sorted(key[2] for key in cells if key[0] == size and key[1] == mask and key[3] == direction):
+                cell = cells[size, mask, T, direction]
+                record = {"head_size": size, "mask": mask, "T": T, "direction": direction, "runs": len(cell["ratio"])}
+                for name, form in [(kernel, "{:.1f}") for kernel in KERNELS] + [("ratio", "{:.4f}")]:
+                    for kind, choose in (("", statistics.median), ("_least", min), ("_most", max)):
+                        record[name + kind] = form.format(choose(cell[name])) if cell[name] else ""
+                report.record(**record)
+                report.row([str(T)] + [spread(cell[k], "{:.0f}") if cell[k] else "-" for k in KERNELS] + [
+                    spread(cell["ratio"], "{:.3f}"), "yes" if statistics.median(cell["ratio"]) >= MUST_ATTENTION else "no",
+                    str(len(cell["ratio"])), *checks.get((size, mask, T), ("-",) * 3)])
+    report.note("Each figure: median over the runs (least to most). ratio: ours over the best peer of the same run. causal counts half, "
+                "backward 2.5 times forward. FA3 adds dQ by atomics, its default: its last bits change from run to run. error: ours over the "
+                "best peer's, against double precision (compare_attention.py).")
+    for line in attention_verdict(cells, runs):
+        report.note(line)
+
+
+# ---- training ----
+
+MUST_TRAIN = {  # (tokens/s of ours over PyTorch's at least, GiB of ours over PyTorch's at most)
+    "d12:64x1024": (1.20, None), "d12:4x1024": (1.50, None), "d24:32x1024": (1.20, None), "d48:16x1024": (1.15, None),
+    "d12:4x16384": (1.30, 0.7), "d12:1x65536": (1.30, 0.7), "d12:1x131072": (1.30, 0.7)}
+
+
+def way(row):
+    return f"{row['attention']}, {row['mode']}"
+
+
+def train_rows(rows):
+    """{configuration: {"ours": [row of each turn], (attention, mode): [...]}}, of rows that have a time."""
+    found = {}
+    for row in rows:
+        if row["ms"]:
+            name = "ours" if row["program"] == "train_gpt2cu" else way(row)
+            found.setdefault(row["configuration"], {}).setdefault(name, []).append(row)
+    return found
+
+
+def median_of(turns, name):
+    return statistics.median(float(turn[name]) for turn in turns)
+
+
+def best_of(ways):
+    """The fastest of PyTorch's ways by the median of its turns, or None."""
+    return min((name for name in ways if name != "ours"), key=lambda name: median_of(ways[name], "ms"), default=None)
+
+
+def best_with(ways, attention):
+    return best_of({name: turns for name, turns in ways.items() if name.startswith(f"{attention},")})
+
+
+def train_verdict(configuration, speed, memory, apart):
+    """Whether the musts are met, and that losses agree."""
+    least, most = MUST_TRAIN.get(configuration, (None, None))
+    wanted = ([f">={least:.2f}"] if least else []) + ([f"<={most:.1f}"] if most else [])
+    held = (not least or speed >= least) and (not most or memory <= most)
+    cell = " ".join(["yes" if held else "no", *wanted]) if wanted else "-"
+    return cell if apart <= LOSS_APART else f"{cell}, losses {apart:.2f} apart"
+
+
+def train_summary(configuration, ways):
+    """Cells of one configuration: ours, PyTorch's best, the ratios."""
+    best = best_of(ways)
+    if "ours" not in ways or not best:
+        return None
+    ours, peer = ways["ours"], ways[best]
+    speed = median_of(peer, "ms") / median_of(ours, "ms")
+    memory = median_of(ours, "memory_gib") / median_of(peer, "memory_gib")
+    cells = [configuration, spread([float(x["tok_s"]) for x in ours], "{:,.0f}"), spread([float(x["ms"]) for x in ours], "{:.2f}"),
+             f"{100 * median_of(ours, 'mfu'):.1f}", spread([float(x["tok_s"]) for x in peer], "{:,.0f}"), best]
+    for attention in ("cudnn", "flash3"):
+        name = best_with(ways, attention)
+        cells.append(f"{median_of(ways[name], 'tok_s'):,.0f}" if name else "-")
+    apart = abs(median_of(ours, "loss") - median_of(peer, "loss"))
+    return cells + [f"{speed:.2f}", f"{median_of(ours, 'memory_gib'):.1f} / {median_of(peer, 'memory_gib'):.1f}",
+                    train_verdict(configuration, speed, memory, apart), ours[0]["flags"]]
+
+
+def combine_train(rows, report):
+    """The table of configurations, and that of every way that PyTorch was run; returns whether every configuration has both."""
+    ways, whole = train_rows(rows), True
+    report.table("### Training, one card, bf16: ours beside PyTorch's fastest way", [
+        f"{'model, B x T':14s}", f"{'ours tok/s':>30s}", f"{'ms':>26s}", "MFU %", f"{'PyTorch tok/s':>30s}", f"{'its way':>24s}",
+        " cuDNN best", "   FA3 best", "ratio", f"{'GiB':>12s}", f"{'must':>20s}", "flags of ours"])
+    for configuration in dict.fromkeys(row["configuration"] for row in rows):
+        cells = train_summary(configuration, ways.get(configuration, {}))
+        whole = whole and cells is not None
+        report.row(cells or [configuration] + ["-"] * 11)
+    report.table("### Every way of PyTorch (attention, mode of torch.compile)", [
+        f"{'model, B x T':14s}", f"{'way':>36s}", f"{'tok/s':>30s}", "turns", "timed s", "compile s", "   GiB", " loss", "what failed"])
+    for configuration, name in dict.fromkeys((row["configuration"], way(row)) for row in rows if row["program"] == "torch"):
+        turns = ways.get(configuration, {}).get(name, [])
+        first = next(row for row in rows if row["configuration"] == configuration and row["program"] == "torch" and way(row) == name)
+        report.row([configuration, name, spread([float(x["tok_s"]) for x in turns], "{:,.0f}") if turns else "-", str(len(turns)),
+                    f"{sum(float(x['timed_s']) for x in turns):.0f}", first["compile_s"] or "-",
+                    f"{median_of(turns, 'memory_gib'):.1f}" if turns else "-", turns[-1]["loss"] if turns else "-", first["failure"]])
+    report.note("Medians over turns (least to most), each turn 5 s or more under load after 1 s that is not timed. PyTorch's fastest way of the "
+                "first turns takes the others in turns with ours. MFU: of the card's derived peak, matrix products and attention alone. "
+                "GiB: peak; for ours all that it took of the device, for PyTorch what was in use. cudnn: cuDNN's attention; flash3: "
+                "FlashAttention-3 as an operator of its own, packed gradients. loss: the last one; weights differ, tokens are random.")
+    return whole
+
+
+# ---- the program ----
+
+
+def main():
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("kind", choices=("attention", "train"))
+    parser.add_argument("runs", nargs="+", metavar="RUN.csv")
+    parser.add_argument("--csv", metavar="FILE")
+    parser.add_argument("--markdown", metavar="FILE")
+    arguments = parser.parse_args()
+    runs = read_runs(arguments.runs, "tflops" if arguments.kind == "attention" else "configuration")
+    report = Report(arguments.csv, arguments.markdown)
+    report.header(header_of(runs))
+    if arguments.kind == "attention":
+        combine_attention(runs, report)
+    else:
+        rows = [row for run in runs for row in run.rows]
+        for row in rows:
+            report.record(**row)
+        combine_train(rows, report)
+    report.close()
+
+
+if __name__ == "__main__":
+    end_with(main)

@@ -26,22 +26,37 @@ trap 'stop 130' INT
 trap 'stop 143' TERM
 python3 scripts/random_shard.py "$work/bench_train_000001.bin"
 MODEL=${MODEL:-d12}
-echo "$MODEL, median of the last 40 of 60 steps ${FLAGS:+(}${FLAGS:-}${FLAGS:+)}"
-echo '   B       T   ms/step     tok/s    MFU %   memory planned and measured'
-for shape in "${@:-64,1024}"; do
-    B=${shape%,*} T=${shape#*,}
+# steps N: trains N steps of the shape.
+steps() {
+    rm -rf "$work/run"
     ./train_gpt2cu --model "$MODEL" --train "$work/bench_train_*.bin" --batch "$B" --seq "$T" --tokens-per-step $((B * T)) ${FLAGS:-} \
-        --steps 60 --sample-tokens 0 --eval-every 0 --out "$work/run" --model-only >"$work/log.txt" &
+        --steps "$1" --sample-tokens 0 --eval-every 0 --out "$work/run" --model-only >"$work/log.txt" &
     trainer=$!
     wait "$trainer" || exit
     trainer=
+}
+echo "$(nvidia-smi --query-gpu=name,uuid,power.limit,driver_version --format=csv,noheader 2>/dev/null | head -n 1); $(./train_gpt2cu --version)"
+echo "$MODEL, median of the steps after 1 s of at least 6.5 s ${FLAGS:+(}${FLAGS:-}${FLAGS:+)}"
+echo '   B       T   ms/step     tok/s    MFU %   timed s   memory planned and measured'
+for shape in "${@:-64,1024}"; do
+    B=${shape%,*} T=${shape#*,}
+    steps 12
+    steps "$(python3 - "$work/run/log.jsonl" <<'PY'
+import json, sys
+ms = [row["ms"] for row in map(json.loads, open(sys.argv[1])) if "ms" in row][2:]
+print(1 + int(6500 / min(ms)))
+PY
+    )"
     python3 - "$work/run/log.jsonl" "$work/log.txt" "$B" "$T" <<'PY'
 import json, re, sys
-rows = [r for r in map(json.loads, open(sys.argv[1])) if "ms" in r][20:]
+rows, passed = [r for r in map(json.loads, open(sys.argv[1])) if "ms" in r][1:], 0.0
+while len(rows) > 1 and passed < 1000:
+    passed += rows.pop(0)["ms"]
+seconds = sum(r["ms"] for r in rows) / 1000
 rows.sort(key=lambda r: r["ms"])
 r = rows[len(rows) // 2]
 memory = re.search(r"planned (.*), measured (.*)", open(sys.argv[2]).read())
-print(f"{sys.argv[3]:>4} {sys.argv[4]:>7} {r['ms']:9.2f} {r['tok_s']:9.0f} {100 * r['mfu']:8.1f}   {memory[1]}, {memory[2]}")
+print(f"{sys.argv[3]:>4} {sys.argv[4]:>7} {r['ms']:9.2f} {r['tok_s']:9.0f} {100 * r['mfu']:8.1f} {seconds:9.1f}   {memory[1]}, {memory[2]}")
 PY
     rm -rf "$work/run"
 done

@@ -5,7 +5,7 @@
     scripts/context.py --seq 1024:65536 --modes flash,linear --csv context.csv --png context.png
     scripts/context.py --seq 131072 --modes gelu -- --train my_train_000001.bin --steps 10
 
-Run from the repository root after `make train_gpt2cu`. Random tokens unless the flags say --train, d12 unless they say
+A run lasts 6.5 s or more where --steps does not say otherwise. Run from the repository root after `make train_gpt2cu`. Random tokens unless the flags say --train, d12 unless they say
 --model. A mode is how the T x T part and the activations are treated:
     flash      --recompute none         gelu       --recompute gelu
     linear     --recompute linear       block      --recompute block (attention, too)
@@ -22,6 +22,7 @@ import argparse
 import csv
 import importlib.util
 import json
+import math
 import os
 import re
 import shutil
@@ -44,12 +45,28 @@ MODES = {
 }
 FIELDS = ["T", "mode", "ms", "tokens_per_second", "planned_gib", "measured_gib", "first_loss", "last_loss",
           "forward_tokens_per_second", "sample_tokens_per_second"]
+SUSTAINED_S, WARM_UP_S = 6.5, 1.0  # of a run; at load before the steps that count
 SAMPLE_TOKENS = 128  # the last of a sample, those that are timed
 
 
 def n_steps(seq):
-    """Enough steps to settle: 2^18 tokens, at most 100 steps, at least 3, or 2 where one takes many seconds."""
+    """Enough steps to learn how long one takes: 2^18 tokens, at most 100 steps, at least 3, or 2 where one takes many seconds."""
     return max(3 if seq < 1 << 18 else 2, min(100, (1 << 18) // seq))
+
+
+def n_sustained(row, steps):
+    """Steps of a second run, which last SUSTAINED_S, where those of the first did not; else 0."""
+    return math.ceil(1e3 * SUSTAINED_S / row["ms"]) + 1 if row["ms"] != "" and row["ms"] * steps < 1e3 * SUSTAINED_S else 0
+
+
+def settled(steps):
+    """[ms] of the steps but the first, which also chooses plans, and those of a second at load; at least the last half."""
+    passed, times = 0.0, [step["ms"] for step in steps]
+    for first in range(1, max(2, len(times) // 2)):
+        if passed >= 1e3 * WARM_UP_S:
+            break
+        passed += times[first]
+    return times[first:]
 
 
 def inference_flags(seq, shard):
@@ -101,11 +118,22 @@ def digits(loss):
     return "nan" if loss is None else f"{loss:.6f}"
 
 
-def run(seq, mode, shard, folder, flags, with_inference=False):
+def run_sustained(seq, mode, shard, folder, flags, with_inference=False):
+    """run(), once more with as many steps as last long enough, where the flags do not say how many."""
+    row = run(seq, mode, shard, folder, flags, with_inference)
+    more = n_sustained(row, n_steps(seq)) if row and "--steps" not in flags[0::2] else 0
+    if more:
+        shutil.rmtree(folder, ignore_errors=True)
+        again = run(seq, mode, shard, folder, flags, False, more)
+        row = again and {**row, **{name: value for name, value in again.items() if value != ""}}
+    return row
+
+
+def run(seq, mode, shard, folder, flags, with_inference=False, steps=None):
     """One run; returns its row, or None with the program's words on stderr where it fails for another reason than memory. Bad
     input ends the script: what a run refuses, the others would, too."""
     command = ["--model", "d12", "--train", shard, "--batch", "1", "--seq", str(seq), "--tokens-per-step", str(seq),
-               "--steps", str(n_steps(seq)), "--eval-every", "0"]
+               "--steps", str(steps or n_steps(seq)), "--eval-every", "0"]
     more = inference_flags(seq, shard) if with_inference else ["--sample-tokens", "0"]
     given = set(flags[0::2])  # a flag given twice is refused: the user's stands
     pairs = list(zip((command + more)[0::2], (command + more)[1::2]))
@@ -125,7 +153,7 @@ def run(seq, mode, shard, folder, flags, with_inference=False):
         return None
     with open(os.path.join(folder, "log.jsonl"), encoding="utf-8") as log:
         steps = [step for step in map(json.loads, log) if "ms" in step]
-    later = sorted(step["ms"] for step in steps[len(steps) // 2:])
+    later = sorted(settled(steps))
     ms = later[len(later) // 2]
     memory = re.search(r"planned (.*), measured (.*)", done.text.decode(errors="replace"))
     row.update(ms=round(ms, 3), tokens_per_second=round(1e3 * seq / ms), planned_gib=round(gib(memory[1]), 2),
@@ -182,7 +210,7 @@ def measure(args):
                 if expected > args.limit:
                     print(f"T = {seq}, {mode}: left out, about {expected:.0f} s; hint: --limit {expected:.0f}", file=sys.stderr)
                     continue
-                row = run(seq, mode, shard, os.path.join(folder, f"{mode}_{seq}"), args.flags, args.inference)
+                row = run_sustained(seq, mode, shard, os.path.join(folder, f"{mode}_{seq}"), args.flags, args.inference)
                 shutil.rmtree(os.path.join(folder, f"{mode}_{seq}"), ignore_errors=True)
                 ok = ok and row is not None
                 if row:

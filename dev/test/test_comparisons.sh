@@ -230,6 +230,16 @@ refuses "/none.csv: cannot be read" scripts/combine.py attention "$work/none.csv
 refuses "README.md: expected rows with a column tflops" scripts/combine.py attention README.md
 command_refuses "expected attention or train, found 'other'" sh scripts/measure.sh other "$work"
 command_refuses "/none': no such folder" sh scripts/measure.sh train "$work/none"
+command_refuses "expected a folder and two shards" sh scripts/measure_trainer.sh "$work" "$work/none" "$work/none"
+
+python 'context.py: a run that was too short is made again, long enough; what counts comes after a second at load' <<'PY'
+from context import SUSTAINED_S, n_sustained, settled
+assert n_sustained({"ms": 100.0}, 100) == 0 and n_sustained({"ms": ""}, 100) == 0
+assert n_sustained({"ms": 10.0}, 100) * 10.0 >= 1e3 * SUSTAINED_S
+steps = [{"ms": 900.0}] + [{"ms": 100.0 + i} for i in range(60)]
+assert settled(steps)[0] == 110.0 and len(settled(steps)) == 50
+assert settled(steps[:3]) == [100.0, 101.0] and settled([{"ms": 9000.0}, {"ms": 8000.0}]) == [8000.0]
+PY
 
 python 'combine.py: medians over runs, the ratio within a run, how many runs hold, a torn last row, a check that failed once' <<'PY'
 import contextlib, io, os, tempfile

@@ -72,7 +72,7 @@ else
     skipped=$((skipped + 1))
 fi
 mkdir "$work/bench" "$work/tmp" && cp -r scripts "$work/bench"
-printf '#!/bin/sh\necho $$ >pid\nexec sleep 60\n' >"$work/bench/train_gpt2cu" && chmod +x "$work/bench/train_gpt2cu"
+printf '#!/bin/sh\n[ "$1" != --version ] || exit 0\necho $$ >pid\nexec sleep 60\n' >"$work/bench/train_gpt2cu" && chmod +x "$work/bench/train_gpt2cu"
 (cd "$work/bench" && TMPDIR=$work/tmp FLAGS='--device cpu' exec sh scripts/bench_train.sh 1,64) >"$work/out" 2>"$work/err" &
 bench=$!
 await [ -s "$work/bench/pid" ]

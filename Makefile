@@ -12,6 +12,7 @@
 #: make mutants          some hundred small faults, one at a time: does a test see each? (dev/mutants/README.md)
 #: make delays           on a Hopper card: the op tests with kernels that pause at barriers, against the bits without
 #: make sanitize         the CPU tests under AddressSanitizer and UndefinedBehaviorSanitizer
+#: make soak             kills, signals, damaged files and flag combinations by the thousand (KILLS=, TERMS=, DAMAGED=, FLAGS=, JOBS=, SEED=)
 #: make clean
 #:
 #: TEXT=path         the default training text, in place of TinyShakespeare
@@ -86,7 +87,7 @@ LINK_TEST = $(LINK_CPU)
 LINK_TEST_LIBS = $(LIBS)
 endif
 
-.PHONY: help test dev bench compare lint sanitize clean need-nvcc need-card need-torch
+.PHONY: help test dev bench compare lint sanitize soak clean need-nvcc need-card need-torch
 help:
 	@sed -n 's/^#: *//p' Makefile
 
@@ -130,7 +131,7 @@ $(BUILD)/llmc/flags_help.o: CFLAGS += -DLLMC_COMMIT='"$(COMMIT)"'
 $(TESTS): $(BUILD)/%: $(BUILD)/dev/test/%.o $(TEST_OBJ)
 	$(Q)$(LINK_TEST) $^ -o $@ $(LINK_TEST_LIBS)
 # With a card, the lab's checks are a part of the tests.
-test: $(TESTS) $(TEST_PROGRAMS) $(BUILD)/lab_cpu $(if $(NVCC),$(if $(wildcard /dev/nvidia[0-9]*),dev/lab))
+test: $(TESTS) $(TEST_PROGRAMS) $(BUILD)/lab_cpu $(BUILD)/soak $(if $(NVCC),$(if $(wildcard /dev/nvidia[0-9]*),dev/lab))
 	@dev/test/run.sh $(TESTS) $(wildcard dev/test/test_*.sh) ./$(lastword $(TEST_PROGRAMS))
 lint:
 	@scripts/lint.sh
@@ -140,13 +141,24 @@ delays: need-card
 	@$(MAKE) --no-print-directory $(DELAYED:%=$(BUILD)/%)
 	@$(MAKE) --no-print-directory BUILD=$(BUILD)/delays DELAYS=1 $(DELAYED:%=$(BUILD)/delays/%)
 	@dev/test/delays.sh $(BUILD) $(BUILD)/delays $(DELAYED)
+SANITIZED = $(MAKE) --no-print-directory BUILD=build/sanitize NVCC= DEBUG=1 CFLAGS='-fsanitize=address,undefined -fno-sanitize-recover=all'
 sanitize:
-	@$(MAKE) BUILD=build/sanitize NVCC= DEBUG=1 CFLAGS='-fsanitize=address,undefined -fno-sanitize-recover=all' sanitize-run
+	+@$(SANITIZED) sanitize-run
 .PHONY: sanitize-run mutants
 mutants:
 	@JOBS='$(JOBS)' ONLY='$(ONLY)' KEEP='$(KEEP)' KIND='$(KIND)' QUICK='$(QUICK)' $(PYTHON) -B dev/mutants/mutants.py
 sanitize-run: $(TESTS)
 	@dev/test/run.sh $(TESTS)
+
+# The soak reads damaged files with the program's own readers, and runs the program for the rest.
+SOAK_OBJ := $(patsubst %.c,$(BUILD)/%.o,$(wildcard dev/soak/*.c)) $(CORE_OBJ) $(STUB_OBJ)
+$(BUILD)/soak: $(SOAK_OBJ)
+	$(Q)$(LINK_CPU) $^ -o $@ $(LIBS)
+$(BUILD)/train_gpt2: $(BUILD)/train_gpt2.o $(CORE_OBJ) $(STUB_OBJ)
+	$(Q)$(LINK_CPU) $^ -o $@ $(LIBS)
+soak: train_gpt2
+	+@$(SANITIZED) build/sanitize/soak build/sanitize/train_gpt2
+	@SANITIZED_PROGRAM=build/sanitize/train_gpt2 build/sanitize/soak
 
 # ---- dev ----
 # The lab's tables name the fields they set (C++20) and leave out the others.

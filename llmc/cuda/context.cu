@@ -24,7 +24,8 @@ static unsigned next_slot;
 /* ---- errors ---- */
 
 static const char *hint(cudaError_t status) {
-    return status == cudaErrorNoKernelImageForDevice ? "; hint: built for another card, make GPU_ARCH=all" : "";
+    return status == cudaErrorNoKernelImageForDevice ? "; hint: built for another card, make GPU_ARCH=all"
+                                                     : "";
 }
 
 void cuda_check_(cudaError_t status, const char *expr, const char *file, int line) {

@@ -43,8 +43,9 @@ static bool evaluate(Training *t, int64_t step, Error *err) {
     }
     t->val_loss = unsigned_nan(sum / (double)n);
     t->val_step = step;
-    if (isfinite(t->val_loss) && !(t->val_loss >= t->state.best_val_loss))
-        t->state.best_val_loss = t->val_loss;
+    t->state.val_loss = t->val_loss;
+    t->is_best = isfinite(t->val_loss) && !(t->val_loss >= t->state.best_val_loss);
+    if (t->is_best) t->state.best_val_loss = t->val_loss;
     if (run->settings.eval_only)
         console_note(&t->console, "step %lld | val loss %.6f", (long long)step, t->val_loss);
     else
@@ -127,29 +128,33 @@ static bool check_state(Training *t, Error *err) {
  * with err on weights that have diverged, a full disk and its kind: earlier checkpoints stand. */
 static bool save(Training *t, Error *err) {
     Run *run = t->run;
-    const Settings *s = &run->settings;
-    const int keep = t->bad_in_a_row ? 0 : (int)s->keep;
-    if (!s->out || t->last_saved == t->state.step || t->state.step == run->resumed.step) return true;
+    const SaveOptions options =
+        t->bad_in_a_row ? (SaveOptions){.model_only = run->settings.model_only} : setup_save_options(run);
+    if (!run->settings.out || t->saving.last_saved == t->state.step || t->state.step == run->resumed.step)
+        return true;
     stop_expect(STOP_IN_SAVE, INFINITY);
-    if (!check_state(t, err)) return false;
-    char *flags = flags_to_json(s);
+    if (!check_state(t, err)) {
+        log_failed_save(&t->log, t->state.step, err->text);
+        return false;
+    }
     console_status(&t->console, "saving step %lld", (long long)t->state.step);
-    t->state.flags = flags;
-    bool ok = checkpoint_save(s->out, &run->model, run->tokenizer, &t->state, keep, s->model_only, err);
-    t->state.flags = NULL;
-    free(flags);
-    if (ok) t->last_saved = t->state.step;
-    return ok;
+    return saving_save(&t->saving, run, &t->log, &t->state, &options, err);
 }
 
 /* In training a save that fails is said, and the run goes on: the next one may find room. */
-static void save_in_training(Training *t) {
+static void save_in_training(Training *t, bool best_only) {
     Error err = {0};
+    t->state.best_only = best_only;
     if (t->run->settings.out && t->bad_in_a_row)
         console_note(&t->console, "checkpoint of step %lld left out: its update was skipped",
                      (long long)t->state.step);
-    else if (!save(t, &err))
-        console_note(&t->console, "%s", err.text);
+    else if (!save(t, &err)) {
+        if (t->saving.retry_step) /* the disk's failure; weights that have diverged are none */
+            warn(&err);
+        else
+            console_note(&t->console, "%s", err.text);
+    }
+    t->state.best_only = false;
 }
 
 /* SIGUSR1. */
@@ -157,9 +162,9 @@ static void save_on_request(Training *t) {
     if (!t->run->settings.out)
         console_note(&t->console, "SIGUSR1: there is no --out to save in");
     else
-        save_in_training(t);
-    if (t->last_saved == t->state.step)
-        console_note(&t->console, "saved step %lld on request", (long long)t->last_saved);
+        save_in_training(t, false);
+    if (t->saving.last_saved == t->state.step)
+        console_note(&t->console, "saved step %lld on request", (long long)t->state.step);
 }
 
 /* ---- the run ---- */
@@ -188,14 +193,16 @@ static bool run_steps(Training *t, Error *err) {
     const Settings *s = &t->run->settings;
     for (int64_t step = t->state.step + 1; step <= s->steps && !stop_requested(); step++) {
         const bool last = step == s->steps, eval = last || due(step, s->eval_every);
-        const bool draw = last || due(step, s->sample_every), keep = due(step, s->save_every);
+        const bool draw = last || due(step, s->sample_every);
+        const bool keep = due(step, s->save_every) || saving_retries(&t->saving, step);
         if (!training_step(t, step, err) || !check_output(t, err)) return false;
         if (stop_requested()) break;
         const bool asked = stop_take_save_request();
         if ((eval || draw || keep || asked) && !training_settle(t, err)) return false;
         if (eval && !evaluate(t, step, err)) return false;
         if (draw && !stop_requested()) sample_in_training(t, step);
-        if (keep) save_in_training(t);
+        const bool best = s->keep_best && eval && t->is_best && !stop_requested();
+        if (keep || (best && !last)) save_in_training(t, best && !keep);
         if (asked) save_on_request(t);
     }
     if (!training_settle(t, err)) return false;
@@ -207,15 +214,11 @@ static bool train(Training *t, Error *err) {
     const Run *run = t->run;
     const int64_t first_step = t->state.step;
     char planned[CONSOLE_NUMBER], measured[CONSOLE_NUMBER];
-    if (first_step >= run->settings.steps)
-        return fail(err, EXIT_INPUT,
-                    "--steps %lld: the checkpoint is at step %lld already; hint: more --steps",
-                    (long long)run->settings.steps, (long long)first_step);
     stop_catch();
     if (!run_steps(t, err)) { /* bad data, say: what was learned until then is kept */
         Error later = {0};    /* of the step that was queued already */
         training_settle(t, &later);
-        if (!t->diverged && !save(t, &later)) console_note(&t->console, "%s", later.text);
+        if (!t->diverged && !save(t, &later)) warn(&later);
         return false;
     }
     if (!save(t, err)) return false;
@@ -284,8 +287,10 @@ static void start_state(Training *t) {
     t->state.seed = (uint64_t)t->run->settings.seed;
     t->run->model.stop = stop_now;
     if (!t->run->train) t->state.step = setup_model_step(t->run);
+    t->state.val_loss = NAN;
+    t->state.best_only = false;
     if (t->run->checkpoint[0])
-        t->last_saved = t->state.step;
+        t->saving.last_saved = t->state.step;
     else
         t->state.best_val_loss = NAN;
 }
@@ -338,13 +343,23 @@ static int show_memory(Run *run) {
     return finish_output();
 }
 
+/* --resume of a run that has all its steps. */
+static int say_finished(Run *run) {
+    Error err = {0};
+    if (!setup_output(run, &err)) die(&err);
+    print_line(stdout, "finished: %s has %lld steps, --steps is %lld; hint: more --steps go on from there",
+               run->checkpoint, (long long)run->checkpoint_step, (long long)run->settings.steps);
+    setup_close(run);
+    return finish_output();
+}
+
 static int program(int argc, char **argv) {
     Run run = {.n_ranks = 1};
     Training training = {.run = &run,
                          .train_loss = NAN,
                          .val_loss = NAN,
                          .val_step = -1,
-                         .last_saved = -1,
+                         .saving.last_saved = -1,
                          .step_seconds = INFINITY};
     Settings *s = &run.settings;
     Error err = {0};
@@ -357,6 +372,7 @@ static int program(int argc, char **argv) {
         !setup_model_size(&run, &err))
         die(&err);
     if (s->memory) return show_memory(&run);
+    if (setup_is_finished(&run)) return say_finished(&run);
     if (!load(&run, &err)) die(&err);
     start_state(&training);
     describe(&training);

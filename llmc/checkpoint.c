@@ -1,14 +1,12 @@
 /* Saving: a temporary directory, made durable, renamed into place; then the oldest go.
  *
- * Names in OUT while a save runs, and what a kill leaves behind:
- *   .tmp-step_00000200-PID   being written, or being removed: never whole, the next save removes it
- *   .old-step_00000200-PID   the checkpoint that a new one of the same step replaces: put back or removed by
- * the next save or checkpoint_find, as its successor is missing or there */
+ * Names in OUT while a save runs, and what a kill leaves behind for the next run's checkpoint_clean:
+ *   .tmp-step_00000200-PID   being written, or being removed: never whole, it goes
+ *   .old-step_00000200-PID   the checkpoint that a new one of the same step replaces: put back or removed, as its
+ *                            successor is missing or there; readers take it as it is */
 #include "checkpoint.h"
-#include <errno.h>
-#include <signal.h>
+#include <fcntl.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -86,124 +84,72 @@ static bool save_files(const char *directory, const GPT2 *model, const Tokenizer
     return ok;
 }
 
-/* ---- names in OUT ---- */
-bool checkpoint_name(char *path, const char *out, const char *prefix, int64_t step, Error *err) {
-    char name[80];
-    if (*prefix)
-        snprintf(name, sizeof name, "%sstep_%08lld-%ld", prefix, (long long)step, (long)getpid());
-    else
-        snprintf(name, sizeof name, "step_%08lld", (long long)step);
-    return path_join(path, out, name, err);
-}
-
-/* True if the process that a leftover's name ends with is another one, and lives. */
-static bool owner_lives(const char *name) {
-    const char *dash = strrchr(name, '-');
-    long pid = dash ? strtol(dash + 1, NULL, 10) : 0;
-    return pid > 0 && pid != (long)getpid() && (kill((pid_t)pid, 0) == 0 || errno == EPERM);
-}
-
-void checkpoint_recover(const char *out) {
-    char **names, aside[PATH_MAX], target[PATH_MAX], step[64];
-    int n;
-    struct stat info;
-    Error ignored;
-    if (!directory_list(out, ".old-step_", &names, &n, &ignored)) return;
-    for (int i = 0; i < n; i++) {
-        if (owner_lives(names[i])) continue;
-        snprintf(step, sizeof step, "%.*s", (int)strcspn(names[i] + 5, "-"), names[i] + 5);
-        if (!path_join(aside, out, names[i], &ignored) || !path_join(target, out, step, &ignored)) continue;
-        if (stat(target, &info) == 0)
-            directory_remove(aside);
-        else if (rename(aside, target) == 0)
-            directory_sync(out, &ignored);
-    }
-    names_free(names, n);
-}
-
-static void remove_leftovers(const char *out) {
-    char **names, path[PATH_MAX];
-    int n;
-    Error ignored;
-    checkpoint_recover(out);
-    if (!directory_list(out, ".tmp-step_", &names, &n, &ignored)) return;
-    for (int i = 0; i < n; i++)
-        if (!owner_lives(names[i]) && path_join(path, out, names[i], &ignored)) directory_remove(path);
-    names_free(names, n);
-}
-
 /* ---- into place ---- */
+/* What stands where the checkpoint goes: nothing, or one that steps aside. A file of that name is not ours. */
+static bool look_at_place(int folder, const char *name, bool *taken, Error *err) {
+    struct stat info;
+    *taken = fstatat(folder, name, &info, AT_SYMLINK_NOFOLLOW) == 0;
+    return !*taken || S_ISDIR(info.st_mode) || S_ISLNK(info.st_mode) ||
+           fail(err, EXIT_INPUT, "%s: expected a checkpoint's directory or nothing, found a file", name);
+}
+
 /* Renames the temporary directory to its name. One that is there already steps aside first and goes
  * afterwards. */
-static bool publish(const char *out, const char *temporary, int64_t step, Error *err) {
-    char target[PATH_MAX], aside[PATH_MAX];
-    struct stat info;
-    if (!checkpoint_name(target, out, "", step, err) || !checkpoint_name(aside, out, ".old-", step, err))
-        return false;
-    bool replaces = stat(target, &info) == 0;
-    if (replaces && rename(target, aside)) return fail_errno(err, "cannot rename", target);
-    if (rename(temporary, target)) {
+static bool publish(int folder, const char *out, const char *temporary, int64_t step, Error *err) {
+    char name[CHECKPOINT_NAME], aside[CHECKPOINT_NAME];
+    bool replaces;
+    checkpoint_name(name, "", step);
+    checkpoint_name(aside, ".old-", step);
+    if (!look_at_place(folder, name, &replaces, err)) return false;
+    if (replaces && renameat(folder, name, folder, aside)) return fail_errno(err, "cannot rename", name);
+    if (renameat(folder, temporary, folder, name)) {
         fail_errno(err, "cannot rename", temporary);
-        if (replaces && rename(aside, target)) fail_errno(err, "cannot rename", aside);
+        if (replaces && renameat(folder, aside, folder, name)) fail_errno(err, "cannot rename", aside);
         return false;
     }
-    if (!directory_sync(out, err)) return false;
-    if (replaces) directory_remove(aside);
+    if (!file_sync(folder, out, err)) return false;
+    if (replaces) checkpoint_remove(folder, out, aside);
     return true;
 }
 
-/* Removes by first renaming, so that a kill on the way leaves nothing that looks like a checkpoint. */
-static void remove_checkpoint(const char *out, int64_t step) {
-    char path[PATH_MAX], temporary[PATH_MAX];
+/* Written, made durable and in its place; or gone again, with the cause. */
+static bool save_in(int folder, const char *out, const GPT2 *model, const Tokenizer *tokenizer,
+                    const TrainerState *state, bool model_only, Error *err) {
+    char temporary[CHECKPOINT_NAME], path[PATH_MAX];
+    checkpoint_name(temporary, ".tmp-", state->step);
+    if (!path_join(path, out, temporary, err)) return false;
+    if (mkdirat(folder, temporary, 0777)) return fail_errno(err, "cannot create the directory", path);
+    if (save_files(path, model, tokenizer, state, model_only, err) &&
+        publish(folder, out, temporary, state->step, err))
+        return true;
     Error ignored;
-    if (!checkpoint_name(path, out, "", step, &ignored) ||
-        !checkpoint_name(temporary, out, ".tmp-", step, &ignored))
-        return;
-    if (rename(path, temporary) == 0) directory_remove(temporary);
-}
-
-static bool looks_whole(const char *path) {
-    Manifest manifest;
-    Error ignored;
-    if (!manifest_read(&manifest, path, &ignored)) return false;
-    bool whole = manifest_sizes_match(&manifest);
-    manifest_free(&manifest);
-    return whole;
-}
-
-/* Damaged checkpoints neither count nor go, nor do later ones than the step just saved, which another run
- * left: both are for the user to look at. */
-static void prune(const char *out, int64_t saved_step, int keep) {
-    int64_t *steps;
-    int n, n_whole = 0;
-    char path[PATH_MAX];
-    Error ignored;
-    if (keep <= 0 || !checkpoint_steps(out, &steps, &n, &ignored)) return;
-    for (int i = 0; i < n; i++) {
-        if (steps[i] > saved_step || !checkpoint_name(path, out, "", steps[i], &ignored)) continue;
-        if (looks_whole(path) && ++n_whole > keep) remove_checkpoint(out, steps[i]);
-    }
-    free(steps);
+    directory_remove(folder, temporary, checkpoint_has_file, &ignored);
+    return false;
 }
 
 bool checkpoint_save(const char *out, GPT2 *model, const Tokenizer *tokenizer, const TrainerState *state,
-                     int keep, bool model_only, Error *err) {
-    char temporary[PATH_MAX];
+                     const SaveOptions *options, Error *err) {
     Error cause;
-    if (!model_only && !model->m)
+    if (!options->model_only && !model->m)
         return fail(err, EXIT_RUN,
                     "%s: the model was opened without an optimizer: only its weights can be saved", out);
-    if (!directory_make(out, err) || !checkpoint_name(temporary, out, ".tmp-", state->step, err))
-        return false;
-    remove_leftovers(out);
-    bool ok = mkdir(temporary, 0777) == 0 || fail_errno(&cause, "cannot create the directory", temporary);
-    ok = ok && save_files(temporary, model, tokenizer, state, model_only, &cause) &&
-         publish(out, temporary, state->step, &cause);
-    if (!ok) {
-        directory_remove(temporary);
-        return fail(err, cause.exit_code, "checkpoint of step %lld not saved: %s", (long long)state->step,
-                    cause.text);
-    }
-    prune(out, state->step, keep);
-    return true;
+    if (!directory_make(out, err)) return false;
+    const int folder = directory_open(out, err);
+    if (folder < 0) return false;
+    checkpoint_remove_leftovers(folder, out, false);
+    const bool ok = checkpoint_make_room(folder, out, checkpoint_bytes(&model->config, options->model_only),
+                                         state->step, options, &cause) &&
+                    save_in(folder, out, model, tokenizer, state, options->model_only, &cause);
+    if (ok) checkpoint_prune(folder, out, state->step, options);
+    close(folder);
+    return ok || fail(err, cause.exit_code, "checkpoint of step %lld not saved: %s", (long long)state->step,
+                      cause.text);
+}
+
+void checkpoint_clean(const char *out) {
+    Error ignored;
+    const int folder = directory_open(out, &ignored);
+    if (folder < 0) return;
+    checkpoint_remove_leftovers(folder, out, true);
+    close(folder);
 }

@@ -14,53 +14,53 @@
 #include "terminal.h"
 
 /* ---- finding ---- */
-static int compare_steps(const void *a, const void *b) {
-    int64_t x = *(const int64_t *)a, y = *(const int64_t *)b;
-    return (x < y) - (x > y);
+/* What a path named, to see whether it still does: a run beside may rename or remove it at any time. */
+typedef struct Identity {
+    dev_t device;
+    ino_t inode; /* 0: nothing is there */
+} Identity;
+
+static Identity identity_of(const char *path) {
+    struct stat info;
+    return stat(path, &info) == 0 ? (Identity){info.st_dev, info.st_ino} : (Identity){0};
 }
 
-bool checkpoint_steps(const char *out, int64_t **steps, int *n, Error *err) {
-    char **names;
-    int n_names;
-    if (!directory_list(out, "step_", &names, &n_names, err)) return false;
-    *n = 0;
-    *steps = malloc(((size_t)n_names + 1) * sizeof **steps);
-    for (int i = 0; *steps && i < n_names; i++) {
-        const char *digits = names[i] + strlen("step_");
-        size_t length = strlen(digits);
-        if (length >= 8 && length <= 18 && strspn(digits, "0123456789") == length)
-            (*steps)[(*n)++] = strtoll(digits, NULL, 10);
-    }
-    names_free(names, n_names);
-    if (!*steps) return fail(err, EXIT_RUN, "%s: no memory to list it", out);
-    qsort(*steps, (size_t)*n, sizeof **steps, compare_steps);
-    return true;
+static bool has_moved(const char *path, Identity before) {
+    const Identity now = identity_of(path);
+    struct stat info;
+    return now.device != before.device || now.inode != before.inode || lstat(path, &info) != 0;
 }
 
-static bool is_whole(const char *path, bool with_optimizer, Error *err) {
-    Manifest manifest;
-    if (!manifest_read(&manifest, path, err)) return false;
-    bool ok = manifest.model_only && with_optimizer
-                  ? fail(err, EXIT_INPUT,
-                         "%s holds weights only, without the optimizer: it cannot be resumed", path)
-                  : manifest_verify(&manifest, with_optimizer, err);
-    manifest_free(&manifest);
-    return ok;
-}
-
-/* Newest checkpoint whose files are all as they were written. */
-static bool find_newest(const char *out, bool with_optimizer, char path[PATH_MAX], Error *err) {
-    int64_t *steps;
-    int n;
+/* The newest of the entries whose files are all as they were written. *moved: another one was not there any more
+ * when it was read. */
+static bool find_whole(const char *out, const CheckpointEntry *entries, int n, bool with_optimizer,
+                       char path[PATH_MAX], int64_t *step, bool *moved) {
     Error damage;
-    checkpoint_recover(out);
-    if (!checkpoint_steps(out, &steps, &n, err)) return false;
-    bool found = false;
-    for (int i = 0; !found && i < n; i++) {
-        found = checkpoint_name(path, out, "", steps[i], &damage) && is_whole(path, with_optimizer, &damage);
-        if (!found) print_line(stderr, "warning: checkpoint skipped: %s", damage.text);
+    *moved = false;
+    for (int i = 0; i < n; i++) {
+        if (!path_join(path, out, entries[i].name, &damage)) continue;
+        const Identity before = identity_of(path);
+        *step = entries[i].step;
+        if (checkpoint_is_whole(out, entries[i].name, with_optimizer, &damage)) return true;
+        *moved = has_moved(path, before);
+        if (*moved) return false;
+        print_line(stderr, "warning: checkpoint skipped: %s", damage.text);
     }
-    free(steps);
+    return false;
+}
+
+/* Newest whole checkpoint. Where a run beside removes what is looked at, it has saved a newer one: once more. */
+static bool find_newest(const char *out, bool with_optimizer, char path[PATH_MAX], int64_t *step,
+                        Error *err) {
+    enum { MAX_TRIES = 1000 };
+    CheckpointEntry *entries;
+    int n = 0;
+    bool found = false, moved = true;
+    for (int i = 0; moved && i < MAX_TRIES; i++) {
+        if (!checkpoint_entries(out, &entries, &n, err)) return false;
+        found = find_whole(out, entries, n, with_optimizer, path, step, &moved);
+        free(entries);
+    }
     if (found) return true;
     if (n > 0)
         return fail(err, EXIT_INPUT, "%s: expected a whole checkpoint, found %d that cannot be used", out, n);
@@ -68,12 +68,12 @@ static bool find_newest(const char *out, bool with_optimizer, char path[PATH_MAX
     return false;
 }
 
-bool checkpoint_find(const char *out, char *path, size_t path_size, Error *err) {
+bool checkpoint_find(const char *out, char *path, size_t path_size, int64_t *step, Error *err) {
     char found[PATH_MAX];
     struct stat info;
     *err = (Error){0};
     if (stat(out, &info) != 0 && errno == ENOENT) return false;
-    if (!find_newest(out, true, found, err)) return false;
+    if (!find_newest(out, true, found, step, err)) return false;
     return snprintf(path, path_size, "%s", found) < (int)path_size ||
            fail(err, EXIT_INPUT, "%s: the path is longer than %zu bytes", found, path_size - 1);
 }
@@ -88,13 +88,14 @@ typedef struct ModelPath {
  * checkpoint. */
 static bool resolve(ModelPath *model, const char *path, Error *err) {
     struct stat info;
+    int64_t step;
     *model = (ModelPath){0};
     if (stat(path, &info)) return fail_errno(err, "cannot open", path);
     if (snprintf(model->path, PATH_MAX, "%s", path) >= PATH_MAX)
         return fail(err, EXIT_INPUT, "%.200s...: the path is longer than %d bytes", path, PATH_MAX - 1);
     model->is_bin = !S_ISDIR(info.st_mode);
     if (model->is_bin || directory_has(path, "config.json")) return true;
-    if (find_newest(path, false, model->path, err)) return true;
+    if (find_newest(path, false, model->path, &step, err)) return true;
     if (err->exit_code) return false;
     return fail(err, EXIT_INPUT, "%s: expected config.json or step_* directories, found neither", path);
 }

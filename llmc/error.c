@@ -21,6 +21,11 @@ bool fail_flag(const char *flag, Error *err) {
     return fail(err, cause.exit_code, "--%s: %s", flag, cause.text);
 }
 
+void warn(const Error *err) {
+    fflush(stdout);
+    print_line(stderr, "warning: %s", err->text);
+}
+
 void die(const Error *err) {
     fflush(stdout);
     print_line(stderr, "error: %s", err->text);

@@ -27,6 +27,9 @@ bool fail(Error *err, int exit_code, const char *format, ...) __attribute__((for
 /* Puts "--FLAG: ", of the flag that brought the failure, before its words; returns false. */
 bool fail_flag(const char *flag, Error *err);
 
+/* Prints "warning: TEXT" as one line to stderr: the run goes on. */
+void warn(const Error *err);
+
 /* Prints "error: TEXT" as one line to stderr and exits with err->exit_code. */
 void die(const Error *err) __attribute__((noreturn));
 

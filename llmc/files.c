@@ -1,5 +1,4 @@
 #include "files.h"
-#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
@@ -17,6 +16,22 @@ bool fail_errno(Error *err, const char *what, const char *path) {
     for (size_t i = 0; i < sizeof input / sizeof *input; i++)
         if (input[i] == code) exit_code = EXIT_INPUT;
     return fail(err, exit_code, "%s %s: %s", what, path, strerror(code));
+}
+
+/* Some file systems (SMB, FUSE) have no fsync, of directories above all: what there is none of has not failed.
+ */
+static bool sync_fd(int fd) {
+    static const int has_none[] = {EINVAL, ENOSYS, EOPNOTSUPP};
+    int failed;
+    do failed = fsync(fd);
+    while (failed && errno == EINTR);
+    for (size_t i = 0; failed && i < sizeof has_none / sizeof *has_none; i++)
+        if (errno == has_none[i]) return true;
+    return !failed;
+}
+
+bool file_sync(int fd, const char *path, Error *err) {
+    return sync_fd(fd) || fail_errno(err, "cannot sync", path);
 }
 
 bool path_join(char *path, const char *directory, const char *name, Error *err) {
@@ -95,8 +110,7 @@ static bool checksum_fd(int fd, const char *path, int64_t bytes, uint32_t *crc, 
 bool file_checksum(const char *path, bool sync, int64_t *bytes, uint32_t *crc, Error *err) {
     int fd = file_open(path, bytes, err);
     if (fd < 0) return false;
-    bool ok =
-        sync && fsync(fd) ? fail_errno(err, "cannot sync", path) : checksum_fd(fd, path, *bytes, crc, err);
+    bool ok = (!sync || file_sync(fd, path, err)) && checksum_fd(fd, path, *bytes, crc, err);
     close(fd);
     return ok;
 }
@@ -108,7 +122,7 @@ bool outfile_open(OutFile *file, const char *path, Error *err) {
         return fail(err, EXIT_INPUT, "%.200s...: the path is longer than %d bytes", path, PATH_MAX - 1);
     file->buffer = malloc(BUFFER_BYTES);
     if (!file->buffer) return fail(err, EXIT_RUN, "%s: no memory to write it", path);
-    file->fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+    file->fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666);
     if (file->fd >= 0) return true;
     fail_errno(err, "cannot create", path);
     outfile_abandon(file);
@@ -142,7 +156,7 @@ bool outfile_write(OutFile *file, const void *data, size_t n, Error *err) {
 
 bool outfile_close(OutFile *file, Error *err) {
     bool ok = flush(file, err);
-    if (ok && fsync(file->fd)) ok = fail_errno(err, "cannot sync", file->path);
+    ok = ok && file_sync(file->fd, file->path, err);
     int fd = file->fd;
     file->fd = -1;
     if (close(fd) && ok) ok = fail_errno(err, "cannot close", file->path);
@@ -155,97 +169,4 @@ void outfile_abandon(OutFile *file) {
     free(file->buffer);
     file->fd = -1;
     file->buffer = NULL;
-}
-
-/* ---- directories ---- */
-bool directory_sync(const char *path, Error *err) {
-    int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (fd < 0) return fail_errno(err, "cannot open", path);
-    bool ok = fsync(fd) == 0 || fail_errno(err, "cannot sync", path);
-    close(fd);
-    return ok;
-}
-
-/* mkdir, where a new directory's name is made durable in its parent as far as that can be opened. */
-static bool make_one(const char *path, Error *err) {
-    char parent[PATH_MAX];
-    struct stat info;
-    Error ignored;
-    if (mkdir(path, 0777)) {
-        if (errno == EEXIST && stat(path, &info) == 0 && !S_ISDIR(info.st_mode)) errno = ENOTDIR;
-        return errno == EEXIST || fail_errno(err, "cannot create the directory", path);
-    }
-    const char *slash = strrchr(path, '/');
-    snprintf(parent, sizeof parent, "%.*s", slash ? (int)(slash - path) : 1, slash ? path : ".");
-    directory_sync(*parent ? parent : "/", &ignored);
-    return true;
-}
-
-bool directory_make(const char *path, Error *err) {
-    char partial[PATH_MAX];
-    if (snprintf(partial, sizeof partial, "%s", path) >= PATH_MAX)
-        return fail(err, EXIT_INPUT, "%.200s...: the path is longer than %d bytes", path, PATH_MAX - 1);
-    for (char *slash = partial + 1; *partial && (slash = strchr(slash, '/')); slash++) {
-        *slash = 0;
-        if (!make_one(partial, err)) return false;
-        *slash = '/';
-    }
-    return make_one(path, err);
-}
-
-bool directory_has(const char *directory, const char *name) {
-    char path[PATH_MAX];
-    struct stat info;
-    Error ignored;
-    return path_join(path, directory, name, &ignored) && stat(path, &info) == 0;
-}
-
-static int compare_names(const void *a, const void *b) {
-    return strcmp(*(char *const *)a, *(char *const *)b);
-}
-
-void names_free(char **names, int n) {
-    for (int i = 0; i < n; i++) free(names[i]);
-    free(names);
-}
-
-/* Adds a copy of the name to the list, which doubles at powers of two. */
-static bool add_name(char ***names, int *n, const char *name) {
-    if ((*n & (*n - 1)) == 0) {
-        char **grown = realloc(*names, (*n ? 2 * (size_t)*n : 1) * sizeof *grown);
-        if (!grown) return false;
-        *names = grown;
-    }
-    (*names)[*n] = strdup(name);
-    return (*names)[*n] && ++*n;
-}
-
-bool directory_list(const char *path, const char *prefix, char ***names, int *n, Error *err) {
-    *names = NULL;
-    *n = 0;
-    DIR *directory = opendir(path);
-    if (!directory) return fail_errno(err, "cannot open the directory", path);
-    bool ok = true;
-    for (struct dirent *entry; ok && (entry = readdir(directory));) {
-        if (!strcmp(entry->d_name, ".") || !strcmp(entry->d_name, "..")) continue;
-        if (strncmp(entry->d_name, prefix, strlen(prefix)) == 0) ok = add_name(names, n, entry->d_name);
-    }
-    closedir(directory);
-    if (!ok) {
-        names_free(*names, *n);
-        return fail(err, EXIT_RUN, "%s: no memory to list it", path);
-    }
-    if (*n > 1) qsort(*names, (size_t)*n, sizeof **names, compare_names);
-    return true;
-}
-
-bool directory_remove(const char *path) {
-    char **names, file[PATH_MAX];
-    int n;
-    Error ignored;
-    if (!directory_list(path, "", &names, &n, &ignored)) return false;
-    for (int i = 0; i < n; i++)
-        if (path_join(file, path, names[i], &ignored)) unlink(file);
-    names_free(names, n);
-    return rmdir(path) == 0;
 }

@@ -21,6 +21,9 @@ bool file_read_at(int fd, const char *path, void *out, size_t n, int64_t offset,
 /* Size and CRC-32C of a whole file; with `sync`, its data is made durable first. */
 bool file_checksum(const char *path, bool sync, int64_t *bytes, uint32_t *crc, Error *err);
 
+/* Makes the data durable; a file system that has no fsync for it is no error. */
+bool file_sync(int fd, const char *path, Error *err);
+
 /* "DIRECTORY/NAME" into path (PATH_MAX bytes). */
 bool path_join(char *path, const char *directory, const char *name, Error *err);
 
@@ -46,15 +49,23 @@ void outfile_abandon(OutFile *file);
 /* ---- directories ---- */
 /* Creates the directory and its missing parents; an existing one is fine. */
 bool directory_make(const char *path, Error *err);
+/* A descriptor of the directory, which may be named by a symbolic link; -1 on error. */
+int directory_open(const char *path, Error *err);
 /* True where DIRECTORY/NAME exists. */
 bool directory_has(const char *directory, const char *name);
 bool directory_sync(const char *path, Error *err);
-/* Removes the directory and the files in it (no subdirectories: checkpoints have none). False if something
- * stays. */
-bool directory_remove(const char *path);
+/* Bytes that this user may still write where the open directory lies; -1: not known. */
+int64_t directory_room(int fd);
+/* Removes the directory NAME of the open directory `parent`: all of it where it holds files alone and may_go is
+ * true of each name, else nothing. A symbolic link goes as a link. False, with what stays and why. */
+bool directory_remove(int parent, const char *name, bool (*may_go)(const char *file), Error *err);
+/* True where directory_remove would find nothing that may not go. */
+bool directory_may_go(int parent, const char *name, bool (*may_go)(const char *file), Error *err);
 /* Names in the directory that start with `prefix`, sorted, without "." and ".."; malloc'ed, each and the
  * list. */
 bool directory_list(const char *path, const char *prefix, char ***names, int *n, Error *err);
+/* The same of an open directory; `path` is for messages. */
+bool directory_list_open(int fd, const char *path, const char *prefix, char ***names, int *n, Error *err);
 void names_free(char **names, int n);
 
 #ifdef __cplusplus

@@ -51,7 +51,7 @@ typedef struct Settings {
     const char *out;    /* NULL: nothing is written */
     int64_t save_every; /* 0: only at the end */
     int64_t keep;       /* newest checkpoints that stay; 0: all */
-    bool resume, model_only;
+    bool keep_best, resume, model_only;
     /* system */
     DeviceKind device;
     Precision precision;

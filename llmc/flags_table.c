@@ -86,6 +86,7 @@ const Flag flags_table[] = {
      .help = "steps between checkpoints; 0: only at the end"},
     {GROUP_CHECKPOINTS, "keep", 0, FLAG_INT, AT(keep), "0", 0, 1LL << 40, .value_name = "N",
      .help = "newest checkpoints that stay; 0: all"},
+    {GROUP_CHECKPOINTS, "keep-best", 0, FLAG_SWITCH, AT(keep_best), .help = "save at each new lowest validation loss; that checkpoint stays, whatever --keep says"},
     {GROUP_CHECKPOINTS, "resume", 'y', FLAG_SWITCH, AT(resume), .help = "go on from the newest whole checkpoint in --out; where there is none, a new run begins"},
     {GROUP_CHECKPOINTS, "model-only", 0, FLAG_SWITCH, AT(model_only), .help = "checkpoints without the optimizer: smaller, cannot be resumed"},
 

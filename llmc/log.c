@@ -1,4 +1,5 @@
 #include "log.h"
+#include "files.h"
 #include "flags.h"
 #include "json.h"
 #include <errno.h>
@@ -83,6 +84,15 @@ void log_sample(RunLog *run, int64_t step, const char *text, size_t length) {
     free(copy);
 }
 
+void log_failed_save(RunLog *run, int64_t step, const char *why) {
+    if (!run->is_open) return;
+    JsonWriter w = {0};
+    json_begin_object(&w, NULL);
+    json_write_int(&w, "step", step);
+    json_write_string(&w, "save_failed", why);
+    finish_line(run, &w);
+}
+
 static void write_header(RunLog *run, int64_t resumed_step, const LogHeader *header) {
     JsonWriter w = {0};
     char date[32];
@@ -114,6 +124,31 @@ static bool fail_path(const char *path, const char *what, Error *err) {
                 strerror(errno));
 }
 
+/* What the name stands for: 0 nothing, 1 a file, -1 with err anything else. Nothing is written through a link. */
+static int look_at(const char *path, Error *err) {
+    struct stat status;
+    if (lstat(path, &status)) return errno == ENOENT ? 0 : (fail_path(path, "cannot be opened", err), -1);
+    if (S_ISREG(status.st_mode)) return 1;
+    fail(err, EXIT_INPUT,
+         "%s: expected a file, found %s, through which nothing is written; hint: move it away, or another "
+         "--out",
+         path, S_ISLNK(status.st_mode) ? "a symbolic link" : "a directory or a device");
+    return -1;
+}
+
+/* A new file of that name; what a kill left of an earlier one goes. */
+static FILE *create(const char *path, Error *err) {
+    const int there = look_at(path, err);
+    if (there < 0) return NULL;
+    if (there) unlink(path);
+    const int fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0644);
+    FILE *file = fd < 0 ? NULL : fdopen(fd, "w");
+    if (file) return file;
+    fail_path(path, "cannot be written", err);
+    if (fd >= 0) close(fd);
+    return NULL;
+}
+
 /* A whole line of strict JSON that is a header or belongs to a step up to last_step. */
 static bool keep_line(const char *line, size_t length, int64_t last_step) {
     if (length == 0 || line[length - 1] != '\n') return false; /* torn by a kill */
@@ -131,10 +166,10 @@ static bool keep_line(const char *line, size_t length, int64_t last_step) {
 static bool copy_kept_lines(const char *from, const char *to, int64_t last_step, Error *err) {
     FILE *in = fopen(from, "r");
     if (!in) return fail_path(from, "cannot be read", err);
-    FILE *out = fopen(to, "w");
+    FILE *out = create(to, err);
     if (!out) {
         fclose(in);
-        return fail_path(to, "cannot be written", err);
+        return false;
     }
     char *line = NULL;
     size_t capacity = 0;
@@ -142,8 +177,9 @@ static bool copy_kept_lines(const char *from, const char *to, int64_t last_step,
     for (ssize_t n; good && (n = getline(&line, &capacity, in)) > 0;)
         if (keep_line(line, (size_t)n, last_step)) good = fwrite(line, 1, (size_t)n, out) == (size_t)n;
     free(line);
-    good = !ferror(in) && good && fflush(out) == 0 && fsync(fileno(out)) == 0;
+    good = !ferror(in) && good && fflush(out) == 0;
     if (!good) fail_path(to, "cannot be written", err);
+    good = good && file_sync(fileno(out), to, err);
     fclose(in);
     if (fclose(out) != 0 && good) good = fail_path(to, "cannot be written", err);
     return good;
@@ -154,16 +190,12 @@ static bool drop_later_lines(const char *dir, const char *path, int64_t last_ste
     snprintf(temporary, sizeof temporary, "%s.tmp", path);
     bool good = copy_kept_lines(path, temporary, last_step, err);
     if (good && rename(temporary, path) != 0) good = fail_path(path, "cannot be replaced", err);
-    if (!good) {
+    Error ignored;
+    if (good)
+        directory_sync(dir, &ignored); /* a file system without this loses nothing but the rename */
+    else if (look_at(temporary, &ignored) == 1)
         unlink(temporary);
-        return false;
-    }
-    int fd = open(dir, O_RDONLY | O_DIRECTORY);
-    if (fd >= 0) {
-        fsync(fd); /* makes the rename durable; a file system without this loses nothing but that */
-        close(fd);
-    }
-    return true;
+    return good;
 }
 
 /* Moves the log of an earlier run to the first free name, so that a new run in the same folder loses nothing.
@@ -178,22 +210,34 @@ static bool set_aside(const char *dir, const char *path, Error *err) {
     return rename(path, aside) == 0 || fail_path(path, "cannot be moved aside", err);
 }
 
+static int open_to_append(const char *path) {
+    return open(path, O_WRONLY | O_CREAT | O_APPEND | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC, 0644);
+}
+
 bool log_open(RunLog *run, const char *dir, int64_t resumed_step, const LogHeader *header, Error *err) {
     *run = (RunLog){0};
     if (!dir) return true;
-    int length = snprintf(run->path, sizeof run->path, "%s/log.jsonl", dir);
+    const int length = snprintf(run->path, sizeof run->path, "%s/log.jsonl", dir);
     if (length >= (int)sizeof run->path)
         return fail(err, EXIT_INPUT, "--out: path longer than %zu bytes", sizeof run->path);
-    struct stat status;
-    bool exists = lstat(run->path, &status) == 0;
-    if (exists && resumed_step >= 0 && !drop_later_lines(dir, run->path, resumed_step, err)) return false;
-    if (exists && resumed_step < 0 && !set_aside(dir, run->path, err)) return false;
-    run->fd = open(run->path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
+    const int there = look_at(run->path, err);
+    if (there < 0) return false;
+    if (there && resumed_step >= 0 && !drop_later_lines(dir, run->path, resumed_step, err)) return false;
+    if (there && resumed_step < 0 && !set_aside(dir, run->path, err)) return false;
+    run->fd = open_to_append(run->path);
     if (run->fd < 0) return fail_path(run->path, "cannot be opened for writing", err);
     run->bytes = lseek(run->fd, 0, SEEK_END);
     run->is_open = true;
     write_header(run, resumed_step, header);
     return true;
+}
+
+void log_follow(RunLog *run) {
+    const int fd = run->is_open ? open_to_append(run->path) : -1;
+    if (fd < 0) return; /* the lines stay where they were */
+    close(run->fd);
+    run->fd = fd;
+    run->bytes = lseek(fd, 0, SEEK_END);
 }
 
 void log_close(RunLog *run) {

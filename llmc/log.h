@@ -4,6 +4,7 @@
  *   {"step": 1, "loss": ..., "lr": ..., "norm": ..., "ms": ..., "tok_s": ..., "mfu": ..., "skipped": 0}
  *   {"step": 250, "val_loss": ...}
  *   {"step": 500, "sample": "text"}
+ *   {"step": 1000, "save_failed": "why"}
  * NaN and inf are null. A line is written whole as soon as it is known. A resumed run first drops the lines
  * past the step that it resumes from, so no step stands there twice. */
 #pragma once
@@ -48,7 +49,8 @@ typedef struct RunLog {
     bool warned;     /* a write failed and the user was told, once */
 } RunLog;
 
-/* Opens DIR/log.jsonl (dir exists; NULL: no log) and writes the header. resumed_step >= 0: keeps the lines up
+/* Never through a symbolic link: one of the log's names is an error.
+ * Opens DIR/log.jsonl (dir exists; NULL: no log) and writes the header. resumed_step >= 0: keeps the lines up
  * to that step (rewritten to a temporary file, fsync'ed, renamed) and appends. resumed_step < 0: a new run; a
  * log that is already there is moved to log.1.jsonl, log.2.jsonl, ... */
 bool log_open(RunLog *run, const char *dir, int64_t resumed_step, const LogHeader *header, Error *err);
@@ -56,6 +58,9 @@ bool log_open(RunLog *run, const char *dir, int64_t resumed_step, const LogHeade
 void log_step(RunLog *run, const StepReport *report);
 void log_val(RunLog *run, int64_t step, double val_loss);
 void log_sample(RunLog *run, int64_t step, const char *text, size_t length);
+void log_failed_save(RunLog *run, int64_t step, const char *why);
+/* The folder is another one now (its path is the same): the lines to come go there. */
+void log_follow(RunLog *run);
 void log_close(RunLog *run);
 
 #ifdef __cplusplus

@@ -36,6 +36,8 @@ bool manifest_begin(JsonWriter *w, const TrainerState *state, bool model_only, E
     json_write_int(w, "n_skipped", state->n_skipped);
     json_write_uint(w, "seed", state->seed);
     json_write_double(w, "best_val_loss", state->best_val_loss);
+    json_write_double(w, "val_loss", state->val_loss);
+    json_write_bool(w, "best_only", state->best_only);
     json_write_raw(w, "flags", state->flags ? state->flags : "null");
     json_begin_array(w, "files");
     return true;
@@ -95,7 +97,7 @@ static bool check_own_checksum(const Manifest *m, char *text, size_t length, Err
 }
 
 static bool read_counts(Manifest *m, Error *err) {
-    const JsonValue *root = json_root(m->json), *best = json_get(root, "best_val_loss");
+    const JsonValue *root = json_root(m->json);
     TrainerState *state = &m->state;
     const struct {
         const char *name;
@@ -112,9 +114,22 @@ static bool read_counts(Manifest *m, Error *err) {
     if (state->n_skipped > state->step) return refuse(m, "n_skipped", "at most the number of steps", err);
     if (!json_uint64(json_get(root, "seed"), &state->seed))
         return refuse(m, "seed", "a whole number from 0 to 2^64 - 1", err);
-    state->best_val_loss = NAN;
-    if (best && best->type == JSON_NULL) return true;
-    return json_double(best, &state->best_val_loss) || refuse(m, "best_val_loss", "a number or null", err);
+    return true;
+}
+
+static bool read_losses(Manifest *m, Error *err) {
+    const JsonValue *root = json_root(m->json), *best = json_get(root, "best_val_loss"),
+                    *own = json_get(root, "val_loss"), *best_only = json_get(root, "best_only");
+    TrainerState *state = &m->state;
+    state->best_val_loss = state->val_loss = NAN;
+    state->best_only = best_only && best_only->type == JSON_TRUE;
+    if (!(best && best->type == JSON_NULL) && !json_double(best, &state->best_val_loss))
+        return refuse(m, "best_val_loss", "a number or null", err);
+    if (own && own->type != JSON_NULL && !json_double(own, &state->val_loss))
+        return refuse(m, "val_loss", "a number or null", err);
+    if (best_only && best_only->type != JSON_TRUE && best_only->type != JSON_FALSE)
+        return refuse(m, "best_only", "true or false", err);
+    return true;
 }
 
 static bool read_flags(Manifest *m, const char *text, Error *err) {
@@ -174,7 +189,8 @@ bool manifest_read(Manifest *m, const char *directory, Error *err) {
     if (!text) return false;
     m->json = json_parse(text, length, m->path, err);
     bool ok = m->json && check_version(m, err) && read_flags(m, text, err) &&
-              check_own_checksum(m, text, length, err) && read_counts(m, err) && check_files(m, err);
+              check_own_checksum(m, text, length, err) && read_counts(m, err) && read_losses(m, err) &&
+              check_files(m, err);
     free(text);
     if (!ok) manifest_free(m);
     return ok;

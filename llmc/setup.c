@@ -49,7 +49,8 @@ static bool setup_tokenizer(Run *run, Error *err) {
                     default_tokenizer);
     if (!spec) return true;
     run->tokenizer = tokenizer_open(spec, err);
-    return run->tokenizer || !s->tokenizer || fail_flag("tokenizer", err);
+    if (!run->tokenizer && s->tokenizer) fail_flag("tokenizer", err);
+    return run->tokenizer != NULL;
 }
 
 static void override_size(GPT2Config *config, const Settings *s) {
@@ -132,7 +133,9 @@ static bool check_tokenizer(const Run *run, Error *err) {
 
 static bool find_checkpoint(Run *run, Error *err) {
     if (!run->settings.resume) return true;
-    if (checkpoint_find(run->settings.out, run->checkpoint, sizeof run->checkpoint, err)) return true;
+    if (checkpoint_find(run->settings.out, run->checkpoint, sizeof run->checkpoint, &run->checkpoint_step,
+                        err))
+        return true;
     run->checkpoint[0] = 0;
     return err->exit_code == 0 /* none there: a new run */ || fail_flag("resume", err);
 }
@@ -152,11 +155,37 @@ static bool find_model(Run *run, Error *err) {
            fail_flag("model", err);
 }
 
+/* A run beside may remove the checkpoint that stands for its folder while this one reads it: true where there is
+ * another now. */
+static bool model_moved(Run *run) {
+    char before[sizeof run->model_path];
+    Error ignored;
+    if (run->checkpoint[0] || !run->model_path[0] || !strcmp(run->model_path, run->settings.model))
+        return false;
+    snprintf(before, sizeof before, "%s", run->model_path);
+    return checkpoint_model_path(run->settings.model, run->model_path, sizeof run->model_path, &ignored) &&
+           strcmp(before, run->model_path) != 0;
+}
+
+static bool size_from_files(Run *run, Error *err) {
+    while (!config_from_path(run, err) || !setup_tokenizer(run, err)) {
+        tokenizer_close(run->tokenizer);
+        run->tokenizer = NULL;
+        if (!model_moved(run)) return false;
+    }
+    return check_tokenizer(run, err);
+}
+
+static bool load_model(Run *run, Error *err) {
+    while (!checkpoint_load_weights(run->model_path, &run->model, err))
+        if (!model_moved(run)) return false;
+    return true;
+}
+
 bool setup_model_size(Run *run, Error *err) {
     char named[80];
     if (!find_checkpoint(run, err) || !find_model(run, err)) return false;
-    if (run->model_path[0])
-        return config_from_path(run, err) && setup_tokenizer(run, err) && check_tokenizer(run, err);
+    if (run->model_path[0]) return size_from_files(run, err);
     if (!setup_tokenizer(run, err)) return false;
     if (!gpt2_config_from_descriptor(&run->config, run->settings.model, err)) return false;
     config_from_flags(run);
@@ -170,6 +199,15 @@ int64_t setup_model_step(const Run *run) {
     const int64_t step = manifest.state.step;
     manifest_free(&manifest);
     return step;
+}
+
+bool setup_is_finished(const Run *run) {
+    return run->checkpoint[0] && run->checkpoint_step >= run->settings.steps;
+}
+
+SaveOptions setup_save_options(const Run *run) {
+    const Settings *s = &run->settings;
+    return (SaveOptions){.keep = s->keep, .keep_best = s->keep_best, .model_only = s->model_only};
 }
 
 /* ---- memory and model ---- */
@@ -274,6 +312,10 @@ static void name_differences(const Run *run, const char *saved_flags) {
 }
 
 static bool resume(Run *run, Error *err) {
+    if (!directory_has(run->checkpoint, "config.json")) { /* it was aside and is back in its place */
+        if (!find_checkpoint(run, err)) return false;
+        snprintf(run->model_path, sizeof run->model_path, "%s", run->checkpoint);
+    }
     if (!checkpoint_resume(run->checkpoint, &run->model, &run->resumed, err)) return false;
     dataloader_seek(run->train, run->resumed.data_position);
     run->model.step = run->resumed.step;
@@ -302,7 +344,7 @@ bool setup_model(Run *run, Error *err) {
     if (run->checkpoint[0] && options.training) return resume(run, err);
     if (run->model_path[0]) {
         if (options.training) gpt2_reset_optimizer(&run->model);
-        return checkpoint_load_weights(run->model_path, &run->model, err);
+        return load_model(run, err);
     }
     gpt2_init(&run->model, (uint64_t)run->settings.seed);
     return true;

@@ -12,6 +12,12 @@
 extern "C" {
 #endif
 
+/* --out, held open and locked while the run lasts. */
+typedef struct Output {
+    int folder, lock; /* descriptors */
+    bool alone;       /* false where the file system has no locks */
+} Output;
+
 typedef struct Run {
     Settings settings;
     const Ops *ops;
@@ -20,12 +26,14 @@ typedef struct Run {
     GPT2 model;
     DataLoader *train, *val;  /* NULL where the run needs none */
     char checkpoint[1024];    /* what --resume found; "" for a new run */
+    int64_t checkpoint_step;  /* of that */
     char model_path[1024];    /* files of the model: --model's, or checkpoint; "" for a new model */
     TrainerState resumed;     /* where the run goes on; zero for a new run */
     size_t planned_bytes;     /* total of the memory plan */
     size_t free_at_start;     /* bytes free on the device before the model was opened */
     size_t resident_at_start; /* on the CPU: of the process, then */
-    bool output_locked;       /* run.lock in --out is ours */
+    bool output_locked;       /* run.lock in --out is ours: output is open */
+    Output output;
     int rank, n_ranks;
 } Run;
 
@@ -40,8 +48,16 @@ bool setup_model_size(Run *run, Error *err);
 bool setup_device(Run *run, Error *err);
 /* Opens and checks the files of --train and --val; nothing for sampling. */
 bool setup_data(Run *run, Error *err);
-/* Makes --out, and shows that it can be written, before any time is spent on training. */
+/* Makes --out, shows that it can be written and has room for a checkpoint, before any time is spent on training;
+ * removes what dead saves left there. */
 bool setup_output(Run *run, Error *err);
+/* Before each save: the folder may have been moved, removed or unmounted meanwhile. It is then made anew, said on
+ * stderr, *moved. */
+bool setup_follow_output(Run *run, bool *moved, Error *err);
+/* What the flags say of saving. */
+SaveOptions setup_save_options(const Run *run);
+/* True where --resume found a checkpoint that has all of --steps. */
+bool setup_is_finished(const Run *run);
 /* Opens the model, loads or initialises the weights, restores the run's place. */
 bool setup_model(Run *run, Error *err);
 /* The files that the model comes from, or the name of its size. */

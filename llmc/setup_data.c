@@ -1,69 +1,11 @@
-/* What a run reads and where it writes: the files of --train and --val, the folder of --out. */
+/* What a run reads: the files of --train and --val. */
 #include "setup.h"
-#include <errno.h>
-#include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
-#include "files.h"
 #include "manifest.h"
 #include "terminal.h"
-
-enum { OUT_MAX = 960 }; /* bytes of --out: Run.checkpoint and the log add a name to it in 1024 */
-
-/* ---- output ---- */
-
-/* A new run beside the checkpoints of another would leave --resume to guess which to go on with. */
-static bool refuse_used_output(const Settings *s, Error *err) {
-    char **names = NULL;
-    int n = 0;
-    if (s->resume || (access(s->out, F_OK) && errno == ENOENT)) return true;
-    if (!directory_list(s->out, "step_", &names, &n, err)) return fail_flag("out", err);
-    if (n)
-        fail(err, EXIT_INPUT,
-             "--out %s: holds checkpoints of another run (%s); hint: --resume goes on with it, or another "
-             "folder",
-             s->out, names[0]);
-    names_free(names, n);
-    return n == 0;
-}
-
-/* Two runs in one folder would mix their checkpoints and logs. The lock goes with the process, however it ends.
- * make: O_CREAT, or 0: a folder that has no run.lock stays as it is. */
-static bool lock_output(Run *run, int make, Error *err) {
-    const char *out = run->settings.out;
-    char path[PATH_MAX];
-    if (run->output_locked) return true;
-    if (!path_join(path, out, "run.lock", err)) return false;
-    const int fd = open(path, O_RDWR | O_CLOEXEC | make, 0666);
-    if (fd < 0 && !make && errno == ENOENT) return true;
-    if (fd < 0) return fail_errno(err, "--out: cannot write", path);
-    if (flock(fd, LOCK_EX | LOCK_NB) && errno == EWOULDBLOCK) {
-        close(fd);
-        return fail(err, EXIT_INPUT,
-                    "--out %s: another run is writing there; hint: another folder, or wait for it", out);
-    }
-    run->output_locked = true; /* or the file system has no locks: go on */
-    return true;
-}
-
-bool setup_check_output(Run *run, Error *err) {
-    const Settings *s = &run->settings;
-    if (!s->out || s->memory) return true;
-    if (strlen(s->out) >= OUT_MAX)
-        return fail(err, EXIT_INPUT, "--out: the path is longer than %d bytes", OUT_MAX);
-    return refuse_used_output(s, err) && lock_output(run, 0, err);
-}
-
-bool setup_output(Run *run, Error *err) {
-    if (!run->settings.out) return true;
-    if (!directory_make(run->settings.out, err)) return fail_flag("out", err);
-    return lock_output(run, O_CREAT, err);
-}
-
-/* ---- data ---- */
 
 /* --train as the flags of the checkpoint `path` have it, into text; false where they do not, or it is longer. */
 static bool recorded_data(const char *path, char *text, size_t size) {

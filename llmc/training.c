@@ -6,8 +6,9 @@
 
 const char *training_what_stands(const Training *t, char *text, size_t size) {
     snprintf(text, size,
-             t->last_saved < 0 ? "nothing was saved before" : "earlier checkpoints stand, up to step %lld",
-             (long long)t->last_saved);
+             t->saving.last_saved < 0 ? "nothing was saved before"
+                                      : "earlier checkpoints stand, up to step %lld",
+             (long long)t->saving.last_saved);
     return text;
 }
 
@@ -164,6 +165,7 @@ static bool queue_step(Training *t, QueuedStep *q, int64_t step, Error *err) {
                                            .clip = (float)s->clip});
     gpt2_queue_stats(&run->model, (int)(step % FETCH_SLOTS));
     t->state.step = step;
+    t->state.val_loss = NAN;
     t->state.tokens_seen += s->tokens_per_step;
     t->state.data_position = dataloader_position(run->train);
     return true;

@@ -4,6 +4,7 @@
 #include "checkpoint.h"
 #include "console.h"
 #include "log.h"
+#include "saving.h"
 #include "setup.h"
 
 #ifdef __cplusplus
@@ -42,11 +43,12 @@ typedef struct Training {
     TrainerState state; /* of the last step queued: what a checkpoint says beside the model */
     QueuedStep queued;  /* the one whose result is still to be read */
     double result_read; /* seconds: when the last result was there, which is when its step ended */
-    int64_t last_saved; /* step; -1: none */
-    int bad_in_a_row;   /* steps up to now */
-    bool diverged;      /* MAX_BAD_STEPS in a row: nothing is saved any more */
-    Probe fed[2];       /* of the steps on their way, by step % 2 */
-    Probe good;         /* of the last step that was not bad: weights that diverged show on it */
+    bool is_best;       /* the last evaluation found the run's lowest loss */
+    Saving saving;
+    int bad_in_a_row; /* steps up to now */
+    bool diverged;    /* MAX_BAD_STEPS in a row: nothing is saved any more */
+    Probe fed[2];     /* of the steps on their way, by step % 2 */
+    Probe good;       /* of the last step that was not bad: weights that diverged show on it */
     size_t memory_bytes, peak_memory_bytes; /* measured on the device */
 } Training;
 

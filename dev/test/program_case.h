@@ -187,7 +187,8 @@ __attribute__((unused)) static void save_program_model(const char *name, Weights
     tiny_open(&model, size);
     tiny_fill(&model, 1);
     program_weights(&model, kind);
-    CHECK(bytes && checkpoint_save(in_folder(name), &model, bytes, &state, 0, false, &err), "%s", err.text);
+    CHECK(bytes && checkpoint_save(in_folder(name), &model, bytes, &state, &(SaveOptions){0}, &err), "%s",
+          err.text);
     tokenizer_close(bytes);
     gpt2_close(&model);
 }

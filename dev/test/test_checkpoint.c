@@ -13,12 +13,16 @@ static void test_round_trip(void) {
                                 .n_skipped = 3,
                                 .seed = UINT64_MAX - 1,
                                 .best_val_loss = 3.2812345678901234,
+                                .val_loss = 3.4812345678901236,
+                                .best_only = true,
                                 .flags = "{\"lr\": 0.0006, \"model\": \"d\\\"12\"}"};
     char path[256];
+    int64_t step = -1;
     Error err = {0};
     CHECK(tiny_save(&model, in_folder("run"), 1, &state, 0, false, &err), "%s", err.text);
-    CHECK(checkpoint_find(in_folder("run"), path, sizeof path, &err), "%s", err.text);
+    CHECK(checkpoint_find(in_folder("run"), path, sizeof path, &step, &err), "%s", err.text);
     CHECK(strcmp(path, in_folder("run/step_00000200")) == 0, "found %s", path);
+    CHECK(step == 200, "found step %d", (int)step);
 
     TrainerState found = {0};
     tiny_poison(&model);
@@ -30,6 +34,7 @@ static void test_round_trip(void) {
               found.seed == state.seed,
           "a count differs");
     CHECK(found.best_val_loss == state.best_val_loss, "found %.17g", found.best_val_loss);
+    CHECK(found.val_loss == state.val_loss && found.best_only, "found %.17g", found.val_loss);
     CHECK(found.flags && strcmp(found.flags, state.flags) == 0, "found flags %s", found.flags);
     CHECK(gpt2_step_stats(&model).n_skipped == 3, "the device counts other skipped updates");
     free((char *)found.flags);
@@ -37,23 +42,27 @@ static void test_round_trip(void) {
 
 /* Without an evaluation and without flags. */
 static void test_empty_state(void) {
-    const TrainerState state = {.step = 0, .best_val_loss = NAN};
+    const TrainerState state = {.step = 0, .best_val_loss = NAN, .val_loss = NAN};
     TrainerState found;
     Error err = {0};
     CHECK(tiny_save(&model, in_folder("empty"), 1, &state, 0, false, &err), "%s", err.text);
     CHECK(checkpoint_resume(in_folder("empty/step_00000000"), &model, &found, &err), "%s", err.text);
-    CHECK(isnan(found.best_val_loss) && !found.flags && found.seed == 0, "the empty state came back");
-    CHECK(!checkpoint_save(in_folder("bad"), &model, NULL, &(TrainerState){.flags = "{"}, 0, false, &err) &&
+    CHECK(isnan(found.best_val_loss) && isnan(found.val_loss) && !found.best_only && !found.flags &&
+              found.seed == 0,
+          "the empty state came back");
+    CHECK(!checkpoint_save(in_folder("bad"), &model, NULL, &(TrainerState){.flags = "{"}, &(SaveOptions){0},
+                           &err) &&
               strstr(err.text, "no JSON object"),
           "%s", err.text);
 }
 
 static void test_find_nothing(void) {
     char path[256];
+    int64_t step = -1;
     Error err = {.exit_code = EXIT_RUN};
-    CHECK(!checkpoint_find(in_folder("nowhere"), path, sizeof path, &err) && err.exit_code == 0,
+    CHECK(!checkpoint_find(in_folder("nowhere"), path, sizeof path, &step, &err) && err.exit_code == 0,
           "no folder: %s", err.text);
-    CHECK(!checkpoint_find(folder, path, sizeof path, &err) && err.exit_code == 0, "no checkpoint: %s",
+    CHECK(!checkpoint_find(folder, path, sizeof path, &step, &err) && err.exit_code == 0, "no checkpoint: %s",
           err.text);
 }
 
@@ -171,7 +180,7 @@ static void test_resumed_training(void) {
     Error err = {0};
     gpt2_init(&model, 42);
     train(&model, 0, 3);
-    CHECK(checkpoint_save(in_folder("train"), &model, NULL, &state, 0, false, &err), "%s", err.text);
+    CHECK(checkpoint_save(in_folder("train"), &model, NULL, &state, &(SaveOptions){0}, &err), "%s", err.text);
     train(&model, 3, 6);
     tiny_open(&resumed, &tiny_config);
     tiny_poison(&resumed);
@@ -190,6 +199,7 @@ static void test_model_only(void) {
     TrainerState found;
     GPT2Config config;
     char path[256];
+    int64_t step = -1;
     Error err = {0};
     CHECK(tiny_save(&model, in_folder("only"), 2, &state, 0, true, &err), "%s", err.text);
     CHECK(access(in_folder("only/step_00000007/optimizer.safetensors"), F_OK) != 0, "an optimizer was saved");
@@ -201,8 +211,8 @@ static void test_model_only(void) {
     CHECK(!checkpoint_resume(in_folder("only/step_00000007"), &model, &found, &err) &&
               strstr(err.text, "weights only"),
           "%s", err.text);
-    CHECK(!checkpoint_find(in_folder("only"), path, sizeof path, &err) && err.exit_code == EXIT_INPUT, "%s",
-          err.text);
+    CHECK(!checkpoint_find(in_folder("only"), path, sizeof path, &step, &err) && err.exit_code == EXIT_INPUT,
+          "%s", err.text);
 }
 
 /* ---- config.json ---- */

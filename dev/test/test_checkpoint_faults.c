@@ -9,9 +9,7 @@
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include "../../llmc/files.h"
-#include "tiny_model.h"
-
-static GPT2 model;
+#include "run_folder.h"
 
 /* ---- the system calls of a save, with a fault at the n-th ---- */
 typedef enum { NO_FAULT, KILL, FAIL_ONCE, FAIL_FROM, SHORT_WRITE } FaultKind;
@@ -81,75 +79,26 @@ int fsync(int fd) {
     return 0; /* no test looks at the disk itself */
 }
 
-int rename(const char *from, const char *to) {
+int renameat(int from_folder, const char *from, int to_folder, const char *to) {
+    struct stat info;
     if (hit()) return -1;
-    unsync_parent(to);
-    return (int)syscall(SYS_renameat, AT_FDCWD, from, AT_FDCWD, to);
+    if (fstat(to_folder, &info) == 0) set_synced(info.st_ino, false);
+    return (int)syscall(SYS_renameat, from_folder, from, to_folder, to);
 }
 
 int mkdir(const char *path, mode_t mode) {
     return hit() ? -1 : (int)syscall(SYS_mkdirat, AT_FDCWD, path, mode);
 }
 
-int unlink(const char *path) {
-    return hit() ? -1 : (int)syscall(SYS_unlinkat, AT_FDCWD, path, 0);
+int mkdirat(int folder_fd, const char *path, mode_t mode) {
+    return hit() ? -1 : (int)syscall(SYS_mkdirat, folder_fd, path, mode);
 }
 
-int rmdir(const char *path) {
-    return hit() ? -1 : (int)syscall(SYS_unlinkat, AT_FDCWD, path, AT_REMOVEDIR);
-}
-
-/* ---- help ---- */
-static bool save(const char *out, uint64_t seed, int64_t step, int keep, Error *err) {
-    return tiny_save(&model, out, seed, &(TrainerState){.step = step, .seed = seed}, keep, false, err);
-}
-
-/* Without the warnings on stderr. */
-static bool find_quietly(const char *out, char path[256], Error *err) {
-    fflush(stderr);
-    int kept = dup(2), null = open("/dev/null", O_WRONLY);
-    dup2(null, 2);
-    bool found = checkpoint_find(out, path, 256, err);
-    dup2(kept, 2);
-    close(kept);
-    close(null);
-    return found;
-}
-
-/* The seed of the newest whole checkpoint, whose buffers must be its own; 0 if there is none. */
-static uint64_t newest_seed(const char *out) {
-    char path[256];
-    TrainerState state;
-    Error err = {0};
-    if (!find_quietly(out, path, &err)) return 0;
-    tiny_poison(&model);
-    if (!CHECK(checkpoint_resume(path, &model, &state, &err), "found but not resumed: %s", err.text))
-        return 0;
-    free((char *)state.flags);
-    return CHECK(tiny_equals(&model, state.seed, true), "%s: buffers of seed %d differ", path,
-                 (int)state.seed)
-               ? state.seed
-               : 0;
-}
-
-static int count_names(const char *out, const char *prefix) {
-    char **names;
-    int n = -1;
-    Error err;
-    if (directory_list(out, prefix, &names, &n, &err)) names_free(names, n);
-    return n;
+int unlinkat(int folder_fd, const char *path, int flags) {
+    return hit() ? -1 : (int)syscall(SYS_unlinkat, folder_fd, path, flags);
 }
 
 /* ---- damage ---- */
-static void flip_bit(const char *path, int64_t bit) {
-    unsigned char byte;
-    int fd = open(path, O_RDWR);
-    CHECK(pread(fd, &byte, 1, bit / 8) == 1, "reading %s", path);
-    byte ^= (unsigned char)(1 << bit % 8);
-    REQUIRE(pwrite(fd, &byte, 1, bit / 8) == 1, "writing %s", path);
-    close(fd);
-}
-
 static int64_t file_bytes(const char *path) {
     struct stat info;
     return stat(path, &info) == 0 ? (int64_t)info.st_size : -1;
@@ -267,34 +216,6 @@ static void test_all_damaged(void) {
           "%s", err.text);
 }
 
-/* ---- keep ---- */
-static void test_prune(void) {
-    Error err = {0};
-    for (int step = 1; step <= 3; step++)
-        CHECK(save(in_folder("keep"), 1, step * 1000, 0, &err), "%s", err.text);
-    CHECK(count_names(in_folder("keep"), "step_") == 3, "keep 0 keeps all");
-    CHECK(truncate(in_folder("keep/step_00003000/model.safetensors"), 100) == 0, "truncate");
-    CHECK(save(in_folder("keep"), 2, 4000, 2, &err), "%s", err.text);
-    const char *stay[] = {"keep/step_00002000", "keep/step_00003000", "keep/step_00004000"};
-    for (int i = 0; i < 3; i++) CHECK(access(in_folder(stay[i]), F_OK) == 0, "%s is gone", stay[i]);
-    CHECK(access(in_folder("keep/step_00001000"), F_OK) != 0, "the oldest whole one stays");
-    CHECK(save(in_folder("keep"), 3, 100000000, 1, &err), "%s", err.text);
-    CHECK(newest_seed(in_folder("keep")) == 3 && count_names(in_folder("keep"), "step_") == 2,
-          "nine digits are newer than eight");
-    CHECK(count_names(in_folder("keep"), ".") == 0, "leftovers");
-}
-
-/* A run that starts anew in a folder with later checkpoints loses neither those nor its own. */
-static void test_prune_earlier_step(void) {
-    Error err = {0};
-    CHECK(save(in_folder("anew"), 1, 500, 1, &err) && save(in_folder("anew"), 2, 100, 1, &err), "%s",
-          err.text);
-    CHECK(access(in_folder("anew/step_00000500"), F_OK) == 0, "the later checkpoint is gone");
-    CHECK(access(in_folder("anew/step_00000100"), F_OK) == 0, "the one just saved is gone");
-    CHECK(save(in_folder("anew"), 3, 200, 1, &err), "%s", err.text);
-    CHECK(access(in_folder("anew/step_00000100"), F_OK) != 0, "its predecessor stays");
-}
-
 /* ---- places that cannot be written ---- */
 static void test_unwritable(void) {
     Error err = {0};
@@ -353,7 +274,7 @@ static bool save_with_fault(const char *out, int64_t step, FaultKind kind, int a
     int status = 0;
     if (child == 0) {
         fault.kind = kind, fault.at = at, fault.error = error, fault.n = 0;
-        saved = checkpoint_save(out, &model, tokenizer, &state, 1, false, err);
+        saved = checkpoint_save(out, &model, tokenizer, &state, &(SaveOptions){.keep = 1}, err);
         fault.kind = NO_FAULT;
         if (kind == KILL) _exit(0);
     } else {
@@ -384,6 +305,7 @@ static bool survives(int64_t step, FaultKind kind, int at, int error) {
                     strerror(error), at, saved, (int)seed);
     if (kind == FAIL_ONCE && !saved)
         ok &= CHECK(count_names(run, ".tmp-") == 0, "call %d: the temporary directory stays", at);
+    checkpoint_clean(run);
     ok &= CHECK(save(run, 3, 5, 1, &err), "the next save: %s", err.text);
     return ok && CHECK(newest_seed(run) == 3 && count_names(run, "") == 1,
                        "step %d, fault %d at call %d: leftovers", (int)step, kind, at);
@@ -431,50 +353,17 @@ static void test_durable(void) {
     names_free(names, n);
 }
 
-/* A checkpoint that a killed save had moved aside: the next save puts it back, or removes it if replaced. */
-static void test_moved_aside(void) {
-    Error err = {0};
-    CHECK(save(in_folder("aside"), 1, 1, 0, &err), "%s", err.text);
-    CHECK(rename(in_folder("aside/step_00000001"), in_folder("aside/.old-step_00000001-999999999")) == 0,
-          "rename");
-    CHECK(save(in_folder("aside"), 2, 2, 0, &err), "%s", err.text);
-    CHECK(access(in_folder("aside/step_00000001/config.json"), F_OK) == 0,
-          "the old checkpoint was not put back");
-    CHECK(rename(in_folder("aside/step_00000001"), in_folder("aside/.old-step_00000002-999999999")) == 0,
-          "rename");
-    CHECK(save(in_folder("aside"), 3, 3, 0, &err), "%s", err.text);
-    CHECK(count_names(in_folder("aside"), "") == 2 && newest_seed(in_folder("aside")) == 3,
-          "the replaced one stays");
-}
-
-/* What a killed run left goes with the next save; what a living process is writing stays. */
-static void test_leftovers(void) {
-    Error err = {0};
-    char name[64];
-    CHECK(directory_make(in_folder("left/.tmp-step_00000009-999999999"), &err), "%s", err.text);
-    snprintf(name, sizeof name, "left/.tmp-step_00000009-%ld", (long)getppid());
-    CHECK(directory_make(in_folder(name), &err), "%s", err.text);
-    CHECK(save(in_folder("left"), 1, 1, 0, &err), "%s", err.text);
-    CHECK(access(in_folder("left/.tmp-step_00000009-999999999"), F_OK) != 0,
-          "a dead process's directory stays");
-    CHECK(access(in_folder(name), F_OK) == 0, "a living process's directory is gone");
-}
-
 int main(void) {
     if (!REQUIRE(mkdtemp(folder) != NULL, "mkdtemp")) return check_finish("checkpoint_faults");
     tiny_open(&model, &tiny_config);
     test_damage();
     test_tensor_named();
     test_all_damaged();
-    test_prune();
-    test_prune_earlier_step();
     test_unwritable();
     test_full_disk();
     test_faults(2);
     test_faults(1);
     test_durable();
-    test_moved_aside();
-    test_leftovers();
     gpt2_close(&model);
     remove_tree(folder);
     return check_finish("checkpoint_faults");

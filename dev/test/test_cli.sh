@@ -170,23 +170,34 @@ check "resume past a damaged checkpoint: says so" grep -q 'step_00000012' "$work
 check "resume past a damaged checkpoint: same bits" [ "$(hashes "$work/whole/step_00000012")" = "$(hashes "$work/damaged/step_00000012")" ]
 printf X | dd of="$work/damaged/step_00000006/model.safetensors" bs=1 seek=5000 conv=notrunc 2>/dev/null
 refuses "a damaged model" 'model.safetensors' --model "$work/damaged/step_00000006" --prompt a
-run $long --lr 5e-4 --out "$work/resumed" --resume
+cp -r "$work/resumed" "$work/whole_too"
+run $(echo "$long" | sed 's/--steps 12/--steps 13/') --lr 5e-4 --out "$work/resumed" --resume
 check "resume with another learning rate names it" grep -q -- '--lr' "$work/out"
 refuses "resume with another model" 'layers' --model d12 --train "$work/text.txt" --batch 2 --seq 16 --tokens-per-step 64 --steps 12 --out "$work/whole" --resume
 
 elsewhere $tiny --resume --out whole
 refused "resume without the data" "--train is missing: whole/step_00000012 trained on '$work/text.txt'"
-run --resume --out "$work/resumed" --train "$work/text.txt" --steps 13
+run --resume --out "$work/whole_too" --train "$work/text.txt" --steps 13
 check "resume without the size: exit code $status" [ "$status" -eq 0 ]
 check "resume without the size: says what of" grep -qE '^resumed +.*/step_00000012, step 12$' "$work/out"
-check "resume without the size: the log says what of" grep -q '"model": "[^"]*/step_00000012"' "$work/resumed/log.jsonl"
+check "resume without the size: the log says what of" grep -q '"model": "[^"]*/step_00000012"' "$work/whole_too/log.jsonl"
 check "resume: the size is the checkpoint's" [ "$(grep -cE '^note: --(model|layers|heads|channels) ' "$work/out")" -eq 0 ]
 run $tiny --resume --out "$work/fresh" --train "$work/text.txt" --steps 2
 check "resume of nothing says so" grep -qE '^resumed +nothing: .*/fresh holds no checkpoint' "$work/out"
 refuses "a file of a model" '--model: .*model.safetensors: .*hint: a model is a directory' --model "$work/whole/step_00000012/model.safetensors" --prompt a
 refuses "a short file of a model" '--model: .*config.json: .*hint: a model is a directory' --model "$work/whole/step_00000012/config.json" --prompt a
 
-refuses "resume past the end" 'step 12 already' $long --out "$work/whole" --resume
+cp -r "$work/whole" "$work/finished" && mkdir "$work/finished/.tmp-step_00000011-1"
+lines=$(wc -l <"$work/finished/log.jsonl")
+run $long --out "$work/finished" --resume
+check "resume of a finished run: exit code $status" [ "$status" -eq 0 ]
+check "resume of a finished run: one line" [ "$(cat "$work/out" "$work/err" | wc -l)" -eq 1 ]
+check "resume of a finished run: says so" grep -qE '^finished: .*/step_00000012 has 12 steps, --steps is 12; hint: more --steps' "$work/out"
+check "resume of a finished run: no header in the log" [ "$(wc -l <"$work/finished/log.jsonl")" -eq "$lines" ]
+check "resume of a finished run: leftovers go" [ ! -e "$work/finished/.tmp-step_00000011-1" ]
+run $(echo "$long" | sed 's/--steps 12/--steps 10/') --out "$work/finished" --resume
+check "resume past the end: exit code $status" [ "$status" -eq 0 ]
+run $long --out "$work/whole" --resume
 check "resume past the end: the checkpoint stays" grep -q '"tokens_seen": *768' "$work/whole/step_00000012/trainer_state.json"
 check "a checkpoint counts its tokens" grep -q '"tokens_seen": *768' "$work/resumed/step_00000012/trainer_state.json"
 

@@ -77,6 +77,35 @@ static void test_full_device(void) {
           err.text);
 }
 
+static bool is_short(const char *name) {
+    return strlen(name) <= 6;
+}
+
+/* Of the directory a/b: all that is in it goes or nothing, and a link goes without what it points to. */
+static void test_removal(void) {
+    Error err = {0};
+    const int parent = directory_open(in_folder("a/b"), &err);
+    if (!CHECK(parent >= 0, "%s", err.text)) return;
+    write_text(in_folder("a/b/c/foreign"), "");
+    CHECK(!directory_remove(parent, "c", is_short, &err) && strstr(err.text, "c stays: it holds foreign"),
+          "%s", err.text);
+    CHECK(access(in_folder("a/b/c/one"), F_OK) == 0, "nothing went");
+    CHECK(unlink(in_folder("a/b/c/foreign")) == 0 && mkdir(in_folder("a/b/c/sub"), 0777) == 0,
+          "a directory in it");
+    CHECK(!directory_remove(parent, "c", is_short, &err) && strstr(err.text, "it holds sub"), "%s", err.text);
+    CHECK(rmdir(in_folder("a/b/c/sub")) == 0 && symlink("c", in_folder("a/b/link")) == 0, "a link beside it");
+    CHECK(directory_may_go(parent, "link", is_short, &err) &&
+              directory_remove(parent, "link", is_short, &err),
+          "%s", err.text);
+    CHECK(access(in_folder("a/b/c/one"), F_OK) == 0, "the link's target stays as it is");
+    CHECK(symlink("..", in_folder("a/b/c/up")) == 0 && directory_remove(parent, "c", is_short, &err), "%s",
+          err.text);
+    write_text(in_folder("a/b/file"), "");
+    CHECK(!directory_remove(parent, "file", is_short, &err) && strstr(err.text, "found a file"), "%s",
+          err.text);
+    close(parent);
+}
+
 static void test_directories(void) {
     char **names, longest[PATH_MAX + 2];
     int n;
@@ -91,8 +120,8 @@ static void test_directories(void) {
               "sorted names");
         names_free(names, n);
     }
-    CHECK(!directory_remove(in_folder("a")), "a directory with another in it stays");
-    CHECK(directory_remove(in_folder("a/b/c")) && !directory_sync(in_folder("a/b/c"), &err), "it is gone");
+    test_removal();
+    CHECK(!directory_sync(in_folder("a/b/c"), &err), "it is gone");
     CHECK(!directory_make(in_folder("data/x"), &err) && strstr(err.text, "Not a directory"), "%s", err.text);
     memset(longest, 'x', sizeof longest);
     longest[PATH_MAX + 1] = 0;

@@ -42,6 +42,7 @@ static void test_good(void) {
               m.state.n_skipped == 2,
           "counts");
     CHECK(m.state.seed == UINT64_MAX && m.state.best_val_loss == 1.5, "seed and loss");
+    CHECK(isnan(m.state.val_loss) && !m.state.best_only, "what earlier programs did not write");
     CHECK(strcmp(m.state.flags, "{\"a\": [1, 2]}") == 0, "found flags %s", m.state.flags);
     CHECK(!manifest_sizes_match(&m), "no file is there");
     manifest_free(&m);
@@ -73,6 +74,10 @@ static void test_fields(void) {
         {"18446744073709551615",                          "18446744073709551616",                   "seed: expected a whole number from 0 to 2^64 - 1"        },
         {"18446744073709551615",                          "-1",                                     "seed: expected"                                          },
         {"1.5",                                           "\"x\"",                                  "best_val_loss: expected a number or null, found x"       },
+        {"\"best_val_loss\"",                             "\"val_loss\": \"y\", \"best_val_loss\"",
+         "val_loss: expected a number or null, found y"                                                                                                       },
+        {"\"best_val_loss\"",                             "\"best_only\": 1, \"best_val_loss\"",
+         "best_only: expected true or false, found 1"                                                                                                         },
         {"{\"a\": [1, 2]}",                               "[]",                                     "flags: expected an object or null, found an array"       },
         {"\"name\": \"config.json\"",                     "\"name\": \"../config.json\"",           "entries with name, bytes and crc32c"                     },
         {"\"name\": \"config.json\"",                     "\"name\": \"config.jsom\"",              "expected an entry for config.json"                       },

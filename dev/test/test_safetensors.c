@@ -278,6 +278,7 @@ int main(void) {
     test_long_tensor();
     test_writer();
     test_fuzz();
-    CHECK(directory_remove(folder), "%s stays", folder);
+    unlink(path);
+    CHECK(rmdir(folder) == 0, "%s holds other files", folder);
     return check_finish("safetensors");
 }

@@ -19,7 +19,7 @@ static bool open_run(Run *run, Training *t) {
     Error err = {0};
     *run = (Run){.n_ranks = 1};
     *t = (Training){
-        .run = run, .val_step = -1, .last_saved = -1, .step_seconds = INFINITY, .peak_flops = 1e12};
+        .run = run, .val_step = -1, .saving.last_saved = -1, .step_seconds = INFINITY, .peak_flops = 1e12};
     bool ok = flags_parse(&run->settings, argc, argv, &err) && setup_backend(run, &err);
     if (ok) settings_complete(&run->settings, false, 1);
     ok = ok && setup_model_size(run, &err) && setup_device(run, &err) && setup_data(run, &err) &&

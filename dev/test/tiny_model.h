@@ -93,7 +93,8 @@ __attribute__((unused)) static bool tiny_save(GPT2 *model, const char *out, uint
                                               Error *err) {
     Tokenizer *tokenizer = tokenizer_open("bytes", err);
     tiny_fill(model, seed);
-    bool ok = tokenizer && checkpoint_save(out, model, tokenizer, state, keep, model_only, err);
+    const SaveOptions options = {.keep = keep, .model_only = model_only};
+    bool ok = tokenizer && checkpoint_save(out, model, tokenizer, state, &options, err);
     tokenizer_close(tokenizer);
     return ok;
 }

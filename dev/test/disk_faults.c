@@ -1,0 +1,72 @@
+/* Calls of the C library on files with faults, for a program started with LD_PRELOAD; the environment says which:
+ *
+ *   NO_DIRECTORY_SYNC=1   fsync of a directory gives EINVAL, as on SMB and FUSE
+ *   NO_LOCKS=1            flock gives EOPNOTSUPP
+ *   ROOM=N                the disk has N bytes free
+ *   FULL=PART:N           the first N openings of new files whose path has PART in it fail: no space left
+ *   VANISH=K              at the K-th opening of a file below a directory step_*, that directory gets another name */
+#include <errno.h>
+#include <fcntl.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+int fsync(int fd) {
+    struct stat info;
+    if (!getenv("NO_DIRECTORY_SYNC") || fstat(fd, &info) || !S_ISDIR(info.st_mode))
+        return (int)syscall(SYS_fsync, fd);
+    errno = EINVAL;
+    return -1;
+}
+
+int flock(int fd, int operation) {
+    if (!getenv("NO_LOCKS")) return (int)syscall(SYS_flock, fd, operation);
+    errno = EOPNOTSUPP;
+    return -1;
+}
+
+int fstatvfs(int fd, struct statvfs *info) {
+    const char *room = getenv("ROOM");
+    *info = (struct statvfs){.f_bsize = 1, .f_frsize = 1, .f_blocks = 1ul << 40};
+    info->f_bfree = info->f_bavail = room ? strtoul(room, NULL, 10) : 1ul << 40;
+    return 0;
+}
+
+static int is_full(const char *path, int flags) {
+    static int n_failed;
+    const char *full = getenv("FULL"), *colon = full ? strrchr(full, ':') : NULL;
+    char part[64];
+    if (!colon || !(flags & O_CREAT)) return 0;
+    snprintf(part, sizeof part, "%.*s", (int)(colon - full), full);
+    return strstr(path, part) && n_failed++ < atoi(colon + 1);
+}
+
+static void vanish(const char *path) {
+    static int n_opened;
+    const char *at = getenv("VANISH"), *step = strstr(path, "/step_"),
+               *end = step ? strchr(step + 1, '/') : NULL;
+    char from[4096], to[4096];
+    if (!at || !end || ++n_opened != atoi(at)) return;
+    snprintf(from, sizeof from, "%.*s", (int)(end - path), path);
+    snprintf(to, sizeof to, "%.*s/.tmp-%.*s-1", (int)(step - path), path, (int)(end - step - 1), step + 1);
+    rename(from, to);
+}
+
+int open(const char *path, int flags, ...) {
+    va_list args;
+    va_start(args, flags);
+    const int mode = flags & O_CREAT ? va_arg(args, int) : 0;
+    va_end(args);
+    vanish(path);
+    if (!is_full(path, flags)) return (int)syscall(SYS_openat, AT_FDCWD, path, flags, mode);
+    errno = ENOSPC;
+    return -1;
+}
+
+int open64(const char *path, int flags, ...) __attribute__((alias("open")));

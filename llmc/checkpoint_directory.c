@@ -1,0 +1,297 @@
+#include "checkpoint_directory.h"
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+#include "manifest.h"
+
+/* ---- names ---- */
+void checkpoint_name(char name[CHECKPOINT_NAME], const char *prefix, int64_t step) {
+    if (*prefix)
+        snprintf(name, CHECKPOINT_NAME, "%sstep_%08" PRId64 "-%ld", prefix, step, (long)getpid());
+    else
+        snprintf(name, CHECKPOINT_NAME, "step_%08" PRId64, step);
+}
+
+/* The step in "step_DIGITS" or ".old-step_DIGITS-PID"; -1 where the name is neither. */
+static int64_t step_of(const char *name, bool aside) {
+    const char *digits = name + strlen(aside ? ".old-step_" : "step_");
+    const size_t length = strspn(digits, "0123456789");
+    if (strlen(name) >= CHECKPOINT_NAME || length < 8 || length > 18) return -1;
+    return digits[length] == (aside ? '-' : 0) ? strtoll(digits, NULL, 10) : -1;
+}
+
+static int compare_entries(const void *a, const void *b) {
+    const CheckpointEntry *x = a, *y = b;
+    return x->step != y->step ? (x->step < y->step) - (x->step > y->step) : x->aside - y->aside;
+}
+
+static void add_entries(CheckpointEntry *entries, int *n, char **names, int n_names, bool aside) {
+    for (int i = 0; i < n_names; i++) {
+        CheckpointEntry entry = {.step = step_of(names[i], aside), .aside = aside};
+        if (entry.step < 0) continue;
+        snprintf(entry.name, sizeof entry.name, "%s", names[i]);
+        entries[(*n)++] = entry;
+    }
+}
+
+bool checkpoint_entries(const char *out, CheckpointEntry **entries, int *n, Error *err) {
+    char **placed, **aside;
+    int n_placed, n_aside;
+    *n = 0;
+    if (!directory_list(out, "step_", &placed, &n_placed, err)) return false;
+    if (!directory_list(out, ".old-step_", &aside, &n_aside, err)) {
+        names_free(placed, n_placed);
+        return false;
+    }
+    *entries = malloc(((size_t)n_placed + (size_t)n_aside + 1) * sizeof **entries);
+    if (*entries) {
+        add_entries(*entries, n, placed, n_placed, false);
+        add_entries(*entries, n, aside, n_aside, true);
+        qsort(*entries, (size_t)*n, sizeof **entries, compare_entries);
+    }
+    names_free(placed, n_placed);
+    names_free(aside, n_aside);
+    return *entries || fail(err, EXIT_RUN, "%s: no memory to list it", out);
+}
+
+/* ---- whole or not ---- */
+static bool read_manifest(Manifest *manifest, const char *out, const char *name, Error *err) {
+    char path[PATH_MAX];
+    return path_join(path, out, name, err) && manifest_read(manifest, path, err);
+}
+
+bool checkpoint_is_whole(const char *out, const char *name, bool with_optimizer, Error *err) {
+    Manifest manifest;
+    if (!read_manifest(&manifest, out, name, err)) return false;
+    bool ok =
+        manifest.model_only && with_optimizer
+            ? fail(err, EXIT_INPUT, "%s holds weights only, without the optimizer: it cannot be resumed",
+                   manifest.directory)
+            : manifest_verify(&manifest, with_optimizer, err);
+    manifest_free(&manifest);
+    return ok;
+}
+
+/* By the sizes of its files alone. */
+static bool looks_whole(const char *out, const char *name, TrainerState *state) {
+    Manifest manifest;
+    Error ignored;
+    if (!read_manifest(&manifest, out, name, &ignored)) return false;
+    const bool whole = manifest_sizes_match(&manifest);
+    *state = manifest.state;
+    state->flags = NULL;
+    manifest_free(&manifest);
+    return whole;
+}
+
+/* ---- removing ---- */
+bool checkpoint_has_file(const char *name) {
+    static const char *const names[] = {
+        "model.safetensors",
+        "optimizer.safetensors",
+        "config.json",
+        "trainer_state.json",
+        "tokenizer.bin",
+        "tokenizer.json",
+        "vocab.json",
+        "merges.txt",
+        "added_tokens.json",
+        "tokenizer_config.json",
+        "special_tokens_map.json",
+    };
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        if (strcmp(name, names[i]) == 0) return true;
+    return false;
+}
+
+bool checkpoint_remove(int folder, const char *out, const char *name) {
+    Error cause, err;
+    if (directory_remove(folder, name, checkpoint_has_file, &cause)) return true;
+    fail(&err, cause.exit_code, "--out %s: %s", out, cause.text);
+    warn(&err);
+    return false;
+}
+
+/* Renamed first, so that a kill on the way leaves nothing that looks like a checkpoint; what holds files of others
+ * keeps its name. */
+static void remove_checkpoint(int folder, const char *out, const CheckpointEntry *entry) {
+    char temporary[CHECKPOINT_NAME];
+    Error cause, err;
+    if (!directory_may_go(folder, entry->name, checkpoint_has_file, &cause)) {
+        fail(&err, cause.exit_code, "--out %s: %s", out, cause.text);
+        warn(&err);
+        return;
+    }
+    checkpoint_name(temporary, ".tmp-", entry->step);
+    if (renameat(folder, entry->name, folder, temporary) == 0) checkpoint_remove(folder, out, temporary);
+}
+
+/* ---- leftovers ---- */
+static bool exists(int folder, const char *name, bool *is_link) {
+    struct stat info;
+    if (fstatat(folder, name, &info, AT_SYMLINK_NOFOLLOW)) return false;
+    if (is_link) *is_link = S_ISLNK(info.st_mode);
+    return true;
+}
+
+/* A checkpoint that a dead save had moved aside: back into its place where nothing took it, else it goes, unless
+ * what took it is damaged: then both are for the user to look at. */
+static void settle_aside(int folder, const char *out, const char *aside) {
+    char name[CHECKPOINT_NAME];
+    bool is_link = false;
+    TrainerState state;
+    Error ignored;
+    const int64_t step = step_of(aside, true);
+    if (step < 0 || !exists(folder, aside, &is_link)) return;
+    checkpoint_name(name, "", step);
+    if (exists(folder, name, NULL)) {
+        if (is_link || checkpoint_is_whole(out, name, false, &ignored)) checkpoint_remove(folder, out, aside);
+    } else if (is_link && !looks_whole(out, aside, &state)) {
+        checkpoint_remove(folder, out, aside);
+    } else if (renameat(folder, aside, folder, name) == 0) {
+        file_sync(folder, out, &ignored);
+    }
+}
+
+static bool is_ours(const char *name) {
+    const char *dash = strrchr(name, '-');
+    return dash && strtol(dash + 1, NULL, 10) == (long)getpid();
+}
+
+void checkpoint_remove_leftovers(int folder, const char *out, bool all) {
+    static const char *const prefixes[] = {".old-step_", ".tmp-step_"};
+    char **names;
+    int n;
+    Error ignored;
+    for (int k = 0; k < 2; k++) {
+        if (!directory_list_open(folder, out, prefixes[k], &names, &n, &ignored)) continue;
+        for (int i = 0; i < n; i++) {
+            if (!all && !is_ours(names[i])) continue;
+            if (k == 0)
+                settle_aside(folder, out, names[i]);
+            else
+                checkpoint_remove(folder, out, names[i]);
+        }
+        names_free(names, n);
+    }
+}
+
+/* ---- --keep ---- */
+/* The whole checkpoints up to `step`, the newest first, with what their manifests say. Damaged ones neither count
+ * nor go, nor do later ones than the step just saved, which another run left: both are for the user to look at. */
+typedef struct Whole {
+    CheckpointEntry entry;
+    TrainerState state;
+} Whole;
+
+static Whole *list_whole(const char *out, int64_t step, int *n) {
+    CheckpointEntry *entries;
+    int n_entries;
+    Error ignored;
+    *n = 0;
+    if (!checkpoint_entries(out, &entries, &n_entries, &ignored)) return NULL;
+    Whole *whole = malloc(((size_t)n_entries + 1) * sizeof *whole);
+    for (int i = 0; whole && i < n_entries; i++) {
+        const bool counts = !entries[i].aside && entries[i].step <= step;
+        whole[*n].entry = entries[i];
+        if (counts && looks_whole(out, entries[i].name, &whole[*n].state)) ++*n;
+    }
+    free(entries);
+    return whole;
+}
+
+/* Which of them has the lowest validation loss; -1: none was validated. */
+static int find_best(const Whole *whole, int n) {
+    int best = -1;
+    for (int i = 0; i < n; i++)
+        if (isfinite(whole[i].state.val_loss) &&
+            (best < 0 || whole[i].state.val_loss <= whole[best].state.val_loss))
+            best = i;
+    return best;
+}
+
+/* The newest stays in any case. keep 0: all that were not saved for their loss alone. */
+static void choose_what_goes(const Whole *whole, int n, int64_t keep, bool keep_best, bool *goes) {
+    const int best = keep_best ? find_best(whole, n) : -1;
+    int64_t n_counted = 0;
+    for (int i = 0; i < n; i++) {
+        const bool extra = keep_best && whole[i].state.best_only;
+        if (!extra) n_counted++;
+        goes[i] = i > 0 && i != best && (extra || (keep > 0 && n_counted > keep));
+    }
+}
+
+/* The first that goes is the oldest. Returns how many would go; removes them where `folder` is open (>= 0). */
+static int prune(int folder, const char *out, int64_t step, int64_t keep, bool keep_best) {
+    int n, n_going = 0;
+    Whole *whole = list_whole(out, step, &n);
+    bool *goes = calloc((size_t)n + 1, sizeof *goes);
+    if (whole && goes) choose_what_goes(whole, n, keep, keep_best, goes);
+    for (int i = n - 1; whole && goes && i >= 0; i--) {
+        if (!goes[i]) continue;
+        n_going++;
+        if (folder >= 0) remove_checkpoint(folder, out, &whole[i].entry);
+    }
+    free(goes);
+    free(whole);
+    return n_going;
+}
+
+void checkpoint_prune(int folder, const char *out, int64_t step, const SaveOptions *options) {
+    if (options->keep > 0 || options->keep_best) prune(folder, out, step, options->keep, options->keep_best);
+}
+
+/* ---- room on the disk ---- */
+/* True where every byte of the newest checkpoint up to `step` is as it was written. */
+static bool newest_is_whole(const char *out, int64_t step) {
+    int n;
+    Error ignored;
+    Whole *whole = list_whole(out, step, &n);
+    const bool ok = n > 0 && checkpoint_is_whole(out, whole[0].entry.name, false, &ignored);
+    free(whole);
+    return ok;
+}
+
+static bool fail_room(const char *out, int64_t bytes, int64_t room, Error *err) {
+    return fail(err, EXIT_RUN,
+                "--out %s: a checkpoint takes %.1f MiB, %.1f MiB are free on its disk; hint: make room, or "
+                "another --out",
+                out, (double)bytes / 1048576, (double)room / 1048576);
+}
+
+bool checkpoint_make_room(int folder, const char *out, int64_t bytes, int64_t step,
+                          const SaveOptions *options, Error *err) {
+    int64_t room = directory_room(folder);
+    if (room < 0 || room >= bytes) return true;
+    if (options->keep > 1 && newest_is_whole(out, step)) {
+        prune(folder, out, step, options->keep - 1, options->keep_best);
+        room = directory_room(folder);
+    }
+    return room < 0 || room >= bytes || fail_room(out, bytes, room, err);
+}
+
+int64_t checkpoint_bytes(const GPT2Config *config, bool model_only) {
+    Tensor tensors[N_TENSORS];
+    const int64_t n_padding = (int64_t)(config->padded_vocab_size - config->vocab_size) * config->n_embd;
+    const int64_t n_values = gpt2_tensors(tensors, config) - n_padding;
+    const int64_t names = 65536 + 8192 * (int64_t)config->n_layer + 100 * (int64_t)config->vocab_size;
+    return n_values * (int64_t)sizeof(float) * (model_only ? 1 : 3) + names;
+}
+
+bool checkpoint_check_room(const char *out, const GPT2Config *config, const SaveOptions *options,
+                           Error *err) {
+    const int64_t bytes = checkpoint_bytes(config, options->model_only);
+    const int folder = directory_open(out, err);
+    if (folder < 0) return false;
+    const int64_t room = directory_room(folder);
+    close(folder);
+    if (room < 0 || room >= bytes) return true;
+    if (options->keep > 1 && prune(-1, out, INT64_MAX, options->keep - 1, options->keep_best)) return true;
+    return fail_room(out, bytes, room, err);
+}

@@ -344,6 +344,33 @@ static void test_largest_batch(void) {
           "the largest --batch there is");
 }
 
+/* ---- FLOPs of a token ---- */
+
+/* Two for each weight of a matrix product, and as many again for either gradient; attention's two products over the keys that a
+ * query sees in the mean. Within 1 %: whether embeddings and biases count is not what MFU stands or falls with. */
+static void test_flops(void) {
+    static const struct {
+        int seq, window;
+        double keys;
+    } rows[] = {
+        {1024, 0,    512                         },
+        {8192, 0,    4096                        },
+        {8192, 8192, 4096                        },
+        {8192, 9000, 4096                        },
+        {8192, 4096, 4096 - 1024                 },
+        {8192, 100,  100 - 100.0 * 100 / 2 / 8192},
+    };
+    const double products = L * 12.0 * C * C + 50257.0 * C;
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        GPT2Config c = gpt2_size("d12");
+        c.window = rows[i].window;
+        const double got = gpt2_flops_per_token(&c, rows[i].seq),
+                     want = 6 * products + 12.0 * L * C * rows[i].keys;
+        CHECK(fabs(got / want - 1) <= 0.01, "%d tokens, window %d: %g FLOPs a token, expected %g",
+              rows[i].seq, rows[i].window, got, want);
+    }
+}
+
 int main(void) {
     test_descriptors();
     test_tensors();
@@ -351,6 +378,7 @@ int main(void) {
     test_heads();
     test_plan();
     test_chunks();
+    test_flops();
     test_largest_batch();
     return check_finish("sizes");
 }

@@ -296,6 +296,26 @@ static void test_plan(void) {
     CHECK(plan_bytes(&plan, "lse", "activations") == 0, "standard attention keeps no logsumexp");
 }
 
+/* Sizes that no device has are still larger than any, and do not wrap around. */
+static void test_huge(void) {
+    for (int heads = 1; heads <= 4096; heads *= 2)
+        for (int layers = 1; layers <= 4096; layers *= 8) {
+            const GPT2Config c = {.max_seq_len = 1 << 26,
+                                  .vocab_size = 256,
+                                  .padded_vocab_size = 256,
+                                  .n_layer = layers,
+                                  .n_head = heads,
+                                  .n_embd = 8 * heads};
+            const GPT2Options o = {.B = 31, .T = 1 << 26, .attention = ATTENTION_STANDARD, .training = true};
+            const double least = 4.0 * heads * o.B * (double)o.T * o.T;
+            MemoryPlan plan;
+            gpt2_memory_plan(&plan, &ops_cpu, &c, &o);
+            CHECK((double)plan.total_bytes >= fmin(least, 0x1p57) && plan.total_bytes < (size_t)1 << 62,
+                  "%d heads, %d layers: %zu bytes, expected %g or more", heads, layers, plan.total_bytes,
+                  least);
+        }
+}
+
 /* The logits of at most 1.65 GB: 8192 rows of GPT-2's vocabulary in fp32, and never less than 128. */
 static void test_chunks(void) {
     static const struct {
@@ -377,6 +397,7 @@ int main(void) {
     test_ranges();
     test_heads();
     test_plan();
+    test_huge();
     test_chunks();
     test_flops();
     test_largest_batch();

@@ -4,8 +4,7 @@
  *   flags -> settings -> backend -> output -> model size -> memory -> data -> weights -> steps -> done
  *
  * Every part is a file of llmc/: flags, setup, gpt2 (the model over ops.h), dataloader, schedule, sampler,
- * checkpoint,
- * training (a step), stop (signals). */
+ * checkpoint, training (a step), stop (signals). */
 #include <errno.h>
 #include <math.h>
 #include <stdio.h>
@@ -264,7 +263,7 @@ static bool load(Run *run, Error *err) {
 static void describe(Training *t) {
     const Run *run = t->run;
     const char *how;
-    console_row(stdout, "device", "%s: %s", run->ops->name, run->ops->device_name());
+    setup_print_device(run);
     setup_print_model(run);
     if (settings_sample_only(&run->settings)) return;
     t->peak_flops = run->ops->peak_flops(&how);
@@ -297,6 +296,7 @@ static void start_state(Training *t) {
 
 static bool open_log(Training *t, int argc, char **argv, Error *err) {
     const Run *run = t->run;
+    if (run->settings.eval_only) return log_append(&t->log, run->settings.out, err);
     char *flags = flags_to_json(&run->settings);
     LogHeader header = {
         .argc = argc,
@@ -337,6 +337,7 @@ static bool answer(const Settings *s, const char *program) {
 }
 
 static int show_memory(Run *run) {
+    setup_print_device(run);
     setup_print_model(run);
     setup_print_memory(run);
     setup_close(run);

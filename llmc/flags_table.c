@@ -66,7 +66,7 @@ const Flag flags_table[] = {
      .help = "steps between validations; 0: only at the end"},
     {GROUP_EVALUATION, "eval-batches", 'm', FLAG_INT, AT(eval_batches), NULL, 1, 1LL << 40, .value_name = "N",
      .help = "micro-batches in one validation"},
-    {GROUP_EVALUATION, "eval-only", 0, FLAG_SWITCH, AT(eval_only), .help = "validate --model and exit"},
+    {GROUP_EVALUATION, "eval-only", 0, FLAG_SWITCH, AT(eval_only), .help = "validate --model and exit; with --out a line in its log.jsonl says the loss"},
     {GROUP_EVALUATION, "hellaswag", 0, FLAG_TEXT, AT(hellaswag), .value_name = "FILE",
      .absent = true, .help = "multiple-choice file to score with each validation"},
     {GROUP_EVALUATION, "sample-every", 's', FLAG_INT, AT(sample_every), NULL, 0, 1LL << 40, .value_name = "N",

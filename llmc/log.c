@@ -210,24 +210,37 @@ static bool set_aside(const char *dir, const char *path, Error *err) {
     return rename(path, aside) == 0 || fail_path(path, "cannot be moved aside", err);
 }
 
+static bool log_path(RunLog *run, const char *dir, Error *err) {
+    return snprintf(run->path, sizeof run->path, "%s/log.jsonl", dir) < (int)sizeof run->path ||
+           fail(err, EXIT_INPUT, "--out: path longer than %zu bytes", sizeof run->path);
+}
+
 static int open_to_append(const char *path) {
     return open(path, O_WRONLY | O_CREAT | O_APPEND | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC, 0644);
+}
+
+static bool open_end(RunLog *run, Error *err) {
+    run->fd = open_to_append(run->path);
+    if (run->fd < 0) return fail_path(run->path, "cannot be opened for writing", err);
+    run->bytes = lseek(run->fd, 0, SEEK_END);
+    run->is_open = true;
+    return true;
+}
+
+bool log_append(RunLog *run, const char *dir, Error *err) {
+    *run = (RunLog){0};
+    return !dir || (log_path(run, dir, err) && look_at(run->path, err) >= 0 && open_end(run, err));
 }
 
 bool log_open(RunLog *run, const char *dir, int64_t resumed_step, const LogHeader *header, Error *err) {
     *run = (RunLog){0};
     if (!dir) return true;
-    const int length = snprintf(run->path, sizeof run->path, "%s/log.jsonl", dir);
-    if (length >= (int)sizeof run->path)
-        return fail(err, EXIT_INPUT, "--out: path longer than %zu bytes", sizeof run->path);
+    if (!log_path(run, dir, err)) return false;
     const int there = look_at(run->path, err);
     if (there < 0) return false;
     if (there && resumed_step >= 0 && !drop_later_lines(dir, run->path, resumed_step, err)) return false;
     if (there && resumed_step < 0 && !set_aside(dir, run->path, err)) return false;
-    run->fd = open_to_append(run->path);
-    if (run->fd < 0) return fail_path(run->path, "cannot be opened for writing", err);
-    run->bytes = lseek(run->fd, 0, SEEK_END);
-    run->is_open = true;
+    if (!open_end(run, err)) return false;
     write_header(run, resumed_step, header);
     return true;
 }

@@ -54,6 +54,8 @@ typedef struct RunLog {
  * to that step (rewritten to a temporary file, fsync'ed, renamed) and appends. resumed_step < 0: a new run; a
  * log that is already there is moved to log.1.jsonl, log.2.jsonl, ... */
 bool log_open(RunLog *run, const char *dir, int64_t resumed_step, const LogHeader *header, Error *err);
+/* Opens DIR/log.jsonl (NULL: no log) for lines behind those that are there; no header. */
+bool log_append(RunLog *run, const char *dir, Error *err);
 /* A full disk is a warning, once, on stderr; the run goes on, and no torn line stays in the file. */
 void log_step(RunLog *run, const StepReport *report);
 void log_val(RunLog *run, int64_t step, double val_loss);

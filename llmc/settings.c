@@ -120,8 +120,6 @@ bool flags_check(const Settings *s, int n_ranks, Error *err) {
          "--eval-every needs --val GLOB: --train names token shards, which are not split"},
         {s->out && settings_sample_only(s),
          "--prompt and --out: sampling from --model writes nothing; hint: --train to train"},
-        {s->out && s->eval_only,
-         "--eval-only and --out: an evaluation writes nothing"},
         {s->prompt && !s->sample_tokens,
          "--prompt and --sample-tokens 0: nothing would be sampled"},
         {s->profile && s->out,

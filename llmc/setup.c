@@ -21,6 +21,7 @@ bool setup_backend(Run *run, Error *err) {
     if (s->device == DEVICE_CUDA && !present && !s->memory)
         return fail(err, EXIT_INPUT,
                     "--device cuda: no CUDA device or no driver found; hint: nvidia-smi, or --device cpu");
+    run->cpu_instead = s->device == DEVICE_AUTO && built && !present;
     run->ops = !use_cuda ? &ops_cpu : s->precision == PRECISION_FP32 ? ops_cuda_fp32 : ops_cuda_bf16;
     return true;
 }
@@ -236,6 +237,15 @@ static size_t budget(size_t free_bytes) {
     return free_bytes > reserve ? free_bytes - reserve : 0;
 }
 
+void setup_print_device(const Run *run) {
+    const bool known =
+        run->ops == &ops_cpu || cuda_available(); /* --memory plans for a card that is elsewhere, too */
+    console_row(stdout, "device", "%s: %s", run->ops->name,
+                known ? run->ops->device_name() : "none on this machine");
+    if (run->cpu_instead)
+        print_line(stdout, "note: no CUDA device or no driver found: the CPU computes; hint: nvidia-smi");
+}
+
 void setup_print_model(const Run *run) {
     const GPT2Config *c = &run->config;
     Tensor tensors[N_TENSORS];
@@ -263,39 +273,65 @@ void setup_print_memory(const Run *run) {
     console_memory(stdout, &plan, run->settings.memory, free_bytes, total_bytes, largest);
 }
 
-/* What would make room for a plan that does not fit. */
-static void room_hint(const Run *run, GPT2Options options, char *text, size_t size) {
-    const size_t room = budget(run->free_at_start);
-    const int largest = gpt2_largest_batch(run->ops, &run->config, &options, room);
-    const char *recompute = options.recompute == RECOMPUTE_BLOCK ? "" : ", or --recompute block";
+static bool fits(const Run *run, GPT2Options options, int B, int T, Recompute recompute) {
     GPT2Config config = run->config;
-    MemoryPlan one_token;
-    options.B = options.T = 1;
-    if (!run->model_path[0]) config.max_seq_len = 1; /* a new model's positions are as many as --seq says */
-    gpt2_memory_plan(&one_token, run->ops, &config, &options);
-    if (largest)
-        snprintf(text, size, "hint: --batch %d fits%s", largest, recompute);
-    else if (one_token.total_bytes <= room)
-        snprintf(text, size, "even --batch 1 does not fit; hint: a shorter --seq%s", recompute);
+    MemoryPlan plan;
+    options.B = B;
+    options.T = T;
+    options.recompute = recompute;
+    if (!run->model_path[0]) config.max_seq_len = T; /* a new model's positions are as many as --seq says */
+    gpt2_memory_plan(&plan, run->ops, &config, &options);
+    return plan.total_bytes <= budget(run->free_at_start);
+}
+
+/* The largest --batch that fits and of which a --tokens-per-step that was given is a multiple; 0: none. */
+static int fitting_batch(const Run *run, const GPT2Options *options) {
+    const Settings *s = &run->settings;
+    int B = gpt2_largest_batch(run->ops, &run->config, options, budget(run->free_at_start));
+    if (flags_was_set(s, "tokens-per-step") && s->tokens_per_step > 0)
+        while (B > 1 && s->tokens_per_step % (B * s->seq)) B--;
+    return B;
+}
+
+/* What would make room for a plan that does not fit; only what the run can follow, and what is enough. */
+static void room_hint(const Run *run, const GPT2Options *o, char *text, size_t size) {
+    const Recompute block = RECOMPUTE_BLOCK;
+    const bool sample_only = settings_sample_only(&run->settings),
+               can_recompute = o->training && o->recompute < block;
+    const int batch = fitting_batch(run, o);
+    if (batch && !sample_only)
+        snprintf(text, size, "; hint: --batch %d fits%s", batch,
+                 can_recompute && fits(run, *o, o->B, o->T, block) ? ", or --recompute block" : "");
+    else if (can_recompute && fits(run, *o, 1, o->T, block))
+        snprintf(text, size, "; even --batch 1 does not fit; hint: --batch 1 --recompute block");
+    else if (!sample_only && fits(run, *o, 1, 1, can_recompute ? block : o->recompute))
+        snprintf(text, size, "; even --batch 1 does not fit; hint: a shorter --seq%s",
+                 can_recompute ? " and --recompute block" : "");
+    else if (!run->model_path[0])
+        snprintf(text, size,
+                 "; not even one token fits; hint: a smaller model (--model, --layers, --channels)");
     else
-        snprintf(text, size, "not even one token fits; hint: a smaller --model");
+        snprintf(text, size, "; not even one token fits%s",
+                 run->ops == &ops_cpu ? "" : " beside the weights; hint: --device cpu");
 }
 
 /* A plan that does not fit stops here, before anything is allocated. */
 static bool check_memory(Run *run, Error *err) {
     const GPT2Options options = model_options(run);
+    const double GiB = 1073741824.0;
     MemoryPlan plan;
     size_t total_bytes;
-    char hint[96];
+    char hint[120], what[64];
     run->ops->memory_info(&run->free_at_start, &total_bytes);
     run->free_at_start += run->ops->fixed_bytes(); /* open() took these, and the plan counts them */
     gpt2_memory_plan(&plan, run->ops, &run->config, &options);
     run->planned_bytes = plan.total_bytes;
     if (plan.total_bytes <= budget(run->free_at_start)) return true;
-    room_hint(run, options, hint, sizeof hint);
-    return fail(err, EXIT_RUN, "--batch %d --seq %d needs %.2f GiB, %.2f GiB are free; %s", options.B,
-                options.T, (double)plan.total_bytes / 1073741824.0, (double)run->free_at_start / 1073741824.0,
-                hint);
+    room_hint(run, &options, hint, sizeof hint);
+    snprintf(what, sizeof what, "--batch %d --seq %d", options.B, options.T);
+    return fail(err, EXIT_RUN, "%s needs %.2f GiB, %.2f GiB are free%s",
+                settings_sample_only(&run->settings) ? setup_model_name(run) : what,
+                (double)plan.total_bytes / GiB, (double)run->free_at_start / GiB, hint);
 }
 
 bool setup_device(Run *run, Error *err) {

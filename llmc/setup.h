@@ -34,6 +34,7 @@ typedef struct Run {
     size_t resident_at_start; /* on the CPU: of the process, then */
     bool output_locked;       /* run.lock in --out is ours: output is open */
     Output output;
+    bool cpu_instead; /* --device auto found no card, though the program could use one */
     int rank, n_ranks;
 } Run;
 
@@ -64,6 +65,8 @@ bool setup_model(Run *run, Error *err);
 const char *setup_model_name(const Run *run);
 /* Optimizer steps that the files of --model have behind them, as they say; 0 where they do not. */
 int64_t setup_model_step(const Run *run);
+/* One row for device and precision; a note where the CPU stands in for a card. */
+void setup_print_device(const Run *run);
 /* One row for the model's size, one for its tokenizer. */
 void setup_print_model(const Run *run);
 /* --memory: prints the plan tensor by tensor; allocates nothing. */

@@ -103,7 +103,8 @@ bool setup_check_output(Run *run, Error *err) {
     if (strlen(s->out) >= OUT_MAX)
         return fail(err, EXIT_INPUT, "--out: the path is longer than %d bytes", OUT_MAX);
     if (stat(s->out, &info) && errno == ENOENT) return true;
-    return refuse_checkpoint_itself(s->out, err) && refuse_used_output(s, err) && lock_output(run, 0, err);
+    return refuse_checkpoint_itself(s->out, err) && (s->eval_only || refuse_used_output(s, err)) &&
+           lock_output(run, 0, err);
 }
 
 /* ---- ready to be written ---- */
@@ -127,6 +128,7 @@ bool setup_output(Run *run, Error *err) {
     if (!s->out) return true;
     if (!directory_make(s->out, err)) return fail_flag("out", err);
     if (!lock_output(run, O_CREAT, err)) return false;
+    if (s->eval_only) return true; /* a line of its log is all that is written */
     clean_output(run);
     return setup_is_finished(run) || checkpoint_check_room(s->out, &run->config, &options, err);
 }

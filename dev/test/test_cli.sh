@@ -82,7 +82,7 @@ run --batch 1048576 --seq 2047 --train "$work/text.txt"
 check "more than the memory: exit code $status, before its batches are read" [ "$status" -eq 1 ]
 check "more than the memory: says what fits" grep -qE 'needs [0-9.]+ GiB, .*hint: --batch [0-9]+' "$work/err"
 run --layers 4096 --channels 131072 --heads 512 --train "$work/text.txt"
-check "a model beyond the memory" grep -q 'hint: a smaller --model' "$work/err"
+check "a model beyond the memory" grep -q 'hint: a smaller model (--model' "$work/err"
 refuses "empty text" 'empty' $tiny --train "$work/empty.txt"
 printf 'short' >"$work/short.txt"
 refuses "short text" '17' $tiny --train "$work/short.txt"

@@ -270,7 +270,6 @@ static void test_contradictions(void) {
         {"--train a.bin --eval-only",                       {"--eval-only", "--val"}                         },
         {"--train a.bin --eval-every 5",                    {"--eval-every", "--val"}                        },
         {"--model dir --prompt x --out y",                  {"--prompt", "--out"}                            },
-        {"--model dir --eval-only --out y",                 {"--eval-only", "--out"}                         },
         {"--prompt x --sample-tokens 0",                    {"--prompt", "--sample-tokens 0"}                },
         {"--precision bf16",                                {"--precision bf16"}                             },
         {"--batch 32 --seq 67108864",                       {"--batch 32", "2147483648 tokens", "2147483647"}},

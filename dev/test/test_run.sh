@@ -12,6 +12,7 @@ run() {
 }
 # start ARGS...: the same beside this script, as $child.
 start() {
+    : >"$work/out" # the shell beside it may be late to do so, and nothing of an earlier run is to be awaited
     "$program" --device cpu "$@" >"$work/out" 2>"$work/err" </dev/null &
     child=$!
 }
@@ -174,6 +175,42 @@ status=$?
 failed_with "a full disk, without --out" 'output could not be written'
 "$program" --device cpu $tiny $quiet --steps 3 --out "$work/full" >/dev/full 2>"$work/err" </dev/null
 check "a full disk, with --out: the run goes on" [ $? -eq 0 ]
+
+# ---- what an evaluation may write ----
+cp -r "$work/good" "$work/logged"
+sums "$work/logged" >"$work/before"
+lines=$(wc -l <"$work/logged/log.jsonl")
+run --model "$work/logged" --train "$work/text.txt" --eval-only --eval-batches 2 --batch 2 --out "$work/logged"
+check "--eval-only --out: exit code $status" [ "$status" -eq 0 ]
+sums "$work/logged" >"$work/after"
+check "--eval-only --out: the checkpoints stand" cmp -s "$work/before" "$work/after"
+check "--eval-only --out: one line more" [ "$(wc -l <"$work/logged/log.jsonl")" -eq $((lines + 1)) ]
+check "--eval-only --out: it is the loss" eval 'tail -n 1 "$work/logged/log.jsonl" | grep -qE "^\{\"step\": *6, *\"val_loss\": *[0-9.]+\}$"'
+cp -r "$work/good" "$work/unlogged"
+run --model "$work/unlogged" --train "$work/text.txt" --eval-only --eval-batches 2 --batch 2
+check "--eval-only: the folder stays as it is" diff -r "$work/good" "$work/unlogged"
+
+# ---- the device, and hints that can be followed ----
+run --memory --layers 1
+check "--memory names device and precision" grep -qE '^device +cpu fp32: .*threads?,' "$work/out"
+if card_is_missing; then
+    ./train_gpt2cu --memory --layers 1 >"$work/out" 2>"$work/err"
+    check "the CPU in place of a card is said" grep -q '^note: no CUDA device .* the CPU computes' "$work/out"
+else
+    skipped=$((skipped + 1))
+fi
+mkdir "$work/huge"
+sed -e 's/"n_layer": *[0-9]*/"n_layer": 4096/' -e 's/"n_embd": *[0-9]*/"n_embd": 131072/' -e 's/"n_head": *[0-9]*/"n_head": 1024/' \
+    "$work/nan/config.json" >"$work/huge/config.json"
+cp "$work/nan/model.safetensors" "$work/huge"
+run --model "$work/huge" --tokenizer bytes --prompt a
+failed_with "sampling beyond the memory" '^error: .*/huge needs [0-9.]+ GiB, [0-9.]+ GiB are free; not even one token fits$'
+run --model "$work/huge" --tokenizer bytes --train "$work/text.txt" --batch 1
+failed_with "a loaded model beyond the memory" 'not even one token fits$'
+big="--layers 1 --heads 1 --channels 8 --train $work/text.txt --steps 1 --sample-tokens 0"
+run $big --batch 1048576 --seq 2047 --tokens-per-step $((1048576 * 2047))
+hint=$(sed -n 's/.*hint: --batch \([0-9]*\) fits.*/\1/p' "$work/err")
+check "the batch that fits divides the tokens of a step" eval '[ "${hint:-0}" -gt 0 ] && [ $((1048576 % hint)) -eq 0 ]'
 
 # ---- a small stack ----
 if (ulimit -s 256) 2>/dev/null; then

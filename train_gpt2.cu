@@ -305,6 +305,7 @@ static bool open_log(Training *t, int argc, char **argv, Error *err) {
         .device = run->ops->device_name(),
         .model = setup_model_name(run),
         .n_parameters = run->model.n_parameters,
+        .tokenizer = run->tokenizer,
         .train_data = run->train ? dataloader_description(run->train) : NULL,
         .val_data = run->val ? dataloader_description(run->val) : NULL,
         .n_ranks = run->n_ranks,

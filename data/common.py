@@ -4,11 +4,14 @@ Everything is written under a temporary name and renamed, so a file that has its
 for the user; `run(main)` prints it and sets the exit code (1: run time, 2: bad input).
 """
 import argparse
+import array
 import base64
 import contextlib
+import glob
 import hashlib
 import os
 import signal
+import struct
 import subprocess
 import sys
 import tempfile
@@ -23,6 +26,7 @@ EOT = 50256  # GPT-2's <|endoftext|>, before each document
 SHARD_MAGIC, SHARD_VERSION = 20240520, 1
 TOKENIZER_MAGIC, TOKENIZER_VERSION = 20240328, 2
 SHARD_TOKENS = 10**8
+PARTIAL = ".partial"  # the end of a temporary name
 GPT2_PATTERN = r"""'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"""
 # GPT-2's 50256 ranks, one a line, "base64(bytes) rank": whatever source they come from, this is what they must be.
 RANKS_FILE = os.path.join(DATA, ".cache", "gpt2.tiktoken")
@@ -103,21 +107,92 @@ def writing(path):
         raise
 
 
-def write_file(path, *parts):
-    """Writes byte strings or arrays one after the other under a temporary name, flushes them to disk, renames."""
-    partial = path + ".partial"
+def _write_partial(path, parts):
+    with writing(path):
+        os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
+        with open(path + PARTIAL, "wb") as file:
+            for part in parts:
+                file.write(part)
+            file.flush()
+            os.fsync(file.fileno())
+
+
+@contextlib.contextmanager
+def together():
+    """Yields write(path, *parts), byte strings or arrays one after the other. All files get their names when the block
+    ends; where it fails, none is left."""
+    staged, named = [], []
+
+    def write(path, *parts):
+        staged.append(path)
+        _write_partial(path, parts)
+
     try:
-        with writing(path):
-            os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
-            with open(partial, "wb") as file:
-                for part in parts:
-                    file.write(part)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(partial, path)
+        yield write
+        for path in staged:
+            with writing(path):
+                os.replace(path + PARTIAL, path)
+            named.append(path)
+    except BaseException:
+        for path in named:
+            os.remove(path)
+        raise
     finally:
-        if os.path.exists(partial):
-            os.remove(partial)
+        for path in staged:
+            if os.path.exists(path + PARTIAL):
+                os.remove(path + PARTIAL)
+
+
+def write_file(path, *parts):
+    """Writes under a temporary name, flushes to disk, renames."""
+    with together() as write:
+        write(path, *parts)
+
+
+@contextlib.contextmanager
+def output(folder, prefix):
+    """Makes the folder; what a killed run left of PREFIX_* goes. Where the block fails, the folders made for it go, if they
+    are empty."""
+    made, above = [], os.path.abspath(folder)
+    while not os.path.exists(above):
+        made.append(above)
+        above = os.path.dirname(above)
+    try:
+        os.makedirs(folder, exist_ok=True)
+        for name in glob.glob(os.path.join(glob.escape(folder), prefix + "_*" + PARTIAL)):
+            os.remove(name)
+        yield
+    except BaseException:
+        for name in made:
+            with contextlib.suppress(OSError):
+                os.rmdir(name)
+        raise
+
+
+# How files begin that are easily taken for text: what they are, and how to have their text.
+BINARY = (
+    (b"PAR1\x15", "parquet", "data/fineweb.py --source FOLDER reads the column `text` of its parquet files"),
+    (b"ARROW1", "arrow", "write its text column as lines of JSON (.jsonl)"),
+    (b"\x1f\x8b", "gzip", "gunzip it; only .jsonl.gz is read as it is"),
+    (b"\x28\xb5\x2f\xfd", "zstd", "unzstd it"),
+    (b"\xfd7zXZ\0", "xz", "unxz it"),
+    (b"BZh", "bzip2", "bunzip2 it"),
+    (b"PK\x03\x04", "zip", "unzip it"),
+    (b"%PDF-", "PDF", "pdftotext makes text of it"),
+    (b"\xff\xfe", "UTF-16 text", "iconv -f UTF-16 -t UTF-8"),
+    (b"\xfe\xff", "UTF-16 text", "iconv -f UTF-16 -t UTF-8"),
+)
+
+
+def check_text(path):
+    """Raises where the file begins as one that is no text."""
+    with open(path, "rb") as file:
+        begin = file.read(4096)
+    for magic, kind, hint in BINARY:
+        if begin.startswith(magic) and (kind != "bzip2" or begin[4:10] == b"1AY&SY"):
+            raise DataError("%s: looks like %s, not text; hint: %s" % (path, kind, hint), 2)
+    if b"\0" in begin:
+        raise DataError("%s: byte %d is null, which no text has" % (path, begin.index(b"\0")), 2)
 
 
 def sha256_of(path):
@@ -235,44 +310,56 @@ def gpt2_encoding():
                              special_tokens={"<|endoftext|>": EOT}, explicit_n_vocab=EOT + 1)
 
 
-def write_tokenizer(path=TOKENIZER):
+def tokenizer_paths(out):
+    """Where the trainer looks for the tokenizer of shards in out: there or in the folder above. data/ has it in any case."""
+    above = os.path.abspath(out)
+    near = DATA in (above, os.path.dirname(above))
+    return [TOKENIZER] if near else [TOKENIZER, os.path.join(out, "gpt2_tokenizer.bin")]
+
+
+def write_tokenizer(out, write=write_file):
     """The file that the trainer encodes and decodes with: llm.c's tokenizer .bin, version 2."""
-    import numpy as np
-    header = np.zeros(256, dtype="<u4")
-    header[:4] = TOKENIZER_MAGIC, TOKENIZER_VERSION, EOT + 1, EOT
+    header = struct.pack("<4I", TOKENIZER_MAGIC, TOKENIZER_VERSION, EOT + 1, EOT)
     ranks = gpt2_ranks()
     tokens = sorted(ranks, key=ranks.get) + [b"<|endoftext|>"]
-    write_file(path, header.tobytes(), b"".join(bytes([len(token)]) + token for token in tokens))
+    for path in tokenizer_paths(out):
+        write(path, header.ljust(1024, b"\0"), b"".join(bytes([len(token)]) + token for token in tokens))
 
 
 # ---- shards ----
 
 def _header(n_tokens):
-    import numpy as np
-    header = np.zeros(256, dtype="<i4")
-    header[:3] = SHARD_MAGIC, SHARD_VERSION, n_tokens
-    return header.tobytes()
+    return struct.pack("<3i", SHARD_MAGIC, SHARD_VERSION, n_tokens).ljust(1024, b"\0")
 
 
-def write_shard(path, tokens, sha256=None):
+def _little_endian(tokens):
+    """The tokens as bytes, two each, the lower first."""
+    if sys.byteorder == "little" and not isinstance(tokens, list):
+        return memoryview(tokens).cast("B")
+    copy = array.array("H", tokens)
+    if sys.byteorder != "little":
+        copy.byteswap()
+    return copy.tobytes()
+
+
+def write_shard(path, tokens, sha256=None, write=write_file):
     """A token shard of uint16: 256 int32 of header (magic, version, count), then the tokens. Where sha256 is given, a
     file that would have another is refused before it gets its name."""
-    import numpy as np
     if len(tokens) >= 2**31:
         raise DataError("%s: %d tokens are more than a shard's header can count" % (path, len(tokens)))
-    parts = _header(len(tokens)), np.ascontiguousarray(tokens, dtype="<u2").data
+    parts = _header(len(tokens)), _little_endian(tokens)
     if sha256 is not None:
         digest = hashlib.sha256(b"".join(parts)).hexdigest()
         if digest != sha256:
             raise DataError("%s: sha256: expected %s, made %s" % (path, sha256, digest))
-    write_file(path, *parts)
+    write(path, *parts)
     say("%s: %s tokens" % (os.path.relpath(path), format(len(tokens), ",")))
 
 
 def check_shard(path):
     """Raises where the header does not fit the file."""
-    import numpy as np
-    header = np.fromfile(path, dtype="<i4", count=256)
+    with open(path, "rb") as file:
+        found = list(struct.unpack("<3i", file.read(12).ljust(12, b"\0")))
     expected = [SHARD_MAGIC, SHARD_VERSION, (os.path.getsize(path) - 1024) // 2]
-    if header[:3].tolist() != expected:
-        raise DataError("%s: header: expected magic, version, tokens %s, found %s" % (path, expected, header[:3].tolist()), 2)
+    if found != expected:
+        raise DataError("%s: header: expected magic, version, tokens %s, found %s" % (path, expected, found), 2)

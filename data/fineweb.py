@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """FineWeb and FineWeb-Edu as token shards of 10^8 tokens; shard 000000 validates.
 
-Writes OUT/fineweb_{val,train}_NNNNNN.bin (edu_fineweb_... for the edu versions) and data/gpt2_tokenizer.bin. Parquet
+Writes OUT/fineweb_{val,train}_NNNNNN.bin (edu_fineweb_... for the edu versions) and gpt2_tokenizer.bin. Parquet
 files come from Hugging Face one after the other, are checked, tokenised by all cores and removed again. An interrupted
 run goes on at the last finished shard: call it again.
 """
@@ -91,13 +91,14 @@ def main():
     sharding.check_counts(args)
     repository, inside, folder, prefix = VERSIONS[args.version]
     out = args.out or os.path.join(common.DATA, folder)
-    if args.pretokenized:
-        download_shards(args.version, out, prefix, args.max_shards)
-    elif args.source:
-        make_from_folder(args, out, prefix)
-    else:
-        make_from_hub(args, out, prefix, repository, inside + "/")
-    common.write_tokenizer()
+    with common.output(out, prefix):
+        if args.pretokenized:
+            download_shards(args.version, out, prefix, args.max_shards)
+        elif args.source:
+            make_from_folder(args, out, prefix)
+        else:
+            make_from_hub(args, out, prefix, repository, inside + "/")
+        common.write_tokenizer(out)
 
 
 if __name__ == "__main__":

@@ -3,12 +3,14 @@
 A source is a list of files and a function that reads the documents of one of them. After each shard a state file
 records where in the source the next one begins, so an interrupted run goes on there and ends with the same shards.
 """
+import array
 import collections
 import concurrent.futures
 import contextlib
 import glob
 import itertools
 import json
+import mmap
 import multiprocessing
 import os
 import queue
@@ -39,9 +41,8 @@ def _end_with_parent():
 
 def _tokenize(documents, eot):
     """An array of tokens for each document, end-of-text first if eot."""
-    import numpy as np
     first = [common.EOT] if eot else []
-    return [np.array(first + _encoding.encode_ordinary(text), dtype=np.uint16) for text in documents]
+    return [array.array("H", first + _encoding.encode_ordinary(text)) for text in documents]
 
 
 class State:
@@ -55,7 +56,6 @@ class State:
             self._load()
         else:
             refuse_leftovers(folder, prefix)
-            self.save()
 
     def _load(self):
         try:
@@ -122,7 +122,7 @@ def _begin_fetch(fetch, name):
 
 
 def _batches(files, fetch, read, state):
-    """Yields (file, first document, texts) from the state's place on. The next file is fetched while one is read."""
+    """Yields (file, first document, texts, True) from the state's place on. The next file is fetched while one is read."""
     coming = _begin_fetch(fetch, files[state.file])
     for index in range(state.file, len(files)):
         path = coming()
@@ -134,18 +134,18 @@ def _batches(files, fetch, read, state):
             texts = list(itertools.islice(documents, BATCH_DOCUMENTS))
             if not texts:
                 break
-            yield index, start, texts
+            yield index, start, texts, True
 
 
-def tokenized(batches, workers, eot=True):
-    """Yields (file, document, tokens) of batches (file, first document, texts), in order, with end-of-text before each
-    document if eot. At most 4 batches a process are in flight."""
+def tokenized(batches, workers):
+    """Yields (file, document, tokens) of batches (file, first document, texts, eot), in order, with end-of-text before each
+    text of a batch if eot. At most 4 batches a process are in flight."""
     common.gpt2_encoding()  # in this process first, where what is missing is one clear line
     context = multiprocessing.get_context("spawn")  # fork would copy the locks of the fetching thread
     pool = concurrent.futures.ProcessPoolExecutor(workers, context, _start_worker)
     waiting = collections.deque()
     try:
-        for index, start, texts in batches:
+        for index, start, texts, eot in batches:
             waiting.append((index, start, pool.submit(_tokenize, texts, eot)))
             if len(waiting) >= 4 * workers:
                 yield from _documents(*waiting.popleft())
@@ -166,16 +166,14 @@ def _documents(index, start, future):
 @contextlib.contextmanager
 def spooled(pieces, folder):
     """All tokens of an iterator of arrays as one array, kept in a temporary file of the folder."""
-    import numpy as np
-    os.makedirs(folder, exist_ok=True)
     count = 0
     with tempfile.TemporaryFile(dir=folder) as file:
         for tokens in pieces:
             with common.writing(folder):
-                file.write(tokens.data)
+                file.write(tokens)
                 file.flush()
             count += len(tokens)
-        yield np.memmap(file, dtype=np.uint16, mode="r", shape=(count,)) if count else np.empty(0, np.uint16)
+        yield memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)).cast("H") if count else array.array("H")
 
 
 def shard_name(prefix, number):
@@ -197,32 +195,30 @@ def make_shards(folder, prefix, files, read, settings, fetch=lambda name: name, 
     files: names in order; fetch(name): a path to read (a download, or the name itself); read(path): yields its
     documents; discard(name): called once all shards that need a file are written. settings: what the shards depend on.
     """
-    import numpy as np
-    os.makedirs(folder, exist_ok=True)
     state = State(folder, prefix, dict(settings, shard_tokens=shard_tokens, files=len(files)))
     if state.done:
         common.say("%s is complete: %d shards" % (folder, state.shards))
         return
     if max_shards is not None and state.shards >= max_shards:
         return
-    shard, used, skip = np.empty(shard_tokens, dtype=np.uint16), 0, state.token
+    shard, skip = array.array("H"), state.token
     documents = tokenized(_batches(files, fetch, read, state), workers)
     try:
         for index, document, tokens in documents:
             at, skip = skip, 0
             while at < len(tokens):
-                count = min(len(tokens) - at, shard_tokens - used)
-                shard[used:used + count] = tokens[at:at + count]
-                at, used = at + count, used + count
-                if used == shard_tokens:
+                count = min(len(tokens) - at, shard_tokens - len(shard))
+                shard.extend(tokens[at:at + count])
+                at += count
+                if len(shard) == shard_tokens:
                     _finish_shard(folder, prefix, shard, state, (index, document, at), files, discard)
-                    used = 0
+                    shard = array.array("H")
                     if state.shards == max_shards:
                         return
     finally:
         documents.close()
     state.done = True
-    _finish_shard(folder, prefix, shard[:used], state, (len(files), 0, 0), files, discard)
+    _finish_shard(folder, prefix, shard, state, (len(files), 0, 0), files, discard)
     if state.shards < 2:
         common.say("note: all of it is in the validation shard; for training shards take a smaller --shard-tokens")
 
@@ -230,6 +226,8 @@ def make_shards(folder, prefix, files, read, settings, fetch=lambda name: name, 
 def _finish_shard(folder, prefix, tokens, state, place, files, discard):
     """Writes the shard, then the state, then lets go of the files that no later shard needs."""
     if len(tokens):
+        if state.shards == 0:
+            state.save()  # a shard without a state would be another run's
         common.write_shard(os.path.join(folder, shard_name(prefix, state.shards)), tokens)
         state.shards += 1
     before = state.file

@@ -2,7 +2,7 @@
 """TinyShakespeare as token shards, byte for byte those of llm.c.
 
 Writes OUT/tiny_shakespeare_train.bin (305,260 tokens), OUT/tiny_shakespeare_val.bin (32,768 tokens) and
-data/gpt2_tokenizer.bin. The text comes from --source, or the environment variable TEXT, or its public address.
+gpt2_tokenizer.bin. The text comes from --source, or the environment variable TEXT, or its public address.
 """
 import os
 
@@ -45,13 +45,14 @@ def main():
     parser.add_argument("--source", default=os.environ.get("TEXT") or None, metavar="FILE", help="a local copy of the text")
     parser.add_argument("--out", default=os.path.join(common.DATA, "tinyshakespeare"), metavar="DIR")
     args = parser.parse_args()
-    source = args.source or fetched_text(args.out)
-    common.check_file(source, SIZE, SHA256)
-    with open(source, encoding="ascii", newline="") as file:
-        tokens = tokenize(file.read())
-    for name, part in (("val", tokens[:VAL_TOKENS]), ("train", tokens[VAL_TOKENS:])):
-        common.write_shard(os.path.join(args.out, "tiny_shakespeare_%s.bin" % name), part, SHARDS_SHA256[name])
-    common.write_tokenizer()
+    with common.output(args.out, "tiny_shakespeare"), common.together() as write:
+        source = args.source or fetched_text(args.out)
+        common.check_file(source, SIZE, SHA256)
+        with open(source, encoding="ascii", newline="") as file:
+            tokens = tokenize(file.read())
+        for name, part in (("val", tokens[:VAL_TOKENS]), ("train", tokens[VAL_TOKENS:])):
+            common.write_shard(os.path.join(args.out, "tiny_shakespeare_%s.bin" % name), part, SHARDS_SHA256[name], write)
+        common.write_tokenizer(args.out, write)
 
 
 if __name__ == "__main__":

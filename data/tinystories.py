@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """TinyStories as token shards: OUT/TinyStories_val.bin, the first of the archive's files of stories, and
-OUT/TinyStories_train.bin, the others; and data/gpt2_tokenizer.bin.
+OUT/TinyStories_train.bin, the others; and gpt2_tokenizer.bin.
 
 The archive (1.6 GB) comes from Hugging Face and is checked; it stays in OUT/download until both shards are written.
 """
@@ -16,15 +16,15 @@ REPOSITORY, ARCHIVE = "roneneldan/TinyStories", "TinyStories_all_data.tar.gz"
 
 
 def _batches(archive, members):
-    """Yields (member, first story, stories)."""
+    """Yields (member, first story, stories, True)."""
     for index, member in enumerate(members):
         stories = [story["story"].strip() for story in json.load(archive.extractfile(member))]
         common.say("%s: %s stories" % (member, format(len(stories), ",")))
         for start in range(0, len(stories), sharding.BATCH_DOCUMENTS):
-            yield index, start, stories[start:start + sharding.BATCH_DOCUMENTS]
+            yield index, start, stories[start:start + sharding.BATCH_DOCUMENTS], True
 
 
-def make_shards(path, out, workers):
+def make_shards(path, out, workers, write):
     try:
         with tarfile.open(path) as archive:
             members = sorted(name for name in archive.getnames() if name.endswith(".json"))
@@ -37,7 +37,7 @@ def make_shards(path, out, workers):
                     continue
                 pieces = (tokens for _, _, tokens in sharding.tokenized(_batches(archive, part), workers))
                 with sharding.spooled(pieces, out) as tokens:
-                    common.write_shard(shard, tokens)
+                    common.write_shard(shard, tokens, write=write)
     except (tarfile.TarError, EOFError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise common.DataError("%s: not an archive of stories: %s: %s" % (path, type(error).__name__, error), 2) from None
 
@@ -50,9 +50,11 @@ def main():
     sharding.add_workers(parser)
     args = parser.parse_args()
     sharding.check_counts(args)
-    path = args.source or hub.Dataset(REPOSITORY).fetch(ARCHIVE, os.path.join(args.out, "download"))
-    make_shards(path, args.out, args.workers)
-    common.write_tokenizer()
+    with common.output(args.out, "TinyStories"):
+        path = args.source or hub.Dataset(REPOSITORY).fetch(ARCHIVE, os.path.join(args.out, "download"))
+        with common.together() as write:
+            make_shards(path, args.out, args.workers, write)
+            common.write_tokenizer(args.out, write)
     if not args.source and not args.keep:
         os.remove(path)
 

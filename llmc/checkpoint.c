@@ -75,7 +75,7 @@ static bool save_tokenizer(const char *directory, const Tokenizer *tokenizer, Js
 static bool save_files(const char *directory, const GPT2 *model, const Tokenizer *tokenizer,
                        const TrainerState *state, bool model_only, Error *err) {
     JsonWriter manifest;
-    bool ok = manifest_begin(&manifest, state, model_only, err) &&
+    bool ok = manifest_begin(&manifest, state, tokenizer, model_only, err) &&
               save_weights(directory, model, model_only, &manifest, err) &&
               save_config(directory, model, tokenizer, &manifest, err) &&
               save_tokenizer(directory, tokenizer, &manifest, err) &&

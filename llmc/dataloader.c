@@ -132,7 +132,7 @@ static void describe(DataLoader *loader, const DataOptions *options) {
     char number[CONSOLE_NUMBER], kind[64];
     bool text = stream->memory != NULL;
     if (text) {
-        snprintf(kind, sizeof kind, "%s", options->tokenizer ? tokenizer_name(options->tokenizer) : "bytes");
+        snprintf(kind, sizeof kind, "%s", tokenizer_name(options->tokenizer));
     } else {
         snprintf(kind, sizeof kind, "uint%d", 8 * stream->token_bytes);
     }
@@ -163,9 +163,10 @@ DataLoader *dataloader_open(const DataOptions *options, Error *err) {
     loader->T = options->T;
     loader->windows_before = (int64_t)options->rank * options->B;
     loader->windows_per_step = (int64_t)options->n_ranks * options->B;
-    bool ok =
-        token_stream_open(&loader->stream, options->pattern, options->tokenizer, options->vocab_size, err) &&
-        take_split(loader, options, err) && allocate(loader, err);
+    bool ok = token_stream_open(&loader->stream, options->pattern,
+                                &(TextOptions){options->tokenizer, options->no_tokenizer},
+                                options->vocab_size, err) &&
+              take_split(loader, options, err) && allocate(loader, err);
     if (ok) describe(loader, options);
     if (ok && start_reader(loader, err)) return loader;
     dataloader_close(loader);

@@ -1,7 +1,7 @@
 /* Token streams for training and validation: shards (uint16, uint32) or plain text, any number, any size.
  *
  * A source is a glob of shards in llm.c's format (magic 20240520 / 20240801), or of text files, which become
- * tokens in C (bytes, or a BPE tokenizer). All tokens of all files, in the order of the names, form one
+ * tokens in C. All tokens of all files, in the order of the names, form one
  * stream per split; nothing is dropped at file borders: windows run across them. */
 #pragma once
 #include <stdint.h>
@@ -15,9 +15,9 @@ extern "C" {
 typedef struct DataLoader DataLoader;
 
 typedef struct DataOptions {
-    const char *pattern; /* glob or path: shards or text files, not both */
-    const Tokenizer
-        *tokenizer; /* for text; also its vocabulary bounds every token of a shard (checked as read) */
+    const char *pattern;        /* glob or path: shards or text files, not both */
+    const Tokenizer *tokenizer; /* for text, which without one is refused */
+    const char *no_tokenizer;   /* why there is none, for the refusal; NULL: not known */
     int vocab_size; /* tokens >= vocab_size are an error naming file, position, value; 0: tokenizer's */
     enum {
         SPLIT_ALL,

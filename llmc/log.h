@@ -12,6 +12,7 @@
 #include <stddef.h>
 #include <stdint.h>
 #include "error.h"
+#include "tokenizer.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -37,6 +38,7 @@ typedef struct LogHeader {
     const char *device; /* ops->device_name() */
     const char *model;  /* "d12: 12 layers, ..." */
     int64_t n_parameters;
+    const Tokenizer *tokenizer;        /* NULL: none */
     const char *train_data, *val_data; /* dataloader_description; NULL: none */
     int n_ranks;
 } LogHeader;

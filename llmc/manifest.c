@@ -23,7 +23,8 @@ static bool check_flags(const char *flags, Error *err) {
     return ok || fail(err, EXIT_RUN, "the run's flags are no JSON object: %.200s", flags);
 }
 
-bool manifest_begin(JsonWriter *w, const TrainerState *state, bool model_only, Error *err) {
+bool manifest_begin(JsonWriter *w, const TrainerState *state, const Tokenizer *tokenizer, bool model_only,
+                    Error *err) {
     *w = (JsonWriter){.indent = 1};
     if (!check_flags(state->flags, err)) return false;
     json_begin_object(w, NULL);
@@ -38,6 +39,7 @@ bool manifest_begin(JsonWriter *w, const TrainerState *state, bool model_only, E
     json_write_double(w, "best_val_loss", state->best_val_loss);
     json_write_double(w, "val_loss", state->val_loss);
     json_write_bool(w, "best_only", state->best_only);
+    tokenizer_describe(w, tokenizer);
     json_write_raw(w, "flags", state->flags ? state->flags : "null");
     json_begin_array(w, "files");
     return true;

@@ -2,7 +2,8 @@
  *
  *   {"format_version": 1, "program": "...", "model_only": false,
  *    "step": 200, "data_position": ..., "tokens_seen": ..., "n_skipped": 0, "seed": ..., "best_val_loss":
- * null, "val_loss": null, "best_only": false, "flags": {...}, "files": [{"name": "model.safetensors", "tensors": {"wte.weight": "0a1b2c3d", ...},
+ * null, "val_loss": null, "best_only": false,
+ * "tokenizer": {"name": "bpe of 50257 tokens", "tokens": 50257, "source": "..."}, "flags": {...}, "files": [{"name": "model.safetensors", "tensors": {"wte.weight": "0a1b2c3d", ...},
  * "bytes": ..., "crc32c": "..."}], "crc32c": "..."} Checksums are CRC-32C in 8 lower-case hexadecimal digits.
  * The last one is of this file itself with the digits of that field as zeros. Those of the tensors serve to
  * say which one is damaged. Earlier programs wrote no val_loss and no best_only. */
@@ -18,7 +19,9 @@ extern "C" {
 #define MANIFEST_NAME "trainer_state.json"
 
 /* ---- writing: begin, then for each file begin_file ... end_file, then write ---- */
-bool manifest_begin(JsonWriter *w, const TrainerState *state, bool model_only, Error *err);
+/* tokenizer: named there for the reader; NULL: none. */
+bool manifest_begin(JsonWriter *w, const TrainerState *state, const Tokenizer *tokenizer, bool model_only,
+                    Error *err);
 void manifest_begin_file(JsonWriter *w, const char *name);
 void manifest_write_checksum(JsonWriter *w, const char *key, uint32_t crc);
 void manifest_end_file(JsonWriter *w, int64_t bytes, uint32_t crc);

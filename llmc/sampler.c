@@ -198,7 +198,7 @@ static bool encode_prompt(const SampleOptions *options, const Tokenizer *tokeniz
                         "--prompt: the tokenizer gives token %d, the model's vocabulary is %d",
                         (int)(*tokens)[i], V);
     if (*n > 0) return true;
-    const int eot = tokenizer ? tokenizer_eot(tokenizer) : GPT2_EOT, start = eot >= 0 ? eot : '\n';
+    const int start = tokenizer ? tokenizer_start(tokenizer) : GPT2_EOT;
     *tokens = malloc(sizeof **tokens);
     if (!*tokens) return fail(err, EXIT_RUN, "sampling: out of memory");
     **tokens = start < V ? start : 0;

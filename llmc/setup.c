@@ -8,9 +8,6 @@
 #include "manifest.h"
 #include "terminal.h"
 
-enum { GPT2_VOCAB = 50257 }; /* of shards that come without a tokenizer */
-static const char *const default_tokenizer = "data/gpt2_tokenizer.bin";
-
 bool setup_backend(Run *run, Error *err) {
     const Settings *s = &run->settings;
     const bool built = ops_cuda_bf16 != NULL, present = cuda_available();
@@ -26,33 +23,7 @@ bool setup_backend(Run *run, Error *err) {
     return true;
 }
 
-/* ---- tokenizer and model size ---- */
-
-/* How text becomes tokens: as the user says, as the model's files say, as the model's vocabulary suggests,
- * bytes. */
-static const char *tokenizer_spec(const Run *run) {
-    const Settings *s = &run->settings;
-    const char *path = run->model_path;
-    if (s->tokenizer) return s->tokenizer;
-    if (path[0] && (directory_has(path, "tokenizer.bin") || directory_has(path, "vocab.json"))) return path;
-    const bool of_bytes = path[0] ? run->config.vocab_size == 256 : !pattern_is_shards(s->train);
-    if (of_bytes) return "bytes";
-    return access(default_tokenizer, R_OK) == 0 ? default_tokenizer : NULL;
-}
-
-static bool setup_tokenizer(Run *run, Error *err) {
-    const Settings *s = &run->settings;
-    const char *spec = tokenizer_spec(run);
-    if (!spec && s->prompt && *s->prompt)
-        return fail(err, EXIT_INPUT,
-                    "--prompt: there is no tokenizer to encode it: %s is not there; hint: --tokenizer, or a "
-                    "script of data/, which writes it",
-                    default_tokenizer);
-    if (!spec) return true;
-    run->tokenizer = tokenizer_open(spec, err);
-    if (!run->tokenizer && s->tokenizer) fail_flag("tokenizer", err);
-    return run->tokenizer != NULL;
-}
+/* ---- model size ---- */
 
 static void override_size(GPT2Config *config, const Settings *s) {
     if (s->layers) config->n_layer = (int)s->layers;
@@ -125,13 +96,6 @@ static bool config_from_path(Run *run, Error *err) {
     return flags_check(s, run->n_ranks, err) && same_size(run, path, err);
 }
 
-static bool check_tokenizer(const Run *run, Error *err) {
-    if (!run->tokenizer || tokenizer_vocab_size(run->tokenizer) <= run->config.vocab_size) return true;
-    return fail(err, EXIT_INPUT, "the tokenizer %s has %d tokens, the model of %s knows %d",
-                tokenizer_name(run->tokenizer), tokenizer_vocab_size(run->tokenizer), run->model_path,
-                run->config.vocab_size);
-}
-
 static bool find_checkpoint(Run *run, Error *err) {
     if (!run->settings.resume) return true;
     if (checkpoint_find(run->settings.out, run->checkpoint, sizeof run->checkpoint, &run->checkpoint_step,
@@ -174,7 +138,7 @@ static bool size_from_files(Run *run, Error *err) {
         run->tokenizer = NULL;
         if (!model_moved(run)) return false;
     }
-    return check_tokenizer(run, err);
+    return true;
 }
 
 static bool load_model(Run *run, Error *err) {
@@ -254,8 +218,7 @@ void setup_print_model(const Run *run) {
                 "%s: %d layers, %d heads, %d channels, context %d, vocabulary %d (padded %d), %s parameters",
                 setup_model_name(run), c->n_layer, c->n_head, c->n_embd, c->max_seq_len, c->vocab_size,
                 c->padded_vocab_size, console_count(parameters, (double)gpt2_tensors(tensors, c)));
-    console_row(stdout, "tokenizer", "%s",
-                run->tokenizer ? tokenizer_name(run->tokenizer) : "none: samples are token ids");
+    setup_print_tokenizer(run);
 }
 
 void setup_print_memory(const Run *run) {

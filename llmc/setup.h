@@ -12,6 +12,8 @@
 extern "C" {
 #endif
 
+enum { GPT2_VOCAB = 50257 }; /* of shards that come without a tokenizer */
+
 /* --out, held open and locked while the run lasts. */
 typedef struct Output {
     int folder, lock; /* descriptors */
@@ -21,7 +23,9 @@ typedef struct Output {
 typedef struct Run {
     Settings settings;
     const Ops *ops;
-    Tokenizer *tokenizer; /* NULL: samples are token ids */
+    Tokenizer *tokenizer;         /* NULL: samples are token ids, and text is refused */
+    const char *tokenizer_origin; /* how it was chosen, for the header */
+    char no_tokenizer[1000];      /* where there is none: which file is missing */
     GPT2Config config;
     GPT2 model;
     DataLoader *train, *val;  /* NULL where the run needs none */
@@ -45,6 +49,8 @@ bool setup_check_output(Run *run, Error *err);
 /* --resume finds the newest whole checkpoint under --out; then tokenizer and model size, from flags or
  * checkpoint. */
 bool setup_model_size(Run *run, Error *err);
+/* Chooses and opens the tokenizer, and holds it to the model's vocabulary. */
+bool setup_tokenizer(Run *run, Error *err);
 /* Opens the device; a memory plan that does not fit it is refused before anything is read or allocated. */
 bool setup_device(Run *run, Error *err);
 /* Opens and checks the files of --train and --val; nothing for sampling. */
@@ -69,6 +75,7 @@ int64_t setup_model_step(const Run *run);
 void setup_print_device(const Run *run);
 /* One row for the model's size, one for its tokenizer. */
 void setup_print_model(const Run *run);
+void setup_print_tokenizer(const Run *run);
 /* --memory: prints the plan tensor by tensor; allocates nothing. */
 void setup_print_memory(const Run *run);
 /* Bytes that the run takes on the device, measured; to compare with the plan. */

@@ -50,6 +50,7 @@ static DataLoader *open_data(const Run *run, Purpose purpose, Error *err) {
     DataOptions options = {
         .pattern = own_val ? s->val : s->train,
         .tokenizer = run->tokenizer,
+        .no_tokenizer = run->no_tokenizer,
         .vocab_size = run->config.vocab_size,
         .B = (int)s->batch,
         .T = (int)s->seq,

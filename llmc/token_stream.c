@@ -1,11 +1,11 @@
 #include "token_stream.h"
 #include <glob.h>
-#include <limits.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
+#include "file_kind.h"
 #include "files.h"
-#include "shard.h"
 
 enum { TEXT_CHUNK_BYTES = 4 << 20 };
 
@@ -40,6 +40,16 @@ static bool find_files(TokenStream *stream, const char *pattern, Error *err) {
     qsort(found.gl_pathv, found.gl_pathc, sizeof *found.gl_pathv, compare_names);
     bool ok = copy_names(stream, found.gl_pathv, found.gl_pathc, err);
     globfree(&found);
+    return ok;
+}
+
+bool token_stream_first_file(const char *pattern, char path[PATH_MAX]) {
+    TokenStream stream = {0};
+    Error ignored;
+    for (int i = 0; i < OPEN_FILES; i++) stream.open[i].fd = -1;
+    const bool ok = find_files(&stream, pattern, &ignored) &&
+                    snprintf(path, PATH_MAX, "%s", stream.files[0].path) < PATH_MAX;
+    token_stream_close(&stream);
     return ok;
 }
 
@@ -113,7 +123,8 @@ static bool encode_chunk(TokenStream *stream, const char *path, int fd, int64_t 
     int32_t *tokens = NULL;
     char *text = malloc((size_t)n);
     bool ok = text || fail(err, EXIT_RUN, "%s: out of memory for %lld bytes of it", path, (long long)n);
-    ok = ok && file_read_at(fd, path, text, (size_t)n, at, err);
+    ok = ok && file_read_at(fd, path, text, (size_t)n, at, err) &&
+         file_kind_check(path, text, (size_t)n, at, err);
     if (ok) {
         *used = is_last ? n : (int64_t)cut_of(text, (size_t)n);
         ok = tokenizer_encode(tokenizer, text, (size_t)*used, &tokens, &n_tokens, err) &&
@@ -153,7 +164,18 @@ static bool open_texts(TokenStream *stream, const Tokenizer *tokenizer, Error *e
 
 /* ---- open, close ---- */
 
-static bool open_files(TokenStream *stream, const Tokenizer *tokenizer, Error *err) {
+static bool refuse_text(const TokenStream *stream, const char *reason, Error *err) {
+    const char *path = stream->files[0].path;
+    int64_t size;
+    const int fd = file_open(path, &size, err); /* a folder is told as such */
+    if (fd < 0) return false;
+    close(fd);
+    return fail(err, EXIT_INPUT,
+                "%s is text, and there is no tokenizer for it%s%s; hint: --tokenizer PATH, or bytes", path,
+                reason ? ": " : "", reason ? reason : "");
+}
+
+static bool open_files(TokenStream *stream, const TextOptions *text, Error *err) {
     bool shards = shard_is_meant(stream->files[0].path);
     for (int i = 1; i < stream->n_files; i++) {
         if (shard_is_meant(stream->files[i].path) != shards)
@@ -161,18 +183,18 @@ static bool open_files(TokenStream *stream, const Tokenizer *tokenizer, Error *e
                         "%s is %s, but %s is not; hint: a narrower pattern, such as '*_train_*.bin'",
                         stream->files[0].path, shards ? "a token shard" : "text", stream->files[i].path);
     }
-    return shards ? open_shards(stream, err) : open_texts(stream, tokenizer, err);
+    if (shards) return open_shards(stream, err);
+    return text->tokenizer ? open_texts(stream, text->tokenizer, err)
+                           : refuse_text(stream, text->no_tokenizer, err);
 }
 
-bool token_stream_open(TokenStream *stream, const char *pattern, const Tokenizer *tokenizer, int vocab_size,
+bool token_stream_open(TokenStream *stream, const char *pattern, const TextOptions *text, int vocab_size,
                        Error *err) {
     *stream = (TokenStream){.vocab_size = vocab_size};
     for (int i = 0; i < OPEN_FILES; i++) stream->open[i].fd = -1;
-    Tokenizer *bytes = tokenizer ? NULL : tokenizer_open("bytes", err);
-    bool ok = tokenizer || bytes;
-    if (ok && vocab_size == 0) stream->vocab_size = tokenizer ? tokenizer_vocab_size(tokenizer) : INT_MAX;
-    ok = ok && find_files(stream, pattern, err) && open_files(stream, tokenizer ? tokenizer : bytes, err);
-    tokenizer_close(bytes);
+    if (vocab_size == 0)
+        stream->vocab_size = text->tokenizer ? tokenizer_vocab_size(text->tokenizer) : INT_MAX;
+    const bool ok = find_files(stream, pattern, err) && open_files(stream, text, err);
     if (!ok) token_stream_close(stream);
     return ok;
 }

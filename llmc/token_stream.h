@@ -3,8 +3,10 @@
  *
  * To add a kind of file: a reader beside shard.h, a case in open_files (token_stream.c). */
 #pragma once
+#include <limits.h>
 #include <stdint.h>
 #include "error.h"
+#include "shard.h"
 #include "tokenizer.h"
 
 typedef struct TokenFile {
@@ -28,9 +30,16 @@ typedef struct TokenStream {
     } open[OPEN_FILES];
 } TokenStream;
 
-/* pattern: a path or a glob. tokenizer: for text (NULL: bytes). vocab_size 0: the tokenizer's. */
-bool token_stream_open(TokenStream *stream, const char *pattern, const Tokenizer *tokenizer, int vocab_size,
+typedef struct TextOptions {
+    const Tokenizer *tokenizer; /* for text; NULL: text is refused */
+    const char *no_tokenizer;   /* why; NULL: not known */
+} TextOptions;
+
+/* pattern: a path or a glob. vocab_size 0: the tokenizer's. */
+bool token_stream_open(TokenStream *stream, const char *pattern, const TextOptions *text, int vocab_size,
                        Error *err);
+/* The first file of the pattern, in the order of the names; false where there is none. */
+bool token_stream_first_file(const char *pattern, char path[PATH_MAX]);
 void token_stream_close(TokenStream *stream);
 /* Tokens [first, first + n) of the stream into out (n). One thread at a time. False: an I/O error, or a token
  * that is not below vocab_size, with its file and place. */

@@ -3,7 +3,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
-#include <unistd.h>
 #include "bpe.h"
 #include "files.h"
 #include "vocabulary.h"
@@ -13,6 +12,7 @@ struct Tokenizer {
     bool is_bytes; /* 256 tokens, token = byte: no merges, bpe unused */
     Bpe bpe;
     char name[64];
+    char source[PATH_MAX]; /* the file that the vocabulary is of, or "bytes" */
 };
 
 /* ---- opening ---- */
@@ -34,35 +34,106 @@ static bool is_byte_vocabulary(const Vocabulary *vocabulary) {
     return true;
 }
 
-/* The vocabulary of a directory: tokenizer.bin, or else vocab.json; *from_json says which. */
-static bool read_directory(Vocabulary *vocabulary, const char *directory, bool *from_json, Error *err) {
+/* The tokens are read: now the merges, which the file's own must agree with. */
+static bool enter(Tokenizer *tokenizer, Error *err) {
+    const Vocabulary *vocabulary = &tokenizer->vocabulary;
+    Error why;
+    tokenizer->is_bytes = is_byte_vocabulary(vocabulary);
+    if (!tokenizer->is_bytes && !bpe_open(&tokenizer->bpe, vocabulary->n_tokens, vocabulary->bytes,
+                                          vocabulary->offsets, vocabulary->eot, &why))
+        return fail(err, why.exit_code, "%s: %s", tokenizer->source, why.text);
+    return vocabulary_check_merges(vocabulary, tokenizer->is_bytes ? NULL : &tokenizer->bpe, err);
+}
+
+static bool read_bin_in(Vocabulary *vocabulary, const char *directory, Error *err) {
     char path[PATH_MAX];
-    if (!path_join(path, directory, "tokenizer.bin", err)) return false;
-    if (access(path, F_OK) == 0) return vocabulary_read_bin(vocabulary, path, err);
-    if (!path_join(path, directory, "vocab.json", err)) return false;
-    *from_json = access(path, F_OK) == 0;
-    if (*from_json) return vocabulary_read_hf(vocabulary, directory, err);
-    return fail(err, EXIT_INPUT, "%s: no tokenizer there: expected tokenizer.bin or vocab.json", directory);
+    return path_join(path, directory, "tokenizer.bin", err) && vocabulary_read_bin(vocabulary, path, err);
+}
+
+static bool read_json_in(Vocabulary *vocabulary, const char *directory, Error *err) {
+    char path[PATH_MAX];
+    return path_join(path, directory, "tokenizer.json", err) && vocabulary_read_json(vocabulary, path, err);
+}
+
+/* The vocabularies that a directory can have. A file is there, too, if it is a link to nothing. */
+static const struct Source {
+    const char *names[2]; /* one of them says that it is meant to be there */
+    bool (*read)(Vocabulary *vocabulary, const char *directory, Error *err);
+} sources[] = {
+    {{"tokenizer.bin", NULL},      read_bin_in       },
+    {{"tokenizer.json", NULL},     read_json_in      },
+    {{"vocab.json", "merges.txt"}, vocabulary_read_hf},
+};
+enum { N_SOURCES = sizeof sources / sizeof *sources };
+
+static bool source_is_in(const struct Source *source, const char *directory) {
+    char path[PATH_MAX];
+    struct stat info;
+    Error ignored;
+    for (int i = 0; i < 2 && source->names[i]; i++)
+        if (path_join(path, directory, source->names[i], &ignored) && lstat(path, &info) == 0) return true;
+    return false;
+}
+
+bool tokenizer_is_in(const char *directory) {
+    for (int i = 0; i < N_SOURCES; i++)
+        if (source_is_in(&sources[i], directory)) return true;
+    return false;
+}
+
+/* A second vocabulary of the directory: the same tokens, of which special ones at the end may be missing. */
+static bool check_agrees(const Tokenizer *tokenizer, const Vocabulary *other, const char *path, Error *err) {
+    const Vocabulary *first = &tokenizer->vocabulary;
+    const Bpe *bpe = tokenizer->is_bytes ? NULL : &tokenizer->bpe;
+    int n = other->n_tokens;
+    bool same = n <= first->n_tokens &&
+                memcmp(first->offsets, other->offsets, sizeof(uint32_t) * ((size_t)n + 1)) == 0 &&
+                memcmp(first->bytes, other->bytes, other->offsets[n]) == 0;
+    for (int i = n; same && i < first->n_tokens; i++)
+        same = bpe && bpe->parts[i][0] < 0 && first->offsets[i + 1] - first->offsets[i] > 1;
+    if (!same)
+        return fail(err, EXIT_INPUT,
+                    "%s: its tokens are not those of %s beside it; hint: remove the wrong one", path,
+                    tokenizer->source);
+    return vocabulary_check_merges(other, bpe, err);
+}
+
+static bool open_directory(Tokenizer *tokenizer, const char *directory, Error *err) {
+    for (int i = 0; i < N_SOURCES; i++) {
+        char path[PATH_MAX];
+        Vocabulary other = {0};
+        if (!source_is_in(&sources[i], directory)) continue;
+        if (!path_join(path, directory, sources[i].names[0], err)) return false;
+        const bool is_first = !tokenizer->source[0];
+        bool ok = sources[i].read(is_first ? &tokenizer->vocabulary : &other, directory, err);
+        if (is_first) memcpy(tokenizer->source, path, sizeof path);
+        ok = ok && (is_first ? enter(tokenizer, err) : check_agrees(tokenizer, &other, path, err));
+        vocabulary_free(&other);
+        if (!ok) return false;
+    }
+    return tokenizer->source[0] ||
+           fail(
+               err, EXIT_INPUT,
+               "%s: no tokenizer there: expected tokenizer.bin, tokenizer.json, or vocab.json and merges.txt",
+               directory);
+}
+
+static bool ends_with(const char *text, const char *end) {
+    size_t n = strlen(text), m = strlen(end);
+    return n >= m && strcmp(text + n - m, end) == 0;
 }
 
 static bool open_spec(Tokenizer *tokenizer, const char *spec, Error *err) {
     Vocabulary *vocabulary = &tokenizer->vocabulary;
     struct stat info;
-    bool from_json = false;
-    if (strcmp(spec, "bytes") == 0) {
-        if (!make_bytes(vocabulary, err)) return false;
-    } else if (stat(spec, &info) == 0 && S_ISDIR(info.st_mode)) {
-        if (!read_directory(vocabulary, spec, &from_json, err)) return false;
-    } else {
-        if (!vocabulary_read_bin(vocabulary, spec, err)) return false;
-    }
-    tokenizer->is_bytes = is_byte_vocabulary(vocabulary);
-    if (tokenizer->is_bytes) return true;
-    Error why;
-    if (!bpe_open(&tokenizer->bpe, vocabulary->n_tokens, vocabulary->bytes, vocabulary->offsets,
-                  vocabulary->eot, &why))
-        return fail(err, why.exit_code, "%s: %s", spec, why.text);
-    return !from_json || vocabulary_check_merges(&tokenizer->bpe, spec, err);
+    const bool by_bytes = strcmp(spec, "bytes") == 0;
+    if (!by_bytes && stat(spec, &info) == 0 && S_ISDIR(info.st_mode))
+        return open_directory(tokenizer, spec, err);
+    snprintf(tokenizer->source, sizeof tokenizer->source, "%s", spec);
+    const bool ok = by_bytes                   ? make_bytes(vocabulary, err)
+                    : ends_with(spec, ".json") ? vocabulary_read_json(vocabulary, spec, err)
+                                               : vocabulary_read_bin(vocabulary, spec, err);
+    return ok && enter(tokenizer, err);
 }
 
 Tokenizer *tokenizer_open(const char *spec, Error *err) {
@@ -78,7 +149,7 @@ Tokenizer *tokenizer_open(const char *spec, Error *err) {
     if (tokenizer->is_bytes) {
         snprintf(tokenizer->name, sizeof tokenizer->name, "bytes");
     } else {
-        snprintf(tokenizer->name, sizeof tokenizer->name, "gpt2 bpe (%d)", tokenizer->vocabulary.n_tokens);
+        snprintf(tokenizer->name, sizeof tokenizer->name, "bpe of %d tokens", tokenizer->vocabulary.n_tokens);
     }
     return tokenizer;
 }
@@ -102,6 +173,27 @@ int tokenizer_eot(const Tokenizer *tokenizer) {
 
 const char *tokenizer_name(const Tokenizer *tokenizer) {
     return tokenizer->name;
+}
+
+const char *tokenizer_source(const Tokenizer *tokenizer) {
+    return tokenizer->source;
+}
+
+void tokenizer_describe(JsonWriter *w, const Tokenizer *tokenizer) {
+    if (!tokenizer) {
+        json_write_null(w, "tokenizer");
+        return;
+    }
+    json_begin_object(w, "tokenizer");
+    json_write_string(w, "name", tokenizer->name);
+    json_write_int(w, "tokens", tokenizer->vocabulary.n_tokens);
+    json_write_string(w, "source", tokenizer->source);
+    json_end_object(w);
+}
+
+int tokenizer_start(const Tokenizer *tokenizer) {
+    if (tokenizer->vocabulary.eot >= 0) return tokenizer->vocabulary.eot;
+    return tokenizer->is_bytes ? '\n' : tokenizer->bpe.byte_token['\n'];
 }
 
 const char *tokenizer_bytes(const Tokenizer *tokenizer, int token, size_t *length) {
@@ -131,7 +223,7 @@ bool tokenizer_encode(const Tokenizer *tokenizer, const char *text, size_t lengt
 /* ---- saving ---- */
 
 bool tokenizer_save(const Tokenizer *tokenizer, const char *directory, Error *err) {
-    if (!vocabulary_write_bin(&tokenizer->vocabulary, directory, err)) return false;
-    return tokenizer->is_bytes ||
-           vocabulary_write_hf(&tokenizer->vocabulary, &tokenizer->bpe, directory, err);
+    const Bpe *bpe = tokenizer->is_bytes ? NULL : &tokenizer->bpe;
+    return vocabulary_write_bin(&tokenizer->vocabulary, directory, err) &&
+           vocabulary_write_hf(&tokenizer->vocabulary, bpe, directory, err);
 }

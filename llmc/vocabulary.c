@@ -19,6 +19,8 @@ bool vocabulary_alloc(Vocabulary *vocabulary, int n_tokens, size_t n_bytes, Erro
 void vocabulary_free(Vocabulary *vocabulary) {
     free(vocabulary->bytes);
     free(vocabulary->offsets);
+    free(vocabulary->merges);
+    free(vocabulary->file);
     *vocabulary = (Vocabulary){.eot = -1};
 }
 
@@ -27,7 +29,7 @@ void vocabulary_free(Vocabulary *vocabulary) {
 /* The header's fields, checked against each other and against the size of the file. */
 static bool check_header(const uint32_t *header, size_t size, const char *path, Error *err) {
     const char *hint =
-        "a tokenizer is `bytes`, a llm.c tokenizer .bin, or a directory with tokenizer.bin or vocab.json";
+        "a tokenizer is `bytes`, a llm.c tokenizer .bin, a tokenizer.json, or a directory that holds one";
     if (header[0] != MAGIC)
         return fail(err, EXIT_INPUT, "%s: magic: expected %d (a llm.c tokenizer), found %u; hint: %s", path,
                     MAGIC, header[0], hint);

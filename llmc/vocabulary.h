@@ -1,5 +1,5 @@
-/* The tokens of a tokenizer as byte strings, and the files that hold them: llm.c's tokenizer .bin, and
- * Hugging Face's vocab.json with merges.txt. Private to tokenizer.c and its files. */
+/* The tokens of a tokenizer as byte strings, and the files that hold them: llm.c's tokenizer .bin, Hugging
+ * Face's tokenizer.json, and its vocab.json with merges.txt. Private to tokenizer.c and its files. */
 #pragma once
 #include <stddef.h>
 #include <stdint.h>
@@ -11,6 +11,8 @@ typedef struct Vocabulary {
     int eot;           /* end-of-text id, -1: none */
     uint8_t *bytes;    /* all tokens end to end */
     uint32_t *offsets; /* (n_tokens + 1) token i is bytes[offsets[i], offsets[i+1]) */
+    char *merges;      /* as the lines of a merges.txt without its header; NULL: the file says none */
+    char *file;        /* where the merges stand, for messages; NULL with them */
 } Vocabulary;
 
 /* Room for n_tokens tokens of n_bytes bytes in all. */
@@ -22,11 +24,13 @@ void vocabulary_free(Vocabulary *vocabulary);
 bool vocabulary_read_bin(Vocabulary *vocabulary, const char *path, Error *err);
 bool vocabulary_write_bin(const Vocabulary *vocabulary, const char *directory, Error *err);
 
-/* vocab.json: {token: id}, its bytes spelled as printable characters (hf_spell). */
+/* vocab.json: {token: id}, its bytes spelled as printable characters (hf_spell); and merges.txt beside it. */
 bool vocabulary_read_hf(Vocabulary *vocabulary, const char *directory, Error *err);
-/* merges.txt of the directory, where there is one, must be the merges that the ids imply. */
-bool vocabulary_check_merges(const Bpe *bpe, const char *directory, Error *err);
-/* vocab.json, merges.txt, tokenizer_config.json, special_tokens_map.json. */
+/* tokenizer.json: vocabulary, merges, and how text is cut, which must be GPT-2's way. */
+bool vocabulary_read_json(Vocabulary *vocabulary, const char *path, Error *err);
+/* The merges that the file states, if it does, must be those that the ids imply. bpe NULL: none. */
+bool vocabulary_check_merges(const Vocabulary *vocabulary, const Bpe *bpe, Error *err);
+/* vocab.json, merges.txt, tokenizer_config.json, special_tokens_map.json. bpe NULL: there are no merges. */
 bool vocabulary_write_hf(const Vocabulary *vocabulary, const Bpe *bpe, const char *directory, Error *err);
 
 /* Creates DIRECTORY/NAME, flushed to the disk; removed if that fails. */

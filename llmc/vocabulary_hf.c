@@ -5,8 +5,7 @@
 #include <string.h>
 #include <unistd.h>
 #include "files.h"
-#include "json.h"
-#include "vocabulary.h"
+#include "vocabulary_hf.h"
 
 static const char *const eot_text = "<|endoftext|>";
 
@@ -51,58 +50,96 @@ static size_t unspell(const uint32_t code_points[256], const char *text, size_t 
 
 /* ---- vocab.json ---- */
 
-/* Fills by_id with the member of each id: all in [0, n), none twice. */
-static bool order_by_id(const JsonValue *root, const JsonValue **by_id, const char *path, Error *err) {
-    for (const JsonValue *member = root->first; member; member = member->next) {
+bool hf_enter(const JsonValue *vocab, HfToken *tokens, int n, const char *path, Error *err) {
+    for (const JsonValue *member = vocab->first; member; member = member->next) {
         int64_t id;
-        if (!json_int64(member, &id) || id < 0 || id >= root->n)
+        if (!json_int64(member, &id) || id < 0 || id >= n)
             return fail(err, EXIT_INPUT,
-                        "%s: id of token \"%.60s\": expected an integer below the %lld tokens, found %.30s",
-                        path, member->key, (long long)root->n,
-                        member->text ? member->text : json_type_name(member));
-        if (by_id[id])
+                        "%s: id of token \"%.60s\": expected an integer below the %d tokens, found %.30s",
+                        path, member->key, n, member->text ? member->text : json_type_name(member));
+        if (tokens[id].text)
             return fail(err, EXIT_INPUT, "%s: tokens \"%.60s\" and \"%.60s\" have the same id %lld", path,
-                        by_id[id]->key, member->key, (long long)id);
-        by_id[id] = member;
+                        tokens[id].text, member->key, (long long)id);
+        tokens[id] = (HfToken){member->key, member->key_length, false};
     }
     return true;
 }
 
-static bool fill_from_json(Vocabulary *vocabulary, const JsonValue *root, const char *path, Error *err) {
-    const JsonValue **by_id = calloc((size_t)root->n, sizeof(*by_id));
-    bool ok = by_id || fail(err, EXIT_RUN, "%s: out of memory for %lld tokens", path, (long long)root->n);
-    ok = ok && order_by_id(root, by_id, path, err);
+bool hf_fill(Vocabulary *vocabulary, const HfToken *tokens, int n, const char *path, Error *err) {
     uint32_t code_points[256];
+    size_t n_bytes = 0;
+    for (int i = 0; i < n; i++) n_bytes += tokens[i].length;
+    if (n_bytes > UINT32_MAX)
+        return fail(err, EXIT_INPUT, "%s: %zu bytes of tokens: expected less than 4 GiB", path, n_bytes);
+    if (!vocabulary_alloc(vocabulary, n, n_bytes, err)) return false;
     make_spelling(code_points);
-    for (int i = 0; ok && i < vocabulary->n_tokens; i++) {
+    for (int i = 0; i < n; i++) {
         uint8_t *out = vocabulary->bytes + vocabulary->offsets[i];
-        size_t length = unspell(code_points, by_id[i]->key, by_id[i]->key_length, out);
+        size_t length = tokens[i].added ? 0 : unspell(code_points, tokens[i].text, tokens[i].length, out);
         if (length == 0) { /* not spelled: a special token, its text as it is */
-            length = by_id[i]->key_length;
-            memcpy(out, by_id[i]->key, length);
+            length = tokens[i].length;
+            memcpy(out, tokens[i].text, length);
         }
         vocabulary->offsets[i + 1] = vocabulary->offsets[i] + (uint32_t)length;
-        if (strcmp(by_id[i]->key, eot_text) == 0) vocabulary->eot = i;
+        if (strcmp(tokens[i].text, eot_text) == 0) vocabulary->eot = i;
     }
-    free(by_id);
+    return true;
+}
+
+static bool read_vocab(Vocabulary *vocabulary, const JsonValue *root, const char *path, Error *err) {
+    if (root->type != JSON_OBJECT || root->n < 1)
+        return fail(err, EXIT_INPUT,
+                    "%s: expected an object {token: id} with at least one token, found %s of %lld values",
+                    path, json_type_name(root), (long long)root->n);
+    HfToken *tokens = calloc((size_t)root->n, sizeof *tokens);
+    bool ok = tokens || fail(err, EXIT_RUN, "%s: out of memory for %lld tokens", path, (long long)root->n);
+    ok = ok && hf_enter(root, tokens, (int)root->n, path, err) &&
+         hf_fill(vocabulary, tokens, (int)root->n, path, err);
+    free(tokens);
+    return ok;
+}
+
+/* merges.txt after its header. */
+static bool read_merges(Vocabulary *vocabulary, const char *directory, Error *err) {
+    char path[PATH_MAX];
+    size_t size;
+    if (!path_join(path, directory, "merges.txt", err)) return false;
+    char *file = file_read(path, JSON_MAX_BYTES, &size, err);
+    if (!file) return false;
+    if (strncmp(file, "#version", 8) == 0) {
+        size_t header = strcspn(file, "\n");
+        header += file[header] == '\n';
+        memmove(file, file + header, size - header + 1);
+    }
+    vocabulary->merges = file;
+    vocabulary->file = strdup(path);
+    return vocabulary->file || fail(err, EXIT_RUN, "%s: out of memory", path);
+}
+
+/* What the configuration beside the vocabulary may say of how text becomes tokens, where no tokenizer.json says it. */
+static bool check_class(const char *directory, Error *err) {
+    static const char *const known[] = {"GPT2Tokenizer", "GPT2TokenizerFast"};
+    char path[PATH_MAX];
+    if (!path_join(path, directory, "tokenizer_config.json", err)) return false;
+    if (access(path, F_OK) != 0) return true;
+    Json *json = json_read(path, err);
+    if (!json) return false;
+    const JsonValue *name = json_get(json_root(json), "tokenizer_class");
+    bool ok = !name || name->type == JSON_NULL;
+    for (int i = 0; i < 2; i++) ok = ok || json_equals(name, known[i]);
+    if (!ok)
+        fail(err, EXIT_INPUT, "%s: tokenizer_class: expected GPT2Tokenizer, found %.80s", path,
+             name->type == JSON_STRING ? name->text : json_type_name(name));
+    json_free(json);
     return ok;
 }
 
 bool vocabulary_read_hf(Vocabulary *vocabulary, const char *directory, Error *err) {
     char path[PATH_MAX];
-    if (!path_join(path, directory, "vocab.json", err)) return false;
+    if (!path_join(path, directory, "vocab.json", err) || !check_class(directory, err)) return false;
     Json *json = json_read(path, err);
     if (!json) return false;
-    const JsonValue *root = json_root(json);
-    bool ok = false;
-    if (root->type != JSON_OBJECT || root->n < 1) {
-        fail(err, EXIT_INPUT,
-             "%s: expected an object {token: id} with at least one token, found %s of %lld values", path,
-             json_type_name(root), (long long)root->n);
-    } else {
-        ok = vocabulary_alloc(vocabulary, (int)root->n, root->end - root->begin, err) &&
-             fill_from_json(vocabulary, root, path, err);
-    }
+    bool ok = read_vocab(vocabulary, json_root(json), path, err) && read_merges(vocabulary, directory, err);
     json_free(json);
     return ok;
 }
@@ -142,26 +179,18 @@ static int64_t first_difference(const char *a, const char *b) {
     return *a || *b ? line : 0;
 }
 
-bool vocabulary_check_merges(const Bpe *bpe, const char *directory, Error *err) {
-    char path[PATH_MAX];
-    if (!path_join(path, directory, "merges.txt", err)) return false;
-    if (access(path, F_OK) != 0) return true;
-    size_t size;
-    char *file = file_read(path, JSON_MAX_BYTES, &size, err);
-    if (!file) return false;
-    const char *merges = file;
-    int64_t header_lines = strncmp(file, "#version", 8) == 0;
-    if (header_lines) merges += strcspn(file, "\n") + (strchr(file, '\n') != NULL);
+bool vocabulary_check_merges(const Vocabulary *vocabulary, const Bpe *bpe, Error *err) {
+    if (!vocabulary->merges) return true;
     JsonWriter w = {0};
-    append_merges(&w, bpe);
-    bool ok = !w.failed || fail(err, EXIT_RUN, "%s: out of memory", path);
-    int64_t line = ok ? first_difference(merges, w.data ? w.data : "") : 0;
+    if (bpe) append_merges(&w, bpe);
+    bool ok = !w.failed || fail(err, EXIT_RUN, "%s: out of memory", vocabulary->file);
+    int64_t line = ok ? first_difference(vocabulary->merges, w.data ? w.data : "") : 0;
     if (line > 0)
         ok = fail(err, EXIT_INPUT,
-                  "%s: line %lld: the merges are not in the order of the ids in vocab.json, as GPT-2's are",
-                  path, (long long)(line + header_lines));
+                  "%s: merge %lld: the merges are not those of the vocabulary in the order of its ids, as "
+                  "GPT-2's are",
+                  vocabulary->file, (long long)line);
     json_writer_free(&w);
-    free(file);
     return ok;
 }
 
@@ -183,7 +212,7 @@ static void write_vocab(JsonWriter *w, const Vocabulary *vocabulary) {
 static void write_merges(JsonWriter *w, const Bpe *bpe) {
     const char *version = "#version: 0.2\n";
     json_append(w, version, strlen(version));
-    append_merges(w, bpe);
+    if (bpe) append_merges(w, bpe);
 }
 
 static void write_special_tokens(JsonWriter *w, const char *eot) {
@@ -216,6 +245,7 @@ bool vocabulary_write_hf(const Vocabulary *vocabulary, const Bpe *bpe, const cha
     w.indent = 2;
     json_begin_object(&w, NULL);
     json_write_bool(&w, "add_prefix_space", false);
+    json_write_bool(&w, "clean_up_tokenization_spaces", false); /* else decoding drops spaces: "a ." */
     json_write_string(&w, "tokenizer_class", "GPT2Tokenizer");
     write_special_tokens(&w, eot);
     json_end_object(&w);

@@ -53,7 +53,7 @@ LIKELY = [
     ("llmc/sampl", "test_sampler"),
     ("llmc/profile", "test_profile test_step.sh"),
     ("train_gpt2", "test_program test_step.sh test_cli.sh"),
-    ("data/", "test_scripts.sh"),
+    ("data/", "test_data.sh test_scripts.sh"),
     ("scripts/", "test_comparisons.sh test_scripts.sh"),
 ]
 

@@ -185,7 +185,7 @@ static void test_damage(void) {
     snprintf(newest, sizeof newest, "%s", checkpoint);
     CHECK(save(out, 1, 1, 0, &err) && save(out, 2, 2, 0, &err), "%s", err.text);
     CHECK(newest_seed(in_folder("run")) == 2, "the newest is found");
-    if (!CHECK(directory_list(newest, "", &names, &n, &err) && n == 5, "%d files", n)) return;
+    if (!CHECK(directory_list(newest, "", &names, &n, &err) && n == 9, "%d files", n)) return;
     test_bit_flips(newest, names, n);
     test_all_flips_of_state(newest);
     for (int i = 0; i < n; i++) test_cuts(newest, names[i]);
@@ -341,7 +341,7 @@ static void test_durable(void) {
     n_synced = 0;
     CHECK(save(in_folder("durable"), 1, 1, 0, &err) && save(in_folder("durable"), 2, 1, 0, &err), "%s",
           err.text);
-    if (!CHECK(directory_list(in_folder("durable/step_00000001"), "", &names, &n, &err) && n == 5, "%d files",
+    if (!CHECK(directory_list(in_folder("durable/step_00000001"), "", &names, &n, &err) && n == 9, "%d files",
                n))
         return;
     for (int i = 0; i < n; i++) {

@@ -106,7 +106,7 @@ check "a validation shard of its own: exit code $status" [ "$status" -eq 0 ]
 check "a validation shard of its own is not" [ "$(grep -c '^note:' "$work/out")" -eq 0 ]
 rm "$work/good_001.bin"
 elsewhere $tiny --train "good_*.bin" --prompt a --out unprompted
-refused "a prompt without a tokenizer" '--prompt: .*data/gpt2_tokenizer.bin is not there; hint: --tokenizer'
+refused "a prompt without a tokenizer" '--prompt: .*there is no gpt2_tokenizer.bin in \. or above it; hint: --tokenizer'
 check "a prompt without a tokenizer: found before the first step" [ ! -e "$work/unprompted" ]
 refuses "bad tokenizer" '--tokenizer: .*empty.txt' $tiny --train "$work/text.txt" --tokenizer "$work/empty.txt"
 

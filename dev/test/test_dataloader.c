@@ -178,10 +178,12 @@ static void test_seek(void) {
     empty_folder();
 }
 
-/* Text is bytes; the last tenth validates; files join in the order of their names. */
+/* Text by bytes; the last tenth validates; files join in the order of their names. */
 static void test_text(void) {
     char text[1000];
-    for (int i = 0; i < 1000; i++) text[i] = (char)(i * 7 % 251);
+    Error err = {0};
+    Tokenizer *bytes = tokenizer_open("bytes", &err);
+    for (int i = 0; i < 1000; i++) text[i] = (char)(1 + i * 7 % 251);
     write_file("1.txt", text, 333);
     write_file("2.txt", text + 333, 667);
     static const struct {
@@ -195,7 +197,7 @@ static void test_text(void) {
     for (int i = 0; i < 3; i++) {
         DataOptions options = options_of("*.txt", 1, 33);
         options.split = cases[i].split;
-        options.vocab_size = 256;
+        options.tokenizer = bytes;
         DataLoader *loader = open_or_report(&options);
         int32_t batch[66];
         int wrong = 0;
@@ -213,10 +215,91 @@ static void test_text(void) {
     }
     DataOptions options = options_of("*.txt", 1, 100);
     options.split = SPLIT_VAL;
+    options.tokenizer = bytes;
     expect_refusal(&options, "100 tokens in its last tenth: expected at least 101", "hint");
     write_file("2.txt", "", 0);
     options.pattern = path_of("2.txt");
     expect_refusal(&options, "2.txt: 0 tokens", "hint");
+    options.tokenizer = NULL;
+    expect_refusal(&options, "2.txt is text, and there is no tokenizer for it; hint: ", "bytes");
+    options.no_tokenizer = "X is missing";
+    expect_refusal(&options, "no tokenizer for it: X is missing; hint: ", "");
+    tokenizer_close(bytes);
+    empty_folder();
+}
+
+/* A file that is no text is refused by the name of its kind. */
+static void test_kinds(void) {
+    static const struct {
+        size_t n;
+        const char *bytes, *words;
+    } cases[] = {
+        {10, "\x1F\x8B\x08\0\0\0\0\0\0\x03", "looks like gzip, not text; hint: gunzip"        },
+        {6,  "\x28\xB5\x2F\xFDxx",           "looks like zstd, not text; hint: unzstd"        },
+        {8,  "\xFD\x37zXZ\0\0\x04",          "looks like xz, not text; hint: unxz"            },
+        {10, "BZh91AY&SY",                   "looks like bzip2, not text; hint: bunzip2"      },
+        {6,  "\x04\x22\x4D\x18xx",           "looks like lz4"                                 },
+        {6,  "PK\3\4xx",                     "looks like zip, not text; hint: unzip"          },
+        {8,  "7z\xBC\xAF\x27\x1Cxx",         "looks like 7-zip"                               },
+        {8,  "PAR1\x15\x04\x15x",            "looks like parquet, not text; hint: data/"      },
+        {9,  "ARROW1\0\0x",                  "looks like arrow"                               },
+        {8,  "\xFF\xFE\0\0h\0\0\0",          "looks like UTF-32 text, not text; hint: ic"     },
+        {8,  "\0\0\xFE\xFF\0\0\0h",          "looks like UTF-32 text"                         },
+        {6,  "\xFF\xFEh\0i\0",               "looks like UTF-16 text, not text; hint: ic"     },
+        {6,  "\xFE\xFF\0h\0i",               "looks like UTF-16 text, not text; hint: ic"     },
+        {10, "h\0e\0l\0l\0o\0",              "iconv -f UTF-16LE"                              },
+        {10, "\0h\0e\0l\0l\0o",              "iconv -f UTF-16BE"                              },
+        {9,  "\x89PNG\r\n\x1A\nx",           "looks like a PNG picture"                       },
+        {6,  "\xFF\xD8\xFF\xE0xx",           "looks like a JPEG picture"                      },
+        {8,  "GIF87a  ",                     "looks like a GIF picture"                       },
+        {8,  "GIF89a  ",                     "looks like a GIF picture"                       },
+        {9,  "%PDF-1.4\n",                   "looks like PDF, not text; hint: pdftotext"      },
+        {12, "\x93NUMPY\x01xv\0{'",          "looks like a numpy array"                       },
+        {10, "\x89HDF\r\n\x1A\nxx",          "looks like HDF5"                                },
+        {6,
+         "\x7F"
+         "ELF\2\1",                          "looks like a program"                           },
+        {18, "SQLite format 3\0xx",          "looks like an SQLite database"                  },
+        {14, "\x40\0\0\0\0\0\0\0{\"a\":1",   "looks like safetensors, not text; hint: a model"},
+        {12, "plain text\0x",                "byte 10 is null"                                },
+    };
+    Error err = {0};
+    char tar[300];
+    Tokenizer *bytes = tokenizer_open("bytes", &err);
+    DataOptions options = options_of("file.txt", 1, 2);
+    options.tokenizer = bytes;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        write_file("file.txt", cases[i].bytes, cases[i].n);
+        expect_refusal(&options, cases[i].words, "file.txt");
+    }
+    memset(tar, 'x', sizeof tar);
+    memcpy(tar + 257, "ustar", 5);
+    write_file("file.txt", tar, sizeof tar);
+    expect_refusal(&options, "looks like a tar archive", "tar xf");
+    tokenizer_close(bytes);
+    empty_folder();
+}
+
+/* A null byte is found behind the first chunk, too; a text that only begins like a kind of file is a text. */
+static void test_kinds_in_place(void) {
+    static const char *const texts[] = {"PARTS of it",  "BZhang wrote", "GIF pictures",
+                                        "ARROW1 and 2", "PK in 3 4",    "\xEF\xBB\xBFmark"};
+    enum { N = 5000000 };
+    Error err = {0};
+    Tokenizer *bytes = tokenizer_open("bytes", &err);
+    char *text = malloc(N);
+    DataOptions options = options_of("file.txt", 1, 2);
+    options.tokenizer = bytes;
+    for (size_t i = 0; text && i < N; i++) text[i] = i % 50 ? 'a' : '\n';
+    if (text) text[N - 10] = 0;
+    if (text) write_file("file.txt", text, N);
+    expect_refusal(&options, "byte 4999990 is null", "");
+    for (size_t i = 0; i < sizeof texts / sizeof *texts; i++) {
+        write_file("file.txt", texts[i], strlen(texts[i]));
+        dataloader_close(open_or_report(&options));
+    }
+    free(text);
+    tokenizer_close(bytes);
     empty_folder();
 }
 
@@ -244,6 +327,8 @@ int main(void) {
     test_ranks();
     test_seek();
     test_text();
+    test_kinds();
+    test_kinds_in_place();
     test_open_close();
     rmdir(folder);
     return check_finish("dataloader");

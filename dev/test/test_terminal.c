@@ -161,7 +161,7 @@ static int longest_line(const Seen *seen) {
 static void write_text(const char *name) {
     char text[6000];
     for (size_t i = 0; i < sizeof text; i++)
-        text[i] = (char)(i * i / 7 % 256); /* every byte: samples have them, too */
+        text[i] = (char)(1 + i * i / 7 % 255); /* every byte but null, which no text has; samples do */
     write_file(name, text, sizeof text);
 }
 

@@ -56,7 +56,8 @@ static void test_merges(void) {
     if (!tokenizer) return;
     CHECK(tokenizer_vocab_size(tokenizer) == N_TOKENS && tokenizer_eot(tokenizer) == EOT,
           "%d tokens, end of text %d", tokenizer_vocab_size(tokenizer), tokenizer_eot(tokenizer));
-    CHECK(strcmp(tokenizer_name(tokenizer), "gpt2 bpe (272)") == 0, "%s", tokenizer_name(tokenizer));
+    CHECK(tokenizer_start(tokenizer) == EOT, "a text begins after %d", tokenizer_start(tokenizer));
+    CHECK(strcmp(tokenizer_name(tokenizer), "bpe of 272 tokens") == 0, "%s", tokenizer_name(tokenizer));
     expect_ids(tokenizer, "hello", "259 111"); /* he, ll, hell before lo and llo */
     expect_ids(tokenizer, "ello", "101 260");  /* ll before lo, then llo */
     expect_ids(tokenizer, "llll", "257 257");
@@ -182,10 +183,11 @@ static void test_bytes(void) {
     Tokenizer *tokenizer = tokenizer_open("bytes", &err);
     if (!CHECK(tokenizer != NULL, "%s", err.text)) return;
     expect_ids(tokenizer, "a\xFF\n", "97 255 10");
+    CHECK(tokenizer_start(tokenizer) == '\n', "a text begins after %d", tokenizer_start(tokenizer));
     CHECK(tokenizer_eot(tokenizer) == -1 && tokenizer_vocab_size(tokenizer) == 256, "eot %d",
           tokenizer_eot(tokenizer));
     CHECK(tokenizer_save(tokenizer, folder, &err), "%s", err.text);
-    CHECK(access(path_of("vocab.json"), F_OK) != 0, "bytes are no vocabulary for transformers");
+    CHECK(access(path_of("vocab.json"), F_OK) == 0, "no vocabulary for transformers");
     Tokenizer *again = tokenizer_open(folder, &err);
     CHECK(again && strcmp(tokenizer_name(again), "bytes") == 0, "%s",
           again ? tokenizer_name(again) : err.text);

@@ -1,0 +1,487 @@
+"""The scripts of data/ as programs, against token streams written by hand. They run in a copy of their folder, on stand-ins for their
+packages (dev/test/stubs), without network. GPT-2's vocabulary is one of 50256 tokens with the bytes at GPT-2's ids, two merges, and
+fillers that no text makes; so 'a' is 64, a space 220, a newline 198, "th" 256, "the" 257.
+
+Three spaces in a row are 258, two of them, and one: GPT-2's pattern leaves the last one to the word.
+
+Usage: data_checks.py WORK TRAINER, from the repository root. Prints one line a failure, and the counts at the end.
+"""
+import base64
+import gzip
+import hashlib
+import io
+import json
+import os
+import shutil
+import signal
+import struct
+import subprocess
+import sys
+import tarfile
+import threading
+import time
+import types
+
+WORK, TRAINER = os.path.abspath(sys.argv[1]), os.path.abspath(sys.argv[2])
+DATA, HUB = os.path.join(WORK, "data"), os.path.join(WORK, "hub")
+EOT, TH, THE, SPACE, NEWLINE = 50256, 256, 257, 220, 198
+STUBS = os.path.abspath("dev/test/stubs")
+passed = failed = 0
+
+
+def check(name, ok, found=""):
+    global passed, failed
+    if ok:
+        passed += 1
+    else:
+        failed += 1
+        print("FAIL data: %s: %s" % (name, str(found)[:600]))
+
+
+def equal(name, found, expected):
+    check(name, found == expected, "found %r, expected %r" % (found, expected))
+
+
+def ids(text):
+    """The tokens of an ASCII text by hand: GPT-2's ids of single bytes, and the two merges."""
+    single = {" ": SPACE, "\n": NEWLINE}
+    out = []
+    for part in text.replace("the", "\1").replace("th", "\2"):
+        out.append({"\1": THE, "\2": TH}.get(part) or single.get(part) or ord(part) - 33)
+    return out
+
+
+def shard(path):
+    """Tokens of a shard; the header is checked here, byte by byte."""
+    with open(path, "rb") as file:
+        data = file.read()
+    n = (len(data) - 1024) // 2
+    equal(path + ": header", data[:1024], struct.pack("<3i", 20240520, 1, n) + bytes(1012))
+    return list(struct.unpack("<%dH" % n, data[1024:]))
+
+
+def tree(folder):
+    return sorted(os.path.relpath(os.path.join(where, name), folder) for where, _, names in os.walk(folder) for name in names)
+
+
+def run(script, *arguments, cwd=WORK, **environment):
+    env = {**os.environ, "PYTHONPATH": STUBS, "PYTHONDONTWRITEBYTECODE": "1", "HUB": HUB, **environment}
+    env.pop("TEXT", None)
+    return subprocess.run([sys.executable, os.path.join(DATA, script), *arguments], cwd=cwd, env=env, text=True,
+                          stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+
+def works(name, done):
+    check(name, done.returncode == 0 and not done.stderr, done.stderr)
+
+
+def refuses(name, words, done, code=2):
+    check(name, done.returncode == code and done.stderr.count("\n") == 1 and words in done.stderr,
+          "exit %d, expected %d and %r: %s" % (done.returncode, code, words, done.stderr))
+
+
+def write(path, content):
+    path = os.path.join(WORK, path)
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    with open(path, "wb") as file:
+        file.write(content if isinstance(content, bytes) else content.encode())
+    return path
+
+
+def make_ranks():
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    tokens = [bytes([b]) for b in printable + [b for b in range(256) if b not in printable]] + [b"th", b"the", b"  "]
+    tokens += [b"\xfe" + bytes([i >> 8, i & 255]) for i in range(50256 - len(tokens))]
+    return tokens, b"".join(b"%s %d\n" % (base64.b64encode(token), rank) for rank, token in enumerate(tokens))
+
+
+def edit(name, *pairs):
+    """Replaces text in a script of the copy; what is not there is a failure."""
+    path = os.path.join(DATA, name)
+    with open(path, encoding="utf-8") as file:
+        text = file.read()
+    for old, new in pairs:
+        check("%s has %s" % (name, old), text.count(old) == 1, text.count(old))
+        text = text.replace(old, new)
+    with open(path, "w", encoding="utf-8") as file:
+        file.write(text)
+
+
+def set_up():
+    shutil.copytree("data", DATA, ignore=shutil.ignore_patterns(".venv", ".cache", "*.bin", "__pycache__", "tiny*/", "fineweb*/"))
+    tokens, ranks = make_ranks()
+    write("ranks", ranks)
+    os.makedirs(HUB)
+    edit("common.py", ("306cd27f03c1a714eca7108e03d66b7dc042abe8c258b44c199a7ed9838dd930", hashlib.sha256(ranks).hexdigest()),
+         ('"https://openaipublic.blob.core.windows.net/gpt-2/encodings/main/vocab.bpe"', repr("file://" + WORK + "/vocab.bpe")))
+    return tokens
+
+
+def header_of_tokenizer(path, tokens):
+    with open(path, "rb") as file:
+        data = file.read()
+    equal("tokenizer: header", data[:1024], struct.pack("<4I", 20240328, 2, 50257, 50256) + bytes(1008))
+    body = b"".join(bytes([len(token)]) + token for token in [*tokens, b"<|endoftext|>"])
+    check("tokenizer: tokens in the order of their ids", data[1024:] == body, len(data))
+
+
+# ---- text.py ----
+
+def test_vocabulary(tokens):
+    """The ranks come from the package index where the first address fails; others are refused, and nothing is left."""
+    text = write("one.txt", "a the\n")
+    done = run("text.py", text, "--out", "out/vocabulary")
+    refuses("no vocabulary", "GPT-2's vocabulary cannot be had: file://", done, 1)
+    check("no vocabulary: names both sources", "pip cannot download mlx-whisper==0.4.3" in done.stderr, done.stderr)
+    check("no vocabulary: nothing is left", not os.path.exists(os.path.join(WORK, "out")), tree(WORK)[:9])
+    wrong = write("wrong_ranks", b"YQ== 0\n")
+    refuses("another vocabulary", "sha256: expected", run("text.py", text, "--out", "out/vocabulary", RANKS=wrong), 1)
+    check("another vocabulary: nothing is left", not os.path.exists(os.path.join(WORK, "out")), "")
+    works("vocabulary from the package index", run("text.py", text, "--out", "out/vocabulary", RANKS=os.path.join(WORK, "ranks")))
+    equal("the vocabulary is kept", open(os.path.join(DATA, ".cache", "gpt2.tiktoken"), "rb").read(), open(os.path.join(WORK, "ranks"), "rb").read())
+    header_of_tokenizer(os.path.join(DATA, "gpt2_tokenizer.bin"), tokens)
+    header_of_tokenizer(os.path.join(WORK, "out/vocabulary/gpt2_tokenizer.bin"), tokens)
+    with open(os.path.join(DATA, ".cache", "gpt2.tiktoken"), "ab") as file:
+        file.write(b"damaged")
+    works("a damaged vocabulary is fetched again", run("text.py", text, "--out", "out/again", RANKS=os.path.join(WORK, "ranks")))
+
+
+def test_text():
+    """Two files, end-of-text before each; the last fifth validates; shards of 10 tokens, cut wherever they are full."""
+    one, two = write("a.txt", "hi the cat\nsat"), write("b.txt", "  then  x\n")
+    stream = [EOT, *ids("hi the cat\nsat"), EOT, *ids("  then  x\n")]
+    equal("by hand", stream, [EOT, 71, 72, SPACE, THE, SPACE, 66, 64, 83, NEWLINE, 82, 64, 83,
+                              EOT, SPACE, SPACE, THE, 77, SPACE, SPACE, 87, NEWLINE])
+    done = run("text.py", one, two, "--out", "out/text", "--val-fraction", "0.2", "--shard-tokens", "10", "--workers", "2", "--name", "mine")
+    works("text.py", done)
+    equal("text.py: files", tree(os.path.join(WORK, "out/text")),
+          ["gpt2_tokenizer.bin", "mine_train_000001.bin", "mine_train_000002.bin", "mine_val_000000.bin"])
+    names = ["out/text/mine_%s.bin" % name for name in ("train_000001", "train_000002", "val_000000")]
+    equal("text.py: shards", [shard(os.path.join(WORK, name)) for name in names], [stream[:10], stream[10:18], stream[18:]])
+    check("text.py: says what it wrote", "out/text/mine_train_000002.bin: 8 tokens" in done.stdout, done.stdout)
+    refuses("text.py: old shards stay", "mine_train_000001.bin: there already", run("text.py", one, "--out", "out/text", "--name", "mine"))
+    works("text.py: another name", run("text.py", one, "--out", "out/text", "--val-fraction", "0"))
+    equal("text.py: no validation, the default name", shard(os.path.join(WORK, "out/text/text_train_000001.bin")), [EOT, *ids("hi the cat\nsat")])
+    check("text.py: no validation", not os.path.exists(os.path.join(WORK, "out/text/text_val_000000.bin")))
+    works("text.py: the default's tenth", run("text.py", write("long.txt", "abcdefghi " * 100), "--out", "data/own", cwd=WORK))
+    equal("text.py: a tenth", [len(shard(os.path.join(DATA, "own", name))) for name in ("text_train_000001.bin", "text_val_000000.bin")], [901, 100])
+    equal("text.py: below data/ the tokenizer is in data/", tree(os.path.join(DATA, "own")), ["text_train_000001.bin", "text_val_000000.bin"])
+    big = "the cat, sat\n" * 90000
+    works("text.py: more than a chunk", run("text.py", write("big.txt", big), "--out", "out/big", "--val-fraction", "0"))
+    check("text.py: chunks are cut where nothing changes", shard(os.path.join(WORK, "out/big/text_train_000001.bin")) == [EOT, *ids(big)])
+    runs = "xy" + "ab   " * 250000  # 2^20 characters end between the second and the third space
+    works("text.py: runs of spaces", run("text.py", write("runs.txt", runs), "--out", "out/runs", "--val-fraction", "0"))
+    check("text.py: no run of spaces is cut, anywhere", shard(os.path.join(WORK, "out/runs/text_train_000001.bin"))[:1000002] == [EOT, 87, 88, *[64, 65, 258, SPACE] * 250000][:1000002])
+    works("text.py: line ends", run("text.py", write("crlf.txt", "a\r\nb"), "--out", "out/crlf", "--val-fraction", "0"))
+    equal("text.py: line ends stay", shard(os.path.join(WORK, "out/crlf/text_train_000001.bin")), [EOT, 64, 201, NEWLINE, 65])
+    refuses("text.py: nothing to train on", "--val-fraction 1: expected 0 to below 1", run("text.py", one, "--out", "out/all", "--val-fraction", "1"))
+
+
+def test_json_lines():
+    lines = [{"text": "the"}, {"text": ""}, {"other": 1, "text": "a b"}]
+    plain = "\n".join(json.dumps(line) for line in lines[:2]) + "\n\n" + json.dumps(lines[2])
+    stream = [EOT, THE, EOT, EOT, 64, SPACE, 65]
+    for name, content in (("d.jsonl", plain), ("d.jsonl.gz", gzip.compress(plain.encode()))):
+        works(name, run("text.py", write(name, content), "--out", "out/" + name, "--val-fraction", "0"))
+        equal(name + ": a document a line, empty ones too", shard(os.path.join(WORK, "out", name, "text_train_000001.bin")), stream)
+    works("--field", run("text.py", write("f.jsonl", '{"body": "th"}\n'), write("g.txt", "b"), "--out", "out/f", "--val-fraction", "0", "--field", "body"))
+    equal("--field", shard(os.path.join(WORK, "out/f/text_train_000001.bin")), [EOT, TH, EOT, 65])
+    many = "".join('{"text": "%s"}\n' % "abcdefg"[i % 7] for i in range(1400))
+    works("many lines", run("text.py", write("m.jsonl", many), "--out", "out/m", "--val-fraction", "0", "--workers", "1"))
+    equal("many lines, more than a batch", shard(os.path.join(WORK, "out/m/text_train_000001.bin")), [token for i in range(1400) for token in (EOT, 64 + i % 7)])
+    for name, content, words in (
+            ("no_field.jsonl", '{"text": "a"}\n{"x": 1, "b": 2}\n', "no_field.jsonl:2: expected an object with a text in `text`, found b, x; hint: --field"),
+            ("list.jsonl", "[1]\n", "list.jsonl:1: expected an object with a text in `text`, found list"),
+            ("broken.jsonl", '{"text": "a"}\n{"text"\n', "broken.jsonl:2: not a line of JSON"),
+            ("latin.jsonl", b'{"text": "\xe9"}\n', "latin.jsonl: not UTF-8"),
+            ("cut.jsonl.gz", gzip.compress(plain.encode())[:-12], "cut.jsonl.gz:"),
+            ("no.jsonl.gz", b"plain", "no.jsonl.gz:1: not a line of JSON")):
+        refuses(name, words, run("text.py", write(name, content), "--out", "out/refused"))
+    check("refused lines leave nothing", not os.path.exists(os.path.join(WORK, "out/refused")), tree(WORK)[:9])
+
+
+def test_refused_text():
+    kinds = ((b"PAR1\x15\x04", "parquet, not text; hint: data/fineweb.py --source"), (b"ARROW1\0\0", "arrow"), (b"\x1f\x8b\x08\0", "gzip"),
+             (b"\x28\xb5\x2f\xfdxx", "zstd"), (b"\xfd7zXZ\0", "xz"), (b"BZh91AY&SY", "bzip2"), (b"PK\x03\x04", "zip"), (b"%PDF-1", "PDF"),
+             (b"\xff\xfea\0", "UTF-16 text"), (b"\xfe\xff\0a", "UTF-16 text"))
+    for magic, kind in kinds:
+        refuses("text.py, " + kind, "x.txt: looks like " + kind, run("text.py", write("x.txt", magic), "--out", "out/refused"))
+    refuses("text.py, null", "x.txt: byte 3 is null", run("text.py", write("x.txt", b"abc\0"), "--out", "out/refused"))
+    refuses("text.py, no text", "x.txt: no text in it", run("text.py", write("x.txt", b""), "--out", "out/refused"))
+    refuses("text.py, Latin-1", "x.txt: not UTF-8", run("text.py", write("one.txt", "a"), write("x.txt", b"abc \xe9 "), "--out", "out/refused"))
+    check("refused text leaves nothing", not os.path.exists(os.path.join(WORK, "out/refused")), "")
+    works("BZh is a text", run("text.py", write("x.txt", "BZh ang"), "--out", "out/bzh"))
+    works("--replace-invalid", run("text.py", write("x.txt", b"a\xe9"), "--out", "out/replaced", "--replace-invalid", "--val-fraction", "0"))
+    equal("--replace-invalid", shard(os.path.join(WORK, "out/replaced/text_train_000001.bin"))[:2], [EOT, 64])
+
+
+def test_failures():
+    """A limit on the size of files stands for a full disk: the first shards fit, a later one does not."""
+    limited = "import resource, runpy, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096)); sys.path.insert(0, %r); sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__')" % DATA
+    text = write("full.txt", "ab" * 1000)
+    done = subprocess.run([sys.executable, "-c", limited, os.path.join(DATA, "text.py"), text, "--out", "out/full", "--shard-tokens", "500"], cwd=WORK,
+                          env=dict(os.environ, PYTHONPATH=STUBS, PYTHONDONTWRITEBYTECODE="1"), text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    refuses("a full disk", "File too large", done, 1)
+    check("a full disk: nothing is left", not os.path.exists(os.path.join(WORK, "out/full")), tree(WORK)[:9])
+    write("out/killed/text_train_000007.bin.partial", b"half")
+    works("after a kill", run("text.py", text, "--out", "out/killed"))
+    equal("after a kill: its temporary file goes", tree(os.path.join(WORK, "out/killed")), ["gpt2_tokenizer.bin", "text_train_000001.bin", "text_val_000000.bin"])
+
+
+# ---- the data sets ----
+
+def test_tinyshakespeare():
+    with open("data/tinyshakespeare.py", encoding="utf-8") as file:
+        source = file.read()
+    for fact in ("karpathy/char-rnn/master/data/tinyshakespeare/input.txt", "1115394", "32768",
+                 "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed", "8a70606be574040c26d225694f5f9759973b419852d22f7fe5c118e1b359dcc8",
+                 "fe99db720dc7c83e694806d4e047a952909411da1daccde4ccc2e55f40882a62"):
+        check("tinyshakespeare.py: " + fact, source.count(fact) == 1)
+    text = "the a:\nb\n\nc the\n\n\n\nd\n"
+    stream = [EOT, *ids("the a:\nb\n\n"), EOT, *ids("c the\n\n"), EOT, *ids("\n\n"), EOT, *ids("d\n")]
+    expected = {}
+    for name, part in (("val", stream[:7]), ("train", stream[7:])):
+        expected[name] = hashlib.sha256(struct.pack("<3i", 20240520, 1, len(part)) + bytes(1012) + struct.pack("<%dH" % len(part), *part)).hexdigest()
+    path = write("shakespeare.txt", text)
+    edit("tinyshakespeare.py", ("1115394", str(len(text))), ("= 32768", "= 7"), ("86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed", hashlib.sha256(text.encode()).hexdigest()),
+         ("fe99db720dc7c83e694806d4e047a952909411da1daccde4ccc2e55f40882a62", expected["val"]), ("8a70606be574040c26d225694f5f9759973b419852d22f7fe5c118e1b359dcc8", "0" * 64),
+         ('"https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"', repr("file://" + WORK + "/web.txt")))
+    refuses("tinyshakespeare.py: other shards than llm.c's", "tiny_shakespeare_train.bin: sha256: expected 000", run("tinyshakespeare.py", "--source", path, "--out", "out/ts"), 1)
+    check("tinyshakespeare.py: nothing is left, the first shard neither", not os.path.exists(os.path.join(WORK, "out/ts")), "")
+    edit("tinyshakespeare.py", ("0" * 64, expected["train"]))
+    refuses("tinyshakespeare.py: no network", "hint: a local copy, as --source FILE or TEXT=FILE", run("tinyshakespeare.py", "--out", "out/ts"), 1)
+    check("tinyshakespeare.py: no network leaves nothing", not os.path.exists(os.path.join(WORK, "out/ts")), "")
+    refuses("tinyshakespeare.py: another text", "sha256: expected", run("tinyshakespeare.py", "--source", write("other.txt", text[::-1]), "--out", "out/ts"))
+    works("tinyshakespeare.py --source", run("tinyshakespeare.py", "--source", path))
+    equal("tinyshakespeare.py: shards", [shard(os.path.join(DATA, "tinyshakespeare", "tiny_shakespeare_%s.bin" % name)) for name in ("val", "train")], [stream[:7], stream[7:]])
+    write("out/damaged/tiny_shakespeare.txt", text[::-1])
+    refuses("tinyshakespeare.py: a damaged text that was there", "sha256: expected", run("tinyshakespeare.py", "--out", "out/damaged"))
+    write("web.txt", text)
+    works("tinyshakespeare.py", run("tinyshakespeare.py", "--out", "out/ts"))
+    equal("tinyshakespeare.py: files", tree(os.path.join(WORK, "out/ts")), ["gpt2_tokenizer.bin", "tiny_shakespeare.txt", "tiny_shakespeare_train.bin", "tiny_shakespeare_val.bin"])
+
+
+def archive(path, members):
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    with tarfile.open(path, "w:gz") as file:
+        for name, stories in members:
+            data = stories if isinstance(stories, bytes) else json.dumps([{"story": story} for story in stories]).encode()
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            file.addfile(info, io.BytesIO(data))
+    return path
+
+
+def test_tinystories():
+    path = archive(os.path.join(HUB, "roneneldan+TinyStories/TinyStories_all_data.tar.gz"), [("data02.json", ["c"]), ("data00.json", [" the \n", ""]), ("README", b"x"), ("data01.json", ["b\n\na"])])
+    val, train = [EOT, THE, EOT], [EOT, 65, NEWLINE, NEWLINE, 64, EOT, 66]
+    for name, arguments in (("--source", ("--source", path)), ("the hub", ())):
+        out = "out/stories" + name[0]
+        works("tinystories.py, " + name, run("tinystories.py", *arguments, "--out", out, "--workers", "1"))
+        equal("tinystories.py, " + name, [shard(os.path.join(WORK, out, "TinyStories_%s.bin" % part)) for part in ("val", "train")], [val, train])
+        equal("tinystories.py, %s: files" % name, tree(os.path.join(WORK, out)), ["TinyStories_train.bin", "TinyStories_val.bin", "gpt2_tokenizer.bin"])
+    works("tinystories.py --keep", run("tinystories.py", "--keep", "--out", "out/kept"))
+    check("tinystories.py --keep: the archive stays", os.path.exists(os.path.join(WORK, "out/kept/download/TinyStories_all_data.tar.gz")))
+    bad = archive(os.path.join(WORK, "bad.tar.gz"), [("data00.json", ["a"]), ("data01.json", b"[{]")])
+    refuses("tinystories.py: a bad second file", "bad.tar.gz: not an archive of stories", run("tinystories.py", "--source", bad, "--out", "out/bad"))
+    few = archive(os.path.join(WORK, "few.tar.gz"), [("data00.json", ["a"])])
+    refuses("tinystories.py: one file", "expected two or more files of stories (.json), found 1", run("tinystories.py", "--source", few, "--out", "out/bad"))
+    check("tinystories.py: failures leave nothing", not os.path.exists(os.path.join(WORK, "out/bad")), "")
+    refuses("tinystories.py: a damaged download", "sha256: expected", run("tinystories.py", "--out", "out/damaged", HUB_DAMAGES="TinyStories_all_data.tar.gz"))
+    write("out/kept/TinyStories_val.bin", b"half")
+    refuses("tinystories.py: a damaged shard", "TinyStories_val.bin: header: expected magic", run("tinystories.py", "--source", path, "--out", "out/kept"))
+
+
+def parquet(path, **columns):
+    return write(path, json.dumps(columns))
+
+
+def test_fineweb():
+    """Five documents in three files, shards of 4 tokens: a border in the middle of a document, one at its end."""
+    files = {"001.parquet": ["the a", "null"], "002.parquet": ["b", "cd"], "003.parquet": ["the"]}
+    stream = [EOT, THE, SPACE, 64, EOT, EOT, 65, EOT, 66, 67, EOT, THE]
+    for name, texts in files.items():
+        parquet("pq/" + name, text=texts, url=["x"] * len(texts))
+        parquet("hub/HuggingFaceFW+fineweb/sample/10BT/" + name, text=texts)
+        parquet("hub/HuggingFaceFW+fineweb-edu/sample/100BT/" + name, text=texts)
+    parquet("hub/HuggingFaceFW+fineweb/data/other.parquet", text=["no"])
+    shards = [stream[:4], stream[4:8], stream[8:]]
+    ways = (("--source", "fineweb", ("--source", "pq")), ("the hub", "fineweb", ()), ("edu100B", "edu_fineweb", ("--version", "edu100B")))
+    for name, prefix, arguments in ways:
+        out = os.path.join(WORK, "out/" + name)
+        works("fineweb.py, " + name, run("fineweb.py", *arguments, "--out", out, "--shard-tokens", "4", "--workers", "2"))
+        names = ["%s_val_000000.bin" % prefix, "%s_train_000001.bin" % prefix, "%s_train_000002.bin" % prefix]
+        equal("fineweb.py, %s: files, downloads gone" % name, tree(out), sorted([*names, "gpt2_tokenizer.bin", "state.json"]))
+        equal("fineweb.py, " + name, [shard(os.path.join(out, file)) for file in names], shards)
+    done = run("fineweb.py", "--source", "pq", "--out", "out/--source", "--shard-tokens", "4")
+    check("fineweb.py: a complete one is left as it is", done.returncode == 0 and "is complete: 3 shards" in done.stdout, done.stdout + done.stderr)
+    refuses("fineweb.py: other settings", "made with other settings", run("fineweb.py", "--source", "pq", "--out", "out/--source", "--shard-tokens", "5"))
+    works("fineweb.py: the default folder", run("fineweb.py", "--max-shards", "1", "--shard-tokens", "4", "--keep"))
+    check("fineweb.py: is data/fineweb10B", os.path.exists(os.path.join(DATA, "fineweb10B/fineweb_val_000000.bin")), tree(DATA))
+    check("fineweb.py --keep", os.path.exists(os.path.join(DATA, "fineweb10B/download/sample/10BT/001.parquet")), tree(DATA))
+    resumed(shards)
+
+
+def resumed(shards):
+    """One shard a call ends with the same shards; so does a run whose state was lost on the way to the second."""
+    out = os.path.join(WORK, "out/one by one")
+    for count in (1, 2, 3, 4):
+        works("fineweb.py, call %d" % count, run("fineweb.py", "--source", "pq", "--out", out, "--shard-tokens", "4", "--max-shards", str(count)))
+        equal("fineweb.py, call %d: shards" % count, len([name for name in tree(out) if "_0000" in name]), min(count, 3))
+    equal("fineweb.py, one shard a call", [shard(os.path.join(out, name)) for name in ("fineweb_val_000000.bin", "fineweb_train_000001.bin", "fineweb_train_000002.bin")], shards)
+    letters = [token for i in range(600) for token in (EOT, 64 + i % 26)]
+    parquet("letters/1.parquet", text=["abcdefghijklmnopqrstuvwxyz"[i % 26] for i in range(600)])
+    for count in (1, 2, 3):
+        works("fineweb.py, letters, call %d" % count, run("fineweb.py", "--source", "letters", "--out", "out/letters", "--shard-tokens", "551", "--max-shards", str(count)))
+    names = ["out/letters/fineweb_%s.bin" % name for name in ("val_000000", "train_000001", "train_000002")]
+    equal("fineweb.py, more documents than a batch", [token for name in names for token in shard(os.path.join(WORK, name))], letters)
+    write("out/one by one/state.json", "{")
+    refuses("fineweb.py: a damaged state", "state.json is damaged", run("fineweb.py", "--source", "pq", "--out", out, "--shard-tokens", "4"))
+    os.remove(os.path.join(out, "state.json"))
+    refuses("fineweb.py: shards without a state", "there already", run("fineweb.py", "--source", "pq", "--out", out, "--shard-tokens", "4"))
+    done = run("fineweb.py", "--source", "pq", "--out", "out/large")
+    check("fineweb.py: all in the validation shard is said", "note: all of it is in the validation shard" in done.stdout, done.stdout)
+    parquet("column/1.parquet", body=["x"], id=["y"])
+    refuses("fineweb.py: no text column", "1.parquet: no column `text` among body, id", run("fineweb.py", "--source", "column", "--out", "out/column"))
+    write("broken/1.parquet", "x")
+    refuses("fineweb.py: no parquet", "1.parquet: not parquet", run("fineweb.py", "--source", "broken", "--out", "out/column"))
+    check("fineweb.py: failures leave nothing", not os.path.exists(os.path.join(WORK, "out/column")), "")
+    refuses("fineweb.py: no parquet there", "HuggingFaceFW/fineweb-edu: no parquet files in sample/10BT/", run("fineweb.py", "--version", "edu10B", "--out", "out/column"), 1)
+    refuses("fineweb.py: no such data set", "Hugging Face, dataset HuggingFaceFW/fineweb: RuntimeError: no such dataset",
+            run("fineweb.py", "--out", "out/column", HUB="/nowhere"), 1)
+    check("fineweb.py: no data set leaves nothing", not os.path.exists(os.path.join(WORK, "out/column")), "")
+
+
+def test_pretokenized():
+    root = os.path.join(HUB, "kjj0+fineweb10B-gpt2")
+    for name in ("fineweb_val_000000.bin", "fineweb_train_000001.bin", "fineweb_train_000002.bin"):
+        write(os.path.join(root, name), struct.pack("<3i", 20240520, 1, 3) + bytes(1012) + bytes(6))
+    write(os.path.join(root, "README.md"), "x")
+    works("fineweb.py --pretokenized", run("fineweb.py", "--pretokenized", "--max-shards", "2", "--out", "out/pre"))
+    equal("fineweb.py --pretokenized: validation first", tree(os.path.join(WORK, "out/pre")), ["fineweb_train_000001.bin", "fineweb_val_000000.bin", "gpt2_tokenizer.bin"])
+    write(os.path.join(root, "fineweb_train_000001.bin"), struct.pack("<3i", 20240520, 1, 4) + bytes(1012) + bytes(6))
+    refuses("fineweb.py --pretokenized: a bad header", "fineweb_train_000001.bin: header", run("fineweb.py", "--pretokenized", "--out", "out/pre2"))
+
+
+# ---- common.py in this process ----
+
+def test_downloads(common):
+    """Status, length, size and sha256; tried again after what may pass."""
+    import http.server
+    answers = []
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            status, body, length = answers.pop(0)
+            self.send_response(status)
+            self.send_header("Content-Length", str(length))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *ignored):
+            pass
+
+    server = http.server.HTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    url, path = "http://127.0.0.1:%d/x" % server.server_address[1], os.path.join(WORK, "downloads/x")
+    slept = []
+    common.time = types.SimpleNamespace(sleep=slept.append)
+    whole = (200, b"abc", 3)
+    sha256 = hashlib.sha256(b"abc").hexdigest()
+    cases = (([whole], {}, None, []), ([(500, b"", 0), (200, b"ab", 3), whole], {"size": 3, "sha256": sha256}, None, [2, 4]),
+             ([(404, b"", 0)], {}, "HTTP status 404", []), ([(503, b"", 0)] * 3, {}, "HTTP status 503", [2, 4]),
+             ([(200, b"ab", 3)] * 2, {"tries": 2}, "", [2]), ([whole], {"size": 4}, "size: expected 4 bytes, found 3", []),
+             ([whole], {"sha256": "00"}, "sha256: expected 00", []))
+    for given, options, problem, waits in cases:
+        answers[:], slept[:], said = given, [], None
+        shutil.rmtree(os.path.dirname(path), ignore_errors=True)
+        try:
+            common.download(url, path, **options)
+        except common.DataError as error:
+            said = str(error)
+        name = "download, %s, %s" % (given, options)
+        check(name, said is None if problem is None else said is not None and problem in said, said)
+        equal(name + ": waits", slept, waits)
+        equal(name + ": files", tree(os.path.dirname(path)), ["x"] if problem is None else [])
+        equal(name + ": all answers taken", answers, [])
+    server.shutdown()
+
+
+def test_common():
+    sys.path.insert(0, DATA)
+    import common
+    equal("constants", (common.EOT, common.SHARD_TOKENS, common.GPT2_PATTERN),
+          (50256, 10**8, r"""'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"""))
+    with open("data/common.py", encoding="utf-8") as file:
+        source = file.read()
+    for fact in ("306cd27f03c1a714eca7108e03d66b7dc042abe8c258b44c199a7ed9838dd930", "1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5",
+                 "https://openaipublic.blob.core.windows.net/gpt-2/encodings/main/vocab.bpe"):
+        check("common.py: " + fact, source.count(fact) == 1)
+    ranks = common._ranks_from_merges("#version: 0.2\n\u0120 t\n\u0120t h\n")
+    lines = ranks.split(b"\n")
+    equal("ranks from merges: the bytes", [base64.b64decode(lines[i].split()[0]) for i in (0, 93, 94, 187, 188, 220, 221, 255)],
+          [b"!", b"~", b"\xa1", b"\xff", b"\0", b" ", b"\x7f", b"\xad"])
+    equal("ranks from merges: the merges", lines[256:], [base64.b64encode(b" t") + b" 256", base64.b64encode(b" th") + b" 257", b""])
+    try:
+        common.write_shard(os.path.join(WORK, "huge.bin"), range(2**31))
+        check("a shard of 2^31 tokens", False)
+    except common.DataError as error:
+        check("a shard of 2^31 tokens", "more than a shard's header can count" in str(error), error)
+    calls = []
+    fsync, replace = os.fsync, os.replace
+    os.fsync, os.replace = (lambda file: calls.append("fsync")), (lambda old, new: (calls.append("rename"), replace(old, new)))
+    common.write_file(os.path.join(WORK, "durable"), b"a", b"b")
+    os.fsync, os.replace = fsync, replace
+    equal("a file is on the disk before it takes its name", (calls, open(os.path.join(WORK, "durable"), "rb").read()), (["fsync", "rename"], b"ab"))
+    written = []
+    common.write_shard(os.path.join(WORK, "list.bin"), [1, 513, 65535], write=lambda path, *parts: written.append(b"".join(parts)))
+    equal("little-endian", written[0][1024:], b"\1\0\1\2\xff\xff")
+    test_downloads(common)
+
+
+def test_signal():
+    """SIGTERM: one line, exit 130, nothing half-written."""
+    os.makedirs(os.path.join(WORK, "slow"))
+    os.mkfifo(os.path.join(WORK, "slow/1.parquet"))  # nobody writes: reading it waits
+    env = dict(os.environ, PYTHONPATH=STUBS, PYTHONDONTWRITEBYTECODE="1", HUB=HUB)
+    child = subprocess.Popen([sys.executable, os.path.join(DATA, "fineweb.py"), "--source", "slow", "--out", "out/ended"], cwd=WORK, env=env,
+                             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    for _ in range(200):
+        if os.path.exists(os.path.join(WORK, "out/ended")):
+            break
+        time.sleep(0.05)
+    child.send_signal(signal.SIGTERM)
+    said = child.communicate(timeout=60)[1]
+    check("SIGTERM", child.returncode == 130 and said.count("\n") == 1 and "interrupted" in said, "%d: %s" % (child.returncode, said))
+    check("SIGTERM: nothing is left", not os.path.exists(os.path.join(WORK, "out/ended")), tree(WORK)[:9])
+
+
+def test_trainer():
+    """The trainer reads what the scripts write, from another folder, with the tokenizer that lies there."""
+    done = subprocess.run([TRAINER, "--device", "cpu", "--layers", "1", "--heads", "2", "--channels", "16", "--batch", "1", "--seq", "8", "--steps", "1",
+                           "--warmup", "0", "--sample-tokens", "1", "--train", os.path.join(DATA, "own/text_train_*.bin"), "--prompt", "the"],
+                          cwd=HUB, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace")
+    check("the trainer: tokens", "1 shard, 901 tokens (uint16)" in done.stdout, done.stdout)
+    check("the trainer: tokenizer", "bpe of 50257 tokens, beside the shards: %s/own/../gpt2_tokenizer.bin" % DATA in done.stdout, done.stdout)
+
+
+def main():
+    tokens = set_up()
+    test_vocabulary(tokens)
+    test_text()
+    test_json_lines()
+    test_refused_text()
+    test_failures()
+    test_tinyshakespeare()
+    test_tinystories()
+    test_fineweb()
+    test_pretokenized()
+    test_common()
+    test_signal()
+    test_trainer()
+    print("data: %d passed, %d failed, 0 skipped" % (passed, failed))
+    return failed > 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,216 @@
+/* Hugging Face's tokenizer.json: vocabulary, merges and the way from text to tokens in one file. What is served
+ * is GPT-2's way, byte-level BPE; every other setting that would change a token is refused by its name. */
+#include <stdlib.h>
+#include <string.h>
+#include "vocabulary_hf.h"
+
+typedef struct Reader {
+    const char *path;
+    const JsonValue *root, *model;
+    Error *err;
+} Reader;
+
+/* Fails with "PATH: WHERE.FIELD: expected X, found Y". */
+static bool refuse(const Reader *r, const char *where, const char *field, const char *expected,
+                   const JsonValue *found) {
+    const bool scalar = found && (found->type == JSON_NUMBER || found->type == JSON_STRING);
+    return fail(r->err, EXIT_INPUT, "%s: %s%s%s: expected %s, found %.80s", r->path, where, *field ? "." : "",
+                field, expected, scalar ? found->text : json_type_name(found));
+}
+
+static bool is_null(const JsonValue *value) {
+    return !value || value->type == JSON_NULL;
+}
+
+/* Null, or a string without characters. */
+static bool is_empty(const JsonValue *value) {
+    return is_null(value) || (value->type == JSON_STRING && value->length == 0);
+}
+
+static bool is_type(const JsonValue *value, const char *name) {
+    return value && value->type == JSON_OBJECT && json_equals(json_get(value, "type"), name);
+}
+
+/* The type of a part, for messages, or what stands in its place. */
+static const JsonValue *type_of(const JsonValue *part) {
+    const JsonValue *type = part && part->type == JSON_OBJECT ? json_get(part, "type") : NULL;
+    return type ? type : part;
+}
+
+/* ---- how text is cut ---- */
+
+/* The ByteLevel step; its own regex is GPT-2's, which another step before it may have done already. */
+static bool check_byte_level(const Reader *r, const JsonValue *step, bool is_split) {
+    const JsonValue *prefix = json_get(step, "add_prefix_space"), *regex = json_get(step, "use_regex");
+    const bool uses_regex = !regex || regex->type == JSON_TRUE;
+    if (prefix && prefix->type != JSON_FALSE)
+        return refuse(r, "pre_tokenizer", "add_prefix_space", "false", prefix);
+    if (uses_regex || is_split) return true;
+    return refuse(r, "pre_tokenizer", "use_regex", "true", regex);
+}
+
+/* A Split step that cuts by GPT-2's pattern, in either of the forms it is written in. */
+static bool check_split(const Reader *r, const JsonValue *step) {
+    static const char *const patterns[] = {
+        "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+",
+        "'(?:[sdmt]|ll|ve|re)| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+",
+    };
+    const JsonValue *regex = json_get(json_get(step, "pattern"), "Regex"), *invert = json_get(step, "invert");
+    if (!json_equals(regex, patterns[0]) && !json_equals(regex, patterns[1]))
+        return refuse(r, "pre_tokenizer", "pattern", "GPT-2's", regex);
+    if (!json_equals(json_get(step, "behavior"), "Isolated"))
+        return refuse(r, "pre_tokenizer", "behavior", "Isolated", json_get(step, "behavior"));
+    return !invert || invert->type == JSON_FALSE || refuse(r, "pre_tokenizer", "invert", "false", invert);
+}
+
+/* ByteLevel, or a Sequence of it, or of GPT-2's Split and it. */
+static bool check_pre_tokenizer(const Reader *r) {
+    const JsonValue *pre = json_get(r->root, "pre_tokenizer"), *steps = json_get(pre, "pretokenizers");
+    if (is_type(pre, "ByteLevel")) return check_byte_level(r, pre, false);
+    if (!is_type(pre, "Sequence") || !steps || steps->type != JSON_ARRAY)
+        return refuse(r, "pre_tokenizer", "type", "ByteLevel", type_of(pre));
+    const JsonValue *step = steps->first;
+    const bool is_split = is_type(step, "Split");
+    if (is_split) {
+        if (!check_split(r, step)) return false;
+        step = step->next;
+    }
+    if (!is_type(step, "ByteLevel") || step->next)
+        return refuse(r, "pre_tokenizer", "type", "ByteLevel, or Split by GPT-2's pattern and ByteLevel",
+                      type_of(step));
+    return check_byte_level(r, step, is_split);
+}
+
+/* None, or a Sequence of none. */
+static bool check_normalizer(const Reader *r) {
+    const JsonValue *normalizer = json_get(r->root, "normalizer"),
+                    *steps = json_get(normalizer, "normalizers");
+    if (is_null(normalizer)) return true;
+    if (is_type(normalizer, "Sequence") && steps && steps->type == JSON_ARRAY && steps->n == 0) return true;
+    return refuse(r, "normalizer", "type", "null", type_of(normalizer));
+}
+
+/* One that adds no token of its own. */
+static bool check_post_processor(const Reader *r) {
+    const JsonValue *post = json_get(r->root, "post_processor"), *single = json_get(post, "single");
+    if (is_null(post) || is_type(post, "ByteLevel")) return true;
+    if (!is_type(post, "TemplateProcessing"))
+        return refuse(r, "post_processor", "type", "null, ByteLevel or TemplateProcessing", type_of(post));
+    if (single && single->type == JSON_ARRAY && single->n == 1 && json_get(single->first, "Sequence"))
+        return true;
+    return refuse(r, "post_processor", "single", "the text alone, without special tokens", single);
+}
+
+/* ---- the model ---- */
+
+static bool check_model(const Reader *r) {
+    static const char *const affixes[] = {"continuing_subword_prefix", "end_of_word_suffix"};
+    const JsonValue *type = json_get(r->model, "type"), *dropout = json_get(r->model, "dropout"),
+                    *fallback = json_get(r->model, "byte_fallback");
+    double p = 0;
+    if (!r->model || r->model->type != JSON_OBJECT) return refuse(r, "model", "", "an object", r->model);
+    if (type && !json_equals(type, "BPE")) return refuse(r, "model", "type", "BPE", type);
+    if (!is_null(dropout) && (!json_double(dropout, &p) || p != 0))
+        return refuse(r, "model", "dropout", "null", dropout);
+    if (fallback && fallback->type != JSON_FALSE)
+        return refuse(r, "model", "byte_fallback", "false", fallback);
+    for (int i = 0; i < 2; i++) {
+        const JsonValue *affix = json_get(r->model, affixes[i]);
+        if (!is_empty(affix)) return refuse(r, "model", affixes[i], "null", affix);
+    }
+    return true;
+}
+
+/* One of added_tokens: special, so that no text becomes it; it may be in the vocabulary already. */
+static bool enter_added(const Reader *r, const JsonValue *added, HfToken *tokens, int n) {
+    const JsonValue *content = json_get(added, "content"), *special = json_get(added, "special");
+    int64_t id;
+    if (!content || content->type != JSON_STRING || content->length == 0)
+        return refuse(r, "added_tokens", "content", "a text", content);
+    if (!json_int64(json_get(added, "id"), &id) || id < 0 || id >= n)
+        return refuse(r, "added_tokens", "id", "an integer below the number of tokens",
+                      json_get(added, "id"));
+    if (!special || special->type != JSON_TRUE)
+        return fail(r->err, EXIT_INPUT,
+                    "%s: added_tokens: \"%.60s\" is not special: text would become it, which is not served",
+                    r->path, content->text);
+    HfToken *token = &tokens[id];
+    if (token->text &&
+        (token->length != content->length || memcmp(token->text, content->text, token->length)))
+        return fail(r->err, EXIT_INPUT, "%s: tokens \"%.60s\" and \"%.60s\" have the same id %lld", r->path,
+                    token->text, content->text, (long long)id);
+    *token = (HfToken){content->text, content->length, true};
+    return true;
+}
+
+/* The vocabulary is an object, the added tokens a list; *n: one more than the highest id there could be. */
+static bool count_tokens(const Reader *r, int *n) {
+    const JsonValue *vocab = json_get(r->model, "vocab"), *added = json_get(r->root, "added_tokens");
+    if (!vocab || vocab->type != JSON_OBJECT || vocab->n < 1)
+        return refuse(r, "model", "vocab", "an object {token: id}", vocab);
+    if (!is_null(added) && added->type != JSON_ARRAY) return refuse(r, "added_tokens", "", "an array", added);
+    *n = (int)vocab->n;
+    if (is_null(added)) return true;
+    for (const JsonValue *token = added->first; token; token = token->next) {
+        const JsonValue *content = json_get(token, "content");
+        if (content && content->type == JSON_STRING && !json_get(vocab, content->text)) ++*n;
+    }
+    return true;
+}
+
+static bool read_tokens(const Reader *r, Vocabulary *vocabulary) {
+    const JsonValue *added = json_get(r->root, "added_tokens");
+    int n = 0;
+    if (!count_tokens(r, &n)) return false;
+    HfToken *tokens = calloc((size_t)n, sizeof *tokens);
+    bool ok = tokens || fail(r->err, EXIT_RUN, "%s: out of memory for %d tokens", r->path, n);
+    ok = ok && hf_enter(json_get(r->model, "vocab"), tokens, n, r->path, r->err);
+    for (const JsonValue *token = is_null(added) ? NULL : added->first; ok && token; token = token->next)
+        ok = enter_added(r, token, tokens, n);
+    for (int i = 0; ok && i < n; i++)
+        ok = tokens[i].text || fail(r->err, EXIT_INPUT, "%s: no token has the id %d of %d", r->path, i, n);
+    ok = ok && hf_fill(vocabulary, tokens, n, r->path, r->err);
+    free(tokens);
+    return ok;
+}
+
+/* A merge is "a b" or ["a", "b"]; both become a line of merges.txt. */
+static bool append_merge(JsonWriter *w, const JsonValue *merge) {
+    const JsonValue *left = merge->first;
+    if (merge->type == JSON_STRING) {
+        json_append(w, merge->text, merge->length);
+    } else if (merge->type == JSON_ARRAY && merge->n == 2 && left->type == JSON_STRING &&
+               left->next->type == JSON_STRING) {
+        json_append(w, left->text, left->length);
+        json_append(w, " ", 1);
+        json_append(w, left->next->text, left->next->length);
+    } else {
+        return false;
+    }
+    json_append(w, "\n", 1);
+    return true;
+}
+
+static bool read_merges(const Reader *r, Vocabulary *vocabulary) {
+    const JsonValue *merges = json_get(r->model, "merges");
+    JsonWriter w = {0};
+    bool ok = merges && merges->type == JSON_ARRAY;
+    json_append(&w, "", 0); /* no merges: no lines, which is not NULL */
+    for (const JsonValue *merge = ok ? merges->first : NULL; ok && merge; merge = merge->next)
+        ok = append_merge(&w, merge);
+    if (!ok) refuse(r, "model", "merges", "an array of \"a b\" or [\"a\", \"b\"]", merges);
+    vocabulary->merges = w.data;
+    vocabulary->file = strdup(r->path);
+    if (ok && (w.failed || !vocabulary->file)) ok = fail(r->err, EXIT_RUN, "%s: out of memory", r->path);
+    return ok;
+}
+
+bool vocabulary_read_json(Vocabulary *vocabulary, const char *path, Error *err) {
+    Json *json = json_read(path, err);
+    if (!json) return false;
+    const Reader r = {path, json_root(json), json_get(json_root(json), "model"), err};
+    const bool ok = check_model(&r) && check_normalizer(&r) && check_pre_tokenizer(&r) &&
+                    check_post_processor(&r) && read_tokens(&r, vocabulary) && read_merges(&r, vocabulary);
+    json_free(json);
+    return ok;
+}

@@ -6,8 +6,8 @@
 
 attention: every cell is the median over the runs, with the least and the most; a ratio is taken within a run, ours over the
 best peer of that run. A cell that a run did not reach has fewer runs, and the table says so. train: every figure is the
-median over a configuration's turns; the peer is the fastest of its modes. Runs of different binaries or versions of the
-peers are refused.
+median over a configuration's turns; the peer is the fastest of its ways, of the turns in the same runs as ours where it has
+some there. Runs of different binaries or versions of the peers are refused.
 """
 import argparse
 import collections
@@ -132,8 +132,33 @@ MUST_TRAIN = {  # (tokens/s of ours over PyTorch's at least, GiB of ours over Py
     "d12:4x16384": (1.30, 0.7), "d12:1x65536": (1.30, 0.7), "d12:1x131072": (1.30, 0.7)}
 
 
+SIZES = {"d12": (12, 768), "d24": (24, 1024), "d36": (36, 1280), "d48": (48, 1600)}  # layers, channels
+VOCABULARY = 50257
+
+
+def flop_of_token(model, T):
+    """FLOP of a training step for one token: 6 a weight of the matrix products, and causal attention. No embedding, no biases."""
+    layers, channels = SIZES[model]
+    return 6 * (12 * layers * channels**2 + VOCABULARY * channels) + 6 * layers * channels * T
+
+
 def way(row):
     return f"{row['attention']}, {row['mode']}"
+
+
+def used_gib(row):
+    """In use at the most; with CUDA graphs what the allocator held: their pool does not count as in use."""
+    graphs = row["mode"] in ("reduce-overhead", "max-autotune")
+    return {**row, "used_gib": row["device_gib" if graphs else "memory_gib"]}
+
+
+def beside_ours(runs):
+    """The rows of all runs, but turns of PyTorch apart from ours where the same way has turns beside ours: cards differ."""
+    ours = [{row["configuration"] for row in run.rows if row["program"] == "train_gpt2cu" and row["ms"]} for run in runs]
+    beside = {(row["configuration"], way(row)) for run, own in zip(runs, ours) for row in run.rows
+              if row["program"] == "torch" and row["ms"] and row["configuration"] in own}
+    return [row for run, own in zip(runs, ours) for row in run.rows
+            if row["configuration"] in own or (row["configuration"], way(row)) not in beside]
 
 
 def train_rows(rows):
@@ -142,7 +167,7 @@ def train_rows(rows):
     for row in rows:
         if row["ms"]:
             name = "ours" if row["program"] == "train_gpt2cu" else way(row)
-            found.setdefault(row["configuration"], {}).setdefault(name, []).append(row)
+            found.setdefault(row["configuration"], {}).setdefault(name, []).append(used_gib(row))
     return found
 
 
@@ -175,14 +200,16 @@ def train_summary(configuration, ways):
         return None
     ours, peer = ways["ours"], ways[best]
     speed = median_of(peer, "ms") / median_of(ours, "ms")
-    memory = median_of(ours, "memory_gib") / median_of(peer, "memory_gib")
+    memory = median_of(ours, "used_gib") / median_of(peer, "used_gib")
+    model, shape = configuration.split(":")
+    tflops = 1e-12 * median_of(ours, "tok_s") * flop_of_token(model, int(shape.split("x")[1]))
     cells = [configuration, spread([float(x["tok_s"]) for x in ours], "{:,.0f}"), spread([float(x["ms"]) for x in ours], "{:.2f}"),
-             f"{100 * median_of(ours, 'mfu'):.1f}", spread([float(x["tok_s"]) for x in peer], "{:,.0f}"), best]
+             f"{tflops:.0f}", spread([float(x["tok_s"]) for x in peer], "{:,.0f}"), best]
     for attention in ("cudnn", "flash3"):
         name = best_with(ways, attention)
         cells.append(f"{median_of(ways[name], 'tok_s'):,.0f}" if name else "-")
     apart = abs(median_of(ours, "loss") - median_of(peer, "loss"))
-    return cells + [f"{speed:.2f}", f"{median_of(ours, 'memory_gib'):.1f} / {median_of(peer, 'memory_gib'):.1f}",
+    return cells + [f"{speed:.2f}", f"{median_of(ours, 'used_gib'):.1f} / {median_of(peer, 'used_gib'):.1f}",
                     train_verdict(configuration, speed, memory, apart), ours[0]["flags"]]
 
 
@@ -190,7 +217,7 @@ def combine_train(rows, report):
     """The table of configurations, and that of every way that PyTorch was run; returns whether every configuration has both."""
     ways, whole = train_rows(rows), True
     report.table("### Training, one card, bf16: ours beside PyTorch's fastest way", [
-        f"{'model, B x T':14s}", f"{'ours tok/s':>30s}", f"{'ms':>26s}", "MFU %", f"{'PyTorch tok/s':>30s}", f"{'its way':>24s}",
+        f"{'model, B x T':14s}", f"{'ours tok/s':>30s}", f"{'ms':>26s}", "TFLOP/s", f"{'PyTorch tok/s':>30s}", f"{'its way':>24s}",
         " cuDNN best", "   FA3 best", "ratio", f"{'GiB':>12s}", f"{'must':>20s}", "flags of ours"])
     for configuration in dict.fromkeys(row["configuration"] for row in rows):
         cells = train_summary(configuration, ways.get(configuration, {}))
@@ -203,10 +230,11 @@ def combine_train(rows, report):
         first = next(row for row in rows if row["configuration"] == configuration and row["program"] == "torch" and way(row) == name)
         report.row([configuration, name, spread([float(x["tok_s"]) for x in turns], "{:,.0f}") if turns else "-", str(len(turns)),
                     f"{sum(float(x['timed_s']) for x in turns):.0f}", first["compile_s"] or "-",
-                    f"{median_of(turns, 'memory_gib'):.1f}" if turns else "-", turns[-1]["loss"] if turns else "-", first["failure"]])
-    report.note("Medians over turns (least to most), each turn 5 s or more under load after 1 s that is not timed. PyTorch's fastest way of the "
-                "first turns takes the others in turns with ours. MFU: of the card's derived peak, matrix products and attention alone. "
-                "GiB: peak; for ours all that it took of the device, for PyTorch what was in use. cudnn: cuDNN's attention; flash3: "
+                    f"{median_of(turns, 'used_gib'):.1f}" if turns else "-", turns[-1]["loss"] if turns else "-", first["failure"]])
+    report.note("Medians over turns (least to most), each turn about 5 s under load after 1 s that is not timed. PyTorch's fastest way of the "
+                "first turns takes the others in turns with ours. TFLOP/s: 6 FLOP a token and weight of the matrix products, and causal "
+                "attention; no embedding, no biases. GiB: peak; for ours all that it took of the device, for PyTorch what was in use, "
+                "with CUDA graphs (reduce-overhead, max-autotune) what it held. cudnn: cuDNN's attention; flash3: "
                 "FlashAttention-3 as an operator of its own, packed gradients. loss: the last one; weights differ, tokens are random.")
     return whole
 
@@ -227,7 +255,7 @@ def main():
     if arguments.kind == "attention":
         combine_attention(runs, report)
     else:
-        rows = [row for run in runs for row in run.rows]
+        rows = beside_ours(runs)
         for row in rows:
             report.record(**row)
         combine_train(rows, report)

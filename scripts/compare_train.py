@@ -28,7 +28,7 @@ import threading
 import time
 
 import random_shard
-from combine import combine_train
+from combine import SIZES, combine_train, flop_of_token
 from comparison import EXIT_RUN, ROOT, Parser, Report, commit_of, duration, end_with, environment, fail, gib, integer, torch_on_card
 
 # Ways of PyTorch: (attention, mode of torch.compile); attention "best": that of the fastest way so far. Both attentions in
@@ -52,8 +52,7 @@ CONFIGURATIONS = [
     Configuration("d12", 1, 131072, DEFAULT, "--recompute gelu"),
 ]
 PEER = os.path.join(ROOT, "scripts", "torch_gpt2.py")
-SIZES = {"d12": (12, 768), "d24": (24, 1024), "d36": (36, 1280), "d48": (48, 1600)}  # layers, channels
-SHARD_MAGIC, SHARD_VERSION, VOCABULARY = 20240520, 1, 50257
+SHARD_MAGIC, SHARD_VERSION = 20240520, 1
 BEGAN = time.monotonic()
 WARM_UP_S = 1.0  # of ours, not timed; torch_gpt2.py has its own
 OURS_TFLOPS = 620  # more than ours reaches, for the steps of its first turn; the next ones take its own time
@@ -107,7 +106,8 @@ class Torch:
             return json.loads(answer)
         status = self.process.wait()
         self.errors.seek(0)
-        said = [text.strip() for text in self.errors if "Error" in text or "error" in text]
+        lines = [text.strip() for text in self.errors if "Error" in text or "error" in text]
+        said = [text for text in lines if re.match(r"[\w.]+(Error|Exception): ", text)] or lines
         stopped = f"stopped after {self.limit_s:.0f} s"
         self.failure = stopped if time.monotonic() - began >= self.limit_s else said[-1][:200] if said else f"ended with status {status}"
         return None
@@ -152,12 +152,10 @@ class Ahead:
 
 
 def n_steps(configuration, seconds, turns):
-    """Steps of ours that last about so long or longer: by its last turn, else by 6 FLOP a weight and token and causal attention."""
-    layers, channels = SIZES[configuration.model]
-    weights = 12 * layers * channels**2 + VOCABULARY * channels
-    flop = 6.0 * configuration.B * configuration.T * (weights + layers * channels * configuration.T)
+    """Steps of ours: the first one, the warm-up, and so many seconds; by its last turn, else by their FLOP."""
+    flop = configuration.B * configuration.T * flop_of_token(configuration.model, configuration.T)
     step_s = 1e-3 * turns[-1]["ms"] if turns else flop / (OURS_TFLOPS * 1e12)
-    return 3 + math.ceil(seconds / step_s)
+    return 1 + math.ceil(WARM_UP_S / step_s) + max(2, math.ceil(seconds / step_s))
 
 
 def read_log(path):
@@ -247,7 +245,7 @@ def compare(configuration, ahead, shard, arguments, work, turns):
     """All turns of one configuration."""
     best, own, flags = fastest_way(configuration, ahead, arguments, turns), [], " ".join(flags_of(configuration, arguments))
     for i in range(arguments.turns):
-        result, failure = run_ours(configuration, shard, arguments, work, n_steps(configuration, arguments.seconds + WARM_UP_S, own))
+        result, failure = run_ours(configuration, shard, arguments, work, n_steps(configuration, arguments.seconds, own))
         turns.add(configuration, "train_gpt2cu", result, flags=flags, failure=failure)
         if not result:
             break

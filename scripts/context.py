@@ -197,7 +197,8 @@ def width_of(name):
 def measure(args):
     """(rows of the CSV with the new ones, whether every run that was made succeeded)"""
     (rows, comments), ok = read_rows(args.csv), True
-    comments += [f"# {name}: {text or 'none'}" for name, text in provenance(commit_of(PROGRAM))]  # of every run that added rows
+    timed = [] if "--steps" in args.flags else [("timed", f"{SUSTAINED_S - WARM_UP_S:g} s a row or more, after {WARM_UP_S:g} s at load")]
+    comments += [f"# {name}: {text or 'none'}" for name, text in provenance(commit_of(PROGRAM), more=timed)]  # of every run that added rows
     with tempfile.TemporaryDirectory() as folder:
         shard = os.path.join(folder, "context_train_000001.bin")
         if "--train" not in args.flags:

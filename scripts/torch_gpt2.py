@@ -150,8 +150,8 @@ def make_step(arguments, attention, mode):
 
 
 def train(step, batches, seconds, step_s):
-    """Trains WARM_UP_S, then about `seconds` that are timed; step_s: of one step, roughly."""
-    n_warm, n = max(1, round(WARM_UP_S / step_s)), max(2, math.ceil(seconds / step_s))
+    """Trains WARM_UP_S, then `seconds` that are timed, a little more since step_s, of one step, is rough."""
+    n_warm, n = max(1, round(WARM_UP_S / step_s)), max(2, math.ceil(1.06 * seconds / step_s))
     for i in range(n_warm):
         step(*batches[i % len(batches)])
     marks = [torch.cuda.Event(enable_timing=True) for _ in range(n + 1)]

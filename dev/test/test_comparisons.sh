@@ -295,13 +295,13 @@ way = "/".join(sys.stdin.readline().split())
 with open(os.environ["ORDER"], "a") as file:
     file.write(way + " compiles\\n")
 if way == "cudnn/max-autotune":
-    sys.exit("RuntimeError: out of memory")
+    sys.exit("torch.AcceleratorError: out of memory\\nCUDA kernel errors might be reported later")
 print(json.dumps({"compiled_s": 1}), flush=True)
 ms = {"cudnn/default": 20, "flash3/default": 12}.get(way, 15)
 for line in sys.stdin:
     with open(os.environ["ORDER"], "a") as file:
         file.write(way + "\\n")
-    print(json.dumps({"steps": 10, "seconds": ms / 100, "loss": 10.8, "memory": 4 << 30, "reserved": 5 << 30}), flush=True)
+    print(json.dumps({"steps": 10, "seconds": ms / 100, "loss": 10.8, "memory": 4 << 30, "reserved": 6 << 30}), flush=True)
 """
 OURS = """#!/bin/sh
 echo ours >>"$ORDER"
@@ -332,14 +332,39 @@ with tempfile.TemporaryDirectory() as folder:
         "cudnn/default compiles", "cudnn/default", "flash3/default compiles", "flash3/default", "cudnn/max-autotune compiles",
         "flash3/reduce-overhead compiles", "flash3/reduce-overhead", "ours", "flash3/default", "ours", "flash3/default", "ours", ""]
     text = open(markdown).read()
-    assert "| d12:4x1024 | 8,192 (8,192 to 8,192) | 500.00 (500.00 to 500.00) | 50.0 | 341,333 (341,333 to 341,333) | flash3, default | 204,800 | 341,333 | 0.02 | 2.0 / 4.0 | no >=1.50 |" in text, text
-    assert "| d12:4x1024 | cudnn, max-autotune | - | 0 | 0 | - | - | - | RuntimeError: out of memory |" in text, text
+    assert "| d12:4x1024 | 8,192 (8,192 to 8,192) | 500.00 (500.00 to 500.00) | 7 | 341,333 (341,333 to 341,333) | flash3, default | 204,800 | 341,333 | 0.02 | 2.0 / 4.0 | no >=1.50 |" in text, text
+    assert "| d12:4x1024 | cudnn, max-autotune | - | 0 | 0 | - | - | - | torch.AcceleratorError: out of memory |" in text, text
+    assert "| d12:4x1024 | flash3, reduce-overhead | 273,067 | 1 | 0 | 1 | 6.0 |" in text, "with CUDA graphs what it held"
     rows = [dict(turns.rows[0]), dict(turns.rows[-1])]
     rows[0]["loss"] = "9.0"
     with contextlib.redirect_stdout(out):
         report = Report(None, None)
         combine_train(rows, report)
     assert "losses 1.82 apart" in out.getvalue()
+PY
+
+python 'compare_train.py: our steps last long enough, the FLOP are those of products; turns apart from ours are left out' <<'PY'
+import os, tempfile
+from combine import beside_ours, flop_of_token, Run, train_verdict
+from comparison import commit
+from compare_train import Configuration, n_steps
+assert flop_of_token("d12", 1024) == 6 * (12 * (3 + 1 + 4 + 4) * 768**2 + 50257 * 768) + 12 * 12 * 768 * 512
+long = Configuration("d12", 1, 131072, [])
+assert n_steps(long, 5, [{"ms": 2100.0}]) == 1 + 1 + 3 and n_steps(long, 5, [{"ms": 100.0}]) == 1 + 10 + 50
+assert n_steps(long, 5, [{"ms": 9000.0}]) == 1 + 1 + 2
+assert n_steps(long, 5, []) == n_steps(long, 5, [{"ms": 1e3 * 131072 * flop_of_token("d12", 131072) / 620e12}])
+def row(program, way, ms="1"):
+    return {"configuration": "d12:1x8", "program": program, "attention": way, "mode": "default", "ms": ms}
+with_ours = Run("a", {}, [row("torch", "flash3"), row("train_gpt2cu", "")])
+apart = Run("b", {}, [row("torch", "flash3"), row("torch", "cudnn"), row("torch", "best", "")])
+assert beside_ours([apart, with_ours]) == apart.rows[1:] + with_ours.rows
+assert beside_ours([apart]) == apart.rows
+cells = [train_verdict("d12:1x65536", *result, 0.0) for result in ((1.4, 0.6), (1.4, 0.8), (1.2, 0.6))]
+assert cells == ["yes >=1.30 <=0.7", "no >=1.30 <=0.7", "no >=1.30 <=0.7"], cells
+with tempfile.TemporaryDirectory() as folder:
+    with open(os.path.join(folder, "commit"), "w") as file:
+        file.write("abc1234\n")
+    assert commit(folder) == "abc1234", "the commit of what was measured, where it is noted"
 PY
 
 python 'FlashAttention-3 as an operator: its fake and its gradient are as the real ones, packed' <<'PY'

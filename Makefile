@@ -182,7 +182,8 @@ $(BUILD)/bench_cpu: $(BUILD)/dev/driver/bench_cpu.o $(CORE_OBJ) $(STUB_OBJ)
 	$(Q)$(LINK_CPU) $^ -o $@ $(LIBS)
 # The attention kernels as a shared object with a C interface, for scripts/compare_attention.py. Its objects are its own, because they are
 # position-independent; of context.cu the linker keeps what the kernels use, so no cuBLASLt is loaded.
-PIC_OBJ := $(patsubst %.cu,$(BUILD)/pic/%.o,dev/driver/attention_library.cu llmc/cuda/context.cu $(wildcard llmc/cuda/attention/*.cu))
+PIC_OBJ := $(patsubst %.cu,$(BUILD)/pic/%.o,dev/driver/attention_library.cu dev/attention/hopper.cu \
+	$(wildcard dev/attention/hopper_noncausal_*.cu) llmc/cuda/context.cu $(wildcard llmc/cuda/attention/*.cu))
 $(PIC_OBJ): $(BUILD)/pic/%.o: %.cu Makefile $(BUILD)/nvcc_flags | need-nvcc
 	@mkdir -p $(@D)
 	@echo "  nvcc $<"

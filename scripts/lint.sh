@@ -34,15 +34,18 @@ awk 'FNR == 1 { head = "" }
      head && !first && /[{]$/ { first = FNR + 1 }
      /^}/ { if (head && first && FNR - first > 60) { print FILENAME ":" first ": " FNR - first " lines (budget 60): " head; bad = 1 } head = "" }
      END { exit bad }' $c_files $cuda_files || complain "functions over the budget"
-# ptxas says where it had to serialise wgmma (C7510 and its neighbours; C7519 is no loss) and what it spills. The two passes
-# of sm90_backward*.cu, which only the lab runs at head size 128, spill two to five registers once a tile.
+# ptxas says where it had to serialise wgmma (C7510 and its neighbours; C7519 is no loss) and what it spills. The Hopper
+# attention kernels in the product are those that its dispatch reaches: kernels.txt.
 if have nvcc; then
+    object=$(mktemp) kernels=$(mktemp)
     for file in llmc/cuda/attention/sm90_*.cu llmc/cuda/*_sm90.cu; do
-        said=$(nvcc -std=c++17 -O3 -gencode arch=compute_90a,code=sm_90a --expt-relaxed-constexpr -Xptxas -v -c "$file" -o /dev/null 2>&1) || complain "nvcc: $file"
+        said=$(nvcc -std=c++17 -O3 -gencode arch=compute_90a,code=sm_90a --expt-relaxed-constexpr -Xptxas -v -c "$file" -o "$object" 2>&1) || complain "nvcc: $file"
         printf '%s\n' "$said" | grep -E 'C75[0-9][0-9]' | grep -v C7519 && complain "wgmma is serialised in $file"
-        case $file in */sm90_backward.cu | */sm90_backward_dkv.cu) continue ;; esac
         printf '%s\n' "$said" | grep -E '[1-9][0-9]* bytes spill' && complain "registers spill in $file"
+        case $file in */attention/*) nm -C "$object" | sed -n 's/^.* \(sm90_[a-z0-9_]*kernel.*\)(.*)$/\1/p' >>"$kernels" ;; esac
     done
+    LC_ALL=C sort -u "$kernels" | diff llmc/cuda/attention/kernels.txt - || complain "the Hopper attention kernels are not those of llmc/cuda/attention/kernels.txt"
+    rm -f "$object" "$kernels"
 fi
 grep -nE '\basm\b *(volatile)? *\(' $cuda_files /dev/null | grep -v '^llmc/cuda/ptx.cuh:' && complain "inline PTX outside llmc/cuda/ptx.cuh"
 grep -nE '<<<' $(git ls-files -co --exclude-standard '*.c' '*.h') /dev/null && complain "a kernel launch in a C file"

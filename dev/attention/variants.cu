@@ -8,8 +8,8 @@
 #include <stdio.h>
 #include "../../llmc/cuda/attention/attention.cuh"
 #include "../../llmc/cuda/attention/paths.cuh"
-#include "../../llmc/cuda/attention/sm90.cuh"
 #include "../../llmc/cuda/cuda_common.cuh"
+#include "hopper.h"
 #include "ladder.h"
 
 /* ---- the trainer's kernels ---- */
@@ -37,62 +37,40 @@ template <MaskedAttentionBackward *BACKWARD> static void masked_backward(const C
              c->s.HD);
 }
 
-static void hopper_forward(const Call *c) {
-    attention_forward_sm90(c->p[FORWARD_OUT], (float *)c->p[FORWARD_LSE], c->p[FORWARD_QKV], c->s.B, c->s.T,
-                           c->s.NH, c->s.HD, c->s.causal);
+template <HopperForward *FORWARD> static void hopper_forward(const Call *c) {
+    FORWARD(c->p[FORWARD_OUT], (float *)c->p[FORWARD_LSE], c->p[FORWARD_QKV], c->s.B, c->s.T, c->s.NH,
+            c->s.HD, c->s.causal);
 }
-static void hopper_forward_alone(const Call *c) {
-    attention_forward_sm90_alone(c->p[FORWARD_OUT], (float *)c->p[FORWARD_LSE], c->p[FORWARD_QKV], c->s.B,
-                                 c->s.T, c->s.NH, c->s.HD, c->s.causal);
+template <bool FROZEN, bool TURNS> static void hopper_forward_step(const Call *c) {
+    hopper_forward_step(c->p[FORWARD_OUT], (float *)c->p[FORWARD_LSE], c->p[FORWARD_QKV], c->s.B, c->s.T,
+                        c->s.NH, c->s.HD, c->s.causal, FROZEN, TURNS);
 }
-static void hopper_forward_paired(const Call *c) {
-    attention_forward_sm90_paired(c->p[FORWARD_OUT], (float *)c->p[FORWARD_LSE], c->p[FORWARD_QKV], c->s.B,
-                                  c->s.T, c->s.NH, c->s.HD, c->s.causal);
-}
-template <Sm90Softmax SOFTMAX, Sm90Order ORDER> static void hopper_forward_step(const Call *c) {
-    attention_forward_sm90_variant(c->p[FORWARD_OUT], (float *)c->p[FORWARD_LSE], c->p[FORWARD_QKV], c->s.B,
-                                   c->s.T, c->s.NH, c->s.HD, c->s.causal, SOFTMAX, ORDER);
+template <HopperStep STEP> static void hopper_forward_without(const Call *c) {
+    hopper_forward_without(c->p[FORWARD_OUT], (float *)c->p[FORWARD_LSE], c->p[FORWARD_QKV], c->s.B, c->s.T,
+                           c->s.NH, c->s.HD, c->s.causal, STEP);
 }
 
-/* The kernel without pairs, without one of its steps or all. */
-template <unsigned WITHOUT> static void hopper_forward_without(const Call *c) {
-    attention_forward_sm90_without(c->p[FORWARD_OUT], (float *)c->p[FORWARD_LSE], c->p[FORWARD_QKV], c->s.B,
-                                   c->s.T, c->s.NH, c->s.HD, c->s.causal, SM90_FROZEN,
-                                   c->s.HD == 64 ? SM90_TURNS : SM90_FREE, WITHOUT);
-}
-constexpr unsigned ALL_STEPS =
-    SM90_WIDE_TILES | SM90_PIPELINED_BORDER | SM90_TILES_FROM_END | SM90_ROTATION | SM90_EARLY_REDO;
-
-static void hopper_backward(const Call *c) {
-    attention_backward_sm90(c->p[BACKWARD_DQKV], c->p[BACKWARD_DOUT], c->p[BACKWARD_OUT], c->p[BACKWARD_QKV],
-                            (const float *)c->p[BACKWARD_LSE], NULL, c->p[BACKWARD_SCRATCH], c->s.B, c->s.T,
-                            c->s.NH, c->s.HD, c->s.causal);
+template <HopperBackward *BACKWARD> static void hopper_backward(const Call *c) {
+    BACKWARD(c->p[BACKWARD_DQKV], c->p[BACKWARD_DOUT], c->p[BACKWARD_OUT], c->p[BACKWARD_QKV],
+             (const float *)c->p[BACKWARD_LSE], NULL, c->p[BACKWARD_SCRATCH], c->s.B, c->s.T, c->s.NH,
+             c->s.HD, c->s.causal);
 }
 static void hopper_dq(const Call *c) {
-    attention_backward_sm90_dq(c->p[BACKWARD_DQKV], c->p[BACKWARD_DOUT], c->p[BACKWARD_OUT],
-                               c->p[BACKWARD_QKV], (const float *)c->p[BACKWARD_LSE], c->p[BACKWARD_SCRATCH],
-                               c->s.B, c->s.T, c->s.NH, c->s.HD, c->s.causal);
+    hopper_two_pass_dq(c->p[BACKWARD_DQKV], c->p[BACKWARD_DOUT], c->p[BACKWARD_OUT], c->p[BACKWARD_QKV],
+                       (const float *)c->p[BACKWARD_LSE], c->p[BACKWARD_SCRATCH], c->s.B, c->s.T, c->s.NH,
+                       c->s.HD, c->s.causal);
 }
 static void hopper_dkv(const Call *c) {
-    attention_backward_sm90_dkv(c->p[BACKWARD_DQKV], c->p[BACKWARD_DOUT], c->p[BACKWARD_QKV],
-                                c->p[BACKWARD_SCRATCH], c->s.B, c->s.T, c->s.NH, c->s.HD, c->s.causal);
+    hopper_two_pass_dkv(c->p[BACKWARD_DQKV], c->p[BACKWARD_DOUT], c->p[BACKWARD_QKV], c->p[BACKWARD_SCRATCH],
+                        c->s.B, c->s.T, c->s.NH, c->s.HD, c->s.causal);
 }
 static void hopper_split(const Call *c) {
     hopper_dq(c);
     hopper_dkv(c);
 }
-template <Sm90OnePass *WITH_64, Sm90OnePass *WITH_128> static void hopper_one_pass(const Call *c) {
-    Sm90OnePass *const run = c->s.HD == 64 ? WITH_64 : WITH_128;
-    run(c->p[BACKWARD_DQKV], c->p[BACKWARD_DOUT], c->p[BACKWARD_OUT], c->p[BACKWARD_QKV],
-        (const float *)c->p[BACKWARD_LSE], NULL, c->p[BACKWARD_SCRATCH], c->s.B, c->s.T, c->s.NH,
-        c->s.causal);
-}
 
 static size_t hopper_scratch(const Sizes *s, int elem) {
-    return attention_backward_sm90_scratch_bytes(s->B, s->T, s->NH);
-}
-static size_t one_pass_scratch(const Sizes *s, int elem) {
-    return attention_backward_sm90_one_pass_scratch_bytes(s->B, s->T, s->NH, s->HD);
+    return hopper_backward_scratch_bytes(s->B, s->T, s->NH);
 }
 
 /* The first pass of two makes S, dP and dQ: 3 products of 5; the second S, dP, dV and dK: 4. */
@@ -175,7 +153,7 @@ enum { PARTS_DQ = 1, PARTS_DK = 2, PARTS_DV = 4, PARTS_LSE = 2 };
 static const Variant rows[] = {
     {.op = "attention_forward",
      .name = "hopper",
-     .run = hopper_forward,
+     .run = hopper_forward<hopper_forward>,
      .needs = NEEDS_HOPPER,
      .dtype = DTYPE_BF16,
      .head_sizes = {64, 128},
@@ -184,7 +162,7 @@ static const Variant rows[] = {
                 "hopper_four_warpgroups (64, causal), _frozen_turns (64, full) or _frozen_free (128)"},
     {.op = "attention_forward",
      .name = "hopper_four_warpgroups",
-     .run = hopper_forward_alone,
+     .run = hopper_forward<hopper_forward_1cta>,
      .needs = NEEDS_HOPPER,
      .dtype = DTYPE_BF16,
      .head_sizes = {64},
@@ -193,7 +171,7 @@ static const Variant rows[] = {
          "hopper's form for T below 4096, at any T: four warpgroups hide each other's borders and waits"},
     {.op = "attention_forward",
      .name = "hopper_paired",
-     .run = hopper_forward_paired,
+     .run = hopper_forward<hopper_forward_2cta>,
      .needs = NEEDS_HOPPER,
      .dtype = DTYPE_BF16,
      .head_sizes = {64, 128},
@@ -201,7 +179,7 @@ static const Variant rows[] = {
      .teaches = "hopper's form for long T, at any T: two blocks share the loads of K and V by multicast"},
     {.op = "attention_forward",
      .name = "hopper_online_free",
-     .run = hopper_forward_step<SM90_ONLINE, SM90_FREE>,
+     .run = hopper_forward_step<false, false>,
      .needs = NEEDS_HOPPER,
      .dtype = DTYPE_BF16,
      .head_sizes = {64, 128},
@@ -209,7 +187,7 @@ static const Variant rows[] = {
      .teaches = "the running max of FlashAttention-2 on wgmma: O is rescaled at every tile of keys"},
     {.op = "attention_forward",
      .name = "hopper_online_turns",
-     .run = hopper_forward_step<SM90_ONLINE, SM90_TURNS>,
+     .run = hopper_forward_step<false, true>,
      .needs = NEEDS_HOPPER,
      .dtype = DTYPE_BF16,
      .head_sizes = {64, 128},
@@ -217,7 +195,7 @@ static const Variant rows[] = {
      .teaches = "and warpgroups in turns: one multiplies while the others take exponentials"},
     {.op = "attention_forward",
      .name = "hopper_frozen_free",
-     .run = hopper_forward_step<SM90_FROZEN, SM90_FREE>,
+     .run = hopper_forward_step<true, false>,
      .needs = NEEDS_HOPPER,
      .dtype = DTYPE_BF16,
      .head_sizes = {64, 128},
@@ -225,18 +203,18 @@ static const Variant rows[] = {
      .teaches = "the max of the first tile stays, tiles that outgrow it are done again: no rescaling"},
     {.op = "attention_forward",
      .name = "hopper_frozen_turns",
-     .run = hopper_forward_step<SM90_FROZEN, SM90_TURNS>,
+     .run = hopper_forward_step<true, true>,
      .needs = NEEDS_HOPPER,
      .dtype = DTYPE_BF16,
      .head_sizes = {64, 128},
      .flags = PACKED_ONLY,
      .teaches = "frozen max, in turns"},
-    WITHOUT("wide_tiles", SM90_WIDE_TILES, "head size 128 with tiles of 128 x 128, in place of 192 x 64"),
-    WITHOUT("border", SM90_PIPELINED_BORDER, "nothing queued between two tiles"),
-    WITHOUT("from_end", SM90_TILES_FROM_END, "causal tiles counted from the start: the last one is ragged"),
-    WITHOUT("rotation", SM90_ROTATION, "the same rows of a tile for the same warpgroup, always"),
-    WITHOUT("early_redo", SM90_EARLY_REDO, "the second launch waits for the first to end"),
-    WITHOUT("steps", ALL_STEPS, "none of these steps"),
+    WITHOUT("wide_tiles", HOPPER_WIDE_TILES, "head size 128 with tiles of 128 x 128, in place of 192 x 64"),
+    WITHOUT("border", HOPPER_PIPELINED_BORDER, "nothing queued between two tiles"),
+    WITHOUT("from_end", HOPPER_TILES_FROM_END, "causal tiles counted from the start: the last one is ragged"),
+    WITHOUT("rotation", HOPPER_ROTATION, "the same rows of a tile for the same warpgroup, always"),
+    WITHOUT("early_redo", HOPPER_EARLY_REDO, "the second launch waits for the first to end"),
+    WITHOUT("steps", HOPPER_ALL_STEPS, "none of these steps"),
     {.op = "attention_forward",
      .name = "sm80",
      .run = forward<sm80_attention_forward>,
@@ -302,7 +280,7 @@ static const Variant rows[] = {
 
     {.op = "attention_backward",
      .name = "hopper",
-     .run = hopper_backward,
+     .run = hopper_backward<hopper_backward>,
      .needs = NEEDS_HOPPER,
      .dtype = DTYPE_BF16,
      .head_sizes = {64, 128},
@@ -344,22 +322,22 @@ static const Variant rows[] = {
      .teaches = "the second pass alone: dK and dV"},
     {.op = "attention_backward",
      .name = "hopper_fused",
-     .run = hopper_one_pass<attention_backward_sm90_alone64, attention_backward_sm90_alone128>,
+     .run = hopper_backward<hopper_backward_1cta>,
      .needs = NEEDS_HOPPER,
      .dtype = DTYPE_BF16,
      .head_sizes = {64, 128},
      .flags = PACKED_ONLY,
-     .scratch_bytes = one_pass_scratch,
+     .scratch_bytes = hopper_scratch,
      .teaches = "hopper's form for short T, at any T: one pass of five products; shares of dQ are added in "
                 "turns, so the bits are always the same"},
     {.op = "attention_backward",
      .name = "hopper_paired",
-     .run = hopper_one_pass<attention_backward_sm90_paired64, attention_backward_sm90_paired128>,
+     .run = hopper_backward<hopper_backward_2cta>,
      .needs = NEEDS_HOPPER,
      .dtype = DTYPE_BF16,
      .head_sizes = {64, 128},
      .flags = PACKED_ONLY,
-     .scratch_bytes = one_pass_scratch,
+     .scratch_bytes = hopper_scratch,
      .teaches =
          "hopper's form for long T, at any T: two blocks share the loads of Q and dO by multicast, and at "
          "head size 128 exchange dS"},

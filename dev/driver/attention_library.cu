@@ -6,8 +6,8 @@
  * (B,T,NH,HD); lse (B,NH,T) fp32. All pointers are device memory, 16-byte aligned. Work is queued on the stream
  * that attention_open was given; the calls return at once. A CUDA error ends the process with one line. */
 #include "../../llmc/cuda/attention/attention.cuh"
-#include "../../llmc/cuda/attention/sm90.cuh"
 #include "../../llmc/cuda/cuda_common.cuh"
+#include "../attention/hopper.h"
 
 #define EXPORT extern "C" __attribute__((visibility("default")))
 
@@ -39,7 +39,7 @@ EXPORT void attention_forward(void *out, float *lse, const void *qkv, int B, int
     if (causal)
         attention_forward_bf16(out, lse, qkv, B, T, NH, HD);
     else
-        attention_forward_sm90(out, lse, qkv, B, T, NH, HD, false);
+        hopper_forward(out, lse, qkv, B, T, NH, HD, false);
 }
 
 /* dqkv =; attention_serves(HD, causal) holds. */
@@ -48,5 +48,5 @@ EXPORT void attention_backward(void *dqkv, const void *dout, const void *out, co
     if (causal)
         attention_backward_bf16(dqkv, dout, out, qkv, lse, scratch, B, T, NH, HD);
     else
-        attention_backward_sm90(dqkv, dout, out, qkv, lse, NULL, scratch, B, T, NH, HD, false);
+        hopper_backward(dqkv, dout, out, qkv, lse, NULL, scratch, B, T, NH, HD, false);
 }

@@ -1,4 +1,4 @@
-/* GELU where neither a product nor the column sums take it along: fp32, shapes that the library refuses, the lab. */
+/* GELU where neither a product nor the column sums take it along: fp32, shapes that the library refuses, the tests. */
 #include "gelu.cuh"
 #include "cuda_ops.cuh"
 #include "elementwise.cuh"

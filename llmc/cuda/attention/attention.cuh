@@ -3,7 +3,7 @@
  * The math, shapes and `=` of each are those of the Ops member of the same name (llmc/ops.h). All launch on
  * main_stream and return at once. dispatch.cu chooses among the paths below by compute capability, storage
  * type, head size and mask:
- *   sm90_*.cu                           bf16, head size 64 and 128, no mask: wgmma and TMA, Hopper alone
+ *   sm90_forward.cu, sm90_backward_*.cu bf16, head size 64 and 128, no mask: wgmma and TMA, Hopper alone
  *   sm80_forward.cu, sm80_backward.cu   bf16, head size 64 and 128: mma.sync, sm_80 and later
  *   generic.cu                          any head size up to 256, bf16 and fp32: FFMA; the reference on the GPU
  *   standard.cu                         the T*T form, for comparison only

@@ -1,52 +1,59 @@
 /* Which path serves which device, storage type, head size and mask. */
 #include "attention.cuh"
 #include "paths.cuh"
-#include "sm90.cuh"
-
-typedef struct Kernels {
-    AttentionForward *forward;
-    AttentionBackward *backward;
-    MaskedAttentionForward *masked_forward; /* NULL: plain causal attention alone */
-    MaskedAttentionBackward *masked_backward;
-} Kernels;
-
-typedef struct Path {
-    int min_capability, max_capability; /* as cuda_compute_capability() gives it: 80 for sm_80 */
-    DType dtype;
-    int head_size; /* 0: any */
-    const Kernels *kernels;
-} Path;
 
 enum { ANY = 1 << 30 };
 
-static void sm90_forward(floatX *out, float *lse, const floatX *qkv, int B, int T, int NH, int HD) {
-    attention_forward_sm90(out, lse, qkv, B, T, NH, HD, true);
-}
-static void sm90_backward(floatX *dqkv, const floatX *dout, const floatX *out, const floatX *qkv,
-                          const float *lse, const float *d, void *scratch, int B, int T, int NH, int HD) {
-    attention_backward_sm90(dqkv, dout, out, qkv, lse, d, scratch, B, T, NH, HD, true);
-}
+/* What a kernel serves. */
+typedef struct Serves {
+    int min_capability, max_capability; /* as cuda_compute_capability() gives it: 80 for sm_80 */
+    DType dtype;
+    int head_size; /* 0: any */
+    int min_T;
+} Serves;
 
-static const Kernels sm90 = {sm90_forward, sm90_backward, NULL, NULL};
-static const Kernels sm80 = {sm80_attention_forward, sm80_attention_backward, sm80_masked_attention_forward,
-                             sm80_masked_attention_backward};
-static const Kernels generic_bf16 = {generic_attention_forward_bf16, generic_attention_backward_bf16,
-                                     generic_masked_attention_forward_bf16,
-                                     generic_masked_attention_backward_bf16};
-static const Kernels generic_f32 = {generic_attention_forward_f32, generic_attention_backward_f32,
-                                    generic_masked_attention_forward_f32,
-                                    generic_masked_attention_backward_f32};
+typedef struct ForwardPath {
+    Serves serves;
+    AttentionForward *plain;
+    MaskedAttentionForward *masked; /* NULL: plain causal attention alone */
+} ForwardPath;
 
-/* The first row that fits is taken. To add a path, write its file, declare it in paths.cuh and put its rows
- * above those it beats. sm_90a code runs on capability 9.0 alone. */
-static const Path paths[] = {
-    {90, 90,  DTYPE_BF16, 64,  &sm90        },
-    {90, 90,  DTYPE_BF16, 128, &sm90        },
-    {80, ANY, DTYPE_BF16, 64,  &sm80        },
-    {80, ANY, DTYPE_BF16, 128, &sm80        },
-    {0,  ANY, DTYPE_BF16, 0,   &generic_bf16},
-    {0,  ANY, DTYPE_F32,  0,   &generic_f32 },
+typedef struct BackwardPath {
+    Serves serves;
+    AttentionBackward *plain;
+    MaskedAttentionBackward *masked;
+} BackwardPath;
+
+/* The first row that fits is taken; the last two take whatever comes to them. To add a path, write its file, declare it
+ * in paths.cuh and put its rows above those it beats. sm_90a code runs on capability 9.0 alone.
+ *
+ * Clusters, forward: head size 128 is 3 % slower with them at T = 1024 and 2 % faster at 4096 (2048 was not timed); at
+ * head size 64 four warpgroups take 8 to 12 % less time at 1024 (sm90_forward.cu). */
+/* clang-format off */
+static const ForwardPath forward_paths[] = {
+    {{90, 90,  DTYPE_BF16, 64,  4096}, sm90_forward_hd64_2cta,         NULL},
+    {{90, 90,  DTYPE_BF16, 64,  0},    sm90_forward_hd64_1cta,         NULL},
+    {{90, 90,  DTYPE_BF16, 128, 4096}, sm90_forward_hd128_2cta,        NULL},
+    {{90, 90,  DTYPE_BF16, 128, 0},    sm90_forward_hd128_1cta,        NULL},
+    {{80, ANY, DTYPE_BF16, 64,  0},    sm80_attention_forward,         sm80_masked_attention_forward},
+    {{80, ANY, DTYPE_BF16, 128, 0},    sm80_attention_forward,         sm80_masked_attention_forward},
+    {{0,  ANY, DTYPE_BF16, 0,   0},    generic_attention_forward_bf16, generic_masked_attention_forward_bf16},
+    {{0,  ANY, DTYPE_F32,  0,   0},    generic_attention_forward_f32,  generic_masked_attention_forward_f32},
 };
+
+/* Clusters, backward: at head size 64 they gain 1 % at T = 32768, nothing at 16384, and lose 2 % at 8192 and 7 % at 4096;
+ * at 128, TFLOP/s of blocks alone and of clusters: 479 and 467 at 2048, 520 and 540 at 4096. */
+static const BackwardPath backward_paths[] = {
+    {{90, 90,  DTYPE_BF16, 64,  32768}, sm90_backward_hd64_2cta,         NULL},
+    {{90, 90,  DTYPE_BF16, 64,  0},     sm90_backward_hd64_1cta,         NULL},
+    {{90, 90,  DTYPE_BF16, 128, 4096},  sm90_backward_hd128_2cta,        NULL},
+    {{90, 90,  DTYPE_BF16, 128, 0},     sm90_backward_hd128_1cta,        NULL},
+    {{80, ANY, DTYPE_BF16, 64,  0},     sm80_attention_backward,         sm80_masked_attention_backward},
+    {{80, ANY, DTYPE_BF16, 128, 0},     sm80_attention_backward,         sm80_masked_attention_backward},
+    {{0,  ANY, DTYPE_BF16, 0,   0},     generic_attention_backward_bf16, generic_masked_attention_backward_bf16},
+    {{0,  ANY, DTYPE_F32,  0,   0},     generic_attention_backward_f32,  generic_masked_attention_backward_f32},
+};
+/* clang-format on */
 
 static int capability_limit = ANY;
 
@@ -54,66 +61,77 @@ void cuda_limit_capability(int capability) {
     capability_limit = capability ? capability : ANY;
 }
 
-/* masked: kernels that serve a window and dropout. */
-static const Kernels *kernels_for(DType dtype, int HD, bool masked) {
+static bool fits(const Serves *s, DType dtype, int T, int HD) {
     const int device = cuda_compute_capability(),
               capability = device < capability_limit ? device : capability_limit;
-    const Path *path = paths; /* the last two rows take whatever comes to them */
-    while (path->dtype != dtype || (path->head_size != 0 && path->head_size != HD) ||
-           path->min_capability > capability || path->max_capability < capability ||
-           (masked && !path->kernels->masked_forward))
-        path++;
-    return path->kernels;
+    return s->dtype == dtype && (s->head_size == 0 || s->head_size == HD) && T >= s->min_T &&
+           capability >= s->min_capability && capability <= s->max_capability;
+}
+
+/* masked: a kernel that serves a window and dropout. */
+static const ForwardPath *forward_path(DType dtype, int T, int HD, bool masked) {
+    const ForwardPath *path = forward_paths;
+    while (!fits(&path->serves, dtype, T, HD) || (masked && !path->masked)) path++;
+    return path;
+}
+static const BackwardPath *backward_path(DType dtype, int T, int HD, bool masked) {
+    const BackwardPath *path = backward_paths;
+    while (!fits(&path->serves, dtype, T, HD) || (masked && !path->masked)) path++;
+    return path;
 }
 
 void attention_forward_bf16(floatX *out, float *lse, const floatX *qkv, int B, int T, int NH, int HD) {
-    kernels_for(DTYPE_BF16, HD, false)->forward(out, lse, qkv, B, T, NH, HD);
+    forward_path(DTYPE_BF16, T, HD, false)->plain(out, lse, qkv, B, T, NH, HD);
 }
 void attention_forward_f32(floatX *out, float *lse, const floatX *qkv, int B, int T, int NH, int HD) {
-    kernels_for(DTYPE_F32, HD, false)->forward(out, lse, qkv, B, T, NH, HD);
+    forward_path(DTYPE_F32, T, HD, false)->plain(out, lse, qkv, B, T, NH, HD);
 }
 void attention_backward_bf16(floatX *dqkv, const floatX *dout, const floatX *out, const floatX *qkv,
                              const float *lse, void *scratch, int B, int T, int NH, int HD) {
-    kernels_for(DTYPE_BF16, HD, false)->backward(dqkv, dout, out, qkv, lse, NULL, scratch, B, T, NH, HD);
+    backward_path(DTYPE_BF16, T, HD, false)->plain(dqkv, dout, out, qkv, lse, NULL, scratch, B, T, NH, HD);
 }
 void attention_backward_f32(floatX *dqkv, const floatX *dout, const floatX *out, const floatX *qkv,
                             const float *lse, void *scratch, int B, int T, int NH, int HD) {
-    kernels_for(DTYPE_F32, HD, false)->backward(dqkv, dout, out, qkv, lse, NULL, scratch, B, T, NH, HD);
+    backward_path(DTYPE_F32, T, HD, false)->plain(dqkv, dout, out, qkv, lse, NULL, scratch, B, T, NH, HD);
 }
 
 void masked_attention_forward_bf16(floatX *out, float *lse, const floatX *qkv, const AttentionMask *mask,
                                    int B, int T, int NH, int HD) {
     if (attention_is_plain(mask, T)) return attention_forward_bf16(out, lse, qkv, B, T, NH, HD);
-    kernels_for(DTYPE_BF16, HD, true)->masked_forward(out, lse, qkv, mask, B, T, NH, HD);
+    forward_path(DTYPE_BF16, T, HD, true)->masked(out, lse, qkv, mask, B, T, NH, HD);
 }
 void masked_attention_forward_f32(floatX *out, float *lse, const floatX *qkv, const AttentionMask *mask,
                                   int B, int T, int NH, int HD) {
     if (attention_is_plain(mask, T)) return attention_forward_f32(out, lse, qkv, B, T, NH, HD);
-    kernels_for(DTYPE_F32, HD, true)->masked_forward(out, lse, qkv, mask, B, T, NH, HD);
+    forward_path(DTYPE_F32, T, HD, true)->masked(out, lse, qkv, mask, B, T, NH, HD);
 }
 
 void masked_attention_backward_bf16(floatX *dqkv, const floatX *dout, const floatX *out, const floatX *qkv,
                                     const float *lse, const float *d, const AttentionMask *mask,
                                     void *scratch, int B, int T, int NH, int HD) {
     if (attention_is_plain(mask, T))
-        return kernels_for(DTYPE_BF16, HD, false)
-            ->backward(dqkv, dout, out, qkv, lse, d, scratch, B, T, NH, HD);
-    kernels_for(DTYPE_BF16, HD, true)
-        ->masked_backward(dqkv, dout, out, qkv, lse, mask, scratch, B, T, NH, HD);
+        return backward_path(DTYPE_BF16, T, HD, false)
+            ->plain(dqkv, dout, out, qkv, lse, d, scratch, B, T, NH, HD);
+    backward_path(DTYPE_BF16, T, HD, true)->masked(dqkv, dout, out, qkv, lse, mask, scratch, B, T, NH, HD);
 }
 void masked_attention_backward_f32(floatX *dqkv, const floatX *dout, const floatX *out, const floatX *qkv,
                                    const float *lse, const float *d, const AttentionMask *mask, void *scratch,
                                    int B, int T, int NH, int HD) {
     if (attention_is_plain(mask, T))
-        return kernels_for(DTYPE_F32, HD, false)
-            ->backward(dqkv, dout, out, qkv, lse, d, scratch, B, T, NH, HD);
-    kernels_for(DTYPE_F32, HD, true)->masked_backward(dqkv, dout, out, qkv, lse, mask, scratch, B, T, NH, HD);
+        return backward_path(DTYPE_F32, T, HD, false)
+            ->plain(dqkv, dout, out, qkv, lse, d, scratch, B, T, NH, HD);
+    backward_path(DTYPE_F32, T, HD, true)->masked(dqkv, dout, out, qkv, lse, mask, scratch, B, T, NH, HD);
+}
+
+static size_t larger(size_t a, size_t b) {
+    return a > b ? a : b;
 }
 
 /* Enough for every path: the plan must not depend on the device. */
 size_t attention_scratch_bytes(const OpShape *shape, DType dtype) {
     (void)dtype;
-    const size_t stats = (size_t)shape->B * shape->NH * shape->T * sizeof(RowStats);
-    const size_t sm90 = attention_backward_sm90_scratch_bytes(shape->B, shape->T, shape->NH);
-    return stats > sm90 ? stats : sm90;
+    const int B = shape->B, T = shape->T, NH = shape->NH;
+    const size_t stats = (size_t)B * NH * T * sizeof(RowStats);
+    return larger(stats, larger(sm90_backward_hd64_scratch_bytes(B, T, NH),
+                                sm90_backward_hd128_scratch_bytes(B, T, NH)));
 }

@@ -6,11 +6,24 @@ typedef void AttentionForward(floatX *out, float *lse, const floatX *qkv, int B,
 /* d (B,T,NH): rowsum(dout * out) of each head where it is known, or NULL; a path may compute it all the same. */
 typedef void AttentionBackward(floatX *dqkv, const floatX *dout, const floatX *out, const floatX *qkv,
                                const float *lse, const float *d, void *scratch, int B, int T, int NH, int HD);
+/* The same for one head size, which the kernel knows. */
+typedef void AttentionBackwardOfHead(floatX *dqkv, const floatX *dout, const floatX *out, const floatX *qkv,
+                                     const float *lse, const float *d, void *scratch, int B, int T, int NH);
 typedef void MaskedAttentionForward(floatX *out, float *lse, const floatX *qkv, const AttentionMask *mask,
                                     int B, int T, int NH, int HD);
 typedef void MaskedAttentionBackward(floatX *dqkv, const floatX *dout, const floatX *out, const floatX *qkv,
                                      const float *lse, const AttentionMask *mask, void *scratch, int B, int T,
                                      int NH, int HD);
+
+/* Kernels for sm_90a (Hopper): TMA, wgmma, warp specialisation; bf16, causal. The files also compile for other
+ * architectures, where the kernels are empty. _1cta: blocks alone; _2cta: 2-CTA clusters that share loads by multicast.
+ * scratch: the bytes below. */
+AttentionForward sm90_forward_hd64_1cta, sm90_forward_hd64_2cta, sm90_forward_hd128_1cta,
+    sm90_forward_hd128_2cta;
+AttentionBackward sm90_backward_hd64_1cta, sm90_backward_hd64_2cta, sm90_backward_hd128_1cta,
+    sm90_backward_hd128_2cta;
+size_t sm90_backward_hd64_scratch_bytes(int B, int T, int NH);
+size_t sm90_backward_hd128_scratch_bytes(int B, int T, int NH);
 
 /* mma.sync kernels; HD 64 or 128. scratch: (B,NH,T) RowStats. */
 AttentionForward sm80_attention_forward;

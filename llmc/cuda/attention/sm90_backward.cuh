@@ -1,28 +1,19 @@
-/* Attention backward for sm_90a, bf16, head size 64 and 128 (FlashAttention-2, Dao 2023, Algorithm 2), dqkv =,
- * in two passes, which the lab alone runs (hopper_split). The kernels in one pass (sm90_backward_fused.cu,
- * sm90_backward_fused128.cu, sm90_backward_pairs128.cu) use what is here.
+/* Attention backward for sm_90a, bf16, head size 64 and 128 (FlashAttention-2, Dao 2023, Algorithm 2), dqkv =, in one
+ * pass of five products: what its three kernels share (sm90_backward_hd64.cuh, sm90_backward_hd128_1cta.cuh,
+ * sm90_backward_hd128_2cta.cuh).
  *
  * No atomics: the same inputs give the same bits. P = exp(scale * Q K^T - lse), D = rowsum(dO * O) and
- * dS = P * (dO V^T - D).
+ * dS = P * (dO V^T - D). A warpgroup owns 64 keys and walks the blocks of 64 queries. Scores are computed transposed
+ * (S^T = K Q^T), so that P^T and dS^T are in registers as the products need them: dV = P^T dO, dK = scale * dS^T Q.
+ * dQ = scale * dS K is summed over the tiles of keys in a fixed order (sm90_turns.cuh).
  *
- *   dQ pass      A tile is 64 query rows per consumer warpgroup; keys come in blocks, as in forward.
- *                dQ = scale * dS K; dS goes from registers into the product. Computes D from its rows of dO
- *                and O.
- *   dK, dV pass  A tile is 64 keys per warpgroup; queries come in blocks of 64, from the diagonal on. Scores are
- *                computed transposed (S^T = K Q^T), so that P^T and dS^T are in registers as the products need
- *                them: dV = P^T dO, dK = scale * dS^T Q.
- *
- * Seven products instead of five, but no tile of dQ is ever added to memory.
- *
- * In the second pass lse and D belong to the columns of an accumulator: fetching them for each column costs
- * 20-25 %. They are folded into the products instead, as 16 more of k: A is 1 there and B holds -lse / scale
- * and -D, each as a sum of three bf16, exact to fp32. S^T - lse / scale and dP^T - D then come out of wgmma.
- */
+ * lse and D belong to the columns of an accumulator: fetching them for each column costs 20-25 %. They are folded into
+ * the products instead, as 16 more of k: A is 1 there and B holds -lse / scale and -D, each as a sum of three bf16,
+ * exact to fp32. S^T - lse / scale and dP^T - D then come out of wgmma. */
 #pragma once
-#include "sm90.cuh"
 #include "sm90_common.cuh"
 
-/* What the dK, dV pass needs of a query: bf16 {-lse / scale in three parts, -D in three parts, 0, 0}, one for
+/* What the pass needs of a query: bf16 {-lse / scale in three parts, -D in three parts, 0, 0}, one for
  * each of (B, NH, T rounded up to 64); zeros beyond T. */
 typedef uint4 FoldRow;
 
@@ -31,11 +22,8 @@ __host__ __device__ __forceinline__ int64_t fold_rows(int T) {
 }
 
 typedef struct BackwardArgs {
-    CUtensorMap rows;    /* boxes of 64 rows of qkv */
-    CUtensorMap columns; /* dQ pass: of as many rows as a block of keys has */
-    CUtensorMap dout;    /* boxes of 64 rows */
-    const bf16 *dout_data, *out;
-    const float *lse;
+    CUtensorMap rows; /* boxes of 64 rows of qkv */
+    CUtensorMap dout; /* boxes of 64 rows */
     bf16 *dqkv;
     FoldRow *fold;
     int T, NH;
@@ -43,7 +31,7 @@ typedef struct BackwardArgs {
     float scale, inverse_scale, scale_log2; /* 1 / sqrt(HD), sqrt(HD), log2(e) / sqrt(HD) */
 } BackwardArgs;
 
-/* All but the maps of the dQ pass's blocks and the order of its tiles. */
+/* All but the order of the tiles. */
 inline BackwardArgs backward_args(floatX *dqkv, const floatX *dout, const floatX *qkv, const void *scratch,
                                   int B, int T, int NH, int HD) {
     BackwardArgs args = {};

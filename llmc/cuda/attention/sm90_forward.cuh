@@ -355,7 +355,7 @@ __device__ __forceinline__ ForwardTile tile_of(const Work &work, int rows, const
 template <class C>
 __device__ __forceinline__ ForwardTile next_tile(const ForwardShared<C> &shared, const ForwardPlace<C> &place,
                                                  int rows, const ForwardArgs &args) {
-    const int next_rows = !args.rotate ? rows : rows == C::WARPGROUPS - 1 ? 0 : rows + 1;
+    const int next_rows = !C::ROTATES ? rows : rows == C::WARPGROUPS - 1 ? 0 : rows + 1;
     return tile_of<C>(read_work(shared.next[place.q_at.stage]), next_rows, args);
 }
 
@@ -398,7 +398,7 @@ __device__ __forceinline__ ForwardTile walk_tiles(ForwardRows<C> &r, ForwardShar
         place.rows_before = tile.rows;
         place.q_at.advance();
         tile = next;
-        if (tile.seen == 0 || args.apart || (C::CLUSTER > 1 && tile.skip > C::MOST_SKIPPED)) break;
+        if (tile.seen == 0 || !C::PIPELINED || (C::CLUSTER > 1 && tile.skip > C::MOST_SKIPPED)) break;
         q = begin_tile<C, true>(r, shared, place, tile, args);
     }
     finish_tile(r, shared, place, args);

@@ -1,23 +1,29 @@
 /* Tiles of attention forward for sm_90a: shapes, shared memory, arguments, and the producer that fetches them. What
  * the kernel computes and why it is built so: sm90_forward.cu. */
 #pragma once
-#include "sm90.cuh"
 #include "sm90_cluster.cuh"
 
-/* columns: keys of a block. flag: the products of a step are queued scores first and the exponentials start
- * when the scores are done (else when both are). */
-constexpr Sm90Shape FORWARD_SHAPES[] = {
-  /* warpgroups, columns, stages, own_buffers, registers, producer_registers, flag */
-    {3, 128, 4, 3, 160, 32, false},
-    {3, 64,  4, 2, 160, 32, true },
-    {2, 128, 2, 2, 232, 40, true },
-    {4, 64,  8, 3, 112, 32, false},
-};
+/* Shapes of tiles, named after their rows and the keys of a block. columns: the latter. flag: the products of a step are
+ * queued scores first and the exponentials start when the scores are done (else when both are). */
+/* warpgroups, columns, stages, own_buffers, registers, producer_registers, flag */
+inline constexpr Sm90Shape TILES_192_128 = {3, 128, 4, 3, 160, 32, false};
+inline constexpr Sm90Shape TILES_192_64 = {3, 64, 4, 2, 160, 32, true};
+inline constexpr Sm90Shape TILES_256_64 = {4, 64, 8, 3, 112, 32, false};
+
+typedef enum Sm90Softmax {
+    SM90_ONLINE, /* the classic running max, O rescaled at every tile of keys */
+    SM90_FROZEN, /* the max of the first tile stays; tiles that it does not suit are done again with SM90_ONLINE */
+} Sm90Softmax;
+
+typedef enum Sm90Order {
+    SM90_FREE,  /* warpgroups issue their products when they are ready */
+    SM90_TURNS, /* in turns, so that one multiplies while the others take exponentials */
+} Sm90Order;
 
 /* PAIRED: a cluster of two blocks owns a pair of tiles and loads K and V once for both. */
-template <int HEAD, bool IS_CAUSAL, int SHAPE_ROW, Sm90Softmax SOFT, Sm90Order ORDER, bool PAIRED>
+template <int HEAD, bool IS_CAUSAL, const Sm90Shape &TILES, Sm90Softmax SOFT, Sm90Order ORDER, bool PAIRED>
 struct ForwardConfig {
-    static constexpr Sm90Shape SHAPE = FORWARD_SHAPES[SHAPE_ROW];
+    static constexpr Sm90Shape SHAPE = TILES;
     static constexpr int HD = HEAD, KEYS = SHAPE.columns, WARPGROUPS = SHAPE.warpgroups,
                          STAGES = SHAPE.stages, Q_BUFFERS = SHAPE.own_buffers;
     static constexpr bool CAUSAL = IS_CAUSAL, SCORES_FIRST = SHAPE.flag, TURNS = ORDER == SM90_TURNS;
@@ -31,6 +37,8 @@ struct ForwardConfig {
     /* Of the diagonal a warp takes exponentials only of the keys that its rows see: 2 % fewer clocks with four
      * warpgroups, 1 to 2 % more with three. */
     static constexpr bool WARP_DIAGONAL = CAUSAL && WARPGROUPS == 4;
+    static constexpr bool ROTATES = true;   /* warpgroup w owns other 64 rows in each tile */
+    static constexpr bool PIPELINED = true; /* the next tile begins before a tile ends */
     static constexpr int THREADS = sm90_threads(SHAPE);
     static constexpr int Q_BYTES = ROWS * HD * 2 /* of a warpgroup */, KV_BYTES = KEYS * HD * 2;
     static_assert(HD == 64 || HD == 128, "the TMA maps and wgmma shapes are for these");
@@ -68,8 +76,6 @@ typedef struct ForwardArgs {
     TileOrder order;  /* of tiles, or of pairs */
     float scale_log2; /* log2(e) / sqrt(HD) */
     bool redo;        /* tiles come from redo_list; the launch may begin before the one that fills it ends */
-    bool rotate;      /* the warpgroups take turns in owning the first, second, ... 64 rows */
-    bool apart;       /* a tile ends before the next begins */
 } ForwardArgs;
 
 /* The first slot of 64 rows of a tile or pair. Causal: the missing slots are all missed at the start, where a tile is

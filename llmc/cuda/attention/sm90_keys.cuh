@@ -52,9 +52,8 @@ template <class C> struct KeyRows {
     float dp[ROWS / 2];       /* dP^T - D, then dS^T */
     uint32_t p[ROWS / 16][4]; /* P^T and dS^T as A operands */
     uint32_t ds[ROWS / 16][4];
-    uint32_t k[C::K_IN_REGISTERS ? C::HD / 16 : 1][4], v[C::V_IN_REGISTERS ? C::HD / 16 : 1][4];
-    uint32_t ones[C::V_IN_REGISTERS ? 2 : 1][4]; /* the same, where there is room */
-    float bias[2]; /* only where !CAUSAL && MASK_KEYS: -inf for rows beyond the sequence, which get P = 0 */
+    uint32_t k[C::K_IN_REGISTERS ? C::HD / 16 : 1][4];
+    float bias[2]; /* only where !CAUSAL: -inf for rows beyond the sequence, which get P = 0 */
 };
 
 template <class C> struct KeyPlace {
@@ -62,17 +61,17 @@ template <class C> struct KeyPlace {
     uint32_t k;         /* the warpgroup's K in shared memory; V lies TILE_ROWS rows behind */
     uint32_t ds;        /* the lane's row of dS^T in shared memory; only where dS^T goes there */
     int given;          /* blocks for which it has gone there, or there was none */
-    int warpgroup;      /* only where C::ALTERNATE */
+    int warpgroup;
 };
 
 /* Two warpgroups multiply one after the other: each issues its products when those of the other are done, all but
  * dP. So one multiplies while the other takes exponentials; left alone, both do the same at the same time as often
  * as not (head size 64, H200: 1800 to 2110 clocks a step, by chance; in turns 1740 to 1850). */
 template <class C> __device__ __forceinline__ void claim_tensor_cores(const KeyPlace<C> &place) {
-    if (C::ALTERNATE) named_barrier_sync<2 * WARPGROUP>(1 + place.warpgroup);
+    named_barrier_sync<2 * WARPGROUP>(1 + place.warpgroup);
 }
 template <class C> __device__ __forceinline__ void leave_tensor_cores(const KeyPlace<C> &place) {
-    if (C::ALTERNATE) named_barrier_arrive<2 * WARPGROUP>(2 - place.warpgroup);
+    named_barrier_arrive<2 * WARPGROUP>(2 - place.warpgroup);
 }
 
 /* A warp's 16 rows of a 64 x 64 tile as A operands. */
@@ -94,54 +93,32 @@ __device__ __forceinline__ void write_ones(uint32_t (&ones)[2][4]) {
     }
     wgmma_results(ones); /* made here, not again before each product, which would serialise those */
 }
-template <class C> __device__ __forceinline__ void write_ones(KeyRows<C> &r) {
-    if constexpr (C::V_IN_REGISTERS) write_ones(r.ones);
-}
-
 /* acc += the block's -lse / scale (which = 0) or -D (1) in every row. */
 template <class C>
-__device__ __forceinline__ void multiply_fold(float (&acc)[ROWS / 2], const KeyRows<C> &r,
-                                              QueryStages<C> &queries, int which, int stage) {
-    const uint64_t b = descriptor_unswizzled(shared_address(queries.fold[stage]), 0);
-    if constexpr (C::V_IN_REGISTERS) {
-        wgmma<D_ADD, B_K_MAJOR>(acc, r.ones[which], b);
-    } else {
-        const uint32_t ones = shared_address(queries.ones[which]), zeros = shared_address(queries.ones[2]);
-        wgmma<D_ADD, B_K_MAJOR>(acc, descriptor_unswizzled(ones, zeros - ones), b);
-    }
+__device__ __forceinline__ void multiply_fold(float (&acc)[ROWS / 2], QueryStages<C> &queries, int which,
+                                              int stage) {
+    const uint32_t ones = shared_address(queries.ones[which]), zeros = shared_address(queries.ones[2]);
+    wgmma<D_ADD, B_K_MAJOR>(acc, descriptor_unswizzled(ones, zeros - ones),
+                            descriptor_unswizzled(shared_address(queries.fold[stage]), 0));
 }
 
-/* acc = rows of K or V, in registers or shared memory, times the block's queries. */
-template <class C, bool IN_REGISTERS, int N>
-__device__ __forceinline__ void multiply_queries(float (&acc)[ROWS / 2], const uint32_t (&fragments)[N][4],
-                                                 uint32_t rows, uint32_t tile) {
-    const uint64_t b = descriptor_k_major(tile);
-    if constexpr (IN_REGISTERS) {
-#pragma unroll
-        for (int i = 0; i < C::HD / 16; i++) {
-            if (i == 0)
-                wgmma<D_SET, B_K_MAJOR>(acc, fragments[i], b);
-            else
-                wgmma<D_ADD, B_K_MAJOR>(acc, fragments[i], b + i * 2);
-        }
-    } else {
-        multiply_heads<C::HD>(acc, descriptor_k_major(rows), b);
-    }
-}
-
+/* S^T - lse / scale = K Q^T, K from registers. */
 template <class C>
-__device__ __forceinline__ void multiply_s(KeyRows<C> &r, QueryStages<C> &queries, const KeyPlace<C> &place,
-                                           int stage) {
-    multiply_queries<C, C::K_IN_REGISTERS>(r.s, r.k, place.k, shared_address(queries.q[stage]));
-    multiply_fold(r.s, r, queries, 0, stage);
+__device__ __forceinline__ void multiply_s(KeyRows<C> &r, QueryStages<C> &queries, int stage) {
+    const uint64_t b = descriptor_k_major(shared_address(queries.q[stage]));
+    wgmma<D_SET, B_K_MAJOR>(r.s, r.k[0], b);
+#pragma unroll
+    for (int i = 1; i < C::HD / 16; i++) wgmma<D_ADD, B_K_MAJOR>(r.s, r.k[i], b + i * 2);
+    multiply_fold(r.s, queries, 0, stage);
     wgmma_commit();
 }
+/* dP^T - D = V dO^T. */
 template <class C>
 __device__ __forceinline__ void multiply_dp(KeyRows<C> &r, QueryStages<C> &queries, const KeyPlace<C> &place,
                                             int stage) {
-    multiply_queries<C, C::V_IN_REGISTERS>(r.dp, r.v, place.k + C::WARPGROUPS * C::TILE_BYTES,
-                                           shared_address(queries.dout[stage]));
-    multiply_fold(r.dp, r, queries, 1, stage);
+    multiply_heads<C::HD>(r.dp, descriptor_k_major(place.k + C::WARPGROUPS * C::TILE_BYTES),
+                          descriptor_k_major(shared_address(queries.dout[stage])));
+    multiply_fold(r.dp, queries, 1, stage);
     wgmma_commit();
 }
 
@@ -170,8 +147,8 @@ template <class C, bool RAGGED = true>
 __device__ __forceinline__ void key_probabilities(KeyRows<C> &r, float scale_log2) {
 #pragma unroll
     for (int i = 0; i < ROWS / 2; i++)
-        r.s[i] = ex2(!C::CAUSAL && C::MASK_KEYS && RAGGED ? fmaf(r.s[i], scale_log2, r.bias[i / 2 % 2])
-                                                          : r.s[i] * scale_log2);
+        r.s[i] =
+            ex2(!C::CAUSAL && RAGGED ? fmaf(r.s[i], scale_log2, r.bias[i / 2 % 2]) : r.s[i] * scale_log2);
     pack(r.p, r.s);
 }
 
@@ -201,7 +178,7 @@ __device__ __forceinline__ void first_queries_block(KeyRows<C> &r, QueryStages<C
     queries.ring.wait(place.at);
     claim_tensor_cores(place);
     wgmma_fence();
-    multiply_s(r, queries, place, place.at.stage);
+    multiply_s(r, queries, place.at.stage);
     multiply_dp(r, queries, place, place.at.stage);
     wgmma_wait<1>();
     leave_tensor_cores(place);
@@ -229,37 +206,18 @@ __device__ __forceinline__ void next_queries_block(KeyRows<C> &r, QueryStages<C>
     claim_tensor_cores(place);
     wgmma_fence();
     multiply_gradients(r, queries, place.at.stage);
-    multiply_s(r, queries, place, next.stage);
-    if (C::LATE_DP) {
-        wgmma_wait<1>();
-        gradients_done(r);
-        release<C>(queries.ring, place.at);
-        wgmma_fence();
-    }
+    multiply_s(r, queries, next.stage);
     multiply_dp(r, queries, place, next.stage);
     wgmma_wait<1>();
     leave_tensor_cores(place);
     wgmma_results(r.s);
-    if (!C::LATE_DP) {
-        gradients_done(r);
-        release<C>(queries.ring, place.at);
-    }
+    gradients_done(r);
+    release<C>(queries.ring, place.at);
     key_probabilities<C, RAGGED>(r, scale_log2);
     wgmma_wait<0>();
     wgmma_results(r.dp);
     key_scores(r);
     place.at = next;
-}
-
-/* Writes dK and dV of the warpgroup's keys. */
-template <class C>
-__device__ __forceinline__ void store_key_rows(const KeyRows<C> &r, const Work &work, int row0,
-                                               const BackwardArgs &args) {
-    const int64_t stride = 3 * (int64_t)args.NH * C::HD;
-    const float scale[2] = {args.scale, args.scale}, one[2] = {1.0f, 1.0f};
-    bf16 *dk = args.dqkv + ((int64_t)work.batch * args.T + row0) * stride + (args.NH + work.head) * C::HD;
-    store_rows(dk, stride, args.T - row0, r.dk, scale);
-    store_rows(dk + args.NH * C::HD, stride, args.T - row0, r.dv, one);
 }
 
 /* Until TMA has read what the warp gave it to store. */
@@ -290,7 +248,7 @@ __device__ __forceinline__ void next_tile_block(KeyRows<C> &r, QueryStages<C> &q
     claim_tensor_cores(place);
     wgmma_fence();
     multiply_gradients(r, queries, place.at.stage);
-    multiply_s(r, queries, place, next.stage);
+    multiply_s(r, queries, next.stage);
     multiply_dp(r, queries, place, next.stage);
     wgmma_wait<1>();
     leave_tensor_cores(place);

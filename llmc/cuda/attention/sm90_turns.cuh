@@ -15,7 +15,7 @@
  *
  * Where tiles come in pairs: at head size 64 each tile adds, and those of a pair hand turns over among themselves
  * (sm90_pairs.cuh); at 128 a pair adds as one, of C::ADDED_TILES tiles, and each of its two thread blocks does so for
- * every second block of queries (sm90_backward_pairs128.cu).
+ * every second block of queries (sm90_backward_hd128_2cta.cu).
  *
  * Turns cost no time as long as they come before they are needed. Causal tiles start at their diagonal, two
  * blocks apart, so a tile reaches a block two blocks after the one before it: enough for a reduction, a fence
@@ -379,18 +379,18 @@ static void launch_fold(const BackwardArgs &args, const Turns &turns, const floa
 }
 
 /* What a one-pass kernel is launched with. */
-typedef struct FusedArgs {
+typedef struct KernelArgs {
     BackwardArgs base;
     Turns turns;
     CUtensorMap gradients, dq; /* boxes of 16 rows of dqkv: of a head; of 64 of its columns */
-} FusedArgs;
+} KernelArgs;
 
 /* Fills in the arguments and queues the fold kernel that goes before. */
 template <int HD>
-static FusedArgs fused_args(floatX *dqkv, const floatX *dout, const floatX *out, const floatX *qkv,
-                            const float *lse, const float *d, void *scratch, int B, int T, int NH,
-                            bool causal) {
-    FusedArgs args;
+static KernelArgs kernel_args(floatX *dqkv, const floatX *dout, const floatX *out, const floatX *qkv,
+                              const float *lse, const float *d, void *scratch, int B, int T, int NH,
+                              bool causal) {
+    KernelArgs args;
     args.base = backward_args(dqkv, dout, qkv, scratch, B, T, NH, HD);
     args.base.order = turn_order(B, T, NH, HD, causal);
     args.turns = turns_in(scratch, args.base.order, B, T, NH, HD);
@@ -403,7 +403,7 @@ static FusedArgs fused_args(floatX *dqkv, const floatX *dout, const floatX *out,
 /* Launches a one-pass kernel, right behind the fold kernel: it starts early, which takes 3 us of 637 off (64 sequences of
  * 1024 with 12 heads of 64). args.base.order: of tiles, of which clusters draw C::CLUSTER at a time. */
 template <class C, class Shared>
-static void launch_one_pass(const char *name, void (*kernel)(FusedArgs), FusedArgs args) {
+static void launch_one_pass(const char *name, void (*kernel)(KernelArgs), KernelArgs args) {
     TileOrder &order = args.base.order;
     order.tiles = ceil_div(order.tiles, (int)C::CLUSTER);
     order.total = order.heads * order.tiles;

@@ -1,6 +1,6 @@
-/* The dQ pass of attention backward for sm_90a in two passes (see sm90_backward.cuh), and the choice of a kernel.
- */
-#include "sm90_backward.cuh"
+/* The dQ pass of attention backward on Hopper in two passes (hopper_two_pass.cuh). */
+#include "hopper.h"
+#include "hopper_two_pass.cuh"
 
 /* Row [HD == 128][causal]. flag: the product dO V^T waits for the product of dS before it, whose operands'
  * registers it can then have. */
@@ -33,8 +33,7 @@ __device__ unsigned dq_tickets;
 
 /* ---- producer: one thread ---- */
 
-template <class C>
-__device__ __forceinline__ void dq_producer(DqShared<C> &shared, const BackwardArgs &args) {
+template <class C> __device__ __forceinline__ void dq_producer(DqShared<C> &shared, const DqArgs &args) {
     Ring<C::OWN> own_at;
     Ring<C::STAGES> at;
     for (int index = blockIdx.x; index < args.order.total; own_at.advance()) {
@@ -85,7 +84,7 @@ template <class C> struct DqRowData {
 /* Rows beyond the sequence read as 0. */
 template <class C>
 __device__ __forceinline__ void load_row_data(DqRowData<C> &data, const Work &work, int row0,
-                                              const BackwardArgs &args) {
+                                              const DqArgs &args) {
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         const int row = row0 + thread_row() + 8 * half;
@@ -104,7 +103,7 @@ __device__ __forceinline__ void load_row_data(DqRowData<C> &data, const Work &wo
 /* D of the rows, kept and written for the other pass together with lse. */
 template <class C>
 __device__ __forceinline__ void finish_row_data(DqRows<C> &r, const DqRowData<C> &data, const Work &work,
-                                                int row0, const BackwardArgs &args) {
+                                                int row0, const DqArgs &args) {
     FoldRow *fold =
         args.fold + ((int64_t)work.batch * args.NH + work.head) * fold_rows(args.T) + row0 + thread_row();
 #pragma unroll
@@ -148,8 +147,8 @@ template <class C> struct DqPlace {
 /* The first block of keys that the rows see: the only one with a mask. Leaves dS in r.ds. */
 template <class C>
 __device__ __forceinline__ void dq_first_block(DqRows<C> &r, DqShared<C> &shared, const DqPlace<C> &place,
-                                               int block, const Work &work, int row0,
-                                               const BackwardArgs &args, const DqRowData<C> &data) {
+                                               int block, const Work &work, int row0, const DqArgs &args,
+                                               const DqRowData<C> &data) {
     shared.k_ring.wait(place.at);
     shared.v_ring.wait(place.at);
     wgmma_fence();
@@ -211,7 +210,7 @@ __device__ __forceinline__ void dq_next_block(DqRows<C> &r, DqShared<C> &shared,
 }
 
 template <class C>
-__device__ __forceinline__ void dq_consumer(DqShared<C> &shared, const BackwardArgs &args, int warpgroup) {
+__device__ __forceinline__ void dq_consumer(DqShared<C> &shared, const DqArgs &args, int warpgroup) {
     DqPlace<C> place;
     DqRows<C> r;
     for (;; place.own_at.advance()) {
@@ -256,7 +255,7 @@ __device__ __forceinline__ void dq_consumer(DqShared<C> &shared, const BackwardA
 
 template <int HD, bool CAUSAL>
 __global__ void __launch_bounds__(DqConfig<HD, CAUSAL>::THREADS, 1)
-    sm90_dq_kernel(const __grid_constant__ BackwardArgs args) {
+    two_pass_dq_kernel(const __grid_constant__ DqArgs args) {
 #ifdef SM90_BODY
     using C = DqConfig<HD, CAUSAL>;
     auto &shared = shared_memory<DqShared<C>>();
@@ -282,53 +281,26 @@ __global__ void __launch_bounds__(DqConfig<HD, CAUSAL>::THREADS, 1)
 
 /* ---- host ---- */
 
-template <int HD, bool CAUSAL> static void launch_dq(BackwardArgs &args, const floatX *qkv, int B) {
+template <int HD, bool CAUSAL> static void launch_dq(DqArgs &args, const floatX *qkv, int B) {
     using C = DqConfig<HD, CAUSAL>;
     args.columns = tensor_map(qkv, B, args.T, 3 * args.NH, HD, C::KEYS);
     args.order = tile_order(B, args.T, args.NH, C::TILE_ROWS, 2 * HD * 2, CAUSAL);
-    launch_persistent("sm90_dq_kernel", sm90_dq_kernel<HD, CAUSAL>, args, args.order.total, C::THREADS,
-                      shared_bytes<DqShared<C>>());
+    launch_persistent("two_pass_dq_kernel", two_pass_dq_kernel<HD, CAUSAL>, args, args.order.total,
+                      C::THREADS, shared_bytes<DqShared<C>>());
 }
 
-void attention_backward_sm90_dq(floatX *dqkv, const floatX *dout, const floatX *out, const floatX *qkv,
-                                const float *lse, void *scratch, int B, int T, int NH, int HD, bool causal) {
-    typedef void Launch(BackwardArgs &, const floatX *, int);
+void hopper_two_pass_dq(floatX *dqkv, const floatX *dout, const floatX *out, const floatX *qkv,
+                        const float *lse, void *scratch, int B, int T, int NH, int HD, bool causal) {
+    typedef void Launch(DqArgs &, const floatX *, int);
     static Launch *const launches[2][2] = {
   /* [HD == 128][causal] */
         {launch_dq<64,  false>, launch_dq<64,  true>},
         {launch_dq<128, false>, launch_dq<128, true>},
     };
-    BackwardArgs args = backward_args(dqkv, dout, qkv, scratch, B, T, NH, HD);
+    DqArgs args = {};
+    static_cast<BackwardArgs &>(args) = backward_args(dqkv, dout, qkv, scratch, B, T, NH, HD);
     args.dout_data = (const bf16 *)dout;
     args.out = (const bf16 *)out;
     args.lse = lse;
     launches[HD == 128][causal](args, qkv, B);
-}
-
-/* What serves what: tiles alone below T = pairs_from, from there on pairs. Head size 64: pairs gain 1 % causal and 3 %
- * full at 32k and nothing at 16k; causal they lose 2 % at 8k and 7 % at 4k. Head size 128, TFLOP/s, tiles alone to
- * pairs: causal 479 to 467 at 2048, 520 to 540 at 4096; full 526 to 556 at 2048 (479 to 487 at 1024, no more than
- * repeats differ). One pass is faster than two at every length: 1.2 times and more at T = 1024. */
-typedef struct Served {
-    Sm90OnePass *alone, *paired;
-    int pairs_from[2]; /* [causal] */
-} Served;
-static const Served SERVED[2 /* HD == 128 */] = {
-    {attention_backward_sm90_alone64,  attention_backward_sm90_paired64,  {32768, 32768}},
-    {attention_backward_sm90_alone128, attention_backward_sm90_paired128, {2048, 4096}  },
-};
-
-void attention_backward_sm90(floatX *dqkv, const floatX *dout, const floatX *out, const floatX *qkv,
-                             const float *lse, const float *d, void *scratch, int B, int T, int NH, int HD,
-                             bool causal) {
-    const Served *served = &SERVED[HD == 128];
-    Sm90OnePass *const run = T < served->pairs_from[causal] ? served->alone : served->paired;
-    run(dqkv, dout, out, qkv, lse, d, scratch, B, T, NH, causal);
-}
-
-/* For either head size; the two passes need less. */
-size_t attention_backward_sm90_scratch_bytes(int B, int T, int NH) {
-    const size_t of_64 = attention_backward_sm90_one_pass_scratch_bytes(B, T, NH, 64);
-    const size_t of_128 = attention_backward_sm90_one_pass_scratch_bytes(B, T, NH, 128);
-    return of_64 > of_128 ? of_64 : of_128;
 }

@@ -1,5 +1,6 @@
-/* The dK, dV pass of attention backward for sm_90a (see sm90_backward.cuh). */
-#include "sm90_keys.cuh"
+/* The dK, dV pass of attention backward on Hopper in two passes (hopper_two_pass.cuh). */
+#include "hopper.h"
+#include "hopper_two_pass.cuh"
 
 /* Row [HD == 128][causal]. flag: the product V dO^T waits for the products of P and dS before it, whose
  * operands' registers it can then have. */
@@ -13,10 +14,7 @@ template <int HEAD, bool IS_CAUSAL> struct DkvConfig {
     static constexpr Sm90Shape SHAPE = DKV_SHAPES[HEAD == 128][IS_CAUSAL];
     static constexpr int HD = HEAD, WARPGROUPS = SHAPE.warpgroups, STAGES = SHAPE.stages, CLUSTER = 1;
     static constexpr bool CAUSAL = IS_CAUSAL, LATE_DP = SHAPE.flag;
-    static constexpr bool K_IN_REGISTERS = HD == 64,
-                          V_IN_REGISTERS = HD == 64; /* at 128 dK and dV take 128 registers */
-    static constexpr bool MASK_KEYS = false;         /* rows beyond the sequence are not stored */
-    static constexpr bool ALTERNATE = false;         /* each multiplies when it is ready */
+    static constexpr bool K_IN_REGISTERS = HD == 64; /* and V; at 128 dK and dV take 128 registers */
     static constexpr int TILE_ROWS = WARPGROUPS * ROWS, THREADS = sm90_threads(SHAPE);
     static constexpr int TILE_BYTES = ROWS * HD * 2, FOLD_BYTES = ROWS * sizeof(FoldRow);
     static_assert(SHAPE.columns == ROWS, "blocks of queries start where a warpgroup's keys start");
@@ -62,14 +60,109 @@ __device__ __forceinline__ void dkv_producer(DkvShared<C> &shared, const Backwar
 
 /* ---- consumers ---- */
 
+/* V and the A operand of the folded step stay in registers, too, where there is room. */
+template <class C> struct DkvRows : KeyRows<C> {
+    uint32_t v[C::K_IN_REGISTERS ? C::HD / 16 : 1][4], ones[2][4];
+};
+
+/* acc = rows of K or V, in registers or shared memory, times the block's queries, and its -lse / scale (which = 0) or -D
+ * (1) in every row. */
+template <class C, int N>
+__device__ __forceinline__ void multiply_rows(float (&acc)[ROWS / 2], const uint32_t (&fragments)[N][4],
+                                              uint32_t rows, uint32_t tile, const DkvRows<C> &r,
+                                              QueryStages<C> &queries, int which, int stage) {
+    if constexpr (C::K_IN_REGISTERS) {
+        const uint64_t b = descriptor_k_major(tile);
+        wgmma<D_SET, B_K_MAJOR>(acc, fragments[0], b);
+#pragma unroll
+        for (int i = 1; i < C::HD / 16; i++) wgmma<D_ADD, B_K_MAJOR>(acc, fragments[i], b + i * 2);
+        wgmma<D_ADD, B_K_MAJOR>(acc, r.ones[which],
+                                descriptor_unswizzled(shared_address(queries.fold[stage]), 0));
+    } else {
+        multiply_heads<C::HD>(acc, descriptor_k_major(rows), descriptor_k_major(tile));
+        multiply_fold(acc, queries, which, stage);
+    }
+    wgmma_commit();
+}
+template <class C>
+__device__ __forceinline__ void dkv_s(DkvRows<C> &r, QueryStages<C> &queries, const KeyPlace<C> &place,
+                                      int stage) {
+    multiply_rows<C>(r.s, r.k, place.k, shared_address(queries.q[stage]), r, queries, 0, stage);
+}
+template <class C>
+__device__ __forceinline__ void dkv_dp(DkvRows<C> &r, QueryStages<C> &queries, const KeyPlace<C> &place,
+                                       int stage) {
+    multiply_rows<C>(r.dp, r.v, place.k + C::WARPGROUPS * C::TILE_BYTES, shared_address(queries.dout[stage]),
+                     r, queries, 1, stage);
+}
+
+/* P and dS of the first block of queries; it lies on the diagonal if causal. Rows of keys beyond the sequence are not
+ * stored, so they need no mask. */
+template <class C>
+__device__ __forceinline__ void dkv_first_block(DkvRows<C> &r, QueryStages<C> &queries,
+                                                const KeyPlace<C> &place, float scale_log2) {
+    queries.ring.wait(place.at);
+    wgmma_fence();
+    dkv_s(r, queries, place, place.at.stage);
+    dkv_dp(r, queries, place, place.at.stage);
+    wgmma_wait<1>();
+    wgmma_results(r.s);
+    if (C::CAUSAL) mask_queries(r);
+    key_probabilities<C, false>(r, scale_log2);
+    wgmma_wait<0>();
+    wgmma_results(r.dp);
+    key_scores(r);
+    clear_gradients(r);
+}
+
+/* The gradients of the block in work, then P and dS of the next. */
+template <class C>
+__device__ __forceinline__ void dkv_next_block(DkvRows<C> &r, QueryStages<C> &queries, KeyPlace<C> &place,
+                                               float scale_log2) {
+    const Ring<C::STAGES> next = place.at.next();
+    queries.ring.wait(next);
+    wgmma_fence();
+    multiply_gradients(r, queries, place.at.stage);
+    dkv_s(r, queries, place, next.stage);
+    if (C::LATE_DP) {
+        wgmma_wait<1>();
+        gradients_done(r);
+        release<C>(queries.ring, place.at);
+        wgmma_fence();
+    }
+    dkv_dp(r, queries, place, next.stage);
+    wgmma_wait<1>();
+    wgmma_results(r.s);
+    if (!C::LATE_DP) {
+        gradients_done(r);
+        release<C>(queries.ring, place.at);
+    }
+    key_probabilities<C, false>(r, scale_log2);
+    wgmma_wait<0>();
+    wgmma_results(r.dp);
+    key_scores(r);
+    place.at = next;
+}
+
+/* Writes dK and dV of the warpgroup's keys. */
+template <class C>
+__device__ __forceinline__ void store_key_rows(const KeyRows<C> &r, const Work &work, int row0,
+                                               const BackwardArgs &args) {
+    const int64_t stride = 3 * (int64_t)args.NH * C::HD;
+    const float scale[2] = {args.scale, args.scale}, one[2] = {1.0f, 1.0f};
+    bf16 *dk = args.dqkv + ((int64_t)work.batch * args.T + row0) * stride + (args.NH + work.head) * C::HD;
+    store_rows(dk, stride, args.T - row0, r.dk, scale);
+    store_rows(dk + args.NH * C::HD, stride, args.T - row0, r.dv, one);
+}
+
 template <class C>
 __device__ __forceinline__ void dkv_consumer(DkvShared<C> &shared, const BackwardArgs &args, int warpgroup) {
     const int blocks = ceil_div(args.T, (int)ROWS);
     Ring<1> own_at;
     KeyPlace<C> place;
     place.k = shared_address(shared.k[warpgroup]);
-    KeyRows<C> r;
-    write_ones(r);
+    DkvRows<C> r;
+    if (C::K_IN_REGISTERS) write_ones(r.ones);
     for (;; own_at.advance()) {
         shared.own_ring.wait(own_at);
         const Work work = read_work(shared.work);
@@ -88,10 +181,10 @@ __device__ __forceinline__ void dkv_consumer(DkvShared<C> &shared, const Backwar
             shared.queries.ring.release(place.at);
         }
         if (first < blocks) {
-            first_queries_block(r, shared.queries, place, args.scale_log2);
+            dkv_first_block(r, shared.queries, place, args.scale_log2);
 #pragma unroll 1
             for (int block = first + 1; block < blocks; block++)
-                next_queries_block(r, shared.queries, place, args.scale_log2);
+                dkv_next_block(r, shared.queries, place, args.scale_log2);
         }
         if (!C::K_IN_REGISTERS) shared.own_ring.release(own_at);
         if (first == blocks) continue;
@@ -102,7 +195,7 @@ __device__ __forceinline__ void dkv_consumer(DkvShared<C> &shared, const Backwar
 
 template <int HD, bool CAUSAL>
 __global__ void __launch_bounds__(DkvConfig<HD, CAUSAL>::THREADS, 1)
-    sm90_dkv_kernel(const __grid_constant__ BackwardArgs args) {
+    two_pass_dkv_kernel(const __grid_constant__ BackwardArgs args) {
 #ifdef SM90_BODY
     using C = DkvConfig<HD, CAUSAL>;
     auto &shared = shared_memory<DkvShared<C>>();
@@ -129,12 +222,12 @@ __global__ void __launch_bounds__(DkvConfig<HD, CAUSAL>::THREADS, 1)
 template <int HD, bool CAUSAL> static void launch_dkv(BackwardArgs &args, int B) {
     using C = DkvConfig<HD, CAUSAL>;
     args.order = tile_order(B, args.T, args.NH, C::TILE_ROWS, 2 * HD * 2 + sizeof(FoldRow), false);
-    launch_persistent("sm90_dkv_kernel", sm90_dkv_kernel<HD, CAUSAL>, args, args.order.total, C::THREADS,
-                      shared_bytes<DkvShared<C>>());
+    launch_persistent("two_pass_dkv_kernel", two_pass_dkv_kernel<HD, CAUSAL>, args, args.order.total,
+                      C::THREADS, shared_bytes<DkvShared<C>>());
 }
 
-void attention_backward_sm90_dkv(floatX *dqkv, const floatX *dout, const floatX *qkv, const void *scratch,
-                                 int B, int T, int NH, int HD, bool causal) {
+void hopper_two_pass_dkv(floatX *dqkv, const floatX *dout, const floatX *qkv, const void *scratch, int B,
+                         int T, int NH, int HD, bool causal) {
     typedef void Launch(BackwardArgs &, int);
     static Launch *const launches[2][2] = {
   /* [HD == 128][causal] */

@@ -1,5 +1,4 @@
-/* Attention backward for sm_90a in one pass of five products (see sm90_backward.cuh for the split form), head
- * size 64.
+/* Attention backward for sm_90a, head size 64 (see sm90_backward.cuh for the math and the folded step).
  *
  * A tile is 128 keys, 64 for each of two warpgroups that keep dK and dV in registers and walk the blocks of
  * 64 queries from the diagonal on, multiplying one after the other; dS^T also goes through shared memory to a
@@ -17,11 +16,12 @@
  * pair are tile 2p's alone: tile 2p + 1 lets them pass, or all of them if it is beyond the sequence. Nothing waits in a
  * circle: tile 2p stands still for a turn of tile 2p + 1 only when it has released that block's stage and those of the
  * next two, and all other turns are those of pairs drawn earlier. */
+#pragma once
 #include "sm90_keys.cuh"
 #include "sm90_pairs.cuh"
 
-constexpr Sm90Shape FUSED_SHAPES[2 /* DK_HAS_PLACE */] = {
-    {2, 64, 5, 2, 208, 32, false}, /* flag: as in DKV_SHAPES */
+constexpr Sm90Shape HD64_SHAPES[2 /* DK_HAS_PLACE */] = {
+    {2, 64, 5, 2, 208, 32, false},
     {2, 64, 4, 2, 208, 32, false},
 };
 enum {
@@ -30,21 +30,19 @@ enum {
 };
 
 /* TMA: dQ of tile 0 leaves by TMA. PAIRED: pairs of tiles in clusters. What is faster differs with T: TMA_UP_TO, and
- * SERVED in sm90_backward.cu. */
-template <bool IS_CAUSAL, bool TMA, bool PAIRED> struct FusedConfig {
+ * the table in dispatch.cu. */
+template <bool IS_CAUSAL, bool TMA, bool PAIRED> struct Hd64Config {
     /* While it leaves. Else it follows dV through V's place: a tile ends later, but there is room for a fifth stage of
      * queries. That takes 2 to 3 % off the clocks without a mask from T = 8k on (nothing below), 1 % in causal pairs,
      * and would add 2 % to causal tiles alone at T = 2k. */
     static constexpr bool DK_HAS_PLACE = IS_CAUSAL && !PAIRED;
-    static constexpr Sm90Shape SHAPE = FUSED_SHAPES[DK_HAS_PLACE];
+    static constexpr Sm90Shape SHAPE = HD64_SHAPES[DK_HAS_PLACE];
     static constexpr int HD = 64, WARPGROUPS = SHAPE.warpgroups, STAGES = SHAPE.stages,
                          OWN = SHAPE.own_buffers;
-    static constexpr bool CAUSAL = IS_CAUSAL, DQ_BY_TMA = TMA, LATE_DP = SHAPE.flag;
+    static constexpr bool CAUSAL = IS_CAUSAL, DQ_BY_TMA = TMA;
     /* Of halves, see half_of: 3 % at T = 1k in training steps; long tiles gain nothing, and at T = 16k lose 2 %. */
     static constexpr bool EXCHANGE = TMA && !PAIRED;
-    static constexpr bool K_IN_REGISTERS = true, V_IN_REGISTERS = false; /* 208 hold no more */
-    static constexpr bool MASK_KEYS = true;                              /* they are summed over in dQ */
-    static constexpr bool ALTERNATE = true;                              /* see claim_tensor_cores */
+    static constexpr bool K_IN_REGISTERS = true; /* 208 hold no more */
     static constexpr int CLUSTER = PAIRED ? 2 : 1, ADDED_TILES = 1;
     static constexpr int TILE_ROWS = WARPGROUPS * ROWS, THREADS = (WARPGROUPS + 2) * WARPGROUP;
     static constexpr int TILE_BYTES = ROWS * HD * 2, FOLD_BYTES = ROWS * sizeof(FoldRow);
@@ -60,7 +58,7 @@ template <bool IS_CAUSAL, bool TMA, bool PAIRED> struct FusedConfig {
  * in registers, and the queries of four more may be loaded (five stages, of which the last block still holds one). */
 enum { PAIR_TURNS = 16 };
 
-template <class C> struct alignas(1024) FusedShared {
+template <class C> struct alignas(1024) Hd64Shared {
     struct {
         uint8_t k[C::WARPGROUPS][C::TILE_BYTES], v[C::WARPGROUPS][C::TILE_BYTES];
     } own[C::OWN];
@@ -75,12 +73,12 @@ template <class C> struct alignas(1024) FusedShared {
     uint64_t pair_turns[PAIR_TURNS];
 };
 
-__device__ unsigned fused_tickets;
+__device__ unsigned hd64_tickets;
 
 /* ---- producer: one thread of a cluster; in clusters, K and V have a thread in each block ---- */
 
 template <class C>
-__device__ __forceinline__ void load_keys(FusedShared<C> &shared, Ring<C::OWN> at, const Work &work,
+__device__ __forceinline__ void load_keys(Hd64Shared<C> &shared, Ring<C::OWN> at, const Work &work,
                                           const BackwardArgs &args) {
     const int row0 = work.tile * C::TILE_ROWS;
     shared.own_ring.wait_free(at);
@@ -95,19 +93,19 @@ __device__ __forceinline__ void load_keys(FusedShared<C> &shared, Ring<C::OWN> a
     }
 }
 
-template <class C> __device__ __forceinline__ void end_keys(FusedShared<C> &shared, Ring<C::OWN> at) {
+template <class C> __device__ __forceinline__ void end_keys(Hd64Shared<C> &shared, Ring<C::OWN> at) {
     shared.own_ring.wait_free(at);
     shared.work[at.stage].index = -1;
     shared.own_ring.expect(at, 0);
 }
 
 template <class C>
-__device__ __forceinline__ void fused_producer(FusedShared<C> &shared, const BackwardArgs &args) {
+__device__ __forceinline__ void hd64_producer(Hd64Shared<C> &shared, const BackwardArgs &args) {
     const int total = args.order.total;
     Ring<1> next_at;
     Ring<C::OWN> own_at;
     Ring<C::STAGES> at;
-    for (int index = first_work<C>(&fused_tickets, total); index < total;
+    for (int index = first_work<C>(&hd64_tickets, total); index < total;
          own_at.advance(), next_at.advance()) {
         const Work work = work_at(args.order, index);
         if (C::CLUSTER > 1)
@@ -115,7 +113,7 @@ __device__ __forceinline__ void fused_producer(FusedShared<C> &shared, const Bac
         else
             load_keys(shared, own_at, work, args);
         load_queries(shared.queries, at, work, work.tile * C::CLUSTER * C::TILE_ROWS, args);
-        index = draw_work<C>(&fused_tickets, total); /* not earlier: see sm90_turns.cuh */
+        index = draw_work<C>(&hd64_tickets, total); /* not earlier: see sm90_turns.cuh */
     }
     if (C::CLUSTER > 1)
         tell_work<C>(shared.next, next_at, Work{-1, 0, 0, 0});
@@ -124,7 +122,7 @@ __device__ __forceinline__ void fused_producer(FusedShared<C> &shared, const Bac
 }
 
 template <class C>
-__device__ __forceinline__ void keys_producer(FusedShared<C> &shared, const BackwardArgs &args) {
+__device__ __forceinline__ void keys_producer(Hd64Shared<C> &shared, const BackwardArgs &args) {
     Ring<1> next_at;
     Ring<C::OWN> at;
     for (;; at.advance(), next_at.advance()) {
@@ -150,14 +148,14 @@ template <class C> __device__ __forceinline__ int half_of(int warpgroup, int sta
 }
 
 /* Where the lane writes dS^T of its half, in the first stage. */
-template <class C> __device__ __forceinline__ uint32_t ds_row(FusedShared<C> &shared, int half) {
+template <class C> __device__ __forceinline__ uint32_t ds_row(Hd64Shared<C> &shared, int half) {
     const int row = half * ROWS + threadIdx.x % WARPGROUP / 32 * 16 + threadIdx.x % 16;
     return shared_address(shared.ds[0]) + row * 128;
 }
 
 /* Tells the dQ warpgroup that dS^T of the block is there. That warpgroup makes the writes visible to its product (the
  * fence), for it has time: a fence here, before the arrival, took 2 % of the clocks. */
-template <class C> __device__ __forceinline__ void tell_ds(FusedShared<C> &shared, KeyPlace<C> &place) {
+template <class C> __device__ __forceinline__ void tell_ds(Hd64Shared<C> &shared, KeyPlace<C> &place) {
     __syncwarp();
     if (threadIdx.x % 32 == 0)
         mbarrier_arrive(shared_address(&shared.ds_ring.full[ring_after(place.given).stage]));
@@ -166,7 +164,7 @@ template <class C> __device__ __forceinline__ void tell_ds(FusedShared<C> &share
 
 /* Writes dS^T of the warpgroup's keys for the dQ warpgroup. */
 template <class C>
-__device__ __forceinline__ void give_ds(const uint32_t (&ds)[ROWS / 16][4], FusedShared<C> &shared,
+__device__ __forceinline__ void give_ds(const uint32_t (&ds)[ROWS / 16][4], Hd64Shared<C> &shared,
                                         KeyPlace<C> &place) {
     const int lane = threadIdx.x % 32, row = threadIdx.x % WARPGROUP / 32 * 16 + lane % 16;
     const Ring<2> at = ring_after(place.given);
@@ -179,7 +177,7 @@ __device__ __forceinline__ void give_ds(const uint32_t (&ds)[ROWS / 16][4], Fuse
 
 /* Blocks of queries that see none of the warpgroup's keys. */
 template <class C>
-__device__ __forceinline__ void skip_queries(FusedShared<C> &shared, KeyPlace<C> &place, Ring<C::STAGES> &at,
+__device__ __forceinline__ void skip_queries(Hd64Shared<C> &shared, KeyPlace<C> &place, Ring<C::STAGES> &at,
                                              int count) {
     for (int i = 0; i < count; i++, at.advance()) {
         shared.queries.ring.wait(at);
@@ -202,8 +200,8 @@ struct TileBefore {
 
 /* Queues dK and dV of the tile before. stage: its own. */
 template <class C>
-__device__ __forceinline__ void store_gradients(const KeyRows<C> &r, FusedShared<C> &shared, int stage,
-                                                TileBefore &before, int warpgroup, const FusedArgs &args) {
+__device__ __forceinline__ void store_gradients(const KeyRows<C> &r, Hd64Shared<C> &shared, int stage,
+                                                TileBefore &before, int warpgroup, const KernelArgs &args) {
     const int half = half_of<C>(warpgroup, stage), NH = args.base.NH;
     const int row0 = before.work.tile * C::TILE_ROWS + half * ROWS;
     const uint32_t v = shared_address(shared.own[stage].v[half]);
@@ -216,7 +214,7 @@ __device__ __forceinline__ void store_gradients(const KeyRows<C> &r, FusedShared
 
 /* stage: of the tile before. */
 template <class C>
-__device__ __forceinline__ void release_stored(FusedShared<C> &shared, int stage, TileBefore &before) {
+__device__ __forceinline__ void release_stored(Hd64Shared<C> &shared, int stage, TileBefore &before) {
     if (!before.leaving) return;
     wait_stored();
     if (threadIdx.x % 32 == 0) mbarrier_arrive(shared_address(&shared.own_ring.empty[stage]));
@@ -225,9 +223,9 @@ __device__ __forceinline__ void release_stored(FusedShared<C> &shared, int stage
 
 /* A tile's first block of queries, with what is left to do of the tile before. */
 template <class C>
-__device__ __forceinline__ void open_tile(KeyRows<C> &r, FusedShared<C> &shared, KeyPlace<C> &place,
+__device__ __forceinline__ void open_tile(KeyRows<C> &r, Hd64Shared<C> &shared, KeyPlace<C> &place,
                                           Ring<C::STAGES> at, int stage, TileBefore &before,
-                                          const FusedArgs &args) {
+                                          const KernelArgs &args) {
     const bool alone = before.work.index < 0;
     if (alone) {
         place.at = at;
@@ -243,9 +241,9 @@ __device__ __forceinline__ void open_tile(KeyRows<C> &r, FusedShared<C> &shared,
 
 /* Its other blocks. */
 template <class C, bool RAGGED>
-__device__ __forceinline__ void walk_queries(KeyRows<C> &r, FusedShared<C> &shared, KeyPlace<C> &place,
+__device__ __forceinline__ void walk_queries(KeyRows<C> &r, Hd64Shared<C> &shared, KeyPlace<C> &place,
                                              int block, int stage, TileBefore &before,
-                                             const FusedArgs &args) {
+                                             const KernelArgs &args) {
 #pragma unroll 1
     for (; block < args.turns.blocks; block++) {
         next_queries_block<C, RAGGED>(r, shared.queries, place, args.base.scale_log2);
@@ -257,9 +255,9 @@ __device__ __forceinline__ void walk_queries(KeyRows<C> &r, FusedShared<C> &shar
 
 /* The tile before, where there is no next one to open. */
 template <class C>
-__device__ __forceinline__ void close_tile(KeyRows<C> &r, FusedShared<C> &shared, KeyPlace<C> &place,
+__device__ __forceinline__ void close_tile(KeyRows<C> &r, Hd64Shared<C> &shared, KeyPlace<C> &place,
                                            int stage, TileBefore &before, int warpgroup,
-                                           const FusedArgs &args) {
+                                           const KernelArgs &args) {
     if (before.work.index < 0) return;
     last_gradients(r, shared.queries, place);
     store_gradients(r, shared, stage, before, warpgroup, args);
@@ -268,14 +266,13 @@ __device__ __forceinline__ void close_tile(KeyRows<C> &r, FusedShared<C> &shared
 }
 
 template <class C>
-__device__ __forceinline__ void fused_keys(FusedShared<C> &shared, const FusedArgs &args, int warpgroup) {
+__device__ __forceinline__ void hd64_keys(Hd64Shared<C> &shared, const KernelArgs &args, int warpgroup) {
     const int T = args.base.T, blocks = args.turns.blocks;
     static_assert(C::OWN == 2, "the stage of the tile before is the other one");
     Ring<C::OWN> own_at;
     Ring<C::STAGES> at; /* the next block of queries */
     KeyPlace<C> place;
     KeyRows<C> r;
-    write_ones(r);
     place.warpgroup = warpgroup;
     place.given = 0;
     if (warpgroup == 1) leave_tensor_cores(place); /* the other is the first */
@@ -343,9 +340,9 @@ __device__ __forceinline__ void store_dq(const float (&dq)[C::HD / 2], const Wor
 
 /* Tile 0's dQ of the block, from its share and the sums of the others. */
 template <class C>
-__device__ __forceinline__ void finish_dq(FusedShared<C> &shared, TurnAt<TURN_BUFFERS> &at,
+__device__ __forceinline__ void finish_dq(Hd64Shared<C> &shared, TurnAt<TURN_BUFFERS> &at,
                                           float (&dq)[C::HD / 2], const Work &work, int block,
-                                          const FusedArgs &args) {
+                                          const KernelArgs &args) {
     const int shares = turn_shares<C>(args.turns, block);
     if constexpr (C::DQ_BY_TMA) {
         const float scale[2] = {args.base.scale, args.base.scale};
@@ -361,13 +358,13 @@ __device__ __forceinline__ void finish_dq(FusedShared<C> &shared, TurnAt<TURN_BU
 
 /* Some time after finish_dq: TMA has read it, and the next sums may come. */
 template <class C>
-__device__ __forceinline__ void dq_stored(FusedShared<C> &shared, TurnAt<TURN_BUFFERS> &at) {
+__device__ __forceinline__ void dq_stored(Hd64Shared<C> &shared, TurnAt<TURN_BUFFERS> &at) {
     if (!C::DQ_BY_TMA) return;
     wait_stored();
     release_sums(shared.turns, at);
 }
 
-template <class C> __device__ __forceinline__ void fused_dq(FusedShared<C> &shared, const FusedArgs &args) {
+template <class C> __device__ __forceinline__ void hd64_dq(Hd64Shared<C> &shared, const KernelArgs &args) {
     const int T = args.base.T;
     Ring<C::OWN> own_at;
     Ring<2> at;
@@ -407,7 +404,7 @@ template <class C> __device__ __forceinline__ void fused_dq(FusedShared<C> &shar
 /* ---- the threads that add up dQ: one for each buffer ---- */
 
 template <class C>
-__device__ __forceinline__ void fused_adder(FusedShared<C> &shared, const FusedArgs &args, int buffer) {
+__device__ __forceinline__ void hd64_adder(Hd64Shared<C> &shared, const KernelArgs &args, int buffer) {
     Ring<C::OWN> own_at;
     TurnAt<TURN_BUFFERS> at;
     auto handover = handover_of<C>(shared.pair_turns);
@@ -422,11 +419,11 @@ __device__ __forceinline__ void fused_adder(FusedShared<C> &shared, const FusedA
 }
 
 template <bool CAUSAL, bool TMA, bool PAIRED>
-__global__ void __launch_bounds__(FusedConfig<CAUSAL, TMA, PAIRED>::THREADS, 1)
-    sm90_fused_kernel(const __grid_constant__ FusedArgs args) {
+__global__ void __launch_bounds__(Hd64Config<CAUSAL, TMA, PAIRED>::THREADS, 1)
+    sm90_backward_hd64_kernel(const __grid_constant__ KernelArgs args) {
 #ifdef SM90_BODY
-    using C = FusedConfig<CAUSAL, TMA, PAIRED>;
-    auto &shared = shared_memory<FusedShared<C>>();
+    using C = Hd64Config<CAUSAL, TMA, PAIRED>;
+    auto &shared = shared_memory<Hd64Shared<C>>();
     const int warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / WARPGROUP, 0);
     write_constants(shared.queries);
     if (threadIdx.x == 0) {
@@ -446,15 +443,15 @@ __global__ void __launch_bounds__(FusedConfig<CAUSAL, TMA, PAIRED>::THREADS, 1)
         setmaxnreg_dec<C::SHAPE.producer_registers>();
         const int warp = threadIdx.x % WARPGROUP / 32, lane = threadIdx.x % 32;
         if (warp == 0 && lane == 0 && (C::CLUSTER == 1 || cluster_rank() == 0))
-            fused_producer(shared, args.base);
+            hd64_producer(shared, args.base);
         if (C::CLUSTER > 1 && warp == 3 && lane == 0) keys_producer(shared, args.base);
-        if (warp >= 1 && warp <= TURN_BUFFERS && lane == 0) fused_adder(shared, args, warp - 1);
+        if (warp >= 1 && warp <= TURN_BUFFERS && lane == 0) hd64_adder(shared, args, warp - 1);
     } else if (warpgroup == C::WARPGROUPS) {
         setmaxnreg_dec<DQ_REGISTERS>();
-        fused_dq(shared, args);
+        hd64_dq(shared, args);
     } else {
         setmaxnreg_inc<C::SHAPE.registers>();
-        fused_keys(shared, args, warpgroup);
+        hd64_keys(shared, args, warpgroup);
     }
     close_cluster<C>();
 #else
@@ -464,37 +461,11 @@ __global__ void __launch_bounds__(FusedConfig<CAUSAL, TMA, PAIRED>::THREADS, 1)
 
 /* ---- host ---- */
 
-template <bool CAUSAL, bool TMA, bool PAIRED> static void launch_fused(const FusedArgs &args) {
-    using C = FusedConfig<CAUSAL, TMA, PAIRED>;
-    launch_one_pass<C, FusedShared<C>>("sm90_fused_kernel", sm90_fused_kernel<CAUSAL, TMA, PAIRED>, args);
-}
-
-/* dQ of causal tile 0 leaves by TMA up to T = 1k, +5 %, and in pairs, 30 to 45 clocks a step; without them it loses 3 %
- * from 4k to 16k. Up to T = 1k halves are exchanged as well. */
-enum { TMA_UP_TO = 1024 };
-
-void attention_backward_sm90_alone64(floatX *dqkv, const floatX *dout, const floatX *out, const floatX *qkv,
-                                     const float *lse, const float *d, void *scratch, int B, int T, int NH,
-                                     bool causal) {
-    const FusedArgs args = fused_args<64>(dqkv, dout, out, qkv, lse, d, scratch, B, T, NH, causal);
-    if (!causal)
-        launch_fused<false, false, false>(args);
-    else if (T <= TMA_UP_TO)
-        launch_fused<true, true, false>(args);
-    else
-        launch_fused<true, false, false>(args);
-}
-
-void attention_backward_sm90_paired64(floatX *dqkv, const floatX *dout, const floatX *out, const floatX *qkv,
-                                      const float *lse, const float *d, void *scratch, int B, int T, int NH,
-                                      bool causal) {
-    const FusedArgs args = fused_args<64>(dqkv, dout, out, qkv, lse, d, scratch, B, T, NH, causal);
-    if (causal)
-        launch_fused<true, true, true>(args);
-    else
-        launch_fused<false, false, true>(args);
-}
-
-size_t attention_backward_sm90_one_pass_scratch_bytes(int B, int T, int NH, int HD) {
-    return turn_scratch_bytes(B, T, NH, HD);
+template <bool CAUSAL, bool TMA, bool PAIRED>
+static void backward_hd64(floatX *dqkv, const floatX *dout, const floatX *out, const floatX *qkv,
+                          const float *lse, const float *d, void *scratch, int B, int T, int NH) {
+    using C = Hd64Config<CAUSAL, TMA, PAIRED>;
+    const KernelArgs args = kernel_args<64>(dqkv, dout, out, qkv, lse, d, scratch, B, T, NH, CAUSAL);
+    launch_one_pass<C, Hd64Shared<C>>("sm90_backward_hd64_kernel",
+                                      sm90_backward_hd64_kernel<CAUSAL, TMA, PAIRED>, args);
 }

@@ -1,5 +1,5 @@
-/* What both forms of attention backward for sm_90a in one pass, head size 128, have in common: tiles alone
- * (sm90_backward_fused128.cuh) and pairs of tiles (sm90_backward_pairs128.cuh). C is the kernel's config, Shared its
+/* What both forms of attention backward for sm_90a, head size 128, have in common: blocks alone
+ * (sm90_backward_hd128_1cta.cuh) and clusters of two (sm90_backward_hd128_2cta.cuh). C is the kernel's config, Shared its
  * shared memory, and Place where a warpgroup is:
  *
  *   q_at(), dout_at()    stages of the block of queries in work; of dO there are two
@@ -15,8 +15,7 @@ template <bool IS_CAUSAL, int Q_STAGES, int BLOCKS> struct Config128 {
     static constexpr int HD = 128, WARPGROUPS = SHAPE.warpgroups, STAGES = SHAPE.stages;
     static constexpr bool CAUSAL = IS_CAUSAL;
     static constexpr int CLUSTER = BLOCKS, ADDED_TILES = BLOCKS;
-    static constexpr bool K_IN_REGISTERS = false, V_IN_REGISTERS = false; /* dK and dV take 128 */
-    static constexpr bool MASK_KEYS = true;                               /* they are summed over in dQ */
+    static constexpr bool K_IN_REGISTERS = false; /* dK and dV take 128 */
     static constexpr int TILE_ROWS = WARPGROUPS * ROWS, PAIR_ROWS = CLUSTER * TILE_ROWS;
     static constexpr int THREADS = sm90_threads(SHAPE), TILE_BYTES = ROWS * HD * 2;
     static constexpr int FOLD_BYTES = ROWS * sizeof(FoldRow), DS_BYTES = ROWS * ROWS * 2;

@@ -1,5 +1,4 @@
-/* The warpgroups of attention backward for sm_90a in one pass of five products, head size 128, in pairs of tiles (see
- * sm90_backward_pairs128.cu for the rest of the kernel, sm90_backward_fused128.cuh for tiles alone).
+/* Attention backward for sm_90a, head size 128, in clusters of two blocks (see sm90_backward_hd128_2cta.cu for why).
  *
  * Two blocks own tiles 2p and 2p + 1 of a head and walk the same blocks of 64 queries. A block of queries is owned by
  * the thread block whose rank is its parity: that one computes the pair's share of dQ = dS K over all 256 keys, and
@@ -14,13 +13,13 @@
  * leave by TMA, from where V, dQ's sums and the other tile's K were. What was measured on the way here, and what the
  * exchange costs and gives: dev/attention/README.md, "Exchange of dS, head size 128". */
 #pragma once
-#include "sm90_backward128.cuh"
+#include "sm90_backward_hd128.cuh"
 #include "sm90_pairs.cuh"
 
-template <bool CAUSAL> using Pairs128Config = Config128<CAUSAL, 2, 2>;
+template <bool CAUSAL> using TwoCtaConfig = Config128<CAUSAL, 2, 2>;
 
 /* 227 KB, all there is. dS: 64 keys x 64 queries for each warpgroup, see keep_ds. */
-template <class C> struct alignas(1024) Pairs128Shared {
+template <class C> struct alignas(1024) TwoCtaShared {
     uint8_t k[C::WARPGROUPS][C::TILE_BYTES], other_k[C::WARPGROUPS][C::TILE_BYTES]; /* other_k: then dK */
     uint8_t v[C::WARPGROUPS][C::TILE_BYTES];                                        /* then dV */
     uint8_t q[C::STAGES][C::TILE_BYTES], dout[C::STAGES][C::TILE_BYTES];
@@ -37,7 +36,7 @@ template <class C> struct alignas(1024) Pairs128Shared {
 };
 
 /* Where a warpgroup is. */
-template <class C> struct Pairs128Place {
+template <class C> struct TwoCtaPlace {
     Work work;
     int warpgroup;
     uint32_t k, v;           /* places of the warpgroup's keys */
@@ -49,7 +48,7 @@ template <class C> struct Pairs128Place {
     Ring<1> own;
     TurnAt<1> turns;
 
-    /* For sm90_backward128.cuh. (anew: or what follows from an address stays in registers, and 56 bytes spill.) */
+    /* For sm90_backward_hd128.cuh. (anew: or what follows from an address stays in registers, and 56 bytes spill.) */
     __device__ __forceinline__ Ring<2> q_at() const { return ring_after(step); }
     __device__ __forceinline__ Ring<2> dout_at() const { return ring_after(step); }
     __device__ __forceinline__ uint32_t k_rows() const { return anew(k); }
@@ -94,8 +93,8 @@ __device__ __forceinline__ uint32_t chunk_at(uint32_t first, int i, int row) {
 
 /* Of a block that is owned, for the product here. */
 template <class C>
-__device__ __forceinline__ void keep_ds(const uint32_t (&ds)[ROWS / 16][4], Pairs128Shared<C> &shared,
-                                        const Pairs128Place<C> &place, int block) {
+__device__ __forceinline__ void keep_ds(const uint32_t (&ds)[ROWS / 16][4], TwoCtaShared<C> &shared,
+                                        const TwoCtaPlace<C> &place, int block) {
     mbarrier_wait(shared_address(&shared.ds_ring.empty[0]), place.ds_parity(block) ^ 1);
 #pragma unroll
     for (int i = 0; i < 4; i++)
@@ -108,8 +107,8 @@ __device__ __forceinline__ void keep_ds(const uint32_t (&ds)[ROWS / 16][4], Pair
 
 /* Of a block that the other thread block owns, for the product there. */
 template <class C>
-__device__ __forceinline__ void send_ds(const uint32_t (&ds)[ROWS / 16][4], Pairs128Shared<C> &shared,
-                                        const Pairs128Place<C> &place, int block) {
+__device__ __forceinline__ void send_ds(const uint32_t (&ds)[ROWS / 16][4], TwoCtaShared<C> &shared,
+                                        const TwoCtaPlace<C> &place, int block) {
     const uint32_t to =
         cluster_address(shared_address(shared.other_ds[place.warpgroup]) + place.chunk, place.other());
     const uint32_t bytes = cluster_address(shared_address(&shared.other_ds_bytes), place.other());
@@ -120,13 +119,13 @@ __device__ __forceinline__ void send_ds(const uint32_t (&ds)[ROWS / 16][4], Pair
 
 /* Until dS of a block that is owned has come from all four warpgroups. */
 template <class C>
-__device__ __forceinline__ void wait_ds(Pairs128Shared<C> &shared, const Pairs128Place<C> &place, int block) {
+__device__ __forceinline__ void wait_ds(TwoCtaShared<C> &shared, const TwoCtaPlace<C> &place, int block) {
     mbarrier_wait(shared_address(&shared.ds_ring.full[0]), place.ds_parity(block));
 }
 
 /* The product has read it. */
 template <class C>
-__device__ __forceinline__ void release_ds(Pairs128Shared<C> &shared, const Pairs128Place<C> &place) {
+__device__ __forceinline__ void release_ds(TwoCtaShared<C> &shared, const TwoCtaPlace<C> &place) {
     __syncwarp(); /* lane 0's arrivals then stand for the reads of all 32 */
     if (threadIdx.x % 32 == 0) {
         mbarrier_arrive(shared_address(&shared.ds_ring.empty[0]));
@@ -138,8 +137,8 @@ __device__ __forceinline__ void release_ds(Pairs128Shared<C> &shared, const Pair
 
 /* The warpgroup's 64 columns of dQ = dS K over the pair's 256 keys, this tile's first, in the registers of dP. */
 template <class C>
-__device__ __forceinline__ void multiply_dq(KeyRows<C> &r, Pairs128Shared<C> &shared,
-                                            const Pairs128Place<C> &place) {
+__device__ __forceinline__ void multiply_dq(KeyRows<C> &r, TwoCtaShared<C> &shared,
+                                            const TwoCtaPlace<C> &place) {
     const uint32_t ds = uniform_place(shared_address(shared.ds)), k = anew(place.k_half);
 #pragma unroll
     for (int i = 0; i < C::PAIR_ROWS / 16; i++) {
@@ -156,8 +155,8 @@ __device__ __forceinline__ void multiply_dq(KeyRows<C> &r, Pairs128Shared<C> &sh
 /* Pair 0: adds the sums of all others, and bf16 dQ leaves from where they were: 8 of the 16 KB, from a multiple of 1024
  * on. A warp's rows lie apart, so the warpgroup's leave together. */
 template <class C>
-__device__ __forceinline__ void finish_dq(KeyRows<C> &r, TurnBuffers<1> &turns, Pairs128Place<C> &place,
-                                          int block, const FusedArgs &args) {
+__device__ __forceinline__ void finish_dq(KeyRows<C> &r, TurnBuffers<1> &turns, TwoCtaPlace<C> &place,
+                                          int block, const KernelArgs &args) {
     const int thread = threadIdx.x % WARPGROUP, lane = thread % 32;
     const int row = query_at(thread / 32 * 16 + lane % 16);
     const uint32_t tile = (shared_address(turns.dq) + 1023) & ~1023u;
@@ -181,8 +180,8 @@ __device__ __forceinline__ void finish_dq(KeyRows<C> &r, TurnBuffers<1> &turns, 
 
 /* Once the product is done: dQ of `block`, from r.dp to where it belongs. */
 template <class C>
-__device__ __forceinline__ void take_dq(KeyRows<C> &r, Pairs128Shared<C> &shared, Pairs128Place<C> &place,
-                                        int block, const FusedArgs &args) {
+__device__ __forceinline__ void take_dq(KeyRows<C> &r, TwoCtaShared<C> &shared, TwoCtaPlace<C> &place,
+                                        int block, const KernelArgs &args) {
     wgmma_results(r.dp);
     release_ds(shared, place);
     TurnBuffers<1> &turns = shared.turns[place.warpgroup];
@@ -194,8 +193,8 @@ __device__ __forceinline__ void take_dq(KeyRows<C> &r, Pairs128Shared<C> &shared
 
 /* dQ of a block, with nothing else under way, in a warpgroup that may not have waited for the other tile's K. */
 template <class C>
-__device__ __forceinline__ void drain_dq(KeyRows<C> &r, Pairs128Shared<C> &shared, Pairs128Place<C> &place,
-                                         int block, const FusedArgs &args) {
+__device__ __forceinline__ void drain_dq(KeyRows<C> &r, TwoCtaShared<C> &shared, TwoCtaPlace<C> &place,
+                                         int block, const KernelArgs &args) {
     shared.other_k_ring.wait(place.own);
     wait_ds(shared, place, block);
     wgmma_fence();
@@ -209,8 +208,8 @@ __device__ __forceinline__ void drain_dq(KeyRows<C> &r, Pairs128Shared<C> &share
 
 /* A block of queries that see none of the warpgroup's keys: its dS is 0. */
 template <class C>
-__device__ __forceinline__ void skip_block(KeyRows<C> &r, Pairs128Shared<C> &shared, Pairs128Place<C> &place,
-                                           int block, int pair_first, const FusedArgs &args) {
+__device__ __forceinline__ void skip_block(KeyRows<C> &r, TwoCtaShared<C> &shared, TwoCtaPlace<C> &place,
+                                           int block, int pair_first, const KernelArgs &args) {
     const uint32_t zeros[ROWS / 16][4] = {};
     release_queries<C>(shared, place);
     if (place.owns(block)) return keep_ds(zeros, shared, place, block);
@@ -220,8 +219,8 @@ __device__ __forceinline__ void skip_block(KeyRows<C> &r, Pairs128Shared<C> &sha
 
 /* The warpgroup's first block of a tile; it lies on the diagonal if causal. */
 template <class C>
-__device__ __forceinline__ void first_block(KeyRows<C> &r, Pairs128Shared<C> &shared, Pairs128Place<C> &place,
-                                            int block, int pair_first, const FusedArgs &args) {
+__device__ __forceinline__ void first_block(KeyRows<C> &r, TwoCtaShared<C> &shared, TwoCtaPlace<C> &place,
+                                            int block, int pair_first, const KernelArgs &args) {
     const bool owned = place.owns(block);
     clear_gradients(r);
     shared.v_ring.wait(place.own);
@@ -241,8 +240,8 @@ __device__ __forceinline__ void first_block(KeyRows<C> &r, Pairs128Shared<C> &sh
 
 /* Any other block, if it is owned. */
 template <class C>
-__device__ __forceinline__ void owned_block(KeyRows<C> &r, Pairs128Shared<C> &shared, Pairs128Place<C> &place,
-                                            int block, const FusedArgs &args) {
+__device__ __forceinline__ void owned_block(KeyRows<C> &r, TwoCtaShared<C> &shared, TwoCtaPlace<C> &place,
+                                            int block, const KernelArgs &args) {
     block_scores<C, false>(r, shared, place, args.base.scale_log2);
     wgmma_fence();
     multiply_gradient<C>(r.dk, r.ds, shared.q[place.q_at().stage]);
@@ -255,8 +254,8 @@ __device__ __forceinline__ void owned_block(KeyRows<C> &r, Pairs128Shared<C> &sh
 
 /* If it is not; and dQ of the block before. */
 template <class C>
-__device__ __forceinline__ void other_block(KeyRows<C> &r, Pairs128Shared<C> &shared, Pairs128Place<C> &place,
-                                            int block, const FusedArgs &args) {
+__device__ __forceinline__ void other_block(KeyRows<C> &r, TwoCtaShared<C> &shared, TwoCtaPlace<C> &place,
+                                            int block, const KernelArgs &args) {
     block_scores<C, false>(r, shared, place, args.base.scale_log2,
                            [&] { wait_ds(shared, place, block - 1); });
     send_ds(r.ds, shared, place, block);
@@ -276,8 +275,8 @@ __device__ __forceinline__ void other_block(KeyRows<C> &r, Pairs128Shared<C> &sh
 
 /* What is left when all blocks are done: dQ of the last, if it is owned, and dV, dQ and dK leave, in this order. */
 template <class C>
-__device__ __forceinline__ void close_tile(KeyRows<C> &r, Pairs128Shared<C> &shared, Pairs128Place<C> &place,
-                                           int row0, const FusedArgs &args) {
+__device__ __forceinline__ void close_tile(KeyRows<C> &r, TwoCtaShared<C> &shared, TwoCtaPlace<C> &place,
+                                           int row0, const KernelArgs &args) {
     const int NH = args.base.NH, last = args.turns.blocks - 1;
     named_barrier_sync<WARPGROUP>(1 + place.warpgroup); /* all its warps have multiplied by V */
     queue_key_rows<C>(args.gradients, shared_address(shared.v[place.warpgroup]), r.dv, 1.0f, 2, place.work,
@@ -304,8 +303,8 @@ __device__ __forceinline__ void close_tile(KeyRows<C> &r, Pairs128Shared<C> &sha
 
 /* The same where no block sees the warpgroup's keys. */
 template <class C>
-__device__ __forceinline__ void close_unseen(KeyRows<C> &r, Pairs128Shared<C> &shared,
-                                             Pairs128Place<C> &place, const FusedArgs &args) {
+__device__ __forceinline__ void close_unseen(KeyRows<C> &r, TwoCtaShared<C> &shared, TwoCtaPlace<C> &place,
+                                             const KernelArgs &args) {
     const int last = args.turns.blocks - 1;
     shared.v_ring.wait(place.own);
     release_stored(shared.v_ring);
@@ -316,8 +315,8 @@ __device__ __forceinline__ void close_unseen(KeyRows<C> &r, Pairs128Shared<C> &s
 
 /* A tile; blocks pair_first .. blocks - 1 see keys of the pair, first .. blocks - 1 the warpgroup's. */
 template <class C>
-__device__ __forceinline__ void tile_blocks(Pairs128Shared<C> &shared, Pairs128Place<C> &place, int row0,
-                                            int pair_first, int first, const FusedArgs &args) {
+__device__ __forceinline__ void tile_blocks(TwoCtaShared<C> &shared, TwoCtaPlace<C> &place, int row0,
+                                            int pair_first, int first, const KernelArgs &args) {
     const int blocks = args.turns.blocks;
     KeyRows<C> r;
     write_bias(r, row0, args.base.T);
@@ -338,10 +337,9 @@ __device__ __forceinline__ void tile_blocks(Pairs128Shared<C> &shared, Pairs128P
 }
 
 template <class C>
-__device__ __forceinline__ void pairs128_keys(Pairs128Shared<C> &shared, const FusedArgs &args,
-                                              int warpgroup) {
+__device__ __forceinline__ void two_cta_keys(TwoCtaShared<C> &shared, const KernelArgs &args, int warpgroup) {
     const int T = args.base.T;
-    Pairs128Place<C> place;
+    TwoCtaPlace<C> place;
     place.warpgroup = warpgroup;
     place.k = uniform_place(shared_address(shared.k[warpgroup]));
     place.v = uniform_place(shared_address(shared.v[warpgroup]));
@@ -360,4 +358,138 @@ __device__ __forceinline__ void pairs128_keys(Pairs128Shared<C> &shared, const F
         place.owned += (n + 1 - tile % 2) / 2;
         place.sent += (n + tile % 2) / 2;
     }
+}
+
+__device__ unsigned two_cta_tickets;
+
+/* ---- producers: one thread of a cluster for Q and dO; one of each block for its keys ---- */
+
+template <class C>
+__device__ __forceinline__ void two_cta_producer(TwoCtaShared<C> &shared, const BackwardArgs &args) {
+    const int blocks = ceil_div(args.T, (int)ROWS), total = args.order.total;
+    Ring<1> at;
+    Ring<C::STAGES> q_at;
+    for (int index = first_work<C>(&two_cta_tickets, total); index < total; at.advance()) {
+        const Work work = work_at(args.order, index);
+        const FoldRow *fold = args.fold + ((int64_t)work.batch * args.NH + work.head) * fold_rows(args.T);
+        tell_work<C>(shared.next, at, work);
+        const int first = first_queries<C>(work.tile * C::PAIR_ROWS, args.T);
+        for (int block = first; block < blocks; block++, q_at.advance())
+            load_block<C>(shared, q_at, q_at, work, block, fold, args);
+        index = draw_work<C>(&two_cta_tickets, total); /* not earlier: see sm90_turns.cuh */
+    }
+    tell_work<C>(shared.next, at, Work{-1, 0, 0, 0});
+}
+
+/* A tile of K or V. head: its columns in qkv. */
+template <class C>
+__device__ __forceinline__ void load_tile(const uint8_t (&to)[C::WARPGROUPS][C::TILE_BYTES], int tile,
+                                          int head, int batch, uint32_t full, const BackwardArgs &args) {
+    for (int i = 0; i < C::WARPGROUPS; i++)
+        tma_load_5d(shared_address(to[i]), &args.rows, 0, tile * C::TILE_ROWS + i * ROWS, 0, head, batch,
+                    full);
+}
+
+/* A block's own V and K, which tile it is, and K of the pair's other. */
+template <class C>
+__device__ __forceinline__ void load_keys(TwoCtaShared<C> &shared, Ring<1> at, const Work &work,
+                                          const BackwardArgs &args) {
+    const int bytes = C::WARPGROUPS * C::TILE_BYTES, k_head = args.NH + work.head;
+    const uint32_t v_full = shared.v_ring.acquire(at, bytes);
+    load_tile<C>(shared.v, work.tile, args.NH + k_head, work.batch, v_full, args);
+    shared.k_ring.wait_free(at);
+    shared.work = work;
+    const uint32_t k_full = shared.k_ring.expect(at, bytes);
+    load_tile<C>(shared.k, work.tile, k_head, work.batch, k_full, args);
+    shared.other_k_ring.wait_free(at.next()); /* it is released when a tile begins */
+    const uint32_t other_k_full = shared.other_k_ring.expect(at, bytes);
+    load_tile<C>(shared.other_k, work.tile ^ 1, k_head, work.batch, other_k_full, args);
+}
+
+/* Hands on what the other block sends, for all blocks of a tile that are owned: it is written by ordinary accesses,
+ * and the product is none, so there must be a fence between them; here it costs no warpgroup time (in those, 0.5 to 1
+ * % of speed). */
+template <class C>
+__device__ __forceinline__ void receive_ds(TwoCtaShared<C> &shared, Ring<1> &received, const Work &work,
+                                           int T) {
+    const uint32_t bytes = shared_address(&shared.other_ds_bytes);
+    const int first = first_queries<C>(work.tile / 2 * C::PAIR_ROWS, T) + work.tile % 2;
+    for (int block = first; block < ceil_div(T, (int)ROWS); block += C::ADDED_TILES, received.advance()) {
+        mbarrier_arrive_expect_tx(bytes, C::WARPGROUPS * C::DS_BYTES);
+        mbarrier_wait(bytes, received.parity);
+        fence_proxy_async();
+        mbarrier_arrive(shared_address(&shared.ds_ring.full[0]));
+    }
+}
+
+template <class C>
+__device__ __forceinline__ void keys_producer(TwoCtaShared<C> &shared, const BackwardArgs &args) {
+    Ring<1> at, received;
+    for (;; at.advance()) {
+        const Work work = told_work(shared.next, at);
+        if (work.index < 0) break;
+        load_keys(shared, at, work, args);
+        receive_ds(shared, received, work, args.T);
+    }
+    shared.k_ring.wait_free(at);
+    shared.work.index = -1;
+    shared.k_ring.expect(at, 0);
+}
+
+template <class C> __device__ __forceinline__ void init_barriers(TwoCtaShared<C> &shared) {
+    enum {
+        WARPS = 4 * C::WARPGROUPS,
+        WRITERS = C::WARPGROUPS * WARPGROUP /* see release_stored */
+    };
+    shared.k_ring.init(WARPS + C::WARPGROUPS);
+    shared.other_k_ring.init(WRITERS);
+    shared.v_ring.init(WRITERS);
+    shared.q_ring.init(C::CLUSTER * WARPS);
+    shared.dout_ring.init(C::CLUSTER * WARPS);
+    shared.ds_ring.init(WARPS, WARPS + 1); /* and receive_ds */
+    mbarrier_init(shared_address(&shared.other_ds_bytes), 1);
+    mbarrier_init(shared_address(&shared.sent_empty), WARPS);
+    shared.next.ring.init(C::CLUSTER);
+    for (auto &turns : shared.turns) turns.init();
+    fence_mbarrier_init();
+}
+
+template <bool CAUSAL>
+__global__ void __launch_bounds__(TwoCtaConfig<CAUSAL>::THREADS, 1)
+    sm90_backward_hd128_2cta_kernel(const __grid_constant__ KernelArgs args) {
+#ifdef SM90_BODY
+    using C = TwoCtaConfig<CAUSAL>;
+    auto &shared = at_uniform_address(shared_memory<TwoCtaShared<C>>());
+    const int warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / WARPGROUP, 0);
+    if (threadIdx.x == 0) init_barriers(shared);
+    open_cluster<C>();
+    wait_on_dependency();
+    if (warpgroup == C::WARPGROUPS) {
+        setmaxnreg_dec<C::SHAPE.producer_registers>();
+        const int warp = threadIdx.x % WARPGROUP / 32, lane = threadIdx.x % 32;
+        if (warp == 0 && lane == 0 && cluster_rank() == 0) two_cta_producer(shared, args.base);
+        if (warp == 3 && lane == 0) keys_producer(shared, args.base);
+        if (warp >= 1 && warp <= C::WARPGROUPS && lane == 0)
+            add_stream<C>(shared, args.base, args.turns, warp - 1);
+    } else {
+        setmaxnreg_inc<C::SHAPE.registers>();
+        two_cta_keys(shared, args, warpgroup);
+    }
+    close_cluster<C>();
+#else
+    __trap(); /* the device takes sm_90a code, and the build has none */
+#endif
+}
+
+/* ---- host ---- */
+
+template <bool CAUSAL>
+static void backward_hd128_2cta(floatX *dqkv, const floatX *dout, const floatX *out, const floatX *qkv,
+                                const float *lse, const float *d, void *scratch, int B, int T, int NH) {
+    using C = TwoCtaConfig<CAUSAL>;
+    KernelArgs args = kernel_args<128>(dqkv, dout, out, qkv, lse, d, scratch, B, T, NH, CAUSAL);
+    args.turns.tiles = ceil_div(args.turns.tiles, 2);
+    args.dq = tensor_map(dqkv, B, T, 3 * NH * 2, 64, ROWS);
+    launch_one_pass<C, TwoCtaShared<C>>("sm90_backward_hd128_2cta_kernel",
+                                        sm90_backward_hd128_2cta_kernel<CAUSAL>, args);
 }

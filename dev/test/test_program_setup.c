@@ -184,7 +184,7 @@ static void test_shards(void) {
              in_folder("shards"));
     const int status = run_program("%s", flags);
     read_log(&log, in_folder("shards"));
-    CHECK(status == 0 && log.last == 12 && isnan(log.steps[12].val_loss),
+    CHECK(status == 0 && says("done: step 12") && log.last == 12 && isnan(log.steps[12].val_loss),
           "shards without --val: exit code %d, %d steps", status, log.last);
     remove_tree(in_folder("shards"));
     snprintf(flags, sizeof flags, "--train '%s/good*.bin' --val %s %s", folder, in_folder("good.bin"), small);

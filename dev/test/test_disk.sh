@@ -62,6 +62,7 @@ unchanged() {
 fresh
 rm "$out/run.lock"
 ln -s ../outside "$out/.old-step_00000008-99999"
+ln -s ../outside "$out/.old-step_00000009-99999"
 ln -s ../outside "$out/.tmp-step_00000003-99999"
 mkdir "$out/.tmp-step_00000005-99999"
 unchanged "sampling" --model "$out" --prompt hi --sample-tokens 4
@@ -79,6 +80,7 @@ run $training --steps 14 --save-every 4 --keep 9 --resume --out "$out"
 check "resume of what a kill left: exit code $status" [ "$status" -eq 0 ]
 check "resume of what a kill left: goes on from it" grep -qE '^resumed .*step 12$' "$work/out"
 check "resume of what a kill left: it is back in its place" [ -e "$out/step_00000012/config.json" ]
+check "resume: a link to anything is no checkpoint" [ ! -h "$out/step_00000009" ]
 check "resume: leftovers go, links as links, also of a number that lives" [ -z "$(ls -A "$out" | grep '^\.')" ]
 outside_stands "resume"
 
@@ -145,6 +147,8 @@ refuses "--out is a checkpoint" '--out .*/step_00000012: is a checkpoint itself.
 refuses "--out is a checkpoint, resumed" 'is a checkpoint itself' $training --steps 14 --resume --out "$out/step_00000012"
 cp -R "$out/step_00000012" "$work/exported" && rm "$work/exported/trainer_state.json"
 refuses "--out is a model" 'is a checkpoint itself' $training --steps 2 --out "$work/exported"
+mkdir "$work/aside" && cp -R "$out/step_00000012" "$work/aside/.old-step_00000012-1"
+refuses "a new run beside what a kill left aside" 'holds checkpoints of another run .\.old-step_00000012-1' $training --steps 2 --out "$work/aside"
 check "--out is a checkpoint: nothing is made" [ ! -e "$out/step_00000012/run.lock" ] && [ ! -e "$work/exported/run.lock" ]
 
 # ---- a folder that vanishes ----
@@ -159,6 +163,7 @@ for how in moved removed; do
     status=$?
     check "--out is $how: exit code $status" [ "$status" -eq 0 ]
     check "--out is $how: said" grep -qE '^warning: --out .*/vanishing: the folder is gone' "$work/err"
+    check "--out is $how: the log goes on there" [ -e "$work/vanishing/log.jsonl" ]
     check "--out is $how: what was learned is saved" [ -n "$(ls -d "$work"/vanishing/step_*)" ]
     rm -rf "$work/vanishing"
 done

@@ -122,6 +122,7 @@ static void test_directories(void) {
     }
     test_removal();
     CHECK(!directory_sync(in_folder("a/b/c"), &err), "it is gone");
+    CHECK(!directory_make(in_folder("data"), &err) && strstr(err.text, "Not a directory"), "%s", err.text);
     CHECK(!directory_make(in_folder("data/x"), &err) && strstr(err.text, "Not a directory"), "%s", err.text);
     memset(longest, 'x', sizeof longest);
     longest[PATH_MAX + 1] = 0;

@@ -5,10 +5,12 @@
 
 /* Bytes that the disk says are free; < 0: it does not say. */
 static int64_t fake_room = -1;
+static bool fake_size_unknown; /* the numbers are zeros, as some file systems give them */
 
 int fstatvfs(int fd, struct statvfs *info) {
     memset(info, 0, sizeof *info);
-    info->f_blocks = info->f_bsize = info->f_frsize = 1;
+    info->f_blocks = fake_size_unknown ? 0 : 1;
+    info->f_bsize = info->f_frsize = 1;
     info->f_bavail = fake_room < 0 ? 0 : (fsblkcnt_t)fake_room;
     return fake_room < 0 ? -1 : 0;
 }
@@ -39,6 +41,24 @@ static void test_prune_earlier_step(void) {
     CHECK(access(in_folder("anew/step_00000100"), F_OK) == 0, "the one just saved is gone");
     CHECK(save(in_folder("anew"), 3, 200, 1, &err), "%s", err.text);
     CHECK(access(in_folder("anew/step_00000100"), F_OK) != 0, "its predecessor stays");
+}
+
+/* Names that only look like a checkpoint's. */
+static void test_other_names(void) {
+    static const char *const others[] = {
+        "step_9",       "step_0000009", "step_00000009x", "step_0000000000000000009", ".old-step_00000009",
+        ".old-step_9-1"};
+    Error err = {0};
+    CHECK(save(in_folder("names"), 1, 1, 0, &err), "%s", err.text);
+    for (size_t i = 0; i < sizeof others / sizeof *others; i++) {
+        char name[64];
+        snprintf(name, sizeof name, "names/%s", others[i]);
+        CHECK(save(in_folder("names"), 2, 9, 0, &err), "%s", err.text);
+        CHECK(rename(in_folder("names/step_00000009"), in_folder(name)) == 0, "rename to %s", name);
+        CHECK(newest_seed(in_folder("names")) == 1, "%s is taken for a checkpoint", others[i]);
+        clean_quietly(in_folder("names"));
+        CHECK(access(in_folder(name), F_OK) == 0, "%s is gone", others[i]);
+    }
 }
 
 /* ---- --keep-best ---- */
@@ -110,6 +130,10 @@ static void test_no_room(int keep, const char *stay) {
               strstr(err.text, "a checkpoint takes 0.") && strstr(err.text, "are free"),
           "--keep %d: %s", keep, err.text);
     CHECK(strcmp(steps_in(in_folder(out)), stay) == 0, "--keep %d: %s stay", keep, steps_in(in_folder(out)));
+    fake_size_unknown = true;
+    CHECK(checkpoint_check_room(in_folder(out), &model.config, &options, &err), "no size is not full: %s",
+          err.text);
+    fake_size_unknown = false;
     fake_room++;
     CHECK(checkpoint_check_room(in_folder(out), &model.config, &options, &err) &&
               save(in_folder(out), 2, 4, 0, &err),
@@ -211,6 +235,7 @@ int main(void) {
     tiny_open(&model, &tiny_config);
     test_prune();
     test_prune_earlier_step();
+    test_other_names();
     test_keep_best();
     test_no_room(0, "1 2 3");
     test_no_room(1, "1 2 3");

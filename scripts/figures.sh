@@ -64,18 +64,21 @@ training() {
     BEGIN { called["d12"] = "124M"; called["d24"] = "350M"; called["d36"] = "774M"; called["d48"] = "1.5B" }
     /^### Training/ { inside = 1 }
     /^### Every way/ { inside = 0 }
+    !inside && /^[|] d[0-9]+:/ { split($0, c, / *[|] */); if (c[4] != "-") ways[c[2]]++ }
     inside && /^[|] d[0-9]+:/ {
         split($0, c, / *[|] */)
         if (c[3] == "-") next
         split(c[2], word, /[:x]/)
         shape = called[word[1]] ", " word[2] " x " word[3]
-        line[++n] = "| " shape (c[13] ? ", `" c[13] "`" : "") " | " c[3] " | " c[5] " | " c[6] " | " c[7] " | " c[10] " | " c[11] " |"
+        key[++n] = c[2]
+        line[n] = "| " shape (c[13] ? ", `" c[13] "`" : "") " | " c[3] " | " c[5] " | " c[6] " | " c[7]
+        rest[n] = " | " c[10] " | " c[11] " |"
         if (c[12] ~ /^no/) { sub(/^no /, "", c[12]); short = short (short ? "; " : "") shape ": " c[10] (c[12] ~ /<=/ ? " and " c[11] " GiB" : "") ", aimed at " c[12] }
     }
     END {
         print "Medians of the turns of 5 s (least to most; " provenance() "; every way that was tried: [compare_train.md](dev/results/nvidia-h200/compare_train.md)).\n"
-        print "| model, batch x context | ours, tokens/s | TFLOP/s | PyTorch, tokens/s | its attention, mode | ratio | GiB, ours / PyTorch |\n|---|---|---|---|---|---|---|"
-        for (i = 1; i <= n; i++) print line[i]
+        print "| model, batch x context | ours, tokens/s | TFLOP/s | PyTorch, tokens/s | its attention, mode (fastest of) | ratio | GiB, ours / PyTorch |\n|---|---|---|---|---|---|---|"
+        for (i = 1; i <= n; i++) print line[i] " (" ways[key[i]] ")" rest[i]
         print "\n" (short ? "Short of the aim: " short "." : "Every aim of scripts/combine.py is reached.")
     }' "$results/compare_train.md"
 }

@@ -1,5 +1,5 @@
 #!/bin/sh
-# What the README says of the trainer alone, on two cards of this machine at once (or one after the other on one); files go to OUT.
+# Figures of the trainer alone, on two cards of this machine at once (or one after the other on one); files go to OUT.
 # Usage: scripts/measure_trainer.sh OUT TRAIN.bin VAL.bin
 # bench.txt: bench_train.sh with and without CUDA graphs. profile.txt: --profile. default_run.txt: the run without flags, on the card;
 # cpu.txt: the same on two cores, and their matrix products and attention. precision_{bf16,fp32}.jsonl: 200 steps of d12 on the shards. context.csv: scripts/context.py.

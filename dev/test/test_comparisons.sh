@@ -345,7 +345,7 @@ PY
 
 python 'compare_train.py: our steps last long enough, the FLOP are those of products; turns apart from ours are left out' <<'PY'
 import os, tempfile
-from combine import beside_ours, flop_of_token, Run, train_verdict
+from combine import beside_ours, flop_of_token, Run, train_summary, train_verdict
 from comparison import commit
 from compare_train import Configuration, n_steps
 assert flop_of_token("d12", 1024) == 6 * (12 * (3 + 1 + 4 + 4) * 768**2 + 50257 * 768) + 12 * 12 * 768 * 512
@@ -361,6 +361,9 @@ assert beside_ours([apart, with_ours]) == apart.rows[1:] + with_ours.rows
 assert beside_ours([apart]) == apart.rows
 cells = [train_verdict("d12:1x65536", *result, 0.0) for result in ((1.4, 0.6), (1.4, 0.8), (1.2, 0.6))]
 assert cells == ["yes >=1.30 <=0.7", "no >=1.30 <=0.7", "no >=1.30 <=0.7"], cells
+def turn(ms, gib):
+    return {"ms": ms, "tok_s": "1", "used_gib": gib, "loss": "10.8", "flags": ""}
+assert train_summary("d12:1x65536", {"ours": [turn("1", "6")], "flash3, default": [turn("1.4", "10")]})[-4:-1] == ["1.40", "6.0 / 10.0", "yes >=1.30 <=0.7"]
 with tempfile.TemporaryDirectory() as folder:
     with open(os.path.join(folder, "commit"), "w") as file:
         file.write("abc1234\n")

@@ -1,0 +1,209 @@
+"""data/common.py alone: files, downloads from a server of this test's own, GPT-2's ranks, how a script ends."""
+import base64
+import errno
+import hashlib
+import http.server
+import importlib.util
+import os
+import signal
+import subprocess
+import sys
+import threading
+import types
+import unittest
+
+from parts import ROOT, Parts
+
+PATH = os.path.join(ROOT, "data", "common.py")
+
+
+class Common(Parts):
+    def setUp(self):
+        super().setUp()
+        spec = importlib.util.spec_from_file_location("common_of_data", PATH)
+        self.common = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(self.common)
+
+    def fails(self, pattern, code, function, *arguments, **named):
+        with self.assertRaisesRegex(self.common.DataError, pattern) as raised:
+            function(*arguments, **named)
+        self.assertEqual(raised.exception.code, code)
+
+
+class Files(Common):
+    def test_a_file_is_on_the_disk_before_it_takes_its_name(self):
+        path, calls, fsync, replace = self.file("x.bin", "old"), [], os.fsync, os.replace
+        self.replace(os, "fsync", lambda number: calls.append(("sync", os.path.getsize(self.path("x.bin.partial")))) or fsync(number))
+        self.replace(os, "replace", lambda a, b: calls.append(("name", self.text("x.bin"))) or replace(a, b))
+        self.common.write_file(path, b"ab", b"c")
+        self.assertEqual(calls, [("sync", 3), ("name", "old")])
+        self.assertEqual((self.text("x.bin"), os.listdir(self.folder)), ("abc", ["x.bin"]))
+
+    def test_a_failed_write_leaves_the_old_file_alone(self):
+        path = self.file("x.bin", "old")
+
+        def full(number):
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        self.replace(os, "fsync", full)
+        with self.assertRaises(OSError) as raised:
+            self.common.write_file(path, b"new")
+        self.assertEqual((raised.exception.filename, self.text("x.bin"), os.listdir(self.folder)), (path, "old", ["x.bin"]))
+
+    def test_folders_are_made(self):
+        self.common.write_file(self.path("a", "b", "x"), b"1")
+        self.assertEqual(self.text("a", "b", "x"), "1")
+
+    def test_sizes_and_checksums(self):
+        path, digest = self.file("x", "abc"), hashlib.sha256(b"abc").hexdigest()
+        self.assertEqual(self.common.sha256_of(path), digest)
+        self.common.check_file(path, 3, digest)
+        self.common.check_file(path)
+        for size in (2, 4):
+            self.fails(f"x: size: expected {size} bytes, found 3", 2, self.common.check_file, path, size)
+        self.fails("what: sha256: expected 0123, found " + digest, 2, self.common.check_file, path, 3, "0123", "what")
+
+    def test_a_shard_that_its_header_cannot_count(self):
+        if "numpy" not in sys.modules:
+            self.addCleanup(sys.modules.pop, "numpy")
+            sys.modules["numpy"] = types.ModuleType("numpy")  # it is refused before an array is made
+        self.fails("2147483648 tokens are more than", 1, self.common.write_shard, self.path("x.bin"), range(2**31))
+        self.assertEqual(os.listdir(self.folder), [])
+
+
+class Downloads(Common):
+    def setUp(self):
+        super().setUp()
+        self.answers, self.slept, asked = [], [], []
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            def do_GET(handler):
+                asked.append(handler.path)
+                status, length, body = self.answers.pop(0)
+                handler.send_response(status)
+                if length is not None:
+                    handler.send_header("Content-Length", str(length))
+                handler.end_headers()
+                handler.wfile.write(body)
+
+            def log_message(handler, *_):
+                pass
+
+        server = http.server.HTTPServer(("127.0.0.1", 0), Handler)
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        self.addCleanup(server.server_close)
+        self.addCleanup(server.shutdown)
+        self.replace(self.common.time, "sleep", self.slept.append)
+        self.asked, self.url = asked, f"http://127.0.0.1:{server.server_port}/x"
+        os.environ["no_proxy"] = "127.0.0.1"
+        self.addCleanup(os.environ.pop, "no_proxy", None)
+
+    def download(self, *answers, **named):
+        self.answers[:] = answers
+        self.common.download(self.url, self.path("got", "x"), **named)
+
+    def left(self):
+        return os.listdir(self.path("got"))
+
+    def test_a_download(self):
+        self.download((200, 3, b"abc"), size=3, sha256=hashlib.sha256(b"abc").hexdigest())
+        self.assertEqual((self.text("got", "x"), self.left(), self.asked, self.slept), ("abc", ["x"], ["/x"], []))
+        self.download((200, None, b"no length"))
+        self.assertEqual(self.text("got", "x"), "no length")
+
+    def test_a_server_that_is_busy(self):
+        self.download((503, 0, b""), (500, 0, b""), (200, 3, b"abc"))
+        self.assertEqual((self.text("got", "x"), self.slept), ("abc", [2, 4]))
+        self.fails("/x: HTTP status 503", 1, self.download, *[(503, 0, b"")] * 3)
+        self.assertEqual(len(self.asked), 6)
+
+    def test_what_is_not_there(self):
+        self.fails("/x: HTTP status 404", 1, self.download, (404, 0, b""))
+        self.assertEqual((len(self.asked), self.left()), (1, []))
+
+    def test_a_download_that_breaks_off(self):
+        self.download((200, 3, b"ab"), (200, 3, b"abc"))
+        self.assertEqual((self.text("got", "x"), self.slept), ("abc", [2]))
+        self.fails("/x: ", 1, self.download, *[(200, 3, b"ab")] * 3)
+        self.assertEqual(self.text("got", "x"), "abc", "the old file stands")
+
+    def test_a_download_that_is_another(self):
+        self.fails("/x: size: expected 4 bytes, found 3", 2, self.download, (200, 3, b"abc"), size=4)
+        self.fails("/x: sha256: expected 01, found", 2, self.download, (200, 3, b"abc"), sha256="01")
+        self.assertEqual(self.left(), [])
+
+
+class Ranks(Common):
+    # As vocab.bpe spells: U+0120 is the space, U+010A the newline.
+    MERGES = "#version: 0.2\n\u0120 t\n\u010a \u010a\n\u0120t h\n"
+
+    def test_from_merges(self):
+        lines = [line.split() for line in self.common._ranks_from_merges(self.MERGES).splitlines()]
+        tokens = [base64.b64decode(token) for token, _ in lines]
+        self.assertEqual([int(rank) for _, rank in lines], list(range(259)))
+        self.assertEqual((tokens[0], tokens[93], tokens[94], tokens[105:107]), (b"!", b"~", b"\xa1", [b"\xac", b"\xae"]))
+        self.assertEqual((tokens[187], tokens[188], tokens[220], tokens[221], tokens[255]), (b"\xff", b"\0", b" ", b"\x7f", b"\xad"))
+        self.assertEqual(tokens[256:], [b" t", b"\n\n", b" th"])
+
+    def fetch(self, *sources):
+        self.replace(self.common, "_ranks_from_openai", sources[0])
+        self.replace(self.common, "_ranks_from_package_index", sources[1])
+        return self.common._fetch_ranks()
+
+    def test_where_they_come_from(self):
+        def fails(folder):
+            raise self.common.DataError("no route")
+
+        self.common.RANKS_SHA256 = hashlib.sha256(b"good").hexdigest()
+        self.assertEqual(self.fetch(lambda folder: b"good", fails), b"good")
+        self.assertEqual(self.fetch(fails, lambda folder: b"good"), b"good")
+        self.assertEqual(self.fetch(lambda folder: b"bad", lambda folder: b"good"), b"good")
+        self.fails("no route; then sha256: expected .*; hint: where there is no network", 1, self.fetch, fails, lambda folder: b"bad")
+
+    def test_they_are_kept(self):
+        self.common.RANKS_FILE = self.path("kept")
+        ranks = b"%s 0\n%s 1\n" % (base64.b64encode(b"a"), base64.b64encode(b"bc"))
+        self.common.RANKS_SHA256 = hashlib.sha256(ranks).hexdigest()
+        fetched = []
+        self.replace(self.common, "_fetch_ranks", lambda: fetched.append(1) or ranks)
+        for text in ("", "other"):  # not there, another
+            if text:
+                self.file("kept", text)
+            self.assertEqual(self.common.gpt2_ranks(), {b"a": 0, b"bc": 1})
+            self.assertEqual(self.common.gpt2_ranks(), {b"a": 0, b"bc": 1})
+        self.assertEqual(len(fetched), 2)
+
+
+class Ends(Common):
+    def end(self, error):
+        def main():
+            raise error
+
+        self.addCleanup(signal.signal, signal.SIGTERM, signal.getsignal(signal.SIGTERM))
+        return self.said(self.common.run, main)[2:]
+
+    def test_exit_codes(self):
+        error = OSError(errno.ENOSPC, "No space left on device", "x.bin")
+        for raised, said in ((self.common.DataError("a\n b", 2), ("error: a b\n", 2)), (self.common.DataError("a"), ("error: a\n", 1)),
+                             (KeyboardInterrupt(), ("error: interrupted; what is finished is kept\n", 130)),
+                             (error, ("error: x.bin: No space left on device\n", 1)),
+                             (FileNotFoundError(errno.ENOENT, "No such file", "y"), ("error: y: No such file\n", 2)),
+                             (PermissionError(errno.EACCES, "Permission denied", "y"), ("error: y: Permission denied\n", 2)),
+                             (OSError("short words"), ("error: short words\n", 1))):
+            self.assertEqual(self.end(raised), said)
+        text, code = self.end(ModuleNotFoundError("No module", name="numpy"))
+        self.assertEqual((text.startswith("error: the Python package numpy is missing; hint: make data/.venv"), code), (True, 2))
+
+    def test_sigterm(self):
+        program = ("import sys, time; sys.path.insert(0, %r); import common\ndef main():\n    try:\n        print('ready', flush=True)\n"
+                   "        time.sleep(60)\n    finally:\n        print('closed', flush=True)\ncommon.run(main)")
+        process = subprocess.Popen([sys.executable, "-B", "-c", program % os.path.dirname(PATH)], text=True, stdout=subprocess.PIPE,
+                                   stderr=subprocess.PIPE)
+        self.assertEqual(process.stdout.readline(), "ready\n")
+        process.terminate()
+        out, err = process.communicate(timeout=60)
+        self.assertEqual((process.returncode, out, err), (130, "closed\n", "error: interrupted; what is finished is kept\n"))
+
+
+if __name__ == "__main__":
+    unittest.main()

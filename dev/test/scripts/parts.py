@@ -1,0 +1,63 @@
+"""What the tests of scripts/ share: the scripts on the path, a temporary folder for each test, programs that stand in for others."""
+import contextlib
+import io
+import os
+import sys
+import tempfile
+import unittest
+
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
+SCRIPTS = os.path.join(ROOT, "scripts")
+sys.path.insert(0, SCRIPTS)
+
+
+class Parts(unittest.TestCase):
+    """A test with a folder of its own, which goes when it ends."""
+
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = folder.name
+
+    def path(self, *names):
+        return os.path.join(self.folder, *names)
+
+    def file(self, name, text, mode=0o644):
+        """Writes a file of the folder; returns its path."""
+        path = self.path(name)
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        with open(path, "wb") as file:
+            file.write(text if isinstance(text, bytes) else text.encode())
+        os.chmod(path, mode)
+        return path
+
+    def text(self, *names):
+        """What a file of the folder holds, its line ends as they are."""
+        with open(self.path(*names), newline="", encoding="utf-8") as file:
+            return file.read()
+
+    def program(self, name, text):
+        """A program of the folder that stands in for another."""
+        return self.file(name, text, 0o755)
+
+    def replace(self, owner, name, value):
+        """owner.name is value until the test ends."""
+        self.addCleanup(setattr, owner, name, getattr(owner, name))
+        setattr(owner, name, value)
+
+    def said(self, function, *arguments):
+        """(what it returns, stdout, stderr, exit code or None)"""
+        out, err, result, code = io.StringIO(), io.StringIO(), None, None
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            try:
+                result = function(*arguments)
+            except SystemExit as end:
+                code = end.code
+        return result, out.getvalue(), err.getvalue(), code
+
+    def refused(self, pattern, code, function, *arguments):
+        """The function ends the program with one line on stderr and this exit code."""
+        _, _, err, found = self.said(function, *arguments)
+        self.assertEqual(found, code, err)
+        self.assertEqual(err.count("\n"), 1, err)
+        self.assertRegex(err, "^error: .*" + pattern)

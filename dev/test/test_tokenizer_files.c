@@ -122,6 +122,21 @@ static void test_version_1(void) {
     Tokenizer *tokenizer = tokenizer_open(path_of("v1.bin"), &err);
     CHECK(tokenizer && tokenizer_eot(tokenizer) == -1, "%s", tokenizer ? "an end-of-text id" : err.text);
     tokenizer_close(tokenizer);
+    enum { GPT2_TOKENS = 50257 };
+    uint8_t *large = calloc(1024 + 5 * GPT2_TOKENS, 1);
+    if (!large) return;
+    memcpy(large, (uint32_t[]){20240328, 1, GPT2_TOKENS}, 12);
+    n = 1024;
+    for (int i = 0; i < GPT2_TOKENS; i++) { /* the bytes, then fillers of three bytes */
+        const char token[3] = {i < 256 ? (char)i : '~', (char)(i >> 8), (char)i};
+        n = append(large, n, token, i < 256 ? 1 : 3);
+    }
+    write_file("v1.bin", large, n);
+    free(large);
+    tokenizer = tokenizer_open(path_of("v1.bin"), &err);
+    CHECK(tokenizer && tokenizer_eot(tokenizer) == GPT2_TOKENS - 1, "%s",
+          tokenizer ? "no end-of-text id" : err.text);
+    tokenizer_close(tokenizer);
     empty_folder();
 }
 
@@ -161,6 +176,8 @@ static void test_truncated_bin(void) {
         write_file("cut.bin", file, cut);
         expect_refusal(path_of("cut.bin"), "cut.bin: ");
     }
+    write_file("cut.bin", file, n - 1);
+    expect_refusal(path_of("cut.bin"), "token 271 of 272: expected a length and that many bytes");
     file[n] = 1;
     write_file("cut.bin", file, n + 1);
     expect_refusal(path_of("cut.bin"), "size: expected");

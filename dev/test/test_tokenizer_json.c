@@ -328,6 +328,8 @@ static void test_bytes(void) {
     }
     const JsonValue *clean = json ? json_get(json_root(json), "clean_up_tokenization_spaces") : NULL;
     CHECK(clean && clean->type == JSON_FALSE, "decoding would drop spaces");
+    const JsonValue *prefix = json ? json_get(json_root(json), "add_prefix_space") : NULL;
+    CHECK(prefix && prefix->type == JSON_FALSE, "a space would stand before every text");
     json_free(json);
     write_file("merges.txt", "#version: 0.2\nh e\n", 18);
     expect_refusal(folder, "merges.txt: merge 1: ");

@@ -60,7 +60,8 @@ def read(text, out, *folders):
             file.write("".join(line + "\n" for line in said(tokenizer, model, text_of(text))))
         for number, prompt in enumerate(PROMPTS):
             ids = tokenizer(prompt, return_tensors="pt")
-            made = model.generate(**ids, max_new_tokens=24, do_sample=False, pad_token_id=0)[0].tolist()
+            # Not token_type_ids, which 4.44 brings for PreTrainedTokenizerFast: GPT-2 would add the embedding of token 0.
+            made = model.generate(ids.input_ids, attention_mask=ids.attention_mask, max_new_tokens=24, do_sample=False, pad_token_id=0)[0].tolist()
             with open(os.path.join(out, "%s.text%d" % (name, number)), "wb") as file:
                 file.write(tokenizer.decode(made).encode() + b"\n")
 

@@ -25,9 +25,33 @@ static void run_standard_forward(const Ops *ops, void **p, const Dims *d) {
         ops->attention_standard_forward(p[0], p[1], p[2], d->B, d->T, d->NH, d->HD);
 }
 
+/* A materialised score s is rounded before the softmax, so P = exp(s - lse) is off by |s| half steps, and by what lse is off:
+ * their mean over the row. probs: a row of P; s: its scores. */
+static void slack_of_probs(float *slack, const float *probs, const float *s, int T) {
+    float mean = 0;
+    for (int j = 0; j < T; j++) mean += probs[j] * fabsf(s[j]);
+    for (int j = 0; j < T; j++)
+        slack[j] = fmaxf(slack[j], probs[j] * (fabsf(s[j]) + mean) * (float)BF16_HALF_STEP);
+}
+
 static void plain_of_standard_forward(OpCase *c) {
+    const Dims *d = &c->d;
+    const int C = d->NH * d->HD;
     plain_forward(c, 0, 1, c->in[2], 4);
     for (int k = 0; k < 2; k++) slack_of_plain(c->slack[k], c->plain[k], c->want[k], c->operands[k].elems);
+    float *s = op_malloc((size_t)d->T * sizeof *s);
+    for (int64_t row = 0; row < (int64_t)d->B * d->NH * d->T; row++) { /* (B,NH,T) */
+        const int64_t i = row % d->T, head = row / d->T % d->NH, b = row / d->T / d->NH;
+        const float *q = c->in[2] + (b * d->T + i) * 3 * C + head * d->HD;
+        for (int64_t j = 0; j < d->T; j++) {
+            const float *k = c->in[2] + (b * d->T + j) * 3 * C + C + head * d->HD;
+            s[j] = 0;
+            for (int e = 0; e < d->HD; e++) s[j] += q[e] * k[e];
+            s[j] /= sqrtf((float)d->HD);
+        }
+        slack_of_probs(c->slack[1] + row * d->T, c->want[1] + row * d->T, s, d->T);
+    }
+    free(s);
 }
 
 static int describe_standard_backward(Operand *o, const Dims *d) {

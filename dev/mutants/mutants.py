@@ -6,6 +6,7 @@ JOBS: workers (all cores). ONLY: rows whose "file: description" has the regular 
 stay killed. KIND: one table. QUICK: of each row's tests only the first, up to S seconds of them: what survives those is said, not recorded. Everything lies in build/mutants/; a run that was interrupted goes on where it was.
 Exit code: 0 within the limits, 1 below them, 2 bad usage or a tree whose own tests fail."""
 import concurrent.futures
+import fcntl
 import hashlib
 import json
 import os
@@ -36,23 +37,25 @@ LIKELY = [
     ("llmc/cpu", "test_dropout test_program test_cpu_ops"),
     ("llmc/gpt2_", "test_sizes test_init test_program_figures"),
     ("llmc/gpt2", "test_program test_program_runs test_checkpoint test_gpt2"),
-    ("llmc/checkpoint", "test_checkpoint test_manifest test_checkpoint_faults test_cli.sh"),
-    ("llmc/files", "test_files test_checkpoint test_checkpoint_faults"),
+    ("llmc/checkpoint", "test_checkpoint test_keep test_manifest test_checkpoint_faults test_disk.sh test_cli.sh"),
+    ("llmc/files", "test_files test_calls test_checkpoint test_checkpoint_faults test_disk.sh"),
+    ("llmc/file_kind", "test_tokens.sh test_dataloader"),
     ("llmc/hf_", "test_checkpoint test_import test_safetensors"),
     ("llmc/llmc_bin", "test_import"),
     ("llmc/json", "test_json test_log test_manifest test_flags"),
     ("llmc/bpe", "test_tokenizer test_tokenizer_files"),
     ("llmc/tokenizer", "test_tokenizer test_tokenizer_files"),
-    ("llmc/vocabulary", "test_tokenizer_files test_tokenizer"),
+    ("llmc/vocabulary", "test_tokenizer_files test_tokenizer_json test_tokenizer test_tokens.sh"),
     ("llmc/shard", "test_shards test_dataloader"),
     ("llmc/token_stream", "test_dataloader test_shards"),
     ("llmc/window_order", "test_dataloader test_program"),
     ("llmc/random", "test_dataloader test_program test_dropout"),
-    ("llmc/flags", "test_flags test_program_runs test_cli.sh"),
-    ("llmc/settings", "test_flags test_program_runs test_cli.sh"),
-    ("llmc/console", "test_console test_terminal test_program_figures"),
-    ("llmc/error", "test_terminal test_console"),
-    ("llmc/setup", "test_program_runs test_program_figures test_cli.sh test_program"),
+    ("llmc/flags", "test_flags test_said test_program_runs test_cli.sh"),
+    ("llmc/settings", "test_flags test_said test_program_runs test_cli.sh"),
+    ("llmc/console", "test_console test_said test_terminal test_program_figures"),
+    ("llmc/error", "test_terminal test_cli.sh"),
+    ("llmc/log", "test_log test_calls test_program test_disk.sh"),
+    ("llmc/setup", "test_tokens.sh test_program_setup test_program_runs test_program_figures test_cli.sh test_program"),
     ("llmc/sampl", "test_sampler test_program_figures"),
     ("llmc/profile", "test_profile test_step.sh"),
     ("llmc/terminal", "test_terminal test_console"),
@@ -584,6 +587,11 @@ def main():
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, end_all)
     os.makedirs(PLACE, exist_ok=True)
+    lock = open(os.path.join(PLACE, "lock"), "w", encoding="utf-8")  # held until the program ends
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        stop("another make mutants runs in this tree", 2)
     files = tracked_files()
     tree, begun, all_rows = tree_hash(files), time.monotonic(), []
     for name in [kind] if kind else TABLES:

@@ -28,13 +28,15 @@ ROOT = os.path.dirname(os.path.dirname(HERE))
 PLACE = os.path.join(ROOT, "build", "mutants")
 RESULTS = os.path.join(PLACE, "results.tsv")
 TABLES = {"host": "host.txt", "cuda": "cuda.txt"}
-MEMORY = 12 << 30  # bytes of address space of a test of the CPU: a fault may ask for all there is
+MEMORY = 2 * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")  # address space of a test of the CPU: a fault may ask for all
 
 # The tests that are likely to see a fault in files whose names begin so, beside the test that has the file's name and those
 # that saw an earlier fault in the same file; then all others, the short ones first.
 LIKELY = [
     ("llmc/cpu/attention", "test_cpu_attention test_sampler"),
-    ("llmc/cpu", "test_dropout test_program test_cpu_ops"),
+    ("llmc/cpu/device", "test_cpu_device"),
+    ("llmc/cpu/parallel", "test_cpu_device test_cpu_ops"),
+    ("llmc/cpu", "test_dropout test_program test_cpu_ops test_cpu_device"),
     ("llmc/gpt2_", "test_sizes test_init test_program_figures"),
     ("llmc/gpt2", "test_program test_program_runs test_checkpoint test_gpt2"),
     ("llmc/checkpoint", "test_checkpoint test_keep test_manifest test_checkpoint_faults test_disk.sh test_cli.sh"),

@@ -98,6 +98,7 @@ refuses "token beyond the vocabulary" 'big_000.bin.*60000' $tiny --train "$work/
 refuses "text among shards" 'shard.*not|not.*shard' $tiny --train "$work/*"
 run $tiny --train "$work/good_*.bin" --steps 2
 check "a good shard trains" [ "$status" -eq 0 ]
+check "a good shard trains: without validation data to the end" grep -qE '^done: step 2, train loss [0-9.]+, val loss n/a, ' "$work/out"
 cp "$work/good_000.bin" "$work/good_001.bin"
 run $tiny --train "$work/good_*.bin" --val "$work/../${work##*/}/good_001.bin" --steps 2
 check "a validation shard among those of --train is named" grep -q '^note: .*/good_001.bin of --val is among the files of --train' "$work/out"

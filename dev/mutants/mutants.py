@@ -281,6 +281,8 @@ def restore(folder, base, state):
     for path, wanted in state.items():
         if found.get(path) != wanted:
             os.makedirs(os.path.dirname(os.path.join(folder, path)), exist_ok=True)
+            if path in found:  # a program that a test has just been ended in may still be busy: not written over
+                os.unlink(os.path.join(folder, path))
             shutil.copy2(os.path.join(base, path), os.path.join(folder, path))
     os.makedirs(os.path.join(folder, "tmp"), exist_ok=True)
 

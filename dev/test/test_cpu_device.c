@@ -46,7 +46,7 @@ static double seconds(void) {
 }
 
 /* FLOP/s of a product of (N, N) matrices, the best of some. */
-static double product_rate(int N) {
+__attribute__((unused)) static double product_rate(int N) {
     const size_t n = (size_t)N * (size_t)N;
     float *x = malloc(3 * n * sizeof *x), *w = x + n, *y = w + n;
     double best = 0;

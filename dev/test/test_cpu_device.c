@@ -4,7 +4,9 @@
 #include <string.h>
 #include <time.h>
 #include "../../llmc/cpu/cpu.h"
+#include "../../llmc/cpu/matmul.h"
 #include "../../llmc/cpu/parallel.h"
+#include "../../llmc/cpu/vec.h"
 #include "check.h"
 
 /* MemAvailable of /proc/meminfo in bytes; 0: not there. */
@@ -107,7 +109,52 @@ static void test_threads(void) {
     cpu_set_thread_count(before);
 }
 
+/* e^x to the ends of the range: inf above, denormals and 0 below. */
+static void test_exp(void) {
+    double largest = 0;
+    for (double x = -87.3; x <= 88.7; x += 0.0137) {
+        const double want = exp((double)(float)x),
+                     error = fabs((double)vec_exp(vec_set((float)x))[0] / want - 1);
+        largest = error <= largest ? largest : error;
+    }
+    CHECK(largest <= 2e-7, "e^x is off by %g of itself", largest);
+    for (float x = -103; x <= -87.4f; x += 0.37f) {
+        const double error = fabs((double)vec_exp(vec_set(x))[0] - exp((double)x));
+        CHECK(error <= 0x1p-149, "e^%g is off by %g", (double)x, error);
+    }
+    const struct {
+        float x, want;
+    } ends[] = {
+        {0,         1       },
+        {89,        INFINITY},
+        {1e30f,     INFINITY},
+        {INFINITY,  INFINITY},
+        {-104,      0       },
+        {-1e30f,    0       },
+        {-INFINITY, 0       }
+    };
+    for (size_t i = 0; i < sizeof ends / sizeof *ends; i++)
+        CHECK(vec_exp(vec_set(ends[i].x))[0] == ends[i].want, "e^%g is %g", (double)ends[i].x,
+              (double)vec_exp(vec_set(ends[i].x))[0]);
+    CHECK(isnan(vec_exp(vec_set(NAN))[0]), "e^nan");
+}
+
+/* What the backend says of itself: memory for every op of a narrow model, the products' own, and that a call is done when
+ * it returns. */
+static void test_table(void) {
+    const OpShape narrow = {
+        .B = 1, .T = 4, .C = 8, .NH = 1, .V = 10, .Vp = 128, .loss_rows = 4, .n_parameters = 100000};
+    const size_t need = cpu_grad_norm_scratch_bytes(), layernorm = cpu_layernorm_scratch_bytes(&narrow);
+    CHECK(ops_cpu.scratch_bytes(&narrow) >= need && ops_cpu.scratch_bytes(&narrow) >= layernorm,
+          "%zu bytes, needed are %zu and %zu", ops_cpu.scratch_bytes(&narrow), need, layernorm);
+    CHECK(ops_cpu.fixed_bytes() >= cpu_matmul_static_bytes(), "%zu bytes of its own, the products hold %zu",
+          ops_cpu.fixed_bytes(), cpu_matmul_static_bytes());
+    CHECK(!ops_cpu.runs_ahead, "a call is done when it returns");
+}
+
 int main(void) {
+    test_exp();
+    test_table();
     test_threads();
     test_memory();
     test_peak();

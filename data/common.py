@@ -99,11 +99,11 @@ def say(text):
 
 @contextlib.contextmanager
 def writing(path):
-    """Names the path where the system does not: an error of a full disk has none."""
+    """Names the path where the system does not, as of a full disk, and where it names the temporary one."""
     try:
         yield
     except OSError as error:
-        error.filename = error.filename or path
+        error.filename = path
         raise
 
 

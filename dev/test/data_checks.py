@@ -391,6 +391,7 @@ def test_downloads(common):
     cases = (([whole], {}, None, []), ([(500, b"", 0), (200, b"ab", 3), whole], {"size": 3, "sha256": sha256}, None, [2, 4]),
              ([(404, b"", 0)], {}, "HTTP status 404", []), ([(503, b"", 0)] * 3, {}, "HTTP status 503", [2, 4]),
              ([(200, b"ab", 3)] * 2, {"tries": 2}, "", [2]), ([whole], {"size": 4}, "size: expected 4 bytes, found 3", []),
+             ([whole], {"size": 2}, "size: expected 2 bytes, found 3", []),
              ([whole], {"sha256": "00"}, "sha256: expected 00", []))
     for given, options, problem, waits in cases:
         answers[:], slept[:], said = given, [], None
@@ -427,6 +428,15 @@ def test_common():
         check("a shard of 2^31 tokens", False)
     except common.DataError as error:
         check("a shard of 2^31 tokens", "more than a shard's header can count" in str(error), error)
+    os.makedirs(os.path.join(WORK, "together/b/in the way"))
+    try:
+        with common.together() as write_one:
+            write_one(os.path.join(WORK, "together/a"), b"a")
+            write_one(os.path.join(WORK, "together/b"), b"b")
+        check("a folder in the way", False)
+    except OSError as error:
+        equal("a folder in the way: its name", error.filename, os.path.join(WORK, "together/b"))
+    equal("a folder in the way: the file before it goes, too", os.listdir(os.path.join(WORK, "together")), ["b"])
     calls = []
     fsync, replace = os.fsync, os.replace
     os.fsync, os.replace = (lambda file: calls.append("fsync")), (lambda old, new: (calls.append("rename"), replace(old, new)))

@@ -174,6 +174,7 @@ def test_text():
     check("text.py: no run of spaces is cut, anywhere", shard(os.path.join(WORK, "out/runs/text_train_000001.bin"))[:1000002] == [EOT, 87, 88, *[64, 65, 258, SPACE] * 250000][:1000002])
     works("text.py: line ends", run("text.py", write("crlf.txt", "a\r\nb"), "--out", "out/crlf", "--val-fraction", "0"))
     equal("text.py: line ends stay", shard(os.path.join(WORK, "out/crlf/text_train_000001.bin")), [EOT, 64, 201, NEWLINE, 65])
+    refuses("text.py: an empty name", "--files: expected a value, found ''", run("text.py", "", "--out", "out/all"))
     refuses("text.py: nothing to train on", "--val-fraction 1: expected 0 to below 1", run("text.py", one, "--out", "out/all", "--val-fraction", "1"))
 
 

@@ -73,7 +73,7 @@ def attention_cells(runs):
             key = int(row["head_size"]), row["mask"], int(row["T"]), row["direction"]
             speeds[key][row["kernel"]] = float(row["tflops"])
             if row["check"] != "-":
-                checks[key[:3]] = row["error"], row["bits"], "FAIL" if "FAIL" in (row["check"], checks.get(key[:3], "")) else row["check"]
+                checks[key[:3]] = row["error"], row["bits"], "FAIL" if "FAIL" in (row["check"], *checks.get(key[:3], ())) else row["check"]
         for key, speed in speeds.items():
             rivals = [value for kernel, value in speed.items() if kernel not in ("ours", "packed")]
             if "ours" not in speed or not rivals:

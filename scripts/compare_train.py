@@ -97,9 +97,9 @@ class Torch:
             print(line, file=self.process.stdin, flush=True)
         except BrokenPipeError:
             pass  # it has ended: the answer says why
-        timer = threading.Timer(self.limit_s, self.process.kill)
+        timer, began = threading.Timer(self.limit_s, self.process.kill), time.monotonic()
         timer.start()
-        began, answer = time.monotonic(), self.process.stdout.readline()
+        answer = self.process.stdout.readline()
         timer.cancel()
         timer.join()
         if answer:

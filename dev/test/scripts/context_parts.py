@@ -76,6 +76,23 @@ class Runs(Context):
         self.assertEqual((words[words.index("--steps") + 1], words[words.index("--model") + 1]), ("7", "d24"))
         self.assertEqual(words[words.index("--attention") + 1], "standard")
 
+    def test_a_short_run_is_made_again_and_longer(self):
+        self.trainer(TRAINER)
+        again = self.said(context.run_sustained, 2048, "linear", "s", self.path("run"), [])[0]
+        steps = [words[words.index("--steps") + 1] for words in self.words()]
+        self.assertEqual((again["ms"], steps), (30, ["100", str(-(-6500 // 30) + 1)]))
+        self.said(context.run_sustained, 2048, "linear", "s", self.path("run"), ["--steps", "7"])
+        self.assertEqual(len(self.words()), 3, "the user's steps stand")
+        self.assertEqual([context.n_sustained({"ms": ms}, 10) for ms in (649.0, 650.0, "")], [12, 0, 0])
+
+    def test_what_settles(self):
+        def steps(*times):
+            return [{"ms": ms} for ms in times]
+
+        self.assertEqual(context.settled(steps(9, 400, 400, 400, 5, 6, 7, 8, 9, 10)), [5, 6, 7, 8, 9, 10])
+        self.assertEqual(context.settled(steps(9000, 10, 20, 30)), [10, 20, 30], "at least the last half")
+        self.assertEqual(context.settled(steps(9, 1)), [1])
+
     def test_what_does_not_fit_keeps_its_plan(self):
         self.trainer(refusing("--batch 1 needs 123.45 GiB, 80 are free", 1))
         row, _, err, code = self.run_one()

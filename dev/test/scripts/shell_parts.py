@@ -209,6 +209,14 @@ class UnicodeClasses(Parts):
         differ = [point for point in range(0x110000) if of_table.get(point) != made.get(point) and unicodedata.category(chr(point)) != "Cn"]
         self.assertLess(len(differ), 10, [hex(point) for point in differ[:20]])
 
+    def test_white_space(self):
+        """The property White_Space, of which Python has no table."""
+        spaces = [*range(0x9, 0xE), 0x20, 0x85, 0xA0, 0x1680, *range(0x2000, 0x200B), 0x2028, 0x2029, 0x202F, 0x205F, 0x3000]
+        found = [point for point in range(0x110000) if make_unicode_classes.class_of(point) == "SPACE"]
+        self.assertEqual(found, spaces)
+        for point, kind in ((0x41, "LETTER"), (0x39, "NUMBER"), (0xB2, "NUMBER"), (0x301, None), (0x200B, None), (0x2D, None)):
+            self.assertEqual(make_unicode_classes.class_of(point), kind, hex(point))
+
     def test_what_it_prints(self):
         self.replace(make_unicode_classes, "ranges", lambda: [(0x41, 0x5A, "LETTER"), (0x30, 0x39, "NUMBER")] * 2)
         self.replace(make_unicode_classes.sys, "argv", ["make_unicode_classes.py"])

@@ -1,14 +1,16 @@
 """scripts/compare_train.py, plot_loss.py, random_shard.py, with stand-ins for both trainers."""
 import argparse
 import array
+import csv
 import json
 import math
 import os
+import subprocess
 import sys
 import types
 import unittest
 
-from parts import Parts
+from parts import SCRIPTS, Parts
 
 import combine
 import compare_train
@@ -222,7 +224,12 @@ class Comparison(Parts):
         return [tuple(row[name] for name in names) for row in rows]
 
     def test_each_way_has_a_turn_and_the_fastest_one_goes_on(self):
+        closed = []
+        close = compare_train.Torch.close
+        self.replace(compare_train.Torch, "close", lambda torch: closed.append((torch.way, len(torch.turns))) or close(torch))
         rows, words = self.compare(configuration=compare_train.CONFIGURATIONS[1])
+        self.assertEqual(closed, [(("cudnn", "default"), 1), (("cudnn", "reduce-overhead"), 1), (("flash3", "default"), 1),
+                                  (("flash3", "max-autotune"), 1), (("flash3", "reduce-overhead"), 3)], "slower ways end at once")
         self.assertEqual(self.of(rows, "program", "attention", "mode", "ms"), [
             ("torch", "cudnn", "default", "200.000"), ("torch", "flash3", "default", "150.000"),
             ("torch", "cudnn", "reduce-overhead", "190.000"), ("torch", "flash3", "reduce-overhead", "140.000"),
@@ -348,6 +355,31 @@ class Combined(Parts):
         failed = {**default, "ms": ""}
         self.assertEqual(combine.beside_ours([run(ours, failed), run(elsewhere)]), [ours, failed, elsewhere])
 
+    def attention_run(self, number, check, *rows):
+        """A run whose cells are (T, {kernel: TFLOP/s})."""
+        return combine.Run(f"{number}.csv", {"card": "a card"}, [
+            {"head_size": "64", "mask": "causal", "T": str(T), "direction": "forward", "kernel": kernel, "tflops": str(speed),
+             "error": "1.0", "bits": "equal", "check": check} for T, speeds in rows for kernel, speed in speeds.items()])
+
+    def test_a_check_that_failed_in_any_run_has_failed(self):
+        for found in (("FAIL", "ok"), ("ok", "FAIL"), ("FAIL", "-"), ("-", "FAIL", "ok")):
+            runs = [self.attention_run(i, check, (64, {"ours": 2, "FA3": 1})) for i, check in enumerate(found)]
+            self.assertEqual(combine.attention_cells(runs)[1], {(64, "causal", 64): ("1.0", "equal", "FAIL")}, found)
+
+    def test_cells_that_hold(self):
+        runs = [self.attention_run(i, "ok", (64, {"ours": 104, "FA3": 100}), (128, {"ours": 105, "FA3": 100}),
+                                   (256, {"ours": 104 + i, "FA3": 100, "packed": 900})) for i in range(3)]
+        cells, _ = combine.attention_cells(runs)
+        said = combine.attention_verdict(cells, runs)
+        self.assertIn("by the median 2 of 3 cells, in every run 1.", said[1])
+        report = compare_train.Report(self.path("a.csv"), self.path("a.md"))
+        self.said(lambda: (combine.combine_attention(runs, report), report.close()))
+        rows = {row["T"]: row for row in csv.DictReader(self.text("a.csv").splitlines())}
+        self.assertEqual([rows["256"][name] for name in ("ours", "ours_least", "ours_most", "ratio_least", "ratio_most", "runs", "FA2")],
+                         ["105.0", "104.0", "106.0", "1.0400", "1.0600", "3", ""])
+        self.assertEqual([line.count("yes") for line in self.text("a.md").splitlines() if line.startswith(("| 64", "| 128", "| 256"))],
+                         [0, 1, 1])
+
     def test_spread(self):
         self.assertEqual(combine.spread([2.0], "{:.1f}"), "2.0")
         self.assertEqual(combine.spread([4.0, 1.0, 2.0], "{:.1f}"), "2.0 (1.0 to 4.0)")
@@ -409,6 +441,17 @@ class RandomShard(Parts):
         for token in tokens[:1000]:
             x = (x * 6364136223846793005 + 1442695040888963407) % 2**64
             self.assertEqual(token, x // 2**33 % 50257)
+
+
+    def test_a_full_disk(self):
+        """A failure at run time; a folder that is not there is bad input."""
+        if not os.path.exists("/dev/full"):
+            self.skipTest("no /dev/full")
+        os.symlink("/dev/full", self.path("x.bin"))
+        for path, status in ((self.path("x.bin"), 1), (self.path("none", "x.bin"), 2)):
+            done = subprocess.run([sys.executable, "-B", os.path.join(SCRIPTS, "random_shard.py"), path], capture_output=True, text=True,
+                                  check=False)
+            self.assertEqual((done.returncode, done.stderr.count("\n")), (status, 1), done.stderr)
 
 
 if __name__ == "__main__":

@@ -108,7 +108,7 @@ bool flags_check(const Settings *s, int n_ranks, Error *err) {
          "--model-only needs --out DIR: there is no folder to save in"},
         {s->keep && !s->out,
          "--keep needs --out DIR: there is no folder to save in"},
-        {s->keep && !s->save_every,
+        {s->keep && !s->save_every && !s->keep_best,
          "--keep needs --save-every N: only one checkpoint is saved, at the end"},
         {s->keep_best && !s->out,
          "--keep-best needs --out DIR: there is no folder to save in"},

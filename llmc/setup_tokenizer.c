@@ -84,10 +84,21 @@ static bool open_beside_shards(Run *run, const char *shard, Error *err) {
     return true;
 }
 
+/* --tokenizer's; of a folder where the data scripts wrote one, theirs. */
+static bool open_named(Run *run, Error *err) {
+    const char *spec = run->settings.tokenizer;
+    char path[PATH_MAX];
+    struct stat info;
+    const bool is_folder = stat(spec, &info) == 0 && S_ISDIR(info.st_mode);
+    if (is_folder && !tokenizer_is_in(spec) && directory_has(spec, beside_name))
+        return path_join(path, spec, beside_name, err) && open_tokenizer(run, path, by_flag, err);
+    return open_tokenizer(run, spec, by_flag, err);
+}
+
 static bool find_tokenizer(Run *run, Error *err) {
     const Settings *s = &run->settings;
     char first[PATH_MAX];
-    if (s->tokenizer) return open_tokenizer(run, s->tokenizer, by_flag, err) || fail_flag("tokenizer", err);
+    if (s->tokenizer) return open_named(run, err) || fail_flag("tokenizer", err);
     if (run->model_path[0] && !open_models_own(run, err)) return false;
     if (run->tokenizer || settings_sample_only(s)) return true;
     const bool found = token_stream_first_file(s->train, first);
@@ -110,9 +121,8 @@ bool setup_tokenizer(Run *run, Error *err) {
     const Settings *s = &run->settings;
     if (!find_tokenizer(run, err) || !check_size(run, err)) return false;
     if (run->tokenizer || !s->prompt || !*s->prompt) return true;
-    return fail(err, EXIT_INPUT,
-                "--prompt: there is no tokenizer to encode it: %s; hint: --tokenizer PATH, or bytes",
-                run->no_tokenizer);
+    return fail(err, EXIT_INPUT, "--prompt: there is no tokenizer to encode it: %s; hint: --tokenizer %s",
+                run->no_tokenizer, run->config.vocab_size == 256 ? "bytes" : "PATH");
 }
 
 void setup_print_tokenizer(const Run *run) {

@@ -170,9 +170,8 @@ static bool refuse_text(const TokenStream *stream, const char *reason, Error *er
     const int fd = file_open(path, &size, err); /* a folder is told as such */
     if (fd < 0) return false;
     close(fd);
-    return fail(err, EXIT_INPUT,
-                "%s is text, and there is no tokenizer for it%s%s; hint: --tokenizer PATH, or bytes", path,
-                reason ? ": " : "", reason ? reason : "");
+    return fail(err, EXIT_INPUT, "%s is text, and there is no tokenizer for it%s%s; hint: --tokenizer %s",
+                path, reason ? ": " : "", reason ? reason : "", stream->vocab_size == 256 ? "bytes" : "PATH");
 }
 
 static bool open_files(TokenStream *stream, const TextOptions *text, Error *err) {

@@ -221,7 +221,10 @@ static void test_text(void) {
     options.pattern = path_of("2.txt");
     expect_refusal(&options, "2.txt: 0 tokens", "hint");
     options.tokenizer = NULL;
-    expect_refusal(&options, "2.txt is text, and there is no tokenizer for it; hint: ", "bytes");
+    options.vocab_size = 257; /* bytes cannot serve a model of another size */
+    expect_refusal(&options, "2.txt is text, and there is no tokenizer for it; hint: ", "--tokenizer PATH");
+    options.vocab_size = 256;
+    expect_refusal(&options, "2.txt is text, and there is no tokenizer for it; hint: ", "--tokenizer bytes");
     options.no_tokenizer = "X is missing";
     expect_refusal(&options, "no tokenizer for it: X is missing; hint: ", "");
     tokenizer_close(bytes);

@@ -182,6 +182,8 @@ check "--keep-best: that and the newest stay" [ "$(cd "$work/best" && echo step_
 check "--keep-best: the checkpoint knows its loss" grep -q "\"val_loss\": $(sed -n "s/.*\"step\": $first, \"val_loss\": \([0-9.]*\).*/\1/p" "$work/best/log.jsonl")" "$work/best/step_$(printf %08d "$first")/trainer_state.json"
 run $best --steps 18 --keep 1 --keep-best --lr 1e-2 --resume --out "$work/best"
 check "--keep-best, resumed: exit code $status" [ "$status" -eq 0 ]
+run $tiny --train "$work/text.txt" --eval-every 2 --keep 1 --keep-best --save-every 0 --steps 3 --out "$work/alone"
+check "--keep beside --keep-best, no --save-every: exit code $status" [ "$status" -eq 0 ]
 check "--keep-best, resumed: that and the newest stay" [ "$(cd "$work/best" && echo step_*)" = "$(printf 'step_%08d step_00000018' "$first")" ]
 run $tiny --train "$work/text.txt" --eval-every 2 --save-every 100 --keep-best --steps 7 --out "$work/falling"
 check "--keep-best with a falling loss: at most one beside the last" [ "$(ls -d "$work"/falling/step_* | wc -l)" -le 2 ]

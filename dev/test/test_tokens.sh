@@ -73,6 +73,8 @@ tokenizer_is "a named tokenizer is said" 'bpe of 263 tokens, --tokenizer: small.
 check "a named tokenizer: the log says so" grep -q '"tokenizer": {"name": "bpe of 263 tokens", "tokens": 263, "source": "small.bin"}' "$work/bpe/log.jsonl"
 check "a named tokenizer: the checkpoint says so" grep -q '"source": "small.bin"' "$work/bpe/step_00000002/trainer_state.json"
 check "its merges are made" grep -qE '^train +.* [34],[0-9]{3} tokens \(bpe of 263 tokens' "$work/out"
+works "a folder that holds gpt2_tokenizer.bin" $size $tiny --train text.txt --tokenizer data --out bpe_of_folder
+tokenizer_is "a folder that holds gpt2_tokenizer.bin: said" 'bpe of 263 tokens, --tokenizer: data/gpt2_tokenizer.bin'
 refuses "a tokenizer that is not there" '--tokenizer: .*none.bin' $size $tiny --train text.txt --tokenizer none.bin
 
 # ---- a model's own ----

@@ -14,6 +14,7 @@ import random_shard
 TRAINER = """#!/bin/sh
 words=$*
 while [ $# -gt 0 ]; do [ "$1" = --out ] && out=$2; shift; done
+[ -n "$out" ] || exit 3
 mkdir -p "$out" && echo "$words" >>"${out%/*}/words"
 for ms in 900 40 10 30 20; do echo "{\\"step\\": 1, \\"loss\\": $ms, \\"ms\\": $ms}"; done >"$out/log.jsonl"
 echo '{"step": 5, "loss": null, "ms": 50}' >>"$out/log.jsonl"

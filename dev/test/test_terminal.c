@@ -219,7 +219,7 @@ static void test_hostile(const char *here) {
                   columns, hostile[i].says, seen.text);
             const long at = obeyed(&seen);
             CHECK(at < 0, "%s, %d columns: byte %#x after '%.*s'", hostile[i].what, columns,
-                  (unsigned char)seen.text[at], (int)(at < 60 ? at : 60),
+                  (unsigned char)seen.text[at < 0 ? 0 : at], (int)(at < 60 ? at : 60),
                   seen.text + (at < 60 ? 0 : at - 60));
             free(seen.text);
         }

@@ -8,25 +8,24 @@
 #include <sys/ioctl.h>
 #include <time.h>
 #include <unistd.h>
+#include "json.h" /* utf8_sequence */
 
 /* ---- what may be shown ---- */
 
+/* The text ends within a character that begins at s. */
+static bool is_begun(const unsigned char *s, size_t n) {
+    const size_t length = s[0] < 0xC2 || s[0] > 0xF4 ? 0 : s[0] >= 0xF0 ? 4 : s[0] >= 0xE0 ? 3 : 2;
+    for (size_t i = 1; i < n && i < length; i++)
+        if (s[i] >> 6 != 2) return false;
+    return n < length;
+}
+
 /* Length of the UTF-8 character at s, and its code; 0: none begins here; -1: the text ends within it. */
 static int read_character(const unsigned char *s, size_t n, uint32_t *code) {
-    const int length = s[0] < 0x80                   ? 1
-                       : s[0] >= 0xC2 && s[0] < 0xE0 ? 2
-                       : s[0] >= 0xE0 && s[0] < 0xF0 ? 3
-                       : s[0] >= 0xF0 && s[0] < 0xF5 ? 4
-                                                     : 0;
-    static const uint32_t smallest[] = {0, 0, 0x80, 0x800, 0x10000};
+    const int length = utf8_sequence((const char *)s, n);
     *code = length < 2 ? s[0] : s[0] & (0x7Fu >> length);
-    for (int i = 1; i < length; i++) {
-        if ((size_t)i == n) return -1;
-        if (s[i] >> 6 != 2) return 0;
-        *code = *code << 6 | (s[i] & 0x3Fu);
-    }
-    const bool good = *code >= smallest[length] && *code <= 0x10FFFF && (*code < 0xD800 || *code > 0xDFFF);
-    return good ? length : 0;
+    for (int i = 1; i < length; i++) *code = *code << 6 | (s[i] & 0x3Fu);
+    return length ? length : is_begun(s, n) ? -1 : 0;
 }
 
 /* Control codes, direction marks, separators: first and last of each range. */

@@ -1,6 +1,5 @@
 /* Parsing of the command line: strict values, exact names, one clear line for everything else. */
 #include "flags_table.h"
-#include <ctype.h>
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -34,10 +33,10 @@ bool flags_was_set(const Settings *s, const char *name) {
 
 /* ---- values ---- */
 
-const char *flag_printable(const char *text, char *buffer, size_t size) {
+const char *flag_shortened(const char *text, char *buffer, size_t size) {
     enum { LONGEST = 60 };
     size_t n = 0, end = size - 1 < LONGEST ? size - 1 : LONGEST;
-    for (; text[n] && n < end; n++) buffer[n] = iscntrl((unsigned char)text[n]) ? '?' : text[n];
+    for (; text[n] && n < end; n++) buffer[n] = text[n];
     if (text[n] && n >= 3) memcpy(buffer + n - 3, "...", 3);
     buffer[n] = '\0';
     return buffer;
@@ -119,7 +118,7 @@ bool flag_set_value(Settings *s, const Flag *flag, const char *shown, const char
     }
     if (good) return true;
     char allowed[160], text[64];
-    return fail(err, EXIT_INPUT, "%s: '%s' is not %s%s", shown, flag_printable(value, text, sizeof text),
+    return fail(err, EXIT_INPUT, "%s: '%s' is not %s%s", shown, flag_shortened(value, text, sizeof text),
                 flag->type == FLAG_TEXT     ? "a value; expected "
                 : flag->type == FLAG_SWITCH ? "a switch; expected "
                                             : "",
@@ -206,7 +205,7 @@ static int nearest_flag(const char *name) {
 
 static bool fail_unknown(const char *argument, Error *err) {
     char text[64];
-    const char *shown = flag_printable(argument, text, sizeof text);
+    const char *shown = flag_shortened(argument, text, sizeof text);
     char name[64];
     snprintf(name, sizeof name, "%s", argument + strspn(argument, "-"));
     name[strcspn(name, "=")] = '\0';

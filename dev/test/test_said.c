@@ -76,10 +76,10 @@ static void test_quoted(void) {
     const char *quote = strstr(err.text, "'x");
     CHECK(quote && strspn(quote + 1, "x") == 57 && strncmp(quote + 58, "...'", 4) == 0,
           "a long value is cut: %s", err.text);
-    CHECK(strcmp(flag_printable("short", buffer, sizeof buffer), "short") == 0, "a short one is not: %s",
+    CHECK(strcmp(flag_shortened("short", buffer, sizeof buffer), "short") == 0, "a short one is not: %s",
           buffer);
-    CHECK(strcmp(flag_printable("abcdefgh", buffer, 6), "ab...") == 0, "in little room: %s", buffer);
-    CHECK(strcmp(flag_printable("abcde", buffer, 6), "abcde") == 0, "in just enough: %s", buffer);
+    CHECK(strcmp(flag_shortened("abcdefgh", buffer, 6), "ab...") == 0, "in little room: %s", buffer);
+    CHECK(strcmp(flag_shortened("abcde", buffer, 6), "abcde") == 0, "in just enough: %s", buffer);
 }
 
 /* Flags that change the result are named when a run is resumed with others, and no other flag. */

@@ -45,7 +45,7 @@ OPENMP := $(if $(NO_OPENMP),,$(call can,-fopenmp))
 NATIVE := $(call can,-march=native)
 WARNINGS = -Wall -Wextra -Wshadow -Werror -Wno-unused-parameter $(if $(OPENMP),,-Wno-unknown-pragmas)
 # -fno-math-errno lets sqrtf and friends become instructions; nothing here relaxes NaN, inf or rounding.
-CFLAGS_ALL = -std=c11 -D_GNU_SOURCE $(if $(DEBUG),-g -O1,-O3) $(NATIVE) -fno-math-errno -ffp-contract=fast \
+CFLAGS_ALL = -std=c11 -D_GNU_SOURCE -I. $(if $(DEBUG),-g -O1,-O3) $(NATIVE) -fno-math-errno -ffp-contract=fast \
 	$(OPENMP) $(WARNINGS) -MMD -MP $(CFLAGS)
 LIBS = -lm -lpthread
 
@@ -62,15 +62,16 @@ export GPU_ARCH
 code_for = -gencode arch=compute_$(1)$(comma)code=sm_$(1)
 code_for_ptx = -gencode arch=compute_80$(comma)code=compute_80
 ARCHS := $(strip $(foreach kind,$(patsubst 90,90a,$(patsubst all,80 90a ptx,$(GPU_ARCH))),$(if $(filter ptx,$(kind)),$(code_for_ptx),$(call code_for,$(kind)))))
-NVCCFLAGS = -std=c++17 -O3 $(ARCHS) -Xcompiler -Wall,-Wextra,-Wno-unused-parameter,-Werror -Werror all-warnings \
+NVCCFLAGS = -std=c++17 -O3 -I. $(ARCHS) -Xcompiler -Wall,-Wextra,-Wno-unused-parameter,-Werror -Werror all-warnings \
 	--expt-relaxed-constexpr -MMD -MP $(if $(DEBUG),-g -lineinfo) $(if $(BOUNDED_WAIT),-DBOUNDED_WAIT) \
 	$(if $(DELAYS),-DDELAYS)
 CUDA_LIBS = -L$(CUDA_HOME)/lib64 -lcublasLt -Xlinker -rpath -Xlinker $(CUDA_HOME)/lib64
 
-CORE_OBJ := $(patsubst %.c,$(BUILD)/%.o,$(filter-out llmc/cpu/no_cuda.c,$(wildcard llmc/*.c llmc/cpu/*.c)))
-CUDA_OBJ := $(patsubst %.cu,$(BUILD)/%.o,$(wildcard llmc/cuda/*.cu llmc/cuda/attention/*.cu))
+CORE_OBJ := $(patsubst %.c,$(BUILD)/%.o,$(filter-out llmc/cpu/no_cuda.c,$(wildcard llmc/*/*.c)))
+CUDA_OBJ := $(patsubst %.cu,$(BUILD)/%.o,$(wildcard llmc/cuda/*.cu llmc/cuda/*/*.cu llmc/cuda/*/*/*.cu))
 STUB_OBJ := $(BUILD)/llmc/cpu/no_cuda.o
-TESTS := $(patsubst dev/test/%.c,$(BUILD)/%,$(wildcard dev/test/test_*.c))
+TEST_SOURCES := $(wildcard dev/test/*/test_*.c)
+TESTS := $(patsubst %.c,$(BUILD)/%,$(notdir $(TEST_SOURCES)))
 
 LINK_CPU = $(CC) $(CFLAGS_ALL)
 LINK_CUDA = $(NVCC) $(ARCHS) $(if $(OPENMP),-Xcompiler -fopenmp)
@@ -121,18 +122,19 @@ COMMIT := $(or $(shell git describe --always --dirty=-modified --exclude='*' 2>/
 # Writes text $(2) to the file $(1), only where it is not there already.
 remember = $(shell mkdir -p $(BUILD); printf '%s\n' '$(2)' | cmp -s - $(1) || printf '%s\n' '$(2)' >$(1))
 $(call remember,$(BUILD)/commit,$(COMMIT))
-$(BUILD)/llmc/flags_help.o: $(BUILD)/commit
+$(BUILD)/llmc/base/version.o: $(BUILD)/commit
 # Other compilers or flags than last time build everything again.
 $(call remember,$(BUILD)/c_flags,$(CC) $(CFLAGS_ALL))
 $(if $(NVCC),$(call remember,$(BUILD)/nvcc_flags,$(NVCC) $(NVCCFLAGS)))
-$(BUILD)/llmc/flags_help.o: CFLAGS += -DLLMC_COMMIT='"$(COMMIT)"'
+$(BUILD)/llmc/base/version.o: CFLAGS += -DLLMC_COMMIT='"$(COMMIT)"'
 
 # ---- checks ----
-$(TESTS): $(BUILD)/%: $(BUILD)/dev/test/%.o $(TEST_OBJ)
+$(foreach source,$(TEST_SOURCES),$(eval $(BUILD)/$(notdir $(source:.c=)): $(BUILD)/$(source:.c=.o)))
+$(TESTS): $(TEST_OBJ)
 	$(Q)$(LINK_TEST) $^ -o $@ $(LINK_TEST_LIBS)
 # With a card, the lab's checks are a part of the tests.
 test: $(TESTS) $(TEST_PROGRAMS) $(BUILD)/lab_cpu $(BUILD)/soak $(if $(NVCC),$(if $(wildcard /dev/nvidia[0-9]*),dev/lab))
-	@dev/test/run.sh $(TESTS) $(wildcard dev/test/test_*.sh) ./$(lastword $(TEST_PROGRAMS))
+	@dev/test/run.sh $(TESTS) $(wildcard dev/test/*/test_*.sh) ./$(lastword $(TEST_PROGRAMS))
 lint:
 	@scripts/lint.sh
 DELAYED := test_ops test_ops_attention test_ops_attention_projection
@@ -170,8 +172,6 @@ $(BUILD)/dev/%.o: dev/%.cu Makefile $(BUILD)/nvcc_flags | need-nvcc
 LADDERS := $(addprefix dev/,attention matmul layernorm softmax_loss gelu adamw embedding grad_norm)
 LAB_OBJ := $(patsubst %.c,$(BUILD)/%.o,$(wildcard dev/driver/lab*.c $(LADDERS:=/*.c))) $(CORE_OBJ)
 LAB_CUDA_OBJ := $(patsubst %.cu,$(BUILD)/%.o,$(wildcard dev/driver/lab*.cu $(LADDERS:=/*.cu))) $(CUDA_OBJ)
-$(BUILD)/dev/driver/lab_report.o: $(BUILD)/commit
-$(BUILD)/dev/driver/lab_report.o: CFLAGS += -DLLMC_COMMIT='"$(COMMIT)"'
 $(call remember,$(BUILD)/lab_kind,$(if $(NVCC),cuda,cpu))
 dev/lab: $(LAB_OBJ) $(if $(NVCC),$(LAB_CUDA_OBJ),$(STUB_OBJ) $(BUILD)/dev/driver/no_cuda_lab.o) $(BUILD)/lab_kind
 	$(Q)$(if $(NVCC),$(LINK_CUDA),$(LINK_CPU)) $(filter %.o,$^) -o $@ $(LIBS) $(if $(NVCC),$(CUDA_LIBS))
@@ -183,7 +183,7 @@ $(BUILD)/bench_cpu: $(BUILD)/dev/driver/bench_cpu.o $(CORE_OBJ) $(STUB_OBJ)
 # The attention kernels as a shared object with a C interface, for scripts/compare_attention.py. Its objects are its own, because they are
 # position-independent; of context.cu the linker keeps what the kernels use, so no cuBLASLt is loaded.
 PIC_OBJ := $(patsubst %.cu,$(BUILD)/pic/%.o,dev/driver/attention_library.cu dev/attention/hopper.cu \
-	$(wildcard dev/attention/hopper_noncausal_*.cu) llmc/cuda/context.cu $(wildcard llmc/cuda/attention/*.cu))
+	$(wildcard dev/attention/hopper_noncausal_*.cu) llmc/cuda/device/context.cu $(wildcard llmc/cuda/attention/*.cu llmc/cuda/attention/*/*.cu))
 $(PIC_OBJ): $(BUILD)/pic/%.o: %.cu Makefile $(BUILD)/nvcc_flags | need-nvcc
 	@mkdir -p $(@D)
 	@echo "  nvcc $<"

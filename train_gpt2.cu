@@ -10,18 +10,18 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include "llmc/checkpoint.h"
-#include "llmc/console.h"
-#include "llmc/flags.h"
-#include "llmc/gpt2.h"
-#include "llmc/log.h"
-#include "llmc/profile_run.h"
-#include "llmc/sampler.h"
-#include "llmc/setup.h"
-#include "llmc/stack.h"
-#include "llmc/stop.h"
-#include "llmc/terminal.h"
-#include "llmc/training.h"
+#include "llmc/checkpoint/checkpoint.h"
+#include "llmc/run/console.h"
+#include "llmc/run/flags.h"
+#include "llmc/model/gpt2.h"
+#include "llmc/run/log.h"
+#include "llmc/run/profile_run.h"
+#include "llmc/model/sampler.h"
+#include "llmc/run/setup.h"
+#include "llmc/base/stack.h"
+#include "llmc/run/stop.h"
+#include "llmc/base/terminal.h"
+#include "llmc/run/training.h"
 
 /* ---- evaluation, samples, checkpoints ---- */
 
@@ -212,7 +212,7 @@ static bool run_steps(Training *t, Error *err) {
 static bool train(Training *t, Error *err) {
     const Run *run = t->run;
     const int64_t first_step = t->state.step;
-    char planned[CONSOLE_NUMBER], measured[CONSOLE_NUMBER];
+    char planned[FORMAT_NUMBER], measured[FORMAT_NUMBER];
     stop_catch();
     if (!run_steps(t, err)) { /* bad data, say: what was learned until then is kept */
         Error later = {0};    /* of the step that was queued already */
@@ -222,8 +222,8 @@ static bool train(Training *t, Error *err) {
     }
     if (!save(t, err)) return false;
     console_note(&t->console, "memory: planned %s, measured %s",
-                 console_bytes(planned, (double)run->planned_bytes),
-                 console_bytes(measured, (double)t->peak_memory_bytes));
+                 format_bytes(planned, (double)run->planned_bytes),
+                 format_bytes(measured, (double)t->peak_memory_bytes));
     const double tokens = (double)(t->state.step - first_step) * (double)run->settings.tokens_per_step;
     console_done(&t->console, t->state.step, t->train_loss, t->val_loss,
                  t->seconds_training > 0 ? tokens / t->seconds_training : 0);

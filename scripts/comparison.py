@@ -11,7 +11,7 @@ import sys
 import time
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-EXIT_RUN, EXIT_INPUT = 1, 2  # as in llmc/error.h
+EXIT_RUN, EXIT_INPUT = 1, 2  # as in llmc/base/error.h
 FLASH3_PACKAGES = ["flash_attn_3", "xformers"]  # either brings FlashAttention-3's operators
 
 

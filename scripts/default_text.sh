@@ -67,7 +67,7 @@ if download; then
 fi
 why=$(printf '%s' "$why" | tr '\n' ' ')
 if [ ! -s "$text" ] || [ -z "$was" ]; then
-    cat README.md Makefile train_gpt2.cu llmc/*.h llmc/*.c llmc/cpu/*.c llmc/cuda/*.cu* >"$partial" 2>/dev/null
+    cat README.md Makefile train_gpt2.cu llmc/*/*.h llmc/*/*.c llmc/cuda/*/*.cu* >"$partial" 2>/dev/null
     [ -s "$partial" ] || stop "no TinyShakespeare ($why) and no sources to train on; pass TEXT=path" 1
     install_as "the project's own sources and README (TinyShakespeare could not be had)" >/dev/null
 fi

@@ -11,7 +11,7 @@ git rev-parse --git-dir >/dev/null 2>&1 || { echo 'lint: not a git repository: t
 c_files=$(git ls-files -co --exclude-standard '*.c' '*.h' | sort)
 cuda_files=$(git ls-files -co --exclude-standard '*.cu' '*.cuh' | sort)
 top_files='train_gpt2.cu test_gpt2.cu'
-flags='-std=c11 -D_GNU_SOURCE -Wall -Wextra -Wshadow -Wno-unused-parameter -Werror -fsyntax-only'
+flags='-std=c11 -D_GNU_SOURCE -I. -Wall -Wextra -Wshadow -Wno-unused-parameter -Werror -fsyntax-only'
 
 if have clang-format; then
     clang-format --dry-run -Werror $c_files $cuda_files || complain "not formatted as .clang-format says (clang-format -i FILE)"
@@ -26,7 +26,7 @@ for compiler in gcc clang; do
 done
 for file in $c_files $cuda_files; do
     lines=$(wc -l <"$file")
-    [ "$lines" -le 500 ] || case $file in llmc/unicode_classes.h) ;; *) complain "$file has $lines lines (budget 500)" ;; esac
+    [ "$lines" -le 500 ] || case $file in llmc/tokenizer/unicode_classes.h) ;; *) complain "$file has $lines lines (budget 500)" ;; esac
 done
 # A function's body: from the first line that ends in '{', once a line in column 0 has begun its head, to the next '}' in column 0.
 awk 'FNR == 1 { head = "" }
@@ -38,8 +38,8 @@ awk 'FNR == 1 { head = "" }
 # attention kernels in the product are those that its dispatch reaches: kernels.txt.
 if have nvcc; then
     object=$(mktemp) kernels=$(mktemp)
-    for file in llmc/cuda/attention/sm90_*.cu llmc/cuda/*_sm90.cu; do
-        said=$(nvcc -std=c++17 -O3 -gencode arch=compute_90a,code=sm_90a --expt-relaxed-constexpr -Xptxas -v -c "$file" -o "$object" 2>&1) || complain "nvcc: $file"
+    for file in llmc/cuda/attention/sm90/*.cu llmc/cuda/linear/*_sm90.cu; do
+        said=$(nvcc -std=c++17 -O3 -I. -gencode arch=compute_90a,code=sm_90a --expt-relaxed-constexpr -Xptxas -v -c "$file" -o "$object" 2>&1) || complain "nvcc: $file"
         printf '%s\n' "$said" | grep -E 'C75[0-9][0-9]' | grep -v C7519 && complain "wgmma is serialised in $file"
         printf '%s\n' "$said" | grep -E '[1-9][0-9]* bytes spill' && complain "registers spill in $file"
         case $file in */attention/*) nm -C "$object" | sed -n 's/^.* \(sm90_[a-z0-9_]*kernel.*\)(.*)$/\1/p' >>"$kernels" ;; esac
@@ -48,9 +48,20 @@ if have nvcc; then
     rm -f "$object" "$kernels"
 fi
 grep -nE '\basm\b *(volatile)? *\(' $cuda_files /dev/null | grep -v '^llmc/cuda/ptx.cuh:' && complain "inline PTX outside llmc/cuda/ptx.cuh"
+# A folder of llmc/ includes its own headers and those of the folders before it in this list: no step back.
+python3 - <<'END' || complain "a header of a later folder is included (order: base tokenizer data model cpu cuda checkpoint run)"
+import glob, re, sys
+order = "base tokenizer data model cpu cuda checkpoint run".split()
+wrong = [f"{path}: {header}" for path in glob.glob("llmc/**/*.*", recursive=True) if path.endswith((".c", ".h", ".cu", ".cuh"))
+         for header in re.findall(r'#include "(llmc/[^"]+)"', open(path, encoding="utf-8").read())
+         for here, there in [(path.split("/")[1], header.split("/")[1])]
+         if order.index(there) > order.index(here) or (here, there) == ("cuda", "cpu")]
+print("\n".join(wrong), end="\n" if wrong else "", file=sys.stderr)
+sys.exit(bool(wrong))
+END
 grep -nE '<<<' $(git ls-files -co --exclude-standard '*.c' '*.h') /dev/null && complain "a kernel launch in a C file"
 # What is printed goes through terminal.h, which lets nothing pass that a terminal obeys (the device's own failures name sources
 # and kernels alone, and its kernels are linked without the program).
-grep -nE '\b(v?f?printf|f?puts|f?putc|putchar|perror)\(|fwrite\(.*\bstd(out|err)\b' llmc/*.c llmc/cpu/*.c train_gpt2.cu /dev/null | grep -vE '^llmc/terminal\.c:' && complain "text for the terminal that does not go through llmc/terminal.h"
+grep -nE '\b(v?f?printf|f?puts|f?putc|putchar|perror)\(|fwrite\(.*\bstd(out|err)\b' llmc/*/*.c train_gpt2.cu /dev/null | grep -vE '^llmc/base/terminal\.c:' && complain "text for the terminal that does not go through llmc/base/terminal.h"
 [ "$status" -eq 0 ] && echo "lint: ok"
 exit $status

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Writes llmc/unicode_classes.h, the character classes that GPT-2's split pattern needs.
+"""Writes llmc/tokenizer/unicode_classes.h, the character classes that GPT-2's split pattern needs.
 
     pip install unicodedata2==16.0.0
-    scripts/make_unicode_classes.py > llmc/unicode_classes.h
+    scripts/make_unicode_classes.py > llmc/tokenizer/unicode_classes.h
 
 Takes the module unicodedata2 where it is installed, because it can be had at the Unicode version that tiktoken's
 regex engine uses (16.0), and Python's own unicodedata otherwise. The version is written into the table.

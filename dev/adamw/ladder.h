@@ -1,6 +1,6 @@
 /* The ladder of AdamW. lab_adamw_args gives the arguments that the shipped op gets. */
 #pragma once
-#include "../driver/lab.h"
+#include "dev/driver/lab.h"
 
 #ifdef __cplusplus
 extern "C" {

@@ -1,6 +1,6 @@
-/* The arithmetic of one AdamW step (llmc/ops.h, AdamWArgs), shared by the rungs: they differ in who does what. */
+/* The arithmetic of one AdamW step (llmc/model/ops.h, AdamWArgs), shared by the rungs: they differ in who does what. */
 #pragma once
-#include "../driver/launch.cuh"
+#include "dev/driver/launch.cuh"
 #include "ladder.h"
 
 static constexpr int ADAMW_THREADS = 256;

@@ -6,8 +6,8 @@
  * has the layout of qkv. Query i sees key j if j <= i + Tk - T or if the case is not causal; a query that
  * sees nothing gives out = 0, lse = -inf. scale = 1/sqrt(HD). */
 #pragma once
-#include "../../llmc/dropout.h"
-#include "../driver/lab.h"
+#include "llmc/model/dropout.h"
+#include "dev/driver/lab.h"
 
 #ifdef __CUDACC__
 #define HOST_DEVICE static __host__ __device__ inline

@@ -1,6 +1,6 @@
 /* Which Hopper kernel serves what, with and without a causal mask (hopper.h). */
 #include "hopper.h"
-#include "../../llmc/cuda/attention/attention.cuh"
+#include "llmc/cuda/attention/attention.cuh"
 #include "hopper_noncausal.cuh"
 
 /* [HD == 128][causal] */

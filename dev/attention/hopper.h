@@ -1,10 +1,10 @@
 /* Attention on Hopper as the lab runs it: the trainer's kernels with and without the causal mask, the form that each
  * length has at any length, and the steps that led there. Math, shapes and `=` are those of Ops.attention_forward and
- * attention_backward (llmc/ops.h); causal = false: every query sees every key. Head size 64 or 128, compute capability
+ * attention_backward (llmc/model/ops.h); causal = false: every query sees every key. Head size 64 or 128, compute capability
  * 9.0 alone. All launch on main_stream and return at once. */
 #pragma once
 #include <stdbool.h>
-#include "../../llmc/ops.h"
+#include "llmc/model/ops.h"
 
 typedef void HopperForward(floatX *out, float *lse, const floatX *qkv, int B, int T, int NH, int HD,
                            bool causal);

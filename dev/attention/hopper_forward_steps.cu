@@ -1,6 +1,6 @@
 /* The steps that led to the trainer's Hopper forward: other softmaxes and orders of products, and the kernel with one
  * step left out. The trainer's own configs are derived from, so a step costs the trainer nothing. */
-#include "../../llmc/cuda/attention/sm90_forward_launch.cuh"
+#include "llmc/cuda/attention/sm90/sm90_forward_launch.cuh"
 #include "hopper.h"
 
 /* warpgroups, columns, stages, own_buffers, registers, producer_registers, flag: as in sm90_forward_tiles.cuh */

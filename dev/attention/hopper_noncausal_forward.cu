@@ -1,5 +1,5 @@
 /* Attention forward on Hopper without a causal mask. */
-#include "../../llmc/cuda/attention/sm90_forward_launch.cuh"
+#include "llmc/cuda/attention/sm90/sm90_forward_launch.cuh"
 #include "hopper_noncausal.cuh"
 
 template <int HD, const Sm90Shape &TILES, Sm90Order ORDER, bool PAIRED>

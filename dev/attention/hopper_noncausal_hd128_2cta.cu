@@ -1,5 +1,5 @@
 /* Attention backward on Hopper without a causal mask, head size 128, 2-CTA clusters. */
-#include "../../llmc/cuda/attention/sm90_backward_hd128_2cta.cuh"
+#include "llmc/cuda/attention/sm90/sm90_backward_hd128_2cta.cuh"
 #include "hopper_noncausal.cuh"
 
 void noncausal_backward_hd128_2cta(floatX *dqkv, const floatX *dout, const floatX *out, const floatX *qkv,

@@ -1,5 +1,5 @@
 /* Attention backward on Hopper without a causal mask, head size 64. */
-#include "../../llmc/cuda/attention/sm90_backward_hd64.cuh"
+#include "llmc/cuda/attention/sm90/sm90_backward_hd64.cuh"
 #include "hopper_noncausal.cuh"
 
 void noncausal_backward_hd64_1cta(floatX *dqkv, const floatX *dout, const floatX *out, const floatX *qkv,

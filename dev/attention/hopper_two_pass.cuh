@@ -1,5 +1,5 @@
 /* Attention backward on Hopper in two passes, which the trainer's kernels in one pass beat at every length (1.2 times and
- * more at T = 1024). The math: llmc/cuda/attention/sm90_backward.cuh.
+ * more at T = 1024). The math: llmc/cuda/attention/sm90/sm90_backward.cuh.
  *
  *   dQ pass      A tile is 64 query rows per consumer warpgroup; keys come in blocks, as in forward.
  *                dQ = scale * dS K; dS goes from registers into the product. Computes D from its rows of dO and O.
@@ -7,7 +7,7 @@
  *
  * Seven products instead of five, but no tile of dQ is ever added to memory. */
 #pragma once
-#include "../../llmc/cuda/attention/sm90_keys.cuh"
+#include "llmc/cuda/attention/sm90/sm90_keys.cuh"
 
 /* Of the dQ pass. */
 struct DqArgs : BackwardArgs {

@@ -4,7 +4,7 @@
  * barrier after every step. What the tensor cores and Hopper's engines give is in llmc/cuda/attention. */
 #pragma once
 #include <math.h>
-#include "../driver/launch.cuh"
+#include "dev/driver/launch.cuh"
 #include "ladder.h"
 
 enum { LADDER_THREADS = 256, N_WARPS = LADDER_THREADS / WARP_SIZE };

@@ -1,5 +1,5 @@
 /* The reference of attention on the GPU: one thread a row, everything in double. */
-#include "../../llmc/cuda/cuda_common.cuh"
+#include "llmc/cuda/device/cuda_common.cuh"
 #include "reference_rows.h"
 
 __global__ void reference_kernel(AttentionReference r, Stage stage) {

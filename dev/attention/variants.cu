@@ -6,9 +6,9 @@
  * rows read. */
 #include <cuda_profiler_api.h>
 #include <stdio.h>
-#include "../../llmc/cuda/attention/attention.cuh"
-#include "../../llmc/cuda/attention/paths.cuh"
-#include "../../llmc/cuda/cuda_common.cuh"
+#include "llmc/cuda/attention/attention.cuh"
+#include "llmc/cuda/attention/paths.cuh"
+#include "llmc/cuda/device/cuda_common.cuh"
 #include "hopper.h"
 #include "ladder.h"
 

@@ -2,12 +2,12 @@
  * (scripts/compare_attention.py): `make build/libattention.so`.
  *
  * The kernels are those that the trainer's dispatch takes on this device. Shapes, types and `=` are those of
- * Ops.attention_forward and attention_backward (llmc/ops.h), bf16: qkv, dqkv (B,T,3,NH,HD); out, dout
+ * Ops.attention_forward and attention_backward (llmc/model/ops.h), bf16: qkv, dqkv (B,T,3,NH,HD); out, dout
  * (B,T,NH,HD); lse (B,NH,T) fp32. All pointers are device memory, 16-byte aligned. Work is queued on the stream
  * that attention_open was given; the calls return at once. A CUDA error ends the process with one line. */
-#include "../../llmc/cuda/attention/attention.cuh"
-#include "../../llmc/cuda/cuda_common.cuh"
-#include "../attention/hopper.h"
+#include "llmc/cuda/attention/attention.cuh"
+#include "llmc/cuda/device/cuda_common.cuh"
+#include "dev/attention/hopper.h"
 
 #define EXPORT extern "C" __attribute__((visibility("default")))
 

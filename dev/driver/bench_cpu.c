@@ -9,7 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <time.h>
-#include "../../llmc/ops.h"
+#include "llmc/model/ops.h"
 
 enum { MAX_CALLS = 1000 };
 

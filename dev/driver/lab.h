@@ -16,7 +16,7 @@
 #pragma once
 #include <stdbool.h>
 #include <stdint.h>
-#include "../../llmc/ops.h"
+#include "llmc/model/ops.h"
 
 #ifdef __cplusplus
 extern "C" {

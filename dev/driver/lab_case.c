@@ -9,7 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include "../test/op_test.h"
+#include "dev/test/op_test.h"
 #include "lab.h"
 
 void *lab_malloc(size_t bytes) {

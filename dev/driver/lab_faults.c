@@ -2,7 +2,7 @@
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
-#include "../attention/attention.h"
+#include "dev/attention/attention.h"
 
 enum { FAULT_T = 65, FAULT_HD = 64 };
 

@@ -2,14 +2,14 @@
  *
  * To add a rung: write dev/OP/NAME.cu with `extern "C" void NAME(const Call *call)` (operands: dev/OP/ladder.h),
  * declare it there, add a row. */
-#include "../adamw/ladder.h"
-#include "../embedding/ladder.h"
-#include "../gelu/ladder.h"
-#include "../grad_norm/ladder.h"
-#include "../layernorm/ladder.h"
-#include "../matmul/ladder.h"
-#include "../softmax_loss/ladder.h"
-#include "../../llmc/cuda/cuda_ops.cuh"
+#include "dev/adamw/ladder.h"
+#include "dev/embedding/ladder.h"
+#include "dev/gelu/ladder.h"
+#include "dev/grad_norm/ladder.h"
+#include "dev/layernorm/ladder.h"
+#include "dev/matmul/ladder.h"
+#include "dev/softmax_loss/ladder.h"
+#include "llmc/cuda/cuda_ops.cuh"
 
 template <typename X> static void shipped_gelu_backward(const Call *c) {
     gelu_backward_inplace<X>(c->p[0], c->p[1], c->s.N * c->s.C);

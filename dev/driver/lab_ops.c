@@ -1,10 +1,10 @@
 /* The ops other than attention: operands, bytes, FLOP and sizes of each, and the shipped kernels as rows.
  *
- * Bytes and FLOP are the least that the contract needs (llmc/ops.h). Times are taken at the shapes of a d12
+ * Bytes and FLOP are the least that the contract needs (llmc/model/ops.h). Times are taken at the shapes of a d12
  * training step, 64 x 1024 tokens of 768 channels (4096 tokens on a CPU). The reference is the CPU's op in fp32. */
 #include <math.h>
 #include <string.h>
-#include "../gelu/ladder.h"
+#include "dev/gelu/ladder.h"
 
 /* Error allowed beside that of rounding the result: fp32 sums in another order. */
 #define ROUNDING 1e-4

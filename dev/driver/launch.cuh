@@ -1,6 +1,6 @@
 /* What every kernel of the ladders needs: a checked launch, and its thread's number. */
 #pragma once
-#include "../../llmc/cuda/cuda_common.cuh"
+#include "llmc/cuda/device/cuda_common.cuh"
 #include "lab.h"
 
 /* Most dynamic shared memory of a block, in bytes: 227 KiB on Hopper, 163 on A100, 99 on Ada. */

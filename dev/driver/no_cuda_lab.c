@@ -1,5 +1,5 @@
 /* In place of dev/attention/variants.cu, reference.cu and lab_ladders.cu where the lab is built without CUDA. */
-#include "../attention/attention.h"
+#include "dev/attention/attention.h"
 
 const Variant *const cuda_variants = NULL, *const ladder_variants = NULL;
 

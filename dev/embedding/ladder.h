@@ -1,6 +1,6 @@
 /* The ladder of the embedding's gradient. Operands: dwte (V,C) +=, dwpe (T,C) +=, dout (B,T,C), tokens (B,T), scratch. */
 #pragma once
-#include "../driver/lab.h"
+#include "dev/driver/lab.h"
 
 #ifdef __cplusplus
 extern "C" {

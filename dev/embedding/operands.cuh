@@ -1,7 +1,7 @@
 /* The operands, typed, and the gradient of the positions, which all rungs but the atomic one share. */
 #pragma once
-#include "../../llmc/cuda/cuda_ops.cuh"
-#include "../driver/launch.cuh"
+#include "llmc/cuda/cuda_ops.cuh"
+#include "dev/driver/launch.cuh"
 #include "ladder.h"
 
 template <typename X> struct Embedding {

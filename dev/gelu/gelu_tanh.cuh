@@ -1,7 +1,7 @@
 /* GELU in the tanh form as it is written down (Hendrycks & Gimpel 2016, section 2): 0.5 x (1 + tanh(u)), u =
  * sqrt(2/pi) (x + 0.044715 x^3), and its derivative. About 25 FLOP; tanhf alone is 20 instructions. */
 #pragma once
-#include "../driver/launch.cuh"
+#include "dev/driver/launch.cuh"
 
 static constexpr float ROOT_2_OVER_PI = 0.7978845608f, CUBIC = 0.044715f;
 

@@ -1,6 +1,6 @@
 /* The ladder of GELU. Operands in the order of gelu_forward (out, x) and gelu_backward (dx, pre_gelu). */
 #pragma once
-#include "../driver/lab.h"
+#include "dev/driver/lab.h"
 
 #ifdef __cplusplus
 extern "C" {

@@ -2,7 +2,7 @@
  *
  * Teaches: wide accesses. One instruction moves 8 bf16, so fewer instructions carry the same bytes and more of
  * them are under way. What is left between this and the shipped kernel is arithmetic: tanhf, where the shipped one
- * takes one exponential (llmc/cuda/gelu.cuh).
+ * takes one exponential (llmc/cuda/ops/gelu.cuh).
  *
  *   FLOP   about 25 an element
  *   bytes  forward: x read, out written. backward: dx and pre_gelu read, dx written */

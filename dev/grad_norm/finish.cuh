@@ -1,6 +1,6 @@
 /* The last step of every rung: from the sum of squares to stats. */
 #pragma once
-#include "../driver/launch.cuh"
+#include "dev/driver/launch.cuh"
 #include "ladder.h"
 
 enum { NORM_THREADS = 256 };

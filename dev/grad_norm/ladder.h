@@ -1,6 +1,6 @@
 /* The ladder of the global norm. Gradients are fp32 whatever the storage type. */
 #pragma once
-#include "../driver/lab.h"
+#include "dev/driver/lab.h"
 
 #ifdef __cplusplus
 extern "C" {

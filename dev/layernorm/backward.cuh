@@ -4,7 +4,7 @@
  *
  * and column by column dweight += sum dout n, dbias += sum dout, dx_sums += sum dx (NULL: not wanted). */
 #pragma once
-#include "../driver/launch.cuh"
+#include "dev/driver/launch.cuh"
 #include "ladder.h"
 
 enum { NORM_THREADS = 256, NORM_WARPS = NORM_THREADS / WARP_SIZE };

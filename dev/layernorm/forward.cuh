@@ -1,7 +1,7 @@
 /* Layernorm forward (Ba et al. 2016): out = (x - mean) * rstd * weight + bias over rows of C, rstd = 1 /
  * sqrt(variance + 1e-5), the variance from squared deviations in a pass of its own (no cancellation). */
 #pragma once
-#include "../driver/launch.cuh"
+#include "dev/driver/launch.cuh"
 #include "ladder.h"
 
 enum { NORM_THREADS = 256, NORM_WARPS = NORM_THREADS / WARP_SIZE };

@@ -1,7 +1,7 @@
 /* The ladder of layernorm. Operands: out (N,C), mean (N), rstd (N), x, weight (C), bias (C); and of backward: dx, dweight +=,
  * dbias +=, dx_sums +=, dresidual, dout, x, weight, mean, rstd, scratch. */
 #pragma once
-#include "../driver/lab.h"
+#include "dev/driver/lab.h"
 
 #ifdef __cplusplus
 extern "C" {

@@ -1,7 +1,7 @@
 /* Matrix product by the library alone: cuBLASLt with bias, and GELU, in its epilogue. bf16.
  *
  * Teaches: the yardstick. The shipped row differs only where a kernel of our own is faster: GELU on Hopper. */
-#include "../../llmc/cuda/gemm.cuh"
+#include "llmc/cuda/linear/gemm.cuh"
 #include "ladder.h"
 
 extern "C" void matmul_cublaslt(const Call *c) {

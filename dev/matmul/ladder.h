@@ -1,7 +1,7 @@
 /* The ladder of the matrix product. Operands of linear_forward: out (N,OC), pre_gelu (N,OC) or NULL, x (N,IC), weight (OC,IC),
  * bias (OC). out = x W^T + bias, or GELU of that with pre_gelu = x W^T + bias. */
 #pragma once
-#include "../driver/lab.h"
+#include "dev/driver/lab.h"
 
 #ifdef __cplusplus
 extern "C" {

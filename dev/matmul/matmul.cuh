@@ -1,7 +1,7 @@
 /* What the rungs of the matrix product share: operands, the order of tiles, and what is done with finished sums. */
 #pragma once
-#include "../../llmc/cuda/gelu.cuh"
-#include "../driver/launch.cuh"
+#include "llmc/cuda/ops/gelu.cuh"
+#include "dev/driver/launch.cuh"
 #include "ladder.h"
 
 template <typename X> struct Linear {

@@ -5,12 +5,12 @@
  * straight from shared memory into 128 registers a thread, and release it when the next one is under way. Two
  * barriers a stage carry that: `full`, which TMA completes, and `empty`, on which every consumer warp arrives.
  * Teaches: no thread computes an address or waits for a copy any more. What is left to the shipped kernels
- * (llmc/cuda/linear_gelu_sm90.cu) is to keep the tensor cores busy while a tile is written: blocks that go on to
+ * (llmc/cuda/linear/linear_gelu_sm90.cu) is to keep the tensor cores busy while a tile is written: blocks that go on to
  * the next tile, and clusters that share what they fetch.
  *
  *   FLOP   2 N OC IC
  *   bytes  a block reads 128 rows of x and 256 of W */
-#include "../../llmc/cuda/attention/sm90_common.cuh"
+#include "llmc/cuda/sm90/sm90_common.cuh"
 #include "matmul.cuh"
 
 enum {

@@ -7,6 +7,7 @@ stay killed. KIND: one table. QUICK: of each row's tests only the first, up to S
 Exit code: 0 within the limits, 1 below them, 2 bad usage or a tree whose own tests fail."""
 import concurrent.futures
 import fcntl
+import glob
 import hashlib
 import json
 import os
@@ -37,32 +38,32 @@ LIKELY = [
     ("llmc/cpu/device", "test_cpu_device"),
     ("llmc/cpu/parallel", "test_cpu_device test_cpu_ops"),
     ("llmc/cpu", "test_dropout test_program test_cpu_ops test_cpu_device"),
-    ("llmc/gpt2_", "test_sizes test_init test_program_figures"),
-    ("llmc/gpt2", "test_program test_program_runs test_checkpoint test_gpt2"),
-    ("llmc/checkpoint", "test_checkpoint test_keep test_manifest test_checkpoint_faults test_disk.sh test_cli.sh"),
-    ("llmc/files", "test_files test_calls test_checkpoint test_checkpoint_faults test_disk.sh"),
-    ("llmc/file_kind", "test_tokens.sh test_dataloader"),
-    ("llmc/hf_", "test_checkpoint test_import test_safetensors"),
-    ("llmc/llmc_bin", "test_import"),
-    ("llmc/json", "test_json test_log test_manifest test_flags"),
-    ("llmc/bpe", "test_tokenizer test_tokenizer_files"),
-    ("llmc/tokenizer", "test_tokenizer test_tokenizer_files"),
-    ("llmc/vocabulary", "test_tokenizer_files test_tokenizer_json test_tokenizer test_tokens.sh"),
-    ("llmc/shard", "test_shards test_dataloader"),
-    ("llmc/token_stream", "test_dataloader test_shards"),
-    ("llmc/window_order", "test_dataloader test_program"),
-    ("llmc/random", "test_dataloader test_program test_dropout"),
-    ("llmc/flags", "test_flags test_said test_program_runs test_cli.sh"),
-    ("llmc/settings", "test_flags test_said test_program_runs test_cli.sh"),
-    ("llmc/console", "test_console test_said test_terminal test_program_figures"),
-    ("llmc/error", "test_terminal test_cli.sh"),
-    ("llmc/log", "test_log test_calls test_program test_disk.sh"),
-    ("llmc/setup", "test_tokens.sh test_program_setup test_program_runs test_program_figures test_cli.sh test_program"),
-    ("llmc/sampl", "test_sampler test_program_figures"),
-    ("llmc/profile", "test_profile test_step.sh"),
-    ("llmc/terminal", "test_terminal test_console"),
-    ("llmc/training", "test_program test_program_runs test_training test_program_figures test_run.sh"),
-    ("llmc/st", "test_run.sh test_cli.sh"),
+    ("llmc/model/gpt2_", "test_sizes test_init test_program_figures"),
+    ("llmc/model/gpt2", "test_program test_program_runs test_checkpoint test_gpt2"),
+    ("llmc/checkpoint/checkpoint", "test_checkpoint test_keep test_manifest test_checkpoint_faults test_disk.sh test_cli.sh"),
+    ("llmc/base/files", "test_files test_calls test_checkpoint test_checkpoint_faults test_disk.sh"),
+    ("llmc/base/file_kind", "test_tokens.sh test_dataloader"),
+    ("llmc/checkpoint/hf_", "test_checkpoint test_import test_safetensors"),
+    ("llmc/checkpoint/llmc_bin", "test_import"),
+    ("llmc/base/json", "test_json test_log test_manifest test_flags"),
+    ("llmc/tokenizer/bpe", "test_tokenizer test_tokenizer_files"),
+    ("llmc/tokenizer/tokenizer", "test_tokenizer test_tokenizer_files"),
+    ("llmc/tokenizer/vocabulary", "test_tokenizer_files test_tokenizer_json test_tokenizer test_tokens.sh"),
+    ("llmc/data/shard", "test_shards test_dataloader"),
+    ("llmc/data/token_stream", "test_dataloader test_shards"),
+    ("llmc/data/window_order", "test_dataloader test_program"),
+    ("llmc/base/random", "test_dataloader test_program test_dropout"),
+    ("llmc/run/flags", "test_flags test_said test_program_runs test_cli.sh"),
+    ("llmc/run/settings", "test_flags test_said test_program_runs test_cli.sh"),
+    ("llmc/run/console", "test_console test_said test_terminal test_program_figures"),
+    ("llmc/base/error", "test_terminal test_cli.sh"),
+    ("llmc/run/log", "test_log test_calls test_program test_disk.sh"),
+    ("llmc/run/setup", "test_tokens.sh test_program_setup test_program_runs test_program_figures test_cli.sh test_program"),
+    ("llmc/model/sampl", "test_sampler test_program_figures"),
+    ("llmc/run/profile", "test_profile test_step.sh"),
+    ("llmc/base/terminal", "test_terminal test_console"),
+    ("llmc/run/training", "test_program test_program_runs test_training test_program_figures test_run.sh"),
+    ("llmc/base/st", "test_run.sh test_cli.sh"),
     ("train_gpt2", "test_program_runs test_program_figures test_run.sh test_cli.sh test_training test_program"),
     ("data/", "test_data.sh test_data_parts.sh test_scripts.sh"),
     ("scripts/", "test_script_parts.sh test_comparisons.sh test_scripts.sh"),
@@ -72,6 +73,12 @@ LIKELY = [
 def stop(message, code):
     print(f"error: {message}", file=sys.stderr)
     sys.exit(code)
+
+
+def source_of(name):
+    """The path of a test's file below dev/test; "" where there is none."""
+    found = glob.glob(f"dev/test/*/{name}", root_dir=ROOT)
+    return found[0] if found else ""
 
 
 # ---- the tables ----
@@ -360,7 +367,7 @@ class Campaign:
             if name.startswith("test_gpt2"):
                 path = "./" + name
             elif name.endswith((".sh", ".py")):
-                path = "dev/test/" + name
+                path = source_of(name)
             else:
                 path = "build/" + name
             commands.append(f"{path} {rest}".strip())
@@ -411,8 +418,8 @@ class Campaign:
 
     def reads_python(self, test):
         """Whether a test could see a fault in a script: it names one, or is one."""
-        path = test if test.endswith((".sh", ".py")) else f"dev/test/{os.path.basename(test)}.c"
-        if not os.path.exists(os.path.join(ROOT, path)):
+        path = test if test.endswith((".sh", ".py")) else source_of(os.path.basename(test) + ".c")
+        if not path:
             return False
         with open(os.path.join(ROOT, path), encoding="utf-8") as file:
             return re.search(r"python|\.py\b|scripts/", file.read()) is not None

@@ -30,7 +30,7 @@ LR, BETA1, BETA2, EPS, WEIGHT_DECAY, CLIP = 1e-3, 0.9, 0.95, 1e-8, 0.1, 1.0
 # log2_scale: matrices and embeddings are uniform in +-2^log2_scale; larger than GPT-2's 0.02 where channels are few,
 # so that attention is not flat and gradients are not trivial. max_entries: a larger tensor is recorded in so many
 # hash-chosen entries and the norm of the whole. window: keys that a query sees, 0: all. dropout: with the masks of
-# llmc/dropout.h; such a model has no activations recorded.
+# llmc/model/dropout.h; such a model has no activations recorded.
 Model = collections.namedtuple(
     "Model", "n_layer n_head n_embd max_seq_len vocab_size B T steps log2_scale max_entries window dropout", defaults=(0, 0.0))
 MODELS = {
@@ -86,7 +86,7 @@ def random_stream(seed, purpose):
 
 
 class Dropout:
-    """The masks of one micro-step: llmc/dropout.h and gpt2.c say the same in C."""
+    """The masks of one micro-step: llmc/model/dropout.h and gpt2.c say the same in C."""
 
     def __init__(self, p, step, micro_step=0, seed=DROPOUT_SEED):
         of_seed = random_stream(seed, STREAM_DROPOUT)

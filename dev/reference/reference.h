@@ -1,7 +1,7 @@
 /* Reads the files of record.py (layout: README.md) and computes the hash that weights and tokens come from.
  */
 #pragma once
-#include "../../llmc/gpt2.h"
+#include "llmc/model/gpt2.h"
 #include <math.h>
 #include <stdint.h>
 #include <stdio.h>

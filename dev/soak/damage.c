@@ -10,10 +10,10 @@
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
-#include "../../llmc/checkpoint.h"
-#include "../../llmc/dataloader.h"
-#include "../../llmc/tokenizer.h"
-#include "../test/small_vocabulary.h"
+#include "llmc/checkpoint/checkpoint.h"
+#include "llmc/data/dataloader.h"
+#include "llmc/tokenizer/tokenizer.h"
+#include "dev/test/small_vocabulary.h"
 #include "soak.h"
 
 typedef enum { EXACT, FOREIGN, SHARD, TEXT } Promise;

@@ -7,7 +7,7 @@
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
-#include "../../llmc/flags_table.h"
+#include "llmc/run/flags_table.h"
 #include "soak.h"
 
 enum { MAX_ARGUMENTS = 64, SECONDS = 2 };

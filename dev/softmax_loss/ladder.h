@@ -1,7 +1,7 @@
 /* The ladder of softmax cross-entropy. Operands: losses (N) =, logits (N,Vp), targets (N). Backward turns the logits
  * into dlogits = softmax - onehot in place (dloss = 1), columns from V on into 0. */
 #pragma once
-#include "../driver/lab.h"
+#include "dev/driver/lab.h"
 
 #ifdef __cplusplus
 extern "C" {

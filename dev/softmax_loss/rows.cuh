@@ -1,6 +1,6 @@
 /* What the rungs share: a block of threads a row, and what is done with a row once its maximum and sum are known. */
 #pragma once
-#include "../driver/launch.cuh"
+#include "dev/driver/launch.cuh"
 #include "ladder.h"
 
 enum { LOSS_THREADS = 512 };

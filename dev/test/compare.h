@@ -1,7 +1,7 @@
 /* How results are compared: errors that a NaN cannot pass, and device buffers that notice unwritten elements
  * and writes past their ends. test_compare.c shows that each of these fails when it must. */
 #pragma once
-#include "../../llmc/ops.h"
+#include "llmc/model/ops.h"
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>

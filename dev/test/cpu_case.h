@@ -8,8 +8,8 @@
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
-#include "../../llmc/cpu/parallel.h"
-#include "../../llmc/ops.h"
+#include "llmc/cpu/parallel.h"
+#include "llmc/model/ops.h"
 #include "check.h"
 
 static const Ops *const ops = &ops_cpu;

@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
-#include "../../llmc/dataloader.h"
+#include "llmc/data/dataloader.h"
 #include "folder.h"
 
 enum { MAGIC16 = 20240520, MAGIC32 = 20240801 };

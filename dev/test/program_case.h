@@ -2,9 +2,9 @@
  * reading of a line of flags. main() makes the folder. */
 #pragma once
 #include <sys/wait.h>
-#include "../../llmc/checkpoint.h"
-#include "../../llmc/json.h"
-#include "../reference/reference.h"
+#include "llmc/checkpoint/checkpoint.h"
+#include "llmc/base/json.h"
+#include "dev/reference/reference.h"
 #include "tiny_model.h"
 
 static const char *const program = "./train_gpt2";

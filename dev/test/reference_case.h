@@ -1,7 +1,7 @@
 /* A recorded model on one backend: weights, tokens and steps as the record has them, and what a model holds. */
 #pragma once
-#include "../../llmc/gpt2.h"
-#include "../reference/reference.h"
+#include "llmc/model/gpt2.h"
+#include "dev/reference/reference.h"
 #include "check.h"
 
 /* One recorded model on one backend. */

@@ -2,7 +2,7 @@
 #pragma once
 #include <fcntl.h>
 #include <sys/stat.h>
-#include "../../llmc/files.h"
+#include "llmc/base/files.h"
 #include "tiny_model.h"
 
 static GPT2 model;

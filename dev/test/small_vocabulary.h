@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
-#include "../../llmc/tokenizer.h"
+#include "llmc/tokenizer/tokenizer.h"
 #include "folder.h"
 
 /* ---- a small vocabulary: ids 0..255 are the bytes, then these; 270 is end-of-text, 271 cannot be merged

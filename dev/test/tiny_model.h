@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
-#include "../../llmc/checkpoint.h"
+#include "llmc/checkpoint/checkpoint.h"
 #include "check.h"
 
 /* 250 tokens, so that wte has 6 padding rows. */

@@ -1,6 +1,6 @@
 /* The ops of the CPU backend; ops.h says what each computes. All pointers are fp32. */
 #pragma once
-#include "../ops.h"
+#include "llmc/model/ops.h"
 
 /* embedding.c */
 void cpu_embedding_forward(floatX *out, const int32_t *tokens, const floatX *wte, const floatX *wpe, int B,

@@ -1,5 +1,5 @@
 /* Stands in for llmc/cuda in the CPU-only program (make train_gpt2): no CUDA tables. */
-#include "../ops.h"
+#include "llmc/model/ops.h"
 
 const Ops *const ops_cuda_bf16 = NULL, *const ops_cuda_fp32 = NULL;
 

@@ -1,4 +1,4 @@
-/* What a device that runs ahead of the host needs (llmc/ops.h); the CPU does everything at once. */
+/* What a device that runs ahead of the host needs (llmc/model/ops.h); the CPU does everything at once. */
 #include <stdlib.h>
 #include <time.h>
 #include "cpu.h"

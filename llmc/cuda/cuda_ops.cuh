@@ -1,8 +1,8 @@
 /* The CUDA ops, one file each; ops_cuda.cu puts them into the tables. Math, shapes and `=` or `+=` are those
- * of the Ops members of the same name (llmc/ops.h). T is the storage type, float or bf16. All launch on
+ * of the Ops members of the same name (llmc/model/ops.h). T is the storage type, float or bf16. All launch on
  * main_stream and return at once, but for cuda_download() and cuda_synchronize(). */
 #pragma once
-#include "cuda_common.cuh"
+#include "llmc/cuda/device/cuda_common.cuh"
 
 /* ---- context.cu ---- */
 bool cuda_open(Error *err);

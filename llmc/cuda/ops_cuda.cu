@@ -1,5 +1,5 @@
 /* The two CUDA tables, from one source: bf16 and fp32 storage. */
-#include "attention/attention.cuh"
+#include "llmc/cuda/attention/attention.cuh"
 #include "cuda_ops.cuh"
 
 template <typename T> struct Attention;

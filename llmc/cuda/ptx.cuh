@@ -9,7 +9,7 @@
 #include <cuda.h>
 #include <cuda_bf16.h>
 #include <stdint.h>
-#include "delay.cuh"
+#include "llmc/cuda/device/delay.cuh"
 
 __device__ __forceinline__ uint32_t shared_address(const void *p) {
     return (uint32_t)__cvta_generic_to_shared(p);

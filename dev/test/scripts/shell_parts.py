@@ -101,7 +101,7 @@ class Bench(Scripts):
 class DefaultText(Scripts):
     def setUp(self):
         super().setUp()
-        for name in ("README.md", "Makefile", "train_gpt2.cu", "llmc/a.h", "llmc/a.c", "llmc/cpu/b.c", "llmc/cuda/c.cu"):
+        for name in ("README.md", "Makefile", "train_gpt2.cu", "llmc/a/a.h", "llmc/a/a.c", "llmc/cpu/b.c", "llmc/cuda/d/c.cu"):
             self.file(name, f"{name} itself\n")
         self.program("bin/curl", CURL)
 
@@ -128,7 +128,7 @@ class DefaultText(Scripts):
         done, text, source = self.text_of()
         self.assertEqual((done.returncode, source), (0, "the project's own sources and README (TinyShakespeare could not be had)\n"))
         self.assertEqual(text, "".join(f"{name} itself\n" for name in (
-            "README.md", "Makefile", "train_gpt2.cu", "llmc/a.h", "llmc/a.c", "llmc/cpu/b.c", "llmc/cuda/c.cu")))
+            "README.md", "Makefile", "train_gpt2.cu", "llmc/a/a.h", "llmc/a/a.c", "llmc/cpu/b.c", "llmc/cuda/d/c.cu")))
         self.assertRegex(done.stderr, r"could not be had: no route to host\n")
         done, text, source = self.text_of(DOWNLOAD=self.known("to be or not\n"))
         self.assertEqual(source, "TinyShakespeare (sha256 ok)\n", "replaced once it can be had")

@@ -1,6 +1,6 @@
 /* Causal self-attention on CUDA: the launchers that the Ops tables hold, one set per storage type.
  *
- * The math, shapes and `=` of each are those of the Ops member of the same name (llmc/ops.h). All launch on
+ * The math, shapes and `=` of each are those of the Ops member of the same name (llmc/model/ops.h). All launch on
  * main_stream and return at once. dispatch.cu chooses among the paths below by compute capability, storage
  * type, head size and mask:
  *   sm90_forward.cu, sm90_backward_*.cu bf16, head size 64 and 128, no mask: wgmma and TMA, Hopper alone
@@ -11,7 +11,7 @@
  * mask.cuh has what a window and dropout are to a kernel; sm80_mask.cuh the same for mma.sync's fragments.
  */
 #pragma once
-#include "../../ops.h"
+#include "llmc/model/ops.h"
 
 void attention_forward_bf16(floatX *out, float *lse, const floatX *qkv, int B, int T, int NH, int HD);
 void attention_forward_f32(floatX *out, float *lse, const floatX *qkv, int B, int T, int NH, int HD);

@@ -1,6 +1,6 @@
 /* What every attention kernel is launched with: the order of its blocks and its shared memory. */
 #pragma once
-#include "../cuda_common.cuh"
+#include "llmc/cuda/device/cuda_common.cuh"
 
 constexpr float LOG2E = 1.4426950408889634f;
 constexpr float LN2 = 0.6931471805599453f;

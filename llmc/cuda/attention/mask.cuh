@@ -2,12 +2,12 @@
  *
  * PlainMask leaves out nothing: every answer is a constant, and a kernel with it is the kernel without masks.
  * GeneralMask has a window (positions that a query sees, itself among them) and dropout of the probabilities
- * (llmc/dropout.h: row (b*NH + head)*T + query, column key). Where S, P and D are those without dropout and M is
+ * (llmc/model/dropout.h: row (b*NH + head)*T + query, column key). Where S, P and D are those without dropout and M is
  * the mask as 0 and 1, with kept = 1 - p:
  *   O = (P*M) V / kept    dV = (P*M)^T dO / kept    dS kept = P * (M ? dP - D kept : -D kept)
  * so that a dropped element costs a choice and no multiplication; 1/kept is applied to the sums. */
 #pragma once
-#include "../cuda_common.cuh"
+#include "llmc/cuda/device/cuda_common.cuh"
 
 struct PlainMask {
     static constexpr bool PLAIN = true;

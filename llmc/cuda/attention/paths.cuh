@@ -1,6 +1,6 @@
-/* The attention paths that dispatch.cu chooses from. Arguments are those of the Ops members (llmc/ops.h). */
+/* The attention paths that dispatch.cu chooses from. Arguments are those of the Ops members (llmc/model/ops.h). */
 #pragma once
-#include "../cuda_common.cuh"
+#include "llmc/cuda/device/cuda_common.cuh"
 
 typedef void AttentionForward(floatX *out, float *lse, const floatX *qkv, int B, int T, int NH, int HD);
 /* d (B,T,NH): rowsum(dout * out) of each head where it is known, or NULL; a path may compute it all the same. */

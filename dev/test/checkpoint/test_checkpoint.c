@@ -1,0 +1,302 @@
+/* Checkpoints on a healthy disk: bitwise round trips, names and orientation in the files, config.json. */
+#include "llmc/base/json.h"
+#include "llmc/checkpoint/safetensors.h"
+#include "dev/test/tiny_model.h"
+
+static GPT2 model;
+
+/* ---- our own ---- */
+static void test_round_trip(void) {
+    const TrainerState state = {.step = 200,
+                                .data_position = 123456789012345,
+                                .tokens_seen = (int64_t)1 << 60,
+                                .n_skipped = 3,
+                                .seed = UINT64_MAX - 1,
+                                .best_val_loss = 3.2812345678901234,
+                                .val_loss = 3.4812345678901236,
+                                .best_only = true,
+                                .flags = "{\"lr\": 0.0006, \"model\": \"d\\\"12\"}"};
+    char path[256];
+    int64_t step = -1;
+    Error err = {0};
+    CHECK(tiny_save(&model, in_folder("run"), 1, &state, 0, false, &err), "%s", err.text);
+    CHECK(checkpoint_find(in_folder("run"), path, sizeof path, &step, &err), "%s", err.text);
+    CHECK(strcmp(path, in_folder("run/step_00000200")) == 0, "found %s", path);
+    CHECK(step == 200, "found step %d", (int)step);
+
+    TrainerState found = {0};
+    tiny_poison(&model);
+    memset(model.stats, 0, sizeof *model.stats);
+    if (!CHECK(checkpoint_resume(path, &model, &found, &err), "%s", err.text)) return;
+    CHECK(tiny_equals(&model, 1, true), "weights or moments differ");
+    CHECK(found.step == state.step && found.data_position == state.data_position &&
+              found.tokens_seen == state.tokens_seen && found.n_skipped == state.n_skipped &&
+              found.seed == state.seed,
+          "a count differs");
+    CHECK(found.best_val_loss == state.best_val_loss, "found %.17g", found.best_val_loss);
+    CHECK(found.val_loss == state.val_loss && found.best_only, "found %.17g", found.val_loss);
+    CHECK(found.flags && strcmp(found.flags, state.flags) == 0, "found flags %s", found.flags);
+    CHECK(gpt2_step_stats(&model).n_skipped == 3, "the device counts other skipped updates");
+    free((char *)found.flags);
+}
+
+/* Without an evaluation and without flags. */
+static void test_empty_state(void) {
+    const TrainerState state = {.step = 0, .best_val_loss = NAN, .val_loss = NAN};
+    TrainerState found;
+    Error err = {0};
+    CHECK(tiny_save(&model, in_folder("empty"), 1, &state, 0, false, &err), "%s", err.text);
+    CHECK(checkpoint_resume(in_folder("empty/step_00000000"), &model, &found, &err), "%s", err.text);
+    CHECK(isnan(found.best_val_loss) && isnan(found.val_loss) && !found.best_only && !found.flags &&
+              found.seed == 0,
+          "the empty state came back");
+    CHECK(!checkpoint_save(in_folder("bad"), &model, NULL, &(TrainerState){.flags = "{"}, &(SaveOptions){0},
+                           &err) &&
+              strstr(err.text, "no JSON object"),
+          "%s", err.text);
+}
+
+static void test_find_nothing(void) {
+    char path[256];
+    int64_t step = -1;
+    Error err = {.exit_code = EXIT_RUN};
+    CHECK(!checkpoint_find(in_folder("nowhere"), path, sizeof path, &step, &err) && err.exit_code == 0,
+          "no folder: %s", err.text);
+    CHECK(!checkpoint_find(folder, path, sizeof path, &step, &err) && err.exit_code == 0, "no checkpoint: %s",
+          err.text);
+}
+
+/* Element (i, j) of a matrix stored in the file. */
+static float stored(const Safetensors *file, const char *name, int64_t i, int64_t j) {
+    const SafetensorsEntry *entry = safetensors_find(file, name);
+    Error err = {0};
+    float value = NAN;
+    if (!CHECK(entry, "%s is missing", name)) return NAN;
+    CHECK(safetensors_read(file, entry, &value, i * (entry->rank == 2 ? entry->shape[1] : 0) + j, 1, &err),
+          "%s", err.text);
+    return value;
+}
+
+/* Positions computed by hand for C = 32, V = 250, 16 positions, 2 layers. Flat offsets: wte 0, wpe 256*32 =
+ * 8192, ln_1.weight 8704, ln_1.bias 8768, c_attn.weight 8832 (2 x 96 x 32), c_attn.bias 14976 (2 x 96),
+ * attn.c_proj.weight 15168 (2 x 32 x 32), attn.c_proj.bias 17216, ln_2 17280 and 17344, c_fc.weight 17408 (2
+ * x 128 x 32), c_fc.bias 25600 (2 x 128), mlp.c_proj.weight 25856 (2 x 32 x 128), mlp.c_proj.bias 34048, ln_f
+ * 34112 and 34144. */
+static void test_orientation(void) {
+    const struct {
+        const char *name;
+        int64_t rows, cols, i, j, flat;
+    } cases[] = {
+        {"wte.weight",             250, 32,  249, 31,  249 * 32 + 31                   },
+        {"wpe.weight",             16,  32,  15,  1,   8192 + 15 * 32 + 1              },
+        {"h.1.ln_1.weight",        32,  0,   0,   5,   8704 + 32 + 5                   },
+        {"h.0.ln_1.bias",          32,  0,   0,   31,  8768 + 31                       },
+        {"h.1.attn.c_attn.weight", 32,  96,  3,   90,  8832 + 96 * 32 + 90 * 32 + 3    },
+        {"h.1.attn.c_attn.bias",   96,  0,   0,   95,  14976 + 96 + 95                 },
+        {"h.0.attn.c_proj.weight", 32,  32,  1,   30,  15168 + 30 * 32 + 1             },
+        {"h.1.attn.c_proj.bias",   32,  0,   0,   0,   17216 + 32                      },
+        {"h.0.ln_2.weight",        32,  0,   0,   1,   17280 + 1                       },
+        {"h.1.ln_2.bias",          32,  0,   0,   2,   17344 + 32 + 2                  },
+        {"h.1.mlp.c_fc.weight",    32,  128, 31,  126, 17408 + 128 * 32 + 126 * 32 + 31},
+        {"h.1.mlp.c_fc.bias",      128, 0,   0,   127, 25600 + 128 + 127               },
+        {"h.0.mlp.c_proj.weight",  128, 32,  100, 7,   25856 + 7 * 128 + 100           },
+        {"h.1.mlp.c_proj.bias",    32,  0,   0,   31,  34048 + 32 + 31                 },
+        {"ln_f.weight",            32,  0,   0,   0,   34112                           },
+        {"ln_f.bias",              32,  0,   0,   31,  34144 + 31                      },
+    };
+    Safetensors weights, moments;
+    Error err = {0};
+    char name[100];
+    bool opened = safetensors_open(&weights, in_folder("run/step_00000200/model.safetensors"), &err) &&
+                  safetensors_open(&moments, in_folder("run/step_00000200/optimizer.safetensors"), &err);
+    if (!CHECK(opened, "%s", err.text)) return;
+    CHECK(weights.n == 4 + 12 * 2 && moments.n == 2 * weights.n, "%d and %d tensors", weights.n, moments.n);
+    for (size_t c = 0; c < sizeof cases / sizeof *cases; c++) {
+        snprintf(name, sizeof name, "transformer.%s", cases[c].name);
+        const SafetensorsEntry *entry = safetensors_find(&weights, name);
+        if (!CHECK(entry, "%s is missing", name)) continue;
+        CHECK(entry->shape[0] == cases[c].rows && (entry->rank == 2 ? entry->shape[1] : 0) == cases[c].cols,
+              "%s: shape", name);
+        CHECK(stored(&weights, name, cases[c].i, cases[c].j) == tiny_value(3, cases[c].flat), "%s: value",
+              name);
+        snprintf(name, sizeof name, "m.%s", cases[c].name);
+        CHECK(stored(&moments, name, cases[c].i, cases[c].j) == tiny_value(4, cases[c].flat), "%s: value",
+              name);
+        name[0] = 'v';
+        CHECK(stored(&moments, name, cases[c].i, cases[c].j) == tiny_value(5, cases[c].flat), "%s: value",
+              name);
+    }
+    safetensors_close(&weights);
+    safetensors_close(&moments);
+}
+
+/* Matrices large enough for several threads come back as they were. */
+static void test_larger_model(void) {
+    const GPT2Config config = {.max_seq_len = 8,
+                               .vocab_size = 300,
+                               .padded_vocab_size = 384,
+                               .n_layer = 1,
+                               .n_head = 3,
+                               .n_embd = 264};
+    const GPT2 small = model;
+    const TrainerState state = {.step = 1};
+    TrainerState found;
+    Error err = {0};
+    tiny_open(&model, &config);
+    CHECK(tiny_save(&model, in_folder("larger"), 7, &state, 0, false, &err), "%s", err.text);
+    tiny_poison(&model);
+    CHECK(checkpoint_resume(in_folder("larger/step_00000001"), &model, &found, &err), "%s", err.text);
+    CHECK(tiny_equals(&model, 7, true), "weights or moments differ");
+    gpt2_close(&model);
+    model = small;
+    load_refuses(&model, in_folder("larger/step_00000001"),
+                 "expected max_seq_len 16 as in the open model, found 8");
+}
+
+/* Optimizer steps [from, to) on tokens that depend on the step alone. */
+static void train(GPT2 *trained, int from, int to) {
+    int32_t tokens[8], targets[8];
+    for (int step = from; step < to; step++) {
+        for (int i = 0; i < 8; i++) {
+            tokens[i] = (step * 31 + i * 7) % 250;
+            targets[i] = (step * 17 + i * 5) % 250;
+        }
+        gpt2_begin_step(trained);
+        gpt2_micro_step(trained, tokens, targets, 1, 8, 1.0f);
+        gpt2_update(trained, &(UpdateArgs){.step = step + 1,
+                                           .lr = 1e-3f,
+                                           .beta1 = 0.9f,
+                                           .beta2 = 0.95f,
+                                           .eps = 1e-8f,
+                                           .weight_decay = 0.1f,
+                                           .clip = 1.0f});
+    }
+}
+
+/* A run that stops and resumes ends with the bits of one that does not stop. */
+static void test_resumed_training(void) {
+    GPT2 resumed;
+    TrainerState state = {.step = 3};
+    Error err = {0};
+    gpt2_init(&model, 42);
+    train(&model, 0, 3);
+    CHECK(checkpoint_save(in_folder("train"), &model, NULL, &state, &(SaveOptions){0}, &err), "%s", err.text);
+    train(&model, 3, 6);
+    tiny_open(&resumed, &tiny_config);
+    tiny_poison(&resumed);
+    CHECK(checkpoint_resume(in_folder("train/step_00000003"), &resumed, &state, &err), "%s", err.text);
+    train(&resumed, (int)state.step, 6);
+    const size_t bytes = (size_t)model.n_parameters * sizeof(float);
+    CHECK(memcmp(model.master, resumed.master, bytes) == 0, "weights differ");
+    CHECK(memcmp(model.m, resumed.m, bytes) == 0 && memcmp(model.v, resumed.v, bytes) == 0, "moments differ");
+    float before = gpt2_step_stats(&model).loss, after = gpt2_step_stats(&resumed).loss;
+    CHECK(isfinite(before) && before == after, "losses %.9g and %.9g differ", (double)before, (double)after);
+    gpt2_close(&resumed);
+}
+
+static void test_model_only(void) {
+    const TrainerState state = {.step = 7};
+    TrainerState found;
+    GPT2Config config;
+    char path[256];
+    int64_t step = -1;
+    Error err = {0};
+    CHECK(tiny_save(&model, in_folder("only"), 2, &state, 0, true, &err), "%s", err.text);
+    CHECK(access(in_folder("only/step_00000007/optimizer.safetensors"), F_OK) != 0, "an optimizer was saved");
+    load_accepts(&model, in_folder("only/step_00000007"), 2);
+    load_accepts(&model, in_folder("only"), 2); /* a run's folder stands for its newest checkpoint */
+    CHECK(checkpoint_read_config(in_folder("only"), &config, &err) &&
+              memcmp(&config, &tiny_config, sizeof config) == 0,
+          "%s", err.text);
+    CHECK(!checkpoint_resume(in_folder("only/step_00000007"), &model, &found, &err) &&
+              strstr(err.text, "weights only"),
+          "%s", err.text);
+    CHECK(!checkpoint_find(in_folder("only"), path, sizeof path, &step, &err) && err.exit_code == EXIT_INPUT,
+          "%s", err.text);
+}
+
+/* ---- config.json ---- */
+/* What transformers needs is there, and no token id lies past the vocabulary. */
+static void test_config_written(void) {
+    Error err = {0};
+    Json *json = json_read(in_folder("run/step_00000200/config.json"), &err);
+    if (!CHECK(json, "%s", err.text)) return;
+    const JsonValue *root = json_root(json);
+    int64_t value;
+    CHECK(json_equals(json_get(root, "model_type"), "gpt2") &&
+              json_equals(json_get(root, "activation_function"), "gelu_new"),
+          "names");
+    CHECK(json_equals(json_get(root, "architectures")->first, "GPT2LMHeadModel"), "architectures");
+    CHECK(json_int64(json_get(root, "vocab_size"), &value) && value == 250, "vocab_size");
+    CHECK(json_int64(json_get(root, "n_positions"), &value) && value == 16, "n_positions");
+    CHECK(json_get(root, "bos_token_id")->type == JSON_NULL &&
+              json_get(root, "eos_token_id")->type == JSON_NULL,
+          "token ids");
+    json_free(json);
+}
+
+static void test_config_read(void) {
+#define SIZES "\"vocab_size\":50257,\"n_positions\":1024,\"n_embd\":768,\"n_layer\":12,\"n_head\":12"
+    const struct {
+        const char *text, *part; /* part: NULL where it is accepted */
+    } cases[] = {
+        {"{\"model_type\":\"gpt2\"," SIZES "}",                                   NULL                                                           },
+        {"{\"model_type\":\"gpt2\"," SIZES
+         ",\"n_inner\":3072,\"activation_function\":\"gelu_new\",\"layer_norm_epsilon\":0.00001,"
+         "\"tie_word_embeddings\":true,\"task_specific_params\":{}}",    NULL                                                           },
+        {"[]",                                                                    "expected an object, found an array"                           },
+        {"{" SIZES "}",                                                           "model_type: expected gpt2, found nothing"                     },
+        {"{\"model_type\":\"llama\"," SIZES "}",                                  "model_type: expected gpt2, found llama"                       },
+        {"{\"model_type\":\"gpt2\"}",                                             "n_positions: expected a whole number from 1 on, found nothing"},
+        {"{\"model_type\":\"gpt2\",\"vocab_size\":0,\"n_positions\":1}",
+         "vocab_size: expected a whole number from 1 on, found 0"                                                                                },
+        {"{\"model_type\":\"gpt2\",\"vocab_size\":1.5,\"n_positions\":1}",        "found 1.5"                                                    },
+        {"{\"model_type\":\"gpt2\",\"vocab_size\":4294967297,\"n_positions\":1}", "found 4294967297"                                             },
+        {"{\"model_type\":\"gpt2\",\"vocab_size\":2147483647,\"n_positions\":1,\"n_layer\":1,\"n_head\":1,"
+         "\"n_embd\":8}",                                                "vocab_size"                                                   },
+        {"{\"model_type\":\"gpt2\",\"vocab_size\":9,\"n_positions\":9,\"n_layer\":1,\"n_head\":7,\"n_embd\":"
+         "64}",                                                          "7 heads"                                                      },
+        {"{\"model_type\":\"gpt2\"," SIZES ",\"activation_function\":\"relu\"}",
+         "activation_function: expected gelu_new, found relu"                                                                                    },
+        {"{\"model_type\":\"gpt2\"," SIZES ",\"layer_norm_epsilon\":1e-6}",
+         "layer_norm_epsilon: expected 1e-5, found 1e-6"                                                                                         },
+        {"{\"model_type\":\"gpt2\"," SIZES ",\"n_inner\":1024}",
+         "n_inner: expected null or 3072 (4 n_embd), found 1024"                                                                                 },
+        {"{\"model_type\":\"gpt2\"," SIZES ",\"scale_attn_weights\":false}",
+         "scale_attn_weights: expected true, found false"                                                                                        },
+        {"{\"model_type\":\"gpt2\"," SIZES ",\"tie_word_embeddings\":false}",
+         "tie_word_embeddings: expected true, found false"                                                                                       },
+        {"{\"model_type\":\"gpt2\"," SIZES ",\"model_type\":\"gpt2\"}",           "found \"model_type\" twice"                                   },
+    };
+    Error err = {0};
+    CHECK(directory_make(in_folder("config"), &err), "%s", err.text);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        GPT2Config config;
+        write_text(in_folder("config/config.json"), cases[i].text);
+        bool ok = checkpoint_read_config(in_folder("config"), &config, &err);
+        if (!cases[i].part) {
+            CHECK(ok && config.n_embd == 768 && config.padded_vocab_size == 50304, "%s", err.text);
+            continue;
+        }
+        CHECK(!ok && err.exit_code == EXIT_INPUT && strstr(err.text, "config.json"), "accepted %s",
+              cases[i].text);
+        CHECK(strstr(err.text, cases[i].part), "message '%s' lacks '%s'", err.text, cases[i].part);
+    }
+}
+
+int main(void) {
+    if (!REQUIRE(mkdtemp(folder) != NULL, "mkdtemp")) return check_finish("checkpoint");
+    tiny_open(&model, &tiny_config);
+    test_find_nothing();
+    test_round_trip();
+    test_empty_state();
+    test_orientation();
+    test_larger_model();
+    test_resumed_training();
+    test_model_only();
+    test_config_written();
+    test_config_read();
+    gpt2_close(&model);
+    remove_tree(folder);
+    return check_finish("checkpoint");
+}

@@ -1,0 +1,268 @@
+#!/bin/sh
+# The program and the disk, as a user meets them: what lies outside a run's folder, links, leftovers, a full disk, file
+# systems without fsync or locks, folders that vanish. Every run is tiny and on the CPU.
+# Usage: dev/test/checkpoint/test_disk.sh [PROGRAM], from the repository root. Ends with 'disk: N passed, N failed, N skipped'.
+set -u
+program=${1:-./train_gpt2}
+test=disk
+. dev/test/user.sh
+
+# run ARGS...: output in $work/out and $work/err, exit code in $status.
+run() {
+    "$program" --device cpu "$@" >"$work/out" 2>"$work/err" </dev/null
+    status=$?
+}
+refuses() {
+    what_is_refused=$1 why=$2
+    shift 2
+    run "$@"
+    refused "$what_is_refused" "$why"
+}
+# Everything in a folder: names, kinds, where links point, checksums of files.
+listing() { (cd "$1" && find . ! -type f -printf '%p %y %l\n' && find . -type f -exec cksum {} +) | sort; }
+# A folder that no run may change, though a link leads there: checked by outside_stands NAME.
+make_outside() {
+    rm -rf "$work/outside" && mkdir -p "$work/outside/sub"
+    echo weeks >"$work/outside/model.safetensors"
+    echo of >"$work/outside/config.json"
+    echo computing >"$work/outside/sub/notes.txt"
+}
+make_outside
+listing "$work/outside" >"$work/outside.before"
+outside_stands() {
+    listing "$work/outside" >"$work/outside.now"
+    check "$1: the folder that a link leads to is as it was" cmp -s "$work/outside.before" "$work/outside.now"
+    make_outside
+}
+i=0
+while [ $i -lt 200 ]; do echo "line $i: the quick brown fox jumps over the lazy dog"; i=$((i + 1)); done >"$work/text.txt"
+tiny="--model nano --layers 2 --heads 2 --channels 32 --batch 2 --seq 16 --warmup 2 --eval-batches 2 --sample-tokens 0 --seed 7 --schedule constant"
+training="$tiny --train $work/text.txt --eval-every 0"
+run $training --steps 12 --save-every 4 --out "$work/made"
+check "a run: exit code $status" [ "$status" -eq 0 ]
+# fresh: $out is a copy of that run: checkpoints of steps 4, 8 and 12.
+out=$work/run
+fresh() {
+    rm -rf "$out"
+    cp -R "$work/made" "$out"
+}
+
+# ---- readers change nothing ----
+# unchanged NAME ARGS...: the run with these arguments ends well and leaves $out and the folder outside as they are.
+unchanged() {
+    what_reads=$1
+    shift
+    listing "$out" >"$work/before"
+    run "$@"
+    check "$what_reads: exit code $status" [ "$status" -eq 0 ]
+    listing "$out" >"$work/after"
+    check "$what_reads: changes nothing" cmp -s "$work/before" "$work/after"
+    outside_stands "$what_reads"
+}
+fresh
+rm "$out/run.lock"
+ln -s ../outside "$out/.old-step_00000008-99999"
+ln -s ../outside "$out/.old-step_00000009-99999"
+ln -s ../outside "$out/.tmp-step_00000003-99999"
+mkdir "$out/.tmp-step_00000005-99999"
+unchanged "sampling" --model "$out" --prompt hi --sample-tokens 4
+unchanged "--eval-only" --model "$out" --eval-only --train "$work/text.txt" --batch 2 --eval-batches 2
+unchanged "--memory" --model "$out" --memory
+unchanged "--memory of a run to be resumed" $training --memory --resume --out "$out"
+mv "$out/step_00000012" "$out/.old-step_00000012-99999"
+unchanged "sampling from what a kill left aside" --model "$out" --prompt hi --sample-tokens 4
+check "sampling from what a kill left aside: takes the newest" grep -q 'old-step_00000012-99999' "$work/out"
+
+# ---- leftovers and links in a run's folder ----
+mkdir "$out/.tmp-step_00000006-$$"
+echo >"$out/.tmp-step_00000006-$$/config.json"
+run $training --steps 14 --save-every 4 --keep 9 --resume --out "$out"
+check "resume of what a kill left: exit code $status" [ "$status" -eq 0 ]
+check "resume of what a kill left: goes on from it" grep -qE '^resumed .*step 12$' "$work/out"
+check "resume of what a kill left: it is back in its place" [ -e "$out/step_00000012/config.json" ]
+check "resume: a link to anything is no checkpoint" [ ! -h "$out/step_00000009" ]
+check "resume: leftovers go, links as links, also of a number that lives" [ -z "$(ls -A "$out" | grep '^\.')" ]
+outside_stands "resume"
+
+fresh
+cp -R "$out/step_00000004" "$work/moved"
+rm -r "$out/step_00000004"
+ln -s ../moved "$out/step_00000004"
+listing "$work/moved" >"$work/moved.before"
+run --model "$out/step_00000004" --prompt hi --sample-tokens 4
+check "a checkpoint moved away, a link in its place: exit code $status" [ "$status" -eq 0 ]
+run $training --steps 14 --save-every 4 --keep 2 --resume --out "$out"
+check "--keep and a checkpoint moved away: exit code $status" [ "$status" -eq 0 ]
+listing "$work/moved" >"$work/moved.now"
+check "--keep and a checkpoint moved away: it is whole" cmp -s "$work/moved.before" "$work/moved.now"
+check "--keep and a checkpoint moved away: the link is gone" [ ! -h "$out/step_00000004" ]
+check "--keep and a checkpoint moved away: the newest stay" [ "$(ls -d "$out"/step_* | wc -l)" -eq 2 ]
+rm -r "$out" && fresh
+mv "$out/step_00000012" "$work/moved12" && ln -s ../moved12 "$out/step_00000012"
+run $training --steps 14 --resume --out "$out"
+check "resume from a checkpoint behind a link" grep -qE '^resumed .*step 12$' "$work/out"
+
+fresh
+echo mine >"$out/step_00000004/notes.txt"
+mkdir -p "$out/.tmp-step_00000003-1/sub" && echo mine >"$out/.tmp-step_00000003-1/sub/notes.txt"
+rm -r "$out/step_00000008" && echo mine >"$out/step_00000008"
+run $training --steps 14 --keep 1 --save-every 14 --resume --out "$out"
+check "files of others: exit code $status" [ "$status" -eq 0 ]
+check "files of others in a checkpoint: it stays" [ -s "$out/step_00000004/notes.txt" ] && [ -s "$out/step_00000004/model.safetensors" ]
+check "files of others in a checkpoint: named" grep -qE '^warning: --out .*step_00000004 stays: it holds notes.txt' "$work/err"
+check "files of others in a leftover: they stay" [ -s "$out/.tmp-step_00000003-1/sub/notes.txt" ]
+check "files of others in a leftover: named" grep -qE '^warning: --out .*\.tmp-step_00000003-1 stays: it holds sub' "$work/err"
+check "a file with a checkpoint's name stays" [ "$(cat "$out/step_00000008")" = mine ]
+check "files of others: what is ours goes" [ ! -e "$out/step_00000012" ]
+
+# ---- the log and the lock are never links ----
+for linked in log.jsonl log.jsonl.tmp run.lock; do
+    fresh
+    rm -f "$out/$linked"
+    ln -s ../outside/model.safetensors "$out/$linked"
+    refuses "$linked is a link, resumed" "/$linked: expected a file, found a symbolic link" $training --steps 14 --resume --out "$out"
+    outside_stands "$linked is a link, resumed"
+    check "$linked is a link, resumed: the link stays" [ -h "$out/$linked" ]
+    [ $linked = log.jsonl.tmp ] && continue
+    rm -rf "$out"/step_*
+    refuses "$linked is a link" "/$linked: expected a file, found a symbolic link" $training --steps 2 --out "$out"
+    outside_stands "$linked is a link"
+done
+fresh
+echo left >"$out/log.jsonl.tmp"
+ln "$out/log.jsonl" "$work/hard_link"
+cp "$out/log.jsonl" "$work/log.before"
+run $training --steps 14 --resume --out "$out"
+check "a log with a leftover beside it: exit code $status" [ "$status" -eq 0 ]
+check "a log with a second name: that is as it was" cmp -s "$work/hard_link" "$work/log.before"
+check "a log with a leftover beside it: goes on" [ "$(grep -c '"norm"' "$out/log.jsonl")" -eq 14 ]
+
+# ---- what --out may be ----
+mkdir "$work/elsewhere" && ln -s elsewhere "$work/link"
+run $training --steps 2 --out "$work/link"
+check "--out is a link to a folder: exit code $status" [ "$status" -eq 0 ]
+check "--out is a link to a folder: written there" [ -s "$work/elsewhere/step_00000002/model.safetensors" ]
+fresh
+refuses "--out is a checkpoint" '--out .*/step_00000012: is a checkpoint itself.*hint: --out .*/step_00000012/\.\.' $training --steps 2 --out "$out/step_00000012"
+refuses "--out is a checkpoint, resumed" 'is a checkpoint itself' $training --steps 14 --resume --out "$out/step_00000012"
+cp -R "$out/step_00000012" "$work/exported" && rm "$work/exported/trainer_state.json"
+refuses "--out is a model" 'is a checkpoint itself' $training --steps 2 --out "$work/exported"
+mkdir "$work/aside" && cp -R "$out/step_00000012" "$work/aside/.old-step_00000012-1"
+refuses "a new run beside what a kill left aside" 'holds checkpoints of another run .\.old-step_00000012-1' $training --steps 2 --out "$work/aside"
+check "--out is a checkpoint: nothing is made" [ ! -e "$out/step_00000012/run.lock" ] && [ ! -e "$work/exported/run.lock" ]
+
+# ---- a folder that vanishes ----
+has_steps() { [ "$(cat "$2" 2>/dev/null | grep -c '"norm"')" -ge "$1" ]; }
+for how in moved removed; do
+    "$program" --device cpu $training --steps 100000000 --out "$work/vanishing" >"$work/out" 2>"$work/err" &
+    child=$!
+    await has_steps 3 "$work/vanishing/log.jsonl"
+    if [ $how = moved ]; then mv "$work/vanishing" "$work/vanished"; else rm -r "$work/vanishing"; fi
+    kill -TERM $child
+    wait $child
+    status=$?
+    check "--out is $how: exit code $status" [ "$status" -eq 0 ]
+    check "--out is $how: said" grep -qE '^warning: --out .*/vanishing: the folder is gone' "$work/err"
+    check "--out is $how: the log goes on there" [ -e "$work/vanishing/log.jsonl" ]
+    check "--out is $how: what was learned is saved" [ -n "$(ls -d "$work"/vanishing/step_*)" ]
+    rm -rf "$work/vanishing"
+done
+
+# ---- the best stays ----
+i=0
+while [ $i -lt 100 ]; do echo "0123456789 9876543210"; i=$((i + 1)); done >"$work/other.txt"
+best="$tiny --train $work/text.txt --val $work/other.txt --eval-every 2 --save-every 3"
+run $best --steps 12 --keep 1 --keep-best --lr 1e-2 --out "$work/best"
+check "--keep-best: exit code $status" [ "$status" -eq 0 ]
+# The step of the lowest validation loss by the log.
+lowest() { sed -n 's/.*"step": *\([0-9]*\), *"val_loss": *\([0-9.]*\).*/\2 \1/p' "$1" | sort -n | head -n 1 | cut -d ' ' -f 2; }
+first=$(lowest "$work/best/log.jsonl")
+check "--keep-best: the lowest loss (step $first) is not the last" [ "$first" -lt 12 ]
+check "--keep-best: that and the newest stay" [ "$(cd "$work/best" && echo step_*)" = "$(printf 'step_%08d step_00000012' "$first")" ]
+check "--keep-best: the checkpoint knows its loss" grep -q "\"val_loss\": $(sed -n "s/.*\"step\": $first, \"val_loss\": \([0-9.]*\).*/\1/p" "$work/best/log.jsonl")" "$work/best/step_$(printf %08d "$first")/trainer_state.json"
+run $best --steps 18 --keep 1 --keep-best --lr 1e-2 --resume --out "$work/best"
+check "--keep-best, resumed: exit code $status" [ "$status" -eq 0 ]
+run $tiny --train "$work/text.txt" --eval-every 2 --keep 1 --keep-best --save-every 0 --steps 3 --out "$work/alone"
+check "--keep beside --keep-best, no --save-every: exit code $status" [ "$status" -eq 0 ]
+check "--keep-best, resumed: that and the newest stay" [ "$(cd "$work/best" && echo step_*)" = "$(printf 'step_%08d step_00000018' "$first")" ]
+run $tiny --train "$work/text.txt" --eval-every 2 --save-every 100 --keep-best --steps 7 --out "$work/falling"
+check "--keep-best with a falling loss: at most one beside the last" [ "$(ls -d "$work"/falling/step_* | wc -l)" -le 2 ]
+refuses "--keep-best without --out" '--keep-best needs --out' $training --keep-best --steps 2
+
+# ---- faults of the disk, brought about from within ----
+faults=$work/disk_faults.so
+if ! ${CC:-cc} -D_GNU_SOURCE -shared -fPIC -o "$faults" dev/test/disk_faults.c 2>"$work/err"; then
+    echo "skip: ${CC:-cc} builds no shared object"
+    skipped=$((skipped + 1))
+    finish
+    exit
+fi
+# faulty VARIABLE=VALUE ARGS...
+faulty() {
+    fault=$1
+    shift
+    env LD_PRELOAD="$faults" "$fault" "$program" --device cpu "$@" >"$work/out" 2>"$work/err" </dev/null
+    status=$?
+}
+faulty NO_DIRECTORY_SYNC=1 $training --steps 4 --save-every 2 --out "$work/no_sync"
+check "no fsync of directories: exit code $status" [ "$status" -eq 0 ]
+check "no fsync of directories: saved" [ -s "$work/no_sync/step_00000004/trainer_state.json" ]
+fresh
+mkdir "$out/.tmp-step_00000003-1"
+faulty NO_LOCKS=1 $training --steps 14 --resume --out "$out"
+check "no locks: exit code $status" [ "$status" -eq 0 ]
+check "no locks: said" grep -qE '^warning: --out .*has no locks' "$work/err"
+check "no locks: leftovers, which may be another run's, stay" [ -e "$out/.tmp-step_00000003-1" ]
+
+faulty ROOM=100000 $training --steps 2 --out "$work/no_room"
+check "no room at the start: exit code $status" [ "$status" -eq 1 ]
+check "no room at the start: one line" [ "$(wc -l <"$work/err")" -eq 1 ]
+check "no room at the start: says what is needed and what is there" grep -qE '^error: --out .*/no_room: a checkpoint takes [0-9.]+ MiB, 0\.1 MiB are free' "$work/err"
+check "no room at the start: no step is done" [ ! -e "$work/no_room/log.jsonl" ]
+fresh
+faulty ROOM=100000 $training --steps 16 --save-every 2 --keep 3 --resume --out "$out"
+check "no room later: exit code $status" [ "$status" -eq 1 ]
+check "no room later: one goes before, the newest stay" [ "$(cd "$out" && echo step_*)" = "step_00000008 step_00000012" ]
+fresh
+faulty ROOM=100000 $training --steps 16 --save-every 2 --keep 1 --resume --out "$out"
+check "no room, --keep 1: the only good one stays" [ -s "$out/step_00000012/model.safetensors" ]
+
+faulty FULL=optimizer.safetensors:2 $training --steps 12 --save-every 4 --out "$work/full"
+check "a save that fails: exit code $status" [ "$status" -eq 0 ]
+check "a save that fails: on stderr" [ "$(grep -cE '^warning: checkpoint of step [45] not saved: .*No space left' "$work/err")" -eq 2 ]
+check "a save that fails: in the log" [ "$(grep -cE '^\{"step": [45], "save_failed": "checkpoint of step .*No space left.*"\}$' "$work/full/log.jsonl")" -eq 2 ]
+check "a save that fails: again after one step and two more" [ "$(cd "$work/full" && echo step_*)" = "step_00000007 step_00000008 step_00000012" ]
+faulty FULL=optimizer.safetensors:99 $training --steps 12 --save-every 4 --out "$work/fuller"
+check "the last save fails: exit code $status" [ "$status" -eq 1 ]
+check "the last save fails: said last" [ "$(tail -n 1 "$work/err" | grep -c '^error: checkpoint of step 12 not saved')" -eq 1 ]
+check "the last save fails: in the log" grep -q '"step": 12, "save_failed"' "$work/fuller/log.jsonl"
+check "saves that fail leave nothing" [ -z "$(ls -A "$work/fuller" | grep step_)" ]
+faulty FULL=optimizer.safetensors:1 $training --steps 4 --out "$work/late"
+check "only the save at the end, failing: exit code $status" [ "$status" -eq 1 ]
+
+# ---- a checkpoint that goes while it is read ----
+k=1
+n_failed=0
+while [ $k -le 16 ]; do
+    fresh
+    faulty VANISH=$k --model "$out" --prompt hi --sample-tokens 4
+    [ "$status" -eq 0 ] && [ ! -s "$work/err" ] || n_failed=$((n_failed + 1))
+    [ -e "$out/step_00000012" ] && break
+    k=$((k + 1))
+done
+check "sampling while its checkpoint goes at one of $k openings" [ "$n_failed" -eq 0 ]
+check "sampling while its checkpoint goes: all openings are tried ($k)" [ "$k" -gt 4 ] && [ "$k" -le 16 ]
+
+"$program" --device cpu $training --steps 100000000 --save-every 1 --keep 1 --out "$work/pruning" >/dev/null 2>&1 </dev/null &
+child=$!
+await test -n "$(ls -d "$work"/pruning/step_* 2>/dev/null)"
+await has_steps 3 "$work/pruning/log.jsonl"
+n_failed=0
+for i in 1 2 3 4 5 6 7 8 9 10; do
+    run --model "$work/pruning" --prompt hi --sample-tokens 4
+    [ "$status" -eq 0 ] && [ ! -s "$work/err" ] || n_failed=$((n_failed + 1))
+done
+check "sampling beside a run that prunes ($n_failed of 10 failed)" [ "$n_failed" -eq 0 ]
+kill -TERM $child
+wait $child
+finish

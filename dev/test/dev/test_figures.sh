@@ -1,0 +1,72 @@
+#!/bin/sh
+# Every figure of README.md is made from a committed result, and every result says what was measured: card, commit, command, peers.
+# Usage: dev/test/dev/test_figures.sh, from the repository root.
+set -u
+test=figures
+. dev/test/user.sh
+results=dev/results/nvidia-h200
+
+# figures ARGS...: scripts/figures.sh; $status.
+figures() {
+    scripts/figures.sh "$@" >"$work/out" 2>"$work/err"
+    status=$?
+}
+# seen NAME: the last run of figures showed a line that differs.
+seen() { check "$1" [ "$status" -eq 1 ] && check "$1: the line is shown" grep -q '^-' "$work/out"; }
+
+figures
+check 'README has the figures of the results' [ "$status" -eq 0 ]
+check 'README has figures' [ "$(grep -c '^<!-- figures ' README.md)" -eq 4 ]
+
+# One digit of each line of figures changed by hand, line by line.
+awk '/^<!-- .figures/ { inside = 0 } inside && /^[|(T].*[0-9]/ { print NR } /^<!-- figures/ { inside = 1 }' README.md >"$work/lines"
+check 'lines with figures' [ "$(wc -l <"$work/lines")" -ge 15 ]
+unseen=
+while read -r line; do
+    awk -v line="$line" 'NR == line { match($0, /[0-9][^0-9]*$/); d = substr($0, RSTART, 1); $0 = substr($0, 1, RSTART - 1) (d + 1) % 10 substr($0, RSTART + 1) } 1' README.md >"$work/README"
+    figures "$work/README"
+    [ "$status" -eq 1 ] && grep -q '^-[|(T]' "$work/out" || unseen="$unseen $line"
+done <"$work/lines"
+check "a digit changed by hand is seen in every line of figures (not in:$unseen)" [ -z "$unseen" ]
+
+# The other way round: a digit of a result.
+for change in 'compare_attention.md s/^| 1024 | /&1/' 'compare_train.md s/^| d12:[0-9x]* | /&1/' 'context.csv s/^1024,[^,]*,[^,]*,[^,]*,[^,]*,/&1/' \
+    'compare_train.md s/^- commit: /&0/'; do
+    mkdir -p "$work/results" "$work/cpu" && cp $results/compare_*.md $results/context.csv "$work/results" && cp dev/results/cpu/* "$work/cpu"
+    sed "${change#* }" "$results/${change%% *}" >"$work/results/${change%% *}"
+    figures README.md "$work/results"
+    seen "$change is seen"
+done
+echo '<!-- figures nothing -->' >"$work/README"
+command_refuses 'no figures are named nothing' scripts/figures.sh "$work/README"
+command_refuses "/none: cannot be read" scripts/figures.sh "$work/none"
+
+# Outside of these, README has no measured figure.
+sed '/^<!-- figures/,/^<!-- .figures/d; /^<!-- flags/,/^<!-- .flags/d' README.md | grep -nE '[0-9] ?(ms|tokens/s|[TG]FLOP/s|GiB|GB/s|%|nats a byte)([^A-Za-z]|$)' >"$work/out"
+check 'README has no figure that was written by hand' [ ! -s "$work/out" ]
+
+# provenance FILE WORD: the file has a comment that begins so.
+provenance() { grep -qE "^# $2:? +[^ ]" "$1"; }
+for file in $(find dev/results -name '*.csv'); do
+    check "$file: commit" grep -qE '^# commit:? +[0-9a-f]{7,12}.?$' "$file"
+    check "$file: card" provenance "$file" '(card|gpu|cpu)'
+    check "$file: command" provenance "$file" '(command|run)'
+    case $file in *attention_runs/* | *train_runs/* | *compare_*) check "$file: peers" provenance "$file" torch && check "$file: FlashAttention-3" provenance "$file" FA3 ;; esac
+done
+for word in card commit command data; do check "default_run.jsonl: $word" grep -q "^{.*\"$word\": \"[^\"]" dev/results/cpu/default_run.jsonl; done
+for file in $results/*.md; do check "$file: its CSV is there" [ -f "${file%.md}.csv" ]; done
+
+# The tables of medians are those of their runs.
+if command -v python3 >/dev/null 2>&1; then
+    for kind in attention train; do
+        PYTHONDONTWRITEBYTECODE=1 python3 scripts/combine.py $kind $results/${kind}_runs/*.csv --csv "$work/all.csv" --markdown "$work/all.md" >"$work/out" 2>"$work/err"
+        for ending in csv md; do
+            grep -v '^[-#] command: ' "$work/all.$ending" >"$work/expected"
+            grep -v '^[-#] command: ' "$results/compare_$kind.$ending" | diff - "$work/expected" >"$work/out"
+            check "compare_$kind.$ending has the medians of its runs" [ ! -s "$work/out" ]
+        done
+    done
+else
+    skipped=$((skipped + 4))
+fi
+finish

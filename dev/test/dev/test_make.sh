@@ -1,0 +1,112 @@
+#!/bin/sh
+# What make builds and how, on stand-ins for the compilers and the card: all cores unasked, the kinds of cards that are there;
+# and the recipe for 124M, which looks for what it needs before it builds or downloads. Nothing here compiles.
+# Usage: dev/test/dev/test_make.sh, from the repository root. Ends with 'make: N passed, N failed, N skipped'.
+set -u
+test=make
+. dev/test/user.sh
+unset MAKEFLAGS MFLAGS MAKELEVEL GPU_ARCH NVCC TEXT
+bin=$work/bin
+mkdir "$bin" "$work/running"
+# tool NAME: a command of that name, whose script is on stdin.
+tool() { { echo '#!/bin/sh'; cat; } >"$bin/$1" && chmod +x "$bin/$1"; }
+# cards CAPABILITY...: what nvidia-smi says; without one, that it has failed.
+cards() {
+    if [ $# -gt 0 ]; then printf '%s\n' "$@" >"$work/cards"; else echo "NVIDIA-SMI has failed because it couldn't communicate with the driver" >"$work/cards"; fi
+    tool nvidia-smi <<END
+cat "$work/cards"
+[ $# -gt 0 ]
+END
+}
+tool nvcc </dev/null
+tool nproc <<'END'
+echo 3
+END
+
+# ---- the kinds of cards ----
+# built_for EXPECTED [ARG...]: code that the compiler is asked for.
+built_for() {
+    expected=$1
+    shift
+    (PATH=$bin:$PATH make -n BUILD="$work/build" NVCC="$bin/nvcc" "$@" "$work/build/llmc/cuda/device/context.o") >"$work/out" 2>"$work/err"
+    found=$(grep -- '-gencode' "$work/out" | grep -o 'code=[a-z0-9_]*' | sed 's/code=//' | tr '\n' ' ')
+    check "$(tr '\n' ' ' <"$work/cards")$*: built for '$found', expected '$expected'" [ "$found" = "$expected" ]
+}
+cards
+built_for 'sm_80 sm_90a compute_80 '
+built_for 'sm_90a ' GPU_ARCH=90a
+cards 9.0
+built_for 'sm_90a '
+built_for 'sm_90a ' GPU_ARCH=native
+built_for 'sm_80 sm_90a compute_80 ' GPU_ARCH=all
+built_for 'sm_86 ' GPU_ARCH=86
+built_for 'sm_80 sm_90a ' GPU_ARCH='80 90'
+cards 8.0
+built_for 'sm_80 '
+cards 8.9
+built_for 'sm_80 '
+cards 10.0
+built_for 'compute_80 '
+cards 12.0
+built_for 'compute_80 '
+cards 9.0 8.6 9.0
+built_for 'sm_80 sm_90a '
+cards 12.0 9.0
+built_for 'sm_90a compute_80 '
+
+# ---- all cores ----
+# A compiler that notes how many of it run at once.
+tool cc <<END
+case "\$*" in *' -c '*) ;; *) exit 0 ;; esac
+: >"$work/running/\$\$"
+ls "$work/running" | wc -l >>"$work/at_once"
+sleep 0.2
+rm "$work/running/\$\$"
+while [ "\$1" != -o ]; do shift; done
+: >"\$2"
+END
+# at_once EXPECTED [ARG...]: how many compilers run at most.
+at_once() {
+    expected=$1
+    shift
+    rm -rf "$work/build" "$work/at_once"
+    PATH=$bin:$PATH make BUILD="$work/build" NVCC= CC="$bin/cc" "$@" $objects >"$work/out" 2>"$work/err"
+    check "make $*: exit code" [ $? -eq 0 ]
+    found=$(sort -n "$work/at_once" | tail -n 1)
+    check "make $*: $found at once, expected $expected" [ "$((found))" -eq "$expected" ]
+    check "make $*: no warning" [ ! -s "$work/err" ]
+}
+objects=
+for name in base/error base/json base/files run/schedule base/random data/shard; do objects="$objects $work/build/llmc/$name.o"; done
+share=$(awk '$1 > 0 { print int(($1 + $2 - 1) / $2) }' /sys/fs/cgroup/cpu.max 2>/dev/null)
+at_once $(printf '%s\n' 3 $share | sort -n | head -n 1)
+at_once 1 -j1
+at_once 2 -j2
+
+# ---- the recipe for 124M ----
+mkdir -p "$work/tree/scripts" "$work/tree/data" "$work/few" && cp scripts/run_gpt2_124M.sh "$work/tree/scripts" && : >"$work/tree/train_gpt2.cu"
+for name in sh ls test cat mkdir rm; do ln -s "$(command -v $name)" "$work/few/$name"; done
+printf '#!/bin/sh\necho "$*" >>"%s/made"\n' "$work" >"$work/few/make" && chmod +x "$work/few/make"
+# recipe_refuses PATTERN: on a PATH with these few commands; nothing is made.
+recipe_refuses() {
+    (cd "$work/tree" && PATH=$work/few NVCC=none exec sh scripts/run_gpt2_124M.sh) >"$work/out" 2>"$work/err" </dev/null
+    status=$?
+    refused "run_gpt2_124M.sh" "$1"
+    check "run_gpt2_124M.sh, $1: nothing is built or downloaded" [ ! -e "$work/made" ]
+}
+recipe_refuses 'error: no NVIDIA GPU on this machine; hint: '
+cards 9.0
+cp "$bin/nvidia-smi" "$work/few"
+if [ -x /usr/local/cuda/bin/nvcc ]; then skipped=$((skipped + 1)); else recipe_refuses 'error: nvcc not found; hint: '; fi
+printf '#!/bin/sh\necho "trained $*" >>"%s/made"\n' "$work" >"$work/tree/train_gpt2cu" && chmod +x "$work/tree/train_gpt2cu"
+recipe_refuses 'error: the data are missing, and python3'
+mkdir "$work/tree/data/fineweb10B" && : >"$work/tree/data/fineweb10B/fineweb_train_000001.bin" && : >"$work/tree/data/fineweb10B/fineweb_val_000000.bin"
+(cd "$work/tree" && PATH=$work/few exec sh scripts/run_gpt2_124M.sh --seed 9) >"$work/out" 2>"$work/err"
+check "run_gpt2_124M.sh with all there trains" grep -q '^trained --model d12 .*--resume --seed 9$' "$work/made"
+check "run_gpt2_124M.sh with all there makes nothing" [ "$(wc -l <"$work/made")" -eq 1 ]
+rm -r "$work/made" "$work/tree/data/fineweb10B" "$work/tree/train_gpt2cu"
+for name in nvcc python3; do cp "$bin/nvcc" "$work/few/$name"; done
+(cd "$work/tree" && PATH=$work/few exec sh scripts/run_gpt2_124M.sh) >"$work/out" 2>"$work/err"
+check "run_gpt2_124M.sh builds, then downloads" [ "$(cat "$work/made")" = "train_gpt2cu
+data/fineweb10B" ]
+finish

@@ -1,0 +1,224 @@
+/* Attention on the CPU in its three forms (tiled, textbook, one row) against plain loops in double, with and without
+ * a window and dropout. The loops ask the mask element by element; test_dropout.c says what kind of mask it is. */
+#include "dev/test/cpu_case.h"
+
+typedef struct Attention {
+    int B, T, NH, HD;
+    Buffer qkv, dout, out, lse;
+    AttentionMask mask;
+} Attention;
+
+/* What P_ij of a row of the mask is multiplied with. */
+static double kept(const AttentionMask *mask, int64_t row, int64_t key) {
+    const Dropout *d = &mask->dropout;
+    if (d->p == 0) return 1;
+    const uint32_t bits = dropout_bits(dropout_row(dropout_site(*d->key, d->site), row), (uint32_t)key);
+    return bits < (double)d->p * 4294967296.0 ? 0 : 1 / (1 - (double)d->p);
+}
+
+static double attention_double(const void *context) {
+    const Attention *a = context;
+    int64_t T = a->T, NH = a->NH, HD = a->HD, row = 3 * NH * HD;
+    double *p = malloc(sizeof(double) * (size_t)T);
+    for (int64_t i = 0; i < a->B * NH * T; i++) {
+        int64_t t = i % T, head = i / T % NH, batch = i / T / NH;
+        const double *q = a->qkv.d + (batch * T + t) * row + head * HD;
+        const double *k = a->qkv.d + batch * T * row + (NH + head) * HD, *v = k + NH * HD;
+        double max = -INFINITY, sum = 0, *out = a->out.d + ((batch * T + t) * NH + head) * HD;
+        int64_t first = a->mask.window && t >= a->mask.window ? t + 1 - a->mask.window : 0;
+        for (int64_t j = first; j <= t; j++) {
+            p[j] = 0;
+            for (int64_t d = 0; d < HD; d++) p[j] += q[d] * k[j * row + d];
+            p[j] /= sqrt((double)HD);
+            max = p[j] > max ? p[j] : max;
+        }
+        for (int64_t j = first; j <= t; j++) sum += p[j] = exp(p[j] - max);
+        for (int64_t d = 0; d < HD; d++) out[d] = 0;
+        for (int64_t j = first; j <= t; j++)
+            for (int64_t d = 0; d < HD; d++) out[d] += kept(&a->mask, i, j) * p[j] / sum * v[j * row + d];
+        a->lse.d[i] = max + log(sum);
+    }
+    free(p);
+    return weighted_sum(a->dout, a->out.d);
+}
+
+/* What Ops.qkv_bias_backward builds on: without dropout dk's columns add up to 0 and dv's to dout's. */
+static void has_known_sums(const char *name, const Attention *a, Buffer dqkv) {
+    const int64_t rows = (int64_t)a->B * a->T, C = (int64_t)a->NH * a->HD;
+    int wrong = 0;
+    for (int64_t i = 0; i < C; i++) {
+        double dk = 0, dv = 0, dk_size = 0, dv_size = 0;
+        for (int64_t r = 0; r < rows; r++) {
+            const float *d = dqkv.f + r * 3 * C + i;
+            dk += d[C], dk_size += fabs((double)d[C]);
+            dv += (double)d[2 * C] - (double)a->dout.f[r * C + i], dv_size += fabs((double)d[2 * C]);
+        }
+        wrong += !(fabs(dk) <= 1e-4 * (dk_size + dv_size)) + !(fabs(dv) <= 1e-5 * dv_size);
+    }
+    CHECK(wrong == 0, "%s: %d of %lld columns of dk and dv do not add up to 0 and to dout's", name, wrong,
+          (long long)(2 * C));
+}
+
+/* spread: of the inputs; large ones make one key take nearly all the weight. */
+static void test_attention(int B, int T, int NH, int HD, double spread) {
+    char name[64];
+    snprintf(name, sizeof name, "attention B %d T %d NH %d HD %d spread %g", B, T, NH, HD, spread);
+    int64_t n = (int64_t)B * T * NH * HD;
+    Attention a = {
+        B,
+        T,
+        NH,
+        HD,
+        filled(3 * n, spread, 0),
+        filled(n, 1, 0),
+        poisoned(n),
+        poisoned((int64_t)B * NH * T),
+        {0, {NULL, 0, 0}}
+    };
+    Buffer dqkv = poisoned(3 * n), decoded = poisoned(NH * HD), scratch = poisoned(1);
+    Buffer probs = poisoned((int64_t)B * NH * T * T), dprobs = poisoned(probs.n);
+    ops->attention_forward(a.out.f, a.lse.f, a.qkv.f, B, T, NH, HD);
+    if (pass == 0) attention_double(&a);
+    close_to(name, a.out, a.out.d);
+    close_to(name, a.lse, a.lse.d);
+    ops->attention_backward(dqkv.f, a.dout.f, a.out.f, a.qkv.f, a.lse.f, scratch.f, B, T, NH, HD);
+    is_gradient(name, attention_double, &a, a.qkv, dqkv, NULL);
+    has_known_sums(name, &a, dqkv);
+    for (int64_t i = 0; i < dqkv.n; i++) dqkv.f[i] = NAN;
+
+    ops->attention_standard_forward(a.out.f, probs.f, a.qkv.f, B, T, NH, HD);
+    close_to(name, a.out, a.out.d);
+    ops->attention_standard_backward(dqkv.f, dprobs.f, a.dout.f, probs.f, a.qkv.f, B, T, NH, HD);
+    is_gradient(name, attention_double, &a, a.qkv, dqkv, NULL);
+    has_known_sums(name, &a, dqkv);
+    for (int t = T / 2; t < T; t += T / 2 + 1) {                    /* of the first sequence */
+        ops->attention_decode(decoded.f, a.qkv.f, NULL, t, NH, HD); /* the CPU needs no scratch */
+        close_to(name, decoded, a.out.d + (int64_t)t * NH * HD);
+    }
+    end_case(name);
+}
+
+/* The same with a mask, flash and textbook; a decoder whose cache begins at the window. */
+static void test_masked(int B, int T, int NH, int HD, int window, float p) {
+    static const uint64_t key = 0x123456789abcdef;
+    char name[80];
+    snprintf(name, sizeof name, "masked attention B %d T %d NH %d HD %d window %d p %g", B, T, NH, HD, window,
+             (double)p);
+    int64_t n = (int64_t)B * T * NH * HD;
+    Attention a = {
+        B,
+        T,
+        NH,
+        HD,
+        filled(3 * n, 2, 0),
+        filled(n, 1, 0),
+        poisoned(n),
+        poisoned((int64_t)B * NH * T),
+        {window, {&key, 7, p}}
+    };
+    Buffer dqkv = poisoned(3 * n), decoded = poisoned(NH * HD), scratch = poisoned(1);
+    Buffer probs = poisoned((int64_t)B * NH * T * T), dprobs = poisoned(probs.n);
+    ops->masked_attention_forward(a.out.f, a.lse.f, a.qkv.f, &a.mask, B, T, NH, HD);
+    if (pass == 0) attention_double(&a);
+    close_to(name, a.out, a.out.d);
+    close_to(name, a.lse, a.lse.d);
+    ops->masked_attention_backward(dqkv.f, a.dout.f, a.out.f, a.qkv.f, a.lse.f, NULL, &a.mask, scratch.f, B,
+                                   T, NH, HD);
+    is_gradient(name, attention_double, &a, a.qkv, dqkv, NULL);
+    if (p == 0) has_known_sums(name, &a, dqkv);
+    for (int64_t i = 0; i < dqkv.n; i++) dqkv.f[i] = NAN;
+
+    ops->masked_attention_standard_forward(a.out.f, probs.f, dprobs.f, a.qkv.f, &a.mask, B, T, NH, HD);
+    close_to(name, a.out, a.out.d);
+    for (int64_t i = 0; i < dprobs.n; i++) dprobs.f[i] = NAN;
+    ops->masked_attention_standard_backward(dqkv.f, dprobs.f, a.dout.f, probs.f, a.qkv.f, &a.mask, B, T, NH,
+                                            HD);
+    is_gradient(name, attention_double, &a, a.qkv, dqkv, NULL);
+    if (p == 0) has_known_sums(name, &a, dqkv);
+    for (int t = T / 2; p == 0 && t < T; t += T / 2 + 1) {
+        const int first = t >= window ? t + 1 - window : 0;
+        ops->attention_decode(decoded.f, a.qkv.f + (int64_t)first * 3 * NH * HD, NULL, t - first, NH, HD);
+        close_to(name, decoded, a.out.d + (int64_t)t * NH * HD);
+    }
+    end_case(name);
+}
+
+/* A window of the whole sequence and no dropout: the bits of plain attention. */
+static void test_mask_of_nothing(void) {
+    enum { T = 130, NH = 2, HD = 24, C = NH * HD };
+    Buffer qkv = filled(T * 3 * C, 1, 0), out = poisoned(T * C), lse = poisoned(NH * T),
+           masked = poisoned(T * C), masked_lse = poisoned(NH * T);
+    ops->attention_forward(out.f, lse.f, qkv.f, 1, T, NH, HD);
+    ops->masked_attention_forward(masked.f, masked_lse.f, qkv.f, &(AttentionMask){.window = T}, 1, T, NH, HD);
+    CHECK(memcmp(out.f, masked.f, sizeof(float) * (size_t)out.n) == 0, "a window of T changes bits of out");
+    CHECK(memcmp(lse.f, masked_lse.f, sizeof(float) * (size_t)lse.n) == 0,
+          "a window of T changes bits of lse");
+    end_case("mask of nothing");
+}
+
+/* Rows do not see what comes behind them, to the bit; and a NaN in a query reaches its own row alone. */
+static void test_attention_causal(void) {
+    enum { T = 150, NH = 2, HD = 24, CUT = 101, C = NH * HD };
+    Buffer qkv = filled(T * 3 * C, 1, 0), out = poisoned(T * C), changed = poisoned(T * C),
+           lse = poisoned(NH * T);
+    ops->attention_forward(out.f, lse.f, qkv.f, 1, T, NH, HD);
+    for (int64_t i = CUT * 3 * C; i < qkv.n; i++) qkv.f[i] = (float)uniform(&input_stream);
+    qkv.f[50 * 3 * C] = NAN; /* head 0, query 50 */
+    ops->attention_forward(changed.f, lse.f, qkv.f, 1, T, NH, HD);
+    bool same = true, nan = true;
+    for (int64_t i = 0; i < CUT * C; i++) {
+        if (i / C == 50 && i % C < HD)
+            nan = nan && isnan(changed.f[i]);
+        else
+            same = same && changed.f[i] == out.f[i];
+    }
+    CHECK(same, "attention: a row changed with the rows behind it");
+    CHECK(nan && isnan(lse.f[50]), "attention: a NaN in a query did not reach its row");
+    end_case("attention causal");
+}
+
+/* A context of tens of thousands: three rows of one head against double. */
+static void test_attention_long(void) {
+    enum { T = 20000, HD = 16 };
+    Buffer qkv = filled(3 * T * HD, 2, 0), out = poisoned(T * HD), lse = poisoned(T);
+    ops->attention_forward(out.f, lse.f, qkv.f, 1, T, 1, HD);
+    same_bits("attention long", out);
+    for (int64_t t = 4; pass == 0 && t < T; t += 9997) {
+        double sum = 0, row[HD] = {0}, worst = 0;
+        for (int64_t j = 0; j <= t; j++) {
+            double s = 0;
+            for (int d = 0; d < HD; d++) s += qkv.d[t * 3 * HD + d] * qkv.d[(j * 3 + 1) * HD + d] / 4;
+            sum += exp(s);
+            for (int d = 0; d < HD; d++) row[d] += exp(s) * qkv.d[(j * 3 + 2) * HD + d];
+        }
+        for (int d = 0; d < HD; d++) {
+            double error = fabs(out.f[t * HD + d] - row[d] / sum);
+            worst = worse(worst, error);
+        }
+        CHECK(worst <= TOLERANCE, "attention long: row %d error %g", (int)t, worst);
+        CHECK(fabs(lse.f[t] - log(sum)) <= TOLERANCE * 10, "attention long: lse %g, truth %g", lse.f[t],
+              log(sum));
+    }
+    end_case("attention long");
+}
+
+static void run_cases(void) {
+    static const int context[] = {1, 7, 64, 65, 127}, head_size[] = {8, 24, 32, 64, 128};
+    for (int i = 0; i < 5; i++)
+        for (int j = 0; j < 5; j++) test_attention(1 + j % 2, context[i], 1 + i % 3, head_size[j], 2);
+    test_attention(1, 200, 1, 256, 1);
+    test_attention(1, 90, 2, 40, 6);
+    static const int windows[] = {1, 5, 64, 65, 100};
+    for (int i = 0; i < 5; i++)
+        for (int j = 0; j < 2; j++) test_masked(2, 65 + 85 * j, 2, 8 + 16 * i, windows[i], 0);
+    test_masked(2, 150, 2, 24, 0, 0.1f);
+    test_masked(1, 70, 3, 32, 0, 0.75f);
+    test_masked(1, 200, 2, 64, 70, 0.3f);
+    test_mask_of_nothing();
+    test_attention_causal();
+    test_attention_long();
+}
+
+int main(void) {
+    return check_cpu_cases("cpu_attention", run_cases);
+}

@@ -1,0 +1,163 @@
+/* The CPU as a device: free memory as the kernel says it, no memory that is not there, a peak that the products do not pass;
+ * and standard attention where every score is far below zero. */
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include "llmc/cpu/cpu.h"
+#include "llmc/cpu/matmul.h"
+#include "llmc/cpu/parallel.h"
+#include "llmc/cpu/vec.h"
+#include "dev/test/check.h"
+
+/* MemAvailable of /proc/meminfo in bytes; 0: not there. */
+static double available_bytes(void) {
+    FILE *file = fopen("/proc/meminfo", "r");
+    char line[256];
+    double kib = 0;
+    while (file && fgets(line, sizeof line, file))
+        if (sscanf(line, "MemAvailable: %lf kB", &kib) == 1) break;
+    if (file) fclose(file);
+    return 1024 * kib;
+}
+
+static void test_memory(void) {
+    size_t free_bytes, total_bytes;
+    const double before = available_bytes();
+    cpu_memory_info(&free_bytes, &total_bytes);
+    const double after = available_bytes(), low = before < after ? before : after,
+                 high = before < after ? after : before;
+    if (before == 0) {
+        SKIP("no /proc/meminfo");
+        return;
+    }
+    CHECK((double)free_bytes >= 0.99 * low && (double)free_bytes <= 1.01 * high,
+          "free: %zu, the kernel says %.0f to %.0f", free_bytes, low, high);
+    CHECK(free_bytes <= total_bytes, "free: %zu of %zu", free_bytes, total_bytes);
+    void *some = cpu_alloc(1000),
+         *most = cpu_alloc(free_bytes + 3 * (total_bytes - free_bytes) / 4 + ((size_t)64 << 20));
+    CHECK(some && (uintptr_t)some % 64 == 0, "1000 bytes at %p", some);
+    CHECK(!most, "more than is free was handed out");
+    cpu_release(some);
+    cpu_release(most);
+}
+
+static double seconds(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+/* FLOP/s of a product of (N, N) matrices, the best of some. */
+__attribute__((unused)) static double product_rate(int N) {
+    const size_t n = (size_t)N * (size_t)N;
+    float *x = malloc(3 * n * sizeof *x), *w = x + n, *y = w + n;
+    double best = 0;
+    if (!x) abort();
+    for (size_t i = 0; i < 3 * n; i++) x[i] = (float)(i % 7) - 3;
+    for (int i = 0; i < 6; i++) {
+        const double begun = seconds();
+        cpu_linear_forward(y, NULL, x, w, NULL, N, N, N);
+        const double rate = 2.0 * (double)N * N * N / (seconds() - begun);
+        if (rate > best) best = rate;
+    }
+    free(x);
+    return best;
+}
+
+static void test_peak(void) {
+#if defined(__SANITIZE_ADDRESS__) || !defined(__OPTIMIZE__)
+    SKIP("the peak is that of an optimised build");
+#else
+    const char *how = "";
+    double peak = 0, rate = 0;
+    for (int i = 0; i < 4; i++) {
+        const double p = cpu_peak_flops(&how), r = product_rate(512);
+        peak = p > peak ? p : peak;
+        rate = r > rate ? r : rate;
+    }
+    CHECK(strcmp(how, "measured") == 0, "how: %s", how);
+    CHECK(rate <= 1.05 * peak, "a product takes %.1f GFLOP/s, the peak is said to be %.1f", rate * 1e-9,
+          peak * 1e-9);
+#endif
+}
+
+/* Scores of -283 and below, where exp() alone is 0: softmax must take the largest of them first. */
+static void test_low_scores(void) {
+    enum { T = 5, HD = 8, C = HD };
+    float qkv[T * 3 * C], out[T * C], probs[T * T];
+    for (int t = 0; t < T; t++)
+        for (int c = 0; c < C; c++) {
+            qkv[(t * 3 + 0) * C + c] = 10;
+            qkv[(t * 3 + 1) * C + c] = -10;
+            qkv[(t * 3 + 2) * C + c] = (float)(t + 1);
+        }
+    cpu_attention_standard_forward(out, probs, qkv, 1, T, 1, HD);
+    for (int t = 0; t < T; t++)
+        CHECK(fabsf(out[t * C] - (float)(t + 2) / 2) < 1e-5f, "query %d: %g, expected the mean of 1 to %d", t,
+              (double)out[t * C], t + 1);
+}
+
+/* OMP_NUM_THREADS says how many; what is no number does not. */
+static void test_threads(void) {
+    const int before = cpu_thread_count();
+    setenv("OMP_NUM_THREADS", "3", 1);
+    cpu_set_thread_count(0);
+    CHECK(cpu_thread_count() == 3, "OMP_NUM_THREADS=3: %d threads", cpu_thread_count());
+    setenv("OMP_NUM_THREADS", "x", 1);
+    cpu_set_thread_count(0);
+    CHECK(cpu_thread_count() >= 1, "OMP_NUM_THREADS=x: %d threads", cpu_thread_count());
+    cpu_set_thread_count(before);
+}
+
+/* e^x to the ends of the range: inf above, denormals and 0 below. */
+static void test_exp(void) {
+    double largest = 0;
+    for (double x = -87.3; x <= 88.7; x += 0.0137) {
+        const double want = exp((double)(float)x),
+                     error = fabs((double)vec_exp(vec_set((float)x))[0] / want - 1);
+        largest = error <= largest ? largest : error;
+    }
+    CHECK(largest <= 2e-7, "e^x is off by %g of itself", largest);
+    for (float x = -103; x <= -87.4f; x += 0.37f) {
+        const double error = fabs((double)vec_exp(vec_set(x))[0] - exp((double)x));
+        CHECK(error <= 0x1p-149, "e^%g is off by %g", (double)x, error);
+    }
+    const struct {
+        float x, want;
+    } ends[] = {
+        {0,         1       },
+        {89,        INFINITY},
+        {1e30f,     INFINITY},
+        {INFINITY,  INFINITY},
+        {-104,      0       },
+        {-1e30f,    0       },
+        {-INFINITY, 0       }
+    };
+    for (size_t i = 0; i < sizeof ends / sizeof *ends; i++)
+        CHECK(vec_exp(vec_set(ends[i].x))[0] == ends[i].want, "e^%g is %g", (double)ends[i].x,
+              (double)vec_exp(vec_set(ends[i].x))[0]);
+    CHECK(isnan(vec_exp(vec_set(NAN))[0]), "e^nan");
+}
+
+/* What the backend says of itself: memory for every op of a narrow model, the products' own, and that a call is done when
+ * it returns. */
+static void test_table(void) {
+    const OpShape narrow = {
+        .B = 1, .T = 4, .C = 8, .NH = 1, .V = 10, .Vp = 128, .loss_rows = 4, .n_parameters = 100000};
+    const size_t need = cpu_grad_norm_scratch_bytes(), layernorm = cpu_layernorm_scratch_bytes(&narrow);
+    CHECK(ops_cpu.scratch_bytes(&narrow) >= need && ops_cpu.scratch_bytes(&narrow) >= layernorm,
+          "%zu bytes, needed are %zu and %zu", ops_cpu.scratch_bytes(&narrow), need, layernorm);
+    CHECK(ops_cpu.fixed_bytes() >= cpu_matmul_static_bytes(), "%zu bytes of its own, the products hold %zu",
+          ops_cpu.fixed_bytes(), cpu_matmul_static_bytes());
+    CHECK(!ops_cpu.runs_ahead, "a call is done when it returns");
+}
+
+int main(void) {
+    test_exp();
+    test_table();
+    test_threads();
+    test_memory();
+    test_peak();
+    test_low_scores();
+    return check_finish("cpu_device");
+}

@@ -1,0 +1,327 @@
+/* Attention of every CUDA backend against the CPU oracle: flash and standard, forward and backward, with and without
+ * a window and dropout, and decoding. -v prints every error and limit. */
+#include "dev/test/long_attention.h"
+
+/* ---- standard ---- */
+
+static int describe_standard_forward(Operand *o, const Dims *d) {
+    const int64_t n = (int64_t)d->B * d->T * d->NH;
+    const Operand rows[] = {
+        {"out",     OUT,   STORE_X, n * d->HD,               0,        0, 0, 0},
+        {"probs",   OUT,   STORE_X, n * d->T,                0,        0, 0, 0},
+        {"qkv",     IN,    STORE_X, 3 * n * d->HD,           d->scale, 0, 0, 0},
+        {"dropped", SPACE, STORE_X, d->p > 0 ? n * d->T : 0, 0,        0, 0, 0},
+    };
+    memcpy(o, rows, sizeof rows);
+    o[4] = key_operand(d);
+    return 5;
+}
+
+static void run_standard_forward(const Ops *ops, void **p, const Dims *d) {
+    const AttentionMask mask = mask_of(d, p[4]);
+    if (is_masked(d))
+        ops->masked_attention_standard_forward(p[0], p[1], p[3], p[2], &mask, d->B, d->T, d->NH, d->HD);
+    else
+        ops->attention_standard_forward(p[0], p[1], p[2], d->B, d->T, d->NH, d->HD);
+}
+
+/* A materialised score s is rounded before the softmax, so P = exp(s - lse) is off by |s| half steps, and by what lse is off:
+ * their mean over the row. probs: a row of P; s: its scores. */
+static void slack_of_probs(float *slack, const float *probs, const float *s, int T) {
+    float mean = 0;
+    for (int j = 0; j < T; j++) mean += probs[j] * fabsf(s[j]);
+    for (int j = 0; j < T; j++)
+        slack[j] = fmaxf(slack[j], probs[j] * (fabsf(s[j]) + mean) * (float)BF16_HALF_STEP);
+}
+
+static void plain_of_standard_forward(OpCase *c) {
+    const Dims *d = &c->d;
+    const int C = d->NH * d->HD;
+    plain_forward(c, 0, 1, c->in[2], 4);
+    for (int k = 0; k < 2; k++) slack_of_plain(c->slack[k], c->plain[k], c->want[k], c->operands[k].elems);
+    float *s = op_malloc((size_t)d->T * sizeof *s);
+    for (int64_t row = 0; row < (int64_t)d->B * d->NH * d->T; row++) { /* (B,NH,T) */
+        const int64_t i = row % d->T, head = row / d->T % d->NH, b = row / d->T / d->NH;
+        const float *q = c->in[2] + (b * d->T + i) * 3 * C + head * d->HD;
+        for (int64_t j = 0; j < d->T; j++) {
+            const float *k = c->in[2] + (b * d->T + j) * 3 * C + C + head * d->HD;
+            s[j] = 0;
+            for (int e = 0; e < d->HD; e++) s[j] += q[e] * k[e];
+            s[j] /= sqrtf((float)d->HD);
+        }
+        slack_of_probs(c->slack[1] + row * d->T, c->want[1] + row * d->T, s, d->T);
+    }
+    free(s);
+}
+
+static int describe_standard_backward(Operand *o, const Dims *d) {
+    const int64_t n = (int64_t)d->B * d->T * d->NH;
+    const Operand rows[] = {
+        {"dqkv",   OUT,   STORE_X, 3 * n * d->HD, 0,        0, 0, parts_of(d)},
+        {"dprobs", SPACE, STORE_X, n * d->T,      0,        0, 0, 0          },
+        {"dout",   IN,    STORE_X, n * d->HD,     1,        0, 0, 0          },
+        {"probs",  IN,    STORE_X, n * d->T,      0,        0, 0, 0          },
+        {"qkv",    IN,    STORE_X, 3 * n * d->HD, d->scale, 0, 0, 0          },
+    };
+    memcpy(o, rows, sizeof rows);
+    o[5] = key_operand(d);
+    return 6;
+}
+
+static void run_standard_backward(const Ops *ops, void **p, const Dims *d) {
+    const AttentionMask mask = mask_of(d, p[5]);
+    if (is_masked(d))
+        ops->masked_attention_standard_backward(p[0], p[1], p[2], p[3], p[4], &mask, d->B, d->T, d->NH,
+                                                d->HD);
+    else
+        ops->attention_standard_backward(p[0], p[1], p[2], p[3], p[4], d->B, d->T, d->NH, d->HD);
+}
+
+static void prepare_standard_backward(OpCase *c) {
+    const Dims *d = &c->d;
+    fill_qkv(d, c->in[4]);
+    round_values(c->in[4], c->ops->dtype, c->operands[4].elems);
+    float *out = op_malloc((size_t)c->operands[2].elems * sizeof *out);
+    const AttentionMask window = {.window = d->window}; /* probs are those before dropout */
+    ops_cpu.masked_attention_standard_forward(out, c->in[3], NULL, c->in[4], &window, d->B, d->T, d->NH,
+                                              d->HD);
+    free(out);
+}
+
+static void plain_of_standard_backward(OpCase *c) {
+    plain_backward(c, 0, c->in[2], c->in[4], 5);
+    slack_of_plain(c->slack[0], c->plain[0], c->want[0], c->operands[0].elems);
+}
+
+/* ---- decoding: the last row of a forward pass ---- */
+
+static int describe_decode(Operand *o, const Dims *d) {
+    const int64_t C = (int64_t)d->NH * d->HD;
+    const Operand rows[] = {
+        {"out",      OUT,                            STORE_X,      C,        0, 0, 0, 0},
+        {         "qkv",        IN,                        STORE_X, 3 * C * d->T, d->scale, 0, 0, 0 },
+        { "scratch", SPACE, STORE_F32,       attention_decode_scratch(d->NH,        d->HD), 0, 0, 0,  0},
+    };
+    memcpy(o, rows, sizeof rows);
+    return 3;
+}
+
+static void run_decode(const Ops *ops, void **p, const Dims *d) {
+    ops->attention_decode(p[0], p[1], p[2], d->T - 1, d->NH, d->HD);
+}
+
+static void reference_decode(void **p, const OpCase *c) {
+    const Dims *d = &c->d;
+    const size_t C = (size_t)d->NH * (size_t)d->HD, T = (size_t)d->T;
+    float *out = op_malloc(T * C * sizeof *out), *lse = op_malloc(T * (size_t)d->NH * sizeof *lse);
+    ops_cpu.attention_forward(out, lse, p[1], 1, d->T, d->NH, d->HD);
+    memcpy(p[0], out + (T - 1) * C, C * sizeof *out);
+    free(out);
+    free(lse);
+}
+
+static void plain_decode(OpCase *c) {
+    const int C = c->d.NH * c->d.HD, HD = c->d.HD, last = c->d.T - 1;
+    float *p = op_malloc((size_t)c->d.T * 2 * sizeof *p);
+    const HeadMask none = {0};
+    for (int h = 0; h < c->d.NH; h++) {
+        const float *q = c->in[1] + h * HD;
+        plain_probs(p, q, q + C, 3 * (int64_t)C, last, HD, &none);
+        plain_out(c->plain[0] + h * HD, p, q + 2 * C, 3 * (int64_t)C, last, HD, &none);
+        const float of_p = exact_probs(p, p + c->d.T, q, q + C, 3 * (int64_t)C, last, HD, &none);
+        slack_of_out(c->slack[0] + h * HD, p + c->d.T, of_p, q + 2 * C, 3 * (int64_t)C, last, HD);
+    }
+    free(p);
+}
+
+/* ---- the table ---- */
+
+static const Op standard_forward = {
+    "attention_standard_forward", describe_standard_forward, run_standard_forward, prepare_forward, NULL,
+    plain_of_standard_forward};
+static const Op standard_backward = {"attention_standard_backward",
+                                     describe_standard_backward,
+                                     run_standard_backward,
+                                     prepare_standard_backward,
+                                     NULL,
+                                     plain_of_standard_backward};
+static const Op decoding = {"attention_decode", describe_decode, run_decode, NULL,
+                            reference_decode,   plain_decode};
+
+/* A cache so long that a piece of keys is more than one tile; a forward pass of it would take minutes. */
+static const Op long_decoding = {"attention_decode", describe_decode, run_decode, NULL, NULL, plain_decode};
+
+static const int head_sizes[] = {64, 128, 8, 24, 40, 80, 96, 256};
+/* To add a size: a row. T runs past one tile, and just below and above multiples of 64. */
+static const struct {
+    int B, T, NH;
+    bool tuned_only; /* head size 64 and 128 */
+} sizes[] = {
+    {1, 1,    3,  false},
+    {2, 7,    1,  false},
+    {1, 65,   2,  false},
+    {3, 127,  2,  false},
+    {1, 1023, 2,  false},
+    {2, 1024, 3,  true },
+    {1, 1300, 2,  true },
+    {1, 64,   1,  true },
+    {2, 129,  5,  true },
+    {5, 700,  10, true }, /* more tiles than SMs, at either head size */
+};
+
+static void test_sizes(const Ops *ops) {
+    for (size_t h = 0; h < sizeof head_sizes / sizeof *head_sizes; h++)
+        for (size_t s = 0; s < sizeof sizes / sizeof *sizes; s++) {
+            if (sizes[s].tuned_only && head_sizes[h] != 64 && head_sizes[h] != 128) continue;
+            if (op_small && (sizes[s].T > 129 || sizes[s].B > 1)) continue;
+            Dims d = {.B = sizes[s].B, .T = sizes[s].T, .NH = sizes[s].NH, .HD = head_sizes[h]};
+            op_case(ops, &forward, d);
+            op_case(ops, &backward, d);
+            op_case(ops, &decoding, (Dims){.T = d.T, .NH = d.NH, .HD = d.HD});
+            if (d.T > 129) continue;
+            op_case(ops, &standard_forward, d);
+            op_case(ops, &standard_backward, d);
+        }
+}
+
+static void test_long_caches(const Ops *ops) {
+    if (op_small) return;
+    op_case(ops, &long_decoding, (Dims){.T = 8193, .NH = 2, .HD = 64});
+    op_case(ops, &long_decoding, (Dims){.T = 20000, .NH = 1, .HD = 64});
+    op_case(ops, &long_decoding, (Dims){.T = 8200, .NH = 1, .HD = 256});
+}
+
+/* Windows shorter and longer than a tile, ends of windows inside tiles; a tenth, a quarter and half dropped. */
+static const struct {
+    int B, T, NH, window;
+    float p;
+} masks[] = {
+    {2, 129, 3, 50,  0    },
+    {1, 195, 2, 1,   0    },
+    {1, 300, 2, 64,  0    },
+    {1, 515, 1, 130, 0    },
+    {2, 129, 2, 0,   0.25f},
+    {1, 65,  3, 0,   0.5f },
+    {1, 300, 2, 70,  0.1f },
+};
+
+static void test_masks(const Ops *ops) {
+    const int some_head_sizes[] = {64, 128, 24, 256};
+    for (int h = 0; h < 4; h++)
+        for (size_t m = 0; m < sizeof masks / sizeof *masks; m++) {
+            Dims d = {.B = masks[m].B,
+                      .T = masks[m].T,
+                      .NH = masks[m].NH,
+                      .HD = some_head_sizes[h],
+                      .window = masks[m].window,
+                      .p = masks[m].p};
+            if (op_small && d.T > 195) continue;
+            op_case(ops, &forward, d);
+            op_case(ops, &backward, d);
+            if (h > 0) continue;
+            op_case(ops, &standard_forward, d);
+            op_case(ops, &standard_backward, d);
+        }
+}
+
+/* Scores that the textbook softmax or a careless online one gets wrong. */
+static void test_adversarial(const Ops *ops) {
+    const Fill fills[] = {FILL_EQUAL, FILL_GROWING, FILL_HUGE, FILL_FALLING, FILL_PEAKS};
+    const int some_head_sizes[] = {64, 128, 24};
+    for (int f = 0; f < 5; f++)
+        for (int h = 0; h < 3; h++) {
+            Dims d = {.B = 1, .T = op_small ? 195 : 515, .NH = 2, .HD = some_head_sizes[h], .fill = fills[f]};
+            op_case(ops, &forward, d);
+            op_case(ops, &backward, d);
+        }
+}
+
+/* ---- NaN ---- */
+
+/* out (B,T,C) of the backend for qkv on the host */
+static void attention_on(const Ops *ops, float *out, const float *qkv, const Dims *d) {
+    const int64_t n = (int64_t)d->B * d->T * d->NH * d->HD;
+    Guarded buffer[3];
+    bool ok = guarded_alloc(&buffer[0], ops, (size_t)n * dtype_bytes(ops->dtype), 0);
+    ok = guarded_alloc(&buffer[1], ops, (size_t)d->B * (size_t)d->T * (size_t)d->NH * sizeof(float), 0) && ok;
+    ok = guarded_alloc(&buffer[2], ops, 3 * (size_t)n * dtype_bytes(ops->dtype), 0) && ok;
+    if (!ok) abort();
+    upload_floats(ops, buffer[2].data, ops->dtype, qkv, 3 * n);
+    ops->attention_forward(buffer[0].data, (float *)(void *)buffer[1].data, buffer[2].data, d->B, d->T, d->NH,
+                           d->HD);
+    download_floats(ops, out, buffer[0].data, ops->dtype, n);
+    for (int i = 0; i < 3; i++) guarded_free(&buffer[i]);
+}
+
+/* A NaN in q, k or v of one row shows in every output that depends on it: a softmax whose maximum drops NaN
+ * hides it. Other heads and other sequences keep their bits. */
+static void test_nan(const Ops *ops, int HD, int part) {
+    const Dims d = {.B = 2, .T = 130, .NH = 2, .HD = HD};
+    const int C = d.NH * HD, row = 70, head = 1;
+    char label[64];
+    snprintf(label, sizeof label, "%s%s HD%d %c", ops->name, op_path, HD, "qkv"[part]);
+    if (!op_wanted("attention_nan", label)) return;
+    const int64_t n = (int64_t)d.B * d.T * C;
+    float *qkv = op_malloc((size_t)(5 * n) * sizeof *qkv), *clean = qkv + 3 * n, *out = clean + n;
+    for (int64_t i = 0; i < 3 * n; i++) qkv[i] = op_normal(99, i);
+    attention_on(ops, clean, qkv, &d);
+    qkv[((int64_t)row * 3 + part) * C + head * HD + 3] = NAN;
+    attention_on(ops, out, qkv, &d);
+    int hidden = 0, spread = 0;
+    for (int64_t i = 0; i < n; i++) {
+        int b = (int)(i / C / d.T), t = (int)(i / C % d.T), h = (int)(i % C) / HD;
+        bool here = b == 0 && h == head;
+        bool depends = here && (part == 0 ? t == row : t >= row) && (part != 2 || i % HD == 3);
+        hidden += depends && !isnan(out[i]);
+        spread += !here && memcmp(&out[i], &clean[i], sizeof *out) != 0;
+    }
+    CHECK(hidden == 0, "%s, HD%d: a NaN in %c does not show in %d outputs", ops->name, HD, "qkv"[part],
+          hidden);
+    CHECK(spread == 0, "%s, HD%d: a NaN in %c changes %d outputs of other heads", ops->name, HD, "qkv"[part],
+          spread);
+    free(qkv);
+}
+
+/* So long that Hopper's kernels do otherwise than where the oracle holds them: pairs of tiles in clusters, forward from
+ * T = 4096 on, backward from 4096 (HD 128) and 32768 (64) on. By the small ones sanitizers reach the pairs: forward's of
+ * either head size, backward's of 128. */
+static void test_long_sequences(const Ops *ops) {
+    static const struct {
+        int HD, T;
+        bool small;
+    } cases[] = {
+        {64,  4133,  true },
+        {64,  32800, false}, /* here and at 4133 the number of tiles is odd: the last pair has one */
+        {64,  66000, false},
+        {128, 4133,  true }, /* of blocks of queries, too */
+        {128, 33000, false},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+        if (!op_small || cases[i].small) test_long_sequence(ops, cases[i].HD, cases[i].T);
+}
+
+static void test_path(const Ops *ops) {
+    test_sizes(ops);
+    test_long_caches(ops);
+    test_masks(ops);
+    test_adversarial(ops);
+    const int nan_head_sizes[] = {64, 128, 24};
+    for (int h = 0; h < 3; h++)
+        for (int part = 0; part < 3; part++) test_nan(ops, nan_head_sizes[h], part);
+}
+
+/* The kernels of this card, and those of older cards, which it runs as well. */
+static void test_backend(const Ops *ops) {
+    test_path(ops);
+    if (ops->dtype == DTYPE_F32) return; /* one path serves every card */
+    test_long_sequences(ops);
+    cuda_limit_capability(80);
+    op_path = " sm80";
+    test_path(ops);
+    op_path = "";
+    cuda_limit_capability(0);
+}
+
+int main(int argc, char **argv) {
+    return op_main("ops_attention", argc, argv, test_backend);
+}

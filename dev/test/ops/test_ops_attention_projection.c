@@ -1,0 +1,132 @@
+/* Back through attention's projection and attention, as a training step goes: D = rowsum(dO * O) from the product that
+ * makes dO, where the backend has it so, then attention's gradients with it. Every CUDA backend against the CPU oracle,
+ * which computes D by itself. -v prints every error and limit. */
+#include "dev/test/plain_attention.h"
+
+enum { DQKV, DATTN, D, DOUT, WEIGHT, ATTN, QKV, LSE, SCRATCH, KEY, OPERANDS };
+
+static int describe(Operand *o, const Dims *d) {
+    const int64_t rows = (int64_t)d->B * d->T, C = (int64_t)d->NH * d->HD, n = rows * C;
+    const int64_t part = d->T > 1 ? C : 0; /* of a single key dq and dk are rounding noise */
+    const Operand operands[] = {
+        {"dqkv",    OUT,   STORE_X,   3 * n,        0,                   0, 0, part},
+        {"dattn",   OUT,   STORE_X,   n,            0,                   0, 0, 0   },
+        {"d",       SPACE, STORE_F32, rows * d->NH, 0,                   0, 0, 0   },
+        {"dout",    IN,    STORE_X,   n,            1,                   0, 0, 0   },
+        {"weight",  IN,    STORE_X,   C * C,        1 / sqrtf((float)C), 0, 0, 0   },
+        {"attn",    IN,    STORE_X,   n,            0,                   0, 0, 0   },
+        {"qkv",     IN,    STORE_X,   3 * n,        1,                   0, 0, 0   },
+        {"lse",     IN,    STORE_F32, rows * d->NH, 0,                   0, 0, 0   },
+        {"scratch", SPACE, STORE_F32, -1,           0,                   0, 0, 0   },
+    };
+    memcpy(o, operands, sizeof operands);
+    o[KEY] = key_operand(d);
+    return OPERANDS;
+}
+
+/* On Hopper D comes with a product in bf16 of two tiles of 128 x 128 an SM or more. */
+static bool d_comes(const Ops *ops, const Dims *d) {
+    const int64_t tiles = ((int64_t)d->B * d->T + 127) / 128 * ((d->NH * d->HD + 127) / 128);
+    return ops->dtype == DTYPE_BF16 && tiles >= 2 * 132 &&
+           strstr(ops->device_name(), "compute capability 9.0");
+}
+
+/* dattn, and whether D came with it; if not, its buffer holds what it held. */
+static bool run_projection(const Ops *ops, void **p, const Dims *d) {
+    const int C = d->NH * d->HD;
+    const int64_t rows = (int64_t)d->B * d->T;
+    const size_t bytes = (size_t)(rows * d->NH) * sizeof(float);
+    void *before = op_malloc(bytes), *after = op_malloc(bytes);
+    ops->download(before, p[D], bytes);
+    const bool came = ops->linear_backward_input_row_dots(p[DATTN], p[D], p[DOUT], p[WEIGHT], p[ATTN],
+                                                          p[SCRATCH], rows, C, C, d->HD);
+    ops->download(after, p[D], bytes);
+    CHECK(came == d_comes(ops, d), "%s, B%d T%d NH%d HD%d: D %s with the product", ops->name, d->B, d->T,
+          d->NH, d->HD, came ? "came" : "did not come");
+    CHECK(came || memcmp(before, after, bytes) == 0,
+          "%s, B%d T%d NH%d HD%d: D did not come with the product, but was written", ops->name, d->B, d->T,
+          d->NH, d->HD);
+    free(before);
+    free(after);
+    return came;
+}
+
+static void run(const Ops *ops, void **p, const Dims *d) {
+    const AttentionMask mask = mask_of(d, p[KEY]);
+    const bool known = run_projection(ops, p, d);
+    ops->masked_attention_backward(p[DQKV], p[DATTN], p[ATTN], p[QKV], p[LSE], known ? p[D] : NULL, &mask,
+                                   p[SCRATCH], d->B, d->T, d->NH, d->HD);
+}
+
+/* out and lse are those of the forward pass on this qkv */
+static void prepare(OpCase *c) {
+    const Dims *d = &c->d;
+    const uint64_t key = host_key(c, KEY);
+    const AttentionMask mask = mask_of(d, &key);
+    ops_cpu.masked_attention_forward(c->in[ATTN], c->in[LSE], c->in[QKV], &mask, d->B, d->T, d->NH, d->HD);
+}
+
+/* Attention reads dattn as stored, so the oracle gives it a rounded copy. */
+static void reference(void **p, const OpCase *c) {
+    const Dims *d = &c->d;
+    const int64_t rows = (int64_t)d->B * d->T;
+    const int C = d->NH * d->HD;
+    const AttentionMask mask = mask_of(d, p[KEY]);
+    float *stored = op_malloc((size_t)(rows * C) * sizeof *stored);
+    ops_cpu.linear_backward_input(p[DATTN], NULL, NULL, p[DOUT], p[WEIGHT], NULL, p[SCRATCH], rows, C, C);
+    memcpy(stored, p[DATTN], (size_t)(rows * C) * sizeof *stored);
+    round_values(stored, c->ops->dtype, rows * C);
+    ops_cpu.masked_attention_backward(p[DQKV], stored, p[ATTN], p[QKV], p[LSE], NULL, &mask, p[SCRATCH], d->B,
+                                      d->T, d->NH, d->HD);
+    free(stored);
+}
+
+static void plain(OpCase *c) {
+    plain_backward(c, DQKV, c->plain[DATTN], c->in[QKV], KEY);
+    /* fp32 noise rounds an element of dattn the other way now and then, by a whole step */
+    for (int64_t i = 0; i < c->operands[DQKV].elems; i++) c->slack[DQKV][i] *= 3;
+}
+
+static const Op op = {"attention_backward behind its projection", describe, run, prepare, reference, plain};
+
+/* To add a size: a row. On Hopper D comes with those that are not small, of 273 and 288 tiles (d_comes). Their rows end
+ * inside a tile, at 25 heads their columns as well; a tile is two heads wide or one. */
+static const struct {
+    int B, T, NH, HD, window;
+    bool small;
+} sizes[] = {
+    {1,  1,   2,  64,  0,  true },
+    {3,  100, 2,  64,  0,  true },
+    {2,  65,  1,  128, 0,  true },
+    {2,  65,  2,  24,  0,  true },
+    {40, 65,  25, 64,  0,  false},
+    {40, 65,  25, 64,  30, false}, /* a window: D is not wanted */
+    {23, 130, 12, 128, 0,  false},
+};
+
+static void test_sizes(const Ops *ops) {
+    for (size_t s = 0; s < sizeof sizes / sizeof *sizes; s++) {
+        if (op_small && !sizes[s].small) continue;
+        op_case(ops, &op,
+                (Dims){.B = sizes[s].B,
+                       .T = sizes[s].T,
+                       .NH = sizes[s].NH,
+                       .HD = sizes[s].HD,
+                       .window = sizes[s].window});
+    }
+}
+
+/* The kernels of this card, and those of older cards, which it runs as well. */
+static void test_backend(const Ops *ops) {
+    test_sizes(ops);
+    if (ops->dtype == DTYPE_F32) return;
+    cuda_limit_capability(80);
+    op_path = " sm80";
+    test_sizes(ops);
+    op_path = "";
+    cuda_limit_capability(0);
+}
+
+int main(int argc, char **argv) {
+    return op_main("ops_attention_projection", argc, argv, test_backend);
+}

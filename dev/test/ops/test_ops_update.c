@@ -1,0 +1,321 @@
+/* Statistics and update of every CUDA backend: loss_sum, grad_norm, adamw, weights_from_master, and the flag that
+ * keeps NaN and inf out of the weights. */
+#include "dev/test/op_test.h"
+#include <time.h>
+
+/* ---- statistics ---- */
+
+typedef struct StatsCase {
+    const Ops *ops;
+    Guarded stats, values, scratch;
+} StatsCase;
+
+static bool stats_open(StatsCase *c, const Ops *ops, const float *values, int64_t n, StepStats before) {
+    OpShape shape = {
+        .B = 1, .T = (int)n, .C = 8, .NH = 1, .V = 8, .Vp = 8, .loss_rows = n, .n_parameters = n};
+    c->ops = ops;
+    bool ok = guarded_alloc(&c->stats, ops, sizeof before, 0);
+    ok = guarded_alloc(&c->values, ops, (size_t)n * sizeof *values, 16) && ok;
+    ok = guarded_alloc(&c->scratch, ops, ops->scratch_bytes(&shape), 0) && ok;
+    if (!CHECK(ok, "%s: device memory", ops->name)) return false;
+    ops->upload(c->stats.data, &before, sizeof before);
+    ops->upload(c->values.data, values, (size_t)n * sizeof *values);
+    return true;
+}
+
+static StepStats stats_close(StatsCase *c, const char *what) {
+    StepStats after;
+    c->ops->download(&after, c->stats.data, sizeof after);
+    CHECK(guarded_intact(&c->stats) && guarded_intact(&c->values) && guarded_intact(&c->scratch),
+          "%s, %s: bytes outside a buffer were written", c->ops->name, what);
+    guarded_free(&c->stats);
+    guarded_free(&c->values);
+    guarded_free(&c->scratch);
+    return after;
+}
+
+static StepStats loss_sum_of(const Ops *ops, const float *losses, int64_t n, float scale, StepStats before) {
+    StatsCase c;
+    if (!stats_open(&c, ops, losses, n, before)) return (StepStats){0};
+    ops->loss_sum((StepStats *)(void *)c.stats.data, (float *)(void *)c.values.data, scale, c.scratch.data,
+                  n);
+    return stats_close(&c, "loss_sum");
+}
+
+static StepStats grad_norm_of(const Ops *ops, const float *grads, int64_t n, StepStats before) {
+    StatsCase c;
+    if (!stats_open(&c, ops, grads, n, before)) return (StepStats){0};
+    ops->grad_norm((StepStats *)(void *)c.stats.data, (float *)(void *)c.values.data, c.scratch.data, n);
+    return stats_close(&c, "grad_norm");
+}
+
+static bool close_to(double got, double want) {
+    return fabs(got - want) <= 1e-6 * fabs(want);
+}
+
+static void test_statistics(const Ops *ops, int64_t n) {
+    float *values = op_malloc((size_t)n * sizeof *values);
+    double sum = 0, square = 0;
+    for (int64_t i = 0; i < n; i++) {
+        values[i] = fabsf(op_normal(1, i));
+        sum += values[i];
+        square += (double)values[i] * values[i];
+    }
+    const StepStats before = {.loss = 2.5f, .grad_norm = 7, .n_skipped = 3};
+    StepStats a = loss_sum_of(ops, values, n, 0.125f, before),
+              b = loss_sum_of(ops, values, n, 0.125f, before);
+    CHECK(close_to(a.loss, 2.5 + 0.125 * sum), "%s, loss_sum of %lld: %.8g, expected %.8g", ops->name,
+          (long long)n, (double)a.loss, 2.5 + 0.125 * sum);
+    CHECK(a.bad == 0 && a.n_skipped == 3 && a.grad_norm == 7, "%s, loss_sum changes other fields", ops->name);
+    CHECK(memcmp(&a, &b, sizeof a) == 0, "%s, loss_sum of %lld differs in a second run", ops->name,
+          (long long)n);
+    a = grad_norm_of(ops, values, n, before), b = grad_norm_of(ops, values, n, before);
+    CHECK(close_to(a.grad_norm, sqrt(square)), "%s, grad_norm of %lld: %.8g, expected %.8g", ops->name,
+          (long long)n, (double)a.grad_norm, sqrt(square));
+    CHECK(a.bad == 0 && a.n_skipped == 3 && a.loss == 2.5f, "%s, grad_norm changes other fields", ops->name);
+    CHECK(memcmp(&a, &b, sizeof a) == 0, "%s, grad_norm of %lld differs in a second run", ops->name,
+          (long long)n);
+    free(values);
+}
+
+/* One value that is not finite, wherever it stands, sets the flag; the flag, once set, stays. */
+static void test_bad_statistics(const Ops *ops, float value) {
+    enum { n = 1003 };
+    float values[n];
+    for (int at = 0; at < n; at += n - 1) {
+        for (int i = 0; i < n; i++) values[i] = 0.5f;
+        values[at] = value;
+        StepStats loss = loss_sum_of(ops, values, n, 1, (StepStats){0}),
+                  norm = grad_norm_of(ops, values, n, (StepStats){0});
+        CHECK(loss.bad == 1 && !isfinite(loss.loss), "%s, loss_sum with %g at %d: loss %g, bad %d", ops->name,
+              (double)value, at, (double)loss.loss, loss.bad);
+        CHECK(norm.bad == 1 && !isfinite(norm.grad_norm), "%s, grad_norm with %g at %d: %g, bad %d",
+              ops->name, (double)value, at, (double)norm.grad_norm, norm.bad);
+        CHECK(loss.n_skipped == 0 && norm.n_skipped == 0, "%s: statistics count a skipped update", ops->name);
+    }
+    values[0] = values[n - 1] = 0.5f;
+    CHECK(loss_sum_of(ops, values, n, 1, (StepStats){.bad = 1}).bad == 1, "%s: loss_sum clears bad",
+          ops->name);
+    CHECK(grad_norm_of(ops, values, n, (StepStats){.bad = 1}).bad == 1, "%s: grad_norm clears bad",
+          ops->name);
+}
+
+/* ---- AdamW ---- */
+
+enum { MASTER, M, V, GRADS, N_ARRAYS };
+static const char *const array_names[N_ARRAYS] = {"master", "m", "v", "grads"};
+
+typedef struct AdamWCase {
+    int64_t n;
+    float *array[N_ARRAYS]; /* on the host: before, then after */
+    float *weights;         /* after */
+    StepStats stats;        /* before, then after */
+    AdamWArgs args;         /* scalars and ranges */
+    bool shared;            /* weights are the same buffer as master */
+} AdamWCase;
+
+/* Boundaries that are no multiple of 4, one element a range among them; every second range decays. */
+static AdamWCase adamw_case(int64_t n, float clip, bool bad, bool shared) {
+    AdamWCase c = {.n = n, .shared = shared};
+    c.stats = (StepStats){.loss = 1, .grad_norm = 4, .bad = bad, .n_skipped = 2};
+    c.args = (AdamWArgs){
+        .step = 5, .lr = 1e-3f, .beta1 = 0.9f, .beta2 = 0.95f, .eps = 1e-8f, .clip = clip, .n_ranges = 0};
+    const int64_t ends[] = {1, 7, 130, 1001, 1002, n};
+    for (int64_t begin = 0; begin < n; c.args.n_ranges++) {
+        int64_t end = ends[c.args.n_ranges] < n ? ends[c.args.n_ranges] : n;
+        c.args.ranges[c.args.n_ranges] = (AdamWRange){begin, end, c.args.n_ranges % 2 ? 0.0f : 0.1f};
+        begin = end;
+    }
+    for (int k = 0; k < N_ARRAYS; k++) {
+        c.array[k] = op_malloc((size_t)n * sizeof(float));
+        for (int64_t i = 0; i < n; i++)
+            c.array[k][i] = (k == MASTER ? 0.02f : 0.1f) * op_normal((uint64_t)k, i);
+    }
+    for (int64_t i = 0; i < n; i++) c.array[V][i] *= c.array[V][i];
+    for (int64_t i = 0; i < n; i += 11) c.array[GRADS][i] = c.array[M][i] = c.array[V][i] = 0;
+    c.weights = op_malloc((size_t)n * sizeof(float));
+    return c;
+}
+
+static void adamw_free(AdamWCase *c) {
+    for (int k = 0; k < N_ARRAYS; k++) free(c->array[k]);
+    free(c->weights);
+}
+
+/* Runs the case on ops; what it leaves replaces what it started from. */
+static void adamw_on(const Ops *ops, AdamWCase *c) {
+    Guarded g[N_ARRAYS], weights, stats;
+    const size_t bytes = (size_t)c->n * sizeof(float);
+    bool ok = guarded_alloc(&weights, ops, (size_t)c->n * dtype_bytes(ops->dtype), 16);
+    ok = guarded_alloc(&stats, ops, sizeof c->stats, 0) && ok;
+    for (int k = 0; k < N_ARRAYS; k++) ok = guarded_alloc(&g[k], ops, bytes, 16) && ok;
+    if (!CHECK(ok, "%s: device memory", ops->name)) return;
+    for (int k = 0; k < N_ARRAYS; k++) ops->upload(g[k].data, c->array[k], bytes);
+    upload_floats(ops, weights.data, ops->dtype, c->array[MASTER], c->n);
+    ops->upload(stats.data, &c->stats, sizeof c->stats);
+    AdamWArgs args = c->args;
+    args.master = (float *)(void *)g[MASTER].data;
+    args.m = (float *)(void *)g[M].data;
+    args.v = (float *)(void *)g[V].data;
+    args.grads = (float *)(void *)g[GRADS].data;
+    args.weights = c->shared ? g[MASTER].data : weights.data;
+    args.stats = (StepStats *)(void *)stats.data;
+    ops->adamw(&args);
+    for (int k = 0; k < N_ARRAYS; k++) ops->download(c->array[k], g[k].data, bytes);
+    download_floats(ops, c->weights, args.weights, ops->dtype, c->n);
+    ops->download(&c->stats, stats.data, sizeof c->stats);
+    for (int k = 0; k < N_ARRAYS; k++) {
+        CHECK(guarded_intact(&g[k]), "%s, adamw: bytes outside %s were written", ops->name, array_names[k]);
+        guarded_free(&g[k]);
+    }
+    CHECK(guarded_intact(&weights) && guarded_intact(&stats),
+          "%s, adamw: bytes outside a buffer were written", ops->name);
+    guarded_free(&weights);
+    guarded_free(&stats);
+}
+
+/* Against the oracle: the step made (not the weight, in which a wrong step drowns), m and v; weights are
+ * exactly the rounded master. */
+static void test_adamw(const Ops *ops, int64_t n, float clip, bool shared) {
+    AdamWCase before = adamw_case(n, clip, false, shared), want = adamw_case(n, clip, false, shared);
+    AdamWCase got = adamw_case(n, clip, false, shared);
+    adamw_on(&ops_cpu, &want);
+    adamw_on(ops, &got);
+    int64_t not_rounded = 0, grads_changed = 0;
+    for (int64_t i = 0; i < n; i++) {
+        not_rounded += got.weights[i] != round_to(ops->dtype, got.array[MASTER][i]);
+        grads_changed += got.array[GRADS][i] != before.array[GRADS][i];
+        want.array[MASTER][i] -= before.array[MASTER][i];
+        got.array[MASTER][i] -= before.array[MASTER][i];
+    }
+    for (int k = MASTER; k <= V; k++) {
+        Deviation d = compare_floats(got.array[k], want.array[k], n);
+        CHECK(within(d, (Limits){FP32_LIMIT, FP32_LIMIT}),
+              "%s, adamw of %lld, clip %g: %s: error %.2e, largest %.2e", ops->name, (long long)n,
+              (double)clip, array_names[k], d.norm, d.max);
+    }
+    CHECK(not_rounded == 0, "%s, adamw: %lld weights are not the rounded master", ops->name,
+          (long long)not_rounded);
+    CHECK(grads_changed == 0, "%s, adamw: %lld gradients changed", ops->name, (long long)grads_changed);
+    CHECK(got.stats.n_skipped == 2 && got.stats.bad == 0 && got.stats.grad_norm == 4,
+          "%s, adamw: statistics changed", ops->name);
+    adamw_free(&before);
+    adamw_free(&want);
+    adamw_free(&got);
+}
+
+/* A bad step changes no bit, whatever the gradients hold, and is counted. */
+static void test_bad_adamw(const Ops *ops, bool shared) {
+    enum { n = 10007 };
+    AdamWCase before = adamw_case(n, 1, true, shared), after = adamw_case(n, 1, true, shared);
+    for (int i = 0; i < n; i += 3) before.array[GRADS][i] = after.array[GRADS][i] = i % 2 ? NAN : INFINITY;
+    before.stats.grad_norm = after.stats.grad_norm = NAN;
+    adamw_on(ops, &after);
+    for (int k = 0; k < N_ARRAYS; k++)
+        CHECK(memcmp(before.array[k], after.array[k], n * sizeof(float)) == 0,
+              "%s, adamw, bad step: %s changed", ops->name, array_names[k]);
+    int64_t changed = 0;
+    for (int i = 0; i < n; i++) changed += after.weights[i] != round_to(ops->dtype, before.array[MASTER][i]);
+    CHECK(changed == 0, "%s, adamw, bad step: %lld weights changed", ops->name, (long long)changed);
+    CHECK(after.stats.n_skipped == 3 && after.stats.bad == 1, "%s, adamw, bad step: skipped %lld, expected 3",
+          ops->name, (long long)after.stats.n_skipped);
+    adamw_free(&before);
+    adamw_free(&after);
+}
+
+/* Ties, values that overflow bf16, signed zeros, denormals: rounded to nearest even, bit by bit. */
+static void test_weights_from_master(const Ops *ops) {
+    enum { n = 10007 };
+    static float master[n], got[n];
+    Guarded from, to;
+    for (int i = 0; i < n; i++) master[i] = op_normal(5, i);
+    for (int i = 0; i < 4000; i++) master[i] = ldexpf(1.0f + (float)i * 0x1p-9f, i % 200 - 100);
+    const float special[] = {0.0f, -0.0f, 3.4e38f, -3.4e38f, 1e-40f, 0x1.fffffep127f, INFINITY};
+    memcpy(master + 5000, special, sizeof special);
+    bool ok = guarded_alloc(&from, ops, sizeof master, 16);
+    ok = guarded_alloc(&to, ops, n * dtype_bytes(ops->dtype), 16) && ok;
+    if (!CHECK(ok, "%s: device memory", ops->name)) return;
+    ops->upload(from.data, master, sizeof master);
+    ops->weights_from_master(to.data, (float *)(void *)from.data, n);
+    download_floats(ops, got, to.data, ops->dtype, n);
+    for (int i = 0; i < n; i++) {
+        float want = round_to(ops->dtype, master[i]);
+        if (!CHECK(memcmp(&got[i], &want, sizeof want) == 0,
+                   "%s, weights_from_master: %a became %a, expected %a", ops->name, (double)master[i],
+                   (double)got[i], (double)want))
+            break;
+    }
+    CHECK(guarded_intact(&from) && guarded_intact(&to), "%s, weights_from_master: bytes outside were written",
+          ops->name);
+    guarded_free(&from);
+    guarded_free(&to);
+}
+
+/* ---- the queue ---- */
+
+static double now(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+/* A result is fetched behind all that was queued before it, and the time between two marks is a part of the host's. */
+static void test_queue(const Ops *ops) {
+    const size_t bytes = (size_t)256 << 20;
+    char *from = ops->alloc(bytes), *to = ops->alloc(bytes);
+    if (!CHECK(from && to, "%s: device memory", ops->name)) return;
+    const double begun = now();
+    int before = 1, after = 2, got = 0;
+    ops->upload(from, &before, sizeof before);
+    ops->fetch_begin(0, from, sizeof before);
+    ops->fetch_end(0, &got, sizeof got);
+    CHECK(got == before, "%s: fetched %d, expected %d", ops->name, got, before);
+    ops->mark(0);
+    for (int i = 0; i < 100; i++) ops->copy(to, from, bytes);
+    ops->upload(from, &after, sizeof after);
+    ops->fetch_begin(0, from, sizeof after);
+    ops->mark(1);
+    ops->fetch_end(0, &got, sizeof got);
+    CHECK(got == after, "%s: fetched %d behind a long queue, expected %d", ops->name, got, after);
+    const double seconds = ops->seconds_between(0, 1), elapsed = now() - begun;
+    const double least = 100 * 2 * (double)bytes / 20e12; /* no card copies 20 TB/s */
+    CHECK(seconds > least && seconds < elapsed, "%s: %g s between two marks, %g s on the host", ops->name,
+          seconds, elapsed);
+    ops->release(from);
+    ops->release(to);
+}
+
+/* Of the cards whose data sheets say it: 989 TFLOP/s in bf16, 67 in fp32, at a clock that a card may pass by 10 %. */
+static void test_peak(const Ops *ops) {
+    const char *how;
+    const double peak = ops->peak_flops(&how), sheet = ops->dtype == DTYPE_BF16 ? 989e12 : 67e12;
+    if (!strstr(ops->device_name(), "H200") && !strstr(ops->device_name(), "H100 80GB HBM3")) return;
+    CHECK(peak > 0.9 * sheet && peak < 1.2 * sheet, "%s: peak %g FLOP/s, the data sheet says %g", ops->name,
+          peak, sheet);
+}
+
+static void test_backend(const Ops *ops) {
+    test_queue(ops);
+    test_peak(ops);
+    const int64_t sizes[] = {1,      5, 1003, 1 << 20, (1 << 20) + 3,
+                             3000005}; /* the last: more than all blocks at once */
+    for (int i = 0; i < 6; i++) {
+        test_statistics(ops, sizes[i]);
+        test_adamw(ops, sizes[i], 1, false);
+    }
+    test_bad_statistics(ops, NAN);
+    test_bad_statistics(ops, INFINITY);
+    test_bad_statistics(ops, -INFINITY);
+    test_adamw(ops, 10007, 0, false);   /* no clipping */
+    test_adamw(ops, 10007, 100, false); /* above the norm */
+    test_bad_adamw(ops, false);
+    if (ops->dtype == DTYPE_F32) {
+        test_adamw(ops, 10007, 1, true);
+        test_bad_adamw(ops, true);
+    }
+    test_weights_from_master(ops);
+}
+
+int main(int argc, char **argv) {
+    return op_main("ops_update", argc, argv, test_backend);
+}

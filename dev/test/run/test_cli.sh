@@ -1,0 +1,282 @@
+#!/bin/sh
+# The program as a user runs it: bad input, checkpoints and resume, signals, sampling. Every run is tiny and on the CPU.
+# Usage: dev/test/run/test_cli.sh [PROGRAM], from the repository root. Ends with 'cli: N passed, N failed, N skipped'.
+set -u
+program=${1:-./train_gpt2}
+test=cli
+. dev/test/user.sh
+
+# run ARGS...: output in $work/out and $work/err, exit code in $status.
+run() {
+    "$program" --device cpu "$@" >"$work/out" 2>"$work/err" </dev/null
+    status=$?
+}
+case $program in /*) here=$program ;; *) here=$PWD/$program ;; esac
+# elsewhere ARGS...: the same from a folder without a default text.
+elsewhere() {
+    (cd "$work" && "$here" --device cpu "$@") >"$work/out" 2>"$work/err" </dev/null
+    status=$?
+}
+has_checkpoint() { [ -n "$(ls -d "$1"/step_* 2>/dev/null)" ]; }
+# has_steps N LOG: that many steps or more.
+has_steps() { [ "$(cat "$2" 2>/dev/null | grep -c '"norm"')" -ge "$1" ]; }
+tiny="--model nano --layers 2 --heads 2 --channels 32 --batch 2 --seq 16 --warmup 2 --eval-batches 2 --sample-tokens 20 --seed 7"
+# refuses NAME PATTERN ARGS...: exit 2, exactly one line on stderr, and the line says what PATTERN (a grep -E) demands.
+refuses() {
+    case_name=$1 case_pattern=$2
+    shift 2
+    run "$@"
+    refused "$case_name" "$case_pattern"
+}
+# shard FILE MAGIC COUNT TOKEN...: a llm.c shard of those 16-bit tokens, repeated 100 times.
+int32() { printf "\\$(printf %03o $(($1 & 255)))\\$(printf %03o $(($1 >> 8 & 255)))\\$(printf %03o $(($1 >> 16 & 255)))\\$(printf %03o $(($1 >> 24 & 255)))"; }
+shard() {
+    file=$1 magic=$2 count=$3
+    shift 3
+    { int32 "$magic"; int32 1; int32 "$count"; dd if=/dev/zero bs=4 count=253 2>/dev/null; } >"$file"
+    for token in "$@"; do printf "\\$(printf %03o $((token & 255)))\\$(printf %03o $((token >> 8 & 255)))"; done >"$work/tokens"
+    i=0
+    while [ $i -lt 100 ]; do cat "$work/tokens"; i=$((i + 1)); done >>"$file"
+}
+# Checksums of a checkpoint; of one that is not there its own name, which equals nothing.
+hashes() { if [ -d "$1" ]; then (cd "$1" && cksum model.safetensors optimizer.safetensors | cut -d ' ' -f 1,2); else echo "$1"; fi; }
+
+# ---- a text to train on ----
+i=0
+while [ $i -lt 200 ]; do echo "line $i: the quick brown fox jumps over the lazy dog"; i=$((i + 1)); done >"$work/text.txt"
+: >"$work/empty.txt"
+
+# ---- flags ----
+run --help
+check "--help: exit code" [ "$status" -eq 0 ]
+check "--help: lists the flags" grep -q -- '--tokens-per-step' "$work/out"
+run --version
+check "--version" grep -q '^train_gpt2 ' "$work/out"
+"$program" --help >/dev/full 2>"$work/err"
+check "--help on a full disk: exit code" [ $? -eq 1 ]
+refuses "unknown flag" 'nosuch' --nosuch 1
+refuses "near miss" 'did you mean.*--batch' --bach 4
+refuses "malformed number" 'batch.*12x' --batch 12x
+refuses "out of range" 'batch' --batch 0
+refuses "missing value" 'seq' --seq
+refuses "a size that there is not" "'d85': no such file.* d84," --model d85
+refuses "not a choice" 'precision.*bf16' --precision fp17
+refuses "unknown model" 'd13' --model d13
+refuses "indivisible step" 'tokens-per-step' $tiny --train "$work/text.txt" --tokens-per-step 33
+refuses "resume without out" 'resume.*out' $tiny --resume
+refuses "bad head size" '--channels 36 --heads 3: head size is 12' --model nano --channels 36 --heads 3
+refuses "heads that do not divide" '^error: --heads 7: 768 channels .* nearest: 6 heads of 128$' --model d12 --heads 7
+refuses "channels that no heads divide" '^error: --channels 100: .*multiples of 8$' --channels 100
+refuses "sampling writes nothing" '--prompt and --out' --model "$work" --prompt a --out "$work/none"
+
+# ---- data ----
+refuses "no such file" '--train: .*nowhere' $tiny --train "$work/nowhere.txt" --out "$work/unmade/run"
+check "no such file: no folder is made" [ ! -e "$work/unmade" ]
+refuses "no such validation file" '--val: .*nowhere' $tiny --train "$work/text.txt" --val "$work/nowhere.txt"
+elsewhere $tiny
+refused "no data" '--train is missing.*data/default.txt'
+elsewhere $tiny --resume --out nothing
+refused "resume of nothing, without data" '--resume: --out nothing holds no checkpoint.*--train'
+check "resume of nothing, without data: no folder is made" [ ! -e "$work/nothing" ]
+run --batch 1048576 --seq 2047 --train "$work/text.txt"
+check "more than the memory: exit code $status, before its batches are read" [ "$status" -eq 1 ]
+check "more than the memory: says what fits" grep -qE 'needs [0-9.]+ GiB, .*hint: --batch [0-9]+' "$work/err"
+run --layers 4096 --channels 131072 --heads 512 --train "$work/text.txt"
+check "a model beyond the memory" grep -q 'hint: a smaller model (--model' "$work/err"
+refuses "empty text" 'empty' $tiny --train "$work/empty.txt"
+printf 'short' >"$work/short.txt"
+refuses "short text" '17' $tiny --train "$work/short.txt"
+shard "$work/good_000.bin" 20240520 400 1 2 3 50256
+shard "$work/magic_000.bin" 20240999 400 1 2 3 4
+refuses "wrong magic" 'magic_000.bin.*20240999' $tiny --train "$work/magic_*.bin"
+head -c 1500 "$work/good_000.bin" >"$work/cut_000.bin"
+refuses "truncated shard" 'cut_000.bin' $tiny --train "$work/cut_*.bin"
+head -c 600 "$work/good_000.bin" >"$work/head_000.bin"
+refuses "truncated header" 'head_000.bin' $tiny --train "$work/head_*.bin"
+shard "$work/big_000.bin" 20240520 400 1 2 60000 3
+refuses "token beyond the vocabulary" 'big_000.bin.*60000' $tiny --train "$work/big_*.bin" --steps 2
+refuses "text among shards" 'shard.*not|not.*shard' $tiny --train "$work/*"
+run $tiny --train "$work/good_*.bin" --steps 2
+check "a good shard trains" [ "$status" -eq 0 ]
+check "a good shard trains: without validation data to the end" grep -qE '^done: step 2, train loss [0-9.]+, val loss n/a, ' "$work/out"
+cp "$work/good_000.bin" "$work/good_001.bin"
+run $tiny --train "$work/good_*.bin" --val "$work/../${work##*/}/good_001.bin" --steps 2
+check "a validation shard among those of --train is named" grep -q '^note: .*/good_001.bin of --val is among the files of --train' "$work/out"
+run $tiny --train "$work/good_000.bin" --val "$work/good_001.bin" --steps 2
+check "a validation shard of its own: exit code $status" [ "$status" -eq 0 ]
+check "a validation shard of its own is not" [ "$(grep -c '^note:' "$work/out")" -eq 0 ]
+rm "$work/good_001.bin"
+elsewhere $tiny --train "good_*.bin" --prompt a --out unprompted
+refused "a prompt without a tokenizer" '--prompt: .*there is no gpt2_tokenizer.bin in \. or above it; hint: --tokenizer'
+check "a prompt without a tokenizer: found before the first step" [ ! -e "$work/unprompted" ]
+refuses "bad tokenizer" '--tokenizer: .*empty.txt' $tiny --train "$work/text.txt" --tokenizer "$work/empty.txt"
+
+# ---- output folder ----
+refuses "out is a file" 'text.txt' $tiny --train "$work/text.txt" --out "$work/text.txt"
+refuses "out below a file" 'text.txt' $tiny --train "$work/text.txt" --out "$work/text.txt/run"
+if [ "$(id -u)" -ne 0 ]; then
+    mkdir "$work/locked" && chmod a-w "$work/locked"
+    refuses "out without permission" 'locked' $tiny --train "$work/text.txt" --out "$work/locked/run"
+else
+    refuses "out in a kernel folder" '/proc' $tiny --train "$work/text.txt" --out /proc/train_gpt2
+fi
+
+refuses "out too long" 'longer than 960' $tiny --train "$work/text.txt" --out "$work/$(printf '%0200d/' 1 2 3 4 5)"
+check "out too long: nothing is made" [ ! -e "$work/$(printf '%0200d' 1)" ]
+refuses "out too long, resumed" 'longer than 960' $tiny --train "$work/text.txt" --resume --out "$(printf '%02000d' 1)"
+
+# ---- a run, its last line, its log ----
+long="$tiny --train $work/text.txt --steps 12 --eval-every 6 --tokens-per-step 64"
+run $long --out "$work/whole" --save-every 6
+check "a run: exit code $status" [ "$status" -eq 0 ]
+check "a run: last line" grep -qE '^done: step 12, train loss [0-9.]+, val loss [0-9.]+, [0-9]+ tok/s$' "$work/out"
+check "a run: no control codes in a pipe" [ "$(tr -d '\n\t -~' <"$work/out" | LC_ALL=C tr -d '\200-\377' | wc -c)" -eq 0 ]
+check "a run: every step is in the log once" [ "$(grep -c '"norm"' "$work/whole/log.jsonl")" -eq 12 ]
+run $long --out "$work/again" --save-every 6
+check "same seed, same bits" [ "$(hashes "$work/whole/step_00000012")" = "$(hashes "$work/again/step_00000012")" ]
+
+# ---- window and dropout ----
+refuses "a negative window" 'window.*-3' $tiny --train "$work/text.txt" --window -3
+refuses "dropout of everything" 'dropout.*1' $tiny --train "$work/text.txt" --dropout 1
+refuses "dropout that is no number" 'dropout.*much' $tiny --train "$work/text.txt" --dropout much
+masked="$tiny --train $work/text.txt --tokens-per-step 64 --steps 8 --window 5 --dropout 0.2"
+run $masked --out "$work/masked" --save-every 4
+check "window and dropout: exit code $status" [ "$status" -eq 0 ]
+check "window and dropout are echoed" grep -qE '^window +.* 5 ' "$work/out"
+check "config.json has dropout under its names" [ "$(grep -c 'pdrop": 0.2,' "$work/masked/step_00000008/config.json")" -eq 3 ]
+check "config.json has the window" grep -q '"attention_window": 5,' "$work/masked/step_00000008/config.json"
+cp -r "$work/masked" "$work/masked_resumed" && rm -rf "$work/masked_resumed/step_00000008"
+run $masked --out "$work/masked_resumed" --resume
+check "dropout: same bits as the run without a stop" [ "$(hashes "$work/masked/step_00000008")" = "$(hashes "$work/masked_resumed/step_00000008")" ]
+run $masked --out "$work/masked_block" --recompute block
+check "dropout: same bits when recomputed" [ "$(hashes "$work/masked/step_00000008")" = "$(hashes "$work/masked_block/step_00000008")" ]
+run $(echo "$masked" | sed 's/--seed 7/--seed 8/') --out "$work/masked_seed"
+check "dropout with another seed: exit code $status" [ "$status" -eq 0 ]
+check "dropout: another seed, other weights" [ "$(hashes "$work/masked/step_00000008")" != "$(hashes "$work/masked_seed/step_00000008")" ]
+run --model "$work/masked" --eval-only --train "$work/text.txt" --batch 2 --eval-batches 2
+check "a model's window comes with its files" grep -qE '^window +.* 5 ' "$work/out"
+
+# ---- resume ----
+refuses "a new run beside old checkpoints" 'step_00000006.*resume' $long --out "$work/whole"
+cp -r "$work/whole" "$work/resumed" && rm -rf "$work/resumed/step_00000012"
+run $long --out "$work/resumed" --save-every 6 --resume
+check "resume: exit code $status" [ "$status" -eq 0 ]
+check "resume: same bits as the run without a stop" [ "$(hashes "$work/whole/step_00000012")" = "$(hashes "$work/resumed/step_00000012")" ]
+check "resume: no step twice in the log" [ "$(grep -c '"norm"' "$work/resumed/log.jsonl")" -eq 12 ]
+cp -r "$work/whole" "$work/damaged"
+printf X | dd of="$work/damaged/step_00000012/model.safetensors" bs=1 seek=5000 conv=notrunc 2>/dev/null
+run $long --out "$work/damaged" --save-every 6 --resume
+check "resume past a damaged checkpoint: exit code $status" [ "$status" -eq 0 ]
+check "resume past a damaged checkpoint: says so" grep -q 'step_00000012' "$work/err"
+check "resume past a damaged checkpoint: same bits" [ "$(hashes "$work/whole/step_00000012")" = "$(hashes "$work/damaged/step_00000012")" ]
+printf X | dd of="$work/damaged/step_00000006/model.safetensors" bs=1 seek=5000 conv=notrunc 2>/dev/null
+refuses "a damaged model" 'model.safetensors' --model "$work/damaged/step_00000006" --prompt a
+cp -r "$work/resumed" "$work/whole_too"
+run $(echo "$long" | sed 's/--steps 12/--steps 13/') --lr 5e-4 --out "$work/resumed" --resume
+check "resume with another learning rate names it" grep -q -- '--lr' "$work/out"
+refuses "resume with another model" 'layers' --model d12 --train "$work/text.txt" --batch 2 --seq 16 --tokens-per-step 64 --steps 12 --out "$work/whole" --resume
+
+elsewhere $tiny --resume --out whole
+refused "resume without the data" "--train is missing: whole/step_00000012 trained on '$work/text.txt'"
+run --resume --out "$work/whole_too" --train "$work/text.txt" --steps 13
+check "resume without the size: exit code $status" [ "$status" -eq 0 ]
+check "resume without the size: says what of" grep -qE '^resumed +.*/step_00000012, step 12$' "$work/out"
+check "resume without the size: the log says what of" grep -q '"model": "[^"]*/step_00000012"' "$work/whole_too/log.jsonl"
+check "resume: the size is the checkpoint's" [ "$(grep -cE '^note: --(model|layers|heads|channels) ' "$work/out")" -eq 0 ]
+run $tiny --resume --out "$work/fresh" --train "$work/text.txt" --steps 2
+check "resume of nothing says so" grep -qE '^resumed +nothing: .*/fresh holds no checkpoint' "$work/out"
+refuses "a file of a model" '--model: .*model.safetensors: .*hint: a model is a directory' --model "$work/whole/step_00000012/model.safetensors" --prompt a
+refuses "a short file of a model" '--model: .*config.json: .*hint: a model is a directory' --model "$work/whole/step_00000012/config.json" --prompt a
+
+cp -r "$work/whole" "$work/finished" && mkdir "$work/finished/.tmp-step_00000011-1"
+lines=$(wc -l <"$work/finished/log.jsonl")
+run $long --out "$work/finished" --resume
+check "resume of a finished run: exit code $status" [ "$status" -eq 0 ]
+check "resume of a finished run: one line" [ "$(cat "$work/out" "$work/err" | wc -l)" -eq 1 ]
+check "resume of a finished run: says so" grep -qE '^finished: .*/step_00000012 has 12 steps, --steps is 12; hint: more --steps' "$work/out"
+check "resume of a finished run: no header in the log" [ "$(wc -l <"$work/finished/log.jsonl")" -eq "$lines" ]
+check "resume of a finished run: leftovers go" [ ! -e "$work/finished/.tmp-step_00000011-1" ]
+run $(echo "$long" | sed 's/--steps 12/--steps 10/') --out "$work/finished" --resume
+check "resume past the end: exit code $status" [ "$status" -eq 0 ]
+run $long --out "$work/whole" --resume
+check "resume past the end: the checkpoint stays" grep -q '"tokens_seen": *768' "$work/whole/step_00000012/trainer_state.json"
+check "a checkpoint counts its tokens" grep -q '"tokens_seen": *768' "$work/resumed/step_00000012/trainer_state.json"
+
+# ---- what must not be lost ----
+cp "$work/good_000.bin" "$work/late_000.bin"
+printf '\377\377' | dd of="$work/late_000.bin" bs=1 seek=1600 conv=notrunc 2>/dev/null
+run --model nano --layers 1 --heads 2 --channels 32 --batch 1 --seq 16 --steps 500 --sample-tokens 0 --train "$work/late_*.bin" --out "$work/late"
+check "a bad token in mid-run: exit code $status" [ "$status" -eq 2 ]
+check "a bad token in mid-run: what was learned is saved" has_checkpoint "$work/late"
+cp "$work/good_000.bin" "$work/val_000.bin"
+refuses "bad validation data, before the first step" 'val_000.bin.*50256' $tiny --train "$work/text.txt" --val "$work/val_*.bin" --steps 100000
+"$program" --device cpu $long --out "$work/closed" >&- 2>&-
+check "closed output: the log stays a log" [ "$(grep -cv '^{' "$work/closed/log.jsonl")" -eq 0 ]
+"$program" --device cpu $long --out "$work/piped" 2>/dev/null | head -n 1 >/dev/null
+check "a reader that leaves does not end the run" [ -d "$work/piped/step_00000012" ]
+
+# The output goes through pipes: the limit is of files, 4 or 8 KiB by the shell: the log's first lines fit, a checkpoint does not.
+{ (ulimit -f 8; "$program" --device cpu $tiny --train "$work/text.txt" --steps 60 --save-every 30 --out "$work/limited" 2>&1; echo "status $?") | cat; } >"$work/out" </dev/null
+check "a file-size limit: a failure, not a signal" grep -qx 'status 1' "$work/out"
+check "a file-size limit: says so" grep -q '^error: checkpoint of step 60 not saved: .*File too large' "$work/out"
+check "a file-size limit: nothing is half-written" [ "$(ls -A "$work/limited")" = "$(printf 'log.jsonl\nrun.lock')" ]
+check "a file-size limit: the log has its beginning" has_steps 1 "$work/limited/log.jsonl"
+check "a file-size limit: every line of the log is whole" [ "$(grep -cv '^{.*}$' "$work/limited/log.jsonl")" -eq 0 ]
+
+# ---- sampling, evaluation, memory ----
+run --model "$work/whole" --prompt "line 1" --sample-tokens 12
+check "sample from a run's folder: exit code $status" [ "$status" -eq 0 ]
+cp -r "$work/whole/step_00000012" "$work/swapped"
+printf 'zzzz' | dd of="$work/swapped/tokenizer.bin" bs=1 seek=1100 conv=notrunc 2>/dev/null
+refuses "a changed tokenizer" 'tokenizer.bin' --model "$work/swapped" --prompt a
+refuses "evaluation of new weights" 'eval-only.*model' $tiny --train "$work/text.txt" --eval-only
+run --model "$work/whole/step_00000012" --prompt "line 1" --sample-tokens 12
+check "sample from a checkpoint: exit code $status" [ "$status" -eq 0 ]
+cp "$work/out" "$work/first"
+run --model "$work/whole/step_00000012" --prompt "line 1" --sample-tokens 12
+check "the same seed draws the same text" cmp -s "$work/out" "$work/first"
+run --model "$work/whole/step_00000012" --train "$work/text.txt" --eval-only --batch 2 --seq 16 --eval-batches 2
+check "--eval-only: exit code $status" [ "$status" -eq 0 ]
+log_loss=$(sed -n 's/.*"step": *12, *"val_loss": *\([0-9.]*\).*/\1/p' "$work/whole/log.jsonl")
+check "--eval-only: the loss at the run's end" grep -q "val loss $(printf %.6f "$log_loss")" "$work/out"
+run --model d48 --memory --seq 1048576 --batch 1
+check "--memory of a huge model allocates nothing: exit code $status" [ "$status" -eq 0 ]
+check "--memory names tensors" grep -q 'qkv' "$work/out"
+run --layers 64 --channels 131072 --heads 512 --memory --attention standard --seq 67108864 --batch 1
+check "--memory beyond 2^63 bytes is not wrapped" grep -qE '^  probs +activations +[0-9]{6,}\.. TiB' "$work/out"
+check "--memory beyond 2^63 bytes fits nowhere" grep -qE 'largest that fits +--batch 0$' "$work/out"
+refuses "no GPU, or a device that cannot be" 'cuda|device|bf16' --device cuda --precision bf16 --train "$work/nowhere"
+
+# ---- a signal ends the run after the step, saved ----
+"$program" --device cpu $tiny --train "$work/text.txt" --steps 100000000 --eval-every 0 --out "$work/signal" >"$work/out" 2>"$work/err" &
+child=$!
+await has_steps 3 "$work/signal/log.jsonl"
+refuses "two runs in one folder" 'another run' $tiny --train "$work/text.txt" --steps 5 --out "$work/signal"
+run $tiny --memory --resume --out "$work/signal"
+check "--memory beside a run: exit code $status" [ "$status" -eq 0 ]
+kill -TERM $child
+wait $child
+status=$?
+check "SIGTERM: exit code $status" [ "$status" -eq 0 ]
+check "SIGTERM: a checkpoint" has_checkpoint "$work/signal"
+check "SIGTERM: a last line" grep -q '^done: step' "$work/out"
+
+# ---- a kill loses nothing of the newest checkpoint ----
+steady="$tiny --train $work/text.txt --schedule constant --eval-every 0 --save-every 20 --keep 2"
+"$program" --device cpu $steady --steps 100000000 --out "$work/killed" --resume >"$work/out" 2>"$work/err" &
+child=$!
+await has_checkpoint "$work/killed"
+refuses "a folder in use, before its checkpoints are looked at" 'another run' --model d12 --train "$work/text.txt" --out "$work/killed" --resume
+kill -KILL $child
+wait $child 2>/dev/null
+newest=$(ls -d "$work"/killed/step_* | tail -n 1)
+last=$(expr "${newest##*step_}" + 7)
+run $steady --steps "$last" --out "$work/killed" --resume
+check "kill -9: exit code $status" [ "$status" -eq 0 ]
+check "kill -9: resumed at ${newest##*/}" grep -qE "^resumed +$newest, step" "$work/out"
+check "kill -9: every step is in the log once" [ "$(grep -c '"norm"' "$work/killed/log.jsonl")" -eq "$last" ]
+run $steady --steps "$last" --out "$work/unkilled"
+saved=$(printf 'step_%08d' "$last")
+check "kill -9: same bits as the run without it" [ "$(hashes "$work/unkilled/$saved")" = "$(hashes "$work/killed/$saved")" ]
+
+finish

@@ -1,0 +1,490 @@
+/* The command line: every form that is right, every way to be wrong, recipes, contradictions, help, JSON. */
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include "llmc/run/flags_table.h"
+#include "llmc/base/json.h"
+#include "dev/test/check.h"
+
+enum { MAX_ARGS = 16 };
+
+/* Splits at spaces ("_" stands for an empty argument) and parses; the strings live until the next call. */
+static bool parse(Settings *s, Error *err, const char *line) {
+    static char text[1024];
+    char *argv[MAX_ARGS] = {"train_gpt2"};
+    int argc = 1;
+    snprintf(text, sizeof text, "%s", line);
+    for (char *word = strtok(text, " "); word && argc < MAX_ARGS; word = strtok(NULL, " "))
+        argv[argc++] = strcmp(word, "_") == 0 ? "" : word;
+    *err = (Error){0};
+    return flags_parse(s, argc, argv, err);
+}
+
+static void test_forms(void) {
+    Settings s;
+    Error err;
+    CHECK(parse(&s, &err, "--train a.txt --batch=8 -t 128 -l 3e-4 --schedule wsd --resume"), "%s", err.text);
+    CHECK(strcmp(s.train, "a.txt") == 0 && s.batch == 8 && s.seq == 128 && s.lr == 3e-4, "values");
+    CHECK(s.schedule == SCHEDULE_WSD && s.resume, "choice and switch");
+    CHECK(flags_was_set(&s, "batch") && !flags_was_set(&s, "steps"), "what was set is known");
+    CHECK(parse(&s, &err, "-y 1 -a 0 --eval-only=1"), "llm.c's form of a switch: %s", err.text);
+    CHECK(s.resume && !s.overfit && s.eval_only, "switches with 0 and 1");
+    CHECK(parse(&s, &err, "--resume --seed 7"), "a switch takes no other value: %s", err.text);
+    CHECK(s.resume && s.seed == 7, "switch before a flag");
+    CHECK(parse(&s, &err, "--prompt=--x --lr .5 --eps=1E-9 --seed +3"), "%s", err.text);
+    CHECK(strcmp(s.prompt, "--x") == 0 && s.lr == 0.5 && s.eps == 1e-9 && s.seed == 3,
+          "odd but right values");
+    CHECK(parse(&s, &err, "--prompt _"), "an empty prompt is a prompt: %s", err.text);
+    CHECK(parse(&s, &err, "--prompt -hello"), "a text may begin with a dash: %s", err.text);
+    CHECK(parse(&s, &err, "--seed 9007199254740991"), "2^53 - 1: %s", err.text);
+    CHECK(s.seed == 9007199254740991, "exactly");
+    CHECK(parse(&s, &err, "--gpus 1 -z 0"), "what is not built may be given its default: %s", err.text);
+    CHECK(parse(&s, &err, ""), "no flags: %s", err.text);
+    CHECK(strcmp(s.train, "data/default.txt") == 0 && s.clip == 1 && s.device == DEVICE_AUTO, "defaults");
+    CHECK(parse(&s, &err, "--help --nonsense"), "help before a mistake is help: %s", err.text);
+    CHECK(s.help, "help");
+}
+
+/* Every letter and name of the table is its own, and sets its own field alone. */
+static void test_table(void) {
+    for (int i = 0; i < flags_count; i++) {
+        const Flag *flag = &flags_table[i];
+        CHECK(flag_find(flag->name) == i, "--%s stands twice", flag->name);
+        CHECK(!flag->letter || flag_find_letter(flag->letter) == i, "-%c stands twice", flag->letter);
+        CHECK(strlen(flag->name) < 32 && !strchr(flag->name, '_'), "--%s: name", flag->name);
+        CHECK(flag->default_text || flag_recipe(flag->name) || flag->type == FLAG_TEXT ||
+                  flag->type == FLAG_SWITCH,
+              "--%s has no default", flag->name);
+        CHECK(!flag->default_text || !flag_recipe(flag->name), "--%s has two defaults", flag->name);
+        for (int j = 0; j < i; j++)
+            CHECK(flags_table[j].offset != flag->offset, "--%s and --%s share a field", flag->name,
+                  flags_table[j].name);
+    }
+    for (int i = 0; i < recipe_rows_count; i++) {
+        int row = flag_find(recipe_rows[i].flag);
+        if (!CHECK(row >= 0, "recipe of unknown flag %s", recipe_rows[i].flag)) continue;
+        for (int r = 0; r < N_RECIPES; r++) {
+            Settings s = {0};
+            Error err = {0};
+            CHECK(flag_set_value(&s, &flags_table[row], "recipe", recipe_rows[i].value[r], &err), "%s",
+                  err.text);
+        }
+    }
+}
+
+/* A command line that is refused, and what the one line must say. */
+typedef struct Refusal {
+    const char *line, *says[3];
+} Refusal;
+
+static const Refusal refusals[] = {
+    {"--bacth 4",                       {"--bacth", "did you mean --batch?"}                  },
+    {"--tokens_per_step 4",             {"did you mean --tokens-per-step?"}                   },
+    {"--eval 4",                        {"--eval", "did you mean --eval-"}                    },
+    {"-batch 4",                        {"-batch", "did you mean --batch?"}                   },
+    {"--stesp=100",                     {"did you mean --steps?"}                             },
+    {"--xyzzy 4",                       {"unknown flag --xyzzy", "--help"}                    },
+    {"--ba 4",                          {"unknown flag --ba", "--batch"}                      }, /* no prefix matching */
+    {"-Q 4",                            {"unknown flag -Q"}                                   },
+    {"-b4",                             {"unknown flag -b4"}                                  },
+    {"-",                               {"unknown flag -"}                                    },
+    {"--",                              {"unknown flag --"}                                   },
+    {"--=",                             {"unknown flag --="}                                  },
+    {"my.txt",                          {"unexpected argument 'my.txt'", "--train"}           },
+    {"_",                               {"unexpected argument ''"}                            },
+    {"--batch",                         {"--batch", "value missing", "a whole number from 1"} },
+    {"--train --val x",                 {"--train", "value missing"}                          },
+    {"--train -j x",                    {"--train", "value missing"}                          },
+    {"-b",                              {"-b (--batch)", "value missing"}                     },
+    {"--batch x",                       {"--batch", "'x'", "a whole number from 1 to 1048576"}},
+    {"--batch 4x",                      {"'4x'"}                                              },
+    {"--batch=",                        {"--batch", "''"}                                     },
+    {"--batch 0",                       {"'0'", "from 1"}                                     },
+    {"--batch -4",                      {"'-4'", "from 1"}                                    },
+    {"--batch 4.0",                     {"'4.0'", "plain digits"}                             },
+    {"--steps 1e6",                     {"'1e6'", "plain digits"}                             },
+    {"--steps 1_000",                   {"'1_000'", "plain digits"}                           },
+    {"--steps 1k",                      {"'1k'", "plain digits"}                              },
+    {"--batch 0x10",                    {"'0x10'"}                                            },
+    {"--steps 99999999999999999999999", {"--steps", "from 1 to 1099511627776"}                },
+    {"--seed 9007199254740992",         {"--seed"}                                            },
+    {"--sample-tokens -1",              {"--sample-tokens", "from 0"}                         },
+    {"--eval-batches 0",                {"--eval-batches", "from 1"}                          },
+    {"--lr nan",                        {"--lr", "'nan'", "a number from 0 to 100"}           },
+    {"--lr inf",                        {"'inf'"}                                             },
+    {"--lr 0x1p-3",                     {"'0x1p-3'"}                                          },
+    {"--lr 1e-3x",                      {"'1e-3x'"}                                           },
+    {"--lr 1e999",                      {"'1e999'"}                                           },
+    {"--lr 0,1",                        {"'0,1'"}                                             },
+    {"--lr -1",                         {"'-1'"}                                              },
+    {"--lr 1e",                         {"'1e'"}                                              },
+    {"--lr .",                          {"'.'"}                                               },
+    {"--beta2 1",                       {"--beta2", "0.999999"}                               },
+    {"--final-lr-fraction 1.5",         {"from 0 to 1"}                                       },
+    {"--device gpu",                    {"--device", "'gpu'", "one of auto, cuda, cpu"}       },
+    {"--device CPU",                    {"'CPU'"}                                             },
+    {"--schedule cos",                  {"'cos'", "one of cosine, linear, constant, wsd"}     },
+    {"--precision fp16",                {"one of bf16, fp32"}                                 },
+    {"--zero 2",                        {"--zero", "from 0 to 1"}                             },
+    {"--resume=yes",                    {"--resume", "'yes'", "no value, 0 or 1"}             },
+    {"--resume yes",                    {"unexpected argument 'yes'"}                         },
+    {"--out=",                          {"--out", "''"}                                       },
+    {"--batch 4 --batch 4",             {"--batch", "given twice"}                            },
+    {"--batch 4 -b 8",                  {"-b (--batch)", "given twice"}                       },
+    {"--gpus 2",                        {"--gpus", "not in this version yet"}                 },
+    {"--hellaswag x",                   {"--hellaswag", "not in this version yet"}            },
+};
+
+static void test_refusals(void) {
+    for (size_t i = 0; i < sizeof refusals / sizeof *refusals; i++) {
+        const Refusal *r = &refusals[i];
+        Settings s;
+        Error err;
+        CHECK(!parse(&s, &err, r->line), "accepted: %s", r->line);
+        CHECK(err.exit_code == EXIT_INPUT, "%s: exit code %d", r->line, err.exit_code);
+        CHECK(!strchr(err.text, '\n'), "%s: more than one line", r->line);
+        for (int j = 0; j < 3 && r->says[j]; j++)
+            CHECK(strstr(err.text, r->says[j]), "%s: '%s' does not say '%s'", r->line, err.text, r->says[j]);
+    }
+}
+
+static void test_hostile_text(void) {
+    char name[5000] = "--", value[5000] = "--device=";
+    memset(name + 2, 'x', sizeof name - 3);
+    memset(value + 9, '\n', sizeof value - 10);
+    for (int i = 0; i < 2; i++) {
+        Settings s;
+        Error err = {0};
+        char *argv[] = {"train_gpt2", i ? value : name};
+        CHECK(!flags_parse(&s, 2, argv, &err) && err.exit_code == EXIT_INPUT, "long argument %d", i);
+        CHECK(strlen(err.text) < 300 && !strchr(err.text, '\n'), "one short line: %s", err.text);
+    }
+}
+
+/* ---- completion and contradictions ---- */
+
+static bool complete(Settings *s, Error *err, const char *line, bool on_gpu, int n_ranks) {
+    if (!CHECK(parse(s, err, line), "%s: %s", line, err->text)) return false;
+    settings_complete(s, on_gpu, n_ranks);
+    return flags_check(s, n_ranks, err);
+}
+
+static void test_recipes(void) {
+    static const struct {
+        const char *line;
+        bool on_gpu;
+        const char *recipe, *model;
+        int64_t batch, seq, tokens_per_step, steps;
+    } rows[] = {
+        {"",                                   false, "cpu-small", "nano",     12, 64,     768,     1500 },
+        {"",                                   true,  "gpu-small", "baby",     64, 256,    16384,   800  },
+        {"--train my.txt",                     true,  "gpu-small", "baby",     64, 256,    16384,   800  },
+        {"--train x_*.bin",                    true,  "gpt2",      "d12",      64, 1024,   524288,  19073},
+        {"--train x_*.bin",                    false, "cpu-small", "nano",     12, 64,     768,     1500 },
+        {"--model nano",                       true,  "gpu-small", "nano",     64, 256,    16384,   800  },
+        {"--model d24 --batch 16",             true,  "gpt2",      "d24",      16, 1024,   524288,  19073},
+        {"--model out/124M",                   true,  "gpt2",      "out/124M", 64, 1024,   524288,  19073},
+        {"--model d12",                        false, "gpt2-cpu",  "d12",      4,  256,    1024,    200  },
+        {"--batch 5 --steps 9",                false, "cpu-small", "nano",     5,  64,     320,     9    },
+        {"--model d12 --batch 60",             true,  "gpt2",      "d12",      60, 1024,   552960,  19073}, /* 9 x 61440 is nearest */
+        {"--model d12 --seq 131072 --batch 8", true,  "gpt2",      "d12",      8,  131072, 1048576, 19073},
+        {"--tokens-per-step 3840",             false, "cpu-small", "nano",     12, 64,     3840,    1500 },
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        Settings s;
+        Error err;
+        CHECK(complete(&s, &err, rows[i].line, rows[i].on_gpu, 1), "%s: %s", rows[i].line, err.text);
+        CHECK(strcmp(s.recipe, rows[i].recipe) == 0, "%s: recipe %s", rows[i].line, s.recipe);
+        CHECK(strcmp(s.model, rows[i].model) == 0, "%s: model %s", rows[i].line, s.model);
+        CHECK(s.batch == rows[i].batch && s.seq == rows[i].seq && s.steps == rows[i].steps,
+              "%s: batch %d seq %d steps %d", rows[i].line, (int)s.batch, (int)s.seq, (int)s.steps);
+        CHECK(s.tokens_per_step == rows[i].tokens_per_step, "%s: tokens per step %lld", rows[i].line,
+              (long long)s.tokens_per_step);
+        CHECK(s.precision == (rows[i].on_gpu ? PRECISION_BF16 : PRECISION_FP32), "%s: precision",
+              rows[i].line);
+    }
+}
+
+static void test_completion(void) {
+    Settings s;
+    Error err;
+    CHECK(complete(&s, &err, "--steps 50", false, 1), "%s", err.text);
+    CHECK(s.warmup == 5, "the default warm-up shrinks with a short run: %d", (int)s.warmup);
+    CHECK(complete(&s, &err, "--steps 50 --warmup 50", false, 1), "%s", err.text);
+    CHECK(s.warmup == 50, "a warm-up that was asked for stays");
+    CHECK(complete(&s, &err, "", false, 4), "%s", err.text);
+    CHECK(s.tokens_per_step == 4 * 768, "ranks count: %d", (int)s.tokens_per_step);
+    CHECK(complete(&s, &err, "--model dir", true, 1), "%s", err.text);
+    settings_limit_seq(&s, 768, 1);
+    CHECK(s.seq == 768 && s.tokens_per_step == 11 * 64 * 768, "a checkpoint of context 768: %d",
+          (int)s.tokens_per_step);
+    CHECK(complete(&s, &err, "--model dir", false, 1), "%s", err.text);
+    settings_limit_seq(&s, 64, 1);
+    CHECK(s.seq == 64 && s.tokens_per_step == 4 * 64, "one micro-batch stays one: %d",
+          (int)s.tokens_per_step);
+    CHECK(complete(&s, &err, "--model dir --seq 128", false, 1), "%s", err.text);
+    settings_limit_seq(&s, 64, 1);
+    CHECK(s.seq == 128, "what the user asked is not bent");
+    CHECK(complete(&s, &err, "--train a.bin", true, 1) && !settings_has_validation(&s),
+          "shards are not split");
+    CHECK(complete(&s, &err, "--train a.bin --val b.bin", true, 1) && settings_has_validation(&s),
+          "own validation");
+    CHECK(complete(&s, &err, "", true, 1) && settings_has_validation(&s), "text is split");
+}
+
+static void test_sample_only(void) {
+    static const struct {
+        const char *line;
+        bool sample_only;
+    } rows[] = {
+        {"--model out/124M --prompt The",               true },
+        {"--model out/124M",                            false},
+        {"--prompt The",                                false},
+        {"--model d12 --prompt The",                    false},
+        {"--model out/124M --prompt The --train a.txt", false},
+        {"--model out/124M --prompt The --eval-only",   false},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        Settings s;
+        Error err;
+        CHECK(parse(&s, &err, rows[i].line), "%s", err.text);
+        CHECK(settings_sample_only(&s) == rows[i].sample_only, "before completion: %s", rows[i].line);
+        settings_complete(&s, false, 1);
+        CHECK(settings_sample_only(&s) == rows[i].sample_only, "after completion: %s", rows[i].line);
+    }
+}
+
+static void test_contradictions(void) {
+    static const Refusal rows[] = {
+        {"--tokens-per-step 1000",                          {"--tokens-per-step 1000", "768", "nearest: 768"}},
+        {"--batch 8 --seq 64 --tokens-per-step 100",        {"nearest: 512"}                                 },
+        {"--resume",                                        {"--resume", "--out"}                            },
+        {"--resume --out x --model-only",                   {"--model-only"}                                 },
+        {"--resume --out x --eval-only",                    {"--eval-only"}                                  },
+        {"--save-every 5",                                  {"--save-every", "--out"}                        },
+        {"--model-only",                                    {"--model-only", "--out"}                        },
+        {"--keep 2",                                        {"--keep", "--out"}                              },
+        {"--keep 2 --out x",                                {"--keep", "--save-every"}                       },
+        {"--warmup 20 --steps 10",                          {"--warmup 20", "--steps 10"}                    },
+        {"--warmup 3000",                                   {"--warmup 3000", "--steps 1500"}                },
+        {"--train a.bin --eval-only",                       {"--eval-only", "--val"}                         },
+        {"--train a.bin --eval-every 5",                    {"--eval-every", "--val"}                        },
+        {"--model dir --prompt x --out y",                  {"--prompt", "--out"}                            },
+        {"--prompt x --sample-tokens 0",                    {"--prompt", "--sample-tokens 0"}                },
+        {"--precision bf16",                                {"--precision bf16"}                             },
+        {"--batch 32 --seq 67108864",                       {"--batch 32", "2147483648 tokens", "2147483647"}},
+        {"--profile --out x",                               {"--profile", "--out"}                           },
+        {"--profile --train a.bin --val b.bin --eval-only", {"--profile", "--eval-only"}                     },
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        Settings s;
+        Error err;
+        CHECK(!complete(&s, &err, rows[i].line, false, 1), "accepted: %s", rows[i].line);
+        CHECK(err.exit_code == EXIT_INPUT, "%s: exit code %d", rows[i].line, err.exit_code);
+        for (int j = 0; j < 3 && rows[i].says[j]; j++)
+            CHECK(strstr(err.text, rows[i].says[j]), "%s: '%s' does not say '%s'", rows[i].line, err.text,
+                  rows[i].says[j]);
+    }
+    Settings s;
+    Error err;
+    CHECK(complete(&s, &err, "--keep 2 --out x --save-every 9 --resume", false, 1), "%s", err.text);
+    CHECK(complete(&s, &err, "--batch 31 --seq 67108864", false, 1), "%s", err.text);
+    CHECK(!complete(&s, &err, "--tokens-per-step 768", false, 2), "768 tokens are half a step of two ranks");
+}
+
+/* ---- texts ---- */
+
+typedef void (*Printer)(FILE *out);
+
+static void print_help(FILE *out) {
+    flags_help(out, "train_gpt2");
+}
+
+/* malloc'ed */
+static char *printed(Printer print) {
+    char *text = NULL;
+    size_t length;
+    FILE *out = open_memstream(&text, &length);
+    print(out);
+    fclose(out);
+    return text;
+}
+
+static void test_help(void) {
+    char *help = printed(print_help), *markdown = printed(flags_help_markdown), form[48];
+    for (int i = 0; i < flags_count; i++) {
+        const Flag *flag = &flags_table[i];
+        snprintf(form, sizeof form, "--%s", flag->name);
+        CHECK(!strstr(help, form) == !flag_is_listed(flag), "%s in --help", form);
+        snprintf(form, sizeof form, "| `--%s", flag->name);
+        CHECK(!strstr(markdown, form) == !flag_is_listed(flag), "%s in the README's table", form);
+    }
+    CHECK(strstr(markdown, "| `--batch` | 12 | 64 | 64 | 4 |"), "defaults by recipe in the README");
+    CHECK(strstr(help, "-l, --lr X ") && strstr(help, "[by recipe]"), "defaults by recipe in --help");
+    int longest = 0;
+    for (char *line = strtok(help, "\n"); line; line = strtok(NULL, "\n"))
+        if ((int)strlen(line) > longest) longest = (int)strlen(line);
+    CHECK(longest <= 110, "--help has a line of %d characters", longest);
+    free(help);
+    free(markdown);
+}
+
+static void test_readme(void) {
+    static const char begin[] = "<!-- flags -->\n", end[] = "<!-- /flags -->";
+    FILE *file = fopen("README.md", "r");
+    char *text = calloc(1, 1 << 20);
+    if (file) {
+        size_t n = fread(text, 1, (1 << 20) - 1, file);
+        text[n] = '\0';
+        fclose(file);
+    }
+    char *first = strstr(text, begin), *last = strstr(text, end);
+    if (!first) {
+        SKIP("README.md has no flag table (%s)", "<!-- flags -->");
+    } else if (CHECK(last > first, "README.md: the flag table has no end: %s", end)) {
+        char *expected = printed(flags_help_markdown);
+        *last = '\0';
+        CHECK(strcmp(first + strlen(begin), expected) == 0,
+              "README.md's flag table is not what --help-markdown prints: paste it again");
+        free(expected);
+    }
+    free(text);
+}
+
+/* ---- JSON ---- */
+
+static void test_json(void) {
+    Settings s;
+    Error err;
+    FlagDifference found[4];
+    CHECK(complete(&s, &err, "--lr 0.1 --prompt x\"y", false, 1), "%s", err.text);
+    char *json = flags_to_json(&s);
+    if (!CHECK(json, "no JSON")) return;
+    Json *tree = json_parse(json, strlen(json), "flags", &err);
+    int64_t batch = 0;
+    double lr = 0;
+    if (CHECK(tree, "strict JSON: %s", err.text)) {
+        CHECK(json_int64(json_get(json_root(tree), "batch"), &batch) && batch == 12, "a number");
+        CHECK(json_double(json_get(json_root(tree), "lr"), &lr) && lr == 0.1, "the same double");
+        CHECK(json_equals(json_get(json_root(tree), "prompt"), "x\"y"), "a string");
+        CHECK(json_equals(json_get(json_root(tree), "schedule"), "cosine"), "a choice");
+        CHECK(json_get(json_root(tree), "val")->type == JSON_NULL, "no value is null");
+    }
+    json_free(tree);
+    CHECK(flags_differences(json, &s, found, 4) == 0, "nothing changed");
+    CHECK(complete(&s, &err, "--lr 0.2 --prompt z --schedule linear --eval-every 3", false, 1), "%s",
+          err.text);
+    int n = flags_differences(json, &s, found, 4);
+    CHECK(n == 2 && strcmp(found[0].name, "lr") == 0 && strcmp(found[1].name, "schedule") == 0,
+          "lr and schedule bend the run, prompt and eval-every do not: %d", n);
+    CHECK(strcmp(found[0].saved, "0.1") == 0 && strcmp(found[0].now, "0.2") == 0 &&
+              strcmp(found[1].saved, "cosine") == 0 && strcmp(found[1].now, "linear") == 0,
+          "both values: %s %s, %s %s", found[0].saved, found[0].now, found[1].saved, found[1].now);
+    CHECK(complete(&s, &err, "--lr 0.2 --batch 1 --seq 8 --steps 5 --clip 2", false, 1), "%s", err.text);
+    CHECK(flags_differences(json, &s, found, 1) > 4, "counts more than it can name");
+    CHECK(complete(&s, &err, "--lr 0.1 --tokenizer t --overfit", false, 1), "%s", err.text);
+    n = flags_differences(json, &s, found, 4);
+    CHECK(n == 2 && strcmp(found[0].name, "tokenizer") == 0 && strcmp(found[1].name, "overfit") == 0,
+          "text, switch: %d", n);
+    CHECK(strcmp(found[0].saved, "nothing") == 0 && strcmp(found[0].now, "t") == 0 &&
+              strcmp(found[1].saved, "off") == 0 && strcmp(found[1].now, "on") == 0,
+          "both values: %s %s, %s %s", found[0].saved, found[0].now, found[1].saved, found[1].now);
+    CHECK(flags_differences("{\"lr\": \"x\", \"warmup\": 1e999}", &s, found, 4) != 0, "wrong types differ");
+    CHECK(flags_differences("{}", &s, found, 4) == 0, "what the checkpoint lacks does not count");
+    CHECK(flags_differences("[1", &s, found, 4) == -1 && flags_differences("7", &s, found, 4) == -1,
+          "no object");
+    free(json);
+}
+
+static void test_value_text(void) {
+    Settings s;
+    Error err;
+    char text[64], again[64];
+    CHECK(complete(&s, &err, "--lr 0.3333333333333333", false, 1), "%s", err.text);
+    for (int i = 0; i < flags_count; i++) {
+        const Flag *flag = &flags_table[i];
+        flags_value_text(&s, flag->name, text, sizeof text);
+        if (flag->type == FLAG_TEXT && !*text) continue;
+        Settings copy = {0};
+        CHECK(flag_set_value(&copy, flag, flag->name, text, &err), "%s: %s", text, err.text);
+        CHECK(strcmp(flag_get_text(&copy, flag, again, sizeof again), text) == 0, "--%s: %s, %s", flag->name,
+              text, again);
+    }
+    CHECK(s.lr == 0.3333333333333333 && flags_was_set(&s, "lr") && !flags_was_set(&s, "no-such-flag"), "lr");
+}
+
+/* ---- fuzz ---- */
+
+static uint64_t fuzz_state = 1;
+
+static int fuzz(int n) {
+    fuzz_state = fuzz_state * 6364136223846793005u + 1442695040888963407u;
+    return (int)((fuzz_state >> 33) % (uint64_t)n);
+}
+
+/* A flag, a value, or noise; and often one byte of it changed. */
+static void fuzz_word(char word[64]) {
+    static const char *const values[] = {
+        "0",  "1",     "-1",    "64",     "1e-3", "nan",  "",         "=",
+        "--", "a.txt", "*.bin", "cosine", "cpu",  "bf16", "\x01\xff", "99999999999999999999"};
+    const Flag *flag = &flags_table[fuzz(flags_count)];
+    const char *value = values[fuzz(sizeof values / sizeof *values)];
+    switch (fuzz(6)) {
+    case 0:
+    case 1:
+        snprintf(word, 64, "--%s", flag->name);
+        break;
+    case 2:
+        snprintf(word, 64, "--%s=%s", flag->name, value);
+        break;
+    case 3:
+        snprintf(word, 64, "-%c", flag->letter ? flag->letter : 'Z');
+        break;
+    default:
+        snprintf(word, 64, "%s", value);
+    }
+    size_t n = strlen(word);
+    if (n && fuzz(8) == 0) word[fuzz((int)n)] = (char)(1 + fuzz(255));
+}
+
+static void test_fuzz(void) {
+    int accepted = 0, refused = 0, wrong = 0;
+    for (int round = 0; round < 100000; round++) {
+        char words[8][64], *argv[9] = {"train_gpt2"};
+        int argc = 1 + fuzz(8);
+        for (int i = 1; i < argc; i++) {
+            fuzz_word(words[i - 1]);
+            argv[i] = words[i - 1];
+        }
+        Settings s;
+        Error err = {0};
+        bool good = flags_parse(&s, argc, argv, &err);
+        if (good && !s.help && !s.version && !s.help_markdown) {
+            settings_complete(&s, fuzz(2), 1 + fuzz(3));
+            good = flags_check(&s, 1, &err);
+        }
+        accepted += good;
+        refused += !good;
+        wrong +=
+            good ? err.exit_code != 0 : err.exit_code != EXIT_INPUT || !*err.text || strchr(err.text, '\n');
+    }
+    CHECK(wrong == 0, "%d command lines neither accepted nor refused with exit 2 and one line", wrong);
+    CHECK(accepted > 1000 && refused > 1000, "the fuzzer reaches both: %d, %d", accepted, refused);
+}
+
+int main(void) {
+    test_forms();
+    test_table();
+    test_refusals();
+    test_hostile_text();
+    test_recipes();
+    test_completion();
+    test_sample_only();
+    test_contradictions();
+    test_help();
+    test_readme();
+    test_json();
+    test_value_text();
+    test_fuzz();
+    return check_finish("flags");
+}

@@ -1,0 +1,243 @@
+/* log.jsonl: strict lines, NaN as null, resume without a step twice, a new run that loses no old one, a full
+ * disk. */
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <unistd.h>
+#include "llmc/base/json.h"
+#include "llmc/run/log.h"
+#include "dev/test/check.h"
+
+static char folder[64] = "/tmp/test_log_XXXXXX";
+static char *arguments[] = {"./train_gpt2", "--prompt", "a \"quoted\"\nline \xff"};
+
+static LogHeader header(void) {
+    return (LogHeader){
+        .argc = 3,
+        .argv = arguments,
+        .flags = "{\"lr\": 0.001}",
+        .device = "cpu",
+        .model = "nano",
+        .n_parameters = 812345,
+        .train_data = "1 text, 1000 tokens",
+        .n_ranks = 1,
+    };
+}
+
+static StepReport report(int64_t step) {
+    return (StepReport){
+        .step = step, .loss = 1.0 / (double)step, .lr = 1e-3, .norm = 0.5, .ms = 12.5, .mfu = NAN};
+}
+
+static char *read_text(const char *name) {
+    char path[128];
+    snprintf(path, sizeof path, "%s/%s", folder, name);
+    FILE *file = fopen(path, "r");
+    char *text = calloc(1, 1 << 20);
+    if (file && text) {
+        size_t n = fread(text, 1, (1 << 20) - 1, file);
+        text[n] = '\0';
+        fclose(file);
+    }
+    return text;
+}
+
+static void write_text(const char *name, const char *text) {
+    char path[128];
+    snprintf(path, sizeof path, "%s/%s", folder, name);
+    FILE *file = fopen(path, "w");
+    fputs(text, file);
+    fclose(file);
+}
+
+static bool exists(const char *name) {
+    char path[128];
+    snprintf(path, sizeof path, "%s/%s", folder, name);
+    return access(path, F_OK) == 0;
+}
+
+static void remove_file(const char *name) {
+    char path[128];
+    snprintf(path, sizeof path, "%s/%s", folder, name);
+    remove(path);
+}
+
+/* Checks that every line of the log is one strict JSON object; counts headers, and the lines of `step` that
+ * have `field`. */
+static int count_lines(const char *name, int64_t step, const char *field, int *headers) {
+    char *text = read_text(name);
+    int found = 0, line_number = 0;
+    *headers = 0;
+    for (char *line = text, *end; *line; line = end + 1) {
+        end = strchr(line, '\n');
+        line_number++;
+        if (!CHECK(end, "%s line %d has no end", name, line_number)) break;
+        Error err = {0};
+        Json *json = json_parse(line, (size_t)(end - line), name, &err);
+        const JsonValue *root = json ? json_root(json) : NULL;
+        int64_t at = -1;
+        CHECK(json && root->type == JSON_OBJECT, "%s line %d: %s", name, line_number, err.text);
+        *headers += json_get(root, "run") != NULL;
+        if (json_int64(json_get(root, "step"), &at) && at == step && json_get(root, field)) found++;
+        json_free(json);
+    }
+    free(text);
+    return found;
+}
+
+static void test_lines(void) {
+    RunLog run;
+    Error err = {0};
+    LogHeader h = header();
+    int headers;
+    if (!CHECK(log_open(&run, folder, -1, &h, &err), "%s", err.text)) return;
+    StepReport r = report(1);
+    r.loss = NAN;
+    r.norm = INFINITY;
+    r.n_skipped = 1;
+    log_step(&run, &r);
+    log_val(&run, 1, 2.5);
+    log_sample(&run, 1, "two\nlines \0 and \xf0\x9f\x98 half a face", 32);
+    char *text = read_text("log.jsonl"); /* before the log is closed: each line is written at once */
+    CHECK(strstr(text,
+                 "{\"step\": 1, \"loss\": null, \"lr\": 0.001, \"norm\": null, \"ms\": 12.5, \"tok_s\": 0, "
+                 "\"mfu\": null, \"skipped\": 1}\n"),
+          "the step line: %s", text);
+    CHECK(strstr(text, "{\"step\": 1, \"val_loss\": 2.5}\n"), "the evaluation line: %s", text);
+    CHECK(
+        strstr(text, "\"argv\": [\"./train_gpt2\", \"--prompt\", \"a \\\"quoted\\\"\\nline \xef\xbf\xbd\"]"),
+        "argv in the header: %s", text);
+    CHECK(strstr(text, "\"flags\": {\"lr\": 0.001}") && strstr(text, "\"val\": null"), "the header: %s",
+          text);
+    CHECK(strstr(text, "two\\nlines \xef\xbf\xbd and \xef\xbf\xbd"), "the sample: %s", text);
+    free(text);
+    log_close(&run);
+    CHECK(count_lines("log.jsonl", 1, "loss", &headers) == 1 && headers == 1, "one header, one step");
+    log_step(&run, &r); /* after the end: nothing happens */
+    CHECK(count_lines("log.jsonl", 1, "loss", &headers) == 1, "a closed log takes no lines");
+    CHECK(log_open(&run, NULL, -1, &h, &err), "no folder, no log");
+    log_step(&run, &r);
+    log_close(&run);
+}
+
+static void write_steps(RunLog *run, int64_t first, int64_t last) {
+    for (int64_t step = first; step <= last; step++) {
+        StepReport r = report(step);
+        log_step(run, &r);
+        if (step % 2 == 0) log_val(run, step, 1.5);
+    }
+}
+
+static void test_resume(void) {
+    RunLog run;
+    Error err = {0};
+    LogHeader h = header();
+    int headers;
+    remove_file("log.jsonl");
+    CHECK(log_open(&run, folder, -1, &h, &err), "%s", err.text);
+    write_steps(&run, 1, 7);
+    log_close(&run);
+    /* killed in the middle of a line, after the checkpoint of step 4 */
+    char path[128];
+    snprintf(path, sizeof path, "%s/log.jsonl", folder);
+    FILE *file = fopen(path, "a");
+    fputs("{\"step\": 3, \"lo", file);
+    fclose(file);
+    CHECK(log_open(&run, folder, 4, &h, &err), "%s", err.text);
+    write_steps(&run, 5, 9);
+    log_close(&run);
+    for (int64_t step = 1; step <= 9; step++) {
+        CHECK(count_lines("log.jsonl", step, "loss", &headers) == 1, "step %d stands once", (int)step);
+        CHECK(count_lines("log.jsonl", step, "val_loss", &headers) == (step % 2 == 0), "evaluation of %d",
+              (int)step);
+    }
+    CHECK(headers == 2, "one header a run: %d", headers);
+    CHECK(!exists("log.jsonl.tmp"), "no temporary file stays");
+    CHECK(log_open(&run, folder, 9, &h, &err), "resumed at the end: %s", err.text);
+    log_close(&run);
+    CHECK(count_lines("log.jsonl", 9, "loss", &headers) == 1 && headers == 3, "nothing is lost");
+    CHECK(log_open(&run, folder, 0, &h, &err), "resumed at the start: %s", err.text);
+    log_close(&run);
+    CHECK(count_lines("log.jsonl", 1, "loss", &headers) == 0, "every step is dropped");
+    remove_file("log.jsonl");
+    CHECK(log_open(&run, folder, 5, &h, &err), "resumed without a log: %s", err.text);
+    log_close(&run);
+}
+
+static void test_new_run(void) {
+    RunLog run;
+    Error err = {0};
+    LogHeader h = header();
+    write_text("log.jsonl", "first\n");
+    CHECK(log_open(&run, folder, -1, &h, &err), "%s", err.text);
+    log_close(&run);
+    CHECK(log_open(&run, folder, -1, &h, &err), "%s", err.text);
+    log_close(&run);
+    char *text = read_text("log.1.jsonl");
+    CHECK(strcmp(text, "first\n") == 0, "the earlier log stands beside it: %s", text);
+    CHECK(exists("log.2.jsonl") && exists("log.jsonl"), "and so does the one after");
+    free(text);
+    remove_file("log.1.jsonl");
+    remove_file("log.2.jsonl");
+}
+
+static void test_unwritable(void) {
+    RunLog run;
+    Error err = {0};
+    LogHeader h = header();
+    CHECK(!log_open(&run, "/nonexistent/folder", -1, &h, &err), "a folder that is not there");
+    CHECK(err.exit_code == EXIT_INPUT && strstr(err.text, "/nonexistent/folder/log.jsonl"), "%s", err.text);
+    log_step(&run, &(StepReport){.step = 1}); /* a log that did not open takes no lines */
+}
+
+/* A file size limit stands for a full disk: write() fails in the middle of a line. */
+static void test_full_disk(void) {
+    RunLog run;
+    Error err = {0};
+    LogHeader h = header();
+    int headers;
+    char path[128], warnings[4096] = "";
+    remove_file("log.jsonl");
+    CHECK(log_open(&run, folder, -1, &h, &err), "%s", err.text);
+    write_steps(&run, 1, 1);
+    snprintf(path, sizeof path, "%s/stderr", folder);
+    fflush(stderr);
+    int old_stderr = dup(2), captured = open(path, O_RDWR | O_CREAT | O_TRUNC, 0600);
+    struct rlimit old_limit, limit;
+    signal(SIGXFSZ, SIG_IGN);
+    getrlimit(RLIMIT_FSIZE, &old_limit);
+    limit = old_limit;
+    limit.rlim_cur = (rlim_t)run.bytes + 20;
+    dup2(captured, 2);
+    setrlimit(RLIMIT_FSIZE, &limit);
+    write_steps(&run, 2, 4);
+    setrlimit(RLIMIT_FSIZE, &old_limit);
+    dup2(old_stderr, 2);
+    close(old_stderr);
+    write_steps(&run, 5, 5); /* there is space again */
+    log_close(&run);
+    CHECK(count_lines("log.jsonl", 5, "loss", &headers) == 1, "the log goes on");
+    CHECK(count_lines("log.jsonl", 3, "loss", &headers) == 0, "what did not fit is left out, whole");
+    lseek(captured, 0, SEEK_SET);
+    ssize_t n = read(captured, warnings, sizeof warnings - 1);
+    close(captured);
+    CHECK(n > 0 && strstr(warnings, "warning") && strstr(warnings, "log.jsonl"), "a warning: %s", warnings);
+    CHECK(strchr(warnings, '\n') == strrchr(warnings, '\n'), "only one: %s", warnings);
+}
+
+int main(void) {
+    if (!REQUIRE(mkdtemp(folder), "%s", strerror(errno))) return check_finish("log");
+    test_lines();
+    test_resume();
+    test_new_run();
+    test_unwritable();
+    test_full_disk();
+    remove_file("log.jsonl");
+    remove_file("stderr");
+    CHECK(rmdir(folder) == 0, "nothing else was written: %s", strerror(errno));
+    return check_finish("log");
+}

@@ -1,0 +1,225 @@
+/* --profile: a wrapped table computes the same bits, misses no op, counts the model's FLOP, and its times add up. */
+#include <stdlib.h>
+#include <string.h>
+#include "llmc/model/gpt2.h"
+#include "llmc/run/profile.h"
+#include "dev/test/check.h"
+
+enum { B = 2, T = 24, L = 3, C = 64, V = 250, N_MICRO = 2 };
+
+static const GPT2Config config = {
+    .max_seq_len = T, .vocab_size = V, .padded_vocab_size = 256, .n_layer = L, .n_head = 1, .n_embd = C};
+
+static void train_step(GPT2 *model, int64_t step) {
+    int32_t tokens[B * T], targets[B * T];
+    for (int i = 0; i < B * T; i++) tokens[i] = (i * 37 + (int)step) % V, targets[i] = (i * 11) % V;
+    gpt2_begin_step(model);
+    for (int i = 0; i < N_MICRO; i++) gpt2_micro_step(model, tokens, targets, B, T, 1.0f / N_MICRO);
+    gpt2_update(model, &(UpdateArgs){step, 1e-3f, 0.9f, 0.95f, 1e-8f, 0.1f, 1.0f});
+}
+
+/* The weights after two steps, the second one wrapped if `profile`; malloc'ed, NULL if the model cannot open. */
+static float *train(const Ops *ops, Recompute recompute, Profile *profile) {
+    const GPT2Options options = {.B = B, .T = T, .recompute = recompute, .training = true, .graph = true};
+    GPT2 model;
+    Error err = {0};
+    if (!CHECK(gpt2_open(&model, ops, &config, &options, &err), "%s", err.text)) return NULL;
+    gpt2_init(&model, 1);
+    train_step(&model, 1);
+    if (profile) {
+        model.options.graph = false;
+        model.ops = profile_ops(ops);
+    }
+    train_step(&model, 2);
+    model.ops = ops;
+    if (profile) profile_collect(profile);
+    float *weights = malloc((size_t)model.n_parameters * sizeof *weights);
+    if (!weights) abort();
+    ops->download(weights, model.master, (size_t)model.n_parameters * sizeof *weights);
+    gpt2_close(&model);
+    return weights;
+}
+
+static int64_t parameters(void) {
+    Tensor table[N_TENSORS];
+    return gpt2_tensors(table, &config);
+}
+
+/* Forward, input gradient and weight gradient of every matrix: 6 FLOP a weight and token. */
+static double expected_linear_flops(void) {
+    const double matrices = 12.0 * L * C * C + 256.0 * C;
+    return 6 * matrices * B * T * N_MICRO;
+}
+
+static void check_rows(const Ops *ops, const Profile *p) {
+    double flops = 0, seconds = 0;
+    int64_t attention = 0, adamw = 0, norms = 0;
+    for (int i = 0; i < p->n_rows; i++) {
+        const ProfileRow *r = &p->rows[i];
+        seconds += r->seconds;
+        CHECK(r->calls > 0 && r->seconds > 0 && r->bytes > 0, "%s: %s: no time or no bytes", ops->name,
+              r->name);
+        CHECK(!strstr(r->name, "dots"), "%s: %s: at this size no backend makes them", ops->name, r->name);
+        if (strncmp(r->name, "linear_", 7) == 0) flops += r->flops;
+        if (strncmp(r->name, "attention_", 10) == 0) attention += r->calls;
+        if (strncmp(r->name, "layernorm_backward", 18) == 0) norms += r->calls;
+        if (strcmp(r->name, "adamw") == 0) {
+            adamw += r->calls;
+            CHECK(r->bytes == (ops->dtype == DTYPE_F32 ? 28.0 : 30.0) * (double)parameters(),
+                  "adamw moves %g bytes", r->bytes);
+        }
+    }
+    CHECK(flops == expected_linear_flops(), "%s: %g FLOP, expected %g", ops->name, flops,
+          expected_linear_flops());
+    CHECK(attention == 2 * L * N_MICRO, "%lld attention calls", (long long)attention);
+    CHECK(norms == (2 * L + 1) * N_MICRO, "%lld layernorm_backward calls", (long long)norms);
+    CHECK(adamw == 1 && p->n_steps == 1, "%lld updates in %lld steps", (long long)adamw,
+          (long long)p->n_steps);
+    CHECK(seconds <= p->seconds * 1.001, "%s: the ops take %g s of %g s", ops->name, seconds, p->seconds);
+}
+
+/* What the table prints; malloc'ed. */
+static char *printed(const Profile *profile) {
+    const Roofs roofs = {.flops = 1e12, .bytes = 1e11, .flops_how = "derived"};
+    Profile p = *profile;
+    char *text = NULL;
+    size_t length = 0;
+    p.seconds_a_step = p.seconds;
+    FILE *out = open_memstream(&text, &length);
+    profile_print(out, &p, &roofs);
+    fclose(out);
+    return text;
+}
+
+/* Every op, the sums, the roofs. */
+static void check_table(const Profile *profile) {
+    char *text = printed(profile);
+    for (int i = 0; i < profile->n_rows; i++)
+        CHECK(strstr(text, profile->rows[i].name), "the table lacks %s", profile->rows[i].name);
+    CHECK(strstr(text, "all ops") && strstr(text, "between ops"), "the table lacks its sums");
+    CHECK(strstr(text, "1.0 TFLOP/s (derived)") && strstr(text, "100.0 GB/s"), "the table lacks its roofs");
+    free(text);
+}
+
+/* The last number before a '%' of the line with `name`. */
+static double of_roof(const char *table, const char *name) {
+    const char *line = strstr(table, name);
+    const char *end = line ? strchr(line, '\n') : NULL;
+    while (end && end > line && *end != '%') end--;
+    while (end && end > line + 1 && end[-1] == ' ') end--;
+    const char *number = end;
+    while (number && number > line && number[-1] != ' ') number--;
+    return number ? strtod(number, NULL) : NAN;
+}
+
+/* An op that a cache serves is held to a copy that the cache serves, and none is beyond its roof. */
+static void test_roofs(void) {
+    static const Profile profile = {
+        .n_rows = 3,
+        .rows = {{.name = "large", .calls = 2, .seconds = 1, .bytes = 5e10},
+                 {.name = "small", .calls = 1000000, .seconds = 1, .bytes = 3e11},
+                 {.name = "fast", .calls = 1, .seconds = 1, .flops = 3e12}},
+        .n_steps = 1,
+        .seconds = 3,
+        .seconds_a_step = 3,
+    };
+    Roofs low = {
+        .flops = 1e12, .bytes = 1e11, .bytes_of = {1e11, 1e11, 1e11, 1e11, 1e11, 1e11, 4e11}
+    };
+    Roofs high = {.flops = 2e12, .bytes = 2e11, .flops_how = "measured"};
+    low.flops_how = high.flops_how;
+    const Roofs roofs = profile_higher_roofs(&low, &high);
+    char *text = NULL;
+    size_t length = 0;
+    FILE *out = open_memstream(&text, &length);
+    profile_print(out, &profile, &roofs);
+    fclose(out);
+    CHECK(strstr(text, "2.0 TFLOP/s (measured), 200.0 GB/s"), "not the higher of two: %s", text);
+    CHECK(of_roof(text, "  large") == 25, "large: %g %% of its roof", of_roof(text, "  large"));
+    CHECK(of_roof(text, "  small") == 75, "small: %g %% of its roof", of_roof(text, "  small"));
+    CHECK(of_roof(text, "  fast") == 100, "fast: %g %% of its roof", of_roof(text, "  fast"));
+    free(text);
+    const Roofs measured = profile_roofs(&ops_cpu);
+    for (int i = 0; i < ROOF_SIZES; i++)
+        CHECK(measured.bytes_of[i] > 1e8, "a copy of %zu bytes: %g bytes/s", roof_bytes(i),
+              measured.bytes_of[i]);
+}
+
+/* A step of more calls than there are marks: the profile says how many it left out, and no share of the step. */
+static void test_too_many_calls(const Ops *ops) {
+    enum { NOTED = MARKS_MAX / 2, MORE = 5 };
+    Profile profile = {0};
+    float *x = ops->alloc(sizeof *x);
+    const Ops *wrapped = profile_ops(ops);
+    for (int i = 0; i < NOTED + MORE; i++) wrapped->zero(x, sizeof *x);
+    profile_collect(&profile);
+    CHECK(profile.n_rows == 1 && profile.rows[0].calls == NOTED && profile.n_unnoted == MORE,
+          "%lld calls noted, %lld left out", (long long)profile.rows[0].calls, (long long)profile.n_unnoted);
+    char *text = printed(&profile);
+    CHECK(strstr(text, "  5 more calls were not timed") && !strstr(text, "the ops are"), "%s", text);
+    free(text);
+    ops->release(x);
+}
+
+/* Attention's backward reads O, of the storage type, or D, one fp32 number a row and head, where that is known. */
+static void test_known_d(const Ops *ops) {
+    enum { TOKENS = 4, HEADS = 2, SIZE = 8, ELEMS = TOKENS * HEADS * SIZE };
+    const OpShape shape = {
+        .B = 1, .T = TOKENS, .C = HEADS * SIZE, .NH = HEADS, .V = 8, .Vp = 8, .loss_rows = 1};
+    const AttentionMask mask = {0};
+    const size_t bytes = 3 * ELEMS * sizeof(float);
+    void *zeros = ops->alloc(bytes), *dqkv = ops->alloc(bytes),
+         *scratch = ops->alloc(ops->scratch_bytes(&shape));
+    Profile known = {0}, unknown = {0};
+    const Ops *wrapped = profile_ops(ops);
+    ops->zero(zeros, bytes);
+    wrapped->masked_attention_backward(dqkv, zeros, zeros, zeros, zeros, NULL, &mask, scratch, 1, TOKENS,
+                                       HEADS, SIZE);
+    profile_collect(&unknown);
+    wrapped->masked_attention_backward(dqkv, zeros, zeros, zeros, zeros, zeros, &mask, scratch, 1, TOKENS,
+                                       HEADS, SIZE);
+    profile_collect(&known);
+    CHECK(unknown.rows[0].bytes - known.rows[0].bytes ==
+              ELEMS * (double)dtype_bytes(ops->dtype) - TOKENS * HEADS * 4,
+          "%s: attention_backward moves %g bytes, %g where D is known", ops->name, unknown.rows[0].bytes,
+          known.rows[0].bytes);
+    ops->release(zeros);
+    ops->release(dqkv);
+    ops->release(scratch);
+}
+
+static void test_backend(const Ops *ops) {
+    Profile none = {0};
+    profile_ops(ops);
+    profile_collect(&none);
+    CHECK(none.n_rows == 0 && none.n_steps == 0, "a profile of nothing has rows");
+    test_known_d(ops);
+    const Recompute levels[] = {RECOMPUTE_NONE, RECOMPUTE_BLOCK};
+    for (int i = 0; i < 2; i++) {
+        Profile profile = {0};
+        float *plain = train(ops, levels[i], NULL), *wrapped = train(ops, levels[i], &profile);
+        if (plain && wrapped)
+            CHECK(memcmp(plain, wrapped, (size_t)parameters() * sizeof *plain) == 0,
+                  "%s: profiling changes some bits", ops->name);
+        if (wrapped && levels[i] == RECOMPUTE_NONE) {
+            check_rows(ops, &profile);
+            check_table(&profile);
+        }
+        free(plain);
+        free(wrapped);
+    }
+}
+
+int main(void) {
+    test_roofs();
+    const Ops *const tables[] = {&ops_cpu, ops_cuda_fp32, ops_cuda_bf16};
+    for (int i = 0; i < 3; i++) {
+        Error err = {0};
+        if (i > 0 && !cuda_available())
+            SKIP("the profile of a CUDA table: no CUDA device or a build without CUDA");
+        else if (CHECK(tables[i]->open(&err), "%s", err.text))
+            test_backend(tables[i]);
+    }
+    test_too_many_calls(&ops_cpu);
+    return check_finish("profile");
+}

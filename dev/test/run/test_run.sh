@@ -1,0 +1,228 @@
+#!/bin/sh
+# A training run that goes wrong or is stopped: divergence, NaN, signals. Every run is tiny and on the CPU.
+# Usage: dev/test/run/test_run.sh [PROGRAM], from the repository root. Ends with 'run: N passed, N failed, N skipped'.
+set -u
+program=${1:-./train_gpt2}
+test=run
+. dev/test/user.sh
+
+run() {
+    "$program" --device cpu "$@" >"$work/out" 2>"$work/err" </dev/null
+    status=$?
+}
+# start ARGS...: the same beside this script, as $child.
+start() {
+    : >"$work/out" # the shell beside it may be late to do so, and nothing of an earlier run is to be awaited
+    "$program" --device cpu "$@" >"$work/out" 2>"$work/err" </dev/null &
+    child=$!
+}
+# ended: waits for $child, ten seconds at most; its exit code in $status.
+is_gone() { ! kill -0 $child 2>/dev/null; }
+ended() {
+    await is_gone
+    kill -KILL $child 2>/dev/null
+    wait $child
+    status=$?
+}
+says() { grep -qE -e "$1" "$work/out" "$work/err"; }
+# failed_with NAME PATTERN: exit 1, and one line on stderr that PATTERN matches.
+failed_with() {
+    check "$1: exit code $status, expected 1" [ "$status" -eq 1 ]
+    check "$1: one line on stderr" [ "$(wc -l <"$work/err")" -eq 1 ]
+    check "$1: says /$2/" grep -qE -e "$2" "$work/err"
+}
+# Checksums of all checkpoints in a folder, by name.
+sums() { (cd "$1" && cksum step_*/* 2>/dev/null); }
+weights() { cksum <"$1/model.safetensors"; cksum <"$1/optimizer.safetensors"; }
+has_steps() { [ "$(cat "$2" 2>/dev/null | grep -c '"norm"')" -ge "$1" ]; }
+
+i=0
+while [ $i -lt 200 ]; do echo "line $i: the quick brown fox jumps over the lazy dog"; i=$((i + 1)); done >"$work/text.txt"
+tiny="--layers 1 --heads 2 --channels 32 --batch 2 --seq 16 --warmup 0 --schedule constant --seed 7 --train $work/text.txt"
+quiet="--eval-every 0 --eval-batches 2 --sample-tokens 0"
+
+# ---- divergence ----
+run $tiny $quiet --steps 6 --save-every 2 --keep 3 --out "$work/good"
+check "a good run: exit code $status" [ "$status" -eq 0 ]
+sums "$work/good" >"$work/before"
+check "a good run: three checkpoints" [ "$(wc -l <"$work/before")" -ge 9 ]
+for start in 1 2 3; do
+    run $tiny $quiet --steps 200 --save-every 1 --keep 3 --lr 100 --weight-decay 100 --resume --out "$work/good"
+    sums "$work/good" >"$work/after"
+    failed_with "divergence, start $start" '^error: 3 steps in a row .* not saved, earlier checkpoints stand, up to step 6; hint: a lower --lr'
+    check "divergence, start $start: all checkpoints stand, and no other" cmp -s "$work/before" "$work/after"
+done
+check "divergence: a step that was skipped is not saved" grep -qE '^checkpoint of step [0-9]+ left out: its update was skipped' "$work/out"
+check "divergence: a loss beyond all reason is not saved" grep -qE '^checkpoint of step 7 not saved: the weights have diverged, their loss is [0-9.e+]+ where a guess has 5.5;' "$work/out"
+check "divergence: nan has no sign" eval '! grep -q -e -nan "$work/out" && grep -q "loss nan" "$work/out"'
+run $tiny $quiet --steps 8 --lr 100 --weight-decay 100 --keep 1 --save-every 100 --resume --out "$work/good"
+sums "$work/good" >"$work/after"
+failed_with "diverged at the end" '^error: checkpoint of step 8 not saved: .* diverged.* earlier checkpoints stand, up to step 6$'
+check "diverged at the end: all checkpoints stand, and no other" cmp -s "$work/before" "$work/after"
+
+# ---- weights that are NaN ----
+mkdir "$work/nan"
+cp "$work/good/step_00000006/config.json" "$work/good/step_00000006/model.safetensors" "$work/nan"
+bytes=$(wc -c <"$work/nan/model.safetensors")
+printf '\377\377\377\177' | dd of="$work/nan/model.safetensors" bs=1 seek=$((bytes - 40)) conv=notrunc 2>/dev/null
+nan="--model $work/nan --tokenizer bytes --batch 2"
+run $nan --prompt line
+failed_with "sampling from NaN" '^error: sampling: .* logits of token 1 are NaN'
+run $nan --train "$work/text.txt" --eval-only --eval-batches 2
+failed_with "evaluation of NaN" '^error: --eval-only: the validation loss of .*/nan is nan$'
+run $nan $quiet --train "$work/text.txt" --steps 20 --out "$work/tuned"
+failed_with "training from NaN" '3 steps in a row .* stopped at step 3 and not saved, nothing was saved before; hint: see whether the weights of .*/nan are whole$'
+check "training from NaN: nothing is saved" [ "$(ls "$work/tuned")" = "$(printf 'log.jsonl\nrun.lock')" ]
+check "training from NaN: the log has null" [ "$(grep -c '"loss": *null' "$work/tuned/log.jsonl")" -eq 3 ]
+
+# ---- evaluation and samples of a checkpoint ----
+run --model "$work/good" --train "$work/text.txt" --eval-only --eval-batches 2 --batch 2
+loss=$(sed -n 's/.*"step": *6, *"val_loss": *\([0-9.]*\).*/\1/p' "$work/good/log.jsonl" | head -n 1)
+check "--eval-only: the step, and the loss with seven digits" grep -qx "step 6 | val loss $(printf %.6f "$loss")" "$work/out"
+run --model "$work/good" --prompt line --sample-tokens 4
+check "a sample of step 6 says so" grep -qx -e '--- sample, step 6 ---' "$work/out"
+
+# ---- signals ----
+long="$tiny --steps 100000000"
+start $long $quiet --out "$work/stopped"
+await has_steps 3 "$work/stopped/log.jsonl"
+kill -USR1 $child
+await says '^saved step [0-9]+ on request'
+check "SIGUSR1: says so" says '^saving after this step$'
+check "SIGUSR1: a checkpoint" eval 'ls "$work"/stopped/step_*/trainer_state.json >/dev/null 2>&1'
+n=$(grep -c '"norm"' "$work/stopped/log.jsonl")
+await has_steps $((n + 3)) "$work/stopped/log.jsonl"
+check "SIGUSR1: the run goes on" has_steps $((n + 3)) "$work/stopped/log.jsonl"
+kill -TERM $child
+ended
+check "SIGTERM: exit code $status" [ "$status" -eq 0 ]
+check "SIGTERM: is answered" grep -qE '^stopping (after|without) this step.*; again: end without saving$' "$work/err"
+
+(trap '' HUP; exec "$program" --device cpu $long $quiet --out "$work/nohup") >"$work/out" 2>"$work/err" </dev/null &
+child=$!
+await has_steps 3 "$work/nohup/log.jsonl"
+kill -HUP $child
+n=$(grep -c '"norm"' "$work/nohup/log.jsonl")
+await has_steps $((n + 3)) "$work/nohup/log.jsonl"
+check "nohup: a closed terminal does not end the run" has_steps $((n + 3)) "$work/nohup/log.jsonl"
+kill -TERM $child
+ended
+
+# stops_in WHAT PATTERN ARGS...: a run that never comes to the end of WHAT ends there, with what it has learned.
+stops_in() {
+    what=$1 pattern=$2
+    shift 2
+    start "$@"
+    await says "$pattern"
+    sleep 0.1
+    kill -INT $child
+    ended
+    check "stopped in $what: exit code $status" [ "$status" -eq 0 ]
+    check "stopped in $what: a last line" grep -q '^done: step' "$work/out"
+}
+stops_in "a sample" '^--- sample, step 2 ---$' $long --eval-every 0 --sample-every 2 --sample-tokens 50000000 --out "$work/sampling"
+check "stopped in a sample: is answered" grep -qx 'stopping without the rest of this sample; again: end without saving' "$work/err"
+check "stopped in a sample: saved" [ -f "$work/sampling/step_00000002/trainer_state.json" ]
+check "stopped in a sample: it is not in the log" [ "$(grep -c '"sample":' "$work/sampling/log.jsonl")" -eq 0 ]
+stops_in "an evaluation" '^step +2/[0-9]+ .*loss' $long --eval-every 2 --eval-batches 50000000 --out "$work/evaluating"
+check "stopped in an evaluation: is answered" grep -qx 'stopping without this evaluation; again: end without saving' "$work/err"
+check "stopped in an evaluation: saved" [ -f "$work/evaluating/step_00000002/trainer_state.json" ]
+
+# A step of a million micro-steps, resumed from whole steps.
+run $tiny $quiet --steps 9 --save-every 6 --out "$work/whole"
+cp -r "$work/whole" "$work/left" && rm -rf "$work/left/step_00000009"
+stops_in "a step" '^a micro-step takes [0-9.]+ s: about [0-9.]+ s a step, [0-9:]+ for the run$' $tiny $quiet --steps 9 --tokens-per-step 320000000 --resume --out "$work/left"
+check "stopped in a step: is answered" grep -qE '^stopping without this step \(about [0-9]+ s more\); again: end without saving$' "$work/err"
+check "stopped in a step: says what is saved" grep -q '^stopped by a signal before the end of its first step' "$work/out"
+check "stopped in a step: no other checkpoint" [ "$(ls "$work/left")" = "$(printf 'log.jsonl\nrun.lock\nstep_00000006')" ]
+run $tiny $quiet --steps 9 --save-every 6 --resume --out "$work/left"
+check "stopped in a step: resumed, the same bits" [ "$(weights "$work/whole/step_00000009")" = "$(weights "$work/left/step_00000009")" ]
+
+# A run whose output nobody reads cannot come to its end (a pipe holds 64 KiB): the second signal ends it.
+mkfifo "$work/pipe"
+sleep 60 <"$work/pipe" &
+reader=$!
+"$program" --device cpu $long --sample-every 1 --prompt "$(printf '%0100000d' 0)" --out "$work/twice" >"$work/pipe" 2>"$work/err" </dev/null &
+child=$!
+await has_steps 1 "$work/twice/log.jsonl"
+kill -TERM $child
+await grep -q '^stopping' "$work/err"
+sleep 0.5
+: >"$work/out"
+check "one signal: the run waits to save" kill -0 $child
+kill -TERM $child
+ended
+check "a second signal: exit code $status" [ "$status" -eq 143 ]
+check "a second signal: nothing is saved" [ -z "$(ls -d "$work"/twice/step_* 2>/dev/null)" ]
+kill $reader
+
+# Sampling and evaluation alone have nothing to save: a signal ends them as it does by itself.
+start --model "$work/good" --prompt line --sample-tokens 50000000
+await says '^line'
+kill -TERM $child
+ended
+check "sampling alone, SIGTERM: exit code $status" [ "$status" -eq 143 ]
+start --model "$work/good" --train "$work/text.txt" --eval-only --batch 2 --eval-batches 50000000
+await says 'largest that fits'
+kill -TERM $child
+ended
+check "evaluation alone, SIGTERM: exit code $status" [ "$status" -eq 143 ]
+
+# ---- the output is all that there is ----
+"$program" --device cpu $tiny $quiet --steps 3 >/dev/full 2>"$work/err" </dev/null
+status=$?
+: >"$work/out"
+failed_with "a full disk, without --out" 'output could not be written'
+"$program" --device cpu $tiny $quiet --steps 3 --out "$work/full" >/dev/full 2>"$work/err" </dev/null
+check "a full disk, with --out: the run goes on" [ $? -eq 0 ]
+
+# ---- what an evaluation may write ----
+cp -r "$work/good" "$work/logged"
+sums "$work/logged" >"$work/before"
+lines=$(wc -l <"$work/logged/log.jsonl")
+run --model "$work/logged" --train "$work/text.txt" --eval-only --eval-batches 2 --batch 2 --out "$work/logged"
+check "--eval-only --out: exit code $status" [ "$status" -eq 0 ]
+sums "$work/logged" >"$work/after"
+check "--eval-only --out: the checkpoints stand" cmp -s "$work/before" "$work/after"
+check "--eval-only --out: one line more" [ "$(wc -l <"$work/logged/log.jsonl")" -eq $((lines + 1)) ]
+check "--eval-only --out: it is the loss" eval 'tail -n 1 "$work/logged/log.jsonl" | grep -qE "^\{\"step\": *6, *\"val_loss\": *[0-9.]+\}$"'
+cp -r "$work/good" "$work/unlogged"
+run --model "$work/unlogged" --train "$work/text.txt" --eval-only --eval-batches 2 --batch 2
+check "--eval-only: the folder stays as it is" diff -r "$work/good" "$work/unlogged"
+
+# ---- the device, and hints that can be followed ----
+run --memory --layers 1
+check "--memory names device and precision" grep -qE '^device +cpu fp32: .*threads?,' "$work/out"
+if card_is_missing; then
+    ./train_gpt2cu --memory --layers 1 >"$work/out" 2>"$work/err"
+    check "the CPU in place of a card is said" grep -q '^note: no CUDA device .* the CPU computes' "$work/out"
+else
+    skipped=$((skipped + 1))
+fi
+mkdir "$work/huge"
+sed -e 's/"n_layer": *[0-9]*/"n_layer": 4096/' -e 's/"n_embd": *[0-9]*/"n_embd": 131072/' -e 's/"n_head": *[0-9]*/"n_head": 1024/' \
+    "$work/nan/config.json" >"$work/huge/config.json"
+cp "$work/nan/model.safetensors" "$work/huge"
+run --model "$work/huge" --tokenizer bytes --prompt a
+failed_with "sampling beyond the memory" '^error: .*/huge needs [0-9.]+ GiB, [0-9.]+ GiB are free; not even one token fits$'
+run --model "$work/huge" --tokenizer bytes --train "$work/text.txt" --batch 1
+failed_with "a loaded model beyond the memory" 'not even one token fits$'
+big="--layers 1 --heads 1 --channels 8 --train $work/text.txt --steps 1 --sample-tokens 0"
+run $big --batch 1048576 --seq 2047 --tokens-per-step $((1048576 * 2047))
+hint=$(sed -n 's/.*hint: --batch \([0-9]*\) fits.*/\1/p' "$work/err")
+check "the batch that fits divides the tokens of a step" eval '[ "${hint:-0}" -gt 0 ] && [ $((1048576 % hint)) -eq 0 ]'
+
+# ---- a small stack ----
+if (ulimit -s 256) 2>/dev/null; then
+    small_stack() { (ulimit -s 256 && exec "$program" --device cpu "$@") >"$work/out" 2>"$work/err" </dev/null; }
+    small_stack $tiny --steps 4 --save-every 2 --keep 1 --eval-batches 2 --sample-tokens 8 --out "$work/stack"
+    check "ulimit -s 256: trains, exit code" [ $? -eq 0 ]
+    small_stack $tiny --steps 6 --window 5 --dropout 0.1 --eval-batches 2 --sample-tokens 8 --resume --out "$work/stack"
+    check "ulimit -s 256: resumes, exit code" [ $? -eq 0 ]
+    small_stack --model "$work/stack" --prompt "$(printf '%0100d' 0)" --sample-tokens 100
+    check "ulimit -s 256: samples, exit code" [ $? -eq 0 ]
+else
+    skipped=$((skipped + 1))
+fi
+
+finish

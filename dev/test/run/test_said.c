@@ -1,0 +1,209 @@
+/* What is said of flags and settings: values as they are recorded, words that were meant, and what a run prints before it
+ * begins, line by line. */
+#include <stdlib.h>
+#include <string.h>
+#include "llmc/run/console.h"
+#include "llmc/run/flags_table.h"
+#include "dev/test/check.h"
+
+static bool parse(Settings *s, Error *err, const char *line) {
+    static char text[2000];
+    char *argv[100] = {"train_gpt2"};
+    int argc = 1;
+    *err = (Error){0};
+    snprintf(text, sizeof text, "%s", line);
+    for (char *word = strtok(text, " "); word; word = strtok(NULL, " ")) argv[argc++] = word;
+    return flags_parse(s, argc, argv, err);
+}
+
+/* ---- flags ---- */
+
+static void test_values(void) {
+    static const char *const values[][2] = {
+        {"0.1",                 "0.1"                },
+        {"3e-4",                "0.0003"             },
+        {"0.123456789012345",   "0.123456789012345"  },
+        {"0.3333333333333333",  "0.3333333333333333" },
+        {"0.30000000000000004", "0.30000000000000004"},
+        {"1e-9",                "1e-09"              },
+    };
+    for (size_t i = 0; i < sizeof values / sizeof *values; i++) {
+        Settings s;
+        Error err;
+        char line[80], text[40];
+        snprintf(line, sizeof line, "--lr %s", values[i][0]);
+        CHECK(parse(&s, &err, line) &&
+                  strcmp(flags_value_text(&s, "lr", text, sizeof text), values[i][1]) == 0,
+              "--lr %s is recorded as %s %s", values[i][0], text, err.text);
+    }
+}
+
+/* An unknown flag, and the one that is named for it, or none. */
+static void test_meant(void) {
+    static const char *const rows[][2] = {
+        {"--bacth 4",                              "--batch" },
+        {"--tpo-k 4",                              "--top-k" }, /* two letters exchanged are one mistake */
+        {"--kepe 4",                               "--keep"  },
+        {"--lrr 1",                                "--lr"    },
+        {"--steps-x 4",                            "--steps" },
+        {"--windw 4",                              "--window"},
+        {"--momentum 1",                           NULL      },
+        {"--qqqq 1",                               NULL      },
+        {"--epochs 3",                             NULL      },
+        {"--learning 3",                           NULL      },
+        {"--abcdefghijklmnopqrstuvwxyz01234 1",    NULL      }, /* 31, 32, 33 and 34 letters: past every name */
+        {"--abcdefghijklmnopqrstuvwxyz012345 1",   NULL      },
+        {"--abcdefghijklmnopqrstuvwxyz0123456 1",  NULL      },
+        {"--abcdefghijklmnopqrstuvwxyz01234567 1", NULL      },
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        Settings s;
+        Error err;
+        char said[80];
+        snprintf(said, sizeof said, "did you mean %s?", rows[i][1] ? rows[i][1] : "");
+        CHECK(!parse(&s, &err, rows[i][0]) && err.exit_code == EXIT_INPUT, "%s is taken", rows[i][0]);
+        CHECK(rows[i][1] ? strstr(err.text, said) != NULL : !strstr(err.text, "did you mean"), "%s: %s",
+              rows[i][0], err.text);
+    }
+}
+
+static void test_quoted(void) {
+    char long_value[200] = "--batch ", buffer[100];
+    memset(long_value + 8, 'x', 150);
+    Settings s;
+    Error err;
+    CHECK(!parse(&s, &err, long_value), "a long value is taken");
+    const char *quote = strstr(err.text, "'x");
+    CHECK(quote && strspn(quote + 1, "x") == 57 && strncmp(quote + 58, "...'", 4) == 0,
+          "a long value is cut: %s", err.text);
+    CHECK(strcmp(flag_shortened("short", buffer, sizeof buffer), "short") == 0, "a short one is not: %s",
+          buffer);
+    CHECK(strcmp(flag_shortened("abcdefgh", buffer, 6), "ab...") == 0, "in little room: %s", buffer);
+    CHECK(strcmp(flag_shortened("abcde", buffer, 6), "abcde") == 0, "in just enough: %s", buffer);
+}
+
+/* Flags that change the result are named when a run is resumed with others, and no other flag. */
+static void test_what_bends(void) {
+    static const char *const bends[] = {"train b.txt",
+                                        "val v.txt",
+                                        "tokenizer bytes",
+                                        "window 3",
+                                        "batch 3",
+                                        "seq 8",
+                                        "tokens-per-step 48",
+                                        "steps 9",
+                                        "lr 0.5",
+                                        "warmup 2",
+                                        "final-lr-fraction 0.5",
+                                        "schedule wsd",
+                                        "weight-decay 0.3",
+                                        "beta1 0.5",
+                                        "beta2 0.6",
+                                        "eps 1e-5",
+                                        "dropout 0.5",
+                                        "clip 3",
+                                        "seed 5",
+                                        "attention standard",
+                                        "overfit 1"};
+    static const char *const others[] = {"eval-every 3",    "eval-batches 3",  "sample-every 3",
+                                         "sample-tokens 3", "prompt x",        "temperature 2",
+                                         "top-k 3",         "recompute block", "graph off"};
+    const char *base = "--train a.txt --model nano --batch 2 --seq 16 --steps 4";
+    for (int i = 0; i < 30; i++) {
+        const bool bent = i < 21;
+        const char *flag = bent ? bends[i] : others[i - 21];
+        Settings s, now;
+        Error err;
+        char name[40];
+        FlagDifference found[8];
+        CHECK(parse(&s, &err, base), "%s", err.text);
+        settings_complete(&s, false, 1);
+        char *saved = flags_to_json(&s);
+        now = s;
+        snprintf(name, sizeof name, "%.*s", (int)strcspn(flag, " "), flag);
+        const Flag *row = &flags_table[flag_find(name)];
+        CHECK(flag_set_value(&now, row, name, flag + strcspn(flag, " ") + 1, &err), "%s", err.text);
+        const int n = flags_differences(saved, &now, found, 8);
+        CHECK(bent ? n == 1 && strcmp(found[0].name, name) == 0 : n == 0, "--%s: %d differences are named",
+              flag, n);
+        free(saved);
+    }
+}
+
+/* ---- before the run ---- */
+
+static void check_settings(const char *flags, int n_ranks, const char *expected) {
+    Settings s;
+    Error err;
+    char *text = NULL;
+    size_t size;
+    CHECK(parse(&s, &err, flags), "%s", err.text);
+    settings_complete(&s, false, n_ranks);
+    FILE *out = open_memstream(&text, &size);
+    console_settings(out, &s, n_ranks);
+    fclose(out);
+    CHECK(strcmp(text, expected) == 0, "%s:\n%sexpected:\n%s", flags, text, expected);
+    free(text);
+}
+
+static void test_settings(void) {
+    check_settings("--train a.txt --batch 2 --seq 16 --tokens-per-step 64 --steps 100 --lr 0.002 --warmup 5 "
+                   "--final-lr-fraction 0.25 --beta1 0.8 "
+                   "--beta2 0.9 --eps 1e-6 --weight-decay 0.3 --clip 2 --seed 9 --window 16 --dropout 0.1 "
+                   "--eval-every 10 --eval-batches 3 "
+                   "--sample-every 20 --sample-tokens 7 --temperature 0.5 --top-k 4 --out out/x --save-every "
+                   "50 --recompute gelu",
+                   1,
+                   "recipe      cpu-small (defaults for what the flags leave open)\n"
+                   "numerics    fp32, flash attention, recompute gelu, seed 9\n"
+                   "batch       2 x 16 tokens x 2 micro-steps = 64 tokens a step\n"
+                   "run         100 steps, 6.4 k tokens\n"
+                   "optimizer   AdamW, betas 0.8 0.9, eps 1e-06, weight decay 0.3, clip 2\n"
+                   "window      16, the context or more: attention sees all of it\n"
+                   "dropout     0.1\n"
+                   "schedule    cosine, lr 2.00e-03 to 5.00e-04, 5 warm-up steps of 100\n"
+                   "evaluation  3 batches every 10 steps and at the end\n"
+                   "samples     7 tokens, temperature 0.5, top-k 4, every 20 steps and at the end\n"
+                   "output      out/x every 50 steps and at the end\n");
+    check_settings("--train a.bin --batch 2 --seq 16 --tokens-per-step 64 --steps 100 --lr 0.002 --warmup 5 "
+                   "--schedule constant --window 15 "
+                   "--eval-every 0 --sample-tokens 0 --overfit",
+                   2,
+                   "recipe      cpu-small (defaults for what the flags leave open)\n"
+                   "numerics    fp32, flash attention, recompute none, seed 1337\n"
+                   "batch       2 x 16 tokens x 2 GPUs = 64 tokens a step\n"
+                   "run         100 steps, 6.4 k tokens, all on the first batch (--overfit)\n"
+                   "optimizer   AdamW, betas 0.9 0.99, eps 1e-08, weight decay 0.1, clip 1\n"
+                   "window      attention sees 15 of 16 positions\n"
+                   "schedule    constant lr 2.00e-03 after 5 warm-up steps\n"
+                   "evaluation  none: --train names token shards and there is no --val\n"
+                   "output      none (--out DIR keeps checkpoints and a log)\n");
+}
+
+static void test_durations(void) {
+    static const struct {
+        double seconds;
+        const char *text;
+    } rows[] = {
+        {3599.4, "59:59"   },
+        {3599.5, "1:00:00" },
+        {3600,   "1:00:00" },
+        {3661,   "1:01:01" },
+        {86400,  "24:00:00"},
+        {9.4,    "0:09"    }
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        char b[FORMAT_NUMBER];
+        CHECK(strcmp(format_duration(b, rows[i].seconds), rows[i].text) == 0, "%g s: %s", rows[i].seconds, b);
+    }
+}
+
+int main(void) {
+    test_values();
+    test_meant();
+    test_quoted();
+    test_what_bends();
+    test_settings();
+    test_durations();
+    return check_finish("said");
+}

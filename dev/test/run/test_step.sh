@@ -1,0 +1,77 @@
+#!/bin/sh
+# A training step as a user runs it on a GPU: losses read a step late, graph replay, evaluation, saving and resuming in
+# between, all with the same bits; and the profile. Skipped where there is no GPU or no train_gpt2cu.
+# Usage: dev/test/run/test_step.sh [PROGRAM], from the repository root. Ends with 'step: N passed, N failed, N skipped'.
+set -u
+program=${1:-./train_gpt2cu}
+test=step
+. dev/test/user.sh
+
+run() {
+    "$program" "$@" >"$work/out" 2>"$work/err" </dev/null
+    status=$?
+}
+# same_weights A B: the last checkpoints of two runs are there and equal, bit for bit.
+same_weights() {
+    for file in model.safetensors optimizer.safetensors; do
+        cmp -s "$work/$1/step_00000013/$file" "$work/$2/step_00000013/$file" || return 1
+    done
+}
+# losses FOLDER: step, loss and norm of every step in the log.
+losses() { sed -n 's/^{"step": *\([0-9]*\), *"loss": *\([^,]*\),.*"norm": *\([^,]*\),.*/\1 \2 \3/p' "$1/log.jsonl"; }
+same_losses() { losses "$work/$1" >"$work/a"; losses "$work/$2" >"$work/b"; [ -s "$work/a" ] && cmp -s "$work/a" "$work/b"; }
+
+i=0
+while [ $i -lt 400 ]; do echo "line $i: the quick brown fox jumps over the lazy dog"; i=$((i + 1)); done >"$work/text.txt"
+small="--train $work/text.txt --model nano --layers 2 --batch 3 --seq 70 --tokens-per-step 630 --steps 13 --warmup 2 --eval-batches 2 --sample-tokens 8 --seed 7"
+
+# one DEVICE: everything on one device.
+one() {
+    device=$1
+    run $small --device "$device" --out "$work/$device" --eval-every 0
+    check "$device: exit code $status" [ "$status" -eq 0 ]
+    check "$device: every step is in the log once, in order" [ "$(losses "$work/$device" | cut -d ' ' -f 1 | tr '\n' ' ')" = "1 2 3 4 5 6 7 8 9 10 11 12 13 " ]
+    check "$device: the first ten lines and the last are printed" [ "$(grep -c '^step .*norm' "$work/out")" -ge 11 ]
+    run $small --device "$device" --out "$work/$device.busy" --eval-every 2 --sample-every 3 --save-every 4
+    check "$device: evaluation, samples and saving in between change no loss" same_losses "$device" "$device.busy"
+    check "$device: nor the weights" same_weights "$device" "$device.busy"
+    cp -r "$work/$device.busy" "$work/$device.resumed" && rm -rf "$work/$device.resumed/step_00000012" "$work/$device.resumed/step_00000013"
+    run $small --device "$device" --out "$work/$device.resumed" --eval-every 0 --resume
+    check "$device: resumed at step 8, the same losses" same_losses "$device" "$device.resumed"
+    check "$device: resumed at step 8, the same weights" same_weights "$device" "$device.resumed"
+    for recompute in linear block; do
+        run $small --device "$device" --out "$work/$device.$recompute" --eval-every 0 --recompute $recompute
+        check "$device: --recompute $recompute changes no loss" same_losses "$device" "$device.$recompute"
+    done
+    run $small --device "$device" --profile
+    check "$device: --profile: exit code $status" [ "$status" -eq 0 ]
+    check "$device: --profile: a row for attention" grep -qE '^  attention_backward +6 ' "$work/out"
+    check "$device: --profile: no op is beyond its roof" awk '/ %$/ && $(NF - 1) > 100 { bad = 1 } END { exit bad }' "$work/out"
+    check "$device: MFU is 100 % at most" awk -F '"mfu": *' '/"norm"/ && $2 + 0 > 1 { bad = 1 } END { exit bad }' "$work/$device/log.jsonl"
+    check "$device: --profile: its sums" grep -qE '^  all ops +[0-9]+ +[0-9.]+$' "$work/out"
+    check "$device: --profile: a step's wall clock" grep -qE 'wall clock +[0-9.]+  the ops are [0-9.]+ % of it$' "$work/out"
+    "$program" $small --device "$device" --profile >"$work/out" 2>"$work/err" &
+    pid=$!
+    until grep -q 'largest that fits' "$work/out" || ! kill -0 $pid 2>/dev/null; do sleep 0.1; done
+    sleep 1 # it measures for three seconds before it times an op
+    kill -TERM $pid
+    wait $pid
+    check "$device: --profile, stopped: as the signal ends it" [ $? -eq 143 ]
+    check "$device: --profile, stopped: prints no table" eval '! grep -q "all ops" "$work/out"'
+    run $small --device "$device" --profile --out "$work/none"
+    check "$device: --profile keeps nothing: exit code $status" [ "$status" -eq 2 ]
+}
+
+if [ -x "$program" ] && nvidia-smi >/dev/null 2>&1; then
+    one cuda
+    run $small --device cuda --out "$work/plain" --eval-every 0 --graph off
+    check "launches without a graph: the same losses" same_losses cuda plain
+    check "launches without a graph: the same weights" same_weights cuda plain
+else
+    echo 'skip: training steps on a GPU: no GPU or no train_gpt2cu'
+    skipped=$((skipped + 1))
+fi
+program=./train_gpt2
+if [ -x "$program" ]; then one cpu; else skipped=$((skipped + 1)); fi
+
+finish

@@ -1,0 +1,129 @@
+/* A step that a signal interrupts, and a peak that was measured too low. The program's own setup, a tiny model, the CPU. */
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+#include "llmc/run/stop.h"
+#include "llmc/run/training.h"
+#include "dev/test/check.h"
+#include "dev/test/folder.h"
+
+static char text[64];
+
+/* A new run of 3 micro-steps a step; false where it does not open. */
+static bool open_run(Run *run, Training *t) {
+    char *argv[] = {"train_gpt2", "--device",  "cpu", "--train", text, "--layers", "2", "--channels",
+                    "32",         "--heads",   "2",   "--seq",   "16", "--batch",  "2", "--tokens-per-step",
+                    "96",         "--dropout", "0.2", "--steps", "9",  "--warmup", "0"};
+    const int argc = sizeof argv / sizeof *argv;
+    Error err = {0};
+    *run = (Run){.n_ranks = 1};
+    *t = (Training){
+        .run = run, .val_step = -1, .saving.last_saved = -1, .step_seconds = INFINITY, .peak_flops = 1e12};
+    bool ok = flags_parse(&run->settings, argc, argv, &err) && setup_backend(run, &err);
+    if (ok) settings_complete(&run->settings, false, 1);
+    ok = ok && setup_model_size(run, &err) && setup_device(run, &err) && setup_data(run, &err) &&
+         setup_model(run, &err);
+    if (ok) console_open(&t->console, fopen("/dev/null", "w"), 0, 9);
+    return CHECK(ok, "%s", err.text);
+}
+
+/* Passes of the model ask it; the n-th question brings the signal. */
+static int questions, signal_at;
+static bool signal_then_stop(void) {
+    if (++questions == signal_at) raise(SIGTERM);
+    return stop_now();
+}
+
+/* Two steps, then a third that a signal cuts: state, weights and moments are those of two. */
+static void test_step_left_out(void) {
+    Run whole, cut;
+    static Training a, b;
+    Error err = {0};
+    if (!open_run(&whole, &a) || !open_run(&cut, &b)) return;
+    for (int step = 1; step <= 2; step++)
+        CHECK(training_step(&a, step, &err) && training_step(&b, step, &err), "step %d: %s", step, err.text);
+    CHECK(b.good.n == 16, "a probe of %d tokens, of windows of 16", b.good.n);
+    stop_catch();
+    cut.model.stop = signal_then_stop;
+    signal_at = 17;            /* in the second micro-step */
+    b.step_seconds = INFINITY; /* of a step that is known to end soon the end is awaited */
+    CHECK(freopen("/dev/null", "w", stderr), "stderr stays: the answer shows");
+    CHECK(training_step(&b, 3, &err), "%s", err.text);
+    CHECK(stop_requested() && stop_now() && questions >= 17, "no signal after %d questions", questions);
+    CHECK(b.state.step == 2 && b.state.tokens_seen == a.state.tokens_seen &&
+              b.state.data_position == a.state.data_position && b.state.n_skipped == 0,
+          "the state is of step %lld", (long long)b.state.step);
+    CHECK(cut.model.n_micro_steps < 3, "%lld micro-steps were done", (long long)cut.model.n_micro_steps);
+    const size_t bytes = (size_t)cut.model.n_parameters * sizeof(float);
+    CHECK(memcmp(whole.model.master, cut.model.master, bytes) == 0, "the weights have changed");
+    CHECK(memcmp(whole.model.m, cut.model.m, bytes) == 0 && memcmp(whole.model.v, cut.model.v, bytes) == 0,
+          "the moments have changed");
+    setup_close(&whole);
+    setup_close(&cut);
+}
+
+static double measured_peak;
+static const char *measured_how;
+static double measure(const char **how) {
+    *how = measured_how;
+    return measured_peak;
+}
+
+/* What was done can be done: no more than all of a measured peak; a derived one stands. */
+static void test_mfu(void) {
+    const struct {
+        const char *how;
+        double again, flops, mfu, peak;
+    } rows[] = {
+        {"measured", 9e11, 4e11, 0.4, 1e12},
+        {"measured", 4e12, 2e12, 0.5, 4e12},
+        {"measured", 9e11, 2e12, 1,   2e12},
+        {"derived",  1e12, 2e12, 2,   1e12},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        Ops ops = {.peak_flops = measure};
+        Run run = {.ops = &ops, .n_ranks = 2};
+        static Training t;
+        t = (Training){.run = &run, .peak_flops = 1e12};
+        measured_peak = rows[i].again;
+        measured_how = rows[i].how;
+        const double mfu = training_mfu(&t, 2 * rows[i].flops);
+        CHECK(mfu == rows[i].mfu && t.peak_flops == rows[i].peak, "row %d: %g of %g", (int)i, mfu,
+              t.peak_flops);
+    }
+}
+
+/* By hand: d12 has 12 layers of 12 x 768^2 weights in products and a head of 50257 x 768; attention takes 12 x 12 x 768
+ * for each of T/2 keys. */
+static void test_flops(void) {
+    GPT2Config d12 = {.max_seq_len = 131072,
+                      .vocab_size = 50257,
+                      .padded_vocab_size = 50304,
+                      .n_layer = 12,
+                      .n_head = 12,
+                      .n_embd = 768};
+    CHECK(gpt2_flops_per_token(&d12, 1024) == 797815296.0, "at 1k: %.0f", gpt2_flops_per_token(&d12, 1024));
+    CHECK(gpt2_flops_per_token(&d12, 131072) == 7988949504.0, "at 131k: %.0f",
+          gpt2_flops_per_token(&d12, 131072));
+    d12.max_seq_len = 1024;
+    CHECK(gpt2_flops_per_token(&d12, 1024) == 797815296.0,
+          "the context that a model could have is no product");
+    d12.window = 256; /* a query sees 256 - 256^2 / 2048 = 224 keys in the mean */
+    CHECK(gpt2_flops_per_token(&d12, 1024) == 741192192.0 + 12 * 12 * 768 * 224.0, "with a window: %.0f",
+          gpt2_flops_per_token(&d12, 1024));
+}
+
+int main(void) {
+    if (!CHECK(mkdtemp(folder), "%s cannot be made", folder)) return check_finish("training");
+    snprintf(text, sizeof text, "%s/text.txt", folder);
+    FILE *file = fopen(text, "w");
+    for (int i = 0; file && i < 200; i++) fprintf(file, "line %d: the quick brown fox\n", i);
+    if (file) fclose(file);
+    test_step_left_out();
+    test_mfu();
+    test_flops();
+    empty_folder();
+    rmdir(folder);
+    return check_finish("training");
+}

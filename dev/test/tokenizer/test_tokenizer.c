@@ -1,0 +1,210 @@
+/* Text to tokens and back: the split into pieces, the merges, bytes. */
+#include "dev/test/small_vocabulary.h"
+#include <time.h>
+#include "llmc/tokenizer/bpe.h"
+#include "llmc/data/dataloader.h"
+
+/* Random bytes, of which most are of the given letters. */
+static void fill_random(char *text, size_t n, const char *letters, uint32_t *random) {
+    for (size_t i = 0; i < n; i++) {
+        *random = *random * 1664525 + 1013904223;
+        uint32_t r = *random >> 8;
+        text[i] = r % 8 ? letters[r / 8 % strlen(letters)] : (char)(r / 8);
+    }
+}
+
+static void test_split(void) {
+    /* text, and the same with | between the pieces */
+    static const char *const cases[][2] = {
+        {"Hello world",                                         "Hello| world"                                   },
+        {"we're I'll don't 've 'd'm",                           "we|'re| I|'ll| don|'t| '|ve| '|d|'m"            },
+        {"it'S 'sx ''s",                                        "it|'|S| '|sx| ''|s"                             },
+        {"a  b",                                                "a| | b"                                         },
+        {"a   ",                                                "a|   "                                          },
+        {"a\n\n b\n",                                           "a|\n\n| b|\n"                                   },
+        {"x\t\ty \n",                                           "x|\t|\t|y| \n"                                  },
+        {" 12ab 3!? .",                                         " 12|ab| 3|!?| ."                                },
+        {"   ",                                                 "   "                                            },
+        {" ",                                                   " "                                              },
+        {"\xC3\xA9t\xC3\xA9 \xD9\xA3\xE2\x85\xA7 \xE2\x82\xAC",
+         "\xC3\xA9t\xC3\xA9| \xD9\xA3\xE2\x85\xA7| \xE2\x82\xAC"                                                 },
+        {"a\xC2\xA0\xE3\x80\x80"
+         "b",                                          "a|\xC2\xA0|\xE3\x80\x80|b"                      }, /* no-break and wide space */
+        {"a\xC2\x85\x1C\xE2\x80\x8B",
+         "a|\xC2\x85|\x1C\xE2\x80\x8B"                                                                           }, /* next line is a space; U+001C, U+200B are not */
+        {"\xE5\xAD\x97\xF0\xA0\x80\x80\xF0\x9F\x98\x80z",       "\xE5\xAD\x97\xF0\xA0\x80\x80|\xF0\x9F\x98\x80|z"},
+        {"e\xCC\x81",                                           "e|\xCC\x81"                                     }, /* a combining accent is no letter */
+        {"a\xFF\xC3(b \xE2\x82 \xED\xA0\x80",
+         "a|\xFF\xC3(|b| \xE2\x82| \xED\xA0\x80"                                                                 }, /* not UTF-8: symbols of a byte */
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        char found[128] = "";
+        const char *text = cases[i][0];
+        for (size_t left = strlen(text); left > 0;) {
+            size_t n = bpe_split(text, left);
+            snprintf(found + strlen(found), sizeof found - strlen(found), "%s%.*s", *found ? "|" : "", (int)n,
+                     text);
+            text += n;
+            left -= n;
+        }
+        CHECK(strcmp(found, cases[i][1]) == 0, "split into '%s', expected '%s'", found, cases[i][1]);
+    }
+}
+
+static void test_merges(void) {
+    Tokenizer *tokenizer = open_small();
+    if (!tokenizer) return;
+    CHECK(tokenizer_vocab_size(tokenizer) == N_TOKENS && tokenizer_eot(tokenizer) == EOT,
+          "%d tokens, end of text %d", tokenizer_vocab_size(tokenizer), tokenizer_eot(tokenizer));
+    CHECK(tokenizer_start(tokenizer) == EOT, "a text begins after %d", tokenizer_start(tokenizer));
+    CHECK(strcmp(tokenizer_name(tokenizer), "bpe of 272 tokens") == 0, "%s", tokenizer_name(tokenizer));
+    expect_ids(tokenizer, "hello", "259 111"); /* he, ll, hell before lo and llo */
+    expect_ids(tokenizer, "ello", "101 260");  /* ll before lo, then llo */
+    expect_ids(tokenizer, "llll", "257 257");
+    expect_ids(tokenizer, "hello world", "259 111 261 262 108 100");
+    expect_ids(tokenizer, "aaa", "263 97"); /* the leftmost of equal pairs */
+    expect_ids(tokenizer, "aaaaaaa", "264 263 97");
+    expect_ids(tokenizer, "abc", "269");      /* a token as a whole, */
+    expect_ids(tokenizer, "xabc", "120 269"); /* and by its merges: bc, then a bc */
+    expect_ids(tokenizer, "abcd", "269 100");
+    expect_ids(tokenizer, "abbc", "268 267");
+    expect_ids(tokenizer, "he's", "256 266");
+    expect_ids(tokenizer, "h e", "104 32 101"); /* nothing merges across pieces */
+    expect_ids(tokenizer, "\xC3\xA9", "265");
+    expect_ids(tokenizer, "\xC3", "195");
+    expect_ids(tokenizer, "<|pad|>",
+               "60 124 112 97 100 124 62"); /* special tokens are never made from text */
+    expect_ids(tokenizer, "", "");
+    size_t n;
+    int32_t *tokens = encode(tokenizer, "<|endoftext|>", 13, &n);
+    CHECK(n == 13, "end-of-text in text became %zu tokens, expected its 13 bytes", n);
+    free(tokens);
+    size_t length = 0;
+    const char *bytes = tokenizer_bytes(tokenizer, EOT, &length);
+    CHECK(bytes && length == 13 && memcmp(bytes, "<|endoftext|>", 13) == 0, "the text of end-of-text");
+    CHECK(!tokenizer_bytes(tokenizer, N_TOKENS, &length) && !tokenizer_bytes(tokenizer, -1, &length),
+          "ids out of range");
+    tokenizer_close(tokenizer);
+    empty_folder();
+}
+
+static void test_append(void) {
+    Tokenizer *tokenizer = open_small();
+    Error err = {0};
+    int32_t *tokens = NULL;
+    size_t n = 0;
+    bool ok = tokenizer && tokenizer_encode(tokenizer, "hello", 5, &tokens, &n, &err) &&
+              tokenizer_encode(tokenizer, "aa", 2, &tokens, &n, &err);
+    CHECK(ok && n == 3 && tokens[0] == 259 && tokens[1] == 111 && tokens[2] == 263, "a second text appends");
+    free(tokens);
+    tokenizer_close(tokenizer);
+    empty_folder();
+}
+
+static void test_round_trip(void) {
+    Error err = {0};
+    uint32_t random = 1;
+    Tokenizer *both[2] = {tokenizer_open("bytes", &err), open_small()};
+    for (int i = 0; i < 4000 && both[0] && both[1]; i++) {
+        char text[300];
+        size_t length = (size_t)i % sizeof text, n;
+        fill_random(text, length, "helo wr'sabc\xC3\xA9", &random);
+        int32_t *tokens = encode(both[i % 2], text, length, &n);
+        CHECK(spells(both[i % 2], tokens, n, text, length), "%s: text %d does not come back",
+              tokenizer_name(both[i % 2]), i);
+        free(tokens);
+    }
+    tokenizer_close(both[0]);
+    tokenizer_close(both[1]);
+    empty_folder();
+}
+
+/* A run of 1 MB of one letter, one piece, is a matter of a second: merging is not quadratic. */
+static void test_long_piece(void) {
+    Tokenizer *tokenizer = open_small();
+    size_t length = 1000003, n = 0, wrong = 0;
+    char *text = malloc(length);
+    if (!tokenizer || !text) return;
+    memset(text, 'a', length);
+    clock_t start = clock();
+    int32_t *tokens = encode(tokenizer, text, length, &n);
+    double seconds = (double)(clock() - start) / CLOCKS_PER_SEC;
+    CHECK(seconds < 10, "%.1f s for 1 MB of one letter", seconds);
+    for (size_t i = 0; i + 2 < n; i++) wrong += tokens[i] != 264;
+    CHECK(n == 250002 && wrong == 0 && tokens[n - 2] == 263 && tokens[n - 1] == 97, "%zu tokens, %zu wrong",
+          n, wrong);
+    free(tokens);
+    free(text);
+    tokenizer_close(tokenizer);
+    empty_folder();
+}
+
+/* A text with runs of blanks at all places, and 5 MB in its middle without any, which cannot be cut. */
+static char *make_long_text(size_t length) {
+    uint32_t random = 3;
+    char *made = malloc(length);
+    for (size_t i = 0; made && i < length; i++) {
+        random = random * 1664525 + 1013904223;
+        bool middle = i >= 2000000 && i < 7000000;
+        made[i] = middle ? "a1b!c"[(random >> 16) % 5] : "hello  \n'sab"[(random >> 16) % 12];
+    }
+    return made;
+}
+
+/* The loader reads text in chunks; its tokens are those of the text as a whole. */
+static void test_text_in_chunks(void) {
+    enum { T = 1000 };
+    Error err = {0};
+    Tokenizer *tokenizer = open_small();
+    size_t length = 8000000, n = 0, wrong = 0;
+    char *made = make_long_text(length);
+    if (!tokenizer || !made) return;
+    write_file("long.txt", made, length);
+    int32_t *expected = encode(tokenizer, made, length, &n);
+    DataOptions options = {
+        .pattern = path_of("long.txt"), .tokenizer = tokenizer, .B = 1, .T = T, .n_ranks = 1};
+    DataLoader *loader = dataloader_open(&options, &err);
+    CHECK(loader && dataloader_n_tokens(loader) == (int64_t)n, "%zu tokens expected: %s", n, err.text);
+    for (size_t at = 0; loader && at + T < n; at += T) {
+        const int32_t *tokens, *targets;
+        if (!CHECK(dataloader_next(loader, &tokens, &targets, &err), "%s", err.text)) break;
+        wrong += memcmp(tokens, expected + at, T * sizeof *tokens) != 0;
+    }
+    CHECK(wrong == 0, "%zu windows differ", wrong);
+    dataloader_close(loader);
+    free(expected);
+    free(made);
+    tokenizer_close(tokenizer);
+    empty_folder();
+}
+
+static void test_bytes(void) {
+    Error err = {0};
+    Tokenizer *tokenizer = tokenizer_open("bytes", &err);
+    if (!CHECK(tokenizer != NULL, "%s", err.text)) return;
+    expect_ids(tokenizer, "a\xFF\n", "97 255 10");
+    CHECK(tokenizer_start(tokenizer) == '\n', "a text begins after %d", tokenizer_start(tokenizer));
+    CHECK(tokenizer_eot(tokenizer) == -1 && tokenizer_vocab_size(tokenizer) == 256, "eot %d",
+          tokenizer_eot(tokenizer));
+    CHECK(tokenizer_save(tokenizer, folder, &err), "%s", err.text);
+    CHECK(access(path_of("vocab.json"), F_OK) == 0, "no vocabulary for transformers");
+    Tokenizer *again = tokenizer_open(folder, &err);
+    CHECK(again && strcmp(tokenizer_name(again), "bytes") == 0, "%s",
+          again ? tokenizer_name(again) : err.text);
+    tokenizer_close(again);
+    tokenizer_close(tokenizer);
+    empty_folder();
+}
+
+int main(void) {
+    if (!REQUIRE(mkdtemp(folder) != NULL, "cannot make a folder in /tmp")) return check_finish("tokenizer");
+    test_split();
+    test_merges();
+    test_append();
+    test_round_trip();
+    test_long_piece();
+    test_text_in_chunks();
+    test_bytes();
+    rmdir(folder);
+    return check_finish("tokenizer");
+}

@@ -1,0 +1,157 @@
+#!/bin/sh
+# Which tokenizer a run takes, as a user sees it: the model's own or the one that is named, the same from every folder;
+# what is missing or broken is one line and exit 2, never other tokens. Every run is tiny and on the CPU.
+# Usage: dev/test/tokenizer/test_tokens.sh [PROGRAM], from the repository root. Ends with 'tokens: N passed, N failed, N skipped'.
+set -u
+program=${1:-./train_gpt2}
+test=tokens
+. dev/test/user.sh
+case $program in /*) ;; *) program=$PWD/$program ;; esac
+
+# run ARGS...: in $work; output in $work/out and $work/err, exit code in $status.
+run() {
+    (cd "$work" && "$program" --device cpu "$@") >"$work/out" 2>"$work/err" </dev/null
+    status=$?
+}
+refuses() {
+    case_name=$1 case_pattern=$2
+    shift 2
+    run "$@"
+    refused "$case_name" "$case_pattern"
+}
+# works NAME ARGS...: exit 0.
+works() {
+    case_name=$1
+    shift
+    run "$@"
+    check "$case_name: exit code $status" [ "$status" -eq 0 ]
+}
+# tokenizer_is NAME PATTERN: the last run's header says so.
+tokenizer_is() { check "$1" grep -qE -e "^tokenizer +$2\$" "$work/out"; }
+# same_weights NAME A B: two checkpoints with the same bits.
+same_weights() { check "$1" cmp -s "$work/$2/step_00000002/model.safetensors" "$work/$3/step_00000002/model.safetensors"; }
+bytes() { for byte in "$@"; do printf "\\$(printf %03o "$byte")"; done; }
+int32() { for n in "$@"; do bytes $((n & 255)) $((n >> 8 & 255)) $((n >> 16 & 255)) $((n >> 24 & 255)); done; }
+zeros() { dd if=/dev/zero bs=4 count="$1" 2>/dev/null; }
+# An llm.c tokenizer: the bytes, six merges, <|endoftext|>.
+small_tokenizer() {
+    int32 20240328 2 263 262
+    zeros 252
+    byte=0
+    while [ $byte -lt 256 ]; do bytes 1 $byte; byte=$((byte + 1)); done
+    for token in th the qu ox laz ' l'; do bytes ${#token}; printf '%s' "$token"; done
+    bytes 13
+    printf '<|endoftext|>'
+}
+# shard TOKEN...: those, repeated 100 times.
+shard() {
+    int32 20240520 1 $((100 * $#))
+    zeros 253
+    tokens=$(for token in "$@"; do printf '\\%03o\\%03o' $((token & 255)) $((token >> 8)); done)
+    i=0
+    while [ $i -lt 100 ]; do printf "$tokens"; i=$((i + 1)); done
+}
+size="--layers 1 --heads 2 --channels 32"
+tiny="--batch 2 --seq 16 --steps 2 --warmup 0 --eval-batches 1 --sample-tokens 8 --seed 7"
+i=0
+while [ $i -lt 100 ]; do echo "$i the quick brown fox jumps over the lazy dog"; i=$((i + 1)); done >"$work/text.txt"
+small_tokenizer >"$work/small.bin"
+mkdir "$work/elsewhere"
+
+# ---- a new model on text: bytes, said so, whatever lies in the working directory ----
+mkdir "$work/data" && cp "$work/small.bin" "$work/data/gpt2_tokenizer.bin"
+works "bytes" $size $tiny --train text.txt --out bytes
+tokenizer_is "a new model on text takes bytes" 'bytes \(256 tokens\), the default for text'
+check "bytes: the log says so" grep -q '"tokenizer": {"name": "bytes", "tokens": 256, "source": "bytes"}' "$work/bytes/log.jsonl"
+check "bytes: the checkpoint says so" grep -q '"name": "bytes",' "$work/bytes/step_00000002/trainer_state.json"
+for file in tokenizer.bin vocab.json merges.txt tokenizer_config.json; do
+    check "bytes: the checkpoint has $file" [ -s "$work/bytes/step_00000002/$file" ]
+done
+check "bytes: merges.txt is its header" [ "$(cat "$work/bytes/step_00000002/merges.txt")" = '#version: 0.2' ]
+works "a named tokenizer" $size $tiny --train text.txt --tokenizer small.bin --out bpe
+tokenizer_is "a named tokenizer is said" 'bpe of 263 tokens, --tokenizer: small.bin'
+check "a named tokenizer: the log says so" grep -q '"tokenizer": {"name": "bpe of 263 tokens", "tokens": 263, "source": "small.bin"}' "$work/bpe/log.jsonl"
+check "a named tokenizer: the checkpoint says so" grep -q '"source": "small.bin"' "$work/bpe/step_00000002/trainer_state.json"
+check "its merges are made" grep -qE '^train +.* [34],[0-9]{3} tokens \(bpe of 263 tokens' "$work/out"
+works "a folder that holds gpt2_tokenizer.bin" $size $tiny --train text.txt --tokenizer data --out bpe_of_folder
+tokenizer_is "a folder that holds gpt2_tokenizer.bin: said" 'bpe of 263 tokens, --tokenizer: data/gpt2_tokenizer.bin'
+refuses "a tokenizer that is not there" '--tokenizer: .*none.bin' $size $tiny --train text.txt --tokenizer none.bin
+
+# ---- a model's own ----
+# A copy of the model as others hand it over: without our checksums.
+model() { rm -rf "$work/$2" && cp -r "$work/$1/step_00000002" "$work/$2" && rm "$work/$2/trainer_state.json"; }
+model bpe own
+works "the model's own" --model own $tiny --train text.txt --out own_tuned
+tokenizer_is "the model's own is said" "bpe of 263 tokens, the model's own: own/tokenizer.bin"
+model own_tuned own_2 && works "carried on" --model own_2 --prompt the --sample-tokens 4
+rm "$work/own/tokenizer.bin"
+works "vocab.json and merges.txt" --model own $tiny --train text.txt --out own_hf
+tokenizer_is "vocab.json is said" "bpe of 263 tokens, the model's own: own/vocab.json"
+same_weights "vocab.json gives the same tokens" own_tuned own_hf
+
+merges=$(sed '1d; s/.*/"&"/' "$work/own/merges.txt" | paste -sd,)
+json() { printf '{"added_tokens": [{"id": 262, "content": "<|endoftext|>", "special": true}], "normalizer": %s, "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": false}, "model": {"type": "BPE", "vocab": %s, "merges": [%s]}}' "$1" "$(cat "$work/bpe/step_00000002/vocab.json")" "$merges"; }
+rm "$work/own/vocab.json" "$work/own/merges.txt" "$work/own/tokenizer_config.json"
+json null >"$work/own/tokenizer.json"
+works "tokenizer.json alone" --model own $tiny --train text.txt --out own_json
+tokenizer_is "tokenizer.json is said" "bpe of 263 tokens, the model's own: own/tokenizer.json"
+same_weights "tokenizer.json gives the same tokens" own_tuned own_json
+(cd "$work/elsewhere" && "$program" --device cpu --model ../own $tiny --train ../text.txt --out ../own_elsewhere) >"$work/out" 2>"$work/err"
+check "from another folder: exit code" [ $? -eq 0 ]
+same_weights "from another folder: the same tokens" own_tuned own_elsewhere
+json '{"type": "NFC"}' >"$work/own/tokenizer.json"
+refuses "a tokenizer.json that cannot be served" '--model: own/tokenizer.json: normalizer.type: expected null, found NFC' --model own $tiny --train text.txt
+head -c 500 "$work/own/tokenizer.json" >"$work/cut" && mv "$work/cut" "$work/own/tokenizer.json"
+refuses "a tokenizer.json cut short" '--model: own/tokenizer.json: JSON' --model own $tiny --train text.txt --out none
+refuses "a tokenizer.json cut short, sampling" 'own/tokenizer.json' --model own --prompt the
+works "a tokenizer.json cut short: another is named" --model own $tiny --train text.txt --tokenizer small.bin
+rm "$work/own/tokenizer.json"
+refuses "no vocabulary" '--train: text.txt is text, and there is no tokenizer for it: own has no tokenizer.bin, tokenizer.json, or vocab.json and merges.txt; hint: --tokenizer' --model own $tiny --train text.txt --out none
+refuses "no vocabulary, evaluation" 'own has no tokenizer.bin' --model own $tiny --train text.txt --eval-only
+refuses "no vocabulary, a prompt" '--prompt: .*own has no tokenizer.bin' --model own --prompt the
+check "no vocabulary: no folder is made" [ ! -e "$work/none" ]
+model bytes mute && rm "$work"/mute/tokenizer* "$work/mute/vocab.json" "$work/mute/merges.txt"
+refuses "256 ids are not taken for bytes" 'mute has no tokenizer.bin' --model mute $tiny --train text.txt
+works "256 ids are bytes where it is said" --model mute $tiny --train text.txt --tokenizer bytes
+model bpe half && rm "$work/half/tokenizer.bin" "$work/half/merges.txt"
+refuses "merges.txt is missing" 'half/merges.txt: No such file' --model half $tiny --train text.txt
+model bpe half && rm "$work/half/tokenizer.bin" && sed 's/"th": 256/"th": 257/; s/"the": 257/"the": 256/' "$work/bpe/step_00000002/vocab.json" >"$work/half/vocab.json"
+refuses "a damaged vocab.json" 'half/merges.txt: merge 2: ' --model half $tiny --train text.txt
+model bpe half && sed 's/"qu": 258/"uq": 258/' "$work/bpe/step_00000002/vocab.json" >"$work/half/vocab.json"
+refuses "files that disagree" 'half/vocab.json: its tokens are not those of half/tokenizer.bin' --model half $tiny --train text.txt
+
+# ---- another size than the model's ----
+refuses "a smaller tokenizer than the model" 'small.bin has 263 tokens, the model of bytes.* 256' --model bytes $tiny --train text.txt --tokenizer small.bin
+refuses "a tokenizer that only happens to fit" 'the tokenizer bytes has 256 tokens, the model of bpe/.* 263' --model bpe $tiny --train text.txt --tokenizer bytes
+
+# ---- shards ----
+mkdir -p "$work/set/mine"
+shard 1 2 3 50256 >"$work/set/mine/a_train_000001.bin"
+on_shards="$size $tiny --train set/mine/a_train_*.bin --val set/mine/a_train_000001.bin"
+works "shards alone" $on_shards --out shards
+tokenizer_is "shards alone: token ids" 'none: samples are token ids; there is no gpt2_tokenizer.bin in set/mine or above it'
+check "shards alone: the sample is numbers" sh -c "sed -n '/^--- sample/,/^---\$/p' '$work/out' | sed '1d;\$d' | grep -qE '^[0-9 ]+(---)?\$'"
+check "shards alone: the log says so" grep -q '"tokenizer": null' "$work/shards/log.jsonl"
+refuses "shards alone, a prompt" '--prompt: .*there is no gpt2_tokenizer.bin in set/mine or above it; hint: --tokenizer' $on_shards --prompt a
+refuses "shards alone, then text" 'text.txt is text.*shards/step_00000002 has no tokenizer' --model shards $tiny --train text.txt
+refuses "shards to train, text to validate" '--val: text.txt is text' $size $tiny --train 'set/mine/a_train_*.bin' --val text.txt
+cp "$work/small.bin" "$work/set/gpt2_tokenizer.bin"
+works "beside the shards, another size" $on_shards
+tokenizer_is "beside the shards, another size: not taken" 'none: samples are token ids; set/mine/../gpt2_tokenizer.bin has 263 tokens, the model 50257'
+printf 'x' >"$work/set/mine/gpt2_tokenizer.bin"
+refuses "beside the shards, broken" '--train: set/mine/gpt2_tokenizer.bin: header: expected 1024 bytes' $on_shards
+# 50257 tokens: the bytes, made-up ones of three bytes, end-of-text.
+{ int32 20240328 2 50257 50256; zeros 252; tail -c +1025 "$work/small.bin" | head -c 512
+  awk 'BEGIN { s = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijkl"; n = 0
+       for (i = 1; i <= 38; i++) for (j = 1; j <= 38; j++) for (k = 1; k <= 38 && n < 50000; k++) { printf "%c~%s%s%s", 4, substr(s, i, 1), substr(s, j, 1), substr(s, k, 1); n++ } }'
+  bytes 13; printf '<|endoftext|>'; } >"$work/gpt2_tokenizer.bin"
+cp "$work/gpt2_tokenizer.bin" "$work/set/mine"
+works "beside the shards" $on_shards --out shown
+tokenizer_is "beside the shards: said" 'bpe of 50257 tokens, beside the shards: set/mine/gpt2_tokenizer.bin'
+check "beside the shards: the checkpoint carries it" cmp -s "$work/shown/step_00000002/tokenizer.bin" "$work/gpt2_tokenizer.bin"
+mv "$work/set/mine/gpt2_tokenizer.bin" "$work/set/gpt2_tokenizer.bin"
+(cd "$work/elsewhere" && "$program" --device cpu $(echo "$on_shards" | sed 's,set/,../set/,g') --out ../shown_2) >"$work/out" 2>"$work/err"
+tokenizer_is "above the shards, from another folder" 'bpe of 50257 tokens, beside the shards: ../set/mine/../gpt2_tokenizer.bin'
+same_weights "a tokenizer for samples changes nothing else" shards shown
+works "a prompt on shards" $on_shards --prompt a
+finish

@@ -1,0 +1,206 @@
+/* Finding and loading checkpoints, Hugging Face directories and llm.c files. */
+#include <errno.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include "checkpoint.h"
+#include "checkpoint_directory.h"
+#include "hf_config.h"
+#include "hf_weights.h"
+#include "llmc_bin.h"
+#include "manifest.h"
+#include "llmc/base/terminal.h"
+
+/* ---- finding ---- */
+/* What a path named, to see whether it still does: a run beside may rename or remove it at any time. */
+typedef struct Identity {
+    dev_t device;
+    ino_t inode; /* 0: nothing is there */
+} Identity;
+
+static Identity identity_of(const char *path) {
+    struct stat info;
+    return stat(path, &info) == 0 ? (Identity){info.st_dev, info.st_ino} : (Identity){0};
+}
+
+static bool has_moved(const char *path, Identity before) {
+    const Identity now = identity_of(path);
+    struct stat info;
+    return now.device != before.device || now.inode != before.inode || lstat(path, &info) != 0;
+}
+
+/* The newest of the entries whose files are all as they were written. *moved: another one was not there any more
+ * when it was read. */
+static bool find_whole(const char *out, const CheckpointEntry *entries, int n, bool with_optimizer,
+                       char path[PATH_MAX], int64_t *step, bool *moved) {
+    Error damage;
+    *moved = false;
+    for (int i = 0; i < n; i++) {
+        if (!path_join(path, out, entries[i].name, &damage)) continue;
+        const Identity before = identity_of(path);
+        *step = entries[i].step;
+        if (checkpoint_is_whole(out, entries[i].name, with_optimizer, &damage)) return true;
+        *moved = has_moved(path, before);
+        if (*moved) return false;
+        print_line(stderr, "warning: checkpoint skipped: %s", damage.text);
+    }
+    return false;
+}
+
+/* Newest whole checkpoint. Where a run beside removes what is looked at, it has saved a newer one: once more. */
+static bool find_newest(const char *out, bool with_optimizer, char path[PATH_MAX], int64_t *step,
+                        Error *err) {
+    enum { MAX_TRIES = 1000 };
+    CheckpointEntry *entries;
+    int n = 0;
+    bool found = false, moved = true;
+    for (int i = 0; moved && i < MAX_TRIES; i++) {
+        if (!checkpoint_entries(out, &entries, &n, err)) return false;
+        found = find_whole(out, entries, n, with_optimizer, path, step, &moved);
+        free(entries);
+    }
+    if (found) return true;
+    if (n > 0)
+        return fail(err, EXIT_INPUT, "%s: expected a whole checkpoint, found %d that cannot be used", out, n);
+    *err = (Error){0};
+    return false;
+}
+
+bool checkpoint_find(const char *out, char *path, size_t path_size, int64_t *step, Error *err) {
+    char found[PATH_MAX];
+    struct stat info;
+    *err = (Error){0};
+    if (stat(out, &info) != 0 && errno == ENOENT) return false;
+    if (!find_newest(out, true, found, step, err)) return false;
+    return snprintf(path, path_size, "%s", found) < (int)path_size ||
+           fail(err, EXIT_INPUT, "%s: the path is longer than %zu bytes", found, path_size - 1);
+}
+
+/* ---- weights ---- */
+typedef struct ModelPath {
+    char path[PATH_MAX];
+    bool is_bin; /* llm.c's; else a directory */
+} ModelPath;
+
+/* What --model names: a .bin, a directory with a model, or a run's folder, which stands for its newest
+ * checkpoint. */
+static bool resolve(ModelPath *model, const char *path, Error *err) {
+    struct stat info;
+    int64_t step;
+    *model = (ModelPath){0};
+    if (stat(path, &info)) return fail_errno(err, "cannot open", path);
+    if (snprintf(model->path, PATH_MAX, "%s", path) >= PATH_MAX)
+        return fail(err, EXIT_INPUT, "%.200s...: the path is longer than %d bytes", path, PATH_MAX - 1);
+    model->is_bin = !S_ISDIR(info.st_mode);
+    if (model->is_bin || directory_has(path, "config.json")) return true;
+    if (find_newest(path, false, model->path, &step, err)) return true;
+    if (err->exit_code) return false;
+    return fail(err, EXIT_INPUT, "%s: expected config.json or step_* directories, found neither", path);
+}
+
+static bool read_config(const ModelPath *model, GPT2Config *config, Error *err) {
+    char path[PATH_MAX];
+    if (model->is_bin) return llmc_bin_read_config(model->path, config, err);
+    return path_join(path, model->path, "config.json", err) && hf_config_read(path, config, err);
+}
+
+bool checkpoint_model_path(const char *path, char *resolved, size_t size, Error *err) {
+    ModelPath model;
+    if (!resolve(&model, path, err)) return false;
+    if (snprintf(resolved, size, "%s", model.path) < (int)size) return true;
+    return fail(err, EXIT_INPUT, "--model: the path is longer than %zu bytes", size);
+}
+
+bool checkpoint_read_config(const char *path, GPT2Config *config, Error *err) {
+    ModelPath model;
+    return resolve(&model, path, err) && read_config(&model, config, err);
+}
+
+static bool check_same_config(const char *path, const GPT2Config *a, const GPT2Config *b, Error *err) {
+    const struct {
+        const char *name;
+        int expected, found;
+    } fields[] = {
+        {"max_seq_len", b->max_seq_len, a->max_seq_len},
+        {"vocab_size",  b->vocab_size,  a->vocab_size },
+        {"n_layer",     b->n_layer,     a->n_layer    },
+        {"n_head",      b->n_head,      a->n_head     },
+        {"n_embd",      b->n_embd,      a->n_embd     },
+    };
+    for (size_t i = 0; i < sizeof fields / sizeof *fields; i++)
+        if (fields[i].expected != fields[i].found)
+            return fail(err, EXIT_INPUT, "%s: expected %s %d as in the open model, found %d", path,
+                        fields[i].name, fields[i].expected, fields[i].found);
+    return true;
+}
+
+/* Checksums of what is about to be loaded, where the directory has them: a Hugging Face directory has none.
+ */
+static bool verify_model_files(const char *directory, Error *err) {
+    Manifest manifest;
+    if (!directory_has(directory, MANIFEST_NAME)) return true;
+    if (!manifest_read(&manifest, directory, err)) return false;
+    bool ok = manifest_verify(&manifest, false, err);
+    manifest_free(&manifest);
+    return ok;
+}
+
+/* Weights of a source whose checksums hold. */
+static bool load_weights(const ModelPath *source, GPT2 *model, Error *err) {
+    GPT2Config config;
+    if (!read_config(source, &config, err)) return false;
+    if (!check_same_config(source->path, &config, &model->config, err)) return false;
+    return source->is_bin ? llmc_bin_load_weights(source->path, model, err)
+                          : hf_weights_load(source->path, model, err);
+}
+
+bool checkpoint_load_weights(const char *path, GPT2 *model, Error *err) {
+    ModelPath source;
+    if (!resolve(&source, path, err) || (!source.is_bin && !verify_model_files(source.path, err)))
+        return false;
+    return load_weights(&source, model, err);
+}
+
+/* ---- resume ---- */
+static void put_m(GPT2 *model, const float *host, int64_t begin, int64_t n) {
+    model->ops->upload(model->m + begin, host, (size_t)n * sizeof *host);
+}
+
+static void put_v(GPT2 *model, const float *host, int64_t begin, int64_t n) {
+    model->ops->upload(model->v + begin, host, (size_t)n * sizeof *host);
+}
+
+static bool load_all(const Manifest *manifest, GPT2 *model, Error *err) {
+    const FlatBuffer moments[] = {
+        {"m.", model->m, put_m},
+        {"v.", model->v, put_v}
+    };
+    const char *directory = manifest->directory;
+    ModelPath source = {0};
+    snprintf(source.path, sizeof source.path, "%s", directory);
+    if (manifest->model_only)
+        return fail(err, EXIT_INPUT,
+                    "%s holds weights only and cannot be resumed: start from it with --model", directory);
+    if (!model->m)
+        return fail(err, EXIT_RUN, "%s: the model was opened without an optimizer and cannot be resumed",
+                    directory);
+    if (!manifest_verify(manifest, true, err) || !load_weights(&source, model, err)) return false;
+    if (!hf_tensors_load(directory, "optimizer.safetensors", model, moments, 2, err)) return false;
+    char *n_skipped = (char *)model->stats + offsetof(StepStats, n_skipped);
+    model->ops->upload(n_skipped, &manifest->state.n_skipped, sizeof manifest->state.n_skipped);
+    return true;
+}
+
+bool checkpoint_resume(const char *path, GPT2 *model, TrainerState *state, Error *err) {
+    Manifest manifest;
+    if (!manifest_read(&manifest, path, err)) return false;
+    bool ok = load_all(&manifest, model, err);
+    if (ok) {
+        *state = manifest.state;
+        manifest.state.flags = NULL; /* the caller's now */
+    }
+    manifest_free(&manifest);
+    return ok;
+}

@@ -1,0 +1,404 @@
+#include "hf_weights.h"
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include "llmc/base/checksum.h"
+#include "llmc/base/json.h"
+
+enum { NAME_SIZE = 96, PIECE_ELEMS = 1 << 20 };
+
+/* ---- the model's tensors, one layer's piece at a time ---- */
+typedef struct Piece {
+    char name[NAME_SIZE]; /* "h.3.attn.c_attn.weight" */
+    int64_t begin;        /* element of the flat buffer */
+    int64_t rows, cols;   /* in the flat buffer; of wte the rows of real tokens */
+    int rank;
+    bool transposed; /* in the file: (cols, rows) */
+} Piece;
+
+static Piece piece_of(const GPT2 *model, int id, int layer) {
+    const Tensor *t = &model->tensors[id];
+    Piece piece = {.begin = t->offset + layer * t->layer_elems, .rows = t->rows, .cols = t->cols};
+    if (id == WTE) piece.rows = model->config.vocab_size;
+    piece.rank = t->is_matrix ? 2 : 1;
+    piece.transposed = t->is_matrix && id != WTE && id != WPE;
+    const char *layer_mark = strstr(t->name, "%d");
+    if (layer_mark)
+        snprintf(piece.name, NAME_SIZE, "%.*s%d%s", (int)(layer_mark - t->name), t->name, layer,
+                 layer_mark + 2);
+    else
+        snprintf(piece.name, NAME_SIZE, "%s", t->name);
+    return piece;
+}
+
+static void file_shape(const Piece *piece, int64_t shape[2]) {
+    shape[0] = piece->rank == 1 || piece->transposed ? piece->cols : piece->rows;
+    shape[1] = piece->transposed ? piece->rows : piece->cols;
+}
+
+/* All pieces, in the order of the flat buffer; malloc'ed. */
+static Piece *list_pieces(const GPT2 *model, int *n, Error *err) {
+    *n = 0;
+    for (int id = 0; id < N_TENSORS; id++) *n += model->tensors[id].n_layers;
+    Piece *pieces = malloc((size_t)*n * sizeof *pieces);
+    if (!pieces) {
+        fail(err, EXIT_RUN, "no memory for the list of %d tensors", *n);
+        return NULL;
+    }
+    Piece *next = pieces;
+    for (int id = 0; id < N_TENSORS; id++)
+        for (int layer = 0; layer < model->tensors[id].n_layers; layer++)
+            *next++ = piece_of(model, id, layer);
+    return pieces;
+}
+
+/* ---- host memory: two pieces ---- */
+typedef struct Staging {
+    float *a, *b;  /* (elems) each */
+    int64_t elems; /* at least the largest transposed matrix */
+} Staging;
+
+static bool staging_open(Staging *s, const GPT2 *model, const Piece *pieces, int n, Error *err) {
+    s->elems = model->n_parameters < PIECE_ELEMS ? model->n_parameters : PIECE_ELEMS;
+    for (int i = 0; i < n; i++)
+        if (pieces[i].transposed && pieces[i].rows * pieces[i].cols > s->elems)
+            s->elems = pieces[i].rows * pieces[i].cols;
+    const size_t bytes = (size_t)s->elems * 2 * sizeof *s->a;
+    s->a = malloc(bytes);
+    if (!s->a) return fail(err, EXIT_RUN, "no memory for %zu bytes to convert tensors", bytes);
+    s->b = s->a + s->elems;
+    return true;
+}
+
+enum { TILE = 32 };
+
+/* One tile through a local copy, so that both matrices are touched in runs of 128 bytes: columns read
+ * directly are strides of a power of two apart and evict each other. One column more than 32 keeps the copy's
+ * apart. */
+static void transpose_tile(float *out, const float *in, int64_t rows, int64_t cols, int64_t i0, int64_t j0) {
+    float tile[TILE][TILE + 1];
+    const int64_t n_i = rows - i0 < TILE ? rows - i0 : TILE, n_j = cols - j0 < TILE ? cols - j0 : TILE;
+    for (int64_t i = 0; i < n_i; i++) memcpy(tile[i], in + (i0 + i) * cols + j0, (size_t)n_j * sizeof *in);
+    for (int64_t j = 0; j < n_j; j++)
+        for (int64_t i = 0; i < n_i; i++) out[(j0 + j) * rows + i0 + i] = tile[i][j];
+}
+
+/* out (cols, rows) = in (rows, cols) transposed */
+static void transpose(float *out, const float *in, int64_t rows, int64_t cols) {
+#pragma omp parallel for schedule(static) if (rows * cols > 1 << 16)
+    for (int64_t i = 0; i < rows; i += TILE)
+        for (int64_t j = 0; j < cols; j += TILE) transpose_tile(out, in, rows, cols, i, j);
+}
+
+/* ---- saving ---- */
+static bool write_piece(OutFile *file, const GPT2 *model, const float *data, const Piece *piece, Staging *s,
+                        uint32_t *crc, Error *err) {
+    const int64_t n = piece->rows * piece->cols;
+    *crc = 0;
+    for (int64_t done = 0; done < n; done += s->elems) {
+        int64_t part = n - done < s->elems ? n - done : s->elems;
+        const float *out = piece->transposed ? s->b : s->a;
+        model->ops->download(s->a, data + piece->begin + done, (size_t)part * sizeof *s->a);
+        if (piece->transposed) transpose(s->b, s->a, piece->rows, piece->cols);
+        *crc = crc32c(*crc, out, (size_t)part * sizeof *out);
+        if (!outfile_write(file, out, (size_t)part * sizeof *out, err)) return false;
+    }
+    return true;
+}
+
+static bool write_header(OutFile *file, const Piece *pieces, int n, const FlatBuffer *buffers, int n_buffers,
+                         Error *err) {
+    SafetensorsHeader header;
+    char name[2 * NAME_SIZE];
+    int64_t shape[2];
+    safetensors_header_begin(&header);
+    for (int k = 0; k < n_buffers; k++)
+        for (int i = 0; i < n; i++) {
+            snprintf(name, sizeof name, "%s%s", buffers[k].prefix, pieces[i].name);
+            file_shape(&pieces[i], shape);
+            safetensors_header_add(&header, name, pieces[i].rank, shape);
+        }
+    return safetensors_header_write(&header, file, err);
+}
+
+static bool write_file(OutFile *file, const GPT2 *model, const FlatBuffer *buffers, int n_buffers,
+                       JsonWriter *manifest, Error *err) {
+    int n;
+    char name[2 * NAME_SIZE];
+    Staging staging = {0};
+    Piece *pieces = list_pieces(model, &n, err);
+    bool ok = pieces && staging_open(&staging, model, pieces, n, err) &&
+              write_header(file, pieces, n, buffers, n_buffers, err);
+    json_begin_object(manifest, "tensors");
+    for (int k = 0; ok && k < n_buffers; k++)
+        for (int i = 0; ok && i < n; i++) {
+            uint32_t crc;
+            ok = write_piece(file, model, buffers[k].data, &pieces[i], &staging, &crc, err);
+            snprintf(name, sizeof name, "%s%s", buffers[k].prefix, pieces[i].name);
+            if (ok) manifest_write_checksum(manifest, name, crc);
+        }
+    json_end_object(manifest);
+    free(staging.a);
+    free(pieces);
+    return ok;
+}
+
+bool hf_tensors_save(const char *directory, const char *name, const GPT2 *model, const FlatBuffer *buffers,
+                     int n_buffers, JsonWriter *manifest, Error *err) {
+    char path[PATH_MAX];
+    OutFile file;
+    if (!path_join(path, directory, name, err) || !outfile_open(&file, path, err)) return false;
+    manifest_begin_file(manifest, name);
+    bool ok = write_file(&file, model, buffers, n_buffers, manifest, err) && outfile_close(&file, err);
+    manifest_end_file(manifest, file.bytes, file.crc);
+    outfile_abandon(&file);
+    return ok;
+}
+
+/* ---- loading ---- */
+/* The files of one model: one, or the shards of an index. */
+typedef struct Source {
+    Safetensors *files;
+    int n;
+} Source;
+
+static void source_close(Source *source) {
+    for (int i = 0; i < source->n; i++) safetensors_close(&source->files[i]);
+    free(source->files);
+    *source = (Source){0};
+}
+
+static bool source_add(Source *source, const char *directory, const char *name, Error *err) {
+    char path[PATH_MAX];
+    Safetensors *grown = realloc(source->files, ((size_t)source->n + 1) * sizeof *grown);
+    if (!grown) return fail(err, EXIT_RUN, "%s: no memory for its tensors", directory);
+    source->files = grown;
+    return path_join(path, directory, name, err) && safetensors_open(&grown[source->n], path, err) &&
+           ++source->n;
+}
+
+static const Safetensors *source_find(const Source *source, const char *name, SafetensorsEntry **entry) {
+    for (int i = 0; i < source->n; i++)
+        if ((*entry = safetensors_find(&source->files[i], name))) return &source->files[i];
+    return NULL;
+}
+
+/* The file of the source that a tensor of the index names, opened at its first mention. */
+static bool open_shard(Source *source, const char *directory, const char *index, const JsonValue *name,
+                       Error *err) {
+    const bool plain = name->type == JSON_STRING && strlen(name->text) == name->length &&
+                       name->text[0] != '.' && !strchr(name->text, '/');
+    if (!plain)
+        return fail(err, EXIT_INPUT,
+                    "%s: weight_map: %.80s: expected the name of a file beside it, found %.80s", index,
+                    name->key, name->type == JSON_STRING ? name->text : json_type_name(name));
+    for (int i = 0; i < source->n; i++)
+        if (strcmp(strrchr(source->files[i].path, '/') + 1, name->text) == 0) return true;
+    return source_add(source, directory, name->text, err);
+}
+
+/* The index and the shards must name the same tensors, each in its file. */
+static bool check_index(const Source *source, const char *index, const JsonValue *map, Error *err) {
+    for (int i = 0; i < source->n; i++) {
+        const char *path = source->files[i].path;
+        for (int k = 0; k < source->files[i].n; k++) {
+            const char *name = source->files[i].entries[k].name;
+            if (!json_equals(json_get(map, name), strrchr(path, '/') + 1))
+                return fail(err, EXIT_INPUT, "%s: weight_map: expected tensor '%.80s' in %s, which holds it",
+                            index, name, path);
+        }
+    }
+    for (const JsonValue *name = map->first; name; name = name->next) {
+        SafetensorsEntry *entry;
+        if (!source_find(source, name->key, &entry))
+            return fail(err, EXIT_INPUT, "%s: weight_map: tensor '%.80s' is not in %s", index, name->key,
+                        name->text);
+    }
+    return true;
+}
+
+static bool source_open_index(Source *source, const char *directory, const char *index, Error *err) {
+    Json *json = json_read(index, err);
+    if (!json) return false;
+    const JsonValue *map = json_get(json_root(json), "weight_map");
+    bool ok = map && map->type == JSON_OBJECT && map->n > 0;
+    if (!ok)
+        fail(err, EXIT_INPUT, "%s: weight_map: expected an object of tensors, found %s", index,
+             json_type_name(map));
+    for (const JsonValue *name = ok ? map->first : NULL; ok && name; name = name->next)
+        ok = open_shard(source, directory, index, name, err);
+    ok = ok && check_index(source, index, map, err);
+    json_free(json);
+    return ok;
+}
+
+static bool source_open(Source *source, const char *directory, Error *err) {
+    char path[PATH_MAX], index[PATH_MAX];
+    struct stat info;
+    *source = (Source){0};
+    if (!path_join(path, directory, "model.safetensors", err)) return false;
+    if (!path_join(index, directory, "model.safetensors.index.json", err)) return false;
+    bool ok = false;
+    if (stat(path, &info) == 0)
+        ok = source_add(source, directory, "model.safetensors", err);
+    else if (stat(index, &info) == 0)
+        ok = source_open_index(source, directory, index, err);
+    else
+        fail(err, EXIT_INPUT, "%s: expected model.safetensors or model.safetensors.index.json, found neither",
+             directory);
+    if (!ok) source_close(source);
+    return ok;
+}
+
+static void shape_text(char *text, size_t size, int rank, const int64_t *shape) {
+    size_t used = (size_t)snprintf(text, size, "(");
+    for (int i = 0; i < rank && used < size; i++)
+        used += (size_t)snprintf(text + used, size - used, "%s%lld", i ? ", " : "", (long long)shape[i]);
+    if (used < size) snprintf(text + used, size - used, ")");
+}
+
+static bool check_shape(const Safetensors *file, const SafetensorsEntry *entry, const Piece *piece,
+                        Error *err) {
+    int64_t shape[2];
+    char expected[64], found[200];
+    file_shape(piece, shape);
+    if (entry->rank == piece->rank && memcmp(entry->shape, shape, (size_t)piece->rank * sizeof *shape) == 0)
+        return true;
+    shape_text(expected, sizeof expected, piece->rank, shape);
+    shape_text(found, sizeof found, entry->rank, entry->shape);
+    return fail(err, EXIT_INPUT, "%s: tensor '%s': expected shape %s by config.json, found %s", file->path,
+                entry->name, expected, found);
+}
+
+/* Where a piece is: PREFIX + name, or, for weights of OpenAI's files, the bare name. */
+typedef struct Located {
+    const Safetensors *file;
+    SafetensorsEntry *entry;
+} Located;
+
+static bool locate(Located *at, const Source *source, const char *prefix, const Piece *piece, Error *err) {
+    char name[2 * NAME_SIZE];
+    snprintf(name, sizeof name, "%s%s", prefix, piece->name);
+    at->file = source_find(source, name, &at->entry);
+    if (!at->file && strcmp(prefix, "transformer.") == 0)
+        at->file = source_find(source, piece->name, &at->entry);
+    if (!at->file)
+        return fail(err, EXIT_INPUT, "%s: expected tensor '%s', found none of that name",
+                    source->files[0].path, name);
+    at->entry->used = true;
+    return check_shape(at->file, at->entry, piece, err);
+}
+
+/* Mask buffers of old transformers versions: h.0.attn.bias, h.0.attn.masked_bias. */
+static bool is_mask(const char *name) {
+    int end = 0;
+    if (strncmp(name, "transformer.", 12) == 0) name += 12;
+    if (sscanf(name, "h.%*d.attn.%n", &end) < 0 || end == 0) return false;
+    return strcmp(name + end, "bias") == 0 || strcmp(name + end, "masked_bias") == 0;
+}
+
+static bool check_all_used(const Source *source, Error *err) {
+    for (int i = 0; i < source->n; i++)
+        for (int k = 0; k < source->files[i].n; k++) {
+            const SafetensorsEntry *entry = &source->files[i].entries[k];
+            if (!entry->used && !is_mask(entry->name))
+                return fail(
+                    err, EXIT_INPUT,
+                    "%s: expected the tensors of a GPT-2 as config.json has it, found '%.80s' as well",
+                    source->files[i].path, entry->name);
+        }
+    return true;
+}
+
+/* lm_head.weight, where it is stored, must be wte.weight bit for bit. */
+static bool check_tied(const Source *source, const Located *wte, const Piece *piece, Staging *s, Error *err) {
+    Located head;
+    head.file = source_find(source, "lm_head.weight", &head.entry);
+    if (!head.file) return true;
+    head.entry->used = true;
+    if (!check_shape(head.file, head.entry, piece, err)) return false;
+    for (int64_t done = 0; done < wte->entry->n_elems; done += s->elems) {
+        int64_t part = wte->entry->n_elems - done < s->elems ? wte->entry->n_elems - done : s->elems;
+        if (!safetensors_read(wte->file, wte->entry, s->a, done, part, err)) return false;
+        if (!safetensors_read(head.file, head.entry, s->b, done, part, err)) return false;
+        if (memcmp(s->a, s->b, (size_t)part * sizeof *s->a))
+            return fail(err, EXIT_INPUT,
+                        "%s: expected lm_head.weight equal to wte.weight (a tied head), found other values: "
+                        "not a GPT-2",
+                        head.file->path);
+    }
+    return true;
+}
+
+static bool load_piece(const Located *at, const Piece *piece, GPT2 *model, const FlatBuffer *buffer,
+                       Staging *s, Error *err) {
+    const int64_t n = piece->rows * piece->cols;
+    for (int64_t done = 0; done < n; done += s->elems) {
+        int64_t part = n - done < s->elems ? n - done : s->elems;
+        if (!safetensors_read(at->file, at->entry, s->a, done, part, err)) return false;
+        if (piece->transposed) transpose(s->b, s->a, piece->cols, piece->rows);
+        buffer->put(model, piece->transposed ? s->b : s->a, piece->begin + done, part);
+    }
+    return true;
+}
+
+/* The rows of wte that stand for no token. */
+static void put_padding(GPT2 *model, const FlatBuffer *buffer, Staging *s) {
+    const int64_t C = model->config.n_embd, V = model->config.vocab_size;
+    const int64_t n = (model->config.padded_vocab_size - V) * C, begin = model->tensors[WTE].offset + V * C;
+    memset(s->a, 0, (size_t)s->elems * sizeof *s->a);
+    for (int64_t done = 0; done < n; done += s->elems)
+        buffer->put(model, s->a, begin + done, n - done < s->elems ? n - done : s->elems);
+}
+
+/* Finds and checks all tensors, then loads them. located: (n_buffers, n). */
+static bool load_located(const Source *source, GPT2 *model, const FlatBuffer *buffers, int n_buffers,
+                         const Piece *pieces, int n, Located *located, Staging *s, Error *err) {
+    for (int k = 0; k < n_buffers; k++)
+        for (int i = 0; i < n; i++)
+            if (!locate(&located[k * n + i], source, buffers[k].prefix, &pieces[i], err)) return false;
+    if (!check_tied(source, &located[0], &pieces[0], s, err) || !check_all_used(source, err)) return false;
+    for (int k = 0; k < n_buffers; k++) {
+        for (int i = 0; i < n; i++)
+            if (!load_piece(&located[k * n + i], &pieces[i], model, &buffers[k], s, err)) return false;
+        put_padding(model, &buffers[k], s);
+    }
+    return true;
+}
+
+static bool load_source(const Source *source, GPT2 *model, const FlatBuffer *buffers, int n_buffers,
+                        Error *err) {
+    int n;
+    Staging staging = {0};
+    Located *located = NULL;
+    Piece *pieces = list_pieces(model, &n, err);
+    bool ok = pieces && staging_open(&staging, model, pieces, n, err);
+    if (ok) {
+        located = calloc((size_t)n * (size_t)n_buffers, sizeof *located);
+        ok = located ? load_located(source, model, buffers, n_buffers, pieces, n, located, &staging, err)
+                     : fail(err, EXIT_RUN, "no memory for the list of %d tensors", n);
+    }
+    free(located);
+    free(staging.a);
+    free(pieces);
+    return ok;
+}
+
+bool hf_weights_load(const char *directory, GPT2 *model, Error *err) {
+    const FlatBuffer weights = {"transformer.", model->master, gpt2_set_weights};
+    Source source;
+    if (!source_open(&source, directory, err)) return false;
+    bool ok = load_source(&source, model, &weights, 1, err);
+    source_close(&source);
+    return ok;
+}
+
+bool hf_tensors_load(const char *directory, const char *name, GPT2 *model, const FlatBuffer *buffers,
+                     int n_buffers, Error *err) {
+    Source source = {0};
+    bool ok =
+        source_add(&source, directory, name, err) && load_source(&source, model, buffers, n_buffers, err);
+    source_close(&source);
+    return ok;
+}

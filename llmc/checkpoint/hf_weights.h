@@ -1,0 +1,38 @@
+/* The model's flat buffers as safetensors with Hugging Face's names and orientation.
+ *
+ * The flat buffer holds matrices as (out, in); transformers' Conv1D stores (in, out), so all matrices but wte
+ * and wpe are transposed on the way. wte has vocab_size rows in a file, padded_vocab_size in the buffer
+ * (padding is 0). One tensor at a time passes through host memory. */
+#pragma once
+#include "llmc/model/gpt2.h"
+#include "manifest.h"
+#include "safetensors.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* One buffer of a file: its tensors are called PREFIX + name. */
+typedef struct FlatBuffer {
+    const char *prefix; /* "transformer." for weights, "m." and "v." for the moments */
+    const float *data;  /* on the device, (n_parameters) */
+    /* Puts n host floats at element `begin`, as gpt2_set_weights does; only for loading. */
+    void (*put)(GPT2 *model, const float *host, int64_t begin, int64_t n);
+} FlatBuffer;
+
+/* Writes DIRECTORY/NAME with the tensors of all buffers, and its entry into the manifest. */
+bool hf_tensors_save(const char *directory, const char *name, const GPT2 *model, const FlatBuffer *buffers,
+                     int n_buffers, JsonWriter *manifest, Error *err);
+
+/* model.safetensors of a directory, or the shards that model.safetensors.index.json lists. Names with and
+ * without "transformer."; lm_head.weight must equal wte.weight where it is there; mask buffers (attn.bias)
+ * are ignored; any other tensor is refused, as is a missing one. Everything is checked before the model is
+ * touched. */
+bool hf_weights_load(const char *directory, GPT2 *model, Error *err);
+/* The same for one file and given buffers, as hf_tensors_save wrote it. */
+bool hf_tensors_load(const char *directory, const char *name, GPT2 *model, const FlatBuffer *buffers,
+                     int n_buffers, Error *err);
+
+#ifdef __cplusplus
+}
+#endif

@@ -1,0 +1,108 @@
+#include "llmc_bin.h"
+#include <stdlib.h>
+#include <unistd.h>
+#include "llmc/base/files.h"
+
+enum { MAGIC = 20240326, VERSION_F32 = 3, VERSION_BF16 = 5, HEADER_INTS = 256, PIECE_ELEMS = 1 << 20 };
+
+/* A file of another kind is most likely one out of a model's directory. */
+static const char hint[] = "hint: a model is a directory (a checkpoint, Hugging Face's) or a llm.c .bin";
+
+typedef struct BinFile {
+    const char *path;
+    int fd;
+    DType dtype;
+    GPT2Config config;   /* padded_vocab_size as this program pads */
+    int64_t padded_rows; /* rows of wte in the file */
+} BinFile;
+
+static bool check_header(BinFile *file, const int32_t header[HEADER_INTS], int64_t bytes, Error *err) {
+    const char *path = file->path;
+    if (header[0] != MAGIC)
+        return fail(err, EXIT_INPUT, "%s: expected magic %d of a llm.c model, found %d; %s", path, MAGIC,
+                    header[0], hint);
+    if (header[1] != VERSION_F32 && header[1] != VERSION_BF16)
+        return fail(err, EXIT_INPUT, "%s: expected version 3 (fp32) or 5 (bf16), found %d", path, header[1]);
+    file->dtype = header[1] == VERSION_F32 ? DTYPE_F32 : DTYPE_BF16;
+    GPT2Config *config = &file->config;
+    *config = (GPT2Config){header[2], header[3], 0, header[4], header[5], header[6], 0, 0};
+    if (config->vocab_size < 1 || config->vocab_size > header[7])
+        return fail(err, EXIT_INPUT,
+                    "%s: expected a vocabulary of 1 to %d (its padded size) tokens, found %d", path,
+                    header[7], config->vocab_size);
+    if (config->vocab_size > INT32_MAX - 128)
+        return fail(err, EXIT_INPUT, "%s: a vocabulary of %d tokens is too large", path, config->vocab_size);
+    config->padded_vocab_size = gpt2_pad_vocab(config->vocab_size);
+    if (!gpt2_config_check(config, path, err)) return false;
+    file->padded_rows = header[7];
+    Tensor table[N_TENSORS];
+    int64_t n =
+        gpt2_tensors(table, config) + (file->padded_rows - config->padded_vocab_size) * config->n_embd;
+    int64_t expected = HEADER_INTS * 4 + n * (int64_t)dtype_bytes(file->dtype);
+    return bytes == expected || fail(err, EXIT_INPUT, "%s: expected %lld bytes by its header, found %lld",
+                                     path, (long long)expected, (long long)bytes);
+}
+
+static bool open_bin(BinFile *file, const char *path, Error *err) {
+    int64_t bytes;
+    int32_t header[HEADER_INTS];
+    *file = (BinFile){.path = path};
+    file->fd = file_open(path, &bytes, err);
+    if (file->fd < 0) return false;
+    if (bytes < (int64_t)sizeof header)
+        fail(err, EXIT_INPUT,
+             "%s: expected a llm.c model of at least %zu bytes, found %lld: the file is cut short; %s", path,
+             sizeof header, (long long)bytes, hint);
+    else if (file_read_at(file->fd, path, header, sizeof header, 0, err) &&
+             check_header(file, header, bytes, err))
+        return true;
+    close(file->fd);
+    return false;
+}
+
+bool llmc_bin_read_config(const char *path, GPT2Config *config, Error *err) {
+    BinFile file;
+    if (!open_bin(&file, path, err)) return false;
+    *config = file.config;
+    close(file.fd);
+    return true;
+}
+
+/* Elements [from, from + n) of the file's data to elements [begin, begin + n) of the model. raw, floats:
+ * (PIECE_ELEMS). */
+static bool load_range(const BinFile *file, GPT2 *model, int64_t from, int64_t begin, int64_t n, void *raw,
+                       float *floats, Error *err) {
+    const int64_t width = (int64_t)dtype_bytes(file->dtype);
+    for (int64_t done = 0; done < n; done += PIECE_ELEMS) {
+        int64_t part = n - done < PIECE_ELEMS ? n - done : PIECE_ELEMS;
+        if (!file_read_at(file->fd, file->path, raw, (size_t)(part * width),
+                          HEADER_INTS * 4 + (from + done) * width, err))
+            return false;
+        floats_from_storage(floats, raw, part, file->dtype);
+        gpt2_set_weights(model, floats, begin + done, part);
+    }
+    return true;
+}
+
+/* wte is the first tensor and the only one whose size in the file may differ from that in the model. */
+static bool load_all(const BinFile *file, GPT2 *model, void *raw, float *floats, Error *err) {
+    const int64_t C = model->config.n_embd, V = model->config.vocab_size;
+    const int64_t rest = model->tensors[WPE].offset, padding = rest - V * C;
+    if (!load_range(file, model, 0, 0, V * C, raw, floats, err)) return false;
+    for (int64_t i = 0; i < PIECE_ELEMS; i++) floats[i] = 0;
+    for (int64_t done = 0; done < padding; done += PIECE_ELEMS)
+        gpt2_set_weights(model, floats, V * C + done,
+                         padding - done < PIECE_ELEMS ? padding - done : PIECE_ELEMS);
+    return load_range(file, model, file->padded_rows * C, rest, model->n_parameters - rest, raw, floats, err);
+}
+
+bool llmc_bin_load_weights(const char *path, GPT2 *model, Error *err) {
+    BinFile file;
+    if (!open_bin(&file, path, err)) return false;
+    float *floats = malloc(2 * PIECE_ELEMS * sizeof *floats);
+    bool ok = floats ? load_all(&file, model, floats + PIECE_ELEMS, floats, err)
+                     : fail(err, EXIT_RUN, "%s: no memory to read it", path);
+    free(floats);
+    close(file.fd);
+    return ok;
+}

@@ -1,0 +1,51 @@
+/* trainer_state.json: where the run stands, and size and checksum of every other file of the checkpoint.
+ *
+ *   {"format_version": 1, "program": "...", "model_only": false,
+ *    "step": 200, "data_position": ..., "tokens_seen": ..., "n_skipped": 0, "seed": ..., "best_val_loss":
+ * null, "val_loss": null, "best_only": false,
+ * "tokenizer": {"name": "bpe of 50257 tokens", "tokens": 50257, "source": "..."}, "flags": {...}, "files": [{"name": "model.safetensors", "tensors": {"wte.weight": "0a1b2c3d", ...},
+ * "bytes": ..., "crc32c": "..."}], "crc32c": "..."} Checksums are CRC-32C in 8 lower-case hexadecimal digits.
+ * The last one is of this file itself with the digits of that field as zeros. Those of the tensors serve to
+ * say which one is damaged. Earlier programs wrote no val_loss and no best_only. */
+#pragma once
+#include "llmc/base/files.h"
+#include "llmc/base/json.h"
+#include "llmc/tokenizer/tokenizer.h"
+#include "trainer_state.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define MANIFEST_NAME "trainer_state.json"
+
+/* ---- writing: begin, then for each file begin_file ... end_file, then write ---- */
+/* tokenizer: named there for the reader; NULL: none. */
+bool manifest_begin(JsonWriter *w, const TrainerState *state, const Tokenizer *tokenizer, bool model_only,
+                    Error *err);
+void manifest_begin_file(JsonWriter *w, const char *name);
+void manifest_write_checksum(JsonWriter *w, const char *key, uint32_t crc);
+void manifest_end_file(JsonWriter *w, int64_t bytes, uint32_t crc);
+/* Adds the checksum of the whole and writes DIRECTORY/trainer_state.json. */
+bool manifest_write(JsonWriter *w, const char *directory, Error *err);
+
+/* ---- reading ---- */
+typedef struct Manifest {
+    char directory[PATH_MAX];
+    char path[PATH_MAX]; /* of trainer_state.json */
+    Json *json;
+    bool model_only;
+    TrainerState state; /* flags: malloc'ed, owned by the manifest */
+} Manifest;
+
+/* Reads and checks all fields and the file's own checksum. */
+bool manifest_read(Manifest *manifest, const char *directory, Error *err);
+void manifest_free(Manifest *manifest);
+/* True if all the listed files are there with their sizes; reads no data. */
+bool manifest_sizes_match(const Manifest *manifest);
+/* Sizes and checksums of all files listed; without the optimizer's where it is not needed. */
+bool manifest_verify(const Manifest *manifest, bool with_optimizer, Error *err);
+
+#ifdef __cplusplus
+}
+#endif

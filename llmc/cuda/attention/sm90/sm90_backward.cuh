@@ -1,0 +1,89 @@
+/* Attention backward for sm_90a, bf16, head size 64 and 128 (FlashAttention-2, Dao 2023, Algorithm 2), dqkv =, in one
+ * pass of five products: what its three kernels share (sm90_backward_hd64.cuh, sm90_backward_hd128_1cta.cuh,
+ * sm90_backward_hd128_2cta.cuh).
+ *
+ * No atomics: the same inputs give the same bits. P = exp(scale * Q K^T - lse), D = rowsum(dO * O) and
+ * dS = P * (dO V^T - D). A warpgroup owns 64 keys and walks the blocks of 64 queries. Scores are computed transposed
+ * (S^T = K Q^T), so that P^T and dS^T are in registers as the products need them: dV = P^T dO, dK = scale * dS^T Q.
+ * dQ = scale * dS K is summed over the tiles of keys in a fixed order (sm90_turns.cuh).
+ *
+ * lse and D belong to the columns of an accumulator: fetching them for each column costs 20-25 %. They are folded into
+ * the products instead, as 16 more of k: A is 1 there and B holds -lse / scale and -D, each as a sum of three bf16,
+ * exact to fp32. S^T - lse / scale and dP^T - D then come out of wgmma. */
+#pragma once
+#include "llmc/cuda/sm90/sm90_common.cuh"
+
+/* What the pass needs of a query: bf16 {-lse / scale in three parts, -D in three parts, 0, 0}, one for
+ * each of (B, NH, T rounded up to 64); zeros beyond T. */
+typedef uint4 FoldRow;
+
+__host__ __device__ __forceinline__ int64_t fold_rows(int T) {
+    return ceil_div(T, (int)ROWS) * (int64_t)ROWS;
+}
+
+typedef struct BackwardArgs {
+    CUtensorMap rows; /* boxes of 64 rows of qkv */
+    CUtensorMap dout; /* boxes of 64 rows */
+    bf16 *dqkv;
+    FoldRow *fold;
+    int T, NH;
+    TileOrder order;
+    float scale, inverse_scale, scale_log2; /* 1 / sqrt(HD), sqrt(HD), log2(e) / sqrt(HD) */
+} BackwardArgs;
+
+/* All but the order of the tiles. */
+inline BackwardArgs backward_args(floatX *dqkv, const floatX *dout, const floatX *qkv, const void *scratch,
+                                  int B, int T, int NH, int HD) {
+    BackwardArgs args = {};
+    args.rows = tensor_map(qkv, B, T, 3 * NH, HD, ROWS);
+    args.dout = tensor_map(dout, B, T, NH, HD, ROWS);
+    args.dqkv = (bf16 *)dqkv;
+    args.fold = (FoldRow *)scratch;
+    args.T = T;
+    args.NH = NH;
+    args.inverse_scale = sqrtf((float)HD);
+    args.scale = 1.0f / args.inverse_scale;
+    args.scale_log2 = SM90_LOG2E / args.inverse_scale;
+    return args;
+}
+
+/* x as three bf16 whose sum is x. */
+__device__ __forceinline__ void split_bf16(bf16 (&part)[3], float x) {
+#pragma unroll
+    for (int i = 0; i < 3; i++) {
+        part[i] = __float2bfloat16_rn(x);
+        x -= __bfloat162float(part[i]);
+    }
+}
+
+__device__ __forceinline__ FoldRow fold_row(float neg_lse_unscaled, float neg_d) {
+    union {
+        bf16 part[8];
+        FoldRow row;
+    } fold;
+    bf16 lse[3], d[3];
+    split_bf16(lse, neg_lse_unscaled);
+    split_bf16(d, neg_d);
+#pragma unroll
+    for (int i = 0; i < 3; i++) {
+        fold.part[i] = lse[i];
+        fold.part[3 + i] = d[i];
+    }
+    fold.part[6] = fold.part[7] = __float2bfloat16_rn(0.0f);
+    return fold.row;
+}
+
+/* S or dP: acc = A B^T over the head's columns, A from shared memory in tiles of 64 rows, B in tiles of
+ * b_rows. */
+template <int HD, int N>
+__device__ __forceinline__ void multiply_heads(float (&acc)[N], uint64_t a, uint64_t b) {
+#pragma unroll
+    for (int i = 0; i < HD / 16; i++) {
+        const uint64_t a_i = a + (i / 4) * (ROWS * 128 >> 4) + i % 4 * 2;
+        const uint64_t b_i = b + (i / 4) * (2 * N * 128 >> 4) + i % 4 * 2;
+        if (i == 0)
+            wgmma<D_SET, B_K_MAJOR>(acc, a_i, b_i);
+        else
+            wgmma<D_ADD, B_K_MAJOR>(acc, a_i, b_i);
+    }
+}

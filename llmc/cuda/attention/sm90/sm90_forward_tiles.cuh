@@ -1,0 +1,178 @@
+/* Tiles of attention forward for sm_90a: shapes, shared memory, arguments, and the producer that fetches them. What
+ * the kernel computes and why it is built so: sm90_forward.cu. */
+#pragma once
+#include "llmc/cuda/sm90/sm90_cluster.cuh"
+
+/* Shapes of tiles, named after their rows and the keys of a block. columns: the latter. flag: the products of a step are
+ * queued scores first and the exponentials start when the scores are done (else when both are). */
+/* warpgroups, columns, stages, own_buffers, registers, producer_registers, flag */
+inline constexpr Sm90Shape TILES_192_128 = {3, 128, 4, 3, 160, 32, false};
+inline constexpr Sm90Shape TILES_192_64 = {3, 64, 4, 2, 160, 32, true};
+inline constexpr Sm90Shape TILES_256_64 = {4, 64, 8, 3, 112, 32, false};
+
+typedef enum Sm90Softmax {
+    SM90_ONLINE, /* the classic running max, O rescaled at every tile of keys */
+    SM90_FROZEN, /* the max of the first tile stays; tiles that it does not suit are done again with SM90_ONLINE */
+} Sm90Softmax;
+
+typedef enum Sm90Order {
+    SM90_FREE,  /* warpgroups issue their products when they are ready */
+    SM90_TURNS, /* in turns, so that one multiplies while the others take exponentials */
+} Sm90Order;
+
+/* PAIRED: a cluster of two blocks owns a pair of tiles and loads K and V once for both. */
+template <int HEAD, bool IS_CAUSAL, const Sm90Shape &TILES, Sm90Softmax SOFT, Sm90Order ORDER, bool PAIRED>
+struct ForwardConfig {
+    static constexpr Sm90Shape SHAPE = TILES;
+    static constexpr int HD = HEAD, KEYS = SHAPE.columns, WARPGROUPS = SHAPE.warpgroups,
+                         STAGES = SHAPE.stages, Q_BUFFERS = SHAPE.own_buffers;
+    static constexpr bool CAUSAL = IS_CAUSAL, SCORES_FIRST = SHAPE.flag, TURNS = ORDER == SM90_TURNS;
+    static constexpr Sm90Softmax SOFTMAX = SOFT;
+    static constexpr int CLUSTER = PAIRED ? 2 : 1, SLOTS = CLUSTER * WARPGROUPS /* of 64 rows, of a pair */;
+    /* Blocks of keys that are skipped at most while the V of the tile before is held. */
+    static constexpr int MOST_SKIPPED = PAIRED ? 1 : (WARPGROUPS - 1) * ROWS / KEYS;
+    /* One barrier for K and V of a block: 11 instructions fewer a step, but K is held a step longer, which costs 1 % at
+     * head size 128, where there are four small blocks. */
+    static constexpr bool ONE_RING = HD == 64;
+    /* Of the diagonal a warp takes exponentials only of the keys that its rows see: 2 % fewer clocks with four
+     * warpgroups, 1 to 2 % more with three. */
+    static constexpr bool WARP_DIAGONAL = CAUSAL && WARPGROUPS == 4;
+    static constexpr bool ROTATES = true;   /* warpgroup w owns other 64 rows in each tile */
+    static constexpr bool PIPELINED = true; /* the next tile begins before a tile ends */
+    static constexpr int THREADS = sm90_threads(SHAPE);
+    static constexpr int Q_BYTES = ROWS * HD * 2 /* of a warpgroup */, KV_BYTES = KEYS * HD * 2;
+    static_assert(HD == 64 || HD == 128, "the TMA maps and wgmma shapes are for these");
+    static_assert(KEYS == 64 || KEYS == 128, "wgmma N of the scores; 64 rows' diagonal is in one block");
+    static_assert(STAGES > MOST_SKIPPED + ONE_RING, "what follows must not wait for that V");
+    static_assert(sm90_registers_fit(SHAPE), "setmaxnreg");
+    static_assert(WARPGROUPS <= 4, "ids of named barriers");
+};
+
+template <class C> struct alignas(1024) ForwardShared {
+    uint8_t q[C::Q_BUFFERS][C::WARPGROUPS][C::Q_BYTES];
+    uint8_t k[C::STAGES][C::KV_BYTES], v[C::STAGES][C::KV_BYTES];
+    RingBarriers<C::Q_BUFFERS> q_ring;
+    RingBarriers<C::STAGES> k_ring, v_ring; /* v_ring: unless K and V have one */
+    Work work[C::Q_BUFFERS];                /* of the tile whose Q is in the buffer */
+    Work next[C::Q_BUFFERS];                /* of the tile after it */
+    int listed;                             /* the tile that was last put on the redo list */
+};
+
+/* Tiles to be done again with the running maximum. If there are more than fit, all are done again. */
+enum { REDO_MAX = 1 << 16 };
+typedef struct RedoList {
+    int count;
+    int tiles[REDO_MAX];
+} RedoList;
+__device__ RedoList redo_list;
+__device__ unsigned forward_tickets, redo_tickets;
+
+typedef struct ForwardArgs {
+    CUtensorMap q, kv; /* boxes of 64 and of KEYS rows of qkv */
+    CUtensorMap out;   /* boxes of 16 rows */
+    float *lse;
+    int T, NH;
+    int missing;      /* slots (64 rows) by which the tiles could hold more than T: 0 to SLOTS - 1 */
+    TileOrder order;  /* of tiles, or of pairs */
+    float scale_log2; /* log2(e) / sqrt(HD) */
+    bool redo;        /* tiles come from redo_list; the launch may begin before the one that fills it ends */
+} ForwardArgs;
+
+/* The first slot of 64 rows of a tile or pair. Causal: the missing slots are all missed at the start, where a tile is
+ * short. Else the first tiles have one slot less each: two warpgroups keep the tensor cores busy, one does not. */
+template <class C> __device__ __forceinline__ int first_slot(const ForwardArgs &args, int tile) {
+    const int slot = tile * C::SLOTS;
+    return C::CAUSAL ? max(0, slot - args.missing) : slot - min(C::CLUSTER * tile, args.missing);
+}
+
+typedef struct Slots {
+    int first, count; /* of a tile, or of the pair that it is of */
+} Slots;
+template <class C> __device__ __forceinline__ Slots slots_of(const ForwardArgs &args, int tile) {
+    const int pair = tile / (unsigned)C::CLUSTER, first = first_slot<C>(args, pair);
+    return {first, first_slot<C>(args, pair + 1) - first};
+}
+/* Which of them the 64 rows `rows` of a tile are. Those of a pair go to its tiles, 2p and 2p + 1, in turns. */
+template <class C> __device__ __forceinline__ int slot_of(int tile, int rows) {
+    return C::CLUSTER * rows + tile % (unsigned)C::CLUSTER;
+}
+
+/* ---- producer: one thread, for all blocks of the cluster ---- */
+
+/* Writes the tile of each block of the cluster, ahead of the expect of the stage that it goes with. Returns the bytes
+ * by which the latter's bytes_elsewhere grow. */
+template <class C, int STAGES>
+__device__ __forceinline__ uint32_t give_work(Work &to, const Work &work, RingBarriers<STAGES> &ring,
+                                              Ring<STAGES> at) {
+    to = work;
+    if (C::CLUSTER > 1)
+        store_async_16(cluster_address(shared_address(&to), 1),
+                       make_int4(work.index, work.tile + 1, work.head, work.batch),
+                       cluster_address(shared_address(&ring.full[at.stage]), 1));
+    return sizeof(Work);
+}
+
+/* Q of a tile, or of both tiles of a pair, and which they are. */
+template <class C>
+__device__ __forceinline__ void load_queries(ForwardShared<C> &shared, const ForwardArgs &args,
+                                             const Work &work, Slots slots, Ring<C::Q_BUFFERS> at) {
+    shared.q_ring.wait_free(at);
+    const uint32_t work_bytes = give_work<C>(shared.work[at.stage], work, shared.q_ring, at);
+    const uint32_t bytes = (slots.count + C::CLUSTER - 1) / C::CLUSTER * C::Q_BYTES;
+    const uint32_t fewer = slots.count % C::CLUSTER * C::Q_BYTES; /* of the second tile */
+    const uint32_t full = expect<C>(shared.q_ring, at, bytes, bytes - fewer + work_bytes);
+#pragma unroll 1 /* or the compiler would want more registers than a producer has */
+    for (int i = 0; i < slots.count; i++)
+        load_rows<C>(shared.q[at.stage][i / C::CLUSTER], args.q, (slots.first + i) * ROWS, work.head,
+                     work.batch, full, 1 << i % C::CLUSTER);
+}
+
+/* K's stage is free. work_bytes: of the work that goes with K. */
+template <class C>
+__device__ __forceinline__ void load_keys(ForwardShared<C> &shared, const ForwardArgs &args, const Work &work,
+                                          int block, Ring<C::STAGES> at, uint32_t work_bytes) {
+    const uint32_t bytes = C::ONE_RING ? 2 * C::KV_BYTES : C::KV_BYTES;
+    const uint32_t k_full = expect<C>(shared.k_ring, at, bytes, bytes + work_bytes);
+    load_rows<C>(shared.k[at.stage], args.kv, block * C::KEYS, args.NH + work.head, work.batch, k_full);
+    const uint32_t v_full = C::ONE_RING ? k_full : acquire<C>(shared.v_ring, at, C::KV_BYTES);
+    load_rows<C>(shared.v[at.stage], args.kv, block * C::KEYS, 2 * args.NH + work.head, work.batch, v_full);
+}
+
+/* The next tile is drawn when a tile begins, so that the block which is free first gets the longest, and published
+ * with the tile's second block of keys (or its only one): consumers know it long before they come to it. */
+template <class C>
+__device__ __forceinline__ void forward_producer(ForwardShared<C> &shared, const ForwardArgs &args) {
+    const int count = args.redo ? redo_list.count : 0;
+    const bool listed = args.redo && count <= REDO_MAX;
+    const int total = listed ? count : args.order.total;
+    const auto work_of = [&](int index) {
+        Work work = {-1, 0, 0, 0};
+        if (index < total) work = work_at(args.order, listed ? redo_list.tiles[index] : index);
+        work.tile *= C::CLUSTER; /* of a pair the first */
+        return work;
+    };
+    Ring<C::Q_BUFFERS> q_at;
+    Ring<C::STAGES> at;
+    const int clusters = gridDim.x / C::CLUSTER;
+    Work work = work_of(blockIdx.x / C::CLUSTER);
+    if (work.index < 0)
+        expect<C>(shared.q_ring, q_at, 0, give_work<C>(shared.work[0], work, shared.q_ring, q_at));
+    for (; work.index >= 0; q_at.advance()) {
+        const int drawn = draw_tile(args.redo ? &redo_tickets : &forward_tickets, total) -
+                          (int)gridDim.x; /* of those after the first of each cluster */
+        const Slots slots = slots_of<C>(args, work.tile);
+        const int last = key_blocks<C>(slots.first * ROWS, slots.count * ROWS, args.T) - 1;
+        load_queries(shared, args, work, slots, q_at);
+        for (int block = last; block >= 0; block--, at.advance()) {
+            uint32_t work_bytes = 0;
+            shared.k_ring.wait_free(at);
+            if (block == max(0, last - 1)) {
+                work_bytes =
+                    give_work<C>(shared.next[q_at.stage], work_of(clusters + drawn), shared.k_ring, at);
+                if (args.redo && drawn == total - 1) redo_list.count = 0; /* nobody will look again */
+            }
+            load_keys(shared, args, work, block, at, work_bytes);
+        }
+        work = shared.next[q_at.stage]; /* not kept in registers: a producer has few */
+    }
+}

@@ -1,0 +1,276 @@
+/* What the kernels whose warpgroups own keys share: P^T and dS^T of 64 keys, block after block of 64 queries,
+ * and the gradients dK and dV of those keys (see sm90_backward.cuh). C is the kernel's config. */
+#pragma once
+#include "sm90_backward.cuh"
+#include "llmc/cuda/sm90/sm90_cluster.cuh"
+
+/* The ring of blocks of queries. */
+template <class C> struct alignas(1024) QueryStages {
+    uint8_t q[C::STAGES][C::TILE_BYTES], dout[C::STAGES][C::TILE_BYTES];
+    uint8_t fold[C::STAGES][C::FOLD_BYTES]; /* B of the folded step, for both halves of k */
+    /* A of it: 1 where FoldRow has -lse / scale; 1 where it has -D; zeros, the k 8..15 of both */
+    uint8_t ones[3][C::FOLD_BYTES];
+    RingBarriers<C::STAGES> ring;
+};
+
+/* Blocks of 64 queries, from the first that sees keys from row0 on. */
+template <class C> __device__ __forceinline__ int first_queries(int row0, int T) {
+    const int blocks = ceil_div(T, (int)ROWS);
+    return row0 >= T ? blocks : C::CAUSAL ? row0 / ROWS : 0;
+}
+
+enum : uint32_t { ONE_LOW = 0x3f80 /* 1 in bf16 */, ONE_HIGH = ONE_LOW << 16 };
+
+/* Writes what stays: all threads of the kernel, before its first __syncthreads or open_cluster. */
+template <class C> __device__ __forceinline__ void write_constants(QueryStages<C> &queries) {
+    for (int row = threadIdx.x; row < ROWS; row += C::THREADS) {
+        reinterpret_cast<uint4 *>(queries.ones[0])[row] = make_uint4(ONE_HIGH | ONE_LOW, ONE_LOW, 0, 0);
+        reinterpret_cast<uint4 *>(queries.ones[1])[row] = make_uint4(0, ONE_HIGH, ONE_HIGH | ONE_LOW, 0);
+        reinterpret_cast<uint4 *>(queries.ones[2])[row] = make_uint4(0, 0, 0, 0);
+    }
+    fence_proxy_async();
+}
+
+/* Producer: the blocks of queries that the keys from row0 on need, to all blocks of the cluster. */
+template <class C>
+__device__ __forceinline__ void load_queries(QueryStages<C> &queries, Ring<C::STAGES> &at, const Work &work,
+                                             int row0, const BackwardArgs &args) {
+    const FoldRow *fold = args.fold + ((int64_t)work.batch * args.NH + work.head) * fold_rows(args.T);
+    const int blocks = ceil_div(args.T, (int)ROWS);
+    for (int block = first_queries<C>(row0, args.T); block < blocks; block++, at.advance()) {
+        const uint32_t full = acquire<C>(queries.ring, at, 2 * C::TILE_BYTES + C::FOLD_BYTES);
+        load_rows<C>(queries.q[at.stage], args.rows, block * ROWS, work.head, work.batch, full);
+        load_rows<C>(queries.dout[at.stage], args.dout, block * ROWS, work.head, work.batch, full);
+        load_bytes<C>(queries.fold[at.stage], fold + block * ROWS, C::FOLD_BYTES, full);
+    }
+}
+
+/* A thread's share of the warpgroup's keys; accumulators have keys as rows. */
+template <class C> struct KeyRows {
+    float dk[C::HD / 2], dv[C::HD / 2];
+    float s[ROWS / 2];        /* S^T - lse / scale, then P^T */
+    float dp[ROWS / 2];       /* dP^T - D, then dS^T */
+    uint32_t p[ROWS / 16][4]; /* P^T and dS^T as A operands */
+    uint32_t ds[ROWS / 16][4];
+    uint32_t k[C::K_IN_REGISTERS ? C::HD / 16 : 1][4];
+    float bias[2]; /* only where !CAUSAL: -inf for rows beyond the sequence, which get P = 0 */
+};
+
+template <class C> struct KeyPlace {
+    Ring<C::STAGES> at; /* the block of queries in work */
+    uint32_t k;         /* the warpgroup's K in shared memory; V lies TILE_ROWS rows behind */
+    uint32_t ds;        /* the lane's row of dS^T in shared memory; only where dS^T goes there */
+    int given;          /* blocks for which it has gone there, or there was none */
+    int warpgroup;
+};
+
+/* Two warpgroups multiply one after the other: each issues its products when those of the other are done, all but
+ * dP. So one multiplies while the other takes exponentials; left alone, both do the same at the same time as often
+ * as not (head size 64, H200: 1800 to 2110 clocks a step, by chance; in turns 1740 to 1850). */
+template <class C> __device__ __forceinline__ void claim_tensor_cores(const KeyPlace<C> &place) {
+    named_barrier_sync<2 * WARPGROUP>(1 + place.warpgroup);
+}
+template <class C> __device__ __forceinline__ void leave_tensor_cores(const KeyPlace<C> &place) {
+    named_barrier_arrive<2 * WARPGROUP>(2 - place.warpgroup);
+}
+
+/* A warp's 16 rows of a 64 x 64 tile as A operands. */
+__device__ __forceinline__ void load_fragments(uint32_t (&a)[4][4], uint32_t tile) {
+    const int lane = threadIdx.x % 32, row = threadIdx.x % WARPGROUP / 32 * 16 + lane % 16;
+#pragma unroll
+    for (int i = 0; i < 4; i++) ldmatrix_x4(a[i], tile + row * 128 + ((2 * i + lane / 16) ^ (row & 7)) * 16);
+}
+
+/* A of the folded step in registers: 1 where FoldRow has -lse / scale; where it has -D. */
+__device__ __forceinline__ void write_ones(uint32_t (&ones)[2][4]) {
+    const int pair = threadIdx.x % 4; /* of k: 0 and 1, 2 and 3, .. */
+    const uint32_t lse = pair == 0 ? ONE_HIGH | ONE_LOW : pair == 1 ? ONE_LOW : 0;
+    const uint32_t d = pair == 1 ? ONE_HIGH : pair == 2 ? ONE_HIGH | ONE_LOW : 0;
+#pragma unroll
+    for (int i = 0; i < 4; i++) { /* the last two are k 8..15 */
+        ones[0][i] = i < 2 ? lse : 0;
+        ones[1][i] = i < 2 ? d : 0;
+    }
+    wgmma_results(ones); /* made here, not again before each product, which would serialise those */
+}
+/* acc += the block's -lse / scale (which = 0) or -D (1) in every row. */
+template <class C>
+__device__ __forceinline__ void multiply_fold(float (&acc)[ROWS / 2], QueryStages<C> &queries, int which,
+                                              int stage) {
+    const uint32_t ones = shared_address(queries.ones[which]), zeros = shared_address(queries.ones[2]);
+    wgmma<D_ADD, B_K_MAJOR>(acc, descriptor_unswizzled(ones, zeros - ones),
+                            descriptor_unswizzled(shared_address(queries.fold[stage]), 0));
+}
+
+/* S^T - lse / scale = K Q^T, K from registers. */
+template <class C>
+__device__ __forceinline__ void multiply_s(KeyRows<C> &r, QueryStages<C> &queries, int stage) {
+    const uint64_t b = descriptor_k_major(shared_address(queries.q[stage]));
+    wgmma<D_SET, B_K_MAJOR>(r.s, r.k[0], b);
+#pragma unroll
+    for (int i = 1; i < C::HD / 16; i++) wgmma<D_ADD, B_K_MAJOR>(r.s, r.k[i], b + i * 2);
+    multiply_fold(r.s, queries, 0, stage);
+    wgmma_commit();
+}
+/* dP^T - D = V dO^T. */
+template <class C>
+__device__ __forceinline__ void multiply_dp(KeyRows<C> &r, QueryStages<C> &queries, const KeyPlace<C> &place,
+                                            int stage) {
+    /* before the other descriptor, or head size 64 is 1 to 2 % slower at T = 4k and 8k */
+    const uint64_t b = descriptor_k_major(shared_address(queries.dout[stage]));
+    multiply_heads<C::HD>(r.dp, descriptor_k_major(place.k + C::WARPGROUPS * C::TILE_BYTES), b);
+    multiply_fold(r.dp, queries, 1, stage);
+    wgmma_commit();
+}
+
+/* dV += P^T dO, dK += dS^T Q. */
+template <class C>
+__device__ __forceinline__ void multiply_gradients(KeyRows<C> &r, QueryStages<C> &queries, int stage) {
+    const uint64_t q = descriptor_mn_major(shared_address(queries.q[stage]), ROWS * 128);
+    const uint64_t dout = descriptor_mn_major(shared_address(queries.dout[stage]), ROWS * 128);
+#pragma unroll
+    for (int i = 0; i < ROWS / 16; i++) {
+        wgmma<D_ADD, B_MN_MAJOR>(r.dv, r.p[i], dout + i * (2048 >> 4));
+        wgmma<D_ADD, B_MN_MAJOR>(r.dk, r.ds[i], q + i * (2048 >> 4));
+    }
+    wgmma_commit();
+}
+
+template <class C> __device__ __forceinline__ void gradients_done(KeyRows<C> &r) {
+    wgmma_results(r.dk);
+    wgmma_results(r.dv);
+    wgmma_results(r.p);
+    wgmma_results(r.ds);
+}
+
+/* RAGGED: some of the keys may be beyond the sequence. */
+template <class C, bool RAGGED = true>
+__device__ __forceinline__ void key_probabilities(KeyRows<C> &r, float scale_log2) {
+#pragma unroll
+    for (int i = 0; i < ROWS / 2; i++)
+        r.s[i] =
+            ex2(!C::CAUSAL && RAGGED ? fmaf(r.s[i], scale_log2, r.bias[i / 2 % 2]) : r.s[i] * scale_log2);
+    pack(r.p, r.s);
+}
+
+template <class C> __device__ __forceinline__ void key_scores(KeyRows<C> &r) {
+#pragma unroll
+    for (int i = 0; i < ROWS / 2; i++) r.dp[i] *= r.s[i];
+    pack(r.ds, r.dp);
+}
+
+/* Queries before a key, in the block that starts where the warpgroup's keys start. */
+template <class C> __device__ __forceinline__ void mask_queries(KeyRows<C> &r) {
+    const int first_seen = thread_row() - thread_column();
+#pragma unroll
+    for (int i = 0; i < ROWS / 2; i++)
+        if (i / 4 * 8 + i % 2 < first_seen + i / 2 % 2 * 8) r.s[i] = -CUDART_INF_F;
+}
+
+template <class C> __device__ __forceinline__ void clear_gradients(KeyRows<C> &r) {
+#pragma unroll
+    for (int i = 0; i < C::HD / 2; i++) r.dk[i] = r.dv[i] = 0.0f;
+}
+
+/* P and dS of the first block of queries; it lies on the diagonal if causal. */
+template <class C>
+__device__ __forceinline__ void first_queries_block(KeyRows<C> &r, QueryStages<C> &queries,
+                                                    const KeyPlace<C> &place, float scale_log2) {
+    queries.ring.wait(place.at);
+    claim_tensor_cores(place);
+    wgmma_fence();
+    multiply_s(r, queries, place.at.stage);
+    multiply_dp(r, queries, place, place.at.stage);
+    wgmma_wait<1>();
+    leave_tensor_cores(place);
+    wgmma_results(r.s);
+    if (C::CAUSAL) mask_queries(r);
+    key_probabilities(r, scale_log2);
+    wgmma_wait<0>();
+    wgmma_results(r.dp);
+    key_scores(r);
+    clear_gradients(r);
+}
+
+/* r.bias of the warpgroup's keys, from row0 on. */
+template <class C> __device__ __forceinline__ void write_bias(KeyRows<C> &r, int row0, int T) {
+    for (int half = 0; half < 2; half++)
+        r.bias[half] = row0 + thread_row() + 8 * half < T ? 0.0f : -CUDART_INF_F;
+}
+
+/* The gradients of the block in work, then P and dS of the next. */
+template <class C, bool RAGGED = true>
+__device__ __forceinline__ void next_queries_block(KeyRows<C> &r, QueryStages<C> &queries, KeyPlace<C> &place,
+                                                   float scale_log2) {
+    const Ring<C::STAGES> next = place.at.next();
+    queries.ring.wait(next);
+    claim_tensor_cores(place);
+    wgmma_fence();
+    multiply_gradients(r, queries, place.at.stage);
+    multiply_s(r, queries, next.stage);
+    multiply_dp(r, queries, place, next.stage);
+    wgmma_wait<1>();
+    leave_tensor_cores(place);
+    wgmma_results(r.s);
+    gradients_done(r);
+    release<C>(queries.ring, place.at);
+    key_probabilities<C, RAGGED>(r, scale_log2);
+    wgmma_wait<0>();
+    wgmma_results(r.dp);
+    key_scores(r);
+    place.at = next;
+}
+
+/* Until TMA has read what the warp gave it to store. */
+__device__ __forceinline__ void wait_stored() {
+    if (threadIdx.x % 32 == 0) bulk_wait_read<0>();
+    __syncwarp();
+}
+
+/* Writes a warp's rows of dK (part 1) or dV (part 2) by TMA, times a factor. map: boxes of 16 rows of dqkv;
+ * buffer: TILE_BYTES of the warpgroup's, which no store still reads. */
+template <class C>
+__device__ __forceinline__ void queue_key_rows(const CUtensorMap &map, uint32_t buffer,
+                                               const float (&gradient)[C::HD / 2], float factor, int part,
+                                               const Work &work, int row0, int NH) {
+    const int warp = threadIdx.x % WARPGROUP / 32;
+    const float factors[2] = {factor, factor};
+    tma_store_rows(&map, buffer + warp * (C::TILE_BYTES / 4), gradient, factors, row0 + warp * 16,
+                   part * NH + work.head, work.batch);
+}
+
+/* From one tile into the next: the gradients of the last block of the tile before, which complete dK and dV,
+ * and P and dS of this tile's first block, at `next`. One step as any other, where last_gradients and
+ * first_queries_block one after the other leave the tensor cores idle. */
+template <class C>
+__device__ __forceinline__ void next_tile_block(KeyRows<C> &r, QueryStages<C> &queries, KeyPlace<C> &place,
+                                                Ring<C::STAGES> next, float scale_log2) {
+    queries.ring.wait(next);
+    claim_tensor_cores(place);
+    wgmma_fence();
+    multiply_gradients(r, queries, place.at.stage);
+    multiply_s(r, queries, next.stage);
+    multiply_dp(r, queries, place, next.stage);
+    wgmma_wait<1>();
+    leave_tensor_cores(place);
+    wgmma_results(r.s);
+    gradients_done(r);
+    release<C>(queries.ring, place.at);
+    if (C::CAUSAL) mask_queries(r);
+    key_probabilities(r, scale_log2);
+    wgmma_wait<0>();
+    wgmma_results(r.dp);
+    key_scores(r);
+    place.at = next;
+}
+
+/* The gradients of the last block. */
+template <class C>
+__device__ __forceinline__ void last_gradients(KeyRows<C> &r, QueryStages<C> &queries, KeyPlace<C> &place) {
+    wgmma_fence();
+    multiply_gradients(r, queries, place.at.stage);
+    wgmma_wait<0>();
+    gradients_done(r);
+    release<C>(queries.ring, place.at);
+    place.at.advance();
+}

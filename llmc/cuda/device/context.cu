@@ -1,0 +1,198 @@
+/* The device: streams, memory, copies, errors.
+ *
+ * Copies between host and device go through a ring of pinned slots, so an upload returns once the bytes left
+ * src, and the host runs ahead of the device by as many slots. An upload crosses the bus on a stream of its
+ * own, into a slot on the device, while earlier ops still run; in the order of the ops is only the copy from
+ * there to where it belongs. */
+#include "llmc/cuda/cuda_ops.cuh"
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+cudaStream_t main_stream;
+
+/* 8 slots of 1 MiB: the tokens of 64 x 1024 take a quarter of a slot. */
+static constexpr size_t SLOT_BYTES = 1 << 20;
+enum { N_SLOTS = 8 };
+static char *slots;        /* N_SLOTS * SLOT_BYTES, pinned */
+static char *device_slots; /* the same on the device */
+static cudaStream_t copy_stream;
+static cudaEvent_t slot_filled[N_SLOTS]; /* on copy_stream: an upload has reached the device's slot */
+static cudaEvent_t slot_free[N_SLOTS];   /* on main_stream: recorded behind the copy that uses the slot */
+static unsigned next_slot;
+
+/* ---- errors ---- */
+
+static const char *hint(cudaError_t status) {
+    return status == cudaErrorNoKernelImageForDevice ? "; hint: built for another card, make GPU_ARCH=all"
+                                                     : "";
+}
+
+void cuda_check_(cudaError_t status, const char *expr, const char *file, int line) {
+    if (status == cudaSuccess) return;
+    fprintf(stderr, "error: %s:%d: %s: %s (%s)%s\n", file, line, expr, cudaGetErrorString(status),
+            cudaGetErrorName(status), hint(status));
+    exit(EXIT_RUN);
+}
+
+void launch_check(const char *kernel) {
+    const cudaError_t status = cudaGetLastError();
+    if (status == cudaSuccess) return;
+    fprintf(stderr, "error: kernel %s does not launch: %s (%s)%s\n", kernel, cudaGetErrorString(status),
+            cudaGetErrorName(status), hint(status));
+    exit(EXIT_RUN);
+}
+
+/* ---- device ---- */
+
+bool cuda_available(void) {
+    int n = 0;
+    const cudaError_t status = cudaGetDeviceCount(&n);
+    cudaGetLastError(); /* no driver, no device: an answer, not an error to be met later */
+    return status == cudaSuccess && n > 0;
+}
+
+int cuda_device_attribute(cudaDeviceAttr attribute) {
+    int device, value;
+    CUDA_CHECK(cudaGetDevice(&device));
+    CUDA_CHECK(cudaDeviceGetAttribute(&value, attribute, device));
+    return value;
+}
+
+int cuda_sm_count(void) {
+    static int count;
+    if (!count) count = cuda_device_attribute(cudaDevAttrMultiProcessorCount);
+    return count;
+}
+
+int cuda_compute_capability(void) {
+    static int capability;
+    if (!capability)
+        capability = 10 * cuda_device_attribute(cudaDevAttrComputeCapabilityMajor) +
+                     cuda_device_attribute(cudaDevAttrComputeCapabilityMinor);
+    return capability;
+}
+
+static bool open_failed(Error *err, const char *what, cudaError_t status) {
+    cudaGetLastError();
+    return fail(err, EXIT_RUN,
+                "CUDA: %s: %s; hint: nvidia-smi shows the driver and the devices; --device cpu needs neither",
+                what, cudaGetErrorString(status));
+}
+
+bool cuda_open(Error *err) {
+    if (main_stream) return true; /* both tables share the device */
+    int n = 0;
+    cudaError_t status = cudaGetDeviceCount(&n);
+    if (status != cudaSuccess || n == 0)
+        return open_failed(err, "no device", n == 0 && status == cudaSuccess ? cudaErrorNoDevice : status);
+    if ((status = cudaFree(NULL)) != cudaSuccess)
+        return open_failed(err, "the device does not start", status);
+    if (cuda_compute_capability() < 80)
+        return fail(err, EXIT_RUN,
+                    "CUDA: %s: expected compute capability 8.0 (A100) or later; hint: --device cpu",
+                    cuda_device_name());
+    if ((status = cudaHostAlloc((void **)&slots, SLOT_BYTES * N_SLOTS, cudaHostAllocDefault)) != cudaSuccess)
+        return open_failed(err, "no pinned host memory", status);
+    if ((status = cudaMalloc((void **)&device_slots, SLOT_BYTES * N_SLOTS)) != cudaSuccess)
+        return open_failed(err, "no device memory", status);
+    for (int i = 0; i < N_SLOTS; i++) {
+        CUDA_CHECK(cudaEventCreateWithFlags(&slot_free[i], cudaEventDisableTiming));
+        CUDA_CHECK(cudaEventCreateWithFlags(&slot_filled[i], cudaEventDisableTiming));
+    }
+    if (!linear_open(err)) return false;
+    CUDA_CHECK(cudaStreamCreateWithFlags(&copy_stream, cudaStreamNonBlocking));
+    CUDA_CHECK(cudaStreamCreateWithFlags(&main_stream, cudaStreamNonBlocking));
+    return true;
+}
+
+size_t cuda_context_bytes(void) {
+    return SLOT_BYTES * N_SLOTS;
+}
+
+const char *cuda_device_name(void) {
+    static char line[384];
+    int device;
+    cudaDeviceProp properties;
+    CUDA_CHECK(cudaGetDevice(&device));
+    CUDA_CHECK(cudaGetDeviceProperties(&properties, device));
+    snprintf(line, sizeof line, "%s, compute capability %d.%d, %d SMs, %.1f GiB", properties.name,
+             properties.major, properties.minor, properties.multiProcessorCount,
+             (double)properties.totalGlobalMem / 1073741824.0);
+    return line;
+}
+
+/* ---- memory ---- */
+
+void *cuda_alloc(size_t bytes) {
+    void *p = NULL;
+    const cudaError_t status = cudaMalloc(&p, bytes ? bytes : 1);
+    if (status == cudaErrorMemoryAllocation) {
+        cudaGetLastError();
+        return NULL;
+    }
+    CUDA_CHECK(status);
+    return p;
+}
+
+void cuda_release(void *p) {
+    CUDA_CHECK(cudaFree(p));
+}
+
+void cuda_memory_info(size_t *free_bytes, size_t *total_bytes) {
+    CUDA_CHECK(cudaMemGetInfo(free_bytes, total_bytes));
+}
+
+void cuda_zero(void *dst, size_t bytes) {
+    CUDA_CHECK(cudaMemsetAsync(dst, 0, bytes, main_stream));
+}
+
+void cuda_copy(void *dst, const void *src, size_t bytes) {
+    CUDA_CHECK(cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDeviceToDevice, main_stream));
+}
+
+static char *slot_data(unsigned slot) {
+    return slots + slot * SLOT_BYTES;
+}
+
+/* A slot is free once the device has copied out of it, so copy_stream need not wait for main_stream. */
+void cuda_upload(void *dst, const void *src, size_t bytes) {
+    for (size_t done = 0; done < bytes; done += SLOT_BYTES) {
+        const size_t n = bytes - done < SLOT_BYTES ? bytes - done : SLOT_BYTES;
+        const unsigned slot = next_slot++ % N_SLOTS;
+        char *on_device = device_slots + slot * SLOT_BYTES;
+        CUDA_CHECK(cudaEventSynchronize(slot_free[slot]));
+        memcpy(slot_data(slot), (const char *)src + done, n);
+        CUDA_CHECK(cudaMemcpyAsync(on_device, slot_data(slot), n, cudaMemcpyHostToDevice, copy_stream));
+        CUDA_CHECK(cudaEventRecord(slot_filled[slot], copy_stream));
+        CUDA_CHECK(cudaStreamWaitEvent(main_stream, slot_filled[slot], 0));
+        CUDA_CHECK(cudaMemcpyAsync((char *)dst + done, on_device, n, cudaMemcpyDeviceToDevice, main_stream));
+        CUDA_CHECK(cudaEventRecord(slot_free[slot], main_stream));
+    }
+}
+
+/* Keeps N_SLOTS copies in flight: piece i is issued once piece i - N_SLOTS was taken out of the same slot. An
+ * upload still in a slot is safe, because the stream has read it before the copy overwrites it. */
+void cuda_download(void *dst, const void *src, size_t bytes) {
+    const size_t n_pieces = ceil_div(bytes, SLOT_BYTES);
+    for (size_t i = 0; i < n_pieces + N_SLOTS; i++) {
+        const unsigned slot = i % N_SLOTS;
+        if (i >= N_SLOTS && i - N_SLOTS < n_pieces) {
+            const size_t done = (i - N_SLOTS) * SLOT_BYTES;
+            CUDA_CHECK(cudaEventSynchronize(slot_free[slot]));
+            memcpy((char *)dst + done, slot_data(slot),
+                   bytes - done < SLOT_BYTES ? bytes - done : SLOT_BYTES);
+        }
+        if (i < n_pieces) {
+            const size_t done = i * SLOT_BYTES, left = bytes - done;
+            CUDA_CHECK(cudaMemcpyAsync(slot_data(slot), (const char *)src + done,
+                                       left < SLOT_BYTES ? left : SLOT_BYTES, cudaMemcpyDeviceToHost,
+                                       main_stream));
+            CUDA_CHECK(cudaEventRecord(slot_free[slot], main_stream));
+        }
+    }
+}
+
+void cuda_synchronize(void) {
+    CUDA_CHECK(cudaStreamSynchronize(main_stream));
+}

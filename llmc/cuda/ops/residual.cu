@@ -1,0 +1,14 @@
+/* out = a + b, the residual stream's plain addition (where no norm follows in the same op). */
+#include "llmc/cuda/cuda_ops.cuh"
+#include "elementwise.cuh"
+
+struct Add {
+    static __device__ float apply(float a, float b) { return a + b; }
+};
+
+template <typename T> void residual_forward(floatX *out, const floatX *a, const floatX *b, int64_t n) {
+    elementwise<T, Add>("residual_forward", out, a, b, n);
+}
+
+template void residual_forward<float>(floatX *, const floatX *, const floatX *, int64_t);
+template void residual_forward<bf16>(floatX *, const floatX *, const floatX *, int64_t);

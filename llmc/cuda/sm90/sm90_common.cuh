@@ -1,0 +1,445 @@
+/* What the sm_90a attention kernels share: TMA maps, rings of barriers, the queue of tiles, accumulator
+ * fragments.
+ *
+ * All kernels here have one shape: persistent blocks, one per SM; one producer thread (a cluster of blocks may
+ * share it: sm90_cluster.cuh) that fetches tiles by TMA into rings of shared memory; consumer warpgroups that own
+ * 64 rows each and multiply with wgmma. Every stage of a ring has two mbarriers: `full` completes when TMA has
+ * written it, `empty` when every consumer warp has released it. Each warp waits on `full` itself and arrives on
+ * `empty` itself, in the order of the stages and also for stages that it skips, so no barrier can get more than one
+ * phase ahead of any warp and one parity bit tells the phases apart. */
+#pragma once
+#include <math_constants.h>
+#include <cudaTypedefs.h>
+#include "llmc/cuda/device/cuda_common.cuh"
+#include "llmc/cuda/ptx.cuh"
+
+/* The kernels' bodies exist only in sm_90a code: wgmma and setmaxnreg are in no other. */
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+#define SM90_BODY 1
+#endif
+
+enum { WARPGROUP = 128, ROWS = 64 /* rows of a warpgroup: M of wgmma */, SHARED_LIMIT = 227 * 1024 };
+
+constexpr float SM90_LOG2E = 1.4426950408889634f;
+constexpr float SM90_LN2 = 0.6931471805599453f;
+
+/* One row of a kernel's shape table. Results do not depend on it beyond fp32 rounding. */
+typedef struct Sm90Shape {
+    int warpgroups;         /* consumers, 64 rows each */
+    int columns;            /* rows of the other matrices fetched at a time: N of the scores */
+    int stages;             /* ring of those */
+    int own_buffers;        /* of the rows that the warpgroups own: 2 lets the next tile's load run ahead */
+    int registers;          /* per consumer thread */
+    int producer_registers; /* per producer thread */
+    bool flag;              /* meaning: see the table */
+} Sm90Shape;
+
+constexpr int sm90_threads(Sm90Shape s) {
+    return (s.warpgroups + 1) * WARPGROUP;
+}
+
+/* An SM has 65536 registers; at launch every thread gets the same number, a multiple of 8, and setmaxnreg can
+ * only move those about. */
+constexpr bool sm90_registers_fit(Sm90Shape s) {
+    const int at_launch = 65536 / sm90_threads(s) / 8 * 8;
+    return s.registers % 8 == 0 && s.registers <= 256 && s.producer_registers % 8 == 0 &&
+           s.producer_registers >= 24 &&
+           s.warpgroups * s.registers + s.producer_registers <= (s.warpgroups + 1) * at_launch;
+}
+
+/* ---- the queue of tiles ---- */
+
+/* Blocks take the next tile when they have finished one. Tiles of causal attention differ in length: the
+ * longest come first, so that the short ones fill the gaps at the end. Heads come in sections small enough
+ * that what their tiles share stays in L2. */
+typedef struct TileOrder {
+    int heads, n_heads; /* B*NH, NH */
+    int tiles;          /* of one head */
+    int section_heads;
+    int total;
+    int last_head;  /* where the last section begins, which takes all that are left */
+    int descending; /* a head's tiles from the last to the first */
+} TileOrder;
+
+/* What the tiles of a section share: half the L2 of an H100; a quarter where the sections under way at once, each
+ * read through both halves of L2, are too much together and tiles do not mind (measured: dev/attention/README.md). */
+constexpr int64_t SM90_SECTION_BYTES = 24 << 20, SM90_SMALL_SECTION_BYTES = 12 << 20;
+
+/* tile_rows: rows of a tile; row_bytes: what one position of a head adds to the data that its tiles share. */
+static inline TileOrder tile_order(int B, int T, int NH, int tile_rows, int row_bytes, bool descending,
+                                   int64_t section_bytes = SM90_SECTION_BYTES) {
+    const int64_t fit = section_bytes / ((int64_t)T * row_bytes);
+    TileOrder order;
+    order.heads = B * NH;
+    order.n_heads = NH;
+    order.tiles = ceil_div(T, tile_rows);
+    order.section_heads = fit < 1 ? 1 : fit < order.heads ? (int)fit : order.heads;
+    order.total = order.heads * order.tiles;
+    order.last_head = (ceil_div(order.heads, order.section_heads) - 1) * order.section_heads;
+    order.descending = descending;
+    return order;
+}
+
+/* A tile and where it lies; index -1 ends the consumers. The producer passes it with the tile's own rows. */
+typedef struct alignas(16) Work {
+    int index, tile, head, batch;
+} Work;
+
+__device__ __forceinline__ Work work_at(const TileOrder &order, int index) {
+    const int section_tiles = order.section_heads * order.tiles;
+    const int first_head = min(index / section_tiles * order.section_heads, order.last_head);
+    const int in_section = index - first_head * order.tiles;
+    const int heads = first_head < order.last_head ? order.section_heads : order.heads - first_head;
+    const int rank = in_section / heads, head = first_head + in_section % heads;
+    Work work;
+    work.index = index;
+    work.tile = order.descending ? order.tiles - 1 - rank : rank;
+    work.head = head % order.n_heads;
+    work.batch = head / order.n_heads;
+    return work;
+}
+
+/* What the producer wrote, for a warp. Lane 0 alone reads it, for it is lane 0 that will arrive for the warp. */
+__device__ __forceinline__ Work read_work(const Work &shared) {
+    int4 x = {};
+    if (threadIdx.x % 32 == 0) x = *reinterpret_cast<const int4 *>(&shared);
+    return {__shfl_sync(0xffffffffu, x.x, 0), __shfl_sync(0xffffffffu, x.y, 0),
+            __shfl_sync(0xffffffffu, x.z, 0), __shfl_sync(0xffffffffu, x.w, 0)};
+}
+
+/* Index of the block's next tile; its first is blockIdx.x. (Clusters draw for all their blocks at once: draw_work,
+ * forward_producer.) Every tile draws once, so the counter is back at 0 when the last has drawn and needs no
+ * reset. */
+__device__ __forceinline__ int draw_tile(unsigned *counter, int total) {
+    return gridDim.x + atomicInc(counter, total - 1);
+}
+
+/* ---- rings ---- */
+
+template <int STAGES> struct Ring {
+    int stage = 0;
+    uint32_t parity = 0;
+    __device__ __forceinline__ void advance() {
+        if (++stage == STAGES) {
+            stage = 0;
+            parity ^= 1;
+        }
+    }
+    __device__ __forceinline__ Ring next() const {
+        Ring r = *this;
+        r.advance();
+        return r;
+    }
+};
+
+/* Where a ring of two is that advances with every step. */
+__device__ __forceinline__ Ring<2> ring_after(int steps) {
+    return {steps & 1, (uint32_t)(steps >> 1 & 1)};
+}
+
+template <int STAGES> struct RingBarriers {
+    uint64_t full[STAGES], empty[STAGES];
+
+    /* writers: threads that arrive on `full`; one where TMA writes. */
+    __device__ __forceinline__ void init(int consumer_warps, int writers = 1) {
+        for (int i = 0; i < STAGES; i++) {
+            mbarrier_init(shared_address(&full[i]), writers);
+            mbarrier_init(shared_address(&empty[i]), consumer_warps);
+        }
+    }
+    /* Producer: wait until the stage is free; then say how many bytes TMA will write. What the producer
+     * itself writes for the consumers goes in between. Returns the barrier that TMA reports to. */
+    __device__ __forceinline__ void wait_free(Ring<STAGES> at) {
+        mbarrier_wait(shared_address(&empty[at.stage]), at.parity ^ 1);
+    }
+    __device__ __forceinline__ uint32_t expect(Ring<STAGES> at, uint32_t bytes) {
+        const uint32_t barrier = shared_address(&full[at.stage]);
+        mbarrier_arrive_expect_tx(barrier, bytes);
+        return barrier;
+    }
+    __device__ __forceinline__ uint32_t acquire(Ring<STAGES> at, uint32_t bytes) {
+        wait_free(at);
+        return expect(at, bytes);
+    }
+    /* Consumers: every lane waits; one arrives for its warp, which must have converged since its last access.
+     */
+    __device__ __forceinline__ void wait(Ring<STAGES> at) {
+        mbarrier_wait(shared_address(&full[at.stage]), at.parity);
+    }
+    __device__ __forceinline__ void release(Ring<STAGES> at) {
+        __syncwarp(); /* lane 0's arrival then stands for the reads of all 32 */
+        if (threadIdx.x % 32 == 0) mbarrier_arrive(shared_address(&empty[at.stage]));
+    }
+};
+
+/* ---- TMA maps ---- */
+
+/* A packed tensor (B,T,n_heads,HD) of bf16 seen as (B, n_heads, HD/64, T, 64), the last the fastest: a box is
+ * 64 columns of `box_rows` positions of one head, for each 64 columns of the head, one swizzled tile after
+ * another. T ends with its own sequence, so a box that passes the end gets zeros. */
+typedef struct MapKey {
+    const void *base;
+    int B, T, n_heads, HD, box_rows;
+} MapKey;
+
+inline PFN_cuTensorMapEncodeTiled_v12000 tensor_map_encoder() {
+    static PFN_cuTensorMapEncodeTiled_v12000 encode;
+    if (encode) return encode;
+    void *function = NULL;
+    cudaDriverEntryPointQueryResult found;
+#if CUDART_VERSION >= 12050
+    CUDA_CHECK(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000, cudaEnableDefault,
+                                                &found));
+#else
+    CUDA_CHECK(cudaGetDriverEntryPoint("cuTensorMapEncodeTiled", &function, cudaEnableDefault, &found));
+#endif
+    if (found != cudaDriverEntryPointSuccess || !function) CUDA_CHECK(cudaErrorNotSupported);
+    encode = (PFN_cuTensorMapEncodeTiled_v12000)function;
+    return encode;
+}
+
+/* A map of bf16 in boxes that are swizzled tiles of 64 columns. dims and box (rank), the fastest first; strides
+ * (rank - 1) in bytes, of all but the fastest. */
+inline CUtensorMap encode_tiles(const void *base, int rank, const cuuint64_t *dims, const cuuint64_t *strides,
+                                const cuuint32_t *box) {
+    const cuuint32_t steps[5] = {1, 1, 1, 1, 1};
+    CUtensorMap map;
+    const CUresult result =
+        tensor_map_encoder()(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, (cuuint32_t)rank, (void *)base, dims,
+                             strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                             CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+    if (result != CUDA_SUCCESS) CUDA_CHECK(cudaErrorInvalidValue);
+    return map;
+}
+
+inline CUtensorMap encode_map(const MapKey &key) {
+    const cuuint64_t position = (cuuint64_t)key.n_heads * key.HD * 2;
+    const cuuint64_t dims[5] = {64, (cuuint64_t)key.T, (cuuint64_t)key.HD / 64, (cuuint64_t)key.n_heads,
+                                (cuuint64_t)key.B};
+    const cuuint64_t strides[4] = {position, 128, (cuuint64_t)key.HD * 2, position * key.T};
+    const cuuint32_t box[5] = {64, (cuuint32_t)key.box_rows, (cuuint32_t)key.HD / 64, 1, 1};
+    return encode_tiles(key.base, 5, dims, strides, box);
+}
+
+/* Encoding is host work at every launch, so the last map of each slot is kept. A map is a function of its key
+ * alone: it stays right when memory is freed and given out again. */
+inline const CUtensorMap &tensor_map(const void *base, int B, int T, int n_heads, int HD, int box_rows) {
+    enum { SLOTS = 1024 };
+    static struct {
+        MapKey key;
+        CUtensorMap map;
+    } slots[SLOTS];
+    const MapKey key = {base, B, T, n_heads, HD, box_rows};
+    const uint64_t mixed =
+        ((uint64_t)base >> 8) * 31 + (uint64_t)T * 7 + B * 131 + n_heads * 17 + HD + box_rows * 3;
+    auto &slot = slots[mixed * 0x9e3779b97f4a7c15ull >> 54];
+    const MapKey &old = slot.key;
+    if (old.base != base || old.B != B || old.T != T || old.n_heads != n_heads || old.HD != HD ||
+        old.box_rows != box_rows) {
+        slot.map = encode_map(key);
+        slot.key = key;
+    }
+    return slot.map;
+}
+
+/* ---- shared memory ---- */
+
+/* The block's dynamic shared memory, from its first multiple of 1024 bytes on. */
+template <typename Shared> __device__ __forceinline__ Shared &shared_memory() {
+    extern __shared__ __align__(1024) uint8_t dynamic_shared[];
+    const uint32_t address = shared_address(dynamic_shared);
+    return *reinterpret_cast<Shared *>(dynamic_shared + ((1024 - address % 1024) % 1024));
+}
+template <typename Shared> constexpr int shared_bytes() {
+    static_assert(sizeof(Shared) <= SHARED_LIMIT, "fits the SM");
+    /* with room to align; whoever takes all there is needs none: it begins at a multiple of 1024 */
+    return sizeof(Shared) + 1023 <= SHARED_LIMIT ? sizeof(Shared) + 1023 : (int)SHARED_LIMIT;
+}
+
+/* The same object at an address that has gone through a shuffle, for kernels whose warps have one role each: the
+ * compiler then keeps it, and every descriptor and barrier that follows from it, in uniform registers. */
+__device__ __forceinline__ uint32_t uniform_address(uint32_t address) {
+    const uint32_t lane = threadIdx.x % 32; /* or the shuffle would be seen to do nothing */
+    return __shfl_sync(0xffffffffu, address + lane, 0);
+}
+template <typename Shared> __device__ __forceinline__ Shared &at_uniform_address(Shared &shared) {
+    return *static_cast<Shared *>(__cvta_shared_to_generic(uniform_address(shared_address(&shared))));
+}
+
+/* Matrix descriptors (PTX ISA, "Matrix descriptor"), for tiles with the 128-byte swizzle. The 64-bit value
+ * counts in units of 16 bytes: add bytes / 16 to step. k contiguous ("K-major"): the next 16 of k are 32
+ * bytes on, the next 64 the next tile. m or n contiguous ("MN-major"): the next 16 of k are 2048 bytes on;
+ * chunk_bytes: from 64 columns to the next 64. */
+__device__ __forceinline__ uint64_t descriptor_k_major(uint32_t tile) {
+    return (1ull << 62) | ((uint64_t)(1024 >> 4) << 32) | ((tile & 0x3ffff) >> 4);
+}
+__device__ __forceinline__ uint64_t descriptor_mn_major(uint32_t tile, uint32_t chunk_bytes) {
+    return descriptor_k_major(tile) | ((uint64_t)(chunk_bytes >> 4) << 16);
+}
+/* No swizzle, K-major: blocks of 8 rows x 16 bytes, 128 bytes each, one after another; k_bytes: from 8 of k
+ * to the next 8. */
+__device__ __forceinline__ uint64_t descriptor_unswizzled(uint32_t tile, uint32_t k_bytes) {
+    return ((uint64_t)(128 >> 4) << 32) | ((uint64_t)(k_bytes >> 4) << 16) | ((tile & 0x3ffff) >> 4);
+}
+
+/* A place in shared memory as the low half of a matrix descriptor. It is the same for all threads of a warp,
+ * and the compiler must know: descriptors are uniform registers, and converting each costs 12 instructions. */
+__device__ __forceinline__ uint32_t uniform_place(uint32_t address) {
+    return __shfl_sync(0xffffffffu, (address & 0x3ffff) >> 4, 0);
+}
+/* Swizzled tiles, as descriptor_k_major and descriptor_mn_major; without swizzle, as descriptor_unswizzled. */
+__device__ __forceinline__ uint64_t swizzled(uint32_t place) {
+    return (uint64_t)(1u << 30 | 1024 >> 4) << 32 | place;
+}
+__device__ __forceinline__ uint64_t unswizzled(uint32_t place, uint32_t k_bytes) {
+    return (uint64_t)(128 >> 4) << 32 | (place + (k_bytes << 12));
+}
+
+/* When a launch may begin: once all before it are done, or as early as the launch before lets it
+ * (launch_dependents); its kernel then calls wait_on_dependency before it reads what that launch writes. */
+typedef enum LaunchStart { START_AFTER, START_EARLY } LaunchStart;
+
+/* Launches a persistent kernel: one block per SM, or per tile if there are fewer, in clusters of `cluster` blocks. */
+template <typename Args>
+static void launch_persistent(const char *name, void (*kernel)(Args), const Args &args, int tiles,
+                              int threads, int bytes, LaunchStart start = START_AFTER, int cluster = 1) {
+    CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
+    cudaLaunchAttribute attributes[2] = {};
+    attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attributes[0].val.programmaticStreamSerializationAllowed = start == START_EARLY;
+    attributes[1].id = cudaLaunchAttributeClusterDimension;
+    attributes[1].val.clusterDim.x = cluster;
+    attributes[1].val.clusterDim.y = attributes[1].val.clusterDim.z = 1;
+    cudaLaunchConfig_t config = {};
+    config.gridDim = dim3(tiles < cuda_sm_count() ? tiles : cuda_sm_count() / cluster * cluster);
+    config.blockDim = dim3(threads);
+    config.dynamicSmemBytes = bytes;
+    config.stream = main_stream;
+    config.attrs = attributes;
+    config.numAttrs = cluster > 1 ? 2 : 1;
+    CUDA_CHECK(cudaLaunchKernelEx(&config, kernel, args));
+    launch_check(name);
+}
+
+/* ---- fragments: index i of an accumulator is row 8 * (i/2%2), column 8 * (i/4) + i%2 from the thread's
+ * first ---- */
+
+__device__ __forceinline__ int thread_row() {
+    return threadIdx.x % WARPGROUP / 32 * 16 + threadIdx.x % 32 / 4;
+}
+__device__ __forceinline__ int thread_column() {
+    return threadIdx.x % 4 * 2;
+}
+
+/* Accumulators to the A operand of the next product. */
+template <int N> __device__ __forceinline__ void pack(uint32_t (&a)[N / 8][4], const float (&c)[N]) {
+#pragma unroll
+    for (int i = 0; i < N / 2; i++) a[i / 4][i % 4] = cvt_bf16x2(c[2 * i], c[2 * i + 1]);
+}
+
+/* Sum over the four threads that share a row. */
+__device__ __forceinline__ float quad_sum(float x) {
+    x += __shfl_xor_sync(0xffffffffu, x, 1);
+    return x + __shfl_xor_sync(0xffffffffu, x, 2);
+}
+__device__ __forceinline__ float quad_max(float x) {
+    x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 1));
+    return fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 2));
+}
+
+/* r[i] of thread t of a quad becomes r[t] of thread i. */
+__device__ __forceinline__ void quad_transpose(uint32_t (&r)[4]) {
+#pragma unroll
+    for (int distance = 1; distance <= 2; distance *= 2) {
+        const bool upper = threadIdx.x & distance;
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            if (i & distance) continue;
+            const uint32_t sent = upper ? r[i] : r[i + distance];
+            const uint32_t received = __shfl_xor_sync(0xffffffffu, sent, distance);
+            r[i] = upper ? received : r[i];
+            r[i + distance] = upper ? r[i + distance] : received;
+        }
+    }
+}
+
+/* Rounds a warpgroup's 64 x 2N accumulators, times a factor per row, to bf16 and writes them 16 bytes at a
+ * time. to: where the warpgroup's first row goes; rows at or beyond `rows` are left alone. */
+template <int N>
+__device__ __forceinline__ void store_rows(bf16 *to, int64_t stride, int rows, const float (&c)[N],
+                                           const float (&factor)[2]) {
+    const int row = thread_row();
+#pragma unroll
+    for (int half = 0; half < 2; half++)
+#pragma unroll
+        for (int block = 0; block < N / 4; block += 4) {
+            uint32_t r[4];
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                const int at = (block + i) * 4 + 2 * half;
+                r[i] = cvt_bf16x2(c[at] * factor[half], c[at + 1] * factor[half]);
+            }
+            quad_transpose(r);
+            if (row + 8 * half < rows)
+                *reinterpret_cast<uint4 *>(to + (row + 8 * half) * stride + (block + threadIdx.x % 4) * 8) =
+                    make_uint4(r[0], r[1], r[2], r[3]);
+        }
+}
+
+/* The same of a warp's 16 rows, by TMA. map: boxes of 16 rows; position: of the first of them; what lies
+ * beyond the sequence is not written. buffer: the warp's own, a multiple of 1024; TMA reads it until
+ * bulk_wait_read in lane 0. */
+template <int N>
+__device__ __forceinline__ void tma_store_rows(const CUtensorMap *map, uint32_t buffer, const float (&c)[N],
+                                               const float (&factor)[2], int position, int head, int batch) {
+    const int lane = threadIdx.x % 32, row = lane % 16, column = lane / 16;
+#pragma unroll
+    for (int block = 0; block < N / 4; block += 2) {
+        uint32_t r[4];
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            const int at = (block + i / 2) * 4 + i % 2 * 2;
+            r[i] = cvt_bf16x2(c[at] * factor[i % 2], c[at + 1] * factor[i % 2]);
+        }
+        stmatrix_x4(buffer + block / 8 * 2048 + row * 128 + ((block % 8 + column) ^ (row & 7)) * 16, r);
+    }
+    fence_proxy_async();
+    __syncwarp();
+    if (lane == 0) {
+        tma_store_5d(map, 0, position, 0, head, batch, buffer);
+        bulk_commit();
+    }
+}
+
+/* ---- masks, where queries are the rows of an accumulator and keys its columns. C: a kernel's config ---- */
+
+/* Blocks of keys that the query rows [row0, row0 + rows) see; the last is the only one that needs a mask, if
+ * row0 and rows are such that no row's diagonal lies in an earlier one. */
+template <class C> __device__ __forceinline__ int key_blocks(int row0, int rows, int T) {
+    const int keys = C::CAUSAL ? min(row0 + rows, T) : T;
+    return row0 < T ? ceil_div(keys, C::KEYS) : 0;
+}
+
+/* Scores of keys that a row does not see, or that are beyond the sequence, become -inf. */
+template <class C, int N>
+__device__ __forceinline__ void mask_keys(float (&s)[N], int row0, int key0, int T) {
+    if (!C::CAUSAL && T % C::KEYS == 0) return;
+    const int first = key0 + thread_column();
+    const int last_seen = C::CAUSAL ? row0 + thread_row() - first : T - 1 - first;
+#pragma unroll
+    for (int i = 0; i < N; i++)
+        if (i / 4 * 8 + i % 2 > last_seen + (C::CAUSAL ? i / 2 % 2 * 8 : 0)) s[i] = -CUDART_INF_F;
+}
+
+/* The same where the last 64 keys of s are those of the warpgroup's own 64 positions, causal. The warp is known to see
+ * the first `whole` of their four sets of 16. */
+template <int N> __device__ __forceinline__ void mask_diagonal(float (&s)[N], int whole) {
+    const int last_seen = thread_row() - thread_column();
+#pragma unroll
+    for (int set = 0; set < ROWS / 16; set++) {
+        if (set < whole) continue;
+#pragma unroll
+        for (int i = 8 * set; i < 8 * set + 8; i++)
+            if (i / 4 * 8 + i % 2 > last_seen + i / 2 % 2 * 8) s[N - ROWS / 2 + i] = -CUDART_INF_F;
+    }
+}

@@ -1,0 +1,241 @@
+/* A thread reads the batches ahead of the training thread. They share a ring of N_SLOTS batches: the reader
+ * fills slot tail % N_SLOTS, dataloader_next hands out slot head % N_SLOTS, which stays the caller's until
+ * the next call. */
+#include "dataloader.h"
+#include <pthread.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include "llmc/base/format.h"
+#include "token_stream.h"
+#include "window_order.h"
+
+enum { N_SLOTS = 4 }; /* one in the caller's hands, three ahead: hides a slow read of a few steps */
+
+struct DataLoader {
+    TokenStream stream; /* the reader's alone once it runs */
+    int64_t first;      /* the split is tokens [first, first + order.n_tokens) of the stream */
+    WindowOrder order;
+    int B, T;
+    int64_t windows_before, windows_per_step; /* of lower ranks in a step; of all ranks */
+    int64_t position;                         /* the caller's: windows handed out */
+    char description[160];
+    int32_t *window;         /* (T + 1), the reader's scratch */
+    int32_t *slots[N_SLOTS]; /* (2, B, T) tokens, targets */
+
+    pthread_t reader;
+    bool reader_runs;
+    pthread_mutex_t lock;   /* of all that follows */
+    pthread_cond_t changed; /* any of it */
+    int64_t head, tail;     /* batches taken, batches read: head <= tail <= head + N_SLOTS - 1 */
+    int64_t read_position;  /* of batch `tail` */
+    int64_t n_seeks;        /* a batch begun before a seek is dropped */
+    bool failed;            /* reading stopped at read_position, with error */
+    Error error;
+    bool stop;
+};
+
+/* ---- the reading thread ---- */
+
+/* One window, (T + 1) tokens into loader->window, around the end of the split if need be. */
+static bool read_window(DataLoader *loader, int64_t position, Error *err) {
+    int64_t start = window_start(&loader->order, position), n = loader->T + 1;
+    int64_t left = loader->order.n_tokens - start, count = n < left ? n : left;
+    return token_stream_read(&loader->stream, loader->first + start, count, loader->window, err) &&
+           token_stream_read(&loader->stream, loader->first, n - count, loader->window + count, err);
+}
+
+static bool read_batch(DataLoader *loader, int64_t position, int32_t *slot, Error *err) {
+    size_t T = (size_t)loader->T, row_bytes = T * sizeof *slot;
+    int32_t *tokens = slot, *targets = slot + (size_t)loader->B * T;
+    for (int b = 0; b < loader->B; b++) {
+        if (!read_window(loader, position + loader->windows_before + b, err)) return false;
+        memcpy(tokens + (size_t)b * T, loader->window, row_bytes);
+        memcpy(targets + (size_t)b * T, loader->window + 1, row_bytes);
+    }
+    return true;
+}
+
+static void *reader_main(void *argument) {
+    DataLoader *loader = argument;
+    pthread_mutex_lock(&loader->lock);
+    while (!loader->stop) {
+        if (loader->failed || loader->tail - loader->head == N_SLOTS - 1) {
+            pthread_cond_wait(&loader->changed, &loader->lock);
+            continue;
+        }
+        int64_t position = loader->read_position, seek = loader->n_seeks;
+        int32_t *slot = loader->slots[loader->tail % N_SLOTS];
+        pthread_mutex_unlock(&loader->lock);
+        Error error = {0};
+        bool ok = read_batch(loader, position, slot, &error);
+        pthread_mutex_lock(&loader->lock);
+        if (seek != loader->n_seeks) continue;
+        if (ok) {
+            loader->tail++;
+            loader->read_position += loader->windows_per_step;
+        } else {
+            loader->failed = true;
+            loader->error = error;
+        }
+        pthread_cond_broadcast(&loader->changed);
+    }
+    pthread_mutex_unlock(&loader->lock);
+    return NULL;
+}
+
+/* Signals stay with the threads of the caller: none is delivered to the reader. */
+static bool start_reader(DataLoader *loader, Error *err) {
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    int status = pthread_create(&loader->reader, NULL, reader_main, loader);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    loader->reader_runs = status == 0;
+    return loader->reader_runs || fail(err, EXIT_RUN, "cannot start the data thread: %s", strerror(status));
+}
+
+/* ---- opening ---- */
+
+static bool check_options(const DataOptions *options, Error *err) {
+    if (options->B < 1 || options->T < 1)
+        return fail(err, EXIT_INPUT, "a batch of %d windows of %d tokens: expected at least 1 and 1",
+                    options->B, options->T);
+    if (options->n_ranks < 1 || options->rank < 0 || options->rank >= options->n_ranks)
+        return fail(err, EXIT_INPUT, "rank %d of %d: expected a rank below the number of ranks",
+                    options->rank, options->n_ranks);
+    return true;
+}
+
+/* Takes the split's part of the stream: all of it, its first nine tenths, or the rest. */
+static bool take_split(DataLoader *loader, const DataOptions *options, Error *err) {
+    static const char *const names[] = {
+        [SPLIT_ALL] = "", [SPLIT_TRAIN] = " in its first nine tenths", [SPLIT_VAL] = " in its last tenth"};
+    int64_t n = loader->stream.n_tokens, border = n / 10 * 9 + n % 10 * 9 / 10; /* 9 n / 10 */
+    int64_t end = options->split == SPLIT_TRAIN ? border : n;
+    loader->first = options->split == SPLIT_VAL ? border : 0;
+    loader->order = (WindowOrder){end - loader->first, options->T, options->shuffle, options->seed};
+    if (loader->order.n_tokens > options->T) return true;
+    return fail(err, EXIT_INPUT,
+                "%s: %lld tokens%s: expected at least %lld, one window of %d and its last target; hint: more "
+                "text or a "
+                "smaller --seq",
+                options->pattern, (long long)loader->order.n_tokens, names[options->split],
+                (long long)options->T + 1, options->T);
+}
+
+static void describe(DataLoader *loader, const DataOptions *options) {
+    static const char *const splits[] = {
+        [SPLIT_ALL] = "", [SPLIT_TRAIN] = ", first nine tenths", [SPLIT_VAL] = ", last tenth"};
+    const TokenStream *stream = &loader->stream;
+    char number[FORMAT_NUMBER], kind[64];
+    bool text = stream->memory != NULL;
+    if (text) {
+        snprintf(kind, sizeof kind, "%s", tokenizer_name(options->tokenizer));
+    } else {
+        snprintf(kind, sizeof kind, "uint%d", 8 * stream->token_bytes);
+    }
+    snprintf(loader->description, sizeof loader->description, "%d %s%s, %s tokens (%s%s)", stream->n_files,
+             text ? "text file" : "shard", stream->n_files == 1 ? "" : "s",
+             format_integer(number, loader->order.n_tokens), kind, splits[options->split]);
+}
+
+static bool allocate(DataLoader *loader, Error *err) {
+    size_t batch = (size_t)loader->B * (size_t)loader->T;
+    bool ok = (loader->window = malloc(((size_t)loader->T + 1) * sizeof *loader->window)) != NULL;
+    for (int i = 0; i < N_SLOTS; i++)
+        ok = (loader->slots[i] = malloc(2 * batch * sizeof *loader->slots[i])) != NULL && ok;
+    return ok || fail(err, EXIT_RUN, "out of memory for %d batches of %d x %d tokens", N_SLOTS, loader->B,
+                      loader->T);
+}
+
+DataLoader *dataloader_open(const DataOptions *options, Error *err) {
+    if (!check_options(options, err)) return NULL;
+    DataLoader *loader = calloc(1, sizeof *loader);
+    if (!loader) {
+        fail(err, EXIT_RUN, "out of memory for a data loader");
+        return NULL;
+    }
+    pthread_mutex_init(&loader->lock, NULL);
+    pthread_cond_init(&loader->changed, NULL);
+    loader->B = options->B;
+    loader->T = options->T;
+    loader->windows_before = (int64_t)options->rank * options->B;
+    loader->windows_per_step = (int64_t)options->n_ranks * options->B;
+    bool ok = token_stream_open(&loader->stream, options->pattern,
+                                &(TextOptions){options->tokenizer, options->no_tokenizer},
+                                options->vocab_size, err) &&
+              take_split(loader, options, err) && allocate(loader, err);
+    if (ok) describe(loader, options);
+    if (ok && start_reader(loader, err)) return loader;
+    dataloader_close(loader);
+    return NULL;
+}
+
+void dataloader_close(DataLoader *loader) {
+    if (!loader) return;
+    if (loader->reader_runs) {
+        pthread_mutex_lock(&loader->lock);
+        loader->stop = true;
+        pthread_cond_broadcast(&loader->changed);
+        pthread_mutex_unlock(&loader->lock);
+        pthread_join(loader->reader, NULL);
+    }
+    pthread_cond_destroy(&loader->changed);
+    pthread_mutex_destroy(&loader->lock);
+    token_stream_close(&loader->stream);
+    for (int i = 0; i < N_SLOTS; i++) free(loader->slots[i]);
+    free(loader->window);
+    free(loader);
+}
+
+int64_t dataloader_n_tokens(const DataLoader *loader) {
+    return loader->order.n_tokens;
+}
+
+int dataloader_n_files(const DataLoader *loader) {
+    return loader->stream.n_files;
+}
+
+const char *dataloader_file(const DataLoader *loader, int i) {
+    return loader->stream.files[i].path;
+}
+
+const char *dataloader_description(const DataLoader *loader) {
+    return loader->description;
+}
+
+/* ---- the caller's side ---- */
+
+bool dataloader_next(DataLoader *loader, const int32_t **tokens, const int32_t **targets, Error *err) {
+    pthread_mutex_lock(&loader->lock);
+    while (loader->head == loader->tail && !loader->failed)
+        pthread_cond_wait(&loader->changed, &loader->lock);
+    bool ok = loader->head < loader->tail;
+    if (ok) {
+        *tokens = loader->slots[loader->head % N_SLOTS];
+        *targets = *tokens + (size_t)loader->B * (size_t)loader->T;
+        loader->head++;
+        loader->position += loader->windows_per_step;
+        pthread_cond_broadcast(&loader->changed);
+    } else {
+        *err = loader->error;
+    }
+    pthread_mutex_unlock(&loader->lock);
+    return ok;
+}
+
+int64_t dataloader_position(const DataLoader *loader) {
+    return loader->position;
+}
+
+void dataloader_seek(DataLoader *loader, int64_t position) {
+    pthread_mutex_lock(&loader->lock);
+    loader->position = loader->read_position = position;
+    loader->tail = loader->head;
+    loader->n_seeks++;
+    loader->failed = false;
+    pthread_cond_broadcast(&loader->changed);
+    pthread_mutex_unlock(&loader->lock);
+}

@@ -1,0 +1,53 @@
+/* Token streams for training and validation: shards (uint16, uint32) or plain text, any number, any size.
+ *
+ * A source is a glob of shards in llm.c's format (magic 20240520 / 20240801), or of text files, which become
+ * tokens in C. All tokens of all files, in the order of the names, form one
+ * stream per split; nothing is dropped at file borders: windows run across them. */
+#pragma once
+#include <stdint.h>
+#include "llmc/base/error.h"
+#include "llmc/tokenizer/tokenizer.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct DataLoader DataLoader;
+
+typedef struct DataOptions {
+    const char *pattern;        /* glob or path: shards or text files, not both */
+    const Tokenizer *tokenizer; /* for text, which without one is refused */
+    const char *no_tokenizer;   /* why there is none, for the refusal; NULL: not known */
+    int vocab_size; /* tokens >= vocab_size are an error naming file, position, value; 0: tokenizer's */
+    enum {
+        SPLIT_ALL,
+        SPLIT_TRAIN,
+        SPLIT_VAL
+    } split;  /* all tokens, their first nine tenths, or their last tenth, which validates */
+    int B, T; /* micro-batch of this rank */
+    int rank, n_ranks;
+    bool
+        shuffle; /* training: windows in an order permuted by (seed, epoch); else in stream order, wrapping */
+    uint64_t seed;
+} DataOptions;
+
+/* Opens, checks every file (size, magic, version, count) and starts the reading thread. NULL on error. */
+DataLoader *dataloader_open(const DataOptions *options, Error *err);
+void dataloader_close(DataLoader *loader);
+int64_t dataloader_n_tokens(const DataLoader *loader);
+int dataloader_n_files(const DataLoader *loader);
+/* The path of file i, 0 <= i < n_files, in the order of the names. */
+const char *dataloader_file(const DataLoader *loader, int i);
+/* "3 shards, 300,000,000 tokens (uint16)" for the console. */
+const char *dataloader_description(const DataLoader *loader);
+/* The next micro-batch: tokens and targets (B,T), valid until the next call. False with err: a bad token, an
+ * I/O error. */
+bool dataloader_next(DataLoader *loader, const int32_t **tokens, const int32_t **targets, Error *err);
+/* The position of the whole run: windows of T tokens consumed by all ranks together, so that a run resumes
+ * with another B or number of ranks. Bitwise the same batches follow. */
+int64_t dataloader_position(const DataLoader *loader);
+void dataloader_seek(DataLoader *loader, int64_t position);
+
+#ifdef __cplusplus
+}
+#endif

@@ -1,0 +1,275 @@
+#include "token_stream.h"
+#include <glob.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+#include "llmc/base/file_kind.h"
+#include "llmc/base/files.h"
+
+enum { TEXT_CHUNK_BYTES = 4 << 20 };
+
+/* ---- the files of a pattern ---- */
+
+static int compare_names(const void *a, const void *b) {
+    return strcmp(*(char *const *)a, *(char *const *)b);
+}
+
+static bool copy_names(TokenStream *stream, char **names, size_t n, Error *err) {
+    stream->files = calloc(n, sizeof *stream->files);
+    bool ok = stream->files && n <= INT_MAX;
+    for (size_t i = 0; ok && i < n; i++) {
+        ok = (stream->files[i].path = strdup(names[i])) != NULL;
+        stream->n_files = (int)i + 1;
+    }
+    return ok || fail(err, EXIT_RUN, "out of memory for the names of %zu files", n);
+}
+
+/* Fills files[].path: the file of that very name, else what the pattern matches, sorted bytewise so that the
+ * order is the same in every locale. */
+static bool find_files(TokenStream *stream, const char *pattern, Error *err) {
+    if (access(pattern, F_OK) == 0) return copy_names(stream, (char **)&pattern, 1, err);
+    glob_t found;
+    int status = glob(pattern, GLOB_NOSORT, NULL, &found);
+    if (status == GLOB_NOMATCH)
+        return fail(err, EXIT_INPUT,
+                    "%s: no such file, and as a pattern it matches none; hint: `make data` lists data sets",
+                    pattern);
+    if (status != 0)
+        return fail(err, EXIT_RUN, "%s: cannot be searched: out of memory or an unreadable folder", pattern);
+    qsort(found.gl_pathv, found.gl_pathc, sizeof *found.gl_pathv, compare_names);
+    bool ok = copy_names(stream, found.gl_pathv, found.gl_pathc, err);
+    globfree(&found);
+    return ok;
+}
+
+bool token_stream_first_file(const char *pattern, char path[PATH_MAX]) {
+    TokenStream stream = {0};
+    Error ignored;
+    for (int i = 0; i < OPEN_FILES; i++) stream.open[i].fd = -1;
+    const bool ok = find_files(&stream, pattern, &ignored) &&
+                    snprintf(path, PATH_MAX, "%s", stream.files[0].path) < PATH_MAX;
+    token_stream_close(&stream);
+    return ok;
+}
+
+/* ---- shards ---- */
+
+static bool open_shards(TokenStream *stream, Error *err) {
+    for (int i = 0; i < stream->n_files; i++) {
+        TokenFile *file = &stream->files[i];
+        Shard shard;
+        if (!shard_check(file->path, &shard, err)) return false;
+        if (i > 0 && shard.token_bytes != stream->token_bytes)
+            return fail(err, EXIT_INPUT, "%s: token width: expected uint%d as in %s, found uint%d",
+                        file->path, 8 * stream->token_bytes, stream->files[0].path, 8 * shard.token_bytes);
+        stream->token_bytes = shard.token_bytes;
+        file->first = stream->n_tokens;
+        file->n_tokens = shard.n_tokens;
+        stream->n_tokens += shard.n_tokens;
+    }
+    return true;
+}
+
+/* A descriptor of file i, opened if need be; -1 on error. */
+static int descriptor_of(TokenStream *stream, int i, Error *err) {
+    int slot = i % OPEN_FILES;
+    if (stream->open[slot].fd >= 0 && stream->open[slot].file == i) return stream->open[slot].fd;
+    if (stream->open[slot].fd >= 0) close(stream->open[slot].fd);
+    int64_t size;
+    stream->open[slot].file = i;
+    return stream->open[slot].fd = file_open(stream->files[i].path, &size, err);
+}
+
+/* ---- text ---- */
+
+/* Narrows n tokens to `width` bytes each. */
+static void narrow(uint8_t *out, int width, const int32_t *tokens, size_t n) {
+    for (size_t i = 0; width == 1 && i < n; i++) out[i] = (uint8_t)tokens[i];
+    for (size_t i = 0; width == 2 && i < n; i++) memcpy(out + 2 * i, &(uint16_t){(uint16_t)tokens[i]}, 2);
+    if (width == 4) memcpy(out, tokens, n * sizeof *tokens);
+}
+
+static bool append_tokens(TokenStream *stream, const int32_t *tokens, size_t n, Error *err) {
+    size_t width = (size_t)stream->token_bytes, used = (size_t)stream->n_tokens * width;
+    if (used + n * width > stream->capacity) {
+        size_t capacity = used + n * width + used / 4;
+        uint8_t *memory = realloc(stream->memory, capacity);
+        if (!memory)
+            return fail(err, EXIT_RUN, "out of memory for the %zu bytes of the text's tokens", capacity);
+        stream->memory = memory;
+        stream->capacity = capacity;
+    }
+    narrow(stream->memory + used, stream->token_bytes, tokens, n);
+    stream->n_tokens += (int64_t)n;
+    return true;
+}
+
+/* Where the first n bytes of a text can be cut so that both sides encode as the whole does: before the last
+ * space or newline that follows a visible ASCII character, because GPT-2's pattern starts a piece there
+ * whatever comes next. 0: nowhere. */
+static size_t cut_of(const char *text, size_t n) {
+    for (size_t i = n; --i > 0;) {
+        if ((text[i] == ' ' || text[i] == '\n') && text[i - 1] > ' ' && text[i - 1] <= '~') return i;
+    }
+    return 0;
+}
+
+/* Encodes bytes [at, at + n) of an open file up to where they can be cut; *used of them, 0 where they cannot.
+ */
+static bool encode_chunk(TokenStream *stream, const char *path, int fd, int64_t at, int64_t n, bool is_last,
+                         const Tokenizer *tokenizer, int64_t *used, Error *err) {
+    size_t n_tokens = 0;
+    int32_t *tokens = NULL;
+    char *text = malloc((size_t)n);
+    bool ok = text || fail(err, EXIT_RUN, "%s: out of memory for %lld bytes of it", path, (long long)n);
+    ok = ok && file_read_at(fd, path, text, (size_t)n, at, err) &&
+         file_kind_check(path, text, (size_t)n, at, err);
+    if (ok) {
+        *used = is_last ? n : (int64_t)cut_of(text, (size_t)n);
+        ok = tokenizer_encode(tokenizer, text, (size_t)*used, &tokens, &n_tokens, err) &&
+             append_tokens(stream, tokens, n_tokens, err);
+    }
+    free(tokens);
+    free(text);
+    return ok;
+}
+
+/* Chunk by chunk, so that memory beside the tokens themselves stays small. */
+static bool append_text(TokenStream *stream, TokenFile *file, const Tokenizer *tokenizer, Error *err) {
+    int64_t size, used = 0, chunk = TEXT_CHUNK_BYTES;
+    int fd = file_open(file->path, &size, err);
+    if (fd < 0) return false;
+    bool ok = true;
+    file->first = stream->n_tokens;
+    for (int64_t at = 0; ok && at < size; at += used) {
+        bool is_last = size - at <= chunk;
+        ok = encode_chunk(stream, file->path, fd, at, is_last ? size - at : chunk, is_last, tokenizer, &used,
+                          err);
+        chunk = used ? TEXT_CHUNK_BYTES : 2 * chunk;
+    }
+    file->n_tokens = stream->n_tokens - file->first;
+    close(fd);
+    return ok;
+}
+
+static bool open_texts(TokenStream *stream, const Tokenizer *tokenizer, Error *err) {
+    int n = tokenizer_vocab_size(tokenizer);
+    stream->token_bytes = n <= 1 << 8 ? 1 : n <= 1 << 16 ? 2 : 4;
+    for (int i = 0; i < stream->n_files; i++) {
+        if (!append_text(stream, &stream->files[i], tokenizer, err)) return false;
+    }
+    return true;
+}
+
+/* ---- open, close ---- */
+
+static bool refuse_text(const TokenStream *stream, const char *reason, Error *err) {
+    const char *path = stream->files[0].path;
+    int64_t size;
+    const int fd = file_open(path, &size, err); /* a folder is told as such */
+    if (fd < 0) return false;
+    close(fd);
+    return fail(err, EXIT_INPUT, "%s is text, and there is no tokenizer for it%s%s; hint: --tokenizer %s",
+                path, reason ? ": " : "", reason ? reason : "", stream->vocab_size == 256 ? "bytes" : "PATH");
+}
+
+static bool open_files(TokenStream *stream, const TextOptions *text, Error *err) {
+    bool shards = shard_is_meant(stream->files[0].path);
+    for (int i = 1; i < stream->n_files; i++) {
+        if (shard_is_meant(stream->files[i].path) != shards)
+            return fail(err, EXIT_INPUT,
+                        "%s is %s, but %s is not; hint: a narrower pattern, such as '*_train_*.bin'",
+                        stream->files[0].path, shards ? "a token shard" : "text", stream->files[i].path);
+    }
+    if (shards) return open_shards(stream, err);
+    return text->tokenizer ? open_texts(stream, text->tokenizer, err)
+                           : refuse_text(stream, text->no_tokenizer, err);
+}
+
+bool token_stream_open(TokenStream *stream, const char *pattern, const TextOptions *text, int vocab_size,
+                       Error *err) {
+    *stream = (TokenStream){.vocab_size = vocab_size};
+    for (int i = 0; i < OPEN_FILES; i++) stream->open[i].fd = -1;
+    if (vocab_size == 0)
+        stream->vocab_size = text->tokenizer ? tokenizer_vocab_size(text->tokenizer) : INT_MAX;
+    const bool ok = find_files(stream, pattern, err) && open_files(stream, text, err);
+    if (!ok) token_stream_close(stream);
+    return ok;
+}
+
+void token_stream_close(TokenStream *stream) {
+    for (int i = 0; i < OPEN_FILES; i++) {
+        if (stream->open[i].fd >= 0) close(stream->open[i].fd);
+        stream->open[i].fd = -1;
+    }
+    for (int i = 0; i < stream->n_files; i++) free(stream->files[i].path);
+    free(stream->files);
+    free(stream->memory);
+    stream->files = NULL;
+    stream->memory = NULL;
+    stream->n_files = 0;
+}
+
+/* ---- reading ---- */
+
+/* The file that holds token `at` of the stream, 0 <= at < n_tokens. Empty files hold none. */
+static int file_at(const TokenStream *stream, int64_t at) {
+    int low = 0, high = stream->n_files - 1;
+    while (low < high) { /* the last file whose first token is not behind `at` */
+        int middle = low + (high - low + 1) / 2;
+        if (stream->files[middle].first <= at) {
+            low = middle;
+        } else {
+            high = middle - 1;
+        }
+    }
+    return low;
+}
+
+/* Widens in place: the n stored tokens of `width` bytes lie at the end of the n int32 of out, so that none is
+ * overwritten before it is read. */
+static void widen(int32_t *out, int64_t n, int width) {
+    const uint8_t *stored = (const uint8_t *)(out + n) - n * width;
+    uint16_t token;
+    for (int64_t i = 0; width == 1 && i < n; i++) out[i] = stored[i];
+    for (int64_t i = 0; width == 2 && i < n; i++) {
+        memcpy(&token, stored + 2 * i, sizeof token);
+        out[i] = token;
+    }
+}
+
+/* Tokens [begin, begin + n) of one file. */
+static bool read_from_file(TokenStream *stream, int i, int64_t begin, int64_t n, int32_t *out, Error *err) {
+    const TokenFile *file = &stream->files[i];
+    size_t bytes = (size_t)(n * stream->token_bytes);
+    uint8_t *stored = (uint8_t *)(out + n) - bytes;
+    if (stream->memory) {
+        memcpy(stored, stream->memory + (file->first + begin) * stream->token_bytes, bytes);
+    } else {
+        int fd = descriptor_of(stream, i, err);
+        if (fd < 0) return false;
+        if (!file_read_at(fd, file->path, stored, bytes, SHARD_HEADER_BYTES + begin * stream->token_bytes,
+                          err))
+            return false;
+    }
+    widen(out, n, stream->token_bytes);
+    for (int64_t k = 0; k < n; k++) {
+        if ((uint32_t)out[k] >= (uint32_t)stream->vocab_size)
+            return fail(err, EXIT_INPUT, "%s: token %lld: expected an id below the vocabulary's %d, found %u",
+                        file->path, (long long)(begin + k), stream->vocab_size, (uint32_t)out[k]);
+    }
+    return true;
+}
+
+bool token_stream_read(TokenStream *stream, int64_t first, int64_t n, int32_t *out, Error *err) {
+    for (int i = file_at(stream, first); n > 0; i++) {
+        int64_t begin = first - stream->files[i].first, left = stream->files[i].n_tokens - begin;
+        int64_t count = n < left ? n : left;
+        if (count > 0 && !read_from_file(stream, i, begin, count, out, err)) return false;
+        first += count;
+        out += count;
+        n -= count;
+    }
+    return true;
+}

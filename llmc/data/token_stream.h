@@ -1,0 +1,46 @@
+/* All tokens of all files that a pattern names, as one stream: token shards, read from disk as they are asked
+ * for, or text files, turned into tokens once and kept in memory. Private to the data loader.
+ *
+ * To add a kind of file: a reader beside shard.h, a case in open_files (token_stream.c). */
+#pragma once
+#include <limits.h>
+#include <stdint.h>
+#include "llmc/base/error.h"
+#include "shard.h"
+#include "llmc/tokenizer/tokenizer.h"
+
+typedef struct TokenFile {
+    char *path;
+    int64_t first; /* place in the stream of its first token */
+    int64_t n_tokens;
+} TokenFile;
+
+enum { OPEN_FILES = 64 }; /* descriptors kept open, however many shards there are */
+
+typedef struct TokenStream {
+    TokenFile *files; /* in the order of their names (bytewise) */
+    int n_files;
+    int64_t n_tokens;
+    int token_bytes; /* of one stored token: 1, 2 or 4 */
+    uint8_t *memory; /* text: all tokens, token_bytes each; NULL for shards */
+    size_t capacity; /* bytes of memory */
+    int vocab_size;  /* what a token must be below */
+    struct {
+        int file, fd; /* file i is cached in slot i % OPEN_FILES; fd -1: nothing */
+    } open[OPEN_FILES];
+} TokenStream;
+
+typedef struct TextOptions {
+    const Tokenizer *tokenizer; /* for text; NULL: text is refused */
+    const char *no_tokenizer;   /* why; NULL: not known */
+} TextOptions;
+
+/* pattern: a path or a glob. vocab_size 0: the tokenizer's. */
+bool token_stream_open(TokenStream *stream, const char *pattern, const TextOptions *text, int vocab_size,
+                       Error *err);
+/* The first file of the pattern, in the order of the names; false where there is none. */
+bool token_stream_first_file(const char *pattern, char path[PATH_MAX]);
+void token_stream_close(TokenStream *stream);
+/* Tokens [first, first + n) of the stream into out (n). One thread at a time. False: an I/O error, or a token
+ * that is not below vocab_size, with its file and place. */
+bool token_stream_read(TokenStream *stream, int64_t first, int64_t n, int32_t *out, Error *err);

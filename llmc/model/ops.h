@@ -1,0 +1,306 @@
+/* The op contract: what every op computes, written once for all backends.
+ *
+ * A backend is one Ops table: ops_cpu (plain C, fp32), ops_cuda_bf16 and ops_cuda_fp32 (one CUDA source, two
+ * storage types). The model, the tests and the lab call ops only through this table, so a backend or a dev/
+ * variant adds only the how.
+ *
+ * Conventions
+ *   floatX   storage type of weights, activations and their gradients: bf16 or fp32, as Ops.dtype says. All
+ *            arithmetic and every sum is fp32 (or better), whatever the storage.
+ *   shapes   row-major, slowest dimension first. N = B*T rows. C = NH*HD channels. Counts are 64-bit where
+ *            they can pass 2^31. Any size >= 1 works; C, OC and IC are multiples of 8; pointers are 256-byte
+ *            aligned (allocations) plus any multiple of 16 bytes; T, N and B are arbitrary.
+ *   =, +=    "=" overwrites every element (outputs may hold NaN before), "+=" adds to what is there.
+ *   order    arguments: outputs, inputs, scratch, sizes. All ops run in order on one stream; only download(),
+ *            synchronize(), fetch_end(), seconds_between() and the memory calls wait.
+ *   scratch  at least scratch_bytes(shape) bytes, contents undefined before and after; one buffer serves all.
+ *   aliases  buffers do not overlap except where an op says so.
+ *   bits     same input, same bits: every op is deterministic on one device. No float atomics, no order that
+ *            depends on timing.
+ */
+#pragma once
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+#include "dropout.h"
+#include "llmc/base/error.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef enum { DTYPE_F32, DTYPE_BF16 } DType;
+
+typedef void floatX; /* float or bf16, see above */
+
+static inline size_t dtype_bytes(DType dtype) {
+    return dtype == DTYPE_F32 ? 4 : 2;
+}
+
+/* attention_decode cuts a cache into at most so many pieces; each leaves HD sums, a maximum and a sum of weights. */
+enum { ATTENTION_DECODE_PIECES = 64 };
+static inline int64_t attention_decode_scratch(int NH, int HD) {
+    return (int64_t)ATTENTION_DECODE_PIECES * NH * (HD + 2);
+}
+
+/* Host copies of device data: n elements of the storage type to fp32. */
+static inline void floats_from_storage(float *out, const void *in, int64_t n, DType dtype) {
+    for (int64_t i = 0; i < n; i++) {
+        uint32_t bits;
+        if (dtype == DTYPE_F32)
+            memcpy(&bits, (const char *)in + i * 4, 4);
+        else
+            bits = (uint32_t)((const uint16_t *)in)[i] << 16;
+        memcpy(out + i, &bits, 4);
+    }
+}
+
+/* Largest sizes a model will call the ops with; scratch is sized for them. */
+typedef struct OpShape {
+    int B, T;          /* micro-batch, context */
+    int C, NH;         /* channels, heads */
+    int V, Vp;         /* vocabulary, padded vocabulary */
+    int64_t loss_rows; /* tokens per chunk of the LM head */
+    int64_t n_parameters;
+} OpShape;
+
+/* Lives on the device. One step: zero the first three fields, loss_sum per micro-step, grad_norm, adamw,
+ * download. Design: a NaN or inf never reaches the weights, and no host sync is needed to stop it. */
+typedef struct StepStats {
+    float loss;        /* mean loss of the step in nats, summed over micro-steps by loss_sum */
+    float grad_norm;   /* global 2-norm of the gradients before clipping, by grad_norm */
+    int32_t bad;       /* 1 once loss or grad_norm is NaN or inf */
+    int32_t reserved;  /* zero */
+    int64_t n_skipped; /* updates left out because of `bad`, over the whole run; never zeroed by a step */
+} StepStats;
+
+typedef struct AdamWRange {
+    int64_t begin, end; /* elements [begin, end) of the flat parameter buffer */
+    float weight_decay; /* 0 for tensors that do not decay */
+} AdamWRange;
+
+enum { ADAMW_MAX_RANGES = 32 };
+
+/* One AdamW step over the flat parameter buffer (Loshchilov & Hutter 2019, Algorithm 2, its bias correction):
+ *
+ *   g' = g * min(1, clip / grad_norm)                 clip <= 0: no clipping
+ *   m  = beta1 m + (1-beta1) g'                       mhat = m / (1 - beta1^t)
+ *   v  = beta2 v + (1-beta2) g'^2                     vhat = v / (1 - beta2^t)
+ *   w -= lr * (mhat / (sqrt(vhat) + eps) + weight_decay * w)
+ *
+ * t = step - stats->n_skipped, step counting from 1. If stats->bad, nothing is changed but n_skipped += 1. */
+typedef struct AdamWArgs {
+    float *master;      /* (n) fp32 weights, += */
+    float *m, *v;       /* (n) moments, = */
+    floatX *weights;    /* (n) = master rounded to nearest even; may be the same buffer as master in fp32 */
+    const float *grads; /* (n) */
+    StepStats *stats;   /* reads grad_norm and bad */
+    int64_t step;
+    float lr, beta1, beta2, eps, clip;
+    int n_ranges; /* ranges cover [0, n) without holes, in order */
+    AdamWRange ranges[ADAMW_MAX_RANGES];
+} AdamWArgs;
+
+/* What attention leaves out beside the keys behind a query. All 0: plain causal attention. */
+typedef struct AttentionMask {
+    int window;      /* a query sees its last `window` positions, itself among them; 0: all */
+    Dropout dropout; /* of the probabilities: row (b*NH + head)*T + query, column key */
+} AttentionMask;
+
+/* Of T positions, how many a query sees at most: a window as long as T is none. */
+static inline int attention_window(const AttentionMask *mask, int T) {
+    return mask->window > 0 && mask->window < T ? mask->window : T;
+}
+/* Nothing is left out: plain causal attention, whose kernels are the fastest. */
+static inline bool attention_is_plain(const AttentionMask *mask, int T) {
+    return mask->dropout.p == 0 && attention_window(mask, T) == T;
+}
+
+typedef struct Recording Recording; /* a sequence of ops, see Ops.record_begin */
+
+enum { FETCH_SLOTS = 2, FETCH_BYTES = 64, MARKS_MAX = 1 << 18 };
+
+typedef struct Ops {
+    const char *name; /* "cpu fp32", "cuda bf16", "cuda fp32" */
+    DType dtype;
+
+    /* ---- device and memory ---- */
+    /* Readies the device (context, stream, library handles); once per process before any other call. */
+    bool (*open)(Error *err);
+    /* One line for the console: device, compute capability or cores, memory. Valid until the process ends. */
+    const char *(*device_name)(void);
+    /* Peak matrix rate of this device for dtype in FLOP/s: derived from device attributes or measured, never
+     * from a table of names. `how` gets "measured" or "derived". */
+    double (*peak_flops)(const char **how);
+    void *(*alloc)(size_t bytes); /* 256-byte aligned; NULL if it does not fit */
+    void (*release)(void *p);     /* NULL is fine */
+    void (*memory_info)(size_t *free_bytes, size_t *total_bytes);
+    void (*zero)(void *dst, size_t bytes);
+    void (*copy)(void *dst, const void *src, size_t bytes); /* device to device */
+    void (*upload)(void *dst, const void *src,
+                   size_t bytes); /* host to device; src may be reused at return */
+    void (*download)(void *dst, const void *src,
+                     size_t bytes); /* device to host; waits for all ops before it */
+    void (*synchronize)(void);
+    /* True where ops return before they are done, so that results are best read later, by fetch. */
+    bool runs_ahead;
+    /* fetch_begin queues a copy of bytes <= FETCH_BYTES from the device, as they are behind all ops so far, into
+     * `slot` < FETCH_SLOTS; fetch_end waits for that copy alone, not for what was queued behind it. */
+    void (*fetch_begin)(int slot, const void *src, size_t bytes);
+    void (*fetch_end)(int slot, void *dst, size_t bytes);
+    /* mark notes the time at which the device comes to it, i < MARKS_MAX; seconds_between waits until it has
+     * come to the second of two. */
+    void (*mark)(int i);
+    double (*seconds_between)(int first, int second);
+    /* Between record_begin and record_end ops are noted, not run; replay runs what was noted, with the same
+     * buffers and numbers. Only ops of sizes that ran before, no memory calls, no uploads or downloads.
+     * record_begin is false, record_end NULL where the backend cannot. */
+    bool (*record_begin)(void);
+    Recording *(*record_end)(void);
+    void (*replay)(Recording *recording);
+    void (*recording_release)(Recording *recording); /* NULL is fine */
+    /* Bytes of the scratch buffer for these sizes; host arithmetic only, callable before open(). */
+    size_t (*scratch_bytes)(const OpShape *shape);
+    /* Bytes that open() itself takes on the device (library workspaces), for the memory plan. */
+    size_t (*fixed_bytes)(void);
+
+    /* ---- embedding ---- */
+    /* out = wte[token] + wpe[t].   out (B,T,C) =, tokens (B,T) in [0,V), wte (V,C), wpe (>=T,C) */
+    void (*embedding_forward)(floatX *out, const int32_t *tokens, const floatX *wte, const floatX *wpe, int B,
+                              int T, int C);
+    /* dwte[v] += sum of dout over tokens equal v; dwpe[t] += sum of dout over the batch.  dwte (V,C), dwpe
+     * (>=T,C) fp32 */
+    void (*embedding_backward)(float *dwte, float *dwpe, const floatX *dout, const int32_t *tokens,
+                               void *scratch, int B, int T, int C, int V);
+
+    /* ---- layernorm (Ba et al. 2016): biased variance, eps 1e-5 ---- */
+    /* out = (x - mean) * rstd * weight + bias.   out, x (N,C); mean, rstd (N) fp32 =; weight, bias (C) */
+    void (*layernorm_forward)(floatX *out, float *mean, float *rstd, const floatX *x, const floatX *weight,
+                              const floatX *bias, int64_t N, int C);
+    /* residual = a + b (rounded to floatX), then layernorm of the rounded residual.  residual may be a or b.
+     */
+    void (*residual_layernorm_forward)(floatX *residual, floatX *out, float *mean, float *rstd,
+                                       const floatX *a, const floatX *b, const floatX *weight,
+                                       const floatX *bias, int64_t N, int C);
+    /* dx = dresidual + gradient through the norm; dweight += , dbias +=; dx_sums += column sums of dx, or
+     * dx_sums NULL: the bias gradient of a linear layer that ends in x, while dx is at hand.
+     * dx (N,C) may be dresidual; dresidual may be NULL, meaning 0; dout, x (N,C); dweight, dbias, dx_sums (C)
+     * fp32 */
+    void (*layernorm_backward)(floatX *dx, float *dweight, float *dbias, float *dx_sums,
+                               const floatX *dresidual, const floatX *dout, const floatX *x,
+                               const floatX *weight, const float *mean, const float *rstd, void *scratch,
+                               int64_t N, int C);
+    /* out = a + b, n elements; out may be a or b */
+    void (*residual_forward)(floatX *out, const floatX *a, const floatX *b, int64_t n);
+    /* out = x where the mask of `dropout` keeps it, times 1/(1-p), else 0; p > 0.   out, x (rows,columns); out
+     * may be x. Its own backward: call it on the gradient. columns < 2^31 */
+    void (*dropout)(floatX *out, const floatX *x, const Dropout *dropout, int64_t rows, int columns);
+
+    /* ---- linear: weight (OC,IC) row-major, y = x W^T + b ---- */
+    /* out (N,OC) =, x (N,IC), bias (OC) or NULL. With pre_gelu != NULL: pre_gelu (N,OC) = x W^T + b and out =
+     * gelu(pre_gelu), in one pass over the output. */
+    void (*linear_forward)(floatX *out, floatX *pre_gelu, const floatX *x, const floatX *weight,
+                           const floatX *bias, int64_t N, int OC, int IC);
+    /* dx = dout W; with pre_gelu (N,IC) != NULL: dx = (dout W) * gelu'(pre_gelu).   dx (N,IC) =, dout (N,OC);
+     * dx_sums (IC) fp32 += column sums of dx, or dx_sums NULL: the bias gradient of the layer below;
+     * gelu (N,IC) = gelu(pre_gelu), for a layer that kept pre_gelu alone, or gelu NULL; gelu may be pre_gelu */
+    void (*linear_backward_input)(floatX *dx, float *dx_sums, floatX *gelu, const floatX *dout,
+                                  const floatX *weight, const floatX *pre_gelu, void *scratch, int64_t N,
+                                  int OC, int IC);
+    /* dx = dout W; returns whether row_dots came with it: (N, IC / group) fp32 = sums of dx * other, as stored, over
+     * `group` columns at a time. They do where the backend has them for less than a pass over dx and other; else
+     * row_dots is left alone.   dx, other (N,IC), dout (N,OC) */
+    bool (*linear_backward_input_row_dots)(floatX *dx, float *row_dots, const floatX *dout,
+                                           const floatX *weight, const floatX *other, void *scratch,
+                                           int64_t N, int OC, int IC, int group);
+    /* dweight += dout^T x in fp32; dbias += column sums of dout, or dbias NULL.   dweight (OC,IC), dbias (OC)
+     * fp32 */
+    void (*linear_backward_weight)(float *dweight, float *dbias, const floatX *dout, const floatX *x,
+                                   void *scratch, int64_t N, int OC, int IC);
+    /* The same with dweight =, for the first product of a step: no zeroing, no reading. dbias += as above. */
+    void (*linear_backward_weight_first)(float *dweight, float *dbias, const floatX *dout, const floatX *x,
+                                         void *scratch, int64_t N, int OC, int IC);
+    /* Bias gradients of the layer that makes q, k and v, where attention drops nothing; dk and dv need not be read.
+     * Rows of P sum to 1, so the column sums of dV = P^T dO are dO's, and dO = dproj W has those of dproj times W.
+     * Rows of dS = P*(dP - D) sum to 0, D being rowsum(P*dP), so the columns of dK = dS^T Q do, too: a constant added
+     * to all keys adds the same to all scores of a row, which a softmax does not see. True of causal and window masks.
+     * dbias (3,C) fp32: q's += column sums of dq, k's stay, v's = dproj_bias W.   dqkv (N,3,C); dproj_bias (C) fp32:
+     * the gradient, so far, of the bias of the linear layer behind attention; proj_weight (C,C): that layer's W */
+    void (*qkv_bias_backward)(float *dbias, const floatX *dqkv, const float *dproj_bias,
+                              const floatX *proj_weight, void *scratch, int64_t N, int C);
+    /* out = 0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))), n elements; out may be x (Hendrycks & Gimpel 2016, the
+     * tanh form). In training GELU comes with a linear layer. */
+    void (*gelu_forward)(floatX *out, const floatX *x, int64_t n);
+
+    /* ---- causal self-attention on packed qkv (B,T,3,NH,HD), scale 1/sqrt(HD), HD a multiple of 8 up to 256
+     * ---- */
+    /* FlashAttention-2 (Dao 2023, Algorithms 1 and 2): nothing of size T*T exists.
+     * out (B,T,NH,HD) =, lse (B,NH,T) fp32 = logsumexp_j(scale q_i.k_j) in nats */
+    void (*attention_forward)(floatX *out, float *lse, const floatX *qkv, int B, int T, int NH, int HD);
+    /* Recomputes P = exp(S - lse) tile by tile; D = rowsum(dout*out); dS = P*(dP - D).   dqkv (B,T,3,NH,HD) =
+     */
+    void (*attention_backward)(floatX *dqkv, const floatX *dout, const floatX *out, const floatX *qkv,
+                               const float *lse, void *scratch, int B, int T, int NH, int HD);
+    /* The same with P o M in place of P in the output, where M is the dropout's mask times 1/(1-p): out = (P o M) V,
+     * dP = (dO V^T) o M, dS = P*(dP - D), dV = (P o M)^T dO. P is the softmax over the window before dropout, and
+     * lse is its. Key tiles outside the window are not visited. A mask that leaves nothing out is plain attention,
+     * bit for bit and as fast; NULL is not allowed. d (B,T,NH) fp32: D = rowsum(dout*out) of each head where it is
+     * known, or NULL; a backend may compute it all the same. */
+    void (*masked_attention_forward)(floatX *out, float *lse, const floatX *qkv, const AttentionMask *mask,
+                                     int B, int T, int NH, int HD);
+    void (*masked_attention_backward)(floatX *dqkv, const floatX *dout, const floatX *out, const floatX *qkv,
+                                      const float *lse, const float *d, const AttentionMask *mask,
+                                      void *scratch, int B, int T, int NH, int HD);
+    /* The textbook form, for comparison only: probs (B,NH,T,T) = softmax of the masked scores, kept for
+     * backward. */
+    void (*attention_standard_forward)(floatX *out, floatX *probs, const floatX *qkv, int B, int T, int NH,
+                                       int HD);
+    /* dprobs (B,NH,T,T) is scratch of that shape. dqkv = */
+    void (*attention_standard_backward)(floatX *dqkv, floatX *dprobs, const floatX *dout, const floatX *probs,
+                                        const floatX *qkv, int B, int T, int NH, int HD);
+    /* probs are those before dropout; dropped (B,NH,T,T) is scratch of that shape, NULL where there is no dropout */
+    void (*masked_attention_standard_forward)(floatX *out, floatX *probs, floatX *dropped, const floatX *qkv,
+                                              const AttentionMask *mask, int B, int T, int NH, int HD);
+    void (*masked_attention_standard_backward)(floatX *dqkv, floatX *dprobs, const floatX *dout,
+                                               const floatX *probs, const floatX *qkv,
+                                               const AttentionMask *mask, int B, int T, int NH, int HD);
+    /* One new query against a cache: qkv rows (t+1,3,NH,HD) of one sequence, query = row t.  out (NH,HD) =
+     * A window is a cache that begins later. scratch: attention_decode_scratch(NH, HD) values. */
+    void (*attention_decode)(floatX *out, const floatX *qkv, float *scratch, int t, int NH, int HD);
+
+    /* ---- loss: loss_i = logsumexp(z_i) - z_i[target], fp32, over the V real columns of Vp ---- */
+    /* losses (N) fp32 =; logits (N,Vp) in place become dlogits = (softmax - onehot) * dloss, padding columns
+     * 0 */
+    void (*cross_entropy_backward_inplace)(float *losses, floatX *logits, const int32_t *targets, float dloss,
+                                           int64_t N, int V, int Vp);
+    /* losses (N) =; logits are only read */
+    void (*cross_entropy_forward)(float *losses, const floatX *logits, const int32_t *targets, int64_t N,
+                                  int V, int Vp);
+    /* stats->loss += scale * sum(losses); stats->bad = 1 if that is not finite */
+    void (*loss_sum)(StepStats *stats, const float *losses, float scale, void *scratch, int64_t N);
+
+    /* ---- update ---- */
+    /* stats->grad_norm = sqrt(sum grads^2); stats->bad = 1 if not finite */
+    void (*grad_norm)(StepStats *stats, const float *grads, void *scratch, int64_t n);
+    void (*adamw)(const AdamWArgs *args);
+    /* weights = master rounded to nearest even, n elements */
+    void (*weights_from_master)(floatX *weights, const float *master, int64_t n);
+} Ops;
+
+extern const Ops ops_cpu;
+/* NULL where the program was built without CUDA (train_gpt2). */
+extern const Ops *const ops_cuda_bf16, *const ops_cuda_fp32;
+/* True where a CUDA device and a driver are present; never fails, never prints. False in a build without
+ * CUDA. */
+bool cuda_available(void);
+/* For tests and benchmarks: attention kernels are chosen as for a device of at most this compute capability
+ * (80 for sm_80); 0: as for the device that it is. */
+void cuda_limit_capability(int capability);
+/* For sanitizers, which stumble over the library's TMA kernels: linear layers take pointers as aligned to at
+ * most that many bytes; 0: as they are. */
+void cuda_limit_alignment(int bytes);
+
+#ifdef __cplusplus
+}
+#endif

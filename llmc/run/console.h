@@ -1,0 +1,69 @@
+/* What the user sees: the echo of the settings, the memory plan, a line a step, a bar on a terminal.
+ *
+ * Only rank 0 prints. No control codes where the output is not a terminal, TERM is dumb or unset, or NO_COLOR is set. */
+#pragma once
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include "llmc/base/format.h"
+#include "flags.h"
+#include "llmc/model/gpt2.h"
+#include "log.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* ---- before the run ---- */
+
+/* "label      text", labels aligned. */
+void console_row(FILE *out, const char *label, const char *format, ...) __attribute__((format(printf, 3, 4)));
+/* The rows that Settings alone determine: recipe, batch, optimizer, schedule, evaluation, sampling, output.
+ */
+void console_settings(FILE *out, const Settings *s, int n_ranks);
+/* The plan by category, or tensor by tensor; then what the device has (total_bytes 0: not known) and the
+ * largest batch that fits (largest_batch < 0: not known). */
+void console_memory(FILE *out, const MemoryPlan *plan, bool by_tensor, size_t free_bytes, size_t total_bytes,
+                    int largest_batch);
+
+/* On a terminal, until the next line: what takes its time before the run begins. */
+void console_waiting(FILE *out, const char *what);
+
+/* ---- the run ---- */
+
+typedef struct Console {
+    FILE *out;
+    bool terminal;               /* one whose lines can be drawn again */
+    int64_t first_step, n_steps; /* steps (first_step, n_steps] are run here */
+    double (*now)(void);         /* seconds, monotonic; tests put their own */
+    double started, last_line, last_bar;
+    const char *last_status; /* its format */
+    bool sample_ends_in_newline;
+    char held[4]; /* bytes of a sample that begin a character */
+    size_t n_held;
+} Console;
+
+/* Starts the clock of the ETA. first_step: steps already done (resume), else 0. */
+void console_open(Console *console, FILE *out, int64_t first_step, int64_t n_steps);
+/* One line: the first 10 steps, the last, and any that comes 0.5 s or more after the line before; so at most
+ * about two lines a second, and every step where a step takes longer; on a terminal as many of its fields as
+ * fit. There the bar below it is redrawn at most 10 times a second. */
+void console_step(Console *console, const StepReport *report);
+void console_val(Console *console, int64_t step, double val_loss);
+/* A warning or a word between the steps, on a line of its own. */
+void console_note(Console *console, const char *format, ...) __attribute__((format(printf, 2, 3)));
+/* On a terminal, in the bar's place until the next line: what takes its time now. */
+void console_status(Console *console, const char *format, ...) __attribute__((format(printf, 2, 3)));
+/* A sample streams between the two frames; console_sample_text is a SampleSink, user is the Console. What
+ * a terminal would obey is shown as '?' (terminal.h), also in a pipe or a file; the log has the bytes. */
+void console_sample_begin(Console *console, int64_t step);
+void console_sample_text(const char *bytes, size_t n, void *user);
+void console_sample_end(Console *console);
+/* The last line of a run, exactly "done: step N, train loss X, val loss Y, Z tok/s"; NAN is "n/a". */
+void console_done(Console *console, int64_t step, double train_loss, double val_loss,
+                  double tokens_per_second);
+
+#ifdef __cplusplus
+}
+#endif

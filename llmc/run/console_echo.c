@@ -1,0 +1,132 @@
+/* What the console says before the run: the settings, the memory plan. */
+#include "console.h"
+#include <stdarg.h>
+#include <string.h>
+#include "llmc/base/terminal.h"
+
+void console_row(FILE *out, const char *label, const char *format, ...) {
+    enum { INDENT = 12 };
+    char text[2048 + 4096]; /* a path and the words around it */
+    va_list args;
+    va_start(args, format);
+    vsnprintf(text, sizeof text, format, args);
+    va_end(args);
+    print(out, "%-11s ", label);
+    print_wrapped(out, INDENT, INDENT, terminal_columns(out), "%s", text);
+}
+
+void console_waiting(FILE *out, const char *what) {
+    if (terminal_redraws(out)) status_show(out, terminal_columns(out) - 1, true, "%s", what);
+}
+
+static void print_interval(FILE *out, const char *label, const char *what, int64_t every) {
+    if (every > 0)
+        console_row(out, label, "%s every %lld steps and at the end", what, (long long)every);
+    else
+        console_row(out, label, "%s at the end", what);
+}
+
+static void print_schedule(FILE *out, const Settings *s) {
+    char kind[16];
+    flags_value_text(s, "schedule", kind, sizeof kind);
+    if (s->schedule == SCHEDULE_CONSTANT)
+        console_row(out, "schedule", "%s lr %.2e after %lld warm-up steps", kind, s->lr,
+                    (long long)s->warmup);
+    else
+        console_row(out, "schedule", "%s, lr %.2e to %.2e, %lld warm-up steps of %lld", kind, s->lr,
+                    s->lr * s->final_lr_fraction, (long long)s->warmup, (long long)s->steps);
+}
+
+static void print_batch(FILE *out, const Settings *s, int n_ranks) {
+    char tokens[FORMAT_NUMBER], micro[48] = "", ranks[32] = "";
+    int64_t micro_steps = s->tokens_per_step / (s->batch * s->seq * n_ranks);
+    if (micro_steps > 1) snprintf(micro, sizeof micro, " x %lld micro-steps", (long long)micro_steps);
+    if (n_ranks > 1) snprintf(ranks, sizeof ranks, " x %d GPUs", n_ranks);
+    console_row(out, "batch", "%lld x %lld tokens%s%s = %s tokens a step", (long long)s->batch,
+                (long long)s->seq, micro, ranks, format_integer(tokens, s->tokens_per_step));
+}
+
+void console_settings(FILE *out, const Settings *s, int n_ranks) {
+    char total[FORMAT_NUMBER], what[96], precision[16], attention[16], recompute[16];
+    console_row(out, "recipe", "%s (defaults for what the flags leave open)", s->recipe);
+    console_row(out, "numerics", "%s, %s attention, recompute %s, seed %lld",
+                flags_value_text(s, "precision", precision, sizeof precision),
+                flags_value_text(s, "attention", attention, sizeof attention),
+                flags_value_text(s, "recompute", recompute, sizeof recompute), (long long)s->seed);
+    print_batch(out, s, n_ranks);
+    console_row(out, "run", "%lld steps, %s tokens%s", (long long)s->steps,
+                format_count(total, (double)s->steps * (double)s->tokens_per_step),
+                s->overfit ? ", all on the first batch (--overfit)" : "");
+    console_row(out, "optimizer", "AdamW, betas %g %g, eps %g, weight decay %g, clip %g", s->beta1, s->beta2,
+                s->eps, s->weight_decay, s->clip);
+    if (s->window >= s->seq)
+        console_row(out, "window", "%lld, the context or more: attention sees all of it",
+                    (long long)s->window);
+    else if (s->window > 0)
+        console_row(out, "window", "attention sees %lld of %lld positions", (long long)s->window,
+                    (long long)s->seq);
+    if (s->dropout > 0) console_row(out, "dropout", "%g", s->dropout);
+    print_schedule(out, s);
+    snprintf(what, sizeof what, "%lld batches", (long long)s->eval_batches);
+    if (settings_has_validation(s))
+        print_interval(out, "evaluation", what, s->eval_every);
+    else
+        console_row(out, "evaluation", "none: --train names token shards and there is no --val");
+    snprintf(what, sizeof what, "%lld tokens, temperature %g, top-k %lld,", (long long)s->sample_tokens,
+             s->temperature, (long long)s->top_k);
+    if (s->sample_tokens > 0) print_interval(out, "samples", what, s->sample_every);
+    if (s->out)
+        print_interval(out, "output", s->out, s->save_every);
+    else
+        console_row(out, "output", "none (--out DIR keeps checkpoints and a log)");
+}
+
+/* ---- memory ---- */
+
+/* A terminal that has no room for the categories. */
+static bool is_narrow(FILE *out) {
+    const int columns = terminal_columns(out);
+    return columns && columns < 64;
+}
+
+static void print_memory_row(FILE *out, const char *name, const char *category, size_t bytes, size_t total) {
+    char size[FORMAT_NUMBER];
+    const double percent = total ? 100.0 * (double)bytes / (double)total : 0.0;
+    format_bytes(size, (double)bytes);
+    if (is_narrow(out))
+        print_line(out, " %-17s %10s %5.1f %%", name, size, percent);
+    else
+        print_line(out, "  %-24s %-12s %12s %6.1f %%", name, category, size, percent);
+}
+
+/* Sum of the rows of row i's category, or -1 if an earlier row already stood for it. */
+static int64_t category_bytes(const MemoryPlan *plan, int i) {
+    int64_t sum = 0;
+    for (int j = 0; j < plan->n_rows; j++) {
+        if (strcmp(plan->rows[j].category, plan->rows[i].category) != 0) continue;
+        if (j < i) return -1;
+        sum += (int64_t)plan->rows[j].bytes;
+    }
+    return sum;
+}
+
+void console_memory(FILE *out, const MemoryPlan *plan, bool by_tensor, size_t free_bytes, size_t total_bytes,
+                    int largest_batch) {
+    char first[FORMAT_NUMBER], second[FORMAT_NUMBER];
+    const int name_width = is_narrow(out) ? 10 : 24;
+    print_line(out, "memory plan");
+    for (int i = 0; by_tensor && i < plan->n_rows; i++)
+        print_memory_row(out, plan->rows[i].name, plan->rows[i].category, plan->rows[i].bytes,
+                         plan->total_bytes);
+    if (by_tensor) print_line(out, "by category");
+    for (int i = 0; i < plan->n_rows; i++) {
+        int64_t bytes = category_bytes(plan, i);
+        if (bytes >= 0) print_memory_row(out, plan->rows[i].category, "", (size_t)bytes, plan->total_bytes);
+    }
+    print_memory_row(out, "total", "", plan->total_bytes, plan->total_bytes);
+    if (total_bytes)
+        print_line(out, "  %-*s %s of %s free", name_width, "device", format_bytes(first, (double)free_bytes),
+                   format_bytes(second, (double)total_bytes));
+    if (largest_batch >= 0)
+        print_line(out, "  %-*s --batch %d", name_width, "largest that fits", largest_batch);
+}

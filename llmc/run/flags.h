@@ -1,0 +1,136 @@
+/* The command line. One table of flags (flags.c) drives parsing, --help, the README's table, the JSON kept in
+ * checkpoints and logs, and the check of what changed when a run is resumed.
+ *
+ * The order in main(): flags_parse, settings_complete (fills what the user left open, by recipe),
+ * flags_check (contradictions). All of it before anything is allocated or opened. */
+#pragma once
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdio.h>
+#include "llmc/base/error.h"
+#include "llmc/base/version.h"
+#include "llmc/model/gpt2.h"
+#include "schedule.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef enum { DEVICE_AUTO, DEVICE_CUDA, DEVICE_CPU } DeviceKind;
+typedef enum { PRECISION_BF16, PRECISION_FP32 } Precision;
+typedef enum { GRAPH_OFF, GRAPH_ON } GraphKind;
+
+enum { FLAGS_MAX = 64 };
+
+/* Strings point into argv or to constants; NULL where a flag has no value. Counts that a flag turns off are
+ * 0. */
+typedef struct Settings {
+    /* data */
+    const char *train, *val; /* globs of shards or text files; val NULL: last tenth of the text */
+    const char *tokenizer;   /* "bytes", a file, a directory; NULL: bytes, or what the checkpoint brings */
+    /* model */
+    const char *model;               /* descriptor, directory or .bin */
+    int64_t layers, heads, channels; /* override the descriptor; 0: as it says */
+    int64_t window;                  /* of attention; 0: none, or as the model's files say */
+    int64_t batch, seq;              /* micro-batch of one rank, context */
+    int64_t tokens_per_step; /* over all ranks and micro-steps; 0 before settings_complete: one micro-step */
+    /* optimisation */
+    int64_t steps, warmup, seed;
+    double lr, final_lr_fraction, weight_decay, beta1, beta2, eps;
+    double clip; /* 0: no clipping */
+    double dropout;
+    ScheduleKind schedule;
+    /* evaluation and sampling */
+    int64_t eval_every, eval_batches;
+    bool eval_only;
+    const char *hellaswag;
+    int64_t sample_every, sample_tokens; /* sample_every 0: only at the end; sample_tokens 0: never */
+    const char *prompt;
+    double temperature; /* 0: greedy */
+    int64_t top_k;      /* 0: all */
+    /* checkpoints */
+    const char *out;    /* NULL: nothing is written */
+    int64_t save_every; /* 0: only at the end */
+    int64_t keep;       /* newest checkpoints that stay; 0: all */
+    bool keep_best, resume, model_only;
+    /* system */
+    DeviceKind device;
+    Precision precision;
+    AttentionKind attention;
+    Recompute recompute;
+    GraphKind graph;
+    int64_t gpus, zero;
+    /* tools */
+    bool memory, profile, overfit, help, help_markdown, version;
+
+    const char *recipe;      /* name of the recipe that filled the rest; NULL before settings_complete */
+    bool was_set[FLAGS_MAX]; /* by row of the table; read through flags_was_set */
+} Settings;
+
+/* Reads argv into s, everything not given at its default. Forms: --name value, --name=value, -x value; a
+ * switch takes no value, or 0 or 1. False with EXIT_INPUT on the first thing that is not exactly right: the
+ * message names the flag, the value and what is allowed. argv must outlive s. */
+bool flags_parse(Settings *s, int argc, char **argv, Error *err);
+
+/* Fills every flag that the user left open from the recipe that suits model and device:
+ *   cpu-small, gpu-small   byte-level text, the models "nano" and "baby"
+ *   gpt2, gpt2-cpu         any other --model, or shards
+ * (a CUDA device is used: on_gpu; device is then DEVICE_CUDA, else DEVICE_CPU)
+ * and makes tokens_per_step a multiple of batch * seq * n_ranks where the user did not choose it. */
+void settings_complete(Settings *s, bool on_gpu, int n_ranks);
+
+/* Once a checkpoint's context is known: a --seq that the user left open comes down to it, and tokens_per_step
+ * follows. An explicit --seq stays. */
+void settings_limit_seq(Settings *s, int max_seq_len, int n_ranks);
+
+/* Contradictions between flags that need no device and no file; after settings_complete. */
+bool flags_check(const Settings *s, int n_ranks, Error *err);
+
+/* True if the user gave the flag; name without dashes ("tokens-per-step"). */
+bool flags_was_set(const Settings *s, const char *name);
+
+/* True where the command line asks for text from a checkpoint and for no training:
+ * --model names files, --prompt is given, --train is not. */
+bool settings_sample_only(const Settings *s);
+
+/* True where there is something to validate on: --val, or a text whose last tenth validates. Token shards are
+ * not split: without --val such a run trains and reports "val loss n/a". */
+bool settings_has_validation(const Settings *s);
+
+/* True where --model (value) is a descriptor (nano, baby, d12, gpt3:c768), not a path. */
+bool model_is_descriptor(const char *model);
+
+/* True where a --train pattern names token shards (ends in .bin). */
+bool pattern_is_shards(const char *pattern);
+
+void flags_help(FILE *out, const char *program);
+/* The table in README.md, between its two markers. */
+void flags_help_markdown(FILE *out);
+
+/* One JSON object with every flag that shapes a run, malloc'ed. NULL if memory is out. */
+char *flags_to_json(const Settings *s);
+
+/* A flag's value in a checkpoint and now, as text; of a long one "..." and its end. */
+typedef struct FlagDifference {
+    char name[32], saved[120], now[120];
+} FlagDifference;
+
+/* Flags that bend a resumed run and differ between saved_json, as flags_to_json wrote it, and now. A flag that
+ * saved_json lacks is not counted. Fills at most max of `found`, returns how many differ; -1 where saved_json is
+ * no JSON object. */
+int flags_differences(const char *saved_json, const Settings *now, FlagDifference *found, int max);
+
+/* The value of a flag as text, as the user would write it ("" for none): for the console. Returns buffer. */
+const char *flags_value_text(const Settings *s, const char *name, char *buffer, size_t size);
+
+static inline Schedule settings_schedule(const Settings *s) {
+    return (Schedule){.kind = s->schedule,
+                      .max_lr = s->lr,
+                      .final_fraction = s->final_lr_fraction,
+                      .warmup = s->warmup,
+                      .n_steps = s->steps};
+}
+
+#ifdef __cplusplus
+}
+#endif

@@ -1,0 +1,260 @@
+#include "log.h"
+#include "llmc/base/files.h"
+#include "flags.h"
+#include "llmc/base/json.h"
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+#include "llmc/base/terminal.h"
+
+/* ---- one line ---- */
+
+static bool write_all(int fd, const char *bytes, size_t n) {
+    while (n > 0) {
+        ssize_t written = write(fd, bytes, n);
+        if (written < 0 && errno == EINTR) continue;
+        if (written <= 0) return false;
+        bytes += written;
+        n -= (size_t)written;
+    }
+    return true;
+}
+
+/* Ends the object in w, appends it as one line, frees w. What a failed write left behind is cut off again, so
+ * that a line written after space was made does not continue a torn one. */
+static void finish_line(RunLog *run, JsonWriter *w) {
+    json_end_object(w);
+    json_append(w, "\n", 1);
+    bool written = !w->failed && write_all(run->fd, w->data, w->length);
+    if (written) {
+        run->bytes += (int64_t)w->length;
+    } else {
+        int reason = w->failed ? ENOMEM : errno;
+        bool cut = ftruncate(run->fd, run->bytes) == 0;
+        if (!run->warned)
+            print_line(stderr, "warning: %s: a line could not be written%s: %s; the run goes on", run->path,
+                       cut ? "" : " and a part of it stays", strerror(reason));
+        run->warned = true;
+    }
+    json_writer_free(w);
+}
+
+void log_step(RunLog *run, const StepReport *report) {
+    if (!run->is_open) return;
+    JsonWriter w = {0};
+    json_begin_object(&w, NULL);
+    json_write_int(&w, "step", report->step);
+    json_write_double(&w, "loss", report->loss);
+    json_write_double(&w, "lr", report->lr);
+    json_write_double(&w, "norm", report->norm);
+    json_write_double(&w, "ms", report->ms);
+    json_write_double(&w, "tok_s", report->tokens_per_second);
+    json_write_double(&w, "mfu", report->mfu);
+    json_write_int(&w, "skipped", report->n_skipped);
+    finish_line(run, &w);
+}
+
+void log_val(RunLog *run, int64_t step, double val_loss) {
+    if (!run->is_open) return;
+    JsonWriter w = {0};
+    json_begin_object(&w, NULL);
+    json_write_int(&w, "step", step);
+    json_write_double(&w, "val_loss", val_loss);
+    finish_line(run, &w);
+}
+
+void log_sample(RunLog *run, int64_t step, const char *text, size_t length) {
+    if (!run->is_open) return;
+    JsonWriter w = {0};
+    char *copy = malloc(length + 1);
+    if (!copy) w.failed = true;
+    /* A null byte would end the string: as a byte that is no UTF-8 it becomes U+FFFD, as all such bytes do.
+     */
+    for (size_t i = 0; copy && i < length; i++) copy[i] = text[i] ? text[i] : '\xff';
+    if (copy) copy[length] = '\0';
+    json_begin_object(&w, NULL);
+    json_write_int(&w, "step", step);
+    json_write_string(&w, "sample", copy);
+    finish_line(run, &w);
+    free(copy);
+}
+
+void log_failed_save(RunLog *run, int64_t step, const char *why) {
+    if (!run->is_open) return;
+    JsonWriter w = {0};
+    json_begin_object(&w, NULL);
+    json_write_int(&w, "step", step);
+    json_write_string(&w, "save_failed", why);
+    finish_line(run, &w);
+}
+
+static void write_header(RunLog *run, int64_t resumed_step, const LogHeader *header) {
+    JsonWriter w = {0};
+    char date[32];
+    time_t now = time(NULL);
+    strftime(date, sizeof date, "%Y-%m-%dT%H:%M:%SZ", gmtime(&now));
+    json_begin_object(&w, NULL);
+    json_begin_object(&w, "run");
+    json_write_string(&w, "date", date);
+    json_write_string(&w, "version", program_version());
+    json_begin_array(&w, "argv");
+    for (int i = 0; i < header->argc; i++) json_write_string(&w, NULL, header->argv[i]);
+    json_end_array(&w);
+    json_write_raw(&w, "flags", header->flags ? header->flags : "null");
+    json_write_string(&w, "device", header->device);
+    json_write_int(&w, "ranks", header->n_ranks);
+    json_write_string(&w, "model", header->model);
+    json_write_int(&w, "parameters", header->n_parameters);
+    tokenizer_describe(&w, header->tokenizer);
+    json_write_string(&w, "train", header->train_data);
+    json_write_string(&w, "val", header->val_data);
+    json_write_int(&w, "first_step", resumed_step < 0 ? 0 : resumed_step);
+    json_end_object(&w);
+    finish_line(run, &w);
+}
+
+/* ---- opening ---- */
+
+static bool fail_path(const char *path, const char *what, Error *err) {
+    return fail(err, errno == ENOSPC || errno == EIO ? EXIT_RUN : EXIT_INPUT, "%s: %s: %s", path, what,
+                strerror(errno));
+}
+
+/* What the name stands for: 0 nothing, 1 a file, -1 with err anything else. Nothing is written through a link. */
+static int look_at(const char *path, Error *err) {
+    struct stat status;
+    if (lstat(path, &status)) return errno == ENOENT ? 0 : (fail_path(path, "cannot be opened", err), -1);
+    if (S_ISREG(status.st_mode)) return 1;
+    fail(err, EXIT_INPUT,
+         "%s: expected a file, found %s, through which nothing is written; hint: move it away, or another "
+         "--out",
+         path, S_ISLNK(status.st_mode) ? "a symbolic link" : "a directory or a device");
+    return -1;
+}
+
+/* A new file of that name; what a kill left of an earlier one goes. */
+static FILE *create(const char *path, Error *err) {
+    const int there = look_at(path, err);
+    if (there < 0) return NULL;
+    if (there) unlink(path);
+    const int fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0644);
+    FILE *file = fd < 0 ? NULL : fdopen(fd, "w");
+    if (file) return file;
+    fail_path(path, "cannot be written", err);
+    if (fd >= 0) close(fd);
+    return NULL;
+}
+
+/* A whole line of strict JSON that is a header or belongs to a step up to last_step. */
+static bool keep_line(const char *line, size_t length, int64_t last_step) {
+    if (length == 0 || line[length - 1] != '\n') return false; /* torn by a kill */
+    Error unused = {0};
+    Json *json = json_parse(line, length, "log line", &unused);
+    int64_t step = 0;
+    const JsonValue *value = json ? json_get(json_root(json), "step") : NULL;
+    bool keep = json && (!value || (json_int64(value, &step) && step <= last_step));
+    json_free(json);
+    return keep;
+}
+
+/* Copies the lines that stay from `from` to the new file `to`, which is on the disk when this returns true.
+ */
+static bool copy_kept_lines(const char *from, const char *to, int64_t last_step, Error *err) {
+    FILE *in = fopen(from, "r");
+    if (!in) return fail_path(from, "cannot be read", err);
+    FILE *out = create(to, err);
+    if (!out) {
+        fclose(in);
+        return false;
+    }
+    char *line = NULL;
+    size_t capacity = 0;
+    bool good = true;
+    for (ssize_t n; good && (n = getline(&line, &capacity, in)) > 0;)
+        if (keep_line(line, (size_t)n, last_step)) good = fwrite(line, 1, (size_t)n, out) == (size_t)n;
+    free(line);
+    good = !ferror(in) && good && fflush(out) == 0;
+    if (!good) fail_path(to, "cannot be written", err);
+    good = good && file_sync(fileno(out), to, err);
+    fclose(in);
+    if (fclose(out) != 0 && good) good = fail_path(to, "cannot be written", err);
+    return good;
+}
+
+static bool drop_later_lines(const char *dir, const char *path, int64_t last_step, Error *err) {
+    char temporary[1100];
+    snprintf(temporary, sizeof temporary, "%s.tmp", path);
+    bool good = copy_kept_lines(path, temporary, last_step, err);
+    if (good && rename(temporary, path) != 0) good = fail_path(path, "cannot be replaced", err);
+    Error ignored;
+    if (good)
+        directory_sync(dir, &ignored); /* a file system without this loses nothing but the rename */
+    else if (look_at(temporary, &ignored) == 1)
+        unlink(temporary);
+    return good;
+}
+
+/* Moves the log of an earlier run to the first free name, so that a new run in the same folder loses nothing.
+ */
+static bool set_aside(const char *dir, const char *path, Error *err) {
+    char aside[1100];
+    struct stat status;
+    int i = 1;
+    do {
+        snprintf(aside, sizeof aside, "%s/log.%d.jsonl", dir, i++);
+    } while (lstat(aside, &status) == 0);
+    return rename(path, aside) == 0 || fail_path(path, "cannot be moved aside", err);
+}
+
+static bool log_path(RunLog *run, const char *dir, Error *err) {
+    return snprintf(run->path, sizeof run->path, "%s/log.jsonl", dir) < (int)sizeof run->path ||
+           fail(err, EXIT_INPUT, "--out: path longer than %zu bytes", sizeof run->path);
+}
+
+static int open_to_append(const char *path) {
+    return open(path, O_WRONLY | O_CREAT | O_APPEND | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC, 0644);
+}
+
+static bool open_end(RunLog *run, Error *err) {
+    run->fd = open_to_append(run->path);
+    if (run->fd < 0) return fail_path(run->path, "cannot be opened for writing", err);
+    run->bytes = lseek(run->fd, 0, SEEK_END);
+    run->is_open = true;
+    return true;
+}
+
+bool log_append(RunLog *run, const char *dir, Error *err) {
+    *run = (RunLog){0};
+    return !dir || (log_path(run, dir, err) && look_at(run->path, err) >= 0 && open_end(run, err));
+}
+
+bool log_open(RunLog *run, const char *dir, int64_t resumed_step, const LogHeader *header, Error *err) {
+    *run = (RunLog){0};
+    if (!dir) return true;
+    if (!log_path(run, dir, err)) return false;
+    const int there = look_at(run->path, err);
+    if (there < 0) return false;
+    if (there && resumed_step >= 0 && !drop_later_lines(dir, run->path, resumed_step, err)) return false;
+    if (there && resumed_step < 0 && !set_aside(dir, run->path, err)) return false;
+    if (!open_end(run, err)) return false;
+    write_header(run, resumed_step, header);
+    return true;
+}
+
+void log_follow(RunLog *run) {
+    const int fd = run->is_open ? open_to_append(run->path) : -1;
+    if (fd < 0) return; /* the lines stay where they were */
+    close(run->fd);
+    run->fd = fd;
+    run->bytes = lseek(fd, 0, SEEK_END);
+}
+
+void log_close(RunLog *run) {
+    if (run->is_open) close(run->fd);
+    run->is_open = false;
+}

@@ -1,0 +1,72 @@
+/* DIR/log.jsonl: one strict JSON object a line, every step, for plots and for machines.
+ *
+ *   {"run": {...}}                                             first line of each run: the header
+ *   {"step": 1, "loss": ..., "lr": ..., "norm": ..., "ms": ..., "tok_s": ..., "mfu": ..., "skipped": 0}
+ *   {"step": 250, "val_loss": ...}
+ *   {"step": 500, "sample": "text"}
+ *   {"step": 1000, "save_failed": "why"}
+ * NaN and inf are null. A line is written whole as soon as it is known. A resumed run first drops the lines
+ * past the step that it resumes from, so no step stands there twice. */
+#pragma once
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include "llmc/base/error.h"
+#include "llmc/tokenizer/tokenizer.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* What is known of one optimizer step, for the console and the log. NAN: unknown. */
+typedef struct StepReport {
+    int64_t step; /* from 1: steps done */
+    double loss;  /* mean over the step's tokens, nats */
+    double lr;
+    double norm; /* of the gradients, before clipping */
+    double ms;
+    double tokens_per_second; /* over all ranks */
+    double mfu;               /* model FLOP/s over the peak: 0.41 is 41 % */
+    size_t memory_bytes;      /* in use on the device of rank 0 */
+    int64_t n_skipped;        /* updates skipped so far (NaN or inf), over the whole run */
+} StepReport;
+
+typedef struct LogHeader {
+    int argc;
+    char **argv;
+    const char *flags;  /* JSON object: flags_to_json */
+    const char *device; /* ops->device_name() */
+    const char *model;  /* "d12: 12 layers, ..." */
+    int64_t n_parameters;
+    const Tokenizer *tokenizer;        /* NULL: none */
+    const char *train_data, *val_data; /* dataloader_description; NULL: none */
+    int n_ranks;
+} LogHeader;
+
+typedef struct RunLog {
+    bool is_open; /* false: no log; every call is then a no-op */
+    int fd;
+    int64_t bytes;   /* length of the file up to the last whole line */
+    char path[1024]; /* DIR/log.jsonl */
+    bool warned;     /* a write failed and the user was told, once */
+} RunLog;
+
+/* Never through a symbolic link: one of the log's names is an error.
+ * Opens DIR/log.jsonl (dir exists; NULL: no log) and writes the header. resumed_step >= 0: keeps the lines up
+ * to that step (rewritten to a temporary file, fsync'ed, renamed) and appends. resumed_step < 0: a new run; a
+ * log that is already there is moved to log.1.jsonl, log.2.jsonl, ... */
+bool log_open(RunLog *run, const char *dir, int64_t resumed_step, const LogHeader *header, Error *err);
+/* Opens DIR/log.jsonl (NULL: no log) for lines behind those that are there; no header. */
+bool log_append(RunLog *run, const char *dir, Error *err);
+/* A full disk is a warning, once, on stderr; the run goes on, and no torn line stays in the file. */
+void log_step(RunLog *run, const StepReport *report);
+void log_val(RunLog *run, int64_t step, double val_loss);
+void log_sample(RunLog *run, int64_t step, const char *text, size_t length);
+void log_failed_save(RunLog *run, int64_t step, const char *why);
+/* The folder is another one now (its path is the same): the lines to come go there. */
+void log_follow(RunLog *run);
+void log_close(RunLog *run);
+
+#ifdef __cplusplus
+}
+#endif

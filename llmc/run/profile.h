@@ -1,0 +1,61 @@
+/* --profile: where the time of a training step goes, op by op, beside what the hardware could do.
+ *
+ * The ops know nothing of it: profile_ops() wraps a table so that the device notes the time before and after
+ * every call (Ops.mark). What a call must move and compute at the least is worked out from its arguments. */
+#pragma once
+#include <stdio.h>
+#include "llmc/model/ops.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* One op at one size, summed over its calls. */
+typedef struct ProfileRow {
+    char name[64]; /* "linear_forward 768->2304"; the table is as wide as the longest, 58 */
+    int64_t calls;
+    double seconds;
+    double flops; /* of its products; causal attention counts half of the square */
+    double bytes; /* each input read once, each output written once */
+} ProfileRow;
+
+enum { PROFILE_MAX_ROWS = 64 };
+
+typedef struct Profile {
+    int n_rows; /* ops beyond PROFILE_MAX_ROWS share the last row, "other" */
+    ProfileRow rows[PROFILE_MAX_ROWS];
+    int64_t n_steps;       /* profiled */
+    int64_t n_unnoted;     /* calls beyond MARKS_MAX / 2 in a step, summed over the steps: not in the rows */
+    double seconds;        /* from the first op of a step to the end of its last, summed over the steps */
+    double seconds_a_step; /* wall clock of a step that is not profiled */
+} Profile;
+
+/* Copies that are measured: 256 MiB, 64 MiB, ..., 64 KiB read, and as many written. */
+enum { ROOF_SIZES = 7 };
+static inline size_t roof_bytes(int i) {
+    return ((size_t)256 << 20) >> (2 * i);
+}
+
+/* What the device can do at best. */
+typedef struct Roofs {
+    double flops; /* a second: Ops.peak_flops */
+    double bytes; /* a second, read and written, of a large copy; 0: no memory left to measure it */
+    double bytes_of
+        [ROOF_SIZES]; /* the same of a copy of roof_bytes(i) bytes, which a cache may hold; 0: not known */
+    const char *flops_how; /* "measured" or "derived" */
+} Roofs;
+
+/* `inner` with every op noted; one at a time, valid until the next call. Recordings are off. */
+const Ops *profile_ops(const Ops *inner);
+/* Waits for the device and adds the calls since the last collection to the profile, as one step. */
+void profile_collect(Profile *profile);
+/* Measures the copy rates (0.3 s). */
+Roofs profile_roofs(const Ops *ops);
+/* The higher of each of two measurements: what runs beside can only lower one. */
+Roofs profile_higher_roofs(const Roofs *a, const Roofs *b);
+/* The table, longest rows first, means over the profiled steps. */
+void profile_print(FILE *out, const Profile *profile, const Roofs *roofs);
+
+#ifdef __cplusplus
+}
+#endif

@@ -1,0 +1,233 @@
+/* What becomes of the flags after parsing: defaults by recipe, contradictions, JSON, changes on resume. */
+#include "flags_table.h"
+#include "llmc/base/json.h"
+#include <string.h>
+
+bool model_is_descriptor(const char *model) {
+    GPT2Config config;
+    Error unused = {0};
+    return gpt2_config_from_descriptor(&config, model, &unused);
+}
+
+bool pattern_is_shards(const char *pattern) {
+    size_t n = strlen(pattern);
+    return n >= 4 && strcmp(pattern + n - 4, ".bin") == 0;
+}
+
+bool settings_sample_only(const Settings *s) {
+    return flags_was_set(s, "prompt") && !flags_was_set(s, "train") && flags_was_set(s, "model") &&
+           !model_is_descriptor(s->model) && !s->eval_only && !s->memory;
+}
+
+bool settings_has_validation(const Settings *s) {
+    return s->val || !pattern_is_shards(s->train);
+}
+
+static RecipeId choose_recipe(const Settings *s, bool on_gpu) {
+    bool small_model = s->model && (strcmp(s->model, "nano") == 0 || strcmp(s->model, "baby") == 0);
+    bool gpt2 = s->model ? !small_model : on_gpu && pattern_is_shards(s->train);
+    if (gpt2) return on_gpu ? RECIPE_GPT2 : RECIPE_GPT2_CPU;
+    return on_gpu ? RECIPE_GPU_SMALL : RECIPE_CPU_SMALL;
+}
+
+static int64_t clamp(int64_t x, int64_t low, int64_t high) {
+    return x < low ? low : x > high ? high : x;
+}
+
+static void set_from_recipe(Settings *s, const RecipeRow *row, RecipeId recipe) {
+    Error err = {0}; /* stays empty: test_flags reads every recipe */
+    int flag = flag_find(row->flag);
+    if (!s->was_set[flag]) flag_set_value(s, &flags_table[flag], row->flag, row->value[recipe], &err);
+}
+
+/* The multiple of a micro-step of all ranks that is nearest to what the recipe asks; an explicit value stays,
+ * for flags_check to judge. */
+static void complete_tokens_per_step(Settings *s, RecipeId recipe, int n_ranks) {
+    set_from_recipe(s, flag_recipe("tokens-per-step"), recipe);
+    int64_t micro = s->batch * s->seq * n_ranks;
+    if (!flags_was_set(s, "tokens-per-step") || s->tokens_per_step == 0)
+        s->tokens_per_step = clamp((s->tokens_per_step + micro / 2) / micro, 1, INT64_MAX) * micro;
+}
+
+void settings_complete(Settings *s, bool on_gpu, int n_ranks) {
+    RecipeId recipe = choose_recipe(s, on_gpu);
+    s->recipe = recipe_names[recipe];
+    s->device = on_gpu ? DEVICE_CUDA : DEVICE_CPU;
+    for (int i = 0; i < recipe_rows_count; i++) set_from_recipe(s, &recipe_rows[i], recipe);
+    if (!flags_was_set(s, "warmup")) s->warmup = clamp(s->warmup, 0, s->steps / 10);
+    complete_tokens_per_step(s, recipe, n_ranks);
+}
+
+void settings_limit_seq(Settings *s, int max_seq_len, int n_ranks) {
+    RecipeId recipe = RECIPE_CPU_SMALL;
+    while (recipe + 1 < N_RECIPES && strcmp(recipe_names[recipe], s->recipe) != 0) recipe++;
+    if (flags_was_set(s, "seq") || s->seq <= max_seq_len) return;
+    s->seq = max_seq_len;
+    complete_tokens_per_step(s, recipe, n_ranks);
+}
+
+/* One row: true `wrong` is a contradiction, told as `text`. */
+typedef struct Contradiction {
+    bool wrong;
+    const char *text;
+} Contradiction;
+
+static bool check_numbers(const Settings *s, int n_ranks, Error *err) {
+    long long micro = s->batch * s->seq * n_ranks;
+    if (s->batch * s->seq > INT32_MAX) /* the embedding's sort numbers a micro-batch's tokens in 32 bits */
+        return fail(
+            err, EXIT_INPUT,
+            "--batch %lld x --seq %lld = %lld tokens in a micro-batch: expected at most %d; hint: a smaller "
+            "--batch, and --tokens-per-step for the rest",
+            (long long)s->batch, (long long)s->seq, (long long)(s->batch * s->seq), INT32_MAX);
+    if (s->tokens_per_step % micro)
+        return fail(err, EXIT_INPUT,
+                    "--tokens-per-step %lld is not a multiple of --batch %lld x --seq %lld x %d ranks = "
+                    "%lld; nearest: %lld",
+                    (long long)s->tokens_per_step, (long long)s->batch, (long long)s->seq, n_ranks, micro,
+                    (long long)clamp((s->tokens_per_step + micro / 2) / micro, 1, INT64_MAX) * micro);
+    if (s->warmup > s->steps)
+        return fail(err, EXIT_INPUT, "--warmup %lld is longer than the run: --steps %lld",
+                    (long long)s->warmup, (long long)s->steps);
+    return true;
+}
+
+bool flags_check(const Settings *s, int n_ranks, Error *err) {
+    bool no_validation = !settings_has_validation(s);
+    /* clang-format off */
+    const Contradiction rows[] = {
+        {s->resume && !s->out,
+         "--resume needs --out DIR: the folder of the run to go on with"},
+        {s->resume && s->model_only,
+         "--resume and --model-only: a checkpoint without the optimizer cannot be resumed"},
+        {s->resume && s->eval_only,
+         "--resume and --eval-only: give the checkpoint as --model DIR instead"},
+        {s->save_every && flags_was_set(s, "save-every") && !s->out,
+         "--save-every needs --out DIR: there is no folder to save in"},
+        {s->model_only && !s->out,
+         "--model-only needs --out DIR: there is no folder to save in"},
+        {s->keep && !s->out,
+         "--keep needs --out DIR: there is no folder to save in"},
+        {s->keep && !s->save_every && !s->keep_best,
+         "--keep needs --save-every N: only one checkpoint is saved, at the end"},
+        {s->keep_best && !s->out,
+         "--keep-best needs --out DIR: there is no folder to save in"},
+        {s->keep_best && no_validation,
+         "--keep-best needs --val GLOB: --train names token shards, which are not split"},
+        {s->eval_only && no_validation,
+         "--eval-only needs --val GLOB: --train names token shards, which are not split"},
+        {s->eval_every && flags_was_set(s, "eval-every") && no_validation,
+         "--eval-every needs --val GLOB: --train names token shards, which are not split"},
+        {s->out && settings_sample_only(s),
+         "--prompt and --out: sampling from --model writes nothing; hint: --train to train"},
+        {s->prompt && !s->sample_tokens,
+         "--prompt and --sample-tokens 0: nothing would be sampled"},
+        {s->profile && s->out,
+         "--profile and --out: a profile trains for some seconds and keeps nothing"},
+        {s->profile && s->eval_only,
+         "--profile and --eval-only: a profile is of training steps"},
+        {s->device == DEVICE_CPU && s->precision == PRECISION_BF16,
+         "--precision bf16 needs a GPU: the CPU computes in fp32"},
+        {s->eval_only && model_is_descriptor(s->model),
+         "--eval-only needs --model PATH: new weights are random"},
+    };
+    /* clang-format on */
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
+        if (rows[i].wrong) return fail(err, EXIT_INPUT, "%s", rows[i].text);
+    return check_numbers(s, n_ranks, err);
+}
+
+/* ---- JSON ---- */
+
+char *flags_to_json(const Settings *s) {
+    JsonWriter w = {0};
+    json_begin_object(&w, NULL);
+    for (int i = 0; i < flags_count; i++) {
+        const Flag *flag = &flags_table[i];
+        const void *field = (const char *)s + flag->offset;
+        if (!flag_is_listed(flag)) continue;
+        switch (flag->type) {
+        case FLAG_SWITCH:
+            json_write_bool(&w, flag->name, *(const bool *)field);
+            break;
+        case FLAG_INT:
+            json_write_int(&w, flag->name, *(const int64_t *)field);
+            break;
+        case FLAG_REAL:
+            json_write_double(&w, flag->name, *(const double *)field);
+            break;
+        case FLAG_TEXT:
+            json_write_string(&w, flag->name, *(const char *const *)field);
+            break;
+        case FLAG_CHOICE:
+            json_write_string(&w, flag->name, flag->choices[*(const int *)field]);
+            break;
+        }
+    }
+    json_end_object(&w);
+    if (!w.failed) return w.data;
+    json_writer_free(&w);
+    return NULL;
+}
+
+static bool same_value(const JsonValue *saved, const Settings *s, const Flag *flag) {
+    const void *field = (const char *)s + flag->offset;
+    int64_t whole;
+    double real;
+    switch (flag->type) {
+    case FLAG_SWITCH:
+        return saved->type == (*(const bool *)field ? JSON_TRUE : JSON_FALSE);
+    case FLAG_INT:
+        return json_int64(saved, &whole) && whole == *(const int64_t *)field;
+    case FLAG_REAL:
+        return json_double(saved, &real) && real == *(const double *)field;
+    case FLAG_CHOICE:
+        return json_equals(saved, flag->choices[*(const int *)field]);
+    case FLAG_TEXT:
+        break;
+    }
+    const char *text = *(const char *const *)field;
+    return text ? json_equals(saved, text) : saved->type == JSON_NULL;
+}
+
+/* buffer = text, or "..." and its end: paths differ there. */
+static void copy_end(char *buffer, size_t size, const char *text) {
+    const size_t length = strlen(text);
+    if (length < size)
+        snprintf(buffer, size, "%s", text);
+    else
+        snprintf(buffer, size, "...%s", text + length - (size - 4));
+}
+
+static void describe_difference(FlagDifference *d, const Flag *flag, const JsonValue *saved,
+                                const Settings *now) {
+    static const char *const others[] = {[JSON_TRUE] = "on", [JSON_FALSE] = "off", [JSON_NULL] = "nothing"};
+    const bool has_text = saved->type == JSON_STRING || saved->type == JSON_NUMBER;
+    const bool has_word = saved->type == JSON_TRUE || saved->type == JSON_FALSE || saved->type == JSON_NULL;
+    const void *field = (const char *)now + flag->offset;
+    snprintf(d->name, sizeof d->name, "%s", flag->name);
+    copy_end(d->saved, sizeof d->saved, has_text ? saved->text : has_word ? others[saved->type] : "?");
+    if (flag->type == FLAG_SWITCH)
+        snprintf(d->now, sizeof d->now, "%s", *(const bool *)field ? "on" : "off");
+    else if (flag->type == FLAG_TEXT)
+        copy_end(d->now, sizeof d->now,
+                 *(const char *const *)field ? *(const char *const *)field : "nothing");
+    else
+        flags_value_text(now, flag->name, d->now, sizeof d->now);
+}
+
+int flags_differences(const char *saved_json, const Settings *now, FlagDifference *found, int max) {
+    Error unused = {0};
+    Json *json = json_parse(saved_json, strlen(saved_json), "the saved flags", &unused);
+    const JsonValue *root = json ? json_root(json) : NULL;
+    int n = root && root->type == JSON_OBJECT ? 0 : -1;
+    for (int i = 0; i < flags_count && n >= 0; i++) {
+        const Flag *flag = &flags_table[i];
+        const JsonValue *saved = flag->bends ? json_get(root, flag->name) : NULL;
+        if (!saved || same_value(saved, now, flag)) continue;
+        if (n < max) describe_difference(&found[n], flag, saved, now);
+        n++;
+    }
+    json_free(json);
+    return n;
+}

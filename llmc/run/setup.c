@@ -1,0 +1,368 @@
+#include "setup.h"
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+#include "llmc/base/files.h"
+#include "llmc/checkpoint/manifest.h"
+#include "llmc/base/terminal.h"
+
+bool setup_backend(Run *run, Error *err) {
+    const Settings *s = &run->settings;
+    const bool built = ops_cuda_bf16 != NULL, present = cuda_available();
+    const bool use_cuda = s->device == DEVICE_CUDA || (s->device == DEVICE_AUTO && present);
+    if (s->device == DEVICE_CUDA && !built)
+        return fail(err, EXIT_INPUT,
+                    "--device cuda: this program was built for the CPU alone; hint: make train_gpt2cu");
+    if (s->device == DEVICE_CUDA && !present && !s->memory)
+        return fail(err, EXIT_INPUT,
+                    "--device cuda: no CUDA device or no driver found; hint: nvidia-smi, or --device cpu");
+    run->cpu_instead = s->device == DEVICE_AUTO && built && !present;
+    run->ops = !use_cuda ? &ops_cpu : s->precision == PRECISION_FP32 ? ops_cuda_fp32 : ops_cuda_bf16;
+    return true;
+}
+
+/* ---- model size ---- */
+
+static void override_size(GPT2Config *config, const Settings *s) {
+    if (s->layers) config->n_layer = (int)s->layers;
+    if (s->heads) config->n_head = (int)s->heads;
+    if (s->channels) config->n_embd = (int)s->channels;
+}
+
+/* What the flags say of the computation; of a window that they leave open, the model's files. */
+static void config_options(Run *run) {
+    Settings *s = &run->settings;
+    if (flags_was_set(s, "window"))
+        run->config.window = (int)s->window;
+    else
+        s->window = run->config.window;
+    run->config.dropout = (float)s->dropout;
+}
+
+static void config_from_flags(Run *run) {
+    const Settings *s = &run->settings;
+    override_size(&run->config, s);
+    config_options(run);
+    run->config.max_seq_len = (int)s->seq;
+    run->config.vocab_size = run->tokenizer ? tokenizer_vocab_size(run->tokenizer) : GPT2_VOCAB;
+    run->config.padded_vocab_size = gpt2_pad_vocab(run->config.vocab_size);
+}
+
+/* The flags that made the size, for a message: "--channels 100 --heads 3". Returns text. */
+static const char *size_flags(const Settings *s, char *text, size_t size) {
+    const long long channels = s->channels, heads = s->heads;
+    if (channels && heads)
+        snprintf(text, size, "--channels %lld --heads %lld", channels, heads);
+    else if (channels)
+        snprintf(text, size, "--channels %lld", channels);
+    else if (heads)
+        snprintf(text, size, "--heads %lld", heads);
+    else
+        snprintf(text, size, "--model %s", s->model);
+    return text;
+}
+
+/* A size that the flags ask for must be the size that the files have. */
+static bool same_size(const Run *run, const char *path, Error *err) {
+    const Settings *s = &run->settings;
+    GPT2Config asked = run->config;
+    if (flags_was_set(s, "model") && model_is_descriptor(s->model) &&
+        !gpt2_config_from_descriptor(&asked, s->model, err))
+        return false;
+    override_size(&asked, s);
+    if (asked.n_layer == run->config.n_layer && asked.n_head == run->config.n_head &&
+        asked.n_embd == run->config.n_embd)
+        return true;
+    return fail(err, EXIT_INPUT,
+                "the flags ask for %d layers, %d heads, %d channels, %s has %d, %d, %d; hint: %s",
+                asked.n_layer, asked.n_head, asked.n_embd, path, run->config.n_layer, run->config.n_head,
+                run->config.n_embd,
+                run->checkpoint[0] ? "another --out for a new run"
+                                   : "a model's files say its size, leave the flags out");
+}
+
+static bool config_from_path(Run *run, Error *err) {
+    Settings *s = &run->settings;
+    const char *path = run->model_path;
+    if (!checkpoint_read_config(path, &run->config, err))
+        return fail_flag(run->checkpoint[0] ? "resume" : "model", err);
+    if (flags_was_set(s, "seq") && s->seq > run->config.max_seq_len)
+        return fail(err, EXIT_INPUT, "--seq %lld: the model of %s has a context of %d tokens",
+                    (long long)s->seq, path, run->config.max_seq_len);
+    config_options(run);
+    settings_limit_seq(s, run->config.max_seq_len, run->n_ranks);
+    return flags_check(s, run->n_ranks, err) && same_size(run, path, err);
+}
+
+static bool find_checkpoint(Run *run, Error *err) {
+    if (!run->settings.resume) return true;
+    if (checkpoint_find(run->settings.out, run->checkpoint, sizeof run->checkpoint, &run->checkpoint_step,
+                        err))
+        return true;
+    run->checkpoint[0] = 0;
+    return err->exit_code == 0 /* none there: a new run */ || fail_flag("resume", err);
+}
+
+/* Fills run->model_path; it stays empty for a descriptor. */
+static bool find_model(Run *run, Error *err) {
+    const char *model = run->settings.model;
+    GPT2Config named;
+    if (run->checkpoint[0]) {
+        snprintf(run->model_path, sizeof run->model_path, "%s", run->checkpoint);
+        return true;
+    }
+    if (gpt2_config_from_descriptor(&named, model, err)) return true;
+    if (access(model, F_OK) && errno == ENOENT) return false; /* with the names that there are */
+    *err = (Error){0};
+    return checkpoint_model_path(model, run->model_path, sizeof run->model_path, err) ||
+           fail_flag("model", err);
+}
+
+/* A run beside may remove the checkpoint that stands for its folder while this one reads it: true where there is
+ * another now. */
+static bool model_moved(Run *run) {
+    char before[sizeof run->model_path];
+    Error ignored;
+    if (run->checkpoint[0] || !run->model_path[0] || !strcmp(run->model_path, run->settings.model))
+        return false;
+    snprintf(before, sizeof before, "%s", run->model_path);
+    return checkpoint_model_path(run->settings.model, run->model_path, sizeof run->model_path, &ignored) &&
+           strcmp(before, run->model_path) != 0;
+}
+
+static bool size_from_files(Run *run, Error *err) {
+    while (!config_from_path(run, err) || !setup_tokenizer(run, err)) {
+        tokenizer_close(run->tokenizer);
+        run->tokenizer = NULL;
+        if (!model_moved(run)) return false;
+    }
+    return true;
+}
+
+static bool load_model(Run *run, Error *err) {
+    while (!checkpoint_load_weights(run->model_path, &run->model, err))
+        if (!model_moved(run)) return false;
+    return true;
+}
+
+bool setup_model_size(Run *run, Error *err) {
+    char named[80];
+    if (!find_checkpoint(run, err) || !find_model(run, err)) return false;
+    if (run->model_path[0]) return size_from_files(run, err);
+    if (!setup_tokenizer(run, err)) return false;
+    if (!gpt2_config_from_descriptor(&run->config, run->settings.model, err)) return false;
+    config_from_flags(run);
+    return gpt2_config_check(&run->config, size_flags(&run->settings, named, sizeof named), err);
+}
+
+int64_t setup_model_step(const Run *run) {
+    Manifest manifest;
+    Error ignored;
+    if (!run->model_path[0] || !manifest_read(&manifest, run->model_path, &ignored)) return 0;
+    const int64_t step = manifest.state.step;
+    manifest_free(&manifest);
+    return step;
+}
+
+bool setup_is_finished(const Run *run) {
+    return run->checkpoint[0] && run->checkpoint_step >= run->settings.steps;
+}
+
+SaveOptions setup_save_options(const Run *run) {
+    const Settings *s = &run->settings;
+    return (SaveOptions){.keep = s->keep, .keep_best = s->keep_best, .model_only = s->model_only};
+}
+
+/* ---- memory and model ---- */
+
+const char *setup_model_name(const Run *run) {
+    return run->model_path[0] ? run->model_path : run->settings.model;
+}
+
+static GPT2Options model_options(const Run *run) {
+    const Settings *s = &run->settings;
+    const bool sample_only = settings_sample_only(s);
+    return (GPT2Options){
+        .B = sample_only ? 1 : (int)s->batch,
+        .T = sample_only ? 1 : (int)s->seq,
+        .recompute = s->recompute,
+        .attention = s->attention,
+        .training = !s->eval_only && !sample_only,
+        .dropout_seed = (uint64_t)s->seed,
+        .graph = s->graph == GRAPH_ON && !s->profile,
+    };
+}
+
+/* 256 MiB are left for kernels and library code that the driver loads on first use. */
+static size_t budget(size_t free_bytes) {
+    const size_t reserve = (size_t)256 << 20;
+    return free_bytes > reserve ? free_bytes - reserve : 0;
+}
+
+void setup_print_device(const Run *run) {
+    const bool known =
+        run->ops == &ops_cpu || cuda_available(); /* --memory plans for a card that is elsewhere, too */
+    console_row(stdout, "device", "%s: %s", run->ops->name,
+                known ? run->ops->device_name() : "none on this machine");
+    if (run->cpu_instead)
+        print_line(stdout, "note: no CUDA device or no driver found: the CPU computes; hint: nvidia-smi");
+}
+
+void setup_print_model(const Run *run) {
+    const GPT2Config *c = &run->config;
+    Tensor tensors[N_TENSORS];
+    char parameters[FORMAT_NUMBER];
+    console_row(stdout, "model",
+                "%s: %d layers, %d heads, %d channels, context %d, vocabulary %d (padded %d), %s parameters",
+                setup_model_name(run), c->n_layer, c->n_head, c->n_embd, c->max_seq_len, c->vocab_size,
+                c->padded_vocab_size, format_count(parameters, (double)gpt2_tensors(tensors, c)));
+    setup_print_tokenizer(run);
+}
+
+void setup_print_memory(const Run *run) {
+    GPT2Options options = model_options(run);
+    MemoryPlan plan;
+    size_t free_bytes = 0, total_bytes = 0;
+    gpt2_memory_plan(&plan, run->ops, &run->config, &options);
+    int largest = -1;
+    if (run->ops == &ops_cpu || cuda_available()) {
+        run->ops->memory_info(&free_bytes, &total_bytes);
+        if (run->free_at_start)
+            free_bytes = run->free_at_start; /* the model is open: what it had to fit in */
+        largest = gpt2_largest_batch(run->ops, &run->config, &options, budget(free_bytes));
+    }
+    console_memory(stdout, &plan, run->settings.memory, free_bytes, total_bytes, largest);
+}
+
+static bool fits(const Run *run, GPT2Options options, int B, int T, Recompute recompute) {
+    GPT2Config config = run->config;
+    MemoryPlan plan;
+    options.B = B;
+    options.T = T;
+    options.recompute = recompute;
+    if (!run->model_path[0]) config.max_seq_len = T; /* a new model's positions are as many as --seq says */
+    gpt2_memory_plan(&plan, run->ops, &config, &options);
+    return plan.total_bytes <= budget(run->free_at_start);
+}
+
+/* The largest --batch that fits and of which a --tokens-per-step that was given is a multiple; 0: none. */
+static int fitting_batch(const Run *run, const GPT2Options *options) {
+    const Settings *s = &run->settings;
+    int B = gpt2_largest_batch(run->ops, &run->config, options, budget(run->free_at_start));
+    if (flags_was_set(s, "tokens-per-step") && s->tokens_per_step > 0)
+        while (B > 1 && s->tokens_per_step % (B * s->seq)) B--;
+    return B;
+}
+
+/* What would make room for a plan that does not fit; only what the run can follow, and what is enough. */
+static void room_hint(const Run *run, const GPT2Options *o, char *text, size_t size) {
+    const Recompute block = RECOMPUTE_BLOCK;
+    const bool sample_only = settings_sample_only(&run->settings),
+               can_recompute = o->training && o->recompute < block;
+    const int batch = fitting_batch(run, o);
+    if (batch && !sample_only)
+        snprintf(text, size, "; hint: --batch %d fits%s", batch,
+                 can_recompute && fits(run, *o, o->B, o->T, block) ? ", or --recompute block" : "");
+    else if (can_recompute && fits(run, *o, 1, o->T, block))
+        snprintf(text, size, "; even --batch 1 does not fit; hint: --batch 1 --recompute block");
+    else if (!sample_only && fits(run, *o, 1, 1, can_recompute ? block : o->recompute))
+        snprintf(text, size, "; even --batch 1 does not fit; hint: a shorter --seq%s",
+                 can_recompute ? " and --recompute block" : "");
+    else if (!run->model_path[0])
+        snprintf(text, size,
+                 "; not even one token fits; hint: a smaller model (--model, --layers, --channels)");
+    else
+        snprintf(text, size, "; not even one token fits%s",
+                 run->ops == &ops_cpu ? "" : " beside the weights; hint: --device cpu");
+}
+
+/* A plan that does not fit stops here, before anything is allocated. */
+static bool check_memory(Run *run, Error *err) {
+    const GPT2Options options = model_options(run);
+    const double GiB = 1073741824.0;
+    MemoryPlan plan;
+    size_t total_bytes;
+    char hint[120], what[64];
+    run->ops->memory_info(&run->free_at_start, &total_bytes);
+    run->free_at_start += run->ops->fixed_bytes(); /* open() took these, and the plan counts them */
+    gpt2_memory_plan(&plan, run->ops, &run->config, &options);
+    run->planned_bytes = plan.total_bytes;
+    if (plan.total_bytes <= budget(run->free_at_start)) return true;
+    room_hint(run, &options, hint, sizeof hint);
+    snprintf(what, sizeof what, "--batch %d --seq %d", options.B, options.T);
+    return fail(err, EXIT_RUN, "%s needs %.2f GiB, %.2f GiB are free%s",
+                settings_sample_only(&run->settings) ? setup_model_name(run) : what,
+                (double)plan.total_bytes / GiB, (double)run->free_at_start / GiB, hint);
+}
+
+bool setup_device(Run *run, Error *err) {
+    return run->ops->open(err) && check_memory(run, err);
+}
+
+/* Names what changed since the checkpoint was written; the run goes on with the new values. */
+static void name_differences(const Run *run, const char *saved_flags) {
+    FlagDifference found[16];
+    int n = saved_flags ? flags_differences(saved_flags, &run->settings, found, 16) : 0;
+    for (int i = 0; i < n && i < 16; i++)
+        print_line(stdout, "note: --%s was %s in the checkpoint, the run goes on with %s", found[i].name,
+                   found[i].saved, found[i].now);
+}
+
+static bool resume(Run *run, Error *err) {
+    if (!directory_has(run->checkpoint, "config.json")) { /* it was aside and is back in its place */
+        if (!find_checkpoint(run, err)) return false;
+        snprintf(run->model_path, sizeof run->model_path, "%s", run->checkpoint);
+    }
+    if (!checkpoint_resume(run->checkpoint, &run->model, &run->resumed, err)) return false;
+    dataloader_seek(run->train, run->resumed.data_position);
+    run->model.step = run->resumed.step;
+    name_differences(run, run->resumed.flags);
+    free((char *)run->resumed.flags);
+    run->resumed.flags = NULL;
+    return true;
+}
+
+/* The process's resident memory: on the CPU other programs make the free memory of the machine useless as a
+ * measure. */
+static size_t resident_bytes(void) {
+    size_t pages = 0;
+    FILE *file = fopen("/proc/self/statm", "r");
+    if (!file) return 0;
+    if (fscanf(file, "%*u %zu", &pages) != 1) pages = 0;
+    fclose(file);
+    return pages * (size_t)sysconf(_SC_PAGESIZE);
+}
+
+bool setup_model(Run *run, Error *err) {
+    const GPT2Options options = model_options(run);
+    if (!check_memory(run, err)) return false; /* again: a text lies in the host's memory now */
+    run->resident_at_start = resident_bytes();
+    if (!gpt2_open(&run->model, run->ops, &run->config, &options, err)) return false;
+    if (run->checkpoint[0] && options.training) return resume(run, err);
+    if (run->model_path[0]) {
+        if (options.training) gpt2_reset_optimizer(&run->model);
+        return load_model(run, err);
+    }
+    gpt2_init(&run->model, (uint64_t)run->settings.seed);
+    return true;
+}
+
+static size_t difference(size_t more, size_t less) {
+    return more > less ? more - less : 0;
+}
+
+size_t setup_memory_in_use(const Run *run) {
+    size_t free_bytes, total_bytes;
+    if (run->ops == &ops_cpu) return difference(resident_bytes(), run->resident_at_start);
+    run->ops->memory_info(&free_bytes, &total_bytes);
+    return difference(run->free_at_start, free_bytes);
+}
+
+void setup_close(Run *run) {
+    dataloader_close(run->train);
+    dataloader_close(run->val);
+    if (run->model.ops) gpt2_close(&run->model);
+    tokenizer_close(run->tokenizer);
+}

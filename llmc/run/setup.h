@@ -1,0 +1,88 @@
+/* From settings to everything that a run needs, in the order in which mistakes are cheapest to find: backend,
+ * output folder, tokenizer, model size, device and memory plan, data, weights. */
+#pragma once
+#include "llmc/checkpoint/checkpoint.h"
+#include "console.h"
+#include "llmc/data/dataloader.h"
+#include "flags.h"
+#include "llmc/model/gpt2.h"
+#include "llmc/tokenizer/tokenizer.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+enum { GPT2_VOCAB = 50257 }; /* of shards that come without a tokenizer */
+
+/* --out, held open and locked while the run lasts. */
+typedef struct Output {
+    int folder, lock; /* descriptors */
+    bool alone;       /* false where the file system has no locks */
+} Output;
+
+typedef struct Run {
+    Settings settings;
+    const Ops *ops;
+    Tokenizer *tokenizer;         /* NULL: samples are token ids, and text is refused */
+    const char *tokenizer_origin; /* how it was chosen, for the header */
+    char no_tokenizer[1000];      /* where there is none: which file is missing */
+    GPT2Config config;
+    GPT2 model;
+    DataLoader *train, *val;  /* NULL where the run needs none */
+    char checkpoint[1024];    /* what --resume found; "" for a new run */
+    int64_t checkpoint_step;  /* of that */
+    char model_path[1024];    /* files of the model: --model's, or checkpoint; "" for a new model */
+    TrainerState resumed;     /* where the run goes on; zero for a new run */
+    size_t planned_bytes;     /* total of the memory plan */
+    size_t free_at_start;     /* bytes free on the device before the model was opened */
+    size_t resident_at_start; /* on the CPU: of the process, then */
+    bool output_locked;       /* run.lock in --out is ours: output is open */
+    Output output;
+    bool cpu_instead; /* --device auto found no card, though the program could use one */
+    int rank, n_ranks;
+} Run;
+
+/* Backend of --device and --precision; on --device auto the GPU where there is one. */
+bool setup_backend(Run *run, Error *err);
+/* Refuses an --out that another run has, or had without --resume; makes nothing. */
+bool setup_check_output(Run *run, Error *err);
+/* --resume finds the newest whole checkpoint under --out; then tokenizer and model size, from flags or
+ * checkpoint. */
+bool setup_model_size(Run *run, Error *err);
+/* Chooses and opens the tokenizer, and holds it to the model's vocabulary. */
+bool setup_tokenizer(Run *run, Error *err);
+/* Opens the device; a memory plan that does not fit it is refused before anything is read or allocated. */
+bool setup_device(Run *run, Error *err);
+/* Opens and checks the files of --train and --val; nothing for sampling. */
+bool setup_data(Run *run, Error *err);
+/* Makes --out, shows that it can be written and has room for a checkpoint, before any time is spent on training;
+ * removes what dead saves left there. */
+bool setup_output(Run *run, Error *err);
+/* Before each save: the folder may have been moved, removed or unmounted meanwhile. It is then made anew, said on
+ * stderr, *moved. */
+bool setup_follow_output(Run *run, bool *moved, Error *err);
+/* What the flags say of saving. */
+SaveOptions setup_save_options(const Run *run);
+/* True where --resume found a checkpoint that has all of --steps. */
+bool setup_is_finished(const Run *run);
+/* Opens the model, loads or initialises the weights, restores the run's place. */
+bool setup_model(Run *run, Error *err);
+/* The files that the model comes from, or the name of its size. */
+const char *setup_model_name(const Run *run);
+/* Optimizer steps that the files of --model have behind them, as they say; 0 where they do not. */
+int64_t setup_model_step(const Run *run);
+/* One row for device and precision; a note where the CPU stands in for a card. */
+void setup_print_device(const Run *run);
+/* One row for the model's size, one for its tokenizer. */
+void setup_print_model(const Run *run);
+void setup_print_tokenizer(const Run *run);
+/* --memory: prints the plan tensor by tensor; allocates nothing. */
+void setup_print_memory(const Run *run);
+/* Bytes that the run takes on the device, measured; to compare with the plan. */
+size_t setup_memory_in_use(const Run *run);
+/* Closes what is open; fine after any of the steps above. */
+void setup_close(Run *run);
+
+#ifdef __cplusplus
+}
+#endif

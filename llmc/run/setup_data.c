@@ -1,0 +1,115 @@
+/* What a run reads: the files of --train and --val. */
+#include "setup.h"
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+#include "llmc/checkpoint/manifest.h"
+#include "llmc/base/terminal.h"
+
+/* --train as the flags of the checkpoint `path` have it, into text; false where they do not, or it is longer. */
+static bool recorded_data(const char *path, char *text, size_t size) {
+    Manifest manifest;
+    Error ignored;
+    if (!path[0] || !manifest_read(&manifest, path, &ignored)) return false;
+    const JsonValue *train = json_get(json_get(json_root(manifest.json), "flags"), "train");
+    const bool known =
+        train && train->type == JSON_STRING && snprintf(text, size, "%s", train->text) < (int)size;
+    manifest_free(&manifest);
+    return known;
+}
+
+/* No --train, and its default is not there: says what the user left out, first of all of --resume. */
+static bool fail_no_data(const Run *run, Error *err) {
+    const Settings *s = &run->settings;
+    char trained_on[256];
+    if (s->resume && !run->checkpoint[0])
+        return fail(
+            err, EXIT_INPUT,
+            "--resume: --out %s holds no checkpoint, and a new run has nothing to train on: %s is not "
+            "there; hint: another --out, or --train FILE",
+            s->out, s->train);
+    if (recorded_data(run->checkpoint, trained_on, sizeof trained_on))
+        return fail(
+            err, EXIT_INPUT,
+            "--train is missing: %s trained on '%s', and the default, %s, is not there; hint: --train '%s'",
+            run->checkpoint, trained_on, s->train, trained_on);
+    return fail(
+        err, EXIT_INPUT,
+        "--train is missing, and the default, %s, is not there; hint: --train FILE, or make default-text",
+        s->train);
+}
+
+typedef enum Purpose { TRAINING, VALIDATION } Purpose;
+
+/* The files of --train, or of --val; without --val a part of --train's validates. */
+static DataLoader *open_data(const Run *run, Purpose purpose, Error *err) {
+    const Settings *s = &run->settings;
+    const bool training = purpose == TRAINING, own_val = !training && s->val;
+    const int part = training ? SPLIT_TRAIN : SPLIT_VAL;
+    DataOptions options = {
+        .pattern = own_val ? s->val : s->train,
+        .tokenizer = run->tokenizer,
+        .no_tokenizer = run->no_tokenizer,
+        .vocab_size = run->config.vocab_size,
+        .B = (int)s->batch,
+        .T = (int)s->seq,
+        .rank = training ? run->rank : 0,
+        .n_ranks = training ? run->n_ranks : 1,
+        .shuffle = training,
+        .seed = (uint64_t)s->seed,
+        .split = s->val || pattern_is_shards(s->train) ? SPLIT_ALL : part,
+    };
+    DataLoader *loader = dataloader_open(&options, err);
+    if (loader) return loader;
+    if (!own_val && !flags_was_set(s, "train") && access(s->train, F_OK))
+        fail_no_data(run, err);
+    else
+        fail_flag(own_val ? "val" : "train", err);
+    return NULL;
+}
+
+/* The default --eval-batches reads a short validation text once, not over and over. */
+static void limit_eval_batches(Run *run) {
+    Settings *s = &run->settings;
+    const int64_t windows = (dataloader_n_tokens(run->val) - 1) / s->seq,
+                  batches = (windows + s->batch - 1) / s->batch;
+    if (!flags_was_set(s, "eval-batches") && s->eval_batches > batches) s->eval_batches = batches;
+}
+
+static bool same_file(const char *a, const char *b) {
+    struct stat info_a, info_b;
+    return stat(a, &info_a) == 0 && stat(b, &info_b) == 0 && info_a.st_dev == info_b.st_dev &&
+           info_a.st_ino == info_b.st_ino;
+}
+
+static bool is_trained_on(const Run *run, const char *file) {
+    for (int i = 0; i < dataloader_n_files(run->train); i++)
+        if (same_file(file, dataloader_file(run->train, i))) return true;
+    return false;
+}
+
+/* A wide pattern for --train takes the validation shard in. */
+static void name_shared_file(const Run *run) {
+    for (int i = 0; i < dataloader_n_files(run->val); i++) {
+        const char *file = dataloader_file(run->val, i);
+        if (!is_trained_on(run, file)) continue;
+        print_line(stdout,
+                   "note: %s of --val is among the files of --train, too: its loss is of what was trained on",
+                   file);
+        return;
+    }
+}
+
+bool setup_data(Run *run, Error *err) {
+    const Settings *s = &run->settings;
+    if (settings_sample_only(s)) return true;
+    const int32_t *tokens, *targets;
+    if (!s->eval_only && !(run->train = open_data(run, TRAINING, err))) return false;
+    if (!settings_has_validation(s)) return true;
+    if (!(run->val = open_data(run, VALIDATION, err))) return false;
+    if (s->val && run->train) name_shared_file(run);
+    limit_eval_batches(run);
+    /* Bad validation data ends the run now, not after hours. */
+    return dataloader_next(run->val, &tokens, &targets, err) || fail_flag(s->val ? "val" : "train", err);
+}

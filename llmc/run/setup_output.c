@@ -1,0 +1,160 @@
+/* The folder of --out: whose it is, its lock, its room, and whether it is still there. */
+#include <errno.h>
+#include <fcntl.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+#include "llmc/base/files.h"
+#include "llmc/checkpoint/manifest.h"
+#include "setup.h"
+
+enum { OUT_MAX = 960 }; /* bytes of --out: Run.checkpoint and the log add a name to it in 1024 */
+
+/* ---- whose folder it is ---- */
+static bool refuse_checkpoints(const char *out, int exit_code, const char *what, const char *hint,
+                               Error *err) {
+    static const char *const prefixes[] = {"step_", ".old-step_"};
+    bool ok = true;
+    for (int i = 0; ok && i < 2; i++) {
+        char **names = NULL;
+        int n = 0;
+        if (!directory_list(out, prefixes[i], &names, &n, err)) return fail_flag("out", err);
+        if (n) ok = fail(err, exit_code, "--out %s: %s (%s)%s", out, what, names[0], hint);
+        names_free(names, n);
+    }
+    return ok;
+}
+
+/* A new run beside the checkpoints of another would leave --resume to guess which to go on with. */
+static bool refuse_used_output(const Settings *s, Error *err) {
+    if (s->resume) return true;
+    return refuse_checkpoints(s->out, EXIT_INPUT, "holds checkpoints of another run",
+                              "; hint: --resume goes on with it, or another folder", err);
+}
+
+/* A checkpoint's own folder is no place for a run: what is in it would be taken for the run's, and the other way
+ * round. */
+static bool refuse_checkpoint_itself(const char *out, Error *err) {
+    const bool is_one = directory_has(out, MANIFEST_NAME) ||
+                        (directory_has(out, "config.json") && directory_has(out, "model.safetensors"));
+    return !is_one ||
+           fail(err, EXIT_INPUT,
+                "--out %s: is a checkpoint itself, not a run's folder; hint: --out %s/.. goes on with "
+                "its run, --model %s begins another one from it",
+                out, out, out);
+}
+
+/* ---- the lock ---- */
+/* run.lock of the open folder; -1 with err, or without one where it is not there and not to be made. */
+static int open_lock(int folder, const char *out, int make, Error *err) {
+    struct stat info;
+    *err = (Error){0};
+    const int fd = openat(folder, "run.lock", O_RDWR | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK | make, 0666);
+    if (fd < 0 && !make && errno == ENOENT) return -1;
+    if (fd >= 0 && fstat(fd, &info) == 0 && S_ISREG(info.st_mode)) return fd;
+    if (fd >= 0 || errno == ELOOP)
+        fail(err, EXIT_INPUT,
+             "--out: %s/run.lock: expected a file, found a symbolic link or a device, through which nothing "
+             "is "
+             "written; hint: remove it, or another --out",
+             out);
+    else
+        fail(err, errno == ENOSPC || errno == EIO ? EXIT_RUN : EXIT_INPUT,
+             "--out: cannot write %s/run.lock: %s", out, strerror(errno));
+    if (fd >= 0) close(fd);
+    return -1;
+}
+
+static void release_output(Run *run) {
+    if (run->output_locked) close(run->output.lock);
+    if (run->output_locked) close(run->output.folder);
+    run->output_locked = false;
+}
+
+/* Two runs in one folder would mix their checkpoints and logs. The lock goes with the process, however it ends.
+ * make: O_CREAT, or 0: a folder that has no run.lock stays as it is. */
+static bool lock_output(Run *run, int make, Error *err) {
+    const char *out = run->settings.out;
+    Output output = {.folder = -1, .lock = -1, .alone = true};
+    if (run->output_locked) return true;
+    output.folder = directory_open(out, err);
+    if (output.folder < 0) return fail_flag("out", err);
+    output.lock = open_lock(output.folder, out, make, err);
+    if (output.lock >= 0 && flock(output.lock, LOCK_EX | LOCK_NB)) {
+        output.alone = false; /* the file system may have no locks: go on */
+        if (errno == EWOULDBLOCK)
+            fail(err, EXIT_INPUT,
+                 "--out %s: another run is writing there; hint: another folder, or wait for it", out);
+    }
+    if (output.lock >= 0 && err->exit_code == 0) {
+        run->output = output;
+        return run->output_locked = true;
+    }
+    if (output.lock >= 0) close(output.lock);
+    close(output.folder);
+    return err->exit_code == 0;
+}
+
+bool setup_check_output(Run *run, Error *err) {
+    const Settings *s = &run->settings;
+    struct stat info;
+    if (!s->out || s->memory) return true;
+    if (strlen(s->out) >= OUT_MAX)
+        return fail(err, EXIT_INPUT, "--out: the path is longer than %d bytes", OUT_MAX);
+    if (stat(s->out, &info) && errno == ENOENT) return true;
+    return refuse_checkpoint_itself(s->out, err) && (s->eval_only || refuse_used_output(s, err)) &&
+           lock_output(run, 0, err);
+}
+
+/* ---- ready to be written ---- */
+/* Whatever a dead save left goes now: the lock says that no living one is at it. */
+static void clean_output(const Run *run) {
+    Error note;
+    if (run->output.alone) {
+        checkpoint_clean(run->settings.out);
+        return;
+    }
+    fail(&note, EXIT_RUN,
+         "--out %s: its file system has no locks: nothing keeps a second run out, and leftovers of dead "
+         "saves stay",
+         run->settings.out);
+    warn(&note);
+}
+
+bool setup_output(Run *run, Error *err) {
+    const Settings *s = &run->settings;
+    const SaveOptions options = setup_save_options(run);
+    if (!s->out) return true;
+    if (!directory_make(s->out, err)) return fail_flag("out", err);
+    if (!lock_output(run, O_CREAT, err)) return false;
+    if (s->eval_only) return true; /* a line of its log is all that is written */
+    clean_output(run);
+    return setup_is_finished(run) || checkpoint_check_room(s->out, &run->config, &options, err);
+}
+
+/* ---- while the run goes on ---- */
+static bool stands(const Run *run) {
+    struct stat held, named;
+    return run->output_locked && fstat(run->output.folder, &held) == 0 &&
+           stat(run->settings.out, &named) == 0 && held.st_dev == named.st_dev && held.st_ino == named.st_ino;
+}
+
+bool setup_follow_output(Run *run, bool *moved, Error *err) {
+    const char *out = run->settings.out;
+    Error note;
+    *moved = false;
+    if (stands(run)) return true;
+    release_output(run);
+    if (!directory_make(out, err) ||
+        !refuse_checkpoints(out, EXIT_RUN,
+                            "the folder that the run began in is gone (moved, removed or unmounted), the one "
+                            "of its name holds other checkpoints",
+                            "", err) ||
+        !lock_output(run, O_CREAT, err))
+        return false;
+    fail(&note, EXIT_RUN,
+         "--out %s: the folder is gone (moved, removed or unmounted); the run goes on in a new one", out);
+    warn(&note);
+    return *moved = true;
+}

@@ -1,0 +1,137 @@
+/* How text becomes tokens in a run. Text is encoded only by the model's own tokenizer or by the one that --tokenizer
+ * names; for a new model on text bytes are the tokens. Token shards need none; the one that the data scripts write
+ * beside them shows samples as text. Nothing depends on the working directory. */
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+#include "llmc/base/files.h"
+#include "setup.h"
+#include "llmc/data/token_stream.h"
+
+static const char *const beside_name = "gpt2_tokenizer.bin"; /* as llm.c and the scripts of data/ name it */
+
+/* The origins that a reader of the header sees. */
+static const char *const by_flag = "--tokenizer", *const by_model = "the model's own",
+                         *const by_data = "beside the shards", *const by_default = "the default for text";
+
+static bool open_tokenizer(Run *run, const char *spec, const char *origin, Error *err) {
+    run->tokenizer = tokenizer_open(spec, err);
+    run->tokenizer_origin = origin;
+    return run->tokenizer != NULL;
+}
+
+/* The part of a path before its last slash; "." where there is none. */
+static void folder_of(const char *path, char folder[PATH_MAX]) {
+    const char *slash = strrchr(path, '/');
+    if (!slash)
+        snprintf(folder, PATH_MAX, ".");
+    else
+        snprintf(folder, PATH_MAX, "%.*s", slash == path ? 1 : (int)(slash - path), path);
+}
+
+/* Opens FOLDER/gpt2_tokenizer.bin where it is there and its ids are as many as the model's; *found says that it is there. */
+static bool open_beside(Run *run, const char *folder, int vocab_size, const char *origin, bool *found,
+                        Error *err) {
+    char path[PATH_MAX];
+    struct stat info;
+    if (!path_join(path, folder, beside_name, err)) return false;
+    *found = lstat(path, &info) == 0;
+    if (!*found) return true;
+    if (!open_tokenizer(run, path, origin, err)) return false;
+    const int n = tokenizer_vocab_size(run->tokenizer);
+    if (n == vocab_size) return true;
+    snprintf(run->no_tokenizer, sizeof run->no_tokenizer, "%.800s has %d tokens, the model %d", path, n,
+             vocab_size);
+    tokenizer_close(run->tokenizer);
+    run->tokenizer = NULL;
+    return true;
+}
+
+/* The tokenizer in the model's folder; beside an llm.c .bin. None is no failure here: shards need none. */
+static bool open_models_own(Run *run, Error *err) {
+    const char *path = run->model_path, *flag = run->checkpoint[0] ? "resume" : "model";
+    char folder[PATH_MAX];
+    struct stat info;
+    bool found;
+    if (stat(path, &info) == 0 && S_ISDIR(info.st_mode)) {
+        if (tokenizer_is_in(path)) return open_tokenizer(run, path, by_model, err) || fail_flag(flag, err);
+        if (!directory_has(path, "config.json")) /* a run beside removed it meanwhile */
+            return fail(err, EXIT_INPUT, "--%s: %s: there no more", flag, path);
+        snprintf(run->no_tokenizer, sizeof run->no_tokenizer,
+                 "%.800s has no tokenizer.bin, tokenizer.json, or vocab.json and merges.txt", path);
+        return true;
+    }
+    folder_of(path, folder);
+    if (!open_beside(run, folder, run->config.vocab_size, by_model, &found, err)) return fail_flag(flag, err);
+    if (!found)
+        snprintf(run->no_tokenizer, sizeof run->no_tokenizer, "%.800s has none, and there is no %s beside it",
+                 path, beside_name);
+    return true;
+}
+
+/* The tokenizer in the shards' folder, or in the folder above, where the data scripts write it. */
+static bool open_beside_shards(Run *run, const char *shard, Error *err) {
+    const int vocab_size = run->model_path[0] ? run->config.vocab_size : GPT2_VOCAB;
+    char folder[PATH_MAX], above[PATH_MAX];
+    bool found;
+    folder_of(shard, folder);
+    if (!path_join(above, folder, "..", err)) return fail_flag("train", err);
+    if (!open_beside(run, folder, vocab_size, by_data, &found, err)) return fail_flag("train", err);
+    if (!found && !open_beside(run, above, vocab_size, by_data, &found, err)) return fail_flag("train", err);
+    if (!found && !run->model_path[0])
+        snprintf(run->no_tokenizer, sizeof run->no_tokenizer, "there is no %s in %.800s or above it",
+                 beside_name, folder);
+    return true;
+}
+
+/* --tokenizer's; of a folder where the data scripts wrote one, theirs. */
+static bool open_named(Run *run, Error *err) {
+    const char *spec = run->settings.tokenizer;
+    char path[PATH_MAX];
+    struct stat info;
+    const bool is_folder = stat(spec, &info) == 0 && S_ISDIR(info.st_mode);
+    if (is_folder && !tokenizer_is_in(spec) && directory_has(spec, beside_name))
+        return path_join(path, spec, beside_name, err) && open_tokenizer(run, path, by_flag, err);
+    return open_tokenizer(run, spec, by_flag, err);
+}
+
+static bool find_tokenizer(Run *run, Error *err) {
+    const Settings *s = &run->settings;
+    char first[PATH_MAX];
+    if (s->tokenizer) return open_named(run, err) || fail_flag("tokenizer", err);
+    if (run->model_path[0] && !open_models_own(run, err)) return false;
+    if (run->tokenizer || settings_sample_only(s)) return true;
+    const bool found = token_stream_first_file(s->train, first);
+    if (found ? shard_is_meant(first) : pattern_is_shards(s->train))
+        return !found || open_beside_shards(run, first, err);
+    return run->model_path[0] || open_tokenizer(run, "bytes", by_default, err);
+}
+
+/* Ids past the tokenizer's are served only where the model's own files have them: a table that was rounded up. */
+static bool check_size(const Run *run, Error *err) {
+    if (!run->tokenizer || !run->model_path[0]) return true;
+    const int n = tokenizer_vocab_size(run->tokenizer), n_model = run->config.vocab_size;
+    if (n == n_model || (run->tokenizer_origin == by_model && n < n_model)) return true;
+    return fail(err, EXIT_INPUT,
+                "the tokenizer %s has %d tokens, the model of %s %d: their ids cannot be the same",
+                tokenizer_source(run->tokenizer), n, run->model_path, n_model);
+}
+
+bool setup_tokenizer(Run *run, Error *err) {
+    const Settings *s = &run->settings;
+    if (!find_tokenizer(run, err) || !check_size(run, err)) return false;
+    if (run->tokenizer || !s->prompt || !*s->prompt) return true;
+    return fail(err, EXIT_INPUT, "--prompt: there is no tokenizer to encode it: %s; hint: --tokenizer %s",
+                run->no_tokenizer, run->config.vocab_size == 256 ? "bytes" : "PATH");
+}
+
+void setup_print_tokenizer(const Run *run) {
+    const Tokenizer *tokenizer = run->tokenizer;
+    if (!tokenizer)
+        console_row(stdout, "tokenizer", "none: samples are token ids; %s", run->no_tokenizer);
+    else if (strcmp(tokenizer_source(tokenizer), "bytes") == 0)
+        console_row(stdout, "tokenizer", "bytes (256 tokens), %s", run->tokenizer_origin);
+    else
+        console_row(stdout, "tokenizer", "%s, %s: %s", tokenizer_name(tokenizer), run->tokenizer_origin,
+                    tokenizer_source(tokenizer));
+}

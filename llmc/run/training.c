@@ -1,0 +1,185 @@
+#include "training.h"
+#include <stdio.h>
+#include <string.h>
+#include "schedule.h"
+#include "stop.h"
+
+const char *training_what_stands(const Training *t, char *text, size_t size) {
+    snprintf(text, size,
+             t->saving.last_saved < 0 ? "nothing was saved before"
+                                      : "earlier checkpoints stand, up to step %lld",
+             (long long)t->saving.last_saved);
+    return text;
+}
+
+/* Before the first step ends, where that takes a while: what one micro-step of it says of the run. */
+static void estimate_run(Training *t, int64_t n_micro, double seconds) {
+    const double step = seconds * (double)n_micro;
+    const int64_t steps = t->run->settings.steps - t->state.step;
+    char left[FORMAT_NUMBER];
+    if (step < 1) return;
+    console_note(&t->console, "a micro-step takes %.2f s: about %.1f s a step, %s for the run", seconds, step,
+                 format_duration(left, step * (double)steps));
+    stop_expect(t->run->ops->runs_ahead ? STOP_IN_QUEUE : STOP_IN_STEP, stop_clock() + step - seconds);
+}
+
+static void set_probe(Probe *probe, const int32_t *tokens, const int32_t *targets, int64_t n) {
+    probe->n = n < PROBE_TOKENS ? (int)n : PROBE_TOKENS;
+    memcpy(probe->tokens, tokens, (size_t)probe->n * sizeof *tokens);
+    memcpy(probe->targets, targets, (size_t)probe->n * sizeof *targets);
+}
+
+/* The micro-steps of a step, or those of them that come before a stop. */
+static bool feed(Training *t, int64_t step, Error *err) {
+    const Settings *s = &t->run->settings;
+    const Ops *ops = t->run->ops;
+    const int64_t n_micro = s->tokens_per_step / (s->batch * s->seq * t->run->n_ranks);
+    const bool first = t->state.step == t->run->resumed.step;
+    gpt2_begin_step(&t->run->model);
+    for (int64_t i = 0; i < n_micro && !stop_now(); i++) {
+        const int32_t *tokens, *targets;
+        const bool timed = first && n_micro > 1 && i == ops->runs_ahead; /* a device warms up in the first */
+        if (t->result_read == 0) /* until the first step is done; then there is the bar */
+            console_status(&t->console, "first step: micro-step %lld of %lld", (long long)i + 1,
+                           (long long)n_micro);
+        if (s->overfit) dataloader_seek(t->run->train, 0);
+        if (!dataloader_next(t->run->train, &tokens, &targets, err)) return false;
+        if (timed) ops->synchronize();
+        const double begun = stop_clock();
+        gpt2_micro_step(&t->run->model, tokens, targets, (int)s->batch, (int)s->seq, 1.0f / (float)n_micro);
+        if (timed) ops->synchronize();
+        if (timed && !stop_now()) estimate_run(t, n_micro, stop_clock() - begun);
+        if (i == 0) set_probe(&t->fed[step % 2], tokens, targets, s->seq);
+    }
+    return true;
+}
+
+/* What may help against NaN: where no step went well, the weights were bad from the start. */
+static void divergence_hint(const Training *t, char *text, size_t size) {
+    const Run *run = t->run;
+    const char *precision = run->ops->dtype == DTYPE_BF16 ? ", --precision fp32" : "";
+    if (t->good.n || !run->model_path[0])
+        snprintf(text, size, "a lower --lr, a longer --warmup%s", precision);
+    else if (run->checkpoint[0])
+        snprintf(text, size, "with %s out of the way --resume goes on from the checkpoint before it",
+                 run->checkpoint);
+    else
+        snprintf(text, size, "see whether the weights of %s are whole%s", run->model_path, precision);
+}
+
+/* A NaN or inf never reached the weights (ops.h, StepStats); here it is reported, and too many in a row end
+ * the run. */
+static bool check_step(Training *t, int64_t step, const StepStats *stats, Error *err) {
+    char stands[80], hint[1200];
+    t->bad_in_a_row = stats->bad ? t->bad_in_a_row + 1 : 0;
+    if (!stats->bad) {
+        t->good = t->fed[step % 2];
+        return true;
+    }
+    console_note(&t->console, "step %lld: loss %g, gradient norm %g: update skipped, weights untouched",
+                 (long long)step, unsigned_nan(stats->loss), unsigned_nan(stats->grad_norm));
+    if (t->bad_in_a_row < MAX_BAD_STEPS) return true;
+    t->diverged = true;
+    divergence_hint(t, hint, sizeof hint);
+    return fail(
+        err, EXIT_RUN,
+        "%d steps in a row had a NaN or infinite loss or gradient; stopped at step %lld and not saved, %s; "
+        "hint: %s",
+        MAX_BAD_STEPS, (long long)step, training_what_stands(t, stands, sizeof stands), hint);
+}
+
+double training_mfu(Training *t, double flops) {
+    const double of_a_rank = flops / t->run->n_ranks;
+    const char *how;
+    if (of_a_rank > t->peak_flops) {
+        const double again = t->run->ops->peak_flops(&how);
+        if (strcmp(how, "measured") == 0) t->peak_flops = fmax(of_a_rank, again);
+    }
+    return of_a_rank / t->peak_flops;
+}
+
+/* Waits for a queued step and reports it: console, log, NaN. A step lasts from the end of the one before it. */
+static bool report_step(Training *t, const QueuedStep *q, Error *err) {
+    Run *run = t->run;
+    const Settings *s = &run->settings;
+    const StepStats stats = gpt2_take_stats(&run->model, (int)(q->step % FETCH_SLOTS));
+    const double ended = stop_clock(), seconds = ended - fmax(q->begun, t->result_read);
+    const double rate = (double)s->tokens_per_step / seconds;
+    t->result_read = ended;
+    t->seconds_training += seconds;
+    t->step_seconds = seconds;
+    t->train_loss = unsigned_nan(stats.loss);
+    t->state.n_skipped = stats.n_skipped;
+    if (q->alone) t->memory_bytes = setup_memory_in_use(run);
+    if (t->memory_bytes > t->peak_memory_bytes) t->peak_memory_bytes = t->memory_bytes;
+    const StepReport report = {
+        .step = q->step,
+        .loss = t->train_loss,
+        .lr = q->lr,
+        .norm = unsigned_nan(stats.grad_norm),
+        .ms = seconds * 1e3,
+        .tokens_per_second = rate,
+        .mfu = training_mfu(t, rate * gpt2_flops_per_token(&run->config, (int)s->seq)),
+        .memory_bytes = t->memory_bytes,
+        .n_skipped = stats.n_skipped,
+    };
+    console_step(&t->console, &report);
+    log_step(&t->log, &report);
+    return check_step(t, q->step, &stats, err);
+}
+
+bool training_settle(Training *t, Error *err) {
+    const QueuedStep q = t->queued;
+    t->queued.step = 0;
+    return q.step == 0 || report_step(t, &q, err);
+}
+
+/* When this step will be done, for who waits for it. */
+static void expect_step(const Training *t) {
+    const bool behind_another = t->queued.step > 0;
+    stop_expect(t->run->ops->runs_ahead ? STOP_IN_QUEUE : STOP_IN_STEP,
+                stop_clock() + t->step_seconds * (1 + behind_another));
+}
+
+/* Leaves *q without a step where a stop left it out. */
+static bool queue_step(Training *t, QueuedStep *q, int64_t step, Error *err) {
+    Run *run = t->run;
+    const Settings *s = &run->settings;
+    const Schedule schedule = settings_schedule(s);
+    *q = (QueuedStep){.step = step,
+                      .begun = stop_clock(),
+                      .lr = schedule_lr(&schedule, step - 1),
+                      .alone = !t->queued.step};
+    expect_step(t);
+    if (!feed(t, step, err)) return false;
+    if (stop_now()) {
+        q->step = 0;
+        return true;
+    }
+    gpt2_update(&run->model, &(UpdateArgs){.step = step,
+                                           .lr = (float)q->lr,
+                                           .beta1 = (float)s->beta1,
+                                           .beta2 = (float)s->beta2,
+                                           .eps = (float)s->eps,
+                                           .weight_decay = (float)s->weight_decay,
+                                           .clip = (float)s->clip});
+    gpt2_queue_stats(&run->model, (int)(step % FETCH_SLOTS));
+    t->state.step = step;
+    t->state.val_loss = NAN;
+    t->state.tokens_seen += s->tokens_per_step;
+    t->state.data_position = dataloader_position(run->train);
+    return true;
+}
+
+bool training_step(Training *t, int64_t step, Error *err) {
+    QueuedStep q;
+    if (!queue_step(t, &q, step, err)) return false;
+    const bool ok = training_settle(t, err);
+    t->queued = q;
+    return ok && (t->run->ops->runs_ahead || training_settle(t, err));
+}
+
+bool training_queue(void *training, int64_t step, Error *err) {
+    QueuedStep q;
+    return queue_step(training, &q, step, err);
+}

@@ -1,0 +1,77 @@
+/* A training step, from data to report, and what a run knows of itself. The loop over steps is in train_gpt2.cu. */
+#pragma once
+#include <math.h>
+#include "llmc/checkpoint/checkpoint.h"
+#include "console.h"
+#include "log.h"
+#include "saving.h"
+#include "setup.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+enum {
+    MAX_BAD_STEPS = 3,  /* skipped updates in a row after which the run stops */
+    PROBE_TOKENS = 256, /* that a state must give a loss of before it is saved, at most */
+};
+
+/* A step whose ops are all queued on the device. Its loss and norm are read once the next step is queued as
+ * well, so the device never waits for the host. */
+typedef struct QueuedStep {
+    int64_t step; /* 0: none */
+    double begun; /* seconds: when the host began to queue it */
+    double lr;
+    bool alone; /* no step was running before it: it may have loaded kernels and grown the memory in use */
+} QueuedStep;
+
+/* The beginning of a step's data. */
+typedef struct Probe {
+    int n;
+    int32_t tokens[PROBE_TOKENS], targets[PROBE_TOKENS];
+} Probe;
+
+typedef struct Training {
+    Run *run;
+    Console console;
+    RunLog log;
+    double peak_flops;       /* of one rank */
+    double seconds_training; /* wall clock of the steps alone: no evaluation, sampling, saving */
+    double step_seconds;     /* of the last step; INFINITY before the first */
+    double train_loss, val_loss;
+    int64_t val_step;   /* of val_loss; -1: none */
+    TrainerState state; /* of the last step queued: what a checkpoint says beside the model */
+    QueuedStep queued;  /* the one whose result is still to be read */
+    double result_read; /* seconds: when the last result was there, which is when its step ended */
+    bool is_best;       /* the last evaluation found the run's lowest loss */
+    Saving saving;
+    int bad_in_a_row; /* steps up to now */
+    bool diverged;    /* MAX_BAD_STEPS in a row: nothing is saved any more */
+    Probe fed[2];     /* of the steps on their way, by step % 2 */
+    Probe good;       /* of the last step that was not bad: weights that diverged show on it */
+    size_t memory_bytes, peak_memory_bytes; /* measured on the device */
+} Training;
+
+/* Queues a step, then reports the one before it; where nothing runs ahead, this step is done, too. Steps count from
+ * 1: `step` is the number of steps done once its ops are. False on bad data, before anything of the update is
+ * queued, and where MAX_BAD_STEPS in a row were bad. A step that is left out for a stop changes neither weights,
+ * moments nor t->state. */
+bool training_step(Training *t, int64_t step, Error *err);
+/* Reports the step that is still queued, if there is one: before all that needs the model at rest. */
+bool training_settle(Training *t, Error *err);
+/* A step alone, for profile_run; `training` is a Training. */
+bool training_queue(void *training, int64_t step, Error *err);
+/* Of the peak, what `flops` a second of all ranks are. A measured peak that was passed was measured badly, beside
+ * another program, say: it is measured again, and is at least what was done. */
+double training_mfu(Training *t, double flops);
+/* What of the run is on the disk, for a message about what is not. Returns text. */
+const char *training_what_stands(const Training *t, char *text, size_t size);
+
+/* printf would show the sign that a NaN may have. */
+static inline double unsigned_nan(double x) {
+    return isnan(x) ? NAN : x;
+}
+
+#ifdef __cplusplus
+}
+#endif

@@ -1,0 +1,78 @@
+/* GPT-2's split pattern as a scanner over UTF-8: what a regex engine would do, with two classes of
+ * look-ahead. */
+#include "bpe.h"
+#include <string.h>
+#include "llmc/base/json.h" /* utf8_sequence */
+#include "unicode_classes.h"
+
+/* Code point of the valid UTF-8 sequence of n bytes. */
+static uint32_t code_point_of(const uint8_t *text, int n) {
+    uint32_t code_point = n == 1 ? text[0] : text[0] & (0x7Fu >> n);
+    for (int i = 1; i < n; i++) code_point = code_point << 6 | (text[i] & 0x3Fu);
+    return code_point;
+}
+
+static UnicodeClass class_of(uint32_t code_point) {
+    size_t low = 0, high = sizeof unicode_ranges / sizeof *unicode_ranges;
+    while (low < high) {
+        size_t middle = (low + high) / 2;
+        if (code_point > unicode_ranges[middle].last) {
+            low = middle + 1;
+        } else {
+            high = middle;
+        }
+    }
+    bool inside =
+        low < sizeof unicode_ranges / sizeof *unicode_ranges && code_point >= unicode_ranges[low].first;
+    return inside ? unicode_ranges[low].kind : CLASS_OTHER;
+}
+
+static UnicodeClass class_of_ascii(uint8_t c) {
+    if ((c | 0x20) >= 'a' && (c | 0x20) <= 'z') return CLASS_LETTER;
+    if (c >= '0' && c <= '9') return CLASS_NUMBER;
+    return c == ' ' || (c >= '\t' && c <= '\r') ? CLASS_SPACE : CLASS_OTHER;
+}
+
+/* Class of the symbol at text (length > 0), and its bytes: 1 for a byte of invalid UTF-8. */
+static UnicodeClass next_symbol(const uint8_t *text, size_t length, size_t *n) {
+    *n = 1;
+    if (text[0] < 0x80) return class_of_ascii(text[0]);
+    int sequence = utf8_sequence((const char *)text, length);
+    if (sequence == 0) return CLASS_OTHER;
+    *n = (size_t)sequence;
+    return class_of(code_point_of(text, sequence));
+}
+
+/* Bytes of the run of symbols of one class from `begin` on; *last is the start of its last symbol. */
+static size_t run_of(const uint8_t *text, size_t length, size_t begin, UnicodeClass kind, size_t *last) {
+    size_t end = begin, n;
+    while (end < length && next_symbol(text + end, length - end, &n) == kind) {
+        *last = end;
+        end += n;
+    }
+    return end;
+}
+
+/* 's 't 're 've 'm 'll 'd at text, or 0. */
+static size_t contraction(const uint8_t *text, size_t length) {
+    static const char *const suffixes[] = {"s", "t", "re", "ve", "m", "ll", "d"};
+    if (text[0] != '\'') return 0;
+    for (size_t i = 0; i < sizeof suffixes / sizeof *suffixes; i++) {
+        size_t n = strlen(suffixes[i]);
+        if (n < length && memcmp(text + 1, suffixes[i], n) == 0) return n + 1;
+    }
+    return 0;
+}
+
+size_t bpe_split(const char *text, size_t length) {
+    const uint8_t *s = (const uint8_t *)text;
+    size_t n = contraction(s, length), last = 0;
+    if (n > 0) return n;
+    size_t begin = s[0] == ' ' && length > 1; /* " ?": one optional space before a run */
+    UnicodeClass kind = next_symbol(s + begin, length - begin, &n);
+    if (kind != CLASS_SPACE) return run_of(s, length, begin, kind, &last);
+    size_t end = run_of(s, length, 0, CLASS_SPACE, &last);
+    /* \s+(?!\S): before a visible symbol the run leaves its last space to the next piece; \s+ takes a run of
+     * one. */
+    return end < length && last > 0 ? last : end;
+}

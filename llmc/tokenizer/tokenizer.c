@@ -1,0 +1,229 @@
+#include "tokenizer.h"
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include "bpe.h"
+#include "llmc/base/files.h"
+#include "vocabulary.h"
+
+struct Tokenizer {
+    Vocabulary vocabulary;
+    bool is_bytes; /* 256 tokens, token = byte: no merges, bpe unused */
+    Bpe bpe;
+    char name[64];
+    char source[PATH_MAX]; /* the file that the vocabulary is of, or "bytes" */
+};
+
+/* ---- opening ---- */
+
+static bool make_bytes(Vocabulary *vocabulary, Error *err) {
+    if (!vocabulary_alloc(vocabulary, 256, 256, err)) return false;
+    for (int b = 0; b < 256; b++) {
+        vocabulary->bytes[b] = (uint8_t)b;
+        vocabulary->offsets[b + 1] = (uint32_t)b + 1;
+    }
+    return true;
+}
+
+static bool is_byte_vocabulary(const Vocabulary *vocabulary) {
+    if (vocabulary->n_tokens != 256 || vocabulary->eot >= 0 || vocabulary->offsets[256] != 256) return false;
+    for (int b = 0; b < 256; b++) {
+        if (vocabulary->bytes[b] != b) return false;
+    }
+    return true;
+}
+
+/* The tokens are read: now the merges, which the file's own must agree with. */
+static bool enter(Tokenizer *tokenizer, Error *err) {
+    const Vocabulary *vocabulary = &tokenizer->vocabulary;
+    Error why;
+    tokenizer->is_bytes = is_byte_vocabulary(vocabulary);
+    if (!tokenizer->is_bytes && !bpe_open(&tokenizer->bpe, vocabulary->n_tokens, vocabulary->bytes,
+                                          vocabulary->offsets, vocabulary->eot, &why))
+        return fail(err, why.exit_code, "%s: %s", tokenizer->source, why.text);
+    return vocabulary_check_merges(vocabulary, tokenizer->is_bytes ? NULL : &tokenizer->bpe, err);
+}
+
+static bool read_bin_in(Vocabulary *vocabulary, const char *directory, Error *err) {
+    char path[PATH_MAX];
+    return path_join(path, directory, "tokenizer.bin", err) && vocabulary_read_bin(vocabulary, path, err);
+}
+
+static bool read_json_in(Vocabulary *vocabulary, const char *directory, Error *err) {
+    char path[PATH_MAX];
+    return path_join(path, directory, "tokenizer.json", err) && vocabulary_read_json(vocabulary, path, err);
+}
+
+/* The vocabularies that a directory can have. A file is there, too, if it is a link to nothing. */
+static const struct Source {
+    const char *names[2]; /* one of them says that it is meant to be there */
+    bool (*read)(Vocabulary *vocabulary, const char *directory, Error *err);
+} sources[] = {
+    {{"tokenizer.bin", NULL},      read_bin_in       },
+    {{"tokenizer.json", NULL},     read_json_in      },
+    {{"vocab.json", "merges.txt"}, vocabulary_read_hf},
+};
+enum { N_SOURCES = sizeof sources / sizeof *sources };
+
+static bool source_is_in(const struct Source *source, const char *directory) {
+    char path[PATH_MAX];
+    struct stat info;
+    Error ignored;
+    for (int i = 0; i < 2 && source->names[i]; i++)
+        if (path_join(path, directory, source->names[i], &ignored) && lstat(path, &info) == 0) return true;
+    return false;
+}
+
+bool tokenizer_is_in(const char *directory) {
+    for (int i = 0; i < N_SOURCES; i++)
+        if (source_is_in(&sources[i], directory)) return true;
+    return false;
+}
+
+/* A second vocabulary of the directory: the same tokens, of which special ones at the end may be missing. */
+static bool check_agrees(const Tokenizer *tokenizer, const Vocabulary *other, const char *path, Error *err) {
+    const Vocabulary *first = &tokenizer->vocabulary;
+    const Bpe *bpe = tokenizer->is_bytes ? NULL : &tokenizer->bpe;
+    int n = other->n_tokens;
+    bool same = n <= first->n_tokens &&
+                memcmp(first->offsets, other->offsets, sizeof(uint32_t) * ((size_t)n + 1)) == 0 &&
+                memcmp(first->bytes, other->bytes, other->offsets[n]) == 0;
+    for (int i = n; same && i < first->n_tokens; i++)
+        same = bpe && bpe->parts[i][0] < 0 && first->offsets[i + 1] - first->offsets[i] > 1;
+    if (!same)
+        return fail(err, EXIT_INPUT,
+                    "%s: its tokens are not those of %s beside it; hint: remove the wrong one", path,
+                    tokenizer->source);
+    return vocabulary_check_merges(other, bpe, err);
+}
+
+static bool open_directory(Tokenizer *tokenizer, const char *directory, Error *err) {
+    for (int i = 0; i < N_SOURCES; i++) {
+        char path[PATH_MAX];
+        Vocabulary other = {0};
+        if (!source_is_in(&sources[i], directory)) continue;
+        if (!path_join(path, directory, sources[i].names[0], err)) return false;
+        const bool is_first = !tokenizer->source[0];
+        bool ok = sources[i].read(is_first ? &tokenizer->vocabulary : &other, directory, err);
+        if (is_first) memcpy(tokenizer->source, path, sizeof path);
+        ok = ok && (is_first ? enter(tokenizer, err) : check_agrees(tokenizer, &other, path, err));
+        vocabulary_free(&other);
+        if (!ok) return false;
+    }
+    return tokenizer->source[0] ||
+           fail(
+               err, EXIT_INPUT,
+               "%s: no tokenizer there: expected tokenizer.bin, tokenizer.json, or vocab.json and merges.txt",
+               directory);
+}
+
+static bool ends_with(const char *text, const char *end) {
+    size_t n = strlen(text), m = strlen(end);
+    return n >= m && strcmp(text + n - m, end) == 0;
+}
+
+static bool open_spec(Tokenizer *tokenizer, const char *spec, Error *err) {
+    Vocabulary *vocabulary = &tokenizer->vocabulary;
+    struct stat info;
+    const bool by_bytes = strcmp(spec, "bytes") == 0;
+    if (!by_bytes && stat(spec, &info) == 0 && S_ISDIR(info.st_mode))
+        return open_directory(tokenizer, spec, err);
+    snprintf(tokenizer->source, sizeof tokenizer->source, "%s", spec);
+    const bool ok = by_bytes                   ? make_bytes(vocabulary, err)
+                    : ends_with(spec, ".json") ? vocabulary_read_json(vocabulary, spec, err)
+                                               : vocabulary_read_bin(vocabulary, spec, err);
+    return ok && enter(tokenizer, err);
+}
+
+Tokenizer *tokenizer_open(const char *spec, Error *err) {
+    Tokenizer *tokenizer = calloc(1, sizeof *tokenizer);
+    if (!tokenizer) {
+        fail(err, EXIT_RUN, "out of memory for a tokenizer");
+        return NULL;
+    }
+    if (!open_spec(tokenizer, spec, err)) {
+        tokenizer_close(tokenizer);
+        return NULL;
+    }
+    if (tokenizer->is_bytes) {
+        snprintf(tokenizer->name, sizeof tokenizer->name, "bytes");
+    } else {
+        snprintf(tokenizer->name, sizeof tokenizer->name, "bpe of %d tokens", tokenizer->vocabulary.n_tokens);
+    }
+    return tokenizer;
+}
+
+void tokenizer_close(Tokenizer *tokenizer) {
+    if (!tokenizer) return;
+    bpe_close(&tokenizer->bpe);
+    vocabulary_free(&tokenizer->vocabulary);
+    free(tokenizer);
+}
+
+/* ---- reading ---- */
+
+int tokenizer_vocab_size(const Tokenizer *tokenizer) {
+    return tokenizer->vocabulary.n_tokens;
+}
+
+int tokenizer_eot(const Tokenizer *tokenizer) {
+    return tokenizer->vocabulary.eot;
+}
+
+const char *tokenizer_name(const Tokenizer *tokenizer) {
+    return tokenizer->name;
+}
+
+const char *tokenizer_source(const Tokenizer *tokenizer) {
+    return tokenizer->source;
+}
+
+void tokenizer_describe(JsonWriter *w, const Tokenizer *tokenizer) {
+    if (!tokenizer) {
+        json_write_null(w, "tokenizer");
+        return;
+    }
+    json_begin_object(w, "tokenizer");
+    json_write_string(w, "name", tokenizer->name);
+    json_write_int(w, "tokens", tokenizer->vocabulary.n_tokens);
+    json_write_string(w, "source", tokenizer->source);
+    json_end_object(w);
+}
+
+int tokenizer_start(const Tokenizer *tokenizer) {
+    if (tokenizer->vocabulary.eot >= 0) return tokenizer->vocabulary.eot;
+    return tokenizer->is_bytes ? '\n' : tokenizer->bpe.byte_token['\n'];
+}
+
+const char *tokenizer_bytes(const Tokenizer *tokenizer, int token, size_t *length) {
+    const Vocabulary *vocabulary = &tokenizer->vocabulary;
+    if (token < 0 || token >= vocabulary->n_tokens) return NULL;
+    *length = vocabulary->offsets[token + 1] - vocabulary->offsets[token];
+    return (const char *)vocabulary->bytes + vocabulary->offsets[token];
+}
+
+/* ---- encoding ---- */
+
+static bool encode_bytes(const char *text, size_t length, int32_t **tokens, size_t *n, Error *err) {
+    int32_t *grown = realloc(*tokens, (*n + length + 1) * sizeof **tokens);
+    if (!grown) return fail(err, EXIT_RUN, "out of memory for %zu tokens", *n + length);
+    for (size_t i = 0; i < length; i++) grown[*n + i] = (uint8_t)text[i];
+    *tokens = grown;
+    *n += length;
+    return true;
+}
+
+bool tokenizer_encode(const Tokenizer *tokenizer, const char *text, size_t length, int32_t **tokens,
+                      size_t *n, Error *err) {
+    return tokenizer->is_bytes ? encode_bytes(text, length, tokens, n, err)
+                               : bpe_encode(&tokenizer->bpe, text, length, tokens, n, err);
+}
+
+/* ---- saving ---- */
+
+bool tokenizer_save(const Tokenizer *tokenizer, const char *directory, Error *err) {
+    const Bpe *bpe = tokenizer->is_bytes ? NULL : &tokenizer->bpe;
+    return vocabulary_write_bin(&tokenizer->vocabulary, directory, err) &&
+           vocabulary_write_hf(&tokenizer->vocabulary, bpe, directory, err);
+}

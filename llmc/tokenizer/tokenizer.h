@@ -1,0 +1,44 @@
+/* Text to tokens and back: bytes, or byte-level BPE (with GPT-2's vocabulary equal to tiktoken's gpt2). */
+#pragma once
+#include <stddef.h>
+#include <stdint.h>
+#include "llmc/base/error.h"
+#include "llmc/base/json.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct Tokenizer Tokenizer;
+
+/* spec: "bytes" (256 tokens, token = byte); a llm.c tokenizer .bin (magic 20240328); Hugging Face's
+ * tokenizer.json; a directory with such a tokenizer.bin, a tokenizer.json, or vocab.json and merges.txt: those
+ * that are there must agree. NULL on error. */
+Tokenizer *tokenizer_open(const char *spec, Error *err);
+/* Whether the directory has one of these files, whole or not. */
+bool tokenizer_is_in(const char *directory);
+void tokenizer_close(Tokenizer *tokenizer);
+int tokenizer_vocab_size(const Tokenizer *tokenizer);
+/* End-of-text id, -1 where there is none (bytes). */
+int tokenizer_eot(const Tokenizer *tokenizer);
+/* "bytes" or "bpe of 50257 tokens". */
+const char *tokenizer_name(const Tokenizer *tokenizer);
+/* The file it was read from; "bytes" where it needs none. */
+const char *tokenizer_source(const Tokenizer *tokenizer);
+/* Member "tokenizer" of a log's or a checkpoint's object: name, number of tokens, source; NULL: null. */
+void tokenizer_describe(JsonWriter *w, const Tokenizer *tokenizer);
+/* The token that stands before a text without a beginning: end-of-text, or else a newline. */
+int tokenizer_start(const Tokenizer *tokenizer);
+/* Bytes of one token (not null-terminated); NULL for an id out of range or without text. */
+const char *tokenizer_bytes(const Tokenizer *tokenizer, int token, size_t *length);
+/* Appends to *tokens (malloc'ed, grown; *n tokens so far). Any bytes are legal; invalid UTF-8 is one symbol
+ * per byte. */
+bool tokenizer_encode(const Tokenizer *tokenizer, const char *text, size_t length, int32_t **tokens,
+                      size_t *n, Error *err);
+/* Writes the files that go into a checkpoint directory: tokenizer.bin, and vocab.json, merges.txt,
+ * tokenizer_config.json, special_tokens_map.json, with which transformers gives the same ids. */
+bool tokenizer_save(const Tokenizer *tokenizer, const char *directory, Error *err);
+
+#ifdef __cplusplus
+}
+#endif

@@ -1,0 +1,37 @@
+/* The tokens of a tokenizer as byte strings, and the files that hold them: llm.c's tokenizer .bin, Hugging
+ * Face's tokenizer.json, and its vocab.json with merges.txt. Private to tokenizer.c and its files. */
+#pragma once
+#include <stddef.h>
+#include <stdint.h>
+#include "bpe.h"
+#include "llmc/base/error.h"
+
+typedef struct Vocabulary {
+    int n_tokens;
+    int eot;           /* end-of-text id, -1: none */
+    uint8_t *bytes;    /* all tokens end to end */
+    uint32_t *offsets; /* (n_tokens + 1) token i is bytes[offsets[i], offsets[i+1]) */
+    char *merges;      /* as the lines of a merges.txt without its header; NULL: the file says none */
+    char *file;        /* where the merges stand, for messages; NULL with them */
+} Vocabulary;
+
+/* Room for n_tokens tokens of n_bytes bytes in all. */
+bool vocabulary_alloc(Vocabulary *vocabulary, int n_tokens, size_t n_bytes, Error *err);
+void vocabulary_free(Vocabulary *vocabulary);
+
+/* Header of 256 uint32: magic 20240328, version 1 or 2, number of tokens, end-of-text id (version 2; 2^32 -
+ * 1: none); then per token its length in one byte and its bytes. */
+bool vocabulary_read_bin(Vocabulary *vocabulary, const char *path, Error *err);
+bool vocabulary_write_bin(const Vocabulary *vocabulary, const char *directory, Error *err);
+
+/* vocab.json: {token: id}, its bytes spelled as printable characters (hf_spell); and merges.txt beside it. */
+bool vocabulary_read_hf(Vocabulary *vocabulary, const char *directory, Error *err);
+/* tokenizer.json: vocabulary, merges, and how text is cut, which must be GPT-2's way. */
+bool vocabulary_read_json(Vocabulary *vocabulary, const char *path, Error *err);
+/* The merges that the file states, if it does, must be those that the ids imply. bpe NULL: none. */
+bool vocabulary_check_merges(const Vocabulary *vocabulary, const Bpe *bpe, Error *err);
+/* vocab.json, merges.txt, tokenizer_config.json, special_tokens_map.json. bpe NULL: there are no merges. */
+bool vocabulary_write_hf(const Vocabulary *vocabulary, const Bpe *bpe, const char *directory, Error *err);
+
+/* Creates DIRECTORY/NAME, flushed to the disk; removed if that fails. */
+bool vocabulary_write_file(const char *directory, const char *name, const char *bytes, size_t n, Error *err);

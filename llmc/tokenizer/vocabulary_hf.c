@@ -1,0 +1,253 @@
+/* Hugging Face's files of a byte-level BPE tokenizer (GPT2Tokenizer): vocab.json and merges.txt spell every
+ * byte as a printable character; the configuration beside them names the class and the special token. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+#include "llmc/base/files.h"
+#include "vocabulary_hf.h"
+
+static const char *const eot_text = "<|endoftext|>";
+
+/* ---- bytes as printable characters ---- */
+
+/* GPT-2's spelling: printable Latin-1 bytes stand for themselves, the 68 others, in order, are U+0100 and up.
+ */
+static bool stands_for_itself(int byte) {
+    return (byte >= '!' && byte <= '~') || (byte >= 0xA1 && byte != 0xAD);
+}
+
+static void make_spelling(uint32_t code_points[256]) {
+    uint32_t next = 0x100;
+    for (int b = 0; b < 256; b++) code_points[b] = stands_for_itself(b) ? (uint32_t)b : next++;
+}
+
+/* Writes the spelling of n bytes to out (2 n + 1 bytes, null-terminated); returns its length. */
+static size_t spell(const uint32_t code_points[256], const uint8_t *bytes, size_t n, char *out) {
+    size_t length = 0;
+    for (size_t i = 0; i < n; i++) length += (size_t)utf8_encode(out + length, code_points[bytes[i]]);
+    out[length] = 0;
+    return length;
+}
+
+/* The bytes that `text` spells, to out (n bytes are enough); returns their number, 0 where a character spells
+ * none. */
+static size_t unspell(const uint32_t code_points[256], const char *text, size_t n, uint8_t *out) {
+    size_t length = 0;
+    while (n > 0) {
+        int sequence = utf8_sequence(text, n), byte = 0;
+        char spelled[4];
+        while (byte < 256 && (utf8_encode(spelled, code_points[byte]) != sequence ||
+                              memcmp(spelled, text, (size_t)sequence) != 0))
+            byte++;
+        if (byte == 256) return 0;
+        out[length++] = (uint8_t)byte;
+        text += sequence;
+        n -= (size_t)sequence;
+    }
+    return length;
+}
+
+/* ---- vocab.json ---- */
+
+bool hf_enter(const JsonValue *vocab, HfToken *tokens, int n, const char *path, Error *err) {
+    for (const JsonValue *member = vocab->first; member; member = member->next) {
+        int64_t id;
+        if (!json_int64(member, &id) || id < 0 || id >= n)
+            return fail(err, EXIT_INPUT,
+                        "%s: id of token \"%.60s\": expected an integer below the %d tokens, found %.30s",
+                        path, member->key, n, member->text ? member->text : json_type_name(member));
+        if (tokens[id].text)
+            return fail(err, EXIT_INPUT, "%s: tokens \"%.60s\" and \"%.60s\" have the same id %lld", path,
+                        tokens[id].text, member->key, (long long)id);
+        tokens[id] = (HfToken){member->key, member->key_length, false};
+    }
+    return true;
+}
+
+bool hf_fill(Vocabulary *vocabulary, const HfToken *tokens, int n, const char *path, Error *err) {
+    uint32_t code_points[256];
+    size_t n_bytes = 0;
+    for (int i = 0; i < n; i++) n_bytes += tokens[i].length;
+    if (n_bytes > UINT32_MAX)
+        return fail(err, EXIT_INPUT, "%s: %zu bytes of tokens: expected less than 4 GiB", path, n_bytes);
+    if (!vocabulary_alloc(vocabulary, n, n_bytes, err)) return false;
+    make_spelling(code_points);
+    for (int i = 0; i < n; i++) {
+        uint8_t *out = vocabulary->bytes + vocabulary->offsets[i];
+        size_t length = tokens[i].added ? 0 : unspell(code_points, tokens[i].text, tokens[i].length, out);
+        if (length == 0) { /* not spelled: a special token, its text as it is */
+            length = tokens[i].length;
+            memcpy(out, tokens[i].text, length);
+        }
+        vocabulary->offsets[i + 1] = vocabulary->offsets[i] + (uint32_t)length;
+        if (strcmp(tokens[i].text, eot_text) == 0) vocabulary->eot = i;
+    }
+    return true;
+}
+
+static bool read_vocab(Vocabulary *vocabulary, const JsonValue *root, const char *path, Error *err) {
+    if (root->type != JSON_OBJECT || root->n < 1)
+        return fail(err, EXIT_INPUT,
+                    "%s: expected an object {token: id} with at least one token, found %s of %lld values",
+                    path, json_type_name(root), (long long)root->n);
+    HfToken *tokens = calloc((size_t)root->n, sizeof *tokens);
+    bool ok = tokens || fail(err, EXIT_RUN, "%s: out of memory for %lld tokens", path, (long long)root->n);
+    ok = ok && hf_enter(root, tokens, (int)root->n, path, err) &&
+         hf_fill(vocabulary, tokens, (int)root->n, path, err);
+    free(tokens);
+    return ok;
+}
+
+/* merges.txt after its header. */
+static bool read_merges(Vocabulary *vocabulary, const char *directory, Error *err) {
+    char path[PATH_MAX];
+    size_t size;
+    if (!path_join(path, directory, "merges.txt", err)) return false;
+    char *file = file_read(path, JSON_MAX_BYTES, &size, err);
+    if (!file) return false;
+    if (strncmp(file, "#version", 8) == 0) {
+        size_t header = strcspn(file, "\n");
+        header += file[header] == '\n';
+        memmove(file, file + header, size - header + 1);
+    }
+    vocabulary->merges = file;
+    vocabulary->file = strdup(path);
+    return vocabulary->file || fail(err, EXIT_RUN, "%s: out of memory", path);
+}
+
+/* What the configuration beside the vocabulary may say of how text becomes tokens, where no tokenizer.json says it. */
+static bool check_class(const char *directory, Error *err) {
+    static const char *const known[] = {"GPT2Tokenizer", "GPT2TokenizerFast"};
+    char path[PATH_MAX];
+    if (!path_join(path, directory, "tokenizer_config.json", err)) return false;
+    if (access(path, F_OK) != 0) return true;
+    Json *json = json_read(path, err);
+    if (!json) return false;
+    const JsonValue *name = json_get(json_root(json), "tokenizer_class");
+    bool ok = !name || name->type == JSON_NULL;
+    for (int i = 0; i < 2; i++) ok = ok || json_equals(name, known[i]);
+    if (!ok)
+        fail(err, EXIT_INPUT, "%s: tokenizer_class: expected GPT2Tokenizer, found %.80s", path,
+             name->type == JSON_STRING ? name->text : json_type_name(name));
+    json_free(json);
+    return ok;
+}
+
+bool vocabulary_read_hf(Vocabulary *vocabulary, const char *directory, Error *err) {
+    char path[PATH_MAX];
+    if (!path_join(path, directory, "vocab.json", err) || !check_class(directory, err)) return false;
+    Json *json = json_read(path, err);
+    if (!json) return false;
+    bool ok = read_vocab(vocabulary, json_root(json), path, err) && read_merges(vocabulary, directory, err);
+    json_free(json);
+    return ok;
+}
+
+/* ---- merges.txt ---- */
+
+/* The line of merges.txt that makes a token: its two parts, a space between, a newline after them. Appended
+ * to w. */
+static void append_merge(JsonWriter *w, const Bpe *bpe, const uint32_t code_points[256], int token) {
+    for (int side = 0; side < 2; side++) {
+        int part = bpe->parts[token][side];
+        const uint8_t *bytes = bpe->bytes + bpe->offsets[part];
+        for (size_t i = 0; i < bpe->offsets[part + 1] - bpe->offsets[part]; i++) {
+            char spelled[4];
+            json_append(w, spelled, (size_t)utf8_encode(spelled, code_points[bytes[i]]));
+        }
+        json_append(w, side == 0 ? " " : "\n", 1);
+    }
+}
+
+/* All lines of merges.txt after its first, in the order of the ids. */
+static void append_merges(JsonWriter *w, const Bpe *bpe) {
+    uint32_t code_points[256];
+    make_spelling(code_points);
+    for (int i = 0; i < bpe->n_tokens; i++) {
+        if (bpe->parts[i][0] >= 0) append_merge(w, bpe, code_points, i);
+    }
+}
+
+/* Where two texts differ first: the number of that line, from 1; 0 if they are equal up to blank space at the
+ * end. */
+static int64_t first_difference(const char *a, const char *b) {
+    int64_t line = 1;
+    for (; *a && *a == *b; a++, b++) line += *a == '\n';
+    while (*a == '\n') a++;
+    while (*b == '\n') b++;
+    return *a || *b ? line : 0;
+}
+
+bool vocabulary_check_merges(const Vocabulary *vocabulary, const Bpe *bpe, Error *err) {
+    if (!vocabulary->merges) return true;
+    JsonWriter w = {0};
+    if (bpe) append_merges(&w, bpe);
+    bool ok = !w.failed || fail(err, EXIT_RUN, "%s: out of memory", vocabulary->file);
+    int64_t line = ok ? first_difference(vocabulary->merges, w.data ? w.data : "") : 0;
+    if (line > 0)
+        ok = fail(err, EXIT_INPUT,
+                  "%s: merge %lld: the merges are not those of the vocabulary in the order of its ids, as "
+                  "GPT-2's are",
+                  vocabulary->file, (long long)line);
+    json_writer_free(&w);
+    return ok;
+}
+
+/* ---- writing ---- */
+
+static void write_vocab(JsonWriter *w, const Vocabulary *vocabulary) {
+    uint32_t code_points[256];
+    char text[2 * 255 + 1];
+    make_spelling(code_points);
+    json_begin_object(w, NULL);
+    for (int i = 0; i < vocabulary->n_tokens; i++) {
+        size_t begin = vocabulary->offsets[i];
+        spell(code_points, vocabulary->bytes + begin, vocabulary->offsets[i + 1] - begin, text);
+        json_write_int(w, text, i);
+    }
+    json_end_object(w);
+}
+
+static void write_merges(JsonWriter *w, const Bpe *bpe) {
+    const char *version = "#version: 0.2\n";
+    json_append(w, version, strlen(version));
+    if (bpe) append_merges(w, bpe);
+}
+
+static void write_special_tokens(JsonWriter *w, const char *eot) {
+    json_write_string(w, "bos_token", eot);
+    json_write_string(w, "eos_token", eot);
+    json_write_string(w, "unk_token", eot);
+}
+
+/* Writes the buffer as a file and empties it. */
+static bool flush_to(JsonWriter *w, const char *directory, const char *name, Error *err) {
+    bool ok = w->failed ? fail(err, EXIT_RUN, "%s/%s: out of memory", directory, name)
+                        : vocabulary_write_file(directory, name, w->data, w->length, err);
+    json_writer_free(w);
+    *w = (JsonWriter){0};
+    return ok;
+}
+
+bool vocabulary_write_hf(const Vocabulary *vocabulary, const Bpe *bpe, const char *directory, Error *err) {
+    const char *eot = vocabulary->eot < 0 ? NULL : eot_text;
+    JsonWriter w = {0};
+    write_vocab(&w, vocabulary);
+    if (!flush_to(&w, directory, "vocab.json", err)) return false;
+    write_merges(&w, bpe);
+    if (!flush_to(&w, directory, "merges.txt", err)) return false;
+    w.indent = 2;
+    json_begin_object(&w, NULL);
+    write_special_tokens(&w, eot);
+    json_end_object(&w);
+    if (!flush_to(&w, directory, "special_tokens_map.json", err)) return false;
+    w.indent = 2;
+    json_begin_object(&w, NULL);
+    json_write_bool(&w, "add_prefix_space", false);
+    json_write_bool(&w, "clean_up_tokenization_spaces", false); /* else decoding drops spaces: "a ." */
+    json_write_string(&w, "tokenizer_class", "GPT2Tokenizer");
+    write_special_tokens(&w, eot);
+    json_end_object(&w);
+    return flush_to(&w, directory, "tokenizer_config.json", err);
+}

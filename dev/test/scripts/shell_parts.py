@@ -192,7 +192,7 @@ class Recipe(Scripts):
 class UnicodeClasses(Parts):
     def test_the_table_is_what_the_script_makes(self):
         """But for code points that this Python's Unicode does not know, or has in another class than 16.0."""
-        with open(os.path.join(ROOT, "llmc", "unicode_classes.h"), encoding="utf-8") as file:
+        with open(os.path.join(ROOT, "llmc", "tokenizer", "unicode_classes.h"), encoding="utf-8") as file:
             table = re.findall(r"\{0x([0-9A-F]+), 0x([0-9A-F]+), CLASS_(\w+)\}", file.read())
         self.assertGreater(len(table), 700)
         of_table, last = {}, -1

@@ -1,16 +1,18 @@
 #!/bin/sh
-# The figures of README.md are made from the results in dev/results: what stands between <!-- figures NAME --> and
-# <!-- /figures -->.
-# Usage: scripts/figures.sh [--write] [README [RESULTS]]     (RESULTS: dev/results/nvidia-h200, with ../cpu beside it)
-# Without --write it shows the lines that differ (-: README has, +: the results say), exit code 1. --write makes the tables of
-# medians (compare_*.md and .csv) from the runs in attention_runs/ and train_runs/ again, then README. To add a run: put its CSV
-# there, --write. Run from the repository root.
+# The figures of the pages are made from the results in dev/results: what stands between <!-- figures NAME --> and
+# <!-- /figures --> in a page (README.md and the pages of llmc/ and dev/).
+# Usage: scripts/figures.sh [--write] [RESULTS [PAGE...]]     (RESULTS: dev/results/nvidia-h200, with ../cpu beside it)
+# Without --write it shows the lines that differ (-: the page has, +: the results say), exit code 1. --write makes the tables of
+# medians (compare_*.md and .csv) from the runs in attention_runs/ and train_runs/ again, then the pages. To add a run: put its
+# CSV there, --write. Run from the repository root.
 set -eu
 case ${1:-} in -h | --help) sed -n '2,8s/^# //p' "$0" && exit ;; esac
 write=
 [ "${1:-}" != --write ] || { write=1 && shift; }
-readme=${1:-README.md} results=${2:-dev/results/nvidia-h200}
-for file in "$readme" "$results/compare_attention.md" "$results/compare_train.md" "$results/context.csv" "$results/../cpu/default_run.jsonl"; do
+results=${1:-dev/results/nvidia-h200}
+[ $# -eq 0 ] || shift
+[ $# -gt 0 ] || set -- $(grep -rl --include='*.md' '^<!-- figures ' README.md llmc dev)
+for file in "$@" "$results/compare_attention.md" "$results/compare_train.md" "$results/context.csv" "$results/../cpu/default_run.jsonl"; do
     [ -r "$file" ] || { echo "error: $file: cannot be read; hint: scripts/figures.sh --help" >&2; exit 2; }
 done
 work=$(mktemp -d) || exit 1
@@ -22,6 +24,7 @@ common='
 /^- [A-Za-z0-9]+: / { name = $2; sub(/:$/, "", name); text = $0; sub(/^- [A-Za-z0-9]+: /, "", text); header[name] = text; if (name == "card") cards++; if (name == "run") runs++ }
 function card() { return substr(header["card"], 1, index(header["card"], ",") - 1) }
 function plain(cell) { sub(/ .*/, "", cell); return cell }
+function model(name) { return name == "d12" ? "124M" : name == "d24" ? "350M" : name == "d36" ? "774M" : name == "d48" ? "1.5B" : name }
 function provenance() { return card() ", binary " header["commit"] "; torch " header["torch"] "; FlashAttention-3 of " header["FA3"] }
 '
 
@@ -50,7 +53,7 @@ attention() {
         }
     }
     END {
-        print "Medians of " runs " runs on " cards " cards (" provenance() "; [compare_attention.md](dev/results/nvidia-h200/compare_attention.md)),"
+        print "Medians of " runs " runs on " cards " cards (" provenance() ")."
         print "TFLOP/s: ours / FlashAttention-3 / cuDNN / FlashAttention-2.\n"
         table("T =", speed, "causal")
         print "\nOurs over the best of the three in the same run, median (least to most):\n"
@@ -61,7 +64,6 @@ attention() {
 
 training() {
     awk "$common"'
-    BEGIN { called["d12"] = "124M"; called["d24"] = "350M"; called["d36"] = "774M"; called["d48"] = "1.5B" }
     /^### Training/ { inside = 1 }
     /^### Every way/ { inside = 0 }
     !inside && /^[|] d[0-9]+:/ { split($0, c, / *[|] */); if (c[4] != "-") ways[c[2]]++ }
@@ -69,18 +71,46 @@ training() {
         split($0, c, / *[|] */)
         if (c[3] == "-") next
         split(c[2], word, /[:x]/)
-        shape = called[word[1]] ", " word[2] " x " word[3]
+        shape = model(word[1]) ", " word[2] " x " word[3]
         key[++n] = c[2]
         line[n] = "| " shape (c[13] ? ", `" c[13] "`" : "") " | " c[3] " | " c[5] " | " c[6] " | " c[7]
         rest[n] = " | " c[10] " | " c[11] " |"
         if (c[12] ~ /^no/) { sub(/^no /, "", c[12]); short = short (short ? "; " : "") shape ": " c[10] (c[12] ~ /<=/ ? " and " c[11] " GiB" : "") ", aimed at " c[12] }
     }
     END {
-        print "Medians of the turns of 5 s (least to most; " provenance() "; every way that was tried: [compare_train.md](dev/results/nvidia-h200/compare_train.md)).\n"
+        print "Medians of the turns of 5 s (least to most; " provenance() ").\n"
         print "| model, batch x context | ours, tokens/s | TFLOP/s | PyTorch, tokens/s | its attention, mode (fastest of) | ratio | GiB, ours / PyTorch |\n|---|---|---|---|---|---|---|"
         for (i = 1; i <= n; i++) print line[i] " (" ways[key[i]] ")" rest[i]
         print "\n" (short ? "Short of the aim: " short "." : "Every aim of scripts/combine.py is reached.")
     }' "$results/compare_train.md"
+}
+
+# The front page: one length of attention, and every model that was trained, beside the fastest peer.
+summary() {
+    echo '| task | ours | fastest peer | ratio |'
+    echo '|---|---|---|---|'
+    awk "$common"'
+    /^### Training/ { inside = 1 }
+    /^### Every way/ { inside = 0 }
+    inside && /^[|] d[0-9]+:/ {
+        split($0, c, / *[|] */)
+        split(c[2], word, /[:x]/)
+        if (c[3] != "-") line[++n] = "| training " model(word[1]) ", " word[2] " x " word[3] (c[13] ? ", `" c[13] "`" : "") ", tokens/s | " plain(c[3]) " | " plain(c[6]) " (torch.compile, " (c[7] ~ /^flash3/ ? "FlashAttention-3" : "cuDNN") ") | " c[10] " |"
+    }
+    END { for (i = 1; i <= n; i++) print line[i]; print "Training: " provenance() >about }' about="$work/about_training" "$results/compare_train.md"
+    awk "$common"'
+    /^### Head size/ { split($0, word, /[ ,]+/); row = "attention, " word[5] " " word[6] ", head size " word[4]; causal = word[5] == "causal"; next }
+    causal && /^[|] 8192 / {
+        split($0, c, / *[|] */)
+        best = plain(c[4]) + 0; name = "FlashAttention-3"
+        if (plain(c[5]) + 0 > best) { best = plain(c[5]) + 0; name = "cuDNN" }
+        if (plain(c[6]) + 0 > best) { best = plain(c[6]) + 0; name = "FlashAttention-2" }
+        print "| " row ", T = 8192, TFLOP/s | " plain(c[3]) " | " best " (" name ") | " plain(c[7]) " |"
+    }
+    END { print "Attention: " provenance() >about }' about="$work/about_attention" "$results/compare_attention.md"
+    echo
+    sed 's/$/./' "$work/about_training"
+    sed 's/$/./' "$work/about_attention"
 }
 
 context() {
@@ -98,8 +128,8 @@ context() {
     }
     END {
         for (i = 1; i <= n; i++) for (j = i + 1; j <= n; j++) if (lengths[j] + 0 < lengths[i] + 0) { t = lengths[i]; lengths[i] = lengths[j]; lengths[j] = t }
-        print "GiB of device memory, GPT-2 124M in bf16, one sequence a step (" card ", binary " commit ", [context.csv](dev/results/nvidia-h200/context.csv)); measured, what `--memory`"
-        print "plans is " sprintf("%.1f", apart) " GiB off at most; speed where a step or a run lasts 5 s:\n"
+        print "GiB of device memory, GPT-2 124M in bf16, one sequence a step (" card ", binary " commit ")."
+        print "They are measured: `--memory` plans " sprintf("%.1f", apart) " GiB more or less at most. Speed where a step or a run lasts 5 s.\n"
         line = "| context T |"; rule = "|---|"
         for (j = 1; j <= n_modes; j++) if (modes[j] in used) { line = line " " titles[j] " |"; rule = rule "---|" }
         print line "\n" rule
@@ -116,8 +146,8 @@ default_run() {
     /"commit"/ { for (i = 2; i < NF; i += 4) about[$i] = $(i + 2) }
     /"val_loss"/ { step = $3; gsub(/[^0-9]/, "", step); loss = $5; gsub(/[^0-9.]/, "", loss) }
     END {
-        print "The run without flags on a CPU ends at " sprintf("%.3f", loss) " nats a byte of validation loss after " step " steps of " substr(about["data"], 1, index(about["data"], ",") - 1)
-        print "(binary " about["commit"] ", `" about["command"] "`, [default_run.jsonl](dev/results/cpu/default_run.jsonl))."
+        print "The run without flags on a CPU ends at " sprintf("%.3f", loss) " nats a byte of validation loss,"
+        print "after " step " steps of " substr(about["data"], 1, index(about["data"], ",") - 1) " (binary " about["commit"] ", `" about["command"] "`)."
     }' "$results/../cpu/default_run.jsonl"
 }
 
@@ -126,20 +156,25 @@ if [ "$write" ]; then
         python3 scripts/combine.py $kind "$results/${kind}_runs"/*.csv --csv "$results/compare_$kind.csv" --markdown "$results/compare_$kind.md" >/dev/null
     done
 fi
-for block in attention training context default_run; do $block >"$work/$block"; done
-awk -v work="$work" '
-/^<!-- figures / {
-    file = work "/" $3
-    print
-    while ((status = (getline line <file)) > 0) print line
-    if (status < 0) { print "error: no figures are named " $3 >"/dev/stderr"; exit 2 }
-    skip = 1
-}
-/^<!-- \/figures -->/ { skip = 0 }
-!skip' "$readme" >"$work/README"
-if [ "$write" ]; then
-    cmp -s "$work/README" "$readme" || cp "$work/README" "$readme"
-else
-    diff -U0 "$readme" "$work/README" | sed 1,2d >"$work/diff"
-    [ ! -s "$work/diff" ] || { cat "$work/diff"; exit 1; }
-fi
+for block in summary attention training context default_run; do $block >"$work/$block"; done
+status=0
+for page in "$@"; do
+    awk -v work="$work" '
+    /^<!-- figures / {
+        file = work "/" $3
+        print
+        while ((status = (getline line <file)) > 0) print line
+        close(file)
+        if (status < 0) { print "error: no figures are named " $3 >"/dev/stderr"; exit 2 }
+        skip = 1
+    }
+    /^<!-- \/figures -->/ { skip = 0 }
+    !skip' "$page" >"$work/page"
+    if [ "$write" ]; then
+        cmp -s "$work/page" "$page" || cp "$work/page" "$page"
+    else
+        diff -U0 "$page" "$work/page" | sed 1,2d >"$work/diff"
+        [ ! -s "$work/diff" ] || { echo "$page:" && cat "$work/diff" && status=1; }
+    fi
+done
+exit $status

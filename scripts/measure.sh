@@ -1,5 +1,5 @@
 #!/bin/sh
-# The comparisons of the README on every card of this machine at once; tables and runs go to the folder OUT.
+# The comparisons of dev/results/README.md on every card of this machine at once; tables and runs go to the folder OUT.
 # Usage: scripts/measure.sh attention|train OUT [BINARIES]
 # attention: two runs of compare_attention.py on each card, the second without the checks.
 # train: the configurations of compare_train.py, shared out between two cards or one after another on one.

@@ -1,4 +1,4 @@
-/* The command line. One table of flags (flags.c) drives parsing, --help, the README's table, the JSON kept in
+/* The command line. One table of flags (flags.c) drives parsing, --help, the table of FLAGS.md, the JSON kept in
  * checkpoints and logs, and the check of what changed when a run is resumed.
  *
  * The order in main(): flags_parse, settings_complete (fills what the user left open, by recipe),
@@ -104,7 +104,7 @@ bool model_is_descriptor(const char *model);
 bool pattern_is_shards(const char *pattern);
 
 void flags_help(FILE *out, const char *program);
-/* The table in README.md, between its two markers. */
+/* The table in FLAGS.md, between its two markers. */
 void flags_help_markdown(FILE *out);
 
 /* One JSON object with every flag that shapes a run, malloc'ed. NULL if memory is out. */

@@ -1,4 +1,4 @@
-/* --help, the README's table and --version, all printed from the table that the parser reads. */
+/* --help, the table of FLAGS.md and --version, all printed from the table that the parser reads. */
 #include "flags_table.h"
 #include "llmc/base/terminal.h"
 

@@ -1,6 +1,6 @@
 /* Every flag, its default and its range; and the recipes: defaults that depend on model and device.
  *
- * To add a flag: a field in Settings (flags.h) and a row in flags_table. --help, the README's table, JSON and
+ * To add a flag: a field in Settings (flags.h) and a row in flags_table. --help, the table of FLAGS.md, JSON and
  * the resume check follow. To make a default depend on the recipe: leave default_text out and add a row to
  * recipe_rows. */
 #include "flags_table.h"
@@ -109,7 +109,7 @@ const Flag flags_table[] = {
     {GROUP_TOOLS, "profile", 0, FLAG_SWITCH, AT(profile), .help = "print where the time of a step goes, op by op, beside the hardware's limits, and exit"},
     {GROUP_TOOLS, "overfit", 'a', FLAG_SWITCH, AT(overfit), .bends = true, .help = "train on the first batch only: the loss must go to 0"},
     {GROUP_TOOLS, "help", 'h', FLAG_SWITCH, AT(help), .help = "print this and exit"},
-    {GROUP_TOOLS, "help-markdown", 0, FLAG_SWITCH, AT(help_markdown), .hidden = true, .help = "print the README's table and exit"},
+    {GROUP_TOOLS, "help-markdown", 0, FLAG_SWITCH, AT(help_markdown), .hidden = true, .help = "print the table of FLAGS.md and exit"},
     {GROUP_TOOLS, "version", 0, FLAG_SWITCH, AT(version), .help = "print the version and exit"},
 };
 /* clang-format on */

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Every figure of README.md is made from a committed result, and every result says what was measured: card, commit, command, peers.
+# Every figure of the pages is made from a committed result, and every result says what was measured: card, commit, command, peers.
 # Usage: dev/test/dev/test_figures.sh, from the repository root.
 set -u
 test=figures
@@ -14,19 +14,23 @@ figures() {
 # seen NAME: the last run of figures showed a line that differs.
 seen() { check "$1" [ "$status" -eq 1 ] && check "$1: the line is shown" grep -q '^-' "$work/out"; }
 
+pages=$(grep -rl --include='*.md' '^<!-- figures ' README.md llmc dev)
 figures
-check 'README has the figures of the results' [ "$status" -eq 0 ]
-check 'README has figures' [ "$(grep -c '^<!-- figures ' README.md)" -eq 4 ]
+check 'the pages have the figures of the results' [ "$status" -eq 0 ]
+check 'README has figures' grep -q '^<!-- figures ' README.md
+check 'each table stands in a page' [ "$(cat $pages | grep -c '^<!-- figures ')" -ge 5 ]
 
 # One digit of each line of figures changed by hand, line by line.
-awk '/^<!-- .figures/ { inside = 0 } inside && /^[|(T].*[0-9]/ { print NR } /^<!-- figures/ { inside = 1 }' README.md >"$work/lines"
-check 'lines with figures' [ "$(wc -l <"$work/lines")" -ge 15 ]
-unseen=
-while read -r line; do
-    awk -v line="$line" 'NR == line { match($0, /[0-9][^0-9]*$/); d = substr($0, RSTART, 1); $0 = substr($0, 1, RSTART - 1) (d + 1) % 10 substr($0, RSTART + 1) } 1' README.md >"$work/README"
-    figures "$work/README"
-    [ "$status" -eq 1 ] && grep -q '^-[|(T]' "$work/out" || unseen="$unseen $line"
-done <"$work/lines"
+unseen= lines=0
+for page in $pages; do
+    for line in $(awk '/^<!-- .figures/ { inside = 0 } inside && /[0-9]/ { print NR } /^<!-- figures/ { inside = 1 }' "$page"); do
+        awk -v line="$line" 'NR == line { match($0, /[0-9][^0-9]*$/); d = substr($0, RSTART, 1); $0 = substr($0, 1, RSTART - 1) (d + 1) % 10 substr($0, RSTART + 1) } 1' "$page" >"$work/page"
+        figures $results "$work/page"
+        [ "$status" -eq 1 ] && grep -q '^-.' "$work/out" || unseen="$unseen $page:$line"
+        lines=$((lines + 1))
+    done
+done
+check 'lines with figures' [ "$lines" -ge 30 ]
 check "a digit changed by hand is seen in every line of figures (not in:$unseen)" [ -z "$unseen" ]
 
 # The other way round: a digit of a result.
@@ -34,16 +38,18 @@ for change in 'compare_attention.md s/^| 1024 | /&1/' 'compare_train.md s/^| d12
     'compare_train.md s/^- commit: /&0/'; do
     mkdir -p "$work/results" "$work/cpu" && cp $results/compare_*.md $results/context.csv "$work/results" && cp dev/results/cpu/* "$work/cpu"
     sed "${change#* }" "$results/${change%% *}" >"$work/results/${change%% *}"
-    figures README.md "$work/results"
+    figures "$work/results"
     seen "$change is seen"
 done
-echo '<!-- figures nothing -->' >"$work/README"
-command_refuses 'no figures are named nothing' scripts/figures.sh "$work/README"
-command_refuses "/none: cannot be read" scripts/figures.sh "$work/none"
+echo '<!-- figures nothing -->' >"$work/page"
+command_refuses 'no figures are named nothing' scripts/figures.sh $results "$work/page"
+command_refuses "/none/compare_attention.md: cannot be read" scripts/figures.sh "$work/none"
 
-# Outside of these, README has no measured figure.
-sed '/^<!-- figures/,/^<!-- .figures/d; /^<!-- flags/,/^<!-- .flags/d' README.md | grep -nE '[0-9] ?(ms|tokens/s|[TG]FLOP/s|GiB|GB/s|%|nats a byte)([^A-Za-z]|$)' >"$work/out"
-check 'README has no figure that was written by hand' [ ! -s "$work/out" ]
+# Outside of these, the pages have no measured figure.
+for page in $pages; do
+    sed '/^<!-- figures/,/^<!-- .figures/d' "$page" | grep -nE '[0-9] ?(ms|tokens/s|[TG]FLOP/s|GiB|GB/s|%|nats a byte)([^A-Za-z]|$)' >"$work/out"
+    check "$page has no figure that was written by hand" [ ! -s "$work/out" ]
+done
 
 # provenance FILE WORD: the file has a comment that begins so.
 provenance() { grep -qE "^# $2:? +[^ ]" "$1"; }

@@ -296,6 +296,25 @@ static void test_plan(void) {
     CHECK(plan_bytes(&plan, "lse", "activations") == 0, "standard attention keeps no logsumexp");
 }
 
+static size_t own_bytes(void) {
+    return 12345;
+}
+
+/* What the backend holds for itself is a part of the plan. */
+static void test_backend_bytes(void) {
+    const GPT2Config c = gpt2_size("nano");
+    const GPT2Options o = {.B = 1, .T = 16, .training = true};
+    MemoryPlan plan, larger;
+    Ops ops = ops_cpu;
+    gpt2_memory_plan(&plan, &ops, &c, &o);
+    const size_t others = plan.total_bytes - ops_cpu.fixed_bytes();
+    ops.fixed_bytes = own_bytes;
+    gpt2_memory_plan(&larger, &ops, &c, &o);
+    CHECK(larger.total_bytes == others + 12345, "the plan has %zu bytes, of which %zu are not the backend's",
+          larger.total_bytes, others);
+    CHECK(plan_bytes(&larger, "library workspace", "scratch") == 12345, "no row of the backend's bytes");
+}
+
 /* Sizes that no device has are still larger than any, and do not wrap around. */
 static void test_huge(void) {
     for (int heads = 1; heads <= 4096; heads *= 2)
@@ -397,6 +416,7 @@ int main(void) {
     test_ranges();
     test_heads();
     test_plan();
+    test_backend_bytes();
     test_huge();
     test_chunks();
     test_flops();

@@ -209,6 +209,20 @@ static void test_three_bad_steps(void) {
     remove_tree(out);
 }
 
+/* A run that ends with a step that was left out, steps 2, 3 and 5 of 5: saved, but no good checkpoint goes for it. */
+static void test_ends_with_a_bad_step(void) {
+    char out[300], text[80];
+    snprintf(out, sizeof out, "%s/ends_bad", folder);
+    const int status = run_program(
+        "--train dev/reference/program_nan.txt --model %s --out %s --sample-tokens 0 --batch 2 --seq 16 "
+        "--tokens-per-step 32 --steps 5 --lr 0.005 --warmup 0 --schedule constant --beta1 0.9 --beta2 0.95 "
+        "--clip 0 --seed 7 --eval-every 0 --eval-batches 2 --save-every 1 --keep 2",
+        in_folder("poisoned"), out);
+    CHECK(status == 0 && strcmp(saved_steps(out, text, sizeof text), " 1 4 5") == 0,
+          "ends with a bad step: exit code %d, saved%s, expected 1 4 5", status, text);
+    remove_tree(out);
+}
+
 /* ---- evaluation and samples ---- */
 
 static void test_eval_only(void) {
@@ -378,6 +392,7 @@ int main(void) {
     test_saves();
     test_resumed_elsewhere();
     test_three_bad_steps();
+    test_ends_with_a_bad_step();
     test_eval_only();
     test_greedy(0);
     test_greedy(70);

@@ -89,6 +89,7 @@ await has_steps 3 "$work/stopped/log.jsonl"
 kill -USR1 $child
 await says '^saved step [0-9]+ on request'
 check "SIGUSR1: says so" says '^saving after this step$'
+check "SIGUSR1: says that it is done" says '^saved step [0-9]+ on request$'
 check "SIGUSR1: a checkpoint" eval 'ls "$work"/stopped/step_*/trainer_state.json >/dev/null 2>&1'
 n=$(grep -c '"norm"' "$work/stopped/log.jsonl")
 await has_steps $((n + 3)) "$work/stopped/log.jsonl"
@@ -133,6 +134,11 @@ run $tiny $quiet --steps 9 --save-every 6 --out "$work/whole"
 cp -r "$work/whole" "$work/left" && rm -rf "$work/left/step_00000009"
 stops_in "a step" '^a micro-step takes [0-9.]+ s: about [0-9.]+ s a step, [0-9:]+ for the run$' $tiny $quiet --steps 9 --tokens-per-step 320000000 --resume --out "$work/left"
 check "stopped in a step: is answered" grep -qE '^stopping without this step \(about [0-9]+ s more\); again: end without saving$' "$work/err"
+check "stopped in a step: the steps before it are in the log, no other" [ "$(grep -c '"norm"' "$work/left/log.jsonl")" -eq 6 ]
+# Three steps are left: of "about X s a step, H:MM:SS for the run" the time is 3 X.
+check "a first step that takes long: the run's time is that of all its steps" awk '
+    /^a micro-step takes/ { n = split($11, part, ":"); for (i = 1; i <= n; i++) left = 60 * left + part[i]; step = $7 }
+    END { exit !(step > 100 && left > 2.9 * step && left < 3.1 * step) }' "$work/out"
 check "stopped in a step: says what is saved" grep -q '^stopped by a signal before the end of its first step' "$work/out"
 check "stopped in a step: no other checkpoint" [ "$(ls "$work/left")" = "$(printf 'log.jsonl\nrun.lock\nstep_00000006')" ]
 run $tiny $quiet --steps 9 --save-every 6 --resume --out "$work/left"

@@ -63,6 +63,33 @@ static void test_step_left_out(void) {
     setup_close(&cut);
 }
 
+/* Where steps run ahead, one is read when the next is queued: the steps' times add up to the run's, none counts twice. The
+ * CPU computes while it queues, so each result is there a step late. */
+static void test_times_of_steps_ahead(void) {
+    Run run;
+    static Training t;
+    Error err = {0};
+    if (!open_run(&run, &t)) return;
+    Ops ahead = ops_cpu;
+    ahead.runs_ahead = true;
+    run.ops = &ahead;
+    t.peak_flops = INFINITY; /* else the last step, whose result waits already, has it measured again */
+    const double begun = stop_clock();
+    for (int step = 1; step <= 6; step++) CHECK(training_step(&t, step, &err), "step %d: %s", step, err.text);
+    CHECK(training_settle(&t, &err), "%s", err.text);
+    const double all = stop_clock() - begun;
+    CHECK(t.seconds_training > 0.2 * all && t.seconds_training <= all, "6 steps took %g s, of %g s in all",
+          t.seconds_training, all);
+    run.ops = &ops_cpu;
+    setup_close(&run);
+}
+
+/* Memory that others gave back since the start is not this run's: never less than nothing. */
+static void test_memory_given_back(void) {
+    const Run run = {.ops = &ops_cpu, .resident_at_start = SIZE_MAX / 2};
+    CHECK(setup_memory_in_use(&run) == 0, "%zu bytes", setup_memory_in_use(&run));
+}
+
 static double measured_peak;
 static const char *measured_how;
 static double measure(const char **how) {
@@ -120,7 +147,9 @@ int main(void) {
     FILE *file = fopen(text, "w");
     for (int i = 0; file && i < 200; i++) fprintf(file, "line %d: the quick brown fox\n", i);
     if (file) fclose(file);
+    test_times_of_steps_ahead();
     test_step_left_out();
+    test_memory_given_back();
     test_mfu();
     test_flops();
     empty_folder();

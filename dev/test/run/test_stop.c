@@ -1,0 +1,165 @@
+/* What each signal does before and after the run takes care of it, whatever this test's own caller does with signals, and
+ * which of the standard files are open. Every row is a process of its own: signals leave their marks. */
+#include <fcntl.h>
+#include <math.h>
+#include <signal.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+#include "llmc/run/stop.h"
+#include "dev/test/check.h"
+
+enum { ASKED_STOP = 1, ASKED_SAVE = 2 }; /* in the exit code of a child */
+
+/* Ends the child: what was asked of the run. */
+static void leave(void) {
+    const int asked = (stop_requested() ? ASKED_STOP : 0) | (stop_take_save_request() ? ASKED_SAVE : 0);
+    _exit(asked);
+}
+
+/* In a child, with the handling that a new process has: signals as they do by themselves. */
+static void begin(void) {
+    const int all[] = {SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGPIPE, SIGXFSZ};
+    sigset_t none;
+    for (int i = 0; i < 6; i++) signal(all[i], SIG_DFL);
+    sigemptyset(&none);
+    sigprocmask(SIG_SETMASK, &none, NULL);
+    dup2(open("/dev/null", O_RDWR), STDERR_FILENO); /* the answers */
+}
+
+/* Its exit code, or minus the signal that ended it. */
+static int ended(pid_t child) {
+    int status = 0;
+    if (!REQUIRE(child > 0 && waitpid(child, &status, 0) == child, "no process")) return 255;
+    return WIFSIGNALED(status) ? -WTERMSIG(status) : WEXITSTATUS(status);
+}
+
+/* ---- one signal ---- */
+
+static void test_signals(void) {
+    enum { PREPARED, PIPED, CAUGHT };
+    static const struct {
+        const char *what;
+        int signal, when, ended;
+        bool was_ignored, twice;
+    } rows[] = {
+        {"SIGINT before the first step",        SIGINT,  PREPARED, -SIGINT,    false, false},
+        {"SIGTERM before the first step",       SIGTERM, PREPARED, -SIGTERM,   false, false},
+        {"a terminal that closes before it",    SIGHUP,  PREPARED, -SIGHUP,    false, false},
+        {"SIGUSR1 before the first step",       SIGUSR1, PREPARED, 0,          false, false},
+        {"a file-size limit",                   SIGXFSZ, PREPARED, 0,          false, false},
+        {"--help to a reader that leaves",      SIGPIPE, PREPARED, -SIGPIPE,   false, false},
+        {"training for a reader that leaves",   SIGPIPE, PIPED,    0,          false, false},
+        {"ctrl-C",                              SIGINT,  CAUGHT,   ASKED_STOP, false, false},
+        {"SIGTERM",                             SIGTERM, CAUGHT,   ASKED_STOP, false, false},
+        {"a terminal that closes",              SIGHUP,  CAUGHT,   ASKED_STOP, false, false},
+        {"a terminal that closes, under nohup", SIGHUP,  CAUGHT,   0,          true,  false},
+        {"SIGUSR1",                             SIGUSR1, CAUGHT,   ASKED_SAVE, false, false},
+        {"SIGUSR1 twice",                       SIGUSR1, CAUGHT,   ASKED_SAVE, false, true },
+        {"ctrl-C twice",                        SIGINT,  CAUGHT,   -SIGINT,    false, true },
+        {"SIGTERM twice",                       SIGTERM, CAUGHT,   -SIGTERM,   false, true },
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        const pid_t child = fork();
+        if (child == 0) {
+            begin();
+            if (rows[i].was_ignored) signal(rows[i].signal, SIG_IGN);
+            stop_prepare();
+            if (rows[i].when == PIPED) stop_ignore_pipe();
+            if (rows[i].when == CAUGHT) stop_catch();
+            raise(rows[i].signal);
+            if (rows[i].twice) usleep(200000), raise(rows[i].signal);
+            leave();
+        }
+        const int got = ended(child);
+        CHECK(got == rows[i].ended, "%s: %d, expected %d", rows[i].what, got, rows[i].ended);
+    }
+}
+
+/* One SIGUSR1 is one checkpoint; the same signal again at once is the same one. */
+static void test_once(void) {
+    pid_t child = fork();
+    if (child == 0) {
+        begin();
+        stop_catch();
+        raise(SIGUSR1);
+        const bool first = stop_take_save_request(), second = stop_take_save_request();
+        _exit(first && !second ? 0 : 1);
+    }
+    CHECK(ended(child) == 0, "one SIGUSR1 is not one checkpoint");
+    child = fork();
+    if (child == 0) {
+        begin();
+        stop_catch();
+        raise(SIGTERM);
+        raise(SIGTERM);
+        leave();
+    }
+    CHECK(ended(child) == ASKED_STOP, "a signal that comes twice at once ends the process");
+}
+
+/* What is cut at once, and what is given a second. */
+static void test_patience(void) {
+    static const struct {
+        const char *what;
+        StopPhase phase;
+        double left;
+        bool cut;
+    } rows[] = {
+        {"a step of unknown length", STOP_IN_STEP,       INFINITY, true },
+        {"a step with 30 s to go",   STOP_IN_STEP,       30,       true },
+        {"a step with 0.5 s to go",  STOP_IN_STEP,       0.5,      false},
+        {"a step that is late",      STOP_IN_STEP,       -3,       false},
+        {"steps of a device",        STOP_IN_QUEUE,      30,       false},
+        {"an evaluation",            STOP_IN_EVALUATION, INFINITY, true },
+        {"a sample",                 STOP_IN_SAMPLE,     INFINITY, true },
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        const pid_t child = fork();
+        if (child == 0) {
+            begin();
+            stop_catch();
+            stop_expect(rows[i].phase, stop_clock() + rows[i].left);
+            if (stop_now()) _exit(2);
+            raise(SIGINT);
+            _exit(stop_now());
+        }
+        const int got = ended(child);
+        CHECK(got == rows[i].cut, "%s: %d, expected %d", rows[i].what, got, rows[i].cut);
+    }
+}
+
+/* ---- the standard files ---- */
+
+/* Whichever of the three are closed: then all are open, no file more, and those that were open are the same. */
+static void test_standard_files(void) {
+    for (int closed = 0; closed < 8; closed++) {
+        const pid_t child = fork();
+        if (child == 0) {
+            const int other = fcntl(open("/", O_RDONLY), F_DUPFD, 20);
+            int next;
+            for (int fd = 0; fd < 20; fd++) close(fd);
+            for (int fd = 0; fd < 3; fd++)
+                if (!(closed >> fd & 1) && dup2(other, fd) != fd) _exit(10);
+            stop_prepare();
+            for (int fd = 0; fd < 3; fd++) {
+                char byte;
+                const bool is_null = read(fd, &byte, 1) == 0; /* a directory cannot be read */
+                if (is_null != (closed >> fd & 1)) _exit(1 + fd);
+            }
+            next = open("/", O_RDONLY);
+            _exit(next == 3 ? 0 : 4);
+        }
+        const int got = ended(child);
+        CHECK(got == 0, "closed: %s%s%s: %d", closed & 1 ? "stdin " : "", closed & 2 ? "stdout " : "",
+              closed & 4 ? "stderr" : "", got);
+    }
+}
+
+int main(void) {
+    test_signals();
+    test_once();
+    test_patience();
+    test_standard_files();
+    return check_finish("stop");
+}

@@ -201,7 +201,7 @@ static bool run_steps(Training *t, Error *err) {
         if (eval && !evaluate(t, step, err)) return false;
         if (draw && !stop_requested()) sample_in_training(t, step);
         const bool best = s->keep_best && eval && t->is_best && !stop_requested();
-        if (keep || (best && !last)) save_in_training(t, best && !keep);
+        if ((keep || best) && !last) save_in_training(t, best && !keep); /* train() saves the last one */
         if (asked) save_on_request(t);
     }
     if (!training_settle(t, err)) return false;
@@ -296,7 +296,7 @@ static void start_state(Training *t) {
 
 static bool open_log(Training *t, int argc, char **argv, Error *err) {
     const Run *run = t->run;
-    if (run->settings.eval_only) return log_append(&t->log, run->settings.out, err);
+    if (run->settings.eval_only) return log_append(&t->log, run->settings.out, err) || fail_flag("out", err);
     char *flags = flags_to_json(&run->settings);
     LogHeader header = {
         .argc = argc,
@@ -313,7 +313,7 @@ static bool open_log(Training *t, int argc, char **argv, Error *err) {
     bool ok = log_open(&t->log, run->train ? run->settings.out : NULL,
                        run->checkpoint[0] ? run->resumed.step : -1, &header, err);
     free(flags);
-    return ok;
+    return ok || fail_flag("out", err);
 }
 
 /* What was asked for went to stdout: a full disk or a closed pipe there is a failure. */

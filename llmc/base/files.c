@@ -41,6 +41,15 @@ bool path_join(char *path, const char *directory, const char *name, Error *err) 
 }
 
 /* ---- reading ---- */
+const char *file_type_name(mode_t mode) {
+    return S_ISREG(mode)    ? "a file"
+           : S_ISLNK(mode)  ? "a symbolic link"
+           : S_ISDIR(mode)  ? "a directory"
+           : S_ISFIFO(mode) ? "a FIFO"
+           : S_ISSOCK(mode) ? "a socket"
+                            : "a device";
+}
+
 int file_open(const char *path, int64_t *bytes, Error *err) {
     struct stat info;
     int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
@@ -48,11 +57,14 @@ int file_open(const char *path, int64_t *bytes, Error *err) {
         fail_errno(err, "cannot open", path);
         return -1;
     }
-    if (fstat(fd, &info) == 0 && S_ISREG(info.st_mode)) {
+    if (fstat(fd, &info))
+        fail_errno(err, "cannot open", path);
+    else if (!S_ISREG(info.st_mode))
+        fail(err, EXIT_INPUT, "%s: expected a file, found %s", path, file_type_name(info.st_mode));
+    else {
         *bytes = info.st_size;
         return fd;
     }
-    fail(err, EXIT_INPUT, "%s: expected a file, found a directory or device", path);
     close(fd);
     return -1;
 }

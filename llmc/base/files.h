@@ -2,6 +2,7 @@
 #pragma once
 #include <limits.h>
 #include <stdint.h>
+#include <sys/types.h>
 #include "error.h"
 
 #ifdef __cplusplus
@@ -16,6 +17,8 @@ bool fail_errno(Error *err, const char *what, const char *path);
 char *file_read(const char *path, size_t max_bytes, size_t *size, Error *err);
 /* Opens a regular file for reading (never blocks on a pipe); -1 on error. */
 int file_open(const char *path, int64_t *bytes, Error *err);
+/* What a name stands for where a file is expected: "a symbolic link", "a directory", "a FIFO", ... */
+const char *file_type_name(mode_t mode);
 /* Reads exactly n bytes at an offset; a file that ends before is an error. */
 bool file_read_at(int fd, const char *path, void *out, size_t n, int64_t offset, Error *err);
 /* Size and CRC-32C of a whole file; with `sync`, its data is made durable first. */

@@ -35,7 +35,7 @@ bool checkpoint_save(const char *out, GPT2 *model, const Tokenizer *tokenizer, c
 void checkpoint_clean(const char *out);
 /* The most bytes that a checkpoint takes on the disk. */
 int64_t checkpoint_bytes(const GPT2Config *config, bool model_only);
-/* False where the disk of `out` has no room for one more checkpoint, those counted that may go before it. */
+/* False where the disk of `out`, which need not be there yet, has no room for one more checkpoint, those counted that may go before it. */
 bool checkpoint_check_room(const char *out, const GPT2Config *config, const SaveOptions *options, Error *err);
 
 /* ---- reading: changes nothing on the disk ---- */

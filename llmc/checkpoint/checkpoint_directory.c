@@ -66,14 +66,26 @@ static bool read_manifest(Manifest *manifest, const char *out, const char *name,
     return path_join(path, out, name, err) && manifest_read(manifest, path, err);
 }
 
+static bool fail_model_only(const Manifest *manifest, Error *err) {
+    return fail(err, EXIT_INPUT, "%s holds weights only, without the optimizer: it cannot be resumed",
+                manifest->directory);
+}
+
 bool checkpoint_is_whole(const char *out, const char *name, bool with_optimizer, Error *err) {
     Manifest manifest;
     if (!read_manifest(&manifest, out, name, err)) return false;
-    bool ok =
-        manifest.model_only && with_optimizer
-            ? fail(err, EXIT_INPUT, "%s holds weights only, without the optimizer: it cannot be resumed",
-                   manifest.directory)
-            : manifest_verify(&manifest, with_optimizer, err);
+    bool ok = manifest.model_only && with_optimizer ? fail_model_only(&manifest, err)
+                                                    : manifest_verify(&manifest, with_optimizer, err);
+    manifest_free(&manifest);
+    return ok;
+}
+
+bool checkpoint_looks_resumable(const char *out, const char *name, Error *err) {
+    Manifest manifest;
+    if (!read_manifest(&manifest, out, name, err)) return false;
+    bool ok = !manifest.model_only || fail_model_only(&manifest, err);
+    ok = ok && (manifest_sizes_match(&manifest) ||
+                fail(err, EXIT_INPUT, "%s: a file of it is missing or cut short", manifest.directory));
     manifest_free(&manifest);
     return ok;
 }
@@ -284,10 +296,20 @@ int64_t checkpoint_bytes(const GPT2Config *config, bool model_only) {
     return n_values * (int64_t)sizeof(float) * (model_only ? 1 : 3) + names;
 }
 
+/* A descriptor of the folder, or of the nearest one above it that is there. */
+static int open_there(const char *out, Error *err) {
+    char path[PATH_MAX], *slash = path;
+    struct stat info;
+    if (snprintf(path, sizeof path, "%s", out) >= PATH_MAX) slash = NULL;
+    while (slash && stat(path, &info) && errno == ENOENT && (slash = strrchr(path, '/')))
+        *(slash == path ? slash + 1 : slash) = 0;
+    return directory_open(slash ? path : ".", err);
+}
+
 bool checkpoint_check_room(const char *out, const GPT2Config *config, const SaveOptions *options,
                            Error *err) {
     const int64_t bytes = checkpoint_bytes(config, options->model_only);
-    const int folder = directory_open(out, err);
+    const int folder = open_there(out, err);
     if (folder < 0) return false;
     const int64_t room = directory_room(folder);
     close(folder);

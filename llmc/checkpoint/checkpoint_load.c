@@ -31,41 +31,57 @@ static bool has_moved(const char *path, Identity before) {
     return now.device != before.device || now.inode != before.inode || lstat(path, &info) != 0;
 }
 
-/* The newest of the entries whose files are all as they were written. *moved: another one was not there any more
- * when it was read. */
-static bool find_whole(const char *out, const CheckpointEntry *entries, int n, bool with_optimizer,
-                       char path[PATH_MAX], int64_t *step, bool *moved) {
-    Error damage;
+/* The index of the newest of the entries whose files are all as they were written; those before it have their
+ * damage in `damage`. -1: none is. *moved: one was not there any more when it was read. */
+static int find_whole(const char *out, const CheckpointEntry *entries, int n, bool with_optimizer,
+                      char path[PATH_MAX], Error *damage, bool *moved) {
     *moved = false;
-    for (int i = 0; i < n; i++) {
-        if (!path_join(path, out, entries[i].name, &damage)) continue;
+    for (int i = 0; i < n && !*moved; i++) {
+        if (!path_join(path, out, entries[i].name, &damage[i])) continue;
         const Identity before = identity_of(path);
-        *step = entries[i].step;
-        if (checkpoint_is_whole(out, entries[i].name, with_optimizer, &damage)) return true;
+        if (checkpoint_is_whole(out, entries[i].name, with_optimizer, &damage[i])) return i;
         *moved = has_moved(path, before);
-        if (*moved) return false;
-        print_line(stderr, "warning: checkpoint skipped: %s", damage.text);
     }
-    return false;
+    return -1;
+}
+
+/* None of n > 0 checkpoints is whole: the newest one's damage says why. */
+static bool fail_damaged(const char *out, int n, bool with_optimizer, const Error *damage, Error *err) {
+    return fail(err, EXIT_INPUT,
+                "%s: expected a whole checkpoint, found %d that cannot be used, the newest: %s%s", out, n,
+                damage->text, with_optimizer ? "; hint: another --out begins a new run" : "");
+}
+
+/* One look at the folder: the newest whole checkpoint, the damaged ones before it named on stderr. */
+static bool look_for_newest(const char *out, bool with_optimizer, char path[PATH_MAX], int64_t *step,
+                            bool *moved, Error *err) {
+    CheckpointEntry *entries;
+    int n, found = -1;
+    *moved = false;
+    if (!checkpoint_entries(out, &entries, &n, err)) return false;
+    Error *damage = calloc((size_t)n + 1, sizeof *damage);
+    if (damage) found = find_whole(out, entries, n, with_optimizer, path, damage, moved);
+    for (int i = 0; i < found; i++) print_line(stderr, "warning: checkpoint skipped: %s", damage[i].text);
+    *err = (Error){0};
+    if (!damage)
+        fail(err, EXIT_RUN, "%s: no memory to look at its checkpoints", out);
+    else if (found >= 0)
+        *step = entries[found].step;
+    else if (n > 0)
+        fail_damaged(out, n, with_optimizer, &damage[0], err);
+    free(damage);
+    free(entries);
+    return found >= 0;
 }
 
 /* Newest whole checkpoint. Where a run beside removes what is looked at, it has saved a newer one: once more. */
 static bool find_newest(const char *out, bool with_optimizer, char path[PATH_MAX], int64_t *step,
                         Error *err) {
     enum { MAX_TRIES = 1000 };
-    CheckpointEntry *entries;
-    int n = 0;
     bool found = false, moved = true;
-    for (int i = 0; moved && i < MAX_TRIES; i++) {
-        if (!checkpoint_entries(out, &entries, &n, err)) return false;
-        found = find_whole(out, entries, n, with_optimizer, path, step, &moved);
-        free(entries);
-    }
-    if (found) return true;
-    if (n > 0)
-        return fail(err, EXIT_INPUT, "%s: expected a whole checkpoint, found %d that cannot be used", out, n);
-    *err = (Error){0};
-    return false;
+    for (int i = 0; moved && i < MAX_TRIES; i++)
+        found = look_for_newest(out, with_optimizer, path, step, &moved, err);
+    return found;
 }
 
 bool checkpoint_find(const char *out, char *path, size_t path_size, int64_t *step, Error *err) {

@@ -237,8 +237,9 @@ static void find_damage(const char *path, const JsonValue *tensors, char *where,
     safetensors_close(&file);
 }
 
-static bool verify(const Manifest *m, const JsonValue *file, Error *err) {
-    char path[PATH_MAX], digits[9], where[100];
+/* to_load: the weights alone are wanted, and would be had without the manifest. */
+static bool verify(const Manifest *m, const JsonValue *file, bool to_load, Error *err) {
+    char path[PATH_MAX], digits[9], where[100], hint[PATH_MAX + 80] = "";
     int64_t bytes, expected_bytes = -1;
     uint32_t crc;
     const JsonValue *expected = json_get(file, "crc32c");
@@ -251,16 +252,18 @@ static bool verify(const Manifest *m, const JsonValue *file, Error *err) {
     snprintf(digits, sizeof digits, "%08x", crc);
     if (json_equals(expected, digits)) return true;
     find_damage(path, json_get(file, "tensors"), where, sizeof where);
+    if (to_load)
+        snprintf(hint, sizeof hint, "; hint: without its " MANIFEST_NAME " --model %s loads it as it is",
+                 m->directory);
     return fail(err, EXIT_INPUT,
-                "%s: %s: damaged or edited: expected checksum %.8s by " MANIFEST_NAME
-                ", found %s (to load it as it is, remove " MANIFEST_NAME ")",
-                path, where, expected->text, digits);
+                "%s: %s: damaged or edited: expected checksum %.8s by " MANIFEST_NAME ", found %s%s", path,
+                where, expected->text, digits, hint);
 }
 
 bool manifest_verify(const Manifest *m, bool with_optimizer, Error *err) {
     for (const JsonValue *file = json_get(json_root(m->json), "files")->first; file; file = file->next) {
         bool optimizer = json_equals(json_get(file, "name"), "optimizer.safetensors");
-        if ((with_optimizer || !optimizer) && !verify(m, file, err)) return false;
+        if ((with_optimizer || !optimizer) && !verify(m, file, !with_optimizer, err)) return false;
     }
     return true;
 }

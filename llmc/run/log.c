@@ -133,7 +133,7 @@ static int look_at(const char *path, Error *err) {
     fail(err, EXIT_INPUT,
          "%s: expected a file, found %s, through which nothing is written; hint: move it away, or another "
          "--out",
-         path, S_ISLNK(status.st_mode) ? "a symbolic link" : "a directory or a device");
+         path, file_type_name(status.st_mode));
     return -1;
 }
 
@@ -213,7 +213,7 @@ static bool set_aside(const char *dir, const char *path, Error *err) {
 
 static bool log_path(RunLog *run, const char *dir, Error *err) {
     return snprintf(run->path, sizeof run->path, "%s/log.jsonl", dir) < (int)sizeof run->path ||
-           fail(err, EXIT_INPUT, "--out: path longer than %zu bytes", sizeof run->path);
+           fail(err, EXIT_INPUT, "path longer than %zu bytes", sizeof run->path);
 }
 
 static int open_to_append(const char *path) {
@@ -226,6 +226,14 @@ static bool open_end(RunLog *run, Error *err) {
     run->bytes = lseek(run->fd, 0, SEEK_END);
     run->is_open = true;
     return true;
+}
+
+bool log_check(const char *dir, bool resumed, Error *err) {
+    RunLog run;
+    char temporary[1100];
+    if (!log_path(&run, dir, err) || look_at(run.path, err) < 0) return fail_flag("out", err);
+    snprintf(temporary, sizeof temporary, "%s.tmp", run.path);
+    return !resumed || look_at(temporary, err) >= 0 || fail_flag("out", err);
 }
 
 bool log_append(RunLog *run, const char *dir, Error *err) {

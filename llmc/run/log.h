@@ -51,7 +51,9 @@ typedef struct RunLog {
     bool warned;     /* a write failed and the user was told, once */
 } RunLog;
 
-/* Never through a symbolic link: one of the log's names is an error.
+/* False where one of the log's names in DIR stands for no file: nothing is written through a link, a FIFO, ... */
+bool log_check(const char *dir, bool resumed, Error *err);
+/* What log_check refuses is an error here, too.
  * Opens DIR/log.jsonl (dir exists; NULL: no log) and writes the header. resumed_step >= 0: keeps the lines up
  * to that step (rewritten to a temporary file, fsync'ed, renamed) and appends. resumed_step < 0: a new run; a
  * log that is already there is moved to log.1.jsonl, log.2.jsonl, ... */

@@ -143,7 +143,7 @@ static bool size_from_files(Run *run, Error *err) {
 
 static bool load_model(Run *run, Error *err) {
     while (!checkpoint_load_weights(run->model_path, &run->model, err))
-        if (!model_moved(run)) return false;
+        if (!model_moved(run)) return fail_flag("model", err);
     return true;
 }
 
@@ -315,7 +315,7 @@ static bool resume(Run *run, Error *err) {
         if (!find_checkpoint(run, err)) return false;
         snprintf(run->model_path, sizeof run->model_path, "%s", run->checkpoint);
     }
-    if (!checkpoint_resume(run->checkpoint, &run->model, &run->resumed, err)) return false;
+    if (!checkpoint_resume(run->checkpoint, &run->model, &run->resumed, err)) return fail_flag("resume", err);
     dataloader_seek(run->train, run->resumed.data_position);
     run->model.step = run->resumed.step;
     name_differences(run, run->resumed.flags);

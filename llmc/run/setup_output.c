@@ -1,36 +1,56 @@
 /* The folder of --out: whose it is, its lock, its room, and whether it is still there. */
 #include <errno.h>
 #include <fcntl.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 #include "llmc/base/files.h"
+#include "llmc/checkpoint/checkpoint_directory.h"
 #include "llmc/checkpoint/manifest.h"
 #include "setup.h"
 
 enum { OUT_MAX = 960 }; /* bytes of --out: Run.checkpoint and the log add a name to it in 1024 */
 
 /* ---- whose folder it is ---- */
-static bool refuse_checkpoints(const char *out, int exit_code, const char *what, const char *hint,
-                               Error *err) {
-    static const char *const prefixes[] = {"step_", ".old-step_"};
-    bool ok = true;
-    for (int i = 0; ok && i < 2; i++) {
-        char **names = NULL;
-        int n = 0;
-        if (!directory_list(out, prefixes[i], &names, &n, err)) return fail_flag("out", err);
-        if (n) ok = fail(err, exit_code, "--out %s: %s (%s)%s", out, what, names[0], hint);
-        names_free(names, n);
-    }
-    return ok;
+/* The hint is one that helps: --resume, or for what it cannot go on with the reason. */
+static bool fail_used(const char *out, const CheckpointEntry *entries, int n, Error *err) {
+    Error newest = {0}, ignored;
+    for (int i = 0; i < n; i++)
+        if (checkpoint_looks_resumable(out, entries[i].name, i ? &ignored : &newest))
+            return fail(err, EXIT_INPUT,
+                        "--out %s: holds checkpoints of another run (%s); hint: --resume goes on with it, or "
+                        "another folder",
+                        out, entries[i].name);
+    return fail(
+        err, EXIT_INPUT,
+        "--out %s: holds %s, named as a run's checkpoint, but %s; hint: move it away, or another --out", out,
+        entries->name, newest.text);
 }
 
 /* A new run beside the checkpoints of another would leave --resume to guess which to go on with. */
 static bool refuse_used_output(const Settings *s, Error *err) {
+    CheckpointEntry *entries;
+    int n;
     if (s->resume) return true;
-    return refuse_checkpoints(s->out, EXIT_INPUT, "holds checkpoints of another run",
-                              "; hint: --resume goes on with it, or another folder", err);
+    if (!checkpoint_entries(s->out, &entries, &n, err)) return fail_flag("out", err);
+    const bool ok = n == 0 || fail_used(s->out, entries, n, err);
+    free(entries);
+    return ok;
+}
+
+/* The folder that took the place of the run's own. */
+static bool refuse_others_output(const char *out, Error *err) {
+    CheckpointEntry *entries;
+    int n;
+    if (!checkpoint_entries(out, &entries, &n, err)) return fail_flag("out", err);
+    const bool ok = n == 0 || fail(err, EXIT_RUN,
+                                   "--out %s: the folder that the run began in is gone (moved, removed or "
+                                   "unmounted), the one of its name holds other checkpoints (%s)",
+                                   out, entries->name);
+    free(entries);
+    return ok;
 }
 
 /* A checkpoint's own folder is no place for a run: what is in it would be taken for the run's, and the other way
@@ -51,14 +71,15 @@ static int open_lock(int folder, const char *out, int make, Error *err) {
     struct stat info;
     *err = (Error){0};
     const int fd = openat(folder, "run.lock", O_RDWR | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK | make, 0666);
+    const int reason = errno;
     if (fd < 0 && !make && errno == ENOENT) return -1;
     if (fd >= 0 && fstat(fd, &info) == 0 && S_ISREG(info.st_mode)) return fd;
-    if (fd >= 0 || errno == ELOOP)
+    errno = reason;
+    if (fstatat(folder, "run.lock", &info, AT_SYMLINK_NOFOLLOW) == 0 && !S_ISREG(info.st_mode))
         fail(err, EXIT_INPUT,
-             "--out: %s/run.lock: expected a file, found a symbolic link or a device, through which nothing "
-             "is "
-             "written; hint: remove it, or another --out",
-             out);
+             "--out: %s/run.lock: expected a file, found %s, through which nothing is written; hint: remove "
+             "it, or another --out",
+             out, file_type_name(info.st_mode));
     else
         fail(err, errno == ENOSPC || errno == EIO ? EXIT_RUN : EXIT_INPUT,
              "--out: cannot write %s/run.lock: %s", out, strerror(errno));
@@ -102,9 +123,14 @@ bool setup_check_output(Run *run, Error *err) {
     if (!s->out || s->memory) return true;
     if (strlen(s->out) >= OUT_MAX)
         return fail(err, EXIT_INPUT, "--out: the path is longer than %d bytes", OUT_MAX);
-    if (stat(s->out, &info) && errno == ENOENT) return true;
+    if (stat(s->out, &info) && errno == ENOENT)
+        return lstat(s->out, &info) != 0 ||
+               fail(err, EXIT_INPUT,
+                    "--out %s: expected a folder, found a symbolic link to nothing; hint: remove it, or make "
+                    "the folder",
+                    s->out);
     return refuse_checkpoint_itself(s->out, err) && (s->eval_only || refuse_used_output(s, err)) &&
-           lock_output(run, 0, err);
+           log_check(s->out, s->resume, err) && lock_output(run, 0, err);
 }
 
 /* ---- ready to be written ---- */
@@ -122,15 +148,21 @@ static void clean_output(const Run *run) {
     warn(&note);
 }
 
+static bool check_room(const Run *run, Error *err) {
+    const SaveOptions options = setup_save_options(run);
+    return run->settings.eval_only || setup_is_finished(run) ||
+           checkpoint_check_room(run->settings.out, &run->config, &options, err);
+}
+
 bool setup_output(Run *run, Error *err) {
     const Settings *s = &run->settings;
-    const SaveOptions options = setup_save_options(run);
     if (!s->out) return true;
+    if (access(s->out, F_OK) && !check_room(run, err)) return false; /* no folder is made for nothing */
     if (!directory_make(s->out, err)) return fail_flag("out", err);
     if (!lock_output(run, O_CREAT, err)) return false;
     if (s->eval_only) return true; /* a line of its log is all that is written */
     clean_output(run);
-    return setup_is_finished(run) || checkpoint_check_room(s->out, &run->config, &options, err);
+    return check_room(run, err);
 }
 
 /* ---- while the run goes on ---- */
@@ -146,12 +178,7 @@ bool setup_follow_output(Run *run, bool *moved, Error *err) {
     *moved = false;
     if (stands(run)) return true;
     release_output(run);
-    if (!directory_make(out, err) ||
-        !refuse_checkpoints(out, EXIT_RUN,
-                            "the folder that the run began in is gone (moved, removed or unmounted), the one "
-                            "of its name holds other checkpoints",
-                            "", err) ||
-        !lock_output(run, O_CREAT, err))
+    if (!directory_make(out, err) || !refuse_others_output(out, err) || !lock_output(run, O_CREAT, err))
         return false;
     fail(&note, EXIT_RUN,
          "--out %s: the folder is gone (moved, removed or unmounted); the run goes on in a new one", out);

@@ -49,11 +49,11 @@ static void write_line(Line *line) {
     (void)written; /* nobody is there to read it */
 }
 
-/* ", about 12 s", of the time that is left; nothing where it is not known. */
+/* ", about 12 s", of the time that is left; nothing where it is not known, or under a second. */
 static void add_time_left(Line *line, const char *before, double left, const char *behind) {
-    if (!(left < 1e7)) return;
+    if (!(left >= 1 && left < 1e7)) return;
     add(line, before);
-    add_number(line, left > 1 ? (long)ceil(left) : 1);
+    add_number(line, (long)ceil(left));
     add(line, behind);
 }
 

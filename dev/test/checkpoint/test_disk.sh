@@ -120,14 +120,21 @@ for linked in log.jsonl log.jsonl.tmp run.lock; do
     fresh
     rm -f "$out/$linked"
     ln -s ../outside/model.safetensors "$out/$linked"
-    refuses "$linked is a link, resumed" "/$linked: expected a file, found a symbolic link" $training --steps 14 --resume --out "$out"
+    refuses "$linked is a link, resumed" "^error: --out: .*/$linked: expected a file, found a symbolic link, .*; hint: " $training --steps 14 --resume --out "$out"
+    check "$linked is a link, resumed: found before anything is printed" [ ! -s "$work/out" ]
     outside_stands "$linked is a link, resumed"
     check "$linked is a link, resumed: the link stays" [ -h "$out/$linked" ]
     [ $linked = log.jsonl.tmp ] && continue
     rm -rf "$out"/step_*
-    refuses "$linked is a link" "/$linked: expected a file, found a symbolic link" $training --steps 2 --out "$out"
+    refuses "$linked is a link" "^error: --out: .*/$linked: expected a file, found a symbolic link, .*; hint: " $training --steps 2 --out "$out"
+    check "$linked is a link: found before anything is printed" [ ! -s "$work/out" ]
     outside_stands "$linked is a link"
+    rm "$out/$linked" && mkfifo "$out/$linked"
+    refuses "$linked is a FIFO" "^error: --out: .*/$linked: expected a file, found a FIFO, .*; hint: " $training --steps 2 --out "$out"
+    check "$linked is a FIFO: found before anything is printed" [ ! -s "$work/out" ]
 done
+mkdir "$work/foldered" && mkdir "$work/foldered/log.jsonl"
+refuses "log.jsonl is a folder" '^error: --out: .*/log.jsonl: expected a file, found a directory, ' $training --steps 2 --out "$work/foldered"
 fresh
 echo left >"$out/log.jsonl.tmp"
 ln "$out/log.jsonl" "$work/hard_link"
@@ -149,7 +156,35 @@ cp -R "$out/step_00000012" "$work/exported" && rm "$work/exported/trainer_state.
 refuses "--out is a model" 'is a checkpoint itself' $training --steps 2 --out "$work/exported"
 mkdir "$work/aside" && cp -R "$out/step_00000012" "$work/aside/.old-step_00000012-1"
 refuses "a new run beside what a kill left aside" 'holds checkpoints of another run .\.old-step_00000012-1' $training --steps 2 --out "$work/aside"
+ln -s nothing "$work/dangling"
+refuses "--out is a link to nothing" '^error: --out .*/dangling: expected a folder, found a symbolic link to nothing; hint: ' $training --steps 2 --out "$work/dangling"
+check "--out is a link to nothing: found before anything is printed" [ ! -s "$work/out" ]
 check "--out is a checkpoint: nothing is made" [ ! -e "$out/step_00000012/run.lock" ] && [ ! -e "$work/exported/run.lock" ]
+
+# ---- checkpoints that cannot be gone on with, and what has only their names ----
+fresh
+printf X | dd of="$out/step_00000012/model.safetensors" bs=1 seek=5000 conv=notrunc 2>/dev/null
+run $training --steps 13 --resume --out "$out"
+check "the newest is damaged: exit code $status" [ "$status" -eq 0 ]
+check "the newest is damaged: one warning" [ "$(cat "$work/err" | wc -l)" -eq 1 ]
+check "the newest is damaged: which, and why" grep -qE '^warning: checkpoint skipped: .*/step_00000012/model.safetensors: tensor .*: damaged' "$work/err"
+fresh
+for saved in "$out"/step_*; do printf X | dd of="$saved/model.safetensors" bs=1 seek=5000 conv=notrunc 2>/dev/null; done
+refuses "all are damaged" '^error: --resume: .*expected a whole checkpoint, found 3 that cannot be used, the newest: .*/step_00000012/model.safetensors: tensor .*: damaged or edited.*; hint: another --out begins a new run$' $training --steps 14 --resume --out "$out"
+refuses "all are damaged, a model" '^error: --model: .*found 3 that cannot be used, the newest: .*/step_00000012/model.safetensors: .*; hint: without its trainer_state.json --model .*/step_00000012 loads it as it is$' --model "$out" --prompt a
+refuses "a damaged model" '^error: --model: .*/step_00000012/model.safetensors: tensor .*; hint: without its trainer_state.json --model .*/step_00000012 loads' --model "$out/step_00000012" --prompt a
+rm "$out/step_00000012/trainer_state.json"
+run --model "$out/step_00000012" --prompt a --sample-tokens 4
+check "a damaged model: the hint helps, exit code $status" [ "$status" -eq 0 ]
+mkdir -p "$work/foreign/step_00000005/mine"
+refuses "a folder with a checkpoint's name" '^error: --out .*/foreign: holds step_00000005, named as a run.s checkpoint, but cannot open .*/trainer_state.json: .*; hint: move it away, or another --out$' $training --steps 2 --out "$work/foreign"
+refuses "a folder with a checkpoint's name, resumed" '^error: --resume: .*found 1 that cannot be used, the newest: cannot open .*/step_00000005/trainer_state.json: .*; hint: another --out' $training --steps 2 --resume --out "$work/foreign"
+mv "$work/foreign/step_00000005" "$work/foreign/step_of_mine"
+run $training --steps 2 --out "$work/foreign"
+check "a folder whose name only begins as a checkpoint's: exit code $status" [ "$status" -eq 0 ]
+check "a folder whose name only begins as a checkpoint's: it stays" [ -d "$work/foreign/step_of_mine/mine" ]
+run $training --steps 2 --model-only --out "$work/weights"
+refuses "a new run beside weights alone" '^error: --out .*/weights: holds step_00000002, .* holds weights only, .*cannot be resumed; hint: move it away, or another --out$' $training --steps 4 --out "$work/weights"
 
 # ---- a folder that vanishes ----
 has_steps() { [ "$(cat "$2" 2>/dev/null | grep -c '"norm"')" -ge "$1" ]; }
@@ -218,7 +253,10 @@ faulty ROOM=100000 $training --steps 2 --out "$work/no_room"
 check "no room at the start: exit code $status" [ "$status" -eq 1 ]
 check "no room at the start: one line" [ "$(wc -l <"$work/err")" -eq 1 ]
 check "no room at the start: says what is needed and what is there" grep -qE '^error: --out .*/no_room: a checkpoint takes [0-9.]+ MiB, 0\.1 MiB are free' "$work/err"
-check "no room at the start: no step is done" [ ! -e "$work/no_room/log.jsonl" ]
+check "no room at the start: no folder is made" [ ! -e "$work/no_room" ]
+faulty ROOM=100000 $training --steps 2 --out "$work/no_parent/no_room/"
+check "no room at the start, below a new folder: says so" grep -q 'a checkpoint takes' "$work/err"
+check "no room at the start: none above it either" [ ! -e "$work/no_parent" ]
 fresh
 faulty ROOM=100000 $training --steps 16 --save-every 2 --keep 3 --resume --out "$out"
 check "no room later: exit code $status" [ "$status" -eq 1 ]
@@ -235,7 +273,8 @@ check "a save that fails: again after one step and two more" [ "$(cd "$work/full
 faulty FULL=optimizer.safetensors:99 $training --steps 12 --save-every 4 --out "$work/fuller"
 check "the last save fails: exit code $status" [ "$status" -eq 1 ]
 check "the last save fails: said last" [ "$(tail -n 1 "$work/err" | grep -c '^error: checkpoint of step 12 not saved')" -eq 1 ]
-check "the last save fails: in the log" grep -q '"step": 12, "save_failed"' "$work/fuller/log.jsonl"
+check "the last save fails: said once" [ "$(grep -c 'checkpoint of step 12 not saved' "$work/err")" -eq 1 ]
+check "the last save fails: once in the log" [ "$(grep -c '"step": 12, "save_failed"' "$work/fuller/log.jsonl")" -eq 1 ]
 check "saves that fail leave nothing" [ -z "$(ls -A "$work/fuller" | grep step_)" ]
 faulty FULL=optimizer.safetensors:1 $training --steps 4 --out "$work/late"
 check "only the save at the end, failing: exit code $status" [ "$status" -eq 1 ]

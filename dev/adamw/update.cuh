@@ -20,10 +20,10 @@ __device__ inline float one_minus_power(float beta, float t) {
 __device__ inline Factors block_factors(const AdamWArgs &args) {
     __shared__ Factors shared;
     if (threadIdx.x == 0) {
-        const float t = (float)(args.step - args.stats->n_skipped), norm = args.stats->grad_norm;
-        shared.grad_scale = args.clip > 0 && norm > args.clip ? args.clip / norm : 1;
-        shared.m_correction = 1 / one_minus_power(args.beta1, t);
-        shared.v_correction = 1 / one_minus_power(args.beta2, t);
+        const float t = (float)(args.update.step - args.stats->n_skipped), norm = args.stats->grad_norm;
+        shared.grad_scale = args.update.clip > 0 && norm > args.update.clip ? args.update.clip / norm : 1;
+        shared.m_correction = 1 / one_minus_power(args.update.beta1, t);
+        shared.v_correction = 1 / one_minus_power(args.update.beta2, t);
     }
     __syncthreads();
     return shared;
@@ -32,9 +32,10 @@ __device__ inline Factors block_factors(const AdamWArgs &args) {
 __device__ inline void update(const AdamWArgs &args, const Factors &f, float weight_decay, float grad,
                               float &w, float &m, float &v) {
     const float g = grad * f.grad_scale;
-    m = args.beta1 * m + (1 - args.beta1) * g;
-    v = args.beta2 * v + (1 - args.beta2) * g * g;
-    w -= args.lr * (m * f.m_correction / (sqrtf(v * f.v_correction) + args.eps) + weight_decay * w);
+    m = args.update.beta1 * m + (1 - args.update.beta1) * g;
+    v = args.update.beta2 * v + (1 - args.update.beta2) * g * g;
+    w -= args.update.lr *
+         (m * f.m_correction / (sqrtf(v * f.v_correction) + args.update.eps) + weight_decay * w);
 }
 
 /* The range that element i lies in, from `range` on. */

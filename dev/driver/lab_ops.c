@@ -237,13 +237,8 @@ AdamWArgs lab_adamw_args(const Call *c) {
                       .weights = c->p[3],
                       .stats = c->p[4],
                       .grads = c->p[5],
-                      .step = 1000,
-                      .lr = 1e-6f,
-                      .beta1 = 0.9f,
-                      .beta2 = 0.95f,
-                      .eps = 1e-8f,
-                      .clip = 1,
                       .n_ranges = 2};
+    args.update = (UpdateArgs){1000, 1e-6f, 0.9f, 0.95f, 1e-8f, 0, 1};
     args.ranges[0] = (AdamWRange){0, c->s.N / 2, 0.1f};
     args.ranges[1] = (AdamWRange){c->s.N / 2, c->s.N, 0};
     return args;

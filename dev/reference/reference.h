@@ -167,7 +167,7 @@ static inline int64_t reference_index(const Reference *reference, int index, int
 static inline void hash_tensor(float *out, TensorId id, int layer, const Tensor *t,
                                const ReferenceHeader *h) {
     const bool norm_weight = id == LN_1_W || id == LN_2_W || id == LN_F_W;
-    const int log2_scale = t->is_matrix ? h->log2_scale : norm_weight ? -3 : -4;
+    const int log2_scale = t->rank == 2 ? h->log2_scale : norm_weight ? -3 : -4;
     const int64_t real = id == WTE ? (int64_t)h->vocab_size * t->cols : t->layer_elems;
     const float center = norm_weight ? 1.0f : 0.0f;
 #pragma omp parallel for

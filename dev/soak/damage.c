@@ -90,7 +90,7 @@ static bool digest_model(const char *path, bool moments, uint64_t *digest, Error
                                    state.step,        state.data_position, state.tokens_seen,
                                    state.n_skipped,   (int64_t)state.seed};
         *digest = mix(mix(*digest, numbers, sizeof numbers), model.master, bytes);
-        if (moments) *digest = mix(mix(*digest, model.m, bytes), model.v, bytes);
+        if (moments) *digest = mix(mix(*digest, model.states[ADAMW_M], bytes), model.states[ADAMW_V], bytes);
         if (state.flags) *digest = mix(*digest, state.flags, strlen(state.flags));
     }
     free((char *)state.flags);

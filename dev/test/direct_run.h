@@ -169,8 +169,8 @@ __attribute__((unused)) static void direct_open(Direct *d, const char *flags, co
         exit(1);
     }
     const size_t bytes = (size_t)d->model.n_parameters * sizeof(float);
-    memset(d->model.m, 0, bytes);
-    memset(d->model.v, 0, bytes);
+    memset(d->model.states[ADAMW_M], 0, bytes);
+    memset(d->model.states[ADAMW_V], 0, bytes);
 }
 
 __attribute__((unused)) static void direct_close(Direct *d) {
@@ -192,8 +192,9 @@ static void check_checkpoint(const char *name, Direct *d, const char *out, int s
     snprintf(path, sizeof path, "%s/step_%08d", out, step);
     if (!CHECK(gpt2_open(&saved, &ops_cpu, &d->model.config, &options, &err), "%s", err.text)) return;
     if (CHECK(checkpoint_resume(path, &saved, &state, &err), "%s: %s", name, err.text)) {
-        const float *const got[] = {saved.master, saved.m, saved.v}, *const want[] = {d->model.master,
-                                                                                      d->model.m, d->model.v};
+        const float *const got[] = {saved.master, saved.states[ADAMW_M], saved.states[ADAMW_V]},
+                           *const want[] = {d->model.master, d->model.states[ADAMW_M],
+                                            d->model.states[ADAMW_V]};
         static const char *const what[] = {"weights", "m", "v"};
         for (int i = 0; i < 3; i++)
             CHECK(memcmp(got[i], want[i], (size_t)saved.n_parameters * sizeof(float)) == 0,

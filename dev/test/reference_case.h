@@ -73,7 +73,8 @@ typedef struct Snapshot {
 } Snapshot;
 
 static Snapshot snapshot(const GPT2 *model) {
-    const void *const device[N_FLAT] = {model->master, model->weights, model->m, model->v, model->grads};
+    const void *const device[N_FLAT] = {model->master, model->weights, model->states[ADAMW_M],
+                                        model->states[ADAMW_V], model->grads};
     Snapshot s;
     for (int i = 0; i < N_FLAT; i++) {
         s.bytes[i] =

@@ -37,14 +37,14 @@ __attribute__((unused)) static void tiny_fill(GPT2 *model, uint64_t seed) {
         for (int64_t i = 0; i < n; i++)
             values[i] = i >= padding && i < padding_end ? 0 : tiny_value(3 * seed + (uint64_t)k, i);
         if (k == 0) gpt2_set_weights(model, values, 0, n);
-        if (k > 0) model->ops->upload(k == 1 ? model->m : model->v, values, (size_t)n * sizeof *values);
+        if (k > 0) model->ops->upload(model->states[k - 1], values, (size_t)n * sizeof *values);
     }
     free(values);
 }
 
 /* Sets every value to NaN, so that what a load leaves out shows. */
 __attribute__((unused)) static void tiny_poison(GPT2 *model) {
-    float *const buffers[] = {model->master, model->m, model->v};
+    float *const buffers[] = {model->master, model->states[ADAMW_M], model->states[ADAMW_V]};
     for (int k = 0; k < 3; k++) memset(buffers[k], 0xff, (size_t)model->n_parameters * sizeof(float));
 }
 
@@ -52,7 +52,7 @@ __attribute__((unused)) static void tiny_poison(GPT2 *model) {
 __attribute__((unused)) static bool tiny_equals(const GPT2 *model, uint64_t seed, bool moments) {
     const int64_t n = model->n_parameters, C = model->config.n_embd;
     const int64_t padding = model->config.vocab_size * C, padding_end = model->config.padded_vocab_size * C;
-    const float *const buffers[] = {model->master, model->m, model->v};
+    const float *const buffers[] = {model->master, model->states[ADAMW_M], model->states[ADAMW_V]};
     for (int k = 0; k < (moments ? 3 : 1); k++)
         for (int64_t i = 0; i < n; i++) {
             float expected = i >= padding && i < padding_end ? 0 : tiny_value(3 * seed + (uint64_t)k, i);

@@ -33,14 +33,12 @@ static bool save_config(const char *directory, const GPT2 *model, const Tokenize
 
 static bool save_weights(const char *directory, const GPT2 *model, bool model_only, JsonWriter *manifest,
                          Error *err) {
-    const FlatBuffer weights = {"transformer.", model->master, NULL};
-    const FlatBuffer moments[] = {
-        {"m.", model->m, NULL},
-        {"v.", model->v, NULL}
-    };
+    const FlatBuffer weights = {"transformer", model->master};
+    FlatBuffer states[N_STATES];
+    const int n_states = optimizer_buffers(states, model);
     if (!hf_tensors_save(directory, "model.safetensors", model, &weights, 1, manifest, err)) return false;
     return model_only ||
-           hf_tensors_save(directory, "optimizer.safetensors", model, moments, 2, manifest, err);
+           hf_tensors_save(directory, "optimizer.safetensors", model, states, n_states, manifest, err);
 }
 
 static bool is_saved_here(const char *name) {
@@ -130,7 +128,7 @@ static bool save_in(int folder, const char *out, const GPT2 *model, const Tokeni
 bool checkpoint_save(const char *out, GPT2 *model, const Tokenizer *tokenizer, const TrainerState *state,
                      const SaveOptions *options, Error *err) {
     Error cause;
-    if (!options->model_only && !model->m)
+    if (!options->model_only && !model->options.training)
         return fail(err, EXIT_RUN,
                     "%s: the model was opened without an optimizer: only its weights can be saved", out);
     if (!directory_make(out, err)) return false;

@@ -180,30 +180,20 @@ bool checkpoint_load_weights(const char *path, GPT2 *model, Error *err) {
 }
 
 /* ---- resume ---- */
-static void put_m(GPT2 *model, const float *host, int64_t begin, int64_t n) {
-    model->ops->upload(model->m + begin, host, (size_t)n * sizeof *host);
-}
-
-static void put_v(GPT2 *model, const float *host, int64_t begin, int64_t n) {
-    model->ops->upload(model->v + begin, host, (size_t)n * sizeof *host);
-}
-
 static bool load_all(const Manifest *manifest, GPT2 *model, Error *err) {
-    const FlatBuffer moments[] = {
-        {"m.", model->m, put_m},
-        {"v.", model->v, put_v}
-    };
+    FlatBuffer states[N_STATES];
+    const int n_states = optimizer_buffers(states, model);
     const char *directory = manifest->directory;
     ModelPath source = {0};
     snprintf(source.path, sizeof source.path, "%s", directory);
     if (manifest->model_only)
         return fail(err, EXIT_INPUT,
                     "%s holds weights only and cannot be resumed: start from it with --model", directory);
-    if (!model->m)
+    if (!model->options.training)
         return fail(err, EXIT_RUN, "%s: the model was opened without an optimizer and cannot be resumed",
                     directory);
     if (!manifest_verify(manifest, true, err) || !load_weights(&source, model, err)) return false;
-    if (!hf_tensors_load(directory, "optimizer.safetensors", model, moments, 2, err)) return false;
+    if (!hf_tensors_load(directory, "optimizer.safetensors", model, states, n_states, err)) return false;
     char *n_skipped = (char *)model->stats + offsetof(StepStats, n_skipped);
     model->ops->upload(n_skipped, &manifest->state.n_skipped, sizeof manifest->state.n_skipped);
     return true;

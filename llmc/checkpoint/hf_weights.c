@@ -8,6 +8,13 @@
 
 enum { NAME_SIZE = 96, PIECE_ELEMS = 1 << 20 };
 
+int optimizer_buffers(FlatBuffer buffers[N_STATES], const GPT2 *model) {
+    int n = 0;
+    for (int i = 0; i < N_STATES; i++)
+        if (model->states[i]) buffers[n++] = (FlatBuffer){optimizer_states[i].name, model->states[i]};
+    return n;
+}
+
 /* ---- the model's tensors, one layer's piece at a time ---- */
 typedef struct Piece {
     char name[NAME_SIZE]; /* "h.3.attn.c_attn.weight" */
@@ -19,10 +26,12 @@ typedef struct Piece {
 
 static Piece piece_of(const GPT2 *model, int id, int layer) {
     const Tensor *t = &model->tensors[id];
-    Piece piece = {.begin = t->offset + layer * t->layer_elems, .rows = t->rows, .cols = t->cols};
+    Piece piece = {.begin = t->offset + layer * t->layer_elems,
+                   .rows = t->rows,
+                   .cols = t->cols,
+                   .rank = t->rank,
+                   .transposed = t->transposed};
     if (id == WTE) piece.rows = model->config.vocab_size;
-    piece.rank = t->is_matrix ? 2 : 1;
-    piece.transposed = t->is_matrix && id != WTE && id != WPE;
     const char *layer_mark = strstr(t->name, "%d");
     if (layer_mark)
         snprintf(piece.name, NAME_SIZE, "%.*s%d%s", (int)(layer_mark - t->name), t->name, layer,
@@ -115,7 +124,7 @@ static bool write_header(OutFile *file, const Piece *pieces, int n, const FlatBu
     safetensors_header_begin(&header);
     for (int k = 0; k < n_buffers; k++)
         for (int i = 0; i < n; i++) {
-            snprintf(name, sizeof name, "%s%s", buffers[k].prefix, pieces[i].name);
+            snprintf(name, sizeof name, "%s.%s", buffers[k].prefix, pieces[i].name);
             file_shape(&pieces[i], shape);
             safetensors_header_add(&header, name, pieces[i].rank, shape);
         }
@@ -135,7 +144,7 @@ static bool write_file(OutFile *file, const GPT2 *model, const FlatBuffer *buffe
         for (int i = 0; ok && i < n; i++) {
             uint32_t crc;
             ok = write_piece(file, model, buffers[k].data, &pieces[i], &staging, &crc, err);
-            snprintf(name, sizeof name, "%s%s", buffers[k].prefix, pieces[i].name);
+            snprintf(name, sizeof name, "%s.%s", buffers[k].prefix, pieces[i].name);
             if (ok) manifest_write_checksum(manifest, name, crc);
         }
     json_end_object(manifest);
@@ -271,7 +280,7 @@ static bool check_shape(const Safetensors *file, const SafetensorsEntry *entry, 
                 entry->name, expected, found);
 }
 
-/* Where a piece is: PREFIX + name, or, for weights of OpenAI's files, the bare name. */
+/* Where a piece is: PREFIX.name, or, for weights of OpenAI's files, the bare name. */
 typedef struct Located {
     const Safetensors *file;
     SafetensorsEntry *entry;
@@ -279,9 +288,9 @@ typedef struct Located {
 
 static bool locate(Located *at, const Source *source, const char *prefix, const Piece *piece, Error *err) {
     char name[2 * NAME_SIZE];
-    snprintf(name, sizeof name, "%s%s", prefix, piece->name);
+    snprintf(name, sizeof name, "%s.%s", prefix, piece->name);
     at->file = source_find(source, name, &at->entry);
-    if (!at->file && strcmp(prefix, "transformer.") == 0)
+    if (!at->file && strcmp(prefix, "transformer") == 0)
         at->file = source_find(source, piece->name, &at->entry);
     if (!at->file)
         return fail(err, EXIT_INPUT, "%s: expected tensor '%s', found none of that name",
@@ -331,6 +340,14 @@ static bool check_tied(const Source *source, const Located *wte, const Piece *pi
     return true;
 }
 
+/* n host floats at element `begin` of a buffer; with the master weights go their copies. */
+static void put(GPT2 *model, const FlatBuffer *buffer, const float *host, int64_t begin, int64_t n) {
+    if (buffer->data == model->master)
+        gpt2_set_weights(model, host, begin, n);
+    else
+        model->ops->upload(buffer->data + begin, host, (size_t)n * sizeof *host);
+}
+
 static bool load_piece(const Located *at, const Piece *piece, GPT2 *model, const FlatBuffer *buffer,
                        Staging *s, Error *err) {
     const int64_t n = piece->rows * piece->cols;
@@ -338,7 +355,7 @@ static bool load_piece(const Located *at, const Piece *piece, GPT2 *model, const
         int64_t part = n - done < s->elems ? n - done : s->elems;
         if (!safetensors_read(at->file, at->entry, s->a, done, part, err)) return false;
         if (piece->transposed) transpose(s->b, s->a, piece->cols, piece->rows);
-        buffer->put(model, piece->transposed ? s->b : s->a, piece->begin + done, part);
+        put(model, buffer, piece->transposed ? s->b : s->a, piece->begin + done, part);
     }
     return true;
 }
@@ -349,7 +366,7 @@ static void put_padding(GPT2 *model, const FlatBuffer *buffer, Staging *s) {
     const int64_t n = (model->config.padded_vocab_size - V) * C, begin = model->tensors[WTE].offset + V * C;
     memset(s->a, 0, (size_t)s->elems * sizeof *s->a);
     for (int64_t done = 0; done < n; done += s->elems)
-        buffer->put(model, s->a, begin + done, n - done < s->elems ? n - done : s->elems);
+        put(model, buffer, s->a, begin + done, n - done < s->elems ? n - done : s->elems);
 }
 
 /* Finds and checks all tensors, then loads them. located: (n_buffers, n). */
@@ -386,7 +403,7 @@ static bool load_source(const Source *source, GPT2 *model, const FlatBuffer *buf
 }
 
 bool hf_weights_load(const char *directory, GPT2 *model, Error *err) {
-    const FlatBuffer weights = {"transformer.", model->master, gpt2_set_weights};
+    const FlatBuffer weights = {"transformer", model->master};
     Source source;
     if (!source_open(&source, directory, err)) return false;
     bool ok = load_source(&source, model, &weights, 1, err);

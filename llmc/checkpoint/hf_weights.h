@@ -12,13 +12,15 @@
 extern "C" {
 #endif
 
-/* One buffer of a file: its tensors are called PREFIX + name. */
+/* One buffer of a file: its tensors are called PREFIX.name. */
 typedef struct FlatBuffer {
-    const char *prefix; /* "transformer." for weights, "m." and "v." for the moments */
-    const float *data;  /* on the device, (n_parameters) */
-    /* Puts n host floats at element `begin`, as gpt2_set_weights does; only for loading. */
-    void (*put)(GPT2 *model, const float *host, int64_t begin, int64_t n);
+    const char
+        *prefix; /* "transformer" for weights, "m" and so on for the optimizer's states; a dot follows */
+    float *data; /* on the device, (n_parameters) */
 } FlatBuffer;
+
+/* The optimizer's states that the model has; returns how many. */
+int optimizer_buffers(FlatBuffer buffers[N_STATES], const GPT2 *model);
 
 /* Writes DIRECTORY/NAME with the tensors of all buffers, and its entry into the manifest. */
 bool hf_tensors_save(const char *directory, const char *name, const GPT2 *model, const FlatBuffer *buffers,

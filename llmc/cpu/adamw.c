@@ -57,8 +57,9 @@ static void update_chunk(const void *step_, int64_t chunk) {
     int64_t begin = range->begin + chunk * CHUNK, n = min_i64(range->end - begin, CHUNK);
     float *restrict w = args->master + begin, *restrict m = args->m + begin, *restrict v = args->v + begin;
     const float *restrict grads = args->grads + begin;
-    float beta1 = args->beta1, beta2 = args->beta2, one_beta1 = 1.0f - beta1, one_beta2 = 1.0f - beta2;
-    float lr = args->lr, eps = args->eps, decay = range->weight_decay;
+    float beta1 = args->update.beta1, beta2 = args->update.beta2, one_beta1 = 1.0f - beta1,
+          one_beta2 = 1.0f - beta2;
+    float lr = args->update.lr, eps = args->update.eps, decay = range->weight_decay;
     for (int64_t i = 0; i < n; i++) {
         float g = grads[i] * step->grad_scale;
         m[i] = beta1 * m[i] + one_beta1 * g;
@@ -76,9 +77,11 @@ void cpu_adamw(const AdamWArgs *args) {
         stats->n_skipped++;
         return;
     }
-    double t = (double)(args->step - stats->n_skipped);
-    Step step = {args, 1, (float)(1 / (1 - pow(args->beta1, t))), (float)(1 / (1 - pow(args->beta2, t)))};
-    if (args->clip > 0 && stats->grad_norm > args->clip) step.grad_scale = args->clip / stats->grad_norm;
+    double t = (double)(args->update.step - stats->n_skipped);
+    Step step = {args, 1, (float)(1 / (1 - pow(args->update.beta1, t))),
+                 (float)(1 / (1 - pow(args->update.beta2, t)))};
+    if (args->update.clip > 0 && stats->grad_norm > args->update.clip)
+        step.grad_scale = args->update.clip / stats->grad_norm;
     int64_t n_chunks = 0;
     for (int i = 0; i < args->n_ranges; i++) n_chunks += range_chunks(&args->ranges[i]);
     cpu_parallel_for(n_chunks, update_chunk, &step);

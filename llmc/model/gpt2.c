@@ -358,8 +358,8 @@ void gpt2_set_weights(GPT2 *model, const float *host, int64_t begin, int64_t n) 
 }
 
 void gpt2_reset_optimizer(GPT2 *model) {
-    model->ops->zero(model->m, (size_t)model->n_parameters * sizeof *model->m);
-    model->ops->zero(model->v, (size_t)model->n_parameters * sizeof *model->v);
+    for (int i = 0; i < N_STATES; i++)
+        model->ops->zero(model->states[i], optimizer_state_bytes((StateId)i, model->n_parameters));
 }
 
 float gpt2_eval(GPT2 *model, const int32_t *tokens, const int32_t *targets, int B, int T) {
@@ -383,7 +383,7 @@ float gpt2_eval(GPT2 *model, const int32_t *tokens, const int32_t *targets, int 
 void gpt2_begin_step(GPT2 *model) {
     int64_t begin = 0; /* of what is to be zeroed and was not yet */
     for (int id = 0; id <= N_TENSORS; id++) {
-        const bool overwritten = id < N_TENSORS && model->tensors[id].is_matrix && id != WPE;
+        const bool overwritten = id < N_TENSORS && model->tensors[id].overwritten;
         if (!overwritten && id < N_TENSORS) continue;
         const int64_t end = id < N_TENSORS ? model->tensors[id].offset : model->n_parameters;
         if (end > begin) model->ops->zero(model->grads + begin, (size_t)(end - begin) * sizeof(float));
@@ -441,29 +441,16 @@ void gpt2_micro_step(GPT2 *model, const int32_t *tokens, const int32_t *targets,
     model->n_micro_steps++;
 }
 
-void gpt2_update(GPT2 *model, const UpdateArgs *u) {
-    AdamWArgs args = {
-        .master = model->master,
-        .m = model->m,
-        .v = model->v,
-        .weights = model->weights,
-        .grads = model->grads,
-        .stats = model->stats,
-        .step = u->step,
-        .lr = u->lr,
-        .beta1 = u->beta1,
-        .beta2 = u->beta2,
-        .eps = u->eps,
-        .clip = u->clip,
-        .n_ranges = N_TENSORS,
-    };
+void gpt2_update(GPT2 *model, const UpdateArgs *args) {
+    const OptimizerBuffers buffers = {model->master, model->weights, model->grads, model->states,
+                                      model->stats};
+    ParameterRange ranges[N_TENSORS];
     for (int id = 0; id < N_TENSORS; id++) {
         const Tensor *t = &model->tensors[id];
-        args.ranges[id] = (AdamWRange){t->offset, t->offset + t->layer_elems * t->n_layers,
-                                       t->is_matrix ? u->weight_decay : 0.0f};
+        ranges[id] = (ParameterRange){t->offset, t->offset + t->layer_elems * t->n_layers, t->group};
     }
     model->ops->grad_norm(model->stats, model->grads, model->scratch, model->n_parameters);
-    model->ops->adamw(&args);
+    optimizer_step(model->ops, &buffers, ranges, N_TENSORS, args);
 }
 
 StepStats gpt2_step_stats(GPT2 *model) {

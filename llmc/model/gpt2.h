@@ -4,13 +4,13 @@
  * tensors, activations, and the config's fields. Sizes, offsets, initialisation, weight decay, the memory
  * plan, recomputation, checkpoints and tests all loop over them. */
 #pragma once
-#include "ops.h"
+#include "gpt2_parameters.h"
 
 #ifdef __cplusplus
 extern "C" {
 #endif
 
-typedef struct GPT2Config {
+struct GPT2Config {
     int max_seq_len;       /* rows of wpe */
     int vocab_size;        /* V: real entries */
     int padded_vocab_size; /* Vp: V rounded up to a multiple of 128; padding rows of wte stay 0 */
@@ -18,7 +18,7 @@ typedef struct GPT2Config {
     int window; /* attention sees the last `window` positions, the query's own among them; 0: all */
     float
         dropout; /* of attention's probabilities, both branches of a block and the embedding, in training; 0: none */
-} GPT2Config;
+};
 
 /* "d12", "gpt3:c768", ...: fills layers, heads, channels; leaves max_seq_len and vocabulary as they are. */
 bool gpt2_config_from_descriptor(GPT2Config *config, const char *descriptor, Error *err);
@@ -30,42 +30,6 @@ int gpt2_pad_vocab(int vocab_size);
  * GELU: fch_gelu. LINEAR: all of a block but attention: two norms and three linear layers. BLOCK: all of it. */
 typedef enum { RECOMPUTE_NONE, RECOMPUTE_GELU, RECOMPUTE_LINEAR, RECOMPUTE_BLOCK } Recompute;
 typedef enum { ATTENTION_FLASH, ATTENTION_STANDARD } AttentionKind;
-
-/* The 16 parameter tensors, in the order of the flat buffer (llm.c's order: each kind for all layers in
- * turn). */
-typedef enum {
-    WTE,
-    WPE,
-    LN_1_W,
-    LN_1_B,
-    C_ATTN_W,
-    C_ATTN_B,
-    ATTN_PROJ_W,
-    ATTN_PROJ_B,
-    LN_2_W,
-    LN_2_B,
-    C_FC_W,
-    C_FC_B,
-    MLP_PROJ_W,
-    MLP_PROJ_B,
-    LN_F_W,
-    LN_F_B,
-    N_TENSORS
-} TensorId;
-
-typedef struct Tensor {
-    const char *name; /* Hugging Face name without "transformer.": "wte.weight", "h.%d.attn.c_attn.weight" */
-    int64_t rows, cols; /* of one layer's tensor, (out, in) for matrices; vectors have rows = 1 */
-    int n_layers;       /* n_layer for per-layer tensors, else 1 */
-    bool per_layer;
-    bool is_matrix;      /* rank 2: decays, and Hugging Face stores all but wte and wpe transposed (Conv1D) */
-    int64_t offset;      /* elements from the start of the flat buffer */
-    int64_t layer_elems; /* rows * cols */
-} Tensor;
-
-/* Fills table[N_TENSORS]; returns the number of parameters (padding rows of wte counted). Host arithmetic
- * only. */
-int64_t gpt2_tensors(Tensor table[N_TENSORS], const GPT2Config *config);
 
 /* Activations, as gpt2_activation() names them; (L) = one per layer. */
 typedef enum {
@@ -132,9 +96,10 @@ typedef struct GPT2 {
     Tensor tensors[N_TENSORS];
     int64_t n_parameters;
     Activation activations[N_ACTIVATIONS];
-    floatX *weights;           /* (n_parameters) storage type; in fp32 the same buffer as master */
-    float *master;             /* (n_parameters) */
-    float *grads, *m, *v;      /* (n_parameters), training only */
+    floatX *weights;         /* (n_parameters) storage type; in fp32 the same buffer as master */
+    float *master;           /* (n_parameters) */
+    float *grads;            /* (n_parameters), training only */
+    float *states[N_STATES]; /* (n_parameters) each, training only; NULL where no group's optimizer has it */
     int32_t *tokens, *targets; /* (B,T) on the device */
     void *scratch;             /* ops->scratch_bytes(shape) */
     StepStats *stats;          /* on the device */
@@ -191,10 +156,6 @@ float gpt2_eval(GPT2 *model, const int32_t *tokens, const int32_t *targets, int 
 /* One optimizer step: begin, n micro-steps (gradients +=, each weighted 1/n), update. */
 void gpt2_begin_step(GPT2 *model);
 void gpt2_micro_step(GPT2 *model, const int32_t *tokens, const int32_t *targets, int B, int T, float weight);
-typedef struct UpdateArgs {
-    int64_t step; /* from 1 */
-    float lr, beta1, beta2, eps, weight_decay, clip;
-} UpdateArgs;
 void gpt2_update(GPT2 *model, const UpdateArgs *args);
 StepStats gpt2_step_stats(GPT2 *model); /* waits for the device */
 /* The same without a wait inside the step: queue_stats behind gpt2_update, take_stats of that slot

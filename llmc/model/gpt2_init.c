@@ -21,23 +21,21 @@ static float normal_from_bits(uint64_t bits) {
     return (float)(sqrt(-2.0 * log(u1)) * cos(6.283185307179586 * u2));
 }
 
-static float initial_std(TensorId id, const GPT2Config *config) {
-    bool residual_projection = id == ATTN_PROJ_W || id == MLP_PROJ_W;
-    return residual_projection ? 0.02f / sqrtf(2.0f * (float)config->n_layer) : 0.02f;
+static float initial_std(TensorInit init, const GPT2Config *config) {
+    return init == INIT_RESIDUAL ? 0.02f / sqrtf(2.0f * (float)config->n_layer) : 0.02f;
 }
 
 static void fill(float *out, int64_t begin, int64_t n, TensorId id, const Tensor *tensor,
                  const GPT2Config *config, uint64_t seed) {
-    const bool norm_weight = id == LN_1_W || id == LN_2_W || id == LN_F_W;
-    const float std = initial_std(id, config);
+    const float std = initial_std(tensor->init, config);
     const uint64_t key = mix64(seed * 0x9E3779B97F4A7C15u + (uint64_t)id + 1);
     const int64_t real = id == WTE ? (int64_t)config->vocab_size * tensor->cols : begin + n;
     const int64_t n_real = real < begin       ? 0
                            : real < begin + n ? real - begin
                                               : n; /* the rest is padding rows */
     for (int64_t i = n_real; i < n; i++) out[i] = 0.0f;
-    if (!tensor->is_matrix) {
-        for (int64_t i = 0; i < n; i++) out[i] = norm_weight ? 1.0f : 0.0f;
+    if (tensor->init == INIT_ZERO || tensor->init == INIT_ONE) {
+        for (int64_t i = 0; i < n; i++) out[i] = tensor->init == INIT_ONE ? 1.0f : 0.0f;
         return;
     }
 #pragma omp parallel for

@@ -118,11 +118,20 @@ static void add_row(MemoryPlan *plan, const char *name, const char *category, si
 /* One buffer that is not an activation: where its pointer goes, what it is called, its size. */
 typedef struct Buffer {
     void **data;
-    const char *name, *category;
+    char name[48];
+    const char *category;
     size_t bytes;
 } Buffer;
 
-enum { N_BUFFERS = 10 };
+enum { FIRST_STATE = 3, AFTER_STATES = FIRST_STATE + N_STATES, N_BUFFERS = AFTER_STATES + 5 };
+
+static Buffer state_buffer(GPT2 *model, StateId id) {
+    const OptimizerState *state = &optimizer_states[id];
+    Buffer b = {(void **)&model->states[id], "", "optimizer", 0};
+    snprintf(b.name, sizeof b.name, "%s %s", optimizer_name(state->kind), state->name);
+    if (model->options.training) b.bytes = optimizer_state_bytes(id, model->n_parameters);
+    return b;
+}
 
 /* Sizes come from model->config, options, ops, shape and n_parameters; the pointers are only written by
  * gpt2_open. */
@@ -132,19 +141,21 @@ static void buffer_table(Buffer table[N_BUFFERS], GPT2 *model) {
     const bool training = model->options.training, own_master = model->ops->dtype != DTYPE_F32;
     const bool drops = training && model->config.dropout > 0;
 
+    /* clang-format off */
     const Buffer rows[N_BUFFERS] = {
-        {(void **)&model->master,      "master weights (fp32)", "weights",   n * 4                                   },
-        {&model->weights,              "weights (bf16)",        "weights",   own_master ? n * X : 0                  },
-        {(void **)&model->grads,       "gradients (fp32)",      "gradients", training ? n * 4 : 0                    },
-        {(void **)&model->m,           "AdamW m",               "optimizer", training ? n * 4 : 0                    },
-        {(void **)&model->v,           "AdamW v",               "optimizer", training ? n * 4 : 0                    },
-        {(void **)&model->tokens,      "tokens",                "scratch",   N * 4                                   },
-        {(void **)&model->targets,     "targets",               "scratch",   N * 4                                   },
-        {&model->scratch,              "op scratch",            "scratch",   model->ops->scratch_bytes(&model->shape)},
-        {(void **)&model->stats,       "step statistics",       "scratch",   sizeof(StepStats)                       },
-        {(void **)&model->dropout_key, "dropout key",           "scratch",   drops ? sizeof(uint64_t) : 0            },
+        {(void **)&model->master, "master weights (fp32)", "weights",   n * 4},
+        {&model->weights,         "weights (bf16)",        "weights",   own_master ? n * X : 0},
+        {(void **)&model->grads,  "gradients (fp32)",      "gradients", training ? n * 4 : 0},
+        [AFTER_STATES] =
+        {(void **)&model->tokens,      "tokens",           "scratch",   N * 4},
+        {(void **)&model->targets,     "targets",          "scratch",   N * 4},
+        {&model->scratch,              "op scratch",       "scratch",   model->ops->scratch_bytes(&model->shape)},
+        {(void **)&model->stats,       "step statistics",  "scratch",   sizeof(StepStats)},
+        {(void **)&model->dropout_key, "dropout key",      "scratch",   drops ? sizeof(uint64_t) : 0},
     };
+    /* clang-format on */
     memcpy(table, rows, sizeof rows);
+    for (int i = 0; i < N_STATES; i++) table[FIRST_STATE + i] = state_buffer(model, (StateId)i);
 }
 
 static void model_shape(GPT2 *model, const Ops *ops, const GPT2Config *config, const GPT2Options *options) {
@@ -231,9 +242,9 @@ void gpt2_close(GPT2 *model) {
     const Ops *ops = model->ops;
     if (model->weights == model->master) model->weights = NULL;
     for (int i = 0; i < 2; i++) ops->recording_release(model->recorded[i].ops);
-    void *buffers[] = {model->master, model->weights, model->grads,   model->m,     model->v,
-                       model->tokens, model->targets, model->scratch, model->stats, model->dropout_key};
-    for (size_t i = 0; i < sizeof buffers / sizeof *buffers; i++) ops->release(buffers[i]);
+    Buffer buffers[N_BUFFERS];
+    buffer_table(buffers, model);
+    for (int i = 0; i < N_BUFFERS; i++) ops->release(*buffers[i].data);
     for (int i = 0; i < N_ACTIVATIONS; i++) ops->release(model->activations[i].data);
     *model = (GPT2){.ops = ops};
 }

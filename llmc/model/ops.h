@@ -75,6 +75,12 @@ typedef struct StepStats {
     int64_t n_skipped; /* updates left out because of `bad`, over the whole run; never zeroed by a step */
 } StepStats;
 
+/* One optimizer step, as flags and schedule have it. */
+typedef struct UpdateArgs {
+    int64_t step; /* from 1 */
+    float lr, beta1, beta2, eps, weight_decay, clip;
+} UpdateArgs;
+
 typedef struct AdamWRange {
     int64_t begin, end; /* elements [begin, end) of the flat parameter buffer */
     float weight_decay; /* 0 for tensors that do not decay */
@@ -96,9 +102,8 @@ typedef struct AdamWArgs {
     floatX *weights;    /* (n) = master rounded to nearest even; may be the same buffer as master in fp32 */
     const float *grads; /* (n) */
     StepStats *stats;   /* reads grad_norm and bad */
-    int64_t step;
-    float lr, beta1, beta2, eps, clip;
-    int n_ranges; /* ranges cover [0, n) without holes, in order */
+    UpdateArgs update;  /* but for weight_decay, which is a range's */
+    int n_ranges;       /* ranges cover [0, n) without holes, in order */
     AdamWRange ranges[ADAMW_MAX_RANGES];
 } AdamWArgs;
 

@@ -188,7 +188,9 @@ static void test_resumed_training(void) {
     train(&resumed, (int)state.step, 6);
     const size_t bytes = (size_t)model.n_parameters * sizeof(float);
     CHECK(memcmp(model.master, resumed.master, bytes) == 0, "weights differ");
-    CHECK(memcmp(model.m, resumed.m, bytes) == 0 && memcmp(model.v, resumed.v, bytes) == 0, "moments differ");
+    CHECK(memcmp(model.states[ADAMW_M], resumed.states[ADAMW_M], bytes) == 0 &&
+              memcmp(model.states[ADAMW_V], resumed.states[ADAMW_V], bytes) == 0,
+          "moments differ");
     float before = gpt2_step_stats(&model).loss, after = gpt2_step_stats(&resumed).loss;
     CHECK(isfinite(before) && before == after, "losses %.9g and %.9g differ", (double)before, (double)after);
     gpt2_close(&resumed);

@@ -78,7 +78,7 @@ static void test_elements(GPT2 *model, uint64_t seed) {
     float *weights = initial_weights(model, seed);
     for (int id = 0; id < N_TENSORS; id++) {
         const Tensor *t = &model->tensors[id];
-        if (!t->is_matrix) continue;
+        if (t->rank == 1) continue;
         const int64_t n = id == WTE ? model->config.vocab_size * t->cols : t->layer_elems * t->n_layers;
         const int64_t at[] = {0, 1, n / 3, (1 << 22) - 1, 1 << 22, (1 << 22) + 1, n - 1};
         for (int i = 0; i < 7; i++) {

@@ -123,7 +123,7 @@ static void fill_weights(GPT2 *model) {
     for (int id = 0; id < N_TENSORS; id++) {
         const Tensor *t = &model->tensors[id];
         const bool norm = id == LN_1_W || id == LN_2_W || id == LN_F_W, embedding = id == WTE || id == WPE;
-        const float scale = t->is_matrix && !embedding ? 1 : 0.1f;
+        const float scale = t->rank == 2 && !embedding ? 1 : 0.1f;
         for (int64_t i = 0; i < t->layer_elems * t->n_layers; i++)
             weights[t->offset + i] = (norm ? 1.0f : 0.0f) + scale * (float)(random_uniform(&rng) - 0.5);
     }

@@ -100,8 +100,7 @@ static void test_tensors(void) {
         const Tensor *t = &table[i];
         const bool per_layer = rows[i].name[0] == 'h';
         CHECK(strcmp(t->name, rows[i].name) == 0 && t->rows == rows[i].rows && t->cols == rows[i].cols &&
-                  t->is_matrix == rows[i].matrix && t->per_layer == per_layer &&
-                  t->n_layers == (per_layer ? 3 : 1),
+                  (t->rank == 2) == rows[i].matrix && t->n_layers == (per_layer ? 3 : 1),
               "tensor %d: %s, %lld x %lld", i, t->name, (long long)t->rows, (long long)t->cols);
         CHECK(t->offset == offset && t->layer_elems == t->rows * t->cols, "%s begins at %lld, not %lld",
               t->name, (long long)t->offset, (long long)offset);

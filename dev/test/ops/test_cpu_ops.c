@@ -375,10 +375,11 @@ static void test_adamw(int64_t n, bool same_buffer, float clip) {
     Buffer copy = poisoned(n);
     StepStats stats = {.grad_norm = 4, .n_skipped = 2};
     int64_t cut = n / 3;
-    AdamWArgs args = {
-        w.f,   m.f,  v.f, same_buffer ? w.f : copy.f,   g.f, &stats, 7, 1e-2f, 0.9f, 0.95f,
-        1e-8f, clip, 2,   {{0, cut, 0.1f}, {cut, n, 0}}
-    };
+    AdamWArgs args = {.master = w.f, .m = m.f, .v = v.f, .grads = g.f, .stats = &stats, .n_ranges = 2};
+    args.weights = same_buffer ? w.f : copy.f;
+    args.update = (UpdateArgs){7, 1e-2f, 0.9f, 0.95f, 1e-8f, 0, clip};
+    args.ranges[0] = (AdamWRange){0, cut, 0.1f};
+    args.ranges[1] = (AdamWRange){cut, n, 0};
     for (int64_t i = 0; i < n; i++) {
         double grad = g.d[i] * (clip > 0 && clip < 4 ? clip / 4 : 1);
         m.d[i] = 0.9 * m.d[i] + 0.1 * grad;

@@ -118,8 +118,7 @@ typedef struct AdamWCase {
 static AdamWCase adamw_case(int64_t n, float clip, bool bad, bool shared) {
     AdamWCase c = {.n = n, .shared = shared};
     c.stats = (StepStats){.loss = 1, .grad_norm = 4, .bad = bad, .n_skipped = 2};
-    c.args = (AdamWArgs){
-        .step = 5, .lr = 1e-3f, .beta1 = 0.9f, .beta2 = 0.95f, .eps = 1e-8f, .clip = clip, .n_ranges = 0};
+    c.args.update = (UpdateArgs){5, 1e-3f, 0.9f, 0.95f, 1e-8f, 0, clip};
     const int64_t ends[] = {1, 7, 130, 1001, 1002, n};
     for (int64_t begin = 0; begin < n; c.args.n_ranges++) {
         int64_t end = ends[c.args.n_ranges] < n ? ends[c.args.n_ranges] : n;

@@ -22,15 +22,15 @@ typedef struct Step {
 static __device__ Step current_step;
 
 __global__ void step_kernel(const __grid_constant__ AdamWArgs args) {
-    const double t = (double)(args.step - args.stats->n_skipped);
+    const double t = (double)(args.update.step - args.stats->n_skipped);
     const float norm = args.stats->grad_norm;
     Step s;
     s.skipped = args.stats->bad;
-    s.grad_scale = args.clip > 0 && norm > args.clip ? args.clip / norm : 1.0f;
-    s.m_correction = (float)(1.0 / (1.0 - pow((double)args.beta1, t)));
-    s.v_correction = (float)(1.0 / (1.0 - pow((double)args.beta2, t)));
-    s.one_minus_beta1 = 1.0f - args.beta1;
-    s.one_minus_beta2 = 1.0f - args.beta2;
+    s.grad_scale = args.update.clip > 0 && norm > args.update.clip ? args.update.clip / norm : 1.0f;
+    s.m_correction = (float)(1.0 / (1.0 - pow((double)args.update.beta1, t)));
+    s.v_correction = (float)(1.0 / (1.0 - pow((double)args.update.beta2, t)));
+    s.one_minus_beta1 = 1.0f - args.update.beta1;
+    s.one_minus_beta2 = 1.0f - args.update.beta2;
     current_step = s;
     if (s.skipped) args.stats->n_skipped += 1;
 }
@@ -39,9 +39,10 @@ __global__ void step_kernel(const __grid_constant__ AdamWArgs args) {
 __device__ inline void update(float &w, float &m, float &v, float grad, float weight_decay, const Step &s,
                               const AdamWArgs &args) {
     const float g = grad * s.grad_scale;
-    m = args.beta1 * m + s.one_minus_beta1 * g;
-    v = args.beta2 * v + s.one_minus_beta2 * g * g;
-    w -= args.lr * (m * s.m_correction / (sqrtf(v * s.v_correction) + args.eps) + weight_decay * w);
+    m = args.update.beta1 * m + s.one_minus_beta1 * g;
+    v = args.update.beta2 * v + s.one_minus_beta2 * g * g;
+    w -= args.update.lr *
+         (m * s.m_correction / (sqrtf(v * s.v_correction) + args.update.eps) + weight_decay * w);
 }
 
 template <typename T>

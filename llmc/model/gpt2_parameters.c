@@ -1,0 +1,36 @@
+/* The table of parameter tensors. Host arithmetic only. */
+#include "gpt2.h"
+
+int64_t gpt2_tensors(Tensor table[N_TENSORS], const GPT2Config *config) {
+    const int64_t C = config->n_embd, Vp = config->padded_vocab_size, maxT = config->max_seq_len;
+    const int L = config->n_layer;
+    /* clang-format off */
+    const Tensor rows[N_TENSORS] = {
+        /* name, rows, cols, n_layers, rank, transposed, overwritten, init, group */
+        [WTE] =        {"wte.weight",              Vp,    C,     1, 2, false, true,  INIT_NORMAL,   GROUP_EMBEDDINGS, 0, 0},
+        [WPE] =        {"wpe.weight",              maxT,  C,     1, 2, false, false, INIT_NORMAL,   GROUP_EMBEDDINGS, 0, 0},
+        [LN_1_W] =     {"h.%d.ln_1.weight",        1,     C,     L, 1, false, false, INIT_ONE,      GROUP_VECTORS, 0, 0},
+        [LN_1_B] =     {"h.%d.ln_1.bias",          1,     C,     L, 1, false, false, INIT_ZERO,     GROUP_VECTORS, 0, 0},
+        [C_ATTN_W] =   {"h.%d.attn.c_attn.weight", 3 * C, C,     L, 2, true,  true,  INIT_NORMAL,   GROUP_MATRICES, 0, 0},
+        [C_ATTN_B] =   {"h.%d.attn.c_attn.bias",   1,     3 * C, L, 1, false, false, INIT_ZERO,     GROUP_VECTORS, 0, 0},
+        [ATTN_PROJ_W] = {"h.%d.attn.c_proj.weight", C,     C,     L, 2, true,  true,  INIT_RESIDUAL, GROUP_MATRICES, 0, 0},
+        [ATTN_PROJ_B] = {"h.%d.attn.c_proj.bias",   1,     C,     L, 1, false, false, INIT_ZERO,     GROUP_VECTORS, 0, 0},
+        [LN_2_W] =     {"h.%d.ln_2.weight",        1,     C,     L, 1, false, false, INIT_ONE,      GROUP_VECTORS, 0, 0},
+        [LN_2_B] =     {"h.%d.ln_2.bias",          1,     C,     L, 1, false, false, INIT_ZERO,     GROUP_VECTORS, 0, 0},
+        [C_FC_W] =     {"h.%d.mlp.c_fc.weight",    4 * C, C,     L, 2, true,  true,  INIT_NORMAL,   GROUP_MATRICES, 0, 0},
+        [C_FC_B] =     {"h.%d.mlp.c_fc.bias",      1,     4 * C, L, 1, false, false, INIT_ZERO,     GROUP_VECTORS, 0, 0},
+        [MLP_PROJ_W] = {"h.%d.mlp.c_proj.weight",  C,     4 * C, L, 2, true,  true,  INIT_RESIDUAL, GROUP_MATRICES, 0, 0},
+        [MLP_PROJ_B] = {"h.%d.mlp.c_proj.bias",    1,     C,     L, 1, false, false, INIT_ZERO,     GROUP_VECTORS, 0, 0},
+        [LN_F_W] =     {"ln_f.weight",             1,     C,     1, 1, false, false, INIT_ONE,      GROUP_VECTORS, 0, 0},
+        [LN_F_B] =     {"ln_f.bias",               1,     C,     1, 1, false, false, INIT_ZERO,     GROUP_VECTORS, 0, 0},
+    };
+    /* clang-format on */
+    int64_t offset = 0;
+    for (int i = 0; i < N_TENSORS; i++) {
+        table[i] = rows[i];
+        table[i].layer_elems = rows[i].rows * rows[i].cols;
+        table[i].offset = offset;
+        offset += table[i].layer_elems * rows[i].n_layers;
+    }
+    return offset;
+}

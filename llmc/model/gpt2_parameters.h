@@ -1,0 +1,55 @@
+/* The parameter table: every tensor's shape, its place in the flat buffers, and what each property of it decides. */
+#pragma once
+#include "optimizer.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct GPT2Config GPT2Config;
+
+/* The 16 parameter tensors, in the order of the flat buffer (llm.c's order: each kind for all layers in
+ * turn). */
+typedef enum {
+    WTE,
+    WPE,
+    LN_1_W,
+    LN_1_B,
+    C_ATTN_W,
+    C_ATTN_B,
+    ATTN_PROJ_W,
+    ATTN_PROJ_B,
+    LN_2_W,
+    LN_2_B,
+    C_FC_W,
+    C_FC_B,
+    MLP_PROJ_W,
+    MLP_PROJ_B,
+    LN_F_W,
+    LN_F_B,
+    N_TENSORS
+} TensorId;
+
+/* gpt2_init says the deviations. */
+typedef enum { INIT_ZERO, INIT_ONE, INIT_NORMAL, INIT_RESIDUAL } TensorInit;
+
+typedef struct Tensor {
+    const char *name; /* Hugging Face name without "transformer.": "wte.weight", "h.%d.attn.c_attn.weight" */
+    int64_t rows, cols; /* of one layer's tensor, (out, in) for matrices; vectors have rows = 1 */
+    int n_layers;       /* n_layer for tensors of the blocks, else 1 */
+    int rank;           /* in files: 2, or 1 */
+    bool transposed;    /* in Hugging Face's files: (cols, rows), as Conv1D has it */
+    bool overwritten;   /* a step's first product is `=` its gradient, which nobody zeroes */
+    TensorInit init;
+    GroupId group;
+    int64_t offset;      /* elements from the start of the flat buffer */
+    int64_t layer_elems; /* rows * cols */
+} Tensor;
+
+/* Fills table[N_TENSORS]; returns the number of parameters (padding rows of wte counted). Host arithmetic
+ * only. */
+int64_t gpt2_tensors(Tensor table[N_TENSORS], const GPT2Config *config);
+
+#ifdef __cplusplus
+}
+#endif

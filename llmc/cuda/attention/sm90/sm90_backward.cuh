@@ -1,6 +1,5 @@
 /* Attention backward for sm_90a, bf16, head size 64 and 128 (FlashAttention-2, Dao 2023, Algorithm 2), dqkv =, in one
- * pass of five products: what its three kernels share (sm90_backward_hd64.cuh, sm90_backward_hd128_1cta.cuh,
- * sm90_backward_hd128_2cta.cuh).
+ * pass of five products: what its two kernels share (sm90_backward_hd64.cuh, sm90_backward_hd128.cuh).
  *
  * No atomics: the same inputs give the same bits. P = exp(scale * Q K^T - lse), D = rowsum(dO * O) and
  * dS = P * (dO V^T - D). A warpgroup owns 64 keys and walks the blocks of 64 queries. Scores are computed transposed

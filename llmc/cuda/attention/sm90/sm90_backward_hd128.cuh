@@ -1,35 +1,162 @@
-/* What both forms of attention backward for sm_90a, head size 128, have in common: blocks alone
- * (sm90_backward_hd128_1cta.cuh) and clusters of two (sm90_backward_hd128_2cta.cuh). C is the kernel's config, Shared its
- * shared memory, and Place where a warpgroup is:
- *
- *   q_at(), dout_at()    stages of the block of queries in work; of dO there are two
- *   k_rows(), v_rows()   the warpgroup's keys
- *
- * Operands in shared memory are places: the low halves of descriptors, in uniform registers. */
+/* Attention backward for sm_90a, head size 128: tiles, producers, kernel and launch. One block of queries:
+ * sm90_backward_hd128_step.cuh. What the kernel does and why: sm90_backward_hd128.cu. */
 #pragma once
-#include "sm90_turns.cuh"
+#include "sm90_backward_hd128_step.cuh"
 
-/* Q_STAGES: of blocks of Q. BLOCKS: of a cluster, whose tiles, one each, add to dQ as one. */
-template <bool IS_CAUSAL, int Q_STAGES, int BLOCKS> struct Config128 {
-    static constexpr Sm90Shape SHAPE = {2, 64, Q_STAGES, 1, 232, 40, false};
-    static constexpr int HD = 128, WARPGROUPS = SHAPE.warpgroups, STAGES = SHAPE.stages;
-    static constexpr bool CAUSAL = IS_CAUSAL;
-    static constexpr int CLUSTER = BLOCKS, ADDED_TILES = BLOCKS;
-    static constexpr bool K_IN_REGISTERS = false; /* dK and dV take 128 */
-    static constexpr int TILE_ROWS = WARPGROUPS * ROWS, PAIR_ROWS = CLUSTER * TILE_ROWS;
-    static constexpr int THREADS = sm90_threads(SHAPE), TILE_BYTES = ROWS * HD * 2;
-    static constexpr int FOLD_BYTES = ROWS * sizeof(FoldRow), DS_BYTES = ROWS * ROWS * 2;
-    static_assert(SHAPE.columns == ROWS && TILE_ROWS == 2 * ROWS, "blocks and tiles of sm90_turns.cuh");
-    static_assert(HD / 64 == WARPGROUPS,
-                  "a warpgroup's half of dQ is a stream, and one chunk of K's columns");
-    static_assert(sm90_registers_fit(SHAPE), "setmaxnreg");
-};
+/* ---- tiles ---- */
 
-/* ---- producer ---- */
+/* What is left when all blocks are done: dQ of the last, if it is owned, and dV, dQ and dK leave, in this order. */
+template <class C>
+__device__ __forceinline__ void close_tile(KeyRows<C> &r, Hd128Shared<C> &shared, Hd128Place<C> &place,
+                                           int row0, const KernelArgs &args) {
+    const int NH = args.base.NH, last = args.turns.blocks - 1, half = ROWS * 128 /* bytes, of a tile's */;
+    named_barrier_sync<WARPGROUP>(1 + place.warpgroup); /* all its warps have multiplied by V */
+    queue_key_rows<C>(args.gradients, shared_address(shared.v[place.warpgroup]), r.dv, 1.0f, 2, place.work,
+                      row0, NH);
+    if (place.owns(last)) {
+        const Ring<C::DS_STAGES> ds_at = place.ds_at(last, place.step);
+        shared.ds_ring.wait(ds_at);
+        wgmma_fence();
+        multiply_dq(r, shared, place, ds_at);
+        release_stored(shared.v_ring);
+        wgmma_wait<0>();
+        shared.k_ring.release(place.own);
+        pass_dq(r, shared, place, last, place.step, args);
+        dq_stored<C>(shared, place);
+    } else {
+        shared.k_ring.release(place.own);
+        release_stored(shared.v_ring);
+    }
+    if (C::PAIRED)
+        named_barrier_sync<WARPGROUP>(1 +
+                                      place.warpgroup); /* all its warps have multiplied by their half of K */
+    else
+        shared.ds_ring.wait_free(place.ds_at(last + 2, place.step + 2)); /* dQ of both warpgroups is done */
+    place.advance();
+    /* dK leaves from the warpgroup's part of dS of two blocks, or its half of the other tile's K: half from each of two
+     * places */
+    const uint32_t from = C::PAIRED ? shared_address(shared.other_k) : shared_address(shared.ds);
+    const uint32_t dk = from + place.warpgroup * half + threadIdx.x % WARPGROUP / 64 * (C::TILE_BYTES - half);
+    queue_key_rows<C>(args.gradients, dk, r.dk, args.base.scale, 1, place.work, row0, NH);
+}
+
+/* The same where no block sees the warpgroup's keys: only its half of dQ. */
+template <class C>
+__device__ __forceinline__ void close_unseen(KeyRows<C> &r, Hd128Shared<C> &shared, Hd128Place<C> &place,
+                                             const KernelArgs &args) {
+    const int last = args.turns.blocks - 1;
+    shared.v_ring.wait(place.own);
+    release_stored(shared.v_ring);
+    if (C::PAIRED) shared.other_k_ring.wait(place.own); /* whoever does not wait might be a phase behind */
+    if (place.owns(last)) drain_dq(r, shared, place, last, args);
+    shared.k_ring.release(place.own);
+}
+
+/* A tile; blocks cluster_first .. blocks - 1 see keys of the cluster, first .. blocks - 1 the warpgroup's. */
+template <class C>
+__device__ __forceinline__ void tile_blocks(Hd128Shared<C> &shared, Hd128Place<C> &place, int row0,
+                                            int cluster_first, int first, const KernelArgs &args) {
+    const int blocks = args.turns.blocks;
+    KeyRows<C> r;
+    write_bias(r, row0, args.base.T);
+    if (!C::PAIRED && first > cluster_first) /* by one block */
+        skip_block(r, shared, place, cluster_first, cluster_first, args);
+#pragma unroll 1
+    for (int block = cluster_first; C::PAIRED && block < first; block++)
+        skip_block(r, shared, place, block, cluster_first, args);
+    if (C::PAIRED && first == blocks) return close_unseen(r, shared, place, args);
+    first_block(r, shared, place, first, cluster_first, args);
+#pragma unroll 1
+    for (int block = first + 1; block < blocks; block++) {
+        place.advance();
+        if (C::PAIRED && place.owns(block))
+            owned_block(r, shared, place, block, args);
+        else
+            next_block(r, shared, place, block, args);
+    }
+    close_tile(r, shared, place, row0, args);
+}
+
+/* 1-CTA: a tile none of whose blocks, there is one, sees the warpgroup's keys. */
+template <class C>
+__device__ __forceinline__ void tile_unseen(Hd128Shared<C> &shared, Hd128Place<C> &place, int cluster_first,
+                                            const KernelArgs &args) {
+    KeyRows<C> r;
+    skip_block(r, shared, place, cluster_first, cluster_first, args);
+    close_unseen(r, shared, place, args);
+}
+
+template <class C>
+__device__ __forceinline__ void hd128_keys(Hd128Shared<C> &shared, const KernelArgs &args, int warpgroup) {
+    const int T = args.base.T;
+    Hd128Place<C> place;
+    place.warpgroup = warpgroup;
+    place.k = uniform_place(shared_address(shared.k[warpgroup]));
+    place.v = uniform_place(shared_address(shared.v[warpgroup]));
+    place.k_half = uniform_place(shared_address(shared.k) + warpgroup * (ROWS * 128));
+    if (C::PAIRED) place.chunk = anew(first_chunk());
+    write_ones(place.ones);
+    for (;; place.own.advance()) {
+        shared.k_ring.wait(place.own);
+        if (C::PAIRED) /* dK of the tile before has left */
+            release_stored(shared.other_k_ring);
+        else
+            dk_stored(place);
+        place.work = read_work(shared.work);
+        if (place.work.index < 0) break;
+        const int tile = place.work.tile, row0 = tile * C::TILE_ROWS + warpgroup * ROWS;
+        const int cluster_first = first_queries<C>(tile / C::CLUSTER * C::CLUSTER_ROWS, T);
+        const int first = C::CAUSAL || C::PAIRED ? first_queries<C>(row0, T) : cluster_first;
+        if (C::PAIRED || first < args.turns.blocks)
+            tile_blocks(shared, place, row0, cluster_first, first, args);
+        else
+            tile_unseen(shared, place, cluster_first, args);
+        const int n = args.turns.blocks - cluster_first;
+        place.owned += (n + 1 - tile % 2) / 2;
+        place.sent += (n + tile % 2) / 2;
+    }
+}
+
+/* ---- producer: one thread of a cluster for Q and dO; in clusters, K and V have a thread in each block ---- */
+
+__device__ unsigned hd128_tickets;
+
+/* A tile of K or V. head: its columns in qkv. */
+template <class C>
+__device__ __forceinline__ void load_tile(const uint8_t (&to)[C::WARPGROUPS][C::TILE_BYTES], int tile,
+                                          int head, int batch, uint32_t full, const BackwardArgs &args) {
+    for (int i = 0; i < C::WARPGROUPS; i++)
+        tma_load_5d(shared_address(to[i]), &args.rows, 0, tile * C::TILE_ROWS + i * ROWS, 0, head, batch,
+                    full);
+}
+
+/* A block's own V and K, which tile it is, and K of the pair's other. */
+template <class C>
+__device__ __forceinline__ void load_keys(Hd128Shared<C> &shared, Ring<1> at, const Work &work,
+                                          const BackwardArgs &args) {
+    const int bytes = C::WARPGROUPS * C::TILE_BYTES, k_head = args.NH + work.head;
+    const uint32_t v_full = shared.v_ring.acquire(at, bytes);
+    load_tile<C>(shared.v, work.tile, args.NH + k_head, work.batch, v_full, args);
+    shared.k_ring.wait_free(at);
+    shared.work = work;
+    const uint32_t k_full = shared.k_ring.expect(at, bytes);
+    load_tile<C>(shared.k, work.tile, k_head, work.batch, k_full, args);
+    if constexpr (C::PAIRED) {
+        shared.other_k_ring.wait_free(at.next()); /* it is released when a tile begins */
+        const uint32_t other_k_full = shared.other_k_ring.expect(at, bytes);
+        load_tile<C>(shared.other_k, work.tile ^ 1, k_head, work.batch, other_k_full, args);
+    }
+}
+
+template <class C> __device__ __forceinline__ void end_keys(Hd128Shared<C> &shared, Ring<1> at) {
+    shared.k_ring.wait_free(at);
+    shared.work.index = -1;
+    shared.k_ring.expect(at, 0);
+}
 
 /* Q, the fold rows and dO of a block of queries, to all blocks of the cluster. fold: the head's. */
-template <class C, class Shared>
-__device__ __forceinline__ void load_block(Shared &shared, Ring<C::STAGES> q_at, Ring<2> dout_at,
+template <class C>
+__device__ __forceinline__ void load_block(Hd128Shared<C> &shared, Ring<C::STAGES> q_at, Ring<2> dout_at,
                                            const Work &work, int block, const FoldRow *fold,
                                            const BackwardArgs &args) {
     const uint32_t q_full = acquire<C>(shared.q_ring, q_at, C::TILE_BYTES + C::FOLD_BYTES);
@@ -39,109 +166,114 @@ __device__ __forceinline__ void load_block(Shared &shared, Ring<C::STAGES> q_at,
     load_rows<C>(shared.dout[dout_at.stage], args.dout, block * ROWS, work.head, work.batch, dout_full);
 }
 
-/* ---- products ---- */
-
-/* acc = or += a step of 16 columns of K or V times those of Q or dO. */
-__device__ __forceinline__ void multiply_columns(float (&acc)[ROWS / 2], uint32_t rows, uint32_t queries,
-                                                 int step) {
-    const uint32_t at = step / 4 * (ROWS * 128 >> 4) + step % 4 * 2;
-    if (step == 0)
-        wgmma<D_SET, B_K_MAJOR>(acc, swizzled(rows), swizzled(queries));
+template <class C>
+__device__ __forceinline__ void hd128_producer(Hd128Shared<C> &shared, const BackwardArgs &args) {
+    const int blocks = ceil_div(args.T, (int)ROWS), total = args.order.total;
+    Ring<1> at;
+    Ring<C::STAGES> q_at;
+    Ring<2> dout_at;
+    for (int index = first_work<C>(&hd128_tickets, total); index < total; at.advance()) {
+        const Work work = work_at(args.order, index);
+        const FoldRow *fold = args.fold + ((int64_t)work.batch * args.NH + work.head) * fold_rows(args.T);
+        if (C::PAIRED)
+            tell_work<C>(shared.next, at, work);
+        else
+            load_keys(shared, at, work, args);
+        const int first = first_queries<C>(work.tile * C::CLUSTER_ROWS, args.T);
+        for (int block = first; block < blocks; block++, q_at.advance(), dout_at.advance())
+            load_block<C>(shared, q_at, dout_at, work, block, fold, args);
+        index = draw_work<C>(&hd128_tickets, total); /* not earlier: see sm90_turns.cuh */
+    }
+    if (C::PAIRED)
+        tell_work<C>(shared.next, at, Work{-1, 0, 0, 0});
     else
-        wgmma<D_ADD, B_K_MAJOR>(acc, swizzled(rows + at), swizzled(queries + at));
+        end_keys(shared, at);
 }
 
-/* S - lse / scale or dP - D: a warpgroup's rows of K or V times a block of Q or dO, and the folded step, whose A is
- * `ones` and whose B, of k 8..15, where A is 0, is that of k 0..7 again. */
+/* Hands on what the other block sends, for all blocks of a tile that are owned: it is written by ordinary accesses,
+ * and the product is none, so there must be a fence between them; here it costs no warpgroup time (in those, 0.5 to 1
+ * % of speed). */
 template <class C>
-__device__ __forceinline__ void multiply_scores(float (&acc)[ROWS / 2], uint32_t rows, uint32_t queries,
-                                                const uint32_t (&ones)[4], uint32_t fold) {
-#pragma unroll
-    for (int i = 0; i < C::HD / 16; i++) multiply_columns(acc, rows, queries, i);
-    wgmma<D_ADD, B_K_MAJOR>(acc, ones, unswizzled(fold, 0));
-    wgmma_commit();
+__device__ __forceinline__ void receive_ds(Hd128Shared<C> &shared, Ring<1> &received, const Work &work,
+                                           int T) {
+    const uint32_t bytes = shared_address(&shared.other_ds_bytes);
+    const int first = first_queries<C>(work.tile / 2 * C::CLUSTER_ROWS, T) + work.tile % 2;
+    for (int block = first; block < ceil_div(T, (int)ROWS); block += C::ADDED_TILES, received.advance()) {
+        mbarrier_arrive_expect_tx(bytes, C::WARPGROUPS * C::DS_BYTES);
+        mbarrier_wait(bytes, received.parity);
+        fence_proxy_async();
+        mbarrier_arrive(shared_address(&shared.ds_ring.full[0]));
+    }
 }
 
-/* dV += P^T dO or dK += dS^T Q. */
 template <class C>
-__device__ __forceinline__ void multiply_gradient(float (&d)[C::HD / 2], const uint32_t (&a)[ROWS / 16][4],
-                                                  const uint8_t *queries) {
-    const uint32_t b = uniform_place(shared_address(queries)) + (ROWS * 128 >> 4 << 16);
-#pragma unroll
-    for (int i = 0; i < ROWS / 16; i++) wgmma<D_ADD, B_MN_MAJOR>(d, a[i], swizzled(b + i * (2048 >> 4)));
-    wgmma_commit();
+__device__ __forceinline__ void keys_producer(Hd128Shared<C> &shared, const BackwardArgs &args) {
+    Ring<1> at, received;
+    for (;; at.advance()) {
+        const Work work = told_work(shared.next, at);
+        if (work.index < 0) break;
+        load_keys(shared, at, work, args);
+        receive_ds(shared, received, work, args.T);
+    }
+    end_keys(shared, at);
 }
 
-/* ---- a block of queries ---- */
+/* ---- kernel and launch ---- */
 
-struct Nothing {
-    __device__ __forceinline__ void operator()() const {}
-};
-
-/* P, dV and dS of the block in work; dV stays under way. between: done beside dP and dV. */
-template <class C, bool DIAGONAL, class Shared, class Place, class Between = Nothing>
-__device__ __forceinline__ void block_scores(KeyRows<C> &r, Shared &shared, const Place &place,
-                                             float scale_log2, Between between = Between()) {
-    const Ring<C::STAGES> q_at = place.q_at();
-    const Ring<2> dout_at = place.dout_at();
-    const uint32_t q = uniform_place(shared_address(shared.q[q_at.stage]));
-    const uint32_t dout = uniform_place(shared_address(shared.dout[dout_at.stage]));
-    const uint32_t fold = uniform_place(shared_address(shared.fold[q_at.stage]));
-    shared.q_ring.wait(q_at);
-    wgmma_fence();
-    multiply_scores<C>(r.s, place.k_rows(), q, place.ones[0], fold);
-    shared.dout_ring.wait(dout_at);
-    wgmma_fence();
-    multiply_scores<C>(r.dp, place.v_rows(), dout, place.ones[1], fold);
-    wgmma_wait<1>();
-    wgmma_results(r.s);
-    if (DIAGONAL) mask_queries(r);
-    key_probabilities(r, scale_log2);
-    wgmma_fence();
-    multiply_gradient<C>(r.dv, r.p, shared.dout[dout_at.stage]);
-    between();
-    wgmma_wait<1>();
-    wgmma_results(r.dp);
-    key_scores(r);
+template <class C> __device__ __forceinline__ void init_barriers(Hd128Shared<C> &shared) {
+    enum {
+        WARPS = 4 * C::WARPGROUPS,
+        WRITERS = C::WARPGROUPS * WARPGROUP /* every thread: release_stored */
+    };
+    shared.k_ring.init(WARPS + C::WARPGROUPS);
+    shared.v_ring.init(WRITERS);
+    shared.q_ring.init(C::CLUSTER * WARPS);
+    shared.dout_ring.init(C::CLUSTER * WARPS);
+    shared.ds_ring.init(WARPS, WARPS + C::PAIRED /* receive_ds */);
+    if (C::PAIRED) {
+        shared.other_k_ring.init(WRITERS);
+        mbarrier_init(shared_address(&shared.other_ds_bytes), 1);
+        mbarrier_init(shared_address(&shared.sent_empty), WARPS);
+        shared.next.ring.init(C::CLUSTER);
+    }
+    for (auto &turns : shared.turns) turns.init();
+    fence_mbarrier_init();
 }
 
-/* When dV is done: P and dO are no longer needed. When dK is: dS and Q. */
-template <class C, class Shared, class Place>
-__device__ __forceinline__ void dv_done(KeyRows<C> &r, Shared &shared, const Place &place) {
-    wgmma_results(r.dv);
-    wgmma_results(r.p);
-    release<C>(shared.dout_ring, place.dout_at());
-}
-template <class C, class Shared, class Place>
-__device__ __forceinline__ void dk_done(KeyRows<C> &r, Shared &shared, const Place &place) {
-    wgmma_results(r.dk);
-    wgmma_results(r.ds);
-    release<C>(shared.q_ring, place.q_at());
-}
-
-/* A block of queries that see none of the warpgroup's keys. */
-template <class C, class Shared, class Place>
-__device__ __forceinline__ void release_queries(Shared &shared, const Place &place) {
-    const Ring<C::STAGES> q_at = place.q_at();
-    const Ring<2> dout_at = place.dout_at();
-    shared.q_ring.wait(q_at);
-    release<C>(shared.q_ring, q_at);
-    shared.dout_ring.wait(dout_at);
-    release<C>(shared.dout_ring, dout_at);
-}
-
-/* ---- what leaves by TMA ---- */
-
-/* TMA has read what a warpgroup left in a stage. Every thread arrives, for every thread wrote there. */
-__device__ __forceinline__ void release_stored(RingBarriers<1> &ring) {
-    wait_stored();
-    mbarrier_arrive(shared_address(&ring.empty[0]));
+template <bool CAUSAL, int CLUSTER>
+__global__ void __launch_bounds__(Hd128Config<CAUSAL, CLUSTER>::THREADS, 1)
+    sm90_backward_hd128_kernel(const __grid_constant__ KernelArgs args) {
+#ifdef SM90_BODY
+    using C = Hd128Config<CAUSAL, CLUSTER>;
+    auto &shared = at_uniform_address(shared_memory<Hd128Shared<C>>());
+    const int warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / WARPGROUP, 0);
+    if (threadIdx.x == 0) init_barriers(shared);
+    open_cluster<C>();
+    wait_on_dependency();
+    if (warpgroup == C::WARPGROUPS) {
+        setmaxnreg_dec<C::SHAPE.producer_registers>();
+        const int warp = threadIdx.x % WARPGROUP / 32, lane = threadIdx.x % 32;
+        if (warp == 0 && lane == 0 && (!C::PAIRED || cluster_rank() == 0)) hd128_producer(shared, args.base);
+        if (C::PAIRED && warp == 3 && lane == 0) keys_producer(shared, args.base);
+        if (warp >= 1 && warp <= C::WARPGROUPS && lane == 0)
+            add_stream<C>(shared, args.base, args.turns, warp - 1);
+    } else {
+        setmaxnreg_inc<C::SHAPE.registers>();
+        hd128_keys(shared, args, warpgroup);
+    }
+    close_cluster<C>();
+#else
+    __trap(); /* the device takes sm_90a code, and the build has none */
+#endif
 }
 
-/* Some time after dQ of tile or pair 0 was given to TMA: it has been read, and the next sums may come. */
-template <class C, class Shared, class Place>
-__device__ __forceinline__ void dq_stored(Shared &shared, Place &place) {
-    if (place.work.tile >= C::ADDED_TILES) return;
-    wait_stored();
-    release_sums(shared.turns[place.warpgroup], place.turns);
+template <bool CAUSAL, int CLUSTER>
+static void backward_hd128(floatX *dqkv, const floatX *dout, const floatX *out, const floatX *qkv,
+                           const float *lse, const float *d, void *scratch, int B, int T, int NH) {
+    using C = Hd128Config<CAUSAL, CLUSTER>;
+    KernelArgs args = kernel_args<128>(dqkv, dout, out, qkv, lse, d, scratch, B, T, NH, CAUSAL);
+    args.turns.tiles = ceil_div(args.turns.tiles, C::ADDED_TILES);
+    if (C::PAIRED) args.dq = tensor_map(dqkv, B, T, 3 * NH * 2, 64, ROWS);
+    launch_one_pass<C, Hd128Shared<C>>("sm90_backward_hd128_kernel",
+                                       sm90_backward_hd128_kernel<CAUSAL, CLUSTER>, args);
 }

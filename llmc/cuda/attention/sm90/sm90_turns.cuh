@@ -15,7 +15,7 @@
  *
  * Where tiles come in pairs: at head size 64 each tile adds, and those of a pair hand turns over among themselves
  * (sm90_pairs.cuh); at 128 a pair adds as one, of C::ADDED_TILES tiles, and each of its two thread blocks does so for
- * every second block of queries (sm90_backward_hd128_2cta.cu).
+ * every second block of queries (sm90_backward_hd128.cu).
  *
  * Turns cost no time as long as they come before they are needed. Causal tiles start at their diagonal, two
  * blocks apart, so a tile reaches a block two blocks after the one before it: enough for a reduction, a fence

@@ -7,7 +7,8 @@
 /* Nats that key t of T is above the others. FILL_GROWING: so that the running maximum of an online softmax changes with
  * every tile. FILL_HUGE: key T/2 outweighs all others, so that earlier tiles must be scaled away. FILL_FALLING: from the
  * diagonal back to key 0 scores rise by 200 nats, which no maximum taken at the diagonal survives in fp32. FILL_PEAKS:
- * the same by single keys, one at every place of a tile, each above the peaks after it. */
+ * the same by single keys, one at every place of a tile, each above the peaks after it. FILL_STEP: the older half of the
+ * keys is 60 nats up, and slopes (slope_scores). */
 static float key_height(const Dims *d, int t) {
     const float place = (float)t / (float)d->T;
     switch (d->fill) {
@@ -19,8 +20,20 @@ static float key_height(const Dims *d, int t) {
         return 200 * (1 - place);
     case FILL_PEAKS:
         return t % 61 == 3 ? 220 - 100 * place : 0;
+    case FILL_STEP:
+        return t < d->T / 2 ? 60 : 0;
     default:
         return 0;
+    }
+}
+
+/* Row t of q and k: over the older half of the keys, on the way back to key 0, scores rise by 4 nats for the first 8 of
+ * every 16 queries and fall by as much for the others. So every tile brings such neighbours another new maximum. */
+static void slope_scores(const Dims *d, int t, float *q, float *k) {
+    const float up = 1 - 2 * (float)t / (float)d->T;
+    for (int head = 0; head < d->NH; head++) {
+        q[head * d->HD] = t % 16 < 8 ? 4 : -4;
+        k[head * d->HD] = up > 0 ? up * sqrtf((float)d->HD) : 0;
     }
 }
 
@@ -37,6 +50,7 @@ static void fill_qkv(const Dims *d, float *qkv) {
             q[i] = 1 + 0.1f * q[i];
             k[i] = (height + 0.1f * k[i]) / sqrtf((float)d->HD);
         }
+        if (d->fill == FILL_STEP) slope_scores(d, (int)(row % d->T), q, k);
     }
 }
 

@@ -32,7 +32,8 @@ typedef enum {
     FILL_HUGE,
     FILL_DISTINCT,
     FILL_FALLING,
-    FILL_PEAKS
+    FILL_PEAKS,
+    FILL_STEP
 } Fill;
 enum { NO_BIAS = 1, GELU = 2, ALIAS_A = 4, ALIAS_B = 8, NO_RESIDUAL = 16, NO_SUMS = 32 };
 
@@ -249,8 +250,7 @@ static Limits op_limits(const OpCase *c, int k, const Expected *e) {
     const bool bf16 = c->ops->dtype == DTYPE_BF16;
     const Operand *o = &c->operands[k];
     double fp32 = bf16 && o->bf16_limit > 0 ? o->bf16_limit : FP32_LIMIT;
-    if (c->d.fill == FILL_FALLING || c->d.fill == FILL_PEAKS)
-        fp32 *= 32; /* fp32 itself is some 1e-5 off in a score of 200 */
+    if (c->d.fill >= FILL_FALLING) fp32 *= 32; /* fp32 itself is some 1e-5 off in a score of 200 */
     if (!bf16 || o->store != STORE_X) return (Limits){fp32, fp32};
     const double max = compare_floats(e->plain, e->want, e->n).max;
     return (Limits){2 * typical_norm(e) + FP32_LIMIT,

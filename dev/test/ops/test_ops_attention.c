@@ -226,9 +226,9 @@ static void test_masks(const Ops *ops) {
 
 /* Scores that the textbook softmax or a careless online one gets wrong. */
 static void test_adversarial(const Ops *ops) {
-    const Fill fills[] = {FILL_EQUAL, FILL_GROWING, FILL_HUGE, FILL_FALLING, FILL_PEAKS};
+    const Fill fills[] = {FILL_EQUAL, FILL_GROWING, FILL_HUGE, FILL_FALLING, FILL_PEAKS, FILL_STEP};
     const int some_head_sizes[] = {64, 128, 24};
-    for (int f = 0; f < 5; f++)
+    for (int f = 0; f < 6; f++)
         for (int h = 0; h < 3; h++) {
             Dims d = {.B = 1, .T = op_small ? 195 : 515, .NH = 2, .HD = some_head_sizes[h], .fill = fills[f]};
             op_case(ops, &forward, d);

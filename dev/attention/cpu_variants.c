@@ -21,38 +21,23 @@ AttentionMask attention_mask(const Call *c) {
 }
 
 static void cpu_forward(const Call *c) {
-    ops_cpu.attention_forward(c->p[FORWARD_OUT], c->p[FORWARD_LSE], c->p[FORWARD_QKV], c->s.B, c->s.T,
+    const AttentionMask mask = attention_mask(c);
+    ops_cpu.attention_forward(c->p[FORWARD_OUT], c->p[FORWARD_LSE], c->p[FORWARD_QKV], &mask, c->s.B, c->s.T,
                               c->s.NH, c->s.HD);
 }
 static void cpu_backward(const Call *c) {
+    const AttentionMask mask = attention_mask(c);
     ops_cpu.attention_backward(c->p[BACKWARD_DQKV], c->p[BACKWARD_DOUT], c->p[BACKWARD_OUT],
-                               c->p[BACKWARD_QKV], c->p[BACKWARD_LSE], c->p[BACKWARD_SCRATCH], c->s.B, c->s.T,
-                               c->s.NH, c->s.HD);
-}
-
-static void cpu_masked_forward(const Call *c) {
-    const AttentionMask mask = attention_mask(c);
-    ops_cpu.masked_attention_forward(c->p[FORWARD_OUT], c->p[FORWARD_LSE], c->p[FORWARD_QKV], &mask, c->s.B,
-                                     c->s.T, c->s.NH, c->s.HD);
-}
-static void cpu_masked_backward(const Call *c) {
-    const AttentionMask mask = attention_mask(c);
-    ops_cpu.masked_attention_backward(c->p[BACKWARD_DQKV], c->p[BACKWARD_DOUT], c->p[BACKWARD_OUT],
-                                      c->p[BACKWARD_QKV], c->p[BACKWARD_LSE], NULL, &mask,
-                                      c->p[BACKWARD_SCRATCH], c->s.B, c->s.T, c->s.NH, c->s.HD);
+                               c->p[BACKWARD_QKV], c->p[BACKWARD_LSE], NULL, &mask, c->p[BACKWARD_SCRATCH],
+                               c->s.B, c->s.T, c->s.NH, c->s.HD);
 }
 
 const Variant cpu_variants[] = {
     {.op = "attention_forward",
      .name = "cpu",
      .run = cpu_forward,
-     .flags = CAUSAL_ONLY | PACKED_ONLY,
-     .teaches = "the trainer's CPU backend: tiles of keys, vectors, threads over heads and queries"},
-    {.op = "attention_forward",
-     .name = "cpu_masked",
-     .run = cpu_masked_forward,
      .flags = CAUSAL_ONLY | PACKED_ONLY | TAKES_DROPOUT | TAKES_WINDOW,
-     .teaches = "the trainer's --window and --dropout on the CPU"},
+     .teaches = "the trainer's CPU backend: tiles of keys, vectors, threads over heads and queries"},
     {.op = "attention_forward",
      .name = "textbook",
      .run = textbook,
@@ -61,18 +46,13 @@ const Variant cpu_variants[] = {
     {.op = "attention_backward",
      .name = "cpu",
      .run = cpu_backward,
-     .flags = CAUSAL_ONLY | PACKED_ONLY,
-     .teaches = "the same for backward: P from the logsumexp, nothing of size T*T"},
-    {.op = "attention_backward",
-     .name = "cpu_masked",
-     .run = cpu_masked_backward,
      .flags = CAUSAL_ONLY | PACKED_ONLY | TAKES_DROPOUT | TAKES_WINDOW,
-     .teaches = "the same: masks are drawn again from their counter"},
+     .teaches = "the same for backward: P from the logsumexp, nothing of size T*T"},
     {.op = "attention_backward",
      .name = "autograd_graph",
      .run = autograd_graph,
      .max_T = 65,
      .flags = NO_NAN,
      .teaches = "F0: a graph of scalar nodes, forward and backward; no formula of a gradient"},
-    {.name = NULL                                                                     },
+    {.name = NULL                                                                               },
 };

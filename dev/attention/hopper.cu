@@ -4,19 +4,19 @@
 #include "hopper_noncausal.cuh"
 
 /* [HD == 128][causal] */
-static AttentionForward *const forward_1cta[2][2] = {
+static PlainAttentionForward *const forward_1cta[2][2] = {
     {noncausal_forward_hd64_1cta,  sm90_forward_hd64_1cta },
     {noncausal_forward_hd128_1cta, sm90_forward_hd128_1cta},
 };
-static AttentionForward *const forward_2cta[2][2] = {
+static PlainAttentionForward *const forward_2cta[2][2] = {
     {noncausal_forward_hd64_2cta,  sm90_forward_hd64_2cta },
     {noncausal_forward_hd128_2cta, sm90_forward_hd128_2cta},
 };
-static AttentionBackward *const backward_1cta[2][2] = {
+static PlainAttentionBackward *const backward_1cta[2][2] = {
     {noncausal_backward_hd64_1cta,  sm90_backward_hd64_1cta },
     {noncausal_backward_hd128_1cta, sm90_backward_hd128_1cta},
 };
-static AttentionBackward *const backward_2cta[2][2] = {
+static PlainAttentionBackward *const backward_2cta[2][2] = {
     {noncausal_backward_hd64_2cta,  sm90_backward_hd64_2cta },
     {noncausal_backward_hd128_2cta, sm90_backward_hd128_2cta},
 };
@@ -40,21 +40,22 @@ void hopper_backward_2cta(floatX *dqkv, const floatX *dout, const floatX *out, c
     backward_2cta[HD == 128][causal](dqkv, dout, out, qkv, lse, d, scratch, B, T, NH, HD);
 }
 
+static const AttentionMask no_mask = {};
+
 /* Without a mask clusters serve forward from T = 1024 on, backward from 32768 at head size 64 (+3 % there) and from 2048
  * at 128 (TFLOP/s of blocks alone and of clusters: 526 and 556 at 2048, 479 and 487 at 1024, no more than repeats
  * differ). */
 void hopper_forward(floatX *out, float *lse, const floatX *qkv, int B, int T, int NH, int HD, bool causal) {
     if (causal)
-        attention_forward_bf16(out, lse, qkv, B, T, NH, HD);
+        attention_forward<bf16>(out, lse, qkv, &no_mask, B, T, NH, HD);
     else
         (T < 1024 ? hopper_forward_1cta : hopper_forward_2cta)(out, lse, qkv, B, T, NH, HD, false);
 }
 void hopper_backward(floatX *dqkv, const floatX *dout, const floatX *out, const floatX *qkv, const float *lse,
                      const float *d, void *scratch, int B, int T, int NH, int HD, bool causal) {
-    const AttentionMask plain = {};
     const int clusters_from = HD == 64 ? 32768 : 2048;
     if (causal)
-        masked_attention_backward_bf16(dqkv, dout, out, qkv, lse, d, &plain, scratch, B, T, NH, HD);
+        attention_backward<bf16>(dqkv, dout, out, qkv, lse, d, &no_mask, scratch, B, T, NH, HD);
     else
         (T < clusters_from ? hopper_backward_1cta : hopper_backward_2cta)(dqkv, dout, out, qkv, lse, d,
                                                                           scratch, B, T, NH, HD, false);

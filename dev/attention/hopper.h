@@ -8,7 +8,7 @@
 
 typedef void HopperForward(floatX *out, float *lse, const floatX *qkv, int B, int T, int NH, int HD,
                            bool causal);
-/* d and scratch: as in AttentionBackward (llmc/cuda/attention/paths.cuh). */
+/* d and scratch: as in PlainAttentionBackward (llmc/cuda/attention/paths.cuh). */
 typedef void HopperBackward(floatX *dqkv, const floatX *dout, const floatX *out, const floatX *qkv,
                             const float *lse, const float *d, void *scratch, int B, int T, int NH, int HD,
                             bool causal);

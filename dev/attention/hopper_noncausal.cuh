@@ -2,7 +2,7 @@
 #pragma once
 #include "llmc/cuda/attention/paths.cuh"
 
-AttentionForward noncausal_forward_hd64_1cta, noncausal_forward_hd64_2cta, noncausal_forward_hd128_1cta,
+PlainAttentionForward noncausal_forward_hd64_1cta, noncausal_forward_hd64_2cta, noncausal_forward_hd128_1cta,
     noncausal_forward_hd128_2cta;
-AttentionBackward noncausal_backward_hd64_1cta, noncausal_backward_hd64_2cta, noncausal_backward_hd128_1cta,
-    noncausal_backward_hd128_2cta;
+PlainAttentionBackward noncausal_backward_hd64_1cta, noncausal_backward_hd64_2cta,
+    noncausal_backward_hd128_1cta, noncausal_backward_hd128_2cta;

@@ -14,18 +14,18 @@
 
 /* ---- the trainer's kernels ---- */
 
-template <AttentionForward *FORWARD> static void forward(const Call *c) {
+template <PlainAttentionForward *FORWARD> static void forward(const Call *c) {
     FORWARD(c->p[FORWARD_OUT], (float *)c->p[FORWARD_LSE], c->p[FORWARD_QKV], c->s.B, c->s.T, c->s.NH,
             c->s.HD);
 }
-template <AttentionBackward *BACKWARD> static void backward(const Call *c) {
+template <PlainAttentionBackward *BACKWARD> static void backward(const Call *c) {
     BACKWARD(c->p[BACKWARD_DQKV], c->p[BACKWARD_DOUT], c->p[BACKWARD_OUT], c->p[BACKWARD_QKV],
              (const float *)c->p[BACKWARD_LSE], NULL, c->p[BACKWARD_SCRATCH], c->s.B, c->s.T, c->s.NH,
              c->s.HD);
 }
 
 /* The same with a window and dropout: the trainer's --window and --dropout. */
-template <MaskedAttentionForward *FORWARD> static void masked_forward(const Call *c) {
+template <AttentionForward *FORWARD> static void masked_forward(const Call *c) {
     const AttentionMask mask = attention_mask(c);
     FORWARD(c->p[FORWARD_OUT], (float *)c->p[FORWARD_LSE], c->p[FORWARD_QKV], &mask, c->s.B, c->s.T, c->s.NH,
             c->s.HD);
@@ -96,19 +96,21 @@ template <int TENSORS> static size_t standard_scratch(const Sizes *s, int elem) 
 static void *probs_at(void *scratch, const Call *c, int index) {
     return (char *)scratch + index * probs_elems(&c->s) * dtype_bytes(c->ops->dtype);
 }
+static const AttentionMask no_mask = {};
 static void standard_forward(const Call *c) {
-    c->ops->attention_standard_forward(c->p[FORWARD_OUT], c->p[FORWARD_SCRATCH], c->p[FORWARD_QKV], c->s.B,
-                                       c->s.T, c->s.NH, c->s.HD);
+    c->ops->attention_standard_forward(c->p[FORWARD_OUT], c->p[FORWARD_SCRATCH], NULL, c->p[FORWARD_QKV],
+                                       &no_mask, c->s.B, c->s.T, c->s.NH, c->s.HD);
 }
 static void standard_backward_prepare(const Call *c) {
     void *scratch = c->p[BACKWARD_SCRATCH];
-    c->ops->attention_standard_forward(probs_at(scratch, c, 2), scratch, c->p[BACKWARD_QKV], c->s.B, c->s.T,
-                                       c->s.NH, c->s.HD);
+    c->ops->attention_standard_forward(probs_at(scratch, c, 2), scratch, NULL, c->p[BACKWARD_QKV], &no_mask,
+                                       c->s.B, c->s.T, c->s.NH, c->s.HD);
 }
 static void standard_backward(const Call *c) {
     void *scratch = c->p[BACKWARD_SCRATCH];
     c->ops->attention_standard_backward(c->p[BACKWARD_DQKV], probs_at(scratch, c, 1), c->p[BACKWARD_DOUT],
-                                        scratch, c->p[BACKWARD_QKV], c->s.B, c->s.T, c->s.NH, c->s.HD);
+                                        scratch, c->p[BACKWARD_QKV], &no_mask, c->s.B, c->s.T, c->s.NH,
+                                        c->s.HD);
 }
 /* S written, read and written by the softmax, P read: all of size T*T, masked half or not. */
 static double standard_forward_bytes(const Sizes *s, int elem) {

@@ -9,6 +9,8 @@
 #include "llmc/cuda/device/cuda_common.cuh"
 #include "dev/attention/hopper.h"
 
+static const AttentionMask no_mask = {};
+
 #define EXPORT extern "C" __attribute__((visibility("default")))
 
 /* stream: a cudaStream_t of the current device, NULL for the legacy default stream. May be called again. */
@@ -37,7 +39,7 @@ EXPORT size_t attention_scratch(int B, int T, int NH, int HD) {
 EXPORT void attention_forward(void *out, float *lse, const void *qkv, int B, int T, int NH, int HD,
                               int causal) {
     if (causal)
-        attention_forward_bf16(out, lse, qkv, B, T, NH, HD);
+        attention_forward<bf16>(out, lse, qkv, &no_mask, B, T, NH, HD);
     else
         hopper_forward(out, lse, qkv, B, T, NH, HD, false);
 }
@@ -46,7 +48,7 @@ EXPORT void attention_forward(void *out, float *lse, const void *qkv, int B, int
 EXPORT void attention_backward(void *dqkv, const void *dout, const void *out, const void *qkv,
                                const float *lse, void *scratch, int B, int T, int NH, int HD, int causal) {
     if (causal)
-        attention_backward_bf16(dqkv, dout, out, qkv, lse, scratch, B, T, NH, HD);
+        attention_backward<bf16>(dqkv, dout, out, qkv, lse, NULL, &no_mask, scratch, B, T, NH, HD);
     else
         hopper_backward(dqkv, dout, out, qkv, lse, NULL, scratch, B, T, NH, HD, false);
 }

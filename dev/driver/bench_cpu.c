@@ -78,10 +78,11 @@ static void call(const Row *r, const Buffers *b) {
         ops_cpu.linear_backward_weight(b->dweight, NULL, b->y, b->x, b->scratch, r->N, r->OC, r->IC);
         break;
     case ATTENTION_FORWARD:
-        ops_cpu.attention_forward(b->x, b->lse, b->y, r->B, T, r->NH, HD);
+        ops_cpu.attention_forward(b->x, b->lse, b->y, &(AttentionMask){0}, r->B, T, r->NH, HD);
         break;
     case ATTENTION_BACKWARD:
-        ops_cpu.attention_backward(b->pre, b->weight, b->x, b->y, b->lse, b->scratch, r->B, T, r->NH, HD);
+        ops_cpu.attention_backward(b->pre, b->weight, b->x, b->y, b->lse, NULL, &(AttentionMask){0},
+                                   b->scratch, r->B, T, r->NH, HD);
         break;
     }
 }

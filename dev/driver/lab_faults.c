@@ -7,8 +7,8 @@
 enum { FAULT_T = 65, FAULT_HD = 64 };
 
 static void right(const Call *c) {
-    ops_cpu.attention_forward(c->p[FORWARD_OUT], c->p[FORWARD_LSE], c->p[FORWARD_QKV], c->s.B, c->s.T,
-                              c->s.NH, c->s.HD);
+    ops_cpu.attention_forward(c->p[FORWARD_OUT], c->p[FORWARD_LSE], c->p[FORWARD_QKV], &(AttentionMask){0},
+                              c->s.B, c->s.T, c->s.NH, c->s.HD);
 }
 static float *out_of(const Call *c) {
     return c->p[FORWARD_OUT];

@@ -75,10 +75,7 @@ static int describe_forward(Operand *o, const Dims *d) {
 
 static void run_forward(const Ops *ops, void **p, const Dims *d) {
     const AttentionMask mask = mask_of(d, p[3]);
-    if (is_masked(d))
-        ops->masked_attention_forward(p[0], p[1], p[2], &mask, d->B, d->T, d->NH, d->HD);
-    else
-        ops->attention_forward(p[0], p[1], p[2], d->B, d->T, d->NH, d->HD);
+    ops->attention_forward(p[0], p[1], p[2], &mask, d->B, d->T, d->NH, d->HD);
 }
 
 static void prepare_forward(OpCase *c) {
@@ -106,11 +103,7 @@ static int describe_backward(Operand *o, const Dims *d) {
 
 static void run_backward(const Ops *ops, void **p, const Dims *d) {
     const AttentionMask mask = mask_of(d, p[6]);
-    if (is_masked(d))
-        ops->masked_attention_backward(p[0], p[1], p[2], p[3], p[4], NULL, &mask, p[5], d->B, d->T, d->NH,
-                                       d->HD);
-    else
-        ops->attention_backward(p[0], p[1], p[2], p[3], p[4], p[5], d->B, d->T, d->NH, d->HD);
+    ops->attention_backward(p[0], p[1], p[2], p[3], p[4], NULL, &mask, p[5], d->B, d->T, d->NH, d->HD);
 }
 
 /* out and lse are those of the forward pass on this qkv */
@@ -120,7 +113,7 @@ static void prepare_backward(OpCase *c) {
     round_values(c->in[3], c->ops->dtype, c->operands[3].elems);
     const uint64_t key = host_key(c, 6);
     const AttentionMask mask = mask_of(d, &key);
-    ops_cpu.masked_attention_forward(c->in[2], c->in[4], c->in[3], &mask, d->B, d->T, d->NH, d->HD);
+    ops_cpu.attention_forward(c->in[2], c->in[4], c->in[3], &mask, d->B, d->T, d->NH, d->HD);
 }
 
 static void plain_of_backward(OpCase *c) {

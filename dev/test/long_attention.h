@@ -146,8 +146,9 @@ static double plain_apart(int HD) {
     float *want = op_malloc((size_t)n * 8 * sizeof *want), *plain = want + 4 * n; /* dqkv, out */
     float *lse = op_malloc(sizeof(float) * T * NH), *p = op_malloc(sizeof *p * T * NH);
     void *scratch = op_malloc(op_scratch_bytes(&ops_cpu, &d));
-    ops_cpu.attention_forward(want + 3 * n, lse, qkv, 1, T, NH, HD);
-    ops_cpu.attention_backward(want, dout, want + 3 * n, qkv, lse, scratch, 1, T, NH, HD);
+    ops_cpu.attention_forward(want + 3 * n, lse, qkv, &(AttentionMask){0}, 1, T, NH, HD);
+    ops_cpu.attention_backward(want, dout, want + 3 * n, qkv, lse, NULL, &(AttentionMask){0}, scratch, 1, T,
+                               NH, HD);
 #pragma omp parallel for
     for (int h = 0; h < NH; h++) {
         plain_head_backward(plain + h * HD, dout + h * HD, qkv + h * HD, T, NH * HD, HD, &none);
@@ -171,9 +172,10 @@ static float *results_of(const Ops *ops, int capability, const Guarded *p, const
     const int64_t rows = (int64_t)d->T * d->NH, n = rows * d->HD;
     float *results = op_malloc((size_t)(4 * n + rows) * sizeof *results);
     cuda_limit_capability(capability);
-    ops->attention_forward(p[2].data, (float *)(void *)p[4].data, p[3].data, 1, d->T, d->NH, d->HD);
-    ops->attention_backward(p[0].data, p[1].data, p[2].data, p[3].data, (float *)(void *)p[4].data, p[5].data,
-                            1, d->T, d->NH, d->HD);
+    ops->attention_forward(p[2].data, (float *)(void *)p[4].data, p[3].data, &(AttentionMask){0}, 1, d->T,
+                           d->NH, d->HD);
+    ops->attention_backward(p[0].data, p[1].data, p[2].data, p[3].data, (float *)(void *)p[4].data, NULL,
+                            &(AttentionMask){0}, p[5].data, 1, d->T, d->NH, d->HD);
     cuda_limit_capability(0);
     download_floats(ops, results, p[0].data, ops->dtype, 3 * n);
     download_floats(ops, results + 3 * n, p[2].data, ops->dtype, n);

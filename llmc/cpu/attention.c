@@ -202,15 +202,11 @@ static Attention attention_args(const AttentionMask *mask, int T, int NH, int HD
                        .kept_scale = dropout_scale(d->p)};
 }
 
-void cpu_masked_attention_forward(floatX *out, float *lse, const floatX *qkv, const AttentionMask *mask,
-                                  int B, int T, int NH, int HD) {
+void cpu_attention_forward(floatX *out, float *lse, const floatX *qkv, const AttentionMask *mask, int B,
+                           int T, int NH, int HD) {
     Attention f = attention_args(mask, T, NH, HD);
     f.out = out, f.lse = lse, f.qkv = qkv;
     cpu_parallel_for(B * NH * f.n_tiles, forward_tile, &f);
-}
-
-void cpu_attention_forward(floatX *out, float *lse, const floatX *qkv, int B, int T, int NH, int HD) {
-    cpu_masked_attention_forward(out, lse, qkv, &(AttentionMask){0}, B, T, NH, HD);
 }
 
 /* One query tile in backward. */
@@ -295,16 +291,10 @@ static void backward_head(const void *args, int64_t task) {
 }
 
 /* d is not read: a tile has D from its rows of dout and out while they are at hand. */
-void cpu_masked_attention_backward(floatX *dqkv, const floatX *dout, const floatX *out, const floatX *qkv,
-                                   const float *lse, const float *d, const AttentionMask *mask, void *scratch,
-                                   int B, int T, int NH, int HD) {
+void cpu_attention_backward(floatX *dqkv, const floatX *dout, const floatX *out, const floatX *qkv,
+                            const float *lse, const float *d, const AttentionMask *mask, void *scratch, int B,
+                            int T, int NH, int HD) {
     Attention f = attention_args(mask, T, NH, HD);
     f.dqkv = dqkv, f.dout = dout, f.saved_out = out, f.qkv = qkv, f.saved_lse = lse;
     cpu_parallel_for((int64_t)B * NH, backward_head, &f);
-}
-
-void cpu_attention_backward(floatX *dqkv, const floatX *dout, const floatX *out, const floatX *qkv,
-                            const float *lse, void *scratch, int B, int T, int NH, int HD) {
-    cpu_masked_attention_backward(dqkv, dout, out, qkv, lse, NULL, &(AttentionMask){0}, scratch, B, T, NH,
-                                  HD);
 }

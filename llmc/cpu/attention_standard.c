@@ -82,8 +82,8 @@ static void softmax_backward_row(const void *args, int64_t t) {
     memset(dp - first, 0, sizeof(float) * (size_t)first);
 }
 
-void cpu_masked_attention_standard_forward(floatX *out, floatX *probs, floatX *dropped, const floatX *qkv,
-                                           const AttentionMask *mask, int B, int T, int NH, int HD) {
+void cpu_attention_standard_forward(floatX *out, floatX *probs, floatX *dropped, const floatX *qkv,
+                                    const AttentionMask *mask, int B, int T, int NH, int HD) {
     const int64_t square = (int64_t)T * T;
     const bool drops = mask->dropout.p > 0;
     for (int64_t i = 0; i < (int64_t)B * NH; i++) {
@@ -100,15 +100,10 @@ void cpu_masked_attention_standard_forward(floatX *out, floatX *probs, floatX *d
     }
 }
 
-void cpu_attention_standard_forward(floatX *out, floatX *probs, const floatX *qkv, int B, int T, int NH,
-                                    int HD) {
-    cpu_masked_attention_standard_forward(out, probs, NULL, qkv, &(AttentionMask){0}, B, T, NH, HD);
-}
-
 /* dprobs holds the dropped probabilities until dv is known, then the gradient of probs. */
-void cpu_masked_attention_standard_backward(floatX *dqkv, floatX *dprobs, const floatX *dout,
-                                            const floatX *probs, const floatX *qkv, const AttentionMask *mask,
-                                            int B, int T, int NH, int HD) {
+void cpu_attention_standard_backward(floatX *dqkv, floatX *dprobs, const floatX *dout, const floatX *probs,
+                                     const floatX *qkv, const AttentionMask *mask, int B, int T, int NH,
+                                     int HD) {
     const int64_t square = (int64_t)T * T, rows = (int64_t)B * NH * T;
     const bool drops = mask->dropout.p > 0;
     if (drops) cpu_dropout(dprobs, probs, &mask->dropout, rows, T);
@@ -128,9 +123,4 @@ void cpu_masked_attention_standard_backward(floatX *dqkv, floatX *dprobs, const 
         product(packed_head(dqkv, 0, i, T, NH, HD), dp, k, T, HD, T);
         product(packed_head(dqkv, 1, i, T, NH, HD), transposed(dp), q, T, HD, T);
     }
-}
-
-void cpu_attention_standard_backward(floatX *dqkv, floatX *dprobs, const floatX *dout, const floatX *probs,
-                                     const floatX *qkv, int B, int T, int NH, int HD) {
-    cpu_masked_attention_standard_backward(dqkv, dprobs, dout, probs, qkv, &(AttentionMask){0}, B, T, NH, HD);
 }

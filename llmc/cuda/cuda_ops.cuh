@@ -1,8 +1,12 @@
-/* The CUDA ops, one file each; ops_cuda.cu puts them into the tables. Math, shapes and `=` or `+=` are those
- * of the Ops members of the same name (llmc/model/ops.h). T is the storage type, float or bf16. All launch on
+/* The CUDA ops, one file each; ops_cuda.cu puts them into the tables. T is the storage type, float or bf16. All launch on
  * main_stream and return at once, but for cuda_download() and cuda_synchronize(). */
 #pragma once
 #include "llmc/cuda/device/cuda_common.cuh"
+
+/* embedding_forward<T> and so on; ops.h says what each computes. */
+#define DECLARE(Type, name) template <typename T> Type name;
+EACH_OP(DECLARE)
+#undef DECLARE
 
 /* ---- context.cu ---- */
 bool cuda_open(Error *err);
@@ -32,12 +36,6 @@ void cuda_recording_release(Recording *recording);
 template <typename T> double peak_flops(const char **how);
 
 /* ---- embedding.cu, sort.cu ---- */
-template <typename T>
-void embedding_forward(floatX *out, const int32_t *tokens, const floatX *wte, const floatX *wpe, int B,
-                       int T_, int C);
-template <typename T>
-void embedding_backward(float *dwte, float *dwpe, const floatX *dout, const int32_t *tokens, void *scratch,
-                        int B, int T_, int C, int V);
 size_t embedding_scratch_bytes(int64_t N, int C);
 
 typedef struct SortedTokens {
@@ -48,51 +46,15 @@ typedef struct SortedTokens {
 SortedTokens sort_tokens(const int32_t *tokens, void *scratch, int64_t N, int V);
 size_t sort_tokens_scratch_bytes(int64_t N);
 
-/* ---- layernorm_forward.cu, layernorm_backward.cu, residual.cu ---- */
-template <typename T>
-void layernorm_forward(floatX *out, float *mean, float *rstd, const floatX *x, const floatX *weight,
-                       const floatX *bias, int64_t N, int C);
-template <typename T>
-void residual_layernorm_forward(floatX *residual, floatX *out, float *mean, float *rstd, const floatX *a,
-                                const floatX *b, const floatX *weight, const floatX *bias, int64_t N, int C);
-template <typename T>
-void layernorm_backward(floatX *dx, float *dweight, float *dbias, float *dx_sums, const floatX *dresidual,
-                        const floatX *dout, const floatX *x, const floatX *weight, const float *mean,
-                        const float *rstd, void *scratch, int64_t N, int C);
+/* ---- layernorm_backward.cu ---- */
 size_t layernorm_scratch_bytes(int C);
-template <typename T> void residual_forward(floatX *out, const floatX *a, const floatX *b, int64_t n);
-
-/* ---- dropout.cu ---- */
-template <typename T>
-void dropout(floatX *out, const floatX *x, const Dropout *mask, int64_t rows, int columns);
 
 /* ---- linear.cu, gemm.cu ---- */
 bool linear_open(Error *err);
 size_t linear_fixed_bytes(void);
 size_t linear_scratch_bytes(int64_t N, int IC); /* of linear_backward_input, besides those of column_sums */
-template <typename T>
-void linear_forward(floatX *out, floatX *pre_gelu, const floatX *x, const floatX *weight, const floatX *bias,
-                    int64_t N, int OC, int IC);
-template <typename T>
-void linear_backward_input(floatX *dx, float *dx_sums, floatX *gelu, const floatX *dout, const floatX *weight,
-                           const floatX *pre_gelu, void *scratch, int64_t N, int OC, int IC);
-template <typename T>
-bool linear_backward_input_row_dots(floatX *dx, float *row_dots, const floatX *dout, const floatX *weight,
-                                    const floatX *other, void *scratch, int64_t N, int OC, int IC, int group);
-template <typename T>
-void linear_backward_weight(float *dweight, float *dbias, const floatX *dout, const floatX *x, void *scratch,
-                            int64_t N, int OC, int IC);
-template <typename T>
-void linear_backward_weight_first(float *dweight, float *dbias, const floatX *dout, const floatX *x,
-                                  void *scratch, int64_t N, int OC, int IC);
-
-/* ---- qkv_bias.cu ---- */
-template <typename T>
-void qkv_bias_backward(float *dbias, const floatX *dqkv, const float *dproj_bias, const floatX *proj_weight,
-                       void *scratch, int64_t N, int C);
 
 /* ---- gelu.cu ---- */
-template <typename T> void gelu_forward(floatX *out, const floatX *x, int64_t n);
 /* dx *= gelu'(pre_gelu), n elements */
 template <typename T> void gelu_backward_inplace(floatX *dx, const floatX *pre_gelu, int64_t n);
 /* x (N,OC) += bias (OC) or 0; with pre_gelu: pre_gelu (N,OC) = x + bias and x = gelu(x + bias) */
@@ -119,17 +81,5 @@ typedef struct PartialSums {
 /* sums.out[k] (columns) += sum over rows of partials[row][k][:].   partials (n, sums.width, columns) */
 void add_partial_rows(const PartialSums &sums, const float *partials, int n, int columns);
 
-/* ---- cross_entropy.cu ---- */
-template <typename T>
-void cross_entropy_backward_inplace(float *losses, floatX *logits, const int32_t *targets, float dloss,
-                                    int64_t N, int V, int Vp);
-template <typename T>
-void cross_entropy_forward(float *losses, const floatX *logits, const int32_t *targets, int64_t N, int V,
-                           int Vp);
-
-/* ---- step_stats.cu, adamw.cu ---- */
-void loss_sum(StepStats *stats, const float *losses, float scale, void *scratch, int64_t N);
-void grad_norm(StepStats *stats, const float *grads, void *scratch, int64_t n);
+/* ---- step_stats.cu ---- */
 size_t step_stats_scratch_bytes(void);
-template <typename T> void adamw(const AdamWArgs *args);
-template <typename T> void weights_from_master(floatX *weights, const float *master, int64_t n);

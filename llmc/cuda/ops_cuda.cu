@@ -1,30 +1,5 @@
 /* The two CUDA tables, from one source: bf16 and fp32 storage. */
 #include "llmc/cuda/attention/attention.cuh"
-#include "cuda_ops.cuh"
-
-template <typename T> struct Attention;
-template <> struct Attention<bf16> {
-    static constexpr auto forward = attention_forward_bf16;
-    static constexpr auto backward = attention_backward_bf16;
-    static constexpr auto masked_forward = masked_attention_forward_bf16;
-    static constexpr auto masked_backward = masked_attention_backward_bf16;
-    static constexpr auto masked_standard_forward = masked_attention_standard_forward_bf16;
-    static constexpr auto masked_standard_backward = masked_attention_standard_backward_bf16;
-    static constexpr auto standard_forward = attention_standard_forward_bf16;
-    static constexpr auto standard_backward = attention_standard_backward_bf16;
-    static constexpr auto decode = attention_decode_bf16;
-};
-template <> struct Attention<float> {
-    static constexpr auto forward = attention_forward_f32;
-    static constexpr auto backward = attention_backward_f32;
-    static constexpr auto masked_forward = masked_attention_forward_f32;
-    static constexpr auto masked_backward = masked_attention_backward_f32;
-    static constexpr auto masked_standard_forward = masked_attention_standard_forward_f32;
-    static constexpr auto masked_standard_backward = masked_attention_standard_backward_f32;
-    static constexpr auto standard_forward = attention_standard_forward_f32;
-    static constexpr auto standard_backward = attention_standard_backward_f32;
-    static constexpr auto decode = attention_decode_f32;
-};
 
 static size_t larger(size_t a, size_t b) {
     return a > b ? a : b;
@@ -71,35 +46,9 @@ template <typename T, DType DTYPE> static constexpr Ops table(const char *name) 
     ops.recording_release = cuda_recording_release;
     ops.scratch_bytes = scratch_bytes<DTYPE>;
     ops.fixed_bytes = fixed_bytes;
-    ops.embedding_forward = embedding_forward<T>;
-    ops.embedding_backward = embedding_backward<T>;
-    ops.layernorm_forward = layernorm_forward<T>;
-    ops.residual_layernorm_forward = residual_layernorm_forward<T>;
-    ops.layernorm_backward = layernorm_backward<T>;
-    ops.residual_forward = residual_forward<T>;
-    ops.dropout = dropout<T>;
-    ops.linear_forward = linear_forward<T>;
-    ops.linear_backward_input = linear_backward_input<T>;
-    ops.linear_backward_input_row_dots = linear_backward_input_row_dots<T>;
-    ops.linear_backward_weight = linear_backward_weight<T>;
-    ops.linear_backward_weight_first = linear_backward_weight_first<T>;
-    ops.qkv_bias_backward = qkv_bias_backward<T>;
-    ops.gelu_forward = gelu_forward<T>;
-    ops.attention_forward = Attention<T>::forward;
-    ops.attention_backward = Attention<T>::backward;
-    ops.masked_attention_forward = Attention<T>::masked_forward;
-    ops.masked_attention_backward = Attention<T>::masked_backward;
-    ops.attention_standard_forward = Attention<T>::standard_forward;
-    ops.attention_standard_backward = Attention<T>::standard_backward;
-    ops.masked_attention_standard_forward = Attention<T>::masked_standard_forward;
-    ops.masked_attention_standard_backward = Attention<T>::masked_standard_backward;
-    ops.attention_decode = Attention<T>::decode;
-    ops.cross_entropy_backward_inplace = cross_entropy_backward_inplace<T>;
-    ops.cross_entropy_forward = cross_entropy_forward<T>;
-    ops.loss_sum = loss_sum;
-    ops.grad_norm = grad_norm;
-    ops.adamw = adamw<T>;
-    ops.weights_from_master = weights_from_master<T>;
+#define CUDA_OP(Type, name) ops.name = name<T>;
+    EACH_OP(CUDA_OP)
+#undef CUDA_OP
     return ops;
 }
 

@@ -97,12 +97,11 @@ static void attention_forward(GPT2 *model, const Batch *b, int l) {
     floatX *qkv = gpt2_activation(model, ACT_QKV, l), *attn = gpt2_activation(model, ACT_ATTN, l);
     const AttentionMask mask = attention_mask(model, b, l);
     if (model->options.attention == ATTENTION_STANDARD)
-        ops->masked_attention_standard_forward(attn, gpt2_activation(model, ACT_PROBS, l),
-                                               gpt2_activation(model, ACT_DPROBS, 0), qkv, &mask, b->B, b->T,
-                                               b->NH, b->HD);
+        ops->attention_standard_forward(attn, gpt2_activation(model, ACT_PROBS, l),
+                                        gpt2_activation(model, ACT_DPROBS, 0), qkv, &mask, b->B, b->T, b->NH,
+                                        b->HD);
     else
-        ops->masked_attention_forward(attn, activation_f32(model, ACT_LSE, l), qkv, &mask, b->B, b->T, b->NH,
-                                      b->HD);
+        ops->attention_forward(attn, activation_f32(model, ACT_LSE, l), qkv, &mask, b->B, b->T, b->NH, b->HD);
 }
 
 /* attn, block input -> residual_2, ln_2, fch, fch_gelu */
@@ -290,12 +289,12 @@ static void attention_core_backward(GPT2 *model, const Batch *b, int l, floatX *
     if (!plain)
         ops->linear_backward_input(dattn, NULL, NULL, dout, weight, NULL, model->scratch, b->N, b->C, b->C);
     if (!flash)
-        ops->masked_attention_standard_backward(dqkv, gpt2_activation(model, ACT_DPROBS, 0), dattn,
-                                                gpt2_activation(model, ACT_PROBS, l), qkv, &mask, b->B, b->T,
-                                                b->NH, b->HD);
+        ops->attention_standard_backward(dqkv, gpt2_activation(model, ACT_DPROBS, 0), dattn,
+                                         gpt2_activation(model, ACT_PROBS, l), qkv, &mask, b->B, b->T, b->NH,
+                                         b->HD);
     else
-        ops->masked_attention_backward(dqkv, dattn, attn, qkv, activation_f32(model, ACT_LSE, l),
-                                       d_known ? d : NULL, &mask, model->scratch, b->B, b->T, b->NH, b->HD);
+        ops->attention_backward(dqkv, dattn, attn, qkv, activation_f32(model, ACT_LSE, l), d_known ? d : NULL,
+                                &mask, model->scratch, b->B, b->T, b->NH, b->HD);
 }
 
 /* dresidual: gradient of residual_2 -> gradient of the block's input */

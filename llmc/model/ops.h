@@ -126,6 +126,150 @@ typedef struct Recording Recording; /* a sequence of ops, see Ops.record_begin *
 
 enum { FETCH_SLOTS = 2, FETCH_BYTES = 64, MARKS_MAX = 1 << 18 };
 
+/* ---- embedding ---- */
+/* out = wte[token] + wpe[t].   out (B,T,C) =, tokens (B,T) in [0,V), wte (V,C), wpe (>=T,C) */
+typedef void EmbeddingForward(floatX *out, const int32_t *tokens, const floatX *wte, const floatX *wpe, int B,
+                              int T, int C);
+/* dwte[v] += sum of dout over tokens equal v; dwpe[t] += sum of dout over the batch.  dwte (V,C), dwpe
+ * (>=T,C) fp32 */
+typedef void EmbeddingBackward(float *dwte, float *dwpe, const floatX *dout, const int32_t *tokens,
+                               void *scratch, int B, int T, int C, int V);
+
+/* ---- layernorm (Ba et al. 2016): biased variance, eps 1e-5 ---- */
+/* out = (x - mean) * rstd * weight + bias.   out, x (N,C); mean, rstd (N) fp32 =; weight, bias (C) */
+typedef void LayernormForward(floatX *out, float *mean, float *rstd, const floatX *x, const floatX *weight,
+                              const floatX *bias, int64_t N, int C);
+/* residual = a + b (rounded to floatX), then layernorm of the rounded residual.  residual may be a or b.
+ */
+typedef void ResidualLayernormForward(floatX *residual, floatX *out, float *mean, float *rstd,
+                                      const floatX *a, const floatX *b, const floatX *weight,
+                                      const floatX *bias, int64_t N, int C);
+/* dx = dresidual + gradient through the norm; dweight += , dbias +=; dx_sums += column sums of dx, or
+ * dx_sums NULL: the bias gradient of a linear layer that ends in x, while dx is at hand.
+ * dx (N,C) may be dresidual; dresidual may be NULL, meaning 0; dout, x (N,C); dweight, dbias, dx_sums (C)
+ * fp32 */
+typedef void LayernormBackward(floatX *dx, float *dweight, float *dbias, float *dx_sums,
+                               const floatX *dresidual, const floatX *dout, const floatX *x,
+                               const floatX *weight, const float *mean, const float *rstd, void *scratch,
+                               int64_t N, int C);
+/* out = a + b, n elements; out may be a or b */
+typedef void ResidualForward(floatX *out, const floatX *a, const floatX *b, int64_t n);
+/* out = x where the mask of `dropout` keeps it, times 1/(1-p), else 0; p > 0.   out, x (rows,columns); out
+ * may be x. Its own backward: call it on the gradient. columns < 2^31 */
+typedef void ApplyDropout(floatX *out, const floatX *x, const Dropout *dropout, int64_t rows, int columns);
+
+/* ---- linear: weight (OC,IC) row-major, y = x W^T + b ---- */
+/* out (N,OC) =, x (N,IC), bias (OC) or NULL. With pre_gelu != NULL: pre_gelu (N,OC) = x W^T + b and out =
+ * gelu(pre_gelu), in one pass over the output. */
+typedef void LinearForward(floatX *out, floatX *pre_gelu, const floatX *x, const floatX *weight,
+                           const floatX *bias, int64_t N, int OC, int IC);
+/* dx = dout W; with pre_gelu (N,IC) != NULL: dx = (dout W) * gelu'(pre_gelu).   dx (N,IC) =, dout (N,OC);
+ * dx_sums (IC) fp32 += column sums of dx, or dx_sums NULL: the bias gradient of the layer below;
+ * gelu (N,IC) = gelu(pre_gelu), for a layer that kept pre_gelu alone, or gelu NULL; gelu may be pre_gelu */
+typedef void LinearBackwardInput(floatX *dx, float *dx_sums, floatX *gelu, const floatX *dout,
+                                 const floatX *weight, const floatX *pre_gelu, void *scratch, int64_t N,
+                                 int OC, int IC);
+/* dx = dout W; returns whether row_dots came with it: (N, IC / group) fp32 = sums of dx * other, as stored, over
+ * `group` columns at a time. They do where the backend has them for less than a pass over dx and other; else
+ * row_dots is left alone.   dx, other (N,IC), dout (N,OC) */
+typedef bool LinearBackwardInputRowDots(floatX *dx, float *row_dots, const floatX *dout, const floatX *weight,
+                                        const floatX *other, void *scratch, int64_t N, int OC, int IC,
+                                        int group);
+/* dweight += dout^T x in fp32; dbias += column sums of dout, or dbias NULL.   dweight (OC,IC), dbias (OC)
+ * fp32 */
+typedef void LinearBackwardWeight(float *dweight, float *dbias, const floatX *dout, const floatX *x,
+                                  void *scratch, int64_t N, int OC, int IC);
+/* The same with dweight =, for the first product of a step: no zeroing, no reading. dbias += as above. */
+typedef void LinearBackwardWeightFirst(float *dweight, float *dbias, const floatX *dout, const floatX *x,
+                                       void *scratch, int64_t N, int OC, int IC);
+/* Bias gradients of the layer that makes q, k and v, where attention drops nothing; dk and dv need not be read.
+ * Rows of P sum to 1, so the column sums of dV = P^T dO are dO's, and dO = dproj W has those of dproj times W.
+ * Rows of dS = P*(dP - D) sum to 0, D being rowsum(P*dP), so the columns of dK = dS^T Q do, too: a constant added
+ * to all keys adds the same to all scores of a row, which a softmax does not see. True of causal and window masks.
+ * dbias (3,C) fp32: q's += column sums of dq, k's stay, v's = dproj_bias W.   dqkv (N,3,C); dproj_bias (C) fp32:
+ * the gradient, so far, of the bias of the linear layer behind attention; proj_weight (C,C): that layer's W */
+typedef void QkvBiasBackward(float *dbias, const floatX *dqkv, const float *dproj_bias,
+                             const floatX *proj_weight, void *scratch, int64_t N, int C);
+/* out = 0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))), n elements; out may be x (Hendrycks & Gimpel 2016, the
+ * tanh form). In training GELU comes with a linear layer. */
+typedef void GeluForward(floatX *out, const floatX *x, int64_t n);
+
+/* ---- causal self-attention on packed qkv (B,T,3,NH,HD), scale 1/sqrt(HD), HD a multiple of 8 up to 256
+ * ---- */
+/* FlashAttention-2 (Dao 2023, Algorithms 1 and 2): nothing of size T*T exists.
+ * out (B,T,NH,HD) = (P o M) V, lse (B,NH,T) fp32 = logsumexp_j(scale q_i.k_j) in nats. P is the softmax over the mask's
+ * window, before dropout, and lse is its; M is the dropout's mask times 1/(1-p). Key tiles outside the window are not
+ * visited. A mask that leaves nothing out ({0}) is plain causal attention, whose kernels are the fastest; NULL is not
+ * allowed. */
+typedef void AttentionForward(floatX *out, float *lse, const floatX *qkv, const AttentionMask *mask, int B,
+                              int T, int NH, int HD);
+/* Recomputes P = exp(S - lse) tile by tile; dP = (dO V^T) o M, D = rowsum(dout*out), dS = P*(dP - D), dV = (P o M)^T dO.
+ * dqkv (B,T,3,NH,HD) =; d (B,T,NH) fp32: D of each head where it is known, or NULL; a backend may compute it all the
+ * same. */
+typedef void AttentionBackward(floatX *dqkv, const floatX *dout, const floatX *out, const floatX *qkv,
+                               const float *lse, const float *d, const AttentionMask *mask, void *scratch,
+                               int B, int T, int NH, int HD);
+/* The textbook form, for comparison only: probs (B,NH,T,T) = softmax of the masked scores before dropout, kept for
+ * backward; dropped (B,NH,T,T) is scratch of that shape, NULL where there is no dropout */
+typedef void AttentionStandardForward(floatX *out, floatX *probs, floatX *dropped, const floatX *qkv,
+                                      const AttentionMask *mask, int B, int T, int NH, int HD);
+/* dqkv =; dprobs (B,NH,T,T) is scratch of that shape */
+typedef void AttentionStandardBackward(floatX *dqkv, floatX *dprobs, const floatX *dout, const floatX *probs,
+                                       const floatX *qkv, const AttentionMask *mask, int B, int T, int NH,
+                                       int HD);
+/* One new query against a cache: qkv rows (t+1,3,NH,HD) of one sequence, query = row t.  out (NH,HD) =
+ * A window is a cache that begins later. scratch: attention_decode_scratch(NH, HD) values. */
+typedef void AttentionDecode(floatX *out, const floatX *qkv, float *scratch, int t, int NH, int HD);
+
+/* ---- loss: loss_i = logsumexp(z_i) - z_i[target], fp32, over the V real columns of Vp ---- */
+/* losses (N) fp32 =; logits (N,Vp) in place become dlogits = (softmax - onehot) * dloss, padding columns
+ * 0 */
+typedef void CrossEntropyBackwardInplace(float *losses, floatX *logits, const int32_t *targets, float dloss,
+                                         int64_t N, int V, int Vp);
+/* losses (N) =; logits are only read */
+typedef void CrossEntropyForward(float *losses, const floatX *logits, const int32_t *targets, int64_t N,
+                                 int V, int Vp);
+/* stats->loss += scale * sum(losses); stats->bad = 1 if that is not finite */
+typedef void LossSum(StepStats *stats, const float *losses, float scale, void *scratch, int64_t N);
+
+/* ---- update ---- */
+/* stats->grad_norm = sqrt(sum grads^2); stats->bad = 1 if not finite */
+typedef void GradNorm(StepStats *stats, const float *grads, void *scratch, int64_t n);
+typedef void AdamWStep(const AdamWArgs *args);
+/* weights = master rounded to nearest even, n elements */
+typedef void WeightsFromMaster(floatX *weights, const float *master, int64_t n);
+
+/* Every op that computes: its type, its name. The table, cpu.h, cuda_ops.cuh and the backends' tables are made of this
+ * list, so an op that a backend lacks does not link. */
+/* clang-format off */
+#define EACH_OP(OP) \
+    OP(EmbeddingForward, embedding_forward) \
+    OP(EmbeddingBackward, embedding_backward) \
+    OP(LayernormForward, layernorm_forward) \
+    OP(ResidualLayernormForward, residual_layernorm_forward) \
+    OP(LayernormBackward, layernorm_backward) \
+    OP(ResidualForward, residual_forward) \
+    OP(ApplyDropout, dropout) \
+    OP(LinearForward, linear_forward) \
+    OP(LinearBackwardInput, linear_backward_input) \
+    OP(LinearBackwardInputRowDots, linear_backward_input_row_dots) \
+    OP(LinearBackwardWeight, linear_backward_weight) \
+    OP(LinearBackwardWeightFirst, linear_backward_weight_first) \
+    OP(QkvBiasBackward, qkv_bias_backward) \
+    OP(GeluForward, gelu_forward) \
+    OP(AttentionForward, attention_forward) \
+    OP(AttentionBackward, attention_backward) \
+    OP(AttentionStandardForward, attention_standard_forward) \
+    OP(AttentionStandardBackward, attention_standard_backward) \
+    OP(AttentionDecode, attention_decode) \
+    OP(CrossEntropyBackwardInplace, cross_entropy_backward_inplace) \
+    OP(CrossEntropyForward, cross_entropy_forward) \
+    OP(LossSum, loss_sum) \
+    OP(GradNorm, grad_norm) \
+    OP(AdamWStep, adamw) \
+    OP(WeightsFromMaster, weights_from_master)
+/* clang-format on */
+
 typedef struct Ops {
     const char *name; /* "cpu fp32", "cuda bf16", "cuda fp32" */
     DType dtype;
@@ -170,127 +314,10 @@ typedef struct Ops {
     /* Bytes that open() itself takes on the device (library workspaces), for the memory plan. */
     size_t (*fixed_bytes)(void);
 
-    /* ---- embedding ---- */
-    /* out = wte[token] + wpe[t].   out (B,T,C) =, tokens (B,T) in [0,V), wte (V,C), wpe (>=T,C) */
-    void (*embedding_forward)(floatX *out, const int32_t *tokens, const floatX *wte, const floatX *wpe, int B,
-                              int T, int C);
-    /* dwte[v] += sum of dout over tokens equal v; dwpe[t] += sum of dout over the batch.  dwte (V,C), dwpe
-     * (>=T,C) fp32 */
-    void (*embedding_backward)(float *dwte, float *dwpe, const floatX *dout, const int32_t *tokens,
-                               void *scratch, int B, int T, int C, int V);
-
-    /* ---- layernorm (Ba et al. 2016): biased variance, eps 1e-5 ---- */
-    /* out = (x - mean) * rstd * weight + bias.   out, x (N,C); mean, rstd (N) fp32 =; weight, bias (C) */
-    void (*layernorm_forward)(floatX *out, float *mean, float *rstd, const floatX *x, const floatX *weight,
-                              const floatX *bias, int64_t N, int C);
-    /* residual = a + b (rounded to floatX), then layernorm of the rounded residual.  residual may be a or b.
-     */
-    void (*residual_layernorm_forward)(floatX *residual, floatX *out, float *mean, float *rstd,
-                                       const floatX *a, const floatX *b, const floatX *weight,
-                                       const floatX *bias, int64_t N, int C);
-    /* dx = dresidual + gradient through the norm; dweight += , dbias +=; dx_sums += column sums of dx, or
-     * dx_sums NULL: the bias gradient of a linear layer that ends in x, while dx is at hand.
-     * dx (N,C) may be dresidual; dresidual may be NULL, meaning 0; dout, x (N,C); dweight, dbias, dx_sums (C)
-     * fp32 */
-    void (*layernorm_backward)(floatX *dx, float *dweight, float *dbias, float *dx_sums,
-                               const floatX *dresidual, const floatX *dout, const floatX *x,
-                               const floatX *weight, const float *mean, const float *rstd, void *scratch,
-                               int64_t N, int C);
-    /* out = a + b, n elements; out may be a or b */
-    void (*residual_forward)(floatX *out, const floatX *a, const floatX *b, int64_t n);
-    /* out = x where the mask of `dropout` keeps it, times 1/(1-p), else 0; p > 0.   out, x (rows,columns); out
-     * may be x. Its own backward: call it on the gradient. columns < 2^31 */
-    void (*dropout)(floatX *out, const floatX *x, const Dropout *dropout, int64_t rows, int columns);
-
-    /* ---- linear: weight (OC,IC) row-major, y = x W^T + b ---- */
-    /* out (N,OC) =, x (N,IC), bias (OC) or NULL. With pre_gelu != NULL: pre_gelu (N,OC) = x W^T + b and out =
-     * gelu(pre_gelu), in one pass over the output. */
-    void (*linear_forward)(floatX *out, floatX *pre_gelu, const floatX *x, const floatX *weight,
-                           const floatX *bias, int64_t N, int OC, int IC);
-    /* dx = dout W; with pre_gelu (N,IC) != NULL: dx = (dout W) * gelu'(pre_gelu).   dx (N,IC) =, dout (N,OC);
-     * dx_sums (IC) fp32 += column sums of dx, or dx_sums NULL: the bias gradient of the layer below;
-     * gelu (N,IC) = gelu(pre_gelu), for a layer that kept pre_gelu alone, or gelu NULL; gelu may be pre_gelu */
-    void (*linear_backward_input)(floatX *dx, float *dx_sums, floatX *gelu, const floatX *dout,
-                                  const floatX *weight, const floatX *pre_gelu, void *scratch, int64_t N,
-                                  int OC, int IC);
-    /* dx = dout W; returns whether row_dots came with it: (N, IC / group) fp32 = sums of dx * other, as stored, over
-     * `group` columns at a time. They do where the backend has them for less than a pass over dx and other; else
-     * row_dots is left alone.   dx, other (N,IC), dout (N,OC) */
-    bool (*linear_backward_input_row_dots)(floatX *dx, float *row_dots, const floatX *dout,
-                                           const floatX *weight, const floatX *other, void *scratch,
-                                           int64_t N, int OC, int IC, int group);
-    /* dweight += dout^T x in fp32; dbias += column sums of dout, or dbias NULL.   dweight (OC,IC), dbias (OC)
-     * fp32 */
-    void (*linear_backward_weight)(float *dweight, float *dbias, const floatX *dout, const floatX *x,
-                                   void *scratch, int64_t N, int OC, int IC);
-    /* The same with dweight =, for the first product of a step: no zeroing, no reading. dbias += as above. */
-    void (*linear_backward_weight_first)(float *dweight, float *dbias, const floatX *dout, const floatX *x,
-                                         void *scratch, int64_t N, int OC, int IC);
-    /* Bias gradients of the layer that makes q, k and v, where attention drops nothing; dk and dv need not be read.
-     * Rows of P sum to 1, so the column sums of dV = P^T dO are dO's, and dO = dproj W has those of dproj times W.
-     * Rows of dS = P*(dP - D) sum to 0, D being rowsum(P*dP), so the columns of dK = dS^T Q do, too: a constant added
-     * to all keys adds the same to all scores of a row, which a softmax does not see. True of causal and window masks.
-     * dbias (3,C) fp32: q's += column sums of dq, k's stay, v's = dproj_bias W.   dqkv (N,3,C); dproj_bias (C) fp32:
-     * the gradient, so far, of the bias of the linear layer behind attention; proj_weight (C,C): that layer's W */
-    void (*qkv_bias_backward)(float *dbias, const floatX *dqkv, const float *dproj_bias,
-                              const floatX *proj_weight, void *scratch, int64_t N, int C);
-    /* out = 0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))), n elements; out may be x (Hendrycks & Gimpel 2016, the
-     * tanh form). In training GELU comes with a linear layer. */
-    void (*gelu_forward)(floatX *out, const floatX *x, int64_t n);
-
-    /* ---- causal self-attention on packed qkv (B,T,3,NH,HD), scale 1/sqrt(HD), HD a multiple of 8 up to 256
-     * ---- */
-    /* FlashAttention-2 (Dao 2023, Algorithms 1 and 2): nothing of size T*T exists.
-     * out (B,T,NH,HD) =, lse (B,NH,T) fp32 = logsumexp_j(scale q_i.k_j) in nats */
-    void (*attention_forward)(floatX *out, float *lse, const floatX *qkv, int B, int T, int NH, int HD);
-    /* Recomputes P = exp(S - lse) tile by tile; D = rowsum(dout*out); dS = P*(dP - D).   dqkv (B,T,3,NH,HD) =
-     */
-    void (*attention_backward)(floatX *dqkv, const floatX *dout, const floatX *out, const floatX *qkv,
-                               const float *lse, void *scratch, int B, int T, int NH, int HD);
-    /* The same with P o M in place of P in the output, where M is the dropout's mask times 1/(1-p): out = (P o M) V,
-     * dP = (dO V^T) o M, dS = P*(dP - D), dV = (P o M)^T dO. P is the softmax over the window before dropout, and
-     * lse is its. Key tiles outside the window are not visited. A mask that leaves nothing out is plain attention,
-     * bit for bit and as fast; NULL is not allowed. d (B,T,NH) fp32: D = rowsum(dout*out) of each head where it is
-     * known, or NULL; a backend may compute it all the same. */
-    void (*masked_attention_forward)(floatX *out, float *lse, const floatX *qkv, const AttentionMask *mask,
-                                     int B, int T, int NH, int HD);
-    void (*masked_attention_backward)(floatX *dqkv, const floatX *dout, const floatX *out, const floatX *qkv,
-                                      const float *lse, const float *d, const AttentionMask *mask,
-                                      void *scratch, int B, int T, int NH, int HD);
-    /* The textbook form, for comparison only: probs (B,NH,T,T) = softmax of the masked scores, kept for
-     * backward. */
-    void (*attention_standard_forward)(floatX *out, floatX *probs, const floatX *qkv, int B, int T, int NH,
-                                       int HD);
-    /* dprobs (B,NH,T,T) is scratch of that shape. dqkv = */
-    void (*attention_standard_backward)(floatX *dqkv, floatX *dprobs, const floatX *dout, const floatX *probs,
-                                        const floatX *qkv, int B, int T, int NH, int HD);
-    /* probs are those before dropout; dropped (B,NH,T,T) is scratch of that shape, NULL where there is no dropout */
-    void (*masked_attention_standard_forward)(floatX *out, floatX *probs, floatX *dropped, const floatX *qkv,
-                                              const AttentionMask *mask, int B, int T, int NH, int HD);
-    void (*masked_attention_standard_backward)(floatX *dqkv, floatX *dprobs, const floatX *dout,
-                                               const floatX *probs, const floatX *qkv,
-                                               const AttentionMask *mask, int B, int T, int NH, int HD);
-    /* One new query against a cache: qkv rows (t+1,3,NH,HD) of one sequence, query = row t.  out (NH,HD) =
-     * A window is a cache that begins later. scratch: attention_decode_scratch(NH, HD) values. */
-    void (*attention_decode)(floatX *out, const floatX *qkv, float *scratch, int t, int NH, int HD);
-
-    /* ---- loss: loss_i = logsumexp(z_i) - z_i[target], fp32, over the V real columns of Vp ---- */
-    /* losses (N) fp32 =; logits (N,Vp) in place become dlogits = (softmax - onehot) * dloss, padding columns
-     * 0 */
-    void (*cross_entropy_backward_inplace)(float *losses, floatX *logits, const int32_t *targets, float dloss,
-                                           int64_t N, int V, int Vp);
-    /* losses (N) =; logits are only read */
-    void (*cross_entropy_forward)(float *losses, const floatX *logits, const int32_t *targets, int64_t N,
-                                  int V, int Vp);
-    /* stats->loss += scale * sum(losses); stats->bad = 1 if that is not finite */
-    void (*loss_sum)(StepStats *stats, const float *losses, float scale, void *scratch, int64_t N);
-
-    /* ---- update ---- */
-    /* stats->grad_norm = sqrt(sum grads^2); stats->bad = 1 if not finite */
-    void (*grad_norm)(StepStats *stats, const float *grads, void *scratch, int64_t n);
-    void (*adamw)(const AdamWArgs *args);
-    /* weights = master rounded to nearest even, n elements */
-    void (*weights_from_master)(floatX *weights, const float *master, int64_t n);
+    /* ---- math: a member for each of EACH_OP ---- */
+#define MEMBER(Type, name) Type *name;
+    EACH_OP(MEMBER)
+#undef MEMBER
 } Ops;
 
 extern const Ops ops_cpu;

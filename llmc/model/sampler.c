@@ -129,7 +129,7 @@ static void block_forward(Sampler *s, int l, int first, int n) {
         ops->attention_decode(s->heads, cache_row(s, l, unseen), s->decode_scratch, first - unseen, s->NH,
                               s->HD);
     else
-        ops->masked_attention_forward(s->heads, s->lse, cache_row(s, l, 0), &mask, 1, n, s->NH, s->HD);
+        ops->attention_forward(s->heads, s->lse, cache_row(s, l, 0), &mask, 1, n, s->NH, s->HD);
     linear(s, s->branch, NULL, s->heads, ATTN_PROJ_W, l, n, C, C);
     join_branch(s, LN_2_W, LN_2_B, l, n);
     linear(s, s->fch_gelu, s->fch, s->normed, C_FC_W, l, n, 4 * C, C);

@@ -217,41 +217,41 @@ static double window_part(const AttentionMask *mask, int T) {
     return 2 * w - w * w;
 }
 
-static void masked_attention_forward(floatX *out, float *lse, const floatX *qkv, const AttentionMask *mask,
-                                     int B, int T, int NH, int HD) {
+static void attention_forward(floatX *out, float *lse, const floatX *qkv, const AttentionMask *mask, int B,
+                              int T, int NH, int HD) {
     const double rows = (double)B * T * NH;
     begin(2 * window_part(mask, T) * square_flops(B, T, NH, HD), stored(4 * rows * HD) + 4 * rows,
           "attention_forward");
-    inner->masked_attention_forward(out, lse, qkv, mask, B, T, NH, HD);
+    inner->attention_forward(out, lse, qkv, mask, B, T, NH, HD);
     end();
 }
 
-static void masked_attention_backward(floatX *dqkv, const floatX *dout, const floatX *out, const floatX *qkv,
-                                      const float *lse, const float *d, const AttentionMask *mask,
-                                      void *scratch, int B, int T, int NH, int HD) {
+static void attention_backward(floatX *dqkv, const floatX *dout, const floatX *out, const floatX *qkv,
+                               const float *lse, const float *d, const AttentionMask *mask, void *scratch,
+                               int B, int T, int NH, int HD) {
     const double rows = (double)B * T * NH;
     const double out_or_d = d ? 4 * rows : stored(rows * HD); /* D takes the place of what it is made from */
     begin(5 * window_part(mask, T) * square_flops(B, T, NH, HD), stored(7 * rows * HD) + 4 * rows + out_or_d,
           "attention_backward");
-    inner->masked_attention_backward(dqkv, dout, out, qkv, lse, d, mask, scratch, B, T, NH, HD);
+    inner->attention_backward(dqkv, dout, out, qkv, lse, d, mask, scratch, B, T, NH, HD);
     end();
 }
 
-static void masked_attention_standard_forward(floatX *out, floatX *probs, floatX *dropped, const floatX *qkv,
-                                              const AttentionMask *mask, int B, int T, int NH, int HD) {
+static void attention_standard_forward(floatX *out, floatX *probs, floatX *dropped, const floatX *qkv,
+                                       const AttentionMask *mask, int B, int T, int NH, int HD) {
     const double rows = (double)B * T * NH;
     begin(2 * square_flops(B, T, NH, HD), stored(4 * rows * HD + rows * T), "attention_standard_forward");
-    inner->masked_attention_standard_forward(out, probs, dropped, qkv, mask, B, T, NH, HD);
+    inner->attention_standard_forward(out, probs, dropped, qkv, mask, B, T, NH, HD);
     end();
 }
 
-static void masked_attention_standard_backward(floatX *dqkv, floatX *dprobs, const floatX *dout,
-                                               const floatX *probs, const floatX *qkv,
-                                               const AttentionMask *mask, int B, int T, int NH, int HD) {
+static void attention_standard_backward(floatX *dqkv, floatX *dprobs, const floatX *dout, const floatX *probs,
+                                        const floatX *qkv, const AttentionMask *mask, int B, int T, int NH,
+                                        int HD) {
     const double rows = (double)B * T * NH;
     begin(4 * square_flops(B, T, NH, HD), stored(7 * rows * HD + 2 * rows * T),
           "attention_standard_backward");
-    inner->masked_attention_standard_backward(dqkv, dprobs, dout, probs, qkv, mask, B, T, NH, HD);
+    inner->attention_standard_backward(dqkv, dprobs, dout, probs, qkv, mask, B, T, NH, HD);
     end();
 }
 
@@ -310,10 +310,10 @@ const Ops *profile_ops(const Ops *ops) {
     wrapped.linear_backward_weight_first = linear_backward_weight_first;
     wrapped.qkv_bias_backward = qkv_bias_backward;
     wrapped.gelu_forward = gelu_forward;
-    wrapped.masked_attention_forward = masked_attention_forward;
-    wrapped.masked_attention_backward = masked_attention_backward;
-    wrapped.masked_attention_standard_forward = masked_attention_standard_forward;
-    wrapped.masked_attention_standard_backward = masked_attention_standard_backward;
+    wrapped.attention_forward = attention_forward;
+    wrapped.attention_backward = attention_backward;
+    wrapped.attention_standard_forward = attention_standard_forward;
+    wrapped.attention_standard_backward = attention_standard_backward;
     wrapped.cross_entropy_backward_inplace = cross_entropy_backward_inplace;
     wrapped.loss_sum = loss_sum;
     wrapped.grad_norm = grad_norm;

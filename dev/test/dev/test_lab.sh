@@ -94,8 +94,8 @@ run attention_forward --variant cpu,textbook --time --seconds 0.01 --longest 1e-
 check "roofs of a file" grep -q 'copy 1 GB/s, multiply-adds 0.00 TFLOP/s' "$work/out"
 check "--longest: the first size is timed" [ "$(grep -c '^time .* 1 x 64,' "$work/out")" -eq 2 ]
 check "--longest: the second is left out with a line" [ "$(grep -c '^skip .* 1 x 128,.*a call would take' "$work/out")" -eq 2 ]
-run attention_forward --variant cpu_masked --once -T 64 --window 16 --head-size 8 --channels 8 --batch-tokens 1 --causal 1 --csv "$work/once.csv"
-check "--once: one call, its FLOP by the window's pairs" grep -qE '^once,attention_forward,cpu_masked,fp32,,1,64,64,1,8,8,1,0,0,16,.*,2.8672e-05,' "$work/once.csv"
+run attention_forward --variant cpu --once -T 64 --window 16 --head-size 8 --channels 8 --batch-tokens 1 --causal 1 --csv "$work/once.csv"
+check "--once: one call, its FLOP by the window's pairs" grep -qE '^once,attention_forward,cpu,fp32,,1,64,64,1,8,8,1,0,0,16,.*,2.8672e-05,' "$work/once.csv"
 
 if command -v python3 >/dev/null 2>&1; then
     dev/tables.py --list >"$work/out" 2>&1

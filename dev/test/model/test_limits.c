@@ -63,7 +63,8 @@ static void stand_in_row(float *out, float *lse, const float *qkv, int i, int HD
     free(s);
 }
 
-static void stand_in_forward(floatX *out, float *lse, const floatX *qkv, int B, int T, int NH, int HD) {
+static void stand_in_forward(floatX *out, float *lse, const floatX *qkv, const AttentionMask *mask, int B,
+                             int T, int NH, int HD) {
     const int C = NH * HD;
     const int64_t n = (int64_t)B * T * C;
     float *x = widened(qkv, 3 * n), *y = op_malloc((size_t)n * sizeof *y);
@@ -104,7 +105,8 @@ static void stand_in_gradients(float *dqkv, const float *dout, const float *out,
 }
 
 static void stand_in_backward(floatX *dqkv, const floatX *dout, const floatX *out, const floatX *qkv,
-                              const float *lse, void *scratch, int B, int T, int NH, int HD) {
+                              const float *lse, const float *d, const AttentionMask *mask, void *scratch,
+                              int B, int T, int NH, int HD) {
     const int C = NH * HD;
     const int64_t n = (int64_t)B * T * C;
     float *x = widened(qkv, 3 * n), *dy = widened(dout, n), *y = widened(out, n);

@@ -59,10 +59,13 @@ static void has_known_sums(const char *name, const Attention *a, Buffer dqkv) {
           (long long)(2 * C));
 }
 
-/* spread: of the inputs; large ones make one key take nearly all the weight. */
-static void test_attention(int B, int T, int NH, int HD, double spread) {
-    char name[64];
-    snprintf(name, sizeof name, "attention B %d T %d NH %d HD %d spread %g", B, T, NH, HD, spread);
+/* Flash, textbook and decoding, the last with a cache that begins at the window. spread: of the inputs; large ones make
+ * one key take nearly all the weight. */
+static void test_attention(int B, int T, int NH, int HD, double spread, int window, float p) {
+    static const uint64_t key = 0x123456789abcdef;
+    char name[96];
+    snprintf(name, sizeof name, "attention B %d T %d NH %d HD %d spread %g window %d p %g", B, T, NH, HD,
+             spread, window, (double)p);
     int64_t n = (int64_t)B * T * NH * HD;
     Attention a = {
         B,
@@ -73,70 +76,30 @@ static void test_attention(int B, int T, int NH, int HD, double spread) {
         filled(n, 1, 0),
         poisoned(n),
         poisoned((int64_t)B * NH * T),
-        {0, {NULL, 0, 0}}
-    };
-    Buffer dqkv = poisoned(3 * n), decoded = poisoned(NH * HD), scratch = poisoned(1);
-    Buffer probs = poisoned((int64_t)B * NH * T * T), dprobs = poisoned(probs.n);
-    ops->attention_forward(a.out.f, a.lse.f, a.qkv.f, B, T, NH, HD);
-    if (pass == 0) attention_double(&a);
-    close_to(name, a.out, a.out.d);
-    close_to(name, a.lse, a.lse.d);
-    ops->attention_backward(dqkv.f, a.dout.f, a.out.f, a.qkv.f, a.lse.f, scratch.f, B, T, NH, HD);
-    is_gradient(name, attention_double, &a, a.qkv, dqkv, NULL);
-    has_known_sums(name, &a, dqkv);
-    for (int64_t i = 0; i < dqkv.n; i++) dqkv.f[i] = NAN;
-
-    ops->attention_standard_forward(a.out.f, probs.f, a.qkv.f, B, T, NH, HD);
-    close_to(name, a.out, a.out.d);
-    ops->attention_standard_backward(dqkv.f, dprobs.f, a.dout.f, probs.f, a.qkv.f, B, T, NH, HD);
-    is_gradient(name, attention_double, &a, a.qkv, dqkv, NULL);
-    has_known_sums(name, &a, dqkv);
-    for (int t = T / 2; t < T; t += T / 2 + 1) {                    /* of the first sequence */
-        ops->attention_decode(decoded.f, a.qkv.f, NULL, t, NH, HD); /* the CPU needs no scratch */
-        close_to(name, decoded, a.out.d + (int64_t)t * NH * HD);
-    }
-    end_case(name);
-}
-
-/* The same with a mask, flash and textbook; a decoder whose cache begins at the window. */
-static void test_masked(int B, int T, int NH, int HD, int window, float p) {
-    static const uint64_t key = 0x123456789abcdef;
-    char name[80];
-    snprintf(name, sizeof name, "masked attention B %d T %d NH %d HD %d window %d p %g", B, T, NH, HD, window,
-             (double)p);
-    int64_t n = (int64_t)B * T * NH * HD;
-    Attention a = {
-        B,
-        T,
-        NH,
-        HD,
-        filled(3 * n, 2, 0),
-        filled(n, 1, 0),
-        poisoned(n),
-        poisoned((int64_t)B * NH * T),
         {window, {&key, 7, p}}
     };
     Buffer dqkv = poisoned(3 * n), decoded = poisoned(NH * HD), scratch = poisoned(1);
     Buffer probs = poisoned((int64_t)B * NH * T * T), dprobs = poisoned(probs.n);
-    ops->masked_attention_forward(a.out.f, a.lse.f, a.qkv.f, &a.mask, B, T, NH, HD);
+    ops->attention_forward(a.out.f, a.lse.f, a.qkv.f, &a.mask, B, T, NH, HD);
     if (pass == 0) attention_double(&a);
     close_to(name, a.out, a.out.d);
     close_to(name, a.lse, a.lse.d);
-    ops->masked_attention_backward(dqkv.f, a.dout.f, a.out.f, a.qkv.f, a.lse.f, NULL, &a.mask, scratch.f, B,
-                                   T, NH, HD);
+    ops->attention_backward(dqkv.f, a.dout.f, a.out.f, a.qkv.f, a.lse.f, NULL, &a.mask, scratch.f, B, T, NH,
+                            HD);
     is_gradient(name, attention_double, &a, a.qkv, dqkv, NULL);
     if (p == 0) has_known_sums(name, &a, dqkv);
     for (int64_t i = 0; i < dqkv.n; i++) dqkv.f[i] = NAN;
 
-    ops->masked_attention_standard_forward(a.out.f, probs.f, dprobs.f, a.qkv.f, &a.mask, B, T, NH, HD);
+    ops->attention_standard_forward(a.out.f, probs.f, p > 0 ? dprobs.f : NULL, a.qkv.f, &a.mask, B, T, NH,
+                                    HD);
     close_to(name, a.out, a.out.d);
     for (int64_t i = 0; i < dprobs.n; i++) dprobs.f[i] = NAN;
-    ops->masked_attention_standard_backward(dqkv.f, dprobs.f, a.dout.f, probs.f, a.qkv.f, &a.mask, B, T, NH,
-                                            HD);
+    ops->attention_standard_backward(dqkv.f, dprobs.f, a.dout.f, probs.f, a.qkv.f, &a.mask, B, T, NH, HD);
     is_gradient(name, attention_double, &a, a.qkv, dqkv, NULL);
     if (p == 0) has_known_sums(name, &a, dqkv);
-    for (int t = T / 2; p == 0 && t < T; t += T / 2 + 1) {
-        const int first = t >= window ? t + 1 - window : 0;
+    for (int t = T / 2; p == 0 && t < T;
+         t += T / 2 + 1) { /* of the first sequence; the CPU needs no scratch */
+        const int first = window && t >= window ? t + 1 - window : 0;
         ops->attention_decode(decoded.f, a.qkv.f + (int64_t)first * 3 * NH * HD, NULL, t - first, NH, HD);
         close_to(name, decoded, a.out.d + (int64_t)t * NH * HD);
     }
@@ -148,8 +111,8 @@ static void test_mask_of_nothing(void) {
     enum { T = 130, NH = 2, HD = 24, C = NH * HD };
     Buffer qkv = filled(T * 3 * C, 1, 0), out = poisoned(T * C), lse = poisoned(NH * T),
            masked = poisoned(T * C), masked_lse = poisoned(NH * T);
-    ops->attention_forward(out.f, lse.f, qkv.f, 1, T, NH, HD);
-    ops->masked_attention_forward(masked.f, masked_lse.f, qkv.f, &(AttentionMask){.window = T}, 1, T, NH, HD);
+    ops->attention_forward(out.f, lse.f, qkv.f, &(AttentionMask){0}, 1, T, NH, HD);
+    ops->attention_forward(masked.f, masked_lse.f, qkv.f, &(AttentionMask){.window = T}, 1, T, NH, HD);
     CHECK(memcmp(out.f, masked.f, sizeof(float) * (size_t)out.n) == 0, "a window of T changes bits of out");
     CHECK(memcmp(lse.f, masked_lse.f, sizeof(float) * (size_t)lse.n) == 0,
           "a window of T changes bits of lse");
@@ -161,10 +124,10 @@ static void test_attention_causal(void) {
     enum { T = 150, NH = 2, HD = 24, CUT = 101, C = NH * HD };
     Buffer qkv = filled(T * 3 * C, 1, 0), out = poisoned(T * C), changed = poisoned(T * C),
            lse = poisoned(NH * T);
-    ops->attention_forward(out.f, lse.f, qkv.f, 1, T, NH, HD);
+    ops->attention_forward(out.f, lse.f, qkv.f, &(AttentionMask){0}, 1, T, NH, HD);
     for (int64_t i = CUT * 3 * C; i < qkv.n; i++) qkv.f[i] = (float)uniform(&input_stream);
     qkv.f[50 * 3 * C] = NAN; /* head 0, query 50 */
-    ops->attention_forward(changed.f, lse.f, qkv.f, 1, T, NH, HD);
+    ops->attention_forward(changed.f, lse.f, qkv.f, &(AttentionMask){0}, 1, T, NH, HD);
     bool same = true, nan = true;
     for (int64_t i = 0; i < CUT * C; i++) {
         if (i / C == 50 && i % C < HD)
@@ -181,7 +144,7 @@ static void test_attention_causal(void) {
 static void test_attention_long(void) {
     enum { T = 20000, HD = 16 };
     Buffer qkv = filled(3 * T * HD, 2, 0), out = poisoned(T * HD), lse = poisoned(T);
-    ops->attention_forward(out.f, lse.f, qkv.f, 1, T, 1, HD);
+    ops->attention_forward(out.f, lse.f, qkv.f, &(AttentionMask){0}, 1, T, 1, HD);
     same_bits("attention long", out);
     for (int64_t t = 4; pass == 0 && t < T; t += 9997) {
         double sum = 0, row[HD] = {0}, worst = 0;
@@ -205,15 +168,15 @@ static void test_attention_long(void) {
 static void run_cases(void) {
     static const int context[] = {1, 7, 64, 65, 127}, head_size[] = {8, 24, 32, 64, 128};
     for (int i = 0; i < 5; i++)
-        for (int j = 0; j < 5; j++) test_attention(1 + j % 2, context[i], 1 + i % 3, head_size[j], 2);
-    test_attention(1, 200, 1, 256, 1);
-    test_attention(1, 90, 2, 40, 6);
+        for (int j = 0; j < 5; j++) test_attention(1 + j % 2, context[i], 1 + i % 3, head_size[j], 2, 0, 0);
+    test_attention(1, 200, 1, 256, 1, 0, 0);
+    test_attention(1, 90, 2, 40, 6, 0, 0);
     static const int windows[] = {1, 5, 64, 65, 100};
     for (int i = 0; i < 5; i++)
-        for (int j = 0; j < 2; j++) test_masked(2, 65 + 85 * j, 2, 8 + 16 * i, windows[i], 0);
-    test_masked(2, 150, 2, 24, 0, 0.1f);
-    test_masked(1, 70, 3, 32, 0, 0.75f);
-    test_masked(1, 200, 2, 64, 70, 0.3f);
+        for (int j = 0; j < 2; j++) test_attention(2, 65 + 85 * j, 2, 8 + 16 * i, 2, windows[i], 0);
+    test_attention(2, 150, 2, 24, 2, 0, 0.1f);
+    test_attention(1, 70, 3, 32, 2, 0, 0.75f);
+    test_attention(1, 200, 2, 64, 2, 70, 0.3f);
     test_mask_of_nothing();
     test_attention_causal();
     test_attention_long();

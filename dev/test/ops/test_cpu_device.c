@@ -91,7 +91,7 @@ static void test_low_scores(void) {
             qkv[(t * 3 + 1) * C + c] = -10;
             qkv[(t * 3 + 2) * C + c] = (float)(t + 1);
         }
-    cpu_attention_standard_forward(out, probs, qkv, 1, T, 1, HD);
+    cpu_attention_standard_forward(out, probs, NULL, qkv, &(AttentionMask){0}, 1, T, 1, HD);
     for (int t = 0; t < T; t++)
         CHECK(fabsf(out[t * C] - (float)(t + 2) / 2) < 1e-5f, "query %d: %g, expected the mean of 1 to %d", t,
               (double)out[t * C], t + 1);

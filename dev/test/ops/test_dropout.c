@@ -145,13 +145,13 @@ static void test_expectation(void) {
     uint64_t stream = random_stream(5, 5), key;
     const float p = 0.2f;
     for (int i = 0; i < T * 3 * HD; i++) qkv[i] = (float)(random_uniform(&stream) * 4 - 2);
-    ops_cpu.attention_standard_forward(plain, probs, qkv, 1, T, 1, HD);
+    ops_cpu.attention_standard_forward(plain, probs, NULL, qkv, &(AttentionMask){0}, 1, T, 1, HD);
     for (int k = 0; k < KEYS; k++) {
         key = random_stream(9, (uint64_t)k);
         const AttentionMask mask = {
             0, {&key, 1, p}
         };
-        ops_cpu.masked_attention_forward(out, lse, qkv, &mask, 1, T, 1, HD);
+        ops_cpu.attention_forward(out, lse, qkv, &mask, 1, T, 1, HD);
         for (int i = 0; i < T * HD; i++) sum[i] += out[i], squares[i] += pow(out[i] - plain[i], 2);
     }
     for (int i = 0; i < T * HD; i++) {

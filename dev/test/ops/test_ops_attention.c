@@ -19,10 +19,7 @@ static int describe_standard_forward(Operand *o, const Dims *d) {
 
 static void run_standard_forward(const Ops *ops, void **p, const Dims *d) {
     const AttentionMask mask = mask_of(d, p[4]);
-    if (is_masked(d))
-        ops->masked_attention_standard_forward(p[0], p[1], p[3], p[2], &mask, d->B, d->T, d->NH, d->HD);
-    else
-        ops->attention_standard_forward(p[0], p[1], p[2], d->B, d->T, d->NH, d->HD);
+    ops->attention_standard_forward(p[0], p[1], p[3], p[2], &mask, d->B, d->T, d->NH, d->HD);
 }
 
 /* A materialised score s is rounded before the softmax, so P = exp(s - lse) is off by |s| half steps, and by what lse is off:
@@ -70,11 +67,7 @@ static int describe_standard_backward(Operand *o, const Dims *d) {
 
 static void run_standard_backward(const Ops *ops, void **p, const Dims *d) {
     const AttentionMask mask = mask_of(d, p[5]);
-    if (is_masked(d))
-        ops->masked_attention_standard_backward(p[0], p[1], p[2], p[3], p[4], &mask, d->B, d->T, d->NH,
-                                                d->HD);
-    else
-        ops->attention_standard_backward(p[0], p[1], p[2], p[3], p[4], d->B, d->T, d->NH, d->HD);
+    ops->attention_standard_backward(p[0], p[1], p[2], p[3], p[4], &mask, d->B, d->T, d->NH, d->HD);
 }
 
 static void prepare_standard_backward(OpCase *c) {
@@ -83,8 +76,7 @@ static void prepare_standard_backward(OpCase *c) {
     round_values(c->in[4], c->ops->dtype, c->operands[4].elems);
     float *out = op_malloc((size_t)c->operands[2].elems * sizeof *out);
     const AttentionMask window = {.window = d->window}; /* probs are those before dropout */
-    ops_cpu.masked_attention_standard_forward(out, c->in[3], NULL, c->in[4], &window, d->B, d->T, d->NH,
-                                              d->HD);
+    ops_cpu.attention_standard_forward(out, c->in[3], NULL, c->in[4], &window, d->B, d->T, d->NH, d->HD);
     free(out);
 }
 
@@ -114,7 +106,7 @@ static void reference_decode(void **p, const OpCase *c) {
     const Dims *d = &c->d;
     const size_t C = (size_t)d->NH * (size_t)d->HD, T = (size_t)d->T;
     float *out = op_malloc(T * C * sizeof *out), *lse = op_malloc(T * (size_t)d->NH * sizeof *lse);
-    ops_cpu.attention_forward(out, lse, p[1], 1, d->T, d->NH, d->HD);
+    ops_cpu.attention_forward(out, lse, p[1], &(AttentionMask){0}, 1, d->T, d->NH, d->HD);
     memcpy(p[0], out + (T - 1) * C, C * sizeof *out);
     free(out);
     free(lse);
@@ -247,8 +239,8 @@ static void attention_on(const Ops *ops, float *out, const float *qkv, const Dim
     ok = guarded_alloc(&buffer[2], ops, 3 * (size_t)n * dtype_bytes(ops->dtype), 0) && ok;
     if (!ok) abort();
     upload_floats(ops, buffer[2].data, ops->dtype, qkv, 3 * n);
-    ops->attention_forward(buffer[0].data, (float *)(void *)buffer[1].data, buffer[2].data, d->B, d->T, d->NH,
-                           d->HD);
+    ops->attention_forward(buffer[0].data, (float *)(void *)buffer[1].data, buffer[2].data,
+                           &(AttentionMask){0}, d->B, d->T, d->NH, d->HD);
     download_floats(ops, out, buffer[0].data, ops->dtype, n);
     for (int i = 0; i < 3; i++) guarded_free(&buffer[i]);
 }

@@ -54,8 +54,8 @@ static bool run_projection(const Ops *ops, void **p, const Dims *d) {
 static void run(const Ops *ops, void **p, const Dims *d) {
     const AttentionMask mask = mask_of(d, p[KEY]);
     const bool known = run_projection(ops, p, d);
-    ops->masked_attention_backward(p[DQKV], p[DATTN], p[ATTN], p[QKV], p[LSE], known ? p[D] : NULL, &mask,
-                                   p[SCRATCH], d->B, d->T, d->NH, d->HD);
+    ops->attention_backward(p[DQKV], p[DATTN], p[ATTN], p[QKV], p[LSE], known ? p[D] : NULL, &mask,
+                            p[SCRATCH], d->B, d->T, d->NH, d->HD);
 }
 
 /* out and lse are those of the forward pass on this qkv */
@@ -63,7 +63,7 @@ static void prepare(OpCase *c) {
     const Dims *d = &c->d;
     const uint64_t key = host_key(c, KEY);
     const AttentionMask mask = mask_of(d, &key);
-    ops_cpu.masked_attention_forward(c->in[ATTN], c->in[LSE], c->in[QKV], &mask, d->B, d->T, d->NH, d->HD);
+    ops_cpu.attention_forward(c->in[ATTN], c->in[LSE], c->in[QKV], &mask, d->B, d->T, d->NH, d->HD);
 }
 
 /* Attention reads dattn as stored, so the oracle gives it a rounded copy. */
@@ -76,8 +76,8 @@ static void reference(void **p, const OpCase *c) {
     ops_cpu.linear_backward_input(p[DATTN], NULL, NULL, p[DOUT], p[WEIGHT], NULL, p[SCRATCH], rows, C, C);
     memcpy(stored, p[DATTN], (size_t)(rows * C) * sizeof *stored);
     round_values(stored, c->ops->dtype, rows * C);
-    ops_cpu.masked_attention_backward(p[DQKV], stored, p[ATTN], p[QKV], p[LSE], NULL, &mask, p[SCRATCH], d->B,
-                                      d->T, d->NH, d->HD);
+    ops_cpu.attention_backward(p[DQKV], stored, p[ATTN], p[QKV], p[LSE], NULL, &mask, p[SCRATCH], d->B, d->T,
+                               d->NH, d->HD);
     free(stored);
 }
 

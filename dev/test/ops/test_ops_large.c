@@ -132,8 +132,9 @@ static void test_attention(const Ops *ops) {
     OpShape shape = {
         .B = period, .T = T, .C = C, .NH = NH, .V = 8, .Vp = 8, .loss_rows = 8, .n_parameters = 8};
     void *cpu_scratch = op_malloc(ops_cpu.scratch_bytes(&shape));
-    ops_cpu.attention_forward(out, lse, qkv, period, T, NH, HD);
-    ops_cpu.attention_backward(dqkv, dout, out, qkv, lse, cpu_scratch, period, T, NH, HD);
+    ops_cpu.attention_forward(out, lse, qkv, &(AttentionMask){0}, period, T, NH, HD);
+    ops_cpu.attention_backward(dqkv, dout, out, qkv, lse, NULL, &(AttentionMask){0}, cpu_scratch, period, T,
+                               NH, HD);
     shape.B = B;
     Large q = {0}, o = {0}, d = {0}, dq = {0};
     float *device_lse = ops->alloc((size_t)B * T * NH * sizeof(float));
@@ -141,9 +142,10 @@ static void test_attention(const Ops *ops) {
     if (CHECK(device_lse && scratch, "device memory") && large_open(&q, ops, qkv, period, B, 3 * T * C) &&
         large_open(&o, ops, NULL, period, B, T * C) && large_open(&d, ops, dout, period, B, T * C) &&
         large_open(&dq, ops, NULL, period, B, 3 * T * C)) {
-        ops->attention_forward(o.data, device_lse, q.data, B, T, NH, HD);
+        ops->attention_forward(o.data, device_lse, q.data, &(AttentionMask){0}, B, T, NH, HD);
         large_check(&o, ops, out, "attention_forward");
-        ops->attention_backward(dq.data, d.data, o.data, q.data, device_lse, scratch, B, T, NH, HD);
+        ops->attention_backward(dq.data, d.data, o.data, q.data, device_lse, NULL, &(AttentionMask){0},
+                                scratch, B, T, NH, HD);
         large_check(&dq, ops, dqkv, "attention_backward");
     }
     void *const device[] = {device_lse, scratch, q.data, o.data, d.data, dq.data};

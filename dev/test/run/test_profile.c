@@ -173,11 +173,11 @@ static void test_known_d(const Ops *ops) {
     Profile known = {0}, unknown = {0};
     const Ops *wrapped = profile_ops(ops);
     ops->zero(zeros, bytes);
-    wrapped->masked_attention_backward(dqkv, zeros, zeros, zeros, zeros, NULL, &mask, scratch, 1, TOKENS,
-                                       HEADS, SIZE);
+    wrapped->attention_backward(dqkv, zeros, zeros, zeros, zeros, NULL, &mask, scratch, 1, TOKENS, HEADS,
+                                SIZE);
     profile_collect(&unknown);
-    wrapped->masked_attention_backward(dqkv, zeros, zeros, zeros, zeros, zeros, &mask, scratch, 1, TOKENS,
-                                       HEADS, SIZE);
+    wrapped->attention_backward(dqkv, zeros, zeros, zeros, zeros, zeros, &mask, scratch, 1, TOKENS, HEADS,
+                                SIZE);
     profile_collect(&known);
     CHECK(unknown.rows[0].bytes - known.rows[0].bytes ==
               ELEMS * (double)dtype_bytes(ops->dtype) - TOKENS * HEADS * 4,

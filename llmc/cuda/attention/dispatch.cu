@@ -14,13 +14,13 @@ typedef struct Serves {
 
 typedef struct ForwardPath {
     Serves serves;
-    AttentionForward *plain;
-    MaskedAttentionForward *masked; /* NULL: plain causal attention alone */
+    PlainAttentionForward *plain;
+    AttentionForward *masked; /* NULL: plain causal attention alone */
 } ForwardPath;
 
 typedef struct BackwardPath {
     Serves serves;
-    AttentionBackward *plain;
+    PlainAttentionBackward *plain;
     MaskedAttentionBackward *masked;
 } BackwardPath;
 
@@ -61,6 +61,10 @@ void cuda_limit_capability(int capability) {
     capability_limit = capability ? capability : ANY;
 }
 
+template <typename X> static constexpr DType dtype_of() {
+    return sizeof(X) == sizeof(float) ? DTYPE_F32 : DTYPE_BF16;
+}
+
 static bool fits(const Serves *s, DType dtype, int T, int HD) {
     const int device = cuda_compute_capability(),
               capability = device < capability_limit ? device : capability_limit;
@@ -80,48 +84,33 @@ static const BackwardPath *backward_path(DType dtype, int T, int HD, bool masked
     return path;
 }
 
-void attention_forward_bf16(floatX *out, float *lse, const floatX *qkv, int B, int T, int NH, int HD) {
-    forward_path(DTYPE_BF16, T, HD, false)->plain(out, lse, qkv, B, T, NH, HD);
-}
-void attention_forward_f32(floatX *out, float *lse, const floatX *qkv, int B, int T, int NH, int HD) {
-    forward_path(DTYPE_F32, T, HD, false)->plain(out, lse, qkv, B, T, NH, HD);
-}
-void attention_backward_bf16(floatX *dqkv, const floatX *dout, const floatX *out, const floatX *qkv,
-                             const float *lse, void *scratch, int B, int T, int NH, int HD) {
-    backward_path(DTYPE_BF16, T, HD, false)->plain(dqkv, dout, out, qkv, lse, NULL, scratch, B, T, NH, HD);
-}
-void attention_backward_f32(floatX *dqkv, const floatX *dout, const floatX *out, const floatX *qkv,
-                            const float *lse, void *scratch, int B, int T, int NH, int HD) {
-    backward_path(DTYPE_F32, T, HD, false)->plain(dqkv, dout, out, qkv, lse, NULL, scratch, B, T, NH, HD);
+template <typename X>
+void attention_forward(floatX *out, float *lse, const floatX *qkv, const AttentionMask *mask, int B, int T,
+                       int NH, int HD) {
+    const bool plain = attention_is_plain(mask, T);
+    const ForwardPath *path = forward_path(dtype_of<X>(), T, HD, !plain);
+    if (plain)
+        path->plain(out, lse, qkv, B, T, NH, HD);
+    else
+        path->masked(out, lse, qkv, mask, B, T, NH, HD);
 }
 
-void masked_attention_forward_bf16(floatX *out, float *lse, const floatX *qkv, const AttentionMask *mask,
-                                   int B, int T, int NH, int HD) {
-    if (attention_is_plain(mask, T)) return attention_forward_bf16(out, lse, qkv, B, T, NH, HD);
-    forward_path(DTYPE_BF16, T, HD, true)->masked(out, lse, qkv, mask, B, T, NH, HD);
-}
-void masked_attention_forward_f32(floatX *out, float *lse, const floatX *qkv, const AttentionMask *mask,
-                                  int B, int T, int NH, int HD) {
-    if (attention_is_plain(mask, T)) return attention_forward_f32(out, lse, qkv, B, T, NH, HD);
-    forward_path(DTYPE_F32, T, HD, true)->masked(out, lse, qkv, mask, B, T, NH, HD);
+template <typename X>
+void attention_backward(floatX *dqkv, const floatX *dout, const floatX *out, const floatX *qkv,
+                        const float *lse, const float *d, const AttentionMask *mask, void *scratch, int B,
+                        int T, int NH, int HD) {
+    const bool plain = attention_is_plain(mask, T);
+    const BackwardPath *path = backward_path(dtype_of<X>(), T, HD, !plain);
+    if (plain)
+        path->plain(dqkv, dout, out, qkv, lse, d, scratch, B, T, NH, HD);
+    else
+        path->masked(dqkv, dout, out, qkv, lse, mask, scratch, B, T, NH, HD);
 }
 
-void masked_attention_backward_bf16(floatX *dqkv, const floatX *dout, const floatX *out, const floatX *qkv,
-                                    const float *lse, const float *d, const AttentionMask *mask,
-                                    void *scratch, int B, int T, int NH, int HD) {
-    if (attention_is_plain(mask, T))
-        return backward_path(DTYPE_BF16, T, HD, false)
-            ->plain(dqkv, dout, out, qkv, lse, d, scratch, B, T, NH, HD);
-    backward_path(DTYPE_BF16, T, HD, true)->masked(dqkv, dout, out, qkv, lse, mask, scratch, B, T, NH, HD);
-}
-void masked_attention_backward_f32(floatX *dqkv, const floatX *dout, const floatX *out, const floatX *qkv,
-                                   const float *lse, const float *d, const AttentionMask *mask, void *scratch,
-                                   int B, int T, int NH, int HD) {
-    if (attention_is_plain(mask, T))
-        return backward_path(DTYPE_F32, T, HD, false)
-            ->plain(dqkv, dout, out, qkv, lse, d, scratch, B, T, NH, HD);
-    backward_path(DTYPE_F32, T, HD, true)->masked(dqkv, dout, out, qkv, lse, mask, scratch, B, T, NH, HD);
-}
+template AttentionForward attention_forward<float>;
+template AttentionForward attention_forward<bf16>;
+template AttentionBackward attention_backward<float>;
+template AttentionBackward attention_backward<bf16>;
 
 static size_t larger(size_t a, size_t b) {
     return a > b ? a : b;

@@ -2,15 +2,15 @@
 #pragma once
 #include "llmc/cuda/device/cuda_common.cuh"
 
-typedef void AttentionForward(floatX *out, float *lse, const floatX *qkv, int B, int T, int NH, int HD);
+typedef void PlainAttentionForward(floatX *out, float *lse, const floatX *qkv, int B, int T, int NH, int HD);
 /* d (B,T,NH): rowsum(dout * out) of each head where it is known, or NULL; a path may compute it all the same. */
-typedef void AttentionBackward(floatX *dqkv, const floatX *dout, const floatX *out, const floatX *qkv,
-                               const float *lse, const float *d, void *scratch, int B, int T, int NH, int HD);
+typedef void PlainAttentionBackward(floatX *dqkv, const floatX *dout, const floatX *out, const floatX *qkv,
+                                    const float *lse, const float *d, void *scratch, int B, int T, int NH,
+                                    int HD);
 /* The same for one head size, which the kernel knows. */
 typedef void AttentionBackwardOfHead(floatX *dqkv, const floatX *dout, const floatX *out, const floatX *qkv,
                                      const float *lse, const float *d, void *scratch, int B, int T, int NH);
-typedef void MaskedAttentionForward(floatX *out, float *lse, const floatX *qkv, const AttentionMask *mask,
-                                    int B, int T, int NH, int HD);
+/* With a window and dropout: forward is the op itself. */
 typedef void MaskedAttentionBackward(floatX *dqkv, const floatX *dout, const floatX *out, const floatX *qkv,
                                      const float *lse, const AttentionMask *mask, void *scratch, int B, int T,
                                      int NH, int HD);
@@ -18,23 +18,23 @@ typedef void MaskedAttentionBackward(floatX *dqkv, const floatX *dout, const flo
 /* Kernels for sm_90a (Hopper): TMA, wgmma, warp specialisation; bf16, causal. The files also compile for other
  * architectures, where the kernels are empty. _1cta: blocks alone; _2cta: 2-CTA clusters that share loads by multicast.
  * scratch: the bytes below. */
-AttentionForward sm90_forward_hd64_1cta, sm90_forward_hd64_2cta, sm90_forward_hd128_1cta,
+PlainAttentionForward sm90_forward_hd64_1cta, sm90_forward_hd64_2cta, sm90_forward_hd128_1cta,
     sm90_forward_hd128_2cta;
-AttentionBackward sm90_backward_hd64_1cta, sm90_backward_hd64_2cta, sm90_backward_hd128_1cta,
+PlainAttentionBackward sm90_backward_hd64_1cta, sm90_backward_hd64_2cta, sm90_backward_hd128_1cta,
     sm90_backward_hd128_2cta;
 size_t sm90_backward_hd64_scratch_bytes(int B, int T, int NH);
 size_t sm90_backward_hd128_scratch_bytes(int B, int T, int NH);
 
 /* mma.sync kernels; HD 64 or 128. scratch: (B,NH,T) RowStats. */
-AttentionForward sm80_attention_forward;
-AttentionBackward sm80_attention_backward;
-MaskedAttentionForward sm80_masked_attention_forward;
+PlainAttentionForward sm80_attention_forward;
+PlainAttentionBackward sm80_attention_backward;
+AttentionForward sm80_masked_attention_forward;
 MaskedAttentionBackward sm80_masked_attention_backward;
 
 /* FFMA kernels; HD any multiple of 8 up to 256. scratch: (B,NH,T) RowStats. */
-AttentionForward generic_attention_forward_bf16, generic_attention_forward_f32;
-AttentionBackward generic_attention_backward_bf16, generic_attention_backward_f32;
-MaskedAttentionForward generic_masked_attention_forward_bf16, generic_masked_attention_forward_f32;
+PlainAttentionForward generic_attention_forward_bf16, generic_attention_forward_f32;
+PlainAttentionBackward generic_attention_backward_bf16, generic_attention_backward_f32;
+AttentionForward generic_masked_attention_forward_bf16, generic_masked_attention_forward_f32;
 MaskedAttentionBackward generic_masked_attention_backward_bf16, generic_masked_attention_backward_f32;
 
 /* What backward knows of a query row, written by the dQ pass for the dK/dV pass: with x = scale * q.k *

@@ -112,23 +112,13 @@ void linear_backward_weight_first(float *dweight, float *dbias, const floatX *do
     if (dbias) column_sums<T>(dbias, (const T *)dout, scratch, N, OC, OC);
 }
 
-template void linear_forward<float>(floatX *, floatX *, const floatX *, const floatX *, const floatX *,
-                                    int64_t, int, int);
-template void linear_forward<bf16>(floatX *, floatX *, const floatX *, const floatX *, const floatX *,
-                                   int64_t, int, int);
-template void linear_backward_input<float>(floatX *, float *, floatX *, const floatX *, const floatX *,
-                                           const floatX *, void *, int64_t, int, int);
-template void linear_backward_input<bf16>(floatX *, float *, floatX *, const floatX *, const floatX *,
-                                          const floatX *, void *, int64_t, int, int);
-template bool linear_backward_input_row_dots<float>(floatX *, float *, const floatX *, const floatX *,
-                                                    const floatX *, void *, int64_t, int, int, int);
-template bool linear_backward_input_row_dots<bf16>(floatX *, float *, const floatX *, const floatX *,
-                                                   const floatX *, void *, int64_t, int, int, int);
-template void linear_backward_weight<float>(float *, float *, const floatX *, const floatX *, void *, int64_t,
-                                            int, int);
-template void linear_backward_weight<bf16>(float *, float *, const floatX *, const floatX *, void *, int64_t,
-                                           int, int);
-template void linear_backward_weight_first<float>(float *, float *, const floatX *, const floatX *, void *,
-                                                  int64_t, int, int);
-template void linear_backward_weight_first<bf16>(float *, float *, const floatX *, const floatX *, void *,
-                                                 int64_t, int, int);
+template LinearForward linear_forward<float>;
+template LinearForward linear_forward<bf16>;
+template LinearBackwardInput linear_backward_input<float>;
+template LinearBackwardInput linear_backward_input<bf16>;
+template LinearBackwardInputRowDots linear_backward_input_row_dots<float>;
+template LinearBackwardInputRowDots linear_backward_input_row_dots<bf16>;
+template LinearBackwardWeight linear_backward_weight<float>;
+template LinearBackwardWeight linear_backward_weight<bf16>;
+template LinearBackwardWeightFirst linear_backward_weight_first<float>;
+template LinearBackwardWeightFirst linear_backward_weight_first<bf16>;

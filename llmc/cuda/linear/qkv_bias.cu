@@ -39,7 +39,5 @@ void qkv_bias_backward(float *dbias, const floatX *dqkv, const float *dproj_bias
     launch_check("qkv_bias");
 }
 
-template void qkv_bias_backward<float>(float *, const floatX *, const float *, const floatX *, void *,
-                                       int64_t, int);
-template void qkv_bias_backward<bf16>(float *, const floatX *, const float *, const floatX *, void *, int64_t,
-                                      int);
+template QkvBiasBackward qkv_bias_backward<float>;
+template QkvBiasBackward qkv_bias_backward<bf16>;

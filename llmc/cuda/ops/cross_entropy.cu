@@ -180,9 +180,7 @@ void cross_entropy_forward(float *losses, const floatX *logits, const int32_t *t
     launch_check("cross_entropy_forward");
 }
 
-template void cross_entropy_backward_inplace<float>(float *, floatX *, const int32_t *, float, int64_t, int,
-                                                    int);
-template void cross_entropy_backward_inplace<bf16>(float *, floatX *, const int32_t *, float, int64_t, int,
-                                                   int);
-template void cross_entropy_forward<float>(float *, const floatX *, const int32_t *, int64_t, int, int);
-template void cross_entropy_forward<bf16>(float *, const floatX *, const int32_t *, int64_t, int, int);
+template CrossEntropyBackwardInplace cross_entropy_backward_inplace<float>;
+template CrossEntropyBackwardInplace cross_entropy_backward_inplace<bf16>;
+template CrossEntropyForward cross_entropy_forward<float>;
+template CrossEntropyForward cross_entropy_forward<bf16>;

@@ -32,5 +32,5 @@ void dropout(floatX *out, const floatX *x, const Dropout *mask, int64_t rows, in
     launch_check("dropout_kernel");
 }
 
-template void dropout<float>(floatX *, const floatX *, const Dropout *, int64_t, int);
-template void dropout<bf16>(floatX *, const floatX *, const Dropout *, int64_t, int);
+template ApplyDropout dropout<float>;
+template ApplyDropout dropout<bf16>;

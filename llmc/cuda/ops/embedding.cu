@@ -188,11 +188,7 @@ size_t embedding_scratch_bytes(int64_t N, int C) {
            (size_t)(n < MAX_CHUNKS ? n : (int64_t)MAX_CHUNKS) * 2 * C * sizeof(float);
 }
 
-template void embedding_forward<float>(floatX *, const int32_t *, const floatX *, const floatX *, int, int,
-                                       int);
-template void embedding_forward<bf16>(floatX *, const int32_t *, const floatX *, const floatX *, int, int,
-                                      int);
-template void embedding_backward<float>(float *, float *, const floatX *, const int32_t *, void *, int, int,
-                                        int, int);
-template void embedding_backward<bf16>(float *, float *, const floatX *, const int32_t *, void *, int, int,
-                                       int, int);
+template EmbeddingForward embedding_forward<float>;
+template EmbeddingForward embedding_forward<bf16>;
+template EmbeddingBackward embedding_backward<float>;
+template EmbeddingBackward embedding_backward<bf16>;

@@ -47,8 +47,8 @@ void bias_gelu_inplace(floatX *x, floatX *pre_gelu, const floatX *bias, int64_t 
     launch_check("bias_gelu");
 }
 
-template void gelu_forward<float>(floatX *, const floatX *, int64_t);
-template void gelu_forward<bf16>(floatX *, const floatX *, int64_t);
+template GeluForward gelu_forward<float>;
+template GeluForward gelu_forward<bf16>;
 template void gelu_backward_inplace<float>(floatX *, const floatX *, int64_t);
 template void gelu_backward_inplace<bf16>(floatX *, const floatX *, int64_t);
 template void bias_gelu_inplace<float>(floatX *, floatX *, const floatX *, int64_t, int);

@@ -309,9 +309,5 @@ size_t layernorm_scratch_bytes(int C) {
     return sizeof(float) * SUMS * (size_t)C * (wide ? MAX_WIDE_BLOCKS : MAX_BLOCKS);
 }
 
-template void layernorm_backward<float>(floatX *, float *, float *, float *, const floatX *, const floatX *,
-                                        const floatX *, const floatX *, const float *, const float *, void *,
-                                        int64_t, int);
-template void layernorm_backward<bf16>(floatX *, float *, float *, float *, const floatX *, const floatX *,
-                                       const floatX *, const floatX *, const float *, const float *, void *,
-                                       int64_t, int);
+template LayernormBackward layernorm_backward<float>;
+template LayernormBackward layernorm_backward<bf16>;

@@ -162,11 +162,7 @@ void residual_layernorm_forward(floatX *residual, floatX *out, float *mean, floa
                     (const T *)bias, N, C);
 }
 
-template void layernorm_forward<float>(floatX *, float *, float *, const floatX *, const floatX *,
-                                       const floatX *, int64_t, int);
-template void layernorm_forward<bf16>(floatX *, float *, float *, const floatX *, const floatX *,
-                                      const floatX *, int64_t, int);
-template void residual_layernorm_forward<float>(floatX *, floatX *, float *, float *, const floatX *,
-                                                const floatX *, const floatX *, const floatX *, int64_t, int);
-template void residual_layernorm_forward<bf16>(floatX *, floatX *, float *, float *, const floatX *,
-                                               const floatX *, const floatX *, const floatX *, int64_t, int);
+template LayernormForward layernorm_forward<float>;
+template LayernormForward layernorm_forward<bf16>;
+template ResidualLayernormForward residual_layernorm_forward<float>;
+template ResidualLayernormForward residual_layernorm_forward<bf16>;

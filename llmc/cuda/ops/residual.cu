@@ -10,5 +10,5 @@ template <typename T> void residual_forward(floatX *out, const floatX *a, const 
     elementwise<T, Add>("residual_forward", out, a, b, n);
 }
 
-template void residual_forward<float>(floatX *, const floatX *, const floatX *, int64_t);
-template void residual_forward<bf16>(floatX *, const floatX *, const floatX *, int64_t);
+template ResidualForward residual_forward<float>;
+template ResidualForward residual_forward<bf16>;

@@ -122,7 +122,7 @@ template <typename T> void weights_from_master(floatX *weights, const float *mas
     launch_check("weights_from_master");
 }
 
-template void adamw<float>(const AdamWArgs *);
-template void adamw<bf16>(const AdamWArgs *);
-template void weights_from_master<float>(floatX *, const float *, int64_t);
-template void weights_from_master<bf16>(floatX *, const float *, int64_t);
+template AdamWStep adamw<float>;
+template AdamWStep adamw<bf16>;
+template WeightsFromMaster weights_from_master<float>;
+template WeightsFromMaster weights_from_master<bf16>;

@@ -50,6 +50,7 @@ template <bool SQUARES> static int partial_sums(double *partials, const float *x
     return blocks;
 }
 
+template <typename T>
 void loss_sum(StepStats *stats, const float *losses, float scale, void *scratch, int64_t N) {
     double *partials = (double *)scratch;
     const int n = partial_sums<false>(partials, losses, N);
@@ -57,12 +58,18 @@ void loss_sum(StepStats *stats, const float *losses, float scale, void *scratch,
     launch_check("loss_sum");
 }
 
-void grad_norm(StepStats *stats, const float *grads, void *scratch, int64_t n) {
+template <typename T> void grad_norm(StepStats *stats, const float *grads, void *scratch, int64_t n) {
     double *partials = (double *)scratch;
     const int n_partials = partial_sums<true>(partials, grads, n);
     grad_norm_kernel<<<1, MAX_BLOCKS, 0, main_stream>>>(stats, partials, n_partials);
     launch_check("grad_norm");
 }
+
+/* One storage type, fp32, whatever that of the weights. */
+template LossSum loss_sum<float>;
+template LossSum loss_sum<bf16>;
+template GradNorm grad_norm<float>;
+template GradNorm grad_norm<bf16>;
 
 size_t step_stats_scratch_bytes(void) {
     return MAX_BLOCKS * sizeof(double);

@@ -93,21 +93,18 @@ __global__ void __launch_bounds__(THREADS) join_pieces_kernel(X *out, const floa
     }
 }
 
-template <typename X> static void decode(X *out, const X *qkv, float *scratch, int t, int NH, int HD) {
+template <typename X>
+void attention_decode(floatX *out, const floatX *qkv, float *scratch, int t, int NH, int HD) {
     const int64_t keys = (int64_t)t + 1;
     const int64_t tiles = ceil_div(keys, (int64_t)THREADS * ATTENTION_DECODE_PIECES); /* of a piece */
     const int piece_keys = (int)tiles * THREADS, n = (int)ceil_div(keys, (int64_t)piece_keys);
-    decode_kernel<X><<<dim3(NH, n), THREADS, 0, main_stream>>>(out, scratch, qkv, t, NH, HD, piece_keys,
-                                                               LOG2E / sqrtf(HD));
+    decode_kernel<X><<<dim3(NH, n), THREADS, 0, main_stream>>>((X *)out, scratch, (const X *)qkv, t, NH, HD,
+                                                               piece_keys, LOG2E / sqrtf(HD));
     launch_check("decode_kernel");
     if (n == 1) return;
-    join_pieces_kernel<X><<<NH, THREADS, 0, main_stream>>>(out, scratch, n, HD);
+    join_pieces_kernel<X><<<NH, THREADS, 0, main_stream>>>((X *)out, scratch, n, HD);
     launch_check("join_pieces_kernel");
 }
 
-void attention_decode_bf16(floatX *out, const floatX *qkv, float *scratch, int t, int NH, int HD) {
-    decode((bf16 *)out, (const bf16 *)qkv, scratch, t, NH, HD);
-}
-void attention_decode_f32(floatX *out, const floatX *qkv, float *scratch, int t, int NH, int HD) {
-    decode((float *)out, (const float *)qkv, scratch, t, NH, HD);
-}
+template AttentionDecode attention_decode<float>;
+template AttentionDecode attention_decode<bf16>;

@@ -136,8 +136,8 @@ template <typename X> static View<X> square_view(X *x, int T, int NH) {
 
 /* dropped: where there is dropout, what O is made of in place of probs. */
 template <typename X>
-static void standard_forward(floatX *out, floatX *probs, floatX *dropped, const floatX *qkv,
-                             const AttentionMask *mask, int B, int T, int NH, int HD) {
+void attention_standard_forward(floatX *out, floatX *probs, floatX *dropped, const floatX *qkv,
+                                const AttentionMask *mask, int B, int T, int NH, int HD) {
     const bool drops = mask->dropout.p > 0;
     const View<const X> q = packed_view((const X *)qkv, 0, T, NH, HD),
                         k = packed_view((const X *)qkv, 1, T, NH, HD),
@@ -154,8 +154,8 @@ static void standard_forward(floatX *out, floatX *probs, floatX *dropped, const 
 
 /* dprobs holds the dropped probabilities until dV is known, then dP, then dS. */
 template <typename X>
-static void standard_backward(floatX *dqkv, floatX *dprobs, const floatX *dout, const floatX *probs,
-                              const floatX *qkv, const AttentionMask *mask, int B, int T, int NH, int HD) {
+void attention_standard_backward(floatX *dqkv, floatX *dprobs, const floatX *dout, const floatX *probs,
+                                 const floatX *qkv, const AttentionMask *mask, int B, int T, int NH, int HD) {
     const bool drops = mask->dropout.p > 0;
     const int64_t rows = (int64_t)B * NH * T;
     const View<const X> q = packed_view((const X *)qkv, 0, T, NH, HD),
@@ -177,39 +177,7 @@ static void standard_backward(floatX *dqkv, floatX *dprobs, const floatX *dout, 
     multiply(packed_view(dx, 1, T, NH, HD), transposed(ds), q, scale, T, HD, T, B, NH, UPPER_LEFT);
 }
 
-static const AttentionMask no_mask = {};
-
-void attention_standard_forward_bf16(floatX *out, floatX *probs, const floatX *qkv, int B, int T, int NH,
-                                     int HD) {
-    standard_forward<bf16>(out, probs, NULL, qkv, &no_mask, B, T, NH, HD);
-}
-void attention_standard_backward_bf16(floatX *dqkv, floatX *dprobs, const floatX *dout, const floatX *probs,
-                                      const floatX *qkv, int B, int T, int NH, int HD) {
-    standard_backward<bf16>(dqkv, dprobs, dout, probs, qkv, &no_mask, B, T, NH, HD);
-}
-void masked_attention_standard_forward_bf16(floatX *out, floatX *probs, floatX *dropped, const floatX *qkv,
-                                            const AttentionMask *mask, int B, int T, int NH, int HD) {
-    standard_forward<bf16>(out, probs, dropped, qkv, mask, B, T, NH, HD);
-}
-void masked_attention_standard_backward_bf16(floatX *dqkv, floatX *dprobs, const floatX *dout,
-                                             const floatX *probs, const floatX *qkv,
-                                             const AttentionMask *mask, int B, int T, int NH, int HD) {
-    standard_backward<bf16>(dqkv, dprobs, dout, probs, qkv, mask, B, T, NH, HD);
-}
-void attention_standard_forward_f32(floatX *out, floatX *probs, const floatX *qkv, int B, int T, int NH,
-                                    int HD) {
-    standard_forward<float>(out, probs, NULL, qkv, &no_mask, B, T, NH, HD);
-}
-void attention_standard_backward_f32(floatX *dqkv, floatX *dprobs, const floatX *dout, const floatX *probs,
-                                     const floatX *qkv, int B, int T, int NH, int HD) {
-    standard_backward<float>(dqkv, dprobs, dout, probs, qkv, &no_mask, B, T, NH, HD);
-}
-void masked_attention_standard_forward_f32(floatX *out, floatX *probs, floatX *dropped, const floatX *qkv,
-                                           const AttentionMask *mask, int B, int T, int NH, int HD) {
-    standard_forward<float>(out, probs, dropped, qkv, mask, B, T, NH, HD);
-}
-void masked_attention_standard_backward_f32(floatX *dqkv, floatX *dprobs, const floatX *dout,
-                                            const floatX *probs, const floatX *qkv, const AttentionMask *mask,
-                                            int B, int T, int NH, int HD) {
-    standard_backward<float>(dqkv, dprobs, dout, probs, qkv, mask, B, T, NH, HD);
-}
+template AttentionStandardForward attention_standard_forward<float>;
+template AttentionStandardForward attention_standard_forward<bf16>;
+template AttentionStandardBackward attention_standard_backward<float>;
+template AttentionStandardBackward attention_standard_backward<bf16>;

@@ -15,6 +15,7 @@ template <typename X> static void shipped_gelu_backward(const Call *c) {
     gelu_backward_inplace<X>(c->p[0], c->p[1], c->s.N * c->s.C);
 }
 
+/* clang-format off */
 static const Variant rows[] = {
     LADDER("linear_forward", "naive", matmul_naive, "one thread an output: two loads a multiply-add",
            .bytes = matmul_naive_bytes),
@@ -22,26 +23,12 @@ static const Variant rows[] = {
            "tiles in shared memory: what is fetched is used 32 times", .bytes = matmul_tiled_bytes),
     LADDER("linear_forward", "registers", matmul_registers, "8 x 8 outputs a thread, 16-byte accesses",
            .bytes = matmul_registers_bytes),
-    {.op = "linear_forward",
-                                     .name = "mma",
-                                     .run = matmul_mma,
-                                     .needs = NEEDS_GPU,
-                                     .dtype = DTYPE_BF16,
-                                     .bytes = matmul_mma_bytes,
-                                     .teaches = "tensor cores of sm_80: mma.sync, ldmatrix, cp.async"},
-    {.op = "linear_forward",
-                                     .name = "wgmma",
-                                     .run = matmul_wgmma,
-                                     .needs = NEEDS_HOPPER,
-                                     .dtype = DTYPE_BF16,
-                                     .bytes = matmul_wgmma_bytes,
-                                     .teaches = "Hopper: TMA fetches, wgmma multiplies, in different warps"},
-    {.op = "linear_forward",
-                                     .name = "cublaslt",
-                                     .run = matmul_cublaslt,
-                                     .needs = NEEDS_GPU,
-                                     .dtype = DTYPE_BF16,
-                                     .teaches = "the library alone, bias and GELU in its epilogue"},
+    {.op = "linear_forward", .name = "mma", .run = matmul_mma, .needs = NEEDS_GPU, .dtype = DTYPE_BF16, .bytes = matmul_mma_bytes,
+     .teaches = "tensor cores of sm_80: mma.sync, ldmatrix, cp.async"},
+    {.op = "linear_forward", .name = "wgmma", .run = matmul_wgmma, .needs = NEEDS_HOPPER, .dtype = DTYPE_BF16, .bytes = matmul_wgmma_bytes,
+     .teaches = "Hopper: TMA fetches, wgmma multiplies, in different warps"},
+    {.op = "linear_forward", .name = "cublaslt", .run = matmul_cublaslt, .needs = NEEDS_GPU, .dtype = DTYPE_BF16,
+     .teaches = "the library alone, bias and GELU in its epilogue"},
 
     LADDER("layernorm_forward", "row_a_thread", norm_row_a_thread, "neighbouring threads read far apart"),
     LADDER("layernorm_forward", "row_a_warp", norm_row_a_warp, "coalesced, sums by shuffles"),
@@ -60,18 +47,10 @@ static const Variant rows[] = {
     LADDER("gelu_forward", "vectorised", gelu_vectorised_forward, "16 bytes a thread"),
     LADDER("gelu_backward", "scalar", gelu_scalar_backward, "one thread an element"),
     LADDER("gelu_backward", "vectorised", gelu_vectorised_backward, "16 bytes a thread"),
-    {.op = "gelu_backward",
-                                     .name = "cuda",
-                                     .run = shipped_gelu_backward<bf16>,
-                                     .needs = NEEDS_GPU,
-                                     .dtype = DTYPE_BF16,
-                                     .teaches = "one exponential in place of tanhf; bf16 training has it in an epilogue"},
-    {.op = "gelu_backward",
-                                     .name = "cuda_fp32",
-                                     .run = shipped_gelu_backward<float>,
-                                     .needs = NEEDS_GPU,
-                                     .dtype = DTYPE_F32,
-                                     .teaches = "one exponential in place of tanhf"},
+    {.op = "gelu_backward", .name = "cuda", .run = shipped_gelu_backward<bf16>, .needs = NEEDS_GPU, .dtype = DTYPE_BF16,
+     .teaches = "one exponential in place of tanhf; bf16 training has it in an epilogue"},
+    {.op = "gelu_backward", .name = "cuda_fp32", .run = shipped_gelu_backward<float>, .needs = NEEDS_GPU, .dtype = DTYPE_F32,
+     .teaches = "one exponential in place of tanhf"},
 
     LADDER("cross_entropy_forward", "passes", loss_passes_forward, "maximum, then sum: the row read twice",
            .bytes = loss_passes_forward_bytes),
@@ -98,7 +77,8 @@ static const Variant rows[] = {
     LADDER("adamw", "per_tensor", adamw_per_tensor, "148 launches, one for each tensor of GPT-2"),
     LADDER("adamw", "one_launch", adamw_one_launch, "one launch over a flat buffer"),
     LADDER("adamw", "vectorised", adamw_vectorised, "four neighbours a thread"),
-    {.name = NULL                                             },
+    {.name = NULL},
 };
+/* clang-format on */
 
 extern "C" const Variant *const ladder_variants = rows;

@@ -1,5 +1,4 @@
-/* Reads the files of record.py (layout: README.md) and computes the hash that weights and tokens come from.
- */
+/* Reads the files of record.py (layout: README.md) and computes the hash that weights and tokens come from. */
 #pragma once
 #include "llmc/model/gpt2.h"
 #include <math.h>

@@ -12,8 +12,7 @@
 
 static int check_passed, check_failed, check_skipped;
 
-/* Counts one condition; on failure prints file, line and the printf-style description. Returns the condition.
- */
+/* Counts one condition; on failure prints file, line and the printf-style description. Returns the condition. */
 #define CHECK(condition, ...) check_(__FILE__, __LINE__, #condition, (condition), __VA_ARGS__)
 /* What a test needs of its own files and of the machine: no check of the program, so it counts only where it fails. */
 #define REQUIRE(condition, ...) require_(__FILE__, __LINE__, #condition, (condition), __VA_ARGS__)

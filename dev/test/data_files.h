@@ -1,5 +1,4 @@
-/* What the tests of the data loader share: a folder of their own, files made in it, loaders opened on them.
- */
+/* What the tests of the data loader share: a folder of their own, files made in it, loaders opened on them. */
 #pragma once
 #include <stdlib.h>
 #include <string.h>

@@ -20,8 +20,7 @@ typedef struct Error {
     char text[1024];
 } Error;
 
-/* Fills err (printf-style, no newline at the end) and returns false, so that `return fail(...)` reads well.
- */
+/* Fills err (printf-style, no newline at the end) and returns false, so that `return fail(...)` reads well. */
 bool fail(Error *err, int exit_code, const char *format, ...) __attribute__((format(printf, 3, 4)));
 
 /* Puts "--FLAG: ", of the flag that brought the failure, before its words; returns false. */

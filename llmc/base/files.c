@@ -18,8 +18,7 @@ bool fail_errno(Error *err, const char *what, const char *path) {
     return fail(err, exit_code, "%s %s: %s", what, path, strerror(code));
 }
 
-/* Some file systems (SMB, FUSE) have no fsync, of directories above all: what there is none of has not failed.
- */
+/* Some file systems (SMB, FUSE) have no fsync, of directories above all: what there is none of has not failed. */
 static bool sync_fd(int fd) {
     static const int has_none[] = {EINVAL, ENOSYS, EOPNOTSUPP};
     int failed;

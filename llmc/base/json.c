@@ -33,8 +33,7 @@ const char *json_type_name(const JsonValue *value) {
 }
 
 /* ---- memory ---- */
-/* Memory that lives as long as the tree; NULL if there is none. Chunks double, so their number stays small.
- */
+/* Memory that lives as long as the tree; NULL if there is none. Chunks double, so their number stays small. */
 static void *arena_alloc(Json *json, size_t bytes) {
     bytes = (bytes + 15) & ~(size_t)15;
     Chunk *chunk = json->chunks;

@@ -48,8 +48,7 @@ const JsonValue *json_root(const Json *json);
 
 /* Member of an object by name, in O(log n); NULL if it is absent or `object` is NULL or no object. */
 const JsonValue *json_get(const JsonValue *object, const char *key);
-/* A number without fraction or exponent, in range, exactly. False (and *out untouched) for all else and NULL.
- */
+/* A number without fraction or exponent, in range, exactly. False (and *out untouched) for all else and NULL. */
 bool json_int64(const JsonValue *value, int64_t *out);
 bool json_uint64(const JsonValue *value, uint64_t *out);
 /* Any finite number, rounded to nearest. */

@@ -152,8 +152,7 @@ static bool check_same_config(const char *path, const GPT2Config *a, const GPT2C
     return true;
 }
 
-/* Checksums of what is about to be loaded, where the directory has them: a Hugging Face directory has none.
- */
+/* Checksums of what is about to be loaded, where the directory has them: a Hugging Face directory has none. */
 static bool verify_model_files(const char *directory, Error *err) {
     Manifest manifest;
     if (!directory_has(directory, MANIFEST_NAME)) return true;

@@ -1,12 +1,17 @@
 /* trainer_state.json: where the run stands, and size and checksum of every other file of the checkpoint.
  *
- *   {"format_version": 1, "program": "...", "model_only": false,
- *    "step": 200, "data_position": ..., "tokens_seen": ..., "n_skipped": 0, "seed": ..., "best_val_loss":
- * null, "val_loss": null, "best_only": false,
- * "tokenizer": {"name": "bpe of 50257 tokens", "tokens": 50257, "source": "..."}, "flags": {...}, "files": [{"name": "model.safetensors", "tensors": {"wte.weight": "0a1b2c3d", ...},
- * "bytes": ..., "crc32c": "..."}], "crc32c": "..."} Checksums are CRC-32C in 8 lower-case hexadecimal digits.
- * The last one is of this file itself with the digits of that field as zeros. Those of the tensors serve to
- * say which one is damaged. Earlier programs wrote no val_loss and no best_only. */
+ *     {"format_version": 1, "program": "...", "model_only": false,
+ *      "step": 200, "data_position": ..., "tokens_seen": ..., "n_skipped": 0, "seed": ...,
+ *      "best_val_loss": null, "val_loss": null, "best_only": false,
+ *      "tokenizer": {"name": "bpe of 50257 tokens", "tokens": 50257, "source": "..."},
+ *      "flags": {...},
+ *      "files": [{"name": "model.safetensors", "tensors": {"wte.weight": "0a1b2c3d", ...},
+ *                 "bytes": ..., "crc32c": "..."}],
+ *      "crc32c": "..."}
+ *
+ * Checksums are CRC-32C in 8 lower-case hexadecimal digits. The last one is of this file itself with the digits of that
+ * field as zeros. Those of the tensors say which tensor is damaged. Earlier programs wrote no val_loss and no
+ * best_only. */
 #pragma once
 #include "llmc/base/files.h"
 #include "llmc/base/json.h"

@@ -13,10 +13,10 @@
 enum { TILE = 64, MAX_HD = 256 };
 _Static_assert(TILE % TILE_COLS == 0 && TILE % TILE_ROWS == 0, "a tile is whole register tiles");
 
-typedef float
-    Rows[TILE * MAX_HD]; /* (TILE, width): rows of one head, zeros to the right of HD and below the last */
-typedef float
-    Columns[MAX_HD * TILE]; /* (HD, TILE): rows of one head transposed, zeros to the right of the last */
+/* (TILE, width): rows of one head, zeros to the right of HD and below the last */
+typedef float Rows[TILE * MAX_HD];
+/* (HD, TILE): rows of one head transposed, zeros to the right of the last */
+typedef float Columns[MAX_HD * TILE];
 typedef float Scores[TILE * TILE]; /* (TILE keys, TILE queries) */
 
 typedef struct Attention {
@@ -32,8 +32,7 @@ typedef struct Attention {
     float kept_scale;
 } Attention;
 
-/* What the mask hides of a product on the diagonal, where tile row i and tile column i are the same position.
- */
+/* What the mask hides of a product on the diagonal, where tile row i and tile column i are the same position. */
 typedef enum {
     WHOLE,
     COLS_FROM_ROW,  /* c (key, query): queries before the key are not needed */

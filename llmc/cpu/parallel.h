@@ -11,8 +11,7 @@
  * done. Tasks write disjoint memory and start no loops of their own. One caller at a time. */
 void cpu_parallel_for(int64_t n_tasks, void (*task)(const void *args, int64_t i), const void *args);
 
-/* Threads that work on a loop, the caller included: OMP_NUM_THREADS, else the cores this process may use.
- */
+/* Threads that work on a loop, the caller included: OMP_NUM_THREADS, else the cores this process may use. */
 int cpu_thread_count(void);
 /* Uses n threads from now on, 1 <= n <= 256. No result depends on it. */
 void cpu_set_thread_count(int n);

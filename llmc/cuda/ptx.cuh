@@ -1,10 +1,14 @@
 /* Inline PTX of the paths for sm_80 and later: thin wrappers, one instruction each, named after it.
  *
- * Fragment maps (PTX ISA, "Matrix fragments for mma.m16n8k16" and "ldmatrix"), with g = lane / 4, t = lane %
- * 4: A (16 x 16, row)  a0 (g, 2t..2t+1)   a1 (g+8, 2t..)   a2 (g, 2t+8..)   a3 (g+8, 2t+8..) B (16 x 8, col)
- * b0 (k = 2t..2t+1, n = g)            b1 (k = 2t+8.., n = g) C (16 x 8)        c0, c1 (g, 2t..2t+1) c2, c3
- * (g+8, 2t..2t+1) so two neighbouring C blocks, rounded to bf16 and packed, are one A fragment without a
- * shuffle. All addresses are 32-bit shared-memory addresses, see shared_address. */
+ * Fragment maps (PTX ISA, "Matrix fragments for mma.m16n8k16" and "ldmatrix"), with g = lane / 4, t = lane % 4:
+ *
+ *     A (16 x 16, row)   a0 (g, 2t..2t+1)             a1 (g+8, 2t..2t+1)
+ *                        a2 (g, 2t+8..2t+9)           a3 (g+8, 2t+8..2t+9)
+ *     B (16 x 8, col)    b0 (k = 2t..2t+1, n = g)     b1 (k = 2t+8..2t+9, n = g)
+ *     C (16 x 8)         c0, c1 (g, 2t..2t+1)         c2, c3 (g+8, 2t..2t+1)
+ *
+ * So two neighbouring C blocks, rounded to bf16 and packed, are one A fragment without a shuffle.
+ * All addresses are 32-bit shared-memory addresses, see shared_address. */
 #pragma once
 #include <cuda.h>
 #include <cuda_bf16.h>
@@ -39,8 +43,7 @@ template <int PENDING> __device__ __forceinline__ void cp_async_wait() {
     asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
 }
 
-/* ---- ldmatrix (sm_75): four 8 x 8 bf16 matrices; lane l gives the address of row l % 8 of matrix l / 8 ----
- */
+/* ---- ldmatrix (sm_75): four 8 x 8 bf16 matrices; lane l gives the address of row l % 8 of matrix l / 8 ---- */
 
 __device__ __forceinline__ void ldmatrix_x4(uint32_t (&r)[4], uint32_t shared) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"

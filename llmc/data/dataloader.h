@@ -1,8 +1,8 @@
 /* Token streams for training and validation: shards (uint16, uint32) or plain text, any number, any size.
  *
- * A source is a glob of shards in llm.c's format (magic 20240520 / 20240801), or of text files, which become
- * tokens in C. All tokens of all files, in the order of the names, form one
- * stream per split; nothing is dropped at file borders: windows run across them. */
+ * A source is a glob of shards in llm.c's format (magic 20240520 / 20240801), or of text files, which become tokens
+ * in C. All tokens of all files, in the order of the names, form one stream per split. Nothing is dropped at file
+ * borders: windows run across them. */
 #pragma once
 #include <stdint.h>
 #include "llmc/base/error.h"
@@ -14,20 +14,18 @@ extern "C" {
 
 typedef struct DataLoader DataLoader;
 
+/* All tokens, their first nine tenths, or their last tenth, which validates. */
+typedef enum { SPLIT_ALL, SPLIT_TRAIN, SPLIT_VAL } Split;
+
 typedef struct DataOptions {
     const char *pattern;        /* glob or path: shards or text files, not both */
     const Tokenizer *tokenizer; /* for text, which without one is refused */
     const char *no_tokenizer;   /* why there is none, for the refusal; NULL: not known */
     int vocab_size; /* tokens >= vocab_size are an error naming file, position, value; 0: tokenizer's */
-    enum {
-        SPLIT_ALL,
-        SPLIT_TRAIN,
-        SPLIT_VAL
-    } split;  /* all tokens, their first nine tenths, or their last tenth, which validates */
+    Split split;
     int B, T; /* micro-batch of this rank */
     int rank, n_ranks;
-    bool
-        shuffle; /* training: windows in an order permuted by (seed, epoch); else in stream order, wrapping */
+    bool shuffle; /* training: windows permuted by (seed, epoch); else in stream order, wrapping */
     uint64_t seed;
 } DataOptions;
 

@@ -115,8 +115,7 @@ static size_t cut_of(const char *text, size_t n) {
     return 0;
 }
 
-/* Encodes bytes [at, at + n) of an open file up to where they can be cut; *used of them, 0 where they cannot.
- */
+/* Encodes bytes [at, at + n) of an open file up to where they can be cut; *used of them, 0 where they cannot. */
 static bool encode_chunk(TokenStream *stream, const char *path, int fd, int64_t at, int64_t n, bool is_last,
                          const Tokenizer *tokenizer, int64_t *used, Error *err) {
     size_t n_tokens = 0;

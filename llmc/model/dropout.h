@@ -15,10 +15,9 @@
 #endif
 
 typedef struct Dropout {
-    const uint64_t
-        *key;      /* device memory: which masks, drawn anew for every micro-step; not read where p is 0 */
-    uint32_t site; /* which of the masks of one key */
-    float p;       /* probability of 0, in [0, 1) */
+    const uint64_t *key; /* device memory: which masks, new for every micro-step; not read where p is 0 */
+    uint32_t site;       /* which of the masks of one key */
+    float p;             /* probability of 0, in [0, 1) */
 } Dropout;
 
 /* Where a row of a mask begins. */

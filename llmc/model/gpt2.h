@@ -15,9 +15,8 @@ struct GPT2Config {
     int vocab_size;        /* V: real entries */
     int padded_vocab_size; /* Vp: V rounded up to a multiple of 128; padding rows of wte stay 0 */
     int n_layer, n_head, n_embd;
-    int window; /* attention sees the last `window` positions, the query's own among them; 0: all */
-    float
-        dropout; /* of attention's probabilities, both branches of a block and the embedding, in training; 0: none */
+    int window;    /* attention sees the last `window` positions, the query's own among them; 0: all */
+    float dropout; /* in training: attention's probabilities, each branch's output, the embedding; 0: none */
 };
 
 /* "d12", "gpt3:c768", ...: fills layers, heads, channels; leaves max_seq_len and vocabulary as they are. */
@@ -138,8 +137,7 @@ int gpt2_largest_batch(const Ops *ops, const GPT2Config *config, const GPT2Optio
                        size_t budget_bytes);
 
 /* ---- life ---- */
-/* Allocates on the device; ops->open() was called. On false, nothing stays allocated. Weights are undefined.
- */
+/* Allocates on the device; ops->open() was called. On false, nothing stays allocated. Weights are undefined. */
 bool gpt2_open(GPT2 *model, const Ops *ops, const GPT2Config *config, const GPT2Options *options, Error *err);
 void gpt2_close(GPT2 *model);
 /* normal 0.02 for matrices and embeddings, 0.02/sqrt(2 n_layer) for the two c_proj, LayerNorm weight 1,
@@ -150,8 +148,7 @@ void gpt2_set_weights(GPT2 *model, const float *host, int64_t begin, int64_t n);
 void gpt2_reset_optimizer(GPT2 *model);
 
 /* ---- work ---- */
-/* Validation: mean loss in nats over (B,T); touches no gradient, no statistics. tokens, targets: host, (B,T).
- */
+/* Validation: mean loss in nats over (B,T); touches no gradient, no statistics. tokens, targets: host, (B,T). */
 float gpt2_eval(GPT2 *model, const int32_t *tokens, const int32_t *targets, int B, int T);
 /* One optimizer step: begin, n micro-steps (gradients +=, each weighted 1/n), update. */
 void gpt2_begin_step(GPT2 *model);

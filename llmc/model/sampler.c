@@ -137,8 +137,7 @@ static void block_forward(Sampler *s, int l, int first, int n) {
     join_branch(s, last ? LN_F_W : LN_1_W, last ? LN_F_B : LN_1_B, last ? 0 : l + 1, n);
 }
 
-/* Feeds the tokens of the window that the cache lacks (all of it, or one); s->values = logits after the last.
- */
+/* Feeds the tokens of the window that the cache lacks (all of it, or one); s->values = logits after the last. */
 static void feed_window(Sampler *s) {
     GPT2 *model = s->model;
     const Ops *ops = model->ops;
@@ -157,8 +156,7 @@ static void feed_window(Sampler *s) {
     s->n_cached = s->n;
 }
 
-/* A window longer than the context keeps its last half, whose positions then start from 0: the cache is void.
- */
+/* A window longer than the context keeps its last half, whose positions then start from 0: the cache is void. */
 static void slide_window(Sampler *s) {
     const int T = s->model->config.max_seq_len, keep = T > 1 ? T / 2 : 1;
     if (s->n <= T) return;

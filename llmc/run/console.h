@@ -19,8 +19,7 @@ extern "C" {
 
 /* "label      text", labels aligned. */
 void console_row(FILE *out, const char *label, const char *format, ...) __attribute__((format(printf, 3, 4)));
-/* The rows that Settings alone determine: recipe, batch, optimizer, schedule, evaluation, sampling, output.
- */
+/* The rows that Settings alone determine: recipe, batch, optimizer, schedule, evaluation, sampling, output. */
 void console_settings(FILE *out, const Settings *s, int n_ranks);
 /* The plan by category, or tensor by tensor; then what the device has (total_bytes 0: not known) and the
  * largest batch that fits (largest_batch < 0: not known). */

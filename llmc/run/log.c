@@ -162,8 +162,7 @@ static bool keep_line(const char *line, size_t length, int64_t last_step) {
     return keep;
 }
 
-/* Copies the lines that stay from `from` to the new file `to`, which is on the disk when this returns true.
- */
+/* Copies the lines that stay from `from` to the new file `to`, which is on the disk when this returns true. */
 static bool copy_kept_lines(const char *from, const char *to, int64_t last_step, Error *err) {
     FILE *in = fopen(from, "r");
     if (!in) return fail_path(from, "cannot be read", err);
@@ -199,8 +198,7 @@ static bool drop_later_lines(const char *dir, const char *path, int64_t last_ste
     return good;
 }
 
-/* Moves the log of an earlier run to the first free name, so that a new run in the same folder loses nothing.
- */
+/* Moves the log of an earlier run to the first free name, so that a new run in the same folder loses nothing. */
 static bool set_aside(const char *dir, const char *path, Error *err) {
     char aside[1100];
     struct stat status;

@@ -11,8 +11,7 @@ static const char *const eot_text = "<|endoftext|>";
 
 /* ---- bytes as printable characters ---- */
 
-/* GPT-2's spelling: printable Latin-1 bytes stand for themselves, the 68 others, in order, are U+0100 and up.
- */
+/* GPT-2's spelling: printable Latin-1 bytes stand for themselves, the 68 others, in order, are U+0100 and up. */
 static bool stands_for_itself(int byte) {
     return (byte >= '!' && byte <= '~') || (byte >= 0xA1 && byte != 0xAD);
 }

@@ -1,5 +1,4 @@
-/* Initial weights: the spread that gpt2.h promises, zero padding, and values that depend on the seed alone.
- */
+/* Initial weights: the spread that gpt2.h promises, zero padding, and values that depend on the seed alone. */
 #include <stdlib.h>
 #include <string.h>
 #include "llmc/model/gpt2.h"

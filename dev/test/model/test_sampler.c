@@ -39,8 +39,7 @@ static void test_not_finite(void) {
     }
 }
 
-/* Draws many and compares each id's share with softmax over the ids in `kept`, within 5 standard deviations.
- */
+/* Draws many and compares each id's share with softmax over the ids in `kept`, within 5 standard deviations. */
 static void check_distribution(const float *logits, int V, float temperature, int top_k, const bool *kept) {
     enum { DRAWS = 200000 };
     int drawn[8] = {0};

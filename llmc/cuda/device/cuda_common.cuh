@@ -19,8 +19,7 @@ enum { WARP_SIZE = 32 };
 /* All ops run here, in order; made by Ops.open (context.cu). */
 extern cudaStream_t main_stream;
 
-/* A failing CUDA call: prints expression, file, line and the driver's words to stderr, exits with EXIT_RUN.
- */
+/* A failing CUDA call: prints expression, file, line and the driver's words to stderr, exits with EXIT_RUN. */
 #define CUDA_CHECK(expr) cuda_check_((expr), #expr, __FILE__, __LINE__)
 void cuda_check_(cudaError_t status, const char *expr, const char *file, int line);
 

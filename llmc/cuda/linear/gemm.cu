@@ -194,8 +194,7 @@ static void make_plan(GemmPlan *plan, const GemmKey *key) {
         plan->n_algorithms = 0;
 }
 
-/* A run needs some 20 plans; sampling, with a shape per length, may fill the table, which then starts afresh.
- */
+/* A run needs some 20 plans; sampling, with a shape per length, may fill the table, which then starts afresh. */
 static GemmPlan *find_plan(const GemmKey *key) {
     static GemmPlan plans[MAX_PLANS];
     static int n_plans;

@@ -18,8 +18,7 @@ template <typename T> void gelu_backward_inplace(floatX *dx, const floatX *pre_g
     elementwise<T, GeluBackward<T>>("gelu_backward_inplace", dx, dx, pre_gelu, n);
 }
 
-/* One thread per 16 bytes of x (N,OC); OC is a multiple of 8, so they lie in one row. bias, pre_gelu or NULL.
- */
+/* One thread per 16 bytes of x (N,OC); OC is a multiple of 8, so they lie in one row. bias, pre_gelu or NULL. */
 template <typename T>
 __global__ void bias_gelu_kernel(T *x, T *pre_gelu, const T *bias, int64_t n_vecs, int OC) {
     constexpr int VEC = Vec<T>::N;

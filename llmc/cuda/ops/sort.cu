@@ -67,8 +67,7 @@ __global__ void __launch_bounds__(RADIX) scan_tiles_kernel(int32_t *counts, int3
     if (threadIdx.x == 0) totals[blockIdx.x] = carry;
 }
 
-/* One block a tile; a warp owns ROUNDS * 32 consecutive elements, a round 32 of them. positions NULL: 0..N-1.
- */
+/* One block a tile; a warp owns ROUNDS * 32 consecutive elements, a round 32 of them. positions NULL: 0..N-1. */
 __global__ void __launch_bounds__(RADIX)
     move_kernel(int32_t *tokens_out, int32_t *positions_out, const int32_t *__restrict__ tokens,
                 const int32_t *__restrict__ positions, const int32_t *__restrict__ offsets,

@@ -1,8 +1,11 @@
-/* The textbook attention, for comparison only: scores, probabilities and their gradients exist as T x T
- * matrices. S = scale Q K^T   P = softmax(S)   O = P V dP = dO V^T   dV = P^T dO   dS = P * (dP - rowsum(P *
- * dP))   dQ = scale dS K   dK = scale dS^T Q Six batched products by one tiled FFMA kernel, and two kernels
- * that own a row each. probs, out, dprobs, dqkv =. It skips products that the mask makes 0, as the flash form
- * does; what it cannot skip is the T x T traffic. */
+/* Materialised attention, for comparison only: scores, probabilities and their gradients exist as T x T matrices.
+ *
+ *     S  = scale Q K^T          P  = softmax(S)             O  = P V
+ *     dP = dO V^T               dS = P * (dP - rowsum(P * dP))
+ *     dQ = scale dS K           dK = scale dS^T Q           dV = P^T dO
+ *
+ * Six batched products by one tiled FFMA kernel, and two kernels that own a row each. probs, out, dprobs and dqkv are
+ * written (=). Products that the mask makes 0 are skipped, as in the flash kernels; the T x T traffic remains. */
 #include <math_constants.h>
 #include "llmc/cuda/attention/attention.cuh"
 #include "llmc/cuda/cuda_ops.cuh"
@@ -10,8 +13,7 @@
 
 enum { TILE = 64, DEPTH = 16, TILE_THREADS = 256, ROW_THREADS = 256, MAX_GRID_Y = 65535 };
 
-/* A batch of matrices: element (i, j) of head h of sequence b is data[b*batch + h*head + i*row + j*column].
- */
+/* A batch of matrices: element (i, j) of head h of sequence b is data[b*batch + h*head + i*row + j*column]. */
 template <typename X> struct View {
     X *data;
     int64_t batch, head, row, column;

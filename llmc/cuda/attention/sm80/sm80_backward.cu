@@ -1,13 +1,17 @@
-/* Attention backward for bf16 on mma.sync, head size 64 and 128 (FlashAttention-2, Dao 2023, Algorithm 2,
- * split in two passes). P and dP are recomputed tile by tile; with x = scale * q.k and P = exp(x - lse): D =
- * rowsum(dO * O)   dP = dO V^T   dS = P * (dP - D) dQ = scale * dS K    dK = scale * dS^T Q    dV = P^T dO
- * dqkv =
+/* Attention backward for bf16 on mma.sync, head size 64 and 128 (FlashAttention-2, Dao 2023, Algorithm 2, split in two
+ * passes). P and dP are recomputed tile by tile. With x = scale * q.k:
  *
- * The dQ pass owns query rows and walks the keys; it computes D on the way and leaves it to the dK/dV pass,
- * which owns keys and walks the queries. Every sum stays in the registers of one warp, in one order: no
- * atomics, the same bits every run, no fp32 copy of dQ in memory. The price is 7 products a tile instead
- * of 5. The dK/dV pass computes S^T = K Q^T and dP^T = V dO^T, whose accumulators are already the left
- * operands of dV and dK, so neither P nor dS ever passes through shared memory. */
+ *     P  = exp(x - lse)         D  = rowsum(dO * O)
+ *     dP = dO V^T               dS = P * (dP - D)
+ *     dQ = scale * dS K         dK = scale * dS^T Q         dV = P^T dO
+ *
+ * dqkv is written (=).
+ *
+ * The dQ pass owns query rows and walks the keys. It computes D on the way and leaves it to the dK/dV pass, which owns
+ * keys and walks the queries. Every sum stays in the registers of one warp, in one order: no atomics, the same bits
+ * every run, no fp32 copy of dQ in memory. The price is 7 products a tile instead of 5. The dK/dV pass computes
+ * S^T = K Q^T and dP^T = V dO^T, whose accumulators are already the left operands of dV and dK, so neither P nor dS
+ * ever passes through shared memory. */
 #include "llmc/cuda/attention/paths.cuh"
 #include "sm80_mask.cuh"
 

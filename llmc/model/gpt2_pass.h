@@ -1,0 +1,120 @@
+/* What the files of the model's passes share: gpt2_forward.c, gpt2_backward.c, gpt2.c. For nobody else. */
+#pragma once
+#include "gpt2.h"
+
+/* The rows that a pass works on. A micro-batch may be smaller than the model was opened for. */
+typedef struct Batch {
+    int B, T;
+    int64_t N; /* B*T */
+    int C, NH, HD;
+    float dropout; /* 0 outside of training */
+} Batch;
+
+Batch batch_of(const GPT2 *model, int B, int T);
+
+static inline float *activation_f32(const GPT2 *model, ActivationId id, int layer) {
+    return (float *)gpt2_activation(model, id, layer);
+}
+
+/* Rows from `row` on of an (N, width) buffer of the storage type. */
+static inline floatX *rows_from(const GPT2 *model, floatX *base, int64_t row, int64_t width) {
+    return (char *)base + (size_t)(row * width) * dtype_bytes(model->ops->dtype);
+}
+
+/* ---- gradients that live in an activation's buffer, once nobody reads that activation any more ---- */
+
+/* The residual stream's gradient, a buffer of its own: each branch adds its part on the way down. (B,T,C) */
+static inline floatX *dresidual_of(const GPT2 *model) {
+    return gpt2_activation(model, ACT_DRESIDUAL, 0);
+}
+/* The gradient of a norm's output, in the branch's scratch. (B,T,C) */
+static inline floatX *dnorm_of(const GPT2 *model) {
+    return gpt2_activation(model, ACT_BRANCH, 0);
+}
+/* The gradient of attention's output, in the same scratch, before that of ln_1's output. (B,T,C) */
+static inline floatX *dattn_of(const GPT2 *model) {
+    return gpt2_activation(model, ACT_BRANCH, 0);
+}
+/* (B,T,4C) in place of GELU's output. */
+static inline floatX *dfch_of(const GPT2 *model, int layer) {
+    return gpt2_activation(model, ACT_FCH_GELU, layer);
+}
+/* (B,T,3C) in place of GELU's input, of which it takes three quarters. */
+static inline floatX *dqkv_of(const GPT2 *model, int layer) {
+    return gpt2_activation(model, ACT_FCH, layer);
+}
+/* D = rowsum(dO * O) of attention, (B,T,NH) fp32, in the last quarter of dqkv's buffer. */
+static inline float *attention_d_of(const GPT2 *model, const Batch *b, int layer) {
+    return (float *)rows_from(model, dqkv_of(model, layer), b->N, 3 * b->C);
+}
+
+/* ---- linear layers: output and input channels are the weight's rows and columns ---- */
+
+/* out = x W^T + bias (the head has no bias). With pre_gelu: pre_gelu = x W^T + bias, out = its GELU.
+ * out, pre_gelu (N,rows), x (N,columns) */
+void linear_forward(GPT2 *model, TensorId weight, int layer, floatX *out, floatX *pre_gelu, const floatX *x,
+                    int64_t N);
+/* What a layer's input gradient goes through where GELU made its input. */
+typedef struct GeluBackward {
+    const floatX *pre_gelu; /* (N,columns) */
+    floatX *gelu;           /* = GELU of pre_gelu, or NULL; may be pre_gelu */
+    float *dx_sums;         /* += column sums of dx */
+} GeluBackward;
+/* dx = dout W, times GELU's derivative where through != NULL.   dx (N,columns), dout (N,rows) */
+void linear_input_gradient(GPT2 *model, TensorId weight, int layer, floatX *dx, const floatX *dout,
+                           const GeluBackward *through, int64_t N);
+/* The weight's gradient from dout and x; with_bias, the bias's += column sums of dout. first: of the step's products
+ * for this weight, which overwrites. */
+void linear_weight_gradient(GPT2 *model, TensorId weight, int layer, const floatX *dout, const floatX *x,
+                            int64_t N, bool with_bias, bool first);
+
+/* ---- norms ---- */
+
+typedef struct Norm {
+    TensorId weight;  /* the bias is the next tensor */
+    ActivationId out; /* mean and rstd are the next activations */
+    int layer;
+} Norm;
+static inline Norm ln_1_of(int layer) {
+    return (Norm){LN_1_W, ACT_LN_1, layer};
+}
+static inline Norm ln_2_of(int layer) {
+    return (Norm){LN_2_W, ACT_LN_2, layer};
+}
+/* The norm that follows block `layer`: the next block's ln_1, or ln_f. */
+static inline Norm norm_after(const GPT2 *model, int layer) {
+    const bool last = layer == model->config.n_layer - 1;
+    return last ? (Norm){LN_F_W, ACT_LN_F, 0} : ln_1_of(layer + 1);
+}
+
+/* ---- dropout ---- */
+
+/* Where GPT-2 drops: attn_pdrop, resid_pdrop (twice a block), embd_pdrop. Each layer has a mask for each. */
+typedef enum { SITE_EMBEDDING, SITE_ATTENTION, SITE_ATTN_PROJ, SITE_MLP_PROJ, N_SITES } DropoutSite;
+/* out = x, dropped, where there is dropout at all; out may be x. (B,T,C) */
+void drop(GPT2 *model, const Batch *b, DropoutSite site, int layer, floatX *out, const floatX *x);
+AttentionMask mask_of(const GPT2 *model, const Batch *b, int layer);
+
+/* ---- forward ---- */
+
+/* What enters block `layer`: the embedding, or the output of the block below. (B,T,C) */
+floatX *block_input(const GPT2 *model, int layer);
+/* tokens -> ln_f */
+void forward_pass(GPT2 *model, const Batch *b);
+/* Brings back the activations of block `layer` that --recompute did not keep, but for GELU's output. */
+void recompute_block(GPT2 *model, const Batch *b, int layer);
+
+/* The LM head and the loss work on chunks of tokens, so that logits (B*T, Vp) never exist. */
+typedef struct Chunk {
+    int64_t row, n;
+    floatX *ln_f, *logits;
+    float *losses;
+    const int32_t *targets;
+} Chunk;
+/* Logits of the chunk that starts at `row`, into ACT_LOGITS. */
+Chunk head_forward(GPT2 *model, const Batch *b, int64_t row);
+
+/* ---- backward ---- */
+
+/* losses =, parameter gradients, from ln_f down to the embedding; dloss: of each token's loss. */
+void backward_pass(GPT2 *model, const Batch *b, float dloss);

@@ -36,7 +36,7 @@ static bool evaluate(Training *t, int64_t step, Error *err) {
     for (int64_t i = 0; i < n; i++) {
         const int32_t *tokens, *targets;
         console_status(&t->console, "validating: batch %lld of %lld", (long long)i + 1, (long long)n);
-        if (!dataloader_next(run->val, &tokens, &targets, err)) return false;
+        if (!dataloader_next(run->val, &tokens, &targets, err)) return setup_fail_val(run, err);
         sum += gpt2_eval(&run->model, tokens, targets, (int)run->settings.batch, (int)run->settings.seq);
         if (stop_requested()) return true; /* the run ends: no value rather than a late one */
     }
@@ -230,13 +230,12 @@ static bool train(Training *t, Error *err) {
     return true;
 }
 
-/* --eval-only */
+/* --eval-only: the loss is the last line. */
 static bool eval_only(Training *t, Error *err) {
     if (!evaluate(t, t->state.step, err)) return false;
     if (!isfinite(t->val_loss))
         return fail(err, EXIT_RUN, "--eval-only: the validation loss of %s is %g", setup_model_name(t->run),
                     t->val_loss);
-    console_done(&t->console, t->state.step, NAN, t->val_loss, 0);
     return true;
 }
 
@@ -251,6 +250,7 @@ static bool work(Training *t, Error *err) {
 static bool load(Run *run, Error *err) {
     const Settings *s = &run->settings;
     if (!settings_sample_only(s) && !s->eval_only) stop_ignore_pipe(); /* the reader may leave after it */
+    if (!setup_check_data(run, err)) return false;
     console_row(stdout, "program", "%s", program_version());
     fflush(stdout);
     console_waiting(stdout, "reading the data");
@@ -266,11 +266,16 @@ static void describe(Training *t) {
     setup_print_device(run);
     setup_print_model(run);
     if (settings_sample_only(&run->settings)) return;
-    t->peak_flops = run->ops->peak_flops(&how);
-    console_row(stdout, "peak", "%.1f TFLOP/s (%s)", t->peak_flops * 1e-12, how);
+    if (run->train) {
+        t->peak_flops = run->ops->peak_flops(&how);
+        console_row(stdout, "peak", "%.1f TFLOP/s (%s)", t->peak_flops * 1e-12, how);
+    }
     if (run->train) console_row(stdout, "train", "%s", dataloader_description(run->train));
     if (run->val) console_row(stdout, "validation", "%s", dataloader_description(run->val));
-    console_settings(stdout, &run->settings, run->n_ranks);
+    if (run->train)
+        console_settings(stdout, &run->settings, run->n_ranks);
+    else
+        console_eval_settings(stdout, &run->settings);
     setup_print_memory(run);
     if (run->checkpoint[0])
         console_row(stdout, "resumed", "%s, step %lld", run->checkpoint, (long long)run->resumed.step);

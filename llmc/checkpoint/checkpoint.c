@@ -49,12 +49,13 @@ static bool is_saved_here(const char *name) {
 }
 
 /* The tokenizer writes its own files: they are made durable and summed by reading them back. */
-static bool save_tokenizer(const char *directory, const Tokenizer *tokenizer, JsonWriter *manifest,
-                           Error *err) {
+static bool save_tokenizer(const char *directory, const Tokenizer *tokenizer, int context,
+                           JsonWriter *manifest, Error *err) {
     char **names, path[PATH_MAX];
     int n;
     if (!tokenizer) return true;
-    if (!tokenizer_save(tokenizer, directory, err) || !directory_list(directory, "", &names, &n, err))
+    if (!tokenizer_save(tokenizer, directory, context, err) ||
+        !directory_list(directory, "", &names, &n, err))
         return false;
     bool ok = true;
     for (int i = 0; ok && i < n; i++) {
@@ -76,7 +77,7 @@ static bool save_files(const char *directory, const GPT2 *model, const Tokenizer
     bool ok = manifest_begin(&manifest, state, tokenizer, model_only, err) &&
               save_weights(directory, model, model_only, &manifest, err) &&
               save_config(directory, model, tokenizer, &manifest, err) &&
-              save_tokenizer(directory, tokenizer, &manifest, err) &&
+              save_tokenizer(directory, tokenizer, model->config.max_seq_len, &manifest, err) &&
               manifest_write(&manifest, directory, err) && directory_sync(directory, err);
     json_writer_free(&manifest);
     return ok;

@@ -153,10 +153,12 @@ static bool check_layout(Safetensors *file, int64_t data_begin, int64_t bytes, E
                         entry->begin > at ? "a hole lies before it" : "it overlaps another tensor");
         at = entry->end;
     }
-    if (at != bytes)
-        return fail(err, EXIT_INPUT, "%s: expected %lld bytes by its header, found %lld", file->path,
-                    (long long)at, (long long)bytes);
-    return true;
+    if (at > bytes)
+        return fail(err, EXIT_INPUT,
+                    "%s: cut short: expected %lld bytes by its header, found %lld; hint: copy it again",
+                    file->path, (long long)at, (long long)bytes);
+    return at == bytes || fail(err, EXIT_INPUT, "%s: expected %lld bytes by its header, found %lld",
+                               file->path, (long long)at, (long long)bytes);
 }
 
 static bool parse_header(Safetensors *file, const JsonValue *root, int64_t data_begin, int64_t bytes,
@@ -180,10 +182,15 @@ static char *read_header(Safetensors *file, int64_t bytes, size_t *length, Error
     uint64_t n = 0;
     for (int i = 7; i >= 0; i--) n = n << 8 | size[i];
     if (n > SAFETENSORS_MAX_HEADER || (int64_t)n > bytes - 8) {
-        fail(err, EXIT_INPUT,
-             "%s: expected a header of at most %lld bytes, found %llu: is this a safetensors file?",
-             file->path, (long long)(bytes - 8 < SAFETENSORS_MAX_HEADER ? bytes - 8 : SAFETENSORS_MAX_HEADER),
-             (unsigned long long)n);
+        if (n > SAFETENSORS_MAX_HEADER)
+            fail(err, EXIT_INPUT,
+                 "%s: expected a header of at most %lld bytes, found %llu: is this a safetensors file?",
+                 file->path, (long long)SAFETENSORS_MAX_HEADER, (unsigned long long)n);
+        else
+            fail(err, EXIT_INPUT,
+                 "%s: cut short: expected at least %llu bytes, 8 and its header, found %lld; hint: copy it "
+                 "again",
+                 file->path, (unsigned long long)n + 8, (long long)bytes);
         return NULL;
     }
     char *text = malloc(n + 1);

@@ -202,6 +202,10 @@ const char *dataloader_file(const DataLoader *loader, int i) {
     return loader->stream.files[i].path;
 }
 
+int64_t dataloader_not_utf8(const DataLoader *loader, int i) {
+    return loader->stream.files[i].not_utf8;
+}
+
 const char *dataloader_description(const DataLoader *loader) {
     return loader->description;
 }

@@ -36,6 +36,8 @@ int64_t dataloader_n_tokens(const DataLoader *loader);
 int dataloader_n_files(const DataLoader *loader);
 /* The path of file i, 0 <= i < n_files, in the order of the names. */
 const char *dataloader_file(const DataLoader *loader, int i);
+/* Of text file i: where its first byte lies that belongs to no UTF-8 character; -1: none. */
+int64_t dataloader_not_utf8(const DataLoader *loader, int i);
 /* "3 shards, 300,000,000 tokens (uint16)" for the console. */
 const char *dataloader_description(const DataLoader *loader);
 /* The next micro-batch: tokens and targets (B,T), valid until the next call. False with err: a bad token, an

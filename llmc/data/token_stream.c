@@ -6,6 +6,7 @@
 #include <unistd.h>
 #include "llmc/base/file_kind.h"
 #include "llmc/base/files.h"
+#include "llmc/base/json.h"
 
 enum { TEXT_CHUNK_BYTES = 4 << 20 };
 
@@ -19,6 +20,7 @@ static bool copy_names(TokenStream *stream, char **names, size_t n, Error *err) 
     stream->files = calloc(n, sizeof *stream->files);
     bool ok = stream->files && n <= INT_MAX;
     for (size_t i = 0; ok && i < n; i++) {
+        stream->files[i].not_utf8 = -1;
         ok = (stream->files[i].path = strdup(names[i])) != NULL;
         stream->n_files = (int)i + 1;
     }
@@ -43,16 +45,6 @@ static bool find_files(TokenStream *stream, const char *pattern, Error *err) {
     return ok;
 }
 
-bool token_stream_first_file(const char *pattern, char path[PATH_MAX]) {
-    TokenStream stream = {0};
-    Error ignored;
-    for (int i = 0; i < OPEN_FILES; i++) stream.open[i].fd = -1;
-    const bool ok = find_files(&stream, pattern, &ignored) &&
-                    snprintf(path, PATH_MAX, "%s", stream.files[0].path) < PATH_MAX;
-    token_stream_close(&stream);
-    return ok;
-}
-
 /* ---- shards ---- */
 
 static bool open_shards(TokenStream *stream, Error *err) {
@@ -68,7 +60,9 @@ static bool open_shards(TokenStream *stream, Error *err) {
         file->n_tokens = shard.n_tokens;
         stream->n_tokens += shard.n_tokens;
     }
-    return true;
+    return stream->n_tokens > 0 ||
+           fail(err, EXIT_INPUT, "%s: no tokens by its header%s; hint: the shard is empty, make it again",
+                stream->files[0].path, stream->n_files > 1 ? ", nor in those behind it" : "");
 }
 
 /* A descriptor of file i, opened if need be; -1 on error. */
@@ -115,17 +109,27 @@ static size_t cut_of(const char *text, size_t n) {
     return 0;
 }
 
+/* Notes the first byte of the file that belongs to no UTF-8 character, for whoever wants to tell the user. */
+static void look_at_utf8(TokenFile *file, const char *text, size_t n, int64_t at) {
+    for (size_t i = 0; i < n && file->not_utf8 < 0;) {
+        const int length = (uint8_t)text[i] < 0x80 ? 1 : utf8_sequence(text + i, n - i);
+        if (length == 0) file->not_utf8 = at + (int64_t)i;
+        i += (size_t)length;
+    }
+}
+
 /* Encodes bytes [at, at + n) of an open file up to where they can be cut; *used of them, 0 where they cannot. */
-static bool encode_chunk(TokenStream *stream, const char *path, int fd, int64_t at, int64_t n, bool is_last,
+static bool encode_chunk(TokenStream *stream, TokenFile *file, int fd, int64_t at, int64_t n, bool is_last,
                          const Tokenizer *tokenizer, int64_t *used, Error *err) {
     size_t n_tokens = 0;
     int32_t *tokens = NULL;
     char *text = malloc((size_t)n);
-    bool ok = text || fail(err, EXIT_RUN, "%s: out of memory for %lld bytes of it", path, (long long)n);
-    ok = ok && file_read_at(fd, path, text, (size_t)n, at, err) &&
-         file_kind_check(path, text, (size_t)n, at, err);
+    bool ok = text || fail(err, EXIT_RUN, "%s: out of memory for %lld bytes of it", file->path, (long long)n);
+    ok = ok && file_read_at(fd, file->path, text, (size_t)n, at, err) &&
+         file_kind_check(file->path, text, (size_t)n, at, err);
     if (ok) {
         *used = is_last ? n : (int64_t)cut_of(text, (size_t)n);
+        look_at_utf8(file, text, (size_t)*used, at);
         ok = tokenizer_encode(tokenizer, text, (size_t)*used, &tokens, &n_tokens, err) &&
              append_tokens(stream, tokens, n_tokens, err);
     }
@@ -143,8 +147,7 @@ static bool append_text(TokenStream *stream, TokenFile *file, const Tokenizer *t
     file->first = stream->n_tokens;
     for (int64_t at = 0; ok && at < size; at += used) {
         bool is_last = size - at <= chunk;
-        ok = encode_chunk(stream, file->path, fd, at, is_last ? size - at : chunk, is_last, tokenizer, &used,
-                          err);
+        ok = encode_chunk(stream, file, fd, at, is_last ? size - at : chunk, is_last, tokenizer, &used, err);
         chunk = used ? TEXT_CHUNK_BYTES : 2 * chunk;
     }
     file->n_tokens = stream->n_tokens - file->first;
@@ -173,23 +176,53 @@ static bool refuse_text(const TokenStream *stream, const char *reason, Error *er
                 path, reason ? ": " : "", reason ? reason : "", stream->vocab_size == 256 ? "bytes" : "PATH");
 }
 
-static bool open_files(TokenStream *stream, const TextOptions *text, Error *err) {
-    bool shards = shard_is_meant(stream->files[0].path);
+static bool find_kind(const TokenStream *stream, bool *shards, Error *err) {
+    *shards = shard_is_meant(stream->files[0].path);
     for (int i = 1; i < stream->n_files; i++) {
-        if (shard_is_meant(stream->files[i].path) != shards)
+        if (shard_is_meant(stream->files[i].path) != *shards)
             return fail(err, EXIT_INPUT,
                         "%s is %s, but %s is not; hint: a narrower pattern, such as '*_train_*.bin'",
-                        stream->files[0].path, shards ? "a token shard" : "text", stream->files[i].path);
+                        stream->files[0].path, *shards ? "a token shard" : "text", stream->files[i].path);
     }
+    return true;
+}
+
+static bool open_files(TokenStream *stream, const TextOptions *text, Error *err) {
+    bool shards;
+    if (!find_kind(stream, &shards, err)) return false;
     if (shards) return open_shards(stream, err);
     return text->tokenizer ? open_texts(stream, text->tokenizer, err)
                            : refuse_text(stream, text->no_tokenizer, err);
 }
 
-bool token_stream_open(TokenStream *stream, const char *pattern, const TextOptions *text, int vocab_size,
-                       Error *err) {
+static void begin(TokenStream *stream, int vocab_size) {
     *stream = (TokenStream){.vocab_size = vocab_size};
     for (int i = 0; i < OPEN_FILES; i++) stream->open[i].fd = -1;
+}
+
+bool token_stream_check(const char *pattern, Error *err) {
+    TokenStream stream;
+    bool shards;
+    begin(&stream, 0);
+    const bool ok = find_files(&stream, pattern, err) && find_kind(&stream, &shards, err) &&
+                    (!shards || open_shards(&stream, err));
+    token_stream_close(&stream);
+    return ok;
+}
+
+bool token_stream_first_file(const char *pattern, char path[PATH_MAX]) {
+    TokenStream stream;
+    Error ignored;
+    begin(&stream, 0);
+    const bool ok = find_files(&stream, pattern, &ignored) &&
+                    snprintf(path, PATH_MAX, "%s", stream.files[0].path) < PATH_MAX;
+    token_stream_close(&stream);
+    return ok;
+}
+
+bool token_stream_open(TokenStream *stream, const char *pattern, const TextOptions *text, int vocab_size,
+                       Error *err) {
+    begin(stream, vocab_size);
     if (vocab_size == 0)
         stream->vocab_size = text->tokenizer ? tokenizer_vocab_size(text->tokenizer) : INT_MAX;
     const bool ok = find_files(stream, pattern, err) && open_files(stream, text, err);
@@ -255,7 +288,9 @@ static bool read_from_file(TokenStream *stream, int i, int64_t begin, int64_t n,
     widen(out, n, stream->token_bytes);
     for (int64_t k = 0; k < n; k++) {
         if ((uint32_t)out[k] >= (uint32_t)stream->vocab_size)
-            return fail(err, EXIT_INPUT, "%s: token %lld: expected an id below the vocabulary's %d, found %u",
+            return fail(err, EXIT_INPUT,
+                        "%s: token %lld: expected an id below the vocabulary's %d, found %u; "
+                        "hint: the shard is another tokenizer's, or damaged",
                         file->path, (long long)(begin + k), stream->vocab_size, (uint32_t)out[k]);
     }
     return true;

@@ -13,6 +13,7 @@ typedef struct TokenFile {
     char *path;
     int64_t first; /* place in the stream of its first token */
     int64_t n_tokens;
+    int64_t not_utf8; /* of a text: where its first byte lies that belongs to no UTF-8 character; -1: none */
 } TokenFile;
 
 enum { OPEN_FILES = 64 }; /* descriptors kept open, however many shards there are */
@@ -38,6 +39,8 @@ typedef struct TextOptions {
 /* pattern: a path or a glob. vocab_size 0: the tokenizer's. */
 bool token_stream_open(TokenStream *stream, const char *pattern, const TextOptions *text, int vocab_size,
                        Error *err);
+/* Whether the pattern names files, all of one kind, and of shards whether their headers and sizes agree. */
+bool token_stream_check(const char *pattern, Error *err);
 /* The first file of the pattern, in the order of the names; false where there is none. */
 bool token_stream_first_file(const char *pattern, char path[PATH_MAX]);
 void token_stream_close(TokenStream *stream);

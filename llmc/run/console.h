@@ -21,6 +21,8 @@ extern "C" {
 void console_row(FILE *out, const char *label, const char *format, ...) __attribute__((format(printf, 3, 4)));
 /* The rows that Settings alone determine: recipe, batch, optimizer, schedule, evaluation, sampling, output. */
 void console_settings(FILE *out, const Settings *s, int n_ranks);
+/* Of --eval-only: what computes it, and how much is evaluated. */
+void console_eval_settings(FILE *out, const Settings *s);
 /* The plan by category, or tensor by tensor; then what the device has (total_bytes 0: not known) and the
  * largest batch that fits (largest_batch < 0: not known). */
 void console_memory(FILE *out, const MemoryPlan *plan, bool by_tensor, size_t free_bytes, size_t total_bytes,
@@ -59,7 +61,7 @@ void console_status(Console *console, const char *format, ...) __attribute__((fo
 void console_sample_begin(Console *console, int64_t step);
 void console_sample_text(const char *bytes, size_t n, void *user);
 void console_sample_end(Console *console);
-/* The last line of a run, exactly "done: step N, train loss X, val loss Y, Z tok/s"; NAN is "n/a". */
+/* The last line of a training run, exactly "done: step N, train loss X, val loss Y, Z tok/s"; NAN is "n/a". */
 void console_done(Console *console, int64_t step, double train_loss, double val_loss,
                   double tokens_per_second);
 

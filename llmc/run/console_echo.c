@@ -46,6 +46,26 @@ static void print_batch(FILE *out, const Settings *s, int n_ranks) {
                 (long long)s->seq, micro, ranks, format_integer(tokens, s->tokens_per_step));
 }
 
+static void print_window(FILE *out, const Settings *s) {
+    if (s->window >= s->seq)
+        console_row(out, "window", "%lld, the context or more: attention sees all of it",
+                    (long long)s->window);
+    else if (s->window > 0)
+        console_row(out, "window", "attention sees %lld of %lld positions", (long long)s->window,
+                    (long long)s->seq);
+}
+
+void console_eval_settings(FILE *out, const Settings *s) {
+    char tokens[FORMAT_NUMBER], precision[16], attention[16];
+    console_row(out, "numerics", "%s, %s attention",
+                flags_value_text(s, "precision", precision, sizeof precision),
+                flags_value_text(s, "attention", attention, sizeof attention));
+    print_window(out, s);
+    console_row(out, "evaluation", "%lld batches of %lld x %lld tokens = %s tokens",
+                (long long)s->eval_batches, (long long)s->batch, (long long)s->seq,
+                format_integer(tokens, s->eval_batches * s->batch * s->seq));
+}
+
 void console_settings(FILE *out, const Settings *s, int n_ranks) {
     char total[FORMAT_NUMBER], what[96], precision[16], attention[16], recompute[16];
     console_row(out, "recipe", "%s (defaults for what the flags leave open)", s->recipe);
@@ -59,12 +79,7 @@ void console_settings(FILE *out, const Settings *s, int n_ranks) {
                 s->overfit ? ", all on the first batch (--overfit)" : "");
     console_row(out, "optimizer", "AdamW, betas %g %g, eps %g, weight decay %g, clip %g", s->beta1, s->beta2,
                 s->eps, s->weight_decay, s->clip);
-    if (s->window >= s->seq)
-        console_row(out, "window", "%lld, the context or more: attention sees all of it",
-                    (long long)s->window);
-    else if (s->window > 0)
-        console_row(out, "window", "attention sees %lld of %lld positions", (long long)s->window,
-                    (long long)s->seq);
+    print_window(out, s);
     if (s->dropout > 0) console_row(out, "dropout", "%g", s->dropout);
     print_schedule(out, s);
     snprintf(what, sizeof what, "%lld batches", (long long)s->eval_batches);

@@ -5,6 +5,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 #include "llmc/checkpoint/manifest.h"
+#include "llmc/data/token_stream.h"
 #include "llmc/base/terminal.h"
 
 /* --train as the flags of the checkpoint `path` have it, into text; false where they do not, or it is longer. */
@@ -61,12 +62,17 @@ static DataLoader *open_data(const Run *run, Purpose purpose, Error *err) {
         .split = s->val || pattern_is_shards(s->train) ? SPLIT_ALL : part,
     };
     DataLoader *loader = dataloader_open(&options, err);
-    if (loader) return loader;
-    if (!own_val && !flags_was_set(s, "train") && access(s->train, F_OK))
-        fail_no_data(run, err);
-    else
-        fail_flag(own_val ? "val" : "train", err);
-    return NULL;
+    if (!loader) fail_flag(own_val ? "val" : "train", err);
+    return loader;
+}
+
+bool setup_check_data(const Run *run, Error *err) {
+    const Settings *s = &run->settings;
+    if (settings_sample_only(s)) return true;
+    const bool reads_train = !s->eval_only || !s->val;
+    if (reads_train && !flags_was_set(s, "train") && access(s->train, F_OK)) return fail_no_data(run, err);
+    if (reads_train && !token_stream_check(s->train, err)) return fail_flag("train", err);
+    return !s->val || token_stream_check(s->val, err) || fail_flag("val", err);
 }
 
 /* The default --eval-batches reads a short validation text once, not over and over. */
@@ -101,15 +107,35 @@ static void name_shared_file(const Run *run) {
     }
 }
 
+bool setup_fail_val(const Run *run, Error *err) {
+    return fail_flag(run->settings.val ? "val" : "train", err);
+}
+
+/* What is no UTF-8, Latin-1 say, is trained on all the same, byte by byte: the first such place is named. */
+static void name_not_utf8(const DataLoader *loader) {
+    int n = 0, first = 0;
+    for (int i = dataloader_n_files(loader) - 1; i >= 0; i--)
+        if (dataloader_not_utf8(loader, i) >= 0) first = i, n++;
+    if (n > 0)
+        print_line(
+            stdout,
+            "note: %s is no UTF-8 from byte %lld on%s: its bytes are taken as they are; hint: iconv -f "
+            "ISO-8859-1 -t UTF-8, if it is Latin-1",
+            dataloader_file(loader, first), (long long)dataloader_not_utf8(loader, first),
+            n > 1 ? ", nor are other files" : "");
+}
+
 bool setup_data(Run *run, Error *err) {
     const Settings *s = &run->settings;
     if (settings_sample_only(s)) return true;
     const int32_t *tokens, *targets;
     if (!s->eval_only && !(run->train = open_data(run, TRAINING, err))) return false;
+    if (run->train) name_not_utf8(run->train);
     if (!settings_has_validation(s)) return true;
     if (!(run->val = open_data(run, VALIDATION, err))) return false;
+    if (s->val || !run->train) name_not_utf8(run->val);
     if (s->val && run->train) name_shared_file(run);
     limit_eval_batches(run);
     /* Bad validation data ends the run now, not after hours. */
-    return dataloader_next(run->val, &tokens, &targets, err) || fail_flag(s->val ? "val" : "train", err);
+    return dataloader_next(run->val, &tokens, &targets, err) || setup_fail_val(run, err);
 }

@@ -29,7 +29,7 @@ static void folder_of(const char *path, char folder[PATH_MAX]) {
         snprintf(folder, PATH_MAX, "%.*s", slash == path ? 1 : (int)(slash - path), path);
 }
 
-/* Opens FOLDER/gpt2_tokenizer.bin where it is there and its ids are as many as the model's; *found says that it is there. */
+/* Opens FOLDER/gpt2_tokenizer.bin where it is there; *found says that it is. Its ids must be as many as the model's. */
 static bool open_beside(Run *run, const char *folder, int vocab_size, const char *origin, bool *found,
                         Error *err) {
     char path[PATH_MAX];
@@ -40,11 +40,16 @@ static bool open_beside(Run *run, const char *folder, int vocab_size, const char
     if (!open_tokenizer(run, path, origin, err)) return false;
     const int n = tokenizer_vocab_size(run->tokenizer);
     if (n == vocab_size) return true;
-    snprintf(run->no_tokenizer, sizeof run->no_tokenizer, "%.800s has %d tokens, the model %d", path, n,
-             vocab_size);
-    tokenizer_close(run->tokenizer);
-    run->tokenizer = NULL;
-    return true;
+    if (run->model_path[0])
+        return fail(err, EXIT_INPUT,
+                    "the tokenizer %s has %d tokens, the model of %s %d: their ids cannot be the same; hint: "
+                    "--tokenizer names another, or move it away",
+                    path, n, run->model_path, vocab_size);
+    return fail(
+        err, EXIT_INPUT,
+        "the tokenizer %s has %d tokens, a new model on shards %d; hint: --tokenizer %s makes the model "
+        "of its size, or move it away",
+        path, n, vocab_size, path);
 }
 
 /* The tokenizer in the model's folder; beside an llm.c .bin. None is no failure here: shards need none. */
@@ -113,7 +118,8 @@ static bool check_size(const Run *run, Error *err) {
     const int n = tokenizer_vocab_size(run->tokenizer), n_model = run->config.vocab_size;
     if (n == n_model || (run->tokenizer_origin == by_model && n < n_model)) return true;
     return fail(err, EXIT_INPUT,
-                "the tokenizer %s has %d tokens, the model of %s %d: their ids cannot be the same",
+                "the tokenizer %s has %d tokens, the model of %s %d: their ids cannot be the same; hint: "
+                "--tokenizer names another",
                 tokenizer_source(run->tokenizer), n, run->model_path, n_model);
 }
 

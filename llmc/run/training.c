@@ -43,7 +43,7 @@ static bool feed(Training *t, int64_t step, Error *err) {
             console_status(&t->console, "first step: micro-step %lld of %lld", (long long)i + 1,
                            (long long)n_micro);
         if (s->overfit) dataloader_seek(t->run->train, 0);
-        if (!dataloader_next(t->run->train, &tokens, &targets, err)) return false;
+        if (!dataloader_next(t->run->train, &tokens, &targets, err)) return fail_flag("train", err);
         if (timed) ops->synchronize();
         const double begun = stop_clock();
         gpt2_micro_step(&t->run->model, tokens, targets, (int)s->batch, (int)s->seq, 1.0f / (float)n_micro);

@@ -222,8 +222,8 @@ bool tokenizer_encode(const Tokenizer *tokenizer, const char *text, size_t lengt
 
 /* ---- saving ---- */
 
-bool tokenizer_save(const Tokenizer *tokenizer, const char *directory, Error *err) {
+bool tokenizer_save(const Tokenizer *tokenizer, const char *directory, int context, Error *err) {
     const Bpe *bpe = tokenizer->is_bytes ? NULL : &tokenizer->bpe;
     return vocabulary_write_bin(&tokenizer->vocabulary, directory, err) &&
-           vocabulary_write_hf(&tokenizer->vocabulary, bpe, directory, err);
+           vocabulary_write_hf(&tokenizer->vocabulary, bpe, directory, context, err);
 }

@@ -36,8 +36,9 @@ const char *tokenizer_bytes(const Tokenizer *tokenizer, int token, size_t *lengt
 bool tokenizer_encode(const Tokenizer *tokenizer, const char *text, size_t length, int32_t **tokens,
                       size_t *n, Error *err);
 /* Writes the files that go into a checkpoint directory: tokenizer.bin, and vocab.json, merges.txt,
- * tokenizer_config.json, special_tokens_map.json, with which transformers gives the same ids. */
-bool tokenizer_save(const Tokenizer *tokenizer, const char *directory, Error *err);
+ * tokenizer_config.json, special_tokens_map.json, with which transformers gives the same ids, and knows the model's
+ * context of so many tokens. */
+bool tokenizer_save(const Tokenizer *tokenizer, const char *directory, int context, Error *err);
 
 #ifdef __cplusplus
 }

@@ -120,22 +120,38 @@ static bool check_class(const char *directory, Error *err) {
     static const char *const known[] = {"GPT2Tokenizer", "GPT2TokenizerFast"};
     char path[PATH_MAX];
     if (!path_join(path, directory, "tokenizer_config.json", err)) return false;
-    if (access(path, F_OK) != 0) return true;
+    if (access(path, F_OK) != 0 || directory_has(directory, "tokenizer.json")) return true;
     Json *json = json_read(path, err);
     if (!json) return false;
     const JsonValue *name = json_get(json_root(json), "tokenizer_class");
     bool ok = !name || name->type == JSON_NULL;
     for (int i = 0; i < 2; i++) ok = ok || json_equals(name, known[i]);
     if (!ok)
-        fail(err, EXIT_INPUT, "%s: tokenizer_class: expected GPT2Tokenizer, found %.80s", path,
-             name->type == JSON_STRING ? name->text : json_type_name(name));
+        fail(err, EXIT_INPUT,
+             "%s: tokenizer_class: expected GPT2Tokenizer, found %.80s, whose tokenizer.json is missing; "
+             "hint: put "
+             "tokenizer.json beside it, or --tokenizer PATH",
+             path, name->type == JSON_STRING ? name->text : json_type_name(name));
     json_free(json);
     return ok;
 }
 
+/* vocab.json and merges.txt are there together. */
+static bool check_both(const char *directory, Error *err) {
+    const char *missing = !directory_has(directory, "merges.txt")   ? "merges.txt"
+                          : !directory_has(directory, "vocab.json") ? "vocab.json"
+                                                                    : NULL;
+    return !missing || fail(err, EXIT_INPUT,
+                            "%s: expected vocab.json and merges.txt, found no %s; hint: put it there, or "
+                            "tokenizer.json alone, or --tokenizer PATH",
+                            directory, missing);
+}
+
 bool vocabulary_read_hf(Vocabulary *vocabulary, const char *directory, Error *err) {
     char path[PATH_MAX];
-    if (!path_join(path, directory, "vocab.json", err) || !check_class(directory, err)) return false;
+    if (!path_join(path, directory, "vocab.json", err) || !check_both(directory, err) ||
+        !check_class(directory, err))
+        return false;
     Json *json = json_read(path, err);
     if (!json) return false;
     bool ok = read_vocab(vocabulary, json_root(json), path, err) && read_merges(vocabulary, directory, err);
@@ -229,7 +245,8 @@ static bool flush_to(JsonWriter *w, const char *directory, const char *name, Err
     return ok;
 }
 
-bool vocabulary_write_hf(const Vocabulary *vocabulary, const Bpe *bpe, const char *directory, Error *err) {
+bool vocabulary_write_hf(const Vocabulary *vocabulary, const Bpe *bpe, const char *directory, int context,
+                         Error *err) {
     const char *eot = vocabulary->eot < 0 ? NULL : eot_text;
     JsonWriter w = {0};
     write_vocab(&w, vocabulary);
@@ -245,6 +262,7 @@ bool vocabulary_write_hf(const Vocabulary *vocabulary, const Bpe *bpe, const cha
     json_begin_object(&w, NULL);
     json_write_bool(&w, "add_prefix_space", false);
     json_write_bool(&w, "clean_up_tokenization_spaces", false); /* else decoding drops spaces: "a ." */
+    json_write_int(&w, "model_max_length", context);
     json_write_string(&w, "tokenizer_class", "GPT2Tokenizer");
     write_special_tokens(&w, eot);
     json_end_object(&w);

@@ -78,7 +78,7 @@ static void test_rejections(void) {
         {"{\"a\":" F32("[2]",                            "[0,8]") ",\"b\":" F32("[2]",                                                                              "[4,12]") "}",                                                 12, "overlaps"},
         {"{\"a\":" F32("[1]",                                      "[0,4]") ",\"b\":" F32("[1]","[0,4]") "}",4, "overlaps"},
         {"{\"a\":" F32("[1]",                     "[0,4]") "}",                                                         5,                                                                                  "by its header, found"},
-        {"{\"a\":" F32("[1]",                     "[0,4]") "}",                                                           3,                                                                                                                                 "by its header, found"},
+        {"{\"a\":" F32("[1]",                     "[0,4]") "}",                                                           3,                                                                                                                                 "cut short: expected "},
         {"{}",                                       1,                                                                       "by its header, found"                                                                           },
         {"{\"__metadata__\":[]}",                                     0,                                                                "an object of strings"                                     },
         {"{\"__metadata__\":{\"a\":1}}",0,"an object of strings"},
@@ -94,7 +94,8 @@ static void test_bad_lengths(void) {
         3, 100, (100 << 20) + 1, (uint64_t)1 << 40, (uint64_t)1 << 63, UINT64_MAX, UINT64_MAX - 7};
     for (size_t i = 0; i < sizeof lengths / sizeof *lengths; i++) {
         write_raw(lengths[i], "{}", 2, "", 0);
-        refuses("length past the end", "expected a header of at most 2 bytes");
+        refuses("length past the end",
+                i < 2 ? "cut short: expected at least" : "expected a header of at most 104857600");
     }
     write_raw((100 << 20) + 1, "{}", 2, "", 0);
     CHECK(truncate(path, (off_t)200 << 20) == 0, "truncate");

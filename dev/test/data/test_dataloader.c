@@ -306,6 +306,46 @@ static void test_kinds_in_place(void) {
     empty_folder();
 }
 
+/* Where the first byte lies that is no UTF-8, in every place of a chunk of 4 MiB; -1 where all of it is. */
+static void test_not_utf8(void) {
+    enum { CHUNK = 4 << 20, N = CHUNK + 1000 };
+    static const struct {
+        int at;
+        const char *bytes;
+        int first; /* -1: none */
+    } cases[] = {
+        {0,         "\xE9",             0        },
+        {10,        "\xC3\xA9",         -1       },
+        {10,        "\xC3\xA9\xE9",     12       },
+        {10,        "\xF0\x9F\x98\x80", -1       },
+        {10,        "\xED\xA0\x80",     10       }, /* a surrogate */
+        {CHUNK - 2, "\xF0\x9F\x98\x80", -1       }, /* across the border */
+        {CHUNK - 2, "\xF0\x9F\x98",     CHUNK - 2},
+        {CHUNK + 9, "\x80",             CHUNK + 9},
+        {N - 1,     "\xC3",             N - 1    }, /* the file ends in it */
+    };
+    Error err = {0};
+    Tokenizer *bytes = tokenizer_open("bytes", &err);
+    char *text = malloc(N);
+    write_file("1.txt", "text", 4);
+    for (size_t i = 0; text && i < sizeof cases / sizeof *cases; i++) {
+        for (int k = 0; k < N; k++) text[k] = k % 50 ? 'a' : '\n';
+        memcpy(text + cases[i].at, cases[i].bytes, strlen(cases[i].bytes));
+        write_file("2.txt", text, N);
+        DataOptions options = options_of("*.txt", 1, 2);
+        options.tokenizer = bytes;
+        DataLoader *loader = open_or_report(&options);
+        if (!loader) break;
+        CHECK(dataloader_not_utf8(loader, 0) == -1, "plain text is said to be no UTF-8");
+        CHECK(dataloader_not_utf8(loader, 1) == cases[i].first, "row %zu: no UTF-8 at byte %lld, expected %d",
+              i, (long long)dataloader_not_utf8(loader, 1), cases[i].first);
+        dataloader_close(loader);
+    }
+    free(text);
+    tokenizer_close(bytes);
+    empty_folder();
+}
+
 /* Closing never waits for the reader to be read out, nor loses it. */
 static void test_open_close(void) {
     write_shard("a.bin", 0, 5000);
@@ -332,6 +372,7 @@ int main(void) {
     test_text();
     test_kinds();
     test_kinds_in_place();
+    test_not_utf8();
     test_open_close();
     rmdir(folder);
     return check_finish("dataloader");

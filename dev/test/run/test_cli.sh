@@ -88,14 +88,43 @@ printf 'short' >"$work/short.txt"
 refuses "short text" '17' $tiny --train "$work/short.txt"
 shard "$work/good_000.bin" 20240520 400 1 2 3 50256
 shard "$work/magic_000.bin" 20240999 400 1 2 3 4
-refuses "wrong magic" 'magic_000.bin.*20240999' $tiny --train "$work/magic_*.bin"
 head -c 1500 "$work/good_000.bin" >"$work/cut_000.bin"
-refuses "truncated shard" 'cut_000.bin' $tiny --train "$work/cut_*.bin"
 head -c 600 "$work/good_000.bin" >"$work/head_000.bin"
-refuses "truncated header" 'head_000.bin' $tiny --train "$work/head_*.bin"
+{ int32 20240520; int32 3; tail -c +9 "$work/good_000.bin"; } >"$work/version_000.bin"
+shard "$work/none_000.bin" 20240520 0
+cp "$work/good_000.bin" "$work/none_001.bin"
+shard "$work/model_000.bin" 20240326 400 1 2 3 4
+# refuses_shard WHAT PATTERN: WHAT_000.bin, to train and to validate, before anything is printed.
+refuses_shard() {
+    refuses "shard, $1" "^error: --train: .*/$1_000.bin: $2" $tiny --train "$work/$1_000.bin"
+    check "shard, $1: found before anything is printed" [ ! -s "$work/out" ]
+    refuses "shard to validate, $1" "^error: --val: .*/$1_000.bin: $2" $tiny --train "$work/good_000.bin" --val "$work/$1_000.bin"
+    check "shard to validate, $1: found before anything is printed" [ ! -s "$work/out" ]
+}
+refuses_shard magic 'magic: expected 20240520 .*, found 20240999: no token shard; hint: the scripts in data/ write shards'
+refuses_shard model 'magic: .*, found 20240326: a llm.c model; hint: --model takes it$'
+refuses_shard version 'version: expected 1 with magic 20240520, found 3; hint: '
+refuses_shard cut 'number of tokens: the header says 400, which takes 1824 bytes, the file has 1500; hint: .*cut short'
+refuses_shard head 'header: expected 1024 bytes, the file has 600; hint: it is cut short'
+refuses_shard none 'no tokens by its header; hint: the shard is empty'
+run $tiny --train "$work/none_*.bin" --steps 2
+check "an empty shard beside a full one: exit code $status" [ "$status" -eq 0 ]
+rm "$work/none_001.bin"
 shard "$work/big_000.bin" 20240520 400 1 2 60000 3
-refuses "token beyond the vocabulary" 'big_000.bin.*60000' $tiny --train "$work/big_*.bin" --steps 2
+refuses "token beyond the vocabulary" '^error: --train: .*/big_000.bin: token [0-9]*: .*, found 60000; hint: the shard is another tokenizer' $tiny --train "$work/big_*.bin" --steps 2
+refuses "token beyond the vocabulary, to validate" '^error: --val: .*/big_000.bin: token .*60000' $tiny --train "$work/good_000.bin" --val "$work/big_000.bin" --steps 2
 refuses "text among shards" 'shard.*not|not.*shard' $tiny --train "$work/*"
+printf 'caf\303\251 \360\237\230\200 ' >"$work/utf8.txt" && cat "$work/text.txt" >>"$work/utf8.txt"
+{ cat "$work/utf8.txt"; printf 'caf\351 au lait\n'; } >"$work/latin1.txt"
+at=$(($(wc -c <"$work/utf8.txt") + 3))
+run $tiny --train "$work/utf8.txt" --steps 2
+check "text in UTF-8: no note" [ "$(grep -c '^note:' "$work/out")" -eq 0 ]
+run $tiny --train "$work/latin1.txt" --steps 2
+check "text in Latin-1: trains, exit code $status" [ "$status" -eq 0 ]
+check "text in Latin-1: file and byte are named" grep -qE "^note: .*/latin1.txt is no UTF-8 from byte $at on: its bytes are taken as they are; hint: iconv" "$work/out"
+check "text in Latin-1: once" [ "$(grep -c '^note:' "$work/out")" -eq 1 ]
+run $tiny --train "$work/text.txt" --val "$work/latin1.txt" --steps 2
+check "text in Latin-1, to validate: named" grep -qE "^note: .*/latin1.txt is no UTF-8 from byte $at on" "$work/out"
 run $tiny --train "$work/good_*.bin" --steps 2
 check "a good shard trains" [ "$status" -eq 0 ]
 check "a good shard trains: without validation data to the end" grep -qE '^done: step 2, train loss [0-9.]+, val loss n/a, ' "$work/out"
@@ -157,7 +186,7 @@ run --model "$work/masked" --eval-only --train "$work/text.txt" --batch 2 --eval
 check "a model's window comes with its files" grep -qE '^window +.* 5 ' "$work/out"
 
 # ---- resume ----
-refuses "a new run beside old checkpoints" 'step_00000006.*resume' $long --out "$work/whole"
+refuses "a new run beside old checkpoints" 'step_00000012.*resume' $long --out "$work/whole"
 cp -r "$work/whole" "$work/resumed" && rm -rf "$work/resumed/step_00000012"
 run $long --out "$work/resumed" --save-every 6 --resume
 check "resume: exit code $status" [ "$status" -eq 0 ]
@@ -186,6 +215,12 @@ check "resume: the size is the checkpoint's" [ "$(grep -cE '^note: --(model|laye
 run $tiny --resume --out "$work/fresh" --train "$work/text.txt" --steps 2
 check "resume of nothing says so" grep -qE '^resumed +nothing: .*/fresh holds no checkpoint' "$work/out"
 refuses "a file of a model" '--model: .*model.safetensors: .*hint: a model is a directory' --model "$work/whole/step_00000012/model.safetensors" --prompt a
+cp -r "$work/whole/step_00000012" "$work/received" && rm "$work/received/trainer_state.json"
+bytes=$(wc -c <"$work/received/model.safetensors")
+head -c 5000 "$work/whole/step_00000012/model.safetensors" >"$work/received/model.safetensors"
+refuses "a model cut short" "^error: --model: .*/received/model.safetensors: cut short: expected $((bytes)) bytes by its header, found 5000; hint: copy it again\$" --model "$work/received" --prompt a
+head -c 500 "$work/whole/step_00000012/model.safetensors" >"$work/received/model.safetensors"
+refuses "a model cut short in its header" '^error: --model: .*/model.safetensors: cut short: expected at least [0-9]+ bytes, 8 and its header, found 500; hint: ' --model "$work/received" --prompt a
 refuses "a short file of a model" '--model: .*config.json: .*hint: a model is a directory' --model "$work/whole/step_00000012/config.json" --prompt a
 
 cp -r "$work/whole" "$work/finished" && mkdir "$work/finished/.tmp-step_00000011-1"
@@ -238,7 +273,9 @@ check "the same seed draws the same text" cmp -s "$work/out" "$work/first"
 run --model "$work/whole/step_00000012" --train "$work/text.txt" --eval-only --batch 2 --seq 16 --eval-batches 2
 check "--eval-only: exit code $status" [ "$status" -eq 0 ]
 log_loss=$(sed -n 's/.*"step": *12, *"val_loss": *\([0-9.]*\).*/\1/p' "$work/whole/log.jsonl")
-check "--eval-only: the loss at the run's end" grep -q "val loss $(printf %.6f "$log_loss")" "$work/out"
+check "--eval-only: the loss at the run's end, as the last line" [ "$(tail -n 1 "$work/out")" = "step 12 | val loss $(printf %.6f "$log_loss")" ]
+check "--eval-only: says what is evaluated" grep -qE '^evaluation +2 batches of 2 x 16 tokens = 64 tokens$' "$work/out"
+check "--eval-only: says nothing of training" [ "$(grep -cE '^(recipe|batch|run|optimizer|schedule|samples|output|peak|done)\b' "$work/out")" -eq 0 ]
 run --model d48 --memory --seq 1048576 --batch 1
 check "--memory of a huge model allocates nothing: exit code $status" [ "$status" -eq 0 ]
 check "--memory names tensors" grep -q 'qkv' "$work/out"

@@ -186,7 +186,7 @@ static void test_bytes(void) {
     CHECK(tokenizer_start(tokenizer) == '\n', "a text begins after %d", tokenizer_start(tokenizer));
     CHECK(tokenizer_eot(tokenizer) == -1 && tokenizer_vocab_size(tokenizer) == 256, "eot %d",
           tokenizer_eot(tokenizer));
-    CHECK(tokenizer_save(tokenizer, folder, &err), "%s", err.text);
+    CHECK(tokenizer_save(tokenizer, folder, 1024, &err), "%s", err.text);
     CHECK(access(path_of("vocab.json"), F_OK) == 0, "no vocabulary for transformers");
     Tokenizer *again = tokenizer_open(folder, &err);
     CHECK(again && strcmp(tokenizer_name(again), "bytes") == 0, "%s",

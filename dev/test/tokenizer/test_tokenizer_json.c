@@ -260,7 +260,7 @@ static void test_merges(void) {
 static void test_agreement(void) {
     Error err = {0};
     Tokenizer *small = open_small();
-    if (!small || !CHECK(tokenizer_save(small, folder, &err), "%s", err.text)) return;
+    if (!small || !CHECK(tokenizer_save(small, folder, 1024, &err), "%s", err.text)) return;
     unlink(path_of("small.bin"));
     write_json("tokenizer.json", &(Parts){0});
     expect_same(folder, "tokenizer.bin");
@@ -285,7 +285,7 @@ static void test_agreement(void) {
 static void test_class(void) {
     Error err = {0};
     Tokenizer *small = open_small();
-    if (!small || !CHECK(tokenizer_save(small, folder, &err), "%s", err.text)) return;
+    if (!small || !CHECK(tokenizer_save(small, folder, 1024, &err), "%s", err.text)) return;
     unlink(path_of("tokenizer.bin"));
     static const char *const served[] = {"{\"tokenizer_class\": \"GPT2TokenizerFast\"}", "{}"};
     for (int i = 0; i < 2; i++) {
@@ -306,7 +306,7 @@ static void test_class(void) {
 static void test_bytes(void) {
     Error err = {0};
     Tokenizer *bytes = tokenizer_open("bytes", &err);
-    if (!CHECK(bytes && tokenizer_save(bytes, folder, &err), "%s", err.text)) return;
+    if (!CHECK(bytes && tokenizer_save(bytes, folder, 1024, &err), "%s", err.text)) return;
     unlink(path_of("tokenizer.bin"));
     Tokenizer *again = tokenizer_open(folder, &err);
     CHECK(again && strcmp(tokenizer_name(again), "bytes") == 0, "%s",

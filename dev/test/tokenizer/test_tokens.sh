@@ -67,6 +67,7 @@ check "bytes: the checkpoint says so" grep -q '"name": "bytes",' "$work/bytes/st
 for file in tokenizer.bin vocab.json merges.txt tokenizer_config.json; do
     check "bytes: the checkpoint has $file" [ -s "$work/bytes/step_00000002/$file" ]
 done
+check "bytes: transformers are told the context" grep -q '"model_max_length": 16,' "$work/bytes/step_00000002/tokenizer_config.json"
 check "bytes: merges.txt is its header" [ "$(cat "$work/bytes/step_00000002/merges.txt")" = '#version: 0.2' ]
 works "a named tokenizer" $size $tiny --train text.txt --tokenizer small.bin --out bpe
 tokenizer_is "a named tokenizer is said" 'bpe of 263 tokens, --tokenizer: small.bin'
@@ -114,14 +115,24 @@ model bytes mute && rm "$work"/mute/tokenizer* "$work/mute/vocab.json" "$work/mu
 refuses "256 ids are not taken for bytes" 'mute has no tokenizer.bin' --model mute $tiny --train text.txt
 works "256 ids are bytes where it is said" --model mute $tiny --train text.txt --tokenizer bytes
 model bpe half && rm "$work/half/tokenizer.bin" "$work/half/merges.txt"
-refuses "merges.txt is missing" 'half/merges.txt: No such file' --model half $tiny --train text.txt
+refuses "merges.txt is missing" '^error: --model: half: expected vocab.json and merges.txt, found no merges.txt; hint: put it there, or tokenizer.json alone, or --tokenizer PATH$' --model half $tiny --train text.txt
+sed -i.bak 's/"GPT2Tokenizer"/"TokenizersBackend"/' "$work/half/tokenizer_config.json" && rm "$work/half/tokenizer_config.json.bak"
+refuses "merges.txt is missing, a fast tokenizer is named" 'found no merges.txt; hint: .* tokenizer.json alone' --model half $tiny --train text.txt
+cp "$work/bpe/step_00000002/merges.txt" "$work/half"
+refuses "a fast tokenizer without its file" '^error: --model: half/tokenizer_config.json: tokenizer_class: expected GPT2Tokenizer, found TokenizersBackend, whose tokenizer.json is missing; hint: put tokenizer.json beside it, or --tokenizer PATH$' --model half $tiny --train text.txt
+json null >"$work/half/tokenizer.json"
+works "a fast tokenizer with its file, as the hint says" --model half $tiny --train text.txt
+rm "$work/half/vocab.json" "$work/half/merges.txt"
+works "tokenizer.json alone, as the hint says" --model half $tiny --train text.txt
+model bpe half && rm "$work/half/tokenizer.bin" "$work/half/vocab.json"
+refuses "vocab.json is missing" 'half: expected vocab.json and merges.txt, found no vocab.json; hint: ' --model half $tiny --train text.txt
 model bpe half && rm "$work/half/tokenizer.bin" && sed 's/"th": 256/"th": 257/; s/"the": 257/"the": 256/' "$work/bpe/step_00000002/vocab.json" >"$work/half/vocab.json"
 refuses "a damaged vocab.json" 'half/merges.txt: merge 2: ' --model half $tiny --train text.txt
 model bpe half && sed 's/"qu": 258/"uq": 258/' "$work/bpe/step_00000002/vocab.json" >"$work/half/vocab.json"
 refuses "files that disagree" 'half/vocab.json: its tokens are not those of half/tokenizer.bin' --model half $tiny --train text.txt
 
 # ---- another size than the model's ----
-refuses "a smaller tokenizer than the model" 'small.bin has 263 tokens, the model of bytes.* 256' --model bytes $tiny --train text.txt --tokenizer small.bin
+refuses "a smaller tokenizer than the model" 'small.bin has 263 tokens, the model of bytes.* 256: .*; hint: --tokenizer names another' --model bytes $tiny --train text.txt --tokenizer small.bin
 refuses "a tokenizer that only happens to fit" 'the tokenizer bytes has 256 tokens, the model of bpe/.* 263' --model bpe $tiny --train text.txt --tokenizer bytes
 
 # ---- shards ----
@@ -136,8 +147,11 @@ refuses "shards alone, a prompt" '--prompt: .*there is no gpt2_tokenizer.bin in 
 refuses "shards alone, then text" 'text.txt is text.*shards/step_00000002 has no tokenizer' --model shards $tiny --train text.txt
 refuses "shards to train, text to validate" '--val: text.txt is text' $size $tiny --train 'set/mine/a_train_*.bin' --val text.txt
 cp "$work/small.bin" "$work/set/gpt2_tokenizer.bin"
-works "beside the shards, another size" $on_shards
-tokenizer_is "beside the shards, another size: not taken" 'none: samples are token ids; set/mine/../gpt2_tokenizer.bin has 263 tokens, the model 50257'
+refuses "beside the shards, another size" '^error: --train: the tokenizer set/mine/../gpt2_tokenizer.bin has 263 tokens, a new model on shards 50257; hint: --tokenizer set/mine/../gpt2_tokenizer.bin makes the model of its size, or move it away$' $on_shards
+check "beside the shards, another size: found before anything is printed" [ ! -s "$work/out" ]
+shard 1 2 3 262 >"$work/set/mine/b_train_000001.bin"
+works "beside the shards, another size: as the hint says" $size $tiny --train 'set/mine/b_train_*.bin' --tokenizer set/mine/../gpt2_tokenizer.bin
+refuses "beside the shards, another size than the model's" '^error: --train: the tokenizer set/mine/../gpt2_tokenizer.bin has 263 tokens, the model of shards/.* 50257: their ids cannot be the same; hint: --tokenizer names another, or move it away$' --model shards $tiny --train 'set/mine/a_train_*.bin'
 printf 'x' >"$work/set/mine/gpt2_tokenizer.bin"
 refuses "beside the shards, broken" '--train: set/mine/gpt2_tokenizer.bin: header: expected 1024 bytes' $on_shards
 # 50257 tokens: the bytes, made-up ones of three bytes, end-of-text.

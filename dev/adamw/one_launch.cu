@@ -10,7 +10,7 @@
 
 template <typename X>
 static __global__ void one_launch_kernel(const __grid_constant__ AdamWArgs args, int64_t n) {
-    if (skips(args, true)) return;
+    if (skips(args)) return;
     const Factors f = block_factors(args);
     const int64_t i = thread_number();
     if (i < n) update_at<X>(args, f, args.ranges[range_of(args, i, 0)].weight_decay, i);

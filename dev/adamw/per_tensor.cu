@@ -14,8 +14,8 @@ enum { TENSORS = 148 };
 /* Elements [begin, end). */
 template <typename X>
 static __global__ void one_tensor_kernel(const __grid_constant__ AdamWArgs args, int64_t begin, int64_t end,
-                                         float weight_decay, bool last) {
-    if (skips(args, last)) return;
+                                         float weight_decay) {
+    if (skips(args)) return;
     const Factors f = block_factors(args);
     const int64_t i = begin + thread_number();
     if (i < end) update_at<X>(args, f, weight_decay, i);
@@ -29,7 +29,7 @@ template <typename X> static void run(const Call *c) {
             const int64_t range_end = args.ranges[r].end;
             const int64_t end = begin + piece < range_end ? begin + piece : range_end;
             launch("one_tensor_kernel", one_tensor_kernel<X>, blocks_for(end - begin, ADAMW_THREADS),
-                   ADAMW_THREADS, 0, args, begin, end, args.ranges[r].weight_decay, end == n);
+                   ADAMW_THREADS, 0, args, begin, end, args.ranges[r].weight_decay);
         }
 }
 extern "C" void adamw_per_tensor(const Call *c) {

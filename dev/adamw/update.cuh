@@ -55,10 +55,7 @@ __device__ inline void update_at(const AdamWArgs &args, const Factors &f, float 
     ((X *)args.weights)[i] = from_float<X>(w);
 }
 
-/* True if the step is left out because of a NaN; then the launch that `counts` adds it to n_skipped, once. Nobody
- * reads n_skipped in that case. */
-__device__ inline bool skips(const AdamWArgs &args, bool counts) {
-    if (!args.stats->bad) return false;
-    if (counts && thread_number() == 0) args.stats->n_skipped += 1;
-    return true;
+/* True if the step is left out because of a NaN. */
+__device__ inline bool skips(const AdamWArgs &args) {
+    return args.stats->bad;
 }

@@ -13,7 +13,7 @@ template <typename X> struct alignas(QUAD * sizeof(X)) Quad { X v[QUAD]; };
 
 template <typename X>
 static __global__ void vectorised_kernel(const __grid_constant__ AdamWArgs args, int64_t n) {
-    if (skips(args, true)) return;
+    if (skips(args)) return;
     const Factors f = block_factors(args);
     const int64_t i = thread_number() * QUAD;
     int range = 0;

@@ -218,7 +218,8 @@ static int describe_grad_norm(Operand *o, const Sizes *s) {
     OPERANDS(stats, input_f32("grads", s->N, 0.01f, 0), space());
 }
 static void run_grad_norm(const Call *c) {
-    c->ops->grad_norm(c->p[0], c->p[1], c->p[2], c->s.N);
+    c->ops->sum_squares(c->p[0], c->p[1], c->p[2], c->s.N);
+    c->ops->grad_norm(c->p[0]);
 }
 static double grads_read(const Sizes *s, int elem) {
     (void)elem;

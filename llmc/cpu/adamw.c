@@ -13,7 +13,7 @@ typedef struct Squares {
 } Squares;
 
 /* Task: the sum over one chunk, in double so that neither 1e-25 nor 1e25 leaves the range when squared. */
-static void sum_squares(const void *args, int64_t task) {
+static void sum_chunk(const void *args, int64_t task) {
     const Squares *s = args;
     int64_t i = task * s->chunk, end = min_i64(s->n, i + s->chunk);
     double lanes[8] = {0};
@@ -25,17 +25,23 @@ static void sum_squares(const void *args, int64_t task) {
     s->partial[task] = sum;
 }
 
-void cpu_grad_norm(StepStats *stats, const float *grads, void *scratch, int64_t n) {
+void cpu_sum_squares(StepStats *stats, const float *grads, void *scratch, int64_t n) {
     Squares s = {scratch, grads, n, ceil_div(n, NORM_CHUNKS)};
     int64_t n_chunks = ceil_div(n, s.chunk);
-    cpu_parallel_for(n_chunks, sum_squares, &s);
+    cpu_parallel_for(n_chunks, sum_chunk, &s);
     double sum = 0;
     for (int64_t i = 0; i < n_chunks; i++) sum += s.partial[i];
-    stats->grad_norm = (float)sqrt(sum);
-    if (!isfinite(stats->grad_norm)) stats->bad = 1;
+    stats->sum_squares += sum;
 }
 
-size_t cpu_grad_norm_scratch_bytes(void) {
+void cpu_grad_norm(StepStats *stats) {
+    stats->grad_norm = (float)sqrt(stats->sum_squares);
+    if (!isfinite(stats->grad_norm)) stats->bad = 1;
+    stats->n_skipped += stats->bad;
+    stats->sum_squares = 0;
+}
+
+size_t cpu_sum_squares_scratch_bytes(void) {
     return sizeof(double) * NORM_CHUNKS;
 }
 
@@ -72,11 +78,8 @@ static void update_chunk(const void *step_, int64_t chunk) {
 }
 
 void cpu_adamw(const AdamWArgs *args) {
-    StepStats *stats = args->stats;
-    if (stats->bad) {
-        stats->n_skipped++;
-        return;
-    }
+    const StepStats *stats = args->stats;
+    if (stats->bad) return;
     double t = (double)(args->update.step - stats->n_skipped);
     Step step = {args, 1, (float)(1 / (1 - pow(args->update.beta1, t))),
                  (float)(1 / (1 - pow(args->update.beta2, t)))};

@@ -19,7 +19,7 @@ void cpu_zero(void *dst, size_t bytes);
 void cpu_copy(void *dst, const void *src, size_t bytes);
 
 /* adamw.c */
-size_t cpu_grad_norm_scratch_bytes(void);
+size_t cpu_sum_squares_scratch_bytes(void);
 
 /* queue.c */
 void cpu_fetch_begin(int slot, const void *src, size_t bytes);

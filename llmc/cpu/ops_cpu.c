@@ -9,7 +9,7 @@ static bool cpu_open(Error *err) {
 static void cpu_synchronize(void) {}
 
 static size_t cpu_scratch_bytes(const OpShape *shape) {
-    size_t layernorm = cpu_layernorm_scratch_bytes(shape), norm = cpu_grad_norm_scratch_bytes();
+    size_t layernorm = cpu_layernorm_scratch_bytes(shape), norm = cpu_sum_squares_scratch_bytes();
     return layernorm > norm ? layernorm : norm;
 }
 

@@ -130,7 +130,8 @@ void gpt2_update(GPT2 *model, const UpdateArgs *args) {
         const Tensor *t = &model->tensors[id];
         ranges[id] = (ParameterRange){t->offset, t->offset + t->layer_elems * t->n_layers, t->group};
     }
-    model->ops->grad_norm(model->stats, model->grads, model->scratch, model->n_parameters);
+    model->ops->sum_squares(model->stats, model->grads, model->scratch, model->n_parameters);
+    model->ops->grad_norm(model->stats);
     optimizer_step(model->ops, &buffers, ranges, N_TENSORS, args);
 }
 

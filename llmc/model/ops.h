@@ -65,14 +65,16 @@ typedef struct OpShape {
     int64_t n_parameters;
 } OpShape;
 
-/* Lives on the device. One step: zero the first three fields, loss_sum per micro-step, grad_norm, adamw,
+/* Lives on the device. One step: zero all but n_skipped, loss_sum per micro-step, sum_squares, grad_norm, adamw,
  * download. Design: a NaN or inf never reaches the weights, and no host sync is needed to stop it. */
 typedef struct StepStats {
-    float loss;        /* mean loss of the step in nats, summed over micro-steps by loss_sum */
-    float grad_norm;   /* global 2-norm of the gradients before clipping, by grad_norm */
-    int32_t bad;       /* 1 once loss or grad_norm is NaN or inf */
-    int32_t reserved;  /* zero */
-    int64_t n_skipped; /* updates left out because of `bad`, over the whole run; never zeroed by a step */
+    double sum_squares; /* of the gradients so far, by sum_squares; ranks add theirs here */
+    float loss;         /* mean loss of the step in nats, summed over micro-steps by loss_sum */
+    float grad_norm;    /* global 2-norm of the gradients before clipping, by grad_norm */
+    int32_t bad;        /* 1 once loss or grad_norm is NaN or inf */
+    int32_t reserved;   /* zero */
+    int64_t
+        n_skipped; /* steps left out because of `bad`, over the whole run, by grad_norm; never zeroed by a step */
 } StepStats;
 
 /* One optimizer step, as flags and schedule have it. */
@@ -95,15 +97,15 @@ enum { ADAMW_MAX_RANGES = 32 };
  *   v  = beta2 v + (1-beta2) g'^2                     vhat = v / (1 - beta2^t)
  *   w -= lr * (mhat / (sqrt(vhat) + eps) + weight_decay * w)
  *
- * t = step - stats->n_skipped, step counting from 1. If stats->bad, nothing is changed but n_skipped += 1. */
+ * t = step - stats->n_skipped, step counting from 1. If stats->bad, nothing is changed. */
 typedef struct AdamWArgs {
     float *master;      /* (n) fp32 weights, += */
     float *m, *v;       /* (n) moments, = */
     floatX *weights;    /* (n) = master rounded to nearest even; may be the same buffer as master in fp32 */
     const float *grads; /* (n) */
-    StepStats *stats;   /* reads grad_norm and bad */
-    UpdateArgs update;  /* but for weight_decay, which is a range's */
-    int n_ranges;       /* ranges cover [0, n) without holes, in order */
+    const StepStats *stats; /* grad_norm, bad, n_skipped */
+    UpdateArgs update;      /* but for weight_decay, which is a range's */
+    int n_ranges;           /* ranges cover [0, n) without holes, in order */
     AdamWRange ranges[ADAMW_MAX_RANGES];
 } AdamWArgs;
 
@@ -233,8 +235,11 @@ typedef void CrossEntropyForward(float *losses, const floatX *logits, const int3
 typedef void LossSum(StepStats *stats, const float *losses, float scale, void *scratch, int64_t N);
 
 /* ---- update ---- */
-/* stats->grad_norm = sqrt(sum grads^2); stats->bad = 1 if not finite */
-typedef void GradNorm(StepStats *stats, const float *grads, void *scratch, int64_t n);
+/* stats->sum_squares += sum grads^2, of n gradients */
+typedef void SumSquares(StepStats *stats, const float *grads, void *scratch, int64_t n);
+/* Once a step, behind all sums: grad_norm = sqrt(sum_squares), bad = 1 if that is not finite, n_skipped += bad,
+ * sum_squares = 0. */
+typedef void GradNorm(StepStats *stats);
 typedef void AdamWStep(const AdamWArgs *args);
 /* weights = master rounded to nearest even, n elements */
 typedef void WeightsFromMaster(floatX *weights, const float *master, int64_t n);
@@ -265,6 +270,7 @@ typedef void WeightsFromMaster(floatX *weights, const float *master, int64_t n);
     OP(CrossEntropyBackwardInplace, cross_entropy_backward_inplace) \
     OP(CrossEntropyForward, cross_entropy_forward) \
     OP(LossSum, loss_sum) \
+    OP(SumSquares, sum_squares) \
     OP(GradNorm, grad_norm) \
     OP(AdamWStep, adamw) \
     OP(WeightsFromMaster, weights_from_master)

@@ -33,11 +33,11 @@ typedef struct ParameterRange {
 
 /* What a step reads and writes, on the device; (n) each but stats. */
 typedef struct OptimizerBuffers {
-    float *master;        /* += */
-    floatX *weights;      /* = master rounded; in fp32 the same buffer */
-    const float *grads;   /* read */
-    float *const *states; /* (N_STATES) = */
-    StepStats *stats;     /* grad_norm and bad are read */
+    float *master;          /* += */
+    floatX *weights;        /* = master rounded; in fp32 the same buffer */
+    const float *grads;     /* read */
+    float *const *states;   /* (N_STATES) = */
+    const StepStats *stats; /* of this step, read */
 } OptimizerBuffers;
 
 /* One step over n_ranges ranges, which lie in order and without holes. */

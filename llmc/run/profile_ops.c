@@ -270,9 +270,15 @@ static void loss_sum(StepStats *stats, const float *losses, float scale, void *s
     end();
 }
 
-static void grad_norm(StepStats *stats, const float *grads, void *scratch, int64_t n) {
-    begin(0, 4.0 * (double)n, "grad_norm");
-    inner->grad_norm(stats, grads, scratch, n);
+static void sum_squares(StepStats *stats, const float *grads, void *scratch, int64_t n) {
+    begin(0, 4.0 * (double)n, "sum_squares");
+    inner->sum_squares(stats, grads, scratch, n);
+    end();
+}
+
+static void grad_norm(StepStats *stats) {
+    begin(0, sizeof *stats, "grad_norm");
+    inner->grad_norm(stats);
     end();
 }
 
@@ -316,6 +322,7 @@ const Ops *profile_ops(const Ops *ops) {
     wrapped.attention_standard_backward = attention_standard_backward;
     wrapped.cross_entropy_backward_inplace = cross_entropy_backward_inplace;
     wrapped.loss_sum = loss_sum;
+    wrapped.sum_squares = sum_squares;
     wrapped.grad_norm = grad_norm;
     wrapped.adamw = adamw;
     return &wrapped;

@@ -45,7 +45,12 @@ static StepStats loss_sum_of(const Ops *ops, const float *losses, int64_t n, flo
 static StepStats grad_norm_of(const Ops *ops, const float *grads, int64_t n, StepStats before) {
     StatsCase c;
     if (!stats_open(&c, ops, grads, n, before)) return (StepStats){0};
-    ops->grad_norm((StepStats *)(void *)c.stats.data, (float *)(void *)c.values.data, c.scratch.data, n);
+    StepStats *stats = (StepStats *)(void *)c.stats.data;
+    const float *values = (float *)(void *)c.values.data;
+    const int64_t first = n / 3 / 4 * 4; /* in two parts, as by two ranks; each begins at 16 bytes */
+    if (first > 0) ops->sum_squares(stats, values, c.scratch.data, first);
+    ops->sum_squares(stats, values + first, c.scratch.data, n - first);
+    ops->grad_norm(stats);
     return stats_close(&c, "grad_norm");
 }
 
@@ -91,7 +96,8 @@ static void test_bad_statistics(const Ops *ops, float value) {
               (double)value, at, (double)loss.loss, loss.bad);
         CHECK(norm.bad == 1 && !isfinite(norm.grad_norm), "%s, grad_norm with %g at %d: %g, bad %d",
               ops->name, (double)value, at, (double)norm.grad_norm, norm.bad);
-        CHECK(loss.n_skipped == 0 && norm.n_skipped == 0, "%s: statistics count a skipped update", ops->name);
+        CHECK(loss.n_skipped == 0 && norm.n_skipped == 1, "%s: a bad step counts %lld and %lld times",
+              ops->name, (long long)loss.n_skipped, (long long)norm.n_skipped);
     }
     values[0] = values[n - 1] = 0.5f;
     CHECK(loss_sum_of(ops, values, n, 1, (StepStats){.bad = 1}).bad == 1, "%s: loss_sum clears bad",
@@ -203,7 +209,7 @@ static void test_adamw(const Ops *ops, int64_t n, float clip, bool shared) {
     adamw_free(&got);
 }
 
-/* A bad step changes no bit, whatever the gradients hold, and is counted. */
+/* A bad step changes no bit, whatever the gradients hold. */
 static void test_bad_adamw(const Ops *ops, bool shared) {
     enum { n = 10007 };
     AdamWCase before = adamw_case(n, 1, true, shared), after = adamw_case(n, 1, true, shared);
@@ -216,8 +222,8 @@ static void test_bad_adamw(const Ops *ops, bool shared) {
     int64_t changed = 0;
     for (int i = 0; i < n; i++) changed += after.weights[i] != round_to(ops->dtype, before.array[MASTER][i]);
     CHECK(changed == 0, "%s, adamw, bad step: %lld weights changed", ops->name, (long long)changed);
-    CHECK(after.stats.n_skipped == 3 && after.stats.bad == 1, "%s, adamw, bad step: skipped %lld, expected 3",
-          ops->name, (long long)after.stats.n_skipped);
+    CHECK(memcmp(&after.stats, &before.stats, sizeof before.stats) == 0,
+          "%s, adamw, bad step: statistics changed", ops->name);
     adamw_free(&before);
     adamw_free(&after);
 }

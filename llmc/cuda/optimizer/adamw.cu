@@ -32,7 +32,6 @@ __global__ void step_kernel(const __grid_constant__ AdamWArgs args) {
     s.one_minus_beta1 = 1.0f - args.update.beta1;
     s.one_minus_beta2 = 1.0f - args.update.beta2;
     current_step = s;
-    if (s.skipped) args.stats->n_skipped += 1;
 }
 
 /* Updates one weight and its moments. */

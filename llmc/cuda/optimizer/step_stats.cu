@@ -35,11 +35,16 @@ __global__ void __launch_bounds__(MAX_BLOCKS)
 }
 
 __global__ void __launch_bounds__(MAX_BLOCKS)
-    grad_norm_kernel(StepStats *stats, const double *partials, int n_partials) {
+    sum_squares_kernel(StepStats *stats, const double *partials, int n_partials) {
     const double sum = block_sum(threadIdx.x < n_partials ? partials[threadIdx.x] : 0.0);
-    if (threadIdx.x != 0) return;
-    stats->grad_norm = (float)sqrt(sum);
+    if (threadIdx.x == 0) stats->sum_squares += sum;
+}
+
+__global__ void grad_norm_kernel(StepStats *stats) {
+    stats->grad_norm = (float)sqrt(stats->sum_squares);
     if (!isfinite(stats->grad_norm)) stats->bad = 1;
+    stats->n_skipped += stats->bad;
+    stats->sum_squares = 0;
 }
 
 template <bool SQUARES> static int partial_sums(double *partials, const float *x, int64_t n) {
@@ -58,16 +63,23 @@ void loss_sum(StepStats *stats, const float *losses, float scale, void *scratch,
     launch_check("loss_sum");
 }
 
-template <typename T> void grad_norm(StepStats *stats, const float *grads, void *scratch, int64_t n) {
+template <typename T> void sum_squares(StepStats *stats, const float *grads, void *scratch, int64_t n) {
     double *partials = (double *)scratch;
     const int n_partials = partial_sums<true>(partials, grads, n);
-    grad_norm_kernel<<<1, MAX_BLOCKS, 0, main_stream>>>(stats, partials, n_partials);
+    sum_squares_kernel<<<1, MAX_BLOCKS, 0, main_stream>>>(stats, partials, n_partials);
+    launch_check("sum_squares");
+}
+
+template <typename T> void grad_norm(StepStats *stats) {
+    grad_norm_kernel<<<1, 1, 0, main_stream>>>(stats);
     launch_check("grad_norm");
 }
 
 /* One storage type, fp32, whatever that of the weights. */
 template LossSum loss_sum<float>;
 template LossSum loss_sum<bf16>;
+template SumSquares sum_squares<float>;
+template SumSquares sum_squares<bf16>;
 template GradNorm grad_norm<float>;
 template GradNorm grad_norm<bf16>;
 

@@ -7,7 +7,14 @@
 
 Batch batch_of(const GPT2 *model, int B, int T) {
     const GPT2Config *c = &model->config;
-    return (Batch){B, T, (int64_t)B * T, c->n_embd, c->n_head, c->n_embd / c->n_head, 0};
+    return (Batch){
+        .B = B,
+        .T = T,
+        .N = (int64_t)B * T,
+        .C = c->n_embd,
+        .NH = c->n_head,
+        .HD = c->n_embd / c->n_head,
+    };
 }
 
 floatX *gpt2_activation(const GPT2 *model, ActivationId id, int layer) {

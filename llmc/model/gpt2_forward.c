@@ -45,8 +45,17 @@ static void residual_norm_forward(GPT2 *model, const Batch *b, Norm norm, floatX
 
 /* ln_1 -> qkv */
 static void qkv_forward(GPT2 *model, const Batch *b, int l) {
-    linear_forward(model, C_ATTN_W, l, gpt2_activation(model, ACT_QKV, l), NULL,
-                   gpt2_activation(model, ACT_LN_1, l), b->N);
+    floatX *qkv = rows_from(model, gpt2_activation(model, ACT_QKV, l), b->first, 3 * b->C);
+    linear_forward(model, C_ATTN_W, l, qkv, NULL, gpt2_activation(model, ACT_LN_1, l), b->N);
+}
+
+/* The row at position `first` against the keys and values of the rows before it. A window is a cache that begins later.
+ */
+static void attention_decode(GPT2 *model, const Batch *b, int l, const AttentionMask *mask) {
+    const int begin = b->first + 1 - attention_window(mask, b->first + 1);
+    const floatX *cache = rows_from(model, gpt2_activation(model, ACT_QKV, l), begin, 3 * b->C);
+    model->ops->attention_decode(gpt2_activation(model, ACT_ATTN, l), cache, model->scratch, b->first - begin,
+                                 b->NH, b->HD);
 }
 
 /* qkv -> attn */
@@ -55,7 +64,9 @@ static void attention_forward(GPT2 *model, const Batch *b, int l) {
     const floatX *qkv = gpt2_activation(model, ACT_QKV, l);
     floatX *attn = gpt2_activation(model, ACT_ATTN, l);
     const AttentionMask mask = mask_of(model, b, l);
-    if (model->options.attention == ATTENTION_STANDARD)
+    if (b->first > 0)
+        attention_decode(model, b, l, &mask);
+    else if (model->options.attention == ATTENTION_STANDARD)
         ops->attention_standard_forward(attn, gpt2_activation(model, ACT_PROBS, l),
                                         gpt2_activation(model, ACT_DPROBS, 0), qkv, &mask, b->B, b->T, b->NH,
                                         b->HD);
@@ -85,8 +96,9 @@ static void block_output_forward(GPT2 *model, const Batch *b, int l) {
 
 void forward_pass(GPT2 *model, const Batch *b) {
     floatX *encoded = gpt2_activation(model, ACT_ENCODED, 0);
-    model->ops->embedding_forward(encoded, model->tokens, gpt2_weight(model, WTE, 0),
-                                  gpt2_weight(model, WPE, 0), b->B, b->T, b->C);
+    const floatX *positions = rows_from(model, gpt2_weight(model, WPE, 0), b->first, b->C);
+    model->ops->embedding_forward(encoded, model->tokens, gpt2_weight(model, WTE, 0), positions, b->B, b->T,
+                                  b->C);
     drop(model, b, SITE_EMBEDDING, 0, encoded, encoded);
     norm_forward(model, b, ln_1_of(0), encoded);
     for (int l = 0; l < model->config.n_layer && !gpt2_stops(model); l++) {

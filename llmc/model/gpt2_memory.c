@@ -1,6 +1,6 @@
 /* What the model keeps in memory: the activation table, the plan printed from it, and the allocation that
  * follows it. */
-#include "gpt2.h"
+#include "gpt2_pass.h"
 #include <stdio.h>
 #include <string.h>
 
@@ -64,8 +64,8 @@ static OpShape op_shape(const Ops *ops, const GPT2Config *config, const GPT2Opti
 }
 
 /* To add an activation: a row here, a name in ActivationId. An activation with 0 elements is absent. */
-static void activation_table(Activation table[N_ACTIVATIONS], const Ops *ops, const OpShape *shape, int L,
-                             const GPT2Options *o) {
+void activation_table(Activation table[N_ACTIVATIONS], const Ops *ops, const OpShape *shape, int L,
+                      const GPT2Options *o) {
     const int64_t N = (int64_t)shape->B * shape->T, NC = N * shape->C, NHT = N * shape->NH;
     const bool flash = o->attention == ATTENTION_FLASH;
     const int64_t TT = flash ? 0 : times(NHT, shape->T);
@@ -98,7 +98,7 @@ static void activation_table(Activation table[N_ACTIVATIONS], const Ops *ops, co
     memcpy(table, rows, sizeof rows);
 }
 
-static size_t activation_bytes(const Activation *a, const GPT2Options *options) {
+size_t activation_bytes(const Activation *a, const GPT2Options *options) {
     if (a->backward_only && !options->training) return 0;
     const int64_t elems = times(a->stride, a->instances - 1) + a->elems;
     return (size_t)times(elems, (int64_t)dtype_bytes(a->dtype));

@@ -1,4 +1,4 @@
-/* What the files of the model's passes share: gpt2_forward.c, gpt2_backward.c, gpt2.c. For nobody else. */
+/* What the files of the model's passes share: gpt2*.c and sampler.c. For nobody else. */
 #pragma once
 #include "gpt2.h"
 
@@ -8,9 +8,15 @@ typedef struct Batch {
     int64_t N; /* B*T */
     int C, NH, HD;
     float dropout; /* 0 outside of training */
+    int first;     /* position of row 0. Not 0 in sampling alone: one row, and qkv holds the rows before it */
 } Batch;
 
 Batch batch_of(const GPT2 *model, int B, int T);
+
+/* The rows of the table, without memory; L layers. */
+void activation_table(Activation table[N_ACTIVATIONS], const Ops *ops, const OpShape *shape, int L,
+                      const GPT2Options *options);
+size_t activation_bytes(const Activation *a, const GPT2Options *options);
 
 static inline float *activation_f32(const GPT2 *model, ActivationId id, int layer) {
     return (float *)gpt2_activation(model, id, layer);

@@ -75,7 +75,8 @@ static void call(const Row *r, const Buffers *b) {
                                       r->IC);
         break;
     case WEIGHT:
-        ops_cpu.linear_backward_weight(b->dweight, NULL, b->y, b->x, b->scratch, r->N, r->OC, r->IC);
+        ops_cpu.linear_backward_weight(b->dweight, NULL, b->y, b->x, ACCUMULATE, b->scratch, r->N, r->OC,
+                                       r->IC);
         break;
     case ATTENTION_FORWARD:
         ops_cpu.attention_forward(b->x, b->lse, b->y, &(AttentionMask){0}, r->B, T, r->NH, HD);

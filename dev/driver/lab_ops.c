@@ -161,7 +161,8 @@ static int describe_linear_backward_weight(Operand *o, const Sizes *s) {
              input("dout", s->N * s->OC, 1, 0), input("x", s->N * s->IC, 1, 0), space());
 }
 static void run_linear_backward_weight(const Call *c) {
-    c->ops->linear_backward_weight(c->p[0], c->p[1], c->p[2], c->p[3], c->p[4], c->s.N, c->s.OC, c->s.IC);
+    c->ops->linear_backward_weight(c->p[0], c->p[1], c->p[2], c->p[3], ACCUMULATE, c->p[4], c->s.N, c->s.OC,
+                                   c->s.IC);
 }
 static double linear_flops(const Sizes *s) {
     return 2.0 * (double)s->N * s->OC * s->IC;

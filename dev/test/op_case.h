@@ -35,7 +35,7 @@ typedef enum {
     FILL_PEAKS,
     FILL_STEP
 } Fill;
-enum { NO_BIAS = 1, GELU = 2, ALIAS_A = 4, ALIAS_B = 8, NO_RESIDUAL = 16, NO_SUMS = 32 };
+enum { NO_BIAS = 1, GELU = 2, ALIAS_A = 4, ALIAS_B = 8, NO_RESIDUAL = 16, NO_SUMS = 32, FIRST = 64 };
 
 /* Sizes of a case; an op reads those it knows, the others stay 0. */
 typedef struct Dims {

@@ -86,8 +86,8 @@ bool cpu_linear_backward_input_row_dots(floatX *dx, float *row_dots, const float
     return false;
 }
 
-static void backward_weight(float *dweight, float *dbias, const floatX *dout, const floatX *x,
-                            bool accumulate, int64_t N, int OC, int IC) {
+void cpu_linear_backward_weight(float *dweight, float *dbias, const floatX *dout, const floatX *x,
+                                WriteMode mode, void *scratch, int64_t N, int OC, int IC) {
     cpu_matmul(&(Matmul){
         .M = OC,
         .N = IC,
@@ -100,19 +100,9 @@ static void backward_weight(float *dweight, float *dbias, const floatX *dout, co
         .b_col = 1,
         .c = dweight,
         .c_row = IC,
-        .accumulate = accumulate,
+        .accumulate = mode == ACCUMULATE,
     });
     if (dbias) cpu_column_sums(dbias, dout, N, OC, OC);
-}
-
-void cpu_linear_backward_weight(float *dweight, float *dbias, const floatX *dout, const floatX *x,
-                                void *scratch, int64_t N, int OC, int IC) {
-    backward_weight(dweight, dbias, dout, x, true, N, OC, IC);
-}
-
-void cpu_linear_backward_weight_first(float *dweight, float *dbias, const floatX *dout, const floatX *x,
-                                      void *scratch, int64_t N, int OC, int IC) {
-    backward_weight(dweight, dbias, dout, x, false, N, OC, IC);
 }
 
 void cpu_qkv_bias_backward(float *dbias, const floatX *dqkv, const float *dproj_bias,

@@ -27,7 +27,7 @@ void linear_weight_gradient(GPT2 *model, TensorId weight, int layer, const float
                             int64_t N, bool with_bias, bool first) {
     float *dbias = with_bias ? gpt2_grad(model, weight + 1, layer) : NULL;
     const Ops *ops = model->ops;
-    (first ? ops->linear_backward_weight_first
-           : ops->linear_backward_weight)(gpt2_grad(model, weight, layer), dbias, dout, x, model->scratch, N,
-                                          out_channels(model, weight), in_channels(model, weight));
+    ops->linear_backward_weight(gpt2_grad(model, weight, layer), dbias, dout, x,
+                                first ? OVERWRITE : ACCUMULATE, model->scratch, N,
+                                out_channels(model, weight), in_channels(model, weight));
 }

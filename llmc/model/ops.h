@@ -124,6 +124,8 @@ static inline bool attention_is_plain(const AttentionMask *mask, int T) {
     return mask->dropout.p == 0 && attention_window(mask, T) == T;
 }
 
+typedef enum WriteMode { ACCUMULATE, OVERWRITE } WriteMode; /* += or = */
+
 typedef struct Recording Recording; /* a sequence of ops, see Ops.record_begin */
 
 enum { FETCH_SLOTS = 2, FETCH_BYTES = 64, MARKS_MAX = 1 << 18 };
@@ -177,13 +179,10 @@ typedef void LinearBackwardInput(floatX *dx, float *dx_sums, floatX *gelu, const
 typedef bool LinearBackwardInputRowDots(floatX *dx, float *row_dots, const floatX *dout, const floatX *weight,
                                         const floatX *other, void *scratch, int64_t N, int OC, int IC,
                                         int group);
-/* dweight += dout^T x in fp32; dbias += column sums of dout, or dbias NULL.   dweight (OC,IC), dbias (OC)
- * fp32 */
+/* dweight += dout^T x in fp32, or = with OVERWRITE: for the first product of a step, which neither zeroes nor reads
+ * it. dbias += column sums of dout in either mode, or dbias NULL.   dweight (OC,IC), dbias (OC) fp32 */
 typedef void LinearBackwardWeight(float *dweight, float *dbias, const floatX *dout, const floatX *x,
-                                  void *scratch, int64_t N, int OC, int IC);
-/* The same with dweight =, for the first product of a step: no zeroing, no reading. dbias += as above. */
-typedef void LinearBackwardWeightFirst(float *dweight, float *dbias, const floatX *dout, const floatX *x,
-                                       void *scratch, int64_t N, int OC, int IC);
+                                  WriteMode mode, void *scratch, int64_t N, int OC, int IC);
 /* Bias gradients of the layer that makes q, k and v, where attention drops nothing; dk and dv need not be read.
  * Rows of P sum to 1, so the column sums of dV = P^T dO are dO's, and dO = dproj W has those of dproj times W.
  * Rows of dS = P*(dP - D) sum to 0, D being rowsum(P*dP), so the columns of dK = dS^T Q do, too: a constant added
@@ -259,7 +258,6 @@ typedef void WeightsFromMaster(floatX *weights, const float *master, int64_t n);
     OP(LinearBackwardInput, linear_backward_input) \
     OP(LinearBackwardInputRowDots, linear_backward_input_row_dots) \
     OP(LinearBackwardWeight, linear_backward_weight) \
-    OP(LinearBackwardWeightFirst, linear_backward_weight_first) \
     OP(QkvBiasBackward, qkv_bias_backward) \
     OP(GeluForward, gelu_forward) \
     OP(AttentionForward, attention_forward) \

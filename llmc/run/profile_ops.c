@@ -173,20 +173,12 @@ static bool linear_backward_input_row_dots(floatX *dx, float *row_dots, const fl
 }
 
 static void linear_backward_weight(float *dweight, float *dbias, const floatX *dout, const floatX *x,
-                                   void *scratch, int64_t N, int OC, int IC) {
+                                   WriteMode mode, void *scratch, int64_t N, int OC, int IC) {
     const double n = (double)N, o = OC, i = IC;
-    begin(2 * n * o * i, stored(n * i + n * o) + 8 * o * i, "linear_backward_weight %d->%d%s", IC, OC,
+    begin(2 * n * o * i, stored(n * i + n * o) + (mode == OVERWRITE ? 4 : 8) * o * i,
+          "linear_backward_weight %d->%d%s%s", IC, OC, mode == OVERWRITE ? " overwrite" : "",
           dbias ? " + sums" : "");
-    inner->linear_backward_weight(dweight, dbias, dout, x, scratch, N, OC, IC);
-    end();
-}
-
-static void linear_backward_weight_first(float *dweight, float *dbias, const floatX *dout, const floatX *x,
-                                         void *scratch, int64_t N, int OC, int IC) {
-    const double n = (double)N, o = OC, i = IC;
-    begin(2 * n * o * i, stored(n * i + n * o) + 4 * o * i, "linear_backward_weight_first %d->%d%s", IC, OC,
-          dbias ? " + sums" : "");
-    inner->linear_backward_weight_first(dweight, dbias, dout, x, scratch, N, OC, IC);
+    inner->linear_backward_weight(dweight, dbias, dout, x, mode, scratch, N, OC, IC);
     end();
 }
 
@@ -313,7 +305,6 @@ const Ops *profile_ops(const Ops *ops) {
     wrapped.linear_backward_input = linear_backward_input;
     wrapped.linear_backward_input_row_dots = linear_backward_input_row_dots;
     wrapped.linear_backward_weight = linear_backward_weight;
-    wrapped.linear_backward_weight_first = linear_backward_weight_first;
     wrapped.qkv_bias_backward = qkv_bias_backward;
     wrapped.gelu_forward = gelu_forward;
     wrapped.attention_forward = attention_forward;

@@ -272,28 +272,19 @@ static void plain_linear_backward_input(OpCase *c) {
 static int describe_linear_backward_weight(Operand *o, const Dims *d) {
     const double limit = TENSOR_CORE_LIMIT;
     const Operand rows[] = {
-        {"dweight", INOUT, STORE_F32, (int64_t)d->OC * d->IC,         1, 0, limit, 0},
-        {"dbias",   INOUT, STORE_F32, d->flags & NO_BIAS ? 0 : d->OC, 1, 0, 0,     0},
-        {"dout",    IN,    STORE_X,   d->N * d->OC,                   1, 0, 0,     0},
-        {"x",       IN,    STORE_X,   d->N * d->IC,                   1, 0, 0,     0},
-        {"scratch", SPACE, STORE_F32, -1,                             0, 0, 0,     0},
+        {"dweight", d->flags & FIRST ? OUT : INOUT, STORE_F32, (int64_t)d->OC * d->IC,         1, 0, limit, 0},
+        {"dbias",   INOUT,                          STORE_F32, d->flags & NO_BIAS ? 0 : d->OC, 1, 0, 0,     0},
+        {"dout",    IN,                             STORE_X,   d->N * d->OC,                   1, 0, 0,     0},
+        {"x",       IN,                             STORE_X,   d->N * d->IC,                   1, 0, 0,     0},
+        {"scratch", SPACE,                          STORE_F32, -1,                             0, 0, 0,     0},
     };
     memcpy(o, rows, sizeof rows);
     return 5;
 }
 
 static void run_linear_backward_weight(const Ops *ops, void **p, const Dims *d) {
-    ops->linear_backward_weight(p[0], p[1], p[2], p[3], p[4], d->N, d->OC, d->IC);
-}
-
-static int describe_linear_backward_weight_first(Operand *o, const Dims *d) {
-    const int n = describe_linear_backward_weight(o, d);
-    o[0].role = OUT;
-    return n;
-}
-
-static void run_linear_backward_weight_first(const Ops *ops, void **p, const Dims *d) {
-    ops->linear_backward_weight_first(p[0], p[1], p[2], p[3], p[4], d->N, d->OC, d->IC);
+    ops->linear_backward_weight(p[0], p[1], p[2], p[3], d->flags & FIRST ? OVERWRITE : ACCUMULATE, p[4], d->N,
+                                d->OC, d->IC);
 }
 
 static int describe_qkv_bias_backward(Operand *o, const Dims *d) {
@@ -360,12 +351,6 @@ static const Op backward_gelu_inplace = {"linear_backward_input, gelu in place",
                                          plain_linear_backward_input};
 static const Op linear_backward_weight = {
     "linear_backward_weight", describe_linear_backward_weight, run_linear_backward_weight, NULL, NULL, NULL};
-static const Op linear_weight_first = {"linear_backward_weight_first",
-                                       describe_linear_backward_weight_first,
-                                       run_linear_backward_weight_first,
-                                       NULL,
-                                       NULL,
-                                       NULL};
 static const Op qkv_bias_backward = {
     "qkv_bias_backward", describe_qkv_bias_backward, run_qkv_bias_backward, NULL, NULL, NULL};
 static const Op gelu_forward = {"gelu_forward", describe_gelu_forward, run_gelu_forward, NULL, NULL, NULL};
@@ -455,9 +440,9 @@ static const struct {
     {&linear_backward_weight, {.N = 2046, .OC = 768, .IC = 768}                               },
     {&linear_backward_weight, {.N = 2101, .OC = 2304, .IC = 768}                              },
     {&linear_backward_weight, {.N = 33, .OC = 50304, .IC = 768, .flags = NO_BIAS}             },
-    {&linear_weight_first,    {.N = 65, .OC = 24, .IC = 16}                                   },
-    {&linear_weight_first,    {.N = 2101, .OC = 2304, .IC = 768}                              },
-    {&linear_weight_first,    {.N = 33, .OC = 50304, .IC = 768, .flags = NO_BIAS}             },
+    {&linear_backward_weight, {.N = 65, .OC = 24, .IC = 16, .flags = FIRST}                   },
+    {&linear_backward_weight, {.N = 2101, .OC = 2304, .IC = 768, .flags = FIRST}              },
+    {&linear_backward_weight, {.N = 33, .OC = 50304, .IC = 768, .flags = FIRST | NO_BIAS}     },
     {&qkv_bias_backward,      {.N = 1, .C = 8}                                                },
     {&qkv_bias_backward,      {.N = 65, .C = 40}                                              },
     {&qkv_bias_backward,      {.N = 2101, .C = 768}                                           },

@@ -97,17 +97,9 @@ size_t linear_scratch_bytes(int64_t N, int IC) {
 }
 
 template <typename T>
-void linear_backward_weight(float *dweight, float *dbias, const floatX *dout, const floatX *x, void *scratch,
-                            int64_t N, int OC, int IC) {
-    const GemmBuffers buffers = {dweight, x, dout, NULL, NULL, false};
-    plain_gemm<T>(GEMM_BACKWARD_WEIGHT, &buffers, N, OC, IC);
-    if (dbias) column_sums<T>(dbias, (const T *)dout, scratch, N, OC, OC);
-}
-
-template <typename T>
-void linear_backward_weight_first(float *dweight, float *dbias, const floatX *dout, const floatX *x,
-                                  void *scratch, int64_t N, int OC, int IC) {
-    const GemmBuffers buffers = {dweight, x, dout, NULL, NULL, true};
+void linear_backward_weight(float *dweight, float *dbias, const floatX *dout, const floatX *x, WriteMode mode,
+                            void *scratch, int64_t N, int OC, int IC) {
+    const GemmBuffers buffers = {dweight, x, dout, NULL, NULL, mode == OVERWRITE};
     plain_gemm<T>(GEMM_BACKWARD_WEIGHT, &buffers, N, OC, IC);
     if (dbias) column_sums<T>(dbias, (const T *)dout, scratch, N, OC, OC);
 }
@@ -120,5 +112,3 @@ template LinearBackwardInputRowDots linear_backward_input_row_dots<float>;
 template LinearBackwardInputRowDots linear_backward_input_row_dots<bf16>;
 template LinearBackwardWeight linear_backward_weight<float>;
 template LinearBackwardWeight linear_backward_weight<bf16>;
-template LinearBackwardWeightFirst linear_backward_weight_first<float>;
-template LinearBackwardWeightFirst linear_backward_weight_first<bf16>;

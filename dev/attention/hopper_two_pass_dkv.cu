@@ -10,7 +10,7 @@ constexpr Sm90Shape DKV_SHAPES[2][2] = {
     {{2, 64, 4, 1, 240, 24, true},  {2, 64, 4, 1, 240, 24, true} },
 };
 
-template <int HEAD, bool IS_CAUSAL> struct DkvConfig {
+template <int HEAD, bool IS_CAUSAL> struct DkvConfig : Sm90Roles {
     static constexpr Sm90Shape SHAPE = DKV_SHAPES[HEAD == 128][IS_CAUSAL];
     static constexpr int HD = HEAD, WARPGROUPS = SHAPE.warpgroups, STAGES = SHAPE.stages, CLUSTER = 1;
     static constexpr bool CAUSAL = IS_CAUSAL, LATE_DP = SHAPE.flag;
@@ -193,30 +193,29 @@ __device__ __forceinline__ void dkv_consumer(DkvShared<C> &shared, const Backwar
     }
 }
 
+template <class C> struct DkvKernel : C {
+    typedef DkvShared<C> Shared;
+    typedef BackwardArgs Args;
+
+    static __device__ __forceinline__ void write_constants(Shared &shared) {
+        ::write_constants(shared.queries);
+    }
+    static __device__ __forceinline__ void init(Shared &shared) {
+        shared.own_ring.init(4 * C::WARPGROUPS);
+        shared.queries.ring.init(4 * C::WARPGROUPS);
+    }
+    static __device__ __forceinline__ void produce(Shared &shared, const Args &args, int warp) {
+        if (warp == 0) dkv_producer(shared, args);
+    }
+    static __device__ __forceinline__ void consume(Shared &shared, const Args &args, int warpgroup) {
+        dkv_consumer(shared, args, warpgroup);
+    }
+};
+
 template <int HD, bool CAUSAL>
 __global__ void __launch_bounds__(DkvConfig<HD, CAUSAL>::THREADS, 1)
     two_pass_dkv_kernel(const __grid_constant__ BackwardArgs args) {
-#ifdef SM90_BODY
-    using C = DkvConfig<HD, CAUSAL>;
-    auto &shared = shared_memory<DkvShared<C>>();
-    const int warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / WARPGROUP, 0);
-    write_constants(shared.queries);
-    if (threadIdx.x == 0) {
-        shared.own_ring.init(4 * C::WARPGROUPS);
-        shared.queries.ring.init(4 * C::WARPGROUPS);
-        fence_mbarrier_init();
-    }
-    __syncthreads();
-    if (warpgroup == C::WARPGROUPS) {
-        setmaxnreg_dec<C::SHAPE.producer_registers>();
-        if (threadIdx.x % WARPGROUP == 0) dkv_producer(shared, args);
-    } else {
-        setmaxnreg_inc<C::SHAPE.registers>();
-        dkv_consumer(shared, args, warpgroup);
-    }
-#else
-    __trap(); /* the device takes sm_90a code, and the build has none */
-#endif
+    run_kernel<DkvKernel<DkvConfig<HD, CAUSAL>>>(args);
 }
 
 template <int HD, bool CAUSAL> static void launch_dkv(BackwardArgs &args, int B) {

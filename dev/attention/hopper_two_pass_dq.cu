@@ -9,11 +9,11 @@ constexpr Sm90Shape DQ_SHAPES[2][2] = {
     {{3, 64, 6, 2, 160, 32, false}, {3, 64, 6, 2, 160, 32, false}},
     {{2, 128, 2, 1, 240, 24, true}, {2, 128, 2, 1, 240, 24, true}},
 };
-template <int HEAD, bool IS_CAUSAL> struct DqConfig {
+template <int HEAD, bool IS_CAUSAL> struct DqConfig : Sm90Roles {
     static constexpr Sm90Shape SHAPE = DQ_SHAPES[HEAD == 128][IS_CAUSAL];
     static constexpr int HD = HEAD, KEYS = SHAPE.columns, WARPGROUPS = SHAPE.warpgroups,
                          STAGES = SHAPE.stages;
-    static constexpr int OWN = SHAPE.own_buffers;
+    static constexpr int OWN = SHAPE.own_buffers, CLUSTER = 1;
     static constexpr bool CAUSAL = IS_CAUSAL, LATE_DP = SHAPE.flag;
     static constexpr int TILE_ROWS = WARPGROUPS * ROWS, THREADS = sm90_threads(SHAPE);
     static constexpr int OWN_BYTES = ROWS * HD * 2 /* of a warpgroup */, KV_BYTES = KEYS * HD * 2;
@@ -253,30 +253,27 @@ __device__ __forceinline__ void dq_consumer(DqShared<C> &shared, const DqArgs &a
     }
 }
 
-template <int HD, bool CAUSAL>
-__global__ void __launch_bounds__(DqConfig<HD, CAUSAL>::THREADS, 1)
-    two_pass_dq_kernel(const __grid_constant__ DqArgs args) {
-#ifdef SM90_BODY
-    using C = DqConfig<HD, CAUSAL>;
-    auto &shared = shared_memory<DqShared<C>>();
-    const int warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / WARPGROUP, 0);
-    if (threadIdx.x == 0) {
+template <class C> struct DqKernel : C {
+    typedef DqShared<C> Shared;
+    typedef DqArgs Args;
+
+    static __device__ __forceinline__ void init(Shared &shared) {
         shared.own_ring.init(4 * C::WARPGROUPS);
         shared.k_ring.init(4 * C::WARPGROUPS);
         shared.v_ring.init(4 * C::WARPGROUPS);
-        fence_mbarrier_init();
     }
-    __syncthreads();
-    if (warpgroup == C::WARPGROUPS) {
-        setmaxnreg_dec<C::SHAPE.producer_registers>();
-        if (threadIdx.x % WARPGROUP == 0) dq_producer(shared, args);
-    } else {
-        setmaxnreg_inc<C::SHAPE.registers>();
+    static __device__ __forceinline__ void produce(Shared &shared, const Args &args, int warp) {
+        if (warp == 0) dq_producer(shared, args);
+    }
+    static __device__ __forceinline__ void consume(Shared &shared, const Args &args, int warpgroup) {
         dq_consumer(shared, args, warpgroup);
     }
-#else
-    __trap(); /* the device takes sm_90a code, and the build has none */
-#endif
+};
+
+template <int HD, bool CAUSAL>
+__global__ void __launch_bounds__(DqConfig<HD, CAUSAL>::THREADS, 1)
+    two_pass_dq_kernel(const __grid_constant__ DqArgs args) {
+    run_kernel<DqKernel<DqConfig<HD, CAUSAL>>>(args);
 }
 
 /* ---- host ---- */

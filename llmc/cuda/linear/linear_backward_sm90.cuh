@@ -47,7 +47,8 @@ __device__ __forceinline__ void store_box(const CUtensorMap &map, const WarpPiec
 
 /* Args: a BackwardProduct and what finish_tile needs besides: finish_tile(s, args, d, p, tile, group) takes the sums
  * to dx in the warp's pieces, where `other` is, and stores them. */
-template <class Args> __device__ __forceinline__ void consume(ProductShared &s, const Args &args, int group) {
+template <class Args>
+__device__ __forceinline__ void consume_tiles(ProductShared &s, const Args &args, int group) {
     const Product &product = args.product;
     const int tiles = cluster_tiles(product.M, product.N), warp = threadIdx.x / 32;
     Ring<STAGES> ring;
@@ -70,9 +71,7 @@ template <class Args> __device__ __forceinline__ void consume(ProductShared &s, 
 
 template <class Args>
 __global__ void __launch_bounds__(THREADS, 1) linear_backward_kernel(const __grid_constant__ Args args) {
-#ifdef SM90_BODY
-    multiply_tiles<B_MN_MAJOR>(at_uniform_address(shared_memory<ProductShared>()), args);
-#endif
+    run_kernel<ProductKernel<B_MN_MAJOR, Args>>(args);
 }
 
 /* dx, other (N,IC), dout (N,OC), weight (OC,IC) */

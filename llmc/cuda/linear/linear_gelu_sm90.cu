@@ -75,7 +75,7 @@ __device__ __forceinline__ void finish_tile(ProductShared &s, const GeluArgs &ar
     }
 }
 
-__device__ __forceinline__ void consume(ProductShared &s, const GeluArgs &args, int group) {
+__device__ __forceinline__ void consume_tiles(ProductShared &s, const GeluArgs &args, int group) {
     const Product &p = args.product;
     const int tiles = cluster_tiles(p.M, p.N);
     Tile tile = first_tile(p);
@@ -94,9 +94,7 @@ __device__ __forceinline__ void consume(ProductShared &s, const GeluArgs &args, 
 }
 
 __global__ void __launch_bounds__(THREADS, 1) linear_gelu_kernel(const __grid_constant__ GeluArgs args) {
-#ifdef SM90_BODY
-    multiply_tiles<B_K_MAJOR>(shared_memory<ProductShared>(), args);
-#endif
+    run_kernel<ProductKernel<B_K_MAJOR, GeluArgs>>(args);
 }
 
 bool linear_gelu_sm90_serves(int64_t N, int OC, int IC) {

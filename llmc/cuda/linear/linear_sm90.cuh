@@ -7,7 +7,7 @@
  *
  * Two blocks form a cluster: neighbours in rows that share the columns, so each fetches half of B for both. */
 #pragma once
-#include "llmc/cuda/sm90/sm90_common.cuh"
+#include "llmc/cuda/sm90/sm90_frame.cuh"
 
 enum {
     TILE_M = 128,
@@ -19,12 +19,12 @@ enum {
     HALVES = TILE_M / ROWS,
     BOX = 64, /* columns of a swizzled tile */
     THREADS = (CONSUMERS + 1) * WARPGROUP,
-    CONSUMER_REGISTERS = 240,
-    PRODUCER_REGISTERS = 24,
     PIECE_ROWS = 16,                /* a tile leaves in pieces of 16 x 64, the rows being those of a warp */
     PIECES = HALVES * TILE_N / BOX, /* of a warp */
 };
-static_assert(CONSUMERS * CONSUMER_REGISTERS + PRODUCER_REGISTERS <= 3 * 168, "setmaxnreg");
+/* warpgroups, columns, stages, own_buffers, registers, producer_registers, flag */
+constexpr Sm90Shape PRODUCT_SHAPE = {CONSUMERS, TILE_N, STAGES, 1, 240, 24, false};
+static_assert(sm90_registers_fit(PRODUCT_SHAPE), "setmaxnreg");
 
 /* Rows of 64 bf16, swizzled by TMA (ptx.cuh). A stage of b: TILE_N rows of 64 of k, or (B_MN_MAJOR) 64 rows of k for
  * each 64 columns. */
@@ -184,35 +184,28 @@ __device__ __forceinline__ uint32_t piece_address(const bf16 *piece, int j) {
 
 /* ---- kernel and launch ---- */
 
-/* All threads. */
-__device__ __forceinline__ void open_product(ProductShared &s) {
-    if (threadIdx.x == 0) {
+/* Roles of a kernel whose Args have a Product; consume_tiles(s, args, group) is the kernel's own: a consumer's tiles. */
+template <WgmmaB B, class KernelArgs> struct ProductKernel : Sm90Roles {
+    typedef ProductShared Shared;
+    typedef KernelArgs Args;
+    static constexpr Sm90Shape SHAPE = PRODUCT_SHAPE;
+    static constexpr int WARPGROUPS = CONSUMERS, THREADS = ::THREADS, CLUSTER = ::CLUSTER;
+    static constexpr bool UNIFORM_SHARED = B == B_MN_MAJOR;
+
+    static __device__ __forceinline__ void init(ProductShared &s) {
         for (int i = 0; i < STAGES; i++) {
             mbarrier_init(shared_address(&s.full[i]), 1);
             mbarrier_init(shared_address(&s.empty[i]), CLUSTER * 4);
         }
         for (int i = 0; i < CONSUMERS * 4; i++) mbarrier_init(shared_address(&s.fetched[i]), 1);
-        fence_mbarrier_init();
     }
-    __syncthreads();
-    cluster_sync(); /* nobody reaches into a block whose barriers are not ready */
-}
-
-/* The roles of a block. Args has a Product; consume(s, args, group) is the kernel's own: a consumer's tiles. */
-template <WgmmaB B, class Args>
-__device__ __forceinline__ void multiply_tiles(ProductShared &s, const Args &args) {
-    const int group = threadIdx.x / WARPGROUP;
-    open_product(s);
-    if (group < CONSUMERS) {
-        setmaxnreg_inc<CONSUMER_REGISTERS>();
-        consume(s, args, group);
-    } else {
-        setmaxnreg_dec<PRODUCER_REGISTERS>();
-        if (threadIdx.x == CONSUMERS * WARPGROUP) produce<B>(s, args.product);
-        __syncwarp();
+    static __device__ __forceinline__ void produce(ProductShared &s, const Args &args, int warp) {
+        if (warp == 0) ::produce<B>(s, args.product);
     }
-    cluster_sync(); /* nor into one that has gone */
-}
+    static __device__ __forceinline__ void consume(ProductShared &s, const Args &args, int group) {
+        consume_tiles(s, args, group);
+    }
+};
 
 /* A row-major (rows, columns) matrix as (columns / 64, rows, 64); a box is 64 columns of box_rows rows. */
 static CUtensorMap matrix_map(const void *base, int64_t rows, int columns, int box_rows) {

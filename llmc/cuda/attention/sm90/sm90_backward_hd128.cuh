@@ -20,11 +20,11 @@ __device__ __forceinline__ void close_tile(KeyRows<C> &r, Hd128Shared<C> &shared
         multiply_dq(r, shared, place, ds_at);
         release_stored(shared.v_ring);
         wgmma_wait<0>();
-        shared.k_ring.release(place.own);
+        shared.own_ring.release(place.own);
         pass_dq(r, shared, place, last, place.step, args);
         dq_stored<C>(shared, place);
     } else {
-        shared.k_ring.release(place.own);
+        shared.own_ring.release(place.own);
         release_stored(shared.v_ring);
     }
     if (C::PAIRED)
@@ -49,7 +49,7 @@ __device__ __forceinline__ void close_unseen(KeyRows<C> &r, Hd128Shared<C> &shar
     release_stored(shared.v_ring);
     if (C::PAIRED) shared.other_k_ring.wait(place.own); /* whoever does not wait might be a phase behind */
     if (place.owns(last)) drain_dq(r, shared, place, last, args);
-    shared.k_ring.release(place.own);
+    shared.own_ring.release(place.own);
 }
 
 /* A tile; blocks cluster_first .. blocks - 1 see keys of the cluster, first .. blocks - 1 the warpgroup's. */
@@ -97,12 +97,12 @@ __device__ __forceinline__ void hd128_keys(Hd128Shared<C> &shared, const KernelA
     if (C::PAIRED) place.chunk = anew(first_chunk());
     write_ones(place.ones);
     for (;; place.own.advance()) {
-        shared.k_ring.wait(place.own);
+        shared.own_ring.wait(place.own);
         if (C::PAIRED) /* dK of the tile before has left */
             release_stored(shared.other_k_ring);
         else
             dk_stored(place);
-        place.work = read_work(shared.work);
+        place.work = read_work(shared.work[0]);
         if (place.work.index < 0) break;
         const int tile = place.work.tile, row0 = tile * C::TILE_ROWS + warpgroup * ROWS;
         const int cluster_first = first_queries<C>(tile / C::CLUSTER * C::CLUSTER_ROWS, T);
@@ -117,7 +117,7 @@ __device__ __forceinline__ void hd128_keys(Hd128Shared<C> &shared, const KernelA
     }
 }
 
-/* ---- producer: one thread of a cluster for Q and dO; in clusters, K and V have a thread in each block ---- */
+/* ---- producers ---- */
 
 __device__ unsigned hd128_tickets;
 
@@ -137,9 +137,9 @@ __device__ __forceinline__ void load_keys(Hd128Shared<C> &shared, Ring<1> at, co
     const int bytes = C::WARPGROUPS * C::TILE_BYTES, k_head = args.NH + work.head;
     const uint32_t v_full = shared.v_ring.acquire(at, bytes);
     load_tile<C>(shared.v, work.tile, args.NH + k_head, work.batch, v_full, args);
-    shared.k_ring.wait_free(at);
-    shared.work = work;
-    const uint32_t k_full = shared.k_ring.expect(at, bytes);
+    shared.own_ring.wait_free(at);
+    shared.work[0] = work;
+    const uint32_t k_full = shared.own_ring.expect(at, bytes);
     load_tile<C>(shared.k, work.tile, k_head, work.batch, k_full, args);
     if constexpr (C::PAIRED) {
         shared.other_k_ring.wait_free(at.next()); /* it is released when a tile begins */
@@ -148,46 +148,20 @@ __device__ __forceinline__ void load_keys(Hd128Shared<C> &shared, Ring<1> at, co
     }
 }
 
-template <class C> __device__ __forceinline__ void end_keys(Hd128Shared<C> &shared, Ring<1> at) {
-    shared.k_ring.wait_free(at);
-    shared.work.index = -1;
-    shared.k_ring.expect(at, 0);
-}
-
-/* Q, the fold rows and dO of a block of queries, to all blocks of the cluster. fold: the head's. */
+/* Q and the fold rows; dO. */
 template <class C>
-__device__ __forceinline__ void load_block(Hd128Shared<C> &shared, Ring<C::STAGES> q_at, Ring<2> dout_at,
-                                           const Work &work, int block, const FoldRow *fold,
-                                           const BackwardArgs &args) {
-    const uint32_t q_full = acquire<C>(shared.q_ring, q_at, C::TILE_BYTES + C::FOLD_BYTES);
-    load_rows<C>(shared.q[q_at.stage], args.rows, block * ROWS, work.head, work.batch, q_full);
-    load_bytes<C>(shared.fold[q_at.stage], fold + block * ROWS, C::FOLD_BYTES, q_full);
-    const uint32_t dout_full = acquire<C>(shared.dout_ring, dout_at, C::TILE_BYTES);
-    load_rows<C>(shared.dout[dout_at.stage], args.dout, block * ROWS, work.head, work.batch, dout_full);
-}
-
-template <class C>
-__device__ __forceinline__ void hd128_producer(Hd128Shared<C> &shared, const BackwardArgs &args) {
-    const int blocks = ceil_div(args.T, (int)ROWS), total = args.order.total;
-    Ring<1> at;
-    Ring<C::STAGES> q_at;
-    Ring<2> dout_at;
-    for (int index = first_work<C>(&hd128_tickets, total); index < total; at.advance()) {
-        const Work work = work_at(args.order, index);
-        const FoldRow *fold = args.fold + ((int64_t)work.batch * args.NH + work.head) * fold_rows(args.T);
-        if (C::PAIRED)
-            tell_work<C>(shared.next, at, work);
-        else
-            load_keys(shared, at, work, args);
-        const int first = first_queries<C>(work.tile * C::CLUSTER_ROWS, args.T);
-        for (int block = first; block < blocks; block++, q_at.advance(), dout_at.advance())
-            load_block<C>(shared, q_at, dout_at, work, block, fold, args);
-        index = draw_work<C>(&hd128_tickets, total); /* not earlier: see sm90_turns.cuh */
+__device__ __forceinline__ void load_queries(Hd128Shared<C> &shared, Hd128QueriesAt<C> &at, const Work &work,
+                                             int row0, const BackwardArgs &args) {
+    const FoldRow *fold = args.fold + ((int64_t)work.batch * args.NH + work.head) * fold_rows(args.T);
+    const int blocks = ceil_div(args.T, (int)ROWS);
+    for (int block = first_queries<C>(row0, args.T); block < blocks;
+         block++, at.q.advance(), at.dout.advance()) {
+        const uint32_t q_full = acquire<C>(shared.q_ring, at.q, C::TILE_BYTES + C::FOLD_BYTES);
+        load_rows<C>(shared.q[at.q.stage], args.rows, block * ROWS, work.head, work.batch, q_full);
+        load_bytes<C>(shared.fold[at.q.stage], fold + block * ROWS, C::FOLD_BYTES, q_full);
+        const uint32_t dout_full = acquire<C>(shared.dout_ring, at.dout, C::TILE_BYTES);
+        load_rows<C>(shared.dout[at.dout.stage], args.dout, block * ROWS, work.head, work.batch, dout_full);
     }
-    if (C::PAIRED)
-        tell_work<C>(shared.next, at, Work{-1, 0, 0, 0});
-    else
-        end_keys(shared, at);
 }
 
 /* Hands on what the other block sends, for all blocks of a tile that are owned: it is written by ordinary accesses,
@@ -206,65 +180,51 @@ __device__ __forceinline__ void receive_ds(Hd128Shared<C> &shared, Ring<1> &rece
     }
 }
 
-template <class C>
-__device__ __forceinline__ void keys_producer(Hd128Shared<C> &shared, const BackwardArgs &args) {
-    Ring<1> at, received;
-    for (;; at.advance()) {
-        const Work work = told_work(shared.next, at);
-        if (work.index < 0) break;
-        load_keys(shared, at, work, args);
-        receive_ds(shared, received, work, args.T);
-    }
-    end_keys(shared, at);
-}
-
 /* ---- kernel and launch ---- */
 
-template <class C> __device__ __forceinline__ void init_barriers(Hd128Shared<C> &shared) {
-    enum {
-        WARPS = 4 * C::WARPGROUPS,
-        WRITERS = C::WARPGROUPS * WARPGROUP /* every thread: release_stored */
-    };
-    shared.k_ring.init(WARPS + C::WARPGROUPS);
-    shared.v_ring.init(WRITERS);
-    shared.q_ring.init(C::CLUSTER * WARPS);
-    shared.dout_ring.init(C::CLUSTER * WARPS);
-    shared.ds_ring.init(WARPS, WARPS + C::PAIRED /* receive_ds */);
-    if (C::PAIRED) {
-        shared.other_k_ring.init(WRITERS);
-        mbarrier_init(shared_address(&shared.other_ds_bytes), 1);
-        mbarrier_init(shared_address(&shared.sent_empty), WARPS);
-        shared.next.ring.init(C::CLUSTER);
+template <class C> struct Hd128Kernel : C {
+    typedef Hd128Shared<C> Shared;
+    typedef KernelArgs Args;
+    static constexpr bool UNIFORM_SHARED = true;
+
+    static __device__ __forceinline__ void init(Shared &shared) {
+        enum {
+            WARPS = 4 * C::WARPGROUPS,
+            WRITERS = C::WARPGROUPS * WARPGROUP /* every thread: release_stored */
+        };
+        shared.own_ring.init(WARPS + C::WARPGROUPS);
+        shared.v_ring.init(WRITERS);
+        shared.q_ring.init(C::CLUSTER * WARPS);
+        shared.dout_ring.init(C::CLUSTER * WARPS);
+        shared.ds_ring.init(WARPS, WARPS + C::PAIRED /* receive_ds */);
+        if (C::PAIRED) {
+            shared.other_k_ring.init(WRITERS);
+            mbarrier_init(shared_address(&shared.other_ds_bytes), 1);
+            mbarrier_init(shared_address(&shared.sent_empty), WARPS);
+            shared.next.ring.init(C::CLUSTER);
+        }
+        for (auto &turns : shared.turns) turns.init();
     }
-    for (auto &turns : shared.turns) turns.init();
-    fence_mbarrier_init();
-}
+    static __device__ __forceinline__ void produce(Shared &shared, const Args &args, int warp) {
+        if (warp == 0 && (!C::PAIRED || cluster_rank() == 0))
+            produce_tiles<C>(shared, args.base, &hd128_tickets);
+        if (C::PAIRED && warp == 3) {
+            Ring<1> received;
+            produce_keys<C>(shared, args.base,
+                            [&](const Work &work) { receive_ds(shared, received, work, args.base.T); });
+        }
+        if (warp >= 1 && warp <= C::WARPGROUPS)
+            reduce_dq<C>(shared, shared.turns[warp - 1], 0, warp - 1, args, CountedTurns{});
+    }
+    static __device__ __forceinline__ void consume(Shared &shared, const Args &args, int warpgroup) {
+        hd128_keys(shared, args, warpgroup);
+    }
+};
 
 template <bool CAUSAL, int CLUSTER>
 __global__ void __launch_bounds__(Hd128Config<CAUSAL, CLUSTER>::THREADS, 1)
     sm90_backward_hd128_kernel(const __grid_constant__ KernelArgs args) {
-#ifdef SM90_BODY
-    using C = Hd128Config<CAUSAL, CLUSTER>;
-    auto &shared = at_uniform_address(shared_memory<Hd128Shared<C>>());
-    const int warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / WARPGROUP, 0);
-    if (threadIdx.x == 0) init_barriers(shared);
-    open_cluster<C>();
-    wait_on_dependency();
-    if (warpgroup == C::WARPGROUPS) {
-        setmaxnreg_dec<C::SHAPE.producer_registers>();
-        const int warp = threadIdx.x % WARPGROUP / 32, lane = threadIdx.x % 32;
-        if (warp == 0 && lane == 0 && (!C::PAIRED || cluster_rank() == 0)) hd128_producer(shared, args.base);
-        if (C::PAIRED && warp == 3 && lane == 0) keys_producer(shared, args.base);
-        if (warp >= 1 && warp <= C::WARPGROUPS && lane == 0)
-            add_stream<C>(shared, args.base, args.turns, warp - 1);
-    } else {
-        setmaxnreg_inc<C::SHAPE.registers>();
-        hd128_keys(shared, args, warpgroup);
-    }
-    close_cluster<C>();
-#else
-    __trap(); /* the device takes sm_90a code, and the build has none */
-#endif
+    run_kernel<Hd128Kernel<Hd128Config<CAUSAL, CLUSTER>>>(args);
 }
 
 template <bool CAUSAL, int CLUSTER>

@@ -3,9 +3,9 @@
  *
  * Operands in shared memory are places: the low halves of descriptors, in uniform registers. */
 #pragma once
-#include "sm90_pairs.cuh"
+#include "sm90_backward_tiles.cuh"
 
-template <bool IS_CAUSAL, int BLOCKS> struct Hd128Config {
+template <bool IS_CAUSAL, int BLOCKS> struct Hd128Config : Sm90Roles {
     static constexpr Sm90Shape SHAPE = {2, 64, BLOCKS == 1 ? 3 : 2, 1, 232, 40, false};
     static constexpr int HD = 128, WARPGROUPS = SHAPE.warpgroups, STAGES = SHAPE.stages /* of Q */;
     static constexpr bool CAUSAL = IS_CAUSAL;
@@ -15,7 +15,7 @@ template <bool IS_CAUSAL, int BLOCKS> struct Hd128Config {
     static constexpr int TILE_ROWS = WARPGROUPS * ROWS, CLUSTER_ROWS = CLUSTER * TILE_ROWS;
     static constexpr int THREADS = sm90_threads(SHAPE), TILE_BYTES = ROWS * HD * 2;
     static constexpr int FOLD_BYTES = ROWS * sizeof(FoldRow), DS_BYTES = ROWS * ROWS * 2;
-    static constexpr int DS_STAGES = PAIRED ? 1 : 2;
+    static constexpr int DS_STAGES = PAIRED ? 1 : 2, OWN = SHAPE.own_buffers;
     static_assert(CLUSTER == 1 || STAGES == 2, "Q and dO of a pair have their stages from `step`");
     static_assert(SHAPE.columns == ROWS && TILE_ROWS == 2 * ROWS, "blocks and tiles of sm90_turns.cuh");
     static_assert(HD / 64 == WARPGROUPS,
@@ -23,8 +23,14 @@ template <bool IS_CAUSAL, int BLOCKS> struct Hd128Config {
     static_assert(sm90_registers_fit(SHAPE), "setmaxnreg");
 };
 
+template <class C> struct Hd128QueriesAt {
+    Ring<C::STAGES> q;
+    Ring<2> dout;
+};
+
 /* 2-CTA: 227 KB, all there is. */
 template <class C> struct alignas(1024) Hd128Shared {
+    typedef Hd128QueriesAt<C> QueriesAt;
     uint8_t k[C::WARPGROUPS][C::TILE_BYTES];
     uint8_t other_k[C::PAIRED ? C::WARPGROUPS : 0][C::TILE_BYTES]; /* of the pair's other tile; then dK */
     uint8_t v[C::WARPGROUPS][C::TILE_BYTES];                       /* then dV */
@@ -33,13 +39,13 @@ template <class C> struct alignas(1024) Hd128Shared {
     /* 64 queries x 64 keys for each warpgroup. 1-CTA: of two blocks, then dK. 2-CTA: own keys; the other tile's. */
     uint8_t ds[2][C::WARPGROUPS][C::DS_BYTES];
     TurnBuffers<1, C::PAIRED ? WARPGROUP : 32> turns[C::WARPGROUPS];
-    RingBarriers<1> k_ring, other_k_ring, v_ring;
+    RingBarriers<1> own_ring /* of K */, other_k_ring, v_ring;
     RingBarriers<C::STAGES> q_ring;
     RingBarriers<2> dout_ring;
     RingBarriers<C::DS_STAGES> ds_ring; /* 2-CTA: full: of both halves of ds; empty: of ds[0] */
     uint64_t other_ds_bytes;            /* completes when ds[1] is written */
     uint64_t sent_empty;                /* completes when the other block's ds[1] may be written */
-    Work work;                          /* with K */
+    Work work[1];                       /* with K */
     NextWork next;
 };
 

@@ -11,14 +11,14 @@
  * warpgroups exchange halves from tile to tile (half_of), and no turn at the tensor cores goes by unused: 64 sequences
  * of 1024 with 12 heads take 637 us for 656 in a training step.
  *
- * For long T, blocks form clusters of two, which own pairs of tiles (sm90_pairs.cuh): one producer, in the first block,
+ * For long T, blocks form clusters of two, which own pairs of tiles (sm90_backward_tiles.cuh): one producer, in the first block,
  * loads Q and dO for both by multicast, and a thread of each block its own K and V. The first two blocks of a causal
  * pair are tile 2p's alone: tile 2p + 1 lets them pass, or all of them if it is beyond the sequence. Nothing waits in a
  * circle: tile 2p stands still for a turn of tile 2p + 1 only when it has released that block's stage and those of the
  * next two, and all other turns are those of pairs drawn earlier. */
 #pragma once
 #include "sm90_keys.cuh"
-#include "sm90_pairs.cuh"
+#include "sm90_backward_tiles.cuh"
 
 constexpr Sm90Shape HD64_SHAPES[2 /* DK_HAS_PLACE */] = {
     {2, 64, 5, 2, 208, 32, false},
@@ -31,7 +31,7 @@ enum {
 
 /* TMA: dQ of tile 0 leaves by TMA. PAIRED: pairs of tiles in clusters. What is faster differs with T: TMA_UP_TO, and
  * the table in dispatch.cu. */
-template <bool IS_CAUSAL, bool TMA, bool PAIRED> struct Hd64Config {
+template <bool IS_CAUSAL, bool TMA, bool PAIRED> struct Hd64Config : Sm90Roles {
     /* While it leaves. Else it follows dV through V's place: a tile ends later, but there is room for a fifth stage of
      * queries. That takes 2 to 3 % off the clocks without a mask from T = 8k on (nothing below), 1 % in causal pairs,
      * and would add 2 % to causal tiles alone at T = 2k. */
@@ -59,6 +59,7 @@ template <bool IS_CAUSAL, bool TMA, bool PAIRED> struct Hd64Config {
 enum { PAIR_TURNS = 16 };
 
 template <class C> struct alignas(1024) Hd64Shared {
+    typedef Ring<C::STAGES> QueriesAt;
     struct {
         uint8_t k[C::WARPGROUPS][C::TILE_BYTES], v[C::WARPGROUPS][C::TILE_BYTES];
     } own[C::OWN];
@@ -75,7 +76,7 @@ template <class C> struct alignas(1024) Hd64Shared {
 
 __device__ unsigned hd64_tickets;
 
-/* ---- producer: one thread of a cluster; in clusters, K and V have a thread in each block ---- */
+/* ---- producers ---- */
 
 template <class C>
 __device__ __forceinline__ void load_keys(Hd64Shared<C> &shared, Ring<C::OWN> at, const Work &work,
@@ -93,44 +94,10 @@ __device__ __forceinline__ void load_keys(Hd64Shared<C> &shared, Ring<C::OWN> at
     }
 }
 
-template <class C> __device__ __forceinline__ void end_keys(Hd64Shared<C> &shared, Ring<C::OWN> at) {
-    shared.own_ring.wait_free(at);
-    shared.work[at.stage].index = -1;
-    shared.own_ring.expect(at, 0);
-}
-
 template <class C>
-__device__ __forceinline__ void hd64_producer(Hd64Shared<C> &shared, const BackwardArgs &args) {
-    const int total = args.order.total;
-    Ring<1> next_at;
-    Ring<C::OWN> own_at;
-    Ring<C::STAGES> at;
-    for (int index = first_work<C>(&hd64_tickets, total); index < total;
-         own_at.advance(), next_at.advance()) {
-        const Work work = work_at(args.order, index);
-        if (C::CLUSTER > 1)
-            tell_work<C>(shared.next, next_at, work);
-        else
-            load_keys(shared, own_at, work, args);
-        load_queries(shared.queries, at, work, work.tile * C::CLUSTER * C::TILE_ROWS, args);
-        index = draw_work<C>(&hd64_tickets, total); /* not earlier: see sm90_turns.cuh */
-    }
-    if (C::CLUSTER > 1)
-        tell_work<C>(shared.next, next_at, Work{-1, 0, 0, 0});
-    else
-        end_keys(shared, own_at);
-}
-
-template <class C>
-__device__ __forceinline__ void keys_producer(Hd64Shared<C> &shared, const BackwardArgs &args) {
-    Ring<1> next_at;
-    Ring<C::OWN> at;
-    for (;; at.advance(), next_at.advance()) {
-        const Work work = told_work(shared.next, next_at);
-        if (work.index < 0) break;
-        load_keys(shared, at, work, args);
-    }
-    end_keys(shared, at);
+__device__ __forceinline__ void load_queries(Hd64Shared<C> &shared, Ring<C::STAGES> &at, const Work &work,
+                                             int row0, const BackwardArgs &args) {
+    load_queries(shared.queries, at, work, row0, args);
 }
 
 /* ---- the warpgroups that own keys ---- */
@@ -401,32 +368,17 @@ template <class C> __device__ __forceinline__ void hd64_dq(Hd64Shared<C> &shared
     }
 }
 
-/* ---- the threads that add up dQ: one for each buffer ---- */
+/* ---- kernel and launch ---- */
 
-template <class C>
-__device__ __forceinline__ void hd64_adder(Hd64Shared<C> &shared, const KernelArgs &args, int buffer) {
-    Ring<C::OWN> own_at;
-    TurnAt<TURN_BUFFERS> at;
-    auto handover = handover_of<C>(shared.pair_turns);
-    for (;; own_at.advance()) {
-        mbarrier_wait(shared_address(&shared.own_ring.full[own_at.stage]), own_at.parity);
-        const Work work = shared.work[own_at.stage];
-        if (work.index < 0) break;
-        mbarrier_arrive(shared_address(&shared.own_ring.empty[own_at.stage]));
-        take_turns<C>(shared.turns, at, buffer, args.turns, work.batch * args.base.NH + work.head, 0,
-                      work.tile, first_queries<C>(work.tile * C::TILE_ROWS, args.base.T), handover);
+template <class C> struct Hd64Kernel : C {
+    typedef Hd64Shared<C> Shared;
+    typedef KernelArgs Args;
+    static constexpr int ASSISTANT_REGISTERS = DQ_REGISTERS;
+
+    static __device__ __forceinline__ void write_constants(Shared &shared) {
+        ::write_constants(shared.queries);
     }
-}
-
-template <bool CAUSAL, bool TMA, bool PAIRED>
-__global__ void __launch_bounds__(Hd64Config<CAUSAL, TMA, PAIRED>::THREADS, 1)
-    sm90_backward_hd64_kernel(const __grid_constant__ KernelArgs args) {
-#ifdef SM90_BODY
-    using C = Hd64Config<CAUSAL, TMA, PAIRED>;
-    auto &shared = shared_memory<Hd64Shared<C>>();
-    const int warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / WARPGROUP, 0);
-    write_constants(shared.queries);
-    if (threadIdx.x == 0) {
+    static __device__ __forceinline__ void init(Shared &shared) {
         shared.own_ring.init(4 * (C::WARPGROUPS + 1) + TURN_BUFFERS);
         shared.queries.ring.init(C::CLUSTER * 4 * C::WARPGROUPS);
         shared.ds_ring.init(4, 4 * C::WARPGROUPS);
@@ -435,31 +387,25 @@ __global__ void __launch_bounds__(Hd64Config<CAUSAL, TMA, PAIRED>::THREADS, 1)
             shared.next.ring.init(C::CLUSTER);
             for (uint64_t &barrier : shared.pair_turns) mbarrier_init(shared_address(&barrier), 1);
         }
-        fence_mbarrier_init();
     }
-    open_cluster<C>();
-    wait_on_dependency();
-    if (warpgroup == C::WARPGROUPS + 1) {
-        setmaxnreg_dec<C::SHAPE.producer_registers>();
-        const int warp = threadIdx.x % WARPGROUP / 32, lane = threadIdx.x % 32;
-        if (warp == 0 && lane == 0 && (C::CLUSTER == 1 || cluster_rank() == 0))
-            hd64_producer(shared, args.base);
-        if (C::CLUSTER > 1 && warp == 3 && lane == 0) keys_producer(shared, args.base);
-        if (warp >= 1 && warp <= TURN_BUFFERS && lane == 0) hd64_adder(shared, args, warp - 1);
-    } else if (warpgroup == C::WARPGROUPS) {
-        setmaxnreg_dec<DQ_REGISTERS>();
-        hd64_dq(shared, args);
-    } else {
-        setmaxnreg_inc<C::SHAPE.registers>();
+    static __device__ __forceinline__ void produce(Shared &shared, const Args &args, int warp) {
+        if (warp == 0 && (C::CLUSTER == 1 || cluster_rank() == 0))
+            produce_tiles<C>(shared, args.base, &hd64_tickets);
+        if (C::CLUSTER > 1 && warp == 3) produce_keys<C>(shared, args.base, [](const Work &) {});
+        if (warp >= 1 && warp <= TURN_BUFFERS)
+            reduce_dq<C>(shared, shared.turns, warp - 1, 0, args, handover_of<C>(shared.pair_turns));
+    }
+    static __device__ __forceinline__ void assist(Shared &shared, const Args &args) { hd64_dq(shared, args); }
+    static __device__ __forceinline__ void consume(Shared &shared, const Args &args, int warpgroup) {
         hd64_keys(shared, args, warpgroup);
     }
-    close_cluster<C>();
-#else
-    __trap(); /* the device takes sm_90a code, and the build has none */
-#endif
-}
+};
 
-/* ---- host ---- */
+template <bool CAUSAL, bool TMA, bool PAIRED>
+__global__ void __launch_bounds__(Hd64Config<CAUSAL, TMA, PAIRED>::THREADS, 1)
+    sm90_backward_hd64_kernel(const __grid_constant__ KernelArgs args) {
+    run_kernel<Hd64Kernel<Hd64Config<CAUSAL, TMA, PAIRED>>>(args);
+}
 
 template <bool CAUSAL, bool TMA, bool PAIRED>
 static void backward_hd64(floatX *dqkv, const floatX *dout, const floatX *out, const floatX *qkv,

@@ -432,32 +432,27 @@ __device__ __forceinline__ void forward_consumer(ForwardShared<C> &shared, const
         turn_begin<C>(0); /* takes the turn that nobody needs, so that no barrier is left half full */
 }
 
-template <class C>
-__global__ void __launch_bounds__(C::THREADS, 1)
-    sm90_forward_kernel(const __grid_constant__ ForwardArgs args) {
-#ifdef SM90_BODY
-    auto &shared = shared_memory<ForwardShared<C>>();
-    const int warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / WARPGROUP, 0);
-    if (threadIdx.x == 0) {
+template <class C> struct ForwardKernel : C {
+    typedef ForwardShared<C> Shared;
+    typedef ForwardArgs Args;
+    static constexpr bool EARLY_NEXT = true; /* the launch that does tiles again */
+
+    static __device__ __forceinline__ void init(Shared &shared) {
         shared.q_ring.init(4 * C::SLOTS);
         shared.k_ring.init(4 * C::SLOTS);
         shared.v_ring.init(4 * C::SLOTS);
         shared.listed = -1;
-        fence_mbarrier_init();
     }
-    open_cluster<C>();
-    launch_dependents(); /* the launch that does tiles again may be made ready meanwhile */
-    wait_on_dependency();
-    if (warpgroup == C::WARPGROUPS) {
-        setmaxnreg_dec<C::SHAPE.producer_registers>();
-        if (threadIdx.x % WARPGROUP == 0 && (C::CLUSTER == 1 || cluster_rank() == 0))
-            forward_producer(shared, args);
-    } else {
-        setmaxnreg_inc<C::SHAPE.registers>();
+    static __device__ __forceinline__ void produce(Shared &shared, const Args &args, int warp) {
+        if (warp == 0 && (C::CLUSTER == 1 || cluster_rank() == 0)) forward_producer(shared, args);
+    }
+    static __device__ __forceinline__ void consume(Shared &shared, const Args &args, int warpgroup) {
         forward_consumer<C>(shared, args, warpgroup);
     }
-    close_cluster<C>();
-#else
-    __trap(); /* the device takes sm_90a code, and the build has none */
-#endif
+};
+
+template <class C>
+__global__ void __launch_bounds__(C::THREADS, 1)
+    sm90_forward_kernel(const __grid_constant__ ForwardArgs args) {
+    run_kernel<ForwardKernel<C>>(args);
 }

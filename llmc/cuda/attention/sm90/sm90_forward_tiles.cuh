@@ -1,7 +1,7 @@
 /* Tiles of attention forward for sm_90a: shapes, shared memory, arguments, and the producer that fetches them. What
  * the kernel computes and why it is built so: sm90_forward.cu. */
 #pragma once
-#include "llmc/cuda/sm90/sm90_cluster.cuh"
+#include "llmc/cuda/sm90/sm90_frame.cuh"
 
 /* Shapes of tiles, named after their rows and the keys of a block. columns: the latter. flag: the products of a step are
  * queued scores first and the exponentials start when the scores are done (else when both are). */
@@ -22,7 +22,7 @@ typedef enum Sm90Order {
 
 /* PAIRED: a cluster of two blocks owns a pair of tiles and loads K and V once for both. */
 template <int HEAD, bool IS_CAUSAL, const Sm90Shape &TILES, Sm90Softmax SOFT, Sm90Order ORDER, bool PAIRED>
-struct ForwardConfig {
+struct ForwardConfig : Sm90Roles {
     static constexpr Sm90Shape SHAPE = TILES;
     static constexpr int HD = HEAD, KEYS = SHAPE.columns, WARPGROUPS = SHAPE.warpgroups,
                          STAGES = SHAPE.stages, Q_BUFFERS = SHAPE.own_buffers;

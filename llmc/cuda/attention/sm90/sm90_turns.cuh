@@ -14,7 +14,7 @@
  * counts run on from head to head, so that a new head's first turn is the end of the last head's fetch.
  *
  * Where tiles come in pairs: at head size 64 each tile adds, and those of a pair hand turns over among themselves
- * (sm90_pairs.cuh); at 128 a pair adds as one, of C::ADDED_TILES tiles, and each of its two thread blocks does so for
+ * (sm90_backward_tiles.cuh); at 128 a pair adds as one, of C::ADDED_TILES tiles, and each of its two thread blocks does so for
  * every second block of queries (sm90_backward_hd128.cu).
  *
  * Turns cost no time as long as they come before they are needed. Causal tiles start at their diagonal, two
@@ -227,26 +227,6 @@ __device__ __forceinline__ void take_turns(TurnBuffers<BUFFERS, THREADS> &buffer
         fetch_sums<C>(buffers, at.fetched, buffer, turns, mine, handover);
     else
         add_shares<C>(buffers, at.given, buffer, turns, mine, handover);
-}
-
-/* The adder of a stream, in kernels of one for each warpgroup, for all tiles that its block is given; where tiles add
- * as one, it has every C::ADDED_TILES-th block of queries. */
-template <class C, class Shared>
-__device__ __forceinline__ void add_stream(Shared &shared, const BackwardArgs &base, const Turns &turns,
-                                           int stream) {
-    Ring<1> own_at;
-    TurnAt<1> at;
-    CountedTurns handover;
-    for (;; own_at.advance()) {
-        shared.k_ring.wait(own_at);
-        const Work work = shared.work;
-        if (work.index < 0) break;
-        mbarrier_arrive(shared_address(&shared.k_ring.empty[0]));
-        const int tile = work.tile / C::ADDED_TILES;
-        const int first = first_queries<C>(tile * C::ADDED_TILES * C::TILE_ROWS, base.T);
-        take_turns<C>(shared.turns[stream], at, 0, turns, work.batch * base.NH + work.head, stream, tile,
-                      first + work.tile % C::ADDED_TILES, handover);
-    }
 }
 
 /* ---- D and the counts, before the pass ---- */

@@ -1,0 +1,145 @@
+/* Tiles of the one-pass backward kernels: who draws them, who loads, who adds up dQ. In a 2-CTA cluster the blocks own
+ * neighbouring tiles of a head, 2p and 2p + 1, and walk the same blocks of queries, which the first block loads for both.
+ *
+ * Shared is a kernel's shared memory: own_ring and work[] (a tile's K), next (in clusters). The kernel's own functions:
+ *   load_keys(shared, at, work, args)          the keys of a tile, and work, into stage `at` of own_ring
+ *   load_queries(shared, at, work, row0, args) all blocks of queries that see keys from row0 on; moves at, QueriesAt, on */
+#pragma once
+#include "llmc/cuda/sm90/sm90_frame.cuh"
+#include "sm90_turns.cuh"
+
+/* ---- which pair ---- */
+
+/* Index of the next tile or pair. */
+template <class C> __device__ __forceinline__ int draw_work(unsigned *tickets, int total) {
+    return C::CLUSTER > 1 ? (int)atomicInc(tickets, total + gridDim.x / C::CLUSTER - 1)
+                          : draw_tile(tickets, total);
+}
+
+/* Of the first. A pair is drawn then, too: a cluster that cannot start yet must have none, or the others would wait
+ * for its turns. Each cluster draws until there are no more, and then the counter is back at 0. */
+template <class C> __device__ __forceinline__ int first_work(unsigned *tickets, int total) {
+    return C::CLUSTER > 1 ? draw_work<C>(tickets, total) : blockIdx.x;
+}
+
+/* In clusters: a block's next tile, whose blocks of queries the producer has begun to load. */
+struct NextWork {
+    RingBarriers<1> ring;
+    Work work;
+};
+
+/* Tells each block of a cluster its tile. work.tile: number of the pair. */
+template <class C> __device__ __forceinline__ void tell_work(NextWork &next, Ring<1> at, const Work &work) {
+    next.ring.wait_free(at);
+    const uint32_t full = expect<C>(next.ring, at, sizeof(Work), sizeof(Work));
+    for (int rank = 0; rank < C::CLUSTER; rank++)
+        store_async_16(cluster_address(shared_address(&next.work), rank),
+                       make_int4(work.index, C::CLUSTER * work.tile + rank, work.head, work.batch),
+                       cluster_address(full, rank));
+}
+
+/* One thread of each block. */
+__device__ __forceinline__ Work told_work(NextWork &next, Ring<1> at) {
+    next.ring.wait(at);
+    const Work work = next.work;
+    mbarrier_arrive_cluster(shared_address(&next.ring.empty[0]), 0);
+    return work;
+}
+
+/* ---- the turns of its tiles, where each adds for itself (head size 64) ---- */
+
+/* Turns between the tiles of a pair, of one stream: tile 2p + 1 tells its pair by a barrier, and tile 2p adds both
+ * turns to the count. (If each did, through L2, a step would take 50 to 140 clocks more, as measured at head size 128
+ * when its tiles still added one by one.) TURNS: more than lie between them. */
+template <int TURNS> struct PairTurns {
+    uint32_t here, at_first; /* the barriers; those of the cluster's first block */
+    bool leads;              /* tile 2p + 1 */
+    unsigned n;              /* passed, waited for, or left to another adder */
+
+    __device__ __forceinline__ void wait(const unsigned *count, unsigned turn, bool is_first) {
+        if (leads || is_first) return wait_turn(count, turn);
+        mbarrier_wait_cluster(here + n % TURNS * 8, n / TURNS & 1);
+        fence_proxy_async_global();
+        n++;
+    }
+    __device__ __forceinline__ void pass(unsigned *count, bool is_first) {
+        if (!leads) return add_release(count, is_first ? 1 : 2);
+        mbarrier_arrive_release_at(at_first + n % TURNS * 8);
+        n++;
+    }
+    __device__ __forceinline__ void skip(bool is_first) { n += leads || !is_first; }
+};
+
+/* How an adder of the kernel hands turns over. pair_turns: the barriers of its stream, at one place in both blocks. */
+template <class C, int TURNS> __device__ __forceinline__ auto handover_of(uint64_t (&pair_turns)[TURNS]) {
+    if constexpr (C::CLUSTER > 1) {
+        const uint32_t here = shared_address(pair_turns);
+        return PairTurns<TURNS>{here, cluster_address(here, 0), cluster_rank() == 1, 0};
+    } else {
+        return CountedTurns{};
+    }
+}
+
+/* ---- producers ---- */
+
+template <class Shared, int OWN> __device__ __forceinline__ void end_keys(Shared &shared, Ring<OWN> at) {
+    shared.own_ring.wait_free(at);
+    shared.work[at.stage].index = -1;
+    shared.own_ring.expect(at, 0);
+}
+
+/* One thread of a cluster. A tile is drawn when it is about to start, not earlier: see sm90_turns.cuh. */
+template <class C, class Shared>
+__device__ __forceinline__ void produce_tiles(Shared &shared, const BackwardArgs &args, unsigned *tickets) {
+    const int total = args.order.total;
+    Ring<1> next_at;
+    Ring<C::OWN> own_at;
+    typename Shared::QueriesAt at;
+    for (int index = first_work<C>(tickets, total); index < total; own_at.advance(), next_at.advance()) {
+        const Work work = work_at(args.order, index);
+        if (C::CLUSTER > 1)
+            tell_work<C>(shared.next, next_at, work);
+        else
+            load_keys(shared, own_at, work, args);
+        load_queries(shared, at, work, work.tile * C::CLUSTER * C::TILE_ROWS, args);
+        index = draw_work<C>(tickets, total);
+    }
+    if (C::CLUSTER > 1)
+        tell_work<C>(shared.next, next_at, Work{-1, 0, 0, 0});
+    else
+        end_keys(shared, own_at);
+}
+
+/* In clusters: one thread of each block, for its own keys; then what else there is to do for the tile. */
+template <class C, class Shared, class Then>
+__device__ __forceinline__ void produce_keys(Shared &shared, const BackwardArgs &args, Then then) {
+    Ring<1> next_at;
+    Ring<C::OWN> own_at;
+    for (;; own_at.advance(), next_at.advance()) {
+        const Work work = told_work(shared.next, next_at);
+        if (work.index < 0) break;
+        load_keys(shared, own_at, work, args);
+        then(work);
+    }
+    end_keys(shared, own_at);
+}
+
+/* ---- reducers: one thread for each buffer of partial dQ ---- */
+
+/* Where tiles add as one, a reducer has every C::ADDED_TILES-th block of queries. */
+template <class C, class Shared, class Handover, int BUFFERS, int THREADS>
+__device__ __forceinline__ void reduce_dq(Shared &shared, TurnBuffers<BUFFERS, THREADS> &buffers, int buffer,
+                                          int stream, const KernelArgs &args, Handover handover) {
+    Ring<C::OWN> own_at;
+    TurnAt<BUFFERS> at;
+    for (;; own_at.advance()) {
+        shared.own_ring.wait(own_at);
+        const Work work = shared.work[own_at.stage];
+        if (work.index < 0) break;
+        mbarrier_arrive(shared_address(&shared.own_ring.empty[own_at.stage]));
+        const int tile = work.tile / C::ADDED_TILES;
+        const int first = first_queries<C>(tile * C::ADDED_TILES * C::TILE_ROWS, args.base.T);
+        take_turns<C>(buffers, at, buffer, args.turns, work.batch * args.base.NH + work.head, stream, tile,
+                      first + work.tile % C::ADDED_TILES, handover);
+    }
+}

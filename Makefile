@@ -203,7 +203,7 @@ need-torch:
 	@$(PYTHON) -c 'import torch' 2>/dev/null || { echo 'error: $(PYTHON) has no torch; hint: pip install torch, or PYTHON=another' >&2; exit 2; }
 bench: need-card
 	@$(MAKE) --no-print-directory dev/lab train_gpt2cu
-	@dev/lab --time --causal 1 --variant cuda,hopper,sm80
+	@dev/lab --time --causal 1 --variant cuda,sm90,sm80
 	@scripts/bench_train.sh
 compare: need-card need-torch
 	@$(MAKE) --no-print-directory $(BUILD)/libattention.so train_gpt2cu

@@ -84,6 +84,7 @@ MS_AND_COST = {"ms": "ms", "GFLOP": "gflop_variant", "GB": gbytes}
 TILES = ["flash2_64x4", "flash2_128x4", "flash2_128x8", "flash2_256x8", "flash2_by_length"]
 IS_TILES = variant_is("flash2_tiles", *TILES)
 LADDER = "standard,naive_fused,flash1,flash2,online,scalar_online,generic"
+OLD_SM90 = "hopper"  # the row sm90 in results that were recorded before it had that name; --redraw reads them
 TINY = ["--head-size", "16", "--channels", "16", "--batch-tokens", "1", *SLOW]
 
 OPS = ["linear_forward", "layernorm_forward", "layernorm_backward", "cross_entropy_forward", "cross_entropy_backward", "gelu_forward",
@@ -114,7 +115,7 @@ TABLES = [
         2, "speed_memory", "Speed and intermediate memory: one head of size 64, forward, causal",
         "N = 1024, 2048, 4096: standard 0.081, 0.258, 1.668 ms with 8, 32, 128 MB; fused 0.039, 0.158, 0.462 ms with 0.25, 0.5, 1 MB: "
         "saving 32x, 64x, 128x",
-        [lab(FORWARD, "standard_fp32,flash2_fp32,standard,flash2,sm80,hopper", "1024:4096", *GPT2, "--channels", "64", "--batch-tokens", "1",
+        [lab(FORWARD, "standard_fp32,flash2_fp32,standard,flash2,sm80,sm90", "1024:4096", *GPT2, "--channels", "64", "--batch-tokens", "1",
              *FAST)],
         [
             Section("Time", {"ms": "ms"}),
@@ -130,7 +131,7 @@ TABLES = [
     Table(
         4, "intensity", "Arithmetic intensity: FLOP a byte of device memory, 24 heads of 64, 16,384 tokens, forward, causal",
         "N = 1024, 4096: standard 15.4, 16.1; fused 261, 1044",
-        [profiled(FORWARD, "standard_fp32," + LADDER + ",sm80,hopper", "1024,4096", *GPT2, *FEW_TOKENS)],
+        [profiled(FORWARD, "standard_fp32," + LADDER + ",sm80,sm90", "1024,4096", *GPT2, *FEW_TOKENS)],
         [
             Section("Counted by the formula of each variant", {"FLOP a byte": intensity, "MB": "mbytes_variant", "GFLOP": "gflop_variant"}),
             Section("Measured (ncu, dram bytes)", {"FLOP a byte": measured_intensity, "MB": "mbytes_measured"}),
@@ -139,7 +140,7 @@ TABLES = [
     Table(
         5, "backward_medium", "Backward at GPT-2 medium's shape: 64 x 1024 tokens, 16 heads of 64, causal",
         "forward and backward: standard 66.6 GFLOP, 40.3 GB, 41.7 ms; recompute 75.2 GFLOP, 4.4 GB, 7.3 ms",
-        [lab(BOTH, "standard,flash1,flash2,generic,sm80,hopper_split,hopper", "1024", *GPT2, "--channels", "1024", *FAST)],
+        [lab(BOTH, "standard,flash1,flash2,generic,sm80,sm90_two_pass,sm90", "1024", *GPT2, "--channels", "1024", *FAST)],
         [
             Section("Forward and backward", MS_AND_COST, op_is("forward and backward")),
             Section("Backward", {**MS_AND_COST, "TFLOP/s": "tflops"}, op_is(BACKWARD)),
@@ -152,9 +153,9 @@ TABLES = [
         "whole models, B = 1, H = 16, d = 64, N = 1024 to 8192: standard 1.2, 4.8, 19.2, 76.8 GB, flash 0.4, 0.8, 1.6, 3.2 GB. B = 32, "
         "H = 16, d = 128, N = 8192: standard 10.2 GB, flash 0.8 GB; speed 1x, 2.3x, 8.7x; error in fp32 below 1e-5",
         [
-            lab(FORWARD, "standard,standard_fp32,flash1,flash2,sm80,hopper", "1024:8192", *GPT2, "--channels", "1024", "--batch-tokens", "1",
+            lab(FORWARD, "standard,standard_fp32,flash1,flash2,sm80,sm90", "1024:8192", *GPT2, "--channels", "1024", "--batch-tokens", "1",
                 *SLOW),
-            lab(FORWARD, "standard,flash2,sm80,hopper", "8192", "--head-size", "128", "--causal", "1", "--channels", "2048", "--batch-tokens",
+            lab(FORWARD, "standard,flash2,sm80,sm90", "8192", "--head-size", "128", "--causal", "1", "--channels", "2048", "--batch-tokens",
                 "262144", "--seconds", "0.1", "--longest", "4"),
             lab(FORWARD, "standard_fp32,flash1_fp32,flash2_fp32,online_fp32,generic_fp32", "8192", "--check", "--fill", "normal",
                 "--head-size", "128", "--causal", "1"),
@@ -191,7 +192,7 @@ TABLES = [
             lab(BOTH, "cpu", "128:131072", *GPT2, *SLOW),
             lab(FORWARD, "textbook", "128:4096", *GPT2, "--batch-tokens", "1", "--channels", "64", *SLOW),
             lab(BOTH, LADDER, "128:131072", *GPT2, *FEW_TOKENS, *SLOW),
-            lab(BOTH, "sm80,hopper_split,hopper", "128:131072", *GPT2, *FAST),
+            lab(BOTH, "sm80,sm90_two_pass,sm90", "128:131072", *GPT2, *FAST),
             lab(FORWARD, ",".join(TILES), "1024:8192", *GPT2, *FEW_TOKENS, *SLOW),
         ],
         [
@@ -204,13 +205,13 @@ TABLES = [
         9, "masks", "Block-sparse, window and dropout: 24 heads of 64, causal",
         "none",
         [lab(BOTH, "flash2", "1024:16384", *GPT2, *FEW_TOKENS, *SLOW, *mask) for mask in ((), ("--sparse",), ("--dropout",))]
-        + [lab(BOTH, "sm80,hopper,sm80_masked", "1024:16384", *GPT2, *SLOW)]
+        + [lab(BOTH, "sm80,sm90,sm80_masked", "1024:16384", *GPT2, *SLOW)]
         + [lab(BOTH, "sm80_masked", "1024:16384", *GPT2, *SLOW, *mask) for mask in (("--dropout",), ("--window", "1024"))],
         [
             Section(f"{title}, {op[10:]}", {"ms": "ms", **more}, op_is(op, variant_is(*names), *where))
             for title, more, names, where in (
                 ("The ladder's kernel, 16,384 tokens: dense, sparse, dropout", {"density": "density"}, ["flash2"], ()),
-                ("The trainer's kernels, 65,536 tokens: --dropout 0.1, --window 1024", {}, ["sm80", "hopper", "sm80_masked"], ()))
+                ("The trainer's kernels, 65,536 tokens: --dropout 0.1, --window 1024", {}, ["sm80", "sm90", OLD_SM90, "sm80_masked"], ()))
             for op in (FORWARD, BACKWARD)
         ],
     ),

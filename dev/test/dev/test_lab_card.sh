@@ -24,8 +24,8 @@ clean() {
 
 clean "every row, quick" --quick
 if nvidia-smi --query-gpu=compute_cap --format=csv,noheader | grep -q '^9.0'; then
-    clean "Hopper's attention, causal" 'attention_*' --variant 'hopper*' --head-size 64,128 --causal 1
-    clean "Hopper's attention, without a mask" 'attention_*' --variant 'hopper*' --head-size 64,128 --causal 0
+    clean "Hopper's attention, causal" 'attention_*' --variant 'sm90*' --head-size 64,128 --causal 1
+    clean "Hopper's attention, without a mask" 'attention_*' --variant 'sm90*' --head-size 64,128 --causal 0
 fi
 
 finish

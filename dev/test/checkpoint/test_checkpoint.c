@@ -1,4 +1,5 @@
 /* Checkpoints on a healthy disk: bitwise round trips, names and orientation in the files, config.json. */
+#include <dirent.h>
 #include "llmc/base/json.h"
 #include "llmc/checkpoint/safetensors.h"
 #include "dev/test/tiny_model.h"
@@ -153,6 +154,89 @@ static void test_larger_model(void) {
                  "expected max_seq_len 16 as in the open model, found 8");
 }
 
+/* Without a tokenizer GPT-2's number of tokens means its end of text. The tensor that is damaged is
+ * named, behind one that is written in two pieces; and a file that has grown. */
+static void test_gpt2_vocabulary(void) {
+    const GPT2Config config = {.max_seq_len = 8,
+                               .vocab_size = 50257,
+                               .padded_vocab_size = 50304,
+                               .n_layer = 1,
+                               .n_head = 1,
+                               .n_embd = 24};
+    GPT2 large;
+    Error err = {0};
+    int64_t id = 0;
+    tiny_open(&large, &config);
+    tiny_fill(&large, 3);
+    CHECK(
+        checkpoint_save(in_folder("gpt2"), &large, NULL, &(TrainerState){.step = 1}, &(SaveOptions){0}, &err),
+        "%s", err.text);
+    Json *json = json_read(in_folder("gpt2/step_00000001/config.json"), &err);
+    CHECK(json && json_int64(json_get(json_root(json), "eos_token_id"), &id) && id == 50256,
+          "end of text: %lld", (long long)id);
+    json_free(json);
+    load_accepts(&large, in_folder("gpt2"), 3);
+    FILE *file = fopen(in_folder("gpt2/step_00000001/model.safetensors"), "r+b");
+    REQUIRE(file && fseek(file, -8, SEEK_END) == 0 && fputc(77, file) == 77 &&
+                fseek(file, 0, SEEK_END) == 0 && fflush(file) == 0,
+            "cannot write into a checkpoint");
+    load_refuses(&large, in_folder("gpt2"), "tensor transformer.ln_f.bias: damaged");
+    REQUIRE(file && fputc(0, file) == 0 && fclose(file) == 0, "cannot write into a checkpoint");
+    load_refuses(&large, in_folder("gpt2"), " bytes by trainer_state.json, found ");
+    gpt2_close(&large);
+}
+
+/* A checkpoint of a step that was saved before takes its place; a file there is another's and stays. */
+static void test_place_taken(void) {
+    const TrainerState state = {.step = 4};
+    Error err = {0};
+    CHECK(tiny_save(&model, in_folder("twice"), 1, &state, 0, false, &err) &&
+              tiny_save(&model, in_folder("twice"), 2, &state, 0, false, &err),
+          "%s", err.text);
+    CHECK(access(in_folder("twice/.old-step_00000004"), F_OK) != 0, "what was replaced is still there");
+    DIR *saved = opendir(in_folder("twice"));
+    int n = 0;
+    for (struct dirent *e; saved && (e = readdir(saved));)
+        n += strcmp(e->d_name, ".") && strcmp(e->d_name, "..");
+    if (saved) closedir(saved);
+    CHECK(n == 1, "%d entries, expected the checkpoint alone", n);
+    load_accepts(&model, in_folder("twice"), 2);
+    CHECK(directory_make(in_folder("taken"), &err), "%s", err.text);
+    write_text(in_folder("taken/step_00000004"), "mine");
+    CHECK(!tiny_save(&model, in_folder("taken"), 1, &state, 0, false, &err) &&
+              strstr(err.text, "expected a checkpoint's directory or nothing, found a file"),
+          "%s", err.text);
+    FILE *file = fopen(in_folder("taken/step_00000004"), "r");
+    char text[8] = "";
+    CHECK(file && fgets(text, sizeof text, file) && strcmp(text, "mine") == 0, "the file holds '%s'", text);
+    if (file) fclose(file);
+}
+
+/* Sizes that fit and a number of heads that does not: the weights would mean something else. */
+static void test_other_heads(void) {
+    GPT2Config config = tiny_config;
+    GPT2 other;
+    config.n_head = 4;
+    tiny_open(&other, &config);
+    load_refuses(&other, in_folder("twice"), "expected n_head 4 as in the open model, found 2");
+    gpt2_close(&other);
+}
+
+/* Only the weights of a model that does not train can be saved. */
+static void test_without_optimizer(void) {
+    const GPT2Options options = {.B = 1, .T = 8};
+    GPT2 sampling;
+    Error err = {0};
+    if (!CHECK(gpt2_open(&sampling, &ops_cpu, &tiny_config, &options, &err), "%s", err.text)) return;
+    gpt2_init(&sampling, 1);
+    CHECK(!checkpoint_save(in_folder("sampling"), &sampling, NULL, &(TrainerState){.step = 1},
+                           &(SaveOptions){0}, &err) &&
+              strstr(err.text, "without an optimizer"),
+          "%s", err.text);
+    CHECK(access(in_folder("sampling"), F_OK) != 0, "something was written");
+    gpt2_close(&sampling);
+}
+
 /* Optimizer steps [from, to) on tokens that depend on the step alone. */
 static void train(GPT2 *trained, int from, int to) {
     int32_t tokens[8], targets[8];
@@ -242,33 +326,37 @@ static void test_config_read(void) {
     const struct {
         const char *text, *part; /* part: NULL where it is accepted */
     } cases[] = {
-        {"{\"model_type\":\"gpt2\"," SIZES "}",                                   NULL                                                           },
+        {"{\"model_type\":\"gpt2\"," SIZES "}",                                          NULL                                                           },
         {"{\"model_type\":\"gpt2\"," SIZES
          ",\"n_inner\":3072,\"activation_function\":\"gelu_new\",\"layer_norm_epsilon\":0.00001,"
-         "\"tie_word_embeddings\":true,\"task_specific_params\":{}}",    NULL                                                           },
-        {"[]",                                                                    "expected an object, found an array"                           },
-        {"{" SIZES "}",                                                           "model_type: expected gpt2, found nothing"                     },
-        {"{\"model_type\":\"llama\"," SIZES "}",                                  "model_type: expected gpt2, found llama"                       },
-        {"{\"model_type\":\"gpt2\"}",                                             "n_positions: expected a whole number from 1 on, found nothing"},
+         "\"tie_word_embeddings\":true,\"task_specific_params\":{}}",           NULL                                                           },
+        {"[]",                                                                           "expected an object, found an array"                           },
+        {"{" SIZES "}",                                                                  "model_type: expected gpt2, found nothing"                     },
+        {"{\"model_type\":\"llama\"," SIZES "}",                                         "model_type: expected gpt2, found llama"                       },
+        {"{\"model_type\":\"gpt2\"}",                                                    "n_positions: expected a whole number from 1 on, found nothing"},
         {"{\"model_type\":\"gpt2\",\"vocab_size\":0,\"n_positions\":1}",
-         "vocab_size: expected a whole number from 1 on, found 0"                                                                                },
-        {"{\"model_type\":\"gpt2\",\"vocab_size\":1.5,\"n_positions\":1}",        "found 1.5"                                                    },
-        {"{\"model_type\":\"gpt2\",\"vocab_size\":4294967297,\"n_positions\":1}", "found 4294967297"                                             },
+         "vocab_size: expected a whole number from 1 on, found 0"                                                                                       },
+        {"{\"model_type\":\"gpt2\",\"vocab_size\":1.5,\"n_positions\":1}",               "found 1.5"                                                    },
+        {"{\"model_type\":\"gpt2\",\"vocab_size\":4294967297,\"n_positions\":1}",        "found 4294967297"                                             },
         {"{\"model_type\":\"gpt2\",\"vocab_size\":2147483647,\"n_positions\":1,\"n_layer\":1,\"n_head\":1,"
-         "\"n_embd\":8}",                                                "vocab_size"                                                   },
+         "\"n_embd\":8}",                                                       "vocab_size"                                                   },
         {"{\"model_type\":\"gpt2\",\"vocab_size\":9,\"n_positions\":9,\"n_layer\":1,\"n_head\":7,\"n_embd\":"
-         "64}",                                                          "7 heads"                                                      },
+         "64}",                                                                 "7 heads"                                                      },
         {"{\"model_type\":\"gpt2\"," SIZES ",\"activation_function\":\"relu\"}",
-         "activation_function: expected gelu_new, found relu"                                                                                    },
+         "activation_function: expected gelu_new, found relu"                                                                                           },
         {"{\"model_type\":\"gpt2\"," SIZES ",\"layer_norm_epsilon\":1e-6}",
-         "layer_norm_epsilon: expected 1e-5, found 1e-6"                                                                                         },
+         "layer_norm_epsilon: expected 1e-5, found 1e-6"                                                                                                },
         {"{\"model_type\":\"gpt2\"," SIZES ",\"n_inner\":1024}",
-         "n_inner: expected null or 3072 (4 n_embd), found 1024"                                                                                 },
+         "n_inner: expected null or 3072 (4 n_embd), found 1024"                                                                                        },
         {"{\"model_type\":\"gpt2\"," SIZES ",\"scale_attn_weights\":false}",
-         "scale_attn_weights: expected true, found false"                                                                                        },
+         "scale_attn_weights: expected true, found false"                                                                                               },
         {"{\"model_type\":\"gpt2\"," SIZES ",\"tie_word_embeddings\":false}",
-         "tie_word_embeddings: expected true, found false"                                                                                       },
-        {"{\"model_type\":\"gpt2\"," SIZES ",\"model_type\":\"gpt2\"}",           "found \"model_type\" twice"                                   },
+         "tie_word_embeddings: expected true, found false"                                                                                              },
+        {"{\"model_type\":\"gpt2\"," SIZES ",\"scale_attn_by_inverse_layer_idx\":true}",
+         "scale_attn_by_inverse_layer_idx: expected false, found true"                                                                                  },
+        {"{\"model_type\":\"gpt2\"," SIZES ",\"add_cross_attention\":true}",
+         "add_cross_attention: expected false, found true"                                                                                              },
+        {"{\"model_type\":\"gpt2\"," SIZES ",\"model_type\":\"gpt2\"}",                  "found \"model_type\" twice"                                   },
     };
     Error err = {0};
     CHECK(directory_make(in_folder("config"), &err), "%s", err.text);
@@ -294,6 +382,10 @@ int main(void) {
     test_empty_state();
     test_orientation();
     test_larger_model();
+    test_gpt2_vocabulary();
+    test_place_taken();
+    test_other_heads();
+    test_without_optimizer();
     test_resumed_training();
     test_model_only();
     test_config_written();

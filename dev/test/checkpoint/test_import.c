@@ -90,6 +90,9 @@ static void test_hugging_face(void) {
     }
     write_variant(file, &(Variant){.head = "other"});
     load_refuses(&model, in_folder("hf"), "expected lm_head.weight equal to wte.weight");
+    write_variant(file, &(Variant){.extra = "lm_head.weight"});
+    load_refuses(&model, in_folder("hf"),
+                 "'lm_head.weight': expected shape (250, 32) by config.json, found (4)");
     const char *extras[] = {"score.weight", "h.2.ln_1.weight", "wte.weight", "h.0.attn.bias2",
                             "h.x.attn.bias"};
     for (int i = 0; i < 5; i++) {

@@ -1,5 +1,8 @@
 /* The order of the data: windows across file borders, the shuffle, ranks, resuming, and text. */
+#include <dirent.h>
+#include <signal.h>
 #include "dev/test/data_files.h"
+#include "llmc/data/token_stream.h"
 #include "llmc/data/window_order.h"
 
 /* Shards of 10, 0, 3 and 20 tokens 0..32: windows of 4 run across the borders, every token is used, and after
@@ -63,7 +66,7 @@ static void check_epoch(const WindowOrder *order, int64_t epoch) {
 
 /* Every epoch has an order and an alignment of its own, and so has every seed. */
 static void test_shuffle(void) {
-    static const int counts[] = {1, 2, 3, 4, 5, 16, 17, 64, 65, 1000, 4097};
+    static const int counts[] = {1, 2, 3, 4, 5, 7, 15, 16, 17, 64, 65, 1000, 4097};
     for (size_t i = 0; i < sizeof counts / sizeof *counts; i++) {
         int n = counts[i], T = 8;
         WindowOrder order = {(int64_t)n * T + 1 + n % T, T, true, 42};
@@ -231,6 +234,136 @@ static void test_text(void) {
     empty_folder();
 }
 
+/* 1,009 bytes, letters up to the border at 908 (9 n / 10 is 908.1), then each byte once. Windows of a split that are shuffled run around its own end, not the file's. */
+static void test_splits(void) {
+    enum { N = 1009, BORDER = 908, T = 7 };
+    char text[N];
+    int n_wrapped = 0, n_outside = 0, n_wrong = 0;
+    Error err = {0};
+    int32_t batch[2 * T];
+    Tokenizer *bytes = tokenizer_open("bytes", &err);
+    for (int i = 0; i < N; i++) text[i] = (char)(i < BORDER ? 'a' + i % 26 : ' ' + i - BORDER);
+    write_file("text.txt", text, N);
+    DataOptions options = options_of("text.txt", 1, T);
+    options.tokenizer = bytes;
+    options.split = SPLIT_TRAIN;
+    DataLoader *loader = open_or_report(&options);
+    if (loader)
+        CHECK(dataloader_n_tokens(loader) == BORDER, "%lld tokens", (long long)dataloader_n_tokens(loader));
+    dataloader_close(loader);
+    options.split = SPLIT_VAL;
+    options.shuffle = true;
+    loader = open_or_report(&options);
+    for (int w = 0; loader && w < 300 && take(loader, 1, T, batch); w++) {
+        for (int t = 0; t < T; t++) {
+            const int at = batch[t] - ' ', next = batch[T + t] - ' ';
+            n_outside += at < 0 || at >= N - BORDER || next < 0;
+            n_wrong += next != (at + 1) % (N - BORDER);
+            n_wrapped += next == 0;
+        }
+    }
+    CHECK(n_outside == 0 && n_wrong == 0, "%d tokens are not the split's, %d not the next", n_outside,
+          n_wrong);
+    CHECK(n_wrapped > 0, "no window ran around the end of the split");
+    dataloader_close(loader);
+    tokenizer_close(bytes);
+    empty_folder();
+}
+
+/* ---- text and vocabularies ---- */
+
+/* A tokenizer of the 256 bytes and `tokens`, length and bytes of each, n of them. */
+static Tokenizer *open_tokens(const uint8_t *tokens, size_t size, int n) {
+    const uint32_t header[256] = {20240328, 2, (uint32_t)(256 + n + 1), (uint32_t)(256 + n)};
+    Error err = {0};
+    FILE *file = fopen(path_of("tokenizer.bin"), "wb");
+    bool ok = file && fwrite(header, sizeof header, 1, file) == 1;
+    for (int b = 0; ok && b < 256; b++) ok = fputc(1, file) == 1 && fputc(b, file) == b;
+    ok = ok && fwrite(tokens, 1, size, file) == size && fwrite("\x0D<|endoftext|>", 1, 14, file) == 14;
+    REQUIRE(ok && fclose(file) == 0, "cannot write a tokenizer");
+    Tokenizer *tokenizer = tokenizer_open(path_of("tokenizer.bin"), &err);
+    CHECK(tokenizer, "%s", err.text);
+    return tokenizer;
+}
+
+/* The stream of text.txt has the tokens of the text, encoded at once. */
+static void check_encoded(const Tokenizer *tokenizer, const char *text, size_t n) {
+    Error err = {0};
+    int32_t *want = NULL;
+    size_t n_want = 0;
+    TokenStream stream;
+    write_file("text.txt", text, n);
+    bool ok =
+        tokenizer_encode(tokenizer, text, n, &want, &n_want, &err) &&
+        token_stream_open(&stream, path_of("text.txt"), &(TextOptions){.tokenizer = tokenizer}, 0, &err);
+    if (!CHECK(ok, "%s", err.text)) return;
+    int32_t *got = malloc(n_want * sizeof *got);
+    ok = got && stream.n_tokens == (int64_t)n_want &&
+         token_stream_read(&stream, 0, (int64_t)n_want, got, &err);
+    CHECK(ok && memcmp(got, want, n_want * sizeof *got) == 0,
+          "%zu bytes: %lld tokens, %zu at once, or others", n, (long long)stream.n_tokens, n_want);
+    token_stream_close(&stream);
+    free(got);
+    free(want);
+}
+
+/* A text is read in pieces of 4 MiB. A run of spaces lies over the border: two of them are a token. */
+static void test_cut(void) {
+    enum { CHUNK = 4 << 20, N = CHUNK + 100 };
+    Tokenizer *tokenizer = open_tokens((const uint8_t *)"\2  ", 3, 1);
+    char *text = malloc(N);
+    if (!text || !tokenizer) abort();
+    for (int i = 0; i < N; i++) text[i] = i % 8 == 7 ? '\n' : 'a';
+    for (int i = -2; i <= 3; i++) text[CHUNK + i] = ' ';
+    check_encoded(tokenizer, text, N);
+    free(text);
+    tokenizer_close(tokenizer);
+    empty_folder();
+}
+
+/* All pairs of bytes are tokens, then "abc", the 65792nd: more than two bytes can count. */
+static void test_wide_tokens(void) {
+    enum { PAIRS = 1 << 16 };
+    uint8_t *tokens = malloc(3 * PAIRS + 4), *at = tokens;
+    if (!tokens) abort();
+    for (int pair = 0; pair < PAIRS; pair++) *at++ = 2, *at++ = (uint8_t)(pair >> 8), *at++ = (uint8_t)pair;
+    memcpy(at, "\3abc", 4);
+    Tokenizer *tokenizer = open_tokens(tokens, 3 * PAIRS + 4, PAIRS + 1);
+    if (tokenizer) check_encoded(tokenizer, "abc\nabc xyz", 11);
+    tokenizer_close(tokenizer);
+    free(tokens);
+    empty_folder();
+}
+
+/* Signals are the program's, not the reading thread's: every thread but this one has them blocked. */
+static void test_signals(void) {
+    write_shard("a.bin", 0, 100);
+    DataOptions options = options_of("a.bin", 1, 2);
+    DataLoader *loader = open_or_report(&options);
+    int32_t batch[4];
+    if (loader) take(loader, 1, 2, batch); /* the thread runs, with the signals that it was given */
+    DIR *threads = opendir("/proc/self/task");
+    int n = 0;
+    for (struct dirent *e; threads && (e = readdir(threads));) {
+        char path[300], line[200];
+        unsigned long long blocked;
+        if (e->d_name[0] == '.' || atoi(e->d_name) == getpid()) continue;
+        snprintf(path, sizeof path, "/proc/self/task/%s/status", e->d_name);
+        FILE *file = fopen(path, "r");
+        while (file && fgets(line, sizeof line, file))
+            if (sscanf(line, "SigBlk: %llx", &blocked) == 1)
+                n++, CHECK(blocked >> (SIGTERM - 1) & blocked >> (SIGINT - 1) & 1, "blocked: %llx", blocked);
+        if (file) fclose(file);
+    }
+    if (!threads)
+        SKIP("no /proc on this machine");
+    else
+        CHECK(n >= 1, "no thread beside this one");
+    if (threads) closedir(threads);
+    dataloader_close(loader);
+    empty_folder();
+}
+
 /* A file that is no text is refused by the name of its kind. */
 static void test_kinds(void) {
     static const struct {
@@ -370,6 +503,10 @@ int main(void) {
     test_ranks();
     test_seek();
     test_text();
+    test_splits();
+    test_cut();
+    test_wide_tokens();
+    test_signals();
     test_kinds();
     test_kinds_in_place();
     test_not_utf8();

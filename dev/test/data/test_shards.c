@@ -31,6 +31,7 @@ static void test_bad_files(void) {
     } cases[] = {
         {"magic.bin",     20240521, 1, 20,  40, "magic.bin: magic: expected 20240520",        "found 20240521"   },
         {"tokenizer.bin", 20240328, 1, 20,  40, "found 20240328",                             "a llm.c tokenizer"},
+        {"model.bin",     20240326, 3, 20,  40, "found 20240326",                             "a llm.c model"    },
         {"version.bin",   MAGIC16,  2, 20,  40, "version: expected 1",                        "found 2"          },
         {"version32.bin", MAGIC32,  1, 10,  40, "version: expected 7",                        "found 1"          },
         {"cut.bin",       MAGIC16,  1, 20,  38, "the header says 20, which takes 1064 bytes", "the file has 1062"},

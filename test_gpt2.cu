@@ -11,6 +11,7 @@
 #include "dev/test/compare.h"
 #include "dev/test/large_case.h"
 #include "dev/test/reference_case.h"
+#include "llmc/model/ops_testing.h"
 
 #define FP32_LIMIT 1e-5
 /* After some steps: where a gradient is rounding noise around zero, Adam's m/sqrt(v) has a random sign and
@@ -151,8 +152,8 @@ static void check_padding_is_zero(Case *c, GPT2 *model, const float *flat, const
                   end = model->tensors[WTE].layer_elems;
     float *padding = malloc((size_t)(end - begin + 1) * sizeof *padding);
     if (!padding) abort();
-    c->ops->download(padding, flat + model->tensors[WTE].offset + begin,
-                     (size_t)(end - begin) * sizeof *padding);
+    c->ops->device->download(padding, flat + model->tensors[WTE].offset + begin,
+                             (size_t)(end - begin) * sizeof *padding);
     int64_t wrong = 0, first = 0;
     for (int64_t i = end - begin - 1; i >= 0; i--)
         if (padding[i] != 0) wrong++, first = i;
@@ -230,9 +231,9 @@ static bool step_snapshot(Case *c, const GPT2Options *options, Snapshot *out) {
     }
     forward_backward(c, &model);
     for (int i = 0; i < 2; i++) gpt2_micro_step(&model, c->tokens, c->targets, c->B, c->T, 1.0f);
-    if (options->graph && c->ops->runs_ahead)
-        CHECK(model.recorded[0].ops && model.recorded[1].ops, "%s: micro-steps are not replayed",
-              c->ops->name);
+    if (options->graph && c->ops->device->is_async)
+        CHECK(model.captured[0].graph && model.captured[1].graph,
+              "%s: micro-steps are not launched as graphs", c->ops->name);
     *out = snapshot(&model);
     gpt2_close(&model);
     return true;
@@ -443,7 +444,8 @@ int main(int argc, char **argv) {
                               : backends[b].is_cuda && !cuda_available() ? "no CUDA device"
                                                                          : NULL;
         Error err = {0};
-        if (!missing && !CHECK(backends[b].ops->open(&err), "%s: %s", backends[b].name, err.text)) continue;
+        if (!missing && !CHECK(backends[b].ops->device->open(0, &err), "%s: %s", backends[b].name, err.text))
+            continue;
         for (size_t m = 0; m < sizeof models / sizeof *models; m++) {
             if (!chosen(argc, argv, models[m], backends[b].name)) continue;
             if (missing)

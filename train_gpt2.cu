@@ -267,7 +267,7 @@ static void describe(Training *t) {
     setup_print_model(run);
     if (settings_sample_only(&run->settings)) return;
     if (run->train) {
-        t->peak_flops = run->ops->peak_flops(&how);
+        t->peak_flops = run->ops->device->peak_flops(run->ops->dtype, &how);
         console_row(stdout, "peak", "%.1f TFLOP/s (%s)", t->peak_flops * 1e-12, how);
     }
     if (run->train) console_row(stdout, "train", "%s", dataloader_description(run->train));
@@ -307,7 +307,7 @@ static bool open_log(Training *t, int argc, char **argv, Error *err) {
         .argc = argc,
         .argv = argv,
         .flags = flags,
-        .device = run->ops->device_name(),
+        .device = run->ops->device->name(),
         .model = setup_model_name(run),
         .n_parameters = run->model.n_parameters,
         .tokenizer = run->tokenizer,

@@ -11,9 +11,9 @@ AttentionMask attention_mask(const Call *c) {
     while (keys[i].ops && keys[i].ops != c->ops) i++;
     if (!keys[i].ops) {
         keys[i].ops = c->ops;
-        keys[i].key = c->ops->alloc(sizeof value);
+        keys[i].key = c->ops->device->alloc(sizeof value);
         if (!keys[i].key) die(&(Error){EXIT_RUN, "too little memory for the key of a mask"});
-        c->ops->upload(keys[i].key, &value, sizeof value);
+        c->ops->device->upload(keys[i].key, &value, sizeof value);
     }
     return (AttentionMask){
         .window = c->s.window, .dropout = {keys[i].key, DROPOUT_SITE, c->s.dropout ? DROPOUT_P : 0}

@@ -4,7 +4,7 @@
  *   make dev && build/bench_cpu
  *
  * Each op runs for at least 0.3 s after a warm-up; the median and the best call are printed, and the best
- * over the peak that a loop of fused multiply-adds reaches on all threads just before (ops_cpu.peak_flops).
+ * over the peak that a loop of fused multiply-adds reaches on all threads just before (ops_cpu.device->peak_flops).
  * Causal attention counts as half. */
 #include <stdio.h>
 #include <stdlib.h>
@@ -45,7 +45,7 @@ static double now(void) {
 
 /* n floats, uniform in [-0.5, 0.5). */
 static float *random_floats(int64_t n) {
-    float *x = ops_cpu.alloc((size_t)n * sizeof *x);
+    float *x = ops_cpu.device->alloc((size_t)n * sizeof *x);
     if (!x) {
         fprintf(stderr, "error: out of memory for %lld floats\n", (long long)n);
         exit(EXIT_RUN);
@@ -112,7 +112,7 @@ static void bench(const Row *r, double peak) {
                  random_floats(wide),
                  NULL};
     static double seconds[MAX_CALLS];
-    b.scratch = ops_cpu.alloc(ops_cpu.scratch_bytes(&shape));
+    b.scratch = ops_cpu.device->alloc(ops_cpu.scratch_bytes(&shape));
     int n = 0;
     call(r, &b);
     for (double end = now() + 0.3; n < 5 || (now() < end && n < MAX_CALLS); n++) {
@@ -126,7 +126,7 @@ static void bench(const Row *r, double peak) {
            r->OC ? r->OC : r->NH, r->OC ? r->IC : r->IC / r->NH, seconds[n / 2] * 1e3, median, best,
            1e11 * best / peak);
     void *all[] = {b.x, b.y, b.pre, b.weight, b.dweight, b.lse, b.scratch};
-    for (size_t i = 0; i < sizeof all / sizeof *all; i++) ops_cpu.release(all[i]);
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) ops_cpu.device->free(all[i]);
 }
 
 int main(int argc, char **argv) {
@@ -136,9 +136,9 @@ int main(int argc, char **argv) {
         fail(&err, EXIT_INPUT, "bench_cpu: expected no argument, found '%s'", argv[1]);
         die(&err);
     }
-    if (!ops_cpu.open(&err)) die(&err);
-    double peak = ops_cpu.peak_flops(&how);
-    printf("%s, peak %.0f GFLOP/s (%s)\n", ops_cpu.device_name(), peak * 1e-9, how);
+    if (!ops_cpu.device->open(0, &err)) die(&err);
+    double peak = ops_cpu.device->peak_flops(ops_cpu.dtype, &how);
+    printf("%s, peak %.0f GFLOP/s (%s)\n", ops_cpu.device->name(), peak * 1e-9, how);
     printf("%-22s %12s %12s %11s %7s %7s\n", "op", "", "shape", "median", "median", "best");
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) bench(&rows[i], peak);
     return 0;

@@ -320,7 +320,7 @@ static void run_close(Run *run) {
 static void run_once(Run *run, int scratch_value) {
     for (int k = 0; k < run->c->n; k++) {
         if (run->image[k])
-            run->call.ops->upload(run->device[k].data, run->image[k], run->device[k].bytes);
+            run->call.ops->device->upload(run->device[k].data, run->image[k], run->device[k].bytes);
         else if (run->device[k].base)
             guarded_fill(run->call.ops, run->device[k].data, scratch_value, run->device[k].bytes);
     }
@@ -330,7 +330,7 @@ static void run_once(Run *run, int scratch_value) {
 
 static void *fetch(const Run *run, int k) {
     void *bytes = lab_malloc(run->device[k].bytes);
-    run->call.ops->download(bytes, run->device[k].data, run->device[k].bytes);
+    run->call.ops->device->download(bytes, run->device[k].data, run->device[k].bytes);
     return bytes;
 }
 

@@ -34,8 +34,9 @@ static void write_header(int argc, char **argv) {
     char date[32];
     const time_t now = time(NULL);
     strftime(date, sizeof date, "%Y-%m-%d %H:%M UTC", gmtime(&now));
-    fprintf(csv, "# commit %s\n# cpu %s\n", program_commit(), lab_table(NEEDS_CPU, DTYPE_F32)->device_name());
-    if (gpu) fprintf(csv, "# gpu %s\n# %s\n", gpu->device_name(), lab_cuda_versions());
+    fprintf(csv, "# commit %s\n# cpu %s\n", program_commit(),
+            lab_table(NEEDS_CPU, DTYPE_F32)->device->name());
+    if (gpu) fprintf(csv, "# gpu %s\n# %s\n", gpu->device->name(), lab_cuda_versions());
     fprintf(csv, "# date %s\n# command", date);
     for (int i = 0; i < argc; i++) fprintf(csv, " %s", argv[i]);
     fprintf(

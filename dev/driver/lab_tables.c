@@ -29,7 +29,7 @@ const Ops *lab_table(Needs needs, DType dtype) {
     for (int i = 0; i < 3; i++) {
         if (opened[i] == ops) return ops;
         if (opened[i]) continue;
-        if (!ops->open(&err)) die(&err);
+        if (!ops->device->open(0, &err)) die(&err);
         return opened[i] = ops;
     }
     return ops;

@@ -41,10 +41,10 @@ static void fill_random(const Ops *ops, char *dst, const Operand *o, int k, DTyp
     for (int64_t i = 0; i < n; i++) values[i] = operand_value(o, k, i);
     encode_values(piece, values, n, o->store, dtype);
     size_t done = (size_t)n * elem;
-    ops->upload(dst, piece, done);
+    ops->device->upload(dst, piece, done);
     while (done < bytes) {
         const size_t more = done < bytes - done ? done : bytes - done;
-        ops->copy(dst + done, dst, more);
+        ops->device->copy(dst + done, dst, more);
         done += more;
     }
     free(values);
@@ -54,8 +54,8 @@ static void fill_random(const Ops *ops, char *dst, const Operand *o, int k, DTyp
 static void buffers_close(Buffers *b, int n_operands) {
     for (int i = 0; i < b->n_sets; i++)
         for (int k = 0; k < n_operands; k++)
-            if (b->calls[i].p[k] != b->scratch) b->ops->release(b->calls[i].p[k]);
-    b->ops->release(b->scratch);
+            if (b->calls[i].p[k] != b->scratch) b->ops->device->free(b->calls[i].p[k]);
+    b->ops->device->free(b->scratch);
 }
 
 /* False, with a line, if the device has too little memory. */
@@ -65,7 +65,7 @@ static bool buffers_open(Buffers *b, const LabOp *op, const Sizes *s, const Ops 
     const int n = op->describe(operands, s);
     size_t bytes = 0, free_bytes, total_bytes;
     for (int k = 0; k < n; k++) bytes += operand_bytes(&operands[k], ops->dtype);
-    ops->memory_info(&free_bytes, &total_bytes);
+    ops->device->memory_info(&free_bytes, &total_bytes);
     *b = (Buffers){.ops = ops, .n_sets = (int)(COLD_BYTES / (double)bytes) + 1};
     if (b->n_sets > MAX_SETS) b->n_sets = MAX_SETS;
     if (o->once) b->n_sets = 1;
@@ -75,7 +75,7 @@ static bool buffers_open(Buffers *b, const LabOp *op, const Sizes *s, const Ops 
         counts.left_out++;
         return false;
     }
-    b->scratch = ops->alloc(scratch_bytes);
+    b->scratch = ops->device->alloc(scratch_bytes);
     for (int i = 0; i < b->n_sets; i++) {
         Call *call = &b->calls[i];
         *call = (Call){.ops = ops, .s = *s};
@@ -83,13 +83,13 @@ static bool buffers_open(Buffers *b, const LabOp *op, const Sizes *s, const Ops 
             const Operand *operand = &operands[k];
             if (operand->role == SPACE) call->p[k] = b->scratch;
             if (operand->role == SPACE || operand->elems == 0) continue;
-            call->p[k] = ops->alloc(operand_bytes(operand, ops->dtype));
+            call->p[k] = ops->device->alloc(operand_bytes(operand, ops->dtype));
             if (!call->p[k]) die(&(Error){EXIT_RUN, "the device refuses memory that it reported as free"});
             fill_random(ops, call->p[k], operand, k, ops->dtype);
         }
         if (op->prepare_timing) op->prepare_timing(call);
     }
-    ops->synchronize();
+    ops->device->synchronize();
     return true;
 }
 
@@ -114,7 +114,7 @@ static double time_group(const Buffers *b, void (*run)(const Call *call), int n)
     static int next_set;
     const double start = seconds_now();
     for (int i = 0; i < n; i++) run(&b->calls[next_set++ % b->n_sets]);
-    b->ops->synchronize();
+    b->ops->device->synchronize();
     return (seconds_now() - start) / n;
 }
 
@@ -150,7 +150,7 @@ typedef struct Roofs {
 enum { COPY_BYTES = 1 << 28, GEMM = 8192 };
 
 static void copy(const Call *c) {
-    c->ops->copy(c->p[0], c->p[1], COPY_BYTES);
+    c->ops->device->copy(c->p[0], c->p[1], COPY_BYTES);
 }
 static void gemm(const Call *c) {
     c->ops->linear_forward(c->p[0], NULL, c->p[1], c->p[2], NULL, GEMM, GEMM, GEMM);
@@ -161,7 +161,7 @@ static double time_roof(const Ops *ops, void (*run)(const Call *c), int64_t elem
     Options longer = *o;
     const Operand operand = {.elems = elems, .scale = 1};
     for (int k = 0; k < 3; k++) {
-        b.calls[0].p[k] = ops->alloc(operand_bytes(&operand, ops->dtype));
+        b.calls[0].p[k] = ops->device->alloc(operand_bytes(&operand, ops->dtype));
         if (!b.calls[0].p[k]) die(&(Error){EXIT_RUN, "too little memory to measure the roofs"});
         fill_random(ops, b.calls[0].p[k], &operand, k, ops->dtype);
     }
@@ -223,7 +223,7 @@ static void roofs_measure(Roofs *r, const Options *o) {
     const Ops *ops = r->ops;
     const char *how;
     r->bytes = 2.0 * COPY_BYTES / time_roof(ops, copy, COPY_BYTES / (int64_t)dtype_bytes(ops->dtype), o);
-    r->flops = ops == &ops_cpu ? ops->peak_flops(&how)
+    r->flops = ops == &ops_cpu ? ops->device->peak_flops(ops->dtype, &how)
                                : 2.0 * GEMM * GEMM * GEMM / time_roof(ops, gemm, (int64_t)GEMM * GEMM, o);
 }
 
@@ -240,7 +240,7 @@ static const Roofs *roofs_of(const Ops *ops, const Options *o) {
         roofs_measure(r, o);
         roofs_keep(r, o->roofs);
     }
-    snprintf(line, sizeof line, "%s, %s: copy %.0f GB/s, %s %.2f TFLOP/s = 100 %%", ops->device_name(),
+    snprintf(line, sizeof line, "%s, %s: copy %.0f GB/s, %s %.2f TFLOP/s = 100 %%", ops->device->name(),
              ops->name, r->bytes * 1e-9, ops == &ops_cpu ? "multiply-adds" : "GEMM 8192^3", r->flops * 1e-12);
     report_comment(line);
     return r;
@@ -308,10 +308,10 @@ static double work_of(const LabOp *op, const Sizes *s) {
 }
 
 static void call_once(const Buffers *b, void (*run)(const Call *call)) {
-    b->ops->synchronize();
+    b->ops->device->synchronize();
     lab_profile(true);
     run(&b->calls[0]);
-    b->ops->synchronize();
+    b->ops->device->synchronize();
     lab_profile(false);
 }
 
@@ -351,7 +351,7 @@ static int fitting(const Variant **fit, const LabOp *op, const Sizes *s, const V
                    int n, const Ops *ops, size_t *scratch_bytes, const Options *o) {
     size_t free_bytes, total_bytes;
     int n_fit = 0;
-    ops->memory_info(&free_bytes, &total_bytes);
+    ops->device->memory_info(&free_bytes, &total_bytes);
     *scratch_bytes = 0;
     for (int i = 0; i < n; i++) {
         const size_t bytes = lab_scratch_bytes(variants[i], ops, s);

@@ -229,7 +229,7 @@ static void begin(int worker) {
     Error err = {0};
     worker_root(worker, root);
     must_run("rm -rf %s; cp -r %s/whole %s", root, soak_folder, root);
-    if (!ops_cpu.open(&err)) finding("%s", err.text);
+    if (!ops_cpu.device->open(0, &err)) finding("%s", err.text);
     for (int i = 0; i < N_SUBJECTS; i++) {
         snprintf(path, sizeof path, "%s/%s/%s", root, subjects[i].folder, subjects[i].file);
         whole[i].usable = try_read_whole(path, &whole[i].bytes, &whole[i].n) &&

@@ -7,10 +7,10 @@
 static void bad_step(Case *c, GPT2 *model, float value, bool in_gradient) {
     const int64_t at = model->tensors[WTE].offset + (int64_t)c->tokens[0] * c->config.n_embd + 3;
     float good;
-    c->ops->download(&good, model->master + at, sizeof good);
+    c->ops->device->download(&good, model->master + at, sizeof good);
     if (!in_gradient) gpt2_set_weights(model, &value, at, 1);
     forward_backward(c, model);
-    if (in_gradient) c->ops->upload(model->grads + at, &value, sizeof value);
+    if (in_gradient) c->ops->device->upload(model->grads + at, &value, sizeof value);
     Snapshot before = snapshot(model);
     update(c, model, 2);
     char what[64];

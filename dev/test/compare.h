@@ -91,7 +91,7 @@ static inline bool guarded_fill(const Ops *ops, void *dst, int value, size_t byt
     char *host = malloc(bytes + 1);
     if (!host) return false;
     memset(host, value, bytes);
-    ops->upload(dst, host, bytes);
+    ops->device->upload(dst, host, bytes);
     free(host);
     return true;
 }
@@ -100,7 +100,7 @@ static inline bool guarded_fill(const Ops *ops, void *dst, int value, size_t byt
  * alignment of allocations. False, with nothing allocated, if it does not fit. */
 static inline bool guarded_alloc(Guarded *g, const Ops *ops, size_t bytes, size_t shift) {
     *g = (Guarded){.ops = ops, .bytes = bytes, .shift = shift};
-    if (!(g->base = ops->alloc(bytes + shift + 2 * GUARD_BYTES))) return false;
+    if (!(g->base = ops->device->alloc(bytes + shift + 2 * GUARD_BYTES))) return false;
     g->data = g->base + GUARD_BYTES + shift;
     return guarded_fill(ops, g->base, GUARD_VALUE, GUARD_BYTES + shift) &&
            guarded_fill(ops, g->data, POISON_VALUE, bytes) &&
@@ -108,7 +108,7 @@ static inline bool guarded_alloc(Guarded *g, const Ops *ops, size_t bytes, size_
 }
 
 static inline void guarded_free(Guarded *g) {
-    if (g->base) g->ops->release(g->base);
+    if (g->base) g->ops->device->free(g->base);
     *g = (Guarded){0};
 }
 
@@ -117,8 +117,8 @@ static inline bool guarded_intact(const Guarded *g) {
     unsigned char band[2 * GUARD_BYTES + 256];
     size_t before = GUARD_BYTES + g->shift;
     if (before + GUARD_BYTES > sizeof band) return false;
-    g->ops->download(band, g->base, before);
-    g->ops->download(band + before, g->data + g->bytes, GUARD_BYTES);
+    g->ops->device->download(band, g->base, before);
+    g->ops->device->download(band + before, g->data + g->bytes, GUARD_BYTES);
     for (size_t i = 0; i < before + GUARD_BYTES; i++)
         if (band[i] != GUARD_VALUE) return false;
     return true;
@@ -129,18 +129,18 @@ static inline bool guarded_intact(const Guarded *g) {
 /* n values, rounded to dtype */
 static inline void upload_floats(const Ops *ops, void *dst, DType dtype, const float *src, int64_t n) {
     if (dtype == DTYPE_F32) {
-        ops->upload(dst, src, (size_t)n * sizeof *src);
+        ops->device->upload(dst, src, (size_t)n * sizeof *src);
         return;
     }
     uint16_t *bits = malloc((size_t)n * sizeof *bits);
     if (!bits) abort();
     for (int64_t i = 0; i < n; i++) bits[i] = bf16_from_float(src[i]);
-    ops->upload(dst, bits, (size_t)n * sizeof *bits);
+    ops->device->upload(dst, bits, (size_t)n * sizeof *bits);
     free(bits);
 }
 
 static inline void download_floats(const Ops *ops, float *dst, const void *src, DType dtype, int64_t n) {
-    ops->download(dst, src, (size_t)n * dtype_bytes(dtype));
+    ops->device->download(dst, src, (size_t)n * dtype_bytes(dtype));
     if (dtype == DTYPE_F32) return;
     uint16_t *bits = (uint16_t *)(void *)dst; /* widened in place, from the last to the first */
     for (int64_t i = n - 1; i >= 0; i--) {

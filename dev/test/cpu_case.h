@@ -153,8 +153,8 @@ static double weighted_sum(Buffer weights, const double *values) {
 /* Runs all cases once with references and three times more for the bits; the exit code of main. */
 static int check_cpu_cases(const char *name, void (*run_cases)(void)) {
     Error err = {0};
-    if (!CHECK(ops->open(&err), "open: %s", err.text)) return check_finish(name);
-    printf("%s: seed %u, %s\n", name, SEED, ops->device_name());
+    if (!CHECK(ops->device->open(0, &err), "open: %s", err.text)) return check_finish(name);
+    printf("%s: seed %u, %s\n", name, SEED, ops->device->name());
     static const int threads[] = {2, 1, 2, 3};
     for (pass = 0; pass < 4; pass++) {
         cpu_set_thread_count(threads[pass]);

@@ -164,7 +164,7 @@ __attribute__((unused)) static void direct_open(Direct *d, const char *flags, co
                                  .attention = flag_is(flags, "--attention", "standard") ? ATTENTION_STANDARD
                                                                                         : ATTENTION_FLASH,
                                  .dropout_seed = (uint64_t)d->seed};
-    if (!ops_cpu.open(&err) || !gpt2_open(&d->model, &ops_cpu, &config, &options, &err)) {
+    if (!ops_cpu.device->open(0, &err) || !gpt2_open(&d->model, &ops_cpu, &config, &options, &err)) {
         fprintf(stderr, "direct_open: %s\n", err.text);
         exit(1);
     }

@@ -75,9 +75,9 @@ static void test_large(const Ops *bf16, const Ops *fp32) {
     c.targets = hash_tokens(STREAM_TARGETS, (int64_t)c.B * c.T, vocabulary);
     Snapshot want, got;
     float loss[2];
-    if (fp32->open(&err) && large_gradients(&c, &want, &loss[0])) {
+    if (fp32->device->open(0, &err) && large_gradients(&c, &want, &loss[0])) {
         c.ops = bf16;
-        if (bf16->open(&err) && large_gradients(&c, &got, &loss[1])) {
+        if (bf16->device->open(0, &err) && large_gradients(&c, &got, &loss[1])) {
             CHECK(fabsf(loss[1] - loss[0]) <= 2e-3f * loss[0], "%s, large: loss %g, in fp32 %g", bf16->name,
                   (double)loss[1], (double)loss[0]);
             compare_large(&c, &got, &want);

@@ -2,6 +2,7 @@
  * and some queries and keys against what the oracle would give, element by element. */
 #pragma once
 #include "attention_case.h"
+#include "llmc/model/ops_testing.h"
 
 /* One sequence on the host, and what the kernels made of it. */
 typedef struct Long {
@@ -179,7 +180,7 @@ static float *results_of(const Ops *ops, int capability, const Guarded *p, const
     cuda_limit_capability(0);
     download_floats(ops, results, p[0].data, ops->dtype, 3 * n);
     download_floats(ops, results + 3 * n, p[2].data, ops->dtype, n);
-    ops->download(results + 4 * n, p[4].data, (size_t)rows * sizeof *results);
+    ops->device->download(results + 4 * n, p[4].data, (size_t)rows * sizeof *results);
     return results;
 }
 

@@ -216,7 +216,7 @@ static bool op_fill_device(OpCase *c, int scratch) {
         }
         void *bytes = op_malloc(c->device[k].bytes);
         encode(bytes, c->in[k], o->store, c->ops->dtype, o->elems);
-        c->ops->upload(c->device[k].data, bytes, c->device[k].bytes);
+        c->ops->device->upload(c->device[k].data, bytes, c->device[k].bytes);
         free(bytes);
     }
     return true;
@@ -240,7 +240,7 @@ static void op_run_device(OpCase *c) {
 
 static void *op_download(OpCase *c, int k) {
     void *bytes = op_malloc(c->device[k].bytes);
-    c->ops->download(bytes, c->device[k].data, c->device[k].bytes);
+    c->ops->device->download(bytes, c->device[k].data, c->device[k].bytes);
     return bytes;
 }
 

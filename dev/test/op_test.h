@@ -2,6 +2,7 @@
 #pragma once
 #include "check.h"
 #include "compare.h"
+#include "llmc/model/ops_testing.h"
 
 enum { SEED = 1234 };
 #define FP32_LIMIT 1e-5
@@ -79,13 +80,13 @@ static inline int op_main(const char *name, int argc, char **argv, void (*test)(
     bool ran = false;
     printf("%s: seed %d\n", name, SEED);
     if (op_small) cuda_limit_alignment(2);
-    if (!ops_cpu.open(&err)) die(&err);
+    if (!ops_cpu.device->open(0, &err)) die(&err);
     for (int i = 0; i < 2; i++) {
         if (!backends[i])
             SKIP("%s on %s: built without CUDA", name, names[i]);
         else if (!cuda_available())
             SKIP("%s on %s: no CUDA device", name, names[i]);
-        else if (CHECK(backends[i]->open(&err), "%s: %s", names[i], err.text)) {
+        else if (CHECK(backends[i]->device->open(0, &err), "%s: %s", names[i], err.text)) {
             const int before = check_passed + check_failed;
             test(backends[i]);
             checks += check_passed + check_failed - before;

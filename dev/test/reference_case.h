@@ -80,7 +80,7 @@ static Snapshot snapshot(const GPT2 *model) {
         s.bytes[i] =
             (size_t)model->n_parameters * (i == WEIGHTS ? dtype_bytes(model->ops->dtype) : sizeof(float));
         if (!(s.flat[i] = malloc(s.bytes[i]))) abort();
-        model->ops->download(s.flat[i], device[i], s.bytes[i]);
+        model->ops->device->download(s.flat[i], device[i], s.bytes[i]);
     }
     return s;
 }

@@ -16,7 +16,7 @@ static const GPT2Config tiny_config = {
 __attribute__((unused)) static void tiny_open(GPT2 *model, const GPT2Config *config) {
     const GPT2Options options = {.B = 1, .T = 8, .training = true};
     Error err = {0};
-    if (ops_cpu.open(&err) && gpt2_open(model, &ops_cpu, config, &options, &err)) return;
+    if (ops_cpu.device->open(0, &err) && gpt2_open(model, &ops_cpu, config, &options, &err)) return;
     fprintf(stderr, "tiny_open: %s\n", err.text);
     exit(1);
 }
@@ -37,7 +37,7 @@ __attribute__((unused)) static void tiny_fill(GPT2 *model, uint64_t seed) {
         for (int64_t i = 0; i < n; i++)
             values[i] = i >= padding && i < padding_end ? 0 : tiny_value(3 * seed + (uint64_t)k, i);
         if (k == 0) gpt2_set_weights(model, values, 0, n);
-        if (k > 0) model->ops->upload(model->states[k - 1], values, (size_t)n * sizeof *values);
+        if (k > 0) model->ops->device->upload(model->states[k - 1], values, (size_t)n * sizeof *values);
     }
     free(values);
 }

@@ -194,7 +194,7 @@ static bool load_all(const Manifest *manifest, GPT2 *model, Error *err) {
     if (!manifest_verify(manifest, true, err) || !load_weights(&source, model, err)) return false;
     if (!hf_tensors_load(directory, "optimizer.safetensors", model, states, n_states, err)) return false;
     char *n_skipped = (char *)model->stats + offsetof(StepStats, n_skipped);
-    model->ops->upload(n_skipped, &manifest->state.n_skipped, sizeof manifest->state.n_skipped);
+    model->ops->device->upload(n_skipped, &manifest->state.n_skipped, sizeof manifest->state.n_skipped);
     return true;
 }
 

@@ -108,7 +108,7 @@ static bool write_piece(OutFile *file, const GPT2 *model, const float *data, con
     for (int64_t done = 0; done < n; done += s->elems) {
         int64_t part = n - done < s->elems ? n - done : s->elems;
         const float *out = piece->transposed ? s->b : s->a;
-        model->ops->download(s->a, data + piece->begin + done, (size_t)part * sizeof *s->a);
+        model->ops->device->download(s->a, data + piece->begin + done, (size_t)part * sizeof *s->a);
         if (piece->transposed) transpose(s->b, s->a, piece->rows, piece->cols);
         *crc = crc32c(*crc, out, (size_t)part * sizeof *out);
         if (!outfile_write(file, out, (size_t)part * sizeof *out, err)) return false;
@@ -345,7 +345,7 @@ static void put(GPT2 *model, const FlatBuffer *buffer, const float *host, int64_
     if (buffer->data == model->master)
         gpt2_set_weights(model, host, begin, n);
     else
-        model->ops->upload(buffer->data + begin, host, (size_t)n * sizeof *host);
+        model->ops->device->upload(buffer->data + begin, host, (size_t)n * sizeof *host);
 }
 
 static bool load_piece(const Located *at, const Piece *piece, GPT2 *model, const FlatBuffer *buffer,

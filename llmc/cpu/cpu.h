@@ -15,25 +15,8 @@ size_t cpu_layernorm_scratch_bytes(const OpShape *shape);
 void cpu_column_sums(float *out, const float *x, int64_t N, int columns, int stride);
 
 /* elementwise.c */
-void cpu_zero(void *dst, size_t bytes);
+void cpu_zero(void *dst, size_t bytes); /* Device.zero and copy */
 void cpu_copy(void *dst, const void *src, size_t bytes);
 
 /* adamw.c */
 size_t cpu_sum_squares_scratch_bytes(void);
-
-/* queue.c */
-void cpu_fetch_begin(int slot, const void *src, size_t bytes);
-void cpu_fetch_end(int slot, void *dst, size_t bytes);
-void cpu_mark(int i);
-double cpu_seconds_between(int first, int second);
-bool cpu_record_begin(void);
-Recording *cpu_record_end(void);
-void cpu_replay(Recording *recording);
-void cpu_recording_release(Recording *recording);
-
-/* device.c */
-const char *cpu_device_name(void);
-double cpu_peak_flops(const char **how);
-void *cpu_alloc(size_t bytes);
-void cpu_release(void *p);
-void cpu_memory_info(size_t *free_bytes, size_t *total_bytes);

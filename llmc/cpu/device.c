@@ -1,10 +1,11 @@
-/* The CPU as a device: its name, its memory, its measured peak. */
+/* The CPU as a device (llmc/device/device.h): its memory and its measured peak. Every call is done when it returns. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
 #include <unistd.h>
 #include "cpu.h"
+#include "matmul.h"
 #include "parallel.h"
 #include "vec.h"
 
@@ -27,7 +28,11 @@ static bool proc_value(const char *path, const char *key, char *value, size_t si
     return found;
 }
 
-void cpu_memory_info(size_t *free_bytes, size_t *total_bytes) {
+static bool cpu_open(int index, Error *err) {
+    return true;
+}
+
+static void cpu_memory_info(size_t *free_bytes, size_t *total_bytes) {
     size_t page = (size_t)sysconf(_SC_PAGESIZE);
     *total_bytes = (size_t)sysconf(_SC_PHYS_PAGES) * page;
     *free_bytes = *total_bytes;
@@ -38,18 +43,18 @@ void cpu_memory_info(size_t *free_bytes, size_t *total_bytes) {
 
 /* The kernel hands out address space that it cannot back and kills the process later, so what is free now
  * decides. */
-void *cpu_alloc(size_t bytes) {
+static void *cpu_alloc(size_t bytes) {
     size_t free_bytes, total_bytes;
     cpu_memory_info(&free_bytes, &total_bytes);
     if (bytes > free_bytes) return NULL;
     return aligned_alloc(ALIGNMENT, (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT);
 }
 
-void cpu_release(void *p) {
+static void cpu_free(void *p) {
     free(p);
 }
 
-const char *cpu_device_name(void) {
+static const char *cpu_name(void) {
     static char name[256];
     char model[128];
     size_t free_bytes, total_bytes;
@@ -83,7 +88,7 @@ static double seconds(void) {
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-double cpu_peak_flops(const char **how) {
+static double cpu_peak_flops(DType dtype, const char **how) {
     *how = "measured";
     int n_threads = cpu_thread_count();
     float results[256], *sink = results;
@@ -96,3 +101,69 @@ double cpu_peak_flops(const char **how) {
     }
     return best;
 }
+
+/* ---- readback, timestamps, graphs ---- */
+
+static char readbacks[READBACK_SLOTS][READBACK_BYTES];
+static double *timestamps; /* seconds, monotonic */
+static int n_timestamps;   /* allocated */
+
+static void cpu_synchronize(void) {}
+
+static void cpu_readback_begin(int slot, const void *src, size_t bytes) {
+    memcpy(readbacks[slot], src, bytes);
+}
+
+static void cpu_readback_end(int slot, void *dst, size_t bytes) {
+    memcpy(dst, readbacks[slot], bytes);
+}
+
+static void cpu_timestamp(int i) {
+    if (i >= n_timestamps) {
+        n_timestamps = 2 * i + 64;
+        timestamps = realloc(timestamps, (size_t)n_timestamps * sizeof *timestamps);
+        if (!timestamps) abort();
+    }
+    timestamps[i] = seconds();
+}
+
+static double cpu_seconds_between(int first, int second) {
+    return timestamps[second] - timestamps[first];
+}
+
+/* A call costs nanoseconds here: there is nothing to save. */
+static bool cpu_capture_begin(void) {
+    return false;
+}
+
+static Graph *cpu_capture_end(void) {
+    return NULL;
+}
+
+static void cpu_graph(Graph *graph) {
+    (void)graph;
+}
+
+const Device device_cpu = {
+    .open = cpu_open,
+    .name = cpu_name,
+    .peak_flops = cpu_peak_flops,
+    .fixed_bytes = cpu_matmul_static_bytes,
+    .is_async = false,
+    .alloc = cpu_alloc,
+    .free = cpu_free,
+    .memory_info = cpu_memory_info,
+    .zero = cpu_zero,
+    .copy = cpu_copy,
+    .upload = cpu_copy,
+    .download = cpu_copy,
+    .synchronize = cpu_synchronize,
+    .readback_begin = cpu_readback_begin,
+    .readback_end = cpu_readback_end,
+    .timestamp = cpu_timestamp,
+    .seconds_between = cpu_seconds_between,
+    .capture_begin = cpu_capture_begin,
+    .capture_end = cpu_capture_end,
+    .graph_launch = cpu_graph,
+    .graph_free = cpu_graph,
+};

@@ -1,5 +1,6 @@
 /* Stands in for llmc/cuda in the CPU-only program (make train_gpt2): no CUDA tables. */
 #include "llmc/model/ops.h"
+#include "llmc/model/ops_testing.h"
 
 const Ops *const ops_cuda_bf16 = NULL, *const ops_cuda_fp32 = NULL;
 

@@ -8,11 +8,14 @@
 EACH_OP(DECLARE)
 #undef DECLARE
 
+/* ---- device.cu ---- */
+extern const Device device_cuda;
+
 /* ---- context.cu ---- */
-bool cuda_open(Error *err);
-const char *cuda_device_name(void);
+bool cuda_open(int index, Error *err);
+const char *cuda_name(void);
 void *cuda_alloc(size_t bytes);
-void cuda_release(void *p);
+void cuda_free(void *p);
 void cuda_memory_info(size_t *free_bytes, size_t *total_bytes);
 void cuda_zero(void *dst, size_t bytes);
 void cuda_copy(void *dst, const void *src, size_t bytes);
@@ -22,18 +25,18 @@ void cuda_synchronize(void);
 size_t cuda_context_bytes(void); /* that cuda_open takes on the device, besides linear_fixed_bytes */
 int cuda_device_attribute(cudaDeviceAttr attribute);
 
-/* ---- queue.cu ---- */
-void cuda_fetch_begin(int slot, const void *src, size_t bytes);
-void cuda_fetch_end(int slot, void *dst, size_t bytes);
-void cuda_mark(int i);
+/* ---- async.cu ---- */
+void cuda_readback_begin(int slot, const void *src, size_t bytes);
+void cuda_readback_end(int slot, void *dst, size_t bytes);
+void cuda_timestamp(int i);
 double cuda_seconds_between(int first, int second);
-bool cuda_record_begin(void);
-Recording *cuda_record_end(void);
-void cuda_replay(Recording *recording);
-void cuda_recording_release(Recording *recording);
+bool cuda_capture_begin(void);
+Graph *cuda_capture_end(void);
+void cuda_graph_launch(Graph *graph);
+void cuda_graph_free(Graph *graph);
 
 /* ---- peak.cu ---- */
-template <typename T> double peak_flops(const char **how);
+double cuda_peak_flops(DType dtype, const char **how);
 
 /* ---- embedding.cu, sort.cu ---- */
 size_t embedding_scratch_bytes(int64_t N, int C);

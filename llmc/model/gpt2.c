@@ -35,19 +35,19 @@ float *gpt2_grad(const GPT2 *model, TensorId id, int layer) {
 
 void gpt2_set_weights(GPT2 *model, const float *host, int64_t begin, int64_t n) {
     const Ops *ops = model->ops;
-    ops->upload(model->master + begin, host, (size_t)n * sizeof *host);
+    ops->device->upload(model->master + begin, host, (size_t)n * sizeof *host);
     if (model->weights != model->master)
         ops->weights_from_master(rows_from(model, model->weights, begin, 1), model->master + begin, n);
 }
 
 void gpt2_reset_optimizer(GPT2 *model) {
     for (int i = 0; i < N_STATES; i++)
-        model->ops->zero(model->states[i], optimizer_state_bytes((StateId)i, model->n_parameters));
+        model->ops->device->zero(model->states[i], optimizer_state_bytes((StateId)i, model->n_parameters));
 }
 
 static void upload_batch(GPT2 *model, const Batch *b, const int32_t *tokens, const int32_t *targets) {
-    model->ops->upload(model->tokens, tokens, (size_t)b->N * sizeof *tokens);
-    model->ops->upload(model->targets, targets, (size_t)b->N * sizeof *targets);
+    model->ops->device->upload(model->tokens, tokens, (size_t)b->N * sizeof *tokens);
+    model->ops->device->upload(model->targets, targets, (size_t)b->N * sizeof *targets);
 }
 
 float gpt2_eval(GPT2 *model, const int32_t *tokens, const int32_t *targets, int B, int T) {
@@ -61,7 +61,7 @@ float gpt2_eval(GPT2 *model, const int32_t *tokens, const int32_t *targets, int 
     }
     float *losses = malloc((size_t)b.N * sizeof *losses);
     if (!losses) abort();
-    model->ops->download(losses, activation_f32(model, ACT_LOSSES, 0), (size_t)b.N * sizeof *losses);
+    model->ops->device->download(losses, activation_f32(model, ACT_LOSSES, 0), (size_t)b.N * sizeof *losses);
     double sum = 0;
     for (int64_t i = 0; i < b.N; i++) sum += losses[i];
     free(losses);
@@ -74,13 +74,13 @@ void gpt2_begin_step(GPT2 *model) {
         const bool overwritten = id < N_TENSORS && model->tensors[id].overwritten;
         if (!overwritten && id < N_TENSORS) continue;
         const int64_t end = id < N_TENSORS ? model->tensors[id].offset : model->n_parameters;
-        if (end > begin) model->ops->zero(model->grads + begin, (size_t)(end - begin) * sizeof(float));
+        if (end > begin) model->ops->device->zero(model->grads + begin, 4 * (size_t)(end - begin));
         if (id < N_TENSORS) begin = end + model->tensors[id].layer_elems * model->tensors[id].n_layers;
     }
     model->first = true;
     model->step++;
     model->n_micro_steps = 0;
-    model->ops->zero(model->stats, offsetof(StepStats, n_skipped));
+    model->ops->device->zero(model->stats, offsetof(StepStats, n_skipped));
 }
 
 static void micro_step_ops(GPT2 *model, const Batch *b, float per_token) {
@@ -89,30 +89,30 @@ static void micro_step_ops(GPT2 *model, const Batch *b, float per_token) {
     model->ops->loss_sum(model->stats, activation_f32(model, ACT_LOSSES, 0), per_token, model->scratch, b->N);
 }
 
-/* True once there is a recording of this micro-step: the first run of a shape readies what its ops need, the
- * second is noted. A backend that cannot is not asked again. */
-static bool record_micro_step(GPT2 *model, const Batch *b, float per_token) {
-    RecordedStep *r = &model->recorded[model->first];
-    if (r->B != b->B || r->T != b->T || r->weight != per_token) {
-        model->ops->recording_release(r->ops);
-        *r = (RecordedStep){.B = b->B, .T = b->T, .weight = per_token};
+/* True once there is a graph of this micro-step: the first run of a shape readies what its ops need, the second is
+ * captured. A device that cannot is not asked again. */
+static bool capture_micro_step(GPT2 *model, const Batch *b, float per_token) {
+    CapturedStep *c = &model->captured[model->first];
+    if (c->B != b->B || c->T != b->T || c->weight != per_token) {
+        model->ops->device->graph_free(c->graph);
+        *c = (CapturedStep){.B = b->B, .T = b->T, .weight = per_token};
     }
-    if (r->n_runs++ == 0 || !model->options.graph) return false;
-    if (r->ops) return true;
-    if (model->ops->record_begin()) {
+    if (c->n_runs++ == 0 || !model->options.graph) return false;
+    if (c->graph) return true;
+    if (model->ops->device->capture_begin()) {
         micro_step_ops(model, b, per_token);
-        r->ops = model->ops->record_end();
+        c->graph = model->ops->device->capture_end();
     }
-    model->options.graph = r->ops != NULL;
+    model->options.graph = c->graph != NULL;
     return model->options.graph;
 }
 
-/* On the device, not among the ops' arguments: a replayed micro-step draws anew as well. */
+/* On the device, not among the ops' arguments: a captured micro-step draws anew as well. */
 static void upload_dropout_key(GPT2 *model) {
     enum { STREAM_DROPOUT = 0x64726F70 }; /* "drop" */
     const uint64_t of_seed = random_stream(model->options.dropout_seed, STREAM_DROPOUT);
     const uint64_t key = random_stream(of_seed + (uint64_t)model->step, (uint64_t)model->n_micro_steps);
-    model->ops->upload(model->dropout_key, &key, sizeof key);
+    model->ops->device->upload(model->dropout_key, &key, sizeof key);
 }
 
 void gpt2_micro_step(GPT2 *model, const int32_t *tokens, const int32_t *targets, int B, int T, float weight) {
@@ -121,8 +121,8 @@ void gpt2_micro_step(GPT2 *model, const int32_t *tokens, const int32_t *targets,
     b.dropout = model->config.dropout;
     upload_batch(model, &b, tokens, targets);
     if (b.dropout > 0) upload_dropout_key(model);
-    if (record_micro_step(model, &b, per_token))
-        model->ops->replay(model->recorded[model->first].ops);
+    if (capture_micro_step(model, &b, per_token))
+        model->ops->device->graph_launch(model->captured[model->first].graph);
     else
         micro_step_ops(model, &b, per_token);
     model->first = false;
@@ -144,17 +144,17 @@ void gpt2_update(GPT2 *model, const UpdateArgs *args) {
 
 StepStats gpt2_step_stats(GPT2 *model) {
     StepStats stats;
-    model->ops->download(&stats, model->stats, sizeof stats);
+    model->ops->device->download(&stats, model->stats, sizeof stats);
     return stats;
 }
 
 void gpt2_queue_stats(GPT2 *model, int slot) {
-    model->ops->fetch_begin(slot, model->stats, sizeof *model->stats);
+    model->ops->device->readback_begin(slot, model->stats, sizeof *model->stats);
 }
 
 StepStats gpt2_take_stats(GPT2 *model, int slot) {
     StepStats stats;
-    model->ops->fetch_end(slot, &stats, sizeof stats);
+    model->ops->device->readback_end(slot, &stats, sizeof stats);
     return stats;
 }
 
@@ -167,7 +167,7 @@ void gpt2_logits(GPT2 *model, float *host, int64_t first_row, int64_t rows) {
         size_t bytes = (size_t)(c.n * Vp) * dtype_bytes(model->ops->dtype);
         char *stage = malloc(bytes);
         if (!stage) abort();
-        model->ops->download(stage, c.logits, bytes);
+        model->ops->device->download(stage, c.logits, bytes);
         for (int64_t i = 0; i < c.n; i++)
             floats_from_storage(host + (done + i) * V, rows_from(model, stage, i, Vp), V, model->ops->dtype);
         free(stage);

@@ -76,16 +76,16 @@ typedef struct GPT2Options {
     AttentionKind attention;
     bool training; /* false: no gradients, moments or backward scratch */
     uint64_t dropout_seed;
-    bool graph; /* micro-steps after the first of a shape are replayed, where the backend can (Ops.replay) */
+    bool graph; /* micro-steps after the first of a shape are launched as one graph, where the device can */
 } GPT2Options;
 
-/* A micro-step's forward and backward, noted once; the tokens are uploaded before each replay. */
-typedef struct RecordedStep {
+/* A micro-step's forward and backward, captured once; the tokens are uploaded before each launch. */
+typedef struct CapturedStep {
     int B, T;
     float weight;
     int64_t n_runs; /* micro-steps of these three so far */
-    Recording *ops; /* NULL before the second */
-} RecordedStep;
+    Graph *graph;   /* NULL before the second */
+} CapturedStep;
 
 typedef struct GPT2 {
     GPT2Config config;
@@ -106,7 +106,7 @@ typedef struct GPT2 {
     int64_t step; /* steps begun: with the seed it says what dropout draws, so a resumed run sets it */
     int64_t n_micro_steps;    /* of this step, done */
     bool first;               /* no micro-step since gpt2_begin_step: linear layers' gradients are not zero */
-    RecordedStep recorded[2]; /* of a step's later micro-steps, of its first */
+    CapturedStep captured[2]; /* of a step's later micro-steps, of its first */
     /* Asked between the parts of a pass; once true, it must stay so: the rest is left out, and loss, gradients and
      * activations are void. Weights and moments stand. NULL: passes are whole. */
     bool (*stop)(void);
@@ -137,7 +137,7 @@ int gpt2_largest_batch(const Ops *ops, const GPT2Config *config, const GPT2Optio
                        size_t budget_bytes);
 
 /* ---- life ---- */
-/* Allocates on the device; ops->open() was called. On false, nothing stays allocated. Weights are undefined. */
+/* Allocates on the device; the device is open. On false, nothing stays allocated. Weights are undefined. */
 bool gpt2_open(GPT2 *model, const Ops *ops, const GPT2Config *config, const GPT2Options *options, Error *err);
 void gpt2_close(GPT2 *model);
 /* normal 0.02 for matrices and embeddings, 0.02/sqrt(2 n_layer) for the two c_proj, LayerNorm weight 1,
@@ -156,7 +156,7 @@ void gpt2_micro_step(GPT2 *model, const int32_t *tokens, const int32_t *targets,
 void gpt2_update(GPT2 *model, const UpdateArgs *args);
 StepStats gpt2_step_stats(GPT2 *model); /* waits for the device */
 /* The same without a wait inside the step: queue_stats behind gpt2_update, take_stats of that slot
- * (< FETCH_SLOTS) when the next step is queued; it waits for its own step alone. */
+ * (< READBACK_SLOTS) when the next step is queued; it waits for its own step alone. */
 void gpt2_queue_stats(GPT2 *model, int slot);
 StepStats gpt2_take_stats(GPT2 *model, int slot);
 

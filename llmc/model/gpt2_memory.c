@@ -177,7 +177,7 @@ void gpt2_memory_plan(MemoryPlan *plan, const Ops *ops, const GPT2Config *config
         const Activation *a = &model.activations[i];
         add_row(plan, a->name, a->category, activation_bytes(a, options));
     }
-    add_row(plan, "library workspace", "scratch", ops->fixed_bytes());
+    add_row(plan, "library workspace", "scratch", ops->device->fixed_bytes());
 }
 
 int gpt2_largest_batch(const Ops *ops, const GPT2Config *config, const GPT2Options *options,
@@ -204,10 +204,10 @@ static bool allocate(void **data, const Ops *ops, const char *name, size_t bytes
                      Error *err) {
     *data = NULL;
     if (bytes == 0) return true;
-    *data = ops->alloc(bytes);
+    *data = ops->device->alloc(bytes);
     if (*data) return true;
     size_t free_bytes, device_bytes;
-    ops->memory_info(&free_bytes, &device_bytes);
+    ops->device->memory_info(&free_bytes, &device_bytes);
     return fail(err, EXIT_RUN,
                 "out of memory: '%s' asks %.2f GiB, %.2f GiB are free of %.2f GiB; the whole plan is %.2f "
                 "GiB; hint: a smaller --batch or --seq; --memory prints the plan",
@@ -234,17 +234,17 @@ bool gpt2_open(GPT2 *model, const Ops *ops, const GPT2Config *config, const GPT2
         return false;
     }
     if (ops->dtype == DTYPE_F32) model->weights = model->master;
-    ops->zero(model->stats, sizeof *model->stats);
+    ops->device->zero(model->stats, sizeof *model->stats);
     return true;
 }
 
 void gpt2_close(GPT2 *model) {
     const Ops *ops = model->ops;
     if (model->weights == model->master) model->weights = NULL;
-    for (int i = 0; i < 2; i++) ops->recording_release(model->recorded[i].ops);
+    for (int i = 0; i < 2; i++) ops->device->graph_free(model->captured[i].graph);
     Buffer buffers[N_BUFFERS];
     buffer_table(buffers, model);
-    for (int i = 0; i < N_BUFFERS; i++) ops->release(*buffers[i].data);
-    for (int i = 0; i < N_ACTIVATIONS; i++) ops->release(model->activations[i].data);
+    for (int i = 0; i < N_BUFFERS; i++) ops->device->free(*buffers[i].data);
+    for (int i = 0; i < N_ACTIVATIONS; i++) ops->device->free(model->activations[i].data);
     *model = (GPT2){.ops = ops};
 }

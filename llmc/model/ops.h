@@ -11,8 +11,8 @@
  *            they can pass 2^31. Any size >= 1 works; C, OC and IC are multiples of 8; pointers are 256-byte
  *            aligned (allocations) plus any multiple of 16 bytes; T, N and B are arbitrary.
  *   =, +=    "=" overwrites every element (outputs may hold NaN before), "+=" adds to what is there.
- *   order    arguments: outputs, inputs, scratch, sizes. All ops run in order on one stream; only download(),
- *            synchronize(), fetch_end(), seconds_between() and the memory calls wait.
+ *   order    arguments: outputs, inputs, scratch, sizes. All ops run in order; where the device is asynchronous
+ *            (llmc/device/device.h) they return before they are done.
  *   scratch  at least scratch_bytes(shape) bytes, contents undefined before and after; one buffer serves all.
  *   aliases  buffers do not overlap except where an op says so.
  *   bits     same input, same bits: every op is deterministic on one device. No float atomics, no order that
@@ -22,38 +22,20 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
-#include <string.h>
 #include "dropout.h"
-#include "llmc/base/error.h"
+#include "llmc/base/dtype.h"
+#include "llmc/device/device.h"
 
 #ifdef __cplusplus
 extern "C" {
 #endif
 
-typedef enum { DTYPE_F32, DTYPE_BF16 } DType;
-
 typedef void floatX; /* float or bf16, see above */
-
-static inline size_t dtype_bytes(DType dtype) {
-    return dtype == DTYPE_F32 ? 4 : 2;
-}
 
 /* attention_decode cuts a cache into at most so many pieces; each leaves HD sums, a maximum and a sum of weights. */
 enum { ATTENTION_DECODE_PIECES = 64 };
 static inline int64_t attention_decode_scratch(int NH, int HD) {
     return (int64_t)ATTENTION_DECODE_PIECES * NH * (HD + 2);
-}
-
-/* Host copies of device data: n elements of the storage type to fp32. */
-static inline void floats_from_storage(float *out, const void *in, int64_t n, DType dtype) {
-    for (int64_t i = 0; i < n; i++) {
-        uint32_t bits;
-        if (dtype == DTYPE_F32)
-            memcpy(&bits, (const char *)in + i * 4, 4);
-        else
-            bits = (uint32_t)((const uint16_t *)in)[i] << 16;
-        memcpy(out + i, &bits, 4);
-    }
 }
 
 /* Largest sizes a model will call the ops with; scratch is sized for them. */
@@ -125,10 +107,6 @@ static inline bool attention_is_plain(const AttentionMask *mask, int T) {
 }
 
 typedef enum WriteMode { ACCUMULATE, OVERWRITE } WriteMode; /* += or = */
-
-typedef struct Recording Recording; /* a sequence of ops, see Ops.record_begin */
-
-enum { FETCH_SLOTS = 2, FETCH_BYTES = 64, MARKS_MAX = 1 << 18 };
 
 /* ---- embedding ---- */
 /* out = wte[token] + wpe[t].   out (B,T,C) =, tokens (B,T) in [0,V), wte (V,C), wpe (>=T,C) */
@@ -277,46 +255,9 @@ typedef void WeightsFromMaster(floatX *weights, const float *master, int64_t n);
 typedef struct Ops {
     const char *name; /* "cpu fp32", "cuda bf16", "cuda fp32" */
     DType dtype;
-
-    /* ---- device and memory ---- */
-    /* Readies the device (context, stream, library handles); once per process before any other call. */
-    bool (*open)(Error *err);
-    /* One line for the console: device, compute capability or cores, memory. Valid until the process ends. */
-    const char *(*device_name)(void);
-    /* Peak matrix rate of this device for dtype in FLOP/s: derived from device attributes or measured, never
-     * from a table of names. `how` gets "measured" or "derived". */
-    double (*peak_flops)(const char **how);
-    void *(*alloc)(size_t bytes); /* 256-byte aligned; NULL if it does not fit */
-    void (*release)(void *p);     /* NULL is fine */
-    void (*memory_info)(size_t *free_bytes, size_t *total_bytes);
-    void (*zero)(void *dst, size_t bytes);
-    void (*copy)(void *dst, const void *src, size_t bytes); /* device to device */
-    void (*upload)(void *dst, const void *src,
-                   size_t bytes); /* host to device; src may be reused at return */
-    void (*download)(void *dst, const void *src,
-                     size_t bytes); /* device to host; waits for all ops before it */
-    void (*synchronize)(void);
-    /* True where ops return before they are done, so that results are best read later, by fetch. */
-    bool runs_ahead;
-    /* fetch_begin queues a copy of bytes <= FETCH_BYTES from the device, as they are behind all ops so far, into
-     * `slot` < FETCH_SLOTS; fetch_end waits for that copy alone, not for what was queued behind it. */
-    void (*fetch_begin)(int slot, const void *src, size_t bytes);
-    void (*fetch_end)(int slot, void *dst, size_t bytes);
-    /* mark notes the time at which the device comes to it, i < MARKS_MAX; seconds_between waits until it has
-     * come to the second of two. */
-    void (*mark)(int i);
-    double (*seconds_between)(int first, int second);
-    /* Between record_begin and record_end ops are noted, not run; replay runs what was noted, with the same
-     * buffers and numbers. Only ops of sizes that ran before, no memory calls, no uploads or downloads.
-     * record_begin is false, record_end NULL where the backend cannot. */
-    bool (*record_begin)(void);
-    Recording *(*record_end)(void);
-    void (*replay)(Recording *recording);
-    void (*recording_release)(Recording *recording); /* NULL is fine */
+    const Device *device; /* whose memory the operands lie in */
     /* Bytes of the scratch buffer for these sizes; host arithmetic only, callable before open(). */
     size_t (*scratch_bytes)(const OpShape *shape);
-    /* Bytes that open() itself takes on the device (library workspaces), for the memory plan. */
-    size_t (*fixed_bytes)(void);
 
     /* ---- math: a member for each of EACH_OP ---- */
 #define MEMBER(Type, name) Type *name;
@@ -327,15 +268,6 @@ typedef struct Ops {
 extern const Ops ops_cpu;
 /* NULL where the program was built without CUDA (train_gpt2). */
 extern const Ops *const ops_cuda_bf16, *const ops_cuda_fp32;
-/* True where a CUDA device and a driver are present; never fails, never prints. False in a build without
- * CUDA. */
-bool cuda_available(void);
-/* For tests and benchmarks: attention kernels are chosen as for a device of at most this compute capability
- * (80 for sm_80); 0: as for the device that it is. */
-void cuda_limit_capability(int capability);
-/* For sanitizers, which stumble over the library's TMA kernels: linear layers take pointers as aligned to at
- * most that many bytes; 0: as they are. */
-void cuda_limit_alignment(int bytes);
 
 #ifdef __cplusplus
 }

@@ -57,7 +57,7 @@ static void sequence_model(GPT2 *m, const GPT2 *model, int feed_rows, int cache_
 }
 
 static void sampler_close(Sampler *s) {
-    s->model.ops->release(s->memory);
+    s->model.ops->device->free(s->memory);
     free(s->logits);
     free(s->window);
 }
@@ -74,7 +74,7 @@ static bool sampler_open(Sampler *s, const GPT2 *model, int n_prompt, int n_toke
     const size_t bytes = place_buffers(&s->model, NULL);
     s->logits = malloc((size_t)c->vocab_size * sizeof *s->logits);
     s->window = malloc(((size_t)c->max_seq_len + 1) * sizeof *s->window);
-    s->memory = model->ops->alloc(bytes);
+    s->memory = model->ops->device->alloc(bytes);
     if (s->memory && s->logits && s->window) {
         place_buffers(&s->model, s->memory);
         return true;
@@ -93,7 +93,7 @@ static void feed_window(Sampler *s) {
     const int n = s->n - s->n_cached;
     Batch b = batch_of(m, 1, n);
     b.first = s->n_cached;
-    m->ops->upload(m->tokens, s->window + b.first, (size_t)n * sizeof *m->tokens);
+    m->ops->device->upload(m->tokens, s->window + b.first, (size_t)n * sizeof *m->tokens);
     forward_pass(m, &b);
     gpt2_logits(m, s->logits, n - 1, 1);
     s->n_cached = s->n;

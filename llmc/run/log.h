@@ -35,7 +35,7 @@ typedef struct LogHeader {
     int argc;
     char **argv;
     const char *flags;  /* JSON object: flags_to_json */
-    const char *device; /* ops->device_name() */
+    const char *device; /* ops->device->name() */
     const char *model;  /* "d12: 12 layers, ..." */
     int64_t n_parameters;
     const Tokenizer *tokenizer;        /* NULL: none */

@@ -5,29 +5,29 @@
 #include "llmc/base/format.h"
 #include "llmc/base/terminal.h"
 
-/* Bytes a second of ops->copy, of `bytes` in a buffer of twice that. */
+/* Bytes a second of ops->device->copy, of `bytes` in a buffer of twice that. */
 static double copy_rate(const Ops *ops, char *buffer, size_t bytes) {
-    enum { FIRST_MARK, LAST_MARK, LEAST = 8, MOST = 400 };
+    enum { FIRST, LAST, LEAST = 8, MOST = 400 };
     const size_t wanted = 20 * (size_t)64 << 20;
     const int n = bytes * MOST < wanted ? MOST : bytes * LEAST > wanted ? LEAST : (int)(wanted / bytes);
-    ops->copy(buffer, buffer + bytes, bytes);
-    ops->mark(FIRST_MARK);
-    for (int i = 0; i < n; i++) ops->copy(buffer, buffer + bytes, bytes);
-    ops->mark(LAST_MARK);
-    return n * 2.0 * (double)bytes / ops->seconds_between(FIRST_MARK, LAST_MARK);
+    ops->device->copy(buffer, buffer + bytes, bytes);
+    ops->device->timestamp(FIRST);
+    for (int i = 0; i < n; i++) ops->device->copy(buffer, buffer + bytes, bytes);
+    ops->device->timestamp(LAST);
+    return n * 2.0 * (double)bytes / ops->device->seconds_between(FIRST, LAST);
 }
 
 Roofs profile_roofs(const Ops *ops) {
     Roofs roofs = {0};
-    roofs.flops = ops->peak_flops(&roofs.flops_how);
+    roofs.flops = ops->device->peak_flops(ops->dtype, &roofs.flops_how);
     int first = 0;
     char *buffer = NULL;
-    while (first < ROOF_SIZES && !(buffer = ops->alloc(2 * roof_bytes(first)))) first++;
+    while (first < ROOF_SIZES && !(buffer = ops->device->alloc(2 * roof_bytes(first)))) first++;
     if (!buffer) return roofs;
-    ops->zero(buffer, 2 * roof_bytes(first));
+    ops->device->zero(buffer, 2 * roof_bytes(first));
     for (int i = first; i < ROOF_SIZES; i++) roofs.bytes_of[i] = copy_rate(ops, buffer, roof_bytes(i));
     roofs.bytes = roofs.bytes_of[first];
-    ops->release(buffer);
+    ops->device->free(buffer);
     return roofs;
 }
 

@@ -1,7 +1,7 @@
 /* --profile: where the time of a training step goes, op by op, beside what the hardware could do.
  *
  * The ops know nothing of it: profile_ops() wraps a table so that the device notes the time before and after
- * every call (Ops.mark). What a call must move and compute at the least is worked out from its arguments. */
+ * every call (Device.timestamp). What a call must move and compute at the least is worked out from its arguments. */
 #pragma once
 #include <stdio.h>
 #include "llmc/model/ops.h"
@@ -24,9 +24,9 @@ enum { PROFILE_MAX_ROWS = 64 };
 typedef struct Profile {
     int n_rows; /* ops beyond PROFILE_MAX_ROWS share the last row, "other" */
     ProfileRow rows[PROFILE_MAX_ROWS];
-    int64_t n_steps;       /* profiled */
-    int64_t n_unnoted;     /* calls beyond MARKS_MAX / 2 in a step, summed over the steps: not in the rows */
-    double seconds;        /* from the first op of a step to the end of its last, summed over the steps */
+    int64_t n_steps;   /* profiled */
+    int64_t n_unnoted; /* calls beyond TIMESTAMPS_MAX / 2 in a step, summed over the steps: not in the rows */
+    double seconds;    /* from the first op of a step to the end of its last, summed over the steps */
     double seconds_a_step; /* wall clock of a step that is not profiled */
 } Profile;
 
@@ -38,14 +38,14 @@ static inline size_t roof_bytes(int i) {
 
 /* What the device can do at best. */
 typedef struct Roofs {
-    double flops; /* a second: Ops.peak_flops */
+    double flops; /* a second: Device.peak_flops */
     double bytes; /* a second, read and written, of a large copy; 0: no memory left to measure it */
     double bytes_of
         [ROOF_SIZES]; /* the same of a copy of roof_bytes(i) bytes, which a cache may hold; 0: not known */
     const char *flops_how; /* "measured" or "derived" */
 } Roofs;
 
-/* `inner` with every op noted; one at a time, valid until the next call. Recordings are off. */
+/* `inner` with every op noted; one at a time, valid until the next call. Graphs are off. */
 const Ops *profile_ops(const Ops *inner);
 /* Waits for the device and adds the calls since the last collection to the profile, as one step. */
 void profile_collect(Profile *profile);

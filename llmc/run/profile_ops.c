@@ -1,4 +1,4 @@
-/* The wrapped table of --profile: every op between two marks, with its least work.
+/* The wrapped table of --profile: every op between two timestamps, with its least work.
  *
  * To wrap an op that is new in ops.h: a function here that counts its FLOP and bytes, and a line in
  * profile_ops(). */
@@ -7,13 +7,13 @@
 #include <string.h>
 #include "profile.h"
 
-/* One call of the step at hand; its marks are 2 i and 2 i + 1. */
+/* One call of the step at hand; its timestamps are 2 i and 2 i + 1. */
 typedef struct Call {
     char name[64];
     double flops, bytes;
 } Call;
 
-enum { MAX_CALLS = MARKS_MAX / 2 };
+enum { MAX_CALLS = TIMESTAMPS_MAX / 2 };
 static Call *calls; /* MAX_CALLS */
 static int n_calls;
 static int64_t n_unnoted; /* calls beyond MAX_CALLS: they run, and are only counted */
@@ -40,7 +40,7 @@ __attribute__((format(printf, 3, 4))) static void begin(double flops, double byt
     va_end(args);
     call->flops = flops;
     call->bytes = bytes;
-    inner->mark(2 * n_calls);
+    inner->device->timestamp(2 * n_calls);
 }
 
 /* What the call that has begun turned out to do as well. */
@@ -54,30 +54,30 @@ static void also(const char *what, double bytes) {
 
 static void end(void) {
     if (n_calls == MAX_CALLS) return;
-    inner->mark(2 * n_calls++ + 1);
+    inner->device->timestamp(2 * n_calls++ + 1);
 }
 
 /* ---- memory ---- */
 
 static void zero(void *dst, size_t bytes) {
     begin(0, (double)bytes, "zero");
-    inner->zero(dst, bytes);
+    inner->device->zero(dst, bytes);
     end();
 }
 
 static void copy(void *dst, const void *src, size_t bytes) {
     begin(0, 2 * (double)bytes, "copy");
-    inner->copy(dst, src, bytes);
+    inner->device->copy(dst, src, bytes);
     end();
 }
 
 static void upload(void *dst, const void *src, size_t bytes) {
     begin(0, 2 * (double)bytes, "upload");
-    inner->upload(dst, src, bytes);
+    inner->device->upload(dst, src, bytes);
     end();
 }
 
-static bool record_begin(void) {
+static bool capture_begin(void) {
     return false;
 }
 
@@ -284,16 +284,19 @@ static void adamw(const AdamWArgs *args) {
 
 const Ops *profile_ops(const Ops *ops) {
     static Ops wrapped;
+    static Device device;
     if (!calls) calls = malloc(MAX_CALLS * sizeof *calls);
     if (!calls) abort();
     inner = ops;
     n_calls = 0;
     n_unnoted = 0;
     wrapped = *ops;
-    wrapped.zero = zero;
-    wrapped.copy = copy;
-    wrapped.upload = upload;
-    wrapped.record_begin = record_begin;
+    device = *ops->device;
+    wrapped.device = &device;
+    device.zero = zero;
+    device.copy = copy;
+    device.upload = upload;
+    device.capture_begin = capture_begin;
     wrapped.embedding_forward = embedding_forward;
     wrapped.embedding_backward = embedding_backward;
     wrapped.layernorm_forward = layernorm_forward;
@@ -333,11 +336,11 @@ static ProfileRow *row_of(Profile *profile, const char *name) {
 
 void profile_collect(Profile *profile) {
     if (n_calls == 0) return;
-    profile->seconds += inner->seconds_between(0, 2 * n_calls - 1); /* waits for the last */
+    profile->seconds += inner->device->seconds_between(0, 2 * n_calls - 1); /* waits for the last */
     for (int i = 0; i < n_calls; i++) {
         ProfileRow *row = row_of(profile, calls[i].name);
         row->calls++;
-        row->seconds += inner->seconds_between(2 * i, 2 * i + 1);
+        row->seconds += inner->device->seconds_between(2 * i, 2 * i + 1);
         row->flops += calls[i].flops;
         row->bytes += calls[i].bytes;
     }

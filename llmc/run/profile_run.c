@@ -13,13 +13,13 @@ typedef struct Steps {
 static double time_steps(Steps *steps, int least, double seconds, Error *err) {
     const Ops *ops = steps->model->ops;
     int n = 0;
-    ops->synchronize();
+    ops->device->synchronize();
     const double begun = stop_clock();
     while (n < least || stop_clock() - begun < seconds) {
         if (!steps->queue(steps->user, ++steps->last, err)) return -1;
-        if (n++ > 0) gpt2_take_stats(steps->model, (int)((steps->last - 1) % FETCH_SLOTS));
+        if (n++ > 0) gpt2_take_stats(steps->model, (int)((steps->last - 1) % READBACK_SLOTS));
     }
-    ops->synchronize();
+    ops->device->synchronize();
     return (stop_clock() - begun) / (double)n;
 }
 

@@ -8,7 +8,7 @@
 extern "C" {
 #endif
 
-/* Queues training step `step` (from 1) up to gpt2_queue_stats in slot step % FETCH_SLOTS. */
+/* Queues training step `step` (from 1) up to gpt2_queue_stats in slot step % READBACK_SLOTS. */
 typedef bool (*QueueStep)(void *user, int64_t step, Error *err);
 
 /* Prints the table to out. */

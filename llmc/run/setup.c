@@ -205,7 +205,7 @@ void setup_print_device(const Run *run) {
     const bool known =
         run->ops == &ops_cpu || cuda_available(); /* --memory plans for a card that is elsewhere, too */
     console_row(stdout, "device", "%s: %s", run->ops->name,
-                known ? run->ops->device_name() : "none on this machine");
+                known ? run->ops->device->name() : "none on this machine");
     if (run->cpu_instead)
         print_line(stdout, "note: no CUDA device or no driver found: the CPU computes; hint: nvidia-smi");
 }
@@ -228,7 +228,7 @@ void setup_print_memory(const Run *run) {
     gpt2_memory_plan(&plan, run->ops, &run->config, &options);
     int largest = -1;
     if (run->ops == &ops_cpu || cuda_available()) {
-        run->ops->memory_info(&free_bytes, &total_bytes);
+        run->ops->device->memory_info(&free_bytes, &total_bytes);
         if (run->free_at_start)
             free_bytes = run->free_at_start; /* the model is open: what it had to fit in */
         largest = gpt2_largest_batch(run->ops, &run->config, &options, budget(free_bytes));
@@ -285,8 +285,8 @@ static bool check_memory(Run *run, Error *err) {
     MemoryPlan plan;
     size_t total_bytes;
     char hint[120], what[64];
-    run->ops->memory_info(&run->free_at_start, &total_bytes);
-    run->free_at_start += run->ops->fixed_bytes(); /* open() took these, and the plan counts them */
+    run->ops->device->memory_info(&run->free_at_start, &total_bytes);
+    run->free_at_start += run->ops->device->fixed_bytes(); /* open() took these, and the plan counts them */
     gpt2_memory_plan(&plan, run->ops, &run->config, &options);
     run->planned_bytes = plan.total_bytes;
     if (plan.total_bytes <= budget(run->free_at_start)) return true;
@@ -298,7 +298,7 @@ static bool check_memory(Run *run, Error *err) {
 }
 
 bool setup_device(Run *run, Error *err) {
-    return run->ops->open(err) && check_memory(run, err);
+    return run->ops->device->open(0, err) && check_memory(run, err);
 }
 
 /* Names what changed since the checkpoint was written; the run goes on with the new values. */
@@ -356,7 +356,7 @@ static size_t difference(size_t more, size_t less) {
 size_t setup_memory_in_use(const Run *run) {
     size_t free_bytes, total_bytes;
     if (run->ops == &ops_cpu) return difference(resident_bytes(), run->resident_at_start);
-    run->ops->memory_info(&free_bytes, &total_bytes);
+    run->ops->device->memory_info(&free_bytes, &total_bytes);
     return difference(run->free_at_start, free_bytes);
 }
 

@@ -20,7 +20,7 @@ static void estimate_run(Training *t, int64_t n_micro, double seconds) {
     if (step < 1) return;
     console_note(&t->console, "a micro-step takes %.2f s: about %.1f s a step, %s for the run", seconds, step,
                  format_duration(left, step * (double)steps));
-    stop_expect(t->run->ops->runs_ahead ? STOP_IN_QUEUE : STOP_IN_STEP, stop_clock() + step - seconds);
+    stop_expect(t->run->ops->device->is_async ? STOP_IN_QUEUE : STOP_IN_STEP, stop_clock() + step - seconds);
 }
 
 static void set_probe(Probe *probe, const int32_t *tokens, const int32_t *targets, int64_t n) {
@@ -38,16 +38,17 @@ static bool feed(Training *t, int64_t step, Error *err) {
     gpt2_begin_step(&t->run->model);
     for (int64_t i = 0; i < n_micro && !stop_now(); i++) {
         const int32_t *tokens, *targets;
-        const bool timed = first && n_micro > 1 && i == ops->runs_ahead; /* a device warms up in the first */
+        const bool timed =
+            first && n_micro > 1 && i == ops->device->is_async; /* a device warms up in the first */
         if (t->result_read == 0) /* until the first step is done; then there is the bar */
             console_status(&t->console, "first step: micro-step %lld of %lld", (long long)i + 1,
                            (long long)n_micro);
         if (s->overfit) dataloader_seek(t->run->train, 0);
         if (!dataloader_next(t->run->train, &tokens, &targets, err)) return fail_flag("train", err);
-        if (timed) ops->synchronize();
+        if (timed) ops->device->synchronize();
         const double begun = stop_clock();
         gpt2_micro_step(&t->run->model, tokens, targets, (int)s->batch, (int)s->seq, 1.0f / (float)n_micro);
-        if (timed) ops->synchronize();
+        if (timed) ops->device->synchronize();
         if (timed && !stop_now()) estimate_run(t, n_micro, stop_clock() - begun);
         if (i == 0) set_probe(&t->fed[step % 2], tokens, targets, s->seq);
     }
@@ -92,7 +93,7 @@ double training_mfu(Training *t, double flops) {
     const double of_a_rank = flops / t->run->n_ranks;
     const char *how;
     if (of_a_rank > t->peak_flops) {
-        const double again = t->run->ops->peak_flops(&how);
+        const double again = t->run->ops->device->peak_flops(t->run->ops->dtype, &how);
         if (strcmp(how, "measured") == 0) t->peak_flops = fmax(of_a_rank, again);
     }
     return of_a_rank / t->peak_flops;
@@ -102,7 +103,7 @@ double training_mfu(Training *t, double flops) {
 static bool report_step(Training *t, const QueuedStep *q, Error *err) {
     Run *run = t->run;
     const Settings *s = &run->settings;
-    const StepStats stats = gpt2_take_stats(&run->model, (int)(q->step % FETCH_SLOTS));
+    const StepStats stats = gpt2_take_stats(&run->model, (int)(q->step % READBACK_SLOTS));
     const double ended = stop_clock(), seconds = ended - fmax(q->begun, t->result_read);
     const double rate = (double)s->tokens_per_step / seconds;
     t->result_read = ended;
@@ -137,7 +138,7 @@ bool training_settle(Training *t, Error *err) {
 /* When this step will be done, for who waits for it. */
 static void expect_step(const Training *t) {
     const bool behind_another = t->queued.step > 0;
-    stop_expect(t->run->ops->runs_ahead ? STOP_IN_QUEUE : STOP_IN_STEP,
+    stop_expect(t->run->ops->device->is_async ? STOP_IN_QUEUE : STOP_IN_STEP,
                 stop_clock() + t->step_seconds * (1 + behind_another));
 }
 
@@ -163,7 +164,7 @@ static bool queue_step(Training *t, QueuedStep *q, int64_t step, Error *err) {
                                            .eps = (float)s->eps,
                                            .weight_decay = (float)s->weight_decay,
                                            .clip = (float)s->clip});
-    gpt2_queue_stats(&run->model, (int)(step % FETCH_SLOTS));
+    gpt2_queue_stats(&run->model, (int)(step % READBACK_SLOTS));
     t->state.step = step;
     t->state.val_loss = NAN;
     t->state.tokens_seen += s->tokens_per_step;
@@ -176,7 +177,7 @@ bool training_step(Training *t, int64_t step, Error *err) {
     if (!queue_step(t, &q, step, err)) return false;
     const bool ok = training_settle(t, err);
     t->queued = q;
-    return ok && (t->run->ops->runs_ahead || training_settle(t, err));
+    return ok && (t->run->ops->device->is_async || training_settle(t, err));
 }
 
 bool training_queue(void *training, int64_t step, Error *err) {

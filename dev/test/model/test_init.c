@@ -11,7 +11,7 @@ static float *initial_weights(GPT2 *model, uint64_t seed) {
     float *host = malloc((size_t)model->n_parameters * sizeof *host);
     if (!host) abort();
     gpt2_init(model, seed);
-    model->ops->download(host, model->master, (size_t)model->n_parameters * sizeof *host);
+    model->ops->device->download(host, model->master, (size_t)model->n_parameters * sizeof *host);
     return host;
 }
 
@@ -112,7 +112,8 @@ int main(void) {
     Error err = {0};
     const GPT2Options options = {.B = 1, .T = 8, .training = true};
     GPT2 model;
-    if (CHECK(ops_cpu.open(&err) && gpt2_open(&model, &ops_cpu, &config, &options, &err), "%s", err.text)) {
+    if (CHECK(ops_cpu.device->open(0, &err) && gpt2_open(&model, &ops_cpu, &config, &options, &err), "%s",
+              err.text)) {
         float *first = initial_weights(&model, 7), *again = initial_weights(&model, 7),
               *other = initial_weights(&model, 8);
         const size_t bytes = (size_t)model.n_parameters * sizeof *first;

@@ -223,7 +223,7 @@ static int failures_of(const Ops *ops, Fault with, const Op *op, Dims d) {
 
 int main(int argc, char **argv) {
     Error err = {0};
-    if (!ops_cpu.open(&err)) die(&err);
+    if (!ops_cpu.device->open(0, &err)) die(&err);
     op_verbose = argc > 1 && strcmp(argv[1], "-v") == 0;
     Ops stand_in = ops_cpu;
     stand_in.name = "stand-in bf16";

@@ -99,17 +99,18 @@ static void test_top_k(void) {
 /* ---- the model ---- */
 
 static Ops ops; /* ops_cpu, with its allocations counted and, past `limit`, refused */
+static Device device;
 static int allocated, limit = 1 << 20;
 
 static void *counted_alloc(size_t bytes) {
     if (allocated >= limit) return NULL;
     allocated++;
-    return ops_cpu.alloc(bytes);
+    return device_cpu.alloc(bytes);
 }
 
-static void counted_release(void *p) {
+static void counted_free(void *p) {
     allocated -= p != NULL;
-    ops_cpu.release(p);
+    device_cpu.free(p);
 }
 
 enum { T = 160, MAX_TOKENS = 600 }; /* more keys than the CPU decodes in one piece */
@@ -215,9 +216,9 @@ static void test_untouched(GPT2 *model) {
     int32_t tokens[T] = {1, 2, 3};
     float before[WIDTH], after[WIDTH];
     gpt2_eval(model, tokens, tokens, 1, T);
-    ops.download(before, gpt2_activation(model, ACT_LN_F, 0), sizeof before);
+    ops.device->download(before, gpt2_activation(model, ACT_LN_F, 0), sizeof before);
     draw_ids(model, 50, 1, 0, 1);
-    ops.download(after, gpt2_activation(model, ACT_LN_F, 0), sizeof after);
+    ops.device->download(after, gpt2_activation(model, ACT_LN_F, 0), sizeof after);
     CHECK(memcmp(before, after, sizeof before) == 0, "activations changed");
 }
 
@@ -289,9 +290,11 @@ int main(void) {
     test_distribution();
     test_top_k();
     ops = ops_cpu;
-    ops.alloc = counted_alloc;
-    ops.release = counted_release;
-    if (CHECK(ops.open(&err), "%s", err.text) && open_model(&model, 61)) {
+    device = device_cpu;
+    device.alloc = counted_alloc;
+    device.free = counted_free;
+    ops.device = &device;
+    if (CHECK(ops.device->open(0, &err), "%s", err.text) && open_model(&model, 61)) {
         test_cache(&model);
         model.config.window = 5; /* shorter than the context, so that the cache begins later and later */
         test_cache(&model);

@@ -304,10 +304,12 @@ static void test_backend_bytes(void) {
     const GPT2Config c = gpt2_size("nano");
     const GPT2Options o = {.B = 1, .T = 16, .training = true};
     MemoryPlan plan, larger;
+    Device device = device_cpu;
     Ops ops = ops_cpu;
     gpt2_memory_plan(&plan, &ops, &c, &o);
-    const size_t others = plan.total_bytes - ops_cpu.fixed_bytes();
-    ops.fixed_bytes = own_bytes;
+    const size_t others = plan.total_bytes - ops_cpu.device->fixed_bytes();
+    device.fixed_bytes = own_bytes;
+    ops.device = &device;
     gpt2_memory_plan(&larger, &ops, &c, &o);
     CHECK(larger.total_bytes == others + 12345, "the plan has %zu bytes, of which %zu are not the backend's",
           larger.total_bytes, others);

@@ -126,9 +126,9 @@ static void test_broken_guard_fails(size_t shift) {
     char *places[] = {g.data - 1, g.data + g.bytes, g.base, g.data + g.bytes + GUARD_BYTES - 1};
     for (int i = 0; i < 4; i++) {
         const unsigned char wrong = GUARD_VALUE ^ 1, right = GUARD_VALUE;
-        ops_cpu.upload(places[i], &wrong, 1);
+        ops_cpu.device->upload(places[i], &wrong, 1);
         CHECK(!guarded_intact(&g), "a bit flipped at byte %td of the buffer", places[i] - g.base);
-        ops_cpu.upload(places[i], &right, 1);
+        ops_cpu.device->upload(places[i], &right, 1);
         CHECK(guarded_intact(&g), "restored");
     }
     guarded_free(&g);
@@ -184,7 +184,7 @@ static void test_damaged_reference(void) {
 
 int main(void) {
     Error err = {0};
-    if (!ops_cpu.open(&err)) die(&err);
+    if (!ops_cpu.device->open(0, &err)) die(&err);
     test_equal_passes();
     test_wrong_element_fails();
     test_lone_element_fails();

@@ -23,7 +23,7 @@ static double available_bytes(void) {
 static void test_memory(void) {
     size_t free_bytes, total_bytes;
     const double before = available_bytes();
-    cpu_memory_info(&free_bytes, &total_bytes);
+    device_cpu.memory_info(&free_bytes, &total_bytes);
     const double after = available_bytes(), low = before < after ? before : after,
                  high = before < after ? after : before;
     if (before == 0) {
@@ -33,12 +33,12 @@ static void test_memory(void) {
     CHECK((double)free_bytes >= 0.99 * low && (double)free_bytes <= 1.01 * high,
           "free: %zu, the kernel says %.0f to %.0f", free_bytes, low, high);
     CHECK(free_bytes <= total_bytes, "free: %zu of %zu", free_bytes, total_bytes);
-    void *some = cpu_alloc(1000),
-         *most = cpu_alloc(free_bytes + 3 * (total_bytes - free_bytes) / 4 + ((size_t)64 << 20));
+    void *some = device_cpu.alloc(1000),
+         *most = device_cpu.alloc(free_bytes + 3 * (total_bytes - free_bytes) / 4 + ((size_t)64 << 20));
     CHECK(some && (uintptr_t)some % 64 == 0, "1000 bytes at %p", some);
     CHECK(!most, "more than is free was handed out");
-    cpu_release(some);
-    cpu_release(most);
+    device_cpu.free(some);
+    device_cpu.free(most);
 }
 
 static double seconds(void) {
@@ -71,7 +71,7 @@ static void test_peak(void) {
     const char *how = "";
     double peak = 0, rate = 0;
     for (int i = 0; i < 4; i++) {
-        const double p = cpu_peak_flops(&how), r = product_rate(512);
+        const double p = device_cpu.peak_flops(DTYPE_F32, &how), r = product_rate(512);
         peak = p > peak ? p : peak;
         rate = r > rate ? r : rate;
     }
@@ -147,9 +147,10 @@ static void test_table(void) {
     const size_t need = cpu_sum_squares_scratch_bytes(), layernorm = cpu_layernorm_scratch_bytes(&narrow);
     CHECK(ops_cpu.scratch_bytes(&narrow) >= need && ops_cpu.scratch_bytes(&narrow) >= layernorm,
           "%zu bytes, needed are %zu and %zu", ops_cpu.scratch_bytes(&narrow), need, layernorm);
-    CHECK(ops_cpu.fixed_bytes() >= cpu_matmul_static_bytes(), "%zu bytes of its own, the products hold %zu",
-          ops_cpu.fixed_bytes(), cpu_matmul_static_bytes());
-    CHECK(!ops_cpu.runs_ahead, "a call is done when it returns");
+    CHECK(ops_cpu.device->fixed_bytes() >= cpu_matmul_static_bytes(),
+          "%zu bytes of its own, the products hold %zu", ops_cpu.device->fixed_bytes(),
+          cpu_matmul_static_bytes());
+    CHECK(!ops_cpu.device->is_async, "a call is done when it returns");
 }
 
 int main(void) {

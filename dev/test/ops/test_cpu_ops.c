@@ -427,24 +427,24 @@ static void test_nan_in_linear(void) {
 
 static void test_device(void) {
     size_t free_bytes = 0, total_bytes = 0;
-    ops->memory_info(&free_bytes, &total_bytes);
+    ops->device->memory_info(&free_bytes, &total_bytes);
     CHECK(free_bytes > 0 && free_bytes <= total_bytes, "memory %zu of %zu", free_bytes, total_bytes);
     const char *how = "";
-    CHECK(ops->peak_flops(&how) > 1e9 && strcmp(how, "measured") == 0, "peak is %s", how);
-    CHECK(strlen(ops->device_name()) > 5, "device name '%s'", ops->device_name());
-    CHECK(ops->alloc(SIZE_MAX / 2) == NULL, "half of the address space was allocated");
+    CHECK(ops->device->peak_flops(ops->dtype, &how) > 1e9 && strcmp(how, "measured") == 0, "peak is %s", how);
+    CHECK(strlen(ops->device->name()) > 5, "device name '%s'", ops->device->name());
+    CHECK(ops->device->alloc(SIZE_MAX / 2) == NULL, "half of the address space was allocated");
     size_t bytes = 1000003;
-    unsigned char *p = ops->alloc(bytes), *q = ops->alloc(bytes);
+    unsigned char *p = ops->device->alloc(bytes), *q = ops->device->alloc(bytes);
     if (!CHECK(p && q && (uintptr_t)p % 256 == 0, "alloc is 256-byte aligned")) return;
     memset(p, 1, bytes);
     for (size_t i = 0; i < bytes; i++) q[i] = (unsigned char)(i * 7);
-    ops->copy(p, q, bytes - 1);
+    ops->device->copy(p, q, bytes - 1);
     CHECK(memcmp(p, q, bytes - 1) == 0 && p[bytes - 1] == 1, "copy moves exactly its bytes");
-    ops->zero(p, bytes - 2);
+    ops->device->zero(p, bytes - 2);
     CHECK(p[0] == 0 && p[bytes - 3] == 0 && p[bytes - 2] == q[bytes - 2], "zero clears exactly its bytes");
-    ops->release(p);
-    ops->release(q);
-    ops->release(NULL);
+    ops->device->free(p);
+    ops->device->free(q);
+    ops->device->free(NULL);
 }
 
 static void run_cases(void) {

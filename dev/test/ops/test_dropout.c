@@ -106,11 +106,11 @@ static void test_op(const Ops *ops, int64_t rows, int columns) {
     const uint64_t key = 42;
     const size_t bytes = (size_t)n * dtype_bytes(ops->dtype);
     float *x = malloc((size_t)n * sizeof *x), *got = malloc((size_t)n * sizeof *got);
-    char *device = ops->alloc(bytes), *out = ops->alloc(bytes);
-    uint64_t *device_key = ops->alloc(sizeof key);
+    char *device = ops->device->alloc(bytes), *out = ops->device->alloc(bytes);
+    uint64_t *device_key = ops->device->alloc(sizeof key);
     if (!x || !got || !device || !out || !device_key) abort();
     for (int64_t i = 0; i < n; i++) x[i] = (float)(i % 61) - 30.0f; /* exact in bf16 */
-    ops->upload(device_key, &key, sizeof key);
+    ops->device->upload(device_key, &key, sizeof key);
     upload_floats(ops, device, ops->dtype, x, n);
     const Dropout dropout = {device_key, 3, p};
     ops->dropout(out, device, &dropout, rows, columns);
@@ -129,9 +129,9 @@ static void test_op(const Ops *ops, int64_t rows, int columns) {
         CHECK(wrong == 0, "%s: dropout of %lld x %d%s: %lld elements wrong", ops->name, (long long)rows,
               columns, way ? " in place" : "", (long long)wrong);
     }
-    ops->release(device);
-    ops->release(out);
-    ops->release(device_key);
+    ops->device->free(device);
+    ops->device->free(out);
+    ops->device->free(device_key);
     free(x);
     free(got);
 }
@@ -196,7 +196,7 @@ static void test_model_expectation(void) {
 
 static void test_backend(const Ops *ops) {
     Error err = {0};
-    if (!CHECK(ops->open(&err), "%s: %s", ops->name, err.text)) return;
+    if (!CHECK(ops->device->open(0, &err), "%s: %s", ops->name, err.text)) return;
     test_op(ops, 1, 1);
     test_op(ops, 37, 24);
     test_op(ops, 100, 131); /* rows that are not aligned */

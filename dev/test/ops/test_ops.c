@@ -173,7 +173,7 @@ static void run_linear_forward(const Ops *ops, void **p, const Dims *d) {
 static bool is_ours(const OpCase *c, int columns) {
     const int64_t tiles = (c->d.N + 255) / 256 * 2 * ((columns + 127) / 128);
     return !op_small && c->d.OC % 64 == 0 && c->d.IC % 64 == 0 && tiles >= 132 &&
-           strstr(c->ops->device_name(), "compute capability 9.0");
+           strstr(c->ops->device->name(), "compute capability 9.0");
 }
 
 /* Of the library's GELU and its derivative, by tanh.approx: 2^-11 relative. */

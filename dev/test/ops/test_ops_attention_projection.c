@@ -2,6 +2,7 @@
  * makes dO, where the backend has it so, then attention's gradients with it. Every CUDA backend against the CPU oracle,
  * which computes D by itself. -v prints every error and limit. */
 #include "dev/test/plain_attention.h"
+#include "llmc/model/ops_testing.h"
 
 enum { DQKV, DATTN, D, DOUT, WEIGHT, ATTN, QKV, LSE, SCRATCH, KEY, OPERANDS };
 
@@ -28,7 +29,7 @@ static int describe(Operand *o, const Dims *d) {
 static bool d_comes(const Ops *ops, const Dims *d) {
     const int64_t tiles = ((int64_t)d->B * d->T + 127) / 128 * ((d->NH * d->HD + 127) / 128);
     return ops->dtype == DTYPE_BF16 && tiles >= 2 * 132 &&
-           strstr(ops->device_name(), "compute capability 9.0");
+           strstr(ops->device->name(), "compute capability 9.0");
 }
 
 /* dattn, and whether D came with it; if not, its buffer holds what it held. */
@@ -37,10 +38,10 @@ static bool run_projection(const Ops *ops, void **p, const Dims *d) {
     const int64_t rows = (int64_t)d->B * d->T;
     const size_t bytes = (size_t)(rows * d->NH) * sizeof(float);
     void *before = op_malloc(bytes), *after = op_malloc(bytes);
-    ops->download(before, p[D], bytes);
+    ops->device->download(before, p[D], bytes);
     const bool came = ops->linear_backward_input_row_dots(p[DATTN], p[D], p[DOUT], p[WEIGHT], p[ATTN],
                                                           p[SCRATCH], rows, C, C, d->HD);
-    ops->download(after, p[D], bytes);
+    ops->device->download(after, p[D], bytes);
     CHECK(came == d_comes(ops, d), "%s, B%d T%d NH%d HD%d: D %s with the product", ops->name, d->B, d->T,
           d->NH, d->HD, came ? "came" : "did not come");
     CHECK(came || memcmp(before, after, bytes) == 0,

@@ -12,10 +12,10 @@ static const int64_t past = (int64_t)1 << 31;
 /* dst[0..bytes) = the pattern over and over, doubled on the device. */
 static void tile(const Ops *ops, char *dst, const void *pattern, size_t pattern_bytes, size_t bytes) {
     size_t done = pattern_bytes < bytes ? pattern_bytes : bytes;
-    ops->upload(dst, pattern, done);
+    ops->device->upload(dst, pattern, done);
     while (done < bytes) {
         size_t n = done < bytes - done ? done : bytes - done;
-        ops->copy(dst + done, dst, n);
+        ops->device->copy(dst + done, dst, n);
         done += n;
     }
 }
@@ -30,7 +30,8 @@ static bool large_open(Large *large, const Ops *ops, const float *values, int64_
                        int64_t width) {
     *large = (Large){.width = width, .rows = rows, .period = period};
     const size_t bytes = (size_t)(rows * width) * 2, pattern_bytes = (size_t)(period * width) * 2;
-    if (!CHECK((large->data = ops->alloc(bytes)) != NULL, "%s: %zu bytes of device memory", ops->name, bytes))
+    if (!CHECK((large->data = ops->device->alloc(bytes)) != NULL, "%s: %zu bytes of device memory", ops->name,
+               bytes))
         return false;
     uint16_t *pattern = op_malloc(pattern_bytes);
     memset(pattern, POISON_VALUE, pattern_bytes);
@@ -65,8 +66,8 @@ static void test_gelu(const Ops *ops) {
         ops->gelu_forward(out.data, in.data, rows * width);
         large_check(&out, ops, want, "gelu_forward");
     }
-    ops->release(in.data);
-    ops->release(out.data);
+    ops->device->free(in.data);
+    ops->device->free(out.data);
     free(x);
     free(want);
 }
@@ -79,7 +80,7 @@ static void test_gelu_backward(const Ops *ops, int OC) {
     float *pre_gelu = op_normal_bf16(period * IC, 8), *dx = op_malloc(period * IC * sizeof *dx);
     const OpShape shape = {
         .B = 1, .T = 8, .C = IC / 4, .NH = 4, .V = 8, .Vp = 8, .loss_rows = 8, .n_parameters = 8};
-    void *scratch = ops->alloc(ops->scratch_bytes(&shape));
+    void *scratch = ops->device->alloc(ops->scratch_bytes(&shape));
     Large d = {0}, w = {0}, pre = {0}, out = {0};
     const bool ready = CHECK(scratch, "device memory") && large_open(&d, ops, dout, period, rows, OC) &&
                        large_open(&w, ops, weight, OC, OC, IC) &&
@@ -92,7 +93,7 @@ static void test_gelu_backward(const Ops *ops, int OC) {
         large_check(&pre, ops, pre_gelu, "linear_backward_input, gelu");
     }
     void *const device[] = {scratch, d.data, w.data, pre.data, out.data};
-    for (int i = 0; i < 5; i++) ops->release(device[i]);
+    for (int i = 0; i < 5; i++) ops->device->free(device[i]);
     float *const host[] = {dout, weight, pre_gelu, dx};
     for (int i = 0; i < 4; i++) free(host[i]);
 }
@@ -104,17 +105,17 @@ static void test_layernorm(const Ops *ops) {
     float *weight = op_normal_bf16(2 * C, 3), stats[2 * period];
     Large in = {0}, out = {0}, parameters = {0};
     ops_cpu.layernorm_forward(want, stats, stats + period, x, weight, weight + C, period, C);
-    float *device_stats = ops->alloc((size_t)rows * 2 * sizeof(float));
+    float *device_stats = ops->device->alloc((size_t)rows * 2 * sizeof(float));
     if (CHECK(device_stats, "device memory") && large_open(&in, ops, x, period, rows, C) &&
         large_open(&out, ops, NULL, period, rows, C) && large_open(&parameters, ops, weight, 2, 2, C)) {
         ops->layernorm_forward(out.data, device_stats, device_stats + rows, in.data, parameters.data,
                                parameters.data + C * 2, rows, C);
         large_check(&out, ops, want, "layernorm_forward");
     }
-    ops->release(device_stats);
-    ops->release(in.data);
-    ops->release(out.data);
-    ops->release(parameters.data);
+    ops->device->free(device_stats);
+    ops->device->free(in.data);
+    ops->device->free(out.data);
+    ops->device->free(parameters.data);
     free(x);
     free(want);
     free(weight);
@@ -137,8 +138,8 @@ static void test_attention(const Ops *ops) {
                                NH, HD);
     shape.B = B;
     Large q = {0}, o = {0}, d = {0}, dq = {0};
-    float *device_lse = ops->alloc((size_t)B * T * NH * sizeof(float));
-    void *scratch = ops->alloc(ops->scratch_bytes(&shape));
+    float *device_lse = ops->device->alloc((size_t)B * T * NH * sizeof(float));
+    void *scratch = ops->device->alloc(ops->scratch_bytes(&shape));
     if (CHECK(device_lse && scratch, "device memory") && large_open(&q, ops, qkv, period, B, 3 * T * C) &&
         large_open(&o, ops, NULL, period, B, T * C) && large_open(&d, ops, dout, period, B, T * C) &&
         large_open(&dq, ops, NULL, period, B, 3 * T * C)) {
@@ -149,7 +150,7 @@ static void test_attention(const Ops *ops) {
         large_check(&dq, ops, dqkv, "attention_backward");
     }
     void *const device[] = {device_lse, scratch, q.data, o.data, d.data, dq.data};
-    for (int i = 0; i < 6; i++) ops->release(device[i]);
+    for (int i = 0; i < 6; i++) ops->device->free(device[i]);
     void *const host[] = {qkv, dout, out, dqkv, lse, cpu_scratch};
     for (int i = 0; i < 6; i++) free(host[i]);
 }
@@ -157,7 +158,7 @@ static void test_attention(const Ops *ops) {
 static void test_backend(const Ops *ops) {
     size_t free_bytes, total_bytes;
     if (ops->dtype != DTYPE_BF16) return; /* the kernels are the same source, at half the memory */
-    ops->memory_info(&free_bytes, &total_bytes);
+    ops->device->memory_info(&free_bytes, &total_bytes);
     if (free_bytes < (size_t)20 << 30) {
         SKIP("buffers past 2^31 elements: %zu MB of device memory free, 20480 needed", free_bytes >> 20);
         return;

@@ -84,10 +84,10 @@ static void test_bad_logits(const Ops *ops, int vocabulary, int padded) {
     ok = guarded_alloc(&in, ops, sizeof targets, 0) && ok;
     if (!CHECK(ok, "%s: device memory", ops->name)) return;
     upload_floats(ops, logits.data, ops->dtype, z, n);
-    ops->upload(in.data, targets, sizeof targets);
+    ops->device->upload(in.data, targets, sizeof targets);
     ops->cross_entropy_backward_inplace((float *)(void *)out.data, logits.data, (int32_t *)(void *)in.data, 1,
                                         N, vocabulary, padded);
-    ops->download(losses, out.data, sizeof losses);
+    ops->device->download(losses, out.data, sizeof losses);
     download_floats(ops, z, logits.data, ops->dtype, n);
     float largest = 0;
     for (int i = 0; i < vocabulary; i++) largest = fmaxf(largest, fabsf(z[ONLY_TARGET * padded + i]));

@@ -18,14 +18,14 @@ static bool stats_open(StatsCase *c, const Ops *ops, const float *values, int64_
     ok = guarded_alloc(&c->values, ops, (size_t)n * sizeof *values, 16) && ok;
     ok = guarded_alloc(&c->scratch, ops, ops->scratch_bytes(&shape), 0) && ok;
     if (!CHECK(ok, "%s: device memory", ops->name)) return false;
-    ops->upload(c->stats.data, &before, sizeof before);
-    ops->upload(c->values.data, values, (size_t)n * sizeof *values);
+    ops->device->upload(c->stats.data, &before, sizeof before);
+    ops->device->upload(c->values.data, values, (size_t)n * sizeof *values);
     return true;
 }
 
 static StepStats stats_close(StatsCase *c, const char *what) {
     StepStats after;
-    c->ops->download(&after, c->stats.data, sizeof after);
+    c->ops->device->download(&after, c->stats.data, sizeof after);
     CHECK(guarded_intact(&c->stats) && guarded_intact(&c->values) && guarded_intact(&c->scratch),
           "%s, %s: bytes outside a buffer were written", c->ops->name, what);
     guarded_free(&c->stats);
@@ -155,9 +155,9 @@ static void adamw_on(const Ops *ops, AdamWCase *c) {
     ok = guarded_alloc(&stats, ops, sizeof c->stats, 0) && ok;
     for (int k = 0; k < N_ARRAYS; k++) ok = guarded_alloc(&g[k], ops, bytes, 16) && ok;
     if (!CHECK(ok, "%s: device memory", ops->name)) return;
-    for (int k = 0; k < N_ARRAYS; k++) ops->upload(g[k].data, c->array[k], bytes);
+    for (int k = 0; k < N_ARRAYS; k++) ops->device->upload(g[k].data, c->array[k], bytes);
     upload_floats(ops, weights.data, ops->dtype, c->array[MASTER], c->n);
-    ops->upload(stats.data, &c->stats, sizeof c->stats);
+    ops->device->upload(stats.data, &c->stats, sizeof c->stats);
     AdamWArgs args = c->args;
     args.master = (float *)(void *)g[MASTER].data;
     args.m = (float *)(void *)g[M].data;
@@ -166,9 +166,9 @@ static void adamw_on(const Ops *ops, AdamWCase *c) {
     args.weights = c->shared ? g[MASTER].data : weights.data;
     args.stats = (StepStats *)(void *)stats.data;
     ops->adamw(&args);
-    for (int k = 0; k < N_ARRAYS; k++) ops->download(c->array[k], g[k].data, bytes);
+    for (int k = 0; k < N_ARRAYS; k++) ops->device->download(c->array[k], g[k].data, bytes);
     download_floats(ops, c->weights, args.weights, ops->dtype, c->n);
-    ops->download(&c->stats, stats.data, sizeof c->stats);
+    ops->device->download(&c->stats, stats.data, sizeof c->stats);
     for (int k = 0; k < N_ARRAYS; k++) {
         CHECK(guarded_intact(&g[k]), "%s, adamw: bytes outside %s were written", ops->name, array_names[k]);
         guarded_free(&g[k]);
@@ -240,7 +240,7 @@ static void test_weights_from_master(const Ops *ops) {
     bool ok = guarded_alloc(&from, ops, sizeof master, 16);
     ok = guarded_alloc(&to, ops, n * dtype_bytes(ops->dtype), 16) && ok;
     if (!CHECK(ok, "%s: device memory", ops->name)) return;
-    ops->upload(from.data, master, sizeof master);
+    ops->device->upload(from.data, master, sizeof master);
     ops->weights_from_master(to.data, (float *)(void *)from.data, n);
     download_floats(ops, got, to.data, ops->dtype, n);
     for (int i = 0; i < n; i++) {
@@ -267,34 +267,35 @@ static double now(void) {
 /* A result is fetched behind all that was queued before it, and the time between two marks is a part of the host's. */
 static void test_queue(const Ops *ops) {
     const size_t bytes = (size_t)256 << 20;
-    char *from = ops->alloc(bytes), *to = ops->alloc(bytes);
+    char *from = ops->device->alloc(bytes), *to = ops->device->alloc(bytes);
     if (!CHECK(from && to, "%s: device memory", ops->name)) return;
     const double begun = now();
     int before = 1, after = 2, got = 0;
-    ops->upload(from, &before, sizeof before);
-    ops->fetch_begin(0, from, sizeof before);
-    ops->fetch_end(0, &got, sizeof got);
+    ops->device->upload(from, &before, sizeof before);
+    ops->device->readback_begin(0, from, sizeof before);
+    ops->device->readback_end(0, &got, sizeof got);
     CHECK(got == before, "%s: fetched %d, expected %d", ops->name, got, before);
-    ops->mark(0);
-    for (int i = 0; i < 100; i++) ops->copy(to, from, bytes);
-    ops->upload(from, &after, sizeof after);
-    ops->fetch_begin(0, from, sizeof after);
-    ops->mark(1);
-    ops->fetch_end(0, &got, sizeof got);
+    ops->device->timestamp(0);
+    for (int i = 0; i < 100; i++) ops->device->copy(to, from, bytes);
+    ops->device->upload(from, &after, sizeof after);
+    ops->device->readback_begin(0, from, sizeof after);
+    ops->device->timestamp(1);
+    ops->device->readback_end(0, &got, sizeof got);
     CHECK(got == after, "%s: fetched %d behind a long queue, expected %d", ops->name, got, after);
-    const double seconds = ops->seconds_between(0, 1), elapsed = now() - begun;
+    const double seconds = ops->device->seconds_between(0, 1), elapsed = now() - begun;
     const double least = 100 * 2 * (double)bytes / 20e12; /* no card copies 20 TB/s */
     CHECK(seconds > least && seconds < elapsed, "%s: %g s between two marks, %g s on the host", ops->name,
           seconds, elapsed);
-    ops->release(from);
-    ops->release(to);
+    ops->device->free(from);
+    ops->device->free(to);
 }
 
 /* Of the cards whose data sheets say it: 989 TFLOP/s in bf16, 67 in fp32, at a clock that a card may pass by 10 %. */
 static void test_peak(const Ops *ops) {
     const char *how;
-    const double peak = ops->peak_flops(&how), sheet = ops->dtype == DTYPE_BF16 ? 989e12 : 67e12;
-    if (!strstr(ops->device_name(), "H200") && !strstr(ops->device_name(), "H100 80GB HBM3")) return;
+    const double peak = ops->device->peak_flops(ops->dtype, &how),
+                 sheet = ops->dtype == DTYPE_BF16 ? 989e12 : 67e12;
+    if (!strstr(ops->device->name(), "H200") && !strstr(ops->device->name(), "H100 80GB HBM3")) return;
     CHECK(peak > 0.9 * sheet && peak < 1.2 * sheet, "%s: peak %g FLOP/s, the data sheet says %g", ops->name,
           peak, sheet);
 }

@@ -35,7 +35,7 @@ static float *train(const Ops *ops, Recompute recompute, Profile *profile) {
     if (profile) profile_collect(profile);
     float *weights = malloc((size_t)model.n_parameters * sizeof *weights);
     if (!weights) abort();
-    ops->download(weights, model.master, (size_t)model.n_parameters * sizeof *weights);
+    ops->device->download(weights, model.master, (size_t)model.n_parameters * sizeof *weights);
     gpt2_close(&model);
     return weights;
 }
@@ -147,18 +147,18 @@ static void test_roofs(void) {
 
 /* A step of more calls than there are marks: the profile says how many it left out, and no share of the step. */
 static void test_too_many_calls(const Ops *ops) {
-    enum { NOTED = MARKS_MAX / 2, MORE = 5 };
+    enum { NOTED = TIMESTAMPS_MAX / 2, MORE = 5 };
     Profile profile = {0};
-    float *x = ops->alloc(sizeof *x);
+    float *x = ops->device->alloc(sizeof *x);
     const Ops *wrapped = profile_ops(ops);
-    for (int i = 0; i < NOTED + MORE; i++) wrapped->zero(x, sizeof *x);
+    for (int i = 0; i < NOTED + MORE; i++) wrapped->device->zero(x, sizeof *x);
     profile_collect(&profile);
     CHECK(profile.n_rows == 1 && profile.rows[0].calls == NOTED && profile.n_unnoted == MORE,
           "%lld calls noted, %lld left out", (long long)profile.rows[0].calls, (long long)profile.n_unnoted);
     char *text = printed(&profile);
     CHECK(strstr(text, "  5 more calls were not timed") && !strstr(text, "the ops are"), "%s", text);
     free(text);
-    ops->release(x);
+    ops->device->free(x);
 }
 
 /* Attention's backward reads O, of the storage type, or D, one fp32 number a row and head, where that is known. */
@@ -168,11 +168,11 @@ static void test_known_d(const Ops *ops) {
         .B = 1, .T = TOKENS, .C = HEADS * SIZE, .NH = HEADS, .V = 8, .Vp = 8, .loss_rows = 1};
     const AttentionMask mask = {0};
     const size_t bytes = 3 * ELEMS * sizeof(float);
-    void *zeros = ops->alloc(bytes), *dqkv = ops->alloc(bytes),
-         *scratch = ops->alloc(ops->scratch_bytes(&shape));
+    void *zeros = ops->device->alloc(bytes), *dqkv = ops->device->alloc(bytes),
+         *scratch = ops->device->alloc(ops->scratch_bytes(&shape));
     Profile known = {0}, unknown = {0};
     const Ops *wrapped = profile_ops(ops);
-    ops->zero(zeros, bytes);
+    ops->device->zero(zeros, bytes);
     wrapped->attention_backward(dqkv, zeros, zeros, zeros, zeros, NULL, &mask, scratch, 1, TOKENS, HEADS,
                                 SIZE);
     profile_collect(&unknown);
@@ -183,9 +183,9 @@ static void test_known_d(const Ops *ops) {
               ELEMS * (double)dtype_bytes(ops->dtype) - TOKENS * HEADS * 4,
           "%s: attention_backward moves %g bytes, %g where D is known", ops->name, unknown.rows[0].bytes,
           known.rows[0].bytes);
-    ops->release(zeros);
-    ops->release(dqkv);
-    ops->release(scratch);
+    ops->device->free(zeros);
+    ops->device->free(dqkv);
+    ops->device->free(scratch);
 }
 
 static void test_backend(const Ops *ops) {
@@ -217,7 +217,7 @@ int main(void) {
         Error err = {0};
         if (i > 0 && !cuda_available())
             SKIP("the profile of a CUDA table: no CUDA device or a build without CUDA");
-        else if (CHECK(tables[i]->open(&err), "%s", err.text))
+        else if (CHECK(tables[i]->device->open(0, &err), "%s", err.text))
             test_backend(tables[i]);
     }
     test_too_many_calls(&ops_cpu);

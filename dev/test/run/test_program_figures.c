@@ -97,7 +97,7 @@ static void check_clock(const Printed *p, const ProgramLog *log) {
 static void check_figures(const Printed *p, const ProgramLog *log) {
     const char *how;
     cpu_set_thread_count(1); /* as the program ran */
-    const double peak = ops_cpu.peak_flops(&how) * 1e-12;
+    const double peak = ops_cpu.device->peak_flops(ops_cpu.dtype, &how) * 1e-12;
     CHECK(p->peak > 0 && p->peak < 5 * peak + 0.1 && p->peak > peak / 5 - 0.1,
           "peak %g TFLOP/s, measured here %g", p->peak, peak);
     for (int step = 1; step <= STEPS; step++) {
@@ -122,7 +122,7 @@ int main(void) {
     Printed p;
     Error err = {0};
     if (!program_is_here()) return check_finish("program_figures");
-    if (!REQUIRE(mkdtemp(folder) && ops_cpu.open(&err), "%s cannot be made", folder))
+    if (!REQUIRE(mkdtemp(folder) && ops_cpu.device->open(0, &err), "%s cannot be made", folder))
         return check_finish("program_figures");
     const int status = run_timed(&p, in_folder("run"));
     CHECK(status == 0, "exit code %d", status);

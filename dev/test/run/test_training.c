@@ -71,8 +71,10 @@ static void test_times_of_steps_ahead(void) {
     static Training t;
     Error err = {0};
     if (!open_run(&run, &t)) return;
+    Device async = device_cpu;
     Ops ahead = ops_cpu;
-    ahead.runs_ahead = true;
+    async.is_async = true;
+    ahead.device = &async;
     run.ops = &ahead;
     t.peak_flops = INFINITY; /* else the last step, whose result waits already, has it measured again */
     const double begun = stop_clock();
@@ -93,7 +95,7 @@ static void test_memory_given_back(void) {
 
 static double measured_peak;
 static const char *measured_how;
-static double measure(const char **how) {
+static double measure(DType dtype, const char **how) {
     *how = measured_how;
     return measured_peak;
 }
@@ -110,7 +112,8 @@ static void test_mfu(void) {
         {"derived",  1e12, 2e12, 2,   1e12},
     };
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
-        Ops ops = {.peak_flops = measure};
+        const Device device = {.peak_flops = measure};
+        const Ops ops = {.device = &device};
         Run run = {.ops = &ops, .n_ranks = 2};
         static Training t;
         t = (Training){.run = &run, .peak_flops = 1e12};

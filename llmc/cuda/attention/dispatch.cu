@@ -1,5 +1,6 @@
 /* Which path serves which device, storage type, head size and mask. */
 #include "attention.cuh"
+#include "llmc/model/ops_testing.h"
 #include "paths.cuh"
 
 enum { ANY = 1 << 30 };

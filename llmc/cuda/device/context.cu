@@ -80,18 +80,18 @@ static bool open_failed(Error *err, const char *what, cudaError_t status) {
                 what, cudaGetErrorString(status));
 }
 
-bool cuda_open(Error *err) {
-    if (main_stream) return true; /* both tables share the device */
+bool cuda_open(int index, Error *err) {
+    if (main_stream) return true; /* both tables of ops share the device */
     int n = 0;
     cudaError_t status = cudaGetDeviceCount(&n);
     if (status != cudaSuccess || n == 0)
         return open_failed(err, "no device", n == 0 && status == cudaSuccess ? cudaErrorNoDevice : status);
-    if ((status = cudaFree(NULL)) != cudaSuccess)
+    if ((status = cudaSetDevice(index)) != cudaSuccess || (status = cudaFree(NULL)) != cudaSuccess)
         return open_failed(err, "the device does not start", status);
     if (cuda_compute_capability() < 80)
         return fail(err, EXIT_RUN,
                     "CUDA: %s: expected compute capability 8.0 (A100) or later; hint: --device cpu",
-                    cuda_device_name());
+                    cuda_name());
     if ((status = cudaHostAlloc((void **)&slots, SLOT_BYTES * N_SLOTS, cudaHostAllocDefault)) != cudaSuccess)
         return open_failed(err, "no pinned host memory", status);
     if ((status = cudaMalloc((void **)&device_slots, SLOT_BYTES * N_SLOTS)) != cudaSuccess)
@@ -110,7 +110,7 @@ size_t cuda_context_bytes(void) {
     return SLOT_BYTES * N_SLOTS;
 }
 
-const char *cuda_device_name(void) {
+const char *cuda_name(void) {
     static char line[384];
     int device;
     cudaDeviceProp properties;
@@ -135,7 +135,7 @@ void *cuda_alloc(size_t bytes) {
     return p;
 }
 
-void cuda_release(void *p) {
+void cuda_free(void *p) {
     CUDA_CHECK(cudaFree(p));
 }
 

@@ -28,11 +28,8 @@ static double clocks_per_second(void) {
     return (double)cuda_sm_count() * 1e3 * cuda_device_attribute(cudaDevAttrClockRate); /* kHz */
 }
 
-template <> double peak_flops<bf16>(const char **how) {
+double cuda_peak_flops(DType dtype, const char **how) {
+    const struct Rate *rate = device_rate();
     *how = "derived";
-    return device_rate()->bf16 * clocks_per_second();
-}
-template <> double peak_flops<float>(const char **how) {
-    *how = "derived";
-    return device_rate()->fp32 * clocks_per_second();
+    return (dtype == DTYPE_BF16 ? rate->bf16 : rate->fp32) * clocks_per_second();
 }

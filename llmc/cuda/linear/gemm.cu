@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include "llmc/cuda/cuda_ops.cuh"
+#include "llmc/model/ops_testing.h"
 
 void lt_check(cublasStatus_t status, const char *expr, const char *file, int line) {
     if (status == CUBLAS_STATUS_SUCCESS) return;

@@ -141,6 +141,6 @@ void gemm_choose(GemmPlan *plan, const GemmBuffers *buffers) {
         compare_results(candidate, plan, buffers, d, d_bytes, hashes);
         plan->chosen = fastest(plan, buffers, d, candidate);
     }
-    if (adds) cuda_release(d);
-    cuda_release(hashes);
+    if (adds) cuda_free(d);
+    cuda_free(hashes);
 }

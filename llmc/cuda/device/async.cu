@@ -1,0 +1,92 @@
+/* The host ahead of the device: results read back later, timestamps taken on the device, and work captured into
+ * a CUDA graph, so that a launch costs the host nothing. */
+#include "llmc/cuda/cuda_ops.cuh"
+#include <stdlib.h>
+
+/* ---- readback ---- */
+
+typedef struct Readback {
+    char *pinned; /* READBACK_BYTES */
+    cudaEvent_t done;
+} Readback;
+
+static Readback *readback_slot(int slot) {
+    static Readback readbacks[READBACK_SLOTS];
+    Readback *r = &readbacks[slot];
+    if (!r->pinned) {
+        CUDA_CHECK(cudaHostAlloc((void **)&r->pinned, READBACK_BYTES, cudaHostAllocDefault));
+        CUDA_CHECK(cudaEventCreateWithFlags(&r->done, cudaEventDisableTiming));
+    }
+    return r;
+}
+
+/* One block. */
+__global__ void readback_kernel(char *pinned, const char *src, size_t bytes) {
+    for (size_t i = threadIdx.x; i < bytes; i += blockDim.x) pinned[i] = src[i];
+}
+
+/* By a kernel: beside a copy engine's transfer main_stream idles for 4 us before and 5 us behind, beside a
+ * kernel for 1 (H200). */
+void cuda_readback_begin(int slot, const void *src, size_t bytes) {
+    Readback *r = readback_slot(slot);
+    readback_kernel<<<1, WARP_SIZE, 0, main_stream>>>(r->pinned, (const char *)src, bytes);
+    launch_check("readback");
+    CUDA_CHECK(cudaEventRecord(r->done, main_stream));
+}
+
+void cuda_readback_end(int slot, void *dst, size_t bytes) {
+    Readback *r = readback_slot(slot);
+    CUDA_CHECK(cudaEventSynchronize(r->done));
+    memcpy(dst, r->pinned, bytes);
+}
+
+/* ---- timestamps ---- */
+
+static cudaEvent_t timestamps[TIMESTAMPS_MAX];
+
+void cuda_timestamp(int i) {
+    if (!timestamps[i]) CUDA_CHECK(cudaEventCreate(&timestamps[i]));
+    CUDA_CHECK(cudaEventRecord(timestamps[i], main_stream));
+}
+
+double cuda_seconds_between(int first, int second) {
+    float ms = 0;
+    CUDA_CHECK(cudaEventSynchronize(timestamps[second]));
+    CUDA_CHECK(cudaEventElapsedTime(&ms, timestamps[first], timestamps[second]));
+    return ms * 1e-3;
+}
+
+/* ---- graphs ---- */
+
+struct Graph {
+    cudaGraphExec_t exec;
+};
+
+bool cuda_capture_begin(void) {
+    const bool ok = cudaStreamBeginCapture(main_stream, cudaStreamCaptureModeThreadLocal) == cudaSuccess;
+    cudaGetLastError(); /* a refusal is an answer */
+    return ok;
+}
+
+Graph *cuda_capture_end(void) {
+    cudaGraph_t captured = NULL;
+    Graph *graph = (Graph *)calloc(1, sizeof *graph);
+    bool ok =
+        cudaStreamEndCapture(main_stream, &captured) == cudaSuccess && captured != NULL && graph != NULL;
+    ok = ok && cudaGraphInstantiate(&graph->exec, captured, 0) == cudaSuccess;
+    if (captured) CUDA_CHECK(cudaGraphDestroy(captured));
+    cudaGetLastError();
+    if (ok) return graph;
+    free(graph);
+    return NULL;
+}
+
+void cuda_graph_launch(Graph *graph) {
+    CUDA_CHECK(cudaGraphLaunch(graph->exec, main_stream));
+}
+
+void cuda_graph_free(Graph *graph) {
+    if (!graph) return;
+    CUDA_CHECK(cudaGraphExecDestroy(graph->exec));
+    free(graph);
+}

@@ -1,0 +1,34 @@
+/* The CUDA device's table. */
+#include "llmc/cuda/cuda_ops.cuh"
+
+static size_t cuda_fixed_bytes(void) {
+    return linear_fixed_bytes() + cuda_context_bytes();
+}
+
+static constexpr Device table() {
+    Device device{};
+    device.open = cuda_open;
+    device.name = cuda_name;
+    device.peak_flops = cuda_peak_flops;
+    device.fixed_bytes = cuda_fixed_bytes;
+    device.is_async = true;
+    device.alloc = cuda_alloc;
+    device.free = cuda_free;
+    device.memory_info = cuda_memory_info;
+    device.zero = cuda_zero;
+    device.copy = cuda_copy;
+    device.upload = cuda_upload;
+    device.download = cuda_download;
+    device.synchronize = cuda_synchronize;
+    device.readback_begin = cuda_readback_begin;
+    device.readback_end = cuda_readback_end;
+    device.timestamp = cuda_timestamp;
+    device.seconds_between = cuda_seconds_between;
+    device.capture_begin = cuda_capture_begin;
+    device.capture_end = cuda_capture_end;
+    device.graph_launch = cuda_graph_launch;
+    device.graph_free = cuda_graph_free;
+    return device;
+}
+
+extern constexpr Device device_cuda = table();

@@ -1,0 +1,72 @@
+/* A device: memory, transfers, timestamps, graphs. What it computes is another table, Ops (llmc/model/ops.h).
+ *
+ * A process uses one device. All work on it runs in the order of the calls, on one stream; only download(),
+ * synchronize(), readback_end(), seconds_between() and the memory calls wait for it. */
+#pragma once
+#include <stdbool.h>
+#include <stddef.h>
+#include "llmc/base/dtype.h"
+#include "llmc/base/error.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct Graph Graph; /* a captured sequence of work, see Device.capture_begin */
+
+enum { READBACK_SLOTS = 2, READBACK_BYTES = 64, TIMESTAMPS_MAX = 1 << 18 };
+
+typedef struct Device {
+    /* Readies device `index` of the machine (context, streams, library handles); before any other call but name,
+     * memory_info and fixed_bytes. Once open, a device stays so: a second call does nothing. */
+    bool (*open)(int index, Error *err);
+    /* One line for the console: device, compute capability or cores, memory. Valid until the process ends. */
+    const char *(*name)(void);
+    /* Peak matrix rate of this device for dtype in FLOP/s: derived from device attributes or measured, never
+     * from a table of names. `how` gets "measured" or "derived". */
+    double (*peak_flops)(DType dtype, const char **how);
+    /* Bytes that open() itself takes on the device (library workspaces), for the memory plan. */
+    size_t (*fixed_bytes)(void);
+    /* True where calls return before their work is done, so that results are best read later, by readback. */
+    bool is_async;
+
+    /* ---- memory and transfers ---- */
+    void *(*alloc)(size_t bytes); /* 256-byte aligned; NULL if it does not fit */
+    void (*free)(void *p);        /* NULL is fine */
+    void (*memory_info)(size_t *free_bytes, size_t *total_bytes);
+    void (*zero)(void *dst, size_t bytes);
+    void (*copy)(void *dst, const void *src, size_t bytes); /* device to device */
+    void (*upload)(void *dst, const void *src,
+                   size_t bytes); /* host to device; src may be reused at return */
+    void (*download)(void *dst, const void *src,
+                     size_t bytes); /* device to host; waits for all work before it */
+    void (*synchronize)(void);
+    /* readback_begin queues a copy of bytes <= READBACK_BYTES from the device, as they are behind all work so far,
+     * into `slot` < READBACK_SLOTS; readback_end waits for that copy alone, not for what was queued behind it. */
+    void (*readback_begin)(int slot, const void *src, size_t bytes);
+    void (*readback_end)(int slot, void *dst, size_t bytes);
+
+    /* ---- timestamps ---- */
+    /* timestamp takes the time at which the device comes to it, i < TIMESTAMPS_MAX; seconds_between waits until it
+     * has come to the second of two. */
+    void (*timestamp)(int i);
+    double (*seconds_between)(int first, int second);
+
+    /* ---- graphs ---- */
+    /* Between capture_begin and capture_end work is captured, not run; graph_launch runs what was captured, with the
+     * same buffers and numbers. Only ops of sizes that ran before, no memory calls, no uploads or downloads.
+     * capture_begin is false, capture_end NULL where the device cannot. */
+    bool (*capture_begin)(void);
+    Graph *(*capture_end)(void);
+    void (*graph_launch)(Graph *graph);
+    void (*graph_free)(Graph *graph); /* NULL is fine */
+} Device;
+
+extern const Device device_cpu;
+
+/* True where a CUDA device and a driver are present; never fails, never prints. False in a build without CUDA. */
+bool cuda_available(void);
+
+#ifdef __cplusplus
+}
+#endif

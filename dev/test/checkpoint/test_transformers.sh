@@ -17,7 +17,7 @@ if ! "$python" -c 'import torch, transformers, tokenizers; transformers.GPT2LMHe
 fi
 ours() { "$program" --device cpu "$@" >"$work/out" 2>"$work/err" </dev/null; }
 theirs() { "$python" "$side" "$@" >"$work/out" 2>"$work/err"; }
-cat README.md dev/README.md | LC_ALL=C tr -d '\200-\377' >"$work/text.txt"
+cat README.md dev/README.md dev/attention/README.md llmc/run/*.md | LC_ALL=C tr -d '\200-\377' >"$work/text.txt"
 mkdir "$work/elsewhere"
 fast="--batch 8 --seq 64 --steps 200 --warmup 5 --lr 5e-3 --eval-batches 1 --sample-tokens 0"
 size="--layers 2 --heads 2 --channels 64"

@@ -6,7 +6,9 @@ for the user; `run(main)` prints it and sets the exit code (1: run time, 2: bad 
 import argparse
 import array
 import base64
+import binascii
 import contextlib
+import functools
 import glob
 import hashlib
 import os
@@ -295,12 +297,17 @@ def _fetch_ranks():
                     % ("; then ".join(problems), os.path.relpath(RANKS_FILE)))
 
 
+@functools.lru_cache(maxsize=1)
+def _parse_ranks(path, _sha256):
+    with open(path, "rb") as file:
+        return {binascii.a2b_base64(token): int(rank) for token, rank in (line.split() for line in file)}
+
+
 def gpt2_ranks():
     """{token bytes: id} of the 50256 mergeable tokens; kept under data/.cache once it was fetched."""
     if not os.path.exists(RANKS_FILE) or sha256_of(RANKS_FILE) != RANKS_SHA256:
         write_file(RANKS_FILE, _fetch_ranks())
-    with open(RANKS_FILE, "rb") as file:
-        return {base64.b64decode(token): int(rank) for token, rank in (line.split() for line in file)}
+    return _parse_ranks(RANKS_FILE, RANKS_SHA256)
 
 
 def gpt2_encoding():

@@ -1,4 +1,5 @@
 """Stands in for tiktoken in test_data.sh, for ASCII alone: plain byte pair merging by rank, with the pattern that it is given."""
+import functools
 import re
 
 
@@ -13,6 +14,7 @@ class Encoding:
     def encode_ordinary(self, text):
         return [token for piece in self.pattern.findall(text) for token in self._merge(piece.encode())]
 
+    @functools.lru_cache(maxsize=None)
     def _merge(self, piece):
         parts = [piece[i:i + 1] for i in range(len(piece))]
         while True:

@@ -83,12 +83,13 @@ static bool check_numbers(const Settings *s, int n_ranks, Error *err) {
     if (s->tokens_per_step % micro)
         return fail(err, EXIT_INPUT,
                     "--tokens-per-step %lld is not a multiple of --batch %lld x --seq %lld x %d ranks = "
-                    "%lld; nearest: %lld",
+                    "%lld; hint: --tokens-per-step %lld is nearest",
                     (long long)s->tokens_per_step, (long long)s->batch, (long long)s->seq, n_ranks, micro,
                     (long long)clamp((s->tokens_per_step + micro / 2) / micro, 1, INT64_MAX) * micro);
     if (s->warmup > s->steps)
-        return fail(err, EXIT_INPUT, "--warmup %lld is longer than the run: --steps %lld",
-                    (long long)s->warmup, (long long)s->steps);
+        return fail(err, EXIT_INPUT,
+                    "--warmup %lld is longer than the run: --steps %lld; hint: --warmup %lld at most",
+                    (long long)s->warmup, (long long)s->steps, (long long)s->steps);
     return true;
 }
 
@@ -97,39 +98,39 @@ bool flags_check(const Settings *s, int n_ranks, Error *err) {
     /* clang-format off */
     const Contradiction rows[] = {
         {s->resume && !s->out,
-         "--resume needs --out DIR: the folder of the run to go on with"},
+         "--resume needs to know the run to go on with; hint: --out DIR, its folder"},
         {s->resume && s->model_only,
-         "--resume and --model-only: a checkpoint without the optimizer cannot be resumed"},
+         "--resume and --model-only: a checkpoint without the optimizer cannot be resumed; hint: leave --model-only out"},
         {s->resume && s->eval_only,
-         "--resume and --eval-only: give the checkpoint as --model DIR instead"},
+         "--resume and --eval-only: an evaluation goes on with nothing; hint: --model DIR in place of --resume"},
         {s->save_every && flags_was_set(s, "save-every") && !s->out,
-         "--save-every needs --out DIR: there is no folder to save in"},
+         "--save-every: there is no folder to save in; hint: --out DIR"},
         {s->model_only && !s->out,
-         "--model-only needs --out DIR: there is no folder to save in"},
+         "--model-only: there is no folder to save in; hint: --out DIR"},
         {s->keep && !s->out,
-         "--keep needs --out DIR: there is no folder to save in"},
+         "--keep: there is no folder to save in; hint: --out DIR"},
         {s->keep && !s->save_every && !s->keep_best,
-         "--keep needs --save-every N: only one checkpoint is saved, at the end"},
+         "--keep: only one checkpoint is saved, at the end; hint: --save-every N"},
         {s->keep_best && !s->out,
-         "--keep-best needs --out DIR: there is no folder to save in"},
+         "--keep-best: there is no folder to save in; hint: --out DIR"},
         {s->keep_best && no_validation,
-         "--keep-best needs --val GLOB: --train names token shards, which are not split"},
+         "--keep-best: --train names token shards, which are not split; hint: --val GLOB"},
         {s->eval_only && no_validation,
-         "--eval-only needs --val GLOB: --train names token shards, which are not split"},
+         "--eval-only: --train names token shards, which are not split; hint: --val GLOB"},
         {s->eval_every && flags_was_set(s, "eval-every") && no_validation,
-         "--eval-every needs --val GLOB: --train names token shards, which are not split"},
+         "--eval-every: --train names token shards, which are not split; hint: --val GLOB"},
         {s->out && settings_sample_only(s),
-         "--prompt and --out: sampling from --model writes nothing; hint: --train to train"},
+         "--prompt and --out: sampling from --model writes nothing; hint: leave --out out, or --train GLOB to train"},
         {s->prompt && !s->sample_tokens,
-         "--prompt and --sample-tokens 0: nothing would be sampled"},
+         "--prompt and --sample-tokens 0: nothing would be sampled; hint: leave one of them out"},
         {s->profile && s->out,
-         "--profile and --out: a profile trains for some seconds and keeps nothing"},
+         "--profile and --out: a profile trains for some seconds and keeps nothing; hint: leave --out out"},
         {s->profile && s->eval_only,
-         "--profile and --eval-only: a profile is of training steps"},
+         "--profile and --eval-only: a profile is of training steps; hint: leave one of them out"},
         {s->device == DEVICE_CPU && s->precision == PRECISION_BF16,
-         "--precision bf16 needs a GPU: the CPU computes in fp32"},
+         "--precision bf16 needs a GPU, the CPU computes in fp32; hint: --precision fp32"},
         {s->eval_only && model_is_descriptor(s->model),
-         "--eval-only needs --model PATH: new weights are random"},
+         "--eval-only: new weights are random; hint: --model PATH"},
     };
     /* clang-format on */
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)

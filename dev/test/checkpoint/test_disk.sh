@@ -222,7 +222,7 @@ check "--keep beside --keep-best, no --save-every: exit code $status" [ "$status
 check "--keep-best, resumed: that and the newest stay" [ "$(cd "$work/best" && echo step_*)" = "$(printf 'step_%08d step_00000018' "$first")" ]
 run $tiny --train "$work/text.txt" --eval-every 2 --save-every 100 --keep-best --steps 7 --out "$work/falling"
 check "--keep-best with a falling loss: at most one beside the last" [ "$(ls -d "$work"/falling/step_* | wc -l)" -le 2 ]
-refuses "--keep-best without --out" '--keep-best needs --out' $training --keep-best --steps 2
+refuses "--keep-best without --out" '--keep-best: there is no folder to save in; hint: --out DIR' $training --keep-best --steps 2
 
 # ---- faults of the disk, brought about from within ----
 faults=$work/disk_faults.so

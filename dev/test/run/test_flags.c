@@ -256,25 +256,25 @@ static void test_sample_only(void) {
 
 static void test_contradictions(void) {
     static const Refusal rows[] = {
-        {"--tokens-per-step 1000",                          {"--tokens-per-step 1000", "768", "nearest: 768"}},
-        {"--batch 8 --seq 64 --tokens-per-step 100",        {"nearest: 512"}                                 },
-        {"--resume",                                        {"--resume", "--out"}                            },
-        {"--resume --out x --model-only",                   {"--model-only"}                                 },
-        {"--resume --out x --eval-only",                    {"--eval-only"}                                  },
-        {"--save-every 5",                                  {"--save-every", "--out"}                        },
-        {"--model-only",                                    {"--model-only", "--out"}                        },
-        {"--keep 2",                                        {"--keep", "--out"}                              },
-        {"--keep 2 --out x",                                {"--keep", "--save-every"}                       },
-        {"--warmup 20 --steps 10",                          {"--warmup 20", "--steps 10"}                    },
-        {"--warmup 3000",                                   {"--warmup 3000", "--steps 1500"}                },
-        {"--train a.bin --eval-only",                       {"--eval-only", "--val"}                         },
-        {"--train a.bin --eval-every 5",                    {"--eval-every", "--val"}                        },
-        {"--model dir --prompt x --out y",                  {"--prompt", "--out"}                            },
-        {"--prompt x --sample-tokens 0",                    {"--prompt", "--sample-tokens 0"}                },
-        {"--precision bf16",                                {"--precision bf16"}                             },
-        {"--batch 32 --seq 67108864",                       {"--batch 32", "2147483648 tokens", "2147483647"}},
-        {"--profile --out x",                               {"--profile", "--out"}                           },
-        {"--profile --train a.bin --val b.bin --eval-only", {"--profile", "--eval-only"}                     },
+        {"--tokens-per-step 1000",                          {"--tokens-per-step 1000", "768", "--tokens-per-step 768 is nearest"}},
+        {"--batch 8 --seq 64 --tokens-per-step 100",        {"hint: --tokens-per-step 512"}                                      },
+        {"--resume",                                        {"--resume", "--out"}                                                },
+        {"--resume --out x --model-only",                   {"--model-only"}                                                     },
+        {"--resume --out x --eval-only",                    {"--eval-only"}                                                      },
+        {"--save-every 5",                                  {"--save-every", "--out"}                                            },
+        {"--model-only",                                    {"--model-only", "--out"}                                            },
+        {"--keep 2",                                        {"--keep", "--out"}                                                  },
+        {"--keep 2 --out x",                                {"--keep", "--save-every"}                                           },
+        {"--warmup 20 --steps 10",                          {"--warmup 20", "--steps 10"}                                        },
+        {"--warmup 3000",                                   {"--warmup 3000", "--steps 1500"}                                    },
+        {"--train a.bin --eval-only",                       {"--eval-only", "--val"}                                             },
+        {"--train a.bin --eval-every 5",                    {"--eval-every", "--val"}                                            },
+        {"--model dir --prompt x --out y",                  {"--prompt", "--out"}                                                },
+        {"--prompt x --sample-tokens 0",                    {"--prompt", "--sample-tokens 0"}                                    },
+        {"--precision bf16",                                {"--precision bf16"}                                                 },
+        {"--batch 32 --seq 67108864",                       {"--batch 32", "2147483648 tokens", "2147483647"}                    },
+        {"--profile --out x",                               {"--profile", "--out"}                                               },
+        {"--profile --train a.bin --val b.bin --eval-only", {"--profile", "--eval-only"}                                         },
     };
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         Settings s;
@@ -290,6 +290,54 @@ static void test_contradictions(void) {
     CHECK(complete(&s, &err, "--keep 2 --out x --save-every 9 --resume", false, 1), "%s", err.text);
     CHECK(complete(&s, &err, "--batch 31 --seq 67108864", false, 1), "%s", err.text);
     CHECK(!complete(&s, &err, "--tokens-per-step 768", false, 2), "768 tokens are half a step of two ranks");
+}
+
+/* What a hint proposes is accepted, and nothing of the line is lost but what it says. */
+static void test_hints(void) {
+    static const struct {
+        const char *line, *hint, *followed;
+    } rows[] = {
+        {"--resume",                                "hint: --out DIR, its folder",                                 "--resume --out x"                        },
+        {"--resume --out x --model-only",           "hint: leave --model-only out",                                "--resume --out x"                        },
+        {"--resume --out x --model m --eval-only",  "hint: --model DIR in place of --resume",
+         "--out x --model m --eval-only"                                                                                                                     },
+        {"--save-every 5",                          "hint: --out DIR",                                             "--save-every 5 --out x"                  },
+        {"--model-only",                            "hint: --out DIR",                                             "--model-only --out x"                    },
+        {"--keep 2 --save-every 5",                 "hint: --out DIR",                                             "--keep 2 --save-every 5 --out x"         },
+        {"--keep 2 --out x",                        "hint: --save-every N",                                        "--keep 2 --out x --save-every 5"         },
+        {"--keep-best",                             "hint: --out DIR",                                             "--keep-best --out x"                     },
+        {"--keep-best --out x --train a.bin",       "hint: --val GLOB",
+         "--keep-best --out x --train a.bin --val b.bin"                                                                                                     },
+        {"--eval-only --model m --train a.bin",     "hint: --val GLOB",
+         "--eval-only --model m --train a.bin --val b.bin"                                                                                                   },
+        {"--eval-every 5 --train a.bin",            "hint: --val GLOB",                                            "--eval-every 5 --train a.bin --val b.bin"},
+        {"--model m --prompt p --out x",            "leave --out out",                                             "--model m --prompt p"                    },
+        {"--model m --prompt p --out x",            "--train GLOB to train",
+         "--model m --prompt p --out x --train a.txt"                                                                                                        },
+        {"--prompt p --sample-tokens 0",            "hint: leave one of them out",                                 "--prompt p"                              },
+        {"--prompt p --sample-tokens 0",            "hint: leave one of them out",                                 "--sample-tokens 0"                       },
+        {"--profile --out x",                       "hint: leave --out out",                                       "--profile"                               },
+        {"--profile --eval-only --model m",         "hint: leave one of them out",                                 "--profile --model m"                     },
+        {"--profile --eval-only --model m",         "hint: leave one of them out",                                 "--eval-only --model m"                   },
+        {"--precision bf16",                        "hint: --precision fp32",                                      "--precision fp32"                        },
+        {"--eval-only",                             "hint: --model PATH",                                          "--eval-only --model m"                   },
+        {"--eval-only --model d12",                 "hint: --model PATH",                                          "--eval-only --model m"                   },
+        {"--tokens-per-step 1000",                  "hint: --tokens-per-step 768 ",                                "--tokens-per-step 768"                   },
+        {"--tokens-per-step 1",                     "hint: --tokens-per-step 768 ",                                "--tokens-per-step 768"                   },
+        {"--batch 3 --seq 7 --tokens-per-step 400", "hint: --tokens-per-step 399 ",
+         "--batch 3 --seq 7 --tokens-per-step 399"                                                                                                           },
+        {"--warmup 20 --steps 10",                  "hint: --warmup 10 at most",                                   "--warmup 10 --steps 10"                  },
+        {"--batch 32 --seq 67108864",               "hint: a smaller --batch, and --tokens-per-step for the rest",
+         "--batch 16 --seq 67108864 --tokens-per-step 2147483648"                                                                                            },
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        Settings s;
+        Error err;
+        CHECK(!complete(&s, &err, rows[i].line, false, 1) && strstr(err.text, rows[i].hint),
+              "%s: '%s' without '%s'", rows[i].line, err.text, rows[i].hint);
+        CHECK(complete(&s, &err, rows[i].followed, false, 1), "%s, as the hint of %s says: %s",
+              rows[i].followed, rows[i].line, err.text);
+    }
 }
 
 /* ---- texts ---- */
@@ -479,6 +527,7 @@ int main(void) {
     test_completion();
     test_sample_only();
     test_contradictions();
+    test_hints();
     test_help();
     test_page();
     test_json();

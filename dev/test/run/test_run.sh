@@ -16,7 +16,7 @@ start() {
     "$program" --device cpu "$@" >"$work/out" 2>"$work/err" </dev/null &
     child=$!
 }
-# ended: waits for $child, ten seconds at most; its exit code in $status.
+# ended: waits for $child, ten seconds at most; its exit code in $status, the tenths of a second that it took at least in $i.
 is_gone() { ! kill -0 $child 2>/dev/null; }
 ended() {
     await is_gone
@@ -119,6 +119,7 @@ stops_in() {
     kill -INT $child
     ended
     check "stopped in $what: exit code $status" [ "$status" -eq 0 ]
+    check "stopped in $what: within a second, and what a busy machine adds ($i tenths)" [ "$i" -le 30 ]
     check "stopped in $what: a last line" grep -q '^done: step' "$work/out"
 }
 stops_in "a sample" '^--- sample, step 2 ---$' $long --eval-every 0 --sample-every 2 --sample-tokens 50000000 --out "$work/sampling"
@@ -199,9 +200,16 @@ check "--eval-only: the folder stays as it is" diff -r "$work/good" "$work/unlog
 # ---- the device, and hints that can be followed ----
 run --memory --layers 1
 check "--memory names device and precision" grep -qE '^device +cpu fp32: .*threads?,' "$work/out"
-if card_is_missing; then
-    ./train_gpt2cu --memory --layers 1 >"$work/out" 2>"$work/err"
-    check "the CPU in place of a card is said" grep -q '^note: no CUDA device .* the CPU computes' "$work/out"
+# A program that could use a card, where there is none: of this build's objects, and of a stand-in for the rest.
+if ${CC:-cc} -fopenmp -I. -o "$work/no_card" build/train_gpt2.o $(find build/llmc -name '*.o' ! -path '*cuda*') dev/test/stubs/no_card.c -lm -lpthread 2>"$work/err"; then
+    "$work/no_card" $tiny $quiet --steps 1 >"$work/out" 2>"$work/err" </dev/null
+    check "no card: the CPU trains, exit code" [ $? -eq 0 ]
+    check "no card: is said, once" [ "$(grep -c '^note: no CUDA device or no driver found: the CPU computes; hint: nvidia-smi$' "$work/out")" -eq 1 ]
+    "$work/no_card" $tiny $quiet --steps 1 --device cpu >"$work/out" 2>"$work/err" </dev/null
+    check "no card: nothing is said to who asks for the CPU" [ "$(grep -c '^note:' "$work/out")" -eq 0 ]
+    "$work/no_card" $tiny $quiet --steps 1 --device cuda >"$work/out" 2>"$work/err" </dev/null
+    status=$?
+    refused "no card, asked for" '^error: --device cuda: no CUDA device or no driver found; hint: nvidia-smi, or --device cpu$'
 else
     skipped=$((skipped + 1))
 fi

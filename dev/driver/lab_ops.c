@@ -453,6 +453,7 @@ const LabOp plain_ops[] = {
         .teaches = text                                                                                      \
     }
 
+/* clang-format off */
 const Variant plain_variants[] = {
     SHIPPED("embedding_forward", run_embedding_forward, "a gather: one row of 16-byte loads a token"),
     SHIPPED("embedding_backward", run_embedding_backward, "tokens are sorted, so that sums need no atomics"),
@@ -470,13 +471,9 @@ const Variant plain_variants[] = {
     SHIPPED("cross_entropy_backward", run_cross_entropy_backward, "and the gradient in place of the logits"),
     SHIPPED("grad_norm", run_grad_norm, "a reduction whose order does not depend on timing"),
     SHIPPED("adamw", run_adamw, "all tensors in one launch, a NaN never reaches a weight"),
-    {.op = "gelu_forward",
-                                                                                     .name = "textbook",
-                                                                                     .run = gelu_textbook_forward,
-                                                                                     .teaches = "plain C: a loop over tanhf"},
-    {.op = "gelu_backward",
-                                                                                     .name = "textbook",
-                                                                                     .run = gelu_textbook_backward,
-                                                                                     .teaches = "plain C: the derivative of the tanh form"},
-    {.name = NULL                           },
+    {.op = "gelu_forward", .name = "textbook", .run = gelu_textbook_forward, .teaches = "plain C: a loop over tanhf"},
+    {.op = "gelu_backward", .name = "textbook", .run = gelu_textbook_backward,
+     .teaches = "plain C: the derivative of the tanh form"},
+    {.name = NULL},
 };
+/* clang-format on */

@@ -242,7 +242,7 @@ class Copies:
             os.makedirs(os.path.dirname(target), exist_ok=True)
             shutil.copyfile(source, target)
             shutil.copymode(source, target)
-        for name, text in (("default.txt", os.path.join(self.base, "README.md")), ("default.source.txt", None)):
+        for name, text in (("default.txt", os.path.join(self.base, "dev/README.md")), ("default.source.txt", None)):
             target = os.path.join(self.base, "data", name)
             if text:
                 shutil.copyfile(text, target)

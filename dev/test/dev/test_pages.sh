@@ -23,6 +23,10 @@ for page in $pages; do
 done
 check 'the pages have links' [ "$links" -ge 50 ]
 check 'every link leads to a file' [ ! -s "$work/out" ]
+for folder in llmc/*/; do
+    name=$(basename "$folder")
+    check "llmc/README.md says what $folder has" grep -q "^| $name/ |" llmc/README.md
+done
 for page in llmc/README.md dev/README.md dev/test/README.md dev/results/README.md data/README.md; do
     check "README.md leads to $page" grep -qF "]($page" README.md
 done

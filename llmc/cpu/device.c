@@ -110,12 +110,23 @@ static int n_timestamps;   /* allocated */
 
 static void cpu_synchronize(void) {}
 
-static void cpu_readback_begin(int slot, const void *src, size_t bytes) {
+static void cpu_readback_begin(int slot, StreamId stream, const void *src, size_t bytes) {
     memcpy(readbacks[slot], src, bytes);
 }
 
 static void cpu_readback_end(int slot, void *dst, size_t bytes) {
     memcpy(dst, readbacks[slot], bytes);
+}
+
+/* In order anyway: a call is done when it returns. */
+static void cpu_event_record(EventId event, StreamId stream) {
+    (void)event;
+    (void)stream;
+}
+
+static void cpu_stream_wait(StreamId stream, EventId event) {
+    (void)stream;
+    (void)event;
 }
 
 static void cpu_timestamp(int i) {
@@ -160,6 +171,8 @@ const Device device_cpu = {
     .synchronize = cpu_synchronize,
     .readback_begin = cpu_readback_begin,
     .readback_end = cpu_readback_end,
+    .event_record = cpu_event_record,
+    .stream_wait = cpu_stream_wait,
     .timestamp = cpu_timestamp,
     .seconds_between = cpu_seconds_between,
     .capture_begin = cpu_capture_begin,

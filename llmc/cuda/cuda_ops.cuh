@@ -26,8 +26,10 @@ size_t cuda_context_bytes(void); /* that cuda_open takes on the device, besides 
 int cuda_device_attribute(cudaDeviceAttr attribute);
 
 /* ---- async.cu ---- */
-void cuda_readback_begin(int slot, const void *src, size_t bytes);
+void cuda_readback_begin(int slot, StreamId stream, const void *src, size_t bytes);
 void cuda_readback_end(int slot, void *dst, size_t bytes);
+void cuda_event_record(EventId event, StreamId stream);
+void cuda_stream_wait(StreamId stream, EventId event);
 void cuda_timestamp(int i);
 double cuda_seconds_between(int first, int second);
 bool cuda_capture_begin(void);

@@ -1,7 +1,7 @@
-/* A device: memory, transfers, timestamps, graphs. What it computes is another table, Ops (llmc/model/ops.h).
+/* A device: memory, transfers, streams, events, graphs. What it computes is another table, Ops (llmc/model/ops.h).
  *
- * A process uses one device. All work on it runs in the order of the calls, on one stream; only download(),
- * synchronize(), readback_end(), seconds_between() and the memory calls wait for it. */
+ * A process uses one device. Work on a stream runs in the order of the calls; the host waits in download(),
+ * synchronize(), readback_end(), seconds_between() and the memory calls alone. */
 #pragma once
 #include <stdbool.h>
 #include <stddef.h>
@@ -13,6 +13,17 @@ extern "C" {
 #endif
 
 typedef struct Graph Graph; /* a captured sequence of work, see Device.capture_begin */
+
+/* All ops run on the main stream, and so does what has no stream among its arguments. The side stream is for what may
+ * run beside them, which events put in order. */
+typedef enum { STREAM_MAIN, STREAM_SIDE, N_STREAMS } StreamId;
+
+/* Every event has one purpose and is used again in the next step. */
+typedef enum {
+    EVENT_STATS_FINAL, /* main stream: the step's statistics are what they will be */
+    EVENT_STATS_READ,  /* side stream: they may be written again */
+    N_EVENTS
+} EventId;
 
 enum { READBACK_SLOTS = 2, READBACK_BYTES = 64, TIMESTAMPS_MAX = 1 << 18 };
 
@@ -40,20 +51,26 @@ typedef struct Device {
                    size_t bytes); /* host to device; src may be reused at return */
     void (*download)(void *dst, const void *src,
                      size_t bytes); /* device to host; waits for all work before it */
-    void (*synchronize)(void);
-    /* readback_begin queues a copy of bytes <= READBACK_BYTES from the device, as they are behind all work so far,
-     * into `slot` < READBACK_SLOTS; readback_end waits for that copy alone, not for what was queued behind it. */
-    void (*readback_begin)(int slot, const void *src, size_t bytes);
+    void (*synchronize)(void);      /* waits for both streams */
+    /* readback_begin queues a copy of bytes <= READBACK_BYTES from the device on a stream, into `slot` <
+     * READBACK_SLOTS; readback_end waits for that copy alone, not for what was queued behind it. */
+    void (*readback_begin)(int slot, StreamId stream, const void *src, size_t bytes);
     void (*readback_end)(int slot, void *dst, size_t bytes);
 
+    /* ---- streams and events ---- */
+    /* event_record marks the end of the work that the stream has so far; what is queued on a stream behind stream_wait
+     * starts once the work before the latest record is done, or at once where there was none. */
+    void (*event_record)(EventId event, StreamId stream);
+    void (*stream_wait)(StreamId stream, EventId event);
+
     /* ---- timestamps ---- */
-    /* timestamp takes the time at which the device comes to it, i < TIMESTAMPS_MAX; seconds_between waits until it
+    /* timestamp takes the time at which the main stream comes to it, i < TIMESTAMPS_MAX; seconds_between waits until it
      * has come to the second of two. */
     void (*timestamp)(int i);
     double (*seconds_between)(int first, int second);
 
     /* ---- graphs ---- */
-    /* Between capture_begin and capture_end work is captured, not run; graph_launch runs what was captured, with the
+    /* Between capture_begin and capture_end the main stream's work is captured, not run; graph_launch runs what was captured, with the
      * same buffers and numbers. Only ops of sizes that ran before, no memory calls, no uploads or downloads.
      * capture_begin is false, capture_end NULL where the device cannot. */
     bool (*capture_begin)(void);

@@ -80,6 +80,7 @@ void gpt2_begin_step(GPT2 *model) {
     model->first = true;
     model->step++;
     model->n_micro_steps = 0;
+    model->ops->device->stream_wait(STREAM_MAIN, EVENT_STATS_READ); /* of the step before */
     model->ops->device->zero(model->stats, offsetof(StepStats, n_skipped));
 }
 
@@ -148,8 +149,13 @@ StepStats gpt2_step_stats(GPT2 *model) {
     return stats;
 }
 
+/* On the side stream, so that the next step need not wait for it: only its own statistics do. */
 void gpt2_queue_stats(GPT2 *model, int slot) {
-    model->ops->device->readback_begin(slot, model->stats, sizeof *model->stats);
+    const Device *device = model->ops->device;
+    device->event_record(EVENT_STATS_FINAL, STREAM_MAIN);
+    device->stream_wait(STREAM_SIDE, EVENT_STATS_FINAL);
+    device->readback_begin(slot, STREAM_SIDE, model->stats, sizeof *model->stats);
+    device->event_record(EVENT_STATS_READ, STREAM_SIDE);
 }
 
 StepStats gpt2_take_stats(GPT2 *model, int slot) {

@@ -264,7 +264,8 @@ static double now(void) {
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-/* A result is fetched behind all that was queued before it, and the time between two marks is a part of the host's. */
+/* A readback on the side stream between two events: behind what the main stream had queued, before what it writes then.
+ * The time between two timestamps is a part of the host's. */
 static void test_queue(const Ops *ops) {
     const size_t bytes = (size_t)256 << 20;
     char *from = ops->device->alloc(bytes), *to = ops->device->alloc(bytes);
@@ -272,20 +273,25 @@ static void test_queue(const Ops *ops) {
     const double begun = now();
     int before = 1, after = 2, got = 0;
     ops->device->upload(from, &before, sizeof before);
-    ops->device->readback_begin(0, from, sizeof before);
+    ops->device->readback_begin(0, STREAM_MAIN, from, sizeof before);
     ops->device->readback_end(0, &got, sizeof got);
-    CHECK(got == before, "%s: fetched %d, expected %d", ops->name, got, before);
+    CHECK(got == before, "%s: read back %d, expected %d", ops->name, got, before);
     ops->device->timestamp(0);
     for (int i = 0; i < 100; i++) ops->device->copy(to, from, bytes);
     ops->device->upload(from, &after, sizeof after);
-    ops->device->readback_begin(0, from, sizeof after);
+    ops->device->event_record(EVENT_STATS_FINAL, STREAM_MAIN);
+    ops->device->stream_wait(STREAM_SIDE, EVENT_STATS_FINAL);
+    ops->device->readback_begin(0, STREAM_SIDE, from, sizeof after);
+    ops->device->event_record(EVENT_STATS_READ, STREAM_SIDE);
+    ops->device->stream_wait(STREAM_MAIN, EVENT_STATS_READ);
+    ops->device->zero(from, bytes);
     ops->device->timestamp(1);
     ops->device->readback_end(0, &got, sizeof got);
-    CHECK(got == after, "%s: fetched %d behind a long queue, expected %d", ops->name, got, after);
+    CHECK(got == after, "%s: read back %d behind a long queue, expected %d", ops->name, got, after);
     const double seconds = ops->device->seconds_between(0, 1), elapsed = now() - begun;
     const double least = 100 * 2 * (double)bytes / 20e12; /* no card copies 20 TB/s */
-    CHECK(seconds > least && seconds < elapsed, "%s: %g s between two marks, %g s on the host", ops->name,
-          seconds, elapsed);
+    CHECK(seconds > least && seconds < elapsed, "%s: %g s between two timestamps, %g s on the host",
+          ops->name, seconds, elapsed);
     ops->device->free(from);
     ops->device->free(to);
 }

@@ -1,7 +1,27 @@
-/* The host ahead of the device: results read back later, timestamps taken on the device, and work captured into
- * a CUDA graph, so that a launch costs the host nothing. */
+/* The host ahead of the device: streams and events, results read back later, timestamps taken on the device, and work
+ * captured into a CUDA graph, so that a launch costs the host nothing. */
 #include "llmc/cuda/cuda_ops.cuh"
 #include <stdlib.h>
+
+/* ---- streams and events ---- */
+
+static cudaStream_t stream_of(StreamId id) {
+    return id == STREAM_MAIN ? main_stream : side_stream;
+}
+
+static cudaEvent_t event_of(EventId id) {
+    static cudaEvent_t events[N_EVENTS];
+    if (!events[id]) CUDA_CHECK(cudaEventCreateWithFlags(&events[id], cudaEventDisableTiming));
+    return events[id];
+}
+
+void cuda_event_record(EventId event, StreamId stream) {
+    CUDA_CHECK(cudaEventRecord(event_of(event), stream_of(stream)));
+}
+
+void cuda_stream_wait(StreamId stream, EventId event) {
+    CUDA_CHECK(cudaStreamWaitEvent(stream_of(stream), event_of(event), 0));
+}
 
 /* ---- readback ---- */
 
@@ -25,13 +45,12 @@ __global__ void readback_kernel(char *pinned, const char *src, size_t bytes) {
     for (size_t i = threadIdx.x; i < bytes; i += blockDim.x) pinned[i] = src[i];
 }
 
-/* By a kernel: beside a copy engine's transfer main_stream idles for 4 us before and 5 us behind, beside a
- * kernel for 1 (H200). */
-void cuda_readback_begin(int slot, const void *src, size_t bytes) {
+/* By a kernel: on main_stream a copy engine's transfer costs 4 us before and 5 us behind, a kernel 1 (H200). */
+void cuda_readback_begin(int slot, StreamId stream, const void *src, size_t bytes) {
     Readback *r = readback_slot(slot);
-    readback_kernel<<<1, WARP_SIZE, 0, main_stream>>>(r->pinned, (const char *)src, bytes);
+    readback_kernel<<<1, WARP_SIZE, 0, stream_of(stream)>>>(r->pinned, (const char *)src, bytes);
     launch_check("readback");
-    CUDA_CHECK(cudaEventRecord(r->done, main_stream));
+    CUDA_CHECK(cudaEventRecord(r->done, stream_of(stream)));
 }
 
 void cuda_readback_end(int slot, void *dst, size_t bytes) {

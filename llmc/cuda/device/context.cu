@@ -3,13 +3,14 @@
  * Copies between host and device go through a ring of pinned slots, so an upload returns once the bytes left
  * src, and the host runs ahead of the device by as many slots. An upload crosses the bus on a stream of its
  * own, into a slot on the device, while earlier ops still run; in the order of the ops is only the copy from
- * there to where it belongs. */
+ * there to where it belongs. That stream is not side_stream, on which a readback that waits for the end of a step
+ * would hold up the next step's tokens. */
 #include "llmc/cuda/cuda_ops.cuh"
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-cudaStream_t main_stream;
+cudaStream_t main_stream, side_stream;
 
 /* 8 slots of 1 MiB: the tokens of 64 x 1024 take a quarter of a slot. */
 static constexpr size_t SLOT_BYTES = 1 << 20;
@@ -102,6 +103,7 @@ bool cuda_open(int index, Error *err) {
     }
     if (!linear_open(err)) return false;
     CUDA_CHECK(cudaStreamCreateWithFlags(&copy_stream, cudaStreamNonBlocking));
+    CUDA_CHECK(cudaStreamCreateWithFlags(&side_stream, cudaStreamNonBlocking));
     CUDA_CHECK(cudaStreamCreateWithFlags(&main_stream, cudaStreamNonBlocking));
     return true;
 }
@@ -195,4 +197,5 @@ void cuda_download(void *dst, const void *src, size_t bytes) {
 
 void cuda_synchronize(void) {
     CUDA_CHECK(cudaStreamSynchronize(main_stream));
+    CUDA_CHECK(cudaStreamSynchronize(side_stream));
 }

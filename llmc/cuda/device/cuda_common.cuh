@@ -16,8 +16,8 @@ enum { WARP_SIZE = 32 };
 
 /* ---- host ---- */
 
-/* All ops run here, in order; made by Ops.open (context.cu). */
-extern cudaStream_t main_stream;
+/* STREAM_MAIN, on which all ops run in order, and STREAM_SIDE; made by cuda_open (context.cu). */
+extern cudaStream_t main_stream, side_stream;
 
 /* A failing CUDA call: prints expression, file, line and the driver's words to stderr, exits with EXIT_RUN. */
 #define CUDA_CHECK(expr) cuda_check_((expr), #expr, __FILE__, __LINE__)
@@ -26,7 +26,7 @@ void cuda_check_(cudaError_t status, const char *expr, const char *file, int lin
 /* After every launch: a launch that the driver refused ends the program, naming the kernel. */
 void launch_check(const char *kernel);
 
-/* Of the device that Ops.open chose. */
+/* Of the device that cuda_open chose. */
 int cuda_sm_count(void);           /* streaming multiprocessors */
 int cuda_compute_capability(void); /* 90 for sm_90 */
 

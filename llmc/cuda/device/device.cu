@@ -22,6 +22,8 @@ static constexpr Device table() {
     device.synchronize = cuda_synchronize;
     device.readback_begin = cuda_readback_begin;
     device.readback_end = cuda_readback_end;
+    device.event_record = cuda_event_record;
+    device.stream_wait = cuda_stream_wait;
     device.timestamp = cuda_timestamp;
     device.seconds_between = cuda_seconds_between;
     device.capture_begin = cuda_capture_begin;

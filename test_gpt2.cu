@@ -130,7 +130,7 @@ static void check_parameters(Case *c, GPT2 *model, const float *flat, const char
             char tensor[64], name[80];
             snprintf(tensor, sizeof tensor, t->name, layer);
             snprintf(name, sizeof name, "%s/%s", prefix, tensor);
-            check_device(c, name, flat + t->offset + layer * t->layer_elems, DTYPE_F32, elems);
+            check_device(c, name, flat + tensor_at(t, layer), DTYPE_F32, elems);
         }
     }
 }

@@ -1,7 +1,7 @@
 /* AdamW, one launch over all tensors, one thread an element.
  *
  * Teaches: parameters in one flat buffer make the optimiser one kernel. What tensors disagree on, weight decay, is
- * a short table of ranges in the arguments; a thread looks its element up. No launch is small any more and the
+ * a group for each tile of 1024 elements, in a table on the device; a thread looks its element up. No launch is small any more and the
  * card drains once.
  *
  *   FLOP   about 15 an element
@@ -13,7 +13,7 @@ static __global__ void one_launch_kernel(const __grid_constant__ AdamWArgs args,
     if (skips(args)) return;
     const Factors f = block_factors(args);
     const int64_t i = thread_number();
-    if (i < n) update_at<X>(args, f, args.ranges[range_of(args, i, 0)].weight_decay, i);
+    if (i < n) update_at<X>(args, f, i);
 }
 
 template <typename X> static void run(const Call *c) {

@@ -2,7 +2,7 @@
  *
  * Teaches: what a framework without a fused optimiser does. GPT-2 124M has 148 tensors, most of them biases and
  * norms of a few KB: to start and drain the card takes microseconds, in which it could update hundreds of thousands
- * of elements. The lab has one flat buffer, so its ranges are cut into as many pieces as GPT-2 has tensors; real
+ * of elements. The lab has one flat buffer, cut into as many pieces as GPT-2 has tensors; real
  * tensors differ in size and leave the card emptier.
  *
  *   FLOP   about 15 an element
@@ -13,24 +13,20 @@ enum { TENSORS = 148 };
 
 /* Elements [begin, end). */
 template <typename X>
-static __global__ void one_tensor_kernel(const __grid_constant__ AdamWArgs args, int64_t begin, int64_t end,
-                                         float weight_decay) {
+static __global__ void one_tensor_kernel(const __grid_constant__ AdamWArgs args, int64_t begin, int64_t end) {
     if (skips(args)) return;
     const Factors f = block_factors(args);
     const int64_t i = begin + thread_number();
-    if (i < end) update_at<X>(args, f, weight_decay, i);
+    if (i < end) update_at<X>(args, f, i);
 }
 
 template <typename X> static void run(const Call *c) {
-    const AdamWArgs args = lab_adamw_args(c);
-    const int64_t n = args.ranges[args.n_ranges - 1].end, piece = ceil_div<int64_t>(n, TENSORS);
-    for (int r = 0; r < args.n_ranges; r++)
-        for (int64_t begin = args.ranges[r].begin; begin < args.ranges[r].end; begin += piece) {
-            const int64_t range_end = args.ranges[r].end;
-            const int64_t end = begin + piece < range_end ? begin + piece : range_end;
-            launch("one_tensor_kernel", one_tensor_kernel<X>, blocks_for(end - begin, ADAMW_THREADS),
-                   ADAMW_THREADS, 0, args, begin, end, args.ranges[r].weight_decay);
-        }
+    const int64_t n = c->s.N, piece = ceil_div<int64_t>(n, TENSORS);
+    for (int64_t begin = 0; begin < n; begin += piece) {
+        const int64_t end = begin + piece < n ? begin + piece : n;
+        launch("one_tensor_kernel", one_tensor_kernel<X>, blocks_for(end - begin, ADAMW_THREADS),
+               ADAMW_THREADS, 0, lab_adamw_args(c), begin, end);
+    }
 }
 extern "C" void adamw_per_tensor(const Call *c) {
     c->ops->dtype == DTYPE_BF16 ? run<bf16>(c) : run<float>(c);

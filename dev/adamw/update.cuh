@@ -29,26 +29,24 @@ __device__ inline Factors block_factors(const AdamWArgs &args) {
     return shared;
 }
 
-__device__ inline void update(const AdamWArgs &args, const Factors &f, float weight_decay, float grad,
+__device__ inline void update(const AdamWArgs &args, const Factors &f, const AdamWGroup &group, float grad,
                               float &w, float &m, float &v) {
+    const UpdateArgs &u = args.update;
     const float g = grad * f.grad_scale;
-    m = args.update.beta1 * m + (1 - args.update.beta1) * g;
-    v = args.update.beta2 * v + (1 - args.update.beta2) * g * g;
-    w -= args.update.lr *
-         (m * f.m_correction / (sqrtf(v * f.v_correction) + args.update.eps) + weight_decay * w);
+    m = u.beta1 * m + (1 - u.beta1) * g;
+    v = u.beta2 * v + (1 - u.beta2) * g * g;
+    w -= group.lr * (m * f.m_correction / (sqrtf(v * f.v_correction) + u.eps) + group.weight_decay * w);
 }
 
-/* The range that element i lies in, from `range` on. */
-__device__ inline int range_of(const AdamWArgs &args, int64_t i, int range) {
-    while (i >= args.ranges[range].end) range++;
-    return range;
+/* The group that element i belongs to; the lab's are all taken. */
+__device__ inline const AdamWGroup &group_of(const AdamWArgs &args, int64_t i) {
+    return args.groups[args.tile_groups[i / PARAMETER_TILE]];
 }
 
 /* Element i in memory. */
-template <typename X>
-__device__ inline void update_at(const AdamWArgs &args, const Factors &f, float weight_decay, int64_t i) {
+template <typename X> __device__ inline void update_at(const AdamWArgs &args, const Factors &f, int64_t i) {
     float w = args.master[i], m = args.m[i], v = args.v[i];
-    update(args, f, weight_decay, args.grads[i], w, m, v);
+    update(args, f, group_of(args, i), args.grads[i], w, m, v);
     args.master[i] = w;
     args.m[i] = m;
     args.v[i] = v;

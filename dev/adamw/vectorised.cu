@@ -11,31 +11,25 @@ enum { QUAD = Vec<float>::N };
 
 template <typename X> struct alignas(QUAD * sizeof(X)) Quad { X v[QUAD]; };
 
+/* The lab's sizes are whole tiles, so a thread's four neighbours are of one group. */
 template <typename X>
 static __global__ void vectorised_kernel(const __grid_constant__ AdamWArgs args, int64_t n) {
     if (skips(args)) return;
     const Factors f = block_factors(args);
     const int64_t i = thread_number() * QUAD;
-    int range = 0;
-    if (i + QUAD <= n) {
-        Vec<float> w = load_vec(args.master + i), m = load_vec(args.m + i), v = load_vec(args.v + i);
-        const Vec<float> grad = load_vec(args.grads + i);
-        Quad<X> rounded;
-        for (int k = 0; k < QUAD; k++) {
-            range = range_of(args, i + k, range);
-            update(args, f, args.ranges[range].weight_decay, grad.v[k], w.v[k], m.v[k], v.v[k]);
-            rounded.v[k] = from_float<X>(w.v[k]);
-        }
-        store_vec(args.master + i, w);
-        store_vec(args.m + i, m);
-        store_vec(args.v + i, v);
-        *(Quad<X> *)((X *)args.weights + i) = rounded;
-    } else {
-        for (int64_t j = i; j < n; j++) {
-            range = range_of(args, j, range);
-            update_at<X>(args, f, args.ranges[range].weight_decay, j);
-        }
+    if (i >= n) return;
+    const AdamWGroup &group = group_of(args, i);
+    Vec<float> w = load_vec(args.master + i), m = load_vec(args.m + i), v = load_vec(args.v + i);
+    const Vec<float> grad = load_vec(args.grads + i);
+    Quad<X> rounded;
+    for (int k = 0; k < QUAD; k++) {
+        update(args, f, group, grad.v[k], w.v[k], m.v[k], v.v[k]);
+        rounded.v[k] = from_float<X>(w.v[k]);
     }
+    store_vec(args.master + i, w);
+    store_vec(args.m + i, m);
+    store_vec(args.v + i, v);
+    *(Quad<X> *)((X *)args.weights + i) = rounded;
 }
 
 template <typename X> static void run(const Call *c) {

@@ -230,19 +230,21 @@ static int describe_adamw(Operand *o, const Sizes *s) {
     Operand stats = sum_f32("stats", STATS_FLOATS, STATS_FLOATS), v = sum_f32("v", s->N, 1024);
     stats.scale = v.scale = 0; /* a norm of 0: nothing is clipped; v must not be negative */
     OPERANDS(sum_f32("master", s->N, 1024), sum_f32("m", s->N, 1024), v, result("weights", s->N, 1024), stats,
-             input_f32("grads", s->N, 0.01f, 0));
+             input_f32("grads", s->N, 0.01f, 0), tokens("tile_groups", s->N / PARAMETER_TILE, 2));
 }
 AdamWArgs lab_adamw_args(const Call *c) {
-    AdamWArgs args = {.master = c->p[0],
-                      .m = c->p[1],
-                      .v = c->p[2],
-                      .weights = c->p[3],
-                      .stats = c->p[4],
-                      .grads = c->p[5],
-                      .n_ranges = 2};
+    AdamWArgs args = {
+        .master = c->p[0],
+        .m = c->p[1],
+        .v = c->p[2],
+        .weights = c->p[3],
+        .stats = c->p[4],
+        .grads = c->p[5],
+        .tile_groups = c->p[6],
+        .n_tiles = c->s.N / PARAMETER_TILE,
+        .groups = {{true, 1e-6f, 0.1f}, {true, 1e-6f, 0}}
+    };
     args.update = (UpdateArgs){1000, 1e-6f, 0.9f, 0.95f, 1e-8f, 0, 1};
-    args.ranges[0] = (AdamWRange){0, c->s.N / 2, 0.1f};
-    args.ranges[1] = (AdamWRange){c->s.N / 2, c->s.N, 0};
     return args;
 }
 static void run_adamw(const Call *c) {

@@ -84,7 +84,7 @@ static bool digest_model(const char *path, bool moments, uint64_t *digest, Error
     const bool good =
         moments ? checkpoint_resume(path, &model, &state, err) : checkpoint_load_weights(path, &model, err);
     if (good) {
-        const size_t bytes = (size_t)model.n_parameters * sizeof(float);
+        const size_t bytes = (size_t)model.n_elements * sizeof(float);
         const int64_t numbers[] = {config.n_layer,    config.n_head,       config.n_embd,
                                    config.vocab_size, config.max_seq_len,  config.window,
                                    state.step,        state.data_position, state.tokens_seen,

@@ -168,7 +168,7 @@ __attribute__((unused)) static void direct_open(Direct *d, const char *flags, co
         fprintf(stderr, "direct_open: %s\n", err.text);
         exit(1);
     }
-    const size_t bytes = (size_t)d->model.n_parameters * sizeof(float);
+    const size_t bytes = (size_t)d->model.n_elements * sizeof(float);
     memset(d->model.states[ADAMW_M], 0, bytes);
     memset(d->model.states[ADAMW_V], 0, bytes);
 }
@@ -197,7 +197,7 @@ static void check_checkpoint(const char *name, Direct *d, const char *out, int s
                                             d->model.states[ADAMW_V]};
         static const char *const what[] = {"weights", "m", "v"};
         for (int i = 0; i < 3; i++)
-            CHECK(memcmp(got[i], want[i], (size_t)saved.n_parameters * sizeof(float)) == 0,
+            CHECK(memcmp(got[i], want[i], (size_t)saved.n_elements * sizeof(float)) == 0,
                   "%s: %s of step %d differ in some bits", name, what[i], step);
         CHECK(state.step == step && state.seed == (uint64_t)d->seed && state.n_skipped == d->n_skipped,
               "%s: the checkpoint says step %lld, seed %lld, %lld skipped", name, (long long)state.step,

@@ -44,7 +44,7 @@ static void compare_large(Case *c, const Snapshot *got, const Snapshot *want) {
         const Tensor *t = &shape.tensors[id];
         const double limit = 3 * recorded_error(c->reference, t->name);
         for (int layer = 0; layer < t->n_layers; layer++) {
-            const int64_t at = t->offset + layer * t->layer_elems;
+            const int64_t at = tensor_at(t, layer);
             const Deviation d = compare_floats(g + at, w + at, t->layer_elems);
             CHECK(within(d, (Limits){limit, BF16_ENTRY_LIMIT * limit}),
                   "%s, large: gradient of %s, layer %d: error %.2e, limit %.2e; largest %.2e", c->ops->name,

@@ -158,12 +158,11 @@ static void set_channel(float *weights, const GPT2 *model, int channel, float bi
 /* Weights as record_program.py makes them, PLAIN or POISONED. */
 static void program_weights(GPT2 *model, WeightsKind kind) {
     const ReferenceHeader h = {.vocab_size = model->config.vocab_size, .log2_scale = PROGRAM_LOG2_SCALE};
-    float *weights = malloc((size_t)model->n_parameters * sizeof *weights);
+    float *weights = calloc((size_t)model->n_elements, sizeof *weights);
     if (!weights) abort();
     for (int id = 0; id < N_TENSORS; id++) {
         const Tensor *t = &model->tensors[id];
-        for (int l = 0; l < t->n_layers; l++)
-            hash_tensor(weights + t->offset + l * t->layer_elems, (TensorId)id, l, t, &h);
+        for (int l = 0; l < t->n_layers; l++) hash_tensor(weights + tensor_at(t, l), (TensorId)id, l, t, &h);
     }
     float *wte = weights + model->tensors[WTE].offset;
     for (int c = 0; kind == POISONED && c < 2; c++) {
@@ -173,7 +172,7 @@ static void program_weights(GPT2 *model, WeightsKind kind) {
     if (kind == LETTERS) set_channel(weights, model, 0, 1);
     for (int v = 0; kind == LETTERS && v < model->config.vocab_size; v++)
         if (v < 'a' || v > 'z') wte[v * model->config.n_embd] = -60;
-    gpt2_set_weights(model, weights, 0, model->n_parameters);
+    gpt2_set_weights(model, weights, 0, model->n_elements);
     free(weights);
 }
 

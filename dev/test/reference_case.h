@@ -25,7 +25,7 @@ static void set_hash_weights(GPT2 *model, const ReferenceHeader *h) {
         if (!host) abort();
         for (int layer = 0; layer < t->n_layers; layer++) {
             hash_tensor(host, (TensorId)id, layer, t, h);
-            gpt2_set_weights(model, host, t->offset + layer * t->layer_elems, t->layer_elems);
+            gpt2_set_weights(model, host, tensor_at(t, layer), t->layer_elems);
         }
         free(host);
     }
@@ -78,7 +78,7 @@ static Snapshot snapshot(const GPT2 *model) {
     Snapshot s;
     for (int i = 0; i < N_FLAT; i++) {
         s.bytes[i] =
-            (size_t)model->n_parameters * (i == WEIGHTS ? dtype_bytes(model->ops->dtype) : sizeof(float));
+            (size_t)model->n_elements * (i == WEIGHTS ? dtype_bytes(model->ops->dtype) : sizeof(float));
         if (!(s.flat[i] = malloc(s.bytes[i]))) abort();
         model->ops->device->download(s.flat[i], device[i], s.bytes[i]);
     }

@@ -28,36 +28,71 @@ static float tiny_value(uint64_t seed, int64_t i) {
     return (float)(int32_t)(x >> 32) * 0x1p-31f;
 }
 
+/* Weights, m and v: k = 0, 1, 2. */
+static float *tiny_buffer(const GPT2 *model, int k) {
+    return k == 0 ? model->master : model->states[k - 1];
+}
+
+/* A layer's tensor: n elements from `at` of the flat buffers, from `first` of all parameters as llm.c counts them; of wte
+ * the padding rows begin at element `padding`. */
+typedef struct TinyPiece {
+    int64_t at, n, first, padding;
+} TinyPiece;
+
+/* All of them; returns how many. */
+static int tiny_pieces(const GPT2 *model, TinyPiece pieces[4 + 2 * 12]) {
+    int64_t first = 0;
+    int n = 0;
+    for (int id = 0; id < N_TENSORS; id++)
+        for (int layer = 0; layer < model->tensors[id].n_layers; layer++) {
+            const Tensor *t = &model->tensors[id];
+            const int64_t padding = id == WTE ? model->config.vocab_size * t->cols : t->layer_elems;
+            pieces[n++] = (TinyPiece){tensor_at(t, layer), t->layer_elems, first, padding};
+            first += t->layer_elems;
+        }
+    return n;
+}
+
+/* Element i of a piece after tiny_fill(seed). */
+static float tiny_element(const TinyPiece *piece, uint64_t seed, int k, int64_t i) {
+    return i >= piece->padding ? 0 : tiny_value(3 * seed + (uint64_t)k, piece->first + i);
+}
+
 /* Weights, m and v from the seed; padding rows of wte 0. */
 __attribute__((unused)) static void tiny_fill(GPT2 *model, uint64_t seed) {
-    const int64_t n = model->n_parameters, C = model->config.n_embd;
-    const int64_t padding = model->config.vocab_size * C, padding_end = model->config.padded_vocab_size * C;
-    float *values = malloc((size_t)n * sizeof *values);
-    for (int k = 0; k < 3; k++) {
-        for (int64_t i = 0; i < n; i++)
-            values[i] = i >= padding && i < padding_end ? 0 : tiny_value(3 * seed + (uint64_t)k, i);
-        if (k == 0) gpt2_set_weights(model, values, 0, n);
-        if (k > 0) model->ops->device->upload(model->states[k - 1], values, (size_t)n * sizeof *values);
-    }
-    free(values);
+    TinyPiece pieces[4 + 2 * 12];
+    const int n_pieces = tiny_pieces(model, pieces);
+    for (int k = 0; k < 3; k++)
+        for (const TinyPiece *p = pieces; p < pieces + n_pieces; p++) {
+            float *values = malloc((size_t)p->n * sizeof *values);
+            for (int64_t i = 0; i < p->n; i++) values[i] = tiny_element(p, seed, k, i);
+            if (k == 0) gpt2_set_weights(model, values, p->at, p->n);
+            if (k > 0)
+                model->ops->device->upload(tiny_buffer(model, k) + p->at, values,
+                                           (size_t)p->n * sizeof *values);
+            free(values);
+        }
 }
 
 /* Sets every value to NaN, so that what a load leaves out shows. */
 __attribute__((unused)) static void tiny_poison(GPT2 *model) {
-    float *const buffers[] = {model->master, model->states[ADAMW_M], model->states[ADAMW_V]};
-    for (int k = 0; k < 3; k++) memset(buffers[k], 0xff, (size_t)model->n_parameters * sizeof(float));
+    TinyPiece pieces[4 + 2 * 12];
+    const int n_pieces = tiny_pieces(model, pieces);
+    for (int k = 0; k < 3; k++)
+        for (const TinyPiece *p = pieces; p < pieces + n_pieces; p++)
+            memset(tiny_buffer(model, k) + p->at, 0xff, (size_t)p->n * sizeof(float));
 }
 
 /* True if weights (and, with moments, m and v) are those of tiny_fill(seed), bit for bit. */
 __attribute__((unused)) static bool tiny_equals(const GPT2 *model, uint64_t seed, bool moments) {
-    const int64_t n = model->n_parameters, C = model->config.n_embd;
-    const int64_t padding = model->config.vocab_size * C, padding_end = model->config.padded_vocab_size * C;
-    const float *const buffers[] = {model->master, model->states[ADAMW_M], model->states[ADAMW_V]};
+    TinyPiece pieces[4 + 2 * 12];
+    const int n_pieces = tiny_pieces(model, pieces);
     for (int k = 0; k < (moments ? 3 : 1); k++)
-        for (int64_t i = 0; i < n; i++) {
-            float expected = i >= padding && i < padding_end ? 0 : tiny_value(3 * seed + (uint64_t)k, i);
-            if (memcmp(&buffers[k][i], &expected, sizeof expected)) return false;
-        }
+        for (const TinyPiece *p = pieces; p < pieces + n_pieces; p++)
+            for (int64_t i = 0; i < p->n; i++) {
+                const float expected = tiny_element(p, seed, k, i);
+                if (memcmp(&tiny_buffer(model, k)[p->at + i], &expected, sizeof expected)) return false;
+            }
     return true;
 }
 

@@ -26,7 +26,7 @@ typedef struct Piece {
 
 static Piece piece_of(const GPT2 *model, int id, int layer) {
     const Tensor *t = &model->tensors[id];
-    Piece piece = {.begin = t->offset + layer * t->layer_elems,
+    Piece piece = {.begin = tensor_at(t, layer),
                    .rows = t->rows,
                    .cols = t->cols,
                    .rank = t->rank,
@@ -46,7 +46,7 @@ static void file_shape(const Piece *piece, int64_t shape[2]) {
     shape[1] = piece->transposed ? piece->rows : piece->cols;
 }
 
-/* All pieces, in the order of the flat buffer; malloc'ed. */
+/* All pieces, each tensor for all layers in turn; malloc'ed. */
 static Piece *list_pieces(const GPT2 *model, int *n, Error *err) {
     *n = 0;
     for (int id = 0; id < N_TENSORS; id++) *n += model->tensors[id].n_layers;

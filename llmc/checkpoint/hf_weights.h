@@ -16,7 +16,7 @@ extern "C" {
 typedef struct FlatBuffer {
     const char
         *prefix; /* "transformer" for weights, "m" and so on for the optimizer's states; a dot follows */
-    float *data; /* on the device, (n_parameters) */
+    float *data; /* on the device, (n_elements) */
 } FlatBuffer;
 
 /* The optimizer's states that the model has; returns how many. */

@@ -84,16 +84,30 @@ static bool load_range(const BinFile *file, GPT2 *model, int64_t from, int64_t b
     return true;
 }
 
-/* wte is the first tensor and the only one whose size in the file may differ from that in the model. */
-static bool load_all(const BinFile *file, GPT2 *model, void *raw, float *floats, Error *err) {
-    const int64_t C = model->config.n_embd, V = model->config.vocab_size;
-    const int64_t rest = model->tensors[WPE].offset, padding = rest - V * C;
-    if (!load_range(file, model, 0, 0, V * C, raw, floats, err)) return false;
+/* The rows of wte that stand for no token. */
+static void zero_rows_of_padding(GPT2 *model, float *floats) {
+    const int64_t C = model->config.n_embd, begin = model->config.vocab_size * C;
+    const int64_t padding = model->tensors[WTE].layer_elems - begin;
     for (int64_t i = 0; i < PIECE_ELEMS; i++) floats[i] = 0;
     for (int64_t done = 0; done < padding; done += PIECE_ELEMS)
-        gpt2_set_weights(model, floats, V * C + done,
+        gpt2_set_weights(model, floats, tensor_at(&model->tensors[WTE], 0) + begin + done,
                          padding - done < PIECE_ELEMS ? padding - done : PIECE_ELEMS);
-    return load_range(file, model, file->padded_rows * C, rest, model->n_parameters - rest, raw, floats, err);
+}
+
+/* Each tensor for all layers in turn. wte is the first, and the only one whose size in the file may differ from that in
+ * the model. */
+static bool load_all(const BinFile *file, GPT2 *model, void *raw, float *floats, Error *err) {
+    const int64_t C = model->config.n_embd;
+    int64_t from = 0; /* element of the file's data */
+    zero_rows_of_padding(model, floats);
+    for (int id = 0; id < N_TENSORS; id++)
+        for (int layer = 0; layer < model->tensors[id].n_layers; layer++) {
+            const Tensor *t = &model->tensors[id];
+            const int64_t n = id == WTE ? model->config.vocab_size * C : t->layer_elems;
+            if (!load_range(file, model, from, tensor_at(t, layer), n, raw, floats, err)) return false;
+            from += id == WTE ? file->padded_rows * C : n;
+        }
+    return true;
 }
 
 bool llmc_bin_load_weights(const char *path, GPT2 *model, Error *err) {

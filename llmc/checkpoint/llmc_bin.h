@@ -1,4 +1,4 @@
-/* llm.c's model checkpoint (.bin): a header of 256 int32, then the 16 tensors of the flat buffer, fp32 or
+/* llm.c's model checkpoint (.bin): a header of 256 int32, then the 16 tensors, each for all layers in turn, fp32 or
  * bf16.
  *
  * [0] 20240326  [1] 3 = fp32, 5 = bf16  [2] context  [3] vocabulary  [4] layers  [5] heads  [6] channels

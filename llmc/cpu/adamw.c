@@ -4,7 +4,7 @@
 #include "parallel.h"
 #include "vec.h"
 
-enum { NORM_CHUNKS = 256, CHUNK = 16384 }; /* parts of the norm's sum; elements of an AdamW task */
+enum { NORM_CHUNKS = 256, TASK_TILES = 16 }; /* parts of the norm's sum; tiles of an AdamW task */
 
 typedef struct Squares {
     double *partial; /* (NORM_CHUNKS) */
@@ -50,23 +50,17 @@ typedef struct Step {
     float grad_scale, m_scale, v_scale; /* clipping; 1 / (1 - beta^t) of both moments */
 } Step;
 
-static int64_t range_chunks(const AdamWRange *range) {
-    return ceil_div(range->end - range->begin, CHUNK);
-}
-
-/* Task: one chunk of one range; the chunks of the ranges are numbered through. */
-static void update_chunk(const void *step_, int64_t chunk) {
-    const Step *step = step_;
+static void update_tile(const Step *step, int64_t tile) {
     const AdamWArgs *args = step->args;
-    const AdamWRange *range = args->ranges;
-    for (; chunk >= range_chunks(range); range++) chunk -= range_chunks(range);
-    int64_t begin = range->begin + chunk * CHUNK, n = min_i64(range->end - begin, CHUNK);
+    const AdamWGroup *group = &args->groups[args->tile_groups[tile]];
+    if (!group->taken) return;
+    const int64_t begin = tile * PARAMETER_TILE;
     float *restrict w = args->master + begin, *restrict m = args->m + begin, *restrict v = args->v + begin;
     const float *restrict grads = args->grads + begin;
     float beta1 = args->update.beta1, beta2 = args->update.beta2, one_beta1 = 1.0f - beta1,
           one_beta2 = 1.0f - beta2;
-    float lr = args->update.lr, eps = args->update.eps, decay = range->weight_decay;
-    for (int64_t i = 0; i < n; i++) {
+    float lr = group->lr, eps = args->update.eps, decay = group->weight_decay;
+    for (int64_t i = 0; i < PARAMETER_TILE; i++) {
         float g = grads[i] * step->grad_scale;
         m[i] = beta1 * m[i] + one_beta1 * g;
         v[i] = beta2 * v[i] + one_beta2 * g * g;
@@ -74,7 +68,14 @@ static void update_chunk(const void *step_, int64_t chunk) {
         w[i] -= lr * (mhat / (sqrtf(vhat) + eps) + decay * w[i]);
     }
     float *weights = (float *)args->weights + begin;
-    if (weights != w) memcpy(weights, w, sizeof(float) * (size_t)n);
+    if (weights != w) memcpy(weights, w, sizeof(float) * PARAMETER_TILE);
+}
+
+/* Task: TASK_TILES tiles. */
+static void update_tiles(const void *step, int64_t task) {
+    const int64_t first = task * TASK_TILES;
+    const int64_t end = min_i64(first + TASK_TILES, ((const Step *)step)->args->n_tiles);
+    for (int64_t tile = first; tile < end; tile++) update_tile(step, tile);
 }
 
 void cpu_adamw(const AdamWArgs *args) {
@@ -85,9 +86,7 @@ void cpu_adamw(const AdamWArgs *args) {
                  (float)(1 / (1 - pow(args->update.beta2, t)))};
     if (args->update.clip > 0 && stats->grad_norm > args->update.clip)
         step.grad_scale = args->update.clip / stats->grad_norm;
-    int64_t n_chunks = 0;
-    for (int i = 0; i < args->n_ranges; i++) n_chunks += range_chunks(&args->ranges[i]);
-    cpu_parallel_for(n_chunks, update_chunk, &step);
+    cpu_parallel_for(ceil_div(args->n_tiles, TASK_TILES), update_tiles, &step);
 }
 
 void cpu_weights_from_master(floatX *weights, const float *master, int64_t n) {

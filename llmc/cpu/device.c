@@ -165,6 +165,7 @@ const Device device_cpu = {
     .free = cpu_free,
     .memory_info = cpu_memory_info,
     .zero = cpu_zero,
+    .zero_rows = cpu_zero_rows,
     .copy = cpu_copy,
     .upload = cpu_copy,
     .download = cpu_copy,

@@ -52,6 +52,10 @@ void cpu_zero(void *dst, size_t bytes) {
     cpu_parallel_for(ceil_div((int64_t)bytes, CHUNK_BYTES), move_chunk, &(Bytes){dst, NULL, bytes});
 }
 
+void cpu_zero_rows(void *dst, size_t bytes, size_t stride, int64_t rows) {
+    for (int64_t row = 0; row < rows; row++) cpu_zero((char *)dst + (size_t)row * stride, bytes);
+}
+
 void cpu_copy(void *dst, const void *src, size_t bytes) {
     cpu_parallel_for(ceil_div((int64_t)bytes, CHUNK_BYTES), move_chunk, &(Bytes){dst, src, bytes});
 }

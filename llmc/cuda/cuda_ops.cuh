@@ -18,6 +18,7 @@ void *cuda_alloc(size_t bytes);
 void cuda_free(void *p);
 void cuda_memory_info(size_t *free_bytes, size_t *total_bytes);
 void cuda_zero(void *dst, size_t bytes);
+void cuda_zero_rows(void *dst, size_t bytes, size_t stride, int64_t rows);
 void cuda_copy(void *dst, const void *src, size_t bytes);
 void cuda_upload(void *dst, const void *src, size_t bytes);
 void cuda_download(void *dst, const void *src, size_t bytes);

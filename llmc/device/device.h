@@ -5,6 +5,7 @@
 #pragma once
 #include <stdbool.h>
 #include <stddef.h>
+#include <stdint.h>
 #include "llmc/base/dtype.h"
 #include "llmc/base/error.h"
 
@@ -46,6 +47,8 @@ typedef struct Device {
     void (*free)(void *p);        /* NULL is fine */
     void (*memory_info)(size_t *free_bytes, size_t *total_bytes);
     void (*zero)(void *dst, size_t bytes);
+    /* The same in `rows` places, `stride` bytes apart. */
+    void (*zero_rows)(void *dst, size_t bytes, size_t stride, int64_t rows);
     void (*copy)(void *dst, const void *src, size_t bytes); /* device to device */
     void (*upload)(void *dst, const void *src,
                    size_t bytes); /* host to device; src may be reused at return */

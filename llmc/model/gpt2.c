@@ -24,13 +24,11 @@ floatX *gpt2_activation(const GPT2 *model, ActivationId id, int layer) {
 
 floatX *gpt2_weight(const GPT2 *model, TensorId id, int layer) {
     const Tensor *t = &model->tensors[id];
-    return (char *)model->weights +
-           (size_t)(t->offset + t->layer_elems * layer) * dtype_bytes(model->ops->dtype);
+    return (char *)model->weights + (size_t)tensor_at(t, layer) * dtype_bytes(model->ops->dtype);
 }
 
 float *gpt2_grad(const GPT2 *model, TensorId id, int layer) {
-    const Tensor *t = &model->tensors[id];
-    return model->grads + t->offset + t->layer_elems * layer;
+    return model->grads + tensor_at(&model->tensors[id], layer);
 }
 
 void gpt2_set_weights(GPT2 *model, const float *host, int64_t begin, int64_t n) {
@@ -42,7 +40,7 @@ void gpt2_set_weights(GPT2 *model, const float *host, int64_t begin, int64_t n) 
 
 void gpt2_reset_optimizer(GPT2 *model) {
     for (int i = 0; i < N_STATES; i++)
-        model->ops->device->zero(model->states[i], optimizer_state_bytes((StateId)i, model->n_parameters));
+        model->ops->device->zero(model->states[i], optimizer_state_bytes((StateId)i, model->n_elements));
 }
 
 static void upload_batch(GPT2 *model, const Batch *b, const int32_t *tokens, const int32_t *targets) {
@@ -68,15 +66,21 @@ float gpt2_eval(GPT2 *model, const int32_t *tokens, const int32_t *targets, int 
     return (float)(sum / (double)b.N);
 }
 
-void gpt2_begin_step(GPT2 *model) {
-    int64_t begin = 0; /* of what is to be zeroed and was not yet */
-    for (int id = 0; id <= N_TENSORS; id++) {
-        const bool overwritten = id < N_TENSORS && model->tensors[id].overwritten;
-        if (!overwritten && id < N_TENSORS) continue;
-        const int64_t end = id < N_TENSORS ? model->tensors[id].offset : model->n_parameters;
-        if (end > begin) model->ops->device->zero(model->grads + begin, 4 * (size_t)(end - begin));
-        if (id < N_TENSORS) begin = end + model->tensors[id].layer_elems * model->tensors[id].n_layers;
+/* Gradients that the step adds to; those between two that it overwrites, for all layers at once. */
+static void zero_gradients(GPT2 *model) {
+    for (int id = 0, next; id < N_TENSORS; id = next) {
+        const Tensor *first = &model->tensors[id], *last = first;
+        next = id + 1;
+        if (first->overwritten) continue;
+        for (; next < N_TENSORS && !last[1].overwritten && last[1].stride == first->stride; next++) last++;
+        const int64_t n = last->offset + tensor_padded(last) - first->offset;
+        model->ops->device->zero_rows(model->grads + first->offset, (size_t)n * sizeof(float),
+                                      (size_t)first->stride * sizeof(float), first->n_layers);
     }
+}
+
+void gpt2_begin_step(GPT2 *model) {
+    zero_gradients(model);
     model->first = true;
     model->step++;
     model->n_micro_steps = 0;
@@ -131,16 +135,11 @@ void gpt2_micro_step(GPT2 *model, const int32_t *tokens, const int32_t *targets,
 }
 
 void gpt2_update(GPT2 *model, const UpdateArgs *args) {
-    const OptimizerBuffers buffers = {model->master, model->weights, model->grads, model->states,
-                                      model->stats};
-    ParameterRange ranges[N_TENSORS];
-    for (int id = 0; id < N_TENSORS; id++) {
-        const Tensor *t = &model->tensors[id];
-        ranges[id] = (ParameterRange){t->offset, t->offset + t->layer_elems * t->n_layers, t->group};
-    }
-    model->ops->sum_squares(model->stats, model->grads, model->scratch, model->n_parameters);
+    const OptimizerBuffers buffers = {model->master, model->weights,     model->grads,
+                                      model->states, model->tile_groups, model->stats};
+    model->ops->sum_squares(model->stats, model->grads, model->scratch, model->n_elements);
     model->ops->grad_norm(model->stats);
-    optimizer_step(model->ops, &buffers, ranges, N_TENSORS, args);
+    optimizer_step(model->ops, &buffers, (ParameterRange){0, model->n_elements}, args);
 }
 
 StepStats gpt2_step_stats(GPT2 *model) {

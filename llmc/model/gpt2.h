@@ -93,12 +93,14 @@ typedef struct GPT2 {
     const Ops *ops;
     OpShape shape;
     Tensor tensors[N_TENSORS];
-    int64_t n_parameters;
+    int64_t n_parameters; /* of the model */
+    int64_t n_elements;   /* of a flat buffer: tensors are padded to whole tiles */
     Activation activations[N_ACTIVATIONS];
-    floatX *weights;         /* (n_parameters) storage type; in fp32 the same buffer as master */
-    float *master;           /* (n_parameters) */
-    float *grads;            /* (n_parameters), training only */
-    float *states[N_STATES]; /* (n_parameters) each, training only; NULL where no group's optimizer has it */
+    floatX *weights;           /* (n_elements) storage type; in fp32 the same buffer as master */
+    float *master;             /* (n_elements) */
+    float *grads;              /* (n_elements), training only */
+    float *states[N_STATES];   /* (n_elements) each, training only; NULL where no group's optimizer has it */
+    int32_t *tile_groups;      /* (n_elements / PARAMETER_TILE), training only: GroupId of each tile */
     int32_t *tokens, *targets; /* (B,T) on the device */
     void *scratch;             /* ops->scratch_bytes(shape) */
     StepStats *stats;          /* on the device */

@@ -43,18 +43,25 @@ static void fill(float *out, int64_t begin, int64_t n, TensorId id, const Tensor
         out[i] = std * normal_from_bits(mix64(key + (uint64_t)(begin + i) * 0x9E3779B97F4A7C15u));
 }
 
+enum { STAGE = 1 << 22 }; /* 16 MiB of host memory, whatever the model */
+
+/* Elements are counted through the layers. */
+static void init_tensor(GPT2 *model, TensorId id, int layer, uint64_t seed, float host[STAGE]) {
+    const Tensor *t = &model->tensors[id];
+    for (int64_t begin = 0; begin < t->layer_elems; begin += STAGE) {
+        const int64_t n = t->layer_elems - begin < STAGE ? t->layer_elems - begin : STAGE;
+        fill(host, layer * t->layer_elems + begin, n, id, t, &model->config, seed);
+        gpt2_set_weights(model, host, tensor_at(t, layer) + begin, n);
+    }
+}
+
 void gpt2_init(GPT2 *model, uint64_t seed) {
-    const int64_t stage = 1 << 22; /* 16 MiB of host memory, whatever the model */
-    float *host = malloc((size_t)stage * sizeof *host);
+    float *host = malloc(STAGE * sizeof *host);
     if (!host) abort();
     for (int id = 0; id < N_TENSORS; id++) {
         const Tensor *tensor = &model->tensors[id];
-        int64_t total = tensor->layer_elems * tensor->n_layers;
-        for (int64_t begin = 0; begin < total; begin += stage) {
-            int64_t n = total - begin < stage ? total - begin : stage;
-            fill(host, begin, n, (TensorId)id, tensor, &model->config, seed);
-            gpt2_set_weights(model, host, tensor->offset + begin, n);
-        }
+        for (int layer = 0; layer < tensor->n_layers; layer++)
+            init_tensor(model, (TensorId)id, layer, seed, host);
     }
     free(host);
     if (model->options.training) gpt2_reset_optimizer(model);

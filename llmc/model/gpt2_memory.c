@@ -2,6 +2,7 @@
  * follows it. */
 #include "gpt2_pass.h"
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 /* Whether every layer keeps its own activation, or one buffer serves all. */
@@ -123,20 +124,20 @@ typedef struct Buffer {
     size_t bytes;
 } Buffer;
 
-enum { FIRST_STATE = 3, AFTER_STATES = FIRST_STATE + N_STATES, N_BUFFERS = AFTER_STATES + 5 };
+enum { FIRST_STATE = 3, AFTER_STATES = FIRST_STATE + N_STATES, N_BUFFERS = AFTER_STATES + 6 };
 
 static Buffer state_buffer(GPT2 *model, StateId id) {
     const OptimizerState *state = &optimizer_states[id];
     Buffer b = {(void **)&model->states[id], "", "optimizer", 0};
     snprintf(b.name, sizeof b.name, "%s %s", optimizer_name(state->kind), state->name);
-    if (model->options.training) b.bytes = optimizer_state_bytes(id, model->n_parameters);
+    if (model->options.training) b.bytes = optimizer_state_bytes(id, model->n_elements);
     return b;
 }
 
-/* Sizes come from model->config, options, ops, shape and n_parameters; the pointers are only written by
+/* Sizes come from model->config, options, ops, shape and n_elements; the pointers are only written by
  * gpt2_open. */
 static void buffer_table(Buffer table[N_BUFFERS], GPT2 *model) {
-    const size_t n = (size_t)model->n_parameters, X = dtype_bytes(model->ops->dtype);
+    const size_t n = (size_t)model->n_elements, X = dtype_bytes(model->ops->dtype);
     const size_t N = (size_t)model->options.B * (size_t)model->options.T;
     const bool training = model->options.training, own_master = model->ops->dtype != DTYPE_F32;
     const bool drops = training && model->config.dropout > 0;
@@ -147,6 +148,7 @@ static void buffer_table(Buffer table[N_BUFFERS], GPT2 *model) {
         {&model->weights,         "weights (bf16)",        "weights",   own_master ? n * X : 0},
         {(void **)&model->grads,  "gradients (fp32)",      "gradients", training ? n * 4 : 0},
         [AFTER_STATES] =
+        {(void **)&model->tile_groups, "parameter groups", "optimizer", training ? n / PARAMETER_TILE * 4 : 0},
         {(void **)&model->tokens,      "tokens",           "scratch",   N * 4},
         {(void **)&model->targets,     "targets",          "scratch",   N * 4},
         {&model->scratch,              "op scratch",       "scratch",   model->ops->scratch_bytes(&model->shape)},
@@ -161,7 +163,8 @@ static void buffer_table(Buffer table[N_BUFFERS], GPT2 *model) {
 static void model_shape(GPT2 *model, const Ops *ops, const GPT2Config *config, const GPT2Options *options) {
     *model = (GPT2){.config = *config, .options = *options, .ops = ops};
     model->n_parameters = gpt2_tensors(model->tensors, config);
-    model->shape = op_shape(ops, config, options, model->n_parameters);
+    model->n_elements = gpt2_n_elements(model->tensors);
+    model->shape = op_shape(ops, config, options, model->n_elements);
     activation_table(model->activations, ops, &model->shape, config->n_layer, options);
 }
 
@@ -215,6 +218,38 @@ static bool allocate(void **data, const Ops *ops, const char *name, size_t bytes
                 (double)device_bytes / 1073741824.0, (double)total_bytes / 1073741824.0);
 }
 
+/* What lies between a tensor and the next, in every flat buffer. */
+static void zero_padding(GPT2 *model) {
+    const size_t X = dtype_bytes(model->ops->dtype);
+    const struct {
+        void *data;
+        size_t width;
+    } buffers[2 + 1 + N_STATES] = {
+        {model->master,  4},
+        {model->weights, X},
+        {model->grads,   4}
+    };
+    for (int k = 0; k < 3 + N_STATES; k++)
+        for (int id = 0; id < N_TENSORS; id++) {
+            char *data = k < 3 ? buffers[k].data : (void *)model->states[k - 3];
+            const Tensor *t = &model->tensors[id];
+            const size_t width = k < 3 ? buffers[k].width : 4,
+                         n = (size_t)(tensor_padded(t) - t->layer_elems);
+            if (data && n > 0)
+                model->ops->device->zero_rows(data + (size_t)(t->offset + t->layer_elems) * width, n * width,
+                                              (size_t)t->stride * width, t->n_layers);
+        }
+}
+
+static void upload_tile_groups(GPT2 *model) {
+    const size_t bytes = (size_t)model->n_elements / PARAMETER_TILE * sizeof(int32_t);
+    int32_t *groups = malloc(bytes);
+    if (!groups) abort();
+    gpt2_tile_groups(groups, model->tensors);
+    model->ops->device->upload(model->tile_groups, groups, bytes);
+    free(groups);
+}
+
 bool gpt2_open(GPT2 *model, const Ops *ops, const GPT2Config *config, const GPT2Options *options,
                Error *err) {
     Buffer buffers[N_BUFFERS];
@@ -234,6 +269,8 @@ bool gpt2_open(GPT2 *model, const Ops *ops, const GPT2Config *config, const GPT2
         return false;
     }
     if (ops->dtype == DTYPE_F32) model->weights = model->master;
+    zero_padding(model);
+    if (options->training) upload_tile_groups(model);
     ops->device->zero(model->stats, sizeof *model->stats);
     return true;
 }

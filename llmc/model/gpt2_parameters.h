@@ -8,8 +8,8 @@ extern "C" {
 
 typedef struct GPT2Config GPT2Config;
 
-/* The 16 parameter tensors, in the order of the flat buffer (llm.c's order: each kind for all layers in
- * turn). */
+/* The 16 parameter tensors. In memory: embeddings, the blocks one after the other, the final norm. In llm.c's files: in
+ * this order, each for all layers in turn. */
 typedef enum {
     WTE,
     WPE,
@@ -42,13 +42,29 @@ typedef struct Tensor {
     bool overwritten;   /* a step's first product is `=` its gradient, which nobody zeroes */
     TensorInit init;
     GroupId group;
-    int64_t offset;      /* elements from the start of the flat buffer */
-    int64_t layer_elems; /* rows * cols */
+    int64_t offset, stride; /* elements from the start of the flat buffers; from one layer's to the next's */
+    int64_t layer_elems;    /* rows * cols */
 } Tensor;
 
 /* Fills table[N_TENSORS]; returns the number of parameters (padding rows of wte counted). Host arithmetic
  * only. */
 int64_t gpt2_tensors(Tensor table[N_TENSORS], const GPT2Config *config);
+
+/* Where a layer's tensor begins in the flat buffers, and the whole tiles that it takes. */
+static inline int64_t tensor_at(const Tensor *t, int layer) {
+    return t->offset + t->stride * layer;
+}
+static inline int64_t tensor_padded(const Tensor *t) {
+    return (t->layer_elems + PARAMETER_TILE - 1) / PARAMETER_TILE * PARAMETER_TILE;
+}
+
+/* What lies together: layer -1 the embeddings, 0 to n_layer - 1 the blocks, n_layer the final norm, in this order
+ * and without holes. */
+ParameterRange gpt2_layer_range(const Tensor table[N_TENSORS], int layer);
+/* Elements of a flat buffer. */
+int64_t gpt2_n_elements(const Tensor table[N_TENSORS]);
+/* out (n_elements / PARAMETER_TILE) = the GroupId of each tile */
+void gpt2_tile_groups(int32_t *out, const Tensor table[N_TENSORS]);
 
 #ifdef __cplusplus
 }

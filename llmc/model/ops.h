@@ -65,14 +65,16 @@ typedef struct UpdateArgs {
     float lr, beta1, beta2, eps, weight_decay, clip;
 } UpdateArgs;
 
-typedef struct AdamWRange {
-    int64_t begin, end; /* elements [begin, end) of the flat parameter buffer */
-    float weight_decay; /* 0 for tensors that do not decay */
-} AdamWRange;
+/* Parameters lie in tiles: a tensor begins at one, and what is behind its last element in its last tile is 0 in every
+ * buffer. So a tile is of one tensor, and of one group of parameters, which are updated alike. */
+enum { PARAMETER_TILE = 1024, MAX_PARAMETER_GROUPS = 8 };
 
-enum { ADAMW_MAX_RANGES = 32 };
+typedef struct AdamWGroup {
+    bool taken; /* else its tiles stay as they are: another optimizer's */
+    float lr, weight_decay;
+} AdamWGroup;
 
-/* One AdamW step over the flat parameter buffer (Loshchilov & Hutter 2019, Algorithm 2, its bias correction):
+/* One AdamW step over n_tiles tiles (Loshchilov & Hutter 2019, Algorithm 2, its bias correction):
  *
  *   g' = g * min(1, clip / grad_norm)                 clip <= 0: no clipping
  *   m  = beta1 m + (1-beta1) g'                       mhat = m / (1 - beta1^t)
@@ -85,10 +87,11 @@ typedef struct AdamWArgs {
     float *m, *v;       /* (n) moments, = */
     floatX *weights;    /* (n) = master rounded to nearest even; may be the same buffer as master in fp32 */
     const float *grads; /* (n) */
-    const StepStats *stats; /* grad_norm, bad, n_skipped */
-    UpdateArgs update;      /* but for weight_decay, which is a range's */
-    int n_ranges;           /* ranges cover [0, n) without holes, in order */
-    AdamWRange ranges[ADAMW_MAX_RANGES];
+    const StepStats *stats;     /* grad_norm, bad, n_skipped */
+    const int32_t *tile_groups; /* (n_tiles) which of groups */
+    int64_t n_tiles;            /* n = n_tiles * PARAMETER_TILE */
+    UpdateArgs update;          /* lr and weight_decay are those of the groups */
+    AdamWGroup groups[MAX_PARAMETER_GROUPS];
 } AdamWArgs;
 
 /* What attention leaves out beside the keys behind a query. All 0: plain causal attention. */

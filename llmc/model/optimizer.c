@@ -2,11 +2,11 @@
 
 static const struct {
     OptimizerKind kind;
-    float decay_factor; /* times UpdateArgs.weight_decay */
+    float lr_factor, decay_factor; /* times UpdateArgs.lr and .weight_decay */
 } groups[N_PARAMETER_GROUPS] = {
-    [GROUP_EMBEDDINGS] = {OPTIMIZER_ADAMW, 1},
-    [GROUP_MATRICES] = {OPTIMIZER_ADAMW, 1},
-    [GROUP_VECTORS] = {OPTIMIZER_ADAMW, 0},
+    [GROUP_EMBEDDINGS] = {OPTIMIZER_ADAMW, 1, 1},
+    [GROUP_MATRICES] = {OPTIMIZER_ADAMW, 1, 1},
+    [GROUP_VECTORS] = {OPTIMIZER_ADAMW, 1, 0},
 };
 
 const OptimizerState optimizer_states[N_STATES] = {
@@ -14,27 +14,29 @@ const OptimizerState optimizer_states[N_STATES] = {
     [ADAMW_V] = {OPTIMIZER_ADAMW, "v"},
 };
 
-static void adamw_step(const Ops *ops, const OptimizerBuffers *buffers, const ParameterRange *ranges,
-                       int n_ranges, const UpdateArgs *update) {
+static void adamw_step(const Ops *ops, const OptimizerBuffers *buffers, ParameterRange range,
+                       const UpdateArgs *update) {
+    const int64_t begin = range.begin;
     AdamWArgs args = {
-        .master = buffers->master,
-        .m = buffers->states[ADAMW_M],
-        .v = buffers->states[ADAMW_V],
-        .weights = buffers->weights,
-        .grads = buffers->grads,
+        .master = buffers->master + begin,
+        .m = buffers->states[ADAMW_M] + begin,
+        .v = buffers->states[ADAMW_V] + begin,
+        .weights = (char *)buffers->weights + (size_t)begin * dtype_bytes(ops->dtype),
+        .grads = buffers->grads + begin,
         .stats = buffers->stats,
+        .tile_groups = buffers->tile_groups + begin / PARAMETER_TILE,
+        .n_tiles = (range.end - begin) / PARAMETER_TILE,
         .update = *update,
-        .n_ranges = n_ranges,
     };
-    for (int i = 0; i < n_ranges; i++)
-        args.ranges[i] = (AdamWRange){ranges[i].begin, ranges[i].end,
-                                      groups[ranges[i].group].decay_factor * update->weight_decay};
+    for (int i = 0; i < N_PARAMETER_GROUPS; i++)
+        args.groups[i] = (AdamWGroup){groups[i].kind == OPTIMIZER_ADAMW, groups[i].lr_factor * update->lr,
+                                      groups[i].decay_factor * update->weight_decay};
     ops->adamw(&args);
 }
 
 static const struct {
     const char *name;
-    void (*step)(const Ops *ops, const OptimizerBuffers *buffers, const ParameterRange *ranges, int n_ranges,
+    void (*step)(const Ops *ops, const OptimizerBuffers *buffers, ParameterRange range,
                  const UpdateArgs *update);
 } kinds[N_OPTIMIZERS] = {
     [OPTIMIZER_ADAMW] = {"AdamW", adamw_step},
@@ -54,8 +56,8 @@ size_t optimizer_state_bytes(StateId id, int64_t n) {
     return is_used(optimizer_states[id].kind) ? (size_t)n * sizeof(float) : 0;
 }
 
-void optimizer_step(const Ops *ops, const OptimizerBuffers *buffers, const ParameterRange *ranges,
-                    int n_ranges, const UpdateArgs *update) {
+void optimizer_step(const Ops *ops, const OptimizerBuffers *buffers, ParameterRange range,
+                    const UpdateArgs *update) {
     for (int kind = 0; kind < N_OPTIMIZERS; kind++)
-        if (is_used((OptimizerKind)kind)) kinds[kind].step(ops, buffers, ranges, n_ranges, update);
+        if (is_used((OptimizerKind)kind)) kinds[kind].step(ops, buffers, range, update);
 }

@@ -26,23 +26,24 @@ size_t optimizer_state_bytes(StateId id, int64_t n);
 /* Parameters that are updated alike. */
 typedef enum { GROUP_EMBEDDINGS, GROUP_MATRICES, GROUP_VECTORS, N_PARAMETER_GROUPS } GroupId;
 
+/* Elements [begin, end) of the flat buffers, whole tiles (PARAMETER_TILE). */
 typedef struct ParameterRange {
-    int64_t begin, end; /* elements [begin, end) of the flat buffers */
-    GroupId group;
+    int64_t begin, end;
 } ParameterRange;
 
 /* What a step reads and writes, on the device; (n) each but stats. */
 typedef struct OptimizerBuffers {
-    float *master;          /* += */
-    floatX *weights;        /* = master rounded; in fp32 the same buffer */
-    const float *grads;     /* read */
-    float *const *states;   /* (N_STATES) = */
-    const StepStats *stats; /* of this step, read */
+    float *master;              /* += */
+    floatX *weights;            /* = master rounded; in fp32 the same buffer */
+    const float *grads;         /* read */
+    float *const *states;       /* (N_STATES) = */
+    const int32_t *tile_groups; /* (n / PARAMETER_TILE) GroupId of each tile */
+    const StepStats *stats;     /* of this step, read */
 } OptimizerBuffers;
 
-/* One step over n_ranges ranges, which lie in order and without holes. */
-void optimizer_step(const Ops *ops, const OptimizerBuffers *buffers, const ParameterRange *ranges,
-                    int n_ranges, const UpdateArgs *update);
+/* One step over a range: each group by its optimizer. */
+void optimizer_step(const Ops *ops, const OptimizerBuffers *buffers, ParameterRange range,
+                    const UpdateArgs *update);
 
 #ifdef __cplusplus
 }

@@ -65,6 +65,12 @@ static void zero(void *dst, size_t bytes) {
     end();
 }
 
+static void zero_rows(void *dst, size_t bytes, size_t stride, int64_t rows) {
+    begin(0, (double)bytes * (double)rows, "zero");
+    inner->device->zero_rows(dst, bytes, stride, rows);
+    end();
+}
+
 static void copy(void *dst, const void *src, size_t bytes) {
     begin(0, 2 * (double)bytes, "copy");
     inner->device->copy(dst, src, bytes);
@@ -275,7 +281,7 @@ static void grad_norm(StepStats *stats) {
 }
 
 static void adamw(const AdamWArgs *args) {
-    const double n = (double)args->ranges[args->n_ranges - 1].end;
+    const double n = (double)args->n_tiles * PARAMETER_TILE;
     const bool own_weights = args->weights != (const floatX *)args->master;
     begin(0, 28 * n + stored(own_weights ? n : 0), "adamw"); /* master, m, v: 8 each; gradients 4 */
     inner->adamw(args);
@@ -294,6 +300,7 @@ const Ops *profile_ops(const Ops *ops) {
     device = *ops->device;
     wrapped.device = &device;
     device.zero = zero;
+    device.zero_rows = zero_rows;
     device.copy = copy;
     device.upload = upload;
     device.capture_begin = capture_begin;

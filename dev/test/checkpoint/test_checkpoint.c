@@ -270,7 +270,7 @@ static void test_resumed_training(void) {
     tiny_poison(&resumed);
     CHECK(checkpoint_resume(in_folder("train/step_00000003"), &resumed, &state, &err), "%s", err.text);
     train(&resumed, (int)state.step, 6);
-    const size_t bytes = (size_t)model.n_parameters * sizeof(float);
+    const size_t bytes = (size_t)model.n_elements * sizeof(float);
     CHECK(memcmp(model.master, resumed.master, bytes) == 0, "weights differ");
     CHECK(memcmp(model.states[ADAMW_M], resumed.states[ADAMW_M], bytes) == 0 &&
               memcmp(model.states[ADAMW_V], resumed.states[ADAMW_V], bytes) == 0,

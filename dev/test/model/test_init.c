@@ -7,11 +7,25 @@
 static const GPT2Config config = {
     .max_seq_len = 32, .vocab_size = 300, .padded_vocab_size = 384, .n_layer = 8, .n_head = 4, .n_embd = 64};
 
+/* A tensor's first element where tensors follow each other, each with all its layers. */
+static int64_t first_element(const GPT2 *model, TensorId id) {
+    int64_t first = 0;
+    for (int i = 0; i < (int)id; i++) first += model->tensors[i].layer_elems * model->tensors[i].n_layers;
+    return first;
+}
+
+/* The weights in that order. */
 static float *initial_weights(GPT2 *model, uint64_t seed) {
     float *host = malloc((size_t)model->n_parameters * sizeof *host);
     if (!host) abort();
     gpt2_init(model, seed);
-    model->ops->device->download(host, model->master, (size_t)model->n_parameters * sizeof *host);
+    for (int id = 0; id < N_TENSORS; id++)
+        for (int layer = 0; layer < model->tensors[id].n_layers; layer++) {
+            const Tensor *t = &model->tensors[id];
+            model->ops->device->download(host + first_element(model, (TensorId)id) + layer * t->layer_elems,
+                                         model->master + tensor_at(t, layer),
+                                         (size_t)t->layer_elems * sizeof *host);
+        }
     return host;
 }
 
@@ -28,7 +42,7 @@ static void check_spread(const GPT2 *model, const float *weights, TensorId id, d
     const Tensor *t = &model->tensors[id];
     const int64_t n = id == WTE ? (int64_t)config.vocab_size * t->cols : t->layer_elems * t->n_layers;
     double mean, deviation;
-    moments(weights + t->offset, n, &mean, &deviation);
+    moments(weights + first_element(model, id), n, &mean, &deviation);
     /* five standard errors of n draws */
     CHECK(fabs(mean) <= 5 * expected / sqrt((double)n), "%s: mean %g of %g", t->name, mean, expected);
     CHECK(fabs(deviation / expected - 1) <= 5 / sqrt(2.0 * (double)n), "%s: deviation %g, expected %g",
@@ -38,7 +52,8 @@ static void check_spread(const GPT2 *model, const float *weights, TensorId id, d
 static void check_constant(const GPT2 *model, const float *weights, TensorId id, float expected) {
     const Tensor *t = &model->tensors[id];
     int64_t wrong = 0;
-    for (int64_t i = 0; i < t->layer_elems * t->n_layers; i++) wrong += weights[t->offset + i] != expected;
+    for (int64_t i = 0; i < t->layer_elems * t->n_layers; i++)
+        wrong += weights[first_element(model, id) + i] != expected;
     CHECK(wrong == 0, "%s: %lld elements are not %g", t->name, (long long)wrong, (double)expected);
 }
 
@@ -54,7 +69,7 @@ static void test_values(const GPT2 *model, const float *weights) {
     const Tensor *wte = &model->tensors[WTE];
     int64_t padding = 0;
     for (int64_t i = (int64_t)config.vocab_size * wte->cols; i < wte->layer_elems; i++)
-        padding += weights[wte->offset + i] != 0;
+        padding += weights[i] != 0;
     CHECK(padding == 0, "%lld elements of wte's padding rows are not 0", (long long)padding);
 }
 
@@ -84,9 +99,10 @@ static void test_elements(GPT2 *model, uint64_t seed) {
             const double want = expected_weight(seed, (TensorId)id, at[i],
                                                 id == ATTN_PROJ_W || id == MLP_PROJ_W ? projection : 0.02);
             if (at[i] < n)
-                CHECK(fabs(weights[t->offset + at[i]] - want) <= 1e-6 * fabs(want) + 1e-9,
+                CHECK(fabs(weights[first_element(model, (TensorId)id) + at[i]] - want) <=
+                          1e-6 * fabs(want) + 1e-9,
                       "%s: element %lld is %g, expected %g", t->name, (long long)at[i],
-                      (double)weights[t->offset + at[i]], want);
+                      (double)weights[first_element(model, (TensorId)id) + at[i]], want);
         }
     }
     free(weights);

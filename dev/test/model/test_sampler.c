@@ -118,16 +118,18 @@ enum { T = 160, MAX_TOKENS = 600 }; /* more keys than the CPU decodes in one pie
 /* Weights so large that the next token depends on all that stands before it. Embeddings and biases are small,
  * else the tied head repeats one token for ever. */
 static void fill_weights(GPT2 *model) {
-    float *weights = malloc((size_t)model->n_parameters * sizeof *weights);
+    float *weights = calloc((size_t)model->n_elements, sizeof *weights);
     uint64_t rng = 3;
     for (int id = 0; id < N_TENSORS; id++) {
         const Tensor *t = &model->tensors[id];
         const bool norm = id == LN_1_W || id == LN_2_W || id == LN_F_W, embedding = id == WTE || id == WPE;
         const float scale = t->rank == 2 && !embedding ? 1 : 0.1f;
-        for (int64_t i = 0; i < t->layer_elems * t->n_layers; i++)
-            weights[t->offset + i] = (norm ? 1.0f : 0.0f) + scale * (float)(random_uniform(&rng) - 0.5);
+        for (int layer = 0; layer < t->n_layers; layer++)
+            for (int64_t i = 0; i < t->layer_elems; i++)
+                weights[tensor_at(t, layer) + i] =
+                    (norm ? 1.0f : 0.0f) + scale * (float)(random_uniform(&rng) - 0.5);
     }
-    gpt2_set_weights(model, weights, 0, model->n_parameters);
+    gpt2_set_weights(model, weights, 0, model->n_elements);
     free(weights);
 }
 

@@ -64,6 +64,36 @@ static void test_descriptors(void) {
 
 /* ---- tensors ---- */
 
+/* Embeddings, three blocks, the final norm: layer after layer, tensor after tensor, each from a tile on, and each tile of
+ * its tensor's group. */
+static void test_places(const Tensor table[N_TENSORS]) {
+    int32_t groups[200];
+    int64_t at = 0;
+    REQUIRE(gpt2_n_elements(table) <= 200 * PARAMETER_TILE, "%lld elements",
+            (long long)gpt2_n_elements(table));
+    gpt2_tile_groups(groups, table);
+    for (int layer = -1; layer <= 3; layer++) {
+        const ParameterRange range = gpt2_layer_range(table, layer);
+        const int first = layer < 0 ? WTE : layer < 3 ? LN_1_W : LN_F_W;
+        const int last = layer < 0 ? WPE : layer < 3 ? MLP_PROJ_B : LN_F_B;
+        CHECK(range.begin == at, "layer %d begins at %lld, not %lld", layer, (long long)range.begin,
+              (long long)at);
+        for (int id = first; id <= last; id++) {
+            const bool matrix = strstr(table[id].name, ".weight") && !strstr(table[id].name, "ln_");
+            const GroupId group = !matrix ? GROUP_VECTORS : layer < 0 ? GROUP_EMBEDDINGS : GROUP_MATRICES;
+            CHECK(tensor_at(&table[id], layer < 0 || layer == 3 ? 0 : layer) == at,
+                  "%s of layer %d is not at %lld", table[id].name, layer, (long long)at);
+            const int64_t end = at + table[id].layer_elems;
+            for (; at < end; at += PARAMETER_TILE)
+                CHECK(groups[at / PARAMETER_TILE] == (int32_t)group, "%s: group %d", table[id].name,
+                      groups[at / PARAMETER_TILE]);
+        }
+        CHECK(range.end == at, "layer %d ends at %lld, not %lld", layer, (long long)range.end, (long long)at);
+    }
+    CHECK(gpt2_n_elements(table) == at, "%lld elements, not %lld", (long long)gpt2_n_elements(table),
+          (long long)at);
+}
+
 static void test_tensors(void) {
     const GPT2Config c = {.max_seq_len = 40,
                           .vocab_size = 200,
@@ -95,18 +125,19 @@ static void test_tensors(void) {
     };
     Tensor table[N_TENSORS];
     const int64_t n = gpt2_tensors(table, &c);
-    int64_t offset = 0;
+    int64_t n_expected = 0;
     for (int i = 0; i < N_TENSORS; i++) {
         const Tensor *t = &table[i];
         const bool per_layer = rows[i].name[0] == 'h';
         CHECK(strcmp(t->name, rows[i].name) == 0 && t->rows == rows[i].rows && t->cols == rows[i].cols &&
                   (t->rank == 2) == rows[i].matrix && t->n_layers == (per_layer ? 3 : 1),
               "tensor %d: %s, %lld x %lld", i, t->name, (long long)t->rows, (long long)t->cols);
-        CHECK(t->offset == offset && t->layer_elems == t->rows * t->cols, "%s begins at %lld, not %lld",
-              t->name, (long long)t->offset, (long long)offset);
-        offset += t->layer_elems * t->n_layers;
+        CHECK(t->layer_elems == t->rows * t->cols, "%s has %lld elements", t->name,
+              (long long)t->layer_elems);
+        n_expected += t->layer_elems * t->n_layers;
     }
-    CHECK(n == offset, "%lld elements, not %lld", (long long)n, (long long)offset);
+    CHECK(n == n_expected, "%lld elements, not %lld", (long long)n, (long long)n_expected);
+    test_places(table);
     CHECK(gpt2_pad_vocab(1) == 128 && gpt2_pad_vocab(128) == 128 && gpt2_pad_vocab(129) == 256 &&
               gpt2_pad_vocab(50257) == 50304,
           "vocabularies are padded to multiples of 128");
@@ -269,7 +300,8 @@ static void check_activations(const MemoryPlan *plan, int level, bool training) 
 
 static void test_plan(void) {
     const GPT2Config c = gpt2_size("d12");
-    const int64_t n = 124439808 + 47 * C;
+    /* padded to tiles: of a block four norm vectors, two biases of C and one of 3C; the final norm's two */
+    const int64_t n = 124439808 + 47 * C + (6 * 12 + 2) * (1024 - C) + 12 * (3072 - 3 * C);
     MemoryPlan plan;
     for (int level = RECOMPUTE_NONE; level <= RECOMPUTE_BLOCK + 1; level++) {
         const bool training = level <= RECOMPUTE_BLOCK;
@@ -281,6 +313,7 @@ static void test_plan(void) {
         check_row(&plan, "gradients (fp32)", "gradients", training ? n : 0, level);
         check_row(&plan, "AdamW m", "optimizer", training ? n : 0, level);
         check_row(&plan, "AdamW v", "optimizer", training ? n : 0, level);
+        check_row(&plan, "parameter groups", "optimizer", training ? n / PARAMETER_TILE : 0, level);
         check_row(&plan, "tokens", "scratch", N, level);
         check_row(&plan, "targets", "scratch", N, level);
         for (int i = 0; i < plan.n_rows; i++) sum += plan.rows[i].bytes;

@@ -33,16 +33,17 @@ static float *train(const Ops *ops, Recompute recompute, Profile *profile) {
     train_step(&model, 2);
     model.ops = ops;
     if (profile) profile_collect(profile);
-    float *weights = malloc((size_t)model.n_parameters * sizeof *weights);
+    float *weights = malloc((size_t)model.n_elements * sizeof *weights);
     if (!weights) abort();
-    ops->device->download(weights, model.master, (size_t)model.n_parameters * sizeof *weights);
+    ops->device->download(weights, model.master, (size_t)model.n_elements * sizeof *weights);
     gpt2_close(&model);
     return weights;
 }
 
 static int64_t parameters(void) {
     Tensor table[N_TENSORS];
-    return gpt2_tensors(table, &config);
+    gpt2_tensors(table, &config);
+    return gpt2_n_elements(table);
 }
 
 /* Forward, input gradient and weight gradient of every matrix: 6 FLOP a weight and token. */

@@ -149,6 +149,14 @@ void cuda_zero(void *dst, size_t bytes) {
     CUDA_CHECK(cudaMemsetAsync(dst, 0, bytes, main_stream));
 }
 
+void cuda_zero_rows(void *dst, size_t bytes, size_t stride, int64_t rows) {
+    if (rows > 1 && stride <= INT32_MAX) { /* the largest pitch that CUDA promises */
+        CUDA_CHECK(cudaMemset2DAsync(dst, stride, 0, bytes, (size_t)rows, main_stream));
+        return;
+    }
+    for (int64_t row = 0; row < rows; row++) cuda_zero((char *)dst + (size_t)row * stride, bytes);
+}
+
 void cuda_copy(void *dst, const void *src, size_t bytes) {
     CUDA_CHECK(cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDeviceToDevice, main_stream));
 }

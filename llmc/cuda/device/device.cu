@@ -16,6 +16,7 @@ static constexpr Device table() {
     device.free = cuda_free;
     device.memory_info = cuda_memory_info;
     device.zero = cuda_zero;
+    device.zero_rows = cuda_zero_rows;
     device.copy = cuda_copy;
     device.upload = cuda_upload;
     device.download = cuda_download;

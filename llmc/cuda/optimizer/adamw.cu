@@ -1,12 +1,13 @@
-/* AdamW over the flat parameter buffer (Loshchilov & Hutter 2019, Algorithm 2), all tensors in one launch.
+/* AdamW over tiles of parameters (Loshchilov & Hutter 2019, Algorithm 2), all tensors in one launch.
  *
- * 30 bytes of traffic a parameter in bf16; a thread takes four neighbours, so all but the bf16 weights move
- * in 16-byte accesses. A block takes 1024 neighbours and ends: 124 M parameters then take 899 us on an H200
- * (4.15 TB/s), in turns of a grid that fills the device once 958. What decides whether there is a step at all
- * (stats->bad) and how many there were (step - n_skipped) is read on the device: the host never waits. */
+ * 30 bytes of traffic a parameter in bf16; a thread takes four neighbours, so all but the bf16 weights move in 16-byte
+ * accesses. A block takes a tile, which is of one group, and ends: 124 M parameters take 899 us on an H200 (4.15 TB/s), in
+ * turns of a grid that fills the device once 958. What decides whether there is a step at all (stats->bad) and how many
+ * there were (step - n_skipped) is read on the device: the host never waits. */
 #include "llmc/cuda/cuda_ops.cuh"
 
-enum { THREADS = 256, BLOCKS_PER_SM = 5, QUAD = 4, TILE = THREADS * QUAD };
+enum { THREADS = 256, BLOCKS_PER_SM = 5, QUAD = 4 };
+static_assert(THREADS * QUAD == PARAMETER_TILE, "a block takes a tile, so it has one group");
 
 /* Four neighbours of the storage type: 8 bytes of bf16, 16 of fp32. */
 template <typename T> struct alignas(QUAD * sizeof(T)) Quad { T v[QUAD]; };
@@ -35,57 +36,33 @@ __global__ void step_kernel(const __grid_constant__ AdamWArgs args) {
 }
 
 /* Updates one weight and its moments. */
-__device__ inline void update(float &w, float &m, float &v, float grad, float weight_decay, const Step &s,
-                              const AdamWArgs &args) {
+__device__ inline void update(float &w, float &m, float &v, float grad, const AdamWGroup &group,
+                              const Step &s, const UpdateArgs &args) {
     const float g = grad * s.grad_scale;
-    m = args.update.beta1 * m + s.one_minus_beta1 * g;
-    v = args.update.beta2 * v + s.one_minus_beta2 * g * g;
-    w -= args.update.lr *
-         (m * s.m_correction / (sqrtf(v * s.v_correction) + args.update.eps) + weight_decay * w);
+    m = args.beta1 * m + s.one_minus_beta1 * g;
+    v = args.beta2 * v + s.one_minus_beta2 * g * g;
+    w -= group.lr * (m * s.m_correction / (sqrtf(v * s.v_correction) + args.eps) + group.weight_decay * w);
 }
 
-template <typename T>
-__device__ inline void adamw_one(const AdamWArgs &args, const Step &s, int64_t i, int range) {
-    update(args.master[i], args.m[i], args.v[i], args.grads[i], args.ranges[range].weight_decay, s, args);
-    ((T *)args.weights)[i] = from_float<T>(args.master[i]);
-}
-
-/* n elements, a tile a block. The loads are under way before the barrier, so nothing waits for current_step. */
+/* A tile a block. The loads are under way before the barrier, so nothing waits for current_step or the group. */
 template <typename T>
 __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
-    adamw_kernel(const __grid_constant__ AdamWArgs args, int64_t n) {
+    adamw_kernel(const __grid_constant__ AdamWArgs args) {
     __shared__ Step s;
-    __shared__ int first_range;
-    const int64_t tile = (int64_t)blockIdx.x * TILE, i = tile + threadIdx.x * QUAD;
-    const bool whole = i + QUAD <= n;
-    Vec<float> w = {}, m = {}, v = {}, grad = {};
-    if (whole) {
-        w = load_vec(args.master + i);
-        m = load_vec(args.m + i);
-        v = load_vec(args.v + i);
-        grad = load_vec_once(args.grads + i);
-    }
+    __shared__ AdamWGroup group;
+    const int64_t i = (int64_t)blockIdx.x * PARAMETER_TILE + threadIdx.x * QUAD;
+    Vec<float> w = load_vec(args.master + i), m = load_vec(args.m + i), v = load_vec(args.v + i);
+    const Vec<float> grad = load_vec_once(args.grads + i);
     if (threadIdx.x == 0) {
-        int tiles_range = 0;
-        while (tile >= args.ranges[tiles_range].end) tiles_range++;
-        first_range = tiles_range;
+        group = args.groups[args.tile_groups[blockIdx.x]];
         s = current_step;
     }
     __syncthreads();
-    if (s.skipped) return;
-    int range = first_range;
-    if (!whole) {
-        for (int64_t j = i; j < n; j++) {
-            while (j >= args.ranges[range].end) range++;
-            adamw_one<T>(args, s, j, range);
-        }
-        return;
-    }
+    if (s.skipped || !group.taken) return;
     Quad<T> rounded;
 #pragma unroll
     for (int k = 0; k < QUAD; k++) {
-        while (i + k >= args.ranges[range].end) range++;
-        update(w.v[k], m.v[k], v.v[k], grad.v[k], args.ranges[range].weight_decay, s, args);
+        update(w.v[k], m.v[k], v.v[k], grad.v[k], group, s, args.update);
         rounded.v[k] = from_float<T>(w.v[k]);
     }
     store_vec(args.master + i, w);
@@ -95,10 +72,9 @@ __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
 }
 
 template <typename T> void adamw(const AdamWArgs *args) {
-    const int64_t n = args->ranges[args->n_ranges - 1].end;
     step_kernel<<<1, 1, 0, main_stream>>>(*args);
     launch_check("adamw_step");
-    adamw_kernel<T><<<(unsigned)ceil_div<int64_t>(n, TILE), THREADS, 0, main_stream>>>(*args, n);
+    adamw_kernel<T><<<(unsigned)args->n_tiles, THREADS, 0, main_stream>>>(*args);
     launch_check("adamw");
 }
 

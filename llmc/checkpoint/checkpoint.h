@@ -3,7 +3,7 @@
  *   OUT/step_00000200/
  *     model.safetensors      fp32 master weights, Hugging Face names and orientation (Conv1D transposed)
  *     config.json            and the tokenizer's files
- *     optimizer.safetensors  m and v ("m.h.0.attn.c_attn.weight", same orientation as the weights)
+ *     optimizer.safetensors  the optimizer's states: m and v ("m.h.0.attn.c_attn.weight", oriented as the weights)
  *     trainer_state.json     step, seed, data position, skipped updates, flags; sizes and checksums
  *
  * Written to a temporary directory beside it, every file and directory fsync'ed, then renamed. Never in

@@ -293,7 +293,10 @@ int64_t checkpoint_bytes(const GPT2Config *config, bool model_only) {
     const int64_t n_padding = (int64_t)(config->padded_vocab_size - config->vocab_size) * config->n_embd;
     const int64_t n_values = gpt2_tensors(tensors, config) - n_padding;
     const int64_t names = 65536 + 8192 * (int64_t)config->n_layer + 100 * (int64_t)config->vocab_size;
-    return n_values * (int64_t)sizeof(float) * (model_only ? 1 : 3) + names;
+    int64_t bytes = n_values * (int64_t)sizeof(float);
+    for (int i = 0; i < N_STATES && !model_only; i++)
+        bytes += (int64_t)optimizer_state_bytes((StateId)i, n_values);
+    return bytes + names;
 }
 
 /* A descriptor of the folder, or of the nearest one above it that is there. */

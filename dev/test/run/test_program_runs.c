@@ -230,10 +230,11 @@ static void test_eval_only(void) {
         const char *flags;
         int B, T, batches;
     } rows[] = {
-        {"--batch 2 --seq 16 --eval-batches 3", 2,  16, 3},
-        {"--batch 3 --seq 8 --window 4",        3,  8,  4}, /* the recipe's four batches */
-        {"--batch 12 --seq 16",                 12, 16, 2}, /* 18 windows: two batches read them all */
-        {"--batch 1 --eval-batches 1",          1,  32, 1}, /* the model's context */
+        {"--batch 2 --seq 16 --eval-batches 3",  2,  16, 3},
+        {"--batch 3 --seq 8 --window 4",         3,  8,  4}, /* the recipe's four batches */
+        {"--batch 12 --seq 16",                  12, 16, 2}, /* 18 windows: two batches read them all */
+        {"--batch 12 --seq 16 --eval-batches 3", 12, 16, 3}, /* as asked, some of them twice */
+        {"--batch 1 --eval-batches 1",           1,  32, 1}, /* the model's context */
     };
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         char flags[1000];

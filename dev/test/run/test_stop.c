@@ -129,6 +129,56 @@ static void test_patience(void) {
     }
 }
 
+/* ---- the answers ---- */
+
+/* What the first signal of a child is answered with, `left` seconds before the end of the phase. */
+static void answer_of(int signal, StopPhase phase, double left, char *text, size_t size) {
+    int ends[2];
+    size_t n = 0;
+    if (!REQUIRE(pipe(ends) == 0, "no pipe")) return;
+    const pid_t child = fork();
+    if (child == 0) {
+        begin();
+        dup2(ends[1], STDERR_FILENO);
+        stop_catch();
+        stop_expect(phase, stop_clock() + left);
+        raise(signal);
+        _exit(0);
+    }
+    close(ends[1]);
+    for (ssize_t got; n + 1 < size && (got = read(ends[0], text + n, size - 1 - n)) > 0;) n += (size_t)got;
+    text[n] = '\0';
+    close(ends[0]);
+    CHECK(ended(child) == 0, "the answer is not all");
+}
+
+static void test_answers(void) {
+    static const struct {
+        int signal;
+        StopPhase phase;
+        double left;
+        const char *answer;
+    } rows[] = {
+        {SIGINT,  STOP_IN_STEP,       INFINITY, "stopping without this step"                   },
+        {SIGINT,  STOP_IN_STEP,       99.5,     "stopping without this step (about 100 s more)"},
+        {SIGTERM, STOP_IN_STEP,       0.4,      "stopping after this step"                     },
+        {SIGHUP,  STOP_IN_STEP,       -9,       "stopping after this step"                     },
+        {SIGINT,  STOP_IN_QUEUE,      1234.5,   "stopping after this step, about 1235 s"       },
+        {SIGINT,  STOP_IN_QUEUE,      INFINITY, "stopping after this step"                     },
+        {SIGTERM, STOP_IN_EVALUATION, 20,       "stopping without this evaluation"             },
+        {SIGTERM, STOP_IN_SAMPLE,     20,       "stopping without the rest of this sample"     },
+        {SIGTERM, STOP_IN_SAVE,       20,       "stopping when this checkpoint is saved"       },
+        {SIGUSR1, STOP_IN_STEP,       20,       "saving after this step"                       },
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        char text[200] = "", expected[200];
+        snprintf(expected, sizeof expected, "%s%s\n", rows[i].answer,
+                 rows[i].signal == SIGUSR1 ? "" : "; again: end without saving");
+        answer_of(rows[i].signal, rows[i].phase, rows[i].left, text, sizeof text);
+        CHECK(strcmp(text, expected) == 0, "%s: found %s", rows[i].answer, text);
+    }
+}
+
 /* ---- the standard files ---- */
 
 /* Whichever of the three are closed: then all are open, no file more, and those that were open are the same. */
@@ -160,6 +210,7 @@ int main(void) {
     test_signals();
     test_once();
     test_patience();
+    test_answers();
     test_standard_files();
     return check_finish("stop");
 }

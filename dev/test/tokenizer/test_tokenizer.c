@@ -23,6 +23,7 @@ static void test_split(void) {
         {"a   ",                                                "a|   "                                          },
         {"a\n\n b\n",                                           "a|\n\n| b|\n"                                   },
         {"x\t\ty \n",                                           "x|\t|\t|y| \n"                                  },
+        {"a\r\r\nb\v\fc",                                       "a|\r\r|\n|b|\v|\f|c"                            }, /* every space of ASCII is one */
         {" 12ab 3!? .",                                         " 12|ab| 3|!?| ."                                },
         {"   ",                                                 "   "                                            },
         {" ",                                                   " "                                              },
@@ -178,12 +179,77 @@ static void test_text_in_chunks(void) {
     empty_folder();
 }
 
+/* The 256 bytes, all tokens of two of the letters from 'a' on that make n_tokens of them, and no end of text or `eot`. */
+static const char *write_pairs(int n_tokens, uint32_t eot) {
+    const uint32_t header[256] = {20240328, 2, (uint32_t)n_tokens, eot};
+    uint8_t file[4096];
+    size_t at = sizeof header;
+    memcpy(file, header, sizeof header);
+    for (int b = 0; b < 256; b++) at = append(file, at, &(char){(char)b}, 1);
+    for (int i = 0; i < n_tokens - 256; i++)
+        at = append(file, at, (char[]){(char)('a' + i / 16), (char)('a' + i % 16)}, 2);
+    write_file("pairs.bin", file, at);
+    return path_of("pairs.bin");
+}
+
+static Tokenizer *open_pairs(int n_tokens, uint32_t eot) {
+    Error err = {0};
+    Tokenizer *tokenizer = tokenizer_open(write_pairs(n_tokens, eot), &err);
+    CHECK(tokenizer, "%s", err.text);
+    return tokenizer;
+}
+
+/* As many tokens as a table has places: what is no token is still told from them. */
+static void test_full_table(void) {
+    Tokenizer *tokenizer = open_pairs(512, UINT32_MAX);
+    if (!tokenizer) return;
+    alarm(60); /* a search without an end */
+    expect_ids(tokenizer, "zz", "122 122");
+    expect_ids(tokenizer, "pp", "511");
+    alarm(0);
+    tokenizer_close(tokenizer);
+    empty_folder();
+}
+
+/* Text that spells the end-of-text token is text, also where two tokens make it up. */
+static void test_spelled_end_of_text(void) {
+    Tokenizer *tokenizer = open_pairs(257, 256);
+    if (!tokenizer) return;
+    expect_ids(tokenizer, "aa", "97 97");
+    CHECK(tokenizer_eot(tokenizer) == 256, "end of text %d", tokenizer_eot(tokenizer));
+    tokenizer_close(tokenizer);
+    expect_refusal(write_pairs(256, 10), "no token for byte 0x0a"); /* 256 tokens, and not the bytes */
+    empty_folder();
+}
+
+/* Without an end of text a text begins after a newline, which here is token 245. */
+static void test_start(void) {
+    const uint32_t header[256] = {20240328, 2, 256, UINT32_MAX};
+    uint8_t file[4096];
+    size_t at = sizeof header;
+    Error err = {0};
+    memcpy(file, header, sizeof header);
+    for (int b = 0; b < 256; b++) at = append(file, at, &(char){(char)(255 - b)}, 1);
+    write_file("reversed.bin", file, at);
+    Tokenizer *tokenizer = tokenizer_open(path_of("reversed.bin"), &err);
+    if (!CHECK(tokenizer, "%s", err.text)) return;
+    CHECK(tokenizer_start(tokenizer) == 245, "a text begins after %d", tokenizer_start(tokenizer));
+    tokenizer_close(tokenizer);
+    empty_folder();
+}
+
 static void test_bytes(void) {
     Error err = {0};
     Tokenizer *tokenizer = tokenizer_open("bytes", &err);
     if (!CHECK(tokenizer != NULL, "%s", err.text)) return;
     expect_ids(tokenizer, "a\xFF\n", "97 255 10");
     CHECK(tokenizer_start(tokenizer) == '\n', "a text begins after %d", tokenizer_start(tokenizer));
+    int32_t *tokens = NULL;
+    size_t n = 0;
+    bool ok = tokenizer_encode(tokenizer, "ab", 2, &tokens, &n, &err) &&
+              tokenizer_encode(tokenizer, "c", 1, &tokens, &n, &err);
+    CHECK(ok && n == 3 && tokens[0] == 'a' && tokens[2] == 'c', "a second text appends");
+    free(tokens);
     CHECK(tokenizer_eot(tokenizer) == -1 && tokenizer_vocab_size(tokenizer) == 256, "eot %d",
           tokenizer_eot(tokenizer));
     CHECK(tokenizer_save(tokenizer, folder, 1024, &err), "%s", err.text);
@@ -204,6 +270,9 @@ int main(void) {
     test_round_trip();
     test_long_piece();
     test_text_in_chunks();
+    test_full_table();
+    test_spelled_end_of_text();
+    test_start();
     test_bytes();
     rmdir(folder);
     return check_finish("tokenizer");

@@ -113,7 +113,11 @@ static bool resolve(ModelPath *model, const char *path, Error *err) {
     if (model->is_bin || directory_has(path, "config.json")) return true;
     if (find_newest(path, false, model->path, &step, err)) return true;
     if (err->exit_code) return false;
-    return fail(err, EXIT_INPUT, "%s: expected config.json or step_* directories, found neither", path);
+    return fail(err, EXIT_INPUT,
+                "%s: expected config.json or step_* directories, found neither; hint: a checkpoint, a run's "
+                "folder or a "
+                "Hugging Face directory",
+                path);
 }
 
 static bool read_config(const ModelPath *model, GPT2Config *config, Error *err) {

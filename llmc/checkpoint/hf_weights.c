@@ -254,8 +254,11 @@ static bool source_open(Source *source, const char *directory, Error *err) {
     else if (stat(index, &info) == 0)
         ok = source_open_index(source, directory, index, err);
     else
-        fail(err, EXIT_INPUT, "%s: expected model.safetensors or model.safetensors.index.json, found neither",
-             directory);
+        fail(err, EXIT_INPUT,
+             "%s: expected model.safetensors or model.safetensors.index.json, found neither%s", directory,
+             directory_has(directory, "pytorch_model.bin")
+                 ? "; hint: transformers' save_pretrained makes it of pytorch_model.bin"
+                 : "");
     if (!ok) source_close(source);
     return ok;
 }

@@ -182,7 +182,10 @@ static char *read_header(Safetensors *file, int64_t bytes, size_t *length, Error
     uint64_t n = 0;
     for (int i = 7; i >= 0; i--) n = n << 8 | size[i];
     if (n > SAFETENSORS_MAX_HEADER || (int64_t)n > bytes - 8) {
-        if (n > SAFETENSORS_MAX_HEADER)
+        if (memcmp(size, "version ", sizeof size) == 0)
+            fail(err, EXIT_INPUT,
+                 "%s: expected tensors, found a pointer of git-lfs to them; hint: git lfs pull", file->path);
+        else if (n > SAFETENSORS_MAX_HEADER)
             fail(err, EXIT_INPUT,
                  "%s: expected a header of at most %lld bytes, found %llu: is this a safetensors file?",
                  file->path, (long long)SAFETENSORS_MAX_HEADER, (unsigned long long)n);

@@ -3,6 +3,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 #include "llmc/base/file_kind.h"
 #include "llmc/base/files.h"
@@ -200,12 +201,32 @@ static void begin(TokenStream *stream, int vocab_size) {
     for (int i = 0; i < OPEN_FILES; i++) stream->open[i].fd = -1;
 }
 
+/* Every text is a file that may be read, and one of them has bytes. */
+static bool check_texts(const TokenStream *stream, Error *err) {
+    int64_t total = 0;
+    for (int i = 0; i < stream->n_files; i++) {
+        const char *path = stream->files[i].path;
+        struct stat info;
+        int64_t size;
+        if (stat(path, &info) == 0 && S_ISDIR(info.st_mode))
+            return fail(err, EXIT_INPUT,
+                        "%s: expected a file, found a directory; hint: '%s/*.txt' names its texts", path,
+                        path);
+        const int fd = file_open(path, &size, err);
+        if (fd < 0) return false;
+        close(fd);
+        total += size;
+    }
+    return total > 0 ||
+           fail(err, EXIT_INPUT, "%s: expected a text, found an empty file", stream->files[0].path);
+}
+
 bool token_stream_check(const char *pattern, Error *err) {
     TokenStream stream;
     bool shards;
     begin(&stream, 0);
     const bool ok = find_files(&stream, pattern, err) && find_kind(&stream, &shards, err) &&
-                    (!shards || open_shards(&stream, err));
+                    (shards ? open_shards(&stream, err) : check_texts(&stream, err));
     token_stream_close(&stream);
     return ok;
 }

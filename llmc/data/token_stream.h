@@ -39,7 +39,8 @@ typedef struct TextOptions {
 /* pattern: a path or a glob. vocab_size 0: the tokenizer's. */
 bool token_stream_open(TokenStream *stream, const char *pattern, const TextOptions *text, int vocab_size,
                        Error *err);
-/* Whether the pattern names files, all of one kind, and of shards whether their headers and sizes agree. */
+/* Whether the pattern names files, all of one kind; of texts whether they can be read, of shards whether their
+ * headers and sizes agree. */
 bool token_stream_check(const char *pattern, Error *err);
 /* The first file of the pattern, in the order of the names; false where there is none. */
 bool token_stream_first_file(const char *pattern, char path[PATH_MAX]);

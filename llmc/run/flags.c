@@ -3,6 +3,7 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 int flag_find(const char *name) {
     for (int i = 0; i < flags_count; i++)
@@ -214,9 +215,11 @@ static bool fail_unknown(const char *argument, Error *err) {
         return fail(err, EXIT_INPUT, "unknown flag %s; did you mean --%s? (--help lists all)", shown,
                     flags_table[near].name);
     if (*argument != '-')
-        return fail(err, EXIT_INPUT,
-                    "unexpected argument '%s': expected a flag, such as --train FILE (--help lists all)",
-                    shown);
+        return fail(
+            err, EXIT_INPUT,
+            "unexpected argument '%s': expected a flag, such as --train FILE (--help lists all)%s", shown,
+            access(argument, F_OK) == 0 ? "; hint: a pattern of files stands in quotes: --train '*.txt'"
+                                        : "");
     return fail(err, EXIT_INPUT, "unknown flag %s (--help lists all)", shown);
 }
 

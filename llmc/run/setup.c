@@ -89,8 +89,9 @@ static bool config_from_path(Run *run, Error *err) {
     if (!checkpoint_read_config(path, &run->config, err))
         return fail_flag(run->checkpoint[0] ? "resume" : "model", err);
     if (flags_was_set(s, "seq") && s->seq > run->config.max_seq_len)
-        return fail(err, EXIT_INPUT, "--seq %lld: the model of %s has a context of %d tokens",
-                    (long long)s->seq, path, run->config.max_seq_len);
+        return fail(err, EXIT_INPUT,
+                    "--seq %lld: the model of %s has a context of %d tokens; hint: --seq %d at most",
+                    (long long)s->seq, path, run->config.max_seq_len, run->config.max_seq_len);
     config_options(run);
     settings_limit_seq(s, run->config.max_seq_len, run->n_ranks);
     return flags_check(s, run->n_ranks, err) && same_size(run, path, err);

@@ -35,10 +35,11 @@ static bool fail_no_data(const Run *run, Error *err) {
             err, EXIT_INPUT,
             "--train is missing: %s trained on '%s', and the default, %s, is not there; hint: --train '%s'",
             run->checkpoint, trained_on, s->train, trained_on);
-    return fail(
-        err, EXIT_INPUT,
-        "--train is missing, and the default, %s, is not there; hint: --train FILE, or make default-text",
-        s->train);
+    return fail(err, EXIT_INPUT,
+                "--train is missing, and the default, %s, is not there; hint: --train FILE, %s", s->train,
+                run->model_path[0] && !run->checkpoint[0] && !s->eval_only
+                    ? "or --prompt TEXT for samples alone"
+                    : "or make default-text");
 }
 
 typedef enum Purpose { TRAINING, VALIDATION } Purpose;

@@ -94,7 +94,13 @@ static bool open_named(Run *run, Error *err) {
     const char *spec = run->settings.tokenizer;
     char path[PATH_MAX];
     struct stat info;
-    const bool is_folder = stat(spec, &info) == 0 && S_ISDIR(info.st_mode);
+    const bool is_there = stat(spec, &info) == 0, is_folder = is_there && S_ISDIR(info.st_mode);
+    if (!is_there && strcmp(spec, "bytes") != 0)
+        return fail(err, EXIT_INPUT,
+                    "%s: no such file or folder; hint: bytes, or a tokenizer's file: make "
+                    "data/tinyshakespeare writes "
+                    "data/%s",
+                    spec, beside_name);
     if (is_folder && !tokenizer_is_in(spec) && directory_has(spec, beside_name))
         return path_join(path, spec, beside_name, err) && open_tokenizer(run, path, by_flag, err);
     return open_tokenizer(run, spec, by_flag, err);

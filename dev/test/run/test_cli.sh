@@ -83,7 +83,16 @@ check "more than the memory: exit code $status, before its batches are read" [ "
 check "more than the memory: says what fits" grep -qE 'needs [0-9.]+ GiB, .*hint: --batch [0-9]+' "$work/err"
 run --layers 4096 --channels 131072 --heads 512 --train "$work/text.txt"
 check "a model beyond the memory" grep -q 'hint: a smaller model (--model' "$work/err"
-refuses "empty text" 'empty' $tiny --train "$work/empty.txt"
+refuses "a pattern that the shell has expanded" "unexpected argument '.*text.txt': .*; hint: a pattern of files stands in quotes" $tiny --train "$work/short.txt" "$work/text.txt"
+# before_all: the last run was refused before it printed anything.
+before_all() { check "$case_name: found before anything is printed" [ ! -s "$work/out" ]; }
+refuses "empty text" '^error: --train: .*/empty.txt: expected a text, found an empty file' $tiny --train "$work/empty.txt"
+before_all
+refuses "a folder of texts" "^error: --train: .*: expected a file, found a directory; hint: '.*/\\*.txt' names its texts\$" $tiny --train "$work"
+before_all
+mkfifo "$work/fifo"
+refuses "a FIFO" '^error: --val: .*/fifo: expected a file, found a FIFO' $tiny --train "$work/text.txt" --val "$work/fifo"
+before_all
 printf 'short' >"$work/short.txt"
 refuses "short text" '17' $tiny --train "$work/short.txt"
 shard "$work/good_000.bin" 20240520 400 1 2 3 50256
@@ -221,6 +230,10 @@ head -c 5000 "$work/whole/step_00000012/model.safetensors" >"$work/received/mode
 refuses "a model cut short" "^error: --model: .*/received/model.safetensors: cut short: expected $((bytes)) bytes by its header, found 5000; hint: copy it again\$" --model "$work/received" --prompt a
 head -c 500 "$work/whole/step_00000012/model.safetensors" >"$work/received/model.safetensors"
 refuses "a model cut short in its header" '^error: --model: .*/model.safetensors: cut short: expected at least [0-9]+ bytes, 8 and its header, found 500; hint: ' --model "$work/received" --prompt a
+printf 'version https://git-lfs.github.com/spec/v1\noid sha256:4d\nsize 500\n' >"$work/received/model.safetensors"
+refuses "a pointer in place of a model" '^error: --model: .*/model.safetensors: expected tensors, found a pointer of git-lfs to them; hint: git lfs pull$' --model "$work/received" --prompt a
+mv "$work/received/model.safetensors" "$work/received/pytorch_model.bin"
+refuses "a pickled model" 'expected model.safetensors .*found neither; hint: .*save_pretrained makes it of pytorch_model.bin$' --model "$work/received" --prompt a
 refuses "a short file of a model" '--model: .*config.json: .*hint: a model is a directory' --model "$work/whole/step_00000012/config.json" --prompt a
 
 cp -r "$work/whole" "$work/finished" && mkdir "$work/finished/.tmp-step_00000011-1"
@@ -261,6 +274,10 @@ check "a file-size limit: every line of the log is whole" [ "$(grep -cv '^{.*}$'
 # ---- sampling, evaluation, memory ----
 run --model "$work/whole" --prompt "line 1" --sample-tokens 12
 check "sample from a run's folder: exit code $status" [ "$status" -eq 0 ]
+elsewhere --model whole
+refused "a model alone" '^error: --train is missing, .*; hint: --train FILE, or --prompt TEXT for samples alone$'
+refuses "a longer context than the model's" '--seq 32: .* context of 16 tokens; hint: --seq 16 at most$' --model "$work/whole" --train "$work/text.txt" --seq 32
+refuses "a folder without a model" 'expected config.json or step_\* directories, found neither; hint: ' --model "$work" --prompt a
 cp -r "$work/whole/step_00000012" "$work/swapped"
 printf 'zzzz' | dd of="$work/swapped/tokenizer.bin" bs=1 seek=1100 conv=notrunc 2>/dev/null
 refuses "a changed tokenizer" 'tokenizer.bin' --model "$work/swapped" --prompt a

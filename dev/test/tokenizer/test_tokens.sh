@@ -76,7 +76,7 @@ check "a named tokenizer: the checkpoint says so" grep -q '"source": "small.bin"
 check "its merges are made" grep -qE '^train +.* [34],[0-9]{3} tokens \(bpe of 263 tokens' "$work/out"
 works "a folder that holds gpt2_tokenizer.bin" $size $tiny --train text.txt --tokenizer data --out bpe_of_folder
 tokenizer_is "a folder that holds gpt2_tokenizer.bin: said" 'bpe of 263 tokens, --tokenizer: data/gpt2_tokenizer.bin'
-refuses "a tokenizer that is not there" '--tokenizer: .*none.bin' $size $tiny --train text.txt --tokenizer none.bin
+refuses "a tokenizer that is not there" '^error: --tokenizer: none.bin: no such file or folder; hint: bytes, or .*gpt2_tokenizer.bin$' $size $tiny --train text.txt --tokenizer none.bin
 
 # ---- a model's own ----
 # A copy of the model as others hand it over: without our checksums.

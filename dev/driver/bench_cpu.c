@@ -63,20 +63,21 @@ typedef struct Buffers {
 
 static void call(const Row *r, const Buffers *b) {
     const int T = r->B ? (int)(r->N / r->B) : 0, HD = r->NH ? r->IC / r->NH : 0;
+    const Matrix x = matrix(b->x, DTYPE_F32, r->N, r->IC), y = matrix(b->y, DTYPE_F32, r->N, r->OC);
+    const Matrix weight = matrix(b->weight, DTYPE_F32, r->OC, r->IC), none = no_matrix();
     switch (r->op) {
     case FORWARD:
-        ops_cpu.linear_forward(b->y, NULL, b->x, b->weight, NULL, r->N, r->OC, r->IC);
+        ops_cpu.linear_forward(y, none, x, weight, NULL);
         break;
     case FORWARD_GELU:
-        ops_cpu.linear_forward(b->y, b->pre, b->x, b->weight, NULL, r->N, r->OC, r->IC);
+        ops_cpu.linear_forward(y, matrix(b->pre, DTYPE_F32, r->N, r->OC), x, weight, NULL);
         break;
     case INPUT:
-        ops_cpu.linear_backward_input(b->x, NULL, NULL, b->y, b->weight, NULL, b->scratch, r->N, r->OC,
-                                      r->IC);
+        ops_cpu.linear_backward_input(x, NULL, none, y, weight, none, b->scratch);
         break;
     case WEIGHT:
-        ops_cpu.linear_backward_weight(b->dweight, NULL, b->y, b->x, ACCUMULATE, b->scratch, r->N, r->OC,
-                                       r->IC);
+        ops_cpu.linear_backward_weight(matrix(b->dweight, DTYPE_F32, r->OC, r->IC), NULL, y, x, ACCUMULATE,
+                                       b->scratch);
         break;
     case ATTENTION_FORWARD:
         ops_cpu.attention_forward(b->x, b->lse, b->y, &(AttentionMask){0}, r->B, T, r->NH, HD);

@@ -143,8 +143,18 @@ static int describe_linear_forward(Operand *o, const Sizes *s) {
              input("weight", (int64_t)s->OC * s->IC, 1 / sqrtf((float)s->IC), 0),
              input("bias", s->OC, 0.5f, 0));
 }
+/* Operand k as outputs (N,OC), inputs (N,IC), or weight (OC,IC) of the layer. */
+static Matrix outputs(const Call *c, int k) {
+    return matrix(c->p[k], c->ops->dtype, c->s.N, c->s.OC);
+}
+static Matrix inputs(const Call *c, int k) {
+    return matrix(c->p[k], c->ops->dtype, c->s.N, c->s.IC);
+}
+static Matrix weight(const Call *c, int k, DType dtype) {
+    return matrix(c->p[k], dtype, c->s.OC, c->s.IC);
+}
 static void run_linear_forward(const Call *c) {
-    c->ops->linear_forward(c->p[0], c->p[1], c->p[2], c->p[3], c->p[4], c->s.N, c->s.OC, c->s.IC);
+    c->ops->linear_forward(outputs(c, 0), outputs(c, 1), inputs(c, 2), weight(c, 3, c->ops->dtype), c->p[4]);
 }
 static int describe_linear_backward_input(Operand *o, const Sizes *s) {
     const int64_t in = s->N * s->IC;
@@ -153,16 +163,16 @@ static int describe_linear_backward_input(Operand *o, const Sizes *s) {
              input("pre_gelu", s->gelu ? in : 0, 1.5f, 0), space());
 }
 static void run_linear_backward_input(const Call *c) {
-    c->ops->linear_backward_input(c->p[0], c->p[1], NULL, c->p[2], c->p[3], c->p[4], c->p[5], c->s.N, c->s.OC,
-                                  c->s.IC);
+    c->ops->linear_backward_input(inputs(c, 0), c->p[1], no_matrix(), outputs(c, 2),
+                                  weight(c, 3, c->ops->dtype), inputs(c, 4), c->p[5]);
 }
 static int describe_linear_backward_weight(Operand *o, const Sizes *s) {
     OPERANDS(sum_f32("dweight", (int64_t)s->OC * s->IC, s->IC), sum_f32("dbias", s->OC, s->OC),
              input("dout", s->N * s->OC, 1, 0), input("x", s->N * s->IC, 1, 0), space());
 }
 static void run_linear_backward_weight(const Call *c) {
-    c->ops->linear_backward_weight(c->p[0], c->p[1], c->p[2], c->p[3], ACCUMULATE, c->p[4], c->s.N, c->s.OC,
-                                   c->s.IC);
+    c->ops->linear_backward_weight(weight(c, 0, DTYPE_F32), c->p[1], outputs(c, 2), inputs(c, 3), ACCUMULATE,
+                                   c->p[4]);
 }
 static double linear_flops(const Sizes *s) {
     return 2.0 * (double)s->N * s->OC * s->IC;

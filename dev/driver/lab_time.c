@@ -153,7 +153,9 @@ static void copy(const Call *c) {
     c->ops->device->copy(c->p[0], c->p[1], COPY_BYTES);
 }
 static void gemm(const Call *c) {
-    c->ops->linear_forward(c->p[0], NULL, c->p[1], c->p[2], NULL, GEMM, GEMM, GEMM);
+    const DType dtype = c->ops->dtype;
+    c->ops->linear_forward(matrix(c->p[0], dtype, GEMM, GEMM), no_matrix(),
+                           matrix(c->p[1], dtype, GEMM, GEMM), matrix(c->p[2], dtype, GEMM, GEMM), NULL);
 }
 
 static double time_roof(const Ops *ops, void (*run)(const Call *c), int64_t elems, const Options *o) {

@@ -4,22 +4,21 @@
 #include "parallel.h"
 #include "vec.h"
 
-void cpu_linear_forward(floatX *out, floatX *pre_gelu, const floatX *x, const floatX *weight,
-                        const floatX *bias, int64_t N, int OC, int IC) {
+void cpu_linear_forward(Matrix out, Matrix pre_gelu, Matrix x, Matrix weight, const floatX *bias) {
     cpu_matmul(&(Matmul){
-        .M = N,
-        .N = OC,
-        .K = IC,
-        .a = x,
-        .a_row = IC,
+        .M = x.rows,
+        .N = weight.rows,
+        .K = x.columns,
+        .a = x.data,
+        .a_row = x.columns,
         .a_col = 1,
-        .b = weight,
+        .b = weight.data,
         .b_row = 1,
-        .b_col = IC,
-        .c = pre_gelu ? pre_gelu : out,
-        .c_row = OC,
+        .b_col = weight.columns,
+        .c = pre_gelu.data ? pre_gelu.data : out.data,
+        .c_row = out.columns,
         .bias = bias,
-        .gelu_out = pre_gelu ? out : NULL,
+        .gelu_out = pre_gelu.data ? out.data : NULL,
     });
 }
 
@@ -56,58 +55,57 @@ void cpu_column_sums(float *out, const float *x, int64_t N, int columns, int str
     cpu_parallel_for(ceil_div(columns, STRIP), sum_columns, &sums);
 }
 
-void cpu_linear_backward_input(floatX *dx, float *dx_sums, floatX *gelu, const floatX *dout,
-                               const floatX *weight, const floatX *pre_gelu, void *scratch, int64_t N, int OC,
-                               int IC) {
+void cpu_linear_backward_input(Matrix dx, float *dx_sums, Matrix gelu, Matrix dout, Matrix weight,
+                               Matrix pre_gelu, void *scratch) {
     cpu_matmul(&(Matmul){
-        .M = N,
-        .N = IC,
-        .K = OC,
-        .a = dout,
-        .a_row = OC,
+        .M = dout.rows,
+        .N = weight.columns,
+        .K = dout.columns,
+        .a = dout.data,
+        .a_row = dout.columns,
         .a_col = 1,
-        .b = weight,
-        .b_row = IC,
+        .b = weight.data,
+        .b_row = weight.columns,
         .b_col = 1,
-        .c = dx,
-        .c_row = IC,
-        .gelu_in = pre_gelu,
+        .c = dx.data,
+        .c_row = dx.columns,
+        .gelu_in = pre_gelu.data,
     });
-    if (dx_sums) cpu_column_sums(dx_sums, dx, N, IC, IC);
-    if (gelu) cpu_gelu_forward(gelu, pre_gelu, N * IC);
+    if (dx_sums) cpu_column_sums(dx_sums, dx.data, dx.rows, dx.columns, dx.columns);
+    if (gelu.data) cpu_gelu_forward(gelu.data, pre_gelu.data, gelu.rows * gelu.columns);
 }
 
 /* No row_dots: made here or by who needs them, they take the same pass. */
-bool cpu_linear_backward_input_row_dots(floatX *dx, float *row_dots, const floatX *dout, const floatX *weight,
-                                        const floatX *other, void *scratch, int64_t N, int OC, int IC,
-                                        int group) {
+bool cpu_linear_backward_input_row_dots(Matrix dx, float *row_dots, Matrix dout, Matrix weight, Matrix other,
+                                        void *scratch, int group) {
     (void)row_dots, (void)other, (void)group;
-    cpu_linear_backward_input(dx, NULL, NULL, dout, weight, NULL, scratch, N, OC, IC);
+    cpu_linear_backward_input(dx, NULL, no_matrix(), dout, weight, no_matrix(), scratch);
     return false;
 }
 
-void cpu_linear_backward_weight(float *dweight, float *dbias, const floatX *dout, const floatX *x,
-                                WriteMode mode, void *scratch, int64_t N, int OC, int IC) {
+void cpu_linear_backward_weight(Matrix dweight, float *dbias, Matrix dout, Matrix x, WriteMode mode,
+                                void *scratch) {
     cpu_matmul(&(Matmul){
-        .M = OC,
-        .N = IC,
-        .K = N,
-        .a = dout,
+        .M = dout.columns,
+        .N = x.columns,
+        .K = x.rows,
+        .a = dout.data,
         .a_row = 1,
-        .a_col = OC,
-        .b = x,
-        .b_row = IC,
+        .a_col = dout.columns,
+        .b = x.data,
+        .b_row = x.columns,
         .b_col = 1,
-        .c = dweight,
-        .c_row = IC,
+        .c = dweight.data,
+        .c_row = dweight.columns,
         .accumulate = mode == ACCUMULATE,
     });
-    if (dbias) cpu_column_sums(dbias, dout, N, OC, OC);
+    if (dbias) cpu_column_sums(dbias, dout.data, dout.rows, dout.columns, dout.columns);
 }
 
 void cpu_qkv_bias_backward(float *dbias, const floatX *dqkv, const float *dproj_bias,
                            const floatX *proj_weight, void *scratch, int64_t N, int C) {
     cpu_column_sums(dbias, dqkv, N, C, 3 * C);
-    cpu_linear_backward_input(dbias + 2 * (int64_t)C, NULL, NULL, dproj_bias, proj_weight, NULL, scratch, 1,
-                              C, C);
+    const Matrix dv_bias = matrix(dbias + 2 * (int64_t)C, DTYPE_F32, 1, C);
+    cpu_linear_backward_input(dv_bias, NULL, no_matrix(), matrix(dproj_bias, DTYPE_F32, 1, C),
+                              matrix(proj_weight, DTYPE_F32, C, C), no_matrix(), scratch);
 }

@@ -8,6 +8,9 @@
 EACH_OP(DECLARE)
 #undef DECLARE
 
+/* Where a dispatch writes the name of the kernel that it takes, for Ops.kernel_ran. In context.cu. */
+extern const char *cuda_kernel_ran;
+
 /* ---- device.cu ---- */
 extern const Device device_cuda;
 
@@ -55,7 +58,7 @@ size_t sort_tokens_scratch_bytes(int64_t N);
 /* ---- layernorm_backward.cu ---- */
 size_t layernorm_scratch_bytes(int C);
 
-/* ---- linear.cu, gemm.cu ---- */
+/* ---- linear/dispatch.cu, gemm.cu ---- */
 bool linear_open(Error *err);
 size_t linear_fixed_bytes(void);
 size_t linear_scratch_bytes(int64_t N, int IC); /* of linear_backward_input, besides those of column_sums */

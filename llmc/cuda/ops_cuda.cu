@@ -16,12 +16,19 @@ template <DType DTYPE> static size_t scratch_bytes(const OpShape *shape) {
     return larger(bytes, attention_scratch_bytes(shape, DTYPE));
 }
 
+static const char *kernel_ran(void) {
+    const char *name = cuda_kernel_ran;
+    cuda_kernel_ran = NULL;
+    return name;
+}
+
 template <typename T, DType DTYPE> static constexpr Ops table(const char *name) {
     Ops ops{};
     ops.name = name;
     ops.dtype = DTYPE;
     ops.device = &device_cuda;
     ops.scratch_bytes = scratch_bytes<DTYPE>;
+    ops.kernel_ran = kernel_ran;
 #define CUDA_OP(Type, name) ops.name = name<T>;
     EACH_OP(CUDA_OP)
 #undef CUDA_OP

@@ -78,9 +78,9 @@ static void mlp_backward(GPT2 *model, const Batch *b, int l) {
 /* dout -> dattn. True where D came with it, which plain attention can use. */
 static bool attn_proj_backward(GPT2 *model, const Batch *b, int l, bool want_d, const floatX *dout) {
     if (want_d)
-        return model->ops->linear_backward_input_row_dots(
-            dattn_of(model), attention_d_of(model, b, l), dout, gpt2_weight(model, ATTN_PROJ_W, l),
-            gpt2_activation(model, ACT_ATTN, l), model->scratch, b->N, b->C, b->C, b->HD);
+        return linear_input_gradient_row_dots(model, ATTN_PROJ_W, l, dattn_of(model),
+                                              attention_d_of(model, b, l), dout,
+                                              gpt2_activation(model, ACT_ATTN, l), b->HD, b->N);
     linear_input_gradient(model, ATTN_PROJ_W, l, dattn_of(model), dout, NULL, b->N);
     return false;
 }

@@ -69,6 +69,9 @@ typedef struct GeluBackward {
 /* dx = dout W, times GELU's derivative where through != NULL.   dx (N,columns), dout (N,rows) */
 void linear_input_gradient(GPT2 *model, TensorId weight, int layer, floatX *dx, const floatX *dout,
                            const GeluBackward *through, int64_t N);
+/* dx = dout W, and whether D came with it: row_dots (N, columns / group) fp32 = sums of dx * other over `group` columns. */
+bool linear_input_gradient_row_dots(GPT2 *model, TensorId weight, int layer, floatX *dx, float *row_dots,
+                                    const floatX *dout, const floatX *other, int group, int64_t N);
 /* The weight's gradient from dout and x; with_bias, the bias's += column sums of dout. first: of the step's products
  * for this weight, which overwrites. */
 void linear_weight_gradient(GPT2 *model, TensorId weight, int layer, const floatX *dout, const floatX *x,

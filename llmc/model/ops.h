@@ -109,6 +109,23 @@ static inline bool attention_is_plain(const AttentionMask *mask, int T) {
     return mask->dropout.p == 0 && attention_window(mask, T) == T;
 }
 
+/* A row-major matrix on the device, an operand of the linear ops. data NULL: there is none. */
+typedef struct Matrix {
+    void *data;
+    DType dtype;
+    int64_t rows;
+    int columns;
+    const float *scale; /* on the device: elements are data * scale[0]; NULL: as they lie there */
+} Matrix;
+
+static inline Matrix matrix(const void *data, DType dtype, int64_t rows, int64_t columns) {
+    const Matrix m = {(void *)data, dtype, rows, (int)columns, NULL};
+    return m;
+}
+static inline Matrix no_matrix(void) {
+    return matrix(NULL, DTYPE_F32, 0, 0);
+}
+
 typedef enum WriteMode { ACCUMULATE, OVERWRITE } WriteMode; /* += or = */
 
 /* ---- embedding ---- */
@@ -144,26 +161,23 @@ typedef void ResidualForward(floatX *out, const floatX *a, const floatX *b, int6
 typedef void ApplyDropout(floatX *out, const floatX *x, const Dropout *dropout, int64_t rows, int columns);
 
 /* ---- linear: weight (OC,IC) row-major, y = x W^T + b ---- */
-/* out (N,OC) =, x (N,IC), bias (OC) or NULL. With pre_gelu != NULL: pre_gelu (N,OC) = x W^T + b and out =
- * gelu(pre_gelu), in one pass over the output. */
-typedef void LinearForward(floatX *out, floatX *pre_gelu, const floatX *x, const floatX *weight,
-                           const floatX *bias, int64_t N, int OC, int IC);
-/* dx = dout W; with pre_gelu (N,IC) != NULL: dx = (dout W) * gelu'(pre_gelu).   dx (N,IC) =, dout (N,OC);
+/* out (N,OC) =, x (N,IC), bias (OC) or NULL. With pre_gelu: pre_gelu (N,OC) = x W^T + b and out = gelu(pre_gelu), in one
+ * pass over the output. */
+typedef void LinearForward(Matrix out, Matrix pre_gelu, Matrix x, Matrix weight, const floatX *bias);
+/* dx = dout W; with pre_gelu (N,IC): dx = (dout W) * gelu'(pre_gelu).   dx (N,IC) =, dout (N,OC);
  * dx_sums (IC) fp32 += column sums of dx, or dx_sums NULL: the bias gradient of the layer below;
- * gelu (N,IC) = gelu(pre_gelu), for a layer that kept pre_gelu alone, or gelu NULL; gelu may be pre_gelu */
-typedef void LinearBackwardInput(floatX *dx, float *dx_sums, floatX *gelu, const floatX *dout,
-                                 const floatX *weight, const floatX *pre_gelu, void *scratch, int64_t N,
-                                 int OC, int IC);
+ * with gelu (N,IC): gelu = gelu(pre_gelu), for a layer that kept pre_gelu alone; gelu may be pre_gelu */
+typedef void LinearBackwardInput(Matrix dx, float *dx_sums, Matrix gelu, Matrix dout, Matrix weight,
+                                 Matrix pre_gelu, void *scratch);
 /* dx = dout W; returns whether row_dots came with it: (N, IC / group) fp32 = sums of dx * other, as stored, over
  * `group` columns at a time. They do where the backend has them for less than a pass over dx and other; else
  * row_dots is left alone.   dx, other (N,IC), dout (N,OC) */
-typedef bool LinearBackwardInputRowDots(floatX *dx, float *row_dots, const floatX *dout, const floatX *weight,
-                                        const floatX *other, void *scratch, int64_t N, int OC, int IC,
-                                        int group);
-/* dweight += dout^T x in fp32, or = with OVERWRITE: for the first product of a step, which neither zeroes nor reads
- * it. dbias += column sums of dout in either mode, or dbias NULL.   dweight (OC,IC), dbias (OC) fp32 */
-typedef void LinearBackwardWeight(float *dweight, float *dbias, const floatX *dout, const floatX *x,
-                                  WriteMode mode, void *scratch, int64_t N, int OC, int IC);
+typedef bool LinearBackwardInputRowDots(Matrix dx, float *row_dots, Matrix dout, Matrix weight, Matrix other,
+                                        void *scratch, int group);
+/* dweight += dout^T x, or = with OVERWRITE: for the first product of a step, which neither zeroes nor reads it. dbias
+ * += column sums of dout in either mode, or dbias NULL.   dweight (OC,IC), dbias (OC) fp32 */
+typedef void LinearBackwardWeight(Matrix dweight, float *dbias, Matrix dout, Matrix x, WriteMode mode,
+                                  void *scratch);
 /* Bias gradients of the layer that makes q, k and v, where attention drops nothing; dk and dv need not be read.
  * Rows of P sum to 1, so the column sums of dV = P^T dO are dO's, and dO = dproj W has those of dproj times W.
  * Rows of dS = P*(dP - D) sum to 0, D being rowsum(P*dP), so the columns of dK = dS^T Q do, too: a constant added
@@ -261,6 +275,8 @@ typedef struct Ops {
     const Device *device; /* whose memory the operands lie in */
     /* Bytes of the scratch buffer for these sizes; host arithmetic only, callable before open(). */
     size_t (*scratch_bytes)(const OpShape *shape);
+    /* Which kernel the last op took, where its backend has several for it; else NULL. Asked once: then NULL again. */
+    const char *(*kernel_ran)(void);
 
     /* ---- math: a member for each of EACH_OP ---- */
 #define MEMBER(Type, name) Type *name;

@@ -90,10 +90,11 @@ static void print_row(FILE *out, const ProfileRow *row, const Profile *profile, 
     const double steps = (double)profile->n_steps;
     char work[FORMAT_NUMBER], rate[FORMAT_NUMBER], roof[FORMAT_NUMBER] = "-";
     if (bound.seconds > 0) snprintf(roof, sizeof roof, "%.1f %%", 100 * bound.seconds / row->seconds);
-    print_line(out, "  %-58s %7.0f %10.3f %6.1f %% %10s%-4s %15s %8s", row->name, (double)row->calls / steps,
-               1e3 * row->seconds / steps, 100 * row->seconds / all_seconds,
+    print_line(out, "  %-58s %7.0f %10.3f %6.1f %% %10s%-4s %15s %8s%s%s", row->name,
+               (double)row->calls / steps, 1e3 * row->seconds / steps, 100 * row->seconds / all_seconds,
                format_count(work, bound.work / steps), bound.is_flops ? "FLOP" : "B",
-               rate_text(rate, bound.work / row->seconds, bound.is_flops), roof);
+               rate_text(rate, bound.work / row->seconds, bound.is_flops), roof, row->kernel ? "  " : "",
+               row->kernel ? row->kernel : "");
 }
 
 void profile_print(FILE *out, const Profile *profile, const Roofs *roofs) {
@@ -109,8 +110,8 @@ void profile_print(FILE *out, const Profile *profile, const Roofs *roofs) {
     print_line(out, "profile: means of %lld steps; roofs: %s (%s), %s (a copy, measured)",
                (long long)profile->n_steps, rate_text(flops, roofs->flops, true), roofs->flops_how,
                rate_text(bytes, roofs->bytes, false));
-    print_line(out, "  %-58s %7s %10s %8s %14s %15s %8s", "op", "calls", "ms", "share", "work", "rate",
-               "of roof");
+    print_line(out, "  %-58s %7s %10s %8s %14s %15s %8s  kernel", "op", "calls", "ms", "share", "work",
+               "rate", "of roof");
     for (int i = 0; i < sorted.n_rows; i++) print_row(out, &sorted.rows[i], profile, roofs, sum);
     print_line(out, "  %-58s %7.0f %10.3f", "all ops", calls / steps, 1e3 * sum / steps);
     print_line(out, "  %-58s %7s %10.3f", "between ops", "", 1e3 * (profile->seconds - sum) / steps);

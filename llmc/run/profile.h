@@ -10,9 +10,10 @@
 extern "C" {
 #endif
 
-/* One op at one size, summed over its calls. */
+/* One op at one size by one kernel, summed over its calls. */
 typedef struct ProfileRow {
-    char name[64]; /* "linear_forward 768->2304"; the table is as wide as the longest, 58 */
+    char name[64];      /* "linear_forward 768->2304"; the table is as wide as the longest, 58 */
+    const char *kernel; /* Ops.kernel_ran, or NULL */
     int64_t calls;
     double seconds;
     double flops; /* of its products; causal attention counts half of the square */

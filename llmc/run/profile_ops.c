@@ -10,6 +10,7 @@
 /* One call of the step at hand; its timestamps are 2 i and 2 i + 1. */
 typedef struct Call {
     char name[64];
+    const char *kernel;
     double flops, bytes;
 } Call;
 
@@ -40,6 +41,7 @@ __attribute__((format(printf, 3, 4))) static void begin(double flops, double byt
     va_end(args);
     call->flops = flops;
     call->bytes = bytes;
+    inner->kernel_ran(); /* of the ops before */
     inner->device->timestamp(2 * n_calls);
 }
 
@@ -53,7 +55,9 @@ static void also(const char *what, double bytes) {
 }
 
 static void end(void) {
+    const char *kernel = inner->kernel_ran();
     if (n_calls == MAX_CALLS) return;
+    calls[n_calls].kernel = kernel;
     inner->device->timestamp(2 * n_calls++ + 1);
 }
 
@@ -146,45 +150,52 @@ static void dropout(floatX *out, const floatX *x, const Dropout *mask, int64_t r
 
 /* ---- linear ---- */
 
-static void linear_forward(floatX *out, floatX *pre_gelu, const floatX *x, const floatX *weight,
-                           const floatX *bias, int64_t N, int OC, int IC) {
-    const double n = (double)N, o = OC, i = IC;
-    begin(2 * n * o * i, stored(n * i + o * i + n * o) + stored_if(pre_gelu, n * o),
-          "linear_forward %d->%d%s", IC, OC, pre_gelu ? " + gelu" : "");
-    inner->linear_forward(out, pre_gelu, x, weight, bias, N, OC, IC);
+static double matrix_bytes(Matrix m) {
+    return m.data ? (double)m.rows * m.columns * (double)dtype_bytes(m.dtype) : 0;
+}
+
+/* FLOP of y = x W^T, or of one of its gradients. */
+static double linear_flops(Matrix x, int64_t outputs) {
+    return 2.0 * (double)x.rows * x.columns * (double)outputs;
+}
+
+static void linear_forward(Matrix out, Matrix pre_gelu, Matrix x, Matrix weight, const floatX *bias) {
+    begin(linear_flops(x, weight.rows),
+          matrix_bytes(out) + matrix_bytes(pre_gelu) + matrix_bytes(x) + matrix_bytes(weight),
+          "linear_forward %d->%d%s", x.columns, out.columns, pre_gelu.data ? " + gelu" : "");
+    inner->linear_forward(out, pre_gelu, x, weight, bias);
     end();
 }
 
-static void linear_backward_input(floatX *dx, float *dx_sums, floatX *gelu, const floatX *dout,
-                                  const floatX *weight, const floatX *pre_gelu, void *scratch, int64_t N,
-                                  int OC, int IC) {
-    const double n = (double)N, o = OC, i = IC;
-    begin(2 * n * o * i, stored(n * i + o * i + n * o) + stored_if(pre_gelu, n * i) + stored_if(gelu, n * i),
-          "linear_backward_input %d->%d%s%s%s", IC, OC, pre_gelu ? " + gelu" : "", gelu ? " both ways" : "",
-          dx_sums ? " + sums" : "");
-    inner->linear_backward_input(dx, dx_sums, gelu, dout, weight, pre_gelu, scratch, N, OC, IC);
+static void linear_backward_input(Matrix dx, float *dx_sums, Matrix gelu, Matrix dout, Matrix weight,
+                                  Matrix pre_gelu, void *scratch) {
+    begin(linear_flops(dx, weight.rows),
+          matrix_bytes(dx) + matrix_bytes(gelu) + matrix_bytes(dout) + matrix_bytes(weight) +
+              matrix_bytes(pre_gelu),
+          "linear_backward_input %d->%d%s%s%s", dx.columns, dout.columns, pre_gelu.data ? " + gelu" : "",
+          gelu.data ? " both ways" : "", dx_sums ? " + sums" : "");
+    inner->linear_backward_input(dx, dx_sums, gelu, dout, weight, pre_gelu, scratch);
     end();
 }
 
-static bool linear_backward_input_row_dots(floatX *dx, float *row_dots, const floatX *dout,
-                                           const floatX *weight, const floatX *other, void *scratch,
-                                           int64_t N, int OC, int IC, int group) {
-    const double n = (double)N, o = OC, i = IC;
-    begin(2 * n * o * i, stored(n * i + o * i + n * o), "linear_backward_input %d->%d", IC, OC);
+static bool linear_backward_input_row_dots(Matrix dx, float *row_dots, Matrix dout, Matrix weight,
+                                           Matrix other, void *scratch, int group) {
+    begin(linear_flops(dx, weight.rows), matrix_bytes(dx) + matrix_bytes(dout) + matrix_bytes(weight),
+          "linear_backward_input %d->%d", dx.columns, dout.columns);
     const bool done =
-        inner->linear_backward_input_row_dots(dx, row_dots, dout, weight, other, scratch, N, OC, IC, group);
-    if (done) also("dots", stored(n * i) + 4 * n * i / group);
+        inner->linear_backward_input_row_dots(dx, row_dots, dout, weight, other, scratch, group);
+    if (done) also("dots", matrix_bytes(other) + 4.0 * (double)dx.rows * dx.columns / group);
     end();
     return done;
 }
 
-static void linear_backward_weight(float *dweight, float *dbias, const floatX *dout, const floatX *x,
-                                   WriteMode mode, void *scratch, int64_t N, int OC, int IC) {
-    const double n = (double)N, o = OC, i = IC;
-    begin(2 * n * o * i, stored(n * i + n * o) + (mode == OVERWRITE ? 4 : 8) * o * i,
-          "linear_backward_weight %d->%d%s%s", IC, OC, mode == OVERWRITE ? " overwrite" : "",
+static void linear_backward_weight(Matrix dweight, float *dbias, Matrix dout, Matrix x, WriteMode mode,
+                                   void *scratch) {
+    begin(linear_flops(x, dweight.rows),
+          matrix_bytes(dout) + matrix_bytes(x) + (mode == OVERWRITE ? 1 : 2) * matrix_bytes(dweight),
+          "linear_backward_weight %d->%d%s%s", x.columns, dout.columns, mode == OVERWRITE ? " overwrite" : "",
           dbias ? " + sums" : "");
-    inner->linear_backward_weight(dweight, dbias, dout, x, mode, scratch, N, OC, IC);
+    inner->linear_backward_weight(dweight, dbias, dout, x, mode, scratch);
     end();
 }
 
@@ -331,12 +342,13 @@ const Ops *profile_ops(const Ops *ops) {
 
 /* ---- what the device noted ---- */
 
-static ProfileRow *row_of(Profile *profile, const char *name) {
+static ProfileRow *row_of(Profile *profile, const char *name, const char *kernel) {
     for (int i = 0; i < profile->n_rows; i++)
-        if (strcmp(profile->rows[i].name, name) == 0) return &profile->rows[i];
+        if (strcmp(profile->rows[i].name, name) == 0 && profile->rows[i].kernel == kernel)
+            return &profile->rows[i];
     if (profile->n_rows == PROFILE_MAX_ROWS) return &profile->rows[PROFILE_MAX_ROWS - 1];
     ProfileRow *row = &profile->rows[profile->n_rows++];
-    *row = (ProfileRow){0};
+    *row = (ProfileRow){.kernel = kernel};
     snprintf(row->name, sizeof row->name, "%s", profile->n_rows == PROFILE_MAX_ROWS ? "other" : name);
     return row;
 }
@@ -345,7 +357,7 @@ void profile_collect(Profile *profile) {
     if (n_calls == 0) return;
     profile->seconds += inner->device->seconds_between(0, 2 * n_calls - 1); /* waits for the last */
     for (int i = 0; i < n_calls; i++) {
-        ProfileRow *row = row_of(profile, calls[i].name);
+        ProfileRow *row = row_of(profile, calls[i].name, calls[i].kernel);
         row->calls++;
         row->seconds += inner->device->seconds_between(2 * i, 2 * i + 1);
         row->flops += calls[i].flops;

@@ -56,7 +56,8 @@ __attribute__((unused)) static double product_rate(int N) {
     for (size_t i = 0; i < 3 * n; i++) x[i] = (float)(i % 7) - 3;
     for (int i = 0; i < 6; i++) {
         const double begun = seconds();
-        cpu_linear_forward(y, NULL, x, w, NULL, N, N, N);
+        cpu_linear_forward(matrix(y, DTYPE_F32, N, N), no_matrix(), matrix(x, DTYPE_F32, N, N),
+                           matrix(w, DTYPE_F32, N, N), NULL);
         const double rate = 2.0 * (double)N * N * N / (seconds() - begun);
         if (rate > best) best = rate;
     }

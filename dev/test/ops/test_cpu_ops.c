@@ -21,6 +21,10 @@ typedef struct Linear {
     bool has_bias, gelu_in, gelu_out;
 } Linear;
 
+static Matrix m(Buffer b, int64_t rows, int64_t columns) {
+    return matrix(b.f, DTYPE_F32, rows, columns);
+}
+
 static double linear_double(const void *context) {
     const Linear *l = context;
     for (int64_t n = 0; n < l->N; n++)
@@ -37,17 +41,17 @@ static double linear_double(const void *context) {
 
 /* gelu beside dx and in the place of pre_gelu: the bits of gelu_forward and, for dx, of the call without. */
 static void test_backward_input_and_gelu(const char *name, const Linear *l, Buffer dx_alone) {
-    const int64_t n = l->N * l->IC;
+    const int64_t n = l->N * l->IC, N = l->N, OC = l->OC, IC = l->IC;
     const size_t bytes = (size_t)n * sizeof(float);
     Buffer want = poisoned(n), dx = poisoned(n), gelu = poisoned(n), inplace = poisoned(n);
     ops->gelu_forward(want.f, l->x.f, n);
-    ops->linear_backward_input(dx.f, NULL, gelu.f, l->dout.f, l->w.f, l->x.f, NULL, l->N, (int)l->OC,
-                               (int)l->IC);
+    ops->linear_backward_input(m(dx, N, IC), NULL, m(gelu, N, IC), m(l->dout, N, OC), m(l->w, OC, IC),
+                               m(l->x, N, IC), NULL);
     CHECK(!memcmp(dx.f, dx_alone.f, bytes), "%s: with gelu, dx has other bits", name);
     CHECK(!memcmp(gelu.f, want.f, bytes), "%s: gelu is not gelu_forward's", name);
     memcpy(inplace.f, l->x.f, bytes);
-    ops->linear_backward_input(dx.f, NULL, inplace.f, l->dout.f, l->w.f, inplace.f, NULL, l->N, (int)l->OC,
-                               (int)l->IC);
+    ops->linear_backward_input(m(dx, N, IC), NULL, m(inplace, N, IC), m(l->dout, N, OC), m(l->w, OC, IC),
+                               m(inplace, N, IC), NULL);
     CHECK(!memcmp(dx.f, dx_alone.f, bytes), "%s: with gelu in the place of pre_gelu, dx has other bits",
           name);
     CHECK(!memcmp(inplace.f, want.f, bytes), "%s: gelu in the place of pre_gelu has other bits", name);
@@ -74,11 +78,12 @@ static void test_linear(int64_t N, int OC, int IC) {
     memcpy(start, dw.f, sizeof(float) * (size_t)dw.n);
     memcpy(start + dw.n, dbias.f, sizeof(float) * (size_t)dbias.n);
 
-    ops->linear_forward(l.y.f, NULL, l.x.f, l.w.f, NULL, N, OC, IC);
+    const Matrix x = m(l.x, N, IC), y = m(l.y, N, OC), w = m(l.w, OC, IC), dout = m(l.dout, N, OC);
+    ops->linear_forward(y, no_matrix(), x, w, NULL);
     if (pass == 0) linear_double(&l);
     close_to(name, l.y, l.y.d);
     l.has_bias = true;
-    ops->linear_forward(l.y.f, pre.f, l.x.f, l.w.f, l.bias.f, N, OC, IC);
+    ops->linear_forward(y, m(pre, N, OC), x, w, l.bias.f);
     if (pass == 0) linear_double(&l);
     close_to(name, pre, l.y.d);
     l.gelu_out = true;
@@ -87,20 +92,20 @@ static void test_linear(int64_t N, int OC, int IC) {
 
     l.gelu_out = false;
     Buffer sums = filled(IC, 0, 1);
-    ops->linear_backward_input(dx.f, NULL, NULL, l.dout.f, l.w.f, NULL, scratch.f, N, OC, IC);
-    ops->linear_backward_input(dx_gelu.f, sums.f, NULL, l.dout.f, l.w.f, l.x.f, scratch.f, N, OC, IC);
+    ops->linear_backward_input(m(dx, N, IC), NULL, no_matrix(), dout, w, no_matrix(), scratch.f);
+    ops->linear_backward_input(m(dx_gelu, N, IC), sums.f, no_matrix(), dout, w, x, scratch.f);
     has_column_sums(name, sums, dx_gelu);
     test_backward_input_and_gelu(name, &l, dx_gelu);
-    ops->linear_backward_weight(dw.f, dbias.f, l.dout.f, l.x.f, ACCUMULATE, scratch.f, N, OC, IC);
+    ops->linear_backward_weight(m(dw, OC, IC), dbias.f, dout, x, ACCUMULATE, scratch.f);
     is_gradient(name, linear_double, &l, l.x, dx, NULL);
     is_gradient(name, linear_double, &l, l.w, dw, start);
     is_gradient(name, linear_double, &l, l.bias, dbias, start + dw.n);
     l.gelu_in = true;
     is_gradient(name, linear_double, &l, l.x, dx_gelu, NULL);
-    ops->linear_backward_weight(dw.f, NULL, l.dout.f, l.x.f, ACCUMULATE, scratch.f, N, OC, IC);
+    ops->linear_backward_weight(m(dw, OC, IC), NULL, dout, x, ACCUMULATE, scratch.f);
     same_bits(name, dw);
     Buffer first = poisoned((int64_t)OC * IC);
-    ops->linear_backward_weight(first.f, NULL, l.dout.f, l.x.f, OVERWRITE, scratch.f, N, OC, IC);
+    ops->linear_backward_weight(m(first, OC, IC), NULL, dout, x, OVERWRITE, scratch.f);
     l.gelu_in = false;
     is_gradient(name, linear_double, &l, l.w, first, NULL);
     free(start);
@@ -161,7 +166,8 @@ static void test_gelu_derivative(void) {
     for (int i = 0; i < C; i++) identity.f[i * C + i] = 1;
     for (int i = 0; i < N * C; i++) x.f[i] = (i - N * C / 2) * 0.005f;
     to_double(x);
-    ops->linear_backward_input(dx.f, NULL, NULL, ones.f, identity.f, x.f, NULL, N, C, C);
+    ops->linear_backward_input(m(dx, N, C), NULL, no_matrix(), m(ones, N, C), m(identity, C, C), m(x, N, C),
+                               NULL);
     double worst = 0;
     for (int i = 0; i < N * C; i++) {
         double h = 1e-5,
@@ -424,7 +430,7 @@ static void test_nan_in_linear(void) {
     Buffer x = filled(N * IC, 1, 0), w = filled(OC * IC, 1, 0), y = poisoned(N * OC);
     x.f[7 * IC + 3] = NAN;
     x.f[9 * IC + 3] = INFINITY;
-    ops->linear_forward(y.f, NULL, x.f, w.f, NULL, N, OC, IC);
+    ops->linear_forward(m(y, N, OC), no_matrix(), m(x, N, IC), m(w, OC, IC), NULL);
     int wrong = 0;
     for (int i = 0; i < N * OC; i++) {
         int row = i / OC;

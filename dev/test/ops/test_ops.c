@@ -164,8 +164,20 @@ static int describe_linear_forward(Operand *o, const Dims *d) {
     return 5;
 }
 
+/* Outputs (N,OC), inputs (N,IC) and weight (OC,IC) of the layer. */
+static Matrix outputs(const Ops *ops, const void *p, const Dims *d) {
+    return matrix(p, ops->dtype, d->N, d->OC);
+}
+static Matrix inputs(const Ops *ops, const void *p, const Dims *d) {
+    return matrix(p, ops->dtype, d->N, d->IC);
+}
+static Matrix weights(const Ops *ops, const void *p, const Dims *d) {
+    return matrix(p, ops->dtype, d->OC, d->IC);
+}
+
 static void run_linear_forward(const Ops *ops, void **p, const Dims *d) {
-    ops->linear_forward(p[0], p[1], p[2], p[3], p[4], d->N, d->OC, d->IC);
+    ops->linear_forward(outputs(ops, p[0], d), outputs(ops, p[1], d), inputs(ops, p[2], d),
+                        weights(ops, p[3], d), p[4]);
 }
 
 /* Whether GELU comes with the product in a kernel of ours, N x columns: on Hopper, from a tile an SM on. The library's
@@ -188,7 +200,8 @@ static void slack_of_bias(OpCase *c, int out) {
 
 static void plain_linear_bias(OpCase *c, int out) {
     const int64_t n = c->operands[out].elems;
-    ops_cpu.linear_forward(c->plain[out], NULL, c->in[2], c->in[3], NULL, c->d.N, c->d.OC, c->d.IC);
+    ops_cpu.linear_forward(outputs(&ops_cpu, c->plain[out], &c->d), no_matrix(),
+                           inputs(&ops_cpu, c->in[2], &c->d), weights(&ops_cpu, c->in[3], &c->d), NULL);
     for (int64_t i = 0; i < n; i++)
         c->plain[out][i] = round_bf16(round_bf16(c->plain[out][i]) + c->in[4][i % c->d.OC]);
 }
@@ -224,8 +237,13 @@ static int describe_linear_backward_input(Operand *o, const Dims *d) {
     return 6;
 }
 
+static void run_input(const Ops *ops, void **p, void *gelu, const Dims *d) {
+    ops->linear_backward_input(inputs(ops, p[0], d), p[4], inputs(ops, gelu, d), outputs(ops, p[1], d),
+                               weights(ops, p[2], d), inputs(ops, p[3], d), p[5]);
+}
+
 static void run_linear_backward_input(const Ops *ops, void **p, const Dims *d) {
-    ops->linear_backward_input(p[0], p[4], NULL, p[1], p[2], p[3], p[5], d->N, d->OC, d->IC);
+    run_input(ops, p, NULL, d);
 }
 
 /* gelu as well, in a buffer of its own, and in the place of pre_gelu */
@@ -236,7 +254,7 @@ static int describe_backward_input_gelu(Operand *o, const Dims *d) {
 }
 
 static void run_backward_input_gelu(const Ops *ops, void **p, const Dims *d) {
-    ops->linear_backward_input(p[0], p[4], p[6], p[1], p[2], p[3], p[5], d->N, d->OC, d->IC);
+    run_input(ops, p, p[6], d);
 }
 
 static int describe_backward_gelu_inplace(Operand *o, const Dims *d) {
@@ -246,14 +264,14 @@ static int describe_backward_gelu_inplace(Operand *o, const Dims *d) {
 }
 
 static void run_backward_gelu_inplace(const Ops *ops, void **p, const Dims *d) {
-    ops->linear_backward_input(p[0], p[4], p[3], p[1], p[2], p[3], p[5], d->N, d->OC, d->IC);
+    run_input(ops, p, p[3], d);
 }
 
 /* dout W rounded, then times gelu' */
 static void plain_linear_backward_input(OpCase *c) {
     if (!(c->d.flags & GELU)) return;
-    ops_cpu.linear_backward_input(c->plain[0], NULL, NULL, c->in[1], c->in[2], NULL, NULL, c->d.N, c->d.OC,
-                                  c->d.IC);
+    void *const p[] = {c->plain[0], c->in[1], c->in[2], NULL, NULL, NULL};
+    run_linear_backward_input(&ops_cpu, (void **)p, &c->d);
     const int64_t n = c->operands[0].elems;
     float *of_product = op_malloc((size_t)n * sizeof *of_product);
     for (int64_t i = 0; i < n; i++) {
@@ -283,8 +301,8 @@ static int describe_linear_backward_weight(Operand *o, const Dims *d) {
 }
 
 static void run_linear_backward_weight(const Ops *ops, void **p, const Dims *d) {
-    ops->linear_backward_weight(p[0], p[1], p[2], p[3], d->flags & FIRST ? OVERWRITE : ACCUMULATE, p[4], d->N,
-                                d->OC, d->IC);
+    ops->linear_backward_weight(matrix(p[0], DTYPE_F32, d->OC, d->IC), p[1], outputs(ops, p[2], d),
+                                inputs(ops, p[3], d), d->flags & FIRST ? OVERWRITE : ACCUMULATE, p[4]);
 }
 
 static int describe_qkv_bias_backward(Operand *o, const Dims *d) {

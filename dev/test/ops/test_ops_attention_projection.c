@@ -32,15 +32,23 @@ static bool d_comes(const Ops *ops, const Dims *d) {
            strstr(ops->device->name(), "compute capability 9.0");
 }
 
+/* (rows, C) of the storage type, or the weight (C, C) */
+static Matrix of_rows(const Ops *ops, void *p, const Dims *d) {
+    return matrix(p, ops->dtype, (int64_t)d->B * d->T, d->NH * d->HD);
+}
+static Matrix of_weight(const Ops *ops, void *p, const Dims *d) {
+    return matrix(p, ops->dtype, d->NH * d->HD, d->NH * d->HD);
+}
+
 /* dattn, and whether D came with it; if not, its buffer holds what it held. */
 static bool run_projection(const Ops *ops, void **p, const Dims *d) {
-    const int C = d->NH * d->HD;
     const int64_t rows = (int64_t)d->B * d->T;
     const size_t bytes = (size_t)(rows * d->NH) * sizeof(float);
     void *before = op_malloc(bytes), *after = op_malloc(bytes);
     ops->device->download(before, p[D], bytes);
-    const bool came = ops->linear_backward_input_row_dots(p[DATTN], p[D], p[DOUT], p[WEIGHT], p[ATTN],
-                                                          p[SCRATCH], rows, C, C, d->HD);
+    const bool came = ops->linear_backward_input_row_dots(
+        of_rows(ops, p[DATTN], d), p[D], of_rows(ops, p[DOUT], d), of_weight(ops, p[WEIGHT], d),
+        of_rows(ops, p[ATTN], d), p[SCRATCH], d->HD);
     ops->device->download(after, p[D], bytes);
     CHECK(came == d_comes(ops, d), "%s, B%d T%d NH%d HD%d: D %s with the product", ops->name, d->B, d->T,
           d->NH, d->HD, came ? "came" : "did not come");
@@ -74,7 +82,9 @@ static void reference(void **p, const OpCase *c) {
     const int C = d->NH * d->HD;
     const AttentionMask mask = mask_of(d, p[KEY]);
     float *stored = op_malloc((size_t)(rows * C) * sizeof *stored);
-    ops_cpu.linear_backward_input(p[DATTN], NULL, NULL, p[DOUT], p[WEIGHT], NULL, p[SCRATCH], rows, C, C);
+    ops_cpu.linear_backward_input(of_rows(&ops_cpu, p[DATTN], d), NULL, no_matrix(),
+                                  of_rows(&ops_cpu, p[DOUT], d), of_weight(&ops_cpu, p[WEIGHT], d),
+                                  no_matrix(), p[SCRATCH]);
     memcpy(stored, p[DATTN], (size_t)(rows * C) * sizeof *stored);
     round_values(stored, c->ops->dtype, rows * C);
     ops_cpu.attention_backward(p[DQKV], stored, p[ATTN], p[QKV], p[LSE], NULL, &mask, p[SCRATCH], d->B, d->T,

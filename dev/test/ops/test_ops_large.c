@@ -86,9 +86,13 @@ static void test_gelu_backward(const Ops *ops, int OC) {
                        large_open(&w, ops, weight, OC, OC, IC) &&
                        large_open(&pre, ops, pre_gelu, period, rows, IC) &&
                        large_open(&out, ops, NULL, period, rows, IC);
-    ops_cpu.linear_backward_input(dx, NULL, pre_gelu, dout, weight, pre_gelu, NULL, period, OC, IC);
+    const DType F = DTYPE_F32, X = ops->dtype;
+    const Matrix host_pre = matrix(pre_gelu, F, period, IC), pre_m = matrix(pre.data, X, rows, IC);
+    ops_cpu.linear_backward_input(matrix(dx, F, period, IC), NULL, host_pre, matrix(dout, F, period, OC),
+                                  matrix(weight, F, OC, IC), host_pre, NULL);
     if (ready) {
-        ops->linear_backward_input(out.data, NULL, pre.data, d.data, w.data, pre.data, scratch, rows, OC, IC);
+        ops->linear_backward_input(matrix(out.data, X, rows, IC), NULL, pre_m, matrix(d.data, X, rows, OC),
+                                   matrix(w.data, X, OC, IC), pre_m, scratch);
         large_check(&out, ops, dx, "linear_backward_input, dx");
         large_check(&pre, ops, pre_gelu, "linear_backward_input, gelu");
     }

@@ -189,6 +189,33 @@ static void test_known_d(const Ops *ops) {
     ops->device->free(scratch);
 }
 
+/* Answers once an op, for the first two calls that are wrapped with one name, then with another. */
+static int n_asked;
+static const char *two_kernels(void) {
+    static const char *const names[] = {"kernel_a", "kernel_b"};
+    const int call = n_asked / 2, is_after = n_asked % 2; /* asked before an op and after it */
+    n_asked++;
+    return is_after ? names[call >= 2] : "kernel_before";
+}
+
+/* An op by two kernels has two rows, and the table names them. */
+static void test_kernels(void) {
+    Ops ops = ops_cpu;
+    Profile profile = {0};
+    float x = 0;
+    ops.kernel_ran = two_kernels;
+    const Ops *wrapped = profile_ops(&ops);
+    for (int i = 0; i < 5; i++) wrapped->device->zero(&x, sizeof x);
+    profile_collect(&profile);
+    CHECK(profile.n_rows == 2 && profile.rows[0].calls == 2 && profile.rows[1].calls == 3,
+          "%d rows, of %lld and %lld calls", profile.n_rows, (long long)profile.rows[0].calls,
+          (long long)profile.rows[1].calls);
+    char *text = printed(&profile);
+    CHECK(strstr(text, "kernel_a\n") && strstr(text, "kernel_b\n") && !strstr(text, "kernel_before"), "%s",
+          text);
+    free(text);
+}
+
 static void test_backend(const Ops *ops) {
     Profile none = {0};
     profile_ops(ops);
@@ -222,5 +249,6 @@ int main(void) {
             test_backend(tables[i]);
     }
     test_too_many_calls(&ops_cpu);
+    test_kernels();
     return check_finish("profile");
 }

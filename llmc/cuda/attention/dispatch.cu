@@ -15,15 +15,19 @@ typedef struct Serves {
 
 typedef struct ForwardPath {
     Serves serves;
+    const char *name;
     PlainAttentionForward *plain;
     AttentionForward *masked; /* NULL: plain causal attention alone */
 } ForwardPath;
 
 typedef struct BackwardPath {
     Serves serves;
+    const char *name;
     PlainAttentionBackward *plain;
     MaskedAttentionBackward *masked;
 } BackwardPath;
+
+#define NAMED(function) #function, function
 
 /* The first row that fits is taken; the last two take whatever comes to them. To add a path, write its file, declare it
  * in paths.cuh and put its rows above those it beats. sm_90a code runs on capability 9.0 alone.
@@ -32,27 +36,27 @@ typedef struct BackwardPath {
  * head size 64 four warpgroups take 8 to 12 % less time at 1024 (sm90_forward.cu). */
 /* clang-format off */
 static const ForwardPath forward_paths[] = {
-    {{90, 90,  DTYPE_BF16, 64,  4096}, sm90_forward_hd64_2cta,         NULL},
-    {{90, 90,  DTYPE_BF16, 64,  0},    sm90_forward_hd64_1cta,         NULL},
-    {{90, 90,  DTYPE_BF16, 128, 4096}, sm90_forward_hd128_2cta,        NULL},
-    {{90, 90,  DTYPE_BF16, 128, 0},    sm90_forward_hd128_1cta,        NULL},
-    {{80, ANY, DTYPE_BF16, 64,  0},    sm80_attention_forward,         sm80_masked_attention_forward},
-    {{80, ANY, DTYPE_BF16, 128, 0},    sm80_attention_forward,         sm80_masked_attention_forward},
-    {{0,  ANY, DTYPE_BF16, 0,   0},    generic_attention_forward_bf16, generic_masked_attention_forward_bf16},
-    {{0,  ANY, DTYPE_F32,  0,   0},    generic_attention_forward_f32,  generic_masked_attention_forward_f32},
+    {{90, 90,  DTYPE_BF16, 64,  4096}, NAMED(sm90_forward_hd64_2cta),         NULL},
+    {{90, 90,  DTYPE_BF16, 64,  0},    NAMED(sm90_forward_hd64_1cta),         NULL},
+    {{90, 90,  DTYPE_BF16, 128, 4096}, NAMED(sm90_forward_hd128_2cta),        NULL},
+    {{90, 90,  DTYPE_BF16, 128, 0},    NAMED(sm90_forward_hd128_1cta),        NULL},
+    {{80, ANY, DTYPE_BF16, 64,  0},    NAMED(sm80_attention_forward),         sm80_masked_attention_forward},
+    {{80, ANY, DTYPE_BF16, 128, 0},    NAMED(sm80_attention_forward),         sm80_masked_attention_forward},
+    {{0,  ANY, DTYPE_BF16, 0,   0},    NAMED(generic_attention_forward_bf16), generic_masked_attention_forward_bf16},
+    {{0,  ANY, DTYPE_F32,  0,   0},    NAMED(generic_attention_forward_f32),  generic_masked_attention_forward_f32},
 };
 
 /* Clusters, backward: at head size 64 they gain 1 % at T = 32768, nothing at 16384, and lose 2 % at 8192 and 7 % at 4096;
  * at 128, TFLOP/s of blocks alone and of clusters: 479 and 467 at 2048, 520 and 540 at 4096. */
 static const BackwardPath backward_paths[] = {
-    {{90, 90,  DTYPE_BF16, 64,  32768}, sm90_backward_hd64_2cta,         NULL},
-    {{90, 90,  DTYPE_BF16, 64,  0},     sm90_backward_hd64_1cta,         NULL},
-    {{90, 90,  DTYPE_BF16, 128, 4096},  sm90_backward_hd128_2cta,        NULL},
-    {{90, 90,  DTYPE_BF16, 128, 0},     sm90_backward_hd128_1cta,        NULL},
-    {{80, ANY, DTYPE_BF16, 64,  0},     sm80_attention_backward,         sm80_masked_attention_backward},
-    {{80, ANY, DTYPE_BF16, 128, 0},     sm80_attention_backward,         sm80_masked_attention_backward},
-    {{0,  ANY, DTYPE_BF16, 0,   0},     generic_attention_backward_bf16, generic_masked_attention_backward_bf16},
-    {{0,  ANY, DTYPE_F32,  0,   0},     generic_attention_backward_f32,  generic_masked_attention_backward_f32},
+    {{90, 90,  DTYPE_BF16, 64,  32768}, NAMED(sm90_backward_hd64_2cta),         NULL},
+    {{90, 90,  DTYPE_BF16, 64,  0},     NAMED(sm90_backward_hd64_1cta),         NULL},
+    {{90, 90,  DTYPE_BF16, 128, 4096},  NAMED(sm90_backward_hd128_2cta),        NULL},
+    {{90, 90,  DTYPE_BF16, 128, 0},     NAMED(sm90_backward_hd128_1cta),        NULL},
+    {{80, ANY, DTYPE_BF16, 64,  0},     NAMED(sm80_attention_backward),         sm80_masked_attention_backward},
+    {{80, ANY, DTYPE_BF16, 128, 0},     NAMED(sm80_attention_backward),         sm80_masked_attention_backward},
+    {{0,  ANY, DTYPE_BF16, 0,   0},     NAMED(generic_attention_backward_bf16), generic_masked_attention_backward_bf16},
+    {{0,  ANY, DTYPE_F32,  0,   0},     NAMED(generic_attention_backward_f32),  generic_masked_attention_backward_f32},
 };
 /* clang-format on */
 
@@ -90,6 +94,7 @@ void attention_forward(floatX *out, float *lse, const floatX *qkv, const Attenti
                        int NH, int HD) {
     const bool plain = attention_is_plain(mask, T);
     const ForwardPath *path = forward_path(dtype_of<X>(), T, HD, !plain);
+    cuda_kernel_ran = path->name;
     if (plain)
         path->plain(out, lse, qkv, B, T, NH, HD);
     else
@@ -102,6 +107,7 @@ void attention_backward(floatX *dqkv, const floatX *dout, const floatX *out, con
                         int T, int NH, int HD) {
     const bool plain = attention_is_plain(mask, T);
     const BackwardPath *path = backward_path(dtype_of<X>(), T, HD, !plain);
+    cuda_kernel_ran = path->name;
     if (plain)
         path->plain(dqkv, dout, out, qkv, lse, d, scratch, B, T, NH, HD);
     else

@@ -44,6 +44,8 @@ void launch_check(const char *kernel) {
     exit(EXIT_RUN);
 }
 
+const char *cuda_kernel_ran;
+
 /* ---- device ---- */
 
 bool cuda_available(void) {

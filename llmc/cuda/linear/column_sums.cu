@@ -1,7 +1,6 @@
 /* Sums over rows (bias gradients), in two stages of fixed order: slices of rows, then the slices. On the way the
  * first stage can take a gradient through GELU, and GELU forward where backward asks for it again: both need the
- * same exponential, and both matrices are read and written once (1.61 GB in 387 us behind a product at 65536 x 3072
- * on an H200, 4.16 TB/s, what a copy takes). */
+ * same exponential, and both matrices are read and written once, at a copy's rate (4.16 TB/s on an H200). */
 #include "column_sums.cuh"
 #include "llmc/cuda/cuda_ops.cuh"
 #include "llmc/cuda/ops/gelu.cuh"

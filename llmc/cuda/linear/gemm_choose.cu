@@ -1,9 +1,9 @@
 /* Chooses among a product's algorithms by time, on the buffers of its first call.
  *
- * An algorithm counts only if it splits sums as the heuristic's first does and gives the same bits on these
- * buffers (which is evidence for other data, not proof), so that the choice, which hangs on temperature and
- * neighbours, does not show in a result and need not be remembered for the next run. That costs little: of the products of a d12 step on an H200 the
- * heuristic's first take 79.0 ms, the fastest 74.1, the fastest of equal bits 74.3. */
+ * An algorithm counts only if it splits sums as the heuristic's first does and gives the same bits on these buffers,
+ * which is evidence for other data, not proof. So the choice, which hangs on temperature and neighbours, does not show
+ * in a result. That costs little: of a d12 step's products the heuristic's first take 79.0 ms on an H200, the fastest
+ * 74.1, the fastest of equal bits 74.3. */
 #include "llmc/cuda/cuda_ops.cuh"
 #include "gemm.cuh"
 

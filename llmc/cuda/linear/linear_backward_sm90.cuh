@@ -5,6 +5,7 @@
  * The tile of `other` comes by TMA beside the tile's products, into the pieces of shared memory through which dx will
  * leave: a thread finds in them the places of its own sums. A warp's pieces are its own from there to the stores. */
 #pragma once
+#include "kernels.cuh"
 #include "linear_sm90.cuh"
 
 enum { BOXES = TILE_N / BOX };
@@ -74,9 +75,7 @@ __global__ void __launch_bounds__(THREADS, 1) linear_backward_kernel(const __gri
     run_kernel<ProductKernel<B_MN_MAJOR, Args>>(args);
 }
 
-/* dx, other (N,IC), dout (N,OC), weight (OC,IC) */
-static BackwardProduct backward_product(bf16 *dx, const bf16 *dout, const bf16 *weight, const bf16 *other,
-                                        int64_t N, int OC, int IC) {
-    return {product_of<B_MN_MAJOR>(dout, weight, N, IC, OC), matrix_map(dx, N, IC, PIECE_ROWS),
-            matrix_map(other, N, IC, PIECE_ROWS)};
+static BackwardProduct backward_product(const LinearCall *c, const Matrix &other) {
+    return {product_of<B_MN_MAJOR>(c->x, c->y, c->w), matrix_map(c->x, PIECE_ROWS),
+            matrix_map(other, PIECE_ROWS)};
 }

@@ -5,7 +5,6 @@
  * warp waits for another.
  *
  * The product is rounded before it meets gelu', as where a pass of its own does that (column_sums.cu): equal bits. */
-#include "linear_gelu_backward_sm90.cuh"
 #include "llmc/cuda/cuda_ops.cuh"
 #include "llmc/cuda/ops/gelu.cuh"
 #include "linear_backward_sm90.cuh"
@@ -121,20 +120,17 @@ __device__ __forceinline__ void finish_tile(ProductShared &s, const GeluBackward
 
 /* ---- launch ---- */
 
-bool linear_gelu_backward_sm90_serves(int64_t N, int OC, int IC) {
-    return product_serves(N, IC, OC);
-}
-
 size_t linear_gelu_backward_sm90_scratch_bytes(int64_t N, int IC) {
     return (size_t)ceil_div<int64_t>(N, TILE_M) * IC * sizeof(float);
 }
 
-void linear_gelu_backward_sm90(bf16 *dx, float *dx_sums, bf16 *gelu, const bf16 *dout, const bf16 *weight,
-                               const bf16 *pre_gelu, void *scratch, int64_t N, int OC, int IC) {
-    float *partials = dx_sums ? (float *)scratch : NULL;
-    const BackwardProduct base = backward_product(dx, dout, weight, pre_gelu, N, OC, IC);
-    if (gelu) {
-        const GeluBackwardArgs<true> args = {base, matrix_map(gelu, N, IC, PIECE_ROWS), partials};
+bool linear_gelu_backward_sm90(const LinearCall *c) {
+    if (!product_serves(c->x, c->y)) return false;
+    const int tiles = (int)ceil_div<int64_t>(c->x.rows, TILE_M);
+    float *partials = c->sums ? (float *)c->scratch : NULL;
+    const BackwardProduct base = backward_product(c, c->pre_gelu);
+    if (c->gelu.data) {
+        const GeluBackwardArgs<true> args = {base, matrix_map(c->gelu, PIECE_ROWS), partials};
         launch_product("linear_gelu_backward", linear_backward_kernel<GeluBackwardArgs<true>>, args,
                        base.product);
     } else {
@@ -142,6 +138,6 @@ void linear_gelu_backward_sm90(bf16 *dx, float *dx_sums, bf16 *gelu, const bf16 
         launch_product("linear_gelu_backward", linear_backward_kernel<GeluBackwardArgs<false>>, args,
                        base.product);
     }
-    if (dx_sums)
-        add_partial_rows(PartialSums{{dx_sums}, 1, 1}, partials, (int)ceil_div<int64_t>(N, TILE_M), IC);
+    if (c->sums) add_partial_rows(PartialSums{{c->sums}, 1, 1}, partials, tiles, c->x.columns);
+    return true;
 }

@@ -2,12 +2,8 @@
  *
  * GELU of a tile and its way to memory take about half as long as its product. The library does one after the
  * other; here a warpgroup does them while the other one multiplies (linear_sm90.cuh): from its registers, sixteen
- * rows and 64 columns at a time, and both results leave by TMA.
- *
- * On an H200, under lasting load, 65536 x 768 -> 3072: 574 us; in the same run the library's epilogue 652, its
- * product alone 457, and one tile of 128 x 256 for both warpgroups, which empty their registers at once, 613.
- */
-#include "linear_gelu_sm90.cuh"
+ * rows and 64 columns at a time, and both results leave by TMA. 574 us at 65536 x 768 -> 3072, for the library's 652. */
+#include "kernels.cuh"
 #include "llmc/cuda/cuda_ops.cuh"
 #include "llmc/cuda/ops/gelu.cuh"
 #include "linear_sm90.cuh"
@@ -97,13 +93,10 @@ __global__ void __launch_bounds__(THREADS, 1) linear_gelu_kernel(const __grid_co
     run_kernel<ProductKernel<B_K_MAJOR, GeluArgs>>(args);
 }
 
-bool linear_gelu_sm90_serves(int64_t N, int OC, int IC) {
-    return product_serves(N, OC, IC);
-}
-
-void linear_gelu_sm90(bf16 *out, bf16 *pre_gelu, const bf16 *x, const bf16 *weight, const bf16 *bias,
-                      int64_t N, int OC, int IC) {
-    const GeluArgs args = {product_of<B_K_MAJOR>(x, weight, N, OC, IC), matrix_map(out, N, OC, PIECE_ROWS),
-                           matrix_map(pre_gelu, N, OC, PIECE_ROWS), bias};
+bool linear_gelu_sm90(const LinearCall *c) {
+    if (!product_serves(c->y, c->x)) return false;
+    const GeluArgs args = {product_of<B_K_MAJOR>(c->y, c->x, c->w), matrix_map(c->y, PIECE_ROWS),
+                           matrix_map(c->pre_gelu, PIECE_ROWS), (const bf16 *)c->bias};
     launch_product("linear_gelu", linear_gelu_kernel, args, args.product);
+    return true;
 }

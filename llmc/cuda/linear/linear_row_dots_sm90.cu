@@ -2,12 +2,8 @@
  * the head's columns, in one kernel: D = rowsum(dO * O) of FlashAttention-2 (Dao 2023, Algorithm 2, line 4), without
  * reading dO again. See linear_backward_sm90.cuh for the kernel.
  *
- * On an H200 at d12's 65536 x 768 -> 768, 12 layers of a step: 1.75 ms for the library's product 1.42, and attention's
- * backward 7.59 for 8.24.
- *
  * A tile's columns are two heads of 64 or one of 128, so no sum leaves a warp. dx is rounded before it is multiplied: D
  * is that of the dO that attention reads. */
-#include "linear_row_dots_sm90.cuh"
 #include "linear_backward_sm90.cuh"
 
 template <int GROUP> struct RowDotsArgs : BackwardProduct { float *row_dots; /* (M, N / GROUP) */ };
@@ -61,24 +57,19 @@ __device__ __forceinline__ void finish_tile(ProductShared &, const RowDotsArgs<G
     }
 }
 
-/* From two tiles an SM on. At 65536 x 768 the product takes 34 us more than the library's, but both it and attention's
- * backward, which is spared a pass, 35 less; at 8192 x 768 (384 tiles) 0.7 less, and at 4096 x 768 (192 tiles, the last
- * round half empty) 3 more. */
-bool linear_row_dots_sm90_serves(int64_t N, int OC, int IC, int group) {
-    return (group == 64 || group == 128) && IC % group == 0 && product_serves(N, IC, OC) &&
-           CLUSTER * cluster_tiles((int)N, IC) >= 2 * cuda_sm_count();
-}
-
 template <int GROUP> static void launch(const BackwardProduct &base, float *row_dots) {
     const RowDotsArgs<GROUP> args = {base, row_dots};
     launch_product("linear_row_dots", linear_backward_kernel<RowDotsArgs<GROUP>>, args, base.product);
 }
 
-void linear_row_dots_sm90(bf16 *dx, float *row_dots, const bf16 *dout, const bf16 *weight, const bf16 *other,
-                          int64_t N, int OC, int IC, int group) {
-    const BackwardProduct base = backward_product(dx, dout, weight, other, N, OC, IC);
-    if (group == 64)
-        launch<64>(base, row_dots);
+/* From two tiles an SM on: at 4096 x 768, with 1.5, product and attention's backward take 3 us more than without. */
+bool linear_row_dots_sm90(const LinearCall *c) {
+    const bool group_fits = (c->group == 64 || c->group == 128) && c->x.columns % c->group == 0;
+    if (!group_fits || !product_serves(c->x, c->y, 2)) return false;
+    const BackwardProduct base = backward_product(c, c->other);
+    if (c->group == 64)
+        launch<64>(base, c->row_dots);
     else
-        launch<128>(base, row_dots);
+        launch<128>(base, c->row_dots);
+    return true;
 }

@@ -207,24 +207,24 @@ template <WgmmaB B, class KernelArgs> struct ProductKernel : Sm90Roles {
     }
 };
 
-/* A row-major (rows, columns) matrix as (columns / 64, rows, 64); a box is 64 columns of box_rows rows. */
-static CUtensorMap matrix_map(const void *base, int64_t rows, int columns, int box_rows) {
-    const cuuint64_t dims[3] = {BOX, (cuuint64_t)rows, (cuuint64_t)columns / BOX};
-    const cuuint64_t strides[2] = {(cuuint64_t)columns * sizeof(bf16), BOX * sizeof(bf16)};
+/* A row-major matrix as (columns / 64, rows, 64); a box is 64 columns of box_rows rows. */
+static CUtensorMap matrix_map(const Matrix &m, int box_rows) {
+    const cuuint64_t dims[3] = {BOX, (cuuint64_t)m.rows, (cuuint64_t)m.columns / BOX};
+    const cuuint64_t strides[2] = {(cuuint64_t)m.columns * sizeof(bf16), BOX * sizeof(bf16)};
     const cuuint32_t box[3] = {BOX, (cuuint32_t)box_rows, 1};
-    return encode_tiles(base, 3, dims, strides, box);
+    return encode_tiles(m.data, 3, dims, strides, box);
 }
 
-/* a (M,K), b as B says. */
-template <WgmmaB B> static Product product_of(const bf16 *a, const bf16 *b, int64_t M, int N, int K) {
-    return {matrix_map(a, M, K, TILE_M),
-            B == B_K_MAJOR ? matrix_map(b, N, K, B_ROWS) : matrix_map(b, K, N, B_DEPTH), (int)M, N, K};
+/* out (M,N), a (M,K), b as B says. */
+template <WgmmaB B> static Product product_of(const Matrix &out, const Matrix &a, const Matrix &b) {
+    return {matrix_map(a, TILE_M), matrix_map(b, B == B_K_MAJOR ? B_ROWS : B_DEPTH), (int)out.rows,
+            out.columns, a.columns};
 }
 
-/* Whole boxes, and a tile for every SM. */
-static bool product_serves(int64_t M, int N, int K) {
-    return cuda_compute_capability() == 90 && N % BOX == 0 && K % TILE_K == 0 && M <= INT32_MAX / 2 &&
-           CLUSTER * cluster_tiles((int)M, N) >= cuda_sm_count();
+/* Whole boxes, and `tiles` of the output for every SM. */
+static bool product_serves(const Matrix &out, const Matrix &a, int tiles = 1) {
+    return out.columns % BOX == 0 && a.columns % TILE_K == 0 && out.rows <= INT32_MAX / 2 &&
+           CLUSTER * cluster_tiles((int)out.rows, out.columns) >= tiles * cuda_sm_count();
 }
 
 template <typename Args>

@@ -1,6 +1,5 @@
 /* Bias gradients of the linear layer that makes q, k and v: Ops.qkv_bias_backward, which says why two of them need
- * no pass over the gradient. At 65536 x 768 on an H200, in a graph: 30 us, 26 of them the pass over dq; with the two
- * small sums in launches of their own 34 (4096 x 768: 5.3 and 8.2). */
+ * no pass over the gradient. The two small sums share a launch: 30 us at 65536 x 768, 26 of them the pass over dq. */
 #include "column_sums.cuh"
 #include "llmc/cuda/cuda_ops.cuh"
 

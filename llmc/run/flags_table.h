@@ -36,7 +36,7 @@ typedef struct Flag {
     double min, max;          /* inclusive, FLAG_INT and FLAG_REAL; at most 2^53 */
     const char *choices[5];   /* FLAG_CHOICE, ended by NULL */
     bool may_be_empty;        /* FLAG_TEXT: "" is a value */
-    bool bends;               /* a resumed run takes another course, or rounds differently, if this changes */
+    bool affects_training;    /* a resumed run takes another course, or rounds differently, if this changes */
     bool hidden;              /* left out of the help texts and of the JSON */
     bool absent;              /* named but not built yet: hidden, and refused at anything but its default */
     const char *value_name;   /* in the help: "N", "GLOB" */

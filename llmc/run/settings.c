@@ -224,7 +224,7 @@ int flags_differences(const char *saved_json, const Settings *now, FlagDifferenc
     int n = root && root->type == JSON_OBJECT ? 0 : -1;
     for (int i = 0; i < flags_count && n >= 0; i++) {
         const Flag *flag = &flags_table[i];
-        const JsonValue *saved = flag->bends ? json_get(root, flag->name) : NULL;
+        const JsonValue *saved = flag->affects_training ? json_get(root, flag->name) : NULL;
         if (!saved || same_value(saved, now, flag)) continue;
         if (n < max) describe_difference(&found[n], flag, saved, now);
         n++;

@@ -101,8 +101,7 @@ static void name_shared_file(const Run *run) {
     for (int i = 0; i < dataloader_n_files(run->val); i++) {
         const char *file = dataloader_file(run->val, i);
         if (!is_trained_on(run, file)) continue;
-        print_line(stdout,
-                   "note: %s of --val is among the files of --train, too: its loss is of what was trained on",
+        print_line(stdout, "note: %s is in --val and in --train: the validation loss includes training data",
                    file);
         return;
     }

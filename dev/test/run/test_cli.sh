@@ -139,7 +139,7 @@ check "a good shard trains" [ "$status" -eq 0 ]
 check "a good shard trains: without validation data to the end" grep -qE '^done: step 2, train loss [0-9.]+, val loss n/a, ' "$work/out"
 cp "$work/good_000.bin" "$work/good_001.bin"
 run $tiny --train "$work/good_*.bin" --val "$work/../${work##*/}/good_001.bin" --steps 2
-check "a validation shard among those of --train is named" grep -q '^note: .*/good_001.bin of --val is among the files of --train' "$work/out"
+check "a validation shard among those of --train is named" grep -q '^note: .*/good_001.bin is in --val and in --train' "$work/out"
 run $tiny --train "$work/good_000.bin" --val "$work/good_001.bin" --steps 2
 check "a validation shard of its own: exit code $status" [ "$status" -eq 0 ]
 check "a validation shard of its own is not" [ "$(grep -c '^note:' "$work/out")" -eq 0 ]

@@ -188,8 +188,7 @@ static void test_shards(void) {
           "shards without --val: exit code %d, %d steps", status, log.last);
     remove_tree(in_folder("shards"));
     snprintf(flags, sizeof flags, "--train '%s/good*.bin' --val %s %s", folder, in_folder("good.bin"), small);
-    CHECK(run_program("%s", flags) == 0 && says("good.bin of --val is among the files of --train"), "%s",
-          flags);
+    CHECK(run_program("%s", flags) == 0 && says("good.bin is in --val and in --train"), "%s", flags);
 }
 
 /* A folder that holds one checkpoint is another run's, unless --resume says that it goes on. */

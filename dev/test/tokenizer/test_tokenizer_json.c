@@ -134,9 +134,10 @@ static void expect_same(const char *spec, const char *source) {
 
 #define GPT2_PATTERN                                                                                         \
     "'s|'t|'re|'ve|'m|'ll|'d| ?\\\\p{L}+| ?\\\\p{N}+| ?[^\\\\s\\\\p{L}\\\\p{N}]+|\\\\s+(?!\\\\S)|\\\\s+"
-#define SPLIT(pattern)                                                                                       \
-    "{\"type\": \"Split\", \"pattern\": {\"Regex\": \"" pattern                                              \
-    "\"}, \"behavior\": \"Isolated\", \"invert\": false}"
+#define SPLIT(pattern) SPLIT_AS(pattern, "Isolated", "false")
+#define SPLIT_AS(pattern, behavior, invert)                                                                  \
+    "{\"type\": \"Split\", \"pattern\": {\"Regex\": \"" pattern "\"}, \"behavior\": \"" behavior             \
+    "\", \"invert\": " invert "}"
 #define SEQUENCE(steps) "{\"type\": \"Sequence\", \"pretokenizers\": [" steps "]}"
 #define NO_REGEX "{\"type\": \"ByteLevel\", \"add_prefix_space\": false, \"use_regex\": false}"
 
@@ -193,6 +194,10 @@ static const struct {
      "pre_tokenizer.add_prefix_space: expected false"                                                                                                             },
     {{.pre_tokenizer = NO_REGEX},                                                                     "pre_tokenizer.use_regex: expected true"                    },
     {{.pre_tokenizer = SEQUENCE(SPLIT("\\\\s+") ", " NO_REGEX)},                                      "pre_tokenizer.pattern: expected GPT-2's"                   },
+    {{.pre_tokenizer = SEQUENCE(SPLIT_AS(GPT2_PATTERN, "Removed", "false") ", " NO_REGEX)},
+     "pre_tokenizer.behavior: expected Isolated, found Removed"                                                                                                   },
+    {{.pre_tokenizer = SEQUENCE(SPLIT_AS(GPT2_PATTERN, "Isolated", "true") ", " NO_REGEX)},
+     "pre_tokenizer.invert: expected false"                                                                                                                       },
     {{.pre_tokenizer = SEQUENCE(SPLIT(GPT2_PATTERN))},                                                "pre_tokenizer.type: expected ByteLevel"                    },
     {{.pre_tokenizer = SEQUENCE(NO_REGEX)},                                                           "pre_tokenizer.use_regex"                                   },
     {{.pre_tokenizer = SEQUENCE("{\"type\": \"Digits\"}, " NO_REGEX)},
@@ -203,6 +208,9 @@ static const struct {
      "post_processor.type: expected null, ByteLevel or TemplateProcessing, found BertProcessing"                                                                  },
     {{.post_processor = "{\"type\": \"TemplateProcessing\", \"single\": [{\"SpecialToken\": {\"id\": "
                         "\"x\"}}, {\"Sequence\": {\"id\": \"A\"}}]}"},
+     "post_processor.single: expected the text alone"                                                                                                             },
+    {{.post_processor = "{\"type\": \"TemplateProcessing\", \"single\": [{\"Sequence\": {\"id\": "
+                        "\"A\"}}, {\"SpecialToken\": {\"id\": \"x\"}}]}"},
      "post_processor.single: expected the text alone"                                                                                                             },
     {{.added_tokens = "[{\"id\": 270, \"content\": \"word\", \"special\": false}]"},
      "added_tokens: \"word\" is not special"                                                                                                                      },

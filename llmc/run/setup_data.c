@@ -37,7 +37,7 @@ static bool fail_no_data(const Run *run, Error *err) {
             run->checkpoint, trained_on, s->train, trained_on);
     return fail(err, EXIT_INPUT,
                 "--train is missing, and the default, %s, is not there; hint: --train FILE, %s", s->train,
-                run->model_path[0] && !run->checkpoint[0] && !s->eval_only
+                run->model_path[0] && !run->checkpoint[0] && !s->eval_only && !s->profile
                     ? "or --prompt TEXT for samples alone"
                     : "or make default-text");
 }

@@ -58,11 +58,10 @@ static bool refuse_others_output(const char *out, Error *err) {
 static bool refuse_checkpoint_itself(const char *out, Error *err) {
     const bool is_one = directory_has(out, MANIFEST_NAME) ||
                         (directory_has(out, "config.json") && directory_has(out, "model.safetensors"));
-    return !is_one ||
-           fail(err, EXIT_INPUT,
-                "--out %s: is a checkpoint itself, not a run's folder; hint: --out %s/.. goes on with "
-                "its run, --model %s begins another one from it",
-                out, out, out);
+    return !is_one || fail(err, EXIT_INPUT,
+                           "--out %s: is a checkpoint itself, not a run's folder; hint: --resume --out %s/.. "
+                           "goes on with its run, --model %s begins another one from it",
+                           out, out, out);
 }
 
 /* ---- the lock ---- */

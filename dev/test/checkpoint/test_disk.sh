@@ -150,7 +150,7 @@ run $training --steps 2 --out "$work/link"
 check "--out is a link to a folder: exit code $status" [ "$status" -eq 0 ]
 check "--out is a link to a folder: written there" [ -s "$work/elsewhere/step_00000002/model.safetensors" ]
 fresh
-refuses "--out is a checkpoint" '--out .*/step_00000012: is a checkpoint itself.*hint: --out .*/step_00000012/\.\.' $training --steps 2 --out "$out/step_00000012"
+refuses "--out is a checkpoint" '--out .*/step_00000012: is a checkpoint itself.*hint: --resume --out .*/step_00000012/\.\. goes on' $training --steps 2 --out "$out/step_00000012"
 refuses "--out is a checkpoint, resumed" 'is a checkpoint itself' $training --steps 14 --resume --out "$out/step_00000012"
 cp -R "$out/step_00000012" "$work/exported" && rm "$work/exported/trainer_state.json"
 refuses "--out is a model" 'is a checkpoint itself' $training --steps 2 --out "$work/exported"

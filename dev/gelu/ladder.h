@@ -1,4 +1,4 @@
-/* The ladder of GELU. Operands in the order of gelu_forward (out, x) and gelu_backward (dx, pre_gelu). */
+/* The ladder of GELU. Operands in the order of gelu_forward (out, x) and gelu_backward (dx, pre_gelu, scratch). */
 #pragma once
 #include "dev/driver/lab.h"
 
@@ -9,6 +9,7 @@ extern "C" {
 /* textbook.c, on the CPU, fp32 */
 void gelu_textbook_forward(const Call *c);
 void gelu_textbook_backward(const Call *c);
+void gelu_forward_reference(Case *c);
 void gelu_backward_reference(Case *c);
 
 /* scalar.cu, vectorised.cu */

@@ -1,7 +1,7 @@
-/* GELU in plain C, and the op gelu_backward: dx (N,C) *= gelu'(pre_gelu), pre_gelu (N,C).
+/* GELU in plain C, and the references of gelu_forward, out = gelu(x), and gelu_backward, dx *= gelu'(pre_gelu), all (N,C).
  *
- * The trainer has this inside linear_backward_input; as an op of its own it shows what the pass costs that the
- * epilogue saves. The reference takes the derivative in double and in another form than the kernels: with s =
+ * The trainer has both inside linear layers; as ops of their own they show what the passes cost that a product's epilogue
+ * saves. The reference takes the derivative in double and in another form than the kernels: with s =
  * logistic(2u), gelu = x s and gelu' = s + x s (1 - s) 2u'. */
 #include <math.h>
 #include "ladder.h"
@@ -11,6 +11,16 @@ static const double TWICE_ROOT = 1.5957691216057308, CUBIC = 0.044715; /* 2 sqrt
 static double derivative(double x) {
     const double s = 1 / (1 + exp(-TWICE_ROOT * (x + CUBIC * x * x * x)));
     return s + x * s * (1 - s) * TWICE_ROOT * (1 + 3 * CUBIC * x * x);
+}
+
+void gelu_forward_reference(Case *c) {
+    const float *x = c->in[1];
+#pragma omp parallel for
+    for (int64_t i = 0; i < c->operands[0].elems; i++) {
+        const double v = (double)x[i];
+        c->want[0][i] = v / (1 + exp(-TWICE_ROOT * (v + CUBIC * v * v * v)));
+        c->plain[0][i] = (double)round_to_dtype((float)c->want[0][i], c->dtype);
+    }
 }
 
 void gelu_backward_reference(Case *c) {

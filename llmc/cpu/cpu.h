@@ -15,6 +15,7 @@ size_t cpu_layernorm_scratch_bytes(const OpShape *shape);
 void cpu_column_sums(float *out, const float *x, int64_t N, int columns, int stride);
 
 /* elementwise.c */
+void cpu_gelu(float *out, const float *x, int64_t n);
 void cpu_zero(void *dst, size_t bytes); /* Device.zero, zero_rows and copy */
 void cpu_zero_rows(void *dst, size_t bytes, size_t stride, int64_t rows);
 void cpu_copy(void *dst, const void *src, size_t bytes);

@@ -7,28 +7,18 @@ enum { CHUNK = 16384 }; /* elements of a task */
 
 typedef struct Elements {
     float *out;
-    const float *a, *b;
+    const float *x;
     int64_t n;
 } Elements;
-
-static void add_chunk(const void *args, int64_t chunk) {
-    const Elements *e = args;
-    for (int64_t i = chunk * CHUNK, end = min_i64(e->n, i + CHUNK); i < end; i += VEC)
-        vec_store_n(e->out + i, vec_load_n(e->a + i, end - i) + vec_load_n(e->b + i, end - i), end - i);
-}
-
-void cpu_residual_forward(floatX *out, const floatX *a, const floatX *b, int64_t n) {
-    cpu_parallel_for(ceil_div(n, CHUNK), add_chunk, &(Elements){out, a, b, n});
-}
 
 static void gelu_chunk(const void *args, int64_t chunk) {
     const Elements *e = args;
     for (int64_t i = chunk * CHUNK, end = min_i64(e->n, i + CHUNK); i < end; i += VEC)
-        vec_store_n(e->out + i, gelu(vec_load_n(e->a + i, end - i)), end - i);
+        vec_store_n(e->out + i, gelu(vec_load_n(e->x + i, end - i)), end - i);
 }
 
-void cpu_gelu_forward(floatX *out, const floatX *x, int64_t n) {
-    cpu_parallel_for(ceil_div(n, CHUNK), gelu_chunk, &(Elements){out, x, NULL, n});
+void cpu_gelu(float *out, const float *x, int64_t n) {
+    cpu_parallel_for(ceil_div(n, CHUNK), gelu_chunk, &(Elements){out, x, n});
 }
 
 enum { CHUNK_BYTES = 1 << 18 }; /* of memory operations: large enough to leave small ones on one core */

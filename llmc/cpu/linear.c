@@ -72,7 +72,7 @@ void cpu_linear_backward_input(Matrix dx, float *dx_sums, Matrix gelu, Matrix do
         .gelu_in = pre_gelu.data,
     });
     if (dx_sums) cpu_column_sums(dx_sums, dx.data, dx.rows, dx.columns, dx.columns);
-    if (gelu.data) cpu_gelu_forward(gelu.data, pre_gelu.data, gelu.rows * gelu.columns);
+    if (gelu.data) cpu_gelu(gelu.data, pre_gelu.data, gelu.rows * gelu.columns);
 }
 
 /* No row_dots: made here or by who needs them, they take the same pass. */

@@ -64,8 +64,6 @@ size_t linear_fixed_bytes(void);
 size_t linear_scratch_bytes(int64_t N, int IC); /* of linear_backward_input, besides those of column_sums */
 
 /* ---- gelu.cu ---- */
-/* dx *= gelu'(pre_gelu), n elements */
-template <typename T> void gelu_backward_inplace(floatX *dx, const floatX *pre_gelu, int64_t n);
 /* x (N,OC) += bias (OC) or 0; with pre_gelu: pre_gelu (N,OC) = x + bias and x = gelu(x + bias) */
 template <typename T>
 void bias_gelu_inplace(floatX *x, floatX *pre_gelu, const floatX *bias, int64_t N, int OC);

@@ -154,15 +154,14 @@ typedef void LayernormBackward(floatX *dx, float *dweight, float *dbias, float *
                                const floatX *dresidual, const floatX *dout, const floatX *x,
                                const floatX *weight, const float *mean, const float *rstd, void *scratch,
                                int64_t N, int C);
-/* out = a + b, n elements; out may be a or b */
-typedef void ResidualForward(floatX *out, const floatX *a, const floatX *b, int64_t n);
 /* out = x where the mask of `dropout` keeps it, times 1/(1-p), else 0; p > 0.   out, x (rows,columns); out
  * may be x. Its own backward: call it on the gradient. columns < 2^31 */
 typedef void ApplyDropout(floatX *out, const floatX *x, const Dropout *dropout, int64_t rows, int columns);
 
 /* ---- linear: weight (OC,IC) row-major, y = x W^T + b ---- */
 /* out (N,OC) =, x (N,IC), bias (OC) or NULL. With pre_gelu: pre_gelu (N,OC) = x W^T + b and out = gelu(pre_gelu), in one
- * pass over the output. */
+ * pass over the output: gelu(x) = 0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))) (Hendrycks & Gimpel 2016, the tanh
+ * form). */
 typedef void LinearForward(Matrix out, Matrix pre_gelu, Matrix x, Matrix weight, const floatX *bias);
 /* dx = dout W; with pre_gelu (N,IC): dx = (dout W) * gelu'(pre_gelu).   dx (N,IC) =, dout (N,OC);
  * dx_sums (IC) fp32 += column sums of dx, or dx_sums NULL: the bias gradient of the layer below;
@@ -186,9 +185,6 @@ typedef void LinearBackwardWeight(Matrix dweight, float *dbias, Matrix dout, Mat
  * the gradient, so far, of the bias of the linear layer behind attention; proj_weight (C,C): that layer's W */
 typedef void QkvBiasBackward(float *dbias, const floatX *dqkv, const float *dproj_bias,
                              const floatX *proj_weight, void *scratch, int64_t N, int C);
-/* out = 0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))), n elements; out may be x (Hendrycks & Gimpel 2016, the
- * tanh form). In training GELU comes with a linear layer. */
-typedef void GeluForward(floatX *out, const floatX *x, int64_t n);
 
 /* ---- causal self-attention on packed qkv (B,T,3,NH,HD), scale 1/sqrt(HD), HD a multiple of 8 up to 256
  * ---- */
@@ -247,14 +243,12 @@ typedef void WeightsFromMaster(floatX *weights, const float *master, int64_t n);
     OP(LayernormForward, layernorm_forward) \
     OP(ResidualLayernormForward, residual_layernorm_forward) \
     OP(LayernormBackward, layernorm_backward) \
-    OP(ResidualForward, residual_forward) \
     OP(ApplyDropout, dropout) \
     OP(LinearForward, linear_forward) \
     OP(LinearBackwardInput, linear_backward_input) \
     OP(LinearBackwardInputRowDots, linear_backward_input_row_dots) \
     OP(LinearBackwardWeight, linear_backward_weight) \
     OP(QkvBiasBackward, qkv_bias_backward) \
-    OP(GeluForward, gelu_forward) \
     OP(AttentionForward, attention_forward) \
     OP(AttentionBackward, attention_backward) \
     OP(AttentionStandardForward, attention_standard_forward) \

@@ -136,12 +136,6 @@ static void layernorm_backward(floatX *dx, float *dweight, float *dbias, float *
     end();
 }
 
-static void residual_forward(floatX *out, const floatX *a, const floatX *b, int64_t n) {
-    begin(0, stored(3.0 * (double)n), "residual_forward");
-    inner->residual_forward(out, a, b, n);
-    end();
-}
-
 static void dropout(floatX *out, const floatX *x, const Dropout *mask, int64_t rows, int columns) {
     begin(0, stored(2.0 * (double)rows * columns), "dropout");
     inner->dropout(out, x, mask, rows, columns);
@@ -204,12 +198,6 @@ static void qkv_bias_backward(float *dbias, const floatX *dqkv, const float *dpr
     const double n = (double)N, c = C;
     begin(2 * c * c, stored(n * c + c * c), "qkv_bias_backward");
     inner->qkv_bias_backward(dbias, dqkv, dproj_bias, proj_weight, scratch, N, C);
-    end();
-}
-
-static void gelu_forward(floatX *out, const floatX *x, int64_t n) {
-    begin(0, stored(2.0 * (double)n), "gelu_forward");
-    inner->gelu_forward(out, x, n);
     end();
 }
 
@@ -320,14 +308,12 @@ const Ops *profile_ops(const Ops *ops) {
     wrapped.layernorm_forward = layernorm_forward;
     wrapped.residual_layernorm_forward = residual_layernorm_forward;
     wrapped.layernorm_backward = layernorm_backward;
-    wrapped.residual_forward = residual_forward;
     wrapped.dropout = dropout;
     wrapped.linear_forward = linear_forward;
     wrapped.linear_backward_input = linear_backward_input;
     wrapped.linear_backward_input_row_dots = linear_backward_input_row_dots;
     wrapped.linear_backward_weight = linear_backward_weight;
     wrapped.qkv_bias_backward = qkv_bias_backward;
-    wrapped.gelu_forward = gelu_forward;
     wrapped.attention_forward = attention_forward;
     wrapped.attention_backward = attention_backward;
     wrapped.attention_standard_forward = attention_standard_forward;

@@ -41,7 +41,7 @@ refuses "--csv: /nonexistent/x.csv" --csv /nonexistent/x.csv --check
 refuses "--csv: expected FILE; found ''" --csv '' --check
 refuses "no variant .*'nosuch'" attention_forward --variant cpu,nosuch
 refuses "found ''" ''
-refuses "^error: --channels: expected a multiple of 8; found 7$" gelu_forward --channels 7
+refuses "^error: --channels: expected a multiple of 8; found 7$" layernorm_forward --channels 7
 refuses "--channels: .*head size 128, which attention_forward takes; found 64" 'attention*' --channels 64
 refuses "--channels: .*head size 64.*found 104" attention_forward --head-size 8,64 --channels 104
 refuses "--fill: .*'nosuch'" attention_forward --fill normal,nosuch
@@ -51,7 +51,7 @@ refuses "nothing was checked" attention_forward --variant 'cpu,!cpu' --check
 
 "$program" --list >/dev/full 2>"$work/err"
 check "a full disk behind --list is a failure" [ $? -eq 1 ]
-run gelu_forward --variant cpu --check
+run layernorm_forward --variant cpu --check
 check "the reference is skipped, not passed" grep -qx 'lab: 0 passed, 0 failed, 1 skipped' "$work/out"
 
 run --help
@@ -76,18 +76,18 @@ run 'gelu*' --variant textbook --check --repeat 3
 check "GELU in plain C: exit code" [ "$status" -eq 0 ]
 check "GELU in plain C: forward and its derivative" grep -qx 'lab: 6 passed, 0 failed, 0 skipped' "$work/out"
 
-run gelu_forward --variant cpu --time --seconds 0.05 --csv "$work/time.csv"
+run layernorm_forward --variant cpu --time --seconds 0.05 --csv "$work/time.csv"
 check "timing: exit code" [ "$status" -eq 0 ]
-check "timing: one row" [ "$(grep -c '^time,gelu_forward,cpu,fp32' "$work/time.csv")" -eq 1 ]
+check "timing: one row" [ "$(grep -c '^time,layernorm_forward,cpu,fp32' "$work/time.csv")" -eq 1 ]
 check "timing: a roof" grep -q '= 100 %' "$work/out"
 check "timing: counts" grep -qx 'lab: 1 timed, 0 left out' "$work/out"
-run gelu_forward --variant cpu --time --seconds 0.05 --csv /dev/full
+run layernorm_forward --variant cpu --time --seconds 0.05 --csv /dev/full
 check "CSV on a full disk: exit code $status, expected 1" [ "$status" -eq 1 ]
-refuses "--roofs: /nonexistent/roofs" gelu_forward --variant cpu --time --roofs /nonexistent/roofs
+refuses "--roofs: /nonexistent/roofs" layernorm_forward --variant cpu --time --roofs /nonexistent/roofs
 printf 'notes of mine\n' >"$work/notes"
-refuses "--roofs: .*/notes:1: expected" gelu_forward --variant cpu --time --roofs "$work/notes"
+refuses "--roofs: .*/notes:1: expected" layernorm_forward --variant cpu --time --roofs "$work/notes"
 check "--roofs: another file stays as it was" [ "$(cat "$work/notes")" = 'notes of mine' ]
-refuses "--roofs: $work: Is a directory" gelu_forward --variant cpu --roofs "$work"
+refuses "--roofs: $work: Is a directory" layernorm_forward --variant cpu --roofs "$work"
 printf 'cpu fp32: 1e9 bytes/s, 1e9 FLOP/s\n' >"$work/roofs"
 run attention_forward --variant cpu,textbook --time --seconds 0.01 --longest 1e-6 -T 64,128 --batch-tokens 1 --head-size 8 --channels 8 \
     --causal 1 --roofs "$work/roofs"

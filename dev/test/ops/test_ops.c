@@ -82,9 +82,9 @@ static void run_residual_layernorm(const Ops *ops, void **p, const Dims *d) {
 /* The norm is of the residual as stored, so the oracle rounds it in between. */
 static void reference_residual_layernorm(void **p, const OpCase *c) {
     const Dims *d = &c->d;
-    const void *a = d->flags & ALIAS_A ? p[0] : p[4], *b = d->flags & ALIAS_B ? p[0] : p[5];
-    ops_cpu.residual_forward(p[0], a, b, d->N * d->C);
-    round_values(p[0], c->ops->dtype, d->N * d->C);
+    const float *a = d->flags & ALIAS_A ? p[0] : p[4], *b = d->flags & ALIAS_B ? p[0] : p[5];
+    float *sum = p[0];
+    for (int64_t i = 0; i < d->N * d->C; i++) sum[i] = round_to(c->ops->dtype, a[i] + b[i]);
     ops_cpu.layernorm_forward(p[1], p[2], p[3], p[0], p[6], p[7], d->N, d->C);
 }
 
@@ -125,21 +125,6 @@ static void prepare_layernorm_backward(OpCase *c) {
     }
 }
 
-static int describe_residual_forward(Operand *o, const Dims *d) {
-    const bool alias = d->flags & ALIAS_A;
-    const Operand rows[] = {
-        {"out", alias ? INOUT : OUT, STORE_X, d->N,             1, 0, 0, 0},
-        {"a",   IN,                  STORE_X, alias ? 0 : d->N, 1, 0, 0, 0},
-        {"b",   IN,                  STORE_X, d->N,             1, 0, 0, 0},
-    };
-    memcpy(o, rows, sizeof rows);
-    return 3;
-}
-
-static void run_residual_forward(const Ops *ops, void **p, const Dims *d) {
-    ops->residual_forward(p[0], d->flags & ALIAS_A ? p[0] : p[1], p[2], d->N);
-}
-
 /* ---- linear and GELU ---- */
 
 static double gelu(double x) {
@@ -156,7 +141,7 @@ static int describe_linear_forward(Operand *o, const Dims *d) {
     const Operand rows[] = {
         {"out",      OUT, STORE_X, out,                            0,                       0, 0, 0},
         {"pre_gelu", OUT, STORE_X, d->flags & GELU ? out : 0,      0,                       0, 0, 0},
-        {"x",        IN,  STORE_X, d->N * d->IC,                   1,                       0, 0, 0},
+        {"x",        IN,  STORE_X, d->N * d->IC,                   d->scale,                0, 0, 0},
         {"weight",   IN,  STORE_X, (int64_t)d->OC * d->IC,         1 / sqrtf((float)d->IC), 0, 0, 0},
         {"bias",     IN,  STORE_X, d->flags & NO_BIAS ? 0 : d->OC, 0.5,                     0, 0, 0},
     };
@@ -321,19 +306,6 @@ static void run_qkv_bias_backward(const Ops *ops, void **p, const Dims *d) {
     ops->qkv_bias_backward(p[0], p[1], p[2], p[3], p[4], d->N, d->C);
 }
 
-static int describe_gelu_forward(Operand *o, const Dims *d) {
-    const Operand rows[] = {
-        {"out", OUT, STORE_X, d->N, 0,        0, 0, 0},
-        {"x",   IN,  STORE_X, d->N, d->scale, 0, 0, 0},
-    };
-    memcpy(o, rows, sizeof rows);
-    return 2;
-}
-
-static void run_gelu_forward(const Ops *ops, void **p, const Dims *d) {
-    ops->gelu_forward(p[0], p[1], d->N);
-}
-
 /* ---- the table ---- */
 
 static const Op embedding_forward = {
@@ -351,8 +323,6 @@ static const Op layernorm_backward = {"layernorm_backward",
                                       prepare_layernorm_backward,
                                       NULL,
                                       NULL};
-static const Op residual_forward = {
-    "residual_forward", describe_residual_forward, run_residual_forward, NULL, NULL, NULL};
 static const Op linear_forward = {
     "linear_forward", describe_linear_forward, run_linear_forward, NULL, NULL, plain_linear_forward};
 static const Op linear_backward_input = {
@@ -371,104 +341,98 @@ static const Op linear_backward_weight = {
     "linear_backward_weight", describe_linear_backward_weight, run_linear_backward_weight, NULL, NULL, NULL};
 static const Op qkv_bias_backward = {
     "qkv_bias_backward", describe_qkv_bias_backward, run_qkv_bias_backward, NULL, NULL, NULL};
-static const Op gelu_forward = {"gelu_forward", describe_gelu_forward, run_gelu_forward, NULL, NULL, NULL};
 /* To add a case: a row. */
 static const struct {
     const Op *op;
     Dims d;
 } cases[] = {
-    {&embedding_forward,      {.B = 1, .T = 1, .C = 8, .V = 211}                              },
-    {&embedding_forward,      {.B = 3, .T = 127, .C = 768, .V = 50257}                        },
-    {&embedding_forward,      {.B = 2, .T = 1023, .C = 40, .V = 1}                            },
-    {&embedding_backward,     {.B = 1, .T = 1, .C = 8, .V = 211}                              },
-    {&embedding_backward,     {.B = 2, .T = 65, .C = 24, .V = 7}                              },
-    {&embedding_backward,     {.B = 3, .T = 127, .C = 768, .V = 50257}                        },
-    {&embedding_backward,     {.B = 5, .T = 1000, .C = 96, .V = 50257, .fill = FILL_EQUAL}    },
-    {&embedding_backward,     {.B = 2, .T = 1023, .C = 128, .V = 50257, .fill = FILL_DISTINCT}},
-    {&embedding_backward,     {.B = 300, .T = 1000, .C = 8, .V = 50257}                       }, /* more tiles than one scan takes */
-    {&layernorm_forward,      {.N = 1, .C = 8}                                                },
-    {&layernorm_forward,      {.N = 65, .C = 24}                                              },
-    {&layernorm_forward,      {.N = 381, .C = 768}                                            },
-    {&layernorm_forward,      {.N = 7, .C = 1600}                                             },
-    {&layernorm_forward,      {.N = 14, .C = 12288}                                           },
-    {&layernorm_forward,      {.N = 130, .C = 256, .scale = 0.01f}                            },
-    {&layernorm_forward,      {.N = 1023, .C = 80, .scale = 100}                              },
-    {&layernorm_forward,      {.N = 33, .C = 1024}                                            },
-    {&layernorm_forward,      {.N = 33, .C = 2048}                                            },
-    {&layernorm_forward,      {.N = 33, .C = 2056}                                            },
-    {&residual_layernorm,     {.N = 1, .C = 8}                                                },
-    {&residual_layernorm,     {.N = 65, .C = 40, .flags = ALIAS_A}                            },
-    {&residual_layernorm,     {.N = 1023, .C = 768}                                           },
-    {&residual_layernorm,     {.N = 381, .C = 768, .flags = ALIAS_B}                          },
-    {&residual_layernorm,     {.N = 14, .C = 5120}                                            },
-    {&residual_layernorm,     {.N = 33, .C = 1600, .flags = ALIAS_A}                          },
-    {&residual_layernorm,     {.N = 33, .C = 2056, .flags = ALIAS_B}                          },
-    {&layernorm_backward,     {.N = 1, .C = 8}                                                },
-    {&layernorm_backward,     {.N = 65, .C = 24, .flags = ALIAS_A}                            },
-    {&layernorm_backward,     {.N = 381, .C = 768}                                            },
-    {&layernorm_backward,     {.N = 2046, .C = 768, .flags = ALIAS_A}                         },
-    {&layernorm_backward,     {.N = 127, .C = 1600, .flags = NO_RESIDUAL}                     },
-    {&layernorm_backward,     {.N = 381, .C = 1024, .flags = ALIAS_A | NO_SUMS}               },
-    {&layernorm_backward,     {.N = 65, .C = 3072}                                            },
-    {&layernorm_backward,     {.N = 14, .C = 12288, .flags = ALIAS_A}                         },
-    {&layernorm_backward,     {.N = 5000, .C = 768, .flags = ALIAS_A}                         },
-    {&residual_forward,       {.N = 1}                                                        },
-    {&residual_forward,       {.N = 1003}                                                     },
-    {&residual_forward,       {.N = 77777, .flags = ALIAS_A}                                  },
-    {&linear_forward,         {.N = 1, .OC = 8, .IC = 8}                                      },
-    {&linear_forward,         {.N = 7, .OC = 16, .IC = 24, .flags = NO_BIAS}                  },
-    {&linear_forward,         {.N = 65, .OC = 24, .IC = 16, .flags = GELU}                    },
-    {&linear_forward,         {.N = 1, .OC = 3072, .IC = 768, .flags = GELU}                  },
-    {&linear_forward,         {.N = 127, .OC = 3072, .IC = 768, .flags = GELU}                },
-    {&linear_forward,         {.N = 1023, .OC = 2304, .IC = 768}                              },
-    {&linear_forward,         {.N = 130, .OC = 768, .IC = 3072}                               },
-    {&linear_forward,         {.N = 33, .OC = 50304, .IC = 768, .flags = NO_BIAS}             },
-    {&linear_forward,         {.N = 2101, .OC = 2304, .IC = 768}                              },
-    {&linear_forward,         {.N = 1025, .OC = 3072, .IC = 768, .flags = GELU}               },
-    {&linear_forward,         {.N = 2113, .OC = 2048, .IC = 192, .flags = GELU}               },
-    {&linear_forward,         {.N = 4481, .OC = 1984, .IC = 64, .flags = GELU | NO_BIAS}      },
-    {&linear_backward_input,  {.N = 1, .OC = 8, .IC = 8}                                      },
-    {&linear_backward_input,  {.N = 7, .OC = 16, .IC = 24, .flags = GELU}                     },
-    {&linear_backward_input,  {.N = 65, .OC = 24, .IC = 16, .flags = NO_SUMS}                 },
-    {&linear_backward_input,  {.N = 65, .OC = 64, .IC = 128, .flags = GELU | NO_SUMS}         },
-    {&linear_backward_input,  {.N = 1, .OC = 768, .IC = 3072, .flags = GELU}                  },
-    {&linear_backward_input,  {.N = 4101, .OC = 16, .IC = 4096, .flags = GELU}                },
-    {&linear_backward_input,  {.N = 4101, .OC = 192, .IC = 4096, .flags = GELU | NO_SUMS}     },
-    {&linear_backward_input,  {.N = 127, .OC = 768, .IC = 3072, .flags = GELU}                },
-    {&linear_backward_input,  {.N = 1023, .OC = 2304, .IC = 768}                              },
-    {&linear_backward_input,  {.N = 33, .OC = 50304, .IC = 768}                               },
-    {&linear_backward_input,  {.N = 2101, .OC = 2304, .IC = 768}                              },
-    {&linear_backward_input,  {.N = 2113, .OC = 192, .IC = 2048, .flags = GELU}               },
-    {&linear_backward_input,  {.N = 4481, .OC = 64, .IC = 1984, .flags = GELU | NO_SUMS}      },
-    {&linear_backward_input,  {.N = 4481, .OC = 128, .IC = 1984, .flags = GELU}               },
-    {&linear_backward_input,  {.N = 1025, .OC = 768, .IC = 3072, .flags = GELU}               },
-    {&backward_input_gelu,    {.N = 1, .OC = 8, .IC = 8, .flags = GELU}                       },
-    {&backward_input_gelu,    {.N = 65, .OC = 64, .IC = 128, .flags = GELU | NO_SUMS}         },
-    {&backward_input_gelu,    {.N = 4101, .OC = 16, .IC = 4160, .flags = GELU}                },
-    {&backward_input_gelu,    {.N = 4101, .OC = 320, .IC = 4160, .flags = GELU}               },
-    {&backward_gelu_inplace,  {.N = 7, .OC = 16, .IC = 24, .flags = GELU}                     },
-    {&backward_gelu_inplace,  {.N = 1023, .OC = 24, .IC = 264, .flags = GELU | NO_SUMS}       },
-    {&backward_gelu_inplace,  {.N = 127, .OC = 768, .IC = 3072, .scale = 30, .flags = GELU}   },
-    {&backward_gelu_inplace,  {.N = 8501, .OC = 64, .IC = 1984, .flags = GELU}                },
-    {&backward_gelu_inplace,  {.N = 2177, .OC = 128, .IC = 2112, .scale = 30, .flags = GELU}  },
-    {&linear_backward_weight, {.N = 1, .OC = 8, .IC = 8}                                      },
-    {&linear_backward_weight, {.N = 7, .OC = 16, .IC = 24, .flags = NO_BIAS}                  },
-    {&linear_backward_weight, {.N = 65, .OC = 24, .IC = 16}                                   },
-    {&linear_backward_weight, {.N = 127, .OC = 3072, .IC = 768}                               },
-    {&linear_backward_weight, {.N = 2046, .OC = 768, .IC = 768}                               },
-    {&linear_backward_weight, {.N = 2101, .OC = 2304, .IC = 768}                              },
-    {&linear_backward_weight, {.N = 33, .OC = 50304, .IC = 768, .flags = NO_BIAS}             },
-    {&linear_backward_weight, {.N = 65, .OC = 24, .IC = 16, .flags = FIRST}                   },
-    {&linear_backward_weight, {.N = 2101, .OC = 2304, .IC = 768, .flags = FIRST}              },
-    {&linear_backward_weight, {.N = 33, .OC = 50304, .IC = 768, .flags = FIRST | NO_BIAS}     },
-    {&qkv_bias_backward,      {.N = 1, .C = 8}                                                },
-    {&qkv_bias_backward,      {.N = 65, .C = 40}                                              },
-    {&qkv_bias_backward,      {.N = 2101, .C = 768}                                           },
-    {&qkv_bias_backward,      {.N = 127, .C = 1600}                                           },
-    {&gelu_forward,           {.N = 1}                                                        },
-    {&gelu_forward,           {.N = 1003, .scale = 4}                                         },
-    {&gelu_forward,           {.N = 77777, .scale = 1}                                        },
-    {&gelu_forward,           {.N = 4096, .scale = 100}                                       },
+    {&embedding_forward,      {.B = 1, .T = 1, .C = 8, .V = 211}                                  },
+    {&embedding_forward,      {.B = 3, .T = 127, .C = 768, .V = 50257}                            },
+    {&embedding_forward,      {.B = 2, .T = 1023, .C = 40, .V = 1}                                },
+    {&embedding_backward,     {.B = 1, .T = 1, .C = 8, .V = 211}                                  },
+    {&embedding_backward,     {.B = 2, .T = 65, .C = 24, .V = 7}                                  },
+    {&embedding_backward,     {.B = 3, .T = 127, .C = 768, .V = 50257}                            },
+    {&embedding_backward,     {.B = 5, .T = 1000, .C = 96, .V = 50257, .fill = FILL_EQUAL}        },
+    {&embedding_backward,     {.B = 2, .T = 1023, .C = 128, .V = 50257, .fill = FILL_DISTINCT}    },
+    {&embedding_backward,     {.B = 300, .T = 1000, .C = 8, .V = 50257}                           }, /* more tiles than one scan takes */
+    {&layernorm_forward,      {.N = 1, .C = 8}                                                    },
+    {&layernorm_forward,      {.N = 65, .C = 24}                                                  },
+    {&layernorm_forward,      {.N = 381, .C = 768}                                                },
+    {&layernorm_forward,      {.N = 7, .C = 1600}                                                 },
+    {&layernorm_forward,      {.N = 14, .C = 12288}                                               },
+    {&layernorm_forward,      {.N = 130, .C = 256, .scale = 0.01f}                                },
+    {&layernorm_forward,      {.N = 1023, .C = 80, .scale = 100}                                  },
+    {&layernorm_forward,      {.N = 33, .C = 1024}                                                },
+    {&layernorm_forward,      {.N = 33, .C = 2048}                                                },
+    {&layernorm_forward,      {.N = 33, .C = 2056}                                                },
+    {&residual_layernorm,     {.N = 1, .C = 8}                                                    },
+    {&residual_layernorm,     {.N = 65, .C = 40, .flags = ALIAS_A}                                },
+    {&residual_layernorm,     {.N = 1023, .C = 768}                                               },
+    {&residual_layernorm,     {.N = 381, .C = 768, .flags = ALIAS_B}                              },
+    {&residual_layernorm,     {.N = 14, .C = 5120}                                                },
+    {&residual_layernorm,     {.N = 33, .C = 1600, .flags = ALIAS_A}                              },
+    {&residual_layernorm,     {.N = 33, .C = 2056, .flags = ALIAS_B}                              },
+    {&layernorm_backward,     {.N = 1, .C = 8}                                                    },
+    {&layernorm_backward,     {.N = 65, .C = 24, .flags = ALIAS_A}                                },
+    {&layernorm_backward,     {.N = 381, .C = 768}                                                },
+    {&layernorm_backward,     {.N = 2046, .C = 768, .flags = ALIAS_A}                             },
+    {&layernorm_backward,     {.N = 127, .C = 1600, .flags = NO_RESIDUAL}                         },
+    {&layernorm_backward,     {.N = 381, .C = 1024, .flags = ALIAS_A | NO_SUMS}                   },
+    {&layernorm_backward,     {.N = 65, .C = 3072}                                                },
+    {&layernorm_backward,     {.N = 14, .C = 12288, .flags = ALIAS_A}                             },
+    {&layernorm_backward,     {.N = 5000, .C = 768, .flags = ALIAS_A}                             },
+    {&linear_forward,         {.N = 1, .OC = 8, .IC = 8}                                          },
+    {&linear_forward,         {.N = 1003, .OC = 8, .IC = 8, .scale = 4, .flags = GELU}            },
+    {&linear_forward,         {.N = 512, .OC = 8, .IC = 16, .scale = 100, .flags = GELU | NO_BIAS}},
+    {&linear_forward,         {.N = 7, .OC = 16, .IC = 24, .flags = NO_BIAS}                      },
+    {&linear_forward,         {.N = 65, .OC = 24, .IC = 16, .flags = GELU}                        },
+    {&linear_forward,         {.N = 1, .OC = 3072, .IC = 768, .flags = GELU}                      },
+    {&linear_forward,         {.N = 127, .OC = 3072, .IC = 768, .flags = GELU}                    },
+    {&linear_forward,         {.N = 1023, .OC = 2304, .IC = 768}                                  },
+    {&linear_forward,         {.N = 130, .OC = 768, .IC = 3072}                                   },
+    {&linear_forward,         {.N = 33, .OC = 50304, .IC = 768, .flags = NO_BIAS}                 },
+    {&linear_forward,         {.N = 2101, .OC = 2304, .IC = 768}                                  },
+    {&linear_forward,         {.N = 1025, .OC = 3072, .IC = 768, .flags = GELU}                   },
+    {&linear_forward,         {.N = 2113, .OC = 2048, .IC = 192, .flags = GELU}                   },
+    {&linear_forward,         {.N = 4481, .OC = 1984, .IC = 64, .flags = GELU | NO_BIAS}          },
+    {&linear_backward_input,  {.N = 1, .OC = 8, .IC = 8}                                          },
+    {&linear_backward_input,  {.N = 7, .OC = 16, .IC = 24, .flags = GELU}                         },
+    {&linear_backward_input,  {.N = 65, .OC = 24, .IC = 16, .flags = NO_SUMS}                     },
+    {&linear_backward_input,  {.N = 65, .OC = 64, .IC = 128, .flags = GELU | NO_SUMS}             },
+    {&linear_backward_input,  {.N = 1, .OC = 768, .IC = 3072, .flags = GELU}                      },
+    {&linear_backward_input,  {.N = 4101, .OC = 16, .IC = 4096, .flags = GELU}                    },
+    {&linear_backward_input,  {.N = 4101, .OC = 192, .IC = 4096, .flags = GELU | NO_SUMS}         },
+    {&linear_backward_input,  {.N = 127, .OC = 768, .IC = 3072, .flags = GELU}                    },
+    {&linear_backward_input,  {.N = 1023, .OC = 2304, .IC = 768}                                  },
+    {&linear_backward_input,  {.N = 33, .OC = 50304, .IC = 768}                                   },
+    {&linear_backward_input,  {.N = 2101, .OC = 2304, .IC = 768}                                  },
+    {&linear_backward_input,  {.N = 2113, .OC = 192, .IC = 2048, .flags = GELU}                   },
+    {&linear_backward_input,  {.N = 4481, .OC = 64, .IC = 1984, .flags = GELU | NO_SUMS}          },
+    {&linear_backward_input,  {.N = 4481, .OC = 128, .IC = 1984, .flags = GELU}                   },
+    {&linear_backward_input,  {.N = 1025, .OC = 768, .IC = 3072, .flags = GELU}                   },
+    {&backward_input_gelu,    {.N = 1, .OC = 8, .IC = 8, .flags = GELU}                           },
+    {&backward_input_gelu,    {.N = 65, .OC = 64, .IC = 128, .flags = GELU | NO_SUMS}             },
+    {&backward_input_gelu,    {.N = 4101, .OC = 16, .IC = 4160, .flags = GELU}                    },
+    {&backward_input_gelu,    {.N = 4101, .OC = 320, .IC = 4160, .flags = GELU}                   },
+    {&backward_gelu_inplace,  {.N = 7, .OC = 16, .IC = 24, .flags = GELU}                         },
+    {&backward_gelu_inplace,  {.N = 1023, .OC = 24, .IC = 264, .flags = GELU | NO_SUMS}           },
+    {&backward_gelu_inplace,  {.N = 127, .OC = 768, .IC = 3072, .scale = 30, .flags = GELU}       },
+    {&backward_gelu_inplace,  {.N = 8501, .OC = 64, .IC = 1984, .flags = GELU}                    },
+    {&backward_gelu_inplace,  {.N = 2177, .OC = 128, .IC = 2112, .scale = 30, .flags = GELU}      },
+    {&linear_backward_weight, {.N = 1, .OC = 8, .IC = 8}                                          },
+    {&linear_backward_weight, {.N = 7, .OC = 16, .IC = 24, .flags = NO_BIAS}                      },
+    {&linear_backward_weight, {.N = 65, .OC = 24, .IC = 16}                                       },
+    {&linear_backward_weight, {.N = 127, .OC = 3072, .IC = 768}                                   },
+    {&linear_backward_weight, {.N = 2046, .OC = 768, .IC = 768}                                   },
+    {&linear_backward_weight, {.N = 2101, .OC = 2304, .IC = 768}                                  },
+    {&linear_backward_weight, {.N = 33, .OC = 50304, .IC = 768, .flags = NO_BIAS}                 },
+    {&linear_backward_weight, {.N = 65, .OC = 24, .IC = 16, .flags = FIRST}                       },
+    {&linear_backward_weight, {.N = 2101, .OC = 2304, .IC = 768, .flags = FIRST}                  },
+    {&linear_backward_weight, {.N = 33, .OC = 50304, .IC = 768, .flags = FIRST | NO_BIAS}         },
+    {&qkv_bias_backward,      {.N = 1, .C = 8}                                                    },
+    {&qkv_bias_backward,      {.N = 65, .C = 40}                                                  },
+    {&qkv_bias_backward,      {.N = 2101, .C = 768}                                               },
+    {&qkv_bias_backward,      {.N = 127, .C = 1600}                                               },
 };
 
 /* More than racecheck gets through in some seconds; but the kernels that take GELU along with a product serve no

@@ -56,20 +56,27 @@ static void large_check(const Large *large, const Ops *ops, const float *want, c
     free(got);
 }
 
-static void test_gelu(const Ops *ops) {
-    enum { period = 257, width = 1024 };
-    const int64_t rows = past / width + 300;
-    float *x = op_normal_bf16(period * width, 1), *want = op_malloc(period * width * sizeof *want);
-    Large in = {0}, out = {0};
-    ops_cpu.gelu_forward(want, x, period * width);
-    if (large_open(&in, ops, x, period, rows, width) && large_open(&out, ops, NULL, period, rows, width)) {
-        ops->gelu_forward(out.data, in.data, rows * width);
-        large_check(&out, ops, want, "gelu_forward");
+/* Hopper has a kernel for multiples of 64 inputs. */
+static void test_gelu(const Ops *ops, int IC) {
+    enum { period = 257, OC = 1024 };
+    const int64_t rows = past / OC + 300;
+    float *x = op_normal_bf16(period * IC, 1), *weight = op_normal_bf16(OC * IC, 9);
+    float *want = op_malloc(period * OC * sizeof *want), *pre = op_malloc(period * OC * sizeof *pre);
+    Large in = {0}, w = {0}, pre_gelu = {0}, out = {0};
+    const DType F = DTYPE_F32, X = ops->dtype;
+    ops_cpu.linear_forward(matrix(want, F, period, OC), matrix(pre, F, period, OC), matrix(x, F, period, IC),
+                           matrix(weight, F, OC, IC), NULL);
+    if (large_open(&in, ops, x, period, rows, IC) && large_open(&w, ops, weight, OC, OC, IC) &&
+        large_open(&pre_gelu, ops, NULL, period, rows, OC) && large_open(&out, ops, NULL, period, rows, OC)) {
+        ops->linear_forward(matrix(out.data, X, rows, OC), matrix(pre_gelu.data, X, rows, OC),
+                            matrix(in.data, X, rows, IC), matrix(w.data, X, OC, IC), NULL);
+        large_check(&out, ops, want, "linear_forward, out");
+        large_check(&pre_gelu, ops, pre, "linear_forward, pre_gelu");
     }
-    ops->device->free(in.data);
-    ops->device->free(out.data);
-    free(x);
-    free(want);
+    void *const device[] = {in.data, w.data, pre_gelu.data, out.data};
+    for (int i = 0; i < 4; i++) ops->device->free(device[i]);
+    float *const host[] = {x, weight, want, pre};
+    for (int i = 0; i < 4; i++) free(host[i]);
 }
 
 /* dx of a layer behind GELU, and GELU in the place of its input. Hopper has a kernel for multiples of 64 outputs. */
@@ -167,7 +174,8 @@ static void test_backend(const Ops *ops) {
         SKIP("buffers past 2^31 elements: %zu MB of device memory free, 20480 needed", free_bytes >> 20);
         return;
     }
-    test_gelu(ops);
+    test_gelu(ops, 8);
+    test_gelu(ops, 64);
     test_gelu_backward(ops, 8);
     test_gelu_backward(ops, 64);
     test_layernorm(ops);

@@ -53,11 +53,9 @@ template <typename T> static bool backward_input(const LinearCall *c) {
     if (!multiply<T>(c, CUBLASLT_EPILOGUE_DEFAULT)) return false;
     if (!(c->wants & GELU))
         add_sums<T>(c, dx);
-    else if (c->wants & (SUMS | GELU_AGAIN))
+    else
         gelu_backward_sums<T>((T *)dx.data, c->sums, (T *)c->gelu.data, (const T *)c->pre_gelu.data,
                               c->scratch, dx.rows, dx.columns);
-    else
-        gelu_backward_inplace<T>(dx.data, c->pre_gelu.data, dx.rows * dx.columns);
     return true;
 }
 

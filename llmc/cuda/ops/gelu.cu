@@ -1,22 +1,6 @@
-/* GELU where neither a product nor the column sums take it along: fp32, shapes that the library refuses, the tests. */
+/* GELU where no product takes it along: fp32, and shapes that the library refuses. */
 #include "gelu.cuh"
 #include "llmc/cuda/cuda_ops.cuh"
-#include "elementwise.cuh"
-
-template <typename T> struct Gelu {
-    static __device__ float apply(float x, float) { return gelu<T>(x); }
-};
-template <typename T> struct GeluBackward {
-    static __device__ float apply(float dout, float x) { return dout * gelu_derivative<T>(x); }
-};
-
-template <typename T> void gelu_forward(floatX *out, const floatX *x, int64_t n) {
-    elementwise<T, Gelu<T>>("gelu_forward", out, x, x, n);
-}
-
-template <typename T> void gelu_backward_inplace(floatX *dx, const floatX *pre_gelu, int64_t n) {
-    elementwise<T, GeluBackward<T>>("gelu_backward_inplace", dx, dx, pre_gelu, n);
-}
 
 /* One thread per 16 bytes of x (N,OC); OC is a multiple of 8, so they lie in one row. bias, pre_gelu or NULL. */
 template <typename T>
@@ -46,9 +30,5 @@ void bias_gelu_inplace(floatX *x, floatX *pre_gelu, const floatX *bias, int64_t 
     launch_check("bias_gelu");
 }
 
-template GeluForward gelu_forward<float>;
-template GeluForward gelu_forward<bf16>;
-template void gelu_backward_inplace<float>(floatX *, const floatX *, int64_t);
-template void gelu_backward_inplace<bf16>(floatX *, const floatX *, int64_t);
 template void bias_gelu_inplace<float>(floatX *, floatX *, const floatX *, int64_t, int);
 template void bias_gelu_inplace<bf16>(floatX *, floatX *, const floatX *, int64_t, int);

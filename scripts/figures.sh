@@ -30,7 +30,7 @@ function provenance() { return card() ", binary " header["commit"] "; torch " he
 
 attention() {
     awk "$common"'
-    /^### Head size/ { split($0, word, /[ ,]+/); size = word[4]; mask = word[5]; direction = word[6]; next }
+    /^### Head size/ { split($0, word, /[ ,]+/); size = word[4]; mask = word[5] == "full" ? "non-causal" : word[5]; direction = word[6]; next }
     /^[|] [0-9]/ {
         split($0, c, / *[|] */)
         if (!(c[2] in known)) { known[c[2]] = 1; lengths[++n] = c[2] }

@@ -13,7 +13,7 @@ typedef void HopperBackward(floatX *dqkv, const floatX *dout, const floatX *out,
                             const float *lse, const float *d, void *scratch, int B, int T, int NH, int HD,
                             bool causal);
 
-/* What the trainer runs at this length (without a mask: what it would); blocks alone; 2-CTA clusters. */
+/* What the trainer runs at this length (non-causal: what it would run); 1-CTA; 2-CTA clusters. */
 HopperForward hopper_forward, hopper_forward_1cta, hopper_forward_2cta;
 HopperBackward hopper_backward, hopper_backward_1cta, hopper_backward_2cta;
 
@@ -30,11 +30,11 @@ typedef enum HopperStep {
     HOPPER_ALL_STEPS = 31,
 } HopperStep;
 
-/* Blocks alone, three warpgroups. frozen: the maximum of a tile's first keys stays; else the running maximum. turns:
+/* 1-CTA, three warpgroups. fixed_max: the maximum of a tile's first keys stays; else the running maximum. pingpong:
  * ping-pong scheduling of the warpgroups' products. */
 void hopper_forward_step(floatX *out, float *lse, const floatX *qkv, int B, int T, int NH, int HD,
-                         bool causal, bool frozen, bool turns);
-/* The same, frozen, in turns at head size 64, without one step or all. */
+                         bool causal, bool fixed_max, bool pingpong);
+/* The same, fixed maximum, ping-pong at head size 64, without one step or all. */
 void hopper_forward_without(floatX *out, float *lse, const floatX *qkv, int B, int T, int NH, int HD,
                             bool causal, HopperStep step);
 

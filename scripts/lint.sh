@@ -1,6 +1,6 @@
 #!/bin/sh
 # The rules that a machine can check, each with the file it found: format, warnings of two compilers, length of functions, PTX in
-# one file, wgmma serialisation and spills of the shipped kernels. Prints 'lint: ok' or exits 1.
+# one folder, wgmma serialisation and spills of the shipped kernels. Prints 'lint: ok' or exits 1.
 # Usage: scripts/lint.sh, from the repository root. Tools that are missing are named and skipped.
 set -u
 status=0
@@ -48,7 +48,7 @@ if have nvcc; then
     LC_ALL=C sort -u "$kernels" | diff llmc/cuda/attention/kernels.txt - || complain "the Hopper attention kernels are not those of llmc/cuda/attention/kernels.txt"
     rm -f "$object" "$kernels"
 fi
-grep -nE '\basm\b *(volatile)? *\(' $cuda_files /dev/null | grep -v '^llmc/cuda/ptx.cuh:' && complain "inline PTX outside llmc/cuda/ptx.cuh"
+grep -nE '\basm\b *(volatile)? *\(' $cuda_files /dev/null | grep -v '^llmc/cuda/ptx/' && complain "inline PTX outside llmc/cuda/ptx"
 # A folder of llmc/ includes its own headers and those of the folders before it in this list: no step back.
 python3 - <<'END' || complain "a header of a later folder is included (order: base device tokenizer data model cpu cuda checkpoint run)"
 import glob, re, sys

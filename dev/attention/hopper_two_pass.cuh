@@ -8,7 +8,6 @@
  * Seven products instead of five, but no tile of dQ is ever added to memory. */
 #pragma once
 #include "llmc/cuda/attention/sm90/sm90_keys.cuh"
-#include "llmc/cuda/sm90/sm90_frame.cuh"
 
 /* Of the dQ pass. */
 struct DqArgs : BackwardArgs {

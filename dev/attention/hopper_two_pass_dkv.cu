@@ -15,9 +15,9 @@ template <int HEAD, bool IS_CAUSAL> struct DkvConfig : Sm90Roles {
     static constexpr int HD = HEAD, WARPGROUPS = SHAPE.warpgroups, STAGES = SHAPE.stages, CLUSTER = 1;
     static constexpr bool CAUSAL = IS_CAUSAL, LATE_DP = SHAPE.flag;
     static constexpr bool K_IN_REGISTERS = HD == 64; /* and V; at 128 dK and dV take 128 registers */
-    static constexpr int TILE_ROWS = WARPGROUPS * ROWS, THREADS = sm90_threads(SHAPE);
-    static constexpr int TILE_BYTES = ROWS * HD * 2, FOLD_BYTES = ROWS * sizeof(FoldRow);
-    static_assert(SHAPE.columns == ROWS, "blocks of queries start where a warpgroup's keys start");
+    static constexpr int TILE_ROWS = WARPGROUPS * WG_ROWS, THREADS = sm90_threads(SHAPE);
+    static constexpr int TILE_BYTES = WG_ROWS * HD * 2, FOLD_BYTES = WG_ROWS * sizeof(FoldRow);
+    static_assert(SHAPE.columns == WG_ROWS, "blocks of queries start where a warpgroup's keys start");
     static_assert(SHAPE.own_buffers == 1, "K and V of a tile");
     static_assert(sm90_registers_fit(SHAPE), "setmaxnreg");
 };
@@ -45,9 +45,9 @@ __device__ __forceinline__ void dkv_producer(DkvShared<C> &shared, const Backwar
         shared.work = work;
         const uint32_t own_full = shared.own_ring.expect(own_at, 2 * C::WARPGROUPS * C::TILE_BYTES);
         for (int i = 0; i < C::WARPGROUPS; i++) {
-            tma_load_5d(shared_address(shared.k[i]), &args.rows, 0, row0 + i * ROWS, 0, args.NH + work.head,
-                        work.batch, own_full);
-            tma_load_5d(shared_address(shared.v[i]), &args.rows, 0, row0 + i * ROWS, 0,
+            tma_load_5d(shared_address(shared.k[i]), &args.rows, 0, row0 + i * WG_ROWS, 0,
+                        args.NH + work.head, work.batch, own_full);
+            tma_load_5d(shared_address(shared.v[i]), &args.rows, 0, row0 + i * WG_ROWS, 0,
                         2 * args.NH + work.head, work.batch, own_full);
         }
         load_queries(shared.queries, at, work, row0, args);
@@ -68,7 +68,7 @@ template <class C> struct DkvRows : KeyRows<C> {
 /* acc = rows of K or V, in registers or shared memory, times the block's queries, and its -lse / scale (which = 0) or -D
  * (1) in every row. */
 template <class C, int N>
-__device__ __forceinline__ void multiply_rows(float (&acc)[ROWS / 2], const uint32_t (&fragments)[N][4],
+__device__ __forceinline__ void multiply_rows(float (&acc)[WG_ROWS / 2], const uint32_t (&fragments)[N][4],
                                               uint32_t rows, uint32_t tile, const DkvRows<C> &r,
                                               QueryStages<C> &queries, int which, int stage) {
     if constexpr (C::K_IN_REGISTERS) {
@@ -157,7 +157,7 @@ __device__ __forceinline__ void store_key_rows(const KeyRows<C> &r, const Work &
 
 template <class C>
 __device__ __forceinline__ void dkv_consumer(DkvShared<C> &shared, const BackwardArgs &args, int warpgroup) {
-    const int blocks = ceil_div(args.T, (int)ROWS);
+    const int blocks = ceil_div(args.T, (int)WG_ROWS);
     Ring<1> own_at;
     KeyPlace<C> place;
     place.k = shared_address(shared.k[warpgroup]);
@@ -167,7 +167,7 @@ __device__ __forceinline__ void dkv_consumer(DkvShared<C> &shared, const Backwar
         shared.own_ring.wait(own_at);
         const Work work = read_work(shared.work);
         if (work.index < 0) break;
-        const int tile_row0 = work.tile * C::TILE_ROWS, row0 = tile_row0 + warpgroup * ROWS;
+        const int tile_row0 = work.tile * C::TILE_ROWS, row0 = tile_row0 + warpgroup * WG_ROWS;
         if constexpr (C::K_IN_REGISTERS) {
             load_fragments(r.k, shared_address(shared.k[warpgroup]));
             load_fragments(r.v, shared_address(shared.v[warpgroup]));
@@ -220,7 +220,8 @@ __global__ void __launch_bounds__(DkvConfig<HD, CAUSAL>::THREADS, 1)
 
 template <int HD, bool CAUSAL> static void launch_dkv(BackwardArgs &args, int B) {
     using C = DkvConfig<HD, CAUSAL>;
-    args.order = tile_order(B, args.T, args.NH, C::TILE_ROWS, 2 * HD * 2 + sizeof(FoldRow), false);
+    args.order =
+        tile_order(B, args.T, args.NH, C::TILE_ROWS, 2 * HD * 2 + sizeof(FoldRow), false, SM90_GROUP_BYTES);
     launch_persistent("two_pass_dkv_kernel", two_pass_dkv_kernel<HD, CAUSAL>, args, args.order.total,
                       C::THREADS, shared_bytes<DkvShared<C>>());
 }

@@ -15,8 +15,8 @@ template <int HEAD, bool IS_CAUSAL> struct DqConfig : Sm90Roles {
                          STAGES = SHAPE.stages;
     static constexpr int OWN = SHAPE.own_buffers, CLUSTER = 1;
     static constexpr bool CAUSAL = IS_CAUSAL, LATE_DP = SHAPE.flag;
-    static constexpr int TILE_ROWS = WARPGROUPS * ROWS, THREADS = sm90_threads(SHAPE);
-    static constexpr int OWN_BYTES = ROWS * HD * 2 /* of a warpgroup */, KV_BYTES = KEYS * HD * 2;
+    static constexpr int TILE_ROWS = WARPGROUPS * WG_ROWS, THREADS = sm90_threads(SHAPE);
+    static constexpr int OWN_BYTES = WG_ROWS * HD * 2 /* of a warpgroup */, KV_BYTES = KEYS * HD * 2;
     static_assert(KEYS == 64 || KEYS == 128, "wgmma N; a warpgroup's diagonal lies in one block of keys");
     static_assert(sm90_registers_fit(SHAPE), "setmaxnreg");
 };
@@ -44,9 +44,9 @@ template <class C> __device__ __forceinline__ void dq_producer(DqShared<C> &shar
         shared.work[own_at.stage] = work;
         const uint32_t own_full = shared.own_ring.expect(own_at, 2 * C::WARPGROUPS * C::OWN_BYTES);
         for (int i = 0; i < C::WARPGROUPS; i++) {
-            tma_load_5d(shared_address(shared.q[own_at.stage][i]), &args.rows, 0, row0 + i * ROWS, 0,
+            tma_load_5d(shared_address(shared.q[own_at.stage][i]), &args.rows, 0, row0 + i * WG_ROWS, 0,
                         work.head, work.batch, own_full);
-            tma_load_5d(shared_address(shared.dout[own_at.stage][i]), &args.dout, 0, row0 + i * ROWS, 0,
+            tma_load_5d(shared_address(shared.dout[own_at.stage][i]), &args.dout, 0, row0 + i * WG_ROWS, 0,
                         work.head, work.batch, own_full);
         }
         for (int block = key_blocks<C>(row0, C::TILE_ROWS, args.T) - 1; block >= 0; block--, at.advance()) {
@@ -115,7 +115,7 @@ __device__ __forceinline__ void finish_row_data(DqRows<C> &r, const DqRowData<C>
             for (int j = 0; j < 8; j++)
                 d += to_float(data.out[half][i].v[j]) * to_float(data.dout[half][i].v[j]);
         r.d[half] = quad_sum(d);
-        r.lse2[half] = data.lse[half] * SM90_LOG2E;
+        r.lse2[half] = data.lse[half] * LOG2E;
         if (threadIdx.x % 4 == 0) fold[8 * half] = fold_row(-data.lse[half] * args.inverse_scale, -r.d[half]);
     }
 }
@@ -217,10 +217,10 @@ __device__ __forceinline__ void dq_consumer(DqShared<C> &shared, const DqArgs &a
         shared.own_ring.wait(place.own_at);
         const Work work = read_work(shared.work[place.own_at.stage]);
         if (work.index < 0) break;
-        const int tile_row0 = work.tile * C::TILE_ROWS, row0 = tile_row0 + warpgroup * ROWS;
+        const int tile_row0 = work.tile * C::TILE_ROWS, row0 = tile_row0 + warpgroup * WG_ROWS;
         DqRowData<C> data;
         load_row_data(data, work, row0, args);
-        const int seen = key_blocks<C>(row0, ROWS, args.T);
+        const int seen = key_blocks<C>(row0, WG_ROWS, args.T);
         for (int block = key_blocks<C>(tile_row0, C::TILE_ROWS, args.T); block > seen;
              block--, place.at.advance()) {
             shared.k_ring.wait(place.at);
@@ -281,7 +281,7 @@ __global__ void __launch_bounds__(DqConfig<HD, CAUSAL>::THREADS, 1)
 template <int HD, bool CAUSAL> static void launch_dq(DqArgs &args, const floatX *qkv, int B) {
     using C = DqConfig<HD, CAUSAL>;
     args.columns = tensor_map(qkv, B, args.T, 3 * args.NH, HD, C::KEYS);
-    args.order = tile_order(B, args.T, args.NH, C::TILE_ROWS, 2 * HD * 2, CAUSAL);
+    args.order = tile_order(B, args.T, args.NH, C::TILE_ROWS, 2 * HD * 2, CAUSAL, SM90_GROUP_BYTES);
     launch_persistent("two_pass_dq_kernel", two_pass_dq_kernel<HD, CAUSAL>, args, args.order.total,
                       C::THREADS, shared_bytes<DqShared<C>>());
 }

@@ -9,7 +9,7 @@
  *
  *   FLOP   2 N OC IC
  *   bytes  a block reads 128 rows of x and of W */
-#include "llmc/cuda/ptx.cuh"
+#include "llmc/cuda/ptx/sm80.cuh"
 #include "matmul.cuh"
 
 enum {

@@ -24,7 +24,7 @@ enum {
     PRODUCER_REGISTERS = 40,
 };
 static_assert(CONSUMERS * CONSUMER_REGISTERS + PRODUCER_REGISTERS <= (CONSUMERS + 1) * 168, "setmaxnreg");
-static_assert(TILE_ROWS == (int)CONSUMERS * ROWS, "a warpgroup has 64 rows");
+static_assert(TILE_ROWS == (int)CONSUMERS * WG_ROWS, "a warpgroup has 64 rows");
 
 struct alignas(1024) Shared {
     bf16 x[STAGES][TILE_ROWS * DEPTH];
@@ -54,7 +54,7 @@ __device__ __forceinline__ void multiply(float (&d)[TILE_COLUMNS / 2], Shared &s
     for (int i = 0; i < TILE_COLUMNS / 2; i++) d[i] = 0;
     for (int k = 0; k < IC; k += DEPTH, at.advance()) {
         s.ring.wait(at);
-        const uint64_t x = descriptor_k_major(shared_address(s.x[at.stage] + group * ROWS * DEPTH));
+        const uint64_t x = descriptor_k_major(shared_address(s.x[at.stage] + group * WG_ROWS * DEPTH));
         const uint64_t w = descriptor_k_major(shared_address(s.w[at.stage]));
         wgmma_fence();
 #pragma unroll
@@ -92,7 +92,7 @@ static __global__ void __launch_bounds__(THREADS, 1) wgmma_kernel(const __grid_c
         setmaxnreg_inc<CONSUMER_REGISTERS>();
         float d[TILE_COLUMNS / 2];
         multiply(d, s, group, args.l.IC);
-        write(args.l, d, corner.row + group * ROWS, corner.column);
+        write(args.l, d, corner.row + group * WG_ROWS, corner.column);
     } else {
         setmaxnreg_dec<PRODUCER_REGISTERS>();
         if (threadIdx.x % WARPGROUP == 0) produce(s, args, corner);

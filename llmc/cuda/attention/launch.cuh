@@ -1,27 +1,55 @@
-/* What every attention kernel is launched with: the order of its blocks and its shared memory. */
+/* The order of the tiles of an attention kernel, the constants of its exponentials, and its shared memory. */
 #pragma once
 #include "llmc/cuda/device/cuda_common.cuh"
 
 constexpr float LOG2E = 1.4426950408889634f;
 constexpr float LN2 = 0.6931471805599453f;
 
-/* The order of the thread blocks. Causal tiles differ in length, so the longest start first (rank 0) and the
- * short ones fill the gaps at the end; and heads go in sections small enough that what their tiles share (K
- * and V, or Q and dO) stays in L2 while all tiles of the section run. */
-typedef struct BlockOrder {
-    int n_heads, n_tiles; /* n_heads = B*NH */
-    int section_heads;
-} BlockOrder;
+/* ---- the order of tiles ---- */
 
-constexpr int64_t SECTION_BYTES = 16 << 20; /* a third of the L2 of an H100 or A100 */
+/* Tiles of causal attention differ in length: the longest come first, so that the short ones fill the gaps at the end.
+ * Heads come in groups small enough that what their tiles share stays in L2 (head group, L2 swizzle). */
+typedef struct TileOrder {
+    int heads, n_heads; /* B*NH, NH */
+    int tiles;          /* of one head */
+    int group_heads;
+    int total;
+    int last_head;  /* where the last group begins, which takes all that are left */
+    int descending; /* a head's tiles from the last to the first */
+} TileOrder;
 
-/* shared_row_bytes: what one position of one head adds to the shared data. */
-static inline BlockOrder block_order(int n_heads, int T, int tile_rows, int64_t shared_row_bytes) {
-    const int64_t heads = SECTION_BYTES / (T * shared_row_bytes);
-    BlockOrder order = {n_heads, (T + tile_rows - 1) / tile_rows, 1};
-    if (heads > 1) order.section_heads = heads < n_heads ? (int)heads : n_heads;
+/* tile_rows: rows of a tile; row_bytes: what one position of a head adds to the data that its tiles share (K and V, or Q
+ * and dO); group_bytes: of those of a group. */
+static inline TileOrder tile_order(int B, int T, int NH, int tile_rows, int row_bytes, bool descending,
+                                   int64_t group_bytes) {
+    const int64_t fit = group_bytes / ((int64_t)T * row_bytes);
+    TileOrder order;
+    order.heads = B * NH;
+    order.n_heads = NH;
+    order.tiles = ceil_div(T, tile_rows);
+    order.group_heads = fit < 1 ? 1 : fit < order.heads ? (int)fit : order.heads;
+    order.total = order.heads * order.tiles;
+    order.last_head = (ceil_div(order.heads, order.group_heads) - 1) * order.group_heads;
+    order.descending = descending;
     return order;
 }
+
+/* Of tile `index`: its head, of B*NH, and its rank among the head's tiles, longest first. */
+typedef struct HeadRank {
+    int head, rank;
+} HeadRank;
+
+__device__ __forceinline__ HeadRank head_rank(const TileOrder &order, int index) {
+    const int group_tiles = order.group_heads * order.tiles;
+    const int first_head = min(index / group_tiles * order.group_heads, order.last_head);
+    const int in_group = index - first_head * order.tiles;
+    const int heads = first_head < order.last_head ? order.group_heads : order.heads - first_head;
+    return {first_head + in_group % heads, in_group / heads};
+}
+
+/* ---- kernels of a block for each tile: sm80, generic ---- */
+
+constexpr int64_t HEAD_GROUP_BYTES = 16 << 20; /* a third of the L2 of an H100 or A100 */
 
 /* What a thread block owns: `rows` positions of one head of one sequence. */
 typedef struct BlockRows {
@@ -31,19 +59,15 @@ typedef struct BlockRows {
     int64_t stat;  /* index of the first in (B,NH,T) */
 } BlockRows;
 
-/* last_first: the last positions of a sequence are the longest work (queries); else the first are (keys). */
-__device__ __forceinline__ BlockRows block_rows(BlockOrder order, int rows, bool last_first, int T, int NH,
-                                                int HD) {
-    const int section_blocks = order.section_heads * order.n_tiles;
-    const int first_head = (int)blockIdx.x / section_blocks * order.section_heads;
-    const int in_section = (int)blockIdx.x % section_blocks;
-    const int heads = min(order.section_heads, order.n_heads - first_head);
-    const int head = first_head + in_section % heads, rank = in_section / heads;
+/* DESCENDING: order.descending, as the compiler must know it: queries, of which the last are the longest work. */
+template <bool DESCENDING>
+__device__ __forceinline__ BlockRows block_rows(const TileOrder &order, int rows, int T, int NH, int HD) {
+    const HeadRank of = head_rank(order, (int)blockIdx.x);
     BlockRows at;
-    at.row0 = (last_first ? order.n_tiles - 1 - rank : rank) * rows;
-    at.column = head % NH * HD;
-    at.token = (int64_t)(head / NH) * T + at.row0;
-    at.stat = (int64_t)head * T + at.row0;
+    at.row0 = (DESCENDING ? order.tiles - 1 - of.rank : of.rank) * rows;
+    at.column = of.head % NH * HD;
+    at.token = (int64_t)(of.head / NH) * T + at.row0;
+    at.stat = (int64_t)of.head * T + at.row0;
     return at;
 }
 

@@ -58,13 +58,24 @@ template <> __device__ inline bf16 from_float<bf16>(float x) {
 
 /* ---- 16-byte accesses ---- */
 
+template <int BYTES> struct Element { typedef float Type; };
+template <> struct Element<2> { typedef bf16 Type; };
+
 /* As many elements as 16 bytes hold: 4 floats or 8 bf16. */
 template <typename T> struct alignas(16) Vec {
     enum { N = 16 / sizeof(T) };
     T v[N];
 };
 
-/* All elements as fp32; two of bf16 cost two instructions, one by one they cost four. */
+/* Of two packed bf16; both cost two instructions, one by one as bf16 they cost four. */
+__device__ __forceinline__ float bf16_low(uint32_t pair) {
+    return __uint_as_float(pair << 16);
+}
+__device__ __forceinline__ float bf16_high(uint32_t pair) {
+    return __uint_as_float(pair & 0xffff0000u);
+}
+
+/* All elements as fp32, of a Vec or of 16 bytes as they lie in memory. */
 __device__ inline void to_floats(float (&f)[Vec<float>::N], const Vec<float> &x) {
 #pragma unroll
     for (int k = 0; k < Vec<float>::N; k++) f[k] = x.v[k];
@@ -74,9 +85,14 @@ __device__ inline void to_floats(float (&f)[Vec<bf16>::N], const Vec<bf16> &x) {
     memcpy(pairs, &x, sizeof pairs);
 #pragma unroll
     for (int k = 0; k < Vec<bf16>::N / 2; k++) {
-        f[2 * k] = __uint_as_float(pairs[k] << 16);
-        f[2 * k + 1] = __uint_as_float(pairs[k] & 0xffff0000u);
+        f[2 * k] = bf16_low(pairs[k]);
+        f[2 * k + 1] = bf16_high(pairs[k]);
     }
+}
+template <int N> __device__ inline void to_floats(float (&f)[N], const int4 &bits) {
+    Vec<typename Element<16 / N>::Type> x;
+    memcpy(&x, &bits, sizeof x);
+    to_floats(f, x);
 }
 
 /* p is 16-byte aligned in all of these. */

@@ -13,18 +13,7 @@ enum {
     BATCH_ROWS = BATCH * COLUMN_ROWS, /* the same of a block; a slice is a multiple of them */
 };
 
-/* 16 bytes as they lie in memory; as elements of bf16 the compiler would take them apart byte by byte. */
-__device__ inline void unpack(float (&f)[4], const int4 &bits) {
-    memcpy(f, &bits, sizeof bits);
-}
-__device__ inline void unpack(float (&f)[8], const int4 &bits) {
-    const int pairs[] = {bits.x, bits.y, bits.z, bits.w};
-#pragma unroll
-    for (int k = 0; k < 4; k++) {
-        f[2 * k] = __int_as_float(pairs[k] << 16);
-        f[2 * k + 1] = __int_as_float(pairs[k] & 0xffff0000);
-    }
-}
+/* 16 bytes as they lie in memory; as elements of bf16 the compiler would put them together byte by byte. */
 __device__ inline int4 pack(const float (&f)[4]) {
     return make_int4(__float_as_int(f[0]), __float_as_int(f[1]), __float_as_int(f[2]), __float_as_int(f[3]));
 }
@@ -34,16 +23,12 @@ __device__ inline int4 pack(const float (&f)[8]) {
 }
 
 /* x = x gelu'(pre); with FORWARD: pre = gelu(pre) */
-template <typename T, bool FORWARD> __device__ inline void through_gelu(int4 &x, int4 &pre) {
+template <typename T, bool FORWARD> __device__ inline void vec_through_gelu(int4 &x, int4 &pre) {
     float f[Vec<T>::N], p[Vec<T>::N];
-    unpack(f, x);
-    unpack(p, pre);
+    to_floats(f, x);
+    to_floats(p, pre);
 #pragma unroll
-    for (int k = 0; k < Vec<T>::N; k++) {
-        const float gate = gelu_gate<T>(p[k]);
-        f[k] *= gelu_derivative(p[k], gate);
-        p[k] *= gate; /* gelu(p) */
-    }
+    for (int k = 0; k < Vec<T>::N; k++) through_gelu<T>(f[k], p[k]);
     x = pack(f);
     if (FORWARD) pre = pack(p);
 }
@@ -79,11 +64,11 @@ __global__ void __launch_bounds__(WARP_SIZE *COLUMN_ROWS, WORK == NO_GELU ? SUM_
         for (int j = 0; j < BATCH; j++) {
             const int r = row + j * COLUMN_ROWS;
             const int64_t i = (int64_t)r * stride + first;
-            if (GELU) through_gelu<T, FORWARD>(in[j], pre[j]);
+            if (GELU) vec_through_gelu<T, FORWARD>(in[j], pre[j]);
             if (GELU && r < rows) *reinterpret_cast<int4 *>(x + i) = in[j];
             if (FORWARD && r < rows) *reinterpret_cast<int4 *>(gelu + i) = pre[j];
             float f[VEC];
-            unpack(f, in[j]);
+            to_floats(f, in[j]);
 #pragma unroll
             for (int k = 0; k < VEC; k++) sum[k] += f[k];
         }

@@ -8,6 +8,8 @@
 #include "kernels.cuh"
 #include "linear_sm90.cuh"
 
+namespace product {
+
 enum { BOXES = TILE_N / BOX };
 static_assert(HALVES * BOXES == PIECES, "a warp's pieces of a tile are there together");
 
@@ -30,7 +32,7 @@ __device__ __forceinline__ void fetch_other(const BackwardProduct &args, const W
     bulk_wait_read<0>();
     mbarrier_arrive_expect_tx(shared_address(&fetched), HALVES * BOXES * sizeof *p.at);
     for (int i = 0; i < HALVES * BOXES; i++)
-        tma_load_3d(shared_address(p.at[i]), &args.other, 0, p.m + i / BOXES * ROWS, p.n / BOX + i % BOXES,
+        tma_load_3d(shared_address(p.at[i]), &args.other, 0, p.m + i / BOXES * WG_ROWS, p.n / BOX + i % BOXES,
                     shared_address(&fetched));
 }
 
@@ -40,7 +42,8 @@ __device__ __forceinline__ void store_box(const CUtensorMap &map, const WarpPiec
     __syncwarp();
     if (threadIdx.x % 32 != 0) return;
     for (int half = 0; half < HALVES; half++)
-        tma_store_3d(&map, 0, p.m + half * ROWS, p.n / BOX + box, shared_address(p.at[half * BOXES + box]));
+        tma_store_3d(&map, 0, p.m + half * WG_ROWS, p.n / BOX + box,
+                     shared_address(p.at[half * BOXES + box]));
     bulk_commit();
 }
 
@@ -79,3 +82,4 @@ static BackwardProduct backward_product(const LinearCall *c, const Matrix &other
     return {product_of<B_MN_MAJOR>(c->x, c->y, c->w), matrix_map(c->x, PIECE_ROWS),
             matrix_map(other, PIECE_ROWS)};
 }
+} /* namespace product */

@@ -9,6 +9,8 @@
 #include "llmc/cuda/ops/gelu.cuh"
 #include "linear_backward_sm90.cuh"
 
+using namespace product;
+
 enum {
     THREAD_COLUMNS = TILE_N / 4, /* columns whose sums a thread has, over its four rows */
     LANE_COLUMNS = TILE_N / 32,  /* of them after the 8 lanes that share columns have shared the work */
@@ -22,11 +24,13 @@ template <bool FORWARD> struct GeluBackwardArgs : BackwardProduct { /* other: pr
 /* ---- GELU ---- */
 
 /* Two neighbours: returns x gelu'(pre), and pre becomes gelu(pre). */
-__device__ __forceinline__ uint32_t through_gelu(float x0, float x1, uint32_t &pre) {
+__device__ __forceinline__ uint32_t pair_through_gelu(float x0, float x1, uint32_t &pre) {
     const uint32_t x = cvt_bf16x2(x0, x1);
-    const float p0 = low(pre), p1 = high(pre), g0 = gelu_gate<bf16>(p0), g1 = gelu_gate<bf16>(p1);
-    pre = cvt_bf16x2(p0 * g0, p1 * g1);
-    return cvt_bf16x2(low(x) * gelu_derivative(p0, g0), high(x) * gelu_derivative(p1, g1));
+    float low = bf16_low(x), high = bf16_high(x), pre_low = bf16_low(pre), pre_high = bf16_high(pre);
+    through_gelu<bf16>(low, pre_low);
+    through_gelu<bf16>(high, pre_high);
+    pre = cvt_bf16x2(pre_low, pre_high);
+    return cvt_bf16x2(low, high);
 }
 
 /* Columns 16 j .. 16 j + 15 of a box: dx to the place of pre_gelu; gelu stays in registers; sum: of the thread's four
@@ -42,9 +46,9 @@ __device__ __forceinline__ void finish_columns(float *sum, uint32_t (&gelu)[HALV
 #pragma unroll
         for (int i = 0; i < 4; i++) {
             const float *x = &d[half][(box * 4 + j) * 8 + 2 * i];
-            dx[half][i] = through_gelu(x[0], x[1], gelu[half][i]);
-            sum[i / 2 * 2] += low(dx[half][i]);
-            sum[i / 2 * 2 + 1] += high(dx[half][i]);
+            dx[half][i] = pair_through_gelu(x[0], x[1], gelu[half][i]);
+            sum[i / 2 * 2] += bf16_low(dx[half][i]);
+            sum[i / 2 * 2 + 1] += bf16_high(dx[half][i]);
         }
 #pragma unroll
     for (int half = 0; half < HALVES; half++)

@@ -8,6 +8,8 @@
 #include "llmc/cuda/ops/gelu.cuh"
 #include "linear_sm90.cuh"
 
+using namespace product;
+
 struct GeluArgs {
     Product product;           /* x (N,IC), W (OC,IC) */
     CUtensorMap out, pre_gelu; /* matrix_map, boxes of PIECE_ROWS */
@@ -32,7 +34,7 @@ __device__ __forceinline__ void start_sums(Sums &d, const GeluArgs &args, int n)
 
 /* Of two packed bf16. */
 __device__ __forceinline__ uint32_t gelu_pair(uint32_t x) {
-    return cvt_bf16x2(gelu<bf16>(low(x)), gelu<bf16>(high(x)));
+    return cvt_bf16x2(gelu<bf16>(bf16_low(x)), gelu<bf16>(bf16_high(x)));
 }
 
 /* The warp's 16 x 64 sums from d on: rounded to pre_gelu, and gelu of that to out, at row m and column n. */
@@ -67,7 +69,7 @@ __device__ __forceinline__ void finish_tile(ProductShared &s, const GeluArgs &ar
         if (threadIdx.x % 32 == 0) bulk_wait_read<1>(); /* the last but one has left */
         __syncwarp();
         finish_piece(args, &s.pieces[warp][i % 2 * 2], &d[half][chunk * BOX / 2],
-                     tile.m + half * ROWS + warp % 4 * PIECE_ROWS, tile.n + chunk * BOX);
+                     tile.m + half * WG_ROWS + warp % 4 * PIECE_ROWS, tile.n + chunk * BOX);
     }
 }
 

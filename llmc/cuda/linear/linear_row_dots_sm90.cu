@@ -6,6 +6,8 @@
  * is that of the dO that attention reads. */
 #include "linear_backward_sm90.cuh"
 
+using namespace product;
+
 template <int GROUP> struct RowDotsArgs : BackwardProduct { float *row_dots; /* (M, N / GROUP) */ };
 
 /* Columns 16 j .. 16 j + 15 of a box: dx to the place of `other`; dot: of the thread's rows, 8 apart in each half */
@@ -20,8 +22,8 @@ __device__ __forceinline__ void dot_columns(float (&dot)[HALVES][2], const Sums 
         for (int i = 0; i < 4; i++) {
             const float *x = &d[half][(box * 4 + j) * 8 + 2 * i];
             dx[i] = cvt_bf16x2(x[0], x[1]);
-            dot[half][i % 2] += low(dx[i]) * low(other[i]);
-            dot[half][i % 2] += high(dx[i]) * high(other[i]);
+            dot[half][i % 2] += bf16_low(dx[i]) * bf16_low(other[i]);
+            dot[half][i % 2] += bf16_high(dx[i]) * bf16_high(other[i]);
         }
         stmatrix_x4(place, dx);
     }
@@ -31,7 +33,7 @@ __device__ __forceinline__ void dot_columns(float (&dot)[HALVES][2], const Sums 
 template <int GROUP>
 __device__ __forceinline__ void store_dots(const RowDotsArgs<GROUP> &args, const float (&dot)[HALVES][2],
                                            const WarpPieces &p, int n) {
-    const int lane = threadIdx.x % 4, row = p.m + threadIdx.x % 32 / 4 + lane / 2 * ROWS + lane % 2 * 8;
+    const int lane = threadIdx.x % 4, row = p.m + threadIdx.x % 32 / 4 + lane / 2 * WG_ROWS + lane % 2 * 8;
     float mine = 0.0f;
 #pragma unroll
     for (int i = 0; i < 4; i++) {

@@ -9,6 +9,8 @@
 #pragma once
 #include "llmc/cuda/sm90/sm90_frame.cuh"
 
+namespace product {
+
 enum {
     TILE_M = 128,
     TILE_N = 128,
@@ -16,7 +18,7 @@ enum {
     STAGES = 5,
     CLUSTER = 2,
     CONSUMERS = 2, /* warpgroups that take turns */
-    HALVES = TILE_M / ROWS,
+    HALVES = TILE_M / WG_ROWS,
     BOX = 64, /* columns of a swizzled tile */
     THREADS = (CONSUMERS + 1) * WARPGROUP,
     PIECE_ROWS = 16,                /* a tile leaves in pieces of 16 x 64, the rows being those of a warp */
@@ -137,7 +139,7 @@ __device__ __forceinline__ void release_stage(ProductShared &s, int stage) {
 template <WgmmaB B>
 __device__ __forceinline__ void multiply(Sums &d, ProductShared &s, Ring<STAGES> &ring, const Product &p,
                                          Tile tile, int group) {
-    constexpr int HALF = ROWS * BOX * (int)sizeof(bf16) / 16; /* 64 rows of a, in a descriptor's units */
+    constexpr int HALF = WG_ROWS * BOX * (int)sizeof(bf16) / 16; /* 64 rows of a, in a descriptor's units */
     constexpr int STEP = (B == B_K_MAJOR ? 32 : 16 * BOX * (int)sizeof(bf16)) / 16; /* 16 of k of b */
     int previous = -1;
     take_turn(tile, group);
@@ -168,14 +170,6 @@ __device__ __forceinline__ void multiply(Sums &d, ProductShared &s, Ring<STAGES>
 
 /* ---- a tile's way out ---- */
 
-/* Of two packed bf16. */
-__device__ __forceinline__ float low(uint32_t pair) {
-    return __uint_as_float(pair << 16);
-}
-__device__ __forceinline__ float high(uint32_t pair) {
-    return __uint_as_float(pair & 0xffff0000u);
-}
-
 /* The lane's address for stmatrix, of columns 16 j to 16 j + 15 of a piece. */
 __device__ __forceinline__ uint32_t piece_address(const bf16 *piece, int j) {
     const int lane = threadIdx.x % 32, row = lane % 16, chunk = j * 2 + lane / 16;
@@ -189,7 +183,7 @@ template <WgmmaB B, class KernelArgs> struct ProductKernel : Sm90Roles {
     typedef ProductShared Shared;
     typedef KernelArgs Args;
     static constexpr Sm90Shape SHAPE = PRODUCT_SHAPE;
-    static constexpr int WARPGROUPS = CONSUMERS, THREADS = ::THREADS, CLUSTER = ::CLUSTER;
+    static constexpr int WARPGROUPS = CONSUMERS, THREADS = product::THREADS, CLUSTER = product::CLUSTER;
     static constexpr bool UNIFORM_SHARED = B == B_MN_MAJOR;
 
     static __device__ __forceinline__ void init(ProductShared &s) {
@@ -200,7 +194,7 @@ template <WgmmaB B, class KernelArgs> struct ProductKernel : Sm90Roles {
         for (int i = 0; i < CONSUMERS * 4; i++) mbarrier_init(shared_address(&s.fetched[i]), 1);
     }
     static __device__ __forceinline__ void produce(ProductShared &s, const Args &args, int warp) {
-        if (warp == 0) ::produce<B>(s, args.product);
+        if (warp == 0) product::produce<B>(s, args.product);
     }
     static __device__ __forceinline__ void consume(ProductShared &s, const Args &args, int group) {
         consume_tiles(s, args, group);
@@ -232,3 +226,4 @@ static void launch_product(const char *name, void (*kernel)(Args), const Args &a
     launch_persistent(name, kernel, args, CLUSTER * cluster_tiles(p.M, p.N), THREADS,
                       shared_bytes<ProductShared>(), START_AFTER, CLUSTER);
 }
+} /* namespace product */

@@ -8,7 +8,7 @@
  * instructions count, too (dev/softmax_loss/README.md). NaN and +inf reach the loss: exp(inf - inf) is NaN. */
 #include <cuda_pipeline.h>
 #include "llmc/cuda/cuda_ops.cuh"
-#include "llmc/cuda/ptx.cuh"
+#include "llmc/cuda/ptx/sm80.cuh"
 
 enum { MAX_THREADS = 512 };
 

@@ -5,7 +5,7 @@
  * two instructions of 2 ulp each, far below the rounding to bf16. */
 #pragma once
 #include "llmc/cuda/device/cuda_common.cuh"
-#include "llmc/cuda/ptx.cuh"
+#include "llmc/cuda/ptx/sm80.cuh"
 
 /* logistic(2u), u = sqrt(2/pi) (x + 0.044715 x^3) */
 template <typename T = float> __device__ __forceinline__ float gelu_gate(float x) {
@@ -24,6 +24,12 @@ template <typename T = float> __device__ __forceinline__ float gelu(float x) {
 __device__ __forceinline__ float gelu_derivative(float x, float s) {
     const float two_du = fmaf(1.5957691216f * 3 * 0.044715f, x * x, 1.5957691216f);
     return fmaf(x * fmaf(-s, s, s), two_du, s);
+}
+/* x = x gelu'(pre), pre = gelu(pre): one exponential. */
+template <typename T> __device__ __forceinline__ void through_gelu(float &x, float &pre) {
+    const float gate = gelu_gate<T>(pre);
+    x *= gelu_derivative(pre, gate);
+    pre *= gate;
 }
 template <typename T = float> __device__ __forceinline__ float gelu_derivative(float x) {
     return gelu_derivative(x, gelu_gate<T>(x));

@@ -14,7 +14,7 @@
  * thread reads back only what it copied itself. Blocks leave partial sums in scratch, which column_sums.cu
  * adds in order. */
 #include "llmc/cuda/cuda_ops.cuh"
-#include "llmc/cuda/ptx.cuh"
+#include "llmc/cuda/ptx/sm80.cuh"
 
 enum {
     ROWS = 4,      /* per turn */

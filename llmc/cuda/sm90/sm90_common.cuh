@@ -1,5 +1,4 @@
-/* What the sm_90a attention kernels share: TMA maps, rings of barriers, the queue of tiles, accumulator
- * fragments.
+/* What the sm_90a attention kernels share: TMA maps, rings of barriers, accumulator fragments.
  *
  * All kernels here have one shape: persistent blocks, one per SM; one producer thread (a cluster of blocks may
  * share it: sm90_cluster.cuh) that fetches tiles by TMA into rings of shared memory; consumer warpgroups that own
@@ -11,17 +10,14 @@
 #include <math_constants.h>
 #include <cudaTypedefs.h>
 #include "llmc/cuda/device/cuda_common.cuh"
-#include "llmc/cuda/ptx.cuh"
+#include "llmc/cuda/ptx/wgmma.cuh"
 
 /* The kernels' bodies exist only in sm_90a code: wgmma and setmaxnreg are in no other. */
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 #define SM90_BODY 1
 #endif
 
-enum { WARPGROUP = 128, ROWS = 64 /* rows of a warpgroup: M of wgmma */, SHARED_LIMIT = 227 * 1024 };
-
-constexpr float SM90_LOG2E = 1.4426950408889634f;
-constexpr float SM90_LN2 = 0.6931471805599453f;
+enum { WARPGROUP = 128, WG_ROWS = 64 /* rows of a warpgroup: M of wgmma */, SM90_SHARED_LIMIT = 227 * 1024 };
 
 /* One row of a kernel's shape table. Results do not depend on it beyond fp32 rounding. */
 typedef struct Sm90Shape {
@@ -45,73 +41,6 @@ constexpr bool sm90_registers_fit(Sm90Shape s) {
     return s.registers % 8 == 0 && s.registers <= 256 && s.producer_registers % 8 == 0 &&
            s.producer_registers >= 24 &&
            s.warpgroups * s.registers + s.producer_registers <= (s.warpgroups + 1) * at_launch;
-}
-
-/* ---- the queue of tiles ---- */
-
-/* Blocks take the next tile when they have finished one. Tiles of causal attention differ in length: the
- * longest come first, so that the short ones fill the gaps at the end. Heads come in sections small enough
- * that what their tiles share stays in L2. */
-typedef struct TileOrder {
-    int heads, n_heads; /* B*NH, NH */
-    int tiles;          /* of one head */
-    int section_heads;
-    int total;
-    int last_head;  /* where the last section begins, which takes all that are left */
-    int descending; /* a head's tiles from the last to the first */
-} TileOrder;
-
-/* What the tiles of a section share: half the L2 of an H100; a quarter where the sections under way at once, each
- * read through both halves of L2, are too much together and tiles do not mind (measured: dev/attention/README.md). */
-constexpr int64_t SM90_SECTION_BYTES = 24 << 20, SM90_SMALL_SECTION_BYTES = 12 << 20;
-
-/* tile_rows: rows of a tile; row_bytes: what one position of a head adds to the data that its tiles share. */
-static inline TileOrder tile_order(int B, int T, int NH, int tile_rows, int row_bytes, bool descending,
-                                   int64_t section_bytes = SM90_SECTION_BYTES) {
-    const int64_t fit = section_bytes / ((int64_t)T * row_bytes);
-    TileOrder order;
-    order.heads = B * NH;
-    order.n_heads = NH;
-    order.tiles = ceil_div(T, tile_rows);
-    order.section_heads = fit < 1 ? 1 : fit < order.heads ? (int)fit : order.heads;
-    order.total = order.heads * order.tiles;
-    order.last_head = (ceil_div(order.heads, order.section_heads) - 1) * order.section_heads;
-    order.descending = descending;
-    return order;
-}
-
-/* A tile and where it lies; index -1 ends the consumers. The producer passes it with the tile's own rows. */
-typedef struct alignas(16) Work {
-    int index, tile, head, batch;
-} Work;
-
-__device__ __forceinline__ Work work_at(const TileOrder &order, int index) {
-    const int section_tiles = order.section_heads * order.tiles;
-    const int first_head = min(index / section_tiles * order.section_heads, order.last_head);
-    const int in_section = index - first_head * order.tiles;
-    const int heads = first_head < order.last_head ? order.section_heads : order.heads - first_head;
-    const int rank = in_section / heads, head = first_head + in_section % heads;
-    Work work;
-    work.index = index;
-    work.tile = order.descending ? order.tiles - 1 - rank : rank;
-    work.head = head % order.n_heads;
-    work.batch = head / order.n_heads;
-    return work;
-}
-
-/* What the producer wrote, for a warp. Lane 0 alone reads it, for it is lane 0 that will arrive for the warp. */
-__device__ __forceinline__ Work read_work(const Work &shared) {
-    int4 x = {};
-    if (threadIdx.x % 32 == 0) x = *reinterpret_cast<const int4 *>(&shared);
-    return {__shfl_sync(0xffffffffu, x.x, 0), __shfl_sync(0xffffffffu, x.y, 0),
-            __shfl_sync(0xffffffffu, x.z, 0), __shfl_sync(0xffffffffu, x.w, 0)};
-}
-
-/* Index of the block's next tile; its first is blockIdx.x. (Clusters draw for all their blocks at once: draw_work,
- * forward_producer.) Every tile draws once, so the counter is back at 0 when the last has drawn and needs no
- * reset. */
-__device__ __forceinline__ int draw_tile(unsigned *counter, int total) {
-    return gridDim.x + atomicInc(counter, total - 1);
 }
 
 /* ---- rings ---- */
@@ -251,9 +180,9 @@ template <typename Shared> __device__ __forceinline__ Shared &shared_memory() {
     return *reinterpret_cast<Shared *>(dynamic_shared + ((1024 - address % 1024) % 1024));
 }
 template <typename Shared> constexpr int shared_bytes() {
-    static_assert(sizeof(Shared) <= SHARED_LIMIT, "fits the SM");
+    static_assert(sizeof(Shared) <= SM90_SHARED_LIMIT, "fits the SM");
     /* with room to align; whoever takes all there is needs none: it begins at a multiple of 1024 */
-    return sizeof(Shared) + 1023 <= SHARED_LIMIT ? sizeof(Shared) + 1023 : (int)SHARED_LIMIT;
+    return sizeof(Shared) + 1023 <= SM90_SHARED_LIMIT ? sizeof(Shared) + 1023 : (int)SM90_SHARED_LIMIT;
 }
 
 /* The same object at an address that has gone through a shuffle, for kernels whose warps have one role each: the
@@ -408,38 +337,5 @@ __device__ __forceinline__ void tma_store_rows(const CUtensorMap *map, uint32_t 
     if (lane == 0) {
         tma_store_5d(map, 0, position, 0, head, batch, buffer);
         bulk_commit();
-    }
-}
-
-/* ---- masks, where queries are the rows of an accumulator and keys its columns. C: a kernel's config ---- */
-
-/* Blocks of keys that the query rows [row0, row0 + rows) see; the last is the only one that needs a mask, if
- * row0 and rows are such that no row's diagonal lies in an earlier one. */
-template <class C> __device__ __forceinline__ int key_blocks(int row0, int rows, int T) {
-    const int keys = C::CAUSAL ? min(row0 + rows, T) : T;
-    return row0 < T ? ceil_div(keys, C::KEYS) : 0;
-}
-
-/* Scores of keys that a row does not see, or that are beyond the sequence, become -inf. */
-template <class C, int N>
-__device__ __forceinline__ void mask_keys(float (&s)[N], int row0, int key0, int T) {
-    if (!C::CAUSAL && T % C::KEYS == 0) return;
-    const int first = key0 + thread_column();
-    const int last_seen = C::CAUSAL ? row0 + thread_row() - first : T - 1 - first;
-#pragma unroll
-    for (int i = 0; i < N; i++)
-        if (i / 4 * 8 + i % 2 > last_seen + (C::CAUSAL ? i / 2 % 2 * 8 : 0)) s[i] = -CUDART_INF_F;
-}
-
-/* The same where the last 64 keys of s are those of the warpgroup's own 64 positions, causal. The warp is known to see
- * the first `whole` of their four sets of 16. */
-template <int N> __device__ __forceinline__ void mask_diagonal(float (&s)[N], int whole) {
-    const int last_seen = thread_row() - thread_column();
-#pragma unroll
-    for (int set = 0; set < ROWS / 16; set++) {
-        if (set < whole) continue;
-#pragma unroll
-        for (int i = 8 * set; i < 8 * set + 8; i++)
-            if (i / 4 * 8 + i % 2 > last_seen + i / 2 % 2 * 8) s[N - ROWS / 2 + i] = -CUDART_INF_F;
     }
 }

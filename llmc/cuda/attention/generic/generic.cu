@@ -90,11 +90,11 @@ template <int HDP> __device__ __forceinline__ void generic_drop(GenericScores<HD
 template <typename X, int HDP, class Mask>
 __global__ void __launch_bounds__(GenericConfig<HDP>::THREADS, 2)
     generic_forward_kernel(X *out, float *lse, const X *qkv, int T, int NH, int HD, float scale_log2,
-                           BlockOrder order, Mask mask) {
+                           const __grid_constant__ TileOrder order, Mask mask) {
     using Config = GenericConfig<HDP>;
     extern __shared__ __align__(16) float shared_floats[];
     float *q = shared_floats, *kv = q + Config::OWN_FLOATS, *weights = kv + Config::STREAM_FLOATS;
-    const BlockRows at = block_rows(order, Config::OWN, true, T, NH, HD);
+    const BlockRows at = block_rows<true>(order, Config::OWN, T, NH, HD);
     const int C = NH * HD, stride = 3 * C;
     const X *q_rows = qkv + at.token * stride + at.column, *k_rows = q_rows + C - (int64_t)at.row0 * stride;
     const int own = threadIdx.x / 16 * Config::R;
@@ -157,12 +157,13 @@ __device__ __forceinline__ void own_stats(RowStats (&own)[GenericSize<HDP>::R], 
 template <typename X, int HDP, class Mask>
 __global__ void __launch_bounds__(GenericConfig<HDP>::THREADS, 2)
     generic_dq_kernel(X *dqkv, RowStats *stats, const X *dout, const X *out, const X *qkv, const float *lse,
-                      int T, int NH, int HD, float scale, BlockOrder order, Mask mask) {
+                      int T, int NH, int HD, float scale, const __grid_constant__ TileOrder order,
+                      Mask mask) {
     using Config = GenericConfig<HDP>;
     extern __shared__ __align__(16) float shared_floats[];
     float *q = shared_floats, *d_out = q + Config::OWN_FLOATS;
     float *kv = d_out + Config::OWN_FLOATS, *weights = kv + Config::STREAM_FLOATS;
-    const BlockRows at = block_rows(order, Config::OWN, true, T, NH, HD);
+    const BlockRows at = block_rows<true>(order, Config::OWN, T, NH, HD);
     const int C = NH * HD, stride = 3 * C, rows_valid = T - at.row0;
     const X *q_rows = qkv + at.token * stride + at.column, *k_rows = q_rows + C - (int64_t)at.row0 * stride;
     const int64_t o_offset = at.token * C + at.column;
@@ -210,13 +211,13 @@ __global__ void __launch_bounds__(GenericConfig<HDP>::THREADS, 2)
 template <typename X, int HDP, class Mask>
 __global__ void __launch_bounds__(GenericConfig<HDP>::THREADS, 2)
     generic_dkv_kernel(X *dqkv, const RowStats *stats, const X *dout, const X *qkv, int T, int NH, int HD,
-                       float scale, BlockOrder order, Mask mask) {
+                       float scale, const __grid_constant__ TileOrder order, Mask mask) {
     using Config = GenericConfig<HDP>;
     extern __shared__ __align__(16) float shared_floats[];
     float *k = shared_floats, *v = k + Config::OWN_FLOATS;
     float *q = v + Config::OWN_FLOATS, *d_out = q + Config::STREAM_FLOATS,
           *weights = d_out + Config::STREAM_FLOATS;
-    const BlockRows at = block_rows(order, Config::OWN, false, T, NH, HD);
+    const BlockRows at = block_rows<false>(order, Config::OWN, T, NH, HD);
     const int C = NH * HD, stride = 3 * C, rows_valid = T - at.row0;
     const int64_t q_offset = at.token * stride + at.column;
     const int row = at.row0 + threadIdx.x / 16 * Config::R;
@@ -272,11 +273,10 @@ static void forward(X *out, float *lse, const X *qkv, Mask mask, int B, int T, i
     using Config = GenericConfig<HDP>;
     constexpr int BYTES =
         (Config::OWN_FLOATS + Config::STREAM_FLOATS + Config::WEIGHT_FLOATS) * sizeof(float);
-    const BlockOrder order = block_order(B * NH, T, Config::OWN, 2 * HD * sizeof(X));
+    const TileOrder order = tile_order(B, T, NH, Config::OWN, 2 * HD * sizeof(X), true, HEAD_GROUP_BYTES);
     allow_shared_bytes<generic_forward_kernel<X, HDP, Mask>>(BYTES);
-    generic_forward_kernel<X, HDP, Mask>
-        <<<order.n_heads * order.n_tiles, Config::THREADS, BYTES, main_stream>>>(
-            out, lse, qkv, T, NH, HD, LOG2E / sqrtf(HD), order, mask);
+    generic_forward_kernel<X, HDP, Mask><<<order.total, Config::THREADS, BYTES, main_stream>>>(
+        out, lse, qkv, T, NH, HD, LOG2E / sqrtf(HD), order, mask);
     launch_check("generic_forward_kernel");
 }
 
@@ -288,15 +288,16 @@ static void backward(X *dqkv, const X *dout, const X *out, const X *qkv, const f
         (2 * Config::OWN_FLOATS + Config::STREAM_FLOATS + Config::WEIGHT_FLOATS) * sizeof(float);
     constexpr int DKV_BYTES = DQ_BYTES + Config::STREAM_FLOATS * sizeof(float);
     const float scale = 1.0f / sqrtf(HD);
-    const BlockOrder order = block_order(B * NH, T, Config::OWN, 2 * HD * sizeof(X));
-    const int blocks = order.n_heads * order.n_tiles;
+    const TileOrder order = tile_order(B, T, NH, Config::OWN, 2 * HD * sizeof(X), true, HEAD_GROUP_BYTES);
+    TileOrder key_order = order;
+    key_order.descending = false;
     allow_shared_bytes<generic_dq_kernel<X, HDP, Mask>>(DQ_BYTES);
-    generic_dq_kernel<X, HDP, Mask><<<blocks, Config::THREADS, DQ_BYTES, main_stream>>>(
+    generic_dq_kernel<X, HDP, Mask><<<order.total, Config::THREADS, DQ_BYTES, main_stream>>>(
         dqkv, stats, dout, out, qkv, lse, T, NH, HD, scale, order, mask);
     launch_check("generic_dq_kernel");
     allow_shared_bytes<generic_dkv_kernel<X, HDP, Mask>>(DKV_BYTES);
-    generic_dkv_kernel<X, HDP, Mask><<<blocks, Config::THREADS, DKV_BYTES, main_stream>>>(
-        dqkv, stats, dout, qkv, T, NH, HD, scale, order, mask);
+    generic_dkv_kernel<X, HDP, Mask><<<order.total, Config::THREADS, DKV_BYTES, main_stream>>>(
+        dqkv, stats, dout, qkv, T, NH, HD, scale, key_order, mask);
     launch_check("generic_dkv_kernel");
 }
 

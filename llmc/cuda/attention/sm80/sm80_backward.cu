@@ -137,15 +137,15 @@ __device__ __forceinline__ void query_step(float (&dq)[QueryConfig<HD>::BLOCKS][
     }
 }
 
-/* grid: order.n_heads * order.n_tiles blocks of THREADS. stats (B,NH,T) =, the Q part of dqkv =. */
+/* grid: order.total blocks of THREADS. stats (B,NH,T) =, the Q part of dqkv =. */
 template <int HD, class Mask>
 __global__ void __launch_bounds__(QueryConfig<HD>::THREADS, 2)
     sm80_backward_dq_kernel(bf16 *dqkv, RowStats *stats, const bf16 *dout, const bf16 *out, const bf16 *qkv,
-                            const float *lse, int T, int NH, float softmax_scale, BlockOrder order,
-                            Mask mask) {
+                            const float *lse, int T, int NH, float softmax_scale,
+                            const __grid_constant__ TileOrder order, Mask mask) {
     using Config = QueryConfig<HD>;
     extern __shared__ __align__(1024) uint8_t shared[];
-    const BlockRows at = block_rows(order, Config::ROWS, true, T, NH, HD);
+    const BlockRows at = block_rows<true>(order, Config::ROWS, T, NH, HD);
     const int C = NH * HD, stride = 3 * C;
     const int64_t o_offset = at.token * C + at.column;
 
@@ -311,14 +311,15 @@ template <int HD> struct QueryTiles {
     }
 };
 
-/* grid: order.n_heads * order.n_tiles blocks of THREADS. stats (B,NH,T), the K and V parts of dqkv =. */
+/* grid: order.total blocks of THREADS. stats (B,NH,T), the K and V parts of dqkv =. */
 template <int HD, class Mask>
 __global__ void __launch_bounds__(KeyConfig<HD>::THREADS, 2)
     sm80_backward_dkv_kernel(bf16 *dqkv, const RowStats *stats, const bf16 *dout, const bf16 *qkv, int T,
-                             int NH, float softmax_scale, BlockOrder order, Mask mask) {
+                             int NH, float softmax_scale, const __grid_constant__ TileOrder order,
+                             Mask mask) {
     using Config = KeyConfig<HD>;
     extern __shared__ __align__(1024) uint8_t shared[];
-    const BlockRows at = block_rows(order, Config::ROWS, false, T, NH, HD);
+    const BlockRows at = block_rows<false>(order, Config::ROWS, T, NH, HD);
     const int C = NH * HD, stride = 3 * C;
     const bf16 *q = qkv + at.token * stride + at.column;
     const int warp_first = threadIdx.x / 32 * Config::BLOCKS * 16, warp_row = at.row0 + warp_first;
@@ -373,17 +374,18 @@ static void launch(bf16 *dqkv, const bf16 *dout, const bf16 *out, const bf16 *qk
     using Query = QueryConfig<HD>;
     using Key = KeyConfig<HD>;
     const float scale = 1.0f / sqrtf(HD);
-    const BlockOrder query_order = block_order(B * NH, T, Query::ROWS, 2 * HD * sizeof(bf16));
+    const TileOrder query_order =
+        tile_order(B, T, NH, Query::ROWS, 2 * HD * sizeof(bf16), true, HEAD_GROUP_BYTES);
     allow_shared_bytes<sm80_backward_dq_kernel<HD, Mask>>(Query::SHARED_BYTES);
     sm80_backward_dq_kernel<HD, Mask>
-        <<<query_order.n_heads * query_order.n_tiles, Query::THREADS, Query::SHARED_BYTES, main_stream>>>(
+        <<<query_order.total, Query::THREADS, Query::SHARED_BYTES, main_stream>>>(
             dqkv, stats, dout, out, qkv, lse, T, NH, scale, query_order, mask);
     launch_check("sm80_backward_dq_kernel");
-    const BlockOrder key_order = block_order(B * NH, T, Key::ROWS, 2 * HD * sizeof(bf16) + sizeof(RowStats));
+    const TileOrder key_order =
+        tile_order(B, T, NH, Key::ROWS, 2 * HD * sizeof(bf16) + sizeof(RowStats), false, HEAD_GROUP_BYTES);
     allow_shared_bytes<sm80_backward_dkv_kernel<HD, Mask>>(Key::SHARED_BYTES);
-    sm80_backward_dkv_kernel<HD, Mask>
-        <<<key_order.n_heads * key_order.n_tiles, Key::THREADS, Key::SHARED_BYTES, main_stream>>>(
-            dqkv, stats, dout, qkv, T, NH, scale, key_order, mask);
+    sm80_backward_dkv_kernel<HD, Mask><<<key_order.total, Key::THREADS, Key::SHARED_BYTES, main_stream>>>(
+        dqkv, stats, dout, qkv, T, NH, scale, key_order, mask);
     launch_check("sm80_backward_dkv_kernel");
 }
 

@@ -164,14 +164,14 @@ __device__ __forceinline__ void store_forward(bf16 *out, float *lse, int stride,
     store_rows<HD, BLOCKS>(out, stride, rows_valid, q_rows, state.o);
 }
 
-/* grid: order.n_heads * order.n_tiles blocks of THREADS. Shapes as in ops.h. */
+/* grid: order.total blocks of THREADS. Shapes as in ops.h. */
 template <int HD, class Mask>
 __global__ void __launch_bounds__(ForwardConfig<HD>::THREADS, 2)
     sm80_forward_kernel(bf16 *out, float *lse, const bf16 *qkv, int T, int NH, float scale_log2,
-                        BlockOrder order, Mask mask) {
+                        const __grid_constant__ TileOrder order, Mask mask) {
     using Config = ForwardConfig<HD>;
     extern __shared__ __align__(1024) uint8_t shared[];
-    const BlockRows at = block_rows(order, Config::ROWS, true, T, NH, HD);
+    const BlockRows at = block_rows<true>(order, Config::ROWS, T, NH, HD);
     const int C = NH * HD;
 
     const int warp_first = threadIdx.x / 32 * Config::BLOCKS * 16, warp_row = at.row0 + warp_first;
@@ -214,11 +214,10 @@ __global__ void __launch_bounds__(ForwardConfig<HD>::THREADS, 2)
 template <int HD, class Mask>
 static void launch(bf16 *out, float *lse, const bf16 *qkv, Mask mask, int B, int T, int NH) {
     using Config = ForwardConfig<HD>;
-    const BlockOrder order = block_order(B * NH, T, Config::ROWS, 2 * HD * sizeof(bf16));
+    const TileOrder order = tile_order(B, T, NH, Config::ROWS, 2 * HD * sizeof(bf16), true, HEAD_GROUP_BYTES);
     allow_shared_bytes<sm80_forward_kernel<HD, Mask>>(Config::SHARED_BYTES);
-    sm80_forward_kernel<HD, Mask>
-        <<<order.n_heads * order.n_tiles, Config::THREADS, Config::SHARED_BYTES, main_stream>>>(
-            out, lse, qkv, T, NH, LOG2E / sqrtf(HD), order, mask);
+    sm80_forward_kernel<HD, Mask><<<order.total, Config::THREADS, Config::SHARED_BYTES, main_stream>>>(
+        out, lse, qkv, T, NH, LOG2E / sqrtf(HD), order, mask);
     launch_check("sm80_forward_kernel");
 }
 

@@ -2,7 +2,7 @@
  * row 16 b + 8 (i / 2) + lane/4 and column 8 n + 2 (lane % 4) + i % 2. */
 #pragma once
 #include "llmc/cuda/attention/mask.cuh"
-#include "tile.cuh"
+#include "sm80_tile.cuh"
 
 /* Where the mask's rows of a warp's queries begin; [b][h] is row 16 b + 8 h + lane/4. */
 template <int BLOCKS> using MaskRows = DropoutRow[BLOCKS][2];

@@ -10,14 +10,14 @@
  * the products instead, as 16 more of k: A is 1 there and B holds -lse / scale and -D, each as a sum of three bf16,
  * exact to fp32. S^T - lse / scale and dP^T - D then come out of wgmma. */
 #pragma once
-#include "llmc/cuda/sm90/sm90_common.cuh"
+#include "sm90_attention.cuh"
 
 /* What the pass needs of a query: bf16 {-lse / scale in three parts, -D in three parts, 0, 0}, one for
  * each of (B, NH, T rounded up to 64); zeros beyond T. */
 typedef uint4 FoldRow;
 
 __host__ __device__ __forceinline__ int64_t fold_rows(int T) {
-    return ceil_div(T, (int)ROWS) * (int64_t)ROWS;
+    return ceil_div(T, (int)WG_ROWS) * (int64_t)WG_ROWS;
 }
 
 typedef struct BackwardArgs {
@@ -34,15 +34,15 @@ typedef struct BackwardArgs {
 inline BackwardArgs backward_args(floatX *dqkv, const floatX *dout, const floatX *qkv, const void *scratch,
                                   int B, int T, int NH, int HD) {
     BackwardArgs args = {};
-    args.rows = tensor_map(qkv, B, T, 3 * NH, HD, ROWS);
-    args.dout = tensor_map(dout, B, T, NH, HD, ROWS);
+    args.rows = tensor_map(qkv, B, T, 3 * NH, HD, WG_ROWS);
+    args.dout = tensor_map(dout, B, T, NH, HD, WG_ROWS);
     args.dqkv = (bf16 *)dqkv;
     args.fold = (FoldRow *)scratch;
     args.T = T;
     args.NH = NH;
     args.inverse_scale = sqrtf((float)HD);
     args.scale = 1.0f / args.inverse_scale;
-    args.scale_log2 = SM90_LOG2E / args.inverse_scale;
+    args.scale_log2 = LOG2E / args.inverse_scale;
     return args;
 }
 
@@ -78,7 +78,7 @@ template <int HD, int N>
 __device__ __forceinline__ void multiply_heads(float (&acc)[N], uint64_t a, uint64_t b) {
 #pragma unroll
     for (int i = 0; i < HD / 16; i++) {
-        const uint64_t a_i = a + (i / 4) * (ROWS * 128 >> 4) + i % 4 * 2;
+        const uint64_t a_i = a + (i / 4) * (WG_ROWS * 128 >> 4) + i % 4 * 2;
         const uint64_t b_i = b + (i / 4) * (2 * N * 128 >> 4) + i % 4 * 2;
         if (i == 0)
             wgmma<D_SET, B_K_MAJOR>(acc, a_i, b_i);

@@ -9,7 +9,7 @@
 template <class C>
 __device__ __forceinline__ void close_tile(KeyRows<C> &r, Hd128Shared<C> &shared, Hd128Place<C> &place,
                                            int row0, const KernelArgs &args) {
-    const int NH = args.base.NH, last = args.turns.blocks - 1, half = ROWS * 128 /* bytes, of a tile's */;
+    const int NH = args.base.NH, last = args.turns.blocks - 1, half = WG_ROWS * 128 /* bytes, of a tile's */;
     named_barrier_sync<WARPGROUP>(1 + place.warpgroup); /* all its warps have multiplied by V */
     queue_key_rows<C>(args.gradients, shared_address(shared.v[place.warpgroup]), r.dv, 1.0f, 2, place.work,
                       row0, NH);
@@ -93,7 +93,7 @@ __device__ __forceinline__ void hd128_keys(Hd128Shared<C> &shared, const KernelA
     place.warpgroup = warpgroup;
     place.k = uniform_place(shared_address(shared.k[warpgroup]));
     place.v = uniform_place(shared_address(shared.v[warpgroup]));
-    place.k_half = uniform_place(shared_address(shared.k) + warpgroup * (ROWS * 128));
+    place.k_half = uniform_place(shared_address(shared.k) + warpgroup * (WG_ROWS * 128));
     if (C::PAIRED) place.chunk = anew(first_chunk());
     write_ones(place.ones);
     for (;; place.own.advance()) {
@@ -104,7 +104,7 @@ __device__ __forceinline__ void hd128_keys(Hd128Shared<C> &shared, const KernelA
             dk_stored(place);
         place.work = read_work(shared.work[0]);
         if (place.work.index < 0) break;
-        const int tile = place.work.tile, row0 = tile * C::TILE_ROWS + warpgroup * ROWS;
+        const int tile = place.work.tile, row0 = tile * C::TILE_ROWS + warpgroup * WG_ROWS;
         const int cluster_first = first_queries<C>(tile / C::CLUSTER * C::CLUSTER_ROWS, T);
         const int first = C::CAUSAL || C::PAIRED ? first_queries<C>(row0, T) : cluster_first;
         if (C::PAIRED || first < args.turns.blocks)
@@ -126,7 +126,7 @@ template <class C>
 __device__ __forceinline__ void load_tile(const uint8_t (&to)[C::WARPGROUPS][C::TILE_BYTES], int tile,
                                           int head, int batch, uint32_t full, const BackwardArgs &args) {
     for (int i = 0; i < C::WARPGROUPS; i++)
-        tma_load_5d(shared_address(to[i]), &args.rows, 0, tile * C::TILE_ROWS + i * ROWS, 0, head, batch,
+        tma_load_5d(shared_address(to[i]), &args.rows, 0, tile * C::TILE_ROWS + i * WG_ROWS, 0, head, batch,
                     full);
 }
 
@@ -153,14 +153,15 @@ template <class C>
 __device__ __forceinline__ void load_queries(Hd128Shared<C> &shared, Hd128QueriesAt<C> &at, const Work &work,
                                              int row0, const BackwardArgs &args) {
     const FoldRow *fold = args.fold + ((int64_t)work.batch * args.NH + work.head) * fold_rows(args.T);
-    const int blocks = ceil_div(args.T, (int)ROWS);
+    const int blocks = ceil_div(args.T, (int)WG_ROWS);
     for (int block = first_queries<C>(row0, args.T); block < blocks;
          block++, at.q.advance(), at.dout.advance()) {
         const uint32_t q_full = acquire<C>(shared.q_ring, at.q, C::TILE_BYTES + C::FOLD_BYTES);
-        load_rows<C>(shared.q[at.q.stage], args.rows, block * ROWS, work.head, work.batch, q_full);
-        load_bytes<C>(shared.fold[at.q.stage], fold + block * ROWS, C::FOLD_BYTES, q_full);
+        load_rows<C>(shared.q[at.q.stage], args.rows, block * WG_ROWS, work.head, work.batch, q_full);
+        load_bytes<C>(shared.fold[at.q.stage], fold + block * WG_ROWS, C::FOLD_BYTES, q_full);
         const uint32_t dout_full = acquire<C>(shared.dout_ring, at.dout, C::TILE_BYTES);
-        load_rows<C>(shared.dout[at.dout.stage], args.dout, block * ROWS, work.head, work.batch, dout_full);
+        load_rows<C>(shared.dout[at.dout.stage], args.dout, block * WG_ROWS, work.head, work.batch,
+                     dout_full);
     }
 }
 
@@ -172,7 +173,7 @@ __device__ __forceinline__ void receive_ds(Hd128Shared<C> &shared, Ring<1> &rece
                                            int T) {
     const uint32_t bytes = shared_address(&shared.other_ds_bytes);
     const int first = first_queries<C>(work.tile / 2 * C::CLUSTER_ROWS, T) + work.tile % 2;
-    for (int block = first; block < ceil_div(T, (int)ROWS); block += C::ADDED_TILES, received.advance()) {
+    for (int block = first; block < ceil_div(T, (int)WG_ROWS); block += C::ADDED_TILES, received.advance()) {
         mbarrier_arrive_expect_tx(bytes, C::WARPGROUPS * C::DS_BYTES);
         mbarrier_wait(bytes, received.parity);
         fence_proxy_async();
@@ -233,7 +234,7 @@ static void backward_hd128(floatX *dqkv, const floatX *dout, const floatX *out, 
     using C = Hd128Config<CAUSAL, CLUSTER>;
     KernelArgs args = kernel_args<128>(dqkv, dout, out, qkv, lse, d, scratch, B, T, NH, CAUSAL);
     args.turns.tiles = ceil_div(args.turns.tiles, C::ADDED_TILES);
-    if (C::PAIRED) args.dq = tensor_map(dqkv, B, T, 3 * NH * 2, 64, ROWS);
+    if (C::PAIRED) args.dq = tensor_map(dqkv, B, T, 3 * NH * 2, 64, WG_ROWS);
     launch_one_pass<C, Hd128Shared<C>>("sm90_backward_hd128_kernel",
                                        sm90_backward_hd128_kernel<CAUSAL, CLUSTER>, args);
 }

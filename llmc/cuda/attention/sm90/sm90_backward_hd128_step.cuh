@@ -12,12 +12,12 @@ template <bool IS_CAUSAL, int BLOCKS> struct Hd128Config : Sm90Roles {
     static constexpr int CLUSTER = BLOCKS, ADDED_TILES = BLOCKS /* a pair adds to dQ as one */;
     static constexpr bool PAIRED = CLUSTER == 2;
     static constexpr bool K_IN_REGISTERS = false; /* dK and dV take 128 */
-    static constexpr int TILE_ROWS = WARPGROUPS * ROWS, CLUSTER_ROWS = CLUSTER * TILE_ROWS;
-    static constexpr int THREADS = sm90_threads(SHAPE), TILE_BYTES = ROWS * HD * 2;
-    static constexpr int FOLD_BYTES = ROWS * sizeof(FoldRow), DS_BYTES = ROWS * ROWS * 2;
+    static constexpr int TILE_ROWS = WARPGROUPS * WG_ROWS, CLUSTER_ROWS = CLUSTER * TILE_ROWS;
+    static constexpr int THREADS = sm90_threads(SHAPE), TILE_BYTES = WG_ROWS * HD * 2;
+    static constexpr int FOLD_BYTES = WG_ROWS * sizeof(FoldRow), DS_BYTES = WG_ROWS * WG_ROWS * 2;
     static constexpr int DS_STAGES = PAIRED ? 1 : 2, OWN = SHAPE.own_buffers;
     static_assert(CLUSTER == 1 || STAGES == 2, "Q and dO of a pair have their stages from `step`");
-    static_assert(SHAPE.columns == ROWS && TILE_ROWS == 2 * ROWS, "blocks and tiles of sm90_turns.cuh");
+    static_assert(SHAPE.columns == WG_ROWS && TILE_ROWS == 2 * WG_ROWS, "blocks and tiles of sm90_turns.cuh");
     static_assert(HD / 64 == WARPGROUPS,
                   "a warpgroup's half of dQ is a stream, and one chunk of K's columns");
     static_assert(sm90_registers_fit(SHAPE), "setmaxnreg");
@@ -100,9 +100,9 @@ template <class C> struct Hd128Place {
 /* ---- products ---- */
 
 /* acc = or += a step of 16 columns of K or V times those of Q or dO. */
-__device__ __forceinline__ void multiply_columns(float (&acc)[ROWS / 2], uint32_t rows, uint32_t queries,
+__device__ __forceinline__ void multiply_columns(float (&acc)[WG_ROWS / 2], uint32_t rows, uint32_t queries,
                                                  int step) {
-    const uint32_t at = step / 4 * (ROWS * 128 >> 4) + step % 4 * 2;
+    const uint32_t at = step / 4 * (WG_ROWS * 128 >> 4) + step % 4 * 2;
     if (step == 0)
         wgmma<D_SET, B_K_MAJOR>(acc, swizzled(rows), swizzled(queries));
     else
@@ -112,7 +112,7 @@ __device__ __forceinline__ void multiply_columns(float (&acc)[ROWS / 2], uint32_
 /* S - lse / scale or dP - D: a warpgroup's rows of K or V times a block of Q or dO, and the folded step, whose A is
  * `ones` and whose B, of k 8..15, where A is 0, is that of k 0..7 again. */
 template <class C>
-__device__ __forceinline__ void multiply_scores(float (&acc)[ROWS / 2], uint32_t rows, uint32_t queries,
+__device__ __forceinline__ void multiply_scores(float (&acc)[WG_ROWS / 2], uint32_t rows, uint32_t queries,
                                                 const uint32_t (&ones)[4], uint32_t fold) {
 #pragma unroll
     for (int i = 0; i < C::HD / 16; i++) multiply_columns(acc, rows, queries, i);
@@ -122,11 +122,11 @@ __device__ __forceinline__ void multiply_scores(float (&acc)[ROWS / 2], uint32_t
 
 /* dV += P^T dO or dK += dS^T Q. */
 template <class C>
-__device__ __forceinline__ void multiply_gradient(float (&d)[C::HD / 2], const uint32_t (&a)[ROWS / 16][4],
+__device__ __forceinline__ void multiply_gradient(float (&d)[C::HD / 2], const uint32_t (&a)[WG_ROWS / 16][4],
                                                   const uint8_t *queries) {
-    const uint32_t b = uniform_place(shared_address(queries)) + (ROWS * 128 >> 4 << 16);
+    const uint32_t b = uniform_place(shared_address(queries)) + (WG_ROWS * 128 >> 4 << 16);
 #pragma unroll
-    for (int i = 0; i < ROWS / 16; i++) wgmma<D_ADD, B_MN_MAJOR>(d, a[i], swizzled(b + i * (2048 >> 4)));
+    for (int i = 0; i < WG_ROWS / 16; i++) wgmma<D_ADD, B_MN_MAJOR>(d, a[i], swizzled(b + i * (2048 >> 4)));
     wgmma_commit();
 }
 
@@ -159,7 +159,7 @@ __device__ __forceinline__ int query_at(int place) {
 
 /* One chunk of the thread's row, or of the row 8 further on. Of two neighbouring rows one writes the other half first,
  * or they would have the same banks. */
-__device__ __forceinline__ int4 ds_chunk(const uint32_t (&ds)[ROWS / 16][4], int i, int row) {
+__device__ __forceinline__ int4 ds_chunk(const uint32_t (&ds)[WG_ROWS / 16][4], int i, int row) {
     const bool odd = threadIdx.x / 4 % 2;
     const int even_half = 2 * i, odd_half = 2 - 2 * i;
     return make_int4(odd ? ds[odd_half][row] : ds[even_half][row],
@@ -177,7 +177,7 @@ __device__ __forceinline__ uint32_t chunk_at(uint32_t first, int i, int row) {
 
 /* Of the block in work, which is owned, for the product of both warpgroups here. */
 template <class C>
-__device__ __forceinline__ void store_ds(const uint32_t (&ds)[ROWS / 16][4], Hd128Shared<C> &shared,
+__device__ __forceinline__ void store_ds(const uint32_t (&ds)[WG_ROWS / 16][4], Hd128Shared<C> &shared,
                                          const Hd128Place<C> &place, int block) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x % WARPGROUP / 32;
     const Ring<C::DS_STAGES> at = place.ds_at(block, place.step);
@@ -187,7 +187,7 @@ __device__ __forceinline__ void store_ds(const uint32_t (&ds)[ROWS / 16][4], Hd1
         ((2 * warp + lane / 8 % 2) ^ (lane % 8)) * 16; /* 1-CTA: a thread needs one address */
     shared.ds_ring.wait_free(at);
 #pragma unroll
-    for (int i = 0; i < ROWS / 16; i++) {
+    for (int i = 0; i < WG_ROWS / 16; i++) {
         if (C::PAIRED)
             *reinterpret_cast<int4 *>(to + chunk_at(place.chunk, i / 2, i % 2)) = ds_chunk(ds, i / 2, i % 2);
         else
@@ -200,7 +200,7 @@ __device__ __forceinline__ void store_ds(const uint32_t (&ds)[ROWS / 16][4], Hd1
 
 /* Of a block that the other thread block owns, for the product there. */
 template <class C>
-__device__ __forceinline__ void send_ds(const uint32_t (&ds)[ROWS / 16][4], Hd128Shared<C> &shared,
+__device__ __forceinline__ void send_ds(const uint32_t (&ds)[WG_ROWS / 16][4], Hd128Shared<C> &shared,
                                         const Hd128Place<C> &place, int block) {
     const uint32_t to =
         cluster_address(shared_address(shared.ds[1][place.warpgroup]) + place.chunk, place.other());
@@ -210,7 +210,7 @@ __device__ __forceinline__ void send_ds(const uint32_t (&ds)[ROWS / 16][4], Hd12
     for (int i = 0; i < 4; i++) store_async_16(chunk_at(to, i / 2, i % 2), ds_chunk(ds, i / 2, i % 2), bytes);
 }
 template <class C>
-__device__ __forceinline__ void pass_ds(const uint32_t (&ds)[ROWS / 16][4], Hd128Shared<C> &shared,
+__device__ __forceinline__ void pass_ds(const uint32_t (&ds)[WG_ROWS / 16][4], Hd128Shared<C> &shared,
                                         const Hd128Place<C> &place, int block) {
     if (place.owns(block))
         store_ds(ds, shared, place, block);
@@ -243,7 +243,7 @@ __device__ __forceinline__ void finish_dq(KeyRows<C> &r, Buffers &turns, Hd128Pl
         const float scales[2] = {scale, scale};
         __syncwarp(); /* all lanes have read the sums where the result goes now */
         tma_store_rows(&args.dq, shared_address(turns.part(place.turns.fetched.stage)), r.dp, scales,
-                       block * ROWS + thread / 32 * 16, 2 * place.work.head + place.warpgroup,
+                       block * WG_ROWS + thread / 32 * 16, 2 * place.work.head + place.warpgroup,
                        place.work.batch);
         return;
     }
@@ -261,7 +261,8 @@ __device__ __forceinline__ void finish_dq(KeyRows<C> &r, Buffers &turns, Hd128Pl
     fence_proxy_async();
     named_barrier_sync<WARPGROUP>(1 + place.warpgroup);
     if (thread > 0) return;
-    tma_store_5d(&args.dq, 0, block * ROWS, 0, 2 * place.work.head + place.warpgroup, place.work.batch, tile);
+    tma_store_5d(&args.dq, 0, block * WG_ROWS, 0, 2 * place.work.head + place.warpgroup, place.work.batch,
+                 tile);
     bulk_commit();
 }
 
@@ -360,7 +361,7 @@ __device__ __forceinline__ void dk_done(KeyRows<C> &r, Hd128Shared<C> &shared, c
 template <class C>
 __device__ __forceinline__ void skip_block(KeyRows<C> &r, Hd128Shared<C> &shared, Hd128Place<C> &place,
                                            int block, int cluster_first, const KernelArgs &args) {
-    const uint32_t zeros[ROWS / 16][4] = {};
+    const uint32_t zeros[WG_ROWS / 16][4] = {};
     const bool owned = place.owns(block);
     const Ring<C::STAGES> q_at = place.q_at();
     const Ring<2> dout_at = place.dout_at();

@@ -44,10 +44,11 @@ template <bool IS_CAUSAL, bool TMA, bool PAIRED> struct Hd64Config : Sm90Roles {
     static constexpr bool EXCHANGE = TMA && !PAIRED;
     static constexpr bool K_IN_REGISTERS = true; /* 208 hold no more */
     static constexpr int CLUSTER = PAIRED ? 2 : 1, ADDED_TILES = 1;
-    static constexpr int TILE_ROWS = WARPGROUPS * ROWS, THREADS = (WARPGROUPS + 2) * WARPGROUP;
-    static constexpr int TILE_BYTES = ROWS * HD * 2, FOLD_BYTES = ROWS * sizeof(FoldRow);
-    static constexpr int DS_BYTES = TILE_ROWS * ROWS * 2;
-    static_assert(SHAPE.columns == ROWS && TILE_ROWS == 2 * ROWS, "blocks and tiles of the turns below");
+    static constexpr int TILE_ROWS = WARPGROUPS * WG_ROWS, THREADS = (WARPGROUPS + 2) * WARPGROUP;
+    static constexpr int TILE_BYTES = WG_ROWS * HD * 2, FOLD_BYTES = WG_ROWS * sizeof(FoldRow);
+    static constexpr int DS_BYTES = TILE_ROWS * WG_ROWS * 2;
+    static_assert(SHAPE.columns == WG_ROWS && TILE_ROWS == 2 * WG_ROWS,
+                  "blocks and tiles of the turns below");
     static_assert(!EXCHANGE || (CAUSAL && OWN == 2), "half_of");
     static_assert(WARPGROUPS * SHAPE.registers + DQ_REGISTERS + SHAPE.producer_registers <= 65536 / WARPGROUP,
                   "setmaxnreg");
@@ -87,9 +88,9 @@ __device__ __forceinline__ void load_keys(Hd64Shared<C> &shared, Ring<C::OWN> at
     const uint32_t full = shared.own_ring.expect(at, 2 * C::WARPGROUPS * C::TILE_BYTES);
     auto &own = shared.own[at.stage];
     for (int i = 0; i < C::WARPGROUPS; i++) {
-        tma_load_5d(shared_address(own.k[i]), &args.rows, 0, row0 + i * ROWS, 0, args.NH + work.head,
+        tma_load_5d(shared_address(own.k[i]), &args.rows, 0, row0 + i * WG_ROWS, 0, args.NH + work.head,
                     work.batch, full);
-        tma_load_5d(shared_address(own.v[i]), &args.rows, 0, row0 + i * ROWS, 0, 2 * args.NH + work.head,
+        tma_load_5d(shared_address(own.v[i]), &args.rows, 0, row0 + i * WG_ROWS, 0, 2 * args.NH + work.head,
                     work.batch, full);
     }
 }
@@ -116,7 +117,7 @@ template <class C> __device__ __forceinline__ int half_of(int warpgroup, int sta
 
 /* Where the lane writes dS^T of its half, in the first stage. */
 template <class C> __device__ __forceinline__ uint32_t ds_row(Hd64Shared<C> &shared, int half) {
-    const int row = half * ROWS + threadIdx.x % WARPGROUP / 32 * 16 + threadIdx.x % 16;
+    const int row = half * WG_ROWS + threadIdx.x % WARPGROUP / 32 * 16 + threadIdx.x % 16;
     return shared_address(shared.ds[0]) + row * 128;
 }
 
@@ -131,14 +132,14 @@ template <class C> __device__ __forceinline__ void tell_ds(Hd64Shared<C> &shared
 
 /* Writes dS^T of the warpgroup's keys for the dQ warpgroup. */
 template <class C>
-__device__ __forceinline__ void give_ds(const uint32_t (&ds)[ROWS / 16][4], Hd64Shared<C> &shared,
+__device__ __forceinline__ void give_ds(const uint32_t (&ds)[WG_ROWS / 16][4], Hd64Shared<C> &shared,
                                         KeyPlace<C> &place) {
     const int lane = threadIdx.x % 32, row = threadIdx.x % WARPGROUP / 32 * 16 + lane % 16;
     const Ring<2> at = ring_after(place.given);
     const uint32_t to = place.ds + at.stage * C::DS_BYTES;
     shared.ds_ring.wait_free(at);
 #pragma unroll
-    for (int i = 0; i < ROWS / 16; i++) stmatrix_x4(to + ((2 * i + lane / 16) ^ (row & 7)) * 16, ds[i]);
+    for (int i = 0; i < WG_ROWS / 16; i++) stmatrix_x4(to + ((2 * i + lane / 16) ^ (row & 7)) * 16, ds[i]);
     tell_ds(shared, place);
 }
 
@@ -170,7 +171,7 @@ template <class C>
 __device__ __forceinline__ void store_gradients(const KeyRows<C> &r, Hd64Shared<C> &shared, int stage,
                                                 TileBefore &before, int warpgroup, const KernelArgs &args) {
     const int half = half_of<C>(warpgroup, stage), NH = args.base.NH;
-    const int row0 = before.work.tile * C::TILE_ROWS + half * ROWS;
+    const int row0 = before.work.tile * C::TILE_ROWS + half * WG_ROWS;
     const uint32_t v = shared_address(shared.own[stage].v[half]);
     queue_key_rows<C>(args.gradients, v, r.dv, 1.0f, 2, before.work, row0, NH);
     if (!C::DK_HAS_PLACE) wait_stored();
@@ -249,7 +250,7 @@ __device__ __forceinline__ void hd64_keys(Hd64Shared<C> &shared, const KernelArg
         const Work work = read_work(shared.work[own_at.stage]);
         if (work.index < 0) break;
         const int stage = own_at.stage, half = half_of<C>(warpgroup, stage);
-        const int row0 = work.tile * C::TILE_ROWS + half * ROWS;
+        const int row0 = work.tile * C::TILE_ROWS + half * WG_ROWS;
         const int first = first_queries<C>(row0, T), loaded = first_loaded<C>(work, T);
         if (first == blocks) { /* first the tile before: it holds a stage of queries that comes round again */
             close_tile(r, shared, place, stage ^ 1, before, warpgroup, args);
@@ -265,7 +266,7 @@ __device__ __forceinline__ void hd64_keys(Hd64Shared<C> &shared, const KernelArg
         load_fragments(r.k, place.k);
         write_bias(r, row0, T);
         open_tile(r, shared, place, at, stage, before, args);
-        if (C::CAUSAL || row0 + ROWS <= T)
+        if (C::CAUSAL || row0 + WG_ROWS <= T)
             walk_queries<C, false>(r, shared, place, first + 1, stage, before, args);
         else
             walk_queries<C, true>(r, shared, place, first + 1, stage, before, args);
@@ -300,7 +301,7 @@ __device__ __forceinline__ void store_dq(const float (&dq)[C::HD / 2], const Wor
                                          const BackwardArgs &args) {
     const int64_t stride = 3 * (int64_t)args.NH * C::HD;
     const float factor[2] = {args.scale, args.scale};
-    const int row0 = block * ROWS;
+    const int row0 = block * WG_ROWS;
     store_rows(args.dqkv + ((int64_t)work.batch * args.T + row0) * stride + work.head * C::HD, stride,
                args.T - row0, dq, factor);
 }
@@ -316,7 +317,7 @@ __device__ __forceinline__ void finish_dq(Hd64Shared<C> &shared, TurnAt<TURN_BUF
         add_sums_kept(shared.turns, at, dq, shares);
         __syncwarp(); /* all lanes have read the sums where the result goes now */
         tma_store_rows(&args.dq, shared_address(shared.turns.part(at.fetched.stage)), dq, scale,
-                       block * ROWS + threadIdx.x % WARPGROUP / 32 * 16, work.head, work.batch);
+                       block * WG_ROWS + threadIdx.x % WARPGROUP / 32 * 16, work.head, work.batch);
     } else {
         add_sums(shared.turns, at, dq, shares);
         store_dq<C>(dq, work, block, args.base);
@@ -353,8 +354,8 @@ template <class C> __device__ __forceinline__ void hd64_dq(Hd64Shared<C> &shared
                 continue;
             }
             if (work.tile == 0 && block > 0) dq_stored(shared, turn_at);
-            if ((C::CAUSAL && block == first) || row0 + ROWS >= T) /* only the first warpgroup's keys */
-                multiply_ds<C, ROWS / 16>(dq, ds, k);
+            if ((C::CAUSAL && block == first) || row0 + WG_ROWS >= T) /* only the first warpgroup's keys */
+                multiply_ds<C, WG_ROWS / 16>(dq, ds, k);
             else
                 multiply_ds<C, C::TILE_ROWS / 16>(dq, ds, k);
             shared.ds_ring.release(at);

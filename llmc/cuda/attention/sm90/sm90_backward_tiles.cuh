@@ -5,7 +5,6 @@
  *   load_keys(shared, at, work, args)          the keys of a tile, and work, into stage `at` of own_ring
  *   load_queries(shared, at, work, row0, args) all blocks of queries that see keys from row0 on; moves at, QueriesAt, on */
 #pragma once
-#include "llmc/cuda/sm90/sm90_frame.cuh"
 #include "sm90_turns.cuh"
 
 /* ---- which pair ---- */

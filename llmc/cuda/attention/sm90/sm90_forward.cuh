@@ -69,7 +69,7 @@ template <class C> __device__ __forceinline__ void release_v(ForwardShared<C> &s
 template <class C, int N> __device__ __forceinline__ void multiply_qk(float (&s)[N], uint64_t q, uint64_t k) {
 #pragma unroll
     for (int i = 0; i < C::HD / 16; i++) {
-        const uint64_t a = q + (i / 4) * (ROWS * 128 >> 4) + i % 4 * 2,
+        const uint64_t a = q + (i / 4) * (WG_ROWS * 128 >> 4) + i % 4 * 2,
                        b = k + (i / 4) * (C::KEYS * 128 >> 4) + i % 4 * 2;
         if (i == 0)
             wgmma<D_SET, B_K_MAJOR>(s, a, b);
@@ -162,7 +162,7 @@ __device__ __forceinline__ void first_probabilities(ForwardRows<C> &r, float (&s
         mask_keys<C>(s, row0, block * C::KEYS, args.T);
     if (C::SOFTMAX == SM90_FROZEN) {
         if (C::CAUSAL)
-            block_max(first<ROWS / 2>(s), r.max);
+            block_max(first<WG_ROWS / 2>(s), r.max);
         else
             block_max(s, r.max);
 #pragma unroll
@@ -209,7 +209,7 @@ __device__ __forceinline__ void finish_rows(const ForwardRows<C> &r, ForwardShar
     const Work work = read_work(shared.work[place.q_before.stage]);
     const int warp = threadIdx.x % WARPGROUP / 32;
     const int slot = slots_of<C>(args, work.tile).first + slot_of<C>(work.tile, place.rows_before);
-    const int row0 = slot * ROWS;
+    const int row0 = slot * WG_ROWS;
     float *lse = args.lse + ((int64_t)work.batch * args.NH + work.head) * args.T;
     float sum[2], inverse[2];
     bool bad = false;
@@ -226,7 +226,7 @@ __device__ __forceinline__ void finish_rows(const ForwardRows<C> &r, ForwardShar
 #pragma unroll
     for (int half = 0; half < 2; half++) { /* behind the output, whose fence would wait for these stores */
         const int row = row0 + thread_row() + 8 * half;
-        if (threadIdx.x % 4 == 0 && row < args.T) lse[row] = (r.shift[half] + lg2(sum[half])) * SM90_LN2;
+        if (threadIdx.x % 4 == 0 && row < args.T) lse[row] = (r.shift[half] + lg2(sum[half])) * LN2;
     }
     if (C::SOFTMAX == SM90_FROZEN && __any_sync(0xffffffffu, bad) && threadIdx.x % 32 == 0 &&
         atomicExch(&shared.listed, work.index) != work.index) {
@@ -345,9 +345,9 @@ __device__ __forceinline__ ForwardTile tile_of(const Work &work, int rows, const
     ForwardTile tile;
     tile.ends = work.index < 0;
     tile.rows = rows;
-    tile.row0 = (slots.first + slot) * ROWS;
-    tile.seen = slot < slots.count && !tile.ends ? key_blocks<C>(tile.row0, ROWS, args.T) : 0;
-    tile.skip = key_blocks<C>(slots.first * ROWS, slots.count * ROWS, args.T) - tile.seen;
+    tile.row0 = (slots.first + slot) * WG_ROWS;
+    tile.seen = slot < slots.count && !tile.ends ? key_blocks<C>(tile.row0, WG_ROWS, args.T) : 0;
+    tile.skip = key_blocks<C>(slots.first * WG_ROWS, slots.count * WG_ROWS, args.T) - tile.seen;
     return tile;
 }
 
@@ -367,8 +367,8 @@ __device__ __forceinline__ uint64_t begin_tile(ForwardRows<C> &r, ForwardShared<
     shared.q_ring.wait(place.q_at);
     const uint64_t q = descriptor_k_major(shared_address(shared.q[place.q_at.stage][tile.rows]));
     skip_blocks(shared, place, tile.skip);
-    if (C::CAUSAL && C::KEYS > ROWS && tile.row0 % C::KEYS == 0) /* of the first block half is seen */
-        first_block<C, ROWS / 2, PENDING>(r, shared, place, q, tile, args);
+    if (C::CAUSAL && C::KEYS > WG_ROWS && tile.row0 % C::KEYS == 0) /* of the first block half is seen */
+        first_block<C, WG_ROWS / 2, PENDING>(r, shared, place, q, tile, args);
     else
         first_block<C, C::KEYS / 2, PENDING>(r, shared, place, q, tile, args);
     return q;

@@ -1,7 +1,7 @@
 /* Tiles of attention forward for sm_90a: shapes, shared memory, arguments, and the producer that fetches them. What
  * the kernel computes and why it is built so: sm90_forward.cu. */
 #pragma once
-#include "llmc/cuda/sm90/sm90_frame.cuh"
+#include "sm90_attention.cuh"
 
 /* Shapes of tiles, named after their rows and the keys of a block. columns: the latter. flag: the products of a step are
  * queued scores first and the exponentials start when the scores are done (else when both are). */
@@ -30,7 +30,7 @@ struct ForwardConfig : Sm90Roles {
     static constexpr Sm90Softmax SOFTMAX = SOFT;
     static constexpr int CLUSTER = PAIRED ? 2 : 1, SLOTS = CLUSTER * WARPGROUPS /* of 64 rows, of a pair */;
     /* Blocks of keys that are skipped at most while the V of the tile before is held. */
-    static constexpr int MOST_SKIPPED = PAIRED ? 1 : (WARPGROUPS - 1) * ROWS / KEYS;
+    static constexpr int MOST_SKIPPED = PAIRED ? 1 : (WARPGROUPS - 1) * WG_ROWS / KEYS;
     /* One barrier for K and V of a block: 11 instructions fewer a step, but K is held a step longer, which costs 1 % at
      * head size 128, where there are four small blocks. */
     static constexpr bool ONE_RING = HD == 64;
@@ -40,7 +40,7 @@ struct ForwardConfig : Sm90Roles {
     static constexpr bool ROTATES = true;   /* warpgroup w owns other 64 rows in each tile */
     static constexpr bool PIPELINED = true; /* the next tile begins before a tile ends */
     static constexpr int THREADS = sm90_threads(SHAPE);
-    static constexpr int Q_BYTES = ROWS * HD * 2 /* of a warpgroup */, KV_BYTES = KEYS * HD * 2;
+    static constexpr int Q_BYTES = WG_ROWS * HD * 2 /* of a warpgroup */, KV_BYTES = KEYS * HD * 2;
     static_assert(HD == 64 || HD == 128, "the TMA maps and wgmma shapes are for these");
     static_assert(KEYS == 64 || KEYS == 128, "wgmma N of the scores; 64 rows' diagonal is in one block");
     static_assert(STAGES > MOST_SKIPPED + ONE_RING, "what follows must not wait for that V");
@@ -123,7 +123,7 @@ __device__ __forceinline__ void load_queries(ForwardShared<C> &shared, const For
     const uint32_t full = expect<C>(shared.q_ring, at, bytes, bytes - fewer + work_bytes);
 #pragma unroll 1 /* or the compiler would want more registers than a producer has */
     for (int i = 0; i < slots.count; i++)
-        load_rows<C>(shared.q[at.stage][i / C::CLUSTER], args.q, (slots.first + i) * ROWS, work.head,
+        load_rows<C>(shared.q[at.stage][i / C::CLUSTER], args.q, (slots.first + i) * WG_ROWS, work.head,
                      work.batch, full, 1 << i % C::CLUSTER);
 }
 
@@ -161,7 +161,7 @@ __device__ __forceinline__ void forward_producer(ForwardShared<C> &shared, const
         const int drawn = draw_tile(args.redo ? &redo_tickets : &forward_tickets, total) -
                           (int)gridDim.x; /* of those after the first of each cluster */
         const Slots slots = slots_of<C>(args, work.tile);
-        const int last = key_blocks<C>(slots.first * ROWS, slots.count * ROWS, args.T) - 1;
+        const int last = key_blocks<C>(slots.first * WG_ROWS, slots.count * WG_ROWS, args.T) - 1;
         load_queries(shared, args, work, slots, q_at);
         for (int block = last; block >= 0; block--, at.advance()) {
             uint32_t work_bytes = 0;

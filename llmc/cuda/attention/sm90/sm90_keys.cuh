@@ -2,7 +2,6 @@
  * and the gradients dK and dV of those keys (see sm90_backward.cuh). C is the kernel's config. */
 #pragma once
 #include "sm90_backward.cuh"
-#include "llmc/cuda/sm90/sm90_cluster.cuh"
 
 /* The ring of blocks of queries. */
 template <class C> struct alignas(1024) QueryStages {
@@ -15,15 +14,15 @@ template <class C> struct alignas(1024) QueryStages {
 
 /* Blocks of 64 queries, from the first that sees keys from row0 on. */
 template <class C> __device__ __forceinline__ int first_queries(int row0, int T) {
-    const int blocks = ceil_div(T, (int)ROWS);
-    return row0 >= T ? blocks : C::CAUSAL ? row0 / ROWS : 0;
+    const int blocks = ceil_div(T, (int)WG_ROWS);
+    return row0 >= T ? blocks : C::CAUSAL ? row0 / WG_ROWS : 0;
 }
 
 enum : uint32_t { ONE_LOW = 0x3f80 /* 1 in bf16 */, ONE_HIGH = ONE_LOW << 16 };
 
 /* Writes what stays: all threads of the kernel, before its first __syncthreads or open_cluster. */
 template <class C> __device__ __forceinline__ void write_constants(QueryStages<C> &queries) {
-    for (int row = threadIdx.x; row < ROWS; row += C::THREADS) {
+    for (int row = threadIdx.x; row < WG_ROWS; row += C::THREADS) {
         reinterpret_cast<uint4 *>(queries.ones[0])[row] = make_uint4(ONE_HIGH | ONE_LOW, ONE_LOW, 0, 0);
         reinterpret_cast<uint4 *>(queries.ones[1])[row] = make_uint4(0, ONE_HIGH, ONE_HIGH | ONE_LOW, 0);
         reinterpret_cast<uint4 *>(queries.ones[2])[row] = make_uint4(0, 0, 0, 0);
@@ -36,22 +35,22 @@ template <class C>
 __device__ __forceinline__ void load_queries(QueryStages<C> &queries, Ring<C::STAGES> &at, const Work &work,
                                              int row0, const BackwardArgs &args) {
     const FoldRow *fold = args.fold + ((int64_t)work.batch * args.NH + work.head) * fold_rows(args.T);
-    const int blocks = ceil_div(args.T, (int)ROWS);
+    const int blocks = ceil_div(args.T, (int)WG_ROWS);
     for (int block = first_queries<C>(row0, args.T); block < blocks; block++, at.advance()) {
         const uint32_t full = acquire<C>(queries.ring, at, 2 * C::TILE_BYTES + C::FOLD_BYTES);
-        load_rows<C>(queries.q[at.stage], args.rows, block * ROWS, work.head, work.batch, full);
-        load_rows<C>(queries.dout[at.stage], args.dout, block * ROWS, work.head, work.batch, full);
-        load_bytes<C>(queries.fold[at.stage], fold + block * ROWS, C::FOLD_BYTES, full);
+        load_rows<C>(queries.q[at.stage], args.rows, block * WG_ROWS, work.head, work.batch, full);
+        load_rows<C>(queries.dout[at.stage], args.dout, block * WG_ROWS, work.head, work.batch, full);
+        load_bytes<C>(queries.fold[at.stage], fold + block * WG_ROWS, C::FOLD_BYTES, full);
     }
 }
 
 /* A thread's share of the warpgroup's keys; accumulators have keys as rows. */
 template <class C> struct KeyRows {
     float dk[C::HD / 2], dv[C::HD / 2];
-    float s[ROWS / 2];        /* S^T - lse / scale, then P^T */
-    float dp[ROWS / 2];       /* dP^T - D, then dS^T */
-    uint32_t p[ROWS / 16][4]; /* P^T and dS^T as A operands */
-    uint32_t ds[ROWS / 16][4];
+    float s[WG_ROWS / 2];        /* S^T - lse / scale, then P^T */
+    float dp[WG_ROWS / 2];       /* dP^T - D, then dS^T */
+    uint32_t p[WG_ROWS / 16][4]; /* P^T and dS^T as A operands */
+    uint32_t ds[WG_ROWS / 16][4];
     uint32_t k[C::K_IN_REGISTERS ? C::HD / 16 : 1][4];
     float bias[2]; /* only where !CAUSAL: -inf for rows beyond the sequence, which get P = 0 */
 };
@@ -95,7 +94,7 @@ __device__ __forceinline__ void write_ones(uint32_t (&ones)[2][4]) {
 }
 /* acc += the block's -lse / scale (which = 0) or -D (1) in every row. */
 template <class C>
-__device__ __forceinline__ void multiply_fold(float (&acc)[ROWS / 2], QueryStages<C> &queries, int which,
+__device__ __forceinline__ void multiply_fold(float (&acc)[WG_ROWS / 2], QueryStages<C> &queries, int which,
                                               int stage) {
     const uint32_t ones = shared_address(queries.ones[which]), zeros = shared_address(queries.ones[2]);
     wgmma<D_ADD, B_K_MAJOR>(acc, descriptor_unswizzled(ones, zeros - ones),
@@ -126,10 +125,10 @@ __device__ __forceinline__ void multiply_dp(KeyRows<C> &r, QueryStages<C> &queri
 /* dV += P^T dO, dK += dS^T Q. */
 template <class C>
 __device__ __forceinline__ void multiply_gradients(KeyRows<C> &r, QueryStages<C> &queries, int stage) {
-    const uint64_t q = descriptor_mn_major(shared_address(queries.q[stage]), ROWS * 128);
-    const uint64_t dout = descriptor_mn_major(shared_address(queries.dout[stage]), ROWS * 128);
+    const uint64_t q = descriptor_mn_major(shared_address(queries.q[stage]), WG_ROWS * 128);
+    const uint64_t dout = descriptor_mn_major(shared_address(queries.dout[stage]), WG_ROWS * 128);
 #pragma unroll
-    for (int i = 0; i < ROWS / 16; i++) {
+    for (int i = 0; i < WG_ROWS / 16; i++) {
         wgmma<D_ADD, B_MN_MAJOR>(r.dv, r.p[i], dout + i * (2048 >> 4));
         wgmma<D_ADD, B_MN_MAJOR>(r.dk, r.ds[i], q + i * (2048 >> 4));
     }
@@ -147,7 +146,7 @@ template <class C> __device__ __forceinline__ void gradients_done(KeyRows<C> &r)
 template <class C, bool RAGGED = true>
 __device__ __forceinline__ void key_probabilities(KeyRows<C> &r, float scale_log2) {
 #pragma unroll
-    for (int i = 0; i < ROWS / 2; i++)
+    for (int i = 0; i < WG_ROWS / 2; i++)
         r.s[i] =
             ex2(!C::CAUSAL && RAGGED ? fmaf(r.s[i], scale_log2, r.bias[i / 2 % 2]) : r.s[i] * scale_log2);
     pack(r.p, r.s);
@@ -155,7 +154,7 @@ __device__ __forceinline__ void key_probabilities(KeyRows<C> &r, float scale_log
 
 template <class C> __device__ __forceinline__ void key_scores(KeyRows<C> &r) {
 #pragma unroll
-    for (int i = 0; i < ROWS / 2; i++) r.dp[i] *= r.s[i];
+    for (int i = 0; i < WG_ROWS / 2; i++) r.dp[i] *= r.s[i];
     pack(r.ds, r.dp);
 }
 
@@ -163,7 +162,7 @@ template <class C> __device__ __forceinline__ void key_scores(KeyRows<C> &r) {
 template <class C> __device__ __forceinline__ void mask_queries(KeyRows<C> &r) {
     const int first_seen = thread_row() - thread_column();
 #pragma unroll
-    for (int i = 0; i < ROWS / 2; i++)
+    for (int i = 0; i < WG_ROWS / 2; i++)
         if (i / 4 * 8 + i % 2 < first_seen + i / 2 % 2 * 8) r.s[i] = -CUDART_INF_F;
 }
 

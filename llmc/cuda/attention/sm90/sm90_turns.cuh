@@ -47,7 +47,7 @@ typedef struct Turns {
     int blocks, tiles; /* of a head: of 64 queries; that add, of 128 keys or pairs of such */
 } Turns;
 
-enum { SHARE_FLOATS = ROWS * 64, SHARE_BYTES = SHARE_FLOATS * 4 };
+enum { SHARE_FLOATS = WG_ROWS * 64, SHARE_BYTES = SHARE_FLOATS * 4 };
 
 /* Of one stream. A turn (copy, fence, poll) may take as long as BUFFERS steps. THREADS share a contiguous part of a
  * buffer: where they are a warp, it can make the part a swizzled tile once it has read the sums there. */
@@ -238,9 +238,9 @@ __global__ void __launch_bounds__(256)
     sm90_fold_kernel(FoldRow *fold, Turns turns, const bf16 *dout, const bf16 *out, const float *lse, int T,
                      float inverse_scale) {
 #ifdef SM90_BODY
-    enum { LANES = HD / 8 /* of a row */, STEP = 256 / LANES, N = ROWS / STEP };
+    enum { LANES = HD / 8 /* of a row */, STEP = 256 / LANES, N = WG_ROWS / STEP };
     launch_dependents(); /* the pass may be made ready meanwhile */
-    const int NH = gridDim.x, lane = threadIdx.x % LANES, row0 = blockIdx.y * ROWS + threadIdx.x / LANES;
+    const int NH = gridDim.x, lane = threadIdx.x % LANES, row0 = blockIdx.y * WG_ROWS + threadIdx.x / LANES;
     const int64_t head = (int64_t)blockIdx.z * NH + blockIdx.x;
     const int64_t at = (((int64_t)blockIdx.z * T + row0) * NH + blockIdx.x) * HD + lane * 8;
     Vec<bf16> x[N], y[N];
@@ -277,13 +277,13 @@ static __global__ void __launch_bounds__(256)
 #ifdef SM90_BODY
     launch_dependents();
     const int64_t first_head = (int64_t)blockIdx.y * NH;
-    for (int i = threadIdx.x; i < NH * ROWS; i += blockDim.x) {
-        const int64_t head = first_head + i / ROWS;
-        const int row = blockIdx.x * ROWS + i % ROWS;
-        fold[head * fold_rows(T) + row] = row < T
-                                              ? fold_row(-lse[head * T + row] * inverse_scale,
-                                                         -d[((int64_t)blockIdx.y * T + row) * NH + i / ROWS])
-                                              : FoldRow{};
+    for (int i = threadIdx.x; i < NH * WG_ROWS; i += blockDim.x) {
+        const int64_t head = first_head + i / WG_ROWS;
+        const int row = blockIdx.x * WG_ROWS + i % WG_ROWS;
+        fold[head * fold_rows(T) + row] =
+            row < T ? fold_row(-lse[head * T + row] * inverse_scale,
+                               -d[((int64_t)blockIdx.y * T + row) * NH + i / WG_ROWS])
+                    : FoldRow{};
     }
     for (int i = threadIdx.x; i < NH * turns.streams; i += blockDim.x)
         if (first_head + i / turns.streams < turns.slots)
@@ -300,8 +300,8 @@ static __global__ void __launch_bounds__(256)
  * tiles start at the same block and must be drawn far enough apart for their turns, which takes many heads (small
  * sections at T = 4096: -4 %); head size 64 gains nothing, and at T = 16384 loses 2 %. */
 static inline TileOrder turn_order(int B, int T, int NH, int HD, bool causal) {
-    const int64_t section_bytes = causal && HD == 128 ? SM90_SMALL_SECTION_BYTES : SM90_SECTION_BYTES;
-    return tile_order(B, T, NH, 2 * ROWS, 2 * HD * 2 + sizeof(FoldRow) + HD * 4, true, section_bytes);
+    const int64_t group_bytes = causal && HD == 128 ? SM90_SMALL_GROUP_BYTES : SM90_GROUP_BYTES;
+    return tile_order(B, T, NH, 2 * WG_ROWS, 2 * HD * 2 + sizeof(FoldRow) + HD * 4, true, group_bytes);
 }
 
 enum { MOST_SMS = 132 }; /* of any card with these kernels: the plan must not depend on the device */
@@ -311,15 +311,15 @@ enum { MOST_SMS = 132 }; /* of any card with these kernels: the plan must not de
  * section in `period`; its tiles 0, the last of them, then walk 2 * tiles blocks more, some of them at 1.4 steps
  * a block. At head size 64 three suffice; the small sections of 128 take four to seven up to T = 16384. */
 static inline int turn_slots(const TileOrder &order) {
-    const int64_t steps = (int64_t)order.section_heads * order.tiles * (order.tiles + 1);
+    const int64_t steps = (int64_t)order.group_heads * order.tiles * (order.tiles + 1);
     const int period = (int)(steps / MOST_SMS) + 1, last = 14 * order.tiles / 5;
     const int sections = 1 + ceil_div(last, period);
-    const int slots = (sections < 3 ? 3 : sections) * order.section_heads;
+    const int slots = (sections < 3 ? 3 : sections) * order.group_heads;
     return slots < order.heads ? slots : order.heads;
 }
 
 static inline size_t turn_counts_bytes(int slots, int T, int HD) {
-    return align_256((size_t)slots * (HD / 64) * ceil_div(T, (int)ROWS) * sizeof(unsigned));
+    return align_256((size_t)slots * (HD / 64) * ceil_div(T, (int)WG_ROWS) * sizeof(unsigned));
 }
 
 static inline size_t fold_bytes(int B, int T, int NH) {
@@ -341,7 +341,7 @@ static inline Turns turns_in(void *scratch, const TileOrder &order, int B, int T
     turns.counts = (unsigned *)base;
     turns.sums = (float *)(base + turn_counts_bytes(turns.slots, T, HD));
     turns.streams = HD / 64;
-    turns.blocks = ceil_div(T, (int)ROWS);
+    turns.blocks = ceil_div(T, (int)WG_ROWS);
     turns.tiles = order.tiles;
     return turns;
 }

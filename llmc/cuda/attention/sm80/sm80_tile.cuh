@@ -5,7 +5,7 @@
  * ldmatrix and every 16-byte access here is free of conflicts. Tiles start at multiples of 256 bytes. */
 #pragma once
 #include <math_constants.h>
-#include "llmc/cuda/ptx.cuh"
+#include "llmc/cuda/ptx/sm80.cuh"
 #include "llmc/cuda/attention/launch.cuh"
 
 template <int HD> struct Tile {
@@ -90,19 +90,14 @@ __device__ __forceinline__ KeyTiles<HD, KEYS, THREADS> key_tiles(const bf16 *qkv
     return keys;
 }
 
-__device__ __forceinline__ uint32_t pack_bf16(float low, float high) {
-    const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
-    return *reinterpret_cast<const uint32_t *>(&pair);
-}
-
 /* A fragment of columns [16 k, 16 k + 16) from a row of C blocks: the accumulator layout is the operand
  * layout. */
 template <int N>
 __device__ __forceinline__ void pack_fragment(uint32_t (&a)[4], const float (&c)[N][4], int k) {
-    a[0] = pack_bf16(c[2 * k][0], c[2 * k][1]);
-    a[1] = pack_bf16(c[2 * k][2], c[2 * k][3]);
-    a[2] = pack_bf16(c[2 * k + 1][0], c[2 * k + 1][1]);
-    a[3] = pack_bf16(c[2 * k + 1][2], c[2 * k + 1][3]);
+    a[0] = cvt_bf16x2(c[2 * k][0], c[2 * k][1]);
+    a[1] = cvt_bf16x2(c[2 * k][2], c[2 * k][3]);
+    a[2] = cvt_bf16x2(c[2 * k + 1][0], c[2 * k + 1][1]);
+    a[3] = cvt_bf16x2(c[2 * k + 1][2], c[2 * k + 1][3]);
 }
 
 /* The warp's 16*BLOCKS rows of a tile as left operand of a product over the head size: held in registers for
@@ -220,7 +215,7 @@ __device__ __forceinline__ void store_rows(bf16 *global, int stride, int rows_va
 #pragma unroll
             for (int h = 0; h < 2; h++) {
                 const uint32_t at = S::offset(16 * b + 8 * h + lane / 4, n) + lane % 4 * 4;
-                *reinterpret_cast<uint32_t *>(tile + at) = pack_bf16(c[b][n][2 * h], c[b][n][2 * h + 1]);
+                *reinterpret_cast<uint32_t *>(tile + at) = cvt_bf16x2(c[b][n][2 * h], c[b][n][2 * h + 1]);
             }
     __syncwarp();
 #pragma unroll

@@ -1,0 +1,99 @@
+/* Inline PTX for sm_80 and later: thin wrappers, one instruction each, named after it. Addresses are 32-bit shared-memory
+ * addresses: shared_address.
+ *
+ * clang-format off
+ * Fragments (PTX ISA, "Matrix fragments for mma.m16n8k16" and "ldmatrix"), with g = lane / 4, t = lane % 4:
+ *
+ *   A (16 x 16, row)  a0 (g, 2t..2t+1)           a1 (g+8, 2t..)
+ *                     a2 (g, 2t+8..)             a3 (g+8, 2t+8..)
+ *   B (16 x 8, col)   b0 (k = 2t..2t+1, n = g)   b1 (k = 2t+8.., n = g)
+ *   C (16 x 8)        c0, c1 (g, 2t..2t+1)       c2, c3 (g+8, 2t..2t+1)
+ *
+ * so two neighbouring C blocks, rounded to bf16 and packed, are one A fragment without a shuffle.
+ * clang-format on */
+#pragma once
+#include <cuda_bf16.h>
+#include <stdint.h>
+
+__device__ __forceinline__ uint32_t shared_address(const void *p) {
+    return (uint32_t)__cvta_generic_to_shared(p);
+}
+
+/* ---- fp32 ---- */
+
+/* 2^x to 2 ulp; -inf gives 0, NaN stays NaN, subnormal results become 0. */
+__device__ __forceinline__ float ex2(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+/* 1/x to 1 ulp; 1/inf is 0. */
+__device__ __forceinline__ float rcp(float x) {
+    float y;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+/* log2(x) to an absolute error of 2^-22; of inf: inf. */
+__device__ __forceinline__ float lg2(float x) {
+    float y;
+    asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+/* Two floats to bf16, to nearest even; low half first. */
+__device__ __forceinline__ uint32_t cvt_bf16x2(float low, float high) {
+    uint32_t pair;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+    return pair;
+}
+
+/* ---- cp.async (sm_80): global to shared without registers ---- */
+
+/* Copies 16 bytes, or writes 16 zero bytes and reads nothing where valid is false. */
+__device__ __forceinline__ void cp_async_16(uint32_t shared, const void *global, bool valid) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared), "l"(global),
+                 "r"(valid ? 16 : 0)
+                 : "memory");
+}
+
+/* The same for 8 bytes. */
+__device__ __forceinline__ void cp_async_8(uint32_t shared, const void *global, bool valid) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" ::"r"(shared), "l"(global), "r"(valid ? 8 : 0)
+                 : "memory");
+}
+
+__device__ __forceinline__ void cp_async_commit() {
+    asm volatile("cp.async.commit_group;" ::: "memory");
+}
+
+/* Waits until at most PENDING of this thread's committed groups are still under way. */
+template <int PENDING> __device__ __forceinline__ void cp_async_wait() {
+    asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
+}
+
+/* ---- ldmatrix (sm_75): four 8 x 8 bf16 matrices; lane l gives the address of row l % 8 of matrix l / 8 ---- */
+
+__device__ __forceinline__ void ldmatrix_x4(uint32_t (&r)[4], uint32_t shared) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(shared)
+                 : "memory");
+}
+
+__device__ __forceinline__ void ldmatrix_x4_trans(uint32_t (&r)[4], uint32_t shared) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(shared)
+                 : "memory");
+}
+
+/* ---- mma.sync (sm_80): c += a b, bf16 operands (a has four registers), fp32 sums ---- */
+
+__device__ __forceinline__ void mma_m16n8k16(float (&c)[4], const uint32_t *a, uint32_t b0, uint32_t b1) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+        "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}

@@ -1,0 +1,115 @@
+/* Inline PTX for sm_90a: wgmma (PTX ISA, "Asynchronous warpgroup level matrix instructions"). D (64 x N, fp32 registers)
+ * = or += A (64 x 16) B (16 x N). A warpgroup is four consecutive warps, the first a multiple of four.
+ *
+ * clang-format off
+ * Warp w of the warpgroup has rows 16w .. 16w+15 of D. With g = lane / 4, t = lane % 4:
+ *
+ *   D                 register i is row g + 8 * (i / 2 % 2), column 8 * (i / 4) + 2t + i % 2
+ *   A in registers    a0 (g, 2t..2t+1)   a1 (g+8, same)   a2 (g, 2t+8..)   a3 (g+8, same)
+ *
+ * so D, rounded and packed in pairs, is A of the next product without a shuffle.
+ * clang-format on */
+#pragma once
+#include "sm90.cuh"
+
+/* Before the first wgmma of a batch, and whenever its registers were written by other instructions. */
+__device__ __forceinline__ void wgmma_fence() {
+    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+}
+__device__ __forceinline__ void wgmma_commit() {
+    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+}
+/* Waits until at most PENDING committed groups are under way. Call wgmma_results on every register array that
+ * those groups wrote or read before touching it. */
+template <int PENDING> __device__ __forceinline__ void wgmma_wait() {
+    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
+}
+
+/* No instruction: keeps the compiler from moving accesses to these registers above the wait. */
+template <int N> __device__ __forceinline__ void wgmma_results(float (&d)[N]) {
+#pragma unroll
+    for (int i = 0; i < N; i++) asm volatile("" : "+f"(d[i])::"memory");
+}
+template <int N> __device__ __forceinline__ void wgmma_results(uint32_t (&a)[N][4]) {
+#pragma unroll
+    for (int i = 0; i < 4 * N; i++) asm volatile("" : "+r"(a[i / 4][i % 4])::"memory");
+}
+
+/* How a wgmma treats D, and how its B lies in shared memory. */
+enum WgmmaD { D_SET, D_ADD };
+enum WgmmaB { B_K_MAJOR, B_MN_MAJOR };
+
+#define WGMMA_8(c, d, i)                                                                                     \
+    c((d)[(i)]), c((d)[(i) + 1]), c((d)[(i) + 2]), c((d)[(i) + 3]), c((d)[(i) + 4]), c((d)[(i) + 5]),        \
+        c((d)[(i) + 6]), c((d)[(i) + 7])
+#define WGMMA_32(c, d, i)                                                                                    \
+    WGMMA_8(c, d, i), WGMMA_8(c, d, (i) + 8), WGMMA_8(c, d, (i) + 16), WGMMA_8(c, d, (i) + 24)
+#define WGMMA_64(c, d, i) WGMMA_32(c, d, i), WGMMA_32(c, d, (i) + 32)
+#define WGMMA_LIST_32                                                                                        \
+    "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, "   \
+    "%22, %23, "                                                                                             \
+    "%24, %25, %26, %27, %28, %29, %30, %31"
+#define WGMMA_LIST_64                                                                                        \
+    WGMMA_LIST_32                                                                                            \
+    ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, "      \
+    "%51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+
+/* D_SET writes D ("=f"), so the compiler sees that old values are dead; scale-d is a predicate. */
+#define WGMMA_TEXT(shape, list, operands, set, flags)                                                        \
+    "{\n.reg .pred p;\nsetp.ne.b32 p, " set ", 0;\nwgmma.mma_async.sync.aligned." shape                      \
+    ".f32.bf16.bf16 {" list "}, " operands ", p, 1, 1, " flags ";\n}"
+#define WGMMA_SS(shape, list, outputs, constraint, set, o0, o1, o2, o3)                                      \
+    asm volatile(WGMMA_TEXT(shape, list, o0 ", " o1, set, o2 ", " o3)                                        \
+                 : outputs(constraint, d, 0)                                                                 \
+                 : "l"(a), "l"(b), "n"(A_MN), "n"((int)B))
+#define WGMMA_RS(shape, list, outputs, constraint, set, o0, o1, o2, o3, o4, o5)                              \
+    asm volatile(WGMMA_TEXT(shape, list, "{" o0 ", " o1 ", " o2 ", " o3 "}, " o4, set, o5)                   \
+                 : outputs(constraint, d, 0)                                                                 \
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"((int)B))
+
+/* D (64 x 64 or 64 x 128, by the size of d) = or += A B, both from shared memory. A_MN: A is MN-major. */
+template <WgmmaD D, WgmmaB B, int A_MN = 0>
+__device__ __forceinline__ void wgmma(float (&d)[32], uint64_t a, uint64_t b) {
+    if (D == D_SET)
+        WGMMA_SS("m64n64k16", WGMMA_LIST_32, WGMMA_32, "=f", "0", "%32", "%33", "%34", "%35");
+    else
+        WGMMA_SS("m64n64k16", WGMMA_LIST_32, WGMMA_32, "+f", "1", "%32", "%33", "%34", "%35");
+}
+template <WgmmaD D, WgmmaB B, int A_MN = 0>
+__device__ __forceinline__ void wgmma(float (&d)[64], uint64_t a, uint64_t b) {
+    if (D == D_SET)
+        WGMMA_SS("m64n128k16", WGMMA_LIST_64, WGMMA_64, "=f", "0", "%64", "%65", "%66", "%67");
+    else
+        WGMMA_SS("m64n128k16", WGMMA_LIST_64, WGMMA_64, "+f", "1", "%64", "%65", "%66", "%67");
+}
+/* The same with A in registers, which must stay as they are until the product is done. */
+template <WgmmaD D, WgmmaB B>
+__device__ __forceinline__ void wgmma(float (&d)[32], const uint32_t (&a)[4], uint64_t b) {
+    if (D == D_SET)
+        WGMMA_RS("m64n64k16", WGMMA_LIST_32, WGMMA_32, "=f", "0", "%32", "%33", "%34", "%35", "%36", "%37");
+    else
+        WGMMA_RS("m64n64k16", WGMMA_LIST_32, WGMMA_32, "+f", "1", "%32", "%33", "%34", "%35", "%36", "%37");
+}
+template <WgmmaD D, WgmmaB B>
+__device__ __forceinline__ void wgmma(float (&d)[64], const uint32_t (&a)[4], uint64_t b) {
+    if (D == D_SET)
+        WGMMA_RS("m64n128k16", WGMMA_LIST_64, WGMMA_64, "=f", "0", "%64", "%65", "%66", "%67", "%68", "%69");
+    else
+        WGMMA_RS("m64n128k16", WGMMA_LIST_64, WGMMA_64, "+f", "1", "%64", "%65", "%66", "%67", "%68", "%69");
+}
+
+/* D (64 x 256) = or += A B, both from shared memory. */
+#define WGMMA_128(c, d, i) WGMMA_64(c, d, i), WGMMA_64(c, d, (i) + 64)
+#define WGMMA_LIST_128                                                                                       \
+    WGMMA_LIST_64                                                                                            \
+    ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79"                       \
+    ", %80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"                       \
+    ", %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111"           \
+    ", %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
+template <WgmmaD D, WgmmaB B, int A_MN = 0>
+__device__ __forceinline__ void wgmma(float (&d)[128], uint64_t a, uint64_t b) {
+    if (D == D_SET)
+        WGMMA_SS("m64n256k16", WGMMA_LIST_128, WGMMA_128, "=f", "0", "%128", "%129", "%130", "%131");
+    else
+        WGMMA_SS("m64n256k16", WGMMA_LIST_128, WGMMA_128, "+f", "1", "%128", "%129", "%130", "%131");
+}

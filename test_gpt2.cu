@@ -232,7 +232,7 @@ static bool step_snapshot(Case *c, const GPT2Options *options, Snapshot *out) {
     forward_backward(c, &model);
     for (int i = 0; i < 2; i++) gpt2_micro_step(&model, c->tokens, c->targets, c->B, c->T, 1.0f);
     if (options->graph && c->ops->device->is_async)
-        CHECK(model.captured[0].graph && model.captured[1].graph,
+        CHECK(model.captured[0][0].graph && model.captured[1][1].graph,
               "%s: micro-steps are not launched as graphs", c->ops->name);
     *out = snapshot(&model);
     gpt2_close(&model);
@@ -276,7 +276,7 @@ static void test_micro_batches(Case *c) {
     forward_backward(c, &model);
     Snapshot whole = snapshot(&model);
     float loss = gpt2_step_stats(&model).loss;
-    gpt2_begin_step(&model);
+    gpt2_begin_step(&model, 2);
     for (int i = 0; i < 2; i++)
         gpt2_micro_step(&model, c->tokens + i * half * c->T, c->targets + i * half * c->T, half, c->T, 0.5f);
     Snapshot halves = snapshot(&model);
@@ -304,7 +304,7 @@ static void test_chunks(Case *c) {
     CHECK(fabsf(chunks - whole) <= limit * whole, "%s, %s: evaluation in chunks %.7f, at once %.7f",
           c->ops->name, c->model, (double)chunks, (double)whole);
     check_activations(c, &model);
-    gpt2_begin_step(&model);
+    gpt2_begin_step(&model, 2);
     for (int i = 0; i < 2; i++) gpt2_micro_step(&model, c->tokens, c->targets, c->B, c->T, 0.5f);
     check_parameters(c, &model, model.grads, "grad");
     const float loss = gpt2_step_stats(&model).loss;

@@ -38,7 +38,7 @@ static bool evaluate(Training *t, int64_t step, Error *err) {
         console_status(&t->console, "validating: batch %lld of %lld", (long long)i + 1, (long long)n);
         if (!dataloader_next(run->val, &tokens, &targets, err)) return setup_fail_val(run, err);
         sum += gpt2_eval(&run->model, tokens, targets, (int)run->settings.batch, (int)run->settings.seq);
-        if (stop_requested()) return true; /* the run ends: no value rather than a late one */
+        if (training_stops(t)) return true; /* the run ends: no value rather than a late one */
     }
     t->val_loss = unsigned_nan(sum / (double)n);
     t->val_step = step;
@@ -99,9 +99,10 @@ static void sample_in_training(Training *t, int64_t step) {
 /* Loss of the weights as they are, on a little of the last good step's data; whole, whatever the signals say. */
 static double probe_loss(Training *t) {
     GPT2 *model = &t->run->model;
+    bool (*const stop)(void) = model->stop;
     model->stop = NULL;
     const double loss = gpt2_eval(model, t->good.tokens, t->good.targets, 1, t->good.n);
-    model->stop = stop_now;
+    model->stop = stop;
     return unsigned_nan(loss);
 }
 
@@ -190,22 +191,22 @@ static void say_stopped(Training *t) {
 /* Steps until the last one, a signal, or an error. */
 static bool run_steps(Training *t, Error *err) {
     const Settings *s = &t->run->settings;
-    for (int64_t step = t->state.step + 1; step <= s->steps && !stop_requested(); step++) {
+    for (int64_t step = t->state.step + 1; step <= s->steps && !training_stops(t); step++) {
         const bool last = step == s->steps, eval = last || due(step, s->eval_every);
         const bool draw = last || due(step, s->sample_every);
         const bool keep = due(step, s->save_every) || saving_retries(&t->saving, step);
         if (!training_step(t, step, err) || !check_output(t, err)) return false;
-        if (stop_requested()) break;
+        if (training_stops(t)) break;
         const bool asked = stop_take_save_request();
         if ((eval || draw || keep || asked) && !training_settle(t, err)) return false;
         if (eval && !evaluate(t, step, err)) return false;
-        if (draw && !stop_requested()) sample_in_training(t, step);
-        const bool best = s->keep_best && eval && t->is_best && !stop_requested();
+        if (draw && !training_stops(t)) sample_in_training(t, step);
+        const bool best = s->keep_best && eval && t->is_best && !training_stops(t);
         if ((keep || best) && !last) save_in_training(t, best && !keep); /* train() saves the last one */
         if (asked) save_on_request(t);
     }
     if (!training_settle(t, err)) return false;
-    if (stop_requested()) say_stopped(t);
+    if (training_stops(t)) say_stopped(t);
     return true;
 }
 
@@ -289,7 +290,7 @@ static void describe(Training *t) {
 static void start_state(Training *t) {
     t->state = t->run->resumed;
     t->state.seed = (uint64_t)t->run->settings.seed;
-    t->run->model.stop = stop_now;
+    t->run->model.stop = t->run->n_ranks == 1 ? stop_now : NULL; /* ranks end every step together */
     if (!t->run->train) t->state.step = setup_model_step(t->run);
     t->state.val_loss = NAN;
     t->state.best_only = false;

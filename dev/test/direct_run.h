@@ -95,7 +95,7 @@ static UpdateArgs direct_update(const Direct *d, int step) {
 
 __attribute__((unused)) static void direct_step(Direct *d, int step) {
     const UpdateArgs update = direct_update(d, step);
-    gpt2_begin_step(&d->model);
+    gpt2_begin_step(&d->model, d->n_micro);
     for (int i = 0; i < d->n_micro; i++) {
         if (d->overfit) d->position = 0;
         direct_batch(d, true, d->position);

@@ -53,7 +53,7 @@ static bool case_open(Case *c, GPT2 *model, Recompute recompute, AttentionKind a
 /* ---- one step, and what a model holds ---- */
 
 static void forward_backward(Case *c, GPT2 *model) {
-    gpt2_begin_step(model);
+    gpt2_begin_step(model, 1);
     gpt2_micro_step(model, c->tokens, c->targets, c->B, c->T, 1.0f);
 }
 

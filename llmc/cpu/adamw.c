@@ -37,7 +37,7 @@ void cpu_sum_squares(StepStats *stats, const float *grads, void *scratch, int64_
 void cpu_grad_norm(StepStats *stats) {
     stats->grad_norm = (float)sqrt(stats->sum_squares);
     if (!isfinite(stats->grad_norm)) stats->bad = 1;
-    stats->n_skipped += stats->bad;
+    stats->n_skipped += stats->bad != 0;
     stats->sum_squares = 0;
 }
 

@@ -79,11 +79,12 @@ static void zero_gradients(GPT2 *model) {
     }
 }
 
-void gpt2_begin_step(GPT2 *model) {
+void gpt2_begin_step(GPT2 *model, int64_t n_micro_steps) {
     zero_gradients(model);
     model->first = true;
     model->step++;
     model->n_micro_steps = 0;
+    model->last_micro_step = n_micro_steps - 1;
     model->ops->device->stream_wait(STREAM_MAIN, EVENT_STATS_READ); /* of the step before */
     model->ops->device->zero(model->stats, offsetof(StepStats, n_skipped));
 }
@@ -94,10 +95,14 @@ static void micro_step_ops(GPT2 *model, const Batch *b, float per_token) {
     model->ops->loss_sum(model->stats, activation_f32(model, ACT_LOSSES, 0), per_token, model->scratch, b->N);
 }
 
+static CapturedStep *captured_step(GPT2 *model) {
+    return &model->captured[model->first][is_last_micro_step(model)];
+}
+
 /* True once there is a graph of this micro-step: the first run of a shape readies what its ops need, the second is
  * captured. A device that cannot is not asked again. */
 static bool capture_micro_step(GPT2 *model, const Batch *b, float per_token) {
-    CapturedStep *c = &model->captured[model->first];
+    CapturedStep *c = captured_step(model);
     if (c->B != b->B || c->T != b->T || c->weight != per_token) {
         model->ops->device->graph_free(c->graph);
         *c = (CapturedStep){.B = b->B, .T = b->T, .weight = per_token};
@@ -112,11 +117,14 @@ static bool capture_micro_step(GPT2 *model, const Batch *b, float per_token) {
     return model->options.graph;
 }
 
-/* On the device, not among the ops' arguments: a captured micro-step draws anew as well. */
+/* On the device, not among the ops' arguments: a captured micro-step draws anew as well. Ranks share out the step's
+ * micro-batches in turn, as their data, so each has masks of its own. */
 static void upload_dropout_key(GPT2 *model) {
     enum { STREAM_DROPOUT = 0x64726F70 }; /* "drop" */
     const uint64_t of_seed = random_stream(model->options.dropout_seed, STREAM_DROPOUT);
-    const uint64_t key = random_stream(of_seed + (uint64_t)model->step, (uint64_t)model->n_micro_steps);
+    const Ranks ranks = model->comm->ranks;
+    const int64_t of_all_ranks = model->n_micro_steps * ranks.n_ranks + ranks.rank;
+    const uint64_t key = random_stream(of_seed + (uint64_t)model->step, (uint64_t)of_all_ranks);
     model->ops->device->upload(model->dropout_key, &key, sizeof key);
 }
 
@@ -127,19 +135,27 @@ void gpt2_micro_step(GPT2 *model, const int32_t *tokens, const int32_t *targets,
     upload_batch(model, &b, tokens, targets);
     if (b.dropout > 0) upload_dropout_key(model);
     if (capture_micro_step(model, &b, per_token))
-        model->ops->device->graph_launch(model->captured[model->first].graph);
+        model->ops->device->graph_launch(captured_step(model)->graph);
     else
         micro_step_ops(model, &b, per_token);
     model->first = false;
     model->n_micro_steps++;
 }
 
+void gpt2_request_stop(GPT2 *model) {
+    const int32_t stop = 1;
+    model->ops->device->upload(&model->stats->stop, &stop, sizeof stop);
+}
+
 void gpt2_update(GPT2 *model, const UpdateArgs *args) {
     const OptimizerBuffers buffers = {model->master, model->weights,     model->grads,
                                       model->states, model->tile_groups, model->stats};
+    model->comm->reduce_wait(model->comm);
     model->ops->sum_squares(model->stats, model->grads, model->scratch, model->n_elements);
+    model->comm->sum_stats(model->comm, model->stats);
     model->ops->grad_norm(model->stats);
     optimizer_step(model->ops, &buffers, (ParameterRange){0, model->n_elements}, args);
+    model->comm->gather(model->comm, model->weights, model->n_elements, model->ops->dtype);
 }
 
 StepStats gpt2_step_stats(GPT2 *model) {

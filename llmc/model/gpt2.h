@@ -4,6 +4,7 @@
  * tensors, activations, and the config's fields. Sizes, offsets, initialisation, weight decay, the memory
  * plan, recomputation, checkpoints and tests all loop over them. */
 #pragma once
+#include "comm.h"
 #include "gpt2_parameters.h"
 
 #ifdef __cplusplus
@@ -77,6 +78,7 @@ typedef struct GPT2Options {
     bool training; /* false: no gradients, moments or backward scratch */
     uint64_t dropout_seed;
     bool graph; /* micro-steps after the first of a shape are launched as one graph, where the device can */
+    Comm *comm; /* of the ranks that train together; NULL: alone */
 } GPT2Options;
 
 /* A micro-step's forward and backward, captured once; the tokens are uploaded before each launch. */
@@ -91,6 +93,7 @@ typedef struct GPT2 {
     GPT2Config config;
     GPT2Options options;
     const Ops *ops;
+    Comm *comm;
     OpShape shape;
     Tensor tensors[N_TENSORS];
     int64_t n_parameters; /* of the model */
@@ -106,9 +109,10 @@ typedef struct GPT2 {
     StepStats *stats;          /* on the device */
     uint64_t *dropout_key;     /* of the micro-step at hand, on the device; NULL where nothing is dropped */
     int64_t step; /* steps begun: with the seed it says what dropout draws, so a resumed run sets it */
-    int64_t n_micro_steps;    /* of this step, done */
-    bool first;               /* no micro-step since gpt2_begin_step: linear layers' gradients are not zero */
-    CapturedStep captured[2]; /* of a step's later micro-steps, of its first */
+    int64_t n_micro_steps;   /* of this step, done */
+    int64_t last_micro_step; /* n_micro_steps in the last of this step: there gradients become final */
+    bool first;              /* no micro-step since gpt2_begin_step: linear layers' gradients are not zero */
+    CapturedStep captured[2][2]; /* [is a step's first][its last] */
     /* Asked between the parts of a pass; once true, it must stay so: the rest is left out, and loss, gradients and
      * activations are void. Weights and moments stand. NULL: passes are whole. */
     bool (*stop)(void);
@@ -152,9 +156,12 @@ void gpt2_reset_optimizer(GPT2 *model);
 /* ---- work ---- */
 /* Validation: mean loss in nats over (B,T); touches no gradient, no statistics. tokens, targets: host, (B,T). */
 float gpt2_eval(GPT2 *model, const int32_t *tokens, const int32_t *targets, int B, int T);
-/* One optimizer step: begin, n micro-steps (gradients +=, each weighted 1/n), update. */
-void gpt2_begin_step(GPT2 *model);
+/* One optimizer step: begin, n_micro_steps micro-steps (gradients +=, each weighted by its part of all ranks' tokens),
+ * update. In the last micro-step gradients are reduced over the ranks, layer by layer, as they become final. */
+void gpt2_begin_step(GPT2 *model, int64_t n_micro_steps);
 void gpt2_micro_step(GPT2 *model, const int32_t *tokens, const int32_t *targets, int B, int T, float weight);
+/* Between begin and update: the run is to end behind this step, on all ranks. */
+void gpt2_request_stop(GPT2 *model);
 void gpt2_update(GPT2 *model, const UpdateArgs *args);
 StepStats gpt2_step_stats(GPT2 *model); /* waits for the device */
 /* The same without a wait inside the step: queue_stats behind gpt2_update, take_stats of that slot

@@ -162,6 +162,7 @@ static void buffer_table(Buffer table[N_BUFFERS], GPT2 *model) {
 
 static void model_shape(GPT2 *model, const Ops *ops, const GPT2Config *config, const GPT2Options *options) {
     *model = (GPT2){.config = *config, .options = *options, .ops = ops};
+    model->comm = options->comm ? options->comm : &comm_alone;
     model->n_parameters = gpt2_tensors(model->tensors, config);
     model->n_elements = gpt2_n_elements(model->tensors);
     model->shape = op_shape(ops, config, options, model->n_elements);
@@ -278,7 +279,7 @@ bool gpt2_open(GPT2 *model, const Ops *ops, const GPT2Config *config, const GPT2
 void gpt2_close(GPT2 *model) {
     const Ops *ops = model->ops;
     if (model->weights == model->master) model->weights = NULL;
-    for (int i = 0; i < 2; i++) ops->device->graph_free(model->captured[i].graph);
+    for (int i = 0; i < 4; i++) ops->device->graph_free(model->captured[i / 2][i % 2].graph);
     Buffer buffers[N_BUFFERS];
     buffer_table(buffers, model);
     for (int i = 0; i < N_BUFFERS; i++) ops->device->free(*buffers[i].data);

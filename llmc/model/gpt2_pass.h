@@ -125,5 +125,10 @@ Chunk head_forward(GPT2 *model, const Batch *b, int64_t row);
 
 /* ---- backward ---- */
 
+/* The micro-step at hand is the step's last. */
+static inline bool is_last_micro_step(const GPT2 *model) {
+    return model->n_micro_steps == model->last_micro_step;
+}
+
 /* losses =, parameter gradients, from ln_f down to the embedding; dloss: of each token's loss. */
 void backward_pass(GPT2 *model, const Batch *b, float dloss);

@@ -53,8 +53,8 @@ typedef struct StepStats {
     double sum_squares; /* of the gradients so far, by sum_squares; ranks add theirs here */
     float loss;         /* mean loss of the step in nats, summed over micro-steps by loss_sum */
     float grad_norm;    /* global 2-norm of the gradients before clipping, by grad_norm */
-    int32_t bad;        /* 1 once loss or grad_norm is NaN or inf */
-    int32_t reserved;   /* zero */
+    int32_t bad;        /* not 0 once loss or grad_norm is NaN or inf */
+    int32_t stop;       /* not 0 where the run is to end behind this step, by gpt2_request_stop */
     int64_t
         n_skipped; /* steps left out because of `bad`, over the whole run, by grad_norm; never zeroed by a step */
 } StepStats;
@@ -227,8 +227,8 @@ typedef void LossSum(StepStats *stats, const float *losses, float scale, void *s
 /* ---- update ---- */
 /* stats->sum_squares += sum grads^2, of n gradients */
 typedef void SumSquares(StepStats *stats, const float *grads, void *scratch, int64_t n);
-/* Once a step, behind all sums: grad_norm = sqrt(sum_squares), bad = 1 if that is not finite, n_skipped += bad,
- * sum_squares = 0. */
+/* Once a step, behind all sums: grad_norm = sqrt(sum_squares), bad = 1 if that is not finite, n_skipped += 1 if
+ * bad,  * sum_squares = 0. */
 typedef void GradNorm(StepStats *stats);
 typedef void AdamWStep(const AdamWArgs *args);
 /* weights = master rounded to nearest even, n elements */

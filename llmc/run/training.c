@@ -29,14 +29,19 @@ static void set_probe(Probe *probe, const int32_t *tokens, const int32_t *target
     memcpy(probe->targets, targets, (size_t)probe->n * sizeof *targets);
 }
 
+/* The step at hand is left out. Ranks do not: they end every step together. */
+static bool is_cut(const Training *t) {
+    return t->run->n_ranks == 1 && stop_now();
+}
+
 /* The micro-steps of a step, or those of them that come before a stop. */
 static bool feed(Training *t, int64_t step, Error *err) {
     const Settings *s = &t->run->settings;
     const Ops *ops = t->run->ops;
     const int64_t n_micro = s->tokens_per_step / (s->batch * s->seq * t->run->n_ranks);
     const bool first = t->state.step == t->run->resumed.step;
-    gpt2_begin_step(&t->run->model);
-    for (int64_t i = 0; i < n_micro && !stop_now(); i++) {
+    gpt2_begin_step(&t->run->model, n_micro);
+    for (int64_t i = 0; i < n_micro && !is_cut(t); i++) {
         const int32_t *tokens, *targets;
         const bool timed =
             first && n_micro > 1 && i == ops->device->is_async; /* a device warms up in the first */
@@ -47,9 +52,10 @@ static bool feed(Training *t, int64_t step, Error *err) {
         if (!dataloader_next(t->run->train, &tokens, &targets, err)) return fail_flag("train", err);
         if (timed) ops->device->synchronize();
         const double begun = stop_clock();
-        gpt2_micro_step(&t->run->model, tokens, targets, (int)s->batch, (int)s->seq, 1.0f / (float)n_micro);
+        gpt2_micro_step(&t->run->model, tokens, targets, (int)s->batch, (int)s->seq,
+                        1.0f / (float)(n_micro * t->run->n_ranks));
         if (timed) ops->device->synchronize();
-        if (timed && !stop_now()) estimate_run(t, n_micro, stop_clock() - begun);
+        if (timed && !is_cut(t)) estimate_run(t, n_micro, stop_clock() - begun);
         if (i == 0) set_probe(&t->fed[step % 2], tokens, targets, s->seq);
     }
     return true;
@@ -111,6 +117,7 @@ static bool report_step(Training *t, const QueuedStep *q, Error *err) {
     t->step_seconds = seconds;
     t->train_loss = unsigned_nan(stats.loss);
     t->state.n_skipped = stats.n_skipped;
+    t->stop_agreed = t->stop_agreed || stats.stop;
     if (q->alone) t->memory_bytes = setup_memory_in_use(run);
     if (t->memory_bytes > t->peak_memory_bytes) t->peak_memory_bytes = t->memory_bytes;
     const StepReport report = {
@@ -153,10 +160,11 @@ static bool queue_step(Training *t, QueuedStep *q, int64_t step, Error *err) {
                       .alone = !t->queued.step};
     expect_step(t);
     if (!feed(t, step, err)) return false;
-    if (stop_now()) {
+    if (is_cut(t)) {
         q->step = 0;
         return true;
     }
+    if (stop_requested()) gpt2_request_stop(&run->model);
     gpt2_update(&run->model, &(UpdateArgs){.step = step,
                                            .lr = (float)q->lr,
                                            .beta1 = (float)s->beta1,
@@ -170,6 +178,10 @@ static bool queue_step(Training *t, QueuedStep *q, int64_t step, Error *err) {
     t->state.tokens_seen += s->tokens_per_step;
     t->state.data_position = dataloader_position(run->train);
     return true;
+}
+
+bool training_stops(const Training *t) {
+    return t->stop_agreed || (t->run->n_ranks == 1 && stop_requested());
 }
 
 bool training_step(Training *t, int64_t step, Error *err) {

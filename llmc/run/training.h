@@ -43,6 +43,7 @@ typedef struct Training {
     TrainerState state; /* of the last step queued: what a checkpoint says beside the model */
     QueuedStep queued;  /* the one whose result is still to be read */
     double result_read; /* seconds: when the last result was there, which is when its step ended */
+    bool stop_agreed;   /* a step's statistics said that a rank was asked to end the run */
     bool is_best;       /* the last evaluation found the run's lowest loss */
     Saving saving;
     int bad_in_a_row; /* steps up to now */
@@ -57,6 +58,9 @@ typedef struct Training {
  * queued, and where MAX_BAD_STEPS in a row were bad. A step that is left out for a stop changes neither weights,
  * moments nor t->state. */
 bool training_step(Training *t, int64_t step, Error *err);
+/* The run ends here. Ranks end behind the same step: the one whose statistics say that any of them is to stop; a process
+ * alone need not wait for them. */
+bool training_stops(const Training *t);
 /* Reports the step that is still queued, if there is one: before all that needs the model at rest. */
 bool training_settle(Training *t, Error *err);
 /* A step alone, for profile_run; `training` is a Training. */

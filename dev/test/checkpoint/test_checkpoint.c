@@ -245,7 +245,7 @@ static void train(GPT2 *trained, int from, int to) {
             tokens[i] = (step * 31 + i * 7) % 250;
             targets[i] = (step * 17 + i * 5) % 250;
         }
-        gpt2_begin_step(trained);
+        gpt2_begin_step(trained, 1);
         gpt2_micro_step(trained, tokens, targets, 1, 8, 1.0f);
         gpt2_update(trained, &(UpdateArgs){.step = step + 1,
                                            .lr = 1e-3f,

@@ -181,7 +181,7 @@ static void test_model_expectation(void) {
     gpt2_eval(&model, tokens, targets, 1, T);
     memcpy(plain, encoded, sizeof plain);
     for (int step = 0; step < STEPS; step++) {
-        gpt2_begin_step(&model);
+        gpt2_begin_step(&model, 1);
         gpt2_micro_step(&model, tokens, targets, 1, T, 1.0f);
         for (int i = 0; i < ELEMS; i++) sum[i] += encoded[i];
     }

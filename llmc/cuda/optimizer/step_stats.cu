@@ -43,7 +43,7 @@ __global__ void __launch_bounds__(MAX_BLOCKS)
 __global__ void grad_norm_kernel(StepStats *stats) {
     stats->grad_norm = (float)sqrt(stats->sum_squares);
     if (!isfinite(stats->grad_norm)) stats->bad = 1;
-    stats->n_skipped += stats->bad;
+    stats->n_skipped += stats->bad != 0;
     stats->sum_squares = 0;
 }
 

@@ -43,7 +43,8 @@ static void head_backward(GPT2 *model, const Batch *b, float dloss) {
         model->ops->cross_entropy_backward_inplace(c.losses, c.logits, c.targets, dloss, c.n, V, Vp);
         linear_input_gradient(model, WTE, 0, rows_from(model, dnorm_of(model), row, b->C), c.logits, NULL,
                               c.n);
-        linear_weight_gradient(model, WTE, 0, c.logits, c.ln_f, c.n, false, model->first && row == 0);
+        linear_weight_gradient(model, WTE, 0, c.logits, c.ln_f, c.n, false,
+                               row == 0 ? write_mode(model) : ACCUMULATE);
     }
 }
 
@@ -59,7 +60,7 @@ static void mlp_proj_backward(GPT2 *model, const Batch *b, int l, const floatX *
     const bool saved = model->options.recompute != RECOMPUTE_GELU;
     floatX *gelu = gpt2_activation(model, saved ? ACT_FCH_GELU : ACT_FCH, l);
     if (!saved) dfch_backward(model, b, l, gelu, dout);
-    linear_weight_gradient(model, MLP_PROJ_W, l, dout, gelu, b->N, b->dropout > 0, model->first);
+    linear_weight_gradient(model, MLP_PROJ_W, l, dout, gelu, b->N, b->dropout > 0, write_mode(model));
     if (saved) dfch_backward(model, b, l, NULL, dout);
 }
 
@@ -69,7 +70,7 @@ static void mlp_backward(GPT2 *model, const Batch *b, int l) {
     mlp_proj_backward(model, b, l,
                       branch_gradient(model, b, SITE_MLP_PROJ, l, gpt2_activation(model, ACT_BRANCH, 0)));
     linear_weight_gradient(model, C_FC_W, l, dfch, gpt2_activation(model, ACT_LN_2, l), b->N, false,
-                           model->first);
+                           write_mode(model));
     linear_input_gradient(model, C_FC_W, l, dnorm_of(model), dfch, NULL, b->N);
     norm_backward(model, b, ln_2_of(l), gpt2_activation(model, ACT_RESIDUAL_2, l),
                   bias_gradient(model, b, ATTN_PROJ_B, l), false);
@@ -109,13 +110,13 @@ static void attention_backward(GPT2 *model, const Batch *b, int l) {
     floatX *dropped = gpt2_activation(model, ACT_FCH_GELU, l); /* dfch was read for the last time */
     const floatX *dout = branch_gradient(model, b, SITE_ATTN_PROJ, l, dropped);
     linear_weight_gradient(model, ATTN_PROJ_W, l, dout, gpt2_activation(model, ACT_ATTN, l), b->N,
-                           b->dropout > 0, model->first);
+                           b->dropout > 0, write_mode(model));
     attention_core_backward(model, b, l, dout);
     if (b->dropout == 0)
         model->ops->qkv_bias_backward(gpt2_grad(model, C_ATTN_B, l), dqkv, gpt2_grad(model, ATTN_PROJ_B, l),
                                       gpt2_weight(model, ATTN_PROJ_W, l), model->scratch, b->N, b->C);
     linear_weight_gradient(model, C_ATTN_W, l, dqkv, gpt2_activation(model, ACT_LN_1, l), b->N,
-                           b->dropout > 0, model->first);
+                           b->dropout > 0, write_mode(model));
     linear_input_gradient(model, C_ATTN_W, l, dnorm_of(model), dqkv, NULL, b->N);
     norm_backward(model, b, ln_1_of(l), block_input(model, l),
                   l > 0 ? bias_gradient(model, b, MLP_PROJ_B, l - 1) : NULL, false);

@@ -37,10 +37,10 @@ bool linear_input_gradient_row_dots(GPT2 *model, TensorId weight, int layer, flo
 }
 
 void linear_weight_gradient(GPT2 *model, TensorId weight, int layer, const floatX *dout, const floatX *x,
-                            int64_t N, bool with_bias, bool first) {
+                            int64_t N, bool with_bias, WriteMode mode) {
     const Tensor *t = &model->tensors[weight];
     model->ops->linear_backward_weight(matrix(gpt2_grad(model, weight, layer), DTYPE_F32, t->rows, t->cols),
                                        with_bias ? gpt2_grad(model, weight + 1, layer) : NULL,
-                                       outputs(model, weight, dout, N), inputs(model, weight, x, N),
-                                       first ? OVERWRITE : ACCUMULATE, model->scratch);
+                                       outputs(model, weight, dout, N), inputs(model, weight, x, N), mode,
+                                       model->scratch);
 }

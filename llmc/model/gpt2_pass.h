@@ -72,10 +72,13 @@ void linear_input_gradient(GPT2 *model, TensorId weight, int layer, floatX *dx, 
 /* dx = dout W, and whether D came with it: row_dots (N, columns / group) fp32 = sums of dx * other over `group` columns. */
 bool linear_input_gradient_row_dots(GPT2 *model, TensorId weight, int layer, floatX *dx, float *row_dots,
                                     const floatX *dout, const floatX *other, int group, int64_t N);
-/* The weight's gradient from dout and x; with_bias, the bias's += column sums of dout. first: of the step's products
- * for this weight, which overwrites. */
+/* The weight's gradient from dout and x, in the mode of write_mode; with_bias, the bias's += column sums of dout. */
 void linear_weight_gradient(GPT2 *model, TensorId weight, int layer, const floatX *dout, const floatX *x,
-                            int64_t N, bool with_bias, bool first);
+                            int64_t N, bool with_bias, WriteMode mode);
+/* A step's first product for a weight overwrites its gradient. */
+static inline WriteMode write_mode(const GPT2 *model) {
+    return model->first ? OVERWRITE : ACCUMULATE;
+}
 
 /* ---- norms ---- */
 

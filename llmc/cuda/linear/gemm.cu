@@ -1,4 +1,4 @@
-/* The products of linear layers, through cuBLASLt.
+/* The GEMMs of linear layers, through cuBLASLt.
  *
  * A plan (descriptors and algorithms) is made at the first call of its kind and shape and kept, so that a
  * call costs the host one look-up and one launch. gemm_choose.cu picks among the algorithms. */

@@ -17,7 +17,7 @@ enum {
     TILE_K = 64,
     STAGES = 5,
     CLUSTER = 2,
-    CONSUMERS = 2, /* warpgroups that take turns */
+    CONSUMERS = 2, /* warpgroups, in ping-pong */
     HALVES = TILE_M / WG_ROWS,
     BOX = 64, /* columns of a swizzled tile */
     THREADS = (CONSUMERS + 1) * WARPGROUP,
@@ -111,11 +111,11 @@ __device__ __forceinline__ void results(Sums &d) {
     for (int half = 0; half < HALVES; half++) wgmma_results(d[half]);
 }
 
-/* Turns: a warpgroup multiplies once the one with the tile before has asked for its last products. */
-__device__ __forceinline__ void take_turn(Tile tile, int group) {
+/* Ping-pong: a warpgroup multiplies once the other, with the tile before, has issued its last wgmma. */
+__device__ __forceinline__ void pingpong_wait(Tile tile, int group) {
     if (tile.index >= clusters()) named_barrier_sync<CONSUMERS * WARPGROUP>(1 + group);
 }
-__device__ __forceinline__ void pass_turn(const Product &p, Tile tile, int group) {
+__device__ __forceinline__ void pingpong_pass(const Product &p, Tile tile, int group) {
     if (tile.index + clusters() < cluster_tiles(p.M, p.N))
         named_barrier_arrive<CONSUMERS * WARPGROUP>(1 + (group ^ 1));
 }
@@ -134,15 +134,14 @@ __device__ __forceinline__ void release_stage(ProductShared &s, int stage) {
         mbarrier_arrive_cluster(shared_address(&s.empty[stage]), threadIdx.x % 32);
 }
 
-/* d += the tile's product, over all of K, ascending. (As a for loop, which might do nothing, it moves all of d in its
- * turn.) */
+/* d += the tile's product, over all of K, ascending. (do-while: ptxas moves all of d where the loop might not run.) */
 template <WgmmaB B>
 __device__ __forceinline__ void multiply(Sums &d, ProductShared &s, Ring<STAGES> &ring, const Product &p,
                                          Tile tile, int group) {
     constexpr int HALF = WG_ROWS * BOX * (int)sizeof(bf16) / 16; /* 64 rows of a, in a descriptor's units */
     constexpr int STEP = (B == B_K_MAJOR ? 32 : 16 * BOX * (int)sizeof(bf16)) / 16; /* 16 of k of b */
     int previous = -1;
-    take_turn(tile, group);
+    pingpong_wait(tile, group);
     int k = 0;
     do {
         mbarrier_wait(shared_address(&s.full[ring.stage]), ring.parity);
@@ -161,7 +160,7 @@ __device__ __forceinline__ void multiply(Sums &d, ProductShared &s, Ring<STAGES>
         previous = ring.stage;
         ring.advance();
     } while ((k += TILE_K) < p.K);
-    pass_turn(p, tile, group);
+    pingpong_pass(p, tile, group);
     wgmma_wait<0>();
     results(d);
     release_stage(s, previous);

@@ -405,7 +405,6 @@ size_t lab_scratch_bytes(const Variant *v, const Ops *ops, const Sizes *s) {
                            .NH = s->NH ? s->NH : 1,
                            .V = s->V ? s->V : widest,
                            .Vp = s->Vp ? s->Vp : widest,
-                           .loss_rows = tokens,
-                           .n_parameters = 1};
+                           .loss_rows = tokens};
     return ops->scratch_bytes(&shape);
 }

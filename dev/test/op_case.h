@@ -151,8 +151,7 @@ static size_t op_scratch_bytes(const Ops *ops, const Dims *d) {
                      .NH = d->NH ? d->NH : 1,
                      .V = d->V > widest ? d->V : widest,
                      .Vp = d->Vp > widest ? d->Vp : widest,
-                     .loss_rows = tokens,
-                     .n_parameters = 1 << 20};
+                     .loss_rows = tokens};
     return ops->scratch_bytes(&shape);
 }
 

@@ -49,8 +49,7 @@ static int64_t loss_rows(int64_t N, int Vp, DType dtype) {
     return N < limit ? N : limit;
 }
 
-static OpShape op_shape(const Ops *ops, const GPT2Config *config, const GPT2Options *options,
-                        int64_t n_parameters) {
+static OpShape op_shape(const Ops *ops, const GPT2Config *config, const GPT2Options *options) {
     int64_t N = (int64_t)options->B * options->T;
     return (OpShape){
         .B = options->B,
@@ -60,7 +59,6 @@ static OpShape op_shape(const Ops *ops, const GPT2Config *config, const GPT2Opti
         .V = config->vocab_size,
         .Vp = config->padded_vocab_size,
         .loss_rows = loss_rows(N, config->padded_vocab_size, ops->dtype),
-        .n_parameters = n_parameters,
     };
 }
 
@@ -165,7 +163,7 @@ static void model_shape(GPT2 *model, const Ops *ops, const GPT2Config *config, c
     model->comm = options->comm ? options->comm : &comm_alone;
     model->n_parameters = gpt2_tensors(model->tensors, config);
     model->n_elements = gpt2_n_elements(model->tensors);
-    model->shape = op_shape(ops, config, options, model->n_elements);
+    model->shape = op_shape(ops, config, options);
     activation_table(model->activations, ops, &model->shape, config->n_layer, options);
 }
 

@@ -44,7 +44,6 @@ typedef struct OpShape {
     int C, NH;         /* channels, heads */
     int V, Vp;         /* vocabulary, padded vocabulary */
     int64_t loss_rows; /* tokens per chunk of the LM head */
-    int64_t n_parameters;
 } OpShape;
 
 /* Lives on the device. One step: zero all but n_skipped, loss_sum per micro-step, sum_squares, grad_norm, adamw,

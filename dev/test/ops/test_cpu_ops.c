@@ -255,7 +255,7 @@ static void test_layernorm(int64_t N, int C) {
     Buffer mean = poisoned(N), rstd = poisoned(N), dx = poisoned(N * C), a = filled(N * C, 1, 0),
            b = poisoned(N * C);
     Buffer dweight = filled(C, 1, 0), dbias = filled(C, 1, 0), start_w = poisoned(C), start_b = poisoned(C);
-    OpShape shape = {.C = C, .n_parameters = 1};
+    OpShape shape = {.C = C};
     Buffer scratch = poisoned((int64_t)ops->scratch_bytes(&shape) / 4);
     l.mean = mean.d, l.rstd = rstd.d;
     memcpy(start_w.f, dweight.f, sizeof(float) * (size_t)C);
@@ -368,7 +368,7 @@ static void test_loss_sum(void) {
 /* ---- update ---- */
 
 static void test_grad_norm(int64_t n, double scale) {
-    OpShape shape = {.C = 8, .n_parameters = n};
+    OpShape shape = {.C = 8};
     Buffer grads = filled(n, scale, 0), scratch = poisoned((int64_t)ops->scratch_bytes(&shape) / 4);
     Buffer norm = poisoned(1);
     StepStats stats = {.loss = 1};

@@ -85,8 +85,7 @@ static void test_gelu_backward(const Ops *ops, int OC) {
     const int64_t rows = past / IC + 300;
     float *dout = op_normal_bf16(period * OC, 6), *weight = op_normal_bf16(OC * IC, 7);
     float *pre_gelu = op_normal_bf16(period * IC, 8), *dx = op_malloc(period * IC * sizeof *dx);
-    const OpShape shape = {
-        .B = 1, .T = 8, .C = IC / 4, .NH = 4, .V = 8, .Vp = 8, .loss_rows = 8, .n_parameters = 8};
+    const OpShape shape = {.B = 1, .T = 8, .C = IC / 4, .NH = 4, .V = 8, .Vp = 8, .loss_rows = 8};
     void *scratch = ops->device->alloc(ops->scratch_bytes(&shape));
     Large d = {0}, w = {0}, pre = {0}, out = {0};
     const bool ready = CHECK(scratch, "device memory") && large_open(&d, ops, dout, period, rows, OC) &&
@@ -141,8 +140,7 @@ static void test_attention(const Ops *ops) {
     float *qkv = op_normal_bf16(3 * n, 4), *dout = op_normal_bf16(n, 5);
     float *out = op_malloc((size_t)n * sizeof *out), *dqkv = op_malloc(3 * (size_t)n * sizeof *dqkv);
     float *lse = op_malloc(period * T * NH * sizeof *lse);
-    OpShape shape = {
-        .B = period, .T = T, .C = C, .NH = NH, .V = 8, .Vp = 8, .loss_rows = 8, .n_parameters = 8};
+    OpShape shape = {.B = period, .T = T, .C = C, .NH = NH, .V = 8, .Vp = 8, .loss_rows = 8};
     void *cpu_scratch = op_malloc(ops_cpu.scratch_bytes(&shape));
     ops_cpu.attention_forward(out, lse, qkv, &(AttentionMask){0}, period, T, NH, HD);
     ops_cpu.attention_backward(dqkv, dout, out, qkv, lse, NULL, &(AttentionMask){0}, cpu_scratch, period, T,

@@ -11,8 +11,7 @@ typedef struct StatsCase {
 } StatsCase;
 
 static bool stats_open(StatsCase *c, const Ops *ops, const float *values, int64_t n, StepStats before) {
-    OpShape shape = {
-        .B = 1, .T = (int)n, .C = 8, .NH = 1, .V = 8, .Vp = 8, .loss_rows = n, .n_parameters = n};
+    OpShape shape = {.B = 1, .T = (int)n, .C = 8, .NH = 1, .V = 8, .Vp = 8, .loss_rows = n};
     c->ops = ops;
     bool ok = guarded_alloc(&c->stats, ops, sizeof before, 0);
     ok = guarded_alloc(&c->values, ops, (size_t)n * sizeof *values, 16) && ok;

@@ -32,11 +32,11 @@ template <int HD, const Sm90Shape &TILES, bool CAUSAL, Sm90Softmax SOFTMAX, Sm90
 using Step = ForwardConfig<HD, CAUSAL, TILES, SOFTMAX, ORDER, false>;
 
 template <int HD, const Sm90Shape &TILES, bool CAUSAL> static Forward *step_of(bool is_frozen, bool turns) {
-    using OnlineTurns = Step<HD, TILES, CAUSAL, SM90_ONLINE, SM90_TURNS>;
-    using OnlineFree = Step<HD, TILES, CAUSAL, SM90_ONLINE, SM90_FREE>;
+    using OnlineTurns = Step<HD, TILES, CAUSAL, SM90_ONLINE_MAX, SM90_PING_PONG>;
+    using OnlineFree = Step<HD, TILES, CAUSAL, SM90_ONLINE_MAX, SM90_FREE>;
     if (!is_frozen) return turns ? online<OnlineTurns> : online<OnlineFree>;
-    return turns ? frozen<Step<HD, TILES, CAUSAL, SM90_FROZEN, SM90_TURNS>, OnlineTurns>
-                 : frozen<Step<HD, TILES, CAUSAL, SM90_FROZEN, SM90_FREE>, OnlineFree>;
+    return turns ? frozen<Step<HD, TILES, CAUSAL, SM90_FIXED_MAX, SM90_PING_PONG>, OnlineTurns>
+                 : frozen<Step<HD, TILES, CAUSAL, SM90_FIXED_MAX, SM90_FREE>, OnlineFree>;
 }
 
 void hopper_forward_step(floatX *out, float *lse, const floatX *qkv, int B, int T, int NH, int HD,
@@ -59,20 +59,20 @@ template <class Frozen, class Online> static Forward *without_of(unsigned withou
 }
 template <int HD, const Sm90Shape &TILES, bool CAUSAL, Sm90Order ORDER>
 static Forward *forward_without(unsigned without) {
-    return without_of<Step<HD, TILES, CAUSAL, SM90_FROZEN, ORDER>,
-                      Step<HD, TILES, CAUSAL, SM90_ONLINE, ORDER>>(without);
+    return without_of<Step<HD, TILES, CAUSAL, SM90_FIXED_MAX, ORDER>,
+                      Step<HD, TILES, CAUSAL, SM90_ONLINE_MAX, ORDER>>(without);
 }
 
 void hopper_forward_without(floatX *out, float *lse, const floatX *qkv, int B, int T, int NH, int HD,
                             bool causal, HopperStep step) {
     Forward *(*const of[3][2])(unsigned) = {
   /* [tiles][causal] */
-        {forward_without<64,  TILES_192_128, false, SM90_TURNS>,
-         forward_without<64,  TILES_192_128, true, SM90_TURNS>},
+        {forward_without<64,  TILES_192_128, false, SM90_PING_PONG>,
+         forward_without<64,  TILES_192_128, true, SM90_PING_PONG>},
         {forward_without<128, TILES_192_64,  false, SM90_FREE>,
-         forward_without<128, TILES_192_64,  true, SM90_FREE> },
+         forward_without<128, TILES_192_64,  true, SM90_FREE>     },
         {forward_without<128, TILES_128_128, false, SM90_FREE>,
-         forward_without<128, TILES_128_128, true, SM90_FREE> },
+         forward_without<128, TILES_128_128, true, SM90_FREE>     },
     };
     const int tiles = HD == 64 ? 0 : step & HOPPER_WIDE_TILES ? 2 : 1;
     of[tiles][causal](step)(out, lse, qkv, B, T, NH, step);

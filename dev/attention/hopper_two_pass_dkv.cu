@@ -16,7 +16,7 @@ template <int HEAD, bool IS_CAUSAL> struct DkvConfig : Sm90Roles {
     static constexpr bool CAUSAL = IS_CAUSAL, LATE_DP = SHAPE.flag;
     static constexpr bool K_IN_REGISTERS = HD == 64; /* and V; at 128 dK and dV take 128 registers */
     static constexpr int TILE_ROWS = WARPGROUPS * WG_ROWS, THREADS = sm90_threads(SHAPE);
-    static constexpr int TILE_BYTES = WG_ROWS * HD * 2, FOLD_BYTES = WG_ROWS * sizeof(FoldRow);
+    static constexpr int TILE_BYTES = WG_ROWS * HD * 2, LSE_D_BYTES = WG_ROWS * sizeof(LseDRow);
     static_assert(SHAPE.columns == WG_ROWS, "blocks of queries start where a warpgroup's keys start");
     static_assert(SHAPE.own_buffers == 1, "K and V of a tile");
     static_assert(sm90_registers_fit(SHAPE), "setmaxnreg");
@@ -60,7 +60,7 @@ __device__ __forceinline__ void dkv_producer(DkvShared<C> &shared, const Backwar
 
 /* ---- consumers ---- */
 
-/* V and the A operand of the folded step stay in registers, too, where there is room. */
+/* V and the A operand of the augmented step stay in registers, too, where there is room. */
 template <class C> struct DkvRows : KeyRows<C> {
     uint32_t v[C::K_IN_REGISTERS ? C::HD / 16 : 1][4], ones[2][4];
 };
@@ -77,10 +77,10 @@ __device__ __forceinline__ void multiply_rows(float (&acc)[WG_ROWS / 2], const u
 #pragma unroll
         for (int i = 1; i < C::HD / 16; i++) wgmma<D_ADD, B_K_MAJOR>(acc, fragments[i], b + i * 2);
         wgmma<D_ADD, B_K_MAJOR>(acc, r.ones[which],
-                                descriptor_unswizzled(shared_address(queries.fold[stage]), 0));
+                                descriptor_unswizzled(shared_address(queries.lse_d[stage]), 0));
     } else {
         multiply_heads<C::HD>(acc, descriptor_k_major(rows), descriptor_k_major(tile));
-        multiply_fold(acc, queries, which, stage);
+        multiply_lse_d(acc, queries, which, stage);
     }
     wgmma_commit();
 }
@@ -221,7 +221,7 @@ __global__ void __launch_bounds__(DkvConfig<HD, CAUSAL>::THREADS, 1)
 template <int HD, bool CAUSAL> static void launch_dkv(BackwardArgs &args, int B) {
     using C = DkvConfig<HD, CAUSAL>;
     args.order =
-        tile_order(B, args.T, args.NH, C::TILE_ROWS, 2 * HD * 2 + sizeof(FoldRow), false, SM90_GROUP_BYTES);
+        tile_order(B, args.T, args.NH, C::TILE_ROWS, 2 * HD * 2 + sizeof(LseDRow), false, SM90_GROUP_BYTES);
     launch_persistent("two_pass_dkv_kernel", two_pass_dkv_kernel<HD, CAUSAL>, args, args.order.total,
                       C::THREADS, shared_bytes<DkvShared<C>>());
 }

@@ -104,8 +104,8 @@ __device__ __forceinline__ void load_row_data(DqRowData<C> &data, const Work &wo
 template <class C>
 __device__ __forceinline__ void finish_row_data(DqRows<C> &r, const DqRowData<C> &data, const Work &work,
                                                 int row0, const DqArgs &args) {
-    FoldRow *fold =
-        args.fold + ((int64_t)work.batch * args.NH + work.head) * fold_rows(args.T) + row0 + thread_row();
+    LseDRow *lse_d =
+        args.lse_d + ((int64_t)work.batch * args.NH + work.head) * padded_rows(args.T) + row0 + thread_row();
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         float d = 0.0f;
@@ -116,7 +116,8 @@ __device__ __forceinline__ void finish_row_data(DqRows<C> &r, const DqRowData<C>
                 d += to_float(data.out[half][i].v[j]) * to_float(data.dout[half][i].v[j]);
         r.d[half] = quad_sum(d);
         r.lse2[half] = data.lse[half] * LOG2E;
-        if (threadIdx.x % 4 == 0) fold[8 * half] = fold_row(-data.lse[half] * args.inverse_scale, -r.d[half]);
+        if (threadIdx.x % 4 == 0)
+            lse_d[8 * half] = lse_d_row(-data.lse[half] * args.inverse_scale, -r.d[half]);
     }
 }
 

@@ -213,7 +213,7 @@ __device__ __forceinline__ uint64_t descriptor_unswizzled(uint32_t tile, uint32_
 
 /* A place in shared memory as the low half of a matrix descriptor. It is the same for all threads of a warp,
  * and the compiler must know: descriptors are uniform registers, and converting each costs 12 instructions. */
-__device__ __forceinline__ uint32_t uniform_place(uint32_t address) {
+__device__ __forceinline__ uint32_t uniform_descriptor(uint32_t address) {
     return __shfl_sync(0xffffffffu, (address & 0x3ffff) >> 4, 0);
 }
 /* Swizzled tiles, as descriptor_k_major and descriptor_mn_major; without swizzle, as descriptor_unswizzled. */

@@ -4,7 +4,7 @@
  * No atomics: the same inputs give the same bits. P = exp(scale * Q K^T - lse), D = rowsum(dO * O) and
  * dS = P * (dO V^T - D). A warpgroup owns 64 keys and walks the blocks of 64 queries. Scores are computed transposed
  * (S^T = K Q^T), so that P^T and dS^T are in registers as the products need them: dV = P^T dO, dK = scale * dS^T Q.
- * dQ = scale * dS K is summed over the tiles of keys in a fixed order (sm90_turns.cuh).
+ * dQ = scale * dS K is summed over the tiles of keys in a fixed order (sm90_dq_semaphore.cuh).
  *
  * lse and D belong to the columns of an accumulator: fetching them for each column costs 20-25 %. They are folded into
  * the products instead, as 16 more of k: A is 1 there and B holds -lse / scale and -D, each as a sum of three bf16,
@@ -14,9 +14,9 @@
 
 /* What the pass needs of a query: bf16 {-lse / scale in three parts, -D in three parts, 0, 0}, one for
  * each of (B, NH, T rounded up to 64); zeros beyond T. */
-typedef uint4 FoldRow;
+typedef uint4 LseDRow;
 
-__host__ __device__ __forceinline__ int64_t fold_rows(int T) {
+__host__ __device__ __forceinline__ int64_t padded_rows(int T) {
     return ceil_div(T, (int)WG_ROWS) * (int64_t)WG_ROWS;
 }
 
@@ -24,7 +24,7 @@ typedef struct BackwardArgs {
     CUtensorMap rows; /* boxes of 64 rows of qkv */
     CUtensorMap dout; /* boxes of 64 rows */
     bf16 *dqkv;
-    FoldRow *fold;
+    LseDRow *lse_d;
     int T, NH;
     TileOrder order;
     float scale, inverse_scale, scale_log2; /* 1 / sqrt(HD), sqrt(HD), log2(e) / sqrt(HD) */
@@ -37,7 +37,7 @@ inline BackwardArgs backward_args(floatX *dqkv, const floatX *dout, const floatX
     args.rows = tensor_map(qkv, B, T, 3 * NH, HD, WG_ROWS);
     args.dout = tensor_map(dout, B, T, NH, HD, WG_ROWS);
     args.dqkv = (bf16 *)dqkv;
-    args.fold = (FoldRow *)scratch;
+    args.lse_d = (LseDRow *)scratch;
     args.T = T;
     args.NH = NH;
     args.inverse_scale = sqrtf((float)HD);
@@ -55,21 +55,21 @@ __device__ __forceinline__ void split_bf16(bf16 (&part)[3], float x) {
     }
 }
 
-__device__ __forceinline__ FoldRow fold_row(float neg_lse_unscaled, float neg_d) {
+__device__ __forceinline__ LseDRow lse_d_row(float neg_lse_unscaled, float neg_d) {
     union {
         bf16 part[8];
-        FoldRow row;
-    } fold;
+        LseDRow as_row;
+    } row;
     bf16 lse[3], d[3];
     split_bf16(lse, neg_lse_unscaled);
     split_bf16(d, neg_d);
 #pragma unroll
     for (int i = 0; i < 3; i++) {
-        fold.part[i] = lse[i];
-        fold.part[3 + i] = d[i];
+        row.part[i] = lse[i];
+        row.part[3 + i] = d[i];
     }
-    fold.part[6] = fold.part[7] = __float2bfloat16_rn(0.0f);
-    return fold.row;
+    row.part[6] = row.part[7] = __float2bfloat16_rn(0.0f);
+    return row.as_row;
 }
 
 /* S or dP: acc = A B^T over the head's columns, A from shared memory in tiles of 64 rows, B in tiles of

@@ -24,7 +24,7 @@
  * dS(j) stays here and dS(j+1) is sent, from registers into the other block's shared memory. By the time of dQ(j) the
  * other's dS(j) has come. While one block has its longer step the other has its shorter one. It takes 32 KB of shared
  * memory for the other tile's K, and 32 KB a step and pair between the SMs; it saves half of what is added in L2, and half
- * of the turns (sm90_turns.cuh). dK leaves from where the other tile's K was. For T < 4096 that costs more, at a tile's
+ * of the turns (sm90_dq_semaphore.cuh). dK leaves from where the other tile's K was. For T < 4096 that costs more, at a tile's
  * start and end, than it saves.
  *
  * Blocks of queries that see only tile 2p, two of a causal pair, have a dS of 0 in tile 2p + 1; so has a tile beyond the
@@ -34,7 +34,7 @@
  * Nothing waits in a circle. A stage of Q or dO is free when the warps of both blocks have released it, so neither is
  * ahead by more than a step. In step i (of the walk) a block waits for stages that both have released in step i - 2, for
  * the other's dS of step i - 1, and, to send its own, for the other's product of step i - 1, which needs dS of step i - 2.
- * Turns are those of pairs drawn earlier, and whoever waits for a turn has given what it owes to them. */
+ * DqSums are those of pairs drawn earlier, and whoever waits for a turn has given what it owes to them. */
 #include "sm90_backward_hd128.cuh"
 #include "llmc/cuda/attention/paths.cuh"
 
@@ -48,5 +48,5 @@ void sm90_backward_hd128_2cta(floatX *dqkv, const floatX *dout, const floatX *ou
 }
 
 size_t sm90_backward_hd128_scratch_bytes(int B, int T, int NH) {
-    return turn_scratch_bytes(B, T, NH, 128);
+    return backward_scratch_bytes(B, T, NH, 128);
 }

@@ -9,7 +9,8 @@
 template <class C>
 __device__ __forceinline__ void close_tile(KeyRows<C> &r, Hd128Shared<C> &shared, Hd128Place<C> &place,
                                            int row0, const KernelArgs &args) {
-    const int NH = args.base.NH, last = args.turns.blocks - 1, half = WG_ROWS * 128 /* bytes, of a tile's */;
+    const int NH = args.base.NH, last = args.dq_sums.blocks - 1,
+              half = WG_ROWS * 128 /* bytes, of a tile's */;
     named_barrier_sync<WARPGROUP>(1 + place.warpgroup); /* all its warps have multiplied by V */
     queue_key_rows<C>(args.gradients, shared_address(shared.v[place.warpgroup]), r.dv, 1.0f, 2, place.work,
                       row0, NH);
@@ -21,7 +22,7 @@ __device__ __forceinline__ void close_tile(KeyRows<C> &r, Hd128Shared<C> &shared
         release_stored(shared.v_ring);
         wgmma_wait<0>();
         shared.own_ring.release(place.own);
-        pass_dq(r, shared, place, last, place.step, args);
+        hand_on_dq(r, shared, place, last, place.step, args);
         dq_stored<C>(shared, place);
     } else {
         shared.own_ring.release(place.own);
@@ -44,7 +45,7 @@ __device__ __forceinline__ void close_tile(KeyRows<C> &r, Hd128Shared<C> &shared
 template <class C>
 __device__ __forceinline__ void close_unseen(KeyRows<C> &r, Hd128Shared<C> &shared, Hd128Place<C> &place,
                                              const KernelArgs &args) {
-    const int last = args.turns.blocks - 1;
+    const int last = args.dq_sums.blocks - 1;
     shared.v_ring.wait(place.own);
     release_stored(shared.v_ring);
     if (C::PAIRED) shared.other_k_ring.wait(place.own); /* whoever does not wait might be a phase behind */
@@ -56,7 +57,7 @@ __device__ __forceinline__ void close_unseen(KeyRows<C> &r, Hd128Shared<C> &shar
 template <class C>
 __device__ __forceinline__ void tile_blocks(Hd128Shared<C> &shared, Hd128Place<C> &place, int row0,
                                             int cluster_first, int first, const KernelArgs &args) {
-    const int blocks = args.turns.blocks;
+    const int blocks = args.dq_sums.blocks;
     KeyRows<C> r;
     write_bias(r, row0, args.base.T);
     if (!C::PAIRED && first > cluster_first) /* by one block */
@@ -91,9 +92,9 @@ __device__ __forceinline__ void hd128_keys(Hd128Shared<C> &shared, const KernelA
     const int T = args.base.T;
     Hd128Place<C> place;
     place.warpgroup = warpgroup;
-    place.k = uniform_place(shared_address(shared.k[warpgroup]));
-    place.v = uniform_place(shared_address(shared.v[warpgroup]));
-    place.k_half = uniform_place(shared_address(shared.k) + warpgroup * (WG_ROWS * 128));
+    place.k = uniform_descriptor(shared_address(shared.k[warpgroup]));
+    place.v = uniform_descriptor(shared_address(shared.v[warpgroup]));
+    place.k_half = uniform_descriptor(shared_address(shared.k) + warpgroup * (WG_ROWS * 128));
     if (C::PAIRED) place.chunk = anew(first_chunk());
     write_ones(place.ones);
     for (;; place.own.advance()) {
@@ -107,11 +108,11 @@ __device__ __forceinline__ void hd128_keys(Hd128Shared<C> &shared, const KernelA
         const int tile = place.work.tile, row0 = tile * C::TILE_ROWS + warpgroup * WG_ROWS;
         const int cluster_first = first_queries<C>(tile / C::CLUSTER * C::CLUSTER_ROWS, T);
         const int first = C::CAUSAL || C::PAIRED ? first_queries<C>(row0, T) : cluster_first;
-        if (C::PAIRED || first < args.turns.blocks)
+        if (C::PAIRED || first < args.dq_sums.blocks)
             tile_blocks(shared, place, row0, cluster_first, first, args);
         else
             tile_unseen(shared, place, cluster_first, args);
-        const int n = args.turns.blocks - cluster_first;
+        const int n = args.dq_sums.blocks - cluster_first;
         place.owned += (n + 1 - tile % 2) / 2;
         place.sent += (n + tile % 2) / 2;
     }
@@ -152,13 +153,13 @@ __device__ __forceinline__ void load_keys(Hd128Shared<C> &shared, Ring<1> at, co
 template <class C>
 __device__ __forceinline__ void load_queries(Hd128Shared<C> &shared, Hd128QueriesAt<C> &at, const Work &work,
                                              int row0, const BackwardArgs &args) {
-    const FoldRow *fold = args.fold + ((int64_t)work.batch * args.NH + work.head) * fold_rows(args.T);
+    const LseDRow *lse_d = args.lse_d + ((int64_t)work.batch * args.NH + work.head) * padded_rows(args.T);
     const int blocks = ceil_div(args.T, (int)WG_ROWS);
     for (int block = first_queries<C>(row0, args.T); block < blocks;
          block++, at.q.advance(), at.dout.advance()) {
-        const uint32_t q_full = acquire<C>(shared.q_ring, at.q, C::TILE_BYTES + C::FOLD_BYTES);
+        const uint32_t q_full = acquire<C>(shared.q_ring, at.q, C::TILE_BYTES + C::LSE_D_BYTES);
         load_rows<C>(shared.q[at.q.stage], args.rows, block * WG_ROWS, work.head, work.batch, q_full);
-        load_bytes<C>(shared.fold[at.q.stage], fold + block * WG_ROWS, C::FOLD_BYTES, q_full);
+        load_bytes<C>(shared.lse_d[at.q.stage], lse_d + block * WG_ROWS, C::LSE_D_BYTES, q_full);
         const uint32_t dout_full = acquire<C>(shared.dout_ring, at.dout, C::TILE_BYTES);
         load_rows<C>(shared.dout[at.dout.stage], args.dout, block * WG_ROWS, work.head, work.batch,
                      dout_full);
@@ -204,7 +205,7 @@ template <class C> struct Hd128Kernel : C {
             mbarrier_init(shared_address(&shared.sent_empty), WARPS);
             shared.next.ring.init(C::CLUSTER);
         }
-        for (auto &turns : shared.turns) turns.init();
+        for (auto &buffers : shared.dq_buffers) buffers.init();
     }
     static __device__ __forceinline__ void produce(Shared &shared, const Args &args, int warp) {
         if (warp == 0 && (!C::PAIRED || cluster_rank() == 0))
@@ -215,7 +216,7 @@ template <class C> struct Hd128Kernel : C {
                             [&](const Work &work) { receive_ds(shared, received, work, args.base.T); });
         }
         if (warp >= 1 && warp <= C::WARPGROUPS)
-            reduce_dq<C>(shared, shared.turns[warp - 1], 0, warp - 1, args, CountedTurns{});
+            reduce_dq<C>(shared, shared.dq_buffers[warp - 1], 0, warp - 1, args, GlobalSemaphore{});
     }
     static __device__ __forceinline__ void consume(Shared &shared, const Args &args, int warpgroup) {
         hd128_keys(shared, args, warpgroup);
@@ -233,7 +234,7 @@ static void backward_hd128(floatX *dqkv, const floatX *dout, const floatX *out, 
                            const float *lse, const float *d, void *scratch, int B, int T, int NH) {
     using C = Hd128Config<CAUSAL, CLUSTER>;
     KernelArgs args = kernel_args<128>(dqkv, dout, out, qkv, lse, d, scratch, B, T, NH, CAUSAL);
-    args.turns.tiles = ceil_div(args.turns.tiles, C::ADDED_TILES);
+    args.dq_sums.tiles = ceil_div(args.dq_sums.tiles, C::ADDED_TILES);
     if (C::PAIRED) args.dq = tensor_map(dqkv, B, T, 3 * NH * 2, 64, WG_ROWS);
     launch_one_pass<C, Hd128Shared<C>>("sm90_backward_hd128_kernel",
                                        sm90_backward_hd128_kernel<CAUSAL, CLUSTER>, args);

@@ -1,5 +1,5 @@
 /* Attention backward for sm_90a, head size 128, as a 1-CTA kernel (C::CLUSTER 1) and in 2-CTA clusters (2). What the two
- * do and why: sm90_backward_hd128.cu. The math and the folded step: sm90_backward.cuh; the sum of dQ: sm90_turns.cuh.
+ * do and why: sm90_backward_hd128.cu. The math and the augmented step: sm90_backward.cuh; the sum of dQ: sm90_dq_semaphore.cuh.
  *
  * Operands in shared memory are places: the low halves of descriptors, in uniform registers. */
 #pragma once
@@ -14,12 +14,13 @@ template <bool IS_CAUSAL, int BLOCKS> struct Hd128Config : Sm90Roles {
     static constexpr bool K_IN_REGISTERS = false; /* dK and dV take 128 */
     static constexpr int TILE_ROWS = WARPGROUPS * WG_ROWS, CLUSTER_ROWS = CLUSTER * TILE_ROWS;
     static constexpr int THREADS = sm90_threads(SHAPE), TILE_BYTES = WG_ROWS * HD * 2;
-    static constexpr int FOLD_BYTES = WG_ROWS * sizeof(FoldRow), DS_BYTES = WG_ROWS * WG_ROWS * 2;
+    static constexpr int LSE_D_BYTES = WG_ROWS * sizeof(LseDRow), DS_BYTES = WG_ROWS * WG_ROWS * 2;
     static constexpr int DS_STAGES = PAIRED ? 1 : 2, OWN = SHAPE.own_buffers;
     static_assert(CLUSTER == 1 || STAGES == 2, "Q and dO of a pair have their stages from `step`");
-    static_assert(SHAPE.columns == WG_ROWS && TILE_ROWS == 2 * WG_ROWS, "blocks and tiles of sm90_turns.cuh");
+    static_assert(SHAPE.columns == WG_ROWS && TILE_ROWS == 2 * WG_ROWS,
+                  "blocks and tiles of sm90_dq_semaphore.cuh");
     static_assert(HD / 64 == WARPGROUPS,
-                  "a warpgroup's half of dQ is a stream, and one chunk of K's columns");
+                  "a warpgroup's half of dQ is a column_block, and one chunk of K's columns");
     static_assert(sm90_registers_fit(SHAPE), "setmaxnreg");
 };
 
@@ -35,10 +36,11 @@ template <class C> struct alignas(1024) Hd128Shared {
     uint8_t other_k[C::PAIRED ? C::WARPGROUPS : 0][C::TILE_BYTES]; /* of the pair's other tile; then dK */
     uint8_t v[C::WARPGROUPS][C::TILE_BYTES];                       /* then dV */
     uint8_t q[C::STAGES][C::TILE_BYTES], dout[2][C::TILE_BYTES];
-    uint8_t fold[C::STAGES][C::FOLD_BYTES]; /* with Q; not near the end: to memcheck its products read 2 KB */
+    uint8_t lse_d[C::STAGES]
+                 [C::LSE_D_BYTES]; /* with Q; not near the end: to memcheck its products read 2 KB */
     /* 64 queries x 64 keys for each warpgroup. 1-CTA: of two blocks, then dK. 2-CTA: own keys; the other tile's. */
     uint8_t ds[2][C::WARPGROUPS][C::DS_BYTES];
-    TurnBuffers<1, C::PAIRED ? WARPGROUP : 32> turns[C::WARPGROUPS];
+    DqBuffers<1, C::PAIRED ? WARPGROUP : 32> dq_buffers[C::WARPGROUPS];
     RingBarriers<1> own_ring /* of K */, other_k_ring, v_ring;
     RingBarriers<C::STAGES> q_ring;
     RingBarriers<2> dout_ring;
@@ -56,12 +58,12 @@ template <class C> struct Hd128Place {
     uint32_t k, v;           /* places of the warpgroup's keys */
     uint32_t k_half;         /* of its columns of K, all keys of the cluster */
     uint32_t chunk;          /* 2-CTA: the thread's first chunk of dS, from its warpgroup's first */
-    uint32_t ones[2][4];     /* A of the folded step: 1 where FoldRow has -lse / scale; where it has -D */
+    uint32_t ones[2][4];     /* A of the augmented step: 1 where LseDRow has -lse / scale; where it has -D */
     int step = 0;            /* blocks before the one in work, of all tiles */
     int owned = 0, sent = 0; /* of those of the tiles before: dQ was computed here; in the other block */
     Ring<C::STAGES> q;       /* 1-CTA: of the block in work */
     Ring<1> own;
-    TurnAt<1> turns;
+    DqRings<1> dq_rings;
 
     __device__ __forceinline__ void advance() {
         q.advance();
@@ -109,14 +111,14 @@ __device__ __forceinline__ void multiply_columns(float (&acc)[WG_ROWS / 2], uint
         wgmma<D_ADD, B_K_MAJOR>(acc, swizzled(rows + at), swizzled(queries + at));
 }
 
-/* S - lse / scale or dP - D: a warpgroup's rows of K or V times a block of Q or dO, and the folded step, whose A is
+/* S - lse / scale or dP - D: a warpgroup's rows of K or V times a block of Q or dO, and the augmented step, whose A is
  * `ones` and whose B, of k 8..15, where A is 0, is that of k 0..7 again. */
 template <class C>
 __device__ __forceinline__ void multiply_scores(float (&acc)[WG_ROWS / 2], uint32_t rows, uint32_t queries,
-                                                const uint32_t (&ones)[4], uint32_t fold) {
+                                                const uint32_t (&ones)[4], uint32_t lse_d) {
 #pragma unroll
     for (int i = 0; i < C::HD / 16; i++) multiply_columns(acc, rows, queries, i);
-    wgmma<D_ADD, B_K_MAJOR>(acc, ones, unswizzled(fold, 0));
+    wgmma<D_ADD, B_K_MAJOR>(acc, ones, unswizzled(lse_d, 0));
     wgmma_commit();
 }
 
@@ -124,7 +126,7 @@ __device__ __forceinline__ void multiply_scores(float (&acc)[WG_ROWS / 2], uint3
 template <class C>
 __device__ __forceinline__ void multiply_gradient(float (&d)[C::HD / 2], const uint32_t (&a)[WG_ROWS / 16][4],
                                                   const uint8_t *queries) {
-    const uint32_t b = uniform_place(shared_address(queries)) + (WG_ROWS * 128 >> 4 << 16);
+    const uint32_t b = uniform_descriptor(shared_address(queries)) + (WG_ROWS * 128 >> 4 << 16);
 #pragma unroll
     for (int i = 0; i < WG_ROWS / 16; i++) wgmma<D_ADD, B_MN_MAJOR>(d, a[i], swizzled(b + i * (2048 >> 4)));
     wgmma_commit();
@@ -135,7 +137,7 @@ template <class C>
 __device__ __forceinline__ void multiply_dq(KeyRows<C> &r, Hd128Shared<C> &shared, const Hd128Place<C> &place,
                                             Ring<C::DS_STAGES> ds_at) {
     constexpr int A_MN_MAJOR = C::PAIRED, STEP = A_MN_MAJOR ? 2048 >> 4 : 2;
-    const uint32_t ds = uniform_place(shared_address(shared.ds[ds_at.stage])), k = place.k_columns();
+    const uint32_t ds = uniform_descriptor(shared_address(shared.ds[ds_at.stage])), k = place.k_columns();
 #pragma unroll
     for (int i = 0; i < C::CLUSTER_ROWS / 16; i++) {
         const uint32_t a = ds + i / 4 * (C::DS_BYTES >> 4) + i % 4 * STEP;
@@ -210,8 +212,9 @@ __device__ __forceinline__ void send_ds(const uint32_t (&ds)[WG_ROWS / 16][4], H
     for (int i = 0; i < 4; i++) store_async_16(chunk_at(to, i / 2, i % 2), ds_chunk(ds, i / 2, i % 2), bytes);
 }
 template <class C>
-__device__ __forceinline__ void pass_ds(const uint32_t (&ds)[WG_ROWS / 16][4], Hd128Shared<C> &shared,
-                                        const Hd128Place<C> &place, int block) {
+__device__ __forceinline__ void store_or_send_ds(const uint32_t (&ds)[WG_ROWS / 16][4],
+                                                 Hd128Shared<C> &shared, const Hd128Place<C> &place,
+                                                 int block) {
     if (place.owns(block))
         store_ds(ds, shared, place, block);
     else
@@ -234,21 +237,21 @@ __device__ __forceinline__ void release_ds(Hd128Shared<C> &shared, const Hd128Pl
 /* The last to add: dQ leaves from where the sums were. 1-CTA: each warp stores its 16 rows. 2-CTA: a warp's rows lie
  * apart, so the warpgroup's leave together: 8 of the 16 KB, from a multiple of 1024 on. */
 template <class C, class Buffers>
-__device__ __forceinline__ void finish_dq(KeyRows<C> &r, Buffers &turns, Hd128Place<C> &place, int block,
+__device__ __forceinline__ void finish_dq(KeyRows<C> &r, Buffers &buffers, Hd128Place<C> &place, int block,
                                           const KernelArgs &args) {
     const int thread = threadIdx.x % WARPGROUP, lane = thread % 32;
     const float scale = args.base.scale;
-    add_sums_kept(turns, place.turns, r.dp, turn_shares<C>(args.turns, block));
+    add_dq_sums(buffers, place.dq_rings, r.dp, partials_of<C>(args.dq_sums, block));
     if constexpr (!C::PAIRED) {
         const float scales[2] = {scale, scale};
         __syncwarp(); /* all lanes have read the sums where the result goes now */
-        tma_store_rows(&args.dq, shared_address(turns.part(place.turns.fetched.stage)), r.dp, scales,
+        tma_store_rows(&args.dq, shared_address(buffers.part(place.dq_rings.sums.stage)), r.dp, scales,
                        block * WG_ROWS + thread / 32 * 16, 2 * place.work.head + place.warpgroup,
                        place.work.batch);
         return;
     }
     const int row = query_at(thread / 32 * 16 + lane % 16);
-    const uint32_t tile = (shared_address(turns.dq) + 1023) & ~1023u;
+    const uint32_t tile = (shared_address(buffers.dq) + 1023) & ~1023u;
     named_barrier_sync<WARPGROUP>(1 + place.warpgroup); /* all have read their sums */
 #pragma unroll
     for (int i = 0; i < 4; i++) {
@@ -268,22 +271,22 @@ __device__ __forceinline__ void finish_dq(KeyRows<C> &r, Buffers &turns, Hd128Pl
 
 /* Once the product is done: dQ of `block`, from r.dp to where it belongs. */
 template <class C>
-__device__ __forceinline__ void pass_dq(KeyRows<C> &r, Hd128Shared<C> &shared, Hd128Place<C> &place,
-                                        int block, int step, const KernelArgs &args) {
+__device__ __forceinline__ void hand_on_dq(KeyRows<C> &r, Hd128Shared<C> &shared, Hd128Place<C> &place,
+                                           int block, int step, const KernelArgs &args) {
     wgmma_results(r.dp);
     release_ds(shared, place, place.ds_at(block, step));
-    auto &turns = shared.turns[place.warpgroup];
+    auto &buffers = shared.dq_buffers[place.warpgroup];
     if (place.work.tile >= C::ADDED_TILES)
-        give_share(turns, place.turns, r.dp);
+        publish_partial_dq(buffers, place.dq_rings, r.dp);
     else
-        finish_dq(r, turns, place, block, args);
+        finish_dq(r, buffers, place, block, args);
 }
 
 /* Some time after dQ of tile or pair 0 was given to TMA: it has been read, and the next sums may come. */
 template <class C> __device__ __forceinline__ void dq_stored(Hd128Shared<C> &shared, Hd128Place<C> &place) {
     if (place.work.tile >= C::ADDED_TILES) return;
     wait_stored();
-    release_sums(shared.turns[place.warpgroup], place.turns);
+    release_dq_sums(shared.dq_buffers[place.warpgroup], place.dq_rings);
 }
 
 /* With nothing else under way, in a warpgroup that may not have waited for the other tile's K. */
@@ -295,7 +298,7 @@ __device__ __forceinline__ void drain_dq(KeyRows<C> &r, Hd128Shared<C> &shared, 
     wgmma_fence();
     multiply_dq(r, shared, place, place.ds_at(block, place.step - 1));
     wgmma_wait<0>();
-    pass_dq(r, shared, place, block, place.step - 1, args);
+    hand_on_dq(r, shared, place, block, place.step - 1, args);
     dq_stored<C>(shared, place);
 }
 
@@ -322,15 +325,15 @@ __device__ __forceinline__ void block_scores(KeyRows<C> &r, Hd128Shared<C> &shar
                                              Meanwhile meanwhile) {
     const Ring<C::STAGES> q_at = place.q_at();
     const Ring<2> dout_at = place.dout_at();
-    const uint32_t q = uniform_place(shared_address(shared.q[q_at.stage]));
-    const uint32_t dout = uniform_place(shared_address(shared.dout[dout_at.stage]));
-    const uint32_t fold = uniform_place(shared_address(shared.fold[q_at.stage]));
+    const uint32_t q = uniform_descriptor(shared_address(shared.q[q_at.stage]));
+    const uint32_t dout = uniform_descriptor(shared_address(shared.dout[dout_at.stage]));
+    const uint32_t lse_d = uniform_descriptor(shared_address(shared.lse_d[q_at.stage]));
     shared.q_ring.wait(q_at);
     wgmma_fence();
-    multiply_scores<C>(r.s, place.k_rows(), q, place.ones[0], fold);
+    multiply_scores<C>(r.s, place.k_rows(), q, place.ones[0], lse_d);
     shared.dout_ring.wait(dout_at);
     wgmma_fence();
-    multiply_scores<C>(r.dp, place.v_rows(), dout, place.ones[1], fold);
+    multiply_scores<C>(r.dp, place.v_rows(), dout, place.ones[1], lse_d);
     wgmma_wait<1>();
     wgmma_results(r.s);
     if (DIAGONAL) mask_queries(r);
@@ -369,7 +372,7 @@ __device__ __forceinline__ void skip_block(KeyRows<C> &r, Hd128Shared<C> &shared
     release<C>(shared.q_ring, q_at);
     shared.dout_ring.wait(dout_at);
     release<C>(shared.dout_ring, dout_at);
-    pass_ds(zeros, shared, place, block);
+    store_or_send_ds(zeros, shared, place, block);
     if (!owned && block > cluster_first) drain_dq(r, shared, place, block - 1, args);
     place.advance();
 }
@@ -382,7 +385,7 @@ __device__ __forceinline__ void first_block(KeyRows<C> &r, Hd128Shared<C> &share
     clear_gradients(r);
     shared.v_ring.wait(place.own);
     block_scores<C, C::CAUSAL>(r, shared, place, args.base.scale_log2, [] {});
-    pass_ds(r.ds, shared, place, block);
+    store_or_send_ds(r.ds, shared, place, block);
     wgmma_fence();
     multiply_gradient<C>(r.dk, r.ds, shared.q[place.q_at().stage]);
     wgmma_wait<0>();
@@ -411,7 +414,7 @@ __device__ __forceinline__ void next_block(KeyRows<C> &r, Hd128Shared<C> &shared
     wgmma_wait<2>();
     dv_done(r, shared, place);
     wgmma_wait<1>();
-    pass_dq(r, shared, place, block - 1, place.step - 1, args);
+    hand_on_dq(r, shared, place, block - 1, place.step - 1, args);
     wgmma_wait<0>();
     dk_done(r, shared, place);
     dq_stored<C>(shared, place);

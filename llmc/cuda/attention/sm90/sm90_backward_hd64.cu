@@ -20,5 +20,5 @@ void sm90_backward_hd64_2cta(floatX *dqkv, const floatX *dout, const floatX *out
 }
 
 size_t sm90_backward_hd64_scratch_bytes(int B, int T, int NH) {
-    return turn_scratch_bytes(B, T, NH, 64);
+    return backward_scratch_bytes(B, T, NH, 64);
 }

@@ -1,10 +1,10 @@
-/* Attention backward for sm_90a, head size 64 (see sm90_backward.cuh for the math and the folded step).
+/* Attention backward for sm_90a, head size 64 (see sm90_backward.cuh for the math and the augmented step).
  *
  * A tile is 128 keys, 64 for each of two warpgroups that keep dK and dV in registers and walk the blocks of
  * 64 queries from the diagonal on, multiplying one after the other; dS^T also goes through shared memory to a
- * third warpgroup, which computes the block's share of dQ = dS K. The tiles of a head add their shares in turns
- * (sm90_turns.cuh), so the order of additions, hence every bit, is fixed. Of the fourth warpgroup one thread
- * loads, and one for each buffer of shares adds. dK and dV leave by TMA, from where V was or, dK of causal
+ * third warpgroup, which computes the block's share of dQ = dS K. The tiles of a head add their partials in turns
+ * (sm90_dq_semaphore.cuh), so the order of additions, hence every bit, is fixed. Of the fourth warpgroup one thread
+ * loads, and one for each buffer of partials adds. dK and dV leave by TMA, from where V was or, dK of causal
  * tiles alone, from a place of its own, while the next tile is under way.
  *
  * For short T a causal tile has 2 to 16 blocks, and in the first of them only 64 of its keys have work. So the two
@@ -26,7 +26,7 @@ constexpr Sm90Shape HD64_SHAPES[2 /* DK_HAS_PLACE */] = {
 };
 enum {
     DQ_REGISTERS = 64, /* of the third warpgroup */
-    TURN_BUFFERS = 2,  /* a third gains nothing that can be measured */
+    DQ_BUFFERS = 2,    /* a third gains nothing that can be measured */
 };
 
 /* TMA: dQ of tile 0 leaves by TMA. PAIRED: pairs of tiles in clusters. What is faster differs with T: TMA_UP_TO, and
@@ -45,7 +45,7 @@ template <bool IS_CAUSAL, bool TMA, bool PAIRED> struct Hd64Config : Sm90Roles {
     static constexpr bool K_IN_REGISTERS = true; /* 208 hold no more */
     static constexpr int CLUSTER = PAIRED ? 2 : 1, ADDED_TILES = 1;
     static constexpr int TILE_ROWS = WARPGROUPS * WG_ROWS, THREADS = (WARPGROUPS + 2) * WARPGROUP;
-    static constexpr int TILE_BYTES = WG_ROWS * HD * 2, FOLD_BYTES = WG_ROWS * sizeof(FoldRow);
+    static constexpr int TILE_BYTES = WG_ROWS * HD * 2, LSE_D_BYTES = WG_ROWS * sizeof(LseDRow);
     static constexpr int DS_BYTES = TILE_ROWS * WG_ROWS * 2;
     static_assert(SHAPE.columns == WG_ROWS && TILE_ROWS == 2 * WG_ROWS,
                   "blocks and tiles of the turns below");
@@ -55,9 +55,9 @@ template <bool IS_CAUSAL, bool TMA, bool PAIRED> struct Hd64Config : Sm90Roles {
 };
 
 /* Barriers, more than the turns by which tile 2p + 1 can be ahead: 9. While tile 2p's adders wait for a turn, the
- * shares of that block and of the next are in their buffers, a third in registers, dS of two more in its ring, a third
+ * partials of that block and of the next are in their buffers, a third in registers, dS of two more in its ring, a third
  * in registers, and the queries of four more may be loaded (five stages, of which the last block still holds one). */
-enum { PAIR_TURNS = 16 };
+enum { PAIR_BARRIERS = 16 };
 
 template <class C> struct alignas(1024) Hd64Shared {
     typedef Ring<C::STAGES> QueriesAt;
@@ -66,13 +66,13 @@ template <class C> struct alignas(1024) Hd64Shared {
     } own[C::OWN];
     uint8_t ds[2][C::DS_BYTES];                                     /* dS^T: 128 keys x 64 queries */
     uint8_t dk[C::DK_HAS_PLACE ? C::WARPGROUPS : 0][C::TILE_BYTES]; /* dK on its way out */
-    TurnBuffers<TURN_BUFFERS, C::DQ_BY_TMA ? 32 : WARPGROUP> turns;
+    DqBuffers<DQ_BUFFERS, C::DQ_BY_TMA ? 32 : WARPGROUP> dq_buffers;
     QueryStages<C> queries;
     RingBarriers<C::OWN> own_ring;
     RingBarriers<2> ds_ring;
     Work work[C::OWN];
     NextWork next;
-    uint64_t pair_turns[PAIR_TURNS];
+    uint64_t pair_barriers[PAIR_BARRIERS];
 };
 
 __device__ unsigned hd64_tickets;
@@ -123,24 +123,24 @@ template <class C> __device__ __forceinline__ uint32_t ds_row(Hd64Shared<C> &sha
 
 /* Tells the dQ warpgroup that dS^T of the block is there. That warpgroup makes the writes visible to its product (the
  * fence), for it has time: a fence here, before the arrival, took 2 % of the clocks. */
-template <class C> __device__ __forceinline__ void tell_ds(Hd64Shared<C> &shared, KeyPlace<C> &place) {
+template <class C> __device__ __forceinline__ void signal_ds(Hd64Shared<C> &shared, KeyPlace<C> &place) {
     __syncwarp();
     if (threadIdx.x % 32 == 0)
-        mbarrier_arrive(shared_address(&shared.ds_ring.full[ring_after(place.given).stage]));
-    place.given++;
+        mbarrier_arrive(shared_address(&shared.ds_ring.full[ring_after(place.ds_blocks).stage]));
+    place.ds_blocks++;
 }
 
 /* Writes dS^T of the warpgroup's keys for the dQ warpgroup. */
 template <class C>
-__device__ __forceinline__ void give_ds(const uint32_t (&ds)[WG_ROWS / 16][4], Hd64Shared<C> &shared,
-                                        KeyPlace<C> &place) {
+__device__ __forceinline__ void store_ds(const uint32_t (&ds)[WG_ROWS / 16][4], Hd64Shared<C> &shared,
+                                         KeyPlace<C> &place) {
     const int lane = threadIdx.x % 32, row = threadIdx.x % WARPGROUP / 32 * 16 + lane % 16;
-    const Ring<2> at = ring_after(place.given);
+    const Ring<2> at = ring_after(place.ds_blocks);
     const uint32_t to = place.ds + at.stage * C::DS_BYTES;
     shared.ds_ring.wait_free(at);
 #pragma unroll
     for (int i = 0; i < WG_ROWS / 16; i++) stmatrix_x4(to + ((2 * i + lane / 16) ^ (row & 7)) * 16, ds[i]);
-    tell_ds(shared, place);
+    signal_ds(shared, place);
 }
 
 /* Blocks of queries that see none of the warpgroup's keys. */
@@ -150,12 +150,12 @@ __device__ __forceinline__ void skip_queries(Hd64Shared<C> &shared, KeyPlace<C> 
     for (int i = 0; i < count; i++, at.advance()) {
         shared.queries.ring.wait(at);
         if (!C::EXCHANGE) {
-            claim_tensor_cores(place);
-            leave_tensor_cores(place);
+            pingpong_wait(place);
+            pingpong_pass(place);
         }
         release<C>(shared.queries.ring, at);
-        shared.ds_ring.wait_free(ring_after(place.given));
-        tell_ds(shared, place);
+        shared.ds_ring.wait_free(ring_after(place.ds_blocks));
+        signal_ds(shared, place);
     }
 }
 
@@ -201,7 +201,7 @@ __device__ __forceinline__ void open_tile(KeyRows<C> &r, Hd64Shared<C> &shared, 
     } else {
         next_tile_block(r, shared.queries, place, at, args.base.scale_log2);
     }
-    give_ds(r.ds, shared, place);
+    store_ds(r.ds, shared, place);
     if (alone) return;
     store_gradients(r, shared, stage ^ 1, before, place.warpgroup, args);
     clear_gradients(r);
@@ -213,9 +213,9 @@ __device__ __forceinline__ void walk_queries(KeyRows<C> &r, Hd64Shared<C> &share
                                              int block, int stage, TileBefore &before,
                                              const KernelArgs &args) {
 #pragma unroll 1
-    for (; block < args.turns.blocks; block++) {
+    for (; block < args.dq_sums.blocks; block++) {
         next_queries_block<C, RAGGED>(r, shared.queries, place, args.base.scale_log2);
-        give_ds(r.ds, shared, place);
+        store_ds(r.ds, shared, place);
         release_stored(shared, stage ^ 1, before);
     }
     release_stored(shared, stage ^ 1, before); /* if there was no other block */
@@ -235,15 +235,15 @@ __device__ __forceinline__ void close_tile(KeyRows<C> &r, Hd64Shared<C> &shared,
 
 template <class C>
 __device__ __forceinline__ void hd64_keys(Hd64Shared<C> &shared, const KernelArgs &args, int warpgroup) {
-    const int T = args.base.T, blocks = args.turns.blocks;
+    const int T = args.base.T, blocks = args.dq_sums.blocks;
     static_assert(C::OWN == 2, "the stage of the tile before is the other one");
     Ring<C::OWN> own_at;
     Ring<C::STAGES> at; /* the next block of queries */
     KeyPlace<C> place;
     KeyRows<C> r;
     place.warpgroup = warpgroup;
-    place.given = 0;
-    if (warpgroup == 1) leave_tensor_cores(place); /* the other is the first */
+    place.ds_blocks = 0;
+    if (warpgroup == 1) pingpong_pass(place); /* the other is the first */
     TileBefore before = {{-1}, false};
     for (;; own_at.advance()) {
         shared.own_ring.wait(own_at);
@@ -308,35 +308,34 @@ __device__ __forceinline__ void store_dq(const float (&dq)[C::HD / 2], const Wor
 
 /* Tile 0's dQ of the block, from its share and the sums of the others. */
 template <class C>
-__device__ __forceinline__ void finish_dq(Hd64Shared<C> &shared, TurnAt<TURN_BUFFERS> &at,
+__device__ __forceinline__ void finish_dq(Hd64Shared<C> &shared, DqRings<DQ_BUFFERS> &at,
                                           float (&dq)[C::HD / 2], const Work &work, int block,
                                           const KernelArgs &args) {
-    const int shares = turn_shares<C>(args.turns, block);
+    const int partials = partials_of<C>(args.dq_sums, block);
     if constexpr (C::DQ_BY_TMA) {
         const float scale[2] = {args.base.scale, args.base.scale};
-        add_sums_kept(shared.turns, at, dq, shares);
+        add_dq_sums(shared.dq_buffers, at, dq, partials);
         __syncwarp(); /* all lanes have read the sums where the result goes now */
-        tma_store_rows(&args.dq, shared_address(shared.turns.part(at.fetched.stage)), dq, scale,
+        tma_store_rows(&args.dq, shared_address(shared.dq_buffers.part(at.sums.stage)), dq, scale,
                        block * WG_ROWS + threadIdx.x % WARPGROUP / 32 * 16, work.head, work.batch);
     } else {
-        add_sums(shared.turns, at, dq, shares);
+        add_and_release_dq_sums(shared.dq_buffers, at, dq, partials);
         store_dq<C>(dq, work, block, args.base);
     }
 }
 
 /* Some time after finish_dq: TMA has read it, and the next sums may come. */
-template <class C>
-__device__ __forceinline__ void dq_stored(Hd64Shared<C> &shared, TurnAt<TURN_BUFFERS> &at) {
+template <class C> __device__ __forceinline__ void dq_stored(Hd64Shared<C> &shared, DqRings<DQ_BUFFERS> &at) {
     if (!C::DQ_BY_TMA) return;
     wait_stored();
-    release_sums(shared.turns, at);
+    release_dq_sums(shared.dq_buffers, at);
 }
 
 template <class C> __device__ __forceinline__ void hd64_dq(Hd64Shared<C> &shared, const KernelArgs &args) {
     const int T = args.base.T;
     Ring<C::OWN> own_at;
     Ring<2> at;
-    TurnAt<TURN_BUFFERS> turn_at;
+    DqRings<DQ_BUFFERS> dq_rings;
     for (;; own_at.advance()) {
         shared.own_ring.wait(own_at);
         const Work work = read_work(shared.work[own_at.stage]);
@@ -344,7 +343,7 @@ template <class C> __device__ __forceinline__ void hd64_dq(Hd64Shared<C> &shared
         const int row0 = work.tile * C::TILE_ROWS, first = first_queries<C>(row0, T);
         const uint32_t k = shared_address(shared.own[own_at.stage].k);
 #pragma unroll 1
-        for (int block = first_loaded<C>(work, T); block < args.turns.blocks; block++, at.advance()) {
+        for (int block = first_loaded<C>(work, T); block < args.dq_sums.blocks; block++, at.advance()) {
             float dq[C::HD / 2];
             const uint32_t ds = shared_address(shared.ds[at.stage]);
             shared.ds_ring.wait(at);
@@ -353,18 +352,18 @@ template <class C> __device__ __forceinline__ void hd64_dq(Hd64Shared<C> &shared
                 shared.ds_ring.release(at);
                 continue;
             }
-            if (work.tile == 0 && block > 0) dq_stored(shared, turn_at);
+            if (work.tile == 0 && block > 0) dq_stored(shared, dq_rings);
             if ((C::CAUSAL && block == first) || row0 + WG_ROWS >= T) /* only the first warpgroup's keys */
                 multiply_ds<C, WG_ROWS / 16>(dq, ds, k);
             else
                 multiply_ds<C, C::TILE_ROWS / 16>(dq, ds, k);
             shared.ds_ring.release(at);
             if (work.tile == 0)
-                finish_dq(shared, turn_at, dq, work, block, args);
+                finish_dq(shared, dq_rings, dq, work, block, args);
             else
-                give_share(shared.turns, turn_at, dq);
+                publish_partial_dq(shared.dq_buffers, dq_rings, dq);
         }
-        if (work.tile == 0) dq_stored(shared, turn_at);
+        if (work.tile == 0) dq_stored(shared, dq_rings);
         shared.own_ring.release(own_at);
     }
 }
@@ -380,21 +379,21 @@ template <class C> struct Hd64Kernel : C {
         ::write_constants(shared.queries);
     }
     static __device__ __forceinline__ void init(Shared &shared) {
-        shared.own_ring.init(4 * (C::WARPGROUPS + 1) + TURN_BUFFERS);
+        shared.own_ring.init(4 * (C::WARPGROUPS + 1) + DQ_BUFFERS);
         shared.queries.ring.init(C::CLUSTER * 4 * C::WARPGROUPS);
         shared.ds_ring.init(4, 4 * C::WARPGROUPS);
-        shared.turns.init();
+        shared.dq_buffers.init();
         if (C::CLUSTER > 1) {
             shared.next.ring.init(C::CLUSTER);
-            for (uint64_t &barrier : shared.pair_turns) mbarrier_init(shared_address(&barrier), 1);
+            for (uint64_t &barrier : shared.pair_barriers) mbarrier_init(shared_address(&barrier), 1);
         }
     }
     static __device__ __forceinline__ void produce(Shared &shared, const Args &args, int warp) {
         if (warp == 0 && (C::CLUSTER == 1 || cluster_rank() == 0))
             produce_tiles<C>(shared, args.base, &hd64_tickets);
         if (C::CLUSTER > 1 && warp == 3) produce_keys<C>(shared, args.base, [](const Work &) {});
-        if (warp >= 1 && warp <= TURN_BUFFERS)
-            reduce_dq<C>(shared, shared.turns, warp - 1, 0, args, handover_of<C>(shared.pair_turns));
+        if (warp >= 1 && warp <= DQ_BUFFERS)
+            reduce_dq<C>(shared, shared.dq_buffers, warp - 1, 0, args, semaphore_of<C>(shared.pair_barriers));
     }
     static __device__ __forceinline__ void assist(Shared &shared, const Args &args) { hd64_dq(shared, args); }
     static __device__ __forceinline__ void consume(Shared &shared, const Args &args, int warpgroup) {

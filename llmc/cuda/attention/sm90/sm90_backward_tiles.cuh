@@ -5,7 +5,7 @@
  *   load_keys(shared, at, work, args)          the keys of a tile, and work, into stage `at` of own_ring
  *   load_queries(shared, at, work, row0, args) all blocks of queries that see keys from row0 on; moves at, QueriesAt, on */
 #pragma once
-#include "sm90_turns.cuh"
+#include "sm90_dq_semaphore.cuh"
 
 /* ---- which pair ---- */
 
@@ -28,7 +28,8 @@ struct NextWork {
 };
 
 /* Tells each block of a cluster its tile. work.tile: number of the pair. */
-template <class C> __device__ __forceinline__ void tell_work(NextWork &next, Ring<1> at, const Work &work) {
+template <class C>
+__device__ __forceinline__ void publish_work(NextWork &next, Ring<1> at, const Work &work) {
     next.ring.wait_free(at);
     const uint32_t full = expect<C>(next.ring, at, sizeof(Work), sizeof(Work));
     for (int rank = 0; rank < C::CLUSTER; rank++)
@@ -38,7 +39,7 @@ template <class C> __device__ __forceinline__ void tell_work(NextWork &next, Rin
 }
 
 /* One thread of each block. */
-__device__ __forceinline__ Work told_work(NextWork &next, Ring<1> at) {
+__device__ __forceinline__ Work receive_work(NextWork &next, Ring<1> at) {
     next.ring.wait(at);
     const Work work = next.work;
     mbarrier_arrive_cluster(shared_address(&next.ring.empty[0]), 0);
@@ -47,35 +48,35 @@ __device__ __forceinline__ Work told_work(NextWork &next, Ring<1> at) {
 
 /* ---- the turns of its tiles, where each adds for itself (head size 64) ---- */
 
-/* Turns between the tiles of a pair, of one stream: tile 2p + 1 tells its pair by a barrier, and tile 2p adds both
+/* DqSums between the tiles of a pair, of one column_block: tile 2p + 1 tells its pair by a barrier, and tile 2p adds both
  * turns to the count. (If each did, through L2, a step would take 50 to 140 clocks more, as measured at head size 128
  * when its tiles still added one by one.) TURNS: more than lie between them. */
-template <int TURNS> struct PairTurns {
+template <int TURNS> struct PairSemaphore {
     uint32_t here, at_first; /* the barriers; those of the cluster's first block */
     bool leads;              /* tile 2p + 1 */
     unsigned n;              /* passed, waited for, or left to another adder */
 
-    __device__ __forceinline__ void wait(const unsigned *count, unsigned turn, bool is_first) {
-        if (leads || is_first) return wait_turn(count, turn);
+    __device__ __forceinline__ void wait(const unsigned *semaphore_at, unsigned value, bool is_first) {
+        if (leads || is_first) return wait_semaphore(semaphore_at, value);
         mbarrier_wait_cluster(here + n % TURNS * 8, n / TURNS & 1);
         fence_proxy_async_global();
         n++;
     }
-    __device__ __forceinline__ void pass(unsigned *count, bool is_first) {
-        if (!leads) return add_release(count, is_first ? 1 : 2);
+    __device__ __forceinline__ void signal(unsigned *semaphore_at, bool is_first) {
+        if (!leads) return add_release(semaphore_at, is_first ? 1 : 2);
         mbarrier_arrive_release_at(at_first + n % TURNS * 8);
         n++;
     }
     __device__ __forceinline__ void skip(bool is_first) { n += leads || !is_first; }
 };
 
-/* How an adder of the kernel hands turns over. pair_turns: the barriers of its stream, at one place in both blocks. */
-template <class C, int TURNS> __device__ __forceinline__ auto handover_of(uint64_t (&pair_turns)[TURNS]) {
+/* How an adder of the kernel hands turns over. pair_barriers: the barriers of its column_block, at one place in both blocks. */
+template <class C, int TURNS> __device__ __forceinline__ auto semaphore_of(uint64_t (&pair_barriers)[TURNS]) {
     if constexpr (C::CLUSTER > 1) {
-        const uint32_t here = shared_address(pair_turns);
-        return PairTurns<TURNS>{here, cluster_address(here, 0), cluster_rank() == 1, 0};
+        const uint32_t here = shared_address(pair_barriers);
+        return PairSemaphore<TURNS>{here, cluster_address(here, 0), cluster_rank() == 1, 0};
     } else {
-        return CountedTurns{};
+        return GlobalSemaphore{};
     }
 }
 
@@ -87,7 +88,7 @@ template <class Shared, int OWN> __device__ __forceinline__ void end_keys(Shared
     shared.own_ring.expect(at, 0);
 }
 
-/* One thread of a cluster. A tile is drawn when it is about to start, not earlier: see sm90_turns.cuh. */
+/* One thread of a cluster. A tile is drawn when it is about to start, not earlier: see sm90_dq_semaphore.cuh. */
 template <class C, class Shared>
 __device__ __forceinline__ void produce_tiles(Shared &shared, const BackwardArgs &args, unsigned *tickets) {
     const int total = args.order.total;
@@ -97,14 +98,14 @@ __device__ __forceinline__ void produce_tiles(Shared &shared, const BackwardArgs
     for (int index = first_work<C>(tickets, total); index < total; own_at.advance(), next_at.advance()) {
         const Work work = work_at(args.order, index);
         if (C::CLUSTER > 1)
-            tell_work<C>(shared.next, next_at, work);
+            publish_work<C>(shared.next, next_at, work);
         else
             load_keys(shared, own_at, work, args);
         load_queries(shared, at, work, work.tile * C::CLUSTER * C::TILE_ROWS, args);
         index = draw_work<C>(tickets, total);
     }
     if (C::CLUSTER > 1)
-        tell_work<C>(shared.next, next_at, Work{-1, 0, 0, 0});
+        publish_work<C>(shared.next, next_at, Work{-1, 0, 0, 0});
     else
         end_keys(shared, own_at);
 }
@@ -115,7 +116,7 @@ __device__ __forceinline__ void produce_keys(Shared &shared, const BackwardArgs 
     Ring<1> next_at;
     Ring<C::OWN> own_at;
     for (;; own_at.advance(), next_at.advance()) {
-        const Work work = told_work(shared.next, next_at);
+        const Work work = receive_work(shared.next, next_at);
         if (work.index < 0) break;
         load_keys(shared, own_at, work, args);
         then(work);
@@ -126,11 +127,11 @@ __device__ __forceinline__ void produce_keys(Shared &shared, const BackwardArgs 
 /* ---- reducers: one thread for each buffer of partial dQ ---- */
 
 /* Where tiles add as one, a reducer has every C::ADDED_TILES-th block of queries. */
-template <class C, class Shared, class Handover, int BUFFERS, int THREADS>
-__device__ __forceinline__ void reduce_dq(Shared &shared, TurnBuffers<BUFFERS, THREADS> &buffers, int buffer,
-                                          int stream, const KernelArgs &args, Handover handover) {
+template <class C, class Shared, class Semaphore, int BUFFERS, int THREADS>
+__device__ __forceinline__ void reduce_dq(Shared &shared, DqBuffers<BUFFERS, THREADS> &buffers, int buffer,
+                                          int column_block, const KernelArgs &args, Semaphore semaphore) {
     Ring<C::OWN> own_at;
-    TurnAt<BUFFERS> at;
+    DqRings<BUFFERS> at;
     for (;; own_at.advance()) {
         shared.own_ring.wait(own_at);
         const Work work = shared.work[own_at.stage];
@@ -138,7 +139,7 @@ __device__ __forceinline__ void reduce_dq(Shared &shared, TurnBuffers<BUFFERS, T
         mbarrier_arrive(shared_address(&shared.own_ring.empty[own_at.stage]));
         const int tile = work.tile / C::ADDED_TILES;
         const int first = first_queries<C>(tile * C::ADDED_TILES * C::TILE_ROWS, args.base.T);
-        take_turns<C>(buffers, at, buffer, args.turns, work.batch * args.base.NH + work.head, stream, tile,
-                      first + work.tile % C::ADDED_TILES, handover);
+        reduce_tile<C>(buffers, at, buffer, args.dq_sums, work.batch * args.base.NH + work.head, column_block,
+                       tile, first + work.tile % C::ADDED_TILES, semaphore);
     }
 }

@@ -18,7 +18,7 @@
  * - The border is pipelined: the last P V of a tile is queued with the first scores of the next.
  * - Causal tiles are counted back from the end, so that the tile which T leaves incomplete is at the start,
  *   where it is one block long, and not at the end, where one warpgroup would work alone for T keys. Without a
- *   mask the slots of 64 rows are spread evenly: T = 1024 is two tiles of two slots and four of three.
+ *   mask the row_blocks of 64 rows are spread evenly: T = 1024 is two tiles of two row_blocks and four of three.
  * - A warpgroup knows its next tile before it has done the last, and the first P V of a tile sets O.
  * - Rows rotate among the warpgroups: the lowest 64 rows of a causal tile see fewer keys than the highest.
  * - Of a first block of 128 keys, rows that see only 64 compute only 64.
@@ -30,7 +30,7 @@
  *
  * Long sequences. The card is at its limit of power, so reads of L2 cost speed: there
  * blocks form clusters of two (sm90_cluster.cuh), which own pairs of tiles, 2p and 2p + 1, and load K and V once for both. The
- * pair's slots of 64 rows go to its tiles in turns, so that at the diagonal they differ by one slot, not by three. A
+ * pair's row_blocks of 64 rows go to its tiles in turns, so that at the diagonal they differ by one slot, not by three. A
  * warpgroup that skips more than one block of keys there finishes its tile before: its last V would hold up all six.
  * Nothing waits in a circle: a warpgroup can always do its next block, unless the producer has not loaded it, and the
  * producer waits only for warpgroups whose next block has been loaded. */
@@ -40,8 +40,8 @@
 /* The causal kernel with one shape of tiles, one order of products, in clusters or not. */
 template <int HD, const Sm90Shape &TILES, Sm90Order ORDER, bool PAIRED>
 static void causal_forward(floatX *out, float *lse, const floatX *qkv, int B, int T, int NH) {
-    forward<ForwardConfig<HD, true, TILES, SM90_FROZEN, ORDER, PAIRED>,
-            ForwardConfig<HD, true, TILES, SM90_ONLINE, ORDER, PAIRED>>(out, lse, qkv, B, T, NH);
+    forward<ForwardConfig<HD, true, TILES, SM90_FIXED_MAX, ORDER, PAIRED>,
+            ForwardConfig<HD, true, TILES, SM90_ONLINE_MAX, ORDER, PAIRED>>(out, lse, qkv, B, T, NH);
 }
 
 /* At head size 64 four warpgroups take 8 to 12 % less time at T = 1024 than three, but 388 clocks for 64 x 64 where
@@ -50,7 +50,7 @@ void sm90_forward_hd64_1cta(floatX *out, float *lse, const floatX *qkv, int B, i
     causal_forward<64, TILES_256_64, SM90_FREE, false>(out, lse, qkv, B, T, NH);
 }
 void sm90_forward_hd64_2cta(floatX *out, float *lse, const floatX *qkv, int B, int T, int NH, int HD) {
-    causal_forward<64, TILES_192_128, SM90_TURNS, true>(out, lse, qkv, B, T, NH);
+    causal_forward<64, TILES_192_128, SM90_PING_PONG, true>(out, lse, qkv, B, T, NH);
 }
 void sm90_forward_hd128_1cta(floatX *out, float *lse, const floatX *qkv, int B, int T, int NH, int HD) {
     causal_forward<128, TILES_192_64, SM90_FREE, false>(out, lse, qkv, B, T, NH);

@@ -160,7 +160,7 @@ __device__ __forceinline__ void first_probabilities(ForwardRows<C> &r, float (&s
         mask_diagonal(s, C::WARP_DIAGONAL ? warp : 0);
     else
         mask_keys<C>(s, row0, block * C::KEYS, args.T);
-    if (C::SOFTMAX == SM90_FROZEN) {
+    if (C::SOFTMAX == SM90_FIXED_MAX) {
         if (C::CAUSAL)
             block_max(first<WG_ROWS / 2>(s), r.max);
         else
@@ -177,15 +177,16 @@ __device__ __forceinline__ void first_probabilities(ForwardRows<C> &r, float (&s
 
 /* ---- consumers: the steps ---- */
 
-/* Turns: warpgroup w may issue its products between turn_begin and turn_end; then it is the turn of the next.
+/* DqSums: warpgroup w may issue its products between pingpong_wait and pingpong_pass; then it is the turn of the next.
  * Every warpgroup takes one turn for each block of keys, also for those that it skips. */
-enum { TURN_BARRIER = 1, FINISH_BARRIER = 5 /* ids of named barriers: one for each warpgroup */ };
+enum { PING_PONG_BARRIER = 1, FINISH_BARRIER = 5 /* ids of named barriers: one for each warpgroup */ };
 
-template <class C> __device__ __forceinline__ void turn_begin(int warpgroup) {
-    if (C::TURNS) named_barrier_sync<2 * WARPGROUP>(TURN_BARRIER + warpgroup);
+template <class C> __device__ __forceinline__ void pingpong_wait(int warpgroup) {
+    if (C::PING_PONG) named_barrier_sync<2 * WARPGROUP>(PING_PONG_BARRIER + warpgroup);
 }
-template <class C> __device__ __forceinline__ void turn_end(int warpgroup) {
-    if (C::TURNS) named_barrier_arrive<2 * WARPGROUP>(TURN_BARRIER + (warpgroup + 1) % C::WARPGROUPS);
+template <class C> __device__ __forceinline__ void pingpong_pass(int warpgroup) {
+    if (C::PING_PONG)
+        named_barrier_arrive<2 * WARPGROUP>(PING_PONG_BARRIER + (warpgroup + 1) % C::WARPGROUPS);
 }
 
 /* Blocks of keys of the tile that this warpgroup's rows do not see. */
@@ -196,8 +197,8 @@ __device__ __forceinline__ void skip_blocks(ForwardShared<C> &shared, ForwardPla
         wait_v(shared, place.at);
         release_k(shared, place.at);
         release_v(shared, place.at);
-        turn_begin<C>(place.warpgroup);
-        turn_end<C>(place.warpgroup);
+        pingpong_wait<C>(place.warpgroup);
+        pingpong_pass<C>(place.warpgroup);
     }
 }
 
@@ -208,8 +209,9 @@ __device__ __forceinline__ void finish_rows(const ForwardRows<C> &r, ForwardShar
                                             const ForwardPlace<C> &place, const ForwardArgs &args) {
     const Work work = read_work(shared.work[place.q_before.stage]);
     const int warp = threadIdx.x % WARPGROUP / 32;
-    const int slot = slots_of<C>(args, work.tile).first + slot_of<C>(work.tile, place.rows_before);
-    const int row0 = slot * WG_ROWS;
+    const int row_block =
+        row_blocks_of<C>(args, work.tile).first + row_block_of<C>(work.tile, place.rows_before);
+    const int row0 = row_block * WG_ROWS;
     float *lse = args.lse + ((int64_t)work.batch * args.NH + work.head) * args.T;
     float sum[2], inverse[2];
     bool bad = false;
@@ -228,7 +230,7 @@ __device__ __forceinline__ void finish_rows(const ForwardRows<C> &r, ForwardShar
         const int row = row0 + thread_row() + 8 * half;
         if (threadIdx.x % 4 == 0 && row < args.T) lse[row] = (r.shift[half] + lg2(sum[half])) * LN2;
     }
-    if (C::SOFTMAX == SM90_FROZEN && __any_sync(0xffffffffu, bad) && threadIdx.x % 32 == 0 &&
+    if (C::SOFTMAX == SM90_FIXED_MAX && __any_sync(0xffffffffu, bad) && threadIdx.x % 32 == 0 &&
         atomicExch(&shared.listed, work.index) != work.index) {
         const int slot = atomicAdd(&redo_list.count, 1);
         if (slot < REDO_MAX) redo_list.tiles[slot] = work.index;
@@ -264,11 +266,11 @@ __device__ __forceinline__ void first_scores(ForwardRows<C> &r, ForwardShared<C>
                                              ForwardPlace<C> &place, uint64_t q, const ForwardArgs &args) {
     shared.k_ring.wait(place.at);
     if (PENDING) wait_v(shared, place.v_at);
-    turn_begin<C>(place.warpgroup);
+    pingpong_wait<C>(place.warpgroup);
     wgmma_fence();
     if (PENDING) multiply_pv<D_ADD>(r, v_tile(place, place.v_at));
     multiply_qk<C>(first<N>(r.s), q, k_tile(place, place.at));
-    turn_end<C>(place.warpgroup);
+    pingpong_pass<C>(place.warpgroup);
     if (PENDING) {
         wgmma_wait<1>();
         wgmma_results(r.o);
@@ -302,7 +304,7 @@ __device__ __forceinline__ void next_block(ForwardRows<C> &r, ForwardShared<C> &
     const uint64_t k = k_tile(place, place.at), v = v_tile(place, place.v_at);
     wait_v(shared, place.v_at);
     shared.k_ring.wait(place.at);
-    turn_begin<C>(place.warpgroup);
+    pingpong_wait<C>(place.warpgroup);
     wgmma_fence();
     if (C::SCORES_FIRST) {
         multiply_qk<C>(r.s, q, k);
@@ -311,7 +313,7 @@ __device__ __forceinline__ void next_block(ForwardRows<C> &r, ForwardShared<C> &
         multiply_pv<D>(r, v);
         multiply_qk<C>(r.s, q, k);
     }
-    turn_end<C>(place.warpgroup);
+    pingpong_pass<C>(place.warpgroup);
     meanwhile();
     wgmma_wait<C::SCORES_FIRST ? 1 : 0>();
     wgmma_results(r.s);
@@ -321,7 +323,7 @@ __device__ __forceinline__ void next_block(ForwardRows<C> &r, ForwardShared<C> &
         wgmma_results(r.p);
         release_v(shared, place.v_at);
     }
-    if (C::SOFTMAX == SM90_ONLINE) update_max(r, r.s, scale_log2);
+    if (C::SOFTMAX == SM90_ONLINE_MAX) update_max(r, r.s, scale_log2);
     exponentials(r, r.s, scale_log2);
     if (C::SCORES_FIRST) {
         wgmma_wait<0>();
@@ -329,7 +331,7 @@ __device__ __forceinline__ void next_block(ForwardRows<C> &r, ForwardShared<C> &
         wgmma_results(r.p);
         release_v(shared, place.v_at);
     }
-    if (C::SOFTMAX == SM90_ONLINE) rescale(r);
+    if (C::SOFTMAX == SM90_ONLINE_MAX) rescale(r);
     pack_p(r, r.s);
     place.v_at = place.at;
     place.at.advance();
@@ -340,14 +342,14 @@ __device__ __forceinline__ void next_block(ForwardRows<C> &r, ForwardShared<C> &
 /* The tile as the warpgroup sees it that owns the 64 rows `rows` of it. */
 template <class C>
 __device__ __forceinline__ ForwardTile tile_of(const Work &work, int rows, const ForwardArgs &args) {
-    const Slots slots = slots_of<C>(args, work.tile);
-    const int slot = slot_of<C>(work.tile, rows);
+    const RowBlocks row_blocks = row_blocks_of<C>(args, work.tile);
+    const int row_block = row_block_of<C>(work.tile, rows);
     ForwardTile tile;
     tile.ends = work.index < 0;
     tile.rows = rows;
-    tile.row0 = (slots.first + slot) * WG_ROWS;
-    tile.seen = slot < slots.count && !tile.ends ? key_blocks<C>(tile.row0, WG_ROWS, args.T) : 0;
-    tile.skip = key_blocks<C>(slots.first * WG_ROWS, slots.count * WG_ROWS, args.T) - tile.seen;
+    tile.row0 = (row_blocks.first + row_block) * WG_ROWS;
+    tile.seen = row_block < row_blocks.count && !tile.ends ? key_blocks<C>(tile.row0, WG_ROWS, args.T) : 0;
+    tile.skip = key_blocks<C>(row_blocks.first * WG_ROWS, row_blocks.count * WG_ROWS, args.T) - tile.seen;
     return tile;
 }
 
@@ -410,10 +412,11 @@ __device__ __forceinline__ void forward_consumer(ForwardShared<C> &shared, const
                                                  int warpgroup) {
     ForwardPlace<C> place;
     place.warpgroup = warpgroup;
-    place.k = uniform_place(shared_address(shared.k));
-    place.v = uniform_place(shared_address(shared.v)) + (C::KEYS * 128 >> 4 << 16); /* to the next columns */
+    place.k = uniform_descriptor(shared_address(shared.k));
+    place.v =
+        uniform_descriptor(shared_address(shared.v)) + (C::KEYS * 128 >> 4 << 16); /* to the next columns */
     ForwardRows<C> r;
-    if (warpgroup == C::WARPGROUPS - 1) turn_end<C>(warpgroup); /* the first turn */
+    if (warpgroup == C::WARPGROUPS - 1) pingpong_pass<C>(warpgroup); /* the first turn */
     shared.q_ring.wait(place.q_at);
     ForwardTile tile = tile_of<C>(read_work(shared.work[0]), warpgroup, args);
     while (!tile.ends) {
@@ -429,7 +432,7 @@ __device__ __forceinline__ void forward_consumer(ForwardShared<C> &shared, const
         tile = next;
     }
     if (warpgroup == 0)
-        turn_begin<C>(0); /* takes the turn that nobody needs, so that no barrier is left half full */
+        pingpong_wait<C>(0); /* takes the turn that nobody needs, so that no barrier is left half full */
 }
 
 template <class C> struct ForwardKernel : C {
@@ -438,9 +441,9 @@ template <class C> struct ForwardKernel : C {
     static constexpr bool EARLY_NEXT = true; /* the launch that does tiles again */
 
     static __device__ __forceinline__ void init(Shared &shared) {
-        shared.q_ring.init(4 * C::SLOTS);
-        shared.k_ring.init(4 * C::SLOTS);
-        shared.v_ring.init(4 * C::SLOTS);
+        shared.q_ring.init(4 * C::ROW_BLOCKS);
+        shared.k_ring.init(4 * C::ROW_BLOCKS);
+        shared.v_ring.init(4 * C::ROW_BLOCKS);
         shared.listed = -1;
     }
     static __device__ __forceinline__ void produce(Shared &shared, const Args &args, int warp) {

@@ -13,11 +13,11 @@ static ForwardArgs forward_args(floatX *out, float *lse, const floatX *qkv, int 
     args.NH = NH;
     /* Full tiles are all alike, so small sections cost nothing: 0.80 GB of DRAM for 1.05 at head size 128, T = 1024, 0
      * to +3 % in speed. Causal ones gain nothing. */
-    args.order = tile_order(B, T, NH, C::SLOTS * WG_ROWS, 2 * C::HD * 2, true,
+    args.order = tile_order(B, T, NH, C::ROW_BLOCKS * WG_ROWS, 2 * C::HD * 2, true,
                             C::CAUSAL ? SM90_GROUP_BYTES : SM90_SMALL_GROUP_BYTES);
     if (C::CAUSAL) /* the last two sections as one, for a shorter tail: +1.5 % at T = 32k */
         args.order.last_head = max(0, args.order.last_head - args.order.group_heads);
-    args.missing = args.order.tiles * C::SLOTS - ceil_div<int>(T, WG_ROWS);
+    args.missing = args.order.tiles * C::ROW_BLOCKS - ceil_div<int>(T, WG_ROWS);
     args.scale_log2 = LOG2E / sqrtf((float)C::HD);
     return args;
 }

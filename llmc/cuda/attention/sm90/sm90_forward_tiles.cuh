@@ -11,13 +11,13 @@ inline constexpr Sm90Shape TILES_192_64 = {3, 64, 4, 2, 160, 32, true};
 inline constexpr Sm90Shape TILES_256_64 = {4, 64, 8, 3, 112, 32, false};
 
 typedef enum Sm90Softmax {
-    SM90_ONLINE, /* the classic running max, O rescaled at every tile of keys */
-    SM90_FROZEN, /* the max of the first tile stays; tiles that it does not suit are done again with SM90_ONLINE */
+    SM90_ONLINE_MAX, /* the classic running max, O rescaled at every tile of keys */
+    SM90_FIXED_MAX, /* the max of the first tile stays; tiles that it does not suit are done again with SM90_ONLINE_MAX */
 } Sm90Softmax;
 
 typedef enum Sm90Order {
-    SM90_FREE,  /* warpgroups issue their products when they are ready */
-    SM90_TURNS, /* in turns, so that one multiplies while the others take exponentials */
+    SM90_FREE,      /* warpgroups issue their products when they are ready */
+    SM90_PING_PONG, /* in turns, so that one multiplies while the others take exponentials */
 } Sm90Order;
 
 /* PAIRED: a cluster of two blocks owns a pair of tiles and loads K and V once for both. */
@@ -26,9 +26,10 @@ struct ForwardConfig : Sm90Roles {
     static constexpr Sm90Shape SHAPE = TILES;
     static constexpr int HD = HEAD, KEYS = SHAPE.columns, WARPGROUPS = SHAPE.warpgroups,
                          STAGES = SHAPE.stages, Q_BUFFERS = SHAPE.own_buffers;
-    static constexpr bool CAUSAL = IS_CAUSAL, SCORES_FIRST = SHAPE.flag, TURNS = ORDER == SM90_TURNS;
+    static constexpr bool CAUSAL = IS_CAUSAL, SCORES_FIRST = SHAPE.flag, PING_PONG = ORDER == SM90_PING_PONG;
     static constexpr Sm90Softmax SOFTMAX = SOFT;
-    static constexpr int CLUSTER = PAIRED ? 2 : 1, SLOTS = CLUSTER * WARPGROUPS /* of 64 rows, of a pair */;
+    static constexpr int CLUSTER = PAIRED ? 2 : 1,
+                         ROW_BLOCKS = CLUSTER * WARPGROUPS /* of 64 rows, of a pair */;
     /* Blocks of keys that are skipped at most while the V of the tile before is held. */
     static constexpr int MOST_SKIPPED = PAIRED ? 1 : (WARPGROUPS - 1) * WG_ROWS / KEYS;
     /* One barrier for K and V of a block: 11 instructions fewer a step, but K is held a step longer, which costs 1 % at
@@ -72,28 +73,28 @@ typedef struct ForwardArgs {
     CUtensorMap out;   /* boxes of 16 rows */
     float *lse;
     int T, NH;
-    int missing;      /* slots (64 rows) by which the tiles could hold more than T: 0 to SLOTS - 1 */
-    TileOrder order;  /* of tiles, or of pairs */
+    int missing;     /* row_blocks (64 rows) by which the tiles could hold more than T: 0 to ROW_BLOCKS - 1 */
+    TileOrder order; /* of tiles, or of pairs */
     float scale_log2; /* log2(e) / sqrt(HD) */
     bool redo;        /* tiles come from redo_list; the launch may begin before the one that fills it ends */
 } ForwardArgs;
 
-/* The first slot of 64 rows of a tile or pair. Causal: the missing slots are all missed at the start, where a tile is
+/* The first slot of 64 rows of a tile or pair. Causal: the missing row_blocks are all missed at the start, where a tile is
  * short. Else the first tiles have one slot less each: two warpgroups keep the tensor cores busy, one does not. */
-template <class C> __device__ __forceinline__ int first_slot(const ForwardArgs &args, int tile) {
-    const int slot = tile * C::SLOTS;
-    return C::CAUSAL ? max(0, slot - args.missing) : slot - min(C::CLUSTER * tile, args.missing);
+template <class C> __device__ __forceinline__ int first_row_block(const ForwardArgs &args, int tile) {
+    const int row_block = tile * C::ROW_BLOCKS;
+    return C::CAUSAL ? max(0, row_block - args.missing) : row_block - min(C::CLUSTER * tile, args.missing);
 }
 
-typedef struct Slots {
+typedef struct RowBlocks {
     int first, count; /* of a tile, or of the pair that it is of */
-} Slots;
-template <class C> __device__ __forceinline__ Slots slots_of(const ForwardArgs &args, int tile) {
-    const int pair = tile / (unsigned)C::CLUSTER, first = first_slot<C>(args, pair);
-    return {first, first_slot<C>(args, pair + 1) - first};
+} RowBlocks;
+template <class C> __device__ __forceinline__ RowBlocks row_blocks_of(const ForwardArgs &args, int tile) {
+    const int pair = tile / (unsigned)C::CLUSTER, first = first_row_block<C>(args, pair);
+    return {first, first_row_block<C>(args, pair + 1) - first};
 }
 /* Which of them the 64 rows `rows` of a tile are. Those of a pair go to its tiles, 2p and 2p + 1, in turns. */
-template <class C> __device__ __forceinline__ int slot_of(int tile, int rows) {
+template <class C> __device__ __forceinline__ int row_block_of(int tile, int rows) {
     return C::CLUSTER * rows + tile % (unsigned)C::CLUSTER;
 }
 
@@ -115,15 +116,15 @@ __device__ __forceinline__ uint32_t give_work(Work &to, const Work &work, RingBa
 /* Q of a tile, or of both tiles of a pair, and which they are. */
 template <class C>
 __device__ __forceinline__ void load_queries(ForwardShared<C> &shared, const ForwardArgs &args,
-                                             const Work &work, Slots slots, Ring<C::Q_BUFFERS> at) {
+                                             const Work &work, RowBlocks row_blocks, Ring<C::Q_BUFFERS> at) {
     shared.q_ring.wait_free(at);
     const uint32_t work_bytes = give_work<C>(shared.work[at.stage], work, shared.q_ring, at);
-    const uint32_t bytes = (slots.count + C::CLUSTER - 1) / C::CLUSTER * C::Q_BYTES;
-    const uint32_t fewer = slots.count % C::CLUSTER * C::Q_BYTES; /* of the second tile */
+    const uint32_t bytes = (row_blocks.count + C::CLUSTER - 1) / C::CLUSTER * C::Q_BYTES;
+    const uint32_t fewer = row_blocks.count % C::CLUSTER * C::Q_BYTES; /* of the second tile */
     const uint32_t full = expect<C>(shared.q_ring, at, bytes, bytes - fewer + work_bytes);
 #pragma unroll 1 /* or the compiler would want more registers than a producer has */
-    for (int i = 0; i < slots.count; i++)
-        load_rows<C>(shared.q[at.stage][i / C::CLUSTER], args.q, (slots.first + i) * WG_ROWS, work.head,
+    for (int i = 0; i < row_blocks.count; i++)
+        load_rows<C>(shared.q[at.stage][i / C::CLUSTER], args.q, (row_blocks.first + i) * WG_ROWS, work.head,
                      work.batch, full, 1 << i % C::CLUSTER);
 }
 
@@ -160,9 +161,9 @@ __device__ __forceinline__ void forward_producer(ForwardShared<C> &shared, const
     for (; work.index >= 0; q_at.advance()) {
         const int drawn = draw_tile(args.redo ? &redo_tickets : &forward_tickets, total) -
                           (int)gridDim.x; /* of those after the first of each cluster */
-        const Slots slots = slots_of<C>(args, work.tile);
-        const int last = key_blocks<C>(slots.first * WG_ROWS, slots.count * WG_ROWS, args.T) - 1;
-        load_queries(shared, args, work, slots, q_at);
+        const RowBlocks row_blocks = row_blocks_of<C>(args, work.tile);
+        const int last = key_blocks<C>(row_blocks.first * WG_ROWS, row_blocks.count * WG_ROWS, args.T) - 1;
+        load_queries(shared, args, work, row_blocks, q_at);
         for (int block = last; block >= 0; block--, at.advance()) {
             uint32_t work_bytes = 0;
             shared.k_ring.wait_free(at);

@@ -6,9 +6,9 @@
 /* The ring of blocks of queries. */
 template <class C> struct alignas(1024) QueryStages {
     uint8_t q[C::STAGES][C::TILE_BYTES], dout[C::STAGES][C::TILE_BYTES];
-    uint8_t fold[C::STAGES][C::FOLD_BYTES]; /* B of the folded step, for both halves of k */
-    /* A of it: 1 where FoldRow has -lse / scale; 1 where it has -D; zeros, the k 8..15 of both */
-    uint8_t ones[3][C::FOLD_BYTES];
+    uint8_t lse_d[C::STAGES][C::LSE_D_BYTES]; /* B of the augmented step, for both halves of k */
+    /* A of it: 1 where LseDRow has -lse / scale; 1 where it has -D; zeros, the k 8..15 of both */
+    uint8_t ones[3][C::LSE_D_BYTES];
     RingBarriers<C::STAGES> ring;
 };
 
@@ -34,13 +34,13 @@ template <class C> __device__ __forceinline__ void write_constants(QueryStages<C
 template <class C>
 __device__ __forceinline__ void load_queries(QueryStages<C> &queries, Ring<C::STAGES> &at, const Work &work,
                                              int row0, const BackwardArgs &args) {
-    const FoldRow *fold = args.fold + ((int64_t)work.batch * args.NH + work.head) * fold_rows(args.T);
+    const LseDRow *lse_d = args.lse_d + ((int64_t)work.batch * args.NH + work.head) * padded_rows(args.T);
     const int blocks = ceil_div(args.T, (int)WG_ROWS);
     for (int block = first_queries<C>(row0, args.T); block < blocks; block++, at.advance()) {
-        const uint32_t full = acquire<C>(queries.ring, at, 2 * C::TILE_BYTES + C::FOLD_BYTES);
+        const uint32_t full = acquire<C>(queries.ring, at, 2 * C::TILE_BYTES + C::LSE_D_BYTES);
         load_rows<C>(queries.q[at.stage], args.rows, block * WG_ROWS, work.head, work.batch, full);
         load_rows<C>(queries.dout[at.stage], args.dout, block * WG_ROWS, work.head, work.batch, full);
-        load_bytes<C>(queries.fold[at.stage], fold + block * WG_ROWS, C::FOLD_BYTES, full);
+        load_bytes<C>(queries.lse_d[at.stage], lse_d + block * WG_ROWS, C::LSE_D_BYTES, full);
     }
 }
 
@@ -59,17 +59,17 @@ template <class C> struct KeyPlace {
     Ring<C::STAGES> at; /* the block of queries in work */
     uint32_t k;         /* the warpgroup's K in shared memory; V lies TILE_ROWS rows behind */
     uint32_t ds;        /* the lane's row of dS^T in shared memory; only where dS^T goes there */
-    int given;          /* blocks for which it has gone there, or there was none */
+    int ds_blocks;      /* blocks for which it has gone there, or there was none */
     int warpgroup;
 };
 
 /* Two warpgroups multiply one after the other: each issues its products when those of the other are done, all but
  * dP. So one multiplies while the other takes exponentials; left alone, both do the same at the same time as often
  * as not (head size 64, H200: 1800 to 2110 clocks a step, by chance; in turns 1740 to 1850). */
-template <class C> __device__ __forceinline__ void claim_tensor_cores(const KeyPlace<C> &place) {
+template <class C> __device__ __forceinline__ void pingpong_wait(const KeyPlace<C> &place) {
     named_barrier_sync<2 * WARPGROUP>(1 + place.warpgroup);
 }
-template <class C> __device__ __forceinline__ void leave_tensor_cores(const KeyPlace<C> &place) {
+template <class C> __device__ __forceinline__ void pingpong_pass(const KeyPlace<C> &place) {
     named_barrier_arrive<2 * WARPGROUP>(2 - place.warpgroup);
 }
 
@@ -80,7 +80,7 @@ __device__ __forceinline__ void load_fragments(uint32_t (&a)[4][4], uint32_t til
     for (int i = 0; i < 4; i++) ldmatrix_x4(a[i], tile + row * 128 + ((2 * i + lane / 16) ^ (row & 7)) * 16);
 }
 
-/* A of the folded step in registers: 1 where FoldRow has -lse / scale; where it has -D. */
+/* A of the augmented step in registers: 1 where LseDRow has -lse / scale; where it has -D. */
 __device__ __forceinline__ void write_ones(uint32_t (&ones)[2][4]) {
     const int pair = threadIdx.x % 4; /* of k: 0 and 1, 2 and 3, .. */
     const uint32_t lse = pair == 0 ? ONE_HIGH | ONE_LOW : pair == 1 ? ONE_LOW : 0;
@@ -94,11 +94,11 @@ __device__ __forceinline__ void write_ones(uint32_t (&ones)[2][4]) {
 }
 /* acc += the block's -lse / scale (which = 0) or -D (1) in every row. */
 template <class C>
-__device__ __forceinline__ void multiply_fold(float (&acc)[WG_ROWS / 2], QueryStages<C> &queries, int which,
-                                              int stage) {
+__device__ __forceinline__ void multiply_lse_d(float (&acc)[WG_ROWS / 2], QueryStages<C> &queries, int which,
+                                               int stage) {
     const uint32_t ones = shared_address(queries.ones[which]), zeros = shared_address(queries.ones[2]);
     wgmma<D_ADD, B_K_MAJOR>(acc, descriptor_unswizzled(ones, zeros - ones),
-                            descriptor_unswizzled(shared_address(queries.fold[stage]), 0));
+                            descriptor_unswizzled(shared_address(queries.lse_d[stage]), 0));
 }
 
 /* S^T - lse / scale = K Q^T, K from registers. */
@@ -108,7 +108,7 @@ __device__ __forceinline__ void multiply_s(KeyRows<C> &r, QueryStages<C> &querie
     wgmma<D_SET, B_K_MAJOR>(r.s, r.k[0], b);
 #pragma unroll
     for (int i = 1; i < C::HD / 16; i++) wgmma<D_ADD, B_K_MAJOR>(r.s, r.k[i], b + i * 2);
-    multiply_fold(r.s, queries, 0, stage);
+    multiply_lse_d(r.s, queries, 0, stage);
     wgmma_commit();
 }
 /* dP^T - D = V dO^T. */
@@ -118,7 +118,7 @@ __device__ __forceinline__ void multiply_dp(KeyRows<C> &r, QueryStages<C> &queri
     /* before the other descriptor, or head size 64 is 1 to 2 % slower at T = 4k and 8k */
     const uint64_t b = descriptor_k_major(shared_address(queries.dout[stage]));
     multiply_heads<C::HD>(r.dp, descriptor_k_major(place.k + C::WARPGROUPS * C::TILE_BYTES), b);
-    multiply_fold(r.dp, queries, 1, stage);
+    multiply_lse_d(r.dp, queries, 1, stage);
     wgmma_commit();
 }
 
@@ -176,12 +176,12 @@ template <class C>
 __device__ __forceinline__ void first_queries_block(KeyRows<C> &r, QueryStages<C> &queries,
                                                     const KeyPlace<C> &place, float scale_log2) {
     queries.ring.wait(place.at);
-    claim_tensor_cores(place);
+    pingpong_wait(place);
     wgmma_fence();
     multiply_s(r, queries, place.at.stage);
     multiply_dp(r, queries, place, place.at.stage);
     wgmma_wait<1>();
-    leave_tensor_cores(place);
+    pingpong_pass(place);
     wgmma_results(r.s);
     if (C::CAUSAL) mask_queries(r);
     key_probabilities(r, scale_log2);
@@ -203,13 +203,13 @@ __device__ __forceinline__ void next_queries_block(KeyRows<C> &r, QueryStages<C>
                                                    float scale_log2) {
     const Ring<C::STAGES> next = place.at.next();
     queries.ring.wait(next);
-    claim_tensor_cores(place);
+    pingpong_wait(place);
     wgmma_fence();
     multiply_gradients(r, queries, place.at.stage);
     multiply_s(r, queries, next.stage);
     multiply_dp(r, queries, place, next.stage);
     wgmma_wait<1>();
-    leave_tensor_cores(place);
+    pingpong_pass(place);
     wgmma_results(r.s);
     gradients_done(r);
     release<C>(queries.ring, place.at);
@@ -245,13 +245,13 @@ template <class C>
 __device__ __forceinline__ void next_tile_block(KeyRows<C> &r, QueryStages<C> &queries, KeyPlace<C> &place,
                                                 Ring<C::STAGES> next, float scale_log2) {
     queries.ring.wait(next);
-    claim_tensor_cores(place);
+    pingpong_wait(place);
     wgmma_fence();
     multiply_gradients(r, queries, place.at.stage);
     multiply_s(r, queries, next.stage);
     multiply_dp(r, queries, place, next.stage);
     wgmma_wait<1>();
-    leave_tensor_cores(place);
+    pingpong_pass(place);
     wgmma_results(r.s);
     gradients_done(r);
     release<C>(queries.ring, place.at);

@@ -1,0 +1,395 @@
+/* dQ in turns: how the tiles of a head add their partials of dQ in an order that never changes, and nobody waits
+ * long.
+ *
+ * In one-pass backward a tile is 128 keys, and dQ of a block of 64 queries is the sum of the partials of all
+ * tiles whose keys the block sees. The tiles add in turns, the last keys first:
+ *
+ *   the first stores its share as fp32 sums, in the order of the accumulators: nothing has to be cleared;
+ *   the next ones add to them, by bulk reductions in L2;
+ *   the last, tile 0, fetches the sums, adds its own share in registers, rounds and writes bf16 dQ.
+ *
+ * A block that only tile 0 sees never touches memory but for the result. Each block has a count of the turns
+ * taken: a tile waits until the count has reached its turn, and adds one when its bulk copy is complete, or
+ * when its fetch of the sums is. Sums and counts belong to one of `slots` slots, which heads use one after another;
+ * counts run on from head to head, so that a new head's first turn is the end of the last head's fetch.
+ *
+ * Where tiles come in pairs: at head size 64 each tile adds, and those of a pair hand turns over among themselves
+ * (sm90_backward_tiles.cuh); at 128 a pair adds as one, of C::ADDED_TILES tiles, and each of its two thread blocks does so for
+ * every second block of queries (sm90_backward_hd128.cu).
+ *
+ * DqSums cost no time as long as they come before they are needed. Causal tiles start at their diagonal, two
+ * blocks apart, so a tile reaches a block two blocks after the one before it: enough for a reduction, a fence
+ * and a poll (on an H200, not waiting for turns at all gains 3 % at most). This needs tiles to start in the
+ * order of their turns, the shortest first, so a thread block draws a tile only when it is about to start it:
+ * drawn one tile ahead, at T = 32768 a tile of 2 blocks stood behind one of 512, and a head behind the last. It
+ * also makes every wait one for a tile drawn before, so nothing waits in a circle.
+ *
+ * Between the first and the last of the tiles under way lie the queries and sums that must stay in L2: a tile is two
+ * blocks behind the one before it, and those that pass while an SM becomes free, 2 * SMs + tiles blocks in all. Head
+ * size 128 at T = 32768: 33 MB, the queries in both halves of L2, and blocks alone moved 7.4 GB of DRAM. Pairs, which
+ * read half as much, were as fast as with tiles that walk from the last block down, `tiles` blocks between them
+ * (586 and 588 TFLOP/s; dev/attention/README.md).
+ *
+ * The unit is 64 queries x 64 columns, 16 KB: a head has HD / 64 column_blocks of them, each with sums and counts of
+ * its own. In a thread block, a warpgroup that computes dQ of a column_block (the owner) and its adders, one thread
+ * for each buffer, share buffers in two rings: of partials that the owner gives, and of sums that the adder
+ * fetches for tile 0. Each ring has its own barriers, for in one the owner comes first and in the other the
+ * adder; a tile uses one of them alone. That both use the same buffers needs no more: an adder has all of a
+ * buffer's copies in its own order, and every thread of the owner reads and writes its own part. */
+#pragma once
+#include "sm90_keys.cuh"
+
+typedef struct DqSums {
+    float *sums;          /* (slots, column_blocks, blocks, 64 * 64) */
+    unsigned *semaphores; /* (slots, column_blocks, blocks); 0 at launch */
+    int slots;            /* head h of B*NH has slot h % slots */
+    int column_blocks;    /* HD / 64 */
+    int blocks, tiles;    /* of a head: of 64 queries; that add, of 128 keys or pairs of such */
+} DqSums;
+
+enum { PARTIAL_FLOATS = WG_ROWS * 64, PARTIAL_BYTES = PARTIAL_FLOATS * 4 };
+
+/* Of one column_block. A turn (copy, fence, poll) may take as long as BUFFERS steps. THREADS share a contiguous part of a
+ * buffer: where they are a warp, it can make the part a swizzled tile once it has read the sums there. */
+template <int BUFFERS, int THREADS = WARPGROUP> struct alignas(THREADS == WARPGROUP ? 128 : 1024) DqBuffers {
+    float dq[BUFFERS][PARTIAL_FLOATS];
+    RingBarriers<BUFFERS> partial, sums;
+
+    __device__ __forceinline__ void init() {
+        partial.init(1, 4);   /* one adder; the owner's four warps */
+        sums.init(WARPGROUP); /* every thread of the owner: racecheck knows its reads by its own arrival */
+    }
+    __device__ __forceinline__ float *part(int stage) {
+        return dq[stage] + threadIdx.x % WARPGROUP / THREADS * (PARTIAL_FLOATS / WARPGROUP * THREADS);
+    }
+    __device__ __forceinline__ float4 *place(int stage) {
+        return reinterpret_cast<float4 *>(part(stage)) + threadIdx.x % THREADS;
+    }
+};
+
+/* Where the owner or an adder is in the rings. */
+template <int BUFFERS> struct DqRings { Ring<BUFFERS> partial, sums; };
+
+/* Shares that a block's dQ is the sum of: of tiles, or of C::ADDED_TILES tiles each. */
+template <class C> __device__ __forceinline__ int partials_of(const DqSums &dq_sums, int block) {
+    return C::CAUSAL ? block / (2 * C::ADDED_TILES) + 1 : dq_sums.tiles;
+}
+
+/* ---- the owner: a warpgroup ---- */
+
+/* Hands its share of dQ to the adder. */
+template <int BUFFERS, int THREADS>
+__device__ __forceinline__ void publish_partial_dq(DqBuffers<BUFFERS, THREADS> &buffers, DqRings<BUFFERS> &at,
+                                                   const float (&dq)[32]) {
+    float4 *to = buffers.place(at.partial.stage);
+    buffers.partial.wait_free(at.partial);
+#pragma unroll
+    for (int i = 0; i < 8; i++)
+        to[i * THREADS] = make_float4(dq[4 * i], dq[4 * i + 1], dq[4 * i + 2], dq[4 * i + 3]);
+    fence_proxy_async();
+    __syncwarp(); /* lane 0's arrival then stands for the writes of all 32 */
+    if (threadIdx.x % 32 == 0) mbarrier_arrive(shared_address(&buffers.partial.full[at.partial.stage]));
+    at.partial.advance();
+}
+
+/* dq += the sums of all tiles but tile 0. partials: of the block; with one there are no sums. The buffer stays the
+ * owner's until release_dq_sums. */
+template <int BUFFERS, int THREADS>
+__device__ __forceinline__ void add_dq_sums(DqBuffers<BUFFERS, THREADS> &buffers, DqRings<BUFFERS> &at,
+                                            float (&dq)[32], int partials) {
+    const float4 *from = buffers.place(at.sums.stage);
+    buffers.sums.wait(at.sums);
+    if (partials > 1) {
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+            const float4 x = from[i * THREADS];
+            dq[4 * i] += x.x;
+            dq[4 * i + 1] += x.y;
+            dq[4 * i + 2] += x.z;
+            dq[4 * i + 3] += x.w;
+        }
+    }
+}
+template <int BUFFERS, int THREADS>
+__device__ __forceinline__ void release_dq_sums(DqBuffers<BUFFERS, THREADS> &buffers, DqRings<BUFFERS> &at) {
+    mbarrier_arrive(shared_address(&buffers.sums.empty[at.sums.stage]));
+    at.sums.advance();
+}
+
+template <int BUFFERS, int THREADS>
+__device__ __forceinline__ void add_and_release_dq_sums(DqBuffers<BUFFERS, THREADS> &buffers,
+                                                        DqRings<BUFFERS> &at, float (&dq)[32], int partials) {
+    add_dq_sums(buffers, at, dq, partials);
+    release_dq_sums(buffers, at);
+}
+
+/* ---- adders: one thread each ---- */
+
+__device__ __forceinline__ void wait_semaphore(const unsigned *semaphore_at, unsigned value) {
+#ifdef BOUNDED_WAIT
+    for (int tries = 0; (int)(load_acquire(semaphore_at) - value) < 0; tries++)
+        if (tries == 1 << 22) *(volatile int *)0 = 0;
+#else
+    while ((int)(load_acquire(semaphore_at) - value) < 0) {
+    }
+#endif
+    fence_proxy_async_global(); /* the copies that follow are not ordinary accesses */
+}
+
+/* How an adder waits for its turn at a block, and passes the turn on; or leaves the block to another adder: by the
+ * block's count. is_first: no tile has added before. */
+struct GlobalSemaphore {
+    __device__ __forceinline__ void wait(const unsigned *semaphore_at, unsigned value, bool is_first) {
+        wait_semaphore(semaphore_at, value);
+    }
+    __device__ __forceinline__ void signal(unsigned *semaphore_at, bool is_first) {
+        add_release(semaphore_at, 1);
+    }
+    __device__ __forceinline__ void skip(bool is_first) {}
+};
+
+/* Adds a share to the sums, or stores it if it is the first. */
+template <int BUFFERS, int THREADS>
+__device__ __forceinline__ void reduce_partial(DqBuffers<BUFFERS, THREADS> &buffers, int buffer, float *sums,
+                                               bool is_first) {
+    const uint32_t partial = shared_address(buffers.dq[buffer]);
+    if (is_first)
+        bulk_store(sums, partial, PARTIAL_BYTES);
+    else
+        bulk_add_f32(sums, partial, PARTIAL_BYTES);
+    bulk_commit();
+    bulk_wait_read<0>();
+    mbarrier_arrive(shared_address(&buffers.partial.empty[buffer]));
+    bulk_wait<0>();
+}
+
+/* A tile's turns: its head has `rounds` heads before it in the slot, and the count of its first block is
+ * counts[place]. */
+typedef struct DqTile {
+    int64_t first_semaphore;
+    int rounds, tile, first_block;
+} DqTile;
+
+/* All turns of a tile that is not 0, as far as their partials pass through `buffer`. */
+template <class C, class Semaphore, int BUFFERS, int THREADS>
+__device__ __forceinline__ void reduce_partials(DqBuffers<BUFFERS, THREADS> &buffers, Ring<BUFFERS> &at,
+                                                int buffer, const DqSums &dq_sums, const DqTile &mine,
+                                                Semaphore &semaphore) {
+    for (int block = mine.first_block; block < dq_sums.blocks; block += C::ADDED_TILES, at.advance()) {
+        const int partials = partials_of<C>(dq_sums, block);
+        const bool is_first = mine.tile == partials - 1;
+        if (at.stage != buffer) {
+            semaphore.skip(is_first);
+            continue;
+        }
+        unsigned *semaphore_at = dq_sums.semaphores + mine.first_semaphore + block;
+        semaphore.wait(semaphore_at, mine.rounds * partials + partials - 1 - mine.tile, is_first);
+        mbarrier_wait(shared_address(&buffers.partial.full[buffer]), at.parity);
+        reduce_partial(buffers, buffer, dq_sums.sums + (mine.first_semaphore + block) * PARTIAL_FLOATS,
+                       is_first);
+        semaphore.signal(semaphore_at, is_first);
+    }
+}
+
+/* The same for tile 0, which takes the last turn of every block. */
+template <class C, class Semaphore, int BUFFERS, int THREADS>
+__device__ __forceinline__ void fetch_dq_sums(DqBuffers<BUFFERS, THREADS> &buffers, Ring<BUFFERS> &at,
+                                              int buffer, const DqSums &dq_sums, const DqTile &mine,
+                                              Semaphore &semaphore) {
+    const uint32_t full = shared_address(&buffers.sums.full[buffer]);
+    for (int block = mine.first_block; block < dq_sums.blocks; block += C::ADDED_TILES, at.advance()) {
+        const int partials = partials_of<C>(dq_sums, block);
+        if (at.stage != buffer) {
+            semaphore.skip(partials == 1);
+            continue;
+        }
+        unsigned *semaphore_at = dq_sums.semaphores + mine.first_semaphore + block;
+        buffers.sums.wait_free(at);
+        if (partials == 1) {
+            mbarrier_arrive(full);
+            continue;
+        }
+        semaphore.wait(semaphore_at, mine.rounds * partials + partials - 1, false);
+        mbarrier_arrive_expect_tx(full, PARTIAL_BYTES);
+        bulk_load(shared_address(buffers.dq[buffer]),
+                  dq_sums.sums + (mine.first_semaphore + block) * PARTIAL_FLOATS, PARTIAL_BYTES, full);
+        mbarrier_wait(full, at.parity);
+        semaphore.signal(semaphore_at, false);
+    }
+}
+
+/* An adder's part in a tile, or pair: every C::ADDED_TILES-th block from first_block on. head: of B*NH. */
+template <class C, class Semaphore, int BUFFERS, int THREADS>
+__device__ __forceinline__ void reduce_tile(DqBuffers<BUFFERS, THREADS> &buffers, DqRings<BUFFERS> &at,
+                                            int buffer, const DqSums &dq_sums, int head, int column_block,
+                                            int tile, int first_block, Semaphore &semaphore) {
+    const DqTile mine = {((int64_t)(head % dq_sums.slots) * dq_sums.column_blocks + column_block) *
+                             dq_sums.blocks,
+                         head / dq_sums.slots, tile, first_block};
+    if (tile == 0)
+        fetch_dq_sums<C>(buffers, at.sums, buffer, dq_sums, mine, semaphore);
+    else
+        reduce_partials<C>(buffers, at.partial, buffer, dq_sums, mine, semaphore);
+}
+
+/* ---- D and the counts, before the pass ---- */
+
+/* Fold rows of 64 queries of one head, D = rowsum(dO * O), and the counts. grid (NH, blocks, B): neighbours
+ * read the same rows of dO and O. 256 threads. */
+template <int HD>
+__global__ void __launch_bounds__(256)
+    sm90_lse_d_kernel(LseDRow *lse_d, DqSums dq_sums, const bf16 *dout, const bf16 *out, const float *lse,
+                      int T, float inverse_scale) {
+#ifdef SM90_BODY
+    enum { LANES = HD / 8 /* of a row */, STEP = 256 / LANES, N = WG_ROWS / STEP };
+    launch_dependents(); /* the pass may be made ready meanwhile */
+    const int NH = gridDim.x, lane = threadIdx.x % LANES, row0 = blockIdx.y * WG_ROWS + threadIdx.x / LANES;
+    const int64_t head = (int64_t)blockIdx.z * NH + blockIdx.x;
+    const int64_t at = (((int64_t)blockIdx.z * T + row0) * NH + blockIdx.x) * HD + lane * 8;
+    Vec<bf16> x[N], y[N];
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+        const bool inside = row0 + i * STEP < T;
+        x[i] = inside ? load_vec(out + at + (int64_t)i * STEP * NH * HD) : Vec<bf16>{};
+        y[i] = inside ? load_vec(dout + at + (int64_t)i * STEP * NH * HD) : Vec<bf16>{};
+    }
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+        const int row = row0 + i * STEP;
+        float d = 0.0f;
+#pragma unroll
+        for (int j = 0; j < 8; j++) d += to_float(x[i].v[j]) * to_float(y[i].v[j]);
+#pragma unroll
+        for (int distance = LANES / 2; distance > 0; distance /= 2)
+            d += __shfl_xor_sync(0xffffffffu, d, distance);
+        if (lane == 0)
+            lse_d[head * padded_rows(T) + row] =
+                row < T ? lse_d_row(-lse[head * T + row] * inverse_scale, -d) : LseDRow{};
+    }
+    if (threadIdx.x < dq_sums.column_blocks && head < dq_sums.slots)
+        dq_sums.semaphores[(head * dq_sums.column_blocks + threadIdx.x) * dq_sums.blocks + blockIdx.y] = 0;
+#else
+    __trap(); /* as in the kernels of the pass */
+#endif
+}
+
+/* The same of all heads where D (B,T,NH) is known. grid (blocks, B). */
+static __global__ void __launch_bounds__(256)
+    sm90_lse_known_d_kernel(LseDRow *lse_d, DqSums dq_sums, const float *d, const float *lse, int T, int NH,
+                            float inverse_scale) {
+#ifdef SM90_BODY
+    launch_dependents();
+    const int64_t first_head = (int64_t)blockIdx.y * NH;
+    for (int i = threadIdx.x; i < NH * WG_ROWS; i += blockDim.x) {
+        const int64_t head = first_head + i / WG_ROWS;
+        const int row = blockIdx.x * WG_ROWS + i % WG_ROWS;
+        lse_d[head * padded_rows(T) + row] =
+            row < T ? lse_d_row(-lse[head * T + row] * inverse_scale,
+                                -d[((int64_t)blockIdx.y * T + row) * NH + i / WG_ROWS])
+                    : LseDRow{};
+    }
+    for (int i = threadIdx.x; i < NH * dq_sums.column_blocks; i += blockDim.x)
+        if (first_head + i / dq_sums.column_blocks < dq_sums.slots)
+            dq_sums.semaphores[(first_head * dq_sums.column_blocks + i) * dq_sums.blocks + blockIdx.x] = 0;
+#else
+    __trap();
+#endif
+}
+
+/* ---- host ---- */
+
+/* The shortest tiles first, in sections whose Q, dO and sums fit L2. Causal tiles of head size 128 take small
+ * sections: at T = 1024 a launch moved 1.88 GB of DRAM for 2.33, +3 % in speed, +5 % at 2048. Without a mask a head's
+ * tiles start at the same block and must be drawn far enough apart for their turns, which takes many heads (small
+ * sections at T = 4096: -4 %); head size 64 gains nothing, and at T = 16384 loses 2 %. */
+static inline TileOrder backward_order(int B, int T, int NH, int HD, bool causal) {
+    const int64_t group_bytes = causal && HD == 128 ? SM90_SMALL_GROUP_BYTES : SM90_GROUP_BYTES;
+    return tile_order(B, T, NH, 2 * WG_ROWS, 2 * HD * 2 + sizeof(LseDRow) + HD * 4, true, group_bytes);
+}
+
+enum { MOST_SMS = 132 }; /* of any card with these kernels: the plan must not depend on the device */
+
+/* Slots for as many sections of heads as are under way at once, three at least: a head that finds its slot taken
+ * waits, and with it all that are drawn later. In steps, one for each block of a tile: MOST_SMS draw a causal
+ * section in `period`; its tiles 0, the last of them, then walk 2 * tiles blocks more, some of them at 1.4 steps
+ * a block. At head size 64 three suffice; the small sections of 128 take four to seven up to T = 16384. */
+static inline int dq_slots(const TileOrder &order) {
+    const int64_t steps = (int64_t)order.group_heads * order.tiles * (order.tiles + 1);
+    const int period = (int)(steps / MOST_SMS) + 1, last = 14 * order.tiles / 5;
+    const int sections = 1 + ceil_div(last, period);
+    const int slots = (sections < 3 ? 3 : sections) * order.group_heads;
+    return slots < order.heads ? slots : order.heads;
+}
+
+static inline size_t semaphore_bytes(int slots, int T, int HD) {
+    return align_256((size_t)slots * (HD / 64) * ceil_div(T, (int)WG_ROWS) * sizeof(unsigned));
+}
+
+static inline size_t lse_d_bytes(int B, int T, int NH) {
+    return align_256((size_t)B * NH * padded_rows(T) * sizeof(LseDRow));
+}
+
+/* The scratch of a one-pass backward: fold rows, counts, sums. With a mask or without: the plan does not know. */
+static inline size_t backward_scratch_bytes(int B, int T, int NH, int HD) {
+    const int slots =
+        max(dq_slots(backward_order(B, T, NH, HD, false)), dq_slots(backward_order(B, T, NH, HD, true)));
+    return lse_d_bytes(B, T, NH) + semaphore_bytes(slots, T, HD) +
+           (size_t)slots * padded_rows(T) * HD * sizeof(float);
+}
+
+static inline DqSums dq_sums_in(void *scratch, const TileOrder &order, int B, int T, int NH, int HD) {
+    uint8_t *base = (uint8_t *)scratch + lse_d_bytes(B, T, NH);
+    DqSums dq_sums;
+    dq_sums.slots = dq_slots(order);
+    dq_sums.semaphores = (unsigned *)base;
+    dq_sums.sums = (float *)(base + semaphore_bytes(dq_sums.slots, T, HD));
+    dq_sums.column_blocks = HD / 64;
+    dq_sums.blocks = ceil_div(T, (int)WG_ROWS);
+    dq_sums.tiles = order.tiles;
+    return dq_sums;
+}
+
+template <int HD>
+static void launch_lse_d(const BackwardArgs &args, const DqSums &dq_sums, const floatX *dout,
+                         const floatX *out, const float *lse, const float *d, int B) {
+    if (d)
+        sm90_lse_known_d_kernel<<<dim3(dq_sums.blocks, B), 256, 0, main_stream>>>(
+            args.lse_d, dq_sums, d, lse, args.T, args.NH, args.inverse_scale);
+    else
+        sm90_lse_d_kernel<HD><<<dim3(args.NH, dq_sums.blocks, B), 256, 0, main_stream>>>(
+            args.lse_d, dq_sums, (const bf16 *)dout, (const bf16 *)out, lse, args.T, args.inverse_scale);
+    launch_check("sm90_lse_d_kernel");
+}
+
+/* What a one-pass kernel is launched with. */
+typedef struct KernelArgs {
+    BackwardArgs base;
+    DqSums dq_sums;
+    CUtensorMap gradients, dq; /* boxes of 16 rows of dqkv: of a head; of 64 of its columns */
+} KernelArgs;
+
+/* Fills in the arguments and queues the fold kernel that goes before. */
+template <int HD>
+static KernelArgs kernel_args(floatX *dqkv, const floatX *dout, const floatX *out, const floatX *qkv,
+                              const float *lse, const float *d, void *scratch, int B, int T, int NH,
+                              bool causal) {
+    KernelArgs args;
+    args.base = backward_args(dqkv, dout, qkv, scratch, B, T, NH, HD);
+    args.base.order = backward_order(B, T, NH, HD, causal);
+    args.dq_sums = dq_sums_in(scratch, args.base.order, B, T, NH, HD);
+    args.gradients = tensor_map(dqkv, B, T, 3 * NH, HD, 16);
+    args.dq = tensor_map(dqkv, B, T, 3 * NH * (HD / 64), 64, 16);
+    launch_lse_d<HD>(args.base, args.dq_sums, dout, out, lse, d, B);
+    return args;
+}
+
+/* Launches a one-pass kernel, right behind the fold kernel: it starts early, which takes 3 us of 637 off (64 sequences of
+ * 1024 with 12 heads of 64). args.base.order: of tiles, of which clusters draw C::CLUSTER at a time. */
+template <class C, class Shared>
+static void launch_one_pass(const char *name, void (*kernel)(KernelArgs), KernelArgs args) {
+    TileOrder &order = args.base.order;
+    order.tiles = ceil_div(order.tiles, (int)C::CLUSTER);
+    order.total = order.heads * order.tiles;
+    launch_persistent(name, kernel, args, order.total * C::CLUSTER, C::THREADS, shared_bytes<Shared>(),
+                      START_EARLY, C::CLUSTER);
+}

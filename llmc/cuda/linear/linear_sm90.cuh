@@ -145,8 +145,8 @@ __device__ __forceinline__ void multiply(Sums &d, ProductShared &s, Ring<STAGES>
     int k = 0;
     do {
         mbarrier_wait(shared_address(&s.full[ring.stage]), ring.parity);
-        const uint64_t a = swizzled(uniform_place(shared_address(s.a[ring.stage])));
-        const uint64_t b = swizzled(uniform_place(shared_address(s.b[ring.stage]))) |
+        const uint64_t a = swizzled(uniform_descriptor(shared_address(s.a[ring.stage])));
+        const uint64_t b = swizzled(uniform_descriptor(shared_address(s.b[ring.stage]))) |
                            (B == B_K_MAJOR ? 0 : HALF << 16); /* from 64 columns to the next */
         wgmma_fence();
 #pragma unroll

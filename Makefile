@@ -70,6 +70,7 @@ CUDA_LIBS = -L$(CUDA_HOME)/lib64 -lcublasLt -Xlinker -rpath -Xlinker $(CUDA_HOME
 CORE_OBJ := $(patsubst %.c,$(BUILD)/%.o,$(filter-out llmc/cpu/no_cuda.c,$(wildcard llmc/*/*.c)))
 CUDA_OBJ := $(patsubst %.cu,$(BUILD)/%.o,$(wildcard llmc/cuda/*.cu llmc/cuda/*/*.cu llmc/cuda/*/*/*.cu))
 STUB_OBJ := $(BUILD)/llmc/cpu/no_cuda.o
+OPS_OBJ := $(patsubst %.c,$(BUILD)/%.o,$(wildcard dev/ops/*.c))
 TEST_SOURCES := $(wildcard dev/test/*/test_*.c)
 TESTS := $(patsubst %.c,$(BUILD)/%,$(notdir $(TEST_SOURCES)))
 
@@ -78,12 +79,12 @@ LINK_CUDA = $(NVCC) $(ARCHS) $(if $(OPENMP),-Xcompiler -fopenmp)
 # Tests link the CUDA backend where nvcc is, so that one set of programs checks all that a machine has.
 ifneq ($(NVCC),)
 TEST_PROGRAMS = train_gpt2 train_gpt2cu test_gpt2cu
-TEST_OBJ = $(CORE_OBJ) $(CUDA_OBJ)
+TEST_OBJ = $(OPS_OBJ) $(CORE_OBJ) $(CUDA_OBJ)
 LINK_TEST = $(LINK_CUDA)
 LINK_TEST_LIBS = $(LIBS) $(CUDA_LIBS)
 else
 TEST_PROGRAMS = train_gpt2 test_gpt2
-TEST_OBJ = $(CORE_OBJ) $(STUB_OBJ)
+TEST_OBJ = $(OPS_OBJ) $(CORE_OBJ) $(STUB_OBJ)
 LINK_TEST = $(LINK_CPU)
 LINK_TEST_LIBS = $(LIBS)
 endif
@@ -170,7 +171,7 @@ $(BUILD)/dev/%.o: dev/%.cu Makefile $(BUILD)/nvcc_flags | need-nvcc
 	$(Q)$(NVCC) $(subst c++17,c++20,$(NVCCFLAGS)) -Xcompiler -Wno-missing-field-initializers -c $< -o $@
 # Every file of dev/driver/lab* and of the ladders; without nvcc the lab has the CPU's rows.
 LADDERS := $(addprefix dev/,attention matmul layernorm softmax_loss gelu adamw embedding grad_norm)
-LAB_OBJ := $(patsubst %.c,$(BUILD)/%.o,$(wildcard dev/driver/lab*.c $(LADDERS:=/*.c))) $(CORE_OBJ)
+LAB_OBJ := $(patsubst %.c,$(BUILD)/%.o,$(wildcard dev/driver/lab*.c $(LADDERS:=/*.c))) $(OPS_OBJ) $(CORE_OBJ)
 LAB_CUDA_OBJ := $(patsubst %.cu,$(BUILD)/%.o,$(wildcard dev/driver/lab*.cu $(LADDERS:=/*.cu))) $(CUDA_OBJ)
 $(call remember,$(BUILD)/lab_kind,$(if $(NVCC),cuda,cpu))
 dev/lab: $(LAB_OBJ) $(if $(NVCC),$(LAB_CUDA_OBJ),$(STUB_OBJ) $(BUILD)/dev/driver/no_cuda_lab.o) $(BUILD)/lab_kind

@@ -1,4 +1,4 @@
-/* The ladder of AdamW. lab_adamw_args gives the arguments that the shipped op gets. */
+/* The ladder of AdamW. op_adamw_args gives the arguments that the shipped op gets. */
 #pragma once
 #include "dev/driver/lab.h"
 

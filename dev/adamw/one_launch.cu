@@ -18,7 +18,7 @@ static __global__ void one_launch_kernel(const __grid_constant__ AdamWArgs args,
 
 template <typename X> static void run(const Call *c) {
     launch("one_launch_kernel", one_launch_kernel<X>, blocks_for(c->s.N, ADAMW_THREADS), ADAMW_THREADS, 0,
-           lab_adamw_args(c), c->s.N);
+           op_adamw_args(c), c->s.N);
 }
 extern "C" void adamw_one_launch(const Call *c) {
     c->ops->dtype == DTYPE_BF16 ? run<bf16>(c) : run<float>(c);

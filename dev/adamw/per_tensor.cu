@@ -25,7 +25,7 @@ template <typename X> static void run(const Call *c) {
     for (int64_t begin = 0; begin < n; begin += piece) {
         const int64_t end = begin + piece < n ? begin + piece : n;
         launch("one_tensor_kernel", one_tensor_kernel<X>, blocks_for(end - begin, ADAMW_THREADS),
-               ADAMW_THREADS, 0, lab_adamw_args(c), begin, end);
+               ADAMW_THREADS, 0, op_adamw_args(c), begin, end);
     }
 }
 extern "C" void adamw_per_tensor(const Call *c) {

@@ -34,7 +34,7 @@ static __global__ void vectorised_kernel(const __grid_constant__ AdamWArgs args,
 
 template <typename X> static void run(const Call *c) {
     launch("vectorised_kernel", vectorised_kernel<X>, blocks_for(c->s.N, ADAMW_THREADS * QUAD), ADAMW_THREADS,
-           0, lab_adamw_args(c), c->s.N);
+           0, op_adamw_args(c), c->s.N);
 }
 extern "C" void adamw_vectorised(const Call *c) {
     c->ops->dtype == DTYPE_BF16 ? run<bf16>(c) : run<float>(c);

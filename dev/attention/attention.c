@@ -21,22 +21,20 @@ static void describe_qkv_parts(Operand *o, const Sizes *s) {
     memcpy(o->parts, parts, sizeof parts);
 }
 
-/* Error allowed beside that of a plain computation: of fp32 sums in another order, relative to a row's norm. */
-#define ROUNDING 1e-4
 /* lse in fp32, as log2 and back */
 #define LSE_ROUNDING 2e-5
 
 static int describe_forward(Operand *o, const Sizes *s) {
     const Operand operands[] = {
-        {.name = "out",                         .role = OUT, .elems = attention_out_elems(s), .row = s->DV, .limit = ROUNDING},
+        {.name = "out",                         .role = OUT, .elems = attention_out_elems(s),                  .row = s->DV},
         {.name = "lse",
          .role = OUT,
          .store = STORE_F32,
          .elems = (int64_t)s->B * s->NH * s->T,
          .row = 1,
-         .limit = LSE_ROUNDING},
-        {.name = "qkv",                         .role = IN,                                        .elems = attention_qkv_elems(s), .scale = 1},
-        {.name = "scratch", .role = SPACE                                          },
+         .row_limit = LSE_ROUNDING},
+        {.name = "qkv", .role = IN,                                           .elems = attention_qkv_elems(s),                                                                            .scale = 1},
+        {.name = "scratch",                         .role = SPACE,                          .elems = -1},
     };
     memcpy(o, operands, sizeof operands);
     return 4;
@@ -45,12 +43,12 @@ static int describe_forward(Operand *o, const Sizes *s) {
 /* out and lse are inputs here: the reference's, rounded. */
 static int describe_backward(Operand *o, const Sizes *s) {
     const Operand operands[] = {
-        {.name = "dqkv", .role = OUT,                  .elems = attention_qkv_elems(s), .row = s->HD, .limit = ROUNDING},
-        {.name = "dout",  .role = IN,             .elems = attention_out_elems(s), .scale = 1},
-        {.name = "out", .role = IN,                  .elems = attention_out_elems(s)},
-        {.name = "qkv",    .role = IN,                                .elems = attention_qkv_elems(s), .scale = 1},
-        {.name = "lse",    .role = IN,.store = STORE_F32, .elems = (int64_t)s->B * s->NH * s->T},
-        {.name = "scratch",  .role = SPACE                },
+        {.name = "dqkv",                   .role = OUT, .elems = attention_qkv_elems(s),               .row = s->HD},
+        {.name = "dout",                                .role = IN,                              .elems = attention_out_elems(s),                                  .scale = 1},
+        {.name = "out",                      .role = IN,                                 .elems = attention_out_elems(s)                                },
+        {.name = "qkv", .role = IN,.elems = attention_qkv_elems(s),.scale = 1},
+        {.name = "lse", .role = IN,                       .store = STORE_F32,                                                                                        .elems = (int64_t)s->B * s->NH * s->T},
+        {.name = "scratch",                      .role = SPACE,.elems = -1},
     };
     memcpy(o, operands, sizeof operands);
     describe_qkv_parts(&o[BACKWARD_DQKV], s);
@@ -182,13 +180,13 @@ static int time_sizes(Sizes *list, const Options *o, Needs needs) {
 /* ---- inputs ---- */
 
 static float *qkv_of(Case *c) {
-    return c->in[c->op == &attention_forward_op ? (int)FORWARD_QKV : (int)BACKWARD_QKV];
+    return c->o.in[c->op == &attention_forward_op ? (int)FORWARD_QKV : (int)BACKWARD_QKV];
 }
 
 /* Element 0 of every query is q; of key j it is k(j, T) (of the first sequence's first head the rest stays
  * normal too). Scores are then q * k / sqrt(HD) beside normal noise. */
 static void set_scores(Case *c, float q, float (*k)(int j, const Sizes *s)) {
-    const Sizes *s = &c->s;
+    const Sizes *s = &c->o.s;
     const AttentionLayout l = attention_layout(s);
     float *qkv = qkv_of(c);
     for (int64_t b = 0; b < s->B; b++)
@@ -227,7 +225,7 @@ static void fill_masked(Case *c) {
 
 /* All scores 0: every row is the mean of the values that it sees. */
 static void fill_equal(Case *c) {
-    const Sizes *s = &c->s;
+    const Sizes *s = &c->o.s;
     const AttentionLayout l = attention_layout(s);
     for (int64_t i = 0; i < (int64_t)s->B * s->T; i++)
         memset(qkv_of(c) + l.q + i * l.q_stride, 0, sizeof(float) * (size_t)(s->NH * s->HD));
@@ -238,24 +236,24 @@ static int fault_position(const Sizes *s) {
     return s->T * 3 / 5;
 }
 static void fill_nan_query(Case *c) {
-    const AttentionLayout l = attention_layout(&c->s);
-    qkv_of(c)[l.q + fault_position(&c->s) * l.q_stride + 3] = NAN;
+    const AttentionLayout l = attention_layout(&c->o.s);
+    qkv_of(c)[l.q + fault_position(&c->o.s) * l.q_stride + 3] = NAN;
 }
 static void fill_nan_key(Case *c) {
-    const AttentionLayout l = attention_layout(&c->s);
-    qkv_of(c)[l.k + fault_position(&c->s) * l.k_stride + 3] = NAN;
+    const AttentionLayout l = attention_layout(&c->o.s);
+    qkv_of(c)[l.k + fault_position(&c->o.s) * l.k_stride + 3] = NAN;
 }
 static void fill_inf_key(Case *c) {
-    const AttentionLayout l = attention_layout(&c->s);
-    qkv_of(c)[l.k + fault_position(&c->s) * l.k_stride + 3] = INFINITY;
+    const AttentionLayout l = attention_layout(&c->o.s);
+    qkv_of(c)[l.k + fault_position(&c->o.s) * l.k_stride + 3] = INFINITY;
 }
 static void fill_nan_value(Case *c) {
-    const AttentionLayout l = attention_layout(&c->s);
-    qkv_of(c)[l.v + fault_position(&c->s) * l.v_stride + 3] = NAN;
+    const AttentionLayout l = attention_layout(&c->o.s);
+    qkv_of(c)[l.v + fault_position(&c->o.s) * l.v_stride + 3] = NAN;
 }
 static void fill_nan_dout(Case *c) {
-    const AttentionLayout l = attention_layout(&c->s);
-    c->in[BACKWARD_DOUT][fault_position(&c->s) * l.out_stride + 3] = NAN;
+    const AttentionLayout l = attention_layout(&c->o.s);
+    c->o.in[BACKWARD_DOUT][fault_position(&c->o.s) * l.out_stride + 3] = NAN;
 }
 
 /* clang-format off */
@@ -301,15 +299,15 @@ static void run_reference(const AttentionReference *r) {
 }
 
 static Precision plain_precision(const Case *c) {
-    return c->dtype == DTYPE_BF16 ? PLAIN_BF16 : PLAIN_F32;
+    return c->o.dtype == DTYPE_BF16 ? PLAIN_BF16 : PLAIN_F32;
 }
 
 /* Storage types that round scores have a third result: makes room for it. */
 static bool rounds_scores(Case *c) {
-    for (int k = 0; k < c->n && c->dtype == DTYPE_BF16; k++)
+    for (int k = 0; k < c->o.n && c->o.dtype == DTYPE_BF16; k++)
         if (c->plain[k] && !c->scores[k])
-            c->scores[k] = lab_malloc((size_t)c->operands[k].elems * sizeof(double));
-    return c->dtype == DTYPE_BF16;
+            c->scores[k] = lab_malloc((size_t)c->o.operands[k].elems * sizeof(double));
+    return c->o.dtype == DTYPE_BF16;
 }
 
 /* Positions beside the fault within which a masked 0 may meet it in a tile's product: 0 * NaN. */
@@ -324,7 +322,7 @@ static void accept_rows(double *want, int64_t offset, int64_t stride, int width,
 }
 
 static void reference_forward(Case *c) {
-    const Sizes *s = &c->s;
+    const Sizes *s = &c->o.s;
     const AttentionLayout l = attention_layout(s);
     const Precision precisions[] = {EXACT, plain_precision(c), PLAIN_BF16_SCORES};
     double **const results[] = {c->want, c->plain, c->scores};
@@ -332,7 +330,7 @@ static void reference_forward(Case *c) {
         double **to = results[i];
         const AttentionReference r = {.s = *s,
                                       .precision = precisions[i],
-                                      .qkv = c->in[FORWARD_QKV],
+                                      .qkv = c->o.in[FORWARD_QKV],
                                       .out = to[FORWARD_OUT],
                                       .lse = to[FORWARD_LSE]};
         run_reference(&r);
@@ -344,20 +342,21 @@ static void reference_forward(Case *c) {
 
 /* out and lse, which backward reads, are those of the exact forward, rounded. */
 static void reference_backward(Case *c) {
-    const Sizes *s = &c->s;
+    const Sizes *s = &c->o.s;
     const AttentionLayout l = attention_layout(s);
     const int64_t n_out = attention_out_elems(s), n_lse = (int64_t)s->B * s->NH * s->T;
-    AttentionReference r = {.s = *s, .precision = EXACT, .qkv = c->in[BACKWARD_QKV]};
+    AttentionReference r = {.s = *s, .precision = EXACT, .qkv = c->o.in[BACKWARD_QKV]};
     r.out = lab_malloc(sizeof(double) * (size_t)n_out);
     r.lse = lab_malloc(sizeof(double) * (size_t)n_lse);
     run_reference(&r);
-    for (int64_t i = 0; i < n_out; i++) c->in[BACKWARD_OUT][i] = round_to_dtype((float)r.out[i], c->dtype);
-    for (int64_t i = 0; i < n_lse; i++) c->in[BACKWARD_LSE][i] = (float)r.lse[i];
-    r.dout = c->in[BACKWARD_DOUT];
+    for (int64_t i = 0; i < n_out; i++)
+        c->o.in[BACKWARD_OUT][i] = round_to_dtype((float)r.out[i], c->o.dtype);
+    for (int64_t i = 0; i < n_lse; i++) c->o.in[BACKWARD_LSE][i] = (float)r.lse[i];
+    r.dout = c->o.in[BACKWARD_DOUT];
     r.dqkv = c->want[BACKWARD_DQKV];
     run_reference(&r);
-    for (int64_t i = 0; i < n_out; i++) r.out[i] = c->in[BACKWARD_OUT][i];
-    for (int64_t i = 0; i < n_lse; i++) r.lse[i] = c->in[BACKWARD_LSE][i];
+    for (int64_t i = 0; i < n_out; i++) r.out[i] = c->o.in[BACKWARD_OUT][i];
+    for (int64_t i = 0; i < n_lse; i++) r.lse[i] = c->o.in[BACKWARD_LSE][i];
     r.precision = plain_precision(c);
     r.dqkv = c->plain[BACKWARD_DQKV];
     run_reference(&r);
@@ -401,9 +400,13 @@ static void forward_before_backward(const Call *call) {
         }
 }
 
+static const Op forward = {
+    .name = "attention_forward", .id = OP_attention_forward, .describe = describe_forward};
+static const Op backward = {
+    .name = "attention_backward", .id = OP_attention_backward, .describe = describe_backward};
+
 const LabOp attention_forward_op = {
-    .name = "attention_forward",
-    .describe = describe_forward,
+    .op = &forward,
     .reference = reference_forward,
     .flops = forward_flops,
     .bytes = forward_bytes,
@@ -413,8 +416,7 @@ const LabOp attention_forward_op = {
     .fills = fills,
 };
 const LabOp attention_backward_op = {
-    .name = "attention_backward",
-    .describe = describe_backward,
+    .op = &backward,
     .reference = reference_backward,
     .flops = backward_flops,
     .bytes = backward_bytes,

@@ -13,19 +13,19 @@ struct Counts counts;
 /* ---- checks ---- */
 
 static void check_variant(const Case *c, const Variant *v, const Options *o) {
-    watch_begin(v, &c->s);
+    watch_begin(v, &c->o.s);
     const Findings f = case_check(c, v, lab_table(v->needs, v->dtype), o->repeat);
     watch_end();
     const char *refused = lab_refused();
     if (refused) {
-        printf("skip %-22s %-22s %-34s %s\n", v->op, v->name, sizes_text(&c->s), refused);
+        printf("skip %-22s %-22s %-34s %s\n", v->op, v->name, sizes_text(&c->o.s), refused);
         counts.skipped++;
         return;
     }
     const char *result = !f.ok ? "FAIL" : v->flags & INEXACT ? "inexact" : "ok";
     counts.passed += f.ok;
     counts.failed += !f.ok;
-    printf("%-4s %-22s %-22s %-34s %-10s%s\n", result, v->op, v->name, sizes_text(&c->s), c->fill->name,
+    printf("%-4s %-22s %-22s %-34s %-10s%s\n", result, v->op, v->name, sizes_text(&c->o.s), c->fill->name,
            f.text);
     fflush(stdout);
     const CsvRow row = {.kind = "check",
@@ -43,12 +43,12 @@ static void check_variant(const Case *c, const Variant *v, const Options *o) {
                         .mbytes = NAN,
                         .density = NAN,
                         .scratch_mbytes = NAN};
-    report_csv(v, &c->s, &row);
+    report_csv(v, &c->o.s, &row);
 }
 
 /* Where the CPU's op is the reference, it is not held against itself. */
 static bool is_reference(const LabOp *op, const Variant *v) {
-    return !op->reference && v->needs == NEEDS_CPU && v->run == op->run;
+    return !op->reference && !op->op->reference && v->needs == NEEDS_CPU && v->run == op->op->run;
 }
 
 /* Every variant of one storage type on one case; the reference is made only if one of them takes the sizes. */
@@ -73,7 +73,8 @@ static void check_op(const LabOp *op, const Variant *const *variants, int n, con
     const int n_sizes = op->check_sizes(sizes, o);
     for (int i = 0; i < n; i++) {
         if (!is_reference(op, variants[i])) continue;
-        printf("skip %-22s %-22s the reference itself; make test holds it\n", op->name, variants[i]->name);
+        printf("skip %-22s %-22s the reference itself; make test holds it\n", op->op->name,
+               variants[i]->name);
         counts.skipped++;
     }
     for (int i = 0; i < n_sizes; i++)
@@ -91,7 +92,8 @@ static bool takes(const LabOp *op, const Variant *v, const Sizes *s, const Optio
     const char *refuses = variant_refuses(v, s);
     if (!refuses) return true;
     if (!*o->variants) return false;
-    printf("skip %-22s %-22s %-34s it does not take this: %s\n", op->name, v->name, sizes_text(s), refuses);
+    printf("skip %-22s %-22s %-34s it does not take this: %s\n", op->op->name, v->name, sizes_text(s),
+           refuses);
     counts.left_out++;
     return false;
 }
@@ -127,7 +129,7 @@ static void time_op(const LabOp *op, const Variant *const *variants, int n, cons
 /* The selected variants that this machine runs; the others are counted as skipped. */
 static int runnable(const Variant **variants, const LabOp *op, const Options *o) {
     const Variant *selected[MAX_VARIANTS];
-    const int n = select_variants(selected, MAX_VARIANTS, op->name, o->variants);
+    const int n = select_variants(selected, MAX_VARIANTS, op->op->name, o->variants);
     int n_runnable = 0;
     for (int i = 0; i < n; i++) {
         const char *lacks = variant_lacks(selected[i]);
@@ -135,19 +137,19 @@ static int runnable(const Variant **variants, const LabOp *op, const Options *o)
             variants[n_runnable++] = selected[i];
             continue;
         }
-        printf("skip %-22s %-22s %s\n", op->name, selected[i]->name, lacks);
+        printf("skip %-22s %-22s %s\n", op->op->name, selected[i]->name, lacks);
         counts.skipped++;
     }
     return n_runnable;
 }
 
 static bool is_op(const LabOp *op, const char *name) {
-    return list_matches(name, op->name);
+    return list_matches(name, op->op->name);
 }
 
 static bool has_variant(const LabOp *op, const char *names) {
     const Variant *selected[1];
-    return select_variants(selected, 1, op->name, names) > 0;
+    return select_variants(selected, 1, op->op->name, names) > 0;
 }
 
 static bool has_fill(const LabOp *op, const char *name) {
@@ -163,7 +165,8 @@ static bool unknown_name(char name[512], const char *list, const char *among, co
     snprintf(copy, sizeof copy, "%s", list);
     for (char *rest = copy, *item; (item = strsep(&rest, ",")) != NULL;) {
         bool found = false;
-        for (int i = 0; i < n; i++) found = found || (list_matches(among, ops[i]->name) && has(ops[i], item));
+        for (int i = 0; i < n; i++)
+            found = found || (list_matches(among, ops[i]->op->name) && has(ops[i], item));
         if (found) continue;
         snprintf(name, 512, "%s", item);
         return true;
@@ -175,7 +178,7 @@ static bool unknown_name(char name[512], const char *list, const char *among, co
 static bool names_known(const LabOp *const *ops, int n, const Options *o, Error *err) {
     char name[512], known[1024] = "";
     for (int i = 0; i < n; i++)
-        snprintf(known + strlen(known), sizeof known - strlen(known), " %s", ops[i]->name);
+        snprintf(known + strlen(known), sizeof known - strlen(known), " %s", ops[i]->op->name);
     if (unknown_name(name, o->ops, "", ops, n, is_op))
         return fail(err, EXIT_INPUT, "unknown op '%s'; known:%s", name, known);
     if (unknown_name(name, o->variants, o->ops, ops, n, has_variant))
@@ -191,7 +194,7 @@ static bool channels_divide(const LabOp *const *ops, int n, const Options *o, Er
     static Sizes sizes[MAX_SIZES];
     if (!o->channels) return true;
     for (int i = 0; i < n; i++) {
-        if (!list_matches(o->ops, ops[i]->name)) continue;
+        if (!list_matches(o->ops, ops[i]->op->name)) continue;
         const int n_sizes = ops[i]->time_sizes(sizes, o, NEEDS_CPU);
         for (int k = 0; k < n_sizes; k++)
             if (sizes[k].HD && o->channels % sizes[k].HD)
@@ -199,7 +202,7 @@ static bool channels_divide(const LabOp *const *ops, int n, const Options *o, Er
                     err, EXIT_INPUT,
                     "--channels: expected a multiple of the head size %d, which %s takes; found %d; hint: "
                     "--head-size",
-                    sizes[k].HD, ops[i]->name, o->channels);
+                    sizes[k].HD, ops[i]->op->name, o->channels);
     }
     return true;
 }
@@ -232,7 +235,7 @@ int main(int argc, char **argv) {
     if (!roofs_open(&o, &err) || !report_open(&o, argc, argv, &err)) die(&err);
     if (o.check && !checker_sees_faults()) counts.failed++;
     for (int i = 0; i < n_ops; i++)
-        if (list_matches(o.ops, ops[i]->name)) run_op(ops[i], &o);
+        if (list_matches(o.ops, ops[i]->op->name)) run_op(ops[i], &o);
     if (!report_close(&err)) die(&err);
     if (o.time) printf("lab: %d timed, %d left out\n", counts.timed, counts.left_out);
     if (o.check || counts.skipped)

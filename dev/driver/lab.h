@@ -1,13 +1,13 @@
 /* The lab: one driver for every op and every variant of it, shipped or experimental.
  *
- * An op (LabOp) says what is computed: operands, least bytes and FLOP, reference, adversarial inputs, sizes.
+ * An op (LabOp) says what is computed: its description (dev/ops), which the tests share, adversarial inputs, sizes.
  * A variant says how: one function and one row of a table (Variant). The driver does the rest: inputs,
  * poison, guard bands, the comparison with the reference, bits of a second run, timing, table and CSV.
  *
  *   lab.c          main(): what runs, in which order         lab_flags.c   the command line
- *   lab_case.c     inputs, reference, one variant checked    lab_time.c    roofs and timing
+ *   lab_case.c     reference, one variant checked            lab_time.c    roofs and timing
  *   lab_report.c   the CSV file, texts of sizes              lab_tables.c  rows: selection, requirements, --list
- *   lab_faults.c   faulty variants: the checker's own check  lab_ops.c     the ops other than attention
+ *   lab_faults.c   faulty variants: the checker's own check  lab_ops.c     sizes of the ops other than attention
  *   lab_watchdog.c kernels that hang
  *   lab_ladders.cu rows of the ladders of those ops        launch.cuh     what their kernels share
  *   ../attention/  attention's ops, its reference, its variants; ../matmul, ../gelu, ...: ladders of the others
@@ -16,59 +16,13 @@
 #pragma once
 #include <stdbool.h>
 #include <stdint.h>
-#include "llmc/model/ops.h"
+#include "dev/ops/op.h"
 
 #ifdef __cplusplus
 extern "C" {
 #endif
 
-enum { MAX_OPERANDS = 12, MAX_PARTS = 3, MAX_SIZES = 256, MAX_OPS = 64, MAX_VARIANTS = 128 };
-
-/* Sizes of a case; an op reads those it knows, the others stay 0. */
-typedef struct Sizes {
-    int B, T, Tk; /* sequences, queries of each, keys of each */
-    int NH, HD;   /* heads, head size of q and k */
-    int DV;       /* head size of v */
-    bool causal;  /* query i sees the keys j <= i + Tk - T */
-    bool sparse;  /* attention.h: blocks of 64 x 64, near the diagonal, global, or random */
-    bool dropout; /* attention.h: a tenth of P is 0, the rest grows by as much */
-    int window;   /* causal: a query sees its last `window` positions, itself among them; 0: all */
-    int64_t N;    /* rows, or elements */
-    int C, OC, IC, V, Vp;
-    bool adversarial; /* checks: the other kinds of input are tried at these sizes too */
-    bool gelu;        /* linear: GELU after (forward) or before (backward) the layer */
-    const char *what; /* a name for the sizes, "qkv"; NULL: none */
-} Sizes;
-
-typedef enum Role { IN, OUT, ADD, SPACE } Role;             /* ADD: `+=`; SPACE: scratch, not compared */
-typedef enum Store { STORE_X, STORE_F32, STORE_I32 } Store; /* STORE_X: the variant's storage type */
-
-/* A slice of an operand that is compared on its own: `outer` times `width` elements, `stride` apart. */
-typedef struct Part {
-    const char *name;
-    int64_t offset, outer, stride, width;
-    int row; /* elements of one row, whose error counts by itself */
-} Part;
-
-typedef struct Operand {
-    const char *name;
-    Role role;
-    Store store;
-    int64_t elems;       /* 0: the op gets NULL; of SPACE: ignored */
-    float scale, offset; /* inputs are offset + scale * normal; STORE_I32: tokens below offset */
-    int row;             /* of a result: elements of one row */
-    bool sums;           /* of a result: its values are += column sums of operand 0 as it is stored */
-    double limit;        /* of a result: error allowed beside twice that of the plain computation */
-    int n_parts;         /* 0: compared whole */
-    Part parts[MAX_PARTS];
-} Operand;
-
-/* One call of a variant: operands in the order of LabOp.describe. */
-typedef struct Call {
-    const Ops *ops; /* of the variant's device and storage type */
-    Sizes s;
-    void *p[MAX_OPERANDS];
-} Call;
+enum { MAX_SIZES = 256, MAX_OPS = 64, MAX_VARIANTS = 128 };
 
 /* Where a variant runs. */
 typedef enum Needs {
@@ -123,12 +77,10 @@ typedef struct Fill {
 
 struct Options;
 typedef struct LabOp {
-    const char *name;
-    int (*describe)(Operand *operands, const Sizes *s); /* fills operands; their number */
-    void (*prepare)(struct Case *c);                    /* inputs that depend on each other; NULL: none */
-    void (*reference)(struct Case *c);                  /* fills want[] and plain[] of every result */
-    void (*run)(const Call *call);                      /* where reference is NULL: run on the CPU's table */
-    double (*flops)(const Sizes *s);                    /* the least that the contract needs */
+    const Op *op;        /* operands, how to run it */
+    const char *shipped; /* what the shipped kernels teach: rows cpu, cuda, cuda_fp32; NULL: none */
+    void (*reference)(struct Case *c); /* fills want[] and plain[] of every result; NULL: that of the tests */
+    double (*flops)(const Sizes *s);   /* the least that the contract needs; NULL: op_case_cost */
     double (*bytes)(const Sizes *s, int elem_bytes);
     double (*density)(const Sizes *s); /* part of the work that a mask leaves; NULL: all */
     int (*check_sizes)(Sizes *list, const struct Options *o);
@@ -157,12 +109,8 @@ typedef struct LabOp {
 /* One op at one size on one kind of input, for one storage type: what every variant of it must give. */
 typedef struct Case {
     const LabOp *op;
-    Sizes s;
-    DType dtype;
     const Fill *fill;
-    int n;
-    Operand operands[MAX_OPERANDS];
-    float *in[MAX_OPERANDS];      /* initial contents, as stored; NULL of OUT and SPACE */
+    OpCase o;                     /* operands and inputs */
     double *want[MAX_OPERANDS];   /* of OUT and ADD: the exact result */
     double *plain[MAX_OPERANDS];  /* and that of a plain computation in this storage type */
     double *scores[MAX_OPERANDS]; /* and of one that rounds S and dP; NULL: the same */
@@ -182,17 +130,13 @@ typedef struct Options {
 
 /* ---- the tables ---- */
 extern const LabOp attention_forward_op, attention_backward_op;
-extern const LabOp plain_ops[];                        /* lab_ops.c; ends with a name of NULL */
-extern const Variant cpu_variants[], plain_variants[]; /* end with a name of NULL */
+extern const LabOp plain_ops[];                           /* lab_ops.c; ends with an op of NULL */
+extern const Variant cpu_variants[], textbook_variants[]; /* end with a name of NULL */
 /* NULL in a build without CUDA: attention's rows, and those of the other ops' ladders */
 extern const Variant *const cuda_variants, *const ladder_variants;
 int lab_compute_capability(void);    /* 0 where there is no GPU */
 const char *lab_cuda_versions(void); /* of driver and runtime */
 void lab_profile(bool on); /* what a profiler is to see begins, with a kernel of that name, or ends */
-
-/* ---- lab_ops.c ---- */
-/* What the op adamw gets: its operands, and the settings of the lab's step. */
-AdamWArgs lab_adamw_args(const Call *call);
 
 /* ---- lab_flags.c ---- */
 bool lab_flags(Options *o, int argc, char **argv, Error *err);
@@ -232,11 +176,6 @@ typedef struct Findings {
 } Findings;
 /* Runs the variant `repeat` times, at least twice, on the case. */
 Findings case_check(const Case *c, const Variant *v, const Ops *ops, int repeat);
-/* Value i of operand k of an op: normal, or a token. */
-float operand_value(const Operand *o, int k, int64_t i);
-/* n values as they are stored */
-void encode_values(void *bytes, const float *values, int64_t n, Store store, DType dtype);
-size_t operand_bytes(const Operand *o, DType dtype); /* 0 of SPACE */
 size_t lab_scratch_bytes(const Variant *v, const Ops *ops, const Sizes *s);
 void *lab_malloc(size_t bytes);
 float round_to_dtype(float x, DType dtype);

@@ -3,11 +3,37 @@
 #include <string.h>
 #include "lab.h"
 
+/* The shipped kernels of the ops that say what these teach: three rows an op. */
+static const Variant *shipped_variants(void) {
+    static Variant rows[3 * MAX_OPS + 1];
+    static const struct {
+        const char *name;
+        Needs needs;
+        DType dtype;
+    } kinds[] = {
+        {"cpu",       NEEDS_CPU, DTYPE_F32 },
+        {"cuda",      NEEDS_GPU, DTYPE_BF16},
+        {"cuda_fp32", NEEDS_GPU, DTYPE_F32 },
+    };
+    static int n;
+    if (n > 0) return rows;
+    for (const LabOp *op = plain_ops; op->op; op++)
+        for (int i = 0; op->shipped && i < 3; i++, n++)
+            rows[n] = (Variant){.op = op->op->name,
+                                .name = kinds[i].name,
+                                .run = op->op->run,
+                                .needs = kinds[i].needs,
+                                .dtype = kinds[i].dtype,
+                                .teaches = op->shipped};
+    return rows;
+}
+
 static const Variant *const *tables(void) {
-    static const Variant *all[5];
+    static const Variant *all[6];
     int n = 0;
     all[n++] = cpu_variants;
-    all[n++] = plain_variants;
+    all[n++] = shipped_variants();
+    all[n++] = textbook_variants;
     if (cuda_variants) all[n++] = cuda_variants;
     if (ladder_variants) all[n++] = ladder_variants;
     return all;
@@ -90,7 +116,7 @@ int lab_ops(const LabOp **ops) {
     int n = 0;
     ops[n++] = &attention_forward_op;
     ops[n++] = &attention_backward_op;
-    for (const LabOp *op = plain_ops; op->name; op++) ops[n++] = op;
+    for (const LabOp *op = plain_ops; op->op; op++) ops[n++] = op;
     return n;
 }
 
@@ -98,7 +124,7 @@ static bool is_op(const char *name) {
     const LabOp *ops[MAX_OPS];
     const int n_ops = lab_ops(ops);
     for (int i = 0; name && i < n_ops; i++)
-        if (strcmp(ops[i]->name, name) == 0) return true;
+        if (strcmp(ops[i]->op->name, name) == 0) return true;
     return false;
 }
 
@@ -132,9 +158,9 @@ void lab_list(const char *names) {
     const Variant *selected[MAX_VARIANTS];
     const int n_ops = lab_ops(ops);
     for (int i = 0; i < n_ops; i++) {
-        if (!list_matches(names, ops[i]->name)) continue;
-        const int n = select_variants(selected, MAX_VARIANTS, ops[i]->name, "");
-        printf("%s\n", ops[i]->name);
+        if (!list_matches(names, ops[i]->op->name)) continue;
+        const int n = select_variants(selected, MAX_VARIANTS, ops[i]->op->name, "");
+        printf("%s\n", ops[i]->op->name);
         for (int v = 0; v < n; v++) list_row(selected[v]);
     }
 }

@@ -38,8 +38,8 @@ static void fill_random(const Ops *ops, char *dst, const Operand *o, int k, DTyp
     float *values = lab_malloc((size_t)n * sizeof *values);
     void *piece = lab_malloc((size_t)n * elem);
 #pragma omp parallel for
-    for (int64_t i = 0; i < n; i++) values[i] = operand_value(o, k, i);
-    encode_values(piece, values, n, o->store, dtype);
+    for (int64_t i = 0; i < n; i++) values[i] = op_value(o, k, i);
+    op_encode(piece, values, o->store, dtype, n);
     size_t done = (size_t)n * elem;
     ops->device->upload(dst, piece, done);
     while (done < bytes) {
@@ -62,7 +62,7 @@ static void buffers_close(Buffers *b, int n_operands) {
 static bool buffers_open(Buffers *b, const LabOp *op, const Sizes *s, const Ops *ops, size_t scratch_bytes,
                          const Options *o) {
     Operand operands[MAX_OPERANDS];
-    const int n = op->describe(operands, s);
+    const int n = op->op->describe(operands, s);
     size_t bytes = 0, free_bytes, total_bytes;
     for (int k = 0; k < n; k++) bytes += operand_bytes(&operands[k], ops->dtype);
     ops->device->memory_info(&free_bytes, &total_bytes);
@@ -70,7 +70,7 @@ static bool buffers_open(Buffers *b, const LabOp *op, const Sizes *s, const Ops 
     if (b->n_sets > MAX_SETS) b->n_sets = MAX_SETS;
     if (o->once) b->n_sets = 1;
     if ((double)bytes * b->n_sets + (double)scratch_bytes > 0.95 * (double)free_bytes) {
-        printf("skip %-22s %-34s needs %.1f GiB of %.1f GiB free\n", op->name, sizes_text(s),
+        printf("skip %-22s %-34s needs %.1f GiB of %.1f GiB free\n", op->op->name, sizes_text(s),
                ((double)bytes * b->n_sets + (double)scratch_bytes) / 0x1p30, (double)free_bytes / 0x1p30);
         counts.left_out++;
         return false;
@@ -81,8 +81,8 @@ static bool buffers_open(Buffers *b, const LabOp *op, const Sizes *s, const Ops 
         *call = (Call){.ops = ops, .s = *s};
         for (int k = 0; k < n; k++) {
             const Operand *operand = &operands[k];
-            if (operand->role == SPACE) call->p[k] = b->scratch;
-            if (operand->role == SPACE || operand->elems == 0) continue;
+            if (operand->elems < 0) call->p[k] = b->scratch;
+            if (operand->elems <= 0) continue;
             call->p[k] = ops->device->alloc(operand_bytes(operand, ops->dtype));
             if (!call->p[k]) die(&(Error){EXIT_RUN, "the device refuses memory that it reported as free"});
             fill_random(ops, call->p[k], operand, k, ops->dtype);
@@ -263,13 +263,19 @@ static double *pace_of(const Variant *v) {
     return &paces[i].pace;
 }
 
+static OpCost cost_of(const LabOp *op, const Sizes *s, DType dtype) {
+    OpCost cost = op_case_cost(op->op, s, dtype);
+    if (op->flops) cost.flops = op->flops(s);
+    if (op->bytes) cost.bytes = op->bytes(s, (int)dtype_bytes(dtype));
+    return cost;
+}
+
 /* roofs NULL: of a call that was not timed, only what its formulas give. */
 static void report(const LabOp *op, const Variant *v, const Sizes *s, Timing t, const Roofs *roofs) {
     const int elem = (int)dtype_bytes(v->dtype);
-    const double bytes = op->bytes(s, elem), own_flops = v->flops    ? v->flops(s)
-                                                         : op->flops ? op->flops(s)
-                                                                     : 0;
-    const double flops = v->skips_parts || !op->flops ? own_flops : op->flops(s);
+    const OpCost cost = cost_of(op, s, v->dtype);
+    const double bytes = cost.bytes, own_flops = v->flops ? v->flops(s) : cost.flops;
+    const double flops = v->skips_parts || cost.flops == 0 ? own_flops : cost.flops;
     const double own_bytes = v->bytes ? v->bytes(s, elem) : bytes;
     const double percent =
         roofs ? 100 * fmax(flops / t.seconds / roofs->flops, bytes / t.seconds / roofs->bytes) : NAN;
@@ -281,10 +287,10 @@ static void report(const LabOp *op, const Variant *v, const Sizes *s, Timing t, 
     if (v->bytes || v->flops || !roofs)
         snprintf(moved, sizeof moved, "  %.4g GFLOP, %.4g MB", own_flops * 1e-9, own_bytes * 1e-6);
     if (roofs)
-        printf("time %-22s %-22s %-34s %10.4f ms +-%4.1f %% %s %5.1f %%%s\n", op->name, v->name,
+        printf("time %-22s %-22s %-34s %10.4f ms +-%4.1f %% %s %5.1f %%%s\n", op->op->name, v->name,
                sizes_text(s), t.seconds * 1e3, 100 * t.spread, rate, percent, moved);
     else
-        printf("once %-22s %-22s %-34s%s\n", op->name, v->name, sizes_text(s), moved);
+        printf("once %-22s %-22s %-34s%s\n", op->op->name, v->name, sizes_text(s), moved);
     fflush(stdout);
     const CsvRow row = {.kind = roofs ? "time" : "once",
                         .result = "ok",
@@ -306,7 +312,8 @@ static void report(const LabOp *op, const Variant *v, const Sizes *s, Timing t, 
 
 /* What takes time, in a unit of the op. */
 static double work_of(const LabOp *op, const Sizes *s) {
-    return op->flops ? op->flops(s) : op->bytes(s, 4);
+    const OpCost cost = cost_of(op, s, DTYPE_F32);
+    return cost.flops > 0 ? cost.flops : cost.bytes;
 }
 
 static void call_once(const Buffers *b, void (*run)(const Call *call)) {
@@ -329,7 +336,7 @@ static void time_variant(const LabOp *op, const Variant *v, const Buffers *b, co
     watch_end();
     const char *refused = lab_refused();
     if (refused) {
-        printf("skip %-22s %-22s %-34s %s\n", op->name, v->name, sizes_text(s), refused);
+        printf("skip %-22s %-22s %-34s %s\n", op->op->name, v->name, sizes_text(s), refused);
         counts.left_out++;
         return;
     }
@@ -341,7 +348,7 @@ static void time_variant(const LabOp *op, const Variant *v, const Buffers *b, co
 static bool in_time(const LabOp *op, const Variant *v, const Sizes *s, const Options *o) {
     const double seconds = *pace_of(v) * work_of(op, s);
     if (seconds <= o->longest) return true;
-    printf("skip %-22s %-22s %-34s a call would take about %.2g s\n", op->name, v->name, sizes_text(s),
+    printf("skip %-22s %-22s %-34s a call would take about %.2g s\n", op->op->name, v->name, sizes_text(s),
            seconds);
     counts.left_out++;
     return false;
@@ -359,8 +366,8 @@ static int fitting(const Variant **fit, const LabOp *op, const Sizes *s, const V
         const size_t bytes = lab_scratch_bytes(variants[i], ops, s);
         if (!in_time(op, variants[i], s, o)) continue;
         if (bytes > free_bytes / 2) {
-            printf("skip %-22s %-22s %-34s scratch of %.1f GiB, %.1f GiB free\n", op->name, variants[i]->name,
-                   sizes_text(s), (double)bytes / 0x1p30, (double)free_bytes / 0x1p30);
+            printf("skip %-22s %-22s %-34s scratch of %.1f GiB, %.1f GiB free\n", op->op->name,
+                   variants[i]->name, sizes_text(s), (double)bytes / 0x1p30, (double)free_bytes / 0x1p30);
             counts.left_out++;
             continue;
         }
@@ -380,5 +387,5 @@ void time_variants(const LabOp *op, const Sizes *s, const Variant *const *varian
     const int n_fit = fitting(fit, op, s, variants, n, ops, &scratch_bytes, o);
     if (n_fit == 0 || !buffers_open(&b, op, s, ops, scratch_bytes, o)) return;
     for (int i = 0; i < n_fit; i++) time_variant(op, fit[i], &b, o);
-    buffers_close(&b, op->describe(operands, s));
+    buffers_close(&b, op->op->describe(operands, s));
 }

@@ -14,21 +14,21 @@ static double derivative(double x) {
 }
 
 void gelu_forward_reference(Case *c) {
-    const float *x = c->in[1];
+    const float *x = c->o.in[1];
 #pragma omp parallel for
-    for (int64_t i = 0; i < c->operands[0].elems; i++) {
+    for (int64_t i = 0; i < c->o.operands[0].elems; i++) {
         const double v = (double)x[i];
         c->want[0][i] = v / (1 + exp(-TWICE_ROOT * (v + CUBIC * v * v * v)));
-        c->plain[0][i] = (double)round_to_dtype((float)c->want[0][i], c->dtype);
+        c->plain[0][i] = (double)round_to_dtype((float)c->want[0][i], c->o.dtype);
     }
 }
 
 void gelu_backward_reference(Case *c) {
-    const float *dx = c->in[0], *pre_gelu = c->in[1];
+    const float *dx = c->o.in[0], *pre_gelu = c->o.in[1];
 #pragma omp parallel for
-    for (int64_t i = 0; i < c->operands[0].elems; i++) {
+    for (int64_t i = 0; i < c->o.operands[0].elems; i++) {
         c->want[0][i] = (double)dx[i] * derivative((double)pre_gelu[i]);
-        c->plain[0][i] = (double)round_to_dtype((float)c->want[0][i], c->dtype);
+        c->plain[0][i] = (double)round_to_dtype((float)c->want[0][i], c->o.dtype);
     }
 }
 

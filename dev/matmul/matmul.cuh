@@ -37,7 +37,7 @@ template <typename X> __device__ inline Corner corner_of(const Linear<X> &l, int
 /* Read by tiles of that size, every one its own strips of x and W, and out written: what L2 and memory serve. */
 static double tile_bytes(const Sizes *s, int elem, int rows, int columns) {
     const double N = (double)s->N, OC = s->OC, IC = s->IC;
-    return elem * (N * OC * IC * (1.0 / rows + 1.0 / columns) + N * OC * (s->gelu ? 2 : 1));
+    return elem * (N * OC * IC * (1.0 / rows + 1.0 / columns) + N * OC * (s->flags & GELU ? 2 : 1));
 }
 
 /* ---- results ---- */

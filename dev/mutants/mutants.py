@@ -67,6 +67,7 @@ LIKELY = [
     ("llmc/run/setup", "test_training test_tokens.sh test_program_setup test_program_runs test_program_figures test_cli.sh test_program"),
     ("llmc/model/sampl", "test_sampler test_program_figures"),
     ("llmc/run/profile", "test_profile test_step.sh"),
+    ("llmc/model/op_cost", "test_profile test_lab.sh"),
     ("llmc/base/terminal", "test_terminal test_console"),
     ("llmc/run/training", "test_training test_program test_program_runs test_program_figures test_run.sh"),
     ("llmc/run/stop", "test_stop test_run.sh test_training"),

@@ -7,7 +7,7 @@
 /* One sequence on the host, and what the kernels made of it. */
 typedef struct Long {
     const Ops *ops;
-    Dims d;
+    Sizes s;
     float *qkv, *dout;
     float *dqkv, *out, *lse; /* of the kernels; one block of memory, dqkv's */
     float *row_d;            /* (NH,T) rowsum(dO * O) */
@@ -18,10 +18,10 @@ enum { MAX_LONG_HD = 128 };
 
 /* Row `row` of a head's q, k or v (part 0, 1, 2), in qkv or dqkv; of dout or out. */
 static const float *packed_row(const Long *c, const float *packed, int part, int head, int row) {
-    return packed + (((int64_t)row * 3 + part) * c->d.NH + head) * c->d.HD;
+    return packed + (((int64_t)row * 3 + part) * c->s.NH + head) * c->s.HD;
 }
 static const float *output_row(const Long *c, const float *output, int head, int row) {
-    return output + ((int64_t)row * c->d.NH + head) * c->d.HD;
+    return output + ((int64_t)row * c->s.NH + head) * c->s.HD;
 }
 
 static double dot_of(const float *a, const float *b, int n) {
@@ -46,9 +46,9 @@ static void add_row(ExactRow *r, const float *x, double factor, double off, int 
 static void check_row(const Long *c, const ExactRow *r, const float *got, const char *what, int head,
                       int row) {
     float want[MAX_LONG_HD], slack[MAX_LONG_HD];
-    for (int e = 0; e < c->d.HD; e++) want[e] = (float)r->sum[e], slack[e] = (float)r->slack[e];
+    for (int e = 0; e < c->s.HD; e++) want[e] = (float)r->sum[e], slack[e] = (float)r->slack[e];
     const Expected expected = {
-        .want = want, .slack = slack, .n = c->d.HD, .noise = NOISE_LIMIT + c->d.T * 0x1p-27};
+        .want = want, .slack = slack, .n = c->s.HD, .noise = NOISE_LIMIT + c->s.T * 0x1p-27};
     const Excess excess = element_excess(got, &expected);
     const int64_t at = excess.worst;
     CHECK(excess.ratio <= 1,
@@ -58,15 +58,15 @@ static void check_row(const Long *c, const ExactRow *r, const float *got, const 
 
 /* dS of a query and a key, times scale, and what roundings may make of it. */
 static double exact_ds(const Long *c, int head, int i, int j, double p, double *off) {
-    const double scale = 1 / sqrt((double)c->d.HD), d = c->row_d[(int64_t)head * c->d.T + i];
-    const double dp = dot_of(output_row(c, c->dout, head, i), packed_row(c, c->qkv, 2, head, j), c->d.HD);
+    const double scale = 1 / sqrt((double)c->s.HD), d = c->row_d[(int64_t)head * c->s.T + i];
+    const double dp = dot_of(output_row(c, c->dout, head, i), packed_row(c, c->qkv, 2, head, j), c->s.HD);
     *off = scale * p * (2.1 * BF16_HALF_STEP * fabs(dp - d) + 0x1p-16 * (fabs(dp) + fabs(d)));
     return scale * p * (dp - d);
 }
 
 /* out, lse and dq of a query. */
 static void check_query(const Long *c, int head, int i) {
-    const int HD = c->d.HD;
+    const int HD = c->s.HD;
     const float *q = packed_row(c, c->qkv, 0, head, i);
     double *p = op_malloc((size_t)(i + 1) * sizeof *p), max = -INFINITY, sum = 0, off;
     for (int j = 0; j <= i; j++) {
@@ -74,7 +74,7 @@ static void check_query(const Long *c, int head, int i) {
         max = fmax(max, p[j]);
     }
     for (int j = 0; j <= i; j++) sum += p[j] = exp(p[j] - max);
-    const double lse = max + log(sum), got = c->lse[(int64_t)head * c->d.T + i];
+    const double lse = max + log(sum), got = c->lse[(int64_t)head * c->s.T + i];
     CHECK(fabs(got - lse) <= 1e-5 * (1 + fabs(lse)), "%s: lse of row %d, head %d is %g, expected %g",
           c->label, i, head, got, lse);
     ExactRow out = {0}, dq = {0};
@@ -91,12 +91,12 @@ static void check_query(const Long *c, int head, int i) {
 
 /* dk and dv of a key: lse is the kernels' own, which check_query holds. */
 static void check_key(const Long *c, int head, int j) {
-    const int HD = c->d.HD;
+    const int HD = c->s.HD;
     ExactRow dk = {0}, dv = {0};
-    for (int i = j; i < c->d.T; i++) {
+    for (int i = j; i < c->s.T; i++) {
         const float *q = packed_row(c, c->qkv, 0, head, i);
         const double s = dot_of(q, packed_row(c, c->qkv, 1, head, j), HD) / sqrt((double)HD);
-        const double p = exp(s - c->lse[(int64_t)head * c->d.T + i]);
+        const double p = exp(s - c->lse[(int64_t)head * c->s.T + i]);
         double off;
         const double ds = exact_ds(c, head, i, j, p, &off);
         add_row(&dk, q, ds, off, HD);
@@ -108,11 +108,11 @@ static void check_key(const Long *c, int head, int j) {
 
 /* Rows at both ends, at borders of tiles and pairs, and some between. */
 static void check_some_rows(const Long *c) {
-    const int T = c->d.T;
+    const int T = c->s.T;
     const int rows[] = {0,   1,     63,    64,        127,       128,   191,   192,    255,
                         256, T / 3, T / 2, T / 2 + 1, T / 4 * 3, T - 1, T - 2, T - 64, T - 130};
     for (size_t k = 0; k < 2 * sizeof rows / sizeof *rows; k++) {
-        const int head = (int)k % 2 % c->d.NH;
+        const int head = (int)k % 2 % c->s.NH;
         check_query(c, head, rows[k / 2]);
         check_key(c, head, rows[k / 2]);
     }
@@ -121,7 +121,7 @@ static void check_some_rows(const Long *c) {
 /* ---- every row, against older cards' kernels ---- */
 
 /* The largest relative distance of two dqkv (parts: 3) or out (1) over 64 rows of a head's dq, dk, dv or out. */
-static double worst_apart(const float *a, const float *b, const Dims *d, int parts) {
+static double worst_apart(const float *a, const float *b, const Sizes *d, int parts) {
     const int64_t width = (int64_t)parts * d->NH * d->HD;
     double worst = 0;
     for (int64_t row0 = 0; row0 < d->T; row0 += 64)
@@ -140,7 +140,7 @@ static double worst_apart(const float *a, const float *b, const Dims *d, int par
 /* How far a plain bf16 computation is from the oracle in its worst 64 rows, at T = 1024. */
 static double plain_apart(int HD) {
     enum { T = 1024, NH = 2 };
-    const Dims d = {.B = 1, .T = T, .NH = NH, .HD = HD};
+    const Sizes d = {.B = 1, .T = T, .NH = NH, .HD = HD};
     const int64_t n = (int64_t)T * NH * HD;
     const HeadMask none = {0};
     float *qkv = op_normal_bf16(3 * n, 1), *dout = op_normal_bf16(n, 2);
@@ -169,7 +169,7 @@ static double plain_apart(int HD) {
 
 /* dqkv, out and lse by the kernels of this card or, where `capability` is not 0, of that one. p: dqkv, dout, out, qkv,
  * lse, scratch on the device. */
-static float *results_of(const Ops *ops, int capability, const Guarded *p, const Dims *d) {
+static float *results_of(const Ops *ops, int capability, const Guarded *p, const Sizes *d) {
     const int64_t rows = (int64_t)d->T * d->NH, n = rows * d->HD;
     float *results = op_malloc((size_t)(4 * n + rows) * sizeof *results);
     cuda_limit_capability(capability);
@@ -186,42 +186,42 @@ static float *results_of(const Ops *ops, int capability, const Guarded *p, const
 
 /* results: of this card's kernels. */
 static void check_exactly(Long *c, float *results) {
-    const int64_t rows = (int64_t)c->d.T * c->d.NH, n = rows * c->d.HD;
+    const int64_t rows = (int64_t)c->s.T * c->s.NH, n = rows * c->s.HD;
     c->dqkv = results;
     c->out = results + 3 * n;
     c->lse = results + 4 * n;
     c->row_d = op_malloc((size_t)rows * sizeof *c->row_d);
-    for (int h = 0; h < c->d.NH; h++)
-        for (int i = 0; i < c->d.T; i++)
-            c->row_d[(int64_t)h * c->d.T + i] =
-                (float)dot_of(output_row(c, c->dout, h, i), output_row(c, c->out, h, i), c->d.HD);
+    for (int h = 0; h < c->s.NH; h++)
+        for (int i = 0; i < c->s.T; i++)
+            c->row_d[(int64_t)h * c->s.T + i] =
+                (float)dot_of(output_row(c, c->dout, h, i), output_row(c, c->out, h, i), c->s.HD);
     check_some_rows(c);
     free(c->row_d);
 }
 
 static void test_long_sequence(const Ops *ops, int HD, int T) {
     Long c = {
-        .ops = ops, .d = {.B = 1, .T = T, .NH = 2, .HD = HD}
+        .ops = ops, .s = {.B = 1, .T = T, .NH = 2, .HD = HD}
     };
     snprintf(c.label, sizeof c.label, "%s, attention_long T%d HD%d ", ops->name, T, HD);
     if (!op_wanted("attention_long", c.label)) return;
-    const int64_t rows = (int64_t)T * c.d.NH, n = rows * HD;
+    const int64_t rows = (int64_t)T * c.s.NH, n = rows * HD;
     const size_t bytes = (size_t)n * dtype_bytes(ops->dtype);
     const size_t sizes[] = {
-        3 * bytes, bytes, bytes, 3 * bytes, (size_t)rows * sizeof(float), op_scratch_bytes(ops, &c.d)};
+        3 * bytes, bytes, bytes, 3 * bytes, (size_t)rows * sizeof(float), op_scratch_bytes(ops, &c.s)};
     Guarded p[6] = {0};
     for (int i = 0; i < 6; i++)
         if (!guarded_alloc(&p[i], ops, sizes[i], 0)) abort();
     c.qkv = op_normal_bf16(3 * n, 1), c.dout = op_normal_bf16(n, 2);
     upload_floats(ops, p[3].data, ops->dtype, c.qkv, 3 * n);
     upload_floats(ops, p[1].data, ops->dtype, c.dout, n);
-    float *mine = results_of(ops, 0, p, &c.d), *again = results_of(ops, 0, p, &c.d);
-    float *older = results_of(ops, 80, p, &c.d);
+    float *mine = results_of(ops, 0, p, &c.s), *again = results_of(ops, 0, p, &c.s);
+    float *older = results_of(ops, 80, p, &c.s);
     CHECK(!memcmp(mine, again, (size_t)(4 * n + rows) * sizeof *mine), "%s: a second run has other bits",
           c.label);
     op_print_bits(c.label, "dqkv, out and lse", mine, (size_t)(4 * n + rows) * sizeof *mine);
     const double apart =
-        worse(worst_apart(mine, older, &c.d, 3), worst_apart(mine + 3 * n, older + 3 * n, &c.d, 1));
+        worse(worst_apart(mine, older, &c.s, 3), worst_apart(mine + 3 * n, older + 3 * n, &c.s, 1));
     const double limit = 2 * plain_apart(HD);
     CHECK(apart <= limit, "%s: %.2e from older cards' kernels, limit %.2e", c.label, apart, limit);
     check_exactly(&c, mine);

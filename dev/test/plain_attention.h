@@ -1,22 +1,24 @@
 /* Attention with every intermediate value rounded to bf16, as PyTorch's own bf16 run rounds it: the yardstick of the
  * CUDA kernels' errors. And the operand that holds the key of a mask. */
 #pragma once
+#include "dev/ops/operands.h"
 #include "op_case.h"
 
 /* ---- window and dropout ---- */
 
 enum { SITE = 5 };
 
-static bool is_masked(const Dims *d) {
+static bool is_masked(const Sizes *d) {
     return d->window > 0 || d->p > 0;
 }
 
 /* The key of the masks: two words of random bits, on the device like every operand; none for plain attention. */
-static Operand key_operand(const Dims *d) {
-    return (Operand){"key", IN, STORE_I32, is_masked(d) ? 2 : 0, 1e8f, 0, 0, 0};
+static Operand key_operand(const Sizes *d) {
+    return (Operand){
+        .name = "key", .role = IN, .store = STORE_I32, .elems = is_masked(d) ? 2 : 0, .scale = 1e8f};
 }
 
-static AttentionMask mask_of(const Dims *d, const void *key) {
+static AttentionMask mask_of(const Sizes *d, const void *key) {
     return (AttentionMask){
         d->window, {key, SITE, d->p}
     };
@@ -25,7 +27,7 @@ static AttentionMask mask_of(const Dims *d, const void *key) {
 /* The same words, on the host, from operand k of a case. */
 static uint64_t host_key(const OpCase *c, int k) {
     uint64_t key = 0;
-    if (c->in[k]) encode(&key, c->in[k], STORE_I32, DTYPE_F32, 2);
+    if (c->in[k]) op_encode(&key, c->in[k], STORE_I32, DTYPE_F32, 2);
     return key;
 }
 
@@ -38,7 +40,7 @@ typedef struct HeadMask {
 } HeadMask;
 
 static HeadMask head_mask(const OpCase *c, int k, int head) {
-    return (HeadMask){c->d.window, c->d.p, dropout_site(host_key(c, k), SITE), (int64_t)head * c->d.T};
+    return (HeadMask){c->s.window, c->s.p, dropout_site(host_key(c, k), SITE), (int64_t)head * c->s.T};
 }
 
 static int first_key(const HeadMask *m, int i) {
@@ -82,7 +84,7 @@ static void plain_out(float *out, const float *probs, const float *v, int64_t st
         const float p = drop_bf16(m, i, j, probs[j]);
         for (int e = 0; e < HD; e++) out[e] += p * v[j * stride + e];
     }
-    round_values(out, DTYPE_BF16, HD);
+    op_round(out, DTYPE_BF16, HD);
 }
 
 /* ---- what a kernel's roundings may add up to, element by element ---- */
@@ -181,13 +183,13 @@ static void plain_head_backward(float *dqkv, const float *dout, const float *qkv
         }
     }
     for (int t = 0; t < T; t++)
-        for (int part = 0; part < 3; part++) round_values(dqkv + t * stride + part * C, DTYPE_BF16, HD);
+        for (int part = 0; part < 3; part++) op_round(dqkv + t * stride + part * C, DTYPE_BF16, HD);
     free(p);
 }
 
 /* plain[out] (B,T,C), and plain[probs] (B,NH,T,T) where probs >= 0; key: the key's operand */
 static inline void plain_forward(OpCase *c, int out, int probs, const float *qkv, int key) {
-    const int B = c->d.B, T = c->d.T, NH = c->d.NH, HD = c->d.HD, C = NH * HD;
+    const int B = c->s.B, T = c->s.T, NH = c->s.NH, HD = c->s.HD, C = NH * HD;
 #pragma omp parallel for
     for (int bh = 0; bh < B * NH; bh++) {
         const int b = bh / NH, h = bh % NH;
@@ -208,7 +210,7 @@ static inline void plain_forward(OpCase *c, int out, int probs, const float *qkv
 }
 
 static void plain_backward(OpCase *c, int dqkv, const float *dout, const float *qkv, int key) {
-    const int B = c->d.B, T = c->d.T, NH = c->d.NH, HD = c->d.HD, C = NH * HD;
+    const int B = c->s.B, T = c->s.T, NH = c->s.NH, HD = c->s.HD, C = NH * HD;
 #pragma omp parallel for
     for (int bh = 0; bh < B * NH; bh++) {
         const int64_t row = (int64_t)(bh / NH) * T;

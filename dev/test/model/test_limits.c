@@ -23,7 +23,7 @@ static float truncate_bf16(float x) {
 
 static float *widened(const void *bits, int64_t n) {
     float *values = op_malloc((size_t)n * sizeof *values);
-    decode(values, bits, STORE_X, DTYPE_BF16, n);
+    op_decode(values, bits, STORE_X, DTYPE_BF16, n);
     return values;
 }
 
@@ -73,7 +73,7 @@ static void stand_in_forward(floatX *out, float *lse, const floatX *qkv, const A
         const int64_t b = row / T / NH, h = row / T % NH, i = row % T;
         stand_in_row(y + (b * T + i) * C + h * HD, lse + row, x + b * T * 3 * C + h * HD, (int)i, HD, 3 * C);
     }
-    encode(out, y, STORE_X, DTYPE_BF16, n);
+    op_encode(out, y, STORE_X, DTYPE_BF16, n);
     free(x);
     free(y);
 }
@@ -121,7 +121,7 @@ static void stand_in_backward(floatX *dqkv, const floatX *dout, const floatX *ou
                                3 * C);
         }
     if (fault == LONE_DK) dx[(int64_t)(T / 2) * 3 * C + C + 5] *= 1.5f;
-    encode(dqkv, dx, STORE_X, DTYPE_BF16, 3 * n);
+    op_encode(dqkv, dx, STORE_X, DTYPE_BF16, 3 * n);
     float *const host[] = {x, dy, y, dx};
     for (int i = 0; i < 4; i++) free(host[i]);
 }
@@ -139,35 +139,41 @@ static void stand_in_linear(Matrix out, Matrix pre_gelu, Matrix x, Matrix weight
                            NULL);
     for (int64_t i = 0; fault == GELU_ERF && i < n; i++)
         want[i] = 0.5f * pre[i] * (1 + erff(pre[i] * 0.70710678f));
-    encode(out.data, want, STORE_X, DTYPE_BF16, n);
-    encode(pre_gelu.data, pre, STORE_X, DTYPE_BF16, n);
+    op_encode(out.data, want, STORE_X, DTYPE_BF16, n);
+    op_encode(pre_gelu.data, pre, STORE_X, DTYPE_BF16, n);
     float *const host[] = {values, w, pre, want};
     for (int i = 0; i < 4; i++) free(host[i]);
 }
 
 /* The identity as weight, so that the product rounds nothing. */
-static int describe_gelu(Operand *o, const Dims *d) {
+static int describe_gelu(Operand *o, const Sizes *d) {
     const Operand rows[] = {
-        {"out",      OUT, STORE_X, d->N * d->IC,           0, 0, 0, 0},
-        {"pre_gelu", OUT, STORE_X, d->N * d->IC,           0, 0, 0, 0},
-        {"x",        IN,  STORE_X, d->N * d->IC,           2, 0, 0, 0},
-        {"weight",   IN,  STORE_X, (int64_t)d->IC * d->IC, 0, 0, 0, 0},
+        {.name = "out",      .role = OUT, .store = STORE_X, .elems = d->N * d->IC      },
+        {.name = "pre_gelu", .role = OUT, .store = STORE_X, .elems = d->N * d->IC      },
+        {.name = "x",        .role = IN,  .store = STORE_X, .elems = d->N * d->IC,       .scale = 2},
+        {.name = "weight",                  .role = IN,              .store = STORE_X,   .elems = (int64_t)d->IC * d->IC},
     };
     memcpy(o, rows, sizeof rows);
     return 4;
 }
 
 static void prepare_gelu(OpCase *c) {
-    for (int i = 0; i < c->d.IC; i++) c->in[3][i * c->d.IC + i] = 1;
+    for (int i = 0; i < c->s.IC; i++) c->in[3][i * c->s.IC + i] = 1;
 }
 
-static void run_gelu(const Ops *ops, void **p, const Dims *d) {
-    const DType X = ops->dtype;
-    ops->linear_forward(matrix(p[0], X, d->N, d->IC), matrix(p[1], X, d->N, d->IC),
-                        matrix(p[2], X, d->N, d->IC), matrix(p[3], X, d->IC, d->IC), NULL);
+static void run_gelu(const Call *c) {
+    void *const *p = c->p;
+    const Sizes *d = &c->s;
+    const DType X = c->ops->dtype;
+    c->ops->linear_forward(matrix(p[0], X, d->N, d->IC), matrix(p[1], X, d->N, d->IC),
+                           matrix(p[2], X, d->N, d->IC), matrix(p[3], X, d->IC, d->IC), NULL);
 }
 
-static const Op gelu = {"linear_forward", describe_gelu, run_gelu, prepare_gelu, NULL, NULL};
+static const Op gelu = {.id = N_OPS,
+                        .name = "linear_forward",
+                        .describe = describe_gelu,
+                        .run = run_gelu,
+                        .prepare = prepare_gelu};
 
 /* ---- expectations ---- */
 
@@ -176,7 +182,7 @@ static const struct {
     const char *what;
     Fault fault;
     const Op *op;
-    Dims d;
+    Sizes d;
 } cases[] = {
     {"forward",                  NO_FAULT,      &forward,  {.B = 2, .T = 129, .NH = 2, .HD = 64}                      },
     {"one query",                NO_FAULT,      &forward,  {.B = 1, .T = 1, .NH = 3, .HD = 64}                        },
@@ -216,7 +222,7 @@ static const struct {
 };
 
 /* Checks that fail on the way; what they say is shown with -v alone. op NULL: the test of long sequences. */
-static int failures_of(const Ops *ops, Fault with, const Op *op, Dims d) {
+static int failures_of(const Ops *ops, Fault with, const Op *op, Sizes d) {
     const int passed = check_passed, failed = check_failed;
     fflush(stdout);
     const int shown = dup(STDOUT_FILENO), nowhere = open("/dev/null", O_WRONLY);

@@ -4,22 +4,24 @@
 
 /* ---- standard ---- */
 
-static int describe_standard_forward(Operand *o, const Dims *d) {
+static int describe_standard_forward(Operand *o, const Sizes *d) {
     const int64_t n = (int64_t)d->B * d->T * d->NH;
     const Operand rows[] = {
-        {"out",     OUT,   STORE_X, n * d->HD,               0,        0, 0, 0},
-        {"probs",   OUT,   STORE_X, n * d->T,                0,        0, 0, 0},
-        {"qkv",     IN,    STORE_X, 3 * n * d->HD,           d->scale, 0, 0, 0},
-        {"dropped", SPACE, STORE_X, d->p > 0 ? n * d->T : 0, 0,        0, 0, 0},
+        {.name = "out",   .role = OUT, .store = STORE_X,   .elems = n * d->HD       },
+        {.name = "probs", .role = OUT, .store = STORE_X,   .elems = n * d->T        },
+        {.name = "qkv",   .role = IN,  .store = STORE_X,   .elems = 3 * n * d->HD,    .scale = scale_of(d)},
+        {.name = "dropped",               .role = SPACE,          .store = STORE_X, .elems = d->p > 0 ? n * d->T : 0},
     };
     memcpy(o, rows, sizeof rows);
     o[4] = key_operand(d);
     return 5;
 }
 
-static void run_standard_forward(const Ops *ops, void **p, const Dims *d) {
+static void run_standard_forward(const Call *c) {
+    void *const *p = c->p;
+    const Sizes *d = &c->s;
     const AttentionMask mask = mask_of(d, p[4]);
-    ops->attention_standard_forward(p[0], p[1], p[3], p[2], &mask, d->B, d->T, d->NH, d->HD);
+    c->ops->attention_standard_forward(p[0], p[1], p[3], p[2], &mask, d->B, d->T, d->NH, d->HD);
 }
 
 /* A materialised score s is rounded before the softmax, so P = exp(s - lse) is off by |s| half steps, and by what lse is off:
@@ -32,7 +34,7 @@ static void slack_of_probs(float *slack, const float *probs, const float *s, int
 }
 
 static void plain_of_standard_forward(OpCase *c) {
-    const Dims *d = &c->d;
+    const Sizes *d = &c->s;
     const int C = d->NH * d->HD;
     plain_forward(c, 0, 1, c->in[2], 4);
     for (int k = 0; k < 2; k++) slack_of_plain(c->slack[k], c->plain[k], c->want[k], c->operands[k].elems);
@@ -51,29 +53,31 @@ static void plain_of_standard_forward(OpCase *c) {
     free(s);
 }
 
-static int describe_standard_backward(Operand *o, const Dims *d) {
+static int describe_standard_backward(Operand *o, const Sizes *d) {
     const int64_t n = (int64_t)d->B * d->T * d->NH;
     const Operand rows[] = {
-        {"dqkv",   OUT,   STORE_X, 3 * n * d->HD, 0,        0, 0, parts_of(d)},
-        {"dprobs", SPACE, STORE_X, n * d->T,      0,        0, 0, 0          },
-        {"dout",   IN,    STORE_X, n * d->HD,     1,        0, 0, 0          },
-        {"probs",  IN,    STORE_X, n * d->T,      0,        0, 0, 0          },
-        {"qkv",    IN,    STORE_X, 3 * n * d->HD, d->scale, 0, 0, 0          },
+        {.name = "dqkv",    .role = OUT,            .store = STORE_X,     .elems = 3 * n * d->HD, .part = parts_of(d)},
+        {.name = "dprobs",  .role = SPACE,          .store = STORE_X,     .elems = n * d->T     },
+        {.name = "dout",       .role = IN,       .store = STORE_X,   .elems = n * d->HD,             .scale = 1                   },
+        {.name = "probs",       .role = IN,       .store = STORE_X,    .elems = n * d->T                      },
+        {.name = "qkv", .role = IN, .store = STORE_X, .elems = 3 * n * d->HD,                       .scale = scale_of(d)},
     };
     memcpy(o, rows, sizeof rows);
     o[5] = key_operand(d);
     return 6;
 }
 
-static void run_standard_backward(const Ops *ops, void **p, const Dims *d) {
+static void run_standard_backward(const Call *c) {
+    void *const *p = c->p;
+    const Sizes *d = &c->s;
     const AttentionMask mask = mask_of(d, p[5]);
-    ops->attention_standard_backward(p[0], p[1], p[2], p[3], p[4], &mask, d->B, d->T, d->NH, d->HD);
+    c->ops->attention_standard_backward(p[0], p[1], p[2], p[3], p[4], &mask, d->B, d->T, d->NH, d->HD);
 }
 
 static void prepare_standard_backward(OpCase *c) {
-    const Dims *d = &c->d;
+    const Sizes *d = &c->s;
     fill_qkv(d, c->in[4]);
-    round_values(c->in[4], c->ops->dtype, c->operands[4].elems);
+    op_round(c->in[4], c->dtype, c->operands[4].elems);
     float *out = op_malloc((size_t)c->operands[2].elems * sizeof *out);
     const AttentionMask window = {.window = d->window}; /* probs are those before dropout */
     ops_cpu.attention_standard_forward(out, c->in[3], NULL, c->in[4], &window, d->B, d->T, d->NH, d->HD);
@@ -87,61 +91,40 @@ static void plain_of_standard_backward(OpCase *c) {
 
 /* ---- decoding: the last row of a forward pass ---- */
 
-static int describe_decode(Operand *o, const Dims *d) {
-    const int64_t C = (int64_t)d->NH * d->HD;
-    const Operand rows[] = {
-        {"out",      OUT,                            STORE_X,      C,        0, 0, 0, 0},
-        {         "qkv",        IN,                        STORE_X, 3 * C * d->T, d->scale, 0, 0, 0 },
-        { "scratch", SPACE, STORE_F32,       attention_decode_scratch(d->NH,        d->HD), 0, 0, 0,  0},
-    };
-    memcpy(o, rows, sizeof rows);
-    return 3;
-}
-
-static void run_decode(const Ops *ops, void **p, const Dims *d) {
-    ops->attention_decode(p[0], p[1], p[2], d->T - 1, d->NH, d->HD);
-}
-
-static void reference_decode(void **p, const OpCase *c) {
-    const Dims *d = &c->d;
-    const size_t C = (size_t)d->NH * (size_t)d->HD, T = (size_t)d->T;
-    float *out = op_malloc(T * C * sizeof *out), *lse = op_malloc(T * (size_t)d->NH * sizeof *lse);
-    ops_cpu.attention_forward(out, lse, p[1], &(AttentionMask){0}, 1, d->T, d->NH, d->HD);
-    memcpy(p[0], out + (T - 1) * C, C * sizeof *out);
-    free(out);
-    free(lse);
-}
-
 static void plain_decode(OpCase *c) {
-    const int C = c->d.NH * c->d.HD, HD = c->d.HD, last = c->d.T - 1;
-    float *p = op_malloc((size_t)c->d.T * 2 * sizeof *p);
+    const int C = c->s.NH * c->s.HD, HD = c->s.HD, last = c->s.T - 1;
+    float *p = op_malloc((size_t)c->s.T * 2 * sizeof *p);
     const HeadMask none = {0};
-    for (int h = 0; h < c->d.NH; h++) {
+    for (int h = 0; h < c->s.NH; h++) {
         const float *q = c->in[1] + h * HD;
         plain_probs(p, q, q + C, 3 * (int64_t)C, last, HD, &none);
         plain_out(c->plain[0] + h * HD, p, q + 2 * C, 3 * (int64_t)C, last, HD, &none);
-        const float of_p = exact_probs(p, p + c->d.T, q, q + C, 3 * (int64_t)C, last, HD, &none);
-        slack_of_out(c->slack[0] + h * HD, p + c->d.T, of_p, q + 2 * C, 3 * (int64_t)C, last, HD);
+        const float of_p = exact_probs(p, p + c->s.T, q, q + C, 3 * (int64_t)C, last, HD, &none);
+        slack_of_out(c->slack[0] + h * HD, p + c->s.T, of_p, q + 2 * C, 3 * (int64_t)C, last, HD);
     }
     free(p);
 }
 
+static Op decoding(void) {
+    Op op = op_attention_decode;
+    op.plain = plain_decode;
+    return op;
+}
+
 /* ---- the table ---- */
 
-static const Op standard_forward = {
-    "attention_standard_forward", describe_standard_forward, run_standard_forward, prepare_forward, NULL,
-    plain_of_standard_forward};
-static const Op standard_backward = {"attention_standard_backward",
-                                     describe_standard_backward,
-                                     run_standard_backward,
-                                     prepare_standard_backward,
-                                     NULL,
-                                     plain_of_standard_backward};
-static const Op decoding = {"attention_decode", describe_decode, run_decode, NULL,
-                            reference_decode,   plain_decode};
-
-/* A cache so long that a piece of keys is more than one tile; a forward pass of it would take minutes. */
-static const Op long_decoding = {"attention_decode", describe_decode, run_decode, NULL, NULL, plain_decode};
+static const Op standard_forward = {.id = N_OPS,
+                                    .name = "attention_standard_forward",
+                                    .describe = describe_standard_forward,
+                                    .run = run_standard_forward,
+                                    .prepare = prepare_forward,
+                                    .plain = plain_of_standard_forward};
+static const Op standard_backward = {.id = N_OPS,
+                                     .name = "attention_standard_backward",
+                                     .describe = describe_standard_backward,
+                                     .run = run_standard_backward,
+                                     .prepare = prepare_standard_backward,
+                                     .plain = plain_of_standard_backward};
 
 static const int head_sizes[] = {64, 128, 8, 24, 40, 80, 96, 256};
 /* To add a size: a row. T runs past one tile, and just below and above multiples of 64. */
@@ -162,25 +145,28 @@ static const struct {
 };
 
 static void test_sizes(const Ops *ops) {
+    const Op decode = decoding();
     for (size_t h = 0; h < sizeof head_sizes / sizeof *head_sizes; h++)
         for (size_t s = 0; s < sizeof sizes / sizeof *sizes; s++) {
             if (sizes[s].tuned_only && head_sizes[h] != 64 && head_sizes[h] != 128) continue;
             if (op_small && (sizes[s].T > 129 || sizes[s].B > 1)) continue;
-            Dims d = {.B = sizes[s].B, .T = sizes[s].T, .NH = sizes[s].NH, .HD = head_sizes[h]};
+            Sizes d = {.B = sizes[s].B, .T = sizes[s].T, .NH = sizes[s].NH, .HD = head_sizes[h]};
             op_case(ops, &forward, d);
             op_case(ops, &backward, d);
-            op_case(ops, &decoding, (Dims){.T = d.T, .NH = d.NH, .HD = d.HD});
+            op_case(ops, &decode, (Sizes){.T = d.T, .NH = d.NH, .HD = d.HD});
             if (d.T > 129) continue;
             op_case(ops, &standard_forward, d);
             op_case(ops, &standard_backward, d);
         }
 }
 
+/* So long that a piece of keys is more than one tile. */
 static void test_long_caches(const Ops *ops) {
+    const Op decode = decoding();
     if (op_small) return;
-    op_case(ops, &long_decoding, (Dims){.T = 8193, .NH = 2, .HD = 64});
-    op_case(ops, &long_decoding, (Dims){.T = 20000, .NH = 1, .HD = 64});
-    op_case(ops, &long_decoding, (Dims){.T = 8200, .NH = 1, .HD = 256});
+    op_case(ops, &decode, (Sizes){.T = 8193, .NH = 2, .HD = 64});
+    op_case(ops, &decode, (Sizes){.T = 20000, .NH = 1, .HD = 64});
+    op_case(ops, &decode, (Sizes){.T = 8200, .NH = 1, .HD = 256});
 }
 
 /* Windows shorter and longer than a tile, ends of windows inside tiles; a tenth, a quarter and half dropped. */
@@ -201,12 +187,12 @@ static void test_masks(const Ops *ops) {
     const int some_head_sizes[] = {64, 128, 24, 256};
     for (int h = 0; h < 4; h++)
         for (size_t m = 0; m < sizeof masks / sizeof *masks; m++) {
-            Dims d = {.B = masks[m].B,
-                      .T = masks[m].T,
-                      .NH = masks[m].NH,
-                      .HD = some_head_sizes[h],
-                      .window = masks[m].window,
-                      .p = masks[m].p};
+            Sizes d = {.B = masks[m].B,
+                       .T = masks[m].T,
+                       .NH = masks[m].NH,
+                       .HD = some_head_sizes[h],
+                       .window = masks[m].window,
+                       .p = masks[m].p};
             if (op_small && d.T > 195) continue;
             op_case(ops, &forward, d);
             op_case(ops, &backward, d);
@@ -218,11 +204,12 @@ static void test_masks(const Ops *ops) {
 
 /* Scores that the textbook softmax or a careless online one gets wrong. */
 static void test_adversarial(const Ops *ops) {
-    const Fill fills[] = {FILL_EQUAL, FILL_GROWING, FILL_HUGE, FILL_FALLING, FILL_PEAKS, FILL_STEP};
+    const FillKind fills[] = {FILL_EQUAL, FILL_GROWING, FILL_HUGE, FILL_FALLING, FILL_PEAKS, FILL_STEP};
     const int some_head_sizes[] = {64, 128, 24};
     for (int f = 0; f < 6; f++)
         for (int h = 0; h < 3; h++) {
-            Dims d = {.B = 1, .T = op_small ? 195 : 515, .NH = 2, .HD = some_head_sizes[h], .fill = fills[f]};
+            Sizes d = {
+                .B = 1, .T = op_small ? 195 : 515, .NH = 2, .HD = some_head_sizes[h], .fill = fills[f]};
             op_case(ops, &forward, d);
             op_case(ops, &backward, d);
         }
@@ -231,7 +218,7 @@ static void test_adversarial(const Ops *ops) {
 /* ---- NaN ---- */
 
 /* out (B,T,C) of the backend for qkv on the host */
-static void attention_on(const Ops *ops, float *out, const float *qkv, const Dims *d) {
+static void attention_on(const Ops *ops, float *out, const float *qkv, const Sizes *d) {
     const int64_t n = (int64_t)d->B * d->T * d->NH * d->HD;
     Guarded buffer[3];
     bool ok = guarded_alloc(&buffer[0], ops, (size_t)n * dtype_bytes(ops->dtype), 0);
@@ -248,7 +235,7 @@ static void attention_on(const Ops *ops, float *out, const float *qkv, const Dim
 /* A NaN in q, k or v of one row shows in every output that depends on it: a softmax whose maximum drops NaN
  * hides it. Other heads and other sequences keep their bits. */
 static void test_nan(const Ops *ops, int HD, int part) {
-    const Dims d = {.B = 2, .T = 130, .NH = 2, .HD = HD};
+    const Sizes d = {.B = 2, .T = 130, .NH = 2, .HD = HD};
     const int C = d.NH * HD, row = 70, head = 1;
     char label[64];
     snprintf(label, sizeof label, "%s%s HD%d %c", ops->name, op_path, HD, "qkv"[part]);

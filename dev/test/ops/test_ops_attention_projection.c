@@ -6,19 +6,19 @@
 
 enum { DQKV, DATTN, D, DOUT, WEIGHT, ATTN, QKV, LSE, SCRATCH, KEY, OPERANDS };
 
-static int describe(Operand *o, const Dims *d) {
+static int describe(Operand *o, const Sizes *d) {
     const int64_t rows = (int64_t)d->B * d->T, C = (int64_t)d->NH * d->HD, n = rows * C;
     const int64_t part = d->T > 1 ? C : 0; /* of a single key dq and dk are rounding noise */
     const Operand operands[] = {
-        {"dqkv",    OUT,   STORE_X,   3 * n,        0,                   0, 0, part},
-        {"dattn",   OUT,   STORE_X,   n,            0,                   0, 0, 0   },
-        {"d",       SPACE, STORE_F32, rows * d->NH, 0,                   0, 0, 0   },
-        {"dout",    IN,    STORE_X,   n,            1,                   0, 0, 0   },
-        {"weight",  IN,    STORE_X,   C * C,        1 / sqrtf((float)C), 0, 0, 0   },
-        {"attn",    IN,    STORE_X,   n,            0,                   0, 0, 0   },
-        {"qkv",     IN,    STORE_X,   3 * n,        1,                   0, 0, 0   },
-        {"lse",     IN,    STORE_F32, rows * d->NH, 0,                   0, 0, 0   },
-        {"scratch", SPACE, STORE_F32, -1,           0,                   0, 0, 0   },
+        {.name = "dqkv",    .role = OUT,                .store = STORE_X, .elems = 3 * n,                                  .part = part},
+        {.name = "dattn",                 .role = OUT,                             .store = STORE_X,                  .elems = n                    },
+        {.name = "d",                 .role = SPACE,                                 .store = STORE_F32,                    .elems = rows * d->NH},
+        {.name = "dout",                 .role = IN,                              .store = STORE_X,                    .elems = n,                          .scale = 1},
+        {.name = "weight",       .role = IN,                                 .store = STORE_X,                                  .elems = C * C,                                        .scale = 1 / sqrtf((float)C)},
+        {.name = "attn",   .role = IN, .store = STORE_X,.elems = n},
+        {.name = "qkv", .role = IN,                 .store = STORE_X,                                                  .elems = 3 * n,                                                                                                           .scale = 1},
+        {.name = "lse", .role = IN,.store = STORE_F32,.elems = rows * d->NH},
+        {.name = "scratch",       .role = SPACE,                   .store = STORE_F32,                                                             .elems = -1                                                                                                                                                                                                                     },
     };
     memcpy(o, operands, sizeof operands);
     o[KEY] = key_operand(d);
@@ -26,22 +26,25 @@ static int describe(Operand *o, const Dims *d) {
 }
 
 /* On Hopper D comes with a product in bf16 of two tiles of 128 x 128 an SM or more. */
-static bool d_comes(const Ops *ops, const Dims *d) {
+static bool d_comes(const Ops *ops, const Sizes *d) {
     const int64_t tiles = ((int64_t)d->B * d->T + 127) / 128 * ((d->NH * d->HD + 127) / 128);
     return ops->dtype == DTYPE_BF16 && tiles >= 2 * 132 &&
            strstr(ops->device->name(), "compute capability 9.0");
 }
 
 /* (rows, C) of the storage type, or the weight (C, C) */
-static Matrix of_rows(const Ops *ops, void *p, const Dims *d) {
+static Matrix of_rows(const Ops *ops, void *p, const Sizes *d) {
     return matrix(p, ops->dtype, (int64_t)d->B * d->T, d->NH * d->HD);
 }
-static Matrix of_weight(const Ops *ops, void *p, const Dims *d) {
+static Matrix of_weight(const Ops *ops, void *p, const Sizes *d) {
     return matrix(p, ops->dtype, d->NH * d->HD, d->NH * d->HD);
 }
 
 /* dattn, and whether D came with it; if not, its buffer holds what it held. */
-static bool run_projection(const Ops *ops, void **p, const Dims *d) {
+static bool run_projection(const Call *c) {
+    void *const *p = c->p;
+    const Ops *ops = c->ops;
+    const Sizes *d = &c->s;
     const int64_t rows = (int64_t)d->B * d->T;
     const size_t bytes = (size_t)(rows * d->NH) * sizeof(float);
     void *before = op_malloc(bytes), *after = op_malloc(bytes);
@@ -60,16 +63,18 @@ static bool run_projection(const Ops *ops, void **p, const Dims *d) {
     return came;
 }
 
-static void run(const Ops *ops, void **p, const Dims *d) {
+static void run(const Call *c) {
+    void *const *p = c->p;
+    const Sizes *d = &c->s;
     const AttentionMask mask = mask_of(d, p[KEY]);
-    const bool known = run_projection(ops, p, d);
-    ops->attention_backward(p[DQKV], p[DATTN], p[ATTN], p[QKV], p[LSE], known ? p[D] : NULL, &mask,
-                            p[SCRATCH], d->B, d->T, d->NH, d->HD);
+    const bool known = run_projection(c);
+    c->ops->attention_backward(p[DQKV], p[DATTN], p[ATTN], p[QKV], p[LSE], known ? p[D] : NULL, &mask,
+                               p[SCRATCH], d->B, d->T, d->NH, d->HD);
 }
 
 /* out and lse are those of the forward pass on this qkv */
 static void prepare(OpCase *c) {
-    const Dims *d = &c->d;
+    const Sizes *d = &c->s;
     const uint64_t key = host_key(c, KEY);
     const AttentionMask mask = mask_of(d, &key);
     ops_cpu.attention_forward(c->in[ATTN], c->in[LSE], c->in[QKV], &mask, d->B, d->T, d->NH, d->HD);
@@ -77,7 +82,7 @@ static void prepare(OpCase *c) {
 
 /* Attention reads dattn as stored, so the oracle gives it a rounded copy. */
 static void reference(void **p, const OpCase *c) {
-    const Dims *d = &c->d;
+    const Sizes *d = &c->s;
     const int64_t rows = (int64_t)d->B * d->T;
     const int C = d->NH * d->HD;
     const AttentionMask mask = mask_of(d, p[KEY]);
@@ -86,7 +91,7 @@ static void reference(void **p, const OpCase *c) {
                                   of_rows(&ops_cpu, p[DOUT], d), of_weight(&ops_cpu, p[WEIGHT], d),
                                   no_matrix(), p[SCRATCH]);
     memcpy(stored, p[DATTN], (size_t)(rows * C) * sizeof *stored);
-    round_values(stored, c->ops->dtype, rows * C);
+    op_round(stored, c->dtype, rows * C);
     ops_cpu.attention_backward(p[DQKV], stored, p[ATTN], p[QKV], p[LSE], NULL, &mask, p[SCRATCH], d->B, d->T,
                                d->NH, d->HD);
     free(stored);
@@ -98,7 +103,13 @@ static void plain(OpCase *c) {
     for (int64_t i = 0; i < c->operands[DQKV].elems; i++) c->slack[DQKV][i] *= 3;
 }
 
-static const Op op = {"attention_backward behind its projection", describe, run, prepare, reference, plain};
+static const Op op = {.id = N_OPS,
+                      .name = "attention_backward behind its projection",
+                      .describe = describe,
+                      .run = run,
+                      .prepare = prepare,
+                      .reference = reference,
+                      .plain = plain};
 
 /* To add a size: a row. On Hopper D comes with those that are not small, of 273 and 288 tiles (d_comes). Their rows end
  * inside a tile, at 25 heads their columns as well; a tile is two heads wide or one. */
@@ -119,11 +130,11 @@ static void test_sizes(const Ops *ops) {
     for (size_t s = 0; s < sizeof sizes / sizeof *sizes; s++) {
         if (op_small && !sizes[s].small) continue;
         op_case(ops, &op,
-                (Dims){.B = sizes[s].B,
-                       .T = sizes[s].T,
-                       .NH = sizes[s].NH,
-                       .HD = sizes[s].HD,
-                       .window = sizes[s].window});
+                (Sizes){.B = sizes[s].B,
+                        .T = sizes[s].T,
+                        .NH = sizes[s].NH,
+                        .HD = sizes[s].HD,
+                        .window = sizes[s].window});
     }
 }
 

@@ -2,64 +2,21 @@
  * -v prints every error and limit. */
 #include "dev/test/op_case.h"
 
-static int describe_loss_backward(Operand *o, const Dims *d) {
-    const Operand rows[] = {
-        {"losses",  OUT,   STORE_F32, d->N,         0,        0, 0, 0},
-        {"targets", IN,    STORE_I32, d->N,         0,        0, 0, 0},
-        {"logits",  INOUT, STORE_X,   d->N * d->Vp, d->scale, 0, 0, 0},
-    };
-    memcpy(o, rows, sizeof rows);
-    return 3;
-}
-
-static void run_loss_backward(const Ops *ops, void **p, const Dims *d) {
-    ops->cross_entropy_backward_inplace(p[0], p[2], p[1], 1.0f / (float)d->N, d->N, d->V, d->Vp);
-}
-
-static int describe_loss_forward(Operand *o, const Dims *d) {
-    describe_loss_backward(o, d);
-    o[2].role = IN;
-    return 3;
-}
-
-static void run_loss_forward(const Ops *ops, void **p, const Dims *d) {
-    ops->cross_entropy_forward(p[0], p[2], p[1], d->N, d->V, d->Vp);
-}
-
-/* Padding columns hold NaN; FILL_EQUAL: all logits of a row alike; FILL_HUGE: one logit of 1e4 a row, the
- * target in every second row, so that losses are 0 and about 1e4. */
-static void prepare_loss(OpCase *c) {
-    const int V = c->d.V, Vp = c->d.Vp;
-    op_prepare_tokens(c);
-    for (int64_t row = 0; row < c->d.N; row++) {
-        float *z = c->in[2] + row * Vp;
-        if (c->d.fill == FILL_EQUAL)
-            for (int i = 0; i < V; i++) z[i] = z[0];
-        if (c->d.fill == FILL_HUGE) z[row % 2 ? (int)c->in[1][row] : (int)(row % V)] = 1e4f;
-        for (int i = V; i < Vp; i++) z[i] = NAN;
-    }
-}
-
-static const Op loss_backward = {
-    "cross_entropy_backward_inplace", describe_loss_backward, run_loss_backward, prepare_loss, NULL, NULL};
-static const Op loss_forward = {
-    "cross_entropy_forward", describe_loss_forward, run_loss_forward, prepare_loss, NULL, NULL};
-
 /* To add a case: a row. */
 static const struct {
     const Op *op;
-    Dims d;
+    Sizes s;
 } cases[] = {
-    {&loss_backward, {.N = 1, .V = 1, .Vp = 128}                          },
-    {&loss_backward, {.N = 65, .V = 211, .Vp = 256}                       },
-    {&loss_backward, {.N = 127, .V = 50257, .Vp = 50304, .scale = 3}      },
-    {&loss_backward, {.N = 130, .V = 256, .Vp = 256, .fill = FILL_EQUAL}  },
-    {&loss_backward, {.N = 65, .V = 50257, .Vp = 50304, .fill = FILL_HUGE}},
-    {&loss_backward, {.N = 33, .V = 60001, .Vp = 60032}                   }, /* past shared memory */
-    {&loss_forward,  {.N = 1, .V = 1, .Vp = 128}                          },
-    {&loss_forward,  {.N = 65, .V = 211, .Vp = 256}                       },
-    {&loss_forward,  {.N = 127, .V = 50257, .Vp = 50304, .scale = 3}      },
-    {&loss_forward,  {.N = 65, .V = 50257, .Vp = 50304, .fill = FILL_HUGE}},
+    {&op_cross_entropy_backward, {.N = 1, .V = 1, .Vp = 128}                          },
+    {&op_cross_entropy_backward, {.N = 65, .V = 211, .Vp = 256}                       },
+    {&op_cross_entropy_backward, {.N = 127, .V = 50257, .Vp = 50304, .scale = 3}      },
+    {&op_cross_entropy_backward, {.N = 130, .V = 256, .Vp = 256, .fill = FILL_EQUAL}  },
+    {&op_cross_entropy_backward, {.N = 65, .V = 50257, .Vp = 50304, .fill = FILL_HUGE}},
+    {&op_cross_entropy_backward, {.N = 33, .V = 60001, .Vp = 60032}                   }, /* past shared memory */
+    {&op_cross_entropy_forward,  {.N = 1, .V = 1, .Vp = 128}                          },
+    {&op_cross_entropy_forward,  {.N = 65, .V = 211, .Vp = 256}                       },
+    {&op_cross_entropy_forward,  {.N = 127, .V = 50257, .Vp = 50304, .scale = 3}      },
+    {&op_cross_entropy_forward,  {.N = 65, .V = 50257, .Vp = 50304, .fill = FILL_HUGE}},
 };
 
 /* ---- losses of logits that are not finite ---- */
@@ -107,13 +64,13 @@ static void test_bad_logits(const Ops *ops, int vocabulary, int padded) {
 }
 
 /* More than racecheck gets through in some seconds. */
-static bool too_large(const Dims *d) {
+static bool too_large(const Sizes *d) {
     return d->N * d->Vp > 1 << 19;
 }
 
 static void test_backend(const Ops *ops) {
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
-        if (!op_small || !too_large(&cases[i].d)) op_case(ops, cases[i].op, cases[i].d);
+        if (!op_small || !too_large(&cases[i].s)) op_case(ops, cases[i].op, cases[i].s);
     test_bad_logits(ops, 211, 256);
     test_bad_logits(ops, 50257, 50304);
     /* two such rows do not fit in an SM's shared memory, in bf16 either */

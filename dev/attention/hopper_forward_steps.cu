@@ -22,7 +22,7 @@ template <class Frozen, class Online>
 static void frozen(floatX *out, float *lse, const floatX *qkv, int B, int T, int NH, unsigned without) {
     ForwardArgs args = forward_args<Frozen>(out, lse, qkv, B, T, NH);
     if (without & HOPPER_TILES_FROM_END) args.missing = 0;
-    launch_forward<Frozen>(args, "sm90_forward_kernel (frozen)", START_AFTER);
+    launch_forward<Frozen>(args, "sm90_forward_kernel (fixed maximum)", START_AFTER);
     args.redo = true;
     launch_forward<Online>(args, "sm90_forward_kernel (redo)",
                            without & HOPPER_EARLY_REDO ? START_AFTER : START_EARLY);

@@ -6,8 +6,8 @@
  * (S^T = K Q^T), so that P^T and dS^T are in registers as the products need them: dV = P^T dO, dK = scale * dS^T Q.
  * dQ = scale * dS K is summed over the tiles of keys in a fixed order (sm90_dq_semaphore.cuh).
  *
- * lse and D belong to the columns of an accumulator: fetching them for each column costs 20-25 %. They are folded into
- * the products instead, as 16 more of k: A is 1 there and B holds -lse / scale and -D, each as a sum of three bf16,
+ * lse and D belong to the columns of an accumulator: fetching them for each column costs 20-25 %. They go into
+ * the products instead, as 16 more of k (augmented k): A is 1 there and B holds -lse / scale and -D, each as a sum of three bf16,
  * exact to fp32. S^T - lse / scale and dP^T - D then come out of wgmma. */
 #pragma once
 #include "sm90_attention.cuh"

@@ -149,7 +149,7 @@ __device__ __forceinline__ void load_keys(Hd128Shared<C> &shared, Ring<1> at, co
     }
 }
 
-/* Q and the fold rows; dO. */
+/* Q with its LseDRow; dO. */
 template <class C>
 __device__ __forceinline__ void load_queries(Hd128Shared<C> &shared, Hd128QueriesAt<C> &at, const Work &work,
                                              int row0, const BackwardArgs &args) {

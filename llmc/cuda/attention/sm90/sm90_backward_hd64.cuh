@@ -2,20 +2,20 @@
  *
  * A tile is 128 keys, 64 for each of two warpgroups that keep dK and dV in registers and walk the blocks of
  * 64 queries from the diagonal on, multiplying one after the other; dS^T also goes through shared memory to a
- * third warpgroup, which computes the block's share of dQ = dS K. The tiles of a head add their partials in turns
- * (sm90_dq_semaphore.cuh), so the order of additions, hence every bit, is fixed. Of the fourth warpgroup one thread
- * loads, and one for each buffer of partials adds. dK and dV leave by TMA, from where V was or, dK of causal
+ * third warpgroup, which computes the block's partial dQ = dS K. The tiles of a head add theirs in a fixed order
+ * (sm90_dq_semaphore.cuh), so every bit is fixed. Of the fourth warpgroup one thread loads; the reducers are one thread
+ * for each buffer of partial dQ. dK and dV leave by TMA, from where V was or, dK of causal
  * tiles alone, from a place of its own, while the next tile is under way.
  *
  * For short T a causal tile has 2 to 16 blocks, and in the first of them only 64 of its keys have work. So the two
- * warpgroups exchange halves from tile to tile (half_of), and no turn at the tensor cores goes by unused: 64 sequences
+ * warpgroups exchange halves from tile to tile (half_of), and ping-pong never idles: 64 sequences
  * of 1024 with 12 heads take 637 us for 656 in a training step.
  *
  * For long T, blocks form clusters of two, which own pairs of tiles (sm90_backward_tiles.cuh): one producer, in the first block,
  * loads Q and dO for both by multicast, and a thread of each block its own K and V. The first two blocks of a causal
  * pair are tile 2p's alone: tile 2p + 1 lets them pass, or all of them if it is beyond the sequence. Nothing waits in a
- * circle: tile 2p stands still for a turn of tile 2p + 1 only when it has released that block's stage and those of the
- * next two, and all other turns are those of pairs drawn earlier. */
+ * circle: tile 2p waits for tile 2p + 1 only when it has released that block's stage and those of the
+ * next two, and all other waits are for pairs drawn earlier. */
 #pragma once
 #include "sm90_keys.cuh"
 #include "sm90_backward_tiles.cuh"
@@ -54,9 +54,9 @@ template <bool IS_CAUSAL, bool TMA, bool PAIRED> struct Hd64Config : Sm90Roles {
                   "setmaxnreg");
 };
 
-/* Barriers, more than the turns by which tile 2p + 1 can be ahead: 9. While tile 2p's adders wait for a turn, the
- * partials of that block and of the next are in their buffers, a third in registers, dS of two more in its ring, a third
- * in registers, and the queries of four more may be loaded (five stages, of which the last block still holds one). */
+/* More than the blocks by which tile 2p + 1 can be ahead, 9. While a reducer of tile 2p waits, there are three blocks of
+ * partial dQ (two in buffers, one in registers), three of dS (two in the ring, one in registers) and up to four of queries
+ * (five stages, one of which the last block still holds). */
 enum { PAIR_BARRIERS = 16 };
 
 template <class C> struct alignas(1024) Hd64Shared {
@@ -109,7 +109,7 @@ template <class C> __device__ __forceinline__ int first_loaded(const Work &work,
 }
 
 /* Which half of a tile's keys is the warpgroup's own; stage: of the tile's K and V, which changes from tile to tile.
- * The first half has one block of queries more than the second, so its owner has the first turn at the tensor cores and
+ * The first half has one block of queries more than the second, so its owner is first in the ping-pong and
  * the last, and where halves are exchanged it owns the second half of the next tile. */
 template <class C> __device__ __forceinline__ int half_of(int warpgroup, int stage) {
     return C::EXCHANGE ? warpgroup ^ stage : warpgroup;
@@ -306,7 +306,7 @@ __device__ __forceinline__ void store_dq(const float (&dq)[C::HD / 2], const Wor
                args.T - row0, dq, factor);
 }
 
-/* Tile 0's dQ of the block, from its share and the sums of the others. */
+/* Tile 0's dQ of the block, from its own part and the sums of the others. */
 template <class C>
 __device__ __forceinline__ void finish_dq(Hd64Shared<C> &shared, DqRings<DQ_BUFFERS> &at,
                                           float (&dq)[C::HD / 2], const Work &work, int block,

@@ -15,8 +15,8 @@ template <class C> __device__ __forceinline__ int draw_work(unsigned *tickets, i
                           : draw_tile(tickets, total);
 }
 
-/* Of the first. A pair is drawn then, too: a cluster that cannot start yet must have none, or the others would wait
- * for its turns. Each cluster draws until there are no more, and then the counter is back at 0. */
+/* Index of the first. A cluster draws its first pair, too: one that cannot start yet must own none, or the others would wait
+ * for its dQ. Each cluster draws until there are no more, and then the counter is back at 0. */
 template <class C> __device__ __forceinline__ int first_work(unsigned *tickets, int total) {
     return C::CLUSTER > 1 ? draw_work<C>(tickets, total) : blockIdx.x;
 }
@@ -46,15 +46,15 @@ __device__ __forceinline__ Work receive_work(NextWork &next, Ring<1> at) {
     return work;
 }
 
-/* ---- the turns of its tiles, where each adds for itself (head size 64) ---- */
+/* ---- the dQ semaphore of a pair, where each tile adds for itself (head size 64) ---- */
 
-/* DqSums between the tiles of a pair, of one column_block: tile 2p + 1 tells its pair by a barrier, and tile 2p adds both
- * turns to the count. (If each did, through L2, a step would take 50 to 140 clocks more, as measured at head size 128
+/* Between the tiles of a pair, of one column block: tile 2p + 1 tells tile 2p by a barrier, and tile 2p adds two to the
+ * semaphore. (If each did, through L2, a step would take 50 to 140 clocks more, as measured at head size 128
  * when its tiles still added one by one.) TURNS: more than lie between them. */
 template <int TURNS> struct PairSemaphore {
     uint32_t here, at_first; /* the barriers; those of the cluster's first block */
     bool leads;              /* tile 2p + 1 */
-    unsigned n;              /* passed, waited for, or left to another adder */
+    unsigned n;              /* signalled, waited for, or left to another reducer */
 
     __device__ __forceinline__ void wait(const unsigned *semaphore_at, unsigned value, bool is_first) {
         if (leads || is_first) return wait_semaphore(semaphore_at, value);
@@ -70,7 +70,7 @@ template <int TURNS> struct PairSemaphore {
     __device__ __forceinline__ void skip(bool is_first) { n += leads || !is_first; }
 };
 
-/* How an adder of the kernel hands turns over. pair_barriers: the barriers of its column_block, at one place in both blocks. */
+/* The semaphore of a reducer. pair_barriers: those of its column block, at the same address in both blocks. */
 template <class C, int TURNS> __device__ __forceinline__ auto semaphore_of(uint64_t (&pair_barriers)[TURNS]) {
     if constexpr (C::CLUSTER > 1) {
         const uint32_t here = shared_address(pair_barriers);

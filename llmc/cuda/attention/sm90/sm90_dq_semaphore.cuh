@@ -1,41 +1,34 @@
-/* dQ in turns: how the tiles of a head add their partials of dQ in an order that never changes, and nobody waits
- * long.
+/* Ordered accumulation of dQ: the tiles of a head add their partial dQ in an order that never changes (dQ semaphore).
  *
- * In one-pass backward a tile is 128 keys, and dQ of a block of 64 queries is the sum of the partials of all
- * tiles whose keys the block sees. The tiles add in turns, the last keys first:
+ * In one-pass backward a tile is 128 keys. dQ of a block of 64 queries is the sum of the partial dQ of all tiles whose
+ * keys the block sees. The tiles add in descending order of their keys:
  *
- *   the first stores its share as fp32 sums, in the order of the accumulators: nothing has to be cleared;
+ *   the first stores its partial dQ as fp32 sums, in the order of the accumulators: nothing has to be cleared;
  *   the next ones add to them, by bulk reductions in L2;
- *   the last, tile 0, fetches the sums, adds its own share in registers, rounds and writes bf16 dQ.
+ *   the last, tile 0, fetches the sums, adds its own part in registers, rounds and writes bf16 dQ.
  *
- * A block that only tile 0 sees never touches memory but for the result. Each block has a count of the turns
- * taken: a tile waits until the count has reached its turn, and adds one when its bulk copy is complete, or
- * when its fetch of the sums is. Sums and counts belong to one of `slots` slots, which heads use one after another;
- * counts run on from head to head, so that a new head's first turn is the end of the last head's fetch.
+ * A block that only tile 0 sees never touches memory but for the result. Each block has a semaphore, the number of tiles
+ * that have added. A tile waits until the number is its own place in the order; it adds one when its bulk copy, or tile
+ * 0's fetch, is complete. Sums and semaphores lie in one of `slots` slots, which heads use one after another. Numbers run
+ * on from head to head, so a head's first tile waits for the fetch of the head before it in the slot.
  *
- * Where tiles come in pairs: at head size 64 each tile adds, and those of a pair hand turns over among themselves
- * (sm90_backward_tiles.cuh); at 128 a pair adds as one, of C::ADDED_TILES tiles, and each of its two thread blocks does so for
- * every second block of queries (sm90_backward_hd128.cu).
+ * 2-CTA clusters. At head size 64 each tile adds, and those of a pair hand over by a barrier (sm90_backward_tiles.cuh). At
+ * 128 a pair adds once, C::ADDED_TILES tiles together; each of its two thread blocks does so for every second block of
+ * queries (sm90_backward_hd128.cu).
  *
- * DqSums cost no time as long as they come before they are needed. Causal tiles start at their diagonal, two
- * blocks apart, so a tile reaches a block two blocks after the one before it: enough for a reduction, a fence
- * and a poll (on an H200, not waiting for turns at all gains 3 % at most). This needs tiles to start in the
- * order of their turns, the shortest first, so a thread block draws a tile only when it is about to start it:
- * drawn one tile ahead, at T = 32768 a tile of 2 blocks stood behind one of 512, and a head behind the last. It
- * also makes every wait one for a tile drawn before, so nothing waits in a circle.
+ * The wait is normally over when it begins: not waiting at all gains 3 % at most. Causal tiles start at their diagonal, two
+ * blocks apart, so a tile reaches a block two blocks after the one before it. That is enough for a reduction, a fence and a
+ * poll. A thread block draws a tile only when it is about to start it, the shortest first, so tiles start in the order in
+ * which they add. Every wait is then for a tile drawn before, so nothing waits in a circle.
  *
- * Between the first and the last of the tiles under way lie the queries and sums that must stay in L2: a tile is two
- * blocks behind the one before it, and those that pass while an SM becomes free, 2 * SMs + tiles blocks in all. Head
- * size 128 at T = 32768: 33 MB, the queries in both halves of L2, and blocks alone moved 7.4 GB of DRAM. Pairs, which
- * read half as much, were as fast as with tiles that walk from the last block down, `tiles` blocks between them
- * (586 and 588 TFLOP/s; dev/attention/README.md).
+ * L2 working set. Tiles start two query blocks apart, so between the oldest and the newest running tile there are 2 * SMs +
+ * tiles query blocks whose Q, dO and sums must stay in L2: 33 MB at head size 128, T = 32768.
  *
- * The unit is 64 queries x 64 columns, 16 KB: a head has HD / 64 column_blocks of them, each with sums and counts of
- * its own. In a thread block, a warpgroup that computes dQ of a column_block (the owner) and its adders, one thread
- * for each buffer, share buffers in two rings: of partials that the owner gives, and of sums that the adder
- * fetches for tile 0. Each ring has its own barriers, for in one the owner comes first and in the other the
- * adder; a tile uses one of them alone. That both use the same buffers needs no more: an adder has all of a
- * buffer's copies in its own order, and every thread of the owner reads and writes its own part. */
+ * The unit is 64 queries x 64 columns, 16 KB: a head has HD / 64 column blocks, each with sums and semaphores of its own.
+ * Its owner is the warpgroup that computes dQ; its reducers are one thread for each buffer. They share the buffers in two
+ * rings: partial dQ from the owner, and sums that the reducer fetches for tile 0. A tile uses one of the two. Both can have
+ * the same buffers, because a reducer has all of a buffer's copies in its own order, and every thread of the owner reads
+ * and writes its own part. */
 #pragma once
 #include "sm90_keys.cuh"
 
@@ -49,14 +42,14 @@ typedef struct DqSums {
 
 enum { PARTIAL_FLOATS = WG_ROWS * 64, PARTIAL_BYTES = PARTIAL_FLOATS * 4 };
 
-/* Of one column_block. A turn (copy, fence, poll) may take as long as BUFFERS steps. THREADS share a contiguous part of a
+/* Of one column block. A reduction (copy, fence, poll) may take as long as BUFFERS steps. THREADS share a contiguous part of a
  * buffer: where they are a warp, it can make the part a swizzled tile once it has read the sums there. */
 template <int BUFFERS, int THREADS = WARPGROUP> struct alignas(THREADS == WARPGROUP ? 128 : 1024) DqBuffers {
     float dq[BUFFERS][PARTIAL_FLOATS];
     RingBarriers<BUFFERS> partial, sums;
 
     __device__ __forceinline__ void init() {
-        partial.init(1, 4);   /* one adder; the owner's four warps */
+        partial.init(1, 4);   /* one reducer; the owner's four warps */
         sums.init(WARPGROUP); /* every thread of the owner: racecheck knows its reads by its own arrival */
     }
     __device__ __forceinline__ float *part(int stage) {
@@ -67,17 +60,17 @@ template <int BUFFERS, int THREADS = WARPGROUP> struct alignas(THREADS == WARPGR
     }
 };
 
-/* Where the owner or an adder is in the rings. */
+/* Where the owner or a reducer is in the rings. */
 template <int BUFFERS> struct DqRings { Ring<BUFFERS> partial, sums; };
 
-/* Shares that a block's dQ is the sum of: of tiles, or of C::ADDED_TILES tiles each. */
+/* Partial dQ that a block's dQ is the sum of: of tiles, or of C::ADDED_TILES tiles each. */
 template <class C> __device__ __forceinline__ int partials_of(const DqSums &dq_sums, int block) {
     return C::CAUSAL ? block / (2 * C::ADDED_TILES) + 1 : dq_sums.tiles;
 }
 
 /* ---- the owner: a warpgroup ---- */
 
-/* Hands its share of dQ to the adder. */
+/* Hands its partial dQ to the reducer. */
 template <int BUFFERS, int THREADS>
 __device__ __forceinline__ void publish_partial_dq(DqBuffers<BUFFERS, THREADS> &buffers, DqRings<BUFFERS> &at,
                                                    const float (&dq)[32]) {
@@ -123,7 +116,7 @@ __device__ __forceinline__ void add_and_release_dq_sums(DqBuffers<BUFFERS, THREA
     release_dq_sums(buffers, at);
 }
 
-/* ---- adders: one thread each ---- */
+/* ---- reducers: one thread each ---- */
 
 __device__ __forceinline__ void wait_semaphore(const unsigned *semaphore_at, unsigned value) {
 #ifdef BOUNDED_WAIT
@@ -136,8 +129,8 @@ __device__ __forceinline__ void wait_semaphore(const unsigned *semaphore_at, uns
     fence_proxy_async_global(); /* the copies that follow are not ordinary accesses */
 }
 
-/* How an adder waits for its turn at a block, and passes the turn on; or leaves the block to another adder: by the
- * block's count. is_first: no tile has added before. */
+/* How a reducer waits until it may add to a block, and lets the next one add; or leaves the block to another reducer: by
+ * the block's semaphore in device memory. is_first: no tile has added before. */
 struct GlobalSemaphore {
     __device__ __forceinline__ void wait(const unsigned *semaphore_at, unsigned value, bool is_first) {
         wait_semaphore(semaphore_at, value);
@@ -148,7 +141,7 @@ struct GlobalSemaphore {
     __device__ __forceinline__ void skip(bool is_first) {}
 };
 
-/* Adds a share to the sums, or stores it if it is the first. */
+/* Adds a partial dQ to the sums, or stores it if it is the first. */
 template <int BUFFERS, int THREADS>
 __device__ __forceinline__ void reduce_partial(DqBuffers<BUFFERS, THREADS> &buffers, int buffer, float *sums,
                                                bool is_first) {
@@ -163,14 +156,13 @@ __device__ __forceinline__ void reduce_partial(DqBuffers<BUFFERS, THREADS> &buff
     bulk_wait<0>();
 }
 
-/* A tile's turns: its head has `rounds` heads before it in the slot, and the count of its first block is
- * counts[place]. */
+/* A tile: its head has `rounds` heads before it in the slot; first_semaphore: index of the head's first. */
 typedef struct DqTile {
     int64_t first_semaphore;
     int rounds, tile, first_block;
 } DqTile;
 
-/* All turns of a tile that is not 0, as far as their partials pass through `buffer`. */
+/* All partial dQ of a tile that is not 0, as far as it passes through `buffer`. */
 template <class C, class Semaphore, int BUFFERS, int THREADS>
 __device__ __forceinline__ void reduce_partials(DqBuffers<BUFFERS, THREADS> &buffers, Ring<BUFFERS> &at,
                                                 int buffer, const DqSums &dq_sums, const DqTile &mine,
@@ -191,7 +183,7 @@ __device__ __forceinline__ void reduce_partials(DqBuffers<BUFFERS, THREADS> &buf
     }
 }
 
-/* The same for tile 0, which takes the last turn of every block. */
+/* The same for tile 0, which is the last at every block. */
 template <class C, class Semaphore, int BUFFERS, int THREADS>
 __device__ __forceinline__ void fetch_dq_sums(DqBuffers<BUFFERS, THREADS> &buffers, Ring<BUFFERS> &at,
                                               int buffer, const DqSums &dq_sums, const DqTile &mine,
@@ -218,7 +210,7 @@ __device__ __forceinline__ void fetch_dq_sums(DqBuffers<BUFFERS, THREADS> &buffe
     }
 }
 
-/* An adder's part in a tile, or pair: every C::ADDED_TILES-th block from first_block on. head: of B*NH. */
+/* A reducer's part in a tile, or pair: every C::ADDED_TILES-th block from first_block on. head: of B*NH. */
 template <class C, class Semaphore, int BUFFERS, int THREADS>
 __device__ __forceinline__ void reduce_tile(DqBuffers<BUFFERS, THREADS> &buffers, DqRings<BUFFERS> &at,
                                             int buffer, const DqSums &dq_sums, int head, int column_block,
@@ -232,9 +224,9 @@ __device__ __forceinline__ void reduce_tile(DqBuffers<BUFFERS, THREADS> &buffers
         reduce_partials<C>(buffers, at.partial, buffer, dq_sums, mine, semaphore);
 }
 
-/* ---- D and the counts, before the pass ---- */
+/* ---- D and the semaphores, before the pass ---- */
 
-/* Fold rows of 64 queries of one head, D = rowsum(dO * O), and the counts. grid (NH, blocks, B): neighbours
+/* LseDRow of 64 queries of one head, D = rowsum(dO * O), and the semaphores. grid (NH, blocks, B): neighbours
  * read the same rows of dO and O. 256 threads. */
 template <int HD>
 __global__ void __launch_bounds__(256)
@@ -298,10 +290,10 @@ static __global__ void __launch_bounds__(256)
 
 /* ---- host ---- */
 
-/* The shortest tiles first, in sections whose Q, dO and sums fit L2. Causal tiles of head size 128 take small
- * sections: at T = 1024 a launch moved 1.88 GB of DRAM for 2.33, +3 % in speed, +5 % at 2048. Without a mask a head's
- * tiles start at the same block and must be drawn far enough apart for their turns, which takes many heads (small
- * sections at T = 4096: -4 %); head size 64 gains nothing, and at T = 16384 loses 2 %. */
+/* The shortest tiles first, in head groups whose Q, dO and sums fit L2. Causal tiles of head size 128 take small
+ * groups: at T = 1024 a launch moved 1.88 GB of DRAM for 2.33, +3 % in speed, +5 % at 2048. Non-causal tiles of
+ * a head start at the same block and must be drawn far apart, or they wait for each other: that takes many heads (small
+ * groups at T = 4096: -4 %); head size 64 gains nothing, and at T = 16384 loses 2 %. */
 static inline TileOrder backward_order(int B, int T, int NH, int HD, bool causal) {
     const int64_t group_bytes = causal && HD == 128 ? SM90_SMALL_GROUP_BYTES : SM90_GROUP_BYTES;
     return tile_order(B, T, NH, 2 * WG_ROWS, 2 * HD * 2 + sizeof(LseDRow) + HD * 4, true, group_bytes);
@@ -309,15 +301,15 @@ static inline TileOrder backward_order(int B, int T, int NH, int HD, bool causal
 
 enum { MOST_SMS = 132 }; /* of any card with these kernels: the plan must not depend on the device */
 
-/* Slots for as many sections of heads as are under way at once, three at least: a head that finds its slot taken
- * waits, and with it all that are drawn later. In steps, one for each block of a tile: MOST_SMS draw a causal
- * section in `period`; its tiles 0, the last of them, then walk 2 * tiles blocks more, some of them at 1.4 steps
- * a block. At head size 64 three suffice; the small sections of 128 take four to seven up to T = 16384. */
+/* Slots for as many head groups as run at once, three at least: a head that finds its slot taken waits, and with it all
+ * that are drawn later. In steps, one for each block of a tile: MOST_SMS draw a causal group in `period`. Its tiles 0 are
+ * drawn last; they walk 2 * tiles blocks more, at up to 1.4 steps a block. At head size 64 three groups suffice; the small
+ * groups of 128 take four to seven up to T = 16384. */
 static inline int dq_slots(const TileOrder &order) {
     const int64_t steps = (int64_t)order.group_heads * order.tiles * (order.tiles + 1);
     const int period = (int)(steps / MOST_SMS) + 1, last = 14 * order.tiles / 5;
-    const int sections = 1 + ceil_div(last, period);
-    const int slots = (sections < 3 ? 3 : sections) * order.group_heads;
+    const int groups = 1 + ceil_div(last, period);
+    const int slots = (groups < 3 ? 3 : groups) * order.group_heads;
     return slots < order.heads ? slots : order.heads;
 }
 
@@ -329,7 +321,7 @@ static inline size_t lse_d_bytes(int B, int T, int NH) {
     return align_256((size_t)B * NH * padded_rows(T) * sizeof(LseDRow));
 }
 
-/* The scratch of a one-pass backward: fold rows, counts, sums. With a mask or without: the plan does not know. */
+/* The scratch of a one-pass backward: LseDRow, semaphores, sums. Causal or not: the plan does not know. */
 static inline size_t backward_scratch_bytes(int B, int T, int NH, int HD) {
     const int slots =
         max(dq_slots(backward_order(B, T, NH, HD, false)), dq_slots(backward_order(B, T, NH, HD, true)));
@@ -368,7 +360,7 @@ typedef struct KernelArgs {
     CUtensorMap gradients, dq; /* boxes of 16 rows of dqkv: of a head; of 64 of its columns */
 } KernelArgs;
 
-/* Fills in the arguments and queues the fold kernel that goes before. */
+/* Fills in the arguments and queues the lse and D kernel that goes before. */
 template <int HD>
 static KernelArgs kernel_args(floatX *dqkv, const floatX *dout, const floatX *out, const floatX *qkv,
                               const float *lse, const float *d, void *scratch, int B, int T, int NH,
@@ -383,7 +375,7 @@ static KernelArgs kernel_args(floatX *dqkv, const floatX *dout, const floatX *ou
     return args;
 }
 
-/* Launches a one-pass kernel, right behind the fold kernel: it starts early, which takes 3 us of 637 off (64 sequences of
+/* Launches a one-pass kernel, right behind the lse and D kernel: it starts early, which takes 3 us of 637 off (64 sequences of
  * 1024 with 12 heads of 64). args.base.order: of tiles, of which clusters draw C::CLUSTER at a time. */
 template <class C, class Shared>
 static void launch_one_pass(const char *name, void (*kernel)(KernelArgs), KernelArgs args) {

@@ -6,7 +6,7 @@
  * the blocks that its own rows see and merely releases the others; only its first block is masked. O, the row sums and
  * P stay in registers. Measured gains of each step: dev/attention/README.md.
  *
- * Frozen maximum. Softmax does not depend on the value subtracted from the scores, and P in bf16 and sums in
+ * Fixed maximum. Softmax does not depend on the value subtracted from the scores, and P in bf16 and sums in
  * fp32 have 8-bit exponents, so that value need not be the maximum, only be within some 2^60 of it. The
  * maximum of the first keys is taken and kept: no maxima, no shuffles, no rescaling of O in the main loop
  * (12-14 % of the kernel). A tile where a row sum is not finite or passes 2^64 goes on a list, and a second
@@ -30,7 +30,7 @@
  *
  * Long sequences. The card is at its limit of power, so reads of L2 cost speed: there
  * blocks form clusters of two (sm90_cluster.cuh), which own pairs of tiles, 2p and 2p + 1, and load K and V once for both. The
- * pair's row_blocks of 64 rows go to its tiles in turns, so that at the diagonal they differ by one slot, not by three. A
+ * pair's blocks of 64 rows alternate between its tiles, so that at the diagonal they differ by one block, not by three. A
  * warpgroup that skips more than one block of keys there finishes its tile before: its last V would hold up all six.
  * Nothing waits in a circle: a warpgroup can always do its next block, unless the producer has not loaded it, and the
  * producer waits only for warpgroups whose next block has been loaded. */
@@ -45,7 +45,7 @@ static void causal_forward(floatX *out, float *lse, const floatX *qkv, int B, in
 }
 
 /* At head size 64 four warpgroups take 8 to 12 % less time at T = 1024 than three, but 388 clocks for 64 x 64 where
- * borders do not count, three in turns 364. */
+ * borders do not count, three in ping-pong 364. */
 void sm90_forward_hd64_1cta(floatX *out, float *lse, const floatX *qkv, int B, int T, int NH, int HD) {
     causal_forward<64, TILES_256_64, SM90_FREE, false>(out, lse, qkv, B, T, NH);
 }

@@ -10,7 +10,7 @@
 
 /* ---- consumers: what a thread holds ---- */
 
-/* A thread's share of the warpgroup's rows. [half] is row thread_row() + 8 * half. */
+/* A thread's part of the warpgroup's rows. [half] is row thread_row() + 8 * half. */
 template <class C> struct ForwardRows {
     float s[C::KEYS / 2]; /* scores q.k, then P */
     float o[C::HD / 2];
@@ -147,7 +147,7 @@ template <class C> __device__ __forceinline__ void rescale(ForwardRows<C> &r) {
 }
 
 /* P of a tile's first block. Causal: its last 64 keys are those of the rows' own positions, so the mask is
- * the same triangle for every tile. The frozen maximum is that of its first 64 keys, of which every row sees
+ * the same triangle for every tile. The fixed maximum is that of its first 64 keys, of which every row sees
  * one or more. */
 template <class C, int N>
 __device__ __forceinline__ void first_probabilities(ForwardRows<C> &r, float (&s)[N], int row0, int block,
@@ -177,8 +177,8 @@ __device__ __forceinline__ void first_probabilities(ForwardRows<C> &r, float (&s
 
 /* ---- consumers: the steps ---- */
 
-/* DqSums: warpgroup w may issue its products between pingpong_wait and pingpong_pass; then it is the turn of the next.
- * Every warpgroup takes one turn for each block of keys, also for those that it skips. */
+/* Ping-pong: warpgroup w may issue its products between pingpong_wait and pingpong_pass, then the next one may. Each does
+ * so once for each block of keys, also for those that it skips. */
 enum { PING_PONG_BARRIER = 1, FINISH_BARRIER = 5 /* ids of named barriers: one for each warpgroup */ };
 
 template <class C> __device__ __forceinline__ void pingpong_wait(int warpgroup) {
@@ -202,7 +202,7 @@ __device__ __forceinline__ void skip_blocks(ForwardShared<C> &shared, ForwardPla
     }
 }
 
-/* O / sum and lse of the tile before; one whose frozen maximum did not do goes on the redo list. Its other
+/* O / sum and lse of the tile before; one whose fixed maximum did not do goes on the redo list. Its other
  * warpgroups may find it there (or, rarely, list it twice: it is then done twice, with the same result). */
 template <class C>
 __device__ __forceinline__ void finish_rows(const ForwardRows<C> &r, ForwardShared<C> &shared,
@@ -416,7 +416,7 @@ __device__ __forceinline__ void forward_consumer(ForwardShared<C> &shared, const
     place.v =
         uniform_descriptor(shared_address(shared.v)) + (C::KEYS * 128 >> 4 << 16); /* to the next columns */
     ForwardRows<C> r;
-    if (warpgroup == C::WARPGROUPS - 1) pingpong_pass<C>(warpgroup); /* the first turn */
+    if (warpgroup == C::WARPGROUPS - 1) pingpong_pass<C>(warpgroup); /* warpgroup 0 is first */
     shared.q_ring.wait(place.q_at);
     ForwardTile tile = tile_of<C>(read_work(shared.work[0]), warpgroup, args);
     while (!tile.ends) {
@@ -431,8 +431,7 @@ __device__ __forceinline__ void forward_consumer(ForwardShared<C> &shared, const
         place.q_at.advance();
         tile = next;
     }
-    if (warpgroup == 0)
-        pingpong_wait<C>(0); /* takes the turn that nobody needs, so that no barrier is left half full */
+    if (warpgroup == 0) pingpong_wait<C>(0); /* nobody needs it: no barrier is left half full */
 }
 
 template <class C> struct ForwardKernel : C {

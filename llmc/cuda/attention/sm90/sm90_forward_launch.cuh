@@ -11,11 +11,11 @@ static ForwardArgs forward_args(floatX *out, float *lse, const floatX *qkv, int 
     args.lse = lse;
     args.T = T;
     args.NH = NH;
-    /* Full tiles are all alike, so small sections cost nothing: 0.80 GB of DRAM for 1.05 at head size 128, T = 1024, 0
+    /* Non-causal tiles are all alike, so small head groups cost nothing: 0.80 GB of DRAM for 1.05 at head size 128, T = 1024, 0
      * to +3 % in speed. Causal ones gain nothing. */
     args.order = tile_order(B, T, NH, C::ROW_BLOCKS * WG_ROWS, 2 * C::HD * 2, true,
                             C::CAUSAL ? SM90_GROUP_BYTES : SM90_SMALL_GROUP_BYTES);
-    if (C::CAUSAL) /* the last two sections as one, for a shorter tail: +1.5 % at T = 32k */
+    if (C::CAUSAL) /* the last two head groups as one, for a shorter tail: +1.5 % at T = 32k */
         args.order.last_head = max(0, args.order.last_head - args.order.group_heads);
     args.missing = args.order.tiles * C::ROW_BLOCKS - ceil_div<int>(T, WG_ROWS);
     args.scale_log2 = LOG2E / sqrtf((float)C::HD);
@@ -27,11 +27,11 @@ template <class C> static void launch_forward(const ForwardArgs &args, const cha
                       shared_bytes<ForwardShared<C>>(), start, C::CLUSTER);
 }
 
-/* Frozen: with the frozen maximum; Online: the same kernel with the running maximum, for the tiles on the redo list. */
-template <class Frozen, class Online>
+/* FixedMax: with the fixed maximum; OnlineMax: the same kernel with the running maximum, for the tiles on the redo list. */
+template <class FixedMax, class OnlineMax>
 static void forward(floatX *out, float *lse, const floatX *qkv, int B, int T, int NH) {
-    ForwardArgs args = forward_args<Frozen>(out, lse, qkv, B, T, NH);
-    launch_forward<Frozen>(args, "sm90_forward_kernel (frozen)", START_AFTER);
+    ForwardArgs args = forward_args<FixedMax>(out, lse, qkv, B, T, NH);
+    launch_forward<FixedMax>(args, "sm90_forward_kernel (fixed maximum)", START_AFTER);
     args.redo = true;
-    launch_forward<Online>(args, "sm90_forward_kernel (redo)", START_EARLY);
+    launch_forward<OnlineMax>(args, "sm90_forward_kernel (redo)", START_EARLY);
 }

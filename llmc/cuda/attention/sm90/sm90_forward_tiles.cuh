@@ -17,7 +17,7 @@ typedef enum Sm90Softmax {
 
 typedef enum Sm90Order {
     SM90_FREE,      /* warpgroups issue their products when they are ready */
-    SM90_PING_PONG, /* in turns, so that one multiplies while the others take exponentials */
+    SM90_PING_PONG, /* one after the other, so that one multiplies while the others take exponentials */
 } Sm90Order;
 
 /* PAIRED: a cluster of two blocks owns a pair of tiles and loads K and V once for both. */
@@ -79,8 +79,8 @@ typedef struct ForwardArgs {
     bool redo;        /* tiles come from redo_list; the launch may begin before the one that fills it ends */
 } ForwardArgs;
 
-/* The first slot of 64 rows of a tile or pair. Causal: the missing row_blocks are all missed at the start, where a tile is
- * short. Else the first tiles have one slot less each: two warpgroups keep the tensor cores busy, one does not. */
+/* The first block of 64 rows of a tile or pair. Causal: the missing ones are all missed at the start, where a tile is
+ * short. Else the first tiles have one less each: two warpgroups keep the tensor cores busy, one does not. */
 template <class C> __device__ __forceinline__ int first_row_block(const ForwardArgs &args, int tile) {
     const int row_block = tile * C::ROW_BLOCKS;
     return C::CAUSAL ? max(0, row_block - args.missing) : row_block - min(C::CLUSTER * tile, args.missing);
@@ -93,7 +93,7 @@ template <class C> __device__ __forceinline__ RowBlocks row_blocks_of(const Forw
     const int pair = tile / (unsigned)C::CLUSTER, first = first_row_block<C>(args, pair);
     return {first, first_row_block<C>(args, pair + 1) - first};
 }
-/* Which of them the 64 rows `rows` of a tile are. Those of a pair go to its tiles, 2p and 2p + 1, in turns. */
+/* Which of them the 64 rows `rows` of a tile are. Those of a pair alternate between its tiles, 2p and 2p + 1. */
 template <class C> __device__ __forceinline__ int row_block_of(int tile, int rows) {
     return C::CLUSTER * rows + tile % (unsigned)C::CLUSTER;
 }

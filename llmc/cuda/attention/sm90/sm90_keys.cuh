@@ -44,7 +44,7 @@ __device__ __forceinline__ void load_queries(QueryStages<C> &queries, Ring<C::ST
     }
 }
 
-/* A thread's share of the warpgroup's keys; accumulators have keys as rows. */
+/* A thread's part of the warpgroup's keys; accumulators have keys as rows. */
 template <class C> struct KeyRows {
     float dk[C::HD / 2], dv[C::HD / 2];
     float s[WG_ROWS / 2];        /* S^T - lse / scale, then P^T */
@@ -65,7 +65,7 @@ template <class C> struct KeyPlace {
 
 /* Two warpgroups multiply one after the other: each issues its products when those of the other are done, all but
  * dP. So one multiplies while the other takes exponentials; left alone, both do the same at the same time as often
- * as not (head size 64, H200: 1800 to 2110 clocks a step, by chance; in turns 1740 to 1850). */
+ * as not (head size 64, H200: 1800 to 2110 clocks a step, by chance; in ping-pong 1740 to 1850). */
 template <class C> __device__ __forceinline__ void pingpong_wait(const KeyPlace<C> &place) {
     named_barrier_sync<2 * WARPGROUP>(1 + place.warpgroup);
 }

@@ -7,16 +7,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 /* The checksum of bytes that follow those summed in `crc`; start from 0. crc32c(0, "123456789", 9) =
  * 0xE3069283. */
 uint32_t crc32c(uint32_t crc, const void *data, size_t n);
 /* The same from the tables alone, for tests. */
 uint32_t crc32c_portable(uint32_t crc, const void *data, size_t n);
-
-#ifdef __cplusplus
-}
-#endif

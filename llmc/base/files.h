@@ -5,10 +5,6 @@
 #include <sys/types.h>
 #include "error.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 /* Fails with "WHAT PATH: strerror(errno)": EXIT_INPUT where the path is at fault (missing, no permission),
  * EXIT_RUN for the rest (full disk, I/O error). */
 bool fail_errno(Error *err, const char *what, const char *path);
@@ -70,7 +66,3 @@ bool directory_list(const char *path, const char *prefix, char ***names, int *n,
 /* The same of an open directory; `path` is for messages. */
 bool directory_list_open(int fd, const char *path, const char *prefix, char ***names, int *n, Error *err);
 void names_free(char **names, int n);
-
-#ifdef __cplusplus
-}
-#endif

@@ -7,10 +7,6 @@
 #include <stdint.h>
 #include "error.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 enum {
     JSON_MAX_DEPTH = 64,        /* nested arrays and objects */
     JSON_MAX_BYTES = 256 << 20, /* of the text */
@@ -99,7 +95,3 @@ void json_writer_free(JsonWriter *w);
 int utf8_sequence(const char *p, size_t n);
 /* Writes the UTF-8 form of a code point below 0x110000; returns its length. */
 int utf8_encode(char out[4], uint32_t code_point);
-
-#ifdef __cplusplus
-}
-#endif

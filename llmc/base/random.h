@@ -3,10 +3,6 @@
 #pragma once
 #include <stdint.h>
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 /* 64 well-mixed bits: the finaliser of SplitMix64 (Steele, Lea & Flood 2014, figure 16). */
 uint64_t random_mix(uint64_t x);
 /* Start of an independent stream: seed and purpose (any constant) mixed. */
@@ -15,7 +11,3 @@ uint64_t random_stream(uint64_t seed, uint64_t purpose);
 uint64_t random_bits(uint64_t *state);
 /* Uniform in [0, 1), 53 bits; advances *state. */
 double random_uniform(uint64_t *state);
-
-#ifdef __cplusplus
-}
-#endif

@@ -2,14 +2,6 @@
  * the CPU takes half a MiB. */
 #pragma once
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 /* Runs program(argc, argv) on a stack of 8 MiB and returns what it returns; on the caller's where the system has no
  * thread left. */
 int run_on_own_stack(int (*program)(int argc, char **argv), int argc, char **argv);
-
-#ifdef __cplusplus
-}
-#endif

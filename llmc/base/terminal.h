@@ -10,10 +10,6 @@
 #include <stddef.h>
 #include <stdio.h>
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 /* ---- lines ---- */
 
 /* A part of a line, and the rest of a line with its end: a newline in the text is no end, it becomes '?'. */
@@ -44,7 +40,3 @@ bool terminal_redraws(FILE *out);
 void status_show(FILE *out, int columns, bool ticks, const char *format, ...)
     __attribute__((format(printf, 4, 5)));
 void status_hide(void);
-
-#ifdef __cplusplus
-}
-#endif

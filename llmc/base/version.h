@@ -1,15 +1,7 @@
 /* Which program this is. */
 #pragma once
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 /* The commit it was built from, compiled in with -DLLMC_COMMIT='"..."'; else "unknown". */
 const char *program_commit(void);
 /* "train_gpt2 COMMIT". */
 const char *program_version(void);
-
-#ifdef __cplusplus
-}
-#endif

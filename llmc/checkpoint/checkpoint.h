@@ -13,10 +13,6 @@
 #include "llmc/tokenizer/tokenizer.h"
 #include "trainer_state.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 typedef struct SaveOptions {
     int64_t keep;   /* newest whole checkpoints that stay; 0: all */
     bool keep_best; /* that of the lowest validation loss stays beside them; others that were best_only go */
@@ -52,7 +48,3 @@ bool checkpoint_load_weights(const char *path, GPT2 *model, Error *err);
 bool checkpoint_find(const char *out, char *path, size_t path_size, int64_t *step, Error *err);
 /* Weights, moments and state of one checkpoint directory; state->flags is malloc'ed. */
 bool checkpoint_resume(const char *path, GPT2 *model, TrainerState *state, Error *err);
-
-#ifdef __cplusplus
-}
-#endif

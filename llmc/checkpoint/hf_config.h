@@ -3,10 +3,6 @@
 #include "llmc/base/files.h"
 #include "llmc/model/gpt2.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 /* Refuses what this program cannot run exactly as transformers would: another model type, activation,
  * epsilon, hidden size of the MLP, an untied head; and values that are no model. Messages name file, field,
  * expected, found. A window of attention is read from this program's own key, attention_window; dropout belongs
@@ -14,7 +10,3 @@ extern "C" {
 bool hf_config_read(const char *path, GPT2Config *config, Error *err);
 /* eot: id of end-of-text, -1 where there is none. */
 bool hf_config_write(OutFile *file, const GPT2Config *config, int eot, Error *err);
-
-#ifdef __cplusplus
-}
-#endif

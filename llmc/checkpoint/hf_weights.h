@@ -8,10 +8,6 @@
 #include "manifest.h"
 #include "safetensors.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 /* One buffer of a file: its tensors are called PREFIX.name. */
 typedef struct FlatBuffer {
     const char
@@ -34,7 +30,3 @@ bool hf_weights_load(const char *directory, GPT2 *model, Error *err);
 /* The same for one file and given buffers, as hf_tensors_save wrote it. */
 bool hf_tensors_load(const char *directory, const char *name, GPT2 *model, const FlatBuffer *buffers,
                      int n_buffers, Error *err);
-
-#ifdef __cplusplus
-}
-#endif

@@ -6,15 +6,7 @@
 #pragma once
 #include "llmc/model/gpt2.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 /* Checks magic, version, every size, and the file's length to the byte. */
 bool llmc_bin_read_config(const char *path, GPT2Config *config, Error *err);
 /* Loads the weights into a model of that config; the file's padding rows of wte are not read. */
 bool llmc_bin_load_weights(const char *path, GPT2 *model, Error *err);
-
-#ifdef __cplusplus
-}
-#endif

@@ -18,10 +18,6 @@
 #include "llmc/tokenizer/tokenizer.h"
 #include "trainer_state.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 #define MANIFEST_NAME "trainer_state.json"
 
 /* ---- writing: begin, then for each file begin_file ... end_file, then write ---- */
@@ -50,7 +46,3 @@ void manifest_free(Manifest *manifest);
 bool manifest_sizes_match(const Manifest *manifest);
 /* Sizes and checksums of all files listed; without the optimizer's where it is not needed. */
 bool manifest_verify(const Manifest *manifest, bool with_optimizer, Error *err);
-
-#ifdef __cplusplus
-}
-#endif

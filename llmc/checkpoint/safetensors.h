@@ -8,10 +8,6 @@
 #include "llmc/base/files.h"
 #include "llmc/base/json.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 enum { SAFETENSORS_MAX_RANK = 8, SAFETENSORS_MAX_HEADER = 100 << 20 };
 
 typedef struct SafetensorsEntry {
@@ -60,7 +56,3 @@ void safetensors_header_begin(SafetensorsHeader *header);
 void safetensors_header_add(SafetensorsHeader *header, const char *name, int rank, const int64_t *shape);
 /* Frees the header, whether it succeeds or not. */
 bool safetensors_header_write(SafetensorsHeader *header, OutFile *file, Error *err);
-
-#ifdef __cplusplus
-}
-#endif

@@ -8,10 +8,6 @@
 #include "llmc/base/error.h"
 #include "llmc/tokenizer/tokenizer.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 typedef struct DataLoader DataLoader;
 
 /* All tokens, their first nine tenths, or their last tenth, which validates. */
@@ -47,7 +43,3 @@ bool dataloader_next(DataLoader *loader, const int32_t **tokens, const int32_t *
  * with another B or number of ranks. Bitwise the same batches follow. */
 int64_t dataloader_position(const DataLoader *loader);
 void dataloader_seek(DataLoader *loader, int64_t position);
-
-#ifdef __cplusplus
-}
-#endif

@@ -7,10 +7,6 @@
 #include "llmc/base/ranks.h"
 #include "ops.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 typedef struct Comm Comm;
 struct Comm {
     Ranks ranks;
@@ -28,7 +24,3 @@ struct Comm {
 
 /* Rank 0 of 1. */
 extern Comm comm_alone;
-
-#ifdef __cplusplus
-}
-#endif

@@ -7,10 +7,6 @@
 #include "comm.h"
 #include "gpt2_parameters.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 struct GPT2Config {
     int max_seq_len;       /* rows of wpe */
     int vocab_size;        /* V: real entries */
@@ -181,7 +177,3 @@ void gpt2_logits(GPT2 *model, float *host, int64_t first_row, int64_t rows);
 /* Model FLOPs per token, of matrix products alone: 6 N + 12 L C K, N the weights of the linear layers and of the head
  * over the real vocabulary (no position embeddings, biases, norms), K the mean number of keys that a query sees: T/2 counted for all of them, W - W^2/2T for a window of W. */
 double gpt2_flops_per_token(const GPT2Config *config, int T);
-
-#ifdef __cplusplus
-}
-#endif

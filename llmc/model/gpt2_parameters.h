@@ -2,10 +2,6 @@
 #pragma once
 #include "optimizer.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 typedef struct GPT2Config GPT2Config;
 
 /* The 16 parameter tensors. In memory: embeddings, the blocks one after the other, the final norm. In llm.c's files: in
@@ -65,7 +61,3 @@ ParameterRange gpt2_layer_range(const Tensor table[N_TENSORS], int layer);
 int64_t gpt2_n_elements(const Tensor table[N_TENSORS]);
 /* out (n_elements / PARAMETER_TILE) = the GroupId of each tile */
 void gpt2_tile_groups(int32_t *out, const Tensor table[N_TENSORS]);
-
-#ifdef __cplusplus
-}
-#endif

@@ -5,10 +5,6 @@
 #pragma once
 #include "ops.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 typedef enum { OPTIMIZER_ADAMW, N_OPTIMIZERS } OptimizerKind;
 
 /* What a kind keeps of each parameter from step to step: a buffer as long as the weights, fp32, 0 before the first. */
@@ -44,7 +40,3 @@ typedef struct OptimizerBuffers {
 /* One step over a range: each group by its optimizer. */
 void optimizer_step(const Ops *ops, const OptimizerBuffers *buffers, ParameterRange range,
                     const UpdateArgs *update);
-
-#ifdef __cplusplus
-}
-#endif

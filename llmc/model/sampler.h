@@ -3,10 +3,6 @@
 #include "gpt2.h"
 #include "llmc/tokenizer/tokenizer.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 typedef struct SampleOptions {
     const char *prompt; /* NULL or "": starts from end-of-text, or a newline where the tokenizer has none */
     int n_tokens;
@@ -31,7 +27,3 @@ int sample_token(const float *logits, int V, float temperature, int top_k, uint6
  * where model->stop says so. False on a NaN or infinite logit. */
 bool sample(GPT2 *model, const Tokenizer *tokenizer, const SampleOptions *options, SampleSink sink,
             void *user, Error *err);
-
-#ifdef __cplusplus
-}
-#endif

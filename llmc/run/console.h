@@ -11,10 +11,6 @@
 #include "llmc/model/gpt2.h"
 #include "log.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 /* ---- before the run ---- */
 
 /* "label      text", labels aligned. */
@@ -64,7 +60,3 @@ void console_sample_end(Console *console);
 /* The last line of a training run, exactly "done: step N, train loss X, val loss Y, Z tok/s"; NAN is "n/a". */
 void console_done(Console *console, int64_t step, double train_loss, double val_loss,
                   double tokens_per_second);
-
-#ifdef __cplusplus
-}
-#endif

@@ -12,10 +12,6 @@
 #include "llmc/model/gpt2.h"
 #include "schedule.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 typedef enum { DEVICE_AUTO, DEVICE_CUDA, DEVICE_CPU } DeviceKind;
 typedef enum { PRECISION_BF16, PRECISION_FP32 } Precision;
 typedef enum { GRAPH_OFF, GRAPH_ON } GraphKind;
@@ -130,7 +126,3 @@ static inline Schedule settings_schedule(const Settings *s) {
                       .warmup = s->warmup,
                       .n_steps = s->steps};
 }
-
-#ifdef __cplusplus
-}
-#endif

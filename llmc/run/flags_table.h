@@ -4,10 +4,6 @@
 #include <stddef.h>
 #include "flags.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 typedef enum {
     FLAG_SWITCH, /* bool: no value, or 0 or 1 */
     FLAG_INT,    /* int64_t */
@@ -74,7 +70,3 @@ const char *flag_get_text(const Settings *s, const Flag *flag, char *buffer, siz
 const char *flag_allowed(const Flag *flag, char *buffer, size_t size);
 /* A user's string for a message, of which fail() makes control codes '?': at most 60 bytes. Returns buffer. */
 const char *flag_shortened(const char *text, char *buffer, size_t size);
-
-#ifdef __cplusplus
-}
-#endif

@@ -14,10 +14,6 @@
 #include "llmc/base/error.h"
 #include "llmc/tokenizer/tokenizer.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 /* What is known of one optimizer step, for the console and the log. NAN: unknown. */
 typedef struct StepReport {
     int64_t step; /* from 1: steps done */
@@ -68,7 +64,3 @@ void log_failed_save(RunLog *run, int64_t step, const char *why);
 /* The folder is another one now (its path is the same): the lines to come go there. */
 void log_follow(RunLog *run);
 void log_close(RunLog *run);
-
-#ifdef __cplusplus
-}
-#endif

@@ -6,10 +6,6 @@
 #include <stdio.h>
 #include "llmc/model/ops.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 /* One op at one size by one kernel, summed over its calls. */
 typedef struct ProfileRow {
     char name[64];      /* "linear_forward 768->2304"; the table is as wide as the longest, 58 */
@@ -56,7 +52,3 @@ Roofs profile_roofs(const Ops *ops);
 Roofs profile_higher_roofs(const Roofs *a, const Roofs *b);
 /* The table, longest rows first, means over the profiled steps. */
 void profile_print(FILE *out, const Profile *profile, const Roofs *roofs);
-
-#ifdef __cplusplus
-}
-#endif

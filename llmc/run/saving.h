@@ -3,10 +3,6 @@
 #include "log.h"
 #include "setup.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 typedef struct Saving {
     int64_t last_saved; /* step; -1: none */
     int64_t retry_step; /* a save failed: the step after which the next is tried; 0: none failed */
@@ -19,7 +15,3 @@ bool saving_save(Saving *saving, Run *run, RunLog *log, const TrainerState *stat
                  Error *err);
 /* True after the step in which a save that failed is tried again. */
 bool saving_retries(const Saving *saving, int64_t step);
-
-#ifdef __cplusplus
-}
-#endif

@@ -2,10 +2,6 @@
 #pragma once
 #include <stdint.h>
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 typedef enum { SCHEDULE_COSINE, SCHEDULE_LINEAR, SCHEDULE_CONSTANT, SCHEDULE_WSD } ScheduleKind;
 
 typedef struct Schedule {
@@ -23,7 +19,3 @@ typedef struct Schedule {
  *   wsd       max up to 0.8 N, then min + (max-min) (1 - sqrt((s-0.8N)/(0.2N)))   (Haegele et al. 2024)
  *   constant  max */
 double schedule_lr(const Schedule *schedule, int64_t step);
-
-#ifdef __cplusplus
-}
-#endif

@@ -8,10 +8,6 @@
 #include "llmc/model/gpt2.h"
 #include "llmc/tokenizer/tokenizer.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 enum { GPT2_VOCAB = 50257 }; /* of shards that come without a tokenizer */
 
 /* --out, held open and locked while the run lasts. */
@@ -86,7 +82,3 @@ void setup_print_memory(const Run *run);
 size_t setup_memory_in_use(const Run *run);
 /* Closes what is open; fine after any of the steps above. */
 void setup_close(Run *run);
-
-#ifdef __cplusplus
-}
-#endif

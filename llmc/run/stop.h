@@ -6,10 +6,6 @@
 #pragma once
 #include <stdbool.h>
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 /* What the run is at, for the answer and for how long it may go on. */
 typedef enum {
     STOP_IN_STEP,  /* the step at hand is ended where it has a second or less to go; else it is left out */
@@ -37,7 +33,3 @@ bool stop_now(void);
 bool stop_take_save_request(void);
 /* Seconds, monotonic. */
 double stop_clock(void);
-
-#ifdef __cplusplus
-}
-#endif

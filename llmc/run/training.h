@@ -7,10 +7,6 @@
 #include "saving.h"
 #include "setup.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 enum {
     MAX_BAD_STEPS = 3,  /* skipped updates in a row after which the run stops */
     PROBE_TOKENS = 256, /* that a state must give a loss of before it is saved, at most */
@@ -75,7 +71,3 @@ const char *training_what_stands(const Training *t, char *text, size_t size);
 static inline double unsigned_nan(double x) {
     return isnan(x) ? NAN : x;
 }
-
-#ifdef __cplusplus
-}
-#endif

@@ -5,10 +5,6 @@
 #include "llmc/base/error.h"
 #include "llmc/base/json.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 typedef struct Tokenizer Tokenizer;
 
 /* spec: "bytes" (256 tokens, token = byte); a llm.c tokenizer .bin (magic 20240328); Hugging Face's
@@ -39,7 +35,3 @@ bool tokenizer_encode(const Tokenizer *tokenizer, const char *text, size_t lengt
  * tokenizer_config.json, special_tokens_map.json, with which transformers gives the same ids, and knows the model's
  * context of so many tokens. */
 bool tokenizer_save(const Tokenizer *tokenizer, const char *directory, int context, Error *err);
-
-#ifdef __cplusplus
-}
-#endif

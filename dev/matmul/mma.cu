@@ -45,7 +45,7 @@ __device__ inline void fetch(const Strip &strip, const bf16 *src, int64_t rows, 
     }
 }
 
-/* sum[m][n] += 16 x 8 outputs; the fragment maps are those of ptx.cuh. row, column: the warp's first. */
+/* sum[m][n] += 16 x 8 outputs; the fragment maps are those of ptx/sm80.cuh. row, column: the warp's first. */
 typedef float Sums[ROW_TILES][COLUMN_TILES][4];
 __device__ inline void multiply(Sums &sum, const Strip &x, const Strip &w, int row, int column) {
     const int lane = threadIdx.x % WARP_SIZE;

@@ -28,7 +28,7 @@ enum {
 constexpr Sm90Shape PRODUCT_SHAPE = {CONSUMERS, TILE_N, STAGES, 1, 240, 24, false};
 static_assert(sm90_registers_fit(PRODUCT_SHAPE), "setmaxnreg");
 
-/* Rows of 64 bf16, swizzled by TMA (ptx.cuh). A stage of b: TILE_N rows of 64 of k, or (B_MN_MAJOR) 64 rows of k for
+/* Rows of 64 bf16, swizzled by TMA (ptx/sm90.cuh). A stage of b: TILE_N rows of 64 of k, or (B_MN_MAJOR) 64 rows of k for
  * each 64 columns. */
 struct alignas(1024) ProductShared {
     bf16 a[STAGES][TILE_M * TILE_K];

@@ -77,8 +77,7 @@ typedef struct Fill {
 
 struct Options;
 typedef struct LabOp {
-    const Op *op;        /* operands, how to run it */
-    const char *shipped; /* what the shipped kernels teach: rows cpu, cuda, cuda_fp32; NULL: none */
+    const Op *op;                      /* operands, how to run it */
     void (*reference)(struct Case *c); /* fills want[] and plain[] of every result; NULL: that of the tests */
     double (*flops)(const Sizes *s);   /* the least that the contract needs; NULL: op_case_cost */
     double (*bytes)(const Sizes *s, int elem_bytes);
@@ -130,7 +129,7 @@ typedef struct Options {
 
 /* ---- the tables ---- */
 extern const LabOp attention_forward_op, attention_backward_op;
-extern const LabOp plain_ops[];                           /* lab_ops.c; ends with an op of NULL */
+const LabOp *plain_ops(void);                             /* lab_ops.c; ends with an op of NULL */
 extern const Variant cpu_variants[], textbook_variants[]; /* end with a name of NULL */
 /* NULL in a build without CUDA: attention's rows, and those of the other ops' ladders */
 extern const Variant *const cuda_variants, *const ladder_variants;

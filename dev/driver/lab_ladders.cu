@@ -1,4 +1,4 @@
-/* The rows of the ladders of the ops other than attention. The shipped kernel of each op is in lab_ops.c.
+/* The rows of the ladders of the ops other than attention. The shipped kernel of each op: dev/ops/ops.c.
  *
  * To add a rung: write dev/OP/NAME.cu with `extern "C" void NAME(const Call *call)` (operands: dev/OP/ladder.h),
  * declare it there, add a row. */

@@ -157,51 +157,44 @@ static const Fill fills[] = {
     {NULL,     NULL, false}
 };
 
-#define OP_ROW(op_name, checks, times, text, ...)                                                            \
-    {                                                                                                        \
-        .op = &op_name, .shipped = text, .check_sizes = checks, .time_sizes = times, .fills = fills,         \
-        __VA_ARGS__                                                                                          \
-    }
-
-/* To add an op: a row. */
-const LabOp plain_ops[] = {
-    OP_ROW(op_embedding_forward, check_sizes, time_sizes, "a gather: one row of 16-byte loads a token", ),
-    OP_ROW(op_embedding_backward, check_sizes, time_sizes,
-           "tokens are sorted, so that sums need no atomics", ),
-    OP_ROW(op_layernorm_forward, check_sizes, time_sizes, "mean and variance of a row kept in registers", ),
-    OP_ROW(op_residual_layernorm, check_sizes, time_sizes, "the residual sum never comes back from memory", ),
-    OP_ROW(op_layernorm_backward, check_sizes, time_sizes,
-           "row sums for dx, column sums for weight and bias", ),
-    OP_ROW(op_dropout, check_sizes, time_sizes, "masks from a counter: nothing is stored", ),
-    OP_ROW(gelu_forward, check_sizes, time_sizes_wide, NULL, .reference = gelu_forward_reference,
-           .bytes = gelu_forward_bytes),
-    OP_ROW(gelu_backward, check_sizes, time_sizes_wide, NULL, .reference = gelu_backward_reference,
-           .bytes = gelu_backward_bytes),
-    OP_ROW(op_linear_forward, check_sizes, time_sizes_linear_forward,
-           "a matrix product with bias and GELU in its epilogue", ),
-    OP_ROW(op_linear_backward_input, check_sizes, time_sizes_linear_backward, "dout W, times GELU's slope", ),
-    OP_ROW(op_linear_row_dots, check_sizes, time_sizes_proj,
-           "dout W, with D of attention's backward where that is cheap", ),
-    OP_ROW(op_linear_backward_weight, check_sizes_weight, time_sizes_weight,
-           "dout^T x added in fp32, and bias sums", ),
-    OP_ROW(op_qkv_bias_backward, check_sizes, time_sizes,
-           "sums that need not be taken, because they are known", ),
-    OP_ROW(op_attention_decode, check_sizes_decode, time_sizes_decode,
-           "one query: the keys in pieces, or most of the card is idle", ),
-    OP_ROW(op_cross_entropy_forward, check_sizes, time_sizes_loss,
-           "logsumexp minus the target's logit, one pass", ),
-    OP_ROW(op_cross_entropy_backward, check_sizes, time_sizes_loss,
-           "and the gradient in place of the logits", ),
-    OP_ROW(op_loss_sum, check_sizes_flat, time_sizes_parameters,
-           "a sum that is added to statistics on the device", ),
-    OP_ROW(op_grad_norm, check_sizes_flat, time_sizes_parameters,
-           "a reduction whose order does not depend on timing", ),
-    OP_ROW(op_adamw, check_sizes_flat, time_sizes_parameters,
-           "all tensors in one launch, a NaN never reaches a weight", ),
-    OP_ROW(op_weights_from_master, check_sizes_flat, time_sizes_parameters,
-           "a cast: a roof of element-wise ops", ),
-    {.op = NULL},
+static const struct {
+    int (*check)(Sizes *list, const Options *o);
+    int (*time)(Sizes *list, const Options *o, Needs needs);
+} shapes[] = {
+    [BY_ROWS] = {check_sizes,        time_sizes                },
+    [LINEAR_FORWARD] = {check_sizes,        time_sizes_linear_forward },
+    [LINEAR_BACKWARD] = {check_sizes,        time_sizes_linear_backward},
+    [LINEAR_PROJ] = {check_sizes,        time_sizes_proj           },
+    [LINEAR_WEIGHT] = {check_sizes_weight, time_sizes_weight         },
+    [CACHE] = {check_sizes_decode, time_sizes_decode         },
+    [LOGITS] = {check_sizes,        time_sizes_loss           },
+    [PARAMETERS] = {check_sizes_flat,   time_sizes_parameters     },
 };
+
+/* GELU by itself, then every op of dev/ops/ops.c. */
+const LabOp *plain_ops(void) {
+    static LabOp ops[MAX_OPS] = {
+        {.op = &gelu_forward,
+         .reference = gelu_forward_reference,
+         .bytes = gelu_forward_bytes,
+         .check_sizes = check_sizes,
+         .time_sizes = time_sizes_wide,
+         .fills = fills},
+        {.op = &gelu_backward,
+         .reference = gelu_backward_reference,
+         .bytes = gelu_backward_bytes,
+         .check_sizes = check_sizes,
+         .time_sizes = time_sizes_wide,
+         .fills = fills},
+    };
+    LabOp *op = &ops[2];
+    for (const Op *const *described = described_ops; *described; described++)
+        *op++ = (LabOp){.op = *described,
+                        .check_sizes = shapes[(*described)->shape].check,
+                        .time_sizes = shapes[(*described)->shape].time,
+                        .fills = fills};
+    return ops;
+}
 
 const Variant textbook_variants[] = {
     {.op = "gelu_forward",

@@ -93,6 +93,18 @@ typedef struct Call {
     void *p[MAX_OPERANDS];
 } Call;
 
+/* At which sizes the lab checks and times an op (dev/driver/lab_ops.c). */
+typedef enum LabShape {
+    BY_ROWS, /* N = B*T rows of C: the activations of a block */
+    LINEAR_FORWARD,
+    LINEAR_BACKWARD,
+    LINEAR_PROJ,
+    LINEAR_WEIGHT,
+    CACHE,     /* of T positions */
+    LOGITS,    /* N rows of Vp */
+    PARAMETERS /* N of them */
+} LabShape;
+
 struct OpCase;
 typedef struct Op {
     const char *name;
@@ -104,12 +116,16 @@ typedef struct Op {
     void (*prepare)(struct OpCase *c);                   /* inputs that are not plain normal: in[] */
     void (*reference)(void **p, const struct OpCase *c); /* where it is not run() on ops_cpu */
     void (*plain)(struct OpCase *c); /* a plain bf16 computation of the outputs: plain[], slack[] */
+    LabShape shape;
+    const char *
+        teaches; /* the lab's rows cpu, cuda and cuda_fp32: what the shipped kernels show; NULL: no such rows */
 } Op;
 
-extern const Op op_embedding_forward, op_embedding_backward, op_layernorm_forward, op_residual_layernorm,
-    op_layernorm_backward, op_dropout, op_linear_forward, op_linear_backward_input, op_linear_row_dots,
-    op_linear_backward_weight, op_qkv_bias_backward, op_attention_decode, op_cross_entropy_forward,
-    op_cross_entropy_backward, op_loss_sum, op_grad_norm, op_adamw, op_weights_from_master;
+/* op_layernorm_forward and so on: ops.c. */
+#define DESCRIPTION(Type, name) extern const Op op_##name;
+EACH_OP(DESCRIPTION)
+#undef DESCRIPTION
+extern const Op *const described_ops[]; /* ends with NULL */
 
 /* What adamw gets: its operands, and the settings of one step. */
 AdamWArgs op_adamw_args(const Call *call);

@@ -11,9 +11,12 @@
 /* Column sums of values as stored: each is off by up to 2^-9 of itself in bf16. */
 #define ROUNDED_SUMS_LIMIT 4e-3
 
-#define DESCRIBED(op_name, ...)                                                                              \
-    const Op op_##op_name = {                                                                                \
-        .name = #op_name, .describe = describe_##op_name, .run = run_##op_name, __VA_ARGS__}
+#define DESCRIBED(op_name, shown, ...)                                                                       \
+    const Op op_##op_name = {.name = shown,                                                                  \
+                             .id = OP_##op_name,                                                             \
+                             .describe = describe_##op_name,                                                 \
+                             .run = run_##op_name,                                                           \
+                             __VA_ARGS__}
 
 static bool has(const Sizes *s, int flag) {
     return s->flags & flag;
@@ -48,7 +51,8 @@ static void prepare_embedding_forward(OpCase *c) {
 static void run_embedding_forward(const Call *c) {
     c->ops->embedding_forward(c->p[0], c->p[1], c->p[2], c->p[3], c->s.B, c->s.T, c->s.C);
 }
-DESCRIBED(embedding_forward, .id = OP_embedding_forward, .prepare = prepare_embedding_forward);
+DESCRIBED(embedding_forward, "embedding_forward", .prepare = prepare_embedding_forward, .shape = BY_ROWS,
+          .teaches = "a gather: one row of 16-byte loads a token");
 
 static int describe_embedding_backward(Operand *o, const Sizes *s) {
     const int64_t N = (int64_t)s->B * s->T;
@@ -62,7 +66,8 @@ static void prepare_embedding_backward(OpCase *c) {
 static void run_embedding_backward(const Call *c) {
     c->ops->embedding_backward(c->p[0], c->p[1], c->p[2], c->p[3], c->p[4], c->s.B, c->s.T, c->s.C, c->s.V);
 }
-DESCRIBED(embedding_backward, .id = OP_embedding_backward, .prepare = prepare_embedding_backward);
+DESCRIBED(embedding_backward, "embedding_backward", .prepare = prepare_embedding_backward, .shape = BY_ROWS,
+          .teaches = "tokens are sorted, so that sums need no atomics");
 
 /* ---- layernorm ---- */
 
@@ -74,9 +79,10 @@ static int describe_layernorm_forward(Operand *o, const Sizes *s) {
 static void run_layernorm_forward(const Call *c) {
     c->ops->layernorm_forward(c->p[0], c->p[1], c->p[2], c->p[3], c->p[4], c->p[5], c->s.N, c->s.C);
 }
-DESCRIBED(layernorm_forward, .id = OP_layernorm_forward);
+DESCRIBED(layernorm_forward, "layernorm_forward", .shape = BY_ROWS,
+          .teaches = "mean and variance of a row kept in registers");
 
-static int describe_residual_layernorm(Operand *o, const Sizes *s) {
+static int describe_residual_layernorm_forward(Operand *o, const Sizes *s) {
     const bool is_a = has(s, ALIAS_A), is_b = has(s, ALIAS_B);
     const int64_t NC = s->N * s->C;
     OPERANDS(with_role(result("residual", NC, s->C), is_a || is_b ? ADD : OUT), result("out", NC, s->C),
@@ -84,7 +90,7 @@ static int describe_residual_layernorm(Operand *o, const Sizes *s) {
              input("b", is_b ? 0 : NC, scale_of(s), 0), input("weight", s->C, 0.3f, 1),
              input("bias", s->C, 0.3f, 0));
 }
-static void run_residual_layernorm(const Call *c) {
+static void run_residual_layernorm_forward(const Call *c) {
     void *const *p = c->p, *a = has(&c->s, ALIAS_A) ? p[0] : p[4], *b = has(&c->s, ALIAS_B) ? p[0] : p[5];
     c->ops->residual_layernorm_forward(p[0], p[1], p[2], p[3], a, b, p[6], p[7], c->s.N, c->s.C);
 }
@@ -96,7 +102,8 @@ static void reference_residual_layernorm(void **p, const OpCase *c) {
     for (int64_t i = 0; i < s->N * s->C; i++) sum[i] = round_to(c->dtype, a[i] + b[i]);
     ops_cpu.layernorm_forward(p[1], p[2], p[3], sum, p[6], p[7], s->N, s->C);
 }
-DESCRIBED(residual_layernorm, .id = OP_residual_layernorm_forward, .reference = reference_residual_layernorm);
+DESCRIBED(residual_layernorm_forward, "residual_layernorm", .reference = reference_residual_layernorm,
+          .shape = BY_ROWS, .teaches = "the residual sum never comes back from memory");
 
 static int describe_layernorm_backward(Operand *o, const Sizes *s) {
     const bool alias = has(s, ALIAS_A);
@@ -124,7 +131,8 @@ static void run_layernorm_backward(const Call *c) {
     c->ops->layernorm_backward(p[0], p[1], p[2], p[3], dresidual, p[5], p[6], p[7], p[8], p[9], p[10], c->s.N,
                                c->s.C);
 }
-DESCRIBED(layernorm_backward, .id = OP_layernorm_backward, .prepare = prepare_layernorm_backward);
+DESCRIBED(layernorm_backward, "layernorm_backward", .prepare = prepare_layernorm_backward, .shape = BY_ROWS,
+          .teaches = "row sums for dx, column sums for weight and bias");
 
 enum { DROPOUT_SITE_OF_OPS = 3 };
 static int describe_dropout(Operand *o, const Sizes *s) {
@@ -135,7 +143,7 @@ static void run_dropout(const Call *c) {
     const Dropout dropout = {c->p[2], DROPOUT_SITE_OF_OPS, c->s.p > 0 ? c->s.p : 0.1f};
     c->ops->dropout(c->p[0], c->p[1], &dropout, c->s.N, c->s.C);
 }
-DESCRIBED(dropout, .id = OP_dropout);
+DESCRIBED(dropout, "dropout", .shape = BY_ROWS, .teaches = "masks from a counter: nothing is stored");
 
 /* ---- linear ---- */
 
@@ -212,7 +220,8 @@ static void plain_linear_forward(OpCase *c) {
         c->slack[0][i] += (float)(fabs(gelu_derivative(x)) * of_x + of_x * of_x);
     }
 }
-DESCRIBED(linear_forward, .id = OP_linear_forward, .plain = plain_linear_forward);
+DESCRIBED(linear_forward, "linear_forward", .plain = plain_linear_forward, .shape = LINEAR_FORWARD,
+          .teaches = "a matrix product with bias and GELU in its epilogue");
 
 /* gelu in a buffer of its own with GELU_TOO, in the place of pre_gelu with GELU_IN_PLACE */
 static int describe_linear_backward_input(Operand *o, const Sizes *s) {
@@ -251,24 +260,26 @@ static void plain_linear_backward_input(OpCase *c) {
     for (int64_t i = 0; i < n; i++) c->slack[0][i] += of_product[i];
     free(of_product);
 }
-DESCRIBED(linear_backward_input, .id = OP_linear_backward_input, .plain = plain_linear_backward_input);
+DESCRIBED(linear_backward_input, "linear_backward_input", .plain = plain_linear_backward_input,
+          .shape = LINEAR_BACKWARD, .teaches = "dout W, times GELU's slope");
 
 /* Row dots come where the backend has them for little: test_ops_attention_projection.c holds them. */
 static int group_of(const Sizes *s) {
     return s->IC % 64 ? 8 : 64;
 }
-static int describe_linear_row_dots(Operand *o, const Sizes *s) {
+static int describe_linear_backward_input_row_dots(Operand *o, const Sizes *s) {
     const int64_t in = s->N * s->IC;
     const Operand row_dots = {"row_dots", SPACE, STORE_F32, in / group_of(s), .n_parts = 0};
     OPERANDS(result("dx", in, s->IC), row_dots, input("dout", s->N * s->OC, 1, 0),
              input("weight", (int64_t)s->OC * s->IC, 1 / sqrtf((float)s->OC), 0), input("other", in, 1, 0),
              space());
 }
-static void run_linear_row_dots(const Call *c) {
+static void run_linear_backward_input_row_dots(const Call *c) {
     c->ops->linear_backward_input_row_dots(inputs(c, 0), c->p[1], outputs(c, 2), weight(c, 3, c->ops->dtype),
                                            inputs(c, 4), c->p[5], group_of(&c->s));
 }
-DESCRIBED(linear_row_dots, .id = OP_linear_backward_input_row_dots);
+DESCRIBED(linear_backward_input_row_dots, "linear_row_dots", .shape = LINEAR_PROJ,
+          .teaches = "dout W, with D of attention's backward where that is cheap");
 
 static int describe_linear_backward_weight(Operand *o, const Sizes *s) {
     const Operand dweight = sum_f32("dweight", (int64_t)s->OC * s->IC, s->IC, TENSOR_CORE_LIMIT);
@@ -280,7 +291,8 @@ static void run_linear_backward_weight(const Call *c) {
     c->ops->linear_backward_weight(weight(c, 0, DTYPE_F32), c->p[1], outputs(c, 2), inputs(c, 3),
                                    has(&c->s, FIRST) ? OVERWRITE : ACCUMULATE, c->p[4]);
 }
-DESCRIBED(linear_backward_weight, .id = OP_linear_backward_weight);
+DESCRIBED(linear_backward_weight, "linear_backward_weight", .shape = LINEAR_WEIGHT,
+          .teaches = "dout^T x added in fp32, and bias sums");
 
 static int describe_qkv_bias_backward(Operand *o, const Sizes *s) {
     OPERANDS(sum_f32("dbias", 3 * (int64_t)s->C, s->C, 0), input("dqkv", s->N * 3 * s->C, 1, 0),
@@ -289,7 +301,8 @@ static int describe_qkv_bias_backward(Operand *o, const Sizes *s) {
 static void run_qkv_bias_backward(const Call *c) {
     c->ops->qkv_bias_backward(c->p[0], c->p[1], c->p[2], c->p[3], c->p[4], c->s.N, c->s.C);
 }
-DESCRIBED(qkv_bias_backward, .id = OP_qkv_bias_backward);
+DESCRIBED(qkv_bias_backward, "qkv_bias_backward", .shape = BY_ROWS,
+          .teaches = "sums that need not be taken, because they are known");
 
 /* ---- decoding: the last row of attention; forward and backward are described in dev/attention ---- */
 
@@ -316,7 +329,8 @@ static void reference_decode(void **p, const OpCase *c) {
     free(out);
     free(lse);
 }
-DESCRIBED(attention_decode, .id = OP_attention_decode, .reference = reference_decode);
+DESCRIBED(attention_decode, "attention_decode", .reference = reference_decode, .shape = CACHE,
+          .teaches = "one query: the keys in pieces, or most of the card is idle");
 
 /* ---- loss ---- */
 
@@ -340,19 +354,21 @@ static void prepare_cross_entropy(OpCase *c) {
         for (int i = V; i < Vp && c->s.fill != FILL_TEXT; i++) z[i] = NAN;
     }
 }
-DESCRIBED(cross_entropy_forward, .id = OP_cross_entropy_forward, .prepare = prepare_cross_entropy);
+DESCRIBED(cross_entropy_forward, "cross_entropy_forward", .prepare = prepare_cross_entropy, .shape = LOGITS,
+          .teaches = "logsumexp minus the target's logit, one pass");
 
-static int describe_cross_entropy_backward(Operand *o, const Sizes *s) {
+static int describe_cross_entropy_backward_inplace(Operand *o, const Sizes *s) {
     Operand logits = with_role(result("logits", s->N * s->Vp, s->Vp), ADD); /* read, then overwritten */
     logits.scale = scale_of(s);
     OPERANDS(result_f32("losses", s->N), logits, tokens("targets", s->N, s->V));
 }
 /* With FILL_TEXT dloss is 1, as in the ladder's kernels. */
-static void run_cross_entropy_backward(const Call *c) {
+static void run_cross_entropy_backward_inplace(const Call *c) {
     const float dloss = c->s.fill == FILL_TEXT ? 1 : 1 / (float)c->s.N;
     c->ops->cross_entropy_backward_inplace(c->p[0], c->p[1], c->p[2], dloss, c->s.N, c->s.V, c->s.Vp);
 }
-DESCRIBED(cross_entropy_backward, .id = OP_cross_entropy_backward_inplace, .prepare = prepare_cross_entropy);
+DESCRIBED(cross_entropy_backward_inplace, "cross_entropy_backward", .prepare = prepare_cross_entropy,
+          .shape = LOGITS, .teaches = "and the gradient in place of the logits");
 
 /* ---- statistics and update: all zero before, so that nothing is clipped ---- */
 
@@ -366,7 +382,8 @@ static int describe_loss_sum(Operand *o, const Sizes *s) {
 static void run_loss_sum(const Call *c) {
     c->ops->loss_sum(c->p[0], c->p[1], 0.5f, c->p[2], c->s.N);
 }
-DESCRIBED(loss_sum, .id = OP_loss_sum);
+DESCRIBED(loss_sum, "loss_sum", .shape = PARAMETERS,
+          .teaches = "a sum that is added to statistics on the device");
 
 /* Both halves: the sum of squares, and its root. */
 static int describe_grad_norm(Operand *o, const Sizes *s) {
@@ -376,7 +393,12 @@ static void run_grad_norm(const Call *c) {
     c->ops->sum_squares(c->p[0], c->p[1], c->p[2], c->s.N);
     c->ops->grad_norm(c->p[0]);
 }
-DESCRIBED(grad_norm, .id = OP_sum_squares);
+const Op op_grad_norm = {.name = "grad_norm",
+                         .id = OP_sum_squares,
+                         .describe = describe_grad_norm,
+                         .run = run_grad_norm,
+                         .shape = PARAMETERS,
+                         .teaches = "a reduction whose order does not depend on timing"};
 
 /* v must not be negative */
 static int describe_adamw(Operand *o, const Sizes *s) {
@@ -405,7 +427,8 @@ static void run_adamw(const Call *c) {
     const AdamWArgs args = op_adamw_args(c);
     c->ops->adamw(&args);
 }
-DESCRIBED(adamw, .id = OP_adamw);
+DESCRIBED(adamw, "adamw", .shape = PARAMETERS,
+          .teaches = "all tensors in one launch, a NaN never reaches a weight");
 
 static int describe_weights_from_master(Operand *o, const Sizes *s) {
     OPERANDS(result("weights", s->N, 1024), input_f32("master", s->N, 1, 0));
@@ -413,7 +436,31 @@ static int describe_weights_from_master(Operand *o, const Sizes *s) {
 static void run_weights_from_master(const Call *c) {
     c->ops->weights_from_master(c->p[0], c->p[1], c->s.N);
 }
-DESCRIBED(weights_from_master, .id = OP_weights_from_master);
+DESCRIBED(weights_from_master, "weights_from_master", .shape = PARAMETERS,
+          .teaches = "a cast: a roof of element-wise ops");
+
+/* To add an op: its description above, and its name here. */
+const Op *const described_ops[] = {
+    &op_embedding_forward,
+    &op_embedding_backward,
+    &op_layernorm_forward,
+    &op_residual_layernorm_forward,
+    &op_layernorm_backward,
+    &op_dropout,
+    &op_linear_forward,
+    &op_linear_backward_input,
+    &op_linear_backward_input_row_dots,
+    &op_linear_backward_weight,
+    &op_qkv_bias_backward,
+    &op_attention_decode,
+    &op_cross_entropy_forward,
+    &op_cross_entropy_backward_inplace,
+    &op_loss_sum,
+    &op_grad_norm,
+    &op_adamw,
+    &op_weights_from_master,
+    NULL,
+};
 
 /* ---- cost ---- */
 

@@ -7,16 +7,16 @@ static const struct {
     const Op *op;
     Sizes s;
 } cases[] = {
-    {&op_cross_entropy_backward, {.N = 1, .V = 1, .Vp = 128}                          },
-    {&op_cross_entropy_backward, {.N = 65, .V = 211, .Vp = 256}                       },
-    {&op_cross_entropy_backward, {.N = 127, .V = 50257, .Vp = 50304, .scale = 3}      },
-    {&op_cross_entropy_backward, {.N = 130, .V = 256, .Vp = 256, .fill = FILL_EQUAL}  },
-    {&op_cross_entropy_backward, {.N = 65, .V = 50257, .Vp = 50304, .fill = FILL_HUGE}},
-    {&op_cross_entropy_backward, {.N = 33, .V = 60001, .Vp = 60032}                   }, /* past shared memory */
-    {&op_cross_entropy_forward,  {.N = 1, .V = 1, .Vp = 128}                          },
-    {&op_cross_entropy_forward,  {.N = 65, .V = 211, .Vp = 256}                       },
-    {&op_cross_entropy_forward,  {.N = 127, .V = 50257, .Vp = 50304, .scale = 3}      },
-    {&op_cross_entropy_forward,  {.N = 65, .V = 50257, .Vp = 50304, .fill = FILL_HUGE}},
+    {&op_cross_entropy_backward_inplace, {.N = 1, .V = 1, .Vp = 128}                          },
+    {&op_cross_entropy_backward_inplace, {.N = 65, .V = 211, .Vp = 256}                       },
+    {&op_cross_entropy_backward_inplace, {.N = 127, .V = 50257, .Vp = 50304, .scale = 3}      },
+    {&op_cross_entropy_backward_inplace, {.N = 130, .V = 256, .Vp = 256, .fill = FILL_EQUAL}  },
+    {&op_cross_entropy_backward_inplace, {.N = 65, .V = 50257, .Vp = 50304, .fill = FILL_HUGE}},
+    {&op_cross_entropy_backward_inplace, {.N = 33, .V = 60001, .Vp = 60032}                   }, /* past shared memory */
+    {&op_cross_entropy_forward,          {.N = 1, .V = 1, .Vp = 128}                          },
+    {&op_cross_entropy_forward,          {.N = 65, .V = 211, .Vp = 256}                       },
+    {&op_cross_entropy_forward,          {.N = 127, .V = 50257, .Vp = 50304, .scale = 3}      },
+    {&op_cross_entropy_forward,          {.N = 65, .V = 50257, .Vp = 50304, .fill = FILL_HUGE}},
 };
 
 /* ---- losses of logits that are not finite ---- */

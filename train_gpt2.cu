@@ -25,22 +25,14 @@
 
 /* ---- evaluation, samples, checkpoints ---- */
 
-/* Mean loss over the first --eval-batches batches of the validation stream: the same ones every time. */
 static bool evaluate(Training *t, int64_t step, Error *err) {
     Run *run = t->run;
+    double mean = NAN;
     if (!run->val) return true;
-    double sum = 0;
-    const int64_t n = run->settings.eval_batches;
     stop_expect(STOP_IN_EVALUATION, INFINITY);
-    dataloader_seek(run->val, 0);
-    for (int64_t i = 0; i < n; i++) {
-        const int32_t *tokens, *targets;
-        console_status(&t->console, "validating: batch %lld of %lld", (long long)i + 1, (long long)n);
-        if (!dataloader_next(run->val, &tokens, &targets, err)) return setup_fail_val(run, err);
-        sum += gpt2_eval(&run->model, tokens, targets, (int)run->settings.batch, (int)run->settings.seq);
-        if (training_stops(t)) return true; /* the run ends: no value rather than a late one */
-    }
-    t->val_loss = unsigned_nan(sum / (double)n);
+    if (!training_validate(t, &mean, err)) return false;
+    if (training_stops(t)) return true; /* the run ends: no value rather than a late one */
+    t->val_loss = unsigned_nan(mean);
     t->val_step = step;
     t->state.val_loss = t->val_loss;
     t->is_best = isfinite(t->val_loss) && !(t->val_loss >= t->state.best_val_loss);
@@ -72,7 +64,7 @@ static void take_text(const char *bytes, size_t n, void *user) {
 
 static bool draw_sample(Training *t, int64_t step, Error *err) {
     const Settings *s = &t->run->settings;
-    if (s->sample_tokens == 0) return true;
+    if (s->sample_tokens == 0 || !ranks_leads(t->run->comm->ranks)) return true;
     SampleOptions options = {
         .prompt = s->prompt,
         .n_tokens = (int)s->sample_tokens,
@@ -274,7 +266,7 @@ static void describe(Training *t) {
     if (run->train) console_row(stdout, "train", "%s", dataloader_description(run->train));
     if (run->val) console_row(stdout, "validation", "%s", dataloader_description(run->val));
     if (run->train)
-        console_settings(stdout, &run->settings, run->n_ranks);
+        console_settings(stdout, &run->settings, run->comm->ranks.n_ranks);
     else
         console_eval_settings(stdout, &run->settings);
     setup_print_memory(run);
@@ -290,7 +282,8 @@ static void describe(Training *t) {
 static void start_state(Training *t) {
     t->state = t->run->resumed;
     t->state.seed = (uint64_t)t->run->settings.seed;
-    t->run->model.stop = t->run->n_ranks == 1 ? stop_now : NULL; /* ranks end every step together */
+    const bool alone = t->run->comm->ranks.n_ranks == 1;
+    t->run->model.stop = alone ? stop_now : NULL; /* ranks end every step together */
     if (!t->run->train) t->state.step = setup_model_step(t->run);
     t->state.val_loss = NAN;
     t->state.best_only = false;
@@ -302,6 +295,7 @@ static void start_state(Training *t) {
 
 static bool open_log(Training *t, int argc, char **argv, Error *err) {
     const Run *run = t->run;
+    if (!ranks_leads(run->comm->ranks)) return true;
     if (run->settings.eval_only) return log_append(&t->log, run->settings.out, err) || fail_flag("out", err);
     char *flags = flags_to_json(&run->settings);
     LogHeader header = {
@@ -314,7 +308,7 @@ static bool open_log(Training *t, int argc, char **argv, Error *err) {
         .tokenizer = run->tokenizer,
         .train_data = run->train ? dataloader_description(run->train) : NULL,
         .val_data = run->val ? dataloader_description(run->val) : NULL,
-        .n_ranks = run->n_ranks,
+        .n_ranks = run->comm->ranks.n_ranks,
     };
     bool ok = log_open(&t->log, run->train ? run->settings.out : NULL,
                        run->checkpoint[0] ? run->resumed.step : -1, &header, err);
@@ -362,7 +356,8 @@ static int say_finished(Run *run) {
 }
 
 static int program(int argc, char **argv) {
-    Run run = {.n_ranks = 1};
+    Run run = {.comm = &comm_alone};
+    const Ranks ranks = run.comm->ranks;
     Training training = {.run = &run,
                          .train_loss = NAN,
                          .val_loss = NAN,
@@ -373,10 +368,11 @@ static int program(int argc, char **argv) {
     Error err = {0};
     stop_prepare();
     if (!flags_parse(s, argc, argv, &err)) die(&err);
+    if (!ranks_leads(ranks)) print_nothing();
     if (answer(s, argv[0])) return finish_output();
     if (!setup_backend(&run, &err)) die(&err);
-    settings_complete(s, run.ops != &ops_cpu, run.n_ranks);
-    if (!flags_check(s, run.n_ranks, &err) || !setup_check_output(&run, &err) ||
+    settings_complete(s, run.ops != &ops_cpu, ranks.n_ranks);
+    if (!flags_check(s, ranks.n_ranks, &err) || !setup_check_output(&run, &err) ||
         !setup_model_size(&run, &err))
         die(&err);
     if (s->memory) return show_memory(&run);

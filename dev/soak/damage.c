@@ -121,13 +121,15 @@ static bool digest_data(const char *path, const Subject *subject, uint64_t *dige
     const bool text = subject->promise == TEXT;
     struct stat info;
     Tokenizer *bytes = tokenizer_open("bytes", err);
-    const DataOptions options = {.pattern = path,
-                                 .tokenizer = bytes,
-                                 .vocab_size = 256,
-                                 .split = SPLIT_ALL,
-                                 .B = 1,
-                                 .T = 8,
-                                 .n_ranks = 1};
+    const DataOptions options = {
+        .pattern = path,
+        .tokenizer = bytes,
+        .vocab_size = 256,
+        .split = SPLIT_ALL,
+        .B = 1,
+        .T = 8,
+        .ranks = {0, 1}
+    };
     DataLoader *loader = dataloader_open(&options, err);
     bool good = loader != NULL;
     const int64_t n = good ? dataloader_n_tokens(loader) : 0;

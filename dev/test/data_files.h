@@ -31,7 +31,9 @@ __attribute__((unused)) static void write_shard(const char *name, int first, int
 /* ---- loaders ---- */
 
 __attribute__((unused)) static DataOptions options_of(const char *name, int B, int T) {
-    return (DataOptions){.pattern = path_of(name), .vocab_size = 65536, .B = B, .T = T, .n_ranks = 1};
+    return (DataOptions){
+        .pattern = path_of(name), .vocab_size = 65536, .B = B, .T = T, .ranks = {0, 1}
+    };
 }
 
 __attribute__((unused)) static DataLoader *open_or_report(const DataOptions *options) {

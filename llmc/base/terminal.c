@@ -196,6 +196,10 @@ static void print_args(FILE *out, const char *end, const char *format, va_list a
     free(text);
 }
 
+void print_nothing(void) {
+    if (!freopen("/dev/null", "w", stdout)) fclose(stdout);
+}
+
 void print(FILE *out, const char *format, ...) {
     va_list args;
     va_start(args, format);

@@ -10,6 +10,9 @@
 #include <stddef.h>
 #include <stdio.h>
 
+/* From now on what goes to stdout arrives nowhere. */
+void print_nothing(void);
+
 /* ---- lines ---- */
 
 /* A part of a line, and the rest of a line with its end: a newline in the text is no end, it becomes '?'. */

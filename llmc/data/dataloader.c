@@ -102,9 +102,10 @@ static bool check_options(const DataOptions *options, Error *err) {
     if (options->B < 1 || options->T < 1)
         return fail(err, EXIT_INPUT, "a batch of %d windows of %d tokens: expected at least 1 and 1",
                     options->B, options->T);
-    if (options->n_ranks < 1 || options->rank < 0 || options->rank >= options->n_ranks)
+    if (options->ranks.n_ranks < 1 || options->ranks.rank < 0 ||
+        options->ranks.rank >= options->ranks.n_ranks)
         return fail(err, EXIT_INPUT, "rank %d of %d: expected a rank below the number of ranks",
-                    options->rank, options->n_ranks);
+                    options->ranks.rank, options->ranks.n_ranks);
     return true;
 }
 
@@ -161,8 +162,8 @@ DataLoader *dataloader_open(const DataOptions *options, Error *err) {
     pthread_cond_init(&loader->changed, NULL);
     loader->B = options->B;
     loader->T = options->T;
-    loader->windows_before = (int64_t)options->rank * options->B;
-    loader->windows_per_step = (int64_t)options->n_ranks * options->B;
+    loader->windows_before = (int64_t)options->ranks.rank * options->B;
+    loader->windows_per_step = (int64_t)options->ranks.n_ranks * options->B;
     bool ok = token_stream_open(&loader->stream, options->pattern,
                                 &(TextOptions){options->tokenizer, options->no_tokenizer},
                                 options->vocab_size, err) &&

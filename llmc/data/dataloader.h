@@ -6,6 +6,7 @@
 #pragma once
 #include <stdint.h>
 #include "llmc/base/error.h"
+#include "llmc/base/ranks.h"
 #include "llmc/tokenizer/tokenizer.h"
 
 typedef struct DataLoader DataLoader;
@@ -20,7 +21,7 @@ typedef struct DataOptions {
     int vocab_size; /* tokens >= vocab_size are an error naming file, position, value; 0: tokenizer's */
     Split split;
     int B, T; /* micro-batch of this rank */
-    int rank, n_ranks;
+    Ranks ranks;
     bool shuffle; /* training: windows permuted by (seed, epoch); else in stream order, wrapping */
     uint64_t seed;
 } DataOptions;

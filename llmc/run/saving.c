@@ -17,6 +17,10 @@ static bool save(Run *run, RunLog *log, const TrainerState *state, const SaveOpt
 bool saving_save(Saving *saving, Run *run, RunLog *log, const TrainerState *state, const SaveOptions *options,
                  Error *err) {
     if (!run->settings.out || saving->last_saved == state->step) return true;
+    if (!ranks_leads(run->comm->ranks)) {
+        saving->last_saved = state->step;
+        return true;
+    }
     const bool ok = save(run, log, state, options, err);
     if (ok)
         saving->last_saved = state->step;

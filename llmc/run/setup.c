@@ -93,8 +93,8 @@ static bool config_from_path(Run *run, Error *err) {
                     "--seq %lld: the model of %s has a context of %d tokens; hint: --seq %d at most",
                     (long long)s->seq, path, run->config.max_seq_len, run->config.max_seq_len);
     config_options(run);
-    settings_limit_seq(s, run->config.max_seq_len, run->n_ranks);
-    return flags_check(s, run->n_ranks, err) && same_size(run, path, err);
+    settings_limit_seq(s, run->config.max_seq_len, run->comm->ranks.n_ranks);
+    return flags_check(s, run->comm->ranks.n_ranks, err) && same_size(run, path, err);
 }
 
 static bool find_checkpoint(Run *run, Error *err) {
@@ -192,6 +192,7 @@ static GPT2Options model_options(const Run *run) {
         .attention = s->attention,
         .training = !s->eval_only && !sample_only,
         .dropout_seed = (uint64_t)s->seed,
+        .comm = run->comm,
         .graph = s->graph == GRAPH_ON && !s->profile,
     };
 }

@@ -35,7 +35,7 @@ typedef struct Run {
     bool output_locked;       /* run.lock in --out is ours: output is open */
     Output output;
     bool cpu_instead; /* --device auto found no card, though the program could use one */
-    int rank, n_ranks;
+    Comm *comm;       /* with the ranks that train together; rank 0 prints, samples, logs, locks and saves */
 } Run;
 
 /* Backend of --device and --precision; on --device auto the GPU where there is one. */

@@ -119,7 +119,7 @@ static bool lock_output(Run *run, int make, Error *err) {
 bool setup_check_output(Run *run, Error *err) {
     const Settings *s = &run->settings;
     struct stat info;
-    if (!s->out || s->memory) return true;
+    if (!s->out || s->memory || !ranks_leads(run->comm->ranks)) return true;
     if (strlen(s->out) >= OUT_MAX)
         return fail(err, EXIT_INPUT, "--out: the path is longer than %d bytes", OUT_MAX);
     if (stat(s->out, &info) && errno == ENOENT)
@@ -155,7 +155,7 @@ static bool check_room(const Run *run, Error *err) {
 
 bool setup_output(Run *run, Error *err) {
     const Settings *s = &run->settings;
-    if (!s->out) return true;
+    if (!s->out || !ranks_leads(run->comm->ranks)) return true;
     if (access(s->out, F_OK) && !check_room(run, err)) return false; /* no folder is made for nothing */
     if (!directory_make(s->out, err)) return fail_flag("out", err);
     if (!lock_output(run, O_CREAT, err)) return false;

@@ -31,14 +31,14 @@ static void set_probe(Probe *probe, const int32_t *tokens, const int32_t *target
 
 /* The step at hand is left out. Ranks do not: they end every step together. */
 static bool is_cut(const Training *t) {
-    return t->run->n_ranks == 1 && stop_now();
+    return t->run->comm->ranks.n_ranks == 1 && stop_now();
 }
 
 /* The micro-steps of a step, or those of them that come before a stop. */
 static bool feed(Training *t, int64_t step, Error *err) {
     const Settings *s = &t->run->settings;
     const Ops *ops = t->run->ops;
-    const int64_t n_micro = s->tokens_per_step / (s->batch * s->seq * t->run->n_ranks);
+    const int64_t n_micro = s->tokens_per_step / (s->batch * s->seq * t->run->comm->ranks.n_ranks);
     const bool first = t->state.step == t->run->resumed.step;
     gpt2_begin_step(&t->run->model, n_micro);
     for (int64_t i = 0; i < n_micro && !is_cut(t); i++) {
@@ -53,7 +53,7 @@ static bool feed(Training *t, int64_t step, Error *err) {
         if (timed) ops->device->synchronize();
         const double begun = stop_clock();
         gpt2_micro_step(&t->run->model, tokens, targets, (int)s->batch, (int)s->seq,
-                        1.0f / (float)(n_micro * t->run->n_ranks));
+                        1.0f / (float)(n_micro * t->run->comm->ranks.n_ranks));
         if (timed) ops->device->synchronize();
         if (timed && !is_cut(t)) estimate_run(t, n_micro, stop_clock() - begun);
         if (i == 0) set_probe(&t->fed[step % 2], tokens, targets, s->seq);
@@ -96,7 +96,7 @@ static bool check_step(Training *t, int64_t step, const StepStats *stats, Error 
 }
 
 double training_mfu(Training *t, double flops) {
-    const double of_a_rank = flops / t->run->n_ranks;
+    const double of_a_rank = flops / t->run->comm->ranks.n_ranks;
     const char *how;
     if (of_a_rank > t->peak_flops) {
         const double again = t->run->ops->device->peak_flops(t->run->ops->dtype, &how);
@@ -180,8 +180,41 @@ static bool queue_step(Training *t, QueuedStep *q, int64_t step, Error *err) {
     return true;
 }
 
+/* Of this rank's batches in their order the next one: batch i of all. */
+static bool eval_batch(Training *t, int64_t i, double *loss, Error *err) {
+    Run *run = t->run;
+    const Settings *s = &run->settings;
+    const int32_t *tokens, *targets;
+    console_status(&t->console, "validating: batch %lld of %lld", (long long)i + 1,
+                   (long long)s->eval_batches);
+    if (!dataloader_next(run->val, &tokens, &targets, err)) return setup_fail_val(run, err);
+    *loss = gpt2_eval(&run->model, tokens, targets, (int)s->batch, (int)s->seq);
+    return true;
+}
+
+bool training_validate(Training *t, double *mean, Error *err) {
+    enum { BLOCK = 256 };
+    Comm *comm = t->run->comm;
+    const int64_t n = t->run->settings.eval_batches;
+    double sum = 0, losses[BLOCK];
+    dataloader_seek(t->run->val, 0);
+    for (int64_t first = 0; first < n; first += BLOCK) {
+        const int block = n - first < BLOCK ? (int)(n - first) : BLOCK;
+        for (int i = 0; i < block && !training_stops(t); i++) {
+            const bool own = (first + i) % comm->ranks.n_ranks == comm->ranks.rank;
+            losses[i] = 0;
+            if (own && !eval_batch(t, first + i, &losses[i], err)) return false;
+        }
+        if (training_stops(t)) return true;
+        comm->sum_on_host(comm, losses, block);
+        for (int i = 0; i < block; i++) sum += losses[i];
+    }
+    *mean = sum / (double)n;
+    return true;
+}
+
 bool training_stops(const Training *t) {
-    return t->stop_agreed || (t->run->n_ranks == 1 && stop_requested());
+    return t->stop_agreed || (t->run->comm->ranks.n_ranks == 1 && stop_requested());
 }
 
 bool training_step(Training *t, int64_t step, Error *err) {

@@ -57,6 +57,10 @@ bool training_step(Training *t, int64_t step, Error *err);
 /* The run ends here. Ranks end behind the same step: the one whose statistics say that any of them is to stop; a process
  * alone need not wait for them. */
 bool training_stops(const Training *t);
+/* *mean = the mean loss over the first --eval-batches batches of the validation stream, the same ones every time. Ranks
+ * take them in turn; added one by one in their order, they give the same bits on any number of ranks. Where
+ * training_stops() comes true meanwhile, it ends without a mean. */
+bool training_validate(Training *t, double *mean, Error *err);
 /* Reports the step that is still queued, if there is one: before all that needs the model at rest. */
 bool training_settle(Training *t, Error *err);
 /* A step alone, for profile_run; `training` is a Training. */

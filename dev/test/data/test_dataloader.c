@@ -134,7 +134,7 @@ static void test_ranks(void) {
         int n_ranks = splits[s][0], B = splits[s][1], wrong = 0;
         for (int rank = 0; rank < n_ranks; rank++) {
             DataOptions options = options_of("a.bin", B, T);
-            options.rank = rank, options.n_ranks = n_ranks, options.shuffle = true, options.seed = 5;
+            options.ranks = (Ranks){rank, n_ranks}, options.shuffle = true, options.seed = 5;
             DataLoader *loader = open_or_report(&options);
             int32_t batch[2 * WINDOWS * T];
             int64_t position = 0;

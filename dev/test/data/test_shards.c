@@ -58,7 +58,7 @@ static void test_bad_files(void) {
     options = options_of("header.bin", 0, 2);
     expect_refusal(&options, "expected at least 1", "");
     options = options_of("header.bin", 1, 2);
-    options.rank = 1;
+    options.ranks.rank = 1;
     expect_refusal(&options, "rank 1 of 1", "");
     empty_folder();
 }

@@ -2,7 +2,9 @@
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/wait.h>
 #include <unistd.h>
+#include "llmc/base/terminal.h"
 #include "llmc/run/stop.h"
 #include "llmc/run/training.h"
 #include "dev/test/check.h"
@@ -11,13 +13,13 @@
 static char text[64];
 
 /* A new run of 3 micro-steps a step; false where it does not open. */
-static bool open_run(Run *run, Training *t) {
+static bool open_run(Run *run, Training *t, Comm *comm) {
     char *argv[] = {"train_gpt2", "--device",  "cpu", "--train", text, "--layers", "2", "--channels",
                     "32",         "--heads",   "2",   "--seq",   "16", "--batch",  "2", "--tokens-per-step",
                     "96",         "--dropout", "0.2", "--steps", "9",  "--warmup", "0"};
     const int argc = sizeof argv / sizeof *argv;
     Error err = {0};
-    *run = (Run){.n_ranks = 1};
+    *run = (Run){.comm = comm};
     *t = (Training){
         .run = run, .val_step = -1, .saving.last_saved = -1, .step_seconds = INFINITY, .peak_flops = 1e12};
     bool ok = flags_parse(&run->settings, argc, argv, &err) && setup_backend(run, &err);
@@ -40,7 +42,7 @@ static void test_step_left_out(void) {
     Run whole, cut;
     static Training a, b;
     Error err = {0};
-    if (!open_run(&whole, &a) || !open_run(&cut, &b)) return;
+    if (!open_run(&whole, &a, &comm_alone) || !open_run(&cut, &b, &comm_alone)) return;
     for (int step = 1; step <= 2; step++)
         CHECK(training_step(&a, step, &err) && training_step(&b, step, &err), "step %d: %s", step, err.text);
     CHECK(b.good.n == 16, "a probe of %d tokens, of windows of 16", b.good.n);
@@ -70,7 +72,7 @@ static void test_times_of_steps_ahead(void) {
     Run run;
     static Training t;
     Error err = {0};
-    if (!open_run(&run, &t)) return;
+    if (!open_run(&run, &t, &comm_alone)) return;
     Device async = device_cpu;
     Ops ahead = ops_cpu;
     async.is_async = true;
@@ -114,7 +116,10 @@ static void test_mfu(void) {
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         const Device device = {.peak_flops = measure};
         const Ops ops = {.device = &device};
-        Run run = {.ops = &ops, .n_ranks = 2};
+        Comm two = {
+            .ranks = {0, 2}
+        };
+        Run run = {.ops = &ops, .comm = &two};
         static Training t;
         t = (Training){.run = &run, .peak_flops = 1e12};
         measured_peak = rows[i].again;
@@ -145,12 +150,105 @@ static void test_flops(void) {
           gpt2_flops_per_token(&d12, 1024));
 }
 
+/* ---- ranks, the others of which are pretended ---- */
+
+enum { MOST_BATCHES = 600 };
+static double other_losses[MOST_BATCHES];
+static int n_others;
+static bool is_noted; /* this rank's losses become the other's */
+static void sum_with_other(Comm *comm, double *values, int64_t n) {
+    for (int64_t i = 0; i < n; i++, n_others++)
+        if (is_noted)
+            other_losses[n_others] = values[i];
+        else
+            values[i] += other_losses[n_others];
+}
+
+/* The mean over two ranks, which take batches in turn, has the bits of a process alone, also over several blocks of
+ * batches, and where one rank has a batch more. */
+static void test_validation_of_two(int n_batches) {
+    Comm comms[3] = {comm_alone, comm_alone, comm_alone};
+    double means[3];
+    Error err = {0};
+    for (int i = 0; i < 3; i++) {
+        Run run;
+        static Training t;
+        if (i > 0) comms[i].ranks = (Ranks){2 - i, 2}; /* rank 1, then rank 0 */
+        if (i > 0) comms[i].sum_on_host = sum_with_other;
+        is_noted = i == 1;
+        n_others = 0;
+        if (!open_run(&run, &t, &comms[i])) return;
+        run.settings.eval_batches = n_batches;
+        CHECK(training_validate(&t, &means[i], &err), "%s", err.text);
+        setup_close(&run);
+    }
+    int n_of_rank_1 = 0;
+    for (int i = 0; i < n_batches; i++) n_of_rank_1 += other_losses[i] > 0;
+    CHECK(n_of_rank_1 == n_batches / 2, "rank 1 takes %d of %d batches", n_of_rank_1, n_batches);
+    CHECK(means[2] == means[0], "%d batches: %.17g by two ranks, %.17g alone", n_batches, means[2], means[0]);
+}
+
+static void other_asks_to_stop(Comm *comm, StepStats *stats) {
+    stats->stop += comm->ranks.n_ranks - 1;
+}
+
+/* Rank 1 of 2 makes no folder, takes no lock, saves nothing; it ends behind the step in which another rank was asked to. */
+static void test_rank_1(void) {
+    Comm comm = comm_alone;
+    Run run;
+    static Training t;
+    Error err = {0};
+    Saving saving = {.last_saved = -1};
+    comm.ranks = (Ranks){1, 2};
+    if (!open_run(&run, &t, &comm)) return;
+    run.settings.tokens_per_step = 128;
+    run.settings.out = path_of("out");
+    const SaveOptions options = setup_save_options(&run);
+    CHECK(setup_check_output(&run, &err) && setup_output(&run, &err), "%s", err.text);
+    CHECK(training_step(&t, 1, &err) && !training_stops(&t), "it ends too early: %s", err.text);
+    CHECK(t.state.data_position == 8, "window %lld behind 2 micro-steps of 2 ranks, 2 windows each",
+          (long long)t.state.data_position);
+    comm.sum_stats = other_asks_to_stop;
+    CHECK(training_step(&t, 2, &err) && training_stops(&t), "it goes on alone: %s", err.text);
+    CHECK(saving_save(&saving, &run, &t.log, &t.state, &options, &err) && saving.last_saved == 2, "%s",
+          err.text);
+    CHECK(!run.output_locked && access(run.settings.out, F_OK) != 0, "%s was made", run.settings.out);
+    setup_close(&run);
+}
+
+/* What a rank prints that is not to print, in a process of its own: nothing arrives. */
+static void test_print_nothing(void) {
+    int ends[2];
+    char said[16];
+    if (!REQUIRE(pipe(ends) == 0, "no pipe")) return;
+    fflush(stdout);
+    const pid_t child = fork();
+    if (child == 0) {
+        dup2(ends[1], STDOUT_FILENO);
+        print_line(stdout, "said");
+        fflush(stdout);
+        print_nothing();
+        print_line(stdout, "unsaid");
+        fflush(stdout);
+        _exit(0);
+    }
+    close(ends[1]);
+    waitpid(child, NULL, 0);
+    const ssize_t n = read(ends[0], said, sizeof said);
+    CHECK(n == 5 && memcmp(said, "said\n", 5) == 0, "%d bytes arrive", (int)n);
+    close(ends[0]);
+}
+
 int main(void) {
     if (!CHECK(mkdtemp(folder), "%s cannot be made", folder)) return check_finish("training");
     snprintf(text, sizeof text, "%s/text.txt", folder);
     FILE *file = fopen(text, "w");
     for (int i = 0; file && i < 200; i++) fprintf(file, "line %d: the quick brown fox\n", i);
     if (file) fclose(file);
+    test_validation_of_two(7);
+    test_validation_of_two(300);
+    test_rank_1();
+    test_print_nothing();
     test_times_of_steps_ahead();
     test_step_left_out();
     test_memory_given_back();

@@ -163,7 +163,8 @@ static void test_text_in_chunks(void) {
     write_file("long.txt", made, length);
     int32_t *expected = encode(tokenizer, made, length, &n);
     DataOptions options = {
-        .pattern = path_of("long.txt"), .tokenizer = tokenizer, .B = 1, .T = T, .n_ranks = 1};
+        .pattern = path_of("long.txt"), .tokenizer = tokenizer, .B = 1, .T = T, .ranks = {0, 1}
+    };
     DataLoader *loader = dataloader_open(&options, &err);
     CHECK(loader && dataloader_n_tokens(loader) == (int64_t)n, "%zu tokens expected: %s", n, err.text);
     for (size_t at = 0; loader && at + T < n; at += T) {

@@ -239,17 +239,17 @@ static bool step_snapshot(Case *c, const GPT2Options *options, Snapshot *out) {
     return true;
 }
 
-/* Two steps and a gradient of three micro-steps: the same bits when run twice, when replayed, when blocks are recomputed. */
+/* Two steps and a gradient of three micro-steps: the same bits when run twice, when launched as graphs, when blocks are recomputed. */
 static void test_same_bits(Case *c) {
     static const struct {
         GPT2Options options;
         const char *what;
     } ways[] = {
-        {{.graph = false},                              "run twice"                },
-        {{.graph = true},                               "replayed"                 },
-        {{.recompute = RECOMPUTE_LINEAR},               "recompute linear"         },
-        {{.recompute = RECOMPUTE_BLOCK},                "recompute block"          },
-        {{.recompute = RECOMPUTE_BLOCK, .graph = true}, "recompute block, replayed"},
+        {{.graph = false},                              "run twice"             },
+        {{.graph = true},                               "graph"                 },
+        {{.recompute = RECOMPUTE_LINEAR},               "recompute linear"      },
+        {{.recompute = RECOMPUTE_BLOCK},                "recompute block"       },
+        {{.recompute = RECOMPUTE_BLOCK, .graph = true}, "recompute block, graph"},
     };
     Snapshot first, again;
     if (!step_snapshot(c, &ways[0].options, &first)) return;

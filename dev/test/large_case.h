@@ -22,7 +22,7 @@ static double recorded_error(const Reference *reference, const char *tensor) {
     return largest;
 }
 
-/* Gradients of one micro-step, and that another two, replayed where the backend can, leave the same bits. */
+/* Gradients of one micro-step, and that another two, launched as a graph where the device can, leave the same bits. */
 static bool large_gradients(Case *c, Snapshot *out, float *loss) {
     GPT2 model;
     if (!case_open_with(c, &model, &(GPT2Options){.graph = true})) return false;

@@ -146,7 +146,7 @@ static void test_roofs(void) {
               measured.bytes_of[i]);
 }
 
-/* A step of more calls than there are marks: the profile says how many it left out, and no share of the step. */
+/* A step of more calls than there are timestamps: the profile says how many it left out, and no share of the step. */
 static void test_too_many_calls(const Ops *ops) {
     enum { NOTED = TIMESTAMPS_MAX / 2, MORE = 5 };
     Profile profile = {0};

@@ -35,13 +35,15 @@ __global__ void step_kernel(const __grid_constant__ AdamWArgs args) {
     current_step = s;
 }
 
-/* Updates one weight and its moments. */
+/* Updates one weight and its moments. Fused multiply-adds are spelled out: the compiler's own choice of them, and with it the
+ * bits of a run, changed when weight_decay and lr moved to shared memory. */
 __device__ inline void update(float &w, float &m, float &v, float grad, const AdamWGroup &group,
                               const Step &s, const UpdateArgs &args) {
     const float g = grad * s.grad_scale;
-    m = args.beta1 * m + s.one_minus_beta1 * g;
-    v = args.beta2 * v + s.one_minus_beta2 * g * g;
-    w -= group.lr * (m * s.m_correction / (sqrtf(v * s.v_correction) + args.eps) + group.weight_decay * w);
+    m = fmaf(args.beta1, m, s.one_minus_beta1 * g);
+    v = fmaf(args.beta2, v, s.one_minus_beta2 * g * g);
+    const float step = m * s.m_correction / (sqrtf(v * s.v_correction) + args.eps);
+    w = fmaf(-group.lr, fmaf(group.weight_decay, w, step), w);
 }
 
 /* A tile a block. The loads are under way before the barrier, so nothing waits for current_step or the group. */

@@ -21,26 +21,17 @@ except ImportError:
 WHITE_SPACE = {0x85, 0xA0, 0x1680, 0x2028, 0x2029, 0x202F, 0x205F, 0x3000,
                *range(0x09, 0x0E), 0x20, *range(0x2000, 0x200B)}
 CLASS_OF_CATEGORY = {"L": "LETTER", "N": "NUMBER"}  # first letter of the general category: \p{L}, \p{N}
-RANGES_PER_LINE = 3
+TABLES = {"LETTER": "unicode_letters", "NUMBER": "unicode_numbers", "SPACE": "unicode_spaces"}
 
 HEADER = """\
 /* Unicode {version}: the letters (general category L*), numbers (N*) and white space (White_Space), as sorted
- * ranges; all other code points are CLASS_OTHER. Made by scripts/make_unicode_classes.py: do not edit. */
+ * ranges of code points, first and last. Made by scripts/make_unicode_classes.py: do not edit. */
 #pragma once
 #include <stdint.h>
 
 #define UNICODE_CLASSES_VERSION "{version}"
 
-typedef enum {{ CLASS_OTHER, CLASS_LETTER, CLASS_NUMBER, CLASS_SPACE }} UnicodeClass;
-
-typedef struct UnicodeRange {{
-    uint32_t first, last; /* code points, both inclusive */
-    UnicodeClass kind;
-}} UnicodeRange;
-
-/* clang-format off */
-static const UnicodeRange unicode_ranges[] = {{
-"""
+/* clang-format off */"""
 
 
 def class_of(code_point):
@@ -62,11 +53,18 @@ def ranges():
 
 def main():
     Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
-    entries = ["{0x%04X, 0x%04X, CLASS_%s}," % entry for entry in ranges()]
-    sys.stdout.write(HEADER.format(version=unicodedata.unidata_version))
-    for i in range(0, len(entries), RANGES_PER_LINE):
-        print("    " + " ".join(entries[i:i + RANGES_PER_LINE]))
-    print("};\n/* clang-format on */")
+    found = list(ranges())
+    print(HEADER.format(version=unicodedata.unidata_version))
+    for kind, name in TABLES.items():
+        line = "   "
+        print(f"static const uint32_t {name}[][2] = {{")
+        for entry in ("{0x%04X, 0x%04X}," % (first, last) for first, last, of in found if of == kind):
+            if len(line) + 1 + len(entry) > 120:
+                print(line)
+                line = "   "
+            line += " " + entry
+        print(line + "\n};")
+    print("/* clang-format on */")
 
 
 if __name__ == "__main__":

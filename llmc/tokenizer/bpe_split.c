@@ -12,19 +12,27 @@ static uint32_t code_point_of(const uint8_t *text, int n) {
     return code_point;
 }
 
-static UnicodeClass class_of(uint32_t code_point) {
-    size_t low = 0, high = sizeof unicode_ranges / sizeof *unicode_ranges;
+typedef enum { CLASS_OTHER, CLASS_LETTER, CLASS_NUMBER, CLASS_SPACE } UnicodeClass;
+
+static bool is_in(const uint32_t (*ranges)[2], size_t n, uint32_t code_point) {
+    size_t low = 0, high = n;
     while (low < high) {
         size_t middle = (low + high) / 2;
-        if (code_point > unicode_ranges[middle].last) {
+        if (code_point > ranges[middle][1])
             low = middle + 1;
-        } else {
+        else
             high = middle;
-        }
     }
-    bool inside =
-        low < sizeof unicode_ranges / sizeof *unicode_ranges && code_point >= unicode_ranges[low].first;
-    return inside ? unicode_ranges[low].kind : CLASS_OTHER;
+    return low < n && code_point >= ranges[low][0];
+}
+
+#define IS_IN(ranges, code_point) is_in(ranges, sizeof ranges / sizeof *ranges, code_point)
+
+static UnicodeClass class_of(uint32_t code_point) {
+    return IS_IN(unicode_letters, code_point)   ? CLASS_LETTER
+           : IS_IN(unicode_numbers, code_point) ? CLASS_NUMBER
+           : IS_IN(unicode_spaces, code_point)  ? CLASS_SPACE
+                                                : CLASS_OTHER;
 }
 
 static UnicodeClass class_of_ascii(uint8_t c) {

@@ -193,13 +193,17 @@ class UnicodeClasses(Parts):
     def test_the_table_is_what_the_script_makes(self):
         """But for code points that this Python's Unicode does not know, or has in another class than 16.0."""
         with open(os.path.join(ROOT, "llmc", "tokenizer", "unicode_classes.h"), encoding="utf-8") as file:
-            table = re.findall(r"\{0x([0-9A-F]+), 0x([0-9A-F]+), CLASS_(\w+)\}", file.read())
-        self.assertGreater(len(table), 700)
-        of_table, last = {}, -1
-        for first, end, kind in ((int(first, 16), int(end, 16), kind) for first, end, kind in table):
-            self.assertTrue(last < first <= end, hex(first))
-            of_table.update(dict.fromkeys(range(first, end + 1), kind))
-            last = end
+            text = file.read()
+        of_table = {}
+        for kind, name in make_unicode_classes.TABLES.items():
+            ranges, last = re.search(name + r"\[\]\[2\] = \{(.*?)\};", text, re.S).group(1), -1
+            for first, end in re.findall(r"\{0x([0-9A-F]+), 0x([0-9A-F]+)\}", ranges):
+                first, end = int(first, 16), int(end, 16)
+                self.assertTrue(last < first <= end, hex(first))
+                self.assertFalse(of_table.keys() & range(first, end + 1), hex(first))
+                of_table.update(dict.fromkeys(range(first, end + 1), kind))
+                last = end
+        self.assertGreater(len(of_table), 100000)
         made = {}
         last = -1
         for first, end, kind in make_unicode_classes.ranges():
@@ -218,14 +222,16 @@ class UnicodeClasses(Parts):
             self.assertEqual(make_unicode_classes.class_of(point), kind, hex(point))
 
     def test_what_it_prints(self):
-        self.replace(make_unicode_classes, "ranges", lambda: [(0x41, 0x5A, "LETTER"), (0x30, 0x39, "NUMBER")] * 2)
+        self.replace(make_unicode_classes, "ranges", lambda: [(0x41, 0x5A, "LETTER"), (0x30, 0x39, "NUMBER")] * 7)
         self.replace(make_unicode_classes.sys, "argv", ["make_unicode_classes.py"])
         out = io.StringIO()
         with redirect_stdout(out):
             make_unicode_classes.main()
-        self.assertTrue(out.getvalue().endswith(
-            "    {0x0041, 0x005A, CLASS_LETTER}, {0x0030, 0x0039, CLASS_NUMBER}, {0x0041, 0x005A, CLASS_LETTER},\n"
-            "    {0x0030, 0x0039, CLASS_NUMBER},\n};\n/* clang-format on */\n"))
+        letters, numbers = ("{0x0041, 0x005A},", "{0x0030, 0x0039},")
+        self.assertTrue(out.getvalue().endswith("".join(
+            f"static const uint32_t {name}[][2] = {{\n    {' '.join([entry] * 6)}\n    {entry}\n}};\n"
+            for name, entry in (("unicode_letters", letters), ("unicode_numbers", numbers))) +
+            "static const uint32_t unicode_spaces[][2] = {\n   \n};\n/* clang-format on */\n"))
         self.assertIn(f'#define UNICODE_CLASSES_VERSION "{make_unicode_classes.unicodedata.unidata_version}"', out.getvalue())
 
 

@@ -158,10 +158,10 @@ static int longest_line(const Seen *seen) {
     "--device cpu --layers 1 --heads 2 --channels 32 --batch 2 --seq 16 --eval-batches 2 --sample-tokens "   \
     "40 --seed 3"
 
-static void write_text(const char *name) {
+/* Every byte from 1 to `largest`. Null no text has; samples do. */
+static void write_text(const char *name, size_t largest) {
     char text[6000];
-    for (size_t i = 0; i < sizeof text; i++)
-        text[i] = (char)(1 + i * i / 7 % 255); /* every byte but null, which no text has; samples do */
+    for (size_t i = 0; i < sizeof text; i++) text[i] = (char)(1 + i * i / 7 % largest);
     write_file(name, text, sizeof text);
 }
 
@@ -181,7 +181,7 @@ static const struct {
     {"the plan",                   "PROGRAM --device cpu --memory --model 'oE'",                               "largest that fits" },
     {"the help",                   "ln -sf PROGRAM 'pE'; './pE' --help",                                       "usage: "           },
     {"a skipped checkpoint",
-     "for c in 'oE'/step_*; do echo x >> \"$c/model.safetensors\"; done; PROGRAM " TINY
+     "echo x >> 'oE/step_00000004/model.safetensors'; PROGRAM " TINY
      " --steps 9 --train 'E' --out 'oE' --resume",                                                             "checkpoint skipped"},
     {"a manifest",
      "sed -i 's/model.safetensors/mo\302\233\233\342\200\256del/' "
@@ -210,7 +210,7 @@ static void fill_in(const char *command, const char *here, char *filled, size_t 
 static void test_hostile(const char *here) {
     for (int columns = 0; columns <= 80; columns += 80) {
         empty_folder();
-        write_text(EVIL);
+        write_text(EVIL, 255);
         for (size_t i = 0; i < sizeof hostile / sizeof *hostile; i++) {
             char command[4096];
             fill_in(hostile[i].command, here, command, sizeof command);
@@ -229,7 +229,7 @@ static void test_hostile(const char *here) {
 static Seen train_at(const char *here, int columns, const char *term, const char *before) {
     char command[1024];
     empty_folder();
-    write_text("text");
+    write_text("text", 127); /* above is no UTF-8, and a note */
     snprintf(command, sizeof command,
              "cd %s && %s %s/%s " TINY
              " --steps 40 --eval-every 20 --save-every 20 --tokens-per-step 64 --train text --out out",

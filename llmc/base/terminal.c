@@ -248,3 +248,12 @@ void print_wrapped(FILE *out, int column, int indent, int width, const char *for
     put(out, "", 0, "\n");
     free(all);
 }
+
+void print_note(const char *format, ...) {
+    va_list args;
+    va_start(args, format);
+    char *text = format_text(format, args);
+    va_end(args);
+    print_wrapped(stdout, 0, 2, terminal_columns(stdout), "note: %s", text ? text : "");
+    free(text);
+}

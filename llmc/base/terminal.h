@@ -25,6 +25,9 @@ void print_text(FILE *out, const char *bytes, size_t n);
 void print_wrapped(FILE *out, int column, int indent, int width, const char *format, ...)
     __attribute__((format(printf, 5, 6)));
 
+/* "note: ..." on stdout, in lines of the terminal's width; where it is none, one line. */
+void print_note(const char *format, ...) __attribute__((format(printf, 1, 2)));
+
 /* The rule itself, in place; returns the new length, which is never more than n. */
 size_t make_printable(char *text, size_t n, bool keep_newline_and_tab);
 /* How many bytes at the end of text begin a character that is not complete yet: 0 to 3. */

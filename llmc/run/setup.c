@@ -208,8 +208,7 @@ void setup_print_device(const Run *run) {
         run->ops == &ops_cpu || cuda_available(); /* --memory plans for a card that is elsewhere, too */
     console_row(stdout, "device", "%s: %s", run->ops->name,
                 known ? run->ops->device->name() : "none on this machine");
-    if (run->cpu_instead)
-        print_line(stdout, "note: no CUDA device or no driver found: the CPU computes; hint: nvidia-smi");
+    if (run->cpu_instead) print_note("no CUDA device or no driver found: the CPU computes; hint: nvidia-smi");
 }
 
 void setup_print_model(const Run *run) {
@@ -308,8 +307,8 @@ static void name_differences(const Run *run, const char *saved_flags) {
     FlagDifference found[16];
     int n = saved_flags ? flags_differences(saved_flags, &run->settings, found, 16) : 0;
     for (int i = 0; i < n && i < 16; i++)
-        print_line(stdout, "note: --%s was %s in the checkpoint, the run goes on with %s", found[i].name,
-                   found[i].saved, found[i].now);
+        print_note("--%s was %s in the checkpoint, the run goes on with %s", found[i].name, found[i].saved,
+                   found[i].now);
 }
 
 static bool resume(Run *run, Error *err) {

@@ -100,8 +100,7 @@ static void name_shared_file(const Run *run) {
     for (int i = 0; i < dataloader_n_files(run->val); i++) {
         const char *file = dataloader_file(run->val, i);
         if (!is_trained_on(run, file)) continue;
-        print_line(stdout, "note: %s is in --val and in --train: the validation loss includes training data",
-                   file);
+        print_note("%s is in --val and in --train: the validation loss includes training data", file);
         return;
     }
 }
@@ -116,12 +115,10 @@ static void name_not_utf8(const DataLoader *loader) {
     for (int i = dataloader_n_files(loader) - 1; i >= 0; i--)
         if (dataloader_not_utf8(loader, i) >= 0) first = i, n++;
     if (n > 0)
-        print_line(
-            stdout,
-            "note: %s is no UTF-8 from byte %lld on%s: its bytes are taken as they are; hint: iconv -f "
-            "ISO-8859-1 -t UTF-8, if it is Latin-1",
-            dataloader_file(loader, first), (long long)dataloader_not_utf8(loader, first),
-            n > 1 ? ", nor are other files" : "");
+        print_note("%s is no UTF-8 from byte %lld on%s: its bytes are taken as they are; hint: iconv -f "
+                   "ISO-8859-1 -t UTF-8, if it is Latin-1",
+                   dataloader_file(loader, first), (long long)dataloader_not_utf8(loader, first),
+                   n > 1 ? ", nor are other files" : "");
 }
 
 bool setup_data(Run *run, Error *err) {

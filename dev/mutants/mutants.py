@@ -38,6 +38,10 @@ LIKELY = [
     ("llmc/cpu/device", "test_cpu_device"),
     ("llmc/cpu/parallel", "test_cpu_device test_cpu_ops"),
     ("llmc/cpu", "test_dropout test_program test_cpu_ops test_cpu_device"),
+    ("llmc/model/comm", "test_comm"),
+    ("llmc/model/gpt2_backward", "test_comm"),
+    ("llmc/model/gpt2.c", "test_comm test_queue test_dropout"),
+    ("llmc/model/optimizer", "test_optimizer test_sizes"),
     ("llmc/model/gpt2_", "test_sizes test_init test_program_figures"),
     ("llmc/model/gpt2", "test_program test_program_runs test_checkpoint test_gpt2"),
     ("llmc/checkpoint/checkpoint", "test_checkpoint test_keep test_manifest test_checkpoint_faults test_disk.sh test_cli.sh"),
@@ -446,8 +450,14 @@ class Campaign:
                 first += [by_name.get(name, "") for name in names.split()]
         ordered = [test for test in dict.fromkeys(first) if test in tests or test in own]
         ordered += sorted(set(tests) - set(ordered), key=self.times.get)
-        return ordered if not self.quick else [test for i, test in enumerate(ordered)
-                                               if i == 0 or sum(map(self.times.get, ordered[:i + 1])) <= self.quick]
+        if not self.quick:
+            return ordered
+        chosen, left = [], self.quick
+        for test in ordered:  # a long one does not keep out the short ones behind it
+            if self.times[test] <= left:
+                chosen.append(test)
+                left -= self.times[test]
+        return chosen or ordered[:1]
 
     def build(self, row, folder, tests):
         if row.file.endswith((".py", ".sh")):

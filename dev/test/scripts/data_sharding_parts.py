@@ -1,0 +1,53 @@
+"""data/sharding.py alone: what it holds in memory at once, with a pool of processes that is only pretended."""
+import importlib.util
+import os
+import sys
+
+from parts import ROOT, Parts
+
+DATA = os.path.join(ROOT, "data")
+
+
+class Pool:
+    """Does a batch when its result is asked for, and counts those that wait."""
+
+    def __init__(self, workers, *_):
+        self.waiting = self.most = 0
+        Pool.made = self
+
+    def submit(self, function, *arguments):
+        self.waiting += 1
+        self.most = max(self.most, self.waiting)
+        return Result(self, function, arguments)
+
+    def shutdown(self, cancel_futures):
+        pass
+
+
+class Result:
+    def __init__(self, pool, function, arguments):
+        self.pool, self.function, self.arguments = pool, function, arguments
+
+    def result(self):
+        self.pool.waiting -= 1
+        return self.function(*self.arguments)
+
+
+class Sharding(Parts):
+    def setUp(self):
+        super().setUp()
+        sys.path.insert(0, DATA)
+        self.addCleanup(sys.path.remove, DATA)
+        spec = importlib.util.spec_from_file_location("sharding_of_data", os.path.join(DATA, "sharding.py"))
+        self.sharding = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(self.sharding)
+        self.addCleanup(sys.modules.pop, "common", None)
+
+    def test_a_long_source_is_read_as_it_is_tokenised(self):
+        self.replace(self.sharding.common, "gpt2_encoding", lambda: None)
+        self.replace(self.sharding, "_tokenize", lambda texts, eot: [[0] * eot + [len(text)] for text in texts])
+        self.replace(self.sharding.concurrent.futures, "ProcessPoolExecutor", Pool)
+        batches = ((0, 2 * i, ["a" * i, "b"], True) for i in range(100))
+        found = list(self.sharding.tokenized(batches, 3))
+        self.assertEqual(found, [(0, n, [0, 1 if n % 2 else n // 2]) for n in range(200)])
+        self.assertEqual((Pool.made.most, Pool.made.waiting), (12, 0))  # 4 batches a process

@@ -140,13 +140,18 @@ bool outfile_open(OutFile *file, const char *path, Error *err) {
     return false;
 }
 
-static bool flush(OutFile *file, Error *err) {
-    for (size_t done = 0; done < file->used;) {
-        ssize_t put = write(file->fd, file->buffer + done, file->used - done);
+bool write_all(int fd, const char *bytes, size_t n) {
+    for (size_t done = 0; done < n;) {
+        ssize_t put = write(fd, bytes + done, n - done);
         if (put < 0 && errno == EINTR) continue;
-        if (put < 0) return fail_errno(err, "cannot write", file->path);
+        if (put <= 0) return false;
         done += (size_t)put;
     }
+    return true;
+}
+
+static bool flush(OutFile *file, Error *err) {
+    if (!write_all(file->fd, file->buffer, file->used)) return fail_errno(err, "cannot write", file->path);
     file->used = 0;
     return true;
 }
@@ -180,4 +185,14 @@ void outfile_abandon(OutFile *file) {
     free(file->buffer);
     file->fd = -1;
     file->buffer = NULL;
+}
+
+bool file_write(const char *directory, const char *name, const void *bytes, size_t n, Error *err) {
+    char path[PATH_MAX];
+    OutFile file;
+    if (!path_join(path, directory, name, err) || !outfile_open(&file, path, err)) return false;
+    if (outfile_write(&file, bytes, n, err) && outfile_close(&file, err)) return true;
+    outfile_abandon(&file);
+    unlink(path);
+    return false;
 }

@@ -44,6 +44,10 @@ bool outfile_write(OutFile *file, const void *data, size_t n, Error *err);
 bool outfile_close(OutFile *file, Error *err);
 /* After a failure: closes without a word. Fine on a closed file. */
 void outfile_abandon(OutFile *file);
+/* The new file DIRECTORY/NAME of n bytes, on the disk; removed if that fails. */
+bool file_write(const char *directory, const char *name, const void *bytes, size_t n, Error *err);
+/* write(2) until all n bytes are written; false with errno. */
+bool write_all(int fd, const char *bytes, size_t n);
 
 /* ---- directories ---- */
 /* Creates the directory and its missing parents; an existing one is fine. */

@@ -32,6 +32,16 @@ const char *json_type_name(const JsonValue *value) {
     return value ? type_names[value->type] : "nothing";
 }
 
+const char *json_shown(const JsonValue *value) {
+    return value && value->text ? value->text : json_type_name(value);
+}
+
+bool json_refuse(const char *path, const char *field, const char *expected, const JsonValue *found,
+                 Error *err) {
+    return fail(err, EXIT_INPUT, "%s: %s: expected %s, found %.80s", path, field, expected,
+                json_shown(found));
+}
+
 /* ---- memory ---- */
 /* Memory that lives as long as the tree; NULL if there is none. Chunks double, so their number stays small. */
 static void *arena_alloc(Json *json, size_t bytes) {
@@ -292,18 +302,9 @@ static bool parse_content(Parser *p, JsonValue *value) {
     case 'f':
         return parse_literal(p, value, JSON_FALSE);
     case '-':
-    case '0':
-    case '1':
-    case '2':
-    case '3':
-    case '4':
-    case '5':
-    case '6':
-    case '7':
-    case '8':
-    case '9':
         return parse_number(p, value);
     default:
+        if (is_digit(p)) return parse_number(p, value);
         return refuse(p, p->at, "a value");
     }
 }

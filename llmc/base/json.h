@@ -53,6 +53,11 @@ bool json_double(const JsonValue *value, double *out);
 bool json_equals(const JsonValue *value, const char *text);
 /* "an object", "a string", ... for messages; "nothing" for NULL. */
 const char *json_type_name(const JsonValue *value);
+/* A number or string as it stands in the file, of the rest the type: for messages. */
+const char *json_shown(const JsonValue *value);
+/* Fails with "PATH: FIELD: expected EXPECTED, found FOUND". */
+bool json_refuse(const char *path, const char *field, const char *expected, const JsonValue *found,
+                 Error *err);
 
 /* ---- writer ---- */
 /* Appends to a growing buffer; commas, colons, quotes and escapes are its business. Start from {0}:

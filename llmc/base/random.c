@@ -14,11 +14,7 @@ uint64_t random_stream(uint64_t seed, uint64_t purpose) {
     return random_mix(random_mix(seed + golden) + golden * (purpose + 1));
 }
 
-uint64_t random_bits(uint64_t *state) {
-    *state += golden;
-    return random_mix(*state);
-}
-
 double random_uniform(uint64_t *state) {
-    return (double)(random_bits(state) >> 11) * 0x1p-53;
+    *state += golden;
+    return (double)(random_mix(*state) >> 11) * 0x1p-53;
 }

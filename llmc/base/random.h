@@ -7,7 +7,5 @@
 uint64_t random_mix(uint64_t x);
 /* Start of an independent stream: seed and purpose (any constant) mixed. */
 uint64_t random_stream(uint64_t seed, uint64_t purpose);
-/* The next 64 bits; advances *state. */
-uint64_t random_bits(uint64_t *state);
 /* Uniform in [0, 1), 53 bits; advances *state. */
 double random_uniform(uint64_t *state);

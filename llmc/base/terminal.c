@@ -104,12 +104,6 @@ static void hide(void) {
     status.out = NULL;
 }
 
-void status_hide(void) {
-    pthread_mutex_lock(&lock);
-    hide();
-    pthread_mutex_unlock(&lock);
-}
-
 /* As much of the text as fits. */
 static void draw(FILE *out, const char *text, int columns) {
     size_t n = strlen(text);

@@ -45,4 +45,3 @@ bool terminal_redraws(FILE *out);
  * seconds while it stands, so that long work moves, too. */
 void status_show(FILE *out, int columns, bool ticks, const char *format, ...)
     __attribute__((format(printf, 4, 5)));
-void status_hide(void);

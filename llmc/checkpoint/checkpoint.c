@@ -13,21 +13,22 @@
 #include "checkpoint_directory.h"
 #include "hf_config.h"
 #include "hf_weights.h"
+#include "llmc/base/checksum.h"
 #include "manifest.h"
 
 /* ---- the files ---- */
 static bool save_config(const char *directory, const GPT2 *model, const Tokenizer *tokenizer,
                         JsonWriter *manifest, Error *err) {
-    char path[PATH_MAX];
-    OutFile file;
+    JsonWriter w;
     int eot = tokenizer                           ? tokenizer_eot(tokenizer)
               : model->config.vocab_size == 50257 ? 50256
                                                   : -1; /* GPT-2's */
-    if (!path_join(path, directory, "config.json", err) || !outfile_open(&file, path, err)) return false;
-    bool ok = hf_config_write(&file, &model->config, eot, err) && outfile_close(&file, err);
+    hf_config_write(&w, &model->config, eot);
+    const bool ok = w.failed ? fail(err, EXIT_RUN, "%s: no memory to write config.json", directory)
+                             : file_write(directory, "config.json", w.data, w.length, err);
     manifest_begin_file(manifest, "config.json");
-    manifest_end_file(manifest, file.bytes, file.crc);
-    outfile_abandon(&file);
+    manifest_end_file(manifest, (int64_t)w.length, crc32c(0, w.data, w.length));
+    json_writer_free(&w);
     return ok;
 }
 

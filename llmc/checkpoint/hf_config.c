@@ -10,25 +10,17 @@ typedef struct Reader {
     Error *err;
 } Reader;
 
-/* A value as it stands in the file, for messages. */
-static const char *shown(const JsonValue *value) {
-    return value && (value->type == JSON_NUMBER || value->type == JSON_STRING) ? value->text
-                                                                               : json_type_name(value);
+static bool refuse(const Reader *r, const char *field, const char *expected) {
+    return json_refuse(r->path, field, expected, json_get(r->root, field), r->err);
 }
 
 static bool read_size(const Reader *r, const char *field, int *out) {
     const JsonValue *value = json_get(r->root, field);
     int64_t number;
     if (!json_int64(value, &number) || number < 1 || number > INT32_MAX)
-        return fail(r->err, EXIT_INPUT, "%s: %s: expected a whole number from 1 on, found %.80s", r->path,
-                    field, shown(value));
+        return refuse(r, field, "a whole number from 1 on");
     *out = (int)number;
     return true;
-}
-
-static bool refuse(const Reader *r, const char *field, const char *expected, const JsonValue *found) {
-    return fail(r->err, EXIT_INPUT, "%s: %s: expected %s, found %.80s", r->path, field, expected,
-                shown(found));
 }
 
 /* Fields that change the computation: absent, or as GPT-2 has them. To refuse one more, add a row. */
@@ -45,7 +37,7 @@ static bool check_switches(const Reader *r) {
     for (size_t i = 0; i < sizeof switches / sizeof *switches; i++) {
         const JsonValue *value = json_get(r->root, switches[i].field);
         if (value && value->type != switches[i].expected)
-            return refuse(r, switches[i].field, switches[i].expected == JSON_TRUE ? "true" : "false", value);
+            return refuse(r, switches[i].field, switches[i].expected == JSON_TRUE ? "true" : "false");
     }
     return true;
 }
@@ -59,13 +51,13 @@ static bool check_math(const Reader *r, int n_embd) {
     char expected[40];
     /* Two names of one function, the tanh form. */
     if (activation && !json_equals(activation, "gelu_new") && !json_equals(activation, "gelu_pytorch_tanh"))
-        return refuse(r, "activation_function", "gelu_new", activation);
+        return refuse(r, "activation_function", "gelu_new");
     if (epsilon && (!json_double(epsilon, &eps) || fabs(eps - 1e-5) > 1e-12))
-        return refuse(r, "layer_norm_epsilon", "1e-5", epsilon);
+        return refuse(r, "layer_norm_epsilon", "1e-5");
     snprintf(expected, sizeof expected, "null or %lld (4 n_embd)", (long long)inner);
     if (n_inner && n_inner->type != JSON_NULL &&
         (!json_int64(n_inner, &inner) || inner != 4 * (int64_t)n_embd))
-        return refuse(r, "n_inner", expected, n_inner);
+        return refuse(r, "n_inner", expected);
     return check_switches(r);
 }
 
@@ -82,14 +74,13 @@ static bool read_fields(const Reader *r, GPT2Config *config) {
     *config = (GPT2Config){0};
     if (r->root->type != JSON_OBJECT)
         return fail(r->err, EXIT_INPUT, "%s: expected an object, found %s", r->path, json_type_name(r->root));
-    if (!json_equals(type, "gpt2")) return refuse(r, "model_type", "gpt2", type);
+    if (!json_equals(type, "gpt2")) return refuse(r, "model_type", "gpt2");
     bool ok = read_size(r, "n_positions", &config->max_seq_len) &&
               read_size(r, "vocab_size", &config->vocab_size) && read_size(r, "n_layer", &config->n_layer) &&
               read_size(r, "n_head", &config->n_head) && read_size(r, "n_embd", &config->n_embd) &&
               read_window(r, config);
     if (!ok) return false;
-    if (config->vocab_size > INT32_MAX - 128)
-        return refuse(r, "vocab_size", "at most 2147483519", json_get(r->root, "vocab_size"));
+    if (config->vocab_size > INT32_MAX - 128) return refuse(r, "vocab_size", "at most 2147483519");
     config->padded_vocab_size = gpt2_pad_vocab(config->vocab_size);
     return check_math(r, config->n_embd) && gpt2_config_check(config, r->path, r->err);
 }
@@ -120,29 +111,25 @@ static void write_token_id(JsonWriter *w, const char *field, int id) {
         json_write_int(w, field, id);
 }
 
-bool hf_config_write(OutFile *file, const GPT2Config *config, int eot, Error *err) {
+void hf_config_write(JsonWriter *w, const GPT2Config *config, int eot) {
     static const char *const dropouts[] = {"resid_pdrop", "embd_pdrop", "attn_pdrop"};
-    JsonWriter w = {.indent = 2};
-    json_begin_object(&w, NULL);
-    json_write_string(&w, "model_type", "gpt2");
-    json_begin_array(&w, "architectures");
-    json_write_string(&w, NULL, "GPT2LMHeadModel");
-    json_end_array(&w);
-    write_sizes(&w, config);
-    json_write_string(&w, "activation_function", "gelu_new");
-    json_write_double(&w, "layer_norm_epsilon", 1e-5);
-    json_write_double(&w, "initializer_range", 0.02);
+    *w = (JsonWriter){.indent = 2};
+    json_begin_object(w, NULL);
+    json_write_string(w, "model_type", "gpt2");
+    json_begin_array(w, "architectures");
+    json_write_string(w, NULL, "GPT2LMHeadModel");
+    json_end_array(w);
+    write_sizes(w, config);
+    json_write_string(w, "activation_function", "gelu_new");
+    json_write_double(w, "layer_norm_epsilon", 1e-5);
+    json_write_double(w, "initializer_range", 0.02);
     const double dropout = round((double)config->dropout * 1e6) / 1e6; /* 0.1, not 0.1f */
-    for (int i = 0; i < 3; i++) json_write_double(&w, dropouts[i], dropout);
-    if (config->window) json_write_int(&w, window_key, config->window);
-    write_token_id(&w, "bos_token_id", eot);
-    write_token_id(&w, "eos_token_id", eot);
-    json_write_bool(&w, "tie_word_embeddings", true);
-    json_write_string(&w, "torch_dtype", "float32");
-    json_end_object(&w);
-    json_append(&w, "\n", 1);
-    bool ok = w.failed ? fail(err, EXIT_RUN, "%s: no memory to write it", file->path)
-                       : outfile_write(file, w.data, w.length, err);
-    json_writer_free(&w);
-    return ok;
+    for (int i = 0; i < 3; i++) json_write_double(w, dropouts[i], dropout);
+    if (config->window) json_write_int(w, window_key, config->window);
+    write_token_id(w, "bos_token_id", eot);
+    write_token_id(w, "eos_token_id", eot);
+    json_write_bool(w, "tie_word_embeddings", true);
+    json_write_string(w, "torch_dtype", "float32");
+    json_end_object(w);
+    json_append(w, "\n", 1);
 }

@@ -1,6 +1,6 @@
 /* config.json, as Hugging Face transformers writes and reads it for GPT-2. */
 #pragma once
-#include "llmc/base/files.h"
+#include "llmc/base/json.h"
 #include "llmc/model/gpt2.h"
 
 /* Refuses what this program cannot run exactly as transformers would: another model type, activation,
@@ -9,4 +9,4 @@
  * to a run: it is written under Hugging Face's three names, and not read. */
 bool hf_config_read(const char *path, GPT2Config *config, Error *err);
 /* eot: id of end-of-text, -1 where there is none. */
-bool hf_config_write(OutFile *file, const GPT2Config *config, int eot, Error *err);
+void hf_config_write(JsonWriter *w, const GPT2Config *config, int eot);

@@ -201,7 +201,7 @@ static bool open_shard(Source *source, const char *directory, const char *index,
     if (!plain)
         return fail(err, EXIT_INPUT,
                     "%s: weight_map: %.80s: expected the name of a file beside it, found %.80s", index,
-                    name->key, name->type == JSON_STRING ? name->text : json_type_name(name));
+                    name->key, json_shown(name));
     for (int i = 0; i < source->n; i++)
         if (strcmp(strrchr(source->files[i].path, '/') + 1, name->text) == 0) return true;
     return source_add(source, directory, name->text, err);

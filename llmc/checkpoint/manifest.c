@@ -63,8 +63,7 @@ void manifest_end_file(JsonWriter *w, int64_t bytes, uint32_t crc) {
 }
 
 bool manifest_write(JsonWriter *w, const char *directory, Error *err) {
-    char path[PATH_MAX], digits[9];
-    OutFile file;
+    char digits[9];
     json_end_array(w);
     json_write_string(w, "crc32c", NO_DIGITS);
     json_end_object(w);
@@ -72,18 +71,12 @@ bool manifest_write(JsonWriter *w, const char *directory, Error *err) {
     if (w->failed) return fail(err, EXIT_RUN, "%s: no memory to write " MANIFEST_NAME, directory);
     snprintf(digits, sizeof digits, "%08x", crc32c(0, w->data, w->length));
     memcpy(w->data + w->length - strlen(tail) + 1, digits, 8);
-    if (!path_join(path, directory, MANIFEST_NAME, err) || !outfile_open(&file, path, err)) return false;
-    if (outfile_write(&file, w->data, w->length, err) && outfile_close(&file, err)) return true;
-    outfile_abandon(&file);
-    return false;
+    return file_write(directory, MANIFEST_NAME, w->data, w->length, err);
 }
 
 /* ---- reading ---- */
 static bool refuse(const Manifest *m, const char *field, const char *expected, Error *err) {
-    const JsonValue *value = json_get(json_root(m->json), field);
-    bool scalar = value && (value->type == JSON_NUMBER || value->type == JSON_STRING);
-    return fail(err, EXIT_INPUT, "%s: %s: expected %s, found %.80s", m->path, field, expected,
-                scalar ? value->text : json_type_name(value));
+    return json_refuse(m->path, field, expected, json_get(json_root(m->json), field), err);
 }
 
 /* The file's own checksum: zeros its digits in text. */

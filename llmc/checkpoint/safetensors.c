@@ -4,6 +4,7 @@
 #include <string.h>
 #include <unistd.h>
 #include "llmc/base/checksum.h"
+#include "llmc/base/dtype.h"
 
 enum { PIECE_BYTES = 64 << 10 };
 
@@ -16,7 +17,7 @@ static void floats_from_f64(float *out, const void *in, int64_t n) {
 }
 
 static void floats_from_f32(float *out, const void *in, int64_t n) {
-    memcpy(out, in, (size_t)n * 4);
+    floats_from_storage(out, in, n, DTYPE_F32);
 }
 
 /* IEEE 754 binary16: 1 sign, 5 exponent (bias 15), 10 mantissa bits. */
@@ -33,12 +34,7 @@ static void floats_from_f16(float *out, const void *in, int64_t n) {
 }
 
 static void floats_from_bf16(float *out, const void *in, int64_t n) {
-    for (int64_t i = 0; i < n; i++) {
-        uint16_t top;
-        memcpy(&top, (const char *)in + 2 * i, 2);
-        uint32_t bits = (uint32_t)top << 16;
-        memcpy(&out[i], &bits, 4);
-    }
+    floats_from_storage(out, in, n, DTYPE_BF16);
 }
 
 /* To load one more type as fp32, give it a conversion. */
@@ -109,7 +105,7 @@ static bool parse_entry(SafetensorsEntry *entry, const JsonValue *value, const c
     const struct DTypeRow *row = dtype && dtype->type == JSON_STRING ? find_dtype(dtype->text) : NULL;
     if (!row)
         return fail(err, EXIT_INPUT, "%s: tensor '%.80s': expected a known dtype, found %.40s", path,
-                    entry->name, dtype && dtype->type == JSON_STRING ? dtype->text : json_type_name(dtype));
+                    entry->name, json_shown(dtype));
     entry->dtype = row->name;
     if (!parse_shape(entry, json_get(value, "shape"), path, err)) return false;
     if (!offsets || offsets->type != JSON_ARRAY || offsets->n != 2 ||
@@ -239,7 +235,7 @@ SafetensorsEntry *safetensors_find(const Safetensors *file, const char *name) {
 
 bool safetensors_read(const Safetensors *file, const SafetensorsEntry *entry, float *out, int64_t first,
                       int64_t n, Error *err) {
-    char piece[PIECE_BYTES];
+    _Alignas(8) char piece[PIECE_BYTES];
     const struct DTypeRow *dtype = find_dtype(entry->dtype);
     if (!dtype->to_floats)
         return fail(err, EXIT_INPUT, "%s: tensor '%.80s': expected F32, BF16, F16 or F64, found %s",

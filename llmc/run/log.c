@@ -14,17 +14,6 @@
 
 /* ---- one line ---- */
 
-static bool write_all(int fd, const char *bytes, size_t n) {
-    while (n > 0) {
-        ssize_t written = write(fd, bytes, n);
-        if (written < 0 && errno == EINTR) continue;
-        if (written <= 0) return false;
-        bytes += written;
-        n -= (size_t)written;
-    }
-    return true;
-}
-
 /* Ends the object in w, appends it as one line, frees w. What a failed write left behind is cut off again, so
  * that a line written after space was made does not continue a torn one. */
 static void finish_line(RunLog *run, JsonWriter *w) {

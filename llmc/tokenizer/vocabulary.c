@@ -1,7 +1,6 @@
 #include "vocabulary.h"
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 #include "llmc/base/files.h"
 
 enum { MAGIC = 20240328, HEADER_BYTES = 1024, HEADER_FIELDS = 4, GPT2_EOT = 50256, MAX_BYTES = 1 << 30 };
@@ -108,17 +107,7 @@ bool vocabulary_write_bin(const Vocabulary *vocabulary, const char *directory, E
         memcpy(file + at + 1, vocabulary->bytes + vocabulary->offsets[i], length);
         at += 1 + length;
     }
-    ok = ok && vocabulary_write_file(directory, "tokenizer.bin", (const char *)file, size, err);
+    ok = ok && file_write(directory, "tokenizer.bin", file, size, err);
     free(file);
     return ok;
-}
-
-bool vocabulary_write_file(const char *directory, const char *name, const char *bytes, size_t n, Error *err) {
-    char path[PATH_MAX];
-    OutFile file;
-    if (!path_join(path, directory, name, err) || !outfile_open(&file, path, err)) return false;
-    if (outfile_write(&file, bytes, n, err) && outfile_close(&file, err)) return true;
-    outfile_abandon(&file);
-    unlink(path);
-    return false;
 }

@@ -33,6 +33,3 @@ bool vocabulary_check_merges(const Vocabulary *vocabulary, const Bpe *bpe, Error
 /* vocab.json, merges.txt, tokenizer_config.json, special_tokens_map.json. bpe NULL: there are no merges. */
 bool vocabulary_write_hf(const Vocabulary *vocabulary, const Bpe *bpe, const char *directory, int context,
                          Error *err);
-
-/* Creates DIRECTORY/NAME, flushed to the disk; removed if that fails. */
-bool vocabulary_write_file(const char *directory, const char *name, const char *bytes, size_t n, Error *err);

@@ -55,7 +55,7 @@ bool hf_enter(const JsonValue *vocab, HfToken *tokens, int n, const char *path, 
         if (!json_int64(member, &id) || id < 0 || id >= n)
             return fail(err, EXIT_INPUT,
                         "%s: id of token \"%.60s\": expected an integer below the %d tokens, found %.30s",
-                        path, member->key, n, member->text ? member->text : json_type_name(member));
+                        path, member->key, n, json_shown(member));
         if (tokens[id].text)
             return fail(err, EXIT_INPUT, "%s: tokens \"%.60s\" and \"%.60s\" have the same id %lld", path,
                         tokens[id].text, member->key, (long long)id);
@@ -131,7 +131,7 @@ static bool check_class(const char *directory, Error *err) {
              "%s: tokenizer_class: expected GPT2Tokenizer, found %.80s, whose tokenizer.json is missing; "
              "hint: put "
              "tokenizer.json beside it, or --tokenizer PATH",
-             path, name->type == JSON_STRING ? name->text : json_type_name(name));
+             path, json_shown(name));
     json_free(json);
     return ok;
 }
@@ -239,7 +239,7 @@ static void write_special_tokens(JsonWriter *w, const char *eot) {
 /* Writes the buffer as a file and empties it. */
 static bool flush_to(JsonWriter *w, const char *directory, const char *name, Error *err) {
     bool ok = w->failed ? fail(err, EXIT_RUN, "%s/%s: out of memory", directory, name)
-                        : vocabulary_write_file(directory, name, w->data, w->length, err);
+                        : file_write(directory, name, w->data, w->length, err);
     json_writer_free(w);
     *w = (JsonWriter){0};
     return ok;

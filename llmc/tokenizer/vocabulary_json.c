@@ -1,5 +1,6 @@
 /* Hugging Face's tokenizer.json: vocabulary, merges and the way from text to tokens in one file. What is served
  * is GPT-2's way, byte-level BPE; every other setting that would change a token is refused by its name. */
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include "vocabulary_hf.h"
@@ -13,9 +14,9 @@ typedef struct Reader {
 /* Fails with "PATH: WHERE.FIELD: expected X, found Y". */
 static bool refuse(const Reader *r, const char *where, const char *field, const char *expected,
                    const JsonValue *found) {
-    const bool scalar = found && (found->type == JSON_NUMBER || found->type == JSON_STRING);
-    return fail(r->err, EXIT_INPUT, "%s: %s%s%s: expected %s, found %.80s", r->path, where, *field ? "." : "",
-                field, expected, scalar ? found->text : json_type_name(found));
+    char name[80];
+    snprintf(name, sizeof name, "%s%s%s", where, *field ? "." : "", field);
+    return json_refuse(r->path, name, expected, found, r->err);
 }
 
 static bool is_null(const JsonValue *value) {

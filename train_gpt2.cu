@@ -130,7 +130,7 @@ static bool save(Training *t, Error *err) {
         return false;
     }
     console_status(&t->console, "saving step %lld", (long long)t->state.step);
-    return saving_save(&t->saving, run, &t->log, &t->state, &options, err);
+    return training_save(t, &options, err);
 }
 
 /* In training a save that fails is said, and the run goes on: the next one may find room. */
@@ -186,7 +186,8 @@ static bool run_steps(Training *t, Error *err) {
     for (int64_t step = t->state.step + 1; step <= s->steps && !training_stops(t); step++) {
         const bool last = step == s->steps, eval = last || due(step, s->eval_every);
         const bool draw = last || due(step, s->sample_every);
-        const bool keep = due(step, s->save_every) || saving_retries(&t->saving, step);
+        const bool retry = t->saving.retry_step && step >= t->saving.retry_step; /* of a save that failed */
+        const bool keep = retry || due(step, s->save_every);
         if (!training_step(t, step, err) || !check_output(t, err)) return false;
         if (training_stops(t)) break;
         const bool asked = stop_take_save_request();
@@ -235,7 +236,7 @@ static bool eval_only(Training *t, Error *err) {
 static bool work(Training *t, Error *err) {
     const Settings *s = &t->run->settings;
     if (settings_sample_only(s)) return draw_sample(t, t->state.step, err);
-    if (s->profile) return profile_run(stdout, &t->run->model, training_queue, t, err);
+    if (s->profile) return profile_run(stdout, t, err);
     return s->eval_only ? eval_only(t, err) : train(t, err);
 }
 

@@ -95,23 +95,22 @@ bool checkpoint_find(const char *out, char *path, size_t path_size, int64_t *ste
 }
 
 /* ---- weights ---- */
-typedef struct ModelPath {
-    char path[PATH_MAX];
-    bool is_bin; /* llm.c's; else a directory */
-} ModelPath;
+/* llm.c's .bin; else a directory. */
+static bool is_bin(const char *path) {
+    struct stat info;
+    return stat(path, &info) == 0 && !S_ISDIR(info.st_mode);
+}
 
 /* What --model names: a .bin, a directory with a model, or a run's folder, which stands for its newest
  * checkpoint. */
-static bool resolve(ModelPath *model, const char *path, Error *err) {
+static bool resolve(char model[PATH_MAX], const char *path, Error *err) {
     struct stat info;
     int64_t step;
-    *model = (ModelPath){0};
     if (stat(path, &info)) return fail_errno(err, "cannot open", path);
-    if (snprintf(model->path, PATH_MAX, "%s", path) >= PATH_MAX)
+    if (snprintf(model, PATH_MAX, "%s", path) >= PATH_MAX)
         return fail(err, EXIT_INPUT, "%.200s...: the path is longer than %d bytes", path, PATH_MAX - 1);
-    model->is_bin = !S_ISDIR(info.st_mode);
-    if (model->is_bin || directory_has(path, "config.json")) return true;
-    if (find_newest(path, false, model->path, &step, err)) return true;
+    if (!S_ISDIR(info.st_mode) || directory_has(path, "config.json")) return true;
+    if (find_newest(path, false, model, &step, err)) return true;
     if (err->exit_code) return false;
     return fail(err, EXIT_INPUT,
                 "%s: expected config.json or step_* directories, found neither; hint: a checkpoint, a run's "
@@ -120,22 +119,22 @@ static bool resolve(ModelPath *model, const char *path, Error *err) {
                 path);
 }
 
-static bool read_config(const ModelPath *model, GPT2Config *config, Error *err) {
+static bool read_config(const char *model, GPT2Config *config, Error *err) {
     char path[PATH_MAX];
-    if (model->is_bin) return llmc_bin_read_config(model->path, config, err);
-    return path_join(path, model->path, "config.json", err) && hf_config_read(path, config, err);
+    if (is_bin(model)) return llmc_bin_read_config(model, config, err);
+    return path_join(path, model, "config.json", err) && hf_config_read(path, config, err);
 }
 
 bool checkpoint_model_path(const char *path, char *resolved, size_t size, Error *err) {
-    ModelPath model;
-    if (!resolve(&model, path, err)) return false;
-    if (snprintf(resolved, size, "%s", model.path) < (int)size) return true;
+    char model[PATH_MAX];
+    if (!resolve(model, path, err)) return false;
+    if (snprintf(resolved, size, "%s", model) < (int)size) return true;
     return fail(err, EXIT_INPUT, "--model: the path is longer than %zu bytes", size);
 }
 
 bool checkpoint_read_config(const char *path, GPT2Config *config, Error *err) {
-    ModelPath model;
-    return resolve(&model, path, err) && read_config(&model, config, err);
+    char model[PATH_MAX];
+    return resolve(model, path, err) && read_config(model, config, err);
 }
 
 static bool check_same_config(const char *path, const GPT2Config *a, const GPT2Config *b, Error *err) {
@@ -167,19 +166,17 @@ static bool verify_model_files(const char *directory, Error *err) {
 }
 
 /* Weights of a source whose checksums hold. */
-static bool load_weights(const ModelPath *source, GPT2 *model, Error *err) {
+static bool load_weights(const char *source, GPT2 *model, Error *err) {
     GPT2Config config;
     if (!read_config(source, &config, err)) return false;
-    if (!check_same_config(source->path, &config, &model->config, err)) return false;
-    return source->is_bin ? llmc_bin_load_weights(source->path, model, err)
-                          : hf_weights_load(source->path, model, err);
+    if (!check_same_config(source, &config, &model->config, err)) return false;
+    return is_bin(source) ? llmc_bin_load_weights(source, model, err) : hf_weights_load(source, model, err);
 }
 
 bool checkpoint_load_weights(const char *path, GPT2 *model, Error *err) {
-    ModelPath source;
-    if (!resolve(&source, path, err) || (!source.is_bin && !verify_model_files(source.path, err)))
-        return false;
-    return load_weights(&source, model, err);
+    char source[PATH_MAX];
+    return resolve(source, path, err) && (is_bin(source) || verify_model_files(source, err)) &&
+           load_weights(source, model, err);
 }
 
 /* ---- resume ---- */
@@ -187,15 +184,13 @@ static bool load_all(const Manifest *manifest, GPT2 *model, Error *err) {
     FlatBuffer states[N_STATES];
     const int n_states = optimizer_buffers(states, model);
     const char *directory = manifest->directory;
-    ModelPath source = {0};
-    snprintf(source.path, sizeof source.path, "%s", directory);
     if (manifest->model_only)
         return fail(err, EXIT_INPUT,
                     "%s holds weights only and cannot be resumed: start from it with --model", directory);
     if (!model->options.training)
         return fail(err, EXIT_RUN, "%s: the model was opened without an optimizer and cannot be resumed",
                     directory);
-    if (!manifest_verify(manifest, true, err) || !load_weights(&source, model, err)) return false;
+    if (!manifest_verify(manifest, true, err) || !load_weights(directory, model, err)) return false;
     if (!hf_tensors_load(directory, "optimizer.safetensors", model, states, n_states, err)) return false;
     char *n_skipped = (char *)model->stats + offsetof(StepStats, n_skipped);
     model->ops->device->upload(n_skipped, &manifest->state.n_skipped, sizeof manifest->state.n_skipped);

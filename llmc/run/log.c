@@ -33,11 +33,17 @@ static void finish_line(RunLog *run, JsonWriter *w) {
     json_writer_free(w);
 }
 
-void log_step(RunLog *run, const StepReport *report) {
-    if (!run->is_open) return;
+/* The object of a line about `step`. */
+static JsonWriter begin_line(int64_t step) {
     JsonWriter w = {0};
     json_begin_object(&w, NULL);
-    json_write_int(&w, "step", report->step);
+    json_write_int(&w, "step", step);
+    return w;
+}
+
+void log_step(RunLog *run, const StepReport *report) {
+    if (!run->is_open) return;
+    JsonWriter w = begin_line(report->step);
     json_write_double(&w, "loss", report->loss);
     json_write_double(&w, "lr", report->lr);
     json_write_double(&w, "norm", report->norm);
@@ -50,24 +56,19 @@ void log_step(RunLog *run, const StepReport *report) {
 
 void log_val(RunLog *run, int64_t step, double val_loss) {
     if (!run->is_open) return;
-    JsonWriter w = {0};
-    json_begin_object(&w, NULL);
-    json_write_int(&w, "step", step);
+    JsonWriter w = begin_line(step);
     json_write_double(&w, "val_loss", val_loss);
     finish_line(run, &w);
 }
 
 void log_sample(RunLog *run, int64_t step, const char *text, size_t length) {
     if (!run->is_open) return;
-    JsonWriter w = {0};
+    JsonWriter w = begin_line(step);
     char *copy = malloc(length + 1);
     if (!copy) w.failed = true;
-    /* A null byte would end the string: as a byte that is no UTF-8 it becomes U+FFFD, as all such bytes do.
-     */
+    /* A null byte would end the string: as a byte that is no UTF-8 it becomes U+FFFD, as all such bytes do. */
     for (size_t i = 0; copy && i < length; i++) copy[i] = text[i] ? text[i] : '\xff';
     if (copy) copy[length] = '\0';
-    json_begin_object(&w, NULL);
-    json_write_int(&w, "step", step);
     json_write_string(&w, "sample", copy);
     finish_line(run, &w);
     free(copy);
@@ -75,9 +76,7 @@ void log_sample(RunLog *run, int64_t step, const char *text, size_t length) {
 
 void log_failed_save(RunLog *run, int64_t step, const char *why) {
     if (!run->is_open) return;
-    JsonWriter w = {0};
-    json_begin_object(&w, NULL);
-    json_write_int(&w, "step", step);
+    JsonWriter w = begin_line(step);
     json_write_string(&w, "save_failed", why);
     finish_line(run, &w);
 }

@@ -1,5 +1,6 @@
 #include "training.h"
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include "schedule.h"
 #include "stop.h"
@@ -225,7 +226,39 @@ bool training_step(Training *t, int64_t step, Error *err) {
     return ok && (t->run->ops->device->is_async || training_settle(t, err));
 }
 
-bool training_queue(void *training, int64_t step, Error *err) {
+bool training_queue(Training *t, int64_t step, Error *err) {
     QueuedStep q;
-    return queue_step(training, &q, step, err);
+    return queue_step(t, &q, step, err);
+}
+
+/* ---- saving ---- */
+
+static bool save(Training *t, const SaveOptions *options, Error *err) {
+    Run *run = t->run;
+    bool moved;
+    if (!setup_follow_output(run, &moved, err)) return false;
+    if (moved) log_follow(&t->log);
+    TrainerState state = t->state;
+    char *flags = flags_to_json(&run->settings);
+    state.flags = flags;
+    const bool ok = checkpoint_save(run->settings.out, &run->model, run->tokenizer, &state, options, err);
+    free(flags);
+    return ok;
+}
+
+bool training_save(Training *t, const SaveOptions *options, Error *err) {
+    Saving *saving = &t->saving;
+    const int64_t step = t->state.step;
+    if (!ranks_leads(t->run->comm->ranks)) {
+        saving->last_saved = step;
+        return true;
+    }
+    const bool ok = save(t, options, err);
+    if (ok)
+        saving->last_saved = step;
+    else
+        log_failed_save(&t->log, step, err->text);
+    saving->retry_gap = ok ? 0 : saving->retry_gap ? 2 * saving->retry_gap : 1;
+    saving->retry_step = ok ? 0 : step + saving->retry_gap;
+    return ok;
 }

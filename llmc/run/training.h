@@ -4,7 +4,6 @@
 #include "llmc/checkpoint/checkpoint.h"
 #include "console.h"
 #include "log.h"
-#include "saving.h"
 #include "setup.h"
 
 enum {
@@ -26,6 +25,12 @@ typedef struct Probe {
     int n;
     int32_t tokens[PROBE_TOKENS], targets[PROBE_TOKENS];
 } Probe;
+
+typedef struct Saving {
+    int64_t last_saved; /* step; -1: none */
+    int64_t retry_step; /* a save failed: the step after which the next is tried; 0: none failed */
+    int64_t retry_gap;  /* steps from the failed one to that: 1, then twice as many each time */
+} Saving;
 
 typedef struct Training {
     Run *run;
@@ -63,8 +68,10 @@ bool training_stops(const Training *t);
 bool training_validate(Training *t, double *mean, Error *err);
 /* Reports the step that is still queued, if there is one: before all that needs the model at rest. */
 bool training_settle(Training *t, Error *err);
-/* A step alone, for profile_run; `training` is a Training. */
-bool training_queue(void *training, int64_t step, Error *err);
+/* Queues a step, and no more: for profile_run. */
+bool training_queue(Training *t, int64_t step, Error *err);
+/* Saves the run at t->state in --out. A failure is written to the log, too, and sets the time of the next try. */
+bool training_save(Training *t, const SaveOptions *options, Error *err);
 /* Of the peak, what `flops` a second of all ranks are. A measured peak that was passed was measured badly, beside
  * another program, say: it is measured again, and is at least what was done. */
 double training_mfu(Training *t, double flops);

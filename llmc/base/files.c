@@ -140,7 +140,7 @@ bool outfile_open(OutFile *file, const char *path, Error *err) {
     return false;
 }
 
-bool write_all(int fd, const char *bytes, size_t n) {
+bool file_write_all(int fd, const char *bytes, size_t n) {
     for (size_t done = 0; done < n;) {
         ssize_t put = write(fd, bytes + done, n - done);
         if (put < 0 && errno == EINTR) continue;
@@ -151,7 +151,8 @@ bool write_all(int fd, const char *bytes, size_t n) {
 }
 
 static bool flush(OutFile *file, Error *err) {
-    if (!write_all(file->fd, file->buffer, file->used)) return fail_errno(err, "cannot write", file->path);
+    if (!file_write_all(file->fd, file->buffer, file->used))
+        return fail_errno(err, "cannot write", file->path);
     file->used = 0;
     return true;
 }

@@ -47,7 +47,7 @@ void outfile_abandon(OutFile *file);
 /* The new file DIRECTORY/NAME of n bytes, on the disk; removed if that fails. */
 bool file_write(const char *directory, const char *name, const void *bytes, size_t n, Error *err);
 /* write(2) until all n bytes are written; false with errno. */
-bool write_all(int fd, const char *bytes, size_t n);
+bool file_write_all(int fd, const char *bytes, size_t n);
 
 /* ---- directories ---- */
 /* Creates the directory and its missing parents; an existing one is fine. */

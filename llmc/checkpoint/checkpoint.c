@@ -42,14 +42,8 @@ static bool save_weights(const char *directory, const GPT2 *model, bool model_on
            hf_tensors_save(directory, "optimizer.safetensors", model, states, n_states, manifest, err);
 }
 
-static bool is_saved_here(const char *name) {
-    static const char *const names[] = {"model.safetensors", "optimizer.safetensors", "config.json"};
-    for (int i = 0; i < 3; i++)
-        if (strcmp(name, names[i]) == 0) return true;
-    return false;
-}
-
-/* The tokenizer writes its own files: they are made durable and summed by reading them back. */
+/* The first in the directory. The tokenizer writes its own files: they are made durable and summed by reading them
+ * back. */
 static bool save_tokenizer(const char *directory, const Tokenizer *tokenizer, int context,
                            JsonWriter *manifest, Error *err) {
     char **names, path[PATH_MAX];
@@ -62,7 +56,6 @@ static bool save_tokenizer(const char *directory, const Tokenizer *tokenizer, in
     for (int i = 0; ok && i < n; i++) {
         int64_t bytes;
         uint32_t crc;
-        if (is_saved_here(names[i])) continue;
         ok = path_join(path, directory, names[i], err) && file_checksum(path, true, &bytes, &crc, err);
         if (!ok) break;
         manifest_begin_file(manifest, names[i]);
@@ -76,9 +69,9 @@ static bool save_files(const char *directory, const GPT2 *model, const Tokenizer
                        const TrainerState *state, bool model_only, Error *err) {
     JsonWriter manifest;
     bool ok = manifest_begin(&manifest, state, tokenizer, model_only, err) &&
+              save_tokenizer(directory, tokenizer, model->config.max_seq_len, &manifest, err) &&
               save_weights(directory, model, model_only, &manifest, err) &&
               save_config(directory, model, tokenizer, &manifest, err) &&
-              save_tokenizer(directory, tokenizer, model->config.max_seq_len, &manifest, err) &&
               manifest_write(&manifest, directory, err) && directory_sync(directory, err);
     json_writer_free(&manifest);
     return ok;

@@ -164,8 +164,7 @@ DataLoader *dataloader_open(const DataOptions *options, Error *err) {
     loader->T = options->T;
     loader->windows_before = (int64_t)options->ranks.rank * options->B;
     loader->windows_per_step = (int64_t)options->ranks.n_ranks * options->B;
-    bool ok = token_stream_open(&loader->stream, options->pattern,
-                                &(TextOptions){options->tokenizer, options->no_tokenizer},
+    bool ok = token_stream_open(&loader->stream, options->pattern, options->tokenizer, options->no_tokenizer,
                                 options->vocab_size, err) &&
               take_split(loader, options, err) && allocate(loader, err);
     if (ok) describe(loader, options);

@@ -188,14 +188,6 @@ static bool find_kind(const TokenStream *stream, bool *shards, Error *err) {
     return true;
 }
 
-static bool open_files(TokenStream *stream, const TextOptions *text, Error *err) {
-    bool shards;
-    if (!find_kind(stream, &shards, err)) return false;
-    if (shards) return open_shards(stream, err);
-    return text->tokenizer ? open_texts(stream, text->tokenizer, err)
-                           : refuse_text(stream, text->no_tokenizer, err);
-}
-
 static void begin(TokenStream *stream, int vocab_size) {
     *stream = (TokenStream){.vocab_size = vocab_size};
     for (int i = 0; i < OPEN_FILES; i++) stream->open[i].fd = -1;
@@ -241,12 +233,15 @@ bool token_stream_first_file(const char *pattern, char path[PATH_MAX]) {
     return ok;
 }
 
-bool token_stream_open(TokenStream *stream, const char *pattern, const TextOptions *text, int vocab_size,
-                       Error *err) {
+bool token_stream_open(TokenStream *stream, const char *pattern, const Tokenizer *tokenizer,
+                       const char *no_tokenizer, int vocab_size, Error *err) {
+    bool shards;
     begin(stream, vocab_size);
-    if (vocab_size == 0)
-        stream->vocab_size = text->tokenizer ? tokenizer_vocab_size(text->tokenizer) : INT_MAX;
-    const bool ok = find_files(stream, pattern, err) && open_files(stream, text, err);
+    if (vocab_size == 0) stream->vocab_size = tokenizer ? tokenizer_vocab_size(tokenizer) : INT_MAX;
+    const bool ok = find_files(stream, pattern, err) && find_kind(stream, &shards, err) &&
+                    (shards      ? open_shards(stream, err)
+                     : tokenizer ? open_texts(stream, tokenizer, err)
+                                 : refuse_text(stream, no_tokenizer, err));
     if (!ok) token_stream_close(stream);
     return ok;
 }

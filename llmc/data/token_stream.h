@@ -1,7 +1,7 @@
 /* All tokens of all files that a pattern names, as one stream: token shards, read from disk as they are asked
  * for, or text files, turned into tokens once and kept in memory. Private to the data loader.
  *
- * To add a kind of file: a reader beside shard.h, a case in open_files (token_stream.c). */
+ * To add a kind of file: a reader beside shard.h, a case in token_stream_open. */
 #pragma once
 #include <limits.h>
 #include <stdint.h>
@@ -31,14 +31,10 @@ typedef struct TokenStream {
     } open[OPEN_FILES];
 } TokenStream;
 
-typedef struct TextOptions {
-    const Tokenizer *tokenizer; /* for text; NULL: text is refused */
-    const char *no_tokenizer;   /* why; NULL: not known */
-} TextOptions;
-
-/* pattern: a path or a glob. vocab_size 0: the tokenizer's. */
-bool token_stream_open(TokenStream *stream, const char *pattern, const TextOptions *text, int vocab_size,
-                       Error *err);
+/* pattern: a path or a glob. tokenizer: for text, which without one is refused, for the reason no_tokenizer (NULL: not
+ * known). vocab_size 0: the tokenizer's. */
+bool token_stream_open(TokenStream *stream, const char *pattern, const Tokenizer *tokenizer,
+                       const char *no_tokenizer, int vocab_size, Error *err);
 /* Whether the pattern names files, all of one kind; of texts whether they can be read, of shards whether their
  * headers and sizes agree. */
 bool token_stream_check(const char *pattern, Error *err);

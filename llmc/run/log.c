@@ -19,7 +19,7 @@
 static void finish_line(RunLog *run, JsonWriter *w) {
     json_end_object(w);
     json_append(w, "\n", 1);
-    bool written = !w->failed && write_all(run->fd, w->data, w->length);
+    bool written = !w->failed && file_write_all(run->fd, w->data, w->length);
     if (written) {
         run->bytes += (int64_t)w->length;
     } else {

@@ -1,6 +1,7 @@
 /* What becomes of the flags after parsing: defaults by recipe, contradictions, JSON, changes on resume. */
 #include "flags_table.h"
 #include "llmc/base/json.h"
+#include <stdlib.h>
 #include <string.h>
 
 bool model_is_descriptor(const char *model) {
@@ -171,24 +172,10 @@ char *flags_to_json(const Settings *s) {
     return NULL;
 }
 
-static bool same_value(const JsonValue *saved, const Settings *s, const Flag *flag) {
-    const void *field = (const char *)s + flag->offset;
-    int64_t whole;
-    double real;
-    switch (flag->type) {
-    case FLAG_SWITCH:
-        return saved->type == (*(const bool *)field ? JSON_TRUE : JSON_FALSE);
-    case FLAG_INT:
-        return json_int64(saved, &whole) && whole == *(const int64_t *)field;
-    case FLAG_REAL:
-        return json_double(saved, &real) && real == *(const double *)field;
-    case FLAG_CHOICE:
-        return json_equals(saved, flag->choices[*(const int *)field]);
-    case FLAG_TEXT:
-        break;
-    }
-    const char *text = *(const char *const *)field;
-    return text ? json_equals(saved, text) : saved->type == JSON_NULL;
+static bool same_value(const JsonValue *a, const JsonValue *b) {
+    double x, y;
+    if (a->type == JSON_NUMBER) return json_double(a, &x) && json_double(b, &y) && x == y;
+    return a->type == b->type && (a->type != JSON_STRING || json_equals(a, b->text));
 }
 
 /* buffer = text, or "..." and its end: paths differ there. */
@@ -200,35 +187,39 @@ static void copy_end(char *buffer, size_t size, const char *text) {
         snprintf(buffer, size, "...%s", text + length - (size - 4));
 }
 
-static void describe_difference(FlagDifference *d, const Flag *flag, const JsonValue *saved,
-                                const Settings *now) {
-    static const char *const others[] = {[JSON_TRUE] = "on", [JSON_FALSE] = "off", [JSON_NULL] = "nothing"};
-    const bool has_text = saved->type == JSON_STRING || saved->type == JSON_NUMBER;
-    const bool has_word = saved->type == JSON_TRUE || saved->type == JSON_FALSE || saved->type == JSON_NULL;
-    const void *field = (const char *)now + flag->offset;
-    snprintf(d->name, sizeof d->name, "%s", flag->name);
-    copy_end(d->saved, sizeof d->saved, has_text ? saved->text : has_word ? others[saved->type] : "?");
-    if (flag->type == FLAG_SWITCH)
-        snprintf(d->now, sizeof d->now, "%s", *(const bool *)field ? "on" : "off");
-    else if (flag->type == FLAG_TEXT)
-        copy_end(d->now, sizeof d->now,
-                 *(const char *const *)field ? *(const char *const *)field : "nothing");
-    else
-        flags_value_text(now, flag->name, d->now, sizeof d->now);
+static void describe(char *buffer, size_t size, const JsonValue *value) {
+    static const char *const words[] = {
+        [JSON_TRUE] = "on",   [JSON_FALSE] = "off", [JSON_NULL] = "nothing", [JSON_STRING] = NULL,
+        [JSON_NUMBER] = NULL, [JSON_ARRAY] = "?",   [JSON_OBJECT] = "?"};
+    copy_end(buffer, size, value->text ? value->text : words[value->type]);
+}
+
+static int compare_flags(const JsonValue *saved, const JsonValue *now, const Settings *s,
+                         FlagDifference *found, int max) {
+    int n = 0;
+    for (int i = 0; i < flags_count; i++) {
+        const Flag *flag = &flags_table[i];
+        const JsonValue *before = json_get(saved, flag->name), *after = json_get(now, flag->name);
+        if (!flag->affects_training || !before || !after || same_value(before, after)) continue;
+        if (n++ >= max) continue;
+        FlagDifference *d = &found[n - 1];
+        snprintf(d->name, sizeof d->name, "%s", flag->name);
+        describe(d->saved, sizeof d->saved, before);
+        describe(d->now, sizeof d->now, after);
+        if (flag->type == FLAG_REAL) flag_get_text(s, flag, d->now, sizeof d->now);
+    }
+    return n;
 }
 
 int flags_differences(const char *saved_json, const Settings *now, FlagDifference *found, int max) {
     Error unused = {0};
-    Json *json = json_parse(saved_json, strlen(saved_json), "the saved flags", &unused);
-    const JsonValue *root = json ? json_root(json) : NULL;
-    int n = root && root->type == JSON_OBJECT ? 0 : -1;
-    for (int i = 0; i < flags_count && n >= 0; i++) {
-        const Flag *flag = &flags_table[i];
-        const JsonValue *saved = flag->affects_training ? json_get(root, flag->name) : NULL;
-        if (!saved || same_value(saved, now, flag)) continue;
-        if (n < max) describe_difference(&found[n], flag, saved, now);
-        n++;
-    }
-    json_free(json);
+    char *now_json = flags_to_json(now);
+    Json *before = json_parse(saved_json, strlen(saved_json), "the saved flags", &unused);
+    Json *after = now_json ? json_parse(now_json, strlen(now_json), "the flags", &unused) : NULL;
+    const bool ok = before && after && json_root(before)->type == JSON_OBJECT;
+    const int n = ok ? compare_flags(json_root(before), json_root(after), now, found, max) : -1;
+    json_free(before);
+    json_free(after);
+    free(now_json);
     return n;
 }

@@ -293,9 +293,8 @@ static void check_encoded(const Tokenizer *tokenizer, const char *text, size_t n
     size_t n_want = 0;
     TokenStream stream;
     write_file("text.txt", text, n);
-    bool ok =
-        tokenizer_encode(tokenizer, text, n, &want, &n_want, &err) &&
-        token_stream_open(&stream, path_of("text.txt"), &(TextOptions){.tokenizer = tokenizer}, 0, &err);
+    bool ok = tokenizer_encode(tokenizer, text, n, &want, &n_want, &err) &&
+              token_stream_open(&stream, path_of("text.txt"), tokenizer, NULL, 0, &err);
     if (!CHECK(ok, "%s", err.text)) return;
     int32_t *got = malloc(n_want * sizeof *got);
     ok = got && stream.n_tokens == (int64_t)n_want &&

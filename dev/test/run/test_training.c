@@ -198,7 +198,6 @@ static void test_rank_1(void) {
     Run run;
     static Training t;
     Error err = {0};
-    Saving saving = {.last_saved = -1};
     comm.ranks = (Ranks){1, 2};
     if (!open_run(&run, &t, &comm)) return;
     run.settings.tokens_per_step = 128;
@@ -210,8 +209,7 @@ static void test_rank_1(void) {
           (long long)t.state.data_position);
     comm.sum_stats = other_asks_to_stop;
     CHECK(training_step(&t, 2, &err) && training_stops(&t), "it goes on alone: %s", err.text);
-    CHECK(saving_save(&saving, &run, &t.log, &t.state, &options, &err) && saving.last_saved == 2, "%s",
-          err.text);
+    CHECK(training_save(&t, &options, &err) && t.saving.last_saved == 2, "%s", err.text);
     CHECK(!run.output_locked && access(run.settings.out, F_OK) != 0, "%s was made", run.settings.out);
     setup_close(&run);
 }

@@ -20,6 +20,13 @@ int utf8_sequence(const char *p, size_t n) {
     return overlong || surrogate || too_large ? 0 : length;
 }
 
+uint32_t utf8_decode(const char *p, int n) {
+    const unsigned char *c = (const unsigned char *)p;
+    uint32_t code_point = n == 1 ? c[0] : c[0] & (0x7Fu >> n);
+    for (int i = 1; i < n; i++) code_point = code_point << 6 | (c[i] & 0x3Fu);
+    return code_point;
+}
+
 int utf8_encode(char out[4], uint32_t code_point) {
     int length = code_point < 0x80 ? 1 : code_point < 0x800 ? 2 : code_point < 0x10000 ? 3 : 4;
     static const unsigned char lead[5] = {0, 0, 0xC0, 0xE0, 0xF0};

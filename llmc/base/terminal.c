@@ -23,8 +23,7 @@ static bool is_begun(const unsigned char *s, size_t n) {
 /* Length of the UTF-8 character at s, and its code; 0: none begins here; -1: the text ends within it. */
 static int read_character(const unsigned char *s, size_t n, uint32_t *code) {
     const int length = utf8_sequence((const char *)s, n);
-    *code = length < 2 ? s[0] : s[0] & (0x7Fu >> length);
-    for (int i = 1; i < length; i++) *code = *code << 6 | (s[i] & 0x3Fu);
+    *code = length ? utf8_decode((const char *)s, length) : s[0];
     return length ? length : is_begun(s, n) ? -1 : 0;
 }
 

@@ -2,15 +2,8 @@
  * look-ahead. */
 #include "bpe.h"
 #include <string.h>
-#include "llmc/base/json.h" /* utf8_sequence */
+#include "llmc/base/json.h" /* UTF-8 */
 #include "unicode_classes.h"
-
-/* Code point of the valid UTF-8 sequence of n bytes. */
-static uint32_t code_point_of(const uint8_t *text, int n) {
-    uint32_t code_point = n == 1 ? text[0] : text[0] & (0x7Fu >> n);
-    for (int i = 1; i < n; i++) code_point = code_point << 6 | (text[i] & 0x3Fu);
-    return code_point;
-}
 
 typedef enum { CLASS_OTHER, CLASS_LETTER, CLASS_NUMBER, CLASS_SPACE } UnicodeClass;
 
@@ -48,7 +41,7 @@ static UnicodeClass next_symbol(const uint8_t *text, size_t length, size_t *n) {
     int sequence = utf8_sequence((const char *)text, length);
     if (sequence == 0) return CLASS_OTHER;
     *n = (size_t)sequence;
-    return class_of(code_point_of(text, sequence));
+    return class_of(utf8_decode((const char *)text, sequence));
 }
 
 /* Bytes of the run of symbols of one class from `begin` on; *last is the start of its last symbol. */

@@ -34,11 +34,10 @@ static size_t spell(const uint32_t code_points[256], const uint8_t *bytes, size_
 static size_t unspell(const uint32_t code_points[256], const char *text, size_t n, uint8_t *out) {
     size_t length = 0;
     while (n > 0) {
-        int sequence = utf8_sequence(text, n), byte = 0;
-        char spelled[4];
-        while (byte < 256 && (utf8_encode(spelled, code_points[byte]) != sequence ||
-                              memcmp(spelled, text, (size_t)sequence) != 0))
-            byte++;
+        const int sequence = utf8_sequence(text, n);
+        const uint32_t code_point = utf8_decode(text, sequence);
+        int byte = 0;
+        while (byte < 256 && code_points[byte] != code_point) byte++;
         if (byte == 256) return 0;
         out[length++] = (uint8_t)byte;
         text += sequence;
@@ -161,26 +160,18 @@ bool vocabulary_read_hf(Vocabulary *vocabulary, const char *directory, Error *er
 
 /* ---- merges.txt ---- */
 
-/* The line of merges.txt that makes a token: its two parts, a space between, a newline after them. Appended
- * to w. */
-static void append_merge(JsonWriter *w, const Bpe *bpe, const uint32_t code_points[256], int token) {
-    for (int side = 0; side < 2; side++) {
-        int part = bpe->parts[token][side];
-        const uint8_t *bytes = bpe->bytes + bpe->offsets[part];
-        for (size_t i = 0; i < bpe->offsets[part + 1] - bpe->offsets[part]; i++) {
-            char spelled[4];
-            json_append(w, spelled, (size_t)utf8_encode(spelled, code_points[bytes[i]]));
-        }
-        json_append(w, side == 0 ? " " : "\n", 1);
-    }
-}
-
-/* All lines of merges.txt after its first, in the order of the ids. */
+/* All lines of merges.txt after its first, in the order of the ids: the two parts of a token, a space between. */
 static void append_merges(JsonWriter *w, const Bpe *bpe) {
     uint32_t code_points[256];
     make_spelling(code_points);
-    for (int i = 0; i < bpe->n_tokens; i++) {
-        if (bpe->parts[i][0] >= 0) append_merge(w, bpe, code_points, i);
+    for (int i = 0; i < 2 * bpe->n_tokens; i++) {
+        const int part = bpe->parts[i / 2][i % 2];
+        if (part < 0) continue;
+        for (uint32_t at = bpe->offsets[part]; at < bpe->offsets[part + 1]; at++) {
+            char spelled[4];
+            json_append(w, spelled, (size_t)utf8_encode(spelled, code_points[bpe->bytes[at]]));
+        }
+        json_append(w, i % 2 ? "\n" : " ", 1);
     }
 }
 
@@ -224,12 +215,6 @@ static void write_vocab(JsonWriter *w, const Vocabulary *vocabulary) {
     json_end_object(w);
 }
 
-static void write_merges(JsonWriter *w, const Bpe *bpe) {
-    const char *version = "#version: 0.2\n";
-    json_append(w, version, strlen(version));
-    if (bpe) append_merges(w, bpe);
-}
-
 static void write_special_tokens(JsonWriter *w, const char *eot) {
     json_write_string(w, "bos_token", eot);
     json_write_string(w, "eos_token", eot);
@@ -241,17 +226,17 @@ static bool flush_to(JsonWriter *w, const char *directory, const char *name, Err
     bool ok = w->failed ? fail(err, EXIT_RUN, "%s/%s: out of memory", directory, name)
                         : file_write(directory, name, w->data, w->length, err);
     json_writer_free(w);
-    *w = (JsonWriter){0};
     return ok;
 }
 
 bool vocabulary_write_hf(const Vocabulary *vocabulary, const Bpe *bpe, const char *directory, int context,
                          Error *err) {
-    const char *eot = vocabulary->eot < 0 ? NULL : eot_text;
+    const char *eot = vocabulary->eot < 0 ? NULL : eot_text, *version = "#version: 0.2\n";
     JsonWriter w = {0};
     write_vocab(&w, vocabulary);
     if (!flush_to(&w, directory, "vocab.json", err)) return false;
-    write_merges(&w, bpe);
+    json_append(&w, version, strlen(version));
+    if (bpe) append_merges(&w, bpe);
     if (!flush_to(&w, directory, "merges.txt", err)) return false;
     w.indent = 2;
     json_begin_object(&w, NULL);

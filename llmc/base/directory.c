@@ -42,8 +42,7 @@ static bool make_one(const char *path, Error *err) {
 
 bool directory_make(const char *path, Error *err) {
     char partial[PATH_MAX];
-    if (snprintf(partial, sizeof partial, "%s", path) >= PATH_MAX)
-        return fail(err, EXIT_INPUT, "%.200s...: the path is longer than %d bytes", path, PATH_MAX - 1);
+    if (!path_copy(partial, path, err)) return false;
     for (char *slash = partial + 1; *partial && (slash = strchr(slash, '/')); slash++) {
         *slash = 0;
         if (!make_one(partial, err)) return false;

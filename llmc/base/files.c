@@ -33,6 +33,11 @@ bool file_sync(int fd, const char *path, Error *err) {
     return sync_fd(fd) || fail_errno(err, "cannot sync", path);
 }
 
+bool path_copy(char *path, const char *from, Error *err) {
+    if (snprintf(path, PATH_MAX, "%s", from) < PATH_MAX) return true;
+    return fail(err, EXIT_INPUT, "%.200s...: the path is longer than %d bytes", from, PATH_MAX - 1);
+}
+
 bool path_join(char *path, const char *directory, const char *name, Error *err) {
     if (snprintf(path, PATH_MAX, "%s/%s", directory, name) < PATH_MAX) return true;
     return fail(err, EXIT_INPUT, "%.200s.../%.200s: the path is longer than %d bytes", directory, name,
@@ -129,8 +134,7 @@ bool file_checksum(const char *path, bool sync, int64_t *bytes, uint32_t *crc, E
 /* ---- writing ---- */
 bool outfile_open(OutFile *file, const char *path, Error *err) {
     *file = (OutFile){.fd = -1};
-    if (snprintf(file->path, sizeof file->path, "%s", path) >= PATH_MAX)
-        return fail(err, EXIT_INPUT, "%.200s...: the path is longer than %d bytes", path, PATH_MAX - 1);
+    if (!path_copy(file->path, path, err)) return false;
     file->buffer = malloc(BUFFER_BYTES);
     if (!file->buffer) return fail(err, EXIT_RUN, "%s: no memory to write it", path);
     file->fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666);

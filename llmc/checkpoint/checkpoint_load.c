@@ -107,8 +107,7 @@ static bool resolve(char model[PATH_MAX], const char *path, Error *err) {
     struct stat info;
     int64_t step;
     if (stat(path, &info)) return fail_errno(err, "cannot open", path);
-    if (snprintf(model, PATH_MAX, "%s", path) >= PATH_MAX)
-        return fail(err, EXIT_INPUT, "%.200s...: the path is longer than %d bytes", path, PATH_MAX - 1);
+    if (!path_copy(model, path, err)) return false;
     if (!S_ISDIR(info.st_mode) || directory_has(path, "config.json")) return true;
     if (find_newest(path, false, model, &step, err)) return true;
     if (err->exit_code) return false;

@@ -207,8 +207,7 @@ bool safetensors_open(Safetensors *file, const char *path, Error *err) {
     int64_t bytes;
     size_t length = 0;
     *file = (Safetensors){.fd = -1};
-    if (snprintf(file->path, sizeof file->path, "%s", path) >= PATH_MAX)
-        return fail(err, EXIT_INPUT, "%.200s...: the path is longer than %d bytes", path, PATH_MAX - 1);
+    if (!path_copy(file->path, path, err)) return false;
     file->fd = file_open(path, &bytes, err);
     char *text = file->fd < 0 ? NULL : read_header(file, bytes, &length, err);
     if (text) file->header = json_parse(text, length, path, err);

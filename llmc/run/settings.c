@@ -67,12 +67,6 @@ void settings_limit_seq(Settings *s, int max_seq_len, int n_ranks) {
     complete_tokens_per_step(s, recipe, n_ranks);
 }
 
-/* One row: true `wrong` is a contradiction, told as `text`. */
-typedef struct Contradiction {
-    bool wrong;
-    const char *text;
-} Contradiction;
-
 static bool check_numbers(const Settings *s, int n_ranks, Error *err) {
     long long micro = s->batch * s->seq * n_ranks;
     if (s->batch * s->seq > INT32_MAX) /* the embedding's sort numbers a micro-batch's tokens in 32 bits */
@@ -97,7 +91,10 @@ static bool check_numbers(const Settings *s, int n_ranks, Error *err) {
 bool flags_check(const Settings *s, int n_ranks, Error *err) {
     bool no_validation = !settings_has_validation(s);
     /* clang-format off */
-    const Contradiction rows[] = {
+    const struct {
+        bool wrong;
+        const char *text;
+    } rows[] = {
         {s->resume && !s->out,
          "--resume needs to know the run to go on with; hint: --out DIR, its folder"},
         {s->resume && s->model_only,

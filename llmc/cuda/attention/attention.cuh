@@ -10,5 +10,5 @@
 #pragma once
 #include "llmc/cuda/cuda_ops.cuh"
 
-/* Bytes that attention_backward needs of the scratch buffer: two floats per (B,NH,T), lse and D. */
+/* Bytes that attention_backward needs of the scratch buffer: the most that any path takes, on any device. */
 size_t attention_scratch_bytes(const OpShape *shape, DType dtype);

@@ -7,7 +7,8 @@ constexpr float LN2 = 0.6931471805599453f;
 
 /* ---- the order of tiles ---- */
 
-/* Tiles of causal attention differ in length: the longest come first, so that the short ones fill the gaps at the end.
+/* Tiles of causal attention differ in length: the longest come first, so that the short ones fill the gaps at the end;
+ * backward of sm90 takes the shortest first, in the order in which they add to dQ (sm90_dq_semaphore.cuh).
  * Heads come in groups small enough that what their tiles share stays in L2 (head group, L2 swizzle). */
 typedef struct TileOrder {
     int heads, n_heads; /* B*NH, NH */
@@ -34,7 +35,7 @@ static inline TileOrder tile_order(int B, int T, int NH, int tile_rows, int row_
     return order;
 }
 
-/* Of tile `index`: its head, of B*NH, and its rank among the head's tiles, longest first. */
+/* Of tile `index`: its head, of B*NH, and its rank among the head's tiles in the order in which they are taken. */
 typedef struct HeadRank {
     int head, rank;
 } HeadRank;

@@ -2,8 +2,9 @@
  *
  * All kernels here have one shape: persistent blocks, one per SM; one producer thread (a cluster of blocks may
  * share it: sm90_cluster.cuh) that fetches tiles by TMA into rings of shared memory; consumer warpgroups that own
- * 64 rows each and multiply with wgmma. Every stage of a ring has two mbarriers: `full` completes when TMA has
- * written it, `empty` when every consumer warp has released it. Each warp waits on `full` itself and arrives on
+ * 64 rows each and multiply with wgmma (backward of head size 64 has one more, which owns none and computes dQ). Every stage of a ring has two mbarriers: `full` completes when TMA has
+ * written it, `empty` when every consumer warp has released it (a few
+ * have others, said at their init). Each warp waits on `full` itself and arrives on
  * `empty` itself, in the order of the stages and also for stages that it skips, so no barrier can get more than one
  * phase ahead of any warp and one parity bit tells the phases apart. */
 #pragma once
@@ -27,7 +28,7 @@ typedef struct Sm90Shape {
     int own_buffers;        /* of the rows that the warpgroups own: 2 lets the next tile's load run ahead */
     int registers;          /* per consumer thread */
     int producer_registers; /* per producer thread */
-    bool flag;              /* meaning: see the table */
+    bool flag;              /* the table says what it means; backward has no use for it */
 } Sm90Shape;
 
 constexpr int sm90_threads(Sm90Shape s) {

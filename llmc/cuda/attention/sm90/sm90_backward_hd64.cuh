@@ -4,15 +4,15 @@
  * 64 queries from the diagonal on, multiplying one after the other; dS^T also goes through shared memory to a
  * third warpgroup, which computes the block's partial dQ = dS K. The tiles of a head add theirs in a fixed order
  * (sm90_dq_semaphore.cuh), so every bit is fixed. Of the fourth warpgroup one thread loads; the reducers are one thread
- * for each buffer of partial dQ. dK and dV leave by TMA, from where V was or, dK of causal
- * tiles alone, from a place of its own, while the next tile is under way.
+ * for each buffer of partial dQ. dK and dV leave by TMA while the next tile is under way: dV from where V was, dK as
+ * well or, in the causal 1-CTA kernel, from a buffer of its own.
  *
  * For short T a causal tile has 2 to 16 blocks, and in the first of them only 64 of its keys have work. So the two
  * warpgroups exchange halves from tile to tile (half_of), and ping-pong never idles: 64 sequences
- * of 1024 with 12 heads take 637 us for 656 in a training step.
+ * of 1024 with 12 heads take 656 to 637 us in a training step.
  *
- * For long T, blocks form clusters of two, which own pairs of tiles (sm90_backward_tiles.cuh): one producer, in the first block,
- * loads Q and dO for both by multicast, and a thread of each block its own K and V. The first two blocks of a causal
+ * For long T, thread blocks form clusters of two, which own pairs of tiles (sm90_backward_tiles.cuh): one producer, in the
+ * first, loads Q and dO for both by multicast, and a thread of each its own K and V. The first two blocks of a causal
  * pair are tile 2p's alone: tile 2p + 1 lets them pass, or all of them if it is beyond the sequence. Nothing waits in a
  * circle: tile 2p waits for tile 2p + 1 only when it has released that block's stage and those of the
  * next two, and all other waits are for pairs drawn earlier. */
@@ -20,6 +20,7 @@
 #include "sm90_keys.cuh"
 #include "sm90_backward_tiles.cuh"
 
+/* warpgroups, columns, stages, own_buffers, registers, producer_registers, flag (not used) */
 constexpr Sm90Shape HD64_SHAPES[2 /* DK_HAS_PLACE */] = {
     {2, 64, 5, 2, 208, 32, false},
     {2, 64, 4, 2, 208, 32, false},
@@ -32,7 +33,7 @@ enum {
 /* TMA: dQ of tile 0 leaves by TMA. PAIRED: pairs of tiles in clusters. What is faster differs with T: TMA_UP_TO, and
  * the table in dispatch.cu. */
 template <bool IS_CAUSAL, bool TMA, bool PAIRED> struct Hd64Config : Sm90Roles {
-    /* While it leaves. Else it follows dV through V's place: a tile ends later, but there is room for a fifth stage of
+    /* dK has a buffer of its own while it leaves. Else it follows dV through V's place: a tile ends later, but there is room for a fifth stage of
      * queries. That takes 2 to 3 % off the clocks without a mask from T = 8k on (nothing below), 1 % in causal pairs,
      * and would add 2 % to causal tiles alone at T = 2k. */
     static constexpr bool DK_HAS_PLACE = IS_CAUSAL && !PAIRED;

@@ -1,5 +1,5 @@
-/* Tiles of the one-pass backward kernels: who draws them, who loads, who adds up dQ. In a 2-CTA cluster the blocks own
- * neighbouring tiles of a head, 2p and 2p + 1, and walk the same blocks of queries, which the first block loads for both.
+/* Tiles of the one-pass backward kernels: who draws them, who loads, who adds up dQ. In a 2-CTA cluster the thread blocks
+ * own neighbouring tiles of a head, 2p and 2p + 1, and walk the same blocks of queries, which the first one loads for both.
  *
  * Shared is a kernel's shared memory: own_ring and work[] (a tile's K), next (in clusters). The kernel's own functions:
  *   load_keys(shared, at, work, args)          the keys of a tile, and work, into stage `at` of own_ring
@@ -15,7 +15,8 @@ template <class C> __device__ __forceinline__ int draw_work(unsigned *tickets, i
                           : draw_tile(tickets, total);
 }
 
-/* Index of the first. A cluster draws its first pair, too: one that cannot start yet must own none, or the others would wait
+/* Index of the first. Without clusters it is not drawn: the grid is no larger than the SMs, so all thread blocks run at
+ * once. A cluster draws its first pair, too: one that cannot start yet must own none, or the others would wait
  * for its dQ. Each cluster draws until there are no more, and then the counter is back at 0. */
 template <class C> __device__ __forceinline__ int first_work(unsigned *tickets, int total) {
     return C::CLUSTER > 1 ? draw_work<C>(tickets, total) : blockIdx.x;

@@ -103,7 +103,8 @@ static void test_values(void) {
     Error err;
     Json *json =
         parse("{\"i\":-9223372036854775808,\"u\":18446744073709551615,\"big\":18446744073709551616,\"f\":1.0,"
-              "\"d\":0.1,\"inf\":1e999,\"s\":\"a\\u00e9\\ud83d\\ude00\\u0000z\",\"l\":[true,false,null]}",
+              "\"d\":0.1,\"inf\":1e999,\"s\":\"a\\u00e9\\ud83d\\ude00\\u0000z\",\"l\":[true,false,null],"
+              "\"edges\":\"\\u007f\\u0080\\u07ff\\u0800\\uffff\"}",
               &err);
     if (!CHECK(json, "%s", err.text)) return;
     const JsonValue *root = json_root(json);
@@ -123,6 +124,11 @@ static void test_values(void) {
     const JsonValue *s = json_get(root, "s");
     CHECK(s && s->length == 9 && memcmp(s->text, "a\xc3\xa9\xf0\x9f\x98\x80\0z", 9) == 0, "decoded string");
     CHECK(!json_equals(s, "a\xc3\xa9\xf0\x9f\x98\x80"), "a string does not end at \\u0000");
+    const JsonValue *edges = json_get(root, "edges");
+    CHECK(json_equals(edges, "\x7f\xc2\x80\xdf\xbf\xe0\xa0\x80\xef\xbf\xbf"),
+          "first and last of each length");
+    CHECK(!json_equals(edges, "\x7f\xc2\x80\xdf\xbf\xe0\xa0\x80\xef\xbf\xbf more"),
+          "a beginning is not equal");
     CHECK(json_get(root, "l")->n == 3 && json_get(root, "l")->first->next->type == JSON_FALSE, "list");
     CHECK(!json_get(root, "L") && !json_get(s, "x") && !json_get(NULL, "x"), "absent members");
     json_free(json);

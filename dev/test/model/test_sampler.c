@@ -7,6 +7,16 @@
 
 /* ---- one token ---- */
 
+/* SplitMix64 from 1234567, as its authors' program gives it. */
+static void test_generator(void) {
+    const uint64_t published[] = {6457827717110365317u, 3203168211198807973u, 9817491932198370423u};
+    uint64_t state = 1234567;
+    for (int i = 0; i < 3; i++) {
+        const uint64_t bits = random_bits(&state);
+        CHECK(bits == published[i], "number %d: %llu", i, (unsigned long long)bits);
+    }
+}
+
 static void test_greedy(void) {
     const float logits[] = {1, 5, -3, 5, 2};
     uint64_t rng = 7;
@@ -248,13 +258,26 @@ static void take_bytes(const char *bytes, size_t n, void *user) {
     text->n += n;
 }
 
+/* Behind both prompts stands the same text. */
+static void check_same(GPT2 *model, const Tokenizer *tokenizer, const char *a, const char *b,
+                       const char *what) {
+    const char *prompts[2] = {a, b};
+    Text texts[2] = {0};
+    Error err = {0};
+    for (int i = 0; i < 2; i++) {
+        const SampleOptions options = {.prompt = prompts[i], .n_tokens = 40, .temperature = 1, .seed = 9};
+        CHECK(sample(model, tokenizer, &options, take_bytes, &texts[i], &err), "%s", err.text);
+    }
+    CHECK(memcmp(texts[0].bytes + strlen(a), texts[1].bytes + strlen(b), 40) == 0, "%s", what);
+}
+
 static void test_text(void) {
     GPT2 model;
     Error err = {0};
     Tokenizer *bytes = tokenizer_open("bytes", &err);
     if (!CHECK(bytes, "%s", err.text) || !open_model(&model, 256)) return;
     char long_prompt[1000];
-    memset(long_prompt, 'x', sizeof long_prompt - 1);
+    for (int i = 0; i < 999; i++) long_prompt[i] = (char)('a' + i * i / 7 % 26);
     long_prompt[sizeof long_prompt - 1] = '\0';
     const char *prompts[] = {NULL, "", "ROMEO:", "caf\xc3", long_prompt};
     for (int i = 0; i < 5; i++) {
@@ -269,6 +292,9 @@ static void test_text(void) {
         CHECK(text.n == again.n && memcmp(text.bytes, again.bytes, text.n) == 0, "prompt %d: the same text",
               i);
     }
+    check_same(&model, bytes, long_prompt, long_prompt + 999 - model.config.max_seq_len,
+               "of a long prompt the end counts");
+    check_same(&model, bytes, "", "\n", "no prompt begins a line");
     const SampleOptions prompted = {.prompt = "x", .n_tokens = 5};
     Text text = {0};
     CHECK(!sample(&model, NULL, &prompted, take_bytes, &text, &err) && strstr(err.text, "--tokenizer"),
@@ -287,6 +313,7 @@ static void test_text(void) {
 int main(void) {
     GPT2 model;
     Error err = {0};
+    test_generator();
     test_greedy();
     test_not_finite();
     test_distribution();

@@ -2,6 +2,7 @@
  * et al. 2020), the parameter tensors, the memory that a model of a size takes, FLOPs of a token. */
 #include <string.h>
 #include "llmc/model/gpt2.h"
+#include "llmc/model/op_cost.h"
 #include "dev/test/check.h"
 
 /* ---- descriptors ---- */
@@ -444,7 +445,26 @@ static void test_flops(void) {
     }
 }
 
+/* Attention's products over the keys that each query sees, counted one by one: two in forward; five in backward, the
+ * scores again, dP, dV, dQ and dK. */
+static void test_attention_flops(void) {
+    enum { KEYS = 4096, HEADS = 3, HD = 64 };
+    for (int window = 0; window <= KEYS / 2; window += KEYS / 4) {
+        const OpSizes s = {.B = 2, .T = KEYS, .NH = HEADS, .HD = HD, .window = window};
+        int64_t pairs = 0;
+        for (int t = 0; t < KEYS; t++) pairs += window && t + 1 > window ? window : t + 1;
+        const double product = 2.0 * s.B * HEADS * HD * (double)pairs;
+        const double forward = op_cost(OP_attention_forward, &s, DTYPE_BF16).flops,
+                     backward = op_cost(OP_attention_backward, &s, DTYPE_BF16).flops;
+        CHECK(fabs(forward / product - 2) < 1e-3, "window %d: %g products forward", window,
+              forward / product);
+        CHECK(fabs(backward / product - 5) < 3e-3, "window %d: %g products backward", window,
+              backward / product);
+    }
+}
+
 int main(void) {
+    test_attention_flops();
     test_descriptors();
     test_tensors();
     test_ranges();

@@ -131,8 +131,9 @@ $(BUILD)/llmc/base/version.o: CFLAGS += -DLLMC_COMMIT='"$(COMMIT)"'
 
 # ---- checks ----
 $(foreach source,$(TEST_SOURCES),$(eval $(BUILD)/$(notdir $(source:.c=)): $(BUILD)/$(source:.c=.o)))
-$(TESTS): $(TEST_OBJ)
-	$(Q)$(LINK_TEST) $^ -o $@ $(LINK_TEST_LIBS)
+$(call remember,$(BUILD)/test_kind,$(if $(NVCC),cuda,cpu))
+$(TESTS): $(TEST_OBJ) $(BUILD)/test_kind
+	$(Q)$(LINK_TEST) $(filter %.o,$^) -o $@ $(LINK_TEST_LIBS)
 # With a card, the lab's checks are a part of the tests.
 test: $(TESTS) $(TEST_PROGRAMS) $(BUILD)/lab_cpu $(BUILD)/soak $(if $(NVCC),$(if $(wildcard /dev/nvidia[0-9]*),dev/lab))
 	@dev/test/run.sh $(TESTS) $(wildcard dev/test/*/test_*.sh) ./$(lastword $(TEST_PROGRAMS))

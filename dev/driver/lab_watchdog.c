@@ -22,8 +22,11 @@ static void end(int signal_number) {
 void watch_begin(const Variant *v, const Sizes *s) {
     snprintf(hung, sizeof hung, "FAIL %s %s %s: no answer within %d s; the lab ends here\n", v->op, v->name,
              sizes_text(s), LONGEST_SECONDS);
-    snprintf(crashed, sizeof crashed, "FAIL %s %s %s: crashed; the lab ends here\n", v->op, v->name,
-             sizes_text(s));
+    snprintf(
+        crashed, sizeof crashed,
+        "FAIL %s %s %s: crashed; the lab ends here; hint: are the operands of its describe_ those of its "
+        "run_, in order (dev/ops/ops.c)?\n",
+        v->op, v->name, sizes_text(s));
     for (int i = 0; i < N_CRASHES; i++) signal(crashes[i], end);
     signal(SIGALRM, end);
     fflush(stdout);

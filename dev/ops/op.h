@@ -34,7 +34,7 @@ typedef enum FillKind {
 enum {
     NO_BIAS = 1,
     GELU = 2,
-    ALIAS_A = 4, /* the output is also the first input, or the second */
+    ALIAS_A = 4, /* the output is also an input, or another one; the op's describe_ says which */
     ALIAS_B = 8,
     NO_RESIDUAL = 16,
     NO_SUMS = 32,

@@ -134,6 +134,8 @@ static void run_layernorm_backward(const Call *c) {
 DESCRIBED(layernorm_backward, "layernorm_backward", .prepare = prepare_layernorm_backward, .shape = BY_ROWS,
           .teaches = "row sums for dx, column sums for weight and bias");
 
+/* ---- dropout ---- */
+
 enum { DROPOUT_SITE_OF_OPS = 3 };
 static int describe_dropout(Operand *o, const Sizes *s) {
     const Operand key = {"key", IN, STORE_I32, 2, 1e8f, 0, .n_parts = 0};

@@ -123,7 +123,8 @@ static double central_difference(Objective objective, const void *context, Buffe
     return (at[0] - at[1]) / (2 * h);
 }
 
-/* grad - start is the gradient of the objective (double, reads x.d) with respect to x; start NULL means 0. */
+/* grad - start is the gradient of the objective (double, reads x.d) with respect to x; start NULL means 0.
+ * x must be of scale 1 or so: differences are taken 1e-3 apart. */
 static void is_gradient(const char *name, Objective objective, const void *context, Buffer x, Buffer grad,
                         const float *start) {
     same_bits(name, grad);

@@ -8,7 +8,7 @@ EACH_OP(DECLARE)
 #undef DECLARE
 
 /* layernorm.c */
-size_t cpu_layernorm_scratch_bytes(const OpShape *shape);
+size_t cpu_layernorm_scratch_bytes(const OpShape *shape); /* 2 C floats for each of 64 chunks of rows */
 
 /* linear.c */
 /* out (columns) += sum over the rows of x (N,columns), which lie `stride` elements apart */

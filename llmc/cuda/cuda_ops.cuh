@@ -56,7 +56,7 @@ SortedTokens sort_tokens(const int32_t *tokens, void *scratch, int64_t N, int V)
 size_t sort_tokens_scratch_bytes(int64_t N);
 
 /* ---- layernorm_backward.cu ---- */
-size_t layernorm_scratch_bytes(int C);
+size_t layernorm_scratch_bytes(int C); /* at least 384 rows of C floats */
 
 /* ---- linear/dispatch.cu, gemm.cu ---- */
 bool linear_open(Error *err);

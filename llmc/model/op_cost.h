@@ -14,7 +14,7 @@ typedef enum OpId { EACH_OP(OP_ID) N_OPS } OpId;
 
 /* Optional operands and forms of a call. */
 enum {
-    WITH_DRESIDUAL = 1, /* layernorm_backward */
+    WITH_DRESIDUAL = 1, /* backward of a norm */
     WITH_SUMS = 2,      /* dx_sums, or dbias of linear_backward_weight */
     WITH_PRE_GELU = 4,  /* linear_forward, linear_backward_input */
     WITH_GELU = 8,      /* linear_backward_input: gelu as well */

@@ -153,6 +153,8 @@ typedef void LayernormBackward(floatX *dx, float *dweight, float *dbias, float *
                                const floatX *dresidual, const floatX *dout, const floatX *x,
                                const floatX *weight, const float *mean, const float *rstd, void *scratch,
                                int64_t N, int C);
+
+/* ---- dropout ---- */
 /* out = x where the mask of `dropout` keeps it, times 1/(1-p), else 0; p > 0.   out, x (rows,columns); out
  * may be x. Its own backward: call it on the gradient. columns < 2^31 */
 typedef void ApplyDropout(floatX *out, const floatX *x, const Dropout *dropout, int64_t rows, int columns);

@@ -272,6 +272,7 @@ const Ops *profile_ops(const Ops *ops) {
     device.capture_begin = capture_begin;
     wrapped = *ops;
     wrapped.device = &device;
+/* "'x' undeclared" here: the op x has no function above (llmc/model/ADD_AN_OP.md, place 3). */
 #define WRAP(Type, name) wrapped.name = name;
     EACH_OP(WRAP)
 #undef WRAP

@@ -1,4 +1,4 @@
-/* The ops of the CPU backend but attention: test_cpu_attention.c. */
+/* The ops of the CPU backend but those with a file test_cpu_NAME.c, such as attention. */
 #include "llmc/cpu/vec.h"
 #include "dev/test/cpu_case.h"
 

@@ -1,6 +1,7 @@
 /* Embedding, layernorm, linear and GELU of every CUDA backend against the CPU oracle, case by case. Attention:
  * test_ops_attention.c, with the product before its backward: test_ops_attention_projection.c. Loss: test_ops_loss.c.
- * Update and statistics: test_ops_update.c. Past 2^31 elements: test_ops_large.c. -v prints every error and limit. */
+ * Update and statistics: test_ops_update.c. Past 2^31 elements: test_ops_large.c. -v prints every error and
+ * limit. Without a card, the CPU runs the cases for the descriptions' sake. */
 #include "dev/test/op_case.h"
 
 /* To add a case: a row. */
@@ -111,6 +112,17 @@ static void test_backend(const Ops *ops) {
         if (!op_small || !too_large(&cases[i].s)) op_case(ops, cases[i].op, cases[i].s);
 }
 
+/* The CPU beside itself says nothing of its results; but a description must fit its op: what is written, what is only
+ * read, where operands end. Cases of about a tenth of a second at most. */
+static void test_descriptions(const Ops *cpu) {
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        const Sizes *s = &cases[i].s;
+        if (!too_large(s) && s->N * s->OC * s->IC <= 1 << 27 && (int64_t)s->V * s->C <= 1 << 22)
+            op_case(cpu, cases[i].op, *s);
+    }
+}
+
 int main(int argc, char **argv) {
+    op_without_card = test_descriptions;
     return op_main("ops", argc, argv, test_backend);
 }

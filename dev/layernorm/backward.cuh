@@ -44,16 +44,16 @@ struct RowMeans {
 };
 
 /* What one element of a row contributes. */
-struct Element {
+struct NormElement {
     float dout, n, g;
 };
-template <typename X> __device__ inline Element element(const NormBackward<X> &b, int64_t row, int c) {
+template <typename X> __device__ inline NormElement element(const NormBackward<X> &b, int64_t row, int c) {
     const float dout = to_float(b.dout[row * b.C + c]);
     const float n = (to_float(b.x[row * b.C + c]) - b.mean[row]) * b.rstd[row];
     return {dout, n, dout * to_float(b.weight[c])};
 }
 template <typename X>
-__device__ inline float dx_of(const NormBackward<X> &b, const Element &e, RowMeans means, int64_t row,
+__device__ inline float dx_of(const NormBackward<X> &b, const NormElement &e, RowMeans means, int64_t row,
                               int c) {
     const float residual = b.dresidual ? to_float(b.dresidual[row * b.C + c]) : 0;
     return residual + b.rstd[row] * (e.g - means.g - e.n * means.gn);
@@ -63,7 +63,7 @@ __device__ inline float dx_of(const NormBackward<X> &b, const Element &e, RowMea
 template <typename X> __device__ inline RowMeans warp_means(const NormBackward<X> &b, int64_t row) {
     float g = 0, gn = 0;
     for (int c = threadIdx.x % WARP_SIZE; c < b.C; c += WARP_SIZE) {
-        const Element e = element(b, row, c);
+        const NormElement e = element(b, row, c);
         g += e.g;
         gn += e.g * e.n;
     }

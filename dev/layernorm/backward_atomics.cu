@@ -13,7 +13,7 @@ template <typename X> static __global__ void atomics_kernel(NormBackward<X> b) {
     if (row >= b.N) return;
     const RowMeans means = warp_means(b, row);
     for (int c = lane; c < b.C; c += WARP_SIZE) {
-        const Element e = element(b, row, c);
+        const NormElement e = element(b, row, c);
         const float dx = dx_of(b, e, means, row, c);
         b.dx[row * b.C + c] = from_float<X>(dx);
         atomicAdd(&b.dweight[c], e.dout * e.n);

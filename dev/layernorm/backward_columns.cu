@@ -25,7 +25,7 @@ template <typename X> static __global__ void columns_kernel(NormBackward<X> b) {
     if (c >= b.C) return;
     float dweight = 0, dbias = 0, dx_sum = 0;
     for (int64_t row = 0; row < b.N; row++) {
-        const Element e = element(b, row, c);
+        const NormElement e = element(b, row, c);
         const float dx = dx_of(b, e, means[row], row, c);
         b.dx[row * b.C + c] = from_float<X>(dx);
         dweight += e.dout * e.n;

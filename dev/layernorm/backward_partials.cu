@@ -20,14 +20,14 @@ static int64_t blocks_of(int64_t N) {
 template <typename X> __device__ inline void take_row(const NormBackward<X> &b, float *sums, int64_t row) {
     float g = 0, gn = 0;
     for (int c = threadIdx.x; c < b.C; c += blockDim.x) {
-        const Element e = element(b, row, c);
+        const NormElement e = element(b, row, c);
         g += e.g;
         gn += e.g * e.n;
     }
     const float mean_g = block_sum(g) / (float)b.C, mean_gn = block_sum(gn) / (float)b.C;
     const RowMeans means = {mean_g, mean_gn};
     for (int c = threadIdx.x; c < b.C; c += blockDim.x) {
-        const Element e = element(b, row, c);
+        const NormElement e = element(b, row, c);
         const float dx = dx_of(b, e, means, row, c);
         b.dx[row * b.C + c] = from_float<X>(dx);
         sums[c] += e.dout * e.n;

@@ -41,7 +41,7 @@ typedef struct OpCost {
 
 OpCost op_cost(OpId op, const OpSizes *s, DType dtype);
 
-enum { OP_LABEL = 64 };
+enum { OP_LABEL = 96 };
 /* "linear_forward 768->2304 + gelu" */
 void op_label(char label[OP_LABEL], OpId op, const OpSizes *s);
 

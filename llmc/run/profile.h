@@ -8,7 +8,7 @@
 
 /* One op at one size by one kernel, summed over its calls. */
 typedef struct ProfileRow {
-    char name[64];      /* "linear_forward 768->2304"; the table is as wide as the longest, 58 */
+    char name[96];      /* "linear_forward 768->2304"; the table is as wide as the longest, 58 */
     const char *kernel; /* Ops.kernel_ran, or NULL */
     int64_t calls;
     double seconds;

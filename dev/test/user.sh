@@ -4,6 +4,11 @@ passed=0 failed=0 skipped=0
 work=$(mktemp -d) || exit 1
 trap 'chmod -R u+w "$work"; rm -rf "$work"' EXIT
 
+# run ARGS...: $program on the CPU; output in $work/out and $work/err, exit code in $status. Some tests have a form of their own.
+run() {
+    "$program" --device cpu "$@" >"$work/out" 2>"$work/err" </dev/null
+    status=$?
+}
 # check NAME CONDITION...: counts one condition; the last run's output ($work/out, $work/err) is shown where it fails.
 check() {
     name=$1

@@ -7,11 +7,6 @@ program=${1:-./train_gpt2}
 test=disk
 . dev/test/user.sh
 
-# run ARGS...: output in $work/out and $work/err, exit code in $status.
-run() {
-    "$program" --device cpu "$@" >"$work/out" 2>"$work/err" </dev/null
-    status=$?
-}
 refuses() {
     what_is_refused=$1 why=$2
     shift 2

@@ -6,11 +6,6 @@ program=${1:-./train_gpt2}
 test=cli
 . dev/test/user.sh
 
-# run ARGS...: output in $work/out and $work/err, exit code in $status.
-run() {
-    "$program" --device cpu "$@" >"$work/out" 2>"$work/err" </dev/null
-    status=$?
-}
 case $program in /*) here=$program ;; *) here=$PWD/$program ;; esac
 # elsewhere ARGS...: the same from a folder without a default text.
 elsewhere() {

@@ -6,11 +6,7 @@ program=${1:-./train_gpt2}
 test=run
 . dev/test/user.sh
 
-run() {
-    "$program" --device cpu "$@" >"$work/out" 2>"$work/err" </dev/null
-    status=$?
-}
-# start ARGS...: the same beside this script, as $child.
+# start ARGS...: run, beside this script, as $child.
 start() {
     : >"$work/out" # the shell beside it may be late to do so, and nothing of an earlier run is to be awaited
     "$program" --device cpu "$@" >"$work/out" 2>"$work/err" </dev/null &

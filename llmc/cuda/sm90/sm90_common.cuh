@@ -1,11 +1,11 @@
 /* What the sm_90a attention kernels share: TMA maps, rings of barriers, accumulator fragments.
  *
- * All kernels here have one shape: persistent blocks, one per SM; one producer thread (a cluster of blocks may
- * share it: sm90_cluster.cuh) that fetches tiles by TMA into rings of shared memory; consumer warpgroups that own
- * 64 rows each and multiply with wgmma (backward of head size 64 has one more, which owns none and computes dQ). Every stage of a ring has two mbarriers: `full` completes when TMA has
- * written it, `empty` when every consumer warp has released it (a few
- * have others, said at their init). Each warp waits on `full` itself and arrives on
- * `empty` itself, in the order of the stages and also for stages that it skips, so no barrier can get more than one
+ * All kernels here have one shape: persistent blocks, one per SM; one producer thread (a cluster of blocks may share
+ * it: sm90_cluster.cuh) that fetches tiles by TMA into rings of shared memory; consumer warpgroups that own 64 rows
+ * each and multiply with wgmma (backward of head size 64 has one more, which owns none and computes dQ). Every stage
+ * of a ring has two mbarriers: `full` completes when TMA has written it, `empty` when every consumer warp has
+ * released it (a few have others, said at their init). Each warp waits on `full` itself and arrives on `empty`
+ * itself, in the order of the stages and also for stages that it skips, so no barrier can get more than one
  * phase ahead of any warp and one parity bit tells the phases apart. */
 #pragma once
 #include <math_constants.h>

@@ -1,10 +1,10 @@
 /* Attention backward for sm_90a, bf16, head size 64 and 128 (FlashAttention-2, Dao 2023, Algorithm 2), dqkv =, in one
  * pass of five products: what its two kernels share (sm90_backward_hd64.cuh, sm90_backward_hd128.cuh).
  *
- * No additions in an order left to chance: the same inputs give the same bits. P = exp(scale * Q K^T - lse), D = rowsum(dO * O) and
- * dS = P * (dO V^T - D). A warpgroup owns 64 keys and walks the blocks of 64 queries. Scores are computed transposed
- * (S^T = K Q^T), so that P^T and dS^T are in registers as the products need them: dV = P^T dO, dK = scale * dS^T Q.
- * dQ = scale * dS K is summed over the tiles of keys in a fixed order (sm90_dq_semaphore.cuh).
+ * No additions in an order left to chance: the same inputs give the same bits. P = exp(scale * Q K^T - lse), D =
+ * rowsum(dO * O) and dS = P * (dO V^T - D). A warpgroup owns 64 keys and walks the blocks of 64 queries. Scores are
+ * computed transposed (S^T = K Q^T), so that P^T and dS^T are in registers as the products need them: dV = P^T dO, dK
+ * = scale * dS^T Q. dQ = scale * dS K is summed over the tiles of keys in a fixed order (sm90_dq_semaphore.cuh).
  *
  * lse and D belong to the columns of an accumulator: fetching them for each column costs 20-25 %. They go into
  * the products instead, as 16 more of k (augmented k): A is 1 there and B holds -lse / scale and -D, each as a sum of three bf16,

@@ -33,9 +33,9 @@ enum {
 /* TMA: dQ of tile 0 leaves by TMA. PAIRED: pairs of tiles in clusters. What is faster differs with T: TMA_UP_TO, and
  * the table in dispatch.cu. */
 template <bool IS_CAUSAL, bool TMA, bool PAIRED> struct Hd64Config : Sm90Roles {
-    /* dK has a buffer of its own while it leaves. Else it follows dV through V's place: a tile ends later, but there is room for a fifth stage of
-     * queries. That takes 2 to 3 % off the clocks without a mask from T = 8k on (nothing below), 1 % in causal pairs,
-     * and would add 2 % to causal tiles alone at T = 2k. */
+    /* dK has a buffer of its own while it leaves. Else it follows dV through V's place: a tile ends later, but there
+     * is room for a fifth stage of queries. That takes 2 to 3 % off the clocks without a mask from T = 8k on (nothing
+     * below), 1 % in causal pairs, and would add 2 % to causal tiles alone at T = 2k. */
     static constexpr bool DK_HAS_PLACE = IS_CAUSAL && !PAIRED;
     static constexpr Sm90Shape SHAPE = HD64_SHAPES[DK_HAS_PLACE];
     static constexpr int HD = 64, WARPGROUPS = SHAPE.warpgroups, STAGES = SHAPE.stages,

@@ -103,12 +103,19 @@ static void op_check_operand(const OpRun *run, int k, const void *bytes) {
     free(got);
 }
 
-/* Runs the case twice, with other scratch contents the second time. */
-static void op_check_device(OpRun *run) {
+/* Runs the case twice, with other scratch contents the second time. The kernel's name must begin with `kernel`, or be any
+ * where that is NULL. */
+static void op_check_device(OpRun *run, const char *kernel) {
     const OpCase *c = run->c;
     void *first[MAX_OPERANDS] = {0};
     op_run_fill(run, POISON_VALUE);
+    c->ops->kernel_ran(); /* of the case before */
     c->op->run(&run->call);
+    const char *ran = c->ops->kernel_ran();
+    if (op_verbose && ran) printf("%-64s kernel %s\n", c->label, ran);
+    if (kernel)
+        CHECK(ran && strncmp(ran, kernel, strlen(kernel)) == 0, "%s: kernel %s ran, expected %s", c->label,
+              ran ? ran : "without a name", kernel);
     for (int k = 0; k < c->n; k++) {
         if (!run->device[k].base) continue;
         first[k] = op_run_download(run, k);
@@ -158,8 +165,8 @@ static void op_case_label(OpCase *c) {
     if (at < (int)sizeof c->label - 1) strcpy(c->label + at, " "); /* so that "T129 " is no part of another */
 }
 
-/* The whole case, unless its op was not asked for. */
-static void op_case(const Ops *ops, const Op *op, Sizes s) {
+/* The whole case, unless its op was not asked for, by a kernel whose name begins with `kernel` (NULL: by any). */
+static void op_case_by(const Ops *ops, const Op *op, Sizes s, const char *kernel) {
     static int n_cases;
     OpCase c = {.op = op, .s = s, .dtype = ops->dtype, .ops = ops, .unaligned = op_small};
     op_case_label(&c);
@@ -170,7 +177,11 @@ static void op_case(const Ops *ops, const Op *op, Sizes s) {
     OpRun run;
     if (CHECK(op_run_open(&run, &c, ops, op_scratch_bytes(ops, &s), n_cases++ % 2 ? 16 : 0),
               "%s: device memory", c.label))
-        op_check_device(&run);
+        op_check_device(&run, kernel);
     op_run_close(&run);
     op_case_free(&c);
+}
+
+static void op_case(const Ops *ops, const Op *op, Sizes s) {
+    op_case_by(ops, op, s, NULL);
 }

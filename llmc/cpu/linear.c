@@ -1,10 +1,20 @@
 /* Linear layers: the three products of y = x W^T + b. */
 #include "cpu.h"
+#include "llmc/base/error.h"
 #include "matmul.h"
 #include "parallel.h"
 #include "vec.h"
 
+/* Matrix.scale: no kernel takes one yet. */
+static void refuse_scale(Matrix y, Matrix x, Matrix w) {
+    if (!y.scale && !x.scale && !w.scale) return;
+    Error err = {0};
+    fail(&err, EXIT_RUN, "a linear layer on the CPU has a matrix with a scale, which no kernel takes");
+    die(&err);
+}
+
 void cpu_linear_forward(Matrix out, Matrix pre_gelu, Matrix x, Matrix weight, const floatX *bias) {
+    refuse_scale(out, x, weight);
     cpu_matmul(&(Matmul){
         .M = x.rows,
         .N = weight.rows,
@@ -57,6 +67,7 @@ void cpu_column_sums(float *out, const float *x, int64_t N, int columns, int str
 
 void cpu_linear_backward_input(Matrix dx, float *dx_sums, Matrix gelu, Matrix dout, Matrix weight,
                                Matrix pre_gelu, void *scratch) {
+    refuse_scale(dout, dx, weight);
     cpu_matmul(&(Matmul){
         .M = dout.rows,
         .N = weight.columns,
@@ -85,6 +96,7 @@ bool cpu_linear_backward_input_row_dots(Matrix dx, float *row_dots, Matrix dout,
 
 void cpu_linear_backward_weight(Matrix dweight, float *dbias, Matrix dout, Matrix x, WriteMode mode,
                                 void *scratch) {
+    refuse_scale(dout, x, dweight);
     cpu_matmul(&(Matmul){
         .M = dout.columns,
         .N = x.columns,

@@ -114,7 +114,7 @@ typedef struct Matrix {
     DType dtype;
     int64_t rows;
     int columns;
-    const float *scale; /* on the device: elements are data * scale[0]; NULL: as they lie there */
+    const float *scale; /* for fp8, elements = data * scale[0]: no kernel takes one yet, always NULL */
 } Matrix;
 
 static inline Matrix matrix(const void *data, DType dtype, int64_t rows, int64_t columns) {

@@ -58,6 +58,9 @@ static const struct {
     {&op_linear_forward,             {.N = 1025, .OC = 3072, .IC = 768, .flags = GELU}                        },
     {&op_linear_forward,             {.N = 2113, .OC = 2048, .IC = 192, .flags = GELU}                        },
     {&op_linear_forward,             {.N = 4481, .OC = 1984, .IC = 64, .flags = GELU | NO_BIAS}               },
+    {&op_linear_forward,             {.N = 16, .OC = 2304, .IC = 768}                                         },
+    {&op_linear_forward,             {.N = 17, .OC = 2304, .IC = 768}                                         },
+    {&op_linear_forward,             {.N = 5, .OC = 40, .IC = 264, .flags = NO_BIAS}                          },
     {&op_linear_backward_input,      {.N = 1, .OC = 8, .IC = 8}                                               },
     {&op_linear_backward_input,      {.N = 7, .OC = 16, .IC = 24, .flags = GELU}                              },
     {&op_linear_backward_input,      {.N = 65, .OC = 24, .IC = 16, .flags = NO_SUMS}                          },
@@ -107,7 +110,43 @@ static bool too_large(const Sizes *d) {
     return elems > (d->flags & GELU ? 5 << 20 : 1 << 19);
 }
 
+/* Which kernel a card of capability 9.0 takes in bf16; in fp32 all are the library's. The rows of one op differ only in
+ * shape or wants, so that a kernel that no longer serves is seen though the library's results are right, too. */
+static const struct {
+    const Op *op;
+    Sizes s;
+    const char *bf16; /* how its name begins */
+} chosen[] = {
+    {&op_linear_forward,                 {.N = 2177, .OC = 2048, .IC = 128, .flags = GELU}, "linear_gelu_sm90"    },
+    {&op_linear_forward,                 {.N = 2177, .OC = 2048, .IC = 128},                "cublaslt_"           },
+    {&op_linear_forward,                 {.N = 2177, .OC = 2048, .IC = 136, .flags = GELU}, "cublaslt_"           },
+    {&op_linear_forward,                 {.N = 65, .OC = 2048, .IC = 128, .flags = GELU},   "cublaslt_"           },
+    {&op_linear_backward_input,
+     {.N = 2177, .OC = 128, .IC = 2048, .flags = GELU},
+     "linear_gelu_backward_sm90"                                                                                  },
+    {&op_linear_backward_input,
+     {.N = 2177, .OC = 128, .IC = 2048, .flags = GELU | GELU_TOO},
+     "linear_gelu_backward_sm90"                                                                                  },
+    {&op_linear_backward_input,          {.N = 2177, .OC = 128, .IC = 2048},                "cublaslt_"           },
+    {&op_linear_backward_input,          {.N = 65, .OC = 128, .IC = 2048, .flags = GELU},   "cublaslt_"           },
+    {&op_linear_backward_input_row_dots, {.N = 4481, .OC = 128, .IC = 1984},                "linear_row_dots_sm90"},
+    {&op_linear_backward_input_row_dots, {.N = 65, .OC = 128, .IC = 1984},                  "cublaslt_"           },
+    {&op_linear_backward_weight,         {.N = 65, .OC = 128, .IC = 64},                    "cublaslt_"           },
+};
+
+/* Kernels with TMA do not run in sanitizer runs. */
+static void test_chosen(const Ops *ops) {
+    if (op_small || !strstr(ops->device->name(), "compute capability 9.0")) {
+        SKIP("%s: the kernels that Hopper takes: %s", ops->name,
+             op_small ? "a sanitizer run" : ops->device->name());
+        return;
+    }
+    for (size_t i = 0; i < sizeof chosen / sizeof *chosen; i++)
+        op_case_by(ops, chosen[i].op, chosen[i].s, ops->dtype == DTYPE_BF16 ? chosen[i].bf16 : "cublaslt_");
+}
+
 static void test_backend(const Ops *ops) {
+    test_chosen(ops);
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
         if (!op_small || !too_large(&cases[i].s)) op_case(ops, cases[i].op, cases[i].s);
 }

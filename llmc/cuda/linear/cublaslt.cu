@@ -22,16 +22,17 @@ template <typename T> static bool multiply(const LinearCall *c, cublasLtEpilogue
 
 /* sums += column sums of the gradient m */
 template <typename T> static void add_sums(const LinearCall *c, Matrix m) {
-    if (c->wants & SUMS) column_sums<T>(c->sums, (const T *)m.data, c->scratch, m.rows, m.columns, m.columns);
+    if (c->wants & WANT_SUMS)
+        column_sums<T>(c->sums, (const T *)m.data, c->scratch, m.rows, m.columns, m.columns);
 }
 
 /* ---- forward ---- */
 
 template <typename T> static bool forward(const LinearCall *c) {
-    const bool bias = c->wants & BIAS;
+    const bool bias = c->wants & WANT_BIAS;
     const cublasLtEpilogue_t plain = bias ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_DEFAULT;
     const cublasLtEpilogue_t gelu = bias ? CUBLASLT_EPILOGUE_GELU_AUX_BIAS : CUBLASLT_EPILOGUE_GELU_AUX;
-    return multiply<T>(c, c->wants & GELU ? gelu : plain);
+    return multiply<T>(c, c->wants & WANT_GELU ? gelu : plain);
 }
 
 template <typename T> static bool forward_pass(const LinearCall *c) {
@@ -51,7 +52,7 @@ template <typename T> static bool gelu_backward(const LinearCall *c) {
 template <typename T> static bool backward_input(const LinearCall *c) {
     const Matrix dx = c->x;
     if (!multiply<T>(c, CUBLASLT_EPILOGUE_DEFAULT)) return false;
-    if (!(c->wants & GELU))
+    if (!(c->wants & WANT_GELU))
         add_sums<T>(c, dx);
     else
         gelu_backward_sums<T>((T *)dx.data, c->sums, (T *)c->gelu.data, (const T *)c->pre_gelu.data,

@@ -4,16 +4,6 @@
 #include "kernels.cuh"
 #include "llmc/cuda/cuda_ops.cuh"
 
-typedef struct KernelRow {
-    const char *name;
-    LinearKernel *run;
-    GemmKind product;
-    int min_capability, max_capability; /* as cuda_compute_capability() gives it: 80 for sm_80 */
-    int dtype;                          /* DType of x, y and W in storage, or ANY_DTYPE */
-    int alignment;                      /* bytes that pointers share, at least */
-    unsigned must_want, may_want;
-} KernelRow;
-
 #define ROW(name, ...) {#name, name, __VA_ARGS__},
 static const KernelRow kernels[] = {LINEAR_KERNELS(ROW)};
 #undef ROW
@@ -23,12 +13,18 @@ static bool fits(const KernelRow *row, const LinearCall *c) {
     const DType dtype = c->product == GEMM_FORWARD ? c->x.dtype : c->y.dtype;
     return row->product == c->product && capability >= row->min_capability &&
            capability <= row->max_capability && (row->dtype == ANY_DTYPE || row->dtype == (int)dtype) &&
-           gemm_alignment_limit() >= row->alignment && (c->wants & row->must_want) == row->must_want &&
+           gemm_alignment_limit() >= row->tma && (c->wants & row->must_want) == row->must_want &&
            (c->wants & ~(row->must_want | row->may_want)) == 0;
+}
+
+/* Matrix.scale: no kernel takes one yet. */
+static bool is_scaled(const LinearCall *c) {
+    return c->y.scale || c->x.scale || c->w.scale || c->pre_gelu.scale || c->gelu.scale || c->other.scale;
 }
 
 /* False where no kernel serves the call. */
 static bool run(const LinearCall *c) {
+    if (is_scaled(c)) return false;
     for (const KernelRow &row : kernels)
         if (fits(&row, c) && row.run(c)) {
             cuda_kernel_ran = row.name;
@@ -41,7 +37,9 @@ static void must_run(const LinearCall *c) {
     if (run(c)) return;
     const char *names[] = {"forward", "backward_input", "backward_weight"};
     fprintf(stderr,
-            "error: cuBLASLt has no algorithm for linear_%s with N %lld, OC %lld, IC %d, %zu-byte elements\n",
+            "error: no kernel of llmc/cuda/linear/kernels.cuh, cuBLASLt's among them, serves linear_%s with "
+            "N %lld, "
+            "OC %lld, IC %d, %zu-byte elements\n",
             names[c->product], (long long)c->y.rows, (long long)c->w.rows, c->w.columns,
             dtype_bytes(c->product == GEMM_FORWARD ? c->x.dtype : c->y.dtype));
     exit(EXIT_RUN);
@@ -57,7 +55,7 @@ template <typename T>
 void linear_forward(Matrix out, Matrix pre_gelu, Matrix x, Matrix weight, const floatX *bias) {
     LinearCall c = {};
     c.product = GEMM_FORWARD;
-    c.wants = wanted(bias, BIAS) | wanted(pre_gelu.data, GELU);
+    c.wants = wanted(bias, WANT_BIAS) | wanted(pre_gelu.data, WANT_GELU);
     c.y = out;
     c.x = x;
     c.w = weight;
@@ -80,7 +78,8 @@ template <typename T>
 void linear_backward_input(Matrix dx, float *dx_sums, Matrix gelu, Matrix dout, Matrix weight,
                            Matrix pre_gelu, void *scratch) {
     LinearCall c = input_gradient(dx, dout, weight, scratch);
-    c.wants = wanted(pre_gelu.data, GELU) | wanted(gelu.data, GELU_AGAIN) | wanted(dx_sums, SUMS);
+    c.wants =
+        wanted(pre_gelu.data, WANT_GELU) | wanted(gelu.data, WANT_GELU_AGAIN) | wanted(dx_sums, WANT_SUMS);
     c.pre_gelu = pre_gelu;
     c.gelu = gelu;
     c.sums = dx_sums;
@@ -91,7 +90,7 @@ template <typename T>
 bool linear_backward_input_row_dots(Matrix dx, float *row_dots, Matrix dout, Matrix weight, Matrix other,
                                     void *scratch, int group) {
     LinearCall c = input_gradient(dx, dout, weight, scratch);
-    c.wants = ROW_DOTS;
+    c.wants = WANT_ROW_DOTS;
     c.other = other;
     c.row_dots = row_dots;
     c.group = group;
@@ -106,7 +105,7 @@ void linear_backward_weight(Matrix dweight, float *dbias, Matrix dout, Matrix x,
                             void *scratch) {
     LinearCall c = {};
     c.product = GEMM_BACKWARD_WEIGHT;
-    c.wants = wanted(dbias, SUMS);
+    c.wants = wanted(dbias, WANT_SUMS);
     c.y = dout;
     c.x = x;
     c.w = dweight;

@@ -37,9 +37,8 @@ static void must_run(const LinearCall *c) {
     if (run(c)) return;
     const char *names[] = {"forward", "backward_input", "backward_weight"};
     fprintf(stderr,
-            "error: no kernel of llmc/cuda/linear/kernels.cuh, cuBLASLt's among them, serves linear_%s with "
-            "N %lld, "
-            "OC %lld, IC %d, %zu-byte elements\n",
+            "error: no kernel of llmc/cuda/linear/kernels.cuh serves linear_%s with "
+            "N %lld, OC %lld, IC %d, %zu-byte elements\n",
             names[c->product], (long long)c->y.rows, (long long)c->w.rows, c->w.columns,
             dtype_bytes(c->product == GEMM_FORWARD ? c->x.dtype : c->y.dtype));
     exit(EXIT_RUN);

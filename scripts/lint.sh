@@ -50,9 +50,9 @@ if have nvcc; then
 fi
 grep -nE '\basm\b *(volatile)? *\(' $cuda_files /dev/null | grep -v '^llmc/cuda/ptx/' && complain "inline PTX outside llmc/cuda/ptx"
 # A folder of llmc/ includes its own headers and those of the folders before it in this list: no step back.
-python3 - <<'END' || complain "a header of a later folder is included (order: base device tokenizer data model cpu cuda checkpoint run)"
+python3 - <<'END' || complain "a header of a later folder is included (order: base device tokenizer data model cpu cuda comm checkpoint run)"
 import glob, re, sys
-order = "base device tokenizer data model cpu cuda checkpoint run".split()
+order = "base device tokenizer data model cpu cuda comm checkpoint run".split()
 wrong = [f"{path}: {header}" for path in glob.glob("llmc/**/*.*", recursive=True) if path.endswith((".c", ".h", ".cu", ".cuh"))
          for header in re.findall(r'#include "(llmc/[^"]+)"', open(path, encoding="utf-8").read())
          for here, there in [(path.split("/")[1], header.split("/")[1])]

@@ -1,30 +1,53 @@
 #include "comm.h"
 
-static void reduce_begin(Comm *comm, float *x, int64_t n) {
-    (void)comm, (void)x, (void)n;
+static void reduce_scatter(Comm *comm, StreamId stream, float *x, int64_t n) {
+    (void)comm, (void)stream, (void)x, (void)n;
 }
 
-static void reduce_wait(Comm *comm) {
-    (void)comm;
+static void all_gather(Comm *comm, StreamId stream, void *x, int64_t n, DType dtype) {
+    (void)comm, (void)stream, (void)x, (void)n, (void)dtype;
 }
 
-static void gather(Comm *comm, floatX *x, int64_t n, DType dtype) {
-    (void)comm, (void)x, (void)n, (void)dtype;
+static void all_to_all(Comm *comm, StreamId stream, void *out, const void *in, int64_t bytes) {
+    (void)comm, (void)stream, (void)out, (void)in, (void)bytes;
 }
 
-static void sum_stats(Comm *comm, StepStats *stats) {
-    (void)comm, (void)stats;
+static void sum_int64(Comm *comm, StreamId stream, int64_t *x, int64_t n) {
+    (void)comm, (void)stream, (void)x, (void)n;
 }
 
 static void sum_on_host(Comm *comm, double *values, int64_t n) {
     (void)comm, (void)values, (void)n;
 }
 
+static void broadcast_on_host(Comm *comm, void *data, int64_t bytes) {
+    (void)comm, (void)data, (void)bytes;
+}
+
+static bool agree(Comm *comm, bool ok, Error *err) {
+    (void)comm, (void)err;
+    return ok;
+}
+
+static size_t fixed_bytes(const Comm *comm) {
+    (void)comm;
+    return 0;
+}
+
 Comm comm_alone = {
     .ranks = {.rank = 0, .n_ranks = 1},
-    .reduce_begin = reduce_begin,
-    .reduce_wait = reduce_wait,
-    .gather = gather,
-    .sum_stats = sum_stats,
+    .reduce_scatter = reduce_scatter,
+    .all_gather = all_gather,
+    .all_to_all = all_to_all,
+    .sum_int64 = sum_int64,
     .sum_on_host = sum_on_host,
+    .broadcast_on_host = broadcast_on_host,
+    .agree = agree,
+    .fixed_bytes = fixed_bytes,
 };
+
+Comm comm_planned(int n_ranks) {
+    Comm comm = comm_alone;
+    comm.ranks = (Ranks){.rank = 0, .n_ranks = n_ranks};
+    return comm;
+}

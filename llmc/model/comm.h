@@ -1,8 +1,12 @@
 /* What the ranks of a run do together. Every step makes every call, also where a process is alone: then there is
  * nothing to do, and nothing waits.
  *
- * All ranks make the same calls in the same order. Those on device memory are queued behind the main stream's work and
- * may be captured into a graph; what is computed is the same on every rank, bit for bit. */
+ * All ranks make the same calls in the same order, with the same sizes. What is computed is the same on every rank, bit
+ * for bit, and the same in every run.
+ *
+ * Calls with a stream work on device memory, queued on that stream behind what it has (events put the streams in order),
+ * and may be captured into a graph; where the device is not asynchronous they wait. The others work on the host and wait
+ * for the other ranks. A rank that is lost ends the process from within the call (llmc/comm/watchdog.h says so to the user). */
 #pragma once
 #include "llmc/base/ranks.h"
 #include "ops.h"
@@ -10,17 +14,28 @@
 typedef struct Comm Comm;
 struct Comm {
     Ranks ranks;
-    /* x (n) = its sum over ranks. It may run beside what the main stream does next, which leaves x alone until
-     * reduce_wait: what is queued there from then on sees all sums that were begun. */
-    void (*reduce_begin)(Comm *comm, float *x, int64_t n);
-    void (*reduce_wait)(Comm *comm);
-    /* x (n) of the storage type: a rank brings the part that it updates, and gets the others'. */
-    void (*gather)(Comm *comm, floatX *x, int64_t n, DType dtype);
-    /* loss, sum_squares, bad and stop = their sums over ranks. */
-    void (*sum_stats)(Comm *comm, StepStats *stats);
-    /* values (n) on the host = their sums over ranks; waits. */
+
+    /* x: n_ranks parts of n fp32 elements. This rank's part = the sum of the ranks' parts of its number; the other
+     * parts are undefined afterwards. */
+    void (*reduce_scatter)(Comm *comm, StreamId stream, float *x, int64_t n);
+    /* x: n_ranks parts of n elements. Every part = what the rank of its number has there. */
+    void (*all_gather)(Comm *comm, StreamId stream, void *x, int64_t n, DType dtype);
+    /* out, in: n_ranks parts of `bytes`. out's part r = part `rank` of what rank r has in `in`. */
+    void (*all_to_all)(Comm *comm, StreamId stream, void *out, const void *in, int64_t bytes);
+    /* x (n) = its sum over ranks. */
+    void (*sum_int64)(Comm *comm, StreamId stream, int64_t *x, int64_t n);
+
+    /* values (n) on the host = their sums over ranks, added in the order of the ranks. */
     void (*sum_on_host)(Comm *comm, double *values, int64_t n);
+    /* data (bytes) on the host = rank 0's. */
+    void (*broadcast_on_host)(Comm *comm, void *data, int64_t bytes);
+    /* True where all ranks are well. Else every rank gets the first failure, by rank, in err; its text names the rank. */
+    bool (*agree)(Comm *comm, bool ok, Error *err);
+    /* Bytes of device memory that the calls take for themselves, for the memory plan. */
+    size_t (*fixed_bytes)(const Comm *comm);
 };
 
 /* Rank 0 of 1. */
 extern Comm comm_alone;
+/* The same for a plan: it says how many ranks there will be, and no call may be made. */
+Comm comm_planned(int n_ranks);

@@ -150,12 +150,9 @@ void gpt2_request_stop(GPT2 *model) {
 void gpt2_update(GPT2 *model, const UpdateArgs *args) {
     const OptimizerBuffers buffers = {model->master, model->weights,     model->grads,
                                       model->states, model->tile_groups, model->stats};
-    model->comm->reduce_wait(model->comm);
     model->ops->sum_squares(model->stats, model->grads, model->scratch, model->n_elements);
-    model->comm->sum_stats(model->comm, model->stats);
     model->ops->grad_norm(model->stats);
     optimizer_step(model->ops, &buffers, (ParameterRange){0, model->n_elements}, args);
-    model->comm->gather(model->comm, model->weights, model->n_elements, model->ops->dtype);
 }
 
 StepStats gpt2_step_stats(GPT2 *model) {

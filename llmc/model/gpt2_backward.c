@@ -122,13 +122,6 @@ static void attention_backward(GPT2 *model, const Batch *b, int l) {
                   l > 0 ? bias_gradient(model, b, MLP_PROJ_B, l - 1) : NULL, false);
 }
 
-/* This step adds nothing more to what lies together as `layer` (gpt2_layer_range): its sum over ranks begins. */
-static void grads_final(GPT2 *model, int layer) {
-    const ParameterRange range = gpt2_layer_range(model->tensors, layer);
-    if (is_last_micro_step(model))
-        model->comm->reduce_begin(model->comm, model->grads + range.begin, range.end - range.begin);
-}
-
 /* A block's gradients are final behind its attention: MLP_PROJ_B's came with the norm above, the others since. Those of
  * the embeddings are so at the very end, because wte's get what the head and what the embedding adds. */
 void backward_pass(GPT2 *model, const Batch *b, float dloss) {
@@ -137,18 +130,15 @@ void backward_pass(GPT2 *model, const Batch *b, float dloss) {
     head_backward(model, b, dloss);
     norm_backward(model, b, norm_after(model, L - 1), gpt2_activation(model, ACT_RESIDUAL_3, L - 1),
                   bias_gradient(model, b, MLP_PROJ_B, L - 1), true);
-    grads_final(model, L);
     for (int l = L - 1; l >= 0 && !gpt2_stops(model); l--) {
         recompute_block(model, b, l);
         if (gpt2_stops(model)) return;
         mlp_backward(model, b, l);
         if (gpt2_stops(model)) return;
         attention_backward(model, b, l);
-        grads_final(model, l);
     }
     if (gpt2_stops(model)) return;
     drop(model, b, SITE_EMBEDDING, 0, dresidual, dresidual);
     model->ops->embedding_backward(gpt2_grad(model, WTE, 0), gpt2_grad(model, WPE, 0), dresidual,
                                    model->tokens, model->scratch, b->B, b->T, b->C, model->config.vocab_size);
-    grads_final(model, -1);
 }

@@ -1,0 +1,29 @@
+/* How ranks find each other: TCP connections to rank 0, two a rank. One carries what the hosts say to each other in the
+ * middle of their work; the other belongs to the watchdog. A star: rank 0 holds 2 (n - 1) sockets, 2048 for 1,024
+ * ranks. */
+#pragma once
+#include <stddef.h>
+#include <stdint.h>
+#include "place.h"
+
+typedef struct Rendezvous {
+    Ranks ranks;
+    Place place;
+    int *work;  /* rank 0: (n_ranks) by rank, its own -1; else one, to rank 0 */
+    int *watch; /* the same for the watchdog */
+    char (*hosts)[64]; /* (n_ranks) names, for messages; on every rank */
+} Rendezvous;
+
+/* Waits until all ranks are there, at most `seconds`. `settings` is text that must be the same on all ranks, one
+ * "name value" a line: the first line that differs is named with its rank, exit 2. False with one line: who is missing,
+ * where rank 0 should be, a port in use. Every rank's err says what failed; only rank 0 need print it
+ * where it could be told. */
+bool rendezvous_open(Rendezvous *r, const Place *place, const char *settings, double seconds, Error *err);
+void rendezvous_close(Rendezvous *r);
+
+/* Over the work connections; all ranks make the same calls. They wait. A lost connection ends the process: the watchdog
+ * has a moment to say why, else a line of its own; exit 1. */
+/* out (n_ranks x bytes) on every rank = the ranks' `mine`, by rank. */
+void rendezvous_gather(Rendezvous *r, void *out, const void *mine, size_t bytes);
+/* data on every rank = rank 0's. */
+void rendezvous_broadcast(Rendezvous *r, void *data, size_t bytes);

@@ -1,0 +1,14 @@
+/* The two ways to carry what ranks exchange. Both fill a Comm (llmc/model/comm.h); its host calls are over the
+ * rendezvous' connections in both. */
+#pragma once
+#include "llmc/model/comm.h"
+#include "rendezvous.h"
+
+/* CPU ranks: sockets between every two. `members` (n) are the ranks of the group in their order, this one among them:
+ * the Comm's ranks count within it. All ranks of the rendezvous call it together, each with its own group. */
+Comm *comm_sockets_open(Rendezvous *r, const int *members, int n, Error *err);
+/* GPUs: NCCL, opened at run time; the device is open. */
+Comm *comm_nccl_open(Rendezvous *r, const Device *device, const int *members, int n, Error *err);
+void comm_close(Comm *comm); /* NULL and comm_alone are fine */
+/* Where NCCL was found and its version, for the header: "NCCL 2.28.9, /usr/lib/libnccl.so.2". */
+const char *comm_nccl_description(void);

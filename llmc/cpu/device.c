@@ -129,6 +129,11 @@ static void cpu_stream_wait(StreamId stream, EventId event) {
     (void)event;
 }
 
+static void *cpu_stream_handle(StreamId stream) {
+    (void)stream;
+    return NULL;
+}
+
 static void cpu_timestamp(int i) {
     if (i >= n_timestamps) {
         n_timestamps = 2 * i + 64;
@@ -174,6 +179,7 @@ const Device device_cpu = {
     .readback_end = cpu_readback_end,
     .event_record = cpu_event_record,
     .stream_wait = cpu_stream_wait,
+    .stream_handle = cpu_stream_handle,
     .timestamp = cpu_timestamp,
     .seconds_between = cpu_seconds_between,
     .capture_begin = cpu_capture_begin,

@@ -34,6 +34,7 @@ void cuda_readback_begin(int slot, StreamId stream, const void *src, size_t byte
 void cuda_readback_end(int slot, void *dst, size_t bytes);
 void cuda_event_record(EventId event, StreamId stream);
 void cuda_stream_wait(StreamId stream, EventId event);
+void *cuda_stream_handle(StreamId stream);
 void cuda_timestamp(int i);
 double cuda_seconds_between(int first, int second);
 bool cuda_capture_begin(void);

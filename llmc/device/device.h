@@ -21,8 +21,12 @@ typedef enum { STREAM_MAIN, STREAM_SIDE, N_STREAMS } StreamId;
 
 /* Every event has one purpose and is used again in the next step. */
 typedef enum {
-    EVENT_STATS_FINAL, /* main stream: the step's statistics are what they will be */
-    EVENT_STATS_READ,  /* side stream: they may be written again */
+    EVENT_STATS_FINAL,      /* main stream: the step's statistics are what they will be */
+    EVENT_STATS_READ,       /* side stream: they may be written again */
+    EVENT_GRADS_FINAL,      /* main stream: a range of gradients is what this rank makes of it */
+    EVENT_GRADS_REDUCED,    /* side stream: the own parts hold the sums over ranks */
+    EVENT_WEIGHTS_UPDATED,  /* main stream: the own part of a range of weights is the new one */
+    EVENT_WEIGHTS_GATHERED, /* side stream: all parts are */
     N_EVENTS
 } EventId;
 
@@ -65,6 +69,8 @@ typedef struct Device {
      * starts once the work before the latest record is done, or at once where there was none. */
     void (*event_record)(EventId event, StreamId stream);
     void (*stream_wait)(StreamId stream, EventId event);
+    /* The stream as the device's own libraries take it (cudaStream_t), once open; NULL where the device has none. */
+    void *(*stream_handle)(StreamId stream);
 
     /* ---- timestamps ---- */
     /* timestamp takes the time at which the main stream comes to it, i < TIMESTAMPS_MAX; seconds_between waits until it

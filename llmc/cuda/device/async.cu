@@ -23,6 +23,10 @@ void cuda_stream_wait(StreamId stream, EventId event) {
     CUDA_CHECK(cudaStreamWaitEvent(stream_of(stream), event_of(event), 0));
 }
 
+void *cuda_stream_handle(StreamId stream) {
+    return stream_of(stream);
+}
+
 /* ---- readback ---- */
 
 typedef struct Readback {

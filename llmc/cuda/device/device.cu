@@ -25,6 +25,7 @@ static constexpr Device table() {
     device.readback_end = cuda_readback_end;
     device.event_record = cuda_event_record;
     device.stream_wait = cuda_stream_wait;
+    device.stream_handle = cuda_stream_handle;
     device.timestamp = cuda_timestamp;
     device.seconds_between = cuda_seconds_between;
     device.capture_begin = cuda_capture_begin;

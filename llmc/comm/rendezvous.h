@@ -9,8 +9,8 @@
 typedef struct Rendezvous {
     Ranks ranks;
     Place place;
-    int *work;  /* rank 0: (n_ranks) by rank, its own -1; else one, to rank 0 */
-    int *watch; /* the same for the watchdog */
+    int *work;         /* rank 0: (n_ranks) by rank, its own -1; else one, to rank 0 */
+    int *watch;        /* the same for the watchdog */
     char (*hosts)[64]; /* (n_ranks) names, for messages; on every rank */
 } Rendezvous;
 

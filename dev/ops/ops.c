@@ -334,6 +334,18 @@ static void reference_decode(void **p, const OpCase *c) {
 DESCRIBED(attention_decode, "attention_decode", .reference = reference_decode, .shape = CACHE,
           .teaches = "one query: the keys in pieces, or most of the card is idle");
 
+/* ---- layouts ---- */
+
+/* B x T rows of C. */
+static int describe_transpose_rows(Operand *o, const Sizes *s) {
+    const int64_t n = (int64_t)s->B * s->T * s->C;
+    OPERANDS(result("out", n, s->C), input("in", n, 1, 0));
+}
+static void run_transpose_rows(const Call *c) {
+    c->ops->transpose_rows(c->p[0], c->p[1], c->s.B, c->s.T, c->s.C);
+}
+DESCRIBED(transpose_rows, "transpose_rows", .shape = BY_ROWS, .teaches = "a copy: whole rows change places");
+
 /* ---- loss ---- */
 
 static int describe_cross_entropy_forward(Operand *o, const Sizes *s) {
@@ -455,6 +467,7 @@ const Op *const described_ops[] = {
     &op_linear_backward_weight,
     &op_qkv_bias_backward,
     &op_attention_decode,
+    &op_transpose_rows,
     &op_cross_entropy_forward,
     &op_cross_entropy_backward_inplace,
     &op_loss_sum,

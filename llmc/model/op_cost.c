@@ -63,6 +63,7 @@ OpCost op_cost(OpId op, const OpSizes *s, DType dtype) {
     case OP_layernorm_backward:
         return moves(x * (s->with & WITH_DRESIDUAL ? 4 : 3) * n * C + 8 * n);
     case OP_dropout:
+    case OP_transpose_rows:
         return moves(x * 2 * n * C);
     case OP_linear_forward:
     case OP_linear_backward_input:

@@ -214,6 +214,10 @@ typedef void AttentionStandardBackward(floatX *dqkv, floatX *dprobs, const float
  * A window is a cache that begins later. scratch: attention_decode_scratch(NH, HD) values. */
 typedef void AttentionDecode(floatX *out, const floatX *qkv, float *scratch, int t, int NH, int HD);
 
+/* ---- layouts ---- */
+/* out (b,a,width) = in (a,b,width): rows of `width` elements, a multiple of 8, as they are. out is not in */
+typedef void TransposeRows(floatX *out, const floatX *in, int64_t a, int64_t b, int64_t width);
+
 /* ---- loss: loss_i = logsumexp(z_i) - z_i[target], fp32, over the V real columns of Vp ---- */
 /* losses (N) fp32 =; logits (N,Vp) in place become dlogits = (softmax - onehot) * dloss, padding columns
  * 0 */
@@ -255,6 +259,7 @@ typedef void WeightsFromMaster(floatX *weights, const float *master, int64_t n);
     OP(AttentionStandardForward, attention_standard_forward) \
     OP(AttentionStandardBackward, attention_standard_backward) \
     OP(AttentionDecode, attention_decode) \
+    OP(TransposeRows, transpose_rows) \
     OP(CrossEntropyBackwardInplace, cross_entropy_backward_inplace) \
     OP(CrossEntropyForward, cross_entropy_forward) \
     OP(LossSum, loss_sum) \

@@ -211,6 +211,12 @@ static void attention_decode(floatX *out, const floatX *qkv, float *scratch, int
     end_op(OP_attention_decode, &(OpSizes){.T = t + 1, .NH = NH, .HD = HD});
 }
 
+static void transpose_rows(floatX *out, const floatX *in, int64_t a, int64_t b, int64_t width) {
+    begin();
+    inner->transpose_rows(out, in, a, b, width);
+    end_op(OP_transpose_rows, &(OpSizes){.N = a * b * width, .C = 1});
+}
+
 static void cross_entropy_backward_inplace(float *losses, floatX *logits, const int32_t *targets, float dloss,
                                            int64_t N, int V, int Vp) {
     begin();

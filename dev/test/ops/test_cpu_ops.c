@@ -471,6 +471,20 @@ static void test_device(void) {
     ops->device->free(NULL);
 }
 
+/* in (a,b,width) -> (b,a,width); twice gives in again. */
+static void test_transpose_rows(int64_t a, int64_t b, int64_t width) {
+    const int64_t n = a * b * width;
+    Buffer in = filled(n, 1, 0), out = poisoned(n), back = poisoned(n);
+    int64_t wrong = 0;
+    ops->transpose_rows(out.f, in.f, a, b, width);
+    ops->transpose_rows(back.f, out.f, b, a, width);
+    for (int64_t i = 0; i < n; i++)
+        wrong += out.f[(i / width % b * a + i / width / b) * width + i % width] != in.f[i];
+    CHECK(wrong == 0 && !memcmp(back.f, in.f, sizeof(float) * (size_t)n), "%lld x %lld x %lld: %lld wrong",
+          (long long)a, (long long)b, (long long)width, (long long)wrong);
+    end_case("transpose_rows");
+}
+
 static void run_cases(void) {
     static const int linear[][3] = {
         {1,   8,    8   },
@@ -507,6 +521,9 @@ static void run_cases(void) {
     test_qkv_bias(1, 8);
     test_qkv_bias(65, 40);
     test_qkv_bias(300, 128);
+    test_transpose_rows(1, 1, 8);
+    test_transpose_rows(3, 35, 40);
+    test_transpose_rows(2, 3, 9000);
     test_nan_in_linear();
     CHECK(!ops_cpu.kernel_ran(), "the CPU, which has one kernel for each op, names one");
 }

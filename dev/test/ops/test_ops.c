@@ -101,6 +101,10 @@ static const struct {
     {&op_qkv_bias_backward,          {.N = 65, .C = 40}                                                       },
     {&op_qkv_bias_backward,          {.N = 2101, .C = 768}                                                    },
     {&op_qkv_bias_backward,          {.N = 127, .C = 1600}                                                    },
+    {&op_transpose_rows,             {.B = 1, .T = 1, .C = 8}                                                 },
+    {&op_transpose_rows,             {.B = 7, .T = 3, .C = 384}                                               },
+    {&op_transpose_rows,             {.B = 2, .T = 1025, .C = 136}                                            },
+    {&op_transpose_rows,             {.B = 3, .T = 5, .C = 100008}                                            },
 };
 
 /* More than racecheck gets through in some seconds; but the kernels that take GELU along with a product serve no

@@ -1,8 +1,8 @@
 /* Global norm in two launches, without atomics.
  *
  * Teaches: a fixed number of blocks takes elements in turns and leaves one partial sum each; a second launch of
- * one block adds those in a fixed order. The same bits every time, and the grid fits the card at once. The shipped
- * kernel has the same shape with four elements a load.
+ * one block adds those in a fixed order. The same bits every time, and the grid fits the card at once. The
+ * shipped kernel adds its partial sums as integers, so that no order shows at all.
  *
  *   FLOP   2 an element
  *   bytes  gradients read once; 8 KB of partial sums */

@@ -390,29 +390,37 @@ static Operand statistics(void) {
     const int n = sizeof(StepStats) / sizeof(float);
     return (Operand){.name = "stats", .role = ADD, .store = STORE_F32, .elems = n, .row = n};
 }
+/* The sums lie in scratch: what comes of them is compared. */
+static StepSums *sums_of(const Call *c) {
+    c->ops->device->zero(c->p[2], sizeof(StepSums));
+    return c->p[2];
+}
 static int describe_loss_sum(Operand *o, const Sizes *s) {
     OPERANDS(statistics(), input_f32("losses", s->N, 1, 3), space());
 }
 static void run_loss_sum(const Call *c) {
-    c->ops->loss_sum(c->p[0], c->p[1], 0.5f, c->p[2], c->s.N);
+    StepSums *sums = sums_of(c);
+    c->ops->loss_sum(&sums->loss, c->p[1], 0.5f, c->s.N);
+    c->ops->finish_stats(c->p[0], sums);
 }
 DESCRIBED(loss_sum, "loss_sum", .shape = PARAMETERS,
-          .teaches = "a sum that is added to statistics on the device");
+          .teaches = "a sum on the device that depends on no order");
 
 /* Both halves: the sum of squares, and its root. */
 static int describe_grad_norm(Operand *o, const Sizes *s) {
     OPERANDS(statistics(), input_f32("grads", s->N, 0.01f, 0), space());
 }
 static void run_grad_norm(const Call *c) {
-    c->ops->sum_squares(c->p[0], c->p[1], c->p[2], c->s.N);
-    c->ops->grad_norm(c->p[0]);
+    StepSums *sums = sums_of(c);
+    c->ops->sum_squares(&sums->squares, c->p[1], c->s.N);
+    c->ops->finish_stats(c->p[0], sums);
 }
 const Op op_grad_norm = {.name = "grad_norm",
                          .id = OP_sum_squares,
                          .describe = describe_grad_norm,
                          .run = run_grad_norm,
                          .shape = PARAMETERS,
-                         .teaches = "a reduction whose order does not depend on timing"};
+                         .teaches = "a sum of squares that depends on no order"};
 
 /* v must not be negative */
 static int describe_adamw(Operand *o, const Sizes *s) {

@@ -1,49 +1,10 @@
-/* Global gradient norm and the AdamW step. */
+/* The AdamW step. */
 #include <math.h>
 #include "cpu.h"
 #include "parallel.h"
 #include "vec.h"
 
-enum { NORM_CHUNKS = 256, TASK_TILES = 16 }; /* parts of the norm's sum; tiles of an AdamW task */
-
-typedef struct Squares {
-    double *partial; /* (NORM_CHUNKS) */
-    const float *grads;
-    int64_t n, chunk;
-} Squares;
-
-/* Task: the sum over one chunk, in double so that neither 1e-25 nor 1e25 leaves the range when squared. */
-static void sum_chunk(const void *args, int64_t task) {
-    const Squares *s = args;
-    int64_t i = task * s->chunk, end = min_i64(s->n, i + s->chunk);
-    double lanes[8] = {0};
-    for (; i + 8 <= end; i += 8)
-        for (int j = 0; j < 8; j++) lanes[j] += (double)s->grads[i + j] * s->grads[i + j];
-    for (; i < end; i++) lanes[0] += (double)s->grads[i] * s->grads[i];
-    double sum = 0;
-    for (int j = 0; j < 8; j++) sum += lanes[j];
-    s->partial[task] = sum;
-}
-
-void cpu_sum_squares(StepStats *stats, const float *grads, void *scratch, int64_t n) {
-    Squares s = {scratch, grads, n, ceil_div(n, NORM_CHUNKS)};
-    int64_t n_chunks = ceil_div(n, s.chunk);
-    cpu_parallel_for(n_chunks, sum_chunk, &s);
-    double sum = 0;
-    for (int64_t i = 0; i < n_chunks; i++) sum += s.partial[i];
-    stats->sum_squares += sum;
-}
-
-void cpu_grad_norm(StepStats *stats) {
-    stats->grad_norm = (float)sqrt(stats->sum_squares);
-    if (!isfinite(stats->grad_norm)) stats->bad = 1;
-    stats->n_skipped += stats->bad != 0;
-    stats->sum_squares = 0;
-}
-
-size_t cpu_sum_squares_scratch_bytes(void) {
-    return sizeof(double) * NORM_CHUNKS;
-}
+enum { TASK_TILES = 16 }; /* tiles of a task */
 
 typedef struct Step {
     const AdamWArgs *args;

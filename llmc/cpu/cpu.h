@@ -19,6 +19,3 @@ void cpu_gelu(float *out, const float *x, int64_t n);
 void cpu_zero(void *dst, size_t bytes); /* Device.zero, zero_rows and copy */
 void cpu_zero_rows(void *dst, size_t bytes, size_t stride, int64_t rows);
 void cpu_copy(void *dst, const void *src, size_t bytes);
-
-/* adamw.c */
-size_t cpu_sum_squares_scratch_bytes(void);

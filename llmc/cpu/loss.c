@@ -62,10 +62,3 @@ void cpu_cross_entropy_forward(float *losses, const floatX *logits, const int32_
     cpu_parallel_for(ceil_div(N, ROWS), cross_entropy_rows,
                      &(CrossEntropy){losses, NULL, logits, targets, 0, N, V, Vp});
 }
-
-void cpu_loss_sum(StepStats *stats, const float *losses, float scale, void *scratch, int64_t N) {
-    double sum = 0;
-    for (int64_t n = 0; n < N; n++) sum += losses[n];
-    stats->loss += (float)(scale * sum);
-    if (!isfinite(stats->loss)) stats->bad = 1;
-}

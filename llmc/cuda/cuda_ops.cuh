@@ -88,6 +88,3 @@ typedef struct PartialSums {
 } PartialSums;
 /* sums.out[k] (columns) += sum over rows of partials[row][k][:].   partials (n, sums.width, columns) */
 void add_partial_rows(const PartialSums &sums, const float *partials, int n, int columns);
-
-/* ---- step_stats.cu ---- */
-size_t step_stats_scratch_bytes(void);

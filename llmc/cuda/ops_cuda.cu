@@ -12,7 +12,6 @@ template <DType DTYPE> static size_t scratch_bytes(const OpShape *shape) {
     bytes = larger(bytes, column_sums_scratch_bytes(4 * shape->C));
     bytes = larger(bytes, column_sums_scratch_bytes(shape->Vp));
     bytes = larger(bytes, linear_scratch_bytes((int64_t)shape->B * shape->T, 4 * shape->C));
-    bytes = larger(bytes, step_stats_scratch_bytes());
     return larger(bytes, attention_scratch_bytes(shape, DTYPE));
 }
 

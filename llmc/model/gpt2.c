@@ -2,7 +2,6 @@
  * gpt2_forward.c and gpt2_backward.c. */
 #include "gpt2_pass.h"
 #include "llmc/base/random.h"
-#include <stddef.h>
 #include <stdlib.h>
 
 Batch batch_of(const GPT2 *model, int B, int T) {
@@ -85,14 +84,13 @@ void gpt2_begin_step(GPT2 *model, int64_t n_micro_steps) {
     model->step++;
     model->n_micro_steps = 0;
     model->last_micro_step = n_micro_steps - 1;
-    model->ops->device->stream_wait(STREAM_MAIN, EVENT_STATS_READ); /* of the step before */
-    model->ops->device->zero(model->stats, offsetof(StepStats, n_skipped));
+    model->ops->device->zero(model->sums, sizeof *model->sums);
 }
 
 static void micro_step_ops(GPT2 *model, const Batch *b, float per_token) {
     forward_pass(model, b);
     backward_pass(model, b, per_token);
-    model->ops->loss_sum(model->stats, activation_f32(model, ACT_LOSSES, 0), per_token, model->scratch, b->N);
+    model->ops->loss_sum(&model->sums->loss, activation_f32(model, ACT_LOSSES, 0), per_token, b->N);
 }
 
 static CapturedStep *captured_step(GPT2 *model) {
@@ -143,15 +141,18 @@ void gpt2_micro_step(GPT2 *model, const int32_t *tokens, const int32_t *targets,
 }
 
 void gpt2_request_stop(GPT2 *model) {
-    const int32_t stop = 1;
-    model->ops->device->upload(&model->stats->stop, &stop, sizeof stop);
+    const int64_t stop = 1;
+    model->ops->device->upload(&model->sums->stop, &stop, sizeof stop);
 }
 
 void gpt2_update(GPT2 *model, const UpdateArgs *args) {
     const OptimizerBuffers buffers = {model->master, model->weights,     model->grads,
                                       model->states, model->tile_groups, model->stats};
-    model->ops->sum_squares(model->stats, model->grads, model->scratch, model->n_elements);
-    model->ops->grad_norm(model->stats);
+    model->ops->sum_squares(&model->sums->squares, model->grads, model->n_elements);
+    model->comm->sum_int64(model->comm, STREAM_MAIN, (int64_t *)model->sums,
+                           sizeof *model->sums / sizeof(int64_t));
+    model->ops->device->stream_wait(STREAM_MAIN, EVENT_STATS_READ); /* of the step before */
+    model->ops->finish_stats(model->stats, model->sums);
     optimizer_step(model->ops, &buffers, (ParameterRange){0, model->n_elements}, args);
 }
 

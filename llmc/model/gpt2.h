@@ -102,7 +102,8 @@ typedef struct GPT2 {
     int32_t *tile_groups;      /* (n_elements / PARAMETER_TILE), training only: GroupId of each tile */
     int32_t *tokens, *targets; /* (B,T) on the device */
     void *scratch;             /* ops->scratch_bytes(shape) */
-    StepStats *stats;          /* on the device */
+    StepSums *sums;            /* of the step at hand, on the device */
+    StepStats *stats;          /* of the last step updated, on the device */
     uint64_t *dropout_key;     /* of the micro-step at hand, on the device; NULL where nothing is dropped */
     int64_t step; /* steps begun: with the seed it says what dropout draws, so a resumed run sets it */
     int64_t n_micro_steps;   /* of this step, done */

@@ -122,7 +122,7 @@ typedef struct Buffer {
     size_t bytes;
 } Buffer;
 
-enum { FIRST_STATE = 3, AFTER_STATES = FIRST_STATE + N_STATES, N_BUFFERS = AFTER_STATES + 6 };
+enum { FIRST_STATE = 3, AFTER_STATES = FIRST_STATE + N_STATES, N_BUFFERS = AFTER_STATES + 7 };
 
 static Buffer state_buffer(GPT2 *model, StateId id) {
     const OptimizerState *state = &optimizer_states[id];
@@ -150,6 +150,7 @@ static void buffer_table(Buffer table[N_BUFFERS], GPT2 *model) {
         {(void **)&model->tokens,      "tokens",           "scratch",   N * 4},
         {(void **)&model->targets,     "targets",          "scratch",   N * 4},
         {&model->scratch,              "op scratch",       "scratch",   model->ops->scratch_bytes(&model->shape)},
+        {(void **)&model->sums,        "step sums",        "scratch",   sizeof(StepSums)},
         {(void **)&model->stats,       "step statistics",  "scratch",   sizeof(StepStats)},
         {(void **)&model->dropout_key, "dropout key",      "scratch",   drops ? sizeof(uint64_t) : 0},
     };

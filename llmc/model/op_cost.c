@@ -85,8 +85,8 @@ OpCost op_cost(OpId op, const OpSizes *s, DType dtype) {
     case OP_loss_sum:
     case OP_sum_squares:
         return moves(4 * n);
-    case OP_grad_norm:
-        return moves(sizeof(StepStats));
+    case OP_finish_stats:
+        return moves(sizeof(StepSums));
     case OP_adamw: /* master, m, v: 8 each; gradients 4 */
         return moves(28 * n + (s->with & OWN_WEIGHTS ? x * n : 0));
     case OP_weights_from_master:

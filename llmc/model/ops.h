@@ -23,6 +23,7 @@
 #include <stddef.h>
 #include <stdint.h>
 #include "dropout.h"
+#include "exact_sum.h"
 #include "llmc/base/dtype.h"
 #include "llmc/device/device.h"
 
@@ -46,16 +47,22 @@ typedef struct OpShape {
     int64_t loss_rows; /* tokens per chunk of the LM head */
 } OpShape;
 
-/* Lives on the device. One step: zero all but n_skipped, loss_sum per micro-step, sum_squares, grad_norm, adamw,
- * download. Design: a NaN or inf never reaches the weights, and no host sync is needed to stop it. */
+/* What a step adds up, on the device: int64 all, so that ranks add theirs number by number, and the order of nothing
+ * shows. One step: zero, loss_sum per micro-step, sum_squares, finish_stats. */
+typedef struct StepSums {
+    ExactSum loss;    /* mean loss of the step in nats, by loss_sum */
+    ExactSum squares; /* of the gradients, by sum_squares */
+    int64_t stop;     /* not 0 where the run is to end behind this step, by gpt2_request_stop */
+} StepSums;
+
+/* What a step was, on the device, by finish_stats. Design: a NaN or inf never reaches the weights, and no host sync is
+ * needed to stop it. */
 typedef struct StepStats {
-    double sum_squares; /* of the gradients so far, by sum_squares; ranks add theirs here */
-    float loss;         /* mean loss of the step in nats, summed over micro-steps by loss_sum */
-    float grad_norm;    /* global 2-norm of the gradients before clipping, by grad_norm */
-    int32_t bad;        /* not 0 once loss or grad_norm is NaN or inf */
-    int32_t stop;       /* not 0 where the run is to end behind this step, by gpt2_request_stop */
-    int64_t
-        n_skipped; /* steps left out because of `bad`, over the whole run, by grad_norm; never zeroed by a step */
+    float loss;
+    float grad_norm; /* global 2-norm of the gradients before clipping */
+    int32_t bad;     /* not 0 where loss or grad_norm is NaN or inf */
+    int32_t stop;
+    int64_t n_skipped; /* steps left out because of `bad`, over the whole run */
 } StepStats;
 
 /* One optimizer step, as flags and schedule have it. */
@@ -226,15 +233,16 @@ typedef void CrossEntropyBackwardInplace(float *losses, floatX *logits, const in
 /* losses (N) =; logits are only read */
 typedef void CrossEntropyForward(float *losses, const floatX *logits, const int32_t *targets, int64_t N,
                                  int V, int Vp);
-/* stats->loss += scale * sum(losses); stats->bad = 1 if that is not finite */
-typedef void LossSum(StepStats *stats, const float *losses, float scale, void *scratch, int64_t N);
+/* sum += scale * sum(losses).   losses (N) fp32. As sum_squares it takes PARAMETER_TILE values at a time: a double in
+ * a fixed order, the same on all backends. Those are added without rounding. */
+typedef void LossSum(ExactSum *sum, const float *losses, float scale, int64_t N);
 
 /* ---- update ---- */
-/* stats->sum_squares += sum grads^2, of n gradients */
-typedef void SumSquares(StepStats *stats, const float *grads, void *scratch, int64_t n);
-/* Once a step, behind all sums: grad_norm = sqrt(sum_squares), bad = 1 if that is not finite, n_skipped += 1 if
- * bad,  * sum_squares = 0. */
-typedef void GradNorm(StepStats *stats);
+/* sum += sum grads^2, of n gradients */
+typedef void SumSquares(ExactSum *sum, const float *grads, int64_t n);
+/* Once a step, behind all sums: loss, grad_norm = sqrt(squares) and stop =; bad = one of the two is not finite;
+ * n_skipped += bad */
+typedef void FinishStats(StepStats *stats, const StepSums *sums);
 typedef void AdamWStep(const AdamWArgs *args);
 /* weights = master rounded to nearest even, n elements */
 typedef void WeightsFromMaster(floatX *weights, const float *master, int64_t n);
@@ -264,7 +272,7 @@ typedef void WeightsFromMaster(floatX *weights, const float *master, int64_t n);
     OP(CrossEntropyForward, cross_entropy_forward) \
     OP(LossSum, loss_sum) \
     OP(SumSquares, sum_squares) \
-    OP(GradNorm, grad_norm) \
+    OP(FinishStats, finish_stats) \
     OP(AdamWStep, adamw) \
     OP(WeightsFromMaster, weights_from_master)
 /* clang-format on */

@@ -231,22 +231,22 @@ static void cross_entropy_forward(float *losses, const floatX *logits, const int
     end_op(OP_cross_entropy_forward, &(OpSizes){.N = N, .Vp = Vp});
 }
 
-static void loss_sum(StepStats *stats, const float *losses, float scale, void *scratch, int64_t N) {
+static void loss_sum(ExactSum *sum, const float *losses, float scale, int64_t N) {
     begin();
-    inner->loss_sum(stats, losses, scale, scratch, N);
+    inner->loss_sum(sum, losses, scale, N);
     end_op(OP_loss_sum, &(OpSizes){.N = N});
 }
 
-static void sum_squares(StepStats *stats, const float *grads, void *scratch, int64_t n) {
+static void sum_squares(ExactSum *sum, const float *grads, int64_t n) {
     begin();
-    inner->sum_squares(stats, grads, scratch, n);
+    inner->sum_squares(sum, grads, n);
     end_op(OP_sum_squares, &(OpSizes){.N = n});
 }
 
-static void grad_norm(StepStats *stats) {
+static void finish_stats(StepStats *stats, const StepSums *sums) {
     begin();
-    inner->grad_norm(stats);
-    end_op(OP_grad_norm, &(OpSizes){.N = 1});
+    inner->finish_stats(stats, sums);
+    end_op(OP_finish_stats, &(OpSizes){.N = 1});
 }
 
 static void adamw(const AdamWArgs *args) {

@@ -48,9 +48,9 @@ static void test_parts(void) {
                                       parts.states, parts.tile_groups, parts.stats};
     for (int layer = parts.config.n_layer; layer >= -1; layer--) {
         const ParameterRange r = gpt2_layer_range(parts.tensors, layer);
-        ops->sum_squares(parts.stats, parts.grads + r.begin, parts.scratch, r.end - r.begin);
+        ops->sum_squares(&parts.sums->squares, parts.grads + r.begin, r.end - r.begin);
     }
-    ops->grad_norm(parts.stats);
+    ops->finish_stats(parts.stats, parts.sums);
     for (int layer = -1; layer <= parts.config.n_layer; layer++)
         optimizer_step(ops, &buffers, gpt2_layer_range(parts.tensors, layer), &args);
     const size_t bytes = (size_t)whole.n_elements * sizeof(float);

@@ -348,15 +348,21 @@ static void test_cross_entropy(int64_t N, int V, int Vp, double spread) {
 
 static void test_loss_sum(void) {
     enum { N = 1027 };
-    Buffer losses = filled(N, 1, 3), scratch = poisoned(2);
+    Buffer losses = filled(N, 1, 3);
     double sum = 0;
     for (int i = 0; i < N; i++) sum += losses.f[i];
-    StepStats stats = {.loss = 2};
-    ops->loss_sum(&stats, losses.f, 0.5f, scratch.f, N);
-    CHECK(fabs(stats.loss - 2 - 0.5 * sum) <= 1e-6 * sum && !stats.bad, "loss_sum %g, truth %g", stats.loss,
-          0.5 * sum);
+    StepSums sums = {.stop = 3};
+    StepStats stats = {.n_skipped = 4};
+    ops->loss_sum(&sums.loss, losses.f, 0.5f, N);
+    ops->loss_sum(&sums.loss, losses.f, 0.25f, N);
+    ops->finish_stats(&stats, &sums);
+    CHECK(fabs(stats.loss - 0.75 * sum) <= 1e-7 * sum && !stats.bad, "loss_sum %g, truth %g", stats.loss,
+          0.75 * sum);
+    CHECK(stats.stop == 1 && stats.n_skipped == 4, "stop %d, %lld steps skipped", stats.stop,
+          (long long)stats.n_skipped);
     losses.f[N - 1] = NAN;
-    ops->loss_sum(&stats, losses.f, 0.5f, scratch.f, N);
+    ops->loss_sum(&sums.loss, losses.f, 0.5f, N);
+    ops->finish_stats(&stats, &sums);
     CHECK(stats.bad == 1 && isnan(stats.loss), "loss_sum: a NaN did not set bad");
     int32_t target = 0;
     float logits[8] = {1, 2, NAN, 3, 4, 5, 6, 7}, loss = 0;
@@ -368,13 +374,12 @@ static void test_loss_sum(void) {
 /* ---- update ---- */
 
 static void test_grad_norm(int64_t n, double scale) {
-    OpShape shape = {.C = 8};
-    Buffer grads = filled(n, scale, 0), scratch = poisoned((int64_t)ops->scratch_bytes(&shape) / 4);
-    Buffer norm = poisoned(1);
-    StepStats stats = {.loss = 1};
-    if (n > 1) ops->sum_squares(&stats, grads.f, scratch.f, n / 2);
-    ops->sum_squares(&stats, grads.f + n / 2, scratch.f, n - n / 2);
-    ops->grad_norm(&stats);
+    Buffer grads = filled(n, scale, 0), norm = poisoned(1);
+    StepSums sums = {0};
+    StepStats stats = {.bad = 1};
+    if (n > 1) ops->sum_squares(&sums.squares, grads.f, n / 2);
+    ops->sum_squares(&sums.squares, grads.f + n / 2, n - n / 2);
+    ops->finish_stats(&stats, &sums);
     norm.f[0] = stats.grad_norm;
     norm.d[0] = 0;
     for (int64_t i = 0; i < n; i++) norm.d[0] += grads.d[i] * grads.d[i];
@@ -382,10 +387,45 @@ static void test_grad_norm(int64_t n, double scale) {
     close_to("grad_norm", norm, norm.d);
     CHECK(!stats.bad && stats.n_skipped == 0, "grad_norm: bad after finite gradients");
     grads.f[n / 2] = INFINITY;
-    ops->sum_squares(&stats, grads.f, scratch.f, n);
-    ops->grad_norm(&stats);
+    ops->sum_squares(&sums.squares, grads.f, n);
+    ops->finish_stats(&stats, &sums);
     CHECK(stats.bad == 1 && stats.n_skipped == 1, "grad_norm: an inf did not set bad");
     end_case("grad_norm");
+}
+
+static void add_value(ExactSum *sum, double x) {
+    const ExactTerm term = exact_term(x);
+    for (int k = 0; k < 3; k++) sum->bins[term.at + k] += term.parts[k];
+}
+
+/* Exact sums: every value alone, one that cancels large ones, any order, and what does not fit. */
+static void test_exact_sum(void) {
+    const double values[] = {
+        0,       1,        -1.0 / 3,       1e-30,      -7e20, 0x1p-298, 0x1.fffffffffffffp-200,
+        0x1p265, -0x1p265, 12345678901.25, 0x1.8p-149, 3e-300};
+    enum { N = sizeof values / sizeof *values };
+    ExactSum forth = {0}, back = {0};
+    for (int i = 0; i < N; i++) {
+        ExactSum one = {0};
+        add_value(&one, values[i]);
+        add_value(&forth, values[i]);
+        add_value(&back, values[N - 1 - i]);
+        const double want = fabs(values[i]) < 1e-100 ? 0 : values[i]; /* under the range */
+        CHECK(exact_value(&one) == (i == 11 ? want : values[i]), "%a is taken for %a", values[i],
+              exact_value(&one));
+    }
+    CHECK(memcmp(&forth, &back, sizeof back) == 0, "the order shows");
+    ExactSum rest = {0};
+    add_value(&rest, 0x1p265);
+    add_value(&rest, 0x1p-298);
+    add_value(&rest, -0x1p265);
+    CHECK(exact_value(&rest) == 0x1p-298, "of large values that cancel %a is left", exact_value(&rest));
+    const double bad[] = {NAN, INFINITY, -INFINITY, 0x1p300};
+    for (int i = 0; i < 4; i++) {
+        ExactSum sum = forth;
+        add_value(&sum, bad[i]);
+        CHECK(isnan(exact_value(&sum)), "%g leaves %g", bad[i], exact_value(&sum));
+    }
 }
 
 /* Groups: 0 decays, 1 does not and is slower, 2 is another optimizer's. */
@@ -510,6 +550,7 @@ static void run_cases(void) {
     test_cross_entropy(5, 50257, 50304, 3);
     test_cross_entropy(33, 100, 128, 1e4);
     test_loss_sum();
+    test_exact_sum();
     test_grad_norm(1, 1);
     test_grad_norm(100003, 1e-3);
     test_grad_norm(999, 1e25);

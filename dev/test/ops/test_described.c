@@ -19,7 +19,7 @@ static bool described_elsewhere(OpId id) {
     case OP_attention_backward:
     case OP_attention_standard_forward: /* test_ops_attention.c: it is for comparison only */
     case OP_attention_standard_backward:
-    case OP_grad_norm: /* with sum_squares, whose id op_grad_norm has */
+    case OP_finish_stats: /* with sum_squares, whose id op_grad_norm has */
         return true;
     default:
         return false;

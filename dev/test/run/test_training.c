@@ -188,7 +188,13 @@ static void test_validation_of_two(int n_batches) {
     CHECK(means[2] == means[0], "%d batches: %.17g by two ranks, %.17g alone", n_batches, means[2], means[0]);
 }
 
-/* Rank 1 of 2 makes no folder, takes no lock, saves nothing. */
+/* The last of a step's sums. */
+static void other_asks_to_stop(Comm *comm, StreamId stream, int64_t *x, int64_t n) {
+    (void)stream;
+    if (n == sizeof(StepSums) / sizeof *x) x[n - 1] += comm->ranks.n_ranks - 1;
+}
+
+/* Rank 1 of 2 makes no folder, takes no lock, saves nothing; it ends behind the step in which another rank was asked to. */
 static void test_rank_1(void) {
     Comm comm = comm_alone;
     Run run;
@@ -203,7 +209,8 @@ static void test_rank_1(void) {
     CHECK(training_step(&t, 1, &err) && !training_stops(&t), "it ends too early: %s", err.text);
     CHECK(t.state.data_position == 8, "window %lld behind 2 micro-steps of 2 ranks, 2 windows each",
           (long long)t.state.data_position);
-    CHECK(training_step(&t, 2, &err), "%s", err.text);
+    comm.sum_int64 = other_asks_to_stop;
+    CHECK(training_step(&t, 2, &err) && training_stops(&t), "it goes on alone: %s", err.text);
     CHECK(training_save(&t, &options, &err) && t.saving.last_saved == 2, "%s", err.text);
     CHECK(!run.output_locked && access(run.settings.out, F_OK) != 0, "%s was made", run.settings.out);
     setup_close(&run);

@@ -1,78 +1,97 @@
 /* Mean loss and gradient norm of a step, and the flag that stops a NaN or inf, all on the device.
  *
- * Two stages of fixed shape, so the result has one value on every device: MAX_BLOCKS blocks leave a partial
- * sum each in double, one block adds them. Double also keeps the squares of a large but finite gradient
- * finite. */
+ * A warp sums a tile in double, in an order of its own, and its first lane adds that to the exact sum of its block in
+ * shared memory; at the end a block adds its bins to the sum in memory. Atomic additions of integers: their order does
+ * not show. Double keeps the squares of a large but finite gradient finite. */
 #include "llmc/cuda/cuda_ops.cuh"
 
-enum { THREADS = 256, MAX_BLOCKS = 1024, PER_THREAD = Vec<float>::N };
+enum {
+    THREADS = 256,
+    WARPS = THREADS / WARP_SIZE,
+    BLOCKS_PER_SM = 4,
+    PER_THREAD = Vec<float>::N,
+    ROW = WARP_SIZE * PER_THREAD
+};
 
-/* partials (gridDim.x) = sums of x, or of x^2 */
+/* The sums of a thread over a tile of n values: each of every 128th value. All loads of a tile are under way at once. */
 template <bool SQUARES>
-__global__ void __launch_bounds__(THREADS)
-    partial_sums_kernel(double *partials, const float *__restrict__ x, int64_t n) {
-    const int64_t first = (int64_t)blockIdx.x * THREADS + threadIdx.x, stride = (int64_t)gridDim.x * THREADS;
-    const int64_t n_vecs = n / PER_THREAD;
-    double sum = 0;
-#pragma unroll 4
-    for (int64_t i = first; i < n_vecs; i += stride) {
-        const Vec<float> v = load_vec(x + i * PER_THREAD);
+__device__ inline void lane_sums(double (&sums)[PER_THREAD], const float *__restrict__ x, int64_t n) {
+    const int first = threadIdx.x % WARP_SIZE * PER_THREAD;
+    Vec<float> rows[PARAMETER_TILE / ROW];
 #pragma unroll
-        for (int k = 0; k < PER_THREAD; k++) sum += SQUARES ? (double)v.v[k] * v.v[k] : (double)v.v[k];
+    for (int r = 0; r < PARAMETER_TILE / ROW; r++) {
+        const int i = r * ROW + first;
+        if (n >= PARAMETER_TILE) {
+            rows[r] = load_vec(x + i);
+        } else {
+#pragma unroll
+            for (int k = 0; k < PER_THREAD; k++) rows[r].v[k] = i + k < n ? x[i + k] : 0.0f;
+        }
     }
-    const int64_t tail = n_vecs * PER_THREAD + first;
-    if (tail < n) sum += SQUARES ? (double)x[tail] * x[tail] : (double)x[tail];
-    sum = block_sum(sum);
-    if (threadIdx.x == 0) partials[blockIdx.x] = sum;
+#pragma unroll
+    for (int r = 0; r < PARAMETER_TILE / ROW; r++)
+#pragma unroll
+        for (int k = 0; k < PER_THREAD; k++) {
+            const double v = rows[r].v[k];
+            sums[k] += SQUARES ? v * v : v;
+        }
 }
 
-__global__ void __launch_bounds__(MAX_BLOCKS)
-    loss_sum_kernel(StepStats *stats, const double *partials, int n_partials, float scale) {
-    const double sum = block_sum(threadIdx.x < n_partials ? partials[threadIdx.x] : 0.0);
-    if (threadIdx.x != 0) return;
-    stats->loss = (float)(stats->loss + scale * sum);
-    if (!isfinite(stats->loss)) stats->bad = 1;
+__device__ inline void add_bins(unsigned long long *bins, double x) {
+    const ExactTerm term = exact_term(x);
+#pragma unroll
+    for (int k = 0; k < 3; k++)
+        if (term.parts[k]) atomicAdd(&bins[term.at + k], (unsigned long long)term.parts[k]);
 }
 
-__global__ void __launch_bounds__(MAX_BLOCKS)
-    sum_squares_kernel(StepStats *stats, const double *partials, int n_partials) {
-    const double sum = block_sum(threadIdx.x < n_partials ? partials[threadIdx.x] : 0.0);
-    if (threadIdx.x == 0) stats->sum_squares += sum;
+/* sum += scale * the sum of x, or of its squares */
+template <bool SQUARES>
+__global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
+    exact_sum_kernel(ExactSum *sum, const float *__restrict__ x, float scale, int64_t n) {
+    __shared__ unsigned long long bins[EXACT_BINS];
+    if (threadIdx.x < EXACT_BINS) bins[threadIdx.x] = 0;
+    __syncthreads();
+    const int64_t first = ((int64_t)blockIdx.x * WARPS + threadIdx.x / WARP_SIZE) * PARAMETER_TILE;
+    for (int64_t i = first; i < n; i += (int64_t)gridDim.x * WARPS * PARAMETER_TILE) {
+        double sums[PER_THREAD] = {};
+        lane_sums<SQUARES>(sums, x + i, n - i);
+        const double tile = warp_sum((sums[0] + sums[1]) + (sums[2] + sums[3]));
+        if (threadIdx.x % WARP_SIZE == 0) add_bins(bins, scale * tile);
+    }
+    __syncthreads();
+    if (threadIdx.x < EXACT_BINS && bins[threadIdx.x])
+        atomicAdd((unsigned long long *)&sum->bins[threadIdx.x], bins[threadIdx.x]);
 }
 
-__global__ void grad_norm_kernel(StepStats *stats) {
-    stats->grad_norm = (float)sqrt(stats->sum_squares);
-    if (!isfinite(stats->grad_norm)) stats->bad = 1;
-    stats->n_skipped += stats->bad != 0;
-    stats->sum_squares = 0;
+__global__ void finish_stats_kernel(StepStats *stats, const StepSums *sums) {
+    const float loss = (float)exact_value(&sums->loss), norm = (float)sqrt(exact_value(&sums->squares));
+    stats->loss = loss;
+    stats->grad_norm = norm;
+    stats->bad = !isfinite(loss) || !isfinite(norm);
+    stats->stop = sums->stop != 0;
+    stats->n_skipped += stats->bad;
 }
 
-template <bool SQUARES> static int partial_sums(double *partials, const float *x, int64_t n) {
-    const int64_t wanted = ceil_div<int64_t>(n, THREADS * PER_THREAD);
-    const int blocks = wanted < MAX_BLOCKS ? (int)wanted : MAX_BLOCKS;
-    partial_sums_kernel<SQUARES><<<blocks, THREADS, 0, main_stream>>>(partials, x, n);
-    launch_check("partial_sums");
-    return blocks;
+/* The grid fits the device at once, so that few blocks add to the sum in memory. */
+template <bool SQUARES> static void exact_sum(ExactSum *sum, const float *x, float scale, int64_t n) {
+    const int64_t wanted = ceil_div<int64_t>(n, WARPS * PARAMETER_TILE);
+    const int64_t most = (int64_t)cuda_device_attribute(cudaDevAttrMultiProcessorCount) * BLOCKS_PER_SM;
+    exact_sum_kernel<SQUARES>
+        <<<(unsigned)(wanted < most ? wanted : most), THREADS, 0, main_stream>>>(sum, x, scale, n);
+    launch_check("exact_sum");
 }
 
-template <typename T>
-void loss_sum(StepStats *stats, const float *losses, float scale, void *scratch, int64_t N) {
-    double *partials = (double *)scratch;
-    const int n = partial_sums<false>(partials, losses, N);
-    loss_sum_kernel<<<1, MAX_BLOCKS, 0, main_stream>>>(stats, partials, n, scale);
-    launch_check("loss_sum");
+template <typename T> void loss_sum(ExactSum *sum, const float *losses, float scale, int64_t N) {
+    exact_sum<false>(sum, losses, scale, N);
 }
 
-template <typename T> void sum_squares(StepStats *stats, const float *grads, void *scratch, int64_t n) {
-    double *partials = (double *)scratch;
-    const int n_partials = partial_sums<true>(partials, grads, n);
-    sum_squares_kernel<<<1, MAX_BLOCKS, 0, main_stream>>>(stats, partials, n_partials);
-    launch_check("sum_squares");
+template <typename T> void sum_squares(ExactSum *sum, const float *grads, int64_t n) {
+    exact_sum<true>(sum, grads, 1, n);
 }
 
-template <typename T> void grad_norm(StepStats *stats) {
-    grad_norm_kernel<<<1, 1, 0, main_stream>>>(stats);
-    launch_check("grad_norm");
+template <typename T> void finish_stats(StepStats *stats, const StepSums *sums) {
+    finish_stats_kernel<<<1, 1, 0, main_stream>>>(stats, sums);
+    launch_check("finish_stats");
 }
 
 /* One storage type, fp32, whatever that of the weights. */
@@ -80,9 +99,5 @@ template LossSum loss_sum<float>;
 template LossSum loss_sum<bf16>;
 template SumSquares sum_squares<float>;
 template SumSquares sum_squares<bf16>;
-template GradNorm grad_norm<float>;
-template GradNorm grad_norm<bf16>;
-
-size_t step_stats_scratch_bytes(void) {
-    return MAX_BLOCKS * sizeof(double);
-}
+template FinishStats finish_stats<float>;
+template FinishStats finish_stats<bf16>;

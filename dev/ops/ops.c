@@ -406,6 +406,19 @@ static void run_loss_sum(const Call *c) {
 DESCRIBED(loss_sum, "loss_sum", .shape = PARAMETERS,
           .teaches = "a sum on the device that depends on no order");
 
+/* out may be a (ALIAS_A) or b (ALIAS_B). */
+static int describe_sum_gradients(Operand *o, const Sizes *s) {
+    const bool is_a = has(s, ALIAS_A), is_b = has(s, ALIAS_B);
+    OPERANDS(is_a || is_b ? sum_f32("out", s->N, 1024, 0) : result_f32("out", s->N),
+             input_f32("a", is_a ? 0 : s->N, 1, 0), input_f32("b", is_b ? 0 : s->N, 1, 0));
+}
+static void run_sum_gradients(const Call *c) {
+    void *const *p = c->p;
+    c->ops->sum_gradients(p[0], has(&c->s, ALIAS_A) ? p[0] : p[1], has(&c->s, ALIAS_B) ? p[0] : p[2], c->s.N);
+}
+DESCRIBED(sum_gradients, "sum_gradients", .shape = PARAMETERS,
+          .teaches = "two streams in, one out: a roof of fp32 sums");
+
 /* Both halves: the sum of squares, and its root. */
 static int describe_grad_norm(Operand *o, const Sizes *s) {
     OPERANDS(statistics(), input_f32("grads", s->N, 0.01f, 0), space());
@@ -479,6 +492,7 @@ const Op *const described_ops[] = {
     &op_cross_entropy_forward,
     &op_cross_entropy_backward_inplace,
     &op_loss_sum,
+    &op_sum_gradients,
     &op_grad_norm,
     &op_adamw,
     &op_weights_from_master,

@@ -21,6 +21,22 @@ void cpu_gelu(float *out, const float *x, int64_t n) {
     cpu_parallel_for(ceil_div(n, CHUNK), gelu_chunk, &(Elements){out, x, n});
 }
 
+typedef struct Sum {
+    float *out;
+    const float *a, *b;
+    int64_t n;
+} Sum;
+
+static void sum_chunk(const void *args, int64_t chunk) {
+    const Sum *s = args;
+    for (int64_t i = chunk * CHUNK, end = min_i64(s->n, i + CHUNK); i < end; i += VEC)
+        vec_store_n(s->out + i, vec_load_n(s->a + i, end - i) + vec_load_n(s->b + i, end - i), end - i);
+}
+
+void cpu_sum_gradients(float *out, const float *a, const float *b, int64_t n) {
+    cpu_parallel_for(ceil_div(n, CHUNK), sum_chunk, &(Sum){out, a, b, n});
+}
+
 enum { CHUNK_BYTES = 1 << 18 }; /* of memory operations: large enough to leave small ones on one core */
 
 typedef struct Bytes {

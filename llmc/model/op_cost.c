@@ -85,6 +85,8 @@ OpCost op_cost(OpId op, const OpSizes *s, DType dtype) {
     case OP_loss_sum:
     case OP_sum_squares:
         return moves(4 * n);
+    case OP_sum_gradients:
+        return moves(12 * n);
     case OP_finish_stats:
         return moves(sizeof(StepSums));
     case OP_adamw: /* master, m, v: 8 each; gradients 4 */

@@ -238,6 +238,8 @@ typedef void CrossEntropyForward(float *losses, const floatX *logits, const int3
 typedef void LossSum(ExactSum *sum, const float *losses, float scale, int64_t N);
 
 /* ---- update ---- */
+/* out = a + b, n gradients, each sum rounded once; out may be a or b. For sums over micro-batches in an order of their own. */
+typedef void SumGradients(float *out, const float *a, const float *b, int64_t n);
 /* sum += sum grads^2, of n gradients */
 typedef void SumSquares(ExactSum *sum, const float *grads, int64_t n);
 /* Once a step, behind all sums: loss, grad_norm = sqrt(squares) and stop =; bad = one of the two is not finite;
@@ -271,6 +273,7 @@ typedef void WeightsFromMaster(floatX *weights, const float *master, int64_t n);
     OP(CrossEntropyBackwardInplace, cross_entropy_backward_inplace) \
     OP(CrossEntropyForward, cross_entropy_forward) \
     OP(LossSum, loss_sum) \
+    OP(SumGradients, sum_gradients) \
     OP(SumSquares, sum_squares) \
     OP(FinishStats, finish_stats) \
     OP(AdamWStep, adamw) \

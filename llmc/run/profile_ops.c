@@ -237,6 +237,12 @@ static void loss_sum(ExactSum *sum, const float *losses, float scale, int64_t N)
     end_op(OP_loss_sum, &(OpSizes){.N = N});
 }
 
+static void sum_gradients(float *out, const float *a, const float *b, int64_t n) {
+    begin();
+    inner->sum_gradients(out, a, b, n);
+    end_op(OP_sum_gradients, &(OpSizes){.N = n});
+}
+
 static void sum_squares(ExactSum *sum, const float *grads, int64_t n) {
     begin();
     inner->sum_squares(sum, grads, n);

@@ -373,6 +373,21 @@ static void test_loss_sum(void) {
 
 /* ---- update ---- */
 
+/* In a buffer of its own, in the place of a, in the place of b. */
+static void test_sum_gradients(int64_t n) {
+    Buffer a = filled(n, 1, 0), b = filled(n, 100, 0), out = poisoned(n);
+    int64_t wrong = 0;
+    ops->sum_gradients(out.f, a.f, b.f, n);
+    for (int64_t i = 0; i < n; i++) wrong += out.f[i] != a.f[i] + b.f[i];
+    CHECK(wrong == 0, "sum_gradients: %d of %d sums are wrong", (int)wrong, (int)n);
+    ops->sum_gradients(a.f, a.f, b.f, n);
+    CHECK(!memcmp(a.f, out.f, (size_t)n * sizeof(float)), "sum_gradients in the place of a: other bits");
+    for (int64_t i = 0; i < n; i++) a.f[i] = (float)a.d[i];
+    ops->sum_gradients(b.f, a.f, b.f, n);
+    CHECK(!memcmp(b.f, out.f, (size_t)n * sizeof(float)), "sum_gradients in the place of b: other bits");
+    end_case("sum_gradients");
+}
+
 static void test_grad_norm(int64_t n, double scale) {
     Buffer grads = filled(n, scale, 0), norm = poisoned(1);
     StepSums sums = {0};
@@ -551,6 +566,8 @@ static void run_cases(void) {
     test_cross_entropy(33, 100, 128, 1e4);
     test_loss_sum();
     test_exact_sum();
+    test_sum_gradients(1);
+    test_sum_gradients(100003);
     test_grad_norm(1, 1);
     test_grad_norm(100003, 1e-3);
     test_grad_norm(999, 1e25);

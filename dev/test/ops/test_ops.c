@@ -105,6 +105,10 @@ static const struct {
     {&op_transpose_rows,             {.B = 7, .T = 3, .C = 384}                                               },
     {&op_transpose_rows,             {.B = 2, .T = 1025, .C = 136}                                            },
     {&op_transpose_rows,             {.B = 3, .T = 5, .C = 100008}                                            },
+    {&op_sum_gradients,              {.N = 1}                                                                 },
+    {&op_sum_gradients,              {.N = 1003, .flags = ALIAS_A}                                            },
+    {&op_sum_gradients,              {.N = 65536 + 3, .flags = ALIAS_B}                                       },
+    {&op_sum_gradients,              {.N = 3000005}                                                           }, /* more than all blocks at once */
 };
 
 /* More than racecheck gets through in some seconds; but the kernels that take GELU along with a product serve no

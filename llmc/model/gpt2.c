@@ -6,10 +6,13 @@
 
 Batch batch_of(const GPT2 *model, int B, int T) {
     const GPT2Config *c = &model->config;
+    const Ranks whole = {.rank = 0, .n_ranks = 1},
+                context = model->options.context ? model->options.context->ranks : whole;
     return (Batch){
         .B = B,
-        .T = T,
-        .N = (int64_t)B * T,
+        .T = T / context.n_ranks,
+        .N = (int64_t)B * (T / context.n_ranks),
+        .context = context,
         .C = c->n_embd,
         .NH = c->n_head,
         .HD = c->n_embd / c->n_head,
@@ -42,9 +45,15 @@ void gpt2_reset_optimizer(GPT2 *model) {
         model->ops->device->zero(model->states[i], optimizer_state_bytes((StateId)i, model->n_elements));
 }
 
+/* Of (B,T) this rank's columns. */
 static void upload_batch(GPT2 *model, const Batch *b, const int32_t *tokens, const int32_t *targets) {
-    model->ops->device->upload(model->tokens, tokens, (size_t)b->N * sizeof *tokens);
-    model->ops->device->upload(model->targets, targets, (size_t)b->N * sizeof *targets);
+    const int64_t T = context_of(b), own = position_of(b), rows = T == b->T ? 1 : b->B, n = b->N / rows;
+    for (int64_t row = 0; row < rows; row++) {
+        model->ops->device->upload(model->tokens + row * n, tokens + row * T + own,
+                                   (size_t)n * sizeof *tokens);
+        model->ops->device->upload(model->targets + row * n, targets + row * T + own,
+                                   (size_t)n * sizeof *targets);
+    }
 }
 
 float gpt2_eval(GPT2 *model, const int32_t *tokens, const int32_t *targets, int B, int T) {
@@ -62,7 +71,7 @@ float gpt2_eval(GPT2 *model, const int32_t *tokens, const int32_t *targets, int 
     double sum = 0;
     for (int64_t i = 0; i < b.N; i++) sum += losses[i];
     free(losses);
-    return (float)(sum / (double)b.N);
+    return (float)(sum / (double)tokens_of(&b));
 }
 
 /* Gradients that the step adds to; those between two that it overwrites, for all layers at once. */
@@ -128,7 +137,7 @@ static void upload_dropout_key(GPT2 *model) {
 
 void gpt2_micro_step(GPT2 *model, const int32_t *tokens, const int32_t *targets, int B, int T, float weight) {
     Batch b = batch_of(model, B, T);
-    const float per_token = weight / (float)b.N;
+    const float per_token = weight / (float)tokens_of(&b);
     b.dropout = model->config.dropout;
     upload_batch(model, &b, tokens, targets);
     if (b.dropout > 0) upload_dropout_key(model);

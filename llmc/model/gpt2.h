@@ -68,13 +68,16 @@ typedef struct Activation {
 } Activation;
 
 typedef struct GPT2Options {
-    int B, T; /* largest micro-batch and context */
+    int B, T; /* largest micro-batch and context, all ranks' parts of it */
     Recompute recompute;
     AttentionKind attention;
     bool training; /* false: no gradients, moments or backward scratch */
     uint64_t dropout_seed;
     bool graph; /* micro-steps after the first of a shape are launched as one graph, where the device can */
     Comm *comm; /* of the ranks that train together; NULL: alone */
+    /* Of the ranks that share the context out among them, a group of comm's: rank r has part r of K of every sequence's
+     * tokens; attention works on all tokens and part r of the heads. NULL: this rank has whole sequences. */
+    Comm *context;
 } GPT2Options;
 
 /* A micro-step's forward and backward, captured once; the tokens are uploaded before each launch. */
@@ -100,7 +103,7 @@ typedef struct GPT2 {
     float *grads;              /* (n_elements), training only */
     float *states[N_STATES];   /* (n_elements) each, training only; NULL where no group's optimizer has it */
     int32_t *tile_groups;      /* (n_elements / PARAMETER_TILE), training only: GroupId of each tile */
-    int32_t *tokens, *targets; /* (B,T) on the device */
+    int32_t *tokens, *targets; /* (B,T) on the device, this rank's */
     void *scratch;             /* ops->scratch_bytes(shape) */
     StepSums *sums;            /* of the step at hand, on the device */
     StepStats *stats;          /* of the last step updated, on the device */
@@ -139,6 +142,9 @@ void gpt2_memory_plan(MemoryPlan *plan, const Ops *ops, const GPT2Config *config
 int gpt2_largest_batch(const Ops *ops, const GPT2Config *config, const GPT2Options *options,
                        size_t budget_bytes);
 
+/* Whether n_ranks can share out a context of T tokens: they divide it and the heads. */
+bool gpt2_check_context(const GPT2Config *config, int T, int n_ranks, Error *err);
+
 /* ---- life ---- */
 /* Allocates on the device; the device is open. On false, nothing stays allocated. Weights are undefined. */
 bool gpt2_open(GPT2 *model, const Ops *ops, const GPT2Config *config, const GPT2Options *options, Error *err);
@@ -151,7 +157,9 @@ void gpt2_set_weights(GPT2 *model, const float *host, int64_t begin, int64_t n);
 void gpt2_reset_optimizer(GPT2 *model);
 
 /* ---- work ---- */
-/* Validation: mean loss in nats over (B,T); touches no gradient, no statistics. tokens, targets: host, (B,T). */
+/* tokens, targets: host, (B,T), whole sequences; ranks that share the context out are all given the same. */
+/* Validation: mean loss in nats over (B,T); touches no gradient, no statistics. Where ranks share the context out, this
+ * rank's part of it: the mean is the sum of the parts. */
 float gpt2_eval(GPT2 *model, const int32_t *tokens, const int32_t *targets, int B, int T);
 /* One optimizer step: begin, n_micro_steps micro-steps (gradients +=, each weighted by its part of all ranks' tokens),
  * update. In the last micro-step gradients are reduced over the ranks, layer by layer, as they become final. */

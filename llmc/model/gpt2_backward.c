@@ -86,21 +86,28 @@ static bool attn_proj_backward(GPT2 *model, const Batch *b, int l, bool want_d, 
     return false;
 }
 
-/* dout -> dattn -> dqkv */
+/* dout -> dattn -> dqkv. What ranks exchange: dattn and attn, with fch and fch_gelu as scratch, which dqkv has not taken
+ * yet; then dqkv, with fch_gelu and qkv. */
 static void attention_core_backward(GPT2 *model, const Batch *b, int l, const floatX *dout) {
     const Ops *ops = model->ops;
-    const floatX *qkv = gpt2_activation(model, ACT_QKV, l);
+    floatX *qkv = gpt2_activation(model, ACT_QKV, l), *attn = gpt2_activation(model, ACT_ATTN, l);
+    floatX *dqkv = dqkv_of(model, l), *spare = gpt2_activation(model, ACT_FCH_GELU, l);
+    const int T = context_of(b), NH = heads_of(b);
     const AttentionMask mask = mask_of(model, b, l);
     const bool flash = model->options.attention == ATTENTION_FLASH;
-    const bool has_d = attn_proj_backward(model, b, l, flash && attention_is_plain(&mask, b->T), dout);
+    const bool has_d = attn_proj_backward(
+        model, b, l, flash && b->context.n_ranks == 1 && attention_is_plain(&mask, T), dout);
+    heads_from_tokens(model, b, dattn_of(model), 1, dqkv, spare);
+    heads_from_tokens(model, b, attn, 1, dqkv, spare);
     if (flash)
-        ops->attention_backward(dqkv_of(model, l), dattn_of(model), gpt2_activation(model, ACT_ATTN, l), qkv,
-                                activation_f32(model, ACT_LSE, l), has_d ? attention_d_of(model, b, l) : NULL,
-                                &mask, model->scratch, b->B, b->T, b->NH, b->HD);
+        ops->attention_backward(dqkv, dattn_of(model), attn, qkv, activation_f32(model, ACT_LSE, l),
+                                has_d ? attention_d_of(model, b, l) : NULL, &mask, model->scratch, b->B, T,
+                                NH, b->HD);
     else
-        ops->attention_standard_backward(dqkv_of(model, l), gpt2_activation(model, ACT_DPROBS, 0),
-                                         dattn_of(model), gpt2_activation(model, ACT_PROBS, l), qkv, &mask,
-                                         b->B, b->T, b->NH, b->HD);
+        ops->attention_standard_backward(dqkv, gpt2_activation(model, ACT_DPROBS, 0), dattn_of(model),
+                                         gpt2_activation(model, ACT_PROBS, l), qkv, &mask, b->B, T, NH,
+                                         b->HD);
+    tokens_from_heads(model, b, dqkv, dqkv, 3, spare, qkv);
 }
 
 /* dresidual: gradient of residual_2 -> gradient of the block's input. Where attention drops nothing, qkv's bias
@@ -139,6 +146,7 @@ void backward_pass(GPT2 *model, const Batch *b, float dloss) {
     }
     if (gpt2_stops(model)) return;
     drop(model, b, SITE_EMBEDDING, 0, dresidual, dresidual);
-    model->ops->embedding_backward(gpt2_grad(model, WTE, 0), gpt2_grad(model, WPE, 0), dresidual,
-                                   model->tokens, model->scratch, b->B, b->T, b->C, model->config.vocab_size);
+    float *positions = gpt2_grad(model, WPE, 0) + (int64_t)position_of(b) * b->C;
+    model->ops->embedding_backward(gpt2_grad(model, WTE, 0), positions, dresidual, model->tokens,
+                                   model->scratch, b->B, b->T, b->C, model->config.vocab_size);
 }

@@ -43,10 +43,12 @@ static void residual_norm_forward(GPT2 *model, const Batch *b, Norm norm, floatX
 
 /* ---- the block ---- */
 
-/* ln_1 -> qkv */
+/* ln_1 -> qkv. fch and fch_gelu, to exchange it, are still to be made. */
 static void qkv_forward(GPT2 *model, const Batch *b, int l) {
     floatX *qkv = rows_from(model, gpt2_activation(model, ACT_QKV, l), b->first, 3 * b->C);
     linear_forward(model, C_ATTN_W, l, qkv, NULL, gpt2_activation(model, ACT_LN_1, l), b->N);
+    heads_from_tokens(model, b, qkv, 3, gpt2_activation(model, ACT_FCH, l),
+                      gpt2_activation(model, ACT_FCH_GELU, l));
 }
 
 /* The row at position `first` against the keys and values of the rows before it. A window is a cache that begins later.
@@ -58,20 +60,25 @@ static void attention_decode(GPT2 *model, const Batch *b, int l, const Attention
                                  b->NH, b->HD);
 }
 
-/* qkv -> attn */
+/* qkv -> attn, through the branch's scratch where it is exchanged */
 static void attention_forward(GPT2 *model, const Batch *b, int l) {
     const Ops *ops = model->ops;
     const floatX *qkv = gpt2_activation(model, ACT_QKV, l);
-    floatX *attn = gpt2_activation(model, ACT_ATTN, l);
+    const bool whole = b->context.n_ranks == 1;
+    floatX *attn = gpt2_activation(model, ACT_ATTN, l),
+           *heads = whole ? attn : gpt2_activation(model, ACT_BRANCH, 0);
+    const int T = context_of(b), NH = heads_of(b);
     const AttentionMask mask = mask_of(model, b, l);
     if (b->first > 0)
         attention_decode(model, b, l, &mask);
     else if (model->options.attention == ATTENTION_STANDARD)
-        ops->attention_standard_forward(attn, gpt2_activation(model, ACT_PROBS, l),
-                                        gpt2_activation(model, ACT_DPROBS, 0), qkv, &mask, b->B, b->T, b->NH,
+        ops->attention_standard_forward(heads, gpt2_activation(model, ACT_PROBS, l),
+                                        gpt2_activation(model, ACT_DPROBS, 0), qkv, &mask, b->B, T, NH,
                                         b->HD);
     else
-        ops->attention_forward(attn, activation_f32(model, ACT_LSE, l), qkv, &mask, b->B, b->T, b->NH, b->HD);
+        ops->attention_forward(heads, activation_f32(model, ACT_LSE, l), qkv, &mask, b->B, T, NH, b->HD);
+    tokens_from_heads(model, b, attn, heads, 1, gpt2_activation(model, ACT_FCH, l),
+                      gpt2_activation(model, ACT_FCH_GELU, l));
 }
 
 /* attn, block input -> residual_2, ln_2, fch, fch_gelu */
@@ -96,7 +103,7 @@ static void block_output_forward(GPT2 *model, const Batch *b, int l) {
 
 void forward_pass(GPT2 *model, const Batch *b) {
     floatX *encoded = gpt2_activation(model, ACT_ENCODED, 0);
-    const floatX *positions = rows_from(model, gpt2_weight(model, WPE, 0), b->first, b->C);
+    const floatX *positions = rows_from(model, gpt2_weight(model, WPE, 0), position_of(b), b->C);
     model->ops->embedding_forward(encoded, model->tokens, gpt2_weight(model, WTE, 0), positions, b->B, b->T,
                                   b->C);
     drop(model, b, SITE_EMBEDDING, 0, encoded, encoded);

@@ -49,17 +49,32 @@ static int64_t loss_rows(int64_t N, int Vp, DType dtype) {
     return N < limit ? N : limit;
 }
 
+/* Ranks that share the context out. */
+static int n_parts(const GPT2Options *options) {
+    return options->context ? options->context->ranks.n_ranks : 1;
+}
+
 static OpShape op_shape(const Ops *ops, const GPT2Config *config, const GPT2Options *options) {
-    int64_t N = (int64_t)options->B * options->T;
+    const int T = (options->T + n_parts(options) - 1) / n_parts(options); /* this rank's */
     return (OpShape){
         .B = options->B,
-        .T = options->T,
+        .T = T,
         .C = config->n_embd,
         .NH = config->n_head,
         .V = config->vocab_size,
         .Vp = config->padded_vocab_size,
-        .loss_rows = loss_rows(N, config->padded_vocab_size, ops->dtype),
+        .loss_rows = loss_rows((int64_t)options->B * T, config->padded_vocab_size, ops->dtype),
     };
+}
+
+/* Attention's rows and heads are not those of the other ops where ranks share the context out. */
+static size_t scratch_bytes(const Ops *ops, const OpShape *shape, const GPT2Options *options) {
+    OpShape attention = *shape;
+    attention.T = options->T;
+    attention.NH = shape->NH / n_parts(options);
+    attention.C = shape->C / n_parts(options);
+    const size_t a = ops->scratch_bytes(shape), b = ops->scratch_bytes(&attention);
+    return a > b ? a : b;
 }
 
 /* To add an activation: a row here, a name in ActivationId. An activation with 0 elements is absent. */
@@ -67,7 +82,7 @@ void activation_table(Activation table[N_ACTIVATIONS], const Ops *ops, const OpS
                       const GPT2Options *o) {
     const int64_t N = (int64_t)shape->B * shape->T, NC = N * shape->C, NHT = N * shape->NH;
     const bool flash = o->attention == ATTENTION_FLASH;
-    const int64_t TT = flash ? 0 : times(NHT, shape->T);
+    const int64_t TT = flash ? 0 : times(NHT, o->T);
     const DType X = ops->dtype, F = DTYPE_F32;
     const Activation rows[N_ACTIVATIONS] = {
         [ACT_ENCODED] = row("encoded", NC, 1, X, KEPT, false, o),
@@ -149,7 +164,7 @@ static void buffer_table(Buffer table[N_BUFFERS], GPT2 *model) {
         {(void **)&model->tile_groups, "parameter groups", "optimizer", training ? n / PARAMETER_TILE * 4 : 0},
         {(void **)&model->tokens,      "tokens",           "scratch",   N * 4},
         {(void **)&model->targets,     "targets",          "scratch",   N * 4},
-        {&model->scratch,              "op scratch",       "scratch",   model->ops->scratch_bytes(&model->shape)},
+        {&model->scratch,              "op scratch",       "scratch",   scratch_bytes(model->ops, &model->shape, &model->options)},
         {(void **)&model->sums,        "step sums",        "scratch",   sizeof(StepSums)},
         {(void **)&model->stats,       "step statistics",  "scratch",   sizeof(StepStats)},
         {(void **)&model->dropout_key, "dropout key",      "scratch",   drops ? sizeof(uint64_t) : 0},
@@ -254,6 +269,7 @@ bool gpt2_open(GPT2 *model, const Ops *ops, const GPT2Config *config, const GPT2
                Error *err) {
     Buffer buffers[N_BUFFERS];
     MemoryPlan plan;
+    if (!gpt2_check_context(config, options->T, n_parts(options), err)) return false;
     model_shape(model, ops, config, options);
     buffer_table(buffers, model);
     gpt2_memory_plan(&plan, ops, config, options);

@@ -4,14 +4,32 @@
 
 /* The rows that a pass works on. A micro-batch may be smaller than the model was opened for. */
 typedef struct Batch {
-    int B, T;
-    int64_t N; /* B*T */
+    int B, T;      /* sequences, this rank's tokens of each */
+    int64_t N;     /* B*T */
+    Ranks context; /* T tokens are part context.rank of a context's n_ranks parts */
     int C, NH, HD;
     float dropout; /* 0 outside of training */
     int first;     /* position of row 0. Not 0 in sampling alone: one row, and qkv holds the rows before it */
 } Batch;
 
+/* T: of the whole context. */
 Batch batch_of(const GPT2 *model, int B, int T);
+
+/* Sizes of attention, which sees whole sequences. */
+static inline int context_of(const Batch *b) {
+    return b->T * b->context.n_ranks;
+}
+static inline int heads_of(const Batch *b) {
+    return b->NH / b->context.n_ranks;
+}
+/* Of the micro-batch, all ranks'. */
+static inline int64_t tokens_of(const Batch *b) {
+    return b->N * b->context.n_ranks;
+}
+/* Of the micro-batch's first row in the context. */
+static inline int position_of(const Batch *b) {
+    return b->first + b->context.rank * b->T;
+}
 
 /* The rows of the table, without memory; L layers. */
 void activation_table(Activation table[N_ACTIVATIONS], const Ops *ops, const OpShape *shape, int L,
@@ -106,6 +124,15 @@ typedef enum { SITE_EMBEDDING, SITE_ATTENTION, SITE_ATTN_PROJ, SITE_MLP_PROJ, N_
 /* out = x, dropped, where there is dropout at all; out may be x. (B,T,C) */
 void drop(GPT2 *model, const Batch *b, DropoutSite site, int layer, floatX *out, const floatX *x);
 AttentionMask mask_of(const GPT2 *model, const Batch *b, int layer);
+
+/* ---- a context shared out over ranks: gpt2_context.c ---- */
+
+/* x (B,T,parts,NH,HD), all heads of this rank's tokens, becomes (B,context,parts,heads,HD), its heads of all tokens;
+ * `parts` is 3 for qkv, else 1. packed, received: scratch of x's size. With whole sequences all of this does nothing. */
+void heads_from_tokens(GPT2 *model, const Batch *b, floatX *x, int parts, floatX *packed, floatX *received);
+/* The way back: out (B,T,parts,NH,HD) from x (B,context,parts,heads,HD); out may be x. */
+void tokens_from_heads(GPT2 *model, const Batch *b, floatX *out, const floatX *x, int parts, floatX *packed,
+                       floatX *received);
 
 /* ---- forward ---- */
 

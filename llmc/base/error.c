@@ -26,7 +26,10 @@ void warn(const Error *err) {
     print_line(stderr, "warning: %s", err->text);
 }
 
+void (*die_with)(const Error *err);
+
 void die(const Error *err) {
+    if (die_with) die_with(err);
     fflush(stdout);
     print_line(stderr, "error: %s", err->text);
     exit(err->exit_code);

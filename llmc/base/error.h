@@ -31,6 +31,8 @@ void warn(const Error *err);
 
 /* Prints "error: TEXT" as one line to stderr and exits with err->exit_code. */
 void die(const Error *err) __attribute__((noreturn));
+/* Not NULL: die() calls it instead, and it does not return. */
+extern void (*die_with)(const Error *err);
 
 #ifdef __cplusplus
 }

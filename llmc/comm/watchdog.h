@@ -1,6 +1,7 @@
-/* A thread in each rank that notices when another is gone: dead, stopped, or ended with an error. It ends this process
- * within SECONDS_SILENT plus a few, exit 1; rank 0 prints one line that names the rank, its host, the step and what it
- * was doing. */
+/* A thread in each rank that notices when another is gone: dead, stopped, or ended with an error. Within
+ * watchdog_seconds_silent plus two or so it ends this process, whatever the main thread waits for: exit 1, or the error's
+ * code. Rank 0 prints one line that names the rank, its host, the step and what it was doing; where rank 0 is the one
+ * that is gone, the lowest other rank of each host does. */
 #pragma once
 #include "rendezvous.h"
 
@@ -14,17 +15,22 @@ typedef enum {
     N_PHASES
 } WatchPhase;
 
-enum { WATCHDOG_SECONDS_SILENT = 8 };
+/* How long a rank may say nothing: 8, which is less than it takes to lose patience and more than a busy host needs. Tests
+ * have a shorter time. */
+extern double watchdog_seconds_silent;
 
-/* `what_stands`: text for the end of the line ("the newest checkpoint is step 120 in out"), kept by the caller, may
- * change; NULL: none. */
+/* From here to watchdog_stop() die() is watchdog_die(). Does nothing where a process is alone. */
 bool watchdog_start(Rendezvous *r, Error *err);
 /* What this rank is doing: called by the main thread at each change; a store, no lock. */
 void watchdog_set(WatchPhase phase, int64_t step);
-/* What a line about a lost run ends with: "the newest whole checkpoint is of step 120, in out". */
+/* What a line about a lost run ends with: "the newest whole checkpoint is of step 120, in out"; kept by the caller; NULL:
+ * nothing. */
 void watchdog_set_stands(const char *text);
 /* This rank's own failure, before it ends: rank 0 prints it for all, once, and all end with `exit_code`. Does not
  * return. Without a watchdog: prints and exits as die() does. */
 _Noreturn void watchdog_die(const Error *err);
+/* The main thread lost a connection to another rank: the watchdog has the time that it needs to say why and end the
+ * process; else `what` is the line. */
+_Noreturn void watchdog_lost(const char *what);
 /* All ranks agree that the run is over. */
 void watchdog_stop(void);

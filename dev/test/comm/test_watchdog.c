@@ -1,0 +1,320 @@
+/* Ranks as processes with socket pairs between them: killed, stopped, failing, suspended, ending in every order. What the
+ * user sees: one line, exit codes, and how soon. */
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+#include "dev/test/check.h"
+#include "llmc/base/terminal.h"
+#include "llmc/comm/watchdog.h"
+
+enum { N = 3, STILL_THERE = -1 };
+#define SILENT 1.5
+
+static const char *const stands = "the newest whole checkpoint is of step 5, in out";
+static char hosts[N][64] = {"alpha", "alpha", "alpha"};
+
+typedef struct Job {
+    pid_t pids[N];
+    int codes[N];
+    int errors; /* what the ranks print on stderr comes here */
+    double begun;
+    char said[4096];
+    int n_lines;
+} Job;
+
+static double now(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+static void sleep_for(double seconds) {
+    poll(NULL, 0, (int)(seconds * 1e3));
+}
+
+static volatile sig_atomic_t asked;
+static void ask(int signal) {
+    asked = signal;
+}
+
+/* What a rank does by itself: nothing, until it is told to end. */
+static void work(int rank) {
+    (void)rank;
+    while (!asked) sleep_for(0.01);
+    watchdog_stop();
+}
+
+static void run_rank(int rank, int *watch, void (*body)(int rank), int ready) {
+    Rendezvous r = {
+        .ranks = {rank, N},
+          .watch = watch, .hosts = hosts
+    };
+    Error err = {0};
+    signal(SIGUSR1, ask);
+    if (!watchdog_start(&r, &err)) die(&err);
+    watchdog_set_stands(stands);
+    watchdog_set(PHASE_STEP, 10 + rank);
+    sleep_for(0.3); /* a beat says so */
+    if (write(ready, "", 1) != 1) _exit(99);
+    body(rank);
+    _exit(0);
+}
+
+/* Starts the ranks; returns once all do their work. */
+static void start_job(Job *job, void (*body)(int rank)) {
+    int star[N], others[N], errors[2], ready[2];
+    char byte;
+    *job = (Job){.errors = -1};
+    REQUIRE(pipe(errors) == 0 && pipe(ready) == 0, "no pipes");
+    for (int i = 1; i < N; i++) {
+        int pair[2];
+        REQUIRE(socketpair(AF_UNIX, SOCK_STREAM, 0, pair) == 0, "no sockets");
+        star[i] = pair[0], others[i] = pair[1];
+    }
+    star[0] = -1;
+    fflush(NULL);
+    for (int rank = 0; rank < N; rank++) {
+        if ((job->pids[rank] = fork()) != 0) continue;
+        for (int i = 1; i < N; i++) {
+            if (rank != 0) close(star[i]);
+            if (rank != i) close(others[i]);
+        }
+        dup2(errors[1], 2);
+        run_rank(rank, rank == 0 ? star : &others[rank], body, ready[1]);
+    }
+    for (int i = 1; i < N; i++) close(star[i]), close(others[i]);
+    close(errors[1]);
+    job->errors = errors[0];
+    for (int i = 0; i < N; i++) REQUIRE(read(ready[0], &byte, 1) == 1, "rank %d did not begin", i);
+    close(ready[0]), close(ready[1]);
+    job->begun = now();
+}
+
+/* Waits for the ranks, but for those of `except`, a bit each; STILL_THERE after ten seconds. Returns how long it took. */
+static double wait_for_job(Job *job, int except) {
+    double took = 0;
+    for (int i = 0; i < N; i++) {
+        int status = 0;
+        if (except >> i & 1) continue;
+        while (waitpid(job->pids[i], &status, WNOHANG) == 0 && now() < job->begun + 10) sleep_for(0.01);
+        took = now() - job->begun;
+        job->codes[i] = took >= 10          ? STILL_THERE
+                        : WIFEXITED(status) ? WEXITSTATUS(status)
+                                            : 128 + WTERMSIG(status);
+    }
+    return took;
+}
+
+/* Reads what all of them said; none is left behind. */
+static void end_job(Job *job) {
+    for (int i = 0; i < N; i++)
+        if (waitpid(job->pids[i], NULL, WNOHANG) == 0) {
+            kill(job->pids[i], SIGKILL);
+            waitpid(job->pids[i], NULL, 0);
+        }
+    size_t used = 0;
+    for (ssize_t n; (n = read(job->errors, job->said + used, sizeof job->said - 1 - used)) > 0;) used += n;
+    close(job->errors);
+    for (size_t i = 0; i < used; i++) job->n_lines += job->said[i] == '\n';
+}
+
+static void expect_codes(const Job *job, int code, int except, const char *what) {
+    for (int i = 0; i < N; i++)
+        if (!(except >> i & 1))
+            CHECK(job->codes[i] == code, "%s: rank %d ends with %d", what, i, job->codes[i]);
+}
+
+static void expect_line(const Job *job, const char *line, const char *what) {
+    CHECK(job->n_lines == 1 && strcmp(job->said, line) == 0, "%s: %d lines: %s", what, job->n_lines,
+          job->said);
+}
+
+/* ---- faults ---- */
+
+static void test_killed(int rank) {
+    Job job;
+    char line[256], what[32];
+    snprintf(what, sizeof what, "rank %d killed", rank);
+    snprintf(line, sizeof line, "error: rank %d (alpha), in step %d: its process is gone; %s\n", rank,
+             10 + rank, stands);
+    start_job(&job, work);
+    kill(job.pids[rank], SIGKILL);
+    const double took = wait_for_job(&job, 0);
+    end_job(&job);
+    job.codes[rank] = EXIT_RUN;
+    expect_codes(&job, EXIT_RUN, 0, what);
+    expect_line(&job, line, what);
+    CHECK(took < 2.5, "%s: %g s", what, took);
+}
+
+/* The stopped one ends when it goes on, and says nothing more. */
+static void test_stopped(int rank) {
+    Job job;
+    char line[256], what[32];
+    snprintf(what, sizeof what, "rank %d stopped", rank);
+    snprintf(
+        line, sizeof line,
+        "error: rank %d (alpha), in step %d: no sign of life for 1.5 s: stopped, or its host is gone; %s\n",
+        rank, 10 + rank, stands);
+    start_job(&job, work);
+    kill(job.pids[rank], SIGSTOP);
+    const double took = wait_for_job(&job, 1 << rank);
+    kill(job.pids[rank], SIGCONT);
+    wait_for_job(&job, ~(1 << rank));
+    end_job(&job);
+    expect_codes(&job, EXIT_RUN, 0, what);
+    expect_line(&job, line, what);
+    CHECK(took > SILENT - 0.2 && took < SILENT + 3, "%s: %g s", what, took);
+}
+
+/* Rank 0 and its host are gone: the other host says so, too. */
+static void test_two_hosts(void) {
+    Job job;
+    strcpy(hosts[2], "beta");
+    start_job(&job, work);
+    kill(job.pids[1], SIGSTOP);
+    kill(job.pids[0], SIGKILL);
+    wait_for_job(&job, 1 << 1);
+    end_job(&job);
+    CHECK(job.n_lines == 1 && strstr(job.said, "rank 0 (alpha)"), "%d lines: %s", job.n_lines, job.said);
+    CHECK(job.codes[2] == EXIT_RUN, "rank 2 ends with %d", job.codes[2]);
+    strcpy(hosts[2], "alpha");
+}
+
+static int failing; /* bits */
+static void fail_then_work(int rank) {
+    Error err;
+    fail(&err, EXIT_INPUT, "the data of rank %d are bad", rank);
+    if (failing >> rank & 1) die(&err);
+    work(rank);
+}
+
+static void test_failure(int ranks, int said_by) {
+    Job job;
+    char line[256], what[32];
+    snprintf(what, sizeof what, "ranks %d fail", ranks);
+    snprintf(line, sizeof line, "error: rank %d (alpha), in step %d: the data of rank %d are bad; %s\n",
+             said_by, 10 + said_by, said_by, stands);
+    failing = ranks;
+    start_job(&job, fail_then_work);
+    const double took = wait_for_job(&job, 0);
+    end_job(&job);
+    expect_codes(&job, EXIT_INPUT, 0, what);
+    expect_line(&job, line, what);
+    CHECK(took < 2.5, "%s: %g s", what, took);
+}
+
+/* A terminal that takes no more bytes: rank 0's main thread has the lock of all that is printed, and keeps it. */
+static void print_for_ever(int rank) {
+    int ends[2];
+    if (rank > 0) work(rank);
+    if (pipe(ends) != 0 || dup2(ends[1], 1) < 0) _exit(99);
+    for (;;) {
+        print_line(stdout, "%01000d", 0);
+        fflush(stdout);
+    }
+}
+
+static void test_blocked_output(void) {
+    Job job;
+    start_job(&job, print_for_ever);
+    kill(job.pids[1], SIGKILL);
+    const double took = wait_for_job(&job, 1 << 1);
+    end_job(&job);
+    expect_codes(&job, EXIT_RUN, 1 << 1, "blocked output");
+    CHECK(took < 5, "blocked output: %g s", took);
+}
+
+/* The main thread is first to see that a connection is gone. */
+static void lose(int rank) {
+    if (rank == 1) watchdog_lost("a connection is gone");
+    work(rank);
+}
+
+static void test_lost(void) {
+    Job job;
+    start_job(&job, lose);
+    kill(job.pids[2], SIGKILL);
+    wait_for_job(&job, 1 << 2);
+    end_job(&job);
+    CHECK(job.n_lines == 1 && strstr(job.said, "rank 2 (alpha), in step 12: its process is gone"), "%s",
+          job.said);
+    start_job(&job, lose);
+    wait_for_job(&job, 0);
+    end_job(&job);
+    expect_codes(&job, EXIT_RUN, 0, "a lost connection of a rank that lives");
+    CHECK(job.n_lines == 1 && strstr(job.said, "rank 1 (alpha), in step 11: a connection is gone"), "%s",
+          job.said);
+}
+
+/* ---- no fault ---- */
+
+static void test_ends(const int *order, double gap) {
+    Job job;
+    start_job(&job, work);
+    for (int i = 0; i < N; i++) {
+        kill(job.pids[order[i]], SIGUSR1);
+        sleep_for(gap);
+    }
+    wait_for_job(&job, 0);
+    end_job(&job);
+    expect_codes(&job, 0, 0, "a normal end");
+    CHECK(job.n_lines == 0, "ends in the order %d %d %d: %s", order[0], order[1], order[2], job.said);
+}
+
+static void test_suspended(void) {
+    Job job;
+    start_job(&job, work);
+    for (int i = 0; i < N; i++) kill(job.pids[i], SIGSTOP);
+    sleep_for(SILENT + 1);
+    for (int i = 0; i < N; i++) kill(job.pids[i], SIGCONT);
+    sleep_for(SILENT + 0.5);
+    for (int i = 0; i < N; i++) kill(job.pids[i], SIGUSR1);
+    wait_for_job(&job, 0);
+    end_job(&job);
+    expect_codes(&job, 0, 0, "a job that was suspended");
+    CHECK(job.n_lines == 0, "a job that was suspended: %s", job.said);
+}
+
+/* Without other ranks there is no thread, and die() is what it was. */
+static void test_alone(void) {
+    Rendezvous r = {
+        .ranks = {0, 1}
+    };
+    Error err;
+    CHECK(watchdog_start(&r, &err) && !die_with, "alone");
+    watchdog_set(PHASE_STEP, 1);
+    watchdog_stop();
+}
+
+int main(void) {
+    static const int orders[][N] = {
+        {0, 1, 2},
+        {0, 2, 1},
+        {1, 0, 2},
+        {1, 2, 0},
+        {2, 0, 1},
+        {2, 1, 0}
+    };
+    watchdog_seconds_silent = SILENT;
+    for (int rank = 0; rank < N; rank++) {
+        test_killed(rank);
+        test_stopped(rank);
+        test_failure(1 << rank, rank);
+    }
+    test_failure(7, 0);
+    test_two_hosts();
+    test_blocked_output();
+    test_lost();
+    for (int i = 0; i < 6; i++) test_ends(orders[i], 0.05);
+    test_ends(orders[3], SILENT + 0.5);
+    test_suspended();
+    test_alone();
+    return check_finish("watchdog");
+}

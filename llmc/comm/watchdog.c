@@ -1,0 +1,314 @@
+/* A star of heartbeats: every rank sends one to rank 0, and rank 0 to every rank, on connections that carry nothing
+ * else. Who notices a fault ends its own process; rank 0 tells the others first. */
+#include "watchdog.h"
+#include <errno.h>
+#include <poll.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <time.h>
+#include <unistd.h>
+#include "llmc/base/terminal.h"
+
+double watchdog_seconds_silent = 8;
+
+enum {
+    BEATS_PER_PERIOD = 16, /* of watchdog_seconds_silent */
+    MS_FOR_LINES = 2000,   /* the end waits so long for a terminal that takes none */
+    MS_TO_BE_TOLD = 2000,  /* a rank that fails waits so long for rank 0 */
+    MS_FOR_RANK_0 = 300,   /* a failure that all ranks have is rank 0's to say */
+    MS_TO_HEAR = 1000      /* rank 0's connections stay open so long behind its last word */
+};
+
+typedef enum { BEAT, FAILURE, VERDICT } MessageKind;
+
+/* The first HEAD bytes, then n of text. */
+typedef struct Message {
+    uint32_t kind, phase;
+    int64_t step;
+    int32_t exit_code;
+    uint32_t n;
+    char text[sizeof((Error *)0)->text];
+} Message;
+enum { HEAD = offsetof(Message, text) };
+
+typedef struct Peer {
+    int rank, fd; /* -1: it is over, or lost and said */
+    double heard; /* when it last said something */
+    uint32_t phase;
+    int64_t step;
+    Message in; /* what has come of the next message */
+    size_t n_in;
+} Peer;
+
+static struct Watchdog {
+    Rendezvous *r;
+    Peer *peers; /* rank 0: all others; else rank 0 */
+    int n_peers;
+    atomic_uint phase;
+    _Atomic int64_t step;
+    _Atomic(const char *) stands;
+    atomic_bool stopping;
+    int wake; /* ends the thread's wait */
+    pthread_t thread;
+    pthread_mutex_t sending;
+    pthread_mutex_t ending; /* whoever has it ends the process: one line, one exit code */
+} dog = {.sending = PTHREAD_MUTEX_INITIALIZER, .ending = PTHREAD_MUTEX_INITIALIZER, .wake = -1};
+
+static double now(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+static void sleep_ms(int ms) {
+    poll(NULL, 0, ms);
+}
+
+/* ---- messages ---- */
+
+/* A connection that takes none is noticed by its silence. */
+static void send_message(const Peer *p, const Message *m) {
+    if (p->fd >= 0) send(p->fd, m, HEAD + m->n, MSG_DONTWAIT | MSG_NOSIGNAL);
+}
+
+static void tell_all(MessageKind kind, const Error *what) {
+    Message m = {.kind = kind, .phase = dog.phase, .step = dog.step};
+    if (what) {
+        m.exit_code = what->exit_code;
+        m.n = (uint32_t)strlen(what->text);
+        memcpy(m.text, what->text, m.n);
+    }
+    pthread_mutex_lock(&dog.sending);
+    for (int i = 0; i < dog.n_peers; i++) send_message(&dog.peers[i], &m);
+    pthread_mutex_unlock(&dog.sending);
+}
+
+/* ---- the end ---- */
+
+/* Whatever holds up the last line, a terminal that nobody reads, say: the process ends. */
+static void *end_anyway(void *exit_code) {
+    sleep_ms(MS_FOR_LINES);
+    _exit((int)(intptr_t)exit_code);
+}
+
+/* Signals are the main thread's affair. */
+static bool start_thread(pthread_t *thread, void *(*run)(void *), void *argument) {
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    const bool ok = pthread_create(thread, NULL, run, argument) == 0;
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    return ok;
+}
+
+/* A process that ends with unread bytes resets its connections, and what it said last may be lost: so the others hang
+ * up first. */
+static void wait_until_heard(void) {
+    const double until = now() + MS_TO_HEAR * 1e-3;
+    char bytes[1024];
+    for (int i = 0; i < dog.n_peers; i++) {
+        struct pollfd p = {.fd = dog.peers[i].fd, .events = POLLIN};
+        while (p.fd >= 0 && now() < until)
+            if (poll(&p, 1, 10) > 0 && recv(p.fd, bytes, sizeof bytes, MSG_DONTWAIT) == 0) break;
+    }
+}
+
+/* Ends the process; `line` NULL: another rank says why. */
+static _Noreturn void end_run(const char *line, int exit_code) {
+    pthread_t thread;
+    pthread_mutex_lock(&dog.ending); /* and never unlocked */
+    if (start_thread(&thread, end_anyway, (void *)(intptr_t)exit_code)) pthread_detach(thread);
+    tell_all(VERDICT, &(Error){.exit_code = exit_code});
+    if (line) {
+        fflush(stdout);
+        print_line(stderr, "error: %s", line);
+    }
+    if (ranks_leads(dog.r->ranks)) wait_until_heard();
+    _exit(exit_code);
+}
+
+/* What a rank was doing. */
+static const char *doing(uint32_t phase, int64_t step, char *text, size_t size) {
+    static const char *const formats[N_PHASES] = {
+        [PHASE_START] = "before its first step",
+        [PHASE_STEP] = "in step %lld",
+        [PHASE_VALIDATION] = "in the validation after step %lld",
+        [PHASE_SAMPLE] = "in the sample after step %lld",
+        [PHASE_SAVE] = "in the save of step %lld",
+        [PHASE_END] = "at the end",
+    };
+    snprintf(text, size, formats[phase < N_PHASES ? phase : PHASE_START], (long long)step);
+    return text;
+}
+
+/* The line about a rank, and the end. */
+static _Noreturn void end_for(int rank, uint32_t phase, int64_t step, const char *why, int exit_code) {
+    char line[2048], what[64];
+    const char *stands = dog.stands;
+    snprintf(line, sizeof line, "rank %d (%s), %s: %s%s%s", rank, dog.r->hosts[rank],
+             doing(phase, step, what, sizeof what), why, stands ? "; " : "", stands ? stands : "");
+    end_run(line, exit_code);
+}
+
+/* Without rank 0 the lowest rank of each host speaks. */
+static bool speaks(void) {
+    const Rendezvous *r = dog.r;
+    int lowest = 1;
+    if (ranks_leads(r->ranks)) return true;
+    while (lowest < r->ranks.rank && strcmp(r->hosts[lowest], r->hosts[r->ranks.rank]) != 0) lowest++;
+    return lowest == r->ranks.rank;
+}
+
+static void lost(const Peer *p, const char *why) {
+    if (!speaks()) end_run(NULL, EXIT_RUN);
+    end_for(p->rank, p->phase, p->step, why, EXIT_RUN);
+}
+
+/* ---- the thread ---- */
+
+static void take(Peer *p) {
+    const Message *m = &p->in;
+    if (m->kind == VERDICT) end_run(NULL, m->exit_code);
+    p->phase = m->phase;
+    p->step = m->step;
+    if (m->kind == FAILURE) {
+        char why[sizeof m->text + 1];
+        snprintf(why, sizeof why, "%.*s", (int)m->n, m->text);
+        end_for(p->rank, p->phase, p->step, why, m->exit_code);
+    }
+}
+
+/* Takes what has come. False where the connection is lost. */
+static bool listen_to(Peer *p) {
+    for (;;) {
+        const size_t whole = p->n_in < HEAD ? HEAD : HEAD + p->in.n;
+        const ssize_t n = recv(p->fd, (char *)&p->in + p->n_in, whole - p->n_in, MSG_DONTWAIT);
+        if (n < 0) return errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR;
+        if (n == 0) return false;
+        p->n_in += (size_t)n;
+        p->heard = now();
+        if (p->n_in < HEAD) continue;
+        if (p->in.n > sizeof p->in.text) return false;
+        if (p->n_in < HEAD + p->in.n) continue;
+        take(p);
+        p->n_in = 0;
+    }
+}
+
+static void check(Peer *p) {
+    char why[80];
+    if (p->fd < 0) return;
+    if (!listen_to(p)) {
+        if (p->phase != PHASE_END) lost(p, "its process is gone");
+        p->fd = -1;
+    } else if (p->phase != PHASE_END && now() - p->heard > watchdog_seconds_silent) {
+        snprintf(why, sizeof why, "no sign of life for %g s: stopped, or its host is gone",
+                 watchdog_seconds_silent);
+        lost(p, why);
+    }
+}
+
+static void wait_for_news(struct pollfd *polled, int ms) {
+    for (int i = 0; i < dog.n_peers; i++)
+        polled[i] = (struct pollfd){.fd = dog.peers[i].fd, .events = POLLIN};
+    polled[dog.n_peers] = (struct pollfd){.fd = dog.wake, .events = POLLIN};
+    poll(polled, (nfds_t)dog.n_peers + 1, ms > 0 ? ms : 0);
+}
+
+/* A process that was stopped itself, with the whole job, say, knows nothing of the others' silence: they get a fresh
+ * period. */
+static void *watch(void *polled) {
+    double last = now(), beat = 0;
+    while (!dog.stopping) {
+        const double period = watchdog_seconds_silent / BEATS_PER_PERIOD;
+        if (now() >= beat) {
+            beat = now() + period;
+            tell_all(BEAT, NULL);
+        }
+        wait_for_news(polled, (int)((beat - now()) * 1e3) + 1);
+        const double t = now();
+        for (int i = 0; t - last > watchdog_seconds_silent / 4 && i < dog.n_peers; i++)
+            dog.peers[i].heard = t;
+        last = t;
+        for (int i = 0; i < dog.n_peers; i++) check(&dog.peers[i]);
+    }
+    free(polled);
+    return NULL;
+}
+
+/* ---- calls of the main thread ---- */
+
+bool watchdog_start(Rendezvous *r, Error *err) {
+    const int n = r->ranks.n_ranks;
+    if (n == 1) return true;
+    const int n_peers = ranks_leads(r->ranks) ? n - 1 : 1;
+    Peer *peers = calloc((size_t)n_peers, sizeof *peers);
+    struct pollfd *polled = calloc((size_t)n_peers + 1, sizeof *polled);
+    const int wake = eventfd(0, EFD_CLOEXEC);
+    for (int i = 0; peers && i < n_peers; i++) {
+        const bool leads = ranks_leads(r->ranks);
+        peers[i] = (Peer){.rank = leads ? i + 1 : 0, .fd = r->watch[leads ? i + 1 : 0], .heard = now()};
+    }
+    dog.r = r;
+    dog.peers = peers;
+    dog.n_peers = n_peers;
+    dog.wake = wake;
+    dog.stopping = false;
+    dog.phase = PHASE_START;
+    if (peers && polled && wake >= 0 && start_thread(&dog.thread, watch, polled)) {
+        die_with = watchdog_die;
+        return true;
+    }
+    free(peers);
+    free(polled);
+    if (wake >= 0) close(wake);
+    dog.r = NULL;
+    return fail(err, EXIT_RUN, "the watchdog's thread cannot be started: %s", strerror(errno));
+}
+
+void watchdog_set(WatchPhase phase, int64_t step) {
+    dog.step = step;
+    dog.phase = phase;
+}
+
+void watchdog_set_stands(const char *text) {
+    dog.stands = text;
+}
+
+void watchdog_die(const Error *err) {
+    if (!dog.r) die(err);
+    const int rank = dog.r->ranks.rank;
+    if (rank > 0) { /* the thread ends the process once rank 0 has said why */
+        sleep_ms(MS_FOR_RANK_0);
+        tell_all(FAILURE, err);
+        sleep_ms(MS_TO_BE_TOLD);
+    }
+    end_for(rank, dog.phase, dog.step, err->text, err->exit_code);
+}
+
+void watchdog_lost(const char *what) {
+    Error err;
+    if (dog.r) sleep_ms((int)(watchdog_seconds_silent * 1e3) + MS_TO_BE_TOLD);
+    fail(&err, EXIT_RUN, "%s", what);
+    watchdog_die(&err);
+}
+
+void watchdog_stop(void) {
+    if (!dog.r) return;
+    die_with = NULL;
+    watchdog_set(PHASE_END, dog.step);
+    tell_all(BEAT, NULL);
+    dog.stopping = true;
+    eventfd_write(dog.wake, 1);
+    pthread_join(dog.thread, NULL);
+    close(dog.wake);
+    free(dog.peers);
+    dog.r = NULL;
+    dog.n_peers = 0;
+}

@@ -93,6 +93,8 @@ OpCost op_cost(OpId op, const OpSizes *s, DType dtype) {
         return moves(28 * n + (s->with & OWN_WEIGHTS ? x * n : 0));
     case OP_weights_from_master:
         return moves((4 + x) * n);
+    case OP_hash_bytes:
+        return moves(n);
     case N_OPS:
         break;
     }

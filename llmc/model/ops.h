@@ -248,6 +248,8 @@ typedef void FinishStats(StepStats *stats, const StepSums *sums);
 typedef void AdamWStep(const AdamWArgs *args);
 /* weights = master rounded to nearest even, n elements */
 typedef void WeightsFromMaster(floatX *weights, const float *master, int64_t n);
+/* hash += the hash (hash.h) of n_bytes, a multiple of 16 */
+typedef void HashBytes(uint64_t *hash, const void *x, int64_t n_bytes);
 
 /* Every op that computes: its type, its name. The table, cpu.h, cuda_ops.cuh and the backends' tables are made of this
  * list, so an op that a backend lacks does not link. */
@@ -277,7 +279,8 @@ typedef void WeightsFromMaster(floatX *weights, const float *master, int64_t n);
     OP(SumSquares, sum_squares) \
     OP(FinishStats, finish_stats) \
     OP(AdamWStep, adamw) \
-    OP(WeightsFromMaster, weights_from_master)
+    OP(WeightsFromMaster, weights_from_master) \
+    OP(HashBytes, hash_bytes)
 /* clang-format on */
 
 typedef struct Ops {

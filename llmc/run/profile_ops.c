@@ -268,6 +268,12 @@ static void weights_from_master(floatX *weights, const float *master, int64_t n)
     end_op(OP_weights_from_master, &(OpSizes){.N = n});
 }
 
+static void hash_bytes(uint64_t *hash, const void *x, int64_t n_bytes) {
+    begin();
+    inner->hash_bytes(hash, x, n_bytes);
+    end_op(OP_hash_bytes, &(OpSizes){.N = n_bytes});
+}
+
 const Ops *profile_ops(const Ops *ops) {
     static Ops wrapped;
     static Device device;

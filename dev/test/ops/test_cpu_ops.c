@@ -540,6 +540,33 @@ static void test_transpose_rows(int64_t a, int64_t b, int64_t width) {
     end_case("transpose_rows");
 }
 
+/* The value of 48 bytes was computed by another program from the words of hash.h. Over several tasks every bit counts. */
+static void test_hash_bytes(void) {
+    enum { N = 3 << 18 };
+    unsigned char small[48], *large = calloc(1, N);
+    uint64_t hash = 7, zero = 0, flipped;
+    for (int i = 0; i < 48; i++) small[i] = (unsigned char)i;
+    ops->hash_bytes(&hash, small, sizeof small);
+    CHECK(hash == 0x13293dd12f13260d + 7, "hash of 48 bytes: %llx", (unsigned long long)hash);
+    if (!large) abort();
+    ops->hash_bytes(&zero, large, N);
+    for (int64_t bit = 0; bit < 8 * N; bit = 3 * bit + 1) {
+        large[bit / 8] ^= (unsigned char)(1 << bit % 8);
+        flipped = 0;
+        ops->hash_bytes(&flipped, large, N);
+        large[bit / 8] ^= (unsigned char)(1 << bit % 8);
+        CHECK(flipped != zero, "bit %lld does not show", (long long)bit);
+    }
+    memcpy(large + N - 48, small, 48);
+    hash = flipped = 0;
+    ops->hash_bytes(&hash, large, N);
+    memset(large + N - 48, 0, 48);
+    memcpy(large, small, 48);
+    ops->hash_bytes(&flipped, large, N);
+    CHECK(hash != flipped, "the same pieces at other places have the same hash");
+    free(large);
+}
+
 static void run_cases(void) {
     static const int linear[][3] = {
         {1,   8,    8   },
@@ -552,6 +579,7 @@ static void run_cases(void) {
         {768, 128,  128 }
     };
     static const int rows[] = {1, 7, 65, 127}, channels[] = {8, 24, 40, 128};
+    test_hash_bytes();
     for (size_t i = 0; i < sizeof linear / sizeof *linear; i++)
         test_linear(linear[i][0], linear[i][1], linear[i][2]);
     for (int i = 0; i < 4; i++)

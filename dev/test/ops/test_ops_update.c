@@ -126,6 +126,31 @@ static void test_bad_statistics(const Ops *ops, float value) {
           (double)loss.loss, (double)norm.grad_norm);
 }
 
+/* The CPU's bits, added to what is there. */
+static void test_hash_bytes(const Ops *ops, int64_t pieces) {
+    Guarded x, sum;
+    const int64_t bytes = 16 * pieces, n = bytes / (int64_t)sizeof(float);
+    const uint64_t start = 0xfedcba9876543210u;
+    uint64_t got = 0, want = start;
+    float *values = op_malloc((size_t)bytes);
+    for (int64_t i = 0; i < n; i++) values[i] = op_normal(3, i);
+    cpu_hash_bytes(&want, values, bytes);
+    bool ok = guarded_alloc(&x, ops, (size_t)bytes, 16);
+    ok = guarded_alloc(&sum, ops, sizeof got, 0) && ok;
+    if (!CHECK(ok, "%s: device memory", ops->name)) return;
+    ops->device->upload(x.data, values, (size_t)bytes);
+    ops->device->upload(sum.data, &start, sizeof start);
+    ops->hash_bytes((uint64_t *)(void *)sum.data, x.data, bytes);
+    ops->device->download(&got, sum.data, sizeof got);
+    CHECK(got == want, "%s, hash_bytes of %lld: %llx, the CPU has %llx", ops->name, (long long)bytes,
+          (unsigned long long)got, (unsigned long long)want);
+    CHECK(guarded_intact(&x) && guarded_intact(&sum), "%s, hash_bytes: bytes outside a buffer were written",
+          ops->name);
+    guarded_free(&x);
+    guarded_free(&sum);
+    free(values);
+}
+
 /* ---- AdamW ---- */
 
 enum { MASTER, M, V, GRADS, N_ARRAYS };
@@ -344,6 +369,7 @@ static void test_backend(const Ops *ops) {
     for (int i = 0; i < 6; i++) {
         test_statistics(ops, sizes[i]);
         test_adamw(ops, sizes[i], 1, false);
+        test_hash_bytes(ops, sizes[i]);
     }
     test_bad_statistics(ops, NAN);
     test_bad_statistics(ops, INFINITY);

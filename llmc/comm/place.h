@@ -1,16 +1,24 @@
 /* Where this process stands among those that the launcher started: from the environment alone, before anything is
  * opened. torchrun, srun, Open MPI, MPICH and Intel MPI, and our own --gpus. */
 #pragma once
+#include <stdint.h>
 #include "llmc/base/error.h"
 #include "llmc/base/ranks.h"
 
+/* Set by our own --gpus for each rank: the open listening socket's number for rank 0, -1 for the others. */
+#define PLACE_LISTENING "LLMC_RENDEZVOUS_FD"
+
 typedef struct Place {
     Ranks ranks;
-    int local_rank, n_local; /* among the processes of this host: the index of the device */
-    const char *launcher;    /* "torchrun", "srun", ...; NULL: none, alone */
-    char address[256];       /* of rank 0's host; "" where the launcher does not say */
-    int port;                /* where rank 0 listens; 0: not said */
-    int listening;           /* rank 0 under --gpus: the socket, open already; else -1 */
+    /* Among the processes of this host: the index of the device. -1, 0: the launcher does not say, the rendezvous
+     * counts them. */
+    int local_rank, n_local;
+    const char *launcher; /* "torchrun", "srun", ...; NULL: none, alone */
+    bool is_own;          /* --gpus started this process */
+    char address[256];    /* of rank 0's host */
+    int port;             /* where rank 0 listens */
+    int listening;        /* rank 0 under --gpus: the socket, open already; else -1 */
+    uint64_t run;         /* the same for all ranks of a run, another for most other runs */
 } Place;
 
 /* Exit 2 with a line for variables that contradict each other or are no numbers. Ranks {0, 1} where no launcher is. */

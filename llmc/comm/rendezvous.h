@@ -1,25 +1,28 @@
 /* How ranks find each other: TCP connections to rank 0, two a rank. One carries what the hosts say to each other in the
- * middle of their work; the other belongs to the watchdog. A star: rank 0 holds 2 (n - 1) sockets, 2048 for 1,024
+ * middle of their work; the other belongs to the watchdog. A star: rank 0 holds 2 (n - 1) sockets, 2046 for 1,024
  * ranks. */
 #pragma once
 #include <stddef.h>
 #include <stdint.h>
 #include "place.h"
 
+enum { HOST_NAME = 64 };
+
 typedef struct Rendezvous {
     Ranks ranks;
-    Place place;
-    int *work;         /* rank 0: (n_ranks) by rank, its own -1; else one, to rank 0 */
-    int *watch;        /* the same for the watchdog */
-    char (*hosts)[64]; /* (n_ranks) names, for messages; on every rank */
+    Place place;              /* with local_rank and n_local counted where the launcher did not say them */
+    int *work;                /* rank 0: (n_ranks) by rank, its own -1; else one, to rank 0 */
+    int *watch;               /* the same for the watchdog */
+    char (*hosts)[HOST_NAME]; /* (n_ranks) names, for messages; on every rank */
+    int n_hosts;              /* different ones */
 } Rendezvous;
 
 /* Waits until all ranks are there, at most `seconds`. `settings` is text that must be the same on all ranks, one
  * "name value" a line: the first line that differs is named with its rank, exit 2. False with one line: who is missing,
- * where rank 0 should be, a port in use. Every rank's err says what failed; only rank 0 need print it
- * where it could be told. */
-bool rendezvous_open(Rendezvous *r, const Place *place, const char *settings, double seconds, Error *err);
-void rendezvous_close(Rendezvous *r);
+ * where rank 0 should be, a port in use. *rank_0_knows: rank 0 has the same failure and prints it; the others need not. */
+bool rendezvous_open(Rendezvous *r, const Place *place, const char *settings, double seconds,
+                     bool *rank_0_knows, Error *err);
+void rendezvous_close(Rendezvous *r); /* fine on one that is zero, and twice */
 
 /* Over the work connections; all ranks make the same calls. They wait. A lost connection ends the process: the watchdog
  * has a moment to say why, else a line of its own; exit 1. */

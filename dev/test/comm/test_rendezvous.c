@@ -1,0 +1,319 @@
+/* Ranks as processes of this host that find each other, or say why not. */
+#include <arpa/inet.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+#include "llmc/comm/rendezvous.h"
+#include "llmc/comm/socket.h"
+#include "dev/test/check.h"
+
+enum { RANKS_MAX = 5, PATIENCE = 30 /* seconds that a rank may take, should it hang */ };
+
+/* What a rank's process reports over its pipe. */
+typedef struct Report {
+    bool ok, knows, exchanged;
+    int local_rank, n_local, n_hosts;
+    double seconds;
+    Error err;
+} Report;
+
+typedef struct Child {
+    pid_t pid;
+    int pipe;
+} Child;
+
+static Place place_of(int rank, int n, int port) {
+    Place place = {
+        .ranks = {rank, n},
+          .local_rank = -1, .port = port, .listening = -1
+    };
+    snprintf(place.address, sizeof place.address, "localhost");
+    return place;
+}
+
+/* All ranks' numbers reach all, in order, and rank 0's text, of more than one packet. */
+static bool exchange(Rendezvous *r) {
+    enum { N = 300000 };
+    const int n = r->ranks.n_ranks;
+    int64_t mine[2] = {r->ranks.rank, 10 * r->ranks.rank}, *all = calloc((size_t)n, sizeof mine);
+    char *text = malloc(N);
+    bool ok = true;
+    memset(text, ranks_leads(r->ranks) ? 'x' : 0, N);
+    for (int again = 0; again < 3; again++) {
+        rendezvous_gather(r, all, mine, sizeof mine);
+        for (int i = 0; i < n; i++) ok = ok && all[2 * i] == i && all[2 * i + 1] == 10 * i;
+    }
+    rendezvous_broadcast(r, text, N);
+    for (int i = 0; i < N; i++) ok = ok && text[i] == 'x';
+    free(all);
+    free(text);
+    return ok;
+}
+
+/* The watchdog's connections are others than those for work, and lead to the same rank. */
+static bool watched(Rendezvous *r) {
+    char byte = 'w';
+    if (!ranks_leads(r->ranks)) return socket_send(*r->watch, &byte, 1, socket_clock() + 5);
+    for (int i = 1; i < r->ranks.n_ranks; i++)
+        if (!socket_receive(r->watch[i], &byte, 1, socket_clock() + 5) || byte != 'w') return false;
+    return true;
+}
+
+static Child start(const Place *place, const char *settings, double seconds, double delay) {
+    int ends[2];
+    Child child = {.pid = -1};
+    if (!REQUIRE(pipe(ends) == 0, "no pipe")) return child;
+    child = (Child){.pid = fork(), .pipe = ends[0]};
+    if (child.pid == 0) {
+        alarm(PATIENCE);
+        static Report report;
+        Rendezvous r;
+        usleep((useconds_t)(delay * 1e6));
+        const double begun = socket_clock();
+        report.ok = rendezvous_open(&r, place, settings, seconds, &report.knows, &report.err);
+        report.seconds = socket_clock() - begun;
+        report.exchanged = report.ok && watched(&r) && exchange(&r);
+        report.local_rank = r.place.local_rank, report.n_local = r.place.n_local, report.n_hosts = r.n_hosts;
+        rendezvous_close(&r);
+        _exit(write(ends[1], &report, sizeof report) != sizeof report);
+    }
+    close(ends[1]);
+    return child;
+}
+
+static Report end(Child child) {
+    Report report = {.err.text = "no report"};
+    if (read(child.pipe, &report, sizeof report) != sizeof report) report.ok = false;
+    close(child.pipe);
+    waitpid(child.pid, NULL, 0);
+    return report;
+}
+
+/* A port that nobody listens at. */
+static int free_port(void) {
+    Error err = {0};
+    int port = 0;
+    const int fd = socket_listen("localhost", &port, &err);
+    REQUIRE(fd >= 0, "%s", err.text);
+    close(fd);
+    return port;
+}
+
+/* ---- all is well ---- */
+
+/* `late`: the rank that comes a second after the others. */
+static void test_join(int n, int late, bool inherited) {
+    Child children[RANKS_MAX];
+    Error err = {0};
+    int port = inherited ? 0 : free_port(), fd = -1;
+    if (inherited) fd = socket_listen("127.0.0.1", &port, &err);
+    for (int i = n - 1; i >= 0; i--) {
+        Place place = place_of(i, n, port);
+        if (i == 0) place.listening = fd;
+        children[i] = start(&place, "--lr 1\n--seed 2\n", 10, i == late);
+    }
+    if (fd >= 0) close(fd);
+    for (int i = 0; i < n; i++) {
+        const Report r = end(children[i]);
+        CHECK(r.ok && r.exchanged, "rank %d of %d: %s", i, n, r.err.text);
+        CHECK(r.local_rank == i && r.n_local == n && r.n_hosts == 1,
+              "rank %d of %d: local %d of %d, %d hosts", i, n, r.local_rank, r.n_local, r.n_hosts);
+        CHECK(r.seconds < 5, "rank %d of %d: %.1f s", i, n, r.seconds);
+    }
+}
+
+/* ---- what goes wrong ---- */
+
+static void check_said(Report r, const char *who, int exit_code, const char *says, const char *also,
+                       bool knows) {
+    CHECK(!r.ok && r.err.exit_code == exit_code && strstr(r.err.text, says) && strstr(r.err.text, also) &&
+              r.knows == knows,
+          "%s: expected '%s' and '%s', found '%s', exit %d, rank 0 knows: %d", who, says, also, r.err.text,
+          r.err.exit_code, r.knows);
+}
+
+static void test_nobody(void) {
+    Place place = place_of(0, 5, free_port());
+    Report r = end(start(&place, "", 1, 0));
+    check_said(r, "rank 0 alone", EXIT_RUN, "of 5 ranks 4 did not come to rank 0",
+               ": 1-4; hint: were the others started", true);
+    CHECK(r.seconds > 0.9 && r.seconds < 2, "it waits %.1f s", r.seconds);
+    place = place_of(1, 2, free_port());
+    r = end(start(&place, "", 1, 0));
+    check_said(r, "no rank 0", EXIT_RUN, "rank 1 (", ": no rank 0 at localhost, port ", false);
+    check_said(r, "no rank 0", EXIT_RUN, "refused", "hint: MASTER_ADDR", false);
+    CHECK(r.seconds < 2, "it waits %.1f s", r.seconds);
+    snprintf(place.address, sizeof place.address, "no-such-host.invalid");
+    r = end(start(&place, "", 1, 0));
+    check_said(r, "a name of no host", EXIT_RUN, "no rank 0 at no-such-host.invalid", "hint: MASTER_ADDR",
+               false);
+}
+
+static void test_missing(void) {
+    const int port = free_port(), there[] = {0, 2, 4};
+    Child children[3];
+    for (int i = 0; i < 3; i++) {
+        const Place place = place_of(there[i], 5, port);
+        children[i] = start(&place, "", 1, 0);
+    }
+    for (int i = 0; i < 3; i++)
+        check_said(end(children[i]), "ranks 1 and 3 are missing", EXIT_RUN, "of 5 ranks 2 did not come",
+                   ": 1, 3; hint", true);
+}
+
+static void test_settings(void) {
+    static const struct {
+        const char *theirs, *says, *also;
+    } rows[] = {
+        {"--lr 2\n--seed 2\n",           "rank 1 (", " has --lr 2, rank 0 ("   },
+        {"--lr 1\n--seed 22\n",          "rank 1 (", " has --seed 22, rank 0 ("},
+        {"--lr 1\n",                     "rank 1 (", ") has nothing, rank 0 (" },
+        {"--lr 1\n--seed 2\n--clip 1\n", "rank 1 (", " has --clip 1, rank 0 (" },
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        const int port = free_port();
+        Child children[3];
+        for (int rank = 0; rank < 3; rank++) {
+            const Place place = place_of(rank, 3, port);
+            children[rank] = start(&place, rank == 1 ? rows[i].theirs : "--lr 1\n--seed 2\n", 5, 0);
+        }
+        for (int rank = 0; rank < 3; rank++)
+            check_said(end(children[rank]), rows[i].theirs, EXIT_INPUT, rows[i].says, rows[i].also, true);
+    }
+}
+
+static void test_counts(void) {
+    int port = free_port();
+    const Place zero = place_of(0, 3, port), one = place_of(1, 2, port);
+    Child children[2] = {start(&zero, "", 5, 0), start(&one, "", 1, 0)};
+    const Report r = end(children[0]);
+    check_said(r, "two counts", EXIT_INPUT, "was started as one of 2 ranks", "as one of 3", true);
+    CHECK(r.seconds < 3, "it waits %.1f s", r.seconds);
+    CHECK(!end(children[1]).ok, "rank 1 goes on");
+    port = free_port();
+    const Place first = place_of(0, 3, port), twin = place_of(1, 3, port);
+    Child twins[3] = {start(&first, "", 5, 0), start(&twin, "", 1, 0), start(&twin, "", 1, 0)};
+    check_said(end(twins[0]), "one rank twice", EXIT_INPUT, "rank 1 is there twice", "hint: ", true);
+    for (int i = 1; i < 3; i++) CHECK(!end(twins[i]).ok, "a twin goes on");
+}
+
+static void test_port_in_use(void) {
+    Error err = {0};
+    int port = 0;
+    const int fd = socket_listen("localhost", &port, &err);
+    const Place zero = place_of(0, 2, port), one = place_of(1, 2, port);
+    Child children[2] = {start(&zero, "", 5, 0), start(&one, "", 1, 0)};
+    const Report r = end(children[0]);
+    check_said(r, "a port in use", EXIT_RUN, "Address already in use", "hint: another MASTER_PORT", true);
+    CHECK(r.seconds < 1, "it waits %.1f s", r.seconds);
+    const Report other = end(children[1]); /* its rank 0 is somebody who says nothing */
+    check_said(other, "a silent stranger", EXIT_RUN, "no rank 0 at localhost", "says nothing", false);
+    CHECK(other.seconds < 8, "it waits %.1f s", other.seconds);
+    close(fd);
+}
+
+/* ---- strangers ---- */
+
+static int knock_at(int port) {
+    Error err = {0};
+    int fd = -1;
+    for (int i = 0; i < 50 && fd < 0; i++, usleep(20000))
+        fd = socket_connect("localhost", port, socket_clock() + 1, &err);
+    REQUIRE(fd >= 0, "%s", err.text);
+    return fd;
+}
+
+/* They come first, and say nothing, rubbish, too little, or another run's words; those of the run find each other. */
+static void test_strangers(void) {
+    const int port = free_port(), n = 3;
+    static const char web[] = "GET / HTTP/1.1\r\nHost: rank-0\r\n\r\n";
+    char rubbish[4096];
+    Child children[3];
+    int fds[300];
+    const Place zero = place_of(0, n, port);
+    Place other = place_of(1, n, port);
+    children[0] = start(&zero, "", 10, 0);
+    memset(rubbish, 0xa5, sizeof rubbish);
+    for (int i = 0; i < 300; i++)
+        fds[i] = knock_at(port); /* silent, and more than rank 0 listens to at once */
+    socket_send(fds[0], web, sizeof web, socket_clock() + 1);
+    socket_send(fds[1], rubbish, sizeof rubbish, socket_clock() + 1);
+    close(fds[2]);
+    other.run = 99;
+    Child others = start(&other, "--lr 3\n", 1, 0);
+    for (int i = 1; i < n; i++) {
+        const Place place = place_of(i, n, port);
+        children[i] = start(&place, "", 10, 0);
+    }
+    for (int i = 0; i < n; i++) {
+        const Report r = end(children[i]);
+        CHECK(r.ok && r.exchanged, "strangers at the port, rank %d: %s", i, r.err.text);
+    }
+    CHECK(!end(others).ok, "a rank of another run joins");
+    for (int i = 0; i < 300; i++)
+        if (i != 2) close(fds[i]);
+}
+
+/* A rank of this run says who it is and goes away: its next process takes its place. */
+static void test_second_try(void) {
+    const int port = free_port();
+    const Place zero = place_of(0, 3, port), one = place_of(1, 3, port), two = place_of(2, 3, port);
+    Child leader = start(&zero, "", 8, 0), first = start(&one, "", 5, 0);
+    usleep(500000);
+    kill(first.pid, SIGKILL);
+    end(first);
+    Child rest[2] = {start(&one, "", 5, 0), start(&two, "", 5, 0.5)};
+    const Report r = end(leader);
+    CHECK(r.ok && r.exchanged, "a rank that came twice: %s", r.err.text);
+    for (int i = 0; i < 2; i++) CHECK(end(rest[i]).exchanged, "rank %d", i + 1);
+}
+
+/* A rank that ends in the middle of an exchange ends the others, with a line of their own where no watchdog is. */
+static void test_lost(void) {
+    const int port = free_port();
+    int ends[2], status = 0;
+    char said[400] = "";
+    REQUIRE(pipe(ends) == 0, "no pipe");
+    const Place one = place_of(1, 2, port);
+    const pid_t leader = fork();
+    if (leader == 0) {
+        alarm(PATIENCE);
+        const Place zero = place_of(0, 2, port);
+        Rendezvous r;
+        bool knows;
+        int64_t value = 0, all[2];
+        Error err = {0};
+        dup2(ends[1], STDERR_FILENO);
+        if (!rendezvous_open(&r, &zero, "", 5, &knows, &err)) _exit(9);
+        if (!watched(&r) || !exchange(&r)) _exit(8);
+        for (;;) rendezvous_gather(&r, all, &value, sizeof value);
+    }
+    close(ends[1]);
+    end(start(&one, "", 5, 0)); /* does its exchange, and goes */
+    waitpid(leader, &status, 0);
+    const ssize_t n = read(ends[0], said, sizeof said - 1);
+    (void)n;
+    CHECK(WIFEXITED(status) && WEXITSTATUS(status) == EXIT_RUN && strstr(said, "error: rank 1 (") &&
+              strstr(said, "is gone"),
+          "status %#x, says %s", (unsigned)status, said);
+}
+
+int main(void) {
+    test_join(1, -1, false);
+    test_join(2, -1, false);
+    test_join(2, -1, true);
+    test_join(3, 0, false);
+    test_join(5, 3, false);
+    test_nobody();
+    test_missing();
+    test_settings();
+    test_counts();
+    test_port_in_use();
+    test_strangers();
+    test_second_try();
+    test_lost();
+    return check_finish("rendezvous");
+}

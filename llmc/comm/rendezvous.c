@@ -1,0 +1,387 @@
+/* Rank 0 listens; the others connect twice, say who they are, and wait for its verdict: all are there, or what is wrong.
+ * Hosts of one run have one byte order. */
+#include "rendezvous.h"
+#include <errno.h>
+#include <math.h>
+#include <poll.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+#include "socket.h"
+
+enum { PROTOCOL = 1, SETTINGS_MAX = 1 << 16, GUESTS_MAX = 256 };
+static const uint64_t hello_magic = 0x6c6c6d632e686920, verdict_magic = 0x6c6c6d632e616c6c;
+static const double hello_seconds = 3, retry_seconds = 0.2, verdict_seconds = 3, watchdog_seconds = 5;
+
+typedef enum { WORK, WATCH } Kind;
+
+/* The first bytes on a connection; on that for work the settings follow. */
+typedef struct Hello {
+    uint64_t magic, run;
+    uint32_t protocol, settings_bytes;
+    int32_t kind, rank, n_ranks, unused;
+    char host[HOST_NAME];
+} Hello;
+
+/* What rank 0 answers when all are there, or not; the names of all hosts follow where all is well. */
+typedef struct Verdict {
+    uint64_t magic;
+    int32_t exit_code, unused; /* 0: all is well */
+    char text[sizeof((Error *)0)->text];
+} Verdict;
+
+/* A connection that has not said yet who it is. */
+typedef struct Guest {
+    int fd;
+    size_t got; /* bytes of hello */
+    double deadline;
+    Hello hello;
+} Guest;
+
+typedef struct Door {
+    Rendezvous *r;
+    int listening;
+    Guest guests[GUESTS_MAX];
+    int n_guests;
+    uint32_t *settings_bytes; /* (n_ranks) */
+} Door;
+
+/* ---- rank 0: who is there ---- */
+
+static bool fail_twice(const Rendezvous *r, const Hello *h, Error *err) {
+    return fail(err, EXIT_INPUT,
+                "rank %d is there twice, on %s and on %s; hint: every process needs its own rank (--gpus on "
+                "more than "
+                "one host needs a launcher)",
+                h->rank, r->hosts[h->rank], h->host);
+}
+
+/* Takes over the guest's connection, or closes it; false where it shows that the run cannot begin. */
+static bool admit(Door *door, const Guest *guest, Error *err) {
+    Rendezvous *r = door->r;
+    const Hello *h = &guest->hello;
+    const bool ours = h->magic == hello_magic && h->protocol == PROTOCOL && h->run == r->place.run &&
+                      h->rank > 0 && h->settings_bytes <= SETTINGS_MAX && h->kind >= WORK && h->kind <= WATCH;
+    if (!ours) {
+        close(guest->fd);
+        return true;
+    }
+    int *connection = (h->kind == WORK ? r->work : r->watch) + h->rank;
+    const bool other_count = h->n_ranks != r->ranks.n_ranks || h->rank >= h->n_ranks;
+    if (!other_count && *connection >= 0 && socket_is_closed(*connection)) {
+        close(*connection); /* its second try */
+        *connection = -1;
+    }
+    if (other_count || *connection >= 0) {
+        close(guest->fd);
+        return other_count ? fail(err, EXIT_INPUT,
+                                  "rank %d (%s) was started as one of %d ranks, rank 0 (%s) as one of %d",
+                                  h->rank, h->host, h->n_ranks, r->hosts[0], r->ranks.n_ranks)
+                           : fail_twice(r, h, err);
+    }
+    *connection = guest->fd;
+    memcpy(r->hosts[h->rank], h->host, HOST_NAME);
+    if (h->kind == WORK) door->settings_bytes[h->rank] = h->settings_bytes;
+    return true;
+}
+
+/* True where the guest is done with: it has said all, it is gone, or it was silent for too long. */
+static bool listen_to(Door *door, Guest *guest, bool *ok, Error *err) {
+    const bool whole = socket_receive_some(guest->fd, &guest->hello, sizeof guest->hello, &guest->got);
+    if (guest->got == sizeof guest->hello) {
+        guest->hello.host[HOST_NAME - 1] = '\0';
+        *ok = admit(door, guest, err);
+        return true;
+    }
+    if (whole && socket_clock() < guest->deadline) return false;
+    close(guest->fd);
+    return true;
+}
+
+static int n_missing(const Rendezvous *r) {
+    int n = 0;
+    for (int i = 1; i < r->ranks.n_ranks; i++) n += r->work[i] < 0 || r->watch[i] < 0;
+    return n;
+}
+
+/* "1-3, 6": the ranks that are missing. Returns text. */
+static const char *missing_ranks(const Rendezvous *r, char *text, size_t size) {
+    size_t n = 0;
+    text[0] = '\0';
+    for (int i = 1, end; i < r->ranks.n_ranks; i = end) {
+        for (end = i; end < r->ranks.n_ranks && (r->work[end] < 0 || r->watch[end] < 0); end++) {
+        }
+        if (end > i && n + 40 > size) return strcpy(text + n, ", ..."), text;
+        if (end > i)
+            n += (size_t)snprintf(text + n, size - n, end > i + 1 ? "%s%d-%d" : "%s%d", n ? ", " : "", i,
+                                  end - 1);
+        end += end == i;
+    }
+    return text;
+}
+
+static bool fail_missing(const Rendezvous *r, int port, double seconds, Error *err) {
+    char ranks[200];
+    const int n = n_missing(r);
+    return fail(err, EXIT_RUN,
+                "of %d ranks %d did not come to rank 0 (%s, port %d) within %.0f s: %s; hint: %s",
+                r->ranks.n_ranks, n, r->hosts[0], port, seconds, missing_ranks(r, ranks, sizeof ranks),
+                n + 1 < r->ranks.n_ranks ? "what they say, or LLMC_JOIN_SECONDS where hosts start late"
+                                         : "were the others started, and is MASTER_ADDR this host for them?");
+}
+
+static void take_guests(Door *door) {
+    while (door->n_guests < GUESTS_MAX) {
+        const int fd = socket_accept(door->listening);
+        if (fd < 0) return;
+        door->guests[door->n_guests++] = (Guest){.fd = fd, .deadline = socket_clock() + hello_seconds};
+    }
+}
+
+static bool admit_all(Door *door, int port, double seconds, Error *err) {
+    const double deadline = socket_clock() + seconds;
+    bool ok = true;
+    while (ok && n_missing(door->r)) {
+        struct pollfd waiting[GUESTS_MAX + 1] = {
+            {.fd = door->n_guests < GUESTS_MAX ? door->listening : -1, .events = POLLIN}
+        };
+        if (socket_clock() >= deadline) return fail_missing(door->r, port, seconds, err);
+        for (int i = 0; i < door->n_guests; i++)
+            waiting[i + 1] = (struct pollfd){.fd = door->guests[i].fd, .events = POLLIN};
+        poll(waiting, (nfds_t)door->n_guests + 1, 100);
+        for (int i = door->n_guests - 1; ok && i >= 0; i--)
+            if (listen_to(door, &door->guests[i], &ok, err)) door->guests[i] = door->guests[--door->n_guests];
+        take_guests(door);
+    }
+    return ok;
+}
+
+/* ---- rank 0: do they agree ---- */
+
+/* The line of text; *next is where the next one begins. */
+static int line_length(const char *text, const char **next) {
+    const size_t n = strcspn(text, "\n");
+    *next = text + n + (text[n] == '\n');
+    return (int)n;
+}
+
+static bool same_settings(const Rendezvous *r, int rank, const char *theirs, const char *mine, Error *err) {
+    while (*theirs || *mine) {
+        const char *their_next, *my_next;
+        const int n = line_length(theirs, &their_next), m = line_length(mine, &my_next);
+        if (n != m || memcmp(theirs, mine, (size_t)n) != 0)
+            return fail(err, EXIT_INPUT,
+                        "rank %d (%s) has %.*s, rank 0 (%s) has %.*s; hint: the same on every rank", rank,
+                        r->hosts[rank], n ? n : 7, n ? theirs : "nothing", r->hosts[0], m ? m : 7,
+                        m ? mine : "nothing");
+        theirs = their_next;
+        mine = my_next;
+    }
+    return true;
+}
+
+static bool compare_settings(Door *door, const char *settings, Error *err) {
+    Rendezvous *r = door->r;
+    char *theirs = malloc(SETTINGS_MAX + 1);
+    bool ok = theirs || fail(err, EXIT_RUN, "out of memory");
+    for (int i = 1; ok && i < r->ranks.n_ranks; i++) {
+        const size_t n = door->settings_bytes[i];
+        ok = socket_receive(r->work[i], theirs, n, socket_clock() + hello_seconds) ||
+             fail(err, EXIT_RUN, "rank %d (%s) has gone as soon as it was there", i, r->hosts[i]);
+        if (!ok) break;
+        theirs[n] = '\0';
+        ok = same_settings(r, i, theirs, settings, err);
+    }
+    free(theirs);
+    return ok;
+}
+
+static void tell_all(const Rendezvous *r, const Error *err) {
+    Verdict verdict = {.magic = verdict_magic, .exit_code = err ? err->exit_code : 0};
+    const double deadline = socket_clock() + verdict_seconds;
+    if (err) memcpy(verdict.text, err->text, sizeof verdict.text);
+    for (int i = 1; i < r->ranks.n_ranks; i++) {
+        if (r->work[i] < 0) continue;
+        if (socket_send(r->work[i], &verdict, sizeof verdict, deadline) &&
+            !err) /* one that is gone is noticed later */
+            socket_send(r->work[i], r->hosts, (size_t)r->ranks.n_ranks * HOST_NAME, deadline);
+    }
+}
+
+static bool open_door(Rendezvous *r, const char *settings, double seconds, Error *err) {
+    Door *door = calloc(1, sizeof *door);
+    int port = r->place.port;
+    if (!door || !(door->settings_bytes = calloc((size_t)r->ranks.n_ranks, sizeof *door->settings_bytes))) {
+        free(door);
+        return fail(err, EXIT_RUN, "out of memory");
+    }
+    door->r = r;
+    door->listening =
+        r->place.listening >= 0 ? r->place.listening : socket_listen(r->place.address, &port, err);
+    const bool listens = door->listening >= 0,
+               ok = listens && admit_all(door, port, seconds, err) && compare_settings(door, settings, err);
+    if (listens) tell_all(r, ok ? NULL : err);
+    if (listens) close(door->listening);
+    for (int i = 0; i < door->n_guests; i++) close(door->guests[i].fd);
+    free(door->settings_bytes);
+    free(door);
+    return ok;
+}
+
+/* ---- the others ---- */
+
+static int knock(const Rendezvous *r, Kind kind, const char *settings, double deadline, Error *err) {
+    Hello hello = {
+        .magic = hello_magic,
+        .run = r->place.run,
+        .protocol = PROTOCOL,
+        .settings_bytes = (uint32_t)strlen(settings),
+        .kind = kind,
+        .rank = r->ranks.rank,
+        .n_ranks = r->ranks.n_ranks,
+    };
+    memcpy(hello.host, r->hosts[r->ranks.rank], HOST_NAME);
+    const int fd = socket_connect(r->place.address, r->place.port, deadline, err);
+    if (fd < 0) return -1;
+    const bool sent = socket_send(fd, &hello, sizeof hello, deadline) &&
+                      (kind == WATCH || socket_send(fd, settings, hello.settings_bytes, deadline));
+    if (sent) return fd;
+    fail(err, EXIT_RUN, "%s", strerror(errno));
+    close(fd);
+    return -1;
+}
+
+/* One try. False with err, or with *heard: rank 0 has said what is wrong. */
+static bool join(Rendezvous *r, const char *settings, double deadline, bool *heard, Error *err) {
+    Verdict verdict;
+    *r->work = knock(r, WORK, settings, deadline, err);
+    *r->watch = *r->work < 0 ? -1 : knock(r, WATCH, settings, deadline, err);
+    if (*r->watch < 0) return false;
+    if (!socket_receive(*r->work, &verdict, sizeof verdict, deadline + verdict_seconds))
+        return fail(err, EXIT_RUN, "connected, but %s",
+                    errno ? "it says nothing" : "it closes the connection");
+    if (verdict.magic != verdict_magic) return fail(err, EXIT_RUN, "something else answers there");
+    verdict.text[sizeof verdict.text - 1] = '\0';
+    if (verdict.exit_code) {
+        *heard = true;
+        return fail(err, verdict.exit_code, "%s", verdict.text);
+    }
+    return socket_receive(*r->work, r->hosts, (size_t)r->ranks.n_ranks * HOST_NAME,
+                          deadline + verdict_seconds) ||
+           fail(err, EXIT_RUN, "it has gone");
+}
+
+static void close_socket(int *fd) {
+    if (*fd >= 0) close(*fd);
+    *fd = -1;
+}
+
+static bool join_until(Rendezvous *r, const char *settings, double seconds, bool *heard, Error *err) {
+    const double deadline = socket_clock() + seconds;
+    while (!join(r, settings, deadline, heard, err)) {
+        if (*heard) return false;
+        if (socket_clock() + retry_seconds >= deadline) {
+            const Error why = *err;
+            return fail(err, EXIT_RUN,
+                        "rank %d (%s): no rank 0 at %s, port %d, within %.0f s: %s; hint: MASTER_ADDR and "
+                        "MASTER_PORT "
+                        "say where it is",
+                        r->ranks.rank, r->hosts[r->ranks.rank], r->place.address, r->place.port, seconds,
+                        why.text);
+        }
+        close_socket(r->work);
+        close_socket(r->watch);
+        usleep((useconds_t)(retry_seconds * 1e6));
+    }
+    return true;
+}
+
+/* ---- all ---- */
+
+static void count_hosts(Rendezvous *r) {
+    const int rank = r->ranks.rank;
+    int before = 0, together = 0;
+    for (int i = 0; i < r->ranks.n_ranks; i++) {
+        const bool mine = strcmp(r->hosts[i], r->hosts[rank]) == 0;
+        int first = 0;
+        while (strcmp(r->hosts[first], r->hosts[i]) != 0) first++;
+        r->n_hosts += first == i;
+        together += mine;
+        before += mine && i < rank;
+    }
+    if (r->place.local_rank < 0) r->place.local_rank = before;
+    if (r->place.n_local == 0) r->place.n_local = together;
+}
+
+bool rendezvous_open(Rendezvous *r, const Place *place, const char *settings, double seconds,
+                     bool *rank_0_knows, Error *err) {
+    const int n = place->ranks.n_ranks, n_connections = ranks_leads(place->ranks) ? n : 1;
+    *r = (Rendezvous){.ranks = place->ranks, .place = *place};
+    *rank_0_knows = ranks_leads(place->ranks);
+    r->work = malloc((size_t)n_connections * sizeof *r->work);
+    r->watch = malloc((size_t)n_connections * sizeof *r->watch);
+    r->hosts = calloc((size_t)n, sizeof *r->hosts);
+    if (!r->work || !r->watch || !r->hosts || strlen(settings) > SETTINGS_MAX)
+        return rendezvous_close(r), fail(err, EXIT_RUN, "out of memory for %d ranks", n);
+    for (int i = 0; i < n_connections; i++) r->work[i] = r->watch[i] = -1;
+    gethostname(r->hosts[place->ranks.rank], HOST_NAME - 1);
+    const bool ok = n == 1                      ? true
+                    : ranks_leads(place->ranks) ? open_door(r, settings, seconds, err)
+                                                : join_until(r, settings, seconds, rank_0_knows, err);
+    if (ok)
+        count_hosts(r);
+    else
+        rendezvous_close(r);
+    return ok;
+}
+
+void rendezvous_close(Rendezvous *r) {
+    const int n = ranks_leads(r->ranks) ? r->ranks.n_ranks : 1;
+    for (int i = 0; r->work && r->watch && r->hosts && i < n; i++) {
+        close_socket(&r->work[i]);
+        close_socket(&r->watch[i]);
+    }
+    free(r->work);
+    free(r->watch);
+    free(r->hosts);
+    *r = (Rendezvous){0};
+}
+
+/* ---- what hosts say ---- */
+
+/* The watchdog knows more: the step, and what the rank was doing. */
+static _Noreturn void end_lost(const Rendezvous *r, int rank) {
+    Error err = {0};
+    usleep((useconds_t)(watchdog_seconds * 1e6));
+    fail(&err, EXIT_RUN, "rank %d (%s) is gone: its connection to rank %d (%s) has ended", rank,
+         r->hosts[rank], r->ranks.rank, r->hosts[r->ranks.rank]);
+    die(&err);
+}
+
+static void send_to(const Rendezvous *r, int rank, const void *data, size_t bytes) {
+    if (!socket_send(r->work[ranks_leads(r->ranks) ? rank : 0], data, bytes, INFINITY)) end_lost(r, rank);
+}
+
+static void receive_from(const Rendezvous *r, int rank, void *data, size_t bytes) {
+    if (!socket_receive(r->work[ranks_leads(r->ranks) ? rank : 0], data, bytes, INFINITY)) end_lost(r, rank);
+}
+
+void rendezvous_broadcast(Rendezvous *r, void *data, size_t bytes) {
+    if (!ranks_leads(r->ranks)) {
+        receive_from(r, 0, data, bytes);
+        return;
+    }
+    for (int i = 1; i < r->ranks.n_ranks; i++) send_to(r, i, data, bytes);
+}
+
+void rendezvous_gather(Rendezvous *r, void *out, const void *mine, size_t bytes) {
+    const size_t n = (size_t)r->ranks.n_ranks;
+    if (ranks_leads(r->ranks)) {
+        memcpy(out, mine, bytes);
+        for (size_t i = 1; i < n; i++) receive_from(r, (int)i, (char *)out + i * bytes, bytes);
+    } else {
+        send_to(r, 0, mine, bytes);
+    }
+    rendezvous_broadcast(r, out, n * bytes);
+}

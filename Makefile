@@ -47,7 +47,7 @@ WARNINGS = -Wall -Wextra -Wshadow -Werror -Wno-unused-parameter $(if $(OPENMP),,
 # -fno-math-errno lets sqrtf and friends become instructions; nothing here relaxes NaN, inf or rounding.
 CFLAGS_ALL = -std=c11 -D_GNU_SOURCE -I. $(if $(DEBUG),-g -O1,-O3) $(NATIVE) -fno-math-errno -ffp-contract=fast \
 	$(OPENMP) $(WARNINGS) -MMD -MP $(CFLAGS)
-LIBS = -lm -lpthread
+LIBS = -lm -lpthread -ldl
 
 # sm_80 code runs on every card from A100 to Ada, sm_90a on Hopper; later cards' drivers compile the PTX (of compute_80).
 # Unasked, what the cards of this machine need, each kind once; all of it where there is none, or nvidia-smi does not say.

@@ -9,6 +9,8 @@
 Comm *comm_sockets_open(Rendezvous *r, const int *members, int n, Error *err);
 /* GPUs: NCCL, opened at run time; the device is open. */
 Comm *comm_nccl_open(Rendezvous *r, const Device *device, const int *members, int n, Error *err);
-void comm_close(Comm *comm); /* NULL and comm_alone are fine */
+/* All ranks get a Comm, or none does and all have the same err: both calls end with ranks_agree. */
+bool ranks_agree(Rendezvous *r, bool ok, Error *err); /* as Comm.agree, where there is no Comm yet */
+void comm_close(Comm *comm);                          /* NULL and comm_alone are fine */
 /* Where NCCL was found and its version, for the header: "NCCL 2.28.9, /usr/lib/libnccl.so.2". */
 const char *comm_nccl_description(void);

@@ -1,0 +1,129 @@
+/* The calls of a Comm that work on the host: over the rendezvous' connections, in both transports.
+ *
+ * All ranks of the rendezvous make them together, those of every group: what is gathered comes from all ranks, and each
+ * takes what is of its group. So groups need no connections of their own for them. */
+#include "comm_host.h"
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { PIECE_BYTES = 1 << 16 }; /* of a rank, gathered at once */
+
+void rank_name(char name[RANK_NAME_BYTES], const Rendezvous *r, int rank) {
+    snprintf(name, RANK_NAME_BYTES, "rank %d (%s)", rank, r->hosts[rank]);
+}
+
+static void *allocate(size_t bytes) {
+    void *p = malloc(bytes);
+    Error err = {0};
+    if (p) return p;
+    fail(&err, EXIT_RUN, "no memory: %zu bytes for what ranks say to each other", bytes);
+    die(&err);
+}
+
+/* What all ranks have in `mine`, by rank; freed by the caller. */
+static void *gather(const GroupComm *group, const void *mine, size_t bytes) {
+    void *all = allocate((size_t)group->rendezvous->ranks.n_ranks * bytes);
+    rendezvous_gather(group->rendezvous, all, mine, bytes);
+    return all;
+}
+
+/* ---- sums and broadcasts ---- */
+
+static void sum_piece(const GroupComm *group, double *values, int64_t n) {
+    double *all = gather(group, values, (size_t)n * sizeof *values);
+    memset(values, 0, (size_t)n * sizeof *values);
+    for (int member = 0; member < group->comm.ranks.n_ranks; member++) {
+        const double *theirs = all + group->members[member] * n;
+        for (int64_t i = 0; i < n; i++) values[i] = member == 0 ? theirs[i] : values[i] + theirs[i];
+    }
+    free(all);
+}
+
+static void sum_on_host(Comm *comm, double *values, int64_t n) {
+    const int64_t most = PIECE_BYTES / (int64_t)sizeof *values;
+    for (int64_t i = 0; i < n; i += most)
+        sum_piece((GroupComm *)comm, values + i, n - i < most ? n - i : most);
+}
+
+static void broadcast_on_host(Comm *comm, void *data, int64_t bytes) {
+    const GroupComm *group = (GroupComm *)comm;
+    if (comm->ranks.n_ranks == group->rendezvous->ranks.n_ranks && group->members[0] == 0) {
+        rendezvous_broadcast(group->rendezvous, data, (size_t)bytes);
+        return;
+    }
+    for (int64_t done = 0; done < bytes; done += PIECE_BYTES) {
+        const size_t piece = bytes - done < PIECE_BYTES ? (size_t)(bytes - done) : PIECE_BYTES;
+        char *all = gather(group, (char *)data + done, piece);
+        memcpy((char *)data + done, all + (size_t)group->members[0] * piece, piece);
+        free(all);
+    }
+}
+
+/* ---- agreement ---- */
+
+/* Of the ranks `members` (n; NULL: the first n), the first that failed; -1: none. */
+static int first_failure(const char *all_ok, const int *members, int n) {
+    for (int i = 0; i < n; i++) {
+        const int rank = members ? members[i] : i;
+        if (!all_ok[rank]) return rank;
+    }
+    return -1;
+}
+
+/* The texts go around only where a rank of any group failed. */
+static bool agree_among(Rendezvous *r, const int *members, int n, bool ok, Error *err) {
+    const char mine = ok;
+    char *all_ok = allocate((size_t)r->ranks.n_ranks);
+    rendezvous_gather(r, all_ok, &mine, 1);
+    const int failed = first_failure(all_ok, members, n);
+    const bool all_well = first_failure(all_ok, NULL, r->ranks.n_ranks) < 0;
+    free(all_ok);
+    if (all_well) return true;
+    Error own = {0}, *errors = allocate((size_t)r->ranks.n_ranks * sizeof own);
+    if (!ok) own = *err;
+    rendezvous_gather(r, errors, &own, sizeof own);
+    if (failed >= 0) {
+        char name[RANK_NAME_BYTES];
+        rank_name(name, r, failed);
+        fail(err, errors[failed].exit_code, "%s: %s", name, errors[failed].text);
+    }
+    free(errors);
+    return failed < 0;
+}
+
+static bool agree(Comm *comm, bool ok, Error *err) {
+    const GroupComm *group = (GroupComm *)comm;
+    return agree_among(group->rendezvous, group->members, comm->ranks.n_ranks, ok, err);
+}
+
+bool ranks_agree(Rendezvous *r, bool ok, Error *err) {
+    return agree_among(r, NULL, r->ranks.n_ranks, ok, err);
+}
+
+/* ---- groups ---- */
+
+bool group_open(GroupComm *group, Rendezvous *r, const int *members, int n, Error *err) {
+    int place = -1;
+    for (int i = 0; i < n; i++)
+        if (members[i] == r->ranks.rank) place = i;
+    if (place < 0) return fail(err, EXIT_RUN, "rank %d is not in its own group", r->ranks.rank);
+    group->members = malloc((size_t)n * sizeof *members);
+    if (!group->members) return fail(err, EXIT_RUN, "no memory for a group of %d ranks", n);
+    memcpy(group->members, members, (size_t)n * sizeof *members);
+    group->rendezvous = r;
+    group->comm.ranks = (Ranks){.rank = place, .n_ranks = n};
+    group->comm.sum_on_host = sum_on_host;
+    group->comm.broadcast_on_host = broadcast_on_host;
+    group->comm.agree = agree;
+    return true;
+}
+
+void group_free(GroupComm *group) {
+    free(group->members);
+    free(group);
+}
+
+void comm_close(Comm *comm) {
+    if (comm && comm != &comm_alone) ((GroupComm *)comm)->close((GroupComm *)comm);
+}

@@ -1,0 +1,205 @@
+/* GPUs: the calls of a Comm by NCCL, one communicator for a group. It is non-blocking, so no call of NCCL waits without
+ * end: what does not come about within a time limit ends the process with a line.
+ *
+ * Kernels are queued on the caller's stream and may be captured into a graph. All calls are made once when the Comm is
+ * opened, because their first use connects the ranks and takes memory, which a capture allows from other threads alone.
+ * Graphs that hold calls are freed before the Comm is closed. */
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include "comm_host.h"
+#include "nccl.h"
+
+/* Of a communicator: buffers of its channels, and its kernels, for the memory plan. Measured: TODO */
+static const size_t communicator_bytes = (size_t)300 << 20;
+static const double start_seconds = 60, call_seconds = 60, close_seconds = 2;
+
+typedef struct NcclComm {
+    GroupComm group;
+    const Nccl *nccl;
+    const Device *device;
+    NcclHandle *handle;
+} NcclComm;
+
+/* ---- errors, waiting ---- */
+
+static double seconds_now(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+/* The state of what was queued last, once it is known: NCCL_IN_PROGRESS where it is not within `seconds`. */
+static NcclResult settled(const NcclComm *c, NcclResult result, double seconds) {
+    const double begin = seconds_now();
+    NcclResult state = result;
+    if (result != NCCL_SUCCESS && result != NCCL_IN_PROGRESS) return result;
+    for (int64_t i = 0; c->handle; i++) {
+        result = c->nccl->ncclCommGetAsyncError(c->handle, &state);
+        if (result != NCCL_SUCCESS) return result;
+        if (state != NCCL_IN_PROGRESS || seconds_now() - begin > seconds) return state;
+        if (i > 100) nanosleep(&(struct timespec){.tv_nsec = 100000}, NULL);
+    }
+    return state;
+}
+
+static bool fail_nccl(const NcclComm *c, NcclResult result, const char *call, double seconds, Error *err) {
+    if (result == NCCL_IN_PROGRESS)
+        return fail(err, EXIT_RUN, "NCCL: %s is not done within %.0f s; hint: NCCL_DEBUG=INFO", call,
+                    seconds);
+    const char *more = c->nccl->ncclGetLastError(c->handle);
+    return fail(err, EXIT_RUN, "NCCL: %s: %s%s%s", call, c->nccl->ncclGetErrorString(result),
+                more && *more ? ": " : "", more ? more : "");
+}
+
+static void check(const NcclComm *c, NcclResult result, const char *call) {
+    Error err = {0};
+    result = settled(c, result, call_seconds);
+    if (result == NCCL_SUCCESS) return;
+    fail_nccl(c, result, call, call_seconds, &err);
+    die(&err);
+}
+
+/* ---- the calls ---- */
+
+static void reduce_scatter(Comm *comm, StreamId stream, float *x, int64_t n) {
+    const NcclComm *c = (NcclComm *)comm;
+    check(c,
+          c->nccl->ncclReduceScatter(x, x + comm->ranks.rank * n, (size_t)n, NCCL_FLOAT32, NCCL_SUM,
+                                     c->handle, c->device->stream_handle(stream)),
+          "ncclReduceScatter");
+}
+
+static void all_gather(Comm *comm, StreamId stream, void *x, int64_t n, DType dtype) {
+    const NcclComm *c = (NcclComm *)comm;
+    const size_t bytes = (size_t)n * dtype_bytes(dtype);
+    const char *own = (const char *)x + (size_t)comm->ranks.rank * bytes;
+    check(c, c->nccl->ncclAllGather(own, x, bytes, NCCL_INT8, c->handle, c->device->stream_handle(stream)),
+          "ncclAllGather");
+}
+
+static void sum_int64(Comm *comm, StreamId stream, int64_t *x, int64_t n) {
+    const NcclComm *c = (NcclComm *)comm;
+    check(c,
+          c->nccl->ncclAllReduce(x, x, (size_t)n, NCCL_INT64, NCCL_SUM, c->handle,
+                                 c->device->stream_handle(stream)),
+          "ncclAllReduce");
+}
+
+/* Sends and receives of a group run at once. */
+static void all_to_all(Comm *comm, StreamId stream, void *out, const void *in, int64_t bytes) {
+    const NcclComm *c = (NcclComm *)comm;
+    const size_t part = (size_t)bytes;
+    void *handle = c->device->stream_handle(stream);
+    check(c, c->nccl->ncclGroupStart(), "ncclGroupStart");
+    for (int r = 0; r < comm->ranks.n_ranks; r++) {
+        c->nccl->ncclSend((const char *)in + (size_t)r * part, part, NCCL_INT8, r, c->handle, handle);
+        c->nccl->ncclRecv((char *)out + (size_t)r * part, part, NCCL_INT8, r, c->handle, handle);
+    }
+    check(c, c->nccl->ncclGroupEnd(), "all_to_all by ncclSend and ncclRecv"); /* it has their errors, too */
+}
+
+static size_t fixed_bytes(const Comm *comm) {
+    return communicator_bytes;
+}
+
+/* ---- close ---- */
+
+/* NCCL waits for the other ranks in the first, and for graphs that still hold calls in the second. */
+static void *finish(void *argument) {
+    NcclComm *c = argument;
+    if (settled(c, c->nccl->ncclCommFinalize(c->handle), close_seconds) == NCCL_SUCCESS)
+        c->nccl->ncclCommDestroy(c->handle);
+    else
+        c->nccl->ncclCommAbort(c->handle);
+    return NULL;
+}
+
+/* A communicator that does not end in time is left to the end of the process. */
+static void close_nccl(GroupComm *group) {
+    NcclComm *c = (NcclComm *)group;
+    pthread_t thread;
+    struct timespec until;
+    clock_gettime(CLOCK_REALTIME, &until);
+    until.tv_sec += (time_t)(2 * close_seconds);
+    if (c->handle) {
+        if (pthread_create(&thread, NULL, finish, c) != 0) return;
+        if (pthread_timedjoin_np(thread, NULL, &until) != 0) {
+            pthread_detach(thread);
+            return;
+        }
+    }
+    group_free(group);
+}
+
+/* ---- open ---- */
+
+/* Every group's first member makes an id, and all get it. */
+static bool share_id(const NcclComm *c, NcclId *id, Error *err) {
+    Rendezvous *r = c->group.rendezvous;
+    NcclId mine = {{0}}, *all = malloc((size_t)r->ranks.n_ranks * sizeof *all);
+    bool ok = all || fail(err, EXIT_RUN, "out of memory");
+    if (ok && c->group.comm.ranks.rank == 0) {
+        const NcclResult result = c->nccl->ncclGetUniqueId(&mine);
+        ok = result == NCCL_SUCCESS || fail_nccl(c, result, "ncclGetUniqueId", 0, err);
+    }
+    ok = ranks_agree(r, ok, err);
+    if (ok) rendezvous_gather(r, all, &mine, sizeof mine);
+    if (ok) *id = all[c->group.members[0]];
+    free(all);
+    return ok;
+}
+
+static bool connect_ranks(NcclComm *c, const NcclId *id, Error *err) {
+    NcclConfig config = nccl_config(0);
+    const Ranks ranks = c->group.comm.ranks;
+    NcclResult result = c->nccl->ncclCommInitRankConfig(&c->handle, ranks.n_ranks, *id, ranks.rank, &config);
+    result = settled(c, result, start_seconds);
+    return result == NCCL_SUCCESS || fail_nccl(c, result, "ncclCommInitRankConfig", start_seconds, err);
+}
+
+static bool use_once(NcclComm *c, Error *err) {
+    enum { N = 64 };
+    const Device *device = c->device;
+    const int n = c->group.comm.ranks.n_ranks;
+    const size_t bytes = (size_t)n * N * sizeof(int64_t);
+    char *x = device->alloc(2 * bytes);
+    if (!x) return fail(err, EXIT_RUN, "no device memory for NCCL: %zu bytes", 2 * bytes);
+    device->zero(x, 2 * bytes);
+    reduce_scatter(&c->group.comm, STREAM_MAIN, (float *)x, N);
+    all_gather(&c->group.comm, STREAM_MAIN, x, N, DTYPE_F32);
+    all_to_all(&c->group.comm, STREAM_MAIN, x + bytes, x, N);
+    sum_int64(&c->group.comm, STREAM_MAIN, (int64_t *)x, N);
+    device->synchronize();
+    device->free(x);
+    return true;
+}
+
+static bool open_nccl(NcclComm *c, Rendezvous *r, const Device *device, const int *members, int n,
+                      Error *err) {
+    if (!group_open(&c->group, r, members, n, err)) return false;
+    c->device = device;
+    c->nccl = nccl_open(err);
+    return c->nccl != NULL;
+}
+
+Comm *comm_nccl_open(Rendezvous *r, const Device *device, const int *members, int n, Error *err) {
+    NcclComm *c = calloc(1, sizeof *c);
+    NcclId id;
+    bool ok = c || fail(err, EXIT_RUN, "out of memory");
+    ok = ranks_agree(r, ok && open_nccl(c, r, device, members, n, err), err);
+    ok = ok && share_id(c, &id, err) && ranks_agree(r, connect_ranks(c, &id, err), err) &&
+         ranks_agree(r, use_once(c, err), err);
+    if (!ok) {
+        if (c) close_nccl(&c->group);
+        return NULL;
+    }
+    c->group.close = close_nccl;
+    c->group.comm.reduce_scatter = reduce_scatter;
+    c->group.comm.all_gather = all_gather;
+    c->group.comm.all_to_all = all_to_all;
+    c->group.comm.sum_int64 = sum_int64;
+    c->group.comm.fixed_bytes = fixed_bytes;
+    return &c->group.comm;
+}

@@ -1,0 +1,227 @@
+/* CPU ranks: the calls of a Comm over TCP connections between every two ranks of the group.
+ *
+ * A call sends and receives at once with all of them, whatever order they come in, so it cannot hang however large the
+ * parts are. Sums are staged by pieces: the memory does not grow with what is summed. They are added in the order of the
+ * ranks, so they are the same in every run. */
+#include <errno.h>
+#include <poll.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+#include "mesh.h"
+#include "watchdog.h"
+
+enum { STAGING_BYTES = 4 << 20 }; /* for the pieces of all members together */
+
+/* What is left to send to a member and to receive from it. */
+typedef struct Transfer {
+    const char *out;
+    char *in;
+    size_t out_left, in_left;
+} Transfer;
+
+typedef struct SocketComm {
+    GroupComm group;
+    const char *call;      /* the one under way, for messages */
+    int *sockets;          /* (n_ranks) by member; its own -1 */
+    Transfer *transfers;   /* (n_ranks) */
+    struct pollfd *polled; /* (n_ranks) */
+    char *staging;         /* STAGING_BYTES */
+} SocketComm;
+
+/* ---- transfers ---- */
+
+static _Noreturn void lost(const SocketComm *c, int member, const char *why) {
+    char text[256], name[RANK_NAME_BYTES];
+    rank_name(name, c->group.rendezvous, c->group.members[member]);
+    snprintf(text, sizeof text, "the connection with %s is lost in %s: %s", name, c->call, why);
+    watchdog_lost(text);
+}
+
+/* Moves what the socket takes or has now. */
+static void send_some(const SocketComm *c, int member) {
+    Transfer *t = &c->transfers[member];
+    const ssize_t n = send(c->sockets[member], t->out, t->out_left, MSG_NOSIGNAL);
+    if (n < 0 && errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR) lost(c, member, strerror(errno));
+    if (n <= 0) return;
+    t->out += n;
+    t->out_left -= (size_t)n;
+}
+
+static void receive_some(const SocketComm *c, int member) {
+    Transfer *t = &c->transfers[member];
+    const ssize_t n = recv(c->sockets[member], t->in, t->in_left, 0);
+    if (n == 0) lost(c, member, "it is closed");
+    if (n < 0 && errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR) lost(c, member, strerror(errno));
+    if (n <= 0) return;
+    t->in += n;
+    t->in_left -= (size_t)n;
+}
+
+/* Fills c->polled; returns whether anything is left. */
+static bool anything_left(const SocketComm *c) {
+    bool left = false;
+    for (int i = 0; i < c->group.comm.ranks.n_ranks; i++) {
+        const Transfer *t = &c->transfers[i];
+        const short events = (short)((t->out_left ? POLLOUT : 0) | (t->in_left ? POLLIN : 0));
+        c->polled[i] = (struct pollfd){.fd = events ? c->sockets[i] : -1, .events = events};
+        left = left || events;
+    }
+    return left;
+}
+
+/* Until all that stands in c->transfers is done. A member that is lost without a word is the watchdog's. */
+static void exchange(const SocketComm *c) {
+    const int n = c->group.comm.ranks.n_ranks;
+    while (anything_left(c)) {
+        if (poll(c->polled, (nfds_t)n, -1) < 0) continue; /* a signal */
+        for (int i = 0; i < n; i++) {
+            if (c->polled[i].revents && c->transfers[i].in_left) receive_some(c, i);
+            if (c->polled[i].revents & ~POLLIN && c->transfers[i].out_left) send_some(c, i);
+        }
+    }
+}
+
+static SocketComm *begin(Comm *comm, const char *call) {
+    SocketComm *c = (SocketComm *)comm;
+    c->call = call;
+    return c;
+}
+
+/* ---- sums ---- */
+
+/* sum (n) = what the members have, in their order; `theirs` lie n_piece elements apart, the own is `own`. */
+static void add_floats(float *sum, const SocketComm *c, const float *theirs, int64_t n) {
+    const int rank = c->group.comm.ranks.rank, n_ranks = c->group.comm.ranks.n_ranks;
+    for (int64_t i = 0; i < n; i++) {
+        float x = rank == 0 ? sum[i] : theirs[i];
+        for (int r = 1; r < n_ranks; r++) x += r == rank ? sum[i] : theirs[r * n + i];
+        sum[i] = x;
+    }
+}
+
+/* This piece of each rank's part, x + r * stride, goes to that rank; own part's pieces come into the staging. */
+static void reduce_scatter_piece(const SocketComm *c, float *x, int64_t stride, int64_t n) {
+    const Ranks ranks = c->group.comm.ranks;
+    const size_t bytes = (size_t)n * sizeof *x;
+    for (int r = 0; r < ranks.n_ranks; r++)
+        if (r != ranks.rank)
+            c->transfers[r] = (Transfer){.out = (const char *)(x + r * stride),
+                                         .in = c->staging + (size_t)r * bytes,
+                                         .out_left = bytes,
+                                         .in_left = bytes};
+    exchange(c);
+    add_floats(x + ranks.rank * stride, c, (const float *)c->staging, n);
+}
+
+static int64_t smaller(int64_t a, int64_t b) {
+    return a < b ? a : b;
+}
+
+static void reduce_scatter(Comm *comm, StreamId stream, float *x, int64_t n) {
+    const SocketComm *c = begin(comm, "reduce_scatter");
+    const int64_t most = STAGING_BYTES / (comm->ranks.n_ranks * (int64_t)sizeof *x);
+    for (int64_t i = 0; i < n; i += most) reduce_scatter_piece(c, x + i, n, smaller(n - i, most));
+}
+
+/* Every rank gets all of every piece and adds it itself: the sums of a step are few. */
+static void sum_int64_piece(const SocketComm *c, int64_t *x, int64_t n) {
+    const Ranks ranks = c->group.comm.ranks;
+    const size_t bytes = (size_t)n * sizeof *x;
+    for (int r = 0; r < ranks.n_ranks; r++)
+        if (r != ranks.rank)
+            c->transfers[r] = (Transfer){.out = (const char *)x,
+                                         .in = c->staging + (size_t)r * bytes,
+                                         .out_left = bytes,
+                                         .in_left = bytes};
+    exchange(c);
+    const uint64_t *theirs = (const uint64_t *)c->staging;
+    for (int r = 0; r < ranks.n_ranks; r++)
+        for (int64_t i = 0; i < n && r != ranks.rank; i++)
+            x[i] = (int64_t)((uint64_t)x[i] + theirs[r * n + i]);
+}
+
+static void sum_int64(Comm *comm, StreamId stream, int64_t *x, int64_t n) {
+    const SocketComm *c = begin(comm, "sum_int64");
+    const int64_t most = STAGING_BYTES / (comm->ranks.n_ranks * (int64_t)sizeof *x);
+    for (int64_t i = 0; i < n; i += most) sum_int64_piece(c, x + i, smaller(n - i, most));
+}
+
+/* ---- parts to and from everyone ---- */
+
+static void all_gather(Comm *comm, StreamId stream, void *x, int64_t n, DType dtype) {
+    const SocketComm *c = begin(comm, "all_gather");
+    const size_t bytes = (size_t)n * dtype_bytes(dtype);
+    for (int r = 0; r < comm->ranks.n_ranks; r++)
+        if (r != comm->ranks.rank)
+            c->transfers[r] = (Transfer){.out = (const char *)x + (size_t)comm->ranks.rank * bytes,
+                                         .in = (char *)x + (size_t)r * bytes,
+                                         .out_left = bytes,
+                                         .in_left = bytes};
+    exchange(c);
+}
+
+static void all_to_all(Comm *comm, StreamId stream, void *out, const void *in, int64_t bytes) {
+    const SocketComm *c = begin(comm, "all_to_all");
+    const size_t part = (size_t)bytes, own = (size_t)comm->ranks.rank * part;
+    for (int r = 0; r < comm->ranks.n_ranks; r++)
+        if (r != comm->ranks.rank)
+            c->transfers[r] = (Transfer){.out = (const char *)in + (size_t)r * part,
+                                         .in = (char *)out + (size_t)r * part,
+                                         .out_left = part,
+                                         .in_left = part};
+    memcpy((char *)out + own, (const char *)in + own, part);
+    exchange(c);
+}
+
+static size_t fixed_bytes(const Comm *comm) {
+    return STAGING_BYTES;
+}
+
+/* ---- open and close ---- */
+
+static void close_sockets(GroupComm *group) {
+    SocketComm *c = (SocketComm *)group;
+    for (int i = 0; c->sockets && i < group->comm.ranks.n_ranks; i++)
+        if (c->sockets[i] >= 0) close(c->sockets[i]);
+    free(c->sockets);
+    free(c->transfers);
+    free(c->polled);
+    free(c->staging);
+    group_free(group);
+}
+
+static bool allocate(SocketComm *c, Error *err) {
+    const size_t n = (size_t)c->group.comm.ranks.n_ranks;
+    c->sockets = malloc(n * sizeof *c->sockets);
+    c->transfers = calloc(n, sizeof *c->transfers);
+    c->polled = malloc(n * sizeof *c->polled);
+    c->staging = malloc(STAGING_BYTES);
+    for (size_t i = 0; c->sockets && i < n; i++) c->sockets[i] = -1;
+    return (c->sockets && c->transfers && c->polled && c->staging) ||
+           fail(err, EXIT_RUN, "no memory for the connections with %zu ranks", n);
+}
+
+Comm *comm_sockets_open(Rendezvous *r, const int *members, int n, Error *err) {
+    SocketComm *c = calloc(1, sizeof *c);
+    Mesh *mesh = NULL;
+    bool ok = c || fail(err, EXIT_RUN, "no memory for a group of ranks");
+    ok = ok && group_open(&c->group, r, members, n, err) && allocate(c, err) &&
+         (mesh = mesh_listen(&c->group, err)) != NULL;
+    ok = ranks_agree(r, ok, err);
+    if (ok) ok = ranks_agree(r, mesh_connect(mesh, &c->group, c->sockets, err), err);
+    mesh_free(mesh);
+    if (!ok) {
+        if (c) close_sockets(&c->group);
+        return NULL;
+    }
+    c->group.close = close_sockets;
+    c->group.comm.reduce_scatter = reduce_scatter;
+    c->group.comm.all_gather = all_gather;
+    c->group.comm.all_to_all = all_to_all;
+    c->group.comm.sum_int64 = sum_int64;
+    c->group.comm.fixed_bytes = fixed_bytes;
+    return &c->group.comm;
+}

@@ -18,8 +18,10 @@ struct DataLoader {
     int64_t first;      /* the split is tokens [first, first + order.n_tokens) of the stream */
     WindowOrder order;
     int B, T;
-    int64_t windows_before, windows_per_step; /* of lower ranks in a step; of all ranks */
-    int64_t position;                         /* the caller's: windows handed out */
+    Ranks ranks;
+    int64_t block;             /* batches of a rank that follow each other */
+    int64_t windows_per_batch; /* of all ranks */
+    int64_t position;          /* the caller's: windows handed out */
     char description[160];
     int32_t *window;         /* (T + 1), the reader's scratch */
     int32_t *slots[N_SLOTS]; /* (2, B, T) tokens, targets */
@@ -30,6 +32,7 @@ struct DataLoader {
     pthread_cond_t changed; /* any of it */
     int64_t head, tail;     /* batches taken, batches read: head <= tail <= head + N_SLOTS - 1 */
     int64_t read_position;  /* of batch `tail` */
+    int64_t read_in_block;  /* its number in its block */
     int64_t n_seeks;        /* a batch begun before a seek is dropped */
     bool failed;            /* reading stopped at read_position, with error */
     Error error;
@@ -46,11 +49,17 @@ static bool read_window(DataLoader *loader, int64_t position, Error *err) {
            token_stream_read(&loader->stream, loader->first, n - count, loader->window + count, err);
 }
 
-static bool read_batch(DataLoader *loader, int64_t position, int32_t *slot, Error *err) {
+/* The first window of batch `tail`: in a block of all ranks this rank's batches lie behind those of lower ranks. */
+static int64_t first_window(const DataLoader *loader) {
+    const int64_t i = loader->read_in_block, begin = loader->read_position - i * loader->windows_per_batch;
+    return begin + (loader->ranks.rank * loader->block + i) * loader->B;
+}
+
+static bool read_batch(DataLoader *loader, int64_t first, int32_t *slot, Error *err) {
     size_t T = (size_t)loader->T, row_bytes = T * sizeof *slot;
     int32_t *tokens = slot, *targets = slot + (size_t)loader->B * T;
     for (int b = 0; b < loader->B; b++) {
-        if (!read_window(loader, position + loader->windows_before + b, err)) return false;
+        if (!read_window(loader, first + b, err)) return false;
         memcpy(tokens + (size_t)b * T, loader->window, row_bytes);
         memcpy(targets + (size_t)b * T, loader->window + 1, row_bytes);
     }
@@ -65,16 +74,17 @@ static void *reader_main(void *argument) {
             pthread_cond_wait(&loader->changed, &loader->lock);
             continue;
         }
-        int64_t position = loader->read_position, seek = loader->n_seeks;
+        int64_t first = first_window(loader), seek = loader->n_seeks;
         int32_t *slot = loader->slots[loader->tail % N_SLOTS];
         pthread_mutex_unlock(&loader->lock);
         Error error = {0};
-        bool ok = read_batch(loader, position, slot, &error);
+        bool ok = read_batch(loader, first, slot, &error);
         pthread_mutex_lock(&loader->lock);
         if (seek != loader->n_seeks) continue;
         if (ok) {
             loader->tail++;
-            loader->read_position += loader->windows_per_step;
+            loader->read_position += loader->windows_per_batch;
+            loader->read_in_block = (loader->read_in_block + 1) % loader->block;
         } else {
             loader->failed = true;
             loader->error = error;
@@ -162,8 +172,9 @@ DataLoader *dataloader_open(const DataOptions *options, Error *err) {
     pthread_cond_init(&loader->changed, NULL);
     loader->B = options->B;
     loader->T = options->T;
-    loader->windows_before = (int64_t)options->ranks.rank * options->B;
-    loader->windows_per_step = (int64_t)options->ranks.n_ranks * options->B;
+    loader->ranks = options->ranks;
+    loader->block = options->block > 1 ? options->block : 1;
+    loader->windows_per_batch = (int64_t)options->ranks.n_ranks * options->B;
     bool ok = token_stream_open(&loader->stream, options->pattern, options->tokenizer, options->no_tokenizer,
                                 options->vocab_size, err) &&
               take_split(loader, options, err) && allocate(loader, err);
@@ -221,7 +232,7 @@ bool dataloader_next(DataLoader *loader, const int32_t **tokens, const int32_t *
         *tokens = loader->slots[loader->head % N_SLOTS];
         *targets = *tokens + (size_t)loader->B * (size_t)loader->T;
         loader->head++;
-        loader->position += loader->windows_per_step;
+        loader->position += loader->windows_per_batch;
         pthread_cond_broadcast(&loader->changed);
     } else {
         *err = loader->error;
@@ -237,6 +248,7 @@ int64_t dataloader_position(const DataLoader *loader) {
 void dataloader_seek(DataLoader *loader, int64_t position) {
     pthread_mutex_lock(&loader->lock);
     loader->position = loader->read_position = position;
+    loader->read_in_block = 0;
     loader->tail = loader->head;
     loader->n_seeks++;
     loader->failed = false;

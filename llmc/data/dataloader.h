@@ -22,6 +22,8 @@ typedef struct DataOptions {
     Split split;
     int B, T; /* micro-batch of this rank */
     Ranks ranks;
+    int64_t
+        block; /* batches of a rank that follow each other, behind those of lower ranks: those of a step; 0: 1 */
     bool shuffle; /* training: windows permuted by (seed, epoch); else in stream order, wrapping */
     uint64_t seed;
 } DataOptions;
@@ -41,6 +43,6 @@ const char *dataloader_description(const DataLoader *loader);
  * I/O error. */
 bool dataloader_next(DataLoader *loader, const int32_t **tokens, const int32_t **targets, Error *err);
 /* The position of the whole run: windows of T tokens consumed by all ranks together, so that a run resumes
- * with another B or number of ranks. Bitwise the same batches follow. */
+ * with another B or number of ranks. Bitwise the same batches follow. A seek, to the end of a block, begins one. */
 int64_t dataloader_position(const DataLoader *loader);
 void dataloader_seek(DataLoader *loader, int64_t position);

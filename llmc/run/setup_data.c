@@ -57,6 +57,7 @@ static DataLoader *open_data(const Run *run, Purpose purpose, Error *err) {
         .B = (int)s->batch,
         .T = (int)s->seq,
         .ranks = run->comm->ranks,
+        .block = training ? s->tokens_per_step / (s->batch * s->seq * run->comm->ranks.n_ranks) : 1,
         .shuffle = training,
         .seed = (uint64_t)s->seed,
         .split = s->val || pattern_is_shards(s->train) ? SPLIT_ALL : part,

@@ -117,35 +117,41 @@ static void test_shuffled_batches(void) {
     empty_folder();
 }
 
-/* The windows of a step do not depend on how ranks and batches share it. */
+/* The windows of a step do not depend on how ranks and batches share it. A rank's of a block follow each other. */
 static void test_ranks(void) {
     write_shard("a.bin", 0, 1000);
-    enum { T = 3, WINDOWS = 12, STEPS = 60 };
-    static const int splits[][2] = {
-        {1,  12},
-        {2,  6 },
-        {4,  3 },
-        {12, 1 },
-        {3,  2 },
-        {1,  4 }
-    }; /* ranks, B */
+    enum { T = 3, WINDOWS = 12, STEPS = 60, SPLITS = 9 };
+    static const int splits[SPLITS][3] = {
+        {1,  12, 0},
+        {2,  6,  1},
+        {4,  3,  1},
+        {12, 1,  1},
+        {3,  2,  1},
+        {1,  4,  3},
+        {3,  2,  2},
+        {2,  2,  3},
+        {4,  1,  3},
+    }; /* ranks, B, block */
     static int32_t first[STEPS * WINDOWS][T];
-    for (int s = 0; s < 6; s++) {
-        int n_ranks = splits[s][0], B = splits[s][1], wrong = 0;
+    for (int s = 0; s < SPLITS; s++) {
+        int n_ranks = splits[s][0], B = splits[s][1], block = splits[s][2] ? splits[s][2] : 1, wrong = 0;
         for (int rank = 0; rank < n_ranks; rank++) {
             DataOptions options = options_of("a.bin", B, T);
             options.ranks = (Ranks){rank, n_ranks}, options.shuffle = true, options.seed = 5;
+            options.block = splits[s][2];
             DataLoader *loader = open_or_report(&options);
             int32_t batch[2 * WINDOWS * T];
             int64_t position = 0;
             while (loader && position < STEPS * WINDOWS && take(loader, B, T, batch)) {
-                int64_t window = position + (int64_t)rank * B;
+                const int64_t i = position / (n_ranks * B) % block, of_block = position - i * n_ranks * B;
+                int64_t window = of_block + (rank * block + i) * B;
                 size_t bytes = (size_t)B * T * sizeof *batch;
                 if (s == 0) memcpy(first[window], batch, bytes);
                 wrong += memcmp(first[window], batch, bytes) != 0;
                 position += n_ranks * B;
                 CHECK(dataloader_position(loader) == position, "position %lld",
                       (long long)dataloader_position(loader));
+                if (position == 2 * block * n_ranks * B) dataloader_seek(loader, position);
             }
             dataloader_close(loader);
         }

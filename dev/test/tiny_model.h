@@ -67,9 +67,7 @@ __attribute__((unused)) static void tiny_fill(GPT2 *model, uint64_t seed) {
             float *values = malloc((size_t)p->n * sizeof *values);
             for (int64_t i = 0; i < p->n; i++) values[i] = tiny_element(p, seed, k, i);
             if (k == 0) gpt2_set_weights(model, values, p->at, p->n);
-            if (k > 0)
-                model->ops->device->upload(tiny_buffer(model, k) + p->at, values,
-                                           (size_t)p->n * sizeof *values);
+            if (k > 0) gpt2_set_state(model, (StateId)(k - 1), values, p->at, p->n);
             free(values);
         }
 }

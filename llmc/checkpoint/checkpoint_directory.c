@@ -291,7 +291,7 @@ bool checkpoint_make_room(int folder, const char *out, int64_t bytes, int64_t st
 int64_t checkpoint_bytes(const GPT2Config *config, bool model_only) {
     Tensor tensors[N_TENSORS];
     const int64_t n_padding = (int64_t)(config->padded_vocab_size - config->vocab_size) * config->n_embd;
-    const int64_t n_values = gpt2_tensors(tensors, config) - n_padding;
+    const int64_t n_values = gpt2_tensors(tensors, config, 1) - n_padding;
     const int64_t names = 65536 + 8192 * (int64_t)config->n_layer + 100 * (int64_t)config->vocab_size;
     int64_t bytes = n_values * (int64_t)sizeof(float);
     for (int i = 0; i < N_STATES && !model_only; i++)

@@ -37,7 +37,7 @@ static bool check_header(BinFile *file, const int32_t header[HEADER_INTS], int64
     file->padded_rows = header[7];
     Tensor table[N_TENSORS];
     int64_t n =
-        gpt2_tensors(table, config) + (file->padded_rows - config->padded_vocab_size) * config->n_embd;
+        gpt2_tensors(table, config, 1) + (file->padded_rows - config->padded_vocab_size) * config->n_embd;
     int64_t expected = HEADER_INTS * 4 + n * (int64_t)dtype_bytes(file->dtype);
     return bytes == expected || fail(err, EXIT_INPUT, "%s: expected %lld bytes by its header, found %lld",
                                      path, (long long)expected, (long long)bytes);

@@ -1,5 +1,5 @@
-/* The model's calls: weights in, one micro-step or evaluation at a time, the update, figures out. The passes are in
- * gpt2_forward.c and gpt2_backward.c. */
+/* The model's calls: one micro-step or evaluation at a time, figures out. The passes are in gpt2_forward.c and
+ * gpt2_backward.c, the update in gpt2_ranks.c. */
 #include "gpt2_pass.h"
 #include "llmc/base/random.h"
 #include <stdlib.h>
@@ -33,18 +33,6 @@ float *gpt2_grad(const GPT2 *model, TensorId id, int layer) {
     return model->grads + tensor_at(&model->tensors[id], layer);
 }
 
-void gpt2_set_weights(GPT2 *model, const float *host, int64_t begin, int64_t n) {
-    const Ops *ops = model->ops;
-    ops->device->upload(model->master + begin, host, (size_t)n * sizeof *host);
-    if (model->weights != model->master)
-        ops->weights_from_master(rows_from(model, model->weights, begin, 1), model->master + begin, n);
-}
-
-void gpt2_reset_optimizer(GPT2 *model) {
-    for (int i = 0; i < N_STATES; i++)
-        model->ops->device->zero(model->states[i], optimizer_state_bytes((StateId)i, model->n_elements));
-}
-
 /* Of (B,T) this rank's columns. */
 static void upload_batch(GPT2 *model, const Batch *b, const int32_t *tokens, const int32_t *targets) {
     const int64_t T = context_of(b), own = position_of(b), rows = T == b->T ? 1 : b->B, n = b->N / rows;
@@ -74,14 +62,18 @@ float gpt2_eval(GPT2 *model, const int32_t *tokens, const int32_t *targets, int 
     return (float)(sum / (double)tokens_of(&b));
 }
 
-/* Gradients that the step adds to; those between two that it overwrites, for all layers at once. */
+/* Gradients that the step adds to; those between two that it overwrites, for all layers at once. Padding is among them,
+ * because a sum over ranks leaves anything in the parts of others. */
 static void zero_gradients(GPT2 *model) {
     for (int id = 0, next; id < N_TENSORS; id = next) {
         const Tensor *first = &model->tensors[id], *last = first;
         next = id + 1;
-        if (first->overwritten) continue;
+        if (first->overwritten) {
+            if (model->n_parts > 1) zero_behind(model, model->grads, sizeof(float), first);
+            continue;
+        }
         for (; next < N_TENSORS && !last[1].overwritten && last[1].stride == first->stride; next++) last++;
-        const int64_t n = last->offset + tensor_padded(last) - first->offset;
+        const int64_t n = last->offset + last->padded - first->offset;
         model->ops->device->zero_rows(model->grads + first->offset, (size_t)n * sizeof(float),
                                       (size_t)first->stride * sizeof(float), first->n_layers);
     }
@@ -124,14 +116,14 @@ static bool capture_micro_step(GPT2 *model, const Batch *b, float per_token) {
     return model->options.graph;
 }
 
-/* On the device, not among the ops' arguments: a captured micro-step draws anew as well. Ranks share out the step's
- * micro-batches in turn, as their data, so each has masks of its own. */
+/* On the device, not among the ops' arguments: a captured micro-step draws anew as well. The key is that of the
+ * micro-batch among all of the step: a rank has those behind the ranks' before it, as of the data. */
 static void upload_dropout_key(GPT2 *model) {
     enum { STREAM_DROPOUT = 0x64726F70 }; /* "drop" */
     const uint64_t of_seed = random_stream(model->options.dropout_seed, STREAM_DROPOUT);
-    const Ranks ranks = model->comm->ranks;
-    const int64_t of_all_ranks = model->n_micro_steps * ranks.n_ranks + ranks.rank;
-    const uint64_t key = random_stream(of_seed + (uint64_t)model->step, (uint64_t)of_all_ranks);
+    const int64_t of_a_rank = model->last_micro_step + 1;
+    const int64_t of_step = model->comm->ranks.rank * of_a_rank + model->n_micro_steps;
+    const uint64_t key = random_stream(of_seed + (uint64_t)model->step, (uint64_t)of_step);
     model->ops->device->upload(model->dropout_key, &key, sizeof key);
 }
 
@@ -152,17 +144,6 @@ void gpt2_micro_step(GPT2 *model, const int32_t *tokens, const int32_t *targets,
 void gpt2_request_stop(GPT2 *model) {
     const int64_t stop = 1;
     model->ops->device->upload(&model->sums->stop, &stop, sizeof stop);
-}
-
-void gpt2_update(GPT2 *model, const UpdateArgs *args) {
-    const OptimizerBuffers buffers = {model->master, model->weights,     model->grads,
-                                      model->states, model->tile_groups, model->stats};
-    model->ops->sum_squares(&model->sums->squares, model->grads, model->n_elements);
-    model->comm->sum_int64(model->comm, STREAM_MAIN, (int64_t *)model->sums,
-                           sizeof *model->sums / sizeof(int64_t));
-    model->ops->device->stream_wait(STREAM_MAIN, EVENT_STATS_READ); /* of the step before */
-    model->ops->finish_stats(model->stats, model->sums);
-    optimizer_step(model->ops, &buffers, (ParameterRange){0, model->n_elements}, args);
 }
 
 StepStats gpt2_step_stats(GPT2 *model) {

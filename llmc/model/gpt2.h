@@ -96,12 +96,14 @@ typedef struct GPT2 {
     OpShape shape;
     Tensor tensors[N_TENSORS];
     int64_t n_parameters; /* of the model */
-    int64_t n_elements;   /* of a flat buffer: tensors are padded to whole tiles */
+    int64_t n_elements;   /* of a flat buffer: tensors are padded to whole tiles, layers to whole parts */
+    int n_parts;          /* of a layer's parameters: as many as ranks that train, else 1 */
+    int64_t n_own;        /* n_elements / n_parts: of a buffer that has the own parts alone */
     Activation activations[N_ACTIVATIONS];
     floatX *weights;           /* (n_elements) storage type; in fp32 the same buffer as master */
-    float *master;             /* (n_elements) */
+    float *master;             /* (n_elements); in bf16 (n_own) */
     float *grads;              /* (n_elements), training only */
-    float *states[N_STATES];   /* (n_elements) each, training only; NULL where no group's optimizer has it */
+    float *states[N_STATES];   /* (n_own) each, training only; NULL where no group's optimizer has it */
     int32_t *tile_groups;      /* (n_elements / PARAMETER_TILE), training only: GroupId of each tile */
     int32_t *tokens, *targets; /* (B,T) on the device, this rank's */
     void *scratch;             /* ops->scratch_bytes(shape) */
@@ -152,9 +154,27 @@ void gpt2_close(GPT2 *model);
 /* normal 0.02 for matrices and embeddings, 0.02/sqrt(2 n_layer) for the two c_proj, LayerNorm weight 1,
  * biases 0; moments 0. A counter-based generator: the values depend on (seed, tensor, element) alone. */
 void gpt2_init(GPT2 *model, uint64_t seed);
-/* Flat buffers host <-> device (fp32, gpt2_tensors order). set_weights also fills the storage-type copy. */
+/* Host to device: elements [begin, begin + n) of a flat buffer (fp32, gpt2_tensors order), of which a rank keeps its
+ * parts; the storage-type weights are whole on every rank. Between steps: gradients are lost. */
 void gpt2_set_weights(GPT2 *model, const float *host, int64_t begin, int64_t n);
+void gpt2_set_state(GPT2 *model, StateId id, const float *host, int64_t begin, int64_t n);
 void gpt2_reset_optimizer(GPT2 *model);
+
+/* A layer's parameters (gpt2_layer_range) are n_parts equal parts of whole tiles. A rank sums the gradients of one part
+ * over the ranks, updates it, and holds optimizer states of that part alone, in bf16 master weights as well. */
+typedef struct OwnPart {
+    int64_t begin, n; /* elements of the flat buffers */
+    int64_t
+        at; /* where they begin in buffers that have the own parts alone, one layer's behind the other's */
+} OwnPart;
+OwnPart gpt2_own_part(const GPT2 *model, int layer);
+static inline bool gpt2_master_is_sharded(const GPT2 *model) {
+    return model->n_parts > 1 && model->ops->dtype != DTYPE_F32;
+}
+/* All parts of all ranks, (n_elements) on the device: on ranks in the gradients' buffer, until the next call. All ranks
+ * make the call, between steps. */
+const float *gpt2_gather_master(GPT2 *model);
+const float *gpt2_gather_state(GPT2 *model, StateId id);
 
 /* ---- work ---- */
 /* tokens, targets: host, (B,T), whole sequences; ranks that share the context out are all given the same. */

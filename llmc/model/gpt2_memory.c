@@ -139,25 +139,34 @@ typedef struct Buffer {
 
 enum { FIRST_STATE = 3, AFTER_STATES = FIRST_STATE + N_STATES, N_BUFFERS = AFTER_STATES + 7 };
 
+/* Says in the name how much of the whole a buffer has. */
+static void say_part(Buffer *b, const GPT2 *model) {
+    const size_t length = strlen(b->name);
+    if (model->n_parts > 1) snprintf(b->name + length, sizeof b->name - length, " (1/%d)", model->n_parts);
+}
+
 static Buffer state_buffer(GPT2 *model, StateId id) {
     const OptimizerState *state = &optimizer_states[id];
     Buffer b = {(void **)&model->states[id], "", "optimizer", 0};
     snprintf(b.name, sizeof b.name, "%s %s", optimizer_name(state->kind), state->name);
-    if (model->options.training) b.bytes = optimizer_state_bytes(id, model->n_elements);
+    if (model->options.training) b.bytes = optimizer_state_bytes(id, model->n_own);
+    say_part(&b, model);
     return b;
 }
 
-/* Sizes come from model->config, options, ops, shape and n_elements; the pointers are only written by
+/* Sizes come from model->config, options, ops, shape, n_elements and n_own; the pointers are only written by
  * gpt2_open. */
 static void buffer_table(Buffer table[N_BUFFERS], GPT2 *model) {
     const size_t n = (size_t)model->n_elements, X = dtype_bytes(model->ops->dtype);
     const size_t N = (size_t)model->options.B * (size_t)model->options.T;
     const bool training = model->options.training, own_master = model->ops->dtype != DTYPE_F32;
     const bool drops = training && model->config.dropout > 0;
+    const bool sharded_master = gpt2_master_is_sharded(model);
+    const size_t n_master = sharded_master ? (size_t)model->n_own : n;
 
     /* clang-format off */
     const Buffer rows[N_BUFFERS] = {
-        {(void **)&model->master, "master weights (fp32)", "weights",   n * 4},
+        {(void **)&model->master, "master weights (fp32)", "weights",   n_master * 4},
         {&model->weights,         "weights (bf16)",        "weights",   own_master ? n * X : 0},
         {(void **)&model->grads,  "gradients (fp32)",      "gradients", training ? n * 4 : 0},
         [AFTER_STATES] =
@@ -171,14 +180,17 @@ static void buffer_table(Buffer table[N_BUFFERS], GPT2 *model) {
     };
     /* clang-format on */
     memcpy(table, rows, sizeof rows);
+    if (sharded_master) say_part(&table[0], model);
     for (int i = 0; i < N_STATES; i++) table[FIRST_STATE + i] = state_buffer(model, (StateId)i);
 }
 
 static void model_shape(GPT2 *model, const Ops *ops, const GPT2Config *config, const GPT2Options *options) {
     *model = (GPT2){.config = *config, .options = *options, .ops = ops};
     model->comm = options->comm ? options->comm : &comm_alone;
-    model->n_parameters = gpt2_tensors(model->tensors, config);
+    model->n_parts = options->training ? model->comm->ranks.n_ranks : 1;
+    model->n_parameters = gpt2_tensors(model->tensors, config, model->n_parts);
     model->n_elements = gpt2_n_elements(model->tensors);
+    model->n_own = model->n_elements / model->n_parts;
     model->shape = op_shape(ops, config, options);
     activation_table(model->activations, ops, &model->shape, config->n_layer, options);
 }
@@ -196,6 +208,7 @@ void gpt2_memory_plan(MemoryPlan *plan, const Ops *ops, const GPT2Config *config
         add_row(plan, a->name, a->category, activation_bytes(a, options));
     }
     add_row(plan, "library workspace", "scratch", ops->device->fixed_bytes());
+    add_row(plan, "exchange with other ranks", "scratch", model.comm->fixed_bytes(model.comm));
 }
 
 int gpt2_largest_batch(const Ops *ops, const GPT2Config *config, const GPT2Options *options,
@@ -233,27 +246,25 @@ static bool allocate(void **data, const Ops *ops, const char *name, size_t bytes
                 (double)device_bytes / 1073741824.0, (double)total_bytes / 1073741824.0);
 }
 
+void zero_behind(const GPT2 *model, void *data, size_t width, const Tensor *tensor) {
+    const int64_t n = tensor->padded - tensor->layer_elems;
+    if (n > 0)
+        model->ops->device->zero_rows((char *)data + (size_t)(tensor->offset + tensor->layer_elems) * width,
+                                      (size_t)n * width, (size_t)tensor->stride * width, tensor->n_layers);
+}
+
 /* What lies between a tensor and the next, in every flat buffer. */
 static void zero_padding(GPT2 *model) {
-    const size_t X = dtype_bytes(model->ops->dtype);
-    const struct {
-        void *data;
-        size_t width;
-    } buffers[2 + 1 + N_STATES] = {
-        {model->master,  4},
-        {model->weights, X},
-        {model->grads,   4}
-    };
-    for (int k = 0; k < 3 + N_STATES; k++)
-        for (int id = 0; id < N_TENSORS; id++) {
-            char *data = k < 3 ? buffers[k].data : (void *)model->states[k - 3];
-            const Tensor *t = &model->tensors[id];
-            const size_t width = k < 3 ? buffers[k].width : 4,
-                         n = (size_t)(tensor_padded(t) - t->layer_elems);
-            if (data && n > 0)
-                model->ops->device->zero_rows(data + (size_t)(t->offset + t->layer_elems) * width, n * width,
-                                              (size_t)t->stride * width, t->n_layers);
-        }
+    for (int id = 0; id < N_TENSORS; id++) {
+        const Tensor *t = &model->tensors[id];
+        zero_behind(model, model->weights, dtype_bytes(model->ops->dtype), t);
+        if (model->grads) zero_behind(model, model->grads, sizeof(float), t);
+    }
+    if (model->weights != model->master)
+        model->ops->device->zero(model->master,
+                                 (size_t)(gpt2_master_is_sharded(model) ? model->n_own : model->n_elements) *
+                                     sizeof(float));
+    gpt2_reset_optimizer(model);
 }
 
 static void upload_tile_groups(GPT2 *model) {

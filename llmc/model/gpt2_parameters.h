@@ -40,18 +40,17 @@ typedef struct Tensor {
     GroupId group;
     int64_t offset, stride; /* elements from the start of the flat buffers; from one layer's to the next's */
     int64_t layer_elems;    /* rows * cols */
+    int64_t
+        padded; /* to the next tensor: whole tiles; the last of a layer ends where the layer has n_parts equal parts */
 } Tensor;
 
-/* Fills table[N_TENSORS]; returns the number of parameters (padding rows of wte counted). Host arithmetic
- * only. */
-int64_t gpt2_tensors(Tensor table[N_TENSORS], const GPT2Config *config);
+/* Fills table[N_TENSORS]; returns the number of parameters (padding rows of wte counted). Every gpt2_layer_range is a
+ * multiple of n_parts tiles. Host arithmetic only. */
+int64_t gpt2_tensors(Tensor table[N_TENSORS], const GPT2Config *config, int n_parts);
 
-/* Where a layer's tensor begins in the flat buffers, and the whole tiles that it takes. */
+/* Where a layer's tensor begins in the flat buffers. */
 static inline int64_t tensor_at(const Tensor *t, int layer) {
     return t->offset + t->stride * layer;
-}
-static inline int64_t tensor_padded(const Tensor *t) {
-    return (t->layer_elems + PARAMETER_TILE - 1) / PARAMETER_TILE * PARAMETER_TILE;
 }
 
 /* What lies together: layer -1 the embeddings, 0 to n_layer - 1 the blocks, n_layer the final norm, in this order

@@ -153,12 +153,22 @@ typedef struct Chunk {
 /* Logits of the chunk that starts at `row`, into ACT_LOGITS. */
 Chunk head_forward(GPT2 *model, const Batch *b, int64_t row);
 
+/* ---- flat buffers ---- */
+
+/* What lies behind a tensor's last element, in all layers of a flat buffer of `width` bytes an element, becomes 0. */
+void zero_behind(const GPT2 *model, void *data, size_t width, const Tensor *tensor);
+
 /* ---- backward ---- */
 
 /* The micro-step at hand is the step's last. */
 static inline bool is_last_micro_step(const GPT2 *model) {
     return model->n_micro_steps == model->last_micro_step;
 }
+
+/* This step adds nothing more to the gradients of `layer` (gpt2_layer_range): their sum over ranks begins, on the side
+ * stream, in the last micro-step. Behind all of them grads_reduced: the main stream waits for the sums. */
+void grads_final(GPT2 *model, int layer);
+void grads_reduced(GPT2 *model);
 
 /* losses =, parameter gradients, from ln_f down to the embedding; dloss: of each token's loss. */
 void backward_pass(GPT2 *model, const Batch *b, float dloss);

@@ -14,18 +14,16 @@ const OptimizerState optimizer_states[N_STATES] = {
     [ADAMW_V] = {OPTIMIZER_ADAMW, "v"},
 };
 
-static void adamw_step(const Ops *ops, const OptimizerBuffers *buffers, ParameterRange range,
-                       const UpdateArgs *update) {
-    const int64_t begin = range.begin;
+static void adamw_step(const Ops *ops, const OptimizerBuffers *buffers, const UpdateArgs *update) {
     AdamWArgs args = {
-        .master = buffers->master + begin,
-        .m = buffers->states[ADAMW_M] + begin,
-        .v = buffers->states[ADAMW_V] + begin,
-        .weights = (char *)buffers->weights + (size_t)begin * dtype_bytes(ops->dtype),
-        .grads = buffers->grads + begin,
+        .master = buffers->master,
+        .m = buffers->states[ADAMW_M],
+        .v = buffers->states[ADAMW_V],
+        .weights = buffers->weights,
+        .grads = buffers->grads,
         .stats = buffers->stats,
-        .tile_groups = buffers->tile_groups + begin / PARAMETER_TILE,
-        .n_tiles = (range.end - begin) / PARAMETER_TILE,
+        .tile_groups = buffers->tile_groups,
+        .n_tiles = buffers->n / PARAMETER_TILE,
         .update = *update,
     };
     for (int i = 0; i < N_PARAMETER_GROUPS; i++)
@@ -36,8 +34,7 @@ static void adamw_step(const Ops *ops, const OptimizerBuffers *buffers, Paramete
 
 static const struct {
     const char *name;
-    void (*step)(const Ops *ops, const OptimizerBuffers *buffers, ParameterRange range,
-                 const UpdateArgs *update);
+    void (*step)(const Ops *ops, const OptimizerBuffers *buffers, const UpdateArgs *update);
 } kinds[N_OPTIMIZERS] = {
     [OPTIMIZER_ADAMW] = {"AdamW", adamw_step},
 };
@@ -56,8 +53,7 @@ size_t optimizer_state_bytes(StateId id, int64_t n) {
     return is_used(optimizer_states[id].kind) ? (size_t)n * sizeof(float) : 0;
 }
 
-void optimizer_step(const Ops *ops, const OptimizerBuffers *buffers, ParameterRange range,
-                    const UpdateArgs *update) {
+void optimizer_step(const Ops *ops, const OptimizerBuffers *buffers, const UpdateArgs *update) {
     for (int kind = 0; kind < N_OPTIMIZERS; kind++)
-        if (is_used((OptimizerKind)kind)) kinds[kind].step(ops, buffers, range, update);
+        if (is_used((OptimizerKind)kind)) kinds[kind].step(ops, buffers, update);
 }

@@ -27,16 +27,16 @@ typedef struct ParameterRange {
     int64_t begin, end;
 } ParameterRange;
 
-/* What a step reads and writes, on the device; (n) each but stats. */
+/* What a step reads and writes, on the device: n elements each, whole tiles, but stats. */
 typedef struct OptimizerBuffers {
     float *master;              /* += */
     floatX *weights;            /* = master rounded; in fp32 the same buffer */
     const float *grads;         /* read */
-    float *const *states;       /* (N_STATES) = */
+    float *states[N_STATES];    /* =; NULL where no group's optimizer has it */
     const int32_t *tile_groups; /* (n / PARAMETER_TILE) GroupId of each tile */
     const StepStats *stats;     /* of this step, read */
+    int64_t n;
 } OptimizerBuffers;
 
-/* One step over a range: each group by its optimizer. */
-void optimizer_step(const Ops *ops, const OptimizerBuffers *buffers, ParameterRange range,
-                    const UpdateArgs *update);
+/* One step: each group by its optimizer. */
+void optimizer_step(const Ops *ops, const OptimizerBuffers *buffers, const UpdateArgs *update);

@@ -218,7 +218,7 @@ void setup_print_model(const Run *run) {
     console_row(stdout, "model",
                 "%s: %d layers, %d heads, %d channels, context %d, vocabulary %d (padded %d), %s parameters",
                 setup_model_name(run), c->n_layer, c->n_head, c->n_embd, c->max_seq_len, c->vocab_size,
-                c->padded_vocab_size, format_count(parameters, (double)gpt2_tensors(tensors, c)));
+                c->padded_vocab_size, format_count(parameters, (double)gpt2_tensors(tensors, c, 1)));
     setup_print_tokenizer(run);
 }
 

@@ -87,7 +87,7 @@ static void test_step(Case c, int K) {
     c.results = forked_memory((size_t)K * sizeof *c.results);
     step(&c, NULL, alone);
     CHECK(forked_run(K, rank_step, &c), "%s, %d ranks: one failed", c.what, K);
-    gpt2_tensors(shape.tensors, &config);
+    gpt2_tensors(shape.tensors, &config, 1);
     const int n = tiny_pieces(&shape, pieces);
     for (int i = 0; i < n; i++) worst = worse(worst, error_of(&pieces[i], alone, c.results, K));
     for (int r = 0; r < K; r++) loss += c.results[r].loss, eval += c.results[r].eval;

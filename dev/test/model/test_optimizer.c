@@ -44,15 +44,24 @@ static void test_parts(void) {
     open_with_gradients(&parts);
     gpt2_update(&whole, &args);
     const Ops *ops = parts.ops;
-    const OptimizerBuffers buffers = {parts.master, parts.weights,     parts.grads,
-                                      parts.states, parts.tile_groups, parts.stats};
     for (int layer = parts.config.n_layer; layer >= -1; layer--) {
         const ParameterRange r = gpt2_layer_range(parts.tensors, layer);
         ops->sum_squares(&parts.sums->squares, parts.grads + r.begin, r.end - r.begin);
     }
     ops->finish_stats(parts.stats, parts.sums);
-    for (int layer = -1; layer <= parts.config.n_layer; layer++)
-        optimizer_step(ops, &buffers, gpt2_layer_range(parts.tensors, layer), &args);
+    for (int layer = -1; layer <= parts.config.n_layer; layer++) {
+        const ParameterRange r = gpt2_layer_range(parts.tensors, layer);
+        const OptimizerBuffers buffers = {
+            .master = parts.master + r.begin,
+            .weights = (float *)parts.weights + r.begin,
+            .grads = parts.grads + r.begin,
+            .states = {parts.states[ADAMW_M] + r.begin, parts.states[ADAMW_V] + r.begin},
+            .tile_groups = parts.tile_groups + r.begin / PARAMETER_TILE,
+            .stats = parts.stats,
+            .n = r.end - r.begin,
+        };
+        optimizer_step(ops, &buffers, &args);
+    }
     const size_t bytes = (size_t)whole.n_elements * sizeof(float);
     for (int k = 0; k < 3; k++)
         CHECK(memcmp(tiny_buffer(&whole, k), tiny_buffer(&parts, k), bytes) == 0, "%s differ",

@@ -51,7 +51,7 @@ static void test_descriptors(void) {
               "%s: %d layers, %d heads, %d channels", sizes[i].name, c.n_layer, c.n_head, c.n_embd);
         CHECK(gpt2_config_check(&c, sizes[i].name, &err), "%s", err.text);
         const int64_t expected = (50257 + 1024) * C + L * (12 * C * C + 13 * C) + 2 * C,
-                      padding = (50304 - 50257) * C, n = gpt2_tensors(table, &c) - padding;
+                      padding = (50304 - 50257) * C, n = gpt2_tensors(table, &c, 1) - padding;
         CHECK(n == expected && (!sizes[i].n_parameters || n == sizes[i].n_parameters),
               "%s: %lld parameters, expected %lld", sizes[i].name, (long long)n, (long long)expected);
     }
@@ -125,7 +125,7 @@ static void test_tensors(void) {
         {"ln_f.bias",               1,   16, false},
     };
     Tensor table[N_TENSORS];
-    const int64_t n = gpt2_tensors(table, &c);
+    const int64_t n = gpt2_tensors(table, &c, 1);
     int64_t n_expected = 0;
     for (int i = 0; i < N_TENSORS; i++) {
         const Tensor *t = &table[i];

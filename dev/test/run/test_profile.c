@@ -42,7 +42,7 @@ static float *train(const Ops *ops, Recompute recompute, Profile *profile) {
 
 static int64_t parameters(void) {
     Tensor table[N_TENSORS];
-    gpt2_tensors(table, &config);
+    gpt2_tensors(table, &config, 1);
     return gpt2_n_elements(table);
 }
 

@@ -232,7 +232,7 @@ static void test_header(void) {
         check_flags(json_get(run, "flags"), "the log");
         check_flags(json_get(json_root(state), "flags"), "trainer_state.json");
         CHECK(json_int64(json_get(run, "parameters"), &parameters) &&
-                  parameters == gpt2_tensors(table, &program_config),
+                  parameters == gpt2_tensors(table, &program_config, 1),
               "%lld parameters", (long long)parameters);
         CHECK(json_int64(json_get(run, "first_step"), &first_step) && first_step == 0, "first step %lld",
               (long long)first_step);

@@ -1,0 +1,186 @@
+/* The parent of --gpus: what its ranks are told, what becomes of them when one ends badly, a signal comes or the parent
+ * dies, and starting again. The ranks are this program, too: `test_launch WHAT FOLDER`. */
+#include <fcntl.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+#include "llmc/comm/launch.h"
+#include "llmc/comm/place.h"
+#include "llmc/comm/socket.h"
+#include "dev/test/folder.h"
+
+enum { N = 3 };
+
+/* ---- a rank ---- */
+
+static volatile sig_atomic_t caught;
+
+static void catch_signal(int number) {
+    caught = number;
+}
+
+static void leave_note(const char *out, const char *name, int rank, const char *text) {
+    char path[300];
+    snprintf(path, sizeof path, "%s/%s_%d", out, name, rank);
+    FILE *file = fopen(path, "w");
+    if (file) fprintf(file, "%s", text), fclose(file);
+}
+
+/* What the rank sees of its start: "RANK/WORLD_SIZE LOCAL/LOCAL_SIZE listens OMP_NUM_THREADS". */
+static void note_place(const char *out) {
+    Place p;
+    Error err = {0};
+    char text[200];
+    struct stat info;
+    const bool ok = place_find(&p, &err) && p.is_own && strcmp(p.address, "127.0.0.1") == 0 && p.port > 0;
+    const bool listens = p.listening >= 0 && fstat(p.listening, &info) == 0 && S_ISSOCK(info.st_mode);
+    snprintf(text, sizeof text, "%d/%d %d/%d %d %d", p.ranks.rank, p.ranks.n_ranks, p.local_rank, p.n_local,
+             listens, getenv("OMP_NUM_THREADS") != NULL);
+    leave_note(out, "place", p.ranks.rank, ok ? text : err.text);
+}
+
+static int be_rank(int argc, char **argv) {
+    const char *what = argv[1], *out = argv[2];
+    const int rank = atoi(getenv("RANK"));
+    const bool resumes = argc > 3 && strcmp(argv[argc - 1], "--resume") == 0;
+    char pid[16];
+    signal(SIGTERM, catch_signal);
+    signal(SIGUSR1, catch_signal);
+    snprintf(pid, sizeof pid, "%d", (int)getpid());
+    leave_note(out, "pid", rank, pid);
+    if (!strcmp(what, "place")) return note_place(out), 0;
+    if (!strcmp(what, "input") && rank == 1) return EXIT_INPUT;
+    if (!strcmp(what, "killed") && rank == 1) raise(SIGKILL);
+    if (!strcmp(what, "again")) return resumes || rank != 1 ? 0 : EXIT_RUN;
+    if (!strcmp(what, "never")) return rank == 2 ? EXIT_RUN : 0;
+    if (!strcmp(what, "crash")) return rank == 0 ? raise(SIGSEGV) : 0;
+    while (caught != SIGTERM) {
+        usleep(20000);
+        if (caught == SIGUSR1) leave_note(out, "asked", rank, "to save");
+    }
+    return 0;
+}
+
+/* ---- the parent ---- */
+
+/* A process that runs launch_ranks, its stderr in FOLDER/said. */
+static pid_t start(const char *what, int n, int restarts) {
+    fflush(stdout);
+    const pid_t parent = fork();
+    if (parent == 0) {
+        char *argv[] = {(char *)"test_launch", (char *)what, folder, NULL};
+        dup2(open(path_of("said"), O_CREAT | O_WRONLY | O_TRUNC, 0600), STDERR_FILENO);
+        _exit(launch_ranks(&(Launch){.n_ranks = n, .restarts = restarts}, argv));
+    }
+    return parent;
+}
+
+static int end(pid_t parent) {
+    int status = 0;
+    waitpid(parent, &status, 0);
+    return WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status);
+}
+
+static const char *text_of(const char *name) {
+    static char text[1000];
+    FILE *file = fopen(path_of(name), "r");
+    text[0] = '\0';
+    if (file) text[fread(text, 1, sizeof text - 1, file)] = '\0', fclose(file);
+    return text;
+}
+
+static pid_t pid_of(int rank) {
+    char name[16];
+    snprintf(name, sizeof name, "pid_%d", rank);
+    return atoi(text_of(name));
+}
+
+static bool wait_for(bool (*is_so)(void)) {
+    for (int i = 0; i < 200 && !is_so(); i++) usleep(50000);
+    return is_so();
+}
+
+static bool all_there(void) {
+    for (int i = 0; i < N; i++)
+        if (pid_of(i) <= 0) return false;
+    return true;
+}
+
+static bool all_gone(void) {
+    for (int i = 0; i < N; i++)
+        if (pid_of(i) > 0 && kill(pid_of(i), 0) == 0) return false;
+    return true;
+}
+
+static bool all_asked(void) {
+    return *text_of("asked_0") && *text_of("asked_1") && *text_of("asked_2");
+}
+
+/* ---- tests ---- */
+
+static void test_place(void) {
+    char name[16], expected[40];
+    unsetenv("OMP_NUM_THREADS");
+    CHECK(end(start("place", N, 0)) == 0, "exit code");
+    for (int i = 0; i < N; i++) {
+        snprintf(name, sizeof name, "place_%d", i);
+        snprintf(expected, sizeof expected, "%d/3 %d/3 %d 1", i, i, i == 0);
+        CHECK(strcmp(text_of(name), expected) == 0, "rank %d: found %s", i, text_of(name));
+    }
+}
+
+/* `said`: what stands on stderr, "" for nothing. */
+static void test_bad(const char *what, int restarts, int code, const char *said, double least, double most) {
+    const double begun = socket_clock();
+    empty_folder();
+    const int got = end(start(what, N, restarts));
+    const double seconds = socket_clock() - begun;
+    CHECK(got == code, "%s: exit code %d", what, got);
+    CHECK(*said ? strstr(text_of("said"), said) != NULL : !*text_of("said"), "%s: says %s", what,
+          text_of("said"));
+    CHECK(seconds >= least && seconds < most, "%s: after %.1f s", what, seconds);
+    CHECK(all_gone(), "%s: a process is left", what);
+}
+
+static void test_signals(void) {
+    empty_folder();
+    pid_t parent = start("wait", N, 5);
+    CHECK(wait_for(all_there), "not started");
+    usleep(200000);
+    kill(parent, SIGUSR1);
+    CHECK(wait_for(all_asked), "SIGUSR1 does not come to all");
+    kill(parent, SIGTERM);
+    CHECK(end(parent) == 0 && all_gone() && !*text_of("said"), "SIGTERM: %s", text_of("said"));
+
+    empty_folder();
+    parent = start("wait", N, 5);
+    CHECK(wait_for(all_there), "not started");
+    usleep(200000);
+    kill(parent, SIGINT); /* which the ranks do not catch */
+    CHECK(end(parent) == -SIGINT && all_gone() && !*text_of("said"), "SIGINT: %s", text_of("said"));
+
+    empty_folder();
+    parent = start("wait", N, 5);
+    CHECK(wait_for(all_there), "not started");
+    kill(parent, SIGKILL);
+    end(parent);
+    CHECK(wait_for(all_gone), "ranks outlive their parent");
+}
+
+int main(int argc, char **argv) {
+    if (argc > 2) return be_rank(argc, argv);
+    if (!REQUIRE(mkdtemp(folder), "no folder")) return check_finish("launch");
+    test_place();
+    test_bad("input", 2, EXIT_INPUT, "", 4.5, 8);
+    test_bad("killed", 0, EXIT_RUN, "error: rank 1 was ended by signal 9 (Killed)", 4.5, 8);
+    test_bad("crash", 0, EXIT_RUN, "error: rank 0 was ended by signal 11", 0, 3);
+    test_bad("again", 2, 0, "restart 1 of 2, from the newest checkpoint\n", 0, 3);
+    test_bad("never", 2, EXIT_RUN, "restart 2 of 2, from the newest checkpoint\n", 0, 4);
+    test_signals();
+    empty_folder();
+    rmdir(folder);
+    return check_finish("launch");
+}

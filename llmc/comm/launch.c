@@ -1,0 +1,208 @@
+#include "launch.h"
+#include <errno.h>
+#include <fcntl.h>
+#include <math.h>
+#include <poll.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+#include "llmc/base/error.h"
+#include "llmc/base/terminal.h"
+#include "place.h"
+#include "socket.h"
+
+static const double patience = 5;      /* for the others, once a rank has ended badly */
+static const double end_patience = 30; /* once rank 0 has ended well: it is the last to have work */
+
+typedef struct Family {
+    pid_t *pids; /* (n) 0: ended */
+    int n, n_left;
+    int bad_rank, bad_status; /* of the first that ended badly; -1: none */
+    bool any_said;            /* one ended with an exit code that is not 0: there is a line */
+    double deadline;          /* then those that are left are killed */
+    int stop_signal;          /* that came and asks for the end; 0: none */
+} Family;
+
+/* ---- start ---- */
+
+static void set_variable(const char *name, int value) {
+    char text[16];
+    snprintf(text, sizeof text, "%d", value);
+    setenv(name, text, 1);
+}
+
+/* What all ranks get; threads of the CPU are shared out. */
+static void set_environment(int n, int port) {
+    cpu_set_t cores;
+    const int n_cores = sched_getaffinity(0, sizeof cores, &cores) ? 1 : CPU_COUNT(&cores);
+    set_variable("WORLD_SIZE", n);
+    set_variable("LOCAL_WORLD_SIZE", n);
+    set_variable("MASTER_PORT", port);
+    setenv("MASTER_ADDR", "127.0.0.1", 1);
+    if (n > 1 && !getenv("OMP_NUM_THREADS")) set_variable("OMP_NUM_THREADS", n_cores > n ? n_cores / n : 1);
+}
+
+/* In the child. Its process group is its own: what a terminal sends comes from the parent, once. */
+static _Noreturn void become_rank(int listening, pid_t parent, char **argv) {
+    signal(SIGUSR1, SIG_IGN); /* until it has something to save */
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    setpgid(0, 0);
+    if (getppid() != parent) _exit(EXIT_RUN); /* it went before it was to be followed */
+    if (listening >= 0) fcntl(listening, F_SETFD, 0);
+    execv("/proc/self/exe", argv);
+    Error err = {0};
+    fail(&err, EXIT_RUN, "--gpus: the program cannot be started again: %s", strerror(errno));
+    die(&err);
+}
+
+static bool start_ranks(Family *f, char **argv, Error *err) {
+    const pid_t parent = getpid();
+    int port = 0;
+    const int listening = socket_listen("127.0.0.1", &port, err);
+    if (listening < 0) return false;
+    set_environment(f->n, port);
+    fflush(stdout);
+    for (int i = 0; i < f->n; i++) {
+        set_variable("RANK", i);
+        set_variable("LOCAL_RANK", i);
+        set_variable(PLACE_LISTENING, i == 0 ? listening : -1);
+        f->pids[i] = fork();
+        if (f->pids[i] == 0) become_rank(i == 0 ? listening : -1, parent, argv);
+        if (f->pids[i] < 0) {
+            f->pids[i] = 0;
+            close(listening);
+            return fail(err, EXIT_RUN, "--gpus %d: process %d cannot be started: %s", f->n, i,
+                        strerror(errno));
+        }
+        f->n_left++;
+    }
+    close(listening);
+    return true;
+}
+
+/* ---- looking after them ---- */
+
+/* The numbers of signals, from the handler, whichever thread it runs in, to look_after(). */
+static int arrivals[2];
+
+static void note_arrival(int signal_number) {
+    const int saved_errno = errno;
+    const unsigned char number = (unsigned char)signal_number;
+    const ssize_t written = write(arrivals[1], &number, 1);
+    (void)written; /* full: there is enough to do */
+    errno = saved_errno;
+}
+
+static void send_all(const Family *f, int signal_number) {
+    for (int i = 0; i < f->n; i++)
+        if (f->pids[i]) kill(f->pids[i], signal_number);
+}
+
+static void reap(Family *f) {
+    for (int i = 0; i < f->n; i++) {
+        int status;
+        if (!f->pids[i] || waitpid(f->pids[i], &status, WNOHANG) != f->pids[i]) continue;
+        f->pids[i] = 0;
+        f->n_left--;
+        f->any_said = f->any_said || (WIFEXITED(status) && WEXITSTATUS(status));
+        if (status && f->bad_rank < 0) {
+            f->bad_rank = i;
+            f->bad_status = status;
+            f->deadline = socket_clock() + patience;
+        } else if (i == 0 && f->bad_rank < 0) {
+            f->deadline = socket_clock() + end_patience;
+        }
+    }
+}
+
+/* Until all have ended. */
+static void look_after(Family *f) {
+    while (f->n_left) {
+        struct pollfd arrived = {.fd = arrivals[0], .events = POLLIN};
+        unsigned char number;
+        poll(&arrived, 1, 100);
+        while (read(arrivals[0], &number, 1) == 1) {
+            if (number == SIGCHLD) continue;
+            send_all(f, number);
+            if (number != SIGUSR1) f->stop_signal = number;
+        }
+        reap(f);
+        if (socket_clock() < f->deadline) continue;
+        send_all(f, SIGKILL);
+        f->deadline = INFINITY;
+    }
+}
+
+/* Starts the ranks, once, and waits for them. */
+static int run_ranks(Family *f, char **argv) {
+    Error err = {0};
+    pid_t *pids = f->pids;
+    const int stop_signal = f->stop_signal;
+    memset(pids, 0, (size_t)f->n * sizeof *pids);
+    *f = (Family){.pids = pids, .n = f->n, .bad_rank = -1, .deadline = INFINITY, .stop_signal = stop_signal};
+    const bool started = start_ranks(f, argv, &err);
+    if (!started) send_all(f, SIGKILL);
+    look_after(f);
+    if (!started) {
+        print_line(stderr, "error: %s", err.text);
+        return err.exit_code;
+    }
+    if (f->bad_rank < 0) return 0;
+    if (WIFEXITED(f->bad_status)) return WEXITSTATUS(f->bad_status);
+    if (WTERMSIG(f->bad_status) == f->stop_signal) return EXIT_RUN;
+    if (!f->any_said)
+        print_line(stderr, "error: rank %d was ended by signal %d (%s)", f->bad_rank, WTERMSIG(f->bad_status),
+                   strsignal(WTERMSIG(f->bad_status)));
+    return EXIT_RUN;
+}
+
+/* ---- all ---- */
+
+/* Also signals that a shell lets a job in the background ignore, as in the program itself; nohup's SIGHUP stays ignored. */
+static bool catch_signals(void) {
+    const int all[] = {SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGCHLD};
+    struct sigaction hangup, action = {.sa_handler = note_arrival, .sa_flags = SA_RESTART};
+    if (pipe2(arrivals, O_CLOEXEC | O_NONBLOCK)) return false;
+    sigaction(SIGHUP, NULL, &hangup);
+    for (int i = 0; i < 5; i++)
+        if (all[i] != SIGHUP || hangup.sa_handler != SIG_IGN) sigaction(all[i], &action, NULL);
+    return true;
+}
+
+/* argv with --resume, for a second start. */
+static char **with_resume(char **argv) {
+    static char resume[] = "--resume";
+    int n = 0;
+    while (argv[n]) n++;
+    char **more = calloc((size_t)n + 2, sizeof *more);
+    if (!more) return NULL;
+    memcpy(more, argv, (size_t)n * sizeof *more);
+    more[n] = resume;
+    return more;
+}
+
+int launch_ranks(const Launch *launch, char **argv) {
+    Family family = {.n = launch->n_ranks};
+    char **again = launch->has_resumed ? argv : with_resume(argv);
+    int code = EXIT_RUN;
+    family.pids = calloc((size_t)family.n, sizeof *family.pids);
+    if (!family.pids || !again || !catch_signals()) return EXIT_RUN;
+    for (int restart = 0; restart <= launch->restarts; restart++) {
+        if (restart)
+            print_line(stderr, "restart %d of %d, from the newest checkpoint", restart, launch->restarts);
+        code = run_ranks(&family, restart ? again : argv);
+        if (code != EXIT_RUN || family.stop_signal) break;
+    }
+    free(family.pids);
+    if (again != argv) free(again);
+    const bool by_signal = family.stop_signal && family.bad_rank >= 0 && WIFSIGNALED(family.bad_status) &&
+                           WTERMSIG(family.bad_status) == family.stop_signal;
+    if (by_signal) signal(family.stop_signal, SIG_DFL);
+    if (by_signal) raise(family.stop_signal);
+    return code;
+}

@@ -1,0 +1,15 @@
+/* --gpus N: this process becomes the parent of N others of the same program, one a rank, and does nothing but look after
+ * them. */
+#pragma once
+#include <stdbool.h>
+
+typedef struct Launch {
+    int n_ranks;
+    int restarts;     /* after a failure at run time, with --resume; 0: none */
+    bool has_resumed; /* argv says --resume already */
+} Launch;
+
+/* Runs the ranks to their end; signals go on to them. The exit code of the first rank that ends badly, which ends the
+ * others: those that are left 5 s later are killed. A run that a signal ends, ends this process by that signal. Ranks
+ * die with this process, however it ends. */
+int launch_ranks(const Launch *launch, char **argv);

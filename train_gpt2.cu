@@ -88,14 +88,17 @@ static void sample_in_training(Training *t, int64_t step) {
     if (!draw_sample(t, step, &err)) console_note(&t->console, "no sample: %s", err.text);
 }
 
-/* Loss of the weights as they are, on a little of the last good step's data; whole, whatever the signals say. */
+/* Loss of the weights as they are, on a little of the last good step's data, all ranks'; whole, whatever the signals
+ * say. */
 static double probe_loss(Training *t) {
     GPT2 *model = &t->run->model;
+    Comm *comm = t->run->comm;
     bool (*const stop)(void) = model->stop;
     model->stop = NULL;
-    const double loss = gpt2_eval(model, t->good.tokens, t->good.targets, 1, t->good.n);
+    double loss = gpt2_eval(model, t->good.tokens, t->good.targets, 1, t->good.n);
     model->stop = stop;
-    return unsigned_nan(loss);
+    comm->sum_on_host(comm, &loss, 1);
+    return unsigned_nan(loss / setup_data_ranks(t->run).n_ranks);
 }
 
 /* False, with err, for weights that have diverged: no finite loss, or one far beyond what any guess has. */

@@ -20,8 +20,8 @@ typedef struct DataOptions {
     const char *no_tokenizer;   /* why there is none, for the refusal; NULL: not known */
     int vocab_size; /* tokens >= vocab_size are an error naming file, position, value; 0: tokenizer's */
     Split split;
-    int B, T; /* micro-batch of this rank */
-    Ranks ranks;
+    int B, T;    /* micro-batch of this rank */
+    Ranks ranks; /* of those that read data of their own */
     int64_t
         block; /* batches of a rank that follow each other, behind those of lower ranks: those of a step; 0: 1 */
     bool shuffle; /* training: windows permuted by (seed, epoch); else in stream order, wrapping */

@@ -158,7 +158,7 @@ static Buffer state_buffer(GPT2 *model, StateId id) {
  * gpt2_open. */
 static void buffer_table(Buffer table[N_BUFFERS], GPT2 *model) {
     const size_t n = (size_t)model->n_elements, X = dtype_bytes(model->ops->dtype);
-    const size_t N = (size_t)model->options.B * (size_t)model->options.T;
+    const size_t N = (size_t)model->shape.B * (size_t)model->shape.T;
     const bool training = model->options.training, own_master = model->ops->dtype != DTYPE_F32;
     const bool drops = training && model->config.dropout > 0;
     const bool sharded_master = gpt2_master_is_sharded(model);
@@ -209,6 +209,8 @@ void gpt2_memory_plan(MemoryPlan *plan, const Ops *ops, const GPT2Config *config
     }
     add_row(plan, "library workspace", "scratch", ops->device->fixed_bytes());
     add_row(plan, "exchange with other ranks", "scratch", model.comm->fixed_bytes(model.comm));
+    if (options->context)
+        add_row(plan, "exchange of heads", "scratch", options->context->fixed_bytes(options->context));
 }
 
 int gpt2_largest_batch(const Ops *ops, const GPT2Config *config, const GPT2Options *options,

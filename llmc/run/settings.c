@@ -41,11 +41,15 @@ static void set_from_recipe(Settings *s, const RecipeRow *row, RecipeId recipe) 
     if (!s->was_set[flag]) flag_set_value(s, &flags_table[flag], row->flag, row->value[recipe], &err);
 }
 
+int64_t settings_micro_step(const Settings *s, int n_ranks) {
+    return s->batch * s->seq * clamp(n_ranks / s->context_gpus, 1, n_ranks);
+}
+
 /* The multiple of a micro-step of all ranks that is nearest to what the recipe asks; an explicit value stays,
  * for flags_check to judge. */
 static void complete_tokens_per_step(Settings *s, RecipeId recipe, int n_ranks) {
     set_from_recipe(s, flag_recipe("tokens-per-step"), recipe);
-    int64_t micro = s->batch * s->seq * n_ranks;
+    const int64_t micro = settings_micro_step(s, n_ranks);
     if (!flags_was_set(s, "tokens-per-step") || s->tokens_per_step == 0)
         s->tokens_per_step = clamp((s->tokens_per_step + micro / 2) / micro, 1, INT64_MAX) * micro;
 }
@@ -68,7 +72,7 @@ void settings_limit_seq(Settings *s, int max_seq_len, int n_ranks) {
 }
 
 static bool check_numbers(const Settings *s, int n_ranks, Error *err) {
-    long long micro = s->batch * s->seq * n_ranks;
+    const long long micro = settings_micro_step(s, n_ranks);
     if (s->batch * s->seq > INT32_MAX) /* the embedding's sort numbers a micro-batch's tokens in 32 bits */
         return fail(
             err, EXIT_INPUT,
@@ -77,15 +81,23 @@ static bool check_numbers(const Settings *s, int n_ranks, Error *err) {
             (long long)s->batch, (long long)s->seq, (long long)(s->batch * s->seq), INT32_MAX);
     if (s->tokens_per_step % micro)
         return fail(err, EXIT_INPUT,
-                    "--tokens-per-step %lld is not a multiple of --batch %lld x --seq %lld x %d ranks = "
+                    "--tokens-per-step %lld is not a multiple of --batch %lld x --seq %lld x %lld %s = "
                     "%lld; hint: --tokens-per-step %lld is nearest",
-                    (long long)s->tokens_per_step, (long long)s->batch, (long long)s->seq, n_ranks, micro,
+                    (long long)s->tokens_per_step, (long long)s->batch, (long long)s->seq,
+                    micro / (s->batch * s->seq), s->context_gpus > 1 ? "groups" : "ranks", micro,
                     (long long)clamp((s->tokens_per_step + micro / 2) / micro, 1, INT64_MAX) * micro);
     if (s->warmup > s->steps)
         return fail(err, EXIT_INPUT,
                     "--warmup %lld is longer than the run: --steps %lld; hint: --warmup %lld at most",
                     (long long)s->warmup, (long long)s->steps, (long long)s->steps);
     return true;
+}
+
+static bool check_groups(const Settings *s, int n_ranks, Error *err) {
+    const int size = (int)s->context_gpus;
+    return n_ranks % size == 0 ||
+           fail(err, EXIT_INPUT, "--context-gpus %d does not divide the %d %s of the run; hint: --gpus %d",
+                size, n_ranks, n_ranks == 1 ? "GPU" : "GPUs", (n_ranks + size - 1) / size * size);
 }
 
 bool flags_check(const Settings *s, int n_ranks, Error *err) {
@@ -127,13 +139,15 @@ bool flags_check(const Settings *s, int n_ranks, Error *err) {
          "--profile and --eval-only: a profile is of training steps; hint: leave one of them out"},
         {s->device == DEVICE_CPU && s->precision == PRECISION_BF16,
          "--precision bf16 needs a GPU, the CPU computes in fp32; hint: --precision fp32"},
+        {s->dropout > 0 && s->context_gpus > 1,
+         "--dropout and --context-gpus: masks are drawn for whole sequences; hint: leave one of them out"},
         {s->eval_only && model_is_descriptor(s->model),
          "--eval-only: new weights are random; hint: --model PATH"},
     };
     /* clang-format on */
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
         if (rows[i].wrong) return fail(err, EXIT_INPUT, "%s", rows[i].text);
-    return check_numbers(s, n_ranks, err);
+    return check_groups(s, n_ranks, err) && check_numbers(s, n_ranks, err);
 }
 
 /* ---- JSON ---- */

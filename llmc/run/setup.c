@@ -148,7 +148,7 @@ static bool load_model(Run *run, Error *err) {
     return true;
 }
 
-bool setup_model_size(Run *run, Error *err) {
+static bool model_size(Run *run, Error *err) {
     char named[80];
     if (!find_checkpoint(run, err) || !find_model(run, err)) return false;
     if (run->model_path[0]) return size_from_files(run, err);
@@ -156,6 +156,18 @@ bool setup_model_size(Run *run, Error *err) {
     if (!gpt2_config_from_descriptor(&run->config, run->settings.model, err)) return false;
     config_from_flags(run);
     return gpt2_config_check(&run->config, size_flags(&run->settings, named, sizeof named), err);
+}
+
+bool setup_model_size(Run *run, Error *err) {
+    const Settings *s = &run->settings;
+    const int size = (int)s->context_gpus;
+    if (!model_size(run, err)) return false;
+    if (size == 1 || settings_sample_only(s)) return true;
+    if (!run->context) {
+        run->planned = comm_planned(size);
+        run->context = &run->planned;
+    }
+    return gpt2_check_context(&run->config, (int)s->seq, size, err);
 }
 
 int64_t setup_model_step(const Run *run) {
@@ -193,6 +205,7 @@ static GPT2Options model_options(const Run *run) {
         .training = !s->eval_only && !sample_only,
         .dropout_seed = (uint64_t)s->seed,
         .comm = run->comm,
+        .context = sample_only ? NULL : run->context,
         .graph = s->graph == GRAPH_ON && !s->profile,
     };
 }

@@ -35,8 +35,15 @@ typedef struct Run {
     bool output_locked;       /* run.lock in --out is ours: output is open */
     Output output;
     bool cpu_instead; /* --device auto found no card, though the program could use one */
+    Comm *context;    /* with those among them that share its sequences out; NULL: whole sequences */
+    Comm planned;     /* stands for context in a memory plan */
     Comm *comm;       /* with the ranks that train together; rank 0 prints, samples, logs, locks and saves */
 } Run;
+
+/* Which reader of data this rank is, of how many: those that share sequences out are one. */
+static inline Ranks setup_data_ranks(const Run *run) {
+    return ranks_of_data(run->comm->ranks, (int)run->settings.context_gpus);
+}
 
 /* Backend of --device and --precision; on --device auto the GPU where there is one. */
 bool setup_backend(Run *run, Error *err);

@@ -47,6 +47,7 @@ typedef enum Purpose { TRAINING, VALIDATION } Purpose;
 /* The files of --train, or of --val; without --val a part of --train's validates. */
 static DataLoader *open_data(const Run *run, Purpose purpose, Error *err) {
     const Settings *s = &run->settings;
+    const Ranks data = setup_data_ranks(run);
     const bool training = purpose == TRAINING, own_val = !training && s->val;
     const int part = training ? SPLIT_TRAIN : SPLIT_VAL;
     DataOptions options = {
@@ -56,8 +57,8 @@ static DataLoader *open_data(const Run *run, Purpose purpose, Error *err) {
         .vocab_size = run->config.vocab_size,
         .B = (int)s->batch,
         .T = (int)s->seq,
-        .ranks = run->comm->ranks,
-        .block = training ? s->tokens_per_step / (s->batch * s->seq * run->comm->ranks.n_ranks) : 1,
+        .ranks = data,
+        .block = training ? s->tokens_per_step / (s->batch * s->seq * data.n_ranks) : 1,
         .shuffle = training,
         .seed = (uint64_t)s->seed,
         .split = s->val || pattern_is_shards(s->train) ? SPLIT_ALL : part,

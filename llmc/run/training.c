@@ -24,8 +24,9 @@ static void estimate_run(Training *t, int64_t n_micro, double seconds) {
     stop_expect(t->run->ops->device->is_async ? STOP_IN_QUEUE : STOP_IN_STEP, stop_clock() + step - seconds);
 }
 
-static void set_probe(Probe *probe, const int32_t *tokens, const int32_t *targets, int64_t n) {
-    probe->n = n < PROBE_TOKENS ? (int)n : PROBE_TOKENS;
+static void set_probe(Probe *probe, const int32_t *tokens, const int32_t *targets, const Settings *s) {
+    const int n = s->seq < PROBE_TOKENS ? (int)s->seq : PROBE_TOKENS;
+    probe->n = n - n % (int)s->context_gpus; /* ranks share it out */
     memcpy(probe->tokens, tokens, (size_t)probe->n * sizeof *tokens);
     memcpy(probe->targets, targets, (size_t)probe->n * sizeof *targets);
 }
@@ -39,7 +40,8 @@ static bool is_cut(const Training *t) {
 static bool feed(Training *t, int64_t step, Error *err) {
     const Settings *s = &t->run->settings;
     const Ops *ops = t->run->ops;
-    const int64_t n_micro = s->tokens_per_step / (s->batch * s->seq * t->run->comm->ranks.n_ranks);
+    const int groups = setup_data_ranks(t->run).n_ranks;
+    const int64_t n_micro = s->tokens_per_step / (s->batch * s->seq * groups);
     const bool first = t->state.step == t->run->resumed.step;
     gpt2_begin_step(&t->run->model, n_micro);
     for (int64_t i = 0; i < n_micro && !is_cut(t); i++) {
@@ -54,10 +56,10 @@ static bool feed(Training *t, int64_t step, Error *err) {
         if (timed) ops->device->synchronize();
         const double begun = stop_clock();
         gpt2_micro_step(&t->run->model, tokens, targets, (int)s->batch, (int)s->seq,
-                        1.0f / (float)(n_micro * t->run->comm->ranks.n_ranks));
+                        1.0f / (float)(n_micro * groups));
         if (timed) ops->device->synchronize();
         if (timed && !is_cut(t)) estimate_run(t, n_micro, stop_clock() - begun);
-        if (i == 0) set_probe(&t->fed[step % 2], tokens, targets, s->seq);
+        if (i == 0) set_probe(&t->fed[step % 2], tokens, targets, s);
     }
     return true;
 }
@@ -181,7 +183,7 @@ static bool queue_step(Training *t, QueuedStep *q, int64_t step, Error *err) {
     return true;
 }
 
-/* Of this rank's batches in their order the next one: batch i of all. */
+/* Of this rank's batches in their order the next one: batch i of all. *loss is the rank's part. */
 static bool eval_batch(Training *t, int64_t i, double *loss, Error *err) {
     Run *run = t->run;
     const Settings *s = &run->settings;
@@ -196,13 +198,14 @@ static bool eval_batch(Training *t, int64_t i, double *loss, Error *err) {
 bool training_validate(Training *t, double *mean, Error *err) {
     enum { BLOCK = 256 };
     Comm *comm = t->run->comm;
+    const Ranks data = setup_data_ranks(t->run);
     const int64_t n = t->run->settings.eval_batches;
     double sum = 0, losses[BLOCK];
     dataloader_seek(t->run->val, 0);
     for (int64_t first = 0; first < n; first += BLOCK) {
         const int block = n - first < BLOCK ? (int)(n - first) : BLOCK;
         for (int i = 0; i < block && !training_stops(t); i++) {
-            const bool own = (first + i) % comm->ranks.n_ranks == comm->ranks.rank;
+            const bool own = (first + i) % data.n_ranks == data.rank;
             losses[i] = 0;
             if (own && !eval_batch(t, first + i, &losses[i], err)) return false;
         }

@@ -214,6 +214,8 @@ static void test_completion(void) {
     CHECK(s.warmup == 50, "a warm-up that was asked for stays");
     CHECK(complete(&s, &err, "", false, 4), "%s", err.text);
     CHECK(s.tokens_per_step == 4 * 768, "ranks count: %d", (int)s.tokens_per_step);
+    CHECK(complete(&s, &err, "--context-gpus 2", false, 4), "%s", err.text);
+    CHECK(s.tokens_per_step == 2 * 768, "pairs count: %d", (int)s.tokens_per_step);
     CHECK(complete(&s, &err, "--model dir", true, 1), "%s", err.text);
     settings_limit_seq(&s, 768, 1);
     CHECK(s.seq == 768 && s.tokens_per_step == 11 * 64 * 768, "a checkpoint of context 768: %d",
@@ -273,6 +275,8 @@ static void test_contradictions(void) {
         {"--prompt x --sample-tokens 0",                    {"--prompt", "--sample-tokens 0"}                                    },
         {"--precision bf16",                                {"--precision bf16"}                                                 },
         {"--batch 32 --seq 67108864",                       {"--batch 32", "2147483648 tokens", "2147483647"}                    },
+        {"--dropout 0.1 --context-gpus 2",                  {"--dropout", "--context-gpus"}                                      },
+        {"--context-gpus 2",                                {"--context-gpus 2", "the 1 GPU of", "--gpus 2"}                     },
         {"--profile --out x",                               {"--profile", "--out"}                                               },
         {"--profile --train a.bin --val b.bin --eval-only", {"--profile", "--eval-only"}                                         },
     };
@@ -290,6 +294,9 @@ static void test_contradictions(void) {
     CHECK(complete(&s, &err, "--keep 2 --out x --save-every 9 --resume", false, 1), "%s", err.text);
     CHECK(complete(&s, &err, "--batch 31 --seq 67108864", false, 1), "%s", err.text);
     CHECK(!complete(&s, &err, "--tokens-per-step 768", false, 2), "768 tokens are half a step of two ranks");
+    CHECK(complete(&s, &err, "--tokens-per-step 768 --context-gpus 2", false, 2), "%s", err.text);
+    CHECK(!complete(&s, &err, "--context-gpus 3", false, 4) && strstr(err.text, "--gpus 6"),
+          "4 GPUs in threes: %s", err.text);
 }
 
 /* What a hint proposes is accepted, and nothing of the line is lost but what it says. */

@@ -178,6 +178,18 @@ static void test_settings(void) {
                    "schedule    constant lr 2.00e-03 after 5 warm-up steps\n"
                    "evaluation  none: --train names token shards and there is no --val\n"
                    "output      none (--out DIR keeps checkpoints and a log)\n");
+    check_settings("--train a.bin --batch 2 --seq 16 --tokens-per-step 128 --steps 100 --lr 0.002 --warmup 5 "
+                   "--schedule constant --eval-every 0 --sample-tokens 0 --context-gpus 2",
+                   4,
+                   "recipe      cpu-small (defaults for what the flags leave open)\n"
+                   "numerics    fp32, flash attention, recompute none, seed 1337\n"
+                   "batch       2 x 16 tokens x 2 micro-steps x 2 groups of GPUs = 128 tokens a step\n"
+                   "context     16 tokens shared out over 2 GPUs: 8 each, of every sequence\n"
+                   "run         100 steps, 12.8 k tokens\n"
+                   "optimizer   AdamW, betas 0.9 0.99, eps 1e-08, weight decay 0.1, clip 1\n"
+                   "schedule    constant lr 2.00e-03 after 5 warm-up steps\n"
+                   "evaluation  none: --train names token shards and there is no --val\n"
+                   "output      none (--out DIR keeps checkpoints and a log)\n");
 }
 
 static void test_durations(void) {

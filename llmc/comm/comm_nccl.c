@@ -13,7 +13,8 @@
 
 /* Of a communicator: buffers of its channels, and its kernels, for the memory plan. Measured: TODO */
 static const size_t communicator_bytes = (size_t)300 << 20;
-static const double start_seconds = 60, call_seconds = 60, close_seconds = 2;
+double nccl_seconds = 60;
+static const double close_seconds = 2;
 
 typedef struct NcclComm {
     GroupComm group;
@@ -44,10 +45,10 @@ static NcclResult settled(const NcclComm *c, NcclResult result, double seconds) 
     return state;
 }
 
-static bool fail_nccl(const NcclComm *c, NcclResult result, const char *call, double seconds, Error *err) {
+static bool fail_nccl(const NcclComm *c, NcclResult result, const char *call, Error *err) {
     if (result == NCCL_IN_PROGRESS)
-        return fail(err, EXIT_RUN, "NCCL: %s is not done within %.0f s; hint: NCCL_DEBUG=INFO", call,
-                    seconds);
+        return fail(err, EXIT_RUN, "NCCL: %s is not done within %g s; hint: NCCL_DEBUG=INFO", call,
+                    nccl_seconds);
     const char *more = c->nccl->ncclGetLastError(c->handle);
     return fail(err, EXIT_RUN, "NCCL: %s: %s%s%s", call, c->nccl->ncclGetErrorString(result),
                 more && *more ? ": " : "", more ? more : "");
@@ -55,9 +56,9 @@ static bool fail_nccl(const NcclComm *c, NcclResult result, const char *call, do
 
 static void check(const NcclComm *c, NcclResult result, const char *call) {
     Error err = {0};
-    result = settled(c, result, call_seconds);
+    result = settled(c, result, nccl_seconds);
     if (result == NCCL_SUCCESS) return;
-    fail_nccl(c, result, call, call_seconds, &err);
+    fail_nccl(c, result, call, &err);
     die(&err);
 }
 
@@ -142,7 +143,7 @@ static bool share_id(const NcclComm *c, NcclId *id, Error *err) {
     bool ok = all || fail(err, EXIT_RUN, "out of memory");
     if (ok && c->group.comm.ranks.rank == 0) {
         const NcclResult result = c->nccl->ncclGetUniqueId(&mine);
-        ok = result == NCCL_SUCCESS || fail_nccl(c, result, "ncclGetUniqueId", 0, err);
+        ok = result == NCCL_SUCCESS || fail_nccl(c, result, "ncclGetUniqueId", err);
     }
     ok = ranks_agree(r, ok, err);
     if (ok) rendezvous_gather(r, all, &mine, sizeof mine);
@@ -155,8 +156,8 @@ static bool connect_ranks(NcclComm *c, const NcclId *id, Error *err) {
     NcclConfig config = nccl_config(0);
     const Ranks ranks = c->group.comm.ranks;
     NcclResult result = c->nccl->ncclCommInitRankConfig(&c->handle, ranks.n_ranks, *id, ranks.rank, &config);
-    result = settled(c, result, start_seconds);
-    return result == NCCL_SUCCESS || fail_nccl(c, result, "ncclCommInitRankConfig", start_seconds, err);
+    result = settled(c, result, nccl_seconds);
+    return result == NCCL_SUCCESS || fail_nccl(c, result, "ncclCommInitRankConfig", err);
 }
 
 static bool use_once(NcclComm *c, Error *err) {

@@ -6,6 +6,9 @@
 
 enum { NCCL_OLDEST = 21800 }; /* 10000 major + 100 minor + patch */
 
+/* How long NCCL may take to start, and to queue a call: 60. Tests have a shorter time. */
+extern double nccl_seconds;
+
 typedef struct NcclHandle NcclHandle; /* a communicator */
 typedef enum { NCCL_SUCCESS = 0, NCCL_IN_PROGRESS = 7 } NcclResult;
 typedef enum { NCCL_INT8 = 0, NCCL_INT64 = 4, NCCL_FLOAT32 = 7 } NcclType;

@@ -2,330 +2,13 @@
  * there are two cards. Every call against a plain computation, at odd sizes, with guard bands.
  *
  *   build/test_comm_ranks time    NCCL's calls on two cards: time and rate, queued one by one and in a graph */
-#include <string.h>
-#include <sys/stat.h>
 #include <fcntl.h>
-#include "dev/test/ranks_case.h"
-#include "llmc/comm/transport.h"
-#include "llmc/model/ops.h"
-
-enum { GUARD = 256, LARGE = 2100001 /* floats: more than sockets hold, no multiple of a piece */ };
-
-typedef struct Case {
-    const Device *device;
-    int groups[MOST_RANKS][MOST_RANKS]; /* by rank: the members of its group */
-    int n_members;
-    bool is_large; /* with sizes that take their time */
-} Case;
-
-static Comm *open_comm(const Case *c, Rendezvous *r, Error *err) {
-    const int *members = c->groups[r->ranks.rank];
-    return c->device == &device_cpu ? comm_sockets_open(r, members, c->n_members, err)
-                                    : comm_nccl_open(r, c->device, members, c->n_members, err);
-}
-
-/* ---- buffers with guard bands ---- */
-
-typedef struct Buffer {
-    const Device *device;
-    char *whole, *host; /* GUARD, bytes, GUARD; on the device and here */
-    size_t bytes;
-} Buffer;
-
-static Buffer new_buffer(const Device *device, int64_t bytes) {
-    const size_t whole = (size_t)bytes + 2 * GUARD;
-    Buffer b = {device, device->alloc(whole), malloc(whole), (size_t)bytes};
-    if (!b.whole || !b.host) abort();
-    memset(b.host, 0xa5, whole);
-    return b;
-}
-
-static void *on_host(const Buffer *b) {
-    return b->host + GUARD;
-}
-
-static void *on_device(const Buffer *b) {
-    return b->whole + GUARD;
-}
-
-/* To the device; what is queued on the side stream comes behind it. */
-static void send_buffer(const Buffer *b) {
-    b->device->upload(b->whole, b->host, b->bytes + 2 * GUARD);
-    b->device->event_record(EVENT_GRADS_FINAL, STREAM_MAIN);
-    b->device->stream_wait(STREAM_SIDE, EVENT_GRADS_FINAL);
-}
-
-/* Back, behind what is queued on the side stream. */
-static void fetch_buffer(const Buffer *b, const char *what) {
-    int64_t wrong = 0;
-    b->device->event_record(EVENT_GRADS_REDUCED, STREAM_SIDE);
-    b->device->stream_wait(STREAM_MAIN, EVENT_GRADS_REDUCED);
-    memset(b->host, 0, b->bytes + 2 * GUARD);
-    b->device->download(b->host, b->whole, b->bytes + 2 * GUARD);
-    for (size_t i = 0; i < GUARD; i++)
-        wrong += b->host[i] != (char)0xa5 || b->host[GUARD + b->bytes + i] != (char)0xa5;
-    CHECK(wrong == 0, "%s writes %lld bytes beside its buffer", what, (long long)wrong);
-}
-
-static void free_buffer(const Buffer *b) {
-    b->device->free(b->whole);
-    free(b->host);
-}
-
-/* ---- what the ranks have ---- */
-
-static uint32_t hashed(int64_t a, int64_t b) {
-    uint64_t x = (uint64_t)a * 0x9e3779b97f4a7c15u + (uint64_t)b * 0xbf58476d1ce4e5b9u + 1;
-    x = (x ^ x >> 31) * 0x94d049bb133111ebu;
-    return (uint32_t)(x >> 32);
-}
-
-/* Of many magnitudes, so that another order of additions gives other bits. */
-static float number(int rank, int64_t i) {
-    const uint32_t h = hashed(rank, i);
-    return ldexpf(1 + (float)(h & 0x3fffff) / 4194304, (int)(h >> 22 & 15) - 8) * (h >> 31 ? -1.0f : 1.0f);
-}
-
-/* Byte i of what `a` has. */
-static char byte_of(int64_t a, int64_t i) {
-    return (char)((int64_t)hashed(a, i >> 10) + i * 37);
-}
-
-/* The sum in the order of the members; *size: of the magnitudes. */
-static float sum_of(const int *members, int n, int64_t i, float *size) {
-    float sum = number(members[0], i);
-    *size = fabsf(sum);
-    for (int m = 1; m < n; m++) {
-        sum += number(members[m], i);
-        *size += fabsf(number(members[m], i));
-    }
-    return sum;
-}
-
-/* ---- the calls on the device ---- */
-
-typedef struct Group {
-    Comm *comm;
-    const Device *device;
-    const int *members;
-    int rank, n; /* within the group */
-} Group;
-
-/* Over sockets the order of the sum is promised; NCCL's is its own, of two the same. */
-static void test_reduce_scatter(const Group *g, int64_t n) {
-    const Buffer b = new_buffer(g->device, g->n * n * 4);
-    const bool exact = g->device == &device_cpu || g->n <= 2;
-    float *x = on_host(&b), size;
-    int64_t wrong = 0;
-    for (int64_t i = 0; i < g->n * n; i++) x[i] = number(g->members[g->rank], i);
-    send_buffer(&b);
-    g->comm->reduce_scatter(g->comm, STREAM_SIDE, on_device(&b), n);
-    fetch_buffer(&b, "reduce_scatter");
-    for (int64_t i = g->rank * n; i < (g->rank + 1) * n; i++) {
-        const float sum = sum_of(g->members, g->n, i, &size);
-        wrong += exact ? x[i] != sum : !(fabsf(x[i] - sum) <= 1e-6f * size);
-    }
-    CHECK(wrong == 0, "reduce_scatter of %lld: %lld wrong on rank %d of %d", (long long)n, (long long)wrong,
-          g->rank, g->n);
-    free_buffer(&b);
-}
-
-static void test_all_gather(const Group *g, int64_t n, DType dtype) {
-    const int64_t bytes = n * (int64_t)dtype_bytes(dtype);
-    const Buffer b = new_buffer(g->device, g->n * bytes);
-    char *x = on_host(&b);
-    int64_t wrong = 0;
-    for (int64_t i = 0; i < bytes; i++)
-        x[g->rank * bytes + i] = byte_of(g->members[g->rank], g->rank * bytes + i);
-    send_buffer(&b);
-    g->comm->all_gather(g->comm, STREAM_SIDE, on_device(&b), n, dtype);
-    fetch_buffer(&b, "all_gather");
-    for (int64_t i = 0; i < g->n * bytes; i++) wrong += x[i] != byte_of(g->members[i / bytes], i);
-    CHECK(wrong == 0, "all_gather of %lld: %lld bytes wrong on rank %d of %d", (long long)n, (long long)wrong,
-          g->rank, g->n);
-    free_buffer(&b);
-}
-
-/* Byte i of what member `from` has for member `to`. */
-static char letter(const Group *g, int from, int to, int64_t i) {
-    return byte_of(g->members[from] * 16 + g->members[to], i);
-}
-
-static void test_all_to_all(const Group *g, int64_t bytes) {
-    const Buffer in = new_buffer(g->device, g->n * bytes), out = new_buffer(g->device, g->n * bytes);
-    char *x = on_host(&in), *y = on_host(&out);
-    int64_t wrong = 0, changed = 0;
-    for (int64_t i = 0; i < g->n * bytes; i++) x[i] = letter(g, g->rank, (int)(i / bytes), i % bytes);
-    send_buffer(&out);
-    send_buffer(&in);
-    g->comm->all_to_all(g->comm, STREAM_SIDE, on_device(&out), on_device(&in), bytes);
-    fetch_buffer(&in, "all_to_all's input");
-    fetch_buffer(&out, "all_to_all");
-    for (int64_t i = 0; i < g->n * bytes; i++) {
-        wrong += y[i] != letter(g, (int)(i / bytes), g->rank, i % bytes);
-        changed += x[i] != letter(g, g->rank, (int)(i / bytes), i % bytes);
-    }
-    CHECK(wrong == 0 && changed == 0,
-          "all_to_all of %lld: %lld bytes wrong, %lld of its input, on rank %d of %d", (long long)bytes,
-          (long long)wrong, (long long)changed, g->rank, g->n);
-    free_buffer(&in);
-    free_buffer(&out);
-}
-
-static int64_t integer(int rank, int64_t i) {
-    return (int64_t)((uint64_t)hashed(rank, i) << 28) * (i % 2 ? 1 : -1) + i; /* sums stay below 2^63 */
-}
-
-/* On the main stream, where the others are on the side stream. */
-static void test_sum_int64(const Group *g, int64_t n) {
-    const Buffer b = new_buffer(g->device, n * 8);
-    int64_t *x = on_host(&b), wrong = 0;
-    for (int64_t i = 0; i < n; i++) x[i] = integer(g->members[g->rank], i);
-    send_buffer(&b);
-    g->comm->sum_int64(g->comm, STREAM_MAIN, on_device(&b), n);
-    fetch_buffer(&b, "sum_int64");
-    for (int64_t i = 0; i < n; i++) {
-        int64_t sum = 0;
-        for (int m = 0; m < g->n; m++) sum += integer(g->members[m], i);
-        wrong += x[i] != sum;
-    }
-    CHECK(wrong == 0, "sum_int64 of %lld: %lld wrong on rank %d of %d", (long long)n, (long long)wrong,
-          g->rank, g->n);
-    free_buffer(&b);
-}
-
-/* A step's calls in one graph, on the side stream between two waits, run again and again: at its end every rank has the
- * sum of all parts, each time from what it was given before. */
-static void test_graph(const Group *g, int64_t n) {
-    const Device *device = g->device;
-    const Buffer b = new_buffer(device, g->n * n * 4);
-    float *x = on_host(&b), size;
-    int64_t wrong = 0;
-    if (!device->capture_begin()) {
-        free_buffer(&b);
-        return;
-    }
-    device->event_record(EVENT_GRADS_FINAL, STREAM_MAIN);
-    device->stream_wait(STREAM_SIDE, EVENT_GRADS_FINAL);
-    g->comm->reduce_scatter(g->comm, STREAM_SIDE, on_device(&b), n);
-    g->comm->all_gather(g->comm, STREAM_SIDE, on_device(&b), n, DTYPE_F32);
-    device->event_record(EVENT_GRADS_REDUCED, STREAM_SIDE);
-    device->stream_wait(STREAM_MAIN, EVENT_GRADS_REDUCED);
-    Graph *graph = device->capture_end();
-    if (!CHECK(graph != NULL, "the calls are not captured")) return;
-    for (int again = 0; again < 3; again++) {
-        for (int64_t i = 0; i < g->n * n; i++) x[i] = number(g->members[g->rank], i + again);
-        send_buffer(&b);
-        device->graph_launch(graph);
-        fetch_buffer(&b, "a graph of calls");
-        for (int64_t i = 0; i < g->n * n; i++) {
-            const float sum = sum_of(g->members, g->n, i + again, &size);
-            wrong += !(fabsf(x[i] - sum) <= 1e-6f * size);
-        }
-    }
-    CHECK(wrong == 0, "in a graph %lld are wrong", (long long)wrong);
-    device->graph_free(graph);
-    free_buffer(&b);
-}
-
-/* ---- the calls on the host ---- */
-
-static void test_host_sums(const Group *g, int64_t n) {
-    double *x = malloc((size_t)n * sizeof *x);
-    int64_t wrong = 0;
-    for (int64_t i = 0; i < n; i++) x[i] = number(g->members[g->rank], i) / 3.0;
-    g->comm->sum_on_host(g->comm, x, n);
-    for (int64_t i = 0; i < n; i++) {
-        double sum = number(g->members[0], i) / 3.0;
-        for (int m = 1; m < g->n; m++) sum += number(g->members[m], i) / 3.0;
-        wrong += x[i] != sum;
-    }
-    CHECK(wrong == 0, "sum_on_host of %lld: %lld wrong", (long long)n, (long long)wrong);
-    free(x);
-}
-
-static void test_broadcast(const Group *g, int64_t bytes) {
-    char *x = malloc((size_t)bytes);
-    int64_t wrong = 0;
-    for (int64_t i = 0; i < bytes; i++) x[i] = byte_of(g->members[g->rank], i);
-    g->comm->broadcast_on_host(g->comm, x, bytes);
-    for (int64_t i = 0; i < bytes; i++) wrong += x[i] != byte_of(g->members[0], i);
-    CHECK(wrong == 0, "broadcast_on_host of %lld bytes: %lld wrong", (long long)bytes, (long long)wrong);
-    free(x);
-}
-
-/* The members from `first` on fail, each with its own code. */
-static void test_agree(const Group *g, int first) {
-    Error err = {0};
-    char name[16];
-    const bool fails = g->rank >= first;
-    if (fails) fail(&err, 10 + g->rank, "disk %d is full", g->rank);
-    const bool ok = g->comm->agree(g->comm, !fails, &err);
-    CHECK(ok == (first >= g->n), "rank %d thinks %d", g->rank, ok);
-    if (ok || first >= g->n) return;
-    snprintf(name, sizeof name, "rank %d (", g->members[first]);
-    CHECK(strncmp(err.text, name, strlen(name)) == 0 && strstr(err.text, "is full") &&
-              err.exit_code == 10 + first,
-          "rank %d has '%s', exit code %d", g->rank, err.text, err.exit_code);
-}
-
-/* ---- all calls ---- */
-
-static void test_calls(const Group *g, bool is_large) {
-    static const int64_t sizes[] = {1, 2, 3, 63, 1024, 4099, 90001, LARGE};
-    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
-        if (sizes[i] == LARGE && !is_large) continue;
-        test_reduce_scatter(g, sizes[i]);
-        test_all_gather(g, sizes[i], i % 2 ? DTYPE_BF16 : DTYPE_F32);
-        test_all_gather(g, sizes[i], i % 2 ? DTYPE_F32 : DTYPE_BF16);
-        test_all_to_all(g, sizes[i]);
-        test_sum_int64(g, sizes[i]);
-    }
-    if (is_large) test_all_to_all(g, 4 * LARGE);
-    test_graph(g, 100003);
-    test_host_sums(g, 1);
-    test_host_sums(g, 20001);
-    test_broadcast(g, 1);
-    test_broadcast(g, 300001);
-    for (int first = 0; first <= g->n; first++) test_agree(g, first);
-}
-
-/* Two Comms of the same group, as for two streams: their calls do not mix. */
-static void calls_of_rank(Rendezvous *r, const void *context) {
-    const Case *c = context;
-    Error err = {0};
-    if (!REQUIRE(c->device->open(r->ranks.rank, &err), "%s", err.text)) exit(1);
-    Group g = {.comm = open_comm(c, r, &err),
-               .device = c->device,
-               .members = c->groups[r->ranks.rank],
-               .n = c->n_members};
-    Comm *second = g.comm ? open_comm(c, r, &err) : NULL;
-    if (!CHECK(second != NULL, "%s", err.text)) return;
-    while (g.members[g.rank] != r->ranks.rank) g.rank++;
-    CHECK(g.comm->ranks.rank == g.rank && g.comm->ranks.n_ranks == g.n, "rank %d of %d", g.comm->ranks.rank,
-          g.comm->ranks.n_ranks);
-    CHECK(g.comm->fixed_bytes(g.comm) > 0, "it takes memory");
-    test_calls(&g, c->is_large);
-    Group other = g;
-    other.comm = second;
-    for (int i = 0; i < 3; i++) {
-        test_all_to_all(&other, 1001);
-        test_reduce_scatter(&g, 1001);
-    }
-    comm_close(second);
-    comm_close(g.comm);
-}
-
-static Case everyone(const Device *device, int n) {
-    Case c = {.device = device, .n_members = n, .is_large = n == 2 || n == 3};
-    for (int rank = 0; rank < n; rank++)
-        for (int i = 0; i < n; i++) c.groups[rank][i] = i;
-    return c;
-}
+#include "dev/test/comm_case.h"
 
 static void test_sockets(void) {
     for (int n = 1; n <= 4; n++) {
-        const Case c = everyone(&device_cpu, n);
+        Case c = everyone(&device_cpu, false, n);
+        c.is_large = n == 2 || n == 3;
         run_ranks(n, calls_of_rank, &c, NULL);
     }
     const Case pairs = {
@@ -367,7 +50,7 @@ static void leave_alone(Rendezvous *r, const void *context) {
 }
 
 static void test_lost_rank(void) {
-    const Case c = everyone(&device_cpu, 2);
+    const Case c = everyone(&device_cpu, false, 2);
     int statuses[2];
     char said[2000] = "";
     remove(SAID);
@@ -382,24 +65,7 @@ static void test_lost_rank(void) {
           "not one line: %s", said);
 }
 
-/* ---- NCCL ---- */
-
-static const char *no_nccl[][2] = {
-    {"/nonexistent/libnccl.so.2", "NCCL_LIBRARY: /nonexistent/libnccl.so.2"},
-    {"dev/test/check.h",          "NCCL_LIBRARY: "                         },
-    {"libm.so.6",                 "is not NCCL"                            },
-};
-
-/* Every rank has the line, with the first rank's name; nobody waits. */
-static void open_without_nccl(Rendezvous *r, const void *context) {
-    const char *const *row = context;
-    const int members[] = {0, 1};
-    Error err = {0};
-    setenv("NCCL_LIBRARY", row[0], 1);
-    Comm *comm = comm_nccl_open(r, &device_cpu, members, 2, &err);
-    CHECK(!comm && err.exit_code == 1 && strncmp(err.text, "rank 0 (", 8) == 0 && strstr(err.text, row[1]),
-          "%s: %s", row[0], err.text);
-}
+/* ---- two cards ---- */
 
 static const Device *card(void) {
     return ops_cuda_fp32 ? ops_cuda_fp32->device : NULL;
@@ -419,13 +85,12 @@ static bool two_cards(void) {
 }
 
 static void test_nccl(void) {
-    for (size_t i = 0; i < sizeof no_nccl / sizeof *no_nccl; i++)
-        run_ranks(2, open_without_nccl, no_nccl[i], NULL);
     if (!is_here(two_cards)) {
         SKIP("NCCL: this machine has no two cards");
         return;
     }
-    const Case c = everyone(card(), 2);
+    Case c = everyone(card(), true, 2);
+    c.is_large = true;
     run_ranks(2, calls_of_rank, &c, NULL);
 }
 
@@ -526,7 +191,7 @@ static void times_of_rank(Rendezvous *r, const void *context) {
 int main(int argc, char **argv) {
     if (argc > 1 && strcmp(argv[1], "time") == 0) {
         if (!is_here(two_cards)) return printf("no two cards\n"), 1;
-        const Case c = everyone(card(), 2);
+        const Case c = everyone(card(), true, 2);
         run_ranks(2, times_of_rank, &c, NULL);
         return check_failed != 0;
     }

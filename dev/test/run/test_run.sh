@@ -197,7 +197,7 @@ check "--eval-only: the folder stays as it is" diff -r "$work/good" "$work/unlog
 run --memory --layers 1
 check "--memory names device and precision" grep -qE '^device +cpu fp32: .*threads?,' "$work/out"
 # A program that could use a card, where there is none: of this build's objects, and of a stand-in for the rest.
-if ${CC:-cc} -fopenmp -I. -o "$work/no_card" build/train_gpt2.o $(find build/llmc -name '*.o' ! -path '*cuda*') dev/test/stubs/no_card.c -lm -lpthread 2>"$work/err"; then
+if ${CC:-cc} -fopenmp -I. -o "$work/no_card" build/train_gpt2.o $(find build/llmc -name '*.o' ! -path '*cuda*') dev/test/stubs/no_card.c -lm -lpthread -ldl 2>"$work/err"; then
     "$work/no_card" $tiny $quiet --steps 1 >"$work/out" 2>"$work/err" </dev/null
     check "no card: the CPU trains, exit code" [ $? -eq 0 ]
     check "no card: is said, once" [ "$(grep -c '^note: no CUDA device or no driver found: the CPU computes; hint: nvidia-smi$' "$work/out")" -eq 1 ]

@@ -1,0 +1,162 @@
+/* NCCL without a card: where it is looked for, what is said where it is missing, too old or stuck, and a Comm's calls over a
+ * library that stands in for it (dev/test/stubs/fake_nccl.c). */
+#include <dlfcn.h>
+#include <fcntl.h>
+#include <time.h>
+#include "dev/test/comm_case.h"
+#include "dev/test/folder.h"
+#include "llmc/comm/nccl.h"
+
+static const int members[] = {0, 1};
+
+/* Compiles the stand-in with the C compiler's `flags`; false where there is none. */
+static bool build_fake(const char *name, const char *flags) {
+    const char *cc = getenv("CC");
+    char command[1000];
+    snprintf(command, sizeof command,
+             "%s -std=c11 -D_GNU_SOURCE -I. -O1 -shared -fPIC %s -o %s dev/test/stubs/fake_nccl.c",
+             cc ? cc : "cc", flags, path_of(name));
+    return REQUIRE(system(command) == 0, "%s", command);
+}
+
+static double now(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+/* ---- what is said ---- */
+
+typedef struct Wrong {
+    const char *library, *mode, *said;
+} Wrong;
+
+/* Every rank has the line, with the first rank's name; nobody waits. */
+static void open_wrong(Rendezvous *r, const void *context) {
+    const Wrong *w = context;
+    Error err = {0};
+    setenv("NCCL_LIBRARY", strncmp(w->library, "fake", 4) == 0 ? path_of(w->library) : w->library, 1);
+    setenv("FAKE_NCCL", w->mode, 1);
+    nccl_seconds = 0.3;
+    Comm *comm = comm_nccl_open(r, &device_cpu, members, 2, &err);
+    CHECK(!comm && err.exit_code == 1 && strncmp(err.text, "rank 0 (", 8) == 0 && strstr(err.text, w->said),
+          "%s, %s: %s", w->library, w->mode, err.text);
+}
+
+static void test_wrong(void) {
+    static const Wrong all[] = {
+        {"/nonexistent/libnccl.so.2", "",            "NCCL_LIBRARY: /nonexistent/libnccl.so.2"                   },
+        {"dev/test/check.h",          "",            "NCCL_LIBRARY: "                                            },
+        {"libm.so.6",                 "",            "libm.so.6 is not NCCL"                                     },
+        {"fake_old.so",               "",            "NCCL 2.28.9, "                                             },
+        {"fake_old.so",               "",            "it has no ncclCommAbort"                                   },
+        {"fake.so",                   "old",         "NCCL 2.17.99, "                                            },
+        {"fake.so",                   "old",         "expected 2.18 or later"                                    },
+        {"fake.so",                   "no_start",    "ncclCommInitRankConfig: invalid argument: the fake says so"},
+        {"fake.so",                   "stuck_start", "ncclCommInitRankConfig is not done within"                 },
+    };
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) run_ranks(2, open_wrong, &all[i], NULL);
+}
+
+/* A call that fails ends the process: one line on stderr. */
+static void open_broken(Rendezvous *r, const void *context) {
+    Error err = {0};
+    const int said = open(path_of(r->ranks.rank ? "said1" : "said0"), O_WRONLY | O_CREAT | O_TRUNC, 0600);
+    dup2(said, STDERR_FILENO);
+    setenv("FAKE_NCCL", context, 1);
+    nccl_seconds = 0.3;
+    comm_nccl_open(r, &device_cpu, members, 2, &err);
+    CHECK(false, "rank %d goes on: %s", r->ranks.rank, err.text);
+}
+
+static void test_broken(const char *mode, const char *line) {
+    int statuses[2];
+    run_ranks(2, open_broken, mode, statuses);
+    for (int rank = 0; rank < 2; rank++) {
+        char said[1000] = "";
+        FILE *file = fopen(path_of(rank ? "said1" : "said0"), "r");
+        if (file) said[fread(said, 1, sizeof said - 1, file)] = '\0';
+        if (file) fclose(file);
+        CHECK(WIFEXITED(statuses[rank]) && WEXITSTATUS(statuses[rank]) == 1 && strcmp(said, line) == 0,
+              "%s: status %x, %s", mode, statuses[rank], said);
+    }
+}
+
+/* ---- the stand-in ---- */
+
+static void test_calls_over_fake(void) {
+    for (int n = 1; n <= 3; n++) {
+        const Case c = everyone(&device_cpu, true, n);
+        run_ranks(n, calls_of_rank, &c, NULL);
+    }
+    const Case crossed = {
+        .device = &device_cpu, .is_nccl = true, .n_members = 2, .groups = {{2, 0}, {3, 1}, {2, 0}, {3, 1}}
+    };
+    run_ranks(4, calls_of_rank, &crossed, NULL);
+    setenv("FAKE_NCCL", "slow", 1);
+    const Case c = everyone(&device_cpu, true, 2);
+    run_ranks(2, calls_of_rank, &c, NULL);
+    unsetenv("FAKE_NCCL");
+}
+
+/* NCCL that does not end holds nobody up; the description names what was found; what the user set stays. */
+static void close_stuck(Rendezvous *r, const void *context) {
+    Error err = {0};
+    (void)context;
+    setenv("FAKE_NCCL", "stuck_end", 1);
+    setenv("NCCL_NVLS_ENABLE", "2", 1);
+    Comm *comm = comm_nccl_open(r, &device_cpu, members, 2, &err);
+    if (!CHECK(comm != NULL, "%s", err.text)) return;
+    const char *said = comm_nccl_description(), *path = path_of("fake.so");
+    CHECK(strncmp(said, "NCCL 2.28.9, ", 13) == 0 && strcmp(said + 13, path) == 0, "%s", said);
+    CHECK(strcmp(getenv("NCCL_NVLS_ENABLE"), "2") == 0, "NCCL_NVLS_ENABLE is %s", getenv("NCCL_NVLS_ENABLE"));
+    const double begin = now();
+    comm_close(comm);
+    CHECK(now() - begin < 8, "closed after %.1f s", now() - begin);
+}
+
+static void find_wheel(Rendezvous *r, const void *context) {
+    Error err = {0};
+    (void)context;
+    unsetenv("NCCL_LIBRARY");
+    unsetenv("NCCL_NVLS_ENABLE");
+    Comm *comm = comm_nccl_open(r, &device_cpu, members, 2, &err);
+    CHECK(comm &&
+              strstr(comm_nccl_description(), "/lib/python3.12/site-packages/nvidia/nccl/lib/libnccl.so.2"),
+          "%s%s", comm_nccl_description(), err.text);
+    CHECK(strcmp(getenv("NCCL_NVLS_ENABLE"), "0") == 0, "multicast is on");
+    comm_close(comm);
+}
+
+/* A python3 whose packages have the wheel, first on the PATH; its library is the stand-in. */
+static void test_wheel(void) {
+    char command[1000], path[4000];
+    if (dlopen("libnccl.so.2", RTLD_LAZY)) {
+        SKIP("the wheel's NCCL: this system has its own, which comes first");
+        return;
+    }
+    snprintf(command, sizeof command,
+             "mkdir -p %s/venv/bin %s/venv/lib/python3.12/site-packages/nvidia/nccl/lib && cp %s "
+             "%s/venv/lib/python3.12/site-packages/nvidia/nccl/lib/libnccl.so.2",
+             folder, folder, path_of("fake.so"), folder);
+    REQUIRE(system(command) == 0, "%s", command);
+    snprintf(path, sizeof path, "%s/venv/bin:%s", folder, getenv("PATH"));
+    setenv("PATH", path, 1);
+    run_ranks(2, find_wheel, NULL, NULL);
+}
+
+int main(void) {
+    if (!REQUIRE(mkdtemp(folder) != NULL, "no folder")) return 1;
+    if (build_fake("fake.so", "") && build_fake("fake_old.so", "-DncclCommAbort=other")) {
+        test_wrong();
+        setenv("NCCL_LIBRARY", path_of("fake.so"), 1);
+        test_broken("broken", "error: NCCL: ncclAllGather: invalid argument: the fake says so\n");
+        test_broken("stuck", "error: NCCL: ncclAllGather is not done within 0.3 s; hint: NCCL_DEBUG=INFO\n");
+        test_calls_over_fake();
+        run_ranks(2, close_stuck, NULL, NULL);
+        test_wheel();
+    }
+    empty_folder();
+    rmdir(folder);
+    return check_finish("nccl");
+}

@@ -111,7 +111,8 @@ NcclResult ncclGetUniqueId(NcclId *id) {
 NcclResult ncclCommInitRankConfig(NcclHandle **comm, int n, NcclId id, int rank, NcclConfig *config) {
     const int fd = open(id.bytes, O_RDWR);
     if (mode("no_start")) unlink(id.bytes);
-    if (mode("no_start") || config->size != sizeof *config || config->magic != 0xcafebeef || config->blocking)
+    if (mode("no_start") || config->size != sizeof *config || config->magic != 0xcafebeef ||
+        config->version != NCCL_OLDEST || config->blocking)
         return INVALID;
     NcclHandle *c = calloc(1, sizeof *c);
     *c = (NcclHandle){.rank = rank, .n = n, .polls = POLLS, .is_stuck = mode("stuck_start")};

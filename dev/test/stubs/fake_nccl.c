@@ -15,7 +15,8 @@
 #include <unistd.h>
 #include "llmc/comm/nccl.h"
 
-enum { SLOT = 4 << 20, RANKS_MAX = 4, INVALID = 4, POLLS = 20 };
+enum { SLOT = 4 << 20, RANKS_MAX = 4, POLLS = 20 };
+#define INVALID ((NcclResult)4)
 
 typedef struct Shared {
     _Atomic int arrived, generation;

@@ -57,6 +57,12 @@ static void forward_backward(Case *c, GPT2 *model) {
     gpt2_micro_step(model, c->tokens, c->targets, c->B, c->T, 1.0f);
 }
 
+/* Of the step's micro-steps so far; the update would say it of the whole step. */
+static float loss_so_far(GPT2 *model) {
+    model->ops->finish_stats(model->stats, model->sums);
+    return gpt2_step_stats(model).loss;
+}
+
 static void update(Case *c, GPT2 *model, int64_t step) {
     const ReferenceHeader *h = &c->reference->header;
     UpdateArgs args = {step, h->lr, h->beta1, h->beta2, h->eps, h->weight_decay, h->clip};

@@ -118,28 +118,31 @@ static bool too_large(const Sizes *d) {
     return elems > (d->flags & GELU ? 5 << 20 : 1 << 19);
 }
 
-/* Which kernel a card of capability 9.0 takes in bf16; in fp32 all are the library's. The rows of one op differ only in
- * shape or wants, so that a kernel that no longer serves is seen though the library's results are right, too. */
+/* Which kernel a card of capability 9.0 takes; in fp32 all are the library's, with a pass of ours for GELU. The rows of
+ * one op differ only in shape or wants, so that a kernel that no longer serves is seen though the library's results are
+ * right, too. */
 static const struct {
     const Op *op;
     Sizes s;
-    const char *bf16; /* how its name begins */
+    const char *bf16, *fp32; /* how its name begins; NULL: "cublaslt_" */
 } chosen[] = {
-    {&op_linear_forward,                 {.N = 2177, .OC = 2048, .IC = 128, .flags = GELU}, "linear_gelu_sm90"    },
-    {&op_linear_forward,                 {.N = 2177, .OC = 2048, .IC = 128},                "cublaslt_"           },
-    {&op_linear_forward,                 {.N = 2177, .OC = 2048, .IC = 136, .flags = GELU}, "cublaslt_"           },
-    {&op_linear_forward,                 {.N = 65, .OC = 2048, .IC = 128, .flags = GELU},   "cublaslt_"           },
+    {&op_linear_forward,
+     {.N = 2177, .OC = 2048, .IC = 128, .flags = GELU},
+     "linear_gelu_sm90",                                                                                            "cublaslt_forward_pass"},
+    {&op_linear_forward,                 {.N = 2177, .OC = 2048, .IC = 128},                NULL,                   NULL                   },
+    {&op_linear_forward,                 {.N = 2177, .OC = 2048, .IC = 136, .flags = GELU}, NULL,                   NULL                   },
+    {&op_linear_forward,                 {.N = 65, .OC = 2048, .IC = 128, .flags = GELU},   NULL,                   NULL                   },
     {&op_linear_backward_input,
      {.N = 2177, .OC = 128, .IC = 2048, .flags = GELU},
-     "linear_gelu_backward_sm90"                                                                                  },
+     "linear_gelu_backward_sm90",                                                                                   NULL                   },
     {&op_linear_backward_input,
      {.N = 2177, .OC = 128, .IC = 2048, .flags = GELU | GELU_TOO},
-     "linear_gelu_backward_sm90"                                                                                  },
-    {&op_linear_backward_input,          {.N = 2177, .OC = 128, .IC = 2048},                "cublaslt_"           },
-    {&op_linear_backward_input,          {.N = 65, .OC = 128, .IC = 2048, .flags = GELU},   "cublaslt_"           },
-    {&op_linear_backward_input_row_dots, {.N = 4481, .OC = 128, .IC = 1984},                "linear_row_dots_sm90"},
-    {&op_linear_backward_input_row_dots, {.N = 65, .OC = 128, .IC = 1984},                  "cublaslt_"           },
-    {&op_linear_backward_weight,         {.N = 65, .OC = 128, .IC = 64},                    "cublaslt_"           },
+     "linear_gelu_backward_sm90",                                                                                   NULL                   },
+    {&op_linear_backward_input,          {.N = 2177, .OC = 128, .IC = 2048},                NULL,                   NULL                   },
+    {&op_linear_backward_input,          {.N = 65, .OC = 128, .IC = 2048, .flags = GELU},   NULL,                   NULL                   },
+    {&op_linear_backward_input_row_dots, {.N = 4481, .OC = 128, .IC = 1984},                "linear_row_dots_sm90", NULL                   },
+    {&op_linear_backward_input_row_dots, {.N = 65, .OC = 128, .IC = 1984},                  NULL,                   NULL                   },
+    {&op_linear_backward_weight,         {.N = 65, .OC = 128, .IC = 64},                    NULL,                   NULL                   },
 };
 
 /* Kernels with TMA do not run in sanitizer runs. */
@@ -149,8 +152,10 @@ static void test_chosen(const Ops *ops) {
              op_small ? "a sanitizer run" : ops->device->name());
         return;
     }
-    for (size_t i = 0; i < sizeof chosen / sizeof *chosen; i++)
-        op_case_by(ops, chosen[i].op, chosen[i].s, ops->dtype == DTYPE_BF16 ? chosen[i].bf16 : "cublaslt_");
+    for (size_t i = 0; i < sizeof chosen / sizeof *chosen; i++) {
+        const char *kernel = ops->dtype == DTYPE_BF16 ? chosen[i].bf16 : chosen[i].fp32;
+        op_case_by(ops, chosen[i].op, chosen[i].s, kernel ? kernel : "cublaslt_");
+    }
 }
 
 static void test_backend(const Ops *ops) {

@@ -7,7 +7,7 @@
 
 typedef enum { OPTIMIZER_ADAMW, N_OPTIMIZERS } OptimizerKind;
 
-/* What a kind keeps of each parameter from step to step: a buffer as long as the weights, fp32, 0 before the first. */
+/* What a kind keeps of each parameter from step to step: a buffer, fp32, 0 before the first. */
 typedef enum { ADAMW_M, ADAMW_V, N_STATES } StateId;
 typedef struct OptimizerState {
     OptimizerKind kind;

@@ -47,9 +47,10 @@ typedef enum Purpose { TRAINING, VALIDATION } Purpose;
 /* The files of --train, or of --val; without --val a part of --train's validates. */
 static DataLoader *open_data(const Run *run, Purpose purpose, Error *err) {
     const Settings *s = &run->settings;
-    const Ranks data = setup_data_ranks(run);
     const bool training = purpose == TRAINING, own_val = !training && s->val;
+    const bool first_alone = training && s->overfit; /* the first batch, on all ranks */
     const int part = training ? SPLIT_TRAIN : SPLIT_VAL;
+    const Ranks ranks = first_alone ? comm_alone.ranks : setup_data_ranks(run);
     DataOptions options = {
         .pattern = own_val ? s->val : s->train,
         .tokenizer = run->tokenizer,
@@ -57,8 +58,8 @@ static DataLoader *open_data(const Run *run, Purpose purpose, Error *err) {
         .vocab_size = run->config.vocab_size,
         .B = (int)s->batch,
         .T = (int)s->seq,
-        .ranks = data,
-        .block = training ? s->tokens_per_step / (s->batch * s->seq * data.n_ranks) : 1,
+        .ranks = ranks,
+        .block = training ? s->tokens_per_step / (s->batch * s->seq * ranks.n_ranks) : 1,
         .shuffle = training,
         .seed = (uint64_t)s->seed,
         .split = s->val || pattern_is_shards(s->train) ? SPLIT_ALL : part,

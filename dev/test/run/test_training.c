@@ -13,6 +13,7 @@
 static char text[64];
 
 /* A new run of 3 micro-steps a step; false where it does not open. */
+static bool overfit;
 static bool open_run(Run *run, Training *t, Comm *comm) {
     char *argv[] = {"train_gpt2", "--device",  "cpu", "--train", text, "--layers", "2", "--channels",
                     "32",         "--heads",   "2",   "--seq",   "16", "--batch",  "2", "--tokens-per-step",
@@ -24,6 +25,7 @@ static bool open_run(Run *run, Training *t, Comm *comm) {
         .run = run, .val_step = -1, .saving.last_saved = -1, .step_seconds = INFINITY, .peak_flops = 1e12};
     bool ok = flags_parse(&run->settings, argc, argv, &err) && setup_backend(run, &err);
     if (ok) settings_complete(&run->settings, false, 1);
+    run->settings.overfit = overfit;
     ok = ok && setup_model_size(run, &err) && setup_device(run, &err) && setup_data(run, &err) &&
          setup_model(run, &err);
     if (ok) console_open(&t->console, fopen("/dev/null", "w"), 0, 9);
@@ -216,6 +218,24 @@ static void test_rank_1(void) {
     setup_close(&run);
 }
 
+/* --overfit is the first batch on every rank. */
+static void test_overfit_of_two(void) {
+    static Training t[2];
+    Error err = {0};
+    overfit = true;
+    for (int rank = 0; rank < 2; rank++) {
+        Comm comm = comm_alone;
+        Run run;
+        comm.ranks = (Ranks){rank, 2};
+        if (!open_run(&run, &t[rank], &comm)) return;
+        CHECK(training_step(&t[rank], 1, &err), "%s", err.text);
+        setup_close(&run);
+    }
+    overfit = false;
+    CHECK(t[0].good.n > 0 && memcmp(&t[0].good, &t[1].good, sizeof t->good) == 0,
+          "two ranks read two batches");
+}
+
 /* What a rank prints that is not to print, in a process of its own: nothing arrives. */
 static void test_print_nothing(void) {
     int ends[2];
@@ -248,6 +268,7 @@ int main(void) {
     test_validation_of_two(7);
     test_validation_of_two(300);
     test_rank_1();
+    test_overfit_of_two();
     test_print_nothing();
     test_times_of_steps_ahead();
     test_step_left_out();

@@ -11,7 +11,7 @@
 #include "llmc/model/comm.h"
 #include "check.h"
 
-enum { FORKED_MAX = 8, FORKED_BYTES = 4 << 20, FORKED_SECONDS = 60 };
+enum { FORKED_MAX = 8, FORKED_BYTES = 256 << 20, FORKED_SECONDS = 60 };
 
 typedef struct ForkedShared {
     pthread_barrier_t barrier;
@@ -23,9 +23,9 @@ typedef struct ForkedComm {
     ForkedShared *shared;
 } ForkedComm;
 
-/* Memory that forked processes share, zero. */
+/* Memory that forked processes share, zero; there is none until it is written. */
 __attribute__((unused)) static void *forked_memory(size_t bytes) {
-    void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (p == MAP_FAILED) abort();
     return p;
 }

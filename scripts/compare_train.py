@@ -84,12 +84,14 @@ class Torch:
     """scripts/torch_gpt2.py, kept between its turns so that it compiles once. It takes the card when it is told to compile, one
     way. A failure is kept in .failure."""
 
-    def __init__(self, configuration, shard, limit_s):
+    def __init__(self, configuration, shard, limit_s, more=(), environment=None):
+        """more: further flags; environment: variables beside this process's own."""
         command = [sys.executable, PEER, "--model", configuration.model,
-                   "--batch", str(configuration.B), "--seq", str(configuration.T), "--tokens", shard]
+                   "--batch", str(configuration.B), "--seq", str(configuration.T), "--tokens", shard, *more]
         self.way, self.limit_s, self.failure, self.turns, self.compiled_s = None, limit_s, "", [], math.nan
         self.errors = tempfile.TemporaryFile("w+")
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors, text=True)
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors, text=True,
+                                        env={**os.environ, **(environment or {})})
 
     def ask(self, line):
         """Its answer to a line, of JSON; None, and .failure, where there is none in time."""
@@ -176,15 +178,21 @@ def flags_of(configuration, arguments):
     return configuration.flags.split() if arguments.flags is None else arguments.flags
 
 
-def run_ours(configuration, shard, arguments, work, steps):
-    """({ms, seconds, loss, mfu, memory, device_memory}, ""), or (None, what failed)."""
+def command_of_ours(configuration, shard, arguments, out, steps, gpus=1):
+    tokens = configuration.B * configuration.T * gpus
+    return [os.path.abspath(arguments.program), "--model", configuration.model, "--train", shard, "--batch", str(configuration.B),
+            "--seq", str(configuration.T), "--tokens-per-step", str(tokens), "--steps", str(steps),
+            "--sample-tokens", "0", "--eval-every", "0", "--out", out, "--model-only",
+            *(["--gpus", str(gpus)] if gpus > 1 else []), *flags_of(configuration, arguments)]
+
+
+def run_ours(configuration, shard, arguments, work, steps, gpus=1, environment=None):
+    """({ms, seconds, loss, mfu, memory, device_memory}, ""), or (None, what failed). environment: variables beside this process's own."""
     out = os.path.join(work, "run")
-    tokens = configuration.B * configuration.T
-    command = [os.path.abspath(arguments.program), "--model", configuration.model, "--train", shard, "--batch", str(configuration.B),
-               "--seq", str(configuration.T), "--tokens-per-step", str(tokens), "--steps", str(steps),
-               "--sample-tokens", "0", "--eval-every", "0", "--out", out, "--model-only", *flags_of(configuration, arguments)]
+    command = command_of_ours(configuration, shard, arguments, out, steps, gpus)
     try:
-        result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True, timeout=OURS_LIMIT_S)
+        result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True, timeout=OURS_LIMIT_S,
+                                env={**os.environ, **(environment or {})})
         measured = re.search(r"^memory: .*measured (.*)$", result.stdout, re.MULTILINE)
         memory = gib(measured[1])
         return {**read_log(os.path.join(out, "log.jsonl")), "memory": memory, "device_memory": memory}, ""

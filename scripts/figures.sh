@@ -113,6 +113,27 @@ summary() {
     sed 's/$/./' "$work/about_attention"
 }
 
+# Several GPUs beside one. The file is that of one run of compare_scaling.py.
+scaling() {
+    [ -r "$results/compare_scaling.md" ] || { echo 'Not measured yet.' && return; }
+    awk "$common"'
+    /^### / { gpus = $2 }
+    /^[|] d[0-9]+:/ {
+        split($0, c, / *[|] */)
+        split(c[2], word, /[:x]/)
+        line[++n] = "| " model(word[1]) ", " word[2] " x " word[3]
+        for (i = 3; i <= 11; i++) if (i != 6) line[n] = line[n] " | " c[i]
+        line[n] = line[n] " |"
+        if (c[6] ~ /^no/) { sub(/^no /, "", c[6]); short = short (short ? "; " : "") model(word[1]) ", " word[2] " x " word[3] ": " c[5] ", aimed at " c[6] }
+    }
+    END {
+        print "Medians of the turns, tokens/s (least to most; " provenance() "; NCCL " header["NCCL"] ").\n"
+        print "| model, batch x context a GPU | ours, 1 GPU | ours, " gpus " GPUs | % of linear | PyTorch, 1 GPU | PyTorch, " gpus " GPUs | % of linear | its buckets, MB | ratio |\n|---|---|---|---|---|---|---|---|---|"
+        for (i = 1; i <= n; i++) print line[i]
+        print "\n" (short ? "Short of the aim: " short "." : "Every aim of scripts/compare_scaling.py is reached.")
+    }' "$results/compare_scaling.md"
+}
+
 context() {
     tr -d '\r' <"$results/context.csv" | awk -F, '
     BEGIN { n_modes = split("flash gelu linear block standard", modes, " "); split("none `gelu` `linear` `block` `standard`", titles, " ") }
@@ -156,7 +177,7 @@ if [ "$write" ]; then
         python3 scripts/combine.py $kind "$results/${kind}_runs"/*.csv --csv "$results/compare_$kind.csv" --markdown "$results/compare_$kind.md" >/dev/null
     done
 fi
-for block in summary attention training context default_run; do $block >"$work/$block"; done
+for block in summary attention training scaling context default_run; do $block >"$work/$block"; done
 status=0
 for page in "$@"; do
     awk -v work="$work" '

@@ -6,12 +6,17 @@ PyTorch's attention kernels. Speed only: constant learning rate, no evaluation, 
 
 Reads standard input: the first line names the attention (cudnn, flash, flash3) and the mode of torch.compile; it takes the
 card, compiles and prints one line of JSON; then for every line, a number of seconds, trains about so long and prints
-another: steps, seconds, median milliseconds, loss, peak memory in bytes. Ends with its input. flash3: FlashAttention-3 of the package flash_attn_3 or xformers as an operator of its own, held
-to PyTorch's attention once before it is used; its backward adds dQ by atomics.
+another: steps, seconds, median milliseconds, loss, peak memory in bytes. Ends with its input. flash3: FlashAttention-3 of the
+package flash_attn_3 or xformers as an operator of its own, held to PyTorch's attention once before it is used; its backward
+adds dQ by atomics.
+
+With torchrun's variables (WORLD_SIZE above 1) it is one rank of DistributedDataParallel over NCCL: every rank reads the same
+lines, each trains on batches of its own, and --bucket-mb sets how many gradients one all-reduce takes.
 """
 import argparse
 import json
 import math
+import os
 import statistics
 import sys
 import time
@@ -29,6 +34,7 @@ VOCABULARY, PADDED_VOCABULARY = 50257, 50304
 BACKENDS = {"cudnn": SDPBackend.CUDNN_ATTENTION, "flash": SDPBackend.FLASH_ATTENTION, "flash3": SDPBackend.MATH}  # flash3: unused
 SHARD_HEADER_BYTES, MOST_TOKENS = 1024, (1 << 22) + 1
 DEVICE = "cuda"
+N_RANKS = int(os.environ.get("WORLD_SIZE", "1"))
 WARM_UP_S = 1.0  # at load before the timed steps: a card at its power limit slows down within 0.1 s
 
 
@@ -125,6 +131,33 @@ def read_batches(path, B, T):
     return [tuple(tokens[i : i + B * T].view(B, T).to(DEVICE) for i in (begin, begin + 1)) for begin in begins]
 
 
+def join_ranks():
+    """This process takes its card and meets the others; its rank."""
+    if N_RANKS == 1:
+        return 0
+    torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    torch.distributed.init_process_group("nccl")
+    return torch.distributed.get_rank()
+
+
+def slowest(step_s):
+    """Over ranks, which must all train as many steps."""
+    if N_RANKS == 1:
+        return step_s
+    seconds = torch.tensor([step_s], device=DEVICE)
+    torch.distributed.all_reduce(seconds, torch.distributed.ReduceOp.MAX)
+    return seconds.item()
+
+
+def over_ranks(model, bucket_mb):
+    """The model whose backward also takes the mean of gradients over ranks. torch.compile() takes it apart at the borders of buckets,
+    so that the all-reduce of one runs beside the backward pass of the next."""
+    if N_RANKS == 1:
+        return model
+    return nn.parallel.DistributedDataParallel(model, device_ids=[torch.cuda.current_device()], bucket_cap_mb=bucket_mb,
+                                               gradient_as_bucket_view=True, static_graph=True)
+
+
 def make_step(arguments, attention, mode):
     """A function (tokens, targets) -> loss that trains one step."""
     torch.manual_seed(0)
@@ -134,7 +167,7 @@ def make_step(arguments, attention, mode):
     groups = [{"params": [p for p in model.parameters() if p.dim() == 2], "weight_decay": 0.1},
               {"params": [p for p in model.parameters() if p.dim() != 2], "weight_decay": 0.0}]
     optimizer = torch.optim.AdamW(groups, lr=1e-4, betas=(0.9, 0.95), fused=True)
-    compiled = torch.compile(model, dynamic=False, mode=None if mode == "default" else mode)
+    compiled = torch.compile(over_ranks(model, arguments.bucket_mb), dynamic=False, mode=None if mode == "default" else mode)
 
     def step(tokens, targets):
         torch.compiler.cudagraph_mark_step_begin()  # the last step's results may go
@@ -151,6 +184,7 @@ def make_step(arguments, attention, mode):
 
 def train(step, batches, seconds, step_s):
     """Trains WARM_UP_S, then `seconds` that are timed, a little more since step_s, of one step, is rough."""
+    step_s = slowest(step_s)
     n_warm, n = max(1, round(WARM_UP_S / step_s)), max(2, math.ceil(1.06 * seconds / step_s))
     for i in range(n_warm):
         step(*batches[i % len(batches)])
@@ -175,6 +209,7 @@ def main():
     parser.add_argument("--batch", type=int, required=True)
     parser.add_argument("--seq", type=int, required=True)
     parser.add_argument("--tokens", required=True, metavar="FILE", help="a token shard (header of 1024 bytes, then uint16)")
+    parser.add_argument("--bucket-mb", type=float, default=25, metavar="N", help="of gradients in one all-reduce (default 25, PyTorch's own)")
     arguments = parser.parse_args()
     way = sys.stdin.readline().split()
     if not way:
@@ -182,7 +217,9 @@ def main():
     if len(way) != 2 or way[0] not in BACKENDS:
         sys.exit(f"error: expected one of {', '.join(BACKENDS)} and a mode, found {' '.join(way)!r}")
     began = time.monotonic()
-    batches, step = read_batches(arguments.tokens, arguments.batch, arguments.seq), make_step(arguments, *way)
+    rank, batches = join_ranks(), read_batches(arguments.tokens, arguments.batch, arguments.seq)
+    batches = batches[rank:] + batches[:rank]  # each rank begins with another one
+    step = make_step(arguments, *way)
     for i in range(5):  # compiles, warms up, records a graph where the mode has them, and two that are like the others
         if i == 3:
             torch.cuda.synchronize()
@@ -190,11 +227,12 @@ def main():
         step(*batches[i % len(batches)])
     torch.cuda.synchronize()
     step_s = (time.monotonic() - warm) / 2
+    torch.cuda.empty_cache()  # leaves the device's memory to whoever runs next
     print(json.dumps({"compiled_s": warm - began, "step_s": step_s}), flush=True)
     for line in sys.stdin:
         result = train(step, batches, float(line), step_s)
         step_s = result["seconds"] / result["steps"]
-        torch.cuda.empty_cache()  # leaves the device's memory to whoever runs next
+        torch.cuda.empty_cache()
         print(json.dumps(result), flush=True)
 
 

@@ -32,6 +32,7 @@ if ! command -v python3 >/dev/null 2>&1; then
 fi
 export PYTHONDONTWRITEBYTECODE=1
 attention=scripts/compare_attention.py train=scripts/compare_train.py context=scripts/context.py
+scaling=scripts/compare_scaling.py
 refuses "--seq.*'1024,0'" $attention --seq 1024,0
 refuses "--head-size.*multiple of 8" $attention --head-size 60
 refuses "multiple of the head size 128.*1600" $attention --channels 1600
@@ -42,6 +43,12 @@ refuses "--seconds.*'nan'" $train --seconds nan
 refuses "--flags.*quotation" $train --flags "--graph 'off"
 refuses "README.md: expected a token shard" $train --train README.md
 refuses "/none: cannot be read" $train --train "$work/none"
+refuses "MODEL:BxT.*'d12:64'" $scaling --cases d12:64
+refuses "--gpus.*'1'" $scaling --gpus 1
+refuses "--buckets.*'0'" $scaling --buckets 0
+refuses "README.md: expected a token shard" $scaling --train README.md
+refuses "MODEL:BxT.*'d13:1x1'" scripts/scaling.py --cases d13:1x1
+refuses "/none.csv: cannot be read" scripts/scaling.py --check "$work/none.csv"
 refuses "--slice.*'0.001'" $attention --slice 0.001
 refuses "--seq.*'12,x'" $context --seq 12,x
 refuses "'some' is not one of flash" $context --modes flash,some

@@ -99,7 +99,7 @@ class Peer(Parts):
     def step(self, attention="cudnn", mode="default"):
         self.noted.clear()
         self.replace(self.peer, "SIZES", {"small": (1, 2, 4)})
-        return self.peer.make_step(types.SimpleNamespace(model="small", seq=8), attention, mode)
+        return self.peer.make_step(types.SimpleNamespace(model="small", seq=8, bucket_mb=25), attention, mode)
 
     def test_a_training_step(self):
         step = self.step()
@@ -117,6 +117,30 @@ class Peer(Parts):
         self.assertEqual(self.noted, ["mark_step()", "with autocast(cuda, bf16)", "with sdpa_kernel(cudnn)", "end sdpa_kernel(cudnn)",
                                       "end autocast(cuda, bf16)", "backward", "clip(16, 1.0)", "optimizer.step()",
                                       "zero_grad(set_to_none=True)"])
+
+    def test_alone(self):
+        self.assertEqual((self.peer.N_RANKS, self.peer.join_ranks(), self.peer.slowest(0.5), self.peer.over_ranks("model", 25)),
+                         (1, 0, 0.5, "model"))
+
+    def test_ranks(self):
+        """As one of two: what PyTorch is asked for, and that the ranks train as many steps as the slowest guess says."""
+        self.replace(self.peer, "N_RANKS", 2)
+        self.replace(self.peer.os, "environ", {"LOCAL_RANK": "1"})
+        asked = []
+        self.torch.cuda.set_device = lambda card: asked.append(f"card {card}")
+        self.torch.cuda.current_device = lambda: 1
+        self.torch.tensor = lambda values, device: types.SimpleNamespace(item=lambda: values[0])
+        self.torch.distributed = types.SimpleNamespace(
+            init_process_group=lambda backend: asked.append(backend), get_rank=lambda: 1, ReduceOp=types.SimpleNamespace(MAX="max"),
+            all_reduce=lambda x, op: asked.append(op) or setattr(x, "item", lambda: 0.75))
+        self.peer.nn.parallel = types.SimpleNamespace(DistributedDataParallel=lambda model, **named: asked.append(named) or f"ranks of {model}")
+        self.assertEqual((self.peer.join_ranks(), self.peer.slowest(0.5), self.peer.over_ranks("a model", 100.0)), (1, 0.75, "ranks of a model"))
+        self.assertEqual(asked, ["card 1", "nccl", "max", {"device_ids": [1], "bucket_cap_mb": 100.0, "gradient_as_bucket_view": True,
+                                                           "static_graph": True}])
+        self.replace(self.peer, "slowest", lambda step_s: 2 * step_s)
+        self.replace(self.peer.time, "monotonic", lambda: 0.0)
+        step = lambda *batch: types.SimpleNamespace(item=lambda: 3.5)  # noqa: E731
+        self.assertEqual(self.peer.train(step, [("a", 0)], 8.0, 0.5)["steps"], 9)
 
     def test_modes(self):
         self.step(mode="max-autotune")

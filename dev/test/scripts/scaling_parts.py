@@ -185,7 +185,8 @@ class Measured(Parts):
             self.assertEqual((found, err), (status, ""), out)
             self.assertIn(f"The largest error on more than one GPU is {abs(100 * (1 / factor - 1)):.2f} %", out)
         self.assertEqual(self.run_main("--check", path, "--measured", measured, "--most", "4")[0], 0)
-        self.refused_main("expected rows of ours on 1 GPU and on more", "--check", self.file("x.csv", self.CSV.replace("flags", "gpus").replace("cu,,", "cu,1,")))
+        alone = self.CSV.replace("flags", "gpus").replace(",,", ",1,").replace("--recompute gelu", "1")
+        self.refused_main("expected rows of ours on 1 GPU and on more", "--check", self.file("x.csv", alone))
         self.refused_main("expected the columns configuration, program, gpus, ms", "--check", self.file("x.csv", self.CSV))
 
     def test_bad_words(self):

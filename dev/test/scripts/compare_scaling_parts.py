@@ -1,0 +1,153 @@
+"""scripts/compare_scaling.py, with stand-ins for both trainers."""
+import argparse
+import os
+import sys
+import types
+import unittest
+
+from parts import Parts
+
+import compare_scaling
+import compare_train
+import random_shard
+
+# A stand-in for ./train_gpt2cu: 100 ms a step, 104 with --gpus 2; notes its words and the card it sees.
+OURS = """#!/bin/sh
+[ "$1" != --version ] || { echo 'train_gpt2 0123abc'; exit; }
+printf '%s\\n' "$*" "card $CUDA_VISIBLE_DEVICES" >>"${0%/*}/words"
+ms=100
+while [ $# -gt 0 ]; do [ "$1" = --out ] && out=$2; [ "$1" = --gpus ] && ms=104; shift; done
+mkdir -p "$out"
+for step in 1 2 3 4; do echo "{\\"step\\": $step, \\"loss\\": 4.5, \\"ms\\": $ms, \\"mfu\\": 0.5}"; done >"$out/log.jsonl"
+echo 'memory: planned 1.0 GiB, measured 2.5 GiB'
+"""
+# A stand-in for scripts/torch_gpt2.py: 120 ms a step alone; on two ranks 150, with buckets of 100 MB 130. Rank 1 has more memory.
+PEER = """
+import json, os, sys
+words, ranks = sys.argv[1:], int(os.environ.get("WORLD_SIZE", "1"))
+bucket = words[words.index("--bucket-mb") + 1] if "--bucket-mb" in words else ""
+with open(os.environ["TOLD"], "a") as file:
+    print(ranks, os.environ.get("RANK", "-"), os.environ.get("LOCAL_RANK", "-"), bucket, file=file)
+way = sys.stdin.readline().split()
+if way == ["cudnn", "default"] and os.environ.get("RANK") == "1":
+    sys.exit("torch.AcceleratorError: rank 1 has no card")
+if way == ["cudnn", "default"] and ranks > 1:
+    sys.stdin.read()
+if way:
+    print(json.dumps({"compiled_s": 12.0, "step_s": 0.1}), flush=True)
+ms = 120 if ranks == 1 else 130 if bucket == "100" else 150
+for line in sys.stdin:
+    print(json.dumps({"steps": 10, "seconds": 0.01 * ms, "loss": 4.4, "memory": 4 << 30, "reserved": (6 + int(os.environ.get("RANK", 0))) << 30}), flush=True)
+"""
+
+
+class Scaling(Parts):
+    def setUp(self):
+        super().setUp()
+        self.replace(compare_train, "PEER", self.file("peer.py", PEER))
+        os.environ["TOLD"] = self.path("told")
+        self.addCleanup(os.environ.pop, "TOLD")
+        self.addCleanup(os.environ.pop, "NCCL_NVLS_ENABLE", None)
+        self.program("train_gpt2cu", OURS)
+
+    def arguments(self, *words):
+        return compare_scaling.parse_arguments(["--program", self.path("train_gpt2cu"), "--seconds", "1", "--turns", "2", "--limit", "30", *words])
+
+    def compare(self, *words):
+        """Rows of the CSV."""
+        arguments = self.arguments(*words)
+        report = compare_scaling.Report(self.path("x.csv"), self.path("x.md"))
+        turns = compare_scaling.Turns(report)
+        for case in arguments.cases:
+            self.said(compare_scaling.compare, case, "a shard", arguments, self.folder, turns)
+        self.whole = self.said(compare_scaling.table, turns.rows, arguments.gpus, report)[0]
+        report.close()
+        return turns.rows
+
+    def of(self, rows, *names):
+        return [tuple(row[name] for name in names) for row in rows]
+
+    def test_the_cases(self):
+        self.assertEqual([compare_scaling.name_of(case) for case in compare_scaling.CASES], list(compare_scaling.MUST))
+        self.assertEqual(compare_scaling.MUST, {"d12:64x1024": 99.0, "d12:16x1024": 95.0, "d24:32x1024": 99.0, "d48:16x1024": 99.5})
+        parsed = compare_scaling.parse_arguments([])
+        self.assertEqual((parsed.cases, parsed.gpus, parsed.seconds, parsed.turns, parsed.buckets, parsed.way, parsed.deadline),
+                         (compare_scaling.CASES, 2, 5.0, 3, [25.0, 100.0], ("flash3", "default"), None))
+
+    def test_turns(self):
+        rows = self.compare("--cases", "d12:16x1024")
+        first = [("train_gpt2cu", "1", "", "0", "100.000", "163840"), ("train_gpt2cu", "2", "", "", "104.000", "315077"),
+                 ("torch", "1", "", "", "120.000", "136533"), ("torch", "2", "25", "", "150.000", "218453"),
+                 ("torch", "2", "100", "", "130.000", "252062")]
+        second = [(*first[0][:3], "1", *first[0][4:]), first[1], first[2], first[4]]
+        self.assertEqual(self.of(rows, "program", "gpus", "bucket_mb", "cards", "ms", "tok_s"), first + second, "the faster bucket goes on")
+        self.assertEqual(self.of(rows, "device_gib", "compile_s", "failure")[:5], [("2.50", "", ""), ("2.50", "", ""), ("6.00", "12", ""),
+                                                                                     ("7.00", "12", ""), ("7.00", "12", "")], "the rank with most memory")
+        self.assertEqual(sorted(self.text("told").split("\n")[:-1]), ["1 - - ", "2 0 0 100", "2 0 0 25", "2 1 1 100", "2 1 1 25"])
+        words = self.text("words").split("\n")
+        self.assertRegex(words[0], "--batch 16 .* --tokens-per-step 16384 .*--model-only$")
+        self.assertRegex(words[2], "--batch 16 .* --tokens-per-step 32768 .*--model-only --gpus 2$")
+        self.assertEqual((words[1], words[5]), ("card 0", "card 1"), "one GPU: the cards in turn")
+        self.assertIs(self.whole, True)
+        row = next(line for line in self.text("x.md").splitlines() if line.startswith("| d12:16x1024"))
+        self.assertEqual([cell.strip() for cell in row.split("|")[1:-1]],
+                         ["d12:16x1024", "163,840 (163,840 to 163,840)", "315,077 (315,077 to 315,077)", "96.15", "yes >=95",
+                          "136,533 (136,533 to 136,533)", "252,062 (252,062 to 252,062)", "92.31", "100", "1.25"])
+
+    def test_a_case_that_falls_short(self):
+        self.compare("--cases", "d12:64x1024", "--ours-only")
+        self.assertIn("| 96.15 | no >=99 | - | - | - | - | - |", self.text("x.md"))
+        self.assertEqual(compare_scaling.verdict("d12:64x1024", 4, 96.0), "-")
+        self.assertFalse(os.path.exists(self.path("told")), "without PyTorch")
+
+    def test_a_rank_that_fails_ends_the_others(self):
+        rows = self.compare("--cases", "d24:1x64", "--way", "cudnn/default", "--buckets", "25")
+        failed = [row for row in rows if row["failure"]]
+        self.assertEqual([(row["program"], row["gpus"]) for row in failed], [("torch", "2")], "once")
+        self.assertIn("rank 1 has no card", failed[0]["failure"])
+        self.assertEqual([row["ms"] for row in rows if row["program"] == "torch" and row["gpus"] == "1"], ["120.000"] * 2)
+        self.assertIs(self.whole, True, "ours is there")
+
+    def test_ours_fails(self):
+        self.program("train_gpt2cu", "#!/bin/sh\necho 'error: no' >&2\nexit 1\n")
+        rows = self.compare("--cases", "d12:16x1024", "--ours-only", "--turns", "1")
+        self.assertEqual(self.of(rows, "gpus", "ms", "failure"), [("1", "", "error: no"), ("2", "", "error: no")])
+        self.assertIs(self.whole, False)
+
+    def test_the_deadline(self):
+        self.replace(compare_scaling, "BEGAN", -1e9)
+        rows = self.compare("--cases", "d12:16x1024", "--deadline", "10", "--turns", "1")
+        self.assertEqual({row["failure"] for row in rows}, {"not run: no time was left"})
+
+    def test_the_program(self):
+        asked = []
+        torch = types.SimpleNamespace(cuda=types.SimpleNamespace(device_count=lambda: 2, nccl=types.SimpleNamespace(version=lambda: (2, 28, 9))))
+        self.replace(compare_scaling, "torch_on_card", lambda: torch)
+        self.replace(compare_scaling, "environment", lambda torch, commit: [("commit", commit)])
+        self.replace(random_shard, "write", asked.append)
+        self.replace(sys, "argv", ["compare_scaling.py", "--cases", "d48:1x8", "--turns", "1", "--seconds", "1", "--program", self.path("train_gpt2cu")])
+        status, out, err, code = self.said(compare_scaling.main)
+        self.assertEqual((status, err, code), (0, "", None))
+        self.assertRegex(out, "^commit   0123abc\nNCCL     2.28.9 of PyTorch, NCCL_NVLS_ENABLE=")
+        self.assertEqual([os.path.basename(path) for path in asked], ["random_000001.bin"])
+        torch.cuda.device_count = lambda: 1
+        self.refused("--gpus 2: PyTorch sees 1", 2, compare_scaling.main)
+        os.unlink(self.path("train_gpt2cu"))
+        self.refused("train_gpt2cu is missing", 2, compare_scaling.main)
+
+    def test_a_dry_run_needs_nothing(self):
+        self.replace(sys, "argv", ["compare_scaling.py", "--dry-run", "--cases", "d12:16x1024", "--program", "/none/train"])
+        status, out, err, code = self.said(compare_scaling.main)
+        self.assertEqual((status, err, code, out.count("\n")), (None, "", None, 5))
+        self.assertRegex(out, "(?m)^/none/train .*--tokens-per-step 32768 .* --gpus 2$")
+        self.assertRegex(out, "(?m)^2 ranks: echo flash3 default .* --bucket-mb 100$")
+
+    def test_bad_words(self):
+        for kind, texts in ((compare_scaling.numbers, ("", "x", "0.5", "25,")), (compare_scaling.one_way, ("best/default", "flash3", "cudnn/default,flash3/default"))):
+            for text in texts:
+                with self.assertRaises(argparse.ArgumentTypeError, msg=text):
+                    kind(text)
+
+
+if __name__ == "__main__":
+    unittest.main()

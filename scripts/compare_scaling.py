@@ -1,0 +1,315 @@
+#!/usr/bin/env python3
+"""Compares how ./train_gpt2cu and PyTorch (scripts/torch_gpt2.py: DistributedDataParallel, torch.compile, fused AdamW, bf16
+autocast) scale from one GPU of this host to several: tokens/s of both on 1 and on N, and N's in percent of linear.
+
+    make train_gpt2cu && scripts/compare_scaling.py --csv scaling.csv --markdown scaling.md   # 2 GPUs, about 10 minutes on H200
+    scripts/compare_scaling.py --cases d12:64x1024,d24:32x1024 --seconds 3 --deadline 270     # about 280 s
+    scripts/compare_scaling.py --dry-run                                                      # the commands alone
+
+Every GPU has the same micro-batch at any count, and a step is one micro-step: nothing hides communication but backward itself.
+Turns of all go round in one run; only one program trains at a time, after 1 s of it that is not timed. Ours on one GPU takes
+the cards in turn, so that linear is the mean card's rate. PyTorch on N GPUs is tried with each bucket size of --buckets in the
+first round; the fastest goes on. NVLink multicast (NCCL_NVLS_ENABLE) is off for both unless the variable is set. The CSV has a
+line for every turn; scripts/scaling.py --check holds its model to it.
+"""
+import argparse
+import concurrent.futures
+import math
+import os
+import shlex
+import socket
+import statistics
+import sys
+import tempfile
+import time
+
+import random_shard
+from combine import spread
+from comparison import EXIT_RUN, Parser, Report, commit_of, duration, end_with, environment, fail, integer, torch_on_card
+from compare_train import DEFAULT, PEER, Configuration, Torch, check_shard, command_of_ours, configurations, n_steps, name_of, run_ours, ways, words
+
+# Percent of linear on 2 GPUs that ours is to reach.
+MUST = {"d12:64x1024": 99.0, "d12:16x1024": 95.0, "d24:32x1024": 99.0, "d48:16x1024": 99.5}
+CASES = [Configuration(model, B, 1024, DEFAULT) for model, B in (("d12", 64), ("d12", 16), ("d24", 32), ("d48", 16))]
+TOGETHER = ("d12", "d24")  # models of which all of PyTorch's processes have room on a card while they compile
+BEGAN = time.monotonic()
+
+
+def free_port():
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return found.getsockname()[1]
+
+
+class Group:
+    """PyTorch on `gpus` GPUs: one scripts/torch_gpt2.py each, told the same. Like a Torch: .compile(), .turn(), .turns, .failure."""
+
+    def __init__(self, configuration, gpus, bucket_mb, shard, limit_s):
+        self.gpus, self.bucket_mb, self.turns, self.failure, self.compiled_s, self.way = gpus, bucket_mb, [], "", math.nan, ("", "")
+        self.members = [Torch(configuration, shard, limit_s, self.flags(), variables) for variables in self.variables(free_port())]
+        self.pool = concurrent.futures.ThreadPoolExecutor(gpus)
+
+    def flags(self):
+        return ["--bucket-mb", f"{self.bucket_mb:g}"] if self.gpus > 1 else []
+
+    def variables(self, port):
+        """torchrun's, of each rank."""
+        if self.gpus == 1:
+            return [{}]
+        return [{"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(self.gpus), "LOCAL_WORLD_SIZE": str(self.gpus),
+                 "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)} for rank in range(self.gpus)]
+
+    def of_all(self, function):
+        """function(member) on all at once. Where one fails, the others would wait for it: they are ended, and its words are kept."""
+
+        def call(member):
+            result = function(member)
+            if member.failure:
+                self.failure = self.failure or member.failure
+                self.close()
+            return result
+
+        return list(self.pool.map(call, self.members))
+
+    def compile(self, way):
+        self.way = way
+        self.of_all(lambda member: member.compile(way))
+        self.compiled_s = self.members[0].compiled_s
+
+    def turn(self, seconds):
+        results = self.of_all(lambda member: member.turn(seconds)) if not self.failure else [None]
+        if None in results:
+            return None
+        memory = {name: max(result[name] for result in results) for name in ("memory", "device_memory")}
+        self.turns.append({**results[0], **memory})
+        return self.turns[-1]
+
+    def close(self):
+        for member in self.members:
+            member.close()
+
+
+# ---- turns ----
+
+
+class Turns:
+    """The lines of the CSV, printed as they come."""
+
+    def __init__(self, report):
+        self.report, self.rows = report, []
+
+    def add(self, configuration, program, gpus, result, way=("", ""), bucket_mb="", compiled_s=math.nan, failure="", flags="", card=""):
+        def text(name, form):
+            return form.format(result[name]) if result else ""
+
+        rate = f"{1e3 * gpus * configuration.B * configuration.T / result['ms']:.0f}" if result else ""
+        row = dict(configuration=name_of(configuration), program=program, gpus=str(gpus), cards=card, attention=way[0], mode=way[1],
+                   bucket_mb=f"{bucket_mb}", flags=flags, ms=text("ms", "{:.3f}"), tok_s=rate, device_gib=text("device_memory", "{:.2f}"),
+                   timed_s=text("seconds", "{:.1f}"), loss=text("loss", "{:.4f}"), compile_s="" if math.isnan(compiled_s) else f"{compiled_s:.0f}",
+                   failure=failure)
+        self.rows.append(row)
+        self.report.record(**row)
+        print(f"{time.monotonic() - BEGAN:5.0f} s  " + "  ".join(filter(None, row.values())), flush=True)
+
+
+def late(arguments):
+    return arguments.deadline and time.monotonic() - BEGAN > arguments.deadline
+
+
+def turn_of_ours(configuration, gpus, round_number, shard, arguments, work, turns, own):
+    """One turn on `gpus`; one GPU: another card in each round."""
+    if late(arguments):
+        turns.add(configuration, "train_gpt2cu", gpus, None, failure="not run: no time was left")
+        return
+    card = str(round_number % arguments.gpus) if gpus == 1 else ""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(arguments.gpus)))).split(",")
+    chosen = {"CUDA_VISIBLE_DEVICES": visible[int(card)]} if card else None
+    result, failure = run_ours(configuration, shard, arguments, work, n_steps(configuration, arguments.seconds, own), gpus, chosen)
+    turns.add(configuration, "train_gpt2cu", gpus, result, flags=" ".join(arguments.flags or []), failure=failure, card=card)
+    if result:
+        own.append(result)
+
+
+def turn_of_torch(configuration, group, arguments, turns):
+    late_now = late(arguments)
+    result = None if late_now else group.turn(arguments.seconds)
+    turns.add(configuration, "torch", group.gpus, result, group.way, f"{group.bucket_mb:g}" if group.gpus > 1 else "", group.compiled_s,
+              group.failure or ("not run: no time was left" if late_now else ""))
+
+
+def fastest(groups):
+    """Of those that have a turn; None where none has. The others are ended."""
+    best = min((group for group in groups if group.turns), key=lambda group: group.turns[0]["ms"], default=None)
+    for group in groups:
+        if group is not best:
+            group.close()
+    return best
+
+
+def compile_all(configuration, groups, way):
+    """At the same time where the cards have room: compiling keeps the CPU's cores busy and hardly the cards."""
+    with concurrent.futures.ThreadPoolExecutor(len(groups) if configuration.model in TOGETHER else 1) as pool:
+        list(pool.map(lambda group: group.compile(way), groups))
+
+
+def groups_of(configuration, shard, arguments):
+    return [Group(configuration, 1, 0, shard, arguments.limit)] + [
+        Group(configuration, arguments.gpus, bucket_mb, shard, arguments.limit) for bucket_mb in arguments.buckets]
+
+
+def compare(configuration, shard, arguments, work, turns):
+    """All turns of one case."""
+    own = {1: [], arguments.gpus: []}
+    groups = [] if arguments.ours_only else groups_of(configuration, shard, arguments)
+    try:
+        if groups and not late(arguments):
+            compile_all(configuration, groups, arguments.way)
+        several = groups[1:]
+        for i in range(arguments.turns):
+            for gpus in own:
+                turn_of_ours(configuration, gpus, i, shard, arguments, work, turns, own[gpus])
+            for group in groups[:1] + several:
+                if not group.failure or not i:
+                    turn_of_torch(configuration, group, arguments, turns)
+            if not i:
+                best = fastest(several)
+                several = [best] if best else []
+    finally:
+        for group in groups:
+            group.close()
+
+
+# ---- the table ----
+
+
+def rates(rows, configuration, program, gpus, bucket_mb=None):
+    """Tokens/s of each turn."""
+    return [float(row["tok_s"]) for row in rows if row["tok_s"] and (row["configuration"], row["program"], row["gpus"]) == (configuration, program, str(gpus))
+            and bucket_mb in (None, row["bucket_mb"])]
+
+
+def best_bucket(rows, configuration, gpus):
+    """The bucket size, as text, whose turns are the fastest by their median; None where PyTorch has no turn."""
+    known = {row["bucket_mb"] for row in rows if row["program"] == "torch" and row["gpus"] == str(gpus) and row["configuration"] == configuration and row["tok_s"]}
+    return max(sorted(known), key=lambda size: statistics.median(rates(rows, configuration, "torch", gpus, size)), default=None)
+
+
+def percent(one, several, gpus):
+    return 100 * statistics.median(several) / (gpus * statistics.median(one)) if one and several else math.nan
+
+
+def verdict(configuration, gpus, reached):
+    must = MUST.get(configuration) if gpus == 2 else None
+    return "-" if must is None or math.isnan(reached) else f"{'yes' if reached >= must else 'no'} >={must:g}"
+
+
+def table(rows, gpus, report):
+    """Returns whether every case has ours on 1 and on `gpus`."""
+    whole = True
+    report.table(f"### {gpus} GPUs of one host beside one, bf16, one micro-step a step", [
+        f"{'model, B x T a GPU':>18s}", f"{'ours, 1 GPU, tok/s':>30s}", f"{f'{gpus} GPUs':>34s}", "% of linear", f"{'must':>12s}",
+        f"{'PyTorch, 1 GPU':>30s}", f"{f'{gpus} GPUs':>34s}", "% of linear", "bucket MB", "ratio"])
+    for configuration in dict.fromkeys(row["configuration"] for row in rows):
+        ours = [rates(rows, configuration, "train_gpt2cu", n) for n in (1, gpus)]
+        bucket = best_bucket(rows, configuration, gpus)
+        peer = [rates(rows, configuration, "torch", 1), rates(rows, configuration, "torch", gpus, bucket) if bucket is not None else []]
+        reached, theirs = percent(*ours, gpus), percent(*peer, gpus)
+        whole = whole and not math.isnan(reached)
+
+        def cell(value, form):
+            return "-" if math.isnan(value) else form.format(value)
+
+        ratio = statistics.median(ours[1]) / statistics.median(peer[1]) if ours[1] and peer[1] else math.nan
+        report.row([configuration] + [spread(x, "{:,.0f}") if x else "-" for x in ours] + [cell(reached, "{:.2f}"), verdict(configuration, gpus, reached)]
+                   + [spread(x, "{:,.0f}") if x else "-" for x in peer] + [cell(theirs, "{:.2f}"), bucket or "-", cell(ratio, "{:.2f}")])
+    report.note("Medians over turns (least to most). % of linear: the rate on several GPUs over so many times the rate on one. Ours on one GPU takes "
+                "the cards in turn, PyTorch on one GPU the first. ratio: ours over PyTorch on several GPUs. PyTorch: DistributedDataParallel, "
+                "torch.compile, fused AdamW, gradients as views of buckets, static graph, the faster of the bucket sizes.")
+    return whole
+
+
+# ---- the program ----
+
+
+def numbers(text):
+    """The type of --buckets."""
+    try:
+        found = [float(word) for word in text.split(",")]
+    except ValueError:
+        found = []
+    if not found or not all(1 <= value <= 10000 for value in found):
+        raise argparse.ArgumentTypeError(f"expected megabytes such as 25,100, each 1 to 10000, found {text!r}")
+    return found
+
+
+def one_way(text):
+    """The type of --way."""
+    found = ways(text)
+    if len(found) != 1 or found[0][0] == "best":
+        raise argparse.ArgumentTypeError(f"expected one ATTENTION/MODE, such as flash3/default, found {text!r}")
+    return found[0]
+
+
+def parse_arguments(argv):
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cases", type=configurations, default=CASES, metavar="LIST",
+                        help=f"MODEL:BxT, B of one GPU (default {','.join(map(name_of, CASES))})")
+    parser.add_argument("--gpus", type=integer(2, 64), default=2, metavar="N", help="of this host, beside one (default 2)")
+    parser.add_argument("--seconds", type=duration(1, 60), default=5.0, metavar="S", help="timed in a turn (default 5)")
+    parser.add_argument("--turns", type=integer(1, 100), default=3, metavar="N", help="of each program and count (default 3)")
+    parser.add_argument("--buckets", type=numbers, default=[25.0, 100.0], metavar="LIST", help="MB of gradients in an all-reduce of PyTorch (default 25,100)")
+    parser.add_argument("--way", type=one_way, default=("flash3", "default"), metavar="ATTENTION/MODE",
+                        help="of PyTorch (default flash3/default, the fastest of compare_train.py at these sizes)")
+    parser.add_argument("--flags", type=words, metavar="TEXT", help="more flags of ./train_gpt2cu")
+    parser.add_argument("--ours-only", action="store_true", help="without PyTorch's turns")
+    parser.add_argument("--limit", type=duration(1, 3600), default=200, metavar="S", help="that PyTorch may take to compile (default 200)")
+    parser.add_argument("--deadline", type=duration(1, 86400), metavar="S", help="no turn begins so long after the start")
+    parser.add_argument("--train", metavar="FILE", help="token shard; default: random tokens")
+    parser.add_argument("--program", default="./train_gpt2cu", metavar="FILE", help="our trainer (default ./train_gpt2cu)")
+    parser.add_argument("--dry-run", action="store_true", help="print the commands and exit")
+    parser.add_argument("--csv", metavar="FILE")
+    parser.add_argument("--markdown", metavar="FILE")
+    return parser.parse_args(argv)
+
+
+def dry_run(arguments):
+    """Prints what would run, a line a command."""
+    for configuration in arguments.cases:
+        for gpus in (1, arguments.gpus):
+            print(shlex.join(command_of_ours(configuration, "SHARD", arguments, "OUT", n_steps(configuration, arguments.seconds, []), gpus)))
+        for bucket in [] if arguments.ours_only else [0.0] + arguments.buckets:
+            ranks = f"{arguments.gpus} ranks: " if bucket else ""
+            more = ["--bucket-mb", f"{bucket:g}"] if bucket else []
+            print(f"{ranks}echo {' '.join(arguments.way)} | " + shlex.join([
+                PEER, "--model", configuration.model, "--batch", str(configuration.B), "--seq", str(configuration.T), "--tokens", "SHARD", *more]))
+
+
+def main():
+    arguments = parse_arguments(sys.argv[1:])
+    if arguments.dry_run:
+        return dry_run(arguments)
+    if arguments.train:
+        check_shard(arguments.train)
+    if not os.access(arguments.program, os.X_OK):
+        fail(f"{arguments.program} is missing; hint: make train_gpt2cu")
+    os.environ.setdefault("NCCL_NVLS_ENABLE", "0")
+    report = Report(arguments.csv, arguments.markdown)
+    torch = torch_on_card()
+    if torch.cuda.device_count() < arguments.gpus:
+        fail(f"--gpus {arguments.gpus}: PyTorch sees {torch.cuda.device_count()}")
+    report.header(environment(torch, commit_of(os.path.abspath(arguments.program)))
+                  + [("NCCL", f"{'.'.join(map(str, torch.cuda.nccl.version()))} of PyTorch, NCCL_NVLS_ENABLE={os.environ['NCCL_NVLS_ENABLE']}")])
+    turns = Turns(report)
+    with tempfile.TemporaryDirectory() as work:
+        shard = os.path.abspath(arguments.train) if arguments.train else os.path.join(work, "random_000001.bin")
+        if not arguments.train:
+            random_shard.write(shard)
+        for configuration in arguments.cases:
+            compare(configuration, shard, arguments, work, turns)
+    whole = table(turns.rows, arguments.gpus, report)
+    report.close()
+    return 0 if whole else EXIT_RUN
+
+
+if __name__ == "__main__":
+    end_with(main)

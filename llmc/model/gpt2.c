@@ -79,9 +79,16 @@ static void zero_gradients(GPT2 *model) {
     }
 }
 
-void gpt2_begin_step(GPT2 *model, int64_t n_micro_steps) {
+static void begin_gradients(GPT2 *model) {
     zero_gradients(model);
     model->first = true;
+}
+
+void gpt2_begin_step(GPT2 *model, int64_t n_micro_steps) {
+    const int n_leaves = model->options.reproducible, n_ranks = model->comm->ranks.n_ranks;
+    begin_gradients(model);
+    model->kept = (SumTree){.n_leaves = n_leaves};
+    if (n_leaves) model->leaf_micro_steps = n_micro_steps / (n_leaves / n_ranks);
     model->step++;
     model->n_micro_steps = 0;
     model->last_micro_step = n_micro_steps - 1;
@@ -138,6 +145,10 @@ void gpt2_micro_step(GPT2 *model, const int32_t *tokens, const int32_t *targets,
     else
         micro_step_ops(model, &b, per_token);
     model->first = false;
+    if (leaf_is_done(model)) {
+        leaf_keep(model);
+        begin_gradients(model);
+    }
     model->n_micro_steps++;
 }
 

@@ -6,6 +6,7 @@
 #pragma once
 #include "comm.h"
 #include "gpt2_parameters.h"
+#include "sum_tree.h"
 
 struct GPT2Config {
     int max_seq_len;       /* rows of wpe */
@@ -75,6 +76,9 @@ typedef struct GPT2Options {
     uint64_t dropout_seed;
     bool graph; /* micro-steps after the first of a shape are launched as one graph, where the device can */
     Comm *comm; /* of the ranks that train together; NULL: alone */
+    /* N: the micro-batches of a step, a multiple of N, make N equal leaves, whose gradients are added in a fixed tree, so
+     * that weights have the same bits at any number of ranks that divides N. 0: in the fastest order. */
+    int reproducible;
     /* Of the ranks that share the context out among them, a group of comm's: rank r has part r of K of every sequence's
      * tokens; attention works on all tokens and part r of the heads. NULL: this rank has whole sequences. */
     Comm *context;
@@ -100,9 +104,11 @@ typedef struct GPT2 {
     int n_parts;          /* of a layer's parameters: as many as ranks that train, else 1 */
     int64_t n_own;        /* n_elements / n_parts: of a buffer that has the own parts alone */
     Activation activations[N_ACTIVATIONS];
-    floatX *weights;           /* (n_elements) storage type; in fp32 the same buffer as master */
-    float *master;             /* (n_elements); in bf16 (n_own) */
-    float *grads;              /* (n_elements), training only */
+    floatX *weights;      /* (n_elements) storage type; in fp32 the same buffer as master */
+    float *master;        /* (n_elements); in bf16 (n_own) */
+    float *grads;         /* (n_elements), training only */
+    float *kept_sums;     /* (tree_size.kept, n_elements) fp32: of leaves that wait for their siblings */
+    float *received_sums; /* (tree_size.left, elements of the largest layer): of the own part, by all ranks */
     float *states[N_STATES];   /* (n_own) each, training only; NULL where no group's optimizer has it */
     int32_t *tile_groups;      /* (n_elements / PARAMETER_TILE), training only: GroupId of each tile */
     int32_t *tokens, *targets; /* (B,T) on the device, this rank's */
@@ -113,7 +119,10 @@ typedef struct GPT2 {
     int64_t step; /* steps begun: with the seed it says what dropout draws, so a resumed run sets it */
     int64_t n_micro_steps;   /* of this step, done */
     int64_t last_micro_step; /* n_micro_steps in the last of this step: there gradients become final */
-    bool first;              /* no micro-step since gpt2_begin_step: linear layers' gradients are not zero */
+    bool first; /* gradients begin anew in this micro-step: those of linear layers are not zero */
+    int64_t leaf_micro_steps;    /* of this rank, in one leaf */
+    SumTree kept;                /* what kept_sums are */
+    SumTreeSize tree_size;       /* 0 without leaves */
     CapturedStep captured[2][2]; /* [is a step's first][its last] */
     /* Asked between the parts of a pass; once true, it must stay so: the rest is left out, and loss, gradients and
      * activations are void. Weights and moments stand. NULL: passes are whole. */

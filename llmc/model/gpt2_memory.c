@@ -137,7 +137,7 @@ typedef struct Buffer {
     size_t bytes;
 } Buffer;
 
-enum { FIRST_STATE = 3, AFTER_STATES = FIRST_STATE + N_STATES, N_BUFFERS = AFTER_STATES + 7 };
+enum { FIRST_STATE = 5, AFTER_STATES = FIRST_STATE + N_STATES, N_BUFFERS = AFTER_STATES + 7 };
 
 /* Says in the name how much of the whole a buffer has. */
 static void say_part(Buffer *b, const GPT2 *model) {
@@ -152,6 +152,16 @@ static Buffer state_buffer(GPT2 *model, StateId id) {
     if (model->options.training) b.bytes = optimizer_state_bytes(id, model->n_own);
     say_part(&b, model);
     return b;
+}
+
+/* Of one layer what --reproducible exchanges: all nodes of all ranks, of the own part. */
+static size_t received_bytes(const GPT2 *model) {
+    int64_t largest = 0;
+    for (int layer = -1; layer <= model->config.n_layer; layer++) {
+        const ParameterRange range = gpt2_layer_range(model->tensors, layer);
+        if (range.end - range.begin > largest) largest = range.end - range.begin;
+    }
+    return leaves_exchange(model) ? (size_t)model->tree_size.left * (size_t)largest * 4 : 0;
 }
 
 /* Sizes come from model->config, options, ops, shape, n_elements and n_own; the pointers are only written by
@@ -169,6 +179,8 @@ static void buffer_table(Buffer table[N_BUFFERS], GPT2 *model) {
         {(void **)&model->master, "master weights (fp32)", "weights",   n_master * 4},
         {&model->weights,         "weights (bf16)",        "weights",   own_master ? n * X : 0},
         {(void **)&model->grads,  "gradients (fp32)",      "gradients", training ? n * 4 : 0},
+        {(void **)&model->kept_sums, "kept sums (fp32)", "gradients", (size_t)model->tree_size.kept * n * 4},
+        {(void **)&model->received_sums, "received sums (fp32)", "gradients", received_bytes(model)},
         [AFTER_STATES] =
         {(void **)&model->tile_groups, "parameter groups", "optimizer", training ? n / PARAMETER_TILE * 4 : 0},
         {(void **)&model->tokens,      "tokens",           "scratch",   N * 4},
@@ -191,6 +203,8 @@ static void model_shape(GPT2 *model, const Ops *ops, const GPT2Config *config, c
     model->n_parameters = gpt2_tensors(model->tensors, config, model->n_parts);
     model->n_elements = gpt2_n_elements(model->tensors);
     model->n_own = model->n_elements / model->n_parts;
+    if (options->training && options->reproducible)
+        model->tree_size = sum_tree_size(options->reproducible, model->comm->ranks.n_ranks);
     model->shape = op_shape(ops, config, options);
     activation_table(model->activations, ops, &model->shape, config->n_layer, options);
 }

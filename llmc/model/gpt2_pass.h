@@ -170,5 +170,20 @@ static inline bool is_last_micro_step(const GPT2 *model) {
 void grads_final(GPT2 *model, int layer);
 void grads_reduced(GPT2 *model);
 
+/* ---- --reproducible: gpt2_leaves.c ---- */
+
+/* The micro-step at hand is the last of a leaf, but not of the step. Behind it leaf_keep: its gradients join the kept sums,
+ * and the next leaf's begin anew. */
+bool leaf_is_done(const GPT2 *model);
+void leaf_keep(GPT2 *model);
+/* In the step's last micro-step, over a range: the kept sums join the gradients, as far as this rank has them. */
+void leaves_join(GPT2 *model, ParameterRange range);
+/* The ranks' sums are added in the order of the tree, so not by reduce_scatter. */
+bool leaves_exchange(const GPT2 *model);
+/* What is left of a range goes to those whose parts it is, on the side stream; what came in is added to the own part on
+ * the main stream, and the next range may be sent. */
+void leaves_send(GPT2 *model, ParameterRange range);
+void leaves_add_received(GPT2 *model, ParameterRange range);
+
 /* losses =, parameter gradients, from ln_f down to the embedding; dloss: of each token's loss. */
 void backward_pass(GPT2 *model, const Batch *b, float dloss);

@@ -19,21 +19,42 @@ static OwnPart own_overlap(const GPT2 *model, int layer, int64_t begin, int64_t 
 
 /* ---- gradients ---- */
 
+/* The main stream waits for what the side stream has to do. */
+static void wait_for_exchange(const GPT2 *model) {
+    const Device *device = model->ops->device;
+    device->event_record(EVENT_GRADS_REDUCED, STREAM_SIDE);
+    device->stream_wait(STREAM_MAIN, EVENT_GRADS_REDUCED);
+}
+
+/* With --reproducible: what came in of a layer, while the backward pass was at work on the one below. */
+static void add_received(GPT2 *model, int layer) {
+    if (layer > model->config.n_layer) return;
+    wait_for_exchange(model);
+    leaves_add_received(model, gpt2_layer_range(model->tensors, layer));
+}
+
 void grads_final(GPT2 *model, int layer) {
     const Device *device = model->ops->device;
     const ParameterRange range = gpt2_layer_range(model->tensors, layer);
-    if (model->n_parts == 1 || !is_last_micro_step(model)) return;
+    if (!is_last_micro_step(model)) return;
+    if (model->options.reproducible) leaves_join(model, range);
+    if (model->n_parts == 1) return;
+    if (leaves_exchange(model)) add_received(model, layer + 1);
     device->event_record(EVENT_GRADS_FINAL, STREAM_MAIN);
     device->stream_wait(STREAM_SIDE, EVENT_GRADS_FINAL);
-    model->comm->reduce_scatter(model->comm, STREAM_SIDE, model->grads + range.begin,
-                                (range.end - range.begin) / model->n_parts);
+    if (leaves_exchange(model))
+        leaves_send(model, range);
+    else
+        model->comm->reduce_scatter(model->comm, STREAM_SIDE, model->grads + range.begin,
+                                    (range.end - range.begin) / model->n_parts);
 }
 
 void grads_reduced(GPT2 *model) {
-    const Device *device = model->ops->device;
     if (model->n_parts == 1 || !is_last_micro_step(model)) return;
-    device->event_record(EVENT_GRADS_REDUCED, STREAM_SIDE);
-    device->stream_wait(STREAM_MAIN, EVENT_GRADS_REDUCED);
+    if (leaves_exchange(model))
+        add_received(model, -1);
+    else
+        wait_for_exchange(model);
 }
 
 /* ---- update ---- */

@@ -71,12 +71,14 @@ void console_eval_settings(FILE *out, const Settings *s) {
 }
 
 void console_settings(FILE *out, const Settings *s, int n_ranks) {
-    char total[FORMAT_NUMBER], what[96], precision[16], attention[16], recompute[16];
+    char total[FORMAT_NUMBER], what[96], precision[16], attention[16], recompute[16], tree[48] = "";
+    if (s->reproducible)
+        snprintf(tree, sizeof tree, ", sums in a tree of %lld parts", (long long)s->reproducible);
     console_row(out, "recipe", "%s (defaults for what the flags leave open)", s->recipe);
-    console_row(out, "numerics", "%s, %s attention, recompute %s, seed %lld",
+    console_row(out, "numerics", "%s, %s attention, recompute %s, seed %lld%s",
                 flags_value_text(s, "precision", precision, sizeof precision),
                 flags_value_text(s, "attention", attention, sizeof attention),
-                flags_value_text(s, "recompute", recompute, sizeof recompute), (long long)s->seed);
+                flags_value_text(s, "recompute", recompute, sizeof recompute), (long long)s->seed, tree);
     print_batch(out, s, n_ranks);
     console_row(out, "run", "%lld steps, %s tokens%s", (long long)s->steps,
                 format_count(total, (double)s->steps * (double)s->tokens_per_step),

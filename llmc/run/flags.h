@@ -52,6 +52,7 @@ typedef struct Settings {
     /* system */
     DeviceKind device;
     Precision precision;
+    int64_t reproducible; /* parts of a step, summed in a fixed tree; 0: off */
     AttentionKind attention;
     Recompute recompute;
     GraphKind graph;
@@ -73,7 +74,7 @@ bool flags_parse(Settings *s, int argc, char **argv, Error *err);
  *   cpu-small, gpu-small   byte-level text, the models "nano" and "baby"
  *   gpt2, gpt2-cpu         any other --model, or shards
  * (a CUDA device is used: on_gpu; device is then DEVICE_CUDA, else DEVICE_CPU)
- * and makes tokens_per_step a multiple of settings_micro_step where the user did not choose it. */
+ * and makes tokens_per_step a multiple of settings_least_step where the user did not choose it. */
 void settings_complete(Settings *s, bool on_gpu, int n_ranks);
 
 /* Once a checkpoint's context is known: a --seq that the user left open comes down to it, and tokens_per_step
@@ -82,6 +83,8 @@ void settings_limit_seq(Settings *s, int max_seq_len, int n_ranks);
 
 /* Tokens of a micro-step of all ranks. */
 int64_t settings_micro_step(const Settings *s, int n_ranks);
+/* A step has a multiple of so many tokens: of a micro-step, or of a micro-batch in each part of --reproducible. */
+int64_t settings_least_step(const Settings *s, int n_ranks);
 
 /* Contradictions between flags that need no device and no file; after settings_complete. */
 bool flags_check(const Settings *s, int n_ranks, Error *err);

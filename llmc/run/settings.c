@@ -35,6 +35,11 @@ static int64_t clamp(int64_t x, int64_t low, int64_t high) {
     return x < low ? low : x > high ? high : x;
 }
 
+/* The multiple of `of`, at least one, that is nearest to x. */
+static int64_t nearest(int64_t x, int64_t of) {
+    return clamp((x + of / 2) / of, 1, INT64_MAX) * of;
+}
+
 static void set_from_recipe(Settings *s, const RecipeRow *row, RecipeId recipe) {
     Error err = {0}; /* stays empty: test_flags reads every recipe */
     int flag = flag_find(row->flag);
@@ -45,13 +50,17 @@ int64_t settings_micro_step(const Settings *s, int n_ranks) {
     return s->batch * s->seq * clamp(n_ranks / s->context_gpus, 1, n_ranks);
 }
 
-/* The multiple of a micro-step of all ranks that is nearest to what the recipe asks; an explicit value stays,
- * for flags_check to judge. */
+int64_t settings_least_step(const Settings *s, int n_ranks) {
+    return s->reproducible ? s->batch * s->seq * s->reproducible : settings_micro_step(s, n_ranks);
+}
+
+/* The multiple of the smallest step that is nearest to what the recipe asks; an explicit value stays, for flags_check to
+ * judge. */
 static void complete_tokens_per_step(Settings *s, RecipeId recipe, int n_ranks) {
     set_from_recipe(s, flag_recipe("tokens-per-step"), recipe);
-    const int64_t micro = settings_micro_step(s, n_ranks);
+    const int64_t least = settings_least_step(s, n_ranks);
     if (!flags_was_set(s, "tokens-per-step") || s->tokens_per_step == 0)
-        s->tokens_per_step = clamp((s->tokens_per_step + micro / 2) / micro, 1, INT64_MAX) * micro;
+        s->tokens_per_step = nearest(s->tokens_per_step, least);
 }
 
 void settings_complete(Settings *s, bool on_gpu, int n_ranks) {
@@ -71,21 +80,35 @@ void settings_limit_seq(Settings *s, int max_seq_len, int n_ranks) {
     complete_tokens_per_step(s, recipe, n_ranks);
 }
 
+/* A step is whole micro-batches, as many on each rank and in each part of the fixed tree. */
+static bool check_step(const Settings *s, int n_ranks, Error *err) {
+    const int64_t least = settings_least_step(s, n_ranks), micro_batch = s->batch * s->seq;
+    if (s->reproducible % n_ranks)
+        return fail(err, EXIT_INPUT,
+                    "--reproducible %lld is not a multiple of %d GPUs, which take as many parts each; hint: "
+                    "--reproducible %lld is nearest",
+                    (long long)s->reproducible, n_ranks, (long long)nearest(s->reproducible, n_ranks));
+    if (s->tokens_per_step % least == 0) return true;
+    return fail(
+        err, EXIT_INPUT,
+        "--tokens-per-step %lld is not a multiple of --batch %lld x --seq %lld x %lld %s = %lld; hint: "
+        "--tokens-per-step %lld is nearest",
+        (long long)s->tokens_per_step, (long long)s->batch, (long long)s->seq,
+        (long long)(least / micro_batch),
+        s->reproducible       ? "parts (--reproducible)"
+        : s->context_gpus > 1 ? "groups"
+                              : "ranks",
+        (long long)least, (long long)nearest(s->tokens_per_step, least));
+}
+
 static bool check_numbers(const Settings *s, int n_ranks, Error *err) {
-    const long long micro = settings_micro_step(s, n_ranks);
     if (s->batch * s->seq > INT32_MAX) /* the embedding's sort numbers a micro-batch's tokens in 32 bits */
         return fail(
             err, EXIT_INPUT,
             "--batch %lld x --seq %lld = %lld tokens in a micro-batch: expected at most %d; hint: a smaller "
             "--batch, and --tokens-per-step for the rest",
             (long long)s->batch, (long long)s->seq, (long long)(s->batch * s->seq), INT32_MAX);
-    if (s->tokens_per_step % micro)
-        return fail(err, EXIT_INPUT,
-                    "--tokens-per-step %lld is not a multiple of --batch %lld x --seq %lld x %lld %s = "
-                    "%lld; hint: --tokens-per-step %lld is nearest",
-                    (long long)s->tokens_per_step, (long long)s->batch, (long long)s->seq,
-                    micro / (s->batch * s->seq), s->context_gpus > 1 ? "groups" : "ranks", micro,
-                    (long long)clamp((s->tokens_per_step + micro / 2) / micro, 1, INT64_MAX) * micro);
+    if (!check_step(s, n_ranks, err)) return false;
     if (s->warmup > s->steps)
         return fail(err, EXIT_INPUT,
                     "--warmup %lld is longer than the run: --steps %lld; hint: --warmup %lld at most",
@@ -141,6 +164,8 @@ bool flags_check(const Settings *s, int n_ranks, Error *err) {
          "--precision bf16 needs a GPU, the CPU computes in fp32; hint: --precision fp32"},
         {s->dropout > 0 && s->context_gpus > 1,
          "--dropout and --context-gpus: masks are drawn for whole sequences; hint: leave one of them out"},
+        {s->reproducible && s->context_gpus > 1,
+         "--reproducible and --context-gpus: a sum over the parts of a sequence has another order; hint: leave one of them out"},
         {s->eval_only && model_is_descriptor(s->model),
          "--eval-only: new weights are random; hint: --model PATH"},
     };

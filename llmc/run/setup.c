@@ -206,6 +206,7 @@ static GPT2Options model_options(const Run *run) {
         .dropout_seed = (uint64_t)s->seed,
         .comm = run->comm,
         .context = sample_only ? NULL : run->context,
+        .reproducible = (int)s->reproducible,
         .graph = s->graph == GRAPH_ON && !s->profile,
     };
 }
@@ -264,9 +265,10 @@ static bool fits(const Run *run, GPT2Options options, int B, int T, Recompute re
 /* The largest --batch that fits and of which a --tokens-per-step that was given is a multiple; 0: none. */
 static int fitting_batch(const Run *run, const GPT2Options *options) {
     const Settings *s = &run->settings;
+    const int64_t least = settings_least_step(s, run->comm->ranks.n_ranks) / s->batch;
     int B = gpt2_largest_batch(run->ops, &run->config, options, budget(run->free_at_start));
     if (flags_was_set(s, "tokens-per-step") && s->tokens_per_step > 0)
-        while (B > 1 && s->tokens_per_step % (B * s->seq)) B--;
+        while (B > 1 && s->tokens_per_step % (B * least)) B--;
     return B;
 }
 

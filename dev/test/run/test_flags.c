@@ -188,6 +188,8 @@ static void test_recipes(void) {
         {"--batch 5 --steps 9",                false, "cpu-small", "nano",     5,  64,     320,     9    },
         {"--model d12 --batch 60",             true,  "gpt2",      "d12",      60, 1024,   552960,  19073}, /* 9 x 61440 is nearest */
         {"--model d12 --seq 131072 --batch 8", true,  "gpt2",      "d12",      8,  131072, 1048576, 19073},
+        {"--reproducible 4",                   false, "cpu-small", "nano",     12, 64,     3072,    1500 },
+        {"--model d12 --reproducible 12",      true,  "gpt2",      "d12",      64, 1024,   786432,  19073}, /* 1 x 12 x 65536 */
         {"--tokens-per-step 3840",             false, "cpu-small", "nano",     12, 64,     3840,    1500 },
     };
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
@@ -260,6 +262,9 @@ static void test_contradictions(void) {
     static const Refusal rows[] = {
         {"--tokens-per-step 1000",                          {"--tokens-per-step 1000", "768", "--tokens-per-step 768 is nearest"}},
         {"--batch 8 --seq 64 --tokens-per-step 100",        {"hint: --tokens-per-step 512"}                                      },
+        {"--reproducible 4 --tokens-per-step 1536",
+         {"4 parts (--reproducible)", "--tokens-per-step 3072 is nearest"}                                                       },
+        {"--reproducible 2 --context-gpus 2",               {"--reproducible and --context-gpus"}                                },
         {"--resume",                                        {"--resume", "--out"}                                                },
         {"--resume --out x --model-only",                   {"--model-only"}                                                     },
         {"--resume --out x --eval-only",                    {"--eval-only"}                                                      },
@@ -297,6 +302,14 @@ static void test_contradictions(void) {
     CHECK(complete(&s, &err, "--tokens-per-step 768 --context-gpus 2", false, 2), "%s", err.text);
     CHECK(!complete(&s, &err, "--context-gpus 3", false, 4) && strstr(err.text, "--gpus 6"),
           "4 GPUs in threes: %s", err.text);
+    for (int n_ranks = 1; n_ranks <= 4; n_ranks++)
+        CHECK(complete(&s, &err, "--reproducible 12", false, n_ranks) && s.tokens_per_step == 12 * 768,
+              "--reproducible 12 of %d ranks: %lld tokens a step; %s", n_ranks, (long long)s.tokens_per_step,
+              err.text);
+    CHECK(!complete(&s, &err, "--reproducible 12", false, 8) &&
+              strstr(err.text, "--reproducible 12 is not a multiple of 8 GPUs") &&
+              strstr(err.text, "--reproducible 16 is nearest"),
+          "--reproducible 12 of 8 ranks: %s", err.text);
 }
 
 /* What a hint proposes is accepted, and nothing of the line is lost but what it says. */
@@ -331,6 +344,8 @@ static void test_hints(void) {
         {"--eval-only --model d12",                 "hint: --model PATH",                                          "--eval-only --model m"                   },
         {"--tokens-per-step 1000",                  "hint: --tokens-per-step 768 ",                                "--tokens-per-step 768"                   },
         {"--tokens-per-step 1",                     "hint: --tokens-per-step 768 ",                                "--tokens-per-step 768"                   },
+        {"--reproducible 3 --tokens-per-step 5000", "hint: --tokens-per-step 4608 ",
+         "--reproducible 3 --tokens-per-step 4608"                                                                                                           },
         {"--batch 3 --seq 7 --tokens-per-step 400", "hint: --tokens-per-step 399 ",
          "--batch 3 --seq 7 --tokens-per-step 399"                                                                                                           },
         {"--warmup 20 --steps 10",                  "hint: --warmup 10 at most",                                   "--warmup 10 --steps 10"                  },

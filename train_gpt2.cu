@@ -11,6 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include "llmc/checkpoint/checkpoint.h"
+#include "llmc/comm/watchdog.h"
 #include "llmc/run/console.h"
 #include "llmc/run/flags.h"
 #include "llmc/model/gpt2.h"
@@ -74,6 +75,7 @@ static bool draw_sample(Training *t, int64_t step, Error *err) {
     };
     SampleText text = {.console = &t->console};
     stop_expect(STOP_IN_SAMPLE, INFINITY);
+    watchdog_set(PHASE_SAMPLE, step);
     console_sample_begin(&t->console, step);
     bool ok = sample(&t->run->model, t->run->tokenizer, &options, take_text, &text, err);
     console_sample_end(&t->console);
@@ -213,8 +215,9 @@ static bool train(Training *t, Error *err) {
     stop_catch();
     if (!run_steps(t, err)) { /* bad data, say: what was learned until then is kept */
         Error later = {0};    /* of the step that was queued already */
+        if (run->comm->ranks.n_ranks > 1) return false; /* the other ranks are in their step */
         training_settle(t, &later);
-        if (!t->diverged && !save(t, &later)) warn(&later);
+        if (!t->untrusted && !save(t, &later)) warn(&later);
         return false;
     }
     if (!save(t, err)) return false;
@@ -295,6 +298,8 @@ static void start_state(Training *t) {
         t->saving.last_saved = t->state.step;
     else
         t->state.best_val_loss = NAN;
+    t->saving.last_verified = t->saving.last_saved;
+    training_tell_watchdog(t);
 }
 
 static bool open_log(Training *t, int argc, char **argv, Error *err) {
@@ -387,6 +392,7 @@ static int program(int argc, char **argv) {
     if (!open_log(&training, argc, argv, &err)) die(&err);
     console_open(&training.console, stdout, run.resumed.step, s->steps);
     if (!work(&training, &err)) die(&err);
+    watchdog_stop();
     log_close(&training.log);
     const int status = s->out ? 0 : finish_output(); /* with --out there are checkpoints and a log */
     setup_close(&run);

@@ -26,11 +26,13 @@ void watchdog_set(WatchPhase phase, int64_t step);
 /* What a line about a lost run ends with: "the newest whole checkpoint is of step 120, in out"; kept by the caller; NULL:
  * nothing. */
 void watchdog_set_stands(const char *text);
-/* This rank's own failure, before it ends: rank 0 prints it for all, once, and all end with `exit_code`. Does not
- * return. Without a watchdog: prints and exits as die() does. */
+/* This rank's own failure, before it ends: rank 0 prints it for all, once, and all end with its exit code; a failure that
+ * all have, in rank 0's words. Without a watchdog: prints and exits as die() does. */
 _Noreturn void watchdog_die(const Error *err);
 /* The main thread lost a connection to another rank: the watchdog has the time that it needs to say why and end the
  * process; else `what` is the line. */
 _Noreturn void watchdog_lost(const char *what);
+/* "rank 1 (node7)"; without a watchdog "rank 1". Returns text. */
+const char *watchdog_rank(int rank, char *text, size_t size);
 /* All ranks agree that the run is over. */
 void watchdog_stop(void);

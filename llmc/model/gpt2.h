@@ -196,6 +196,11 @@ void gpt2_begin_step(GPT2 *model, int64_t n_micro_steps);
 void gpt2_micro_step(GPT2 *model, const int32_t *tokens, const int32_t *targets, int B, int T, float weight);
 /* Between begin and update: the run is to end behind this step, on all ranks. */
 void gpt2_request_stop(GPT2 *model);
+/* Between begin and update: the step's statistics will have the hash of the weights that it was computed with. Behind
+ * the update a rank's weights are those that the others sent, whatever they were before. */
+void gpt2_hash_weights(GPT2 *model);
+/* Behind the micro-steps: the hash of the gradients that this rank updates weights with. Waits for the device. */
+uint64_t gpt2_hash_gradients(GPT2 *model);
 void gpt2_update(GPT2 *model, const UpdateArgs *args);
 StepStats gpt2_step_stats(GPT2 *model); /* waits for the device */
 /* The same without a wait inside the step: queue_stats behind gpt2_update, take_stats of that slot

@@ -116,6 +116,31 @@ void gpt2_update(GPT2 *model, const UpdateArgs *args) {
     device->stream_wait(STREAM_MAIN, EVENT_WEIGHTS_GATHERED);
 }
 
+/* ---- hashes ---- */
+
+/* Behind the reading of the statistics of the step before. */
+static void begin_hash(GPT2 *model) {
+    const Device *device = model->ops->device;
+    device->stream_wait(STREAM_MAIN, EVENT_STATS_READ);
+    device->zero(&model->stats->hash, sizeof model->stats->hash);
+}
+
+void gpt2_hash_weights(GPT2 *model) {
+    begin_hash(model);
+    model->ops->hash_bytes(&model->stats->hash, model->weights,
+                           model->n_elements * (int64_t)dtype_bytes(model->ops->dtype));
+}
+
+uint64_t gpt2_hash_gradients(GPT2 *model) {
+    begin_hash(model);
+    for (int i = 0; i < n_updates(model); i++) {
+        const OwnPart part = update_part(model, i);
+        model->ops->hash_bytes(&model->stats->hash, model->grads + part.begin,
+                               part.n * (int64_t)sizeof(float));
+    }
+    return gpt2_step_stats(model).hash;
+}
+
 /* ---- whole buffers in, whole buffers out ---- */
 
 /* Sharded master weights keep the own parts; the gradients' buffer has room for all until they are rounded. */

@@ -63,6 +63,7 @@ typedef struct StepStats {
     int32_t bad;     /* not 0 where loss or grad_norm is NaN or inf */
     int32_t stop;
     int64_t n_skipped; /* steps left out because of `bad`, over the whole run */
+    uint64_t hash;     /* of the weights, of a step with gpt2_hash_weights; else of an earlier one */
 } StepStats;
 
 /* One optimizer step, as flags and schedule have it. */

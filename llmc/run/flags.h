@@ -57,6 +57,7 @@ typedef struct Settings {
     Recompute recompute;
     GraphKind graph;
     int64_t context_gpus; /* ranks that share a sequence's tokens out */
+    int64_t verify_every; /* 0: never */
     int64_t gpus, zero;
     /* tools */
     bool memory, profile, overfit, help, help_markdown, version;

@@ -108,6 +108,8 @@ const Flag flags_table[] = {
      .absent = true, .help = "1: shard the optimizer's state over the GPUs"},
     {GROUP_SYSTEM, "context-gpus", 0, FLAG_INT, AT(context_gpus), "1", 1, 1024, .value_name = "N",
      .help = "GPUs that share each sequence's tokens out, for a --seq that one does not hold; divides GPUs and heads"},
+    {GROUP_SYSTEM, "verify-every", 0, FLAG_INT, AT(verify_every), "0", 0, 1LL << 40, .value_name = "N",
+     .help = "every Nth step is computed twice and its gradients compared bit for bit; 0: never"},
 
     {GROUP_TOOLS, "memory", 0, FLAG_SWITCH, AT(memory), .help = "print the memory plan, tensor by tensor, and exit"},
     {GROUP_TOOLS, "profile", 0, FLAG_SWITCH, AT(profile), .help = "print where the time of a step goes, op by op, beside the hardware's limits, and exit"},

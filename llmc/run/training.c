@@ -2,8 +2,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include "llmc/comm/watchdog.h"
 #include "schedule.h"
 #include "stop.h"
+#include "verify.h"
 
 const char *training_what_stands(const Training *t, char *text, size_t size) {
     snprintf(text, size,
@@ -11,6 +13,19 @@ const char *training_what_stands(const Training *t, char *text, size_t size) {
                                       : "earlier checkpoints stand, up to step %lld",
              (long long)t->saving.last_saved);
     return text;
+}
+
+/* The watchdog's thread may be reading the text before. */
+void training_tell_watchdog(const Training *t) {
+    static char texts[2][1200];
+    static int next;
+    char *text = texts[next ^= 1];
+    if (!t->run->settings.out) return;
+    snprintf(text, sizeof *texts,
+             t->saving.last_saved < 0 ? "no checkpoint was saved"
+                                      : "the newest whole checkpoint is of step %lld, in %s",
+             (long long)t->saving.last_saved, t->run->settings.out);
+    watchdog_set_stands(text);
 }
 
 /* Before the first step ends, where that takes a while: what one micro-step of it says of the run. */
@@ -64,6 +79,30 @@ static bool feed(Training *t, int64_t step, Error *err) {
     return true;
 }
 
+/* The step's micro-steps once more, with the same data and masks: the gradients must have the same bits. */
+static bool feed_again(Training *t, int64_t step, int64_t data_position, Error *err) {
+    GPT2 *model = &t->run->model;
+    char stands[80];
+    const uint64_t first = gpt2_hash_gradients(model);
+    dataloader_seek(t->run->train, data_position);
+    model->step--; /* begun once more */
+    if (!feed(t, step, err)) return false;
+    if (is_cut(t) || gpt2_hash_gradients(model) == first) return true;
+    t->untrusted = true;
+    return fail(
+        err, EXIT_RUN,
+        "step %lld was computed twice, and its gradients differ: the device or its memory makes errors; "
+        "stopped and not saved, %s",
+        (long long)step, training_what_stands(t, stands, sizeof stands));
+}
+
+/* The micro-steps of a step, twice where --verify-every says so. */
+static bool feed_step(Training *t, int64_t step, Error *err) {
+    const int64_t every = t->run->settings.verify_every, position = dataloader_position(t->run->train);
+    if (!feed(t, step, err)) return false;
+    return every == 0 || step % every != 0 || is_cut(t) || feed_again(t, step, position, err);
+}
+
 /* What may help against NaN: where no step went well, the weights were bad from the start. */
 static void divergence_hint(const Training *t, char *text, size_t size) {
     const Run *run = t->run;
@@ -89,7 +128,7 @@ static bool check_step(Training *t, int64_t step, const StepStats *stats, Error 
     console_note(&t->console, "step %lld: loss %g, gradient norm %g: update skipped, weights untouched",
                  (long long)step, unsigned_nan(stats->loss), unsigned_nan(stats->grad_norm));
     if (t->bad_in_a_row < MAX_BAD_STEPS) return true;
-    t->diverged = true;
+    t->untrusted = true;
     divergence_hint(t, hint, sizeof hint);
     return fail(
         err, EXIT_RUN,
@@ -106,6 +145,23 @@ double training_mfu(Training *t, double flops) {
         if (strcmp(how, "measured") == 0) t->peak_flops = fmax(of_a_rank, again);
     }
     return of_a_rank / t->peak_flops;
+}
+
+/* Ranks must have had the same weights in this step. */
+static bool check_weights(Training *t, const QueuedStep *q, uint64_t hash, Error *err) {
+    if (!q->hashed) return true;
+    if (verify_weights(t->run->comm, hash, q->step, err)) {
+        t->saving.last_verified = t->saving.last_saved;
+        return true;
+    }
+    const Error differ = *err;
+    t->untrusted = true;
+    return fail(
+        err, EXIT_RUN,
+        t->saving.last_verified < 0
+            ? "%s; stopped and not saved; no checkpoint was saved while they were equal"
+            : "%s; stopped and not saved; the checkpoint of step %lld was saved while they were equal",
+        differ.text, (long long)t->saving.last_verified);
 }
 
 /* Waits for a queued step and reports it: console, log, NaN. A step lasts from the end of the one before it. */
@@ -136,7 +192,7 @@ static bool report_step(Training *t, const QueuedStep *q, Error *err) {
     };
     console_step(&t->console, &report);
     log_step(&t->log, &report);
-    return check_step(t, q->step, &stats, err);
+    return check_step(t, q->step, &stats, err) && check_weights(t, q, stats.hash, err);
 }
 
 bool training_settle(Training *t, Error *err) {
@@ -160,14 +216,16 @@ static bool queue_step(Training *t, QueuedStep *q, int64_t step, Error *err) {
     *q = (QueuedStep){.step = step,
                       .begun = stop_clock(),
                       .lr = schedule_lr(&schedule, step - 1),
-                      .alone = !t->queued.step};
+                      .alone = !t->queued.step,
+                      .hashed = verify_weights_due(run->comm->ranks, step)};
     expect_step(t);
-    if (!feed(t, step, err)) return false;
+    if (!feed_step(t, step, err)) return false;
     if (is_cut(t)) {
         q->step = 0;
         return true;
     }
     if (stop_requested()) gpt2_request_stop(&run->model);
+    if (q->hashed) gpt2_hash_weights(&run->model);
     gpt2_update(&run->model, &(UpdateArgs){.step = step,
                                            .lr = (float)q->lr,
                                            .beta1 = (float)s->beta1,
@@ -201,6 +259,7 @@ bool training_validate(Training *t, double *mean, Error *err) {
     const Ranks data = setup_data_ranks(t->run);
     const int64_t n = t->run->settings.eval_batches;
     double sum = 0, losses[BLOCK];
+    watchdog_set(PHASE_VALIDATION, t->state.step);
     dataloader_seek(t->run->val, 0);
     for (int64_t first = 0; first < n; first += BLOCK) {
         const int block = n - first < BLOCK ? (int)(n - first) : BLOCK;
@@ -223,6 +282,7 @@ bool training_stops(const Training *t) {
 
 bool training_step(Training *t, int64_t step, Error *err) {
     QueuedStep q;
+    watchdog_set(PHASE_STEP, step);
     if (!queue_step(t, &q, step, err)) return false;
     const bool ok = training_settle(t, err);
     t->queued = q;
@@ -252,8 +312,10 @@ static bool save(Training *t, const SaveOptions *options, Error *err) {
 bool training_save(Training *t, const SaveOptions *options, Error *err) {
     Saving *saving = &t->saving;
     const int64_t step = t->state.step;
+    watchdog_set(PHASE_SAVE, step);
     if (!ranks_leads(t->run->comm->ranks)) {
         saving->last_saved = step;
+        training_tell_watchdog(t);
         return true;
     }
     const bool ok = save(t, options, err);
@@ -263,5 +325,6 @@ bool training_save(Training *t, const SaveOptions *options, Error *err) {
         log_failed_save(&t->log, step, err->text);
     saving->retry_gap = ok ? 0 : saving->retry_gap ? 2 * saving->retry_gap : 1;
     saving->retry_step = ok ? 0 : step + saving->retry_gap;
+    training_tell_watchdog(t);
     return ok;
 }

@@ -17,7 +17,8 @@ typedef struct QueuedStep {
     int64_t step; /* 0: none */
     double begun; /* seconds: when the host began to queue it */
     double lr;
-    bool alone; /* no step was running before it: it may have loaded kernels and grown the memory in use */
+    bool alone;  /* no step was running before it: it may have loaded kernels and grown the memory in use */
+    bool hashed; /* its statistics have the weights' hash */
 } QueuedStep;
 
 /* The beginning of a step's data. */
@@ -27,9 +28,10 @@ typedef struct Probe {
 } Probe;
 
 typedef struct Saving {
-    int64_t last_saved; /* step; -1: none */
-    int64_t retry_step; /* a save failed: the step after which the next is tried; 0: none failed */
-    int64_t retry_gap;  /* steps from the failed one to that: 1, then twice as many each time */
+    int64_t last_saved;    /* step; -1: none */
+    int64_t last_verified; /* the same when ranks last found their weights equal */
+    int64_t retry_step;    /* a save failed: the step after which the next is tried; 0: none failed */
+    int64_t retry_gap;     /* steps from the failed one to that: 1, then twice as many each time */
 } Saving;
 
 typedef struct Training {
@@ -48,7 +50,7 @@ typedef struct Training {
     bool is_best;       /* the last evaluation found the run's lowest loss */
     Saving saving;
     int bad_in_a_row; /* steps up to now */
-    bool diverged;    /* MAX_BAD_STEPS in a row: nothing is saved any more */
+    bool untrusted;   /* MAX_BAD_STEPS in a row, or verify.h found a fault: nothing is saved any more */
     Probe fed[2];     /* of the steps on their way, by step % 2 */
     Probe good;       /* of the last step that was not bad: weights that diverged show on it */
     size_t memory_bytes, peak_memory_bytes; /* measured on the device */
@@ -75,6 +77,8 @@ bool training_save(Training *t, const SaveOptions *options, Error *err);
 /* Of the peak, what `flops` a second of all ranks are. A measured peak that was passed was measured badly, beside
  * another program, say: it is measured again, and is at least what was done. */
 double training_mfu(Training *t, double flops);
+/* From here and from each save on the watchdog knows which checkpoint stands. */
+void training_tell_watchdog(const Training *t);
 /* What of the run is on the disk, for a message about what is not. Returns text. */
 const char *training_what_stands(const Training *t, char *text, size_t size);
 

@@ -50,7 +50,9 @@ static void work(int rank) {
     watchdog_stop();
 }
 
-static void run_rank(int rank, int *watch, void (*body)(int rank), int ready) {
+/* `ready` is told once a beat has said what the rank does; it goes on when `go` says so. */
+static void run_rank(int rank, int *watch, void (*body)(int rank), int ready, int go) {
+    char byte = 0;
     Rendezvous r = {
         .ranks = {rank, N},
           .watch = watch, .hosts = hosts
@@ -60,18 +62,18 @@ static void run_rank(int rank, int *watch, void (*body)(int rank), int ready) {
     if (!watchdog_start(&r, &err)) die(&err);
     watchdog_set_stands(stands);
     watchdog_set(PHASE_STEP, 10 + rank);
-    sleep_for(0.3); /* a beat says so */
-    if (write(ready, "", 1) != 1) _exit(99);
+    sleep_for(0.3);
+    if (write(ready, &byte, 1) != 1 || read(go, &byte, 1) != 1) _exit(99);
     body(rank);
     _exit(0);
 }
 
 /* Starts the ranks; returns once all do their work. */
 static void start_job(Job *job, void (*body)(int rank)) {
-    int star[N], others[N], errors[2], ready[2];
-    char byte;
+    int star[N], others[N], errors[2], ready[2], go[2];
+    char bytes[N] = {0};
     *job = (Job){.errors = -1};
-    REQUIRE(pipe(errors) == 0 && pipe(ready) == 0, "no pipes");
+    REQUIRE(pipe(errors) == 0 && pipe(ready) == 0 && pipe(go) == 0, "no pipes");
     for (int i = 1; i < N; i++) {
         int pair[2];
         REQUIRE(socketpair(AF_UNIX, SOCK_STREAM, 0, pair) == 0, "no sockets");
@@ -86,13 +88,14 @@ static void start_job(Job *job, void (*body)(int rank)) {
             if (rank != i) close(others[i]);
         }
         dup2(errors[1], 2);
-        run_rank(rank, rank == 0 ? star : &others[rank], body, ready[1]);
+        run_rank(rank, rank == 0 ? star : &others[rank], body, ready[1], go[0]);
     }
     for (int i = 1; i < N; i++) close(star[i]), close(others[i]);
-    close(errors[1]);
+    close(errors[1]), close(ready[1]);
     job->errors = errors[0];
-    for (int i = 0; i < N; i++) REQUIRE(read(ready[0], &byte, 1) == 1, "rank %d did not begin", i);
-    close(ready[0]), close(ready[1]);
+    for (int i = 0; i < N; i++) REQUIRE(read(ready[0], bytes, 1) == 1, "rank %d did not begin", i);
+    REQUIRE(write(go[1], bytes, N) == N, "the ranks are gone");
+    close(ready[0]), close(go[0]), close(go[1]);
     job->begun = now();
 }
 
@@ -199,8 +202,11 @@ static void test_failure(int ranks, int said_by) {
     Job job;
     char line[256], what[32];
     snprintf(what, sizeof what, "ranks %d fail", ranks);
-    snprintf(line, sizeof line, "error: rank %d (alpha), in step %d: the data of rank %d are bad; %s\n",
-             said_by, 10 + said_by, said_by, stands);
+    if (said_by == 0)
+        snprintf(line, sizeof line, "error: the data of rank 0 are bad\n");
+    else
+        snprintf(line, sizeof line, "error: rank %d (alpha), in step %d: the data of rank %d are bad; %s\n",
+                 said_by, 10 + said_by, said_by, stands);
     failing = ranks;
     start_job(&job, fail_then_work);
     const double took = wait_for_job(&job, 0);

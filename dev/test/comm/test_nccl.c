@@ -37,8 +37,11 @@ static void open_wrong(Rendezvous *r, const void *context) {
     Error err = {0};
     setenv("NCCL_LIBRARY", strncmp(w->library, "fake", 4) == 0 ? path_of(w->library) : w->library, 1);
     setenv("FAKE_NCCL", w->mode, 1);
+    unsetenv("NCCL_NVLS_ENABLE");
     nccl_seconds = 0.3;
     Comm *comm = comm_nccl_open(r, &device_cpu, members, 2, &err);
+    const char *multicast = getenv("NCCL_NVLS_ENABLE");
+    CHECK(multicast && strcmp(multicast, "0") == 0, "NVLink's multicast is on");
     CHECK(!comm && err.exit_code == 1 && strncmp(err.text, "rank 0 (", 8) == 0 && strstr(err.text, w->said),
           "%s, %s: %s", w->library, w->mode, err.text);
 }
@@ -119,12 +122,10 @@ static void find_wheel(Rendezvous *r, const void *context) {
     Error err = {0};
     (void)context;
     unsetenv("NCCL_LIBRARY");
-    unsetenv("NCCL_NVLS_ENABLE");
     Comm *comm = comm_nccl_open(r, &device_cpu, members, 2, &err);
     CHECK(comm &&
               strstr(comm_nccl_description(), "/lib/python3.12/site-packages/nvidia/nccl/lib/libnccl.so.2"),
           "%s%s", comm_nccl_description(), err.text);
-    CHECK(strcmp(getenv("NCCL_NVLS_ENABLE"), "0") == 0, "multicast is on");
     comm_close(comm);
 }
 

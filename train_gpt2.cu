@@ -246,17 +246,15 @@ static bool work(Training *t, Error *err) {
     return s->eval_only ? eval_only(t, err) : train(t, err);
 }
 
-/* Device, data, weights, each of which may take a while: the first line stands before them. */
+/* Device, data, output folder, some of which may take a while: the first line stands before them. */
 static bool load(Run *run, Error *err) {
-    const Settings *s = &run->settings;
-    if (!settings_sample_only(s) && !s->eval_only) stop_ignore_pipe(); /* the reader may leave after it */
     if (!setup_check_data(run, err)) return false;
     console_row(stdout, "program", "%s", program_version());
     fflush(stdout);
     console_waiting(stdout, "reading the data");
     if (!setup_device(run, err) || !setup_data(run, err)) return false;
     console_waiting(stdout, "loading the model");
-    return setup_output(run, err) && setup_model(run, err);
+    return setup_output(run, err);
 }
 
 /* What the run is, before it starts: everything that a reader of the output needs to repeat it. */
@@ -264,6 +262,7 @@ static void describe(Training *t) {
     const Run *run = t->run;
     const char *how;
     setup_print_device(run);
+    setup_print_ranks(run);
     setup_print_model(run);
     if (settings_sample_only(&run->settings)) return;
     if (run->train) {
@@ -348,6 +347,7 @@ static bool answer(const Settings *s, const char *program) {
 
 static int show_memory(Run *run) {
     setup_print_device(run);
+    setup_print_ranks(run);
     setup_print_model(run);
     setup_print_memory(run);
     setup_close(run);
@@ -357,46 +357,83 @@ static int show_memory(Run *run) {
 /* --resume of a run that has all its steps. */
 static int say_finished(Run *run) {
     Error err = {0};
-    if (!setup_output(run, &err)) die(&err);
+    setup_agree(run, setup_output(run, &err), &err);
     print_line(stdout, "finished: %s has %lld steps, --steps is %lld; hint: more --steps go on from there",
                run->checkpoint, (long long)run->checkpoint_step, (long long)run->settings.steps);
     setup_close(run);
+    setup_leave(run);
     return finish_output();
+}
+
+/* Flags, checked as far as flags alone can be; true where that was all. */
+static bool read_flags(Run *run, int argc, char **argv) {
+    Settings *s = &run->settings;
+    Error err = {0};
+    if (!flags_parse(s, argc, argv, &err)) die(&err);
+    const bool placed = setup_place(run, &err);
+    const int n_ranks = run->comm->ranks.n_ranks;
+    if (!ranks_leads(run->comm->ranks)) print_nothing();
+    if (answer(s, argv[0])) return true;
+    if (!placed || !setup_backend(run, &err)) die(&err);
+    settings_complete(s, run->ops != &ops_cpu, n_ranks);
+    if (!flags_check(s, n_ranks, &err)) die(&err);
+    return false;
+}
+
+/* Its files: the output folder, the checkpoint to resume, the model's size. */
+static void read_sizes(Run *run) {
+    Error err = {0};
+    setup_agree(run, setup_check_output(run, &err), &err);
+    setup_agree(run, setup_model_size(run, &err), &err);
+}
+
+/* The parent of --gpus: what can be seen to be wrong is said before anything is started. */
+static int launch(Run *run, char **argv) {
+    Error err = {0};
+    if (!setup_check_devices(run, &err)) die(&err);
+    read_sizes(run);
+    if (setup_is_finished(run)) return say_finished(run);
+    if (!setup_check_data(run, &err)) die(&err);
+    return setup_launch(run, argv);
+}
+
+static int run_to_end(Training *t, int argc, char **argv) {
+    Run *run = t->run;
+    const Settings *s = &run->settings;
+    Error err = {0};
+    if (!settings_sample_only(s) && !s->eval_only)
+        stop_ignore_pipe(); /* the reader may leave behind the first line */
+    setup_agree(run, load(run, &err), &err);
+    setup_agree(run, setup_model(run, &err), &err);
+    start_state(t);
+    describe(t);
+    setup_agree(run, open_log(t, argc, argv, &err), &err);
+    console_open(&t->console, stdout, run->resumed.step, s->steps);
+    if (!work(t, &err)) die(&err);
+    watchdog_stop();
+    log_close(&t->log);
+    const int status = s->out ? 0 : finish_output(); /* with --out there are checkpoints and a log */
+    setup_close(run);
+    setup_leave(run);
+    return status;
 }
 
 static int program(int argc, char **argv) {
     Run run = {.comm = &comm_alone};
-    const Ranks ranks = run.comm->ranks;
     Training training = {.run = &run,
                          .train_loss = NAN,
                          .val_loss = NAN,
                          .val_step = -1,
                          .saving.last_saved = -1,
                          .step_seconds = INFINITY};
-    Settings *s = &run.settings;
-    Error err = {0};
     stop_prepare();
-    if (!flags_parse(s, argc, argv, &err)) die(&err);
-    if (!ranks_leads(ranks)) print_nothing();
-    if (answer(s, argv[0])) return finish_output();
-    if (!setup_backend(&run, &err)) die(&err);
-    settings_complete(s, run.ops != &ops_cpu, ranks.n_ranks);
-    if (!flags_check(s, ranks.n_ranks, &err) || !setup_check_output(&run, &err) ||
-        !setup_model_size(&run, &err))
-        die(&err);
-    if (s->memory) return show_memory(&run);
+    if (read_flags(&run, argc, argv)) return finish_output();
+    if (setup_launches(&run) && !run.settings.memory) return launch(&run, argv);
+    if (!run.settings.memory) setup_join(&run);
+    read_sizes(&run);
+    if (run.settings.memory) return show_memory(&run);
     if (setup_is_finished(&run)) return say_finished(&run);
-    if (!load(&run, &err)) die(&err);
-    start_state(&training);
-    describe(&training);
-    if (!open_log(&training, argc, argv, &err)) die(&err);
-    console_open(&training.console, stdout, run.resumed.step, s->steps);
-    if (!work(&training, &err)) die(&err);
-    watchdog_stop();
-    log_close(&training.log);
-    const int status = s->out ? 0 : finish_output(); /* with --out there are checkpoints and a log */
-    setup_close(&run);
-    return status;
+    return run_to_end(&training, argc, argv);
 }
 
 int main(int argc, char **argv) {

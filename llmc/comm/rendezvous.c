@@ -124,9 +124,9 @@ static const char *missing_ranks(const Rendezvous *r, char *text, size_t size) {
 static bool fail_missing(const Rendezvous *r, int port, double seconds, Error *err) {
     char ranks[200];
     const int n = n_missing(r);
-    return fail(err, EXIT_RUN,
-                "of %d ranks %d did not come to rank 0 (%s, port %d) within %.0f s: %s; hint: %s",
-                r->ranks.n_ranks, n, r->hosts[0], port, seconds, missing_ranks(r, ranks, sizeof ranks),
+    return fail(err, EXIT_RUN, "rank%s %s of %d did not come to rank 0 (%s, port %d) within %.0f s; hint: %s",
+                n > 1 ? "s" : "", missing_ranks(r, ranks, sizeof ranks), r->ranks.n_ranks, r->hosts[0], port,
+                seconds,
                 n + 1 < r->ranks.n_ranks ? "what they say, or LLMC_JOIN_SECONDS where hosts start late"
                                          : "were the others started, and is MASTER_ADDR this host for them?");
 }

@@ -8,6 +8,10 @@ bool cuda_available(void) {
     return false;
 }
 
+int cuda_device_count(void) {
+    return 0;
+}
+
 void cuda_limit_capability(int capability) {
     (void)capability;
 }

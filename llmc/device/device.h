@@ -92,6 +92,7 @@ extern const Device device_cpu;
 
 /* True where a CUDA device and a driver are present; never fails, never prints. False in a build without CUDA. */
 bool cuda_available(void);
+int cuda_device_count(void); /* likewise */
 
 #ifdef __cplusplus
 }

@@ -58,7 +58,7 @@ typedef struct Settings {
     GraphKind graph;
     int64_t context_gpus; /* ranks that share a sequence's tokens out */
     int64_t verify_every; /* 0: never */
-    int64_t gpus, zero;
+    int64_t gpus, restarts;
     /* tools */
     bool memory, profile, overfit, help, help_markdown, version;
 
@@ -113,6 +113,9 @@ void flags_help_markdown(FILE *out);
 
 /* One JSON object with every flag that shapes a run, malloc'ed. NULL if memory is out. */
 char *flags_to_json(const Settings *s);
+
+/* "--name VALUE", a line for each flag that shapes a run; what does not fit is cut. */
+void flags_to_lines(const Settings *s, char *text, size_t size);
 
 /* A flag's value in a checkpoint and now, as text; of a long one "..." and its end. */
 typedef struct FlagDifference {

@@ -166,6 +166,16 @@ bool flags_check(const Settings *s, int n_ranks, Error *err) {
          "--dropout and --context-gpus: masks are drawn for whole sequences; hint: leave one of them out"},
         {s->reproducible && s->context_gpus > 1,
          "--reproducible and --context-gpus: a sum over the parts of a sequence has another order; hint: leave one of them out"},
+        {n_ranks > 1 && settings_sample_only(s),
+         "--prompt on several ranks: a sample takes one; hint: leave --gpus or the launcher out, or --train GLOB to train"},
+        {n_ranks > 1 && s->profile,
+         "--profile on several ranks: a profile is of one GPU; hint: leave --gpus or the launcher out"},
+        {s->restarts && !s->out,
+         "--restarts: there is nothing to go on from; hint: --out DIR"},
+        {s->restarts && flags_was_set(s, "resume") && !s->resume,
+         "--restarts and --resume 0: a restart resumes; hint: leave --resume 0 out"},
+        {s->restarts && s->model_only,
+         "--restarts and --model-only: a checkpoint without the optimizer cannot be resumed; hint: leave --model-only out"},
         {s->eval_only && model_is_descriptor(s->model),
          "--eval-only: new weights are random; hint: --model PATH"},
     };
@@ -206,6 +216,18 @@ char *flags_to_json(const Settings *s) {
     if (!w.failed) return w.data;
     json_writer_free(&w);
     return NULL;
+}
+
+void flags_to_lines(const Settings *s, char *text, size_t size) {
+    char value[4096];
+    for (int i = 0; i < flags_count; i++) {
+        if (!flag_is_listed(&flags_table[i])) continue;
+        const char *shown = flag_get_text(s, &flags_table[i], value, sizeof value);
+        const int n = snprintf(text, size, "--%s %s\n", flags_table[i].name, shown);
+        if (n < 0 || (size_t)n >= size) return;
+        text += n;
+        size -= (size_t)n;
+    }
 }
 
 static bool same_value(const JsonValue *a, const JsonValue *b) {

@@ -97,13 +97,24 @@ static bool config_from_path(Run *run, Error *err) {
     return flags_check(s, run->comm->ranks.n_ranks, err) && same_size(run, path, err);
 }
 
-static bool find_checkpoint(Run *run, Error *err) {
-    if (!run->settings.resume) return true;
+static bool find_newest(Run *run, Error *err) {
     if (checkpoint_find(run->settings.out, run->checkpoint, sizeof run->checkpoint, &run->checkpoint_step,
                         err))
         return true;
     run->checkpoint[0] = 0;
     return err->exit_code == 0 /* none there: a new run */ || fail_flag("resume", err);
+}
+
+/* The same one on all ranks: rank 0's. */
+static bool find_checkpoint(Run *run, Error *err) {
+    Comm *comm = run->comm;
+    bool ok = true;
+    if (!run->settings.resume) return true;
+    if (ranks_leads(comm->ranks)) ok = find_newest(run, err);
+    comm->broadcast_on_host(comm, &ok, sizeof ok);
+    comm->broadcast_on_host(comm, run->checkpoint, sizeof run->checkpoint);
+    comm->broadcast_on_host(comm, &run->checkpoint_step, sizeof run->checkpoint_step);
+    return ok || ranks_leads(comm->ranks) ? ok : fail(err, EXIT_RUN, "rank 0 finds no checkpoint");
 }
 
 /* Fills run->model_path; it stays empty for a descriptor. */
@@ -302,7 +313,8 @@ static bool check_memory(Run *run, Error *err) {
     size_t total_bytes;
     char hint[120], what[64];
     run->ops->device->memory_info(&run->free_at_start, &total_bytes);
-    run->free_at_start += run->ops->device->fixed_bytes(); /* open() took these, and the plan counts them */
+    run->free_at_start += run->ops->device->fixed_bytes() + /* open() took these, and the plan counts them */
+                          run->comm->fixed_bytes(run->comm);
     gpt2_memory_plan(&plan, run->ops, &run->config, &options);
     run->planned_bytes = plan.total_bytes;
     if (plan.total_bytes <= budget(run->free_at_start)) return true;

@@ -2,6 +2,7 @@
  * output folder, tokenizer, model size, device and memory plan, data, weights. */
 #pragma once
 #include "llmc/checkpoint/checkpoint.h"
+#include "llmc/comm/rendezvous.h"
 #include "console.h"
 #include "llmc/data/dataloader.h"
 #include "flags.h"
@@ -37,13 +38,34 @@ typedef struct Run {
     bool cpu_instead; /* --device auto found no card, though the program could use one */
     Comm *context;    /* with those among them that share its sequences out; NULL: whole sequences */
     Comm planned;     /* stands for context in a memory plan */
-    Comm *comm;       /* with the ranks that train together; rank 0 prints, samples, logs, locks and saves */
+    Place place;      /* of this process, as the launcher says */
+    Rendezvous rendezvous;
+    Comm planned_ranks; /* comm, before the others are there */
+    Comm *comm; /* with the ranks that train together; rank 0 prints, samples, logs, locks and saves */
 } Run;
 
 /* Which reader of data this rank is, of how many: those that share sequences out are one. */
 static inline Ranks setup_data_ranks(const Run *run) {
     return ranks_of_data(run->comm->ranks, (int)run->settings.context_gpus);
 }
+
+/* Which of several ranks this process is: run->comm is planned. Refuses --gpus under another launcher. */
+bool setup_place(Run *run, Error *err);
+/* True where this process is to be the parent of --gpus or --restarts, and does nothing else. */
+bool setup_launches(const Run *run);
+/* Fewer cards than --gpus asks for are refused. */
+bool setup_check_devices(const Run *run, Error *err);
+/* Closes everything, starts the ranks and waits for them; the exit code. */
+int setup_launch(Run *run, char **argv);
+/* Several ranks: finds the others, opens device and comm; from here on die() on any rank ends all with one line. Exits
+ * where that fails: the line is rank 0's. */
+void setup_join(Run *run);
+/* Exits, with a line of rank 0's, where a rank is not well. All ranks call it together. */
+void setup_agree(const Run *run, bool ok, Error *err);
+/* The run is over, and the model closed. */
+void setup_leave(Run *run);
+/* One row for the ranks and what they exchange with; nothing for a process alone. */
+void setup_print_ranks(const Run *run);
 
 /* Backend of --device and --precision; on --device auto the GPU where there is one. */
 bool setup_backend(Run *run, Error *err);
@@ -68,6 +90,8 @@ bool setup_output(Run *run, Error *err);
 /* Before each save: the folder may have been moved, removed or unmounted meanwhile. It is then made anew, said on
  * stderr, *moved. */
 bool setup_follow_output(Run *run, bool *moved, Error *err);
+/* The folder is open for others. */
+void setup_release_output(Run *run);
 /* What the flags say of saving. */
 SaveOptions setup_save_options(const Run *run);
 /* True where --resume found a checkpoint that has all of --steps. */

@@ -86,7 +86,7 @@ static int open_lock(int folder, const char *out, int make, Error *err) {
     return -1;
 }
 
-static void release_output(Run *run) {
+void setup_release_output(Run *run) {
     if (run->output_locked) close(run->output.lock);
     if (run->output_locked) close(run->output.folder);
     run->output_locked = false;
@@ -176,7 +176,7 @@ bool setup_follow_output(Run *run, bool *moved, Error *err) {
     Error note;
     *moved = false;
     if (stands(run)) return true;
-    release_output(run);
+    setup_release_output(run);
     if (!directory_make(out, err) || !refuse_others_output(out, err) || !lock_output(run, O_CREAT, err))
         return false;
     fail(&note, EXIT_RUN,

@@ -38,7 +38,7 @@ static void test_forms(void) {
     CHECK(parse(&s, &err, "--prompt -hello"), "a text may begin with a dash: %s", err.text);
     CHECK(parse(&s, &err, "--seed 9007199254740991"), "2^53 - 1: %s", err.text);
     CHECK(s.seed == 9007199254740991, "exactly");
-    CHECK(parse(&s, &err, "--gpus 1 -z 0"), "what is not built may be given its default: %s", err.text);
+    CHECK(parse(&s, &err, "--gpus 1024 --restarts 3") && s.gpus == 1024 && s.restarts == 3, "%s", err.text);
     CHECK(parse(&s, &err, ""), "no flags: %s", err.text);
     CHECK(strcmp(s.train, "data/default.txt") == 0 && s.clip == 1 && s.device == DEVICE_AUTO, "defaults");
     CHECK(parse(&s, &err, "--help --nonsense"), "help before a mistake is help: %s", err.text);
@@ -125,13 +125,13 @@ static const Refusal refusals[] = {
     {"--device CPU",                    {"'CPU'"}                                             },
     {"--schedule cos",                  {"'cos'", "one of cosine, linear, constant, wsd"}     },
     {"--precision fp16",                {"one of bf16, fp32"}                                 },
-    {"--zero 2",                        {"--zero", "from 0 to 1"}                             },
+    {"--restarts -1",                   {"--restarts", "from 0 to"}                           },
+    {"--gpus 0",                        {"--gpus", "from 1 to 1024"}                          },
     {"--resume=yes",                    {"--resume", "'yes'", "no value, 0 or 1"}             },
     {"--resume yes",                    {"unexpected argument 'yes'"}                         },
     {"--out=",                          {"--out", "''"}                                       },
     {"--batch 4 --batch 4",             {"--batch", "given twice"}                            },
     {"--batch 4 -b 8",                  {"-b (--batch)", "given twice"}                       },
-    {"--gpus 2",                        {"--gpus", "not in this version yet"}                 },
     {"--hellaswag x",                   {"--hellaswag", "not in this version yet"}            },
 };
 

@@ -48,11 +48,15 @@ const char *cuda_kernel_ran;
 
 /* ---- device ---- */
 
-bool cuda_available(void) {
+int cuda_device_count(void) {
     int n = 0;
     const cudaError_t status = cudaGetDeviceCount(&n);
     cudaGetLastError(); /* no driver, no device: an answer, not an error to be met later */
-    return status == cudaSuccess && n > 0;
+    return status == cudaSuccess ? n : 0;
+}
+
+bool cuda_available(void) {
+    return cuda_device_count() > 0;
 }
 
 int cuda_device_attribute(cudaDeviceAttr attribute) {

@@ -1,0 +1,174 @@
+/* Several ranks: which one this process is, the others, and what they exchange with. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include "llmc/base/terminal.h"
+#include "llmc/base/version.h"
+#include "llmc/comm/launch.h"
+#include "llmc/comm/transport.h"
+#include "llmc/comm/watchdog.h"
+#include "setup.h"
+
+enum { SECONDS_TO_JOIN = 20, SECONDS_MAX = 86400, SETTINGS_BYTES = 1 << 16 };
+
+/* ---- which one this is ---- */
+
+static void plan_ranks(Run *run, int rank, int n_ranks) {
+    run->planned_ranks = comm_planned(n_ranks);
+    run->planned_ranks.ranks.rank = rank;
+    run->comm = n_ranks > 1 ? &run->planned_ranks : &comm_alone;
+}
+
+bool setup_place(Run *run, Error *err) {
+    const Settings *s = &run->settings;
+    Place *place = &run->place;
+    if (!place_find(place, err)) return false;
+    const Ranks ranks = place->ranks;
+    if (place->is_own || ranks.n_ranks > 1)
+        plan_ranks(run, ranks.rank, ranks.n_ranks);
+    else
+        plan_ranks(run, 0, (int)s->gpus);
+    if (ranks.n_ranks == 1 || place->is_own) return true;
+    const char *flag = s->gpus > 1 ? "gpus" : s->restarts ? "restarts" : NULL;
+    return !flag ||
+           fail(err, EXIT_INPUT, "--%s: %s started this process, as rank %d of %d; hint: leave --%s out%s",
+                flag, place->launcher, ranks.rank, ranks.n_ranks, flag,
+                s->gpus > 1 ? ", or start one process a host" : "");
+}
+
+bool setup_launches(const Run *run) {
+    const Settings *s = &run->settings;
+    return !run->place.is_own && run->place.ranks.n_ranks == 1 && (s->gpus > 1 || s->restarts > 0);
+}
+
+/* ---- devices ---- */
+
+static bool on_cpu(const Run *run) {
+    return run->ops == &ops_cpu;
+}
+
+/* A launcher may have shown each process its own card alone. */
+static int device_index(const Run *run, const Place *place) {
+    return on_cpu(run) || cuda_device_count() == 1 ? 0 : place->local_rank;
+}
+
+bool setup_check_devices(const Run *run, Error *err) {
+    const int asked = (int)run->settings.gpus, n = on_cpu(run) ? asked : cuda_device_count();
+    return asked <= n || fail(err, EXIT_INPUT, "--gpus %d: this machine has %d; hint: --gpus %d%s", asked, n,
+                              n, n == 1 ? ", or leave it out" : "");
+}
+
+static bool open_device(const Run *run, const Place *place, Error *err) {
+    const int index = device_index(run, place), n = on_cpu(run) ? index + 1 : cuda_device_count();
+    if (index >= n)
+        return fail(err, EXIT_INPUT,
+                    "local rank %d, but this host has %d GPUs; hint: at most as many processes", index, n);
+    return run->ops->device->open(index, err);
+}
+
+/* ---- the others ---- */
+
+static bool read_patience(double *seconds, Error *err) {
+    const char *text = getenv("LLMC_JOIN_SECONDS");
+    char *end;
+    *seconds = SECONDS_TO_JOIN;
+    if (!text || !*text) return true;
+    *seconds = strtod(text, &end);
+    return (*end == '\0' && *seconds >= 1 && *seconds <= SECONDS_MAX) ||
+           fail(err, EXIT_INPUT, "LLMC_JOIN_SECONDS='%.40s' is not a number from 1 to %d", text, SECONDS_MAX);
+}
+
+/* All that must be the same on every rank; a text that is too long is cut, the same way everywhere. */
+static void settings_text(const Settings *s, char *text, size_t size) {
+    const size_t n = (size_t)snprintf(text, size, "program %s\n", program_version());
+    flags_to_lines(s, text + n, size - n);
+}
+
+/* With the n ranks around this one: all, or its neighbours, which share sequences out. */
+static Comm *open_comm(Run *run, int n, Error *err) {
+    Rendezvous *r = &run->rendezvous;
+    int *members = malloc((size_t)n * sizeof *members);
+    const int first = r->ranks.rank / n * n;
+    Comm *comm = NULL;
+    for (int i = 0; members && i < n; i++) members[i] = first + i;
+    if (!members)
+        fail(err, EXIT_RUN, "no memory for %d ranks", n);
+    else
+        comm = on_cpu(run) ? comm_sockets_open(r, members, n, err)
+                           : comm_nccl_open(r, run->ops->device, members, n, err);
+    free(members);
+    return comm;
+}
+
+/* A failure that all ranks know: one line, from rank 0. */
+static _Noreturn void end_all(const Run *run, const Error *err) {
+    watchdog_stop();
+    if (ranks_leads(run->comm->ranks)) die(err);
+    exit(err->exit_code);
+}
+
+void setup_agree(const Run *run, bool ok, Error *err) {
+    if (run->comm->ranks.n_ranks == 1) {
+        if (!ok) die(err);
+    } else if (!run->comm->agree(run->comm, ok, err)) {
+        end_all(run, err);
+    }
+}
+
+void setup_join(Run *run) {
+    static char text[SETTINGS_BYTES];
+    Rendezvous *r = &run->rendezvous;
+    const int n = run->place.ranks.n_ranks;
+    Error err = {0};
+    double seconds;
+    bool rank_0_knows;
+    if (n == 1) return;
+    settings_text(&run->settings, text, sizeof text);
+    if (!read_patience(&seconds, &err)) die(&err);
+    if (!rendezvous_open(r, &run->place, text, seconds, &rank_0_knows, &err)) {
+        if (ranks_leads(run->place.ranks) || !rank_0_knows) die(&err);
+        exit(err.exit_code);
+    }
+    if (!watchdog_start(r, &err)) die(&err);
+    if (!ranks_agree(r, open_device(run, &r->place, &err), &err)) end_all(run, &err);
+    Comm *comm = open_comm(run, n, &err); /* both end in agreement */
+    if (!comm) end_all(run, &err);
+    run->comm = comm;
+    if (run->settings.context_gpus == 1) return;
+    run->context = open_comm(run, (int)run->settings.context_gpus, &err);
+    if (!run->context) end_all(run, &err);
+}
+
+void setup_leave(Run *run) {
+    if (run->place.ranks.n_ranks == 1) return;
+    watchdog_stop();
+    if (run->settings.context_gpus > 1) comm_close(run->context);
+    comm_close(run->comm);
+    rendezvous_close(&run->rendezvous);
+}
+
+int setup_launch(Run *run, char **argv) {
+    const Settings *s = &run->settings;
+    const Launch launch = {
+        .n_ranks = (int)s->gpus,
+        .restarts = (int)s->restarts,
+        .has_resumed = s->resume,
+    };
+    setup_release_output(run);
+    setup_close(run);
+    return launch_ranks(&launch, argv);
+}
+
+/* ---- what the user sees ---- */
+
+void setup_print_ranks(const Run *run) {
+    const Rendezvous *r = &run->rendezvous;
+    const int n = run->comm->ranks.n_ranks;
+    if (n == 1) return;
+    if (run->comm == &run->planned_ranks)
+        console_row(stdout, "ranks", "%d, what follows is of one of them", n);
+    else
+        console_row(stdout, "ranks", "%d on %d %s, by %s; %s", n, r->n_hosts,
+                    r->n_hosts == 1 ? "host" : "hosts", run->place.launcher,
+                    on_cpu(run) ? "TCP" : comm_nccl_description());
+}

@@ -32,9 +32,9 @@ static bool save_config(const char *directory, const GPT2 *model, const Tokenize
     return ok;
 }
 
-static bool save_weights(const char *directory, const GPT2 *model, bool model_only, JsonWriter *manifest,
+static bool save_weights(const char *directory, GPT2 *model, bool model_only, JsonWriter *manifest,
                          Error *err) {
-    const FlatBuffer weights = {"transformer", model->master};
+    const FlatBuffer weights = {"transformer", FLAT_MASTER};
     FlatBuffer states[N_STATES];
     const int n_states = optimizer_buffers(states, model);
     if (!hf_tensors_save(directory, "model.safetensors", model, &weights, 1, manifest, err)) return false;
@@ -65,7 +65,7 @@ static bool save_tokenizer(const char *directory, const Tokenizer *tokenizer, in
     return ok;
 }
 
-static bool save_files(const char *directory, const GPT2 *model, const Tokenizer *tokenizer,
+static bool save_files(const char *directory, GPT2 *model, const Tokenizer *tokenizer,
                        const TrainerState *state, bool model_only, Error *err) {
     JsonWriter manifest;
     bool ok = manifest_begin(&manifest, state, tokenizer, model_only, err) &&
@@ -106,7 +106,7 @@ static bool publish(int folder, const char *out, const char *temporary, int64_t 
 }
 
 /* Written, made durable and in its place; or gone again, with the cause. */
-static bool save_in(int folder, const char *out, const GPT2 *model, const Tokenizer *tokenizer,
+static bool save_in(int folder, const char *out, GPT2 *model, const Tokenizer *tokenizer,
                     const TrainerState *state, bool model_only, Error *err) {
     char temporary[CHECKPOINT_NAME], path[PATH_MAX];
     checkpoint_name(temporary, ".tmp-", state->step);
@@ -137,6 +137,10 @@ bool checkpoint_save(const char *out, GPT2 *model, const Tokenizer *tokenizer, c
     close(folder);
     return ok || fail(err, cause.exit_code, "checkpoint of step %lld not saved: %s", (long long)state->step,
                       cause.text);
+}
+
+bool checkpoint_share(GPT2 *model, bool ok) {
+    return hf_tensors_bring(model, ok);
 }
 
 void checkpoint_clean(const char *out) {

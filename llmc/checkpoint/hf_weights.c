@@ -11,7 +11,7 @@ enum { NAME_SIZE = 96, PIECE_ELEMS = 1 << 20 };
 int optimizer_buffers(FlatBuffer buffers[N_STATES], const GPT2 *model) {
     int n = 0;
     for (int i = 0; i < N_STATES; i++)
-        if (model->states[i]) buffers[n++] = (FlatBuffer){optimizer_states[i].name, model->states[i]};
+        if (model->states[i]) buffers[n++] = (FlatBuffer){optimizer_states[i].name, i};
     return n;
 }
 
@@ -131,7 +131,33 @@ static bool write_header(OutFile *file, const Piece *pieces, int n, const FlatBu
     return safetensors_header_write(&header, file, err);
 }
 
-static bool write_file(OutFile *file, const GPT2 *model, const FlatBuffer *buffers, int n_buffers,
+/* What rank 0 says to the others while it saves. */
+typedef struct Request {
+    int32_t over, ok; /* no more requests, and how the save ended */
+    int32_t buffer;   /* whose parts it wants */
+} Request;
+
+static const float *gather_buffer(GPT2 *model, int id) {
+    return id == FLAT_MASTER ? gpt2_gather_master(model) : gpt2_gather_state(model, (StateId)id);
+}
+
+static const float *whole_buffer(GPT2 *model, int id) {
+    Request request = {.buffer = id};
+    model->comm->broadcast_on_host(model->comm, &request, sizeof request);
+    return gather_buffer(model, id);
+}
+
+bool hf_tensors_bring(GPT2 *model, bool ok) {
+    Comm *comm = model->comm;
+    for (;;) {
+        Request request = {.over = true, .ok = ok};
+        comm->broadcast_on_host(comm, &request, sizeof request);
+        if (request.over) return request.ok;
+        gather_buffer(model, request.buffer);
+    }
+}
+
+static bool write_file(OutFile *file, GPT2 *model, const FlatBuffer *buffers, int n_buffers,
                        JsonWriter *manifest, Error *err) {
     int n;
     char name[2 * NAME_SIZE];
@@ -140,20 +166,22 @@ static bool write_file(OutFile *file, const GPT2 *model, const FlatBuffer *buffe
     bool ok = pieces && staging_open(&staging, model, pieces, n, err) &&
               write_header(file, pieces, n, buffers, n_buffers, err);
     json_begin_object(manifest, "tensors");
-    for (int k = 0; ok && k < n_buffers; k++)
+    for (int k = 0; ok && k < n_buffers; k++) {
+        const float *data = whole_buffer(model, buffers[k].id);
         for (int i = 0; ok && i < n; i++) {
             uint32_t crc;
-            ok = write_piece(file, model, buffers[k].data, &pieces[i], &staging, &crc, err);
+            ok = write_piece(file, model, data, &pieces[i], &staging, &crc, err);
             snprintf(name, sizeof name, "%s.%s", buffers[k].prefix, pieces[i].name);
             if (ok) manifest_write_checksum(manifest, name, crc);
         }
+    }
     json_end_object(manifest);
     free(staging.a);
     free(pieces);
     return ok;
 }
 
-bool hf_tensors_save(const char *directory, const char *name, const GPT2 *model, const FlatBuffer *buffers,
+bool hf_tensors_save(const char *directory, const char *name, GPT2 *model, const FlatBuffer *buffers,
                      int n_buffers, JsonWriter *manifest, Error *err) {
     char path[PATH_MAX];
     OutFile file;
@@ -345,10 +373,10 @@ static bool check_tied(const Source *source, const Located *wte, const Piece *pi
 
 /* n host floats at element `begin` of a buffer; with the master weights go their copies. */
 static void put(GPT2 *model, const FlatBuffer *buffer, const float *host, int64_t begin, int64_t n) {
-    if (buffer->data == model->master)
+    if (buffer->id == FLAT_MASTER)
         gpt2_set_weights(model, host, begin, n);
     else
-        model->ops->device->upload(buffer->data + begin, host, (size_t)n * sizeof *host);
+        gpt2_set_state(model, (StateId)buffer->id, host, begin, n);
 }
 
 static bool load_piece(const Located *at, const Piece *piece, GPT2 *model, const FlatBuffer *buffer,
@@ -406,7 +434,7 @@ static bool load_source(const Source *source, GPT2 *model, const FlatBuffer *buf
 }
 
 bool hf_weights_load(const char *directory, GPT2 *model, Error *err) {
-    const FlatBuffer weights = {"transformer", model->master};
+    const FlatBuffer weights = {"transformer", FLAT_MASTER};
     Source source;
     if (!source_open(&source, directory, err)) return false;
     bool ok = load_source(&source, model, &weights, 1, err);

@@ -9,18 +9,23 @@
 #include "safetensors.h"
 
 /* One buffer of a file: its tensors are called PREFIX.name. */
+enum { FLAT_MASTER = -1 };
 typedef struct FlatBuffer {
     const char
         *prefix; /* "transformer" for weights, "m" and so on for the optimizer's states; a dot follows */
-    float *data; /* on the device, (n_elements) */
+    int id;      /* FLAT_MASTER, or a StateId */
 } FlatBuffer;
 
 /* The optimizer's states that the model has; returns how many. */
 int optimizer_buffers(FlatBuffer buffers[N_STATES], const GPT2 *model);
 
-/* Writes DIRECTORY/NAME with the tensors of all buffers, and its entry into the manifest. */
-bool hf_tensors_save(const char *directory, const char *name, const GPT2 *model, const FlatBuffer *buffers,
+/* Writes DIRECTORY/NAME with the tensors of all buffers, and its entry into the manifest. Rank 0 writes; it asks the other
+ * ranks for their parts of each buffer, which they bring in hf_tensors_bring. */
+bool hf_tensors_save(const char *directory, const char *name, GPT2 *model, const FlatBuffer *buffers,
                      int n_buffers, JsonWriter *manifest, Error *err);
+/* Rank 0 ends a save, with its result; the other ranks bring the parts that it asks for until then. Returns rank 0's
+ * result. So a disk that fails in the middle leaves nobody waiting. */
+bool hf_tensors_bring(GPT2 *model, bool ok);
 
 /* model.safetensors of a directory, or the shards that model.safetensors.index.json lists. Names with and
  * without "transformer."; lm_head.weight must equal wte.weight where it is there; mask buffers (attn.bias)

@@ -313,16 +313,14 @@ bool training_save(Training *t, const SaveOptions *options, Error *err) {
     Saving *saving = &t->saving;
     const int64_t step = t->state.step;
     watchdog_set(PHASE_SAVE, step);
-    if (!ranks_leads(t->run->comm->ranks)) {
-        saving->last_saved = step;
-        training_tell_watchdog(t);
-        return true;
-    }
-    const bool ok = save(t, options, err);
+    const bool leads = ranks_leads(t->run->comm->ranks);
+    const bool ok = checkpoint_share(&t->run->model, !leads || save(t, options, err));
     if (ok)
         saving->last_saved = step;
-    else
+    else if (leads)
         log_failed_save(&t->log, step, err->text);
+    else
+        fail(err, EXIT_RUN, "rank 0 could not save step %lld", (long long)step);
     saving->retry_gap = ok ? 0 : saving->retry_gap ? 2 * saving->retry_gap : 1;
     saving->retry_step = ok ? 0 : step + saving->retry_gap;
     training_tell_watchdog(t);

@@ -195,7 +195,7 @@ static bool run_steps(Training *t, Error *err) {
         const bool keep = retry || due(step, s->save_every);
         if (!training_step(t, step, err) || !check_output(t, err)) return false;
         if (training_stops(t)) break;
-        const bool asked = stop_take_save_request();
+        const bool asked = training_take_save_request(t);
         if ((eval || draw || keep || asked) && !training_settle(t, err)) return false;
         if (eval && !evaluate(t, step, err)) return false;
         if (draw && !training_stops(t)) sample_in_training(t, step);

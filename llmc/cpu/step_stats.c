@@ -64,5 +64,6 @@ void cpu_finish_stats(StepStats *stats, const StepSums *sums) {
     stats->grad_norm = (float)sqrt(exact_value(&sums->squares));
     stats->bad = !isfinite(stats->loss) || !isfinite(stats->grad_norm);
     stats->stop = sums->stop != 0;
+    stats->save = sums->save != 0;
     stats->n_skipped += stats->bad;
 }

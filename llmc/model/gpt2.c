@@ -152,9 +152,17 @@ void gpt2_micro_step(GPT2 *model, const int32_t *tokens, const int32_t *targets,
     model->n_micro_steps++;
 }
 
+static void request(GPT2 *model, int64_t *what) {
+    const int64_t yes = 1;
+    model->ops->device->upload(what, &yes, sizeof yes);
+}
+
 void gpt2_request_stop(GPT2 *model) {
-    const int64_t stop = 1;
-    model->ops->device->upload(&model->sums->stop, &stop, sizeof stop);
+    request(model, &model->sums->stop);
+}
+
+void gpt2_request_save(GPT2 *model) {
+    request(model, &model->sums->save);
 }
 
 StepStats gpt2_step_stats(GPT2 *model) {

@@ -196,6 +196,8 @@ void gpt2_begin_step(GPT2 *model, int64_t n_micro_steps);
 void gpt2_micro_step(GPT2 *model, const int32_t *tokens, const int32_t *targets, int B, int T, float weight);
 /* Between begin and update: the run is to end behind this step, on all ranks. */
 void gpt2_request_stop(GPT2 *model);
+/* The same for a checkpoint. */
+void gpt2_request_save(GPT2 *model);
 /* Between begin and update: the step's statistics will have the hash of the weights that it was computed with. Behind
  * the update a rank's weights are those that the others sent, whatever they were before. */
 void gpt2_hash_weights(GPT2 *model);

@@ -53,6 +53,7 @@ typedef struct StepSums {
     ExactSum loss;    /* mean loss of the step in nats, by loss_sum */
     ExactSum squares; /* of the gradients, by sum_squares */
     int64_t stop;     /* not 0 where the run is to end behind this step, by gpt2_request_stop */
+    int64_t save;     /* not 0 where a rank was asked to save, by gpt2_request_save */
 } StepSums;
 
 /* What a step was, on the device, by finish_stats. Design: a NaN or inf never reaches the weights, and no host sync is
@@ -61,7 +62,7 @@ typedef struct StepStats {
     float loss;
     float grad_norm; /* global 2-norm of the gradients before clipping */
     int32_t bad;     /* not 0 where loss or grad_norm is NaN or inf */
-    int32_t stop;
+    int32_t stop, save;
     int64_t n_skipped; /* steps left out because of `bad`, over the whole run */
     uint64_t hash;     /* of the weights, of a step with gpt2_hash_weights; else of an earlier one */
 } StepStats;

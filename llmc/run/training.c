@@ -177,6 +177,7 @@ static bool report_step(Training *t, const QueuedStep *q, Error *err) {
     t->train_loss = unsigned_nan(stats.loss);
     t->state.n_skipped = stats.n_skipped;
     t->stop_agreed = t->stop_agreed || stats.stop;
+    t->save_agreed = t->save_agreed || stats.save;
     if (q->alone) t->memory_bytes = setup_memory_in_use(run);
     if (t->memory_bytes > t->peak_memory_bytes) t->peak_memory_bytes = t->memory_bytes;
     const StepReport report = {
@@ -225,6 +226,7 @@ static bool queue_step(Training *t, QueuedStep *q, int64_t step, Error *err) {
         return true;
     }
     if (stop_requested()) gpt2_request_stop(&run->model);
+    if (run->comm->ranks.n_ranks > 1 && stop_take_save_request()) gpt2_request_save(&run->model);
     if (q->hashed) gpt2_hash_weights(&run->model);
     gpt2_update(&run->model, &(UpdateArgs){.step = step,
                                            .lr = (float)q->lr,
@@ -274,6 +276,13 @@ bool training_validate(Training *t, double *mean, Error *err) {
     }
     *mean = sum / (double)n;
     return true;
+}
+
+bool training_take_save_request(Training *t) {
+    if (t->run->comm->ranks.n_ranks == 1) return stop_take_save_request();
+    const bool asked = t->save_agreed;
+    t->save_agreed = false;
+    return asked;
 }
 
 bool training_stops(const Training *t) {

@@ -47,6 +47,7 @@ typedef struct Training {
     QueuedStep queued;  /* the one whose result is still to be read */
     double result_read; /* seconds: when the last result was there, which is when its step ended */
     bool stop_agreed;   /* a step's statistics said that a rank was asked to end the run */
+    bool save_agreed;   /* the same of SIGUSR1: a rank was asked to save */
     bool is_best;       /* the last evaluation found the run's lowest loss */
     Saving saving;
     int bad_in_a_row; /* steps up to now */
@@ -64,6 +65,8 @@ bool training_step(Training *t, int64_t step, Error *err);
 /* The run ends here. Ranks end behind the same step: the one whose statistics say that any of them is to stop; a process
  * alone need not wait for them. */
 bool training_stops(const Training *t);
+/* True once where a checkpoint was asked for: on all ranks behind the same step. */
+bool training_take_save_request(Training *t);
 /* *mean = the mean loss over the first --eval-batches batches of the validation stream, the same ones every time. Ranks
  * take them in turn; added one by one in their order, they give the same bits on any number of ranks. Where
  * training_stops() comes true meanwhile, it ends without a mean. */

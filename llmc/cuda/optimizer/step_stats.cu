@@ -69,6 +69,7 @@ __global__ void finish_stats_kernel(StepStats *stats, const StepSums *sums) {
     stats->grad_norm = norm;
     stats->bad = !isfinite(loss) || !isfinite(norm);
     stats->stop = sums->stop != 0;
+    stats->save = sums->save != 0;
     stats->n_skipped += stats->bad;
 }
 

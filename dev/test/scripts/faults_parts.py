@@ -1,0 +1,153 @@
+"""scripts/faults_gpus.py, with a stand-in for the trainer: one that ends as it should, and ones that do not."""
+import argparse
+import csv
+import sys
+import time
+import unittest
+
+from parts import Parts
+
+import faults_gpus
+
+# A stand-in for ./train_gpt2cu: a parent starts ranks and prints a line when one is gone or silent. Rank 0 trains STEPS steps of
+# 10 ms and saves every 5; the weights are the number of steps. FAULT: how it is not as it should be.
+TRAINER = """#!{python}
+import os, signal, subprocess, sys, time
+FAULT, STEPS = {fault!r}, 60
+words = sys.argv[1:]
+def of(name, default=None):
+    return words[words.index(name) + 1] if name in words else default
+if "--version" in words:
+    sys.exit(print("train_gpt2 0123abc"))
+out, host = of("--out"), os.uname().nodename
+def end(code, *lines):
+    print(*lines, sep="\\n", end="\\n" if lines else "", file=sys.stderr, flush=True)
+    sys.exit(code)
+def pulse_of(rank):
+    try:
+        return os.stat(f"{folder}/pulse{{rank}}").st_mtime_ns
+    except OSError:
+        return 0
+def meet_others(stop):
+    before = pulse_of(1)
+    while not stop and pulse_of(1) == before:
+        time.sleep(0.01)
+def train(pulse):
+    os.makedirs(out, exist_ok=True)
+    saved = sorted(name for name in os.listdir(out) if name.startswith("step_"))
+    done = int(saved[-1][5:]) if saved and "--resume" in words else 0
+    stop = []
+    signal.signal(signal.SIGTERM, lambda *_: stop.append(1))
+    for step in range(done + 1, STEPS + 1):
+        meet_others(stop)
+        print(end="x", file=pulse, flush=True)
+        with open(out + "/log.jsonl", "a") as log:
+            log.write('{{"step": 1, "ms": 10}}\\n')
+        if step % 5 == 0 or stop:
+            if os.environ.get("FULL"):
+                end(1, "warning: not saved", "error: checkpoint not saved: No space left on device")
+            os.makedirs(f"{{out}}/step_{{step:08d}}", exist_ok=True)
+            with open(f"{{out}}/step_{{step:08d}}/model.safetensors", "w") as file:
+                file.write(str(step) + ("resumed" if FAULT == "weights" and done else ""))
+        if stop:
+            return
+def rank_of_gpus(rank):
+    if rank:
+        signal.signal(signal.SIGTERM, lambda *_: os.kill(int(os.environ["RANK_0"]), signal.SIGTERM))
+    if rank == 0:
+        train(sys.stdout)
+    else:
+        while True:
+            print(end="x", flush=True)
+            open("{folder}/pulse1", "w").close()
+            time.sleep(0.01)
+def parent(n):
+    ranks, beat = [], []
+    for rank in range(n):
+        environment = {{**os.environ, "RANK": str(rank), "OURS": "1", "RANK_0": str(ranks[0].pid) if ranks else ""}}
+        ranks.append(subprocess.Popen([sys.executable, __file__, *words], env=environment, stdout=subprocess.PIPE))
+        os.set_blocking(ranks[-1].stdout.fileno(), False)
+        beat.append(time.monotonic())
+    while True:
+        time.sleep(0.01)
+        for rank, process in enumerate(ranks):
+            if process.stdout.read():
+                beat[rank] = time.monotonic()
+            code = process.poll()
+            if code == 0 or code == 1 or code is not None or time.monotonic() > beat[rank] + 1.0:
+                for other in ranks:
+                    other.kill()
+                if code == 0 or code == 1:
+                    sys.exit(code)
+                lines = [f"error: rank {{rank}} ({{host}}) is gone"]
+                end(1 if FAULT != "code" else 2, *lines * (2 if FAULT == "lines" else 1))
+if "OURS" in os.environ:
+    rank_of_gpus(int(os.environ["RANK"]))
+elif of("--gpus"):
+    parent(int(of("--gpus")))
+else:
+    rank, n, port = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "MASTER_PORT"))
+    if "--nosuch" in words:
+        end(2, "error: unknown flag --nosuch")
+    meet = f"{folder}/{{port}}.{{rank}}"
+    with open(meet, "w") as file:
+        file.write(of("--lr", "none"))
+    began = time.monotonic()
+    while not all(os.path.exists(f"{folder}/{{port}}.{{r}}") for r in range(n)):
+        if time.monotonic() > began + 0.5:
+            end(1, f"error: rank {{n - 1}} did not come")
+        time.sleep(0.01)
+    rates = [open(f"{folder}/{{port}}.{{r}}").read() for r in range(n)]
+    time.sleep(0.2)
+    end(2, *["error: --lr differs"] if rank == 0 and len(set(rates)) > 1 else [f"error: port {{port}} is in use"] if len(set(rates)) == 1 else [])
+"""
+
+
+class Trials(Parts):
+    def run_main(self, fault, *words):
+        self.program("train_gpt2", TRAINER.format(python=sys.executable, fault=fault, folder=self.folder))
+        for name, value in (("END_S", 4.0), ("PATIENCE_S", 8.0)):
+            self.replace(faults_gpus, name, value)
+        self.replace(sys, "argv", ["faults_gpus.py", "--program", self.path("train_gpt2"), "--device", "cpu", "--count", "1", *words])
+        status, out, err, code = self.said(faults_gpus.main)
+        self.assertEqual((err, code), ("", None), out)
+        return status, out
+
+    def test_all_as_it_should_be(self):
+        status, out = self.run_main("", "--csv", self.path("x.csv"))
+        self.assertEqual(status, 0, out)
+        rows = [row for row in csv.DictReader(line for line in self.text("x.csv").splitlines() if not line.startswith("#"))]
+        random_times = [f"{what} rank {rank}" for what in ("kill", "stop", "SIGTERM to") for rank in (0, 1)]
+        self.assertEqual([row["fault"] for row in rows if not row["fault"].endswith("resumed")], random_times + [
+            f"{what}, rank {rank}" for rank in (0, 1) for what in ("other --lr", "no such flag")] + ["last rank absent", "port in use", "full disk, rank 0"])
+        self.assertEqual([row["fault"] for row in rows if row["fault"].endswith("resumed")], [f"{name}, resumed" for name in random_times + ["full disk, rank 0"]])
+
+    def test_what_is_not_as_it_should_be(self):
+        for fault, only, words in (("lines", "kill", "2 lines on stderr, expected 1"), ("code", "kill", r"exit codes \[2\], expected 1"), ("weights", "kill", "weights step_00000060")):
+            status, out = self.run_main(fault, "--only", only)
+            self.assertEqual(status, 1, fault)
+            self.assertRegex(out, words)
+
+    def test_nothing_is_left(self):
+        began = time.monotonic()
+        run = faults_gpus.Run(self.folder)
+        run.start(["sh", "-c", "sleep 60 & echo 'error: one' >&2; echo 'note: two' >&2; exit 3"])
+        while len(faults_gpus.processes(run.mark)) != 1 or run.running():
+            time.sleep(0.01)
+        self.replace(faults_gpus, "PATIENCE_S", 0.5)
+        seconds, codes = run.end(began)
+        self.assertEqual((codes, run.errors(), faults_gpus.processes(run.mark)), ([3], ["error: one"], {}))
+        self.assertGreater(seconds, 0.5)
+        run.close()
+
+    def test_words(self):
+        self.assertEqual(faults_gpus.kinds("kill,disk"), ["kill", "disk"])
+        with self.assertRaises(argparse.ArgumentTypeError):
+            faults_gpus.kinds("kill,other")
+        parsed = faults_gpus.parse_arguments(["--gpus", "3", "--", "--model", "d6"])
+        self.assertEqual((parsed.gpus, parsed.flags, parsed.count, parsed.only), (3, ["--model", "d6"], 10, list(faults_gpus.KINDS)))
+        self.assertEqual((faults_gpus.END_S, faults_gpus.START_S), (15.0, 30.0))
+
+
+if __name__ == "__main__":
+    unittest.main()

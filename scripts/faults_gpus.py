@@ -1,0 +1,395 @@
+#!/usr/bin/env python3
+"""Faults of a run on many ranks, by hand: kills and stops each rank at random times, starts ranks with a wrong flag, with no one
+to meet and at a port in use, fills the disk, and leaves a GPU no memory. After each it checks that all processes end in time with
+one line that says what it should and the right exit code, that nothing is left, and that --resume goes on to the same weights.
+
+    scripts/faults_gpus.py                                     # two GPUs, each rank killed and stopped 10 times, about 15 minutes
+    scripts/faults_gpus.py --count 50 --only kill,stop         # as many times as the aim says, about 45 minutes
+    scripts/faults_gpus.py --program ./train_gpt2 --device cpu --gpus 4 --count 2
+
+Ends with a table; exit 1 where a fault did not end as it should. Flags of the trainer behind --: they replace the run's own.
+Needs a C compiler for the full disk.
+"""
+import argparse
+import glob
+import hashlib
+import os
+import random
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+
+from comparison import EXIT_RUN, ROOT, Parser, Report, commit_of, end_with, fail, integer, need_card, provenance
+
+END_S, START_S = 15.0, 30.0  # within which all must end: once all ranks train, and before
+MORE_S = 5.0  # that a start may take beyond START_S, which is the ranks' patience, to be counted as in time
+PATIENCE_S = 90.0  # after which this script ends a run itself
+KINDS = ("kill", "stop", "signal", "flag", "absent", "port", "disk", "memory")
+MARK = "FAULTS_GPUS_RUN"
+FLAGS = {"cpu": "--model nano --batch 4 --seq 64 --steps 80 --save-every 8",
+         "cuda": "--model d6 --batch 32 --seq 256 --steps 4000 --save-every 200"}
+MEMORY_FLAGS = "--model d12 --batch 192 --seq 1024"  # 64 GiB or so: two of them have no room on one card of 140
+
+
+def processes(mark):
+    """{pid: environment} of those that carry the mark; zombies have no environment any more."""
+    found = {}
+    for path in glob.glob("/proc/[0-9]*/environ"):
+        try:
+            with open(path, "rb") as file:
+                words = file.read().decode(errors="replace").split("\0")
+        except OSError:
+            continue
+        environment = dict(word.split("=", 1) for word in words if "=" in word)
+        if environment.get(MARK) == mark:
+            found[int(path.split("/")[2])] = environment
+    return found
+
+
+class Run:
+    """One start of a run: --gpus N, or ranks one by one. Its processes carry a mark in their environment."""
+
+    def __init__(self, work):
+        self.mark, self.started = uuid.uuid4().hex, []
+        self.out, self.err = (open(os.path.join(work, f"{name}.{self.mark}"), "w+b") for name in ("out", "err"))
+
+    def start(self, command, variables=None):
+        environment = {**os.environ, **(variables or {}), MARK: self.mark}
+        self.started.append(subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=self.out, stderr=self.err, env=environment,
+                                             cwd=ROOT, start_new_session=True))
+
+    def rank(self, rank):
+        """Its process, or None."""
+        pids = [pid for pid, environment in processes(self.mark).items() if environment.get("RANK") == str(rank)]
+        return pids[0] if pids else None
+
+    def running(self):
+        return any(process.poll() is None for process in self.started)
+
+    def await_ranks(self, n):
+        while self.running() and None in [self.rank(rank) for rank in range(n)]:
+            time.sleep(0.02)
+
+    def end(self, since):
+        """Waits until all processes are gone; (seconds since then, exit codes). Those that outlive PATIENCE_S are killed."""
+        while self.running() or processes(self.mark):
+            if time.monotonic() - since > PATIENCE_S:
+                for pid in processes(self.mark):
+                    os.kill(pid, signal.SIGKILL)
+            time.sleep(0.02)
+        return time.monotonic() - since, [process.wait() for process in self.started]
+
+    def text(self, file):
+        file.seek(0)
+        return file.read().decode(errors="replace")
+
+    def errors(self):
+        """Lines of stderr, but notes and warnings."""
+        return [line for line in self.text(self.err).splitlines() if not line.startswith(("note: ", "warning: "))]
+
+    def close(self):
+        for pid in processes(self.mark):
+            os.kill(pid, signal.SIGKILL)
+        for file in (self.out, self.err):
+            file.close()
+
+
+def free_port():
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return found.getsockname()[1]
+
+
+def steps_in(out):
+    """Steps that the log of a run has lines of."""
+    try:
+        with open(os.path.join(out, "log.jsonl"), encoding="utf-8") as file:
+            return sum('"ms"' in line for line in file)
+    except OSError:
+        return 0
+
+
+def weights_of(out):
+    """A hash of the newest checkpoint's weights, or its absence."""
+    newest = sorted(glob.glob(os.path.join(glob.escape(out), "step_*", "model.safetensors")))
+    if not newest:
+        return "no checkpoint"
+    with open(newest[-1], "rb") as file:
+        return f"{newest[-1].split(os.sep)[-2]} {hashlib.sha256(file.read()).hexdigest()}"
+
+
+class Faults:
+    """The faults and the rows of the table."""
+
+    def __init__(self, arguments, report, work):
+        self.arguments, self.report, self.work, self.rows = arguments, report, work, {}
+        self.out = os.path.join(work, "run")
+        self.reference = self.reference_s = None
+
+    def command(self, out, *more):
+        arguments = self.arguments
+        return [os.path.abspath(arguments.program), "--device", arguments.device, "--train", os.path.join(ROOT, "README.md"), "--keep", "2",
+                "--sample-tokens", "0", "--eval-every", "0", *arguments.flags, "--out", out, *more]
+
+    def gpus(self):
+        return ["--gpus", str(self.arguments.gpus)]
+
+    def note(self, fault, problems, seconds=None, line=""):
+        """One trial of a fault: what was wrong with it, if anything."""
+        row = self.rows.setdefault(fault, {"trials": 0, "good": 0, "slowest": 0.0, "line": "", "problems": []})
+        row["trials"] += 1
+        row["good"] += not problems
+        row["slowest"] = max(row["slowest"], seconds or 0.0)
+        row["line"] = row["line"] or line
+        row["problems"] += problems
+        print(f"{fault:20s} {'-' if seconds is None else f'{seconds:5.1f} s'}  {'; '.join(problems) or 'ok'}  {line[:150]}", flush=True)
+
+    def judge(self, fault, run, since, limit, codes, words, lines=1):
+        """Waits for the end of a run; notes time, exit code, lines on stderr and what they must say."""
+        seconds, found = run.end(since)
+        seconds = max(0.0, seconds)
+        said, problems = run.errors(), []
+        if seconds > limit:
+            problems.append(f"took {seconds:.1f} s, expected {limit:g}")
+        if any(code not in codes for code in found):
+            problems.append(f"exit codes {found}, expected {' or '.join(map(str, codes))}")
+        if not 1 <= len(said) <= lines:
+            problems.append(f"{len(said)} lines on stderr, expected {lines}: {' / '.join(said)[:300]}")
+        problems += [f"no {word!r} in {' / '.join(said)[:200]!r}" for word in words if not any(word in line for line in said)]
+        self.note(fault, problems, seconds, said[0] if said else "")
+        run.close()
+
+    # ---- the whole run, and going on ----
+
+    def whole_run(self):
+        """Nothing is done to it: its weights and its time."""
+        run, out, began = Run(self.work), os.path.join(self.work, "whole"), time.monotonic()
+        run.start(self.command(out, *self.gpus()))
+        run.await_ranks(self.arguments.gpus)
+        seen = time.monotonic()
+        _, codes = run.end(began)
+        if codes != [0]:
+            fail(f"the run that nothing is done to ended with {codes[0]}: {' '.join(run.errors())[:300]}", EXIT_RUN)
+        self.reference, self.reference_s = weights_of(out), time.monotonic() - seen
+        print(f"undisturbed: {self.reference_s:.1f} s, {steps_in(out)} steps", flush=True)
+        run.close()
+
+    def check_end(self, run, fault):
+        """The run came to its end by itself: its weights must be those of the whole run. The next one begins anew."""
+        _, codes = run.end(time.monotonic())
+        found = weights_of(self.out)
+        problems = [] if codes == [0] and found == self.reference else [f"exit {codes[0]}, weights {found[:30]}, expected {self.reference[:30]}: "
+                                                                        f"{' '.join(run.errors())[:200]}"]
+        self.note(f"{fault}, resumed", problems)
+        run.close()
+        shutil.rmtree(self.out, ignore_errors=True)
+
+    def go_on(self, fault):
+        """To the end, from what the faults left."""
+        run = Run(self.work)
+        run.start(self.command(self.out, *self.gpus(), "--resume"))
+        self.check_end(run, fault)
+
+    # ---- faults at random times ----
+
+    def at_random(self, fault, strike, codes, words, lines=1):
+        """Starts or goes on; strikes at a random time. False: the run was over before."""
+        run, before = Run(self.work), steps_in(self.out)
+        run.start(self.command(self.out, *self.gpus(), "--resume"))
+        run.await_ranks(self.arguments.gpus)
+        time.sleep(random.uniform(0, self.reference_s))
+        trains = steps_in(self.out) > before
+        if not run.running() or not strike(run):
+            self.check_end(run, fault)
+            return False
+        self.judge(fault, run, time.monotonic(), END_S if trains else START_S + MORE_S, codes, words if trains else [], lines)
+        return True
+
+    def signal_rank(self, rank, number):
+        def strike(run):
+            pid = run.rank(rank)
+            if pid is None:
+                return False
+            os.kill(pid, number)
+            return True
+
+        return strike
+
+    def repeat(self, fault, strike, codes, words, lines=1):
+        done = tries = 0
+        while done < self.arguments.count and tries < 20 * self.arguments.count:
+            done += self.at_random(fault, strike, codes, words, lines)
+            tries += 1
+        self.go_on(fault)
+
+    def kill(self):
+        for rank in range(self.arguments.gpus):
+            self.repeat(f"kill rank {rank}", self.signal_rank(rank, signal.SIGKILL), [1], [f"rank {rank}", socket.gethostname()[:40]])
+
+    def stop(self):
+        for rank in range(self.arguments.gpus):
+            self.repeat(f"stop rank {rank}", self.signal_rank(rank, signal.SIGSTOP), [1], [f"rank {rank}", socket.gethostname()[:40]])
+
+    def signal(self):
+        """SIGTERM to any rank saves and ends all with exit code 0; before the first step there is nothing to save."""
+        for rank in range(self.arguments.gpus):
+            done = 0
+            while done < self.arguments.count:
+                run, before = Run(self.work), steps_in(self.out)
+                run.start(self.command(self.out, *self.gpus(), "--resume"))
+                run.await_ranks(self.arguments.gpus)
+                while run.running() and steps_in(self.out) == before:
+                    time.sleep(0.02)
+                time.sleep(random.uniform(0, 0.5 * self.reference_s))
+                if not run.running() or not self.signal_rank(rank, signal.SIGTERM)(run):
+                    self.check_end(run, f"SIGTERM to rank {rank}")
+                    continue
+                self.judge_quiet(f"SIGTERM to rank {rank}", run)
+                done += 1
+            self.go_on(f"SIGTERM to rank {rank}")
+
+    def judge_quiet(self, fault, run):
+        seconds, codes = run.end(time.monotonic())
+        problems = [] if codes == [0] else [f"exit codes {codes}, expected 0: {' '.join(run.errors())[:200]}"]
+        if seconds > END_S:
+            problems.append(f"took {seconds:.1f} s, expected {END_S:g}")
+        self.note(fault, problems, seconds)
+        run.close()
+
+    # ---- faults at the start: torchrun's variables, a process at a time ----
+
+    def ranks(self, run, port, flags_of_rank, n=None):
+        n_ranks = self.arguments.gpus
+        for rank in range(n_ranks if n is None else n):
+            run.start(self.command(os.path.join(self.work, "start"), *flags_of_rank(rank)), {
+                "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(n_ranks), "LOCAL_WORLD_SIZE": str(n_ranks),
+                "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")})
+
+    def flag(self):
+        n = self.arguments.gpus
+        for rank in range(n):
+            for fault, more, words, lines in ((f"other --lr, rank {rank}", ["--lr", "1e-5"], ["lr"], 1),
+                                              (f"no such flag, rank {rank}", ["--nosuch", "1"], ["--nosuch"], n)):
+                run = Run(self.work)
+                began = time.monotonic()
+                self.ranks(run, free_port(), lambda r, rank=rank, more=more: more if r == rank else [])
+                # With a flag that none knows a rank never comes, and the others give up with a line of their own.
+                self.judge(fault, run, began, START_S + MORE_S, [2] if lines == 1 else [1, 2], words, lines)
+
+    def absent(self):
+        run, began = Run(self.work), time.monotonic()
+        self.ranks(run, free_port(), lambda rank: [], self.arguments.gpus - 1)
+        self.judge("last rank absent", run, began, START_S + MORE_S, [1], [f"rank {self.arguments.gpus - 1}"], self.arguments.gpus - 1)
+
+    def port(self):
+        with socket.socket() as taken:
+            taken.bind(("127.0.0.1", 0))
+            taken.listen(64)
+            run, began, number = Run(self.work), time.monotonic(), taken.getsockname()[1]
+            self.ranks(run, number, lambda rank: [])
+            self.judge("port in use", run, began, START_S + MORE_S, [1, 2], [str(number)], self.arguments.gpus)
+
+    # ---- a full disk, no memory ----
+
+    def disk(self):
+        """A save that fails at the end: exit 1, the checkpoint before it stays, and the run goes on from it."""
+        library = os.path.join(self.work, "disk_faults.so")
+        if subprocess.run([os.environ.get("CC", "cc"), "-D_GNU_SOURCE", "-shared", "-fPIC", "-o", library, os.path.join(ROOT, "dev", "test", "disk_faults.c")],
+                          capture_output=True, check=False).returncode:
+            self.note("full disk", ["not run: no C compiler"])
+            return
+        shutil.rmtree(self.out, ignore_errors=True)
+        first = Run(self.work)
+        first.start(self.command(self.out, *self.gpus()))
+        while first.running() and not glob.glob(os.path.join(glob.escape(self.out), "step_*", "model.safetensors")):
+            time.sleep(0.05)
+        for process in first.started:
+            process.terminate()
+        first.end(time.monotonic())
+        first.close()
+        run = Run(self.work)
+        run.start(self.command(self.out, *self.gpus(), "--resume"), {"LD_PRELOAD": library, "FULL": "optimizer.safetensors:100000"})
+        self.judge("full disk, rank 0", run, time.monotonic() + self.reference_s, END_S, [1], ["No space left"])
+        self.go_on("full disk, rank 0")
+
+    def memory(self):
+        """Another program has most of the last card's memory."""
+        last = self.arguments.gpus - 1
+        if self.arguments.device == "cpu":
+            return
+        hog, run = Run(self.work), Run(self.work)
+        flags, self.arguments.flags = self.arguments.flags, MEMORY_FLAGS.split()
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(last + 1)))).split(",")
+        hog.start(self.command(os.path.join(self.work, "hog"), "--steps", "1000000", "--model-only"), {"CUDA_VISIBLE_DEVICES": visible[last]})
+        while hog.running() and steps_in(os.path.join(self.work, "hog")) < 2:
+            time.sleep(0.1)
+        began = time.monotonic()
+        run.start(self.command(os.path.join(self.work, "no_memory"), *self.gpus(), "--steps", "3", "--model-only"))
+        self.judge(f"no memory, rank {last}", run, began, START_S, [1, 2], [f"rank {last}"])
+        self.arguments.flags = flags
+        hog.close()
+
+    def table(self):
+        """Returns whether all ended as they should."""
+        self.report.table("### Faults", [f"{'fault':24s}", "trials", "as it should", "slowest, s", "a line"])
+        for fault, row in self.rows.items():
+            self.report.record(fault=fault, trials=row["trials"], good=row["good"], slowest_s=f"{row['slowest']:.1f}", line=row["line"],
+                               problems="; ".join(dict.fromkeys(row["problems"])))
+            self.report.row([fault, str(row["trials"]), str(row["good"]), f"{row['slowest']:.1f}" if row["slowest"] else "-", row["line"] or "-"])
+        bad = {fault: row["problems"] for fault, row in self.rows.items() if row["problems"]}
+        for fault, problems in bad.items():
+            self.report.note(f"{fault}: {'; '.join(dict.fromkeys(problems))}.")
+        self.report.note(f"All processes must end within {END_S:g} s of the fault, {START_S:g} s at the start, and leave nothing running. "
+                         "resumed: --resume goes on to the weights of a run that nothing was done to, bit for bit.")
+        return not bad
+
+
+def kinds(text):
+    """The type of --only."""
+    found = text.split(",")
+    if not set(found) <= set(KINDS):
+        raise argparse.ArgumentTypeError(f"expected names of {', '.join(KINDS)}, found {text!r}")
+    return found
+
+
+def parse_arguments(argv):
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--program", default="./train_gpt2cu", metavar="FILE", help="default ./train_gpt2cu")
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--gpus", type=integer(2, 64), default=2, metavar="N", help="ranks (default 2)")
+    parser.add_argument("--count", type=integer(1, 10000), default=10, metavar="N", help="of each fault at random times (default 10)")
+    parser.add_argument("--only", type=kinds, default=list(KINDS), metavar="LIST", help=f"of {','.join(KINDS)}")
+    parser.add_argument("--seed", type=integer(0, 1 << 30), default=1, metavar="N", help="of the random times (default 1)")
+    parser.add_argument("--csv", metavar="FILE")
+    parser.add_argument("--markdown", metavar="FILE")
+    parser.add_argument("flags", nargs="*", metavar="FLAG", help="of the trainer: model, batch, steps, how often it saves")
+    return parser.parse_args(argv)
+
+
+def main():
+    arguments = parse_arguments(sys.argv[1:])
+    arguments.flags = arguments.flags or FLAGS[arguments.device].split()
+    if not os.access(arguments.program, os.X_OK):
+        fail(f"{arguments.program} is missing; hint: make {os.path.basename(arguments.program)}")
+    if arguments.device == "cuda":
+        need_card("--device cpu --program ./train_gpt2")
+    random.seed(arguments.seed)
+    report = Report(arguments.csv, arguments.markdown)
+    report.header(provenance(commit_of(os.path.abspath(arguments.program)), "CPU"))
+    with tempfile.TemporaryDirectory() as work:
+        faults = Faults(arguments, report, work)
+        faults.whole_run()
+        for kind in arguments.only:
+            getattr(faults, kind)()
+    good = faults.table()
+    report.close()
+    return 0 if good else EXIT_RUN
+
+
+if __name__ == "__main__":
+    end_with(main)

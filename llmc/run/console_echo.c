@@ -73,7 +73,7 @@ void console_eval_settings(FILE *out, const Settings *s) {
 void console_settings(FILE *out, const Settings *s, int n_ranks) {
     char total[FORMAT_NUMBER], what[96], precision[16], attention[16], recompute[16], tree[48] = "";
     if (s->reproducible)
-        snprintf(tree, sizeof tree, ", sums in a tree of %lld parts", (long long)s->reproducible);
+        snprintf(tree, sizeof tree, ", sums in a tree of %lld leaves", (long long)s->reproducible);
     console_row(out, "recipe", "%s (defaults for what the flags leave open)", s->recipe);
     console_row(out, "numerics", "%s, %s attention, recompute %s, seed %lld%s",
                 flags_value_text(s, "precision", precision, sizeof precision),

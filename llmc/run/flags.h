@@ -52,7 +52,7 @@ typedef struct Settings {
     /* system */
     DeviceKind device;
     Precision precision;
-    int64_t reproducible; /* parts of a step, summed in a fixed tree; 0: off */
+    int64_t reproducible; /* leaves of the tree of a step's sums; 0: no tree */
     AttentionKind attention;
     Recompute recompute;
     GraphKind graph;
@@ -84,7 +84,7 @@ void settings_limit_seq(Settings *s, int max_seq_len, int n_ranks);
 
 /* Tokens of a micro-step of all ranks. */
 int64_t settings_micro_step(const Settings *s, int n_ranks);
-/* A step has a multiple of so many tokens: of a micro-step, or of a micro-batch in each part of --reproducible. */
+/* A step has a multiple of so many tokens: of a micro-step, or of a micro-batch in each leaf of --reproducible. */
 int64_t settings_least_step(const Settings *s, int n_ranks);
 
 /* Contradictions between flags that need no device and no file; after settings_complete. */

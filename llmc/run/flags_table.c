@@ -95,7 +95,7 @@ const Flag flags_table[] = {
     {GROUP_SYSTEM, "precision", 0, FLAG_CHOICE, AT(precision), NULL, .choices = {"bf16", "fp32"}, .affects_training = true,
      .help = "of weights and activations; sums, gradients and master weights are always fp32"},
     {GROUP_SYSTEM, "reproducible", 0, FLAG_INT, AT(reproducible), "0", 0, 65536, .affects_training = true, .value_name = "N",
-     .help = "the same weights, bit for bit, on any number of GPUs that divides N: N equal parts of each step are summed in a fixed tree, which takes up to log2 N more gradients of memory; 0: off"},
+     .help = "the same weights, bit for bit, on any number of GPUs that divides N: the gradients of a step come from N leaves, equal groups of micro-batches, and are added in a fixed tree, which takes memory for up to log2 N more gradients; 0: off"},
     {GROUP_SYSTEM, "attention", 0, FLAG_CHOICE, AT(attention), "flash", .choices = {"flash", "standard"}, .affects_training = true,
      .help = "standard keeps the T x T matrix: for comparison only"},
     {GROUP_SYSTEM, "recompute", 'r', FLAG_CHOICE, AT(recompute), "none", .choices = {"none", "gelu", "linear", "block"},

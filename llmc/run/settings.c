@@ -80,12 +80,12 @@ void settings_limit_seq(Settings *s, int max_seq_len, int n_ranks) {
     complete_tokens_per_step(s, recipe, n_ranks);
 }
 
-/* A step is whole micro-batches, as many on each rank and in each part of the fixed tree. */
+/* A step is whole micro-batches, as many on each rank and in each leaf of the tree. */
 static bool check_step(const Settings *s, int n_ranks, Error *err) {
     const int64_t least = settings_least_step(s, n_ranks), micro_batch = s->batch * s->seq;
     if (s->reproducible % n_ranks)
         return fail(err, EXIT_INPUT,
-                    "--reproducible %lld is not a multiple of %d GPUs, which take as many parts each; hint: "
+                    "--reproducible %lld is not a multiple of %d GPUs, which have as many leaves each; hint: "
                     "--reproducible %lld is nearest",
                     (long long)s->reproducible, n_ranks, (long long)nearest(s->reproducible, n_ranks));
     if (s->tokens_per_step % least == 0) return true;
@@ -95,7 +95,7 @@ static bool check_step(const Settings *s, int n_ranks, Error *err) {
         "--tokens-per-step %lld is nearest",
         (long long)s->tokens_per_step, (long long)s->batch, (long long)s->seq,
         (long long)(least / micro_batch),
-        s->reproducible       ? "parts (--reproducible)"
+        s->reproducible       ? "leaves (--reproducible)"
         : s->context_gpus > 1 ? "groups"
                               : "ranks",
         (long long)least, (long long)nearest(s->tokens_per_step, least));

@@ -263,7 +263,7 @@ static void test_contradictions(void) {
         {"--tokens-per-step 1000",                          {"--tokens-per-step 1000", "768", "--tokens-per-step 768 is nearest"}},
         {"--batch 8 --seq 64 --tokens-per-step 100",        {"hint: --tokens-per-step 512"}                                      },
         {"--reproducible 4 --tokens-per-step 1536",
-         {"4 parts (--reproducible)", "--tokens-per-step 3072 is nearest"}                                                       },
+         {"4 leaves (--reproducible)", "--tokens-per-step 3072 is nearest"}                                                      },
         {"--reproducible 2 --context-gpus 2",               {"--reproducible and --context-gpus"}                                },
         {"--resume",                                        {"--resume", "--out"}                                                },
         {"--resume --out x --model-only",                   {"--model-only"}                                                     },

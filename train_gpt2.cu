@@ -372,7 +372,7 @@ static bool read_flags(Run *run, int argc, char **argv) {
     if (!flags_parse(s, argc, argv, &err)) die(&err);
     const bool placed = setup_place(run, &err);
     const int n_ranks = run->comm->ranks.n_ranks;
-    if (!ranks_leads(run->comm->ranks)) print_nothing();
+    if (!ranks_leads(run->comm->ranks)) print_nothing(), stop_say_nothing();
     if (answer(s, argv[0])) return true;
     if (!placed || !setup_backend(run, &err)) die(&err);
     settings_complete(s, run->ops != &ops_cpu, n_ranks);

@@ -14,6 +14,7 @@ static const double same_signal = 0.1;
 static const double patience = 1;
 
 static volatile sig_atomic_t requested, save_requested, phase;
+static bool is_quiet;                           /* set before there are handlers */
 static volatile double expected_end = INFINITY; /* of the phase */
 static volatile double requested_at, leave_at;  /* valid where `requested` is set */
 
@@ -45,6 +46,7 @@ static void add_number(Line *line, long n) {
 }
 
 static void write_line(Line *line) {
+    if (is_quiet) return;
     const ssize_t written = write(STDERR_FILENO, line->text, line->n);
     (void)written; /* nobody is there to read it */
 }
@@ -127,6 +129,10 @@ void stop_prepare(void) {
     signal(SIGXFSZ, SIG_IGN);
     signal(SIGUSR1, SIG_IGN); /* where there is nothing to save it does no harm */
     open_standard_files();
+}
+
+void stop_say_nothing(void) {
+    is_quiet = true;
 }
 
 void stop_ignore_pipe(void) {

@@ -19,6 +19,8 @@ typedef enum {
 /* First of all in main(). A file-size limit (SIGXFSZ) does not end the program: the failed write is seen where it is
  * made. A closed stdin, stdout or stderr is opened on /dev/null, so that no file of ours gets its number. */
 void stop_prepare(void);
+/* Signals are answered by another process: this one does what they ask, and says nothing. */
+void stop_say_nothing(void);
 /* Nor does a reader that leaves, from now on (SIGPIPE). */
 void stop_ignore_pipe(void);
 /* From now on the signals are as above. A SIGHUP that was ignored (nohup) stays so. */

@@ -27,6 +27,16 @@ static void begin(void) {
     dup2(open("/dev/null", O_RDWR), STDERR_FILENO); /* the answers */
 }
 
+/* A word of a process that is to be quiet would end it: nobody reads. */
+static void be_quiet(void) {
+    int ends[2];
+    if (pipe(ends)) _exit(99);
+    close(ends[0]);
+    signal(SIGPIPE, SIG_DFL);
+    dup2(ends[1], STDERR_FILENO);
+    stop_say_nothing();
+}
+
 /* Its exit code, or minus the signal that ended it. */
 static int ended(pid_t child) {
     int status = 0;
@@ -37,7 +47,7 @@ static int ended(pid_t child) {
 /* ---- one signal ---- */
 
 static void test_signals(void) {
-    enum { PREPARED, PIPED, CAUGHT };
+    enum { PREPARED, PIPED, CAUGHT, QUIET };
     static const struct {
         const char *what;
         int signal, when, ended;
@@ -55,6 +65,7 @@ static void test_signals(void) {
         {"a terminal that closes",              SIGHUP,  CAUGHT,   ASKED_STOP, false, false},
         {"a terminal that closes, under nohup", SIGHUP,  CAUGHT,   0,          true,  false},
         {"SIGUSR1",                             SIGUSR1, CAUGHT,   ASKED_SAVE, false, false},
+        {"ctrl-C of a quiet process",           SIGINT,  QUIET,    ASKED_STOP, false, false},
         {"SIGUSR1 twice",                       SIGUSR1, CAUGHT,   ASKED_SAVE, false, true },
         {"ctrl-C twice",                        SIGINT,  CAUGHT,   -SIGINT,    false, true },
         {"SIGTERM twice",                       SIGTERM, CAUGHT,   -SIGTERM,   false, true },
@@ -66,7 +77,8 @@ static void test_signals(void) {
             if (rows[i].was_ignored) signal(rows[i].signal, SIG_IGN);
             stop_prepare();
             if (rows[i].when == PIPED) stop_ignore_pipe();
-            if (rows[i].when == CAUGHT) stop_catch();
+            if (rows[i].when >= CAUGHT) stop_catch();
+            if (rows[i].when == QUIET) be_quiet();
             raise(rows[i].signal);
             if (rows[i].twice) usleep(200000), raise(rows[i].signal);
             leave();

@@ -1,0 +1,149 @@
+#!/bin/sh
+# Several ranks as a user starts them: --gpus on the CPU and launchers' variables. They train as one, stop together, and what
+# is wrong is one line. Usage: dev/test/run/test_ranks.sh [PROGRAM], from the repository root.
+set -u
+program=$(realpath "${1:-./train_gpt2}")
+test=ranks
+. dev/test/user.sh
+
+i=0
+while [ $i -lt 200 ]; do echo "line $i: the quick brown fox jumps over the lazy dog"; i=$((i + 1)); done >"$work/text.txt"
+tiny="--layers 2 --heads 2 --channels 32 --seq 16 --warmup 0 --seed 7 --train $work/text.txt --sample-tokens 0"
+short="$tiny --batch 2 --tokens-per-step 256 --steps 5 --eval-every 0 --eval-batches 4"
+long="$tiny --batch 2 --steps 1000000 --eval-every 0"
+
+# numbers DIR: losses and norms of its log, one step a line.
+numbers() { sed -n 's/.*"loss": *\([0-9.e+-]*\).*"norm": *\([0-9.e+-]*\).*/\1 \2/p; s/.*"val_loss": *\([0-9.e+-]*\).*/\1/p' "$1/log.jsonl"; }
+# near DIR DIR: as many numbers, each within 1e-6 of the other's.
+near() {
+    numbers "$1" >"$work/a"
+    numbers "$2" >"$work/b"
+    [ -s "$work/a" ] && [ "$(wc -l <"$work/a")" -eq "$(wc -l <"$work/b")" ] &&
+        paste -d' ' "$work/a" "$work/b" | awk '{ for (i = 1; i <= NF / 2; i++) { d = $i / $(i + NF / 2) - 1; if (d < -1e-6 || d > 1e-6) exit 1 } }'
+}
+# Processes that have $work in their command line, but this script.
+left() { pgrep -f -- "--out $work/$1" >"$work/left"; }
+none_left() { ! left "$1"; }
+has_steps() { [ "$(cat "$2" 2>/dev/null | grep -c '"norm"')" -ge "$1" ]; }
+# start ARGS...: run, beside this script, as $child.
+start() {
+    "$program" --device cpu "$@" >"$work/out" 2>"$work/err" </dev/null &
+    child=$!
+}
+is_gone() { ! kill -0 $child 2>/dev/null; }
+ended() {
+    await is_gone
+    kill -KILL $child 2>/dev/null
+    wait $child
+    status=$?
+}
+# rank R N FLAGS...: a process as a launcher starts it; output in $work/out_R and $work/err_R.
+port=$((20000 + $$ % 10000))
+rank() {
+    r=$1 n=$2
+    shift 2
+    RANK=$r WORLD_SIZE=$n LOCAL_RANK=$r MASTER_ADDR=localhost MASTER_PORT=$port LLMC_JOIN_SECONDS=${patience:-15} "$program" --device cpu "$@" >"$work/out_$r" 2>"$work/err_$r" </dev/null
+}
+lines() { cat "$@" | wc -l; }
+
+# ---- as one ----
+run $short --out "$work/one"
+check "one rank: exit code $status" [ "$status" -eq 0 ]
+for n in 2 4; do
+    run $short --gpus $n --out "$work/of_$n"
+    check "$n ranks: exit code $status" [ "$status" -eq 0 ]
+    check "$n ranks: losses and norms of one" near "$work/one" "$work/of_$n"
+    check "$n ranks: said once" [ "$(grep -c '^step 5/5 | loss' "$work/out")" -eq 1 ]
+    check "$n ranks: the header" grep -qx "ranks  *$n on 1 host, by --gpus; TCP" "$work/out"
+    check "$n ranks: nothing on stderr" [ ! -s "$work/err" ]
+done
+run --model "$work/of_2" --tokenizer bytes --train "$work/text.txt" --batch 2 --eval-only --eval-batches 6
+grep 'val loss' "$work/out" >"$work/expected"
+run --model "$work/of_2" --tokenizer bytes --train "$work/text.txt" --batch 2 --eval-only --eval-batches 6 --gpus 3
+check "evaluation by three ranks is that by one" grep -qxFf "$work/expected" "$work/out"
+run $short --gpus 2 --memory
+check "--memory: exit code $status" [ "$status" -eq 0 ]
+check "--memory: of one rank" grep -qE '^ranks  *2, what follows is of one' "$work/out"
+run $short --gpus 2 --out "$work/of_2" --resume
+check "a finished run says so once: exit code $status" [ "$(grep -c '^finished: ' "$work/out")" -eq 1 ]
+
+# ---- a launcher's ranks ----
+rank 1 2 $short --out "$work/launched" &
+rank 0 2 $short --out "$work/launched"
+status=$?
+wait
+check "a launcher's ranks: exit code $status" [ "$status" -eq 0 ]
+check "a launcher's ranks: losses and norms of one" near "$work/one" "$work/launched"
+check "a launcher's ranks: rank 1 prints nothing" [ "$(lines "$work/out_1" "$work/err_1")" -eq 0 ]
+rank 1 2 $short --lr 1e-3 &
+rank 0 2 $short --lr 2e-3
+status=$?
+wait
+cat "$work/err_0" "$work/err_1" >"$work/err"
+refused "another flag on one rank" '^error: rank 1 \(.*\) has --lr 0.001, rank 0 \(.*\) has --lr 0.002; hint: '
+patience=1
+rank 0 3 $tiny --batch 2
+status=$?
+cp "$work/err_0" "$work/err"
+check "nobody joins: exit code $status" [ "$status" -eq 1 ]
+check "nobody joins: the line" grep -qE '^error: ranks 1-2 of 3 did not come to rank 0 ' "$work/err"
+patience=15
+
+# ---- refusals ----
+run $short --gpus 3
+refused "three ranks" '--tokens-per-step 256 is not a multiple of .* 3 ranks = 96; hint: '
+run $short --gpus 2 --out "$work/one"
+refused "a folder with a run" 'holds checkpoints of another run'
+run $tiny --gpus 2 --train nowhere
+refused "two errors" 'given twice'
+run --gpus 2 --train "$work/nowhere.txt"
+refused "no data" 'nowhere.txt'
+run --gpus 2 --model "$work/one" --prompt line
+refused "a sample" '--prompt on several ranks'
+run $short --gpus 2 --profile
+refused "a profile" '--profile on several ranks'
+run $short --restarts 2
+refused "restarts without a folder" '--restarts: there is nothing to go on from'
+command_refuses 'RANK is set, WORLD_SIZE is not' env RANK=1 "$program" --device cpu $short
+command_refuses '--gpus: torchrun started this process, as rank 1 of 2' env RANK=1 WORLD_SIZE=2 MASTER_ADDR=localhost "$program" --device cpu $short --gpus 2
+if ! nvidia-smi -L >/dev/null 2>&1 && [ -x ./train_gpt2cu ]; then
+    command_refuses 'no CUDA device' ./train_gpt2cu --device cuda --gpus 2
+fi
+
+# ---- signals ----
+start $long --gpus 3 --out "$work/stopped"
+await has_steps 3 "$work/stopped/log.jsonl"
+kill -TERM $child
+ended
+check "SIGTERM: exit code $status" [ "$status" -eq 0 ]
+check "SIGTERM: said once" [ "$(grep -c '^stopping after this step' "$work/err")" -eq 1 ]
+stopped=$(sed -n 's/^stopped by a signal after step \([0-9]*\)$/\1/p' "$work/out")
+check "SIGTERM: saved where it stopped" [ -d "$work/stopped/step_$(printf %08d "${stopped:-0}")" ]
+check "SIGTERM: no process is left" none_left stopped
+run $tiny --batch 2 --steps $((stopped + 2)) --eval-every 0 --eval-batches 2 --gpus 3 --out "$work/stopped" --resume
+check "it goes on: exit code $status" grep -qx "resumed *$work/stopped/step_$(printf %08d "${stopped:-0}"), step $stopped" "$work/out"
+start $long --gpus 2 --out "$work/asked"
+await has_steps 3 "$work/asked/log.jsonl"
+kill -USR1 $child
+await grep -q '^saved step .* on request' "$work/out"
+check "SIGUSR1: saved" grep -q '^saved step .* on request' "$work/out"
+kill -KILL $child
+wait $child 2>/dev/null
+await none_left asked
+check "a parent that is killed leaves no process" none_left asked
+
+# ---- restarts ----
+start $long --save-every 5 --keep 2 --gpus 2 --restarts 1 --out "$work/again"
+await has_steps 8 "$work/again/log.jsonl"
+victim=$(pgrep -P $child | tail -n 1)
+kill -KILL "$victim"
+await grep -q '^restart 1 of 1' "$work/err"
+await grep -q '^resumed' "$work/out"
+check "a killed rank: one line names it" [ "$(grep -c '^error: rank 1 ' "$work/err")" -eq 1 ]
+check "a killed rank: it starts again" grep -q '^restart 1 of 1, from the newest checkpoint' "$work/err"
+check "a killed rank: from a checkpoint" grep -qE '^resumed .*/step_0*[0-9]*[05], step [0-9]*[05]$' "$work/out"
+kill -TERM $child
+ended
+check "then it is stopped: exit code $status" [ "$status" -eq 0 ]
+check "then it is stopped: no process is left" none_left again
+finish

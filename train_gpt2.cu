@@ -410,7 +410,6 @@ static int run_to_end(Training *t, int argc, char **argv) {
     setup_agree(run, open_log(t, argc, argv, &err), &err);
     console_open(&t->console, stdout, run->resumed.step, s->steps);
     if (!work(t, &err)) die(&err);
-    watchdog_stop();
     log_close(&t->log);
     const int status = s->out ? 0 : finish_output(); /* with --out there are checkpoints and a log */
     setup_close(run);

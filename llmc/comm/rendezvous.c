@@ -9,10 +9,11 @@
 #include <string.h>
 #include <unistd.h>
 #include "socket.h"
+#include "watchdog.h"
 
 enum { PROTOCOL = 1, SETTINGS_MAX = 1 << 16, GUESTS_MAX = 256 };
 static const uint64_t hello_magic = 0x6c6c6d632e686920, verdict_magic = 0x6c6c6d632e616c6c;
-static const double hello_seconds = 3, retry_seconds = 0.2, verdict_seconds = 3, watchdog_seconds = 5;
+static const double hello_seconds = 3, retry_seconds = 0.2, verdict_seconds = 3;
 
 typedef enum { WORK, WATCH } Kind;
 
@@ -352,11 +353,10 @@ void rendezvous_close(Rendezvous *r) {
 
 /* The watchdog knows more: the step, and what the rank was doing. */
 static _Noreturn void end_lost(const Rendezvous *r, int rank) {
-    Error err = {0};
-    usleep((useconds_t)(watchdog_seconds * 1e6));
-    fail(&err, EXIT_RUN, "rank %d (%s) is gone: its connection to rank %d (%s) has ended", rank,
-         r->hosts[rank], r->ranks.rank, r->hosts[r->ranks.rank]);
-    die(&err);
+    char text[256];
+    snprintf(text, sizeof text, "rank %d (%s) is gone: its connection to rank %d (%s) has ended", rank,
+             r->hosts[rank], r->ranks.rank, r->hosts[r->ranks.rank]);
+    watchdog_lost(text);
 }
 
 static void send_to(const Rendezvous *r, int rank, const void *data, size_t bytes) {

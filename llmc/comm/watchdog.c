@@ -22,7 +22,7 @@ enum {
     MS_FOR_LINES = 2000,   /* the end waits so long for a terminal that takes none */
     MS_TO_BE_TOLD = 2000,  /* a rank that fails waits so long for rank 0 */
     MS_FOR_RANK_0 = 300,   /* a failure that all ranks have is rank 0's to say */
-    MS_TO_HEAR = 1000      /* rank 0's connections stay open so long behind its last word */
+    MS_TO_HEAR = 500       /* rank 0's connections stay open so long behind its last word */
 };
 
 typedef enum { BEAT, FAILURE, VERDICT } MessageKind;

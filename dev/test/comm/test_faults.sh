@@ -1,0 +1,75 @@
+#!/bin/sh
+# Ranks that are killed or stopped in the middle of a run: all end soon with one line, and the run goes on from its newest
+# checkpoint to the bits of a run that nobody disturbed. Three ranks on the CPU.
+# Usage: [KILLS=N] dev/test/comm/test_faults.sh [PROGRAM], from the repository root: N kills of each rank, 1 unasked.
+set -u
+program=${1:-./train_gpt2}
+test=faults
+. dev/test/user.sh
+
+i=0
+while [ $i -lt 200 ]; do echo "line $i: the quick brown fox jumps over the lazy dog"; i=$((i + 1)); done >"$work/text.txt"
+job="--device cpu --gpus 3 --layers 1 --heads 2 --channels 32 --batch 2 --seq 16 --tokens-per-step 192 --warmup 0 --seed 7
+--schedule constant --train $work/text.txt --steps 1000 --save-every 50 --keep 2 --eval-every 90 --eval-batches 2
+--sample-tokens 0 --verify-every 70"
+host=$(cat /proc/sys/kernel/hostname)
+export OMP_NUM_THREADS=1
+
+weights() { cat "$1/step_00001000/model.safetensors" "$1/step_00001000/optimizer.safetensors" | cksum; }
+has_steps() { [ "$(cat "$2/log.jsonl" 2>/dev/null | grep -c '"norm"')" -ge "$1" ]; }
+now() { sed 's/ .*//' /proc/uptime; }
+# ranks_of PARENT: their pids, by rank.
+ranks_of() {
+    for p in /proc/[0-9]*; do
+        [ "$(sed 's/.*) . //; s/ .*//' "$p/stat" 2>/dev/null)" = "$1" ] || continue
+        echo "$(tr '\0' '\n' 2>/dev/null <"$p/environ" | sed -n 's/^RANK=//p') ${p#/proc/}"
+    done | sort -n | sed 's/.* //'
+}
+
+# disturb NAME SIGNAL RANK PAUSE: a run, and the signal to a rank of it. Leaves in $work/NAME: out, err, status, took (seconds
+# from the signal to the end) and left (ranks that are there still).
+disturb() {
+    mkdir "$work/$1"
+    "$program" $job --out "$work/$1/run" >"$work/$1/out" 2>"$work/$1/err" </dev/null &
+    parent=$!
+    await has_steps 25 "$work/$1/run"
+    ranks=$(ranks_of $parent)
+    sleep "$4"
+    begun=$(now)
+    kill "-$2" "$(echo "$ranks" | sed -n "$(($3 + 1))p")"
+    wait $parent
+    echo $? >"$work/$1/status"
+    echo "$begun $(now)" | awk '{ print int($2 - $1) }' >"$work/$1/took"
+    for p in $ranks; do [ -d "/proc/$p" ] && echo "$p"; done >"$work/$1/left"
+}
+# judge NAME RANK WHY: how it ended, and what becomes of it.
+judge() {
+    cp "$work/$1/out" "$work/$1/err" "$work"
+    status=$(cat "$work/$1/status") took=$(cat "$work/$1/took")
+    check "$1: exit code $status, expected 1" [ "$status" -eq 1 ]
+    check "$1: $took s, expected less than 15" [ "$took" -lt 15 ]
+    check "$1: ranks are left: $(cat "$work/$1/left")" [ ! -s "$work/$1/left" ]
+    check "$1: one line on stderr" [ "$(wc -l <"$work/$1/err")" -eq 1 ]
+    check "$1: says who and why" grep -qE "^error: rank $2 \($host\), (in|before|at) [a-z0-9 ]+: $3; (no checkpoint was saved|the newest whole checkpoint is of step [0-9]+, in $work/$1/run)$" "$work/$1/err"
+    "$program" $job --out "$work/$1/run" --resume >"$work/out" 2>"$work/err" </dev/null
+    check "$1: resumes" [ $? -eq 0 ]
+    check "$1: the bits of a run that nobody disturbed" [ "$(weights "$work/$1/run")" = "$whole" ]
+    rm -rf "${work:?}/$1"
+}
+
+"$program" $job --out "$work/whole" >"$work/out" 2>"$work/err" </dev/null
+check "an undisturbed run: exit code $?" [ -f "$work/whole/step_00001000/model.safetensors" ]
+whole=$(weights "$work/whole")
+
+for rank in 0 1 2; do
+    kill=1
+    while [ $kill -le "${KILLS:-1}" ]; do
+        disturb "killed-$rank-$kill" KILL $rank "0.$(awk "BEGIN { srand(); print int(1000 * rand()) }")"
+        judge "killed-$rank-$kill" $rank 'its process is gone'
+        kill=$((kill + 1))
+    done
+done
+for rank in 0 1 2; do disturb "stopped-$rank" STOP $rank 0 & done
+wait
+for rank in 0 1 2; do judge "stopped-$rank" $rank 'no sign of life for 8 s: stopped, or its host is gone'; done
+finish

@@ -79,6 +79,9 @@ void settings_complete(Settings *s, bool on_gpu, int n_ranks);
  * follows. An explicit --seq stays. */
 void settings_limit_seq(Settings *s, int max_seq_len, int n_ranks);
 
+/* For --eval-only: micro-batches as in the checkpoint's flags (JSON), where the user left them open. */
+void settings_evaluate_as(Settings *s, const char *saved_json, int n_ranks);
+
 /* Contradictions between flags that need no device and no file; after settings_complete. */
 bool flags_check(const Settings *s, int n_ranks, Error *err);
 

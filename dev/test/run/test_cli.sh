@@ -287,6 +287,11 @@ check "--eval-only: exit code $status" [ "$status" -eq 0 ]
 log_loss=$(sed -n 's/.*"step": *12, *"val_loss": *\([0-9.]*\).*/\1/p' "$work/whole/log.jsonl")
 check "--eval-only: the loss at the run's end, as the last line" [ "$(tail -n 1 "$work/out")" = "step 12 | val loss $(printf %.6f "$log_loss")" ]
 check "--eval-only: says what is evaluated" grep -qE '^evaluation +2 batches of 2 x 16 tokens = 64 tokens$' "$work/out"
+run --model "$work/whole" --train "$work/text.txt" --eval-only
+check "--eval-only without more flags: the loss that the run printed" [ "$(tail -n 1 "$work/out")" = "step 12 | val loss $(printf %.6f "$log_loss")" ]
+check "--eval-only without more flags: the run's batches" grep -qE '^evaluation +2 batches of 2 x 16 tokens = 64 tokens$' "$work/out"
+run --model "$work/whole" --train "$work/text.txt" --eval-only --batch 3 --eval-batches 1
+check "--eval-only: flags come before the run's" grep -qE '^evaluation +1 batches of 3 x 16 tokens = 48 tokens$' "$work/out"
 check "--eval-only: says nothing of training" [ "$(grep -cE '^(recipe|batch|run|optimizer|schedule|samples|output|peak|done)\b' "$work/out")" -eq 0 ]
 run --model d48 --memory --seq 1048576 --batch 1
 check "--memory of a huge model allocates nothing: exit code $status" [ "$status" -eq 0 ]

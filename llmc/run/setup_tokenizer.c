@@ -140,7 +140,8 @@ bool setup_tokenizer(Run *run, Error *err) {
 void setup_print_tokenizer(const Run *run) {
     const Tokenizer *tokenizer = run->tokenizer;
     if (!tokenizer)
-        console_row(stdout, "tokenizer", "none: samples are token ids; %s", run->no_tokenizer);
+        console_row(stdout, "tokenizer", "none: samples are token ids%s%s", *run->no_tokenizer ? "; " : "",
+                    run->no_tokenizer);
     else if (strcmp(tokenizer_source(tokenizer), "bytes") == 0)
         console_row(stdout, "tokenizer", "bytes (256 tokens), %s", run->tokenizer_origin);
     else

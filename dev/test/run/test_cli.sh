@@ -271,6 +271,10 @@ run --model "$work/whole" --prompt "line 1" --sample-tokens 12
 check "sample from a run's folder: exit code $status" [ "$status" -eq 0 ]
 elsewhere --model whole
 refused "a model alone" '^error: --train is missing, .*; hint: --train FILE, or --prompt TEXT for samples alone$'
+elsewhere --prompt hi
+refused "a prompt alone" '^error: --train is missing, .*; hint: --train FILE, or --model DIR for samples of a trained model$'
+elsewhere --model d12 --memory --train 'missing/*.bin'
+check "--memory before the shards are there: the row of the tokenizer has an end" grep -qE '^tokenizer +none: samples are token ids$' "$work/out"
 refuses "a longer context than the model's" '--seq 32: .* context of 16 tokens; hint: --seq 16 at most$' --model "$work/whole" --train "$work/text.txt" --seq 32
 refuses "a folder without a model" 'expected config.json or step_\* directories, found neither; hint: ' --model "$work" --prompt a
 cp -r "$work/whole/step_00000012" "$work/swapped"

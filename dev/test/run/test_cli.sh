@@ -274,7 +274,9 @@ refused "a model alone" '^error: --train is missing, .*; hint: --train FILE, or 
 elsewhere --prompt hi
 refused "a prompt alone" '^error: --train is missing, .*; hint: --train FILE, or --model DIR for samples of a trained model$'
 elsewhere --model d12 --memory --train 'missing/*.bin'
-check "--memory before the shards are there: the row of the tokenizer has an end" grep -qE '^tokenizer +none: samples are token ids$' "$work/out"
+check "--memory before the shards are there: why there is no tokenizer" grep -qE '^tokenizer +none: samples are token ids; there is no missing/\*.bin yet$' "$work/out"
+elsewhere --train 'missing/*.bin' --prompt hi
+refused "a prompt for shards that are not there" '^error: --prompt: there is no tokenizer to encode it: there is no missing/\*.bin yet; hint: --tokenizer PATH$'
 refuses "a longer context than the model's" '--seq 32: .* context of 16 tokens; hint: --seq 16 at most$' --model "$work/whole" --train "$work/text.txt" --seq 32
 refuses "a folder without a model" 'expected config.json or step_\* directories, found neither; hint: ' --model "$work" --prompt a
 cp -r "$work/whole/step_00000012" "$work/swapped"

@@ -73,5 +73,5 @@ if [ ! -s "$text" ] || [ -z "$was" ]; then
 fi
 cat >&2 <<END
 *** TinyShakespeare could not be had: $why
-*** The default text ($text) is the project's own sources and README instead. For another: make TEXT=path train_gpt2cu
+*** The default text ($text) is the project's own sources and README instead. For another: the same make with TEXT=path
 END

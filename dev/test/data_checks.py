@@ -362,8 +362,9 @@ def test_fineweb():
     done = run("fineweb.py", "--source", "pq", "--out", "out/--source", "--shard-tokens", "4")
     check("fineweb.py: a complete one is left as it is", done.returncode == 0 and "is complete: 3 shards" in done.stdout, done.stdout + done.stderr)
     refuses("fineweb.py: other settings", "made with other settings", run("fineweb.py", "--source", "pq", "--out", "out/--source", "--shard-tokens", "5"))
-    works("fineweb.py: the default folder", run("fineweb.py", "--max-shards", "1", "--shard-tokens", "4", "--keep"))
+    works("fineweb.py: the default folder", run("fineweb.py", "--max-shards", "2", "--shard-tokens", "4", "--keep"))
     check("fineweb.py: is data/fineweb10B", os.path.exists(os.path.join(DATA, "fineweb10B/fineweb_val_000000.bin")), tree(DATA))
+    # the second shard ends in the second file: the first one is not needed any more
     check("fineweb.py --keep", os.path.exists(os.path.join(DATA, "fineweb10B/download/sample/10BT/001.parquet")), tree(DATA))
     resumed(shards)
 

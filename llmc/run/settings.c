@@ -72,12 +72,30 @@ void settings_complete(Settings *s, bool on_gpu, int n_ranks) {
     complete_tokens_per_step(s, recipe, n_ranks);
 }
 
-void settings_limit_seq(Settings *s, int max_seq_len, int n_ranks) {
+static RecipeId chosen_recipe(const Settings *s) {
     RecipeId recipe = RECIPE_CPU_SMALL;
     while (recipe + 1 < N_RECIPES && strcmp(recipe_names[recipe], s->recipe) != 0) recipe++;
+    return recipe;
+}
+
+void settings_limit_seq(Settings *s, int max_seq_len, int n_ranks) {
     if (flags_was_set(s, "seq") || s->seq <= max_seq_len) return;
     s->seq = max_seq_len;
-    complete_tokens_per_step(s, recipe, n_ranks);
+    complete_tokens_per_step(s, chosen_recipe(s), n_ranks);
+}
+
+void settings_evaluate_as(Settings *s, const char *saved_json, int n_ranks) {
+    static const char *const names[] = {"batch", "seq", "eval-batches"};
+    Error ignored = {0};
+    Json *saved = json_parse(saved_json, strlen(saved_json), "the saved flags", &ignored);
+    for (size_t i = 0; saved && i < sizeof names / sizeof *names; i++) {
+        const JsonValue *value = json_get(json_root(saved), names[i]);
+        const int flag = flag_find(names[i]);
+        if (value && value->type == JSON_NUMBER && !s->was_set[flag])
+            flag_set_value(s, &flags_table[flag], names[i], value->text, &ignored);
+    }
+    json_free(saved);
+    complete_tokens_per_step(s, chosen_recipe(s), n_ranks);
 }
 
 /* A step is whole micro-batches, as many on each rank and in each leaf of the tree. */

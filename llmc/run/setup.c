@@ -83,6 +83,16 @@ static bool same_size(const Run *run, const char *path, Error *err) {
                                    : "a model's files say its size, leave the flags out");
 }
 
+/* So that --eval-only gives the loss that the run printed. */
+static void evaluate_as_trained(Run *run) {
+    Manifest manifest;
+    Error ignored;
+    if (!manifest_read(&manifest, run->model_path, &ignored)) return;
+    if (manifest.state.flags)
+        settings_evaluate_as(&run->settings, manifest.state.flags, run->comm->ranks.n_ranks);
+    manifest_free(&manifest);
+}
+
 static bool config_from_path(Run *run, Error *err) {
     Settings *s = &run->settings;
     const char *path = run->model_path;
@@ -93,6 +103,7 @@ static bool config_from_path(Run *run, Error *err) {
                     "--seq %lld: the model of %s has a context of %d tokens; hint: --seq %d at most",
                     (long long)s->seq, path, run->config.max_seq_len, run->config.max_seq_len);
     config_options(run);
+    if (s->eval_only) evaluate_as_trained(run);
     settings_limit_seq(s, run->config.max_seq_len, run->comm->ranks.n_ranks);
     return flags_check(s, run->comm->ranks.n_ranks, err) && same_size(run, path, err);
 }

@@ -39,6 +39,8 @@ static bool fail_no_data(const Run *run, Error *err) {
                 "--train is missing, and the default, %s, is not there; hint: --train FILE, %s", s->train,
                 run->model_path[0] && !run->checkpoint[0] && !s->eval_only && !s->profile
                     ? "or --prompt TEXT for samples alone"
+                : flags_was_set(s, "prompt") && !flags_was_set(s, "model")
+                    ? "or --model DIR for samples of a trained model"
                     : "or make default-text");
 }
 

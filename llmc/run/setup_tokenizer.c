@@ -113,8 +113,11 @@ static bool find_tokenizer(Run *run, Error *err) {
     if (run->model_path[0] && !open_models_own(run, err)) return false;
     if (run->tokenizer || settings_sample_only(s)) return true;
     const bool found = token_stream_first_file(s->train, first);
-    if (found ? shard_is_meant(first) : pattern_is_shards(s->train))
-        return !found || open_beside_shards(run, first, err);
+    if (found && shard_is_meant(first)) return open_beside_shards(run, first, err);
+    if (!found && pattern_is_shards(s->train)) {
+        snprintf(run->no_tokenizer, sizeof run->no_tokenizer, "there is no %s yet", s->train);
+        return true;
+    }
     return run->model_path[0] || open_tokenizer(run, "bytes", by_default, err);
 }
 

@@ -68,6 +68,35 @@ static void test_every_character(void) {
     CHECK(wrong == 0, "%d characters", wrong);
 }
 
+/* A status line is cut to the columns there are, before a character that would be split. */
+static void test_cut(void) {
+    static const struct {
+        int columns;
+        const char *text, *shown;
+    } rows[] = {
+        {4, "abcd",                                      "abcd"                     },
+        {3, "abcd",                                      "abc"                      },
+        {3, "ab\xc3\xa9",                                "ab"                       },
+        {4, "ab\xc3\xa9",                                "ab\xc3\xa9"               },
+        {6, "a\xe6\xbc\xa2\xe6\xbc\xa2",                 "a\xe6\xbc\xa2"            },
+        {8, "\xc3\xa9\xf0\x9f\x98\x80z\xf0\x9f\x98\x80", "\xc3\xa9\xf0\x9f\x98\x80z"},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        char *seen = NULL;
+        size_t n = 0;
+        FILE *out = open_memstream(&seen, &n);
+        if (!REQUIRE(out, "no memory")) return;
+        status_show(out, rows[i].columns, false, "%s", rows[i].text);
+        CHECK(n == strlen(rows[i].shown) && memcmp(seen, rows[i].shown, n) == 0,
+              "row %zu: '%s' in %d columns: '%s', expected '%s'", i, rows[i].text, rows[i].columns, seen,
+              rows[i].shown);
+        print_line(out, "a line takes its place");
+        CHECK(fflush(out) == 0 && strstr(seen, "\r\033[Ka line"), "row %zu: '%s'", i, seen);
+        fclose(out);
+        free(seen);
+    }
+}
+
 /* ---- the program ---- */
 
 static const char *const program = "./train_gpt2";
@@ -287,6 +316,7 @@ int main(void) {
     char here[512];
     test_rule();
     test_every_character();
+    test_cut();
     unsetenv("NO_COLOR");
     if (!REQUIRE(mkdtemp(folder) && getcwd(here, sizeof here), "no folder")) return check_finish("terminal");
     if (access(program, X_OK) == 0) {

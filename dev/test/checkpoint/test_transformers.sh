@@ -52,7 +52,8 @@ for which in bytes bpe tuned hf plain; do
         [ $number -eq 0 ] && prompt='The ' || prompt="line, isn't"
         ours --model "$folder" --prompt "$prompt" --temperature 0 --sample-tokens 24
         sed '1,/^--- sample/d' "$work/out" | sed '$d' >"$work/text"
-        check "$which: our greedy text after '$prompt' is transformers'" cmp -s "$work/text" "$work/$which.text$number"
+        # Without newlines at the end: the program writes one only where the text has none.
+        check "$which: our greedy text after '$prompt' is transformers'" [ "$(cat "$work/text")" = "$(cat "$work/$which.text$number")" ]
     done
 done
 finish

@@ -78,7 +78,7 @@ check "more than the memory: exit code $status, before its batches are read" [ "
 check "more than the memory: says what fits" grep -qE 'needs [0-9.]+ GiB, .*hint: --batch [0-9]+' "$work/err"
 run --layers 4096 --channels 131072 --heads 512 --train "$work/text.txt"
 check "a model beyond the memory" grep -q 'hint: a smaller model (--model' "$work/err"
-refuses "a pattern that the shell has expanded" "unexpected argument '.*text.txt': .*; hint: a pattern of files stands in quotes" $tiny --train "$work/short.txt" "$work/text.txt"
+refuses "a pattern that the shell has expanded" "unexpected argument 'README.md': .*; hint: a pattern of files stands in quotes" $tiny --train "$work/short.txt" README.md
 # before_all: the last run was refused before it printed anything.
 before_all() { check "$case_name: found before anything is printed" [ ! -s "$work/out" ]; }
 refuses "empty text" '^error: --train: .*/empty.txt: expected a text, found an empty file' $tiny --train "$work/empty.txt"
@@ -271,6 +271,12 @@ run --model "$work/whole" --prompt "line 1" --sample-tokens 12
 check "sample from a run's folder: exit code $status" [ "$status" -eq 0 ]
 elsewhere --model whole
 refused "a model alone" '^error: --train is missing, .*; hint: --train FILE, or --prompt TEXT for samples alone$'
+elsewhere --prompt hi
+refused "a prompt alone" '^error: --train is missing, .*; hint: --train FILE, or --model DIR for samples of a trained model$'
+elsewhere --model d12 --memory --train 'missing/*.bin'
+check "--memory before the shards are there: why there is no tokenizer" grep -qE '^tokenizer +none: samples are token ids; there is no missing/\*.bin yet$' "$work/out"
+elsewhere --train 'missing/*.bin' --prompt hi
+refused "a prompt for shards that are not there" '^error: --prompt: there is no tokenizer to encode it: there is no missing/\*.bin yet; hint: --tokenizer PATH$'
 refuses "a longer context than the model's" '--seq 32: .* context of 16 tokens; hint: --seq 16 at most$' --model "$work/whole" --train "$work/text.txt" --seq 32
 refuses "a folder without a model" 'expected config.json or step_\* directories, found neither; hint: ' --model "$work" --prompt a
 cp -r "$work/whole/step_00000012" "$work/swapped"
@@ -287,6 +293,11 @@ check "--eval-only: exit code $status" [ "$status" -eq 0 ]
 log_loss=$(sed -n 's/.*"step": *12, *"val_loss": *\([0-9.]*\).*/\1/p' "$work/whole/log.jsonl")
 check "--eval-only: the loss at the run's end, as the last line" [ "$(tail -n 1 "$work/out")" = "step 12 | val loss $(printf %.6f "$log_loss")" ]
 check "--eval-only: says what is evaluated" grep -qE '^evaluation +2 batches of 2 x 16 tokens = 64 tokens$' "$work/out"
+run --model "$work/whole" --train "$work/text.txt" --eval-only
+check "--eval-only without more flags: the loss that the run printed" [ "$(tail -n 1 "$work/out")" = "step 12 | val loss $(printf %.6f "$log_loss")" ]
+check "--eval-only without more flags: the run's batches" grep -qE '^evaluation +2 batches of 2 x 16 tokens = 64 tokens$' "$work/out"
+run --model "$work/whole" --train "$work/text.txt" --eval-only --batch 3 --eval-batches 1
+check "--eval-only: flags come before the run's" grep -qE '^evaluation +1 batches of 3 x 16 tokens = 48 tokens$' "$work/out"
 check "--eval-only: says nothing of training" [ "$(grep -cE '^(recipe|batch|run|optimizer|schedule|samples|output|peak|done)\b' "$work/out")" -eq 0 ]
 run --model d48 --memory --seq 1048576 --batch 1
 check "--memory of a huge model allocates nothing: exit code $status" [ "$status" -eq 0 ]

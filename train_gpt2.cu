@@ -146,10 +146,11 @@ static void save_in_training(Training *t, bool best_only) {
         console_note(&t->console, "checkpoint of step %lld left out: its update was skipped",
                      (long long)t->state.step);
     else if (!save(t, &err)) {
-        if (t->saving.retry_step) /* the disk's failure; weights that have diverged are none */
-            warn(&err);
-        else
+        if (!t->saving
+                 .retry_step) /* weights that have diverged; else the disk's failure, which is rank 0's to say */
             console_note(&t->console, "%s", err.text);
+        else if (ranks_leads(t->run->comm->ranks))
+            warn(&err);
     }
     t->state.best_only = false;
 }

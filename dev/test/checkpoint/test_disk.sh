@@ -271,6 +271,9 @@ check "the last save fails: said last" [ "$(tail -n 1 "$work/err" | grep -c '^er
 check "the last save fails: said once" [ "$(grep -c 'checkpoint of step 12 not saved' "$work/err")" -eq 1 ]
 check "the last save fails: once in the log" [ "$(grep -c '"step": 12, "save_failed"' "$work/fuller/log.jsonl")" -eq 1 ]
 check "saves that fail leave nothing" [ -z "$(ls -A "$work/fuller" | grep step_)" ]
+faulty FULL=optimizer.safetensors:99 $training --gpus 2 --steps 12 --save-every 4 --out "$work/ranks"
+check "saves that fail, two ranks: exit code $status" [ "$status" -eq 1 ]
+check "saves that fail, two ranks: rank 0 alone says so" [ "$(grep -cvE '^(warning|error): checkpoint of step [0-9]+ not saved' "$work/err")" -eq 0 ]
 faulty FULL=optimizer.safetensors:1 $training --steps 4 --out "$work/late"
 check "only the save at the end, failing: exit code $status" [ "$status" -eq 1 ]
 

@@ -1,0 +1,51 @@
+#!/bin/sh
+# A checkpoint knows no ranks: saved by M, resumed by N, for all of 1 to 4. With --reproducible all ends have the same bits, and
+# those of a run that nobody stopped; without it those of the same count. Usage: dev/test/run/test_elastic.sh [PROGRAM].
+set -u
+program=$(realpath "${1:-./train_gpt2}")
+test=elastic
+. dev/test/user.sh
+
+i=0
+while [ $i -lt 200 ]; do echo "line $i: the quick brown fox jumps over the lazy dog"; i=$((i + 1)); done >"$work/text.txt"
+flags="--layers 2 --heads 2 --channels 32 --seq 16 --batch 1 --tokens-per-step 192 --steps 4 --save-every 2 --eval-every 0 --eval-batches 1
+    --warmup 0 --seed 7 --train $work/text.txt --sample-tokens 0"
+# same A B: two checkpoints with equal weights and states, byte for byte.
+same() { cmp -s "$1/model.safetensors" "$2/model.safetensors" && cmp -s "$1/optimizer.safetensors" "$2/optimizer.safetensors"; }
+# goes_on M N FLAGS: half by M ranks, saved; the rest by N, in $work/M_N.
+goes_on() {
+    m=$1 n=$2
+    shift 2
+    mkdir "$work/${m}_$n"
+    cp -r "$work/by_$m/step_00000002" "$work/${m}_$n/"
+    run $flags "$@" --gpus $n --out "$work/${m}_$n" --resume
+    check "saved by $m, resumed by $n: exit code $status" [ "$status" -eq 0 ]
+}
+
+for n in 1 2 3 4; do
+    run $flags --reproducible 12 --gpus $n --out "$work/by_$n"
+    check "$n ranks: exit code $status" [ "$status" -eq 0 ]
+    check "$n ranks: the weights of one" same "$work/by_$n/step_00000004" "$work/by_1/step_00000004"
+done
+for m in 1 2 3 4; do
+    for n in 1 2 3 4; do
+        goes_on $m $n --reproducible 12
+        check "saved by $m, resumed by $n: the weights of a run that went through" same "$work/${m}_$n/step_00000004" "$work/by_1/step_00000004"
+    done
+done
+rm -r "$work"/?_? "$work"/by_?
+
+run $flags --gpus 3 --out "$work/by_3"
+check "3 ranks, any order: exit code $status" [ "$status" -eq 0 ]
+goes_on 3 3
+check "3 ranks, any order: resumed by as many, the same weights" same "$work/3_3/step_00000004" "$work/by_3/step_00000004"
+
+# A disk that fails in the middle of a save leaves no rank waiting.
+if [ -w /dev/full ]; then
+    (ulimit -f 40 && exec "$program" --device cpu $flags --gpus 3 --out "$work/small") >"$work/out" 2>"$work/err" </dev/null
+    status=$?
+    check "files of 20 KB at most: exit code $status, expected 1" [ "$status" -eq 1 ]
+    check "files of 20 KB at most: the save is what failed" grep -q 'not saved' "$work/err"
+    check "files of 20 KB at most: nothing half-written" [ -z "$(ls -d "$work"/small/step_* "$work"/small/.tmp* 2>/dev/null)" ]
+fi
+finish

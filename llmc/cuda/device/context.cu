@@ -6,6 +6,7 @@
  * there to where it belongs. That stream is not side_stream, on which a readback that waits for the end of a step
  * would hold up the next step's tokens. */
 #include "llmc/cuda/cuda_ops.cuh"
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -29,19 +30,31 @@ static const char *hint(cudaError_t status) {
                                                      : "";
 }
 
+/* The program's, which tells the other ranks; libraries of kernels are linked without. */
+extern "C" void die(const Error *err) __attribute__((weak));
+
+void cuda_fail(const char *format, ...) {
+    Error err = {EXIT_RUN, ""};
+    va_list args;
+    va_start(args, format);
+    vsnprintf(err.text, sizeof err.text, format, args);
+    va_end(args);
+    if (die) die(&err);
+    fprintf(stderr, "error: %s\n", err.text);
+    exit(EXIT_RUN);
+}
+
 void cuda_check_(cudaError_t status, const char *expr, const char *file, int line) {
     if (status == cudaSuccess) return;
-    fprintf(stderr, "error: %s:%d: %s: %s (%s)%s\n", file, line, expr, cudaGetErrorString(status),
-            cudaGetErrorName(status), hint(status));
-    exit(EXIT_RUN);
+    cuda_fail("%s:%d: %s: %s (%s)%s", file, line, expr, cudaGetErrorString(status), cudaGetErrorName(status),
+              hint(status));
 }
 
 void launch_check(const char *kernel) {
     const cudaError_t status = cudaGetLastError();
     if (status == cudaSuccess) return;
-    fprintf(stderr, "error: kernel %s does not launch: %s (%s)%s\n", kernel, cudaGetErrorString(status),
-            cudaGetErrorName(status), hint(status));
-    exit(EXIT_RUN);
+    cuda_fail("kernel %s does not launch: %s (%s)%s", kernel, cudaGetErrorString(status),
+              cudaGetErrorName(status), hint(status));
 }
 
 const char *cuda_kernel_ran;

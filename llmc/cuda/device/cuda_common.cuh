@@ -19,6 +19,9 @@ enum { WARP_SIZE = 32 };
 /* STREAM_MAIN, on which all ops run in order, and STREAM_SIDE; made by cuda_open (context.cu). */
 extern cudaStream_t main_stream, side_stream;
 
+/* Prints "error: " and the text as one line to stderr, exits with EXIT_RUN; in a run of several ranks all end. */
+void cuda_fail(const char *format, ...) __attribute__((format(printf, 1, 2)));
+
 /* A failing CUDA call: prints expression, file, line and the driver's words to stderr, exits with EXIT_RUN. */
 #define CUDA_CHECK(expr) cuda_check_((expr), #expr, __FILE__, __LINE__)
 void cuda_check_(cudaError_t status, const char *expr, const char *file, int line);

@@ -1,6 +1,4 @@
 /* The linear ops: which kernel of the table in kernels.cuh serves a call. */
-#include <stdio.h>
-#include <stdlib.h>
 #include "kernels.cuh"
 #include "llmc/cuda/cuda_ops.cuh"
 
@@ -36,12 +34,10 @@ static bool run(const LinearCall *c) {
 static void must_run(const LinearCall *c) {
     if (run(c)) return;
     const char *names[] = {"forward", "backward_input", "backward_weight"};
-    fprintf(stderr,
-            "error: no kernel of llmc/cuda/linear/kernels.cuh serves linear_%s with "
-            "N %lld, OC %lld, IC %d, %zu-byte elements\n",
-            names[c->product], (long long)c->y.rows, (long long)c->w.rows, c->w.columns,
-            dtype_bytes(c->product == GEMM_FORWARD ? c->x.dtype : c->y.dtype));
-    exit(EXIT_RUN);
+    cuda_fail("no kernel of llmc/cuda/linear/kernels.cuh serves linear_%s with N %lld, OC %lld, IC %d, "
+              "%zu-byte elements",
+              names[c->product], (long long)c->y.rows, (long long)c->w.rows, c->w.columns,
+              dtype_bytes(c->product == GEMM_FORWARD ? c->x.dtype : c->y.dtype));
 }
 
 /* ---- the ops ---- */

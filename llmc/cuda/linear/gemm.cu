@@ -3,15 +3,12 @@
  * A plan (descriptors and algorithms) is made at the first call of its kind and shape and kept, so that a
  * call costs the host one look-up and one launch. gemm_choose.cu picks among the algorithms. */
 #include "gemm.cuh"
-#include <stdio.h>
-#include <stdlib.h>
 #include "llmc/cuda/cuda_ops.cuh"
 #include "llmc/model/ops_testing.h"
 
 void lt_check(cublasStatus_t status, const char *expr, const char *file, int line) {
     if (status == CUBLAS_STATUS_SUCCESS) return;
-    fprintf(stderr, "error: %s:%d: %s: %s\n", file, line, expr, cublasLtGetStatusString(status));
-    exit(EXIT_RUN);
+    cuda_fail("%s:%d: %s: %s", file, line, expr, cublasLtGetStatusString(status));
 }
 
 enum {

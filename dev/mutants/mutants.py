@@ -38,6 +38,8 @@ LIKELY = [
     ("llmc/cpu/device", "test_cpu_device"),
     ("llmc/cpu/parallel", "test_cpu_device test_cpu_ops"),
     ("llmc/cpu", "test_dropout test_program test_cpu_ops test_cpu_device"),
+    ("llmc/comm/", "test_place test_rendezvous test_launch test_ranks.sh"),
+    ("llmc/run/setup_ranks", "test_ranks.sh"),
     ("llmc/model/comm", "test_comm"),
     ("llmc/model/gpt2_backward", "test_comm"),
     ("llmc/model/gpt2.c", "test_comm test_queue test_dropout"),

@@ -126,8 +126,8 @@ void setup_join(Run *run) {
     settings_text(&run->settings, text, sizeof text);
     if (!read_patience(&seconds, &err)) die(&err);
     if (!rendezvous_open(r, &run->place, text, seconds, &rank_0_knows, &err)) {
-        if (ranks_leads(run->place.ranks) || !rank_0_knows) die(&err);
-        exit(err.exit_code);
+        if (!ranks_leads(run->place.ranks) && rank_0_knows) exit(err.exit_code);
+        die(&err);
     }
     if (!watchdog_start(r, &err)) die(&err);
     if (!ranks_agree(r, open_device(run, &r->place, &err), &err)) end_all(run, &err);

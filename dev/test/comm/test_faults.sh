@@ -1,6 +1,6 @@
 #!/bin/sh
 # Ranks that are killed or stopped in the middle of a run: all end soon with one line, and the run goes on from its newest
-# checkpoint to the bits of a run that nobody disturbed. Three ranks on the CPU.
+# checkpoint to the bits of a run that nobody disturbed. Bits of weights that flip are noticed. Three ranks on the CPU.
 # Usage: [KILLS=N] dev/test/comm/test_faults.sh [PROGRAM], from the repository root: N kills of each rank, 1 unasked.
 set -u
 program=${1:-./train_gpt2}
@@ -9,9 +9,9 @@ test=faults
 
 i=0
 while [ $i -lt 200 ]; do echo "line $i: the quick brown fox jumps over the lazy dog"; i=$((i + 1)); done >"$work/text.txt"
-job="--device cpu --gpus 3 --layers 1 --heads 2 --channels 32 --batch 2 --seq 16 --tokens-per-step 192 --warmup 0 --seed 7
---schedule constant --train $work/text.txt --steps 1000 --save-every 50 --keep 2 --eval-every 90 --eval-batches 2
---sample-tokens 0 --verify-every 70"
+tiny="--device cpu --layers 1 --heads 2 --channels 32 --batch 2 --seq 16 --tokens-per-step 192 --warmup 0 --seed 7
+--schedule constant --train $work/text.txt --save-every 50 --keep 2 --eval-every 90 --eval-batches 2 --sample-tokens 0"
+job="$tiny --gpus 3 --steps 1000 --verify-every 70"
 host=$(cat /proc/sys/kernel/hostname)
 export OMP_NUM_THREADS=1
 
@@ -72,4 +72,34 @@ done
 for rank in 0 1 2; do disturb "stopped-$rank" STOP $rank 0 & done
 wait
 for rank in 0 1 2; do judge "stopped-$rank" $rank 'no sign of life for 8 s: stopped, or its host is gone'; done
+
+# ---- memory that loses bits ----
+# corrupt NAME PATTERN ARGS...: bits of $FLIP_RANK's weights are flipped from step 125 on.
+corrupt() {
+    case=$1 pattern=$2
+    shift 2
+    rm -f "$FLIP_WHILE"
+    LD_PRELOAD=$flips "$program" $tiny --steps 100000 "$@" --out "$work/$case" >"$work/out" 2>"$work/err" </dev/null &
+    child=$!
+    await has_steps 125 "$work/$case"
+    : >"$FLIP_WHILE"
+    wait $child
+    status=$?
+    check "$case: exit code $status, expected 1" [ "$status" -eq 1 ]
+    check "$case: one line on stderr" [ "$(wc -l <"$work/err")" -eq 1 ]
+    check "$case: says $pattern" grep -qE "^error: step [0-9]+$pattern$" "$work/err"
+}
+flips=$work/bit_flips.so
+export FLIP_WHILE="$work/flip" FLIP_BYTES=60000
+if ${CC:-cc} -D_GNU_SOURCE -shared -fPIC -o "$flips" dev/test/bit_flips.c -ldl -lpthread 2>"$work/err"; then
+    equal='and must not; stopped and not saved; the checkpoint of step [0-9]+ was saved while they were equal'
+    export FLIP_RANK=1
+    corrupt one-of-three "00: the weights of rank 1 \($host\) differ from those of the others, $equal" --gpus 3
+    corrupt one-of-two "00: the weights of rank 0 \($host\) and rank 1 \($host\) differ, $equal" --gpus 2
+    unset FLIP_RANK
+    corrupt alone ' was computed twice, and its gradients differ: .*; stopped and not saved, earlier checkpoints stand, up to step [0-9]+' --verify-every 1
+else
+    echo "skip: faults: no C compiler makes a shared object: $(head -n 1 "$work/err")"
+    skipped=$((skipped + 1))
+fi
 finish

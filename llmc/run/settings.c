@@ -270,13 +270,18 @@ static void describe(char *buffer, size_t size, const JsonValue *value) {
     copy_end(buffer, size, value->text ? value->text : words[value->type]);
 }
 
+/* With --reproducible the number of GPUs shows in no bit. */
+static bool bends_run(const Flag *flag, const Settings *s) {
+    return flag->affects_training && !(s->reproducible && strcmp(flag->name, "gpus") == 0);
+}
+
 static int compare_flags(const JsonValue *saved, const JsonValue *now, const Settings *s,
                          FlagDifference *found, int max) {
     int n = 0;
     for (int i = 0; i < flags_count; i++) {
         const Flag *flag = &flags_table[i];
         const JsonValue *before = json_get(saved, flag->name), *after = json_get(now, flag->name);
-        if (!flag->affects_training || !before || !after || same_value(before, after)) continue;
+        if (!bends_run(flag, s) || !before || !after || same_value(before, after)) continue;
         if (n++ >= max) continue;
         FlagDifference *d = &found[n - 1];
         snprintf(d->name, sizeof d->name, "%s", flag->name);

@@ -458,6 +458,14 @@ static void test_json(void) {
               strcmp(found[1].saved, "off") == 0 && strcmp(found[1].now, "on") == 0,
           "both values: %s %s, %s %s", found[0].saved, found[0].now, found[1].saved, found[1].now);
     CHECK(flags_differences("{\"lr\": \"x\", \"warmup\": 1e999}", &s, found, 4) != 0, "wrong types differ");
+    CHECK(complete(&s, &err, "--gpus 2", false, 2), "%s", err.text);
+    CHECK(flags_differences("{\"gpus\": 1, \"reproducible\": 0}", &s, found, 4) == 1,
+          "GPUs round differently");
+    CHECK(complete(&s, &err, "--gpus 2 --reproducible 4", false, 2), "%s", err.text);
+    CHECK(flags_differences("{\"gpus\": 1, \"reproducible\": 4}", &s, found, 4) == 0 &&
+              flags_differences("{\"gpus\": 1, \"reproducible\": 2}", &s, found, 4) == 1 &&
+              strcmp(found[0].name, "reproducible") == 0,
+          "with --reproducible they do not: %s", found[0].name);
     CHECK(flags_differences("{}", &s, found, 4) == 0, "what the checkpoint lacks does not count");
     CHECK(flags_differences("[1", &s, found, 4) == -1 && flags_differences("7", &s, found, 4) == -1,
           "no object");

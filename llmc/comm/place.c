@@ -52,9 +52,16 @@ static const char *first_set(const char *const names[2]) {
 
 /* ---- one launcher ---- */
 
-/* Shells of SLURM have the number of tasks alone; elsewhere one without the other is a mistake. */
+/* A batch script of SLURM looks like task 0, but is in no step; shells of SLURM have the number of tasks alone. */
+static bool is_task_of_srun(void) {
+    const char *rank = variable("SLURM_PROCID");
+    const bool in_step = variable("SLURM_STEP_ID") || variable("SLURM_STEPID");
+    return rank && (in_step || !variable("SLURM_JOB_ID") || strcmp(rank, "0") != 0);
+}
+
+/* Elsewhere the rank without the number of ranks is a mistake, and the other way round. */
 static bool is_there(const Launcher *l) {
-    return variable(l->rank) || (l != &launchers[SRUN] && first_set(l->n_ranks));
+    return l == &launchers[SRUN] ? is_task_of_srun() : variable(l->rank) || first_set(l->n_ranks);
 }
 
 static bool read_ranks(const Launcher *l, Ranks *ranks, Error *err) {

@@ -28,6 +28,9 @@ static const struct {
     {"none", {0}, NULL, 0, 1, 0, 1, "", 0, -1},
     {"empty variables", {"RANK=", "WORLD_SIZE="}, NULL, 0, 1, 0, 1, "", 0, -1},
     {"a shell of SLURM", {"SLURM_JOB_ID=7", "SLURM_NTASKS=4", "SLURM_JOB_NODELIST=a[1-4]"}, NULL, 0, 1, 0, 1, "", 0, -1},
+    {"a batch script of SLURM", {"SLURM_JOB_ID=7", "SLURM_PROCID=0", "SLURM_LOCALID=0", "SLURM_NTASKS=4", "SLURM_JOB_NODELIST=a[1-4]"}, NULL, 0, 1, 0, 1, "", 0, -1},
+    {"task 0 of srun in it", {"SLURM_JOB_ID=7", "SLURM_STEP_ID=0", "SLURM_PROCID=0", "SLURM_LOCALID=0", "SLURM_NTASKS=4", "SLURM_JOB_NODELIST=a[1-4]"},
+     "srun", 0, 4, 0, 0, "a1", -1, -1},
     {"--gpus, rank 0", {"LLMC_RENDEZVOUS_FD=5", "RANK=0", "WORLD_SIZE=2", "LOCAL_RANK=0", "LOCAL_WORLD_SIZE=2", "MASTER_ADDR=127.0.0.1", "MASTER_PORT=4321"},
      "--gpus", 0, 2, 0, 2, "127.0.0.1", 4321, 5},
     {"--gpus, rank 1 in a task of srun", {"LLMC_RENDEZVOUS_FD=-1", "RANK=1", "WORLD_SIZE=2", "LOCAL_RANK=1", "LOCAL_WORLD_SIZE=2", "MASTER_ADDR=127.0.0.1", "MASTER_PORT=4321",
@@ -113,9 +116,12 @@ static void test_bad(void) {
 /* Ranks of one job meet at one port; another job has another one. */
 static void test_ports(void) {
     static const char *const ranks[3][VARIABLES] = {
-        {"SLURM_JOB_ID=12", "SLURM_PROCID=0", "SLURM_NTASKS=2", "SLURM_JOB_NODELIST=a", "SLURM_LOCALID=0"},
-        {"SLURM_JOB_ID=12", "SLURM_PROCID=1", "SLURM_NTASKS=2", "SLURM_JOB_NODELIST=a", "SLURM_LOCALID=1"},
-        {"SLURM_JOB_ID=13", "SLURM_PROCID=1", "SLURM_NTASKS=2", "SLURM_JOB_NODELIST=a", "SLURM_LOCALID=1"},
+        {"SLURM_JOB_ID=12", "SLURM_STEP_ID=3", "SLURM_PROCID=0", "SLURM_NTASKS=2", "SLURM_JOB_NODELIST=a",
+         "SLURM_LOCALID=0"},
+        {"SLURM_JOB_ID=12", "SLURM_STEP_ID=3", "SLURM_PROCID=1", "SLURM_NTASKS=2", "SLURM_JOB_NODELIST=a",
+         "SLURM_LOCALID=1"},
+        {"SLURM_JOB_ID=13", "SLURM_STEP_ID=3", "SLURM_PROCID=1", "SLURM_NTASKS=2", "SLURM_JOB_NODELIST=a",
+         "SLURM_LOCALID=1"},
     };
     Place p[3];
     Error err = {0};

@@ -15,8 +15,9 @@ __global__ void __launch_bounds__(WARPS *WARP_SIZE)
     T *to = out + row * width;
     const int64_t stride = (int64_t)gridDim.y * WARP_SIZE * VEC;
     int64_t c = ((int64_t)blockIdx.y * WARP_SIZE + threadIdx.x % WARP_SIZE) * VEC;
+    /* What is stored is read next: from L2, if there is room. */
 #pragma unroll LOADS
-    for (; c < width; c += stride) store_vec_once(to + c, load_vec_once(from + c));
+    for (; c < width; c += stride) store_vec(to + c, load_vec_once(from + c));
 }
 
 template <typename T>

@@ -157,10 +157,9 @@ def groups_of(configuration, shard, arguments):
         Group(configuration, arguments.gpus, bucket_mb, shard, arguments.limit) for bucket_mb in arguments.buckets]
 
 
-def compare(configuration, shard, arguments, work, turns):
-    """All turns of one case."""
+def compare(configuration, groups, shard, arguments, work, turns):
+    """All turns of one case. groups: groups_of() it, or none."""
     own = {1: [], arguments.gpus: []}
-    groups = [] if arguments.ours_only else groups_of(configuration, shard, arguments)
     try:
         if groups and not late(arguments):
             compile_all(configuration, groups, arguments.way)
@@ -304,8 +303,14 @@ def main():
         shard = os.path.abspath(arguments.train) if arguments.train else os.path.join(work, "random_000001.bin")
         if not arguments.train:
             random_shard.write(shard)
-        for configuration in arguments.cases:
-            compare(configuration, shard, arguments, work, turns)
+        # All at once: importing PyTorch takes seconds, and then they wait for their turn without a card.
+        groups = [[] if arguments.ours_only else groups_of(configuration, shard, arguments) for configuration in arguments.cases]
+        try:
+            for configuration, its_groups in zip(arguments.cases, groups):
+                compare(configuration, its_groups, shard, arguments, work, turns)
+        finally:
+            for group in sum(groups, []):
+                group.close()
     whole = table(turns.rows, arguments.gpus, report)
     report.close()
     return 0 if whole else EXIT_RUN

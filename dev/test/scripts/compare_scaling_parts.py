@@ -59,7 +59,8 @@ class Scaling(Parts):
         report = compare_scaling.Report(self.path("x.csv"), self.path("x.md"))
         turns = compare_scaling.Turns(report)
         for case in arguments.cases:
-            self.said(compare_scaling.compare, case, "a shard", arguments, self.folder, turns)
+            groups = [] if arguments.ours_only else compare_scaling.groups_of(case, "a shard", arguments)
+            self.said(compare_scaling.compare, case, groups, "a shard", arguments, self.folder, turns)
         self.whole = self.said(compare_scaling.table, turns.rows, arguments.gpus, report)[0]
         report.close()
         return turns.rows

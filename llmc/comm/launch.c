@@ -120,6 +120,13 @@ static void reap(Family *f) {
     }
 }
 
+/* ctrl-Z: the whole job stops, and goes on when this process does. */
+static void suspend(const Family *f) {
+    send_all(f, SIGSTOP);
+    raise(SIGSTOP);
+    send_all(f, SIGCONT);
+}
+
 /* Until all have ended. */
 static void look_after(Family *f) {
     while (f->n_left) {
@@ -127,7 +134,8 @@ static void look_after(Family *f) {
         unsigned char number;
         poll(&arrived, 1, 100);
         while (read(arrivals[0], &number, 1) == 1) {
-            if (number == SIGCHLD) continue;
+            if (number == SIGTSTP) suspend(f);
+            if (number == SIGCHLD || number == SIGTSTP) continue;
             send_all(f, number);
             if (number != SIGUSR1) f->stop_signal = number;
         }
@@ -165,11 +173,11 @@ static int run_ranks(Family *f, char **argv) {
 
 /* Also signals that a shell lets a job in the background ignore, as in the program itself; nohup's SIGHUP stays ignored. */
 static bool catch_signals(void) {
-    const int all[] = {SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGCHLD};
+    const int all[] = {SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGTSTP, SIGCHLD};
     struct sigaction hangup, action = {.sa_handler = note_arrival, .sa_flags = SA_RESTART};
     if (pipe2(arrivals, O_CLOEXEC | O_NONBLOCK)) return false;
     sigaction(SIGHUP, NULL, &hangup);
-    for (int i = 0; i < 5; i++)
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
         if (all[i] != SIGHUP || hangup.sa_handler != SIG_IGN) sigaction(all[i], &action, NULL);
     return true;
 }

@@ -69,8 +69,27 @@ for rank in 0 1 2; do
         kill=$((kill + 1))
     done
 done
+# suspend: ctrl-Z, and later fg.
+suspend() {
+    "$program" $job --out "$work/suspended" >"$work/out" 2>"$work/err" </dev/null &
+    parent=$!
+    await has_steps 25 "$work/suspended"
+    kill -TSTP $parent
+    sleep 1
+    steps=$(grep -c '"norm"' "$work/suspended/log.jsonl")
+    sleep 10
+    [ "$(grep -c '"norm"' "$work/suspended/log.jsonl")" = "$steps" ] && [ "$steps" -lt 1000 ] && : >"$work/stood"
+    kill -CONT $parent
+    wait $parent
+    echo $? >"$work/suspended.status"
+}
 for rank in 0 1 2; do disturb "stopped-$rank" STOP $rank 0 & done
+suspend &
 wait
+check "suspended: nobody trains meanwhile" [ -f "$work/stood" ]
+check "suspended: goes on to the end" [ "$(cat "$work/suspended.status")" = 0 ]
+check "suspended: not a word of it" [ ! -s "$work/err" ]
+check "suspended: the same bits" [ "$(weights "$work/suspended")" = "$whole" ]
 for rank in 0 1 2; do judge "stopped-$rank" $rank 'no sign of life for 8 s: stopped, or its host is gone'; done
 
 # ---- memory that loses bits ----

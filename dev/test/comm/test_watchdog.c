@@ -50,6 +50,12 @@ static void work(int rank) {
     watchdog_stop();
 }
 
+/* The same, and then its process takes its time. */
+static void work_and_linger(int rank) {
+    work(rank);
+    sleep_for(SILENT + 1);
+}
+
 /* `ready` is told once a beat has said what the rank does; it goes on when `go` says so. */
 static void run_rank(int rank, int *watch, void (*body)(int rank), int ready, int go) {
     char byte = 0;
@@ -261,9 +267,9 @@ static void test_lost(void) {
 
 /* ---- no fault ---- */
 
-static void test_ends(const int *order, double gap) {
+static void test_ends(const int *order, double gap, void (*body)(int rank)) {
     Job job;
-    start_job(&job, work);
+    start_job(&job, body);
     for (int i = 0; i < N; i++) {
         kill(job.pids[order[i]], SIGUSR1);
         sleep_for(gap);
@@ -318,8 +324,9 @@ int main(void) {
     test_two_hosts();
     test_blocked_output();
     test_lost();
-    for (int i = 0; i < 6; i++) test_ends(orders[i], 0.05);
-    test_ends(orders[3], SILENT + 0.5);
+    for (int i = 0; i < 6; i++) test_ends(orders[i], 0.05, work);
+    test_ends(orders[3], SILENT + 0.5, work);
+    test_ends(orders[3], SILENT + 0.5, work_and_linger);
     test_suspended();
     test_alone();
     return check_finish("watchdog");

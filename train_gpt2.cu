@@ -388,13 +388,14 @@ static void read_sizes(Run *run) {
     setup_agree(run, setup_model_size(run, &err), &err);
 }
 
-/* The parent of --gpus: what can be seen to be wrong is said before anything is started. */
+/* The parent of --gpus: what can be seen to be wrong is said before anything is started, but of checkpoints, which are
+ * rank 0's to look through, and to warn of, once. */
 static int launch(Run *run, char **argv) {
+    const bool resumes = run->settings.resume;
     Error err = {0};
-    if (!setup_check_devices(run, &err)) die(&err);
-    read_sizes(run);
-    if (setup_is_finished(run)) return say_finished(run);
-    if (!setup_check_data(run, &err)) die(&err);
+    if (!setup_check_devices(run, &err) || !setup_check_output(run, &err) ||
+        !(resumes || setup_model_size(run, &err)) || !setup_check_data(run, &err))
+        die(&err);
     return setup_launch(run, argv);
 }
 

@@ -108,11 +108,12 @@ static _Noreturn void end_all(const Run *run, const Error *err) {
 }
 
 void setup_agree(const Run *run, bool ok, Error *err) {
-    if (run->comm->ranks.n_ranks == 1) {
-        if (!ok) die(err);
-    } else if (!run->comm->agree(run->comm, ok, err)) {
-        end_all(run, err);
-    }
+    const bool leads = ranks_leads(run->comm->ranks);
+    const Error own = *err;
+    if (run->comm->agree(run->comm, ok, err)) return;
+    end_all(run, leads && !ok
+                     ? &own
+                     : err); /* what is wrong on rank 0 may be wrong on all: its number says nothing */
 }
 
 void setup_join(Run *run) {

@@ -3,8 +3,8 @@
 to meet and at a port in use, fills the disk, and leaves a GPU no memory. After each it checks that all processes end in time with
 one line that says what it should and the right exit code, that nothing is left, and that --resume goes on to the same weights.
 
-    scripts/faults_gpus.py                                     # two GPUs, each rank killed and stopped 10 times, about 15 minutes
-    scripts/faults_gpus.py --count 50 --only kill,stop         # as many times as the aim says, about 45 minutes
+    scripts/faults_gpus.py --count 3                           # two GPUs, each rank killed and stopped 3 times, about 8 minutes
+    scripts/faults_gpus.py --count 50 --only kill,stop         # as many times as the aim says, about an hour
     scripts/faults_gpus.py --program ./train_gpt2 --device cpu --gpus 4 --count 2
 
 Ends with a table; exit 1 where a fault did not end as it should. Flags of the trainer behind --: they replace the run's own.
@@ -31,9 +31,9 @@ MORE_S = 5.0  # that a start may take beyond START_S, which is the ranks' patien
 PATIENCE_S = 90.0  # after which this script ends a run itself
 KINDS = ("kill", "stop", "signal", "flag", "absent", "port", "disk", "memory")
 MARK = "FAULTS_GPUS_RUN"
-FLAGS = {"cpu": "--model nano --batch 4 --seq 64 --steps 80 --save-every 8",
-         "cuda": "--model d6 --batch 32 --seq 256 --steps 4000 --save-every 200"}
-MEMORY_FLAGS = "--model d12 --batch 192 --seq 1024"  # 64 GiB or so: two of them have no room on one card of 140
+FLAGS = {"cpu": "--model nano --batch 4 --seq 64 --tokens-per-step 0 --steps 80 --save-every 8",
+         "cuda": "--model d6 --batch 32 --seq 256 --tokens-per-step 0 --steps 2000 --save-every 100"}
+MEMORY_FLAGS = "--model d12 --batch 320 --seq 1024 --tokens-per-step 0"  # 90 GiB or so: two of them have no room on one card of 140
 
 
 def processes(mark):

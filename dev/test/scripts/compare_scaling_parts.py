@@ -10,6 +10,7 @@ from parts import Parts
 import compare_scaling
 import compare_train
 import random_shard
+import scaling
 
 # A stand-in for ./train_gpt2cu: 100 ms a step, 104 with --gpus 2; notes its words and the card it sees.
 OURS = """#!/bin/sh
@@ -90,6 +91,9 @@ class Scaling(Parts):
         self.assertRegex(words[2], "--batch 16 .* --tokens-per-step 32768 .*--model-only --gpus 2$")
         self.assertEqual((words[1], words[5]), ("card 0", "card 1"), "one GPU: the cards in turn")
         self.assertIs(self.whole, True)
+        case = scaling.Case("d12", 16, 1024)
+        self.assertEqual(scaling.measured_rows(self.path("x.csv")), {case: {1: 100.0, 2: 104.0}})
+        self.assertEqual(scaling.read_measured(self.path("x.csv")), {case: 100.0})
         row = next(line for line in self.text("x.md").splitlines() if line.startswith("| d12:16x1024"))
         self.assertEqual([cell.strip() for cell in row.split("|")[1:-1]],
                          ["d12:16x1024", "163,840 (163,840 to 163,840)", "315,077 (315,077 to 315,077)", "96.15", "yes >=95",

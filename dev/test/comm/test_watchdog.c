@@ -196,9 +196,11 @@ static void test_two_hosts(void) {
     strcpy(hosts[2], "alpha");
 }
 
+/* Of those that fail rank 0 is the last to. */
 static int failing; /* bits */
 static void fail_then_work(int rank) {
     Error err;
+    if (rank == 0) sleep_for(0.1);
     fail(&err, EXIT_INPUT, "the data of rank %d are bad", rank);
     if (failing >> rank & 1) die(&err);
     work(rank);
@@ -252,6 +254,7 @@ static void lose(int rank) {
 static void test_lost(void) {
     Job job;
     start_job(&job, lose);
+    sleep_for(0.6);
     kill(job.pids[2], SIGKILL);
     wait_for_job(&job, 1 << 2);
     end_job(&job);

@@ -542,7 +542,8 @@ static void test_transpose_rows(int64_t a, int64_t b, int64_t width) {
 
 /* The value of 48 bytes was computed by another program from the words of hash.h. Over several tasks every bit counts. */
 static void test_hash_bytes(void) {
-    enum { N = 3 << 18 };
+    enum { TASK = 1 << 20, N = TASK + (1 << 18) }; /* bytes */
+    const int64_t bits[] = {0, 63, 64, 8 * TASK - 1, 8 * TASK, 8 * N - 1};
     unsigned char small[48], *large = calloc(1, N);
     uint64_t hash = 7, zero = 0, flipped;
     for (int i = 0; i < 48; i++) small[i] = (unsigned char)i;
@@ -550,17 +551,17 @@ static void test_hash_bytes(void) {
     CHECK(hash == 0x13293dd12f13260d + 7, "hash of 48 bytes: %llx", (unsigned long long)hash);
     if (!large) abort();
     ops->hash_bytes(&zero, large, N);
-    for (int64_t bit = 0; bit < 8 * N; bit = 3 * bit + 1) {
-        large[bit / 8] ^= (unsigned char)(1 << bit % 8);
+    for (size_t i = 0; i < sizeof bits / sizeof *bits; i++) {
+        large[bits[i] / 8] ^= (unsigned char)(1 << bits[i] % 8);
         flipped = 0;
         ops->hash_bytes(&flipped, large, N);
-        large[bit / 8] ^= (unsigned char)(1 << bit % 8);
-        CHECK(flipped != zero, "bit %lld does not show", (long long)bit);
+        large[bits[i] / 8] ^= (unsigned char)(1 << bits[i] % 8);
+        CHECK(flipped != zero, "bit %lld does not show", (long long)bits[i]);
     }
-    memcpy(large + N - 48, small, 48);
+    memcpy(large + TASK, small, 48);
     hash = flipped = 0;
     ops->hash_bytes(&hash, large, N);
-    memset(large + N - 48, 0, 48);
+    memset(large + TASK, 0, 48);
     memcpy(large, small, 48);
     ops->hash_bytes(&flipped, large, N);
     CHECK(hash != flipped, "the same pieces at other places have the same hash");

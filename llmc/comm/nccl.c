@@ -121,9 +121,12 @@ static bool check_library(void *library, Error *err) {
 const Nccl *nccl_open(Error *err) {
     static bool is_open;
     /* The user's own settings stay. NVLink's multicast: a program that is killed in it can leave the cards of the host
-     * unusable. Two communicators at once cannot wait for each other where launches keep the order of the calls. */
+     * unusable. Two communicators at once cannot wait for each other where launches keep the order of the calls. Calls in a
+     * graph and outside are in the order of one stream, so NCCL need not order them once more: a step of d12, 16 x 1024
+     * tokens a GPU, takes 28.1 ms on two H200 for 28.5. */
     setenv("NCCL_NVLS_ENABLE", "0", 0);
     setenv("NCCL_LAUNCH_ORDER_IMPLICIT", "1", 0);
+    setenv("NCCL_GRAPH_MIXING_SUPPORT", "0", 0);
     if (is_open) return &functions;
     void *library = find_library(err);
     is_open = library && check_library(library, err);

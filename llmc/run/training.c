@@ -218,7 +218,8 @@ static bool queue_step(Training *t, QueuedStep *q, int64_t step, Error *err) {
                       .begun = stop_clock(),
                       .lr = schedule_lr(&schedule, step - 1),
                       .alone = !t->queued.step,
-                      .hashed = verify_weights_due(run->comm->ranks, step)};
+                      .hashed =
+                          verify_weights_due(run->comm->ranks, step, t->state.step == run->resumed.step)};
     expect_step(t);
     if (!feed_step(t, step, err)) return false;
     if (is_cut(t)) {

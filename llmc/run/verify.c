@@ -6,8 +6,8 @@
 
 enum { PARTS = 4, PART_BITS = 64 / PARTS }; /* a double carries 16 bits of a hash exactly */
 
-bool verify_weights_due(Ranks ranks, int64_t step) {
-    return ranks.n_ranks > 1 && step % HASH_EVERY == 0;
+bool verify_weights_due(Ranks ranks, int64_t step, bool first) {
+    return ranks.n_ranks > 1 && (first || step % HASH_EVERY == 0);
 }
 
 /* hashes (n_ranks) = each rank's */

@@ -5,8 +5,9 @@
 
 enum { HASH_EVERY = 100 };
 
-/* Whether this step's weights are compared over ranks. A process alone has nobody to compare with. */
-bool verify_weights_due(Ranks ranks, int64_t step);
+/* Whether this step's weights are compared over ranks: one in HASH_EVERY, and the run's first, whose weights come from
+ * each rank's own files. A process alone has nobody to compare with. */
+bool verify_weights_due(Ranks ranks, int64_t step, bool first);
 /* All ranks call it with the hash of their weights in that step; false on all of them where one differs, and err names
  * it. */
 bool verify_weights(Comm *comm, uint64_t hash, int64_t step, Error *err);

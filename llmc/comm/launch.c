@@ -16,7 +16,7 @@
 #include "place.h"
 #include "socket.h"
 
-static const double patience = 5;      /* for the others, once a rank has ended badly */
+static const double patience = 3;      /* for the others, once a rank has ended badly */
 static const double end_patience = 30; /* once rank 0 has ended well: it is the last to have work */
 
 typedef struct Family {

@@ -10,6 +10,6 @@ typedef struct Launch {
 } Launch;
 
 /* Runs the ranks to their end; signals go on to them. The exit code of the first rank that ends badly, which ends the
- * others: those that are left 5 s later are killed. A run that a signal ends, ends this process by that signal. Ranks
+ * others: those that are left 3 s later are killed. A run that a signal ends, ends this process by that signal. Ranks
  * die with this process, however it ends. */
 int launch_ranks(const Launch *launch, char **argv);

@@ -175,8 +175,8 @@ int main(int argc, char **argv) {
     if (argc > 2) return be_rank(argc, argv);
     if (!REQUIRE(mkdtemp(folder), "no folder")) return check_finish("launch");
     test_place();
-    test_bad("input", 2, EXIT_INPUT, "", 4.5, 8);
-    test_bad("killed", 0, EXIT_RUN, "error: rank 1 was ended by signal 9 (Killed)", 4.5, 8);
+    test_bad("input", 2, EXIT_INPUT, "", 2.5, 6);
+    test_bad("killed", 0, EXIT_RUN, "error: rank 1 was ended by signal 9 (Killed)", 2.5, 6);
     test_bad("crash", 0, EXIT_RUN, "error: rank 0 was ended by signal 6", 0, 3);
     test_bad("again", 2, 0, "restart 1 of 2, from the newest checkpoint\n", 0, 3);
     test_bad("never", 2, EXIT_RUN, "restart 2 of 2, from the newest checkpoint\n", 0, 4);

@@ -58,9 +58,11 @@ static int be_rank(int argc, char **argv) {
     if (!strcmp(what, "again")) return resumes || rank != 1 ? 0 : EXIT_RUN;
     if (!strcmp(what, "never")) return rank == 2 ? EXIT_RUN : 0;
     if (!strcmp(what, "crash")) return rank == 0 ? raise(SIGABRT) : 0;
+    if (!strcmp(what, "saves") && resumes) return 0;
     while (caught != SIGTERM) {
         usleep(20000);
         if (caught == SIGUSR1) leave_note(out, "asked", rank, "to save");
+        if (caught == SIGUSR1 && !strcmp(what, "saves")) return EXIT_RUN;
     }
     return 0;
 }
@@ -162,6 +164,14 @@ static void test_signals(void) {
     usleep(200000);
     kill(parent, SIGINT); /* which the ranks do not catch */
     CHECK(end(parent) == -SIGINT && all_gone() && !*text_of("said"), "SIGINT: %s", text_of("said"));
+
+    empty_folder();
+    parent = start("saves", N, 1); /* and fails: no reason not to start again */
+    CHECK(wait_for(all_there), "not started");
+    usleep(200000);
+    kill(parent, SIGUSR1);
+    CHECK(end(parent) == 0 && strstr(text_of("said"), "restart 1 of 1"), "SIGUSR1, then a failure: %s",
+          text_of("said"));
 
     empty_folder();
     parent = start("wait", N, 5);

@@ -108,6 +108,8 @@ command_refuses 'RANK is set, WORLD_SIZE is not' env RANK=1 "$program" --device 
 command_refuses '--gpus: torchrun started this process, as rank 1 of 2' env RANK=1 WORLD_SIZE=2 MASTER_ADDR=localhost "$program" --device cpu $short --gpus 2
 if ! nvidia-smi -L >/dev/null 2>&1 && [ -x ./train_gpt2cu ]; then
     command_refuses 'no CUDA device' ./train_gpt2cu --device cuda --gpus 2
+elif [ -x ./train_gpt2cu ]; then
+    command_refuses '--gpus 1000: this machine has [0-9]+; hint: --gpus [0-9]+' ./train_gpt2cu --device cuda --gpus 1000 --train "$work/text.txt"
 fi
 
 # ---- signals ----

@@ -221,7 +221,7 @@ static void test_failure(int ranks, int said_by) {
     end_job(&job);
     expect_codes(&job, EXIT_INPUT, 0, what);
     expect_line(&job, line, what);
-    CHECK(took < 2.5, "%s: %g s", what, took);
+    CHECK(took < 1.8, "%s: %g s", what, took);
 }
 
 /* A terminal that takes no more bytes: rank 0's main thread has the lock of all that is printed, and keeps it. */

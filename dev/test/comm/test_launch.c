@@ -125,7 +125,7 @@ static bool all_asked(void) {
 /* ---- tests ---- */
 
 static void test_place(void) {
-    char name[16], expected[40];
+    char name[32], expected[40];
     unsetenv("OMP_NUM_THREADS");
     CHECK(end(start("place", N, 0)) == 0, "exit code");
     for (int i = 0; i < N; i++) {

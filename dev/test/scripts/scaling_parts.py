@@ -157,7 +157,7 @@ class Measured(Parts):
         self.assertEqual([(row["gpus"], row["limit"]) for row in rows][0], ("1", "-"))
         self.assertEqual((rows[0]["ms"], rows[0]["percent"], rows[0]["tok_s"]), ("71.000", "100.00", f"{65536e3 / 71:.0f}"))
         percent = [float(row["percent"]) for row in rows]
-        self.assertTrue(90 < percent[2] < percent[1] < 100, percent)
+        self.assertTrue(80 < percent[2] < percent[1] < 100, percent)
         self.assertAlmostEqual(float(rows[1]["percent"]), 100 * 71 / float(rows[1]["ms"]), places=2)
         terms = sum(float(rows[1][f"{name}_ms"]) for name in ("compute",) + scaling.TERMS)
         self.assertAlmostEqual(terms, float(rows[1]["ms"]), delta=0.005)
@@ -204,6 +204,7 @@ class Measured(Parts):
         self.assertEqual(waits[0], 0)
         self.assertTrue(all(a < b for a, b in zip(waits, waits[1:])))
         self.assertTrue(math.isclose(waits[2], 1.42, rel_tol=0.02), "the largest of 8 normal values is 1.42 deviations")
+        self.assertTrue(math.isclose(scaling.waiting_ms(MACHINE, 400.0, 8, 4), 2 * waits[2]), "a sum of 4 varies twice as much as one")
 
 
 if __name__ == "__main__":

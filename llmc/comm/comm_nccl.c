@@ -103,7 +103,7 @@ static void all_to_all(Comm *comm, StreamId stream, void *out, const void *in, i
     check(c, c->nccl->ncclGroupEnd(), "all_to_all by ncclSend and ncclRecv"); /* it has their errors, too */
 }
 
-static size_t fixed_bytes(const Comm *comm) {
+size_t comm_nccl_fixed_bytes(const Comm *comm) {
     return communicator_bytes;
 }
 
@@ -203,6 +203,6 @@ Comm *comm_nccl_open(Rendezvous *r, const Device *device, const int *members, in
     c->group.comm.all_gather = all_gather;
     c->group.comm.all_to_all = all_to_all;
     c->group.comm.sum_int64 = sum_int64;
-    c->group.comm.fixed_bytes = fixed_bytes;
+    c->group.comm.fixed_bytes = comm_nccl_fixed_bytes;
     return &c->group.comm;
 }

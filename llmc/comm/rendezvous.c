@@ -58,7 +58,7 @@ static bool fail_twice(const Rendezvous *r, const Hello *h, Error *err) {
                 h->rank, r->hosts[h->rank], h->host);
 }
 
-/* Takes over the guest's connection, or closes it; false where it shows that the run cannot begin. */
+/* Takes over the guest's connection, or closes it; false where it shows that the run cannot begin: it stays a guest. */
 static bool admit(Door *door, const Guest *guest, Error *err) {
     Rendezvous *r = door->r;
     const Hello *h = &guest->hello;
@@ -74,13 +74,12 @@ static bool admit(Door *door, const Guest *guest, Error *err) {
         close(*connection); /* its second try */
         *connection = -1;
     }
-    if (other_count || *connection >= 0) {
-        close(guest->fd);
-        return other_count ? fail(err, EXIT_INPUT,
-                                  "rank %d (%s) was started as one of %d ranks, rank 0 (%s) as one of %d",
-                                  h->rank, h->host, h->n_ranks, r->hosts[0], r->ranks.n_ranks)
-                           : fail_twice(r, h, err);
-    }
+    if (other_count)
+        return fail(err, EXIT_INPUT,
+                    "rank %d (%s) was started as one of %d ranks, rank 0 (%s) as one of %d; hint: the same "
+                    "number for every process",
+                    h->rank, h->host, h->n_ranks, r->hosts[0], r->ranks.n_ranks);
+    if (*connection >= 0) return fail_twice(r, h, err);
     *connection = guest->fd;
     memcpy(r->hosts[h->rank], h->host, HOST_NAME);
     if (h->kind == WORK) door->settings_bytes[h->rank] = h->settings_bytes;
@@ -152,7 +151,8 @@ static bool admit_all(Door *door, int port, double seconds, Error *err) {
             waiting[i + 1] = (struct pollfd){.fd = door->guests[i].fd, .events = POLLIN};
         poll(waiting, (nfds_t)door->n_guests + 1, 100);
         for (int i = door->n_guests - 1; ok && i >= 0; i--)
-            if (listen_to(door, &door->guests[i], &ok, err)) door->guests[i] = door->guests[--door->n_guests];
+            if (listen_to(door, &door->guests[i], &ok, err) && ok)
+                door->guests[i] = door->guests[--door->n_guests];
         take_guests(door);
     }
     return ok;
@@ -198,10 +198,14 @@ static bool compare_settings(Door *door, const char *settings, Error *err) {
     return ok;
 }
 
-static void tell_all(const Rendezvous *r, const Error *err) {
+/* Those that were not let in hear what is wrong, too: one of them may be why. */
+static void tell_all(const Door *door, const Error *err) {
+    const Rendezvous *r = door->r;
     Verdict verdict = {.magic = verdict_magic, .exit_code = err ? err->exit_code : 0};
     const double deadline = socket_clock() + verdict_seconds;
     if (err) memcpy(verdict.text, err->text, sizeof verdict.text);
+    for (int i = 0; err && i < door->n_guests; i++)
+        socket_send(door->guests[i].fd, &verdict, sizeof verdict, deadline);
     for (int i = 1; i < r->ranks.n_ranks; i++) {
         if (r->work[i] < 0) continue;
         if (socket_send(r->work[i], &verdict, sizeof verdict, deadline) &&
@@ -222,7 +226,8 @@ static bool open_door(Rendezvous *r, const char *settings, double seconds, Error
         r->place.listening >= 0 ? r->place.listening : socket_listen(r->place.address, &port, err);
     const bool listens = door->listening >= 0,
                ok = listens && admit_all(door, port, seconds, err) && compare_settings(door, settings, err);
-    if (listens) tell_all(r, ok ? NULL : err);
+    if (listens && !ok) take_guests(door);
+    if (listens) tell_all(door, ok ? NULL : err);
     if (listens) close(door->listening);
     for (int i = 0; i < door->n_guests; i++) close(door->guests[i].fd);
     free(door->settings_bytes);
@@ -257,20 +262,24 @@ static int knock(const Rendezvous *r, Kind kind, const char *settings, double de
 static bool join(Rendezvous *r, const char *settings, double deadline, bool *heard, Error *err) {
     Verdict verdict;
     *r->work = knock(r, WORK, settings, deadline, err);
-    *r->watch = *r->work < 0 ? -1 : knock(r, WATCH, settings, deadline, err);
-    if (*r->watch < 0) return false;
-    if (!socket_receive(*r->work, &verdict, sizeof verdict, deadline + verdict_seconds))
-        return fail(err, EXIT_RUN, "connected, but %s",
-                    errno ? "it says nothing" : "it closes the connection");
+    if (*r->work < 0) return false;
+    *r->watch = knock(r, WATCH, settings, deadline, err);
+    /* Where there was no second connection rank 0 may have ended: then the first has its verdict. */
+    const bool both = *r->watch >= 0;
+    const double patience =
+        both ? deadline + verdict_seconds : fmin(deadline, socket_clock() + verdict_seconds);
+    if (!socket_receive(*r->work, &verdict, sizeof verdict, patience))
+        return both && fail(err, EXIT_RUN, "connected, but %s",
+                            errno ? "it says nothing" : "it closes the connection");
     if (verdict.magic != verdict_magic) return fail(err, EXIT_RUN, "something else answers there");
     verdict.text[sizeof verdict.text - 1] = '\0';
     if (verdict.exit_code) {
         *heard = true;
         return fail(err, verdict.exit_code, "%s", verdict.text);
     }
-    return socket_receive(*r->work, r->hosts, (size_t)r->ranks.n_ranks * HOST_NAME,
-                          deadline + verdict_seconds) ||
-           fail(err, EXIT_RUN, "it has gone");
+    return both && (socket_receive(*r->work, r->hosts, (size_t)r->ranks.n_ranks * HOST_NAME,
+                                   deadline + verdict_seconds) ||
+                    fail(err, EXIT_RUN, "it has gone"));
 }
 
 static void close_socket(int *fd) {

@@ -9,6 +9,9 @@
 Comm *comm_sockets_open(Rendezvous *r, const int *members, int n, Error *err);
 /* GPUs: NCCL, opened at run time; the device is open. */
 Comm *comm_nccl_open(Rendezvous *r, const Device *device, const int *members, int n, Error *err);
+/* Their Comm.fixed_bytes, for a plan without a Comm, too. */
+size_t comm_sockets_fixed_bytes(const Comm *comm);
+size_t comm_nccl_fixed_bytes(const Comm *comm);
 /* All ranks get a Comm, or none does and all have the same err: both calls end with ranks_agree. */
 bool ranks_agree(Rendezvous *r, bool ok, Error *err); /* as Comm.agree, where there is no Comm yet */
 void comm_close(Comm *comm);                          /* NULL and comm_alone are fine */

@@ -116,7 +116,7 @@ void flags_help_markdown(FILE *out);
 /* One JSON object with every flag that shapes a run, malloc'ed. NULL if memory is out. */
 char *flags_to_json(const Settings *s);
 
-/* "--name VALUE", a line for each flag that shapes a run; what does not fit is cut. */
+/* "--name VALUE", "--name" or "no --name", a line for each flag that shapes a run; what does not fit is cut. */
 void flags_to_lines(const Settings *s, char *text, size_t size);
 
 /* A flag's value in a checkpoint and now, as text; of a long one "..." and its end. */

@@ -241,7 +241,10 @@ void flags_to_lines(const Settings *s, char *text, size_t size) {
     for (int i = 0; i < flags_count; i++) {
         if (!flag_is_listed(&flags_table[i])) continue;
         const char *shown = flag_get_text(s, &flags_table[i], value, sizeof value);
-        const int n = snprintf(text, size, "--%s %s\n", flags_table[i].name, shown);
+        const bool is_switch = flags_table[i].type == FLAG_SWITCH,
+                   absent = is_switch ? strcmp(shown, "0") == 0 : !*shown;
+        const int n = snprintf(text, size, "%s--%s%s%s\n", absent ? "no " : "", flags_table[i].name,
+                               is_switch || absent ? "" : " ", is_switch ? "" : shown);
         if (n < 0 || (size_t)n >= size) return;
         text += n;
         size -= (size_t)n;

@@ -20,6 +20,7 @@ bool setup_backend(Run *run, Error *err) {
                     "--device cuda: no CUDA device or no driver found; hint: nvidia-smi, or --device cpu");
     run->cpu_instead = s->device == DEVICE_AUTO && built && !present;
     run->ops = !use_cuda ? &ops_cpu : s->precision == PRECISION_FP32 ? ops_cuda_fp32 : ops_cuda_bf16;
+    setup_plan_exchange(run, &run->planned_ranks);
     return true;
 }
 
@@ -187,6 +188,7 @@ bool setup_model_size(Run *run, Error *err) {
     if (size == 1 || settings_sample_only(s)) return true;
     if (!run->context) {
         run->planned = comm_planned(size);
+        setup_plan_exchange(run, &run->planned);
         run->context = &run->planned;
     }
     return gpt2_check_context(&run->config, (int)s->seq, size, err);

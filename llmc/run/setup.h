@@ -51,6 +51,8 @@ static inline Ranks setup_data_ranks(const Run *run) {
 
 /* Which of several ranks this process is: run->comm is planned. Refuses --gpus under another launcher. */
 bool setup_place(Run *run, Error *err);
+/* The planned Comm takes the bytes that the device's will take. */
+void setup_plan_exchange(const Run *run, Comm *planned);
 /* True where this process is to be the parent of --gpus or --restarts, and does nothing else. */
 bool setup_launches(const Run *run);
 /* Fewer cards than --gpus asks for are refused. */

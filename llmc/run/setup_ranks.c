@@ -47,6 +47,11 @@ static bool on_cpu(const Run *run) {
     return run->ops == &ops_cpu;
 }
 
+void setup_plan_exchange(const Run *run, Comm *planned) {
+    if (planned->ranks.n_ranks > 1)
+        planned->fixed_bytes = on_cpu(run) ? comm_sockets_fixed_bytes : comm_nccl_fixed_bytes;
+}
+
 /* A launcher may have shown each process its own card alone. */
 static int device_index(const Run *run, const Place *place) {
     return on_cpu(run) || cuda_device_count() == 1 ? 0 : place->local_rank;

@@ -192,12 +192,14 @@ static void test_counts(void) {
     const Report r = end(children[0]);
     check_said(r, "two counts", EXIT_INPUT, "was started as one of 2 ranks", "as one of 3", true);
     CHECK(r.seconds < 3, "it waits %.1f s", r.seconds);
-    CHECK(!end(children[1]).ok, "rank 1 goes on");
+    check_said(end(children[1]), "the other count's rank", EXIT_INPUT, "was started as one of 2 ranks",
+               "hint: ", true);
     port = free_port();
     const Place first = place_of(0, 3, port), twin = place_of(1, 3, port);
     Child twins[3] = {start(&first, "", 5, 0), start(&twin, "", 1, 0), start(&twin, "", 1, 0)};
     check_said(end(twins[0]), "one rank twice", EXIT_INPUT, "rank 1 is there twice", "hint: ", true);
-    for (int i = 1; i < 3; i++) CHECK(!end(twins[i]).ok, "a twin goes on");
+    for (int i = 1; i < 3; i++)
+        check_said(end(twins[i]), "a twin", EXIT_INPUT, "rank 1 is there twice", "hint: ", true);
 }
 
 static void test_port_in_use(void) {

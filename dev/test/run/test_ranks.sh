@@ -64,6 +64,13 @@ check "evaluation by three ranks is that by one" grep -qxFf "$work/expected" "$w
 run $short --gpus 2 --memory
 check "--memory: exit code $status" [ "$status" -eq 0 ]
 check "--memory: of one rank" grep -qE '^ranks  *2, what follows is of one' "$work/out"
+total() { sed -n 's/^  total  *//p' "$work/out"; }
+for sharing in 1 2; do
+    run $short --gpus 2 --context-gpus $sharing --memory
+    planned=$(total)
+    run $short --gpus 2 --context-gpus $sharing
+    check "--memory, $sharing a sequence: the plan of the run" [ -n "$planned" -a "$planned" = "$(total)" ]
+done
 run $short --gpus 2 --out "$work/of_2" --resume
 check "a finished run says so once: exit code $status" [ "$(grep -c '^finished: ' "$work/out")" -eq 1 ]
 
@@ -81,6 +88,25 @@ status=$?
 wait
 cat "$work/err_0" "$work/err_1" >"$work/err"
 refused "another flag on one rank" '^error: rank 1 \(.*\) has --lr 0.001, rank 0 \(.*\) has --lr 0.002; hint: '
+rank 1 2 $short --overfit &
+rank 0 2 $short
+status=$?
+wait
+cat "$work/err_0" "$work/err_1" >"$work/err"
+refused "a switch on one rank" '^error: rank 1 \(.*\) has --overfit, rank 0 \(.*\) has no --overfit; hint: '
+rank 1 2 $short &
+rank 0 2 $short --out "$work/nobodys"
+status=$?
+wait
+cat "$work/err_0" "$work/err_1" >"$work/err"
+refused "a folder on one rank" '^error: rank 1 \(.*\) has no --out, rank 0 \(.*\) has --out .*nobodys; hint: '
+check "a folder on one rank: it is not made" [ ! -e "$work/nobodys" ]
+rank 1 3 $tiny --batch 2 &
+rank 0 2 $tiny --batch 2
+status=$?
+wait
+cat "$work/err_0" "$work/err_1" >"$work/err"
+refused "another number of ranks" '^error: rank 1 \(.*\) was started as one of 3 ranks, rank 0 \(.*\) as one of 2; hint: '
 patience=1
 rank 0 3 $tiny --batch 2
 status=$?

@@ -1,4 +1,5 @@
 #include "terminal.h"
+#include "clock.h"
 #include <pthread.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -115,9 +116,7 @@ static void draw(FILE *out, const char *text, int columns) {
 }
 
 static time_t seconds_now(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return t.tv_sec;
+    return (time_t)clock_seconds();
 }
 
 /* Once a second: the line again, with the time that it has stood there. */

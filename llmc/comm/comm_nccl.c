@@ -9,6 +9,7 @@
 #include <string.h>
 #include <time.h>
 #include "comm_host.h"
+#include "llmc/base/clock.h"
 #include "nccl.h"
 #include "watchdog.h"
 
@@ -27,21 +28,15 @@ typedef struct NcclComm {
 
 /* ---- errors, waiting ---- */
 
-static double seconds_now(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
 /* The state of what was queued last, once it is known: NCCL_IN_PROGRESS where it is not within `seconds`. */
 static NcclResult settled(const NcclComm *c, NcclResult result, double seconds) {
-    const double begin = seconds_now();
+    const double begin = clock_seconds();
     NcclResult state = result;
     if (result != NCCL_SUCCESS && result != NCCL_IN_PROGRESS) return result;
     for (int64_t i = 0; c->handle; i++) {
         result = c->nccl->ncclCommGetAsyncError(c->handle, &state);
         if (result != NCCL_SUCCESS) return result;
-        if (state != NCCL_IN_PROGRESS || seconds_now() - begin > seconds) return state;
+        if (state != NCCL_IN_PROGRESS || clock_seconds() - begin > seconds) return state;
         if (i > 100) nanosleep(&(struct timespec){.tv_nsec = 100000}, NULL);
     }
     return state;

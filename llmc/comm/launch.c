@@ -1,4 +1,5 @@
 #include "launch.h"
+#include "llmc/base/clock.h"
 #include <errno.h>
 #include <fcntl.h>
 #include <math.h>
@@ -113,9 +114,9 @@ static void reap(Family *f) {
         if (status && f->bad_rank < 0) {
             f->bad_rank = i;
             f->bad_status = status;
-            f->deadline = socket_clock() + patience;
+            f->deadline = clock_seconds() + patience;
         } else if (i == 0 && f->bad_rank < 0) {
-            f->deadline = socket_clock() + end_patience;
+            f->deadline = clock_seconds() + end_patience;
         }
     }
 }
@@ -140,7 +141,7 @@ static void look_after(Family *f) {
             if (number != SIGUSR1) f->stop_signal = number;
         }
         reap(f);
-        if (socket_clock() < f->deadline) continue;
+        if (clock_seconds() < f->deadline) continue;
         send_all(f, SIGKILL);
         f->deadline = INFINITY;
     }

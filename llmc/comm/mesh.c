@@ -1,6 +1,7 @@
 /* Every rank listens; a member connects to those before it and waits for those behind it. A connection waits in the
  * listener's queue, so no order of the ranks can hang. */
 #include "mesh.h"
+#include "llmc/base/clock.h"
 #include <errno.h>
 #include <netdb.h>
 #include <poll.h>
@@ -99,7 +100,7 @@ static bool connect_to(const Mesh *mesh, const GroupComm *group, int member, dou
 /* The member that connected and is still awaited, or -1: it was another. */
 static int hear_hello(const Mesh *mesh, const GroupComm *group, int fd, const int *sockets) {
     Hello hello;
-    if (!socket_receive(fd, &hello, sizeof hello, socket_clock() + hello_seconds) ||
+    if (!socket_receive(fd, &hello, sizeof hello, clock_seconds() + hello_seconds) ||
         hello.token != mesh->all[group->members[0]].token)
         return -1;
     const int64_t member = hello.member;
@@ -117,7 +118,7 @@ static int first_missing(const GroupComm *group, const int *sockets) {
 static bool accept_all(const Mesh *mesh, const GroupComm *group, double deadline, int *sockets, Error *err) {
     for (int missing; (missing = first_missing(group, sockets)) >= 0;) {
         struct pollfd p = {.fd = mesh->fd, .events = POLLIN};
-        if (socket_clock() > deadline) return fail_to_reach(group, missing, "it does not connect", err);
+        if (clock_seconds() > deadline) return fail_to_reach(group, missing, "it does not connect", err);
         poll(&p, 1, 100);
         const int fd = socket_accept(mesh->fd);
         if (fd < 0) continue;
@@ -131,7 +132,7 @@ static bool accept_all(const Mesh *mesh, const GroupComm *group, double deadline
 }
 
 bool mesh_connect(Mesh *mesh, const GroupComm *group, int *sockets, Error *err) {
-    const double deadline = socket_clock() + connect_seconds;
+    const double deadline = clock_seconds() + connect_seconds;
     rendezvous_gather(group->rendezvous, mesh->all, &mesh->mine, sizeof mesh->mine);
     for (int i = 0; i < group->comm.ranks.rank; i++)
         if (!connect_to(mesh, group, i, deadline, &sockets[i], err)) return false;

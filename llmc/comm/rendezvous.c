@@ -1,6 +1,7 @@
 /* Rank 0 listens; the others connect twice, say who they are, and wait for its verdict: all are there, or what is wrong.
  * Hosts of one run have one byte order. */
 #include "rendezvous.h"
+#include "llmc/base/clock.h"
 #include <errno.h>
 #include <math.h>
 #include <poll.h>
@@ -94,7 +95,7 @@ static bool listen_to(Door *door, Guest *guest, bool *ok, Error *err) {
         *ok = admit(door, guest, err);
         return true;
     }
-    if (whole && socket_clock() < guest->deadline) return false;
+    if (whole && clock_seconds() < guest->deadline) return false;
     close(guest->fd);
     return true;
 }
@@ -135,18 +136,18 @@ static void take_guests(Door *door) {
     while (door->n_guests < GUESTS_MAX) {
         const int fd = socket_accept(door->listening);
         if (fd < 0) return;
-        door->guests[door->n_guests++] = (Guest){.fd = fd, .deadline = socket_clock() + hello_seconds};
+        door->guests[door->n_guests++] = (Guest){.fd = fd, .deadline = clock_seconds() + hello_seconds};
     }
 }
 
 static bool admit_all(Door *door, int port, double seconds, Error *err) {
-    const double deadline = socket_clock() + seconds;
+    const double deadline = clock_seconds() + seconds;
     bool ok = true;
     while (ok && n_missing(door->r)) {
         struct pollfd waiting[GUESTS_MAX + 1] = {
             {.fd = door->n_guests < GUESTS_MAX ? door->listening : -1, .events = POLLIN}
         };
-        if (socket_clock() >= deadline) return fail_missing(door->r, port, seconds, err);
+        if (clock_seconds() >= deadline) return fail_missing(door->r, port, seconds, err);
         for (int i = 0; i < door->n_guests; i++)
             waiting[i + 1] = (struct pollfd){.fd = door->guests[i].fd, .events = POLLIN};
         poll(waiting, (nfds_t)door->n_guests + 1, 100);
@@ -188,7 +189,7 @@ static bool compare_settings(Door *door, const char *settings, Error *err) {
     bool ok = theirs || fail(err, EXIT_RUN, "out of memory");
     for (int i = 1; ok && i < r->ranks.n_ranks; i++) {
         const size_t n = door->settings_bytes[i];
-        ok = socket_receive(r->work[i], theirs, n, socket_clock() + hello_seconds) ||
+        ok = socket_receive(r->work[i], theirs, n, clock_seconds() + hello_seconds) ||
              fail(err, EXIT_RUN, "rank %d (%s) has gone as soon as it was there", i, r->hosts[i]);
         if (!ok) break;
         theirs[n] = '\0';
@@ -202,7 +203,7 @@ static bool compare_settings(Door *door, const char *settings, Error *err) {
 static void tell_all(const Door *door, const Error *err) {
     const Rendezvous *r = door->r;
     Verdict verdict = {.magic = verdict_magic, .exit_code = err ? err->exit_code : 0};
-    const double deadline = socket_clock() + verdict_seconds;
+    const double deadline = clock_seconds() + verdict_seconds;
     if (err) memcpy(verdict.text, err->text, sizeof verdict.text);
     for (int i = 0; err && i < door->n_guests; i++)
         socket_send(door->guests[i].fd, &verdict, sizeof verdict, deadline);
@@ -267,7 +268,7 @@ static bool join(Rendezvous *r, const char *settings, double deadline, bool *hea
     /* Where there was no second connection rank 0 may have ended: then the first has its verdict. */
     const bool both = *r->watch >= 0;
     const double patience =
-        both ? deadline + verdict_seconds : fmin(deadline, socket_clock() + verdict_seconds);
+        both ? deadline + verdict_seconds : fmin(deadline, clock_seconds() + verdict_seconds);
     if (!socket_receive(*r->work, &verdict, sizeof verdict, patience))
         return both && fail(err, EXIT_RUN, "connected, but %s",
                             errno ? "it says nothing" : "it closes the connection");
@@ -288,10 +289,10 @@ static void close_socket(int *fd) {
 }
 
 static bool join_until(Rendezvous *r, const char *settings, double seconds, bool *heard, Error *err) {
-    const double deadline = socket_clock() + seconds;
+    const double deadline = clock_seconds() + seconds;
     while (!join(r, settings, deadline, heard, err)) {
         if (*heard) return false;
-        if (socket_clock() + retry_seconds >= deadline) {
+        if (clock_seconds() + retry_seconds >= deadline) {
             const Error why = *err;
             return fail(err, EXIT_RUN,
                         "rank %d (%s): no rank 0 at %s, port %d, within %.0f s: %s; hint: MASTER_ADDR and "

@@ -1,4 +1,5 @@
 #include "socket.h"
+#include "llmc/base/clock.h"
 #include <errno.h>
 #include <math.h>
 #include <fcntl.h>
@@ -14,17 +15,11 @@
 
 static const double connect_seconds = 3; /* for one address: a host that is down does not refuse */
 
-double socket_clock(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
 /* Waits until the socket has one of `events`; false with ETIMEDOUT. */
 static bool await(int fd, short events, double deadline) {
     struct pollfd p = {.fd = fd, .events = events};
     for (;;) {
-        const double left = deadline - socket_clock();
+        const double left = deadline - clock_seconds();
         const int n = poll(&p, 1, left <= 0 ? 0 : left < 1000 ? (int)ceil(left * 1e3) : 1000000);
         if (n > 0) return true;
         if (n < 0 && errno != EINTR) return false;
@@ -148,7 +143,7 @@ int socket_connect(const char *address, int port, double deadline, Error *err) {
     struct addrinfo *found = look_up(address, port, &why);
     const char *text = found ? "no address" : gai_strerror(why);
     for (const struct addrinfo *at = found; at && fd < 0; at = at->ai_next) {
-        fd = try_connect(at, fmin(deadline, socket_clock() + connect_seconds));
+        fd = try_connect(at, fmin(deadline, clock_seconds() + connect_seconds));
         if (fd < 0) text = strerror(errno);
     }
     if (found) freeaddrinfo(found);

@@ -1,10 +1,8 @@
 /* TCP as ranks use it: connections that notice a peer that is gone, send small messages at once, and never raise
- * SIGPIPE. Deadlines are times of socket_clock(); INFINITY: none. */
+ * SIGPIPE. Deadlines are times of clock_seconds(); INFINITY: none. */
 #pragma once
 #include <stddef.h>
 #include "llmc/base/error.h"
-
-double socket_clock(void); /* seconds, monotonic */
 
 /* A listening socket: on this host alone where `address` is a loopback address, else on all of the host's. *port 0: a
  * free one is taken and said. -1 on error: the port is in use, say. */

@@ -1,6 +1,7 @@
 /* A star of heartbeats: every rank sends one to rank 0, and rank 0 to every rank, on connections that carry nothing
  * else. Who notices a fault ends its own process; rank 0 tells the others first. */
 #include "watchdog.h"
+#include "llmc/base/clock.h"
 #include <errno.h>
 #include <poll.h>
 #include <pthread.h>
@@ -60,12 +61,6 @@ static struct Watchdog {
     pthread_mutex_t ending; /* whoever has it ends the process: one line, one exit code */
 } dog = {.sending = PTHREAD_MUTEX_INITIALIZER, .ending = PTHREAD_MUTEX_INITIALIZER, .wake = -1};
 
-static double now(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
 static void sleep_ms(int ms) {
     poll(NULL, 0, ms);
 }
@@ -110,11 +105,11 @@ static bool start_thread(pthread_t *thread, void *(*run)(void *), void *argument
 /* A process that ends with unread bytes resets its connections, and what it said last may be lost: so the others hang
  * up first. */
 static void wait_until_heard(void) {
-    const double until = now() + MS_TO_HEAR * 1e-3;
+    const double until = clock_seconds() + MS_TO_HEAR * 1e-3;
     char bytes[1024];
     for (int i = 0; i < dog.n_peers; i++) {
         struct pollfd p = {.fd = dog.peers[i].fd, .events = POLLIN};
-        while (p.fd >= 0 && now() < until)
+        while (p.fd >= 0 && clock_seconds() < until)
             if (poll(&p, 1, 10) > 0 && recv(p.fd, bytes, sizeof bytes, MSG_DONTWAIT) == 0) break;
     }
 }
@@ -192,7 +187,7 @@ static bool listen_to(Peer *p) {
         if (n < 0) return errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR;
         if (n == 0) return false;
         p->n_in += (size_t)n;
-        p->heard = now();
+        p->heard = clock_seconds();
         if (p->n_in < HEAD) continue;
         if (p->in.n > sizeof p->in.text) return false;
         if (p->n_in < HEAD + p->in.n) continue;
@@ -207,7 +202,7 @@ static void check(Peer *p) {
     if (!listen_to(p)) {
         if (p->phase != PHASE_END) lost(p, "its process is gone");
         p->fd = -1;
-    } else if (p->phase != PHASE_END && now() - p->heard > watchdog_seconds_silent) {
+    } else if (p->phase != PHASE_END && clock_seconds() - p->heard > watchdog_seconds_silent) {
         snprintf(why, sizeof why, "no sign of life for %g s: stopped, or its host is gone",
                  watchdog_seconds_silent);
         lost(p, why);
@@ -224,15 +219,15 @@ static void wait_for_news(struct pollfd *polled, int ms) {
 /* A process that was stopped itself, with the whole job, say, knows nothing of the others' silence: they get a fresh
  * period. */
 static void *watch(void *polled) {
-    double last = now(), beat = 0;
+    double last = clock_seconds(), beat = 0;
     while (!dog.stopping) {
         const double period = watchdog_seconds_silent / BEATS_PER_PERIOD;
-        if (now() >= beat) {
-            beat = now() + period;
+        if (clock_seconds() >= beat) {
+            beat = clock_seconds() + period;
             tell_all(BEAT, NULL);
         }
-        wait_for_news(polled, (int)((beat - now()) * 1e3) + 1);
-        const double t = now();
+        wait_for_news(polled, (int)((beat - clock_seconds()) * 1e3) + 1);
+        const double t = clock_seconds();
         for (int i = 0; t - last > watchdog_seconds_silent / 4 && i < dog.n_peers; i++)
             dog.peers[i].heard = t;
         last = t;
@@ -253,7 +248,8 @@ bool watchdog_start(Rendezvous *r, Error *err) {
     const int wake = eventfd(0, EFD_CLOEXEC);
     for (int i = 0; peers && i < n_peers; i++) {
         const bool leads = ranks_leads(r->ranks);
-        peers[i] = (Peer){.rank = leads ? i + 1 : 0, .fd = r->watch[leads ? i + 1 : 0], .heard = now()};
+        peers[i] =
+            (Peer){.rank = leads ? i + 1 : 0, .fd = r->watch[leads ? i + 1 : 0], .heard = clock_seconds()};
     }
     dog.r = r;
     dog.peers = peers;

@@ -5,6 +5,7 @@
 #include <time.h>
 #include <unistd.h>
 #include "cpu.h"
+#include "llmc/base/clock.h"
 #include "matmul.h"
 #include "parallel.h"
 #include "vec.h"
@@ -82,21 +83,15 @@ static void multiply_add(const void *sink, int64_t task) {
     ((float *const *)sink)[0][task] = vec_sum(sum);
 }
 
-static double seconds(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
 static double cpu_peak_flops(DType dtype, const char **how) {
     *how = "measured";
     int n_threads = cpu_thread_count();
     float results[256], *sink = results;
     double best = 0;
     for (int i = 0; i < PEAK_TRIES; i++) {
-        double begin = seconds();
+        double begin = clock_seconds();
         cpu_parallel_for(n_threads, multiply_add, &sink);
-        double rate = 2.0 * VEC * CHAINS * PEAK_STEPS * n_threads / (seconds() - begin);
+        double rate = 2.0 * VEC * CHAINS * PEAK_STEPS * n_threads / (clock_seconds() - begin);
         if (rate > best) best = rate;
     }
     return best;
@@ -140,7 +135,7 @@ static void cpu_timestamp(int i) {
         timestamps = realloc(timestamps, (size_t)n_timestamps * sizeof *timestamps);
         if (!timestamps) abort();
     }
-    timestamps[i] = seconds();
+    timestamps[i] = clock_seconds();
 }
 
 static double cpu_seconds_between(int first, int second) {

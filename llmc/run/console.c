@@ -1,5 +1,6 @@
 /* The lines of the run. What stands before it, settings and memory, is in console_echo.c. */
 #include "console.h"
+#include "llmc/base/clock.h"
 #include <math.h>
 #include <stdarg.h>
 #include <string.h>
@@ -8,14 +9,8 @@
 
 /* ---- the bar ---- */
 
-static double monotonic_seconds(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
 void console_open(Console *console, FILE *out, int64_t first_step, int64_t n_steps) {
-    *console = (Console){.out = out, .first_step = first_step, .n_steps = n_steps, .now = monotonic_seconds};
+    *console = (Console){.out = out, .first_step = first_step, .n_steps = n_steps, .now = clock_seconds};
     console->terminal = terminal_redraws(out);
     console->last_line = console->last_bar = -1e9;
 }

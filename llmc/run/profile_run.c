@@ -1,5 +1,5 @@
 #include "profile_run.h"
-#include "stop.h" /* stop_clock */
+#include "llmc/base/clock.h"
 
 static bool queue_next(Training *t, Error *err) {
     return training_queue(t, t->state.step + 1, err);
@@ -12,20 +12,20 @@ static double time_steps(Training *t, int least, double seconds, Error *err) {
     const Ops *ops = model->ops;
     int n = 0;
     ops->device->synchronize();
-    const double begun = stop_clock();
-    while (n < least || stop_clock() - begun < seconds) {
+    const double begun = clock_seconds();
+    while (n < least || clock_seconds() - begun < seconds) {
         if (!queue_next(t, err)) return -1;
         if (n++ > 0) gpt2_take_stats(model, (int)((t->state.step - 1) % READBACK_SLOTS));
     }
     ops->device->synchronize();
-    return (stop_clock() - begun) / (double)n;
+    return (clock_seconds() - begun) / (double)n;
 }
 
 /* Steps with every op noted, each queued behind a plain one, so that the host is ahead of the device. */
 static bool profile_steps(Training *t, Profile *profile, double seconds, Error *err) {
     GPT2 *model = &t->run->model;
     const Ops *plain = model->ops, *wrapped = profile_ops(plain);
-    const double begun = stop_clock();
+    const double begun = clock_seconds();
     do {
         if (!queue_next(t, err)) return false;
         model->ops = wrapped;
@@ -33,7 +33,7 @@ static bool profile_steps(Training *t, Profile *profile, double seconds, Error *
         model->ops = plain;
         if (!ok) return false;
         profile_collect(profile);
-    } while (stop_clock() - begun < seconds);
+    } while (clock_seconds() - begun < seconds);
     return true;
 }
 

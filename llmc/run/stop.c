@@ -1,5 +1,6 @@
 /* The handlers call nothing but what POSIX lists as safe in them: clock_gettime, write, signal, raise. */
 #include "stop.h"
+#include "llmc/base/clock.h"
 #include <errno.h>
 #include <fcntl.h>
 #include <math.h>
@@ -17,12 +18,6 @@ static volatile sig_atomic_t requested, save_requested, phase;
 static bool is_quiet;                           /* set before there are handlers */
 static volatile double expected_end = INFINITY; /* of the phase */
 static volatile double requested_at, leave_at;  /* valid where `requested` is set */
-
-double stop_clock(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
 
 /* ---- the answer ---- */
 
@@ -84,7 +79,7 @@ static void answer(double left) {
 
 static void request_stop(int signal_number) {
     const int saved_errno = errno;
-    const double now = stop_clock();
+    const double now = clock_seconds();
     if (!requested) {
         const double left = expected_end - now;
         const bool ends_soon = phase == STOP_IN_QUEUE || (phase == STOP_IN_STEP && left <= patience);
@@ -159,7 +154,7 @@ bool stop_requested(void) {
 }
 
 bool stop_now(void) {
-    return requested && stop_clock() >= leave_at;
+    return requested && clock_seconds() >= leave_at;
 }
 
 bool stop_take_save_request(void) {

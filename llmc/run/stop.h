@@ -25,7 +25,7 @@ void stop_say_nothing(void);
 void stop_ignore_pipe(void);
 /* From now on the signals are as above. A SIGHUP that was ignored (nohup) stays so. */
 void stop_catch(void);
-/* What the run is at, and when (seconds of stop_clock) that ends; INFINITY: not known. */
+/* What the run is at, and when (as clock_seconds() counts) that ends; INFINITY: not known. */
 void stop_expect(StopPhase phase, double until);
 /* The run is to end. */
 bool stop_requested(void);
@@ -33,5 +33,3 @@ bool stop_requested(void);
 bool stop_now(void);
 /* A checkpoint was asked for since the last call. */
 bool stop_take_save_request(void);
-/* Seconds, monotonic. */
-double stop_clock(void);

@@ -1,4 +1,5 @@
 #include "training.h"
+#include "llmc/base/clock.h"
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -36,7 +37,8 @@ static void estimate_run(Training *t, int64_t n_micro, double seconds) {
     if (step < 1) return;
     console_note(&t->console, "a micro-step takes %.2f s: about %.1f s a step, %s for the run", seconds, step,
                  format_duration(left, step * (double)steps));
-    stop_expect(t->run->ops->device->is_async ? STOP_IN_QUEUE : STOP_IN_STEP, stop_clock() + step - seconds);
+    stop_expect(t->run->ops->device->is_async ? STOP_IN_QUEUE : STOP_IN_STEP,
+                clock_seconds() + step - seconds);
 }
 
 static void set_probe(Probe *probe, const int32_t *tokens, const int32_t *targets, const Settings *s) {
@@ -69,11 +71,11 @@ static bool feed(Training *t, int64_t step, Error *err) {
         if (s->overfit) dataloader_seek(t->run->train, 0);
         if (!dataloader_next(t->run->train, &tokens, &targets, err)) return fail_flag("train", err);
         if (timed) ops->device->synchronize();
-        const double begun = stop_clock();
+        const double begun = clock_seconds();
         gpt2_micro_step(&t->run->model, tokens, targets, (int)s->batch, (int)s->seq,
                         1.0f / (float)(n_micro * groups));
         if (timed) ops->device->synchronize();
-        if (timed && !is_cut(t)) estimate_run(t, n_micro, stop_clock() - begun);
+        if (timed && !is_cut(t)) estimate_run(t, n_micro, clock_seconds() - begun);
         if (i == 0) set_probe(&t->fed[step % 2], tokens, targets, s);
     }
     return true;
@@ -169,7 +171,7 @@ static bool report_step(Training *t, const QueuedStep *q, Error *err) {
     Run *run = t->run;
     const Settings *s = &run->settings;
     const StepStats stats = gpt2_take_stats(&run->model, (int)(q->step % READBACK_SLOTS));
-    const double ended = stop_clock(), seconds = ended - fmax(q->begun, t->result_read);
+    const double ended = clock_seconds(), seconds = ended - fmax(q->begun, t->result_read);
     const double rate = (double)s->tokens_per_step / seconds;
     t->result_read = ended;
     t->seconds_training += seconds;
@@ -206,7 +208,7 @@ bool training_settle(Training *t, Error *err) {
 static void expect_step(const Training *t) {
     const bool behind_another = t->queued.step > 0;
     stop_expect(t->run->ops->device->is_async ? STOP_IN_QUEUE : STOP_IN_STEP,
-                stop_clock() + t->step_seconds * (1 + behind_another));
+                clock_seconds() + t->step_seconds * (1 + behind_another));
 }
 
 /* Leaves *q without a step where a stop left it out. */
@@ -215,7 +217,7 @@ static bool queue_step(Training *t, QueuedStep *q, int64_t step, Error *err) {
     const Settings *s = &run->settings;
     const Schedule schedule = settings_schedule(s);
     *q = (QueuedStep){.step = step,
-                      .begun = stop_clock(),
+                      .begun = clock_seconds(),
                       .lr = schedule_lr(&schedule, step - 1),
                       .alone = !t->queued.step,
                       .hashed =

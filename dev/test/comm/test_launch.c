@@ -8,6 +8,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 #include "llmc/comm/launch.h"
+#include "llmc/base/clock.h"
 #include "llmc/comm/place.h"
 #include "llmc/comm/socket.h"
 #include "dev/test/folder.h"
@@ -137,10 +138,10 @@ static void test_place(void) {
 
 /* `said`: what stands on stderr, "" for nothing. */
 static void test_bad(const char *what, int restarts, int code, const char *said, double least, double most) {
-    const double begun = socket_clock();
+    const double begun = clock_seconds();
     empty_folder();
     const int got = end(start(what, N, restarts));
-    const double seconds = socket_clock() - begun;
+    const double seconds = clock_seconds() - begun;
     CHECK(got == code, "%s: exit code %d", what, got);
     CHECK(*said ? strstr(text_of("said"), said) != NULL : !*text_of("said"), "%s: says %s", what,
           text_of("said"));

@@ -7,6 +7,7 @@
 #include <time.h>
 #include <unistd.h>
 #include "llmc/comm/rendezvous.h"
+#include "llmc/base/clock.h"
 #include "llmc/comm/socket.h"
 #include "dev/test/check.h"
 
@@ -56,9 +57,9 @@ static bool exchange(Rendezvous *r) {
 /* The watchdog's connections are others than those for work, and lead to the same rank. */
 static bool watched(Rendezvous *r) {
     char byte = 'w';
-    if (!ranks_leads(r->ranks)) return socket_send(*r->watch, &byte, 1, socket_clock() + 5);
+    if (!ranks_leads(r->ranks)) return socket_send(*r->watch, &byte, 1, clock_seconds() + 5);
     for (int i = 1; i < r->ranks.n_ranks; i++)
-        if (!socket_receive(r->watch[i], &byte, 1, socket_clock() + 5) || byte != 'w') return false;
+        if (!socket_receive(r->watch[i], &byte, 1, clock_seconds() + 5) || byte != 'w') return false;
     return true;
 }
 
@@ -72,9 +73,9 @@ static Child start(const Place *place, const char *settings, double seconds, dou
         static Report report;
         Rendezvous r;
         usleep((useconds_t)(delay * 1e6));
-        const double begun = socket_clock();
+        const double begun = clock_seconds();
         report.ok = rendezvous_open(&r, place, settings, seconds, &report.knows, &report.err);
-        report.seconds = socket_clock() - begun;
+        report.seconds = clock_seconds() - begun;
         report.exchanged = report.ok && watched(&r) && exchange(&r);
         report.local_rank = r.place.local_rank, report.n_local = r.place.n_local, report.n_hosts = r.n_hosts;
         rendezvous_close(&r);
@@ -223,7 +224,7 @@ static int knock_at(int port) {
     Error err = {0};
     int fd = -1;
     for (int i = 0; i < 50 && fd < 0; i++, usleep(20000))
-        fd = socket_connect("localhost", port, socket_clock() + 1, &err);
+        fd = socket_connect("localhost", port, clock_seconds() + 1, &err);
     REQUIRE(fd >= 0, "%s", err.text);
     return fd;
 }
@@ -241,8 +242,8 @@ static void test_strangers(void) {
     memset(rubbish, 0xa5, sizeof rubbish);
     for (int i = 0; i < 300; i++)
         fds[i] = knock_at(port); /* silent, and more than rank 0 listens to at once */
-    socket_send(fds[0], web, sizeof web, socket_clock() + 1);
-    socket_send(fds[1], rubbish, sizeof rubbish, socket_clock() + 1);
+    socket_send(fds[0], web, sizeof web, clock_seconds() + 1);
+    socket_send(fds[1], rubbish, sizeof rubbish, clock_seconds() + 1);
     close(fds[2]);
     other.run = 99;
     Child others = start(&other, "--lr 3\n", 1, 0);

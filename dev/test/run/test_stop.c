@@ -7,6 +7,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 #include "llmc/run/stop.h"
+#include "llmc/base/clock.h"
 #include "dev/test/check.h"
 
 enum { ASKED_STOP = 1, ASKED_SAVE = 2 }; /* in the exit code of a child */
@@ -131,7 +132,7 @@ static void test_patience(void) {
         if (child == 0) {
             begin();
             stop_catch();
-            stop_expect(rows[i].phase, stop_clock() + rows[i].left);
+            stop_expect(rows[i].phase, clock_seconds() + rows[i].left);
             if (stop_now()) _exit(2);
             raise(SIGINT);
             _exit(stop_now());
@@ -153,7 +154,7 @@ static void answer_of(int signal, StopPhase phase, double left, char *text, size
         begin();
         dup2(ends[1], STDERR_FILENO);
         stop_catch();
-        stop_expect(phase, stop_clock() + left);
+        stop_expect(phase, clock_seconds() + left);
         raise(signal);
         _exit(0);
     }

@@ -80,8 +80,8 @@ def integer(least, most):
     return parse
 
 
-def duration(least, most):
-    """The type of a flag that takes a time in [least, most]."""
+def number(least, most, expected="a number from {:g} to {:g}"):
+    """The type of a flag that takes one number in [least, most]."""
 
     def parse(text):
         try:
@@ -89,10 +89,15 @@ def duration(least, most):
         except ValueError:
             value = math.nan
         if not least <= value <= most:
-            raise argparse.ArgumentTypeError(f"expected {least:g} to {most:g} seconds, found {text!r}")
+            raise argparse.ArgumentTypeError(f"expected {expected.format(least, most)}, found {text!r}")
         return value
 
     return parse
+
+
+def duration(least, most):
+    """The type of a flag that takes a time in [least, most]."""
+    return number(least, most, "{:g} to {:g} seconds")
 
 
 def gib(text):

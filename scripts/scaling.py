@@ -29,7 +29,7 @@ import statistics
 import sys
 
 from combine import read_run
-from comparison import EXIT_RUN, ROOT, Parser, Report, end_with, fail, integer, integers
+from comparison import EXIT_RUN, ROOT, Parser, Report, end_with, fail, integer, integers, number
 
 # As llmc/model/gpt2_config.c and gpt2_parameters.c have them.
 MODELS = {"d6": (6, 384), "d12": (12, 768), "d24": (24, 1024), "d36": (36, 1280), "d48": (48, 1600), "d60": (60, 1920),
@@ -73,21 +73,6 @@ def cases(text):
             raise argparse.ArgumentTypeError(f"expected MODEL:BxT, such as d12:64x1024, with a model of {', '.join(MODELS)}; found {name!r}")
         found.append(Case(match[1], int(match[2]), int(match[3])))
     return found
-
-
-def number(least, most):
-    """The type of a flag that takes one number in [least, most]."""
-
-    def parse(text):
-        try:
-            value = float(text)
-        except ValueError:
-            value = math.nan
-        if not least <= value <= most:
-            raise argparse.ArgumentTypeError(f"expected a number from {least:g} to {most:g}, found {text!r}")
-        return value
-
-    return parse
 
 
 # ---- the model's sizes ----

@@ -9,6 +9,25 @@ run() {
     "$program" --device cpu "$@" >"$work/out" 2>"$work/err" </dev/null
     status=$?
 }
+# make_text N: a text of N lines, $work/text.txt.
+make_text() {
+    i=0
+    while [ $i -lt "$1" ]; do echo "line $i: the quick brown fox jumps over the lazy dog"; i=$((i + 1)); done >"$work/text.txt"
+}
+# start ARGS...: run, beside this script, as $child.
+start() {
+    : >"$work/out" # the shell beside it may be late to do so, and nothing of an earlier run is to be awaited
+    "$program" --device cpu "$@" >"$work/out" 2>"$work/err" </dev/null &
+    child=$!
+}
+# ended: waits for $child, ten seconds at most; its exit code in $status, the tenths of a second that it took at least in $i.
+is_gone() { ! kill -0 $child 2>/dev/null; }
+ended() {
+    await is_gone
+    kill -KILL $child 2>/dev/null
+    wait $child
+    status=$?
+}
 # check NAME CONDITION...: counts one condition; the last run's output ($work/out, $work/err) is shown where it fails.
 check() {
     name=$1

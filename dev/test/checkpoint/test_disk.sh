@@ -29,8 +29,7 @@ outside_stands() {
     check "$1: the folder that a link leads to is as it was" cmp -s "$work/outside.before" "$work/outside.now"
     make_outside
 }
-i=0
-while [ $i -lt 200 ]; do echo "line $i: the quick brown fox jumps over the lazy dog"; i=$((i + 1)); done >"$work/text.txt"
+make_text 200
 tiny="--model nano --layers 2 --heads 2 --channels 32 --batch 2 --seq 16 --warmup 2 --eval-batches 2 --sample-tokens 0 --seed 7 --schedule constant"
 training="$tiny --train $work/text.txt --eval-every 0"
 run $training --steps 12 --save-every 4 --out "$work/made"

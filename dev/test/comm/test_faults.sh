@@ -7,8 +7,7 @@ program=${1:-./train_gpt2}
 test=faults
 . dev/test/user.sh
 
-i=0
-while [ $i -lt 200 ]; do echo "line $i: the quick brown fox jumps over the lazy dog"; i=$((i + 1)); done >"$work/text.txt"
+make_text 200
 tiny="--device cpu --layers 1 --heads 2 --channels 32 --batch 2 --seq 16 --tokens-per-step 192 --warmup 0 --seed 7
 --schedule constant --train $work/text.txt --save-every 50 --keep 2 --eval-every 90 --eval-batches 2 --sample-tokens 0"
 job="$tiny --gpus 3 --steps 1000 --verify-every 70"

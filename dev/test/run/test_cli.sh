@@ -37,8 +37,7 @@ shard() {
 hashes() { if [ -d "$1" ]; then (cd "$1" && cksum model.safetensors optimizer.safetensors | cut -d ' ' -f 1,2); else echo "$1"; fi; }
 
 # ---- a text to train on ----
-i=0
-while [ $i -lt 200 ]; do echo "line $i: the quick brown fox jumps over the lazy dog"; i=$((i + 1)); done >"$work/text.txt"
+make_text 200
 : >"$work/empty.txt"
 
 # ---- flags ----

@@ -6,8 +6,7 @@ program=$(realpath "${1:-./train_gpt2}")
 test=elastic
 . dev/test/user.sh
 
-i=0
-while [ $i -lt 200 ]; do echo "line $i: the quick brown fox jumps over the lazy dog"; i=$((i + 1)); done >"$work/text.txt"
+make_text 200
 flags="--layers 2 --heads 2 --channels 32 --seq 16 --batch 1 --tokens-per-step 192 --steps 4 --save-every 2 --eval-every 0 --eval-batches 1
     --warmup 0 --seed 7 --train $work/text.txt --sample-tokens 0"
 # same A B: two checkpoints with equal weights and states, byte for byte.

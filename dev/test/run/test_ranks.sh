@@ -6,8 +6,7 @@ program=$(realpath "${1:-./train_gpt2}")
 test=ranks
 . dev/test/user.sh
 
-i=0
-while [ $i -lt 200 ]; do echo "line $i: the quick brown fox jumps over the lazy dog"; i=$((i + 1)); done >"$work/text.txt"
+make_text 200
 tiny="--layers 2 --heads 2 --channels 32 --seq 16 --warmup 0 --seed 7 --train $work/text.txt --sample-tokens 0"
 short="$tiny --batch 2 --tokens-per-step 256 --steps 5 --eval-every 0 --eval-batches 4"
 long="$tiny --batch 2 --steps 1000000 --eval-every 0"
@@ -25,18 +24,6 @@ near() {
 left() { pgrep -f -- "--out $work/$1" >"$work/left"; }
 none_left() { ! left "$1"; }
 has_steps() { [ "$(cat "$2" 2>/dev/null | grep -c '"norm"')" -ge "$1" ]; }
-# start ARGS...: run, beside this script, as $child.
-start() {
-    "$program" --device cpu "$@" >"$work/out" 2>"$work/err" </dev/null &
-    child=$!
-}
-is_gone() { ! kill -0 $child 2>/dev/null; }
-ended() {
-    await is_gone
-    kill -KILL $child 2>/dev/null
-    wait $child
-    status=$?
-}
 # rank R N FLAGS...: a process as a launcher starts it; output in $work/out_R and $work/err_R.
 port=$((20000 + $$ % 10000))
 rank() {

@@ -7,8 +7,7 @@ program=$(realpath "${1:-./train_gpt2}")
 test=reproducible_runs
 . dev/test/user.sh
 
-i=0
-while [ $i -lt 200 ]; do echo "line $i: the quick brown fox jumps over the lazy dog"; i=$((i + 1)); done >"$work/text.txt"
+make_text 200
 tiny="--layers 2 --heads 5 --channels 40 --seq 16 --batch 1 --dropout 0.1 --warmup 0 --seed 7 --train $work/text.txt --sample-tokens 0"
 steps="--steps 4 --save-every 2 --eval-every 2 --eval-batches 3"
 # tensors DIR: of every checkpoint, weights and moments.

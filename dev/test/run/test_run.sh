@@ -6,20 +6,6 @@ program=${1:-./train_gpt2}
 test=run
 . dev/test/user.sh
 
-# start ARGS...: run, beside this script, as $child.
-start() {
-    : >"$work/out" # the shell beside it may be late to do so, and nothing of an earlier run is to be awaited
-    "$program" --device cpu "$@" >"$work/out" 2>"$work/err" </dev/null &
-    child=$!
-}
-# ended: waits for $child, ten seconds at most; its exit code in $status, the tenths of a second that it took at least in $i.
-is_gone() { ! kill -0 $child 2>/dev/null; }
-ended() {
-    await is_gone
-    kill -KILL $child 2>/dev/null
-    wait $child
-    status=$?
-}
 says() { grep -qE -e "$1" "$work/out" "$work/err"; }
 # failed_with NAME PATTERN: exit 1, and one line on stderr that PATTERN matches.
 failed_with() {
@@ -32,8 +18,7 @@ sums() { (cd "$1" && cksum step_*/* 2>/dev/null); }
 weights() { cksum <"$1/model.safetensors"; cksum <"$1/optimizer.safetensors"; }
 has_steps() { [ "$(cat "$2" 2>/dev/null | grep -c '"norm"')" -ge "$1" ]; }
 
-i=0
-while [ $i -lt 200 ]; do echo "line $i: the quick brown fox jumps over the lazy dog"; i=$((i + 1)); done >"$work/text.txt"
+make_text 200
 tiny="--layers 1 --heads 2 --channels 32 --batch 2 --seq 16 --warmup 0 --schedule constant --seed 7 --train $work/text.txt"
 quiet="--eval-every 0 --eval-batches 2 --sample-tokens 0"
 

@@ -21,8 +21,7 @@ same_weights() {
 losses() { sed -n 's/^{"step": *\([0-9]*\), *"loss": *\([^,]*\),.*"norm": *\([^,]*\),.*/\1 \2 \3/p' "$1/log.jsonl"; }
 same_losses() { losses "$work/$1" >"$work/a"; losses "$work/$2" >"$work/b"; [ -s "$work/a" ] && cmp -s "$work/a" "$work/b"; }
 
-i=0
-while [ $i -lt 400 ]; do echo "line $i: the quick brown fox jumps over the lazy dog"; i=$((i + 1)); done >"$work/text.txt"
+make_text 400
 small="--train $work/text.txt --model nano --layers 2 --batch 3 --seq 70 --tokens-per-step 630 --steps 13 --warmup 2 --eval-batches 2 --sample-tokens 8 --seed 7"
 
 # one DEVICE: everything on one device.

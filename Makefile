@@ -21,6 +21,7 @@
 #: NO_OPENMP=1       builds without OpenMP;  DEBUG=1  -O1 and symbols;  CC=, NVCC=  other compilers;  V=1  prints the commands
 #: BOUNDED_WAIT=1    builds Hopper kernels in which a wait that never ends stops with an error, for new kernels in the lab
 #: DELAYS=1          builds Hopper kernels that pause at barriers, for make delays
+#: TEST_JOBS=N      make test runs N programs at once (unasked, one more than there are cores; many of them wait)
 #: OMP_NUM_THREADS=N (at run time) threads on the CPU
 
 # All cores, unless -j says otherwise: those that this process may use, and a container's share of them.

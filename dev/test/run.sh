@@ -1,21 +1,61 @@
 #!/bin/sh
-# Runs the test programs named as arguments and adds up their closing lines.
-# Ends with 'N passed, N failed, N skipped'; a program that dies without a closing line counts as one failure.
-passed=0 failed=0 skipped=0
+# Runs the test programs named as arguments and adds up their closing lines. Ends with 'N passed, N failed, N skipped'; a
+# program that dies without a closing line counts as one failure. Many tests wait more than they compute, so some run beside
+# each other: TEST_JOBS of them, one more than there are cores unasked.
+set -u
+cores=$(nproc 2>/dev/null || getconf _NPROCESSORS_ONLN 2>/dev/null || echo 1)
+jobs=${TEST_JOBS:-$((cores < 7 ? cores + 1 : 8))}
 export OMP_WAIT_POLICY="${OMP_WAIT_POLICY:-passive}" # waiting threads leave the cores to whatever else runs here
-for program in "$@"; do
-    output=$("$program" 2>&1)
-    status=$?
-    printf '%s\n' "$output"
-    totals=$(printf '%s\n' "$output" | sed -n 's/^.*: \([0-9]*\) passed, \([0-9]*\) failed, \([0-9]*\) skipped$/\1 \2 \3/p' | tail -n 1)
-    if [ -z "$totals" ]; then
-        echo "FAIL $program: ended with status $status and no closing line"
+OUTPUTS=$(mktemp -d) || exit 1
+export OUTPUTS
+trap 'rm -rf "$OUTPUTS"' EXIT
+trap 'exit 130' INT
+trap 'exit 143' TERM
+
+# uses_card PROGRAM: it fills or measures a card.
+uses_card() {
+    case ${1##*/} in
+    test_ops* | test_gpt2cu | test_comm_ranks | test_context | test_dropout | test_profile | test_step.sh | test_lab_card.sh) return 0 ;;
+    esac
+    return 1
+}
+# run_each N PROGRAM...: N at once, each with its output in a file; prints 'STATUS PROGRAM' as each ends.
+run_each() {
+    n=$1
+    shift
+    [ $# -eq 0 ] || printf '%s\n' "$@" | xargs -P "$n" -n 1 sh -c '"$0" >"$OUTPUTS/${0##*/}" 2>&1; echo "$? $0"'
+}
+# Those that use a card have it to themselves.
+run_all() {
+    beside='' alone='' cards=$(ls /dev/nvidia[0-9]* 2>/dev/null)
+    for program in "$@"; do
+        if [ -n "$cards" ] && uses_card "$program"; then alone="$alone $program"; else beside="$beside $program"; fi
+    done
+    run_each "$jobs" $beside
+    run_each 1 $alone
+}
+# add_up N: of the N programs that end, their output and their counts.
+add_up() {
+    ended=0 passed=0 failed=0 skipped=0
+    while read -r status program; do
+        ended=$((ended + 1))
+        output=$OUTPUTS/${program##*/}
+        cat "$output"
+        totals=$(sed -n 's/^.*: \([0-9]*\) passed, \([0-9]*\) failed, \([0-9]*\) skipped$/\1 \2 \3/p' "$output" | tail -n 1)
+        if [ -z "$totals" ]; then
+            echo "FAIL $program: ended with status $status and no closing line"
+            failed=$((failed + 1))
+            continue
+        fi
+        set -- "$1" $totals
+        passed=$((passed + $2)) skipped=$((skipped + $4))
+        if [ "$status" -ne 0 ] && [ "$3" -eq 0 ]; then failed=$((failed + 1)); else failed=$((failed + $3)); fi
+    done
+    if [ $ended -ne "$1" ]; then
+        echo "FAIL: $ended of $1 programs came to an end"
         failed=$((failed + 1))
-        continue
     fi
-    set -- $totals
-    passed=$((passed + $1)) skipped=$((skipped + $3))
-    if [ "$status" -ne 0 ] && [ "$2" -eq 0 ]; then failed=$((failed + 1)); else failed=$((failed + $2)); fi
-done
-echo "$passed passed, $failed failed, $skipped skipped"
-[ "$failed" -eq 0 ] && [ "$passed" -gt 0 ]
+    echo "$passed passed, $failed failed, $skipped skipped"
+    [ $failed -eq 0 ] && [ $passed -gt 0 ]
+}
+run_all "$@" | add_up $#

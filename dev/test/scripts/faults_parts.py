@@ -48,7 +48,7 @@ def train():
                 end(1, "warning: not saved", "error: checkpoint not saved: No space left on device")
             os.makedirs(f"{{out}}/step_{{step:08d}}", exist_ok=True)
             with open(f"{{out}}/step_{{step:08d}}/model.safetensors", "w") as file:
-                file.write(str(step) + ("resumed" if FAULT == "weights" and done else ""))
+                file.write(str(step) + ("resumed" if FAULT == "weights" and "--resume" in words else ""))
         if stop:
             return
 def rank_of_gpus(rank):

@@ -407,6 +407,7 @@ static int run_to_end(Training *t, int argc, char **argv) {
         stop_ignore_pipe(); /* the reader may leave behind the first line */
     setup_agree(run, load(run, &err), &err);
     setup_agree(run, setup_model(run, &err), &err);
+    setup_agree(run, gpt2_attach(&run->model, &err), &err);
     start_state(t);
     describe(t);
     setup_agree(run, open_log(t, argc, argv, &err), &err);

@@ -2,11 +2,15 @@
  * computation, at odd sizes, with guard bands. */
 #pragma once
 #include <string.h>
+#include <unistd.h>
 #include "llmc/comm/transport.h"
 #include "llmc/model/ops.h"
 #include "ranks_case.h"
 
-enum { GUARD = 256, LARGE = 2100001 /* floats: more than sockets hold, no multiple of a piece */ };
+enum {
+    GUARD = 768 /* shared out evenly by 1 to 4 ranks */,
+    LARGE = 2100001 /* floats: more than sockets hold, no multiple of a piece */
+};
 
 typedef struct Case {
     const Device *device;
@@ -118,6 +122,7 @@ static void test_reduce_scatter(const Group *g, int64_t n) {
     for (int64_t i = 0; i < g->n * n; i++) x[i] = number(g->members[g->rank], i);
     send_buffer(&b);
     g->comm->reduce_scatter(g->comm, STREAM_SIDE, on_device(&b), n);
+    g->comm->reduce_scatter_end(g->comm, STREAM_SIDE);
     fetch_buffer(&b, "reduce_scatter");
     for (int64_t i = g->rank * n; i < (g->rank + 1) * n; i++) {
         const float sum = sum_of(g->members, g->n, i, &size);
@@ -137,6 +142,7 @@ static void test_all_gather(const Group *g, int64_t n, DType dtype) {
         x[g->rank * bytes + i] = byte_of(g->members[g->rank], g->rank * bytes + i);
     send_buffer(&b);
     g->comm->all_gather(g->comm, STREAM_SIDE, on_device(&b), n, dtype);
+    g->comm->all_gather_end(g->comm, STREAM_SIDE);
     fetch_buffer(&b, "all_gather");
     for (int64_t i = 0; i < g->n * bytes; i++) wrong += x[i] != byte_of(g->members[i / bytes], i);
     CHECK(wrong == 0, "all_gather of %lld: %lld bytes wrong on rank %d of %d", (long long)n, (long long)wrong,
@@ -206,7 +212,9 @@ static void test_graph(const Group *g, int64_t n) {
     device->event_record(EVENT_GRADS_FINAL, STREAM_MAIN);
     device->stream_wait(STREAM_SIDE, EVENT_GRADS_FINAL);
     g->comm->reduce_scatter(g->comm, STREAM_SIDE, on_device(&b), n);
+    g->comm->reduce_scatter_end(g->comm, STREAM_SIDE);
     g->comm->all_gather(g->comm, STREAM_SIDE, on_device(&b), n, DTYPE_F32);
+    g->comm->all_gather_end(g->comm, STREAM_SIDE);
     device->event_record(EVENT_GRADS_REDUCED, STREAM_SIDE);
     device->stream_wait(STREAM_MAIN, EVENT_GRADS_REDUCED);
     Graph *graph = device->capture_end();
@@ -224,6 +232,100 @@ static void test_graph(const Group *g, int64_t n) {
     CHECK(wrong == 0, "in a graph %lld are wrong", (long long)wrong);
     device->graph_free(graph);
     free_buffer(&b);
+}
+
+/* ---- attached memory ---- */
+
+enum { RANGES = 3 };
+typedef struct Attached {
+    Buffer grads, weights;
+    int64_t begin[RANGES + 1]; /* elements, of both */
+} Attached;
+
+/* What a step does with gradients: range by range on the side stream, from the last on, and the end on the main one. */
+static void reduce_ranges(const Group *g, const Attached *a) {
+    const Device *device = g->device;
+    float *grads = on_device(&a->grads);
+    for (int k = RANGES - 1; k >= 0; k--) {
+        device->event_record(EVENT_GRADS_FINAL, STREAM_MAIN);
+        device->stream_wait(STREAM_SIDE, EVENT_GRADS_FINAL);
+        g->comm->reduce_scatter(g->comm, STREAM_SIDE, grads + a->begin[k],
+                                (a->begin[k + 1] - a->begin[k]) / g->n);
+    }
+    device->event_record(EVENT_GRADS_REDUCED, STREAM_SIDE);
+    device->stream_wait(STREAM_MAIN, EVENT_GRADS_REDUCED);
+    g->comm->reduce_scatter_end(g->comm, STREAM_MAIN);
+}
+
+static void gather_ranges(const Group *g, const Attached *a) {
+    for (int k = 0; k < RANGES; k++)
+        g->comm->all_gather(g->comm, STREAM_SIDE, (char *)on_device(&a->weights) + 2 * a->begin[k],
+                            (a->begin[k + 1] - a->begin[k]) / g->n, DTYPE_BF16);
+    g->comm->all_gather_end(g->comm, STREAM_SIDE);
+}
+
+static void fill_attached(const Group *g, const Attached *a, int again) {
+    float *x = on_host(&a->grads);
+    char *w = on_host(&a->weights);
+    for (int64_t i = 0; i < a->begin[RANGES]; i++) x[i] = number(g->members[g->rank], i + again);
+    for (int64_t i = 0; i < 2 * a->begin[RANGES]; i++) w[i] = byte_of(g->members[g->rank], i + again);
+    send_buffer(&a->weights);
+    send_buffer(&a->grads);
+}
+
+static void check_attached(const Group *g, const Attached *a, int again) {
+    const float *x = on_host(&a->grads);
+    const char *w = on_host(&a->weights);
+    int64_t wrong = 0, wrong_bytes = 0;
+    float size;
+    for (int k = 0; k < RANGES; k++) {
+        const int64_t begin = a->begin[k], part = (a->begin[k + 1] - begin) / g->n;
+        for (int64_t i = begin + g->rank * part; i < begin + (g->rank + 1) * part; i++) {
+            const float sum = sum_of(g->members, g->n, i + again, &size);
+            wrong += g->n <= 2 ? x[i] != sum : !(fabsf(x[i] - sum) <= 1e-6f * size);
+        }
+        for (int64_t i = 2 * begin; i < 2 * a->begin[k + 1]; i++)
+            wrong_bytes += w[i] != byte_of(g->members[(i / 2 - begin) / part], i + again);
+    }
+    CHECK(wrong == 0 && wrong_bytes == 0,
+          "step %d: of attached memory %lld sums are wrong, %lld bytes of weights", again, (long long)wrong,
+          (long long)wrong_bytes);
+}
+
+/* Steps over attached memory, each rank at its own pace; the gradients' calls queued one by one, then in a graph. */
+static void test_attached(const Group *g) {
+    static const int64_t parts[RANGES] = {40, 1000, 300000};
+    const Device *device = g->device;
+    Attached a = {.begin = {0}};
+    Error err = {0};
+    Graph *graph = NULL;
+    for (int k = 0; k < RANGES; k++) a.begin[k + 1] = a.begin[k] + parts[k] * g->n;
+    a.grads = new_buffer(device, 4 * a.begin[RANGES]);
+    a.weights = new_buffer(device, 2 * a.begin[RANGES]);
+    const bool ok = g->comm->attach(g->comm, (float *)a.grads.whole, (int64_t)(a.grads.bytes + 2 * GUARD) / 4,
+                                    a.weights.whole, a.weights.bytes + 2 * GUARD, &err);
+    if (!REQUIRE(ok, "%s", err.text)) return;
+    for (int again = 0; again < 6; again++) {
+        if (again == 3 && device->capture_begin()) {
+            reduce_ranges(g, &a);
+            graph = device->capture_end();
+            CHECK(graph != NULL, "the calls are not captured");
+        }
+        fill_attached(g, &a, again);
+        usleep((useconds_t)((g->rank + again) % g->n) * 5000);
+        if (graph)
+            device->graph_launch(graph);
+        else
+            reduce_ranges(g, &a);
+        gather_ranges(g, &a);
+        fetch_buffer(&a.weights, "all_gather of attached memory");
+        fetch_buffer(&a.grads, "reduce_scatter of attached memory");
+        check_attached(g, &a, again);
+    }
+    device->graph_free(graph);
+    g->comm->detach(g->comm);
+    free_buffer(&a.weights);
+    free_buffer(&a.grads);
 }
 
 /* ---- the calls on the host ---- */
@@ -281,6 +383,7 @@ static void test_calls(const Group *g, bool is_large) {
     }
     if (is_large) test_all_to_all(g, 4 * LARGE);
     test_graph(g, 100003);
+    test_attached(g);
     test_host_sums(g, 1);
     test_host_sums(g, 20001);
     test_broadcast(g, 1);

@@ -112,6 +112,7 @@ bool group_open(GroupComm *group, Rendezvous *r, const int *members, int n, Erro
     if (!group->members) return fail(err, EXIT_RUN, "no memory for a group of %d ranks", n);
     memcpy(group->members, members, (size_t)n * sizeof *members);
     group->rendezvous = r;
+    group->comm = comm_alone; /* has what a transport leaves out: attach, ends */
     group->comm.ranks = (Ranks){.rank = place, .n_ranks = n};
     group->comm.sum_on_host = sum_on_host;
     group->comm.broadcast_on_host = broadcast_on_host;
@@ -122,6 +123,10 @@ bool group_open(GroupComm *group, Rendezvous *r, const int *members, int n, Erro
 void group_free(GroupComm *group) {
     free(group->members);
     free(group);
+}
+
+const char *comm_description(const Comm *comm) {
+    return ((const GroupComm *)comm)->description;
 }
 
 void comm_close(Comm *comm) {

@@ -7,6 +7,7 @@ struct GroupComm {
     Comm comm; /* its ranks count within the group */
     Rendezvous *rendezvous;
     int *members; /* (comm.ranks.n_ranks) ranks of the rendezvous */
+    const char *description;
     void (*close)(GroupComm *group);
 };
 

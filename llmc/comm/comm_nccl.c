@@ -4,13 +4,16 @@
  * Kernels are queued on the caller's stream and may be captured into a graph. All calls are made once when the Comm is
  * opened, because their first use connects the ranks and takes memory, which a capture allows from other threads alone.
  * Graphs that hold calls are freed before the Comm is closed. */
+#include <limits.h>
 #include <pthread.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
 #include "comm_host.h"
 #include "llmc/base/clock.h"
 #include "nccl.h"
+#include "peers.h"
 #include "watchdog.h"
 
 /* Of a communicator: buffers of its channels, and its kernels, for the memory plan. A guess, not measured;
@@ -24,7 +27,15 @@ typedef struct NcclComm {
     const Nccl *nccl;
     const Device *device;
     NcclHandle *handle;
+    char description[PATH_MAX + 128];
+    Peers *peers; /* NULL: what is attached goes by NCCL, too */
 } NcclComm;
+
+/* NCCL's own variable says where cards must not write to each other. */
+static bool may_be_peers(void) {
+    const char *disabled = getenv("NCCL_P2P_DISABLE");
+    return !disabled || atoi(disabled) == 0;
+}
 
 /* ---- errors, waiting ---- */
 
@@ -63,6 +74,10 @@ static void check(const NcclComm *c, NcclResult result, const char *call) {
 
 static void reduce_scatter(Comm *comm, StreamId stream, float *x, int64_t n) {
     const NcclComm *c = (NcclComm *)comm;
+    if (c->peers && peers_have_gradients(c->peers, x)) {
+        peers_reduce(c->peers, stream, x, n);
+        return;
+    }
     check(c,
           c->nccl->ncclReduceScatter(x, x + comm->ranks.rank * n, (size_t)n, NCCL_FLOAT32, NCCL_SUM,
                                      c->handle, c->device->stream_handle(stream)),
@@ -73,8 +88,22 @@ static void all_gather(Comm *comm, StreamId stream, void *x, int64_t n, DType dt
     const NcclComm *c = (NcclComm *)comm;
     const size_t bytes = (size_t)n * dtype_bytes(dtype);
     const char *own = (const char *)x + (size_t)comm->ranks.rank * bytes;
+    if (c->peers && peers_have_weights(c->peers, x)) {
+        peers_gather(c->peers, stream, x, bytes);
+        return;
+    }
     check(c, c->nccl->ncclAllGather(own, x, bytes, NCCL_INT8, c->handle, c->device->stream_handle(stream)),
           "ncclAllGather");
+}
+
+static void reduce_scatter_end(Comm *comm, StreamId stream) {
+    const NcclComm *c = (NcclComm *)comm;
+    if (c->peers) peers_reduce_end(c->peers, stream);
+}
+
+static void all_gather_end(Comm *comm, StreamId stream) {
+    const NcclComm *c = (NcclComm *)comm;
+    if (c->peers) peers_gather_end(c->peers, stream);
 }
 
 static void sum_int64(Comm *comm, StreamId stream, int64_t *x, int64_t n) {
@@ -100,6 +129,29 @@ static void all_to_all(Comm *comm, StreamId stream, void *out, const void *in, i
 
 size_t comm_nccl_fixed_bytes(const Comm *comm) {
     return communicator_bytes;
+}
+
+size_t comm_nccl_attached_bytes(const Comm *comm, int64_t n) {
+    return may_be_peers() ? peers_bytes(comm->ranks, n) : 0;
+}
+
+/* ---- memory of the other ranks ---- */
+
+static bool attach(Comm *comm, float *grads, int64_t n, void *weights, size_t bytes, Error *err) {
+    NcclComm *c = (NcclComm *)comm;
+    (void)err;
+    if (may_be_peers()) c->peers = peers_open(&c->group, c->device, grads, n, weights, bytes);
+    if (!c->peers) return true;
+    snprintf(c->description, sizeof c->description, "%s; gradients and weights by copies between the GPUs",
+             comm_nccl_description());
+    c->group.description = c->description;
+    return true;
+}
+
+static void detach(Comm *comm) {
+    NcclComm *c = (NcclComm *)comm;
+    peers_close(c->peers);
+    c->peers = NULL;
 }
 
 /* ---- close ---- */
@@ -194,10 +246,16 @@ Comm *comm_nccl_open(Rendezvous *r, const Device *device, const int *members, in
         return NULL;
     }
     c->group.close = close_nccl;
+    c->group.description = comm_nccl_description();
+    c->group.comm.attach = attach;
+    c->group.comm.detach = detach;
     c->group.comm.reduce_scatter = reduce_scatter;
+    c->group.comm.reduce_scatter_end = reduce_scatter_end;
     c->group.comm.all_gather = all_gather;
+    c->group.comm.all_gather_end = all_gather_end;
     c->group.comm.all_to_all = all_to_all;
     c->group.comm.sum_int64 = sum_int64;
     c->group.comm.fixed_bytes = comm_nccl_fixed_bytes;
+    c->group.comm.attached_bytes = comm_nccl_attached_bytes;
     return &c->group.comm;
 }

@@ -222,6 +222,7 @@ Comm *comm_sockets_open(Rendezvous *r, const int *members, int n, Error *err) {
     c->group.comm.all_gather = all_gather;
     c->group.comm.all_to_all = all_to_all;
     c->group.comm.sum_int64 = sum_int64;
+    c->group.description = "TCP";
     c->group.comm.fixed_bytes = comm_sockets_fixed_bytes;
     return &c->group.comm;
 }

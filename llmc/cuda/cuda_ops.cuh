@@ -30,6 +30,7 @@ size_t cuda_context_bytes(void); /* that cuda_open takes on the device, besides 
 int cuda_device_attribute(cudaDeviceAttr attribute);
 
 /* ---- async.cu ---- */
+cudaStream_t stream_of(StreamId id);
 void cuda_readback_begin(int slot, StreamId stream, const void *src, size_t bytes);
 void cuda_readback_end(int slot, void *dst, size_t bytes);
 void cuda_event_record(EventId event, StreamId stream);
@@ -41,6 +42,9 @@ bool cuda_capture_begin(void);
 Graph *cuda_capture_end(void);
 void cuda_graph_launch(Graph *graph);
 void cuda_graph_free(Graph *graph);
+
+/* ---- peer_memory.cu ---- */
+extern const PeerMemory cuda_peer_memory;
 
 /* ---- peak.cu ---- */
 double cuda_peak_flops(DType dtype, const char **how);

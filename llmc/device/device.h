@@ -32,6 +32,33 @@ typedef enum {
 
 enum { READBACK_SLOTS = 2, READBACK_BYTES = 64, TIMESTAMPS_MAX = 1 << 18 };
 
+/* Memory of alloc(), named for another process of this host. */
+typedef struct MemoryHandle {
+    char bytes[64];
+} MemoryHandle;
+
+/* How a device writes into the memory of another process's device: copies that take none of its cores, and flags.
+ * A flag is raised to the number of a round, which lies on the device, so that a graph may hold the calls. */
+typedef struct PeerMemory {
+    /* handle = what names p, the beginning of memory of alloc(). */
+    bool (*name)(MemoryHandle *handle, const void *p);
+    /* Where that memory lies for this process; NULL where its device does not reach it. */
+    void *(*open)(const MemoryHandle *handle);
+    void (*close)(void *p); /* NULL is fine */
+    /* Queues theirs (bytes) = mine. */
+    void (*send)(StreamId stream, void *theirs, const void *mine, size_t bytes);
+    /* Behind what the stream has: *flags[i] = *round + 1 for i < n. flags (n) lies on the device, NULL is left out. */
+    void (*raise)(StreamId stream, uint32_t *const *flags, int n, const uint32_t *round);
+    /* The stream waits until flags[i * stride] is *round + 1 or later for all i < n but `own`. */
+    void (*wait)(StreamId stream, const uint32_t *flags, int stride, int n, int own, const uint32_t *round);
+    /* wait, then x (count) = the sum of n terms in the order of their numbers: x itself is term `own`, the others lie one
+     * behind the other in received, `apart` elements from each other. */
+    void (*wait_and_add)(StreamId stream, const uint32_t *flags, int stride, int n, int own,
+                         const uint32_t *round, float *x, const float *received, int64_t apart,
+                         int64_t count);
+    void (*next_round)(StreamId stream, uint32_t *round); /* += 1 */
+} PeerMemory;
+
 typedef struct Device {
     /* Readies device `index` of the machine (context, streams, library handles); before any other call but name,
      * memory_info and fixed_bytes. Once open, a device stays so: a second call does nothing. */
@@ -71,6 +98,8 @@ typedef struct Device {
     void (*stream_wait)(StreamId stream, EventId event);
     /* The stream as the device's own libraries take it (cudaStream_t), once open; NULL where the device has none. */
     void *(*stream_handle)(StreamId stream);
+
+    const PeerMemory *peer_memory; /* NULL where the device has none */
 
     /* ---- timestamps ---- */
     /* timestamp takes the time at which the main stream comes to it, i < TIMESTAMPS_MAX; seconds_between waits until it

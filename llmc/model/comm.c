@@ -1,5 +1,18 @@
 #include "comm.h"
 
+static bool attach(Comm *comm, float *grads, int64_t n, void *weights, size_t bytes, Error *err) {
+    (void)comm, (void)grads, (void)n, (void)weights, (void)bytes, (void)err;
+    return true;
+}
+
+static void detach(Comm *comm) {
+    (void)comm;
+}
+
+static void end(Comm *comm, StreamId stream) {
+    (void)comm, (void)stream;
+}
+
 static void reduce_scatter(Comm *comm, StreamId stream, float *x, int64_t n) {
     (void)comm, (void)stream, (void)x, (void)n;
 }
@@ -29,6 +42,11 @@ static bool agree(Comm *comm, bool ok, Error *err) {
     return ok;
 }
 
+static size_t attached_bytes(const Comm *comm, int64_t n) {
+    (void)comm, (void)n;
+    return 0;
+}
+
 static size_t fixed_bytes(const Comm *comm) {
     (void)comm;
     return 0;
@@ -36,14 +54,19 @@ static size_t fixed_bytes(const Comm *comm) {
 
 Comm comm_alone = {
     .ranks = {.rank = 0, .n_ranks = 1},
+    .attach = attach,
+    .detach = detach,
     .reduce_scatter = reduce_scatter,
+    .reduce_scatter_end = end,
     .all_gather = all_gather,
+    .all_gather_end = end,
     .all_to_all = all_to_all,
     .sum_int64 = sum_int64,
     .sum_on_host = sum_on_host,
     .broadcast_on_host = broadcast_on_host,
     .agree = agree,
     .fixed_bytes = fixed_bytes,
+    .attached_bytes = attached_bytes,
 };
 
 Comm comm_planned(int n_ranks) {

@@ -15,11 +15,20 @@ typedef struct Comm Comm;
 struct Comm {
     Ranks ranks;
 
+    /* Says where gradients (n fp32 elements) and weights (bytes) lie, both of alloc(), for reduce_scatter and all_gather to
+     * work on: ranks that reach each other's memory then write there. detach before they are freed. Both wait for the
+     * other ranks; without them all memory is served, by the slower way. */
+    bool (*attach)(Comm *comm, float *grads, int64_t n, void *weights, size_t bytes, Error *err);
+    void (*detach)(Comm *comm);
+
     /* x: n_ranks parts of n fp32 elements. This rank's part = the sum of the ranks' parts of its number; the other
-     * parts are undefined afterwards. */
+     * parts are undefined afterwards. The sums are there behind reduce_scatter_end, for all calls since the last; between
+     * it and the next call the stream passes a call of another kind. */
     void (*reduce_scatter)(Comm *comm, StreamId stream, float *x, int64_t n);
-    /* x: n_ranks parts of n elements. Every part = what the rank of its number has there. */
+    void (*reduce_scatter_end)(Comm *comm, StreamId stream);
+    /* x: n_ranks parts of n elements. Every part = what the rank of its number has there: behind all_gather_end. */
     void (*all_gather)(Comm *comm, StreamId stream, void *x, int64_t n, DType dtype);
+    void (*all_gather_end)(Comm *comm, StreamId stream);
     /* out, in: n_ranks parts of `bytes`. out's part r = part `rank` of what rank r has in `in`. */
     void (*all_to_all)(Comm *comm, StreamId stream, void *out, const void *in, int64_t bytes);
     /* x (n) = its sum over ranks. */
@@ -31,8 +40,10 @@ struct Comm {
     void (*broadcast_on_host)(Comm *comm, void *data, int64_t bytes);
     /* True where all ranks are well. Else every rank gets the first failure, by rank, in err; its text names the rank. */
     bool (*agree)(Comm *comm, bool ok, Error *err);
-    /* Bytes of device memory that the calls take for themselves, for the memory plan. */
+    /* Bytes of device memory that the calls take for themselves, for the memory plan: at once, and from attach on where
+     * n gradients are attached. */
     size_t (*fixed_bytes)(const Comm *comm);
+    size_t (*attached_bytes)(const Comm *comm, int64_t n);
 };
 
 /* Rank 0 of 1. */

@@ -123,6 +123,7 @@ typedef struct GPT2 {
     int64_t leaf_micro_steps;    /* of this rank, in one leaf */
     SumTree kept;                /* what kept_sums are */
     SumTreeSize tree_size;       /* 0 without leaves */
+    bool is_attached;            /* gpt2_attach */
     CapturedStep captured[2][2]; /* [is a step's first][its last] */
     /* Asked between the parts of a pass; once true, it must stay so: the rest is left out, and loss, gradients and
      * activations are void. Weights and moments stand. NULL: passes are whole. */
@@ -159,6 +160,9 @@ bool gpt2_check_context(const GPT2Config *config, int T, int n_ranks, Error *err
 /* ---- life ---- */
 /* Allocates on the device; the device is open. On false, nothing stays allocated. Weights are undefined. */
 bool gpt2_open(GPT2 *model, const Ops *ops, const GPT2Config *config, const GPT2Options *options, Error *err);
+/* Lets the ranks write into each other's memory where they can; all ranks together, once all are open. gpt2_close then
+ * waits for the other ranks. */
+bool gpt2_attach(GPT2 *model, Error *err);
 void gpt2_close(GPT2 *model);
 /* normal 0.02 for matrices and embeddings, 0.02/sqrt(2 n_layer) for the two c_proj, LayerNorm weight 1,
  * biases 0; moments 0. A counter-based generator: the values depend on (seed, tensor, element) alone. */

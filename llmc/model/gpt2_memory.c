@@ -223,6 +223,9 @@ void gpt2_memory_plan(MemoryPlan *plan, const Ops *ops, const GPT2Config *config
     }
     add_row(plan, "library workspace", "scratch", ops->device->fixed_bytes());
     add_row(plan, "exchange with other ranks", "scratch", model.comm->fixed_bytes(model.comm));
+    if (model.n_parts > 1)
+        add_row(plan, "gradients of other ranks", "gradients",
+                model.comm->attached_bytes(model.comm, attached_gradients(&model)));
     if (options->context)
         add_row(plan, "exchange of heads", "scratch", options->context->fixed_bytes(options->context));
 }
@@ -322,6 +325,7 @@ void gpt2_close(GPT2 *model) {
     const Ops *ops = model->ops;
     if (model->weights == model->master) model->weights = NULL;
     for (int i = 0; i < 4; i++) ops->device->graph_free(model->captured[i / 2][i % 2].graph);
+    if (model->is_attached) model->comm->detach(model->comm);
     Buffer buffers[N_BUFFERS];
     buffer_table(buffers, model);
     for (int i = 0; i < N_BUFFERS; i++) ops->device->free(*buffers[i].data);

@@ -169,6 +169,8 @@ static inline bool is_last_micro_step(const GPT2 *model) {
  * stream, in the last micro-step. Behind all of them grads_reduced: the main stream waits for the sums. */
 void grads_final(GPT2 *model, int layer);
 void grads_reduced(GPT2 *model);
+/* How many of them Comm.attach is told of: those that reduce_scatter works on. */
+int64_t attached_gradients(const GPT2 *model);
 
 /* ---- --reproducible: gpt2_leaves.c ---- */
 

@@ -17,6 +17,19 @@ static OwnPart own_overlap(const GPT2 *model, int layer, int64_t begin, int64_t 
     return (OwnPart){first, end - first, part.at + first - part.begin};
 }
 
+/* Leaves have an exchange of their own. */
+int64_t attached_gradients(const GPT2 *model) {
+    return model->n_parts == 1 || leaves_exchange(model) ? 0 : model->n_elements;
+}
+
+bool gpt2_attach(GPT2 *model, Error *err) {
+    const size_t bytes = (size_t)model->n_elements * dtype_bytes(model->ops->dtype);
+    if (model->n_parts == 1) return true;
+    model->is_attached =
+        model->comm->attach(model->comm, model->grads, attached_gradients(model), model->weights, bytes, err);
+    return model->is_attached;
+}
+
 /* ---- gradients ---- */
 
 /* The main stream waits for what the side stream has to do. */
@@ -51,10 +64,12 @@ void grads_final(GPT2 *model, int layer) {
 
 void grads_reduced(GPT2 *model) {
     if (model->n_parts == 1 || !is_last_micro_step(model)) return;
-    if (leaves_exchange(model))
+    if (leaves_exchange(model)) {
         add_received(model, -1);
-    else
-        wait_for_exchange(model);
+        return;
+    }
+    wait_for_exchange(model);
+    model->comm->reduce_scatter_end(model->comm, STREAM_MAIN);
 }
 
 /* ---- update ---- */
@@ -112,6 +127,7 @@ void gpt2_update(GPT2 *model, const UpdateArgs *args) {
         if (model->n_parts > 1) gather_weights(model, i - 1);
     }
     if (model->n_parts == 1) return;
+    model->comm->all_gather_end(model->comm, STREAM_SIDE);
     device->event_record(EVENT_WEIGHTS_GATHERED, STREAM_SIDE);
     device->stream_wait(STREAM_MAIN, EVENT_WEIGHTS_GATHERED);
 }
@@ -175,6 +191,7 @@ static const float *gather(GPT2 *model, const float *own) {
         model->ops->device->copy(model->grads + part.begin, own + part.at, (size_t)part.n * sizeof(float));
         model->comm->all_gather(model->comm, STREAM_MAIN, model->grads + range.begin, part.n, DTYPE_F32);
     }
+    model->comm->all_gather_end(model->comm, STREAM_MAIN);
     return model->grads;
 }
 

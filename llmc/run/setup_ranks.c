@@ -48,8 +48,9 @@ static bool on_cpu(const Run *run) {
 }
 
 void setup_plan_exchange(const Run *run, Comm *planned) {
-    if (planned->ranks.n_ranks > 1)
-        planned->fixed_bytes = on_cpu(run) ? comm_sockets_fixed_bytes : comm_nccl_fixed_bytes;
+    if (planned->ranks.n_ranks == 1) return;
+    planned->fixed_bytes = on_cpu(run) ? comm_sockets_fixed_bytes : comm_nccl_fixed_bytes;
+    if (!on_cpu(run)) planned->attached_bytes = comm_nccl_attached_bytes;
 }
 
 /* A launcher may have shown each process its own card alone. */
@@ -175,6 +176,5 @@ void setup_print_ranks(const Run *run) {
         console_row(stdout, "ranks", "%d, what follows is of one of them", n);
     else
         console_row(stdout, "ranks", "%d on %d %s, by %s; %s", n, r->n_hosts,
-                    r->n_hosts == 1 ? "host" : "hosts", run->place.launcher,
-                    on_cpu(run) ? "TCP" : comm_nccl_description());
+                    r->n_hosts == 1 ? "host" : "hosts", run->place.launcher, comm_description(run->comm));
 }

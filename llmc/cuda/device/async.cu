@@ -5,7 +5,7 @@
 
 /* ---- streams and events ---- */
 
-static cudaStream_t stream_of(StreamId id) {
+cudaStream_t stream_of(StreamId id) {
     return id == STREAM_MAIN ? main_stream : side_stream;
 }
 

@@ -26,6 +26,7 @@ static constexpr Device table() {
     device.event_record = cuda_event_record;
     device.stream_wait = cuda_stream_wait;
     device.stream_handle = cuda_stream_handle;
+    device.peer_memory = &cuda_peer_memory;
     device.timestamp = cuda_timestamp;
     device.seconds_between = cuda_seconds_between;
     device.capture_begin = cuda_capture_begin;

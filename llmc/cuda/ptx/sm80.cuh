@@ -49,6 +49,18 @@ __device__ __forceinline__ uint32_t cvt_bf16x2(float low, float high) {
     return pair;
 }
 
+/* ---- flags between devices ---- */
+
+__device__ __forceinline__ uint32_t load_acquire_system(const uint32_t *p) {
+    uint32_t x;
+    asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(x) : "l"(p) : "memory");
+    return x;
+}
+
+__device__ __forceinline__ void store_release_system(uint32_t *p, uint32_t x) {
+    asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(p), "r"(x) : "memory");
+}
+
 /* ---- cp.async (sm_80): global to shared without registers ---- */
 
 /* Copies 16 bytes, or writes 16 zero bytes and reads nothing where valid is false. */

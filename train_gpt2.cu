@@ -11,6 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include "llmc/checkpoint/checkpoint.h"
+#include "llmc/checkpoint/export.h"
 #include "llmc/comm/watchdog.h"
 #include "llmc/run/console.h"
 #include "llmc/run/flags.h"
@@ -165,6 +166,19 @@ static void save_on_request(Training *t) {
         console_note(&t->console, "saved step %lld on request", (long long)t->state.step);
 }
 
+static bool export(Training *t, Error *err) {
+    const Settings *s = &t->run->settings;
+    int64_t bytes;
+    char size[FORMAT_NUMBER];
+    console_status(&t->console, "writing %s", s->export_path);
+    if (!export_model(s->export_path, s->export_type, &t->run->model, t->run->tokenizer, &bytes, err))
+        return false;
+    console_note(&t->console, "exported: %s, %s, %s; to open it: %s", s->export_path,
+                 export_type_names[s->export_type], format_bytes(size, (double)bytes),
+                 export_hint(s->export_path));
+    return true;
+}
+
 /* ---- the run ---- */
 
 static bool due(int64_t step, int64_t every) {
@@ -242,6 +256,7 @@ static bool eval_only(Training *t, Error *err) {
 
 static bool work(Training *t, Error *err) {
     const Settings *s = &t->run->settings;
+    if (s->export_path) return export(t, err);
     if (settings_sample_only(s)) return draw_sample(t, t->state.step, err);
     if (s->profile) return profile_run(stdout, t, err);
     return s->eval_only ? eval_only(t, err) : train(t, err);
@@ -249,7 +264,10 @@ static bool work(Training *t, Error *err) {
 
 /* Device, data, output folder, some of which may take a while: the first line stands before them. */
 static bool load(Run *run, Error *err) {
+    const Settings *s = &run->settings;
     if (!setup_check_data(run, err)) return false;
+    if (s->export_path && !export_check(s->export_path, s->export_type, &run->config, run->tokenizer, err))
+        return false;
     console_row(stdout, "program", "%s", program_version());
     fflush(stdout);
     console_waiting(stdout, "reading the data");
@@ -265,7 +283,7 @@ static void describe(Training *t) {
     setup_print_device(run);
     setup_print_ranks(run);
     setup_print_model(run);
-    if (settings_sample_only(&run->settings)) return;
+    if (settings_model_alone(&run->settings)) return;
     if (run->train) {
         t->peak_flops = run->ops->device->peak_flops(run->ops->dtype, &how);
         console_row(stdout, "peak", "%.1f TFLOP/s (%s)", t->peak_flops * 1e-12, how);
@@ -403,7 +421,7 @@ static int run_to_end(Training *t, int argc, char **argv) {
     Run *run = t->run;
     const Settings *s = &run->settings;
     Error err = {0};
-    if (!settings_sample_only(s) && !s->eval_only)
+    if (!settings_model_alone(s) && !s->eval_only)
         stop_ignore_pipe(); /* the reader may leave behind the first line */
     setup_agree(run, load(run, &err), &err);
     setup_agree(run, setup_model(run, &err), &err);

@@ -32,9 +32,9 @@ static bool save_config(const char *directory, const GPT2 *model, const Tokenize
     return ok;
 }
 
-static bool save_weights(const char *directory, GPT2 *model, bool model_only, JsonWriter *manifest,
-                         Error *err) {
-    const FlatBuffer weights = {"transformer", FLAT_MASTER};
+static bool save_weights(const char *directory, GPT2 *model, bool model_only, const char *note,
+                         JsonWriter *manifest, Error *err) {
+    const FlatBuffer weights = {"transformer", FLAT_MASTER, note};
     FlatBuffer states[N_STATES];
     const int n_states = optimizer_buffers(states, model);
     if (!hf_tensors_save(directory, "model.safetensors", model, &weights, 1, manifest, err)) return false;
@@ -70,10 +70,21 @@ static bool save_files(const char *directory, GPT2 *model, const Tokenizer *toke
     JsonWriter manifest;
     bool ok = manifest_begin(&manifest, state, tokenizer, model_only, err) &&
               save_tokenizer(directory, tokenizer, model->config.max_seq_len, &manifest, err) &&
-              save_weights(directory, model, model_only, &manifest, err) &&
+              save_weights(directory, model, model_only, NULL, &manifest, err) &&
               save_config(directory, model, tokenizer, &manifest, err) &&
               manifest_write(&manifest, directory, err) && directory_sync(directory, err);
     json_writer_free(&manifest);
+    return ok;
+}
+
+bool checkpoint_write_model(const char *directory, GPT2 *model, const Tokenizer *tokenizer, const char *note,
+                            Error *err) {
+    JsonWriter unread = {0}; /* sums for a manifest, which is a checkpoint's */
+    json_begin_object(&unread, NULL);
+    const bool ok = save_tokenizer(directory, tokenizer, model->config.max_seq_len, &unread, err) &&
+                    save_weights(directory, model, true, note, &unread, err) &&
+                    save_config(directory, model, tokenizer, &unread, err);
+    json_writer_free(&unread);
     return ok;
 }
 

@@ -26,6 +26,10 @@ typedef struct SaveOptions {
  * the temporary directory is gone, err says. */
 bool checkpoint_save(const char *out, GPT2 *model, const Tokenizer *tokenizer, const TrainerState *state,
                      const SaveOptions *options, Error *err);
+/* What of a checkpoint others open, into an empty directory: weights, config.json, the tokenizer's files (NULL: none). A
+ * note is shown by a reader that does not know it ("note.TEXT"; NULL: none). */
+bool checkpoint_write_model(const char *directory, GPT2 *model, const Tokenizer *tokenizer, const char *note,
+                            Error *err);
 /* Behind every save of a run, on every rank: rank 0 has called checkpoint_save, or failed before it, and says how that
  * ended; the others bring their parts of weights and states meanwhile. Returns rank 0's result. The files know no ranks. */
 bool checkpoint_share(GPT2 *model, bool ok);

@@ -11,7 +11,7 @@ enum { NAME_SIZE = 96, PIECE_ELEMS = 1 << 20 };
 int optimizer_buffers(FlatBuffer buffers[N_STATES], const GPT2 *model) {
     int n = 0;
     for (int i = 0; i < N_STATES; i++)
-        if (model->states[i]) buffers[n++] = (FlatBuffer){optimizer_states[i].name, i};
+        if (model->states[i]) buffers[n++] = (FlatBuffer){optimizer_states[i].name, i, NULL};
     return n;
 }
 
@@ -128,6 +128,8 @@ static bool write_header(OutFile *file, const Piece *pieces, int n, const FlatBu
             file_shape(&pieces[i], shape);
             safetensors_header_add(&header, name, pieces[i].rank, shape);
         }
+    for (int k = 0; k < n_buffers; k++)
+        if (buffers[k].note) safetensors_header_add(&header, buffers[k].note, 1, (int64_t[]){1});
     return safetensors_header_write(&header, file, err);
 }
 
@@ -175,6 +177,8 @@ static bool write_file(OutFile *file, GPT2 *model, const FlatBuffer *buffers, in
             if (ok) manifest_write_checksum(manifest, name, crc);
         }
     }
+    for (int k = 0; ok && k < n_buffers; k++)
+        if (buffers[k].note) ok = outfile_write(file, &(float){0}, sizeof(float), err);
     json_end_object(manifest);
     free(staging.a);
     free(pieces);
@@ -338,11 +342,15 @@ static bool is_mask(const char *name) {
     return strcmp(name + end, "bias") == 0 || strcmp(name + end, "masked_bias") == 0;
 }
 
+static bool is_note(const char *name) {
+    return strncmp(name, "note.", 5) == 0;
+}
+
 static bool check_all_used(const Source *source, Error *err) {
     for (int i = 0; i < source->n; i++)
         for (int k = 0; k < source->files[i].n; k++) {
             const SafetensorsEntry *entry = &source->files[i].entries[k];
-            if (!entry->used && !is_mask(entry->name))
+            if (!entry->used && !is_mask(entry->name) && !is_note(entry->name))
                 return fail(
                     err, EXIT_INPUT,
                     "%s: expected the tensors of a GPT-2 as config.json has it, found '%.80s' as well",
@@ -434,7 +442,7 @@ static bool load_source(const Source *source, GPT2 *model, const FlatBuffer *buf
 }
 
 bool hf_weights_load(const char *directory, GPT2 *model, Error *err) {
-    const FlatBuffer weights = {"transformer", FLAT_MASTER};
+    const FlatBuffer weights = {"transformer", FLAT_MASTER, NULL};
     Source source;
     if (!source_open(&source, directory, err)) return false;
     bool ok = load_source(&source, model, &weights, 1, err);

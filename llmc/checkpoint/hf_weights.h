@@ -14,6 +14,8 @@ typedef struct FlatBuffer {
     const char
         *prefix; /* "transformer" for weights, "m" and so on for the optimizer's states; a dot follows */
     int id;      /* FLAT_MASTER, or a StateId */
+    /* The name of one more tensor, "note.TEXT", of one 0: a program that does not know it says so when it loads the file. NULL: none. */
+    const char *note;
 } FlatBuffer;
 
 /* The optimizer's states that the model has; returns how many. */
@@ -29,7 +31,7 @@ bool hf_tensors_bring(GPT2 *model, bool ok);
 
 /* model.safetensors of a directory, or the shards that model.safetensors.index.json lists. Names with and
  * without "transformer."; lm_head.weight must equal wte.weight where it is there; mask buffers (attn.bias)
- * are ignored; any other tensor is refused, as is a missing one. Everything is checked before the model is
+ * and notes are ignored; any other tensor is refused, as is a missing one. Everything is checked before the model is
  * touched. */
 bool hf_weights_load(const char *directory, GPT2 *model, Error *err);
 /* The same for one file and given buffers, as hf_tensors_save wrote it. */

@@ -120,3 +120,52 @@ bool llmc_bin_load_weights(const char *path, GPT2 *model, Error *err) {
     close(file.fd);
     return ok;
 }
+
+/* ---- writing ---- */
+
+static bool write_header(OutFile *file, const GPT2Config *c, DType dtype, Error *err) {
+    const int32_t header[HEADER_INTS] = {MAGIC,          dtype == DTYPE_F32 ? VERSION_F32 : VERSION_BF16,
+                                         c->max_seq_len, c->vocab_size,
+                                         c->n_layer,     c->n_head,
+                                         c->n_embd,      c->padded_vocab_size};
+    return outfile_write(file, header, sizeof header, err);
+}
+
+/* n weights from master on. floats: (2 PIECE_ELEMS) */
+static bool write_range(OutFile *file, const GPT2 *model, const float *master, int64_t n, DType dtype,
+                        float *floats, Error *err) {
+    uint16_t *halves = (uint16_t *)(floats + PIECE_ELEMS);
+    for (int64_t done = 0; done < n; done += PIECE_ELEMS) {
+        const int64_t part = n - done < PIECE_ELEMS ? n - done : PIECE_ELEMS;
+        model->ops->device->download(floats, master + done, (size_t)part * sizeof *floats);
+        for (int64_t i = 0; dtype == DTYPE_BF16 && i < part; i++) halves[i] = bf16_from_f32(floats[i]);
+        const void *stored = dtype == DTYPE_BF16 ? (const void *)halves : floats;
+        if (!outfile_write(file, stored, (size_t)part * dtype_bytes(dtype), err)) return false;
+    }
+    return true;
+}
+
+/* wte with its padding rows, which are 0. */
+static bool write_all(OutFile *file, GPT2 *model, DType dtype, float *floats, Error *err) {
+    const float *master = gpt2_gather_master(model);
+    for (int id = 0; id < N_TENSORS; id++)
+        for (int layer = 0; layer < model->tensors[id].n_layers; layer++) {
+            const Tensor *t = &model->tensors[id];
+            if (!write_range(file, model, master + tensor_at(t, layer), t->layer_elems, dtype, floats, err))
+                return false;
+        }
+    return true;
+}
+
+bool llmc_bin_save(const char *directory, const char *name, GPT2 *model, DType dtype, Error *err) {
+    char path[PATH_MAX];
+    OutFile file;
+    if (!path_join(path, directory, name, err) || !outfile_open(&file, path, err)) return false;
+    float *floats = malloc(2 * PIECE_ELEMS * sizeof *floats);
+    const bool ok = floats ? write_header(&file, &model->config, dtype, err) &&
+                                 write_all(&file, model, dtype, floats, err) && outfile_close(&file, err)
+                           : fail(err, EXIT_RUN, "%s: no memory to write it", path);
+    free(floats);
+    outfile_abandon(&file);
+    return ok;
+}

@@ -8,5 +8,7 @@
 
 /* Checks magic, version, every size, and the file's length to the byte. */
 bool llmc_bin_read_config(const char *path, GPT2Config *config, Error *err);
+/* The new file DIRECTORY/NAME, on the disk; version 3 or 5 by dtype. */
+bool llmc_bin_save(const char *directory, const char *name, GPT2 *model, DType dtype, Error *err);
 /* Loads the weights into a model of that config; the file's padding rows of wte are not read. */
 bool llmc_bin_load_weights(const char *path, GPT2 *model, Error *err);

@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include "llmc/base/error.h"
 #include "llmc/base/version.h"
+#include "llmc/checkpoint/export.h"
 #include "llmc/model/gpt2.h"
 #include "schedule.h"
 
@@ -49,6 +50,8 @@ typedef struct Settings {
     int64_t save_every; /* 0: only at the end */
     int64_t keep;       /* newest checkpoints that stay; 0: all */
     bool keep_best, resume, model_only;
+    const char *export_path; /* NULL: no export */
+    ExportType export_type;
     /* system */
     DeviceKind device;
     Precision precision;
@@ -98,6 +101,9 @@ bool flags_was_set(const Settings *s, const char *name);
 /* True where the command line asks for text from a checkpoint and for no training:
  * --model names files, --prompt is given, --train is not. */
 bool settings_sample_only(const Settings *s);
+
+/* True where a run is about --model alone: samples, or an export. It reads no data. */
+bool settings_model_alone(const Settings *s);
 
 /* True where there is something to validate on: --val, or a text whose last tenth validates. Token shards are
  * not split: without --val such a run trains and reports "val loss n/a". */

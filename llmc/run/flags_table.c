@@ -89,6 +89,10 @@ const Flag flags_table[] = {
     {GROUP_CHECKPOINTS, "keep-best", 0, FLAG_SWITCH, AT(keep_best), .help = "save at each new lowest validation loss; that checkpoint stays, whatever --keep says"},
     {GROUP_CHECKPOINTS, "resume", 'y', FLAG_SWITCH, AT(resume), .help = "go on from the newest whole checkpoint in --out; where there is none, a new run begins"},
     {GROUP_CHECKPOINTS, "model-only", 0, FLAG_SWITCH, AT(model_only), .help = "checkpoints without the optimizer: smaller, cannot be resumed"},
+    {GROUP_CHECKPOINTS, "export", 0, FLAG_TEXT, AT(export_path), .value_name = "PATH",
+     .help = "write --model for other programs and exit: NAME.gguf for llama.cpp, NAME.bin for llm.c, else a Hugging Face directory"},
+    {GROUP_CHECKPOINTS, "export-type", 0, FLAG_CHOICE, AT(export_type), "f32", .choices = {"f32", "f16", "bf16", "q8_0"},
+     .help = "of the matrices in a .gguf; a .bin takes f32 and bf16"},
 
     {GROUP_SYSTEM, "device", 0, FLAG_CHOICE, AT(device), "auto", .choices = {"auto", "cuda", "cpu"},
      .help = "where to compute; auto: the GPU if there is one"},

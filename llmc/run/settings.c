@@ -20,6 +20,10 @@ bool settings_sample_only(const Settings *s) {
            !model_is_descriptor(s->model) && !s->eval_only && !s->memory;
 }
 
+bool settings_model_alone(const Settings *s) {
+    return s->export_path || settings_sample_only(s);
+}
+
 bool settings_has_validation(const Settings *s) {
     return s->val || !pattern_is_shards(s->train);
 }
@@ -134,6 +138,22 @@ static bool check_numbers(const Settings *s, int n_ranks, Error *err) {
     return true;
 }
 
+/* An export reads --model, writes PATH, and is done. */
+static bool check_export(const Settings *s, int n_ranks, Error *err) {
+    static const char *const others[] = {"train", "val", "out", "prompt", "eval-only", "profile", "gpus"};
+    if (!s->export_path)
+        return !flags_was_set(s, "export-type") ||
+               fail(err, EXIT_INPUT, "--export-type: of what? hint: --export PATH");
+    if (!flags_was_set(s, "model")) return fail(err, EXIT_INPUT, "--export: which model? hint: --model PATH");
+    for (size_t i = 0; i < sizeof others / sizeof *others; i++)
+        if (flags_was_set(s, others[i]))
+            return fail(
+                err, EXIT_INPUT,
+                "--export and --%s: an export reads --model and does nothing else; hint: leave --%s out",
+                others[i], others[i]);
+    return n_ranks == 1 || fail(err, EXIT_INPUT, "--export on several ranks: one writes; hint: no launcher");
+}
+
 static bool check_groups(const Settings *s, int n_ranks, Error *err) {
     const int size = (int)s->context_gpus;
     return n_ranks % size == 0 ||
@@ -200,7 +220,7 @@ bool flags_check(const Settings *s, int n_ranks, Error *err) {
     /* clang-format on */
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
         if (rows[i].wrong) return fail(err, EXIT_INPUT, "%s", rows[i].text);
-    return check_groups(s, n_ranks, err) && check_numbers(s, n_ranks, err);
+    return check_export(s, n_ranks, err) && check_groups(s, n_ranks, err) && check_numbers(s, n_ranks, err);
 }
 
 /* ---- JSON ---- */

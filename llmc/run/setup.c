@@ -11,14 +11,15 @@
 bool setup_backend(Run *run, Error *err) {
     const Settings *s = &run->settings;
     const bool built = ops_cuda_bf16 != NULL, present = cuda_available();
-    const bool use_cuda = s->device == DEVICE_CUDA || (s->device == DEVICE_AUTO && present);
+    const bool use_cuda =
+        !s->export_path && (s->device == DEVICE_CUDA || (s->device == DEVICE_AUTO && present));
     if (s->device == DEVICE_CUDA && !built)
         return fail(err, EXIT_INPUT,
                     "--device cuda: this program was built for the CPU alone; hint: make train_gpt2cu");
     if (s->device == DEVICE_CUDA && !present && !s->memory)
         return fail(err, EXIT_INPUT,
                     "--device cuda: no CUDA device or no driver found; hint: nvidia-smi, or --device cpu");
-    run->cpu_instead = s->device == DEVICE_AUTO && built && !present;
+    run->cpu_instead = s->device == DEVICE_AUTO && built && !present && !s->export_path;
     run->ops = !use_cuda ? &ops_cpu : s->precision == PRECISION_FP32 ? ops_cuda_fp32 : ops_cuda_bf16;
     setup_plan_exchange(run, &run->planned_ranks);
     return true;
@@ -185,7 +186,7 @@ bool setup_model_size(Run *run, Error *err) {
     const Settings *s = &run->settings;
     const int size = (int)s->context_gpus;
     if (!model_size(run, err)) return false;
-    if (size == 1 || settings_sample_only(s)) return true;
+    if (size == 1 || settings_model_alone(s)) return true;
     if (!run->context) {
         run->planned = comm_planned(size);
         setup_plan_exchange(run, &run->planned);
@@ -220,16 +221,16 @@ const char *setup_model_name(const Run *run) {
 
 static GPT2Options model_options(const Run *run) {
     const Settings *s = &run->settings;
-    const bool sample_only = settings_sample_only(s);
+    const bool model_alone = settings_model_alone(s);
     return (GPT2Options){
-        .B = sample_only ? 1 : (int)s->batch,
-        .T = sample_only ? 1 : (int)s->seq,
+        .B = model_alone ? 1 : (int)s->batch,
+        .T = model_alone ? 1 : (int)s->seq,
         .recompute = s->recompute,
         .attention = s->attention,
-        .training = !s->eval_only && !sample_only,
+        .training = !s->eval_only && !model_alone,
         .dropout_seed = (uint64_t)s->seed,
         .comm = run->comm,
-        .context = sample_only ? NULL : run->context,
+        .context = model_alone ? NULL : run->context,
         .reproducible = (int)s->reproducible,
         .graph = s->graph == GRAPH_ON && !s->profile,
     };
@@ -299,15 +300,15 @@ static int fitting_batch(const Run *run, const GPT2Options *options) {
 /* What would make room for a plan that does not fit; only what the run can follow, and what is enough. */
 static void room_hint(const Run *run, const GPT2Options *o, char *text, size_t size) {
     const Recompute block = RECOMPUTE_BLOCK;
-    const bool sample_only = settings_sample_only(&run->settings),
+    const bool model_alone = settings_model_alone(&run->settings),
                can_recompute = o->training && o->recompute < block;
     const int batch = fitting_batch(run, o);
-    if (batch && !sample_only)
+    if (batch && !model_alone)
         snprintf(text, size, "; hint: --batch %d fits%s", batch,
                  can_recompute && fits(run, *o, o->B, o->T, block) ? ", or --recompute block" : "");
     else if (can_recompute && fits(run, *o, 1, o->T, block))
         snprintf(text, size, "; even --batch 1 does not fit; hint: --batch 1 --recompute block");
-    else if (!sample_only && fits(run, *o, 1, 1, can_recompute ? block : o->recompute))
+    else if (!model_alone && fits(run, *o, 1, 1, can_recompute ? block : o->recompute))
         snprintf(text, size, "; even --batch 1 does not fit; hint: a shorter --seq%s",
                  can_recompute ? " and --recompute block" : "");
     else if (!run->model_path[0])
@@ -335,7 +336,7 @@ static bool check_memory(Run *run, Error *err) {
     room_hint(run, &options, hint, sizeof hint);
     snprintf(what, sizeof what, "--batch %d --seq %d", options.B, options.T);
     return fail(err, EXIT_RUN, "%s needs %.2f GiB, %.2f GiB are free%s",
-                settings_sample_only(&run->settings) ? setup_model_name(run) : what,
+                settings_model_alone(&run->settings) ? setup_model_name(run) : what,
                 (double)plan.total_bytes / GiB, (double)run->free_at_start / GiB, hint);
 }
 

@@ -73,7 +73,7 @@ static DataLoader *open_data(const Run *run, Purpose purpose, Error *err) {
 
 bool setup_check_data(const Run *run, Error *err) {
     const Settings *s = &run->settings;
-    if (settings_sample_only(s)) return true;
+    if (settings_model_alone(s)) return true;
     const bool reads_train = !s->eval_only || !s->val;
     if (reads_train && !flags_was_set(s, "train") && access(s->train, F_OK)) return fail_no_data(run, err);
     if (reads_train && !token_stream_check(s->train, err)) return fail_flag("train", err);
@@ -128,7 +128,7 @@ static void name_not_utf8(const DataLoader *loader) {
 
 bool setup_data(Run *run, Error *err) {
     const Settings *s = &run->settings;
-    if (settings_sample_only(s)) return true;
+    if (settings_model_alone(s)) return true;
     const int32_t *tokens, *targets;
     if (!s->eval_only && !(run->train = open_data(run, TRAINING, err))) return false;
     if (run->train) name_not_utf8(run->train);

@@ -111,7 +111,7 @@ static bool find_tokenizer(Run *run, Error *err) {
     char first[PATH_MAX];
     if (s->tokenizer) return open_named(run, err) || fail_flag("tokenizer", err);
     if (run->model_path[0] && !open_models_own(run, err)) return false;
-    if (run->tokenizer || settings_sample_only(s)) return true;
+    if (run->tokenizer || (run->model_path[0] && settings_model_alone(s))) return true;
     const bool found = token_stream_first_file(s->train, first);
     if (found && shard_is_meant(first)) return open_beside_shards(run, first, err);
     if (!found && pattern_is_shards(s->train)) {

@@ -222,8 +222,55 @@ bool tokenizer_encode(const Tokenizer *tokenizer, const char *text, size_t lengt
 
 /* ---- saving ---- */
 
+bool tokenizer_save_bin(const Tokenizer *tokenizer, const char *directory, const char *name, Error *err) {
+    return vocabulary_write_bin(&tokenizer->vocabulary, directory, name, err);
+}
+
+bool tokenizer_equals(const Tokenizer *a, const Tokenizer *b) {
+    const Vocabulary *x = &a->vocabulary, *y = &b->vocabulary;
+    const size_t n = (size_t)x->n_tokens;
+    return x->n_tokens == y->n_tokens && x->eot == y->eot &&
+           memcmp(x->offsets, y->offsets, (n + 1) * sizeof *x->offsets) == 0 &&
+           memcmp(x->bytes, y->bytes, x->offsets[n]) == 0;
+}
+
+bool tokenizer_is_special(const Tokenizer *tokenizer, int token) {
+    const Vocabulary *vocabulary = &tokenizer->vocabulary;
+    const uint32_t length = vocabulary->offsets[token + 1] - vocabulary->offsets[token];
+    return token == vocabulary->eot ||
+           (!tokenizer->is_bytes && length > 1 && tokenizer->bpe.parts[token][0] < 0);
+}
+
+static bool is_utf8(const char *text, size_t n) {
+    while (n > 0) {
+        const int sequence = utf8_sequence(text, n);
+        if (sequence == 0) return false;
+        text += sequence;
+        n -= (size_t)sequence;
+    }
+    return true;
+}
+
+bool tokenizer_append_spelled(JsonWriter *w, const Tokenizer *tokenizer, int token) {
+    char spelled[TOKEN_SPELLED];
+    size_t n = 0;
+    const char *bytes = tokenizer_bytes(tokenizer, token, &n);
+    if (!bytes || n > 255) return false;
+    if (tokenizer_is_special(tokenizer, token) && is_utf8(bytes, n)) {
+        json_append(w, bytes, n);
+        return true;
+    }
+    vocabulary_spell(&tokenizer->vocabulary, token, spelled);
+    json_append(w, spelled, strlen(spelled));
+    return true;
+}
+
+void tokenizer_append_merges(JsonWriter *w, const Tokenizer *tokenizer) {
+    if (!tokenizer->is_bytes) vocabulary_append_merges(w, &tokenizer->bpe);
+}
+
 bool tokenizer_save(const Tokenizer *tokenizer, const char *directory, int context, Error *err) {
     const Bpe *bpe = tokenizer->is_bytes ? NULL : &tokenizer->bpe;
-    return vocabulary_write_bin(&tokenizer->vocabulary, directory, err) &&
+    return vocabulary_write_bin(&tokenizer->vocabulary, directory, "tokenizer.bin", err) &&
            vocabulary_write_hf(&tokenizer->vocabulary, bpe, directory, context, err);
 }

@@ -31,6 +31,16 @@ const char *tokenizer_bytes(const Tokenizer *tokenizer, int token, size_t *lengt
  * per byte. */
 bool tokenizer_encode(const Tokenizer *tokenizer, const char *text, size_t length, int32_t **tokens,
                       size_t *n, Error *err);
+/* As llm.c's tokenizer .bin: DIRECTORY/NAME. */
+bool tokenizer_save_bin(const Tokenizer *tokenizer, const char *directory, const char *name, Error *err);
+/* True where both have the same tokens, under the same ids. */
+bool tokenizer_equals(const Tokenizer *a, const Tokenizer *b);
+/* A vocabulary as byte-level BPE files have it: each byte of a token a printable character, a special token, which no
+ * text becomes, as it is; the merges, a line each ("Ġ t"), none where bytes are the tokens. Appended as plain bytes;
+ * false for a token of more than 255 bytes. */
+bool tokenizer_append_spelled(JsonWriter *w, const Tokenizer *tokenizer, int token);
+bool tokenizer_is_special(const Tokenizer *tokenizer, int token);
+void tokenizer_append_merges(JsonWriter *w, const Tokenizer *tokenizer);
 /* Writes the files that go into a checkpoint directory: tokenizer.bin, and vocab.json, merges.txt,
  * tokenizer_config.json, special_tokens_map.json, with which transformers gives the same ids, and knows the model's
  * context of so many tokens. */

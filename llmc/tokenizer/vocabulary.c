@@ -89,11 +89,11 @@ bool vocabulary_read_bin(Vocabulary *vocabulary, const char *path, Error *err) {
     return ok;
 }
 
-bool vocabulary_write_bin(const Vocabulary *vocabulary, const char *directory, Error *err) {
+bool vocabulary_write_bin(const Vocabulary *vocabulary, const char *directory, const char *name, Error *err) {
     size_t n = (size_t)vocabulary->n_tokens, size = HEADER_BYTES + n + vocabulary->offsets[n],
            at = HEADER_BYTES;
     uint8_t *file = calloc(size, 1);
-    if (!file) return fail(err, EXIT_RUN, "out of memory for tokenizer.bin, %zu bytes", size);
+    if (!file) return fail(err, EXIT_RUN, "out of memory for %s, %zu bytes", name, size);
     uint32_t header[HEADER_FIELDS] = {MAGIC, 2, (uint32_t)n,
                                       vocabulary->eot < 0 ? no_eot : (uint32_t)vocabulary->eot};
     memcpy(file, header, sizeof header);
@@ -101,13 +101,13 @@ bool vocabulary_write_bin(const Vocabulary *vocabulary, const char *directory, E
     for (size_t i = 0; i < n && ok; i++) {
         size_t length = vocabulary->offsets[i + 1] - vocabulary->offsets[i];
         ok = length <= 255 ||
-             fail(err, EXIT_RUN, "token %zu has %zu bytes, tokenizer.bin holds at most 255", i, length);
+             fail(err, EXIT_RUN, "token %zu has %zu bytes, %s holds at most 255", i, length, name);
         if (!ok) break;
         file[at] = (uint8_t)length;
         memcpy(file + at + 1, vocabulary->bytes + vocabulary->offsets[i], length);
         at += 1 + length;
     }
-    ok = ok && file_write(directory, "tokenizer.bin", file, size, err);
+    ok = ok && file_write(directory, name, file, size, err);
     free(file);
     return ok;
 }

@@ -5,6 +5,9 @@
 #include <stdint.h>
 #include "bpe.h"
 #include "llmc/base/error.h"
+#include "llmc/base/json.h"
+
+enum { TOKEN_SPELLED = 2 * 255 + 1 };
 
 typedef struct Vocabulary {
     int n_tokens;
@@ -22,7 +25,7 @@ void vocabulary_free(Vocabulary *vocabulary);
 /* Header of 256 uint32: magic 20240328, version 1 or 2, number of tokens, end-of-text id (version 2; 2^32 -
  * 1: none); then per token its length in one byte and its bytes. */
 bool vocabulary_read_bin(Vocabulary *vocabulary, const char *path, Error *err);
-bool vocabulary_write_bin(const Vocabulary *vocabulary, const char *directory, Error *err);
+bool vocabulary_write_bin(const Vocabulary *vocabulary, const char *directory, const char *name, Error *err);
 
 /* vocab.json: {token: id}, its bytes spelled as printable characters (hf_spell); and merges.txt beside it. */
 bool vocabulary_read_hf(Vocabulary *vocabulary, const char *directory, Error *err);
@@ -30,6 +33,10 @@ bool vocabulary_read_hf(Vocabulary *vocabulary, const char *directory, Error *er
 bool vocabulary_read_json(Vocabulary *vocabulary, const char *path, Error *err);
 /* The merges that the file states, if it does, must be those that the ids imply. bpe NULL: none. */
 bool vocabulary_check_merges(const Vocabulary *vocabulary, const Bpe *bpe, Error *err);
+/* Token i as vocab.json has it: each byte a printable character; its bytes are at most 255. Null-terminated. */
+void vocabulary_spell(const Vocabulary *vocabulary, int i, char text[TOKEN_SPELLED]);
+/* The lines of merges.txt after its first, in the order of the ids: the two parts of a token, a space between. */
+void vocabulary_append_merges(JsonWriter *w, const Bpe *bpe);
 /* vocab.json, merges.txt, tokenizer_config.json, special_tokens_map.json. bpe NULL: there are no merges. */
 bool vocabulary_write_hf(const Vocabulary *vocabulary, const Bpe *bpe, const char *directory, int context,
                          Error *err);

@@ -160,8 +160,7 @@ bool vocabulary_read_hf(Vocabulary *vocabulary, const char *directory, Error *er
 
 /* ---- merges.txt ---- */
 
-/* All lines of merges.txt after its first, in the order of the ids: the two parts of a token, a space between. */
-static void append_merges(JsonWriter *w, const Bpe *bpe) {
+void vocabulary_append_merges(JsonWriter *w, const Bpe *bpe) {
     uint32_t code_points[256];
     make_spelling(code_points);
     for (int i = 0; i < 2 * bpe->n_tokens; i++) {
@@ -188,7 +187,7 @@ static int64_t first_difference(const char *a, const char *b) {
 bool vocabulary_check_merges(const Vocabulary *vocabulary, const Bpe *bpe, Error *err) {
     if (!vocabulary->merges) return true;
     JsonWriter w = {0};
-    if (bpe) append_merges(&w, bpe);
+    if (bpe) vocabulary_append_merges(&w, bpe);
     bool ok = !w.failed || fail(err, EXIT_RUN, "%s: out of memory", vocabulary->file);
     int64_t line = ok ? first_difference(vocabulary->merges, w.data ? w.data : "") : 0;
     if (line > 0)
@@ -202,14 +201,18 @@ bool vocabulary_check_merges(const Vocabulary *vocabulary, const Bpe *bpe, Error
 
 /* ---- writing ---- */
 
-static void write_vocab(JsonWriter *w, const Vocabulary *vocabulary) {
+void vocabulary_spell(const Vocabulary *vocabulary, int i, char text[TOKEN_SPELLED]) {
     uint32_t code_points[256];
-    char text[2 * 255 + 1];
+    const uint32_t begin = vocabulary->offsets[i];
     make_spelling(code_points);
+    spell(code_points, vocabulary->bytes + begin, vocabulary->offsets[i + 1] - begin, text);
+}
+
+static void write_vocab(JsonWriter *w, const Vocabulary *vocabulary) {
+    char text[TOKEN_SPELLED];
     json_begin_object(w, NULL);
     for (int i = 0; i < vocabulary->n_tokens; i++) {
-        size_t begin = vocabulary->offsets[i];
-        spell(code_points, vocabulary->bytes + begin, vocabulary->offsets[i + 1] - begin, text);
+        vocabulary_spell(vocabulary, i, text);
         json_write_int(w, text, i);
     }
     json_end_object(w);
@@ -236,7 +239,7 @@ bool vocabulary_write_hf(const Vocabulary *vocabulary, const Bpe *bpe, const cha
     write_vocab(&w, vocabulary);
     if (!flush_to(&w, directory, "vocab.json", err)) return false;
     json_append(&w, version, strlen(version));
-    if (bpe) append_merges(&w, bpe);
+    if (bpe) vocabulary_append_merges(&w, bpe);
     if (!flush_to(&w, directory, "merges.txt", err)) return false;
     w.indent = 2;
     json_begin_object(&w, NULL);

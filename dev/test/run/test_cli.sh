@@ -287,6 +287,22 @@ check "sample from a checkpoint: exit code $status" [ "$status" -eq 0 ]
 cp "$work/out" "$work/first"
 run --model "$work/whole/step_00000012" --prompt "line 1" --sample-tokens 12
 check "the same seed draws the same text" cmp -s "$work/out" "$work/first"
+run --model "$work/whole" --export "$work/whole.gguf" --export-type f16
+check "an export: exit code $status" [ "$status" -eq 0 ]
+check "an export: says what it wrote" grep -q "^exported: $work/whole.gguf, f16, .*; to open it: llama-cli" "$work/out"
+check "an export: the files are there" [ -s "$work/whole.gguf" ] && [ -s "$work/whole.Modelfile" ]
+run --model "$work/whole" --export "$work/whole.bin"
+run --model "$work/whole" --prompt "line 1" --sample-tokens 12 --temperature 0
+sed '1,/^---/d' "$work/out" >"$work/first"
+run --model "$work/whole.bin" --prompt "line 1" --sample-tokens 12 --temperature 0
+check "an exported .bin samples with its tokenizer beside it" [ "$(sed '1,/^---/d' "$work/out")" = "$(cat "$work/first")" ]
+refuses "an export over a file" '^error: --export: .*/whole.bin is there already \(a file\)' --model "$work/whole" --export "$work/whole.bin"
+refuses "an export that trains" '^error: --export and --train: ' --model "$work/whole" --export "$work/x" --train "$work/text.txt"
+refuses "an export of no model" '^error: --export: which model\? hint: --model PATH$' --export "$work/x"
+refuses "a type of no export" '^error: --export-type: of what\? hint: --export PATH$' --model "$work/whole" --prompt a --export-type f16
+(ulimit -f 8; "$program" --device cpu --model "$work/whole" --export "$work/large" >"$work/out" 2>"$work/err" </dev/null; echo "status $?" >>"$work/err")
+check "an export past a limit: exit code 1" grep -qx 'status 1' "$work/err"
+check "an export past a limit: leaves nothing" [ -z "$(ls -A "$work" | grep large)" ]
 run --model "$work/whole/step_00000012" --train "$work/text.txt" --eval-only --batch 2 --seq 16 --eval-batches 2
 check "--eval-only: exit code $status" [ "$status" -eq 0 ]
 log_loss=$(sed -n 's/.*"step": *12, *"val_loss": *\([0-9.]*\).*/\1/p' "$work/whole/log.jsonl")

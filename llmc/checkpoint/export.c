@@ -1,0 +1,280 @@
+#include "export.h"
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+#include "checkpoint.h"
+#include "llmc/base/files.h"
+#include "llmc_bin.h"
+
+enum { TYPE_NAME = 96 };
+static const char *const tokenizer_beside = "gpt2_tokenizer.bin"; /* where --model looks for a .bin's */
+
+/* ---- the kinds ---- */
+
+typedef struct Target {
+    char folder[PATH_MAX], name[PATH_MAX]; /* PATH is FOLDER/NAME */
+    char title[PATH_MAX];                  /* the name without its end */
+    ExportType type;
+    const Tokenizer *tokenizer;
+} Target;
+
+static bool write_modelfile(const char *directory, const Target *t, int context, Error *err) {
+    char name[PATH_MAX], text[2 * PATH_MAX + 300];
+    if (snprintf(name, sizeof name, "%s.Modelfile", t->title) >= (int)sizeof name)
+        return fail(err, EXIT_INPUT, "%s: the name is too long", t->title);
+    const int n = snprintf(text, sizeof text,
+                           "# ollama create NAME -f %s\n"
+                           "FROM ./%s\n"
+                           "TEMPLATE \"{{ .Prompt }}\"\n"
+                           "PARAMETER num_ctx %d\n",
+                           name, t->name, context);
+    return file_write(directory, name, text, (size_t)n, err);
+}
+
+static bool write_gguf(const char *directory, const Target *t, GPT2 *model, Error *err) {
+    return write_modelfile(directory, t, model->config.max_seq_len, err) &&
+           gguf_save(directory, t->name, t->title, t->type, model, t->tokenizer, err);
+}
+
+/* Without the tokenizer where the folder has it. */
+static bool write_bin(const char *directory, const Target *t, GPT2 *model, Error *err) {
+    const DType dtype = t->type == EXPORT_BF16 ? DTYPE_BF16 : DTYPE_F32;
+    const bool brings = t->tokenizer && !directory_has(t->folder, tokenizer_beside);
+    return (!brings || tokenizer_save_bin(t->tokenizer, directory, tokenizer_beside, err)) &&
+           llmc_bin_save(directory, t->name, model, dtype, err);
+}
+
+/* transformers knows no window. It warns of a tensor that it has no place for. */
+static bool write_hugging_face(const char *directory, const Target *t, GPT2 *model, Error *err) {
+    char note[120], page[400];
+    const int window = model->config.window;
+    const bool cuts = window && window < model->config.max_seq_len;
+    snprintf(note, sizeof note, "note.attention_window_of_%d_positions_is_not_applied_by_this_program",
+             window);
+    if (!checkpoint_write_model(directory, model, t->tokenizer, cuts ? note : NULL, err)) return false;
+    const int n =
+        snprintf(page, sizeof page,
+                 "Attention of this model sees the last %d positions (`attention_window` in "
+                 "config.json). A program that does not\nknow the key, transformers among them, lets "
+                 "it see all: its output is another past %d tokens.\n",
+                 window, window);
+    return !cuts || file_write(directory, "README.md", page, (size_t)n, err);
+}
+
+/* To write one more kind, add a row before the last. */
+static const struct Kind {
+    const char *end; /* of PATH */
+    const char *reader, *hint;
+    unsigned types;  /* bit by bit */
+    bool has_window; /* or says that there is one */
+    bool is_folder, needs_tokenizer;
+    bool (*write)(const char *directory, const Target *t, GPT2 *model, Error *err);
+} kinds[] = {
+    {".gguf", "llama.cpp",    "llama-cli -m PATH; ollama create NAME -f the Modelfile beside it", 15,                                 false,
+     false,                                                                                                                                         true,  write_gguf},
+    {".bin",  "llm.c",        "llm.c's train_gpt2cu -e PATH",                                     1 << EXPORT_F32 | 1 << EXPORT_BF16, false, false, false,
+     write_bin                                                                                                                                                       },
+    {"",      "Hugging Face", "AutoModelForCausalLM.from_pretrained(PATH)",                       1 << EXPORT_F32,                    true,  true,  false,
+     write_hugging_face                                                                                                                                              },
+};
+
+static const struct Kind *kind_of(const char *path) {
+    const struct Kind *kind = kinds;
+    for (;; kind++) {
+        const size_t n = strlen(path), m = strlen(kind->end);
+        if (n >= m && strcmp(path + n - m, kind->end) == 0) return kind;
+    }
+}
+
+const char *export_hint(const char *path) {
+    return kind_of(path)->hint;
+}
+
+/* ---- what stands in the way ---- */
+
+static bool find_target(Target *t, const char *path, Error *err) {
+    char copy[PATH_MAX];
+    *t = (Target){.folder = "."};
+    if (!path_copy(copy, path, err)) return false;
+    for (size_t n = strlen(copy); n > 1 && copy[n - 1] == '/'; n--) copy[n - 1] = 0;
+    char *slash = strrchr(copy, '/');
+    if (slash) snprintf(t->folder, sizeof t->folder, "%.*s", slash == copy ? 1 : (int)(slash - copy), copy);
+    snprintf(t->name, sizeof t->name, "%s", slash ? slash + 1 : copy);
+    snprintf(t->title, sizeof t->title, "%.*s", (int)(strlen(t->name) - strlen(kind_of(path)->end)), t->name);
+    return *t->title || fail(err, EXIT_INPUT, "--export %s: expected a name before %s", path,
+                             *kind_of(path)->end ? kind_of(path)->end : "the end");
+}
+
+/* Nothing is replaced, links and empty folders included. */
+static bool check_free(const char *folder, const char *name, Error *err) {
+    char path[PATH_MAX];
+    struct stat info;
+    if (!path_join(path, folder, name, err)) return false;
+    return lstat(path, &info) != 0 ||
+           fail(err, EXIT_INPUT,
+                "--export: %s is there already (%s), and nothing is replaced; hint: remove it, or "
+                "another name",
+                path, file_type_name(info.st_mode));
+}
+
+static bool check_type(const struct Kind *kind, ExportType type, const GPT2Config *config, Error *err) {
+    char all[TYPE_NAME] = "";
+    for (int i = 0, n = 0; i < N_EXPORT_TYPES; i++)
+        if (kind->types >> i & 1)
+            n += snprintf(all + n, sizeof all - (size_t)n, "%s%s", n ? " or " : "", export_type_names[i]);
+    if (!(kind->types >> type & 1))
+        return fail(err, EXIT_INPUT, "--export-type %s: files for %s are %s", export_type_names[type],
+                    kind->reader, all);
+    return gguf_check(config, type, err);
+}
+
+/* What the folder has for a .bin's tokenizer must be this one. */
+static bool check_beside(const Target *t, Error *err) {
+    char path[PATH_MAX];
+    if (!t->tokenizer || !directory_has(t->folder, tokenizer_beside)) return true;
+    Tokenizer *found = path_join(path, t->folder, tokenizer_beside, err) ? tokenizer_open(path, err) : NULL;
+    const bool same = found && tokenizer_equals(found, t->tokenizer);
+    if (found && !same)
+        fail(err, EXIT_INPUT,
+             "--export: %s, where a .bin's tokenizer is looked for, is another one than the model's; hint: "
+             "another folder",
+             path);
+    tokenizer_close(found);
+    return same;
+}
+
+static bool check_kind(const struct Kind *kind, const Target *t, const GPT2Config *c, Error *err) {
+    if (kind->needs_tokenizer && !t->tokenizer)
+        return fail(err, EXIT_INPUT,
+                    "--export: a %s holds the tokenizer, and the model has none; hint: --tokenizer PATH",
+                    kind->end);
+    if (!kind->has_window && c->window && c->window < c->max_seq_len)
+        return fail(err, EXIT_INPUT,
+                    "--export: %s has no window, and the model's attention sees %d of %d positions; hint: "
+                    "a Hugging Face directory, or --window 0, which changes what it computes",
+                    kind->reader, c->window, c->max_seq_len);
+    return kind->write != write_bin || check_beside(t, err);
+}
+
+bool export_check(const char *path, ExportType type, const GPT2Config *config, const Tokenizer *tokenizer,
+                  Error *err) {
+    const struct Kind *kind = kind_of(path);
+    char modelfile[PATH_MAX];
+    Target t;
+    if (!find_target(&t, path, err)) return false;
+    t.tokenizer = tokenizer;
+    if (access(t.folder, W_OK | X_OK)) return fail_errno(err, "--export: cannot write in", t.folder);
+    if (!check_type(kind, type, config, err) || !check_free(t.folder, t.name, err)) return false;
+    if (kind->write == write_gguf) {
+        snprintf(modelfile, sizeof modelfile, "%.4000s.Modelfile", t.title);
+        if (!check_free(t.folder, modelfile, err)) return false;
+    }
+    return check_kind(kind, &t, config, err);
+}
+
+/* ---- into place ---- */
+
+static bool any_file(const char *name) {
+    return true;
+}
+
+/* What exports of that name left that were killed: ".tmp-NAME-PID" of a process that is no more. */
+static void remove_leftovers(int folder, const Target *t) {
+    char prefix[PATH_MAX + 8], **names;
+    int n;
+    Error ignored;
+    snprintf(prefix, sizeof prefix, ".tmp-%s-", t->name);
+    if (!directory_list_open(folder, t->folder, prefix, &names, &n, &ignored)) return;
+    for (int i = 0; i < n; i++) {
+        const char *digits = names[i] + strlen(prefix);
+        const long pid = strtol(digits, NULL, 10);
+        const bool is_ours = *digits && strspn(digits, "0123456789") == strlen(digits) && pid > 0;
+        if (is_ours && kill((pid_t)pid, 0) && errno == ESRCH)
+            directory_remove(folder, names[i], any_file, &ignored);
+    }
+    names_free(names, n);
+}
+
+static bool move(int from, int to, const Target *t, const char *name, Error *err) {
+    return check_free(t->folder, name, err) &&
+           (renameat(from, name, to, name) == 0 || fail_errno(err, "cannot rename", name));
+}
+
+/* The files out of the temporary directory, the model last; or none. */
+static bool move_files(int folder, const char *temporary, const Target *t, Error *err) {
+    char **names;
+    int n, n_moved = 0;
+    const int from = openat(folder, temporary, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (from < 0) return fail_errno(err, "cannot open", temporary);
+    bool ok = directory_list_open(from, temporary, "", &names, &n, err);
+    if (ok) {
+        for (int i = 0; i < n; i++) /* the model's name goes to the end of the list */
+            if (i < n - 1 && strcmp(names[i], t->name) == 0) {
+                char *model = names[i];
+                memmove(&names[i], &names[i + 1], (size_t)(n - 1 - i) * sizeof *names);
+                names[n - 1] = model;
+            }
+        while (ok && n_moved < n) ok = move(from, folder, t, names[n_moved], err) && ++n_moved;
+        for (int i = 0; !ok && i < n_moved; i++) unlinkat(folder, names[i], 0);
+        names_free(names, n);
+    }
+    close(from);
+    return ok;
+}
+
+static bool publish(int folder, const char *temporary, const struct Kind *kind, const Target *t, Error *err) {
+    if (!kind->is_folder) return move_files(folder, temporary, t, err);
+    return check_free(t->folder, t->name, err) &&
+           (renameat(folder, temporary, folder, t->name) == 0 || fail_errno(err, "cannot rename", temporary));
+}
+
+/* The size of all files. */
+static int64_t bytes_in(const char *directory) {
+    char **names, path[PATH_MAX];
+    int n;
+    int64_t bytes = 0;
+    struct stat info;
+    Error ignored;
+    if (!directory_list(directory, "", &names, &n, &ignored)) return 0;
+    for (int i = 0; i < n; i++)
+        if (path_join(path, directory, names[i], &ignored) && stat(path, &info) == 0)
+            bytes += (int64_t)info.st_size;
+    names_free(names, n);
+    return bytes;
+}
+
+static bool write_in(int folder, const Target *t, const struct Kind *kind, GPT2 *model, int64_t *bytes,
+                     Error *err) {
+    char temporary[PATH_MAX], directory[PATH_MAX];
+    Error ignored;
+    if (snprintf(temporary, sizeof temporary, ".tmp-%s-%ld", t->name, (long)getpid()) >=
+        (int)sizeof temporary)
+        return fail(err, EXIT_INPUT, "--export: the name is too long");
+    if (!path_join(directory, t->folder, temporary, err)) return false;
+    if (mkdirat(folder, temporary, 0777)) return fail_errno(err, "cannot create the directory", directory);
+    bool ok = kind->write(directory, t, model, err) && directory_sync(directory, err);
+    *bytes = ok ? bytes_in(directory) : 0;
+    ok = ok && publish(folder, temporary, kind, t, err) && file_sync(folder, t->folder, err);
+    if (!ok || !kind->is_folder) directory_remove(folder, temporary, any_file, &ignored);
+    return ok;
+}
+
+bool export_model(const char *path, ExportType type, GPT2 *model, const Tokenizer *tokenizer, int64_t *bytes,
+                  Error *err) {
+    Target t;
+    if (!export_check(path, type, &model->config, tokenizer, err) || !find_target(&t, path, err))
+        return false;
+    t.type = type;
+    t.tokenizer = tokenizer;
+    const int folder = directory_open(t.folder, err);
+    if (folder < 0) return false;
+    remove_leftovers(folder, &t);
+    const bool ok = write_in(folder, &t, kind_of(path), model, bytes, err);
+    close(folder);
+    return ok;
+}

@@ -13,7 +13,7 @@ constexpr Sm90Shape DKV_SHAPES[2][2] = {
 template <int HEAD, bool IS_CAUSAL> struct DkvConfig : Sm90Roles {
     static constexpr Sm90Shape SHAPE = DKV_SHAPES[HEAD == 128][IS_CAUSAL];
     static constexpr int HD = HEAD, WARPGROUPS = SHAPE.warpgroups, STAGES = SHAPE.stages, CLUSTER = 1;
-    static constexpr bool CAUSAL = IS_CAUSAL, LATE_DP = SHAPE.flag;
+    static constexpr bool CAUSAL = IS_CAUSAL, LATE_DP = SHAPE.flag, RANGES = false;
     static constexpr bool K_IN_REGISTERS = HD == 64; /* and V; at 128 dK and dV take 128 registers */
     static constexpr int TILE_ROWS = WARPGROUPS * WG_ROWS, THREADS = sm90_threads(SHAPE);
     static constexpr int TILE_BYTES = WG_ROWS * HD * 2, LSE_D_BYTES = WG_ROWS * sizeof(LseDRow);
@@ -50,7 +50,7 @@ __device__ __forceinline__ void dkv_producer(DkvShared<C> &shared, const Backwar
             tma_load_5d(shared_address(shared.v[i]), &args.rows, 0, row0 + i * WG_ROWS, 0,
                         2 * args.NH + work.head, work.batch, own_full);
         }
-        load_queries(shared.queries, at, work, row0, args);
+        load_queries(shared.queries, at, work, row0, SeenKeys{}, args);
         index = drawn;
     }
     shared.own_ring.wait_free(own_at);

@@ -178,6 +178,8 @@ static const struct {
     {1, 195, 2, 1,   0    },
     {1, 300, 2, 64,  0    },
     {1, 515, 1, 130, 0    },
+    {1, 771, 2, 256, 0    }, /* Hopper: tiles of which one half sees more blocks than the other */
+    {2, 643, 3, 320, 0    },
     {2, 129, 2, 0,   0.25f},
     {1, 65,  3, 0,   0.5f },
     {1, 300, 2, 70,  0.1f },
@@ -200,6 +202,12 @@ static void test_masks(const Ops *ops) {
             op_case(ops, &standard_forward, d);
             op_case(ops, &standard_backward, d);
         }
+}
+
+/* More heads than have sums of dQ at once, which then take turns. */
+static void test_many_heads(const Ops *ops) {
+    const Sizes d = {.B = 10, .T = 195, .NH = 25, .HD = 128, .window = 70};
+    op_case(ops, &backward, d);
 }
 
 /* Scores that the textbook softmax or a careless online one gets wrong. */
@@ -294,6 +302,7 @@ static void test_backend(const Ops *ops) {
     test_path(ops);
     if (ops->dtype == DTYPE_F32) return; /* one path serves every card */
     test_long_sequences(ops);
+    if (!op_small) test_many_heads(ops);
     cuda_limit_capability(80);
     op_path = " sm80";
     test_path(ops);

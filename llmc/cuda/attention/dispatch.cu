@@ -13,11 +13,15 @@ typedef struct Serves {
     int min_T;
 } Serves;
 
+/* What a call leaves out beside the keys behind a query; bits. */
+enum { RANGES = 1 /* keys before a window */, DROPOUT = 2, ANY_MASK = RANGES | DROPOUT };
+
 typedef struct ForwardPath {
     Serves serves;
     const char *name;
-    PlainAttentionForward *plain;
-    AttentionForward *masked; /* NULL: plain causal attention alone */
+    PlainAttentionForward *plain; /* NULL: masks alone */
+    AttentionForward *masked;     /* NULL: plain causal attention alone */
+    int masks;                    /* those that `masked` serves */
 } ForwardPath;
 
 typedef struct BackwardPath {
@@ -25,6 +29,7 @@ typedef struct BackwardPath {
     const char *name;
     PlainAttentionBackward *plain;
     MaskedAttentionBackward *masked;
+    int masks;
 } BackwardPath;
 
 #define NAMED(function) #function, function
@@ -36,27 +41,27 @@ typedef struct BackwardPath {
  * head size 64 four warpgroups take 8 to 12 % less time at 1024 (sm90_forward.cu). */
 /* clang-format off */
 static const ForwardPath forward_paths[] = {
-    {{90, 90,  DTYPE_BF16, 64,  4096}, NAMED(sm90_forward_hd64_2cta),         NULL},
-    {{90, 90,  DTYPE_BF16, 64,  0},    NAMED(sm90_forward_hd64_1cta),         NULL},
-    {{90, 90,  DTYPE_BF16, 128, 4096}, NAMED(sm90_forward_hd128_2cta),        NULL},
-    {{90, 90,  DTYPE_BF16, 128, 0},    NAMED(sm90_forward_hd128_1cta),        NULL},
-    {{80, ANY, DTYPE_BF16, 64,  0},    NAMED(sm80_attention_forward),         sm80_masked_attention_forward},
-    {{80, ANY, DTYPE_BF16, 128, 0},    NAMED(sm80_attention_forward),         sm80_masked_attention_forward},
-    {{0,  ANY, DTYPE_BF16, 0,   0},    NAMED(generic_attention_forward_bf16), generic_masked_attention_forward_bf16},
-    {{0,  ANY, DTYPE_F32,  0,   0},    NAMED(generic_attention_forward_f32),  generic_masked_attention_forward_f32},
+    {{90, 90,  DTYPE_BF16, 64,  4096}, NAMED(sm90_forward_hd64_2cta),         NULL, 0},
+    {{90, 90,  DTYPE_BF16, 64,  0},    NAMED(sm90_forward_hd64_1cta),         NULL, 0},
+    {{90, 90,  DTYPE_BF16, 128, 4096}, NAMED(sm90_forward_hd128_2cta),        NULL, 0},
+    {{90, 90,  DTYPE_BF16, 128, 0},    NAMED(sm90_forward_hd128_1cta),        NULL, 0},
+    {{80, ANY, DTYPE_BF16, 64,  0},    NAMED(sm80_attention_forward),         sm80_masked_attention_forward, ANY_MASK},
+    {{80, ANY, DTYPE_BF16, 128, 0},    NAMED(sm80_attention_forward),         sm80_masked_attention_forward, ANY_MASK},
+    {{0,  ANY, DTYPE_BF16, 0,   0},    NAMED(generic_attention_forward_bf16), generic_masked_attention_forward_bf16, ANY_MASK},
+    {{0,  ANY, DTYPE_F32,  0,   0},    NAMED(generic_attention_forward_f32),  generic_masked_attention_forward_f32, ANY_MASK},
 };
 
 /* Clusters, backward: at head size 64 they gain 1 % at T = 32768, nothing at 16384, and lose 2 % at 8192 and 7 % at 4096;
  * at 128, TFLOP/s of blocks alone and of clusters: 479 and 467 at 2048, 520 and 540 at 4096. */
 static const BackwardPath backward_paths[] = {
-    {{90, 90,  DTYPE_BF16, 64,  32768}, NAMED(sm90_backward_hd64_2cta),         NULL},
-    {{90, 90,  DTYPE_BF16, 64,  0},     NAMED(sm90_backward_hd64_1cta),         NULL},
-    {{90, 90,  DTYPE_BF16, 128, 4096},  NAMED(sm90_backward_hd128_2cta),        NULL},
-    {{90, 90,  DTYPE_BF16, 128, 0},     NAMED(sm90_backward_hd128_1cta),        NULL},
-    {{80, ANY, DTYPE_BF16, 64,  0},     NAMED(sm80_attention_backward),         sm80_masked_attention_backward},
-    {{80, ANY, DTYPE_BF16, 128, 0},     NAMED(sm80_attention_backward),         sm80_masked_attention_backward},
-    {{0,  ANY, DTYPE_BF16, 0,   0},     NAMED(generic_attention_backward_bf16), generic_masked_attention_backward_bf16},
-    {{0,  ANY, DTYPE_F32,  0,   0},     NAMED(generic_attention_backward_f32),  generic_masked_attention_backward_f32},
+    {{90, 90,  DTYPE_BF16, 64,  32768}, NAMED(sm90_backward_hd64_2cta),         NULL, 0},
+    {{90, 90,  DTYPE_BF16, 64,  0},     NAMED(sm90_backward_hd64_1cta),         NULL, 0},
+    {{90, 90,  DTYPE_BF16, 128, 4096},  NAMED(sm90_backward_hd128_2cta),        NULL, 0},
+    {{90, 90,  DTYPE_BF16, 128, 0},     NAMED(sm90_backward_hd128_1cta),        NULL, 0},
+    {{80, ANY, DTYPE_BF16, 64,  0},     NAMED(sm80_attention_backward),         sm80_masked_attention_backward, ANY_MASK},
+    {{80, ANY, DTYPE_BF16, 128, 0},     NAMED(sm80_attention_backward),         sm80_masked_attention_backward, ANY_MASK},
+    {{0,  ANY, DTYPE_BF16, 0,   0},     NAMED(generic_attention_backward_bf16), generic_masked_attention_backward_bf16, ANY_MASK},
+    {{0,  ANY, DTYPE_F32,  0,   0},     NAMED(generic_attention_backward_f32),  generic_masked_attention_backward_f32, ANY_MASK},
 };
 /* clang-format on */
 
@@ -77,25 +82,25 @@ static bool fits(const Serves *s, DType dtype, int T, int HD) {
            capability >= s->min_capability && capability <= s->max_capability;
 }
 
-/* masked: a kernel that serves a window and dropout. */
-static const ForwardPath *forward_path(DType dtype, int T, int HD, bool masked) {
-    const ForwardPath *path = forward_paths;
-    while (!fits(&path->serves, dtype, T, HD) || (masked && !path->masked)) path++;
-    return path;
+static int masks_of(const AttentionMask *mask, int T) {
+    return (attention_window(mask, T) < T ? RANGES : 0) | (mask->dropout.p > 0 ? DROPOUT : 0);
 }
-static const BackwardPath *backward_path(DType dtype, int T, int HD, bool masked) {
-    const BackwardPath *path = backward_paths;
-    while (!fits(&path->serves, dtype, T, HD) || (masked && !path->masked)) path++;
+
+template <class Path> static bool takes(const Path *path, int masks) {
+    return masks ? path->masked && (masks & ~path->masks) == 0 : path->plain != NULL;
+}
+template <class Path> static const Path *path_for(const Path *path, DType dtype, int T, int HD, int masks) {
+    while (!fits(&path->serves, dtype, T, HD) || !takes(path, masks)) path++;
     return path;
 }
 
 template <typename X>
 void attention_forward(floatX *out, float *lse, const floatX *qkv, const AttentionMask *mask, int B, int T,
                        int NH, int HD) {
-    const bool plain = attention_is_plain(mask, T);
-    const ForwardPath *path = forward_path(dtype_of<X>(), T, HD, !plain);
+    const int masks = masks_of(mask, T);
+    const ForwardPath *path = path_for(forward_paths, dtype_of<X>(), T, HD, masks);
     cuda_kernel_ran = path->name;
-    if (plain)
+    if (masks == 0)
         path->plain(out, lse, qkv, B, T, NH, HD);
     else
         path->masked(out, lse, qkv, mask, B, T, NH, HD);
@@ -105,10 +110,10 @@ template <typename X>
 void attention_backward(floatX *dqkv, const floatX *dout, const floatX *out, const floatX *qkv,
                         const float *lse, const float *d, const AttentionMask *mask, void *scratch, int B,
                         int T, int NH, int HD) {
-    const bool plain = attention_is_plain(mask, T);
-    const BackwardPath *path = backward_path(dtype_of<X>(), T, HD, !plain);
+    const int masks = masks_of(mask, T);
+    const BackwardPath *path = path_for(backward_paths, dtype_of<X>(), T, HD, masks);
     cuda_kernel_ran = path->name;
-    if (plain)
+    if (masks == 0)
         path->plain(dqkv, dout, out, qkv, lse, d, scratch, B, T, NH, HD);
     else
         path->masked(dqkv, dout, out, qkv, lse, mask, scratch, B, T, NH, HD);

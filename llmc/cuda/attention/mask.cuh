@@ -9,6 +9,20 @@
 #pragma once
 #include "llmc/cuda/device/cuda_common.cuh"
 
+/* A window, where it leaves keys out: a query sees the keys from first_key to itself, a key is seen by queries up to
+ * end_query. Both grow with the position, so what a block of rows sees, or is seen by, is a range, too. */
+typedef struct SeenKeys {
+    int T, window; /* window: at most T */
+
+    __device__ __forceinline__ int first_key(int batch, int row) const { return max(row - window + 1, 0); }
+    /* The first query behind the key that does not see it; may be beyond T. */
+    __device__ __forceinline__ int end_query(int batch, int key) const { return key + window; }
+} SeenKeys;
+
+static inline SeenKeys seen_keys(const AttentionMask *mask, int T) {
+    return (SeenKeys){T, attention_window(mask, T)};
+}
+
 struct PlainMask {
     static constexpr bool PLAIN = true;
     __device__ constexpr int first_key(int) const { return 0; }

@@ -20,8 +20,10 @@ typedef void MaskedAttentionBackward(floatX *dqkv, const floatX *dout, const flo
  * scratch: the bytes below. */
 PlainAttentionForward sm90_forward_hd64_1cta, sm90_forward_hd64_2cta, sm90_forward_hd128_1cta,
     sm90_forward_hd128_2cta;
+AttentionForward sm90_forward_hd64_ranges, sm90_forward_hd128_ranges;
 PlainAttentionBackward sm90_backward_hd64_1cta, sm90_backward_hd64_2cta, sm90_backward_hd128_1cta,
     sm90_backward_hd128_2cta;
+MaskedAttentionBackward sm90_backward_hd64_ranges, sm90_backward_hd128_ranges;
 size_t sm90_backward_hd64_scratch_bytes(int B, int T, int NH);
 size_t sm90_backward_hd128_scratch_bytes(int B, int T, int NH);
 

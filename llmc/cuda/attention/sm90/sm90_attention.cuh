@@ -2,6 +2,7 @@
 #pragma once
 #include <math_constants.h>
 #include "llmc/cuda/attention/launch.cuh"
+#include "llmc/cuda/attention/mask.cuh"
 #include "llmc/cuda/sm90/sm90_frame.cuh"
 
 /* Of a head group: half the L2 of an H100; a quarter where the groups under way at once, each read through both halves of
@@ -67,4 +68,17 @@ template <int N> __device__ __forceinline__ void mask_diagonal(float (&s)[N], in
         for (int i = 8 * set; i < 8 * set + 8; i++)
             if (i / 4 * 8 + i % 2 > last_seen + i / 2 % 2 * 8) s[N - WG_ROWS / 2 + i] = -CUDART_INF_F;
     }
+}
+
+/* Keys before the first that a row sees. row0: position of the warpgroup's first row; key0: of s's first key. */
+template <int N>
+__device__ __forceinline__ void mask_unseen(float (&s)[N], const SeenKeys &seen, int batch, int row0,
+                                            int key0) {
+    int first[2];
+#pragma unroll
+    for (int half = 0; half < 2; half++)
+        first[half] = seen.first_key(batch, row0 + thread_row() + 8 * half) - key0 - thread_column();
+#pragma unroll
+    for (int i = 0; i < N; i++)
+        if (i / 4 * 8 + i % 2 < first[i / 2 % 2]) s[i] = -CUDART_INF_F;
 }

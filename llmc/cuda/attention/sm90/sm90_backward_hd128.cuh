@@ -5,11 +5,17 @@
 
 /* ---- tiles ---- */
 
+/* The blocks of queries that see keys of the tile or pair end before this one. */
+template <class C>
+__device__ __forceinline__ int end_of_tile(const Hd128Place<C> &place, const KernelArgs &args) {
+    return C::RANGES ? place.queries.end : args.dq_sums.blocks;
+}
+
 /* What is left when all blocks are done: dQ of the last, if it is owned, and dV, dQ and dK leave, in this order. */
 template <class C>
 __device__ __forceinline__ void close_tile(KeyRows<C> &r, Hd128Shared<C> &shared, Hd128Place<C> &place,
                                            int row0, const KernelArgs &args) {
-    const int NH = args.base.NH, last = args.dq_sums.blocks - 1,
+    const int NH = args.base.NH, last = end_of_tile(place, args) - 1,
               half = WG_ROWS * 128 /* bytes, of a tile's */;
     named_barrier_sync<WARPGROUP>(1 + place.warpgroup); /* all its warps have multiplied by V */
     queue_key_rows<C>(args.gradients, shared_address(shared.v[place.warpgroup]), r.dv, 1.0f, 2, place.work,
@@ -23,7 +29,7 @@ __device__ __forceinline__ void close_tile(KeyRows<C> &r, Hd128Shared<C> &shared
         wgmma_wait<0>();
         shared.own_ring.release(place.own);
         hand_on_dq(r, shared, place, last, place.step, args);
-        dq_stored<C>(shared, place);
+        dq_stored(shared, place, last, args);
     } else {
         shared.own_ring.release(place.own);
         release_stored(shared.v_ring);
@@ -45,7 +51,7 @@ __device__ __forceinline__ void close_tile(KeyRows<C> &r, Hd128Shared<C> &shared
 template <class C>
 __device__ __forceinline__ void close_unseen(KeyRows<C> &r, Hd128Shared<C> &shared, Hd128Place<C> &place,
                                              const KernelArgs &args) {
-    const int last = args.dq_sums.blocks - 1;
+    const int last = end_of_tile(place, args) - 1;
     shared.v_ring.wait(place.own);
     release_stored(shared.v_ring);
     if (C::PAIRED) shared.other_k_ring.wait(place.own); /* whoever does not wait might be a phase behind */
@@ -53,11 +59,11 @@ __device__ __forceinline__ void close_unseen(KeyRows<C> &r, Hd128Shared<C> &shar
     shared.own_ring.release(place.own);
 }
 
-/* A tile; blocks cluster_first .. blocks - 1 see keys of the cluster, first .. blocks - 1 the warpgroup's. */
+/* A tile; blocks cluster_first .. end_of_tile - 1 see keys of the cluster, first .. blocks - 1 the warpgroup's. */
 template <class C>
 __device__ __forceinline__ void tile_blocks(Hd128Shared<C> &shared, Hd128Place<C> &place, int row0,
                                             int cluster_first, int first, const KernelArgs &args) {
-    const int blocks = args.dq_sums.blocks;
+    const int blocks = C::RANGES && place.warpgroup == 0 ? place.queries.first_end : end_of_tile(place, args);
     KeyRows<C> r;
     write_bias(r, row0, args.base.T);
     if (!C::PAIRED && first > cluster_first) /* by one block */
@@ -70,10 +76,16 @@ __device__ __forceinline__ void tile_blocks(Hd128Shared<C> &shared, Hd128Place<C
 #pragma unroll 1
     for (int block = first + 1; block < blocks; block++) {
         place.advance();
+        place.ends.block = block;
         if (C::PAIRED && place.owns(block))
             owned_block(r, shared, place, block, args);
         else
             next_block(r, shared, place, block, args);
+    }
+#pragma unroll 1
+    for (int block = blocks; C::RANGES && block < place.queries.end; block++) {
+        place.advance();
+        trailing_block(r, shared, place, block, args);
     }
     close_tile(r, shared, place, row0, args);
 }
@@ -108,6 +120,10 @@ __device__ __forceinline__ void hd128_keys(Hd128Shared<C> &shared, const KernelA
         const int tile = place.work.tile, row0 = tile * C::TILE_ROWS + warpgroup * WG_ROWS;
         const int cluster_first = first_queries<C>(tile / C::CLUSTER * C::CLUSTER_ROWS, T);
         const int first = C::CAUSAL || C::PAIRED ? first_queries<C>(row0, T) : cluster_first;
+        if constexpr (C::RANGES) {
+            place.queries = tile_queries<C>(place.work, args);
+            place.ends = query_ends(args.seen, place.work.batch, row0, first);
+        }
         if (C::PAIRED || first < args.dq_sums.blocks)
             tile_blocks(shared, place, row0, cluster_first, first, args);
         else
@@ -152,9 +168,11 @@ __device__ __forceinline__ void load_keys(Hd128Shared<C> &shared, Ring<1> at, co
 /* Q with its LseDRow; dO. */
 template <class C>
 __device__ __forceinline__ void load_queries(Hd128Shared<C> &shared, Hd128QueriesAt<C> &at, const Work &work,
-                                             int row0, const BackwardArgs &args) {
+                                             int row0, const KernelArgs &all_args) {
+    const BackwardArgs &args = all_args.base;
     const LseDRow *lse_d = args.lse_d + ((int64_t)work.batch * args.NH + work.head) * padded_rows(args.T);
-    const int blocks = ceil_div(args.T, (int)WG_ROWS);
+    const int blocks =
+        end_queries<C>(all_args.seen, work.batch, row0, C::CLUSTER_ROWS, ceil_div(args.T, (int)WG_ROWS));
     for (int block = first_queries<C>(row0, args.T); block < blocks;
          block++, at.q.advance(), at.dout.advance()) {
         const uint32_t q_full = acquire<C>(shared.q_ring, at.q, C::TILE_BYTES + C::LSE_D_BYTES);
@@ -208,8 +226,7 @@ template <class C> struct Hd128Kernel : C {
         for (auto &buffers : shared.dq_buffers) buffers.init();
     }
     static __device__ __forceinline__ void produce(Shared &shared, const Args &args, int warp) {
-        if (warp == 0 && (!C::PAIRED || cluster_rank() == 0))
-            produce_tiles<C>(shared, args.base, &hd128_tickets);
+        if (warp == 0 && (!C::PAIRED || cluster_rank() == 0)) produce_tiles<C>(shared, args, &hd128_tickets);
         if (C::PAIRED && warp == 3) {
             Ring<1> received;
             produce_keys<C>(shared, args.base,

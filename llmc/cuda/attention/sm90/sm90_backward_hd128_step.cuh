@@ -12,6 +12,7 @@ template <bool IS_CAUSAL, int BLOCKS> struct Hd128Config : Sm90Roles {
     static constexpr int CLUSTER = BLOCKS, ADDED_TILES = BLOCKS /* a pair adds to dQ as one */;
     static constexpr bool PAIRED = CLUSTER == 2;
     static constexpr bool K_IN_REGISTERS = false; /* dK and dV take 128 */
+    static constexpr bool RANGES = false;         /* a mask: tiles end before the sequence does */
     static constexpr int TILE_ROWS = WARPGROUPS * WG_ROWS, CLUSTER_ROWS = CLUSTER * TILE_ROWS;
     static constexpr int THREADS = sm90_threads(SHAPE), TILE_BYTES = WG_ROWS * HD * 2;
     static constexpr int LSE_D_BYTES = WG_ROWS * sizeof(LseDRow), DS_BYTES = WG_ROWS * WG_ROWS * 2;
@@ -64,6 +65,9 @@ template <class C> struct Hd128Place {
     Ring<C::STAGES> q;       /* 1-CTA: of the block in work */
     Ring<1> own;
     DqRings<1> dq_rings;
+    /* Only where RANGES. */
+    TileQueries queries;
+    QueryEnds ends;
 
     __device__ __forceinline__ void advance() {
         q.advance();
@@ -241,7 +245,7 @@ __device__ __forceinline__ void finish_dq(KeyRows<C> &r, Buffers &buffers, Hd128
                                           const KernelArgs &args) {
     const int thread = threadIdx.x % WARPGROUP, lane = thread % 32;
     const float scale = args.base.scale;
-    add_dq_sums(buffers, place.dq_rings, r.dp, partials_of<C>(args.dq_sums, block));
+    add_dq_sums(buffers, place.dq_rings, r.dp, partials_of<C>(args, place.work.batch, block));
     if constexpr (!C::PAIRED) {
         const float scales[2] = {scale, scale};
         __syncwarp(); /* all lanes have read the sums where the result goes now */
@@ -269,6 +273,13 @@ __device__ __forceinline__ void finish_dq(KeyRows<C> &r, Buffers &buffers, Hd128
     bulk_commit();
 }
 
+/* Whether the tile or pair in work is the last to add to a block's dQ. */
+template <class C>
+__device__ __forceinline__ bool adds_last(const Hd128Place<C> &place, int block, const KernelArgs &args) {
+    return C::RANGES ? place.work.tile == lowest_tile(args.seen, place.work.batch, block)
+                     : place.work.tile < C::ADDED_TILES;
+}
+
 /* Once the product is done: dQ of `block`, from r.dp to where it belongs. */
 template <class C>
 __device__ __forceinline__ void hand_on_dq(KeyRows<C> &r, Hd128Shared<C> &shared, Hd128Place<C> &place,
@@ -276,15 +287,17 @@ __device__ __forceinline__ void hand_on_dq(KeyRows<C> &r, Hd128Shared<C> &shared
     wgmma_results(r.dp);
     release_ds(shared, place, place.ds_at(block, step));
     auto &buffers = shared.dq_buffers[place.warpgroup];
-    if (place.work.tile >= C::ADDED_TILES)
+    if (!adds_last(place, block, args))
         publish_partial_dq(buffers, place.dq_rings, r.dp);
     else
         finish_dq(r, buffers, place, block, args);
 }
 
-/* Some time after dQ of tile or pair 0 was given to TMA: it has been read, and the next sums may come. */
-template <class C> __device__ __forceinline__ void dq_stored(Hd128Shared<C> &shared, Hd128Place<C> &place) {
-    if (place.work.tile >= C::ADDED_TILES) return;
+/* Some time after dQ of `block` was handed on: where it was given to TMA, it has been read, and the next sums may come. */
+template <class C>
+__device__ __forceinline__ void dq_stored(Hd128Shared<C> &shared, Hd128Place<C> &place, int block,
+                                          const KernelArgs &args) {
+    if (!adds_last(place, block, args)) return;
     wait_stored();
     release_dq_sums(shared.dq_buffers[place.warpgroup], place.dq_rings);
 }
@@ -299,7 +312,7 @@ __device__ __forceinline__ void drain_dq(KeyRows<C> &r, Hd128Shared<C> &shared, 
     multiply_dq(r, shared, place, place.ds_at(block, place.step - 1));
     wgmma_wait<0>();
     hand_on_dq(r, shared, place, block, place.step - 1, args);
-    dq_stored<C>(shared, place);
+    dq_stored(shared, place, block, args);
 }
 
 /* ---- what leaves by TMA ---- */
@@ -337,6 +350,7 @@ __device__ __forceinline__ void block_scores(KeyRows<C> &r, Hd128Shared<C> &shar
     wgmma_wait<1>();
     wgmma_results(r.s);
     if (DIAGONAL) mask_queries(r);
+    mask_queries_behind(r, place.ends);
     key_probabilities(r, scale_log2);
     wgmma_fence();
     multiply_gradient<C>(r.dv, r.p, shared.dout[dout_at.stage]);
@@ -375,6 +389,19 @@ __device__ __forceinline__ void skip_block(KeyRows<C> &r, Hd128Shared<C> &shared
     store_or_send_ds(zeros, shared, place, block);
     if (!owned && block > cluster_first) drain_dq(r, shared, place, block - 1, args);
     place.advance();
+}
+
+/* RANGES: a block of queries behind those that see the warpgroup's keys. Computes dQ of the block before. */
+template <class C>
+__device__ __forceinline__ void trailing_block(KeyRows<C> &r, Hd128Shared<C> &shared, Hd128Place<C> &place,
+                                               int block, const KernelArgs &args) {
+    const uint32_t zeros[WG_ROWS / 16][4] = {};
+    shared.q_ring.wait(place.q_at());
+    release<C>(shared.q_ring, place.q_at());
+    shared.dout_ring.wait(place.dout_at());
+    release<C>(shared.dout_ring, place.dout_at());
+    store_ds(zeros, shared, place, block);
+    drain_dq(r, shared, place, block - 1, args);
 }
 
 /* The warpgroup's first block of a tile; it lies on the diagonal if causal. */
@@ -417,7 +444,7 @@ __device__ __forceinline__ void next_block(KeyRows<C> &r, Hd128Shared<C> &shared
     hand_on_dq(r, shared, place, block - 1, place.step - 1, args);
     wgmma_wait<0>();
     dk_done(r, shared, place);
-    dq_stored<C>(shared, place);
+    dq_stored(shared, place, block - 1, args);
 }
 
 /* 2-CTA: one that it owns, so dQ of the block before is the other's. */

@@ -44,6 +44,7 @@ template <bool IS_CAUSAL, bool TMA, bool PAIRED> struct Hd64Config : Sm90Roles {
     /* Of halves, see half_of: 3 % at T = 1k in training steps; long tiles gain nothing, and at T = 16k lose 2 %. */
     static constexpr bool EXCHANGE = TMA && !PAIRED;
     static constexpr bool K_IN_REGISTERS = true; /* 208 hold no more */
+    static constexpr bool RANGES = false;        /* a mask: tiles end before the sequence does */
     static constexpr int CLUSTER = PAIRED ? 2 : 1, ADDED_TILES = 1;
     static constexpr int TILE_ROWS = WARPGROUPS * WG_ROWS, THREADS = (WARPGROUPS + 2) * WARPGROUP;
     static constexpr int TILE_BYTES = WG_ROWS * HD * 2, LSE_D_BYTES = WG_ROWS * sizeof(LseDRow);
@@ -98,8 +99,8 @@ __device__ __forceinline__ void load_keys(Hd64Shared<C> &shared, Ring<C::OWN> at
 
 template <class C>
 __device__ __forceinline__ void load_queries(Hd64Shared<C> &shared, Ring<C::STAGES> &at, const Work &work,
-                                             int row0, const BackwardArgs &args) {
-    load_queries(shared.queries, at, work, row0, args);
+                                             int row0, const KernelArgs &args) {
+    load_queries(shared.queries, at, work, row0, args.seen, args.base);
 }
 
 /* ---- the warpgroups that own keys ---- */
@@ -307,12 +308,12 @@ __device__ __forceinline__ void store_dq(const float (&dq)[C::HD / 2], const Wor
                args.T - row0, dq, factor);
 }
 
-/* Tile 0's dQ of the block, from its own part and the sums of the others. */
+/* dQ of the block, from the own part of the tile that adds last and the sums of the others. */
 template <class C>
 __device__ __forceinline__ void finish_dq(Hd64Shared<C> &shared, DqRings<DQ_BUFFERS> &at,
                                           float (&dq)[C::HD / 2], const Work &work, int block,
                                           const KernelArgs &args) {
-    const int partials = partials_of<C>(args.dq_sums, block);
+    const int partials = partials_of<C>(args, work.batch, block);
     if constexpr (C::DQ_BY_TMA) {
         const float scale[2] = {args.base.scale, args.base.scale};
         add_dq_sums(shared.dq_buffers, at, dq, partials);
@@ -391,7 +392,7 @@ template <class C> struct Hd64Kernel : C {
     }
     static __device__ __forceinline__ void produce(Shared &shared, const Args &args, int warp) {
         if (warp == 0 && (C::CLUSTER == 1 || cluster_rank() == 0))
-            produce_tiles<C>(shared, args.base, &hd64_tickets);
+            produce_tiles<C>(shared, args, &hd64_tickets);
         if (C::CLUSTER > 1 && warp == 3) produce_keys<C>(shared, args.base, [](const Work &) {});
         if (warp >= 1 && warp <= DQ_BUFFERS)
             reduce_dq<C>(shared, shared.dq_buffers, warp - 1, 0, args, semaphore_of<C>(shared.pair_barriers));

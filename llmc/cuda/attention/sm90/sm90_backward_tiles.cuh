@@ -3,7 +3,8 @@
  *
  * Shared is a kernel's shared memory: own_ring and work[] (a tile's K), next (in clusters). The kernel's own functions:
  *   load_keys(shared, at, work, args)          the keys of a tile, and work, into stage `at` of own_ring
- *   load_queries(shared, at, work, row0, args) all blocks of queries that see keys from row0 on; moves at, QueriesAt, on */
+ *   load_queries(shared, at, work, row0, args) all blocks of queries that see the tile's keys, which begin at row0; moves
+ *                                              at, QueriesAt, on */
 #pragma once
 #include "sm90_dq_semaphore.cuh"
 
@@ -91,17 +92,17 @@ template <class Shared, int OWN> __device__ __forceinline__ void end_keys(Shared
 
 /* One thread of a cluster. A tile is drawn when it is about to start, not earlier: see sm90_dq_semaphore.cuh. */
 template <class C, class Shared>
-__device__ __forceinline__ void produce_tiles(Shared &shared, const BackwardArgs &args, unsigned *tickets) {
-    const int total = args.order.total;
+__device__ __forceinline__ void produce_tiles(Shared &shared, const KernelArgs &args, unsigned *tickets) {
+    const int total = args.base.order.total;
     Ring<1> next_at;
     Ring<C::OWN> own_at;
     typename Shared::QueriesAt at;
     for (int index = first_work<C>(tickets, total); index < total; own_at.advance(), next_at.advance()) {
-        const Work work = work_at(args.order, index);
+        const Work work = work_at(args.base.order, index);
         if (C::CLUSTER > 1)
             publish_work<C>(shared.next, next_at, work);
         else
-            load_keys(shared, own_at, work, args);
+            load_keys(shared, own_at, work, args.base);
         load_queries(shared, at, work, work.tile * C::CLUSTER * C::TILE_ROWS, args);
         index = draw_work<C>(tickets, total);
     }
@@ -138,6 +139,10 @@ __device__ __forceinline__ void reduce_dq(Shared &shared, DqBuffers<BUFFERS, THR
         const Work work = shared.work[own_at.stage];
         if (work.index < 0) break;
         mbarrier_arrive(shared_address(&shared.own_ring.empty[own_at.stage]));
+        if constexpr (C::RANGES) {
+            reduce_range<C>(buffers, at, buffer, args, work, column_block);
+            continue;
+        }
         const int tile = work.tile / C::ADDED_TILES;
         const int first = first_queries<C>(tile * C::ADDED_TILES * C::TILE_ROWS, args.base.T);
         reduce_tile<C>(buffers, at, buffer, args.dq_sums, work.batch * args.base.NH + work.head, column_block,

@@ -68,6 +68,36 @@ template <class C> __device__ __forceinline__ int partials_of(const DqSums &dq_s
     return C::CAUSAL ? block / (2 * C::ADDED_TILES) + 1 : dq_sums.tiles;
 }
 
+/* What a one-pass kernel is launched with. */
+typedef struct KernelArgs {
+    BackwardArgs base;
+    DqSums dq_sums;
+    CUtensorMap gradients, dq; /* boxes of 16 rows of dqkv: of a head; of 64 of its columns */
+    SeenKeys seen;             /* only where RANGES */
+} KernelArgs;
+
+/* Only where RANGES: the lowest tile that a block of queries sees. It adds last; the highest is that of the diagonal. */
+__device__ __forceinline__ int lowest_tile(const SeenKeys &seen, int batch, int block) {
+    return seen.first_key(batch, block * WG_ROWS) / (2 * WG_ROWS);
+}
+
+template <class C> __device__ __forceinline__ int partials_of(const KernelArgs &args, int batch, int block) {
+    const int causal = partials_of<C>(args.dq_sums, block);
+    return C::RANGES ? causal - lowest_tile(args.seen, batch, block) : causal;
+}
+
+/* The blocks of queries that see keys of a tile; those before first_end see keys of its first half, those behind `first` of
+ * its second. */
+typedef struct TileQueries {
+    int first, first_end, end;
+} TileQueries;
+template <class C>
+__device__ __forceinline__ TileQueries tile_queries(const Work &work, const KernelArgs &args) {
+    const int row0 = work.tile * C::TILE_ROWS, blocks = args.dq_sums.blocks;
+    return {row0 / WG_ROWS, end_queries<C>(args.seen, work.batch, row0, WG_ROWS, blocks),
+            end_queries<C>(args.seen, work.batch, row0, C::TILE_ROWS, blocks)};
+}
+
 /* ---- the owner: a warpgroup ---- */
 
 /* Hands its partial dQ to the reducer. */
@@ -224,6 +254,51 @@ __device__ __forceinline__ void reduce_tile(DqBuffers<BUFFERS, THREADS> &buffers
         reduce_partials<C>(buffers, at.partial, buffer, dq_sums, mine, semaphore);
 }
 
+/* Where RANGES: a reducer's part in a tile, which is the last to add to some blocks and not to others. As blocks of different
+ * sequences may see different numbers of tiles, a head moves each semaphore on by dq_sums.tiles: the last to add, which has
+ * fetched, adds what is missing. */
+template <class C, int BUFFERS, int THREADS>
+__device__ __forceinline__ void reduce_range(DqBuffers<BUFFERS, THREADS> &buffers, DqRings<BUFFERS> &at,
+                                             int buffer, const KernelArgs &args, const Work &work,
+                                             int column_block) {
+    const DqSums &dq_sums = args.dq_sums;
+    const int head = work.batch * args.base.NH + work.head;
+    const int64_t first_semaphore =
+        ((int64_t)(head % dq_sums.slots) * dq_sums.column_blocks + column_block) * dq_sums.blocks;
+    const unsigned begin = head / dq_sums.slots * dq_sums.tiles;
+    const TileQueries queries = tile_queries<C>(work, args);
+    for (int block = queries.first; block < queries.end; block++) {
+        const int before = block / 2 - work.tile; /* tiles that add before */
+        unsigned *semaphore_at = dq_sums.semaphores + first_semaphore + block;
+        float *sums = dq_sums.sums + (first_semaphore + block) * PARTIAL_FLOATS;
+        if (work.tile > lowest_tile(args.seen, work.batch, block)) {
+            if (at.partial.stage == buffer) {
+                wait_semaphore(semaphore_at, begin + before);
+                mbarrier_wait(shared_address(&buffers.partial.full[buffer]), at.partial.parity);
+                reduce_partial(buffers, buffer, sums, before == 0);
+                add_release(semaphore_at, 1);
+            }
+            at.partial.advance();
+            continue;
+        }
+        if (at.sums.stage == buffer) {
+            const uint32_t full = shared_address(&buffers.sums.full[buffer]);
+            buffers.sums.wait_free(at.sums);
+            if (before == 0) {
+                mbarrier_arrive(full);
+                wait_semaphore(semaphore_at, begin);
+            } else {
+                wait_semaphore(semaphore_at, begin + before);
+                mbarrier_arrive_expect_tx(full, PARTIAL_BYTES);
+                bulk_load(shared_address(buffers.dq[buffer]), sums, PARTIAL_BYTES, full);
+                mbarrier_wait(full, at.sums.parity);
+            }
+            add_release(semaphore_at, dq_sums.tiles - before);
+        }
+        at.sums.advance();
+    }
+}
+
 /* ---- D and the semaphores, before the pass ---- */
 
 /* LseDRow of 64 queries of one head, D = rowsum(dO * O), and the semaphores. grid (NH, blocks, B): neighbours
@@ -353,24 +428,18 @@ static void launch_lse_d(const BackwardArgs &args, const DqSums &dq_sums, const 
     launch_check("sm90_lse_d_kernel");
 }
 
-/* What a one-pass kernel is launched with. */
-typedef struct KernelArgs {
-    BackwardArgs base;
-    DqSums dq_sums;
-    CUtensorMap gradients, dq; /* boxes of 16 rows of dqkv: of a head; of 64 of its columns */
-} KernelArgs;
-
 /* Fills in the arguments and queues the lse and D kernel that goes before. */
 template <int HD>
 static KernelArgs kernel_args(floatX *dqkv, const floatX *dout, const floatX *out, const floatX *qkv,
                               const float *lse, const float *d, void *scratch, int B, int T, int NH,
-                              bool causal) {
+                              bool causal, const SeenKeys &seen = {}) {
     KernelArgs args;
     args.base = backward_args(dqkv, dout, qkv, scratch, B, T, NH, HD);
     args.base.order = backward_order(B, T, NH, HD, causal);
     args.dq_sums = dq_sums_in(scratch, args.base.order, B, T, NH, HD);
     args.gradients = tensor_map(dqkv, B, T, 3 * NH, HD, 16);
     args.dq = tensor_map(dqkv, B, T, 3 * NH * (HD / 64), 64, 16);
+    args.seen = seen;
     launch_lse_d<HD>(args.base, args.dq_sums, dout, out, lse, d, B);
     return args;
 }

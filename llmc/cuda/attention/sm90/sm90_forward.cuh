@@ -37,6 +37,9 @@ typedef struct ForwardTile {
     bool ends;      /* there is none */
     int rows, row0; /* which 64 rows of it are the warpgroup's own; their position */
     int seen, skip; /* blocks of keys that they see, and before those that they do not */
+    /* Only where RANGES: the lowest block that is seen; blocks, from it up, that have keys which a row does not see;
+     * blocks below it that are loaded for other rows; the sequence. */
+    int lowest, partial, trail, batch;
 } ForwardTile;
 
 /* The first M of x, as an array. */
@@ -146,12 +149,22 @@ template <class C> __device__ __forceinline__ void rescale(ForwardRows<C> &r) {
     for (int i = 0; i < C::HD / 2; i++) r.o[i] *= r.rescale[i / 2 % 2];
 }
 
+/* Keys before those that a row sees, in block `block` of the tile, counted from the lowest. */
+template <class C, int N>
+__device__ __forceinline__ void mask_partial(float (&s)[N], const ForwardTile &tile, int block,
+                                             const ForwardArgs &args) {
+    if constexpr (C::RANGES)
+        if (block < tile.partial)
+            mask_unseen(s, args.seen, tile.batch, tile.row0, (tile.lowest + block) * C::KEYS);
+}
+
 /* P of a tile's first block. Causal: its last 64 keys are those of the rows' own positions, so the mask is
  * the same triangle for every tile. The fixed maximum is that of its first 64 keys, of which every row sees
  * one or more. */
 template <class C, int N>
-__device__ __forceinline__ void first_probabilities(ForwardRows<C> &r, float (&s)[N], int row0, int block,
+__device__ __forceinline__ void first_probabilities(ForwardRows<C> &r, float (&s)[N], const ForwardTile &tile,
                                                     const ForwardArgs &args) {
+    const int block = tile.seen - 1;
 #pragma unroll
     for (int i = 0; i < 4; i++) r.sum[i] = 0.0f;
     /* The 16 rows of warp w see w + 1 of the diagonal's four sets of 16 keys, the last of them in part. */
@@ -159,7 +172,8 @@ __device__ __forceinline__ void first_probabilities(ForwardRows<C> &r, float (&s
     if (C::CAUSAL)
         mask_diagonal(s, C::WARP_DIAGONAL ? warp : 0);
     else
-        mask_keys<C>(s, row0, block * C::KEYS, args.T);
+        mask_keys<C>(s, tile.row0, block * C::KEYS, args.T);
+    mask_partial<C>(s, tile, block, args);
     if (C::SOFTMAX == SM90_FIXED_MAX) {
         if (C::CAUSAL)
             block_max(first<WG_ROWS / 2>(s), r.max);
@@ -289,18 +303,18 @@ __device__ __forceinline__ void first_block(ForwardRows<C> &r, ForwardShared<C> 
                                             const ForwardArgs &args) {
     first_scores<C, N, PENDING>(r, shared, place, q, args);
     release_k(shared, place.at);
-    first_probabilities<C>(r, first<N>(r.s), tile.row0, tile.seen - 1, args);
+    first_probabilities<C>(r, first<N>(r.s), tile, args);
     if (PENDING) release_q(shared, place);
     place.v_at = place.at;
     place.at.advance();
 }
 
 /* One step of the main loop: O = or += P V of one block, then P of the next. The two products are queued
- * together; `meanwhile` is done while they are under way. */
+ * together; `meanwhile` is done while they are under way. block: of the tile, counted from the lowest. */
 template <class C, WgmmaD D, class Meanwhile>
 __device__ __forceinline__ void next_block(ForwardRows<C> &r, ForwardShared<C> &shared,
-                                           ForwardPlace<C> &place, uint64_t q, float scale_log2,
-                                           Meanwhile meanwhile) {
+                                           ForwardPlace<C> &place, uint64_t q, const ForwardTile &tile,
+                                           int block, const ForwardArgs &args, Meanwhile meanwhile) {
     const uint64_t k = k_tile(place, place.at), v = v_tile(place, place.v_at);
     wait_v(shared, place.v_at);
     shared.k_ring.wait(place.at);
@@ -323,8 +337,9 @@ __device__ __forceinline__ void next_block(ForwardRows<C> &r, ForwardShared<C> &
         wgmma_results(r.p);
         release_v(shared, place.v_at);
     }
-    if (C::SOFTMAX == SM90_ONLINE_MAX) update_max(r, r.s, scale_log2);
-    exponentials(r, r.s, scale_log2);
+    mask_partial<C>(r.s, tile, block, args);
+    if (C::SOFTMAX == SM90_ONLINE_MAX) update_max(r, r.s, args.scale_log2);
+    exponentials(r, r.s, args.scale_log2);
     if (C::SCORES_FIRST) {
         wgmma_wait<0>();
         wgmma_results(r.o);
@@ -350,6 +365,20 @@ __device__ __forceinline__ ForwardTile tile_of(const Work &work, int rows, const
     tile.row0 = (row_blocks.first + row_block) * WG_ROWS;
     tile.seen = row_block < row_blocks.count && !tile.ends ? key_blocks<C>(tile.row0, WG_ROWS, args.T) : 0;
     tile.skip = key_blocks<C>(row_blocks.first * WG_ROWS, row_blocks.count * WG_ROWS, args.T) - tile.seen;
+    if constexpr (C::RANGES) {
+        const int lowest = lowest_block<C>(args, work.batch, row_blocks.first * WG_ROWS);
+        tile.batch = work.batch;
+        if (tile.seen == 0) { /* of the pair's or tile's blocks none */
+            tile.skip -= lowest;
+            tile.trail = 0;
+        } else {
+            tile.lowest = lowest_block<C>(args, work.batch, tile.row0);
+            tile.partial =
+                ceil_div(args.seen.first_key(work.batch, tile.row0 + WG_ROWS - 1), C::KEYS) - tile.lowest;
+            tile.trail = tile.lowest - lowest;
+            tile.seen -= tile.lowest;
+        }
+    }
     return tile;
 }
 
@@ -383,27 +412,35 @@ __device__ __forceinline__ ForwardTile walk_tiles(ForwardRows<C> &r, ForwardShar
                                                   ForwardPlace<C> &place, ForwardTile tile,
                                                   const ForwardArgs &args) {
     uint64_t q = begin_tile<C, false>(r, shared, place, tile, args);
+    int trail;
     for (;;) {
         ForwardTile next;
         const auto look_ahead = [&]() { next = next_tile(shared, place, tile.rows, args); };
         if (tile.seen > 1) {
-            next_block<C, D_SET>(r, shared, place, q, args.scale_log2, look_ahead);
+            next_block<C, D_SET>(r, shared, place, q, tile, tile.seen - 2, args, look_ahead);
         } else {
+            /* the next tile comes with this one's second block */
+            if (C::RANGES && tile.trail > 0) shared.k_ring.wait(place.at);
 #pragma unroll
             for (int i = 0; i < C::HD / 2; i++) r.o[i] = 0.0f;
             look_ahead();
         }
 #pragma unroll 1
         for (int block = tile.seen - 3; block >= 0; block--)
-            next_block<C, D_ADD>(r, shared, place, q, args.scale_log2, []() {});
+            next_block<C, D_ADD>(r, shared, place, q, tile, block, args, []() {});
         place.q_before = place.q_at;
         place.rows_before = tile.rows;
         place.q_at.advance();
+        trail = C::RANGES ? tile.trail : 0;
         tile = next;
-        if (tile.seen == 0 || !C::PIPELINED || (C::CLUSTER > 1 && tile.skip > C::MOST_SKIPPED)) break;
+        if (tile.seen == 0 || !C::PIPELINED || (C::CLUSTER > 1 && tile.skip > C::MOST_SKIPPED) ||
+            (C::RANGES && trail + tile.skip > C::MOST_SKIPPED))
+            break;
+        if (C::RANGES) skip_blocks(shared, place, trail);
         q = begin_tile<C, true>(r, shared, place, tile, args);
     }
     finish_tile(r, shared, place, args);
+    if (C::RANGES) skip_blocks(shared, place, trail);
     return tile;
 }
 

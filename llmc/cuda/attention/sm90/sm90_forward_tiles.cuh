@@ -40,6 +40,7 @@ struct ForwardConfig : Sm90Roles {
     static constexpr bool WARP_DIAGONAL = CAUSAL && WARPGROUPS == 4;
     static constexpr bool ROTATES = true;   /* warpgroup w owns other 64 rows in each tile */
     static constexpr bool PIPELINED = true; /* the next tile begins before a tile ends */
+    static constexpr bool RANGES = false;   /* a mask: blocks of keys end before 0 */
     static constexpr int THREADS = sm90_threads(SHAPE);
     static constexpr int Q_BYTES = WG_ROWS * HD * 2 /* of a warpgroup */, KV_BYTES = KEYS * HD * 2;
     static_assert(HD == 64 || HD == 128, "the TMA maps and wgmma shapes are for these");
@@ -48,6 +49,10 @@ struct ForwardConfig : Sm90Roles {
     static_assert(sm90_registers_fit(SHAPE), "setmaxnreg");
     static_assert(WARPGROUPS <= 4, "ids of named barriers");
 };
+
+/* The same for queries that do not see all keys before them. Rows do not rotate: the lowest see as many keys as the
+ * highest, and what a warpgroup skips at the end of a tile and at the start of the next is then always the same. */
+template <class C> struct ForwardRanges : C { static constexpr bool RANGES = true, ROTATES = false; };
 
 template <class C> struct alignas(1024) ForwardShared {
     uint8_t q[C::Q_BUFFERS][C::WARPGROUPS][C::Q_BYTES];
@@ -77,6 +82,7 @@ typedef struct ForwardArgs {
     TileOrder order; /* of tiles, or of pairs */
     float scale_log2; /* log2(e) / sqrt(HD) */
     bool redo;        /* tiles come from redo_list; the launch may begin before the one that fills it ends */
+    SeenKeys seen;    /* only where RANGES */
 } ForwardArgs;
 
 /* The first block of 64 rows of a tile or pair. Causal: the missing ones are all missed at the start, where a tile is
@@ -96,6 +102,11 @@ template <class C> __device__ __forceinline__ RowBlocks row_blocks_of(const Forw
 /* Which of them the 64 rows `rows` of a tile are. Those of a pair alternate between its tiles, 2p and 2p + 1. */
 template <class C> __device__ __forceinline__ int row_block_of(int tile, int rows) {
     return C::CLUSTER * rows + tile % (unsigned)C::CLUSTER;
+}
+
+/* The first block of keys that the rows from row0 on see. */
+template <class C> __device__ __forceinline__ int lowest_block(const ForwardArgs &args, int batch, int row0) {
+    return C::RANGES ? args.seen.first_key(batch, row0) / C::KEYS : 0;
 }
 
 /* ---- producer: one thread, for all blocks of the cluster ---- */
@@ -163,11 +174,12 @@ __device__ __forceinline__ void forward_producer(ForwardShared<C> &shared, const
                           (int)gridDim.x; /* of those after the first of each cluster */
         const RowBlocks row_blocks = row_blocks_of<C>(args, work.tile);
         const int last = key_blocks<C>(row_blocks.first * WG_ROWS, row_blocks.count * WG_ROWS, args.T) - 1;
+        const int lowest = lowest_block<C>(args, work.batch, row_blocks.first * WG_ROWS);
         load_queries(shared, args, work, row_blocks, q_at);
-        for (int block = last; block >= 0; block--, at.advance()) {
+        for (int block = last; block >= lowest; block--, at.advance()) {
             uint32_t work_bytes = 0;
             shared.k_ring.wait_free(at);
-            if (block == max(0, last - 1)) {
+            if (block == max(lowest, last - 1)) {
                 work_bytes =
                     give_work<C>(shared.next[q_at.stage], work_of(clusters + drawn), shared.k_ring, at);
                 if (args.redo && drawn == total - 1) redo_list.count = 0; /* nobody will look again */

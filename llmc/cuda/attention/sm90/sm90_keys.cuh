@@ -30,13 +30,39 @@ template <class C> __device__ __forceinline__ void write_constants(QueryStages<C
     fence_proxy_async();
 }
 
-/* Producer: the blocks of queries that the keys from row0 on need, to all blocks of the cluster. */
+/* Blocks of queries before the first that sees none of the keys [row0, row0 + rows), of which one or more are in the
+ * sequence. blocks: of the sequence. */
+template <class C>
+__device__ __forceinline__ int end_queries(const SeenKeys &seen, int batch, int row0, int rows, int blocks) {
+    if (!C::RANGES) return blocks;
+    return min(blocks, ceil_div(seen.end_query(batch, min(row0 + rows, seen.T) - 1), (int)WG_ROWS));
+}
+
+/* Only where RANGES: up to which query a thread's two keys are seen. */
+typedef struct QueryEnds {
+    int end[2]; /* less the thread's first column */
+    int whole; /* the blocks of queries before this one see all of the warpgroup's keys from the diagonal on */
+    int block; /* the block whose scores are computed */
+} QueryEnds;
+
+__device__ __forceinline__ QueryEnds query_ends(const SeenKeys &seen, int batch, int row0, int block) {
+    QueryEnds ends;
+#pragma unroll
+    for (int half = 0; half < 2; half++)
+        ends.end[half] = seen.end_query(batch, row0 + thread_row() + 8 * half) - thread_column();
+    ends.whole = seen.end_query(batch, row0) / WG_ROWS;
+    ends.block = block;
+    return ends;
+}
+
+/* Producer: the blocks of queries that a tile's keys need, which begin at row0, to all blocks of the cluster. */
 template <class C>
 __device__ __forceinline__ void load_queries(QueryStages<C> &queries, Ring<C::STAGES> &at, const Work &work,
-                                             int row0, const BackwardArgs &args) {
+                                             int row0, const SeenKeys &seen, const BackwardArgs &args) {
     const LseDRow *lse_d = args.lse_d + ((int64_t)work.batch * args.NH + work.head) * padded_rows(args.T);
-    const int blocks = ceil_div(args.T, (int)WG_ROWS);
-    for (int block = first_queries<C>(row0, args.T); block < blocks; block++, at.advance()) {
+    const int end =
+        end_queries<C>(seen, work.batch, row0, C::CLUSTER * C::TILE_ROWS, ceil_div(args.T, (int)WG_ROWS));
+    for (int block = first_queries<C>(row0, args.T); block < end; block++, at.advance()) {
         const uint32_t full = acquire<C>(queries.ring, at, 2 * C::TILE_BYTES + C::LSE_D_BYTES);
         load_rows<C>(queries.q[at.stage], args.rows, block * WG_ROWS, work.head, work.batch, full);
         load_rows<C>(queries.dout[at.stage], args.dout, block * WG_ROWS, work.head, work.batch, full);
@@ -61,6 +87,7 @@ template <class C> struct KeyPlace {
     uint32_t ds;        /* the lane's row of dS^T in shared memory; only where dS^T goes there */
     int ds_blocks;      /* blocks for which it has gone there, or there was none */
     int warpgroup;
+    QueryEnds ends;
 };
 
 /* Two warpgroups multiply one after the other: each issues its products when those of the other are done, all but
@@ -167,6 +194,15 @@ template <class C> __device__ __forceinline__ void mask_queries(KeyRows<C> &r) {
         if (i / 4 * 8 + i % 2 < first_seen + i / 2 % 2 * 8) r.s[i] = -CUDART_INF_F;
 }
 
+/* Queries behind the last that sees a key. */
+template <class C> __device__ __forceinline__ void mask_queries_behind(KeyRows<C> &r, const QueryEnds &ends) {
+    if (!C::RANGES || ends.block < ends.whole) return;
+    const int end[2] = {ends.end[0] - ends.block * WG_ROWS, ends.end[1] - ends.block * WG_ROWS};
+#pragma unroll
+    for (int i = 0; i < WG_ROWS / 2; i++)
+        if (i / 4 * 8 + i % 2 >= end[i / 2 % 2]) r.s[i] = -CUDART_INF_F;
+}
+
 template <class C> __device__ __forceinline__ void clear_gradients(KeyRows<C> &r) {
 #pragma unroll
     for (int i = 0; i < C::HD / 2; i++) r.dk[i] = r.dv[i] = 0.0f;
@@ -185,6 +221,7 @@ __device__ __forceinline__ void first_queries_block(KeyRows<C> &r, QueryStages<C
     pingpong_pass(place);
     wgmma_results(r.s);
     if (C::CAUSAL) mask_queries(r);
+    mask_queries_behind(r, place.ends);
     key_probabilities(r, scale_log2);
     wgmma_wait<0>();
     wgmma_results(r.dp);
@@ -214,6 +251,7 @@ __device__ __forceinline__ void next_queries_block(KeyRows<C> &r, QueryStages<C>
     wgmma_results(r.s);
     gradients_done(r);
     release<C>(queries.ring, place.at);
+    mask_queries_behind(r, place.ends);
     key_probabilities<C, RAGGED>(r, scale_log2);
     wgmma_wait<0>();
     wgmma_results(r.dp);
@@ -257,6 +295,7 @@ __device__ __forceinline__ void next_tile_block(KeyRows<C> &r, QueryStages<C> &q
     gradients_done(r);
     release<C>(queries.ring, place.at);
     if (C::CAUSAL) mask_queries(r);
+    mask_queries_behind(r, place.ends);
     key_probabilities(r, scale_log2);
     wgmma_wait<0>();
     wgmma_results(r.dp);

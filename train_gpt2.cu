@@ -122,21 +122,23 @@ static bool check_state(Training *t, Error *err) {
         (long long)t->state.step, val_is_bad ? "validation " : "", loss, of_a_guess, stands);
 }
 
-/* Saves the last whole step, unless there is nothing new in it. After a bad one nothing is removed for it. False
- * with err on weights that have diverged, a full disk and its kind: earlier checkpoints stand. */
-static bool save(Training *t, Error *err) {
+/* Saves the last whole step, unless there is nothing new in it; `overlap`: while training goes on. After a bad one
+ * nothing is removed for it. False with err on weights that have diverged, a full disk and its kind: earlier checkpoints
+ * stand. */
+static bool save(Training *t, bool overlap, Error *err) {
     Run *run = t->run;
     const SaveOptions options =
         t->bad_in_a_row ? (SaveOptions){.model_only = run->settings.model_only} : setup_save_options(run);
-    if (!run->settings.out || t->saving.last_saved == t->state.step || t->state.step == run->resumed.step)
-        return true;
+    if (!run->settings.out || t->state.step == run->resumed.step) return true;
     stop_expect(STOP_IN_SAVE, INFINITY);
+    training_await_save(t);
+    if (t->saving.last_saved == t->state.step) return true;
     if (!check_state(t, err)) {
         log_failed_save(&t->log, t->state.step, err->text);
         return false;
     }
     console_status(&t->console, "saving step %lld", (long long)t->state.step);
-    return training_save(t, &options, err);
+    return training_save(t, &options, overlap, err);
 }
 
 /* In training a save that fails is said, and the run goes on: the next one may find room. */
@@ -146,7 +148,7 @@ static void save_in_training(Training *t, bool best_only) {
     if (t->run->settings.out && t->bad_in_a_row)
         console_note(&t->console, "checkpoint of step %lld left out: its update was skipped",
                      (long long)t->state.step);
-    else if (!save(t, &err)) {
+    else if (!save(t, true, &err)) {
         if (!t->saving
                  .retry_step) /* weights that have diverged; else the disk's failure, which is rank 0's to say */
             console_note(&t->console, "%s", err.text);
@@ -164,6 +166,8 @@ static void save_on_request(Training *t) {
         save_in_training(t, false);
     if (t->saving.last_saved == t->state.step)
         console_note(&t->console, "saved step %lld on request", (long long)t->state.step);
+    else /* said when it is done; a failed save that is tried again was not asked for */
+        t->saving.asked = t->saving.background.running && !t->saving.retry_gap;
 }
 
 static bool export(Training *t, Error *err) {
@@ -203,12 +207,14 @@ static void say_stopped(Training *t) {
 /* Steps until the last one, a signal, or an error. */
 static bool run_steps(Training *t, Error *err) {
     const Settings *s = &t->run->settings;
+    const bool alone = t->run->comm->ranks.n_ranks == 1; /* else rank 0 asks for it, as SIGUSR1 does */
     for (int64_t step = t->state.step + 1; step <= s->steps && !training_stops(t); step++) {
         const bool last = step == s->steps, eval = last || due(step, s->eval_every);
         const bool draw = last || due(step, s->sample_every);
-        const bool retry = t->saving.retry_step && step >= t->saving.retry_step; /* of a save that failed */
+        const bool retry = alone && training_take_retry(t, step); /* of a save that failed */
         const bool keep = retry || due(step, s->save_every);
         if (!training_step(t, step, err) || !check_output(t, err)) return false;
+        training_collect_save(t, false);
         if (training_stops(t)) break;
         const bool asked = training_take_save_request(t);
         if ((eval || draw || keep || asked) && !training_settle(t, err)) return false;
@@ -230,12 +236,13 @@ static bool train(Training *t, Error *err) {
     stop_catch();
     if (!run_steps(t, err)) { /* bad data, say: what was learned until then is kept */
         Error later = {0};    /* of the step that was queued already */
+        training_collect_save(t, true);
         if (run->comm->ranks.n_ranks > 1) return false; /* the other ranks are in their step */
         training_settle(t, &later);
-        if (!t->untrusted && !save(t, &later)) warn(&later);
+        if (!t->untrusted && !save(t, false, &later)) warn(&later);
         return false;
     }
-    if (!save(t, err)) return false;
+    if (!save(t, false, err)) return false;
     console_note(&t->console, "memory: planned %s, measured %s",
                  format_bytes(planned, (double)run->planned_bytes),
                  format_bytes(measured, (double)t->peak_memory_bytes));

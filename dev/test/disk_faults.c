@@ -4,6 +4,7 @@
  *   NO_LOCKS=1            flock gives EOPNOTSUPP
  *   ROOM=N                the disk has N bytes free
  *   FULL=PART:N           the first N openings of new files whose path has PART in it fail: no space left
+ *   SLOW=MS               every fsync takes so many milliseconds
  *   VANISH=K              at the K-th opening of a file below a directory step_*, that directory gets another name */
 #include <errno.h>
 #include <fcntl.h>
@@ -19,6 +20,8 @@
 
 int fsync(int fd) {
     struct stat info;
+    const char *slow = getenv("SLOW");
+    if (slow) usleep(1000u * (unsigned)atoi(slow));
     if (!getenv("NO_DIRECTORY_SYNC") || fstat(fd, &info) || !S_ISDIR(info.st_mode))
         return (int)syscall(SYS_fsync, fd);
     errno = EINVAL;

@@ -11,6 +11,8 @@
 #define CRC32C_1(crc, byte) __crc32cb((crc), (byte))
 #endif
 
+#define POLYNOMIAL 0x82F63B78u
+
 /* table[k][b]: what byte b contributes with k bytes after it (slicing-by-8, Kounavis & Berry 2005). */
 static uint32_t table[8][256];
 static pthread_once_t table_once = PTHREAD_ONCE_INIT;
@@ -18,13 +20,35 @@ static pthread_once_t table_once = PTHREAD_ONCE_INIT;
 static void make_table(void) {
     for (uint32_t byte = 0; byte < 256; byte++) {
         uint32_t crc = byte;
-        for (int bit = 0; bit < 8; bit++) crc = crc >> 1 ^ (crc & 1 ? 0x82F63B78u : 0);
+        for (int bit = 0; bit < 8; bit++) crc = crc >> 1 ^ (crc & 1 ? POLYNOMIAL : 0);
         table[0][byte] = crc;
     }
     for (int k = 1; k < 8; k++)
         for (int byte = 0; byte < 256; byte++)
             table[k][byte] = table[k - 1][byte] >> 8 ^ table[0][table[k - 1][byte] & 0xff];
 }
+
+/* ---- of two parts, of the whole ---- */
+/* A checksum is a polynomial over bits, its highest bit that of x^0. The product of two, modulo CRC-32C's. */
+static uint32_t multiply(uint32_t a, uint32_t b) {
+    uint32_t product = 0;
+    for (; a; a <<= 1) {
+        if (a & 0x80000000u) product ^= b;
+        b = b >> 1 ^ (b & 1 ? POLYNOMIAL : 0);
+    }
+    return product;
+}
+
+uint32_t crc32c_join(uint32_t first, uint32_t second, size_t n_second) {
+    uint32_t power = 0x80000000u, square = 0x00800000u; /* 1 and x^8, a byte */
+    for (size_t n = n_second; n > 0; n >>= 1) {
+        if (n & 1) power = multiply(power, square);
+        square = multiply(square, square);
+    }
+    return multiply(first, power) ^ second;
+}
+
+/* ---- of bytes ---- */
 
 uint32_t crc32c_portable(uint32_t crc, const void *data, size_t n) {
     const unsigned char *p = data;

@@ -10,5 +10,7 @@
 /* The checksum of bytes that follow those summed in `crc`; start from 0. crc32c(0, "123456789", 9) =
  * 0xE3069283. */
 uint32_t crc32c(uint32_t crc, const void *data, size_t n);
-/* The same from the tables alone, for tests. */
+/* The checksum of two stretches of bytes, one behind the other, from that of each. */
+uint32_t crc32c_join(uint32_t first, uint32_t second, size_t n_second);
+/* crc32c from the tables alone, for tests. */
 uint32_t crc32c_portable(uint32_t crc, const void *data, size_t n);

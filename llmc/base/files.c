@@ -144,14 +144,20 @@ bool outfile_open(OutFile *file, const char *path, Error *err) {
     return false;
 }
 
-bool file_write_all(int fd, const char *bytes, size_t n) {
+/* At an offset, or (-1) where the file is. */
+static bool write_all(int fd, const char *bytes, size_t n, int64_t offset) {
     for (size_t done = 0; done < n;) {
-        ssize_t put = write(fd, bytes + done, n - done);
+        const ssize_t put = offset < 0 ? write(fd, bytes + done, n - done)
+                                       : pwrite(fd, bytes + done, n - done, offset + (int64_t)done);
         if (put < 0 && errno == EINTR) continue;
         if (put <= 0) return false;
         done += (size_t)put;
     }
     return true;
+}
+
+bool file_write_all(int fd, const char *bytes, size_t n) {
+    return write_all(fd, bytes, n, -1);
 }
 
 static bool flush(OutFile *file, Error *err) {
@@ -173,6 +179,15 @@ bool outfile_write(OutFile *file, const void *data, size_t n, Error *err) {
         if (file->used == BUFFER_BYTES && !flush(file, err)) return false;
     }
     return true;
+}
+
+bool outfile_write_at(const OutFile *file, const void *data, size_t n, int64_t offset, Error *err) {
+    return write_all(file->fd, data, n, offset) || fail_errno(err, "cannot write", file->path);
+}
+
+void outfile_count(OutFile *file, int64_t n, uint32_t crc) {
+    file->bytes += n;
+    file->crc = crc32c_join(file->crc, crc, (size_t)n);
 }
 
 bool outfile_close(OutFile *file, Error *err) {

@@ -42,6 +42,10 @@ typedef struct OutFile {
 /* Creates the file; one of that name must not exist. */
 bool outfile_open(OutFile *file, const char *path, Error *err);
 bool outfile_write(OutFile *file, const void *data, size_t n, Error *err);
+/* The bytes at `offset`, past the buffer and its checksum: for several threads at once. outfile_count then counts what
+ * they wrote, n bytes of checksum crc, behind what the file has. */
+bool outfile_write_at(const OutFile *file, const void *data, size_t n, int64_t offset, Error *err);
+void outfile_count(OutFile *file, int64_t n, uint32_t crc);
 /* Flush, fsync, close: on true the bytes are on the disk. */
 bool outfile_close(OutFile *file, Error *err);
 /* After a failure: closes without a word. Fine on a closed file. */

@@ -1,7 +1,6 @@
 #include "terminal.h"
 #include "clock.h"
 #include <pthread.h>
-#include <signal.h>
 #include <stdarg.h>
 #include <stdint.h>
 #include <stdlib.h>
@@ -10,6 +9,7 @@
 #include <time.h>
 #include <unistd.h>
 #include "json.h" /* utf8_sequence */
+#include "thread.h"
 
 /* ---- what may be shown ---- */
 
@@ -136,14 +136,10 @@ static void *run_clock(void *unused) {
     return unused;
 }
 
-/* Signals are the main thread's affair. Without a thread the line stands still. */
+/* Without a thread the line stands still. */
 static void start_clock(void) {
     pthread_t thread;
-    sigset_t all, before;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    if (pthread_create(&thread, NULL, run_clock, NULL) == 0) pthread_detach(thread);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    if (thread_start(&thread, run_clock, NULL)) pthread_detach(thread);
     status.has_clock = true;
 }
 

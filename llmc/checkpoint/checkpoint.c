@@ -32,14 +32,16 @@ static bool save_config(const char *directory, const GPT2 *model, const Tokenize
     return ok;
 }
 
-static bool save_weights(const char *directory, GPT2 *model, bool model_only, const char *note,
+static bool save_weights(const char *directory, GPT2 *model, const SaveOptions *options, const char *note,
                          JsonWriter *manifest, Error *err) {
     const FlatBuffer weights = {"transformer", FLAT_MASTER, note};
     FlatBuffer states[N_STATES];
     const int n_states = optimizer_buffers(states, model);
-    if (!hf_tensors_save(directory, "model.safetensors", model, &weights, 1, manifest, err)) return false;
-    return model_only ||
-           hf_tensors_save(directory, "optimizer.safetensors", model, states, n_states, manifest, err);
+    if (!hf_tensors_save(directory, "model.safetensors", model, options->snapshot, &weights, 1, manifest,
+                         err))
+        return false;
+    return options->model_only || hf_tensors_save(directory, "optimizer.safetensors", model,
+                                                  options->snapshot, states, n_states, manifest, err);
 }
 
 /* The first in the directory. The tokenizer writes its own files: they are made durable and summed by reading them
@@ -66,11 +68,11 @@ static bool save_tokenizer(const char *directory, const Tokenizer *tokenizer, in
 }
 
 static bool save_files(const char *directory, GPT2 *model, const Tokenizer *tokenizer,
-                       const TrainerState *state, bool model_only, Error *err) {
+                       const TrainerState *state, const SaveOptions *options, Error *err) {
     JsonWriter manifest;
-    bool ok = manifest_begin(&manifest, state, tokenizer, model_only, err) &&
+    bool ok = manifest_begin(&manifest, state, tokenizer, options->model_only, err) &&
               save_tokenizer(directory, tokenizer, model->config.max_seq_len, &manifest, err) &&
-              save_weights(directory, model, model_only, NULL, &manifest, err) &&
+              save_weights(directory, model, options, NULL, &manifest, err) &&
               save_config(directory, model, tokenizer, &manifest, err) &&
               manifest_write(&manifest, directory, err) && directory_sync(directory, err);
     json_writer_free(&manifest);
@@ -82,7 +84,7 @@ bool checkpoint_write_model(const char *directory, GPT2 *model, const Tokenizer 
     JsonWriter unread = {0}; /* sums for a manifest, which is a checkpoint's */
     json_begin_object(&unread, NULL);
     const bool ok = save_tokenizer(directory, tokenizer, model->config.max_seq_len, &unread, err) &&
-                    save_weights(directory, model, true, note, &unread, err) &&
+                    save_weights(directory, model, &(SaveOptions){.model_only = true}, note, &unread, err) &&
                     save_config(directory, model, tokenizer, &unread, err);
     json_writer_free(&unread);
     return ok;
@@ -118,12 +120,12 @@ static bool publish(int folder, const char *out, const char *temporary, int64_t 
 
 /* Written, made durable and in its place; or gone again, with the cause. */
 static bool save_in(int folder, const char *out, GPT2 *model, const Tokenizer *tokenizer,
-                    const TrainerState *state, bool model_only, Error *err) {
+                    const TrainerState *state, const SaveOptions *options, Error *err) {
     char temporary[CHECKPOINT_NAME], path[PATH_MAX];
     checkpoint_name(temporary, ".tmp-", state->step);
     if (!path_join(path, out, temporary, err)) return false;
     if (mkdirat(folder, temporary, 0777)) return fail_errno(err, "cannot create the directory", path);
-    if (save_files(path, model, tokenizer, state, model_only, err) &&
+    if (save_files(path, model, tokenizer, state, options, err) &&
         publish(folder, out, temporary, state->step, err))
         return true;
     Error ignored;
@@ -143,7 +145,7 @@ bool checkpoint_save(const char *out, GPT2 *model, const Tokenizer *tokenizer, c
     checkpoint_remove_leftovers(folder, out, false);
     const bool ok = checkpoint_make_room(folder, out, checkpoint_bytes(&model->config, options->model_only),
                                          state->step, options, &cause) &&
-                    save_in(folder, out, model, tokenizer, state, options->model_only, &cause);
+                    save_in(folder, out, model, tokenizer, state, options, &cause);
     if (ok) checkpoint_prune(folder, out, state->step, options);
     close(folder);
     return ok || fail(err, cause.exit_code, "checkpoint of step %lld not saved: %s", (long long)state->step,

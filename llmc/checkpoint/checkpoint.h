@@ -11,12 +11,15 @@
 #pragma once
 #include "llmc/model/gpt2.h"
 #include "llmc/tokenizer/tokenizer.h"
+#include "snapshot.h"
 #include "trainer_state.h"
 
 typedef struct SaveOptions {
     int64_t keep;   /* newest whole checkpoints that stay; 0: all */
     bool keep_best; /* that of the lowest validation loss stays beside them; others that were best_only go */
     bool model_only;
+    const Snapshot
+        *snapshot; /* what is saved, on any thread, while training goes on; NULL: the model as it is */
 } SaveOptions;
 
 /* Saves OUT/step_%08d; then, once it is durable, removes what `options` leave no place for: only whole checkpoints

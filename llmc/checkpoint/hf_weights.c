@@ -1,10 +1,12 @@
 #include "hf_weights.h"
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include "llmc/base/checksum.h"
 #include "llmc/base/json.h"
+#include "llmc/cpu/parallel.h"
 
 enum { NAME_SIZE = 96, PIECE_ELEMS = 1 << 20 };
 
@@ -84,34 +86,135 @@ enum { TILE = 32 };
 
 /* One tile through a local copy, so that both matrices are touched in runs of 128 bytes: columns read
  * directly are strides of a power of two apart and evict each other. One column more than 32 keeps the copy's
- * apart. */
-static void transpose_tile(float *out, const float *in, int64_t rows, int64_t cols, int64_t i0, int64_t j0) {
+ * apart. out begins with column `first`. */
+static void transpose_tile(float *out, const float *in, int64_t rows, int64_t cols, int64_t i0, int64_t j0,
+                           int64_t first) {
     float tile[TILE][TILE + 1];
     const int64_t n_i = rows - i0 < TILE ? rows - i0 : TILE, n_j = cols - j0 < TILE ? cols - j0 : TILE;
     for (int64_t i = 0; i < n_i; i++) memcpy(tile[i], in + (i0 + i) * cols + j0, (size_t)n_j * sizeof *in);
     for (int64_t j = 0; j < n_j; j++)
-        for (int64_t i = 0; i < n_i; i++) out[(j0 + j) * rows + i0 + i] = tile[i][j];
+        for (int64_t i = 0; i < n_i; i++) out[(j0 + j - first) * rows + i0 + i] = tile[i][j];
 }
 
 /* out (cols, rows) = in (rows, cols) transposed */
 static void transpose(float *out, const float *in, int64_t rows, int64_t cols) {
 #pragma omp parallel for schedule(static) if (rows * cols > 1 << 16)
     for (int64_t i = 0; i < rows; i += TILE)
-        for (int64_t j = 0; j < cols; j += TILE) transpose_tile(out, in, rows, cols, i, j);
+        for (int64_t j = 0; j < cols; j += TILE) transpose_tile(out, in, rows, cols, i, j, 0);
 }
 
 /* ---- saving ---- */
-static bool write_piece(OutFile *file, const GPT2 *model, const float *data, const Piece *piece, Staging *s,
-                        uint32_t *crc, Error *err) {
+
+/* A stretch of a tensor's elements in host memory, and where it goes: chunks are written by several threads, each into its
+ * own place of the file. */
+typedef struct Stretch {
+    const OutFile *file;
+    const float *in; /* a transposed matrix, all of it: (rows, cols); else n elements */
+    int64_t offset;  /* bytes of the file before it */
+    int64_t n, rows, cols;
+    bool transposed;
+    int64_t per_chunk; /* elements; of a transposed matrix whole rows of the file */
+    uint32_t *crcs;    /* one a chunk */
+    atomic_bool *failed;
+    Error *err; /* of the first that failed */
+} Stretch;
+
+enum { CHUNK_ELEMS = 1 << 17 };
+
+static int64_t chunk_elems(const Piece *piece) {
+    if (!piece->transposed) return CHUNK_ELEMS;
+    const int64_t rows = CHUNK_ELEMS / piece->rows / TILE * TILE;
+    return (rows > TILE ? rows : TILE) * piece->rows;
+}
+
+/* Columns [first, first + n) of the matrix as rows. */
+static void transpose_columns(float *out, const Stretch *s, int64_t first, int64_t n) {
+    for (int64_t j = first; j < first + n; j += TILE)
+        for (int64_t i = 0; i < s->rows; i += TILE) transpose_tile(out, s->in, s->rows, s->cols, i, j, first);
+}
+
+static bool write_elems(const Stretch *s, const float *elems, int64_t chunk, int64_t n, Error *err) {
+    const size_t bytes = (size_t)n * sizeof *elems;
+    s->crcs[chunk] = crc32c(0, elems, bytes);
+    return outfile_write_at(s->file, elems, bytes, s->offset + chunk * s->per_chunk * (int64_t)sizeof *elems,
+                            err);
+}
+
+static bool write_transposed(const Stretch *s, int64_t chunk, int64_t first, int64_t n, Error *err) {
+    float *turned = malloc((size_t)n * sizeof *turned);
+    if (!turned) return fail(err, EXIT_RUN, "%s: no memory to transpose a matrix", s->file->path);
+    transpose_columns(turned, s, first / s->rows, n / s->rows);
+    const bool ok = write_elems(s, turned, chunk, n, err);
+    free(turned);
+    return ok;
+}
+
+static void write_chunk(const void *stretch, int64_t chunk) {
+    const Stretch *s = stretch;
+    const int64_t first = chunk * s->per_chunk;
+    const int64_t n = s->n - first < s->per_chunk ? s->n - first : s->per_chunk;
+    Error err;
+    if (atomic_load(s->failed)) return;
+    if (s->transposed ? write_transposed(s, chunk, first, n, &err)
+                      : write_elems(s, s->in + first, chunk, n, &err))
+        return;
+    if (!atomic_exchange(s->failed, true)) *s->err = err;
+}
+
+/* How a save reads and writes. */
+typedef struct Writing {
+    OutFile *file;
+    GPT2 *model;
+    const Snapshot *snapshot; /* NULL: from the device */
+    Staging staging;          /* for what comes from the device */
+    uint32_t *crcs;           /* as many as a tensor has chunks */
+} Writing;
+
+/* Beside training on the CPU one thread works, the others' cores are taken. */
+static void write_chunks(const Writing *w, const Stretch *stretch, int64_t n_chunks) {
+    if (!w->snapshot || w->model->ops->device->is_async)
+        cpu_parallel_for(n_chunks, write_chunk, stretch);
+    else
+        for (int64_t i = 0; i < n_chunks; i++) write_chunk(stretch, i);
+}
+
+static bool write_stretch(const Writing *w, const float *in, const Piece *piece, int64_t n, uint32_t *crc,
+                          Error *err) {
+    atomic_bool failed = false;
+    const Stretch stretch = {
+        .file = w->file,
+        .in = in,
+        .offset = w->file->bytes,
+        .n = n,
+        .rows = piece->rows,
+        .cols = piece->cols,
+        .transposed = piece->transposed,
+        .per_chunk = chunk_elems(piece),
+        .crcs = w->crcs,
+        .failed = &failed,
+        .err = err,
+    };
+    const int64_t n_chunks = ceil_div(n, stretch.per_chunk);
+    write_chunks(w, &stretch, n_chunks);
+    if (failed) return false;
+    for (int64_t i = 0, left = n; i < n_chunks; i++, left -= stretch.per_chunk) {
+        const size_t bytes = (size_t)min_i64(left, stretch.per_chunk) * sizeof *in;
+        *crc = crc32c_join(*crc, w->crcs[i], bytes);
+        outfile_count(w->file, (int64_t)bytes, w->crcs[i]);
+    }
+    return true;
+}
+
+/* data: the tensor's buffer, on the device or in the snapshot. */
+static bool write_piece(const Writing *w, const float *data, const Piece *piece, uint32_t *crc, Error *err) {
     const int64_t n = piece->rows * piece->cols;
     *crc = 0;
-    for (int64_t done = 0; done < n; done += s->elems) {
-        int64_t part = n - done < s->elems ? n - done : s->elems;
-        const float *out = piece->transposed ? s->b : s->a;
-        model->ops->device->download(s->a, data + piece->begin + done, (size_t)part * sizeof *s->a);
-        if (piece->transposed) transpose(s->b, s->a, piece->rows, piece->cols);
-        *crc = crc32c(*crc, out, (size_t)part * sizeof *out);
-        if (!outfile_write(file, out, (size_t)part * sizeof *out, err)) return false;
+    if (w->snapshot) return write_stretch(w, data + piece->begin, piece, n, crc, err);
+    for (int64_t done = 0; done < n; done += w->staging.elems) {
+        const int64_t part = min_i64(n - done, w->staging.elems);
+        w->model->ops->device->download(w->staging.a, data + piece->begin + done,
+                                        (size_t)part * sizeof *data);
+        if (!write_stretch(w, w->staging.a, piece, part, crc, err)) return false;
     }
     return true;
 }
@@ -139,10 +242,6 @@ typedef struct Request {
     int32_t buffer;   /* whose parts it wants */
 } Request;
 
-static const float *gather_buffer(GPT2 *model, int id) {
-    return id == FLAT_MASTER ? gpt2_gather_master(model) : gpt2_gather_state(model, (StateId)id);
-}
-
 static const float *whole_buffer(GPT2 *model, int id) {
     Request request = {.buffer = id};
     model->comm->broadcast_on_host(model->comm, &request, sizeof request);
@@ -159,39 +258,67 @@ bool hf_tensors_bring(GPT2 *model, bool ok) {
     }
 }
 
-static bool write_file(OutFile *file, GPT2 *model, const FlatBuffer *buffers, int n_buffers,
-                       JsonWriter *manifest, Error *err) {
-    int n;
+/* The one element of a note. */
+static bool write_note(OutFile *file, Error *err) {
+    const float zero = 0;
+    if (!outfile_write_at(file, &zero, sizeof zero, file->bytes, err)) return false;
+    outfile_count(file, sizeof zero, crc32c(0, &zero, sizeof zero));
+    return true;
+}
+
+static bool write_tensors(const Writing *w, const Piece *pieces, int n, const FlatBuffer *buffers,
+                          int n_buffers, JsonWriter *manifest, Error *err) {
     char name[2 * NAME_SIZE];
-    Staging staging = {0};
-    Piece *pieces = list_pieces(model, &n, err);
-    bool ok = pieces && staging_open(&staging, model, pieces, n, err) &&
-              write_header(file, pieces, n, buffers, n_buffers, err);
-    json_begin_object(manifest, "tensors");
-    for (int k = 0; ok && k < n_buffers; k++) {
-        const float *data = whole_buffer(model, buffers[k].id);
-        for (int i = 0; ok && i < n; i++) {
-            uint32_t crc;
-            ok = write_piece(file, model, data, &pieces[i], &staging, &crc, err);
+    uint32_t crc;
+    for (int k = 0; k < n_buffers; k++) {
+        const float *data =
+            w->snapshot ? snapshot_buffer(w->snapshot, buffers[k].id) : whole_buffer(w->model, buffers[k].id);
+        for (int i = 0; i < n; i++) {
+            if (!write_piece(w, data, &pieces[i], &crc, err)) return false;
             snprintf(name, sizeof name, "%s.%s", buffers[k].prefix, pieces[i].name);
-            if (ok) manifest_write_checksum(manifest, name, crc);
+            manifest_write_checksum(manifest, name, crc);
         }
     }
-    for (int k = 0; ok && k < n_buffers; k++)
-        if (buffers[k].note) ok = outfile_write(file, &(float){0}, sizeof(float), err);
+    for (int k = 0; k < n_buffers; k++)
+        if (buffers[k].note && !write_note(w->file, err)) return false;
+    return true;
+}
+
+static bool open_writing(Writing *w, const Piece *pieces, int n, Error *err) {
+    int64_t most = 1;
+    for (int i = 0; i < n; i++) {
+        const int64_t chunks = ceil_div(pieces[i].rows * pieces[i].cols, chunk_elems(&pieces[i]));
+        if (chunks > most) most = chunks;
+    }
+    w->crcs = malloc((size_t)most * sizeof *w->crcs);
+    if (!w->crcs) return fail(err, EXIT_RUN, "no memory for %lld checksums", (long long)most);
+    return w->snapshot || staging_open(&w->staging, w->model, pieces, n, err);
+}
+
+static bool write_file(OutFile *file, GPT2 *model, const Snapshot *snapshot, const FlatBuffer *buffers,
+                       int n_buffers, JsonWriter *manifest, Error *err) {
+    int n;
+    Writing w = {.file = file, .model = model, .snapshot = snapshot};
+    Piece *pieces = list_pieces(model, &n, err);
+    bool ok =
+        pieces && open_writing(&w, pieces, n, err) && write_header(file, pieces, n, buffers, n_buffers, err);
+    json_begin_object(manifest, "tensors");
+    ok = ok && write_tensors(&w, pieces, n, buffers, n_buffers, manifest, err);
     json_end_object(manifest);
-    free(staging.a);
+    free(w.crcs);
+    free(w.staging.a);
     free(pieces);
     return ok;
 }
 
-bool hf_tensors_save(const char *directory, const char *name, GPT2 *model, const FlatBuffer *buffers,
-                     int n_buffers, JsonWriter *manifest, Error *err) {
+bool hf_tensors_save(const char *directory, const char *name, GPT2 *model, const Snapshot *snapshot,
+                     const FlatBuffer *buffers, int n_buffers, JsonWriter *manifest, Error *err) {
     char path[PATH_MAX];
     OutFile file;
     if (!path_join(path, directory, name, err) || !outfile_open(&file, path, err)) return false;
     manifest_begin_file(manifest, name);
-    bool ok = write_file(&file, model, buffers, n_buffers, manifest, err) && outfile_close(&file, err);
+    bool ok =
+        write_file(&file, model, snapshot, buffers, n_buffers, manifest, err) && outfile_close(&file, err);
     manifest_end_file(manifest, file.bytes, file.crc);
     outfile_abandon(&file);
     return ok;

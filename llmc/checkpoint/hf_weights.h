@@ -7,9 +7,9 @@
 #include "llmc/model/gpt2.h"
 #include "manifest.h"
 #include "safetensors.h"
+#include "snapshot.h"
 
 /* One buffer of a file: its tensors are called PREFIX.name. */
-enum { FLAT_MASTER = -1 };
 typedef struct FlatBuffer {
     const char
         *prefix; /* "transformer" for weights, "m" and so on for the optimizer's states; a dot follows */
@@ -21,10 +21,11 @@ typedef struct FlatBuffer {
 /* The optimizer's states that the model has; returns how many. */
 int optimizer_buffers(FlatBuffer buffers[N_STATES], const GPT2 *model);
 
-/* Writes DIRECTORY/NAME with the tensors of all buffers, and its entry into the manifest. Rank 0 writes; it asks the other
- * ranks for their parts of each buffer, which they bring in hf_tensors_bring. */
-bool hf_tensors_save(const char *directory, const char *name, GPT2 *model, const FlatBuffer *buffers,
-                     int n_buffers, JsonWriter *manifest, Error *err);
+/* Writes DIRECTORY/NAME with the tensors of all buffers, and its entry into the manifest. Rank 0 writes. From a snapshot it
+ * does so on any thread, beside training; without one (NULL) it asks the other ranks for their parts of each buffer, which
+ * they bring in hf_tensors_bring. */
+bool hf_tensors_save(const char *directory, const char *name, GPT2 *model, const Snapshot *snapshot,
+                     const FlatBuffer *buffers, int n_buffers, JsonWriter *manifest, Error *err);
 /* Rank 0 ends a save, with its result; the other ranks bring the parts that it asks for until then. Returns rank 0's
  * result. So a disk that fails in the middle leaves nobody waiting. */
 bool hf_tensors_bring(GPT2 *model, bool ok);

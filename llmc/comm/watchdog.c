@@ -5,7 +5,6 @@
 #include <errno.h>
 #include <poll.h>
 #include <pthread.h>
-#include <signal.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -15,6 +14,7 @@
 #include <time.h>
 #include <unistd.h>
 #include "llmc/base/terminal.h"
+#include "llmc/base/thread.h"
 
 double watchdog_seconds_silent = 8;
 
@@ -92,16 +92,6 @@ static void *end_anyway(void *exit_code) {
     _exit((int)(intptr_t)exit_code);
 }
 
-/* Signals are the main thread's affair. */
-static bool start_thread(pthread_t *thread, void *(*run)(void *), void *argument) {
-    sigset_t all, before;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    const bool ok = pthread_create(thread, NULL, run, argument) == 0;
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
-    return ok;
-}
-
 /* A process that ends with unread bytes resets its connections, and what it said last may be lost: so the others hang
  * up first. */
 static void wait_until_heard(void) {
@@ -118,7 +108,7 @@ static void wait_until_heard(void) {
 static _Noreturn void end_run(const char *line, int exit_code) {
     pthread_t thread;
     pthread_mutex_lock(&dog.ending); /* and never unlocked */
-    if (start_thread(&thread, end_anyway, (void *)(intptr_t)exit_code)) pthread_detach(thread);
+    if (thread_start(&thread, end_anyway, (void *)(intptr_t)exit_code)) pthread_detach(thread);
     tell_all(VERDICT, &(Error){.exit_code = exit_code});
     if (line) {
         fflush(stdout);
@@ -257,7 +247,7 @@ bool watchdog_start(Rendezvous *r, Error *err) {
     dog.wake = wake;
     dog.stopping = false;
     dog.phase = PHASE_START;
-    if (peers && polled && wake >= 0 && start_thread(&dog.thread, watch, polled)) {
+    if (peers && polled && wake >= 0 && thread_start(&dog.thread, watch, polled)) {
         die_with = watchdog_die;
         return true;
     }

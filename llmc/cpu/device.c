@@ -124,6 +124,15 @@ static void cpu_stream_wait(StreamId stream, EventId event) {
     (void)event;
 }
 
+static void cpu_download_begin(StreamId stream, void *dst, const void *src, size_t bytes) {
+    (void)stream;
+    cpu_copy(dst, src, bytes);
+}
+
+static void cpu_event_wait(EventId event) {
+    (void)event;
+}
+
 static void *cpu_stream_handle(StreamId stream) {
     (void)stream;
     return NULL;
@@ -169,11 +178,15 @@ const Device device_cpu = {
     .copy = cpu_copy,
     .upload = cpu_copy,
     .download = cpu_copy,
+    .host_alloc = cpu_alloc,
+    .host_free = cpu_free,
+    .download_begin = cpu_download_begin,
     .synchronize = cpu_synchronize,
     .readback_begin = cpu_readback_begin,
     .readback_end = cpu_readback_end,
     .event_record = cpu_event_record,
     .stream_wait = cpu_stream_wait,
+    .event_wait = cpu_event_wait,
     .stream_handle = cpu_stream_handle,
     .timestamp = cpu_timestamp,
     .seconds_between = cpu_seconds_between,

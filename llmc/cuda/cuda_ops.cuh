@@ -25,6 +25,8 @@ void cuda_zero_rows(void *dst, size_t bytes, size_t stride, int64_t rows);
 void cuda_copy(void *dst, const void *src, size_t bytes);
 void cuda_upload(void *dst, const void *src, size_t bytes);
 void cuda_download(void *dst, const void *src, size_t bytes);
+void *cuda_host_alloc(size_t bytes);
+void cuda_host_free(void *p);
 void cuda_synchronize(void);
 size_t cuda_context_bytes(void); /* that cuda_open takes on the device, besides linear_fixed_bytes */
 int cuda_device_attribute(cudaDeviceAttr attribute);
@@ -35,6 +37,8 @@ void cuda_readback_begin(int slot, StreamId stream, const void *src, size_t byte
 void cuda_readback_end(int slot, void *dst, size_t bytes);
 void cuda_event_record(EventId event, StreamId stream);
 void cuda_stream_wait(StreamId stream, EventId event);
+void cuda_download_begin(StreamId stream, void *dst, const void *src, size_t bytes);
+void cuda_event_wait(EventId event);
 void *cuda_stream_handle(StreamId stream);
 void cuda_timestamp(int i);
 double cuda_seconds_between(int first, int second);

@@ -3,11 +3,11 @@
  * the next call. */
 #include "dataloader.h"
 #include <pthread.h>
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include "llmc/base/format.h"
+#include "llmc/base/thread.h"
 #include "token_stream.h"
 #include "window_order.h"
 
@@ -95,15 +95,9 @@ static void *reader_main(void *argument) {
     return NULL;
 }
 
-/* Signals stay with the threads of the caller: none is delivered to the reader. */
 static bool start_reader(DataLoader *loader, Error *err) {
-    sigset_t all, before;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    int status = pthread_create(&loader->reader, NULL, reader_main, loader);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
-    loader->reader_runs = status == 0;
-    return loader->reader_runs || fail(err, EXIT_RUN, "cannot start the data thread: %s", strerror(status));
+    loader->reader_runs = thread_start(&loader->reader, reader_main, loader);
+    return loader->reader_runs || fail(err, EXIT_RUN, "the system has no thread left to read the data");
 }
 
 /* ---- opening ---- */

@@ -1,7 +1,7 @@
 /* A device: memory, transfers, streams, events, graphs. What it computes is another table, Ops (llmc/model/ops.h).
  *
  * A process uses one device. Work on a stream runs in the order of the calls; the host waits in download(),
- * synchronize(), readback_end(), seconds_between() and the memory calls alone. */
+ * synchronize(), readback_end(), event_wait(), seconds_between() and the memory calls alone. */
 #pragma once
 #include <stdbool.h>
 #include <stddef.h>
@@ -16,8 +16,8 @@ extern "C" {
 typedef struct Graph Graph; /* a captured sequence of work, see Device.capture_begin */
 
 /* All ops run on the main stream, and so does what has no stream among its arguments. The side stream is for what may
- * run beside them, which events put in order. */
-typedef enum { STREAM_MAIN, STREAM_SIDE, N_STREAMS } StreamId;
+ * run beside them, which events put in order; the snapshot stream is for long copies to the host. */
+typedef enum { STREAM_MAIN, STREAM_SIDE, STREAM_SNAPSHOT, N_STREAMS } StreamId;
 
 /* Every event has one purpose and is used again in the next step. */
 typedef enum {
@@ -27,6 +27,8 @@ typedef enum {
     EVENT_GRADS_REDUCED,    /* side stream: the own parts hold the sums over ranks */
     EVENT_WEIGHTS_UPDATED,  /* main stream: the own part of a range of weights is the new one */
     EVENT_WEIGHTS_GATHERED, /* side stream: all parts are */
+    EVENT_SNAPSHOT_READY,   /* main stream: what a snapshot copies is as it shall be */
+    EVENT_SNAPSHOT_TAKEN,   /* snapshot stream: it may change again */
     N_EVENTS
 } EventId;
 
@@ -85,7 +87,11 @@ typedef struct Device {
                    size_t bytes); /* host to device; src may be reused at return */
     void (*download)(void *dst, const void *src,
                      size_t bytes); /* device to host; waits for all work before it */
-    void (*synchronize)(void);      /* waits for both streams */
+    void (*synchronize)(void);      /* waits for the main and the side stream */
+    /* Host memory that the device copies into by itself, and such a copy, queued on a stream. */
+    void *(*host_alloc)(size_t bytes); /* NULL if it does not fit */
+    void (*host_free)(void *p);        /* NULL is fine */
+    void (*download_begin)(StreamId stream, void *dst, const void *src, size_t bytes);
     /* readback_begin queues a copy of bytes <= READBACK_BYTES from the device on a stream, into `slot` <
      * READBACK_SLOTS; readback_end waits for that copy alone, not for what was queued behind it. */
     void (*readback_begin)(int slot, StreamId stream, const void *src, size_t bytes);
@@ -96,6 +102,8 @@ typedef struct Device {
      * starts once the work before the latest record is done, or at once where there was none. */
     void (*event_record)(EventId event, StreamId stream);
     void (*stream_wait)(StreamId stream, EventId event);
+    /* The host waits, on any thread, until the work before the latest record is done. */
+    void (*event_wait)(EventId event);
     /* The stream as the device's own libraries take it (cudaStream_t), once open; NULL where the device has none. */
     void *(*stream_handle)(StreamId stream);
 

@@ -120,6 +120,7 @@ static OptimizerBuffers optimizer_buffers_of(const GPT2 *model, OwnPart part) {
 
 void gpt2_update(GPT2 *model, const UpdateArgs *args) {
     const Device *device = model->ops->device;
+    device->stream_wait(STREAM_MAIN, EVENT_SNAPSHOT_TAKEN);
     finish_stats(model);
     for (int i = 0; i < n_updates(model); i++) {
         const OptimizerBuffers buffers = optimizer_buffers_of(model, update_part(model, i));

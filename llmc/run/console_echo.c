@@ -151,3 +151,10 @@ void console_memory(FILE *out, const MemoryPlan *plan, bool by_tensor, size_t fr
     if (largest_batch >= 0)
         print_line(out, "  %-*s --batch %d", name_width, "largest that fits", largest_batch);
 }
+
+void console_host_memory(FILE *out, size_t snapshot_bytes) {
+    char text[FORMAT_NUMBER];
+    if (snapshot_bytes)
+        print_line(out, "  %-*s %s on the host, where it is free", is_narrow(out) ? 10 : 24,
+                   "snapshot of a save", format_bytes(text, (double)snapshot_bytes));
+}

@@ -2,6 +2,7 @@
 #include "llmc/base/files.h"
 #include "flags.h"
 #include "llmc/base/json.h"
+#include "llmc/checkpoint/checkpoint_directory.h"
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
@@ -72,6 +73,16 @@ void log_sample(RunLog *run, int64_t step, const char *text, size_t length) {
     json_write_string(&w, "sample", copy);
     finish_line(run, &w);
     free(copy);
+}
+
+void log_checkpoint(RunLog *run, int64_t step, double seconds) {
+    if (!run->is_open) return;
+    char name[CHECKPOINT_NAME];
+    checkpoint_name(name, "", step);
+    JsonWriter w = begin_line(step);
+    json_write_string(&w, "checkpoint", name);
+    json_write_double(&w, "seconds", seconds);
+    finish_line(run, &w);
 }
 
 void log_failed_save(RunLog *run, int64_t step, const char *why) {

@@ -4,6 +4,7 @@
  *   {"step": 1, "loss": ..., "lr": ..., "norm": ..., "ms": ..., "tok_s": ..., "mfu": ..., "skipped": 0}
  *   {"step": 250, "val_loss": ...}
  *   {"step": 500, "sample": "text"}
+ *   {"step": 1000, "checkpoint": "step_00001000", "seconds": ...}   once it is on the disk, which may be some steps later
  *   {"step": 1000, "save_failed": "why"}
  * NaN and inf are null. A line is written whole as soon as it is known. A resumed run first drops the lines
  * past the step that it resumes from, so no step stands there twice. */
@@ -60,6 +61,7 @@ bool log_append(RunLog *run, const char *dir, Error *err);
 void log_step(RunLog *run, const StepReport *report);
 void log_val(RunLog *run, int64_t step, double val_loss);
 void log_sample(RunLog *run, int64_t step, const char *text, size_t length);
+void log_checkpoint(RunLog *run, int64_t step, double seconds);
 void log_failed_save(RunLog *run, int64_t step, const char *why);
 /* The folder is another one now (its path is the same): the lines to come go there. */
 void log_follow(RunLog *run);

@@ -261,6 +261,18 @@ void setup_print_model(const Run *run) {
     setup_print_tokenizer(run);
 }
 
+/* Saves between steps, rank 0's to write. */
+static bool saves_beside_training(const Run *run) {
+    const Settings *s = &run->settings;
+    const bool between = (s->save_every > 0 && s->save_every < s->steps) || s->keep_best;
+    return s->out && between && model_options(run).training && ranks_leads(run->comm->ranks);
+}
+
+static size_t planned_snapshot(const Run *run) {
+    if (!saves_beside_training(run)) return 0;
+    return snapshot_bytes(&run->config, run->settings.model_only, run->comm->ranks.n_ranks);
+}
+
 void setup_print_memory(const Run *run) {
     GPT2Options options = model_options(run);
     MemoryPlan plan;
@@ -274,6 +286,7 @@ void setup_print_memory(const Run *run) {
         largest = gpt2_largest_batch(run->ops, &run->config, &options, budget(free_bytes));
     }
     console_memory(stdout, &plan, run->settings.memory, free_bytes, total_bytes, largest);
+    console_host_memory(stdout, planned_snapshot(run));
 }
 
 static bool fits(const Run *run, GPT2Options options, int B, int T, Recompute recompute) {
@@ -378,17 +391,34 @@ static size_t resident_bytes(void) {
     return pages * (size_t)sysconf(_SC_PAGESIZE);
 }
 
-bool setup_model(Run *run, Error *err) {
-    const GPT2Options options = model_options(run);
+static void open_snapshot(Run *run) {
+    const size_t bytes = planned_snapshot(run);
+    char text[FORMAT_NUMBER];
+    if (!bytes) return;
+    if (!snapshot_open(&run->snapshot, &run->model, run->settings.model_only))
+        print_note("the host has no %s to spare for a snapshot: training waits while a checkpoint is written",
+                   format_bytes(text, (double)bytes));
+    else if (run->ops == &ops_cpu)
+        run->planned_bytes += bytes;
+}
+
+static bool open_model(Run *run, const GPT2Options *options, Error *err) {
     if (!check_memory(run, err)) return false; /* again: a text lies in the host's memory now */
     run->resident_at_start = resident_bytes();
-    if (!gpt2_open(&run->model, run->ops, &run->config, &options, err)) return false;
-    if (run->checkpoint[0] && options.training) return resume(run, err);
+    if (!gpt2_open(&run->model, run->ops, &run->config, options, err)) return false;
+    if (run->checkpoint[0] && options->training) return resume(run, err);
     if (run->model_path[0]) {
-        if (options.training) gpt2_reset_optimizer(&run->model);
+        if (options->training) gpt2_reset_optimizer(&run->model);
         return load_model(run, err);
     }
     gpt2_init(&run->model, (uint64_t)run->settings.seed);
+    return true;
+}
+
+bool setup_model(Run *run, Error *err) {
+    const GPT2Options options = model_options(run);
+    if (!open_model(run, &options, err)) return false;
+    open_snapshot(run);
     return true;
 }
 
@@ -406,6 +436,7 @@ size_t setup_memory_in_use(const Run *run) {
 void setup_close(Run *run) {
     dataloader_close(run->train);
     dataloader_close(run->val);
+    snapshot_close(&run->snapshot);
     if (run->model.ops) gpt2_close(&run->model);
     tokenizer_close(run->tokenizer);
 }

@@ -25,6 +25,8 @@ typedef struct Run {
     char no_tokenizer[1000];      /* where there is none: which file is missing */
     GPT2Config config;
     GPT2 model;
+    Snapshot
+        snapshot; /* of the model, for saves beside training; open on rank 0 where there are such saves, and room */
     DataLoader *train, *val;  /* NULL where the run needs none */
     char checkpoint[1024];    /* what --resume found; "" for a new run */
     int64_t checkpoint_step;  /* of that */

@@ -229,7 +229,8 @@ static bool queue_step(Training *t, QueuedStep *q, int64_t step, Error *err) {
         return true;
     }
     if (stop_requested()) gpt2_request_stop(&run->model);
-    if (run->comm->ranks.n_ranks > 1 && stop_take_save_request()) gpt2_request_save(&run->model);
+    if (run->comm->ranks.n_ranks > 1 && (stop_take_save_request() || training_take_retry(t, step)))
+        gpt2_request_save(&run->model);
     if (q->hashed) gpt2_hash_weights(&run->model);
     gpt2_update(&run->model, &(UpdateArgs){.step = step,
                                            .lr = (float)q->lr,
@@ -304,37 +305,4 @@ bool training_step(Training *t, int64_t step, Error *err) {
 bool training_queue(Training *t, int64_t step, Error *err) {
     QueuedStep q;
     return queue_step(t, &q, step, err);
-}
-
-/* ---- saving ---- */
-
-static bool save(Training *t, const SaveOptions *options, Error *err) {
-    Run *run = t->run;
-    bool moved;
-    if (!setup_follow_output(run, &moved, err)) return false;
-    if (moved) log_follow(&t->log);
-    TrainerState state = t->state;
-    char *flags = flags_to_json(&run->settings);
-    state.flags = flags;
-    const bool ok = checkpoint_save(run->settings.out, &run->model, run->tokenizer, &state, options, err);
-    free(flags);
-    return ok;
-}
-
-bool training_save(Training *t, const SaveOptions *options, Error *err) {
-    Saving *saving = &t->saving;
-    const int64_t step = t->state.step;
-    watchdog_set(PHASE_SAVE, step);
-    const bool leads = ranks_leads(t->run->comm->ranks);
-    const bool ok = checkpoint_share(&t->run->model, !leads || save(t, options, err));
-    if (ok)
-        saving->last_saved = step;
-    else if (leads)
-        log_failed_save(&t->log, step, err->text);
-    else
-        fail(err, EXIT_RUN, "rank 0 could not save step %lld", (long long)step);
-    saving->retry_gap = ok ? 0 : saving->retry_gap ? 2 * saving->retry_gap : 1;
-    saving->retry_step = ok ? 0 : step + saving->retry_gap;
-    training_tell_watchdog(t);
-    return ok;
 }

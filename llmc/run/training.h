@@ -1,6 +1,8 @@
 /* A training step, from data to report, and what a run knows of itself. The loop over steps is in train_gpt2.cu. */
 #pragma once
 #include <math.h>
+#include <pthread.h>
+#include <stdatomic.h>
 #include "llmc/checkpoint/checkpoint.h"
 #include "console.h"
 #include "log.h"
@@ -27,11 +29,29 @@ typedef struct Probe {
     int32_t tokens[PROBE_TOKENS], targets[PROBE_TOKENS];
 } Probe;
 
+typedef enum { SAVE_REFUSED, SAVE_AT_ONCE, SAVE_IN_BACKGROUND } SaveWay; /* rank 0 tells the others */
+
+/* A checkpoint that a thread of rank 0 writes from the snapshot while training goes on. */
+typedef struct BackgroundSave {
+    Run *run;
+    pthread_t thread;
+    bool running;      /* the main thread has not seen its end */
+    atomic_bool ended; /* what follows is final */
+    TrainerState state;
+    SaveOptions options;
+    double begun, seconds; /* when the snapshot was begun; from then on */
+    bool ok;
+    Error err;
+} BackgroundSave;
+
 typedef struct Saving {
-    int64_t last_saved;    /* step; -1: none */
+    int64_t last_saved;    /* step of the newest that is on the disk, as rank 0 last told; -1: none */
     int64_t last_verified; /* the same when ranks last found their weights equal */
     int64_t retry_step;    /* a save failed: the step after which the next is tried; 0: none failed */
     int64_t retry_gap;     /* steps from the failed one to that: 1, then twice as many each time */
+    bool asked;            /* the one that a thread writes was asked for by SIGUSR1 */
+    bool said_wait;        /* that saves take longer than the steps between them */
+    BackgroundSave background;
 } Saving;
 
 typedef struct Training {
@@ -75,8 +95,17 @@ bool training_validate(Training *t, double *mean, Error *err);
 bool training_settle(Training *t, Error *err);
 /* Queues a step, and no more: for profile_run. */
 bool training_queue(Training *t, int64_t step, Error *err);
-/* Saves the run at t->state in --out. A failure is written to the log, too, and sets the time of the next try. */
-bool training_save(Training *t, const SaveOptions *options, Error *err);
+/* ---- training_save.c ---- */
+/* Saves the run at t->state in --out; all ranks. A failure is written to the log, too, and sets the time of the next try.
+ * `overlap`, where there is room for a snapshot: rank 0's thread writes it while training goes on, and true says only
+ * that it has begun. One at a time: the one before it has been collected. */
+bool training_save(Training *t, const SaveOptions *options, bool overlap, Error *err);
+/* Reports the save that a thread has ended: failures on stderr and in the log. `wait`: waits for its end. */
+void training_collect_save(Training *t, bool wait);
+/* Waits for rank 0's thread; then all ranks know the newest checkpoint. */
+void training_await_save(Training *t);
+/* True once where a save that failed is to be tried again behind `step`. */
+bool training_take_retry(Training *t, int64_t step);
 /* Of the peak, what `flops` a second of all ranks are. A measured peak that was passed was measured badly, beside
  * another program, say: it is measured again, and is at least what was done. */
 double training_mfu(Training *t, double flops);

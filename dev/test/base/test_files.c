@@ -21,6 +21,8 @@ static void test_checksum(void) {
             uint32_t whole = crc32c(0, bytes + first, n);
             n_wrong += whole != crc32c_portable(0, bytes + first, n);
             n_wrong += whole != crc32c(crc32c(0, bytes + first, first), bytes + 2 * first, n - first);
+            n_wrong += whole != crc32c_join(crc32c(0, bytes + first, first),
+                                            crc32c(0, bytes + 2 * first, n - first), n - first);
         }
     CHECK(n_wrong == 0, "%d sums differ between the two paths or between one piece and two", n_wrong);
 }

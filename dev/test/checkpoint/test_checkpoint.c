@@ -1,7 +1,10 @@
 /* Checkpoints on a healthy disk: bitwise round trips, names and orientation in the files, config.json. */
 #include <dirent.h>
+#include <pthread.h>
+#include "llmc/base/files.h"
 #include "llmc/base/json.h"
 #include "llmc/checkpoint/safetensors.h"
+#include "llmc/cpu/parallel.h"
 #include "dev/test/tiny_model.h"
 
 static GPT2 model;
@@ -280,6 +283,81 @@ static void test_resumed_training(void) {
     gpt2_close(&resumed);
 }
 
+static bool same_file(const char *a, const char *b, const char *name) {
+    char path[2][256];
+    char *bytes[2];
+    size_t size[2] = {0};
+    Error err = {0};
+    for (int i = 0; i < 2; i++) {
+        snprintf(path[i], sizeof path[i], "%s/%s/step_00000003/%s", folder, i ? b : a, name);
+        bytes[i] = file_read(path[i], 1 << 26, &size[i], &err);
+    }
+    const bool same = bytes[0] && bytes[1] && size[0] == size[1] && memcmp(bytes[0], bytes[1], size[0]) == 0;
+    free(bytes[0]);
+    free(bytes[1]);
+    return same;
+}
+
+static void *save_from_snapshot(void *snapshot) {
+    Error err = {0};
+    CHECK(checkpoint_save(in_folder("snapshot"), &model, NULL, &(TrainerState){.step = 3},
+                          &(SaveOptions){.snapshot = snapshot}, &err),
+          "%s", err.text);
+    return NULL;
+}
+
+/* Of matrices in several chunks: a file has the same bytes by one thread, by several, and from a snapshot, which another
+ * thread writes while the model goes on. */
+static void test_snapshot(void) {
+    const GPT2Config config = {.max_seq_len = 8,
+                               .vocab_size = 1000,
+                               .padded_vocab_size = 1024,
+                               .n_layer = 2,
+                               .n_head = 4,
+                               .n_embd = 256};
+    static const char *const outs[] = {"one_thread", "threads"};
+    static const char *const names[] = {"model.safetensors", "optimizer.safetensors"};
+    const GPT2 tiny = model;
+    const int n_threads = cpu_thread_count();
+    Snapshot snapshot;
+    pthread_t thread;
+    Error err = {0};
+    tiny_open(&model, &config);
+    gpt2_init(&model, 9);
+    train(&model, 0, 3);
+    for (int i = 0; i < 2; i++) {
+        cpu_set_thread_count(i ? 3 : 1);
+        CHECK(checkpoint_save(in_folder(outs[i]), &model, NULL, &(TrainerState){.step = 3}, &(SaveOptions){0},
+                              &err),
+              "%s", err.text);
+    }
+    cpu_set_thread_count(n_threads);
+    CHECK(snapshot_bytes(&config, false, 1) == 3 * sizeof(float) * (size_t)model.n_elements, "%zu bytes",
+          snapshot_bytes(&config, false, 1));
+    if (!REQUIRE(snapshot_open(&snapshot, &model, false), "no memory")) return;
+    snapshot_take(&snapshot, &model, false);
+    REQUIRE(pthread_create(&thread, NULL, save_from_snapshot, &snapshot) == 0, "no thread");
+    train(&model, 3, 6);
+    pthread_join(thread, NULL);
+    for (int i = 0; i < 2; i++)
+        CHECK(same_file("one_thread", "threads", names[i]) && same_file("one_thread", "snapshot", names[i]),
+              "%s differs", names[i]);
+    snapshot_close(&snapshot);
+    gpt2_close(&model);
+    model = tiny;
+}
+
+/* None that would take more than half of the memory that is free. */
+static void test_snapshot_too_large(void) {
+    size_t free_bytes, total_bytes;
+    Snapshot snapshot;
+    GPT2 huge = model;
+    device_cpu.memory_info(&free_bytes, &total_bytes);
+    huge.n_elements = (int64_t)(free_bytes * 3 / 4 / 3 / sizeof(float));
+    CHECK(!snapshot_open(&snapshot, &huge, false) && !snapshot_is_open(&snapshot), "it was opened");
+    snapshot_close(&snapshot);
+}
+
 static void test_model_only(void) {
     const TrainerState state = {.step = 7};
     TrainerState found;
@@ -387,6 +465,8 @@ int main(void) {
     test_other_heads();
     test_without_optimizer();
     test_resumed_training();
+    test_snapshot();
+    test_snapshot_too_large();
     test_model_only();
     test_config_written();
     test_config_read();

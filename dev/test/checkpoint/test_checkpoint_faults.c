@@ -8,7 +8,9 @@
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
+#include <pthread.h>
 #include "llmc/base/files.h"
+#include "llmc/cpu/parallel.h"
 #include "dev/test/run_folder.h"
 
 /* ---- the system calls of a save, with a fault at the n-th ---- */
@@ -70,6 +72,14 @@ ssize_t write(int fd, const void *data, size_t n) {
     if (hit()) return -1;
     if (fstat(fd, &info) == 0) set_synced(info.st_ino, false);
     return syscall(SYS_write, fd, data, shortened ? n / 2 : n);
+}
+
+ssize_t pwrite(int fd, const void *data, size_t n, off_t offset) {
+    bool shortened = fault.kind == SHORT_WRITE && fault.n == fault.at && n > 1;
+    struct stat info;
+    if (hit()) return -1;
+    if (fstat(fd, &info) == 0) set_synced(info.st_ino, false);
+    return syscall(SYS_pwrite64, fd, data, shortened ? n / 2 : n, offset);
 }
 
 int fsync(int fd) {
@@ -263,6 +273,39 @@ static void test_full_disk(void) {
 }
 
 /* ---- a fault at every call ---- */
+/* A save, here or as training does it: by a thread, from a snapshot. */
+typedef struct Job {
+    const char *out;
+    const TrainerState *state;
+    const Tokenizer *tokenizer;
+    SaveOptions options;
+    Error *err;
+    bool ok;
+} Job;
+
+static void *run_job(void *argument) {
+    Job *job = argument;
+    job->ok = checkpoint_save(job->out, &model, job->tokenizer, job->state, &job->options, job->err);
+    return NULL;
+}
+
+static bool in_thread; /* the latter */
+
+static bool save_somewhere(const char *out, const TrainerState *state, const Tokenizer *tokenizer,
+                           Error *err) {
+    Job job = {out, state, tokenizer, {.keep = 1}, err, false};
+    Snapshot snapshot = {0};
+    pthread_t thread;
+    if (!in_thread) return run_job(&job), job.ok;
+    if (!REQUIRE(snapshot_open(&snapshot, &model, false), "no memory")) return false;
+    snapshot_take(&snapshot, &model, false);
+    job.options.snapshot = &snapshot;
+    REQUIRE(pthread_create(&thread, NULL, run_job, &job) == 0 && pthread_join(thread, NULL) == 0,
+            "no thread");
+    snapshot_close(&snapshot);
+    return job.ok;
+}
+
 /* One save with a fault; in a child that it kills, or here. Returns false if the save said so. */
 static bool save_with_fault(const char *out, int64_t step, FaultKind kind, int at, int error, Error *err) {
     *err = (Error){0};
@@ -274,7 +317,7 @@ static bool save_with_fault(const char *out, int64_t step, FaultKind kind, int a
     int status = 0;
     if (child == 0) {
         fault.kind = kind, fault.at = at, fault.error = error, fault.n = 0;
-        saved = checkpoint_save(out, &model, tokenizer, &state, &(SaveOptions){.keep = 1}, err);
+        saved = save_somewhere(out, &state, tokenizer, err);
         fault.kind = NO_FAULT;
         if (kind == KILL) _exit(0);
     } else {
@@ -328,7 +371,9 @@ static void test_faults(int64_t step) {
     CHECK(save_with_fault(in_folder("fault"), step, NO_FAULT, 0, 0, &err), "%s", err.text);
     int n_calls = fault.n;
     CHECK(n_calls > 20, "only %d calls were seen", n_calls);
-    for (size_t k = 0; k < sizeof faults / sizeof *faults; k++)
+    const size_t n_kinds =
+        in_thread ? 1 : sizeof faults / sizeof *faults; /* the same calls: the kill alone */
+    for (size_t k = 0; k < n_kinds; k++)
         for (int at = 0; at < n_calls; at++)
             if (!survives(step, faults[k].kind, at, faults[k].error)) return;
 }
@@ -355,6 +400,7 @@ static void test_durable(void) {
 
 int main(void) {
     if (!REQUIRE(mkdtemp(folder) != NULL, "mkdtemp")) return check_finish("checkpoint_faults");
+    cpu_set_thread_count(1); /* calls come in one order */
     tiny_open(&model, &tiny_config);
     test_damage();
     test_tensor_named();
@@ -363,6 +409,8 @@ int main(void) {
     test_full_disk();
     test_faults(2);
     test_faults(1);
+    in_thread = true;
+    test_faults(2);
     test_durable();
     gpt2_close(&model);
     remove_tree(folder);

@@ -259,11 +259,21 @@ fresh
 faulty ROOM=100000 $training --steps 16 --save-every 2 --keep 1 --resume --out "$out"
 check "no room, --keep 1: the only good one stays" [ -s "$out/step_00000012/model.safetensors" ]
 
-faulty FULL=optimizer.safetensors:2 $training --steps 12 --save-every 4 --out "$work/full"
-check "a save that fails: exit code $status" [ "$status" -eq 0 ]
-check "a save that fails: on stderr" [ "$(grep -cE '^warning: checkpoint of step [45] not saved: .*No space left' "$work/err")" -eq 2 ]
-check "a save that fails: in the log" [ "$(grep -cE '^\{"step": [45], "save_failed": "checkpoint of step .*No space left.*"\}$' "$work/full/log.jsonl")" -eq 2 ]
-check "a save that fails: again after one step and two more" [ "$(cd "$work/full" && echo step_*)" = "step_00000007 step_00000008 step_00000012" ]
+# logged FOLDER: the checkpoints that its log names, in order of their steps.
+logged() { sed -n 's/.*"checkpoint": *"\(step_[0-9]*\)".*/\1/p' "$1/log.jsonl" | sort | xargs; }
+# fails_twice NAME FOLDER: of a run whose first two saves failed.
+fails_twice() {
+    check "$1: exit code $status" [ "$status" -eq 0 ]
+    check "$1: on stderr" [ "$(grep -cE '^warning: checkpoint of step [0-9]+ not saved: .*No space left' "$work/err")" -eq 2 ]
+    check "$1: in the log" [ "$(grep -cE '^\{"step": [0-9]+, "save_failed": "checkpoint of step .*No space left.*"\}$' "$2/log.jsonl")" -eq 2 ]
+    check "$1: nothing else is on stderr" [ "$(wc -l <"$work/err")" -eq 2 ]
+    check "$1: tried again" [ "$(ls -d "$2"/step_* | grep -vc '[05]$')" -ge 1 ]
+    check "$1: the log names what is there" [ "$(logged "$2")" = "$(cd "$2" && echo step_*)" ]
+}
+faulty FULL=optimizer.safetensors:2 $training --steps 150 --save-every 50 --out "$work/full"
+fails_twice "a save that fails" "$work/full"
+faulty FULL=optimizer.safetensors:2 $training --gpus 2 --steps 150 --save-every 50 --out "$work/full2"
+fails_twice "a save that fails, two ranks" "$work/full2"
 faulty FULL=optimizer.safetensors:99 $training --steps 12 --save-every 4 --out "$work/fuller"
 check "the last save fails: exit code $status" [ "$status" -eq 1 ]
 check "the last save fails: said last" [ "$(tail -n 1 "$work/err" | grep -c '^error: checkpoint of step 12 not saved')" -eq 1 ]
@@ -275,6 +285,39 @@ check "saves that fail, two ranks: exit code $status" [ "$status" -eq 1 ]
 check "saves that fail, two ranks: rank 0 alone says so" [ "$(grep -cvE '^(warning|error): checkpoint of step [0-9]+ not saved' "$work/err")" -eq 0 ]
 faulty FULL=optimizer.safetensors:1 $training --steps 4 --out "$work/late"
 check "only the save at the end, failing: exit code $status" [ "$status" -eq 1 ]
+
+# ---- a slow disk: training goes on while a checkpoint is written ----
+faulty SLOW=30 $training --steps 6 --save-every 2 --out "$work/slow"
+check "a slow disk: exit code $status" [ "$status" -eq 0 ]
+check "a slow disk: step 3 comes before the checkpoint of step 2" [ "$(grep -nE '"step": 3, "loss"' "$work/slow/log.jsonl" | cut -d : -f 1)" -lt "$(grep -n '"checkpoint": "step_00000002"' "$work/slow/log.jsonl" | cut -d : -f 1)" ]
+check "a slow disk: one at a time, said once" [ "$(grep -c '^a save took .* hint: a larger --save-every' "$work/out")" -eq 1 ]
+check "a slow disk: all are there" [ "$(logged "$work/slow")" = "step_00000002 step_00000004 step_00000006" ]
+run $training --steps 6 --save-every 2 --out "$work/fast"
+for step in 2 4 6; do
+    check "a slow disk: step $step has the bytes of a fast one" cmp -s "$work/fast/step_0000000$step/optimizer.safetensors" "$work/slow/step_0000000$step/optimizer.safetensors"
+done
+is_writing() { [ -n "$(ls -d "$work"/cut/.tmp-step_* 2>/dev/null)" ] && [ -e "$work/cut/step_00000002" ]; }
+for signal in TERM KILL; do
+    rm -rf "$work/cut"
+    SLOW=30 LD_PRELOAD=$faults "$program" --device cpu $training --steps 100000000 --save-every 2 --out "$work/cut" >"$work/out" 2>"$work/err" &
+    child=$!
+    await is_writing
+    kill -$signal $child
+    wait $child
+    status=$?
+    last=$(cd "$work/cut" && ls -d step_* | tail -n 1)
+    if [ $signal = TERM ]; then
+        check "SIGTERM while a thread writes: exit code $status" [ "$status" -eq 0 ]
+        check "SIGTERM while a thread writes: the last step is saved" grep -q "stopped by a signal after step $(echo "$last" | sed 's/step_0*//')\$" "$work/out"
+    else
+        check "SIGKILL while a thread writes: what it was at is left" [ -n "$(ls -d "$work"/cut/.tmp-step_*)" ]
+    fi
+    run $training --steps 14 --save-every 4 --resume --out "$work/cut"
+    check "SIG$signal while a thread writes: resume, exit code $status" [ "$status" -eq 0 ]
+    check "SIG$signal while a thread writes: goes on from the newest" grep -qE "^(resumed .*|finished: .*)/$last" "$work/out"
+    check "SIG$signal while a thread writes: nothing is passed over" [ ! -s "$work/err" ]
+    check "SIG$signal while a thread writes: no leftovers" [ -z "$(ls -A "$work/cut" | grep '^\.')" ]
+done
 
 # ---- a checkpoint that goes while it is read ----
 k=1

@@ -79,6 +79,33 @@ static void test_memory(void) {
     }
 }
 
+/* A run that saves between its steps has a row for the copy that is written: 12 bytes a parameter, 4 of weights alone. */
+static void test_snapshot_memory(void) {
+    static const struct {
+        const char *flags;
+        bool model_only;
+    } rows[] = {
+        {"--steps 9 --save-every 3",              false},
+        {"--steps 9 --save-every 3 --model-only", true },
+        {"--steps 9 --keep-best",                 false},
+    };
+    static const char *const none[] = {"--steps 9", "--steps 9 --save-every 9"};
+    char line[120], bytes[FORMAT_NUMBER];
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        const size_t n = snapshot_bytes(&program_config, rows[i].model_only, 1);
+        snprintf(line, sizeof line, "  %-24s %s on the host", "snapshot of a save",
+                 format_bytes(bytes, (double)n));
+        const int status = run_program("--train %s --model %s --memory --out %s %s", text_path,
+                                       in_folder("model"), in_folder("saved"), rows[i].flags);
+        CHECK(status == 0 && says(line), "%s: exit code %d, expected '%s'", rows[i].flags, status, line);
+    }
+    for (size_t i = 0; i < sizeof none / sizeof *none; i++) {
+        const int status = run_program("--train %s --model %s --memory --out %s %s", text_path,
+                                       in_folder("model"), in_folder("saved"), none[i]);
+        CHECK(status == 0 && !says("snapshot of a save"), "%s: a snapshot", none[i]);
+    }
+}
+
 /* "12.3 MiB" in bytes */
 static double bytes_of(const char *text) {
     char *unit;
@@ -258,6 +285,7 @@ int main(void) {
     save_program_model("model", PLAIN, &program_config);
     test_size_of_files();
     test_memory();
+    test_snapshot_memory();
     test_sampling_memory();
     test_measured();
     test_window();

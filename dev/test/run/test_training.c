@@ -202,6 +202,12 @@ static void other_has_the_same(Comm *comm, double *values, int64_t n) {
     memcpy(values + half - own, values + own, (size_t)half * sizeof *values);
 }
 
+static void rank_0_saves_at_once(Comm *comm, void *data, int64_t bytes) {
+    const SaveWay way = SAVE_AT_ONCE;
+    (void)comm;
+    if (bytes == sizeof way) memcpy(data, &way, sizeof way);
+}
+
 /* Rank 1 of 2 makes no folder, takes no lock, saves nothing; it ends behind the step in which another rank was asked to. */
 static void test_rank_1(void) {
     Comm comm = comm_alone;
@@ -219,9 +225,38 @@ static void test_rank_1(void) {
     CHECK(t.state.data_position == 8, "window %lld behind 2 micro-steps of 2 ranks, 2 windows each",
           (long long)t.state.data_position);
     comm.sum_int64 = other_asks_to_stop;
+    comm.broadcast_on_host = rank_0_saves_at_once;
     CHECK(training_step(&t, 2, &err) && training_stops(&t), "it goes on alone: %s", err.text);
-    CHECK(training_save(&t, &options, &err) && t.saving.last_saved == 2, "%s", err.text);
+    CHECK(training_save(&t, &options, false, &err) && t.saving.last_saved == 2, "%s", err.text);
     CHECK(!run.output_locked && access(run.settings.out, F_OK) != 0, "%s was made", run.settings.out);
+    setup_close(&run);
+}
+
+/* A save that failed is tried again behind 1 step, then 2, 4, ...; one that went well ends that. */
+static void test_failed_saves(void) {
+    static const int64_t steps[] = {4, 5, 7, 11};
+    Run run;
+    static Training t;
+    Error err = {0};
+    char out[64];
+    if (!open_run(&run, &t, &comm_alone)) return;
+    const SaveOptions options = setup_save_options(&run);
+    snprintf(out, sizeof out, "%s", path_of("in_the_way"));
+    write_file("in_the_way", "x", 1);
+    run.settings.out = out;
+    CHECK(!training_take_retry(&t, 1000), "tried again, and nothing has failed");
+    for (int i = 0; i < 3; i++) {
+        t.state.step = steps[i];
+        CHECK(!training_save(&t, &options, true, &err) && t.saving.last_saved == -1, "saved into a file");
+        CHECK(!training_take_retry(&t, steps[i + 1] - 1), "step %d: tried too early", (int)steps[i]);
+        CHECK(training_take_retry(&t, steps[i + 1]), "step %d: not tried again", (int)steps[i]);
+        CHECK(!training_take_retry(&t, steps[i + 1] + 9), "step %d: tried twice", (int)steps[i]);
+    }
+    unlink(out);
+    CHECK(setup_output(&run, &err) && training_save(&t, &options, true, &err) && t.saving.last_saved == 7,
+          "%s", err.text);
+    CHECK(!training_take_retry(&t, 1000) && t.saving.retry_gap == 0, "tried again after it went well");
+    setup_release_output(&run);
     setup_close(&run);
 }
 
@@ -276,6 +311,7 @@ int main(void) {
     test_validation_of_two(7);
     test_validation_of_two(300);
     test_rank_1();
+    test_failed_saves();
     test_overfit_of_two();
     test_print_nothing();
     test_times_of_steps_ahead();

@@ -6,12 +6,14 @@
 /* ---- streams and events ---- */
 
 cudaStream_t stream_of(StreamId id) {
-    return id == STREAM_MAIN ? main_stream : side_stream;
+    const cudaStream_t streams[N_STREAMS] = {main_stream, side_stream, snapshot_stream};
+    return streams[id];
 }
 
 static cudaEvent_t event_of(EventId id) {
     static cudaEvent_t events[N_EVENTS];
-    if (!events[id]) CUDA_CHECK(cudaEventCreateWithFlags(&events[id], cudaEventDisableTiming));
+    if (!events[id])
+        CUDA_CHECK(cudaEventCreateWithFlags(&events[id], cudaEventDisableTiming | cudaEventBlockingSync));
     return events[id];
 }
 
@@ -21,6 +23,16 @@ void cuda_event_record(EventId event, StreamId stream) {
 
 void cuda_stream_wait(StreamId stream, EventId event) {
     CUDA_CHECK(cudaStreamWaitEvent(stream_of(stream), event_of(event), 0));
+}
+
+/* A thread of the host begins on the first device of the machine, whichever the process took. */
+void cuda_event_wait(EventId event) {
+    CUDA_CHECK(cudaSetDevice(cuda_device));
+    CUDA_CHECK(cudaEventSynchronize(event_of(event)));
+}
+
+void cuda_download_begin(StreamId stream, void *dst, const void *src, size_t bytes) {
+    CUDA_CHECK(cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDeviceToHost, stream_of(stream)));
 }
 
 void *cuda_stream_handle(StreamId stream) {

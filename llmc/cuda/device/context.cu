@@ -11,7 +11,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-cudaStream_t main_stream, side_stream;
+cudaStream_t main_stream, side_stream, snapshot_stream;
+int cuda_device; /* that cuda_open took */
 
 /* 8 slots of 1 MiB: the tokens of 64 x 1024 take a quarter of a slot. */
 static constexpr size_t SLOT_BYTES = 1 << 20;
@@ -123,6 +124,8 @@ bool cuda_open(int index, Error *err) {
     if (!linear_open(err)) return false;
     CUDA_CHECK(cudaStreamCreateWithFlags(&copy_stream, cudaStreamNonBlocking));
     CUDA_CHECK(cudaStreamCreateWithFlags(&side_stream, cudaStreamNonBlocking));
+    CUDA_CHECK(cudaStreamCreateWithFlags(&snapshot_stream, cudaStreamNonBlocking));
+    cuda_device = index;
     CUDA_CHECK(cudaStreamCreateWithFlags(&main_stream, cudaStreamNonBlocking));
     return true;
 }
@@ -158,6 +161,17 @@ void *cuda_alloc(size_t bytes) {
 
 void cuda_free(void *p) {
     CUDA_CHECK(cudaFree(p));
+}
+
+void *cuda_host_alloc(size_t bytes) {
+    void *p = NULL;
+    const bool ok = cudaHostAlloc(&p, bytes ? bytes : 1, cudaHostAllocDefault) == cudaSuccess;
+    cudaGetLastError(); /* a refusal is an answer */
+    return ok ? p : NULL;
+}
+
+void cuda_host_free(void *p) {
+    CUDA_CHECK(cudaFreeHost(p));
 }
 
 void cuda_memory_info(size_t *free_bytes, size_t *total_bytes) {

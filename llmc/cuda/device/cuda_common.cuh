@@ -17,7 +17,8 @@ enum { WARP_SIZE = 32 };
 /* ---- host ---- */
 
 /* STREAM_MAIN, on which all ops run in order, and STREAM_SIDE; made by cuda_open (context.cu). */
-extern cudaStream_t main_stream, side_stream;
+extern cudaStream_t main_stream, side_stream, snapshot_stream;
+extern int cuda_device;
 
 /* Prints "error: " and the text as one line to stderr, exits with EXIT_RUN; in a run of several ranks all end. */
 void cuda_fail(const char *format, ...) __attribute__((format(printf, 1, 2)));

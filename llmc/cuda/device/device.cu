@@ -20,11 +20,15 @@ static constexpr Device table() {
     device.copy = cuda_copy;
     device.upload = cuda_upload;
     device.download = cuda_download;
+    device.host_alloc = cuda_host_alloc;
+    device.host_free = cuda_host_free;
+    device.download_begin = cuda_download_begin;
     device.synchronize = cuda_synchronize;
     device.readback_begin = cuda_readback_begin;
     device.readback_end = cuda_readback_end;
     device.event_record = cuda_event_record;
     device.stream_wait = cuda_stream_wait;
+    device.event_wait = cuda_event_wait;
     device.stream_handle = cuda_stream_handle;
     device.peer_memory = &cuda_peer_memory;
     device.timestamp = cuda_timestamp;

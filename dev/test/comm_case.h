@@ -344,6 +344,21 @@ static void test_host_sums(const Group *g, int64_t n) {
     free(x);
 }
 
+/* Of every member, in their order; a byte beyond them stays. */
+static void test_host_gather(const Group *g, int64_t bytes) {
+    char *mine = malloc((size_t)bytes), *all = malloc((size_t)(g->n * bytes + 1));
+    int64_t wrong = 0;
+    all[g->n * bytes] = 'g';
+    for (int64_t i = 0; i < bytes; i++) mine[i] = byte_of(g->members[g->rank], i);
+    g->comm->gather_on_host(g->comm, all, mine, bytes);
+    for (int m = 0; m < g->n; m++)
+        for (int64_t i = 0; i < bytes; i++) wrong += all[m * bytes + i] != byte_of(g->members[m], i);
+    CHECK(wrong == 0 && all[g->n * bytes] == 'g', "gather_on_host of %lld bytes: %lld wrong",
+          (long long)bytes, (long long)wrong);
+    free(mine);
+    free(all);
+}
+
 static void test_broadcast(const Group *g, int64_t bytes) {
     char *x = malloc((size_t)bytes);
     int64_t wrong = 0;
@@ -386,6 +401,8 @@ static void test_calls(const Group *g, bool is_large) {
     test_attached(g);
     test_host_sums(g, 1);
     test_host_sums(g, 20001);
+    test_host_gather(g, 1);
+    test_host_gather(g, 70001);
     test_broadcast(g, 1);
     test_broadcast(g, 300001);
     for (int first = 0; first <= g->n; first++) test_agree(g, first);

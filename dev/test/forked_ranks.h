@@ -85,6 +85,13 @@ static void forked_sum_on_host(Comm *comm, double *values, int64_t n) {
     forked_done(shared);
 }
 
+static void forked_gather_on_host(Comm *comm, void *out, const void *mine, int64_t bytes) {
+    ForkedShared *shared = forked_send(comm, mine, bytes);
+    for (int r = 0; r < comm->ranks.n_ranks; r++)
+        memcpy((char *)out + r * bytes, shared->sent[r], (size_t)bytes);
+    forked_done(shared);
+}
+
 static void forked_broadcast_on_host(Comm *comm, void *data, int64_t bytes) {
     ForkedShared *shared = forked_send(comm, data, bytes);
     memcpy(data, shared->sent[0], (size_t)bytes);
@@ -110,6 +117,7 @@ __attribute__((unused)) static bool forked_run(int n, void (*rank)(Comm *comm, v
         forked.comm.all_to_all = forked_all_to_all;
         forked.comm.sum_int64 = forked_sum_int64;
         forked.comm.sum_on_host = forked_sum_on_host;
+        forked.comm.gather_on_host = forked_gather_on_host;
         forked.comm.broadcast_on_host = forked_broadcast_on_host;
         check_failed = 0;
         rank(&forked.comm, user);

@@ -152,10 +152,6 @@ bool checkpoint_save(const char *out, GPT2 *model, const Tokenizer *tokenizer, c
                       cause.text);
 }
 
-bool checkpoint_share(GPT2 *model, bool ok) {
-    return hf_tensors_bring(model, ok);
-}
-
 void checkpoint_clean(const char *out) {
     Error ignored;
     const int folder = directory_open(out, &ignored);

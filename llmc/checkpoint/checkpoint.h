@@ -34,7 +34,8 @@ bool checkpoint_save(const char *out, GPT2 *model, const Tokenizer *tokenizer, c
 bool checkpoint_write_model(const char *directory, GPT2 *model, const Tokenizer *tokenizer, const char *note,
                             Error *err);
 /* Behind every save of a run, on every rank: rank 0 has called checkpoint_save, or failed before it, and says how that
- * ended; the others bring their parts of weights and states meanwhile. Returns rank 0's result. The files know no ranks. */
+ * ended; the others bring the parts of weights and states that it asks for until then. Returns rank 0's result. So a disk
+ * that fails in the middle leaves nobody waiting. The files know no ranks. */
 bool checkpoint_share(GPT2 *model, bool ok);
 /* Removes what dead saves left in the run's folder, and puts back what they had moved aside. The caller holds the
  * run's lock: whatever is there, no living process writes it. */

@@ -1,4 +1,5 @@
 #include "hf_weights.h"
+#include "checkpoint.h"
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -248,7 +249,7 @@ static const float *whole_buffer(GPT2 *model, int id) {
     return gather_buffer(model, id);
 }
 
-bool hf_tensors_bring(GPT2 *model, bool ok) {
+bool checkpoint_share(GPT2 *model, bool ok) {
     Comm *comm = model->comm;
     for (;;) {
         Request request = {.over = true, .ok = ok};

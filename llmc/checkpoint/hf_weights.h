@@ -23,12 +23,9 @@ int optimizer_buffers(FlatBuffer buffers[N_STATES], const GPT2 *model);
 
 /* Writes DIRECTORY/NAME with the tensors of all buffers, and its entry into the manifest. Rank 0 writes. From a snapshot it
  * does so on any thread, beside training; without one (NULL) it asks the other ranks for their parts of each buffer, which
- * they bring in hf_tensors_bring. */
+ * they bring in checkpoint_share. */
 bool hf_tensors_save(const char *directory, const char *name, GPT2 *model, const Snapshot *snapshot,
                      const FlatBuffer *buffers, int n_buffers, JsonWriter *manifest, Error *err);
-/* Rank 0 ends a save, with its result; the other ranks bring the parts that it asks for until then. Returns rank 0's
- * result. So a disk that fails in the middle leaves nobody waiting. */
-bool hf_tensors_bring(GPT2 *model, bool ok);
 
 /* model.safetensors of a directory, or the shards that model.safetensors.index.json lists. Names with and
  * without "transformer."; lm_head.weight must equal wte.weight where it is there; mask buffers (attn.bias)

@@ -3,15 +3,10 @@
  * All ranks of the rendezvous make them together, those of every group: what is gathered comes from all ranks, and each
  * takes what is of its group. So groups need no connections of their own for them. */
 #include "comm_host.h"
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 enum { PIECE_BYTES = 1 << 16 }; /* of a rank, gathered at once */
-
-void rank_name(char name[RANK_NAME_BYTES], const Rendezvous *r, int rank) {
-    snprintf(name, RANK_NAME_BYTES, "rank %d (%s)", rank, r->hosts[rank]);
-}
 
 static void *allocate(size_t bytes) {
     void *p = malloc(bytes);
@@ -28,7 +23,15 @@ static void *gather(const GroupComm *group, const void *mine, size_t bytes) {
     return all;
 }
 
-/* ---- sums and broadcasts ---- */
+/* ---- what the members have ---- */
+
+static void gather_on_host(Comm *comm, void *out, const void *mine, int64_t bytes) {
+    const GroupComm *group = (GroupComm *)comm;
+    char *all = gather(group, mine, (size_t)bytes);
+    for (int member = 0; member < comm->ranks.n_ranks; member++)
+        memcpy((char *)out + member * bytes, all + group->members[member] * bytes, (size_t)bytes);
+    free(all);
+}
 
 static void sum_piece(const GroupComm *group, double *values, int64_t n) {
     double *all = gather(group, values, (size_t)n * sizeof *values);
@@ -85,8 +88,7 @@ static bool agree_among(Rendezvous *r, const int *members, int n, bool ok, Error
     rendezvous_gather(r, errors, &own, sizeof own);
     if (failed >= 0) {
         char name[RANK_NAME_BYTES];
-        rank_name(name, r, failed);
-        fail(err, errors[failed].exit_code, "%s: %s", name, errors[failed].text);
+        fail(err, errors[failed].exit_code, "%s: %s", rank_name(name, r, failed), errors[failed].text);
     }
     free(errors);
     return failed < 0;
@@ -115,6 +117,7 @@ bool group_open(GroupComm *group, Rendezvous *r, const int *members, int n, Erro
     group->comm = comm_alone; /* has what a transport leaves out: attach, ends */
     group->comm.ranks = (Ranks){.rank = place, .n_ranks = n};
     group->comm.sum_on_host = sum_on_host;
+    group->comm.gather_on_host = gather_on_host;
     group->comm.broadcast_on_host = broadcast_on_host;
     group->comm.agree = agree;
     return true;

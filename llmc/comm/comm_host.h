@@ -11,10 +11,6 @@ struct GroupComm {
     void (*close)(GroupComm *group);
 };
 
-enum { RANK_NAME_BYTES = 96 };
-/* "rank 1 (host)" of a rank of the rendezvous. */
-void rank_name(char name[RANK_NAME_BYTES], const Rendezvous *r, int rank);
-
 /* Fills ranks, members and the host's calls; the transport adds its own. */
 bool group_open(GroupComm *group, Rendezvous *r, const int *members, int n, Error *err);
 void group_free(GroupComm *group);

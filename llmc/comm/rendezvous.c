@@ -359,13 +359,19 @@ void rendezvous_close(Rendezvous *r) {
     *r = (Rendezvous){0};
 }
 
+const char *rank_name(char name[RANK_NAME_BYTES], const Rendezvous *r, int rank) {
+    snprintf(name, RANK_NAME_BYTES, r->hosts ? "rank %d (%s)" : "rank %d", rank,
+             r->hosts ? r->hosts[rank] : NULL);
+    return name;
+}
+
 /* ---- what hosts say ---- */
 
 /* The watchdog knows more: the step, and what the rank was doing. */
 static _Noreturn void end_lost(const Rendezvous *r, int rank) {
-    char text[256];
-    snprintf(text, sizeof text, "rank %d (%s) is gone: its connection to rank %d (%s) has ended", rank,
-             r->hosts[rank], r->ranks.rank, r->hosts[r->ranks.rank]);
+    char text[256], name[RANK_NAME_BYTES], own[RANK_NAME_BYTES];
+    snprintf(text, sizeof text, "%s is gone: its connection to %s has ended", rank_name(name, r, rank),
+             rank_name(own, r, r->ranks.rank));
     watchdog_lost(text);
 }
 

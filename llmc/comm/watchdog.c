@@ -134,9 +134,9 @@ static const char *doing(uint32_t phase, int64_t step, char *text, size_t size) 
 
 /* The line about a rank, and the end. */
 static _Noreturn void end_for(int rank, uint32_t phase, int64_t step, const char *why, int exit_code) {
-    char line[2048], who[96], what[64];
+    char line[2048], who[RANK_NAME_BYTES], what[64];
     const char *stands = dog.stands;
-    snprintf(line, sizeof line, "%s, %s: %s%s%s", watchdog_rank(rank, who, sizeof who),
+    snprintf(line, sizeof line, "%s, %s: %s%s%s", rank_name(who, dog.r, rank),
              doing(phase, step, what, sizeof what), why, stands ? "; " : "", stands ? stands : "");
     end_run(line, exit_code);
 }
@@ -277,12 +277,6 @@ void watchdog_die(const Error *err) {
     }
     if (rank == 0) end_run(err->text, err->exit_code);
     end_for(rank, dog.phase, dog.step, err->text, err->exit_code);
-}
-
-const char *watchdog_rank(int rank, char *text, size_t size) {
-    const char *host = dog.r ? dog.r->hosts[rank] : NULL;
-    snprintf(text, size, host ? "rank %d (%s)" : "rank %d", rank, host);
-    return text;
 }
 
 void watchdog_lost(const char *what) {

@@ -32,7 +32,5 @@ _Noreturn void watchdog_die(const Error *err);
 /* The main thread lost a connection to another rank: the watchdog has the time that it needs to say why and end the
  * process; else `what` is the line. */
 _Noreturn void watchdog_lost(const char *what);
-/* "rank 1 (node7)"; without a watchdog "rank 1". Returns text. */
-const char *watchdog_rank(int rank, char *text, size_t size);
 /* All ranks agree that the run is over. */
 void watchdog_stop(void);

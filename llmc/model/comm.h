@@ -36,6 +36,8 @@ struct Comm {
 
     /* values (n) on the host = their sums over ranks, added in the order of the ranks. */
     void (*sum_on_host)(Comm *comm, double *values, int64_t n);
+    /* out (n_ranks x bytes) on the host = the ranks' `mine`, by rank. */
+    void (*gather_on_host)(Comm *comm, void *out, const void *mine, int64_t bytes);
     /* data (bytes) on the host = rank 0's. */
     void (*broadcast_on_host)(Comm *comm, void *data, int64_t bytes);
     /* True where all ranks are well. Else every rank gets the first failure, by rank, in err; its text names the rank. */

@@ -152,7 +152,7 @@ double training_mfu(Training *t, double flops) {
 /* Ranks must have had the same weights in this step. */
 static bool check_weights(Training *t, const QueuedStep *q, uint64_t hash, Error *err) {
     if (!q->hashed) return true;
-    if (verify_weights(t->run->comm, hash, q->step, err)) {
+    if (verify_weights(t->run->comm, &t->run->rendezvous, hash, q->step, err)) {
         t->saving.last_verified = t->saving.last_saved;
         return true;
     }

@@ -11,41 +11,40 @@
 
 enum { MAX_RANKS = 5 };
 static pthread_barrier_t all_here;
-static double *shared[MAX_RANKS];
+static const char *shared[MAX_RANKS];
 
 typedef struct Rank {
     Comm comm;
+    const Rendezvous *r;
     uint64_t hash;
     bool equal;
     Error err;
 } Rank;
 
-static void sum_over_threads(Comm *comm, double *values, int64_t n) {
-    double sums[64] = {0};
-    shared[comm->ranks.rank] = values;
+static void gather_over_threads(Comm *comm, void *out, const void *mine, int64_t bytes) {
+    shared[comm->ranks.rank] = mine;
     pthread_barrier_wait(&all_here);
-    for (int r = 0; r < comm->ranks.n_ranks; r++)
-        for (int64_t i = 0; i < n; i++) sums[i] += shared[r][i];
+    for (int r = 0; r < comm->ranks.n_ranks; r++) memcpy((char *)out + r * bytes, shared[r], (size_t)bytes);
     pthread_barrier_wait(&all_here);
-    memcpy(values, sums, (size_t)n * sizeof *values);
 }
 
 static void *compare(void *argument) {
     Rank *rank = argument;
-    rank->equal = verify_weights(&rank->comm, rank->hash, 300, &rank->err);
+    rank->equal = verify_weights(&rank->comm, rank->r, rank->hash, 300, &rank->err);
     return NULL;
 }
 
 /* `said`: how the line ends; NULL: the weights are equal. */
-static void test_ranks(int n, const uint64_t *hashes, const char *said) {
+static void test_ranks(int n, const Rendezvous *r, const uint64_t *hashes, const char *said) {
     Rank ranks[MAX_RANKS] = {0};
     pthread_t threads[MAX_RANKS];
     pthread_barrier_init(&all_here, NULL, (unsigned)n);
     for (int i = 0; i < n; i++) {
         ranks[i].comm = (Comm){
             .ranks = {i, n},
-              .sum_on_host = sum_over_threads
+              .gather_on_host = gather_over_threads
         };
+        ranks[i].r = r;
         ranks[i].hash = hashes[i];
         pthread_create(&threads[i], NULL, compare, &ranks[i]);
     }
@@ -60,17 +59,25 @@ static void test_ranks(int n, const uint64_t *hashes, const char *said) {
 }
 
 static void test_verify_weights(void) {
+    char hosts[3][HOST_NAME] = {"alpha", "beta", "gamma"};
+    const Rendezvous unnamed = {0}, named = {.hosts = hosts};
     const uint64_t a = 0xfedcba9876543210u, b = a ^ (1ull << 63), c = a ^ 1;
-    test_ranks(2, (uint64_t[]){a, a}, NULL);
-    test_ranks(5, (uint64_t[]){b, b, b, b, b}, NULL);
-    test_ranks(2, (uint64_t[]){a, b}, "step 300: the weights of rank 0 and rank 1 differ, and must not");
-    test_ranks(3, (uint64_t[]){a, a, c},
+    test_ranks(2, &unnamed, (uint64_t[]){a, a}, NULL);
+    test_ranks(5, &unnamed, (uint64_t[]){b, b, b, b, b}, NULL);
+    test_ranks(2, &unnamed, (uint64_t[]){a, b},
+               "step 300: the weights of rank 0 and rank 1 differ, and must not");
+    test_ranks(3, &unnamed, (uint64_t[]){a, a, c},
                "step 300: the weights of rank 2 differ from those of the others, and must not");
-    test_ranks(3, (uint64_t[]){c, a, a},
+    test_ranks(3, &unnamed, (uint64_t[]){c, a, a},
                "step 300: the weights of rank 0 differ from those of the others, and must not");
-    test_ranks(5, (uint64_t[]){a, b, a, c, a},
+    test_ranks(5, &unnamed, (uint64_t[]){a, b, a, c, a},
                "step 300: the weights of rank 1 and 1 more differ from those of the others, and must not");
-    test_ranks(4, (uint64_t[]){a, a, c, c}, "step 300: the weights of the ranks differ, and must not");
+    test_ranks(4, &unnamed, (uint64_t[]){a, a, c, c},
+               "step 300: the weights of the ranks differ, and must not");
+    test_ranks(2, &named, (uint64_t[]){a, b},
+               "step 300: the weights of rank 0 (alpha) and rank 1 (beta) differ, and must not");
+    test_ranks(3, &named, (uint64_t[]){a, c, a},
+               "step 300: the weights of rank 1 (beta) differ from those of the others, and must not");
 }
 
 /* ---- a run ---- */
@@ -162,19 +169,17 @@ static void test_wrong_once(int at, bool seen) {
 static bool differs;
 static uint64_t compared; /* the last hash of rank 0 */
 static int n_compared;
-static void other_rank(Comm *comm, double *values, int64_t n) {
-    compared = 0;
-    for (int64_t i = 0; i < n / 2; i++) {
-        compared |= (uint64_t)values[i] << 16 * i;
-        values[n / 2 + i] = (double)((uint64_t)values[i] ^ (differs && i == n / 2 - 1));
-    }
+static void other_rank(Comm *comm, void *out, const void *mine, int64_t bytes) {
+    (void)comm;
+    memcpy(&compared, mine, (size_t)bytes);
+    memcpy(out, (uint64_t[]){compared, compared ^ (differs ? 1ull << 63 : 0)}, 2 * sizeof compared);
     n_compared++;
 }
 
 static Comm first_of_two(void) {
     Comm comm = comm_alone;
     comm.ranks = (Ranks){0, 2};
-    comm.sum_on_host = other_rank;
+    comm.gather_on_host = other_rank;
     return comm;
 }
 

@@ -34,3 +34,11 @@ void die(const Error *err) {
     print_line(stderr, "error: %s", err->text);
     exit(err->exit_code);
 }
+
+void *must_allocate(size_t bytes, const char *what) {
+    void *memory = malloc(bytes);
+    Error err = {0};
+    if (memory || bytes == 0) return memory;
+    fail(&err, EXIT_RUN, "out of memory: %zu bytes for %s", bytes, what);
+    die(&err);
+}

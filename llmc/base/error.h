@@ -34,6 +34,9 @@ void die(const Error *err) __attribute__((noreturn));
 /* Not NULL: die() calls it instead, and it does not return. */
 extern void (*die_with)(const Error *err);
 
+/* Memory for `what`, in the middle of work that cannot fail: where there is none, the end, through die(). */
+void *must_allocate(size_t bytes, const char *what);
+
 #ifdef __cplusplus
 }
 #endif

@@ -8,17 +8,11 @@
 
 enum { PIECE_BYTES = 1 << 16 }; /* of a rank, gathered at once */
 
-static void *allocate(size_t bytes) {
-    void *p = malloc(bytes);
-    Error err = {0};
-    if (p) return p;
-    fail(&err, EXIT_RUN, "no memory: %zu bytes for what ranks say to each other", bytes);
-    die(&err);
-}
+static const char said[] = "what ranks say to each other";
 
 /* What all ranks have in `mine`, by rank; freed by the caller. */
 static void *gather(const GroupComm *group, const void *mine, size_t bytes) {
-    void *all = allocate((size_t)group->rendezvous->ranks.n_ranks * bytes);
+    void *all = must_allocate((size_t)group->rendezvous->ranks.n_ranks * bytes, said);
     rendezvous_gather(group->rendezvous, all, mine, bytes);
     return all;
 }
@@ -77,13 +71,13 @@ static int first_failure(const char *all_ok, const int *members, int n) {
 /* The texts go around only where a rank of any group failed. */
 static bool agree_among(Rendezvous *r, const int *members, int n, bool ok, Error *err) {
     const char mine = ok;
-    char *all_ok = allocate((size_t)r->ranks.n_ranks);
+    char *all_ok = must_allocate((size_t)r->ranks.n_ranks, said);
     rendezvous_gather(r, all_ok, &mine, 1);
     const int failed = first_failure(all_ok, members, n);
     const bool all_well = first_failure(all_ok, NULL, r->ranks.n_ranks) < 0;
     free(all_ok);
     if (all_well) return true;
-    Error own = {0}, *errors = allocate((size_t)r->ranks.n_ranks * sizeof own);
+    Error own = {0}, *errors = must_allocate((size_t)r->ranks.n_ranks * sizeof own, said);
     if (!ok) own = *err;
     rendezvous_gather(r, errors, &own, sizeof own);
     if (failed >= 0) {

@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <unistd.h>
 #include "socket.h"
 #include "watchdog.h"
@@ -325,11 +326,25 @@ static void count_hosts(Rendezvous *r) {
     if (r->place.n_local == 0) r->place.n_local = together;
 }
 
+/* Rank 0 has two connections with each other rank, ranks of CPUs one more. */
+bool rendezvous_room(int n_ranks, Error *err) {
+    enum { CONNECTIONS = 3, OTHER_FILES = 24 };
+    const rlim_t needed = (rlim_t)n_ranks * CONNECTIONS + OTHER_FILES;
+    struct rlimit limit;
+    if (getrlimit(RLIMIT_NOFILE, &limit) || limit.rlim_cur >= needed) return true;
+    limit.rlim_cur = needed;
+    return (needed <= limit.rlim_max && setrlimit(RLIMIT_NOFILE, &limit) == 0) ||
+           fail(err, EXIT_RUN,
+                "%d ranks need %llu open files in a process, the limit is %llu; hint: ulimit -n", n_ranks,
+                (unsigned long long)needed, (unsigned long long)limit.rlim_max);
+}
+
 bool rendezvous_open(Rendezvous *r, const Place *place, const char *settings, double seconds,
                      bool *rank_0_knows, Error *err) {
     const int n = place->ranks.n_ranks, n_connections = ranks_leads(place->ranks) ? n : 1;
     *r = (Rendezvous){.ranks = place->ranks, .place = *place};
     *rank_0_knows = ranks_leads(place->ranks);
+    if (!rendezvous_room(n, err)) return false;
     r->work = malloc((size_t)n_connections * sizeof *r->work);
     r->watch = malloc((size_t)n_connections * sizeof *r->watch);
     r->hosts = calloc((size_t)n, sizeof *r->hosts);

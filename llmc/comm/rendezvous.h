@@ -21,6 +21,10 @@ enum { RANK_NAME_BYTES = 96 };
 /* "rank 1 (node7)"; without a rendezvous "rank 1". Returns name. */
 const char *rank_name(char name[RANK_NAME_BYTES], const Rendezvous *r, int rank);
 
+/* A process of n ranks may have as many files open as it takes: raises its limit. False with a line where the system does
+ * not let it. */
+bool rendezvous_room(int n_ranks, Error *err);
+
 /* Waits until all ranks are there, at most `seconds`. `settings` is text that must be the same on all ranks, one
  * "name value" a line: the first line that differs is named with its rank, exit 2. False with one line: who is missing,
  * where rank 0 should be, a port in use. *rank_0_knows: rank 0 has the same failure and prints it; the others need not. */

@@ -141,8 +141,10 @@ static void *cpu_stream_handle(StreamId stream) {
 static void cpu_timestamp(int i) {
     if (i >= n_timestamps) {
         n_timestamps = 2 * i + 64;
-        timestamps = realloc(timestamps, (size_t)n_timestamps * sizeof *timestamps);
-        if (!timestamps) abort();
+        double *grown = must_allocate((size_t)n_timestamps * sizeof *timestamps, "timestamps");
+        if (i > 0) memcpy(grown, timestamps, (size_t)i * sizeof *timestamps);
+        free(timestamps);
+        timestamps = grown;
     }
     timestamps[i] = clock_seconds();
 }

@@ -53,8 +53,7 @@ float gpt2_eval(GPT2 *model, const int32_t *tokens, const int32_t *targets, int 
         model->ops->cross_entropy_forward(c.losses, c.logits, c.targets, c.n, model->config.vocab_size,
                                           model->config.padded_vocab_size);
     }
-    float *losses = malloc((size_t)b.N * sizeof *losses);
-    if (!losses) abort();
+    float *losses = must_allocate((size_t)b.N * sizeof *losses, "the losses of an evaluation");
     model->ops->device->download(losses, activation_f32(model, ACT_LOSSES, 0), (size_t)b.N * sizeof *losses);
     double sum = 0;
     for (int64_t i = 0; i < b.N; i++) sum += losses[i];
@@ -124,13 +123,15 @@ static bool capture_micro_step(GPT2 *model, const Batch *b, float per_token) {
 }
 
 /* On the device, not among the ops' arguments: a captured micro-step draws anew as well. The key is that of the
- * micro-batch among all of the step: a rank has those behind the ranks' before it, as of the data. */
-static void upload_dropout_key(GPT2 *model) {
+ * micro-batch among all of the step: a rank has those behind the ranks' before it, as of the data. Ranks that share a
+ * context have the same micro-batch, other rows and heads of it, and a key each. */
+static void upload_dropout_key(GPT2 *model, Ranks context) {
     enum { STREAM_DROPOUT = 0x64726F70 }; /* "drop" */
     const uint64_t of_seed = random_stream(model->options.dropout_seed, STREAM_DROPOUT);
     const int64_t of_a_rank = model->last_micro_step + 1;
-    const int64_t of_step = model->comm->ranks.rank * of_a_rank + model->n_micro_steps;
-    const uint64_t key = random_stream(of_seed + (uint64_t)model->step, (uint64_t)of_step);
+    const int64_t of_step = model->comm->ranks.rank / context.n_ranks * of_a_rank + model->n_micro_steps;
+    uint64_t key = random_stream(of_seed + (uint64_t)model->step, (uint64_t)of_step);
+    if (context.n_ranks > 1) key = random_stream(key, (uint64_t)context.rank);
     model->ops->device->upload(model->dropout_key, &key, sizeof key);
 }
 
@@ -139,7 +140,7 @@ void gpt2_micro_step(GPT2 *model, const int32_t *tokens, const int32_t *targets,
     const float per_token = weight / (float)tokens_of(&b);
     b.dropout = model->config.dropout;
     upload_batch(model, &b, tokens, targets);
-    if (b.dropout > 0) upload_dropout_key(model);
+    if (b.dropout > 0) upload_dropout_key(model, b.context);
     if (capture_micro_step(model, &b, per_token))
         model->ops->device->graph_launch(captured_step(model)->graph);
     else
@@ -193,8 +194,7 @@ void gpt2_logits(GPT2 *model, float *host, int64_t first_row, int64_t rows) {
         b.N = first_row + rows; /* head_forward stops there */
         Chunk c = head_forward(model, &b, first_row + done);
         size_t bytes = (size_t)(c.n * Vp) * dtype_bytes(model->ops->dtype);
-        char *stage = malloc(bytes);
-        if (!stage) abort();
+        char *stage = must_allocate(bytes, "logits on the host");
         model->ops->device->download(stage, c.logits, bytes);
         for (int64_t i = 0; i < c.n; i++)
             floats_from_storage(host + (done + i) * V, rows_from(model, stage, i, Vp), V, model->ops->dtype);

@@ -7,7 +7,7 @@ bool gpt2_check_context(const GPT2Config *config, int T, int n_ranks, Error *err
     if (config->n_head % n_ranks)
         return fail(
             err, EXIT_INPUT,
-            "--context-gpus %d does not divide the model's %d heads; hint: each GPU takes some of them",
+            "--context-gpus %d does not divide the model's %d heads; hint: each rank takes some of them",
             n_ranks, config->n_head);
     return T % n_ranks == 0 ||
            fail(err, EXIT_INPUT, "--context-gpus %d does not divide --seq %d; hint: --seq %d", n_ranks, T,

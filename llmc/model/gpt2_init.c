@@ -56,8 +56,7 @@ static void init_tensor(GPT2 *model, TensorId id, int layer, uint64_t seed, floa
 }
 
 void gpt2_init(GPT2 *model, uint64_t seed) {
-    float *host = malloc(STAGE * sizeof *host);
-    if (!host) abort();
+    float *host = must_allocate(STAGE * sizeof *host, "new weights on the host");
     for (int id = 0; id < N_TENSORS; id++) {
         const Tensor *tensor = &model->tensors[id];
         for (int layer = 0; layer < tensor->n_layers; layer++)

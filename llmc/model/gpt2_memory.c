@@ -288,8 +288,7 @@ static void zero_padding(GPT2 *model) {
 
 static void upload_tile_groups(GPT2 *model) {
     const size_t bytes = (size_t)model->n_elements / PARAMETER_TILE * sizeof(int32_t);
-    int32_t *groups = malloc(bytes);
-    if (!groups) abort();
+    int32_t *groups = must_allocate(bytes, "the groups of parameters");
     gpt2_tile_groups(groups, model->tensors);
     model->ops->device->upload(model->tile_groups, groups, bytes);
     free(groups);

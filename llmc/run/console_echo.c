@@ -42,11 +42,12 @@ static void print_batch(FILE *out, const Settings *s, int n_ranks) {
     const int64_t micro_steps = s->tokens_per_step / settings_micro_step(s, n_ranks), size = s->context_gpus;
     if (micro_steps > 1) snprintf(micro, sizeof micro, " x %lld micro-steps", (long long)micro_steps);
     if (n_ranks > size)
-        snprintf(ranks, sizeof ranks, size > 1 ? " x %d groups of GPUs" : " x %d GPUs", n_ranks / (int)size);
+        snprintf(ranks, sizeof ranks, size > 1 ? " x %d groups of ranks" : " x %d ranks",
+                 n_ranks / (int)size);
     console_row(out, "batch", "%lld x %lld tokens%s%s = %s tokens a step", (long long)s->batch,
                 (long long)s->seq, micro, ranks, format_integer(tokens, s->tokens_per_step));
     if (size > 1)
-        console_row(out, "context", "%lld tokens shared out over %lld GPUs: %lld each, of every sequence",
+        console_row(out, "context", "%lld tokens shared out over %lld ranks: %lld each, of every sequence",
                     (long long)s->seq, (long long)size, (long long)(s->seq / size));
 }
 

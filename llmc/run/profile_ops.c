@@ -277,8 +277,7 @@ static void hash_bytes(uint64_t *hash, const void *x, int64_t n_bytes) {
 const Ops *profile_ops(const Ops *ops) {
     static Ops wrapped;
     static Device device;
-    if (!calls) calls = malloc(MAX_CALLS * sizeof *calls);
-    if (!calls) abort();
+    if (!calls) calls = must_allocate(MAX_CALLS * sizeof *calls, "the profile");
     inner = ops;
     n_calls = 0;
     n_unnoted = 0;

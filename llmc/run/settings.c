@@ -106,10 +106,11 @@ void settings_evaluate_as(Settings *s, const char *saved_json, int n_ranks) {
 static bool check_step(const Settings *s, int n_ranks, Error *err) {
     const int64_t least = settings_least_step(s, n_ranks), micro_batch = s->batch * s->seq;
     if (s->reproducible % n_ranks)
-        return fail(err, EXIT_INPUT,
-                    "--reproducible %lld is not a multiple of %d GPUs, which have as many leaves each; hint: "
-                    "--reproducible %lld is nearest",
-                    (long long)s->reproducible, n_ranks, (long long)nearest(s->reproducible, n_ranks));
+        return fail(
+            err, EXIT_INPUT,
+            "--reproducible %lld is not a multiple of %d ranks, which have as many leaves each; hint: "
+            "--reproducible %lld is nearest",
+            (long long)s->reproducible, n_ranks, (long long)nearest(s->reproducible, n_ranks));
     if (s->tokens_per_step % least == 0) return true;
     return fail(
         err, EXIT_INPUT,
@@ -158,7 +159,7 @@ static bool check_groups(const Settings *s, int n_ranks, Error *err) {
     const int size = (int)s->context_gpus;
     return n_ranks % size == 0 ||
            fail(err, EXIT_INPUT, "--context-gpus %d does not divide the %d %s of the run; hint: --gpus %d",
-                size, n_ranks, n_ranks == 1 ? "GPU" : "GPUs", (n_ranks + size - 1) / size * size);
+                size, n_ranks, n_ranks == 1 ? "rank" : "ranks", (n_ranks + size - 1) / size * size);
 }
 
 bool flags_check(const Settings *s, int n_ranks, Error *err) {
@@ -200,14 +201,12 @@ bool flags_check(const Settings *s, int n_ranks, Error *err) {
          "--profile and --eval-only: a profile is of training steps; hint: leave one of them out"},
         {s->device == DEVICE_CPU && s->precision == PRECISION_BF16,
          "--precision bf16 needs a GPU, the CPU computes in fp32; hint: --precision fp32"},
-        {s->dropout > 0 && s->context_gpus > 1,
-         "--dropout and --context-gpus: masks are drawn for whole sequences; hint: leave one of them out"},
         {s->reproducible && s->context_gpus > 1,
          "--reproducible and --context-gpus: a sum over the parts of a sequence has another order; hint: leave one of them out"},
         {n_ranks > 1 && settings_sample_only(s),
          "--prompt on several ranks: a sample takes one; hint: leave --gpus or the launcher out, or --train GLOB to train"},
         {n_ranks > 1 && s->profile,
-         "--profile on several ranks: a profile is of one GPU; hint: leave --gpus or the launcher out"},
+         "--profile on several ranks: a profile is of one; hint: leave --gpus or the launcher out"},
         {s->restarts && !s->out,
          "--restarts: there is nothing to go on from; hint: --out DIR"},
         {s->restarts && flags_was_set(s, "resume") && !s->resume,

@@ -2,6 +2,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 #include "llmc/base/terminal.h"
 #include "llmc/base/version.h"
 #include "llmc/comm/launch.h"
@@ -58,8 +59,18 @@ static int device_index(const Run *run, const Place *place) {
     return on_cpu(run) || cuda_device_count() == 1 ? 0 : place->local_rank;
 }
 
+/* Ranks that share a core wait for each other in turn. */
+static void note_few_cores(int n_ranks) {
+    enum { MOST_OF_A_CORE = 4 };
+    const long cores = sysconf(_SC_NPROCESSORS_ONLN);
+    if (cores > 0 && n_ranks > MOST_OF_A_CORE * cores)
+        print_note("--gpus %d: %d processes share %ld cores, which is slow; hint: --gpus %ld", n_ranks,
+                   n_ranks, cores, cores);
+}
+
 bool setup_check_devices(const Run *run, Error *err) {
     const int asked = (int)run->settings.gpus, n = on_cpu(run) ? asked : cuda_device_count();
+    if (on_cpu(run)) note_few_cores(asked);
     return asked <= n || fail(err, EXIT_INPUT, "--gpus %d: this machine has %d; hint: --gpus %d%s", asked, n,
                               n, n == 1 ? ", or leave it out" : "");
 }

@@ -38,8 +38,7 @@ bool verify_weights(Comm *comm, const Rendezvous *r, uint64_t hash, int64_t step
     const int n = comm->ranks.n_ranks;
     char others[RANK_NAME_BYTES + 32], first[RANK_NAME_BYTES], second[RANK_NAME_BYTES];
     int n_have;
-    uint64_t *hashes = malloc((size_t)n * sizeof *hashes);
-    if (!hashes) abort();
+    uint64_t *hashes = must_allocate((size_t)n * sizeof *hashes, "the hashes of all ranks");
     comm->gather_on_host(comm, hashes, &hash, sizeof hash);
     const uint64_t value = commonest(hashes, n, &n_have);
     if (n_have < n) name_others(r, hashes, n, value, others, sizeof others);

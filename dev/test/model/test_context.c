@@ -161,6 +161,57 @@ static void test_steps(void) {
     }
 }
 
+/* ---- dropout ---- */
+
+/* The masks of forward, backward and recomputation are the same ones, whatever is exchanged in between. */
+static void test_dropout(int K, GPT2Options options) {
+    Case c = {.what = "dropout", .config = small_config, .options = options, .seconds = FORKED_SECONDS};
+    float *plain = results_of(c, &ops_cpu, K);
+    const size_t bytes = (size_t)c.stride * sizeof(float);
+    c.config.dropout = 0.2f;
+    float *saved = results_of(c, &ops_cpu, K);
+    c.options.recompute = RECOMPUTE_BLOCK;
+    float *recomputed = results_of(c, &ops_cpu, K);
+    CHECK(memcmp(saved, recomputed, bytes) == 0, "%d ranks: recomputed, other bits", K);
+    CHECK(saved[1] == plain[1], "%d ranks: an evaluation drops: loss %g, %g", K, (double)saved[1],
+          (double)plain[1]);
+    CHECK(saved[0] != plain[0] && fabsf(saved[0] - plain[0]) < 0.5f * plain[0], "%d ranks: loss %g, plain %g",
+          K, (double)saved[0], (double)plain[0]);
+}
+
+/* A key for each part of a context and each micro-batch; all of them from the micro-batch's number in the step. */
+static void test_dropout_keys(void) {
+    enum { N_RANKS = 4, K = 2, N = N_RANKS * MICRO_STEPS };
+    uint64_t keys[N_RANKS][MICRO_STEPS], of_two[K];
+    for (int rank = 0; rank < N_RANKS + K; rank++) {
+        const bool two = rank >= N_RANKS; /* ranks of one group, which has all micro-batches */
+        const int own = two ? N / K : MICRO_STEPS;
+        GPT2Options options = {.B = 1, .T = 12, .training = true, .dropout_seed = 5};
+        GPT2Config config = small_config;
+        Comm comm = comm_planned(two ? K : N_RANKS), context = comm_planned(K);
+        GPT2 model;
+        Error err = {0};
+        config.dropout = 0.1f;
+        comm.ranks.rank = rank % N_RANKS;
+        context.ranks.rank = rank % K;
+        options.comm = &comm;
+        options.context = &context;
+        if (!gpt2_open(&model, &ops_cpu, &config, &options, &err)) die(&err);
+        gpt2_begin_step(&model, own);
+        for (int i = 0; i < own; i++) {
+            gpt2_micro_step(&model, tokens, targets, 1, 12, 1);
+            if (!two) keys[rank][i] = *model.dropout_key;
+            if (two && i == MICRO_STEPS) of_two[rank - N_RANKS] = *model.dropout_key;
+        }
+        gpt2_close(&model);
+    }
+    const uint64_t *all = keys[0];
+    for (int i = 0; i < N; i++)
+        for (int k = 0; k < i; k++) CHECK(all[i] != all[k], "keys %d and %d are the same", k, i);
+    for (int part = 0; part < K; part++)
+        CHECK(keys[K + part][0] == of_two[part], "part %d: the second group's data drop as other data", part);
+}
+
 /* ---- on a card ---- */
 
 static void look_for_card(Comm *comm, void *user) {
@@ -286,9 +337,12 @@ int main(int argc, char **argv) {
     test_card(large);
     if (large) return check_finish("context");
     test_steps();
+    test_dropout(2, (GPT2Options){.B = 3, .T = 12, .dropout_seed = 5});
+    test_dropout(3, (GPT2Options){.B = 1, .T = 12, .dropout_seed = 5, .attention = ATTENTION_STANDARD});
     if (!ops_cpu.device->open(0, &err)) die(&err);
     refuses(4, 12, "--context-gpus 4 does not divide the model's 6 heads");
     refuses(2, 13, "--context-gpus 2 does not divide --seq 13");
+    test_dropout_keys();
     test_plan();
     test_sample();
     return check_finish("context");

@@ -60,7 +60,7 @@ int main(void) {
     write_data();
     test_runs("");
     test_runs("--window 5 --recompute block");
-    refuses("--gpus 4 --context-gpus 3", "--context-gpus 3 does not divide the 4 GPUs of the run");
+    refuses("--gpus 4 --context-gpus 3", "--context-gpus 3 does not divide the 4 ranks of the run");
     refuses("--gpus 4 --context-gpus 4", "--context-gpus 4 does not divide the model's 6 heads");
     remove_tree(folder);
     return check_finish("program_context");

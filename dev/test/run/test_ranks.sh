@@ -147,6 +147,16 @@ wait $child 2>/dev/null
 await none_left asked
 check "a parent that is killed leaves no process" none_left asked
 
+# ---- limits of the system ----
+(ulimit -n 16 && exec "$program" --device cpu $short --gpus 4) >"$work/out" 2>"$work/err" </dev/null
+status=$?
+check "few open files: exit code $status, expected 1" [ "$status" -eq 1 ]
+check "few open files: one line, which says so" [ "$(grep -c '' "$work/err")" = "$(grep -cE '^error: 4 ranks need [0-9]+ open files in a process, the limit is 16; hint: ulimit -n$' "$work/err")" ]
+(ulimit -S -n 16 && exec "$program" --device cpu $short --gpus 4) >"$work/out" 2>"$work/err" </dev/null
+check "few open files, but more are allowed: exit code" [ $? -eq 0 ]
+run --layers 1 --heads 2 --channels 32 --seq 16 --gpus 1000 --train "$work/nowhere"
+[ "$(nproc)" -gt 200 ] || check "many ranks: a note before they start" grep -qE '^note: --gpus 1000: 1000 processes share [0-9]+ cores, which is slow; hint: --gpus [0-9]+$' "$work/out"
+
 # ---- restarts ----
 start $long --save-every 5 --keep 2 --gpus 2 --restarts 1 --out "$work/again"
 await has_steps 8 "$work/again/log.jsonl"

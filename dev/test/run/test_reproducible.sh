@@ -42,7 +42,7 @@ run $tiny --steps 5 --tokens-per-step 192 --reproducible 6 --gpus 2 --out "$work
 check "another tree is named" grep -q -- '--reproducible was 12 in the checkpoint, the run goes on with 6' "$work/err" "$work/out"
 
 run $tiny --reproducible 12 --gpus 5
-refused "five ranks" '--reproducible 12 is not a multiple of 5 GPUs.*; hint: --reproducible 10 is nearest'
+refused "five ranks" '--reproducible 12 is not a multiple of 5 ranks.*; hint: --reproducible 10 is nearest'
 run $tiny --reproducible 12 --tokens-per-step 160
 refused "too short a step" '--tokens-per-step 160 is not a multiple of .* 12 leaves \(--reproducible\) = 192; hint: '
 finish

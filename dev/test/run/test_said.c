@@ -171,7 +171,7 @@ static void test_settings(void) {
                    2,
                    "recipe      cpu-small (defaults for what the flags leave open)\n"
                    "numerics    fp32, flash attention, recompute none, seed 1337\n"
-                   "batch       2 x 16 tokens x 2 GPUs = 64 tokens a step\n"
+                   "batch       2 x 16 tokens x 2 ranks = 64 tokens a step\n"
                    "run         100 steps, 6.4 k tokens, all on the first batch (--overfit)\n"
                    "optimizer   AdamW, betas 0.9 0.99, eps 1e-08, weight decay 0.1, clip 1\n"
                    "window      attention sees 15 of 16 positions\n"
@@ -183,8 +183,8 @@ static void test_settings(void) {
                    4,
                    "recipe      cpu-small (defaults for what the flags leave open)\n"
                    "numerics    fp32, flash attention, recompute none, seed 1337\n"
-                   "batch       2 x 16 tokens x 2 micro-steps x 2 groups of GPUs = 128 tokens a step\n"
-                   "context     16 tokens shared out over 2 GPUs: 8 each, of every sequence\n"
+                   "batch       2 x 16 tokens x 2 micro-steps x 2 groups of ranks = 128 tokens a step\n"
+                   "context     16 tokens shared out over 2 ranks: 8 each, of every sequence\n"
                    "run         100 steps, 12.8 k tokens\n"
                    "optimizer   AdamW, betas 0.9 0.99, eps 1e-08, weight decay 0.1, clip 1\n"
                    "schedule    constant lr 2.00e-03 after 5 warm-up steps\n"

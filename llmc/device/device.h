@@ -39,6 +39,18 @@ typedef struct MemoryHandle {
     char bytes[64];
 } MemoryHandle;
 
+/* x = the sum of n terms in the order of their numbers, row by row. x itself is term `own`; the others lie one behind the
+ * other in received, `apart` elements from each other. Whole multiples of 4 elements. */
+typedef struct PeerTerms {
+    float *x;
+    const float *received;
+    int64_t apart;
+    int n, own;
+    int64_t count; /* elements of a row */
+    int rows;
+    int64_t x_stride, received_stride; /* elements between rows */
+} PeerTerms;
+
 /* How a device writes into the memory of another process's device: copies that take none of its cores, and flags.
  * A flag is raised to the number of a round, which lies on the device, so that a graph may hold the calls. */
 typedef struct PeerMemory {
@@ -47,17 +59,13 @@ typedef struct PeerMemory {
     /* Where that memory lies for this process; NULL where its device does not reach it. */
     void *(*open)(const MemoryHandle *handle);
     void (*close)(void *p); /* NULL is fine */
-    /* Queues theirs (bytes) = mine. */
-    void (*send)(StreamId stream, void *theirs, const void *mine, size_t bytes);
+    /* Queues theirs (rows of `bytes`, `stride` bytes apart) = mine. */
+    void (*send)(StreamId stream, void *theirs, const void *mine, size_t bytes, size_t rows, size_t stride);
     /* Behind what the stream has: *flags[i] = *round + 1 for i < n. flags (n) lies on the device, NULL is left out. */
     void (*raise)(StreamId stream, uint32_t *const *flags, int n, const uint32_t *round);
     /* The stream waits until flags[i * stride] is *round + 1 or later for all i < n but `own`. */
     void (*wait)(StreamId stream, const uint32_t *flags, int stride, int n, int own, const uint32_t *round);
-    /* wait, then x (count) = the sum of n terms in the order of their numbers: x itself is term `own`, the others lie one
-     * behind the other in received, `apart` elements from each other. */
-    void (*wait_and_add)(StreamId stream, const uint32_t *flags, int stride, int n, int own,
-                         const uint32_t *round, float *x, const float *received, int64_t apart,
-                         int64_t count);
+    void (*add)(StreamId stream, const PeerTerms *terms);
     void (*next_round)(StreamId stream, uint32_t *round); /* += 1 */
 } PeerMemory;
 

@@ -104,8 +104,10 @@ static void gather_weights(GPT2 *model, int layer) {
                             (range.end - range.begin) / model->n_parts, model->ops->dtype);
 }
 
-static OptimizerBuffers optimizer_buffers_of(const GPT2 *model, OwnPart part) {
+static OptimizerBuffers optimizer_buffers_of(const GPT2 *model, int i) {
+    const OwnPart part = update_part(model, i);
     OptimizerBuffers buffers = {
+        .continues = i > 0,
         .master = model->master + (gpt2_master_is_sharded(model) ? part.at : part.begin),
         .weights = rows_from(model, model->weights, part.begin, 1),
         .grads = model->grads + part.begin,
@@ -123,7 +125,7 @@ void gpt2_update(GPT2 *model, const UpdateArgs *args) {
     device->stream_wait(STREAM_MAIN, EVENT_SNAPSHOT_TAKEN);
     finish_stats(model);
     for (int i = 0; i < n_updates(model); i++) {
-        const OptimizerBuffers buffers = optimizer_buffers_of(model, update_part(model, i));
+        const OptimizerBuffers buffers = optimizer_buffers_of(model, i);
         optimizer_step(model->ops, &buffers, args);
         if (model->n_parts > 1) gather_weights(model, i - 1);
     }

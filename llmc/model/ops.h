@@ -98,7 +98,8 @@ typedef struct AdamWArgs {
     const StepStats *stats;     /* grad_norm, bad, n_skipped */
     const int32_t *tile_groups; /* (n_tiles) which of groups */
     int64_t n_tiles;            /* n = n_tiles * PARAMETER_TILE */
-    UpdateArgs update;          /* lr and weight_decay are those of the groups */
+    bool continues;    /* the step of the call before, with the same stats and update: other tiles of it */
+    UpdateArgs update; /* lr and weight_decay are those of the groups */
     AdamWGroup groups[MAX_PARAMETER_GROUPS];
 } AdamWArgs;
 

@@ -24,6 +24,7 @@ static void adamw_step(const Ops *ops, const OptimizerBuffers *buffers, const Up
         .stats = buffers->stats,
         .tile_groups = buffers->tile_groups,
         .n_tiles = buffers->n / PARAMETER_TILE,
+        .continues = buffers->continues,
         .update = *update,
     };
     for (int i = 0; i < N_PARAMETER_GROUPS; i++)

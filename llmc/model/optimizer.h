@@ -36,6 +36,7 @@ typedef struct OptimizerBuffers {
     const int32_t *tile_groups; /* (n / PARAMETER_TILE) GroupId of each tile */
     const StepStats *stats;     /* of this step, read */
     int64_t n;
+    bool continues; /* the step of the call before */
 } OptimizerBuffers;
 
 /* One step: each group by its optimizer. */

@@ -27,8 +27,15 @@ static void close_named(void *p) {
     if (p) CUDA_CHECK(cudaIpcCloseMemHandle(p));
 }
 
-static void send(StreamId stream, void *theirs, const void *mine, size_t bytes) {
-    CUDA_CHECK(cudaMemcpyAsync(theirs, mine, bytes, cudaMemcpyDeviceToDevice, stream_of(stream)));
+static void send(StreamId stream, void *theirs, const void *mine, size_t bytes, size_t rows, size_t stride) {
+    if (rows > 1 && stride <= INT32_MAX) { /* the largest pitch that CUDA promises */
+        CUDA_CHECK(cudaMemcpy2DAsync(theirs, stride, mine, stride, bytes, rows, cudaMemcpyDeviceToDevice,
+                                     stream_of(stream)));
+        return;
+    }
+    for (size_t row = 0; row < rows; row++)
+        CUDA_CHECK(cudaMemcpyAsync((char *)theirs + row * stride, (const char *)mine + row * stride, bytes,
+                                   cudaMemcpyDeviceToDevice, stream_of(stream)));
 }
 
 /* ---- flags ---- */
@@ -44,17 +51,12 @@ static void raise(StreamId stream, uint32_t *const *flags, int n, const uint32_t
     launch_check("peer_memory: raise");
 }
 
-/* The first n threads of a block wait for a flag each, the others for them. */
-__device__ void wait_for_flags(const uint32_t *flags, int stride, int n, int own, const uint32_t *round) {
+/* One block: a thread waits for a flag. */
+__global__ void wait_kernel(const uint32_t *flags, int stride, int n, int own, const uint32_t *round) {
     const uint32_t expected = *round + 1;
     for (int i = (int)threadIdx.x; i < n; i += (int)blockDim.x)
         while (i != own && (int32_t)(load_acquire_system(flags + (int64_t)i * stride) - expected) < 0)
             __nanosleep(100);
-    __syncthreads();
-}
-
-__global__ void wait_kernel(const uint32_t *flags, int stride, int n, int own, const uint32_t *round) {
-    wait_for_flags(flags, stride, n, own, round);
 }
 
 static void wait(StreamId stream, const uint32_t *flags, int stride, int n, int own, const uint32_t *round) {
@@ -73,46 +75,29 @@ static void next_round(StreamId stream, uint32_t *round) {
 
 /* ---- sums ---- */
 
-struct Terms {
-    const float *own, *received;
-    int64_t apart;
-    int n, own_number;
-    __device__ const float *of(int i) const {
-        return i == own_number ? own : received + (i < own_number ? i : i - 1) * apart;
-    }
-};
+__device__ const float *term(const PeerTerms &terms, int i, int64_t row) {
+    if (i == terms.own) return terms.x + row * terms.x_stride;
+    return terms.received + (i < terms.own ? i : i - 1) * terms.apart + row * terms.received_stride;
+}
 
-/* x may be terms.own: a thread has read what it writes. Memory traffic alone, 4 (n + 1) bytes an element. */
-__global__ void __launch_bounds__(THREADS)
-    add_kernel(float *x, Terms terms, int64_t count, const uint32_t *flags, int stride,
-               const uint32_t *round) {
-    const int64_t i = ((int64_t)blockIdx.x * THREADS + threadIdx.x) * QUAD;
-    wait_for_flags(flags, stride, terms.n, terms.own_number, round);
-    if (i + QUAD <= count) {
-        Vec<float> sum = load_vec_once(terms.of(0) + i);
-        for (int t = 1; t < terms.n; t++) {
-            const Vec<float> term = load_vec_once(terms.of(t) + i);
+/* A thread has read the four neighbours that it writes. Memory traffic alone, 4 (n + 1) bytes an element. */
+__global__ void __launch_bounds__(THREADS) add_kernel(const __grid_constant__ PeerTerms terms) {
+    const int64_t i = ((int64_t)blockIdx.x * THREADS + threadIdx.x) * QUAD, row = blockIdx.y;
+    if (i >= terms.count) return;
+    Vec<float> sum = load_vec_once(term(terms, 0, row) + i);
+    for (int t = 1; t < terms.n; t++) {
+        const Vec<float> more = load_vec_once(term(terms, t, row) + i);
 #pragma unroll
-            for (int k = 0; k < QUAD; k++) sum.v[k] += term.v[k];
-        }
-        store_vec(x + i, sum);
-        return;
+        for (int k = 0; k < QUAD; k++) sum.v[k] += more.v[k];
     }
-    for (int64_t j = i; j < count; j++) {
-        float sum = terms.of(0)[j];
-        for (int t = 1; t < terms.n; t++) sum += terms.of(t)[j];
-        x[j] = sum;
-    }
+    store_vec(terms.x + row * terms.x_stride + i, sum);
 }
 
-static void wait_and_add(StreamId stream, const uint32_t *flags, int stride, int n, int own,
-                         const uint32_t *round, float *x, const float *received, int64_t apart,
-                         int64_t count) {
-    const Terms terms = {x, received, apart, n, own};
-    const unsigned blocks = (unsigned)ceil_div<int64_t>(count, THREADS * QUAD);
-    add_kernel<<<blocks, THREADS, 0, stream_of(stream)>>>(x, terms, count, flags, stride, round);
-    launch_check("peer_memory: wait_and_add");
+static void add(StreamId stream, const PeerTerms *terms) {
+    const dim3 blocks((unsigned)ceil_div<int64_t>(terms->count, THREADS * QUAD), (unsigned)terms->rows);
+    add_kernel<<<blocks, THREADS, 0, stream_of(stream)>>>(*terms);
+    launch_check("peer_memory: add");
 }
 
-extern const PeerMemory cuda_peer_memory = {name,  open_named, close_named,  send,
-                                            raise, wait,       wait_and_add, next_round};
+extern const PeerMemory cuda_peer_memory = {name,  open_named, close_named, send,
+                                            raise, wait,       add,         next_round};

@@ -74,7 +74,7 @@ __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
 }
 
 template <typename T> void adamw(const AdamWArgs *args) {
-    step_kernel<<<1, 1, 0, main_stream>>>(*args);
+    if (!args->continues) step_kernel<<<1, 1, 0, main_stream>>>(*args);
     launch_check("adamw_step");
     adamw_kernel<T><<<(unsigned)args->n_tiles, THREADS, 0, main_stream>>>(*args);
     launch_check("adamw");

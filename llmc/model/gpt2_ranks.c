@@ -104,10 +104,10 @@ static void gather_weights(GPT2 *model, int layer) {
                             (range.end - range.begin) / model->n_parts, model->ops->dtype);
 }
 
-static OptimizerBuffers optimizer_buffers_of(const GPT2 *model, int i) {
-    const OwnPart part = update_part(model, i);
+static OptimizerBuffers optimizer_buffers_of(const GPT2 *model, int update) {
+    const OwnPart part = update_part(model, update);
     OptimizerBuffers buffers = {
-        .continues = i > 0,
+        .continues = update > 0,
         .master = model->master + (gpt2_master_is_sharded(model) ? part.at : part.begin),
         .weights = rows_from(model, model->weights, part.begin, 1),
         .grads = model->grads + part.begin,

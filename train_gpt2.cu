@@ -242,7 +242,10 @@ static bool train(Training *t, Error *err) {
         if (!t->untrusted && !save(t, false, &later)) warn(&later);
         return false;
     }
-    if (!save(t, false, err)) return false;
+    if (!save(t, false, err)) {
+        if (!settings_keeps_default(&run->settings)) return false;
+        warn(err); /* nobody asked for it */
+    }
     console_note(&t->console, "memory: planned %s, measured %s",
                  format_bytes(planned, (double)run->planned_bytes),
                  format_bytes(measured, (double)t->peak_memory_bytes));
@@ -403,6 +406,7 @@ static bool read_flags(Run *run, int argc, char **argv) {
     if (!placed || !setup_backend(run, &err)) die(&err);
     settings_complete(s, run->ops != &ops_cpu, n_ranks);
     if (!flags_check(s, n_ranks, &err)) die(&err);
+    settings_keep_default(s);
     return false;
 }
 
@@ -424,6 +428,13 @@ static int launch(Run *run, char **argv) {
     return setup_launch(run, argv);
 }
 
+/* Of a run without --out: the model that it leaves, and what to do with it. */
+static void say_what_is_kept(Training *t, const char *program) {
+    const Settings *s = &t->run->settings;
+    if (settings_keeps_default(s) && t->saving.last_saved >= 0)
+        console_note(&t->console, "to sample from it: %s --model %s --prompt \"Once\"", program, s->out);
+}
+
 static int run_to_end(Training *t, int argc, char **argv) {
     Run *run = t->run;
     const Settings *s = &run->settings;
@@ -431,6 +442,7 @@ static int run_to_end(Training *t, int argc, char **argv) {
     if (!settings_model_alone(s) && !s->eval_only)
         stop_ignore_pipe(); /* the reader may leave behind the first line */
     setup_agree(run, load(run, &err), &err);
+    setup_share_output(run);
     setup_agree(run, setup_model(run, &err), &err);
     setup_agree(run, gpt2_attach(&run->model, &err), &err);
     start_state(t);
@@ -439,6 +451,7 @@ static int run_to_end(Training *t, int argc, char **argv) {
     console_open(&t->console, stdout, run->resumed.step, s->steps);
     if (!work(t, &err)) die(&err);
     log_close(&t->log);
+    say_what_is_kept(t, argv[0]);
     const int status = s->out ? 0 : finish_output(); /* with --out there are checkpoints and a log */
     setup_close(run);
     setup_leave(run);

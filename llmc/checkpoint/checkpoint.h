@@ -18,6 +18,7 @@ typedef struct SaveOptions {
     int64_t keep;   /* newest whole checkpoints that stay; 0: all */
     bool keep_best; /* that of the lowest validation loss stays beside them; others that were best_only go */
     bool model_only;
+    bool replaces; /* the new one takes the place of all others, of later steps, too */
     const Snapshot
         *snapshot; /* what is saved, on any thread, while training goes on; NULL: the model as it is */
 } SaveOptions;

@@ -255,7 +255,18 @@ static int prune(int folder, const char *out, int64_t step, int64_t keep, bool k
     return n_going;
 }
 
+static void remove_others(int folder, const char *out, int64_t step) {
+    CheckpointEntry *entries;
+    int n;
+    Error ignored;
+    if (!checkpoint_entries(out, &entries, &n, &ignored)) return;
+    for (int i = 0; i < n; i++)
+        if (entries[i].step != step) remove_checkpoint(folder, out, &entries[i]);
+    free(entries);
+}
+
 void checkpoint_prune(int folder, const char *out, int64_t step, const SaveOptions *options) {
+    if (options->replaces) remove_others(folder, out, step);
     if (options->keep > 0 || options->keep_best) prune(folder, out, step, options->keep, options->keep_best);
 }
 

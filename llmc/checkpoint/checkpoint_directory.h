@@ -28,7 +28,8 @@ bool checkpoint_remove(int folder, const char *out, const char *name);
 /* Removes the leftovers of this process's saves, or (all) of every process's, and puts back what they had moved
  * aside. */
 void checkpoint_remove_leftovers(int folder, const char *out, bool all);
-/* Removes what --keep and --keep-best leave no place for, among the whole checkpoints up to `step`. */
+/* Removes what --keep and --keep-best leave no place for, among the whole checkpoints up to `step`; all others where
+ * `options` say so. */
 void checkpoint_prune(int folder, const char *out, int64_t step, const SaveOptions *options);
 /* True where the disk has room for a checkpoint of so many bytes. To make room, those that would go after the save
  * go before it, as long as a whole one stays. */

@@ -46,7 +46,7 @@ typedef struct Settings {
     double temperature; /* 0: greedy */
     int64_t top_k;      /* 0: all */
     /* checkpoints */
-    const char *out;    /* NULL: nothing is written */
+    const char *out;    /* NULL: nothing is written; not given: DEFAULT_OUT or NULL */
     int64_t save_every; /* 0: only at the end */
     int64_t keep;       /* newest checkpoints that stay; 0: all */
     bool keep_best, resume, model_only;
@@ -104,6 +104,12 @@ bool settings_sample_only(const Settings *s);
 
 /* True where a run is about --model alone: samples, or an export. It reads no data. */
 bool settings_model_alone(const Settings *s);
+
+/* A run of the default text and model keeps its model without being asked: sets out. After flags_check. */
+#define DEFAULT_OUT "out/default"
+void settings_keep_default(Settings *s);
+/* True where that was done. */
+bool settings_keeps_default(const Settings *s);
 
 /* True where there is something to validate on: --val, or a text whose last tenth validates. Token shards are
  * not split: without --val such a run trains and reports "val loss n/a". */

@@ -28,6 +28,15 @@ bool settings_has_validation(const Settings *s) {
     return s->val || !pattern_is_shards(s->train);
 }
 
+void settings_keep_default(Settings *s) {
+    const bool trains = !s->memory && !s->profile && !s->overfit && !s->eval_only && !s->export_path;
+    if (!s->out && trains && !flags_was_set(s, "train") && !flags_was_set(s, "model")) s->out = DEFAULT_OUT;
+}
+
+bool settings_keeps_default(const Settings *s) {
+    return s->out && !flags_was_set(s, "out");
+}
+
 static RecipeId choose_recipe(const Settings *s, bool on_gpu) {
     bool small_model = s->model && (strcmp(s->model, "nano") == 0 || strcmp(s->model, "baby") == 0);
     bool gpt2 = s->model ? !small_model : on_gpu && pattern_is_shards(s->train);

@@ -210,7 +210,10 @@ bool setup_is_finished(const Run *run) {
 
 SaveOptions setup_save_options(const Run *run) {
     const Settings *s = &run->settings;
-    return (SaveOptions){.keep = s->keep, .keep_best = s->keep_best, .model_only = s->model_only};
+    return (SaveOptions){.keep = s->keep,
+                         .keep_best = s->keep_best,
+                         .model_only = s->model_only,
+                         .replaces = settings_keeps_default(s)};
 }
 
 /* ---- memory and model ---- */

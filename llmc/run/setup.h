@@ -89,8 +89,10 @@ bool setup_check_data(const Run *run, Error *err);
 /* Puts the flag that validation data come from before the failure's words; returns false. */
 bool setup_fail_val(const Run *run, Error *err);
 /* Makes --out, shows that it can be written and has room for a checkpoint, before any time is spent on training;
- * removes what dead saves left there. */
+ * removes what dead saves left there. DEFAULT_OUT that cannot be had, or is a folder of the user's, is let go with a
+ * note: settings.out is NULL then, on all ranks once they have called setup_share_output. */
 bool setup_output(Run *run, Error *err);
+void setup_share_output(Run *run);
 /* Before each save: the folder may have been moved, removed or unmounted meanwhile. It is then made anew, said on
  * stderr, *moved. */
 bool setup_follow_output(Run *run, bool *moved, Error *err);

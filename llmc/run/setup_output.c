@@ -7,9 +7,15 @@
 #include <sys/stat.h>
 #include <unistd.h>
 #include "llmc/base/files.h"
+#include "llmc/base/terminal.h"
 #include "llmc/checkpoint/checkpoint_directory.h"
 #include "llmc/checkpoint/manifest.h"
 #include "setup.h"
+
+/* In DEFAULT_OUT: a run without --out made the folder, and the next may replace what it keeps there. */
+#define MARK "default_run"
+static const char mark_text[] =
+    "Made by a run without --out. The next one replaces the model here, unless this file is gone.\n";
 
 enum { OUT_MAX = 960 }; /* bytes of --out: Run.checkpoint and the log add a name to it in 1024 */
 
@@ -119,7 +125,7 @@ static bool lock_output(Run *run, int make, Error *err) {
 bool setup_check_output(Run *run, Error *err) {
     const Settings *s = &run->settings;
     struct stat info;
-    if (!s->out || s->memory || !ranks_leads(run->comm->ranks)) return true;
+    if (!s->out || s->memory || !ranks_leads(run->comm->ranks) || settings_keeps_default(s)) return true;
     if (strlen(s->out) >= OUT_MAX)
         return fail(err, EXIT_INPUT, "--out: the path is longer than %d bytes", OUT_MAX);
     if (stat(s->out, &info) && errno == ENOENT)
@@ -153,13 +159,52 @@ static bool check_room(const Run *run, Error *err) {
            checkpoint_check_room(run->settings.out, &run->config, &options, err);
 }
 
+/* ---- the folder of a run without --out ---- */
+/* A new folder, or one with the mark. */
+static bool make_default(const char *out, Error *err) {
+    if (directory_has(out, MARK)) return true;
+    if (access(out, F_OK) == 0)
+        return fail(err, EXIT_INPUT, "%s was not made by a run without --out, and stays as it is", out);
+    return directory_make(out, err) && file_write(out, MARK, mark_text, strlen(mark_text), err);
+}
+
+static bool take_default(Run *run, Error *err) {
+    const char *out = run->settings.out;
+    const SaveOptions options = setup_save_options(run);
+    if (!make_default(out, err) || !lock_output(run, O_CREAT, err)) return false;
+    if (!log_check(out, false, err) || !checkpoint_check_room(out, &run->config, &options, err)) return false;
+    if (run->output.alone) checkpoint_clean(out);
+    unlinkat(run->output.folder, "log.1.jsonl", 0); /* the log of the run before takes its place */
+    return true;
+}
+
+/* Nobody asked for it: the run goes on without. */
+static void open_default(Run *run) {
+    Error err = {0};
+    if (take_default(run, &err)) return;
+    print_note("no model is kept: %s; hint: --out DIR", err.text);
+    setup_release_output(run);
+    run->settings.out = NULL;
+}
+
+void setup_share_output(Run *run) {
+    bool keeps = run->settings.out != NULL;
+    run->comm->broadcast_on_host(run->comm, &keeps, sizeof keeps);
+    if (!keeps) run->settings.out = NULL;
+}
+
 bool setup_output(Run *run, Error *err) {
     const Settings *s = &run->settings;
     if (!s->out || !ranks_leads(run->comm->ranks)) return true;
+    if (settings_keeps_default(s)) {
+        open_default(run);
+        return true;
+    }
     if (access(s->out, F_OK) && !check_room(run, err)) return false; /* no folder is made for nothing */
     if (!directory_make(s->out, err)) return fail_flag("out", err);
     if (!lock_output(run, O_CREAT, err)) return false;
     if (s->eval_only) return true; /* a line of its log is all that is written */
+    if (run->output_locked) unlinkat(run->output.folder, MARK, 0); /* the user's from now on */
     clean_output(run);
     return check_room(run, err);
 }
@@ -178,6 +223,9 @@ bool setup_follow_output(Run *run, bool *moved, Error *err) {
     if (stands(run)) return true;
     setup_release_output(run);
     if (!directory_make(out, err) || !refuse_others_output(out, err) || !lock_output(run, O_CREAT, err))
+        return false;
+    if (settings_keeps_default(&run->settings) && !directory_has(out, MARK) &&
+        !file_write(out, MARK, mark_text, strlen(mark_text), err))
         return false;
     fail(&note, EXIT_RUN,
          "--out %s: the folder is gone (moved, removed or unmounted); the run goes on in a new one", out);

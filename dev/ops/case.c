@@ -62,7 +62,9 @@ size_t op_scratch_bytes(const Ops *ops, const Sizes *s) {
                            .V = larger(s->V, widest),
                            .Vp = larger(s->Vp, widest),
                            .loss_rows = tokens};
-    return ops->scratch_bytes(&shape);
+    const size_t bytes = ops->scratch_bytes(&shape),
+                 sums = sizeof(StepSums); /* loss_sum and grad_norm have them there */
+    return bytes > sums ? bytes : sums;
 }
 
 void op_case_build(OpCase *c) {

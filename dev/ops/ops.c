@@ -390,17 +390,13 @@ static Operand statistics(void) {
     const int n = sizeof(StepStats) / sizeof(float);
     return (Operand){.name = "stats", .role = ADD, .store = STORE_F32, .elems = n, .row = n};
 }
-/* The sums: what comes of them is compared. */
-static Operand sums_space(void) {
-    const int64_t n = (int64_t)(sizeof(StepSums) / sizeof(float));
-    return (Operand){.name = "sums", .role = SPACE, .store = STORE_F32, .elems = n, .row = n};
-}
+/* The sums lie in scratch: what comes of them is compared. */
 static StepSums *sums_of(const Call *c) {
     c->ops->device->zero(c->p[2], sizeof(StepSums));
     return c->p[2];
 }
 static int describe_loss_sum(Operand *o, const Sizes *s) {
-    OPERANDS(statistics(), input_f32("losses", s->N, 1, 3), sums_space());
+    OPERANDS(statistics(), input_f32("losses", s->N, 1, 3), space());
 }
 static void run_loss_sum(const Call *c) {
     StepSums *sums = sums_of(c);
@@ -425,7 +421,7 @@ DESCRIBED(sum_gradients, "sum_gradients", .shape = PARAMETERS,
 
 /* Both halves: the sum of squares, and its root. */
 static int describe_grad_norm(Operand *o, const Sizes *s) {
-    OPERANDS(statistics(), input_f32("grads", s->N, 0.01f, 0), sums_space());
+    OPERANDS(statistics(), input_f32("grads", s->N, 0.01f, 0), space());
 }
 static void run_grad_norm(const Call *c) {
     StepSums *sums = sums_of(c);

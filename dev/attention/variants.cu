@@ -9,6 +9,7 @@
 #include "llmc/cuda/attention/attention.cuh"
 #include "llmc/cuda/attention/paths.cuh"
 #include "llmc/cuda/device/cuda_common.cuh"
+#include "generic_bf16.cuh"
 #include "hopper.h"
 #include "ladder.h"
 
@@ -149,6 +150,14 @@ enum { PARTS_DQ = 1, PARTS_DK = 2, PARTS_DV = 4, PARTS_LSE = 2 };
         .scratch_bytes = hopper_scratch, .teaches = text                                                     \
     }
 
+/* A kernel of the Hopper path that the lab has for causal attention alone, as the trainer. */
+#define CAUSAL_HOPPER(op_name, row_name, function, scratch, text, ...)                                       \
+    {                                                                                                        \
+        .op = op_name, .name = row_name, .run = function, .needs = NEEDS_HOPPER, .dtype = DTYPE_BF16,        \
+        .head_sizes = {__VA_ARGS__}, .flags = CAUSAL_ONLY | PACKED_ONLY, .scratch_bytes = scratch,           \
+        .teaches = text                                                                                      \
+    }
+
 /* A kernel of the trainer with a window and dropout; the last arguments are head sizes, 0 for any. */
 #define MASKED(op_name, row_name, function, type, formula, text, ...)                                        \
     {                                                                                                        \
@@ -171,6 +180,14 @@ static const Variant rows[] = {
                    "below T = 4096: tiles of 192 queries, blocks of 64 keys", 128),
     HOPPER_FORWARD("sm90_forward_hd128_2cta", hopper_forward<hopper_forward_2cta>, 0,
                    "from T = 4096 on: two thread blocks share the loads of K and V by multicast", 128),
+    CAUSAL_HOPPER("attention_forward", "sm90_forward_hd80", forward<sm90_forward_hd80>, NULL,
+                  "the kernel of 128: 128 columns in shared memory, products as wide as the head", 80),
+    CAUSAL_HOPPER("attention_forward", "sm90_forward_hd96", forward<sm90_forward_hd96>, NULL,
+                  "the same for 96", 96),
+    CAUSAL_HOPPER("attention_forward", "sm90_forward_hd112", forward<sm90_forward_hd112>, NULL,
+                  "the same for 112", 112),
+    CAUSAL_HOPPER("attention_forward", "sm90_forward_hd256", forward<sm90_forward_hd256>, NULL,
+                  "tiles of 128 queries, blocks of 64 keys; one buffer of Q", 256),
  /* The steps that led there, 1-CTA. */
     HOPPER_FORWARD("sm90_running_max", (hopper_forward_step<false, false>), 0,
                    "the running maximum of FlashAttention-2 on wgmma: O is rescaled at every block of keys",
@@ -201,7 +218,6 @@ static const Variant rows[] = {
        .run = forward<sm80_attention_forward>,
        .needs = NEEDS_GPU,
        .dtype = DTYPE_BF16,
-       .head_sizes = {64, 128},
        .flags = CAUSAL_ONLY | PACKED_ONLY,
        .teaches = "the shipped kernel of older cards: FlashAttention-2 on mma.sync, cp.async, ldmatrix (F8)"},
     {.op = "attention_forward",
@@ -220,9 +236,9 @@ static const Variant rows[] = {
        .teaches = "the same source with fp32 storage: the trainer's --precision fp32"},
 
     MASKED("attention_forward", "sm80_masked", masked_forward<sm80_masked_attention_forward>, DTYPE_BF16,
-           NULL, "sm80 with --window and --dropout: tiles outside the window are not visited", 64, 128),
+           NULL, "sm80 with --window and --dropout: tiles outside the window are not visited", 0),
     MASKED("attention_forward", "generic_masked", masked_forward<generic_masked_attention_forward_bf16>,
-           DTYPE_BF16, NULL, "the same for any head size", 0),
+           DTYPE_BF16, NULL, "the same without tensor cores", 0),
     MASKED("attention_forward", "generic_masked_fp32", masked_forward<generic_masked_attention_forward_f32>,
            DTYPE_F32, NULL, "the same with fp32 storage", 0),
 
@@ -272,6 +288,18 @@ static const Variant rows[] = {
                     "below T = 4096: each of two warpgroups computes half of dQ's columns", 128),
     HOPPER_BACKWARD("sm90_backward_hd128_2cta", hopper_backward<hopper_backward_2cta>,
                     "from T = 4096 on: and two thread blocks exchange dS", 128),
+    CAUSAL_HOPPER("attention_backward", "sm90_backward_hd80_1cta", backward<sm90_backward_hd80_1cta>,
+                  hopper_scratch, "below T = 4096: the kernel of 128, products as wide as the head", 80),
+    CAUSAL_HOPPER("attention_backward", "sm90_backward_hd80_2cta", backward<sm90_backward_hd80_2cta>,
+                  hopper_scratch, "from T = 4096 on", 80),
+    CAUSAL_HOPPER("attention_backward", "sm90_backward_hd96_1cta", backward<sm90_backward_hd96_1cta>,
+                  hopper_scratch, "below T = 4096: the kernel of 128, products as wide as the head", 96),
+    CAUSAL_HOPPER("attention_backward", "sm90_backward_hd96_2cta", backward<sm90_backward_hd96_2cta>,
+                  hopper_scratch, "from T = 4096 on", 96),
+    CAUSAL_HOPPER("attention_backward", "sm90_backward_hd112_1cta", backward<sm90_backward_hd112_1cta>,
+                  hopper_scratch, "below T = 4096: the kernel of 128, products as wide as the head", 112),
+    CAUSAL_HOPPER("attention_backward", "sm90_backward_hd112_2cta", backward<sm90_backward_hd112_2cta>,
+                  hopper_scratch, "from T = 4096 on", 112),
     {.op = "attention_backward",
        .name = "sm90_two_pass",
        .run = hopper_split,
@@ -310,7 +338,6 @@ static const Variant rows[] = {
        .run = backward<sm80_attention_backward>,
        .needs = NEEDS_GPU,
        .dtype = DTYPE_BF16,
-       .head_sizes = {64, 128},
        .flags = CAUSAL_ONLY | PACKED_ONLY,
        .flops = split_flops,
        .teaches = "two passes on mma.sync, no atomics (B4)"},
@@ -331,9 +358,9 @@ static const Variant rows[] = {
        .flops = split_flops,
        .teaches = "the same source with fp32 storage"},
     MASKED("attention_backward", "sm80_masked", masked_backward<sm80_masked_attention_backward>, DTYPE_BF16,
-           split_flops, "the masks of forward, drawn again from their counter", 64, 128),
+           split_flops, "the masks of forward, drawn again from their counter", 0),
     MASKED("attention_backward", "generic_masked", masked_backward<generic_masked_attention_backward_bf16>,
-           DTYPE_BF16, split_flops, "the same for any head size", 0),
+           DTYPE_BF16, split_flops, "the same without tensor cores", 0),
     MASKED("attention_backward", "generic_masked_fp32",
            masked_backward<generic_masked_attention_backward_f32>, DTYPE_F32, split_flops,
            "the same with fp32 storage", 0),
@@ -351,7 +378,7 @@ static const Variant rows[] = {
            "dQ and dK from P without dS, as once published: wrong", .head_sizes = HEADS_TO_128,
            .flags = INEXACT | NOT_BITWISE, .scratch_bytes = flash2_backward_scratch,
            .bytes = flash2_backward_bytes),
-    {.name = NULL                },
+    {.name = NULL                                                        },
 };
 
 extern "C" const Variant *const cuda_variants = rows;

@@ -14,7 +14,7 @@ typedef struct Long {
     char label[64];
 } Long;
 
-enum { MAX_LONG_HD = 128 };
+enum { MAX_LONG_HD = 256 };
 
 /* Row `row` of a head's q, k or v (part 0, 1, 2), in qkv or dqkv; of dout or out. */
 static const float *packed_row(const Long *c, const float *packed, int part, int head, int row) {

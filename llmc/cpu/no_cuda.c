@@ -12,6 +12,11 @@ int cuda_device_count(void) {
     return 0;
 }
 
+bool cuda_attention_tuned(int HD) {
+    (void)HD;
+    return true;
+}
+
 void cuda_limit_capability(int capability) {
     (void)capability;
 }

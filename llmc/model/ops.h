@@ -305,6 +305,10 @@ extern const Ops ops_cpu;
 /* NULL where the program was built without CUDA (train_gpt2). */
 extern const Ops *const ops_cuda_bf16, *const ops_cuda_fp32;
 
+/* Whether attention of this head size runs on kernels of this card's kind, forward and backward, as head size 64 does
+ * (bf16, no window, no dropout). */
+bool cuda_attention_tuned(int HD);
+
 #ifdef __cplusplus
 }
 #endif

@@ -25,7 +25,7 @@ const Flag flags_table[] = {
     {GROUP_DATA, "layers", 0, FLAG_INT, AT(layers), "0", 0, 4096, .value_name = "N",
      .help = "layers, in place of the descriptor's; 0: as --model says"},
     {GROUP_DATA, "heads", 0, FLAG_INT, AT(heads), "0", 0, 4096, .value_name = "N",
-     .help = "attention heads, in place of the descriptor's; 0: as --model says"},
+     .help = "attention heads, in place of the descriptor's; 0: as --model says. Channels / heads of 64, 80, 96, 112 and 128 are fast on Hopper"},
     {GROUP_DATA, "channels", 0, FLAG_INT, AT(channels), "0", 0, 131072, .value_name = "N",
      .help = "width, in place of the descriptor's; 0: as --model says"},
     {GROUP_DATA, "window", 0, FLAG_INT, AT(window), "0", 0, 1 << 26, .affects_training = true, .value_name = "N",

@@ -261,6 +261,12 @@ void setup_print_model(const Run *run) {
                 "%s: %d layers, %d heads, %d channels, context %d, vocabulary %d (padded %d), %s parameters",
                 setup_model_name(run), c->n_layer, c->n_head, c->n_embd, c->max_seq_len, c->vocab_size,
                 c->padded_vocab_size, format_count(parameters, (double)gpt2_tensors(tensors, c, 1)));
+    const int head_size = c->n_embd / c->n_head;
+    if (run->ops == ops_cuda_bf16 && run->ops && cuda_available() && !cuda_attention_tuned(head_size))
+        print_note(
+            "head size %d: attention runs on the kernels of older cards, 2 to 4 times slower than those of "
+            "64, 80, 96, 112 and 128",
+            head_size);
     setup_print_tokenizer(run);
 }
 

@@ -126,11 +126,34 @@ static const Op standard_backward = {.id = N_OPS,
                                      .prepare = prepare_standard_backward,
                                      .plain = plain_of_standard_backward};
 
-static const int head_sizes[] = {64, 128, 8, 24, 40, 80, 96, 256};
+/* tuned: there are kernels for Hopper. The others: each size of tiles of older cards' kernels, and its neighbours. */
+static const struct {
+    int HD;
+    bool tuned;
+} head_sizes[] = {
+    {64,  true },
+    {128, true },
+    {80,  true },
+    {96,  true },
+    {112, true },
+    {256, true },
+    {8,   false},
+    {24,  false},
+    {32,  false},
+    {40,  false},
+    {56,  false},
+    {72,  false},
+    {104, false},
+    {120, false},
+    {136, false},
+    {160, false},
+    {192, false},
+    {200, false},
+};
 /* To add a size: a row. T runs past one tile, and just below and above multiples of 64. */
 static const struct {
     int B, T, NH;
-    bool tuned_only; /* head size 64 and 128 */
+    bool tuned_only;
 } sizes[] = {
     {1, 1,    3,  false},
     {2, 7,    1,  false},
@@ -148,9 +171,9 @@ static void test_sizes(const Ops *ops) {
     const Op decode = decoding();
     for (size_t h = 0; h < sizeof head_sizes / sizeof *head_sizes; h++)
         for (size_t s = 0; s < sizeof sizes / sizeof *sizes; s++) {
-            if (sizes[s].tuned_only && head_sizes[h] != 64 && head_sizes[h] != 128) continue;
+            if (sizes[s].tuned_only && !head_sizes[h].tuned) continue;
             if (op_small && (sizes[s].T > 129 || sizes[s].B > 1)) continue;
-            Sizes d = {.B = sizes[s].B, .T = sizes[s].T, .NH = sizes[s].NH, .HD = head_sizes[h]};
+            Sizes d = {.B = sizes[s].B, .T = sizes[s].T, .NH = sizes[s].NH, .HD = head_sizes[h].HD};
             op_case(ops, &forward, d);
             op_case(ops, &backward, d);
             op_case(ops, &decode, (Sizes){.T = d.T, .NH = d.NH, .HD = d.HD});
@@ -186,8 +209,8 @@ static const struct {
 };
 
 static void test_masks(const Ops *ops) {
-    const int some_head_sizes[] = {64, 128, 24, 256};
-    for (int h = 0; h < 4; h++)
+    const int some_head_sizes[] = {64, 128, 24, 256, 80, 96, 112, 136};
+    for (int h = 0; h < 8; h++)
         for (size_t m = 0; m < sizeof masks / sizeof *masks; m++) {
             Sizes d = {.B = masks[m].B,
                        .T = masks[m].T,
@@ -213,9 +236,9 @@ static void test_many_heads(const Ops *ops) {
 /* Scores that the textbook softmax or a careless online one gets wrong. */
 static void test_adversarial(const Ops *ops) {
     const FillKind fills[] = {FILL_EQUAL, FILL_GROWING, FILL_HUGE, FILL_FALLING, FILL_PEAKS, FILL_STEP};
-    const int some_head_sizes[] = {64, 128, 24};
+    const int some_head_sizes[] = {64, 128, 24, 80, 96, 256};
     for (int f = 0; f < 6; f++)
-        for (int h = 0; h < 3; h++) {
+        for (int h = 0; h < 6; h++) {
             Sizes d = {
                 .B = 1, .T = op_small ? 195 : 515, .NH = 2, .HD = some_head_sizes[h], .fill = fills[f]};
             op_case(ops, &forward, d);
@@ -270,7 +293,7 @@ static void test_nan(const Ops *ops, int HD, int part) {
 }
 
 /* So long that Hopper's kernels do otherwise than where the oracle holds them: pairs of tiles in clusters, forward from
- * T = 4096 on, backward from 4096 (HD 128) and 32768 (64) on. By the small ones sanitizers reach the pairs: forward's of
+ * T = 4096 on, backward from 4096 (HD 80 to 128) and 32768 (64) on. By the small ones sanitizers reach the pairs: forward's of
  * either head size, backward's of 128. */
 static void test_long_sequences(const Ops *ops) {
     static const struct {
@@ -282,6 +305,10 @@ static void test_long_sequences(const Ops *ops) {
         {64,  66000, false},
         {128, 4133,  true }, /* of blocks of queries, too */
         {128, 33000, false},
+        {80,  4133,  true },
+        {96,  4133,  true },
+        {96,  8190,  false},
+        {256, 4133,  false},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
         if (!op_small || cases[i].small) test_long_sequence(ops, cases[i].HD, cases[i].T);
@@ -292,9 +319,22 @@ static void test_path(const Ops *ops) {
     test_long_caches(ops);
     test_masks(ops);
     test_adversarial(ops);
-    const int nan_head_sizes[] = {64, 128, 24};
-    for (int h = 0; h < 3; h++)
+    const int nan_head_sizes[] = {64, 128, 24, 80, 96, 256};
+    for (int h = 0; h < 6; h++)
         for (int part = 0; part < 3; part++) test_nan(ops, nan_head_sizes[h], part);
+}
+
+/* What a run says of a head size at its start: whether all of its kernels are this card's. */
+static void test_tuned(const Ops *ops) {
+    const bool hopper = strstr(ops->device->name(), "capability 9.0") != NULL;
+    const int tuned[] = {64, 80, 96, 112, 128}, others[] = {8, 72, 104, 120, 256};
+    for (int i = 0; i < 5; i++) {
+        CHECK(cuda_attention_tuned(tuned[i]), "head size %d is not tuned", tuned[i]);
+        cuda_limit_capability(80);
+        CHECK(cuda_attention_tuned(others[i]), "head size %d is slower than 64 on an older card", others[i]);
+        cuda_limit_capability(0);
+        CHECK(cuda_attention_tuned(others[i]) == !hopper, "head size %d beside 64", others[i]);
+    }
 }
 
 /* The kernels of this card, and those of older cards, which it runs as well. */
@@ -303,6 +343,7 @@ static void test_backend(const Ops *ops) {
     if (ops->dtype == DTYPE_F32) return; /* one path serves every card */
     test_long_sequences(ops);
     if (!op_small) test_many_heads(ops);
+    if (op_wanted("attention_tuned", ops->name)) test_tuned(ops);
     cuda_limit_capability(80);
     op_path = " sm80";
     test_path(ops);

@@ -21,6 +21,15 @@ same_weights() {
 losses() { sed -n 's/^{"step": *\([0-9]*\), *"loss": *\([^,]*\),.*"norm": *\([^,]*\),.*/\1 \2 \3/p' "$1/log.jsonl"; }
 same_losses() { losses "$work/$1" >"$work/a"; losses "$work/$2" >"$work/b"; [ -s "$work/a" ] && cmp -s "$work/a" "$work/b"; }
 
+# The losses of two runs are within 1 %, the norms within 3 %.
+near() {
+    losses "$work/$1" >"$work/a"; losses "$work/$2" >"$work/b"
+    [ -s "$work/a" ] && paste -d ' ' "$work/a" "$work/b" | awk '
+        function off(x, y) { return (x > y ? x - y : y - x) / y }
+        NF != 6 || off($2, $5) > 0.01 || off($3, $6) > 0.03 { bad = 1 }
+        END { exit bad }'
+}
+
 make_text 400
 small="--train $work/text.txt --model nano --layers 2 --batch 3 --seq 70 --tokens-per-step 630 --steps 13 --warmup 2 --eval-batches 2 --sample-tokens 8 --seed 7"
 
@@ -66,6 +75,13 @@ if [ -x "$program" ] && nvidia-smi >/dev/null 2>&1; then
     run $small --device cuda --out "$work/plain" --eval-every 0 --graph off
     check "launches without a graph: the same losses" same_losses cuda plain
     check "launches without a graph: the same weights" same_weights cuda plain
+    # Head sizes beside 64 and 128: d72 and d84 have 96, gpt3:c2560 has 80.
+    for size in 96 80 256 72; do
+        wide="--train $work/text.txt --model nano --layers 1 --heads 2 --channels $((2 * size)) --batch 2 --seq 150 --tokens-per-step 300 --steps 4 --warmup 2 --eval-every 0 --sample-tokens 0 --seed 7"
+        run $wide --device cuda --out "$work/$size"
+        run $wide --device cpu --out "$work/$size.cpu"
+        check "head size $size: losses and norms near those of the CPU" near "$size" "$size.cpu"
+    done
 else
     echo 'skip: training steps on a GPU: no GPU or no train_gpt2cu'
     skipped=$((skipped + 1))

@@ -45,9 +45,11 @@ static const ForwardPath forward_paths[] = {
     {{90, 90,  DTYPE_BF16, 64,  0},    NAMED(sm90_forward_hd64_1cta),         NULL, 0},
     {{90, 90,  DTYPE_BF16, 128, 4096}, NAMED(sm90_forward_hd128_2cta),        NULL, 0},
     {{90, 90,  DTYPE_BF16, 128, 0},    NAMED(sm90_forward_hd128_1cta),        NULL, 0},
-    {{80, ANY, DTYPE_BF16, 64,  0},    NAMED(sm80_attention_forward),         sm80_masked_attention_forward, ANY_MASK},
-    {{80, ANY, DTYPE_BF16, 128, 0},    NAMED(sm80_attention_forward),         sm80_masked_attention_forward, ANY_MASK},
-    {{0,  ANY, DTYPE_BF16, 0,   0},    NAMED(generic_attention_forward_bf16), generic_masked_attention_forward_bf16, ANY_MASK},
+    {{90, 90,  DTYPE_BF16, 80,  0},    NAMED(sm90_forward_hd80),              NULL, 0},
+    {{90, 90,  DTYPE_BF16, 96,  0},    NAMED(sm90_forward_hd96),              NULL, 0},
+    {{90, 90,  DTYPE_BF16, 112, 0},    NAMED(sm90_forward_hd112),             NULL, 0},
+    {{90, 90,  DTYPE_BF16, 256, 0},    NAMED(sm90_forward_hd256),             NULL, 0},
+    {{80, ANY, DTYPE_BF16, 0,   0},    NAMED(sm80_attention_forward),         sm80_masked_attention_forward, ANY_MASK},
     {{0,  ANY, DTYPE_F32,  0,   0},    NAMED(generic_attention_forward_f32),  generic_masked_attention_forward_f32, ANY_MASK},
 };
 
@@ -58,9 +60,13 @@ static const BackwardPath backward_paths[] = {
     {{90, 90,  DTYPE_BF16, 64,  0},     NAMED(sm90_backward_hd64_1cta),         NULL, 0},
     {{90, 90,  DTYPE_BF16, 128, 4096},  NAMED(sm90_backward_hd128_2cta),        NULL, 0},
     {{90, 90,  DTYPE_BF16, 128, 0},     NAMED(sm90_backward_hd128_1cta),        NULL, 0},
-    {{80, ANY, DTYPE_BF16, 64,  0},     NAMED(sm80_attention_backward),         sm80_masked_attention_backward, ANY_MASK},
-    {{80, ANY, DTYPE_BF16, 128, 0},     NAMED(sm80_attention_backward),         sm80_masked_attention_backward, ANY_MASK},
-    {{0,  ANY, DTYPE_BF16, 0,   0},     NAMED(generic_attention_backward_bf16), generic_masked_attention_backward_bf16, ANY_MASK},
+    {{90, 90,  DTYPE_BF16, 80,  4096},  NAMED(sm90_backward_hd80_2cta),         NULL, 0},
+    {{90, 90,  DTYPE_BF16, 80,  0},     NAMED(sm90_backward_hd80_1cta),         NULL, 0},
+    {{90, 90,  DTYPE_BF16, 96,  4096},  NAMED(sm90_backward_hd96_2cta),         NULL, 0},
+    {{90, 90,  DTYPE_BF16, 96,  0},     NAMED(sm90_backward_hd96_1cta),         NULL, 0},
+    {{90, 90,  DTYPE_BF16, 112, 4096},  NAMED(sm90_backward_hd112_2cta),        NULL, 0},
+    {{90, 90,  DTYPE_BF16, 112, 0},     NAMED(sm90_backward_hd112_1cta),        NULL, 0},
+    {{80, ANY, DTYPE_BF16, 0,   0},     NAMED(sm80_attention_backward),         sm80_masked_attention_backward, ANY_MASK},
     {{0,  ANY, DTYPE_F32,  0,   0},     NAMED(generic_attention_backward_f32),  generic_masked_attention_backward_f32, ANY_MASK},
 };
 /* clang-format on */
@@ -92,6 +98,15 @@ template <class Path> static bool takes(const Path *path, int masks) {
 template <class Path> static const Path *path_for(const Path *path, DType dtype, int T, int HD, int masks) {
     while (!fits(&path->serves, dtype, T, HD) || !takes(path, masks)) path++;
     return path;
+}
+
+/* The same for plain attention in bf16, by the capability that the row wants. */
+template <class Path> static int plain_capability(const Path *paths, int HD) {
+    return path_for(paths, DTYPE_BF16, 1, HD, 0)->serves.min_capability;
+}
+bool cuda_attention_tuned(int HD) {
+    return plain_capability(forward_paths, HD) == plain_capability(forward_paths, 64) &&
+           plain_capability(backward_paths, HD) == plain_capability(backward_paths, 64);
 }
 
 template <typename X>

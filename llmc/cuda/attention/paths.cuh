@@ -19,25 +19,26 @@ typedef void MaskedAttentionBackward(floatX *dqkv, const floatX *dout, const flo
  * architectures, where the kernels are empty. _1cta: blocks alone; _2cta: 2-CTA clusters that share loads by multicast.
  * scratch: the bytes below. */
 PlainAttentionForward sm90_forward_hd64_1cta, sm90_forward_hd64_2cta, sm90_forward_hd128_1cta,
-    sm90_forward_hd128_2cta;
+    sm90_forward_hd128_2cta, sm90_forward_hd80, sm90_forward_hd96, sm90_forward_hd112, sm90_forward_hd256;
 AttentionForward sm90_forward_hd64_ranges, sm90_forward_hd128_ranges;
 PlainAttentionBackward sm90_backward_hd64_1cta, sm90_backward_hd64_2cta, sm90_backward_hd128_1cta,
-    sm90_backward_hd128_2cta;
+    sm90_backward_hd128_2cta, sm90_backward_hd80_1cta, sm90_backward_hd80_2cta, sm90_backward_hd96_1cta,
+    sm90_backward_hd96_2cta, sm90_backward_hd112_1cta, sm90_backward_hd112_2cta;
 MaskedAttentionBackward sm90_backward_hd64_ranges, sm90_backward_hd128_ranges;
 size_t sm90_backward_hd64_scratch_bytes(int B, int T, int NH);
-size_t sm90_backward_hd128_scratch_bytes(int B, int T, int NH);
+size_t sm90_backward_hd128_scratch_bytes(int B, int T, int NH); /* 80 to 112, too */
 
-/* mma.sync kernels; HD 64 or 128. scratch: (B,NH,T) RowStats. */
+/* mma.sync kernels, bf16; HD any multiple of 8 up to 256. scratch: (B,NH,T) RowStats. */
 PlainAttentionForward sm80_attention_forward;
 PlainAttentionBackward sm80_attention_backward;
 AttentionForward sm80_masked_attention_forward;
 MaskedAttentionBackward sm80_masked_attention_backward;
 
-/* FFMA kernels; HD any multiple of 8 up to 256. scratch: (B,NH,T) RowStats. */
-PlainAttentionForward generic_attention_forward_bf16, generic_attention_forward_f32;
-PlainAttentionBackward generic_attention_backward_bf16, generic_attention_backward_f32;
-AttentionForward generic_masked_attention_forward_bf16, generic_masked_attention_forward_f32;
-MaskedAttentionBackward generic_masked_attention_backward_bf16, generic_masked_attention_backward_f32;
+/* FFMA kernels, fp32; HD any multiple of 8 up to 256. scratch: (B,NH,T) RowStats. */
+PlainAttentionForward generic_attention_forward_f32;
+PlainAttentionBackward generic_attention_backward_f32;
+AttentionForward generic_masked_attention_forward_f32;
+MaskedAttentionBackward generic_masked_attention_backward_f32;
 
 /* What backward knows of a query row, written by the dQ pass for the dK/dV pass: with x = scale * q.k *
  * log2(e), P = 2^(x + neg_lse2) and dS = P * (dP + neg_d); with dropout neg_d is (1 - p) times that, see

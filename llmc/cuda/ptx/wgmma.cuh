@@ -98,7 +98,37 @@ __device__ __forceinline__ void wgmma(float (&d)[64], const uint32_t (&a)[4], ui
         WGMMA_RS("m64n128k16", WGMMA_LIST_64, WGMMA_64, "+f", "1", "%64", "%65", "%66", "%67", "%68", "%69");
 }
 
-/* D (64 x 256) = or += A B, both from shared memory. */
+/* D (64 x 80, 64 x 96, 64 x 112) = or += A B with A in registers. */
+#define WGMMA_40(c, d, i) WGMMA_32(c, d, i), WGMMA_8(c, d, (i) + 32)
+#define WGMMA_48(c, d, i) WGMMA_40(c, d, i), WGMMA_8(c, d, (i) + 40)
+#define WGMMA_LIST_40 WGMMA_LIST_32 ", %32, %33, %34, %35, %36, %37, %38, %39"
+#define WGMMA_LIST_48 WGMMA_LIST_40 ", %40, %41, %42, %43, %44, %45, %46, %47"
+template <WgmmaD D, WgmmaB B>
+__device__ __forceinline__ void wgmma(float (&d)[40], const uint32_t (&a)[4], uint64_t b) {
+    if (D == D_SET)
+        WGMMA_RS("m64n80k16", WGMMA_LIST_40, WGMMA_40, "=f", "0", "%40", "%41", "%42", "%43", "%44", "%45");
+    else
+        WGMMA_RS("m64n80k16", WGMMA_LIST_40, WGMMA_40, "+f", "1", "%40", "%41", "%42", "%43", "%44", "%45");
+}
+template <WgmmaD D, WgmmaB B>
+__device__ __forceinline__ void wgmma(float (&d)[48], const uint32_t (&a)[4], uint64_t b) {
+    if (D == D_SET)
+        WGMMA_RS("m64n96k16", WGMMA_LIST_48, WGMMA_48, "=f", "0", "%48", "%49", "%50", "%51", "%52", "%53");
+    else
+        WGMMA_RS("m64n96k16", WGMMA_LIST_48, WGMMA_48, "+f", "1", "%48", "%49", "%50", "%51", "%52", "%53");
+}
+
+#define WGMMA_56(c, d, i) WGMMA_48(c, d, i), WGMMA_8(c, d, (i) + 48)
+#define WGMMA_LIST_56 WGMMA_LIST_48 ", %48, %49, %50, %51, %52, %53, %54, %55"
+template <WgmmaD D, WgmmaB B>
+__device__ __forceinline__ void wgmma(float (&d)[56], const uint32_t (&a)[4], uint64_t b) {
+    if (D == D_SET)
+        WGMMA_RS("m64n112k16", WGMMA_LIST_56, WGMMA_56, "=f", "0", "%56", "%57", "%58", "%59", "%60", "%61");
+    else
+        WGMMA_RS("m64n112k16", WGMMA_LIST_56, WGMMA_56, "+f", "1", "%56", "%57", "%58", "%59", "%60", "%61");
+}
+
+/* D (64 x 256) = or += A B, both from shared memory; with A in registers. */
 #define WGMMA_128(c, d, i) WGMMA_64(c, d, i), WGMMA_64(c, d, (i) + 64)
 #define WGMMA_LIST_128                                                                                       \
     WGMMA_LIST_64                                                                                            \
@@ -112,4 +142,13 @@ __device__ __forceinline__ void wgmma(float (&d)[128], uint64_t a, uint64_t b) {
         WGMMA_SS("m64n256k16", WGMMA_LIST_128, WGMMA_128, "=f", "0", "%128", "%129", "%130", "%131");
     else
         WGMMA_SS("m64n256k16", WGMMA_LIST_128, WGMMA_128, "+f", "1", "%128", "%129", "%130", "%131");
+}
+template <WgmmaD D, WgmmaB B>
+__device__ __forceinline__ void wgmma(float (&d)[128], const uint32_t (&a)[4], uint64_t b) {
+    if (D == D_SET)
+        WGMMA_RS("m64n256k16", WGMMA_LIST_128, WGMMA_128, "=f", "0", "%128", "%129", "%130", "%131", "%132",
+                 "%133");
+    else
+        WGMMA_RS("m64n256k16", WGMMA_LIST_128, WGMMA_128, "+f", "1", "%128", "%129", "%130", "%131", "%132",
+                 "%133");
 }

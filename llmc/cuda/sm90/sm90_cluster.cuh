@@ -39,14 +39,31 @@ __device__ __forceinline__ uint32_t acquire(RingBarriers<STAGES> &ring, Ring<STA
 
 template <class C> constexpr uint16_t ALL_BLOCKS = (1 << C::CLUSTER) - 1; /* of a cluster, a bit for each */
 
-/* Producer: a box of a head's rows, to the blocks of the cluster whose bits are set. */
+/* Boxes that a head's rows take: MapKey. */
+template <class C> constexpr int HEAD_BOXES = C::HD % 64 ? tile_columns(C::HD) / 64 : 1;
+
+/* Producer: a head's rows, `rows` of them, to this block. */
+template <class C>
+__device__ __forceinline__ void load_own_rows(const uint8_t *to, const CUtensorMap &map, int position,
+                                              int head, int batch, uint32_t full, int rows) {
+#pragma unroll
+    for (int i = 0; i < HEAD_BOXES<C>; i++)
+        tma_load_5d(shared_address(to) + i * rows * 128, &map, i * 64, position, 0, head, batch, full);
+}
+
+/* The same, to the blocks of the cluster whose bits are set. */
 template <class C>
 __device__ __forceinline__ void load_rows(const uint8_t *to, const CUtensorMap &map, int position, int head,
-                                          int batch, uint32_t full, uint16_t blocks = ALL_BLOCKS<C>) {
-    if (C::CLUSTER > 1)
-        tma_multicast_5d(shared_address(to), &map, 0, position, 0, head, batch, full, blocks);
-    else
-        tma_load_5d(shared_address(to), &map, 0, position, 0, head, batch, full);
+                                          int batch, uint32_t full, int rows,
+                                          uint16_t blocks = ALL_BLOCKS<C>) {
+    if constexpr (C::CLUSTER == 1) {
+        load_own_rows<C>(to, map, position, head, batch, full, rows);
+    } else {
+#pragma unroll
+        for (int i = 0; i < HEAD_BOXES<C>; i++)
+            tma_multicast_5d(shared_address(to) + i * rows * 128, &map, i * 64, position, 0, head, batch,
+                             full, blocks);
+    }
 }
 
 /* Producer: contiguous bytes, to all blocks. */

@@ -104,9 +104,15 @@ template <int STAGES> struct RingBarriers {
 
 /* ---- TMA maps ---- */
 
+/* Columns of a head in shared memory: whole tiles of 64. Those beyond the head size are 0. */
+constexpr int tile_columns(int HD) {
+    return (HD + 63) / 64 * 64;
+}
+
 /* A packed tensor (B,T,n_heads,HD) of bf16 seen as (B, n_heads, HD/64, T, 64), the last the fastest: a box is
  * 64 columns of `box_rows` positions of one head, for each 64 columns of the head, one swizzled tile after
- * another. T ends with its own sequence, so a box that passes the end gets zeros. */
+ * another. T ends with its own sequence, so a box that passes the end gets zeros.
+ * Other head sizes: (B, n_heads, 1, T, HD). A box is 64 columns, the last of a head's boxes with zeros beyond HD. */
 typedef struct MapKey {
     const void *base;
     int B, T, n_heads, HD, box_rows;
@@ -144,10 +150,12 @@ inline CUtensorMap encode_tiles(const void *base, int rank, const cuuint64_t *di
 
 inline CUtensorMap encode_map(const MapKey &key) {
     const cuuint64_t position = (cuuint64_t)key.n_heads * key.HD * 2;
-    const cuuint64_t dims[5] = {64, (cuuint64_t)key.T, (cuuint64_t)key.HD / 64, (cuuint64_t)key.n_heads,
-                                (cuuint64_t)key.B};
+    const bool whole = key.HD % 64 == 0;
+    const cuuint32_t tiles = whole ? key.HD / 64 : 1;
+    const cuuint64_t dims[5] = {whole ? 64 : (cuuint64_t)key.HD, (cuuint64_t)key.T, tiles,
+                                (cuuint64_t)key.n_heads, (cuuint64_t)key.B};
     const cuuint64_t strides[4] = {position, 128, (cuuint64_t)key.HD * 2, position * key.T};
-    const cuuint32_t box[5] = {64, (cuuint32_t)key.box_rows, (cuuint32_t)key.HD / 64, 1, 1};
+    const cuuint32_t box[5] = {64, (cuuint32_t)key.box_rows, tiles, 1, 1};
     return encode_tiles(key.base, 5, dims, strides, box);
 }
 
@@ -316,13 +324,14 @@ __device__ __forceinline__ void store_rows(bf16 *to, int64_t stride, int rows, c
         }
 }
 
-/* The same of a warp's 16 rows, by TMA. map: boxes of 16 rows; position: of the first of them; what lies
- * beyond the sequence is not written. buffer: the warp's own, a multiple of 1024; TMA reads it until
+/* The same of a warp's 16 rows, by TMA. map: boxes of 16 rows; position: of the first of them; column: of the first in
+ * the head, where a box is 64 columns of it; what lies beyond the sequence or the head is not written. buffer: the warp's own, a multiple of 1024; TMA reads it until
  * bulk_wait_read in lane 0. */
 template <int N>
 __device__ __forceinline__ void tma_store_rows(const CUtensorMap *map, uint32_t buffer, const float (&c)[N],
-                                               const float (&factor)[2], int position, int head, int batch) {
-    const int lane = threadIdx.x % 32, row = lane % 16, column = lane / 16;
+                                               const float (&factor)[2], int position, int head, int batch,
+                                               int column = 0) {
+    const int lane = threadIdx.x % 32, row = lane % 16, half = lane / 16;
 #pragma unroll
     for (int block = 0; block < N / 4; block += 2) {
         uint32_t r[4];
@@ -331,12 +340,15 @@ __device__ __forceinline__ void tma_store_rows(const CUtensorMap *map, uint32_t 
             const int at = (block + i / 2) * 4 + i % 2 * 2;
             r[i] = cvt_bf16x2(c[at] * factor[i % 2], c[at + 1] * factor[i % 2]);
         }
-        stmatrix_x4(buffer + block / 8 * 2048 + row * 128 + ((block % 8 + column) ^ (row & 7)) * 16, r);
+        stmatrix_x4(buffer + block / 8 * 2048 + row * 128 + ((block % 8 + half) ^ (row & 7)) * 16, r);
     }
     fence_proxy_async();
     __syncwarp();
     if (lane == 0) {
-        tma_store_5d(map, 0, position, 0, head, batch, buffer);
+        constexpr int BOXES = N % 32 ? (N + 31) / 32 : 1;
+#pragma unroll
+        for (int i = 0; i < BOXES; i++)
+            tma_store_5d(map, column + 64 * i, position, 0, head, batch, buffer + i * 2048);
         bulk_commit();
     }
 }

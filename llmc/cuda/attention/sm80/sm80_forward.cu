@@ -1,7 +1,7 @@
-/* Attention forward for bf16 on mma.sync, head size 64 and 128 (FlashAttention-2, Dao 2023, Algorithm 1).
+/* Attention forward for bf16 on mma.sync, any head size up to 256 (FlashAttention-2, Dao 2023, Algorithm 1).
  *
  * One block owns 128 query rows of one head, each of its 4 warps 32 of them, and walks the keys in tiles of
- * 64 from the diagonal down. O, the running max and the running sum stay in registers; O and lse are the only
+ * 64 from the diagonal down (64 rows and tiles of 32 where the head size is above 128). O, the running max and the running sum stay in registers; O and lse are the only
  * writes. out =, lse =.
  *
  * Why so: 32 rows a warp let every K or V fragment feed two products. With 16, reading fragments from shared
@@ -11,13 +11,13 @@
 #include "llmc/cuda/attention/paths.cuh"
 #include "sm80_mask.cuh"
 
-/* One row per head size. Results do not depend on a row's values beyond fp32 rounding. */
+/* HD: columns of a tile. Results do not depend on these values beyond fp32 rounding. */
 template <int HD> struct ForwardConfig {
-    static constexpr int WARPS = 4, BLOCKS = 2;      /* BLOCKS: 16-row blocks of a warp */
-    static constexpr int ROWS = WARPS * BLOCKS * 16; /* queries of a thread block */
-    static constexpr int KEYS = 64;                  /* keys of a tile */
+    static constexpr int WARPS = 4, BLOCKS = HD <= 128 ? 2 : 1; /* BLOCKS: 16-row blocks of a warp */
+    static constexpr int ROWS = WARPS * BLOCKS * 16;            /* queries of a thread block */
+    static constexpr int KEYS = HD <= 128 ? 64 : 32;            /* keys of a tile */
     static constexpr int THREADS = WARPS * 32;
-    static constexpr bool Q_IN_REGISTERS = HD == 64; /* at 128 O alone takes 128 registers */
+    static constexpr bool Q_IN_REGISTERS = HD <= 64 || HD == 192; /* at 128 O alone takes 128 registers */
     static constexpr int Q_BYTES = ROWS * HD * 2, TILE_BYTES = KEYS * HD * 2;
     static constexpr int STAGE_BYTES = 2 * TILE_BYTES; /* K, then V */
     static constexpr int SHARED_BYTES = Q_BYTES + 2 * STAGE_BYTES;
@@ -140,9 +140,10 @@ template <int HD> __device__ __forceinline__ void start(ForwardState<HD> &state)
 
 /* Writes O = o * kept_scale / sum and lse = (max + log2(sum)) * ln 2 of the warp's rows. q_rows: the warp's rows of Q's
  * tile. */
-template <int HD>
+template <int HD, bool PADDED>
 __device__ __forceinline__ void store_forward(bf16 *out, float *lse, int stride, int rows_valid,
-                                              uint8_t *q_rows, ForwardState<HD> &state, float kept_scale) {
+                                              uint8_t *q_rows, ForwardState<HD> &state, float kept_scale,
+                                              HeadSize<HD, PADDED> size) {
     constexpr int BLOCKS = ForwardConfig<HD>::BLOCKS;
     const int lane = threadIdx.x % 32;
 #pragma unroll
@@ -161,27 +162,27 @@ __device__ __forceinline__ void store_forward(bf16 *out, float *lse, int stride,
                 state.o[b][n][2 * h + 1] *= inverse;
             }
         }
-    store_rows<HD, BLOCKS>(out, stride, rows_valid, q_rows, state.o);
+    store_rows(out, stride, rows_valid, q_rows, state.o, size);
 }
 
 /* grid: order.total blocks of THREADS. Shapes as in ops.h. */
-template <int HD, class Mask>
+template <int HD, bool PADDED, class Mask>
 __global__ void __launch_bounds__(ForwardConfig<HD>::THREADS, 2)
     sm80_forward_kernel(bf16 *out, float *lse, const bf16 *qkv, int T, int NH, float scale_log2,
-                        const __grid_constant__ TileOrder order, Mask mask) {
+                        const __grid_constant__ TileOrder order, Mask mask, HeadSize<HD, PADDED> size) {
     using Config = ForwardConfig<HD>;
     extern __shared__ __align__(1024) uint8_t shared[];
-    const BlockRows at = block_rows<true>(order, Config::ROWS, T, NH, HD);
-    const int C = NH * HD;
+    const BlockRows at = block_rows<true>(order, Config::ROWS, T, NH, size.columns());
+    const int C = NH * size.columns();
 
     const int warp_first = threadIdx.x / 32 * Config::BLOCKS * 16, warp_row = at.row0 + warp_first;
     const bool active = warp_row < T;
     const uint32_t base = shared_address(shared), warp_bytes = warp_first * Tile<HD>::ROW_BYTES;
 
     auto keys =
-        key_tiles<HD, Config::KEYS, Config::THREADS>(qkv, base + Config::Q_BYTES, at, Config::ROWS, T, C);
-    load_tile<HD, Config::ROWS, Config::THREADS>(base, qkv + at.token * 3 * C + at.column, 3 * C,
-                                                 T - at.row0);
+        key_tiles<Config::KEYS, Config::THREADS>(qkv, base + Config::Q_BYTES, at, Config::ROWS, T, C, size);
+    load_tile<Config::ROWS, Config::THREADS>(base, qkv + at.token * 3 * C + at.column, 3 * C, T - at.row0,
+                                             size);
     keys.fetch(keys.stage, T - keys.tile * Config::KEYS);
 
     ForwardState<HD> state;
@@ -207,27 +208,34 @@ __global__ void __launch_bounds__(ForwardConfig<HD>::THREADS, 2)
                                     mask, mask_rows);
     }
     if (active)
-        store_forward<HD>(out + (at.token + warp_first) * C + at.column, lse + at.stat + warp_first, C,
-                          T - warp_row, shared + warp_bytes, state, mask.kept_scale());
+        store_forward(out + (at.token + warp_first) * C + at.column, lse + at.stat + warp_first, C,
+                      T - warp_row, shared + warp_bytes, state, mask.kept_scale(), size);
 }
 
-template <int HD, class Mask>
-static void launch(bf16 *out, float *lse, const bf16 *qkv, Mask mask, int B, int T, int NH) {
+template <int HD, bool PADDED, class Mask>
+static void launch(bf16 *out, float *lse, const bf16 *qkv, Mask mask, int B, int T, int NH, int head_size) {
     using Config = ForwardConfig<HD>;
-    const TileOrder order = tile_order(B, T, NH, Config::ROWS, 2 * HD * sizeof(bf16), true, HEAD_GROUP_BYTES);
-    allow_shared_bytes<sm80_forward_kernel<HD, Mask>>(Config::SHARED_BYTES);
-    sm80_forward_kernel<HD, Mask><<<order.total, Config::THREADS, Config::SHARED_BYTES, main_stream>>>(
-        out, lse, qkv, T, NH, LOG2E / sqrtf(HD), order, mask);
+    const TileOrder order =
+        tile_order(B, T, NH, Config::ROWS, 2 * head_size * sizeof(bf16), true, HEAD_GROUP_BYTES);
+    allow_shared_bytes<sm80_forward_kernel<HD, PADDED, Mask>>(Config::SHARED_BYTES);
+    sm80_forward_kernel<HD, PADDED, Mask>
+        <<<order.total, Config::THREADS, Config::SHARED_BYTES, main_stream>>>(
+            out, lse, qkv, T, NH, LOG2E / sqrtf(head_size), order, mask, {head_size});
     launch_check("sm80_forward_kernel");
 }
 
+template <class Mask>
+static void any_forward(floatX *out, float *lse, const floatX *qkv, Mask mask, int B, int T, int NH, int HD) {
+    typedef void Launch(bf16 *, float *, const bf16 *, Mask, int, int, int, int);
+    static const Sm80HeadSizes<Launch> launches = SM80_HEAD_SIZES(launch);
+    launches.of(HD)((bf16 *)out, lse, (const bf16 *)qkv, mask, B, T, NH, HD);
+}
+
 void sm80_attention_forward(floatX *out, float *lse, const floatX *qkv, int B, int T, int NH, int HD) {
-    (HD == 64 ? launch<64, PlainMask> : launch<128, PlainMask>)((bf16 *)out, lse, (const bf16 *)qkv,
-                                                                PlainMask(), B, T, NH);
+    any_forward(out, lse, qkv, PlainMask(), B, T, NH, HD);
 }
 
 void sm80_masked_attention_forward(floatX *out, float *lse, const floatX *qkv, const AttentionMask *mask,
                                    int B, int T, int NH, int HD) {
-    (HD == 64 ? launch<64, GeneralMask> : launch<128, GeneralMask>)((bf16 *)out, lse, (const bf16 *)qkv,
-                                                                    general_mask(mask, T), B, T, NH);
+    any_forward(out, lse, qkv, general_mask(mask, T), B, T, NH, HD);
 }

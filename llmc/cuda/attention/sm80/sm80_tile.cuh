@@ -1,20 +1,31 @@
 /* bf16 tiles in shared memory for the mma.sync attention kernels: loads, fragments, products, stores.
  *
- * A tile is ROWS x HD, row-major, its 16-byte chunks permuted inside each row: chunk c of row r lies at
- * c ^ (r & 7). Eight rows of one chunk column then fall into eight different bank groups, so that every
- * ldmatrix and every 16-byte access here is free of conflicts. Tiles start at multiples of 256 bytes. */
+ * A tile is ROWS x HD, row-major, HD a multiple of 16 that may be more than the head size: the columns beyond it are 0.
+ * The 16-byte chunks are permuted inside each row: of rows of whole 128-byte lines, chunk c of row r lies at c ^ (r & 7);
+ * of others, chunks change places in smaller groups. Eight rows of one chunk column then fall into eight different bank
+ * groups, so that every ldmatrix and every 16-byte access here is free of conflicts. Tiles start at multiples of 256
+ * bytes. */
 #pragma once
 #include <math_constants.h>
 #include "llmc/cuda/ptx/sm80.cuh"
 #include "llmc/cuda/attention/launch.cuh"
 
+/* The largest power of two that divides n, at most `most`. */
+constexpr int power_of_two_in(int n, int most) {
+    int power = 1;
+    while (power < most && n % (2 * power) == 0) power *= 2;
+    return power;
+}
+
 template <int HD> struct Tile {
-    static_assert(HD == 64 || HD == 128, "the swizzle needs rows of whole 128-byte lines");
+    static_assert(HD % 16 == 0, "fragments are 16 columns wide");
     static constexpr int ROW_BYTES = HD * 2;
     static constexpr int CHUNKS = HD / 8;
+    static constexpr int GROUP = power_of_two_in(CHUNKS, 8);  /* chunks that change places */
+    static constexpr int LANES = power_of_two_in(CHUNKS, 16); /* threads of a row where tiles are copied */
 
     static __device__ __forceinline__ uint32_t offset(int row, int chunk) {
-        return row * ROW_BYTES + ((chunk ^ (row & 7)) << 4);
+        return row * ROW_BYTES + ((chunk ^ (row / (8 / GROUP) & (GROUP - 1))) << 4);
     }
     /* Address that this lane gives to ldmatrix for the 16 x 16 block at (row 0, column 0) of a tile; the
      * block at (row, column 16 k) is at block(lane_address, row, k), row a multiple of 16. by_rows: matrices
@@ -28,37 +39,50 @@ template <int HD> struct Tile {
         return tile + offset((lane & 7) | ((lane >> 4) << 3), (lane >> 3) & 1);
     }
     static __device__ __forceinline__ uint32_t block(uint32_t lane_address, int row, int k) {
-        return (lane_address ^ (k * 32)) + row * ROW_BYTES;
+        /* of a row, so many that the tile's address and the row's leave their low bits to the chunk's */
+        constexpr int BYTES = HD == 128 ? ROW_BYTES : GROUP * 16;
+        return (lane_address ^ (k * 32 & (BYTES - 1))) + row * ROW_BYTES + (k * 32 & -BYTES);
     }
 };
 
-/* Starts copying rows [0, ROWS) of a (.., stride)-strided global matrix into a tile; rows >= rows_valid
- * become 0 (never NaN: 0 * NaN would leak through the products). Call cp_async_commit after it. */
-template <int HD, int ROWS, int THREADS>
-__device__ __forceinline__ void load_tile(uint32_t tile, const bf16 *global, int stride, int rows_valid) {
+/* The head size of a kernel with tiles of HD columns: HD itself, or, PADDED, what the launch says, at most HD. */
+template <int HD, bool PADDED> struct HeadSize {
+    int launched;
+    __device__ __forceinline__ int columns() const { return PADDED ? launched : HD; }
+};
+
+/* Starts copying rows [0, ROWS) of a (.., stride)-strided global matrix into a tile; rows >= rows_valid and columns
+ * beyond the head size become 0 (never NaN: 0 * NaN would leak through the products). Call cp_async_commit after it. */
+template <int ROWS, int THREADS, int HD, bool PADDED>
+__device__ __forceinline__ void load_tile(uint32_t tile, const bf16 *global, int stride, int rows_valid,
+                                          HeadSize<HD, PADDED> size) {
     using S = Tile<HD>;
-    constexpr int STEP = THREADS / S::CHUNKS;
-    static_assert(STEP % 8 == 0 && ROWS % STEP == 0, "a thread keeps its column and its row modulo 8");
-    const int row = threadIdx.x / S::CHUNKS, chunk = threadIdx.x % S::CHUNKS;
+    constexpr int STEP = THREADS / S::LANES;
+    static_assert(STEP % 8 == 0 && ROWS % STEP == 0, "a thread keeps its columns and its row modulo 8");
+    const int row = threadIdx.x / S::LANES, chunk = threadIdx.x % S::LANES;
     const uint32_t to = tile + S::offset(row, chunk);
     const bf16 *from = global + row * stride + chunk * 8;
 #pragma unroll
-    for (int i = 0; i < ROWS; i += STEP)
-        cp_async_16(to + i * S::ROW_BYTES, from + i * stride, row + i < rows_valid);
+    for (int c = 0; c < S::CHUNKS; c += S::LANES)
+#pragma unroll
+        for (int i = 0; i < ROWS; i += STEP)
+            cp_async_16(to + i * S::ROW_BYTES + c * 16, from + i * stride + c * 8,
+                        row + i < rows_valid && (chunk + c) * 8 < size.columns());
 }
 
 /* Tiles of KEYS keys of one head in two stages of shared memory, K then V, from a last tile down to tile 0:
  * while one is used, the next is under way. All threads of the block call all functions. */
-template <int HD, int KEYS, int THREADS> struct KeyTiles {
+template <int HD, bool PADDED, int KEYS, int THREADS> struct KeyTiles {
     static constexpr int TILE_BYTES = KEYS * HD * 2, STAGE_BYTES = 2 * TILE_BYTES;
     int tile;              /* the one at `stage`; its first key is KEYS * tile */
     uint32_t stage, other; /* addresses */
     const bf16 *next_k;    /* first row of the tile to fetch next */
     int C;                 /* V lies C elements after K, the next row 3 C */
+    HeadSize<HD, PADDED> size;
 
     __device__ __forceinline__ void fetch(uint32_t to, int rows_valid) {
-        load_tile<HD, KEYS, THREADS>(to, next_k, 3 * C, rows_valid);
-        load_tile<HD, KEYS, THREADS>(to + TILE_BYTES, next_k + C, 3 * C, rows_valid);
+        load_tile<KEYS, THREADS>(to, next_k, 3 * C, rows_valid, size);
+        load_tile<KEYS, THREADS>(to + TILE_BYTES, next_k + C, 3 * C, rows_valid, size);
         cp_async_commit();
         next_k -= KEYS * 3 * C;
     }
@@ -78,15 +102,16 @@ template <int HD, int KEYS, int THREADS> struct KeyTiles {
 };
 
 /* The tiles that rows [at.row0, at.row0 + rows) see, none fetched yet. */
-template <int HD, int KEYS, int THREADS>
-__device__ __forceinline__ KeyTiles<HD, KEYS, THREADS> key_tiles(const bf16 *qkv, uint32_t stages,
-                                                                 BlockRows at, int rows, int T, int C) {
-    KeyTiles<HD, KEYS, THREADS> keys;
+template <int KEYS, int THREADS, int HD, bool PADDED>
+__device__ __forceinline__ KeyTiles<HD, PADDED, KEYS, THREADS>
+key_tiles(const bf16 *qkv, uint32_t stages, BlockRows at, int rows, int T, int C, HeadSize<HD, PADDED> size) {
+    KeyTiles<HD, PADDED, KEYS, THREADS> keys;
     keys.tile = (min(at.row0 + rows, T) - 1) / KEYS;
     keys.stage = stages;
     keys.other = stages + keys.STAGE_BYTES;
     keys.next_k = qkv + (at.token - at.row0 + (int64_t)keys.tile * KEYS) * 3 * C + C + at.column;
     keys.C = C;
+    keys.size = size;
     return keys;
 }
 
@@ -200,11 +225,12 @@ template <int BLOCKS, int N8> __device__ __forceinline__ void scale(float (&c)[B
             for (int i = 0; i < 4; i++) c[b][n][i] *= factor;
 }
 
-/* Writes one warp's accumulators (BLOCKS*16 rows x HD) as bf16 to strided global rows, by way of `tile`, that
- * warp's own rows of a tile that it no longer reads. */
-template <int HD, int BLOCKS>
+/* Writes the head's columns of one warp's accumulators (BLOCKS*16 rows x HD) as bf16 to strided global rows, by way of
+ * `tile`, that warp's own rows of a tile that it no longer reads. */
+template <int HD, bool PADDED, int BLOCKS>
 __device__ __forceinline__ void store_rows(bf16 *global, int stride, int rows_valid, uint8_t *tile,
-                                           const float (&c)[BLOCKS][HD / 8][4]) {
+                                           const float (&sums)[BLOCKS][HD / 8][4],
+                                           HeadSize<HD, PADDED> size) {
     using S = Tile<HD>;
     const int lane = threadIdx.x % 32;
     __syncwarp();
@@ -215,14 +241,47 @@ __device__ __forceinline__ void store_rows(bf16 *global, int stride, int rows_va
 #pragma unroll
             for (int h = 0; h < 2; h++) {
                 const uint32_t at = S::offset(16 * b + 8 * h + lane / 4, n) + lane % 4 * 4;
-                *reinterpret_cast<uint32_t *>(tile + at) = cvt_bf16x2(c[b][n][2 * h], c[b][n][2 * h + 1]);
+                *reinterpret_cast<uint32_t *>(tile + at) =
+                    cvt_bf16x2(sums[b][n][2 * h], sums[b][n][2 * h + 1]);
             }
     __syncwarp();
 #pragma unroll
-    for (int i = 0; i < BLOCKS * 16; i += 32 / S::CHUNKS) {
-        const int row = i + lane / S::CHUNKS, chunk = lane % S::CHUNKS;
-        if (row < rows_valid)
-            *reinterpret_cast<uint4 *>(global + row * stride + chunk * 8) =
-                *reinterpret_cast<const uint4 *>(tile + S::offset(row, chunk));
-    }
+    for (int i = 0; i < BLOCKS * 16; i += 32 / S::LANES)
+#pragma unroll
+        for (int c = 0; c < S::CHUNKS; c += S::LANES) {
+            const int row = i + lane / S::LANES, chunk = lane % S::LANES + c;
+            if (row < rows_valid && chunk * 8 < size.columns())
+                *reinterpret_cast<uint4 *>(global + row * stride + chunk * 8) =
+                    *reinterpret_cast<const uint4 *>(tile + S::offset(row, chunk));
+        }
 }
+
+/* ---- host ---- */
+
+/* A function for each size of tiles; the first row that fits takes a head size. Kernels are many and long to compile, so
+ * head sizes share them, padded to these. */
+template <typename Function> struct Sm80HeadSizes {
+    struct {
+        int from, to; /* head sizes */
+        Function *function;
+    } rows[8];
+    Function *of(int head_size) const {
+        int i = 0;
+        while (head_size < rows[i].from || head_size > rows[i].to) i++;
+        return rows[i].function;
+    }
+};
+
+/* clang-format off */
+#define SM80_HEAD_SIZES(function)                                                                            \
+    {{                                                                                                       \
+        {64,  64,  function<64,  false, Mask>},                                                              \
+        {128, 128, function<128, false, Mask>},                                                              \
+        {8,   32,  function<32,  true,  Mask>},                                                              \
+        {40,  56,  function<64,  true,  Mask>},                                                              \
+        {72,  96,  function<96,  true,  Mask>},                                                              \
+        {104, 120, function<128, true,  Mask>},                                                              \
+        {136, 192, function<192, true,  Mask>},                                                              \
+        {200, 256, function<256, true,  Mask>},                                                              \
+    }}
+/* clang-format on */

@@ -143,8 +143,7 @@ template <class C>
 __device__ __forceinline__ void load_tile(const uint8_t (&to)[C::WARPGROUPS][C::TILE_BYTES], int tile,
                                           int head, int batch, uint32_t full, const BackwardArgs &args) {
     for (int i = 0; i < C::WARPGROUPS; i++)
-        tma_load_5d(shared_address(to[i]), &args.rows, 0, tile * C::TILE_ROWS + i * WG_ROWS, 0, head, batch,
-                    full);
+        load_own_rows<C>(to[i], args.rows, tile * C::TILE_ROWS + i * WG_ROWS, head, batch, full, WG_ROWS);
 }
 
 /* A block's own V and K, which tile it is, and K of the pair's other. */
@@ -176,11 +175,12 @@ __device__ __forceinline__ void load_queries(Hd128Shared<C> &shared, Hd128Querie
     for (int block = first_queries<C>(row0, args.T); block < blocks;
          block++, at.q.advance(), at.dout.advance()) {
         const uint32_t q_full = acquire<C>(shared.q_ring, at.q, C::TILE_BYTES + C::LSE_D_BYTES);
-        load_rows<C>(shared.q[at.q.stage], args.rows, block * WG_ROWS, work.head, work.batch, q_full);
+        load_rows<C>(shared.q[at.q.stage], args.rows, block * WG_ROWS, work.head, work.batch, q_full,
+                     WG_ROWS);
         load_bytes<C>(shared.lse_d[at.q.stage], lse_d + block * WG_ROWS, C::LSE_D_BYTES, q_full);
         const uint32_t dout_full = acquire<C>(shared.dout_ring, at.dout, C::TILE_BYTES);
-        load_rows<C>(shared.dout[at.dout.stage], args.dout, block * WG_ROWS, work.head, work.batch,
-                     dout_full);
+        load_rows<C>(shared.dout[at.dout.stage], args.dout, block * WG_ROWS, work.head, work.batch, dout_full,
+                     WG_ROWS);
     }
 }
 
@@ -240,19 +240,19 @@ template <class C> struct Hd128Kernel : C {
     }
 };
 
-template <bool CAUSAL, int CLUSTER>
-__global__ void __launch_bounds__(Hd128Config<CAUSAL, CLUSTER>::THREADS, 1)
+template <bool CAUSAL, int CLUSTER, int HEAD>
+__global__ void __launch_bounds__(Hd128Config<CAUSAL, CLUSTER, HEAD>::THREADS, 1)
     sm90_backward_hd128_kernel(const __grid_constant__ KernelArgs args) {
-    run_kernel<Hd128Kernel<Hd128Config<CAUSAL, CLUSTER>>>(args);
+    run_kernel<Hd128Kernel<Hd128Config<CAUSAL, CLUSTER, HEAD>>>(args);
 }
 
-template <bool CAUSAL, int CLUSTER>
+template <bool CAUSAL, int CLUSTER, int HEAD = 128>
 static void backward_hd128(floatX *dqkv, const floatX *dout, const floatX *out, const floatX *qkv,
                            const float *lse, const float *d, void *scratch, int B, int T, int NH) {
-    using C = Hd128Config<CAUSAL, CLUSTER>;
-    KernelArgs args = kernel_args<128>(dqkv, dout, out, qkv, lse, d, scratch, B, T, NH, CAUSAL);
+    using C = Hd128Config<CAUSAL, CLUSTER, HEAD>;
+    KernelArgs args = kernel_args<HEAD>(dqkv, dout, out, qkv, lse, d, scratch, B, T, NH, CAUSAL);
     args.dq_sums.tiles = ceil_div(args.dq_sums.tiles, C::ADDED_TILES);
-    if (C::PAIRED) args.dq = tensor_map(dqkv, B, T, 3 * NH * 2, 64, WG_ROWS);
+    if (C::PAIRED) args.dq = dq_map(dqkv, B, T, NH, HEAD, WG_ROWS);
     launch_one_pass<C, Hd128Shared<C>>("sm90_backward_hd128_kernel",
-                                       sm90_backward_hd128_kernel<CAUSAL, CLUSTER>, args);
+                                       sm90_backward_hd128_kernel<CAUSAL, CLUSTER, HEAD>, args);
 }

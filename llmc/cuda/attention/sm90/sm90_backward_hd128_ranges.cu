@@ -4,7 +4,7 @@
 #include "sm90_backward_hd128.cuh"
 #include "llmc/cuda/attention/paths.cuh"
 
-struct Hd128Ranges : Hd128Config<true, 1> {
+struct Hd128Ranges : Hd128Config<true, 1, 128> {
     static constexpr bool RANGES = true;
 };
 

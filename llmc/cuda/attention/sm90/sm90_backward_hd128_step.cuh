@@ -5,22 +5,25 @@
 #pragma once
 #include "sm90_backward_tiles.cuh"
 
-template <bool IS_CAUSAL, int BLOCKS> struct Hd128Config : Sm90Roles {
+/* HEAD: 128, or less, and more than 64: in shared memory a head has 128 columns, of which the last are 0, and so has dQ
+ * until it leaves; the products over the head and those of dK and dV are as wide as the head. */
+template <bool IS_CAUSAL, int BLOCKS, int HEAD> struct Hd128Config : Sm90Roles {
     static constexpr Sm90Shape SHAPE = {2, 64, BLOCKS == 1 ? 3 : 2, 1, 232, 40, false};
-    static constexpr int HD = 128, WARPGROUPS = SHAPE.warpgroups, STAGES = SHAPE.stages /* of Q */;
+    static constexpr int HD = HEAD, COLUMNS = tile_columns(HD), WARPGROUPS = SHAPE.warpgroups,
+                         STAGES = SHAPE.stages /* of Q */;
     static constexpr bool CAUSAL = IS_CAUSAL;
     static constexpr int CLUSTER = BLOCKS, ADDED_TILES = BLOCKS /* a pair adds to dQ as one */;
     static constexpr bool PAIRED = CLUSTER == 2;
     static constexpr bool K_IN_REGISTERS = false; /* dK and dV take 128 */
     static constexpr bool RANGES = false;         /* a mask: tiles end before the sequence does */
     static constexpr int TILE_ROWS = WARPGROUPS * WG_ROWS, CLUSTER_ROWS = CLUSTER * TILE_ROWS;
-    static constexpr int THREADS = sm90_threads(SHAPE), TILE_BYTES = WG_ROWS * HD * 2;
+    static constexpr int THREADS = sm90_threads(SHAPE), TILE_BYTES = WG_ROWS * COLUMNS * 2;
     static constexpr int LSE_D_BYTES = WG_ROWS * sizeof(LseDRow), DS_BYTES = WG_ROWS * WG_ROWS * 2;
     static constexpr int DS_STAGES = PAIRED ? 1 : 2, OWN = SHAPE.own_buffers;
     static_assert(CLUSTER == 1 || STAGES == 2, "Q and dO of a pair have their stages from `step`");
     static_assert(SHAPE.columns == WG_ROWS && TILE_ROWS == 2 * WG_ROWS,
                   "blocks and tiles of sm90_dq_semaphore.cuh");
-    static_assert(HD / 64 == WARPGROUPS,
+    static_assert(COLUMNS / 64 == WARPGROUPS,
                   "a warpgroup's half of dQ is a column_block, and one chunk of K's columns");
     static_assert(sm90_registers_fit(SHAPE), "setmaxnreg");
 };
@@ -238,6 +241,14 @@ __device__ __forceinline__ void release_ds(Hd128Shared<C> &shared, const Hd128Pl
 
 /* ---- dQ, of the block before the one in work, once dS of all warpgroups has come ---- */
 
+/* Where the warpgroup's 64 columns of dQ are in dq_map. */
+template <class C> __device__ __forceinline__ int dq_head(const Hd128Place<C> &place) {
+    return C::HD % 64 ? place.work.head : 2 * place.work.head + place.warpgroup;
+}
+template <class C> __device__ __forceinline__ int dq_column(const Hd128Place<C> &place) {
+    return C::HD % 64 ? 64 * place.warpgroup : 0;
+}
+
 /* The last to add: dQ leaves from where the sums were. 1-CTA: each warp stores its 16 rows. 2-CTA: a warp's rows lie
  * apart, so the warpgroup's leave together: 8 of the 16 KB, from a multiple of 1024 on. */
 template <class C, class Buffers>
@@ -250,8 +261,8 @@ __device__ __forceinline__ void finish_dq(KeyRows<C> &r, Buffers &buffers, Hd128
         const float scales[2] = {scale, scale};
         __syncwarp(); /* all lanes have read the sums where the result goes now */
         tma_store_rows(&args.dq, shared_address(buffers.part(place.dq_rings.sums.stage)), r.dp, scales,
-                       block * WG_ROWS + thread / 32 * 16, 2 * place.work.head + place.warpgroup,
-                       place.work.batch);
+                       block * WG_ROWS + thread / 32 * 16, dq_head(place), place.work.batch,
+                       dq_column(place));
         return;
     }
     const int row = query_at(thread / 32 * 16 + lane % 16);
@@ -268,8 +279,7 @@ __device__ __forceinline__ void finish_dq(KeyRows<C> &r, Buffers &buffers, Hd128
     fence_proxy_async();
     named_barrier_sync<WARPGROUP>(1 + place.warpgroup);
     if (thread > 0) return;
-    tma_store_5d(&args.dq, 0, block * WG_ROWS, 0, 2 * place.work.head + place.warpgroup, place.work.batch,
-                 tile);
+    tma_store_5d(&args.dq, dq_column(place), block * WG_ROWS, 0, dq_head(place), place.work.batch, tile);
     bulk_commit();
 }
 

@@ -24,7 +24,7 @@
  * L2 working set. Tiles start two query blocks apart, so between the oldest and the newest running tile there are 2 * SMs +
  * tiles query blocks whose Q, dO and sums must stay in L2: 33 MB at head size 128, T = 32768.
  *
- * The unit is 64 queries x 64 columns, 16 KB: a head has HD / 64 column blocks, each with sums and semaphores of its own.
+ * The unit is 64 queries x 64 columns, 16 KB: a head has COLUMNS / 64 column blocks, each with sums and semaphores of its own.
  * Its owner is the warpgroup that computes dQ; its reducers are one thread for each buffer. They share the buffers in two
  * rings: partial dQ from the owner, and sums that the reducer fetches for tile 0. A tile uses one of the two. Both can have
  * the same buffers, because a reducer has all of a buffer's copies in its own order, and every thread of the owner reads
@@ -36,7 +36,7 @@ typedef struct DqSums {
     float *sums;          /* (slots, column_blocks, blocks, 64 * 64) */
     unsigned *semaphores; /* (slots, column_blocks, blocks); 0 at launch */
     int slots;            /* head h of B*NH has slot h % slots */
-    int column_blocks;    /* HD / 64 */
+    int column_blocks;    /* of a head */
     int blocks, tiles;    /* of a head: of 64 queries; that add, of 128 keys or pairs of such */
 } DqSums;
 
@@ -308,7 +308,7 @@ __global__ void __launch_bounds__(256)
     sm90_lse_d_kernel(LseDRow *lse_d, DqSums dq_sums, const bf16 *dout, const bf16 *out, const float *lse,
                       int T, float inverse_scale) {
 #ifdef SM90_BODY
-    enum { LANES = HD / 8 /* of a row */, STEP = 256 / LANES, N = WG_ROWS / STEP };
+    enum { LANES = tile_columns(HD) / 8 /* of a row */, STEP = 256 / LANES, N = WG_ROWS / STEP };
     launch_dependents(); /* the pass may be made ready meanwhile */
     const int NH = gridDim.x, lane = threadIdx.x % LANES, row0 = blockIdx.y * WG_ROWS + threadIdx.x / LANES;
     const int64_t head = (int64_t)blockIdx.z * NH + blockIdx.x;
@@ -316,7 +316,7 @@ __global__ void __launch_bounds__(256)
     Vec<bf16> x[N], y[N];
 #pragma unroll
     for (int i = 0; i < N; i++) {
-        const bool inside = row0 + i * STEP < T;
+        const bool inside = row0 + i * STEP < T && (HD % 64 == 0 || lane * 8 < HD);
         x[i] = inside ? load_vec(out + at + (int64_t)i * STEP * NH * HD) : Vec<bf16>{};
         y[i] = inside ? load_vec(dout + at + (int64_t)i * STEP * NH * HD) : Vec<bf16>{};
     }
@@ -364,6 +364,8 @@ static __global__ void __launch_bounds__(256)
 }
 
 /* ---- host ---- */
+
+/* From here on HD is the columns of a head in shared memory: tile_columns. */
 
 /* The shortest tiles first, in head groups whose Q, dO and sums fit L2. Causal tiles of head size 128 take small
  * groups: at T = 1024 DRAM traffic of a launch fell from 2.33 to 1.88 GB, +3 % in speed, +5 % at 2048. Non-causal tiles of
@@ -428,19 +430,27 @@ static void launch_lse_d(const BackwardArgs &args, const DqSums &dq_sums, const 
     launch_check("sm90_lse_d_kernel");
 }
 
+/* dQ in boxes of 64 columns: of heads of 64, two of them in place of one of 128; or of heads as they are (MapKey). */
+static inline const CUtensorMap &dq_map(floatX *dqkv, int B, int T, int NH, int head_size, int box_rows) {
+    const bool whole = head_size % 64 == 0;
+    return tensor_map(dqkv, B, T, whole ? 3 * NH * (head_size / 64) : 3 * NH, whole ? 64 : head_size,
+                      box_rows);
+}
+
 /* Fills in the arguments and queues the lse and D kernel that goes before. */
-template <int HD>
+template <int HEAD>
 static KernelArgs kernel_args(floatX *dqkv, const floatX *dout, const floatX *out, const floatX *qkv,
                               const float *lse, const float *d, void *scratch, int B, int T, int NH,
                               bool causal, const SeenKeys &seen = {}) {
+    constexpr int HD = tile_columns(HEAD);
     KernelArgs args;
-    args.base = backward_args(dqkv, dout, qkv, scratch, B, T, NH, HD);
+    args.base = backward_args(dqkv, dout, qkv, scratch, B, T, NH, HEAD);
     args.base.order = backward_order(B, T, NH, HD, causal);
     args.dq_sums = dq_sums_in(scratch, args.base.order, B, T, NH, HD);
-    args.gradients = tensor_map(dqkv, B, T, 3 * NH, HD, 16);
-    args.dq = tensor_map(dqkv, B, T, 3 * NH * (HD / 64), 64, 16);
+    args.gradients = tensor_map(dqkv, B, T, 3 * NH, HEAD, 16);
+    args.dq = dq_map(dqkv, B, T, NH, HEAD, 16);
     args.seen = seen;
-    launch_lse_d<HD>(args.base, args.dq_sums, dout, out, lse, d, B);
+    launch_lse_d<HEAD>(args.base, args.dq_sums, dout, out, lse, d, B);
     return args;
 }
 

@@ -9,6 +9,7 @@
 inline constexpr Sm90Shape TILES_192_128 = {3, 128, 4, 3, 160, 32, false};
 inline constexpr Sm90Shape TILES_192_64 = {3, 64, 4, 2, 160, 32, true};
 inline constexpr Sm90Shape TILES_256_64 = {4, 64, 8, 3, 112, 32, false};
+inline constexpr Sm90Shape TILES_128_64 = {2, 64, 2, 1, 240, 24, true};
 
 typedef enum Sm90Softmax {
     SM90_ONLINE_MAX, /* the classic running max, O rescaled at every tile of keys */
@@ -38,12 +39,12 @@ struct ForwardConfig : Sm90Roles {
     /* Of the diagonal a warp takes exponentials only of the keys that its rows see: 2 % fewer clocks with four
      * warpgroups, 1 to 2 % more with three. */
     static constexpr bool WARP_DIAGONAL = CAUSAL && WARPGROUPS == 4;
-    static constexpr bool ROTATES = true;   /* warpgroup w owns other 64 rows in each tile */
-    static constexpr bool PIPELINED = true; /* the next tile begins before a tile ends */
-    static constexpr bool RANGES = false;   /* a mask: blocks of keys end before 0 */
+    static constexpr bool ROTATES = true;            /* warpgroup w owns other 64 rows in each tile */
+    static constexpr bool PIPELINED = Q_BUFFERS > 1; /* the next tile begins before a tile ends */
+    static constexpr bool RANGES = false;            /* a mask: blocks of keys end before 0 */
     static constexpr int THREADS = sm90_threads(SHAPE);
-    static constexpr int Q_BYTES = WG_ROWS * HD * 2 /* of a warpgroup */, KV_BYTES = KEYS * HD * 2;
-    static_assert(HD == 64 || HD == 128, "the TMA maps and wgmma shapes are for these");
+    static constexpr int COLUMNS = tile_columns(HD); /* of Q, K and V in shared memory */
+    static constexpr int Q_BYTES = WG_ROWS * COLUMNS * 2 /* of a warpgroup */, KV_BYTES = KEYS * COLUMNS * 2;
     static_assert(KEYS == 64 || KEYS == 128, "wgmma N of the scores; 64 rows' diagonal is in one block");
     static_assert(STAGES > MOST_SKIPPED + ONE_RING, "what follows must not wait for that V");
     static_assert(sm90_registers_fit(SHAPE), "setmaxnreg");
@@ -136,7 +137,7 @@ __device__ __forceinline__ void load_queries(ForwardShared<C> &shared, const For
 #pragma unroll 1 /* or the compiler would want more registers than a producer has */
     for (int i = 0; i < row_blocks.count; i++)
         load_rows<C>(shared.q[at.stage][i / C::CLUSTER], args.q, (row_blocks.first + i) * WG_ROWS, work.head,
-                     work.batch, full, 1 << i % C::CLUSTER);
+                     work.batch, full, WG_ROWS, 1 << i % C::CLUSTER);
 }
 
 /* K's stage is free. work_bytes: of the work that goes with K. */
@@ -145,9 +146,11 @@ __device__ __forceinline__ void load_keys(ForwardShared<C> &shared, const Forwar
                                           int block, Ring<C::STAGES> at, uint32_t work_bytes) {
     const uint32_t bytes = C::ONE_RING ? 2 * C::KV_BYTES : C::KV_BYTES;
     const uint32_t k_full = expect<C>(shared.k_ring, at, bytes, bytes + work_bytes);
-    load_rows<C>(shared.k[at.stage], args.kv, block * C::KEYS, args.NH + work.head, work.batch, k_full);
+    load_rows<C>(shared.k[at.stage], args.kv, block * C::KEYS, args.NH + work.head, work.batch, k_full,
+                 C::KEYS);
     const uint32_t v_full = C::ONE_RING ? k_full : acquire<C>(shared.v_ring, at, C::KV_BYTES);
-    load_rows<C>(shared.v[at.stage], args.kv, block * C::KEYS, 2 * args.NH + work.head, work.batch, v_full);
+    load_rows<C>(shared.v[at.stage], args.kv, block * C::KEYS, 2 * args.NH + work.head, work.batch, v_full,
+                 C::KEYS);
 }
 
 /* The next tile is drawn when a tile begins, so that the block which is free first gets the longest, and published

@@ -64,8 +64,9 @@ __device__ __forceinline__ void load_queries(QueryStages<C> &queries, Ring<C::ST
         end_queries<C>(seen, work.batch, row0, C::CLUSTER * C::TILE_ROWS, ceil_div(args.T, (int)WG_ROWS));
     for (int block = first_queries<C>(row0, args.T); block < end; block++, at.advance()) {
         const uint32_t full = acquire<C>(queries.ring, at, 2 * C::TILE_BYTES + C::LSE_D_BYTES);
-        load_rows<C>(queries.q[at.stage], args.rows, block * WG_ROWS, work.head, work.batch, full);
-        load_rows<C>(queries.dout[at.stage], args.dout, block * WG_ROWS, work.head, work.batch, full);
+        load_rows<C>(queries.q[at.stage], args.rows, block * WG_ROWS, work.head, work.batch, full, WG_ROWS);
+        load_rows<C>(queries.dout[at.stage], args.dout, block * WG_ROWS, work.head, work.batch, full,
+                     WG_ROWS);
         load_bytes<C>(queries.lse_d[at.stage], lse_d + block * WG_ROWS, C::LSE_D_BYTES, full);
     }
 }

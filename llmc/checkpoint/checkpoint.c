@@ -36,12 +36,12 @@ static bool save_weights(const char *directory, GPT2 *model, const SaveOptions *
                          JsonWriter *manifest, Error *err) {
     const FlatBuffer weights = {"transformer", FLAT_MASTER, note};
     FlatBuffer states[N_STATES];
-    const int n_states = optimizer_buffers(states, model);
-    if (!hf_tensors_save(directory, "model.safetensors", model, options->snapshot, &weights, 1, manifest,
-                         err))
-        return false;
-    return options->model_only || hf_tensors_save(directory, "optimizer.safetensors", model,
-                                                  options->snapshot, states, n_states, manifest, err);
+    const SavedFile files[] = {
+        {"model.safetensors", &weights,                 1     },
+        { "optimizer.safetensors",             states, optimizer_buffers(states, model)}
+    };
+    return hf_tensors_save(directory, model, options->snapshot, files, options->model_only ? 1 : 2, manifest,
+                           err);
 }
 
 /* The first in the directory. The tokenizer writes its own files: they are made durable and summed by reading them

@@ -106,21 +106,46 @@ static void transpose(float *out, const float *in, int64_t rows, int64_t cols) {
 
 /* ---- saving ---- */
 
-/* A stretch of a tensor's elements in host memory, and where it goes: chunks are written by several threads, each into its
- * own place of the file. */
+/* A tensor of a file. Threads write its chunks, each into its own place, and sum each up. */
 typedef struct Stretch {
-    const OutFile *file;
-    const float *in; /* a transposed matrix, all of it: (rows, cols); else n elements */
-    int64_t offset;  /* bytes of the file before it */
-    int64_t n, rows, cols;
-    bool transposed;
+    OutFile *file;
+    const Piece *piece;
+    int64_t offset;    /* bytes of the file before it */
     int64_t per_chunk; /* elements; of a transposed matrix whole rows of the file */
-    uint32_t *crcs;    /* one a chunk */
-    atomic_bool *failed;
-    Error *err; /* of the first that failed */
+    int64_t n_chunks;
+    uint32_t *crcs; /* (n_chunks) */
+    const float
+        *in; /* on the host, from element `in_first`; of a transposed matrix all of it: (rows, cols) */
+    int64_t in_first;
 } Stretch;
 
-enum { CHUNK_ELEMS = 1 << 17 };
+typedef struct Task {
+    int32_t stretch, chunk;
+} Task;
+
+enum { MAX_FILES = 2, CHUNK_ELEMS = 1 << 17 };
+
+/* The files of a save. */
+typedef struct Writing {
+    GPT2 *model;
+    const Snapshot *snapshot; /* NULL: from the device */
+    const SavedFile *saved;
+    int n_files;
+    OutFile files[MAX_FILES];
+    Staging staging; /* for what comes from the device */
+    Piece *pieces;
+    int n_pieces, n_stretches;
+    int64_t n_tasks;
+    Stretch *stretches; /* in the order of the files, their buffers, and the pieces */
+    Task *tasks;
+    uint32_t *crcs;
+    atomic_bool failed;
+    Error *err; /* of the first that failed */
+} Writing;
+
+static int64_t piece_elems(const Piece *piece) {
+    return piece->rows * piece->cols;
+}
 
 static int64_t chunk_elems(const Piece *piece) {
     if (!piece->transposed) return CHUNK_ELEMS;
@@ -128,11 +153,7 @@ static int64_t chunk_elems(const Piece *piece) {
     return (rows > TILE ? rows : TILE) * piece->rows;
 }
 
-/* Columns [first, first + n) of the matrix as rows. */
-static void transpose_columns(float *out, const Stretch *s, int64_t first, int64_t n) {
-    for (int64_t j = first; j < first + n; j += TILE)
-        for (int64_t i = 0; i < s->rows; i += TILE) transpose_tile(out, s->in, s->rows, s->cols, i, j, first);
-}
+/* ---- a chunk ---- */
 
 static bool write_elems(const Stretch *s, const float *elems, int64_t chunk, int64_t n, Error *err) {
     const size_t bytes = (size_t)n * sizeof *elems;
@@ -141,82 +162,98 @@ static bool write_elems(const Stretch *s, const float *elems, int64_t chunk, int
                             err);
 }
 
-static bool write_transposed(const Stretch *s, int64_t chunk, int64_t first, int64_t n, Error *err) {
+/* Columns of the matrix, which are rows of the file. */
+static bool write_transposed(const Stretch *s, int64_t chunk, int64_t n, Error *err) {
+    const Piece *m = s->piece;
+    const int64_t first = chunk * s->per_chunk / m->rows, end = first + n / m->rows;
     float *turned = malloc((size_t)n * sizeof *turned);
     if (!turned) return fail(err, EXIT_RUN, "%s: no memory to transpose a matrix", s->file->path);
-    transpose_columns(turned, s, first / s->rows, n / s->rows);
+    for (int64_t j = first; j < end; j += TILE)
+        for (int64_t i = 0; i < m->rows; i += TILE)
+            transpose_tile(turned, s->in, m->rows, m->cols, i, j, first);
     const bool ok = write_elems(s, turned, chunk, n, err);
     free(turned);
     return ok;
 }
 
-static void write_chunk(const void *stretch, int64_t chunk) {
-    const Stretch *s = stretch;
-    const int64_t first = chunk * s->per_chunk;
-    const int64_t n = s->n - first < s->per_chunk ? s->n - first : s->per_chunk;
+typedef struct Batch {
+    Writing *writing;
+    const Task *tasks;
+} Batch;
+
+static void write_chunk(const void *batch, int64_t i) {
+    Writing *w = ((const Batch *)batch)->writing;
+    const Task task = ((const Batch *)batch)->tasks[i];
+    const Stretch *s = &w->stretches[task.stretch];
+    const int64_t first = task.chunk * s->per_chunk;
+    const int64_t n = min_i64(piece_elems(s->piece) - first, s->per_chunk);
     Error err;
-    if (atomic_load(s->failed)) return;
-    if (s->transposed ? write_transposed(s, chunk, first, n, &err)
-                      : write_elems(s, s->in + first, chunk, n, &err))
+    if (atomic_load(&w->failed)) return;
+    if (s->piece->transposed ? write_transposed(s, task.chunk, n, &err)
+                             : write_elems(s, s->in + first - s->in_first, task.chunk, n, &err))
         return;
-    if (!atomic_exchange(s->failed, true)) *s->err = err;
+    if (!atomic_exchange(&w->failed, true)) *w->err = err;
 }
 
-/* How a save reads and writes. */
-typedef struct Writing {
-    OutFile *file;
-    GPT2 *model;
-    const Snapshot *snapshot; /* NULL: from the device */
-    Staging staging;          /* for what comes from the device */
-    uint32_t *crcs;           /* as many as a tensor has chunks */
-} Writing;
-
-/* Beside training on the CPU one thread works, the others' cores are taken. */
-static void write_chunks(const Writing *w, const Stretch *stretch, int64_t n_chunks) {
+/* Beside training on the CPU one thread works: the cores are taken. */
+static bool write_chunks(Writing *w, const Task *tasks, int64_t n) {
+    const Batch batch = {w, tasks};
     if (!w->snapshot || w->model->ops->device->is_async)
-        cpu_parallel_for(n_chunks, write_chunk, stretch);
+        cpu_parallel_for(n, write_chunk, &batch);
     else
-        for (int64_t i = 0; i < n_chunks; i++) write_chunk(stretch, i);
+        for (int64_t i = 0; i < n; i++) write_chunk(&batch, i);
+    return !atomic_load(&w->failed);
 }
 
-static bool write_stretch(const Writing *w, const float *in, const Piece *piece, int64_t n, uint32_t *crc,
-                          Error *err) {
-    atomic_bool failed = false;
-    const Stretch stretch = {
-        .file = w->file,
-        .in = in,
-        .offset = w->file->bytes,
-        .n = n,
-        .rows = piece->rows,
-        .cols = piece->cols,
-        .transposed = piece->transposed,
-        .per_chunk = chunk_elems(piece),
-        .crcs = w->crcs,
-        .failed = &failed,
-        .err = err,
-    };
-    const int64_t n_chunks = ceil_div(n, stretch.per_chunk);
-    write_chunks(w, &stretch, n_chunks);
-    if (failed) return false;
-    for (int64_t i = 0, left = n; i < n_chunks; i++, left -= stretch.per_chunk) {
-        const size_t bytes = (size_t)min_i64(left, stretch.per_chunk) * sizeof *in;
-        *crc = crc32c_join(*crc, w->crcs[i], bytes);
-        outfile_count(w->file, (int64_t)bytes, w->crcs[i]);
+/* ---- all chunks ---- */
+
+/* Of every file, buffer and piece; offsets are those behind the headers. */
+static void list_stretches(Writing *w) {
+    uint32_t *crcs = w->crcs;
+    Stretch *s = w->stretches;
+    for (int f = 0; f < w->n_files; f++) {
+        int64_t offset = w->files[f].bytes;
+        for (int k = 0; k < w->saved[f].n_buffers; k++)
+            for (int i = 0; i < w->n_pieces; i++, s++) {
+                const Piece *piece = &w->pieces[i];
+                *s = (Stretch){.file = &w->files[f], .piece = piece, .offset = offset, .crcs = crcs};
+                s->per_chunk = chunk_elems(piece);
+                s->n_chunks = ceil_div(piece_elems(piece), s->per_chunk);
+                offset += piece_elems(piece) * (int64_t)sizeof(float);
+                crcs += s->n_chunks;
+            }
     }
-    return true;
 }
 
-/* data: the tensor's buffer, on the device or in the snapshot. */
-static bool write_piece(const Writing *w, const float *data, const Piece *piece, uint32_t *crc, Error *err) {
-    const int64_t n = piece->rows * piece->cols;
-    *crc = 0;
-    if (w->snapshot) return write_stretch(w, data + piece->begin, piece, n, crc, err);
-    for (int64_t done = 0; done < n; done += w->staging.elems) {
-        const int64_t part = min_i64(n - done, w->staging.elems);
-        w->model->ops->device->download(w->staging.a, data + piece->begin + done,
-                                        (size_t)part * sizeof *data);
-        if (!write_stretch(w, w->staging.a, piece, part, crc, err)) return false;
+/* From the device one tensor comes after the other. A snapshot is all there: its tensors in turn, because a file takes the
+ * bytes of one thread at a time. */
+static void list_tasks(Writing *w) {
+    Task *next = w->tasks;
+    if (!w->snapshot) {
+        for (int s = 0; s < w->n_stretches; s++)
+            for (int64_t c = 0; c < w->stretches[s].n_chunks; c++) *next++ = (Task){s, (int32_t)c};
+        return;
     }
+    for (int i = 0; i < w->n_pieces; i++)
+        for (int64_t c = 0; c < w->stretches[i].n_chunks; c++)
+            for (int s = i; s < w->n_stretches; s += w->n_pieces) *next++ = (Task){s, (int32_t)c};
+}
+
+static bool open_tasks(Writing *w, Error *err) {
+    int n_buffers = 0;
+    int64_t of_a_buffer = 0;
+    for (int f = 0; f < w->n_files; f++) n_buffers += w->saved[f].n_buffers;
+    for (int i = 0; i < w->n_pieces; i++)
+        of_a_buffer += ceil_div(piece_elems(&w->pieces[i]), chunk_elems(&w->pieces[i]));
+    w->n_stretches = n_buffers * w->n_pieces;
+    w->n_tasks = n_buffers * of_a_buffer;
+    w->stretches = malloc((size_t)w->n_stretches * sizeof *w->stretches);
+    w->tasks = malloc((size_t)w->n_tasks * sizeof *w->tasks);
+    w->crcs = malloc((size_t)w->n_tasks * sizeof *w->crcs);
+    if (!w->stretches || !w->tasks || !w->crcs)
+        return fail(err, EXIT_RUN, "no memory for the list of %lld chunks", (long long)w->n_tasks);
+    list_stretches(w);
+    list_tasks(w);
     return true;
 }
 
@@ -259,6 +296,82 @@ bool checkpoint_share(GPT2 *model, bool ok) {
     }
 }
 
+/* From the device: as much of a tensor at a time as the staging holds. `data`: the tensor's buffer. */
+static bool write_from_device(Writing *w, Stretch *s, const float *data, const Task *tasks) {
+    const int64_t n = piece_elems(s->piece), room = w->staging.elems;
+    const int64_t most = n <= room ? n : room / s->per_chunk * s->per_chunk;
+    s->in = w->staging.a;
+    for (s->in_first = 0; s->in_first < n; s->in_first += most) {
+        const int64_t part = min_i64(n - s->in_first, most);
+        w->model->ops->device->download(w->staging.a, data + s->piece->begin + s->in_first,
+                                        (size_t)part * sizeof *data);
+        if (!write_chunks(w, tasks + s->in_first / s->per_chunk, ceil_div(part, s->per_chunk))) return false;
+    }
+    return true;
+}
+
+static const FlatBuffer *buffer_of(const Writing *w, int stretch) {
+    int buffer = stretch / w->n_pieces, file = 0;
+    while (buffer >= w->saved[file].n_buffers) buffer -= w->saved[file++].n_buffers;
+    return &w->saved[file].buffers[buffer];
+}
+
+static bool write_tensors(Writing *w) {
+    const float *data = NULL;
+    int64_t done = 0;
+    for (int i = 0; i < w->n_stretches; i++) {
+        Stretch *s = &w->stretches[i];
+        const int id = buffer_of(w, i)->id;
+        if (w->snapshot) {
+            s->in = snapshot_buffer(w->snapshot, id) + s->piece->begin;
+            continue;
+        }
+        if (i % w->n_pieces == 0) data = whole_buffer(w->model, id);
+        if (!write_from_device(w, s, data, w->tasks + done)) return false;
+        done += s->n_chunks;
+    }
+    return !w->snapshot || write_chunks(w, w->tasks, w->n_tasks);
+}
+
+/* ---- the files ---- */
+
+static bool open_files(Writing *w, const char *directory, Error *err) {
+    char path[PATH_MAX];
+    w->pieces = list_pieces(w->model, &w->n_pieces, err);
+    if (!w->pieces) return false;
+    for (int f = 0; f < w->n_files; f++)
+        if (!path_join(path, directory, w->saved[f].name, err) || !outfile_open(&w->files[f], path, err) ||
+            !write_header(&w->files[f], w->pieces, w->n_pieces, w->saved[f].buffers, w->saved[f].n_buffers,
+                          err))
+            return false;
+    return open_tasks(w, err) &&
+           (w->snapshot || staging_open(&w->staging, w->model, w->pieces, w->n_pieces, err));
+}
+
+static uint32_t stretch_crc(const Stretch *s) {
+    int64_t left = piece_elems(s->piece);
+    uint32_t crc = 0;
+    for (int64_t c = 0; c < s->n_chunks; c++, left -= s->per_chunk)
+        crc = crc32c_join(crc, s->crcs[c], (size_t)min_i64(left, s->per_chunk) * sizeof(float));
+    return crc;
+}
+
+/* The checksums of a file's tensors, its notes, the file's own. Returns the first stretch of the next file. */
+static const Stretch *sum_up(Writing *w, int f, const Stretch *s, JsonWriter *manifest) {
+    OutFile *file = &w->files[f];
+    char name[2 * NAME_SIZE];
+    manifest_begin_file(manifest, w->saved[f].name);
+    json_begin_object(manifest, "tensors");
+    for (int i = 0; i < w->saved[f].n_buffers * w->n_pieces; i++, s++) {
+        const uint32_t crc = stretch_crc(s);
+        snprintf(name, sizeof name, "%s.%s", w->saved[f].buffers[i / w->n_pieces].prefix, s->piece->name);
+        manifest_write_checksum(manifest, name, crc);
+        outfile_count(file, piece_elems(s->piece) * (int64_t)sizeof(float), crc);
+    }
+    json_end_object(manifest);
+    return s;
+}
+
 /* The one element of a note. */
 static bool write_note(OutFile *file, Error *err) {
     const float zero = 0;
@@ -267,61 +380,30 @@ static bool write_note(OutFile *file, Error *err) {
     return true;
 }
 
-static bool write_tensors(const Writing *w, const Piece *pieces, int n, const FlatBuffer *buffers,
-                          int n_buffers, JsonWriter *manifest, Error *err) {
-    char name[2 * NAME_SIZE];
-    uint32_t crc;
-    for (int k = 0; k < n_buffers; k++) {
-        const float *data =
-            w->snapshot ? snapshot_buffer(w->snapshot, buffers[k].id) : whole_buffer(w->model, buffers[k].id);
-        for (int i = 0; i < n; i++) {
-            if (!write_piece(w, data, &pieces[i], &crc, err)) return false;
-            snprintf(name, sizeof name, "%s.%s", buffers[k].prefix, pieces[i].name);
-            manifest_write_checksum(manifest, name, crc);
-        }
+static bool close_files(Writing *w, JsonWriter *manifest, Error *err) {
+    const Stretch *s = w->stretches;
+    for (int f = 0; f < w->n_files; f++) {
+        OutFile *file = &w->files[f];
+        s = sum_up(w, f, s, manifest);
+        for (int k = 0; k < w->saved[f].n_buffers; k++)
+            if (w->saved[f].buffers[k].note && !write_note(file, err)) return false;
+        if (!outfile_close(file, err)) return false;
+        manifest_end_file(manifest, file->bytes, file->crc);
     }
-    for (int k = 0; k < n_buffers; k++)
-        if (buffers[k].note && !write_note(w->file, err)) return false;
     return true;
 }
 
-static bool open_writing(Writing *w, const Piece *pieces, int n, Error *err) {
-    int64_t most = 1;
-    for (int i = 0; i < n; i++) {
-        const int64_t chunks = ceil_div(pieces[i].rows * pieces[i].cols, chunk_elems(&pieces[i]));
-        if (chunks > most) most = chunks;
-    }
-    w->crcs = malloc((size_t)most * sizeof *w->crcs);
-    if (!w->crcs) return fail(err, EXIT_RUN, "no memory for %lld checksums", (long long)most);
-    return w->snapshot || staging_open(&w->staging, w->model, pieces, n, err);
-}
-
-static bool write_file(OutFile *file, GPT2 *model, const Snapshot *snapshot, const FlatBuffer *buffers,
-                       int n_buffers, JsonWriter *manifest, Error *err) {
-    int n;
-    Writing w = {.file = file, .model = model, .snapshot = snapshot};
-    Piece *pieces = list_pieces(model, &n, err);
-    bool ok =
-        pieces && open_writing(&w, pieces, n, err) && write_header(file, pieces, n, buffers, n_buffers, err);
-    json_begin_object(manifest, "tensors");
-    ok = ok && write_tensors(&w, pieces, n, buffers, n_buffers, manifest, err);
-    json_end_object(manifest);
+bool hf_tensors_save(const char *directory, GPT2 *model, const Snapshot *snapshot, const SavedFile *files,
+                     int n_files, JsonWriter *manifest, Error *err) {
+    Writing w = {.model = model, .snapshot = snapshot, .saved = files, .n_files = n_files, .err = err};
+    for (int f = 0; f < n_files; f++) w.files[f].fd = -1;
+    const bool ok = open_files(&w, directory, err) && write_tensors(&w) && close_files(&w, manifest, err);
+    for (int f = 0; f < n_files; f++) outfile_abandon(&w.files[f]);
+    free(w.stretches);
+    free(w.tasks);
     free(w.crcs);
     free(w.staging.a);
-    free(pieces);
-    return ok;
-}
-
-bool hf_tensors_save(const char *directory, const char *name, GPT2 *model, const Snapshot *snapshot,
-                     const FlatBuffer *buffers, int n_buffers, JsonWriter *manifest, Error *err) {
-    char path[PATH_MAX];
-    OutFile file;
-    if (!path_join(path, directory, name, err) || !outfile_open(&file, path, err)) return false;
-    manifest_begin_file(manifest, name);
-    bool ok =
-        write_file(&file, model, snapshot, buffers, n_buffers, manifest, err) && outfile_close(&file, err);
-    manifest_end_file(manifest, file.bytes, file.crc);
-    outfile_abandon(&file);
+    free(w.pieces);
     return ok;
 }
 

@@ -21,11 +21,18 @@ typedef struct FlatBuffer {
 /* The optimizer's states that the model has; returns how many. */
 int optimizer_buffers(FlatBuffer buffers[N_STATES], const GPT2 *model);
 
-/* Writes DIRECTORY/NAME with the tensors of all buffers, and its entry into the manifest. Rank 0 writes. From a snapshot it
- * does so on any thread, beside training; without one (NULL) it asks the other ranks for their parts of each buffer, which
- * they bring in checkpoint_share. */
-bool hf_tensors_save(const char *directory, const char *name, GPT2 *model, const Snapshot *snapshot,
-                     const FlatBuffer *buffers, int n_buffers, JsonWriter *manifest, Error *err);
+/* A file with the tensors of some buffers. */
+typedef struct SavedFile {
+    const char *name;
+    const FlatBuffer *buffers;
+    int n_buffers;
+} SavedFile;
+
+/* Writes one or two files into the directory, and their entries into the manifest. Rank 0 writes. From a snapshot it does
+ * so on any thread, beside training; without one (NULL) it asks the other ranks for their parts of each buffer, which they
+ * bring in checkpoint_share. */
+bool hf_tensors_save(const char *directory, GPT2 *model, const Snapshot *snapshot, const SavedFile *files,
+                     int n_files, JsonWriter *manifest, Error *err);
 
 /* model.safetensors of a directory, or the shards that model.safetensors.index.json lists. Names with and
  * without "transformer."; lm_head.weight must equal wte.weight where it is there; mask buffers (attn.bias)

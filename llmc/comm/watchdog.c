@@ -16,13 +16,14 @@
 #include "llmc/base/terminal.h"
 #include "llmc/base/thread.h"
 
-double watchdog_seconds_silent = 8;
+double watchdog_seconds_silent = 8, watchdog_seconds_stuck = 60;
 
 enum {
     BEATS_PER_PERIOD = 16, /* of watchdog_seconds_silent */
     MS_FOR_LINES = 2000,   /* the end waits so long for a terminal that takes none */
     MS_TO_BE_TOLD = 2000,  /* a rank that fails waits so long for rank 0 */
     MS_FOR_RANK_0 = 300,   /* a failure that all ranks have is rank 0's to say */
+    LONGEST_STEPS = 10,    /* a step may take so many times the longest before it */
     MS_TO_HEAR = 500       /* rank 0's connections stay open so long behind its last word */
 };
 
@@ -31,7 +32,7 @@ typedef enum { BEAT, FAILURE, VERDICT } MessageKind;
 /* The first HEAD bytes, then n of text. */
 typedef struct Message {
     uint32_t kind, phase;
-    int64_t step;
+    int64_t step, progress;
     int32_t exit_code;
     uint32_t n;
     char text[sizeof((Error *)0)->text];
@@ -42,7 +43,7 @@ typedef struct Peer {
     int rank, fd; /* -1: it is over, or lost and said */
     double heard; /* when it last said something */
     uint32_t phase;
-    int64_t step;
+    int64_t step, progress;
     Message in; /* what has come of the next message */
     size_t n_in;
 } Peer;
@@ -53,7 +54,10 @@ static struct Watchdog {
     int n_peers;
     atomic_uint phase;
     _Atomic int64_t step;
+    _Atomic int64_t progress; /* steps and batches of validations done */
     _Atomic(const char *) stands;
+    int64_t all_progress;          /* on rank 0: of all ranks */
+    double moved_at, longest_step; /* when that changed last, or could not; 0: no step has ended yet */
     atomic_bool stopping;
     int wake; /* ends the thread's wait */
     pthread_t thread;
@@ -73,7 +77,7 @@ static void send_message(const Peer *p, const Message *m) {
 }
 
 static void tell_all(MessageKind kind, const Error *what) {
-    Message m = {.kind = kind, .phase = dog.phase, .step = dog.step};
+    Message m = {.kind = kind, .phase = dog.phase, .step = dog.step, .progress = dog.progress};
     if (what) {
         m.exit_code = what->exit_code;
         m.n = (uint32_t)strlen(what->text);
@@ -162,6 +166,7 @@ static void take(Peer *p) {
     if (m->kind == VERDICT) end_run(NULL, m->exit_code);
     p->phase = m->phase;
     p->step = m->step;
+    p->progress = m->progress;
     if (m->kind == FAILURE) {
         char why[sizeof m->text + 1];
         snprintf(why, sizeof why, "%.*s", (int)m->n, m->text);
@@ -199,6 +204,31 @@ static void check(Peer *p) {
     }
 }
 
+static _Noreturn void end_stuck(double seconds) {
+    char line[2048], what[64];
+    const char *stands = dog.stands;
+    snprintf(
+        line, sizeof line,
+        "%s: no rank has got anything done for %.0f s, a step took %.2g s at most: a GPU or a link hangs; "
+        "hint: nvidia-smi, or LLMC_STUCK_SECONDS where it may take longer%s%s",
+        doing(dog.phase, dog.step, what, sizeof what), seconds, dog.longest_step, stands ? "; " : "",
+        stands ? stands : "");
+    end_run(line, EXIT_RUN);
+}
+
+/* Of all ranks together: they wait for each other, so where one hangs none gets on. */
+static void check_progress(double t) {
+    const bool in_step = dog.phase == PHASE_STEP;
+    int64_t all = dog.progress;
+    for (int i = 0; i < dog.n_peers; i++) all += dog.peers[i].progress;
+    const double since = t - dog.moved_at;
+    if (all != dog.all_progress && in_step && since > dog.longest_step) dog.longest_step = since;
+    if (all != dog.all_progress || !(in_step || dog.phase == PHASE_VALIDATION)) dog.moved_at = t;
+    dog.all_progress = all;
+    if (dog.longest_step > 0 && t - dog.moved_at > watchdog_seconds_stuck + LONGEST_STEPS * dog.longest_step)
+        end_stuck(since);
+}
+
 static void wait_for_news(struct pollfd *polled, int ms) {
     for (int i = 0; i < dog.n_peers; i++)
         polled[i] = (struct pollfd){.fd = dog.peers[i].fd, .events = POLLIN};
@@ -218,10 +248,12 @@ static void *watch(void *polled) {
         }
         wait_for_news(polled, (int)((beat - clock_seconds()) * 1e3) + 1);
         const double t = clock_seconds();
-        for (int i = 0; t - last > watchdog_seconds_silent / 4 && i < dog.n_peers; i++)
-            dog.peers[i].heard = t;
+        const bool was_stopped = t - last > watchdog_seconds_silent / 4;
+        for (int i = 0; was_stopped && i < dog.n_peers; i++) dog.peers[i].heard = t;
+        if (was_stopped) dog.moved_at = t;
         last = t;
         for (int i = 0; i < dog.n_peers; i++) check(&dog.peers[i]);
+        if (ranks_leads(dog.r->ranks)) check_progress(t);
     }
     free(polled);
     return NULL;
@@ -247,6 +279,9 @@ bool watchdog_start(Rendezvous *r, Error *err) {
     dog.wake = wake;
     dog.stopping = false;
     dog.phase = PHASE_START;
+    dog.progress = dog.all_progress = 0;
+    dog.longest_step = 0;
+    dog.moved_at = clock_seconds();
     if (peers && polled && wake >= 0 && thread_start(&dog.thread, watch, polled)) {
         die_with = watchdog_die;
         return true;
@@ -261,6 +296,10 @@ bool watchdog_start(Rendezvous *r, Error *err) {
 void watchdog_set(WatchPhase phase, int64_t step) {
     dog.step = step;
     dog.phase = phase;
+}
+
+void watchdog_progress(void) {
+    dog.progress++;
 }
 
 void watchdog_set_stands(const char *text) {

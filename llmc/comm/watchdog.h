@@ -1,4 +1,5 @@
-/* A thread in each rank that notices when another is gone: dead, stopped, or ended with an error. Within
+/* A thread in each rank that notices when another is gone: dead, stopped, or ended with an error; and on rank 0, when all
+ * are there and none gets anything done, because a GPU hangs. Within
  * watchdog_seconds_silent plus two or so it ends this process, whatever the main thread waits for: exit 1, or the error's
  * code. Rank 0 prints one line that names the rank, its host, the step and what it was doing; where rank 0 is the one
  * that is gone, the lowest other rank of each host does. */
@@ -18,11 +19,16 @@ typedef enum {
 /* How long a rank may say nothing: 8, which is less than it takes to lose patience and more than a busy host needs. Tests
  * have a shorter time. */
 extern double watchdog_seconds_silent;
+/* How long no rank may get anything done in a step or a validation, behind the first step: this, 60, and ten times the
+ * longest step. LLMC_STUCK_SECONDS sets it. */
+extern double watchdog_seconds_stuck;
 
 /* From here to watchdog_stop() die() is watchdog_die(). Does nothing where a process is alone. */
 bool watchdog_start(Rendezvous *r, Error *err);
 /* What this rank is doing: called by the main thread at each change; a store, no lock. */
 void watchdog_set(WatchPhase phase, int64_t step);
+/* This rank has got a step, or a batch of a validation, done: called by the main thread; an addition, no lock. */
+void watchdog_progress(void);
 /* What a line about a lost run ends with: "the newest whole checkpoint is of step 120, in out"; kept by the caller; NULL:
  * nothing. */
 void watchdog_set_stands(const char *text);

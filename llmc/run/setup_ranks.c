@@ -85,14 +85,14 @@ static bool open_device(const Run *run, const Place *place, Error *err) {
 
 /* ---- the others ---- */
 
-static bool read_patience(double *seconds, Error *err) {
-    const char *text = getenv("LLMC_JOIN_SECONDS");
+/* *seconds stays where the variable is not set. */
+static bool read_seconds(const char *variable, double *seconds, Error *err) {
+    const char *text = getenv(variable);
     char *end;
-    *seconds = SECONDS_TO_JOIN;
     if (!text || !*text) return true;
     *seconds = strtod(text, &end);
     return (*end == '\0' && *seconds >= 1 && *seconds <= SECONDS_MAX) ||
-           fail(err, EXIT_INPUT, "LLMC_JOIN_SECONDS='%.40s' is not a number from 1 to %d", text, SECONDS_MAX);
+           fail(err, EXIT_INPUT, "%s='%.40s' is not a number from 1 to %d", variable, text, SECONDS_MAX);
 }
 
 /* All that must be the same on every rank; a text that is too long is cut, the same way everywhere. */
@@ -138,11 +138,13 @@ void setup_join(Run *run) {
     Rendezvous *r = &run->rendezvous;
     const int n = run->place.ranks.n_ranks;
     Error err = {0};
-    double seconds;
+    double seconds = SECONDS_TO_JOIN;
     bool rank_0_knows;
     if (n == 1) return;
     settings_text(&run->settings, text, sizeof text);
-    if (!read_patience(&seconds, &err)) die(&err);
+    if (!read_seconds("LLMC_JOIN_SECONDS", &seconds, &err) ||
+        !read_seconds("LLMC_STUCK_SECONDS", &watchdog_seconds_stuck, &err))
+        die(&err);
     if (!rendezvous_open(r, &run->place, text, seconds, &rank_0_knows, &err)) {
         if (!ranks_leads(run->place.ranks) && rank_0_knows) exit(err.exit_code);
         die(&err);

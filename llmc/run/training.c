@@ -171,6 +171,7 @@ static bool report_step(Training *t, const QueuedStep *q, Error *err) {
     Run *run = t->run;
     const Settings *s = &run->settings;
     const StepStats stats = gpt2_take_stats(&run->model, (int)(q->step % READBACK_SLOTS));
+    watchdog_progress();
     const double ended = clock_seconds(), seconds = ended - fmax(q->begun, t->result_read);
     const double rate = (double)s->tokens_per_step / seconds;
     t->result_read = ended;
@@ -256,6 +257,7 @@ static bool eval_batch(Training *t, int64_t i, double *loss, Error *err) {
                    (long long)s->eval_batches);
     if (!dataloader_next(run->val, &tokens, &targets, err)) return setup_fail_val(run, err);
     *loss = gpt2_eval(&run->model, tokens, targets, (int)s->batch, (int)s->seq);
+    watchdog_progress();
     return true;
 }
 

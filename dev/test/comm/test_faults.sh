@@ -120,4 +120,30 @@ else
     echo "skip: faults: no C compiler makes a shared object: $(head -n 1 "$work/err")"
     skipped=$((skipped + 1))
 fi
+
+# ---- a rank that hangs and lives ----
+# hang RANK: what the others wait for never comes.
+hang() {
+    rm -f "$HANG_WHILE"
+    HANG_RANK=$1 LD_PRELOAD=$hangs "$program" $tiny --steps 20000 --gpus 3 --out "$work/hung-$1" >"$work/out" 2>"$work/err" </dev/null &
+    child=$!
+    await has_steps 125 "$work/hung-$1"
+    begun=$(now)
+    : >"$HANG_WHILE"
+    wait $child
+    status=$?
+    took=$(echo "$begun $(now)" | awk '{ print int($2 - $1) }')
+    check "rank $1 hangs: exit code $status, expected 1" [ "$status" -eq 1 ]
+    check "rank $1 hangs: $took s, expected less than 30" [ "$took" -lt 30 ]
+    check "rank $1 hangs: one line on stderr" [ "$(wc -l <"$work/err")" -eq 1 ]
+    check "rank $1 hangs: says so" grep -qE "^error: in [a-z0-9 ]+: no rank has got anything done for [0-9]+ s, a step took [0-9.]+ s at most: a GPU or a link hangs; .* is of step [0-9]+, in $work/hung-$1$" "$work/err"
+}
+hangs=$work/hang.so
+export HANG_WHILE="$work/hang" LLMC_STUCK_SECONDS=1
+if ${CC:-cc} -D_GNU_SOURCE -shared -fPIC -o "$hangs" dev/test/hang.c -ldl -lpthread 2>"$work/err"; then
+    hang 0
+    hang 2
+else
+    skipped=$((skipped + 1))
+fi
 finish

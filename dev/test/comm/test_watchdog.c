@@ -268,7 +268,64 @@ static void test_lost(void) {
           job.said);
 }
 
+/* Steps, until one does not end on rank 1: no rank goes on. */
+static void get_stuck(int rank) {
+    for (int i = 0; i < 40 || rank != 1; i++) {
+        watchdog_set(PHASE_STEP, 20 + i);
+        sleep_for(0.02);
+        if (i < 40) watchdog_progress();
+    }
+    for (;;) sleep_for(1);
+}
+
+static void test_stuck(void) {
+    static const char begin[] = "error: in step ", middle[] = ": no rank has got anything done for ",
+                      end[] =
+                          " s at most: a GPU or a link hangs; hint: nvidia-smi, or LLMC_STUCK_SECONDS where "
+                          "it may take longer; the newest whole checkpoint is of step 5, in out\n";
+    Job job;
+    watchdog_seconds_stuck = 0.5;
+    start_job(&job, get_stuck);
+    const double took = wait_for_job(&job, 0);
+    end_job(&job);
+    expect_codes(&job, EXIT_RUN, 0, "stuck");
+    const size_t length = strlen(job.said);
+    CHECK(job.n_lines == 1 && !strncmp(job.said, begin, strlen(begin)) && strstr(job.said, middle) &&
+              length > strlen(end) && !strcmp(job.said + length - strlen(end), end),
+          "%d lines: %s", job.n_lines, job.said);
+    CHECK(took > 0.8 + 0.5 && took < 6, "stuck: %g s", took);
+}
+
 /* ---- no fault ---- */
+
+/* No judgement before the first step has ended, in a save, where another rank gets on, nor in a step that takes some times
+ * as long as those before. */
+static void take_time(int rank) {
+    sleep_for(0.8);
+    for (int i = 0; i < 20; i++) {
+        sleep_for(0.02);
+        watchdog_progress();
+    }
+    watchdog_set(PHASE_SAVE, 30);
+    sleep_for(2.5);
+    watchdog_set(PHASE_STEP, 31);
+    for (int i = 0; i < 10; i++) {
+        sleep_for(0.25);
+        if (rank == 2) watchdog_progress();
+    }
+    sleep_for(0.8);
+    watchdog_stop();
+}
+
+static void test_takes_time(void) {
+    Job job;
+    start_job(&job, take_time);
+    wait_for_job(&job, 0);
+    end_job(&job);
+    expect_codes(&job, 0, 0, "ranks that take their time");
+    CHECK(job.n_lines == 0, "ranks that take their time: %s", job.said);
+    watchdog_seconds_stuck = 60;
+}
 
 static void test_ends(const int *order, double gap, void (*body)(int rank)) {
     Job job;
@@ -327,6 +384,8 @@ int main(void) {
     test_two_hosts();
     test_blocked_output();
     test_lost();
+    test_stuck();
+    test_takes_time();
     for (int i = 0; i < 6; i++) test_ends(orders[i], 0.05, work);
     test_ends(orders[3], SILENT + 0.5, work);
     test_ends(orders[3], SILENT + 0.5, work_and_linger);

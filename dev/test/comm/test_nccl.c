@@ -5,6 +5,7 @@
 #include <time.h>
 #include "dev/test/comm_case.h"
 #include "dev/test/folder.h"
+#include "dev/test/shared_device.h"
 #include "llmc/comm/nccl.h"
 
 static const int members[] = {0, 1};
@@ -102,6 +103,56 @@ static void test_calls_over_fake(void) {
     unsetenv("FAKE_NCCL");
 }
 
+/* ---- memory that ranks write to ---- */
+
+typedef struct PeersCase {
+    Case c;
+    int refuses;
+    bool loses_flags, copies; /* copies: what is attached goes by copies */
+} PeersCase;
+
+/* Steps over attached memory, two Comms one behind the other; what the header says. */
+static void attach_and_step(Rendezvous *r, const void *context) {
+    const PeersCase *p = context;
+    const Case *c = &p->c;
+    Error err = {0};
+    shared_device_is(r->ranks.rank);
+    shared_device.refuses = p->refuses, shared_device.loses_flags = p->loses_flags;
+    Group g = {.comm = open_comm(c, r, &err),
+               .device = c->device,
+               .members = c->groups[r->ranks.rank],
+               .n = c->n_members};
+    if (!REQUIRE(g.comm != NULL, "%s", err.text)) return;
+    g.rank = g.comm->ranks.rank;
+    test_attached(&g);
+    CHECK((strstr(comm_description(g.comm), "copies between the GPUs") != NULL) == p->copies, "it says: %s",
+          comm_description(g.comm));
+    test_attached(&g);
+    comm_close(g.comm);
+}
+
+static void test_peers(void) {
+    const Device device = shared_device_open();
+    for (int n = 2; n <= 4; n++) {
+        const PeersCase p = {.c = everyone(&device, true, n), .refuses = -1, .copies = true};
+        run_ranks(n, attach_and_step, &p, NULL);
+    }
+    const PeersCase crossed = {
+        .c = {.device = &device, .is_nccl = true, .n_members = 2, .groups = {{2, 0}, {3, 1}, {2, 0}, {3, 1}}},
+        .refuses = -1,
+        .copies = true,
+    };
+    run_ranks(4, attach_and_step, &crossed, NULL);
+    const PeersCase refused = {.c = everyone(&device, true, 3), .refuses = 1};
+    run_ranks(3, attach_and_step, &refused, NULL);
+    const PeersCase lost = {.c = everyone(&device, true, 2), .refuses = -1, .loses_flags = true};
+    run_ranks(2, attach_and_step, &lost, NULL);
+    setenv("NCCL_P2P_DISABLE", "1", 1);
+    const PeersCase disabled = {.c = everyone(&device, true, 2), .refuses = -1};
+    run_ranks(2, attach_and_step, &disabled, NULL);
+    unsetenv("NCCL_P2P_DISABLE");
+}
+
 /* NCCL that does not end holds nobody up; the description names what was found; what the user set stays. */
 static void close_stuck(Rendezvous *r, const void *context) {
     Error err = {0};
@@ -154,6 +205,7 @@ int main(void) {
         test_broken("broken", "error: NCCL: ncclAllGather: invalid argument: the fake says so\n");
         test_broken("stuck", "error: NCCL: ncclAllGather is not done within 0.3 s; hint: NCCL_DEBUG=INFO\n");
         test_calls_over_fake();
+        test_peers();
         run_ranks(2, close_stuck, NULL, NULL);
         test_wheel();
     }

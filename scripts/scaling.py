@@ -8,7 +8,8 @@
 
 A step of R ranks (llmc/comm/README.md) is the sum of
   compute    micro-steps, and AdamW on a part of 1/R; one GPU's step is measured (--measured, --ms)
-  beside     what GEMMs lose while a collective runs beside them (--contention of the collective's own time)
+  beside     what GEMMs lose while a collective of NCCL runs beside them (--contention of the collective's own time); within a
+             host copies carry gradients and weights, beside which nothing is lost, and the ranks' terms are added behind backward
   gradients  reduce-scatters, layer by layer behind backward, on a stream of their own: what is left when backward ends.
              The embeddings' range is the last to be final, so it is always left
   sum        one small all-reduce of loss, norm and flags
@@ -184,6 +185,11 @@ def gradients_us(machine, case, micro_us, gpus):
     return left, sum(costs) - left
 
 
+def terms_ms(machine, case, gpus):
+    """The sum of the ranks' gradients of the own parts: as many reads as ranks, and a write."""
+    return sum(elements(n, gpus) for n in ranges(case)) / gpus * 4 * (gpus + 1) / (1e6 * machine.memory)
+
+
 def weights_us(machine, case, gpus):
     """What is left of the all-gathers behind AdamW."""
     ready, costs, at = [], [], 0.0
@@ -218,7 +224,9 @@ def predict(machine, case, one_ms, gpus, micro_steps=1):
     if gpus == 1:
         return Step(1, compute, 0, 0, 0, 0, 0, ())
     left, beside = gradients_us(machine, case, 1e3 * micro_ms, gpus)
-    return Step(gpus, compute, 1e-3 * machine.contention * beside, 1e-3 * left, 1e-3 * sum_us(machine.links, gpus),
+    copied = gpus <= machine.links.per_host
+    lost, added = (0, terms_ms(machine, case, gpus)) if copied else (1e-3 * machine.contention * beside, 0)
+    return Step(gpus, compute, lost, 1e-3 * left + added, 1e-3 * sum_us(machine.links, gpus),
                 1e-3 * weights_us(machine, case, gpus), waiting_ms(machine, compute, gpus, micro_steps),
                 latency_bound(machine.links, case, gpus))
 

@@ -87,14 +87,18 @@ class Steps(Parts):
         even = 1e-6 * (sum(tiles) + sum(n % 2 for n in tiles)) / 2 * 1024 * 34 / 1000
         self.assertAlmostEqual(step.compute, 100 - adamw + even)
         cost = [1e-3 * scaling.collective_us(LINKS, 4 * scaling.elements(n, 2), 2) for n in tiles]
-        self.assertAlmostEqual(step.gradients, cost[0] + cost[1], msg="the embeddings and the first block are final when backward ends")
-        self.assertAlmostEqual(step.beside, 0.5 * sum(cost[2:]))
+        self.assertAlmostEqual(step.gradients, cost[0] + cost[1] + even * 12 / 34, msg="the embeddings and the first block are final when backward ends, and two terms are added")
+        self.assertEqual(step.beside, 0, "copies take no SM")
+        by_nccl = scaling.predict(MACHINE._replace(links=LINKS._replace(per_host=1, network=LINKS.bandwidth, network_hop_us=LINKS.hop_us)), D12, 100.0, 2)
+        self.assertAlmostEqual(by_nccl.gradients, cost[0] + cost[1])
+        self.assertAlmostEqual(by_nccl.beside, 0.5 * sum(cost[2:]))
         self.assertAlmostEqual(step.sum, 0.024)
         self.assertAlmostEqual(step.slowest, 0.01 * step.compute * 0.589, places=2)
         self.assertAlmostEqual(scaling.total_ms(step), step.compute + step.beside + step.gradients + step.sum + step.weights + step.slowest)
 
     def test_backward_that_is_too_short_leaves_all(self):
-        long, short = scaling.predict(MACHINE, D12, 100.0, 2), scaling.predict(MACHINE, D12, scaling.adamw_ms(MACHINE, D12, 1) + 0.03, 2)
+        machine = MACHINE._replace(links=LINKS._replace(per_host=1, network=LINKS.bandwidth, network_hop_us=LINKS.hop_us))
+        long, short = scaling.predict(machine, D12, 100.0, 2), scaling.predict(machine, D12, scaling.adamw_ms(MACHINE, D12, 1) + 0.03, 2)
         cost = sum(1e-3 * scaling.collective_us(LINKS, 4 * scaling.elements(n, 2), 2) for n in scaling.ranges(D12))
         self.assertLess(abs(short.gradients - cost), 0.02)
         self.assertAlmostEqual(short.gradients + short.beside / 0.5, long.gradients + long.beside / 0.5)

@@ -166,6 +166,14 @@ enum { PARTS_DQ = 1, PARTS_DK = 2, PARTS_DV = 4, PARTS_LSE = 2 };
         .flops = formula, .teaches = text                                                                    \
     }
 
+/* A Hopper kernel with a window. */
+#define WINDOWED(op_name, row_name, function, size, text)                                                    \
+    {                                                                                                        \
+        .op = op_name, .name = row_name, .run = function, .needs = NEEDS_HOPPER, .dtype = DTYPE_BF16,        \
+        .head_sizes = {size}, .flags = CAUSAL_ONLY | PACKED_ONLY | TAKES_WINDOW,                             \
+        .scratch_bytes = hopper_scratch, .teaches = text                                                     \
+    }
+
 /* To add a variant: a row, fields in the order of Variant (lab.h). */
 static const Variant rows[] = {
     HOPPER_FORWARD(
@@ -235,6 +243,10 @@ static const Variant rows[] = {
        .flags = CAUSAL_ONLY | PACKED_ONLY,
        .teaches = "the same source with fp32 storage: the trainer's --precision fp32"},
 
+    WINDOWED("attention_forward", "sm90_forward_hd64_ranges", masked_forward<sm90_forward_hd64_ranges>, 64,
+             "sm90 with --window: blocks of keys outside the window are never loaded"),
+    WINDOWED("attention_forward", "sm90_forward_hd128_ranges", masked_forward<sm90_forward_hd128_ranges>, 128,
+             "the same"),
     MASKED("attention_forward", "sm80_masked", masked_forward<sm80_masked_attention_forward>, DTYPE_BF16,
            NULL, "sm80 with --window and --dropout: tiles outside the window are not visited", 0),
     MASKED("attention_forward", "generic_masked", masked_forward<generic_masked_attention_forward_bf16>,
@@ -357,6 +369,10 @@ static const Variant rows[] = {
        .flags = CAUSAL_ONLY | PACKED_ONLY,
        .flops = split_flops,
        .teaches = "the same source with fp32 storage"},
+    WINDOWED("attention_backward", "sm90_backward_hd64_ranges", masked_backward<sm90_backward_hd64_ranges>,
+             64, "tiles of keys end with the last query whose window has them"),
+    WINDOWED("attention_backward", "sm90_backward_hd128_ranges", masked_backward<sm90_backward_hd128_ranges>,
+             128, "the same"),
     MASKED("attention_backward", "sm80_masked", masked_backward<sm80_masked_attention_backward>, DTYPE_BF16,
            split_flops, "the masks of forward, drawn again from their counter", 0),
     MASKED("attention_backward", "generic_masked", masked_backward<generic_masked_attention_backward_bf16>,

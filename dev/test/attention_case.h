@@ -82,6 +82,7 @@ static void run_forward(const Call *c) {
 
 static void prepare_forward(OpCase *c) {
     fill_qkv(&c->s, c->in[2]);
+    fill_documents(c);
 }
 
 static void plain_of_forward(OpCase *c) {
@@ -115,9 +116,11 @@ static void prepare_backward(OpCase *c) {
     const Sizes *d = &c->s;
     fill_qkv(d, c->in[3]);
     op_round(c->in[3], c->dtype, c->operands[3].elems);
-    const uint64_t key = host_key(c, 6);
-    const AttentionMask mask = mask_of(d, &key);
+    int32_t *words;
+    fill_documents(c);
+    const AttentionMask mask = host_mask(c, 6, &words);
     ops_cpu.attention_forward(c->in[2], c->in[4], c->in[3], &mask, d->B, d->T, d->NH, d->HD);
+    free(words);
 }
 
 static void plain_of_backward(OpCase *c) {

@@ -155,6 +155,7 @@ static void op_case_label(OpCase *c) {
         {"flags ",     d->flags           },
         {"fill ",      d->fill            },
         {"window ",    d->window          },
+        {"documents ", d->documents       },
         {"dropout % ", lroundf(100 * d->p)}
     };
     int at = snprintf(c->label, sizeof c->label, "%s%s, %s", c->ops->name, op_path, c->op->name);

@@ -2,26 +2,57 @@
  * CUDA kernels' errors. And the operand that holds the key of a mask. */
 #pragma once
 #include "dev/ops/operands.h"
+#include "llmc/base/random.h"
 #include "op_case.h"
 
-/* ---- window and dropout ---- */
+/* ---- window, documents and dropout ---- */
 
 enum { SITE = 5 };
 
 static bool is_masked(const Sizes *d) {
-    return d->window > 0 || d->p > 0;
+    return d->window > 0 || d->p > 0 || d->documents > 0;
 }
 
-/* The key of the masks: two words of random bits, on the device like every operand; none for plain attention. */
+/* Words of each of the documents' bounds. */
+static int64_t bounds_of(const Sizes *d) {
+    return d->documents ? (int64_t)d->B * d->T : 0;
+}
+
+/* The key of the masks: two words of random bits, on the device like every operand; none for plain attention. Behind it
+ * the starts and the ends of documents (fill_documents). */
 static Operand key_operand(const Sizes *d) {
-    return (Operand){
-        .name = "key", .role = IN, .store = STORE_I32, .elems = is_masked(d) ? 2 : 0, .scale = 1e8f};
+    return (Operand){.name = "key",
+                     .role = IN,
+                     .store = STORE_I32,
+                     .elems = is_masked(d) ? 2 + 2 * bounds_of(d) : 0,
+                     .scale = 1e8f};
 }
 
 static AttentionMask mask_of(const Sizes *d, const void *key) {
+    const int32_t *starts = (const int32_t *)key + 2;
     return (AttentionMask){
-        d->window, {key, SITE, d->p}
+        d->window,
+        {key, SITE, d->p},
+        d->documents ? starts : NULL,
+        d->documents ? starts + bounds_of(d) : NULL
     };
+}
+
+/* In the key's operand: documents of 1 to twice the mean length; some begin at a tile's border, some have one token. */
+static inline void fill_documents(OpCase *c) {
+    const Sizes *d = &c->s;
+    int k = 0;
+    while (strcmp(c->operands[k].name, "key")) k++;
+    float *starts = c->in[k] + 2, *ends = starts + bounds_of(d);
+    for (int64_t b = 0; d->documents && b < d->B; b++)
+        for (int64_t start = 0, n = 0, end; start < d->T; start = end, n++) {
+            const int64_t length = 1 + (int64_t)((double)(random_mix((uint64_t)(b * 1000 + n)) >> 11) *
+                                                 0x1p-53 * (2 * d->documents - 1));
+            end = n % 3 == 1 ? (start + length + 63) / 64 * 64 : n % 5 == 4 ? start + 1 : start + length;
+            if (end > d->T) end = d->T;
+            for (int64_t t = start; t < end; t++)
+                starts[b * d->T + t] = (float)start, ends[b * d->T + t] = (float)end;
+        }
 }
 
 /* The same words, on the host, from operand k of a case. */
@@ -31,20 +62,33 @@ static uint64_t host_key(const OpCase *c, int k) {
     return key;
 }
 
+/* The whole mask on the host, in words that the caller frees. */
+static inline AttentionMask host_mask(const OpCase *c, int k, int32_t **words) {
+    const int64_t n = c->operands[k].elems;
+    *words = op_malloc((size_t)(n + 2) * sizeof **words);
+    memset(*words, 0, 2 * sizeof **words);
+    if (n > 0) op_encode(*words, c->in[k], STORE_I32, DTYPE_F32, n);
+    return mask_of(&c->s, *words);
+}
+
 /* Of one head, for the plain computation. */
 typedef struct HeadMask {
     int window;
     float p;
     uint64_t site;
-    int64_t row0; /* of query 0 in the mask */
+    int64_t row0;        /* of query 0 in the mask */
+    const float *starts; /* of documents, or NULL */
 } HeadMask;
 
 static HeadMask head_mask(const OpCase *c, int k, int head) {
-    return (HeadMask){c->s.window, c->s.p, dropout_site(host_key(c, k), SITE), (int64_t)head * c->s.T};
+    return (HeadMask){c->s.window, c->s.p, dropout_site(host_key(c, k), SITE), (int64_t)head * c->s.T,
+                      c->s.documents ? c->in[k] + 2 + (int64_t)(head / c->s.NH) * c->s.T : NULL};
 }
 
 static int first_key(const HeadMask *m, int i) {
-    return m->window && i >= m->window ? i + 1 - m->window : 0;
+    const int window = m->window && i >= m->window ? i + 1 - m->window : 0,
+              start = m->starts ? (int)m->starts[i] : 0;
+    return window > start ? window : start;
 }
 
 /* x P's dropout of (i, j), as PyTorch's dropout rounds it. */

@@ -61,12 +61,22 @@ static bool check_math(const Reader *r, int n_embd) {
     return check_switches(r);
 }
 
-/* This program's own key: transformers has no window for GPT-2, and ignores it. */
-static const char *const window_key = "attention_window";
+/* This program's own keys: transformers has neither for GPT-2, and ignores them. The latter is the token that ends a
+ * document. */
+static const char *const window_key = "attention_window", *const documents_key = "attention_documents";
 
 /* dropout stays 0: it belongs to a run, not to a model that is read. */
 static bool read_window(const Reader *r, GPT2Config *config) {
     return !json_get(r->root, window_key) || read_size(r, window_key, &config->window);
+}
+static bool read_documents(const Reader *r, GPT2Config *config) {
+    const JsonValue *value = json_get(r->root, documents_key);
+    int64_t token = 0;
+    if (value && !(json_int64(value, &token) && token >= 0 && token <= INT32_MAX))
+        return refuse(r, documents_key, "a token, the one that ends a document");
+    config->documents = value != NULL;
+    config->end_of_text = (int)token;
+    return true;
 }
 
 static bool read_fields(const Reader *r, GPT2Config *config) {
@@ -78,7 +88,7 @@ static bool read_fields(const Reader *r, GPT2Config *config) {
     bool ok = read_size(r, "n_positions", &config->max_seq_len) &&
               read_size(r, "vocab_size", &config->vocab_size) && read_size(r, "n_layer", &config->n_layer) &&
               read_size(r, "n_head", &config->n_head) && read_size(r, "n_embd", &config->n_embd) &&
-              read_window(r, config);
+              read_window(r, config) && read_documents(r, config);
     if (!ok) return false;
     if (config->vocab_size > INT32_MAX - 128) return refuse(r, "vocab_size", "at most 2147483519");
     config->padded_vocab_size = gpt2_pad_vocab(config->vocab_size);
@@ -126,6 +136,7 @@ void hf_config_write(JsonWriter *w, const GPT2Config *config, int eot) {
     const double dropout = round((double)config->dropout * 1e6) / 1e6; /* 0.1, not 0.1f */
     for (int i = 0; i < 3; i++) json_write_double(w, dropouts[i], dropout);
     if (config->window) json_write_int(w, window_key, config->window);
+    if (config->documents) json_write_int(w, documents_key, config->end_of_text);
     write_token_id(w, "bos_token_id", eot);
     write_token_id(w, "eos_token_id", eot);
     json_write_bool(w, "tie_word_embeddings", true);

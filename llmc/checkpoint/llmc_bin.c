@@ -25,7 +25,11 @@ static bool check_header(BinFile *file, const int32_t header[HEADER_INTS], int64
         return fail(err, EXIT_INPUT, "%s: expected version 3 (fp32) or 5 (bf16), found %d", path, header[1]);
     file->dtype = header[1] == VERSION_F32 ? DTYPE_F32 : DTYPE_BF16;
     GPT2Config *config = &file->config;
-    *config = (GPT2Config){header[2], header[3], 0, header[4], header[5], header[6], 0, 0};
+    *config = (GPT2Config){.max_seq_len = header[2],
+                           .vocab_size = header[3],
+                           .n_layer = header[4],
+                           .n_head = header[5],
+                           .n_embd = header[6]};
     if (config->vocab_size < 1 || config->vocab_size > header[7])
         return fail(err, EXIT_INPUT,
                     "%s: expected a vocabulary of 1 to %d (its padded size) tokens, found %d", path,

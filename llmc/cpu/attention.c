@@ -4,7 +4,7 @@
  * the running maximum, the sum and exp(S - lse) are vertical operations without a reduction across lanes, and
  * the transposed copy of the queries that the product needs is made once per query tile and not once per pair
  * of tiles. All products are tile.h's register tile; on the diagonal they skip what the mask hides; tiles outside
- * the window are not visited. Memory: the tiles, on the stack. */
+ * the window or the documents are not visited. Memory: the tiles, on the stack. */
 #include <math.h>
 #include "cpu.h"
 #include "parallel.h"
@@ -23,12 +23,13 @@ typedef struct Attention {
     float *out, *lse, *dqkv;
     const float *qkv, *dout, *saved_out, *saved_lse;
     int64_t T, NH, HD;
-    int64_t width;      /* HD rounded up to whole register tiles: the row length of Rows */
-    int64_t n_tiles;    /* of TILE rows in T */
-    float scale;        /* 1 / sqrt(HD) */
-    int64_t window;     /* positions that a query sees, itself among them; T where there is no window */
-    uint64_t site;      /* of the dropout's mask */
-    uint32_t threshold; /* of its bits; 0: no dropout */
+    int64_t width;         /* HD rounded up to whole register tiles: the row length of Rows */
+    int64_t n_tiles;       /* of TILE rows in T */
+    float scale;           /* 1 / sqrt(HD) */
+    int64_t window;        /* positions that a query sees, itself among them; T where there is no window */
+    const int32_t *starts; /* (B,T) of documents; NULL: there are none */
+    uint64_t site;         /* of the dropout's mask */
+    uint32_t threshold;    /* of its bits; 0: no dropout */
     float kept_scale;
 } Attention;
 
@@ -87,15 +88,31 @@ static vec_mask hidden(int64_t query, int64_t key) {
     return vec_iota() < (int32_t)(key - query);
 }
 
-/* Lanes whose query (from `query` on) is `reach` or more positions behind the key. */
-static vec_mask beyond(int64_t query, int64_t key, int64_t reach) {
-    return vec_iota() >= (int32_t)(reach + key - query);
+/* The first keys that a tile's queries see, from q0 on, by position; they grow with the query. 0 beyond the sequence. */
+typedef struct FirstKeys {
+    int32_t key[TILE];
+} FirstKeys;
+static FirstKeys first_keys(const Attention *f, int64_t batch, int64_t q0) {
+    FirstKeys first = {{0}};
+    for (int64_t q = 0; q < min_i64(f->T - q0, TILE); q++) {
+        const int64_t begin = f->starts ? f->starts[batch * f->T + q0 + q] : 0;
+        first.key[q] = (int32_t)max_i64(q0 + q - f->window + 1, begin);
+    }
+    return first;
 }
 
-/* The first tile of keys that a query tile sees. */
-static int64_t first_key(const Attention *f, int64_t q0) {
-    const int64_t key = q0 - f->window + 1;
-    return key > 0 ? key / TILE * TILE : 0;
+/* Keys from this position on lie before the first key of no query of a vector (from `query` of the tile on). */
+static int64_t last_first(const FirstKeys *first, int64_t query) {
+    int32_t last = 0;
+    for (int64_t i = 0; i < VEC; i++) last = first->key[query + i] > last ? first->key[query + i] : last;
+    return last;
+}
+
+/* Lanes whose query does not see the key at a position, for it comes before its first. */
+static vec_mask unseen(const FirstKeys *first, int64_t query, int64_t key) {
+    vec_int keys;
+    memcpy(&keys, first->key + query, sizeof keys);
+    return keys > (int32_t)key;
 }
 
 /* Dropout of a tile of scores, (TILE keys, TILE queries); row: of the mask, for the first query; k0: first key. */
@@ -115,17 +132,17 @@ typedef struct Softmax {
     float max[TILE], sum[TILE], alpha[TILE]; /* of scale * S; alpha: what the sums so far shrink by */
 } Softmax;
 
-/* S becomes P = exp(scale S - max); max, sum and alpha follow. reach: queries so many positions (of the tile) behind
- * a key do not see it. A row that has seen no key yet has max -inf, and takes 0 for it: exp(-inf - 0) = 0. */
+/* S becomes P = exp(scale S - max); max, sum and alpha follow. k0: position of the first key. A row that has seen no key yet has max -inf, and takes 0 for it: exp(-inf - 0) = 0. */
 static void softmax_tile(const Attention *f, Softmax *state, Scores s, int64_t n_queries, int64_t n_keys,
-                         bool diagonal, int64_t reach) {
+                         bool diagonal, const FirstKeys *first, int64_t k0) {
     for (int64_t q = 0; q < n_queries; q += VEC) {
         int64_t n = visible_keys(q, n_keys, diagonal);
         vec old_max = vec_load(state->max + q), max = old_max, sum = {0};
+        const int64_t last = last_first(first, q);
         for (int64_t k = 0; k < n; k++) {
             vec score = f->scale * vec_load(s + k * TILE + q);
             if (diagonal && k > q) score = vec_select(hidden(q, k), vec_set(-INFINITY), score);
-            if (q + VEC > k + reach) score = vec_select(beyond(q, k, reach), vec_set(-INFINITY), score);
+            if (k0 + k < last) score = vec_select(unseen(first, q, k0 + k), vec_set(-INFINITY), score);
             vec_store(s + k * TILE + q, score);
             max = vec_max(score, max);
         }
@@ -163,7 +180,8 @@ static void forward_tile(const void *args, int64_t task) {
     load_rows(f, rows, q + q0 * row, row, n_queries);
     transpose(f, queries, rows);
     for (int i = 0; i < TILE; i++) state.max[i] = -INFINITY, state.sum[i] = 0;
-    const int64_t k_begin = first_key(f, q0), mask_row = (batch * f->NH + head) * f->T + q0;
+    const FirstKeys first = first_keys(f, batch, q0);
+    const int64_t k_begin = first.key[0] / TILE * TILE, mask_row = (batch * f->NH + head) * f->T + q0;
     for (int64_t k0 = k_begin; k0 <= q0; k0 += TILE) {
         bool diagonal = k0 == q0;
         int64_t n_keys = min_i64(f->T - k0, TILE);
@@ -171,7 +189,7 @@ static void forward_tile(const void *args, int64_t task) {
         load_rows(f, values, v + k0 * row, row, n_keys);
         product(scores, TILE, n_keys, TILE, false, rows, f->width, 1, queries, TILE, f->HD,
                 diagonal ? COLS_FROM_ROW : WHOLE);
-        softmax_tile(f, &state, scores, n_queries, n_keys, diagonal, f->window + k0 - q0);
+        softmax_tile(f, &state, scores, n_queries, n_keys, diagonal, &first, k0);
         drop_tile(f, scores, mask_row, k0, n_keys);
         if (k0 > k_begin) scale_rows(f, sums, state.alpha, n_queries);
         product(sums, f->width, n_queries, f->width, k0 > k_begin, scores, 1, TILE, values, f->width, n_keys,
@@ -196,6 +214,7 @@ static Attention attention_args(const AttentionMask *mask, int T, int NH, int HD
                        .n_tiles = ceil_div(T, TILE),
                        .scale = 1.0f / sqrtf((float)HD),
                        .window = attention_window(mask, T),
+                       .starts = mask->starts,
                        .site = d->p > 0 ? dropout_site(*d->key, d->site) : 0,
                        .threshold = dropout_threshold(d->p),
                        .kept_scale = dropout_scale(d->p)};
@@ -214,18 +233,20 @@ typedef struct QueryTile {
     Columns q_columns, dout_columns;
     float lse[TILE], dot[TILE]; /* dot: D = rowsum(dout * out) */
     int64_t begin, n;
+    FirstKeys first;
 } QueryTile;
 
 /* From S and dP to P = exp(scale S - lse) and dS = scale P (dP - D). */
 static void backward_scores(const Attention *f, const QueryTile *tile, Scores s, Scores dp, int64_t n_keys,
-                            bool diagonal, int64_t reach) {
+                            bool diagonal, int64_t k0) {
     for (int64_t q = 0; q < tile->n; q += VEC) {
+        const int64_t last = last_first(&tile->first, q);
         vec lse = vec_load(tile->lse + q), dot = vec_load(tile->dot + q);
         for (int64_t k = 0, n = visible_keys(q, n_keys, diagonal); k < n; k++) {
             float *s_at = s + k * TILE + q, *dp_at = dp + k * TILE + q;
             vec p = vec_exp(f->scale * vec_load(s_at) - lse);
             if (diagonal && k > q) p = vec_select(hidden(q, k), (vec){0}, p);
-            if (q + VEC > k + reach) p = vec_select(beyond(q, k, reach), (vec){0}, p);
+            if (k0 + k < last) p = vec_select(unseen(&tile->first, q, k0 + k), (vec){0}, p);
             vec_store(s_at, p);
             vec_store(dp_at, f->scale * p * (vec_load(dp_at) - dot));
         }
@@ -262,7 +283,8 @@ static void backward_head(const void *args, int64_t task) {
     for (int64_t q0 = 0; q0 < f->T; q0 += TILE) {
         tile.begin = q0, tile.n = min_i64(f->T - q0, TILE);
         load_query_tile(f, &tile, batch, head);
-        const int64_t k_begin = first_key(f, q0), mask_row = task * f->T + q0;
+        tile.first = first_keys(f, batch, q0);
+        const int64_t k_begin = tile.first.key[0] / TILE * TILE, mask_row = task * f->T + q0;
         for (int64_t k0 = k_begin; k0 <= q0; k0 += TILE) {
             bool diagonal = k0 == q0;
             int64_t n_keys = min_i64(f->T - k0, TILE);
@@ -275,7 +297,7 @@ static void backward_head(const void *args, int64_t task) {
             product(dscores, TILE, n_keys, TILE, false, values, width, 1, tile.dout_columns, TILE, f->HD,
                     scores_trim);
             drop_tile(f, dscores, mask_row, k0, n_keys);
-            backward_scores(f, &tile, scores, dscores, n_keys, diagonal, f->window + k0 - q0);
+            backward_scores(f, &tile, scores, dscores, n_keys, diagonal, k0);
             drop_tile(f, scores, mask_row, k0, n_keys);
             product(dv + k0 * row, row, n_keys, f->HD, !diagonal, scores, TILE, 1, tile.dout, width, tile.n,
                     keys_trim);

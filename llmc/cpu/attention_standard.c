@@ -46,13 +46,22 @@ static View head(const floatX *x, int64_t i, int64_t T, int64_t NH, int64_t HD) 
 typedef struct Rows {
     float *probs, *dprobs; /* (T,T) of one head */
     int64_t T, window;
+    const int32_t *starts; /* (T) of documents; NULL: there are none */
     float scale;
 } Rows;
+
+/* The first key that query t sees. */
+static int64_t first_key(const Rows *r, int64_t t) {
+    return max_i64(t + 1 - r->window, r->starts ? r->starts[t] : 0);
+}
+static const int32_t *starts_of(const AttentionMask *mask, int64_t head, int64_t T, int64_t NH) {
+    return mask->starts ? mask->starts + head / NH * T : NULL;
+}
 
 /* Task: row t of scores becomes softmax(scale * scores) over the keys that query t sees, and 0 over the others. */
 static void softmax_row(const void *args, int64_t t) {
     const Rows *r = args;
-    const int64_t n = min_i64(t + 1, r->window), first = t + 1 - n;
+    const int64_t first = first_key(r, t), n = t + 1 - first;
     float *row = r->probs + t * r->T + first, max = -INFINITY;
     for (int64_t j = 0; j < n; j++) max = row[j] * r->scale > max ? row[j] * r->scale : max;
     vec sum = {0};
@@ -70,7 +79,7 @@ static void softmax_row(const void *args, int64_t t) {
 /* Task: row t of dprobs becomes dscores = scale * probs * (dprobs - sum(probs * dprobs)). */
 static void softmax_backward_row(const void *args, int64_t t) {
     const Rows *r = args;
-    const int64_t n = min_i64(t + 1, r->window), first = t + 1 - n;
+    const int64_t first = first_key(r, t), n = t + 1 - first;
     const float *p = r->probs + t * r->T + first;
     float *dp = r->dprobs + t * r->T + first;
     vec sum = {0};
@@ -91,7 +100,8 @@ void cpu_attention_standard_forward(floatX *out, floatX *probs, floatX *dropped,
         View p = {(float *)probs + i * square, T, 1};
         product(p, q, transposed(k), T, T, HD);
         cpu_parallel_for(T, softmax_row,
-                         &(Rows){p.data, NULL, T, attention_window(mask, T), 1.0f / sqrtf((float)HD)});
+                         &(Rows){p.data, NULL, T, attention_window(mask, T), starts_of(mask, i, T, NH),
+                                 1.0f / sqrtf((float)HD)});
     }
     if (drops) cpu_dropout(dropped, probs, &mask->dropout, (int64_t)B * NH * T, T);
     for (int64_t i = 0; i < (int64_t)B * NH; i++) {
@@ -119,7 +129,7 @@ void cpu_attention_standard_backward(floatX *dqkv, floatX *dprobs, const floatX 
         View dp = {(float *)dprobs + i * square, T, 1};
         cpu_parallel_for(T, softmax_backward_row,
                          &(Rows){(float *)probs + i * square, dp.data, T, attention_window(mask, T),
-                                 1.0f / sqrtf((float)HD)});
+                                 starts_of(mask, i, T, NH), 1.0f / sqrtf((float)HD)});
         product(packed_head(dqkv, 0, i, T, NH, HD), dp, k, T, HD, T);
         product(packed_head(dqkv, 1, i, T, NH, HD), transposed(dp), q, T, HD, T);
     }

@@ -36,6 +36,7 @@ float *gpt2_grad(const GPT2 *model, TensorId id, int layer) {
 /* Of (B,T) this rank's columns. */
 static void upload_batch(GPT2 *model, const Batch *b, const int32_t *tokens, const int32_t *targets) {
     const int64_t T = context_of(b), own = position_of(b), rows = T == b->T ? 1 : b->B, n = b->N / rows;
+    upload_documents(model, tokens, b->B, (int)T);
     for (int64_t row = 0; row < rows; row++) {
         model->ops->device->upload(model->tokens + row * n, tokens + row * T + own,
                                    (size_t)n * sizeof *tokens);

@@ -13,8 +13,10 @@ struct GPT2Config {
     int vocab_size;        /* V: real entries */
     int padded_vocab_size; /* Vp: V rounded up to a multiple of 128; padding rows of wte stay 0 */
     int n_layer, n_head, n_embd;
-    int window;    /* attention sees the last `window` positions, the query's own among them; 0: all */
-    float dropout; /* in training: attention's probabilities, each branch's output, the embedding; 0: none */
+    int window;     /* attention sees the last `window` positions, the query's own among them; 0: all */
+    float dropout;  /* in training: attention's probabilities, each branch's output, the embedding; 0: none */
+    bool documents; /* attention sees its own document only; positions go on from one to the next */
+    int end_of_text; /* where `documents`: the token that ends one */
 };
 
 /* "d12", "gpt3:c768", ...: fills layers, heads, channels; leaves max_seq_len and vocabulary as they are. */
@@ -112,6 +114,7 @@ typedef struct GPT2 {
     float *states[N_STATES];   /* (n_own) each, training only; NULL where no group's optimizer has it */
     int32_t *tile_groups;      /* (n_elements / PARAMETER_TILE), training only: GroupId of each tile */
     int32_t *tokens, *targets; /* (B,T) on the device, this rank's */
+    int32_t *starts, *ends;    /* (B, whole T) of documents; NULL: sequences are not cut */
     void *scratch;             /* ops->scratch_bytes(shape) */
     StepSums *sums;            /* of the step at hand, on the device */
     StepStats *stats;          /* of the last step updated, on the device */

@@ -95,6 +95,9 @@ bool gpt2_config_check(const GPT2Config *config, const char *what, Error *err) {
     if (config->window < 0 || config->window > 1 << 26 || !(config->dropout >= 0 && config->dropout < 1))
         return fail(err, EXIT_INPUT, "%s: window %d, dropout %g; expected 0 to 67108864, 0 to below 1", what,
                     config->window, (double)config->dropout);
+    if (config->documents && (config->end_of_text < 0 || config->end_of_text >= config->vocab_size))
+        return fail(err, EXIT_INPUT, "%s: documents end at token %d, expected one of %d tokens", what,
+                    config->end_of_text, config->vocab_size);
     if (!check_heads(config, what, err)) return false;
     if (config->padded_vocab_size != gpt2_pad_vocab(config->vocab_size))
         return fail(err, EXIT_INPUT, "%s: padded vocabulary is %d, expected %d for %d tokens", what,

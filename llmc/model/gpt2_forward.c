@@ -1,4 +1,6 @@
 /* GPT-2's forward pass over the ops, one call a line. */
+#include <stdlib.h>
+#include "documents.h"
 #include "gpt2_pass.h"
 
 floatX *block_input(const GPT2 *model, int layer) {
@@ -17,8 +19,20 @@ void drop(GPT2 *model, const Batch *b, DropoutSite site, int l, floatX *out, con
     if (b->dropout > 0) model->ops->dropout(out, x, &dropout, b->N, b->C);
 }
 
+void upload_documents(GPT2 *model, const int32_t *tokens, int B, int T) {
+    const size_t n = (size_t)B * (size_t)T;
+    if (!model->config.documents) return;
+    int32_t *bounds = malloc(2 * n * sizeof *bounds);
+    if (!bounds) abort();
+    document_bounds(bounds, bounds + n, tokens, B, T, model->config.end_of_text);
+    model->ops->device->upload(model->starts, bounds, n * sizeof *bounds);
+    model->ops->device->upload(model->ends, bounds + n, n * sizeof *bounds);
+    free(bounds);
+}
+
 AttentionMask mask_of(const GPT2 *model, const Batch *b, int l) {
-    return (AttentionMask){model->config.window, dropout_at(model, b, SITE_ATTENTION, l)};
+    return (AttentionMask){model->config.window, dropout_at(model, b, SITE_ATTENTION, l), model->starts,
+                           model->ends};
 }
 
 /* ---- norms ---- */
@@ -51,10 +65,11 @@ static void qkv_forward(GPT2 *model, const Batch *b, int l) {
                       gpt2_activation(model, ACT_FCH_GELU, l));
 }
 
-/* The row at position `first` against the keys and values of the rows before it. A window is a cache that begins later.
+/* The row at position `first` against the keys and values of the rows before it. A window or document is a cache that begins later.
  */
 static void attention_decode(GPT2 *model, const Batch *b, int l, const AttentionMask *mask) {
-    const int begin = b->first + 1 - attention_window(mask, b->first + 1);
+    const int window = b->first + 1 - attention_window(mask, b->first + 1),
+              begin = window > b->document ? window : b->document;
     const floatX *cache = rows_from(model, gpt2_activation(model, ACT_QKV, l), begin, 3 * b->C);
     model->ops->attention_decode(gpt2_activation(model, ACT_ATTN, l), cache, model->scratch, b->first - begin,
                                  b->NH, b->HD);

@@ -137,7 +137,7 @@ typedef struct Buffer {
     size_t bytes;
 } Buffer;
 
-enum { FIRST_STATE = 5, AFTER_STATES = FIRST_STATE + N_STATES, N_BUFFERS = AFTER_STATES + 7 };
+enum { FIRST_STATE = 5, AFTER_STATES = FIRST_STATE + N_STATES, N_BUFFERS = AFTER_STATES + 9 };
 
 /* Says in the name how much of the whole a buffer has. */
 static void say_part(Buffer *b, const GPT2 *model) {
@@ -171,6 +171,8 @@ static void buffer_table(Buffer table[N_BUFFERS], GPT2 *model) {
     const size_t N = (size_t)model->shape.B * (size_t)model->shape.T;
     const bool training = model->options.training, own_master = model->ops->dtype != DTYPE_F32;
     const bool drops = training && model->config.dropout > 0;
+    const size_t bounds =
+        model->config.documents ? (size_t)model->options.B * (size_t)model->options.T * 4 : 0;
     const bool sharded_master = gpt2_master_is_sharded(model);
     const size_t n_master = sharded_master ? (size_t)model->n_own : n;
 
@@ -185,6 +187,8 @@ static void buffer_table(Buffer table[N_BUFFERS], GPT2 *model) {
         {(void **)&model->tile_groups, "parameter groups", "optimizer", training ? n / PARAMETER_TILE * 4 : 0},
         {(void **)&model->tokens,      "tokens",           "scratch",   N * 4},
         {(void **)&model->targets,     "targets",          "scratch",   N * 4},
+        {(void **)&model->starts,      "starts of documents", "scratch", bounds},
+        {(void **)&model->ends,        "ends of documents", "scratch",  bounds},
         {&model->scratch,              "op scratch",       "scratch",   scratch_bytes(model->ops, &model->shape, &model->options)},
         {(void **)&model->sums,        "step sums",        "scratch",   sizeof(StepSums)},
         {(void **)&model->stats,       "step statistics",  "scratch",   sizeof(StepStats)},

@@ -10,6 +10,7 @@ typedef struct Batch {
     int C, NH, HD;
     float dropout; /* 0 outside of training */
     int first;     /* position of row 0. Not 0 in sampling alone: one row, and qkv holds the rows before it */
+    int document;  /* where that row's document starts */
 } Batch;
 
 /* T: of the whole context. */
@@ -123,6 +124,8 @@ static inline Norm norm_after(const GPT2 *model, int layer) {
 typedef enum { SITE_EMBEDDING, SITE_ATTENTION, SITE_ATTN_PROJ, SITE_MLP_PROJ, N_SITES } DropoutSite;
 /* out = x, dropped, where there is dropout at all; out may be x. (B,T,C) */
 void drop(GPT2 *model, const Batch *b, DropoutSite site, int layer, floatX *out, const floatX *x);
+/* Bounds of the documents in tokens (B,T) on the host, whole sequences, for mask_of. */
+void upload_documents(GPT2 *model, const int32_t *tokens, int B, int T);
 AttentionMask mask_of(const GPT2 *model, const Batch *b, int layer);
 
 /* ---- a context shared out over ranks: gpt2_context.c ---- */

@@ -107,6 +107,9 @@ typedef struct AdamWArgs {
 typedef struct AttentionMask {
     int window;      /* a query sees its last `window` positions, itself among them; 0: all */
     Dropout dropout; /* of the probabilities: row (b*NH + head)*T + query, column key */
+    /* (B,T) in device memory: the first position of the document that a position is of, and the one behind its last. A query
+     * sees its own document. NULL: a sequence is one document. */
+    const int32_t *starts, *ends;
 } AttentionMask;
 
 /* Of T positions, how many a query sees at most: a window as long as T is none. */
@@ -115,7 +118,7 @@ static inline int attention_window(const AttentionMask *mask, int T) {
 }
 /* Nothing is left out: plain causal attention, whose kernels are the fastest. */
 static inline bool attention_is_plain(const AttentionMask *mask, int T) {
-    return mask->dropout.p == 0 && attention_window(mask, T) == T;
+    return mask->dropout.p == 0 && attention_window(mask, T) == T && !mask->starts;
 }
 
 /* A row-major matrix on the device, an operand of the linear ops. data NULL: there is none. */
@@ -201,7 +204,7 @@ typedef void QkvBiasBackward(float *dbias, const floatX *dqkv, const float *dpro
  * ---- */
 /* FlashAttention-2 (Dao 2023, Algorithms 1 and 2): nothing of size T*T exists.
  * out (B,T,NH,HD) = (P o M) V, lse (B,NH,T) fp32 = logsumexp_j(scale q_i.k_j) in nats. P is the softmax over the mask's
- * window, before dropout, and lse is its; M is the dropout's mask times 1/(1-p). Key tiles outside the window are not
+ * window and documents, before dropout, and lse is its; M is the dropout's mask times 1/(1-p). Key tiles outside the window are not
  * visited. A mask that leaves nothing out ({0}) is plain causal attention, whose kernels are the fastest; NULL is not
  * allowed. */
 typedef void AttentionForward(floatX *out, float *lse, const floatX *qkv, const AttentionMask *mask, int B,

@@ -34,7 +34,10 @@ static void *take(Arena *arena, size_t bytes) {
 
 static size_t place_buffers(GPT2 *m, char *base) {
     Arena arena = {.base = base};
+    const size_t bounds = m->config.documents ? (size_t)m->shape.T * sizeof *m->starts : 0;
     m->tokens = m->targets = take(&arena, (size_t)m->shape.T * sizeof *m->tokens);
+    m->starts = take(&arena, bounds);
+    m->ends = take(&arena, bounds);
     m->scratch =
         take(&arena, (size_t)attention_decode_scratch(m->shape.NH, m->shape.C / m->shape.NH) * sizeof(float));
     for (int id = 0; id < N_ACTIVATIONS; id++)
@@ -87,12 +90,22 @@ static bool sampler_open(Sampler *s, const GPT2 *model, int n_prompt, int n_toke
 
 /* ---- the window ---- */
 
+/* Where the document of the last token starts. */
+static int document_start(const Sampler *s) {
+    const GPT2Config *c = &s->model.config;
+    int start = s->n - 1;
+    while (c->documents && start > 0 && s->window[start - 1] != c->end_of_text) start--;
+    return c->documents ? start : 0;
+}
+
 /* Feeds the tokens of the window that the cache lacks (all of it, or one). */
 static void feed_window(Sampler *s) {
     GPT2 *m = &s->model;
     const int n = s->n - s->n_cached;
     Batch b = batch_of(m, 1, n);
     b.first = s->n_cached;
+    b.document = document_start(s);
+    if (b.first == 0) upload_documents(m, s->window, 1, n);
     m->ops->device->upload(m->tokens, s->window + b.first, (size_t)n * sizeof *m->tokens);
     forward_pass(m, &b);
     gpt2_logits(m, s->logits, n - 1, 1);

@@ -58,6 +58,7 @@ static void print_window(FILE *out, const Settings *s) {
     else if (s->window > 0)
         console_row(out, "window", "attention sees %lld of %lld positions", (long long)s->window,
                     (long long)s->seq);
+    if (s->documents) console_row(out, "documents", "attention sees its own document only");
 }
 
 void console_eval_settings(FILE *out, const Settings *s) {

@@ -33,13 +33,17 @@ static void override_size(GPT2Config *config, const Settings *s) {
     if (s->channels) config->n_embd = (int)s->channels;
 }
 
-/* What the flags say of the computation; of a window that they leave open, the model's files. */
+/* What the flags say of the computation; of a window and documents that they leave open, the model's files. */
 static void config_options(Run *run) {
     Settings *s = &run->settings;
     if (flags_was_set(s, "window"))
         run->config.window = (int)s->window;
     else
         s->window = run->config.window;
+    if (flags_was_set(s, "documents"))
+        run->config.documents = s->documents;
+    else
+        s->documents = run->config.documents;
     run->config.dropout = (float)s->dropout;
 }
 
@@ -182,10 +186,25 @@ static bool model_size(Run *run, Error *err) {
     return gpt2_config_check(&run->config, size_flags(&run->settings, named, sizeof named), err);
 }
 
+/* Which token ends a document, where the model's files do not say. */
+static bool end_of_documents(Run *run, Error *err) {
+    enum { GPT2_EOT = 50256 };
+    GPT2Config *c = &run->config;
+    if (!c->documents || !flags_was_set(&run->settings, "documents")) return true;
+    c->end_of_text = run->tokenizer             ? tokenizer_eot(run->tokenizer)
+                     : c->vocab_size > GPT2_EOT ? (int)GPT2_EOT
+                                                : -1;
+    return (c->end_of_text >= 0 && c->end_of_text < c->vocab_size) ||
+           fail(err, EXIT_INPUT,
+                "--documents: the tokenizer has no end-of-text token; expected one, documents end there; "
+                "hint: "
+                "token shards of GPT-2's tokenizer, --tokenizer");
+}
+
 bool setup_model_size(Run *run, Error *err) {
     const Settings *s = &run->settings;
     const int size = (int)s->context_gpus;
-    if (!model_size(run, err)) return false;
+    if (!model_size(run, err) || !end_of_documents(run, err)) return false;
     if (size == 1 || settings_model_alone(s)) return true;
     if (!run->context) {
         run->planned = comm_planned(size);

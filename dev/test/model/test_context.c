@@ -154,6 +154,13 @@ static void test_steps(void) {
     test_small(2, "three sequences", 0, (GPT2Options){.B = 3, .T = 30});
     test_small(3, "odd parts", 0, (GPT2Options){.B = 3, .T = 15});
     test_small(3, "a window", 7, (GPT2Options){.B = 2, .T = 36});
+    Case documents = {
+        .what = "documents", .config = small_config, .options = {.B = 2, .T = 36},
+                .seconds = FORKED_SECONDS
+    };
+    documents.config.documents = true;
+    documents.config.end_of_text = 3;
+    test_step(documents, &ops_cpu, &ops_cpu, 3);
     test_small(3, "standard", 0, (GPT2Options){.B = 2, .T = 12, .attention = ATTENTION_STANDARD});
     for (int level = RECOMPUTE_GELU; level <= RECOMPUTE_BLOCK; level++) {
         test_small(2, "recompute", 0, (GPT2Options){.B = 1, .T = 12, .recompute = (Recompute)level});

@@ -1,6 +1,8 @@
 /* Attention on the CPU in its three forms (tiled, textbook, one row) against plain loops in double, with and without
- * a window and dropout. The loops ask the mask element by element; test_dropout.c says what kind of mask it is. */
+ * a window, documents and dropout. The loops ask the mask element by element; test_dropout.c says what kind of mask it is. */
 #include "dev/test/cpu_case.h"
+#include "llmc/base/random.h"
+#include "llmc/model/documents.h"
 
 typedef struct Attention {
     int B, T, NH, HD;
@@ -26,6 +28,7 @@ static double attention_double(const void *context) {
         const double *k = a->qkv.d + batch * T * row + (NH + head) * HD, *v = k + NH * HD;
         double max = -INFINITY, sum = 0, *out = a->out.d + ((batch * T + t) * NH + head) * HD;
         int64_t first = a->mask.window && t >= a->mask.window ? t + 1 - a->mask.window : 0;
+        if (a->mask.starts && a->mask.starts[batch * T + t] > first) first = a->mask.starts[batch * T + t];
         for (int64_t j = first; j <= t; j++) {
             p[j] = 0;
             for (int64_t d = 0; d < HD; d++) p[j] += q[d] * k[j * row + d];
@@ -61,11 +64,15 @@ static void has_known_sums(const char *name, const Attention *a, Buffer dqkv) {
 
 /* Flash, textbook and decoding, the last with a cache that begins at the window. spread: of the inputs; large ones make
  * one key take nearly all the weight. */
-static void test_attention(int B, int T, int NH, int HD, double spread, int window, float p) {
+static void test_attention(int B, int T, int NH, int HD, double spread, int window, float p, int documents) {
     static const uint64_t key = 0x123456789abcdef;
-    char name[96];
-    snprintf(name, sizeof name, "attention B %d T %d NH %d HD %d spread %g window %d p %g", B, T, NH, HD,
-             spread, window, (double)p);
+    char name[112];
+    snprintf(name, sizeof name, "attention B %d T %d NH %d HD %d spread %g window %d p %g documents %d", B, T,
+             NH, HD, spread, window, (double)p, documents);
+    int32_t *tokens = malloc(sizeof *tokens * (size_t)(3 * B * T)), *bounds = tokens + B * T;
+    for (int i = 0; i < B * T; i++)
+        tokens[i] = documents && random_mix((uint64_t)i) % (unsigned)documents == 0;
+    document_bounds(bounds, bounds + B * T, tokens, B, T, 1);
     int64_t n = (int64_t)B * T * NH * HD;
     Attention a = {
         B,
@@ -76,7 +83,7 @@ static void test_attention(int B, int T, int NH, int HD, double spread, int wind
         filled(n, 1, 0),
         poisoned(n),
         poisoned((int64_t)B * NH * T),
-        {window, {&key, 7, p}}
+        {window, {&key, 7, p}, documents ? bounds : NULL, NULL}
     };
     Buffer dqkv = poisoned(3 * n), decoded = poisoned(NH * HD), scratch = poisoned(1);
     Buffer probs = poisoned((int64_t)B * NH * T * T), dprobs = poisoned(probs.n);
@@ -99,10 +106,12 @@ static void test_attention(int B, int T, int NH, int HD, double spread, int wind
     if (p == 0) has_known_sums(name, &a, dqkv);
     for (int t = T / 2; p == 0 && t < T;
          t += T / 2 + 1) { /* of the first sequence; the CPU needs no scratch */
-        const int first = window && t >= window ? t + 1 - window : 0;
+        int first = window && t >= window ? t + 1 - window : 0;
+        if (documents && bounds[t] > first) first = bounds[t];
         ops->attention_decode(decoded.f, a.qkv.f + (int64_t)first * 3 * NH * HD, NULL, t - first, NH, HD);
         close_to(name, decoded, a.out.d + (int64_t)t * NH * HD);
     }
+    free(tokens);
     end_case(name);
 }
 
@@ -165,18 +174,38 @@ static void test_attention_long(void) {
     end_case("attention long");
 }
 
+/* A document's last token is its own; the last document may lack one; the end-of-text token alone is one. */
+static void test_bounds(void) {
+    static const int32_t tokens[2][6] =
+        {
+            {5, 1, 2, 1, 1, 7},
+            {1, 3, 3, 3, 3, 1}
+    },
+                         starts[2][6] = {{0, 0, 2, 2, 4, 5}, {0, 1, 1, 1, 1, 1}},
+                         ends[2][6] = {{2, 2, 4, 4, 5, 6}, {1, 6, 6, 6, 6, 6}};
+    int32_t got[2][2][6];
+    document_bounds(got[0][0], got[1][0], tokens[0], 2, 6, 1);
+    CHECK(memcmp(got[0], starts, sizeof starts) == 0, "where documents start");
+    CHECK(memcmp(got[1], ends, sizeof ends) == 0, "where documents end");
+}
+
 static void run_cases(void) {
     static const int context[] = {1, 7, 64, 65, 127}, head_size[] = {8, 24, 32, 64, 128};
     for (int i = 0; i < 5; i++)
-        for (int j = 0; j < 5; j++) test_attention(1 + j % 2, context[i], 1 + i % 3, head_size[j], 2, 0, 0);
-    test_attention(1, 200, 1, 256, 1, 0, 0);
-    test_attention(1, 90, 2, 40, 6, 0, 0);
+        for (int j = 0; j < 5; j++)
+            test_attention(1 + j % 2, context[i], 1 + i % 3, head_size[j], 2, 0, 0, 0);
+    test_attention(1, 200, 1, 256, 1, 0, 0, 0);
+    test_attention(1, 90, 2, 40, 6, 0, 0, 0);
     static const int windows[] = {1, 5, 64, 65, 100};
     for (int i = 0; i < 5; i++)
-        for (int j = 0; j < 2; j++) test_attention(2, 65 + 85 * j, 2, 8 + 16 * i, 2, windows[i], 0);
-    test_attention(2, 150, 2, 24, 2, 0, 0.1f);
-    test_attention(1, 70, 3, 32, 2, 0, 0.75f);
-    test_attention(1, 200, 2, 64, 2, 70, 0.3f);
+        for (int j = 0; j < 2; j++) test_attention(2, 65 + 85 * j, 2, 8 + 16 * i, 2, windows[i], 0, 0);
+    test_attention(2, 150, 2, 24, 2, 0, 0.1f, 0);
+    test_attention(1, 70, 3, 32, 2, 0, 0.75f, 0);
+    test_attention(1, 200, 2, 64, 2, 70, 0.3f, 0);
+    test_attention(2, 200, 2, 24, 2, 0, 0, 40);
+    test_attention(3, 70, 1, 8, 2, 0, 0, 3);
+    test_attention(1, 150, 2, 64, 2, 50, 0.2f, 30);
+    test_bounds();
     test_mask_of_nothing();
     test_attention_causal();
     test_attention_long();

@@ -149,7 +149,7 @@ static void test_expectation(void) {
     for (int k = 0; k < KEYS; k++) {
         key = random_stream(9, (uint64_t)k);
         const AttentionMask mask = {
-            0, {&key, 1, p}
+            .dropout = {&key, 1, p}
         };
         ops_cpu.attention_forward(out, lse, qkv, &mask, 1, T, 1, HD);
         for (int i = 0; i < T * HD; i++) sum[i] += out[i], squares[i] += pow(out[i] - plain[i], 2);

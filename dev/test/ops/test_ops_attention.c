@@ -1,5 +1,5 @@
 /* Attention of every CUDA backend against the CPU oracle: flash and standard, forward and backward, with and without
- * a window and dropout, and decoding. -v prints every error and limit. */
+ * a window, documents and dropout, and decoding. -v prints every error and limit. */
 #include "dev/test/long_attention.h"
 
 /* ---- standard ---- */
@@ -79,9 +79,13 @@ static void prepare_standard_backward(OpCase *c) {
     fill_qkv(d, c->in[4]);
     op_round(c->in[4], c->dtype, c->operands[4].elems);
     float *out = op_malloc((size_t)c->operands[2].elems * sizeof *out);
-    const AttentionMask window = {.window = d->window}; /* probs are those before dropout */
-    ops_cpu.attention_standard_forward(out, c->in[3], NULL, c->in[4], &window, d->B, d->T, d->NH, d->HD);
+    int32_t *words;
+    fill_documents(c);
+    AttentionMask mask = host_mask(c, 5, &words);
+    mask.dropout.p = 0; /* probs are those before dropout */
+    ops_cpu.attention_standard_forward(out, c->in[3], NULL, c->in[4], &mask, d->B, d->T, d->NH, d->HD);
     free(out);
+    free(words);
 }
 
 static void plain_of_standard_backward(OpCase *c) {
@@ -192,20 +196,23 @@ static void test_long_caches(const Ops *ops) {
     op_case(ops, &decode, (Sizes){.T = 8200, .NH = 1, .HD = 256});
 }
 
-/* Windows shorter and longer than a tile, ends of windows inside tiles; a tenth, a quarter and half dropped. */
+/* Windows and documents shorter and longer than a tile, their ends inside tiles; a tenth, a quarter and half dropped. */
 static const struct {
-    int B, T, NH, window;
+    int B, T, NH, window, documents;
     float p;
 } masks[] = {
-    {2, 129, 3, 50,  0    },
-    {1, 195, 2, 1,   0    },
-    {1, 300, 2, 64,  0    },
-    {1, 515, 1, 130, 0    },
-    {1, 771, 2, 256, 0    }, /* Hopper: tiles of which one half sees more blocks than the other */
-    {2, 643, 3, 320, 0    },
-    {2, 129, 2, 0,   0.25f},
-    {1, 65,  3, 0,   0.5f },
-    {1, 300, 2, 70,  0.1f },
+    {2, 129, 3, 50,  0,   0    },
+    {1, 195, 2, 1,   0,   0    },
+    {1, 300, 2, 64,  0,   0    },
+    {1, 515, 1, 130, 0,   0    },
+    {1, 771, 2, 256, 0,   0    }, /* Hopper: tiles of which one half sees more blocks than the other */
+    {2, 643, 3, 320, 0,   0    },
+    {2, 129, 3, 0,   20,  0    },
+    {3, 700, 2, 0,   90,  0    },
+    {2, 901, 2, 200, 250, 0    },
+    {2, 129, 2, 0,   0,   0.25f},
+    {1, 65,  3, 0,   0,   0.5f },
+    {1, 300, 2, 70,  100, 0.1f },
 };
 
 static void test_masks(const Ops *ops) {
@@ -217,6 +224,7 @@ static void test_masks(const Ops *ops) {
                        .NH = masks[m].NH,
                        .HD = some_head_sizes[h],
                        .window = masks[m].window,
+                       .documents = masks[m].documents,
                        .p = masks[m].p};
             if (op_small && d.T > 195) continue;
             op_case(ops, &forward, d);
@@ -229,7 +237,7 @@ static void test_masks(const Ops *ops) {
 
 /* More heads than have sums of dQ at once, which then take turns. */
 static void test_many_heads(const Ops *ops) {
-    const Sizes d = {.B = 10, .T = 195, .NH = 25, .HD = 128, .window = 70};
+    const Sizes d = {.B = 10, .T = 195, .NH = 25, .HD = 128, .documents = 70};
     op_case(ops, &backward, d);
 }
 

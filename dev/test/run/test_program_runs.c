@@ -291,9 +291,9 @@ static void greedy_text(GPT2 *model, const char *prompt, int n, char *text) {
 }
 
 /* A context of 150 tokens: the cache holds more than the 64 keys that the CPU decodes in one piece, then the window slides. */
-static void test_greedy(int window) {
+static void test_greedy(int window, bool documents) {
     enum { N = 220 };
-    static const char *const prompt = "the quick brown fox";
+    const char *const prompt = documents ? "the quick\nbrown fox" : "the quick brown fox";
     GPT2Config size = program_config;
     const GPT2Options options = {.B = 1, .T = 150};
     GPT2 model;
@@ -301,6 +301,8 @@ static void test_greedy(int window) {
     char expected[N + 40];
     int seen[256] = {0}, letters = 0;
     size.max_seq_len = 150;
+    size.documents = documents;
+    size.end_of_text = '\n';
     save_program_model("long", LETTERS, &size);
     size.window = window;
     if (!CHECK(gpt2_open(&model, &ops_cpu, &size, &options, &err), "%s", err.text)) return;
@@ -395,8 +397,9 @@ int main(void) {
     test_three_bad_steps();
     test_ends_with_a_bad_step();
     test_eval_only();
-    test_greedy(0);
-    test_greedy(70);
+    test_greedy(0, false);
+    test_greedy(70, false);
+    test_greedy(0, true);
     test_samples();
     remove_tree(folder);
     return check_finish("program_runs");

@@ -182,6 +182,48 @@ static void test_window(void) {
     }
 }
 
+/* ---- documents ---- */
+
+/* The loss of two documents in one sequence, each of 16 bytes, the first with its end. */
+static double loss_of_pair(const char *model, const char *first, const char *second, const char *flags) {
+    FILE *file = fopen(in_folder("pair.txt"), "w");
+    if (!CHECK(file, "pair.txt")) return NAN;
+    fprintf(file, "%s\n%s", first, second);
+    fclose(file);
+    const int status = run_program("--train %s --val %s/pair.txt --model %s --eval-only --batch 1 --seq 32 "
+                                   "--eval-batches 1 %s",
+                                   text_path, folder, model, flags);
+    CHECK(status == 0, "exit code %d", status);
+    return printed_number("val loss ");
+}
+
+/* Documents that do not see each other have their losses apart: exchanging what stands beside them changes no sum. The
+ * second ones begin alike, for that byte is the first ones' last target. */
+static void test_documents(void) {
+    static const char *const firsts[] = {"what is not here", "QxQ 0123, yet it"}, *const seconds[] = {
+                                                                                      "and many other ones",
+                                                                                      "as 77, ZZ! and :;"};
+    GPT2Config size = program_config;
+    double off[2];
+    size.end_of_text = '\n';
+    for (int documents = 0; documents < 2; documents++) {
+        double loss[2][2];
+        size.documents = documents;
+        save_program_model("packed", PLAIN, &size);
+        for (int i = 0; i < 2; i++)
+            for (int j = 0; j < 2; j++)
+                loss[i][j] = loss_of_pair(in_folder("packed"), firsts[i], seconds[j], "");
+        off[documents] = fabs(loss[0][0] + loss[1][1] - loss[0][1] - loss[1][0]);
+        CHECK(says("sees its own document only") == documents, "what the program says of documents");
+    }
+    CHECK(off[0] > 1e-3, "without documents: sums differ by %g: the test sees nothing", off[0]);
+    CHECK(off[1] <= 2e-4, "documents see each other: sums differ by %g", off[1]);
+    char flags[300];
+    snprintf(flags, sizeof flags, "--train %s --model %s --eval-only --batch 1 --documents", text_path,
+             in_folder("model"));
+    refuses(flags, "--documents: the tokenizer has no end-of-text token");
+}
+
 /* ---- data ---- */
 
 static void write_shard(const char *name, int n, int token) {
@@ -289,6 +331,7 @@ int main(void) {
     test_sampling_memory();
     test_measured();
     test_window();
+    test_documents();
     test_shards();
     test_header();
     test_used_folder();

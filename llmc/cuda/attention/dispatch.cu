@@ -14,7 +14,7 @@ typedef struct Serves {
 } Serves;
 
 /* What a call leaves out beside the keys behind a query; bits. */
-enum { RANGES = 1 /* keys before a window */, DROPOUT = 2, ANY_MASK = RANGES | DROPOUT };
+enum { RANGES = 1 /* keys before a window, of other documents */, DROPOUT = 2, ANY_MASK = RANGES | DROPOUT };
 
 typedef struct ForwardPath {
     Serves serves;
@@ -33,6 +33,7 @@ typedef struct BackwardPath {
 } BackwardPath;
 
 #define NAMED(function) #function, function
+#define MASKED(function) #function, NULL, function
 
 /* The first row that fits is taken; the last two take whatever comes to them. To add a path, write its file, declare it
  * in paths.cuh and put its rows above those it beats. sm_90a code runs on capability 9.0 alone.
@@ -49,6 +50,8 @@ static const ForwardPath forward_paths[] = {
     {{90, 90,  DTYPE_BF16, 96,  0},    NAMED(sm90_forward_hd96),              NULL, 0},
     {{90, 90,  DTYPE_BF16, 112, 0},    NAMED(sm90_forward_hd112),             NULL, 0},
     {{90, 90,  DTYPE_BF16, 256, 0},    NAMED(sm90_forward_hd256),             NULL, 0},
+    {{90, 90,  DTYPE_BF16, 64,  0},    MASKED(sm90_forward_hd64_ranges),      RANGES},
+    {{90, 90,  DTYPE_BF16, 128, 0},    MASKED(sm90_forward_hd128_ranges),     RANGES},
     {{80, ANY, DTYPE_BF16, 0,   0},    NAMED(sm80_attention_forward),         sm80_masked_attention_forward, ANY_MASK},
     {{0,  ANY, DTYPE_F32,  0,   0},    NAMED(generic_attention_forward_f32),  generic_masked_attention_forward_f32, ANY_MASK},
 };
@@ -66,6 +69,8 @@ static const BackwardPath backward_paths[] = {
     {{90, 90,  DTYPE_BF16, 96,  0},     NAMED(sm90_backward_hd96_1cta),         NULL, 0},
     {{90, 90,  DTYPE_BF16, 112, 4096},  NAMED(sm90_backward_hd112_2cta),        NULL, 0},
     {{90, 90,  DTYPE_BF16, 112, 0},     NAMED(sm90_backward_hd112_1cta),        NULL, 0},
+    {{90, 90,  DTYPE_BF16, 64,  0},     MASKED(sm90_backward_hd64_ranges),      RANGES},
+    {{90, 90,  DTYPE_BF16, 128, 0},     MASKED(sm90_backward_hd128_ranges),     RANGES},
     {{80, ANY, DTYPE_BF16, 0,   0},     NAMED(sm80_attention_backward),         sm80_masked_attention_backward, ANY_MASK},
     {{0,  ANY, DTYPE_F32,  0,   0},     NAMED(generic_attention_backward_f32),  generic_masked_attention_backward_f32, ANY_MASK},
 };
@@ -89,7 +94,7 @@ static bool fits(const Serves *s, DType dtype, int T, int HD) {
 }
 
 static int masks_of(const AttentionMask *mask, int T) {
-    return (attention_window(mask, T) < T ? RANGES : 0) | (mask->dropout.p > 0 ? DROPOUT : 0);
+    return (attention_window(mask, T) < T || mask->starts ? RANGES : 0) | (mask->dropout.p > 0 ? DROPOUT : 0);
 }
 
 template <class Path> static bool takes(const Path *path, int masks) {

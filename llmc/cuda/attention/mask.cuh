@@ -1,7 +1,7 @@
 /* What attention leaves out beside the keys behind a query, as a type that kernels are instantiated with.
  *
  * PlainMask leaves out nothing: every answer is a constant, and a kernel with it is the kernel without masks.
- * GeneralMask has a window (positions that a query sees, itself among them) and dropout of the probabilities
+ * GeneralMask has a window (positions that a query sees, itself among them), documents, and dropout of the probabilities
  * (llmc/model/dropout.h: row (b*NH + head)*T + query, column key). Where S, P and D are those without dropout and M is
  * the mask as 0 and 1, with kept = 1 - p:
  *   O = (P*M) V / kept    dV = (P*M)^T dO / kept    dS kept = P * (M ? dP - D kept : -D kept)
@@ -9,22 +9,30 @@
 #pragma once
 #include "llmc/cuda/device/cuda_common.cuh"
 
-/* A window, where it leaves keys out: a query sees the keys from first_key to itself, a key is seen by queries up to
- * end_query. Both grow with the position, so what a block of rows sees, or is seen by, is a range, too. */
+/* A window and documents: a query sees the keys from first_key to itself, a key is seen by queries up to end_query. Both
+ * grow with the position, so what a block of rows sees, or is seen by, is a range, too. */
 typedef struct SeenKeys {
-    int T, window; /* window: at most T */
+    int T, window;                /* window: at most T */
+    const int32_t *starts, *ends; /* of documents, (B,T); NULL: a sequence is one */
 
-    __device__ __forceinline__ int first_key(int batch, int row) const { return max(row - window + 1, 0); }
+    __device__ __forceinline__ int first_key(int batch, int row) const {
+        const int first = max(row - window + 1, 0);
+        return starts ? max(first, starts[(int64_t)batch * T + min(row, T - 1)]) : first;
+    }
     /* The first query behind the key that does not see it; may be beyond T. */
-    __device__ __forceinline__ int end_query(int batch, int key) const { return key + window; }
+    __device__ __forceinline__ int end_query(int batch, int key) const {
+        const int end = key + window;
+        return ends ? min(end, ends[(int64_t)batch * T + min(key, T - 1)]) : end;
+    }
 } SeenKeys;
 
 static inline SeenKeys seen_keys(const AttentionMask *mask, int T) {
-    return (SeenKeys){T, attention_window(mask, T)};
+    return (SeenKeys){T, attention_window(mask, T), mask->starts, mask->ends};
 }
 
 struct PlainMask {
     static constexpr bool PLAIN = true;
+    __device__ constexpr void enter_sequence(int) {}
     __device__ constexpr int first_key(int) const { return 0; }
     __device__ constexpr int end_query(int, int T) const { return T; }
     __device__ constexpr bool beyond(int, int) const { return false; }
@@ -39,18 +47,20 @@ struct GeneralMask {
     static constexpr bool PLAIN = false;
     const uint64_t *key;
     uint32_t site_number, threshold; /* threshold 0: no dropout, key is not read */
-    int window;                      /* at most T */
-    float keep, keep_scale;          /* 1 - p, 1 / (1 - p) */
+    SeenKeys seen;
+    int batch;              /* the sequence whose queries are meant */
+    float keep, keep_scale; /* 1 - p, 1 / (1 - p) */
 
+    __device__ __forceinline__ void enter_sequence(int sequence) { batch = sequence; }
     /* The first key that query `row` and those behind it see. */
-    __device__ __forceinline__ int first_key(int row) const { return max(0, row - window + 1); }
+    __device__ __forceinline__ int first_key(int row) const { return seen.first_key(batch, row); }
     /* No query from this one on sees a key before `key_end`. */
     __device__ __forceinline__ int end_query(int key_end, int T) const {
-        return min(T, key_end + window - 1);
+        return min(T, seen.end_query(batch, key_end - 1));
     }
-    /* The key lies before the query's window. */
+    /* The key lies before those that the query sees. */
     __device__ __forceinline__ bool beyond(int query, int key_position) const {
-        return query - key_position >= window;
+        return key_position < first_key(query);
     }
     __device__ __forceinline__ bool drops() const { return threshold != 0; }
     __device__ __forceinline__ uint64_t site() const { return drops() ? dropout_site(*key, site_number) : 0; }
@@ -66,7 +76,8 @@ static inline GeneralMask general_mask(const AttentionMask *mask, int T) {
     m.key = mask->dropout.key;
     m.site_number = mask->dropout.site;
     m.threshold = dropout_threshold(mask->dropout.p);
-    m.window = attention_window(mask, T);
+    m.seen = seen_keys(mask, T);
+    m.batch = 0;
     m.keep = 1.0f - mask->dropout.p;
     m.keep_scale = dropout_scale(mask->dropout.p);
     return m;

@@ -95,6 +95,7 @@ __global__ void __launch_bounds__(GenericConfig<HDP>::THREADS, 2)
     extern __shared__ __align__(16) float shared_floats[];
     float *q = shared_floats, *kv = q + Config::OWN_FLOATS, *weights = kv + Config::STREAM_FLOATS;
     const BlockRows at = block_rows<true>(order, Config::OWN, T, NH, HD);
+    mask.enter_sequence((int)((at.token - at.row0) / T));
     const int C = NH * HD, stride = 3 * C;
     const X *q_rows = qkv + at.token * stride + at.column, *k_rows = q_rows + C - (int64_t)at.row0 * stride;
     const int own = threadIdx.x / 16 * Config::R;
@@ -164,6 +165,7 @@ __global__ void __launch_bounds__(GenericConfig<HDP>::THREADS, 2)
     float *q = shared_floats, *d_out = q + Config::OWN_FLOATS;
     float *kv = d_out + Config::OWN_FLOATS, *weights = kv + Config::STREAM_FLOATS;
     const BlockRows at = block_rows<true>(order, Config::OWN, T, NH, HD);
+    mask.enter_sequence((int)((at.token - at.row0) / T));
     const int C = NH * HD, stride = 3 * C, rows_valid = T - at.row0;
     const X *q_rows = qkv + at.token * stride + at.column, *k_rows = q_rows + C - (int64_t)at.row0 * stride;
     const int64_t o_offset = at.token * C + at.column;
@@ -218,6 +220,7 @@ __global__ void __launch_bounds__(GenericConfig<HDP>::THREADS, 2)
     float *q = v + Config::OWN_FLOATS, *d_out = q + Config::STREAM_FLOATS,
           *weights = d_out + Config::STREAM_FLOATS;
     const BlockRows at = block_rows<false>(order, Config::OWN, T, NH, HD);
+    mask.enter_sequence((int)((at.token - at.row0) / T));
     const int C = NH * HD, stride = 3 * C, rows_valid = T - at.row0;
     const int64_t q_offset = at.token * stride + at.column;
     const int row = at.row0 + threadIdx.x / 16 * Config::R;

@@ -10,6 +10,7 @@
 #include "llmc/cuda/attention/attention.cuh"
 #include "llmc/cuda/cuda_ops.cuh"
 #include "llmc/cuda/attention/launch.cuh"
+#include "llmc/cuda/attention/mask.cuh"
 
 enum { TILE = 64, DEPTH = 16, TILE_THREADS = 256, ROW_THREADS = 256, MAX_GRID_Y = 65535 };
 
@@ -83,8 +84,9 @@ __global__ void __launch_bounds__(TILE_THREADS)
 /* Row i of a head's scores becomes its probabilities: 0 for keys that it does not see. One block a row of
  * (B*NH*T). */
 template <typename X>
-__global__ void __launch_bounds__(ROW_THREADS) standard_softmax_kernel(X *probs, int T, int window) {
-    const int i = blockIdx.x % T, first = max(0, i - window + 1);
+__global__ void __launch_bounds__(ROW_THREADS)
+    standard_softmax_kernel(X *probs, int T, int NH, SeenKeys seen) {
+    const int i = blockIdx.x % T, first = seen.first_key(blockIdx.x / T / NH, i);
     X *row = probs + (int64_t)blockIdx.x * T;
     float max = -CUDART_INF_F, sum = 0.0f;
     for (int j = first + threadIdx.x; j <= i; j += ROW_THREADS) max = fmaxf(max, to_float(row[j]));
@@ -101,8 +103,8 @@ __global__ void __launch_bounds__(ROW_THREADS) standard_softmax_kernel(X *probs,
  * (B*NH*T). */
 template <typename X>
 __global__ void __launch_bounds__(ROW_THREADS)
-    standard_softmax_backward_kernel(X *dprobs, const X *probs, int T, int window) {
-    const int i = blockIdx.x % T, first = max(0, i - window + 1);
+    standard_softmax_backward_kernel(X *dprobs, const X *probs, int T, int NH, SeenKeys seen) {
+    const int i = blockIdx.x % T, first = seen.first_key(blockIdx.x / T / NH, i);
     X *drow = dprobs + (int64_t)blockIdx.x * T;
     const X *row = probs + (int64_t)blockIdx.x * T;
     float sum = 0.0f;
@@ -148,7 +150,7 @@ void attention_standard_forward(floatX *out, floatX *probs, floatX *dropped, con
     multiply(square_view((X *)probs, T, NH), q, transposed(k), 1.0f / sqrtf(HD), T, T, HD, B, NH,
              LOWER_RESULT);
     standard_softmax_kernel<X>
-        <<<B * NH * T, ROW_THREADS, 0, main_stream>>>((X *)probs, T, attention_window(mask, T));
+        <<<B * NH * T, ROW_THREADS, 0, main_stream>>>((X *)probs, T, NH, seen_keys(mask, T));
     launch_check("standard_softmax_kernel");
     if (drops) dropout<X>(dropped, probs, &mask->dropout, (int64_t)B * NH * T, T);
     multiply(rows_view((X *)out, T, NH, HD), p, v, 1.0f, T, HD, T, B, NH, LOWER_LEFT);
@@ -173,7 +175,7 @@ void attention_standard_backward(floatX *dqkv, floatX *dprobs, const floatX *dou
     multiply(square_view((X *)dprobs, T, NH), d_o, transposed(v), 1.0f, T, T, HD, B, NH, LOWER_RESULT);
     if (drops) dropout<X>(dprobs, dprobs, &mask->dropout, rows, T);
     standard_softmax_backward_kernel<X><<<B * NH * T, ROW_THREADS, 0, main_stream>>>(
-        (X *)dprobs, (const X *)probs, T, attention_window(mask, T));
+        (X *)dprobs, (const X *)probs, T, NH, seen_keys(mask, T));
     launch_check("standard_softmax_backward_kernel");
     multiply(packed_view(dx, 0, T, NH, HD), ds, k, scale, T, HD, T, B, NH, LOWER_LEFT);
     multiply(packed_view(dx, 1, T, NH, HD), transposed(ds), q, scale, T, HD, T, B, NH, UPPER_LEFT);

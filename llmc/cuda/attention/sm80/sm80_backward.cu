@@ -156,6 +156,7 @@ __global__ void __launch_bounds__(QueryConfig<HD>::THREADS, 2)
     using Config = QueryConfig<HD>;
     extern __shared__ __align__(1024) uint8_t shared[];
     const BlockRows at = block_rows<true>(order, Config::ROWS, T, NH, size.columns());
+    mask.enter_sequence((int)((at.token - at.row0) / T));
     const int C = NH * size.columns(), stride = 3 * C;
     const int64_t o_offset = at.token * C + at.column;
 
@@ -353,6 +354,7 @@ __global__ void __launch_bounds__(KeyConfig<HD>::THREADS, 2)
     using Config = KeyConfig<HD>;
     extern __shared__ __align__(1024) uint8_t shared[];
     const BlockRows at = block_rows<false>(order, Config::ROWS, T, NH, size.columns());
+    mask.enter_sequence((int)((at.token - at.row0) / T));
     const int C = NH * size.columns(), stride = 3 * C;
     const bf16 *q = qkv + at.token * stride + at.column;
     const int warp_first = threadIdx.x / 32 * Config::BLOCKS * 16, warp_row = at.row0 + warp_first;

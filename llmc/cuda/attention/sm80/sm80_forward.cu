@@ -173,6 +173,7 @@ __global__ void __launch_bounds__(ForwardConfig<HD>::THREADS, 2)
     using Config = ForwardConfig<HD>;
     extern __shared__ __align__(1024) uint8_t shared[];
     const BlockRows at = block_rows<true>(order, Config::ROWS, T, NH, size.columns());
+    mask.enter_sequence((int)((at.token - at.row0) / T));
     const int C = NH * size.columns();
 
     const int warp_first = threadIdx.x / 32 * Config::BLOCKS * 16, warp_row = at.row0 + warp_first;

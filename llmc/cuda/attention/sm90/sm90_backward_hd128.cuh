@@ -8,7 +8,7 @@
 /* The blocks of queries that see keys of the tile or pair end before this one. */
 template <class C>
 __device__ __forceinline__ int end_of_tile(const Hd128Place<C> &place, const KernelArgs &args) {
-    return C::RANGES ? place.queries.end : args.dq_sums.blocks;
+    return C::RANGES ? place.end : args.dq_sums.blocks;
 }
 
 /* What is left when all blocks are done: dQ of the last, if it is owned, and dV, dQ and dK leave, in this order. */
@@ -63,7 +63,7 @@ __device__ __forceinline__ void close_unseen(KeyRows<C> &r, Hd128Shared<C> &shar
 template <class C>
 __device__ __forceinline__ void tile_blocks(Hd128Shared<C> &shared, Hd128Place<C> &place, int row0,
                                             int cluster_first, int first, const KernelArgs &args) {
-    const int blocks = C::RANGES && place.warpgroup == 0 ? place.queries.first_end : end_of_tile(place, args);
+    const int blocks = C::RANGES ? place.own_end : args.dq_sums.blocks;
     KeyRows<C> r;
     write_bias(r, row0, args.base.T);
     if (!C::PAIRED && first > cluster_first) /* by one block */
@@ -83,7 +83,7 @@ __device__ __forceinline__ void tile_blocks(Hd128Shared<C> &shared, Hd128Place<C
             next_block(r, shared, place, block, args);
     }
 #pragma unroll 1
-    for (int block = blocks; C::RANGES && block < place.queries.end; block++) {
+    for (int block = blocks; C::RANGES && block < place.end; block++) {
         place.advance();
         trailing_block(r, shared, place, block, args);
     }
@@ -121,7 +121,9 @@ __device__ __forceinline__ void hd128_keys(Hd128Shared<C> &shared, const KernelA
         const int cluster_first = first_queries<C>(tile / C::CLUSTER * C::CLUSTER_ROWS, T);
         const int first = C::CAUSAL || C::PAIRED ? first_queries<C>(row0, T) : cluster_first;
         if constexpr (C::RANGES) {
-            place.queries = tile_queries<C>(place.work, args);
+            const TileQueries queries = tile_queries<C>(place.work, args);
+            place.end = queries.end;
+            place.own_end = warpgroup ? queries.end : queries.first_end;
             place.ends = query_ends(args.seen, place.work.batch, row0, first);
         }
         if (C::PAIRED || first < args.dq_sums.blocks)

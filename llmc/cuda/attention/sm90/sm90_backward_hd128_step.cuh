@@ -69,7 +69,7 @@ template <class C> struct Hd128Place {
     Ring<1> own;
     DqRings<1> dq_rings;
     /* Only where RANGES. */
-    TileQueries queries;
+    int own_end, end; /* blocks of queries before this one see keys of the warpgroup, of the tile */
     QueryEnds ends;
 
     __device__ __forceinline__ void advance() {

@@ -38,21 +38,16 @@ __device__ __forceinline__ int end_queries(const SeenKeys &seen, int batch, int 
     return min(blocks, ceil_div(seen.end_query(batch, min(row0 + rows, seen.T) - 1), (int)WG_ROWS));
 }
 
-/* Only where RANGES: up to which query a thread's two keys are seen. */
+/* Only where RANGES: up to which query a warpgroup's keys are seen. */
 typedef struct QueryEnds {
-    int end[2]; /* less the thread's first column */
-    int whole; /* the blocks of queries before this one see all of the warpgroup's keys from the diagonal on */
-    int block; /* the block whose scores are computed */
+    const SeenKeys *seen;
+    int batch, row0; /* the keys */
+    int whole;       /* the blocks of queries before this one see all of the keys from the diagonal on */
+    int block;       /* the block whose scores are computed */
 } QueryEnds;
 
 __device__ __forceinline__ QueryEnds query_ends(const SeenKeys &seen, int batch, int row0, int block) {
-    QueryEnds ends;
-#pragma unroll
-    for (int half = 0; half < 2; half++)
-        ends.end[half] = seen.end_query(batch, row0 + thread_row() + 8 * half) - thread_column();
-    ends.whole = seen.end_query(batch, row0) / WG_ROWS;
-    ends.block = block;
-    return ends;
+    return {&seen, batch, row0, seen.end_query(batch, row0) / (int)WG_ROWS, block};
 }
 
 /* Producer: the blocks of queries that a tile's keys need, which begin at row0, to all blocks of the cluster. */
@@ -197,11 +192,17 @@ template <class C> __device__ __forceinline__ void mask_queries(KeyRows<C> &r) {
 
 /* Queries behind the last that sees a key. */
 template <class C> __device__ __forceinline__ void mask_queries_behind(KeyRows<C> &r, const QueryEnds &ends) {
-    if (!C::RANGES || ends.block < ends.whole) return;
-    const int end[2] = {ends.end[0] - ends.block * WG_ROWS, ends.end[1] - ends.block * WG_ROWS};
+    if constexpr (C::RANGES) {
+        if (ends.block < ends.whole) return;
+        int end[2]; /* from the block's first column of this thread on */
 #pragma unroll
-    for (int i = 0; i < WG_ROWS / 2; i++)
-        if (i / 4 * 8 + i % 2 >= end[i / 2 % 2]) r.s[i] = -CUDART_INF_F;
+        for (int half = 0; half < 2; half++)
+            end[half] = ends.seen->end_query(ends.batch, ends.row0 + thread_row() + 8 * half) -
+                        thread_column() - ends.block * WG_ROWS;
+#pragma unroll
+        for (int i = 0; i < WG_ROWS / 2; i++)
+            if (i / 4 * 8 + i % 2 >= end[i / 2 % 2]) r.s[i] = -CUDART_INF_F;
+    }
 }
 
 template <class C> __device__ __forceinline__ void clear_gradients(KeyRows<C> &r) {

@@ -19,7 +19,9 @@
 #include "llmc/run/log.h"
 #include "llmc/run/profile_run.h"
 #include "llmc/model/sampler.h"
+#include "llmc/run/score.h"
 #include "llmc/run/setup.h"
+#include "llmc/base/clock.h"
 #include "llmc/base/stack.h"
 #include "llmc/run/stop.h"
 #include "llmc/base/terminal.h"
@@ -27,11 +29,19 @@
 
 /* ---- evaluation, samples, checkpoints ---- */
 
-static bool evaluate(Training *t, int64_t step, Error *err) {
-    Run *run = t->run;
+/* --eval-only: what compares models of any vocabulary stands before the loss. */
+static void say_val_loss(Training *t, int64_t step) {
+    const Settings *s = &t->run->settings;
+    const double tokens = (double)(s->eval_batches * s->batch * s->seq);
+    char bits[64] = "bits a byte: not known without a tokenizer";
+    if (t->val_bytes > 0)
+        snprintf(bits, sizeof bits, "%.6f bits a byte", t->val_loss * tokens / (log(2) * t->val_bytes));
+    console_note(&t->console, "step %lld | perplexity %.4f | %s", (long long)step, exp(t->val_loss), bits);
+    console_note(&t->console, "step %lld | val loss %.6f", (long long)step, t->val_loss);
+}
+
+static bool validate(Training *t, int64_t step, Error *err) {
     double mean = NAN;
-    if (!run->val) return true;
-    stop_expect(STOP_IN_EVALUATION, INFINITY);
     if (!training_validate(t, &mean, err)) return false;
     if (training_stops(t)) return true; /* the run ends: no value rather than a late one */
     t->val_loss = unsigned_nan(mean);
@@ -39,12 +49,34 @@ static bool evaluate(Training *t, int64_t step, Error *err) {
     t->state.val_loss = t->val_loss;
     t->is_best = isfinite(t->val_loss) && !(t->val_loss >= t->state.best_val_loss);
     if (t->is_best) t->state.best_val_loss = t->val_loss;
-    if (run->settings.eval_only)
-        console_note(&t->console, "step %lld | val loss %.6f", (long long)step, t->val_loss);
+    if (t->run->settings.eval_only)
+        say_val_loss(t, step);
     else
         console_val(&t->console, step, t->val_loss);
     log_val(&t->log, step, t->val_loss);
     return true;
+}
+
+/* --hellaswag. With --eval-only the log has each item's choice. */
+static bool score_choices(Training *t, int64_t step, Error *err) {
+    const Run *run = t->run;
+    const double begun = clock_seconds();
+    ChoiceScore score;
+    unsigned char *chosen = run->settings.eval_only ? malloc((size_t)run->choices->n_items) : NULL;
+    const bool ok = training_score(t, &score, chosen, err);
+    if (ok && !training_stops(t)) {
+        console_score(&t->console, step, &score, clock_seconds() - begun);
+        log_score(&t->log, step, &score, chosen);
+    }
+    free(chosen);
+    return ok;
+}
+
+static bool evaluate(Training *t, int64_t step, Error *err) {
+    const Run *run = t->run;
+    stop_expect(STOP_IN_EVALUATION, INFINITY);
+    return (!run->choices || score_choices(t, step, err)) &&
+           (!run->val || training_stops(t) || validate(t, step, err));
 }
 
 /* Sends a sample's text to the console as it is drawn, and keeps it for the log. */
@@ -258,7 +290,7 @@ static bool train(Training *t, Error *err) {
 /* --eval-only: the loss is the last line. */
 static bool eval_only(Training *t, Error *err) {
     if (!evaluate(t, t->state.step, err)) return false;
-    if (!isfinite(t->val_loss))
+    if (t->run->val && !isfinite(t->val_loss))
         return fail(err, EXIT_RUN, "--eval-only: the validation loss of %s is %g", setup_model_name(t->run),
                     t->val_loss);
     return true;
@@ -300,6 +332,7 @@ static void describe(Training *t) {
     }
     if (run->train) console_row(stdout, "train", "%s", dataloader_description(run->train));
     if (run->val) console_row(stdout, "validation", "%s", dataloader_description(run->val));
+    setup_print_choices(run);
     if (run->train)
         console_settings(stdout, &run->settings, run->comm->ranks.n_ranks);
     else
@@ -448,7 +481,7 @@ static int run_to_end(Training *t, int argc, char **argv) {
     start_state(t);
     describe(t);
     setup_agree(run, open_log(t, argc, argv, &err), &err);
-    console_open(&t->console, stdout, run->resumed.step, s->steps);
+    console_open(&t->console, stdout, run->resumed.step, s->eval_only ? 0 : s->steps);
     if (!work(t, &err)) die(&err);
     log_close(&t->log);
     say_what_is_kept(t, argv[0]);

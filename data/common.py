@@ -339,7 +339,7 @@ def _header(n_tokens):
     return struct.pack("<3i", SHARD_MAGIC, SHARD_VERSION, n_tokens).ljust(1024, b"\0")
 
 
-def _little_endian(tokens):
+def little_endian(tokens):
     """The tokens as bytes, two each, the lower first."""
     if sys.byteorder == "little" and not isinstance(tokens, list):
         return memoryview(tokens).cast("B")
@@ -354,7 +354,7 @@ def write_shard(path, tokens, sha256=None, write=write_file):
     file that would have another is refused before it gets its name."""
     if len(tokens) >= 2**31:
         raise DataError("%s: %d tokens are more than a shard's header can count" % (path, len(tokens)))
-    parts = _header(len(tokens)), _little_endian(tokens)
+    parts = _header(len(tokens)), little_endian(tokens)
     if sha256 is not None:
         digest = hashlib.sha256(b"".join(parts)).hexdigest()
         if digest != sha256:

@@ -1,11 +1,12 @@
 # Data sets: `make data` lists them. Included by the Makefile; data/README.md says what each script writes and where.
 DATA_PYTHON = data/.venv/bin/python
 
-.PHONY: data default-text data/tinyshakespeare data/tinystories \
+.PHONY: data default-text data/tinyshakespeare data/tinystories data/hellaswag \
 	data/fineweb10B data/fineweb100B data/edu_fineweb10B data/edu_fineweb100B
 data:
 	@echo 'make data/tinyshakespeare     0.3 M tokens, seconds'
 	@echo 'make data/tinystories         0.9 G tokens, minutes on many cores'
+	@echo 'make data/hellaswag           10,042 items of multiple choice, for --hellaswag'
 	@echo 'make data/fineweb10B          10 G tokens, 20 GB on disk; also fineweb100B, edu_fineweb10B, edu_fineweb100B'
 	@echo 'make data/NAME ARGS="..."     passes options to the script (ARGS=--help lists them)'
 	@echo 'make data/.venv               only the Python packages; then, from any text files of yours:'
@@ -22,7 +23,7 @@ data/.venv/ready: data/requirements.txt
 	$(DATA_PYTHON) -m pip install --quiet --disable-pip-version-check -r data/requirements.txt
 	@touch $@
 
-data/tinyshakespeare data/tinystories: data/%: data/.venv/ready
+data/tinyshakespeare data/tinystories data/hellaswag: data/%: data/.venv/ready
 	$(DATA_PYTHON) data/$*.py $(ARGS)
 data/fineweb10B data/fineweb100B: data/fineweb%: data/.venv/ready
 	$(DATA_PYTHON) data/fineweb.py --version $* $(ARGS)

@@ -496,6 +496,42 @@ def test_common():
     test_downloads(common)
 
 
+def test_hellaswag():
+    """Items of the form of the public file, written by hand; the same tokens by hand."""
+    lines = [{"ind": 24, "activity_label": "x", "ctx_a": "the", "ctx_b": "", "ctx": "a the", "split": "val", "label": 3,
+              "endings": ["the", "b", "", "th"], "source_id": "s"},
+             {"ctx": "the", "label": "0", "endings": ["a", "b", "c", "d"]}]
+    text = "\n".join(map(json.dumps, lines)) + "\n\n"
+    first = [3, 64, SPACE, THE, 2, SPACE, THE, 2, SPACE, 65, 1, SPACE, 2, SPACE, TH]
+    second = [1, THE, 2, SPACE, 64, 2, SPACE, 65, 2, SPACE, 66, 2, SPACE, 67]
+    stream = [65535, 40, 0, 3, 4, *first, 65535, 38, 1, 0, 4, *second]
+    for name, content in (("h.jsonl", text), ("h.jsonl.gz", gzip.compress(text.encode()))):
+        done = run("hellaswag.py", "--source", write(name, content), "--out", "out/" + name)
+        works(name, done)
+        check(name + ": says how many", "hellaswag_val.bin: 2 items, 19 tokens" in done.stdout, done.stdout)
+        with open(os.path.join(WORK, "out", name, "hellaswag_val.bin"), "rb") as file:
+            data = file.read()
+        equal(name + ": header", data[:1024], struct.pack("<5i", 20240522, 1, 2, 40, 50257) + bytes(1004))
+        equal(name + ": items", list(struct.unpack("<%dH" % len(stream), data[1024:])), stream)
+    works("bytes", run("hellaswag.py", "--source", write("h.jsonl", text), "--tokenizer", "bytes", "--out", "out/h"))
+    with open(os.path.join(WORK, "out/h/hellaswag_val.bin"), "rb") as file:
+        data = file.read()
+    equal("bytes: vocabulary", struct.unpack("<i", data[16:20]), (256,))
+    equal("bytes: context", list(struct.unpack("<6H", data[1034:1046])), [5, *b"a the"])
+    for name, words in (('{"ctx": "a"}', "x.jsonl:1: expected four texts in `endings`, found None"), ("[1]", "expected an object, found list"),
+                        ('{"ctx": "", "endings": ["a", "b", "c", "d"], "label": 1}', "expected a text in `ctx`"),
+                        ('{"ctx": "a", "endings": ["a", "b", "c"], "label": 1}', "expected four texts"),
+                        ('{"ctx": "a", "endings": ["a", "b", "c", "d"], "label": ""}', "hint: the test set has no labels"),
+                        ('{"ctx"', "x.jsonl: not a line of JSON"), ("\n", "x.jsonl: no items in it")):
+        refuses("hellaswag.py, " + name, words, run("hellaswag.py", "--source", write("x.jsonl", name), "--tokenizer", "bytes", "--out", "out/refused"))
+    check("refused items leave nothing", not os.path.exists(os.path.join(WORK, "out/refused")), "")
+    edit("hellaswag.py", ('"https://raw.githubusercontent.com/rowanz/hellaswag/master/data/hellaswag_val.jsonl"', repr("file://" + WORK + "/web.jsonl")))
+    refuses("hellaswag.py: no network", "hint: a local copy, as --source FILE", run("hellaswag.py", "--out", "out/web"), 1)
+    write("web.jsonl", text)
+    works("hellaswag.py: from its address", run("hellaswag.py", "--out", "out/web"))
+    equal("hellaswag.py: files", tree(os.path.join(WORK, "out/web")), ["hellaswag_val.bin", "hellaswag_val.jsonl"])
+
+
 def test_signal():
     """SIGTERM: one line, exit 130, nothing half-written."""
     os.makedirs(os.path.join(WORK, "slow"))
@@ -534,6 +570,7 @@ def main():
     test_fineweb()
     test_pretokenized()
     test_common()
+    test_hellaswag()
     test_signal()
     test_trainer()
     print("data: %d passed, %d failed, 0 skipped" % (passed, failed))

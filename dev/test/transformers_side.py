@@ -2,6 +2,8 @@
 
 transformers_side.py make TEXT FOLDER               a random GPT-2 and a BPE tokenizer trained on TEXT, by save_pretrained
 transformers_side.py read TEXT OUT NAME=FOLDER...   for each folder OUT/NAME.said, its strings and loss, and OUT/NAME.textN, greedy text
+transformers_side.py choices VOCABULARY FILE        random items of multiple choice
+transformers_side.py choose FOLDER FILE             of each item the ending of the smallest mean loss, a digit an item
 
 Of a folder: "round trip" where each string comes back, "bytes" where its ids are its bytes; the tokens of nine tenths of TEXT, and the mean
 loss of the first 8 windows of 32 tokens of its last tenth.
@@ -64,6 +66,45 @@ def read(text, out, *folders):
             made = model.generate(ids.input_ids, attention_mask=ids.attention_mask, max_new_tokens=24, do_sample=False, pad_token_id=0)[0].tolist()
             with open(os.path.join(out, "%s.text%d" % (name, number)), "wb") as file:
                 file.write(tokenizer.decode(made).encode() + b"\n")
+
+
+def choices(vocabulary, path):
+    """60 items in the form of data/hellaswag.py, some longer than 64 positions."""
+    import random
+    import struct
+    random.seed(5)
+    stream = []
+    for index in range(60):
+        item = [65535, 0, index, random.randrange(4), 4]
+        for least, most in [(1, 60)] + 4 * [(1, 30)]:
+            n = random.randint(least, most)
+            item += [n, *random.choices(range(int(vocabulary)), k=n)]
+        item[1] = 2 * len(item)
+        stream += item
+    with open(path, "wb") as file:
+        file.write(struct.pack("<5i", 20240522, 1, 60, 400, int(vocabulary)).ljust(1024, b"\0") + struct.pack("<%dH" % len(stream), *stream))
+
+
+def choose(folder, path):
+    """One ending at a time, without padding: the plainest way there is."""
+    import struct
+    model = GPT2LMHeadModel.from_pretrained(folder).eval()
+    with open(path, "rb") as file:
+        data = file.read()[1024:]
+    stream = iter(struct.unpack("<%dH" % (len(data) // 2), data))
+    chosen = ""
+    for _ in stream:
+        _, _, _, endings = (next(stream) for _ in range(4))
+        context = [next(stream) for _ in range(next(stream))]
+        losses = []
+        for _ in range(endings):
+            ending = [next(stream) for _ in range(next(stream))]
+            row = torch.tensor((context + ending)[-model.config.n_positions - 1:])
+            with torch.no_grad():
+                logits = model(row[None, :-1]).logits[0].double()
+            losses.append(torch.nn.functional.cross_entropy(logits[-len(ending):], row[-len(ending):]).item())
+        chosen += str(losses.index(min(losses)))
+    print(chosen)
 
 
 if __name__ == "__main__":

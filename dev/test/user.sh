@@ -14,6 +14,24 @@ make_text() {
     i=0
     while [ $i -lt "$1" ]; do echo "line $i: the quick brown fox jumps over the lazy dog"; i=$((i + 1)); done >"$work/text.txt"
 }
+# make_items N: N items of multiple choice in bytes, $work/items.bin: contexts of 6 letters, four endings of 3 to 6.
+make_items() {
+    {
+        # shellcheck disable=SC2059
+        printf "$(awk -v n="$1" '
+            function number(x) { printf "\\%03o\\%03o", x % 256, int(x / 256) }
+            function letters(k, seed) { number(k); while (k-- > 0) number(97 + (seed = (seed * 7 + 3) % 26)) }
+            BEGIN {
+                split("55434 308 1 0 " n " 0 0 0 256 0", header, " ")
+                for (i = 1; i <= 10; i++) number(header[i])
+                for (i = 0; i < 502; i++) number(0)
+                for (i = 0; i < n; i++) {
+                    number(65535); number(68); number(i); number(i % 4); number(4); letters(6, i)
+                    for (k = 3; k <= 6; k++) letters(k, i * k)
+                }
+            }')"
+    } >"$work/items.bin"
+}
 # start ARGS...: run, beside this script, as $child.
 start() {
     : >"$work/out" # the shell beside it may be late to do so, and nothing of an earlier run is to be awaited

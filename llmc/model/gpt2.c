@@ -45,7 +45,7 @@ static void upload_batch(GPT2 *model, const Batch *b, const int32_t *tokens, con
     }
 }
 
-float gpt2_eval(GPT2 *model, const int32_t *tokens, const int32_t *targets, int B, int T) {
+const float *gpt2_losses(GPT2 *model, const int32_t *tokens, const int32_t *targets, int B, int T) {
     const Batch b = batch_of(model, B, T);
     upload_batch(model, &b, tokens, targets);
     forward_pass(model, &b);
@@ -54,8 +54,14 @@ float gpt2_eval(GPT2 *model, const int32_t *tokens, const int32_t *targets, int 
         model->ops->cross_entropy_forward(c.losses, c.logits, c.targets, c.n, model->config.vocab_size,
                                           model->config.padded_vocab_size);
     }
+    return activation_f32(model, ACT_LOSSES, 0);
+}
+
+float gpt2_eval(GPT2 *model, const int32_t *tokens, const int32_t *targets, int B, int T) {
+    const Batch b = batch_of(model, B, T);
+    const float *on_device = gpt2_losses(model, tokens, targets, B, T);
     float *losses = must_allocate((size_t)b.N * sizeof *losses, "the losses of an evaluation");
-    model->ops->device->download(losses, activation_f32(model, ACT_LOSSES, 0), (size_t)b.N * sizeof *losses);
+    model->ops->device->download(losses, on_device, (size_t)b.N * sizeof *losses);
     double sum = 0;
     for (int64_t i = 0; i < b.N; i++) sum += losses[i];
     free(losses);

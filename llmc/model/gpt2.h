@@ -197,6 +197,9 @@ const float *gpt2_gather_state(GPT2 *model, StateId id);
 /* Validation: mean loss in nats over (B,T); touches no gradient, no statistics. Where ranks share the context out, this
  * rank's part of it: the mean is the sum of the parts. */
 float gpt2_eval(GPT2 *model, const int32_t *tokens, const int32_t *targets, int B, int T);
+/* The same without a wait: the device address of the losses (B,T), valid until the next pass. B may be larger than the
+ * model was opened for, where B*T and T are not. */
+const float *gpt2_losses(GPT2 *model, const int32_t *tokens, const int32_t *targets, int B, int T);
 /* One optimizer step: begin, n_micro_steps micro-steps (gradients +=, each weighted by its part of all ranks' tokens),
  * update. In the last micro-step gradients are reduced over the ranks, layer by layer, as they become final. */
 void gpt2_begin_step(GPT2 *model, int64_t n_micro_steps);

@@ -67,7 +67,9 @@ static Line begin_line(const Console *console, int64_t step) {
     Line line = {.columns = terminal_columns(console->out)};
     char total[24];
     const int width = snprintf(total, sizeof total, "%lld", (long long)console->n_steps);
-    line.used = snprintf(line.text, sizeof line.text, "step %*lld/%s", width, (long long)step, total);
+    line.used = console->n_steps
+                    ? snprintf(line.text, sizeof line.text, "step %*lld/%s", width, (long long)step, total)
+                    : snprintf(line.text, sizeof line.text, "step %lld", (long long)step);
     return line;
 }
 
@@ -119,6 +121,16 @@ void console_step(Console *console, const StepReport *report) {
 void console_val(Console *console, int64_t step, double val_loss) {
     Line line = begin_line(console, step);
     add_field(&line, "val loss %.4f", val_loss);
+    end_line(console, &line);
+}
+
+void console_score(Console *console, int64_t step, const ChoiceScore *score, double seconds) {
+    const double n = score->n_items;
+    char items[FORMAT_NUMBER];
+    Line line = begin_line(console, step);
+    add_field(&line, "hellaswag acc_norm %.4f", score->n_right_mean / n);
+    add_field(&line, "acc %.4f", score->n_right / n);
+    add_field(&line, "%s items in %.1f s", format_integer(items, score->n_items), seconds);
     end_line(console, &line);
 }
 

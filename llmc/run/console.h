@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include "llmc/base/format.h"
 #include "flags.h"
+#include "llmc/data/choices.h"
 #include "llmc/model/gpt2.h"
 #include "log.h"
 
@@ -43,13 +44,14 @@ typedef struct Console {
     size_t n_held;
 } Console;
 
-/* Starts the clock of the ETA. first_step: steps already done (resume), else 0. */
+/* Starts the clock of the ETA. first_step: steps already done (resume), else 0. n_steps 0: nothing is trained. */
 void console_open(Console *console, FILE *out, int64_t first_step, int64_t n_steps);
 /* One line: the first 10 steps, the last, and any that comes 0.5 s or more after the line before; so at most
  * about two lines a second, and every step where a step takes longer; on a terminal as many of its fields as
  * fit. There the bar below it is redrawn at most 10 times a second. */
 void console_step(Console *console, const StepReport *report);
 void console_val(Console *console, int64_t step, double val_loss);
+void console_score(Console *console, int64_t step, const ChoiceScore *score, double seconds);
 /* A warning or a word between the steps, on a line of its own. */
 void console_note(Console *console, const char *format, ...) __attribute__((format(printf, 2, 3)));
 /* On a terminal, in the bar's place until the next line: what takes its time now. */

@@ -67,6 +67,7 @@ void console_eval_settings(FILE *out, const Settings *s) {
                 flags_value_text(s, "precision", precision, sizeof precision),
                 flags_value_text(s, "attention", attention, sizeof attention));
     print_window(out, s);
+    if (settings_scores_alone(s)) return;
     console_row(out, "evaluation", "%lld batches of %lld x %lld tokens = %s tokens",
                 (long long)s->eval_batches, (long long)s->batch, (long long)s->seq,
                 format_integer(tokens, s->eval_batches * s->batch * s->seq));

@@ -112,6 +112,9 @@ void settings_keep_default(Settings *s);
 /* True where that was done. */
 bool settings_keeps_default(const Settings *s);
 
+/* True where --eval-only has --hellaswag alone: no data are named to validate on. */
+bool settings_scores_alone(const Settings *s);
+
 /* True where there is something to validate on: --val, or a text whose last tenth validates. Token shards are
  * not split: without --val such a run trains and reports "val loss n/a". */
 bool settings_has_validation(const Settings *s);

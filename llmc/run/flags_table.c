@@ -70,7 +70,7 @@ const Flag flags_table[] = {
      .help = "micro-batches in one validation"},
     {GROUP_EVALUATION, "eval-only", 0, FLAG_SWITCH, AT(eval_only), .help = "validate --model and exit; with --out a line in its log.jsonl says the loss"},
     {GROUP_EVALUATION, "hellaswag", 0, FLAG_TEXT, AT(hellaswag), .value_name = "FILE",
-     .absent = true, .help = "multiple-choice file to score with each validation"},
+     .help = "multiple-choice items to score with each validation (data/hellaswag.py writes them); with --eval-only and no data, alone"},
     {GROUP_EVALUATION, "sample-every", 's', FLAG_INT, AT(sample_every), NULL, 0, 1LL << 40, .value_name = "N",
      .help = "steps between samples; 0: only at the end"},
     {GROUP_EVALUATION, "sample-tokens", 'g', FLAG_INT, AT(sample_tokens), "256", 0, 1 << 26, .value_name = "N",

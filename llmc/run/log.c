@@ -62,6 +62,19 @@ void log_val(RunLog *run, int64_t step, double val_loss) {
     finish_line(run, &w);
 }
 
+void log_score(RunLog *run, int64_t step, const ChoiceScore *score, const unsigned char *chosen) {
+    if (!run->is_open) return;
+    JsonWriter w = begin_line(step), digits = {0};
+    json_write_double(&w, "acc_norm", (double)score->n_right_mean / score->n_items);
+    json_write_double(&w, "acc", (double)score->n_right / score->n_items);
+    json_write_int(&w, "items", score->n_items);
+    for (int i = 0; chosen && i < score->n_items; i++)
+        json_append(&digits, chosen[i] < 10 ? &"0123456789"[chosen[i]] : "?", 1);
+    if (digits.data && !digits.failed) json_write_string(&w, "chosen", digits.data);
+    json_writer_free(&digits);
+    finish_line(run, &w);
+}
+
 void log_sample(RunLog *run, int64_t step, const char *text, size_t length) {
     if (!run->is_open) return;
     JsonWriter w = begin_line(step);

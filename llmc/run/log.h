@@ -3,6 +3,7 @@
  *   {"run": {...}}                                             first line of each run: the header
  *   {"step": 1, "loss": ..., "lr": ..., "norm": ..., "ms": ..., "tok_s": ..., "mfu": ..., "skipped": 0}
  *   {"step": 250, "val_loss": ...}
+ *   {"step": 250, "acc_norm": ..., "acc": ..., "items": 10042}   of --hellaswag; of --eval-only also "chosen"
  *   {"step": 500, "sample": "text"}
  *   {"step": 1000, "checkpoint": "step_00001000", "seconds": ...}   once it is on the disk, which may be some steps later
  *   {"step": 1000, "save_failed": "why"}
@@ -13,6 +14,7 @@
 #include <stddef.h>
 #include <stdint.h>
 #include "llmc/base/error.h"
+#include "llmc/data/choices.h"
 #include "llmc/tokenizer/tokenizer.h"
 
 /* What is known of one optimizer step, for the console and the log. NAN: unknown. */
@@ -60,6 +62,8 @@ bool log_append(RunLog *run, const char *dir, Error *err);
 /* A full disk is a warning, once, on stderr; the run goes on, and no torn line stays in the file. */
 void log_step(RunLog *run, const StepReport *report);
 void log_val(RunLog *run, int64_t step, double val_loss);
+/* chosen (n_items): the ending that was chosen of each, a digit an item; NULL: they are left out. */
+void log_score(RunLog *run, int64_t step, const ChoiceScore *score, const unsigned char *chosen);
 void log_sample(RunLog *run, int64_t step, const char *text, size_t length);
 void log_checkpoint(RunLog *run, int64_t step, double seconds);
 void log_failed_save(RunLog *run, int64_t step, const char *why);

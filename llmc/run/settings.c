@@ -24,8 +24,12 @@ bool settings_model_alone(const Settings *s) {
     return s->export_path || settings_sample_only(s);
 }
 
+bool settings_scores_alone(const Settings *s) {
+    return s->eval_only && s->hellaswag && !s->val && !flags_was_set(s, "train");
+}
+
 bool settings_has_validation(const Settings *s) {
-    return s->val || !pattern_is_shards(s->train);
+    return s->val || (!pattern_is_shards(s->train) && !settings_scores_alone(s));
 }
 
 void settings_keep_default(Settings *s) {
@@ -150,7 +154,8 @@ static bool check_numbers(const Settings *s, int n_ranks, Error *err) {
 
 /* An export reads --model, writes PATH, and is done. */
 static bool check_export(const Settings *s, int n_ranks, Error *err) {
-    static const char *const others[] = {"train", "val", "out", "prompt", "eval-only", "profile", "gpus"};
+    static const char *const others[] = {"train",  "val",       "hellaswag", "out",
+                                         "prompt", "eval-only", "profile",   "gpus"};
     if (!s->export_path)
         return !flags_was_set(s, "export-type") ||
                fail(err, EXIT_INPUT, "--export-type: of what? hint: --export PATH");
@@ -162,6 +167,15 @@ static bool check_export(const Settings *s, int n_ranks, Error *err) {
                 "--export and --%s: an export reads --model and does nothing else; hint: leave --%s out",
                 others[i], others[i]);
     return n_ranks == 1 || fail(err, EXIT_INPUT, "--export on several ranks: one writes; hint: no launcher");
+}
+
+static bool check_scores(const Settings *s, Error *err) {
+    if (s->hellaswag && s->context_gpus > 1)
+        return fail(err, EXIT_INPUT,
+                    "--hellaswag and --context-gpus: its items are short; hint: leave one of them out");
+    return !s->hellaswag || !settings_sample_only(s) ||
+           fail(err, EXIT_INPUT,
+                "--hellaswag and --prompt: sampling scores nothing; hint: --eval-only in place of --prompt");
 }
 
 static bool check_groups(const Settings *s, int n_ranks, Error *err) {
@@ -196,9 +210,9 @@ bool flags_check(const Settings *s, int n_ranks, Error *err) {
          "--keep-best: there is no folder to save in; hint: --out DIR"},
         {s->keep_best && no_validation,
          "--keep-best: --train names token shards, which are not split; hint: --val GLOB"},
-        {s->eval_only && no_validation,
+        {s->eval_only && no_validation && !s->hellaswag,
          "--eval-only: --train names token shards, which are not split; hint: --val GLOB"},
-        {s->eval_every && flags_was_set(s, "eval-every") && no_validation,
+        {s->eval_every && flags_was_set(s, "eval-every") && no_validation && !s->hellaswag,
          "--eval-every: --train names token shards, which are not split; hint: --val GLOB"},
         {s->out && settings_sample_only(s),
          "--prompt and --out: sampling from --model writes nothing; hint: leave --out out, or --train GLOB to train"},
@@ -228,7 +242,8 @@ bool flags_check(const Settings *s, int n_ranks, Error *err) {
     /* clang-format on */
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
         if (rows[i].wrong) return fail(err, EXIT_INPUT, "%s", rows[i].text);
-    return check_export(s, n_ranks, err) && check_groups(s, n_ranks, err) && check_numbers(s, n_ranks, err);
+    return check_export(s, n_ranks, err) && check_scores(s, err) && check_groups(s, n_ranks, err) &&
+           check_numbers(s, n_ranks, err);
 }
 
 /* ---- JSON ---- */

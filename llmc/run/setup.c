@@ -465,6 +465,8 @@ void setup_close(Run *run) {
     dataloader_close(run->train);
     dataloader_close(run->val);
     snapshot_close(&run->snapshot);
+    choices_plan_free(&run->choice_plan);
+    choices_close(run->choices);
     if (run->model.ops) gpt2_close(&run->model);
     tokenizer_close(run->tokenizer);
 }

@@ -4,6 +4,7 @@
 #include "llmc/checkpoint/checkpoint.h"
 #include "llmc/comm/rendezvous.h"
 #include "console.h"
+#include "llmc/data/choices.h"
 #include "llmc/data/dataloader.h"
 #include "flags.h"
 #include "llmc/model/gpt2.h"
@@ -27,7 +28,9 @@ typedef struct Run {
     GPT2 model;
     Snapshot
         snapshot; /* of the model, for saves beside training; open on rank 0 where there are such saves, and room */
-    DataLoader *train, *val;  /* NULL where the run needs none */
+    DataLoader *train, *val; /* NULL where the run needs none */
+    Choices *choices;        /* of --hellaswag; NULL: none */
+    ChoicePlan choice_plan;
     char checkpoint[1024];    /* what --resume found; "" for a new run */
     int64_t checkpoint_step;  /* of that */
     char model_path[1024];    /* files of the model: --model's, or checkpoint; "" for a new model */
@@ -88,6 +91,8 @@ bool setup_data(Run *run, Error *err);
 bool setup_check_data(const Run *run, Error *err);
 /* Puts the flag that validation data come from before the failure's words; returns false. */
 bool setup_fail_val(const Run *run, Error *err);
+/* One row for --hellaswag, if there is one. */
+void setup_print_choices(const Run *run);
 /* Makes --out, shows that it can be written and has room for a checkpoint, before any time is spent on training;
  * removes what dead saves left there. DEFAULT_OUT that cannot be had, or is a folder of the user's, is let go with a
  * note: settings.out is NULL then, on all ranks once they have called setup_share_output. */

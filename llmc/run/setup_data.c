@@ -73,7 +73,7 @@ static DataLoader *open_data(const Run *run, Purpose purpose, Error *err) {
 
 bool setup_check_data(const Run *run, Error *err) {
     const Settings *s = &run->settings;
-    if (settings_model_alone(s)) return true;
+    if (settings_model_alone(s) || settings_scores_alone(s)) return true;
     const bool reads_train = !s->eval_only || !s->val;
     if (reads_train && !flags_was_set(s, "train") && access(s->train, F_OK)) return fail_no_data(run, err);
     if (reads_train && !token_stream_check(s->train, err)) return fail_flag("train", err);
@@ -126,10 +126,31 @@ static void name_not_utf8(const DataLoader *loader) {
                    n > 1 ? ", nor are other files" : "");
 }
 
+static bool open_choices(Run *run, Error *err) {
+    const Settings *s = &run->settings;
+    if (!s->hellaswag) return true;
+    run->choices = choices_open(s->hellaswag, run->config.vocab_size, err);
+    return (run->choices && choices_plan(&run->choice_plan, run->choices, (int)s->batch, (int)s->seq, err)) ||
+           fail_flag("hellaswag", err);
+}
+
+void setup_print_choices(const Run *run) {
+    const Choices *choices = run->choices;
+    char items[FORMAT_NUMBER], endings[FORMAT_NUMBER], cut[80] = "";
+    if (!choices) return;
+    if (run->choice_plan.n_cut)
+        snprintf(cut, sizeof cut, "; %d items are longer than --seq: their beginning is left out",
+                 run->choice_plan.n_cut);
+    console_row(stdout, "hellaswag", "%s items, %s endings: %s%s", format_integer(items, choices->n_items),
+                format_integer(endings, choices->n_rows), choices->path, cut);
+}
+
 bool setup_data(Run *run, Error *err) {
     const Settings *s = &run->settings;
     if (settings_model_alone(s)) return true;
     const int32_t *tokens, *targets;
+    if (!open_choices(run, err)) return false;
+    if (settings_scores_alone(s)) return true;
     if (!s->eval_only && !(run->train = open_data(run, TRAINING, err))) return false;
     if (run->train) name_not_utf8(run->train);
     if (!settings_has_validation(s)) return true;

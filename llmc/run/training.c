@@ -248,6 +248,16 @@ static bool queue_step(Training *t, QueuedStep *q, int64_t step, Error *err) {
     return true;
 }
 
+/* Of text that the tokens stand for: end-of-text is none. */
+static double text_bytes(const Tokenizer *tokenizer, const int32_t *tokens, int64_t n) {
+    double sum = 0;
+    size_t length;
+    for (int64_t i = 0; i < n; i++)
+        if (tokens[i] != tokenizer_eot(tokenizer) && tokenizer_bytes(tokenizer, tokens[i], &length))
+            sum += (double)length;
+    return sum;
+}
+
 /* Of this rank's batches in their order the next one: batch i of all. *loss is the rank's part. */
 static bool eval_batch(Training *t, int64_t i, double *loss, Error *err) {
     Run *run = t->run;
@@ -258,6 +268,8 @@ static bool eval_batch(Training *t, int64_t i, double *loss, Error *err) {
     if (!dataloader_next(run->val, &tokens, &targets, err)) return setup_fail_val(run, err);
     *loss = gpt2_eval(&run->model, tokens, targets, (int)s->batch, (int)s->seq);
     watchdog_progress();
+    if (s->eval_only && run->tokenizer)
+        t->val_bytes += text_bytes(run->tokenizer, targets, s->batch * s->seq);
     return true;
 }
 
@@ -269,6 +281,7 @@ bool training_validate(Training *t, double *mean, Error *err) {
     double sum = 0, losses[BLOCK];
     watchdog_set(PHASE_VALIDATION, t->state.step);
     dataloader_seek(t->run->val, 0);
+    t->val_bytes = 0;
     for (int64_t first = 0; first < n; first += BLOCK) {
         const int block = n - first < BLOCK ? (int)(n - first) : BLOCK;
         for (int i = 0; i < block && !training_stops(t); i++) {
@@ -280,6 +293,8 @@ bool training_validate(Training *t, double *mean, Error *err) {
         comm->sum_on_host(comm, losses, block);
         for (int i = 0; i < block; i++) sum += losses[i];
     }
+    if (t->run->settings.eval_only) comm->sum_on_host(comm, &t->val_bytes, 1);
+    t->val_bytes /= (double)t->run->settings.context_gpus; /* which all have the same tokens */
     *mean = sum / (double)n;
     return true;
 }

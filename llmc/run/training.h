@@ -63,6 +63,7 @@ typedef struct Training {
     double step_seconds;     /* of the last step; INFINITY before the first */
     double train_loss, val_loss;
     int64_t val_step;   /* of val_loss; -1: none */
+    double val_bytes;   /* with --eval-only: of text that the tokens validated on stand for; 0: not known */
     TrainerState state; /* of the last step queued: what a checkpoint says beside the model */
     QueuedStep queued;  /* the one whose result is still to be read */
     double result_read; /* seconds: when the last result was there, which is when its step ended */

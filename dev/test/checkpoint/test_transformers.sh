@@ -56,4 +56,12 @@ for which in bytes bpe tuned hf plain; do
         check "$which: our greedy text after '$prompt' is transformers'" [ "$(cat "$work/text")" = "$(cat "$work/$which.text$number")" ]
     done
 done
+# The same choice of every item: of the random model of save_pretrained, and of one that trained.
+theirs choices 400 "$work/items.bin"
+for which in hf tuned; do
+    ours --model "$work/$which.saved" --hellaswag "$work/items.bin" --batch 8 --seq 64 --eval-only --out "$work/scored.$which"
+    check "$which: items are scored" grep -q 'hellaswag acc_norm' "$work/out"
+    theirs choose "$work/$which.saved" "$work/items.bin"
+    check "$which: the choices of transformers" grep -qF "\"chosen\": \"$(cat "$work/out")\"" "$work/scored.$which/log.jsonl"
+done
 finish

@@ -287,6 +287,17 @@ check "sample from a checkpoint: exit code $status" [ "$status" -eq 0 ]
 cp "$work/out" "$work/first"
 run --model "$work/whole/step_00000012" --prompt "line 1" --sample-tokens 12
 check "the same seed draws the same text" cmp -s "$work/out" "$work/first"
+make_items 20
+run --model "$work/whole" --eval-only --hellaswag "$work/items.bin"
+check "--hellaswag alone: exit code $status" [ "$status" -eq 0 ]
+check "--hellaswag alone: what is cut is said" grep -qE '^hellaswag +20 items, 80 endings: .*/items.bin$' "$work/out"
+check "--hellaswag alone: the score is the last line" eval 'tail -n 1 "$work/out" | grep -qE "^step 12 \| hellaswag acc_norm 0\.[0-9]{4} \| acc 0\.[0-9]{4} \| 20 items in [0-9.]+ s$"'
+run $tiny --train "$work/text.txt" --eval-every 3 --hellaswag "$work/items.bin" --out "$work/scored"
+check "--hellaswag in training: with each validation" [ "$(grep -c 'hellaswag acc_norm' "$work/out")" -eq "$(grep -c '| val loss' "$work/out")" ]
+check "--hellaswag in training: in the log" [ "$(grep -cE '^\{"step": *[0-9]+, *"acc_norm": *[0-9.]+, *"acc": *[0-9.]+, *"items": *20\}$' "$work/scored/log.jsonl")" -eq "$(grep -c '"val_loss"' "$work/scored/log.jsonl")" ]
+refuses "items in other tokens" '^error: --hellaswag: .*/text.txt: expected magic 20240522' $tiny --train "$work/text.txt" --hellaswag "$work/text.txt"
+refuses "items beside a prompt" '^error: --hellaswag and --prompt: ' --model "$work/whole" --prompt a --hellaswag "$work/items.bin"
+refuses "items of shared sequences" '^error: --hellaswag and --context-gpus: ' $tiny --train "$work/text.txt" --hellaswag "$work/items.bin" --context-gpus 2 --gpus 2
 run --model "$work/whole" --export "$work/whole.gguf" --export-type f16
 check "an export: exit code $status" [ "$status" -eq 0 ]
 check "an export: says what it wrote" grep -q "^exported: $work/whole.gguf, f16, .*; to open it: llama-cli" "$work/out"
@@ -307,6 +318,7 @@ run --model "$work/whole/step_00000012" --train "$work/text.txt" --eval-only --b
 check "--eval-only: exit code $status" [ "$status" -eq 0 ]
 log_loss=$(sed -n 's/.*"step": *12, *"val_loss": *\([0-9.]*\).*/\1/p' "$work/whole/log.jsonl")
 check "--eval-only: the loss at the run's end, as the last line" [ "$(tail -n 1 "$work/out")" = "step 12 | val loss $(printf %.6f "$log_loss")" ]
+check "--eval-only: perplexity and bits a byte before it" grep -qx "step 12 | perplexity $(awk "BEGIN { printf \"%.4f\", exp($log_loss) }") | $(awk "BEGIN { printf \"%.6f\", $log_loss / log(2) }") bits a byte" "$work/out"
 check "--eval-only: says what is evaluated" grep -qE '^evaluation +2 batches of 2 x 16 tokens = 64 tokens$' "$work/out"
 run --model "$work/whole" --train "$work/text.txt" --eval-only
 check "--eval-only without more flags: the loss that the run printed" [ "$(tail -n 1 "$work/out")" = "step 12 | val loss $(printf %.6f "$log_loss")" ]

@@ -132,7 +132,6 @@ static const Refusal refusals[] = {
     {"--out=",                          {"--out", "''"}                                       },
     {"--batch 4 --batch 4",             {"--batch", "given twice"}                            },
     {"--batch 4 -b 8",                  {"-b (--batch)", "given twice"}                       },
-    {"--hellaswag x",                   {"--hellaswag", "not in this version yet"}            },
 };
 
 static void test_refusals(void) {

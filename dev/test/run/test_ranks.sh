@@ -45,9 +45,18 @@ for n in 2 4; do
     check "$n ranks: nothing on stderr" [ ! -s "$work/err" ]
 done
 run --model "$work/of_2" --tokenizer bytes --train "$work/text.txt" --batch 2 --eval-only --eval-batches 6
-grep 'val loss' "$work/out" >"$work/expected"
+grep -E 'val loss|bits a byte' "$work/out" >"$work/expected"
 run --model "$work/of_2" --tokenizer bytes --train "$work/text.txt" --batch 2 --eval-only --eval-batches 6 --gpus 3
-check "evaluation by three ranks is that by one" grep -qxFf "$work/expected" "$work/out"
+grep -E 'val loss|bits a byte' "$work/out" >"$work/found"
+check "evaluation by three ranks is that by one" cmp -s "$work/expected" "$work/found"
+make_items 30
+for n in 1 3; do
+    run --model "$work/of_2" --tokenizer bytes --hellaswag "$work/items.bin" --batch 2 --eval-only --out "$work/scored_$n" --gpus $n
+    check "hellaswag on $n ranks: exit code $status" [ "$status" -eq 0 ]
+    check "hellaswag on $n ranks: a line of the score" grep -qE '^step 5 \| hellaswag acc_norm 0\.[0-9]+ \| acc 0\.[0-9]+ \| 30 items in ' "$work/out"
+done
+check "hellaswag on three ranks: the choices of one" cmp -s "$work/scored_1/log.jsonl" "$work/scored_3/log.jsonl"
+check "hellaswag: the choices in the log" grep -qE '"items": *30, *"chosen": *"[0-3]{30}"' "$work/scored_1/log.jsonl"
 run $short --gpus 2 --memory
 check "--memory: exit code $status" [ "$status" -eq 0 ]
 check "--memory: of one rank" grep -qE '^ranks  *2, what follows is of one' "$work/out"

@@ -1,0 +1,99 @@
+#!/usr/bin/env python3
+"""HellaSwag as the file that --hellaswag scores, byte for byte as llm.c has it but for the vocabulary in its header.
+
+Writes OUT/hellaswag_val.bin: of each item the tokens of its context and of its four endings, a space before each. The
+10,042 items come from --source, or from their public address: lines of JSON with `ctx`, `endings` and `label`.
+"""
+import array
+import gzip
+import json
+import os
+import struct
+
+import common
+
+URL = "https://raw.githubusercontent.com/rowanz/hellaswag/master/data/hellaswag_val.jsonl"
+MAGIC, VERSION, BEGIN = 20240522, 1, 2**16 - 1
+VOCABULARIES = {"gpt2": 50257, "bytes": 256}
+
+
+def _item(value, place):
+    """Context, endings, label of a line."""
+    if not isinstance(value, dict):
+        raise common.DataError("%s: expected an object, found %s" % (place, type(value).__name__), 2)
+    context, endings, label = value.get("ctx"), value.get("endings"), value.get("label")
+    if not isinstance(context, str) or not context:
+        raise common.DataError("%s: expected a text in `ctx`, found %.40r" % (place, context), 2)
+    if not isinstance(endings, list) or len(endings) != 4 or not all(isinstance(text, str) for text in endings):
+        raise common.DataError("%s: expected four texts in `endings`, found %.40r" % (place, endings), 2)
+    if str(label) not in ("0", "1", "2", "3"):
+        raise common.DataError("%s: expected 0 to 3 in `label`, found %.40r; hint: the test set has no labels" % (place, label), 2)
+    return context, endings, int(label)
+
+
+def items(path):
+    opened = gzip.open if path.endswith(".gz") else open
+    number = 0
+    try:
+        with opened(path, "rt", encoding="utf-8", newline="\n") as file:
+            for number, line in enumerate(file, 1):
+                if line.strip():
+                    yield _item(json.loads(line), "%s:%d" % (path, number))
+    except (ValueError, EOFError, gzip.BadGzipFile) as error:  # not UTF-8, not JSON, cut short
+        raise common.DataError("%s: not a line of JSON after line %d: %s" % (path, number, error), 2) from None
+
+
+def encoder(tokenizer):
+    return common.gpt2_encoding().encode_ordinary if tokenizer == "gpt2" else lambda text: list(text.encode())
+
+
+def stream_of(index, item, encode):
+    """The uint16 of an item: the file's format is in llmc/data/choices.h."""
+    context, endings, label = item
+    texts = [encode(context)] + [encode(" " + ending) for ending in endings]
+    stream = [BEGIN, 0, index & BEGIN, label, len(endings)]
+    for tokens in texts:
+        stream += [len(tokens), *tokens]
+    stream[1] = 2 * len(stream)
+    return stream
+
+
+def make(path, source, tokenizer):
+    encode = encoder(tokenizer)
+    n, longest, stream = 0, 0, array.array("H")
+    for item in items(source):
+        one = stream_of(n, item, encode)
+        if one[1] >= BEGIN:
+            raise common.DataError("%s: item %d has %d tokens, too many for the format" % (source, n, len(one)), 2)
+        n, longest = n + 1, max(longest, one[1])
+        stream.extend(one)
+    if n == 0:
+        raise common.DataError("%s: no items in it" % source, 2)
+    header = struct.pack("<5i", MAGIC, VERSION, n, longest, VOCABULARIES[tokenizer]).ljust(1024, b"\0")
+    common.write_file(path, header, common.little_endian(stream))
+    common.say("%s: %s items, %s tokens" % (os.path.relpath(path), format(n, ","), format(len(stream) - 10 * n, ",")))
+
+
+def fetched(folder):
+    """Path of the lines under folder, downloaded if they are not there already."""
+    path = os.path.join(folder, "hellaswag_val.jsonl")
+    if not os.path.exists(path):
+        try:
+            common.download(URL, path)
+        except common.DataError as error:
+            raise common.DataError("%s; hint: a local copy, as --source FILE" % error, error.code) from None
+    return path
+
+
+def main():
+    parser = common.Parser(__doc__)
+    parser.add_argument("--source", metavar="FILE", help="a local copy: .jsonl or .jsonl.gz")
+    parser.add_argument("--tokenizer", choices=sorted(VOCABULARIES), default="gpt2", help="that of the model, default %(default)s")
+    parser.add_argument("--out", default=os.path.join(common.DATA, "hellaswag"), metavar="DIR")
+    args = parser.parse_args()
+    with common.output(args.out, "hellaswag"):
+        make(os.path.join(args.out, "hellaswag_val.bin"), args.source or fetched(args.out), args.tokenizer)
+
+
+if __name__ == "__main__":
+    common.run(main)

@@ -27,7 +27,8 @@
 # All cores, unless -j says otherwise: those that this process may use, and a container's share of them.
 ifeq ($(MAKELEVEL)$(filter -j%,$(MAKEFLAGS)),0)
 CORES := $(or $(shell nproc 2>/dev/null || getconf _NPROCESSORS_ONLN 2>/dev/null),1)
-SHARE := $(shell awk '$$1 > 0 { print int(($$1 + $$2 - 1) / $$2) }' /sys/fs/cgroup/cpu.max 2>/dev/null)
+CPU_MAX ?= /sys/fs/cgroup/cpu.max
+SHARE := $(shell awk '$$1 + 0 > 0 { print int(($$1 + $$2 - 1) / $$2) }' $(CPU_MAX) 2>/dev/null)
 MAKEFLAGS += -j$(firstword $(shell printf '%s\n' $(CORES) $(SHARE) | sort -n))
 endif
 # "clean" and what is built after it, one after the other.

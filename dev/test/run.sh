@@ -3,7 +3,8 @@
 # program that dies without a closing line counts as one failure. Many tests wait more than they compute, so some run beside
 # each other: TEST_JOBS of them, one more than there are cores unasked.
 set -u
-cores=$(nproc 2>/dev/null || getconf _NPROCESSORS_ONLN 2>/dev/null || echo 1)
+# The cores that this process may use, and a container's share of them.
+cores=$({ nproc || getconf _NPROCESSORS_ONLN || echo 1; awk '$1 + 0 > 0 { print int(($1 + $2 - 1) / $2) }' /sys/fs/cgroup/cpu.max; } 2>/dev/null | sort -n | head -n 1)
 jobs=${TEST_JOBS:-$((cores < 7 ? cores + 1 : 8))}
 export OMP_WAIT_POLICY="${OMP_WAIT_POLICY:-passive}" # waiting threads leave the cores to whatever else runs here
 OUTPUTS=$(mktemp -d) || exit 1

@@ -100,7 +100,8 @@ static void print_step(Console *console, const StepReport *report, double eta) {
     add_field(&line, "%s tok/s", format_count(number, report->tokens_per_second));
     if (!isnan(report->mfu)) add_field(&line, "%.1f %% MFU", 100 * report->mfu);
     if (report->memory_bytes) add_field(&line, "%s", format_bytes(number, (double)report->memory_bytes));
-    add_field(&line, "ETA %s", format_duration(number, eta));
+    if (report->step > console->first_step + 1) /* the first step also readies the device */
+        add_field(&line, "ETA %s", format_duration(number, eta));
     if (report->n_skipped) add_field(&line, "%lld skipped", (long long)report->n_skipped);
     end_line(console, &line);
 }

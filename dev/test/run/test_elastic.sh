@@ -24,7 +24,6 @@ goes_on() {
 for n in 1 2 3 4; do
     run $flags --reproducible 12 --gpus $n --out "$work/by_$n"
     check "$n ranks: exit code $status" [ "$status" -eq 0 ]
-    check "$n ranks: the weights of one" same "$work/by_$n/step_00000004" "$work/by_1/step_00000004"
 done
 for m in 1 2 3 4; do
     for n in 1 2 3 4; do

@@ -229,8 +229,10 @@ static bool check_output(const Training *t, Error *err) {
 }
 
 static void say_stopped(Training *t) {
+    const Settings *s = &t->run->settings;
     if (t->state.step > t->run->resumed.step)
-        console_note(&t->console, "stopped by a signal after step %lld", (long long)t->state.step);
+        console_note(&t->console, "stopped by a signal after step %lld%s", (long long)t->state.step,
+                     s->out && !s->model_only ? "; --resume goes on from there" : "");
     else
         console_note(&t->console,
                      "stopped by a signal before the end of its first step: nothing new to save");

@@ -30,6 +30,14 @@ static const struct Descriptor {
     {"gpt3:c12288", 96, 96, 12288},
 };
 
+/* What others call these models: folders here. */
+static bool is_of_openai(const char *name) {
+    static const char *const names[] = {"gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl"};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        if (strcmp(name, names[i]) == 0) return true;
+    return false;
+}
+
 bool gpt2_config_from_descriptor(GPT2Config *config, const char *descriptor, Error *err) {
     char known[400] = "";
     for (size_t i = 0; i < sizeof descriptors / sizeof *descriptors; i++) {
@@ -43,6 +51,12 @@ bool gpt2_config_from_descriptor(GPT2Config *config, const char *descriptor, Err
         size_t used = strlen(known);
         snprintf(known + used, sizeof known - used, "%s%s", i ? ", " : "", d->name);
     }
+    if (is_of_openai(descriptor))
+        return fail(
+            err, EXIT_INPUT,
+            "--model '%s': no such file or directory; hint: hf download openai-community/%s --local-dir "
+            "%s brings OpenAI's weights there",
+            descriptor, descriptor, descriptor);
     return fail(err, EXIT_INPUT, "--model '%s': no such file or directory, and no known size; sizes: %s",
                 descriptor, known);
 }

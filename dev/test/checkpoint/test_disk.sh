@@ -308,7 +308,7 @@ for signal in TERM KILL; do
     last=$(cd "$work/cut" && ls -d step_* | tail -n 1)
     if [ $signal = TERM ]; then
         check "SIGTERM while a thread writes: exit code $status" [ "$status" -eq 0 ]
-        check "SIGTERM while a thread writes: the last step is saved" grep -q "stopped by a signal after step $(echo "$last" | sed 's/step_0*//')\$" "$work/out"
+        check "SIGTERM while a thread writes: the last step is saved" grep -q "stopped by a signal after step $(echo "$last" | sed 's/step_0*//'); --resume goes on from there\$" "$work/out"
     else
         check "SIGKILL while a thread writes: what it was at is left" [ -n "$(ls -d "$work"/cut/.tmp-step_*)" ]
     fi

@@ -56,6 +56,7 @@ refuses "missing value" 'seq' --seq
 refuses "a size that there is not" "'d85': no such file.* d84," --model d85
 refuses "not a choice" 'precision.*bf16' --precision fp17
 refuses "unknown model" 'd13' --model d13
+refuses "a name of Hugging Face" "^error: --model 'gpt2-xl': .*; hint: hf download openai-community/gpt2-xl --local-dir gpt2-xl" --model gpt2-xl
 refuses "indivisible step" 'tokens-per-step' $tiny --train "$work/text.txt" --tokens-per-step 33
 refuses "resume without out" 'resume.*out' $tiny --resume
 refuses "bad head size" '--channels 36 --heads 3: head size is 12' --model nano --channels 36 --heads 3

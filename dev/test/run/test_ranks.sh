@@ -141,7 +141,7 @@ kill -TERM $child
 ended
 check "SIGTERM: exit code $status" [ "$status" -eq 0 ]
 check "SIGTERM: said once" [ "$(grep -c '^stopping after this step' "$work/err")" -eq 1 ]
-stopped=$(sed -n 's/^stopped by a signal after step \([0-9]*\)$/\1/p' "$work/out")
+stopped=$(sed -n 's/^stopped by a signal after step \([0-9]*\); --resume goes on from there$/\1/p' "$work/out")
 check "SIGTERM: saved where it stopped" [ -d "$work/stopped/step_$(printf %08d "${stopped:-0}")" ]
 check "SIGTERM: no process is left" none_left stopped
 run $tiny --batch 2 --steps $((stopped + 2)) --eval-every 0 --eval-batches 2 --gpus 3 --out "$work/stopped" --resume

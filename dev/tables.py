@@ -206,12 +206,12 @@ TABLES = [
         "none",
         [lab(BOTH, "flash2", "1024:16384", *GPT2, *FEW_TOKENS, *SLOW, *mask) for mask in ((), ("--sparse",), ("--dropout",))]
         + [lab(BOTH, "sm80,sm90,sm80_masked", "1024:16384", *GPT2, *SLOW)]
-        + [lab(BOTH, "sm80_masked", "1024:16384", *GPT2, *SLOW, *mask) for mask in (("--dropout",), ("--window", "1024"))],
+        + [lab(BOTH, "masked,sm80_masked", "1024:16384", *GPT2, *SLOW, *mask) for mask in (("--dropout",), ("--window", "1024"))],
         [
             Section(f"{title}, {op[10:]}", {"ms": "ms", **more}, op_is(op, variant_is(*names), *where))
             for title, more, names, where in (
                 ("The ladder's kernel, 16,384 tokens: dense, sparse, dropout", {"density": "density"}, ["flash2"], ()),
-                ("The trainer's kernels, 65,536 tokens: --dropout 0.1, --window 1024", {}, ["sm80", "sm90", OLD_SM90, "sm80_masked"], ()))
+                ("The trainer's kernels, 65,536 tokens: --dropout 0.1, --window 1024", {}, ["sm80", "sm90", OLD_SM90, "sm80_masked", "masked"], ()))
             for op in (FORWARD, BACKWARD)
         ],
     ),

@@ -73,8 +73,9 @@ HOST_DEVICE bool attention_block_set(const Sizes *s, int query_block, int key_bl
 enum { DROPOUT_KEY = 20240529, DROPOUT_SITE = 3 };
 HOST_DEVICE float attention_dropout(const Sizes *s, int64_t row, int j) {
     if (!s->dropout) return 1;
-    const DropoutRow bits = dropout_row(dropout_site(DROPOUT_KEY, DROPOUT_SITE), row);
-    return dropout_bits(bits, (uint32_t)j) < dropout_threshold(DROPOUT_P) ? 0 : dropout_scale(DROPOUT_P);
+    const DropoutMatrix head = dropout_matrix(dropout_site(DROPOUT_KEY, DROPOUT_SITE), row / s->T);
+    const uint32_t threshold = dropout_threshold(DROPOUT_P);
+    return dropout_drops(head, (uint32_t)(row % s->T), (uint32_t)j, threshold) ? 0 : dropout_scale(threshold);
 }
 
 /* One past the last key that query i can see, and the first one; of a sparse mask, those in blocks that are set. */

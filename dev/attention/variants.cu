@@ -38,6 +38,14 @@ template <MaskedAttentionBackward *BACKWARD> static void masked_backward(const C
              c->s.HD);
 }
 
+/* What the trainer takes for the mask: dispatch.cu. */
+static void trained_backward(const Call *c) {
+    const AttentionMask mask = attention_mask(c);
+    attention_backward<bf16>(c->p[BACKWARD_DQKV], c->p[BACKWARD_DOUT], c->p[BACKWARD_OUT], c->p[BACKWARD_QKV],
+                             (const float *)c->p[BACKWARD_LSE], NULL, &mask, c->p[BACKWARD_SCRATCH], c->s.B,
+                             c->s.T, c->s.NH, c->s.HD);
+}
+
 template <HopperForward *FORWARD> static void hopper_forward(const Call *c) {
     FORWARD(c->p[FORWARD_OUT], (float *)c->p[FORWARD_LSE], c->p[FORWARD_QKV], c->s.B, c->s.T, c->s.NH,
             c->s.HD, c->s.causal);
@@ -247,6 +255,8 @@ static const Variant rows[] = {
              "sm90 with --window: blocks of keys outside the window are never loaded"),
     WINDOWED("attention_forward", "sm90_forward_hd128_ranges", masked_forward<sm90_forward_hd128_ranges>, 128,
              "the same"),
+    MASKED("attention_forward", "masked", masked_forward<attention_forward<bf16>>, DTYPE_BF16, NULL,
+           "what ships for --window and --dropout: on Hopper the kernels above with a mask", 0),
     MASKED("attention_forward", "sm80_masked", masked_forward<sm80_masked_attention_forward>, DTYPE_BF16,
            NULL, "sm80 with --window and --dropout: tiles outside the window are not visited", 0),
     MASKED("attention_forward", "generic_masked", masked_forward<generic_masked_attention_forward_bf16>,
@@ -373,6 +383,8 @@ static const Variant rows[] = {
              64, "tiles of keys end with the last query whose window has them"),
     WINDOWED("attention_backward", "sm90_backward_hd128_ranges", masked_backward<sm90_backward_hd128_ranges>,
              128, "the same"),
+    MASKED("attention_backward", "masked", trained_backward, DTYPE_BF16, NULL,
+           "what ships for --window and --dropout", 0),
     MASKED("attention_backward", "sm80_masked", masked_backward<sm80_masked_attention_backward>, DTYPE_BF16,
            split_flops, "the masks of forward, drawn again from their counter", 0),
     MASKED("attention_backward", "generic_masked", masked_backward<generic_masked_attention_backward_bf16>,

@@ -85,6 +85,11 @@ def random_stream(seed, purpose):
     return mix64((mix64((seed + GOLDEN) & MASK64) + GOLDEN * (purpose + 1)) & MASK64)
 
 
+def fold(x):
+    """The halves of 64 bits, added without carry."""
+    return (x ^ (x >> 32)) & MASK32
+
+
 class Dropout:
     """The masks of one micro-step: llmc/model/dropout.h and gpt2.c say the same in C."""
 
@@ -93,18 +98,24 @@ class Dropout:
         self.p, self.key = p, random_stream((of_seed + step) & MASK64, micro_step)
 
     def __call__(self, x, site, layer):
-        """x with elements zeroed, the others times 1/(1-p). The last dimension is the mask's columns."""
+        """x with elements zeroed, the others times 1/(1-p). A matrix of the mask has the last dimension as columns; its rows
+        are a head's (B, heads, rows, columns) or all there are."""
         if self.p == 0:
             return x
         site = mix64((self.key + GOLDEN * (layer * N_SITES + site + 1)) & MASK64)
-        rows = torch.tensor([[w & MASK32, w >> 32] for w in (mix64((site + GOLDEN * n) & MASK64)
-                                                             for n in range(x.numel() // x.shape[-1]))])
-        bits = (rows[:, :1] + torch.arange(x.shape[-1]) * 0x9E3779B9) & MASK32
-        bits = (((bits ^ (bits >> 16)) * 0x7FEB352D) & MASK32) ^ rows[:, 1:]
-        bits = ((bits ^ (bits >> 15)) * 0x846CA68B) & MASK32
-        p = torch.tensor(self.p).item() # as fp32 has it
-        keep = (bits >= int(p * 2.0**32)).view(x.shape).to(x.device)
-        return x * keep.to(x.dtype) * (1.0 / (1.0 - p))
+        columns = x.shape[-1]
+        rows = x.shape[-2] if x.dim() == 4 else x.numel() // columns
+        assert rows <= 65536 # more are several matrices
+        words = [mix64((site + GOLDEN * n) & MASK64) for n in range(x.numel() // (rows * columns))]
+        start, twist = (torch.tensor([w >> shift & MASK32 for w in words]).view(-1, 1, 1) for shift in (0, 32))
+        row, column = torch.arange(rows).view(-1, 1), torch.arange(columns)
+        counter = (row // 16 * 4 + row % 8 // 2) * 65536 + column // 16 * 4 + column % 8 // 2
+        factor = torch.tensor([[0x85EBCA6B, 0xC2B2AE35], [0x27D4EB2F, 0xA3D5C9E5]])[row % 2, column % 2]
+        shared = fold(((start + counter * 0x9E3779B9) & MASK32) * 0xD2511F53) ^ twist
+        byte = fold(shared * factor) >> (row // 8 % 2 * 16 + column // 8 % 2 * 8) & 255
+        threshold = min(max(int(self.p * 256 + 0.5), 1), 255)
+        keep = (byte >= threshold).view(x.shape).to(x.device)
+        return x * keep.to(x.dtype) * (256 / (256 - threshold))
 
 
 def tensor_list(m):

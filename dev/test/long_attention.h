@@ -11,6 +11,7 @@ typedef struct Long {
     float *qkv, *dout;
     float *dqkv, *out, *lse; /* of the kernels; one block of memory, dqkv's */
     float *row_d;            /* (NH,T) rowsum(dO * O) */
+    HeadMask mask;           /* of any head */
     char label[64];
 } Long;
 
@@ -56,11 +57,20 @@ static void check_row(const Long *c, const ExactRow *r, const float *got, const 
           row, head, (long long)at, (double)got[at], (double)want[at], excess.ratio);
 }
 
+/* What dropout makes of P of a query and a key. */
+static double kept_factor(const Long *c, int head, int i, int j) {
+    HeadMask mask = c->mask;
+    mask.head = head;
+    return kept_by(&mask, i, j);
+}
+
 /* dS of a query and a key, times scale, and what roundings may make of it. */
 static double exact_ds(const Long *c, int head, int i, int j, double p, double *off) {
     const double scale = 1 / sqrt((double)c->s.HD), d = c->row_d[(int64_t)head * c->s.T + i];
-    const double dp = dot_of(output_row(c, c->dout, head, i), packed_row(c, c->qkv, 2, head, j), c->s.HD);
-    *off = scale * p * (2.1 * BF16_HALF_STEP * fabs(dp - d) + 0x1p-16 * (fabs(dp) + fabs(d)));
+    const double factor = kept_factor(c, head, i, j), roundings = factor > 0 ? 2.1 : 3.1;
+    const double dp =
+        factor * dot_of(output_row(c, c->dout, head, i), packed_row(c, c->qkv, 2, head, j), c->s.HD);
+    *off = scale * p * (roundings * BF16_HALF_STEP * fabs(dp - d) + 0x1p-16 * (fabs(dp) + fabs(d)));
     return scale * p * (dp - d);
 }
 
@@ -80,7 +90,8 @@ static void check_query(const Long *c, int head, int i) {
     ExactRow out = {0}, dq = {0};
     for (int j = 0; j <= i; j++) {
         p[j] /= sum;
-        add_row(&out, packed_row(c, c->qkv, 2, head, j), p[j], 1.1 * BF16_HALF_STEP * p[j], HD);
+        const double kept = kept_factor(c, head, i, j) * p[j];
+        add_row(&out, packed_row(c, c->qkv, 2, head, j), kept, 1.1 * BF16_HALF_STEP * kept, HD);
         const double ds = exact_ds(c, head, i, j, p[j], &off);
         add_row(&dq, packed_row(c, c->qkv, 1, head, j), ds, off, HD);
     }
@@ -100,7 +111,8 @@ static void check_key(const Long *c, int head, int j) {
         double off;
         const double ds = exact_ds(c, head, i, j, p, &off);
         add_row(&dk, q, ds, off, HD);
-        add_row(&dv, output_row(c, c->dout, head, i), p, 1.1 * BF16_HALF_STEP * p, HD);
+        const double kept = kept_factor(c, head, i, j) * p;
+        add_row(&dv, output_row(c, c->dout, head, i), kept, 1.1 * BF16_HALF_STEP * kept, HD);
     }
     check_row(c, &dk, packed_row(c, c->dqkv, 1, head, j), "dk", head, j);
     check_row(c, &dv, packed_row(c, c->dqkv, 2, head, j), "dv", head, j);
@@ -168,15 +180,15 @@ static double plain_apart(int HD) {
 }
 
 /* dqkv, out and lse by the kernels of this card or, where `capability` is not 0, of that one. p: dqkv, dout, out, qkv,
- * lse, scratch on the device. */
+ * lse, scratch, the mask's key on the device. */
 static float *results_of(const Ops *ops, int capability, const Guarded *p, const Sizes *d) {
     const int64_t rows = (int64_t)d->T * d->NH, n = rows * d->HD;
     float *results = op_malloc((size_t)(4 * n + rows) * sizeof *results);
+    const AttentionMask mask = mask_of(d, p[6].data);
     cuda_limit_capability(capability);
-    ops->attention_forward(p[2].data, (float *)(void *)p[4].data, p[3].data, &(AttentionMask){0}, 1, d->T,
-                           d->NH, d->HD);
+    ops->attention_forward(p[2].data, (float *)(void *)p[4].data, p[3].data, &mask, 1, d->T, d->NH, d->HD);
     ops->attention_backward(p[0].data, p[1].data, p[2].data, p[3].data, (float *)(void *)p[4].data, NULL,
-                            &(AttentionMask){0}, p[5].data, 1, d->T, d->NH, d->HD);
+                            &mask, p[5].data, 1, d->T, d->NH, d->HD);
     cuda_limit_capability(0);
     download_floats(ops, results, p[0].data, ops->dtype, 3 * n);
     download_floats(ops, results + 3 * n, p[2].data, ops->dtype, n);
@@ -199,22 +211,27 @@ static void check_exactly(Long *c, float *results) {
     free(c->row_d);
 }
 
-static void test_long_sequence(const Ops *ops, int HD, int T) {
+static void test_long_sequence(const Ops *ops, int HD, int T, float dropout) {
     Long c = {
-        .ops = ops, .s = {.B = 1, .T = T, .NH = 2, .HD = HD}
+        .ops = ops, .s = {.B = 1, .T = T, .NH = 2, .HD = HD, .p = dropout}
     };
-    snprintf(c.label, sizeof c.label, "%s, attention_long T%d HD%d ", ops->name, T, HD);
+    const uint64_t key = 0x0123456789abcdef;
+    c.mask = (HeadMask){.p = dropout, .site = dropout_site(key, SITE)};
+    snprintf(c.label, sizeof c.label, "%s, attention_long T%d HD%d %s", ops->name, T, HD,
+             dropout > 0 ? "dropout " : "");
     if (!op_wanted("attention_long", c.label)) return;
     const int64_t rows = (int64_t)T * c.s.NH, n = rows * HD;
     const size_t bytes = (size_t)n * dtype_bytes(ops->dtype);
     const size_t sizes[] = {
-        3 * bytes, bytes, bytes, 3 * bytes, (size_t)rows * sizeof(float), op_scratch_bytes(ops, &c.s)};
-    Guarded p[6] = {0};
-    for (int i = 0; i < 6; i++)
+        3 * bytes, bytes, bytes, 3 * bytes, (size_t)rows * sizeof(float), op_scratch_bytes(ops, &c.s),
+        sizeof key};
+    Guarded p[7] = {0};
+    for (int i = 0; i < 7; i++)
         if (!guarded_alloc(&p[i], ops, sizes[i], 0)) abort();
     c.qkv = op_normal_bf16(3 * n, 1), c.dout = op_normal_bf16(n, 2);
     upload_floats(ops, p[3].data, ops->dtype, c.qkv, 3 * n);
     upload_floats(ops, p[1].data, ops->dtype, c.dout, n);
+    ops->device->upload(p[6].data, &key, sizeof key);
     float *mine = results_of(ops, 0, p, &c.s), *again = results_of(ops, 0, p, &c.s);
     float *older = results_of(ops, 80, p, &c.s);
     CHECK(!memcmp(mine, again, (size_t)(4 * n + rows) * sizeof *mine), "%s: a second run has other bits",
@@ -225,7 +242,7 @@ static void test_long_sequence(const Ops *ops, int HD, int T) {
     const double limit = 2 * plain_apart(HD);
     CHECK(apart <= limit, "%s: %.2e from older cards' kernels, limit %.2e", c.label, apart, limit);
     check_exactly(&c, mine);
-    for (int i = 0; i < 6; i++) {
+    for (int i = 0; i < 7; i++) {
         CHECK(guarded_intact(&p[i]), "%s: written outside of operand %d", c.label, i);
         guarded_free(&p[i]);
     }

@@ -76,12 +76,12 @@ typedef struct HeadMask {
     int window;
     float p;
     uint64_t site;
-    int64_t row0;        /* of query 0 in the mask */
+    int head;            /* of B*NH */
     const float *starts; /* of documents, or NULL */
 } HeadMask;
 
 static HeadMask head_mask(const OpCase *c, int k, int head) {
-    return (HeadMask){c->s.window, c->s.p, dropout_site(host_key(c, k), SITE), (int64_t)head * c->s.T,
+    return (HeadMask){c->s.window, c->s.p, dropout_site(host_key(c, k), SITE), head,
                       c->s.documents ? c->in[k] + 2 + (int64_t)(head / c->s.NH) * c->s.T : NULL};
 }
 
@@ -91,12 +91,18 @@ static int first_key(const HeadMask *m, int i) {
     return window > start ? window : start;
 }
 
-/* x P's dropout of (i, j), as PyTorch's dropout rounds it. */
+/* What dropout multiplies P of (i, j) with. */
+static float kept_by(const HeadMask *m, int i, int j) {
+    if (m->p == 0) return 1;
+    const uint32_t threshold = dropout_threshold(m->p);
+    const DropoutMatrix matrix = dropout_matrix(m->site, m->head);
+    const bool dropped = dropout_drops(matrix, (uint32_t)i, (uint32_t)j, threshold);
+    return dropped ? 0 : dropout_scale(threshold);
+}
+
+/* x under dropout, as PyTorch's dropout rounds it. */
 static float drop_bf16(const HeadMask *m, int i, int j, float x) {
-    if (m->p == 0) return x;
-    const bool dropped =
-        dropout_bits(dropout_row(m->site, m->row0 + i), (uint32_t)j) < dropout_threshold(m->p);
-    return dropped ? 0 : round_bf16(x / (1 - m->p));
+    return m->p == 0 ? x : round_bf16(x * kept_by(m, i, j));
 }
 
 /* ---- a plain bf16 computation: what PyTorch's matmul, softmax, matmul round ---- */
@@ -165,7 +171,7 @@ static void slack_of_out(float *slack, const float *kept, float of_p, const floa
 }
 
 /* slack of one head of dqkv: P rounded before dV, dS rounded before dQ and dK and, where it is made of a rounded P,
- * once more; fp32 noise where dP and D cancel. */
+ * once more, what is dropped a third time, made of a rounded D as well; fp32 noise where dP and D cancel. */
 static void slack_of_gradients(float *slack, const float *dout, const float *qkv, int T, int C, int HD,
                                const HeadMask *m) {
     const float *q = qkv, *k = qkv + C, *v = qkv + 2 * C, scale = 1 / sqrtf((float)HD);
@@ -183,8 +189,9 @@ static void slack_of_gradients(float *slack, const float *dout, const float *qkv
             d += p[j] * dp[j];
         }
         for (int j = first_key(m, i); j <= i; j++) {
+            const float roundings = p[j] > 0 && kept[j] == 0 ? 3 : 2;
             const float ds =
-                scale * p[j] * (2 * of_p * fabsf(dp[j] - d) + 0x1p-17f * (fabsf(dp[j]) + fabsf(d)));
+                scale * p[j] * (roundings * of_p * fabsf(dp[j] - d) + 0x1p-17f * (fabsf(dp[j]) + fabsf(d)));
             for (int e = 0; e < HD; e++) {
                 slack[i * stride + e] += ds * fabsf(k[j * stride + e]);
                 slack[j * stride + C + e] += ds * fabsf(q[i * stride + e]);

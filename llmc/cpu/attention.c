@@ -115,16 +115,23 @@ static vec_mask unseen(const FirstKeys *first, int64_t query, int64_t key) {
     return keys > (int32_t)key;
 }
 
-/* Dropout of a tile of scores, (TILE keys, TILE queries); row: of the mask, for the first query; k0: first key. */
-static void drop_tile(const Attention *f, Scores s, int64_t row, int64_t k0, int64_t n_keys) {
-    DropoutRow rows[TILE];
+/* What x, query `query` and key `key` of a tile, becomes under dropout. */
+static float drop(const Attention *f, uint32_t word, int64_t query, int64_t key, float x) {
+    return dropout_byte(word, (uint32_t)query, (uint32_t)key) < f->threshold ? 0.0f : x * f->kept_scale;
+}
+
+/* Dropout of a tile of scores, (TILE keys, TILE queries), of head `head` of B*NH, from query q0 and key k0 on. */
+static void drop_tile(const Attention *f, Scores s, int64_t head, int64_t q0, int64_t k0, int64_t n_keys) {
+    _Static_assert(TILE % 16 == 0, "whole tiles of the mask");
     if (f->threshold == 0) return;
-    for (int64_t q = 0; q < TILE; q++) rows[q] = dropout_row(f->site, row + q);
-    for (int64_t k = 0; k < n_keys; k++)
-        for (int64_t q = 0; q < TILE; q++)
-            s[k * TILE + q] = dropout_bits(rows[q], (uint32_t)(k0 + k)) < f->threshold
-                                  ? 0.0f
-                                  : s[k * TILE + q] * f->kept_scale;
+    const DropoutMatrix matrix = dropout_matrix(f->site, head);
+    for (int64_t k = 0; k < n_keys; k += k % 8 == 7 ? 9 : 1)
+        for (int64_t q = 0; q < TILE; q += q % 8 == 7 ? 9 : 1) {
+            const uint32_t word = dropout_word(matrix, (uint32_t)(q0 + q), (uint32_t)(k0 + k));
+            for (int64_t key = k; key < min_i64(n_keys, k + 16); key += 8)
+                for (int64_t query = q; query < q + 16; query += 8)
+                    s[key * TILE + query] = drop(f, word, query, key, s[key * TILE + query]);
+        }
 }
 
 /* State of the online softmax of a query tile. */
@@ -181,7 +188,7 @@ static void forward_tile(const void *args, int64_t task) {
     transpose(f, queries, rows);
     for (int i = 0; i < TILE; i++) state.max[i] = -INFINITY, state.sum[i] = 0;
     const FirstKeys first = first_keys(f, batch, q0);
-    const int64_t k_begin = first.key[0] / TILE * TILE, mask_row = (batch * f->NH + head) * f->T + q0;
+    const int64_t k_begin = first.key[0] / TILE * TILE, mask_head = batch * f->NH + head;
     for (int64_t k0 = k_begin; k0 <= q0; k0 += TILE) {
         bool diagonal = k0 == q0;
         int64_t n_keys = min_i64(f->T - k0, TILE);
@@ -190,7 +197,7 @@ static void forward_tile(const void *args, int64_t task) {
         product(scores, TILE, n_keys, TILE, false, rows, f->width, 1, queries, TILE, f->HD,
                 diagonal ? COLS_FROM_ROW : WHOLE);
         softmax_tile(f, &state, scores, n_queries, n_keys, diagonal, &first, k0);
-        drop_tile(f, scores, mask_row, k0, n_keys);
+        drop_tile(f, scores, mask_head, q0, k0, n_keys);
         if (k0 > k_begin) scale_rows(f, sums, state.alpha, n_queries);
         product(sums, f->width, n_queries, f->width, k0 > k_begin, scores, 1, TILE, values, f->width, n_keys,
                 diagonal ? STEPS_TO_ROW : WHOLE);
@@ -207,6 +214,7 @@ static void forward_tile(const void *args, int64_t task) {
 
 static Attention attention_args(const AttentionMask *mask, int T, int NH, int HD) {
     const Dropout *d = &mask->dropout;
+    const uint32_t threshold = dropout_threshold(d->p);
     return (Attention){.T = T,
                        .NH = NH,
                        .HD = HD,
@@ -216,8 +224,8 @@ static Attention attention_args(const AttentionMask *mask, int T, int NH, int HD
                        .window = attention_window(mask, T),
                        .starts = mask->starts,
                        .site = d->p > 0 ? dropout_site(*d->key, d->site) : 0,
-                       .threshold = dropout_threshold(d->p),
-                       .kept_scale = dropout_scale(d->p)};
+                       .threshold = threshold,
+                       .kept_scale = dropout_scale(threshold)};
 }
 
 void cpu_attention_forward(floatX *out, float *lse, const floatX *qkv, const AttentionMask *mask, int B,
@@ -284,7 +292,7 @@ static void backward_head(const void *args, int64_t task) {
         tile.begin = q0, tile.n = min_i64(f->T - q0, TILE);
         load_query_tile(f, &tile, batch, head);
         tile.first = first_keys(f, batch, q0);
-        const int64_t k_begin = tile.first.key[0] / TILE * TILE, mask_row = task * f->T + q0;
+        const int64_t k_begin = tile.first.key[0] / TILE * TILE;
         for (int64_t k0 = k_begin; k0 <= q0; k0 += TILE) {
             bool diagonal = k0 == q0;
             int64_t n_keys = min_i64(f->T - k0, TILE);
@@ -296,9 +304,9 @@ static void backward_head(const void *args, int64_t task) {
                     scores_trim);
             product(dscores, TILE, n_keys, TILE, false, values, width, 1, tile.dout_columns, TILE, f->HD,
                     scores_trim);
-            drop_tile(f, dscores, mask_row, k0, n_keys);
+            drop_tile(f, dscores, task, q0, k0, n_keys);
             backward_scores(f, &tile, scores, dscores, n_keys, diagonal, k0);
-            drop_tile(f, scores, mask_row, k0, n_keys);
+            drop_tile(f, scores, task, q0, k0, n_keys);
             product(dv + k0 * row, row, n_keys, f->HD, !diagonal, scores, TILE, 1, tile.dout, width, tile.n,
                     keys_trim);
             product(dk + k0 * row, row, n_keys, f->HD, !diagonal, dscores, TILE, 1, tile.q, width, tile.n,

@@ -103,7 +103,7 @@ void cpu_attention_standard_forward(floatX *out, floatX *probs, floatX *dropped,
                          &(Rows){p.data, NULL, T, attention_window(mask, T), starts_of(mask, i, T, NH),
                                  1.0f / sqrtf((float)HD)});
     }
-    if (drops) cpu_dropout(dropped, probs, &mask->dropout, (int64_t)B * NH * T, T);
+    if (drops) cpu_dropout_matrices(dropped, probs, &mask->dropout, (int64_t)B * NH * T, T, T);
     for (int64_t i = 0; i < (int64_t)B * NH; i++) {
         View p = {(float *)(drops ? dropped : probs) + i * square, T, 1};
         product(head(out, i, T, NH, HD), p, packed_head(qkv, 2, i, T, NH, HD), T, HD, T);
@@ -116,14 +116,14 @@ void cpu_attention_standard_backward(floatX *dqkv, floatX *dprobs, const floatX 
                                      int HD) {
     const int64_t square = (int64_t)T * T, rows = (int64_t)B * NH * T;
     const bool drops = mask->dropout.p > 0;
-    if (drops) cpu_dropout(dprobs, probs, &mask->dropout, rows, T);
+    if (drops) cpu_dropout_matrices(dprobs, probs, &mask->dropout, rows, T, T);
     for (int64_t i = 0; i < (int64_t)B * NH; i++) {
         View v = packed_head(qkv, 2, i, T, NH, HD), d = head(dout, i, T, NH, HD);
         View kept = {(float *)(drops ? dprobs : probs) + i * square, T, 1};
         product(packed_head(dqkv, 2, i, T, NH, HD), transposed(kept), d, T, HD, T);
         product((View){(float *)dprobs + i * square, T, 1}, d, transposed(v), T, T, HD);
     }
-    if (drops) cpu_dropout(dprobs, dprobs, &mask->dropout, rows, T);
+    if (drops) cpu_dropout_matrices(dprobs, dprobs, &mask->dropout, rows, T, T);
     for (int64_t i = 0; i < (int64_t)B * NH; i++) {
         View q = packed_head(qkv, 0, i, T, NH, HD), k = packed_head(qkv, 1, i, T, NH, HD);
         View dp = {(float *)dprobs + i * square, T, 1};

@@ -14,6 +14,11 @@ size_t cpu_layernorm_scratch_bytes(const OpShape *shape); /* 2 C floats for each
 /* out (columns) += sum over the rows of x (N,columns), which lie `stride` elements apart */
 void cpu_column_sums(float *out, const float *x, int64_t N, int columns, int stride);
 
+/* dropout.c */
+/* dropout of matrices one below the other, each with a mask of its own */
+void cpu_dropout_matrices(floatX *out, const floatX *x, const Dropout *dropout, int64_t rows,
+                          int64_t matrix_rows, int columns);
+
 /* elementwise.c */
 void cpu_gelu(float *out, const float *x, int64_t n);
 void cpu_zero(void *dst, size_t bytes); /* Device.zero, zero_rows and copy */

@@ -64,6 +64,12 @@ typedef struct SortedTokens {
 SortedTokens sort_tokens(const int32_t *tokens, void *scratch, int64_t N, int V);
 size_t sort_tokens_scratch_bytes(int64_t N);
 
+/* ---- dropout.cu ---- */
+/* dropout of n matrices one below the other, each with a mask of its own */
+template <typename T>
+void dropout_matrices(floatX *out, const floatX *x, const Dropout *mask, int64_t n, int64_t rows,
+                      int columns);
+
 /* ---- layernorm_backward.cu ---- */
 size_t layernorm_scratch_bytes(int C); /* at least 384 rows of C floats */
 

@@ -106,7 +106,7 @@ typedef struct AdamWArgs {
 /* What attention leaves out beside the keys behind a query. All 0: plain causal attention. */
 typedef struct AttentionMask {
     int window;      /* a query sees its last `window` positions, itself among them; 0: all */
-    Dropout dropout; /* of the probabilities: row (b*NH + head)*T + query, column key */
+    Dropout dropout; /* of the probabilities: a matrix for each of B*NH heads, row query, column key */
     /* (B,T) in device memory: the first position of the document that a position is of, and the one behind its last. A query
      * sees its own document. NULL: a sequence is one document. */
     const int32_t *starts, *ends;
@@ -168,8 +168,9 @@ typedef void LayernormBackward(floatX *dx, float *dweight, float *dbias, float *
                                int64_t N, int C);
 
 /* ---- dropout ---- */
-/* out = x where the mask of `dropout` keeps it, times 1/(1-p), else 0; p > 0.   out, x (rows,columns); out
- * may be x. Its own backward: call it on the gradient. columns < 2^31 */
+/* out = x where the mask of `dropout` keeps it, times 1/(1-p), else 0; p > 0, as dropout.h rounds it.   out, x
+ * (rows,columns); out may be x. Its own backward: call it on the gradient. columns < 2^31. Rows are those of one matrix of
+ * the mask, or of several of DROPOUT_MATRIX_ROWS each */
 typedef void ApplyDropout(floatX *out, const floatX *x, const Dropout *dropout, int64_t rows, int columns);
 
 /* ---- linear: weight (OC,IC) row-major, y = x W^T + b ---- */

@@ -58,7 +58,7 @@ const Flag flags_table[] = {
     {GROUP_OPTIMISATION, "eps", 0, FLAG_REAL, AT(eps), "1e-8", 1e-16, 1, .affects_training = true, .value_name = "X",
      .help = "AdamW's epsilon"},
     {GROUP_OPTIMISATION, "dropout", 0, FLAG_REAL, AT(dropout), "0", 0, 0.99, .affects_training = true, .value_name = "P",
-     .help = "in training, of attention's probabilities, each branch's output and the embedding, as in GPT-2"},
+     .help = "in training, of attention's probabilities, each branch's output and the embedding, as in GPT-2, in steps of 1/256"},
     {GROUP_OPTIMISATION, "clip", 0, FLAG_REAL, AT(clip), "1", 0, 1e9, .affects_training = true, .value_name = "X",
      .help = "largest global norm of the gradients; 0: no clipping"},
     {GROUP_OPTIMISATION, "seed", 0, FLAG_INT, AT(seed), "1337", 0, 9007199254740991.0, .affects_training = true, .value_name = "N",

@@ -10,12 +10,14 @@ typedef struct Attention {
     AttentionMask mask;
 } Attention;
 
-/* What P_ij of a row of the mask is multiplied with. */
-static double kept(const AttentionMask *mask, int64_t row, int64_t key) {
+/* What P_ij of row `row` of (B,NH,T) is multiplied with. */
+static double kept(const AttentionMask *mask, int64_t row, int64_t key, int T) {
     const Dropout *d = &mask->dropout;
     if (d->p == 0) return 1;
-    const uint32_t bits = dropout_bits(dropout_row(dropout_site(*d->key, d->site), row), (uint32_t)key);
-    return bits < (double)d->p * 4294967296.0 ? 0 : 1 / (1 - (double)d->p);
+    const DropoutMatrix head = dropout_matrix(dropout_site(*d->key, d->site), row / T);
+    const uint32_t word = dropout_word(head, (uint32_t)(row % T), (uint32_t)key);
+    const double dropped = floor((double)d->p * 256 + 0.5); /* of 256 */
+    return dropout_byte(word, (uint32_t)(row % T), (uint32_t)key) < dropped ? 0 : 256 / (256 - dropped);
 }
 
 static double attention_double(const void *context) {
@@ -38,7 +40,8 @@ static double attention_double(const void *context) {
         for (int64_t j = first; j <= t; j++) sum += p[j] = exp(p[j] - max);
         for (int64_t d = 0; d < HD; d++) out[d] = 0;
         for (int64_t j = first; j <= t; j++)
-            for (int64_t d = 0; d < HD; d++) out[d] += kept(&a->mask, i, j) * p[j] / sum * v[j * row + d];
+            for (int64_t d = 0; d < HD; d++)
+                out[d] += kept(&a->mask, i, j, a->T) * p[j] / sum * v[j * row + d];
         a->lse.d[i] = max + log(sum);
     }
     free(p);

@@ -13,19 +13,62 @@
 
 enum { ROWS = 512, COLUMNS = 512, N = ROWS * COLUMNS };
 
-/* 1 where an element is dropped */
-static void draw(uint8_t *bits, uint64_t key, uint32_t site, float p) {
-    const uint64_t of_site = dropout_site(key, site);
-    for (int n = 0; n < ROWS; n++) {
-        const DropoutRow row = dropout_row(of_site, n);
-        for (int c = 0; c < COLUMNS; c++)
-            bits[n * COLUMNS + c] = dropout_bits(row, (uint32_t)c) < dropout_threshold(p);
-    }
+/* 1 where an element is dropped; p: as dropout.h rounds it */
+static void draw(uint8_t *bits, uint64_t key, uint32_t site, int64_t index, float p) {
+    const DropoutMatrix matrix = dropout_matrix(dropout_site(key, site), index);
+    for (uint32_t n = 0; n < ROWS; n++)
+        for (uint32_t c = 0; c < COLUMNS; c++)
+            bits[n * COLUMNS + c] = (uint8_t)dropout_drops(matrix, n, c, dropout_threshold(p));
 }
 
 /* Of n coins with probability p that come up `hits` times: standard deviations from the mean. */
 static double sigmas(double hits, double n, double p) {
     return (hits - n * p) / sqrt(n * p * (1 - p));
+}
+
+/* What is asked for becomes the nearest multiple of 1/256, but neither 0 nor 1; what is kept grows by as much. */
+static void test_threshold(void) {
+    static const struct {
+        float p;
+        uint32_t threshold;
+    } cases[] = {
+        {0.0f,  0  },
+        {1e-5f, 1  },
+        {0.1f,  26 },
+        {0.25f, 64 },
+        {0.5f,  128},
+        {0.99f, 253},
+        {1.0f,  255},
+    };
+    for (int i = 0; i < (int)(sizeof cases / sizeof *cases); i++) {
+        const uint32_t t = dropout_threshold(cases[i].p);
+        CHECK(t == cases[i].threshold, "p %g: threshold %u", (double)cases[i].p, t);
+        CHECK(fabs((double)dropout_scale(t) * (1 - (double)dropout_p(t)) - 1) < 1e-6,
+              "threshold %u: scale %g", t, (double)dropout_scale(t));
+    }
+}
+
+/* The sums of `n` lines of `length` coins: their worst, and the mean of their squares, in standard deviations. */
+typedef struct Lines {
+    double worst, squares;
+} Lines;
+static Lines lines(const uint8_t *bits, int n, int length, int line, int step, double p) {
+    Lines l = {0, 0};
+    for (int i = 0; i < n; i++) {
+        double hits = 0;
+        for (int j = 0; j < length; j++) hits += bits[i * line + j * step];
+        const double off = sigmas(hits, length, p);
+        l.worst = worse(l.worst, fabs(off));
+        l.squares += off * off / n;
+    }
+    return l;
+}
+
+/* Of normal numbers the largest of 512 passes 5 once in 3000 tries; the mean of their squares is 1 +- 0.0625. */
+static void check_lines(Lines l, const char *what, double p) {
+    CHECK(p < 0.01 || l.worst < 5, "p %g: a %s is %.1f sigma off", p, what, l.worst);
+    CHECK(p < 0.01 || fabs(l.squares - 1) < 0.3, "p %g: variance of the %ss is %.2f of a binomial's", p, what,
+          l.squares);
 }
 
 static void test_mean(void) {
@@ -34,75 +77,97 @@ static void test_mean(void) {
     if (!bits) abort();
     for (int i = 0; i < 4; i++)
         for (uint64_t key = 0; key < 4; key++) {
-            double hits = 0, worst = 0;
-            draw(bits, random_stream(1337, key), (uint32_t)key, ps[i]);
+            const double p = (double)dropout_p(dropout_threshold(ps[i]));
+            double hits = 0;
+            draw(bits, random_stream(1337, key), (uint32_t)key, (int64_t)key, ps[i]);
             for (int j = 0; j < N; j++) hits += bits[j];
-            CHECK(fabs(sigmas(hits, N, ps[i])) < 4, "p %g: %g of %d dropped", (double)ps[i], hits, (int)N);
-            for (int c = 0; c < COLUMNS;
-                 c++) { /* the largest of 512 normal numbers passes 5 once in 3000 tries */
-                hits = 0;
-                for (int n = 0; n < ROWS; n++) hits += bits[n * COLUMNS + c];
-                worst = worse(worst, fabs(sigmas(hits, ROWS, ps[i])));
-            }
-            CHECK(ps[i] < 0.01f || worst < 5, "p %g: a column is %.1f sigma off", (double)ps[i], worst);
+            CHECK(fabs(sigmas(hits, N, p)) < 4, "p %g: %g of %d dropped", p, hits, (int)N);
+            check_lines(lines(bits, ROWS, COLUMNS, COLUMNS, 1, p), "row", p);
+            check_lines(lines(bits, COLUMNS, ROWS, 1, COLUMNS, p), "column", p);
         }
     free(bits);
 }
 
 /* Two masks drop the same elements as often as chance would have it. shift: elements of b before those of a. */
-static void independent(const uint8_t *a, const uint8_t *b, int shift, float p, const char *what) {
-    double both = 0;
+static void independent(const uint8_t *a, const uint8_t *b, int shift, double p, const char *what) {
+    int both = 0;
     for (int i = shift; i < N; i++) both += a[i] & b[i - shift];
-    const double off = sigmas(both, N - shift, (double)p * p);
-    CHECK(fabs(off) < 4, "%s: both dropped %.1f sigma from chance", what, off);
+    const double off = sigmas(both, N - shift, p * p);
+    CHECK(fabs(off) < 4.5, "%s, %d elements apart: both dropped %.1f sigma from chance", what, shift, off);
+}
+
+/* All distances of rows and columns up to a tile of the mask and a bit: elements of one word, of words with one counter,
+ * of neighbouring tiles. */
+static void test_neighbours(const uint8_t *a, double p) {
+    for (int row = 0; row <= 18; row++)
+        for (int column = row ? -18 : 1; column <= 18; column++)
+            independent(a, a, row * COLUMNS + column, p, "neighbours");
+    independent(a, a, 65 * COLUMNS, p, "65 rows");
+}
+
+/* Three elements of a word, and the corners of a rectangle, are dropped together as often as chance would have it. */
+static void test_together(const uint8_t *a, double p) {
+    static const int sides[] = {1, 2, 8, 16, 17, 64};
+    for (int i = 0; i < 6; i++)
+        for (int j = 0; j < 6; j++) {
+            const int row = sides[i] * COLUMNS, column = sides[j], n = N - row - column;
+            int three = 0, four = 0;
+            for (int k = 0; k < n; k++) {
+                const int of_three = a[k] & a[k + row] & a[k + column];
+                three += of_three;
+                four += of_three & a[k + row + column];
+            }
+            CHECK(fabs(sigmas(three, n, p * p * p)) < 5 && fabs(sigmas(four, n, p * p * p * p)) < 5,
+                  "corners %d x %d: three %.1f, four %.1f sigma from chance", sides[i], sides[j],
+                  sigmas(three, n, p * p * p), sigmas(four, n, p * p * p * p));
+        }
 }
 
 static void test_independence(void) {
-    const float p = 0.3f;
+    const double p = (double)dropout_p(dropout_threshold(0.3f));
     const uint64_t key = random_stream(random_stream(1337, 1) + 1, 0);
     uint8_t *a = malloc(N), *b = malloc(N);
     if (!a || !b) abort();
-    draw(a, key, 0, p);
-    independent(a, a, 1, p, "neighbours in a row");
-    independent(a, a, 2, p, "second neighbours");
-    independent(a, a, COLUMNS, p, "neighbours in a column");
-    independent(a, a, COLUMNS + 1, p, "on the diagonal");
-    independent(a, a, 65 * COLUMNS, p, "heads of 65 positions");
-    draw(b, key, 1, p);
+    draw(a, key, 0, 0, 0.3f);
+    test_neighbours(a, p);
+    test_together(a, p);
+    draw(b, key, 0, 1, 0.3f);
+    independent(a, b, 0, p, "heads");
+    draw(b, key, 1, 0, 0.3f);
     independent(a, b, 0, p, "sites");
-    draw(b, key, 4, p);
+    draw(b, key, 4, 0, 0.3f);
     independent(a, b, 0, p, "layers");
-    draw(b, random_stream(random_stream(1337, 1) + 1, 1), 0, p);
+    draw(b, random_stream(random_stream(1337, 1) + 1, 1), 0, 0, 0.3f);
     independent(a, b, 0, p, "micro-steps");
-    draw(b, random_stream(random_stream(1337, 1) + 2, 0), 0, p);
+    draw(b, random_stream(random_stream(1337, 1) + 2, 0), 0, 0, 0.3f);
     independent(a, b, 0, p, "steps");
-    draw(b, random_stream(random_stream(1338, 1) + 1, 0), 0, p);
+    draw(b, random_stream(random_stream(1338, 1) + 1, 0), 0, 0, 0.3f);
     independent(a, b, 0, p, "seeds");
     free(a);
     free(b);
 }
 
-/* No two of a million rows begin at the same place. */
-static int compare_rows(const void *a, const void *b) {
-    return memcmp(a, b, sizeof(DropoutRow));
+/* No two of a million matrices are the same. */
+static int compare_matrices(const void *a, const void *b) {
+    return memcmp(a, b, sizeof(DropoutMatrix));
 }
 
-static void test_rows_differ(void) {
+static void test_matrices_differ(void) {
     const int n = 1 << 20;
-    DropoutRow *rows = malloc((size_t)n * sizeof *rows);
-    if (!rows) abort();
-    for (int i = 0; i < n; i++) rows[i] = dropout_row(dropout_site(1, 2), i);
-    qsort(rows, (size_t)n, sizeof *rows, compare_rows);
+    DropoutMatrix *matrices = malloc((size_t)n * sizeof *matrices);
+    if (!matrices) abort();
+    for (int i = 0; i < n; i++) matrices[i] = dropout_matrix(dropout_site(1, 2), i);
+    qsort(matrices, (size_t)n, sizeof *matrices, compare_matrices);
     int same = 0;
-    for (int i = 1; i < n; i++) same += compare_rows(&rows[i], &rows[i - 1]) == 0;
-    CHECK(same == 0, "%d of %d rows begin where another does", same, n);
-    free(rows);
+    for (int i = 1; i < n; i++) same += compare_matrices(&matrices[i], &matrices[i - 1]) == 0;
+    CHECK(same == 0, "%d of %d matrices are another", same, n);
+    free(matrices);
 }
 
 /* The op on a backend: what dropout.h says, scaled and rounded, in place or not. */
 static void test_op(const Ops *ops, int64_t rows, int columns) {
     const int64_t n = rows * columns;
-    const float p = 0.25f; /* 1/(1-p) rounds, 1-p does not */
+    const float p = 0.25f; /* 64 / 256 */
     const uint64_t key = 42;
     const size_t bytes = (size_t)n * dtype_bytes(ops->dtype);
     float *x = malloc((size_t)n * sizeof *x), *got = malloc((size_t)n * sizeof *got);
@@ -119,11 +184,12 @@ static void test_op(const Ops *ops, int64_t rows, int columns) {
         int64_t wrong = 0;
         download_floats(ops, got, way ? device : out, ops->dtype, n);
         for (int64_t i = 0; i < n; i++) {
-            const DropoutRow row = dropout_row(dropout_site(key, 3), i / columns);
+            const DropoutMatrix matrix = dropout_matrix(dropout_site(key, 3), i / columns / 65536);
+            const uint32_t row = (uint32_t)(i / columns % 65536), column = (uint32_t)(i % columns);
             const float kept = x[i] * (1.0f / 0.75f),
-                        want = dropout_bits(row, (uint32_t)(i % columns)) < 1u << 30 ? 0.0f
-                               : ops->dtype == DTYPE_BF16                            ? round_bf16(kept)
-                                                                                     : kept;
+                        want = dropout_byte(dropout_word(matrix, row, column), row, column) < 64 ? 0.0f
+                               : ops->dtype == DTYPE_BF16 ? round_bf16(kept)
+                                                          : kept;
             wrong += got[i] != want;
         }
         CHECK(wrong == 0, "%s: dropout of %lld x %d%s: %lld elements wrong", ops->name, (long long)rows,
@@ -143,13 +209,14 @@ static void test_expectation(void) {
     float qkv[T * 3 * HD], plain[T * HD], out[T * HD], lse[T], probs[T * T];
     double sum[T * HD] = {0}, squares[T * HD] = {0};
     uint64_t stream = random_stream(5, 5), key;
-    const float p = 0.2f;
+    const float asked = 0.2f;
+    const double p = (double)dropout_p(dropout_threshold(asked));
     for (int i = 0; i < T * 3 * HD; i++) qkv[i] = (float)(random_uniform(&stream) * 4 - 2);
     ops_cpu.attention_standard_forward(plain, probs, NULL, qkv, &(AttentionMask){0}, 1, T, 1, HD);
     for (int k = 0; k < KEYS; k++) {
         key = random_stream(9, (uint64_t)k);
         const AttentionMask mask = {
-            .dropout = {&key, 1, p}
+            .dropout = {&key, 1, asked}
         };
         ops_cpu.attention_forward(out, lse, qkv, &mask, 1, T, 1, HD);
         for (int i = 0; i < T * HD; i++) sum[i] += out[i], squares[i] += pow(out[i] - plain[i], 2);
@@ -187,7 +254,8 @@ static void test_model_expectation(void) {
     }
     double worst = 0;
     for (int i = 0; i < ELEMS; i++) {
-        const double sigma = fabs(plain[i]) * sqrt(0.3 / 0.7 / STEPS);
+        const double p = (double)dropout_p(dropout_threshold(0.3f)),
+                     sigma = fabs(plain[i]) * sqrt(p / (1 - p) / STEPS);
         worst = worse(worst, fabs(sum[i] / STEPS - plain[i]) / sigma);
     }
     CHECK(worst < 4.5, "the mean of an embedding over %d steps is %.1f sigma off", (int)STEPS, worst);
@@ -201,12 +269,14 @@ static void test_backend(const Ops *ops) {
     test_op(ops, 37, 24);
     test_op(ops, 100, 131); /* rows that are not aligned */
     test_op(ops, 3, 768);
+    test_op(ops, 65536 + 21, 8); /* more rows than a matrix has */
 }
 
 int main(void) {
+    test_threshold();
     test_mean();
     test_independence();
-    test_rows_differ();
+    test_matrices_differ();
     test_backend(&ops_cpu);
     if (cuda_available()) {
         test_backend(ops_cuda_fp32);

@@ -201,18 +201,21 @@ static const struct {
     int B, T, NH, window, documents;
     float p;
 } masks[] = {
-    {2, 129, 3, 50,  0,   0    },
-    {1, 195, 2, 1,   0,   0    },
-    {1, 300, 2, 64,  0,   0    },
-    {1, 515, 1, 130, 0,   0    },
-    {1, 771, 2, 256, 0,   0    }, /* Hopper: tiles of which one half sees more blocks than the other */
-    {2, 643, 3, 320, 0,   0    },
-    {2, 129, 3, 0,   20,  0    },
-    {3, 700, 2, 0,   90,  0    },
-    {2, 901, 2, 200, 250, 0    },
-    {2, 129, 2, 0,   0,   0.25f},
-    {1, 65,  3, 0,   0,   0.5f },
-    {1, 300, 2, 70,  100, 0.1f },
+    {2, 129,  3, 50,  0,   0    },
+    {1, 195,  2, 1,   0,   0    },
+    {1, 300,  2, 64,  0,   0    },
+    {1, 515,  1, 130, 0,   0    },
+    {1, 771,  2, 256, 0,   0    }, /* Hopper: tiles of which one half sees more blocks than the other */
+    {2, 643,  3, 320, 0,   0    },
+    {2, 129,  3, 0,   20,  0    },
+    {3, 700,  2, 0,   90,  0    },
+    {2, 901,  2, 200, 250, 0    },
+    {2, 129,  2, 0,   0,   0.25f},
+    {1, 65,   3, 0,   0,   0.5f },
+    {1, 300,  2, 70,  100, 0.1f },
+    {1, 129,  2, 0,   0,   0.7f }, /* on any card by the kernels of older ones */
+    {3, 700,  7, 0,   0,   0.1f }, /* Hopper: the kernels of short and of longer sequences */
+    {2, 1300, 3, 0,   0,   0.05f},
 };
 
 static void test_masks(const Ops *ops) {
@@ -307,19 +310,23 @@ static void test_long_sequences(const Ops *ops) {
     static const struct {
         int HD, T;
         bool small;
+        float dropout;
     } cases[] = {
-        {64,  4133,  true },
-        {64,  32800, false}, /* here and at 4133 the number of tiles is odd: the last pair has one */
-        {64,  66000, false},
-        {128, 4133,  true }, /* of blocks of queries, too */
-        {128, 33000, false},
-        {80,  4133,  true },
-        {96,  4133,  true },
-        {96,  8190,  false},
-        {256, 4133,  false},
+        {64,  4133,  true,  0   },
+        {64,  32800, false, 0   }, /* here and at 4133 the number of tiles is odd: the last pair has one */
+        {64,  66000, false, 0   },
+        {128, 4133,  true,  0   }, /* of blocks of queries, too */
+        {128, 33000, false, 0   },
+        {80,  4133,  true,  0   },
+        {96,  4133,  true,  0   },
+        {96,  8190,  false, 0   },
+        {256, 4133,  false, 0   },
+        {64,  4133,  true,  0.1f},
+        {64,  32800, false, 0.5f},
+        {128, 4133,  true,  0.1f},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
-        if (!op_small || cases[i].small) test_long_sequence(ops, cases[i].HD, cases[i].T);
+        if (!op_small || cases[i].small) test_long_sequence(ops, cases[i].HD, cases[i].T, cases[i].dropout);
 }
 
 static void test_path(const Ops *ops) {

@@ -14,7 +14,12 @@ typedef struct Serves {
 } Serves;
 
 /* What a call leaves out beside the keys behind a query; bits. */
-enum { RANGES = 1 /* keys before a window, of other documents */, DROPOUT = 2, ANY_MASK = RANGES | DROPOUT };
+enum {
+    RANGES = 1 /* keys before a window, of other documents */,
+    DROPOUT = 2 /* up to one half */,
+    STRONG_DROPOUT = 4,
+    ANY_MASK = 7
+};
 
 typedef struct ForwardPath {
     Serves serves;
@@ -52,6 +57,8 @@ static const ForwardPath forward_paths[] = {
     {{90, 90,  DTYPE_BF16, 256, 0},    NAMED(sm90_forward_hd256),             NULL, 0},
     {{90, 90,  DTYPE_BF16, 64,  0},    MASKED(sm90_forward_hd64_ranges),      RANGES},
     {{90, 90,  DTYPE_BF16, 128, 0},    MASKED(sm90_forward_hd128_ranges),     RANGES},
+    {{90, 90,  DTYPE_BF16, 64,  0},    MASKED(sm90_forward_hd64_dropout),       DROPOUT},
+    {{90, 90,  DTYPE_BF16, 128, 0},    MASKED(sm90_forward_hd128_dropout),      DROPOUT},
     {{80, ANY, DTYPE_BF16, 0,   0},    NAMED(sm80_attention_forward),         sm80_masked_attention_forward, ANY_MASK},
     {{0,  ANY, DTYPE_F32,  0,   0},    NAMED(generic_attention_forward_f32),  generic_masked_attention_forward_f32, ANY_MASK},
 };
@@ -71,6 +78,8 @@ static const BackwardPath backward_paths[] = {
     {{90, 90,  DTYPE_BF16, 112, 0},     NAMED(sm90_backward_hd112_1cta),        NULL, 0},
     {{90, 90,  DTYPE_BF16, 64,  0},     MASKED(sm90_backward_hd64_ranges),      RANGES},
     {{90, 90,  DTYPE_BF16, 128, 0},     MASKED(sm90_backward_hd128_ranges),     RANGES},
+    {{90, 90,  DTYPE_BF16, 64,  0},     MASKED(sm90_backward_hd64_dropout),       DROPOUT},
+    {{90, 90,  DTYPE_BF16, 128, 0},     MASKED(sm90_backward_hd128_dropout),      DROPOUT},
     {{80, ANY, DTYPE_BF16, 0,   0},     NAMED(sm80_attention_backward),         sm80_masked_attention_backward, ANY_MASK},
     {{0,  ANY, DTYPE_F32,  0,   0},     NAMED(generic_attention_backward_f32),  generic_masked_attention_backward_f32, ANY_MASK},
 };
@@ -94,7 +103,8 @@ static bool fits(const Serves *s, DType dtype, int T, int HD) {
 }
 
 static int masks_of(const AttentionMask *mask, int T) {
-    return (attention_window(mask, T) < T || mask->starts ? RANGES : 0) | (mask->dropout.p > 0 ? DROPOUT : 0);
+    const int drops = dropout_threshold(mask->dropout.p) <= MOST_SM90_THRESHOLD ? DROPOUT : STRONG_DROPOUT;
+    return (attention_window(mask, T) < T || mask->starts ? RANGES : 0) | (mask->dropout.p > 0 ? drops : 0);
 }
 
 template <class Path> static bool takes(const Path *path, int masks) {

@@ -54,6 +54,7 @@ constexpr int64_t HEAD_GROUP_BYTES = 16 << 20; /* a third of the L2 of an H100 o
 
 /* What a thread block owns: `rows` positions of one head of one sequence. */
 typedef struct BlockRows {
+    int head;      /* of B*NH */
     int row0;      /* position of the first */
     int column;    /* first column of the head in C */
     int64_t token; /* row of the first in (B*T) */
@@ -65,6 +66,7 @@ template <bool DESCENDING>
 __device__ __forceinline__ BlockRows block_rows(const TileOrder &order, int rows, int T, int NH, int HD) {
     const HeadRank of = head_rank(order, (int)blockIdx.x);
     BlockRows at;
+    at.head = of.head;
     at.row0 = (DESCENDING ? order.tiles - 1 - of.rank : of.rank) * rows;
     at.column = of.head % NH * HD;
     at.token = (int64_t)(of.head / NH) * T + at.row0;

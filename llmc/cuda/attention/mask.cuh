@@ -2,7 +2,7 @@
  *
  * PlainMask leaves out nothing: every answer is a constant, and a kernel with it is the kernel without masks.
  * GeneralMask has a window (positions that a query sees, itself among them), documents, and dropout of the probabilities
- * (llmc/model/dropout.h: row (b*NH + head)*T + query, column key). Where S, P and D are those without dropout and M is
+ * (llmc/model/dropout.h: a matrix for each head of B*NH, row query, column key). Where S, P and D are those without dropout and M is
  * the mask as 0 and 1, with kept = 1 - p:
  *   O = (P*M) V / kept    dV = (P*M)^T dO / kept    dS kept = P * (M ? dP - D kept : -D kept)
  * so that a dropped element costs a choice and no multiplication; 1/kept is applied to the sums. */
@@ -37,8 +37,9 @@ struct PlainMask {
     __device__ constexpr int end_query(int, int T) const { return T; }
     __device__ constexpr bool beyond(int, int) const { return false; }
     __device__ constexpr bool drops() const { return false; }
-    __device__ constexpr uint64_t site() const { return 0; }
-    __device__ constexpr bool dropped(DropoutRow, int) const { return false; }
+    __device__ constexpr DropoutMatrix matrix(int) const { return {0, 0}; }
+    __device__ constexpr bool dropped(DropoutMatrix, int, int) const { return false; }
+    __device__ constexpr bool dropped_by(uint32_t, int, int) const { return false; }
     __device__ constexpr float kept() const { return 1.0f; }
     __device__ constexpr float kept_scale() const { return 1.0f; }
 };
@@ -49,7 +50,7 @@ struct GeneralMask {
     uint32_t site_number, threshold; /* threshold 0: no dropout, key is not read */
     SeenKeys seen;
     int batch;              /* the sequence whose queries are meant */
-    float keep, keep_scale; /* 1 - p, 1 / (1 - p) */
+    float keep, keep_scale; /* 1 - p, 1 / (1 - p); p: threshold / 256 */
 
     __device__ __forceinline__ void enter_sequence(int sequence) { batch = sequence; }
     /* The first key that query `row` and those behind it see. */
@@ -63,9 +64,16 @@ struct GeneralMask {
         return key_position < first_key(query);
     }
     __device__ __forceinline__ bool drops() const { return threshold != 0; }
-    __device__ __forceinline__ uint64_t site() const { return drops() ? dropout_site(*key, site_number) : 0; }
-    __device__ __forceinline__ bool dropped(DropoutRow row, int column) const {
-        return dropout_bits(row, (uint32_t)column) < threshold;
+    /* The mask of a head of B*NH. */
+    __device__ __forceinline__ DropoutMatrix matrix(int head) const {
+        return drops() ? dropout_matrix(dropout_site(*key, site_number), head) : DropoutMatrix{0, 0};
+    }
+    __device__ __forceinline__ bool dropped(DropoutMatrix matrix, int query, int key_position) const {
+        return dropout_drops(matrix, query, key_position, threshold);
+    }
+    /* The same where the element's word is at hand. */
+    __device__ __forceinline__ bool dropped_by(uint32_t word, int query, int key_position) const {
+        return dropout_byte(word, query, key_position) < threshold;
     }
     __device__ __forceinline__ float kept() const { return keep; }
     __device__ __forceinline__ float kept_scale() const { return keep_scale; }
@@ -78,7 +86,7 @@ static inline GeneralMask general_mask(const AttentionMask *mask, int T) {
     m.threshold = dropout_threshold(mask->dropout.p);
     m.seen = seen_keys(mask, T);
     m.batch = 0;
-    m.keep = 1.0f - mask->dropout.p;
-    m.keep_scale = dropout_scale(mask->dropout.p);
+    m.keep = 1.0f - dropout_p(m.threshold);
+    m.keep_scale = dropout_scale(m.threshold);
     return m;
 }

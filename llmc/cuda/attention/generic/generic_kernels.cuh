@@ -48,32 +48,23 @@ __device__ __forceinline__ void online_softmax(OnlineSoftmax<HDP> &state, Generi
     }
 }
 
-/* What dropout takes of a thread's elements: bit COLUMNS i + j. mask_row: of the thread's first row in the mask.
- * Where queries are columns (TRANSPOSED), mask_row is that of the thread's first column, key its first row. */
+/* What dropout takes of a thread's elements: bit COLUMNS i + j. row, column: positions of the thread's first of each.
+ * TRANSPOSED: columns are queries, rows are keys. */
 template <int HDP, bool TRANSPOSED, class Mask>
-__device__ __forceinline__ uint32_t generic_dropped(const Mask &mask, uint64_t site, int64_t mask_row,
-                                                    int key) {
+__device__ __forceinline__ uint32_t generic_dropped(const Mask &mask, DropoutMatrix matrix, int row,
+                                                    int column) {
     using Config = GenericConfig<HDP>;
     static_assert(Config::R * Config::COLUMNS <= 32, "a bit an element");
     uint32_t bits = 0;
     if (!mask.drops()) return bits;
-    if (TRANSPOSED) {
+#pragma unroll
+    for (int i = 0; i < Config::R; i++)
 #pragma unroll
         for (int j = 0; j < Config::COLUMNS; j++) {
-            const DropoutRow at = dropout_row(site, mask_row + 16 * j);
-#pragma unroll
-            for (int i = 0; i < Config::R; i++)
-                bits |= (uint32_t)mask.dropped(at, key + i) << (i * Config::COLUMNS + j);
+            const int r = row + i, c = column + 16 * j;
+            const bool dropped = TRANSPOSED ? mask.dropped(matrix, c, r) : mask.dropped(matrix, r, c);
+            bits |= (uint32_t)dropped << (i * Config::COLUMNS + j);
         }
-    } else {
-#pragma unroll
-        for (int i = 0; i < Config::R; i++) {
-            const DropoutRow at = dropout_row(site, mask_row + i);
-#pragma unroll
-            for (int j = 0; j < Config::COLUMNS; j++)
-                bits |= (uint32_t)mask.dropped(at, key + 16 * j) << (i * Config::COLUMNS + j);
-        }
-    }
     return bits;
 }
 
@@ -109,7 +100,7 @@ __global__ void __launch_bounds__(GenericConfig<HDP>::THREADS, 2)
         state.sum[i] = 0.0f;
     }
     generic_load<HDP, Config::OWN>(q, q_rows, stride, T - at.row0, HD);
-    const uint64_t site = mask.site();
+    const DropoutMatrix matrix = mask.matrix(at.head);
     for (int key = mask.first_key(at.row0) / Config::STREAM * Config::STREAM;
          key < min(at.row0 + Config::OWN, T); key += Config::STREAM) {
         __syncthreads();
@@ -119,7 +110,7 @@ __global__ void __launch_bounds__(GenericConfig<HDP>::THREADS, 2)
         generic_scores<HDP>(s, q, kv);
         const int first_key = key + threadIdx.x % 16;
         online_softmax<HDP>(state, o, s, at.row0 + own, first_key, scale_log2, mask);
-        generic_drop<HDP>(s, generic_dropped<HDP, false>(mask, site, at.stat + own, first_key));
+        generic_drop<HDP>(s, generic_dropped<HDP, false>(mask, matrix, at.row0 + own, first_key));
         generic_share<HDP>(weights, s);
         __syncthreads();
         generic_load<HDP, Config::STREAM>(kv, k_rows + C + (int64_t)key * stride, stride, T - key, HD);
@@ -178,7 +169,7 @@ __global__ void __launch_bounds__(GenericConfig<HDP>::THREADS, 2)
     generic_load<HDP, Config::OWN>(d_out, dout + o_offset, C, rows_valid, HD);
     GenericSums<HDP> dq;
     generic_clear<HDP>(dq);
-    const uint64_t site = mask.site();
+    const DropoutMatrix matrix = mask.matrix(at.head);
     for (int key = mask.first_key(at.row0) / Config::STREAM * Config::STREAM;
          key < min(at.row0 + Config::OWN, T); key += Config::STREAM) {
         GenericScores<HDP> s, dp;
@@ -191,7 +182,7 @@ __global__ void __launch_bounds__(GenericConfig<HDP>::THREADS, 2)
         __syncthreads();
         generic_scores<HDP>(s, q, kv);
         const int first_key = key + (int)threadIdx.x % 16;
-        generic_drop<HDP>(dp, generic_dropped<HDP, false>(mask, site, at.stat - at.row0 + row, first_key));
+        generic_drop<HDP>(dp, generic_dropped<HDP, false>(mask, matrix, row, first_key));
 #pragma unroll
         for (int i = 0; i < Config::R; i++)
 #pragma unroll
@@ -230,7 +221,7 @@ __global__ void __launch_bounds__(GenericConfig<HDP>::THREADS, 2)
     GenericSums<HDP> dk, dv;
     generic_clear<HDP>(dk);
     generic_clear<HDP>(dv);
-    const uint64_t site = mask.site();
+    const DropoutMatrix matrix = mask.matrix(at.head);
     const int end = mask.end_query(at.row0 + Config::OWN, T);
     for (int query = at.row0; query < end; query += Config::STREAM) {
         const int64_t ahead = query - at.row0;
@@ -241,8 +232,7 @@ __global__ void __launch_bounds__(GenericConfig<HDP>::THREADS, 2)
         GenericScores<HDP> p, ds;
         generic_scores<HDP>(p, k, q);
         generic_scores<HDP>(ds, v, d_out);
-        const uint32_t dropped =
-            generic_dropped<HDP, true>(mask, site, at.stat + ahead + threadIdx.x % 16, row);
+        const uint32_t dropped = generic_dropped<HDP, true>(mask, matrix, row, query + threadIdx.x % 16);
         generic_drop<HDP>(ds, dropped);
 #pragma unroll
         for (int j = 0; j < Config::COLUMNS; j++) {

@@ -152,7 +152,7 @@ void attention_standard_forward(floatX *out, floatX *probs, floatX *dropped, con
     standard_softmax_kernel<X>
         <<<B * NH * T, ROW_THREADS, 0, main_stream>>>((X *)probs, T, NH, seen_keys(mask, T));
     launch_check("standard_softmax_kernel");
-    if (drops) dropout<X>(dropped, probs, &mask->dropout, (int64_t)B * NH * T, T);
+    if (drops) dropout_matrices<X>(dropped, probs, &mask->dropout, (int64_t)B * NH, T, T);
     multiply(rows_view((X *)out, T, NH, HD), p, v, 1.0f, T, HD, T, B, NH, LOWER_LEFT);
 }
 
@@ -161,7 +161,6 @@ template <typename X>
 void attention_standard_backward(floatX *dqkv, floatX *dprobs, const floatX *dout, const floatX *probs,
                                  const floatX *qkv, const AttentionMask *mask, int B, int T, int NH, int HD) {
     const bool drops = mask->dropout.p > 0;
-    const int64_t rows = (int64_t)B * NH * T;
     const View<const X> q = packed_view((const X *)qkv, 0, T, NH, HD),
                         k = packed_view((const X *)qkv, 1, T, NH, HD),
                         v = packed_view((const X *)qkv, 2, T, NH, HD),
@@ -170,10 +169,10 @@ void attention_standard_backward(floatX *dqkv, floatX *dprobs, const floatX *dou
                         ds = square_view((const X *)dprobs, T, NH);
     const float scale = 1.0f / sqrtf(HD);
     X *dx = (X *)dqkv;
-    if (drops) dropout<X>(dprobs, probs, &mask->dropout, rows, T);
+    if (drops) dropout_matrices<X>(dprobs, probs, &mask->dropout, (int64_t)B * NH, T, T);
     multiply(packed_view(dx, 2, T, NH, HD), transposed(p), d_o, 1.0f, T, HD, T, B, NH, UPPER_LEFT);
     multiply(square_view((X *)dprobs, T, NH), d_o, transposed(v), 1.0f, T, T, HD, B, NH, LOWER_RESULT);
-    if (drops) dropout<X>(dprobs, dprobs, &mask->dropout, rows, T);
+    if (drops) dropout_matrices<X>(dprobs, dprobs, &mask->dropout, (int64_t)B * NH, T, T);
     standard_softmax_backward_kernel<X><<<B * NH * T, ROW_THREADS, 0, main_stream>>>(
         (X *)dprobs, (const X *)probs, T, NH, seen_keys(mask, T));
     launch_check("standard_softmax_backward_kernel");

@@ -105,15 +105,12 @@ __device__ __forceinline__ void make_stats(QueryRows<HD> &rows, RowStats *stats,
         }
 }
 
-template <int HD> using QueryMaskRows = MaskRows<QueryConfig<HD>::BLOCKS>;
-
 /* dq += dS K for STEP keys of a stage, `first` and on. MASKED: some may come after a row; row, key: positions
  * of the warp's first row and of key `first`. */
 template <int HD, bool MASKED, class Mask>
-__device__ __forceinline__ void query_step(float (&dq)[QueryConfig<HD>::BLOCKS][HD / 8][4],
-                                           const QueryRows<HD> &rows, uint32_t stage, int first, int row,
-                                           int key, float scale_log2, const Mask &mask,
-                                           const QueryMaskRows<HD> &mask_rows) {
+__device__ __forceinline__ void
+query_step(float (&dq)[QueryConfig<HD>::BLOCKS][HD / 8][4], const QueryRows<HD> &rows, uint32_t stage,
+           int first, int row, int key, float scale_log2, const Mask &mask, DropoutMatrix matrix) {
     using Config = QueryConfig<HD>;
     const int lane = threadIdx.x % 32;
     const uint32_t k = stage + first * Tile<HD>::ROW_BYTES, v = k + Config::TILE_BYTES;
@@ -132,7 +129,8 @@ __device__ __forceinline__ void query_step(float (&dq)[QueryConfig<HD>::BLOCKS][
 #pragma unroll
     for (int j = 0; j < Config::STEP / 16; j++) {
         uint32_t packed[Config::BLOCKS][4];
-        const uint32_t dropped = dropped_keys<Mask, Config::BLOCKS>(mask, mask_rows, key + 16 * j);
+        const uint32_t dropped =
+            dropped_elements<false, Mask, Config::BLOCKS>(mask, matrix, row, key + 16 * j);
 #pragma unroll
         for (int b = 0; b < Config::BLOCKS; b++) {
 #pragma unroll
@@ -189,8 +187,7 @@ __global__ void __launch_bounds__(QueryConfig<HD>::THREADS, 2)
     float dq[Config::BLOCKS][HD / 8][4];
     clear(dq);
     const float scale_log2 = softmax_scale * LOG2E;
-    QueryMaskRows<HD> mask_rows;
-    make_mask_rows<Mask, Config::BLOCKS>(mask_rows, mask, at.stat + warp_first);
+    const DropoutMatrix matrix = mask.matrix(at.head);
     const int last_tile = mask.first_key(at.row0) / Config::KEYS;
     for (; keys.tile * Config::KEYS >= at.row0; keys.end()) {
         keys.begin(last_tile);
@@ -198,7 +195,7 @@ __global__ void __launch_bounds__(QueryConfig<HD>::THREADS, 2)
         for (int i = 0; i < Config::KEYS; i += Config::STEP)
             if (active && keys.tile * Config::KEYS + i <= warp_row)
                 query_step<HD, true>(dq, rows, keys.stage, i, warp_row, keys.tile * Config::KEYS + i,
-                                     scale_log2, mask, mask_rows);
+                                     scale_log2, mask, matrix);
     }
     for (; keys.tile >= last_tile; keys.end()) {
         keys.begin(last_tile);
@@ -206,7 +203,7 @@ __global__ void __launch_bounds__(QueryConfig<HD>::THREADS, 2)
 #pragma unroll 1
             for (int i = 0; i < Config::KEYS; i += Config::STEP)
                 query_step<HD, false>(dq, rows, keys.stage, i, warp_row, keys.tile * Config::KEYS + i,
-                                      scale_log2, mask, mask_rows);
+                                      scale_log2, mask, matrix);
     }
     if (!active) return;
     scale(dq, softmax_scale * mask.kept_scale());
@@ -265,11 +262,11 @@ __device__ __forceinline__ void add_dk(KeyRows<HD> &rows, KeyScores<HD> &ds, con
 }
 
 /* dk += dS^T Q, dv += P^T dO for STEP queries of a stage, `first` and on. MASKED: some may come before a key;
- * key, query: positions of the warp's first key and of query `first`; mask_row: of that query in the mask. */
+ * key, query: positions of the warp's first key and of query `first`. */
 template <int HD, KeyPart PART, bool MASKED, class Mask>
 __device__ __forceinline__ void key_step(KeyRows<HD> &rows, uint32_t stage, const RowStats *stage_stats,
                                          int first, int key, int query, float scale_log2, const Mask &mask,
-                                         uint64_t mask_site, int64_t mask_row) {
+                                         DropoutMatrix matrix) {
     using Config = KeyConfig<HD>;
     const int lane = threadIdx.x % 32;
     const uint32_t q = stage + first * Tile<HD>::ROW_BYTES, dout = q + Config::TILE_BYTES;
@@ -299,7 +296,7 @@ __device__ __forceinline__ void key_step(KeyRows<HD> &rows, uint32_t stage, cons
             for (int i = 0; i < 4; i++) p[b][n][i] = ex2(p[b][n][i]);
     if constexpr ((PART & PART_DK) != 0)
         multiply_rows(ds, rows.v, Tile<HD>::by_columns(dout, lane)); /* dP - D */
-    const uint32_t dropped = dropped_queries<Mask, Config::BLOCKS>(mask, mask_site, mask_row, key);
+    const uint32_t dropped = dropped_elements<true, Mask, Config::BLOCKS>(mask, matrix, key, query);
     if constexpr ((PART & PART_DV) != 0) add_dv(rows, p, dout, dropped);
     if constexpr ((PART & PART_DK) != 0) add_dk(rows, ds, p, q, stage_stats + first, dropped);
 }
@@ -375,8 +372,7 @@ __global__ void __launch_bounds__(KeyConfig<HD>::THREADS, 2)
     clear(rows.dv);
 
     const int end = mask.end_query(at.row0 + Config::ROWS, T);
-    const uint64_t mask_site = mask.site();
-    const int64_t mask_row0 = at.stat - at.row0; /* of query 0 */
+    const DropoutMatrix matrix = mask.matrix(at.head);
     const float scale_log2 = softmax_scale * LOG2E;
     for (; tiles.query < min(at.row0 + Config::ROWS, T); tiles.end()) {
         tiles.begin(end, T);
@@ -384,8 +380,7 @@ __global__ void __launch_bounds__(KeyConfig<HD>::THREADS, 2)
         for (int i = 0; i < Config::QUERIES; i += Config::STEP)
             if (active && tiles.query + i + Config::STEP > warp_row)
                 key_step<HD, PART, true>(rows, base + tiles.stage, tiles.stats(), i, warp_row,
-                                         tiles.query + i, scale_log2, mask, mask_site,
-                                         mask_row0 + tiles.query + i);
+                                         tiles.query + i, scale_log2, mask, matrix);
     }
     for (; tiles.query < end; tiles.end()) {
         tiles.begin(end, T);
@@ -393,8 +388,7 @@ __global__ void __launch_bounds__(KeyConfig<HD>::THREADS, 2)
 #pragma unroll 1
             for (int i = 0; i < Config::QUERIES; i += Config::STEP)
                 key_step<HD, PART, false>(rows, base + tiles.stage, tiles.stats(), i, warp_row,
-                                          tiles.query + i, scale_log2, mask, mask_site,
-                                          mask_row0 + tiles.query + i);
+                                          tiles.query + i, scale_log2, mask, matrix);
     }
     if (!active) return;
     scale(rows.dk, softmax_scale * mask.kept_scale());

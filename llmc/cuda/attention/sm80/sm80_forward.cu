@@ -80,19 +80,18 @@ __device__ __forceinline__ void update_max(ForwardState<HD> &state, const Forwar
         }
 }
 
-template <int HD> using ForwardMaskRows = MaskRows<ForwardConfig<HD>::BLOCKS>;
-
 /* P = 2^(s * scale_log2 - max), sums += P, O += P V, 16 keys at a time: the exponentials of the next 16 run
- * beside the products of these. key: position of s[0]'s first column. */
+ * beside the products of these. row, key: positions of s[0]'s first row and column. */
 template <int HD, class Mask>
 __device__ __forceinline__ void multiply_pv(ForwardState<HD> &state, ForwardScores<HD> &s, uint32_t v_lane,
-                                            float scale_log2, const Mask &mask,
-                                            const ForwardMaskRows<HD> &mask_rows, int key) {
+                                            float scale_log2, const Mask &mask, DropoutMatrix matrix, int row,
+                                            int key) {
     using Config = ForwardConfig<HD>;
 #pragma unroll
     for (int k = 0; k < Config::KEYS / 16; k++) {
         uint32_t p[Config::BLOCKS][4];
-        const uint32_t dropped = dropped_keys<Mask, Config::BLOCKS>(mask, mask_rows, key + 16 * k);
+        const uint32_t dropped =
+            dropped_elements<false, Mask, Config::BLOCKS>(mask, matrix, row, key + 16 * k);
 #pragma unroll
         for (int b = 0; b < Config::BLOCKS; b++) {
 #pragma unroll
@@ -114,7 +113,7 @@ __device__ __forceinline__ void multiply_pv(ForwardState<HD> &state, ForwardScor
 template <int HD, bool MASKED, class Mask>
 __device__ __forceinline__ void forward_tile(ForwardState<HD> &state, const QRows<HD> &q, uint32_t stage,
                                              int row, int key, float scale_log2, const Mask &mask,
-                                             const ForwardMaskRows<HD> &mask_rows) {
+                                             DropoutMatrix matrix) {
     const int lane = threadIdx.x % 32;
     ForwardScores<HD> s;
     clear(s);
@@ -123,7 +122,7 @@ __device__ __forceinline__ void forward_tile(ForwardState<HD> &state, const QRow
     mask_beyond<false>(s, mask, row, key);
     update_max<HD>(state, s, scale_log2);
     multiply_pv<HD>(state, s, Tile<HD>::by_rows(stage + ForwardConfig<HD>::TILE_BYTES, lane), scale_log2,
-                    mask, mask_rows, key);
+                    mask, matrix, row, key);
 }
 
 /* No key seen yet. */
@@ -192,21 +191,20 @@ __global__ void __launch_bounds__(ForwardConfig<HD>::THREADS, 2)
     __syncthreads();
     QRows<HD> q_held;
     hold_rows(q_held, base + warp_bytes);
-    ForwardMaskRows<HD> mask_rows;
-    make_mask_rows<Mask, Config::BLOCKS>(mask_rows, mask, at.stat + warp_first);
+    const DropoutMatrix matrix = mask.matrix(at.head);
 
     const int last_tile = mask.first_key(at.row0) / Config::KEYS;
     for (; keys.tile * Config::KEYS >= at.row0; keys.end()) {
         keys.begin(last_tile);
         if (active && keys.tile * Config::KEYS <= warp_row)
             forward_tile<HD, true>(state, q_held, keys.stage, warp_row, keys.tile * Config::KEYS, scale_log2,
-                                   mask, mask_rows);
+                                   mask, matrix);
     }
     for (; keys.tile >= last_tile; keys.end()) {
         keys.begin(last_tile);
         if (active)
             forward_tile<HD, false>(state, q_held, keys.stage, warp_row, keys.tile * Config::KEYS, scale_log2,
-                                    mask, mask_rows);
+                                    mask, matrix);
     }
     if (active)
         store_forward(out + (at.token + warp_first) * C + at.column, lse + at.stat + warp_first, C,

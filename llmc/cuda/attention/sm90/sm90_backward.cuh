@@ -10,7 +10,7 @@
  * the products instead, as 16 more of k (augmented k): A is 1 there and B holds -lse / scale and -D, each as a sum of three bf16,
  * exact to fp32. S^T - lse / scale and dP^T - D then come out of wgmma. */
 #pragma once
-#include "sm90_attention.cuh"
+#include "sm90_dropout.cuh"
 
 /* What the pass needs of a query: bf16 {-lse / scale in three parts, -D in three parts, 0, 0}, one for
  * each of (B, NH, T rounded up to 64); zeros beyond T. */
@@ -55,7 +55,7 @@ __device__ __forceinline__ void split_bf16(bf16 (&part)[3], float x) {
     }
 }
 
-__device__ __forceinline__ LseDRow lse_d_row(float neg_lse_unscaled, float neg_d) {
+__device__ __forceinline__ LseDRow lse_d_row(float neg_lse_unscaled, float neg_d, uint32_t neighbours = 0) {
     union {
         bf16 part[8];
         LseDRow as_row;
@@ -69,7 +69,17 @@ __device__ __forceinline__ LseDRow lse_d_row(float neg_lse_unscaled, float neg_d
         row.part[3 + i] = d[i];
     }
     row.part[6] = row.part[7] = __float2bfloat16_rn(0.0f);
+    if (neighbours) row.as_row.w = neighbours;
     return row.as_row;
+}
+
+/* What dropout needs beside it, in the place of the two zeros: D of the row and its neighbour, the even one first, as bf16.
+ * Products multiply it by 0, so it must be finite; what is not reaches dP as -D itself. distance: of the lane that has the
+ * neighbour. All lanes call. */
+__device__ __forceinline__ uint32_t neighbours_d(float d, int row, int distance) {
+    const float own = fabsf(d) < 0x1p126f ? d : 0.0f;
+    const float other = __shfl_xor_sync(0xffffffffu, own, distance);
+    return row % 2 ? cvt_bf16x2(other, own) : cvt_bf16x2(own, other);
 }
 
 /* S or dP: acc = A B^T over the head's columns, A from shared memory in tiles of 64 rows, B in tiles of

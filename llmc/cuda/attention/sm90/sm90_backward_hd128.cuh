@@ -18,8 +18,8 @@ __device__ __forceinline__ void close_tile(KeyRows<C> &r, Hd128Shared<C> &shared
     const int NH = args.base.NH, last = end_of_tile(place, args) - 1,
               half = WG_ROWS * 128 /* bytes, of a tile's */;
     named_barrier_sync<WARPGROUP>(1 + place.warpgroup); /* all its warps have multiplied by V */
-    queue_key_rows<C>(args.gradients, shared_address(shared.v[place.warpgroup]), r.dv, 1.0f, 2, place.work,
-                      row0, NH);
+    queue_key_rows<C>(args.gradients, shared_address(shared.v[place.warpgroup]), r.dv,
+                      C::DROPS ? args.dropout.kept_scale : 1.0f, 2, place.work, row0, NH);
     if (place.owns(last)) {
         const Ring<C::DS_STAGES> ds_at = place.ds_at(last, place.step);
         shared.ds_ring.wait(ds_at);
@@ -66,6 +66,9 @@ __device__ __forceinline__ void tile_blocks(Hd128Shared<C> &shared, Hd128Place<C
     const int blocks = C::RANGES ? place.own_end : args.dq_sums.blocks;
     KeyRows<C> r;
     write_bias(r, row0, args.base.T);
+    if constexpr (C::DROPS)
+        place.mask.begin(args.dropout, place.work.batch * args.base.NH + place.work.head, row0,
+                         cluster_first * WG_ROWS);
     if (!C::PAIRED && first > cluster_first) /* by one block */
         skip_block(r, shared, place, cluster_first, cluster_first, args);
 #pragma unroll 1
@@ -248,13 +251,18 @@ __global__ void __launch_bounds__(Hd128Config<CAUSAL, CLUSTER, HEAD>::THREADS, 1
     run_kernel<Hd128Kernel<Hd128Config<CAUSAL, CLUSTER, HEAD>>>(args);
 }
 
+template <class C>
+static void launch_hd128(const char *name, void (*kernel)(KernelArgs), KernelArgs &args, floatX *dqkv,
+                         int B) {
+    args.dq_sums.tiles = ceil_div(args.dq_sums.tiles, C::ADDED_TILES);
+    if (C::PAIRED) args.dq = dq_map(dqkv, B, args.base.T, args.base.NH, C::HD, WG_ROWS);
+    launch_one_pass<C, Hd128Shared<C>>(name, kernel, args);
+}
+
 template <bool CAUSAL, int CLUSTER, int HEAD = 128>
 static void backward_hd128(floatX *dqkv, const floatX *dout, const floatX *out, const floatX *qkv,
                            const float *lse, const float *d, void *scratch, int B, int T, int NH) {
-    using C = Hd128Config<CAUSAL, CLUSTER, HEAD>;
     KernelArgs args = kernel_args<HEAD>(dqkv, dout, out, qkv, lse, d, scratch, B, T, NH, CAUSAL);
-    args.dq_sums.tiles = ceil_div(args.dq_sums.tiles, C::ADDED_TILES);
-    if (C::PAIRED) args.dq = dq_map(dqkv, B, T, NH, HEAD, WG_ROWS);
-    launch_one_pass<C, Hd128Shared<C>>("sm90_backward_hd128_kernel",
-                                       sm90_backward_hd128_kernel<CAUSAL, CLUSTER, HEAD>, args);
+    launch_hd128<Hd128Config<CAUSAL, CLUSTER, HEAD>>(
+        "sm90_backward_hd128_kernel", sm90_backward_hd128_kernel<CAUSAL, CLUSTER, HEAD>, args, dqkv, B);
 }

@@ -16,6 +16,7 @@ template <bool IS_CAUSAL, int BLOCKS, int HEAD> struct Hd128Config : Sm90Roles {
     static constexpr bool PAIRED = CLUSTER == 2;
     static constexpr bool K_IN_REGISTERS = false; /* dK and dV take 128 */
     static constexpr bool RANGES = false;         /* a mask: tiles end before the sequence does */
+    static constexpr bool DROPS = false;          /* WithDropout */
     static constexpr int TILE_ROWS = WARPGROUPS * WG_ROWS, CLUSTER_ROWS = CLUSTER * TILE_ROWS;
     static constexpr int THREADS = sm90_threads(SHAPE), TILE_BYTES = WG_ROWS * COLUMNS * 2;
     static constexpr int LSE_D_BYTES = WG_ROWS * sizeof(LseDRow), DS_BYTES = WG_ROWS * WG_ROWS * 2;
@@ -71,10 +72,12 @@ template <class C> struct Hd128Place {
     /* Only where RANGES. */
     int own_end, end; /* blocks of queries before this one see keys of the warpgroup, of the tile */
     QueryEnds ends;
+    FragmentMask<true> mask; /* only where C::DROPS: of the block in work */
 
     __device__ __forceinline__ void advance() {
         q.advance();
         step++;
+        if (C::DROPS) mask.move(WG_ROWS);
     }
     __device__ __forceinline__ Ring<C::STAGES> q_at() const {
         if constexpr (C::PAIRED)
@@ -343,9 +346,8 @@ template <class C> __device__ __forceinline__ void dk_stored(const Hd128Place<C>
 
 /* P, dV and dS of the block in work; dV stays under way. meanwhile: done beside dP and dV. */
 template <class C, bool DIAGONAL, class Meanwhile>
-__device__ __forceinline__ void block_scores(KeyRows<C> &r, Hd128Shared<C> &shared,
-                                             const Hd128Place<C> &place, float scale_log2,
-                                             Meanwhile meanwhile) {
+__device__ __forceinline__ void block_scores(KeyRows<C> &r, Hd128Shared<C> &shared, Hd128Place<C> &place,
+                                             const KernelArgs &args, Meanwhile meanwhile) {
     const Ring<C::STAGES> q_at = place.q_at();
     const Ring<2> dout_at = place.dout_at();
     const uint32_t q = uniform_descriptor(shared_address(shared.q[q_at.stage]));
@@ -357,17 +359,20 @@ __device__ __forceinline__ void block_scores(KeyRows<C> &r, Hd128Shared<C> &shar
     shared.dout_ring.wait(dout_at);
     wgmma_fence();
     multiply_scores<C>(r.dp, place.v_rows(), dout, place.ones[1], lse_d);
+    draw_block(r, place.mask, args.dropout);
     wgmma_wait<1>();
     wgmma_results(r.s);
     if (DIAGONAL) mask_queries(r);
     mask_queries_behind(r, place.ends);
-    key_probabilities(r, scale_log2);
+    key_probabilities(r, args.base.scale_log2);
+    drop_p(r);
     wgmma_fence();
     multiply_gradient<C>(r.dv, r.p, shared.dout[dout_at.stage]);
     meanwhile();
     wgmma_wait<1>();
     wgmma_results(r.dp);
     key_scores(r);
+    drop_ds(r, shared.lse_d[q_at.stage]);
 }
 
 /* When dV is done: P and dO are no longer needed. When dK is: dS and Q. */
@@ -421,7 +426,7 @@ __device__ __forceinline__ void first_block(KeyRows<C> &r, Hd128Shared<C> &share
     const bool late_dq = !C::PAIRED || !place.owns(block);
     clear_gradients(r);
     shared.v_ring.wait(place.own);
-    block_scores<C, C::CAUSAL>(r, shared, place, args.base.scale_log2, [] {});
+    block_scores<C, C::CAUSAL>(r, shared, place, args, [] {});
     store_or_send_ds(r.ds, shared, place, block);
     wgmma_fence();
     multiply_gradient<C>(r.dk, r.ds, shared.q[place.q_at().stage]);
@@ -438,10 +443,10 @@ __device__ __forceinline__ void next_block(KeyRows<C> &r, Hd128Shared<C> &shared
                                            int block, const KernelArgs &args) {
     const auto wait_ds = [&] { shared.ds_ring.wait(place.ds_at(block - 1, place.step - 1)); };
     if constexpr (C::PAIRED) {
-        block_scores<C, false>(r, shared, place, args.base.scale_log2, wait_ds);
+        block_scores<C, false>(r, shared, place, args, wait_ds);
         send_ds(r.ds, shared, place, block);
     } else {
-        block_scores<C, false>(r, shared, place, args.base.scale_log2, [] {});
+        block_scores<C, false>(r, shared, place, args, [] {});
         store_ds(r.ds, shared, place, block);
         wait_ds();
     }
@@ -461,7 +466,7 @@ __device__ __forceinline__ void next_block(KeyRows<C> &r, Hd128Shared<C> &shared
 template <class C>
 __device__ __forceinline__ void owned_block(KeyRows<C> &r, Hd128Shared<C> &shared, Hd128Place<C> &place,
                                             int block, const KernelArgs &args) {
-    block_scores<C, false>(r, shared, place, args.base.scale_log2, [] {});
+    block_scores<C, false>(r, shared, place, args, [] {});
     wgmma_fence();
     multiply_gradient<C>(r.dk, r.ds, shared.q[place.q_at().stage]);
     store_ds(r.ds, shared, place, block);

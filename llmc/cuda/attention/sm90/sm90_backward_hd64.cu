@@ -2,10 +2,6 @@
 #include "sm90_backward_hd64.cuh"
 #include "llmc/cuda/attention/paths.cuh"
 
-/* dQ of tile 0 leaves by TMA up to T = 1k, +5 %; without clusters it loses 3 % from 4k to 16k (2k was not noted). Up to
- * T = 1k halves are exchanged as well. */
-enum { TMA_UP_TO = 1024 };
-
 /* The parameters of backward_hd64, and of its kernel in kernels.txt: CAUSAL, TMA, PAIRED. */
 
 void sm90_backward_hd64_1cta(floatX *dqkv, const floatX *dout, const floatX *out, const floatX *qkv,

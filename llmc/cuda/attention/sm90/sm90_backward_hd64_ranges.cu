@@ -43,7 +43,7 @@ static __device__ __forceinline__ void walk_tile(KeyRows<R> &r, Hd64Shared<R> &s
     open_tile(r, shared, place, at, stage, before, args);
 #pragma unroll 1
     for (place.ends.block++; place.ends.block < first + mine; place.ends.block++) {
-        next_queries_block<R, false>(r, shared.queries, place, args.base.scale_log2);
+        next_queries_block<R, false>(r, shared.queries, place, args.base.scale_log2, args.dropout);
         store_ds(r.ds, shared, place);
         release_stored(shared, stage ^ 1, before);
     }

@@ -74,6 +74,7 @@ typedef struct KernelArgs {
     DqSums dq_sums;
     CUtensorMap gradients, dq; /* boxes of 16 rows of dqkv: of a head; of 64 of its columns */
     SeenKeys seen;             /* only where RANGES */
+    DropoutArgs dropout;       /* only where DROPS; base.scale is then times kept_scale */
 } KernelArgs;
 
 /* Only where RANGES: the lowest tile that a block of queries sees. It adds last; the highest is that of the diagonal. */
@@ -302,11 +303,11 @@ __device__ __forceinline__ void reduce_range(DqBuffers<BUFFERS, THREADS> &buffer
 /* ---- D and the semaphores, before the pass ---- */
 
 /* LseDRow of 64 queries of one head, D = rowsum(dO * O), and the semaphores. grid (NH, blocks, B): neighbours
- * read the same rows of dO and O. 256 threads. */
-template <int HD>
+ * read the same rows of dO and O. 256 threads. DROPS: D times `kept`, and that of neighbours. */
+template <int HD, bool DROPS>
 __global__ void __launch_bounds__(256)
     sm90_lse_d_kernel(LseDRow *lse_d, DqSums dq_sums, const bf16 *dout, const bf16 *out, const float *lse,
-                      int T, float inverse_scale) {
+                      int T, float inverse_scale, float kept) {
 #ifdef SM90_BODY
     enum { LANES = tile_columns(HD) / 8 /* of a row */, STEP = 256 / LANES, N = WG_ROWS / STEP };
     launch_dependents(); /* the pass may be made ready meanwhile */
@@ -329,9 +330,11 @@ __global__ void __launch_bounds__(256)
 #pragma unroll
         for (int distance = LANES / 2; distance > 0; distance /= 2)
             d += __shfl_xor_sync(0xffffffffu, d, distance);
+        if (DROPS) d *= kept;
+        const uint32_t neighbours = DROPS ? neighbours_d(d, row, LANES) : 0;
         if (lane == 0)
             lse_d[head * padded_rows(T) + row] =
-                row < T ? lse_d_row(-lse[head * T + row] * inverse_scale, -d) : LseDRow{};
+                row < T ? lse_d_row(-lse[head * T + row] * inverse_scale, -d, neighbours) : LseDRow{};
     }
     if (threadIdx.x < dq_sums.column_blocks && head < dq_sums.slots)
         dq_sums.semaphores[(head * dq_sums.column_blocks + threadIdx.x) * dq_sums.blocks + blockIdx.y] = 0;
@@ -418,15 +421,16 @@ static inline DqSums dq_sums_in(void *scratch, const TileOrder &order, int B, in
     return dq_sums;
 }
 
-template <int HD>
+template <int HD, bool DROPS>
 static void launch_lse_d(const BackwardArgs &args, const DqSums &dq_sums, const floatX *dout,
-                         const floatX *out, const float *lse, const float *d, int B) {
+                         const floatX *out, const float *lse, const float *d, int B, float kept) {
     if (d)
         sm90_lse_known_d_kernel<<<dim3(dq_sums.blocks, B), 256, 0, main_stream>>>(
             args.lse_d, dq_sums, d, lse, args.T, args.NH, args.inverse_scale);
     else
-        sm90_lse_d_kernel<HD><<<dim3(args.NH, dq_sums.blocks, B), 256, 0, main_stream>>>(
-            args.lse_d, dq_sums, (const bf16 *)dout, (const bf16 *)out, lse, args.T, args.inverse_scale);
+        sm90_lse_d_kernel<HD, DROPS><<<dim3(args.NH, dq_sums.blocks, B), 256, 0, main_stream>>>(
+            args.lse_d, dq_sums, (const bf16 *)dout, (const bf16 *)out, lse, args.T, args.inverse_scale,
+            kept);
     launch_check("sm90_lse_d_kernel");
 }
 
@@ -438,19 +442,21 @@ static inline const CUtensorMap &dq_map(floatX *dqkv, int B, int T, int NH, int 
 }
 
 /* Fills in the arguments and queues the lse and D kernel that goes before. */
-template <int HEAD>
+template <int HEAD, bool DROPS = false>
 static KernelArgs kernel_args(floatX *dqkv, const floatX *dout, const floatX *out, const floatX *qkv,
                               const float *lse, const float *d, void *scratch, int B, int T, int NH,
-                              bool causal, const SeenKeys &seen = {}) {
+                              bool causal, const SeenKeys &seen = {}, const DropoutArgs &dropout = {}) {
     constexpr int HD = tile_columns(HEAD);
-    KernelArgs args;
+    KernelArgs args = {};
+    args.dropout = dropout;
     args.base = backward_args(dqkv, dout, qkv, scratch, B, T, NH, HEAD);
+    if (DROPS) args.base.scale *= dropout.kept_scale;
     args.base.order = backward_order(B, T, NH, HD, causal);
     args.dq_sums = dq_sums_in(scratch, args.base.order, B, T, NH, HD);
     args.gradients = tensor_map(dqkv, B, T, 3 * NH, HEAD, 16);
     args.dq = dq_map(dqkv, B, T, NH, HEAD, 16);
     args.seen = seen;
-    launch_lse_d<HEAD>(args.base, args.dq_sums, dout, out, lse, d, B);
+    launch_lse_d<HEAD, DROPS>(args.base, args.dq_sums, dout, out, lse, d, B, dropout.kept);
     return args;
 }
 

@@ -29,7 +29,8 @@ template <class C> struct ForwardPlace {
     Ring<C::STAGES> v_at;        /* the block whose P is in r.p */
     Ring<C::Q_BUFFERS> q_before; /* the tile before, which waits for its last P V and its output */
     int rows_before;
-    uint32_t k, v; /* low halves of the first stage's descriptors */
+    uint32_t k, v;            /* low halves of the first stage's descriptors */
+    FragmentMask<false> mask; /* only where C::DROPS: of the block at `at` */
 };
 
 /* A tile, as a warpgroup sees it. */
@@ -189,6 +190,25 @@ __device__ __forceinline__ void first_probabilities(ForwardRows<C> &r, float (&s
     pack_p(r, s);
 }
 
+/* ---- consumers: dropout ---- */
+
+/* Words of the mask of the block at place.at, then that of the block before it. */
+template <class C, int SETS>
+__device__ __forceinline__ void next_words(uint32_t (&words)[SETS][2], ForwardPlace<C> &place,
+                                           const ForwardArgs &args) {
+    if constexpr (C::DROPS) {
+        draw_words(words, place.mask, args.dropout);
+        place.mask.move(-C::KEYS);
+    }
+}
+template <class C, int SETS>
+__device__ __forceinline__ void drop_p(ForwardRows<C> &r, const uint32_t (&words)[SETS][2]) {
+    if constexpr (C::DROPS) {
+#pragma unroll
+        for (int set = 0; set < SETS; set++) drop_set<false>(r.p[set], words[set]);
+    }
+}
+
 /* ---- consumers: the steps ---- */
 
 /* Ping-pong: warpgroup w may issue its products between pingpong_wait and pingpong_pass, then the next one may. Each does
@@ -233,6 +253,7 @@ __device__ __forceinline__ void finish_rows(const ForwardRows<C> &r, ForwardShar
     for (int half = 0; half < 2; half++) {
         sum[half] = quad_sum(r.sum[half] + r.sum[half + 2]);
         inverse[half] = rcp(sum[half]);
+        if (C::DROPS) inverse[half] *= args.dropout.kept_scale;
         bad |= !(sum[half] <= 0x1p64f);
     }
     named_barrier_sync<WARPGROUP>(FINISH_BARRIER + place.warpgroup); /* all its scores are done with Q */
@@ -301,9 +322,12 @@ template <class C, int N, bool PENDING>
 __device__ __forceinline__ void first_block(ForwardRows<C> &r, ForwardShared<C> &shared,
                                             ForwardPlace<C> &place, uint64_t q, const ForwardTile &tile,
                                             const ForwardArgs &args) {
+    uint32_t words[N / 8][2];
     first_scores<C, N, PENDING>(r, shared, place, q, args);
     release_k(shared, place.at);
+    next_words(words, place, args);
     first_probabilities<C>(r, first<N>(r.s), tile, args);
+    drop_p(r, words);
     if (PENDING) release_q(shared, place);
     place.v_at = place.at;
     place.at.advance();
@@ -315,6 +339,7 @@ template <class C, WgmmaD D, class Meanwhile>
 __device__ __forceinline__ void next_block(ForwardRows<C> &r, ForwardShared<C> &shared,
                                            ForwardPlace<C> &place, uint64_t q, const ForwardTile &tile,
                                            int block, const ForwardArgs &args, Meanwhile meanwhile) {
+    uint32_t words[C::KEYS / 16][2];
     const uint64_t k = k_tile(place, place.at), v = v_tile(place, place.v_at);
     wait_v(shared, place.v_at);
     shared.k_ring.wait(place.at);
@@ -329,6 +354,7 @@ __device__ __forceinline__ void next_block(ForwardRows<C> &r, ForwardShared<C> &
     }
     pingpong_pass<C>(place.warpgroup);
     meanwhile();
+    next_words(words, place, args);
     wgmma_wait<C::SCORES_FIRST ? 1 : 0>();
     wgmma_results(r.s);
     release_k(shared, place.at);
@@ -348,6 +374,7 @@ __device__ __forceinline__ void next_block(ForwardRows<C> &r, ForwardShared<C> &
     }
     if (C::SOFTMAX == SM90_ONLINE_MAX) rescale(r);
     pack_p(r, r.s);
+    drop_p(r, words);
     place.v_at = place.at;
     place.at.advance();
 }
@@ -397,6 +424,11 @@ __device__ __forceinline__ uint64_t begin_tile(ForwardRows<C> &r, ForwardShared<
                                                const ForwardArgs &args) {
     shared.q_ring.wait(place.q_at);
     const uint64_t q = descriptor_k_major(shared_address(shared.q[place.q_at.stage][tile.rows]));
+    if constexpr (C::DROPS) {
+        const Work work = read_work(shared.work[place.q_at.stage]);
+        place.mask.begin(args.dropout, work.batch * args.NH + work.head, tile.row0,
+                         (tile.seen - 1) * C::KEYS);
+    }
     skip_blocks(shared, place, tile.skip);
     if (C::CAUSAL && C::KEYS > WG_ROWS && tile.row0 % C::KEYS == 0) /* of the first block half is seen */
         first_block<C, WG_ROWS / 2, PENDING>(r, shared, place, q, tile, args);

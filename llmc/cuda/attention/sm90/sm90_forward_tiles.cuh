@@ -1,7 +1,7 @@
 /* Tiles of attention forward for sm_90a: shapes, shared memory, arguments, and the producer that fetches them. What
  * the kernel computes and why it is built so: sm90_forward.cu. */
 #pragma once
-#include "sm90_attention.cuh"
+#include "sm90_dropout.cuh"
 
 /* Shapes of tiles, named after their rows and the keys of a block. columns: the latter. flag: the products of a step are
  * queued scores first and the exponentials start when the scores are done (else when both are). */
@@ -28,6 +28,7 @@ struct ForwardConfig : Sm90Roles {
     static constexpr int HD = HEAD, KEYS = SHAPE.columns, WARPGROUPS = SHAPE.warpgroups,
                          STAGES = SHAPE.stages, Q_BUFFERS = SHAPE.own_buffers;
     static constexpr bool CAUSAL = IS_CAUSAL, SCORES_FIRST = SHAPE.flag, PING_PONG = ORDER == SM90_PING_PONG;
+    static constexpr bool DROPS = false; /* WithDropout */
     static constexpr Sm90Softmax SOFTMAX = SOFT;
     static constexpr int CLUSTER = PAIRED ? 2 : 1,
                          ROW_BLOCKS = CLUSTER * WARPGROUPS /* of 64 rows, of a pair */;
@@ -84,6 +85,7 @@ typedef struct ForwardArgs {
     float scale_log2; /* log2(e) / sqrt(HD) */
     bool redo;        /* tiles come from redo_list; the launch may begin before the one that fills it ends */
     SeenKeys seen;    /* only where RANGES */
+    DropoutArgs dropout; /* only where C::DROPS */
 } ForwardArgs;
 
 /* The first block of 64 rows of a tile or pair. Causal: the missing ones are all missed at the start, where a tile is

@@ -69,9 +69,10 @@ __device__ __forceinline__ void load_queries(QueryStages<C> &queries, Ring<C::ST
 /* A thread's part of the warpgroup's keys; accumulators have keys as rows. */
 template <class C> struct KeyRows {
     float dk[C::HD / 2], dv[C::HD / 2];
-    float s[WG_ROWS / 2];        /* S^T - lse / scale, then P^T */
-    float dp[WG_ROWS / 2];       /* dP^T - D, then dS^T */
-    uint32_t p[WG_ROWS / 16][4]; /* P^T and dS^T as A operands */
+    float s[WG_ROWS / 2];  /* S^T - lse / scale, then P^T; where C::DROPS, -P^T of what is dropped */
+    float dp[WG_ROWS / 2]; /* dP^T - D, then dS^T */
+    uint32_t words[WG_ROWS / 16][2]; /* of the mask, where C::DROPS */
+    uint32_t p[WG_ROWS / 16][4];     /* P^T and dS^T as A operands */
     uint32_t ds[WG_ROWS / 16][4];
     uint32_t k[C::K_IN_REGISTERS ? C::HD / 16 : 1][4];
     float bias[2]; /* only where !CAUSAL: -inf for rows beyond the sequence, which get P = 0 */
@@ -84,6 +85,7 @@ template <class C> struct KeyPlace {
     int ds_blocks;      /* blocks for which it has gone there, or there was none */
     int warpgroup;
     QueryEnds ends;
+    FragmentMask<true> mask; /* only where C::DROPS: of the block whose P and dS are next */
 };
 
 /* Two warpgroups multiply one after the other: each issues its products when those of the other are done, all but
@@ -178,8 +180,41 @@ __device__ __forceinline__ void key_probabilities(KeyRows<C> &r, float scale_log
 
 template <class C> __device__ __forceinline__ void key_scores(KeyRows<C> &r) {
 #pragma unroll
-    for (int i = 0; i < WG_ROWS / 2; i++) r.dp[i] *= r.s[i];
+    for (int i = 0; i < WG_ROWS / 2; i++) r.dp[i] *= C::DROPS ? fabsf(r.s[i]) : r.s[i];
     pack(r.ds, r.dp);
+}
+
+/* ---- dropout, where C::DROPS ---- */
+
+/* The words of a block's mask, while its products are under way. */
+template <class C>
+__device__ __forceinline__ void draw_block(KeyRows<C> &r, const FragmentMask<true> &mask,
+                                           const DropoutArgs &args) {
+    if constexpr (C::DROPS) draw_words(r.words, mask, args);
+}
+/* P, once it is there: what is dropped gets a sign, which dS needs, too, and is 0 as an operand. */
+template <class C> __device__ __forceinline__ void drop_p(KeyRows<C> &r) {
+    if constexpr (C::DROPS) {
+#pragma unroll
+        for (int i = 0; i < WG_ROWS / 2; i++)
+            r.s[i] = with_sign(r.s[i], ~kept_bit<true>(r.words[i / 8], i % 8));
+#pragma unroll
+        for (int i = 0; i < WG_ROWS / 4; i++)
+            r.p[i / 4][i % 4] = cvt_positive_bf16x2(r.s[2 * i], r.s[2 * i + 1]);
+    }
+}
+/* dS, once it is packed: -D P in place of what is dropped. lse_d: LseDRow of the block. */
+template <class C> __device__ __forceinline__ void drop_ds(KeyRows<C> &r, const uint8_t *lse_d) {
+    if constexpr (C::DROPS) {
+        const uint8_t *of_thread = lse_d + thread_column() * sizeof(LseDRow) + offsetof(uint4, w);
+#pragma unroll
+        for (int i = 0; i < WG_ROWS / 4; i++) {
+            const uint32_t d = *reinterpret_cast<const uint32_t *>(of_thread + i / 2 * 8 * sizeof(LseDRow));
+            const uint32_t p = cvt_bf16x2(r.s[2 * i], r.s[2 * i + 1]), dropped = byte_signs(p, p, 0x3311);
+            uint32_t &ds = r.ds[i / 4][i % 4];
+            ds = (ds & ~dropped) | (multiply_bf16x2(p, d) & dropped);
+        }
+    }
 }
 
 /* Queries before a key, in the block that starts where the warpgroup's keys start. */
@@ -213,21 +248,26 @@ template <class C> __device__ __forceinline__ void clear_gradients(KeyRows<C> &r
 /* P and dS of the first block of queries; it lies on the diagonal if causal. */
 template <class C>
 __device__ __forceinline__ void first_queries_block(KeyRows<C> &r, QueryStages<C> &queries,
-                                                    const KeyPlace<C> &place, float scale_log2) {
+                                                    KeyPlace<C> &place, float scale_log2,
+                                                    const DropoutArgs &dropout) {
     queries.ring.wait(place.at);
     pingpong_wait(place);
     wgmma_fence();
     multiply_s(r, queries, place.at.stage);
     multiply_dp(r, queries, place, place.at.stage);
+    draw_block(r, place.mask, dropout);
     wgmma_wait<1>();
     pingpong_pass(place);
     wgmma_results(r.s);
     if (C::CAUSAL) mask_queries(r);
     mask_queries_behind(r, place.ends);
     key_probabilities(r, scale_log2);
+    drop_p(r);
     wgmma_wait<0>();
     wgmma_results(r.dp);
     key_scores(r);
+    drop_ds(r, queries.lse_d[place.at.stage]);
+    if (C::DROPS) place.mask.move(WG_ROWS);
     clear_gradients(r);
 }
 
@@ -240,7 +280,7 @@ template <class C> __device__ __forceinline__ void write_bias(KeyRows<C> &r, int
 /* The gradients of the block in work, then P and dS of the next. */
 template <class C, bool RAGGED = true>
 __device__ __forceinline__ void next_queries_block(KeyRows<C> &r, QueryStages<C> &queries, KeyPlace<C> &place,
-                                                   float scale_log2) {
+                                                   float scale_log2, const DropoutArgs &dropout) {
     const Ring<C::STAGES> next = place.at.next();
     queries.ring.wait(next);
     pingpong_wait(place);
@@ -248,6 +288,7 @@ __device__ __forceinline__ void next_queries_block(KeyRows<C> &r, QueryStages<C>
     multiply_gradients(r, queries, place.at.stage);
     multiply_s(r, queries, next.stage);
     multiply_dp(r, queries, place, next.stage);
+    draw_block(r, place.mask, dropout);
     wgmma_wait<1>();
     pingpong_pass(place);
     wgmma_results(r.s);
@@ -255,9 +296,12 @@ __device__ __forceinline__ void next_queries_block(KeyRows<C> &r, QueryStages<C>
     release<C>(queries.ring, place.at);
     mask_queries_behind(r, place.ends);
     key_probabilities<C, RAGGED>(r, scale_log2);
+    drop_p(r);
     wgmma_wait<0>();
     wgmma_results(r.dp);
     key_scores(r);
+    drop_ds(r, queries.lse_d[next.stage]);
+    if (C::DROPS) place.mask.move(WG_ROWS);
     place.at = next;
 }
 
@@ -284,13 +328,15 @@ __device__ __forceinline__ void queue_key_rows(const CUtensorMap &map, uint32_t 
  * first_queries_block one after the other leave the tensor cores idle. */
 template <class C>
 __device__ __forceinline__ void next_tile_block(KeyRows<C> &r, QueryStages<C> &queries, KeyPlace<C> &place,
-                                                Ring<C::STAGES> next, float scale_log2) {
+                                                Ring<C::STAGES> next, float scale_log2,
+                                                const DropoutArgs &dropout) {
     queries.ring.wait(next);
     pingpong_wait(place);
     wgmma_fence();
     multiply_gradients(r, queries, place.at.stage);
     multiply_s(r, queries, next.stage);
     multiply_dp(r, queries, place, next.stage);
+    draw_block(r, place.mask, dropout);
     wgmma_wait<1>();
     pingpong_pass(place);
     wgmma_results(r.s);
@@ -299,9 +345,12 @@ __device__ __forceinline__ void next_tile_block(KeyRows<C> &r, QueryStages<C> &q
     if (C::CAUSAL) mask_queries(r);
     mask_queries_behind(r, place.ends);
     key_probabilities(r, scale_log2);
+    drop_p(r);
     wgmma_wait<0>();
     wgmma_results(r.dp);
     key_scores(r);
+    drop_ds(r, queries.lse_d[next.stage]);
+    if (C::DROPS) place.mask.move(WG_ROWS);
     place.at = next;
 }
 

@@ -173,7 +173,7 @@ $(BUILD)/dev/%.o: dev/%.cu Makefile $(BUILD)/nvcc_flags | need-nvcc
 	@echo "  nvcc $<"
 	$(Q)$(NVCC) $(subst c++17,c++20,$(NVCCFLAGS)) -Xcompiler -Wno-missing-field-initializers -c $< -o $@
 # Every file of dev/driver/lab* and of the ladders; without nvcc the lab has the CPU's rows.
-LADDERS := $(addprefix dev/,attention matmul layernorm softmax_loss gelu adamw embedding grad_norm)
+LADDERS := $(addprefix dev/,attention matmul layernorm softmax_loss gelu adamw embedding grad_norm newton_schulz)
 LAB_OBJ := $(patsubst %.c,$(BUILD)/%.o,$(wildcard dev/driver/lab*.c $(LADDERS:=/*.c))) $(OPS_OBJ) $(CORE_OBJ)
 LAB_CUDA_OBJ := $(patsubst %.cu,$(BUILD)/%.o,$(wildcard dev/driver/lab*.cu $(LADDERS:=/*.cu))) $(CUDA_OBJ)
 $(call remember,$(BUILD)/lab_kind,$(if $(NVCC),cuda,cpu))

@@ -8,6 +8,7 @@
 #include "dev/grad_norm/ladder.h"
 #include "dev/layernorm/ladder.h"
 #include "dev/matmul/ladder.h"
+#include "dev/newton_schulz/ladder.h"
 #include "dev/softmax_loss/ladder.h"
 #include "llmc/cuda/cuda_ops.cuh"
 
@@ -73,6 +74,10 @@ static const Variant rows[] = {
            .flags = NOT_BITWISE),
     LADDER("grad_norm", "block_atomics", grad_norm_block_atomics, "every block does", .flags = NOT_BITWISE),
     LADDER("grad_norm", "two_stage", grad_norm_two_stage, "partial sums, added in order"),
+
+    LADDER("orthogonalise", "one_matrix", newton_schulz_one_matrix, "a product a matrix: few tiles, many launches"),
+    LADDER("orthogonalise", "batched", newton_schulz_batched, "strided batches: one product for all matrices of a shape"),
+    LADDER("orthogonalise", "fused", newton_schulz_fused, "the polynomial as the product's own sum"),
 
     LADDER("adamw", "per_tensor", adamw_per_tensor, "148 launches, one for each tensor of GPT-2"),
     LADDER("adamw", "one_launch", adamw_one_launch, "one launch over a flat buffer"),

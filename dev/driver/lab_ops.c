@@ -150,6 +150,19 @@ static int time_sizes_weight(Sizes *list, const Options *o, Needs needs) {
     return n + 1;
 }
 
+/* Matrices of a model's blocks. */
+static int check_sizes_matrices(Sizes *list, const Options *o) {
+    list[0] = (Sizes){.N = 2, .OC = 24, .IC = 72};
+    list[1] = (Sizes){.N = 1, .OC = 136, .IC = 136};
+    return o->quick ? 1 : 2;
+}
+static int time_sizes_matrices(Sizes *list, const Options *o, Needs needs) {
+    const int C = width_of(o), blocks = needs == NEEDS_CPU ? 1 : C > WIDTH ? 48 : 12;
+    list[0] = (Sizes){.what = "qkv, proj", .N = blocks, .OC = C, .IC = C, .fill = FILL_TEXT};
+    list[1] = (Sizes){.what = "fc, fcproj", .N = blocks, .OC = C, .IC = 4 * C, .fill = FILL_TEXT};
+    return 2;
+}
+
 /* ---- the tables ---- */
 
 static const Fill fills[] = {
@@ -161,14 +174,15 @@ static const struct {
     int (*check)(Sizes *list, const Options *o);
     int (*time)(Sizes *list, const Options *o, Needs needs);
 } shapes[] = {
-    [BY_ROWS] = {check_sizes,        time_sizes                },
-    [LINEAR_FORWARD] = {check_sizes,        time_sizes_linear_forward },
-    [LINEAR_BACKWARD] = {check_sizes,        time_sizes_linear_backward},
-    [LINEAR_PROJ] = {check_sizes,        time_sizes_proj           },
-    [LINEAR_WEIGHT] = {check_sizes_weight, time_sizes_weight         },
-    [CACHE] = {check_sizes_decode, time_sizes_decode         },
-    [LOGITS] = {check_sizes,        time_sizes_loss           },
-    [PARAMETERS] = {check_sizes_flat,   time_sizes_parameters     },
+    [BY_ROWS] = {check_sizes,          time_sizes                },
+    [LINEAR_FORWARD] = {check_sizes,          time_sizes_linear_forward },
+    [LINEAR_BACKWARD] = {check_sizes,          time_sizes_linear_backward},
+    [LINEAR_PROJ] = {check_sizes,          time_sizes_proj           },
+    [LINEAR_WEIGHT] = {check_sizes_weight,   time_sizes_weight         },
+    [CACHE] = {check_sizes_decode,   time_sizes_decode         },
+    [LOGITS] = {check_sizes,          time_sizes_loss           },
+    [PARAMETERS] = {check_sizes_flat,     time_sizes_parameters     },
+    [MATRICES] = {check_sizes_matrices, time_sizes_matrices       },
 };
 
 /* GELU by itself, then every op of dev/ops/ops.c. */

@@ -101,9 +101,10 @@ typedef enum LabShape {
     LINEAR_BACKWARD,
     LINEAR_PROJ,
     LINEAR_WEIGHT,
-    CACHE,     /* of T positions */
-    LOGITS,    /* N rows of Vp */
-    PARAMETERS /* N of them */
+    CACHE,      /* of T positions */
+    LOGITS,     /* N rows of Vp */
+    PARAMETERS, /* N of them */
+    MATRICES    /* of the blocks: N blocks of those of one shape, OC x IC */
 } LabShape;
 
 struct OpCase;
@@ -130,6 +131,8 @@ extern const Op *const described_ops[]; /* ends with NULL */
 
 /* What adamw gets: its operands, and the settings of one step. */
 AdamWArgs op_adamw_args(const Call *call);
+/* And orthogonalise. */
+OrthogonaliseArgs op_orthogonalise_args(const Call *call);
 /* FLOP and bytes of a call. */
 OpCost op_case_cost(const Op *op, const Sizes *s, DType dtype);
 

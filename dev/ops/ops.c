@@ -390,13 +390,17 @@ static Operand statistics(void) {
     const int n = sizeof(StepStats) / sizeof(float);
     return (Operand){.name = "stats", .role = ADD, .store = STORE_F32, .elems = n, .row = n};
 }
-/* The sums lie in scratch: what comes of them is compared. */
+/* The sums: what comes of them is compared. */
+static Operand sums_space(void) {
+    const int64_t n = (int64_t)(sizeof(StepSums) / sizeof(float));
+    return (Operand){.name = "sums", .role = SPACE, .store = STORE_F32, .elems = n, .row = n};
+}
 static StepSums *sums_of(const Call *c) {
     c->ops->device->zero(c->p[2], sizeof(StepSums));
     return c->p[2];
 }
 static int describe_loss_sum(Operand *o, const Sizes *s) {
-    OPERANDS(statistics(), input_f32("losses", s->N, 1, 3), space());
+    OPERANDS(statistics(), input_f32("losses", s->N, 1, 3), sums_space());
 }
 static void run_loss_sum(const Call *c) {
     StepSums *sums = sums_of(c);
@@ -421,7 +425,7 @@ DESCRIBED(sum_gradients, "sum_gradients", .shape = PARAMETERS,
 
 /* Both halves: the sum of squares, and its root. */
 static int describe_grad_norm(Operand *o, const Sizes *s) {
-    OPERANDS(statistics(), input_f32("grads", s->N, 0.01f, 0), space());
+    OPERANDS(statistics(), input_f32("grads", s->N, 0.01f, 0), sums_space());
 }
 static void run_grad_norm(const Call *c) {
     StepSums *sums = sums_of(c);
@@ -453,9 +457,10 @@ AdamWArgs op_adamw_args(const Call *c) {
         .grads = c->p[5],
         .tile_groups = c->p[6],
         .n_tiles = c->s.N / PARAMETER_TILE,
-        .groups = {{true, 1e-6f, 0.1f}, {true, 1e-6f, 0}}
+        .groups = {{1e-6f, 0.1f}, {1e-6f, 0}}
     };
-    args.update = (UpdateArgs){1000, 1e-6f, 0.9f, 0.95f, 1e-8f, 0, 1};
+    args.update =
+        (UpdateArgs){.step = 1000, .lr = 1e-6f, .beta1 = 0.9f, .beta2 = 0.95f, .eps = 1e-8f, .clip = 1};
     return args;
 }
 static void run_adamw(const Call *c) {
@@ -464,6 +469,140 @@ static void run_adamw(const Call *c) {
 }
 DESCRIBED(adamw, "adamw", .shape = PARAMETERS,
           .teaches = "all tensors in one launch, a NaN never reaches a weight");
+
+/* The tiles are listed backwards: those of momentum are not those of the gradients. */
+static int describe_muon_momentum(Operand *o, const Sizes *s) {
+    OPERANDS(sum_f32("m", s->N, 1024, 0), result("x", s->N, 1024), statistics(),
+             input_f32("grads", s->N, 0.01f, 0), tokens("tiles", s->N / PARAMETER_TILE, 2));
+}
+static void list_tiles(OpCase *c) {
+    const int k = c->n - 1;
+    for (int64_t i = 0; i < c->operands[k].elems; i++) c->in[k][i] = (float)(c->operands[k].elems - 1 - i);
+}
+static void run_muon_momentum(const Call *c) {
+    const MuonArgs args = {.m = c->p[0],
+                           .x = c->p[1],
+                           .stats = c->p[2],
+                           .grads = c->p[3],
+                           .tiles = c->p[4],
+                           .n_tiles = c->s.N / PARAMETER_TILE,
+                           .momentum = 0.95f,
+                           .clip = 1};
+    c->ops->muon_momentum(&args);
+}
+DESCRIBED(muon_momentum, "muon_momentum", .prepare = list_tiles, .shape = PARAMETERS,
+          .teaches = "Nesterov's momentum, in the type that the products take");
+
+static int describe_muon_update(Operand *o, const Sizes *s) {
+    OPERANDS(sum_f32("master", s->N, 1024, 0), result("weights", s->N, 1024), statistics(),
+             input("x", s->N, 0.2f, 0), tokens("tiles", s->N / PARAMETER_TILE, 2));
+}
+static void run_muon_update(const Call *c) {
+    const MuonArgs args = {.master = c->p[0],
+                           .weights = c->p[1],
+                           .stats = c->p[2],
+                           .x = c->p[3],
+                           .tiles = c->p[4],
+                           .n_tiles = c->s.N / PARAMETER_TILE,
+                           .lr = 0.02f,
+                           .weight_decay = 0.1f};
+    c->ops->muon_update(&args);
+}
+DESCRIBED(muon_update, "muon_update", .prepare = list_tiles, .shape = PARAMETERS,
+          .teaches = "decay, update, rounding in one pass");
+
+/* N blocks: of square matrices four, else two, the first of them transposed; 64 elements behind each matrix are no
+ * matrix's. Scratch for three, so that more come in several batches. */
+enum { BETWEEN_MATRICES = 64, MATRICES_IN_SCRATCH = 3 };
+static int matrices_of(const Sizes *s) {
+    return s->OC == s->IC ? 4 : 2;
+}
+static int64_t matrix_stride(const Sizes *s) {
+    return (int64_t)s->OC * s->IC + BETWEEN_MATRICES;
+}
+static int describe_orthogonalise(Operand *o, const Sizes *s) {
+    Operand x = with_role(result("x", s->N * matrices_of(s) * matrix_stride(s), s->IC), ADD),
+            scratch = space();
+    scratch.store = STORE_F32;
+    const int64_t fit = s->fill == FILL_TEXT ? s->N * matrices_of(s) : MATRICES_IN_SCRATCH;
+    scratch.elems = fit * (int64_t)orthogonalise_scratch_bytes(s->OC, s->IC, DTYPE_F32) / 4;
+    OPERANDS(x, scratch);
+}
+static OrthogonaliseArgs orthogonalise_args(const Sizes *s, void *x, void *scratch, DType dtype) {
+    const int n = matrices_of(s);
+    const int fit = s->fill == FILL_TEXT ? (int)s->N * n : MATRICES_IN_SCRATCH;
+    OrthogonaliseArgs args = {.x = x,
+                              .n_blocks = s->N,
+                              .stride = n * matrix_stride(s),
+                              .n_matrices = n,
+                              .rows = s->OC,
+                              .cols = s->IC,
+                              .gain = 0.2f * sqrtf((float)s->IC),
+                              .polynomial = &newton_schulz[has(s, FIRST) ? JORDAN : POLAR_EXPRESS],
+                              .scratch = scratch,
+                              .scratch_bytes =
+                                  (size_t)fit * orthogonalise_scratch_bytes(s->OC, s->IC, dtype)};
+    for (int i = 0; i < n; i++) {
+        args.offsets[i] = i * matrix_stride(s);
+        args.transposed[i] = n == 2 && i == 0;
+    }
+    return args;
+}
+OrthogonaliseArgs op_orthogonalise_args(const Call *c) {
+    return orthogonalise_args(&c->s, c->p[0], c->p[1], c->ops->dtype);
+}
+static void run_orthogonalise(const Call *c) {
+    const OrthogonaliseArgs args = op_orthogonalise_args(c);
+    c->ops->orthogonalise(&args);
+}
+
+/* out (rows, cols) = alpha a b + beta c, rounded; b_transposed: b is (cols, k). */
+static void rounded_product(float *out, const float *a, const float *b, bool b_transposed, const float *c,
+                            float alpha, float beta, int rows, int cols, int k) {
+#pragma omp parallel for
+    for (int i = 0; i < rows; i++)
+        for (int j = 0; j < cols; j++) {
+            float sum = 0;
+            for (int l = 0; l < k; l++)
+                sum += a[(int64_t)i * k + l] * b[b_transposed ? (int64_t)j * k + l : (int64_t)l * cols + j];
+            out[(int64_t)i * cols + j] = round_bf16(alpha * sum + (c ? beta * c[(int64_t)i * cols + j] : 0));
+        }
+}
+/* One matrix, as a kernel rounds it on the way. */
+static void plain_matrix(float *matrix, const OrthogonaliseArgs *args, bool transposed) {
+    const int R = args->rows, C = args->cols;
+    const int64_t n = (int64_t)R * C;
+    float *x = op_malloc((size_t)(2 * n + 2 * (int64_t)R * R) * sizeof *x), *y = x + n, *gram = y + n,
+          *square = gram + (int64_t)R * R, *const memory = x;
+    double squares = 0;
+    for (int64_t i = 0; i < n; i++) squares += (double)matrix[i] * matrix[i];
+    const float scale = (float)(1 / ((double)args->polynomial->margin * sqrt(squares)));
+    for (int64_t i = 0; i < n; i++) x[i] = round_bf16(scale * matrix[transposed ? i % C * R + i / C : i]);
+    for (int step = 0; step < NEWTON_SCHULZ_STEPS; step++) {
+        const float *of = args->polynomial->steps[step];
+        rounded_product(gram, x, x, true, NULL, 1, 0, R, R, C);
+        rounded_product(square, gram, gram, false, gram, of[2], of[1], R, R, R);
+        rounded_product(y, square, x, false, x, 1, of[0], R, C, R);
+        float *const next = y;
+        y = x;
+        x = next;
+    }
+    for (int64_t i = 0; i < n; i++)
+        matrix[transposed ? i % C * R + i / C : i] = round_bf16(args->gain * x[i]);
+    free(memory);
+}
+static void plain_orthogonalise(OpCase *c) {
+    const int64_t n = c->operands[0].elems;
+    memcpy(c->plain[0], c->in[0], (size_t)n * sizeof(float));
+    const OrthogonaliseArgs args = orthogonalise_args(&c->s, c->plain[0], NULL, DTYPE_BF16);
+    for (int64_t m = 0; m < c->s.N * args.n_matrices; m++)
+        plain_matrix(c->plain[0] + m * matrix_stride(&c->s), &args, args.transposed[m % args.n_matrices]);
+    slack_of_plain(c->slack[0], c->plain[0], c->want[0], n);
+    for (int64_t i = 0; i < n; i++)
+        c->slack[0][i] *= 1.5f; /* the steps make of one rounding an error of many elements */
+}
+DESCRIBED(orthogonalise, "orthogonalise", .plain = plain_orthogonalise, .shape = MATRICES,
+          .teaches = "Newton-Schulz: three strided batched products a step");
 
 static int describe_weights_from_master(Operand *o, const Sizes *s) {
     OPERANDS(result("weights", s->N, 1024), input_f32("master", s->N, 1, 0));
@@ -495,6 +634,9 @@ const Op *const described_ops[] = {
     &op_sum_gradients,
     &op_grad_norm,
     &op_adamw,
+    &op_muon_momentum,
+    &op_orthogonalise,
+    &op_muon_update,
     &op_weights_from_master,
     NULL,
 };
@@ -504,6 +646,7 @@ const Op *const described_ops[] = {
 OpCost op_case_cost(const Op *op, const Sizes *s, DType dtype) {
     OpSizes z = {s->B,  s->T, s->NH, s->HD,       s->N,      s->C,       s->OC,
                  s->IC, s->V, s->Vp, group_of(s), s->window, OWN_WEIGHTS};
+    if (op->id == OP_orthogonalise) z.N *= matrices_of(s);
     if (!has(s, NO_RESIDUAL)) z.with |= WITH_DRESIDUAL;
     if (has(s, GELU)) z.with |= WITH_PRE_GELU;
     if (has(s, GELU_TOO | GELU_IN_PLACE)) z.with |= WITH_GELU;

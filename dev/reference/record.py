@@ -24,21 +24,23 @@ from comparison import import_torch  # noqa: E402  scripts/comparison.py
 torch = import_torch()
 F = torch.nn.functional
 
-LR, BETA1, BETA2, EPS, WEIGHT_DECAY, CLIP = 1e-3, 0.9, 0.95, 1e-8, 0.1, 1.0
+LR, BETA1, BETA2, EPS, WEIGHT_DECAY, CLIP, MOMENTUM = 1e-3, 0.9, 0.95, 1e-8, 0.1, 1.0, 0.95
 
 # To add a model: a row here, its name in test_gpt2.cu, then run this script.
 # log2_scale: matrices and embeddings are uniform in +-2^log2_scale; larger than GPT-2's 0.02 where channels are few,
 # so that attention is not flat and gradients are not trivial. max_entries: a larger tensor is recorded in so many
 # hash-chosen entries and the norm of the whole. window: keys that a query sees, 0: all. dropout: with the masks of
-# llmc/model/dropout.h; such a model has no activations recorded.
+# llmc/model/dropout.h; such a model has no activations recorded. optimizer: of the blocks' matrices; the rest has AdamW.
 Model = collections.namedtuple(
-    "Model", "n_layer n_head n_embd max_seq_len vocab_size B T steps log2_scale max_entries window dropout", defaults=(0, 0.0))
+    "Model", "n_layer n_head n_embd max_seq_len vocab_size B T steps log2_scale max_entries window dropout optimizer lr",
+    defaults=(0, 0.0, "adamw", LR))
 MODELS = {
     "hd24": Model(3, 2, 48, 40, 211, 2, 37, 10, -2, 16384),
     "hd64": Model(2, 2, 128, 80, 211, 2, 65, 10, -3, 8192),
     "hd128": Model(1, 2, 256, 129, 331, 2, 129, 10, -3, 8192),
     "hd64_window": Model(2, 2, 128, 200, 211, 2, 181, 10, -3, 2048, window=50),
     "hd64_dropout": Model(2, 2, 128, 80, 211, 2, 65, 10, -3, 2048, dropout=0.2),
+    "hd24_muon": Model(3, 2, 48, 40, 211, 2, 37, 10, -2, 2048, optimizer="muon", lr=5e-3),
     "d12": Model(12, 12, 768, 1024, 50257, 1, 64, 3, -5, 256),
 }
 MASK32, MASK64, GOLDEN = 0xFFFFFFFF, 0xFFFFFFFFFFFFFFFF, 0x9E3779B97F4A7C15
@@ -204,6 +206,64 @@ def reordered(m, weights, draw):
             for name, w in weights.items()}
 
 
+# Muon's polynomials, x becomes a x + b x^3 + c x^5, as llmc/model/muon.h has them: what the norm of the matrix is multiplied
+# with before, and (a, b, c) of the steps.
+POLYNOMIALS = {
+    "polar-express": (1.02, ((8.156554524902461, -22.48329292557795, 15.878769915207462),
+                             (4.042929935166739, -2.808917465908714, 0.5000178451051316),
+                             (3.8916678022926607, -2.772484153217685, 0.5060648178503393),
+                             (3.285753657755655, -2.3681294933425376, 0.46449024233003106),
+                             (2.3465413258596377, -1.7097828382687081, 0.42323551169305323))),
+    "jordan": (1.0, ((3.4445, -4.7750, 2.0315),) * 5),
+}
+
+
+def orthogonalised(matrix, polynomial):
+    """The nearest semi-orthogonal matrix, nearly: singular values become about 1."""
+    margin, steps = POLYNOMIALS[polynomial]
+    x = matrix.T if matrix.shape[0] > matrix.shape[1] else matrix
+    x = x / (margin * x.norm())
+    for a, b, c in steps:
+        A = x @ x.T
+        x = a * x + (b * A + c * A @ A) @ x
+    return x.T if matrix.shape[0] > matrix.shape[1] else x
+
+
+class Muon(torch.optim.Optimizer):
+    """Jordan et al. 2024, with Nesterov's momentum; the updates are as large as AdamW's (Liu et al. 2025), decay is decoupled.
+    parts: matrices of which a parameter is made, one above the other; dtype: of the products."""
+
+    def __init__(self, groups, weight_decay, lr=LR, momentum=MOMENTUM, polynomial="polar-express", dtype=None):
+        super().__init__(groups, {"weight_decay": weight_decay, "lr": lr, "momentum": momentum, "polynomial": polynomial,
+                                  "dtype": dtype})
+
+    @torch.no_grad()
+    def step(self):
+        for group in self.param_groups:
+            for w in group["params"]:
+                average = self.state[w].setdefault("momentum", torch.zeros_like(w))
+                average.lerp_(w.grad, 1 - group["momentum"])
+                ahead = w.grad.lerp(average, group["momentum"]).to(group["dtype"] or w.dtype)
+                update = torch.cat([0.2 * math.sqrt(max(part.shape)) * orthogonalised(part, group["polynomial"])
+                                    for part in ahead.chunk(group["parts"])])
+                w.mul_(1 - group["lr"] * group["weight_decay"]).sub_(group["lr"] * update.to(w.dtype))
+
+
+def optimizers(weights, kind, weight_decay, momentum=MOMENTUM, polynomial="polar-express", dtype=None, **adamw):
+    """AdamW of all weights, or with Muon of those that are no matrices of the blocks; only matrices and embeddings decay."""
+    matrices = {name: w for name, w in weights.items() if kind == "muon" and name.startswith("h.") and w.dim() == 2}
+    others = [w for name, w in weights.items() if name not in matrices]
+    decay, no_decay = ([w for w in others if (w.dim() == 2) == two] for two in (True, False))
+    result = [torch.optim.AdamW([{"params": decay, "weight_decay": weight_decay}, {"params": no_decay, "weight_decay": 0.0}],
+                                **adamw)]
+    if matrices:
+        result.append(Muon([{"params": [w], "parts": 3 if "c_attn" in name else 1} for name, w in matrices.items()],
+                           weight_decay, momentum=momentum, polynomial=polynomial, dtype=dtype))
+        for group in result[1].param_groups:
+            group["lr"] = result[0].param_groups[0]["lr"]
+    return result
+
+
 def run(m, master_dtype, compute_dtype, device, draw=0):
     """{name: tensor} of one training run, every value back on the CPU.
 
@@ -212,11 +272,7 @@ def run(m, master_dtype, compute_dtype, device, draw=0):
     """
     weights = {name: w.to(device, master_dtype).clone().requires_grad_()
                for name, w in reordered(m, initial_weights(m), draw).items()}
-    decay = [w for w in weights.values() if w.dim() >= 2]
-    no_decay = [w for w in weights.values() if w.dim() < 2]
-    optimizer = torch.optim.AdamW(
-        [{"params": decay, "weight_decay": WEIGHT_DECAY}, {"params": no_decay, "weight_decay": 0.0}],
-        lr=LR, betas=(BETA1, BETA2), eps=EPS)
+    updates = optimizers(weights, m.optimizer, WEIGHT_DECAY, dtype=compute_dtype, lr=m.lr, betas=(BETA1, BETA2), eps=EPS)
     n = m.B * m.T
     tokens = (hash_stream(STREAM_TOKENS, 0, n) % m.vocab_size).view(m.B, m.T).to(device)
     targets = (hash_stream(STREAM_TARGETS, 0, n) % m.vocab_size).view(m.B, m.T).to(device)
@@ -224,7 +280,8 @@ def run(m, master_dtype, compute_dtype, device, draw=0):
     for step in range(m.steps):
         loss, act = forward(m, {name: w.to(compute_dtype) for name, w in weights.items()}, tokens, targets,
                             Dropout(m.dropout, step + 1))
-        optimizer.zero_grad(set_to_none=True)
+        for optimizer in updates:
+            optimizer.zero_grad(set_to_none=True)
         loss.backward()
         if step == 0:
             if m.dropout == 0:
@@ -236,7 +293,8 @@ def run(m, master_dtype, compute_dtype, device, draw=0):
         norms.append(norm)
         for w in weights.values():
             w.grad *= min(1.0, CLIP / norm)
-        optimizer.step()
+        for optimizer in updates:
+            optimizer.step()
     result["steps/loss"] = torch.tensor(losses, dtype=torch.float64)
     result["steps/grad_norm"] = torch.tensor(norms, dtype=torch.float64)
     # Softmax does not see the key bias: its gradient is zero but for rounding, and Adam makes full steps of rounding.
@@ -263,8 +321,8 @@ def relative_error(index, got, want, max_entries):
 def write(path, m, recorder, records):
     """The layout of README.md; records: (name, shape, entries, norm, fp32 error, bf16 error)."""
     with open(path + ".tmp", "wb") as f:
-        f.write(struct.pack("<8s11i6fi44sf", b"GPT2REF1", len(records), *m[:10], LR, BETA1, BETA2, EPS, WEIGHT_DECAY, CLIP,
-                            m.window, recorder.encode(), m.dropout))
+        f.write(struct.pack("<8s11i6fi40sif", b"GPT2REF1", len(records), *m[:10], m.lr, BETA1, BETA2, EPS, WEIGHT_DECAY, CLIP,
+                            m.window, recorder.encode(), m.optimizer == "muon", m.dropout))
         for name, shape, data, norm, fp32_error, bf16_error in records:
             shape = list(shape) + [1] * (4 - len(shape))
             f.write(struct.pack("<56s4iqdff", name.encode(), *shape, data.numel(), norm, fp32_error, bf16_error))
@@ -295,7 +353,7 @@ def record(name, device, out):
         records.append((key, want.shape, data, float(want.norm()), errors[0][key], errors[1][key]))
     where = torch.cuda.get_device_name() if device == "cuda" else "CPU"
     path = os.path.join(out, name + ".ref")
-    write(path, m, f"torch {torch.__version__}, bf16 on {where}"[:43], records)
+    write(path, m, f"torch {torch.__version__}, bf16 on {where}"[:39], records)
     print(f"{path}: {len(records)} tensors, {os.path.getsize(path)} bytes, losses "
           + " ".join(f"{loss:.6f}" for loss in truth["steps/loss"].tolist()))
     for kind in ("act", "grad", "steps", "final"):

@@ -3,7 +3,7 @@
 
     python3 dev/reference/record_program.py            # writes program.ref, program.txt, program_nan.txt beside itself
 
-Each run is a small GPT-2 (record.py's, from hashed weights) trained on program.txt in float64 with torch.optim.AdamW: the
+Each run is a small GPT-2 (record.py's, from hashed weights) trained on program.txt in float64 with torch.optim.AdamW, or Muon for the matrices of the blocks: the
 order of the data, the schedule, accumulation, clipping, dropout's masks and validation are written out here a second
 time, from the README alone. program.ref is text: of each run its flags, then loss, learning rate, gradient norm and
 skipped steps of every step, and the validation losses. Needs PyTorch alone; half a minute on one core.
@@ -11,7 +11,7 @@ skipped steps of every step, and the validation losses. Needs PyTorch alone; hal
 import math
 import os
 
-from record import (GOLDEN, MASK64, Dropout, Model, forward, initial_weights, mix64, random_stream,
+from record import (GOLDEN, MASK64, Dropout, Model, forward, initial_weights, mix64, optimizers, random_stream,
                     torch)
 
 HERE = os.path.dirname(os.path.abspath(__file__))
@@ -19,6 +19,7 @@ MODEL = Model(2, 2, 32, 32, 256, 0, 0, 0, -2, 0) # two layers and heads, 32 chan
 BASE = {"train": "program.txt", "batch": 2, "seq": 16, "tokens-per-step": 32, "steps": 6, "lr": 0.005, "warmup": 0,
         "final-lr-fraction": 0.1, "schedule": "constant", "weight-decay": 0.0, "beta1": 0.9, "beta2": 0.95, "eps": 1e-8,
         "dropout": 0.0, "clip": 0.0, "seed": 7, "window": 0, "eval-every": 2, "eval-batches": 2}
+MUON = {"optimizer": "muon", "momentum": 0.95, "muon-polynomial": "polar-express"}
 # To add a run: a row, then run this script. Keys are the program's flags, without dashes; what is not named is BASE's.
 RUNS = {
     "plain": {},
@@ -36,6 +37,12 @@ RUNS = {
     "eps": {"eps": 0.03},
     "clip": {"clip": 0.25},
     "clip above the norm": {"clip": 1000.0},
+    "muon": {**MUON, "steps": 10},
+    "muon, weight decay": {**MUON, "weight-decay": 3.0},
+    "muon, momentum": {**MUON, "momentum": 0.6},
+    "muon, jordan": {**MUON, "muon-polynomial": "jordan"},
+    "muon, clip": {**MUON, "clip": 0.25, "beta1": 0.8, "tokens-per-step": 96, "warmup": 2},
+    "muon, skipped steps": {"train": "program_nan.txt", **MUON, "weight-decay": 0.1, "steps": 8, "eval-every": 4},
     "seed": {"seed": 8},
     "second epoch": {"batch": 24, "tokens-per-step": 384, "steps": 9, "eval-batches": 3},
     "window": {"window": 5},
@@ -130,13 +137,13 @@ def train(run, data):
     model, weights = MODEL._replace(window=run["window"]), start(run)
     border = len(data) * 9 // 10
     train_data, val_data = data[:border], data[border:]
-    matrices, vectors = ([w for w in weights.values() if (w.dim() == 2) == two] for two in (True, False))
-    optimizer = torch.optim.AdamW([{"params": matrices, "weight_decay": run["weight-decay"]},
-                                   {"params": vectors, "weight_decay": 0.0}],
-                                  betas=(run["beta1"], run["beta2"]), eps=run["eps"])
+    muon = {**MUON, "optimizer": "adamw", **run}
+    updating = optimizers(weights, muon["optimizer"], run["weight-decay"], muon["momentum"], muon["muon-polynomial"],
+                          betas=(run["beta1"], run["beta2"]), eps=run["eps"])
     n_micro, position, skipped, updates = run["tokens-per-step"] // (run["batch"] * run["seq"]), 0, 0, 0
     for step in range(1, run["steps"] + 1):
-        optimizer.zero_grad()
+        for optimizer in updating:
+            optimizer.zero_grad()
         total, bad = 0.0, False
         for micro in range(n_micro):
             tokens, targets = batch(train_data, 0 if run.get("overfit") else position, run, run["seed"])
@@ -151,11 +158,12 @@ def train(run, data):
             yield f"step {step} nan {lr:.12g} nan {skipped}"
         else:
             updates += 1
-            for group in optimizer.param_groups:
-                group["lr"] = lr
             for w in weights.values():
                 w.grad *= min(1.0, run["clip"] / norm) if run["clip"] else 1.0
-            optimizer.step()
+            for optimizer in updating:
+                for group in optimizer.param_groups:
+                    group["lr"] = lr
+                optimizer.step()
             yield f"step {step} {total:.9g} {lr:.12g} {norm:.9g} {skipped}"
         if step % run["eval-every"] == 0 or step == run["steps"]:
             yield f"val {step} {validate(model, weights, val_data, run):.9g}"

@@ -26,7 +26,8 @@ typedef struct ReferenceHeader {
     int32_t max_entries; /* larger tensors are recorded in so many entries */
     float lr, beta1, beta2, eps, weight_decay, clip;
     int32_t window;    /* keys that a query sees; 0: all */
-    char recorder[44]; /* "torch 2.11.0, bf16 on NVIDIA H200" */
+    char recorder[40]; /* "torch 2.11.0, bf16 on NVIDIA H200" */
+    int32_t optimizer; /* OptimizerKind */
     float dropout;     /* with masks of REFERENCE_DROPOUT_SEED; such a record has no activations */
 } ReferenceHeader;
 

@@ -125,8 +125,8 @@ static double central_difference(Objective objective, const void *context, Buffe
 
 /* grad - start is the gradient of the objective (double, reads x.d) with respect to x; start NULL means 0.
  * x must be of scale 1 or so: differences are taken 1e-3 apart. */
-static void is_gradient(const char *name, Objective objective, const void *context, Buffer x, Buffer grad,
-                        const float *start) {
+__attribute__((unused)) static void is_gradient(const char *name, Objective objective, const void *context,
+                                                Buffer x, Buffer grad, const float *start) {
     same_bits(name, grad);
     if (pass > 0) return;
     double norm = 1e-30, *direction = malloc(sizeof(double) * (size_t)x.n);
@@ -145,7 +145,7 @@ static void is_gradient(const char *name, Objective objective, const void *conte
     free(direction);
 }
 
-static double weighted_sum(Buffer weights, const double *values) {
+__attribute__((unused)) static double weighted_sum(Buffer weights, const double *values) {
     double sum = 0;
     for (int64_t i = 0; i < weights.n; i++) sum += weights.f[i] * values[i];
     return sum;

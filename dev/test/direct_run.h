@@ -90,6 +90,9 @@ static UpdateArgs direct_update(const Direct *d, int step) {
         .eps = (float)flag_number(d->flags, "--eps"),
         .weight_decay = (float)flag_number(d->flags, "--weight-decay"),
         .clip = (float)flag_number(d->flags, "--clip"),
+        .momentum =
+            d->model.options.optimizer == OPTIMIZER_MUON ? (float)flag_number(d->flags, "--momentum") : 0,
+        .polynomial = flag_is(d->flags, "--muon-polynomial", "jordan") ? JORDAN : POLAR_EXPRESS,
     };
 }
 
@@ -119,6 +122,10 @@ __attribute__((unused)) static double direct_val(Direct *d) {
 }
 
 /* ---- opening ---- */
+
+static OptimizerKind direct_optimizer(const char *flags) {
+    return flag_is(flags, "--optimizer", "muon") ? OPTIMIZER_MUON : OPTIMIZER_ADAMW;
+}
 
 /* The first nine tenths of FILE train, the rest validates. */
 static void direct_data(Direct *d, const char *path) {
@@ -163,14 +170,17 @@ __attribute__((unused)) static void direct_open(Direct *d, const char *flags, co
                                  .training = true,
                                  .attention = flag_is(flags, "--attention", "standard") ? ATTENTION_STANDARD
                                                                                         : ATTENTION_FLASH,
+                                 .optimizer = direct_optimizer(flags),
                                  .dropout_seed = (uint64_t)d->seed};
     if (!ops_cpu.device->open(0, &err) || !gpt2_open(&d->model, &ops_cpu, &config, &options, &err)) {
         fprintf(stderr, "direct_open: %s\n", err.text);
         exit(1);
     }
-    const size_t bytes = (size_t)d->model.n_elements * sizeof(float);
-    memset(d->model.states[ADAMW_M], 0, bytes);
-    memset(d->model.states[ADAMW_V], 0, bytes);
+    float *zeros = calloc((size_t)d->model.n_elements, sizeof *zeros);
+    if (!zeros) abort();
+    for (int i = 0; i < N_STATES; i++)
+        if (d->model.states[i]) gpt2_set_state(&d->model, (StateId)i, zeros, 0, d->model.n_elements);
+    free(zeros);
 }
 
 __attribute__((unused)) static void direct_close(Direct *d) {
@@ -182,23 +192,29 @@ __attribute__((unused)) static void direct_close(Direct *d) {
 
 /* ---- a run of the program held to it ---- */
 
+/* A state as the parameters lie, 0 for those that have none. */
+static const float *direct_state(GPT2 *model, StateId id) {
+    memset(model->grads, 0, (size_t)model->n_elements * sizeof(float));
+    return gpt2_gather_state(model, id);
+}
+
 /* OUT/step_N holds what the direct run has, bit for bit, and its place in the data. */
 static void check_checkpoint(const char *name, Direct *d, const char *out, int step) {
     char path[400];
     GPT2 saved;
     TrainerState state = {0};
     Error err = {0};
-    const GPT2Options options = {.B = 1, .T = 1, .training = true};
+    const GPT2Options options = {.B = 1, .T = 1, .training = true, .optimizer = d->model.options.optimizer};
     snprintf(path, sizeof path, "%s/step_%08d", out, step);
     if (!CHECK(gpt2_open(&saved, &ops_cpu, &d->model.config, &options, &err), "%s", err.text)) return;
     if (CHECK(checkpoint_resume(path, &saved, &state, &err), "%s: %s", name, err.text)) {
-        const float *const got[] = {saved.master, saved.states[ADAMW_M], saved.states[ADAMW_V]},
-                           *const want[] = {d->model.master, d->model.states[ADAMW_M],
-                                            d->model.states[ADAMW_V]};
-        static const char *const what[] = {"weights", "m", "v"};
-        for (int i = 0; i < 3; i++)
-            CHECK(memcmp(got[i], want[i], (size_t)saved.n_elements * sizeof(float)) == 0,
-                  "%s: %s of step %d differ in some bits", name, what[i], step);
+        const size_t bytes = (size_t)saved.n_elements * sizeof(float);
+        CHECK(memcmp(saved.master, d->model.master, bytes) == 0, "%s: weights of step %d differ in some bits",
+              name, step);
+        for (int i = 0; i < N_STATES; i++)
+            CHECK(!saved.states[i] || memcmp(direct_state(&saved, (StateId)i),
+                                             direct_state(&d->model, (StateId)i), bytes) == 0,
+                  "%s: %s of step %d differ in some bits", name, optimizer_states[i].name, step);
         CHECK(state.step == step && state.seed == (uint64_t)d->seed && state.n_skipped == d->n_skipped,
               "%s: the checkpoint says step %lld, seed %lld, %lld skipped", name, (long long)state.step,
               (long long)state.seed, (long long)state.n_skipped);

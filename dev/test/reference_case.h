@@ -39,6 +39,7 @@ static bool case_open_with(Case *c, GPT2 *model, const GPT2Options *with) {
     options.T = c->T;
     options.training = true;
     options.dropout_seed = REFERENCE_DROPOUT_SEED;
+    options.optimizer = (OptimizerKind)c->reference->header.optimizer;
     if (!CHECK(gpt2_open(model, c->ops, &c->config, &options, &err), "%s: %s", c->model, err.text))
         return false;
     set_hash_weights(model, &c->reference->header);
@@ -65,12 +66,13 @@ static float loss_so_far(GPT2 *model) {
 
 static void update(Case *c, GPT2 *model, int64_t step) {
     const ReferenceHeader *h = &c->reference->header;
-    UpdateArgs args = {step, h->lr, h->beta1, h->beta2, h->eps, h->weight_decay, h->clip};
+    UpdateArgs args = {step, h->lr, h->beta1, h->beta2, h->eps, h->weight_decay, h->clip, .momentum = 0.95f};
     gpt2_update(model, &args);
 }
 
-typedef enum { MASTER, WEIGHTS, MOMENT_1, MOMENT_2, GRADS, N_FLAT } FlatId;
-static const char *const flat_names[N_FLAT] = {"master weights", "weights", "m", "v", "gradients"};
+typedef enum { MASTER, WEIGHTS, GRADS, STATES, N_FLAT = STATES + N_STATES } FlatId;
+static const char *const flat_names[N_FLAT] = {"master weights", "weights", "gradients", "m", "v",
+                                               "momentum"}; /* the states in their order */
 
 /* The flat buffers on the host, as bytes. */
 typedef struct Snapshot {
@@ -79,13 +81,17 @@ typedef struct Snapshot {
 } Snapshot;
 
 static Snapshot snapshot(const GPT2 *model) {
-    const void *const device[N_FLAT] = {model->master, model->weights, model->states[ADAMW_M],
-                                        model->states[ADAMW_V], model->grads};
+    const void *device[N_FLAT] = {model->master, model->weights, model->grads};
+    int64_t n[N_FLAT] = {model->n_elements, model->n_elements, model->n_elements};
     Snapshot s;
+    for (int i = 0; i < N_STATES; i++) {
+        device[STATES + i] = model->states[i];
+        n[STATES + i] = gpt2_state_elements(model, optimizer_states[i].kind);
+    }
     for (int i = 0; i < N_FLAT; i++) {
-        s.bytes[i] =
-            (size_t)model->n_elements * (i == WEIGHTS ? dtype_bytes(model->ops->dtype) : sizeof(float));
-        if (!(s.flat[i] = malloc(s.bytes[i]))) abort();
+        s.bytes[i] = (size_t)n[i] * (i == WEIGHTS ? dtype_bytes(model->ops->dtype) : sizeof(float));
+        if (!(s.flat[i] = malloc(s.bytes[i] + 1))) abort();
+        if (s.bytes[i] == 0) continue;
         model->ops->device->download(s.flat[i], device[i], s.bytes[i]);
     }
     return s;

@@ -37,6 +37,7 @@ static float *tiny_buffer(const GPT2 *model, int k) {
  * the padding rows begin at element `padding`. */
 typedef struct TinyPiece {
     int64_t at, n, first, padding;
+    int id; /* TensorId */
 } TinyPiece;
 
 /* All of them; returns how many. */
@@ -47,7 +48,7 @@ static int tiny_pieces(const GPT2 *model, TinyPiece pieces[4 + 2 * 12]) {
         for (int layer = 0; layer < model->tensors[id].n_layers; layer++) {
             const Tensor *t = &model->tensors[id];
             const int64_t padding = id == WTE ? model->config.vocab_size * t->cols : t->layer_elems;
-            pieces[n++] = (TinyPiece){tensor_at(t, layer), t->layer_elems, first, padding};
+            pieces[n++] = (TinyPiece){tensor_at(t, layer), t->layer_elems, first, padding, id};
             first += t->layer_elems;
         }
     return n;
@@ -58,7 +59,7 @@ static float tiny_element(const TinyPiece *piece, uint64_t seed, int k, int64_t 
     return i >= piece->padding ? 0 : tiny_value(3 * seed + (uint64_t)k, piece->first + i);
 }
 
-/* Weights, m and v from the seed; padding rows of wte 0. */
+/* Weights and, as far as the model has them, m and v from the seed; padding rows of wte 0. */
 __attribute__((unused)) static void tiny_fill(GPT2 *model, uint64_t seed) {
     TinyPiece pieces[4 + 2 * 12];
     const int n_pieces = tiny_pieces(model, pieces);
@@ -67,7 +68,7 @@ __attribute__((unused)) static void tiny_fill(GPT2 *model, uint64_t seed) {
             float *values = malloc((size_t)p->n * sizeof *values);
             for (int64_t i = 0; i < p->n; i++) values[i] = tiny_element(p, seed, k, i);
             if (k == 0) gpt2_set_weights(model, values, p->at, p->n);
-            if (k > 0) gpt2_set_state(model, (StateId)(k - 1), values, p->at, p->n);
+            if (k > 0 && model->states[k - 1]) gpt2_set_state(model, (StateId)(k - 1), values, p->at, p->n);
             free(values);
         }
 }

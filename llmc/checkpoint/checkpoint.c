@@ -143,9 +143,11 @@ bool checkpoint_save(const char *out, GPT2 *model, const Tokenizer *tokenizer, c
     const int folder = directory_open(out, err);
     if (folder < 0) return false;
     checkpoint_remove_leftovers(folder, out, false);
-    const bool ok = checkpoint_make_room(folder, out, checkpoint_bytes(&model->config, options->model_only),
-                                         state->step, options, &cause) &&
-                    save_in(folder, out, model, tokenizer, state, options, &cause);
+    const bool ok =
+        checkpoint_make_room(folder, out,
+                             checkpoint_bytes(&model->config, model->options.optimizer, options->model_only),
+                             state->step, options, &cause) &&
+        save_in(folder, out, model, tokenizer, state, options, &cause);
     if (ok) checkpoint_prune(folder, out, state->step, options);
     close(folder);
     return ok || fail(err, cause.exit_code, "checkpoint of step %lld not saved: %s", (long long)state->step,

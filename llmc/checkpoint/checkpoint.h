@@ -3,7 +3,8 @@
  *   OUT/step_00000200/
  *     model.safetensors      fp32 master weights, Hugging Face names and orientation (Conv1D transposed)
  *     config.json            and the tokenizer's files
- *     optimizer.safetensors  the optimizer's states: m and v ("m.h.0.attn.c_attn.weight", oriented as the weights)
+ *     optimizer.safetensors  the optimizer's states: m and v ("m.h.0.attn.c_attn.weight", oriented as the weights); with
+ *                            Muon "momentum.h.0.attn.c_attn.weight", and m and v of what has AdamW
  *     trainer_state.json     step, seed, data position, skipped updates, flags; sizes and checksums
  *
  * Written to a temporary directory beside it, every file and directory fsync'ed, then renamed. Never in
@@ -42,9 +43,10 @@ bool checkpoint_share(GPT2 *model, bool ok);
  * run's lock: whatever is there, no living process writes it. */
 void checkpoint_clean(const char *out);
 /* The most bytes that a checkpoint takes on the disk. */
-int64_t checkpoint_bytes(const GPT2Config *config, bool model_only);
+int64_t checkpoint_bytes(const GPT2Config *config, OptimizerKind optimizer, bool model_only);
 /* False where the disk of `out`, which need not be there yet, has no room for one more checkpoint, those counted that may go before it. */
-bool checkpoint_check_room(const char *out, const GPT2Config *config, const SaveOptions *options, Error *err);
+bool checkpoint_check_room(const char *out, const GPT2Config *config, OptimizerKind optimizer,
+                           const SaveOptions *options, Error *err);
 
 /* ---- reading: changes nothing on the disk ---- */
 /* What --model PATH stands for: itself, or the newest whole checkpoint of a run's folder. */

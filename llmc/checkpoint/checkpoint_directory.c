@@ -299,15 +299,25 @@ bool checkpoint_make_room(int folder, const char *out, int64_t bytes, int64_t st
     return room < 0 || room >= bytes || fail_room(out, bytes, room, err);
 }
 
-int64_t checkpoint_bytes(const GPT2Config *config, bool model_only) {
+/* States of a tensor's parameters. */
+static int n_states_of(const Tensor *tensor, OptimizerKind optimizer) {
+    int n = 0;
+    for (int i = 0; i < N_STATES; i++)
+        n += optimizer_states[i].kind == optimizer_of(optimizer, tensor->group);
+    return n;
+}
+
+int64_t checkpoint_bytes(const GPT2Config *config, OptimizerKind optimizer, bool model_only) {
     Tensor tensors[N_TENSORS];
     const int64_t n_padding = (int64_t)(config->padded_vocab_size - config->vocab_size) * config->n_embd;
     const int64_t n_values = gpt2_tensors(tensors, config, 1) - n_padding;
     const int64_t names = 65536 + 8192 * (int64_t)config->n_layer + 100 * (int64_t)config->vocab_size;
-    int64_t bytes = n_values * (int64_t)sizeof(float);
-    for (int i = 0; i < N_STATES && !model_only; i++)
-        bytes += (int64_t)optimizer_state_bytes((StateId)i, n_values);
-    return bytes + names;
+    int64_t n_floats = n_values;
+    for (int id = 0; id < N_TENSORS && !model_only; id++) {
+        const int64_t n = tensors[id].layer_elems * tensors[id].n_layers - (id == WTE ? n_padding : 0);
+        n_floats += n_states_of(&tensors[id], optimizer) * n;
+    }
+    return n_floats * (int64_t)sizeof(float) + names;
 }
 
 /* A descriptor of the folder, or of the nearest one above it that is there. */
@@ -320,9 +330,9 @@ static int open_there(const char *out, Error *err) {
     return directory_open(slash ? path : ".", err);
 }
 
-bool checkpoint_check_room(const char *out, const GPT2Config *config, const SaveOptions *options,
-                           Error *err) {
-    const int64_t bytes = checkpoint_bytes(config, options->model_only);
+bool checkpoint_check_room(const char *out, const GPT2Config *config, OptimizerKind optimizer,
+                           const SaveOptions *options, Error *err) {
+    const int64_t bytes = checkpoint_bytes(config, optimizer, options->model_only);
     const int folder = open_there(out, err);
     if (folder < 0) return false;
     const int64_t room = directory_room(folder);

@@ -179,6 +179,19 @@ bool checkpoint_load_weights(const char *path, GPT2 *model, Error *err) {
 }
 
 /* ---- resume ---- */
+/* The states are those of the run's optimizer. Checkpoints of earlier programs do not say: AdamW's. */
+static bool check_optimizer(const Manifest *manifest, const GPT2 *model, Error *err) {
+    const JsonValue *flags = json_get(json_root(manifest->json), "flags"),
+                    *saved = flags && flags->type == JSON_OBJECT ? json_get(flags, "optimizer") : NULL;
+    const char *const names[N_OPTIMIZERS] = OPTIMIZER_FLAGS, *now = names[model->options.optimizer];
+    const char *before = saved && saved->type == JSON_STRING ? saved->text : names[OPTIMIZER_ADAMW];
+    return strcmp(before, now) == 0 || fail(err, EXIT_INPUT,
+                                            "%s: expected the states of --optimizer %s, found those of "
+                                            "%.20s; hint: --optimizer %.20s, or its "
+                                            "weights alone by --model",
+                                            manifest->directory, now, before, before);
+}
+
 static bool load_all(const Manifest *manifest, GPT2 *model, Error *err) {
     FlatBuffer states[N_STATES];
     const int n_states = optimizer_buffers(states, model);
@@ -189,6 +202,7 @@ static bool load_all(const Manifest *manifest, GPT2 *model, Error *err) {
     if (!model->options.training)
         return fail(err, EXIT_RUN, "%s: the model was opened without an optimizer and cannot be resumed",
                     directory);
+    if (!check_optimizer(manifest, model, err)) return false;
     if (!manifest_verify(manifest, true, err) || !load_weights(directory, model, err)) return false;
     if (!hf_tensors_load(directory, "optimizer.safetensors", model, states, n_states, err)) return false;
     char *n_skipped = (char *)model->stats + offsetof(StepStats, n_skipped);

@@ -25,6 +25,7 @@ typedef struct Piece {
     int64_t rows, cols;   /* in the flat buffer; of wte the rows of real tokens */
     int rank;
     bool transposed; /* in the file: (cols, rows) */
+    GroupId group;
 } Piece;
 
 static Piece piece_of(const GPT2 *model, int id, int layer) {
@@ -33,7 +34,8 @@ static Piece piece_of(const GPT2 *model, int id, int layer) {
                    .rows = t->rows,
                    .cols = t->cols,
                    .rank = t->rank,
-                   .transposed = t->transposed};
+                   .transposed = t->transposed,
+                   .group = t->group};
     if (id == WTE) piece.rows = model->config.vocab_size;
     const char *layer_mark = strstr(t->name, "%d");
     if (layer_mark)
@@ -47,6 +49,12 @@ static Piece piece_of(const GPT2 *model, int id, int layer) {
 static void file_shape(const Piece *piece, int64_t shape[2]) {
     shape[0] = piece->rank == 1 || piece->transposed ? piece->cols : piece->rows;
     shape[1] = piece->transposed ? piece->rows : piece->cols;
+}
+
+/* Whether the buffer has this tensor: states have those of their kind of optimizer. */
+static bool buffer_has(const GPT2 *model, const FlatBuffer *buffer, const Piece *piece) {
+    return buffer->id == FLAT_MASTER ||
+           optimizer_of(model->options.optimizer, piece->group) == optimizer_states[buffer->id].kind;
 }
 
 /* All pieces, each tensor for all layers in turn; malloc'ed. */
@@ -112,8 +120,8 @@ typedef struct Stretch {
     const Piece *piece;
     int64_t offset;    /* bytes of the file before it */
     int64_t per_chunk; /* elements; of a transposed matrix whole rows of the file */
-    int64_t n_chunks;
-    uint32_t *crcs; /* (n_chunks) */
+    int64_t n_chunks;  /* 0: the buffer does not have this tensor */
+    uint32_t *crcs;    /* (n_chunks) */
     const float
         *in; /* on the host, from element `in_first`; of a transposed matrix all of it: (rows, cols) */
     int64_t in_first;
@@ -218,6 +226,7 @@ static void list_stretches(Writing *w) {
                 const Piece *piece = &w->pieces[i];
                 *s = (Stretch){.file = &w->files[f], .piece = piece, .offset = offset, .crcs = crcs};
                 s->per_chunk = chunk_elems(piece);
+                if (!buffer_has(w->model, &w->saved[f].buffers[k], piece)) continue;
                 s->n_chunks = ceil_div(piece_elems(piece), s->per_chunk);
                 offset += piece_elems(piece) * (int64_t)sizeof(float);
                 crcs += s->n_chunks;
@@ -225,18 +234,21 @@ static void list_stretches(Writing *w) {
     }
 }
 
-/* From the device one tensor comes after the other. A snapshot is all there: its tensors in turn, because a file takes the
+/* At most n_tasks, and then their number. From the device one tensor comes after the other. A snapshot is all there: its tensors in turn, because a file takes the
  * bytes of one thread at a time. */
 static void list_tasks(Writing *w) {
     Task *next = w->tasks;
     if (!w->snapshot) {
         for (int s = 0; s < w->n_stretches; s++)
             for (int64_t c = 0; c < w->stretches[s].n_chunks; c++) *next++ = (Task){s, (int32_t)c};
+        w->n_tasks = next - w->tasks;
         return;
     }
     for (int i = 0; i < w->n_pieces; i++)
         for (int64_t c = 0; c < w->stretches[i].n_chunks; c++)
-            for (int s = i; s < w->n_stretches; s += w->n_pieces) *next++ = (Task){s, (int32_t)c};
+            for (int s = i; s < w->n_stretches; s += w->n_pieces)
+                if (c < w->stretches[s].n_chunks) *next++ = (Task){s, (int32_t)c};
+    w->n_tasks = next - w->tasks;
 }
 
 static bool open_tasks(Writing *w, Error *err) {
@@ -257,14 +269,15 @@ static bool open_tasks(Writing *w, Error *err) {
     return true;
 }
 
-static bool write_header(OutFile *file, const Piece *pieces, int n, const FlatBuffer *buffers, int n_buffers,
-                         Error *err) {
+static bool write_header(OutFile *file, const GPT2 *model, const Piece *pieces, int n,
+                         const FlatBuffer *buffers, int n_buffers, Error *err) {
     SafetensorsHeader header;
     char name[2 * NAME_SIZE];
     int64_t shape[2];
     safetensors_header_begin(&header);
     for (int k = 0; k < n_buffers; k++)
         for (int i = 0; i < n; i++) {
+            if (!buffer_has(model, &buffers[k], &pieces[i])) continue;
             snprintf(name, sizeof name, "%s.%s", buffers[k].prefix, pieces[i].name);
             file_shape(&pieces[i], shape);
             safetensors_header_add(&header, name, pieces[i].rank, shape);
@@ -327,7 +340,7 @@ static bool write_tensors(Writing *w) {
             continue;
         }
         if (i % w->n_pieces == 0) data = whole_buffer(w->model, id);
-        if (!write_from_device(w, s, data, w->tasks + done)) return false;
+        if (s->n_chunks && !write_from_device(w, s, data, w->tasks + done)) return false;
         done += s->n_chunks;
     }
     return !w->snapshot || write_chunks(w, w->tasks, w->n_tasks);
@@ -341,8 +354,8 @@ static bool open_files(Writing *w, const char *directory, Error *err) {
     if (!w->pieces) return false;
     for (int f = 0; f < w->n_files; f++)
         if (!path_join(path, directory, w->saved[f].name, err) || !outfile_open(&w->files[f], path, err) ||
-            !write_header(&w->files[f], w->pieces, w->n_pieces, w->saved[f].buffers, w->saved[f].n_buffers,
-                          err))
+            !write_header(&w->files[f], w->model, w->pieces, w->n_pieces, w->saved[f].buffers,
+                          w->saved[f].n_buffers, err))
             return false;
     return open_tasks(w, err) &&
            (w->snapshot || staging_open(&w->staging, w->model, w->pieces, w->n_pieces, err));
@@ -363,6 +376,7 @@ static const Stretch *sum_up(Writing *w, int f, const Stretch *s, JsonWriter *ma
     manifest_begin_file(manifest, w->saved[f].name);
     json_begin_object(manifest, "tensors");
     for (int i = 0; i < w->saved[f].n_buffers * w->n_pieces; i++, s++) {
+        if (!s->n_chunks) continue;
         const uint32_t crc = stretch_crc(s);
         snprintf(name, sizeof name, "%s.%s", w->saved[f].buffers[i / w->n_pieces].prefix, s->piece->name);
         manifest_write_checksum(manifest, name, crc);
@@ -623,12 +637,16 @@ static bool load_located(const Source *source, GPT2 *model, const FlatBuffer *bu
                          const Piece *pieces, int n, Located *located, Staging *s, Error *err) {
     for (int k = 0; k < n_buffers; k++)
         for (int i = 0; i < n; i++)
-            if (!locate(&located[k * n + i], source, buffers[k].prefix, &pieces[i], err)) return false;
+            if (buffer_has(model, &buffers[k], &pieces[i]) &&
+                !locate(&located[k * n + i], source, buffers[k].prefix, &pieces[i], err))
+                return false;
     if (!check_tied(source, &located[0], &pieces[0], s, err) || !check_all_used(source, err)) return false;
     for (int k = 0; k < n_buffers; k++) {
         for (int i = 0; i < n; i++)
-            if (!load_piece(&located[k * n + i], &pieces[i], model, &buffers[k], s, err)) return false;
-        put_padding(model, &buffers[k], s);
+            if (buffer_has(model, &buffers[k], &pieces[i]) &&
+                !load_piece(&located[k * n + i], &pieces[i], model, &buffers[k], s, err))
+                return false;
+        if (buffer_has(model, &buffers[k], &pieces[0])) put_padding(model, &buffers[k], s);
     }
     return true;
 }

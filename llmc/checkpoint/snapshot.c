@@ -1,19 +1,20 @@
 #include "snapshot.h"
 
 /* The master weights, and the states that the model has. */
-static int list_buffers(int ids[1 + N_STATES], bool model_only) {
+static int list_buffers(int ids[1 + N_STATES], OptimizerKind optimizer, bool model_only) {
     int n = 0;
     ids[n++] = FLAT_MASTER;
     for (int i = 0; i < N_STATES && !model_only; i++)
-        if (optimizer_state_bytes((StateId)i, 1)) ids[n++] = i;
+        if (optimizer_has(optimizer, (StateId)i)) ids[n++] = i;
     return n;
 }
 
-size_t snapshot_bytes(const GPT2Config *config, bool model_only, int n_parts) {
+size_t snapshot_bytes(const GPT2Config *config, OptimizerKind optimizer, bool model_only, int n_parts) {
     Tensor tensors[N_TENSORS];
     int ids[1 + N_STATES];
     gpt2_tensors(tensors, config, n_parts);
-    return (size_t)gpt2_n_elements(tensors) * sizeof(float) * (size_t)list_buffers(ids, model_only);
+    return (size_t)gpt2_n_elements(tensors) * sizeof(float) *
+           (size_t)list_buffers(ids, optimizer, model_only);
 }
 
 /* A system that pins or promises more than it has ends programs, so half of what is free stays free. */
@@ -25,7 +26,7 @@ static bool has_room(size_t bytes) {
 
 bool snapshot_open(Snapshot *s, const GPT2 *model, bool model_only) {
     *s = (Snapshot){.device = model->ops->device};
-    s->n = list_buffers(s->ids, model_only);
+    s->n = list_buffers(s->ids, model->options.optimizer, model_only);
     const size_t bytes = (size_t)model->n_elements * sizeof(float);
     bool ok = has_room(bytes * (size_t)s->n);
     for (int i = 0; ok && i < s->n; i++) ok = (s->data[i] = s->device->host_alloc(bytes)) != NULL;
@@ -54,7 +55,7 @@ static void copy_buffer(const Snapshot *s, int i, const GPT2 *model, const float
 
 void snapshot_take(const Snapshot *s, GPT2 *model, bool model_only) {
     int ids[1 + N_STATES];
-    const int n = list_buffers(ids, model_only);
+    const int n = list_buffers(ids, model->options.optimizer, model_only);
     for (int i = 0; i < n; i++) {
         const float *from = gather_buffer(model, ids[i]);
         if (snapshot_is_open(s)) copy_buffer(s, i, model, from);

@@ -15,7 +15,7 @@ typedef struct Snapshot {
 } Snapshot;
 
 /* Bytes of the snapshot of a model of that config. */
-size_t snapshot_bytes(const GPT2Config *config, bool model_only, int n_parts);
+size_t snapshot_bytes(const GPT2Config *config, OptimizerKind optimizer, bool model_only, int n_parts);
 /* False where the host's memory has no room for it and as much again. */
 bool snapshot_open(Snapshot *snapshot, const GPT2 *model, bool model_only);
 void snapshot_close(Snapshot *snapshot); /* fine on one that is not open */

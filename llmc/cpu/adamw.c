@@ -11,12 +11,15 @@ typedef struct Step {
     float grad_scale, m_scale, v_scale; /* clipping; 1 / (1 - beta^t) of both moments */
 } Step;
 
-static void update_tile(const Step *step, int64_t tile) {
+/* Tile i of the list. */
+static void update_tile(const Step *step, int64_t i_of_list) {
     const AdamWArgs *args = step->args;
+    const int64_t tile = args->tiles ? args->tiles[i_of_list] : i_of_list,
+                  of_moments = i_of_list * PARAMETER_TILE;
     const AdamWGroup *group = &args->groups[args->tile_groups[tile]];
-    if (!group->taken) return;
     const int64_t begin = tile * PARAMETER_TILE;
-    float *restrict w = args->master + begin, *restrict m = args->m + begin, *restrict v = args->v + begin;
+    float *restrict w = args->master + begin;
+    float *restrict m = args->m + of_moments, *restrict v = args->v + of_moments;
     const float *restrict grads = args->grads + begin;
     float beta1 = args->update.beta1, beta2 = args->update.beta2, one_beta1 = 1.0f - beta1,
           one_beta2 = 1.0f - beta2;

@@ -29,6 +29,8 @@ typedef enum {
     EVENT_WEIGHTS_GATHERED, /* side stream: all parts are */
     EVENT_SNAPSHOT_READY,   /* main stream: what a snapshot copies is as it shall be */
     EVENT_SNAPSHOT_TAKEN,   /* snapshot stream: it may change again */
+    EVENT_PARTS_FINAL,      /* main stream: Muon's parts of matrices are what they will be */
+    EVENT_PARTS_EXCHANGED,  /* side stream: those of other ranks have come in */
     N_EVENTS
 } EventId;
 

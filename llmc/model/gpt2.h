@@ -75,6 +75,7 @@ typedef struct GPT2Options {
     Recompute recompute;
     AttentionKind attention;
     bool training; /* false: no gradients, moments or backward scratch */
+    OptimizerKind optimizer;
     uint64_t dropout_seed;
     bool graph; /* micro-steps after the first of a shape are launched as one graph, where the device can */
     Comm *comm; /* of the ranks that train together; NULL: alone */
@@ -111,8 +112,11 @@ typedef struct GPT2 {
     float *grads;         /* (n_elements), training only */
     float *kept_sums;     /* (tree_size.kept, n_elements) fp32: of leaves that wait for their siblings */
     float *received_sums; /* (tree_size.left, elements of the largest layer): of the own part, by all ranks */
-    float *states[N_STATES];   /* (n_own) each, training only; NULL where no group's optimizer has it */
-    int32_t *tile_groups;      /* (n_elements / PARAMETER_TILE), training only: GroupId of each tile */
+    float *states
+        [N_STATES]; /* gpt2_states.c says what of; training only; NULL where no group's optimizer has it */
+    int32_t *tile_groups; /* (n_elements / PARAMETER_TILE), training only: GroupId of each tile */
+    int32_t *block_tiles; /* with Muon: the tiles of this rank's part of a block, AdamW's, then Muon's */
+    int64_t n_block_tiles[N_OPTIMIZERS];
     int32_t *tokens, *targets; /* (B,T) on the device, this rank's */
     int32_t *starts, *ends;    /* (B, whole T) of documents; NULL: sequences are not cut */
     void *scratch;             /* ops->scratch_bytes(shape) */
@@ -175,6 +179,8 @@ void gpt2_init(GPT2 *model, uint64_t seed);
 void gpt2_set_weights(GPT2 *model, const float *host, int64_t begin, int64_t n);
 void gpt2_set_state(GPT2 *model, StateId id, const float *host, int64_t begin, int64_t n);
 void gpt2_reset_optimizer(GPT2 *model);
+/* Elements of a state of this kind of optimizer, on the rank that has most; 0: nothing is of this kind. */
+int64_t gpt2_state_elements(const GPT2 *model, OptimizerKind kind);
 
 /* A layer's parameters (gpt2_layer_range) are n_parts equal parts of whole tiles. A rank sums the gradients of one part
  * over the ranks, updates it, and holds optimizer states of that part alone, in bf16 master weights as well. */
@@ -187,8 +193,8 @@ OwnPart gpt2_own_part(const GPT2 *model, int layer);
 static inline bool gpt2_master_is_sharded(const GPT2 *model) {
     return model->n_parts > 1 && model->ops->dtype != DTYPE_F32;
 }
-/* All parts of all ranks, (n_elements) on the device: on ranks in the gradients' buffer, until the next call. All ranks
- * make the call, between steps. */
+/* All parts of all ranks, (n_elements) on the device: on ranks, and of a state that not all parameters have, in the
+ * gradients' buffer, until the next call. All ranks make the call, between steps. */
 const float *gpt2_gather_master(GPT2 *model);
 const float *gpt2_gather_state(GPT2 *model, StateId id);
 

@@ -137,7 +137,7 @@ typedef struct Buffer {
     size_t bytes;
 } Buffer;
 
-enum { FIRST_STATE = 5, AFTER_STATES = FIRST_STATE + N_STATES, N_BUFFERS = AFTER_STATES + 9 };
+enum { FIRST_STATE = 5, AFTER_STATES = FIRST_STATE + N_STATES, N_BUFFERS = AFTER_STATES + 10 };
 
 /* Says in the name how much of the whole a buffer has. */
 static void say_part(Buffer *b, const GPT2 *model) {
@@ -149,7 +149,7 @@ static Buffer state_buffer(GPT2 *model, StateId id) {
     const OptimizerState *state = &optimizer_states[id];
     Buffer b = {(void **)&model->states[id], "", "optimizer", 0};
     snprintf(b.name, sizeof b.name, "%s %s", optimizer_name(state->kind), state->name);
-    if (model->options.training) b.bytes = optimizer_state_bytes(id, model->n_own);
+    if (model->options.training) b.bytes = (size_t)gpt2_state_elements(model, state->kind) * sizeof(float);
     say_part(&b, model);
     return b;
 }
@@ -162,6 +162,12 @@ static size_t received_bytes(const GPT2 *model) {
         if (range.end - range.begin > largest) largest = range.end - range.begin;
     }
     return leaves_exchange(model) ? (size_t)model->tree_size.left * (size_t)largest * 4 : 0;
+}
+
+/* Of this rank's part, by kind of optimizer; there is one kind without Muon. */
+static size_t block_tiles_bytes(const GPT2 *model) {
+    const bool listed = model->options.training && model->options.optimizer == OPTIMIZER_MUON;
+    return listed ? (size_t)gpt2_own_part(model, 0).n / PARAMETER_TILE * sizeof(int32_t) : 0;
 }
 
 /* Sizes come from model->config, options, ops, shape, n_elements and n_own; the pointers are only written by
@@ -185,6 +191,7 @@ static void buffer_table(Buffer table[N_BUFFERS], GPT2 *model) {
         {(void **)&model->received_sums, "received sums (fp32)", "gradients", received_bytes(model)},
         [AFTER_STATES] =
         {(void **)&model->tile_groups, "parameter groups", "optimizer", training ? n / PARAMETER_TILE * 4 : 0},
+        {(void **)&model->block_tiles, "tiles of a block", "optimizer", block_tiles_bytes(model)},
         {(void **)&model->tokens,      "tokens",           "scratch",   N * 4},
         {(void **)&model->targets,     "targets",          "scratch",   N * 4},
         {(void **)&model->starts,      "starts of documents", "scratch", bounds},
@@ -211,6 +218,9 @@ static void model_shape(GPT2 *model, const Ops *ops, const GPT2Config *config, c
         model->tree_size = sum_tree_size(options->reproducible, model->comm->ranks.n_ranks);
     model->shape = op_shape(ops, config, options);
     activation_table(model->activations, ops, &model->shape, config->n_layer, options);
+    const int64_t update = (int64_t)(muon_workspace_bytes(model) / dtype_bytes(ops->dtype));
+    Activation *logits = &model->activations[ACT_LOGITS];
+    if (options->training && logits->elems < update) logits->elems = update;
 }
 
 void gpt2_memory_plan(MemoryPlan *plan, const Ops *ops, const GPT2Config *config,
@@ -320,6 +330,7 @@ bool gpt2_open(GPT2 *model, const Ops *ops, const GPT2Config *config, const GPT2
     if (ops->dtype == DTYPE_F32) model->weights = model->master;
     zero_padding(model);
     if (options->training) upload_tile_groups(model);
+    if (model->block_tiles) open_block_tiles(model);
     ops->device->zero(model->stats, sizeof *model->stats);
     return true;
 }

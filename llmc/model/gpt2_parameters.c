@@ -61,10 +61,15 @@ int64_t gpt2_tensors(Tensor table[N_TENSORS], const GPT2Config *config, int n_pa
     return n_parameters;
 }
 
-ParameterRange gpt2_layer_range(const Tensor table[N_TENSORS], int layer) {
+void gpt2_layer_tensors(const Tensor table[N_TENSORS], int layer, TensorId *first, TensorId *last) {
     const int n_layer = table[LN_1_W].n_layers;
-    const TensorId first = layer < 0 ? WTE : layer < n_layer ? LN_1_W : LN_F_W;
-    const TensorId last = layer < 0 ? WPE : layer < n_layer ? MLP_PROJ_B : LN_F_B;
+    *first = layer < 0 ? WTE : layer < n_layer ? LN_1_W : LN_F_W;
+    *last = layer < 0 ? WPE : layer < n_layer ? MLP_PROJ_B : LN_F_B;
+}
+
+ParameterRange gpt2_layer_range(const Tensor table[N_TENSORS], int layer) {
+    TensorId first, last;
+    gpt2_layer_tensors(table, layer, &first, &last);
     return (ParameterRange){tensor_at(&table[first], layer),
                             tensor_at(&table[last], layer) + table[last].padded};
 }

@@ -58,5 +58,7 @@ static inline int64_t tensor_at(const Tensor *t, int layer) {
 ParameterRange gpt2_layer_range(const Tensor table[N_TENSORS], int layer);
 /* Elements of a flat buffer. */
 int64_t gpt2_n_elements(const Tensor table[N_TENSORS]);
+/* Its first and last tensor. */
+void gpt2_layer_tensors(const Tensor table[N_TENSORS], int layer, TensorId *first, TensorId *last);
 /* out (n_elements / PARAMETER_TILE) = the GroupId of each tile */
 void gpt2_tile_groups(int32_t *out, const Tensor table[N_TENSORS]);

@@ -156,6 +156,28 @@ typedef struct Chunk {
 /* Logits of the chunk that starts at `row`, into ACT_LOGITS. */
 Chunk head_forward(GPT2 *model, const Batch *b, int64_t row);
 
+/* ---- update ---- */
+
+/* What a kind of optimizer has of a rank's part of a layer: elements [begin, begin + n) of the flat buffers, whole tiles,
+ * whose states begin at element `at` of the kind's. */
+typedef struct StateSpan {
+    int64_t begin, n, at;
+} StateSpan;
+enum { MAX_STATE_SPANS = MLP_PROJ_B - LN_1_W + 1 };
+/* In the order of the flat buffers; returns how many. */
+int state_spans(const GPT2 *model, OptimizerKind kind, int layer, StateSpan spans[MAX_STATE_SPANS]);
+/* model->block_tiles, and its numbers of tiles. */
+void open_block_tiles(GPT2 *model);
+
+/* What the update reads and writes of the rank's part of a layer; -1 to n_layer. */
+OptimizerBuffers optimizer_buffers_of(const GPT2 *model, int layer);
+/* On the side stream, beside the next part's update. */
+void gather_weights(GPT2 *model, int layer);
+/* The blocks' part of a step with Muon: gpt2_muon.c. Works in the logits' buffer, whose values nobody reads any more;
+ * that needs at least so many bytes. 0 where the optimizer is another. */
+void update_blocks_with_muon(GPT2 *model, const UpdateArgs *args);
+size_t muon_workspace_bytes(const GPT2 *model);
+
 /* ---- flat buffers ---- */
 
 /* What lies behind a tensor's last element, in all layers of a flat buffer of `width` bytes an element, becomes 0. */

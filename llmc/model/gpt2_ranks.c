@@ -1,13 +1,7 @@
 /* What ranks do together: sums of gradients, the update by parts, whole states for the files. A process alone has one
  * part, all of it, and its calls of Comm do nothing. */
+#include <string.h>
 #include "gpt2_pass.h"
-
-OwnPart gpt2_own_part(const GPT2 *model, int layer) {
-    const ParameterRange range = gpt2_layer_range(model->tensors, layer);
-    const int64_t n = (range.end - range.begin) / model->n_parts;
-    const int rank = model->n_parts > 1 ? model->comm->ranks.rank : 0;
-    return (OwnPart){range.begin + rank * n, n, range.begin / model->n_parts};
-}
 
 /* What of elements [begin, begin + n) is in the own part of a layer; n <= 0: nothing. */
 static OwnPart own_overlap(const GPT2 *model, int layer, int64_t begin, int64_t n) {
@@ -74,7 +68,7 @@ void grads_reduced(GPT2 *model) {
 
 /* ---- update ---- */
 
-/* The own parts, one at a time: by layer, or all at once where they are all there is. */
+/* The own parts, one at a time: by layer, or all at once where they are all there is, and alike. */
 static int n_updates(const GPT2 *model) {
     return model->n_parts > 1 ? model->config.n_layer + 2 : 1;
 }
@@ -94,8 +88,7 @@ static void finish_stats(GPT2 *model) {
     model->ops->finish_stats(model->stats, model->sums);
 }
 
-/* On the side stream, beside the next part's update. */
-static void gather_weights(GPT2 *model, int layer) {
+void gather_weights(GPT2 *model, int layer) {
     const Device *device = model->ops->device;
     const ParameterRange range = gpt2_layer_range(model->tensors, layer);
     device->event_record(EVENT_WEIGHTS_UPDATED, STREAM_MAIN);
@@ -104,10 +97,8 @@ static void gather_weights(GPT2 *model, int layer) {
                             (range.end - range.begin) / model->n_parts, model->ops->dtype);
 }
 
-static OptimizerBuffers optimizer_buffers_of(const GPT2 *model, int update) {
-    const OwnPart part = update_part(model, update);
-    OptimizerBuffers buffers = {
-        .continues = update > 0,
+static OptimizerBuffers buffers_of_part(const GPT2 *model, OwnPart part) {
+    return (OptimizerBuffers){
         .master = model->master + (gpt2_master_is_sharded(model) ? part.at : part.begin),
         .weights = rows_from(model, model->weights, part.begin, 1),
         .grads = model->grads + part.begin,
@@ -115,20 +106,51 @@ static OptimizerBuffers optimizer_buffers_of(const GPT2 *model, int update) {
         .stats = model->stats,
         .n = part.n,
     };
-    for (int i = 0; i < N_STATES; i++)
-        if (model->states[i]) buffers.states[i] = model->states[i] + part.at;
+}
+
+OptimizerBuffers optimizer_buffers_of(const GPT2 *model, int layer) {
+    const bool is_block = layer >= 0 && layer < model->config.n_layer;
+    OptimizerBuffers buffers = buffers_of_part(model, gpt2_own_part(model, layer));
+    buffers.continues = layer >= 0;
+    for (int i = 0; i < N_STATES; i++) {
+        StateSpan spans[MAX_STATE_SPANS];
+        const int n = state_spans(model, optimizer_states[i].kind, layer, spans);
+        if (n > 0) buffers.states[i] = model->states[i] + spans[0].at;
+    }
+    int64_t before = 0;
+    for (int kind = 0; is_block && model->block_tiles && kind < N_OPTIMIZERS; kind++) {
+        buffers.tiles[kind] = model->block_tiles + before;
+        before += buffers.n_tiles[kind] = model->n_block_tiles[kind];
+    }
     return buffers;
+}
+
+static void update_layer(GPT2 *model, int layer, const UpdateArgs *args) {
+    const OptimizerBuffers buffers = optimizer_buffers_of(model, layer);
+    optimizer_adamw(model->ops, &buffers, args);
+    if (model->n_parts > 1) gather_weights(model, layer);
+}
+
+/* All layers in one. */
+static void update_all(GPT2 *model, const UpdateArgs *args) {
+    OptimizerBuffers buffers = buffers_of_part(model, (OwnPart){0, model->n_elements, 0});
+    memcpy(buffers.states, model->states, sizeof buffers.states);
+    optimizer_adamw(model->ops, &buffers, args);
 }
 
 void gpt2_update(GPT2 *model, const UpdateArgs *args) {
     const Device *device = model->ops->device;
+    const bool muon = model->options.optimizer == OPTIMIZER_MUON;
+    const int L = model->config.n_layer;
     device->stream_wait(STREAM_MAIN, EVENT_SNAPSHOT_TAKEN);
     finish_stats(model);
-    for (int i = 0; i < n_updates(model); i++) {
-        const OptimizerBuffers buffers = optimizer_buffers_of(model, i);
-        optimizer_step(model->ops, &buffers, args);
-        if (model->n_parts > 1) gather_weights(model, i - 1);
+    if (model->n_parts == 1 && !muon) {
+        update_all(model, args);
+        return;
     }
+    update_layer(model, -1, args);
+    if (muon) update_blocks_with_muon(model, args);
+    for (int layer = muon ? L : 0; layer <= L; layer++) update_layer(model, layer, args);
     if (model->n_parts == 1) return;
     model->comm->all_gather_end(model->comm, STREAM_SIDE);
     device->event_record(EVENT_WEIGHTS_GATHERED, STREAM_SIDE);
@@ -179,35 +201,55 @@ void gpt2_set_weights(GPT2 *model, const float *host, int64_t begin, int64_t n) 
 
 void gpt2_set_state(GPT2 *model, StateId id, const float *host, int64_t begin, int64_t n) {
     for (int layer = -1; layer <= model->config.n_layer; layer++) {
-        const OwnPart part = own_overlap(model, layer, begin, n);
-        if (part.n > 0)
-            model->ops->device->upload(model->states[id] + part.at, host + part.begin - begin,
-                                       (size_t)part.n * sizeof(float));
+        StateSpan spans[MAX_STATE_SPANS];
+        const int n_spans = state_spans(model, optimizer_states[id].kind, layer, spans);
+        for (const StateSpan *s = spans; s < spans + n_spans; s++) {
+            const int64_t first = begin > s->begin ? begin : s->begin,
+                          end = begin + n < s->begin + s->n ? begin + n : s->begin + s->n;
+            if (first < end)
+                model->ops->device->upload(model->states[id] + s->at + first - s->begin, host + first - begin,
+                                           (size_t)(end - first) * sizeof(float));
+        }
     }
 }
 
-/* The own parts into their places, then everybody's. */
-static const float *gather(GPT2 *model, const float *own) {
+/* All ranks' parts of a layer in the gradients' buffer, the own one already there. */
+static void gather_layer(GPT2 *model, int layer) {
+    const ParameterRange range = gpt2_layer_range(model->tensors, layer);
+    model->comm->all_gather(model->comm, STREAM_MAIN, model->grads + range.begin,
+                            (range.end - range.begin) / model->n_parts, DTYPE_F32);
+}
+
+const float *gpt2_gather_master(GPT2 *model) {
+    if (!gpt2_master_is_sharded(model)) return model->master;
     for (int layer = -1; layer <= model->config.n_layer; layer++) {
-        const ParameterRange range = gpt2_layer_range(model->tensors, layer);
         const OwnPart part = gpt2_own_part(model, layer);
-        model->ops->device->copy(model->grads + part.begin, own + part.at, (size_t)part.n * sizeof(float));
-        model->comm->all_gather(model->comm, STREAM_MAIN, model->grads + range.begin, part.n, DTYPE_F32);
+        model->ops->device->copy(model->grads + part.begin, model->master + part.at,
+                                 (size_t)part.n * sizeof(float));
+        gather_layer(model, layer);
     }
     model->comm->all_gather_end(model->comm, STREAM_MAIN);
     return model->grads;
 }
 
-const float *gpt2_gather_master(GPT2 *model) {
-    return gpt2_master_is_sharded(model) ? gather(model, model->master) : model->master;
-}
-
 const float *gpt2_gather_state(GPT2 *model, StateId id) {
-    return model->n_parts > 1 ? gather(model, model->states[id]) : model->states[id];
+    if (model->n_parts == 1 && model->options.optimizer == OPTIMIZER_ADAMW) return model->states[id];
+    for (int layer = -1; layer <= model->config.n_layer; layer++) {
+        StateSpan spans[MAX_STATE_SPANS];
+        const int n = state_spans(model, optimizer_states[id].kind, layer, spans);
+        for (const StateSpan *s = spans; s < spans + n; s++)
+            model->ops->device->copy(model->grads + s->begin, model->states[id] + s->at,
+                                     (size_t)s->n * sizeof(float));
+        if (model->n_parts > 1) gather_layer(model, layer);
+    }
+    if (model->n_parts > 1) model->comm->all_gather_end(model->comm, STREAM_MAIN);
+    return model->grads;
 }
 
 void gpt2_reset_optimizer(GPT2 *model) {
     for (int i = 0; i < N_STATES; i++)
         if (model->states[i])
-            model->ops->device->zero(model->states[i], optimizer_state_bytes((StateId)i, model->n_own));
+            model->ops->device->zero(model->states[i],
+                                     (size_t)gpt2_state_elements(model, optimizer_states[i].kind) *
+                                         sizeof(float));
 }

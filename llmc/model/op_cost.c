@@ -49,6 +49,14 @@ static OpCost attention_cost(OpId op, const OpSizes *s, double x) {
     }
 }
 
+/* Of N matrices (OC, IC), OC <= IC: three products a step, of which two give symmetric matrices. FLOP of the whole
+ * products, though half of those two would do. Bytes: in and out. */
+static OpCost orthogonalise_cost(const OpSizes *s, double x) {
+    const double rows = s->OC, cols = s->IC, n = (double)s->N;
+    return (OpCost){n * NEWTON_SCHULZ_STEPS * (4 * rows * rows * cols + 2 * rows * rows * rows),
+                    2 * x * n * rows * cols};
+}
+
 OpCost op_cost(OpId op, const OpSizes *s, DType dtype) {
     const double x = (double)dtype_bytes(dtype), n = (double)s->N, C = s->C, tokens = (double)s->B * s->T;
     switch (op) {
@@ -91,6 +99,12 @@ OpCost op_cost(OpId op, const OpSizes *s, DType dtype) {
         return moves(sizeof(StepSums));
     case OP_adamw: /* master, m, v: 8 each; gradients 4 */
         return moves(28 * n + (s->with & OWN_WEIGHTS ? x * n : 0));
+    case OP_muon_momentum: /* gradients, momentum both ways, what passes on */
+        return moves((12 + x) * n);
+    case OP_muon_update:
+        return moves((8 + x) * n + (s->with & OWN_WEIGHTS ? x * n : 0));
+    case OP_orthogonalise:
+        return orthogonalise_cost(s, x);
     case OP_weights_from_master:
         return moves((4 + x) * n);
     case OP_hash_bytes:
@@ -104,7 +118,9 @@ OpCost op_cost(OpId op, const OpSizes *s, DType dtype) {
 void op_label(char label[OP_LABEL], OpId op, const OpSizes *s) {
     const bool dots = op == OP_linear_backward_input_row_dots; /* that product with an extra */
     char layer[32] = "";
-    if (s->OC) snprintf(layer, sizeof layer, " %d->%d", s->IC, s->OC);
+    if (s->OC)
+        snprintf(layer, sizeof layer, op == OP_orthogonalise ? " %d x %d" : " %d->%d",
+                 op == OP_orthogonalise ? s->OC : s->IC, op == OP_orthogonalise ? s->IC : s->OC);
     snprintf(label, OP_LABEL, "%s%s%s%s%s%s%s", names[dots ? OP_linear_backward_input : op], layer,
              s->with & OVERWRITES ? " overwrite" : "", s->with & WITH_PRE_GELU ? " + gelu" : "",
              s->with & WITH_GELU ? " both ways" : "", s->with & WITH_SUMS ? " + sums" : "",

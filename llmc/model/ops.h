@@ -24,6 +24,7 @@
 #include <stdint.h>
 #include "dropout.h"
 #include "exact_sum.h"
+#include "newton_schulz.h"
 #include "llmc/base/dtype.h"
 #include "llmc/device/device.h"
 
@@ -71,6 +72,8 @@ typedef struct StepStats {
 typedef struct UpdateArgs {
     int64_t step; /* from 1 */
     float lr, beta1, beta2, eps, weight_decay, clip;
+    float momentum; /* Muon's, and its polynomial */
+    PolynomialId polynomial;
 } UpdateArgs;
 
 /* Parameters lie in tiles: a tensor begins at one, and what is behind its last element in its last tile is 0 in every
@@ -78,7 +81,6 @@ typedef struct UpdateArgs {
 enum { PARAMETER_TILE = 1024, MAX_PARAMETER_GROUPS = 8 };
 
 typedef struct AdamWGroup {
-    bool taken; /* else its tiles stay as they are: another optimizer's */
     float lr, weight_decay;
 } AdamWGroup;
 
@@ -92,16 +94,62 @@ typedef struct AdamWGroup {
  * t = step - stats->n_skipped, step counting from 1. If stats->bad, nothing is changed. */
 typedef struct AdamWArgs {
     float *master;      /* (n) fp32 weights, += */
-    float *m, *v;       /* (n) moments, = */
+    float *m, *v;       /* (n) moments, =; those of tile tiles[i] are tile i */
     floatX *weights;    /* (n) = master rounded to nearest even; may be the same buffer as master in fp32 */
     const float *grads; /* (n) */
     const StepStats *stats;     /* grad_norm, bad, n_skipped */
-    const int32_t *tile_groups; /* (n_tiles) which of groups */
+    const int32_t *tile_groups; /* which of groups, of each tile */
+    const int32_t *tiles;       /* (n_tiles) the tiles that are updated; NULL: the first n_tiles */
     int64_t n_tiles;            /* n = n_tiles * PARAMETER_TILE */
     bool continues;    /* the step of the call before, with the same stats and update: other tiles of it */
     UpdateArgs update; /* lr and weight_decay are those of the groups */
     AdamWGroup groups[MAX_PARAMETER_GROUPS];
 } AdamWArgs;
+
+/* One step of Muon (Jordan et al. 2024) is muon_momentum, orthogonalise, muon_update:
+ *
+ *   g' = g * min(1, clip / grad_norm)                 clip <= 0: no clipping
+ *   m  = momentum m + (1-momentum) g'
+ *   x  = momentum m + (1-momentum) g'                 Nesterov's look ahead
+ *   x  = 0.2 sqrt(max(rows, cols)) U V^T, nearly, of each matrix x = U S V^T
+ *   w -= lr * (x + weight_decay * w)
+ *
+ * The factor makes an update as large as one of AdamW's (Liu et al. 2025), so that rates and decay are. If stats->bad,
+ * nothing is changed but x. */
+typedef struct MuonArgs {
+    float *master;          /* fp32 weights, += */
+    floatX *weights;        /* = master rounded to nearest even; may be the same buffer as master in fp32 */
+    float *m;               /* (n_tiles * PARAMETER_TILE) momentum, =; that of tile tiles[i] is tile i */
+    floatX *x;              /* laid out as the gradients: = by muon_momentum, read by muon_update */
+    const float *grads;     /* laid out as the weights */
+    const StepStats *stats; /* grad_norm, bad */
+    const int32_t *tiles;   /* (n_tiles) the tiles that are updated */
+    int64_t n_tiles;
+    float lr, weight_decay, momentum, clip;
+} MuonArgs;
+
+/* Matrices of one shape, or transposed, in blocks that lie one behind the other. */
+enum { MAX_BLOCK_MATRICES = 8 };
+typedef struct OrthogonaliseArgs {
+    floatX *x; /* (n_blocks, stride), each matrix in place; what is between them stays */
+    int64_t n_blocks, stride;
+    int n_matrices; /* of a block */
+    int64_t offsets[MAX_BLOCK_MATRICES];
+    bool transposed[MAX_BLOCK_MATRICES]; /* (cols, rows) in memory */
+    int rows, cols;                      /* rows <= cols, multiples of 8 */
+    float gain;
+    const NewtonSchulz *polynomial;
+    void *
+        scratch; /* of at least one matrix: with more they are computed together. Their bits do not depend on it. */
+    size_t scratch_bytes;
+} OrthogonaliseArgs;
+
+/* Bytes of scratch for a matrix: two of its shape, two of rows x rows, partial sums. A multiple of 256. */
+enum { ORTHOGONALISE_PARTIALS = 64 };
+static inline size_t orthogonalise_scratch_bytes(int rows, int cols, DType dtype) {
+    const size_t elements = 2 * (size_t)rows * (size_t)(rows + cols);
+    return (elements * dtype_bytes(dtype) + ORTHOGONALISE_PARTIALS * sizeof(double) + 1023) / 1024 * 1024;
+}
 
 /* What attention leaves out beside the keys behind a query. All 0: plain causal attention. */
 typedef struct AttentionMask {
@@ -253,6 +301,11 @@ typedef void SumSquares(ExactSum *sum, const float *grads, int64_t n);
  * n_skipped += bad */
 typedef void FinishStats(StepStats *stats, const StepSums *sums);
 typedef void AdamWStep(const AdamWArgs *args);
+typedef void MuonMomentum(const MuonArgs *args);
+/* x = gain * the polynomial (newton_schulz.h) of each matrix x; 0 stays 0. In bf16 x, x x^T and b A + c A A are rounded
+ * in each step. */
+typedef void Orthogonalise(const OrthogonaliseArgs *args);
+typedef void MuonUpdate(const MuonArgs *args);
 /* weights = master rounded to nearest even, n elements */
 typedef void WeightsFromMaster(floatX *weights, const float *master, int64_t n);
 /* hash += the hash (hash.h) of n_bytes, a multiple of 16 */
@@ -286,6 +339,9 @@ typedef void HashBytes(uint64_t *hash, const void *x, int64_t n_bytes);
     OP(SumSquares, sum_squares) \
     OP(FinishStats, finish_stats) \
     OP(AdamWStep, adamw) \
+    OP(MuonMomentum, muon_momentum) \
+    OP(Orthogonalise, orthogonalise) \
+    OP(MuonUpdate, muon_update) \
     OP(WeightsFromMaster, weights_from_master) \
     OP(HashBytes, hash_bytes)
 /* clang-format on */

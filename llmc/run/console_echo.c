@@ -73,6 +73,15 @@ void console_eval_settings(FILE *out, const Settings *s) {
                 format_integer(tokens, s->eval_batches * s->batch * s->seq));
 }
 
+static void print_optimizer(FILE *out, const Settings *s) {
+    char muon[80] = "";
+    if (s->optimizer == OPTIMIZER_MUON)
+        snprintf(muon, sizeof muon, "Muon on matrices, momentum %g, %s; ", s->momentum,
+                 newton_schulz[s->muon_polynomial].name);
+    console_row(out, "optimizer", "%sAdamW, betas %g %g, eps %g, weight decay %g, clip %g", muon, s->beta1,
+                s->beta2, s->eps, s->weight_decay, s->clip);
+}
+
 void console_settings(FILE *out, const Settings *s, int n_ranks) {
     char total[FORMAT_NUMBER], what[96], precision[16], attention[16], recompute[16], tree[48] = "";
     if (s->reproducible)
@@ -86,8 +95,7 @@ void console_settings(FILE *out, const Settings *s, int n_ranks) {
     console_row(out, "run", "%lld steps, %s tokens%s", (long long)s->steps,
                 format_count(total, (double)s->steps * (double)s->tokens_per_step),
                 s->overfit ? ", all on the first batch (--overfit)" : "");
-    console_row(out, "optimizer", "AdamW, betas %g %g, eps %g, weight decay %g, clip %g", s->beta1, s->beta2,
-                s->eps, s->weight_decay, s->clip);
+    print_optimizer(out, s);
     print_window(out, s);
     if (s->dropout > 0) console_row(out, "dropout", "%g", s->dropout);
     print_schedule(out, s);

@@ -37,6 +37,9 @@ typedef struct Settings {
     double lr, final_lr_fraction, weight_decay, beta1, beta2, eps;
     double clip; /* 0: no clipping */
     double dropout;
+    OptimizerKind optimizer;
+    double momentum; /* Muon's, and its polynomial */
+    PolynomialId muon_polynomial;
     ScheduleKind schedule;
     /* evaluation and sampling */
     int64_t eval_every, eval_batches;

@@ -262,6 +262,33 @@ static void adamw(const AdamWArgs *args) {
     end_op(OP_adamw, &(OpSizes){.N = args->n_tiles * PARAMETER_TILE, .with = own_weights ? OWN_WEIGHTS : 0});
 }
 
+/* Of each tile one, of whatever tensor. */
+static OpSizes muon_sizes(const MuonArgs *args) {
+    const bool own_weights = args->weights != (const floatX *)args->master;
+    return (OpSizes){.N = args->n_tiles * PARAMETER_TILE, .with = own_weights ? OWN_WEIGHTS : 0};
+}
+
+static void muon_momentum(const MuonArgs *args) {
+    const OpSizes sizes = muon_sizes(args);
+    begin();
+    inner->muon_momentum(args);
+    end_op(OP_muon_momentum, &sizes);
+}
+
+static void orthogonalise(const OrthogonaliseArgs *args) {
+    begin();
+    inner->orthogonalise(args);
+    end_op(OP_orthogonalise,
+           &(OpSizes){.N = args->n_blocks * args->n_matrices, .OC = args->rows, .IC = args->cols});
+}
+
+static void muon_update(const MuonArgs *args) {
+    const OpSizes sizes = muon_sizes(args);
+    begin();
+    inner->muon_update(args);
+    end_op(OP_muon_update, &sizes);
+}
+
 static void weights_from_master(floatX *weights, const float *master, int64_t n) {
     begin();
     inner->weights_from_master(weights, master, n);

@@ -254,6 +254,7 @@ static GPT2Options model_options(const Run *run) {
         .comm = run->comm,
         .context = model_alone ? NULL : run->context,
         .reproducible = (int)s->reproducible,
+        .optimizer = s->optimizer,
         .graph = s->graph == GRAPH_ON && !s->profile,
     };
 }
@@ -298,7 +299,8 @@ static bool saves_beside_training(const Run *run) {
 
 static size_t planned_snapshot(const Run *run) {
     if (!saves_beside_training(run)) return 0;
-    return snapshot_bytes(&run->config, run->settings.model_only, run->comm->ranks.n_ranks);
+    return snapshot_bytes(&run->config, run->settings.optimizer, run->settings.model_only,
+                          run->comm->ranks.n_ranks);
 }
 
 void setup_print_memory(const Run *run) {

@@ -156,7 +156,7 @@ static void clean_output(const Run *run) {
 static bool check_room(const Run *run, Error *err) {
     const SaveOptions options = setup_save_options(run);
     return run->settings.eval_only || setup_is_finished(run) ||
-           checkpoint_check_room(run->settings.out, &run->config, &options, err);
+           checkpoint_check_room(run->settings.out, &run->config, run->settings.optimizer, &options, err);
 }
 
 /* ---- the folder of a run without --out ---- */
@@ -172,7 +172,9 @@ static bool take_default(Run *run, Error *err) {
     const char *out = run->settings.out;
     const SaveOptions options = setup_save_options(run);
     if (!make_default(out, err) || !lock_output(run, O_CREAT, err)) return false;
-    if (!log_check(out, false, err) || !checkpoint_check_room(out, &run->config, &options, err)) return false;
+    if (!log_check(out, false, err) ||
+        !checkpoint_check_room(out, &run->config, run->settings.optimizer, &options, err))
+        return false;
     if (run->output.alone) checkpoint_clean(out);
     unlinkat(run->output.folder, "log.1.jsonl", 0); /* the log of the run before takes its place */
     return true;

@@ -239,7 +239,9 @@ static bool queue_step(Training *t, QueuedStep *q, int64_t step, Error *err) {
                                            .beta2 = (float)s->beta2,
                                            .eps = (float)s->eps,
                                            .weight_decay = (float)s->weight_decay,
-                                           .clip = (float)s->clip});
+                                           .clip = (float)s->clip,
+                                           .momentum = (float)s->momentum,
+                                           .polynomial = s->muon_polynomial});
     gpt2_queue_stats(&run->model, (int)(step % READBACK_SLOTS));
     t->state.step = step;
     t->state.val_loss = NAN;

@@ -332,8 +332,8 @@ static void test_snapshot(void) {
               "%s", err.text);
     }
     cpu_set_thread_count(n_threads);
-    CHECK(snapshot_bytes(&config, false, 1) == 3 * sizeof(float) * (size_t)model.n_elements, "%zu bytes",
-          snapshot_bytes(&config, false, 1));
+    CHECK(snapshot_bytes(&config, OPTIMIZER_ADAMW, false, 1) == 3 * sizeof(float) * (size_t)model.n_elements,
+          "%zu bytes", snapshot_bytes(&config, OPTIMIZER_ADAMW, false, 1));
     if (!REQUIRE(snapshot_open(&snapshot, &model, false), "no memory")) return;
     snapshot_take(&snapshot, &model, false);
     REQUIRE(pthread_create(&thread, NULL, save_from_snapshot, &snapshot) == 0, "no thread");

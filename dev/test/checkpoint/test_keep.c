@@ -123,19 +123,20 @@ static void test_no_room(int keep, const char *stay) {
     const SaveOptions options = {.keep = keep};
     snprintf(out, sizeof out, "room%d", keep);
     for (int step = 1; step <= 3; step++) CHECK(save(in_folder(out), 1, step, 0, &err), "%s", err.text);
-    fake_room = checkpoint_bytes(&model.config, false) - 1;
-    CHECK(checkpoint_check_room(in_folder(out), &model.config, &options, &err) == (keep == 2 || keep == 3),
+    fake_room = checkpoint_bytes(&model.config, OPTIMIZER_ADAMW, false) - 1;
+    CHECK(checkpoint_check_room(in_folder(out), &model.config, OPTIMIZER_ADAMW, &options, &err) ==
+              (keep == 2 || keep == 3),
           "--keep %d at the start", keep);
     CHECK(!save(in_folder(out), 2, 4, keep, &err) && err.exit_code == EXIT_RUN &&
               strstr(err.text, "a checkpoint takes 0.") && strstr(err.text, "are free"),
           "--keep %d: %s", keep, err.text);
     CHECK(strcmp(steps_in(in_folder(out)), stay) == 0, "--keep %d: %s stay", keep, steps_in(in_folder(out)));
     fake_size_unknown = true;
-    CHECK(checkpoint_check_room(in_folder(out), &model.config, &options, &err), "no size is not full: %s",
-          err.text);
+    CHECK(checkpoint_check_room(in_folder(out), &model.config, OPTIMIZER_ADAMW, &options, &err),
+          "no size is not full: %s", err.text);
     fake_size_unknown = false;
     fake_room++;
-    CHECK(checkpoint_check_room(in_folder(out), &model.config, &options, &err) &&
+    CHECK(checkpoint_check_room(in_folder(out), &model.config, OPTIMIZER_ADAMW, &options, &err) &&
               save(in_folder(out), 2, 4, 0, &err),
           "as many bytes as are needed: %s", err.text);
     fake_room = -1;
@@ -167,10 +168,11 @@ static void test_bytes(void) {
         if (CHECK(stat(path, &info) == 0, "%s", path)) taken += info.st_size;
     }
     names_free(names, n);
-    const int64_t said = checkpoint_bytes(&model.config, false);
+    const int64_t said = checkpoint_bytes(&model.config, OPTIMIZER_ADAMW, false);
     const int64_t n_values = model.n_parameters - 6 * 32; /* without the padding rows */
     CHECK(taken <= said && said - taken < 120000, "taken %lld, said %lld", (long long)taken, (long long)said);
-    CHECK(said - checkpoint_bytes(&model.config, true) == 8 * n_values, "the optimizer's part");
+    CHECK(said - checkpoint_bytes(&model.config, OPTIMIZER_ADAMW, true) == 8 * n_values,
+          "the optimizer's part");
 }
 
 /* ---- leftovers ---- */

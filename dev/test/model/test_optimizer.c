@@ -60,7 +60,7 @@ static void test_parts(void) {
             .stats = parts.stats,
             .n = r.end - r.begin,
         };
-        optimizer_step(ops, &buffers, &args);
+        optimizer_adamw(ops, &buffers, &args);
     }
     const size_t bytes = (size_t)whole.n_elements * sizeof(float);
     for (int k = 0; k < 3; k++)
@@ -71,7 +71,66 @@ static void test_parts(void) {
     gpt2_close(&parts);
 }
 
+/* Bytes of a row of the plan whose name begins so; 0: there is none. */
+static size_t planned(OptimizerKind optimizer, int n_ranks, const char *name) {
+    Comm comm = comm_planned(n_ranks);
+    const GPT2Options options = {.B = 1, .T = 8, .training = true, .optimizer = optimizer, .comm = &comm};
+    MemoryPlan plan;
+    gpt2_memory_plan(&plan, &ops_cpu, &tiny_config, &options);
+    for (int i = 0; i < plan.n_rows; i++)
+        if (strncmp(plan.rows[i].name, name, strlen(name)) == 0) return plan.rows[i].bytes;
+    return 0;
+}
+
+/* Muon keeps one value of each of a block's matrix elements, AdamW two of every other element; padding is counted. */
+static void test_memory(void) {
+    Tensor tensors[N_TENSORS];
+    int64_t matrices = 0, others = 0;
+    gpt2_tensors(tensors, &tiny_config, 1);
+    for (int id = 0; id < N_TENSORS; id++)
+        *(tensors[id].group == GROUP_MATRICES ? &matrices : &others) +=
+            tensors[id].padded * tensors[id].n_layers;
+    CHECK(planned(OPTIMIZER_ADAMW, 1, "AdamW v") == (size_t)(4 * (matrices + others)) &&
+              planned(OPTIMIZER_ADAMW, 1, "Muon") == 0,
+          "AdamW's v takes %zu bytes", planned(OPTIMIZER_ADAMW, 1, "AdamW v"));
+    CHECK(planned(OPTIMIZER_MUON, 1, "AdamW m") == (size_t)(4 * others) &&
+              planned(OPTIMIZER_MUON, 1, "AdamW v") == (size_t)(4 * others) &&
+              planned(OPTIMIZER_MUON, 1, "Muon momentum") == (size_t)(4 * matrices),
+          "with Muon: AdamW's m %zu bytes, momentum %zu of %lld parameters",
+          planned(OPTIMIZER_MUON, 1, "AdamW m"), planned(OPTIMIZER_MUON, 1, "Muon momentum"),
+          (long long)matrices);
+    CHECK(planned(OPTIMIZER_MUON, 1, "logits") >= 2 * (size_t)(4 * matrices) / tiny_config.n_layer,
+          "with Muon: no room for a block in the logits' %zu bytes", planned(OPTIMIZER_MUON, 1, "logits"));
+    const size_t of_two = planned(OPTIMIZER_MUON, 2, "Muon momentum"), all = (size_t)(4 * matrices);
+    CHECK(of_two >= all / 2 && of_two < all, "of two ranks: momentum %zu bytes of %zu", of_two, all);
+}
+
+/* With Muon a step is the same however few blocks the workspace holds at a time. */
+static void test_rounds(void) {
+    GPT2Options options = {.B = 1, .T = 8, .training = true, .optimizer = OPTIMIZER_MUON};
+    int32_t tokens[9];
+    GPT2 models[2];
+    Error err = {0};
+    for (int i = 0; i < 9; i++) tokens[i] = 7 * i;
+    for (int i = 0; i < 2; i++) {
+        UpdateArgs update = args;
+        update.momentum = 0.95f;
+        REQUIRE(gpt2_open(&models[i], &ops_cpu, &tiny_config, &options, &err), "%s", err.text);
+        tiny_fill(&models[i], 3);
+        gpt2_reset_optimizer(&models[i]);
+        gpt2_begin_step(&models[i], 1);
+        gpt2_micro_step(&models[i], tokens, tokens + 1, 1, 8, 1);
+        if (i == 1) models[i].activations[ACT_LOGITS].elems /= 2; /* two blocks at once no more */
+        gpt2_update(&models[i], &update);
+    }
+    CHECK(memcmp(models[0].master, models[1].master, (size_t)models[0].n_elements * sizeof(float)) == 0,
+          "Muon: one block at a time has other bits than two");
+    for (int i = 0; i < 2; i++) gpt2_close(&models[i]);
+}
+
 int main(void) {
+    test_memory();
+    test_rounds();
     test_decay();
     test_parts();
     return check_finish("optimizer");

@@ -11,7 +11,7 @@ typedef struct Case {
     GPT2Options options;
     float dropout;
     StepStats stats[STEPS];
-    float values[3][MAX_PARAMETERS]; /* weights, m, v, as llm.c counts parameters */
+    float values[1 + N_STATES][MAX_PARAMETERS]; /* weights, then states, as llm.c counts parameters */
 } Case;
 
 static void open_model(GPT2 *model, const Ops *ops, const Case *c, Comm *comm) {
@@ -44,18 +44,25 @@ static void feed(GPT2 *model, int step, int n_micro) {
 }
 
 static StepStats train_step(GPT2 *model, int step, int n_micro) {
-    const UpdateArgs args = {step + 1, 1e-2f, 0.9f, 0.99f, 1e-2f, 0.1f, 0.5f};
+    const UpdateArgs args = {step + 1, 1e-2f, 0.9f, 0.99f, 1e-2f, 0.1f, 0.5f, .momentum = 0.9f};
     feed(model, step, n_micro);
     gpt2_update(model, &args);
     return gpt2_step_stats(model);
 }
 
-/* Elements of a buffer that are not those of the process alone, which notes its own. */
-static int64_t differences(const float *buffer, const GPT2 *model, float *values, bool alone) {
+/* Whether parameters of this piece have what buffer k holds. */
+static bool has_buffer(const GPT2 *model, const TinyPiece *piece, int k) {
+    return k == 0 || optimizer_of(model->options.optimizer, model->tensors[piece->id].group) ==
+                         optimizer_states[k - 1].kind;
+}
+
+/* Elements of buffer k that are not those of the process alone, which notes its own. */
+static int64_t differences(const float *buffer, const GPT2 *model, int k, float *values, bool alone) {
     TinyPiece pieces[4 + 2 * 12];
     const int n_pieces = tiny_pieces(model, pieces);
     int64_t n = 0;
     for (const TinyPiece *p = pieces; p < pieces + n_pieces; p++) {
+        if (!has_buffer(model, p, k)) continue;
         if (alone) memcpy(values + p->first, buffer + p->at, (size_t)p->n * sizeof *values);
         for (int64_t i = 0; i < p->n; i++)
             n += memcmp(&values[p->first + i], &buffer[p->at + i], sizeof *values) != 0;
@@ -76,10 +83,11 @@ static void train(Comm *comm, void *user) {
               ranks.n_ranks, step, (double)got.loss, (double)got.grad_norm, (double)c->stats[step].loss,
               (double)c->stats[step].grad_norm);
     }
-    for (int k = 0; k < 3; k++) {
+    for (int k = 0; k <= N_STATES; k++) {
+        if (k > 0 && !model.states[k - 1]) continue;
         const float *buffer =
             k == 0 ? gpt2_gather_master(&model) : gpt2_gather_state(&model, (StateId)(k - 1));
-        const int64_t n = differences(buffer, &model, c->values[k], !comm);
+        const int64_t n = differences(buffer, &model, k, c->values[k], !comm);
         CHECK(n == 0, "%d leaves, rank %d of %d: %lld of buffer %d are others", c->n_leaves, ranks.rank,
               ranks.n_ranks, (long long)n, k);
     }
@@ -232,6 +240,7 @@ int main(void) {
     test_case((Case){.n_leaves = 12, .n_micro = 24});
     test_case((Case){.n_leaves = 6, .n_micro = 6, .options = {.recompute = RECOMPUTE_BLOCK}});
     test_case((Case){.n_leaves = 5, .n_micro = 5});
+    test_case((Case){.n_leaves = 12, .n_micro = 12, .options = {.optimizer = OPTIMIZER_MUON}});
     test_case((Case){.n_leaves = 4, .n_micro = 16, .options = {.dropout_seed = 1}, .dropout = 0.2f});
     return check_finish("reproducible");
 }

@@ -443,30 +443,37 @@ static void test_exact_sum(void) {
     }
 }
 
-/* Groups: 0 decays, 1 does not and is slower, 2 is another optimizer's. */
-static void test_adamw(int64_t n_tiles, bool same_buffer, float clip) {
-    const int64_t n = n_tiles * PARAMETER_TILE;
+/* Groups: 0 decays, 1 does not and is slower. Every third tile is another optimizer's: it is not in the list, and has no
+ * moments; without a list there is none. */
+static void test_adamw(int64_t n_all, bool same_buffer, float clip, bool listed) {
+    const int64_t n = n_all * PARAMETER_TILE;
     Buffer w = filled(n, 1, 0), m = filled(n, 0.1, 0), v = filled(n, 0.01, 0.02), g = filled(n, 3, 0);
     Buffer copy = poisoned(n);
     StepStats stats = {.grad_norm = 4, .n_skipped = 2};
-    int32_t *tile_groups = malloc((size_t)n_tiles * sizeof *tile_groups);
-    for (int64_t i = 0; i < n_tiles; i++) tile_groups[i] = (int32_t)(i % 3);
+    int32_t *tile_groups = malloc((size_t)n_all * sizeof *tile_groups), tiles[64];
+    int64_t n_tiles = 0;
+    for (int64_t i = 0; i < n_all; i++) {
+        tile_groups[i] = (int32_t)(i % 3 % 2);
+        if (!listed || i % 3 != 2) tiles[n_tiles++] = (int32_t)i;
+    }
     if (!same_buffer) memcpy(copy.f, w.f, sizeof(float) * (size_t)n);
     AdamWArgs args = {.master = w.f, .m = m.f, .v = v.f, .grads = g.f, .stats = &stats};
     args.weights = same_buffer ? w.f : copy.f;
     args.tile_groups = tile_groups;
     args.n_tiles = n_tiles;
-    args.update = (UpdateArgs){7, NAN, 0.9f, 0.95f, 1e-8f, NAN, clip};
-    args.groups[0] = (AdamWGroup){true, 1e-2f, 0.1f};
-    args.groups[1] = (AdamWGroup){true, 5e-3f, 0};
-    for (int64_t i = 0; i < n; i++) {
-        const int group = tile_groups[i / PARAMETER_TILE];
-        if (group == 2) continue;
-        double grad = g.d[i] * (clip > 0 && clip < 4 ? clip / 4 : 1);
+    args.tiles = listed ? tiles : NULL;
+    args.update =
+        (UpdateArgs){.step = 7, .lr = NAN, .beta1 = 0.9f, .beta2 = 0.95f, .eps = 1e-8f, .clip = clip};
+    args.groups[0] = (AdamWGroup){1e-2f, 0.1f};
+    args.groups[1] = (AdamWGroup){5e-3f, 0};
+    for (int64_t i = 0; i < n_tiles * PARAMETER_TILE; i++) {
+        const int64_t tile = tiles[i / PARAMETER_TILE], at = tile * PARAMETER_TILE + i % PARAMETER_TILE;
+        const int group = tile_groups[tile];
+        double grad = g.d[at] * (clip > 0 && clip < 4 ? clip / 4 : 1);
         m.d[i] = 0.9 * m.d[i] + 0.1 * grad;
         v.d[i] = 0.95 * v.d[i] + 0.05 * grad * grad;
         double mhat = m.d[i] / (1 - pow(0.9, 5)), vhat = v.d[i] / (1 - pow(0.95, 5));
-        w.d[i] -= (group ? 5e-3 : 1e-2) * (mhat / (sqrt(vhat) + 1e-8) + (group ? 0 : 0.1) * w.d[i]);
+        w.d[at] -= (group ? 5e-3 : 1e-2) * (mhat / (sqrt(vhat) + 1e-8) + (group ? 0 : 0.1) * w.d[at]);
     }
     ops->adamw(&args);
     close_to("adamw m", m, m.d);
@@ -600,9 +607,9 @@ static void run_cases(void) {
     test_grad_norm(1, 1);
     test_grad_norm(100003, 1e-3);
     test_grad_norm(999, 1e25);
-    test_adamw(50, false, 1);
-    test_adamw(3, true, 0);
-    test_adamw(1, true, 100);
+    test_adamw(50, false, 1, true);
+    test_adamw(3, true, 0, true);
+    test_adamw(2, true, 100, false);
     test_gelu();
     test_gelu_derivative();
     test_qkv_bias(1, 8);

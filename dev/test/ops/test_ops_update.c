@@ -158,27 +158,31 @@ static const char *const array_names[N_ARRAYS] = {"master", "m", "v", "grads"};
 
 typedef struct AdamWCase {
     int64_t n;
-    float *array[N_ARRAYS]; /* on the host: before, then after */
-    float *weights;         /* after */
-    StepStats stats;        /* before, then after */
-    AdamWArgs args;         /* scalars and groups */
-    int32_t *tile_groups;
-    bool shared; /* weights are the same buffer as master */
+    float *array[N_ARRAYS];       /* on the host: before, then after */
+    float *weights;               /* after */
+    StepStats stats;              /* before, then after */
+    AdamWArgs args;               /* scalars and groups */
+    int32_t *tile_groups, *tiles; /* tiles: those that are updated; all where not shared */
+    bool shared;                  /* weights are the same buffer as master */
 } AdamWCase;
 
-/* n is rounded up to tiles. Groups of tiles by turns: one that decays, one that does not and is slower, another
- * optimizer's. */
+/* n is rounded up to tiles. Groups of tiles by turns: one that decays, one that does not and is slower. Where the buffer is
+ * shared, every third tile is another optimizer's. */
 static AdamWCase adamw_case(int64_t n, float clip, bool bad, bool shared) {
     const int64_t n_tiles = (n + PARAMETER_TILE - 1) / PARAMETER_TILE;
     AdamWCase c = {.shared = shared};
     c.n = n = n_tiles * PARAMETER_TILE;
     c.stats = (StepStats){.loss = 1, .grad_norm = 4, .bad = bad, .n_skipped = 2};
-    c.args.update = (UpdateArgs){5, NAN, 0.9f, 0.95f, 1e-8f, NAN, clip};
-    c.args.groups[0] = (AdamWGroup){true, 1e-3f, 0.1f};
-    c.args.groups[1] = (AdamWGroup){true, 5e-4f, 0};
-    c.args.n_tiles = n_tiles;
+    c.args.update =
+        (UpdateArgs){.step = 5, .lr = NAN, .beta1 = 0.9f, .beta2 = 0.95f, .eps = 1e-8f, .clip = clip};
+    c.args.groups[0] = (AdamWGroup){1e-3f, 0.1f};
+    c.args.groups[1] = (AdamWGroup){5e-4f, 0};
     c.tile_groups = op_malloc((size_t)n_tiles * sizeof *c.tile_groups);
-    for (int64_t i = 0; i < n_tiles; i++) c.tile_groups[i] = (int32_t)(i % 3);
+    c.tiles = op_malloc((size_t)n_tiles * sizeof *c.tiles);
+    for (int64_t i = 0; i < n_tiles; i++) {
+        c.tile_groups[i] = (int32_t)(i % 3 % 2);
+        if (!shared || i % 3 != 2) c.tiles[c.args.n_tiles++] = (int32_t)i;
+    }
     for (int k = 0; k < N_ARRAYS; k++) {
         c.array[k] = op_malloc((size_t)n * sizeof(float));
         for (int64_t i = 0; i < n; i++)
@@ -194,24 +198,29 @@ static void adamw_free(AdamWCase *c) {
     for (int k = 0; k < N_ARRAYS; k++) free(c->array[k]);
     free(c->weights);
     free(c->tile_groups);
+    free(c->tiles);
 }
 
 /* Runs the case on ops; what it leaves replaces what it started from. */
 static void adamw_on(const Ops *ops, AdamWCase *c) {
-    Guarded g[N_ARRAYS], weights, stats, groups;
-    const size_t group_bytes = (size_t)c->args.n_tiles * sizeof *c->tile_groups;
+    Guarded g[N_ARRAYS], weights, stats, groups, tiles;
+    const size_t group_bytes = (size_t)(c->n / PARAMETER_TILE) * sizeof *c->tile_groups,
+                 tiles_bytes = (size_t)c->args.n_tiles * sizeof *c->tiles;
     const size_t bytes = (size_t)c->n * sizeof(float);
     bool ok = guarded_alloc(&weights, ops, (size_t)c->n * dtype_bytes(ops->dtype), 16);
     ok = guarded_alloc(&stats, ops, sizeof c->stats, 0) && ok;
     ok = guarded_alloc(&groups, ops, group_bytes, 4) && ok;
+    ok = guarded_alloc(&tiles, ops, tiles_bytes, 4) && ok;
     for (int k = 0; k < N_ARRAYS; k++) ok = guarded_alloc(&g[k], ops, bytes, 16) && ok;
     if (!CHECK(ok, "%s: device memory", ops->name)) return;
     for (int k = 0; k < N_ARRAYS; k++) ops->device->upload(g[k].data, c->array[k], bytes);
     upload_floats(ops, weights.data, ops->dtype, c->array[MASTER], c->n);
     ops->device->upload(stats.data, &c->stats, sizeof c->stats);
     ops->device->upload(groups.data, c->tile_groups, group_bytes);
+    ops->device->upload(tiles.data, c->tiles, tiles_bytes);
     AdamWArgs args = c->args;
     args.tile_groups = (int32_t *)(void *)groups.data;
+    args.tiles = c->shared ? (int32_t *)(void *)tiles.data : NULL;
     args.master = (float *)(void *)g[MASTER].data;
     args.m = (float *)(void *)g[M].data;
     args.v = (float *)(void *)g[V].data;
@@ -226,11 +235,13 @@ static void adamw_on(const Ops *ops, AdamWCase *c) {
         CHECK(guarded_intact(&g[k]), "%s, adamw: bytes outside %s were written", ops->name, array_names[k]);
         guarded_free(&g[k]);
     }
-    CHECK(guarded_intact(&weights) && guarded_intact(&stats) && guarded_intact(&groups),
+    CHECK(guarded_intact(&weights) && guarded_intact(&stats) && guarded_intact(&groups) &&
+              guarded_intact(&tiles),
           "%s, adamw: bytes outside a buffer were written", ops->name);
     guarded_free(&weights);
     guarded_free(&stats);
     guarded_free(&groups);
+    guarded_free(&tiles);
 }
 
 /* Against the oracle: the step made (not the weight, in which a wrong step drowns), m and v; weights are

@@ -33,6 +33,26 @@ for m in 1 2 3 4; do
 done
 rm -r "$work"/?_? "$work"/by_?
 
+# Of two blocks, one a rank; with three ranks one has none.
+muon="--optimizer muon --reproducible 12 --lr 0.01"
+for n in 1 3; do
+    run $flags $muon --gpus $n --out "$work/by_$n"
+    check "Muon, $n ranks: exit code $status" [ "$status" -eq 0 ]
+done
+check "Muon, 3 ranks: the weights of one" same "$work/by_3/step_00000004" "$work/by_1/step_00000004"
+for pair in "1 2" "3 1" "3 4"; do
+    goes_on $pair $muon
+    check "Muon, saved by ${pair% *}, resumed by ${pair#* }: the weights of a run that went through" \
+        same "$work/${pair% *}_${pair#* }/step_00000004" "$work/by_1/step_00000004"
+done
+# states PREFIX: tensors whose names begin so.
+states() { grep -ao "\"$1\.[a-z0-9._]*\"" "$work/by_1/step_00000004/optimizer.safetensors" | wc -l; }
+check "Muon: momentum of 8 matrices, moments of 20 other tensors" [ "$(states momentum) $(states m) $(states v)" = "8 20 20" ]
+rm -r "$work/by_1/step_00000004"
+run $flags --reproducible 12 --out "$work/by_1" --resume
+refused "another optimizer" '--resume: .*step_00000002: expected the states of --optimizer adamw, found those of muon; hint: --optimizer muon, or '
+rm -r "$work"/?_? "$work"/by_?
+
 run $flags --gpus 3 --out "$work/by_3"
 check "3 ranks, any order: exit code $status" [ "$status" -eq 0 ]
 goes_on 3 3

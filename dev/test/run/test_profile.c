@@ -15,7 +15,7 @@ static void train_step(GPT2 *model, int64_t step) {
     for (int i = 0; i < B * T; i++) tokens[i] = (i * 37 + (int)step) % V, targets[i] = (i * 11) % V;
     gpt2_begin_step(model, N_MICRO);
     for (int i = 0; i < N_MICRO; i++) gpt2_micro_step(model, tokens, targets, B, T, 1.0f / N_MICRO);
-    gpt2_update(model, &(UpdateArgs){step, 1e-3f, 0.9f, 0.95f, 1e-8f, 0.1f, 1.0f});
+    gpt2_update(model, &(UpdateArgs){step, 1e-3f, 0.9f, 0.95f, 1e-8f, 0.1f, 1.0f, .momentum = 0.95f});
 }
 
 /* The weights after two steps, the second one wrapped if `profile`; malloc'ed, NULL if the model cannot open. */

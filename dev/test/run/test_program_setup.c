@@ -92,7 +92,7 @@ static void test_snapshot_memory(void) {
     static const char *const none[] = {"--steps 9", "--steps 9 --save-every 9"};
     char line[120], bytes[FORMAT_NUMBER];
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
-        const size_t n = snapshot_bytes(&program_config, rows[i].model_only, 1);
+        const size_t n = snapshot_bytes(&program_config, OPTIMIZER_ADAMW, rows[i].model_only, 1);
         snprintf(line, sizeof line, "  %-24s %s on the host", "snapshot of a save",
                  format_bytes(bytes, (double)n));
         const int status = run_program("--train %s --model %s --memory --out %s %s", text_path,

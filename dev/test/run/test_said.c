@@ -165,19 +165,21 @@ static void test_settings(void) {
                    "evaluation  3 batches every 10 steps and at the end\n"
                    "samples     7 tokens, temperature 0.5, top-k 4, every 20 steps and at the end\n"
                    "output      out/x every 50 steps and at the end\n");
-    check_settings("--train a.bin --batch 2 --seq 16 --tokens-per-step 64 --steps 100 --lr 0.002 --warmup 5 "
-                   "--schedule constant --window 15 "
-                   "--eval-every 0 --sample-tokens 0 --overfit",
-                   2,
-                   "recipe      cpu-small (defaults for what the flags leave open)\n"
-                   "numerics    fp32, flash attention, recompute none, seed 1337\n"
-                   "batch       2 x 16 tokens x 2 ranks = 64 tokens a step\n"
-                   "run         100 steps, 6.4 k tokens, all on the first batch (--overfit)\n"
-                   "optimizer   AdamW, betas 0.9 0.99, eps 1e-08, weight decay 0.1, clip 1\n"
-                   "window      attention sees 15 of 16 positions\n"
-                   "schedule    constant lr 2.00e-03 after 5 warm-up steps\n"
-                   "evaluation  none: --train names token shards and there is no --val\n"
-                   "output      none (--out DIR keeps checkpoints and a log)\n");
+    check_settings(
+        "--train a.bin --batch 2 --seq 16 --tokens-per-step 64 --steps 100 --lr 0.002 --warmup 5 "
+        "--schedule constant --window 15 --optimizer muon --momentum 0.9 --muon-polynomial jordan "
+        "--eval-every 0 --sample-tokens 0 --overfit",
+        2,
+        "recipe      cpu-small (defaults for what the flags leave open)\n"
+        "numerics    fp32, flash attention, recompute none, seed 1337\n"
+        "batch       2 x 16 tokens x 2 ranks = 64 tokens a step\n"
+        "run         100 steps, 6.4 k tokens, all on the first batch (--overfit)\n"
+        "optimizer   Muon on matrices, momentum 0.9, jordan; AdamW, betas 0.9 0.99, eps 1e-08, weight "
+        "decay 0.1, clip 1\n"
+        "window      attention sees 15 of 16 positions\n"
+        "schedule    constant lr 2.00e-03 after 5 warm-up steps\n"
+        "evaluation  none: --train names token shards and there is no --val\n"
+        "output      none (--out DIR keeps checkpoints and a log)\n");
     check_settings("--train a.bin --batch 2 --seq 16 --tokens-per-step 128 --steps 100 --lr 0.002 --warmup 5 "
                    "--schedule constant --eval-every 0 --sample-tokens 0 --context-gpus 2",
                    4,

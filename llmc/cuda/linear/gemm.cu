@@ -27,6 +27,10 @@ size_t linear_fixed_bytes(void) {
     return WORKSPACE_BYTES;
 }
 
+cublasLtHandle_t gemm_handle(void) {
+    return handle;
+}
+
 bool linear_open(Error *err) {
     const cublasStatus_t status = cublasLtCreate(&handle);
     if (status != CUBLAS_STATUS_SUCCESS)

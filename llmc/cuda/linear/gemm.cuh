@@ -22,6 +22,9 @@ typedef struct GemmBuffers {
 template <typename T>
 bool gemm(GemmKind kind, cublasLtEpilogue_t epilogue, const GemmBuffers *buffers, int64_t N, int OC, int IC);
 
+/* The library's handle, for products of other forms. */
+cublasLtHandle_t gemm_handle(void);
+
 /* Bytes that pointers count as aligned to at most: 256, or less under cuda_limit_alignment(). */
 int gemm_alignment_limit(void);
 

@@ -53,29 +53,37 @@ enum { B_ROWS = TILE_N / CLUSTER, B_DEPTH = TILE_K / CLUSTER }; /* of b, what ea
  * and B stays in L2. */
 struct Tile {
     int index, m, n; /* first row and column */
+    int batch;       /* of many products: which */
 };
 __device__ __forceinline__ Tile tile_at(const Product &p, int index) {
     const int across = ceil_div<int>(p.N, TILE_N);
-    return {index, (index / across * CLUSTER + (int)cluster_rank()) * TILE_M, index % across * TILE_N};
+    return {index, (index / across * CLUSTER + (int)cluster_rank()) * TILE_M, index % across * TILE_N, 0};
 }
 __device__ __forceinline__ int clusters() {
     return gridDim.x / CLUSTER;
 }
-__device__ __forceinline__ Tile first_tile(const Product &p) {
+template <class P> __device__ __forceinline__ Tile first_tile(const P &p) {
     return tile_at(p, blockIdx.x / CLUSTER);
 }
-__device__ __forceinline__ Tile later_tile(const Product &p, Tile tile, int tiles) {
+template <class P> __device__ __forceinline__ Tile later_tile(const P &p, Tile tile, int tiles) {
     return tile_at(p, tile.index + tiles * clusters());
 }
 static __host__ __device__ inline int cluster_tiles(int M, int N) {
     return ceil_div<int>(M, TILE_M * CLUSTER) * ceil_div<int>(N, TILE_N);
 }
+__device__ __forceinline__ int tiles_of(const Product &p) {
+    return cluster_tiles(p.M, p.N);
+}
 
 /* ---- producer ---- */
 
+__device__ __forceinline__ void fetch_a(uint32_t a, const Product &p, Tile tile, int k, uint32_t full) {
+    tma_load_3d(a, &p.a, 0, tile.m, k / BOX, full);
+}
 /* This block's share of a stage of b, for both. */
 template <WgmmaB B>
-__device__ __forceinline__ void fetch_b(uint32_t b, const Product &p, int n, int k, uint32_t full) {
+__device__ __forceinline__ void fetch_b(uint32_t b, const Product &p, Tile tile, int k, uint32_t full) {
+    const int n = tile.n;
     constexpr uint16_t EVERY_BLOCK = (1 << CLUSTER) - 1;
     const int rank = (int)cluster_rank(), row_bytes = BOX * (int)sizeof(bf16);
     if (B == B_K_MAJOR)
@@ -88,16 +96,16 @@ __device__ __forceinline__ void fetch_b(uint32_t b, const Product &p, int n, int
 }
 
 /* One thread. A stage is free once a warpgroup of each block has left it, because both blocks write into it. */
-template <WgmmaB B> __device__ __forceinline__ void produce(ProductShared &s, const Product &p) {
-    const int tiles = cluster_tiles(p.M, p.N);
+template <WgmmaB B, class P> __device__ __forceinline__ void produce(ProductShared &s, const P &p) {
+    const int tiles = tiles_of(p);
     Ring<STAGES> ring;
     for (Tile tile = first_tile(p); tile.index < tiles; tile = later_tile(p, tile, 1)) {
         for (int k = 0; k < p.K; k += TILE_K, ring.advance()) {
             const uint32_t full = shared_address(&s.full[ring.stage]);
             mbarrier_wait(shared_address(&s.empty[ring.stage]), ring.parity ^ 1);
             mbarrier_arrive_expect_tx(full, sizeof s.a[0] + sizeof s.b[0]);
-            tma_load_3d(shared_address(s.a[ring.stage]), &p.a, 0, tile.m, k / BOX, full);
-            fetch_b<B>(shared_address(s.b[ring.stage]), p, tile.n, k, full);
+            fetch_a(shared_address(s.a[ring.stage]), p, tile, k, full);
+            fetch_b<B>(shared_address(s.b[ring.stage]), p, tile, k, full);
         }
     }
 }
@@ -115,13 +123,12 @@ __device__ __forceinline__ void results(Sums &d) {
 __device__ __forceinline__ void pingpong_wait(Tile tile, int group) {
     if (tile.index >= clusters()) named_barrier_sync<CONSUMERS * WARPGROUP>(1 + group);
 }
-__device__ __forceinline__ void pingpong_pass(const Product &p, Tile tile, int group) {
-    if (tile.index + clusters() < cluster_tiles(p.M, p.N))
-        named_barrier_arrive<CONSUMERS * WARPGROUP>(1 + (group ^ 1));
+template <class P> __device__ __forceinline__ void pingpong_pass(const P &p, Tile tile, int group) {
+    if (tile.index + clusters() < tiles_of(p)) named_barrier_arrive<CONSUMERS * WARPGROUP>(1 + (group ^ 1));
 }
 
 /* Passes over the other warpgroup's tile. */
-__device__ __forceinline__ void skip_tile(Ring<STAGES> &ring, const Product &p) {
+template <class P> __device__ __forceinline__ void skip_tile(Ring<STAGES> &ring, const P &p) {
     const int stage = ring.stage + p.K / TILE_K;
     ring.parity ^= stage / STAGES & 1;
     ring.stage = stage % STAGES;
@@ -135,9 +142,9 @@ __device__ __forceinline__ void release_stage(ProductShared &s, int stage) {
 }
 
 /* d += the tile's product, over all of K, ascending. (do-while: ptxas moves all of d where the loop might not run.) */
-template <WgmmaB B>
-__device__ __forceinline__ void multiply(Sums &d, ProductShared &s, Ring<STAGES> &ring, const Product &p,
-                                         Tile tile, int group) {
+template <WgmmaB B, class P>
+__device__ __forceinline__ void multiply(Sums &d, ProductShared &s, Ring<STAGES> &ring, const P &p, Tile tile,
+                                         int group) {
     constexpr int HALF = WG_ROWS * BOX * (int)sizeof(bf16) / 16; /* 64 rows of a, in a descriptor's units */
     constexpr int STEP = (B == B_K_MAJOR ? 32 : 16 * BOX * (int)sizeof(bf16)) / 16; /* 16 of k of b */
     int previous = -1;

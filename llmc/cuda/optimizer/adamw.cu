@@ -47,20 +47,23 @@ __device__ inline void update(float &w, float &m, float &v, float grad, const Ad
 }
 
 /* A tile a block. The loads are under way before the barrier, so nothing waits for current_step or the group. */
-template <typename T>
+template <typename T, bool LISTED>
 __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     adamw_kernel(const __grid_constant__ AdamWArgs args) {
     __shared__ Step s;
     __shared__ AdamWGroup group;
-    const int64_t i = (int64_t)blockIdx.x * PARAMETER_TILE + threadIdx.x * QUAD;
-    Vec<float> w = load_vec(args.master + i), m = load_vec(args.m + i), v = load_vec(args.v + i);
+    const int tile = LISTED ? args.tiles[blockIdx.x] : blockIdx.x;
+    const int64_t i = (int64_t)tile * PARAMETER_TILE + threadIdx.x * QUAD;
+    const int64_t of_moments = (int64_t)blockIdx.x * PARAMETER_TILE + threadIdx.x * QUAD;
+    Vec<float> w = load_vec(args.master + i), m = load_vec(args.m + of_moments),
+               v = load_vec(args.v + of_moments);
     const Vec<float> grad = load_vec_once(args.grads + i);
     if (threadIdx.x == 0) {
-        group = args.groups[args.tile_groups[blockIdx.x]];
+        group = args.groups[args.tile_groups[tile]];
         s = current_step;
     }
     __syncthreads();
-    if (s.skipped || !group.taken) return;
+    if (s.skipped) return;
     Quad<T> rounded;
 #pragma unroll
     for (int k = 0; k < QUAD; k++) {
@@ -68,15 +71,16 @@ __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
         rounded.v[k] = from_float<T>(w.v[k]);
     }
     store_vec(args.master + i, w);
-    store_vec(args.m + i, m);
-    store_vec(args.v + i, v);
+    store_vec(args.m + of_moments, m);
+    store_vec(args.v + of_moments, v);
     *reinterpret_cast<Quad<T> *>((T *)args.weights + i) = rounded; /* in fp32 perhaps master itself */
 }
 
 template <typename T> void adamw(const AdamWArgs *args) {
     if (!args->continues) step_kernel<<<1, 1, 0, main_stream>>>(*args);
     launch_check("adamw_step");
-    adamw_kernel<T><<<(unsigned)args->n_tiles, THREADS, 0, main_stream>>>(*args);
+    const auto kernel = args->tiles ? adamw_kernel<T, true> : adamw_kernel<T, false>;
+    kernel<<<(unsigned)args->n_tiles, THREADS, 0, main_stream>>>(*args);
     launch_check("adamw");
 }
 

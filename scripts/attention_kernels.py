@@ -31,8 +31,8 @@ class Ours:
         self.kernels.attention_serves.argtypes = [integer_type] * 2
         self.kernels.attention_scratch.argtypes = [integer_type] * 4
         self.kernels.attention_scratch.restype = ctypes.c_size_t
-        self.kernels.attention_forward.argtypes = [pointer] * 3 + [integer_type] * 5
-        self.kernels.attention_backward.argtypes = [pointer] * 6 + [integer_type] * 5
+        self.kernels.attention_forward.argtypes = [pointer] * 3 + [integer_type] * 6
+        self.kernels.attention_backward.argtypes = [pointer] * 6 + [integer_type] * 6
         self.kernels.attention_open(torch.cuda.current_stream().cuda_stream)
 
     def prepare(self, case, inputs):
@@ -41,7 +41,7 @@ class Ours:
             raise RuntimeError("no kernel for this head size and mask on this card")
         scratch_bytes = self.kernels.attention_scratch(case.B, case.T, case.H, case.D)
         return State(
-            shape=(case.B, case.T, case.H, case.D, int(case.causal)), qkv=inputs.qkv, dout=inputs.dout,
+            shape=(case.B, case.T, case.H, case.D, int(case.causal), case.window), qkv=inputs.qkv, dout=inputs.dout,
             out=torch.empty_like(inputs.dout), dqkv=torch.empty_like(inputs.qkv),
             lse=torch.empty(case.B, case.H, case.T, device=device),
             scratch=torch.empty(scratch_bytes, dtype=torch.uint8, device=device))
@@ -77,7 +77,8 @@ class Operator:
 
     def prepare(self, case, inputs):
         q, k, v = inputs.qkv.permute(2, 0, 3, 1, 4)
-        return State(q=q, k=k, v=v, dout=inputs.dout.transpose(1, 2), causal=case.causal, grads=(None,) * 3)
+        return State(q=q, k=k, v=v, dout=inputs.dout.transpose(1, 2), causal=case.causal, window=case.window,
+                     grads=(None,) * 3)
 
     def forward(self, s):
         s.saved = self.queue_forward(s)
@@ -114,6 +115,24 @@ class Autograd:
     def results(self, s):
         heads = [x.detach().transpose(1, 2) for x in (s.out, *s.dqkv.unbind(2))]
         return dict(zip(TENSORS, (*heads, None)))
+
+
+class Flex(Autograd):
+    """PyTorch's flex_attention, compiled, with a window: blocks of keys outside it are not visited. Through autograd."""
+
+    def __init__(self, torch):
+        super().__init__(torch, "flex", None)
+        flex = importlib.import_module("torch.nn.attention.flex_attention")
+        self.compiled, self.block_mask = torch.compile(flex.flex_attention, dynamic=False), flex.create_block_mask
+
+    def prepare(self, case, inputs):
+        mask = self.block_mask(lambda b, h, i, j: (j <= i) & (i - j < case.window), None, None, case.T, case.T)
+
+        def function(q, k, v, _):
+            return self.compiled(*(x.transpose(1, 2) for x in (q, k, v)), block_mask=mask).transpose(1, 2)
+
+        self.function = function
+        return super().prepare(case, inputs)
 
 
 def operators(torch):
@@ -155,13 +174,16 @@ def flash3(library):
     def rows(*tensors):
         return (x.transpose(1, 2) for x in tensors)
 
+    def window(s):
+        return {"window_size_left": s.window - 1, "window_size_right": 0} if s.window else {}
+
     def forward(s):
-        out, *saved = library.fwd(*rows(s.q, s.k, s.v), is_causal=s.causal)
+        out, *saved = library.fwd(*rows(s.q, s.k, s.v), is_causal=s.causal, **window(s))
         return out.transpose(1, 2), *saved
 
     def backward(s):
         q, k, v, dout, out = rows(s.q, s.k, s.v, s.dout, s.saved[0])
-        grads = library.bwd(dout, q, k, v, out, s.saved[1], is_causal=s.causal)
+        grads = library.bwd(dout, q, k, v, out, s.saved[1], is_causal=s.causal, **window(s))
         return tuple(rows(*grads[:3]))
 
     return Operator("FA3", forward, backward)
@@ -201,11 +223,14 @@ def flash3_packed(torch, library):
     return lambda qkv: forward(qkv)[0]
 
 
-def peers(torch, autograd):
-    """The peers that this process can run; autograd: cuDNN once more, as a trainer calls it."""
-    found = operators(torch)
+def peers(torch, autograd, window=0):
+    """The peers that this process can run; autograd: cuDNN once more, as a trainer calls it. With a window those that have
+    one: FlashAttention-3 and flex_attention."""
+    found = [] if window else operators(torch)
     if library := load_flash3(torch):
         found.append(flash3(library))
+    if window:
+        return found + [Flex(torch)]
     if autograd:
         from torch.nn.attention import SDPBackend, sdpa_kernel
 

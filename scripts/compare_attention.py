@@ -4,6 +4,7 @@
     scripts/compare_attention.py                                  # every cell, about 6 minutes on an H200
     scripts/compare_attention.py --quick                          # causal, three lengths, about 80 s
     scripts/compare_attention.py --head-size 128 --seq 4096:16384 --mask full --csv attention.csv
+    scripts/compare_attention.py --window 256                     # causal, a query sees its last 256 positions
 
 Peers: cuDNN and FlashAttention-2 through PyTorch's own operators, FlashAttention-3 where a package brings its operators
 (flash_attn_3, or xformers 0.0.33 or 0.0.34). Inputs are random normal bf16, qkv packed as (B,T,3,H,D); the peers read
@@ -45,19 +46,25 @@ NOISE = 1e-6  # relative: what fp32 sums leave of a result that is exact otherwi
 ROUNDING = 2**-8 * 65 / 64  # of a bf16, 8 bits; the 65th part for sums and exponentials in fp32
 COLD_BYTES = 256 << 20  # buffers rotate where one set is smaller: five times the L2 cache of an H200
 
-Case = collections.namedtuple("Case", "B T H D causal")
+Case = collections.namedtuple("Case", "B T H D causal window", defaults=[0])
+
+
+def mask_name(case):
+    return f"window {case.window}" if case.window else "causal" if case.causal else "full"
 
 
 def tflop(case, direction):
-    """TFLOP of one launch: two products of T x T x D forward, five backward; causal counts half."""
-    forward = 4e-12 * case.B * case.H * case.T * case.T * case.D / (2 if case.causal else 1)
+    """TFLOP of one launch: two products of T x T x D forward, five backward; causal counts half, a window of W the W - W W / 2 T
+    keys that a query sees in the mean."""
+    W = min(case.window or case.T, case.T)
+    forward = 4e-12 * case.B * case.H * case.T * case.D * (W - W * W / (2 * case.T) if case.causal else case.T)
     return forward * (2.5 if direction == "backward" else 1.0)
 
 
 # ---- correctness ----
 
 
-def reference(q, k, v, dout, causal, max_elements=1 << 25):
+def reference(q, k, v, dout, causal, max_elements=1 << 25, window=0):
     """One head in double precision: (T,D) each -> the TENSORS, and what rounding to bf16 may cost each element of all
     but the logsumexp. Rows of scores in chunks of max_elements.
 
@@ -75,6 +82,8 @@ def reference(q, k, v, dout, causal, max_elements=1 << 25):
         if causal:
             after = scores.new_ones(scores.shape).triu(begin + 1).bool()
             scores.masked_fill_(after, float("-inf"))
+        if window:
+            scores.masked_fill_(scores.new_ones(scores.shape).tril(begin - window).bool(), float("-inf"))
         true["lse"][rows] = scores.logsumexp(1)
         p = scores.sub_(true["lse"][rows, None]).exp_()
         out = p @ v[keys]
@@ -187,7 +196,7 @@ def judge(found, apart, equal):
 def check_case(torch, case, inputs, states, repeat):
     """Judges the results of the kernels on the first inputs: ([what failed], cells of the long form, of the short)."""
     q, k, v = inputs.qkv.permute(2, 0, 3, 1, 4)
-    references = {(b, h): reference(q[b, h], k[b, h], v[b, h], inputs.dout[b, :, h], case.causal)
+    references = {(b, h): reference(q[b, h], k[b, h], v[b, h], inputs.dout[b, :, h], case.causal, window=case.window)
                   for b, h in sample_heads(case)}
     results = [kernel.results(state) for kernel, (state, *_) in states.items()]
     found = [errors(result, references) for result in results]
@@ -302,7 +311,7 @@ def compare_cell(case, direction, times, names, checked, report):
     for kernel, (ms, slices) in times.items():
         middle = statistics.median(ms)
         speed[kernel.name] = tflop(case, direction) / (1e-3 * middle)
-        report.record(head_size=case.D, mask="causal" if case.causal else "full", T=case.T, B=case.B, heads=case.H,
+        report.record(head_size=case.D, mask=mask_name(case), T=case.T, B=case.B, heads=case.H,
                       direction=direction, kernel=kernel.name, ms=f"{middle:.4f}", ms_fastest=f"{min(ms):.4f}",
                       ms_slowest=f"{max(ms):.4f}", tflops=f"{speed[kernel.name]:.1f}", slices=slices,
                       **dict(zip(("error", "bits", "check"), checked)))
@@ -350,11 +359,12 @@ def compare_tables(torch, arguments, kernels, report):
     failed, ratios, stopwatch = [], {}, Stopwatch(torch, arguments.slice, arguments.rounds)
     for D in arguments.head_size:
         for causal in arguments.mask:
-            mask, H = "causal" if causal else "full", arguments.channels // D
+            H = arguments.channels // D
+            mask = mask_name(Case(1, 1, H, D, causal, arguments.window))
             report.table(f"### Head size {D}, {mask}, {H} heads, B = {arguments.batch_tokens} / T",
                          headings(arguments, kernels))
             for T in arguments.seq:
-                case = Case(max(1, arguments.batch_tokens // T), T, H, D, causal)
+                case = Case(max(1, arguments.batch_tokens // T), T, H, D, causal, arguments.window)
                 case_failed, case_ratios = compare_case(torch, arguments, kernels, case, report, stopwatch)
                 torch.cuda.empty_cache()
                 failed += [f"head size {D}, {mask}, T = {T}: {text}" for text in case_failed]
@@ -388,6 +398,8 @@ def parse_arguments(argv):
     parser.add_argument("--seq", "-T", type=integers(1, 1 << 20), metavar="LIST",
                         help="lengths: 1024,4096 or 1024:32768 (doubling; the default)")
     parser.add_argument("--mask", choices=("causal", "full", "both"), help="default: both; --quick: causal")
+    parser.add_argument("--window", type=integer(1, 1 << 20), default=0, metavar="N",
+                        help="causal, and a query sees its last N positions; the peers are those that have a window")
     parser.add_argument("--direction", choices=("forward", "backward", "both"), default="both", help="what is timed")
     parser.add_argument("--batch-tokens", type=integer(1, 1 << 22), default=65536, metavar="N",
                         help="B is N / T, at least 1 (default 65536)")
@@ -413,7 +425,9 @@ def parse_arguments(argv):
         if arguments.channels % size:
             parser.error(f"--channels: expected a multiple of the head size {size}, found {arguments.channels}")
     arguments.seq = arguments.seq or ([1024, 4096, 16384] if arguments.quick else [1024 << i for i in range(6)])
-    mask = arguments.mask or ("causal" if arguments.quick else "both")
+    if arguments.window and arguments.mask in ("full", "both"):
+        parser.error(f"--window is causal: expected --mask causal, found {arguments.mask}")
+    mask = arguments.mask or ("causal" if arguments.quick or arguments.window else "both")
     arguments.mask = [True, False] if mask == "both" else [mask == "causal"]
     arguments.direction = ["forward", "backward"] if arguments.direction == "both" else [arguments.direction]
     return arguments
@@ -436,7 +450,7 @@ def main():
     library = arguments.library or build_library()
     ours = Ours(torch, library)
     report.header(environment(torch, commit(os.path.dirname(library))))
-    kernels = [ours] + peers(torch, arguments.autograd)
+    kernels = [ours] + peers(torch, arguments.autograd, arguments.window)
     failed, ratios = compare_tables(torch, arguments, kernels, report)
     status = summarize(report, kernels, failed, ratios)
     report.note(f"took {time.monotonic() - began:.0f} s")

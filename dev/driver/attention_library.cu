@@ -9,8 +9,6 @@
 #include "llmc/cuda/device/cuda_common.cuh"
 #include "dev/attention/hopper.h"
 
-static const AttentionMask no_mask = {};
-
 #define EXPORT extern "C" __attribute__((visibility("default")))
 
 /* stream: a cudaStream_t of the current device, NULL for the legacy default stream. May be called again. */
@@ -35,20 +33,25 @@ EXPORT size_t attention_scratch(int B, int T, int NH, int HD) {
     return attention_scratch_bytes(&shape, DTYPE_BF16);
 }
 
-/* out =, lse =; attention_serves(HD, causal) holds. */
+/* out =, lse =; attention_serves(HD, causal) holds. window: of a causal call, 0: none. */
 EXPORT void attention_forward(void *out, float *lse, const void *qkv, int B, int T, int NH, int HD,
-                              int causal) {
+                              int causal, int window) {
+    AttentionMask mask = {};
+    mask.window = window;
     if (causal)
-        attention_forward<bf16>(out, lse, qkv, &no_mask, B, T, NH, HD);
+        attention_forward<bf16>(out, lse, qkv, &mask, B, T, NH, HD);
     else
         hopper_forward(out, lse, qkv, B, T, NH, HD, false);
 }
 
 /* dqkv =; attention_serves(HD, causal) holds. */
 EXPORT void attention_backward(void *dqkv, const void *dout, const void *out, const void *qkv,
-                               const float *lse, void *scratch, int B, int T, int NH, int HD, int causal) {
+                               const float *lse, void *scratch, int B, int T, int NH, int HD, int causal,
+                               int window) {
+    AttentionMask mask = {};
+    mask.window = window;
     if (causal)
-        attention_backward<bf16>(dqkv, dout, out, qkv, lse, NULL, &no_mask, scratch, B, T, NH, HD);
+        attention_backward<bf16>(dqkv, dout, out, qkv, lse, NULL, &mask, scratch, B, T, NH, HD);
     else
         hopper_backward(dqkv, dout, out, qkv, lse, NULL, scratch, B, T, NH, HD, false);
 }

@@ -27,6 +27,7 @@ class Work(Parts):
         self.assertAlmostEqual(compare.tflop(CASE._replace(causal=False), "forward"), 4 * 2 * 3 * 1024**2 * 64 * 1e-12, 15)
         self.assertAlmostEqual(compare.tflop(CASE, "forward"), 2 * 2 * 3 * 1024**2 * 64 * 1e-12, 15)
         self.assertAlmostEqual(compare.tflop(CASE, "backward"), 5 * 2 * 3 * 1024**2 * 64 * 1e-12, 15)
+        self.assertAlmostEqual(compare.tflop(CASE._replace(window=256), "forward"), 4 * 2 * 3 * 1024 * 224 * 64 * 1e-12, 15)
 
     def test_the_aims(self):
         self.assertEqual((compare.MUST, compare.FAR_BEHIND, compare.SETTLE), (1.05, 1.15, 1.5))
@@ -204,8 +205,8 @@ class Tables(Parts):
         report = types.SimpleNamespace(table=lambda *_: None)
         arguments = compare.parse_arguments(["--head-size", "64,128", "--seq", "1024,131072", "--mask", "both", "--direction", "forward"])
         failed, ratios = compare.compare_tables(torch, arguments, [Named("ours")], report)
-        self.assertEqual(cases[:5], [(64, 1024, 24, 64, True), (1, 131072, 24, 64, True), (64, 1024, 24, 64, False),
-                                     (1, 131072, 24, 64, False), (64, 1024, 12, 128, True)])
+        self.assertEqual(cases[:5], [(64, 1024, 24, 64, True, 0), (1, 131072, 24, 64, True, 0), (64, 1024, 24, 64, False, 0),
+                                     (1, 131072, 24, 64, False, 0), (64, 1024, 12, 128, True, 0)])
         self.assertEqual(failed[0], "head size 64, causal, T = 131072: bad")
         self.assertEqual(len(ratios), 4)
 
@@ -260,7 +261,7 @@ class Library(Parts):
         self.assertEqual(self.calls, [("attention_open", (77,)), ("attention_serves", (64, True)), ("attention_scratch", (2, 1024, 5, 64))])
         s = self.state
         self.assertEqual((s.out.shape, s.dqkv.shape, s.lse.shape, s.scratch.shape, s.shape),
-                         ((2, 1024, 5, 64), (2, 1024, 3, 5, 64), (2, 5, 1024), (4096,), (2, 1024, 5, 64, 1)))
+                         ((2, 1024, 5, 64), (2, 1024, 3, 5, 64), (2, 5, 1024), (4096,), (2, 1024, 5, 64, 1, 0)))
         self.functions.attention_serves.result = 0
         with self.assertRaises(RuntimeError):
             self.ours.prepare(CASE, self.inputs)
@@ -332,13 +333,18 @@ class Operators(Parts):
         calls = []
         library = types.SimpleNamespace(fwd=lambda *a, **k: calls.append((a, k)) or (Turned("out"), Turned("lse")),
                                         bwd=lambda *a, **k: calls.append((a, k)) or tuple(map(Turned, ("dq", "dk", "dv", "more"))))
-        s = types.SimpleNamespace(**{name: Turned(name) for name in ("q", "k", "v", "dout")}, causal=True)
+        s = types.SimpleNamespace(**{name: Turned(name) for name in ("q", "k", "v", "dout")}, causal=True, window=0)
         kernel = attention_kernels.flash3(library)
         kernel.forward(s)
         kernel.backward(s)
         self.assertEqual((s.saved, s.grads), (("out'", "lse"), ("dq'", "dk'", "dv'")))
         self.assertEqual(calls, [(("q'", "k'", "v'"), {"is_causal": True}),
                                  (("dout'", "q'", "k'", "v'", "out''", "lse"), {"is_causal": True})])
+        s.window, calls[:] = 256, []
+        kernel.forward(s)
+        kernel.backward(s)
+        wanted = {"is_causal": True, "window_size_left": 255, "window_size_right": 0}
+        self.assertEqual([named for _, named in calls], [wanted, wanted])
 
 
 if __name__ == "__main__":

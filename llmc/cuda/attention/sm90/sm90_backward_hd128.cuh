@@ -126,6 +126,7 @@ __device__ __forceinline__ void hd128_keys(Hd128Shared<C> &shared, const KernelA
         if constexpr (C::RANGES) {
             const TileQueries queries = tile_queries<C>(place.work, args);
             place.end = queries.end;
+            place.last_from = queries.last_from;
             place.own_end = warpgroup ? queries.end : queries.first_end;
             place.ends = query_ends(args.seen, place.work.batch, row0, first);
         }

@@ -71,6 +71,7 @@ template <class C> struct Hd128Place {
     DqRings<1> dq_rings;
     /* Only where RANGES. */
     int own_end, end; /* blocks of queries before this one see keys of the warpgroup, of the tile */
+    int last_from;    /* from this block on the tile adds last */
     QueryEnds ends;
     FragmentMask<true> mask; /* only where C::DROPS: of the block in work */
 
@@ -259,7 +260,7 @@ __device__ __forceinline__ void finish_dq(KeyRows<C> &r, Buffers &buffers, Hd128
                                           const KernelArgs &args) {
     const int thread = threadIdx.x % WARPGROUP, lane = thread % 32;
     const float scale = args.base.scale;
-    add_dq_sums(buffers, place.dq_rings, r.dp, partials_of<C>(args, place.work.batch, block));
+    add_dq_sums(buffers, place.dq_rings, r.dp, partials_of<C>(args, place.work.tile, block));
     if constexpr (!C::PAIRED) {
         const float scales[2] = {scale, scale};
         __syncwarp(); /* all lanes have read the sums where the result goes now */
@@ -289,8 +290,7 @@ __device__ __forceinline__ void finish_dq(KeyRows<C> &r, Buffers &buffers, Hd128
 /* Whether the tile or pair in work is the last to add to a block's dQ. */
 template <class C>
 __device__ __forceinline__ bool adds_last(const Hd128Place<C> &place, int block, const KernelArgs &args) {
-    return C::RANGES ? place.work.tile == lowest_tile(args.seen, place.work.batch, block)
-                     : place.work.tile < C::ADDED_TILES;
+    return C::RANGES ? block >= place.last_from : place.work.tile < C::ADDED_TILES;
 }
 
 /* Once the product is done: dQ of `block`, from r.dp to where it belongs. */

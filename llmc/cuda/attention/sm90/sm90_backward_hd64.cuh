@@ -321,7 +321,7 @@ template <class C>
 __device__ __forceinline__ void finish_dq(Hd64Shared<C> &shared, DqRings<DQ_BUFFERS> &at,
                                           float (&dq)[C::HD / 2], const Work &work, int block,
                                           const KernelArgs &args) {
-    const int partials = partials_of<C>(args, work.batch, block);
+    const int partials = partials_of<C>(args, work.tile, block);
     if constexpr (C::DQ_BY_TMA) {
         const float scale[2] = {args.base.scale, args.base.scale};
         add_dq_sums(shared.dq_buffers, at, dq, partials);

@@ -114,7 +114,7 @@ static __device__ __forceinline__ void range_dq(Hd64Shared<R> &shared, const Ker
                 multiply_ds<R, WG_ROWS / 16>(dq, ds + half * (WG_ROWS * 128), k + half * R::TILE_BYTES);
             }
             shared.ds_ring.release(at);
-            last = work.tile == lowest_tile(args.seen, work.batch, block);
+            last = block >= queries.last_from;
             if (last)
                 finish_dq(shared, dq_rings, dq, work, block, args);
             else

@@ -77,26 +77,23 @@ typedef struct KernelArgs {
     DropoutArgs dropout;       /* only where DROPS; base.scale is then times kept_scale */
 } KernelArgs;
 
-/* Only where RANGES: the lowest tile that a block of queries sees. It adds last; the highest is that of the diagonal. */
-__device__ __forceinline__ int lowest_tile(const SeenKeys &seen, int batch, int block) {
-    return seen.first_key(batch, block * WG_ROWS) / (2 * WG_ROWS);
-}
-
-template <class C> __device__ __forceinline__ int partials_of(const KernelArgs &args, int batch, int block) {
+/* The same for the tile that adds last, tile 0 but where RANGES: there the lowest that the block sees. */
+template <class C> __device__ __forceinline__ int partials_of(const KernelArgs &args, int tile, int block) {
     const int causal = partials_of<C>(args.dq_sums, block);
-    return C::RANGES ? causal - lowest_tile(args.seen, batch, block) : causal;
+    return C::RANGES ? causal - tile : causal;
 }
 
-/* The blocks of queries that see keys of a tile; those before first_end see keys of its first half, those behind `first` of
- * its second. */
+/* Where RANGES: the blocks of queries that see keys of a tile. Those before first_end see keys of its first half, those
+ * behind `first` of its second; those from `last_from` on see no lower tile, so this one adds last. */
 typedef struct TileQueries {
-    int first, first_end, end;
+    int first, first_end, end, last_from;
 } TileQueries;
 template <class C>
 __device__ __forceinline__ TileQueries tile_queries(const Work &work, const KernelArgs &args) {
     const int row0 = work.tile * C::TILE_ROWS, blocks = args.dq_sums.blocks;
     return {row0 / WG_ROWS, end_queries<C>(args.seen, work.batch, row0, WG_ROWS, blocks),
-            end_queries<C>(args.seen, work.batch, row0, C::TILE_ROWS, blocks)};
+            end_queries<C>(args.seen, work.batch, row0, C::TILE_ROWS, blocks),
+            row0 == 0 ? 0 : ceil_div(args.seen.end_query(work.batch, row0 - 1), (int)WG_ROWS)};
 }
 
 /* ---- the owner: a warpgroup ---- */
@@ -272,7 +269,7 @@ __device__ __forceinline__ void reduce_range(DqBuffers<BUFFERS, THREADS> &buffer
         const int before = block / 2 - work.tile; /* tiles that add before */
         unsigned *semaphore_at = dq_sums.semaphores + first_semaphore + block;
         float *sums = dq_sums.sums + (first_semaphore + block) * PARTIAL_FLOATS;
-        if (work.tile > lowest_tile(args.seen, work.batch, block)) {
+        if (block < queries.last_from) {
             if (at.partial.stage == buffer) {
                 wait_semaphore(semaphore_at, begin + before);
                 mbarrier_wait(shared_address(&buffers.partial.full[buffer]), at.partial.parity);

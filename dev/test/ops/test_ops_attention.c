@@ -304,7 +304,7 @@ static void test_nan(const Ops *ops, int HD, int part) {
 }
 
 /* So long that Hopper's kernels do otherwise than where the oracle holds them: pairs of tiles in clusters, forward from
- * T = 4096 on, backward from 4096 (HD 80 to 128) and 32768 (64) on. By the small ones sanitizers reach the pairs: forward's of
+ * T = 4096 on, backward from 2048 (HD 80 to 112), 4096 (128) and 32768 (64) on. By the small ones sanitizers reach the pairs: forward's of
  * either head size, backward's of 128. */
 static void test_long_sequences(const Ops *ops) {
     static const struct {

@@ -42,13 +42,13 @@ template <class C> constexpr uint16_t ALL_BLOCKS = (1 << C::CLUSTER) - 1; /* of 
 /* Boxes that a head's rows take: MapKey. */
 template <class C> constexpr int HEAD_BOXES = C::HD % 64 ? tile_columns(C::HD) / 64 : 1;
 
-/* Producer: a head's rows, `rows` of them, to this block. */
-template <class C>
+/* Producer: a head's rows, `rows` of them, to this block. Of several boxes each begins SECOND columns after the one before. */
+template <class C, int SECOND = 64>
 __device__ __forceinline__ void load_own_rows(const uint8_t *to, const CUtensorMap &map, int position,
                                               int head, int batch, uint32_t full, int rows) {
 #pragma unroll
     for (int i = 0; i < HEAD_BOXES<C>; i++)
-        tma_load_5d(shared_address(to) + i * rows * 128, &map, i * 64, position, 0, head, batch, full);
+        tma_load_5d(shared_address(to) + i * rows * 128, &map, i * SECOND, position, 0, head, batch, full);
 }
 
 /* The same, to the blocks of the cluster whose bits are set. */

@@ -112,10 +112,11 @@ constexpr int tile_columns(int HD) {
 /* A packed tensor (B,T,n_heads,HD) of bf16 seen as (B, n_heads, HD/64, T, 64), the last the fastest: a box is
  * 64 columns of `box_rows` positions of one head, for each 64 columns of the head, one swizzled tile after
  * another. T ends with its own sequence, so a box that passes the end gets zeros.
- * Other head sizes: (B, n_heads, 1, T, HD). A box is 64 columns, the last of a head's boxes with zeros beyond HD. */
+ * Other head sizes: (B, n_heads, 1, T, columns), `columns` of the head from `base` on. A box is 64 columns, the last of a
+ * head's boxes with zeros beyond them. */
 typedef struct MapKey {
     const void *base;
-    int B, T, n_heads, HD, box_rows;
+    int B, T, n_heads, HD, box_rows, columns;
 } MapKey;
 
 inline PFN_cuTensorMapEncodeTiled_v12000 tensor_map_encoder() {
@@ -152,7 +153,7 @@ inline CUtensorMap encode_map(const MapKey &key) {
     const cuuint64_t position = (cuuint64_t)key.n_heads * key.HD * 2;
     const bool whole = key.HD % 64 == 0;
     const cuuint32_t tiles = whole ? key.HD / 64 : 1;
-    const cuuint64_t dims[5] = {whole ? 64 : (cuuint64_t)key.HD, (cuuint64_t)key.T, tiles,
+    const cuuint64_t dims[5] = {whole ? 64 : (cuuint64_t)key.columns, (cuuint64_t)key.T, tiles,
                                 (cuuint64_t)key.n_heads, (cuuint64_t)key.B};
     const cuuint64_t strides[4] = {position, 128, (cuuint64_t)key.HD * 2, position * key.T};
     const cuuint32_t box[5] = {64, (cuuint32_t)key.box_rows, tiles, 1, 1};
@@ -161,23 +162,27 @@ inline CUtensorMap encode_map(const MapKey &key) {
 
 /* Encoding is host work at every launch, so the last map of each slot is kept. A map is a function of its key
  * alone: it stays right when memory is freed and given out again. */
-inline const CUtensorMap &tensor_map(const void *base, int B, int T, int n_heads, int HD, int box_rows) {
+inline const CUtensorMap &part_map(const void *base, int B, int T, int n_heads, int HD, int box_rows,
+                                   int columns) {
     enum { SLOTS = 1024 };
     static struct {
         MapKey key;
         CUtensorMap map;
     } slots[SLOTS];
-    const MapKey key = {base, B, T, n_heads, HD, box_rows};
+    const MapKey key = {base, B, T, n_heads, HD, box_rows, columns};
     const uint64_t mixed =
         ((uint64_t)base >> 8) * 31 + (uint64_t)T * 7 + B * 131 + n_heads * 17 + HD + box_rows * 3;
     auto &slot = slots[mixed * 0x9e3779b97f4a7c15ull >> 54];
     const MapKey &old = slot.key;
     if (old.base != base || old.B != B || old.T != T || old.n_heads != n_heads || old.HD != HD ||
-        old.box_rows != box_rows) {
+        old.box_rows != box_rows || old.columns != columns) {
         slot.map = encode_map(key);
         slot.key = key;
     }
     return slot.map;
+}
+inline const CUtensorMap &tensor_map(const void *base, int B, int T, int n_heads, int HD, int box_rows) {
+    return part_map(base, B, T, n_heads, HD, box_rows, HD);
 }
 
 /* ---- shared memory ---- */
@@ -324,13 +329,12 @@ __device__ __forceinline__ void store_rows(bf16 *to, int64_t stride, int rows, c
         }
 }
 
-/* The same of a warp's 16 rows, by TMA. map: boxes of 16 rows; position: of the first of them; column: of the first in
- * the head, where a box is 64 columns of it; what lies beyond the sequence or the head is not written. buffer: the warp's own, a multiple of 1024; TMA reads it until
+/* The same of a warp's 16 rows, by TMA. map: boxes of 16 rows; position: of the first of them; what lies
+ * beyond the sequence or the head is not written. buffer: the warp's own, a multiple of 1024; TMA reads it until
  * bulk_wait_read in lane 0. */
 template <int N>
 __device__ __forceinline__ void tma_store_rows(const CUtensorMap *map, uint32_t buffer, const float (&c)[N],
-                                               const float (&factor)[2], int position, int head, int batch,
-                                               int column = 0) {
+                                               const float (&factor)[2], int position, int head, int batch) {
     const int lane = threadIdx.x % 32, row = lane % 16, half = lane / 16;
 #pragma unroll
     for (int block = 0; block < N / 4; block += 2) {
@@ -348,7 +352,7 @@ __device__ __forceinline__ void tma_store_rows(const CUtensorMap *map, uint32_t 
         constexpr int BOXES = N % 32 ? (N + 31) / 32 : 1;
 #pragma unroll
         for (int i = 0; i < BOXES; i++)
-            tma_store_5d(map, column + 64 * i, position, 0, head, batch, buffer + i * 2048);
+            tma_store_5d(map, 64 * i, position, 0, head, batch, buffer + i * 2048);
         bulk_commit();
     }
 }

@@ -37,6 +37,12 @@ __device__ __forceinline__ int draw_tile(unsigned *counter, int total) {
     return gridDim.x + atomicInc(counter, total - 1);
 }
 
+/* The first M of x, as an array. */
+template <int M, int N> __device__ __forceinline__ float (&first(float (&x)[N]))[M] {
+    static_assert(M <= N, "they are there");
+    return reinterpret_cast<float(&)[M]>(x);
+}
+
 /* ---- masks, where queries are the rows of an accumulator and keys its columns. C: a kernel's config ---- */
 
 /* Blocks of keys that the query rows [row0, row0 + rows) see; the last is the only one that needs a mask, if

@@ -69,6 +69,7 @@ __device__ __forceinline__ void tile_blocks(Hd128Shared<C> &shared, Hd128Place<C
     if constexpr (C::DROPS)
         place.mask.begin(args.dropout, place.work.batch * args.base.NH + place.work.head, row0,
                          cluster_first * WG_ROWS);
+    if constexpr (C::K_IN_REGISTERS) load_k(r, shared_address(shared.k[place.warpgroup]));
     if (!C::PAIRED && first > cluster_first) /* by one block */
         skip_block(r, shared, place, cluster_first, cluster_first, args);
 #pragma unroll 1
@@ -144,12 +145,13 @@ __device__ __forceinline__ void hd128_keys(Hd128Shared<C> &shared, const KernelA
 
 __device__ unsigned hd128_tickets;
 
-/* A tile of K or V. head: its columns in qkv. */
-template <class C>
+/* A tile of K or V. head: its columns in qkv. SECOND: where its second chunk begins in the head. */
+template <class C, int SECOND>
 __device__ __forceinline__ void load_tile(const uint8_t (&to)[C::WARPGROUPS][C::TILE_BYTES], int tile,
                                           int head, int batch, uint32_t full, const BackwardArgs &args) {
     for (int i = 0; i < C::WARPGROUPS; i++)
-        load_own_rows<C>(to[i], args.rows, tile * C::TILE_ROWS + i * WG_ROWS, head, batch, full, WG_ROWS);
+        load_own_rows<C, SECOND>(to[i], args.rows, tile * C::TILE_ROWS + i * WG_ROWS, head, batch, full,
+                                 WG_ROWS);
 }
 
 /* A block's own V and K, which tile it is, and K of the pair's other. */
@@ -158,15 +160,15 @@ __device__ __forceinline__ void load_keys(Hd128Shared<C> &shared, Ring<1> at, co
                                           const BackwardArgs &args) {
     const int bytes = C::WARPGROUPS * C::TILE_BYTES, k_head = args.NH + work.head;
     const uint32_t v_full = shared.v_ring.acquire(at, bytes);
-    load_tile<C>(shared.v, work.tile, args.NH + k_head, work.batch, v_full, args);
+    load_tile<C, 64>(shared.v, work.tile, args.NH + k_head, work.batch, v_full, args);
     shared.own_ring.wait_free(at);
     shared.work[0] = work;
     const uint32_t k_full = shared.own_ring.expect(at, bytes);
-    load_tile<C>(shared.k, work.tile, k_head, work.batch, k_full, args);
+    load_tile<C, C::FIRST_COLUMNS>(shared.k, work.tile, k_head, work.batch, k_full, args);
     if constexpr (C::PAIRED) {
         shared.other_k_ring.wait_free(at.next()); /* it is released when a tile begins */
         const uint32_t other_k_full = shared.other_k_ring.expect(at, bytes);
-        load_tile<C>(shared.other_k, work.tile ^ 1, k_head, work.batch, other_k_full, args);
+        load_tile<C, C::FIRST_COLUMNS>(shared.other_k, work.tile ^ 1, k_head, work.batch, other_k_full, args);
     }
 }
 
@@ -256,7 +258,7 @@ template <class C>
 static void launch_hd128(const char *name, void (*kernel)(KernelArgs), KernelArgs &args, floatX *dqkv,
                          int B) {
     args.dq_sums.tiles = ceil_div(args.dq_sums.tiles, C::ADDED_TILES);
-    if (C::PAIRED) args.dq = dq_map(dqkv, B, args.base.T, args.base.NH, C::HD, WG_ROWS);
+    if (C::PAIRED) make_dq_maps(args, dqkv, B, args.base.T, args.base.NH, C::HD, WG_ROWS);
     launch_one_pass<C, Hd128Shared<C>>(name, kernel, args);
 }
 

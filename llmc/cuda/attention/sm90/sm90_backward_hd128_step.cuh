@@ -5,8 +5,9 @@
 #pragma once
 #include "sm90_backward_tiles.cuh"
 
-/* HEAD: 128, or less, and more than 64: in shared memory a head has 128 columns, of which the last are 0, and so has dQ
- * until it leaves; the products over the head and those of dK and dV are as wide as the head. */
+/* HEAD: 128, or less, and more than 64: in shared memory a head has two chunks of 64 columns, the last of which are 0 or
+ * unused; products are as wide as the head. The two warpgroups' columns of dQ are K's two chunks. Up to head size 96 those of
+ * K are the two halves of the head, so that dQ is no wider; at 80 the registers that dK and dV leave hold K. */
 template <bool IS_CAUSAL, int BLOCKS, int HEAD> struct Hd128Config : Sm90Roles {
     static constexpr Sm90Shape SHAPE = {2, 64, BLOCKS == 1 ? 3 : 2, 1, 232, 40, false};
     static constexpr int HD = HEAD, COLUMNS = tile_columns(HD), WARPGROUPS = SHAPE.warpgroups,
@@ -14,9 +15,10 @@ template <bool IS_CAUSAL, int BLOCKS, int HEAD> struct Hd128Config : Sm90Roles {
     static constexpr bool CAUSAL = IS_CAUSAL;
     static constexpr int CLUSTER = BLOCKS, ADDED_TILES = BLOCKS /* a pair adds to dQ as one */;
     static constexpr bool PAIRED = CLUSTER == 2;
-    static constexpr bool K_IN_REGISTERS = false; /* dK and dV take 128 */
-    static constexpr bool RANGES = false;         /* a mask: tiles end before the sequence does */
-    static constexpr bool DROPS = false;          /* WithDropout */
+    static constexpr bool K_IN_REGISTERS = HD <= 80;        /* at 128 dK and dV take 128 */
+    static constexpr int FIRST_COLUMNS = first_columns(HD); /* of the head in K's first chunk */
+    static constexpr bool RANGES = false;                   /* a mask: tiles end before the sequence does */
+    static constexpr bool DROPS = false;                    /* WithDropout */
     static constexpr int TILE_ROWS = WARPGROUPS * WG_ROWS, CLUSTER_ROWS = CLUSTER * TILE_ROWS;
     static constexpr int THREADS = sm90_threads(SHAPE), TILE_BYTES = WG_ROWS * COLUMNS * 2;
     static constexpr int LSE_D_BYTES = WG_ROWS * sizeof(LseDRow), DS_BYTES = WG_ROWS * WG_ROWS * 2;
@@ -112,25 +114,59 @@ template <class C> struct Hd128Place {
 
 /* ---- products ---- */
 
+/* Where a step of 16 columns is in a tile, COLUMNS of which are in its first chunk. */
+template <int COLUMNS = 64> __device__ __forceinline__ uint32_t columns_at(int step) {
+    return step / (COLUMNS / 16) * (WG_ROWS * 128 >> 4) + step % (COLUMNS / 16) * 2;
+}
+
 /* acc = or += a step of 16 columns of K or V times those of Q or dO. */
+template <int COLUMNS>
 __device__ __forceinline__ void multiply_columns(float (&acc)[WG_ROWS / 2], uint32_t rows, uint32_t queries,
                                                  int step) {
-    const uint32_t at = step / 4 * (WG_ROWS * 128 >> 4) + step % 4 * 2;
     if (step == 0)
         wgmma<D_SET, B_K_MAJOR>(acc, swizzled(rows), swizzled(queries));
     else
-        wgmma<D_ADD, B_K_MAJOR>(acc, swizzled(rows + at), swizzled(queries + at));
+        wgmma<D_ADD, B_K_MAJOR>(acc, swizzled(rows + columns_at<COLUMNS>(step)),
+                                swizzled(queries + columns_at(step)));
+}
+
+/* K as A operands: a warp's 16 rows of the warpgroup's tile. A step's two groups of 8 columns may be in different chunks. */
+template <class C> __device__ __forceinline__ void load_k(KeyRows<C> &r, uint32_t tile) {
+    constexpr int GROUPS = C::FIRST_COLUMNS / 8;
+    const int lane = threadIdx.x % 32, row = threadIdx.x % WARPGROUP / 32 * 16 + lane % 16;
+#pragma unroll
+    for (int i = 0; i < C::HD / 16; i++) {
+        const int group = 2 * i + lane / 16, chunk = group / GROUPS;
+        ldmatrix_x4(r.k[i],
+                    tile + chunk * (WG_ROWS * 128) + row * 128 + ((group - chunk * GROUPS) ^ (row & 7)) * 16);
+    }
 }
 
 /* S - lse / scale or dP - D: a warpgroup's rows of K or V times a block of Q or dO, and the augmented step, whose A is
  * `ones` and whose B, of k 8..15, where A is 0, is that of k 0..7 again. */
-template <class C>
+template <class C, int COLUMNS = 64>
 __device__ __forceinline__ void multiply_scores(float (&acc)[WG_ROWS / 2], uint32_t rows, uint32_t queries,
                                                 const uint32_t (&ones)[4], uint32_t lse_d) {
 #pragma unroll
-    for (int i = 0; i < C::HD / 16; i++) multiply_columns(acc, rows, queries, i);
+    for (int i = 0; i < C::HD / 16; i++) multiply_columns<COLUMNS>(acc, rows, queries, i);
     wgmma<D_ADD, B_K_MAJOR>(acc, ones, unswizzled(lse_d, 0));
     wgmma_commit();
+}
+
+/* S - lse / scale. */
+template <class C>
+__device__ __forceinline__ void multiply_s(KeyRows<C> &r, const Hd128Place<C> &place, uint32_t queries,
+                                           uint32_t lse_d) {
+    if constexpr (C::K_IN_REGISTERS) {
+        wgmma<D_SET, B_K_MAJOR>(r.s, r.k[0], swizzled(queries));
+#pragma unroll
+        for (int i = 1; i < C::HD / 16; i++)
+            wgmma<D_ADD, B_K_MAJOR>(r.s, r.k[i], swizzled(queries + columns_at(i)));
+        wgmma<D_ADD, B_K_MAJOR>(r.s, place.ones[0], unswizzled(lse_d, 0));
+        wgmma_commit();
+    } else {
+        multiply_scores<C, C::FIRST_COLUMNS>(r.s, place.k_rows(), queries, place.ones[0], lse_d);
+    }
 }
 
 /* dV += P^T dO or dK += dS^T Q. */
@@ -143,20 +179,22 @@ __device__ __forceinline__ void multiply_gradient(float (&d)[C::HD / 2], const u
     wgmma_commit();
 }
 
-/* The warpgroup's 64 columns of dQ = dS K over all keys of the cluster, this tile's first, in the registers of dP. */
+/* The warpgroup's columns of dQ = dS K over all keys of the cluster, this tile's first, in the registers of dP. Where they
+ * are fewer than 64, what is in the other registers belongs to no column. */
 template <class C>
 __device__ __forceinline__ void multiply_dq(KeyRows<C> &r, Hd128Shared<C> &shared, const Hd128Place<C> &place,
                                             Ring<C::DS_STAGES> ds_at) {
     constexpr int A_MN_MAJOR = C::PAIRED, STEP = A_MN_MAJOR ? 2048 >> 4 : 2;
     const uint32_t ds = uniform_descriptor(shared_address(shared.ds[ds_at.stage])), k = place.k_columns();
+    auto &dq = first<C::FIRST_COLUMNS / 2>(r.dp);
 #pragma unroll
     for (int i = 0; i < C::CLUSTER_ROWS / 16; i++) {
         const uint32_t a = ds + i / 4 * (C::DS_BYTES >> 4) + i % 4 * STEP;
         const uint32_t b = k + i / 4 * (C::TILE_BYTES >> 4) + i % 4 * (2048 >> 4);
         if (i == 0)
-            wgmma<D_SET, B_MN_MAJOR, A_MN_MAJOR>(r.dp, swizzled(a), swizzled(b));
+            wgmma<D_SET, B_MN_MAJOR, A_MN_MAJOR>(dq, swizzled(a), swizzled(b));
         else
-            wgmma<D_ADD, B_MN_MAJOR, A_MN_MAJOR>(r.dp, swizzled(a), swizzled(b));
+            wgmma<D_ADD, B_MN_MAJOR, A_MN_MAJOR>(dq, swizzled(a), swizzled(b));
     }
     wgmma_commit();
 }
@@ -245,12 +283,13 @@ __device__ __forceinline__ void release_ds(Hd128Shared<C> &shared, const Hd128Pl
 
 /* ---- dQ, of the block before the one in work, once dS of all warpgroups has come ---- */
 
-/* Where the warpgroup's 64 columns of dQ are in dq_map. */
+/* Where the warpgroup's columns of dQ go. */
+template <class C>
+__device__ __forceinline__ const CUtensorMap *dq_map(const Hd128Place<C> &place, const KernelArgs &args) {
+    return C::HD % 64 && place.warpgroup ? &args.second_dq : &args.dq;
+}
 template <class C> __device__ __forceinline__ int dq_head(const Hd128Place<C> &place) {
     return C::HD % 64 ? place.work.head : 2 * place.work.head + place.warpgroup;
-}
-template <class C> __device__ __forceinline__ int dq_column(const Hd128Place<C> &place) {
-    return C::HD % 64 ? 64 * place.warpgroup : 0;
 }
 
 /* The last to add: dQ leaves from where the sums were. 1-CTA: each warp stores its 16 rows. 2-CTA: a warp's rows lie
@@ -264,9 +303,8 @@ __device__ __forceinline__ void finish_dq(KeyRows<C> &r, Buffers &buffers, Hd128
     if constexpr (!C::PAIRED) {
         const float scales[2] = {scale, scale};
         __syncwarp(); /* all lanes have read the sums where the result goes now */
-        tma_store_rows(&args.dq, shared_address(buffers.part(place.dq_rings.sums.stage)), r.dp, scales,
-                       block * WG_ROWS + thread / 32 * 16, dq_head(place), place.work.batch,
-                       dq_column(place));
+        tma_store_rows(dq_map(place, args), shared_address(buffers.part(place.dq_rings.sums.stage)), r.dp,
+                       scales, block * WG_ROWS + thread / 32 * 16, dq_head(place), place.work.batch);
         return;
     }
     const int row = query_at(thread / 32 * 16 + lane % 16);
@@ -283,7 +321,7 @@ __device__ __forceinline__ void finish_dq(KeyRows<C> &r, Buffers &buffers, Hd128
     fence_proxy_async();
     named_barrier_sync<WARPGROUP>(1 + place.warpgroup);
     if (thread > 0) return;
-    tma_store_5d(&args.dq, dq_column(place), block * WG_ROWS, 0, dq_head(place), place.work.batch, tile);
+    tma_store_5d(dq_map(place, args), 0, block * WG_ROWS, 0, dq_head(place), place.work.batch, tile);
     bulk_commit();
 }
 
@@ -355,7 +393,7 @@ __device__ __forceinline__ void block_scores(KeyRows<C> &r, Hd128Shared<C> &shar
     const uint32_t lse_d = uniform_descriptor(shared_address(shared.lse_d[q_at.stage]));
     shared.q_ring.wait(q_at);
     wgmma_fence();
-    multiply_scores<C>(r.s, place.k_rows(), q, place.ones[0], lse_d);
+    multiply_s(r, place, q, lse_d);
     shared.dout_ring.wait(dout_at);
     wgmma_fence();
     multiply_scores<C>(r.dp, place.v_rows(), dout, place.ones[1], lse_d);

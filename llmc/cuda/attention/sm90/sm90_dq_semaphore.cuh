@@ -75,6 +75,7 @@ typedef struct KernelArgs {
     CUtensorMap gradients, dq; /* boxes of 16 rows of dqkv: of a head; of 64 of its columns */
     SeenKeys seen;             /* only where RANGES */
     DropoutArgs dropout;       /* only where DROPS; base.scale is then times kept_scale */
+    CUtensorMap second_dq;     /* dQ's columns of the second warpgroup, where a head is no multiple of 64 */
 } KernelArgs;
 
 /* The same for the tile that adds last, tile 0 but where RANGES: there the lowest that the block sees. */
@@ -431,11 +432,22 @@ static void launch_lse_d(const BackwardArgs &args, const DqSums &dq_sums, const 
     launch_check("sm90_lse_d_kernel");
 }
 
-/* dQ in boxes of 64 columns: of heads of 64, two of them in place of one of 128; or of heads as they are (MapKey). */
-static inline const CUtensorMap &dq_map(floatX *dqkv, int B, int T, int NH, int head_size, int box_rows) {
-    const bool whole = head_size % 64 == 0;
-    return tensor_map(dqkv, B, T, whole ? 3 * NH * (head_size / 64) : 3 * NH, whole ? 64 : head_size,
-                      box_rows);
+/* Columns of dQ that the first of two warpgroups computes. 80, 96: half of them. */
+constexpr int first_columns(int head_size) {
+    return head_size > 64 && head_size <= 96 ? head_size / 2 : 64;
+}
+
+/* dQ in boxes of 64 columns: of heads of 64, two of them in place of one of 128; or of the two warpgroups' columns of heads
+ * as they are (MapKey). */
+static inline void make_dq_maps(KernelArgs &args, floatX *dqkv, int B, int T, int NH, int head_size,
+                                int box_rows) {
+    const int columns = first_columns(head_size);
+    if (head_size % 64 == 0) {
+        args.dq = tensor_map(dqkv, B, T, 3 * NH * (head_size / 64), 64, box_rows);
+        return;
+    }
+    args.dq = part_map(dqkv, B, T, 3 * NH, head_size, box_rows, columns);
+    args.second_dq = part_map((bf16 *)dqkv + columns, B, T, 3 * NH, head_size, box_rows, head_size - columns);
 }
 
 /* Fills in the arguments and queues the lse and D kernel that goes before. */
@@ -451,7 +463,7 @@ static KernelArgs kernel_args(floatX *dqkv, const floatX *dout, const floatX *ou
     args.base.order = backward_order(B, T, NH, HD, causal);
     args.dq_sums = dq_sums_in(scratch, args.base.order, B, T, NH, HD);
     args.gradients = tensor_map(dqkv, B, T, 3 * NH, HEAD, 16);
-    args.dq = dq_map(dqkv, B, T, NH, HEAD, 16);
+    make_dq_maps(args, dqkv, B, T, NH, HEAD, 16);
     args.seen = seen;
     launch_lse_d<HEAD, DROPS>(args.base, args.dq_sums, dout, out, lse, d, B, dropout.kept);
     return args;

@@ -43,12 +43,6 @@ typedef struct ForwardTile {
     int lowest, partial, trail, batch;
 } ForwardTile;
 
-/* The first M of x, as an array. */
-template <int M, int N> __device__ __forceinline__ float (&first(float (&x)[N]))[M] {
-    static_assert(M <= N, "they are there");
-    return reinterpret_cast<float(&)[M]>(x);
-}
-
 template <class C>
 __device__ __forceinline__ uint64_t k_tile(const ForwardPlace<C> &place, Ring<C::STAGES> at) {
     return swizzled(place.k + at.stage * (C::KV_BYTES >> 4));

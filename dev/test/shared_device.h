@@ -1,11 +1,11 @@
 /* The CPU as a device whose memory forked processes reach, for what ranks do with each other's memory where there are no
  * two cards: memory comes from one arena a process, all made before the fork, and copies and flags are the CPU's. */
 #pragma once
-#include <sched.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <unistd.h>
 #include "llmc/device/device.h"
 
 enum { SHARED_PROCESSES = 8, SHARED_BYTES = 64 << 20, SHARED_ALIGNMENT = 256 };
@@ -15,8 +15,9 @@ static struct {
     int own;          /* this process' arena */
     size_t used;      /* of it */
     int refuses;      /* the process that cannot name its memory; -1: all can */
+    int reaches_none; /* the process that opens no other's memory; -1: all do */
     bool loses_flags; /* sends of a few bytes do not arrive */
-} shared_device = {.refuses = -1};
+} shared_device = {.refuses = -1, .reaches_none = -1};
 
 static void *shared_alloc(size_t bytes) {
     char *p = shared_device.arenas + (size_t)shared_device.own * SHARED_BYTES + shared_device.used;
@@ -36,7 +37,7 @@ static bool shared_name(MemoryHandle *handle, const void *p) {
 static void *shared_open(const MemoryHandle *handle) {
     size_t at;
     memcpy(&at, handle->bytes, sizeof at);
-    return shared_device.arenas + at;
+    return shared_device.own == shared_device.reaches_none ? NULL : shared_device.arenas + at;
 }
 
 static void shared_send(StreamId stream, void *theirs, const void *mine, size_t bytes, size_t rows,
@@ -58,7 +59,7 @@ static void shared_wait(StreamId stream, const uint32_t *flags, int stride, int 
     for (int i = 0; i < n; i++)
         while (i != own &&
                (int32_t)(atomic_load((_Atomic uint32_t *)(flags + i * stride)) - (*round + 1)) < 0)
-            sched_yield();
+            usleep(20);
 }
 static void shared_next_round(StreamId stream, uint32_t *round) {
     (void)stream;

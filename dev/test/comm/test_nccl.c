@@ -107,7 +107,7 @@ static void test_calls_over_fake(void) {
 
 typedef struct PeersCase {
     Case c;
-    int refuses;
+    int refuses, reaches_none;
     bool loses_flags, copies; /* copies: what is attached goes by copies */
 } PeersCase;
 
@@ -117,6 +117,7 @@ static void attach_and_step(Rendezvous *r, const void *context) {
     const Case *c = &p->c;
     Error err = {0};
     shared_device_is(r->ranks.rank);
+    shared_device.reaches_none = p->reaches_none;
     shared_device.refuses = p->refuses, shared_device.loses_flags = p->loses_flags;
     Group g = {.comm = open_comm(c, r, &err),
                .device = c->device,
@@ -134,21 +135,26 @@ static void attach_and_step(Rendezvous *r, const void *context) {
 static void test_peers(void) {
     const Device device = shared_device_open();
     for (int n = 2; n <= 4; n++) {
-        const PeersCase p = {.c = everyone(&device, true, n), .refuses = -1, .copies = true};
+        const PeersCase p = {
+            .c = everyone(&device, true, n), .refuses = -1, .reaches_none = -1, .copies = true};
         run_ranks(n, attach_and_step, &p, NULL);
     }
     const PeersCase crossed = {
         .c = {.device = &device, .is_nccl = true, .n_members = 2, .groups = {{2, 0}, {3, 1}, {2, 0}, {3, 1}}},
         .refuses = -1,
+        .reaches_none = -1,
         .copies = true,
     };
     run_ranks(4, attach_and_step, &crossed, NULL);
-    const PeersCase refused = {.c = everyone(&device, true, 3), .refuses = 1};
+    const PeersCase refused = {.c = everyone(&device, true, 3), .refuses = 1, .reaches_none = -1};
     run_ranks(3, attach_and_step, &refused, NULL);
-    const PeersCase lost = {.c = everyone(&device, true, 2), .refuses = -1, .loses_flags = true};
+    const PeersCase apart = {.c = everyone(&device, true, 3), .refuses = -1, .reaches_none = 2};
+    run_ranks(3, attach_and_step, &apart, NULL);
+    const PeersCase lost = {
+        .c = everyone(&device, true, 2), .refuses = -1, .reaches_none = -1, .loses_flags = true};
     run_ranks(2, attach_and_step, &lost, NULL);
     setenv("NCCL_P2P_DISABLE", "1", 1);
-    const PeersCase disabled = {.c = everyone(&device, true, 2), .refuses = -1};
+    const PeersCase disabled = {.c = everyone(&device, true, 2), .refuses = -1, .reaches_none = -1};
     run_ranks(2, attach_and_step, &disabled, NULL);
     unsetenv("NCCL_P2P_DISABLE");
 }

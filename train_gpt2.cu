@@ -3,7 +3,7 @@
  *
  *   flags -> settings -> backend -> output -> model size -> memory -> data -> weights -> steps -> done
  *
- * Every part is a file of llmc/: flags, setup, gpt2 (the model over ops.h), dataloader, schedule, sampler,
+ * Every part is a file of llmc/: flags, setup, gpt2 (the model over ops.h), dataloader, schedule, samples,
  * checkpoint, training (a step), stop (signals). */
 #include <errno.h>
 #include <math.h>
@@ -18,7 +18,7 @@
 #include "llmc/model/gpt2.h"
 #include "llmc/run/log.h"
 #include "llmc/run/profile_run.h"
-#include "llmc/model/sampler.h"
+#include "llmc/run/samples.h"
 #include "llmc/run/score.h"
 #include "llmc/run/setup.h"
 #include "llmc/base/clock.h"
@@ -79,48 +79,10 @@ static bool evaluate(Training *t, int64_t step, Error *err) {
            (!run->val || training_stops(t) || validate(t, step, err));
 }
 
-/* Sends a sample's text to the console as it is drawn, and keeps it for the log. */
-typedef struct SampleText {
-    Console *console;
-    char *bytes;
-    size_t n;
-} SampleText;
-
-static void take_text(const char *bytes, size_t n, void *user) {
-    SampleText *text = user;
-    console_sample_text(bytes, n, text->console);
-    char *grown = realloc(text->bytes, text->n + n);
-    if (!grown) return; /* the console has it; the log does without */
-    text->bytes = grown;
-    memcpy(text->bytes + text->n, bytes, n);
-    text->n += n;
-}
-
-static bool draw_sample(Training *t, int64_t step, Error *err) {
-    const Settings *s = &t->run->settings;
-    if (s->sample_tokens == 0 || !ranks_leads(t->run->comm->ranks)) return true;
-    SampleOptions options = {
-        .prompt = s->prompt,
-        .n_tokens = (int)s->sample_tokens,
-        .temperature = (float)s->temperature,
-        .top_k = (int)s->top_k,
-        .seed = (uint64_t)(s->seed + step),
-    };
-    SampleText text = {.console = &t->console};
-    stop_expect(STOP_IN_SAMPLE, INFINITY);
-    watchdog_set(PHASE_SAMPLE, step);
-    console_sample_begin(&t->console, step);
-    bool ok = sample(&t->run->model, t->run->tokenizer, &options, take_text, &text, err);
-    console_sample_end(&t->console);
-    if (ok && !stop_requested()) log_sample(&t->log, step, text.bytes ? text.bytes : "", text.n);
-    free(text.bytes);
-    return ok;
-}
-
 /* In training a sample that fails (no memory left for its cache) is said, and the run goes on. */
 static void sample_in_training(Training *t, int64_t step) {
     Error err = {0};
-    if (!draw_sample(t, step, &err)) console_note(&t->console, "no sample: %s", err.text);
+    if (!samples_in_training(t, step, &err)) console_note(&t->console, "no sample: %s", err.text);
 }
 
 /* Loss of the weights as they are, on a little of the last good step's data, all ranks'; whole, whatever the signals
@@ -301,22 +263,27 @@ static bool eval_only(Training *t, Error *err) {
 static bool work(Training *t, Error *err) {
     const Settings *s = &t->run->settings;
     if (s->export_path) return export(t, err);
-    if (settings_sample_only(s)) return draw_sample(t, t->state.step, err);
+    if (settings_sample_only(s)) return samples_alone(t->run, t->state.step, err);
     if (s->profile) return profile_run(stdout, t, err);
     return s->eval_only ? eval_only(t, err) : train(t, err);
+}
+
+static void say_program(const Run *run) {
+    console_row(setup_header(run), "program", "%s", program_version());
+    fflush(setup_header(run));
 }
 
 /* Device, data, output folder, some of which may take a while: the first line stands before them. */
 static bool load(Run *run, Error *err) {
     const Settings *s = &run->settings;
+    FILE *header = setup_header(run);
     if (!setup_check_data(run, err)) return false;
     if (s->export_path && !export_check(s->export_path, s->export_type, &run->config, run->tokenizer, err))
         return false;
-    console_row(stdout, "program", "%s", program_version());
-    fflush(stdout);
-    console_waiting(stdout, "reading the data");
+    if (header == stdout) say_program(run);
+    console_waiting(header, "reading the data");
     if (!setup_device(run, err) || !setup_data(run, err)) return false;
-    console_waiting(stdout, "loading the model");
+    console_waiting(header, "loading the model");
     return setup_output(run, err);
 }
 
@@ -324,6 +291,7 @@ static bool load(Run *run, Error *err) {
 static void describe(Training *t) {
     const Run *run = t->run;
     const char *how;
+    if (setup_header(run) == stderr) say_program(run); /* nothing was wrong, else one line says it */
     setup_print_device(run);
     setup_print_ranks(run);
     setup_print_model(run);
@@ -440,7 +408,7 @@ static bool read_flags(Run *run, int argc, char **argv) {
     if (answer(s, argv[0])) return true;
     if (!placed || !setup_backend(run, &err)) die(&err);
     settings_complete(s, run->ops != &ops_cpu, n_ranks);
-    if (!flags_check(s, n_ranks, &err)) die(&err);
+    if (!flags_check(s, n_ranks, &err) || !setup_prompt(run, &err)) die(&err);
     settings_keep_default(s);
     return false;
 }

@@ -41,6 +41,7 @@ enum {
     FIRST = 64,          /* OVERWRITE */
     GELU_TOO = 128,      /* linear_backward_input gives gelu as well */
     GELU_IN_PLACE = 256, /* in the place of pre_gelu */
+    BEGINS = 512,        /* sequences begin at positions of their own */
 };
 
 /* Sizes of a call; an op reads those it knows, the others stay 0. */

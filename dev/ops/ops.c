@@ -39,17 +39,21 @@ static void fill_tokens(OpCase *c, int k) {
     token[n - 1] = (float)(V - 1);
 }
 
-/* wpe has two rows more than there are positions. */
+/* wpe has as many rows more than there are positions as sequences begin later. */
+enum { LATEST_BEGIN = 5 };
 static int describe_embedding_forward(Operand *o, const Sizes *s) {
     const int64_t N = (int64_t)s->B * s->T;
     OPERANDS(result("out", N * s->C, s->C), tokens("tokens", N, s->V),
-             input("wte", (int64_t)s->V * s->C, 1, 0), input("wpe", (int64_t)(s->T + 2) * s->C, 1, 0));
+             tokens("positions", has(s, BEGINS) ? s->B : 0, LATEST_BEGIN + 1),
+             input("wte", (int64_t)s->V * s->C, 1, 0),
+             input("wpe", (int64_t)(s->T + LATEST_BEGIN) * s->C, 1, 0));
 }
 static void prepare_embedding_forward(OpCase *c) {
     fill_tokens(c, 1);
+    for (int b = 0; b < c->s.B && has(&c->s, BEGINS); b++) c->in[2][b] = (float)(LATEST_BEGIN - b % 6);
 }
 static void run_embedding_forward(const Call *c) {
-    c->ops->embedding_forward(c->p[0], c->p[1], c->p[2], c->p[3], c->s.B, c->s.T, c->s.C);
+    c->ops->embedding_forward(c->p[0], c->p[1], c->p[2], c->p[3], c->p[4], c->s.B, c->s.T, c->s.C);
 }
 DESCRIBED(embedding_forward, "embedding_forward", .prepare = prepare_embedding_forward, .shape = BY_ROWS,
           .teaches = "a gather: one row of 16-byte loads a token");
@@ -308,30 +312,61 @@ DESCRIBED(qkv_bias_backward, "qkv_bias_backward", .shape = BY_ROWS,
 
 /* ---- decoding: the last row of attention; forward and backward are described in dev/attention ---- */
 
+/* The cache holds numbers behind the new token, too: nobody may read them. */
 static int describe_attention_decode(Operand *o, const Sizes *s) {
     const int C = s->NH * s->HD;
-    const Operand pieces = {"scratch", SPACE, STORE_F32, attention_decode_scratch(s->NH, s->HD),
+    const Operand pieces = {"scratch", SPACE, STORE_F32, attention_decode_scratch(s->B, s->NH, s->HD),
                             .n_parts = 0};
-    OPERANDS(result("out", C, s->HD), input("qkv", 3 * (int64_t)C * s->T, scale_of(s), 0), pieces);
+    Operand cache = with_role(result("cache", (int64_t)s->B * s->T * 2 * C, C), ADD);
+    cache.scale = scale_of(s);
+    OPERANDS(result("out", (int64_t)s->B * C, s->HD), cache,
+             input("qkv", (int64_t)s->B * 3 * C, scale_of(s), 0), tokens("positions", s->B, s->T),
+             tokens("begins", has(s, BEGINS) ? s->B : 0, s->T), pieces);
+}
+/* The first sequence ends where the cache does, the next ones half and a quarter of it earlier. */
+static void prepare_attention_decode(OpCase *c) {
+    for (int b = 0; b < c->s.B; b++)
+        c->in[3][b] = (float)(b % 3 == 0 ? c->s.T - 1 : c->s.T - 1 - c->s.T / (2 * (b % 3)));
+    for (int b = 0; b < c->s.B && has(&c->s, BEGINS); b++)
+        c->in[4][b] = floorf(c->in[3][b] * (float)(b % 4) / 3);
 }
 static void run_attention_decode(const Call *c) {
-    c->ops->attention_decode(c->p[0], c->p[1], c->p[2], c->s.T - 1, c->s.NH, c->s.HD);
+    c->ops->attention_decode(c->p[0], c->p[1], c->p[2], c->p[3], c->p[4], c->p[5], c->s.window, c->s.B,
+                             c->s.T, c->s.NH, c->s.HD);
 }
-/* The last row of a forward pass; of a cache so long that it would take minutes, the CPU's own decoding. */
+/* The last row of a forward pass, of one sequence: packed is (T,3,C) of its cache with the new token in place. */
+static void reference_of_sequence(float *out, const float *packed, const Sizes *s, int n) {
+    const size_t C = (size_t)s->NH * (size_t)s->HD, rows = (size_t)n;
+    float *all = op_malloc(rows * C * sizeof *all), *lse = op_malloc(rows * (size_t)s->NH * sizeof *lse);
+    ops_cpu.attention_forward(all, lse, packed, &(AttentionMask){.window = s->window}, 1, n, s->NH, s->HD);
+    memcpy(out, all + (rows - 1) * C, C * sizeof *out);
+    free(all);
+    free(lse);
+}
+/* Of a cache so long that it would take minutes, the CPU's own decoding. */
 static void reference_decode(void **p, const OpCase *c) {
     const Sizes *s = &c->s;
     const size_t C = (size_t)s->NH * (size_t)s->HD, T = (size_t)s->T;
-    if (T > 4096) {
-        ops_cpu.attention_decode(p[0], p[1], p[2], s->T - 1, s->NH, s->HD);
-        return;
+    const int32_t *positions = p[3];
+    float *packed = op_malloc(T * 3 * C * sizeof *packed);
+    if (T > 4096)
+        ops_cpu.attention_decode(p[0], p[1], p[2], positions, p[4], p[5], s->window, s->B, s->T, s->NH,
+                                 s->HD);
+    for (size_t b = 0; b < (size_t)s->B && T <= 4096; b++) {
+        float *cache = (float *)p[1] + b * T * 2 * C, *qkv = (float *)p[2] + b * 3 * C;
+        const size_t n = (size_t)positions[b] + 1;
+        memcpy(cache + (n - 1) * 2 * C, qkv + C, 2 * C * sizeof *cache);
+        for (size_t t = 0; t < n; t++) {
+            memcpy(packed + t * 3 * C, qkv, C * sizeof *packed); /* of other rows any q */
+            memcpy(packed + t * 3 * C + C, cache + t * 2 * C, 2 * C * sizeof *packed);
+        }
+        const size_t begin = p[4] ? (size_t)((const int32_t *)p[4])[b] : 0;
+        reference_of_sequence((float *)p[0] + b * C, packed + begin * 3 * C, s, (int)(n - begin));
     }
-    float *out = op_malloc(T * C * sizeof *out), *lse = op_malloc(T * (size_t)s->NH * sizeof *lse);
-    ops_cpu.attention_forward(out, lse, p[1], &(AttentionMask){0}, 1, s->T, s->NH, s->HD);
-    memcpy(p[0], out + (T - 1) * C, C * sizeof *out);
-    free(out);
-    free(lse);
+    free(packed);
 }
-DESCRIBED(attention_decode, "attention_decode", .reference = reference_decode, .shape = CACHE,
+DESCRIBED(attention_decode, "attention_decode", .prepare = prepare_attention_decode,
+          .reference = reference_decode, .shape = CACHE,
           .teaches = "one query: the keys in pieces, or most of the card is idle");
 
 /* ---- layouts ---- */

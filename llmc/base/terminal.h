@@ -25,8 +25,9 @@ void print_text(FILE *out, const char *bytes, size_t n);
 void print_wrapped(FILE *out, int column, int indent, int width, const char *format, ...)
     __attribute__((format(printf, 5, 6)));
 
-/* "note: ..." on stdout, in lines of the terminal's width; where it is none, one line. */
+/* "note: ...", on stdout or elsewhere, in lines of the terminal's width; where it is none, one line. */
 void print_note(const char *format, ...) __attribute__((format(printf, 1, 2)));
+void print_note_to(FILE *out, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
 /* The rule itself, in place; returns the new length, which is never more than n. */
 size_t make_printable(char *text, size_t n, bool keep_newline_and_tab);

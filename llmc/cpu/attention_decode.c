@@ -1,4 +1,4 @@
-/* One query against the keys and values of its own sequence: sampling with a cache. */
+/* One query of each sequence against the keys and values of its own cache: sampling. */
 #include <math.h>
 #include "cpu.h"
 #include "parallel.h"
@@ -7,9 +7,10 @@
 enum { KEYS = 64, MAX_HD = 256 }; /* keys between two updates of the running maximum */
 
 typedef struct Decode {
-    float *out;
+    float *out, *cache;
     const float *qkv;
-    int64_t n_keys, C, HD;
+    const int32_t *positions, *begins;
+    int64_t window, T, NH, HD;
 } Decode;
 
 static float dot(const float *a, const float *b, int64_t n) {
@@ -24,15 +25,14 @@ static void scale_add(float *y, float alpha, const float *x, float factor, int64
         vec_store_n(y + i, vec_load_n(y + i, n - i) * alpha + vec_load_n(x + i, n - i) * factor, n - i);
 }
 
-/* Task: one head, with the online softmax of attention.c for a single row. */
-static void decode_head(const void *args, int64_t task) {
-    const Decode *f = args;
-    int64_t HD = f->HD, row = 3 * f->C;
-    const float *k = f->qkv + f->C + task * HD, *v = k + f->C;
-    const float *q = f->qkv + (f->n_keys - 1) * row + task * HD;
-    float scale = 1.0f / sqrtf((float)HD), max = -INFINITY, total = 0, sum[MAX_HD] = {0}, weights[KEYS];
-    for (int64_t begin = 0; begin < f->n_keys; begin += KEYS) {
-        int64_t n = min_i64(f->n_keys - begin, KEYS);
+/* Keys [begin, end), whose rows of k and v are 2 C apart, with the online softmax of attention.c for a single row. */
+static void attend(float *out, const float *q, const float *k, int64_t C, int64_t HD, int64_t begin,
+                   int64_t end) {
+    const int64_t row = 2 * C;
+    const float *v = k + C, scale = 1.0f / sqrtf((float)HD);
+    float max = -INFINITY, total = 0, sum[MAX_HD] = {0}, weights[KEYS];
+    for (; begin < end; begin += KEYS) {
+        int64_t n = min_i64(end - begin, KEYS);
         float new_max = max;
         for (int64_t j = 0; j < n; j++) {
             weights[j] = dot(q, k + (begin + j) * row, HD) * scale;
@@ -47,9 +47,25 @@ static void decode_head(const void *args, int64_t task) {
         }
         max = new_max;
     }
-    for (int64_t d = 0; d < HD; d++) f->out[task * HD + d] = sum[d] / total;
+    for (int64_t d = 0; d < HD; d++) out[d] = sum[d] / total;
 }
 
-void cpu_attention_decode(floatX *out, const floatX *qkv, float *scratch, int t, int NH, int HD) {
-    cpu_parallel_for(NH, decode_head, &(Decode){out, qkv, (int64_t)t + 1, (int64_t)NH * HD, HD});
+/* Task: one head of one sequence. */
+static void decode_head(const void *args, int64_t task) {
+    const Decode *f = args;
+    const int64_t HD = f->HD, C = f->NH * HD, b = task / f->NH, at = task % f->NH * HD,
+                  position = f->positions[b];
+    const float *q = f->qkv + b * 3 * C + at;
+    float *k = f->cache + b * f->T * 2 * C + at, *new_k = k + position * 2 * C;
+    memcpy(new_k, q + C, (size_t)HD * sizeof *k);
+    memcpy(new_k + C, q + 2 * C, (size_t)HD * sizeof *k);
+    int64_t begin = f->window && position >= f->window ? position + 1 - f->window : 0;
+    if (f->begins && f->begins[b] > begin) begin = f->begins[b];
+    attend(f->out + b * C + at, q, k, C, HD, begin, position + 1);
+}
+
+void cpu_attention_decode(floatX *out, floatX *cache, const floatX *qkv, const int32_t *positions,
+                          const int32_t *begins, float *scratch, int window, int B, int T, int NH, int HD) {
+    cpu_parallel_for((int64_t)B * NH, decode_head,
+                     &(Decode){out, cache, qkv, positions, begins, window, T, NH, HD});
 }

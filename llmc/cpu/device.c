@@ -178,6 +178,7 @@ const Device device_cpu = {
     .zero = cpu_zero,
     .zero_rows = cpu_zero_rows,
     .copy = cpu_copy,
+    .copy_rows = cpu_copy_rows,
     .upload = cpu_copy,
     .download = cpu_copy,
     .host_alloc = cpu_alloc,

@@ -65,3 +65,9 @@ void cpu_zero_rows(void *dst, size_t bytes, size_t stride, int64_t rows) {
 void cpu_copy(void *dst, const void *src, size_t bytes) {
     cpu_parallel_for(ceil_div((int64_t)bytes, CHUNK_BYTES), move_chunk, &(Bytes){dst, src, bytes});
 }
+
+void cpu_copy_rows(void *dst, size_t dst_stride, const void *src, size_t src_stride, size_t bytes,
+                   int64_t rows) {
+    for (int64_t i = 0; i < rows; i++)
+        memcpy((char *)dst + (size_t)i * dst_stride, (const char *)src + (size_t)i * src_stride, bytes);
+}

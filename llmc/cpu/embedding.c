@@ -7,7 +7,7 @@ enum { ROWS = 16, STRIP = 32 }; /* rows of a forward task; columns of a backward
 
 typedef struct Forward {
     float *out;
-    const int32_t *tokens;
+    const int32_t *tokens, *positions;
     const float *wte, *wpe;
     int64_t N, T, C;
 } Forward;
@@ -16,16 +16,17 @@ typedef struct Forward {
 static void forward_rows(const void *args, int64_t task) {
     const Forward *f = args;
     for (int64_t n = task * ROWS; n < min_i64(f->N, (task + 1) * ROWS); n++) {
-        const float *token = f->wte + f->tokens[n] * f->C, *position = f->wpe + n % f->T * f->C;
+        const int64_t first = f->positions ? f->positions[n / f->T] : 0;
+        const float *token = f->wte + f->tokens[n] * f->C, *position = f->wpe + (first + n % f->T) * f->C;
         for (int64_t c = 0; c < f->C; c += VEC)
             vec_store_n(f->out + n * f->C + c,
                         vec_load_n(token + c, f->C - c) + vec_load_n(position + c, f->C - c), f->C - c);
     }
 }
 
-void cpu_embedding_forward(floatX *out, const int32_t *tokens, const floatX *wte, const floatX *wpe, int B,
-                           int T, int C) {
-    Forward f = {out, tokens, wte, wpe, (int64_t)B * T, T, C};
+void cpu_embedding_forward(floatX *out, const int32_t *tokens, const int32_t *positions, const floatX *wte,
+                           const floatX *wpe, int B, int T, int C) {
+    Forward f = {out, tokens, positions, wte, wpe, (int64_t)B * T, T, C};
     cpu_parallel_for(ceil_div(f.N, ROWS), forward_rows, &f);
 }
 

@@ -23,6 +23,8 @@ void cuda_memory_info(size_t *free_bytes, size_t *total_bytes);
 void cuda_zero(void *dst, size_t bytes);
 void cuda_zero_rows(void *dst, size_t bytes, size_t stride, int64_t rows);
 void cuda_copy(void *dst, const void *src, size_t bytes);
+void cuda_copy_rows(void *dst, size_t dst_stride, const void *src, size_t src_stride, size_t bytes,
+                    int64_t rows);
 void cuda_upload(void *dst, const void *src, size_t bytes);
 void cuda_download(void *dst, const void *src, size_t bytes);
 void *cuda_host_alloc(size_t bytes);

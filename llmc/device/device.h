@@ -23,6 +23,7 @@ typedef enum { STREAM_MAIN, STREAM_SIDE, STREAM_SNAPSHOT, N_STREAMS } StreamId;
 typedef enum {
     EVENT_STATS_FINAL,      /* main stream: the step's statistics are what they will be */
     EVENT_STATS_READ,       /* side stream: they may be written again */
+    EVENT_TOKENS_DRAWN,     /* main stream: tokens of a sample are there to be read */
     EVENT_GRADS_FINAL,      /* main stream: a range of gradients is what this rank makes of it */
     EVENT_GRADS_REDUCED,    /* side stream: the own parts hold the sums over ranks */
     EVENT_WEIGHTS_UPDATED,  /* main stream: the own part of a range of weights is the new one */
@@ -34,7 +35,7 @@ typedef enum {
     N_EVENTS
 } EventId;
 
-enum { READBACK_SLOTS = 2, READBACK_BYTES = 64, TIMESTAMPS_MAX = 1 << 18 };
+enum { READBACK_SLOTS = 2, READBACK_BYTES = 4096, TIMESTAMPS_MAX = 1 << 18 };
 
 /* Memory of alloc(), named for another process of this host. */
 typedef struct MemoryHandle {
@@ -93,6 +94,9 @@ typedef struct Device {
     /* The same in `rows` places, `stride` bytes apart. */
     void (*zero_rows)(void *dst, size_t bytes, size_t stride, int64_t rows);
     void (*copy)(void *dst, const void *src, size_t bytes); /* device to device */
+    /* The same for `rows` pieces, each so many bytes behind the one before. */
+    void (*copy_rows)(void *dst, size_t dst_stride, const void *src, size_t src_stride, size_t bytes,
+                      int64_t rows);
     void (*upload)(void *dst, const void *src,
                    size_t bytes); /* host to device; src may be reused at return */
     void (*download)(void *dst, const void *src,
@@ -102,7 +106,7 @@ typedef struct Device {
     void *(*host_alloc)(size_t bytes); /* NULL if it does not fit */
     void (*host_free)(void *p);        /* NULL is fine */
     void (*download_begin)(StreamId stream, void *dst, const void *src, size_t bytes);
-    /* readback_begin queues a copy of bytes <= READBACK_BYTES from the device on a stream, into `slot` <
+    /* readback_begin queues a copy of bytes <= READBACK_BYTES, a multiple of 4, from the device on a stream, into `slot` <
      * READBACK_SLOTS; readback_end waits for that copy alone, not for what was queued behind it. */
     void (*readback_begin)(int slot, StreamId stream, const void *src, size_t bytes);
     void (*readback_end)(int slot, void *dst, size_t bytes);

@@ -59,20 +59,25 @@ static void residual_norm_forward(GPT2 *model, const Batch *b, Norm norm, floatX
 
 /* ln_1 -> qkv. fch and fch_gelu, to exchange it, are still to be made. */
 static void qkv_forward(GPT2 *model, const Batch *b, int l) {
-    floatX *qkv = rows_from(model, gpt2_activation(model, ACT_QKV, l), b->first, 3 * b->C);
+    floatX *qkv = gpt2_activation(model, ACT_QKV, l);
     linear_forward(model, C_ATTN_W, l, qkv, NULL, gpt2_activation(model, ACT_LN_1, l), b->N);
     heads_from_tokens(model, b, qkv, 3, gpt2_activation(model, ACT_FCH, l),
                       gpt2_activation(model, ACT_FCH_GELU, l));
 }
 
-/* The row at position `first` against the keys and values of the rows before it. A window or document is a cache that begins later.
- */
-static void attention_decode(GPT2 *model, const Batch *b, int l, const AttentionMask *mask) {
-    const int window = b->first + 1 - attention_window(mask, b->first + 1),
-              begin = window > b->document ? window : b->document;
-    const floatX *cache = rows_from(model, gpt2_activation(model, ACT_QKV, l), begin, 3 * b->C);
-    model->ops->attention_decode(gpt2_activation(model, ACT_ATTN, l), cache, model->scratch, b->first - begin,
-                                 b->NH, b->HD);
+/* Where the keys and values of layer l, of sequences from b->sequence on, are kept. */
+static floatX *cache_of(const GPT2 *model, const Batch *b, int l) {
+    const KVCache *cache = b->cache;
+    const int64_t sequence = (int64_t)l * cache->B + b->sequence;
+    return rows_from(model, cache->data, sequence * cache->T, 2 * b->C);
+}
+
+/* k and v of qkv's rows into the cache. */
+static void fill_cache(const GPT2 *model, const Batch *b, int l) {
+    const size_t channels = (size_t)b->C * dtype_bytes(model->ops->dtype);
+    const char *qkv = gpt2_activation(model, ACT_QKV, l);
+    model->ops->device->copy_rows(cache_of(model, b, l), 2 * channels, qkv + channels, 3 * channels,
+                                  2 * channels, b->N);
 }
 
 /* qkv -> attn, through the branch's scratch where it is exchanged */
@@ -84,14 +89,16 @@ static void attention_forward(GPT2 *model, const Batch *b, int l) {
            *heads = whole ? attn : gpt2_activation(model, ACT_BRANCH, 0);
     const int T = context_of(b), NH = heads_of(b);
     const AttentionMask mask = mask_of(model, b, l);
-    if (b->first > 0)
-        attention_decode(model, b, l, &mask);
+    if (b->positions)
+        ops->attention_decode(attn, cache_of(model, b, l), qkv, b->positions, b->begins, model->scratch,
+                              mask.window, b->B, b->cache->T, b->NH, b->HD);
     else if (model->options.attention == ATTENTION_STANDARD)
         ops->attention_standard_forward(heads, gpt2_activation(model, ACT_PROBS, l),
                                         gpt2_activation(model, ACT_DPROBS, 0), qkv, &mask, b->B, T, NH,
                                         b->HD);
     else
         ops->attention_forward(heads, activation_f32(model, ACT_LSE, l), qkv, &mask, b->B, T, NH, b->HD);
+    if (b->cache && !b->positions) fill_cache(model, b, l);
     tokens_from_heads(model, b, attn, heads, 1, gpt2_activation(model, ACT_FCH, l),
                       gpt2_activation(model, ACT_FCH_GELU, l));
 }
@@ -119,8 +126,8 @@ static void block_output_forward(GPT2 *model, const Batch *b, int l) {
 void forward_pass(GPT2 *model, const Batch *b) {
     floatX *encoded = gpt2_activation(model, ACT_ENCODED, 0);
     const floatX *positions = rows_from(model, gpt2_weight(model, WPE, 0), position_of(b), b->C);
-    model->ops->embedding_forward(encoded, model->tokens, gpt2_weight(model, WTE, 0), positions, b->B, b->T,
-                                  b->C);
+    model->ops->embedding_forward(encoded, model->tokens, b->positions, gpt2_weight(model, WTE, 0), positions,
+                                  b->B, b->T, b->C);
     drop(model, b, SITE_EMBEDDING, 0, encoded, encoded);
     norm_forward(model, b, ln_1_of(0), encoded);
     for (int l = 0; l < model->config.n_layer && !gpt2_stops(model); l++) {

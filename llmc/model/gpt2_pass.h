@@ -2,6 +2,12 @@
 #pragma once
 #include "gpt2.h"
 
+/* Keys and values of the sequences that are sampled, on the device. */
+typedef struct KVCache {
+    floatX *data; /* (n_layer,B,T,2,C) */
+    int B, T;
+} KVCache;
+
 /* The rows that a pass works on. A micro-batch may be smaller than the model was opened for. */
 typedef struct Batch {
     int B, T;      /* sequences, this rank's tokens of each */
@@ -9,8 +15,11 @@ typedef struct Batch {
     Ranks context; /* T tokens are part context.rank of a context's n_ranks parts */
     int C, NH, HD;
     float dropout; /* 0 outside of training */
-    int first;     /* position of row 0. Not 0 in sampling alone: one row, and qkv holds the rows before it */
-    int document;  /* where that row's document starts */
+    /* In sampling alone: a sequence from its beginning, whose keys and values go into the cache as sequence `sequence`;
+     * or, with positions (B) on the device, a new token of each sequence of the cache. */
+    const KVCache *cache;
+    int sequence;
+    const int32_t *positions, *begins; /* begins (B): where the documents of the new tokens start, or NULL */
 } Batch;
 
 /* T: of the whole context. */
@@ -29,7 +38,7 @@ static inline int64_t tokens_of(const Batch *b) {
 }
 /* Of the micro-batch's first row in the context. */
 static inline int position_of(const Batch *b) {
-    return b->first + b->context.rank * b->T;
+    return b->context.rank * b->T;
 }
 
 /* The rows of the table, without memory; L layers. */

@@ -44,8 +44,8 @@ static OpCost attention_cost(OpId op, const OpSizes *s, double x) {
         return (OpCost){2 * causal_product(&unmasked), x * (4 * head + square)};
     case OP_attention_standard_backward:
         return (OpCost){4 * causal_product(&unmasked), x * (7 * head + 2 * square)};
-    default: /* decode: one query against the keys and values of T positions */
-        return (OpCost){4.0 * s->T * s->NH * s->HD, x * 2 * (s->T + 1.0) * s->NH * s->HD};
+    default: /* decode: one query of each sequence against the keys and values of T positions */
+        return (OpCost){4.0 * s->B * s->T * s->NH * s->HD, x * 2 * s->B * (s->T + 2.0) * s->NH * s->HD};
     }
 }
 
@@ -90,6 +90,8 @@ OpCost op_cost(OpId op, const OpSizes *s, DType dtype) {
         return moves(x * 2 * n * s->Vp + 8 * n);
     case OP_cross_entropy_forward:
         return moves(x * n * s->Vp + 8 * n);
+    case OP_draw_tokens:
+        return moves(x * n * s->V);
     case OP_loss_sum:
     case OP_sum_squares:
         return moves(4 * n);

@@ -36,8 +36,8 @@ typedef void floatX; /* float or bf16, see above */
 
 /* attention_decode cuts a cache into at most so many pieces; each leaves HD sums, a maximum and a sum of weights. */
 enum { ATTENTION_DECODE_PIECES = 64 };
-static inline int64_t attention_decode_scratch(int NH, int HD) {
-    return (int64_t)ATTENTION_DECODE_PIECES * NH * (HD + 2);
+static inline int64_t attention_decode_scratch(int B, int NH, int HD) {
+    return (int64_t)B * ATTENTION_DECODE_PIECES * NH * (HD + 2);
 }
 
 /* Largest sizes a model will call the ops with; scratch is sized for them. */
@@ -189,9 +189,10 @@ static inline Matrix no_matrix(void) {
 typedef enum WriteMode { ACCUMULATE, OVERWRITE } WriteMode; /* += or = */
 
 /* ---- embedding ---- */
-/* out = wte[token] + wpe[t].   out (B,T,C) =, tokens (B,T) in [0,V), wte (V,C), wpe (>=T,C) */
-typedef void EmbeddingForward(floatX *out, const int32_t *tokens, const floatX *wte, const floatX *wpe, int B,
-                              int T, int C);
+/* out = wte[token] + wpe[positions[b] + t].   out (B,T,C) =, tokens (B,T) in [0,V), wte (V,C), wpe (>=positions+T,C);
+ * positions (B): where each sequence begins, or NULL: at 0 */
+typedef void EmbeddingForward(floatX *out, const int32_t *tokens, const int32_t *positions, const floatX *wte,
+                              const floatX *wpe, int B, int T, int C);
 /* dwte[v] += sum of dout over tokens equal v; dwpe[t] += sum of dout over the batch.  dwte (V,C), dwpe
  * (>=T,C) fp32 */
 typedef void EmbeddingBackward(float *dwte, float *dwpe, const floatX *dout, const int32_t *tokens,
@@ -272,9 +273,12 @@ typedef void AttentionStandardForward(floatX *out, floatX *probs, floatX *droppe
 typedef void AttentionStandardBackward(floatX *dqkv, floatX *dprobs, const floatX *dout, const floatX *probs,
                                        const floatX *qkv, const AttentionMask *mask, int B, int T, int NH,
                                        int HD);
-/* One new query against a cache: qkv rows (t+1,3,NH,HD) of one sequence, query = row t.  out (NH,HD) =
- * A window is a cache that begins later. scratch: attention_decode_scratch(NH, HD) values. */
-typedef void AttentionDecode(floatX *out, const floatX *qkv, float *scratch, int t, int NH, int HD);
+/* A new token of each of B sequences against the keys and values of the tokens before it. qkv (B,3,NH,HD) is of the new
+ * tokens, positions (B), each < T, say where they stand. k and v go into the cache (B,T,2,NH,HD) there; out (B,NH,HD) =
+ * attention over the last `window` positions, the new one among them (0: all), from begins (B) on (NULL: 0). A sequence's result depends on B in no
+ * bit. scratch: attention_decode_scratch(B, NH, HD) values. */
+typedef void AttentionDecode(floatX *out, floatX *cache, const floatX *qkv, const int32_t *positions,
+                             const int32_t *begins, float *scratch, int window, int B, int T, int NH, int HD);
 
 /* ---- layouts ---- */
 /* out (b,a,width) = in (a,b,width): rows of `width` elements, a multiple of 8, as they are. out is not in */
@@ -291,6 +295,31 @@ typedef void CrossEntropyForward(float *losses, const floatX *logits, const int3
 /* sum += scale * sum(losses).   losses (N) fp32. As sum_squares it takes PARAMETER_TILE values at a time: a double in
  * a fixed order, the same on all backends. Those are added without rounding. */
 typedef void LossSum(ExactSum *sum, const float *losses, float scale, int64_t N);
+
+/* ---- sampling ---- */
+/* Draws the next token of each of B sequences: softmax(logits / temperature) over what top_k, top_p and min_p leave.
+ *
+ *   top_k   the top_k largest logits (0: all)
+ *   top_p   of those, in falling order, the first whose probabilities add up to top_p (1: all)
+ *   min_p   of those, which are at least min_p times as probable as the largest (0: all)
+ *
+ * Among equal logits at the edge the first in the order of DRAW_COLUMNS stay: ids by id % DRAW_COLUMNS, then by id. The
+ * same order takes the cumulated probabilities to the random number. temperature 0 or top_k 1: the largest, of equals
+ * the lowest id, and rng stays as it is; else rng advances once. NaN and -inf are never drawn while there is a finite
+ * logit; +inf always is. */
+enum { DRAW_COLUMNS = 1024, DRAWN_ROWS = 64 };
+typedef struct DrawArgs {
+    int32_t *tokens;    /* (B) =, in [0,V) */
+    int32_t *positions; /* (B) += 1 */
+    int32_t
+        *drawn; /* (DRAWN_ROWS,B): row positions % DRAWN_ROWS, after the addition, = the token; where logits
+                              are NaN or infinite, minus their number */
+    uint64_t *rng;        /* (B) random_uniform's states */
+    const floatX *logits; /* (B,Vp) */
+    float temperature, top_p, min_p;
+    int top_k, B, V, Vp;
+} DrawArgs;
+typedef void DrawTokens(const DrawArgs *args);
 
 /* ---- update ---- */
 /* out = a + b, n gradients, each sum rounded once; out may be a or b. For sums over micro-batches in an order of their own. */
@@ -335,6 +364,7 @@ typedef void HashBytes(uint64_t *hash, const void *x, int64_t n_bytes);
     OP(CrossEntropyBackwardInplace, cross_entropy_backward_inplace) \
     OP(CrossEntropyForward, cross_entropy_forward) \
     OP(LossSum, loss_sum) \
+    OP(DrawTokens, draw_tokens) \
     OP(SumGradients, sum_gradients) \
     OP(SumSquares, sum_squares) \
     OP(FinishStats, finish_stats) \

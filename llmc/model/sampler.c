@@ -1,21 +1,53 @@
-/* Sampling with a cache of keys and values: the model's forward pass on rows of one sequence.
+/* Sampling with a cache of keys and values: the model's forward pass, first on each sequence's window, which fills the
+ * cache, then on one new token of each.
  *
- * The cache is the qkv activation, which keeps every row of every layer: a prompt fills all its rows at once, then
- * each token one row. Past queries stay there unread; that third is the price of one layout everywhere. */
+ * Tokens, positions and random numbers stay on the device. The host queues steps and reads what was drawn in pieces of
+ * READ_ROWS tokens, one piece late where the device runs ahead; so a sample's end is seen late, and what was drawn
+ * behind it is dropped. */
 #include "sampler.h"
-#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include "gpt2_pass.h"
+#include "llmc/base/clock.h"
 #include "llmc/base/random.h"
 
-typedef struct Sampler {
-    GPT2 model;      /* the weights of the model that is sampled, activations of its own */
-    char *memory;    /* one device allocation holds these activations */
-    float *logits;   /* (V) after the last token fed */
+enum {
+    MAX_TOGETHER = 64, /* sequences that are decoded together */
+    READ_ROWS = 16,    /* tokens of each that are read at once */
+};
+_Static_assert(READ_ROWS *MAX_TOGETHER * sizeof(int32_t) <= READBACK_BYTES, "a readback holds what is read");
+_Static_assert(DRAWN_ROWS % READ_ROWS == 0 && DRAWN_ROWS >= 4 * READ_ROWS, "what is not read stays");
+
+/* One sample, as the host knows it. */
+typedef struct Sequence {
     int32_t *window; /* (max_seq_len + 1) tokens in view */
-    int n, n_cached; /* tokens in the window; of these, rows in the cache */
+    char *held;      /* the end of its text, which may be the beginning of the stop text */
+    size_t n_held;
+    bool ended;
+} Sequence;
+
+typedef struct Sampler {
+    GPT2 model; /* the weights of the model that is sampled, activations of its own */
+    const SampleOptions *options;
+    const Tokenizer *tokenizer;
+    SampleSink *sink;
+    void *user;
+    SampleRates *rates;
+    double began;    /* when the call began, or the steps */
+    int n_before;    /* samples of the groups before this one */
+    char *memory;    /* one device allocation holds all below, and the activations */
+    KVCache cache;   /* its B: the sequences of this group */
+    int32_t *begins; /* (B) where the documents of what is drawn start; NULL: sequences are whole */
+    DrawArgs draw;
+    Graph *graph;  /* of a step */
+    int n_decoded; /* steps so far */
+    Sequence sequences[MAX_TOGETHER];
+    int n_live;
+    int n, n_cached;      /* tokens in each window; of these, rows in the cache */
+    int n_read, n_queued; /* tokens in each window that the host has; that it has or has asked for */
+    int n_taken;          /* draws that it has */
+    int slot;             /* of the next readback */
 } Sampler;
 
 /* ---- memory ---- */
@@ -32,107 +64,134 @@ static void *take(Arena *arena, size_t bytes) {
     return part;
 }
 
-static size_t place_buffers(GPT2 *m, char *base) {
+static size_t place_buffers(Sampler *s, char *base) {
+    GPT2 *m = &s->model;
+    DrawArgs *d = &s->draw;
     Arena arena = {.base = base};
+    const size_t B = (size_t)s->cache.B, C = (size_t)m->shape.C, X = dtype_bytes(m->ops->dtype);
     const size_t bounds = m->config.documents ? (size_t)m->shape.T * sizeof *m->starts : 0;
+    const int64_t decode = attention_decode_scratch(s->cache.B, m->shape.NH, m->shape.C / m->shape.NH);
     m->tokens = m->targets = take(&arena, (size_t)m->shape.T * sizeof *m->tokens);
     m->starts = take(&arena, bounds);
     m->ends = take(&arena, bounds);
-    m->scratch =
-        take(&arena, (size_t)attention_decode_scratch(m->shape.NH, m->shape.C / m->shape.NH) * sizeof(float));
+    m->scratch = take(&arena, (size_t)decode * sizeof(float));
+    s->begins = take(&arena, m->config.documents ? B * sizeof *s->begins : 0);
+    d->positions = take(&arena, B * sizeof *d->positions);
+    d->drawn = take(&arena, DRAWN_ROWS * B * sizeof *d->drawn);
+    d->rng = take(&arena, B * sizeof *d->rng);
+    s->cache.data = take(&arena, (size_t)m->config.n_layer * B * (size_t)s->cache.T * 2 * C * X);
     for (int id = 0; id < N_ACTIVATIONS; id++)
         m->activations[id].data = take(&arena, activation_bytes(&m->activations[id], &m->options));
+    d->tokens = m->tokens;
+    d->logits = gpt2_activation(m, ACT_LOGITS, 0);
     return arena.used;
 }
 
-/* The model for one sequence: feed_rows tokens at once at most, qkv of cache_rows positions, logits of one. */
-static void sequence_model(GPT2 *m, const GPT2 *model, int feed_rows, int cache_rows) {
+/* The model for `rows` rows at once at most, with logits of as many as there are sequences. */
+static void sequence_model(Sampler *s, const GPT2 *model, int rows) {
+    GPT2 *m = &s->model;
     *m = *model;
-    m->options = (GPT2Options){.B = 1, .T = feed_rows, .attention = ATTENTION_FLASH};
+    m->options = (GPT2Options){.B = 1, .T = rows, .attention = ATTENTION_FLASH};
     m->shape.B = 1;
-    m->shape.T = feed_rows;
-    m->shape.loss_rows = 1;
+    m->shape.T = rows;
+    m->shape.loss_rows = s->cache.B;
     activation_table(m->activations, m->ops, &m->shape, m->config.n_layer, &m->options);
-    Activation *qkv = &m->activations[ACT_QKV];
-    qkv->elems = (int64_t)cache_rows * 3 * m->shape.C;
-    qkv->stride = (qkv->elems + 127) / 128 * 128;
-    qkv->instances = m->config.n_layer;
 }
 
 static void sampler_close(Sampler *s) {
-    s->model.ops->device->free(s->memory);
-    free(s->logits);
-    free(s->window);
+    const Device *device = s->model.ops->device;
+    device->graph_free(s->graph);
+    device->free(s->memory);
+    for (int b = 0; b < MAX_TOGETHER; b++) {
+        free(s->sequences[b].window);
+        free(s->sequences[b].held);
+    }
 }
 
-/* Memory for a prompt of n_prompt tokens and n_tokens more. */
-static bool sampler_open(Sampler *s, const GPT2 *model, int n_prompt, int n_tokens, Error *err) {
+static bool open_sequences(Sampler *s) {
+    const size_t stop = s->options->stop ? strlen(s->options->stop) : 0;
+    for (int b = 0; b < s->cache.B; b++) {
+        Sequence *q = &s->sequences[b];
+        q->window = malloc(((size_t)s->model.config.max_seq_len + 1) * sizeof *q->window);
+        q->held = malloc(stop + 1);
+        if (!q->window || !q->held) return false;
+    }
+    return true;
+}
+
+/* Memory for a prompt of n_prompt tokens and n_tokens more, in B sequences. */
+static bool sampler_open(Sampler *s, const GPT2 *model, int B, int n_prompt, Error *err) {
     const GPT2Config *c = &model->config;
-    const int64_t longest = (int64_t)n_prompt + n_tokens;
+    const int64_t longest = (int64_t)n_prompt + s->options->n_tokens;
     const bool slides = longest > c->max_seq_len;
-    const int cache_rows = slides ? c->max_seq_len : (int)longest;
-    const int feed_rows = slides && c->max_seq_len / 2 > n_prompt ? c->max_seq_len / 2 : n_prompt;
-    *s = (Sampler){0};
-    sequence_model(&s->model, model, feed_rows, cache_rows);
-    const size_t bytes = place_buffers(&s->model, NULL);
-    s->logits = malloc((size_t)c->vocab_size * sizeof *s->logits);
-    s->window = malloc(((size_t)c->max_seq_len + 1) * sizeof *s->window);
+    const int fed = slides && c->max_seq_len / 2 > n_prompt ? c->max_seq_len / 2 : n_prompt;
+    s->cache = (KVCache){.B = B, .T = slides ? c->max_seq_len : (int)longest};
+    sequence_model(s, model, fed > B ? fed : B);
+    s->draw = (DrawArgs){
+        .temperature = s->options->temperature,
+        .top_k = s->options->top_k,
+        .top_p = s->options->top_p,
+        .min_p = s->options->min_p,
+        .B = B,
+        .V = c->vocab_size,
+        .Vp = c->padded_vocab_size,
+    };
+    const size_t bytes = place_buffers(s, NULL);
     s->memory = model->ops->device->alloc(bytes);
-    if (s->memory && s->logits && s->window) {
-        place_buffers(&s->model, s->memory);
+    if (s->memory && open_sequences(s)) {
+        place_buffers(s, s->memory);
         return true;
     }
     sampler_close(s);
     return fail(err, EXIT_RUN,
-                "sampling: out of memory: the cache for %d positions asks %.1f MiB on the device", cache_rows,
-                (double)bytes / 1048576.0);
-}
-
-/* ---- the window ---- */
-
-/* Where the document of the last token starts. */
-static int document_start(const Sampler *s) {
-    const GPT2Config *c = &s->model.config;
-    int start = s->n - 1;
-    while (c->documents && start > 0 && s->window[start - 1] != c->end_of_text) start--;
-    return c->documents ? start : 0;
-}
-
-/* Feeds the tokens of the window that the cache lacks (all of it, or one). */
-static void feed_window(Sampler *s) {
-    GPT2 *m = &s->model;
-    const int n = s->n - s->n_cached;
-    Batch b = batch_of(m, 1, n);
-    b.first = s->n_cached;
-    b.document = document_start(s);
-    if (b.first == 0) upload_documents(m, s->window, 1, n);
-    m->ops->device->upload(m->tokens, s->window + b.first, (size_t)n * sizeof *m->tokens);
-    forward_pass(m, &b);
-    gpt2_logits(m, s->logits, n - 1, 1);
-    s->n_cached = s->n;
-}
-
-/* A window longer than the context keeps its last half, whose positions then start from 0: the cache is void. */
-static void slide_window(Sampler *s) {
-    const int T = s->model.config.max_seq_len, keep = T > 1 ? T / 2 : 1;
-    if (s->n <= T) return;
-    memmove(s->window, s->window + s->n - keep, (size_t)keep * sizeof *s->window);
-    s->n = keep;
-    s->n_cached = 0;
+                "sampling: out of memory: the cache for %d positions of %d %s asks %.1f MiB on the device",
+                s->cache.T, B, B > 1 ? "samples" : "sample", (double)bytes / 1048576.0);
 }
 
 /* ---- text ---- */
 
+static void send(Sampler *s, int b, const char *bytes, size_t n) {
+    if (n) s->sink(s->n_before + b, bytes, n, s->user);
+}
+
+static void end_sequence(Sampler *s, int b) {
+    if (s->sequences[b].ended) return;
+    s->sequences[b].ended = true;
+    s->n_live--;
+    s->sink(s->n_before + b, "", 0, s->user);
+}
+
+/* Sends what cannot be the beginning of the stop text any more; true where all of that has come. */
+static bool send_before_stop(Sampler *s, int b, const char *bytes, size_t n) {
+    Sequence *q = &s->sequences[b];
+    const char *stop = s->options->stop;
+    const size_t length = strlen(stop);
+    for (size_t i = 0; i < n; i++) {
+        q->held[q->n_held++] = bytes[i];
+        size_t ready = 0;
+        while (memcmp(q->held + ready, stop, q->n_held - ready) != 0) ready++;
+        send(s, b, q->held, ready);
+        q->n_held -= ready;
+        memmove(q->held, q->held + ready, q->n_held);
+        if (q->n_held == length) return true;
+    }
+    return false;
+}
+
 /* A token as its bytes; as its number where it has none, or where there is no tokenizer. */
-static void emit(const Tokenizer *tokenizer, int token, SampleSink sink, void *user) {
+static void emit(Sampler *s, int b, int token) {
     size_t length = 0;
-    const char *bytes = tokenizer ? tokenizer_bytes(tokenizer, token, &length) : NULL;
+    const char *bytes = s->tokenizer ? tokenizer_bytes(s->tokenizer, token, &length) : NULL;
     char number[16];
     if (!bytes) {
-        length = (size_t)snprintf(number, sizeof number, tokenizer ? "[%d]" : "%d ", token);
+        length = (size_t)snprintf(number, sizeof number, s->tokenizer ? "[%d]" : "%d ", token);
         bytes = number;
     }
-    sink(bytes, length, user);
+    s->rates->n_tokens++;
+    if (!s->options->stop)
+        send(s, b, bytes, length);
+    else if (send_before_stop(s, b, bytes, length))
+        end_sequence(s, b);
 }
 
 /* The tokens that a sample starts from; at least one. malloc'ed. */
@@ -160,52 +219,261 @@ static bool encode_prompt(const SampleOptions *options, const Tokenizer *tokeniz
     return true;
 }
 
-/* A model that has diverged, or whose files are damaged, has nothing to say. */
-static bool check_logits(const Sampler *s, int i, Error *err) {
-    const int V = s->model.config.vocab_size;
-    int n_bad = 0;
-    for (int v = 0; v < V; v++) n_bad += !isfinite(s->logits[v]);
-    return n_bad == 0 ||
-           fail(err, EXIT_RUN,
-                "sampling: %d of the %d logits of token %d are NaN or infinite: the weights have "
-                "diverged or are damaged",
-                n_bad, V, i + 1);
+/* ---- reading what was drawn ---- */
+
+static bool ends_text(const Sampler *s, int token) {
+    const GPT2Config *c = &s->model.config;
+    return (s->tokenizer && token == tokenizer_eot(s->tokenizer)) ||
+           (c->documents && token == c->end_of_text);
 }
 
-static bool draw(GPT2 *model, const Tokenizer *tokenizer, const SampleOptions *options, const int32_t *prompt,
-                 int n, SampleSink sink, void *user, Error *err) {
-    enum { STREAM_SAMPLING = 1 };
-    uint64_t rng = random_stream(options->seed, STREAM_SAMPLING);
-    Sampler s;
-    bool good = true;
-    if (!sampler_open(&s, model, n, options->n_tokens, err)) return false;
-    memcpy(s.window, prompt, (size_t)n * sizeof *s.window);
-    s.n = n;
-    for (int i = 0; i < options->n_tokens; i++) {
-        feed_window(&s);
-        if (gpt2_stops(model)) break;
-        good = check_logits(&s, i, err);
-        if (!good) break;
-        int token =
-            sample_token(s.logits, model->config.vocab_size, options->temperature, options->top_k, &rng);
-        emit(tokenizer, token, sink, user);
-        s.window[s.n++] = token;
-        slide_window(&s);
+/* A model that has diverged, or whose files are damaged, has nothing to say. */
+static bool accept(Sampler *s, int b, int position, int token, Error *err) {
+    Sequence *q = &s->sequences[b];
+    if (token < 0)
+        return fail(err, EXIT_RUN,
+                    "sampling: %d of the %d logits of token %d are NaN or infinite: the weights have "
+                    "diverged or are damaged",
+                    -token, s->model.config.vocab_size, s->n_taken + 1);
+    q->window[position] = token;
+    if (q->ended) return true;
+    if (ends_text(s, token))
+        end_sequence(s, b);
+    else
+        emit(s, b, token);
+    return true;
+}
+
+/* Waits for what was asked for. */
+static bool read_queued(Sampler *s, Error *err) {
+    int32_t rows[READ_ROWS * MAX_TOGETHER];
+    const int B = s->cache.B;
+    if (s->n_queued == s->n_read) return true;
+    s->model.ops->device->readback_end(1 - s->slot, rows,
+                                       (size_t)((s->n_queued - s->n_read) * B) * sizeof *rows);
+    const int first = s->n_read;
+    for (; s->n_read < s->n_queued; s->n_read++, s->n_taken++)
+        for (int b = 0; b < B; b++)
+            if (!accept(s, b, s->n_read, rows[(s->n_read - first) * B + b], err)) return false;
+    return true;
+}
+
+/* Asks for what is not asked for yet: rows of `drawn` without a turn, because a multiple of READ_ROWS ends them. */
+static void queue_reading(Sampler *s) {
+    const Device *device = s->model.ops->device;
+    const int B = s->cache.B, row = s->n_queued % DRAWN_ROWS;
+    if (s->n_queued == s->n) return;
+    device->event_record(EVENT_TOKENS_DRAWN, STREAM_MAIN);
+    device->stream_wait(STREAM_SIDE, EVENT_TOKENS_DRAWN);
+    device->readback_begin(s->slot, STREAM_SIDE, s->draw.drawn + row * B,
+                           (size_t)((s->n - s->n_queued) * B) * sizeof *s->draw.drawn);
+    s->slot = 1 - s->slot;
+    s->n_queued = s->n;
+}
+
+static bool read_all(Sampler *s, Error *err) {
+    if (!read_queued(s, err)) return false;
+    queue_reading(s);
+    return read_queued(s, err);
+}
+
+/* The first token is waited for; then, on a device that runs ahead, what comes is a piece late. */
+static bool read_some(Sampler *s, Error *err) {
+    if (s->n_taken == 0 || !s->model.ops->device->is_async) return read_all(s, err);
+    if (s->n % READ_ROWS) return true;
+    if (!read_queued(s, err)) return false;
+    queue_reading(s);
+    return true;
+}
+
+/* ---- the window ---- */
+
+static void draw_next(Sampler *s) {
+    s->model.ops->draw_tokens(&s->draw);
+}
+
+/* The rows of the cache that sequence 0 has are those of sequence b, too. */
+static void copy_cache(Sampler *s, int b) {
+    GPT2 *m = &s->model;
+    const int64_t of_sequence = (int64_t)s->cache.T * 2 * m->shape.C;
+    for (int l = 0; l < m->config.n_layer; l++) {
+        floatX *first = rows_from(m, s->cache.data, (int64_t)l * s->cache.B, of_sequence);
+        m->ops->device->copy(rows_from(m, first, b, of_sequence), first,
+                             (size_t)(s->n * 2 * (int64_t)m->shape.C) * dtype_bytes(m->ops->dtype));
     }
-    sampler_close(&s);
+}
+
+/* The whole window of sequence b through the training forward pass; its last row's logits become row b of all. */
+static void feed_window(Sampler *s, int b) {
+    GPT2 *m = &s->model;
+    Batch batch = batch_of(m, 1, s->n);
+    batch.cache = &s->cache;
+    batch.sequence = b;
+    m->ops->device->upload(m->tokens, s->sequences[b].window, (size_t)s->n * sizeof *m->tokens);
+    upload_documents(m, s->sequences[b].window, 1, s->n);
+    forward_pass(m, &batch);
+    const floatX *last = rows_from(m, gpt2_activation(m, ACT_LN_F, 0), s->n - 1, batch.C);
+    linear_forward(m, WTE, 0, rows_from(m, gpt2_activation(m, ACT_LOGITS, 0), b, s->draw.Vp), NULL, last, 1);
+}
+
+/* What is drawn belongs to the document behind the last end-of-text; it ends with the next one, as the sample does. */
+static void upload_begins(Sampler *s) {
+    int32_t begins[MAX_TOGETHER] = {0};
+    if (!s->begins) return;
+    for (int b = 0; b < s->cache.B; b++)
+        for (int i = 0; i < s->n; i++)
+            if (s->sequences[b].window[i] == s->model.config.end_of_text) begins[b] = i + 1;
+    s->model.ops->device->upload(s->begins, begins, (size_t)s->cache.B * sizeof *begins);
+}
+
+/* Fills the cache of every sequence and draws a token behind each window. The first windows are all the prompt. */
+static void feed_windows(Sampler *s) {
+    GPT2 *m = &s->model;
+    floatX *logits = gpt2_activation(m, ACT_LOGITS, 0);
+    const size_t row = (size_t)s->draw.Vp * dtype_bytes(m->ops->dtype);
+    int32_t positions[MAX_TOGETHER];
+    for (int b = 0; b < s->cache.B; b++) {
+        positions[b] = s->n - 1;
+        if (b == 0 || s->n_taken > 0) {
+            feed_window(s, b);
+        } else {
+            copy_cache(s, b);
+            m->ops->device->copy((char *)logits + (size_t)b * row, logits, row);
+        }
+    }
+    m->ops->device->upload(s->draw.positions, positions, (size_t)s->cache.B * sizeof *positions);
+    upload_begins(s);
+    draw_next(s);
+}
+
+/* A window longer than the context keeps its last half, whose positions then start from 0: the cache is void. */
+static bool slide_window(Sampler *s, Error *err) {
+    const int T = s->model.config.max_seq_len, keep = T > 1 ? T / 2 : 1;
+    if (s->n <= T) return true;
+    if (!read_all(s, err)) return false;
+    for (int b = 0; b < s->cache.B; b++) {
+        int32_t *window = s->sequences[b].window;
+        memmove(window, window + s->n - keep, (size_t)keep * sizeof *window);
+    }
+    s->n = s->n_read = s->n_queued = keep;
+    s->n_cached = 0;
+    return true;
+}
+
+/* ---- a step ---- */
+
+static void decode_ops(Sampler *s) {
+    GPT2 *m = &s->model;
+    Batch batch = batch_of(m, s->cache.B, 1);
+    batch.cache = &s->cache;
+    batch.positions = s->draw.positions;
+    batch.begins = s->begins;
+    forward_pass(m, &batch);
+    head_forward(m, &batch, 0);
+    draw_next(s);
+}
+
+/* The first run readies what the ops need, the second is captured. */
+static void capture(Sampler *s) {
+    const Device *device = s->model.ops->device;
+    bool (*const stop)(void) = s->model.stop;
+    if (s->n_decoded != 1 || !s->options->graph || !device->capture_begin()) return;
+    s->model.stop = NULL; /* the graph is whole */
+    decode_ops(s);
+    s->model.stop = stop;
+    s->graph = device->capture_end();
+}
+
+/* The token behind each window into the cache, and the next one drawn. */
+static void decode(Sampler *s) {
+    const GPT2 *m = &s->model;
+    const double X = (double)dtype_bytes(m->ops->dtype), C = m->shape.C;
+    capture(s);
+    if (s->graph)
+        m->ops->device->graph_launch(s->graph);
+    else
+        decode_ops(s);
+    s->n_decoded++;
+    s->rates->n_steps++;
+    s->rates->step_bytes += X * ((double)m->n_parameters - C * m->config.max_seq_len +
+                                 2 * C * m->config.n_layer * s->cache.B * s->n);
+}
+
+static void draw_token(Sampler *s) {
+    if (s->n_cached)
+        decode(s);
+    else
+        feed_windows(s);
+    s->n_cached = s->n++;
+}
+
+/* ---- samples ---- */
+
+static void start_sequences(Sampler *s, const int32_t *prompt, int n) {
+    enum { STREAM_SAMPLING = 1, NEXT_SAMPLE = 256 };
+    const SampleOptions *o = s->options;
+    const bool echo = !o->text_alone && o->prompt;
+    uint64_t rng[MAX_TOGETHER];
+    for (int b = 0; b < s->cache.B; b++) {
+        memcpy(s->sequences[b].window, prompt, (size_t)n * sizeof *prompt);
+        rng[b] = random_stream(o->seed, STREAM_SAMPLING + (uint64_t)(s->n_before + b) * NEXT_SAMPLE);
+        if (echo) send(s, b, o->prompt, strlen(o->prompt));
+    }
+    s->model.ops->device->upload(s->draw.rng, rng, (size_t)s->cache.B * sizeof *rng);
+    s->n = s->n_read = s->n_queued = n;
+    s->n_live = s->cache.B;
+}
+
+static bool draw_tokens(Sampler *s, Error *err) {
+    for (int i = 0; i < s->options->n_tokens && s->n_live > 0; i++) {
+        draw_token(s);
+        if (gpt2_stops(&s->model)) break;
+        if (!read_some(s, err) || !slide_window(s, err)) return false;
+        if (i > 0) continue;
+        if (s->n_before == 0) s->rates->first_seconds = clock_seconds() - s->began;
+        s->began = clock_seconds();
+    }
+    if (!gpt2_stops(&s->model) && !read_all(s, err)) return false;
+    if (s->n_taken > 0) s->rates->step_seconds += clock_seconds() - s->began;
+    return true;
+}
+
+/* Samples n_before and on, B of them. */
+static bool draw_group(Sampler *s, const GPT2 *model, int B, const int32_t *prompt, int n, Error *err) {
+    if (!sampler_open(s, model, B, n, err)) return false;
+    start_sequences(s, prompt, n);
+    const bool good = draw_tokens(s, err);
+    for (int b = 0; b < B && good; b++) {
+        Sequence *q = &s->sequences[b];
+        if (!q->ended) send(s, b, q->held, q->n_held);
+        end_sequence(s, b);
+    }
+    model->ops->device->synchronize(); /* what was queued behind the end */
+    sampler_close(s);
     return good;
 }
 
-bool sample(GPT2 *model, const Tokenizer *tokenizer, const SampleOptions *options, SampleSink sink,
-            void *user, Error *err) {
+bool sample(GPT2 *model, const Tokenizer *tokenizer, const SampleOptions *options, SampleSink *sink,
+            void *user, SampleRates *rates, Error *err) {
     const size_t T = (size_t)model->config.max_seq_len;
+    const double began = clock_seconds();
+    SampleRates unused;
     int32_t *prompt;
     size_t n;
+    if (!rates) rates = &unused;
+    *rates = (SampleRates){0};
     bool good = encode_prompt(options, tokenizer, model->config.vocab_size, &prompt, &n, err);
-    if (good) {
-        if (options->prompt && *options->prompt) sink(options->prompt, strlen(options->prompt), user);
-        const size_t used = n > T ? T : n; /* of a prompt longer than the context: its end */
-        good = draw(model, tokenizer, options, prompt + (n - used), (int)used, sink, user, err);
+    const size_t used = n > T ? T : n; /* of a prompt longer than the context: its end */
+    for (int first = 0; good && first < options->n_samples && !gpt2_stops(model); first += MAX_TOGETHER) {
+        const int left = options->n_samples - first, B = left < MAX_TOGETHER ? left : MAX_TOGETHER;
+        Sampler s = {.options = options,
+                     .tokenizer = tokenizer,
+                     .sink = sink,
+                     .user = user,
+                     .rates = rates,
+                     .began = began,
+                     .n_before = first};
+        good = draw_group(&s, model, B, prompt + (n - used), (int)used, err);
     }
     free(prompt);
     return good;

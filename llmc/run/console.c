@@ -161,15 +161,13 @@ void console_status(Console *console, const char *format, ...) {
 
 /* ---- samples ---- */
 
-void console_sample_begin(Console *console, int64_t step) {
-    print_line(console->out, "--- sample, step %lld ---", (long long)step);
+void console_text_begin(Console *console) {
     console->sample_ends_in_newline = true;
     console->n_held = 0;
 }
 
 /* A token may be a part of a character: it waits until the rest is there. */
-void console_sample_text(const char *bytes, size_t n, void *user) {
-    Console *console = user;
+void console_text(Console *console, const char *bytes, size_t n) {
     for (size_t i = 0; i < n; i++) {
         console->held[console->n_held++] = bytes[i];
         const size_t rest = incomplete_character(console->held, console->n_held);
@@ -182,12 +180,25 @@ void console_sample_text(const char *bytes, size_t n, void *user) {
     fflush(console->out);
 }
 
-void console_sample_end(Console *console) {
+void console_text_end(Console *console) {
     print_text(console->out, console->held, console->n_held);
     console->n_held = 0;
     if (!console->sample_ends_in_newline) print_text(console->out, "\n", 1);
-    print_line(console->out, "---");
     fflush(console->out);
+}
+
+void console_sample_begin(Console *console, FILE *frames, int64_t step, int number, int n) {
+    if (n == 1)
+        print_line(frames, "--- sample, step %lld ---", (long long)step);
+    else
+        print_line(frames, "--- sample %d of %d, step %lld ---", number, n, (long long)step);
+    console_text_begin(console);
+}
+
+void console_sample_end(Console *console, FILE *frames) {
+    console_text_end(console);
+    print_line(frames, "---");
+    fflush(frames);
 }
 
 static const char *loss_text(char *buffer, double loss) {

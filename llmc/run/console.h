@@ -56,11 +56,14 @@ void console_score(Console *console, int64_t step, const ChoiceScore *score, dou
 void console_note(Console *console, const char *format, ...) __attribute__((format(printf, 2, 3)));
 /* On a terminal, in the bar's place until the next line: what takes its time now. */
 void console_status(Console *console, const char *format, ...) __attribute__((format(printf, 2, 3)));
-/* A sample streams between the two frames; console_sample_text is a SampleSink, user is the Console. What
- * a terminal would obey is shown as '?' (terminal.h), also in a pipe or a file; the log has the bytes. */
-void console_sample_begin(Console *console, int64_t step);
-void console_sample_text(const char *bytes, size_t n, void *user);
-void console_sample_end(Console *console);
+/* Text as it comes, piece by piece: a character that is split over pieces is printed whole, what a terminal would obey
+ * does not pass, and console_text_end ends the last line. */
+void console_text_begin(Console *console);
+void console_text(Console *console, const char *bytes, size_t n);
+void console_text_end(Console *console);
+/* The same between two lines, which go to `frames`: sample `number` of n, from 1. */
+void console_sample_begin(Console *console, FILE *frames, int64_t step, int number, int n);
+void console_sample_end(Console *console, FILE *frames);
 /* The last line of a training run, exactly "done: step N, train loss X, val loss Y, Z tok/s"; NAN is "n/a". */
 void console_done(Console *console, int64_t step, double train_loss, double val_loss,
                   double tokens_per_second);

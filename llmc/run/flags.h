@@ -17,7 +17,7 @@ typedef enum { DEVICE_AUTO, DEVICE_CUDA, DEVICE_CPU } DeviceKind;
 typedef enum { PRECISION_BF16, PRECISION_FP32 } Precision;
 typedef enum { GRAPH_OFF, GRAPH_ON } GraphKind;
 
-enum { FLAGS_MAX = 64 };
+enum { FLAGS_MAX = 96 };
 
 /* Strings point into argv or to constants; NULL where a flag has no value. Counts that a flag turns off are
  * 0. */
@@ -46,9 +46,13 @@ typedef struct Settings {
     bool eval_only;
     const char *hellaswag;
     int64_t sample_every, sample_tokens; /* sample_every 0: only at the end; sample_tokens 0: never */
-    const char *prompt;
-    double temperature; /* 0: greedy */
-    int64_t top_k;      /* 0: all */
+    const char *prompt, *prompt_file;    /* prompt: prompt_file's text, once setup_prompt has read it */
+    const char *stop;                    /* ends a sample; NULL: none */
+    bool chat;
+    int64_t samples;     /* at a time */
+    double temperature;  /* 0: greedy */
+    int64_t top_k;       /* 0: all */
+    double top_p, min_p; /* 1, 0: all */
     /* checkpoints */
     const char *out;    /* NULL: nothing is written; not given: DEFAULT_OUT or NULL */
     int64_t save_every; /* 0: only at the end */
@@ -103,7 +107,7 @@ bool flags_check(const Settings *s, int n_ranks, Error *err);
 bool flags_was_set(const Settings *s, const char *name);
 
 /* True where the command line asks for text from a checkpoint and for no training:
- * --model names files, --prompt is given, --train is not. */
+ * --model names files, --prompt, --prompt-file or --chat is given, --train is not. */
 bool settings_sample_only(const Settings *s);
 
 /* True where a run is about --model alone: samples, or an export. It reads no data. */

@@ -31,6 +31,23 @@ Roofs profile_roofs(const Ops *ops) {
     return roofs;
 }
 
+double profile_copy_roof(const Ops *ops) {
+    enum { FIRST, LAST, COPIES = 8 };
+    const size_t bytes = (size_t)(ops->device->is_async ? 128 : 16) << 20; /* beyond the caches */
+    char *buffer = ops->device->alloc(2 * bytes);
+    double best = INFINITY;
+    if (!buffer) return 0;
+    ops->device->zero(buffer, 2 * bytes);
+    for (int i = 0; i < COPIES; i++) {
+        ops->device->timestamp(FIRST);
+        ops->device->copy(buffer, buffer + bytes, bytes);
+        ops->device->timestamp(LAST);
+        best = fmin(best, ops->device->seconds_between(FIRST, LAST));
+    }
+    ops->device->free(buffer);
+    return 2.0 * (double)bytes / best;
+}
+
 Roofs profile_higher_roofs(const Roofs *a, const Roofs *b) {
     Roofs roofs = *a;
     roofs.flops = fmax(a->flops, b->flops);

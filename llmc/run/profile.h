@@ -48,6 +48,8 @@ const Ops *profile_ops(const Ops *inner);
 void profile_collect(Profile *profile);
 /* Measures the copy rates (0.3 s). */
 Roofs profile_roofs(const Ops *ops);
+/* The rate of a large copy alone, which some milliseconds tell; 0: not known. */
+double profile_copy_roof(const Ops *ops);
 /* The higher of each of two measurements: what runs beside can only lower one. */
 Roofs profile_higher_roofs(const Roofs *a, const Roofs *b);
 /* The table, longest rows first, means over the profiled steps. */

@@ -79,10 +79,10 @@ static int given(const void *optional, int with) {
     return optional ? with : 0;
 }
 
-static void embedding_forward(floatX *out, const int32_t *tokens, const floatX *wte, const floatX *wpe, int B,
-                              int T, int C) {
+static void embedding_forward(floatX *out, const int32_t *tokens, const int32_t *positions, const floatX *wte,
+                              const floatX *wpe, int B, int T, int C) {
     begin();
-    inner->embedding_forward(out, tokens, wte, wpe, B, T, C);
+    inner->embedding_forward(out, tokens, positions, wte, wpe, B, T, C);
     end_op(OP_embedding_forward, &(OpSizes){.B = B, .T = T, .C = C});
 }
 
@@ -205,10 +205,13 @@ static void attention_standard_backward(floatX *dqkv, floatX *dprobs, const floa
     end_op(OP_attention_standard_backward, &(OpSizes){.B = B, .T = T, .NH = NH, .HD = HD});
 }
 
-static void attention_decode(floatX *out, const floatX *qkv, float *scratch, int t, int NH, int HD) {
+/* Its cost is that of a full cache: positions are the device's. */
+static void attention_decode(floatX *out, floatX *cache, const floatX *qkv, const int32_t *positions,
+                             const int32_t *begins, float *scratch, int window, int B, int T, int NH,
+                             int HD) {
     begin();
-    inner->attention_decode(out, qkv, scratch, t, NH, HD);
-    end_op(OP_attention_decode, &(OpSizes){.T = t + 1, .NH = NH, .HD = HD});
+    inner->attention_decode(out, cache, qkv, positions, begins, scratch, window, B, T, NH, HD);
+    end_op(OP_attention_decode, &(OpSizes){.B = B, .T = T, .NH = NH, .HD = HD});
 }
 
 static void transpose_rows(floatX *out, const floatX *in, int64_t a, int64_t b, int64_t width) {
@@ -235,6 +238,12 @@ static void loss_sum(ExactSum *sum, const float *losses, float scale, int64_t N)
     begin();
     inner->loss_sum(sum, losses, scale, N);
     end_op(OP_loss_sum, &(OpSizes){.N = N});
+}
+
+static void draw_tokens(const DrawArgs *args) {
+    begin();
+    inner->draw_tokens(args);
+    end_op(OP_draw_tokens, &(OpSizes){.N = args->B, .V = args->V});
 }
 
 static void sum_gradients(float *out, const float *a, const float *b, int64_t n) {

@@ -16,7 +16,8 @@ bool pattern_is_shards(const char *pattern) {
 }
 
 bool settings_sample_only(const Settings *s) {
-    return flags_was_set(s, "prompt") && !flags_was_set(s, "train") && flags_was_set(s, "model") &&
+    const bool asked = flags_was_set(s, "prompt") || s->prompt_file || s->chat;
+    return asked && !flags_was_set(s, "train") && flags_was_set(s, "model") &&
            !model_is_descriptor(s->model) && !s->eval_only && !s->memory;
 }
 
@@ -154,8 +155,8 @@ static bool check_numbers(const Settings *s, int n_ranks, Error *err) {
 
 /* An export reads --model, writes PATH, and is done. */
 static bool check_export(const Settings *s, int n_ranks, Error *err) {
-    static const char *const others[] = {"train",  "val",       "hellaswag", "out",
-                                         "prompt", "eval-only", "profile",   "gpus"};
+    static const char *const others[] = {"train",       "val",  "hellaswag", "out",     "prompt",
+                                         "prompt-file", "chat", "eval-only", "profile", "gpus"};
     if (!s->export_path)
         return !flags_was_set(s, "export-type") ||
                fail(err, EXIT_INPUT, "--export-type: of what? hint: --export PATH");
@@ -185,13 +186,47 @@ static bool check_groups(const Settings *s, int n_ranks, Error *err) {
                 size, n_ranks, n_ranks == 1 ? "rank" : "ranks", (n_ranks + size - 1) / size * size);
 }
 
+/* What contradicts itself, and the words for it. */
+typedef struct Contradiction {
+    bool wrong;
+    const char *text;
+} Contradiction;
+
+static bool check_contradictions(const Contradiction *rows, size_t n, Error *err) {
+    for (size_t i = 0; i < n; i++)
+        if (rows[i].wrong) return fail(err, EXIT_INPUT, "%s", rows[i].text);
+    return true;
+}
+
+static bool check_samples(const Settings *s, int n_ranks, Error *err) {
+    const bool from_stdin = s->prompt_file && strcmp(s->prompt_file, "-") == 0;
+    /* clang-format off */
+    const Contradiction rows[] = {
+        {s->out && settings_sample_only(s),
+         "--prompt and --out: sampling from --model writes nothing; hint: leave --out out, or --train GLOB to train"},
+        {(s->prompt || s->prompt_file || s->chat) && !s->sample_tokens,
+         "--prompt and --sample-tokens 0: nothing would be sampled; hint: leave one of them out"},
+        {flags_was_set(s, "prompt") && s->prompt_file,
+         "--prompt and --prompt-file: a sample begins in one way; hint: leave one of them out"},
+        {s->chat && !s->memory && !settings_sample_only(s),
+         "--chat needs a trained model, and trains none; hint: --model PATH, without --train"},
+        {s->chat && s->samples > 1,
+         "--chat and --samples: a chat has one answer; hint: leave --samples out"},
+        {s->chat && from_stdin,
+         "--chat and --prompt-file -: stdin is what you type; hint: --prompt-file FILE"},
+        {n_ranks > 1 && from_stdin,
+         "--prompt-file - on several ranks: stdin is read once; hint: --prompt-file FILE"},
+        {n_ranks > 1 && settings_sample_only(s),
+         "--prompt on several ranks: a sample takes one; hint: leave --gpus or the launcher out, or --train GLOB to train"},
+    };
+    /* clang-format on */
+    return check_contradictions(rows, sizeof rows / sizeof *rows, err);
+}
+
 bool flags_check(const Settings *s, int n_ranks, Error *err) {
     bool no_validation = !settings_has_validation(s);
     /* clang-format off */
-    const struct {
-        bool wrong;
-        const char *text;
-    } rows[] = {
+    const Contradiction rows[] = {
         {s->resume && !s->out,
          "--resume needs to know the run to go on with; hint: --out DIR, its folder"},
         {s->resume && s->model_only,
@@ -214,10 +249,6 @@ bool flags_check(const Settings *s, int n_ranks, Error *err) {
          "--eval-only: --train names token shards, which are not split; hint: --val GLOB"},
         {s->eval_every && flags_was_set(s, "eval-every") && no_validation && !s->hellaswag,
          "--eval-every: --train names token shards, which are not split; hint: --val GLOB"},
-        {s->out && settings_sample_only(s),
-         "--prompt and --out: sampling from --model writes nothing; hint: leave --out out, or --train GLOB to train"},
-        {s->prompt && !s->sample_tokens,
-         "--prompt and --sample-tokens 0: nothing would be sampled; hint: leave one of them out"},
         {s->profile && s->out,
          "--profile and --out: a profile trains for some seconds and keeps nothing; hint: leave --out out"},
         {s->profile && s->eval_only,
@@ -226,8 +257,6 @@ bool flags_check(const Settings *s, int n_ranks, Error *err) {
          "--precision bf16 needs a GPU, the CPU computes in fp32; hint: --precision fp32"},
         {s->reproducible && s->context_gpus > 1,
          "--reproducible and --context-gpus: a sum over the parts of a sequence has another order; hint: leave one of them out"},
-        {n_ranks > 1 && settings_sample_only(s),
-         "--prompt on several ranks: a sample takes one; hint: leave --gpus or the launcher out, or --train GLOB to train"},
         {n_ranks > 1 && s->profile,
          "--profile on several ranks: a profile is of one; hint: leave --gpus or the launcher out"},
         {s->restarts && !s->out,
@@ -240,9 +269,8 @@ bool flags_check(const Settings *s, int n_ranks, Error *err) {
          "--eval-only: new weights are random; hint: --model PATH"},
     };
     /* clang-format on */
-    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
-        if (rows[i].wrong) return fail(err, EXIT_INPUT, "%s", rows[i].text);
-    return check_export(s, n_ranks, err) && check_scores(s, err) && check_groups(s, n_ranks, err) &&
+    return check_contradictions(rows, sizeof rows / sizeof *rows, err) && check_samples(s, n_ranks, err) &&
+           check_export(s, n_ranks, err) && check_scores(s, err) && check_groups(s, n_ranks, err) &&
            check_numbers(s, n_ranks, err);
 }
 

@@ -25,6 +25,44 @@ bool setup_backend(Run *run, Error *err) {
     return true;
 }
 
+/* ---- the prompt ---- */
+
+enum { PROMPT_MOST = 64 << 20 }; /* bytes of --prompt-file */
+
+/* Stdin to its end, malloc'ed, with a null behind. */
+static char *read_stdin(size_t *size, Error *err) {
+    char *text = NULL;
+    size_t room = 0;
+    *size = 0;
+    do {
+        room += 1 << 16;
+        char *grown = room > PROMPT_MOST ? NULL : realloc(text, room + 1);
+        if (!grown) {
+            free(text);
+            fail(err, EXIT_RUN, "stdin: no room for more than %zu bytes", *size);
+            return NULL;
+        }
+        text = grown;
+        *size += fread(text + *size, 1, room - *size, stdin);
+    } while (*size == room);
+    text[*size] = 0;
+    return text;
+}
+
+bool setup_prompt(Run *run, Error *err) {
+    Settings *s = &run->settings;
+    size_t size;
+    if (!s->prompt_file) return true;
+    run->prompt = strcmp(s->prompt_file, "-") == 0 ? read_stdin(&size, err)
+                                                   : file_read(s->prompt_file, PROMPT_MOST, &size, err);
+    if (!run->prompt) return fail_flag("prompt-file", err);
+    if (strlen(run->prompt) < size)
+        return fail(err, EXIT_INPUT, "--prompt-file: %s: byte %zu is 0, expected text", s->prompt_file,
+                    strlen(run->prompt) + 1);
+    s->prompt = run->prompt;
+    return true;
+}
+
 /* ---- model size ---- */
 
 static void override_size(GPT2Config *config, const Settings *s) {
@@ -268,16 +306,18 @@ static size_t budget(size_t free_bytes) {
 void setup_print_device(const Run *run) {
     const bool known =
         run->ops == &ops_cpu || cuda_available(); /* --memory plans for a card that is elsewhere, too */
-    console_row(stdout, "device", "%s: %s", run->ops->name,
+    console_row(setup_header(run), "device", "%s: %s", run->ops->name,
                 known ? run->ops->device->name() : "none on this machine");
-    if (run->cpu_instead) print_note("no CUDA device or no driver found: the CPU computes; hint: nvidia-smi");
+    if (run->cpu_instead)
+        print_note_to(setup_header(run),
+                      "no CUDA device or no driver found: the CPU computes; hint: nvidia-smi");
 }
 
 void setup_print_model(const Run *run) {
     const GPT2Config *c = &run->config;
     Tensor tensors[N_TENSORS];
     char parameters[FORMAT_NUMBER];
-    console_row(stdout, "model",
+    console_row(setup_header(run), "model",
                 "%s: %d layers, %d heads, %d channels, context %d, vocabulary %d (padded %d), %s parameters",
                 setup_model_name(run), c->n_layer, c->n_head, c->n_embd, c->max_seq_len, c->vocab_size,
                 c->padded_vocab_size, format_count(parameters, (double)gpt2_tensors(tensors, c, 1)));
@@ -471,4 +511,5 @@ void setup_close(Run *run) {
     choices_close(run->choices);
     if (run->model.ops) gpt2_close(&run->model);
     tokenizer_close(run->tokenizer);
+    free(run->prompt);
 }

@@ -24,6 +24,7 @@ typedef struct Run {
     Tokenizer *tokenizer;         /* NULL: samples are token ids, and text is refused */
     const char *tokenizer_origin; /* how it was chosen, for the header */
     char no_tokenizer[1000];      /* where there is none: which file is missing */
+    char *prompt;                 /* of --prompt-file; NULL: none */
     GPT2Config config;
     GPT2 model;
     Snapshot
@@ -54,6 +55,11 @@ static inline Ranks setup_data_ranks(const Run *run) {
     return ranks_of_data(run->comm->ranks, (int)run->settings.context_gpus);
 }
 
+/* Where the lines before the run go: not to stdout where that is for text alone. */
+static inline FILE *setup_header(const Run *run) {
+    return settings_sample_only(&run->settings) ? stderr : stdout;
+}
+
 /* Which of several ranks this process is: run->comm is planned. Refuses --gpus under another launcher. */
 bool setup_place(Run *run, Error *err);
 /* The planned Comm takes the bytes that the device's will take. */
@@ -81,6 +87,8 @@ bool setup_check_output(Run *run, Error *err);
 /* --resume finds the newest whole checkpoint under --out; then tokenizer and model size, from flags or
  * checkpoint. */
 bool setup_model_size(Run *run, Error *err);
+/* --prompt-file's text becomes the prompt. */
+bool setup_prompt(Run *run, Error *err);
 /* Chooses and opens the tokenizer, and holds it to the model's vocabulary. */
 bool setup_tokenizer(Run *run, Error *err);
 /* Opens the device; a memory plan that does not fit it is refused before anything is read or allocated. */

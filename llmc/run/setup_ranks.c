@@ -186,8 +186,8 @@ void setup_print_ranks(const Run *run) {
     const int n = run->comm->ranks.n_ranks;
     if (n == 1) return;
     if (run->comm == &run->planned_ranks)
-        console_row(stdout, "ranks", "%d, what follows is of one of them", n);
+        console_row(setup_header(run), "ranks", "%d, what follows is of one of them", n);
     else
-        console_row(stdout, "ranks", "%d on %d %s, by %s; %s", n, r->n_hosts,
+        console_row(setup_header(run), "ranks", "%d on %d %s, by %s; %s", n, r->n_hosts,
                     r->n_hosts == 1 ? "host" : "hosts", run->place.launcher, comm_description(run->comm));
 }

@@ -143,10 +143,10 @@ bool setup_tokenizer(Run *run, Error *err) {
 void setup_print_tokenizer(const Run *run) {
     const Tokenizer *tokenizer = run->tokenizer;
     if (!tokenizer)
-        console_row(stdout, "tokenizer", "none: samples are token ids; %s", run->no_tokenizer);
+        console_row(setup_header(run), "tokenizer", "none: samples are token ids; %s", run->no_tokenizer);
     else if (strcmp(tokenizer_source(tokenizer), "bytes") == 0)
-        console_row(stdout, "tokenizer", "bytes (256 tokens), %s", run->tokenizer_origin);
+        console_row(setup_header(run), "tokenizer", "bytes (256 tokens), %s", run->tokenizer_origin);
     else
-        console_row(stdout, "tokenizer", "%s, %s: %s", tokenizer_name(tokenizer), run->tokenizer_origin,
-                    tokenizer_source(tokenizer));
+        console_row(setup_header(run), "tokenizer", "%s, %s: %s", tokenizer_name(tokenizer),
+                    run->tokenizer_origin, tokenizer_source(tokenizer));
 }

@@ -105,6 +105,24 @@ static void request_save(int signal_number) {
     errno = saved_errno;
 }
 
+static volatile sig_atomic_t interrupted;
+static const char *volatile line_prompt; /* NULL: no line is read */
+
+static void interrupt(int signal_number) {
+    const int saved_errno = errno;
+    const char *prompt = line_prompt;
+    Line line = {.n = 0};
+    (void)signal_number;
+    if (!prompt) {
+        interrupted = 1;
+    } else if (*prompt) {
+        add(&line, "\n");
+        add(&line, prompt);
+        write_line(&line);
+    }
+    errno = saved_errno;
+}
+
 static void open_standard_files(void) {
     int fd;
     do fd = open("/dev/null", O_RDWR);
@@ -161,4 +179,22 @@ bool stop_take_save_request(void) {
     if (!save_requested) return false;
     save_requested = 0;
     return true;
+}
+
+/* ---- a chat's side ---- */
+
+void stop_catch_interrupt(void) {
+    handle(SIGINT, interrupt);
+}
+
+void stop_expect_line(const char *prompt) {
+    line_prompt = prompt;
+}
+
+bool stop_interrupted(void) {
+    return interrupted;
+}
+
+void stop_forget_interrupt(void) {
+    interrupted = 0;
 }

@@ -33,3 +33,10 @@ bool stop_requested(void);
 bool stop_now(void);
 /* A checkpoint was asked for since the last call. */
 bool stop_take_save_request(void);
+
+/* In a chat SIGINT, from the first call on, ends what is drawn alone: stop_interrupted() is true until it is forgotten.
+ * Between stop_expect_line(prompt) and stop_expect_line(NULL) a line is read: then the prompt comes again, on stderr. */
+void stop_catch_interrupt(void);
+void stop_expect_line(const char *prompt);
+bool stop_interrupted(void);
+void stop_forget_interrupt(void);

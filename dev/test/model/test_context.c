@@ -307,7 +307,8 @@ static void no_exchange(Comm *comm, StreamId stream, void *out, const void *in, 
     CHECK(false, "sampling exchanges with other ranks");
 }
 
-static void append(const char *bytes, size_t n, void *user) {
+static void append(int sample_number, const char *bytes, size_t n, void *user) {
+    (void)sample_number;
     strncat(user, bytes, n);
 }
 
@@ -315,18 +316,18 @@ static void append(const char *bytes, size_t n, void *user) {
 static void test_sample(void) {
     char text[2][400] = {"", ""};
     for (int shared = 0; shared < 2; shared++) {
-        GPT2Options options = {.B = 1, .T = 12};
+        const SampleOptions options = {
+            .n_samples = 1, .n_tokens = 60, .temperature = 1, .top_p = 1, .seed = 3};
+        GPT2Options model_options = {.B = 1, .T = 12};
         Comm context = comm_planned(2);
         GPT2 model;
         Error err = {0};
         context.ranks.rank = 1;
         context.all_to_all = no_exchange;
-        if (shared) options.context = &context;
-        if (!gpt2_open(&model, &ops_cpu, &small_config, &options, &err)) die(&err);
+        if (shared) model_options.context = &context;
+        if (!gpt2_open(&model, &ops_cpu, &small_config, &model_options, &err)) die(&err);
         fill(&model);
-        CHECK(sample(&model, NULL, &(SampleOptions){.n_tokens = 60, .temperature = 1, .seed = 3}, append,
-                     text[shared], &err),
-              "%s", err.text);
+        CHECK(sample(&model, NULL, &options, append, text[shared], NULL, &err), "%s", err.text);
         gpt2_close(&model);
     }
     CHECK(text[0][0] && !strcmp(text[0], text[1]), "'%s', alone '%s'", text[1], text[0]);

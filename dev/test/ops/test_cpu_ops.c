@@ -303,7 +303,7 @@ static void test_embedding(int B, int T, int C, int V) {
     Buffer dout = filled(N * C, 1, 0), scratch = poisoned(1);
     int32_t *tokens = malloc(sizeof *tokens * (size_t)N);
     for (int64_t n = 0; n < N; n++) tokens[n] = (int32_t)((uniform(&input_stream) + 1) / 2 * V);
-    ops->embedding_forward(out.f, tokens, wte.f, wpe.f, B, T, C);
+    ops->embedding_forward(out.f, tokens, NULL, wte.f, wpe.f, B, T, C);
     bool exact = true;
     for (int64_t i = 0; i < out.n; i++) {
         int64_t n = i / C, c = i % C;

@@ -19,6 +19,7 @@ static bool described_elsewhere(OpId id) {
     case OP_attention_backward:
     case OP_attention_standard_forward: /* test_ops_attention.c: it is for comparison only */
     case OP_attention_standard_backward:
+    case OP_draw_tokens:  /* test_ops_draw.c: tokens, not values within a limit */
     case OP_hash_bytes:   /* test_ops_update.c: a whole number, not values within a limit */
     case OP_finish_stats: /* with sum_squares, whose id op_grad_norm has */
         return true;

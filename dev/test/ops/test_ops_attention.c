@@ -95,18 +95,35 @@ static void plain_of_standard_backward(OpCase *c) {
 
 /* ---- decoding: the last row of a forward pass ---- */
 
-static void plain_decode(OpCase *c) {
-    const int C = c->s.NH * c->s.HD, HD = c->s.HD, last = c->s.T - 1;
-    float *p = op_malloc((size_t)c->s.T * 2 * sizeof *p);
-    const HeadMask none = {0};
+/* Of one sequence, whose rows (n,3,C) are `packed`: the cache's, with the new token's q. */
+static void plain_decode_sequence(OpCase *c, const float *packed, int n, float *plain, float *slack) {
+    const int C = c->s.NH * c->s.HD, HD = c->s.HD, last = n - 1;
+    const HeadMask mask = {.window = c->s.window};
+    float *p = op_malloc((size_t)n * 2 * sizeof *p);
     for (int h = 0; h < c->s.NH; h++) {
-        const float *q = c->in[1] + h * HD;
-        plain_probs(p, q, q + C, 3 * (int64_t)C, last, HD, &none);
-        plain_out(c->plain[0] + h * HD, p, q + 2 * C, 3 * (int64_t)C, last, HD, &none);
-        const float of_p = exact_probs(p, p + c->s.T, q, q + C, 3 * (int64_t)C, last, HD, &none);
-        slack_of_out(c->slack[0] + h * HD, p + c->s.T, of_p, q + 2 * C, 3 * (int64_t)C, last, HD);
+        const float *q = packed + h * HD;
+        plain_probs(p, q, q + C, 3 * (int64_t)C, last, HD, &mask);
+        plain_out(plain + h * HD, p, q + 2 * C, 3 * (int64_t)C, last, HD, &mask);
+        const float of_p = exact_probs(p, p + n, q, q + C, 3 * (int64_t)C, last, HD, &mask);
+        slack_of_out(slack + h * HD, p + n, of_p, q + 2 * C, 3 * (int64_t)C, last, HD);
     }
     free(p);
+}
+
+static void plain_decode(OpCase *c) {
+    const size_t C = (size_t)(c->s.NH * c->s.HD), T = (size_t)c->s.T;
+    float *packed = op_malloc(T * 3 * C * sizeof *packed);
+    for (size_t b = 0; b < (size_t)c->s.B; b++) {
+        const float *cache = c->want[1] + b * T * 2 * C; /* with the new token */
+        for (size_t t = 0; t < T; t++) {
+            memcpy(packed + t * 3 * C, c->in[2] + b * 3 * C, C * sizeof *packed);
+            memcpy(packed + t * 3 * C + C, cache + t * 2 * C, 2 * C * sizeof *packed);
+        }
+        const int begin = c->in[4] ? (int)c->in[4][b] : 0;
+        plain_decode_sequence(c, packed + (size_t)begin * 3 * C, (int)c->in[3][b] + 1 - begin,
+                              c->plain[0] + b * C, c->slack[0] + b * C);
+    }
+    free(packed);
 }
 
 static Op decoding(void) {
@@ -180,7 +197,7 @@ static void test_sizes(const Ops *ops) {
             Sizes d = {.B = sizes[s].B, .T = sizes[s].T, .NH = sizes[s].NH, .HD = head_sizes[h].HD};
             op_case(ops, &forward, d);
             op_case(ops, &backward, d);
-            op_case(ops, &decode, (Sizes){.T = d.T, .NH = d.NH, .HD = d.HD});
+            op_case(ops, &decode, d);
             if (d.T > 129) continue;
             op_case(ops, &standard_forward, d);
             op_case(ops, &standard_backward, d);
@@ -191,9 +208,9 @@ static void test_sizes(const Ops *ops) {
 static void test_long_caches(const Ops *ops) {
     const Op decode = decoding();
     if (op_small) return;
-    op_case(ops, &decode, (Sizes){.T = 8193, .NH = 2, .HD = 64});
-    op_case(ops, &decode, (Sizes){.T = 20000, .NH = 1, .HD = 64});
-    op_case(ops, &decode, (Sizes){.T = 8200, .NH = 1, .HD = 256});
+    op_case(ops, &decode, (Sizes){.B = 1, .T = 8193, .NH = 2, .HD = 64});
+    op_case(ops, &decode, (Sizes){.B = 2, .T = 20000, .NH = 1, .HD = 64, .window = 9000});
+    op_case(ops, &decode, (Sizes){.B = 1, .T = 8200, .NH = 1, .HD = 256});
 }
 
 /* Windows and documents shorter and longer than a tile, their ends inside tiles; a tenth, a quarter and half dropped. */
@@ -220,6 +237,7 @@ static const struct {
 
 static void test_masks(const Ops *ops) {
     const int some_head_sizes[] = {64, 128, 24, 256, 80, 96, 112, 136};
+    const Op decode = decoding();
     for (int h = 0; h < 8; h++)
         for (size_t m = 0; m < sizeof masks / sizeof *masks; m++) {
             Sizes d = {.B = masks[m].B,
@@ -232,6 +250,10 @@ static void test_masks(const Ops *ops) {
             if (op_small && d.T > 195) continue;
             op_case(ops, &forward, d);
             op_case(ops, &backward, d);
+            if (d.p == 0) op_case(ops, &decode, d);
+            d.flags |= BEGINS;
+            if (d.p == 0) op_case(ops, &decode, d);
+            d.flags &= ~BEGINS;
             if (h > 0) continue;
             op_case(ops, &standard_forward, d);
             op_case(ops, &standard_backward, d);

@@ -202,19 +202,17 @@ static void test_bar(void) {
 static void test_sample(void) {
     Capture c;
     capture_begin(&c, 0, 10, true);
-    console_sample_begin(&c.console, 5);
-    console_sample_text("caf\xc3", 4, &c.console);
-    console_sample_text("\xa9\n\t\033[2J\x07\r\0\x7f", 11, &c.console);
-    console_sample_end(&c.console);
-    console_sample_begin(&c.console, 6);
-    console_sample_text("line\n", 5, &c.console);
-    console_sample_end(&c.console);
+    console_sample_begin(&c.console, c.console.out, 5, 1, 1);
+    console_text(&c.console, "caf\xc3", 4);
+    console_text(&c.console, "\xa9\n\t\033[2J\x07\r\0\x7f", 11);
+    console_sample_end(&c.console, c.console.out);
+    console_sample_begin(&c.console, c.console.out, 6, 2, 3);
+    console_text(&c.console, "line\n", 5);
+    console_sample_end(&c.console, c.console.out);
     char *text = capture_end(&c);
-    CHECK(
-        strcmp(text,
-               "--- sample, step 5 ---\ncaf\xc3\xa9\n\t?[2J????\n---\n--- sample, step 6 ---\nline\n---\n") ==
-            0,
-        "text passes, what a terminal would obey does not: %s", text);
+    CHECK(strcmp(text, "--- sample, step 5 ---\ncaf\xc3\xa9\n\t?[2J????\n---\n--- sample 2 of 3, step 6 "
+                       "---\nline\n---\n") == 0,
+          "text passes, what a terminal would obey does not: %s", text);
     free(text);
 }
 

@@ -246,6 +246,9 @@ static void test_sample_only(void) {
         {"--model d12 --prompt The",                    false},
         {"--model out/124M --prompt The --train a.txt", false},
         {"--model out/124M --prompt The --eval-only",   false},
+        {"--model out/124M --prompt-file x",            true },
+        {"--model out/124M --chat",                     true },
+        {"--prompt-file x",                             false},
     };
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         Settings s;
@@ -277,6 +280,12 @@ static void test_contradictions(void) {
         {"--train a.bin --eval-every 5",                    {"--eval-every", "--val"}                                            },
         {"--model dir --prompt x --out y",                  {"--prompt", "--out"}                                                },
         {"--prompt x --sample-tokens 0",                    {"--prompt", "--sample-tokens 0"}                                    },
+        {"--prompt x --prompt-file y",                      {"--prompt", "--prompt-file"}                                        },
+        {"--chat",                                          {"--chat", "--model PATH"}                                           },
+        {"--chat --model d12",                              {"--chat", "--model PATH"}                                           },
+        {"--chat --model dir --samples 2",                  {"--chat", "--samples"}                                              },
+        {"--chat --model dir --prompt-file -",              {"--chat", "stdin"}                                                  },
+        {"--chat --model dir --sample-tokens 0",            {"--sample-tokens 0"}                                                },
         {"--precision bf16",                                {"--precision bf16"}                                                 },
         {"--batch 32 --seq 67108864",                       {"--batch 32", "2147483648 tokens", "2147483647"}                    },
         {"--context-gpus 2",                                {"--context-gpus 2", "the 1 rank of", "--gpus 2"}                    },

@@ -255,16 +255,11 @@ static void test_eval_only(void) {
     }
 }
 
-/* The text of the sample that the program printed; malloc'ed. */
+/* The text that the program printed, without the newline at its end; malloc'ed. */
 static char *printed_sample(void) {
-    char *text = read_text(in_folder("stdout")), *at = strstr(text, "--- sample");
-    char *begin = at ? strchr(at, '\n') : NULL, *end = begin ? strstr(begin + 1, "\n---\n") : NULL;
-    if (!end) {
-        text[0] = '\0';
-        return text;
-    }
-    *end = '\0';
-    memmove(text, begin + 1, strlen(begin + 1) + 1);
+    char *text = read_text(in_folder("stdout"));
+    const size_t n = strlen(text);
+    if (n > 0) text[n - 1] = '\0';
     return text;
 }
 
@@ -327,8 +322,9 @@ typedef struct Drawn {
     size_t n;
 } Drawn;
 
-static void take_drawn(const char *bytes, size_t n, void *user) {
+static void take_drawn(int sample_number, const char *bytes, size_t n, void *user) {
     Drawn *drawn = user;
+    (void)sample_number;
     if (drawn->n + n < sizeof drawn->text) memcpy(drawn->text + drawn->n, bytes, n);
     drawn->n += n;
 }
@@ -363,19 +359,26 @@ static void test_samples(void) {
     snprintf(out, sizeof out, "%s/samples", folder);
     save_program_model("letters", LETTERS, &program_config);
     const int status = run_program("--train %s --model %s --out %s " PLAIN_FLAGS " --sample-every 4 "
-                                   "--sample-tokens %d --prompt abc --temperature 0.7 --top-k 5",
+                                   "--sample-tokens %d --prompt abc --temperature 0.7 --top-k 5 "
+                                   "--top-p 0.9 --min-p 0.02",
                                    text_path, in_folder("letters"), out, N);
     CHECK(bytes && status == 0, "samples: exit code %d", status);
     direct_open(&d, PLAIN_FLAGS, &program_config, text_path);
     program_weights(&d.model, LETTERS);
     for (int step = 1; step <= 6; step++) {
         Drawn drawn = {0};
-        const SampleOptions options = {
-            .prompt = "abc", .n_tokens = N, .temperature = 0.7f, .top_k = 5, .seed = (uint64_t)(7 + step)};
+        const SampleOptions options = {.prompt = "abc",
+                                       .n_samples = 1,
+                                       .n_tokens = N,
+                                       .temperature = 0.7f,
+                                       .top_k = 5,
+                                       .top_p = 0.9f,
+                                       .min_p = 0.02f,
+                                       .seed = (uint64_t)(7 + step)};
         char *got = logged_sample(out, step);
         direct_step(&d, step);
         if (step == 4 || step == 6)
-            CHECK(sample(&d.model, bytes, &options, take_drawn, &drawn, &err), "%s", err.text);
+            CHECK(sample(&d.model, bytes, &options, take_drawn, &drawn, NULL, &err), "%s", err.text);
         CHECK(strcmp(got, drawn.text) == 0, "step %d: sample '%s', expected '%s'", step, got, drawn.text);
         free(got);
     }

@@ -48,7 +48,8 @@ bytes=$(wc -c <"$work/nan/model.safetensors")
 printf '\377\377\377\177' | dd of="$work/nan/model.safetensors" bs=1 seek=$((bytes - 40)) conv=notrunc 2>/dev/null
 nan="--model $work/nan --tokenizer bytes --batch 2"
 run $nan --prompt line
-failed_with "sampling from NaN" '^error: sampling: .* logits of token 1 are NaN'
+check "sampling from NaN: exit code $status, expected 1" [ "$status" -eq 1 ]
+check "sampling from NaN: says so, last of all" sh -c "tail -n 1 '$work/err' | grep -qE '^error: sampling: .* logits of token 1 are NaN'"
 run $nan --train "$work/text.txt" --eval-only --eval-batches 2
 failed_with "evaluation of NaN" '^error: --eval-only: the validation loss of .*/nan is nan$'
 run $nan $quiet --train "$work/text.txt" --steps 20 --out "$work/tuned"
@@ -61,7 +62,7 @@ run --model "$work/good" --train "$work/text.txt" --eval-only --eval-batches 2 -
 loss=$(sed -n 's/.*"step": *6, *"val_loss": *\([0-9.]*\).*/\1/p' "$work/good/log.jsonl" | head -n 1)
 check "--eval-only: the step, and the loss with seven digits" grep -qx "step 6 | val loss $(printf %.6f "$loss")" "$work/out"
 run --model "$work/good" --prompt line --sample-tokens 4
-check "a sample of step 6 says so" grep -qx -e '--- sample, step 6 ---' "$work/out"
+check "a sample of step 6 says so" grep -qx -e '--- sample, step 6 ---' "$work/err"
 
 # ---- signals ----
 long="$tiny --steps 100000000"

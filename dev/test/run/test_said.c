@@ -105,11 +105,12 @@ static void test_what_bends(void) {
                                         "seed 5",
                                         "attention standard",
                                         "overfit 1"};
-    static const char *const others[] = {"eval-every 3",    "eval-batches 3",  "sample-every 3",
-                                         "sample-tokens 3", "prompt x",        "temperature 2",
-                                         "top-k 3",         "recompute block", "graph off"};
+    static const char *const others[] = {
+        "eval-every 3",  "eval-batches 3", "sample-every 3",  "sample-tokens 3", "prompt x",
+        "temperature 2", "top-k 3",        "recompute block", "graph off",       "top-p 0.5",
+        "min-p 0.1",     "stop x",         "samples 3"};
     const char *base = "--train a.txt --model nano --batch 2 --seq 16 --steps 4";
-    for (int i = 0; i < 30; i++) {
+    for (int i = 0; i < 34; i++) {
         const bool bent = i < 21;
         const char *flag = bent ? bends[i] : others[i - 21];
         Settings s, now;

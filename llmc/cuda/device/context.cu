@@ -194,6 +194,12 @@ void cuda_copy(void *dst, const void *src, size_t bytes) {
     CUDA_CHECK(cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDeviceToDevice, main_stream));
 }
 
+void cuda_copy_rows(void *dst, size_t dst_stride, const void *src, size_t src_stride, size_t bytes,
+                    int64_t rows) {
+    CUDA_CHECK(cudaMemcpy2DAsync(dst, dst_stride, src, src_stride, bytes, (size_t)rows,
+                                 cudaMemcpyDeviceToDevice, main_stream));
+}
+
 static char *slot_data(unsigned slot) {
     return slots + slot * SLOT_BYTES;
 }

@@ -18,6 +18,7 @@ static constexpr Device table() {
     device.zero = cuda_zero;
     device.zero_rows = cuda_zero_rows;
     device.copy = cuda_copy;
+    device.copy_rows = cuda_copy_rows;
     device.upload = cuda_upload;
     device.download = cuda_download;
     device.host_alloc = cuda_host_alloc;

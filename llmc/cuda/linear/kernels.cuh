@@ -65,6 +65,7 @@ typedef struct KernelRow {
 /* clang-format off */
 #define LINEAR_KERNELS(ROW) \
     /*  function                   product               capability   storage     tma    must want       may want */ \
+    ROW(linear_few_rows,           GEMM_FORWARD,         0, ANY_CARD, ANY_DTYPE,  0,     0,              WANT_BIAS | WANT_GELU) \
     ROW(linear_gelu_sm90,          GEMM_FORWARD,         90, 90,      DTYPE_BF16, 16,    WANT_GELU,      WANT_BIAS) \
     ROW(cublaslt_forward,          GEMM_FORWARD,         0, ANY_CARD, DTYPE_BF16, 0,     0,              WANT_BIAS | WANT_GELU) \
     ROW(cublaslt_forward,          GEMM_FORWARD,         0, ANY_CARD, DTYPE_F32,  0,     0,              WANT_BIAS) \

@@ -14,12 +14,13 @@ enum { FORWARD_WARPS = 8 };
 /* One warp a row. */
 template <typename T>
 __global__ void embedding_forward_kernel(T *out, const int32_t *__restrict__ tokens,
-                                         const T *__restrict__ wte, const T *__restrict__ wpe, int64_t N,
-                                         int T_, int C) {
+                                         const int32_t *__restrict__ positions, const T *__restrict__ wte,
+                                         const T *__restrict__ wpe, int64_t N, int T_, int C) {
     constexpr int VEC = Vec<T>::N;
     const int64_t row = (int64_t)blockIdx.x * FORWARD_WARPS + threadIdx.x / WARP_SIZE;
     if (row >= N) return;
-    const T *token_row = wte + (int64_t)tokens[row] * C, *position_row = wpe + row % T_ * C;
+    const int64_t position = row % T_ + (positions ? positions[row / T_] : 0);
+    const T *token_row = wte + (int64_t)tokens[row] * C, *position_row = wpe + position * C;
     for (int c = threadIdx.x % WARP_SIZE * VEC; c < C; c += WARP_SIZE * VEC) {
         Vec<T> a = load_vec(token_row + c);
         const Vec<T> b = load_vec(position_row + c);
@@ -30,11 +31,12 @@ __global__ void embedding_forward_kernel(T *out, const int32_t *__restrict__ tok
 }
 
 template <typename T>
-void embedding_forward(floatX *out, const int32_t *tokens, const floatX *wte, const floatX *wpe, int B,
-                       int T_, int C) {
+void embedding_forward(floatX *out, const int32_t *tokens, const int32_t *positions, const floatX *wte,
+                       const floatX *wpe, int B, int T_, int C) {
     const int64_t N = (int64_t)B * T_;
     embedding_forward_kernel<<<(unsigned)ceil_div<int64_t>(N, FORWARD_WARPS), FORWARD_WARPS * WARP_SIZE, 0,
-                               main_stream>>>((T *)out, tokens, (const T *)wte, (const T *)wpe, N, T_, C);
+                               main_stream>>>((T *)out, tokens, positions, (const T *)wte, (const T *)wpe, N,
+                                              T_, C);
     launch_check("embedding_forward");
 }
 

@@ -103,6 +103,18 @@ __device__ __forceinline__ void store_release_system(uint32_t *p, uint32_t x) {
     asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(p), "r"(x) : "memory");
 }
 
+/* ---- loads ---- */
+
+/* 16 bytes of what no kernel writes meanwhile, and that is read once: nothing of it stays in L1. Loads stand where they are
+ * written: none moves behind a barrier or a wait. */
+__device__ __forceinline__ int4 ld_global_once(const void *global) {
+    int4 v;
+    asm volatile("ld.global.nc.L1::no_allocate.L2::128B.v4.b32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "l"(global));
+    return v;
+}
+
 /* ---- cp.async (sm_80): global to shared without registers ---- */
 
 /* Copies 16 bytes, or writes 16 zero bytes and reads nothing where valid is false. */

@@ -1,15 +1,19 @@
-/* One query against a cache of packed rows: qkv (t+1,3,NH,HD), the query is row t. out (NH,HD) =.
+/* A new token of each sequence against the cache of its keys and values.
  *
- * Flash-decoding (Dao et al. 2023): with one query a head, NH blocks cannot fill the card, so the keys of a head
+ * Flash-decoding (Dao et al. 2023): with one query a head, a block a head cannot fill the card, so the keys of a head
  * are cut into pieces, a block each, with maximum m_p, sum l_p and unnormalised output o_p of their own:
  *
  *   m = max m_p   out = sum o_p 2^(m_p - m) / sum l_p 2^(m_p - m), in order of p
+ *
+ * Where the pieces end depends on the cache's size alone: not on the number of sequences, nor on how many keys there are,
+ * which only the device knows. Pieces without keys are left out.
  *
  * A block takes its keys 128 at a time with a running maximum and sum (online softmax). In a tile, a thread
  * first owns a key (its score), then 16 bytes of V's columns and every n_groups-th key. */
 #include <math_constants.h>
 #include "llmc/cuda/attention/attention.cuh"
 #include "llmc/cuda/attention/launch.cuh"
+#include "llmc/cuda/device/early.cuh"
 
 enum { THREADS = 128, MAX_HD = 256 };
 
@@ -24,27 +28,57 @@ template <typename X> __device__ __forceinline__ float dot(const float *q, const
     return sum;
 }
 
-/* Block (head, piece): keys [piece * piece_keys, ...) of a head. pieces (NH,gridDim.y,HD+2) = o, m, l of each, in
- * log2; out where one piece is all. */
+/* Of one sequence: keys [begin, end) are seen. */
+struct Seen {
+    int64_t begin, end;
+};
+__device__ __forceinline__ Seen seen_keys(const int32_t *positions, const int32_t *begins, int window,
+                                          int b) {
+    const int position = positions[b], begin = begins ? begins[b] : 0;
+    return {max(begin, window > 0 && position >= window ? position + 1 - window : 0), (int64_t)position + 1};
+}
+
+/* k and v of the new token, of this head, to their place in the cache. */
+template <typename X> __device__ void append(X *key, const X *q, int64_t C, int HD) {
+    constexpr int N = Vec<X>::N;
+    const int chunks = HD / N;
+    for (int i = threadIdx.x; i < 2 * chunks; i += THREADS) {
+        const int64_t part = i / chunks, d = i % chunks * N;
+        store_vec(key + part * C + d, load_vec(q + (1 + part) * C + d));
+    }
+}
+
+/* Block (head, piece, sequence): keys [piece * piece_keys, ...) of a head. pieces (B,NH,gridDim.y,HD+2) = o, m, l of
+ * each, in log2; out where one piece is all. */
 template <typename X>
-__global__ void __launch_bounds__(THREADS) decode_kernel(X *out, float *pieces, const X *qkv, int t, int NH,
-                                                         int HD, int piece_keys, float scale_log2) {
+__global__ void __launch_bounds__(THREADS)
+    decode_kernel(X *out, float *pieces, X *cache, const X *qkv, const int32_t *positions,
+                  const int32_t *begins, int window, int T, int NH, int HD, int piece_keys,
+                  float scale_log2) {
     constexpr int N = Vec<X>::N;
     __shared__ float q[MAX_HD], weights[THREADS], partial[THREADS * N];
-    const int64_t C = (int64_t)NH * HD, stride = 3 * C;
-    const X *head = qkv + blockIdx.x * HD;
+    begin_early();
+    wait_early();
+    const int64_t C = (int64_t)NH * HD, stride = 2 * C, head = blockIdx.z * (int64_t)NH + blockIdx.x;
+    const int position = positions[blockIdx.z];
+    const Seen seen = seen_keys(positions, begins, window, blockIdx.z);
+    const int64_t begin = max((int64_t)blockIdx.y * piece_keys, seen.begin);
+    const int64_t end = min((int64_t)(blockIdx.y + 1) * piece_keys, seen.end);
+    if (begin >= end) return;
+    const X *query = qkv + blockIdx.z * 3 * C + blockIdx.x * HD;
+    X *keys = cache + blockIdx.z * (int64_t)T * stride + blockIdx.x * HD;
     const int n_chunks = HD / N, n_groups = THREADS / n_chunks;
     const int chunk = threadIdx.x % n_chunks,
               group = threadIdx.x / n_chunks; /* group n_groups is left over */
-    const int64_t begin = (int64_t)blockIdx.y * piece_keys, end = min(begin + piece_keys, (int64_t)t + 1);
-    for (int d = threadIdx.x; d < HD; d += THREADS) q[d] = to_float(head[t * stride + d]) * scale_log2;
+    if (end == seen.end) append(keys + position * stride, query, C, HD);
+    for (int d = threadIdx.x; d < HD; d += THREADS) q[d] = to_float(query[d]) * scale_log2;
     __syncthreads();
 
     float max = -CUDART_INF_F, sum = 0.0f, o[N] = {};
     for (int64_t key0 = begin; key0 < end; key0 += THREADS) {
         const int64_t key = key0 + threadIdx.x;
         const int n_keys = (int)min(end - key0, (int64_t)THREADS);
-        const float x = key < end ? dot(q, head + key * stride + C, HD) : -CUDART_INF_F;
+        const float x = key < end ? dot(q, keys + key * stride, HD) : -CUDART_INF_F;
         const float new_max = fmaxf(max, block_max(x));
         const float shrink = exp2f(max - new_max), p = exp2f(x - new_max);
         max = new_max;
@@ -54,7 +88,7 @@ __global__ void __launch_bounds__(THREADS) decode_kernel(X *out, float *pieces, 
 #pragma unroll
         for (int i = 0; i < N; i++) o[i] *= shrink;
         for (int j = group; j < n_keys && group < n_groups; j += n_groups) {
-            const Vec<X> v = load_vec(head + (key0 + j) * stride + 2 * C + chunk * N);
+            const Vec<X> v = load_vec(keys + (key0 + j) * stride + C + chunk * N);
 #pragma unroll
             for (int i = 0; i < N; i++) o[i] = fmaf(weights[j], to_float(v.v[i]), o[i]);
         }
@@ -65,45 +99,51 @@ __global__ void __launch_bounds__(THREADS) decode_kernel(X *out, float *pieces, 
 #pragma unroll
         for (int i = 0; i < N; i++) partial[group * HD + chunk * N + i] = o[i];
     __syncthreads();
-    float *piece = pieces + ((int64_t)blockIdx.x * gridDim.y + blockIdx.y) * (HD + 2);
+    float *piece = pieces + (head * gridDim.y + blockIdx.y) * (HD + 2);
     for (int d = threadIdx.x; d < HD; d += THREADS) {
         float total = 0.0f;
         for (int g = 0; g < n_groups; g++) total += partial[g * HD + d];
         if (gridDim.y == 1)
-            out[blockIdx.x * HD + d] = from_float<X>(total / sum);
+            out[head * HD + d] = from_float<X>(total / sum);
         else
             piece[d] = total;
     }
     if (threadIdx.x == 0 && gridDim.y > 1) piece[HD] = max, piece[HD + 1] = sum;
 }
 
-/* A block a head: its pieces in order. */
+/* Block (head, sequence): its pieces in order, of n those that have keys. */
 template <typename X>
-__global__ void __launch_bounds__(THREADS) join_pieces_kernel(X *out, const float *pieces, int n, int HD) {
-    const float *piece = pieces + (int64_t)blockIdx.x * n * (HD + 2);
+__global__ void __launch_bounds__(THREADS)
+    join_pieces_kernel(X *out, const float *pieces, const int32_t *positions, const int32_t *begins,
+                       int window, int n, int piece_keys, int HD) {
+    begin_early();
+    wait_early();
+    const int64_t head = blockIdx.y * (int64_t)gridDim.x + blockIdx.x;
+    const Seen seen = seen_keys(positions, begins, window, blockIdx.y);
+    const float *piece = pieces + head * n * (HD + 2);
+    const int first = (int)(seen.begin / piece_keys), end = (int)ceil_div(seen.end, (int64_t)piece_keys);
     float max = -CUDART_INF_F, sum = 0.0f;
-    for (int p = 0; p < n; p++) max = fmaxf(max, piece[p * (HD + 2) + HD]);
-    for (int p = 0; p < n; p++)
+    for (int p = first; p < end; p++) max = fmaxf(max, piece[p * (HD + 2) + HD]);
+    for (int p = first; p < end; p++)
         sum = fmaf(piece[p * (HD + 2) + HD + 1], exp2f(piece[p * (HD + 2) + HD] - max), sum);
     for (int d = threadIdx.x; d < HD; d += THREADS) {
         float total = 0.0f;
-        for (int p = 0; p < n; p++)
+        for (int p = first; p < end; p++)
             total = fmaf(piece[p * (HD + 2) + d], exp2f(piece[p * (HD + 2) + HD] - max), total);
-        out[blockIdx.x * HD + d] = from_float<X>(total / sum);
+        out[head * HD + d] = from_float<X>(total / sum);
     }
 }
 
 template <typename X>
-void attention_decode(floatX *out, const floatX *qkv, float *scratch, int t, int NH, int HD) {
-    const int64_t keys = (int64_t)t + 1;
-    const int64_t tiles = ceil_div(keys, (int64_t)THREADS * ATTENTION_DECODE_PIECES); /* of a piece */
-    const int piece_keys = (int)tiles * THREADS, n = (int)ceil_div(keys, (int64_t)piece_keys);
-    decode_kernel<X><<<dim3(NH, n), THREADS, 0, main_stream>>>((X *)out, scratch, (const X *)qkv, t, NH, HD,
-                                                               piece_keys, LOG2E / sqrtf(HD));
-    launch_check("decode_kernel");
+void attention_decode(floatX *out, floatX *cache, const floatX *qkv, const int32_t *positions,
+                      const int32_t *begins, float *scratch, int window, int B, int T, int NH, int HD) {
+    const int tiles = ceil_div(T, THREADS * ATTENTION_DECODE_PIECES); /* of a piece */
+    const int piece_keys = tiles * THREADS, n = ceil_div(T, piece_keys);
+    launch_early("decode_kernel", decode_kernel<X>, dim3(NH, n, B), THREADS, 0, (X *)out, scratch, (X *)cache,
+                 (const X *)qkv, positions, begins, window, T, NH, HD, piece_keys, LOG2E / sqrtf(HD));
     if (n == 1) return;
-    join_pieces_kernel<X><<<NH, THREADS, 0, main_stream>>>((X *)out, scratch, n, HD);
-    launch_check("join_pieces_kernel");
+    launch_early("join_pieces_kernel", join_pieces_kernel<X>, dim3(NH, B), THREADS, 0, (X *)out,
+                 (const float *)scratch, positions, begins, window, n, piece_keys, HD);
 }
 
 template AttentionDecode attention_decode<float>;

@@ -1,0 +1,104 @@
+#!/bin/sh
+# Text from a trained model, as a user asks for it: what goes to stdout and what to stderr, several samples, where a text
+# ends, prompts from files, a chat, and what is refused.
+# Usage: dev/test/run/test_samples.sh [PROGRAM]
+program=$(realpath "${1:-./train_gpt2}")
+test=samples
+. dev/test/user.sh
+make_text 300
+run --model nano --layers 2 --heads 2 --channels 32 --batch 8 --seq 64 --steps 100 --train "$work/text.txt" --seed 7 --out "$work/model" --sample-tokens 20 --samples 3 --sample-every 50
+check "training: exit code $status" [ "$status" -eq 0 ]
+check "three samples of a step, in order" [ "$(grep '^--- sample' "$work/out" | head -n 3)" = "$(printf -- '--- sample %d of 3, step 50 ---\n' 1 2 3)" ]
+check "the log has all three" [ "$(grep -c '"step": *50, *"sample"' "$work/model/log.jsonl")" -eq 3 ]
+
+drawn() { run --model "$work/model" --seed 3 --sample-tokens 40 "$@"; }
+
+# ---- what goes where ----
+drawn --prompt "line 1"
+check "a sample: exit code $status" [ "$status" -eq 0 ]
+cp "$work/out" "$work/one"
+check "a sample: the text alone on stdout" [ "$(wc -c <"$work/one")" -ge 47 ] && [ "$(head -c 6 "$work/one")" = "line 1" ]
+check "a sample: what it is, on stderr" [ "$(sed 's/ .*//' "$work/err" | tr '\n' ' ')" = "program device model tokenizer sampling --- --- sampled " ]
+check "a sample: what it was asked" grep -qE '^sampling +1 x 40 tokens at most, temperature 0.8, top-k 200, seed 3$' "$work/err"
+"$program" --device cpu --model "$work/model" --seed 3 --sample-tokens 40 --prompt "line 1" >"$work/both" 2>&1 </dev/null
+check "a sample, all in one file: no time, so that it is the same again" [ "$(sed '1,/^--- sample/d; $d' "$work/both")" = "$(cat "$work/one")" ]
+check "a sample: what it took" grep -qE '^sampled +40 tokens, the first after [0-9]+ ms, [0-9]+ tokens/s, [0-9]+ % of the memory bandwidth$' "$work/err"
+drawn --prompt "line 1" --samples 5
+check "five samples: four lines between them" [ "$(grep -cx -e '---' "$work/out")" -eq 4 ]
+check "five samples: the first is the one" [ "$(sed '/^---$/,$d' "$work/out")" = "$(cat "$work/one")" ]
+cp "$work/out" "$work/five"
+drawn --prompt "line 1" --samples 70
+check "seventy samples begin as five" [ "$(head -c "$(wc -c <"$work/five")" "$work/out")" = "$(cat "$work/five")" ]
+
+# ---- where a text ends ----
+drawn --prompt "line 1" --temperature 0
+text=$(cat "$work/out")
+stop=$(printf %s "$text" | head -n 1 | cut -c20-23)
+drawn --prompt "line 1" --temperature 0 --stop "$stop"
+check "--stop '$stop': the text before it" [ "$(cat "$work/out")" = "${text%%"$stop"*}" ]
+drawn --prompt "line 1" --temperature 0 --stop "not to be found"
+check "--stop at no place: the whole text" [ "$(cat "$work/out")" = "$text" ]
+drawn --prompt "line 1" --top-p 0
+check "--top-p 0: the likeliest alone" [ "$(cat "$work/out")" = "$text" ]
+drawn --prompt "line 1" --min-p 1
+check "--min-p 1: the likeliest alone" [ "$(cat "$work/out")" = "$text" ]
+drawn --prompt "line 1" --top-k 1
+check "--top-k 1: the likeliest alone" [ "$(cat "$work/out")" = "$text" ]
+
+# ---- prompts from files ----
+printf 'line 1' >"$work/prompt"
+drawn --prompt-file "$work/prompt" --temperature 0
+check "--prompt-file: as --prompt" [ "$(cat "$work/out")" = "$text" ]
+"$program" --device cpu --model "$work/model" --sample-tokens 40 --temperature 0 --prompt-file - <"$work/prompt" >"$work/out" 2>"$work/err"
+check "--prompt-file -: from stdin" [ "$(cat "$work/out")" = "$text" ]
+printf 'li\000ne' >"$work/null"
+drawn --prompt-file "$work/null"
+refused "a prompt with a null" '^error: --prompt-file: .*/null: byte 3 is 0, expected text$'
+drawn --prompt-file "$work/missing"
+refused "a prompt file that is not there" '^error: --prompt-file: .*/missing: No such file'
+drawn --prompt a --prompt-file "$work/prompt"
+refused "two prompts" '^error: --prompt and --prompt-file: '
+run --chat --prompt a
+refused "a chat without a model" '^error: --chat needs a trained model'
+drawn --prompt a --top-p 1.5
+refused "--top-p 1.5" "^error: --top-p: '1.5' is not a number from 0 to 1"
+drawn --prompt a --samples 0
+refused "--samples 0" "^error: --samples: '0' is not a whole number from 1 to "
+
+# ---- a chat ----
+chat() { "$program" --device cpu --model "$work/model" --chat --seed 3 --temperature 0 "$@" >"$work/out" 2>"$work/err"; }
+printf 'line 1\nline 2' | chat --sample-tokens 12
+check "a chat: exit code $?" [ $? -eq 0 ]
+check "a chat: says what it does with turns" grep -q '^note: a base model goes on with the text so far, your lines in it; .*12 tokens' "$work/err"
+check "a chat: what it took, of both answers" grep -qE '^sampled +24 tokens' "$work/err"
+cp "$work/out" "$work/answers"
+printf 'line 1\n' >"$work/prompt"
+run --model "$work/model" --seed 3 --temperature 0 --sample-tokens 12 --prompt-file "$work/prompt"
+check "a chat: the first answer goes on with the first line" [ "$(head -c 12 "$work/answers")" = "$(tail -c +8 "$work/out" | head -c 12)" ]
+check "a chat: an answer ends its line" [ "$(tail -c 1 "$work/answers" | od -An -c | tr -d ' ')" = '\n' ]
+{ cat "$work/prompt"; head -c 12 "$work/answers"; [ "$(head -c 12 "$work/answers" | tail -c 1 | od -An -c | tr -d ' ')" = '\n' ] || echo; echo "line 2"; } >"$work/history"
+run --model "$work/model" --temperature 0 --sample-tokens 12 --prompt-file "$work/history"
+check "a chat: the second goes on with all before it" [ "$(tail -c +$(($(wc -c <"$work/history") + 1)) "$work/out" | head -c 12)" = "$(tail -c +13 "$work/answers" | sed '1{/^$/d}' | head -c 12)" ]
+
+# SIGINT ends the answer; the chat goes on, and stdin's end ends it.
+mkfifo "$work/typed"
+: >"$work/out"
+"$program" --device cpu --model "$work/model" --chat --sample-tokens 50000000 <"$work/typed" >"$work/out" 2>"$work/err" &
+child=$!
+exec 3>"$work/typed"
+echo "line 1" >&3
+await [ -s "$work/out" ]
+kill -INT $child
+sleep 0.3
+check "SIGINT in an answer: the chat goes on" kill -0 $child
+size=$(wc -c <"$work/out")
+echo "line 2" >&3
+grown() { [ "$(wc -c <"$work/out")" -gt $((size + 4)) ]; }
+await grown
+check "SIGINT in an answer: the next line has one" grown
+kill -INT $child
+exec 3>&-
+ended
+check "the end of stdin ends the chat: exit code $status" [ "$status" -eq 0 ]
+check "the end of stdin: what it took" grep -q '^sampled ' "$work/err"
+finish

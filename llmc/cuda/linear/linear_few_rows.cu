@@ -1,0 +1,166 @@
+/* Linear layers of few rows, as decoding has them: N <= 64. The weight is read once, from memory at its full speed; all
+ * else hides behind that.
+ *
+ * A block of eight warps has some outputs and all rows. Steps of 32 input channels go to its warps in turn; then the
+ * warps' sums are added in their order. So a row's result has the same bits whatever the rows beside it, and however many:
+ * shapes of tiles differ, sums do not. Before the launch before has ended, a block loads its first weights.
+ *
+ * bf16 goes through tensor cores, 16 rows by 8 outputs: with one row they idle, and cost nothing. A thread loads 16 bytes
+ * of a row, eight channels of the 32; which four make up k of the first product and which of the second is the same for
+ * both operands, so the order inside does not matter. */
+#include "kernels.cuh"
+#include "llmc/cuda/device/early.cuh"
+#include "llmc/cuda/ops/gelu.cuh"
+
+enum {
+    WARPS = 8,
+    THREADS = WARPS * WARP_SIZE,
+    STEP = 32,            /* channels of a warp at a time */
+    ROUND = WARPS * STEP, /* and of a block */
+    MAX_ROWS = 64,
+    TILE = 8 /* outputs of one product */
+};
+
+template <typename T> struct FewRows {
+    T *y, *pre_gelu; /* (N,OC); pre_gelu or NULL */
+    const T *x, *w, *bias;
+    int N, OC, IC;
+};
+
+/* One output: sum is the product's. */
+template <typename T>
+__device__ __forceinline__ void finish(const FewRows<T> &a, int row, int column, float sum) {
+    const int64_t at = (int64_t)row * a.OC + column;
+    if (a.bias) sum += to_float(a.bias[column]);
+    const T rounded = from_float<T>(sum);
+    if (!a.pre_gelu) {
+        a.y[at] = rounded;
+        return;
+    }
+    a.pre_gelu[at] = rounded;
+    a.y[at] = from_float<T>(gelu<T>(to_float(rounded)));
+}
+
+/* ---- bf16 ---- */
+
+/* Blocks of OUTPUTS tiles of outputs and ROWS tiles of 16 rows; AHEAD steps of weights are under way at a time. */
+template <int ROWS, int OUTPUTS, int AHEAD>
+__global__ void __launch_bounds__(THREADS) few_rows_bf16_kernel(FewRows<bf16> a) {
+    __shared__ float sums[WARPS][ROWS * 16][OUTPUTS * TILE];
+    begin_early();
+    const int lane = threadIdx.x % WARP_SIZE, warp = threadIdx.x / WARP_SIZE, g = lane / 4, t = lane % 4;
+    const int first = blockIdx.x * OUTPUTS * TILE;
+    const int4 zero = make_int4(0, 0, 0, 0);
+    float acc[ROWS][OUTPUTS][4] = {};
+    for (int k0 = warp * STEP + t * 8, round = 0; round < a.IC; k0 += AHEAD * ROUND, round += AHEAD * ROUND) {
+        int4 w[AHEAD][OUTPUTS];
+#pragma unroll
+        for (int s = 0; s < AHEAD; s++)
+#pragma unroll
+            for (int o = 0; o < OUTPUTS; o++) {
+                const int k = k0 + s * ROUND, output = first + o * TILE + g;
+                w[s][o] = k < a.IC && output < a.OC ? ld_global_once(a.w + (int64_t)output * a.IC + k) : zero;
+            }
+        if (round == 0) wait_early();
+#pragma unroll
+        for (int s = 0; s < AHEAD; s++) {
+            const int k = k0 + s * ROUND;
+#pragma unroll
+            for (int r = 0; r < ROWS; r++) {
+                const int top = r * 16 + g, bottom = top + 8;
+                const int4 *at = reinterpret_cast<const int4 *>(a.x + (int64_t)top * a.IC + k);
+                const int4 x0 = k < a.IC && top < a.N ? *at : zero;
+                const int4 x1 = k < a.IC && bottom < a.N ? at[a.IC] : zero; /* 8 rows of IC / 8 pieces */
+                const uint32_t low[4] = {(uint32_t)x0.x, (uint32_t)x1.x, (uint32_t)x0.y, (uint32_t)x1.y},
+                               high[4] = {(uint32_t)x0.z, (uint32_t)x1.z, (uint32_t)x0.w, (uint32_t)x1.w};
+#pragma unroll
+                for (int o = 0; o < OUTPUTS; o++) {
+                    mma_m16n8k16(acc[r][o], low, w[s][o].x, w[s][o].y);
+                    mma_m16n8k16(acc[r][o], high, w[s][o].z, w[s][o].w);
+                }
+            }
+        }
+    }
+#pragma unroll
+    for (int r = 0; r < ROWS; r++)
+#pragma unroll
+        for (int o = 0; o < OUTPUTS; o++)
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                sums[warp][r * 16 + g + i / 2 * 8][o * TILE + 2 * t + i % 2] = acc[r][o][i];
+    __syncthreads();
+    for (int i = threadIdx.x; i < a.N * OUTPUTS * TILE; i += THREADS) {
+        const int row = i / (OUTPUTS * TILE), column = i % (OUTPUTS * TILE);
+        float sum = 0;
+#pragma unroll
+        for (int w = 0; w < WARPS; w++) sum += sums[w][row][column];
+        if (first + column < a.OC) finish(a, row, first + column, sum);
+    }
+}
+
+template <int ROWS, int OUTPUTS, int AHEAD> static void launch(const FewRows<bf16> &a) {
+    launch_early("linear_few_rows", few_rows_bf16_kernel<ROWS, OUTPUTS, AHEAD>,
+                 dim3(ceil_div(a.OC, OUTPUTS * TILE)), THREADS, 0, a);
+}
+
+/* Every block reads all rows: with many, more outputs a block, as long as there are blocks for the whole card. */
+static void run(const FewRows<bf16> &a) {
+    const bool wide = a.OC >= 16 * TILE * cuda_sm_count();
+    if (a.N <= 16)
+        launch<1, 1, 4>(a);
+    else if (a.N <= 32)
+        wide ? launch<2, 4, 1>(a) : launch<2, 1, 4>(a);
+    else
+        wide ? launch<4, 2, 2>(a) : launch<4, 1, 4>(a);
+}
+
+/* ---- fp32 ---- */
+
+enum { FP32_ROWS = 8 };
+
+/* A warp an output, lanes over the channels; FP32_ROWS rows at a time. */
+__global__ void __launch_bounds__(THREADS) few_rows_fp32_kernel(FewRows<float> a) {
+    begin_early();
+    wait_early();
+    const int lane = threadIdx.x % WARP_SIZE, output = blockIdx.x * WARPS + threadIdx.x / WARP_SIZE;
+    if (output >= a.OC) return;
+    const float *w = a.w + (int64_t)output * a.IC;
+    for (int row = 0; row < a.N; row += FP32_ROWS) {
+        float sum[FP32_ROWS] = {};
+        for (int k = 4 * lane; k < a.IC; k += 4 * WARP_SIZE) {
+            const Vec<float> wk = load_vec(w + k);
+#pragma unroll
+            for (int r = 0; r < FP32_ROWS; r++) {
+                if (row + r >= a.N) break;
+                const Vec<float> xk = load_vec(a.x + (int64_t)(row + r) * a.IC + k);
+#pragma unroll
+                for (int i = 0; i < 4; i++) sum[r] = fmaf(xk.v[i], wk.v[i], sum[r]);
+            }
+        }
+#pragma unroll
+        for (int r = 0; r < FP32_ROWS; r++) {
+            sum[r] = warp_sum(sum[r]);
+            if (lane == r && row + r < a.N) finish(a, row + r, output, sum[r]);
+        }
+    }
+}
+
+static void run(const FewRows<float> &a) {
+    launch_early("linear_few_rows", few_rows_fp32_kernel, dim3(ceil_div(a.OC, (int)WARPS)), THREADS, 0, a);
+}
+
+template <typename T> static void run_as(const LinearCall *c) {
+    const FewRows<T> a = {(T *)c->y.data,       (T *)c->pre_gelu.data, (const T *)c->x.data,
+                          (const T *)c->w.data, (const T *)c->bias,    (int)c->x.rows,
+                          (int)c->w.rows,       c->w.columns};
+    run(a);
+}
+
+bool linear_few_rows(const LinearCall *c) {
+    if (c->x.rows > MAX_ROWS) return false;
+    if (c->x.dtype == DTYPE_BF16)
+        run_as<bf16>(c);
+    else
+        run_as<float>(c);
+    return true;
+}

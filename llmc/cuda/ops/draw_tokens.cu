@@ -1,0 +1,242 @@
+/* The next token of each sequence, drawn on the device: a block a sequence, a thread a column of ids (ops.h,
+ * DRAW_COLUMNS). The logits lie in shared memory where they fit: they are read some twenty times.
+ *
+ * The floor of top-k and top-p is found bit by bit (draw_tokens.c has the same steps): a pass counts, or adds, what is at
+ * least as large. bf16 needs 16 passes. */
+#include "llmc/cuda/cuda_ops.cuh"
+#include "llmc/cuda/device/early.cuh"
+#include "llmc/cuda/ptx/sm80.cuh"
+
+/* ---- over the block ---- */
+
+enum { WARPS = DRAW_COLUMNS / WARP_SIZE };
+static_assert((int)WARPS == (int)WARP_SIZE, "the second step of a reduction is one warp's");
+
+struct Sum {
+    template <typename A> __device__ A operator()(A a, A b) const { return a + b; }
+};
+struct Largest {
+    template <typename A> __device__ A operator()(A a, A b) const { return a > b ? a : b; }
+};
+struct Least {
+    template <typename A> __device__ A operator()(A a, A b) const { return a < b ? a : b; }
+};
+
+template <typename A, typename F> __device__ A warp_join(A x, F join) {
+#pragma unroll
+    for (int offset = WARP_SIZE / 2; offset > 0; offset /= 2)
+        x = join(x, (A)__shfl_xor_sync(0xffffffffu, x, offset));
+    return x;
+}
+/* In a fixed order; every thread gets the result. */
+template <typename A, typename F> __device__ A block_join(A x, F join) {
+    __shared__ A partial[WARPS];
+    x = warp_join(x, join);
+    if (threadIdx.x % WARP_SIZE == 0) partial[threadIdx.x / WARP_SIZE] = x;
+    __syncthreads();
+    x = warp_join(partial[threadIdx.x % WARP_SIZE], join);
+    __syncthreads();
+    return x;
+}
+
+template <typename A> __device__ A warp_inclusive(A x) {
+#pragma unroll
+    for (int offset = 1; offset < WARP_SIZE; offset *= 2) {
+        const A left = __shfl_up_sync(0xffffffffu, x, offset);
+        if ((int)(threadIdx.x % WARP_SIZE) >= offset) x += left;
+    }
+    return x;
+}
+/* The sum of the threads before this one; *total that of all. */
+template <typename A> __device__ A block_exclusive(A own, A *total) {
+    __shared__ A ends[WARPS];
+    const int lane = threadIdx.x % WARP_SIZE, warp = threadIdx.x / WARP_SIZE;
+    const A inclusive = warp_inclusive(own);
+    if (lane == WARP_SIZE - 1) ends[warp] = inclusive;
+    __syncthreads();
+    if (warp == 0) {
+        const A sum = warp_inclusive(ends[lane]);
+        __syncwarp();
+        ends[lane] = sum;
+    }
+    __syncthreads();
+    const A before = warp == 0 ? A(0) : ends[warp - 1];
+    *total = ends[WARPS - 1];
+    __syncthreads();
+    const A left = __shfl_up_sync(0xffffffffu, inclusive, 1);
+    return lane == 0 ? before : before + left;
+}
+
+/* ---- what stays ---- */
+
+/* Floats as integers in the same order; NaN is below everything. */
+__device__ __forceinline__ uint32_t order_key(float x) {
+    const uint32_t bits = __float_as_uint(x);
+    return isnan(x) ? 0 : bits ^ (bits >> 31 ? 0xffffffffu : 0x80000000u);
+}
+__device__ __forceinline__ float value_of_key(uint32_t key) {
+    return __uint_as_float(key ^ (key >> 31 ? 0x80000000u : 0xffffffffu));
+}
+
+template <typename X> struct Row {
+    const X *z;
+    int V;
+    float largest, scale; /* log2(e) / temperature */
+
+    __device__ float value(int i) const { return to_float(z[i]); }
+    /* exp((x - largest) / temperature) */
+    __device__ float weight(float x) const { return isfinite(x) ? ex2((x - largest) * scale) : 0.0f; }
+};
+
+template <typename X> __device__ int count_from(const Row<X> &row, uint32_t key) {
+    int n = 0;
+    for (int i = threadIdx.x; i < row.V; i += DRAW_COLUMNS) n += order_key(row.value(i)) >= key;
+    return block_join(n, Sum());
+}
+template <typename X> __device__ double weight_from(const Row<X> &row, uint32_t key) {
+    double sum = 0;
+    for (int i = threadIdx.x; i < row.V; i += DRAW_COLUMNS) {
+        const float x = row.value(i);
+        if (order_key(x) >= key) sum += row.weight(x);
+    }
+    return block_join(sum, Sum());
+}
+
+/* Keys below it are left out; of those equal to it `ties` stay. */
+struct Floor {
+    uint32_t key;
+    int ties;
+};
+
+/* The largest key of which `enough` is true, as it is of all below. Of bf16 the low half of a key says nothing: it is 0,
+ * or all ones in negative numbers. */
+template <typename X, typename F> __device__ uint32_t floor_of(F enough) {
+    uint32_t key = 0;
+    for (uint32_t bit = 0x80000000u; bit >= (sizeof(X) == 2 ? 0x10000u : 1u); bit >>= 1)
+        if (enough(key | bit)) key |= bit;
+    return sizeof(X) == 2 && !(key >> 31) ? key | 0xffffu : key;
+}
+
+template <typename X> __device__ Floor keep_top_k(const Row<X> &row, int k) {
+    Floor floor = {0, row.V};
+    if (k <= 0 || k >= row.V) return floor;
+    floor.key = floor_of<X>([&](uint32_t key) { return count_from(row, key) >= k; });
+    floor.ties = k - count_from(row, floor.key + 1);
+    return floor;
+}
+
+/* So many equals of weight `each` add up to `missing`: one at least, `most` at most. */
+__device__ int ties_for(double missing, double each, int most) {
+    const double n = ceil(missing / each);
+    return n > 1 ? (n < most ? (int)n : most) : 1;
+}
+
+/* Of what top-k left. */
+template <typename X> __device__ Floor keep_top_p(const Row<X> &row, Floor floor, float p) {
+    if (!(p < 1)) return floor;
+    const double above = weight_from(row, floor.key + 1);
+    const double each = row.weight(value_of_key(floor.key));
+    const double wanted = p * (floor.key ? above + floor.ties * each : weight_from(row, 0));
+    if (floor.key && above < wanted) return {floor.key, ties_for(wanted - above, each, floor.ties)};
+    floor.key = floor_of<X>(
+        [&](uint32_t key) { return count_from(row, key) >= 1 && weight_from(row, key) >= wanted; });
+    floor.ties =
+        ties_for(wanted - weight_from(row, floor.key + 1), row.weight(value_of_key(floor.key)), row.V);
+    return floor;
+}
+
+/* ---- the draw ---- */
+
+/* f(id, weight) for the ids of this thread's column that have one; `equals` of the floor stand before the column.
+ * Ends where f is true. */
+template <typename X, typename F>
+__device__ void each_weight(const Row<X> &row, const Floor &floor, int equals, float min_p, F f) {
+    int left = floor.ties - equals;
+    for (int i = threadIdx.x; i < row.V; i += DRAW_COLUMNS) {
+        const float x = row.value(i);
+        const uint32_t key = order_key(x);
+        if (key < floor.key || (key == floor.key && left-- <= 0)) continue;
+        const float weight = row.weight(x);
+        if (weight > 0 && weight >= min_p && f(i, weight)) return;
+    }
+}
+
+template <typename X> __device__ int draw(const Row<X> &row, const DrawArgs &a, double uniform) {
+    __shared__ int chosen;
+    const Floor floor = keep_top_p(row, keep_top_k(row, a.top_k), a.top_p);
+    int equals = 0, n_equals;
+    for (int i = threadIdx.x; i < row.V; i += DRAW_COLUMNS) equals += order_key(row.value(i)) == floor.key;
+    equals = block_exclusive(equals, &n_equals);
+    double own = 0, total;
+    each_weight(row, floor, equals, a.min_p, [&](int, float weight) {
+        own += weight;
+        return false;
+    });
+    const double before = block_exclusive(own, &total), point = uniform * total;
+    const int column = threadIdx.x;
+    int first = block_join(own > 0 && before + own > point ? column : DRAW_COLUMNS, Least());
+    if (first == DRAW_COLUMNS) first = block_join(own > 0 ? column : 0, Largest()); /* rounding */
+    if (column == first) {
+        double sum = before;
+        each_weight(row, floor, equals, a.min_p, [&](int id, float weight) {
+            chosen = id;
+            sum += weight;
+            return sum > point;
+        });
+    }
+    __syncthreads();
+    return chosen;
+}
+
+template <typename X> __device__ const X *staged_row(const X *row, int V) {
+    extern __shared__ int4 stage[];
+    const int4 *from = reinterpret_cast<const int4 *>(row);
+    for (int i = threadIdx.x; i < ceil_div(V, (int)Vec<X>::N); i += DRAW_COLUMNS) stage[i] = from[i];
+    __syncthreads();
+    return reinterpret_cast<const X *>(stage);
+}
+
+template <typename X> __global__ void __launch_bounds__(DRAW_COLUMNS) draw_kernel(DrawArgs a, bool staged) {
+    const int b = blockIdx.x;
+    begin_early();
+    wait_early();
+    const X *logits = (const X *)a.logits + (int64_t)b * a.Vp;
+    Row<X> row = {staged ? staged_row(logits, a.V) : logits, a.V, 0, 0};
+    unsigned long long best = 0; /* key, then the lowest id */
+    int n_bad = 0;
+    for (int i = threadIdx.x; i < a.V; i += DRAW_COLUMNS) {
+        const float x = row.value(i);
+        const unsigned long long mine = (unsigned long long)order_key(x) << 32 | (0xffffffffu - (unsigned)i);
+        best = mine > best ? mine : best;
+        n_bad += !isfinite(x);
+    }
+    best = block_join(best, Largest());
+    n_bad = block_join(n_bad, Sum());
+    int token = (int)(0xffffffffu - (uint32_t)best);
+    row.largest = row.value(token);
+    row.scale = fminf(1.4426950408889634f / a.temperature, FLT_MAX);
+    if (a.temperature > 0 && a.top_k != 1 && isfinite(row.largest)) {
+        const uint64_t state = a.rng[b] + 0x9e3779b97f4a7c15u; /* as random_uniform */
+        token = draw(row, a, (double)(dropout_mix(state) >> 11) * 0x1p-53);
+        if (threadIdx.x == 0) a.rng[b] = state;
+    }
+    if (threadIdx.x > 0) return;
+    const int position = a.positions[b] + 1;
+    a.tokens[b] = token;
+    a.positions[b] = position;
+    a.drawn[(int64_t)(position % DRAWN_ROWS) * a.B + b] = n_bad ? -n_bad : token;
+}
+
+template <typename T> void draw_tokens(const DrawArgs *args) {
+    enum { STATIC_BYTES = 4096 };
+    const int bytes = ceil_div(args->V, (int)Vec<T>::N) * 16;
+    const bool staged =
+        bytes <= cuda_device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin) - STATIC_BYTES;
+    if (staged)
+        CUDA_CHECK(cudaFuncSetAttribute(draw_kernel<T>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
+    launch_early("draw_tokens", draw_kernel<T>, dim3(args->B), DRAW_COLUMNS, staged ? bytes : 0, *args,
+                 staged);
+}
+
+template DrawTokens draw_tokens<float>;
+template DrawTokens draw_tokens<bf16>;

@@ -1,0 +1,96 @@
+#include "chat.h"
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+#include "llmc/base/terminal.h"
+#include "stop.h"
+
+/* All that was typed and answered; the answer that comes is shown and added. */
+typedef struct Chat {
+    Console *console;
+    char *text; /* ends with a null */
+    size_t n;
+    bool out_of_memory;
+} Chat;
+
+static void add(Chat *c, const char *bytes, size_t n) {
+    char *grown = realloc(c->text, c->n + n + 1);
+    if (!grown) {
+        c->out_of_memory = true;
+        return;
+    }
+    c->text = grown;
+    memcpy(c->text + c->n, bytes, n);
+    c->n += n;
+    c->text[c->n] = 0;
+}
+
+/* A text ends at its first null. */
+static void take_answer(int sample, const char *bytes, size_t n, void *user) {
+    Chat *c = user;
+    (void)sample;
+    console_text(c->console, bytes, n);
+    for (size_t i = 0; i < n; i++) add(c, bytes[i] ? &bytes[i] : "?", 1);
+}
+
+static void end_line(Chat *c) {
+    if (c->n == 0 || c->text[c->n - 1] != '\n') add(c, "\n", 1);
+}
+
+/* The next line behind the text so far; false where stdin ends. */
+static bool read_line(Chat *c) {
+    static const char prompt[] = "> ";
+    const bool typed = isatty(STDIN_FILENO);
+    char *line = NULL;
+    size_t size = 0;
+    if (typed) print(stderr, "%s", prompt);
+    stop_expect_line(typed ? prompt : "");
+    const ssize_t n = getline(&line, &size, stdin);
+    stop_expect_line(NULL);
+    if (n > 0) add(c, line, strlen(line));
+    if (n > 0) end_line(c);
+    if (n <= 0 && typed) print_line(stderr, "%s", "");
+    free(line);
+    return n > 0;
+}
+
+static bool answer(Run *run, Chat *c, SampleOptions *options, SampleRates *all, Error *err) {
+    SampleRates rates;
+    options->prompt = c->text;
+    options->seed++;
+    stop_forget_interrupt();
+    console_text_begin(c->console);
+    const bool ok = sample(&run->model, run->tokenizer, options, take_answer, c, &rates, err);
+    console_text_end(c->console);
+    if (!ok) return false;
+    if (c->out_of_memory) return fail(err, EXIT_RUN, "--chat: no memory for its text");
+    end_line(c);
+    if (all->n_tokens == 0) all->first_seconds = rates.first_seconds;
+    all->n_tokens += rates.n_tokens;
+    all->n_steps += rates.n_steps;
+    all->step_seconds += rates.step_seconds;
+    all->step_bytes += rates.step_bytes;
+    return true;
+}
+
+bool chat(Run *run, Console *console, SampleOptions options, Error *err) {
+    Chat c = {.console = console};
+    SampleRates all = {0};
+    bool ok = true;
+    if (!run->tokenizer)
+        return fail(err, EXIT_INPUT, "--chat: there is no tokenizer to encode it: %s; hint: --tokenizer PATH",
+                    run->no_tokenizer);
+    print_note_to(
+        stderr,
+        "a base model goes on with the text so far, your lines in it; an answer ends with end-of-text, "
+        "--stop, or %d tokens (--sample-tokens); ctrl-C ends an answer, ctrl-D the chat",
+        options.n_tokens);
+    options.text_alone = true;
+    if (options.prompt) add(&c, options.prompt, strlen(options.prompt));
+    stop_catch_interrupt();
+    run->model.stop = stop_interrupted;
+    while (ok && read_line(&c)) ok = answer(run, &c, &options, &all, err);
+    if (ok) samples_print_rates(run->ops, &all);
+    free(c.text);
+    return ok;
+}

@@ -1,0 +1,153 @@
+#include "samples.h"
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+#include "chat.h"
+#include "llmc/base/terminal.h"
+#include "llmc/comm/watchdog.h"
+#include "profile.h"
+#include "stop.h"
+
+/* ---- texts ---- */
+
+typedef struct Text {
+    char *bytes;
+    size_t n;
+    bool ended;
+} Text;
+
+/* The samples of one call. One is shown as it comes; those behind it wait until it has ended. */
+typedef struct Texts {
+    Console *console;
+    FILE *frames; /* where their first and last lines go */
+    int64_t step;
+    int n, shown;
+    Text *all; /* (n) */
+} Texts;
+
+static void show_first(Texts *texts) {
+    if (texts->shown == texts->n) return;
+    console_sample_begin(texts->console, texts->frames, texts->step, texts->shown + 1, texts->n);
+    const Text *text = &texts->all[texts->shown];
+    console_text(texts->console, text->bytes, text->n);
+}
+
+/* Between two texts the frame is where they are. */
+static void end_shown(Texts *texts) {
+    const bool last = texts->shown + 1 == texts->n;
+    console_sample_end(texts->console, last ? texts->frames : texts->console->out);
+}
+
+static void take_text(int sample, const char *bytes, size_t n, void *user) {
+    Texts *texts = user;
+    Text *text = &texts->all[sample];
+    text->ended = n == 0;
+    if (sample == texts->shown) console_text(texts->console, bytes, n);
+    while (texts->shown < texts->n && texts->all[texts->shown].ended) {
+        end_shown(texts);
+        texts->shown++;
+        show_first(texts);
+    }
+    char *grown = n ? realloc(text->bytes, text->n + n) : NULL;
+    if (!grown) return; /* what is shown has been; the log, and what is to be shown later, do without */
+    text->bytes = grown;
+    memcpy(text->bytes + text->n, bytes, n);
+    text->n += n;
+}
+
+static bool open_texts(Texts *texts, Error *err) {
+    texts->all = calloc((size_t)texts->n, sizeof *texts->all);
+    return texts->all || fail(err, EXIT_RUN, "--samples %d: no memory for their texts", texts->n);
+}
+
+static void close_texts(Texts *texts) {
+    for (int i = 0; i < texts->n; i++) free(texts->all[i].bytes);
+    free(texts->all);
+}
+
+SampleOptions samples_options(const Settings *s, int64_t step) {
+    return (SampleOptions){
+        .prompt = s->prompt,
+        .n_samples = (int)s->samples,
+        .n_tokens = (int)s->sample_tokens,
+        .temperature = (float)s->temperature,
+        .top_k = (int)s->top_k,
+        .top_p = (float)s->top_p,
+        .min_p = (float)s->min_p,
+        .stop = s->stop,
+        .seed = (uint64_t)(s->seed + step),
+        .graph = s->graph == GRAPH_ON,
+    };
+}
+
+/* ---- in training ---- */
+
+bool samples_in_training(Training *t, int64_t step, Error *err) {
+    const Settings *s = &t->run->settings;
+    if (s->sample_tokens == 0 || !ranks_leads(t->run->comm->ranks)) return true;
+    const SampleOptions options = samples_options(s, step);
+    Texts texts = {.console = &t->console, .frames = t->console.out, .step = step, .n = options.n_samples};
+    if (!open_texts(&texts, err)) return false;
+    stop_expect(STOP_IN_SAMPLE, INFINITY);
+    watchdog_set(PHASE_SAMPLE, step);
+    show_first(&texts);
+    const bool ok = sample(&t->run->model, t->run->tokenizer, &options, take_text, &texts, NULL, err);
+    if (texts.shown < texts.n) end_shown(&texts);
+    for (int i = 0; i < texts.n && ok && !stop_requested(); i++)
+        log_sample(&t->log, step, texts.all[i].bytes ? texts.all[i].bytes : "", texts.all[i].n);
+    close_texts(&texts);
+    return ok;
+}
+
+/* ---- alone ---- */
+
+/* Both go into one file or pipe: then equal commands give equal bytes, and nothing stands there that a clock says. */
+static bool output_is_one(void) {
+    struct stat out, err;
+    return !isatty(STDERR_FILENO) && fstat(STDOUT_FILENO, &out) == 0 && fstat(STDERR_FILENO, &err) == 0 &&
+           out.st_dev == err.st_dev && out.st_ino == err.st_ino;
+}
+
+/* The memory's bandwidth is that of a large copy. */
+void samples_print_rates(const Ops *ops, const SampleRates *rates) {
+    char memory[96] = "";
+    if (rates->n_tokens == 0 || output_is_one()) return;
+    const double steps = (double)rates->n_steps, roof = steps > 0 ? profile_copy_roof(ops) : 0;
+    const double tokens = (double)rates->n_tokens * steps / (steps + 1); /* those that steps made */
+    if (roof > 0)
+        snprintf(memory, sizeof memory, ", %.0f tokens/s, %.0f %% of the memory bandwidth",
+                 tokens / rates->step_seconds, 100 * rates->step_bytes / rates->step_seconds / roof);
+    console_row(stderr, "sampled", "%lld tokens, the first after %.0f ms%s", (long long)rates->n_tokens,
+                1e3 * rates->first_seconds, memory);
+}
+
+static void say_what(const Settings *s) {
+    char kept[160] = "", stop[96] = "";
+    int n = 0;
+    if (s->top_k) n += snprintf(kept + n, sizeof kept - (size_t)n, ", top-k %lld", (long long)s->top_k);
+    if (s->top_p < 1) n += snprintf(kept + n, sizeof kept - (size_t)n, ", top-p %g", s->top_p);
+    if (s->min_p > 0) n += snprintf(kept + n, sizeof kept - (size_t)n, ", min-p %g", s->min_p);
+    if (s->stop) snprintf(stop, sizeof stop, ", until \"%.60s\"", s->stop);
+    console_row(stderr, "sampling", "%lld x %lld tokens at most%s, temperature %g%s, seed %lld",
+                (long long)s->samples, (long long)s->sample_tokens, stop, s->temperature,
+                s->temperature > 0 ? kept : "", (long long)s->seed);
+}
+
+bool samples_alone(Run *run, int64_t step, Error *err) {
+    const Settings *s = &run->settings;
+    const SampleOptions options = samples_options(s, step);
+    Console console;
+    SampleRates rates;
+    console_open(&console, stdout, 0, 0);
+    say_what(s);
+    if (s->chat) return chat(run, &console, options, err);
+    Texts texts = {.console = &console, .frames = stderr, .step = step, .n = options.n_samples};
+    if (!open_texts(&texts, err)) return false;
+    show_first(&texts);
+    const bool ok = sample(&run->model, run->tokenizer, &options, take_text, &texts, &rates, err);
+    if (texts.shown < texts.n) end_shown(&texts);
+    if (ok) samples_print_rates(run->ops, &rates);
+    close_texts(&texts);
+    return ok;
+}

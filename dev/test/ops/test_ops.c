@@ -182,8 +182,39 @@ static void test_chosen(const Ops *ops) {
     }
 }
 
+/* A row's result has the same bits whatever rows are beside it, up to 64 of them: samples do not depend on their number. */
+static void test_rows_alone(const Ops *ops) {
+    enum { N = 64, OC = 3072, IC = 776, NUMBERS = 5 };
+    static const int numbers[NUMBERS] = {1, 2, 17, 33, 64};
+    const size_t width = dtype_bytes(ops->dtype), row = OC * width;
+    if (!op_wanted("linear_forward_rows", ops->name)) return;
+    float *values = op_normal_bf16(OC * IC, 1);
+    char *x = ops->device->alloc(N * IC * width), *w = ops->device->alloc(OC * IC * width);
+    char *y = ops->device->alloc(N * row), *got = op_malloc(N * row), *all = op_malloc(N * row);
+    if (!CHECK(x && w && y, "%s: device memory", ops->name)) return;
+    upload_floats(ops, w, ops->dtype, values, OC * IC);
+    upload_floats(ops, x, ops->dtype, values + 1000, N * IC);
+    for (int i = NUMBERS - 1; i >= 0; i--) {
+        const int n = numbers[i], first = N - n; /* the last n rows */
+        ops->linear_forward(matrix(y, ops->dtype, n, OC), no_matrix(),
+                            matrix(x + (size_t)first * IC * width, ops->dtype, n, IC),
+                            matrix(w, ops->dtype, OC, IC), NULL);
+        ops->device->download(got, y, (size_t)n * row);
+        if (n == N) memcpy(all, got, N * row);
+        CHECK(memcmp(got, all + (size_t)first * row, (size_t)n * row) == 0,
+              "%s: %d rows have other bits than among %d", ops->name, n, N);
+    }
+    ops->device->free(x);
+    ops->device->free(w);
+    ops->device->free(y);
+    free(values);
+    free(got);
+    free(all);
+}
+
 static void test_backend(const Ops *ops) {
     test_chosen(ops);
+    test_rows_alone(ops);
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
         if (!op_small || !too_large(&cases[i].s)) op_case(ops, cases[i].op, cases[i].s);
 }

@@ -1,37 +1,37 @@
 /* Launches that begin early (programmatic dependent launch, sm_90): a kernel starts while the one before still runs,
- * loads what does not depend on it, and waits. Short kernels in a row then have no gaps between them.
+ * loads what that one does not write, and waits. Short kernels in a row then have next to no gaps between them.
  *
- * A kernel that is launched so calls begin_early() first of all and wait_early() before it reads or writes anything that
- * kernels before it touch, in all of its threads; as each waits, the end of one is the end of all before. On older cards
- * the launch is a plain one and both do nothing. */
+ * A kernel that is launched so calls wait_early() in all of its threads, before it reads or writes anything that the
+ * launch before it touches. All that came before that one is done from the beginning, because each lets the next one start
+ * only when its own wait is over. On older cards the launch is a plain one, and wait_early does nothing. */
 #pragma once
 #include "cuda_common.cuh"
 #include "llmc/cuda/ptx/sm90.cuh"
 
-__device__ __forceinline__ void begin_early() {
-#if __CUDA_ARCH__ >= 900
-    launch_dependents();
-#endif
-}
 __device__ __forceinline__ void wait_early() {
 #if __CUDA_ARCH__ >= 900
     wait_on_dependency();
+    launch_dependents();
 #endif
 }
 
+/* cluster: blocks along y that share their memory. */
 template <typename... Parameters, typename... Arguments>
 void launch_early(const char *name, void (*kernel)(Parameters...), dim3 grid, int threads, size_t bytes,
-                  Arguments... arguments) {
-    cudaLaunchAttribute early = {};
-    early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    early.val.programmaticStreamSerializationAllowed = 1;
+                  int cluster, Arguments... arguments) {
+    cudaLaunchAttribute attributes[2] = {};
+    attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attributes[0].val.programmaticStreamSerializationAllowed = 1;
+    attributes[1].id = cudaLaunchAttributeClusterDimension;
+    attributes[1].val.clusterDim.x = attributes[1].val.clusterDim.z = 1;
+    attributes[1].val.clusterDim.y = cluster;
     cudaLaunchConfig_t config = {};
     config.gridDim = grid;
     config.blockDim = dim3(threads);
     config.dynamicSmemBytes = bytes;
     config.stream = main_stream;
-    config.attrs = &early;
-    config.numAttrs = cuda_compute_capability() >= 90 ? 1 : 0;
+    config.attrs = attributes;
+    config.numAttrs = cuda_compute_capability() < 90 ? 0 : cluster > 1 ? 2 : 1;
     CUDA_CHECK(cudaLaunchKernelEx(&config, kernel, Parameters(arguments)...));
     launch_check(name);
 }

@@ -3,7 +3,7 @@
  *
  * A block of eight warps has some outputs and all rows. Steps of 32 input channels go to its warps in turn; then the
  * warps' sums are added in their order. So a row's result has the same bits whatever the rows beside it, and however many:
- * shapes of tiles differ, sums do not. Before the launch before has ended, a block loads its first weights.
+ * shapes of tiles differ, sums do not. While the launch before ends, a block loads its first weights.
  *
  * bf16 goes through tensor cores, 16 rows by 8 outputs: with one row they idle, and cost nothing. A thread loads 16 bytes
  * of a row, eight channels of the 32; which four make up k of the first product and which of the second is the same for
@@ -29,10 +29,9 @@ template <typename T> struct FewRows {
 
 /* One output: sum is the product's. */
 template <typename T>
-__device__ __forceinline__ void finish(const FewRows<T> &a, int row, int column, float sum) {
+__device__ __forceinline__ void finish(const FewRows<T> &a, int row, int column, float sum, float bias) {
     const int64_t at = (int64_t)row * a.OC + column;
-    if (a.bias) sum += to_float(a.bias[column]);
-    const T rounded = from_float<T>(sum);
+    const T rounded = from_float<T>(sum + bias);
     if (!a.pre_gelu) {
         a.y[at] = rounded;
         return;
@@ -40,20 +39,26 @@ __device__ __forceinline__ void finish(const FewRows<T> &a, int row, int column,
     a.pre_gelu[at] = rounded;
     a.y[at] = from_float<T>(gelu<T>(to_float(rounded)));
 }
+template <typename T> __device__ __forceinline__ float bias_of(const FewRows<T> &a, int column) {
+    return a.bias && column < a.OC ? to_float(a.bias[column]) : 0.0f;
+}
 
 /* ---- bf16 ---- */
 
-/* Blocks of OUTPUTS tiles of outputs and ROWS tiles of 16 rows; AHEAD steps of weights are under way at a time. */
+/* Blocks of OUTPUTS tiles of outputs and ROWS tiles of 16 rows; AHEAD steps of both operands are under way at a time. */
 template <int ROWS, int OUTPUTS, int AHEAD>
 __global__ void __launch_bounds__(THREADS) few_rows_bf16_kernel(FewRows<bf16> a) {
-    __shared__ float sums[WARPS][ROWS * 16][OUTPUTS * TILE];
-    begin_early();
+    constexpr int TILES = OUTPUTS * ROWS > 8 ? 8 / ROWS : OUTPUTS,
+                  COLUMNS = TILES * TILE; /* summed at once */
+    __shared__ float sums[WARPS][ROWS * 16][COLUMNS];
     const int lane = threadIdx.x % WARP_SIZE, warp = threadIdx.x / WARP_SIZE, g = lane / 4, t = lane % 4;
-    const int first = blockIdx.x * OUTPUTS * TILE;
+    const int first = blockIdx.x * OUTPUTS * TILE, column = threadIdx.x % COLUMNS;
     const int4 zero = make_int4(0, 0, 0, 0);
-    float acc[ROWS][OUTPUTS][4] = {};
+    float acc[ROWS][OUTPUTS][4] = {}, bias[OUTPUTS / TILES];
+#pragma unroll
+    for (int o = 0; o < OUTPUTS / TILES; o++) bias[o] = bias_of(a, first + o * COLUMNS + column);
     for (int k0 = warp * STEP + t * 8, round = 0; round < a.IC; k0 += AHEAD * ROUND, round += AHEAD * ROUND) {
-        int4 w[AHEAD][OUTPUTS];
+        int4 w[AHEAD][OUTPUTS], x[AHEAD][ROWS][2];
 #pragma unroll
         for (int s = 0; s < AHEAD; s++)
 #pragma unroll
@@ -63,14 +68,20 @@ __global__ void __launch_bounds__(THREADS) few_rows_bf16_kernel(FewRows<bf16> a)
             }
         if (round == 0) wait_early();
 #pragma unroll
-        for (int s = 0; s < AHEAD; s++) {
-            const int k = k0 + s * ROUND;
+        for (int s = 0; s < AHEAD; s++)
+#pragma unroll
+            for (int r = 0; r < ROWS; r++)
+#pragma unroll
+                for (int half = 0; half < 2; half++) {
+                    const int k = k0 + s * ROUND, row = r * 16 + half * 8 + g;
+                    const bf16 *at = a.x + (int64_t)row * a.IC + k;
+                    x[s][r][half] = k < a.IC && row < a.N ? *reinterpret_cast<const int4 *>(at) : zero;
+                }
+#pragma unroll
+        for (int s = 0; s < AHEAD; s++)
 #pragma unroll
             for (int r = 0; r < ROWS; r++) {
-                const int top = r * 16 + g, bottom = top + 8;
-                const int4 *at = reinterpret_cast<const int4 *>(a.x + (int64_t)top * a.IC + k);
-                const int4 x0 = k < a.IC && top < a.N ? *at : zero;
-                const int4 x1 = k < a.IC && bottom < a.N ? at[a.IC] : zero; /* 8 rows of IC / 8 pieces */
+                const int4 x0 = x[s][r][0], x1 = x[s][r][1];
                 const uint32_t low[4] = {(uint32_t)x0.x, (uint32_t)x1.x, (uint32_t)x0.y, (uint32_t)x1.y},
                                high[4] = {(uint32_t)x0.z, (uint32_t)x1.z, (uint32_t)x0.w, (uint32_t)x1.w};
 #pragma unroll
@@ -79,39 +90,42 @@ __global__ void __launch_bounds__(THREADS) few_rows_bf16_kernel(FewRows<bf16> a)
                     mma_m16n8k16(acc[r][o], high, w[s][o].z, w[s][o].w);
                 }
             }
-        }
     }
 #pragma unroll
-    for (int r = 0; r < ROWS; r++)
+    for (int from = 0; from < OUTPUTS; from += TILES) {
+        if (from > 0) __syncthreads(); /* the sums before have been read */
 #pragma unroll
-        for (int o = 0; o < OUTPUTS; o++)
+        for (int r = 0; r < ROWS; r++)
 #pragma unroll
-            for (int i = 0; i < 4; i++)
-                sums[warp][r * 16 + g + i / 2 * 8][o * TILE + 2 * t + i % 2] = acc[r][o][i];
-    __syncthreads();
-    for (int i = threadIdx.x; i < a.N * OUTPUTS * TILE; i += THREADS) {
-        const int row = i / (OUTPUTS * TILE), column = i % (OUTPUTS * TILE);
-        float sum = 0;
+            for (int o = 0; o < TILES; o++)
 #pragma unroll
-        for (int w = 0; w < WARPS; w++) sum += sums[w][row][column];
-        if (first + column < a.OC) finish(a, row, first + column, sum);
+                for (int i = 0; i < 4; i++)
+                    sums[warp][r * 16 + g + i / 2 * 8][o * TILE + 2 * t + i % 2] = acc[r][from + o][i];
+        __syncthreads();
+        for (int row = threadIdx.x / COLUMNS; row < a.N; row += THREADS / COLUMNS) {
+            float sum = 0;
+#pragma unroll
+            for (int w = 0; w < WARPS; w++) sum += sums[w][row][column];
+            const int output = first + from * TILE + column;
+            if (output < a.OC) finish(a, row, output, sum, bias[from / TILES]);
+        }
     }
 }
 
 template <int ROWS, int OUTPUTS, int AHEAD> static void launch(const FewRows<bf16> &a) {
     launch_early("linear_few_rows", few_rows_bf16_kernel<ROWS, OUTPUTS, AHEAD>,
-                 dim3(ceil_div(a.OC, OUTPUTS * TILE)), THREADS, 0, a);
+                 dim3(ceil_div(a.OC, OUTPUTS * TILE)), THREADS, 0, 1, a);
 }
 
-/* Every block reads all rows: with many, more outputs a block, as long as there are blocks for the whole card. */
+/* Every block reads all rows: with many, more outputs a block, as long as that leaves most of the card with one. */
 static void run(const FewRows<bf16> &a) {
-    const bool wide = a.OC >= 16 * TILE * cuda_sm_count();
+    const bool wide = a.OC >= 2 * TILE * cuda_sm_count();
     if (a.N <= 16)
         launch<1, 1, 4>(a);
     else if (a.N <= 32)
-        wide ? launch<2, 4, 1>(a) : launch<2, 1, 4>(a);
+        wide ? launch<2, 4, 3>(a) : launch<2, 1, 4>(a);
     else
-        wide ? launch<4, 2, 2>(a) : launch<4, 1, 4>(a);
+        wide ? launch<4, 4, 3>(a) : launch<4, 1, 4>(a);
 }
 
 /* ---- fp32 ---- */
@@ -120,7 +134,6 @@ enum { FP32_ROWS = 8 };
 
 /* A warp an output, lanes over the channels; FP32_ROWS rows at a time. */
 __global__ void __launch_bounds__(THREADS) few_rows_fp32_kernel(FewRows<float> a) {
-    begin_early();
     wait_early();
     const int lane = threadIdx.x % WARP_SIZE, output = blockIdx.x * WARPS + threadIdx.x / WARP_SIZE;
     if (output >= a.OC) return;
@@ -140,13 +153,13 @@ __global__ void __launch_bounds__(THREADS) few_rows_fp32_kernel(FewRows<float> a
 #pragma unroll
         for (int r = 0; r < FP32_ROWS; r++) {
             sum[r] = warp_sum(sum[r]);
-            if (lane == r && row + r < a.N) finish(a, row + r, output, sum[r]);
+            if (lane == r && row + r < a.N) finish(a, row + r, output, sum[r], bias_of(a, output));
         }
     }
 }
 
 static void run(const FewRows<float> &a) {
-    launch_early("linear_few_rows", few_rows_fp32_kernel, dim3(ceil_div(a.OC, (int)WARPS)), THREADS, 0, a);
+    launch_early("linear_few_rows", few_rows_fp32_kernel, dim3(ceil_div(a.OC, (int)WARPS)), THREADS, 0, 1, a);
 }
 
 template <typename T> static void run_as(const LinearCall *c) {

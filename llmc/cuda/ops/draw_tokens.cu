@@ -90,6 +90,8 @@ template <typename X> struct Row {
 
 template <typename X> __device__ int count_from(const Row<X> &row, uint32_t key) {
     int n = 0;
+    if (row.V <= DRAW_COLUMNS)
+        return __syncthreads_count((int)threadIdx.x < row.V && order_key(row.value(threadIdx.x)) >= key);
     for (int i = threadIdx.x; i < row.V; i += DRAW_COLUMNS) n += order_key(row.value(i)) >= key;
     return block_join(n, Sum());
 }
@@ -117,9 +119,9 @@ template <typename X, typename F> __device__ uint32_t floor_of(F enough) {
     return sizeof(X) == 2 && !(key >> 31) ? key | 0xffffu : key;
 }
 
-template <typename X> __device__ Floor keep_top_k(const Row<X> &row, int k) {
-    Floor floor = {0, row.V};
-    if (k <= 0 || k >= row.V) return floor;
+/* X: the storage type of what the row's values come from. */
+template <typename X, typename R> __device__ Floor keep_top_k(const R &row, int k) {
+    Floor floor;
     floor.key = floor_of<X>([&](uint32_t key) { return count_from(row, key) >= k; });
     floor.ties = k - count_from(row, floor.key + 1);
     return floor;
@@ -132,7 +134,7 @@ __device__ int ties_for(double missing, double each, int most) {
 }
 
 /* Of what top-k left. */
-template <typename X> __device__ Floor keep_top_p(const Row<X> &row, Floor floor, float p) {
+template <typename X, typename R> __device__ Floor keep_top_p(const R &row, Floor floor, float p) {
     if (!(p < 1)) return floor;
     const double above = weight_from(row, floor.key + 1);
     const double each = row.weight(value_of_key(floor.key));
@@ -141,8 +143,39 @@ template <typename X> __device__ Floor keep_top_p(const Row<X> &row, Floor floor
     floor.key = floor_of<X>(
         [&](uint32_t key) { return count_from(row, key) >= 1 && weight_from(row, key) >= wanted; });
     floor.ties =
-        ties_for(wanted - weight_from(row, floor.key + 1), row.weight(value_of_key(floor.key)), row.V);
+        ties_for(wanted - weight_from(row, floor.key + 1), row.weight(value_of_key(floor.key)), 1 << 30);
     return floor;
+}
+
+/* The k-th largest of the columns' largest is a bound below the k-th largest of all, and not many are above it: the
+ * search is among those. Their number; 0 where the list has no room for them. */
+enum { LIST = 2048 };
+template <typename X> __device__ int list_candidates(float (&list)[LIST], const Row<X> &row, int k) {
+    uint32_t largest = 0;
+    for (int i = threadIdx.x; i < row.V; i += DRAW_COLUMNS) largest = max(largest, order_key(row.value(i)));
+    const uint32_t bound =
+        floor_of<X>([&](uint32_t key) { return __syncthreads_count(largest >= key) >= k; });
+    int own = 0, n;
+    for (int i = threadIdx.x; i < row.V && largest >= bound; i += DRAW_COLUMNS)
+        own += order_key(row.value(i)) >= bound;
+    int at = block_exclusive(own, &n);
+    if (n > LIST) return 0;
+    for (int i = threadIdx.x; i < row.V && largest >= bound; i += DRAW_COLUMNS)
+        if (order_key(row.value(i)) >= bound) list[at++] = row.value(i);
+    __syncthreads();
+    return n;
+}
+
+template <typename X> __device__ Floor keep(const Row<X> &row, const DrawArgs &a) {
+    __shared__ float list[LIST];
+    const bool is_cut = a.top_k > 0 && a.top_k < row.V;
+    const int n = is_cut && a.top_k <= DRAW_COLUMNS ? list_candidates(list, row, a.top_k) : 0;
+    if (n > 0) {
+        const Row<float> listed = {list, n, row.largest, row.scale};
+        return keep_top_p<X>(listed, keep_top_k<X>(listed, a.top_k), a.top_p);
+    }
+    const Floor all = {0, row.V};
+    return keep_top_p<X>(row, is_cut ? keep_top_k<X>(row, a.top_k) : all, a.top_p);
 }
 
 /* ---- the draw ---- */
@@ -163,7 +196,7 @@ __device__ void each_weight(const Row<X> &row, const Floor &floor, int equals, f
 
 template <typename X> __device__ int draw(const Row<X> &row, const DrawArgs &a, double uniform) {
     __shared__ int chosen;
-    const Floor floor = keep_top_p(row, keep_top_k(row, a.top_k), a.top_p);
+    const Floor floor = keep(row, a);
     int equals = 0, n_equals;
     for (int i = threadIdx.x; i < row.V; i += DRAW_COLUMNS) equals += order_key(row.value(i)) == floor.key;
     equals = block_exclusive(equals, &n_equals);
@@ -198,7 +231,6 @@ template <typename X> __device__ const X *staged_row(const X *row, int V) {
 
 template <typename X> __global__ void __launch_bounds__(DRAW_COLUMNS) draw_kernel(DrawArgs a, bool staged) {
     const int b = blockIdx.x;
-    begin_early();
     wait_early();
     const X *logits = (const X *)a.logits + (int64_t)b * a.Vp;
     Row<X> row = {staged ? staged_row(logits, a.V) : logits, a.V, 0, 0};
@@ -228,13 +260,13 @@ template <typename X> __global__ void __launch_bounds__(DRAW_COLUMNS) draw_kerne
 }
 
 template <typename T> void draw_tokens(const DrawArgs *args) {
-    enum { STATIC_BYTES = 4096 };
+    enum { STATIC_BYTES = 12288 };
     const int bytes = ceil_div(args->V, (int)Vec<T>::N) * 16;
     const bool staged =
         bytes <= cuda_device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin) - STATIC_BYTES;
     if (staged)
         CUDA_CHECK(cudaFuncSetAttribute(draw_kernel<T>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
-    launch_early("draw_tokens", draw_kernel<T>, dim3(args->B), DRAW_COLUMNS, staged ? bytes : 0, *args,
+    launch_early("draw_tokens", draw_kernel<T>, dim3(args->B), DRAW_COLUMNS, staged ? bytes : 0, 1, *args,
                  staged);
 }
 

@@ -6,6 +6,7 @@
  * that fills half of the batch is still summed by half of the device. */
 #include "llmc/cuda/linear/column_sums.cuh"
 #include "llmc/cuda/cuda_ops.cuh"
+#include "llmc/cuda/device/early.cuh"
 
 /* ---- forward ---- */
 
@@ -18,6 +19,7 @@ __global__ void embedding_forward_kernel(T *out, const int32_t *__restrict__ tok
                                          const T *__restrict__ wpe, int64_t N, int T_, int C) {
     constexpr int VEC = Vec<T>::N;
     const int64_t row = (int64_t)blockIdx.x * FORWARD_WARPS + threadIdx.x / WARP_SIZE;
+    if (positions) wait_early();
     if (row >= N) return;
     const int64_t position = row % T_ + (positions ? positions[row / T_] : 0);
     const T *token_row = wte + (int64_t)tokens[row] * C, *position_row = wpe + position * C;
@@ -34,9 +36,15 @@ template <typename T>
 void embedding_forward(floatX *out, const int32_t *tokens, const int32_t *positions, const floatX *wte,
                        const floatX *wpe, int B, int T_, int C) {
     const int64_t N = (int64_t)B * T_;
-    embedding_forward_kernel<<<(unsigned)ceil_div<int64_t>(N, FORWARD_WARPS), FORWARD_WARPS * WARP_SIZE, 0,
-                               main_stream>>>((T *)out, tokens, positions, (const T *)wte, (const T *)wpe, N,
-                                              T_, C);
+    const unsigned blocks = (unsigned)ceil_div<int64_t>(N, FORWARD_WARPS);
+    if (positions) { /* decoding, whose launches begin early */
+        launch_early("embedding_forward", embedding_forward_kernel<T>, dim3(blocks),
+                     FORWARD_WARPS * WARP_SIZE, 0, 1, (T *)out, tokens, positions, (const T *)wte,
+                     (const T *)wpe, N, T_, C);
+        return;
+    }
+    embedding_forward_kernel<<<blocks, FORWARD_WARPS * WARP_SIZE, 0, main_stream>>>(
+        (T *)out, tokens, positions, (const T *)wte, (const T *)wpe, N, T_, C);
     launch_check("embedding_forward");
 }
 

@@ -115,6 +115,11 @@ __device__ __forceinline__ int4 ld_global_once(const void *global) {
     return v;
 }
 
+/* Brings the line into L2. */
+__device__ __forceinline__ void prefetch_to_l2(const void *global) {
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(global));
+}
+
 /* ---- cp.async (sm_80): global to shared without registers ---- */
 
 /* Copies 16 bytes, or writes 16 zero bytes and reads nothing where valid is false. */

@@ -166,8 +166,10 @@ void console_memory(FILE *out, const MemoryPlan *plan, bool by_tensor, size_t fr
 }
 
 void console_host_memory(FILE *out, size_t snapshot_bytes) {
+    const bool narrow = is_narrow(out);
     char text[FORMAT_NUMBER];
     if (snapshot_bytes)
-        print_line(out, "  %-*s %s on the host, where it is free", is_narrow(out) ? 10 : 24,
-                   "snapshot of a save", format_bytes(text, (double)snapshot_bytes));
+        print_line(out, "  %-*s %s on the host%s", narrow ? 10 : 24,
+                   narrow ? "snapshot" : "snapshot of a save", format_bytes(text, (double)snapshot_bytes),
+                   narrow ? "" : ", where it is free");
 }

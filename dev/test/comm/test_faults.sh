@@ -110,7 +110,7 @@ corrupt() {
 flips=$work/bit_flips.so
 export FLIP_WHILE="$work/flip" FLIP_BYTES=60000
 if ${CC:-cc} -D_GNU_SOURCE -shared -fPIC -o "$flips" dev/test/bit_flips.c -ldl -lpthread 2>"$work/err"; then
-    equal='and must not; stopped and not saved; the checkpoint of step [0-9]+ was saved while they were equal'
+    equal='and must not; stopped and not saved; (no checkpoint|the checkpoint of step [0-9]+) was saved while they were equal'
     export FLIP_RANK=1
     corrupt one-of-three "00: the weights of rank 1 \($host\) differ from those of the others, $equal" --gpus 3
     corrupt one-of-two "00: the weights of rank 0 \($host\) and rank 1 \($host\) differ, $equal" --gpus 2

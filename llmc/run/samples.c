@@ -1,7 +1,6 @@
 #include "samples.h"
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <unistd.h>
 #include "chat.h"
 #include "llmc/base/terminal.h"
@@ -102,17 +101,10 @@ bool samples_in_training(Training *t, int64_t step, Error *err) {
 
 /* ---- alone ---- */
 
-/* Both go into one file or pipe: then equal commands give equal bytes, and nothing stands there that a clock says. */
-static bool output_is_one(void) {
-    struct stat out, err;
-    return !isatty(STDERR_FILENO) && fstat(STDOUT_FILENO, &out) == 0 && fstat(STDERR_FILENO, &err) == 0 &&
-           out.st_dev == err.st_dev && out.st_ino == err.st_ino;
-}
-
 /* The memory's bandwidth is that of a large copy. */
 void samples_print_rates(const Ops *ops, const SampleRates *rates) {
     char memory[96] = "";
-    if (rates->n_tokens == 0 || output_is_one()) return;
+    if (rates->n_tokens == 0) return;
     const double steps = (double)rates->n_steps, roof = steps > 0 ? profile_copy_roof(ops) : 0;
     const double tokens = (double)rates->n_tokens * steps / (steps + 1); /* those that steps made */
     if (roof > 0)

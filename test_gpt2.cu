@@ -3,12 +3,14 @@
  *   ./test_gpt2cu [-v] [small] [MODEL] [BACKEND]      e.g. -v hd64 bf16; -v prints every tensor's error and
  * limit; small: values and gradients of the steps alone, for compute-sanitizer; MODEL large: two layers as wide as
  * GPT-2's against our own fp32, where the GPU takes other kernels than at the recorded sizes
+ *   ./test_gpt2cu [-v] gpt2_124M_debug_state.bin [BACKEND]    llm.c's debug state alone, with gpt2_124M.bin beside it
  *
  * fp32: every tensor within 1e-5 of PyTorch's float64 values, relative 2-norm. bf16: within twice the error
  * that PyTorch's own bf16 run makes on that tensor, which stands beside it in the file, and no entry by more than
  * BF16_ENTRY_LIMIT times that of the largest. */
 #include "dev/test/bad_steps.h"
 #include "dev/test/compare.h"
+#include "dev/test/debug_state.h"
 #include "dev/test/large_case.h"
 #include "dev/test/reference_case.h"
 #include "llmc/model/ops_testing.h"
@@ -383,6 +385,23 @@ static void test_eval(Case *c) {
 
 /* ---- all of it ---- */
 
+/* The argument that names llm.c's debug state; NULL: none. */
+static const char *find_state(int argc, char **argv) {
+    char model[PATH_MAX];
+    for (int i = 1; i < argc; i++)
+        if (debug_state_model(model, argv[i])) return argv[i];
+    return NULL;
+}
+
+static void test_state(const Ops *ops, const char *path) {
+    char model[PATH_MAX];
+    Error err = {0};
+    int n_wrong;
+    debug_state_model(model, path);
+    if (CHECK(debug_state_check(ops, path, model, verbose, &n_wrong, &err), "%s: %s", ops->name, err.text))
+        CHECK(n_wrong == 0, "%s, %s: %d tensors differ", ops->name, path, n_wrong);
+}
+
 /* True if every argument but -v and small names this model or is part of this backend's name. */
 static bool chosen(int argc, char **argv, const char *model, const char *backend) {
     for (int i = 1; i < argc; i++)
@@ -451,6 +470,7 @@ int main(int argc, char **argv) {
         small |= strcmp(argv[i], "small") == 0;
     }
     if (small) cuda_limit_alignment(2);
+    const char *const state = find_state(argc, argv);
     for (size_t b = 0; b < sizeof backends / sizeof *backends; b++) {
         const char *missing = !backends[b].ops                           ? "built without CUDA"
                               : backends[b].is_cuda && !cuda_available() ? "no CUDA device"
@@ -458,6 +478,10 @@ int main(int argc, char **argv) {
         Error err = {0};
         if (!missing && !CHECK(backends[b].ops->device->open(0, &err), "%s: %s", backends[b].name, err.text))
             continue;
+        if (state) {
+            if (chosen(argc, argv, state, backends[b].name) && !missing) test_state(backends[b].ops, state);
+            continue;
+        }
         for (size_t m = 0; m < sizeof models / sizeof *models; m++) {
             if (!chosen(argc, argv, models[m], backends[b].name)) continue;
             if (missing)

@@ -329,7 +329,7 @@ static void start_state(Training *t) {
         t->saving.last_saved = t->state.step;
     else
         t->state.best_val_loss = NAN;
-    t->saving.last_verified = t->saving.last_saved;
+    t->saving.last_begun = t->saving.last_verified = t->saving.last_saved;
     training_tell_watchdog(t);
 }
 

@@ -153,11 +153,13 @@ double training_mfu(Training *t, double flops) {
 static bool check_weights(Training *t, const QueuedStep *q, uint64_t hash, Error *err) {
     if (!q->hashed) return true;
     if (verify_weights(t->run->comm, &t->run->rendezvous, hash, q->step, err)) {
-        t->saving.last_verified = t->saving.last_saved;
+        t->saving.last_verified = t->saving.last_begun;
         return true;
     }
     const Error differ = *err;
     t->untrusted = true;
+    training_collect_save(t, true);
+    if (t->saving.last_verified > t->saving.last_saved) t->saving.last_verified = t->saving.last_saved;
     return fail(
         err, EXIT_RUN,
         t->saving.last_verified < 0

@@ -46,7 +46,8 @@ typedef struct BackgroundSave {
 
 typedef struct Saving {
     int64_t last_saved;    /* step of the newest that is on the disk, as rank 0 last told; -1: none */
-    int64_t last_verified; /* the same when ranks last found their weights equal */
+    int64_t last_begun;    /* the same, whether it is there yet or not */
+    int64_t last_verified; /* last_begun when ranks last found their weights equal */
     int64_t retry_step;    /* a save failed: the step after which the next is tried; 0: none failed */
     int64_t retry_gap;     /* steps from the failed one to that: 1, then twice as many each time */
     bool asked;            /* the one that a thread writes was asked for by SIGUSR1 */

@@ -13,7 +13,7 @@ enum { NICENESS = 10 }; /* of the thread: training's threads come first */
 static void record(Training *t, int64_t step, bool ok, const char *why, double seconds) {
     Saving *saving = &t->saving;
     if (ok) {
-        saving->last_saved = step;
+        saving->last_saved = saving->last_begun = step;
         log_checkpoint(&t->log, step, seconds);
     } else if (ranks_leads(t->run->comm->ranks)) {
         log_failed_save(&t->log, step, why);
@@ -88,6 +88,7 @@ static bool save_in_background(Training *t, const SaveOptions *options, Error *e
     Run *run = t->run;
     BackgroundSave *b = &t->saving.background;
     const double begun = clock_seconds();
+    t->saving.last_begun = t->state.step;
     snapshot_take(&run->snapshot, &run->model, options->model_only);
     if (!ranks_leads(run->comm->ranks)) return true;
     *b = (BackgroundSave){.run = run, .state = t->state, .options = *options, .begun = begun};

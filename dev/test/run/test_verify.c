@@ -196,11 +196,11 @@ static void test_hash_of_step(void) {
     CHECK(training_step(&t, 99, &err) && n_compared == 1, "compared at step 99; %s", err.text);
     ((uint32_t *)run.model.weights)[1234] ^= 1;
     ops_cpu.hash_bytes(&want, run.model.weights, run.model.n_elements * (int64_t)sizeof(float));
-    t.saving.last_saved = 60;
+    t.saving.last_saved = t.saving.last_begun = 60;
     CHECK(training_step(&t, 100, &err) && n_compared == 2, "%s", err.text);
     CHECK(compared == want, "the hash is not of the weights of step 100");
     CHECK(t.saving.last_verified == 60, "verified %lld", (long long)t.saving.last_verified);
-    t.saving.last_saved = 150;
+    t.saving.last_saved = t.saving.last_begun = 150;
     differs = true;
     CHECK(!training_step(&t, 200, &err) && t.untrusted, "weights that differ at step 200 are not seen");
     CHECK(strcmp(err.text,

@@ -452,7 +452,9 @@ static int run_to_end(Training *t, int argc, char **argv) {
     describe(t);
     setup_agree(run, open_log(t, argc, argv, &err), &err);
     console_open(&t->console, stdout, run->resumed.step, s->eval_only ? 0 : s->steps);
-    if (!work(t, &err)) die(&err);
+    const bool ok = work(t, &err);
+    checkpoint_end_removal();
+    if (!ok) die(&err);
     log_close(&t->log);
     say_what_is_kept(t, argv[0]);
     const int status = s->out ? 0 : finish_output(); /* with --out there are checkpoints and a log */

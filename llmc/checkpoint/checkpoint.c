@@ -142,7 +142,8 @@ bool checkpoint_save(const char *out, GPT2 *model, const Tokenizer *tokenizer, c
     if (!directory_make(out, err)) return false;
     const int folder = directory_open(out, err);
     if (folder < 0) return false;
-    checkpoint_remove_leftovers(folder, out, false);
+    if (!options->snapshot) checkpoint_end_removal();
+    if (!checkpoint_is_removing()) checkpoint_remove_leftovers(folder, out, false);
     const bool ok =
         checkpoint_make_room(folder, out,
                              checkpoint_bytes(&model->config, model->options.optimizer, options->model_only),

@@ -35,6 +35,8 @@ bool checkpoint_save(const char *out, GPT2 *model, const Tokenizer *tokenizer, c
  * note is shown by a reader that does not know it ("note.TEXT"; NULL: none). */
 bool checkpoint_write_model(const char *directory, GPT2 *model, const Tokenizer *tokenizer, const char *note,
                             Error *err);
+/* From a snapshot, what is to go is renamed at once and removed by a thread: waits for that. A run's last call. */
+void checkpoint_end_removal(void);
 /* Behind every save of a run, on every rank: rank 0 has called checkpoint_save, or failed before it, and says how that
  * ended; the others bring the parts of weights and states that it asks for until then. Returns rank 0's result. So a disk
  * that fails in the middle leaves nobody waiting. The files know no ranks. */

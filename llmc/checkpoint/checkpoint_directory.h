@@ -28,6 +28,8 @@ bool checkpoint_remove(int folder, const char *out, const char *name);
 /* Removes the leftovers of this process's saves, or (all) of every process's, and puts back what they had moved
  * aside. */
 void checkpoint_remove_leftovers(int folder, const char *out, bool all);
+/* True while a thread removes what the last save from a snapshot left no place for. */
+bool checkpoint_is_removing(void);
 /* Removes what --keep and --keep-best leave no place for, among the whole checkpoints up to `step`; all others where
  * `options` say so. */
 void checkpoint_prune(int folder, const char *out, int64_t step, const SaveOptions *options);

@@ -302,6 +302,7 @@ static bool save_somewhere(const char *out, const TrainerState *state, const Tok
     job.options.snapshot = &snapshot;
     REQUIRE(pthread_create(&thread, NULL, run_job, &job) == 0 && pthread_join(thread, NULL) == 0,
             "no thread");
+    checkpoint_end_removal();
     snapshot_close(&snapshot);
     return job.ok;
 }

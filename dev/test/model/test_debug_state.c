@@ -28,7 +28,7 @@ static void write_state(GPT2 *model, const char *name, int64_t wrong) {
                    (size_t)model->tensors[id].layer_elems, file);
     fclose(file);
     if (wrong < 0) return;
-    float value;
+    float value = 0;
     file = fopen(in_folder(name), "r+b");
     REQUIRE(file && fseek(file, begin + 4 * wrong, SEEK_SET) == 0 && fread(&value, 4, 1, file) == 1, "seek");
     value += 1;
@@ -65,8 +65,8 @@ static void test_values(GPT2 *model) {
 static void refuses(const char *what, const char *part) {
     int n_wrong;
     Error err = {0};
-    CHECK(!debug_state_check(&ops_cpu, in_folder("tiny_debug_state.bin"), in_folder("tiny.bin"), false, &n_wrong,
-                             &err) &&
+    CHECK(!debug_state_check(&ops_cpu, in_folder("tiny_debug_state.bin"), in_folder("tiny.bin"), false,
+                             &n_wrong, &err) &&
               err.exit_code == EXIT_INPUT && strstr(err.text, part),
           "%s: '%s' lacks '%s'", what, err.text, part);
 }

@@ -37,7 +37,7 @@ __device__ __forceinline__ void finish(const FewRows<T> &a, int row, int column,
         return;
     }
     a.pre_gelu[at] = rounded;
-    a.y[at] = from_float<T>(gelu<T>(to_float(rounded)));
+    a.y[at] = from_float<T>(gelu<T>(sum + bias)); /* not of what is rounded, as the other kernels have it */
 }
 template <typename T> __device__ __forceinline__ float bias_of(const FewRows<T> &a, int column) {
     return a.bias && column < a.OC ? to_float(a.bias[column]) : 0.0f;

@@ -42,7 +42,9 @@ if have nvcc; then
     for file in llmc/cuda/attention/sm90/*.cu llmc/cuda/linear/*_sm90.cu; do
         said=$(nvcc -std=c++17 -O3 -I. -gencode arch=compute_90a,code=sm_90a --expt-relaxed-constexpr -Xptxas -v -c "$file" -o "$object" 2>&1) || complain "nvcc: $file"
         printf '%s\n' "$said" | grep -E 'C75[0-9][0-9]' | grep -v C7519 && complain "wgmma is serialised in $file"
-        printf '%s\n' "$said" | grep -E '[1-9][0-9]* bytes spill' && complain "registers spill in $file"
+        most=0 # bytes a kernel; those with dropout hold words of the mask across the wait for products
+        case $file in *_dropout.cu) most=48 ;; esac
+        printf '%s\n' "$said" | awk -v most=$most '/bytes spill/ { for (i = 4; i <= NF; i++) if ($i == "bytes" && $(i + 1) == "spill" && $(i - 1) > most) bad = 1; if (bad) print } END { exit !bad }' && complain "registers spill in $file"
         case $file in */attention/*) nm -C "$object" | sed -n 's/^.* \(sm90_[a-z0-9_]*kernel.*\)(.*)$/\1/p' >>"$kernels" ;; esac
     done
     LC_ALL=C sort -u "$kernels" | diff llmc/cuda/attention/kernels.txt - || complain "the Hopper attention kernels are not those of llmc/cuda/attention/kernels.txt"

@@ -447,7 +447,7 @@ static int run_to_end(Training *t, int argc, char **argv) {
     setup_agree(run, load(run, &err), &err);
     setup_share_output(run);
     setup_agree(run, setup_model(run, &err), &err);
-    setup_agree(run, gpt2_attach(&run->model, &err), &err);
+    gpt2_attach(&run->model);
     start_state(t);
     describe(t);
     setup_agree(run, open_log(t, argc, argv, &err), &err);

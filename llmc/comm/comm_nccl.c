@@ -137,15 +137,13 @@ size_t comm_nccl_attached_bytes(const Comm *comm, int64_t n) {
 
 /* ---- memory of the other ranks ---- */
 
-static bool attach(Comm *comm, float *grads, int64_t n, void *weights, size_t bytes, Error *err) {
+static void attach(Comm *comm, float *grads, int64_t n, void *weights, size_t bytes) {
     NcclComm *c = (NcclComm *)comm;
-    (void)err;
     if (may_be_peers()) c->peers = peers_open(&c->group, c->device, grads, n, weights, bytes);
-    if (!c->peers) return true;
+    if (!c->peers) return;
     snprintf(c->description, sizeof c->description, "%s; gradients and weights by copies between the GPUs",
              comm_nccl_description());
     c->group.description = c->description;
-    return true;
 }
 
 static void detach(Comm *comm) {

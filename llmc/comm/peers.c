@@ -181,19 +181,20 @@ void peers_gather_end(Peers *p, StreamId stream) {
 
 /* ---- open and close ---- */
 
-static void wait_for_all(const Peers *p) {
-    char mine = 0, *all = calloc(1, (size_t)p->group->rendezvous->ranks.n_ranks);
-    if (!all) abort();
-    rendezvous_gather(p->group->rendezvous, all, &mine, 1);
-    free(all);
+static const char said[] = "memory that ranks write to";
+
+/* What the ranks have in `mine`, by rank; freed by the caller. */
+static void *gather(const Peers *p, const void *mine, size_t bytes) {
+    Comm *comm = (Comm *)&p->group->comm;
+    void *all = must_allocate((size_t)p->ranks.n_ranks * bytes, said);
+    comm->gather_on_host(comm, all, mine, (int64_t)bytes);
+    return all;
 }
 
-/* Of the group. */
+/* Waits for all ranks. */
 static bool all_are(const Peers *p, bool ok) {
-    char mine = ok, *all = calloc(1, (size_t)p->group->rendezvous->ranks.n_ranks);
-    if (!all) abort();
-    rendezvous_gather(p->group->rendezvous, all, &mine, 1);
-    for (int r = 0; r < p->ranks.n_ranks; r++) ok = ok && all[p->group->members[r]];
+    bool *all = gather(p, &ok, sizeof ok);
+    for (int r = 0; r < p->ranks.n_ranks; r++) ok = ok && all[r];
     free(all);
     return ok;
 }
@@ -227,10 +228,9 @@ static Names names_of(const Peers *p, bool ok) {
 
 static bool open_others(Peers *p, const Names *names) {
     for (int r = 0; r < p->ranks.n_ranks; r++) {
-        const Names *theirs = &names[p->group->members[r]];
-        if (!theirs->ok) return false;
+        if (!names[r].ok) return false;
         for (int i = 0; r != p->ranks.rank && i < N_SHARED; i++)
-            if (!(p->shared[r][i] = p->memory->open(&theirs->of[i]))) return false;
+            if (!(p->shared[r][i] = p->memory->open(&names[r].of[i]))) return false;
     }
     return true;
 }
@@ -239,16 +239,15 @@ static bool open_others(Peers *p, const Names *names) {
 static bool numbers_come_through(const Peers *p, const Names *names) {
     const int rank = p->ranks.rank, n_ranks = p->ranks.n_ranks;
     const size_t bytes = flags_bytes(p->ranks);
-    uint32_t *flags = malloc(bytes), *own = flags_of(p, rank, rank);
-    if (!flags) abort();
-    p->device->upload(own, &names[p->group->members[rank]].number, sizeof *own);
+    uint32_t *flags = must_allocate(bytes, said), *own = flags_of(p, rank, rank);
+    p->device->upload(own, &names[rank].number, sizeof *own);
     for (int r = 0; r < n_ranks; r++)
         if (r != rank) p->memory->send(STREAM_MAIN, flags_of(p, r, rank), own, sizeof *own, 1, 0);
     p->device->synchronize();
-    wait_for_all(p);
+    all_are(p, true);
     p->device->download(flags, p->shared[rank][FLAG_ROWS], bytes);
     bool ok = true;
-    for (int r = 0; r < n_ranks; r++) ok = ok && flags[r * FLAGS] == names[p->group->members[r]].number;
+    for (int r = 0; r < n_ranks; r++) ok = ok && flags[r * FLAGS] == names[r].number;
     p->device->zero(p->shared[rank][FLAG_ROWS], bytes);
     p->device->synchronize();
     free(flags);
@@ -257,11 +256,10 @@ static bool numbers_come_through(const Peers *p, const Names *names) {
 
 static void list_raised(const Peers *p) {
     const int n_ranks = p->ranks.n_ranks;
-    uint32_t **raised = calloc(FLAGS * (size_t)n_ranks, sizeof *raised);
-    if (!raised) abort();
+    uint32_t **raised = must_allocate(raised_bytes(p->ranks), said);
     for (int flag = 0; flag < FLAGS; flag++)
         for (int r = 0; r < n_ranks; r++)
-            if (r != p->ranks.rank) raised[flag * n_ranks + r] = flags_of(p, r, p->ranks.rank) + flag;
+            raised[flag * n_ranks + r] = r == p->ranks.rank ? NULL : flags_of(p, r, p->ranks.rank) + flag;
     p->device->upload(p->raised, raised, raised_bytes(p->ranks));
     p->device->synchronize();
     free(raised);
@@ -269,15 +267,15 @@ static void list_raised(const Peers *p) {
 
 Peers *peers_open(const GroupComm *group, const Device *device, float *grads, int64_t n, void *weights,
                   size_t bytes) {
-    Peers *p = calloc(1, sizeof *p);
     const Ranks ranks = group->comm.ranks;
-    Names *names = calloc((size_t)group->rendezvous->ranks.n_ranks, sizeof *names);
-    if (!p || !names || !(p->shared = calloc((size_t)ranks.n_ranks, sizeof *p->shared))) abort();
-    p->group = group, p->device = device, p->memory = device->peer_memory, p->ranks = ranks;
+    Peers *p = must_allocate(sizeof *p, said);
+    *p = (Peers){.group = group, .device = device, .memory = device->peer_memory, .ranks = ranks};
     p->grads = grads, p->n_grads = n, p->weights_bytes = bytes;
+    p->shared = must_allocate((size_t)ranks.n_ranks * sizeof *p->shared, said);
+    memset(p->shared, 0, (size_t)ranks.n_ranks * sizeof *p->shared);
     p->shared[ranks.rank][WEIGHTS] = weights;
     const Names mine = names_of(p, p->memory && allocate(p));
-    rendezvous_gather(group->rendezvous, names, &mine, sizeof mine);
+    Names *names = gather(p, &mine, sizeof mine);
     bool ok = all_are(p, open_others(p, names));
     ok = ok && all_are(p, numbers_come_through(p, names));
     if (ok) list_raised(p);
@@ -291,10 +289,10 @@ void peers_close(Peers *p) {
     if (!p) return;
     void **own = p->shared[p->ranks.rank];
     p->device->synchronize();
-    wait_for_all(p);
+    all_are(p, true);
     for (int r = 0; p->memory && r < p->ranks.n_ranks; r++)
         for (int i = 0; r != p->ranks.rank && i < N_SHARED; i++) p->memory->close(p->shared[r][i]);
-    wait_for_all(p);
+    all_are(p, true);
     p->device->free(own[RECEIVED]);
     p->device->free(own[FLAG_ROWS]);
     p->device->free(p->rounds);

@@ -18,7 +18,7 @@ struct Comm {
     /* Says where gradients (n fp32 elements) and weights (bytes) lie, both of alloc(), for reduce_scatter and all_gather to
      * work on: ranks that reach each other's memory then write there. detach before they are freed. Both wait for the
      * other ranks; without them all memory is served, by the slower way. */
-    bool (*attach)(Comm *comm, float *grads, int64_t n, void *weights, size_t bytes, Error *err);
+    void (*attach)(Comm *comm, float *grads, int64_t n, void *weights, size_t bytes);
     void (*detach)(Comm *comm);
 
     /* x: n_ranks parts of n fp32 elements. This rank's part = the sum of the ranks' parts of its number; the other

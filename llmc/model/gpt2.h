@@ -169,7 +169,7 @@ bool gpt2_check_context(const GPT2Config *config, int T, int n_ranks, Error *err
 bool gpt2_open(GPT2 *model, const Ops *ops, const GPT2Config *config, const GPT2Options *options, Error *err);
 /* Lets the ranks write into each other's memory where they can; all ranks together, once all are open. gpt2_close then
  * waits for the other ranks. */
-bool gpt2_attach(GPT2 *model, Error *err);
+void gpt2_attach(GPT2 *model);
 void gpt2_close(GPT2 *model);
 /* normal 0.02 for matrices and embeddings, 0.02/sqrt(2 n_layer) for the two c_proj, LayerNorm weight 1,
  * biases 0; moments 0. A counter-based generator: the values depend on (seed, tensor, element) alone. */

@@ -16,12 +16,11 @@ int64_t attached_gradients(const GPT2 *model) {
     return model->n_parts == 1 || leaves_exchange(model) ? 0 : model->n_elements;
 }
 
-bool gpt2_attach(GPT2 *model, Error *err) {
+void gpt2_attach(GPT2 *model) {
     const size_t bytes = (size_t)model->n_elements * dtype_bytes(model->ops->dtype);
-    if (model->n_parts == 1) return true;
-    model->is_attached =
-        model->comm->attach(model->comm, model->grads, attached_gradients(model), model->weights, bytes, err);
-    return model->is_attached;
+    if (model->n_parts == 1) return;
+    model->comm->attach(model->comm, model->grads, attached_gradients(model), model->weights, bytes);
+    model->is_attached = true;
 }
 
 /* ---- gradients ---- */

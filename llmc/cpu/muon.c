@@ -62,46 +62,35 @@ static void copy_scaled(float *out, const float *in, float scale, int rows, int 
         for (int64_t j = 0; j < cols; j++) out[i * cols + j] = scale * in[i * row + j * col];
 }
 
+/* c (M,N) = or += a (M,K) b; b is (K,N), or (N,K) where its rows are taken for columns. */
+static void product(float *c, const float *a, const float *b, int64_t M, int64_t N, int64_t K, bool b_rows,
+                    bool accumulate) {
+    const Matmul of = {
+        .M = M,
+        .N = N,
+        .K = K,
+        .a = a,
+        .a_row = K,
+        .a_col = 1,
+        .b = b,
+        .b_row = b_rows ? 1 : N,
+        .b_col = b_rows ? K : 1,
+        .c = c,
+        .c_row = N,
+        .accumulate = accumulate,
+    };
+    cpu_matmul(&of);
+}
+
 /* y = a x + (b A + c A A) x, A = x x^T; gram, square: (rows, rows) */
 static void newton_schulz_step(float *y, const float *x, float *gram, float *square, int rows, int cols,
                                const float of[3]) {
     const int64_t R = rows, C = cols;
-    cpu_matmul(&(Matmul){.M = R,
-                         .N = R,
-                         .K = C,
-                         .a = x,
-                         .a_row = C,
-                         .a_col = 1,
-                         .b = x,
-                         .b_row = 1,
-                         .b_col = C,
-                         .c = gram,
-                         .c_row = R});
-    cpu_matmul(&(Matmul){.M = R,
-                         .N = R,
-                         .K = R,
-                         .a = gram,
-                         .a_row = R,
-                         .a_col = 1,
-                         .b = gram,
-                         .b_row = R,
-                         .b_col = 1,
-                         .c = square,
-                         .c_row = R});
+    product(gram, x, x, R, R, C, true, false);
+    product(square, gram, gram, R, R, R, false, false);
     for (int64_t i = 0; i < R * R; i++) square[i] = of[1] * gram[i] + of[2] * square[i];
     for (int64_t i = 0; i < R * C; i++) y[i] = of[0] * x[i];
-    cpu_matmul(&(Matmul){.M = R,
-                         .N = C,
-                         .K = R,
-                         .a = square,
-                         .a_row = R,
-                         .a_col = 1,
-                         .b = x,
-                         .b_row = C,
-                         .b_col = 1,
-                         .c = y,
-                         .c_row = C,
-                         .accumulate = true});
+    product(y, square, x, R, C, R, false, true);
 }
 
 static void orthogonalise(const OrthogonaliseArgs *args, float *matrix, bool transposed) {

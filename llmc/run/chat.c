@@ -3,6 +3,7 @@
 #include <string.h>
 #include <unistd.h>
 #include "llmc/base/terminal.h"
+#include "samples.h"
 #include "stop.h"
 
 /* All that was typed and answered; the answer that comes is shown and added. */

@@ -7,7 +7,3 @@
 
 /* Reads lines from stdin until it ends (ctrl-D); the answers go to the console. SIGINT ends an answer, not the program. */
 bool chat(Run *run, Console *console, SampleOptions options, Error *err);
-
-/* The settings' options for sampling the weights of a step; what sampling took, on stderr. In samples.c. */
-SampleOptions samples_options(const Settings *s, int64_t step);
-void samples_print_rates(const Ops *ops, const SampleRates *rates);

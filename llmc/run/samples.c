@@ -65,7 +65,7 @@ static void close_texts(Texts *texts) {
     free(texts->all);
 }
 
-SampleOptions samples_options(const Settings *s, int64_t step) {
+static SampleOptions samples_options(const Settings *s, int64_t step) {
     return (SampleOptions){
         .prompt = s->prompt,
         .n_samples = (int)s->samples,

@@ -14,7 +14,6 @@ void lt_check(cublasStatus_t status, const char *expr, const char *file, int lin
 enum {
     WORKSPACE_BYTES = 32 << 20, /* what NVIDIA asks for on Hopper */
     MAX_PLANS = 512,
-    LIST_LENGTH = 8, /* the heuristic names no more, however many are asked for */
     FIXED_ORDERS = CUBLASLT_REDUCTION_SCHEME_NONE | CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE,
     /* Bits of cublasLtEpilogue_t; the second has no name of its own in the library. */
     EPILOGUE_BIAS_BIT = CUBLASLT_EPILOGUE_BIAS,
@@ -112,32 +111,38 @@ static void add_algorithm(GemmPlan *plan, const cublasLtMatmulAlgo_t *algorithm,
     plan->uses_workspace[plan->n_algorithms++] = workspace_bytes > 0;
 }
 
-/* Adds to the plan what the heuristic names for the product of `like`, the plan itself or a neighbour, its
- * favourite first, as far as it runs the plan's product in at most so much workspace. */
-static void ask_for_algorithms(GemmPlan *plan, const GemmPlan *like, uint64_t workspace_bytes) {
-    const uint32_t alignment = (uint32_t)plan->key.alignment;
-    const uint32_t reductions = FIXED_ORDERS;
+cublasStatus_t gemm_heuristic(const GemmQuestion *q, cublasLtMatmulHeuristicResult_t found[GEMM_FOUND_MAX],
+                              int *n) {
     const struct {
         cublasLtMatmulPreferenceAttributes_t name;
         const void *value;
         size_t bytes;
     } preferences[] = {
-        {CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,   &workspace_bytes, sizeof workspace_bytes},
-        {CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &reductions,      sizeof reductions     },
-        {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, &alignment,       sizeof alignment      },
-        {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, &alignment,       sizeof alignment      },
-        {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, &alignment,       sizeof alignment      },
-        {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, &alignment,       sizeof alignment      },
+        {CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,   &q->workspace_bytes, sizeof q->workspace_bytes},
+        {CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &q->reductions,      sizeof q->reductions     },
+        {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, &q->alignment,       sizeof q->alignment      },
+        {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, &q->alignment,       sizeof q->alignment      },
+        {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, &q->alignment,       sizeof q->alignment      },
+        {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, &q->alignment,       sizeof q->alignment      },
     };
     cublasLtMatmulPreference_t preference;
-    cublasLtMatmulHeuristicResult_t found[LIST_LENGTH];
-    int n = 0;
     LT_CHECK(cublasLtMatmulPreferenceCreate(&preference));
     for (const auto &p : preferences)
         LT_CHECK(cublasLtMatmulPreferenceSetAttribute(preference, p.name, p.value, p.bytes));
-    const cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(
-        handle, like->desc, like->a, like->b, like->d, like->d, preference, LIST_LENGTH, found, &n);
+    const cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(gemm_handle(), q->desc, q->a, q->b, q->d,
+                                                                 q->d, preference, GEMM_FOUND_MAX, found, n);
     LT_CHECK(cublasLtMatmulPreferenceDestroy(preference));
+    return status;
+}
+
+/* Adds to the plan what the heuristic names for the product of `like`, the plan itself or a neighbour, its
+ * favourite first, as far as it runs the plan's product in at most so much workspace. */
+static void ask_for_algorithms(GemmPlan *plan, const GemmPlan *like, uint64_t workspace_bytes) {
+    const GemmQuestion question = {
+        like->desc, like->a, like->b, like->d, (uint32_t)plan->key.alignment, FIXED_ORDERS, workspace_bytes};
+    cublasLtMatmulHeuristicResult_t found[GEMM_FOUND_MAX];
+    int n = 0;
+    const cublasStatus_t status = gemm_heuristic(&question, found, &n);
     for (int i = 0; status == CUBLAS_STATUS_SUCCESS && i < n; i++) {
         cublasLtMatmulHeuristicResult_t check = found[i];
         if (found[i].state != CUBLAS_STATUS_SUCCESS) continue;

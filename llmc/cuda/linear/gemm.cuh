@@ -25,6 +25,19 @@ bool gemm(GemmKind kind, cublasLtEpilogue_t epilogue, const GemmBuffers *buffers
 /* The library's handle, for products of other forms. */
 cublasLtHandle_t gemm_handle(void);
 
+enum { GEMM_FOUND_MAX = 8 }; /* the heuristic names no more, however many are asked for */
+/* A product, and what its kernels may do. */
+typedef struct GemmQuestion {
+    cublasLtMatmulDesc_t desc;
+    cublasLtMatrixLayout_t a, b, d;
+    uint32_t alignment;  /* bytes, of all operands */
+    uint32_t reductions; /* cublasLtReductionScheme_t's that are taken */
+    uint64_t workspace_bytes;
+} GemmQuestion;
+/* What the library's heuristic names, its favourite first: found[0..n). */
+cublasStatus_t gemm_heuristic(const GemmQuestion *question,
+                              cublasLtMatmulHeuristicResult_t found[GEMM_FOUND_MAX], int *n);
+
 /* Bytes that pointers count as aligned to at most: 256, or less under cuda_limit_alignment(). */
 int gemm_alignment_limit(void);
 

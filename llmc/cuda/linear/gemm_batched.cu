@@ -5,7 +5,7 @@
 #include "gemm_batched.cuh"
 #include "gemm.cuh"
 
-enum { ASKED_BATCH = 16, MAX_PLANS = 64, LIST_LENGTH = 8 };
+enum { ASKED_BATCH = 16, MAX_PLANS = 64 };
 
 typedef struct Key {
     int32_t kind, type, rows, cols, n, alignment;
@@ -60,30 +60,13 @@ static void release_layouts(const Plan *plan) {
 }
 
 static void ask_for_algorithm(Plan *plan) {
-    const uint64_t workspace_bytes = 0;
-    const uint32_t alignment = (uint32_t)plan->key.alignment, reductions = CUBLASLT_REDUCTION_SCHEME_NONE;
-    const struct {
-        cublasLtMatmulPreferenceAttributes_t name;
-        const void *value;
-        size_t bytes;
-    } preferences[] = {
-        {CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,   &workspace_bytes, sizeof workspace_bytes},
-        {CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &reductions,      sizeof reductions     },
-        {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, &alignment,       sizeof alignment      },
-        {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, &alignment,       sizeof alignment      },
-        {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, &alignment,       sizeof alignment      },
-        {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, &alignment,       sizeof alignment      },
-    };
-    cublasLtMatmulPreference_t preference;
-    cublasLtMatmulHeuristicResult_t found[LIST_LENGTH];
+    cublasLtMatmulHeuristicResult_t found[GEMM_FOUND_MAX];
     int n = 0;
-    LT_CHECK(cublasLtMatmulPreferenceCreate(&preference));
-    for (const auto &p : preferences)
-        LT_CHECK(cublasLtMatmulPreferenceSetAttribute(preference, p.name, p.value, p.bytes));
     make_layouts(plan, ASKED_BATCH);
-    LT_CHECK(cublasLtMatmulAlgoGetHeuristic(gemm_handle(), plan->desc, plan->a, plan->b, plan->d, plan->d,
-                                            preference, LIST_LENGTH, found, &n));
-    LT_CHECK(cublasLtMatmulPreferenceDestroy(preference));
+    const GemmQuestion question = {
+        plan->desc, plan->a, plan->b, plan->d, (uint32_t)plan->key.alignment, CUBLASLT_REDUCTION_SCHEME_NONE,
+        0};
+    LT_CHECK(gemm_heuristic(&question, found, &n));
     release_layouts(plan);
     if (n == 0)
         cuda_fail("cuBLASLt has no kernel for %d matrices of %d x %d", plan->key.n, plan->key.rows,

@@ -1,7 +1,7 @@
 /* DIR/log.jsonl: one strict JSON object a line, every step, for plots and for machines.
  *
  *   {"run": {...}}                                             first line of each run: the header
- *   {"step": 1, "loss": ..., "lr": ..., "norm": ..., "ms": ..., "tok_s": ..., "mfu": ..., "skipped": 0}
+ *   {"step": 1, "loss": ..., "lr": ..., "norm": ..., "ms": ..., "tok_s": ..., "mfu": ..., "memory": bytes, "skipped": 0}
  *   {"step": 250, "val_loss": ...}
  *   {"step": 250, "acc_norm": ..., "acc": ..., "items": 10042}   of --hellaswag; of --eval-only also "chosen"
  *   {"step": 500, "sample": "text"}

@@ -23,7 +23,7 @@ command_refuses 'required: FILE, --out' python3 data/text.py
 command_refuses "$work/none: No such file" python3 data/text.py README.md "$work/none" --out "$work/data"
 evil=$(printf 'no\033[31m\233\302\233\342\200\256') # of which no byte may reach the terminal
 command_refuses "$work/no\?\[31m\?\?\?: No such file" python3 data/text.py "$work/$evil" --out "$work/data"
-command_refuses "$work/no\?\[31m\?\?\?: No such file" python3 scripts/plot_loss.py "a=$work/$evil"
+command_refuses "$work/no\?\[31m\?\?\?: No such file" python3 scripts/plot.py "a=$work/$evil"
 command_refuses "$work: Is a directory" python3 data/text.py "$work" --out "$work/data"
 command_refuses '--val-fraction nan: expected 0 to below 1' python3 data/text.py README.md --out "$work/data" --val-fraction nan
 command_refuses '--shard-tokens 0: expected 1 to' python3 data/text.py README.md --out "$work/data" --shard-tokens 0
@@ -47,19 +47,19 @@ status 1" ]
 check "a full disk: nothing is half-written" [ "$(ls "$work" | grep -c big)" -eq 0 ]
 
 # ---- plots and benchmarks ----
-plot=scripts/plot_loss.py
-command_refuses 'required: \[NAME=\]LOG' python3 $plot
+plot=scripts/plot.py
+command_refuses 'required: \[NAME=\]RUN' python3 $plot
 command_refuses "$work/none: No such file" python3 $plot "a=$work/none"
+command_refuses "$work/log.jsonl: No such file" python3 $plot "$work"
 command_refuses 'README.md:1: expected a line of a log.jsonl' python3 $plot README.md
-command_refuses 'loss.png: expected a log.jsonl' python3 $plot scripts/loss.png
+command_refuses 'default_run.png: expected a log.jsonl, found no text' python3 $plot dev/results/cpu/default_run.png
 command_refuses '/empty: no step in it' python3 $plot "$work/empty"
 command_refuses "--smooth: expected an integer from 1.*'0'" python3 $plot --smooth 0 README.md
+command_refuses "--panels: expected names of loss,.*found 'loss,loss'" python3 $plot --panels loss,loss README.md
+command_refuses '--out x.gif: expected a path that ends with one of .png, .svg, .pdf' python3 $plot --out x.gif README.md
+command_refuses "$work/none/x.png: cannot be written: no such folder" python3 $plot --out "$work/none/x.png" README.md
 printf '{"step": 1, "loss": 2.5}\n[1]\n' >"$work/log.jsonl"
 command_refuses "log.jsonl:2: expected a line of a log.jsonl, found '\[1\]'" python3 $plot "$work/log.jsonl"
-# U+2028 is a line separator to some, and a character of a sample here.
-printf '{"step": 1, "loss": 2.5}\n{"step": 1, "sample": "a\342\200\250b"}\n{"step": 2, "loss": null}\n' >"$work/log.jsonl"
-PYTHONPATH=scripts python3 -c 'import plot_loss, sys; sys.exit(plot_loss.read_log(sys.argv[1]) != ([(1, 2.5)], []))' "$work/log.jsonl" 2>"$work/err"
-check "plot_loss.py reads a log" [ $? -eq 0 ]
 command_refuses 'expected one FILE.bin' python3 scripts/random_shard.py
 command_refuses '/none/x.bin: No such file' python3 scripts/random_shard.py "$work/none/x.bin"
 for shape in 64x1024 64, ,64 0,64 64,0 a,b 1,2,3 64; do

@@ -29,8 +29,13 @@ static LogHeader header(void) {
 }
 
 static StepReport report(int64_t step) {
-    return (StepReport){
-        .step = step, .loss = 1.0 / (double)step, .lr = 1e-3, .norm = 0.5, .ms = 12.5, .mfu = NAN};
+    return (StepReport){.step = step,
+                        .loss = 1.0 / (double)step,
+                        .lr = 1e-3,
+                        .norm = 0.5,
+                        .ms = 12.5,
+                        .mfu = NAN,
+                        .memory_bytes = 4096};
 }
 
 static char *read_text(const char *name) {
@@ -105,7 +110,7 @@ static void test_lines(void) {
     char *text = read_text("log.jsonl"); /* before the log is closed: each line is written at once */
     CHECK(strstr(text,
                  "{\"step\": 1, \"loss\": null, \"lr\": 0.001, \"norm\": null, \"ms\": 12.5, \"tok_s\": 0, "
-                 "\"mfu\": null, \"skipped\": 1}\n"),
+                 "\"mfu\": null, \"memory\": 4096, \"skipped\": 1}\n"),
           "the step line: %s", text);
     CHECK(strstr(text, "{\"step\": 1, \"val_loss\": 2.5}\n"), "the evaluation line: %s", text);
     CHECK(

@@ -1,4 +1,4 @@
-"""scripts/compare_train.py, plot_loss.py, random_shard.py, with stand-ins for both trainers."""
+"""scripts/compare_train.py, random_shard.py, with stand-ins for both trainers."""
 import argparse
 import array
 import csv
@@ -14,7 +14,6 @@ from parts import SCRIPTS, Parts
 
 import combine
 import compare_train
-import plot_loss
 import random_shard
 
 D12 = compare_train.CONFIGURATIONS[0]
@@ -391,41 +390,6 @@ class Combined(Parts):
         self.assertEqual([run.rows for run in runs], [[{"configuration": "a", "ms": "1"}]] * 2, "a torn row is left out")
         self.refused("c.csv: commit: expected 01, as .*a.csv has, found 02", 2, combine.read_runs, paths, "configuration")
         self.refused("a.csv: expected rows with a column tflops, found configuration, ms", 2, combine.read_runs, paths, "tflops")
-
-
-class Plot(Parts):
-    def test_smooth(self):
-        points = [(1, 4.0), (2, 2.0), (3, 6.0), (4, 8.0)]
-        self.assertEqual(plot_loss.smooth(points, 1), points)
-        self.assertEqual(plot_loss.smooth(points, 2), [(1, 4.0), (2, 3.0), (3, 4.0), (4, 7.0)])
-        self.assertEqual(plot_loss.smooth(points, 9), [(1, 4.0), (2, 3.0), (3, 4.0), (4, 5.0)])
-
-    def test_read_log(self):
-        path = self.file("log.jsonl", '{"run": {}}\n{"step": 1, "loss": 2.5}\n{"step": 2, "loss": null}\n{"step": 2, "val_loss": 3}\n'
-                         '{"step": 3, "loss": 2, "val_loss": null}\n')
-        self.assertEqual(plot_loss.read_log(path), ([(1, 2.5), (3, 2.0)], [(2, 3.0)]))
-
-    def test_drawn(self):
-        drawn, saved = [], []
-
-        class Anything:
-            def __getattr__(self, name):
-                return lambda *a, **k: drawn.append((name, a, k.get("label"))) if name == "plot" else saved.append((name, a))
-
-        plots = types.ModuleType("matplotlib.pyplot")
-        plots.subplots = lambda **_: (Anything(), Anything())
-        library = types.ModuleType("matplotlib")
-        library.use, library.pyplot = lambda name: None, plots
-        for name, module in (("matplotlib", library), ("matplotlib.pyplot", plots)):
-            self.addCleanup(sys.modules.pop, name, None)
-            sys.modules[name] = module
-        path = self.file("log.jsonl", '{"step": 1, "loss": 4}\n{"step": 2, "loss": 2}\n{"step": 2, "val_loss": 3}\n')
-        self.replace(sys, "argv", ["plot_loss.py", "--smooth", "2", "--out", "x.svg", f"a={path}", path])
-        self.assertEqual(self.said(plot_loss.main)[1:], ("x.svg\n", "", None))
-        self.assertEqual([(tuple(map(tuple, call[1][:2])), call[2]) for call in drawn], [
-            (((1, 2), (4.0, 3.0)), "a: train"), (((2,), (3.0,)), "a: validation"),
-            (((1, 2), (4.0, 3.0)), f"{path}: train"), (((2,), (3.0,)), f"{path}: validation")])
-        self.assertIn(("savefig", ("x.svg",)), saved)
 
 
 class RandomShard(Parts):

@@ -1,0 +1,151 @@
+"""A run as its log.jsonl tells it, for plot.py, report.py and tensorboard.py."""
+import bisect
+import json
+import os
+import statistics
+
+from comparison import fail
+
+# The lines by what they hold, each with the list that it goes to. "run" is the header: one of the run, one each time it is resumed.
+KINDS = {"run": "headers", "loss": "steps", "val_loss": "vals", "acc_norm": "scores", "sample": "samples", "checkpoint": "saves",
+         "save_failed": "failed_saves"}
+TEXTS = ("sample", "checkpoint", "save_failed", "chosen")
+
+
+def log_path(path):
+    """The log of a run's folder, or the file itself."""
+    return os.path.join(path, "log.jsonl") if os.path.isdir(path) else path
+
+
+def _is(value, *types):
+    return isinstance(value, types) and not isinstance(value, bool)
+
+
+def parse(line):
+    """(kind, row) of a line, or None for one of no kind that is known; ValueError where it is no line of a log."""
+    row = json.loads(line)
+    if not isinstance(row, dict):
+        raise ValueError
+    kind = next((kind for kind in KINDS if kind in row), None)
+    if kind == "run":
+        return (kind, row["run"]) if isinstance(row["run"], dict) else None
+    if kind is None:
+        return None
+    if not _is(row.get("step"), int) or row["step"] < 0:
+        raise ValueError
+    for name, value in row.items():
+        if value is not None and not (isinstance(value, str) if name in TEXTS else _is(value, int, float)):
+            raise ValueError
+    return kind, row
+
+
+def refuse(path, number, line):
+    """Ends the program at a line that is none of a log."""
+    fail(f"{path}:{number}: expected a line of a log.jsonl, found {line[:40].strip()!r}")
+
+
+class Log:
+    """The rows of a log, by kind, in its order: headers, steps, vals, scores, samples, saves, failed_saves. name: the run's."""
+
+    def __init__(self, path, name=None):
+        self.path, self.name = path, name or path
+        for rows in KINDS.values():
+            setattr(self, rows, [])
+        self._last_steps, self._seconds, self._skips = [], [], []
+
+    def add(self, line):
+        """Takes a line in; returns what parse() does."""
+        parsed = parse(line)
+        if parsed:
+            kind, row = parsed
+            if kind == "loss":
+                self._add_step(row)
+            getattr(self, KINDS[kind]).append(row)
+        return parsed
+
+    def _add_step(self, row):
+        before = self._last_steps[-1] if self._last_steps else 0
+        passed = self._seconds[-1] if self._seconds else 0.0
+        self._last_steps.append(row["step"])
+        # Of a log that keeps every tenth step, each stands for ten.
+        self._seconds.append(passed + 1e-3 * (row.get("ms") or 0) * max(row["step"] - before, 0))
+
+    def flag(self, name, header=-1):
+        """The value of a flag in the newest header; None where it is not known."""
+        flags = self.headers[header].get("flags") if self.headers else None
+        return flags.get(name) if isinstance(flags, dict) else None
+
+    def knows_tokens(self):
+        return bool(self.headers) and all(_is(self.flag("tokens-per-step", i), int) for i in range(len(self.headers)))
+
+    def tokens_at(self, step):
+        """Tokens trained on by the end of a step. A resumed run may take other steps than it did before."""
+        tokens = 0
+        for i, header in enumerate(self.headers):
+            begin = header.get("first_step") or 0
+            end = min(step, self.headers[i + 1].get("first_step") or 0) if i + 1 < len(self.headers) else step
+            tokens += max(end - begin, 0) * self.flag("tokens-per-step", i)
+        return tokens
+
+    def knows_time(self):
+        return any(row.get("ms") for row in self.steps)
+
+    def seconds_at(self, step):
+        """Seconds of training by the end of a step: the sum of the steps' times, without validation, samples, saves and pauses."""
+        at = bisect.bisect_right(self._last_steps, step)
+        return self._seconds[at - 1] if at else 0.0
+
+    def points(self, rows, field):
+        """[(step, value)] of what is known; a null (NaN) is left out."""
+        return [(row["step"], row[field]) for row in getattr(self, rows) if row.get(field) is not None]
+
+    def median(self, field):
+        """Of the steps; None where none has it."""
+        values = [value for _, value in self.points("steps", field)]
+        return statistics.median(values) if values else None
+
+
+def read_log(path, name=None):
+    """The Log of a file or a run's folder. Ends the program where it is no log or has no step; half a line at the end, of a run
+    that goes on or was killed, is left out."""
+    path = log_path(path)
+    try:
+        with open(path, encoding="utf-8") as file:
+            lines = list(file)  # by newlines alone: a sample's text may hold other separators
+    except (OSError, UnicodeDecodeError) as error:
+        fail(f"{path}: {getattr(error, 'strerror', None) or 'expected a log.jsonl, found no text'}")
+    log = Log(path, name)
+    for number, line in enumerate(lines, 1):
+        try:
+            log.add(line)
+        except ValueError:
+            if number < len(lines) or line.endswith("\n"):
+                refuse(path, number, line)
+    if not log.steps and not log.vals:
+        fail(f"{path}: no step in it" + ("; hint: the run has only begun" if log.headers else ""))
+    return log
+
+
+def _default_name(path, n_parts):
+    """The last parts of a run's folder; log.1.jsonl and its like, of an earlier run there, keep their own name."""
+    folder, _, file = os.path.abspath(log_path(path)).rpartition(os.sep)
+    parts = folder.split(os.sep)[-n_parts:] + ([] if file == "log.jsonl" else [file])
+    return os.sep.join(part for part in parts if part)
+
+
+def read_logs(specs):
+    """The Logs of [NAME=]PATH; without a name, as much of the folder's path as tells it from the others. Names differ."""
+    pairs = []
+    for spec in specs:
+        name, _, path = ("", "", spec) if os.path.exists(spec) else spec.rpartition("=")
+        pairs.append((name, path))
+    paths = [os.path.realpath(log_path(path)) for _, path in pairs]
+    for path in paths:
+        if paths.count(path) > 1:
+            fail(f"{path}: given twice")
+    for n_parts in range(1, 64):
+        names = [name or _default_name(path, n_parts) for name, path in pairs]
+        double = next((name for name in names if names.count(name) > 1), None)
+        if double is None:
+            return [read_log(path, name) for name, (_, path) in zip(names, pairs)]
+    return fail(f"two runs are named {double}; hint: NAME=PATH with another name")

@@ -124,7 +124,7 @@ static void prepare_backward(OpCase *c) {
 }
 
 static void plain_of_backward(OpCase *c) {
-    plain_backward(c, 0, c->in[1], c->in[3], 6);
+    plain_backward(c, 0, c->in[1], c->in[2], c->in[3], 6);
 }
 
 static const Op forward = {.id = N_OPS,

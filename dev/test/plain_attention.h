@@ -170,16 +170,25 @@ static void slack_of_out(float *slack, const float *kept, float of_p, const floa
         for (int e = 0; e < HD; e++) slack[e] += of_p * kept[j] * fabsf(v[j * stride + e]);
 }
 
+/* What D = rowsum(dO * O) of a row is off by because O (HD) is stored as bf16. NULL: D is not made of O. */
+static float rounding_of_d(const float *dout, const float *out, int HD) {
+    float sum = 0;
+    for (int e = 0; out && e < HD; e++) sum += fabsf(dout[e] * out[e]);
+    return sum * (float)BF16_HALF_STEP;
+}
+
 /* slack of one head of dqkv: P rounded before dV, dS rounded before dQ and dK and, where it is made of a rounded P,
- * once more, what is dropped a third time, made of a rounded D as well; fp32 noise where dP and D cancel. */
-static void slack_of_gradients(float *slack, const float *dout, const float *qkv, int T, int C, int HD,
-                               const HeadMask *m) {
+ * once more, what is dropped a third time, made of a rounded D as well; fp32 noise where dP and D cancel, down to what D
+ * is off by (a row that sees one key, under dropout: dS is that alone). */
+static void slack_of_gradients(float *slack, const float *dout, const float *out, const float *qkv, int T,
+                               int C, int HD, const HeadMask *m) {
     const float *q = qkv, *k = qkv + C, *v = qkv + 2 * C, scale = 1 / sqrtf((float)HD);
     const int64_t stride = 3 * (int64_t)C;
     float *p = op_malloc((size_t)T * 3 * sizeof *p), *kept = p + T, *dp = kept + T;
     for (int i = 0; i < T; i++) {
         const float *dout_i = dout + (int64_t)i * C;
         const float of_p = exact_probs(p, kept, q, k, stride, i, HD, m);
+        const float off = rounding_of_d(dout_i, out ? out + (int64_t)i * C : NULL, HD);
         float d = 0;
         for (int j = 0; j <= i; j++) {
             float dot = 0;
@@ -191,7 +200,8 @@ static void slack_of_gradients(float *slack, const float *dout, const float *qkv
         for (int j = first_key(m, i); j <= i; j++) {
             const float roundings = p[j] > 0 && kept[j] == 0 ? 3 : 2;
             const float ds =
-                scale * p[j] * (roundings * of_p * fabsf(dp[j] - d) + 0x1p-17f * (fabsf(dp[j]) + fabsf(d)));
+                scale * p[j] *
+                (roundings * of_p * (fabsf(dp[j] - d) + off) + 0x1p-17f * (fabsf(dp[j]) + fabsf(d)));
             for (int e = 0; e < HD; e++) {
                 slack[i * stride + e] += ds * fabsf(k[j * stride + e]);
                 slack[j * stride + C + e] += ds * fabsf(q[i * stride + e]);
@@ -260,7 +270,9 @@ static inline void plain_forward(OpCase *c, int out, int probs, const float *qkv
     }
 }
 
-static void plain_backward(OpCase *c, int dqkv, const float *dout, const float *qkv, int key) {
+/* plain[dqkv] (B,T,3,C); out (B,T,C) as stored, of which the kernels make D, or NULL */
+static void plain_backward(OpCase *c, int dqkv, const float *dout, const float *out, const float *qkv,
+                           int key) {
     const int B = c->s.B, T = c->s.T, NH = c->s.NH, HD = c->s.HD, C = NH * HD;
 #pragma omp parallel for
     for (int bh = 0; bh < B * NH; bh++) {
@@ -270,6 +282,6 @@ static void plain_backward(OpCase *c, int dqkv, const float *dout, const float *
         plain_head_backward(c->plain[dqkv] + row * 3 * C + head, dout + row * C + head,
                             qkv + row * 3 * C + head, T, C, HD, &m);
         slack_of_gradients(c->slack[dqkv] + row * 3 * C + head, dout + row * C + head,
-                           qkv + row * 3 * C + head, T, C, HD, &m);
+                           out ? out + row * C + head : NULL, qkv + row * 3 * C + head, T, C, HD, &m);
     }
 }

@@ -68,6 +68,7 @@ static const struct {
     {&op_linear_forward,             {.N = 1, .OC = 50304, .IC = 768, .flags = NO_BIAS}                       },
     {&op_linear_forward,             {.N = 32, .OC = 1000, .IC = 1000}                                        },
     {&op_linear_forward,             {.N = 64, .OC = 768, .IC = 3072}                                         },
+    {&op_linear_forward,             {.N = 40, .OC = 2304, .IC = 768, .flags = GELU}                          },
     {&op_linear_forward,             {.N = 64, .OC = 50304, .IC = 768, .flags = NO_BIAS}                      },
     {&op_linear_forward,             {.N = 61, .OC = 3072, .IC = 768, .flags = GELU}                          },
     {&op_linear_backward_input,      {.N = 1, .OC = 8, .IC = 8}                                               },

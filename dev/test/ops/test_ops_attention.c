@@ -89,7 +89,7 @@ static void prepare_standard_backward(OpCase *c) {
 }
 
 static void plain_of_standard_backward(OpCase *c) {
-    plain_backward(c, 0, c->in[2], c->in[4], 5);
+    plain_backward(c, 0, c->in[2], NULL, c->in[4], 5);
     slack_of_plain(c->slack[0], c->plain[0], c->want[0], c->operands[0].elems);
 }
 
@@ -260,10 +260,12 @@ static void test_masks(const Ops *ops) {
         }
 }
 
-/* More heads than have sums of dQ at once, which then take turns. */
+/* More tiles than SMs, so that one follows another; and more heads than have sums of dQ at once, which then take turns. */
 static void test_many_heads(const Ops *ops) {
-    const Sizes d = {.B = 10, .T = 195, .NH = 25, .HD = 128, .documents = 70};
-    op_case(ops, &backward, d);
+    for (int HD = 64; HD <= 128; HD += 64) {
+        const Sizes d = {.B = 10, .T = 195, .NH = 25, .HD = HD, .documents = 70};
+        op_case(ops, &backward, d);
+    }
 }
 
 /* Scores that the textbook softmax or a careless online one gets wrong. */

@@ -129,7 +129,7 @@ static void check_activations(Case *c, GPT2 *model) {
     int64_t rows = (int64_t)c->B * c->T, elems = rows * c->config.vocab_size;
     float *logits = malloc((size_t)elems * sizeof *logits);
     if (!logits) abort();
-    gpt2_logits(model, logits, 0, rows);
+    logits_of(model, logits, 0, rows);
     check_values(c, "act/logits", logits, elems);
     free(logits);
 }

@@ -6,6 +6,7 @@
 #include "llmc/base/files.h"
 #include "llmc/checkpoint/llmc_bin.h"
 #include "compare.h"
+#include "logits.h"
 
 /* Relative 2-norm. The file's own values are as far off as fp32 sums in another order are. In bf16 PyTorch's own run of
  * GPT-2 124M is up to 2 % off in some gradients. */
@@ -97,7 +98,7 @@ static bool state_compare_forward(DebugState *s, Error *err) {
     float *logits = malloc((size_t)n * sizeof *logits);
     if (!logits) abort();
     const float loss = gpt2_eval(&s->model, s->tokens, s->targets, s->B, s->T);
-    gpt2_logits(&s->model, logits, 0, N);
+    logits_of(&s->model, logits, 0, N);
     const bool ok = state_compare(s, "logits", logits, n, err) && state_compare(s, "loss", &loss, 1, err);
     free(logits);
     return ok;

@@ -193,19 +193,3 @@ StepStats gpt2_take_stats(GPT2 *model, int slot) {
     model->ops->device->readback_end(slot, &stats, sizeof stats);
     return stats;
 }
-
-void gpt2_logits(GPT2 *model, float *host, int64_t first_row, int64_t rows) {
-    const int V = model->config.vocab_size, Vp = model->config.padded_vocab_size;
-    Batch b = batch_of(model, 1, 1);
-    for (int64_t done = 0; done < rows;) {
-        b.N = first_row + rows; /* head_forward stops there */
-        Chunk c = head_forward(model, &b, first_row + done);
-        size_t bytes = (size_t)(c.n * Vp) * dtype_bytes(model->ops->dtype);
-        char *stage = must_allocate(bytes, "logits on the host");
-        model->ops->device->download(stage, c.logits, bytes);
-        for (int64_t i = 0; i < c.n; i++)
-            floats_from_storage(host + (done + i) * V, rows_from(model, stage, i, Vp), V, model->ops->dtype);
-        free(stage);
-        done += c.n;
-    }
-}

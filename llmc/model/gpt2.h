@@ -231,9 +231,6 @@ floatX *gpt2_activation(const GPT2 *model, ActivationId id, int layer);
 /* Device address of a weight tensor of a layer. */
 floatX *gpt2_weight(const GPT2 *model, TensorId id, int layer);
 float *gpt2_grad(const GPT2 *model, TensorId id, int layer);
-/* logits (rows, V) fp32 on the host for positions [first_row, first_row+rows) of the last forward pass; for
- * tests. */
-void gpt2_logits(GPT2 *model, float *host, int64_t first_row, int64_t rows);
 
 /* Model FLOPs per token, of matrix products alone: 6 N + 12 L C K, N the weights of the linear layers and of the head
  * over the real vocabulary (no position embeddings, biases, norms), K the mean number of keys that a query sees: T/2 counted for all of them, W - W^2/2T for a window of W. */

@@ -22,8 +22,7 @@ void drop(GPT2 *model, const Batch *b, DropoutSite site, int l, floatX *out, con
 void upload_documents(GPT2 *model, const int32_t *tokens, int B, int T) {
     const size_t n = (size_t)B * (size_t)T;
     if (!model->config.documents) return;
-    int32_t *bounds = malloc(2 * n * sizeof *bounds);
-    if (!bounds) abort();
+    int32_t *bounds = must_allocate(2 * n * sizeof *bounds, "the bounds of documents");
     document_bounds(bounds, bounds + n, tokens, B, T, model->config.end_of_text);
     model->ops->device->upload(model->starts, bounds, n * sizeof *bounds);
     model->ops->device->upload(model->ends, bounds + n, n * sizeof *bounds);

@@ -73,9 +73,8 @@ int64_t gpt2_state_elements(const GPT2 *model, OptimizerKind kind) {
 void open_block_tiles(GPT2 *model) {
     const OwnPart part = gpt2_own_part(model, 0);
     const size_t bytes = (size_t)part.n / PARAMETER_TILE * sizeof(int32_t);
-    int32_t *tiles = malloc(bytes);
+    int32_t *tiles = must_allocate(bytes, "the tiles of a block's parameters");
     int64_t n_tiles = 0;
-    if (!tiles) abort();
     for (int kind = 0; kind < N_OPTIMIZERS; kind++) {
         StateSpan spans[MAX_STATE_SPANS];
         const int n = state_spans(model, (OptimizerKind)kind, 0, spans);

@@ -92,19 +92,26 @@ check "suspended: the same bits" [ "$(weights "$work/suspended")" = "$whole" ]
 for rank in 0 1 2; do judge "stopped-$rank" $rank 'no sign of life for 8 s: stopped, or its host is gone'; done
 
 # ---- memory that loses bits ----
-# corrupt NAME PATTERN ARGS...: bits of $FLIP_RANK's weights are flipped from step 125 on.
-corrupt() {
-    case=$1 pattern=$2
-    shift 2
-    rm -f "$FLIP_WHILE"
-    LD_PRELOAD=$flips "$program" $tiny --steps 100000 "$@" --out "$work/$case" >"$work/out" 2>"$work/err" </dev/null &
+# preloaded NAME LIBRARY SWITCH ARGS...: a run that ends with one line once the file SWITCH is there, from step 125 on.
+preloaded() {
+    case=$1 library=$2 switch=$3
+    shift 3
+    rm -f "$switch"
+    LD_PRELOAD=$library "$program" $tiny --steps 100000 "$@" --out "$work/$case" >"$work/out" 2>"$work/err" </dev/null &
     child=$!
     await has_steps 125 "$work/$case"
-    : >"$FLIP_WHILE"
+    begun=$(now)
+    : >"$switch"
     wait $child
     status=$?
+    took=$(echo "$begun $(now)" | awk '{ print int($2 - $1) }')
     check "$case: exit code $status, expected 1" [ "$status" -eq 1 ]
     check "$case: one line on stderr" [ "$(wc -l <"$work/err")" -eq 1 ]
+}
+# corrupt NAME PATTERN ARGS...: bits of $FLIP_RANK's weights are flipped.
+corrupt() {
+    pattern=$2
+    preloaded "$1" "$flips" "$FLIP_WHILE" $3 $4
     check "$case: says $pattern" grep -qE "^error: step [0-9]+$pattern$" "$work/err"
 }
 flips=$work/bit_flips.so
@@ -124,19 +131,10 @@ fi
 # ---- a rank that hangs and lives ----
 # hang RANK: what the others wait for never comes.
 hang() {
-    rm -f "$HANG_WHILE"
-    HANG_RANK=$1 LD_PRELOAD=$hangs "$program" $tiny --steps 20000 --gpus 3 --out "$work/hung-$1" >"$work/out" 2>"$work/err" </dev/null &
-    child=$!
-    await has_steps 125 "$work/hung-$1"
-    begun=$(now)
-    : >"$HANG_WHILE"
-    wait $child
-    status=$?
-    took=$(echo "$begun $(now)" | awk '{ print int($2 - $1) }')
-    check "rank $1 hangs: exit code $status, expected 1" [ "$status" -eq 1 ]
-    check "rank $1 hangs: $took s, expected less than 30" [ "$took" -lt 30 ]
-    check "rank $1 hangs: one line on stderr" [ "$(wc -l <"$work/err")" -eq 1 ]
-    check "rank $1 hangs: says so" grep -qE "^error: in [a-z0-9 ]+: no rank has got anything done for [0-9]+ s, a step took [0-9.]+ s at most: a GPU or a link hangs; .* is of step [0-9]+, in $work/hung-$1$" "$work/err"
+    export HANG_RANK=$1
+    preloaded "hung-$1" "$hangs" "$HANG_WHILE" --gpus 3
+    check "$case: $took s, expected less than 30" [ "$took" -lt 30 ]
+    check "$case: says so" grep -qE "^error: in [a-z0-9 ]+: no rank has got anything done for [0-9]+ s, a step took [0-9.]+ s at most: a GPU or a link hangs; .* is of step [0-9]+, in $work/hung-$1$" "$work/err"
 }
 hangs=$work/hang.so
 export HANG_WHILE="$work/hang" LLMC_STUCK_SECONDS=1

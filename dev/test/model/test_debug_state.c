@@ -12,7 +12,7 @@ static void write_state(GPT2 *model, const char *name, int64_t wrong) {
     static float logits[N * V];
     for (int i = 0; i < 2 * N; i++) tokens[i] = (i * 37 + i / N * 5) % V;
     float loss = gpt2_eval(model, tokens, tokens + N, B, T);
-    gpt2_logits(model, logits, 0, N);
+    logits_of(model, logits, 0, N);
     gpt2_begin_step(model, 1);
     gpt2_micro_step(model, tokens, tokens + N, B, T, 1.0f);
     FILE *file = fopen(in_folder(name), "wb");

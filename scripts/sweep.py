@@ -1,0 +1,427 @@
+#!/usr/bin/env python3
+"""Trains once for every row of a plan and compares what came of it: loss, steps and seconds to a loss, ms a step.
+
+usage: sweep.py --out DIR --plan FILE | --grid "--lr 3e-4,6e-4" "--optimizer adamw,muon" ... [--flags "FLAGS"] [--cards 0,1 | --workers N]
+
+A plan is a .tsv (a name, a tab, flags of the trainer; # begins a comment) or a .json ([{"name": ..., "flags": ...}]). A grid runs every
+combination of its values, the last flag's fastest. A run is a folder of DIR with its log.jsonl, its output and run.json; its checkpoint is
+removed. Called again, a sweep keeps what has finished, starts again what has not, and prints all of it. DIR/results.tsv has a line a run, and
+DIR/summary.md a row a setting, which joins the runs that differ in --seed alone. Steps to a loss: between the two validations around it, along
+a line; seconds: those steps at the run's median time. Exit 1 where a run has failed or none has ended.
+"""
+import fcntl
+import fnmatch
+import itertools
+import json
+import math
+import os
+import re
+import shlex
+import shutil
+import statistics
+import subprocess
+import sys
+import time
+from typing import NamedTuple
+
+from comparison import EXIT_RUN, Output, Parser, commit_of, duration, end_with, fail, integer, provenance
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
+COLUMNS = ["name", "state", "steps", "val_loss", "best_val_loss", "steps_to", "seconds_to", "ms", "seconds", "flags"]
+
+
+class Run(NamedTuple):
+    name: str
+    flags: list
+
+
+class Curve(NamedTuple):
+    """Of a log.jsonl: validations [(step, loss)], the ms of each step, the steps asked for, whether the last one was a number."""
+    val: list
+    ms: list
+    steps: int
+    sound: bool
+
+    @property
+    def final(self):
+        """The last validation, nan where it was no number or the steps after it were none."""
+        return self.val[-1][1] if self.val and self.sound else math.nan
+
+    def median_ms(self):
+        return statistics.median(self.ms) if self.ms else math.nan
+
+
+# ---- the plan ----
+
+def words(text, place):
+    try:
+        return shlex.split(text)
+    except ValueError as error:
+        fail(f"{place}: flags cannot be read: {error}")
+
+
+def read_tsv(path, text):
+    for number, line in enumerate(text.split("\n"), 1):
+        if line.strip() and not line.startswith("#"):
+            name, tab, flags = line.partition("\t")
+            if not tab:
+                fail(f"{path}:{number}: expected a name, a tab and flags, found {line[:40]!r}")
+            yield Run(name.strip(), words(flags, f"{path}:{number}"))
+
+
+def read_json(path, text):
+    try:
+        rows = [(str(row["name"]), row["flags"]) for row in json.loads(text)]
+    except (ValueError, KeyError, TypeError):
+        fail(f'{path}: expected [{{"name": ..., "flags": ...}}, ...]')
+    for number, (name, flags) in enumerate(rows, 1):
+        if not isinstance(flags, str):
+            fail(f"{path}: run {number}: expected flags in one text, found {flags!r}")
+        yield Run(name, words(flags, f"{path}: run {number}"))
+
+
+def read_plan(path):
+    try:
+        with open(path, encoding="utf-8") as file:
+            text = file.read()
+    except (OSError, UnicodeDecodeError) as error:
+        fail(f"--plan {path}: {getattr(error, 'strerror', None) or 'expected text'}")
+    return list((read_json if path.endswith(".json") else read_tsv)(path, text))
+
+
+def read_grid(axes):
+    """Every combination of flags with values between commas; a name has those that vary."""
+    parsed = []
+    for axis in axes:
+        flag, _, values = axis.strip().partition(" ")
+        values = [value.strip() for value in values.split(",")]
+        if not flag.startswith("-") or "" in values:
+            fail(f"--grid: expected a flag and values, such as '--lr 3e-4,6e-4', found {axis!r}")
+        parsed.append([(flag, value) for value in values])
+    varied = [i for i, pairs in enumerate(parsed) if len(pairs) > 1]
+    runs = []
+    for combination in itertools.product(*parsed):
+        parts = [f"{combination[i][0].lstrip('-')}-{combination[i][1]}" for i in varied] or ["run"]
+        runs.append(Run(re.sub(r"[^A-Za-z0-9._+-]+", "-", "_".join(parts)), [word for pair in combination for word in pair]))
+    return runs
+
+
+def check_plan(runs):
+    if not runs:
+        fail("no run in the plan")
+    seen = set()
+    for run in runs:
+        if not NAME.fullmatch(run.name):
+            fail(f"run {run.name!r}: expected a name of letters, digits and ._+-, which becomes a folder")
+        if run.name in seen:
+            fail(f"run {run.name}: named twice")
+        if {"--out", "-o", "--resume", "-y"} & {flag.partition("=")[0] for flag in run.flags}:
+            fail(f"run {run.name}: --out and --resume are the sweep's to set")
+        seen.add(run.name)
+
+
+# ---- what a run left ----
+
+def read_curve(folder):
+    """The curve of a run's log.jsonl; a line that a kill tore ends it."""
+    val, ms, steps, sound = [], [], 0, True
+    try:
+        with open(os.path.join(folder, "log.jsonl"), encoding="utf-8") as file:
+            for line in file:
+                row = json.loads(line)
+                if "run" in row:
+                    steps = row["run"]["flags"]["steps"]
+                if "val_loss" in row:
+                    val.append((row["step"], math.nan if row["val_loss"] is None else row["val_loss"]))
+                if "ms" in row:
+                    ms.append(row["ms"])
+                    sound = row["loss"] is not None and row["norm"] is not None
+    except (OSError, ValueError, KeyError, TypeError):
+        pass
+    return Curve(val, ms, steps, sound)
+
+
+def read_record(folder):
+    """What the sweep noted when a run ended; {} before that."""
+    try:
+        with open(os.path.join(folder, "run.json"), encoding="utf-8") as file:
+            record = json.load(file)
+            return record if isinstance(record, dict) else {}
+    except (OSError, ValueError):
+        return {}
+
+
+def steps_to(curve, loss):
+    """Steps until the validation loss is at most `loss`, between the two validations around it; None: never."""
+    before = None
+    for step, value in curve.val:
+        if value <= loss:
+            return step if before is None else before[0] + (step - before[0]) * (before[1] - loss) / (before[1] - value)
+        before = (step, value) if not math.isnan(value) else None
+    return None
+
+
+def finished(record, flags):
+    """Whether a run with these flags has ended with a result: with its last validation, be it of weights that diverged."""
+    return record.get("flags") == flags and record.get("state") in ("done", "diverged")
+
+
+# ---- running ----
+
+class Sweep:
+    def __init__(self, runs, args):
+        self.runs, self.args = runs, args
+        self.common = words(args.flags, "--flags")
+        self.begun = time.monotonic()
+        self.slots = [{"CUDA_VISIBLE_DEVICES": card} for card in args.cards] if args.cards else [{}] * args.workers
+        self.walls = [record["seconds"] for record in (self.record(run) for run in runs) if "seconds" in record]
+        self.left_out = 0
+
+    def folder(self, run):
+        return os.path.join(self.args.out, run.name)
+
+    def flags(self, run):
+        return self.common + run.flags
+
+    def record(self, run):
+        record = read_record(self.folder(run))
+        return record if finished(record, self.flags(run)) else {}
+
+    def fits(self):
+        """Whether one more run would end in time, if it takes as long as the longest of the last ones."""
+        return not self.args.seconds or time.monotonic() - self.begun + max(self.walls[-3:], default=0) <= self.args.seconds
+
+    def start(self, run, slot):
+        folder = self.folder(run)
+        if os.path.isdir(folder) and os.listdir(folder):
+            if not os.path.exists(os.path.join(folder, "output.txt")):
+                fail(f"{folder}: is there, and not of a sweep; hint: another --out or name")
+            shutil.rmtree(folder)
+        os.makedirs(folder, exist_ok=True)
+        environment = dict(os.environ, **slot)
+        if self.args.threads:
+            environment["OMP_NUM_THREADS"] = str(self.args.threads)
+        command = [self.args.program, *self.flags(run), "--out", folder, "--model-only"]
+        with open(os.path.join(folder, "output.txt"), "wb") as output:
+            return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, env=environment)
+
+    def end(self, run, code, seconds):
+        """Notes how a run ended, and removes its checkpoint."""
+        folder, curve = self.folder(run), read_curve(self.folder(run))
+        whole = bool(curve.val) and curve.val[-1][0] == curve.steps
+        diverged = code == EXIT_RUN and (whole or not curve.sound)  # the trainer gives up, or refuses to save the weights
+        state = "diverged" if diverged else "done" if whole and code == 0 else "failed"
+        for entry in os.scandir(folder):
+            if entry.is_dir(follow_symlinks=False) and not self.args.keep_checkpoints:
+                shutil.rmtree(entry.path)
+        with open(os.path.join(folder, "run.json"), "w", encoding="utf-8") as file:
+            json.dump({"flags": self.flags(run), "state": state, "exit": code, "seconds": round(seconds, 3)}, file)
+        if state != "failed":
+            self.walls.append(seconds)
+        said = f"val loss {curve.final:.4f}  {curve.median_ms():.1f} ms a step" if state == "done" else f"exit {code}: {last_line(folder)}"
+        print(f"{run.name}: {state}  {said}  {seconds:.1f} s", flush=True)
+
+    def run_all(self):
+        waiting = [run for run in self.runs if not self.record(run)]
+        print(f"{len(self.runs)} runs, {len(self.runs) - len(waiting)} finished before", flush=True)
+        free, running = list(self.slots), []
+        try:
+            while waiting or running:
+                while waiting and free and self.fits():
+                    slot = free.pop(0)
+                    running.append((waiting[0], slot, self.start(waiting.pop(0), slot), time.monotonic()))
+                if not running:
+                    break
+                time.sleep(0.02)
+                for entry in [entry for entry in running if entry[2].poll() is not None]:
+                    run, slot, process, begun = entry
+                    running.remove(entry)
+                    free.append(slot)
+                    self.end(run, process.returncode, time.monotonic() - begun)
+        finally:
+            for _, _, process, _ in running:
+                process.kill()  # a half run is worth nothing
+                process.wait()
+        self.left_out = len(waiting)
+
+
+def last_line(folder):
+    with open(os.path.join(folder, "output.txt"), encoding="utf-8", errors="replace") as file:
+        return ([""] + [line.strip() for line in file if line.strip()])[-1]
+
+
+# ---- results ----
+
+def target_loss(text, curves):
+    """--to: a number, or the lowest final loss of the runs whose names a pattern matches. None without it."""
+    if text is None:
+        return None
+    try:
+        return float(text)
+    except ValueError:
+        finals = [curve.final for run, curve in curves if fnmatch.fnmatchcase(run.name, text) and not math.isnan(curve.final)]
+        return min(finals, default=None)
+
+
+def without_seed(flags):
+    """A setting: the flags of a run but for the seed."""
+    kept, skip = [], False
+    for word in flags:
+        if not skip and word != "--seed" and not word.startswith("--seed="):
+            kept.append(word)
+        skip = word == "--seed"
+    return " ".join(kept)
+
+
+def shown(value, form=".4f"):
+    return "" if value is None else "nan" if isinstance(value, float) and math.isnan(value) else format(value, form)
+
+
+def result(run, curve, record, loss):
+    to = None if loss is None else steps_to(curve, loss)
+    ms = curve.median_ms()
+    best = min((value for _, value in curve.val if not math.isnan(value)), default=math.nan)
+    return {"name": run.name, "state": record["state"], "steps": str(curve.steps), "val_loss": shown(curve.final if record["state"] == "done" else math.nan, ".6f"),
+            "best_val_loss": shown(best, ".6f"), "steps_to": shown(to, ".0f"), "seconds_to": shown(None if to is None else to * ms / 1000, ".2f"),
+            "ms": shown(ms, ".3f"), "seconds": shown(record["seconds"], ".1f"), "flags": " ".join(run.flags)}
+
+
+def mean(values):
+    return statistics.fmean(values) if values else None
+
+
+def summarise(rows):
+    """[cells] for each setting, the lowest loss first; runs that diverged stand at the end."""
+    settings = {}
+    for row in rows:
+        settings.setdefault(without_seed(row["flags"].split()), []).append(row)
+    lines = []
+    for flags, members in settings.items():
+        losses, to = [float(row["val_loss"]) for row in members], [row for row in members if row["steps_to"]]
+        every = len(to) == len(members)
+        lines.append((mean(losses), [
+            f"`{flags}`", str(len(members)), shown(mean(losses)), shown(max(losses) - min(losses)) if len(members) > 1 else "",
+            shown(mean([float(row["steps_to"]) for row in to]) if every else None, ".0f"),
+            shown(mean([float(row["seconds_to"]) for row in to]) if every else None, ".1f"),
+            shown(mean([float(row["ms"]) for row in members]), ".2f")]))
+    return [cells for _, cells in sorted(lines, key=lambda line: (math.isnan(line[0]), line[0]))]
+
+
+def write_results(folder, rows, loss, about):
+    table = Output(os.path.join(folder, "results.tsv"))
+    for name, text in about:
+        table.write(f"# {name}: {text}\n")
+    table.write("\t".join(COLUMNS) + "\n")
+    for row in rows:
+        table.write("\t".join(row[column] for column in COLUMNS) + "\n")
+    table.close()
+    to = "a loss" if loss is None else f"{loss:.4f}"
+    lines = [f"- {name}: {text}" for name, text in about]
+    lines += ["", f"| flags | runs | validation loss | spread | steps to {to} | seconds to {to} | ms a step |", "|---|---|---|---|---|---|---|"]
+    lines += ["| " + " | ".join(cells) + " |" for cells in summarise(rows)]
+    text = "\n".join(lines) + "\n"
+    summary = Output(os.path.join(folder, "summary.md"))
+    summary.write(text)
+    summary.close()
+    print("\n" + text, end="", flush=True)
+
+
+def plot(path, curves, loss):
+    """Validation loss against steps and against seconds of training."""
+    try:
+        import matplotlib
+    except ImportError:
+        fail("matplotlib is not installed; hint: pip install matplotlib", EXIT_RUN)
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(1, 2, figsize=(11, 4.5), sharey=True)
+    for run, curve in curves:
+        points = [(step, value) for step, value in curve.val if not math.isnan(value)]
+        if not points:
+            continue
+        steps, values = zip(*points)
+        ms = curve.median_ms()
+        axes[0].plot(steps, values, "o-", markersize=2.5, linewidth=1.2, label=run.name)
+        axes[1].plot([step * ms / 1000 for step in steps], values, "o-", markersize=2.5, linewidth=1.2)
+    for axis, label in zip(axes, ("step", "seconds of training")):
+        axis.set_xlabel(label)
+        axis.grid(alpha=0.3)
+        if loss is not None:
+            axis.axhline(loss, color="gray", linestyle="--", linewidth=0.8)
+    axes[0].set_ylabel("validation loss (nats a token)")
+    axes[0].legend(fontsize=7)
+    figure.tight_layout()
+    try:
+        figure.savefig(path, dpi=120)
+    except (OSError, ValueError) as error:
+        fail(f"--plot {path}: cannot be written: {error}")
+    print(path)
+
+
+def cards(text):
+    return [card.strip() for card in text.split(",") if card.strip()]
+
+
+def parse_arguments(arguments=None):
+    parser = Parser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--out", required=True, metavar="DIR", help="folder of the sweep: a folder a run, results.tsv, summary.md")
+    parser.add_argument("--plan", metavar="FILE", help="runs: a .tsv of names and flags, or a .json")
+    parser.add_argument("--grid", nargs="+", metavar="AXIS", default=[], help="runs: '--lr 3e-4,6e-4' and so on, every combination")
+    parser.add_argument("--flags", default="", metavar="FLAGS", help="of every run, before its own")
+    parser.add_argument("--program", default="./train_gpt2cu", help="default %(default)s")
+    parser.add_argument("--cards", type=cards, default=[], metavar="LIST", help="GPUs, such as 0,1: one run at a time on each")
+    parser.add_argument("--workers", type=integer(1, 4096), default=1, metavar="N", help="runs at a time, where --cards names none")
+    parser.add_argument("--threads", type=integer(1, 4096), metavar="N", help="CPU threads of a run")
+    parser.add_argument("--seconds", type=duration(0, 1e9), default=0, metavar="S",
+                        help="no run begins that would not end in time, as long as the last ones took; 0: no limit")
+    parser.add_argument("--to", metavar="LOSS", help="a loss, or a pattern of names: the lowest that those runs end with")
+    parser.add_argument("--keep-checkpoints", action="store_true", help="of the weights, as each run ended")
+    parser.add_argument("--plot", metavar="FILE", help="draw the curves (png, svg or pdf); needs matplotlib")
+    parser.add_argument("--plot-runs", metavar="NAMES", default="*", help="patterns of names between commas, default all")
+    args = parser.parse_args(arguments)
+    if bool(args.plan) == bool(args.grid):
+        parser.error("expected one of --plan and --grid")
+    return args
+
+
+def lock(folder):
+    """One sweep at a time in a folder. The lock goes with the program."""
+    try:
+        os.makedirs(folder, exist_ok=True)
+        file = open(os.path.join(folder, ".lock"), "w")
+    except OSError as error:
+        fail(f"--out {folder}: cannot be written: {error.strerror}")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        fail(f"--out {folder}: another sweep is at work there", EXIT_RUN)
+    return file
+
+
+def main(arguments=None):
+    args = parse_arguments(arguments)
+    runs = read_plan(args.plan) if args.plan else read_grid(args.grid)
+    check_plan(runs)
+    if not shutil.which(args.program):
+        fail(f"--program {args.program}: not found; hint: make train_gpt2cu")
+    with lock(args.out):
+        sweep = Sweep(runs, args)
+        sweep.run_all()
+        ended = [run for run in runs if sweep.record(run)]
+        curves = [(run, read_curve(sweep.folder(run))) for run in ended]
+        loss = target_loss(args.to, curves)
+        about = provenance(commit_of(args.program), "CPU,") + [("flags", args.flags)]
+        if ended:
+            write_results(args.out, [result(run, curve, sweep.record(run), loss) for run, curve in curves], loss, about)
+        if args.plot and ended:
+            wanted = args.plot_runs.split(",")
+            plot(args.plot, [(run, curve) for run, curve in curves if any(fnmatch.fnmatchcase(run.name, w) for w in wanted)], loss)
+        failed = len(runs) - len(ended) - sweep.left_out
+        if failed or sweep.left_out:
+            print(f"{failed} failed, {sweep.left_out} not started for want of time", file=sys.stderr)
+        return EXIT_RUN if failed or not ended else 0
+
+
+if __name__ == "__main__":
+    end_with(main)

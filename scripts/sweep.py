@@ -359,6 +359,20 @@ def plot(path, curves, loss):
     print(path)
 
 
+def report(sweep):
+    """Writes and prints what the runs that have ended came to; returns how many have."""
+    args, ended = sweep.args, [run for run in sweep.runs if sweep.record(run)]
+    curves = [(run, read_curve(sweep.folder(run))) for run in ended]
+    loss = target_loss(args.to, curves)
+    about = provenance(commit_of(args.program), "CPU,") + [("flags", args.flags)]
+    if ended:
+        write_results(args.out, [result(run, curve, sweep.record(run), loss) for run, curve in curves], loss, about)
+    if args.plot and ended:
+        wanted = args.plot_runs.split(",")
+        plot(args.plot, [(run, curve) for run, curve in curves if any(fnmatch.fnmatchcase(run.name, w) for w in wanted)], loss)
+    return len(ended)
+
+
 def cards(text):
     return [card.strip() for card in text.split(",") if card.strip()]
 
@@ -407,20 +421,14 @@ def main(arguments=None):
         fail(f"--program {args.program}: not found; hint: make train_gpt2cu")
     with lock(args.out):
         sweep = Sweep(runs, args)
-        sweep.run_all()
-        ended = [run for run in runs if sweep.record(run)]
-        curves = [(run, read_curve(sweep.folder(run))) for run in ended]
-        loss = target_loss(args.to, curves)
-        about = provenance(commit_of(args.program), "CPU,") + [("flags", args.flags)]
-        if ended:
-            write_results(args.out, [result(run, curve, sweep.record(run), loss) for run, curve in curves], loss, about)
-        if args.plot and ended:
-            wanted = args.plot_runs.split(",")
-            plot(args.plot, [(run, curve) for run, curve in curves if any(fnmatch.fnmatchcase(run.name, w) for w in wanted)], loss)
-        failed = len(runs) - len(ended) - sweep.left_out
-        if failed or sweep.left_out:
-            print(f"{failed} failed, {sweep.left_out} not started for want of time", file=sys.stderr)
-        return EXIT_RUN if failed or not ended else 0
+        try:
+            sweep.run_all()
+        finally:  # ended by a signal, too
+            ended = report(sweep)
+    failed = len(runs) - ended - sweep.left_out
+    if failed or sweep.left_out:
+        print(f"{failed} failed, {sweep.left_out} not started for want of time", file=sys.stderr)
+    return EXIT_RUN if failed or not ended else 0
 
 
 if __name__ == "__main__":

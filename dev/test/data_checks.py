@@ -189,6 +189,14 @@ def test_vocabulary(tokens):
     with open(os.path.join(DATA, ".cache", "gpt2.tiktoken"), "ab") as file:
         file.write(b"damaged")
     works("a damaged vocabulary is fetched again", run("text.py", text, "--out", "out/again", RANKS=os.path.join(WORK, "ranks")))
+    os.remove(os.path.join(DATA, ".cache", "gpt2.tiktoken"))
+    spelling = {token[0]: chr(token[0]) if rank < 188 else chr(256 + rank - 188) for rank, token in enumerate(tokens[:256])}
+    lines = "".join("".join(spelling[byte] for byte in token) + "\n" for token in tokens[256:])
+    cached = "cache/" + hashlib.sha1(("file://" + WORK + "/vocab.bpe").encode()).hexdigest()
+    write(cached, "#version: 0.2\n" + lines[:-9])
+    refuses("a cache of tiktoken with another vocabulary", "sha256: expected", run("text.py", text, "--out", "out/cache", TIKTOKEN_CACHE_DIR=WORK + "/cache"), 1)
+    write(cached, "#version: 0.2\n" + lines)
+    works("the vocabulary from tiktoken's cache", run("text.py", text, "--out", "out/cache", TIKTOKEN_CACHE_DIR=WORK + "/cache"))
 
 
 def test_text():
@@ -221,6 +229,20 @@ def test_text():
     equal("text.py: line ends stay", shard(os.path.join(WORK, "out/crlf/text_train_000001.bin")), [EOT, 64, 201, NEWLINE, 65])
     refuses("text.py: an empty name", "--files: expected a value, found ''", run("text.py", "", "--out", "out/all"))
     refuses("text.py: nothing to train on", "--val-fraction 1: expected 0 to below 1", run("text.py", one, "--out", "out/all", "--val-fraction", "1"))
+
+
+def test_folders():
+    """Folders stand for their files with an ending, sorted; equal ones once; every third file that is left validates."""
+    for name, content in (("b/2.py", "c"), ("a.py", "a"), ("b/1.pyi", "b"), ("b/3.py", "a"), ("b/4.py", b"d\0"), ("b/5.txt", "e"), ("c.py", "f"), ("d.py", "g")):
+        write("folder/" + name, content)
+    folder = os.path.join(WORK, "folder")
+    works("folders", run("text.py", folder, "--endings", ".py,.pyi", "--distinct", "--val-every", "3", "--out", "out/folder"))
+    found = [shard(os.path.join(WORK, "out/folder/text_%s.bin" % name)) for name in ("train_000001", "val_000000")]
+    equal("folders: a, b, c, f, g, of which c validates", found, [[EOT, 64, EOT, 65, EOT, 69, EOT, 70], [EOT, 66]])
+    works("folders: all", run("text.py", folder, "--endings", ".py", "--val-fraction", "0", "--out", "out/folder_all"))
+    equal("folders: one ending, copies too", shard(os.path.join(WORK, "out/folder_all/text_train_000001.bin")), [EOT, 64, EOT, 66, EOT, 64, EOT, 69, EOT, 70])
+    refuses("a folder without endings", "folder: is a folder; hint: --endings", run("text.py", folder, "--out", "out/refused"))
+    refuses("every file validates", "--val-every 1: expected 2 or more", run("text.py", folder, "--val-every", "1", "--out", "out/refused"))
 
 
 def test_json_lines():
@@ -562,6 +584,7 @@ def main():
     tokens = set_up()
     test_vocabulary(tokens)
     test_text()
+    test_folders()
     test_json_lines()
     test_refused_text()
     test_failures()

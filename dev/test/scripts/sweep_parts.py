@@ -1,0 +1,190 @@
+"""scripts/sweep.py, with a stand-in for the trainer: plans, what is run and kept, times, results."""
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+
+from parts import SCRIPTS, Parts
+
+import sweep
+
+# A stand-in for the trainer: notes its words and surroundings, trains --steps steps of --lr ms, with a validation every tenth; the loss
+# falls from 4 by lr/100 a step. --lr 0: stops at once; --lr 9: gives up at step 4; --lr 8: ends well without its last validation.
+TRAINER = """#!/usr/bin/env python3
+import json, os, sys
+words = sys.argv[1:]
+if words == ["--version"]:
+    sys.exit(print("train_gpt2 0123abc"))
+of = dict(zip(words, words[1:]))
+lr, steps, out = float(of["--lr"]), int(of.get("--steps", 20)), of["--out"]
+with open(os.path.dirname(out) + "/words", "a") as file:
+    file.write(json.dumps([words, os.environ.get("CUDA_VISIBLE_DEVICES"), os.environ.get("OMP_NUM_THREADS")]) + "\\n")
+if lr == 0:
+    sys.exit("error: no such thing")
+os.mkdir(out + "/step_1")
+with open(out + "/log.jsonl", "w") as log:
+    log.write(json.dumps({"run": {"flags": {"steps": steps}}}) + "\\n")
+    for step in range(1, steps + 1):
+        loss = None if lr == 9 and step == 4 else 4 - lr * step / 100
+        log.write(json.dumps({"step": step, "loss": loss, "norm": 1, "ms": 900 if step == 1 else lr}) + "\\n")
+        if loss is None:
+            sys.exit("error: gave up")
+        if step % 10 == 0 and not (lr == 8 and step == steps):
+            log.write(json.dumps({"step": step, "val_loss": 4 - lr * step / 100}) + "\\n")
+"""
+
+
+class Plans(Parts):
+    def test_a_grid(self):
+        runs = sweep.read_grid(["--optimizer adamw,muon", "--steps 20", "--lr 3e-4, 6e-4"])
+        self.assertEqual([run.name for run in runs], ["optimizer-adamw_lr-3e-4", "optimizer-adamw_lr-6e-4", "optimizer-muon_lr-3e-4", "optimizer-muon_lr-6e-4"])
+        self.assertEqual(runs[2].flags, ["--optimizer", "muon", "--steps", "20", "--lr", "3e-4"])
+        self.assertEqual([run.name for run in sweep.read_grid(["--lr 1"])], ["run"])
+        self.assertEqual([run.name for run in sweep.read_grid(["--train a/b.bin,c*"])], ["train-a-b.bin", "train-c-"])
+        for axis in ("lr 1,2", "--lr", "--lr 1,,2"):
+            self.refused("--grid: expected a flag and values.*found", 2, sweep.read_grid, [axis])
+
+    def test_a_table(self):
+        path = self.file("plan.tsv", "# first\na\t--lr 1 --prompt 'x y'\n\nb\t\n")
+        self.assertEqual(sweep.read_plan(path), [("a", ["--lr", "1", "--prompt", "x y"]), ("b", [])])
+        self.refused("plan.tsv:2: expected a name, a tab and flags, found 'b --lr 1'", 2, sweep.read_plan, self.file("plan.tsv", "a\t\nb --lr 1\n"))
+        self.refused("plan.tsv:1: flags cannot be read", 2, sweep.read_plan, self.file("plan.tsv", "a\t'x\n"))
+        self.refused("--plan .*none: No such file", 2, sweep.read_plan, self.path("none"))
+
+    def test_json(self):
+        path = self.file("plan.json", '[{"name": "a", "flags": "--lr 1"}]')
+        self.assertEqual(sweep.read_plan(path), [("a", ["--lr", "1"])])
+        for text in ("{}]", "[1]", '[{"name": "a"}]', '[{"name": "a", "flags": ["--lr"]}]'):
+            self.refused("plan.json: .*expected", 2, sweep.read_plan, self.file("plan.json", text))
+
+    def test_what_is_refused(self):
+        good = sweep.Run("a", ["--lr", "1"])
+        for runs, words in (([], "no run in the plan"), ([good, good], "run a: named twice"), ([sweep.Run("../a", [])], "expected a name of letters"),
+                            ([sweep.Run("a", ["--out=x"])], "--out and --resume are"), ([sweep.Run("a", ["-y"])], "--out and --resume are")):
+            self.refused(words, 2, sweep.check_plan, runs)
+        sweep.check_plan([good, sweep.Run("b.1+2", ["--lr", "1"])])
+        self.refused("expected one of --plan and --grid", 2, sweep.parse_arguments, ["--out", "x"])
+        self.refused("expected one of --plan and --grid", 2, sweep.parse_arguments, ["--out", "x", "--plan", "y", "--grid", "--lr 1"])
+
+
+class Sweeps(Parts):
+    def setUp(self):
+        super().setUp()
+        self.trainer = self.program("trainer", TRAINER)
+
+    def sweep(self, *arguments, plan="a\t--lr 2\nb\t--lr 4\n"):
+        return self.said(sweep.main, ["--out", self.path("out"), "--program", self.trainer, "--plan", self.file("plan.tsv", plan), *arguments])
+
+    def words(self):
+        return [json.loads(line) for line in self.text("out", "words").splitlines()]
+
+    def table(self):
+        lines = [line.split("\t") for line in self.text("out", "results.tsv").splitlines() if not line.startswith("#")]
+        return [dict(zip(lines[0], line)) for line in lines[1:]]
+
+    def test_runs_and_their_results(self):
+        status, out, err, _ = self.sweep("--flags", "--steps 30 --x", "--to", "3.15", "--threads", "3")
+        self.assertEqual((status, err), (0, ""), out)
+        self.assertEqual(self.words(), [[["--steps", "30", "--x", "--lr", lr, "--out", self.path("out", name), "--model-only"], None, "3"]
+                                        for name, lr in (("a", "2"), ("b", "4"))])
+        a, b = self.table()
+        self.assertEqual((a["name"], a["state"], a["steps"], a["val_loss"], a["steps_to"], a["seconds_to"], a["ms"], a["flags"]),
+                         ("a", "done", "30", "3.400000", "", "", "2.000", "--lr 2"))
+        # 3.2 at step 20, 2.8 at step 30: 3.15 between them, an eighth of the way
+        self.assertEqual((b["val_loss"], b["steps_to"], b["seconds_to"], b["ms"]), ("2.800000", "21", "0.09", "4.000"))
+        self.assertFalse(os.path.exists(self.path("out", "a", "step_1")), "the checkpoint goes")
+        self.assertIn("a: done  val loss 3.4000  2.0 ms a step", out)
+        rows = [line for line in self.text("out", "summary.md").splitlines() if line.startswith("| `")]
+        self.assertEqual(rows, ["| `--lr 4` | 1 | 2.8000 |  | 21 | 0.1 | 4.00 |", "| `--lr 2` | 1 | 3.4000 |  |  |  | 2.00 |"])
+        self.assertIn("- commit: 0123abc", self.text("out", "summary.md"))
+
+    def test_what_has_finished_stays(self):
+        self.sweep()
+        os.remove(self.path("out", "b", "run.json"))  # as a kill leaves it
+        self.file("out/b/torn", "")
+        _, out, _, _ = self.sweep(plan="a\t--lr 2\nb\t--lr 4\nc\t--lr 1\n")
+        self.assertEqual([words[0][1] for words in self.words()], ["2", "4", "4", "1"])
+        self.assertIn("3 runs, 1 finished before", out)
+        self.assertFalse(os.path.exists(self.path("out", "b", "torn")), "begun anew in an empty folder")
+        self.assertEqual([row["name"] for row in self.table()], ["a", "b", "c"])
+        self.sweep(plan="a\t--lr 3\n")
+        self.assertEqual(self.words()[-1][0][1], "3", "other flags are another run")
+
+    def test_a_folder_of_others_is_left_alone(self):
+        self.file("out/a/mine", "")
+        self.refused("out/a: is there, and not of a sweep", 2, sweep.main,
+                     ["--out", self.path("out"), "--program", self.trainer, "--plan", self.file("plan.tsv", "a\t--lr 2\n")])
+        self.assertTrue(os.path.exists(self.path("out", "a", "mine")))
+
+    def test_failures(self):
+        status, out, err, _ = self.sweep(plan="a\t--lr 0\nb\t--lr 9\nc\t--lr 8\nd\t--lr 1\n")
+        self.assertEqual(status, 1)
+        self.assertIn("a: failed  exit 1: error: no such thing", out)
+        self.assertEqual([(row["name"], row["state"], row["val_loss"]) for row in self.table()], [("b", "diverged", "nan"), ("d", "done", "3.800000")])
+        self.assertEqual(err, "2 failed, 0 not started for want of time\n")
+        before = len(self.words())
+        self.sweep(plan="a\t--lr 0\nb\t--lr 9\nd\t--lr 1\n")
+        self.assertEqual([words[0][1] for words in self.words()[before:]], ["0"], "a failure is tried again; weights that diverged are a result")
+
+    def test_time(self):
+        self.sweep(plan="a\t--lr 1\n")
+        record = json.loads(self.text("out", "a", "run.json"))
+        self.file("out/a/run.json", json.dumps({**record, "seconds": 50.0}))
+        plan = "a\t--lr 1\nb\t--lr 2\nc\t--lr 3\n"
+        status, _, err, _ = self.sweep("--seconds", "40", plan=plan)
+        self.assertEqual((status, err), (0, "0 failed, 2 not started for want of time\n"))
+        status, _, err, _ = self.sweep("--seconds", "60", plan=plan)
+        self.assertEqual((status, err, len(self.table())), (0, "", 3))
+
+    def test_the_longest_of_the_last_three(self):
+        made = sweep.Sweep([], sweep.parse_arguments(["--out", "x", "--plan", "y", "--seconds", "5"]))
+        for walls, fits in (([], True), ([9.0], False), ([9.0, 1.0, 1.0], False), ([9.0, 1.0, 1.0, 4.0], True)):
+            made.walls = walls
+            self.assertEqual(made.fits(), fits, walls)
+
+    def test_cards_and_workers(self):
+        self.sweep("--cards", "0,2")
+        self.assertEqual(sorted(words[1] for words in self.words()), ["0", "2"])
+        slow = self.program("slow", '#!/bin/sh\n[ "$1" != --version ] || exit 0\nsleep 0.4\n')
+        plan = self.file("plan.tsv", "e\t\nf\t\ng\t\n")
+        begun = time.monotonic()
+        self.said(sweep.main, ["--out", self.path("out2"), "--program", slow, "--plan", plan, "--workers", "3"])
+        self.assertLess(time.monotonic() - begun, 1.1, "at once, not one after the other")
+
+    def test_a_signal(self):
+        hang = self.program("hang", '#!/bin/sh\n[ "$1" != --version ] || exit 0\necho $$ >"${0%/*}/pid"\nexec sleep 60\n')
+        self.sweep(plan="a\t--lr 2\n")
+        process = subprocess.Popen([sys.executable, "-B", os.path.join(SCRIPTS, "sweep.py"), "--out", self.path("out"), "--program", hang, "--plan",
+                                    self.file("plan.tsv", "a\t--lr 2\nb\t\n")], stdout=subprocess.PIPE, text=True)
+        while not os.path.exists(self.path("pid")) or not self.text("pid"):
+            time.sleep(0.02)
+        self.refused("another sweep is at work there", 1, sweep.main, ["--out", self.path("out"), "--program", hang, "--grid", "--lr 1"])
+        process.send_signal(signal.SIGTERM)
+        out = process.communicate()[0]
+        self.assertEqual(process.returncode, 128 + signal.SIGTERM)
+        self.assertIn("| `--lr 2` | 1 |", out, "what it has is said")
+        self.assertRaises(ProcessLookupError, os.kill, int(self.text("pid")), 0)
+
+
+class Results(Parts):
+    def test_steps_to_a_loss(self):
+        curve = sweep.Curve([(10, 4.0), (20, 3.0), (30, 3.5), (40, 2.0)], [], 40, True)
+        for loss, steps in ((5, 10), (4, 10), (3.5, 15), (3, 20), (2, 40), (1.9, None)):
+            self.assertEqual(sweep.steps_to(curve, loss), steps)
+        self.assertEqual(sweep.steps_to(sweep.Curve([(10, math.nan), (20, 3.0)], [], 20, True), 3.5), 20)
+
+    def test_the_loss_to_reach(self):
+        curves = [(sweep.Run(name, []), sweep.Curve([(1, loss)], [], 1, True)) for name, loss in (("adamw1", 3.5), ("adamw2", 3.25), ("muon", 3.0), ("adamw3", math.nan))]
+        self.assertEqual([sweep.target_loss(text, curves) for text in (None, "2.5", "adamw*", "none")], [None, 2.5, 3.25, None])
+
+    def test_seeds_are_one_setting(self):
+        def row(flags, loss, to):
+            return {"flags": flags, "val_loss": loss, "steps_to": to, "seconds_to": to, "ms": "2"}
+
+        rows = [row("--lr 1 --seed 1", "3.5", "100"), row("--lr 9", "nan", ""), row("--lr 1 --seed=2", "3.0", "50"), row("--lr 2 --seed 1", "3.1", "80"),
+                row("--lr 2", "3.0", "")]
+        self.assertEqual(sweep.summarise(rows), [["`--lr 2`", "2", "3.0500", "0.1000", "", "", "2.00"],
+                                                 ["`--lr 1`", "2", "3.2500", "0.5000", "75", "75.0", "2.00"], ["`--lr 9`", "1", "nan", "", "", "", "2.00"]])

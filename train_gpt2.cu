@@ -243,8 +243,8 @@ static bool train(Training *t, Error *err) {
         warn(err); /* nobody asked for it */
     }
     console_note(&t->console, "memory: planned %s, measured %s",
-                 format_bytes(planned, (double)run->planned_bytes),
-                 format_bytes(measured, (double)t->peak_memory_bytes));
+                 format_bytes_finely(planned, (double)run->planned_bytes),
+                 format_bytes_finely(measured, (double)t->peak_memory_bytes));
     const double tokens = (double)(t->state.step - first_step) * (double)run->settings.tokens_per_step;
     console_done(&t->console, t->state.step, t->train_loss, t->val_loss,
                  t->seconds_training > 0 ? tokens / t->seconds_training : 0);

@@ -24,13 +24,14 @@ import tempfile
 import time
 import uuid
 
-from comparison import EXIT_RUN, ROOT, Parser, Report, commit_of, end_with, fail, integer, need_card, provenance
+from comparison import EXIT_RUN, ROOT, Parser, Report, commit_of, duration, end_with, fail, integer, need_card, provenance
 
 END_S, START_S = 15.0, 30.0  # within which all must end: once all ranks train, and before
 MORE_S = 5.0  # that a start may take beyond START_S, which is the ranks' patience, to be counted as in time
 PATIENCE_S = 90.0  # after which this script ends a run itself
 KINDS = ("kill", "stop", "signal", "flag", "absent", "port", "disk", "memory")
 MARK = "FAULTS_GPUS_RUN"
+BEGAN = time.monotonic()
 FLAGS = {"cpu": "--model nano --batch 4 --seq 64 --tokens-per-step 0 --steps 80 --save-every 8",
          "cuda": "--model d6 --batch 32 --seq 256 --tokens-per-step 0 --steps 2000 --save-every 100"}
 MEMORY_FLAGS = "--model d12 --batch 320 --seq 1024 --tokens-per-step 0"  # 90 GiB or so: two of them have no room on one card of 140
@@ -139,6 +140,9 @@ class Faults:
     def gpus(self):
         return ["--gpus", str(self.arguments.gpus)]
 
+    def late(self):
+        return bool(self.arguments.deadline) and time.monotonic() - BEGAN > self.arguments.deadline
+
     def note(self, fault, problems, seconds=None, line=""):
         """One trial of a fault: what was wrong with it, if anything."""
         row = self.rows.setdefault(fault, {"trials": 0, "good": 0, "slowest": 0.0, "line": "", "problems": []})
@@ -222,7 +226,7 @@ class Faults:
 
     def repeat(self, fault, strike, codes, words, lines=1):
         done = tries = 0
-        while done < self.arguments.count and tries < 20 * self.arguments.count:
+        while done < self.arguments.count and tries < 20 * self.arguments.count and not self.late():
             done += self.at_random(fault, strike, codes, words, lines)
             tries += 1
         self.go_on(fault)
@@ -239,7 +243,7 @@ class Faults:
         """SIGTERM to any rank saves and ends all with exit code 0; before the first step there is nothing to save."""
         for rank in range(self.arguments.gpus):
             done = 0
-            while done < self.arguments.count:
+            while done < self.arguments.count and not self.late():
                 run, before = Run(self.work), steps_in(self.out)
                 run.start(self.command(self.out, *self.gpus(), "--resume"))
                 run.await_ranks(self.arguments.gpus)
@@ -364,6 +368,7 @@ def parse_arguments(argv):
     parser.add_argument("--gpus", type=integer(2, 64), default=2, metavar="N", help="ranks (default 2)")
     parser.add_argument("--count", type=integer(1, 10000), default=10, metavar="N", help="of each fault at random times (default 10)")
     parser.add_argument("--only", type=kinds, default=list(KINDS), metavar="LIST", help=f"of {','.join(KINDS)}")
+    parser.add_argument("--deadline", type=duration(1, 1e6), metavar="S", help="no fault begins so long after the start; what was begun goes on to its end")
     parser.add_argument("--seed", type=integer(0, 1 << 30), default=1, metavar="N", help="of the random times (default 1)")
     parser.add_argument("--csv", metavar="FILE")
     parser.add_argument("--markdown", metavar="FILE")
@@ -385,7 +390,8 @@ def main():
         faults = Faults(arguments, report, work)
         faults.whole_run()
         for kind in arguments.only:
-            getattr(faults, kind)()
+            if not faults.late():
+                getattr(faults, kind)()
     good = faults.table()
     report.close()
     return 0 if good else EXIT_RUN

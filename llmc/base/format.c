@@ -5,26 +5,31 @@
 #include <string.h>
 
 static const char *format_unit(char *buffer, double value, double base, const char *const units[],
-                               int n_units) {
+                               int n_units, int digits) {
     int unit = 0;
     /* 999.95 would print as 1000.0: it goes to the next unit */
     while (unit + 1 < n_units && fabs(value) >= base - 0.05) {
         value /= base;
         unit++;
     }
-    snprintf(buffer, FORMAT_NUMBER, "%.*f%s%s", unit || value != floor(value) ? 1 : 0, value,
+    snprintf(buffer, FORMAT_NUMBER, "%.*f%s%s", unit || value != floor(value) ? digits : 0, value,
              *units[unit] ? " " : "", units[unit]);
     return buffer;
 }
 
 const char *format_count(char *buffer, double count) {
     static const char *const units[] = {"", "k", "M", "G", "T", "P"};
-    return format_unit(buffer, count, 1000, units, 6);
+    return format_unit(buffer, count, 1000, units, 6, 1);
 }
 
+static const char *const byte_units[] = {"B", "KiB", "MiB", "GiB", "TiB"};
+
 const char *format_bytes(char *buffer, double bytes) {
-    static const char *const units[] = {"B", "KiB", "MiB", "GiB", "TiB"};
-    return format_unit(buffer, bytes, 1024, units, 5);
+    return format_unit(buffer, bytes, 1024, byte_units, 5, 1);
+}
+
+const char *format_bytes_finely(char *buffer, double bytes) {
+    return format_unit(buffer, bytes, 1024, byte_units, 5, 2);
 }
 
 const char *format_integer(char *buffer, int64_t n) {

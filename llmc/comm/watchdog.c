@@ -32,7 +32,7 @@ typedef enum { BEAT, FAILURE, VERDICT } MessageKind;
 /* The first HEAD bytes, then n of text. */
 typedef struct Message {
     uint32_t kind, phase;
-    int64_t step, progress;
+    int64_t step, progress, saved;
     int32_t exit_code;
     uint32_t n;
     char text[sizeof((Error *)0)->text];
@@ -54,8 +54,9 @@ static struct Watchdog {
     int n_peers;
     atomic_uint phase;
     _Atomic int64_t step;
-    _Atomic int64_t progress; /* steps and batches of validations done */
-    _Atomic(const char *) stands;
+    _Atomic int64_t progress;      /* steps and batches of validations done */
+    _Atomic(const char *) out;     /* where checkpoints go; NULL: nowhere */
+    _Atomic int64_t saved;         /* the step of the newest */
     int64_t all_progress;          /* on rank 0: of all ranks */
     double moved_at, longest_step; /* when that changed last, or could not; 0: no step has ended yet */
     atomic_bool stopping;
@@ -63,7 +64,7 @@ static struct Watchdog {
     pthread_t thread;
     pthread_mutex_t sending;
     pthread_mutex_t ending; /* whoever has it ends the process: one line, one exit code */
-} dog = {.sending = PTHREAD_MUTEX_INITIALIZER, .ending = PTHREAD_MUTEX_INITIALIZER, .wake = -1};
+} dog = {.sending = PTHREAD_MUTEX_INITIALIZER, .ending = PTHREAD_MUTEX_INITIALIZER, .wake = -1, .saved = -1};
 
 static void sleep_ms(int ms) {
     poll(NULL, 0, ms);
@@ -77,7 +78,8 @@ static void send_message(const Peer *p, const Message *m) {
 }
 
 static void tell_all(MessageKind kind, const Error *what) {
-    Message m = {.kind = kind, .phase = dog.phase, .step = dog.step, .progress = dog.progress};
+    Message m = {
+        .kind = kind, .phase = dog.phase, .step = dog.step, .progress = dog.progress, .saved = dog.saved};
     if (what) {
         m.exit_code = what->exit_code;
         m.n = (uint32_t)strlen(what->text);
@@ -136,12 +138,24 @@ static const char *doing(uint32_t phase, int64_t step, char *text, size_t size) 
     return text;
 }
 
+/* What the run leaves: the end of a line. */
+static const char *leaves(char *text, size_t size) {
+    const char *out = dog.out;
+    const int64_t saved = dog.saved;
+    if (!out)
+        text[0] = '\0';
+    else if (saved < 0)
+        snprintf(text, size, "; no checkpoint was saved");
+    else
+        snprintf(text, size, "; the newest whole checkpoint is of step %lld, in %s", (long long)saved, out);
+    return text;
+}
+
 /* The line about a rank, and the end. */
 static _Noreturn void end_for(int rank, uint32_t phase, int64_t step, const char *why, int exit_code) {
-    char line[2048], who[RANK_NAME_BYTES], what[64];
-    const char *stands = dog.stands;
-    snprintf(line, sizeof line, "%s, %s: %s%s%s", rank_name(who, dog.r, rank),
-             doing(phase, step, what, sizeof what), why, stands ? "; " : "", stands ? stands : "");
+    char line[3072], who[RANK_NAME_BYTES], what[64], left[1200];
+    snprintf(line, sizeof line, "%s, %s: %s%s", rank_name(who, dog.r, rank),
+             doing(phase, step, what, sizeof what), why, leaves(left, sizeof left));
     end_run(line, exit_code);
 }
 
@@ -167,6 +181,7 @@ static void take(Peer *p) {
     p->phase = m->phase;
     p->step = m->step;
     p->progress = m->progress;
+    if (p->rank == 0 && m->saved > dog.saved) dog.saved = m->saved;
     if (m->kind == FAILURE) {
         char why[sizeof m->text + 1];
         snprintf(why, sizeof why, "%.*s", (int)m->n, m->text);
@@ -205,14 +220,12 @@ static void check(Peer *p) {
 }
 
 static _Noreturn void end_stuck(double seconds) {
-    char line[2048], what[64];
-    const char *stands = dog.stands;
+    char line[2048], what[64], left[1200];
     snprintf(
         line, sizeof line,
         "%s: no rank has got anything done for %.0f s, a step took %.2g s at most: a GPU or a link hangs; "
-        "hint: nvidia-smi, or LLMC_STUCK_SECONDS where it may take longer%s%s",
-        doing(dog.phase, dog.step, what, sizeof what), seconds, dog.longest_step, stands ? "; " : "",
-        stands ? stands : "");
+        "hint: nvidia-smi, or LLMC_STUCK_SECONDS where it may take longer%s",
+        doing(dog.phase, dog.step, what, sizeof what), seconds, dog.longest_step, leaves(left, sizeof left));
     end_run(line, EXIT_RUN);
 }
 
@@ -302,8 +315,10 @@ void watchdog_progress(void) {
     dog.progress++;
 }
 
-void watchdog_set_stands(const char *text) {
-    dog.stands = text;
+void watchdog_set_saved(const char *out, int64_t step) {
+    if (step > dog.saved) dog.saved = step;
+    dog.out = out;
+    if (dog.r && ranks_leads(dog.r->ranks)) tell_all(BEAT, NULL);
 }
 
 void watchdog_die(const Error *err) {

@@ -29,9 +29,9 @@ bool watchdog_start(Rendezvous *r, Error *err);
 void watchdog_set(WatchPhase phase, int64_t step);
 /* This rank has got a step, or a batch of a validation, done: called by the main thread; an addition, no lock. */
 void watchdog_progress(void);
-/* What a line about a lost run ends with: "the newest whole checkpoint is of step 120, in out"; kept by the caller; NULL:
- * nothing. */
-void watchdog_set_stands(const char *text);
+/* What a line about a lost run ends with: the newest whole checkpoint, in `out`, kept by the caller, is of this step, or
+ * there is none: -1. Rank 0, which saves, tells the other ranks at once. */
+void watchdog_set_saved(const char *out, int64_t step);
 /* This rank's own failure, before it ends: rank 0 prints it for all, once, and all end with its exit code; a failure that
  * all have, in rank 0's words. Without a watchdog: prints and exits as die() does. */
 _Noreturn void watchdog_die(const Error *err);

@@ -411,8 +411,7 @@ static bool check_memory(Run *run, Error *err) {
     char hint[120], what[64];
     run->ops->device->memory_info(&run->free_at_start, &total_bytes);
     run->free_at_start += run->ops->device->fixed_bytes() + /* open() took these, and the plan counts them */
-                          run->comm->fixed_bytes(run->comm) +
-                          (run->context ? run->context->fixed_bytes(run->context) : 0);
+                          run->exchange_bytes;
     gpt2_memory_plan(&plan, run->ops, &run->config, &options);
     run->planned_bytes = plan.total_bytes;
     if (plan.total_bytes <= budget(run->free_at_start)) return true;

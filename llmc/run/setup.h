@@ -38,6 +38,7 @@ typedef struct Run {
     TrainerState resumed;     /* where the run goes on; zero for a new run */
     size_t planned_bytes;     /* total of the memory plan */
     size_t free_at_start;     /* bytes free on the device before the model was opened */
+    size_t exchange_bytes;    /* that the exchange with other ranks took when it was opened */
     size_t resident_at_start; /* on the CPU: of the process, then */
     bool output_locked;       /* run.lock in --out is ours: output is open */
     Output output;

@@ -133,6 +133,27 @@ void setup_agree(const Run *run, bool ok, Error *err) {
                      : err); /* what is wrong on rank 0 may be wrong on all: its number says nothing */
 }
 
+/* What NCCL takes depends on its version, the cards and how they are linked, so it is measured. On the CPU other programs
+ * share the memory, and the plan stands for it. */
+static void open_exchange(Run *run) {
+    Error err = {0};
+    const Device *device = run->ops->device;
+    size_t before, after, total;
+    device->memory_info(&before, &total);
+    Comm *comm = open_comm(run, run->place.ranks.n_ranks, &err); /* both end in agreement */
+    if (!comm) end_all(run, &err);
+    run->comm = comm;
+    if (run->settings.context_gpus > 1 &&
+        !(run->context = open_comm(run, (int)run->settings.context_gpus, &err)))
+        end_all(run, &err);
+    device->memory_info(&after, &total);
+    if (!on_cpu(run))
+        run->exchange_bytes = before > after ? before - after : 0;
+    else
+        run->exchange_bytes =
+            comm->fixed_bytes(comm) + (run->context ? run->context->fixed_bytes(run->context) : 0);
+}
+
 void setup_join(Run *run) {
     static char text[SETTINGS_BYTES];
     Rendezvous *r = &run->rendezvous;
@@ -151,12 +172,7 @@ void setup_join(Run *run) {
     }
     if (!watchdog_start(r, &err)) die(&err);
     if (!ranks_agree(r, open_device(run, &r->place, &err), &err)) end_all(run, &err);
-    Comm *comm = open_comm(run, n, &err); /* both end in agreement */
-    if (!comm) end_all(run, &err);
-    run->comm = comm;
-    if (run->settings.context_gpus == 1) return;
-    run->context = open_comm(run, (int)run->settings.context_gpus, &err);
-    if (!run->context) end_all(run, &err);
+    open_exchange(run);
 }
 
 void setup_leave(Run *run) {

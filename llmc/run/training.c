@@ -16,17 +16,8 @@ const char *training_what_stands(const Training *t, char *text, size_t size) {
     return text;
 }
 
-/* The watchdog's thread may be reading the text before. */
 void training_tell_watchdog(const Training *t) {
-    static char texts[2][1200];
-    static int next;
-    char *text = texts[next ^= 1];
-    if (!t->run->settings.out) return;
-    snprintf(text, sizeof *texts,
-             t->saving.last_saved < 0 ? "no checkpoint was saved"
-                                      : "the newest whole checkpoint is of step %lld, in %s",
-             (long long)t->saving.last_saved, t->run->settings.out);
-    watchdog_set_stands(text);
+    watchdog_set_saved(t->run->settings.out, t->saving.last_saved);
 }
 
 /* Before the first step ends, where that takes a while: what one micro-step of it says of the run. */

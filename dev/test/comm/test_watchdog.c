@@ -66,7 +66,7 @@ static void run_rank(int rank, int *watch, void (*body)(int rank), int ready, in
     Error err = {0};
     signal(SIGUSR1, ask);
     if (!watchdog_start(&r, &err)) die(&err);
-    watchdog_set_stands(stands);
+    watchdog_set_saved("out", rank == 0 ? 5 : -1); /* the others hear it from rank 0 */
     watchdog_set(PHASE_STEP, 10 + rank);
     sleep_for(0.3);
     if (write(ready, &byte, 1) != 1 || read(go, &byte, 1) != 1) _exit(99);

@@ -84,6 +84,8 @@ static void test_numbers(void) {
     for (size_t i = 0; i < sizeof durations / sizeof *durations; i++)
         CHECK(strcmp(format_duration(b, durations[i].seconds), durations[i].text) == 0, "%g: %s",
               durations[i].seconds, b);
+    CHECK(strcmp(format_bytes_finely(b, 3.0 * (1 << 30) / 2 + (1 << 20) * 10), "1.51 GiB") == 0, "%s", b);
+    CHECK(strcmp(format_bytes_finely(b, 512), "512 B") == 0, "%s", b);
     CHECK(strcmp(format_count(b, NAN), "nan") == 0, "a NaN count does not hang: %s", b);
 }
 

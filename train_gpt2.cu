@@ -215,6 +215,7 @@ static bool run_steps(Training *t, Error *err) {
         const bool asked = training_take_save_request(t);
         if ((eval || draw || keep || asked) && !training_settle(t, err)) return false;
         if (eval && !evaluate(t, step, err)) return false;
+        if (eval) log_sources(&t->log, step, t->run->train, t->state.data_position);
         if (draw && !training_stops(t)) sample_in_training(t, step);
         const bool best = s->keep_best && eval && t->is_best && !training_stops(t);
         if ((keep || best) && !last) save_in_training(t, best && !keep); /* train() saves the last one */
@@ -300,8 +301,7 @@ static void describe(Training *t) {
         t->peak_flops = run->ops->device->peak_flops(run->ops->dtype, &how);
         console_row(stdout, "peak", "%.1f TFLOP/s (%s)", t->peak_flops * 1e-12, how);
     }
-    if (run->train) console_row(stdout, "train", "%s", dataloader_description(run->train));
-    if (run->val) console_row(stdout, "validation", "%s", dataloader_description(run->val));
+    setup_print_data(run);
     setup_print_choices(run);
     if (run->train)
         console_settings(stdout, &run->settings, run->comm->ranks.n_ranks);

@@ -62,6 +62,8 @@ LIKELY = [
     ("llmc/tokenizer/vocabulary", "test_tokenizer_files test_tokenizer_json test_tokenizer test_tokens.sh"),
     ("llmc/data/shard", "test_shards test_dataloader"),
     ("llmc/data/token_stream", "test_dataloader test_shards"),
+    ("llmc/data/dataloader", "test_dataloader test_mixture test_mixtures.sh test_shards"),
+    ("llmc/data/mixture", "test_mixture test_mixtures.sh"),
     ("llmc/data/window_order", "test_dataloader test_program"),
     ("llmc/base/random", "test_dataloader test_program test_dropout"),
     ("llmc/run/flags", "test_flags test_said test_program_runs test_cli.sh"),

@@ -2,27 +2,39 @@
  * fills slot tail % N_SLOTS, dataloader_next hands out slot head % N_SLOTS, which stays the caller's until
  * the next call. */
 #include "dataloader.h"
+#include <math.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include "llmc/base/format.h"
+#include "llmc/base/random.h"
 #include "llmc/base/thread.h"
+#include "mixture.h"
 #include "token_stream.h"
 #include "window_order.h"
 
 enum { N_SLOTS = 4 }; /* one in the caller's hands, three ahead: hides a slow read of a few steps */
 
-struct DataLoader {
+/* What one glob of the mixture names. */
+typedef struct Source {
     TokenStream stream; /* the reader's alone once it runs */
     int64_t first;      /* the split is tokens [first, first + order.n_tokens) of the stream */
     WindowOrder order;
+    char description[160];
+} Source;
+
+struct DataLoader {
+    Mixture mixture;
+    Source *sources; /* of the mixture's */
+    int n_open;      /* of those */
+    uint64_t seed;
     int B, T;
     Ranks ranks;
     int64_t block;             /* batches of a rank that follow each other */
     int64_t windows_per_batch; /* of all ranks */
     int64_t position;          /* the caller's: windows handed out */
-    char description[160];
+    char *description;
     int32_t *window;         /* (T + 1), the reader's scratch */
     int32_t *slots[N_SLOTS]; /* (2, B, T) tokens, targets */
 
@@ -43,10 +55,12 @@ struct DataLoader {
 
 /* One window, (T + 1) tokens into loader->window, around the end of the split if need be. */
 static bool read_window(DataLoader *loader, int64_t position, Error *err) {
-    int64_t start = window_start(&loader->order, position), n = loader->T + 1;
-    int64_t left = loader->order.n_tokens - start, count = n < left ? n : left;
-    return token_stream_read(&loader->stream, loader->first + start, count, loader->window, err) &&
-           token_stream_read(&loader->stream, loader->first, n - count, loader->window + count, err);
+    int64_t index;
+    Source *source = &loader->sources[mixture_source(&loader->mixture, loader->seed, position, &index)];
+    int64_t start = window_start(&source->order, index), n = loader->T + 1;
+    int64_t left = source->order.n_tokens - start, count = n < left ? n : left;
+    return token_stream_read(&source->stream, source->first + start, count, loader->window, err) &&
+           token_stream_read(&source->stream, source->first, n - count, loader->window + count, err);
 }
 
 /* The first window of batch `tail`: in a block of all ranks this rank's batches lie behind those of lower ranks. */
@@ -100,6 +114,44 @@ static bool start_reader(DataLoader *loader, Error *err) {
     return loader->reader_runs || fail(err, EXIT_RUN, "the system has no thread left to read the data");
 }
 
+/* ---- before opening ---- */
+
+bool dataloader_check(const char *pattern, Error *err) {
+    Mixture mixture;
+    bool ok = mixture_parse(&mixture, pattern, err);
+    for (int i = 0; ok && i < mixture.n_sources; i++)
+        ok = token_stream_check(mixture.sources[i].pattern, err);
+    mixture_free(&mixture);
+    return ok;
+}
+
+bool dataloader_first_file(const char *pattern, char path[PATH_MAX], bool *is_shard) {
+    Mixture mixture;
+    Error ignored;
+    bool found = false;
+    *is_shard = false;
+    if (!mixture_parse(&mixture, pattern, &ignored)) return false;
+    for (int i = 0; i < mixture.n_sources && !*is_shard; i++) {
+        found = token_stream_first_file(mixture.sources[i].pattern, path) || found;
+        *is_shard = found && shard_is_meant(path);
+    }
+    mixture_free(&mixture);
+    return found;
+}
+
+bool dataloader_names_shards(const char *pattern) {
+    Mixture mixture;
+    Error ignored;
+    bool shards = false;
+    if (!mixture_parse(&mixture, pattern, &ignored)) return false;
+    for (int i = 0; i < mixture.n_sources; i++) {
+        const char *end = strrchr(mixture.sources[i].pattern, '.');
+        shards = shards || (end && strcmp(end, ".bin") == 0);
+    }
+    mixture_free(&mixture);
+    return shards;
+}
+
 /* ---- opening ---- */
 
 static bool check_options(const DataOptions *options, Error *err) {
@@ -114,26 +166,26 @@ static bool check_options(const DataOptions *options, Error *err) {
 }
 
 /* Takes the split's part of the stream: all of it, its first nine tenths, or the rest. */
-static bool take_split(DataLoader *loader, const DataOptions *options, Error *err) {
+static bool take_split(Source *source, const DataOptions *options, uint64_t seed, Error *err) {
     static const char *const names[] = {
         [SPLIT_ALL] = "", [SPLIT_TRAIN] = " in its first nine tenths", [SPLIT_VAL] = " in its last tenth"};
-    int64_t n = loader->stream.n_tokens, border = n / 10 * 9 + n % 10 * 9 / 10; /* 9 n / 10 */
+    int64_t n = source->stream.n_tokens, border = n / 10 * 9 + n % 10 * 9 / 10; /* 9 n / 10 */
     int64_t end = options->split == SPLIT_TRAIN ? border : n;
-    loader->first = options->split == SPLIT_VAL ? border : 0;
-    loader->order = (WindowOrder){end - loader->first, options->T, options->shuffle, options->seed};
-    if (loader->order.n_tokens > options->T) return true;
+    source->first = options->split == SPLIT_VAL ? border : 0;
+    source->order = (WindowOrder){end - source->first, options->T, options->shuffle, seed};
+    if (source->order.n_tokens > options->T) return true;
     return fail(err, EXIT_INPUT,
                 "%s: %lld tokens%s: expected at least %lld, one window of %d and its last target; hint: more "
                 "text or a "
                 "smaller --seq",
-                options->pattern, (long long)loader->order.n_tokens, names[options->split],
+                source->stream.pattern, (long long)source->order.n_tokens, names[options->split],
                 (long long)options->T + 1, options->T);
 }
 
-static void describe(DataLoader *loader, const DataOptions *options) {
+static void describe_source(Source *source, const DataOptions *options) {
     static const char *const splits[] = {
         [SPLIT_ALL] = "", [SPLIT_TRAIN] = ", first nine tenths", [SPLIT_VAL] = ", last tenth"};
-    const TokenStream *stream = &loader->stream;
+    const TokenStream *stream = &source->stream;
     char number[FORMAT_NUMBER], kind[64];
     bool text = stream->memory != NULL;
     if (text) {
@@ -141,9 +193,32 @@ static void describe(DataLoader *loader, const DataOptions *options) {
     } else {
         snprintf(kind, sizeof kind, "uint%d", 8 * stream->token_bytes);
     }
-    snprintf(loader->description, sizeof loader->description, "%d %s%s, %s tokens (%s%s)", stream->n_files,
+    snprintf(source->description, sizeof source->description, "%d %s%s, %s tokens (%s%s)", stream->n_files,
              text ? "text file" : "shard", stream->n_files == 1 ? "" : "s",
-             format_integer(number, loader->order.n_tokens), kind, splits[options->split]);
+             format_integer(number, source->order.n_tokens), kind, splits[options->split]);
+}
+
+/* Of one source its own, of more "mixture of N sources, 1,234 tokens: 70 % a_*.bin (3 shards, ...), 30 % ..." */
+static bool describe(DataLoader *loader, Error *err) {
+    const int n = dataloader_n_sources(loader);
+    char number[FORMAT_NUMBER];
+    size_t size = 100, used = 0;
+    for (int i = 0; i < n; i++)
+        size += strlen(loader->mixture.sources[i].pattern) + sizeof loader->sources->description + 40;
+    char *text = loader->description = malloc(size);
+    if (!text) return fail(err, EXIT_RUN, "out of memory for the names of %d sources of data", n);
+    if (n == 1) {
+        snprintf(text, size, "%s", loader->sources->description);
+        return true;
+    }
+    used += (size_t)snprintf(text, size, "mixture of %d sources, %s tokens", n,
+                             format_integer(number, dataloader_n_tokens(loader)));
+    for (int i = 0; i < n; i++) {
+        const DataSource source = dataloader_source(loader, i, 0);
+        used += (size_t)snprintf(text + used, size - used, "%s %.6g %% %s (%s)", i ? "," : ":",
+                                 100 * source.share, source.pattern, source.description);
+    }
+    return true;
 }
 
 static bool allocate(DataLoader *loader, Error *err) {
@@ -155,6 +230,30 @@ static bool allocate(DataLoader *loader, Error *err) {
                       loader->T);
 }
 
+/* Source i has an order of its own. */
+static bool open_source(DataLoader *loader, int i, const DataOptions *options, Error *err) {
+    Source *source = &loader->sources[i];
+    const uint64_t seed = i ? random_stream(options->seed, (uint64_t)i) : options->seed;
+    if (!token_stream_open(&source->stream, loader->mixture.sources[i].pattern, options->tokenizer,
+                           options->no_tokenizer, options->vocab_size, err))
+        return false;
+    loader->n_open++;
+    token_stream_share_files(&source->stream, loader->mixture.n_sources);
+    if (!take_split(source, options, seed, err)) return false;
+    describe_source(source, options);
+    return true;
+}
+
+static bool open_sources(DataLoader *loader, const DataOptions *options, Error *err) {
+    if (!mixture_parse(&loader->mixture, options->pattern, err)) return false;
+    const int n = loader->mixture.n_sources;
+    loader->sources = calloc((size_t)n, sizeof *loader->sources);
+    if (!loader->sources) return fail(err, EXIT_RUN, "out of memory for %d sources of data", n);
+    for (int i = 0; i < n; i++)
+        if (!open_source(loader, i, options, err)) return false;
+    return true;
+}
+
 DataLoader *dataloader_open(const DataOptions *options, Error *err) {
     if (!check_options(options, err)) return NULL;
     DataLoader *loader = calloc(1, sizeof *loader);
@@ -164,16 +263,15 @@ DataLoader *dataloader_open(const DataOptions *options, Error *err) {
     }
     pthread_mutex_init(&loader->lock, NULL);
     pthread_cond_init(&loader->changed, NULL);
+    loader->seed = options->seed;
     loader->B = options->B;
     loader->T = options->T;
     loader->ranks = options->ranks;
     loader->block = options->block > 1 ? options->block : 1;
     loader->windows_per_batch = (int64_t)options->ranks.n_ranks * options->B;
-    bool ok = token_stream_open(&loader->stream, options->pattern, options->tokenizer, options->no_tokenizer,
-                                options->vocab_size, err) &&
-              take_split(loader, options, err) && allocate(loader, err);
-    if (ok) describe(loader, options);
-    if (ok && start_reader(loader, err)) return loader;
+    if (open_sources(loader, options, err) && allocate(loader, err) && describe(loader, err) &&
+        start_reader(loader, err))
+        return loader;
     dataloader_close(loader);
     return NULL;
 }
@@ -189,26 +287,64 @@ void dataloader_close(DataLoader *loader) {
     }
     pthread_cond_destroy(&loader->changed);
     pthread_mutex_destroy(&loader->lock);
-    token_stream_close(&loader->stream);
+    for (int i = 0; i < loader->n_open; i++) token_stream_close(&loader->sources[i].stream);
+    free(loader->sources);
+    mixture_free(&loader->mixture);
     for (int i = 0; i < N_SLOTS; i++) free(loader->slots[i]);
     free(loader->window);
+    free(loader->description);
     free(loader);
 }
 
 int64_t dataloader_n_tokens(const DataLoader *loader) {
-    return loader->order.n_tokens;
+    int64_t n = 0;
+    for (int i = 0; i < loader->mixture.n_sources; i++) n += loader->sources[i].order.n_tokens;
+    return n;
 }
 
 int dataloader_n_files(const DataLoader *loader) {
-    return loader->stream.n_files;
+    int n = 0;
+    for (int i = 0; i < loader->mixture.n_sources; i++) n += loader->sources[i].stream.n_files;
+    return n;
+}
+
+static const TokenFile *file_of(const DataLoader *loader, int i) {
+    const Source *source = loader->sources;
+    for (; i >= source->stream.n_files; source++) i -= source->stream.n_files;
+    return &source->stream.files[i];
 }
 
 const char *dataloader_file(const DataLoader *loader, int i) {
-    return loader->stream.files[i].path;
+    return file_of(loader, i)->path;
 }
 
 int64_t dataloader_not_utf8(const DataLoader *loader, int i) {
-    return loader->stream.files[i].not_utf8;
+    return file_of(loader, i)->not_utf8;
+}
+
+int dataloader_n_sources(const DataLoader *loader) {
+    return loader->mixture.n_sources;
+}
+
+DataSource dataloader_source(const DataLoader *loader, int i, int64_t position) {
+    const MixtureSource *source = &loader->mixture.sources[i];
+    const int64_t n = mixture_count(&loader->mixture, loader->seed, i, position);
+    return (DataSource){
+        .pattern = source->pattern,
+        .description = loader->sources[i].description,
+        .share = (double)source->parts / (double)loader->mixture.parts,
+        .n_tokens = n * loader->T,
+        .epochs = (double)n / (double)window_count(&loader->sources[i].order),
+    };
+}
+
+int64_t dataloader_epoch(const DataLoader *loader) {
+    double least = INFINITY;
+    for (int i = 0; i < loader->mixture.n_sources; i++) {
+        const double share = dataloader_source(loader, i, 0).share;
+        least = fmin(least, (double)window_count(&loader->sources[i].order) / share);
+    }
+    return (int64_t)least;
 }
 
 const char *dataloader_description(const DataLoader *loader) {

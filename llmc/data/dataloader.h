@@ -2,8 +2,10 @@
  *
  * A source is a glob of shards in llm.c's format (magic 20240520 / 20240801), or of text files, which become tokens
  * in C. All tokens of all files, in the order of the names, form one stream per split. Nothing is dropped at file
- * borders: windows run across them. */
+ * borders: windows run across them. A mixture (mixture.h) has several sources, each with a stream and an order of its
+ * own; the windows of the run come from them in fixed proportions. */
 #pragma once
+#include <limits.h>
 #include <stdint.h>
 #include "llmc/base/error.h"
 #include "llmc/base/ranks.h"
@@ -15,7 +17,7 @@ typedef struct DataLoader DataLoader;
 typedef enum { SPLIT_ALL, SPLIT_TRAIN, SPLIT_VAL } Split;
 
 typedef struct DataOptions {
-    const char *pattern;        /* glob or path: shards or text files, not both */
+    const char *pattern;        /* glob or path: shards or text files, not both; or a mixture of globs */
     const Tokenizer *tokenizer; /* for text, which without one is refused */
     const char *no_tokenizer;   /* why there is none, for the refusal; NULL: not known */
     int vocab_size; /* tokens >= vocab_size are an error naming file, position, value; 0: tokenizer's */
@@ -28,17 +30,36 @@ typedef struct DataOptions {
     uint64_t seed;
 } DataOptions;
 
+/* Whether each glob names files, all of one kind, that can be read; of shards whether headers and sizes agree. */
+bool dataloader_check(const char *pattern, Error *err);
+/* The first shard of a mixture that has some, else a text; false where there is no file. */
+bool dataloader_first_file(const char *pattern, char path[PATH_MAX], bool *is_shard);
+/* By its name alone: a glob, or one of a mixture, ends in .bin. */
+bool dataloader_names_shards(const char *pattern);
+
 /* Opens, checks every file (size, magic, version, count) and starts the reading thread. NULL on error. */
 DataLoader *dataloader_open(const DataOptions *options, Error *err);
 void dataloader_close(DataLoader *loader);
 int64_t dataloader_n_tokens(const DataLoader *loader);
 int dataloader_n_files(const DataLoader *loader);
-/* The path of file i, 0 <= i < n_files, in the order of the names. */
+/* The path of file i, 0 <= i < n_files, source by source, in the order of the names. */
 const char *dataloader_file(const DataLoader *loader, int i);
 /* Of text file i: where its first byte lies that belongs to no UTF-8 character; -1: none. */
 int64_t dataloader_not_utf8(const DataLoader *loader, int i);
-/* "3 shards, 300,000,000 tokens (uint16)" for the console. */
+/* "3 shards, 300,000,000 tokens (uint16)" for the console; a mixture names its sources, too. */
 const char *dataloader_description(const DataLoader *loader);
+
+typedef struct DataSource {
+    const char *pattern, *description;
+    double share;     /* of the windows, by weight: they add up to 1 */
+    int64_t n_tokens; /* trained on before a position of the run: windows times T */
+    double epochs;    /* how often it was read by then */
+} DataSource;
+
+int dataloader_n_sources(const DataLoader *loader);
+DataSource dataloader_source(const DataLoader *loader, int i, int64_t position);
+/* Windows of the run until the first source has been read once. */
+int64_t dataloader_epoch(const DataLoader *loader);
 /* The next micro-batch: tokens and targets (B,T), valid until the next call. False with err: a bad token, an
  * I/O error. */
 bool dataloader_next(DataLoader *loader, const int32_t **tokens, const int32_t **targets, Error *err);

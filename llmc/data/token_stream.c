@@ -30,14 +30,15 @@ static bool copy_names(TokenStream *stream, char **names, size_t n, Error *err) 
 
 /* Fills files[].path: the file of that very name, else what the pattern matches, sorted bytewise so that the
  * order is the same in every locale. */
-static bool find_files(TokenStream *stream, const char *pattern, Error *err) {
+static bool find_files(TokenStream *stream, Error *err) {
+    const char *pattern = stream->pattern;
     if (access(pattern, F_OK) == 0) return copy_names(stream, (char **)&pattern, 1, err);
     glob_t found;
     int status = glob(pattern, GLOB_NOSORT, NULL, &found);
     if (status == GLOB_NOMATCH)
-        return fail(err, EXIT_INPUT,
-                    "%s: no such file, and as a pattern it matches none; hint: `make data` lists data sets",
-                    pattern);
+        return fail(err, EXIT_INPUT, "%s: no such file, and as a pattern it matches none; hint: %s", pattern,
+                    strpbrk(pattern, ":,") ? "a mixture gives each glob a weight: 'a_*.bin:0.7,b_*.bin:0.3'"
+                                           : "`make data` lists data sets");
     if (status != 0)
         return fail(err, EXIT_RUN, "%s: cannot be searched: out of memory or an unreadable folder", pattern);
     qsort(found.gl_pathv, found.gl_pathc, sizeof *found.gl_pathv, compare_names);
@@ -68,7 +69,7 @@ static bool open_shards(TokenStream *stream, Error *err) {
 
 /* A descriptor of file i, opened if need be; -1 on error. */
 static int descriptor_of(TokenStream *stream, int i, Error *err) {
-    int slot = i % OPEN_FILES;
+    int slot = i % stream->n_slots;
     if (stream->open[slot].fd >= 0 && stream->open[slot].file == i) return stream->open[slot].fd;
     if (stream->open[slot].fd >= 0) close(stream->open[slot].fd);
     int64_t size;
@@ -188,8 +189,8 @@ static bool find_kind(const TokenStream *stream, bool *shards, Error *err) {
     return true;
 }
 
-static void begin(TokenStream *stream, int vocab_size) {
-    *stream = (TokenStream){.vocab_size = vocab_size};
+static void begin(TokenStream *stream, const char *pattern, int vocab_size) {
+    *stream = (TokenStream){.pattern = pattern, .vocab_size = vocab_size, .n_slots = OPEN_FILES};
     for (int i = 0; i < OPEN_FILES; i++) stream->open[i].fd = -1;
 }
 
@@ -216,8 +217,8 @@ static bool check_texts(const TokenStream *stream, Error *err) {
 bool token_stream_check(const char *pattern, Error *err) {
     TokenStream stream;
     bool shards;
-    begin(&stream, 0);
-    const bool ok = find_files(&stream, pattern, err) && find_kind(&stream, &shards, err) &&
+    begin(&stream, pattern, 0);
+    const bool ok = find_files(&stream, err) && find_kind(&stream, &shards, err) &&
                     (shards ? open_shards(&stream, err) : check_texts(&stream, err));
     token_stream_close(&stream);
     return ok;
@@ -226,9 +227,9 @@ bool token_stream_check(const char *pattern, Error *err) {
 bool token_stream_first_file(const char *pattern, char path[PATH_MAX]) {
     TokenStream stream;
     Error ignored;
-    begin(&stream, 0);
-    const bool ok = find_files(&stream, pattern, &ignored) &&
-                    snprintf(path, PATH_MAX, "%s", stream.files[0].path) < PATH_MAX;
+    begin(&stream, pattern, 0);
+    const bool ok =
+        find_files(&stream, &ignored) && snprintf(path, PATH_MAX, "%s", stream.files[0].path) < PATH_MAX;
     token_stream_close(&stream);
     return ok;
 }
@@ -236,9 +237,9 @@ bool token_stream_first_file(const char *pattern, char path[PATH_MAX]) {
 bool token_stream_open(TokenStream *stream, const char *pattern, const Tokenizer *tokenizer,
                        const char *no_tokenizer, int vocab_size, Error *err) {
     bool shards;
-    begin(stream, vocab_size);
+    begin(stream, pattern, vocab_size);
     if (vocab_size == 0) stream->vocab_size = tokenizer ? tokenizer_vocab_size(tokenizer) : INT_MAX;
-    const bool ok = find_files(stream, pattern, err) && find_kind(stream, &shards, err) &&
+    const bool ok = find_files(stream, err) && find_kind(stream, &shards, err) &&
                     (shards      ? open_shards(stream, err)
                      : tokenizer ? open_texts(stream, tokenizer, err)
                                  : refuse_text(stream, no_tokenizer, err));
@@ -257,6 +258,10 @@ void token_stream_close(TokenStream *stream) {
     stream->files = NULL;
     stream->memory = NULL;
     stream->n_files = 0;
+}
+
+void token_stream_share_files(TokenStream *stream, int n) {
+    stream->n_slots = n < OPEN_FILES ? OPEN_FILES / n : 1;
 }
 
 /* ---- reading ---- */

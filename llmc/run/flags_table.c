@@ -15,7 +15,7 @@ const char *const flag_group_names[N_GROUPS] = {
 /* clang-format off */
 const Flag flags_table[] = {
     {GROUP_DATA, "train", 'i', FLAG_TEXT, AT(train), "data/default.txt", .affects_training = true, .value_name = "GLOB",
-     .help = "training data: token shards (*.bin) or plain text files"},
+     .help = "training data: token shards (*.bin) or plain text files; a mixture: 'a_*.bin:0.7,b_*.bin:0.3', the share of each"},
     {GROUP_DATA, "val", 'j', FLAG_TEXT, AT(val), .affects_training = true, .value_name = "GLOB",
      .help = "validation data; without it the last tenth of a text validates"},
     {GROUP_DATA, "tokenizer", 0, FLAG_TEXT, AT(tokenizer), .affects_training = true, .value_name = "bytes|PATH",

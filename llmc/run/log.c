@@ -76,6 +76,23 @@ void log_score(RunLog *run, int64_t step, const ChoiceScore *score, const unsign
     finish_line(run, &w);
 }
 
+void log_sources(RunLog *run, int64_t step, const DataLoader *data, int64_t position) {
+    const int n = data ? dataloader_n_sources(data) : 0;
+    if (!run->is_open || n < 2) return;
+    JsonWriter w = begin_line(step);
+    json_begin_array(&w, "sources");
+    for (int i = 0; i < n; i++) {
+        const DataSource source = dataloader_source(data, i, position);
+        json_begin_object(&w, NULL);
+        json_write_string(&w, "glob", source.pattern);
+        json_write_int(&w, "tokens", source.n_tokens);
+        json_write_double(&w, "epochs", source.epochs);
+        json_end_object(&w);
+    }
+    json_end_array(&w);
+    finish_line(run, &w);
+}
+
 void log_sample(RunLog *run, int64_t step, const char *text, size_t length) {
     if (!run->is_open) return;
     JsonWriter w = begin_line(step);

@@ -4,6 +4,7 @@
  *   {"step": 1, "loss": ..., "lr": ..., "norm": ..., "ms": ..., "tok_s": ..., "mfu": ..., "memory": bytes, "skipped": 0}
  *   {"step": 250, "val_loss": ...}
  *   {"step": 250, "acc_norm": ..., "acc": ..., "items": 10042}   of --hellaswag; of --eval-only also "chosen"
+ *   {"step": 250, "sources": [{"glob": "a_*.bin", "tokens": 573440, "epochs": 0.57}, ...]}   of a mixture, with each validation
  *   {"step": 500, "sample": "text"}
  *   {"step": 1000, "checkpoint": "step_00001000", "seconds": ...}   once it is on the disk, which may be some steps later
  *   {"step": 1000, "save_failed": "why"}
@@ -15,6 +16,7 @@
 #include <stdint.h>
 #include "llmc/base/error.h"
 #include "llmc/data/choices.h"
+#include "llmc/data/dataloader.h"
 #include "llmc/tokenizer/tokenizer.h"
 
 /* What is known of one optimizer step, for the console and the log. NAN: unknown. */
@@ -64,6 +66,8 @@ void log_step(RunLog *run, const StepReport *report);
 void log_val(RunLog *run, int64_t step, double val_loss);
 /* chosen (n_items): the ending that was chosen of each, a digit an item; NULL: they are left out. */
 void log_score(RunLog *run, int64_t step, const ChoiceScore *score, const unsigned char *chosen);
+/* What of each source of `data` was trained on before a position; nothing where there is one, or none. */
+void log_sources(RunLog *run, int64_t step, const DataLoader *data, int64_t position);
 void log_sample(RunLog *run, int64_t step, const char *text, size_t length);
 void log_checkpoint(RunLog *run, int64_t step, double seconds);
 void log_failed_save(RunLog *run, int64_t step, const char *why);

@@ -1,6 +1,7 @@
 /* What becomes of the flags after parsing: defaults by recipe, contradictions, JSON, changes on resume. */
 #include "flags_table.h"
 #include "llmc/base/json.h"
+#include "llmc/data/dataloader.h"
 #include <stdlib.h>
 #include <string.h>
 
@@ -11,8 +12,7 @@ bool model_is_descriptor(const char *model) {
 }
 
 bool pattern_is_shards(const char *pattern) {
-    size_t n = strlen(pattern);
-    return n >= 4 && strcmp(pattern + n - 4, ".bin") == 0;
+    return dataloader_names_shards(pattern);
 }
 
 bool settings_sample_only(const Settings *s) {

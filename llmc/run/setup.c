@@ -426,13 +426,23 @@ bool setup_device(Run *run, Error *err) {
     return run->ops->device->open(0, err) && check_memory(run, err);
 }
 
+/* The order is a function of the place in the run, whatever was read before. */
+static void name_new_order(const Run *run) {
+    char number[FORMAT_NUMBER];
+    print_note("the order of the data goes on at window %s of the new --train: text that was read before may "
+               "come again, and some may be left out",
+               format_integer(number, run->resumed.data_position));
+}
+
 /* Names what changed since the checkpoint was written; the run goes on with the new values. */
 static void name_differences(const Run *run, const char *saved_flags) {
     FlagDifference found[16];
     int n = saved_flags ? flags_differences(saved_flags, &run->settings, found, 16) : 0;
-    for (int i = 0; i < n && i < 16; i++)
+    for (int i = 0; i < n && i < 16; i++) {
         print_note("--%s was %s in the checkpoint, the run goes on with %s", found[i].name, found[i].saved,
                    found[i].now);
+        if (strcmp(found[i].name, "train") == 0) name_new_order(run);
+    }
 }
 
 static bool resume(Run *run, Error *err) {

@@ -100,6 +100,8 @@ bool setup_data(Run *run, Error *err);
 bool setup_check_data(const Run *run, Error *err);
 /* Puts the flag that validation data come from before the failure's words; returns false. */
 bool setup_fail_val(const Run *run, Error *err);
+/* One row for --train and for --val; of a mixture one for each source. */
+void setup_print_data(const Run *run);
 /* One row for --hellaswag, if there is one. */
 void setup_print_choices(const Run *run);
 /* Makes --out, shows that it can be written and has room for a checkpoint, before any time is spent on training;

@@ -5,7 +5,6 @@
 #include <sys/stat.h>
 #include <unistd.h>
 #include "llmc/checkpoint/manifest.h"
-#include "llmc/data/token_stream.h"
 #include "llmc/base/terminal.h"
 
 /* --train as the flags of the checkpoint `path` have it, into text; false where they do not, or it is longer. */
@@ -76,15 +75,14 @@ bool setup_check_data(const Run *run, Error *err) {
     if (settings_model_alone(s) || settings_scores_alone(s)) return true;
     const bool reads_train = !s->eval_only || !s->val;
     if (reads_train && !flags_was_set(s, "train") && access(s->train, F_OK)) return fail_no_data(run, err);
-    if (reads_train && !token_stream_check(s->train, err)) return fail_flag("train", err);
-    return !s->val || token_stream_check(s->val, err) || fail_flag("val", err);
+    if (reads_train && !dataloader_check(s->train, err)) return fail_flag("train", err);
+    return !s->val || dataloader_check(s->val, err) || fail_flag("val", err);
 }
 
 /* The default --eval-batches reads a short validation text once, not over and over. */
 static void limit_eval_batches(Run *run) {
     Settings *s = &run->settings;
-    const int64_t windows = (dataloader_n_tokens(run->val) - 1) / s->seq,
-                  batches = (windows + s->batch - 1) / s->batch;
+    const int64_t windows = dataloader_epoch(run->val), batches = (windows + s->batch - 1) / s->batch;
     if (!flags_was_set(s, "eval-batches") && s->eval_batches > batches) s->eval_batches = batches;
 }
 
@@ -132,6 +130,33 @@ static bool open_choices(Run *run, Error *err) {
     run->choices = choices_open(s->hellaswag, run->config.vocab_size, err);
     return (run->choices && choices_plan(&run->choice_plan, run->choices, (int)s->batch, (int)s->seq, err)) ||
            fail_flag("hellaswag", err);
+}
+
+/* Of each source of a mixture, and how often the run will read it. */
+static void print_sources(const Run *run, const char *label, const DataLoader *loader, int64_t n_windows) {
+    const int n = dataloader_n_sources(loader);
+    char number[FORMAT_NUMBER];
+    console_row(stdout, label, "mixture of %d sources, %s tokens", n,
+                format_integer(number, dataloader_n_tokens(loader)));
+    for (int i = 0; i < n; i++) {
+        const DataSource source = dataloader_source(loader, i, n_windows);
+        console_row(stdout, "", "%.6g %% %s: %s, read %.3g times", 100 * source.share, source.pattern,
+                    source.description, source.epochs);
+    }
+}
+
+static void print_data(const Run *run, const char *label, const DataLoader *loader, int64_t n_windows) {
+    if (loader && dataloader_n_sources(loader) > 1)
+        print_sources(run, label, loader, n_windows);
+    else if (loader)
+        console_row(stdout, label, "%s", dataloader_description(loader));
+}
+
+void setup_print_data(const Run *run) {
+    const Settings *s = &run->settings;
+    const int64_t of_run = s->overfit ? s->batch : s->steps * (s->tokens_per_step / s->seq);
+    print_data(run, "train", run->train, of_run);
+    print_data(run, "validation", run->val, s->eval_batches * s->batch);
 }
 
 void setup_print_choices(const Run *run) {

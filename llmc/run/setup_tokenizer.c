@@ -6,7 +6,6 @@
 #include <sys/stat.h>
 #include "llmc/base/files.h"
 #include "setup.h"
-#include "llmc/data/token_stream.h"
 
 static const char *const beside_name = "gpt2_tokenizer.bin"; /* as llm.c and the scripts of data/ name it */
 
@@ -112,8 +111,9 @@ static bool find_tokenizer(Run *run, Error *err) {
     if (s->tokenizer) return open_named(run, err) || fail_flag("tokenizer", err);
     if (run->model_path[0] && !open_models_own(run, err)) return false;
     if (run->tokenizer || (run->model_path[0] && settings_model_alone(s))) return true;
-    const bool found = token_stream_first_file(s->train, first);
-    if (found && shard_is_meant(first)) return open_beside_shards(run, first, err);
+    bool is_shard;
+    const bool found = dataloader_first_file(s->train, first, &is_shard);
+    if (is_shard) return open_beside_shards(run, first, err);
     if (!found && pattern_is_shards(s->train)) {
         snprintf(run->no_tokenizer, sizeof run->no_tokenizer, "there is no %s yet", s->train);
         return true;

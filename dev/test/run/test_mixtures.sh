@@ -1,0 +1,60 @@
+#!/bin/sh
+# Data from several sources, as a user names them: a mixture of globs is refused in one line or trained on, says what it
+# reads, resumes to the bit, and is the same for any number of ranks. Usage: dev/test/run/test_mixtures.sh [PROGRAM], from
+# the repository root.
+set -u
+program=$(realpath "${1:-./train_gpt2}")
+test=mixtures
+. dev/test/user.sh
+
+# A mixture of names without folders: its text is short enough to be read here.
+cd "$work" || exit 1
+make_text 100
+mv text.txt a.txt
+i=0
+while [ $i -lt 300 ]; do echo "$i: THE LAZY DOG SLEEPS, $((i * i)) TIMES"; i=$((i + 1)); done >b_1.txt
+sed 's/DOG/CAT/' b_1.txt >b_2.txt
+tiny="--model nano --layers 1 --heads 2 --channels 16 --batch 2 --seq 16 --warmup 0 --eval-batches 2 --eval-every 4 --sample-tokens 0 --seed 7 --steps 8 --tokens-per-step 128"
+mixture='a.txt:0.7,b_*.txt:0.3'
+hashes() { if [ -d "$1" ]; then (cd "$1" && cksum model.safetensors optimizer.safetensors | cut -d ' ' -f 1,2); else echo "$1"; fi; }
+
+# ---- refused ----
+# refuses PATTERN MIXTURE
+refuses() {
+    run $tiny --train "$2"
+    refused "--train $2" "^error: --train: $1"
+}
+refuses "'a.txt': the weight is '0'; expected a number from 1e-12 to 1e12" 'a.txt:0,b_1.txt:1'
+refuses "'b_1.txt': expected GLOB:WEIGHT; hint: " 'a.txt:1,b_1.txt'
+refuses 'none.txt: no such file' 'a.txt:1,none.txt:1'
+refuses 'a.txt,b_1.txt: no such file.*a mixture gives each glob a weight' 'a.txt,b_1.txt'
+
+# ---- trained on ----
+run $tiny --train "$mixture" --save-every 4 --out whole
+check "a mixture: exit code $status" [ "$status" -eq 0 ]
+check "a mixture: its sources" grep -qE '^ +30 % b_\*\.txt: 2 text files, [0-9,]+ tokens \(bytes, first nine tenths\), read 0\.0[0-9]+ times$' out
+check "a mixture: validates" grep -qE '^step 8/8 \| val loss [0-9]' out
+grep '"sources":' whole/log.jsonl >sources
+check "a mixture: logged with each validation" [ "$(cut -d ' ' -f 2 sources)" = "$(printf '4,\n8,')" ]
+# 64 windows of 16 tokens: 44 or 45, and 19 or 20.
+check "a mixture: what was read of each source" grep -qE '"step": 8, "sources": \[\{"glob": "a.txt", "tokens": 7(04|20), "epochs": 0\.1[0-9]+\}, \{"glob": "b_\*.txt", "tokens": 3(04|20),' sources
+cp -r whole resumed && rm -r resumed/step_00000008
+run $tiny --train "$mixture" --out resumed --resume
+check "a mixture: resumes to the bit" [ "$(hashes whole/step_00000008)" = "$(hashes resumed/step_00000008)" ]
+check "a mixture: resumed without a word on data" [ "$(grep -c '^note:' out)" -eq 0 ]
+run $tiny --train "$mixture" --out of_2 --gpus 2 --reproducible 4
+run $tiny --train "$mixture" --out of_1 --reproducible 4
+check "a mixture: the same bits on 2 ranks" [ "$(hashes of_1/step_00000008)" = "$(hashes of_2/step_00000008)" ]
+rm -r resumed/step_00000008
+run $tiny --train 'a.txt:0.5,b_*.txt:0.5' --out resumed --resume
+check "another mixture: exit code $status" [ "$status" -eq 0 ]
+check "another mixture is named" grep -q '^note: --train was a.txt:0.7,b_\*.txt:0.3 in the checkpoint, the run goes on with a.txt:0.5,b_\*.txt:0.5$' out
+check "another mixture: what becomes of the order" grep -q '^note: the order of the data goes on at window 32 of the new --train: ' out
+check "another mixture: other bits" [ "$(hashes whole/step_00000008)" != "$(hashes resumed/step_00000008)" ]
+run $tiny --train a.txt --val "$mixture"
+check "a mixture to validate: exit code $status" [ "$status" -eq 0 ]
+check "a mixture to validate: its sources" grep -qE '^validation +mixture of 2 sources' out
+cp a.txt 'a.txt:0.7,b_*.txt:0.3'
+run $tiny --train "$mixture"
+check "a file of that very name comes first" grep -qE '^train +1 text file' out
+finish

@@ -182,7 +182,11 @@ bool outfile_write(OutFile *file, const void *data, size_t n, Error *err) {
 }
 
 bool outfile_write_at(const OutFile *file, const void *data, size_t n, int64_t offset, Error *err) {
-    return write_all(file->fd, data, n, offset) || fail_errno(err, "cannot write", file->path);
+    if (!write_all(file->fd, data, n, offset)) return fail_errno(err, "cannot write", file->path);
+#ifdef SYNC_FILE_RANGE_WRITE
+    sync_file_range(file->fd, offset, (off_t)n, SYNC_FILE_RANGE_WRITE); /* what fails shows in fsync */
+#endif
+    return true;
 }
 
 void outfile_count(OutFile *file, int64_t n, uint32_t crc) {

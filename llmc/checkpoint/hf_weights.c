@@ -131,7 +131,8 @@ typedef struct Task {
     int32_t stretch, chunk;
 } Task;
 
-enum { MAX_FILES = 2, CHUNK_ELEMS = 1 << 17 };
+/* A file takes the bytes of one thread at a time: more threads than these wait for each other. */
+enum { MAX_FILES = 2, MAX_WRITERS = 8, CHUNK_ELEMS = 1 << 17 };
 
 /* The files of a save. */
 typedef struct Writing {
@@ -187,29 +188,37 @@ static bool write_transposed(const Stretch *s, int64_t chunk, int64_t n, Error *
 typedef struct Batch {
     Writing *writing;
     const Task *tasks;
+    int64_t n;
+    atomic_int_fast64_t *next;
 } Batch;
 
-static void write_chunk(const void *batch, int64_t i) {
-    Writing *w = ((const Batch *)batch)->writing;
-    const Task task = ((const Batch *)batch)->tasks[i];
+static void write_chunk(Writing *w, Task task) {
     const Stretch *s = &w->stretches[task.stretch];
     const int64_t first = task.chunk * s->per_chunk;
     const int64_t n = min_i64(piece_elems(s->piece) - first, s->per_chunk);
     Error err;
-    if (atomic_load(&w->failed)) return;
     if (s->piece->transposed ? write_transposed(s, task.chunk, n, &err)
                              : write_elems(s, s->in + first - s->in_first, task.chunk, n, &err))
         return;
     if (!atomic_exchange(&w->failed, true)) *w->err = err;
 }
 
+/* A thread's work: chunk after chunk, until none is left or one could not be written. */
+static void write_some(const void *batch, int64_t thread) {
+    const Batch *b = batch;
+    (void)thread;
+    for (int64_t i; !atomic_load(&b->writing->failed) && (i = atomic_fetch_add(b->next, 1)) < b->n;)
+        write_chunk(b->writing, b->tasks[i]);
+}
+
 /* Beside training on the CPU one thread works: the cores are taken. */
 static bool write_chunks(Writing *w, const Task *tasks, int64_t n) {
-    const Batch batch = {w, tasks};
+    atomic_int_fast64_t next = 0;
+    const Batch batch = {w, tasks, n, &next};
     if (!w->snapshot || w->model->ops->device->is_async)
-        cpu_parallel_for(n, write_chunk, &batch);
+        cpu_parallel_for(min_i64(n, MAX_WRITERS), write_some, &batch);
     else
-        for (int64_t i = 0; i < n; i++) write_chunk(&batch, i);
+        write_some(&batch, 0);
     return !atomic_load(&w->failed);
 }
 

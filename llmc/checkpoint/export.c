@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 #include <sys/stat.h>
 #include <unistd.h>
 #include "checkpoint.h"
@@ -148,6 +149,20 @@ static bool check_beside(const Target *t, Error *err) {
     return same;
 }
 
+/* A folder's name that ends like a file's was meant as a file: "m.GGUF", "model.safetensors". */
+static bool check_name(const struct Kind *kind, const char *path, const Target *t, Error *err) {
+    static const char *const ends[] = {".gguf", ".ggml", ".bin",  ".safetensors", ".pt",
+                                       ".pth",  ".ckpt", ".onnx", ".json",        ".txt"};
+    const char *end = strrchr(t->name, '.');
+    for (size_t i = 0; kind->is_folder && end && i < sizeof ends / sizeof *ends; i++)
+        if (strcasecmp(end, ends[i]) == 0)
+            return fail(err, EXIT_INPUT,
+                        "--export %s: expected NAME.gguf, NAME.bin or the name of a Hugging Face directory, "
+                        "found a name that ends with %s",
+                        path, end);
+    return true;
+}
+
 static bool check_kind(const struct Kind *kind, const Target *t, const GPT2Config *c, Error *err) {
     if (kind->needs_tokenizer && !t->tokenizer)
         return fail(err, EXIT_INPUT,
@@ -166,7 +181,7 @@ bool export_check(const char *path, ExportType type, const GPT2Config *config, c
     const struct Kind *kind = kind_of(path);
     char modelfile[PATH_MAX];
     Target t;
-    if (!find_target(&t, path, err)) return false;
+    if (!find_target(&t, path, err) || !check_name(kind, path, &t, err)) return false;
     t.tokenizer = tokenizer;
     if (access(t.folder, W_OK | X_OK)) return fail_errno(err, "--export: cannot write in", t.folder);
     if (!check_type(kind, type, config, err) || !check_free(t.folder, t.name, err)) return false;

@@ -1,5 +1,6 @@
 #include "llmc_bin.h"
 #include <stdlib.h>
+#include <string.h>
 #include <unistd.h>
 #include "llmc/base/files.h"
 
@@ -18,6 +19,8 @@ typedef struct BinFile {
 
 static bool check_header(BinFile *file, const int32_t header[HEADER_INTS], int64_t bytes, Error *err) {
     const char *path = file->path;
+    if (memcmp(header, "GGUF", 4) == 0)
+        return fail(err, EXIT_INPUT, "%s: a GGUF file is written by --export, and not read; %s", path, hint);
     if (header[0] != MAGIC)
         return fail(err, EXIT_INPUT, "%s: expected magic %d of a llm.c model, found %d; %s", path, MAGIC,
                     header[0], hint);

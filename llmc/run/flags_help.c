@@ -1,5 +1,6 @@
 /* --help, the table of FLAGS.md and --version, all printed from the table that the parser reads. */
 #include "flags_table.h"
+#include <string.h>
 #include "llmc/base/terminal.h"
 
 static void end_line(FILE *out) {
@@ -28,11 +29,10 @@ static void print_flag(FILE *out, const Flag *flag) {
     const char *value = flag_default(flag);
     flag_form(flag, form, sizeof form);
     if (flag->letter) snprintf(letter, sizeof letter, "-%c, ", flag->letter);
-    int indent = FORM_WIDTH;
-    if (width >= 80) {
+    const int indent = width >= 80 ? FORM_WIDTH : NARROW_INDENT;
+    if (width >= 80 && strlen(form) < FORM_WIDTH - 6) {
         print(out, "  %s%-*s", letter, FORM_WIDTH - 6, form);
     } else {
-        indent = NARROW_INDENT;
         print_line(out, "  %s%s", letter, form);
         print(out, "%*s", indent, "");
     }

@@ -443,6 +443,8 @@ static void test_refused(void) {
     refuses("x", EXPORT_BF16, NULL, "files for Hugging Face are f32");
     refuses("nowhere/x", EXPORT_F32, NULL, "No such file");
     refuses(".gguf", EXPORT_F32, bytes_tokenizer, "a name before .gguf");
+    refuses("x.GGUF", EXPORT_F32, NULL, "found a name that ends with .GGUF");
+    refuses("model.safetensors/", EXPORT_F32, NULL, "found a name that ends with .safetensors");
     write_bpe(in_folder("hf/gpt2_tokenizer.bin"));
     refuses("hf/x.bin", EXPORT_F32, bytes_tokenizer, "is another one than the model's");
     CHECK(export("hf/x.bin", EXPORT_F32, NULL, &err), "a .bin without a tokenizer: %s", err.text);

@@ -215,18 +215,19 @@ static void test_bad_llmc_bin(void) {
         int32_t value;
         const char *part;
     } cases[] = {
-        {0, 20240327,  "expected magic 20240326 of a llm.c model, found 20240327"},
-        {1, 4,         "expected version 3 (fp32) or 5 (bf16), found 4"          },
-        {1, 5,         "bytes by its header, found"                              },
-        {2, 0,         "max_seq_len is 0"                                        },
-        {2, 17,        "bytes by its header, found"                              },
-        {3, -1,        "found -1"                                                },
-        {3, 257,       "expected a vocabulary of 1 to 256"                       },
-        {4, 3,         "bytes by its header, found"                              },
-        {4, INT32_MAX, "n_layer is 2147483647"                                   },
-        {5, 3,         "do not divide"                                           },
-        {6, INT32_MIN, "n_embd is -2147483648"                                   },
-        {7, INT32_MAX, "bytes by its header, found"                              },
+        {0, 20240327,   "expected magic 20240326 of a llm.c model, found 20240327"},
+        {0, 1179993927, "a GGUF file is written by --export, and not read"        },
+        {1, 4,          "expected version 3 (fp32) or 5 (bf16), found 4"          },
+        {1, 5,          "bytes by its header, found"                              },
+        {2, 0,          "max_seq_len is 0"                                        },
+        {2, 17,         "bytes by its header, found"                              },
+        {3, -1,         "found -1"                                                },
+        {3, 257,        "expected a vocabulary of 1 to 256"                       },
+        {4, 3,          "bytes by its header, found"                              },
+        {4, INT32_MAX,  "n_layer is 2147483647"                                   },
+        {5, 3,          "do not divide"                                           },
+        {6, INT32_MIN,  "n_embd is -2147483648"                                   },
+        {7, INT32_MAX,  "bytes by its header, found"                              },
     };
     const char *path = in_folder("model.bin");
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {

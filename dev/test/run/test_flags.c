@@ -397,6 +397,7 @@ static void test_help(void) {
         CHECK(!strstr(markdown, form) == !flag_is_listed(flag), "%s in the table of FLAGS.md", form);
     }
     CHECK(strstr(markdown, "| `--batch` | 12 | 64 | 64 | 4 |"), "defaults by recipe in FLAGS.md");
+    CHECK(strstr(help, "polar-express|jordan\n") != NULL, "a long flag runs into what it does");
     CHECK(strstr(help, "-l, --lr X ") && strstr(help, "[by recipe]"), "defaults by recipe in --help");
     int longest = 0;
     for (char *line = strtok(help, "\n"); line; line = strtok(NULL, "\n"))

@@ -18,6 +18,7 @@
 #include "llmc/model/gpt2.h"
 #include "llmc/run/log.h"
 #include "llmc/run/profile_run.h"
+#include "llmc/run/profile_trace.h"
 #include "llmc/run/samples.h"
 #include "llmc/run/score.h"
 #include "llmc/run/setup.h"
@@ -281,6 +282,7 @@ static bool load(Run *run, Error *err) {
     if (!setup_check_data(run, err)) return false;
     if (s->export_path && !export_check(s->export_path, s->export_type, &run->config, run->tokenizer, err))
         return false;
+    if (s->profile_trace && !trace_check(s->profile_trace, err)) return false;
     if (header == stdout) say_program(run);
     console_waiting(header, "reading the data");
     if (!setup_device(run, err) || !setup_data(run, err)) return false;

@@ -92,6 +92,7 @@ static void begin_gradients(GPT2 *model) {
 
 void gpt2_begin_step(GPT2 *model, int64_t n_micro_steps) {
     const int n_leaves = model->options.reproducible, n_ranks = model->comm->ranks.n_ranks;
+    model->at = (PassPlace){"begin", -1, -1};
     begin_gradients(model);
     model->kept = (SumTree){.n_leaves = n_leaves};
     if (n_leaves) model->leaf_micro_steps = n_micro_steps / (n_leaves / n_ranks);
@@ -146,6 +147,7 @@ void gpt2_micro_step(GPT2 *model, const int32_t *tokens, const int32_t *targets,
     Batch b = batch_of(model, B, T);
     const float per_token = weight / (float)tokens_of(&b);
     b.dropout = model->config.dropout;
+    now_at(model, "data", -1);
     upload_batch(model, &b, tokens, targets);
     if (b.dropout > 0) upload_dropout_key(model, b.context);
     if (capture_micro_step(model, &b, per_token))

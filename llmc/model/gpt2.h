@@ -95,6 +95,13 @@ typedef struct CapturedStep {
     Graph *graph;   /* NULL before the second */
 } CapturedStep;
 
+/* Where in a step the model is: it writes that on the way, for a trace to read. */
+typedef struct PassPlace {
+    const char *phase; /* "begin", "data", "forward", "head", "recompute", "backward", "update" */
+    int micro_step;    /* -1: outside of all */
+    int layer;         /* -1: none */
+} PassPlace;
+
 typedef struct GPT2 {
     GPT2Config config;
     GPT2Options options;
@@ -132,6 +139,7 @@ typedef struct GPT2 {
     SumTreeSize tree_size;       /* 0 without leaves */
     bool is_attached;            /* gpt2_attach */
     CapturedStep captured[2][2]; /* [is a step's first][its last] */
+    PassPlace at;
     /* Asked between the parts of a pass; once true, it must stay so: the rest is left out, and loss, gradients and
      * activations are void. Weights and moments stand. NULL: passes are whole. */
     bool (*stop)(void);

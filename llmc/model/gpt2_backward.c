@@ -135,18 +135,21 @@ void backward_pass(GPT2 *model, const Batch *b, float dloss) {
     const int L = model->config.n_layer;
     floatX *dresidual = dresidual_of(model);
     head_backward(model, b, dloss);
+    now_at(model, "backward", -1);
     norm_backward(model, b, norm_after(model, L - 1), gpt2_activation(model, ACT_RESIDUAL_3, L - 1),
                   bias_gradient(model, b, MLP_PROJ_B, L - 1), true);
     grads_final(model, L);
     for (int l = L - 1; l >= 0 && !gpt2_stops(model); l--) {
         recompute_block(model, b, l);
         if (gpt2_stops(model)) return;
+        now_at(model, "backward", l);
         mlp_backward(model, b, l);
         if (gpt2_stops(model)) return;
         attention_backward(model, b, l);
         grads_final(model, l);
     }
     if (gpt2_stops(model)) return;
+    now_at(model, "backward", -1);
     drop(model, b, SITE_EMBEDDING, 0, dresidual, dresidual);
     float *positions = gpt2_grad(model, WPE, 0) + (int64_t)position_of(b) * b->C;
     model->ops->embedding_backward(gpt2_grad(model, WTE, 0), positions, dresidual, model->tokens,

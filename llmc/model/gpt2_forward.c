@@ -125,11 +125,13 @@ static void block_output_forward(GPT2 *model, const Batch *b, int l) {
 void forward_pass(GPT2 *model, const Batch *b) {
     floatX *encoded = gpt2_activation(model, ACT_ENCODED, 0);
     const floatX *positions = rows_from(model, gpt2_weight(model, WPE, 0), position_of(b), b->C);
+    now_at(model, "forward", -1);
     model->ops->embedding_forward(encoded, model->tokens, b->positions, gpt2_weight(model, WTE, 0), positions,
                                   b->B, b->T, b->C);
     drop(model, b, SITE_EMBEDDING, 0, encoded, encoded);
     norm_forward(model, b, ln_1_of(0), encoded);
     for (int l = 0; l < model->config.n_layer && !gpt2_stops(model); l++) {
+        now_at(model, "forward", l);
         qkv_forward(model, b, l);
         attention_forward(model, b, l);
         if (gpt2_stops(model)) return;
@@ -142,6 +144,7 @@ void forward_pass(GPT2 *model, const Batch *b) {
 void recompute_block(GPT2 *model, const Batch *b, int l) {
     const Recompute level = model->options.recompute;
     if (level < RECOMPUTE_LINEAR || l == model->config.n_layer - 1) return;
+    now_at(model, "recompute", l);
     norm_forward(model, b, ln_1_of(l), block_input(model, l));
     qkv_forward(model, b, l);
     if (level == RECOMPUTE_BLOCK) attention_forward(model, b, l);
@@ -158,6 +161,7 @@ Chunk head_forward(GPT2 *model, const Batch *b, int64_t row) {
         .losses = activation_f32(model, ACT_LOSSES, 0) + row,
         .targets = model->targets + row,
     };
+    now_at(model, "head", -1);
     linear_forward(model, WTE, 0, c.logits, NULL, c.ln_f, c.n);
     return c;
 }

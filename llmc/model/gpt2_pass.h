@@ -22,6 +22,11 @@ typedef struct Batch {
     const int32_t *positions, *begins; /* begins (B): where the documents of the new tokens start, or NULL */
 } Batch;
 
+/* The ops that follow are of this phase of the micro-step; layer -1: of no layer. */
+static inline void now_at(GPT2 *model, const char *phase, int layer) {
+    model->at = (PassPlace){phase, (int)model->n_micro_steps, layer};
+}
+
 /* T: of the whole context. */
 Batch batch_of(const GPT2 *model, int B, int T);
 

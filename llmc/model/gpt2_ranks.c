@@ -141,6 +141,7 @@ void gpt2_update(GPT2 *model, const UpdateArgs *args) {
     const Device *device = model->ops->device;
     const bool muon = model->options.optimizer == OPTIMIZER_MUON;
     const int L = model->config.n_layer;
+    model->at = (PassPlace){"update", -1, -1};
     device->stream_wait(STREAM_MAIN, EVENT_SNAPSHOT_TAKEN);
     finish_stats(model);
     if (model->n_parts == 1 && !muon) {

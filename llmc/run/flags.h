@@ -72,6 +72,7 @@ typedef struct Settings {
     int64_t gpus, restarts;
     /* tools */
     bool memory, profile, overfit, help, help_markdown, version;
+    const char *profile_trace; /* NULL: no trace; else profile is set */
 
     const char *recipe;      /* name of the recipe that filled the rest; NULL before settings_complete */
     bool was_set[FLAGS_MAX]; /* by row of the table; read through flags_was_set */

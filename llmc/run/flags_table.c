@@ -137,6 +137,8 @@ const Flag flags_table[] = {
 
     {GROUP_TOOLS, "memory", 0, FLAG_SWITCH, AT(memory), .help = "print the memory plan, tensor by tensor, and exit"},
     {GROUP_TOOLS, "profile", 0, FLAG_SWITCH, AT(profile), .help = "print where the time of a step goes, op by op, beside the hardware's limits, and exit"},
+    {GROUP_TOOLS, "profile-trace", 0, FLAG_TEXT, AT(profile_trace), .value_name = "FILE",
+     .help = "the same, with each op of one step on the device's time line in FILE (JSON), which ui.perfetto.dev and chrome://tracing open"},
     {GROUP_TOOLS, "overfit", 'a', FLAG_SWITCH, AT(overfit), .affects_training = true, .help = "train on the first batch only: the loss must go to 0"},
     {GROUP_TOOLS, "help", 'h', FLAG_SWITCH, AT(help), .help = "print this and exit"},
     {GROUP_TOOLS, "help-markdown", 0, FLAG_SWITCH, AT(help_markdown), .hidden = true, .help = "print the table of FLAGS.md and exit"},

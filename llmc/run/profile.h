@@ -4,7 +4,8 @@
  * every call (Device.timestamp). What a call must move and compute at the least is worked out from its arguments. */
 #pragma once
 #include <stdio.h>
-#include "llmc/model/ops.h"
+#include "llmc/model/gpt2.h"
+#include "llmc/model/op_cost.h"
 
 /* One op at one size by one kernel, summed over its calls. */
 typedef struct ProfileRow {
@@ -42,10 +43,22 @@ typedef struct Roofs {
     const char *flops_how; /* "measured" or "derived" */
 } Roofs;
 
-/* `inner` with every op noted; one at a time, valid until the next call. Graphs are off. */
-const Ops *profile_ops(const Ops *inner);
+/* One call of an op in a step. */
+typedef struct ProfileCall {
+    char name[OP_LABEL];
+    const char *kernel; /* Ops.kernel_ran, or NULL */
+    OpCost cost;
+    PassPlace at;
+    double begin,
+        end; /* by the device, seconds since the step's first call began; profile_collect fills them in */
+} ProfileCall;
+
+/* `inner` with every op noted; one at a time, valid until the next call. Graphs are off. at: where the model is, or NULL. */
+const Ops *profile_ops(const Ops *inner, const PassPlace *at);
 /* Waits for the device and adds the calls since the last collection to the profile, as one step. */
 void profile_collect(Profile *profile);
+/* The calls that were collected last, n of them, valid until the next op. */
+const ProfileCall *profile_calls(int *n);
 /* Measures the copy rates (0.3 s). */
 Roofs profile_roofs(const Ops *ops);
 /* The rate of a large copy alone, which some milliseconds tell; 0: not known. */

@@ -4,21 +4,15 @@
  * compile. */
 #include <stdlib.h>
 #include <string.h>
-#include "llmc/model/op_cost.h"
 #include "profile.h"
 
-/* One call of the step at hand; its timestamps are 2 i and 2 i + 1. */
-typedef struct Call {
-    char name[OP_LABEL];
-    const char *kernel;
-    OpCost cost;
-} Call;
-
+/* Timestamps of call i are 2 i and 2 i + 1. */
 enum { MAX_CALLS = TIMESTAMPS_MAX / 2 };
-static Call *calls; /* MAX_CALLS */
-static int n_calls;
+static ProfileCall *calls; /* MAX_CALLS, of the step at hand */
+static int n_calls, n_collected;
 static int64_t n_unnoted; /* calls beyond MAX_CALLS: they run, and are only counted */
 static const Ops *inner;
+static const PassPlace *place;
 
 static void begin(void) {
     if (n_calls == MAX_CALLS) {
@@ -33,7 +27,9 @@ static void end(const char *name, OpCost cost) {
     const char *kernel = inner->kernel_ran();
     if (n_calls == MAX_CALLS) return;
     inner->device->timestamp(2 * n_calls + 1);
-    calls[n_calls] = (Call){.kernel = kernel, .cost = cost};
+    calls[n_calls] = (ProfileCall){
+        .kernel = kernel, .cost = cost, .at = place ? *place : (PassPlace){NULL, -1, -1}
+    };
     snprintf(calls[n_calls++].name, OP_LABEL, "%s", name);
 }
 
@@ -310,11 +306,12 @@ static void hash_bytes(uint64_t *hash, const void *x, int64_t n_bytes) {
     end_op(OP_hash_bytes, &(OpSizes){.N = n_bytes});
 }
 
-const Ops *profile_ops(const Ops *ops) {
+const Ops *profile_ops(const Ops *ops, const PassPlace *at) {
     static Ops wrapped;
     static Device device;
     if (!calls) calls = must_allocate(MAX_CALLS * sizeof *calls, "the profile");
     inner = ops;
+    place = at;
     n_calls = 0;
     n_unnoted = 0;
     device = *ops->device;
@@ -346,6 +343,7 @@ static ProfileRow *row_of(Profile *profile, const char *name, const char *kernel
 }
 
 void profile_collect(Profile *profile) {
+    n_collected = n_calls;
     if (n_calls == 0) return;
     profile->seconds += inner->device->seconds_between(0, 2 * n_calls - 1); /* waits for the last */
     for (int i = 0; i < n_calls; i++) {
@@ -354,9 +352,16 @@ void profile_collect(Profile *profile) {
         row->seconds += inner->device->seconds_between(2 * i, 2 * i + 1);
         row->flops += calls[i].cost.flops;
         row->bytes += calls[i].cost.bytes;
+        calls[i].begin = inner->device->seconds_between(0, 2 * i);
+        calls[i].end = inner->device->seconds_between(0, 2 * i + 1);
     }
     profile->n_steps++;
     profile->n_unnoted += n_unnoted;
     n_calls = 0;
     n_unnoted = 0;
+}
+
+const ProfileCall *profile_calls(int *n) {
+    *n = n_collected;
+    return calls;
 }

@@ -1,5 +1,8 @@
 #include "profile_run.h"
 #include "llmc/base/clock.h"
+#include "llmc/base/terminal.h"
+#include "llmc/base/version.h"
+#include "profile_trace.h"
 
 static bool queue_next(Training *t, Error *err) {
     return training_queue(t, t->state.step + 1, err);
@@ -24,7 +27,7 @@ static double time_steps(Training *t, int least, double seconds, Error *err) {
 /* Steps with every op noted, each queued behind a plain one, so that the host is ahead of the device. */
 static bool profile_steps(Training *t, Profile *profile, double seconds, Error *err) {
     GPT2 *model = &t->run->model;
-    const Ops *plain = model->ops, *wrapped = profile_ops(plain);
+    const Ops *plain = model->ops, *wrapped = profile_ops(plain, &model->at);
     const double begun = clock_seconds();
     do {
         if (!queue_next(t, err)) return false;
@@ -37,6 +40,22 @@ static bool profile_steps(Training *t, Profile *profile, double seconds, Error *
     return true;
 }
 
+/* --profile-trace, of the last profiled step */
+static bool write_trace(FILE *out, const Training *t, double seconds_a_step, Error *err) {
+    const char *path = t->run->settings.profile_trace;
+    const TraceHead head = {.program = program_version(),
+                            .device = t->run->ops->device->name(),
+                            .model = setup_model_name(t->run),
+                            .seconds_a_step = seconds_a_step};
+    int n;
+    const ProfileCall *calls = profile_calls(&n);
+    if (!path) return true;
+    if (!trace_write(path, &head, calls, n, err)) return fail_flag("profile-trace", err);
+    print_line(out, "trace: %s, the %d ops of one step; https://ui.perfetto.dev and chrome://tracing open it",
+               path, n);
+    return true;
+}
+
 bool profile_run(FILE *out, Training *t, Error *err) {
     const double warm_up = 1, timed = 2; /* seconds: a card settles at its sustained clock within 0.1 s */
     const Roofs before = profile_roofs(t->run->ops);
@@ -46,5 +65,5 @@ bool profile_run(FILE *out, Training *t, Error *err) {
     if (profile.seconds_a_step < 0 || !profile_steps(t, &profile, timed, err)) return false;
     const Roofs after = profile_roofs(t->run->ops), roofs = profile_higher_roofs(&before, &after);
     profile_print(out, &profile, &roofs);
-    return true;
+    return write_trace(out, t, profile.seconds_a_step, err);
 }

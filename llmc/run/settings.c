@@ -88,6 +88,7 @@ void settings_complete(Settings *s, bool on_gpu, int n_ranks) {
     for (int i = 0; i < recipe_rows_count; i++) set_from_recipe(s, &recipe_rows[i], recipe);
     if (!flags_was_set(s, "warmup")) s->warmup = clamp(s->warmup, 0, s->steps / 10);
     complete_tokens_per_step(s, recipe, n_ranks);
+    if (s->profile_trace && !flags_was_set(s, "profile")) s->profile = true;
 }
 
 static RecipeId chosen_recipe(const Settings *s) {
@@ -155,8 +156,9 @@ static bool check_numbers(const Settings *s, int n_ranks, Error *err) {
 
 /* An export reads --model, writes PATH, and is done. */
 static bool check_export(const Settings *s, int n_ranks, Error *err) {
-    static const char *const others[] = {"train",       "val",  "hellaswag", "out",     "prompt",
-                                         "prompt-file", "chat", "eval-only", "profile", "gpus"};
+    static const char *const others[] = {"train",   "val",           "hellaswag", "out",
+                                         "prompt",  "prompt-file",   "chat",      "eval-only",
+                                         "profile", "profile-trace", "gpus"};
     if (!s->export_path)
         return !flags_was_set(s, "export-type") ||
                fail(err, EXIT_INPUT, "--export-type: of what? hint: --export PATH");
@@ -257,6 +259,10 @@ bool flags_check(const Settings *s, int n_ranks, Error *err) {
          "--precision bf16 needs a GPU, the CPU computes in fp32; hint: --precision fp32"},
         {s->reproducible && s->context_gpus > 1,
          "--reproducible and --context-gpus: a sum over the parts of a sequence has another order; hint: leave one of them out"},
+        {s->profile_trace && !s->profile,
+         "--profile-trace and --profile 0: a trace is of profiled steps; hint: leave --profile 0 out"},
+        {s->profile && settings_sample_only(s),
+         "--profile and --prompt: a profile is of training steps; hint: leave one of them out"},
         {n_ranks > 1 && s->profile,
          "--profile on several ranks: a profile is of one; hint: leave --gpus or the launcher out"},
         {s->restarts && !s->out,

@@ -310,6 +310,7 @@ run --model "$work/whole.bin" --prompt "line 1" --sample-tokens 12 --temperature
 check "an exported .bin samples with its tokenizer beside it" [ "$(sed '1,/^---/d' "$work/out")" = "$(cat "$work/first")" ]
 refuses "an export over a file" '^error: --export: .*/whole.bin is there already \(a file\)' --model "$work/whole" --export "$work/whole.bin"
 refuses "an export that trains" '^error: --export and --train: ' --model "$work/whole" --export "$work/x" --train "$work/text.txt"
+refuses "a trace in no folder" '^error: --profile-trace: cannot write in .*/none: No such file' $tiny --train "$work/text.txt" --profile-trace "$work/none/x"
 refuses "an export of no model" '^error: --export: which model\? hint: --model PATH$' --export "$work/x"
 refuses "a type of no export" '^error: --export-type: of what\? hint: --export PATH$' --model "$work/whole" --prompt a --export-type f16
 (ulimit -f 8; "$program" --device cpu --model "$work/whole" --export "$work/large" >"$work/out" 2>"$work/err" </dev/null; echo "status $?" >>"$work/err")

@@ -345,6 +345,8 @@ static void test_hints(void) {
         {"--prompt p --sample-tokens 0",            "hint: leave one of them out",                                 "--sample-tokens 0"                       },
         {"--profile --out x",                       "hint: leave --out out",                                       "--profile"                               },
         {"--profile --eval-only --model m",         "hint: leave one of them out",                                 "--profile --model m"                     },
+        {"--profile --prompt p --model m",          "hint: leave one of them out",                                 "--profile --model m"                     },
+        {"--profile-trace t --profile 0",           "hint: leave --profile 0 out",                                 "--profile-trace t"                       },
         {"--profile --eval-only --model m",         "hint: leave one of them out",                                 "--eval-only --model m"                   },
         {"--precision bf16",                        "hint: --precision fp32",                                      "--precision fp32"                        },
         {"--eval-only",                             "hint: --model PATH",                                          "--eval-only --model m"                   },

@@ -2,7 +2,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include "llmc/model/gpt2.h"
-#include "llmc/run/profile.h"
+#include "llmc/run/profile_trace.h"
 #include "dev/test/check.h"
 
 enum { B = 2, T = 24, L = 3, C = 64, V = 250, N_MICRO = 2 };
@@ -28,7 +28,7 @@ static float *train(const Ops *ops, Recompute recompute, Profile *profile) {
     train_step(&model, 1);
     if (profile) {
         model.options.graph = false;
-        model.ops = profile_ops(ops);
+        model.ops = profile_ops(ops, &model.at);
     }
     train_step(&model, 2);
     model.ops = ops;
@@ -151,7 +151,7 @@ static void test_too_many_calls(const Ops *ops) {
     enum { NOTED = TIMESTAMPS_MAX / 2, MORE = 5 };
     Profile profile = {0};
     float *x = ops->device->alloc(sizeof *x);
-    const Ops *wrapped = profile_ops(ops);
+    const Ops *wrapped = profile_ops(ops, NULL);
     for (int i = 0; i < NOTED + MORE; i++) wrapped->device->zero(x, sizeof *x);
     profile_collect(&profile);
     CHECK(profile.n_rows == 1 && profile.rows[0].calls == NOTED && profile.n_unnoted == MORE,
@@ -172,7 +172,7 @@ static void test_known_d(const Ops *ops) {
     void *zeros = ops->device->alloc(bytes), *dqkv = ops->device->alloc(bytes),
          *scratch = ops->device->alloc(ops->scratch_bytes(&shape));
     Profile known = {0}, unknown = {0};
-    const Ops *wrapped = profile_ops(ops);
+    const Ops *wrapped = profile_ops(ops, NULL);
     ops->device->zero(zeros, bytes);
     wrapped->attention_backward(dqkv, zeros, zeros, zeros, zeros, NULL, &mask, scratch, 1, TOKENS, HEADS,
                                 SIZE);
@@ -204,7 +204,7 @@ static void test_kernels(void) {
     Profile profile = {0};
     float x = 0;
     ops.kernel_ran = two_kernels;
-    const Ops *wrapped = profile_ops(&ops);
+    const Ops *wrapped = profile_ops(&ops, NULL);
     for (int i = 0; i < 5; i++) wrapped->device->zero(&x, sizeof x);
     profile_collect(&profile);
     CHECK(profile.n_rows == 2 && profile.rows[0].calls == 2 && profile.rows[1].calls == 3,
@@ -216,9 +216,93 @@ static void test_kernels(void) {
     free(text);
 }
 
+/* ---- the trace ---- */
+
+static double number_of(const JsonValue *object, const char *key) {
+    double value = NAN;
+    json_double(json_get(object, key), &value);
+    return value;
+}
+
+/* What a trace's slices add up to. */
+typedef struct TraceSums {
+    int ops, layers, phases, micro_steps;
+    int64_t attention_layers[2 * L]; /* of forward, then of backward: calls */
+    double flops, ms, reached;       /* reached: end of the last op, microseconds */
+} TraceSums;
+
+static void add_op(TraceSums *sums, const JsonValue *event) {
+    const JsonValue *args = json_get(event, "args"), *name = json_get(event, "name");
+    const double begin = number_of(event, "ts"), length = number_of(event, "dur");
+    int64_t layer = -1, micro_step = -1;
+    const bool in_layer = json_int64(json_get(args, "layer"), &layer);
+    CHECK(begin >= sums->reached - 1e-6 && length >= 0, "%s: at %g us, behind %g", name->text, begin,
+          sums->reached);
+    if (strncmp(name->text, "attention_", 10) == 0 && CHECK(in_layer, "%s: no layer", name->text))
+        sums->attention_layers[layer + (strncmp(name->text, "attention_back", 14) == 0 ? L : 0)]++;
+    if (json_equals(json_get(event, "cat"), "update"))
+        CHECK(!in_layer && !json_get(args, "micro-step"), "%s: of a micro-step", name->text);
+    else if (!json_equals(json_get(event, "cat"), "begin"))
+        CHECK(json_int64(json_get(args, "micro-step"), &micro_step) && micro_step >= 0 &&
+                  micro_step < N_MICRO,
+              "%s: no micro-step", name->text);
+    sums->flops += number_of(args, "FLOP");
+    sums->ms += 1e-3 * length;
+    sums->reached = begin + length;
+    sums->ops++;
+}
+
+static TraceSums read_trace(const JsonValue *root) {
+    TraceSums sums = {0};
+    const JsonValue *events = json_get(root, "traceEvents");
+    for (const JsonValue *e = events ? events->first : NULL; e; e = e->next) {
+        const char *name = json_get(e, "name")->text;
+        if (!json_equals(json_get(e, "ph"), "X")) continue;
+        if (number_of(e, "tid") == 2)
+            add_op(&sums, e);
+        else if (strncmp(name, "layer", 5) == 0)
+            sums.layers++;
+        else if (strncmp(name, "micro-step", 10) == 0)
+            sums.micro_steps++;
+        else
+            sums.phases++;
+    }
+    return sums;
+}
+
+/* Every call of the step in its layer, one behind the other, with the FLOP and the time of the table. */
+static void check_trace(const Ops *ops, const Profile *profile) {
+    int n;
+    double flops = 0, ms = 0;
+    const ProfileCall *calls = profile_calls(&n);
+    const TraceHead head = {"program", "a \"device\"", "model", 0.5};
+    JsonWriter w = {0};
+    Error err = {0};
+    trace_json(&w, &head, calls, n);
+    Json *json = json_parse(w.data, w.length, "the trace", &err);
+    if (!CHECK(json && n > 0, "%s: %s", ops->name, err.text)) return;
+    const TraceSums sums = read_trace(json_root(json));
+    for (int i = 0; i < profile->n_rows; i++)
+        flops += profile->rows[i].flops, ms += 1e3 * profile->rows[i].seconds;
+    CHECK(sums.ops == n && sums.flops == flops, "%s: %d ops of %d, %g FLOP of %g", ops->name, sums.ops, n,
+          sums.flops, flops);
+    CHECK(fabs(sums.ms - ms) <= 2e-6 * n + 1e-6 * ms, "%s: %g ms, by the table %g", ops->name, sums.ms, ms);
+    for (int i = 0; i < 2 * L; i++)
+        CHECK(sums.attention_layers[i] == N_MICRO, "%s: attention of layer %d: %lld calls", ops->name, i % L,
+              (long long)sums.attention_layers[i]);
+    CHECK(sums.micro_steps == N_MICRO && sums.layers == 2 * L * N_MICRO && sums.phases == 4 * N_MICRO + 2,
+          "%s: %d micro-steps, %d layers, %d phases", ops->name, sums.micro_steps, sums.layers, sums.phases);
+    const JsonValue *other = json_get(json_root(json), "otherData");
+    CHECK(json_equals(json_get(other, "device"), head.device) && number_of(other, "ops") == n &&
+              fabs(number_of(other, "ms of all ops") - ms) <= 2e-6 * n + 1e-6 * ms,
+          "%s: the trace's head", ops->name);
+    json_free(json);
+    json_writer_free(&w);
+}
+
 static void test_backend(const Ops *ops) {
     Profile none = {0};
-    profile_ops(ops);
+    profile_ops(ops, NULL);
     profile_collect(&none);
     CHECK(none.n_rows == 0 && none.n_steps == 0, "a profile of nothing has rows");
     test_known_d(ops);
@@ -232,6 +316,7 @@ static void test_backend(const Ops *ops) {
         if (wrapped && levels[i] == RECOMPUTE_NONE) {
             check_rows(ops, &profile);
             check_table(&profile);
+            check_trace(ops, &profile);
         }
         free(plain);
         free(wrapped);

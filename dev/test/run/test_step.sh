@@ -51,13 +51,18 @@ one() {
         run $small --device "$device" --out "$work/$device.$recompute" --eval-every 0 --recompute $recompute
         check "$device: --recompute $recompute changes no loss" same_losses "$device" "$device.$recompute"
     done
-    run $small --device "$device" --profile
+    run $small --device "$device" --profile-trace "$work/$device.json"
     check "$device: --profile: exit code $status" [ "$status" -eq 0 ]
     check "$device: --profile: a row for attention" grep -qE '^  attention_backward +6 ' "$work/out"
     check "$device: --profile: no op is beyond its roof" awk '/ %$/ && $(NF - 1) > 100 { bad = 1 } END { exit bad }' "$work/out"
     check "$device: MFU is 100 % at most" awk -F '"mfu": *' '/"norm"/ && $2 + 0 > 1 { bad = 1 } END { exit bad }' "$work/$device/log.jsonl"
     check "$device: --profile: its sums" grep -qE '^  all ops +[0-9]+ +[0-9.]+$' "$work/out"
     check "$device: --profile: a step's wall clock" grep -qE 'wall clock +[0-9.]+  the ops are [0-9.]+ % of it$' "$work/out"
+    check "$device: --profile-trace: says where" grep -qE "^trace: $work/$device.json, the [0-9]+ ops of one step" "$work/out"
+    check "$device: --profile-trace: attention of each layer, twice a micro-step" [ "$(grep '"attention_.*"layer": [0-9]' "$work/$device.json" | wc -l)" -eq $((2 * $(sed -n 's/^  attention_backward  *\([0-9]*\) .*/\1/p' "$work/out"))) ]
+    check "$device: --profile-trace: the ops take the time of a step" awk -F '"ms of [^"]*": *' 'NR == 1 { ops = $2 + 0; step = $3 + 0; bad = !(ops > 0.7 * step && ops <= step && step < 3 * $4) } END { exit bad }' "$work/$device.json"
+    run $small --device "$device" --profile-trace "$work/$device.json"
+    check "$device: --profile-trace replaces nothing" eval '[ "$status" -eq 2 ] && grep -q "^error: --profile-trace: .*json is there already (a file)" "$work/err"'
     "$program" $small --device "$device" --profile >"$work/out" 2>"$work/err" &
     pid=$!
     until grep -q 'largest that fits' "$work/out" || ! kill -0 $pid 2>/dev/null; do sleep 0.1; done

@@ -12,7 +12,7 @@
 #: make mutants          some hundred small faults, one at a time: does a test see each? (dev/mutants/README.md)
 #: make delays           on a Hopper card: the op tests with kernels that pause at barriers, against the bits without
 #: make sanitize         the CPU tests under AddressSanitizer and UndefinedBehaviorSanitizer
-#: make soak             kills, signals, damaged files and flag combinations by the thousand (KILLS=, TERMS=, DAMAGED=, FLAGS=, JOBS=, SEED=)
+#: make soak             kills, signals, damaged files, flag combinations and ranks by the thousand (KILLS=, TERMS=, DAMAGED=, FLAGS=, RANKS=, JOBS=, SEED=)
 #: make clean
 #:
 #: TEXT=path         the default training text, in place of TinyShakespeare

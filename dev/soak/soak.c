@@ -1,8 +1,8 @@
-/* make soak: thousands of kills, signals, damaged files and flag combinations against the program, and a table of what
- * came of them. Ends with 'soak: N passed, N failed, N skipped' and exit code 1 on any finding.
+/* make soak: thousands of kills, signals, damaged files, flag combinations and runs on several ranks against the program,
+ * and a table of what came of them. Ends with 'soak: N passed, N failed, N skipped' and exit code 1 on any finding.
  *
- * Usage: build/soak [CAMPAIGN [CASE]], from the repository root. From the environment: KILLS, TERMS, DAMAGED, FLAGS
- * (cases of each campaign), JOBS, SEED, PROGRAM, SANITIZED_PROGRAM. */
+ * Usage: build/soak [CAMPAIGN [CASE]], from the repository root. From the environment: KILLS, TERMS, DAMAGED, FLAGS,
+ * RANKS (cases of each campaign), JOBS, SEED, PROGRAM, SANITIZED_PROGRAM. */
 #include "soak.h"
 #include <errno.h>
 #include <fcntl.h>
@@ -25,8 +25,8 @@ static int jobs;
 static int64_t left_out;
 static const char *own_name;
 
-static const Campaign *const campaigns[] = {&kill_campaign, &term_campaign, &damage_campaign,
-                                            &flags_campaign};
+static const Campaign *const campaigns[] = {&kill_campaign, &term_campaign, &damage_campaign, &flags_campaign,
+                                            &ranks_campaign};
 enum { N_CAMPAIGNS = sizeof campaigns / sizeof *campaigns };
 
 /* Of one worker, in memory that it shares with the parent. */

@@ -18,7 +18,7 @@ typedef struct Campaign {
     const char *count_names[N_COUNTS];
 } Campaign;
 
-extern const Campaign damage_campaign, kill_campaign, term_campaign, flags_campaign;
+extern const Campaign damage_campaign, kill_campaign, term_campaign, flags_campaign, ranks_campaign;
 
 /* The soak's own folder (removed at the end unless there is a finding), and the programs under test. */
 extern char soak_folder[64];

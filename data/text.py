@@ -119,7 +119,7 @@ def expand(names, endings):
     for name in names:
         if os.path.isdir(name):
             if not endings:
-                raise common.DataError("%s: is a folder; hint: --endings .txt,.md" % name, 2)
+                raise common.DataError("%s: Is a directory; hint: --endings .txt,.md takes its files" % name, 2)
             found = sorted(os.path.join(where, file) for where, _, below in os.walk(name) for file in below if file.endswith(endings))
             files += [path for path in found if os.path.isfile(path) and is_text(path)]
         else:  # a missing one is found before the others are tokenised

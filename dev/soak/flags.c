@@ -53,7 +53,7 @@ static void draw_value(const Flag *flag, char *value, size_t size) {
     static const char *const whole[] = {"0", "1", "2", "3", "4", "8", "12", "16", "17", "32", "64"};
     static const char *const real[] = {"0", "0.1", "0.5", "0.9", "1", "1e-3", "1e-8", "10"};
     int n_choices = 0;
-    while (n_choices < 5 && flag->choices[n_choices]) n_choices++;
+    while (flag->choices[n_choices]) n_choices++;
     const char *text = draw_below(12) == 0         ? pick(odd, sizeof odd / sizeof *odd)
                        : flag->type == FLAG_CHOICE ? flag->choices[draw_below(n_choices)]
                        : flag->type == FLAG_TEXT   ? pick(texts, sizeof texts / sizeof *texts)

@@ -241,7 +241,7 @@ def test_folders():
     equal("folders: a, b, c, f, g, of which c validates", found, [[EOT, 64, EOT, 65, EOT, 69, EOT, 70], [EOT, 66]])
     works("folders: all", run("text.py", folder, "--endings", ".py", "--val-fraction", "0", "--out", "out/folder_all"))
     equal("folders: one ending, copies too", shard(os.path.join(WORK, "out/folder_all/text_train_000001.bin")), [EOT, 64, EOT, 66, EOT, 64, EOT, 69, EOT, 70])
-    refuses("a folder without endings", "folder: is a folder; hint: --endings", run("text.py", folder, "--out", "out/refused"))
+    refuses("a folder without endings", "folder: Is a directory; hint: --endings", run("text.py", folder, "--out", "out/refused"))
     refuses("every file validates", "--val-every 1: expected 2 or more", run("text.py", folder, "--val-every", "1", "--out", "out/refused"))
 
 

@@ -83,10 +83,12 @@ static void print_optimizer(FILE *out, const Settings *s) {
 }
 
 void console_settings(FILE *out, const Settings *s, int n_ranks) {
-    char total[FORMAT_NUMBER], what[96], precision[16], attention[16], recompute[16], tree[48] = "";
+    char total[FORMAT_NUMBER], what[96], precision[16], attention[16], recompute[16], recipe[16],
+        tree[48] = "";
     if (s->reproducible)
         snprintf(tree, sizeof tree, ", sums in a tree of %lld leaves", (long long)s->reproducible);
-    console_row(out, "recipe", "%s (defaults for what the flags leave open)", s->recipe);
+    console_row(out, "recipe", "%s (defaults for what the flags leave open)",
+                flags_value_text(s, "recipe", recipe, sizeof recipe));
     console_row(out, "numerics", "%s, %s attention, recompute %s, seed %lld%s",
                 flags_value_text(s, "precision", precision, sizeof precision),
                 flags_value_text(s, "attention", attention, sizeof attention),

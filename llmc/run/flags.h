@@ -74,7 +74,7 @@ typedef struct Settings {
     bool memory, profile, overfit, help, help_markdown, version;
     const char *profile_trace; /* NULL: no trace; else profile is set */
 
-    const char *recipe;      /* name of the recipe that filled the rest; NULL before settings_complete */
+    int recipe; /* RecipeId, of what fills the rest; settings_complete chooses where it is RECIPE_AUTO */
     bool was_set[FLAGS_MAX]; /* by row of the table; read through flags_was_set */
 } Settings;
 
@@ -86,6 +86,7 @@ bool flags_parse(Settings *s, int argc, char **argv, Error *err);
 /* Fills every flag that the user left open from the recipe that suits model and device:
  *   cpu-small, gpu-small   byte-level text, the models "nano" and "baby"
  *   gpt2, gpt2-cpu         any other --model, or shards
+ *   llm.c, nanogpt         where --recipe names them
  * (a CUDA device is used: on_gpu; device is then DEVICE_CUDA, else DEVICE_CPU)
  * and makes tokens_per_step a multiple of settings_least_step where the user did not choose it. */
 void settings_complete(Settings *s, bool on_gpu, int n_ranks);

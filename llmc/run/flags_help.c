@@ -7,11 +7,11 @@ static void end_line(FILE *out) {
     print_text(out, "\n", 1);
 }
 
-/* "--batch B" or "--device auto|cuda|cpu". */
+/* "--batch B", "--device auto|cuda|cpu", or a name where the choices are many. */
 static void flag_form(const Flag *flag, char *buffer, size_t size) {
     size_t used = (size_t)snprintf(buffer, size, "--%s", flag->name);
     if (flag->value_name && used < size) snprintf(buffer + used, size - used, " %s", flag->value_name);
-    for (int i = 0; flag->choices[i] && used < size; i++)
+    for (int i = 0; !flag->value_name && flag->choices[i] && used < size; i++)
         used += (size_t)snprintf(buffer + used, size - used, "%c%s", i ? '|' : ' ', flag->choices[i]);
 }
 
@@ -44,7 +44,7 @@ static void print_recipes(FILE *out) {
     end_line(out);
     print_line(out, "Defaults by recipe");
     print(out, "%*s", NAME_WIDTH, "");
-    for (int r = 0; r < N_RECIPES; r++) print(out, "%*s", VALUE_WIDTH, recipe_names[r]);
+    for (int r = 0; r < N_RECIPES; r++) print(out, "%*s", VALUE_WIDTH, recipe_name(r));
     end_line(out);
     for (int i = 0; i < recipe_rows_count; i++) {
         print(out, "  --%-*s", NAME_WIDTH - 4, recipe_rows[i].flag);
@@ -64,6 +64,7 @@ void flags_help(FILE *out, const char *program) {
         "recipe:");
     print_line(out, "  cpu-small, gpu-small   without --model, or with nano or baby");
     print_line(out, "  gpt2, gpt2-cpu         with any other --model; on a GPU also with token shards");
+    print_line(out, "  llm.c, nanogpt         with --recipe: the published settings of their GPT-2 124M");
     int group = -1;
     for (int i = 0; i < flags_count; i++) {
         const Flag *flag = &flags_table[i];
@@ -100,7 +101,7 @@ static void print_markdown_flag(FILE *out, const Flag *flag) {
 static void print_markdown_recipes(FILE *out) {
     end_line(out);
     print(out, "| Defaults by recipe |");
-    for (int r = 0; r < N_RECIPES; r++) print(out, " %s |", recipe_names[r]);
+    for (int r = 0; r < N_RECIPES; r++) print(out, " %s |", recipe_name(r));
     end_line(out);
     print(out, "|---|");
     for (int r = 0; r < N_RECIPES; r++) print(out, "---|");

@@ -39,6 +39,9 @@ const Flag flags_table[] = {
     {GROUP_DATA, "tokens-per-step", 'd', FLAG_INT, AT(tokens_per_step), NULL, 0, 1LL << 40, .affects_training = true, .value_name = "N",
      .help = "tokens in one optimizer step over all GPUs, a multiple of batch x seq x GPUs; gradients accumulate; 0: one micro-batch"},
 
+    {GROUP_OPTIMISATION, "recipe", 0, FLAG_CHOICE, AT(recipe), "auto", .value_name = "NAME",
+     .choices = {"auto", "cpu-small", "gpu-small", "gpt2", "gpt2-cpu", "llm.c", "nanogpt"},
+     .help = "a column of the last table: defaults for what the flags leave open; auto: by model and device; llm.c and nanogpt: the published settings of their GPT-2 124M"},
     {GROUP_OPTIMISATION, "steps", 'x', FLAG_INT, AT(steps), NULL, 1, 1LL << 40, .affects_training = true, .value_name = "N",
      .help = "optimizer steps of the whole run"},
     {GROUP_OPTIMISATION, "lr", 'l', FLAG_REAL, AT(lr), NULL, 0, 100, .affects_training = true, .value_name = "X",
@@ -153,23 +156,28 @@ _Static_assert(COUNT(flags_table) <= FLAGS_MAX, "raise FLAGS_MAX in flags.h");
  *   gpu-small   nanoGPT's baby GPT, with a shorter run: it stops near the lowest validation loss
  *   gpt2        GPT-2 124M on 10^10 tokens: 10^10 / 524288 = 19073 steps. 160 batches of 64 x 1024 are the
  *               first 10 x 2^20 tokens of the validation shard, on which others report 3.28 as well
- *   gpt2-cpu    the same model at a size of step that a CPU finishes while one watches */
-const char *const recipe_names[N_RECIPES] = {"cpu-small", "gpu-small", "gpt2", "gpt2-cpu"};
+ *   gpt2-cpu    the same model at a size of step that a CPU finishes while one watches
+ *   llm.c       its run of GPT-2 124M on 10^10 tokens of FineWeb (scripts/run_gpt2_124M.sh there)
+ *   nanogpt     its run of GPT-2 124M on OpenWebText (config/train_gpt2.py there) */
 const RecipeRow recipe_rows[] = {
-    {"model",             {"nano", "baby", "d12", "d12"}  },
-    {"batch",             {"12", "64", "64", "4"}         },
-    {"seq",               {"64", "256", "1024", "256"}    },
-    {"tokens-per-step",   {"0", "0", "524288", "0"}       },
-    {"steps",             {"1500", "800", "19073", "200"} },
-    {"lr",                {"3e-3", "1e-3", "6e-4", "3e-4"}},
-    {"weight-decay",      {"0.1", "0.5", "0.1", "0.1"}    },
-    {"warmup",            {"100", "100", "700", "20"}     },
-    {"final-lr-fraction", {"0.1", "0.1", "0", "0.1"}      },
-    {"beta2",             {"0.99", "0.99", "0.95", "0.95"}},
-    {"eval-every",        {"250", "200", "250", "50"}     },
-    {"eval-batches",      {"145", "7", "160", "4"}        },
-    {"sample-every",      {"750", "400", "1000", "0"}     },
-    {"save-every",        {"0", "0", "1000", "0"}         },
-    {"precision",         {"fp32", "bf16", "bf16", "fp32"}},
+    {"model",             {"nano", "baby", "d12", "d12", "d12", "d12"}      },
+    {"batch",             {"12", "64", "64", "4", "64", "12"}               },
+    {"seq",               {"64", "256", "1024", "256", "1024", "1024"}      },
+    {"tokens-per-step",   {"0", "0", "524288", "0", "524288", "491520"}     },
+    {"steps",             {"1500", "800", "19073", "200", "19560", "600000"}},
+    {"lr",                {"3e-3", "1e-3", "6e-4", "3e-4", "6e-4", "6e-4"}  },
+    {"weight-decay",      {"0.1", "0.5", "0.1", "0.1", "0.1", "0.1"}        },
+    {"warmup",            {"100", "100", "700", "20", "700", "2000"}        },
+    {"final-lr-fraction", {"0.1", "0.1", "0", "0.1", "0", "0.1"}            },
+    {"beta2",             {"0.99", "0.99", "0.95", "0.95", "0.95", "0.95"}  },
+    {"eval-every",        {"250", "200", "250", "50", "250", "1000"}        },
+    {"eval-batches",      {"145", "7", "160", "4", "20", "200"}             },
+    {"sample-every",      {"750", "400", "1000", "0", "20000", "0"}         },
+    {"save-every",        {"0", "0", "1000", "0", "5000", "1000"}           },
+    {"precision",         {"fp32", "bf16", "bf16", "fp32", "bf16", "bf16"}  },
 };
 const int recipe_rows_count = COUNT(recipe_rows);
+
+const char *recipe_name(int column) {
+    return flags_table[flag_find("recipe")].choices[column + 1];
+}

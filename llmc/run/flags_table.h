@@ -22,20 +22,22 @@ typedef enum {
     N_GROUPS
 } FlagGroup;
 
+enum { FLAG_CHOICES = 7 };
+
 typedef struct Flag {
     FlagGroup group;
     const char *name; /* without dashes */
     char letter;      /* llm.c's, where it has one; 0: none */
     FlagType type;
-    size_t offset;            /* of the field in Settings */
-    const char *default_text; /* read by flag_set_value; NULL: no value, or by recipe */
-    double min, max;          /* inclusive, FLAG_INT and FLAG_REAL; at most 2^53 */
-    const char *choices[5];   /* FLAG_CHOICE, ended by NULL */
-    bool may_be_empty;        /* FLAG_TEXT: "" is a value */
-    bool affects_training;    /* a resumed run takes another course, or rounds differently, if this changes */
-    bool hidden;              /* left out of the help texts and of the JSON */
-    bool absent;              /* named but not built yet: hidden, and refused at anything but its default */
-    const char *value_name;   /* in the help: "N", "GLOB" */
+    size_t offset;                         /* of the field in Settings */
+    const char *default_text;              /* read by flag_set_value; NULL: no value, or by recipe */
+    double min, max;                       /* inclusive, FLAG_INT and FLAG_REAL; at most 2^53 */
+    const char *choices[FLAG_CHOICES + 1]; /* FLAG_CHOICE, ended by NULL */
+    bool may_be_empty;                     /* FLAG_TEXT: "" is a value */
+    bool affects_training;  /* a resumed run takes another course, or rounds differently, if this changes */
+    bool hidden;            /* left out of the help texts and of the JSON */
+    bool absent;            /* named but not built yet: hidden, and refused at anything but its default */
+    const char *value_name; /* in the help: "N", "GLOB" */
     const char *help;
 } Flag;
 
@@ -43,8 +45,18 @@ extern const Flag flags_table[];
 extern const int flags_count;
 extern const char *const flag_group_names[N_GROUPS];
 
-/* Defaults that depend on model and device. */
-typedef enum { RECIPE_CPU_SMALL, RECIPE_GPU_SMALL, RECIPE_GPT2, RECIPE_GPT2_CPU, N_RECIPES } RecipeId;
+/* Defaults that depend on model and device, or that --recipe names; in the order of its choices. */
+typedef enum {
+    RECIPE_AUTO,
+    RECIPE_CPU_SMALL,
+    RECIPE_GPU_SMALL,
+    RECIPE_GPT2,
+    RECIPE_GPT2_CPU,
+    RECIPE_LLM_C,
+    RECIPE_NANOGPT,
+    RECIPES_END
+} RecipeId;
+enum { N_RECIPES = RECIPES_END - 1 }; /* columns of the table; that of a RecipeId is one less */
 typedef struct RecipeRow {
     const char *flag;
     const char *value[N_RECIPES];
@@ -52,7 +64,8 @@ typedef struct RecipeRow {
 
 extern const RecipeRow recipe_rows[];
 extern const int recipe_rows_count;
-extern const char *const recipe_names[N_RECIPES];
+/* The name of column 0 to N_RECIPES - 1. */
+const char *recipe_name(int column);
 
 /* Row of the flag with this name or letter; -1 if there is none. */
 int flag_find(const char *name);

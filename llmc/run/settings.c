@@ -35,7 +35,9 @@ bool settings_has_validation(const Settings *s) {
 
 void settings_keep_default(Settings *s) {
     const bool trains = !s->memory && !s->profile && !s->overfit && !s->eval_only && !s->export_path;
-    if (!s->out && trains && !flags_was_set(s, "train") && !flags_was_set(s, "model")) s->out = DEFAULT_OUT;
+    const bool by_default =
+        !flags_was_set(s, "train") && !flags_was_set(s, "model") && !flags_was_set(s, "recipe");
+    if (!s->out && trains && by_default) s->out = DEFAULT_OUT;
 }
 
 bool settings_keeps_default(const Settings *s) {
@@ -58,10 +60,10 @@ static int64_t nearest(int64_t x, int64_t of) {
     return clamp((x + of / 2) / of, 1, INT64_MAX) * of;
 }
 
-static void set_from_recipe(Settings *s, const RecipeRow *row, RecipeId recipe) {
+static void set_from_recipe(Settings *s, const RecipeRow *row) {
     Error err = {0}; /* stays empty: test_flags reads every recipe */
     int flag = flag_find(row->flag);
-    if (!s->was_set[flag]) flag_set_value(s, &flags_table[flag], row->flag, row->value[recipe], &err);
+    if (!s->was_set[flag]) flag_set_value(s, &flags_table[flag], row->flag, row->value[s->recipe - 1], &err);
 }
 
 int64_t settings_micro_step(const Settings *s, int n_ranks) {
@@ -74,33 +76,27 @@ int64_t settings_least_step(const Settings *s, int n_ranks) {
 
 /* The multiple of the smallest step that is nearest to what the recipe asks; an explicit value stays, for flags_check to
  * judge. */
-static void complete_tokens_per_step(Settings *s, RecipeId recipe, int n_ranks) {
-    set_from_recipe(s, flag_recipe("tokens-per-step"), recipe);
+static void complete_tokens_per_step(Settings *s, int n_ranks) {
+    set_from_recipe(s, flag_recipe("tokens-per-step"));
     const int64_t least = settings_least_step(s, n_ranks);
     if (!flags_was_set(s, "tokens-per-step") || s->tokens_per_step == 0)
         s->tokens_per_step = nearest(s->tokens_per_step, least);
 }
 
 void settings_complete(Settings *s, bool on_gpu, int n_ranks) {
-    RecipeId recipe = choose_recipe(s, on_gpu);
-    s->recipe = recipe_names[recipe];
+    if (s->recipe == RECIPE_AUTO) s->recipe = (int)choose_recipe(s, on_gpu);
     s->device = on_gpu ? DEVICE_CUDA : DEVICE_CPU;
-    for (int i = 0; i < recipe_rows_count; i++) set_from_recipe(s, &recipe_rows[i], recipe);
+    for (int i = 0; i < recipe_rows_count; i++) set_from_recipe(s, &recipe_rows[i]);
+    if (!on_gpu && !flags_was_set(s, "precision")) s->precision = PRECISION_FP32;
     if (!flags_was_set(s, "warmup")) s->warmup = clamp(s->warmup, 0, s->steps / 10);
-    complete_tokens_per_step(s, recipe, n_ranks);
+    complete_tokens_per_step(s, n_ranks);
     if (s->profile_trace && !flags_was_set(s, "profile")) s->profile = true;
-}
-
-static RecipeId chosen_recipe(const Settings *s) {
-    RecipeId recipe = RECIPE_CPU_SMALL;
-    while (recipe + 1 < N_RECIPES && strcmp(recipe_names[recipe], s->recipe) != 0) recipe++;
-    return recipe;
 }
 
 void settings_limit_seq(Settings *s, int max_seq_len, int n_ranks) {
     if (flags_was_set(s, "seq") || s->seq <= max_seq_len) return;
     s->seq = max_seq_len;
-    complete_tokens_per_step(s, chosen_recipe(s), n_ranks);
+    complete_tokens_per_step(s, n_ranks);
 }
 
 void settings_evaluate_as(Settings *s, const char *saved_json, int n_ranks) {
@@ -114,7 +110,7 @@ void settings_evaluate_as(Settings *s, const char *saved_json, int n_ranks) {
             flag_set_value(s, &flags_table[flag], names[i], value->text, &ignored);
     }
     json_free(saved);
-    complete_tokens_per_step(s, chosen_recipe(s), n_ranks);
+    complete_tokens_per_step(s, n_ranks);
 }
 
 /* A step is whole micro-batches, as many on each rank and in each leaf of the tree. */

@@ -175,27 +175,34 @@ static void test_recipes(void) {
         const char *recipe, *model;
         int64_t batch, seq, tokens_per_step, steps;
     } rows[] = {
-        {"",                                   false, "cpu-small", "nano",     12, 64,     768,     1500 },
-        {"",                                   true,  "gpu-small", "baby",     64, 256,    16384,   800  },
-        {"--train my.txt",                     true,  "gpu-small", "baby",     64, 256,    16384,   800  },
-        {"--train x_*.bin",                    true,  "gpt2",      "d12",      64, 1024,   524288,  19073},
-        {"--train x_*.bin",                    false, "cpu-small", "nano",     12, 64,     768,     1500 },
-        {"--model nano",                       true,  "gpu-small", "nano",     64, 256,    16384,   800  },
-        {"--model d24 --batch 16",             true,  "gpt2",      "d24",      16, 1024,   524288,  19073},
-        {"--model out/124M",                   true,  "gpt2",      "out/124M", 64, 1024,   524288,  19073},
-        {"--model d12",                        false, "gpt2-cpu",  "d12",      4,  256,    1024,    200  },
-        {"--batch 5 --steps 9",                false, "cpu-small", "nano",     5,  64,     320,     9    },
-        {"--model d12 --batch 60",             true,  "gpt2",      "d12",      60, 1024,   552960,  19073}, /* 9 x 61440 is nearest */
-        {"--model d12 --seq 131072 --batch 8", true,  "gpt2",      "d12",      8,  131072, 1048576, 19073},
-        {"--reproducible 4",                   false, "cpu-small", "nano",     12, 64,     3072,    1500 },
-        {"--model d12 --reproducible 12",      true,  "gpt2",      "d12",      64, 1024,   786432,  19073}, /* 1 x 12 x 65536 */
-        {"--tokens-per-step 3840",             false, "cpu-small", "nano",     12, 64,     3840,    1500 },
+        {"",                                     false, "cpu-small", "nano",     12, 64,     768,     1500  },
+        {"",                                     true,  "gpu-small", "baby",     64, 256,    16384,   800   },
+        {"--train my.txt",                       true,  "gpu-small", "baby",     64, 256,    16384,   800   },
+        {"--train x_*.bin",                      true,  "gpt2",      "d12",      64, 1024,   524288,  19073 },
+        {"--train x_*.bin",                      false, "cpu-small", "nano",     12, 64,     768,     1500  },
+        {"--model nano",                         true,  "gpu-small", "nano",     64, 256,    16384,   800   },
+        {"--model d24 --batch 16",               true,  "gpt2",      "d24",      16, 1024,   524288,  19073 },
+        {"--model out/124M",                     true,  "gpt2",      "out/124M", 64, 1024,   524288,  19073 },
+        {"--model d12",                          false, "gpt2-cpu",  "d12",      4,  256,    1024,    200   },
+        {"--batch 5 --steps 9",                  false, "cpu-small", "nano",     5,  64,     320,     9     },
+        {"--model d12 --batch 60",               true,  "gpt2",      "d12",      60, 1024,   552960,  19073 }, /* 9 x 61440 is nearest */
+        {"--model d12 --seq 131072 --batch 8",   true,  "gpt2",      "d12",      8,  131072, 1048576, 19073 },
+        {"--reproducible 4",                     false, "cpu-small", "nano",     12, 64,     3072,    1500  },
+        {"--model d12 --reproducible 12",        true,  "gpt2",      "d12",      64, 1024,   786432,  19073 }, /* 1 x 12 x 65536 */
+        {"--tokens-per-step 3840",               false, "cpu-small", "nano",     12, 64,     3840,    1500  },
+        {"--recipe llm.c",                       true,  "llm.c",     "d12",      64, 1024,   524288,  19560 },
+        {"--recipe llm.c",                       false, "llm.c",     "d12",      64, 1024,   524288,  19560 },
+        {"--model d24 --recipe llm.c --steps 5", true,  "llm.c",     "d24",      64, 1024,   524288,  5     },
+        {"--recipe nanogpt",                     true,  "nanogpt",   "d12",      12, 1024,   491520,  600000},
+        {"--recipe gpu-small",                   false, "gpu-small", "baby",     64, 256,    16384,   800   },
+        {"--train x_*.bin --recipe auto",        true,  "gpt2",      "d12",      64, 1024,   524288,  19073 },
     };
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         Settings s;
         Error err;
         CHECK(complete(&s, &err, rows[i].line, rows[i].on_gpu, 1), "%s: %s", rows[i].line, err.text);
-        CHECK(strcmp(s.recipe, rows[i].recipe) == 0, "%s: recipe %s", rows[i].line, s.recipe);
+        CHECK(strcmp(recipe_name(s.recipe - 1), rows[i].recipe) == 0, "%s: recipe %s", rows[i].line,
+              recipe_name(s.recipe - 1));
         CHECK(strcmp(s.model, rows[i].model) == 0, "%s: model %s", rows[i].line, s.model);
         CHECK(s.batch == rows[i].batch && s.seq == rows[i].seq && s.steps == rows[i].steps,
               "%s: batch %d seq %d steps %d", rows[i].line, (int)s.batch, (int)s.seq, (int)s.steps);
@@ -206,9 +213,38 @@ static void test_recipes(void) {
     }
 }
 
+/* What others published for GPT-2 124M. */
+static void test_published(void) {
+    static const struct {
+        const char *line;
+        double lr, weight_decay, final_lr_fraction, beta2, clip;
+        int64_t warmup;
+        OptimizerKind optimizer;
+    } rows[] = {
+        {"--recipe llm.c",                                             6e-4, 0.1, 0,   0.95, 1, 700,  OPTIMIZER_ADAMW},
+        {"--recipe nanogpt",                                           6e-4, 0.1, 0.1, 0.95, 1, 2000, OPTIMIZER_ADAMW},
+        {"--lr 1e-3 --beta2 0.9 --warmup 5 --recipe nanogpt --clip 2", 1e-3, 0.1, 0.1, 0.9,  2, 5,
+         OPTIMIZER_ADAMW                                                                                             },
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        Settings s;
+        Error err;
+        CHECK(complete(&s, &err, rows[i].line, true, 1), "%s: %s", rows[i].line, err.text);
+        CHECK(s.lr == rows[i].lr && s.weight_decay == rows[i].weight_decay && s.beta2 == rows[i].beta2 &&
+                  s.final_lr_fraction == rows[i].final_lr_fraction && s.clip == rows[i].clip &&
+                  s.warmup == rows[i].warmup && s.optimizer == rows[i].optimizer &&
+                  s.schedule == SCHEDULE_COSINE && s.dropout == 0,
+              "%s", rows[i].line);
+    }
+}
+
 static void test_completion(void) {
     Settings s;
     Error err;
+    CHECK(complete(&s, &err, "--recipe gpt2", false, 1) && !s.out,
+          "a recipe that is named keeps nothing unasked");
+    settings_keep_default(&s);
+    CHECK(!s.out, "not in out/default either");
     CHECK(complete(&s, &err, "--steps 50", false, 1), "%s", err.text);
     CHECK(s.warmup == 5, "the default warm-up shrinks with a short run: %d", (int)s.warmup);
     CHECK(complete(&s, &err, "--steps 50 --warmup 50", false, 1), "%s", err.text);
@@ -398,7 +434,7 @@ static void test_help(void) {
         snprintf(form, sizeof form, "| `--%s", flag->name);
         CHECK(!strstr(markdown, form) == !flag_is_listed(flag), "%s in the table of FLAGS.md", form);
     }
-    CHECK(strstr(markdown, "| `--batch` | 12 | 64 | 64 | 4 |"), "defaults by recipe in FLAGS.md");
+    CHECK(strstr(markdown, "| `--batch` | 12 | 64 | 64 | 4 | 64 | 12 |"), "defaults by recipe in FLAGS.md");
     CHECK(strstr(help, "polar-express|jordan\n") != NULL, "a long flag runs into what it does");
     CHECK(strstr(help, "-l, --lr X ") && strstr(help, "[by recipe]"), "defaults by recipe in --help");
     int longest = 0;
@@ -564,6 +600,7 @@ int main(void) {
     test_refusals();
     test_hostile_text();
     test_recipes();
+    test_published();
     test_completion();
     test_sample_only();
     test_contradictions();

@@ -119,8 +119,8 @@ static bool open_sequences(Sampler *s) {
     return true;
 }
 
-/* Memory for a prompt of n_prompt tokens and n_tokens more, in B sequences. */
-static bool sampler_open(Sampler *s, const GPT2 *model, int B, int n_prompt, Error *err) {
+/* The device memory for a prompt of n_prompt tokens and n_tokens more, in B sequences. */
+static size_t plan_memory(Sampler *s, const GPT2 *model, int B, int n_prompt) {
     const GPT2Config *c = &model->config;
     const int64_t longest = (int64_t)n_prompt + s->options->n_tokens;
     const bool slides = longest > c->max_seq_len;
@@ -136,7 +136,11 @@ static bool sampler_open(Sampler *s, const GPT2 *model, int B, int n_prompt, Err
         .V = c->vocab_size,
         .Vp = c->padded_vocab_size,
     };
-    const size_t bytes = place_buffers(s, NULL);
+    return place_buffers(s, NULL);
+}
+
+static bool sampler_open(Sampler *s, const GPT2 *model, int B, int n_prompt, Error *err) {
+    const size_t bytes = plan_memory(s, model, B, n_prompt);
     s->memory = model->ops->device->alloc(bytes);
     if (s->memory && open_sequences(s)) {
         place_buffers(s, s->memory);
@@ -451,6 +455,21 @@ static bool draw_group(Sampler *s, const GPT2 *model, int B, const int32_t *prom
     model->ops->device->synchronize(); /* what was queued behind the end */
     sampler_close(s);
     return good;
+}
+
+size_t sample_bytes(const Ops *ops, const GPT2Config *config, const SampleOptions *options, size_t n_prompt) {
+    const GPT2 model = {
+        .ops = ops,
+        .config = *config,
+        .shape = {.C = config->n_embd,
+                  .NH = config->n_head,
+                  .V = config->vocab_size,
+                  .Vp = config->padded_vocab_size},
+    };
+    const size_t T = (size_t)config->max_seq_len, used = n_prompt > T ? T : n_prompt;
+    Sampler s = {.options = options};
+    return plan_memory(&s, &model, options->n_samples < MAX_TOGETHER ? options->n_samples : MAX_TOGETHER,
+                       used ? (int)used : 1);
 }
 
 bool sample(GPT2 *model, const Tokenizer *tokenizer, const SampleOptions *options, SampleSink *sink,

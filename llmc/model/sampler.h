@@ -25,6 +25,9 @@ typedef struct SampleRates {
     double step_bytes;    /* weights and cache that they read */
 } SampleRates;
 
+/* What samples take on the device while they are drawn, beside the model: the cache of keys and values, and activations. */
+size_t sample_bytes(const Ops *ops, const GPT2Config *config, const SampleOptions *options, size_t n_prompt);
+
 /* Called with each piece of decoded text of sample `sample` as it comes; n_bytes 0 once: this sample has ended. */
 typedef void SampleSink(int sample, const char *bytes, size_t n_bytes, void *user);
 

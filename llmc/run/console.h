@@ -24,8 +24,8 @@ void console_eval_settings(FILE *out, const Settings *s);
  * largest batch that fits (largest_batch < 0: not known). */
 void console_memory(FILE *out, const MemoryPlan *plan, bool by_tensor, size_t free_bytes, size_t total_bytes,
                     int largest_batch);
-/* Of the host's memory, what the snapshot of a save takes; 0: no line. */
-void console_host_memory(FILE *out, size_t snapshot_bytes);
+/* What is taken beside the plan, and where; 0 bytes: no line. */
+void console_more_memory(FILE *out, const char *name, size_t bytes, const char *where);
 
 /* On a terminal, until the next line: what takes its time before the run begins. */
 void console_waiting(FILE *out, const char *what);

@@ -167,11 +167,9 @@ void console_memory(FILE *out, const MemoryPlan *plan, bool by_tensor, size_t fr
         print_line(out, "  %-*s --batch %d", name_width, "largest that fits", largest_batch);
 }
 
-void console_host_memory(FILE *out, size_t snapshot_bytes) {
-    const bool narrow = is_narrow(out);
+void console_more_memory(FILE *out, const char *name, size_t bytes, const char *where) {
     char text[FORMAT_NUMBER];
-    if (snapshot_bytes)
-        print_line(out, "  %-*s %s on the host%s", narrow ? 10 : 24,
-                   narrow ? "snapshot" : "snapshot of a save", format_bytes(text, (double)snapshot_bytes),
-                   narrow ? "" : ", where it is free");
+    if (bytes)
+        print_line(out, "  %-*s %s%s", is_narrow(out) ? 10 : 24, name, format_bytes(text, (double)bytes),
+                   is_narrow(out) ? "" : where);
 }

@@ -7,6 +7,7 @@
 #include "llmc/base/files.h"
 #include "llmc/checkpoint/manifest.h"
 #include "llmc/base/terminal.h"
+#include "llmc/model/sampler.h"
 
 bool setup_backend(Run *run, Error *err) {
     const Settings *s = &run->settings;
@@ -343,6 +344,14 @@ static size_t planned_snapshot(const Run *run) {
                           run->comm->ranks.n_ranks);
 }
 
+/* A token of a prompt has at least a byte. */
+static size_t planned_samples(const Run *run) {
+    const Settings *s = &run->settings;
+    const SampleOptions options = {.n_samples = (int)s->samples, .n_tokens = (int)s->sample_tokens};
+    if (!s->memory || s->sample_tokens == 0) return 0;
+    return sample_bytes(run->ops, &run->config, &options, s->prompt ? strlen(s->prompt) : 1);
+}
+
 void setup_print_memory(const Run *run) {
     GPT2Options options = model_options(run);
     MemoryPlan plan;
@@ -356,7 +365,9 @@ void setup_print_memory(const Run *run) {
         largest = gpt2_largest_batch(run->ops, &run->config, &options, budget(free_bytes));
     }
     console_memory(stdout, &plan, run->settings.memory, free_bytes, total_bytes, largest);
-    console_host_memory(stdout, planned_snapshot(run));
+    console_more_memory(stdout, "samples", planned_samples(run), " more, while they are drawn");
+    console_more_memory(stdout, "snapshot of a save", planned_snapshot(run),
+                        " on the host, where it is free");
 }
 
 static bool fits(const Run *run, GPT2Options options, int B, int T, Recompute recompute) {

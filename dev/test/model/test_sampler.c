@@ -24,8 +24,10 @@ static void test_generator(void) {
 static Ops ops; /* ops_cpu, with its allocations counted and, past `limit`, refused */
 static Device device;
 static int allocated, limit = 1 << 20;
+static size_t last_bytes;
 
 static void *counted_alloc(size_t bytes) {
+    last_bytes = bytes;
     if (allocated >= limit) return NULL;
     allocated++;
     return device_cpu.alloc(bytes);
@@ -95,6 +97,19 @@ static void draw_samples(GPT2 *model, Tokens *tokens, int n_samples, int n, floa
     memset(tokens, 0, (size_t)n_samples * sizeof *tokens);
     CHECK(sample(model, NULL, &options, take_id, tokens, NULL, &err), "%s", err.text);
     for (int i = 0; i < n_samples; i++) CHECK(tokens[i].n == n, "%d tokens asked, %d drawn", n, tokens[i].n);
+}
+
+/* What is planned is what is allocated: few samples, many, and a window that slides. */
+static void test_memory(GPT2 *model) {
+    static const int n_samples[] = {1, 5, 3}, n_tokens[] = {20, 40, T + 30};
+    for (int i = 0; i < 3; i++) {
+        const SampleOptions options = {.n_samples = n_samples[i], .n_tokens = n_tokens[i]};
+        Tokens tokens[5];
+        draw_samples(model, tokens, n_samples[i], n_tokens[i], 0, 0, 1);
+        const size_t planned = sample_bytes(&ops, &model->config, &options, 1);
+        CHECK(last_bytes == planned, "%d samples: %zu bytes planned, %zu asked", n_samples[i], planned,
+              last_bytes);
+    }
 }
 
 static Tokens draw_ids(GPT2 *model, int n, float temperature, int top_k, uint64_t seed) {
@@ -337,6 +352,7 @@ int main(void) {
     device.free = counted_free;
     ops.device = &device;
     if (CHECK(ops.device->open(0, &err), "%s", err.text) && open_model(&model, 61)) {
+        test_memory(&model);
         test_cache(&model);
         model.config.window = 5; /* shorter than the context, so that the cache begins later and later */
         test_cache(&model);

@@ -1,5 +1,6 @@
 /* What flags and files make of a run before its first step, seen in what the program prints and refuses: sizes, memory, data. */
 #include "llmc/run/console.h"
+#include "llmc/model/sampler.h"
 #include "dev/test/direct_run.h"
 
 static const char *const text_path = "dev/reference/program.txt";
@@ -104,6 +105,24 @@ static void test_snapshot_memory(void) {
                                        in_folder("model"), in_folder("saved"), none[i]);
         CHECK(status == 0 && !says("snapshot of a save"), "%s: a snapshot", none[i]);
     }
+}
+
+/* What samples take: a cache of keys and values, which grows with the tokens; nothing where none are drawn. */
+static void test_sample_memory(void) {
+    const SampleOptions options = {.n_samples = 5, .n_tokens = 20},
+                        shorter = {.n_samples = 5, .n_tokens = 12};
+    const size_t n = sample_bytes(&ops_cpu, &program_config, &options, 1),
+                 grown = n - sample_bytes(&ops_cpu, &program_config, &shorter, 1),
+                 cache = (size_t)program_config.n_layer * 5 * 8 * 2 * (size_t)program_config.n_embd * 4;
+    char line[120], bytes[FORMAT_NUMBER];
+    CHECK(grown + 256 > cache && grown < cache + 256, "%zu bytes more, for a cache of %zu", grown, cache);
+    snprintf(line, sizeof line, "  %-24s %s more, while they are drawn", "samples",
+             format_bytes(bytes, (double)n));
+    const char *const flags = "--samples 5 --sample-tokens 20";
+    int status = run_program("--train %s --model %s --memory %s", text_path, in_folder("model"), flags);
+    CHECK(status == 0 && says(line), "%s: exit code %d, expected '%s'", flags, status, line);
+    status = run_program("--train %s --model %s --memory --sample-tokens 0", text_path, in_folder("model"));
+    CHECK(status == 0 && !says("while they are drawn"), "memory of samples that are not drawn");
 }
 
 /* "12.3 MiB" in bytes */
@@ -328,6 +347,7 @@ int main(void) {
     test_size_of_files();
     test_memory();
     test_snapshot_memory();
+    test_sample_memory();
     test_sampling_memory();
     test_measured();
     test_window();

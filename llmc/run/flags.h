@@ -74,6 +74,7 @@ typedef struct Settings {
     bool memory, profile, overfit, help, help_markdown, version;
     const char *profile_trace; /* NULL: no trace; else profile is set */
 
+    bool data_of_run; /* --train and --val are those of --model's run */
     int recipe; /* RecipeId, of what fills the rest; settings_complete chooses where it is RECIPE_AUTO */
     bool was_set[FLAGS_MAX]; /* by row of the table; read through flags_was_set */
 } Settings;
@@ -99,7 +100,7 @@ void settings_limit_seq(Settings *s, int max_seq_len, int n_ranks);
 int64_t settings_micro_step(const Settings *s, int n_ranks);
 /* A step has a multiple of so many tokens: of a micro-step, or of a micro-batch in each leaf of --reproducible. */
 int64_t settings_least_step(const Settings *s, int n_ranks);
-/* For --eval-only: micro-batches as in the checkpoint's flags (JSON), where the user left them open. */
+/* For --eval-only: data and micro-batches as in the checkpoint's flags (JSON), where the user left them open. */
 void settings_evaluate_as(Settings *s, const char *saved_json, int n_ranks);
 
 /* Contradictions between flags that need no device and no file; after settings_complete. */

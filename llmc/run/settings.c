@@ -2,6 +2,8 @@
 #include "flags_table.h"
 #include "llmc/base/json.h"
 #include "llmc/data/dataloader.h"
+#include <limits.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -99,6 +101,20 @@ void settings_limit_seq(Settings *s, int max_seq_len, int n_ranks) {
     complete_tokens_per_step(s, n_ranks);
 }
 
+/* Where no flag names any: the data that the run validated on. */
+static void evaluate_on(Settings *s, const JsonValue *saved) {
+    static char train[PATH_MAX], val[PATH_MAX];
+    const JsonValue *of_train = json_get(saved, "train"), *of_val = json_get(saved, "val");
+    if (flags_was_set(s, "train") || s->val || s->hellaswag) return;
+    if (!of_train || of_train->type != JSON_STRING || of_train->length >= sizeof train) return;
+    const bool has_val = of_val && of_val->type == JSON_STRING && of_val->length < sizeof val;
+    snprintf(train, sizeof train, "%s", of_train->text);
+    s->train = train;
+    s->data_of_run = true;
+    if (has_val) snprintf(val, sizeof val, "%s", of_val->text);
+    if (has_val) s->val = val;
+}
+
 void settings_evaluate_as(Settings *s, const char *saved_json, int n_ranks) {
     static const char *const names[] = {"batch", "seq", "eval-batches"};
     Error ignored = {0};
@@ -109,6 +125,7 @@ void settings_evaluate_as(Settings *s, const char *saved_json, int n_ranks) {
         if (value && value->type == JSON_NUMBER && !s->was_set[flag])
             flag_set_value(s, &flags_table[flag], names[i], value->text, &ignored);
     }
+    if (saved) evaluate_on(s, json_root(saved));
     json_free(saved);
     complete_tokens_per_step(s, n_ranks);
 }

@@ -70,13 +70,21 @@ static DataLoader *open_data(const Run *run, Purpose purpose, Error *err) {
     return loader;
 }
 
+static bool check_pattern(const Run *run, const char *flag, const char *pattern, Error *err) {
+    if (dataloader_check(pattern, err)) return true;
+    if (!run->settings.data_of_run) return fail_flag(flag, err);
+    const Error cause = *err;
+    return fail(err, EXIT_INPUT, "--eval-only: the run's --%s: %s", flag, cause.text);
+}
+
 bool setup_check_data(const Run *run, Error *err) {
     const Settings *s = &run->settings;
     if (settings_model_alone(s) || settings_scores_alone(s)) return true;
     const bool reads_train = !s->eval_only || !s->val;
-    if (reads_train && !flags_was_set(s, "train") && access(s->train, F_OK)) return fail_no_data(run, err);
-    if (reads_train && !dataloader_check(s->train, err)) return fail_flag("train", err);
-    return !s->val || dataloader_check(s->val, err) || fail_flag("val", err);
+    const bool is_default = !flags_was_set(s, "train") && !s->data_of_run;
+    if (reads_train && is_default && access(s->train, F_OK)) return fail_no_data(run, err);
+    if (reads_train && !check_pattern(run, "train", s->train, err)) return false;
+    return !s->val || check_pattern(run, "val", s->val, err);
 }
 
 /* The default --eval-batches reads a short validation text once, not over and over. */
@@ -149,7 +157,8 @@ static void print_data(const Run *run, const char *label, const DataLoader *load
     if (loader && dataloader_n_sources(loader) > 1)
         print_sources(run, label, loader, n_windows);
     else if (loader)
-        console_row(stdout, label, "%s", dataloader_description(loader));
+        console_row(stdout, label, "%s: %s", dataloader_source(loader, 0, 0).pattern,
+                    dataloader_description(loader));
 }
 
 void setup_print_data(const Run *run) {

@@ -322,9 +322,13 @@ log_loss=$(sed -n 's/.*"step": *12, *"val_loss": *\([0-9.]*\).*/\1/p' "$work/who
 check "--eval-only: the loss at the run's end, as the last line" [ "$(tail -n 1 "$work/out")" = "step 12 | val loss $(printf %.6f "$log_loss")" ]
 check "--eval-only: perplexity and bits a byte before it" grep -qx "step 12 | perplexity $(awk "BEGIN { printf \"%.4f\", exp($log_loss) }") | $(awk "BEGIN { printf \"%.6f\", $log_loss / log(2) }") bits a byte" "$work/out"
 check "--eval-only: says what is evaluated" grep -qE '^evaluation +2 batches of 2 x 16 tokens = 64 tokens$' "$work/out"
-run --model "$work/whole" --train "$work/text.txt" --eval-only
+run --model "$work/whole" --eval-only
+check "--eval-only without more flags: names the run's data" grep -q "^validation .*/text.txt: 1 text file" "$work/out"
 check "--eval-only without more flags: the loss that the run printed" [ "$(tail -n 1 "$work/out")" = "step 12 | val loss $(printf %.6f "$log_loss")" ]
 check "--eval-only without more flags: the run's batches" grep -qE '^evaluation +2 batches of 2 x 16 tokens = 64 tokens$' "$work/out"
+mv "$work/text.txt" "$work/moved.txt"
+refuses "--eval-only of a run whose data are gone" "^error: --eval-only: the run's --train: .*/text.txt: no such file" --model "$work/whole" --eval-only
+mv "$work/moved.txt" "$work/text.txt"
 run --model "$work/whole" --train "$work/text.txt" --eval-only --batch 3 --eval-batches 1
 check "--eval-only: flags come before the run's" grep -qE '^evaluation +1 batches of 3 x 16 tokens = 48 tokens$' "$work/out"
 check "--eval-only: says nothing of training" [ "$(grep -cE '^(recipe|batch|run|optimizer|schedule|samples|output|peak|done)\b' "$work/out")" -eq 0 ]

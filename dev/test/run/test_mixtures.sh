@@ -56,5 +56,5 @@ check "a mixture to validate: exit code $status" [ "$status" -eq 0 ]
 check "a mixture to validate: its sources" grep -qE '^validation +mixture of 2 sources' out
 cp a.txt 'a.txt:0.7,b_*.txt:0.3'
 run $tiny --train "$mixture"
-check "a file of that very name comes first" grep -qE '^train +1 text file' out
+check "a file of that very name comes first" grep -qE '^train +a.txt:0.7,b_\*.txt:0.3: 1 text file' out
 finish

@@ -25,6 +25,7 @@ import time
 from typing import NamedTuple
 
 from comparison import EXIT_RUN, Output, Parser, commit_of, duration, end_with, fail, integer, provenance
+from run_log import Log, log_path
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
 COLUMNS = ["name", "state", "steps", "val_loss", "best_val_loss", "steps_to", "seconds_to", "ms", "seconds", "flags"]
@@ -33,22 +34,6 @@ COLUMNS = ["name", "state", "steps", "val_loss", "best_val_loss", "steps_to", "s
 class Run(NamedTuple):
     name: str
     flags: list
-
-
-class Curve(NamedTuple):
-    """Of a log.jsonl: validations [(step, loss)], the ms of each step, the steps asked for, whether the last one was a number."""
-    val: list
-    ms: list
-    steps: int
-    sound: bool
-
-    @property
-    def final(self):
-        """The last validation, nan where it was no number or the steps after it were none."""
-        return self.val[-1][1] if self.val and self.sound else math.nan
-
-    def median_ms(self):
-        return statistics.median(self.ms) if self.ms else math.nan
 
 
 # ---- the plan ----
@@ -122,23 +107,32 @@ def check_plan(runs):
 
 # ---- what a run left ----
 
+class Curve(NamedTuple):
+    """Of a log: validations [(step, loss)], the median ms of a step, the steps asked for, whether the last one was a number."""
+    val: list
+    ms: float
+    steps: int
+    sound: bool
+
+    @property
+    def final(self):
+        """The last validation, nan where it was no number or the steps after it were none."""
+        return self.val[-1][1] if self.val and self.sound else math.nan
+
+
 def read_curve(folder):
     """The curve of a run's log.jsonl; a line that a kill tore ends it."""
-    val, ms, steps, sound = [], [], 0, True
+    log = Log(log_path(folder))
     try:
-        with open(os.path.join(folder, "log.jsonl"), encoding="utf-8") as file:
+        with open(log.path, encoding="utf-8") as file:
             for line in file:
-                row = json.loads(line)
-                if "run" in row:
-                    steps = row["run"]["flags"]["steps"]
-                if "val_loss" in row:
-                    val.append((row["step"], math.nan if row["val_loss"] is None else row["val_loss"]))
-                if "ms" in row:
-                    ms.append(row["ms"])
-                    sound = row["loss"] is not None and row["norm"] is not None
-    except (OSError, ValueError, KeyError, TypeError):
+                log.add(line)
+    except (OSError, ValueError):
         pass
-    return Curve(val, ms, steps, sound)
+    val = [(row["step"], math.nan if row["val_loss"] is None else row["val_loss"]) for row in log.vals]
+    last = log.steps[-1] if log.steps else {}
+    sound = all(last.get(name, 0) is not None for name in ("loss", "norm"))
+    return Curve(val, math.nan if log.median("ms") is None else log.median("ms"), log.flag("steps"), sound)
 
 
 def read_record(folder):
@@ -218,7 +212,7 @@ class Sweep:
             json.dump({"flags": self.flags(run), "state": state, "exit": code, "seconds": round(seconds, 3)}, file)
         if state != "failed":
             self.walls.append(seconds)
-        said = f"val loss {curve.final:.4f}  {curve.median_ms():.1f} ms a step" if state == "done" else f"exit {code}: {last_line(folder)}"
+        said = f"val loss {curve.final:.4f}  {curve.ms:.1f} ms a step" if state == "done" else f"exit {code}: {last_line(folder)}"
         print(f"{run.name}: {state}  {said}  {seconds:.1f} s", flush=True)
 
     def run_all(self):
@@ -279,11 +273,10 @@ def shown(value, form=".4f"):
 
 def result(run, curve, record, loss):
     to = None if loss is None else steps_to(curve, loss)
-    ms = curve.median_ms()
     best = min((value for _, value in curve.val if not math.isnan(value)), default=math.nan)
     return {"name": run.name, "state": record["state"], "steps": str(curve.steps), "val_loss": shown(curve.final if record["state"] == "done" else math.nan, ".6f"),
-            "best_val_loss": shown(best, ".6f"), "steps_to": shown(to, ".0f"), "seconds_to": shown(None if to is None else to * ms / 1000, ".2f"),
-            "ms": shown(ms, ".3f"), "seconds": shown(record["seconds"], ".1f"), "flags": " ".join(run.flags)}
+            "best_val_loss": shown(best, ".6f"), "steps_to": shown(to, ".0f"), "seconds_to": shown(None if to is None else to * curve.ms / 1000, ".2f"),
+            "ms": shown(curve.ms, ".3f"), "seconds": shown(record["seconds"], ".1f"), "flags": " ".join(run.flags)}
 
 
 def mean(values):
@@ -341,9 +334,8 @@ def plot(path, curves, loss):
         if not points:
             continue
         steps, values = zip(*points)
-        ms = curve.median_ms()
         axes[0].plot(steps, values, "o-", markersize=2.5, linewidth=1.2, label=run.name)
-        axes[1].plot([step * ms / 1000 for step in steps], values, "o-", markersize=2.5, linewidth=1.2)
+        axes[1].plot([step * curve.ms / 1000 for step in steps], values, "o-", markersize=2.5, linewidth=1.2)
     for axis, label in zip(axes, ("step", "seconds of training")):
         axis.set_xlabel(label)
         axis.grid(alpha=0.3)

@@ -170,14 +170,27 @@ class Sweeps(Parts):
 
 
 class Results(Parts):
+    def curve(self, *rows):
+        self.file("log.jsonl", "".join(json.dumps(row) + "\n" for row in ({"run": {"flags": {"steps": 9}}}, *rows)) + '{"step": 3, "lo')
+        return sweep.read_curve(self.folder)
+
+    def test_a_log(self):
+        first, second = {"step": 1, "loss": 4.0, "norm": 1.0, "ms": 900}, {"step": 2, "loss": 3.5, "norm": 1.0, "ms": 4}
+        val = {"step": 2, "val_loss": 3.25}
+        self.assertEqual(self.curve(first, second, {**second, "ms": 5}, val), ([(2, 3.25)], 5, 9, True), "up to the line that a kill tore")
+        self.assertEqual(self.curve(first, second, val).final, 3.25)
+        for name in ("loss", "norm"):
+            self.assertTrue(math.isnan(self.curve(first, {**second, name: None}, val).final), name)
+        self.assertEqual(sweep.read_curve(self.path("none")).val, [])
+
     def test_steps_to_a_loss(self):
-        curve = sweep.Curve([(10, 4.0), (20, 3.0), (30, 3.5), (40, 2.0)], [], 40, True)
+        curve = sweep.Curve([(10, 4.0), (20, 3.0), (30, 3.5), (40, 2.0)], 1.0, 40, True)
         for loss, steps in ((5, 10), (4, 10), (3.5, 15), (3, 20), (2, 40), (1.9, None)):
             self.assertEqual(sweep.steps_to(curve, loss), steps)
-        self.assertEqual(sweep.steps_to(sweep.Curve([(10, math.nan), (20, 3.0)], [], 20, True), 3.5), 20)
+        self.assertEqual(sweep.steps_to(sweep.Curve([(10, math.nan), (20, 3.0)], 1.0, 20, True), 3.5), 20)
 
     def test_the_loss_to_reach(self):
-        curves = [(sweep.Run(name, []), sweep.Curve([(1, loss)], [], 1, True)) for name, loss in (("adamw1", 3.5), ("adamw2", 3.25), ("muon", 3.0), ("adamw3", math.nan))]
+        curves = [(sweep.Run(name, []), sweep.Curve([(1, loss)], 1.0, 1, True)) for name, loss in (("adamw1", 3.5), ("adamw2", 3.25), ("muon", 3.0), ("adamw3", math.nan))]
         self.assertEqual([sweep.target_loss(text, curves) for text in (None, "2.5", "adamw*", "none")], [None, 2.5, 3.25, None])
 
     def test_seeds_are_one_setting(self):

@@ -63,6 +63,7 @@ LIKELY = [
     ("llmc/data/shard", "test_shards test_dataloader"),
     ("llmc/data/token_stream", "test_dataloader test_shards"),
     ("llmc/data/dataloader", "test_dataloader test_mixture test_mixtures.sh test_shards"),
+    ("llmc/data/packing", "test_packing test_mixtures.sh"),
     ("llmc/data/mixture", "test_mixture test_mixtures.sh"),
     ("llmc/data/window_order", "test_dataloader test_program"),
     ("llmc/base/random", "test_dataloader test_program test_dropout"),

@@ -11,6 +11,7 @@
 #include "llmc/base/random.h"
 #include "llmc/base/thread.h"
 #include "mixture.h"
+#include "packing.h"
 #include "token_stream.h"
 #include "window_order.h"
 
@@ -21,7 +22,8 @@ typedef struct Source {
     TokenStream stream; /* the reader's alone once it runs */
     int64_t first;      /* the split is tokens [first, first + order.n_tokens) of the stream */
     WindowOrder order;
-    char description[160];
+    Packing *packing; /* NULL: windows as the stream comes */
+    char description[240];
 } Source;
 
 struct DataLoader {
@@ -35,7 +37,7 @@ struct DataLoader {
     int64_t windows_per_batch; /* of all ranks */
     int64_t position;          /* the caller's: windows handed out */
     char *description;
-    int32_t *window;         /* (T + 1), the reader's scratch */
+    int32_t *scratch;        /* (T + 1), the reader's */
     int32_t *slots[N_SLOTS]; /* (2, B, T) tokens, targets */
 
     pthread_t reader;
@@ -53,14 +55,21 @@ struct DataLoader {
 
 /* ---- the reading thread ---- */
 
-/* One window, (T + 1) tokens into loader->window, around the end of the split if need be. */
-static bool read_window(DataLoader *loader, int64_t position, Error *err) {
+/* Tokens [start, start + n) of a split, around its end if need be. */
+static bool read_ring(void *ring, int64_t start, int64_t n, int32_t *out, Error *err) {
+    Source *source = ring;
+    const int64_t left = source->order.n_tokens - start, count = n < left ? n : left;
+    return token_stream_read(&source->stream, source->first + start, count, out, err) &&
+           token_stream_read(&source->stream, source->first, n - count, out + count, err);
+}
+
+/* *window = the T + 1 tokens of one window, valid until the next call. */
+static bool read_window(DataLoader *loader, int64_t position, const int32_t **window, Error *err) {
     int64_t index;
     Source *source = &loader->sources[mixture_source(&loader->mixture, loader->seed, position, &index)];
-    int64_t start = window_start(&source->order, index), n = loader->T + 1;
-    int64_t left = source->order.n_tokens - start, count = n < left ? n : left;
-    return token_stream_read(&source->stream, source->first + start, count, loader->window, err) &&
-           token_stream_read(&source->stream, source->first, n - count, loader->window + count, err);
+    if (source->packing) return packing_window(source->packing, index, read_ring, source, window, err);
+    *window = loader->scratch;
+    return read_ring(source, window_start(&source->order, index), loader->T + 1, loader->scratch, err);
 }
 
 /* The first window of batch `tail`: in a block of all ranks this rank's batches lie behind those of lower ranks. */
@@ -73,9 +82,10 @@ static bool read_batch(DataLoader *loader, int64_t first, int32_t *slot, Error *
     size_t T = (size_t)loader->T, row_bytes = T * sizeof *slot;
     int32_t *tokens = slot, *targets = slot + (size_t)loader->B * T;
     for (int b = 0; b < loader->B; b++) {
-        if (!read_window(loader, first + b, err)) return false;
-        memcpy(tokens + (size_t)b * T, loader->window, row_bytes);
-        memcpy(targets + (size_t)b * T, loader->window + 1, row_bytes);
+        const int32_t *window;
+        if (!read_window(loader, first + b, &window, err)) return false;
+        memcpy(tokens + (size_t)b * T, window, row_bytes);
+        memcpy(targets + (size_t)b * T, window + 1, row_bytes);
     }
     return true;
 }
@@ -173,13 +183,14 @@ static bool take_split(Source *source, const DataOptions *options, uint64_t seed
     int64_t end = options->split == SPLIT_TRAIN ? border : n;
     source->first = options->split == SPLIT_VAL ? border : 0;
     source->order = (WindowOrder){end - source->first, options->T, options->shuffle, seed};
-    if (source->order.n_tokens > options->T) return true;
+    const int64_t least = (int64_t)options->T + 1 + options->pack;
+    if (source->order.n_tokens >= least) return true;
     return fail(err, EXIT_INPUT,
                 "%s: %lld tokens%s: expected at least %lld, one window of %d and its last target; hint: more "
                 "text or a "
                 "smaller --seq",
                 source->stream.pattern, (long long)source->order.n_tokens, names[options->split],
-                (long long)options->T + 1, options->T);
+                (long long)least, options->T);
 }
 
 static void describe_source(Source *source, const DataOptions *options) {
@@ -223,11 +234,29 @@ static bool describe(DataLoader *loader, Error *err) {
 
 static bool allocate(DataLoader *loader, Error *err) {
     size_t batch = (size_t)loader->B * (size_t)loader->T;
-    bool ok = (loader->window = malloc(((size_t)loader->T + 1) * sizeof *loader->window)) != NULL;
+    bool ok = (loader->scratch = malloc(((size_t)loader->T + 1) * sizeof *loader->scratch)) != NULL;
     for (int i = 0; i < N_SLOTS; i++)
         ok = (loader->slots[i] = malloc(2 * batch * sizeof *loader->slots[i])) != NULL && ok;
     return ok || fail(err, EXIT_RUN, "out of memory for %d batches of %d x %d tokens", N_SLOTS, loader->B,
                       loader->T);
+}
+
+/* The first pool is packed now: what becomes of its documents is said before the run. */
+static bool open_packing(Source *source, const DataOptions *options, Error *err) {
+    const int32_t *window;
+    source->packing = packing_open(&source->order, options->end_of_text, err);
+    if (!source->packing || !packing_window(source->packing, 0, read_ring, source, &window, err))
+        return false;
+    const PackingStats stats = packing_stats(source->packing);
+    const double n = (double)stats.n_documents / 100;
+    const size_t used = strlen(source->description), left = sizeof source->description - used;
+    if (stats.n_documents)
+        snprintf(source->description + used, left,
+                 ", packed: %.2g %% of documents that fit are cut, not %.2g %%, every slot filled",
+                 (double)stats.n_cut / n, (double)stats.n_cut_plain / n);
+    else
+        snprintf(source->description + used, left, ", packed: no document fits a window");
+    return true;
 }
 
 /* Source i has an order of its own. */
@@ -241,7 +270,7 @@ static bool open_source(DataLoader *loader, int i, const DataOptions *options, E
     token_stream_share_files(&source->stream, loader->mixture.n_sources);
     if (!take_split(source, options, seed, err)) return false;
     describe_source(source, options);
-    return true;
+    return !options->pack || open_packing(source, options, err);
 }
 
 static bool open_sources(DataLoader *loader, const DataOptions *options, Error *err) {
@@ -287,11 +316,14 @@ void dataloader_close(DataLoader *loader) {
     }
     pthread_cond_destroy(&loader->changed);
     pthread_mutex_destroy(&loader->lock);
-    for (int i = 0; i < loader->n_open; i++) token_stream_close(&loader->sources[i].stream);
+    for (int i = 0; i < loader->n_open; i++) {
+        token_stream_close(&loader->sources[i].stream);
+        packing_close(loader->sources[i].packing);
+    }
     free(loader->sources);
     mixture_free(&loader->mixture);
     for (int i = 0; i < N_SLOTS; i++) free(loader->slots[i]);
-    free(loader->window);
+    free(loader->scratch);
     free(loader->description);
     free(loader);
 }
@@ -326,6 +358,10 @@ int dataloader_n_sources(const DataLoader *loader) {
     return loader->mixture.n_sources;
 }
 
+static int64_t windows_of_epoch(const Source *source) {
+    return source->packing ? packing_count(source->packing) : window_count(&source->order);
+}
+
 DataSource dataloader_source(const DataLoader *loader, int i, int64_t position) {
     const MixtureSource *source = &loader->mixture.sources[i];
     const int64_t n = mixture_count(&loader->mixture, loader->seed, i, position);
@@ -334,15 +370,24 @@ DataSource dataloader_source(const DataLoader *loader, int i, int64_t position) 
         .description = loader->sources[i].description,
         .share = (double)source->parts / (double)loader->mixture.parts,
         .n_tokens = n * loader->T,
-        .epochs = (double)n / (double)window_count(&loader->sources[i].order),
+        .epochs = (double)n / (double)windows_of_epoch(&loader->sources[i]),
     };
+}
+
+size_t dataloader_packing_bytes(const char *pattern, int64_t T) {
+    Mixture mixture;
+    Error ignored;
+    if (!mixture_parse(&mixture, pattern, &ignored)) return 0;
+    const size_t bytes = (size_t)mixture.n_sources * (size_t)packing_bytes(T);
+    mixture_free(&mixture);
+    return bytes;
 }
 
 int64_t dataloader_epoch(const DataLoader *loader) {
     double least = INFINITY;
     for (int i = 0; i < loader->mixture.n_sources; i++) {
         const double share = dataloader_source(loader, i, 0).share;
-        least = fmin(least, (double)window_count(&loader->sources[i].order) / share);
+        least = fmin(least, (double)windows_of_epoch(&loader->sources[i]) / share);
     }
     return (int64_t)least;
 }

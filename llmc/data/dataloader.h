@@ -28,6 +28,8 @@ typedef struct DataOptions {
         block; /* batches of a rank that follow each other, behind those of lower ranks: those of a step; 0: 1 */
     bool shuffle; /* training: windows permuted by (seed, epoch); else in stream order, wrapping */
     uint64_t seed;
+    bool pack;       /* windows of whole documents (packing.h); shuffled in any case */
+    int end_of_text; /* where `pack`: the token that ends a document */
 } DataOptions;
 
 /* Whether each glob names files, all of one kind, that can be read; of shards whether headers and sizes agree. */
@@ -58,6 +60,8 @@ typedef struct DataSource {
 
 int dataloader_n_sources(const DataLoader *loader);
 DataSource dataloader_source(const DataLoader *loader, int i, int64_t position);
+/* At most so many bytes of the host for packed windows of a pattern's sources. */
+size_t dataloader_packing_bytes(const char *pattern, int64_t T);
 /* Windows of the run until the first source has been read once. */
 int64_t dataloader_epoch(const DataLoader *loader);
 /* The next micro-batch: tokens and targets (B,T), valid until the next call. False with err: a bad token, an

@@ -21,9 +21,8 @@ static uint64_t feistel(uint64_t x, int half_bits, uint64_t key) {
     return left << half_bits | right;
 }
 
-/* Where `index` goes in a permutation of [0, n). A value of the network past n is put through it again until
- * it falls inside (cycle walking: Black & Rogaway 2002); 4^half_bits < 4 n, so 4 times at most on average. */
-static int64_t permute(int64_t index, int64_t n, uint64_t key) {
+/* A value of the network past n is put through it again until it falls inside (cycle walking: Black & Rogaway 2002); 4^half_bits < 4 n, so 4 times at most on average. */
+int64_t window_permute(int64_t index, int64_t n, uint64_t key) {
     int half_bits = 1;
     while ((uint64_t)1 << (2 * half_bits) < (uint64_t)n) half_bits++;
     uint64_t x = (uint64_t)index;
@@ -39,5 +38,5 @@ int64_t window_start(const WindowOrder *order, int64_t position) {
     uint64_t shift =
         random_stream(random_stream(order->seed, STREAM_OFFSET), (uint64_t)epoch) % (uint64_t)order->T;
     int64_t offset = epoch == 0 ? 0 : (int64_t)shift;
-    return (permute(index, n, key) * order->T + offset) % order->n_tokens;
+    return (window_permute(index, n, key) * order->T + offset) % order->n_tokens;
 }

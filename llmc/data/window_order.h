@@ -14,6 +14,9 @@ typedef struct WindowOrder {
 /* Windows in one epoch: (n_tokens - 1) / T. */
 int64_t window_count(const WindowOrder *order);
 
+/* Where `index` goes in a permutation of [0, n), one for each key. */
+int64_t window_permute(int64_t index, int64_t n, uint64_t key);
+
 /* Start of the window at `position` >= 0, in [0, n_tokens). In stream order it is window position % count,
  * from token 0 on. Shuffled, every epoch visits each of its windows once, in an order of its own; from the
  * second epoch on they are also shifted by an offset of the epoch in [0, T), and the stream is then a ring:

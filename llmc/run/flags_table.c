@@ -32,6 +32,8 @@ const Flag flags_table[] = {
      .help = "attention sees the last N positions, its own among them; 0: all; not given: as --model's files say"},
     {GROUP_DATA, "documents", 0, FLAG_SWITCH, AT(documents), .affects_training = true,
      .help = "attention sees its own document only, which ends at the tokenizer's end-of-text token; not given: as --model's files say"},
+    {GROUP_DATA, "pack", 0, FLAG_SWITCH, AT(pack), .affects_training = true,
+     .help = "training sequences are made of whole documents where they fit (best-fit packing): few are cut, none is padded; goes with --documents, but needs only the end-of-text token"},
     {GROUP_DATA, "batch", 'b', FLAG_INT, AT(batch), NULL, 1, 1 << 20, .affects_training = true, .value_name = "B",
      .help = "sequences in one micro-batch of one GPU"},
     {GROUP_DATA, "seq", 't', FLAG_INT, AT(seq), NULL, 1, 1 << 26, .affects_training = true, .value_name = "T",

@@ -228,16 +228,21 @@ static bool model_size(Run *run, Error *err) {
 /* Which token ends a document, where the model's files do not say. */
 static bool end_of_documents(Run *run, Error *err) {
     enum { GPT2_EOT = 50256 };
+    const Settings *s = &run->settings;
     GPT2Config *c = &run->config;
-    if (!c->documents || !flags_was_set(&run->settings, "documents")) return true;
-    c->end_of_text = run->tokenizer             ? tokenizer_eot(run->tokenizer)
-                     : c->vocab_size > GPT2_EOT ? (int)GPT2_EOT
-                                                : -1;
-    return (c->end_of_text >= 0 && c->end_of_text < c->vocab_size) ||
+    const bool by_flag = c->documents && flags_was_set(s, "documents");
+    if (!by_flag && !s->pack) return true;
+    run->end_of_text = c->documents && !by_flag   ? c->end_of_text
+                       : run->tokenizer           ? tokenizer_eot(run->tokenizer)
+                       : c->vocab_size > GPT2_EOT ? (int)GPT2_EOT
+                                                  : -1;
+    if (by_flag) c->end_of_text = run->end_of_text;
+    return (run->end_of_text >= 0 && run->end_of_text < c->vocab_size) ||
            fail(err, EXIT_INPUT,
-                "--documents: the tokenizer has no end-of-text token; expected one, documents end there; "
+                "--%s: the tokenizer has no end-of-text token; expected one, documents end there; "
                 "hint: "
-                "token shards of GPT-2's tokenizer, --tokenizer");
+                "token shards of GPT-2's tokenizer, --tokenizer",
+                by_flag ? "documents" : "pack");
 }
 
 bool setup_model_size(Run *run, Error *err) {
@@ -352,6 +357,11 @@ static size_t planned_samples(const Run *run) {
     return sample_bytes(run->ops, &run->config, &options, s->prompt ? strlen(s->prompt) : 1);
 }
 
+static size_t planned_packing(const Run *run) {
+    const Settings *s = &run->settings;
+    return s->pack && model_options(run).training ? dataloader_packing_bytes(s->train, s->seq) : 0;
+}
+
 void setup_print_memory(const Run *run) {
     GPT2Options options = model_options(run);
     MemoryPlan plan;
@@ -368,6 +378,7 @@ void setup_print_memory(const Run *run) {
     console_more_memory(stdout, "samples", planned_samples(run), " more, while they are drawn");
     console_more_memory(stdout, "snapshot of a save", planned_snapshot(run),
                         " on the host, where it is free");
+    console_more_memory(stdout, "packed sequences", planned_packing(run), " on the host");
 }
 
 static bool fits(const Run *run, GPT2Options options, int B, int T, Recompute recompute) {

@@ -25,6 +25,7 @@ typedef struct Run {
     const char *tokenizer_origin; /* how it was chosen, for the header */
     char no_tokenizer[1000];      /* where there is none: which file is missing */
     char *prompt;                 /* of --prompt-file; NULL: none */
+    int end_of_text;              /* with --pack: the token that ends a document */
     GPT2Config config;
     GPT2 model;
     Snapshot

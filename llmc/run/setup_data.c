@@ -63,6 +63,8 @@ static DataLoader *open_data(const Run *run, Purpose purpose, Error *err) {
         .block = training ? s->tokens_per_step / (s->batch * s->seq * ranks.n_ranks) : 1,
         .shuffle = training,
         .seed = (uint64_t)s->seed,
+        .pack = training && s->pack,
+        .end_of_text = run->end_of_text,
         .split = s->val || pattern_is_shards(s->train) ? SPLIT_ALL : part,
     };
     DataLoader *loader = dataloader_open(&options, err);

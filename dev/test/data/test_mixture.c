@@ -227,7 +227,8 @@ static void test_kinds(void) {
     write_file("t.txt", "abcdefghijklmnopqrstuvwxyz", 26);
     snprintf(text, sizeof text, "%s:1,%s:1", path_of("t.txt"), path_of("a.bin"));
     CHECK(dataloader_names_shards(text) && dataloader_names_shards("x.txt:1,y*.bin:2") &&
-              !dataloader_names_shards("x.bin:1.txt") && !dataloader_names_shards("a.txt:1,b.txt:1"),
+              !dataloader_names_shards("x.bin:1.txt") && !dataloader_names_shards("a.txt:1,b.txt:1") &&
+              dataloader_names_shards("./v1.2/y*.bin"),
           "shards by their names");
     CHECK(dataloader_first_file(text, first, &is_shard) && is_shard && strcmp(first, path_of("a.bin")) == 0,
           "the first shard is %s", first);

@@ -54,6 +54,41 @@ check "another mixture: other bits" [ "$(hashes whole/step_00000008)" != "$(hash
 run $tiny --train a.txt --val "$mixture"
 check "a mixture to validate: exit code $status" [ "$status" -eq 0 ]
 check "a mixture to validate: its sources" grep -qE '^validation +mixture of 2 sources' out
+
+# ---- packed ----
+# documents FILE N: a shard of N tokens of 1 to 59, with end-of-text (50256) every 3 to 15 of them.
+documents() {
+    # shellcheck disable=SC2059
+    printf "$(awk -v n="$2" '
+        function number(x) { printf "\\%03o\\%03o", x % 256, int(x / 256) }
+        BEGIN {
+            number(55432); number(308); number(1); number(0); number(n); number(0)
+            for (i = 0; i < 506; i++) number(0)
+            for (i = left = 0; i < n; i++) {
+                if (left-- <= 0) { number(50256); left = 3 + i * 7 % 13 } else number(1 + i % 59)
+            }
+        }')" >"$1"
+}
+documents train.bin 3000
+documents val.bin 500
+packed="--model nano --layers 1 --heads 2 --channels 16 --batch 2 --seq 16 --warmup 0 --eval-batches 2 --eval-every 0 --sample-tokens 0 --seed 7 --steps 6 --tokens-per-step 128 --train train.bin --val val.bin --pack --documents"
+run $packed --save-every 3 --out packed
+check "packed: exit code $status" [ "$status" -eq 0 ]
+check "packed: says what is cut" grep -qE '^train +train.bin: 1 shard, 3,000 tokens \(uint16\), packed: [0-9.]+ % of documents that fit are cut, not [0-9.]+ %, every slot filled$' out
+check "packed: said in the log" grep -q '"train": "[^"]*packed: ' packed/log.jsonl
+check "packed: validation is as it was" grep -qE '^validation +val.bin: 1 shard, 500 tokens \(uint16\)$' out
+cp -r packed packed_resumed && rm -r packed_resumed/step_00000006
+run $packed --out packed_resumed --resume
+check "packed: resumes to the bit" [ "$(hashes packed/step_00000006)" = "$(hashes packed_resumed/step_00000006)" ]
+run $packed --reproducible 4 --out packed_1
+run $packed --reproducible 4 --out packed_2 --gpus 2
+check "packed: the same bits on 2 ranks" [ "$(hashes packed_1/step_00000006)" = "$(hashes packed_2/step_00000006)" ]
+run $(echo "$packed" | sed 's/ --pack / /') --out plain
+check "packed: other windows than plain" [ "$(hashes packed/step_00000006)" != "$(hashes plain/step_00000006)" ]
+run $packed --memory
+check "packed: in the memory plan" grep -qE '^ +packed sequences +[0-9.]+ [KM]iB on the host$' out
+run $tiny --train a.txt --pack
+refused "packed: bytes have no end-of-text" '^error: --pack: the tokenizer has no end-of-text token'
 cp a.txt 'a.txt:0.7,b_*.txt:0.3'
 run $tiny --train "$mixture"
 check "a file of that very name comes first" grep -qE '^train +a.txt:0.7,b_\*.txt:0.3: 1 text file' out

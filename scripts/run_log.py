@@ -60,6 +60,8 @@ class Log:
             kind, row = parsed
             if kind == "loss":
                 self._add_step(row)
+            elif kind == "run":
+                self._cut(row.get("first_step") or 0)
             getattr(self, KINDS[kind]).append(row)
         return parsed
 
@@ -69,6 +71,14 @@ class Log:
         self._last_steps.append(row["step"])
         # Of a log that keeps every tenth step, each stands for ten.
         self._seconds.append(passed + 1e-3 * (row.get("ms") or 0) * max(row["step"] - before, 0))
+
+    def _cut(self, step):
+        """A run that is resumed from this step takes the later ones again. In the file they are gone already."""
+        n = bisect.bisect_right(self._last_steps, step)
+        del self._last_steps[n:], self._seconds[n:]
+        for kind, rows in KINDS.items():
+            if kind != "run":
+                setattr(self, rows, [row for row in getattr(self, rows) if row["step"] <= step])
 
     def flag(self, name, header=-1):
         """The value of a flag in the newest header; None where it is not known."""
@@ -133,8 +143,8 @@ def _default_name(path, n_parts):
     return os.sep.join(part for part in parts if part)
 
 
-def read_logs(specs):
-    """The Logs of [NAME=]PATH; without a name, as much of the folder's path as tells it from the others. Names differ."""
+def named(specs):
+    """[(name, path)] of [NAME=]PATH; without a name, as much of the folder's path as tells it from the others. Names differ."""
     pairs = []
     for spec in specs:
         name, _, path = ("", "", spec) if os.path.exists(spec) else spec.rpartition("=")
@@ -147,5 +157,10 @@ def read_logs(specs):
         names = [name or _default_name(path, n_parts) for name, path in pairs]
         double = next((name for name in names if names.count(name) > 1), None)
         if double is None:
-            return [read_log(path, name) for name, (_, path) in zip(names, pairs)]
+            return [(name, path) for name, (_, path) in zip(names, pairs)]
     return fail(f"two runs are named {double}; hint: NAME=PATH with another name")
+
+
+def read_logs(specs):
+    """The Logs of [NAME=]PATH, by name."""
+    return [read_log(path, name) for name, path in named(specs)]

@@ -58,6 +58,10 @@ command_refuses "--smooth: expected an integer from 1.*'0'" python3 $plot --smoo
 command_refuses "--panels: expected names of loss,.*found 'loss,loss'" python3 $plot --panels loss,loss README.md
 command_refuses '--out x.gif: expected a path that ends with one of .png, .svg, .pdf' python3 $plot --out x.gif README.md
 command_refuses "$work/none/x.png: cannot be written: no such folder" python3 $plot --out "$work/none/x.png" README.md
+command_refuses "$work/none: No such file" python3 scripts/report.py "$work/none"
+command_refuses "$work/none/x.html: cannot be written: no such folder" python3 scripts/report.py --out "$work/none/x.html" README.md
+command_refuses 'unrecognized arguments: more.*--help' python3 scripts/report.py README.md more
+command_refuses 'required: \[NAME=\]RUN' python3 scripts/to_tensorboard.py --follow
 printf '{"step": 1, "loss": 2.5}\n[1]\n' >"$work/log.jsonl"
 command_refuses "log.jsonl:2: expected a line of a log.jsonl, found '\[1\]'" python3 $plot "$work/log.jsonl"
 command_refuses 'expected one FILE.bin' python3 scripts/random_shard.py

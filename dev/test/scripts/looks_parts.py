@@ -1,21 +1,36 @@
-"""scripts/run_log.py and plot.py: what a log says, and what is drawn of it, with a stand-in for matplotlib."""
+"""scripts/run_log.py, plot.py, report.py, to_tensorboard.py: what a log says, and what is made of it, with stand-ins for matplotlib
+and TensorBoard's package."""
+import html.parser
 import json
 import os
+import signal
 import sys
+import threading
 import types
 
 from parts import Parts
 
 import plot
+import report
 import run_log
+import to_tensorboard
 
 
 def step(number, loss=2.0, **more):
     return {"step": number, "loss": loss, "lr": 0.1, "norm": 1.0, "ms": 500.0, "tok_s": 20.0, "memory": 1 << 30, **more}
 
 
-def header(first_step=0, tokens=10, **more):
-    return {"run": {"first_step": first_step, "flags": {"tokens-per-step": tokens}, **more}}
+def header(first_step=0, tokens=10, flags=(), **more):
+    return {"run": {"first_step": first_step, "flags": {"tokens-per-step": tokens, **dict(flags)}, **more}}
+
+
+def stand_in(test, **modules):
+    """Modules of these names, dots as two underscores, until the test ends."""
+    for name, values in modules.items():
+        module = types.ModuleType(name.replace("__", "."))
+        vars(module).update(values)
+        test.addCleanup(sys.modules.pop, module.__name__, None)
+        sys.modules[module.__name__] = module
 
 
 class Logs(Parts):
@@ -102,14 +117,9 @@ class Plot(Logs):
             def __call__(self, *_, **__):
                 return Anything()
 
-        plots = types.ModuleType("matplotlib.pyplot")
-        plots.subplots = lambda rows, columns, **_: (Anything(), [[Anything() for _ in range(columns)] for _ in range(rows)])
-        plots.Line2D = lambda *_, **__: None
-        library = types.ModuleType("matplotlib")
-        library.use, library.pyplot = lambda name: None, plots
-        for name, module in (("matplotlib", library), ("matplotlib.pyplot", plots)):
-            self.addCleanup(sys.modules.pop, name, None)
-            sys.modules[name] = module
+        stand_in(self, matplotlib={"use": lambda name: None}, matplotlib__pyplot={
+            "subplots": lambda rows, columns, **_: (Anything(), [[Anything() for _ in range(columns)] for _ in range(rows)]),
+            "Line2D": lambda *_, **__: None})
         out = self.path("x.svg")
         self.replace(sys, "argv", ["plot.py", "--out", out, *words])
         self.assertEqual(self.said(plot.main)[1:], (f"{out}\n", "", None))
@@ -127,3 +137,166 @@ class Plot(Logs):
     def test_one_panel(self):
         lines, titles = self.draw("--panels", "loss", self.log({"step": 5, "val_loss": 3}))
         self.assertEqual((lines, titles), ([((5,), (3,))], ["loss, nats a token"]))
+
+
+class Report(Logs):
+    def report(self, *rows):
+        return run_log.read_log(self.log(*rows))
+
+    def test_figures(self):
+        log = self.report(header(flags={"steps": 4}), *[step(n, 5.0 - n, mfu=0.1 * n, memory=n << 20, ms=1e3) for n in range(1, 5)],
+                          {"step": 2, "val_loss": 1.5}, {"step": 4, "val_loss": 1.75}, {"step": 4, "acc_norm": 0.3, "acc": 0.25, "items": 9})
+        self.assertEqual(dict(report.figures(log)), {
+            "steps": "4 of 4", "tokens": "40 (40)", "training loss, last step": "1.0000", "validation loss, last": "1.7500 (step 4)",
+            "validation loss, lowest": "1.5000 (step 2)", "HellaSwag, step 4": "acc_norm 0.3000, acc 0.2500",
+            "training time": "4.0 s, without validation, samples and saves", "speed, median step": "20 tokens/s",
+            "MFU, median step": "25.0 %", "memory, highest": "4.0 MiB"})
+        bare = dict(report.figures(self.report({"step": 3, "loss": None}, {"step": 7, "val_loss": 2})))
+        self.assertEqual([bare[name] for name in ("steps", "training loss, last step", "speed, median step", "memory, highest")],
+                         ["7", "not known", "not known", "not in the log"])
+        self.assertEqual([report.duration(s) for s in (12.34, 200, 3720)], ["12.3 s", "3 min 20 s", "1 h 02 min"])
+
+    def test_warnings(self):
+        log = self.report(header(flags={"steps": 9}, version="v 1-modified"), step(1), {"step": 1, "val_loss": 1.0},
+                          {"step": 1, "checkpoint": "step_1", "seconds": 1}, header(1, flags={"steps": 9}, version="v 2"),
+                          step(2, skipped=3), {"step": 2, "save_failed": "no space"}, {"step": 2, "val_loss": 1.1})
+        self.assertEqual([text.split(":")[0] for text in report.warnings(log)], [
+            "The run stands at step 2 of 9", "3 updates were skipped", "The save of step 2 failed",
+            "The validation loss rose from 1.0000 (step 1) to 1.1000", "The newest checkpoint is that of step 1, 1 steps before the log's end.",
+            "The program was built from sources that are in no commit (-modified).", "The run was resumed by another build"])
+        good = self.report(header(flags={"steps": 1}, version="v 1"), step(1, skipped=0), {"step": 1, "val_loss": 1.0},
+                           {"step": 1, "checkpoint": "step_1", "seconds": 1})
+        self.assertEqual(report.warnings(good), [])
+        self.assertEqual([text[:22] for text in report.warnings(self.report(step(1)))], ["The log has no header:", "Nothing was validated.", "No checkpoint is in th"])
+
+    def test_the_page(self):
+        seen = []
+        self.replace(report, "figure", lambda logs: types.SimpleNamespace(savefig=lambda out, **_: seen.append(logs) or out.write(b"PNG")))
+        path = self.log(header(flags={"steps": 1, "lr": 0.5, "resume": False, "out": None}, argv=["./t", "--lr=0.5"], version="v 1", model="<nano>",
+                               parameters=25000, date="today", tokenizer={"name": "bytes"}), step(1), {"step": 1, "val_loss": 1.0},
+                        {"step": 1, "sample": "first"}, {"step": 1, "sample": "a <b>\u202e\x1b\n& c"}, header(1, argv=["./t", "--lr=1"], flags={"lr": 1}))
+        out = self.path("page.html")
+        self.replace(sys, "argv", ["report.py", "--out", out, f"my & run={path}"])
+        self.assertEqual(self.said(report.main)[1:], (f"{out}\n", "", None))
+        text, tags = self.text("page.html"), []
+        checked = html.parser.HTMLParser()
+        checked.handle_starttag = lambda tag, _: tag in ("meta", "img") or tags.append(tag)
+        checked.handle_endtag = lambda tag: self.assertEqual(tags.pop(), tag)
+        checked.feed(text)
+        self.assertEqual(tags, [], "every element is closed")
+        for part in ("<h1>my &amp; run</h1>", "data:image/png;base64,UE5H", "&lt;nano&gt;, 25 k parameters", "<pre>a &lt;b&gt;??\n&amp; c</pre>",
+                     "<summary>1 before it</summary><h3>step 1</h3><pre>first</pre>", "from step 1, by None"):
+            self.assertIn(part, text)
+        self.assertEqual([log.name for logs in seen for log in logs], ["my & run"])
+        self.assertEqual(report.settings(run_log.read_log(path)), ([("--lr", 1)], [("--tokens-per-step", 10)]))
+        self.assertNotIn("http", text, "nothing is fetched")
+
+    def test_a_long_table(self):
+        text = report.table([(str(n), "x") for n in range(100)], ("a", "b"))
+        self.assertEqual((text.count("<tr>"), text.count("60 more"), "<td>19</td>" in text, "<td>20</td>" in text, "<td>80</td>" in text),
+                         (42, 1, True, False, True))
+
+
+class TensorBoard(Logs):
+    def setUp(self):
+        super().setUp()
+        test, self.files = self, {}
+
+        class Message(types.SimpleNamespace):
+            START = 1
+
+        class Writer:
+            def __init__(self, folder, filename_suffix):
+                test.files.setdefault(folder, []).append(self)
+                self.events, self.flushed = [], 0
+                self.name = test.file(os.path.relpath(os.path.join(folder, f"events.out.tfevents.{len(test.files[folder])}{filename_suffix}"),
+                                                      test.folder), "")
+
+            def add_event(self, event):
+                self.events.append(event)
+
+            def flush(self):
+                self.flushed = len(self.events)
+
+            def close(self):
+                self.flush()
+
+        class Summary(Message):
+            Value = Message
+
+        class Metadata(Message):
+            PluginData = Message
+
+        stand_in(self, tensorboard__compat__proto__event_pb2={"Event": Message, "SessionLog": Message},
+                 tensorboard__compat__proto__summary_pb2={"Summary": Summary, "SummaryMetadata": Metadata},
+                 tensorboard__compat__proto__tensor_pb2={"TensorProto": Message},
+                 tensorboard__summary__writer__event_file_writer={"EventFileWriter": Writer})
+
+    def convert(self, *words):
+        self.replace(sys, "argv", ["to_tensorboard.py", "--out", self.path("runs"), *words])
+        return self.said(to_tensorboard.main)
+
+    def scalars(self, writer):
+        """{(tag, step): value}, in the order of the events."""
+        return {(value.tag, event.step): value.simple_value for event in writer.events if hasattr(event, "summary")
+                for value in event.summary.value if hasattr(value, "simple_value")}
+
+    def test_the_events(self):
+        path = self.log(header(date="1970-01-02T00:00:00Z", argv=["a|b"]), step(1), {"step": 1, "val_loss": 2.5}, step(2, None, skipped=1),
+                        {"step": 2, "sample": "x\ny"}, header(2, date="1970-01-03T00:00:00Z"), step(3), end='{"step": 4')
+        _, out, err, code = self.convert(f"mine={path}")
+        self.assertEqual((out, err, code), (f"{self.path('runs')}: mine; to look at it: tensorboard --logdir {self.path('runs')}\n", "", None))
+        (writer,) = self.files[self.path("runs", "mine")]
+        scalars = self.scalars(writer)
+        self.assertEqual([scalars.get(key) for key in (("loss/train", 1), ("loss/train", 2), ("loss/validation", 1), ("memory/gib", 3),
+                                                       ("training/skipped_updates", 2), ("speed/tokens_per_second", 3))], [2, None, 2.5, 1, 1, 20])
+        self.assertEqual([(event.step, event.wall_time) for event in writer.events], [
+            (0, 86400), (1, 86400.5), (1, 86400.5), (2, 86401), (2, 86401), (3, 172800), (2, 172800), (3, 172800.5)])
+        texts = [(event.summary.value[0].tag, event.summary.value[0].tensor.string_val[0].decode()) for event in writer.events
+                 if hasattr(event, "summary") and hasattr(event.summary.value[0], "tensor")]
+        self.assertIn(("sample", "    x\n    y\n"), texts)
+        self.assertIn("| command | `a/b` |", texts[0][1])
+        self.assertEqual([event.step for event in writer.events if hasattr(event, "session_log")], [3], "what follows takes the place of later steps")
+        self.assertEqual(writer.flushed, len(writer.events))
+
+    def test_a_second_call(self):
+        path = self.log(step(1))
+        keep = self.file("runs/mine/events.out.tfevents.of.another", "")
+        for _ in range(2):
+            self.convert(f"mine={path}")
+        self.assertEqual(sorted(os.listdir(self.path("runs", "mine"))), ["events.out.tfevents.2.from_log", os.path.basename(keep)])
+        self.assertEqual(self.convert(self.log(step(1), name="x/log.jsonl", end="[]\n"))[2:],
+                         (f"error: {self.path('x', 'log.jsonl')}:2: expected a line of a log.jsonl, found '[]'\n", 2))
+        self.assertRegex(self.convert(self.path("none"))[2], "none: No such file")
+
+    def test_without_the_package(self):
+        del sys.modules["tensorboard.compat.proto.event_pb2"]
+        self.replace(sys, "path", [])
+        self.assertRegex(self.convert(self.log(step(1)))[2], "^error: the package tensorboard cannot be imported .*; hint: pip install tensorboard\n$")
+
+    def test_followed(self):
+        path = self.log(header(), step(1), step(2), step(3), end='{"step": 4, "lo')
+        source = to_tensorboard.Source("a", path, self.path("runs"))
+        writer = source.events.writer
+        losses = lambda: {number: value for (tag, number), value in self.scalars(writer).items() if tag == "loss/train"}
+        source.read()
+        self.log(header(), step(1), step(2), step(3), step(4, 4.0))  # the same file, its half line whole
+        source.follow()
+        self.assertEqual((losses(), writer.flushed), ({1: 2, 2: 2, 3: 2, 4: 4}, len(writer.events)))
+        os.replace(self.log(header(), step(1), step(2), name="new"), path)  # cut back to step 2, before its new header
+        n_events = len(writer.events)
+        source.follow()
+        self.assertEqual(len(writer.events), n_events, "old lines are not taken again")
+        self.log(header(), step(1), step(2), header(2), step(3, 7.0))
+        source.follow()
+        self.assertEqual(losses(), {1: 2, 2: 2, 3: 7, 4: 4})
+        self.assertEqual([event.step for event in writer.events if hasattr(event, "session_log")], [3])
+        self.assertEqual(source.log.seconds_at(9), 1.5, "steps that were taken back took no time")
+        os.replace(self.log(header(tokens=11), step(1), name="new"), path)
+        self.refused("is the log of another run now", 1, source.follow)
+
+    def test_the_end(self):
+        threading.Timer(0.2, lambda: os.kill(os.getpid(), signal.SIGTERM)).start()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            self.addCleanup(signal.signal, number, signal.getsignal(number))
+        self.assertEqual(self.convert("--follow", self.log(step(1)))[2:], ("", None))

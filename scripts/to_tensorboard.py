@@ -1,0 +1,200 @@
+#!/usr/bin/env python3
+"""Writes the logs of runs as TensorBoard event files.
+
+usage: to_tensorboard.py [--out runs] [--follow] [NAME=]RUN ...;  then: tensorboard --logdir runs
+
+RUN is a run's folder (--out) or a log.jsonl. Each run gets the folder OUT/NAME with one file, which replaces that of an earlier call.
+--follow goes on with what runs write, every second, until ctrl-C; a run that is resumed from an earlier step goes back to it.
+An event's time is the time of the run's start, or of its last resumption, and the steps' times since. Needs the package tensorboard.
+"""
+import calendar
+import os
+import signal
+import time
+
+from comparison import EXIT_RUN, Parser, fail
+from run_log import Log, log_path, named, refuse
+
+SUFFIX = ".from_log"  # of our files, which alone we replace
+GIB = 1 << 30
+# (rows, field, tag, scale)
+SCALARS = [("loss", "loss", "loss/train", 1), ("loss", "lr", "training/learning_rate", 1), ("loss", "norm", "training/gradient_norm", 1),
+           ("loss", "skipped", "training/skipped_updates", 1), ("loss", "tok_s", "speed/tokens_per_second", 1),
+           ("loss", "ms", "speed/ms_per_step", 1), ("loss", "mfu", "speed/mfu", 1), ("loss", "memory", "memory/gib", 1 / GIB),
+           ("val_loss", "val_loss", "loss/validation", 1), ("acc_norm", "acc_norm", "hellaswag/acc_norm", 1),
+           ("acc_norm", "acc", "hellaswag/acc", 1), ("checkpoint", "seconds", "speed/seconds_per_save", 1)]
+
+
+def library():
+    """(EventFileWriter, Event, SessionLog, Summary, SummaryMetadata, TensorProto)"""
+    try:
+        from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+        from tensorboard.compat.proto.summary_pb2 import Summary, SummaryMetadata
+        from tensorboard.compat.proto.tensor_pb2 import TensorProto
+        from tensorboard.summary.writer.event_file_writer import EventFileWriter
+    except ImportError as error:
+        fail(f"the package tensorboard cannot be imported ({error}); hint: pip install tensorboard", EXIT_RUN)
+    return EventFileWriter, Event, SessionLog, Summary, SummaryMetadata, TensorProto
+
+
+def seconds_of(date):
+    """'2026-01-31T12:00:00Z' in seconds since 1970; None where it is none."""
+    try:
+        return calendar.timegm(time.strptime(date, "%Y-%m-%dT%H:%M:%SZ"))
+    except (TypeError, ValueError):
+        return None
+
+
+def table(header):
+    """The header of a run as a table in Markdown."""
+    rows = {**{name: value for name, value in header.items() if name not in ("flags", "argv")},
+            "command": " ".join(header.get("argv") or []), **{f"--{k}": v for k, v in (header.get("flags") or {}).items()}}
+    cell = "| {} | `{}` |".format
+    return "\n".join(["| | |", "|---|---|"] + [cell(name, str(value).replace("|", "/").replace("`", "'")) for name, value in rows.items()])
+
+
+class Events:
+    """The event file of a run."""
+
+    def __init__(self, folder):
+        writer, *self.types = library()
+        try:
+            os.makedirs(folder, exist_ok=True)
+            for name in os.listdir(folder):
+                if name.startswith("events.out.tfevents.") and name.endswith(SUFFIX):
+                    os.unlink(os.path.join(folder, name))
+            self.writer = writer(folder, filename_suffix=SUFFIX)
+        except OSError as error:
+            fail(f"{folder}: cannot be written: {error.strerror or error}", EXIT_RUN)
+        self.begun, self.begun_at = time.time(), 0.0  # when, and at what time of training
+
+    def add(self, log, step, **content):
+        passed = log.seconds_at(step) - self.begun_at
+        self.writer.add_event(self.types[0](wall_time=self.begun + passed, step=step, **content))
+
+    def add_text(self, log, step, tag, text):
+        _, _, Summary, SummaryMetadata, TensorProto = self.types
+        plugin = SummaryMetadata.PluginData(plugin_name="text")
+        tensor = TensorProto(dtype="DT_STRING", string_val=[text.encode()])
+        self.add(log, step, summary=Summary(value=[Summary.Value(tag=tag, metadata=SummaryMetadata(plugin_data=plugin), tensor=tensor)]))
+
+    def add_header(self, log, header):
+        """The run's, or that of its resumption, from which step on what stood there before is void."""
+        _, SessionLog, *_ = self.types
+        step = header.get("first_step") or 0
+        self.begun_at = log.seconds_at(step)
+        self.begun = seconds_of(header.get("date")) or self.begun
+        if len(log.headers) > 1:
+            self.add(log, step + 1, session_log=SessionLog(status=SessionLog.START))
+        self.add_text(log, step, "run", table(header))
+
+    def take(self, log, kind, row):
+        """A line of the log, which has it already."""
+        Summary = self.types[2]
+        if kind == "run":
+            self.add_header(log, row)
+            return
+        values = [Summary.Value(tag=tag, simple_value=row[field] * scale) for rows, field, tag, scale in SCALARS
+                  if rows == kind and row.get(field) is not None]
+        if values:
+            self.add(log, row["step"], summary=Summary(value=values))
+        if kind == "sample" and row["sample"] is not None:
+            self.add_text(log, row["step"], "sample", "".join(f"    {line}\n" for line in row["sample"].split("\n")))  # as code
+
+
+class Source:
+    """A log that may grow, be cut back by a resumption, or become that of another run."""
+
+    def __init__(self, name, path, folder):
+        self.log = Log(log_path(path), name)
+        self.first_line, self.headers_before = None, 0
+        self.open()
+        self.events = Events(os.path.join(folder, *name.split(os.sep)))
+
+    def open(self):
+        try:
+            self.file = open(self.log.path, "rb")
+        except OSError as error:
+            fail(f"{self.log.path}: {error.strerror}")
+        self.at, self.n_lines, self.n_headers = 0, 0, 0
+
+    def is_replaced(self):
+        try:
+            return not os.path.samestat(os.stat(self.log.path), os.fstat(self.file.fileno()))
+        except FileNotFoundError:
+            return False  # it is about to be
+
+    def read(self):
+        """Takes the whole lines that have come."""
+        self.file.seek(self.at)  # half a line may have been cut off since
+        for line in self.file:
+            if not line.endswith(b"\n"):
+                break
+            self.at += len(line)
+            self.n_lines += 1
+            self.take(line.decode(errors="replace"))
+        self.events.writer.flush()
+
+    def follow(self):
+        """The same; of a resumed run from its newest header on, because the lines before it are old."""
+        self.read()
+        if not self.is_replaced():
+            return
+        self.read()  # what came between
+        self.file.close()
+        self.headers_before = len(self.log.headers)
+        self.open()
+        self.read()
+
+    def take(self, line):
+        if self.n_lines == 1 and self.first_line not in (None, line):
+            fail(f"{self.log.path}: is the log of another run now; hint: the same command again follows that one", EXIT_RUN)
+        self.first_line = self.first_line or line
+        is_header = line.startswith('{"run"')
+        self.n_headers += is_header
+        if self.headers_before and self.n_headers <= self.headers_before:
+            return
+        try:
+            taken = self.log.add(line)
+        except ValueError:
+            refuse(self.log.path, self.n_lines, line)
+        if taken:
+            self.events.take(self.log, *taken)
+
+
+def follow(sources):
+    """Until ctrl-C or SIGTERM."""
+
+    def stop(*_):
+        raise KeyboardInterrupt
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, stop)
+    try:
+        while True:
+            for source in sources:
+                source.follow()
+            time.sleep(1)
+    except KeyboardInterrupt:
+        pass
+
+
+def main():
+    parser = Parser(description="logs of runs as TensorBoard event files")
+    parser.add_argument("runs", nargs="+", metavar="[NAME=]RUN", help="a run's folder, or a log.jsonl")
+    parser.add_argument("--out", default="runs", metavar="DIR", help="the folder of folders; tensorboard --logdir DIR")
+    parser.add_argument("--follow", action="store_true", help="go on with what runs write, until ctrl-C")
+    args = parser.parse_args()
+    library()
+    sources = [Source(name, path, args.out) for name, path in named(args.runs)]
+    for source in sources:
+        source.read()
+    print(f"{args.out}: {', '.join(source.log.name for source in sources)}; to look at it: tensorboard --logdir {args.out}", flush=True)
+    if args.follow:
+        follow(sources)
+    for source in sources:
+        source.events.writer.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -132,7 +132,7 @@ typedef struct Task {
 } Task;
 
 /* A file takes the bytes of one thread at a time: more threads than these wait for each other. */
-enum { MAX_FILES = 2, MAX_WRITERS = 8, CHUNK_ELEMS = 1 << 17 };
+enum { MAX_FILES = 2, MAX_WRITERS = 4, CHUNK_ELEMS = 1 << 17 };
 
 /* The files of a save. */
 typedef struct Writing {

@@ -29,13 +29,19 @@ typedef struct Probe {
     int32_t tokens[PROBE_TOKENS], targets[PROBE_TOKENS];
 } Probe;
 
-typedef enum { SAVE_REFUSED, SAVE_AT_ONCE, SAVE_IN_BACKGROUND } SaveWay; /* rank 0 tells the others */
+typedef enum {
+    SAVE_REFUSED,
+    SAVE_AT_ONCE,
+    SAVE_FROM_SNAPSHOT,
+    SAVE_IN_BACKGROUND
+} SaveWay; /* rank 0 tells the others */
 
-/* A checkpoint that a thread of rank 0 writes from the snapshot while training goes on. */
+/* A checkpoint that a thread of rank 0 writes from the snapshot, as a rule while training goes on. */
 typedef struct BackgroundSave {
     Run *run;
     pthread_t thread;
     bool running;      /* the main thread has not seen its end */
+    bool overlaps;     /* training goes on meanwhile */
     atomic_bool ended; /* what follows is final */
     TrainerState state;
     SaveOptions options;

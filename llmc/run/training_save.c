@@ -29,13 +29,19 @@ bool training_take_retry(Training *t, int64_t step) {
     return true;
 }
 
+/* Waits for the thread. */
+static bool end_background(Training *t) {
+    BackgroundSave *b = &t->saving.background;
+    pthread_join(b->thread, NULL);
+    b->running = false;
+    record(t, b->state.step, b->ok, b->err.text, b->seconds);
+    return b->ok;
+}
+
 void training_collect_save(Training *t, bool wait) {
     BackgroundSave *b = &t->saving.background;
     if (!b->running || !(wait || atomic_load(&b->ended))) return;
-    pthread_join(b->thread, NULL);
-    b->running = false;
-    if (!b->ok) warn(&b->err);
-    record(t, b->state.step, b->ok, b->err.text, b->seconds);
+    if (!end_background(t)) warn(&b->err);
     if (b->ok && t->saving.asked)
         console_note(&t->console, "saved step %lld on request", (long long)b->state.step);
     t->saving.asked = false;
@@ -75,7 +81,7 @@ static bool write_checkpoint(Run *run, const TrainerState *at, const SaveOptions
 
 static void *write_in_background(void *argument) {
     BackgroundSave *b = argument;
-    setpriority(PRIO_PROCESS, 0, NICENESS); /* of this thread alone, on Linux */
+    if (b->overlaps) setpriority(PRIO_PROCESS, 0, NICENESS); /* of this thread alone, on Linux */
     snapshot_wait(b->options.snapshot);
     b->ok = write_checkpoint(b->run, &b->state, &b->options, &b->err);
     b->seconds = clock_seconds() - b->begun;
@@ -84,14 +90,15 @@ static void *write_in_background(void *argument) {
 }
 
 /* The snapshot is queued; a system that has no thread left writes here and now. */
-static bool save_in_background(Training *t, const SaveOptions *options, Error *err) {
+static bool save_in_background(Training *t, const SaveOptions *options, bool overlap, Error *err) {
     Run *run = t->run;
     BackgroundSave *b = &t->saving.background;
     const double begun = clock_seconds();
     t->saving.last_begun = t->state.step;
     snapshot_take(&run->snapshot, &run->model, options->model_only);
     if (!ranks_leads(run->comm->ranks)) return true;
-    *b = (BackgroundSave){.run = run, .state = t->state, .options = *options, .begun = begun};
+    *b = (BackgroundSave){
+        .run = run, .state = t->state, .options = *options, .overlaps = overlap, .begun = begun};
     b->options.snapshot = &run->snapshot;
     b->running = thread_start(&b->thread, write_in_background, b);
     if (b->running) return true;
@@ -101,12 +108,26 @@ static bool save_in_background(Training *t, const SaveOptions *options, Error *e
     return ok;
 }
 
+static bool fail_of_rank_0(const Training *t, Error *err) {
+    return fail(err, EXIT_RUN, "rank 0 could not save step %lld", (long long)t->state.step);
+}
+
+/* The whole copy, then files: half the time of a save without a snapshot, which copies tensor by tensor. */
+static bool save_from_snapshot(Training *t, const SaveOptions *options, Error *err) {
+    const bool leads = ranks_leads(t->run->comm->ranks);
+    bool ok = save_in_background(t, options, false, err);
+    if (t->saving.background.running && !(ok = end_background(t))) *err = t->saving.background.err;
+    t->run->comm->broadcast_on_host(t->run->comm, &ok, sizeof ok);
+    if (!leads) record(t, t->state.step, ok, "", 0);
+    return ok || leads ? ok : fail_of_rank_0(t, err);
+}
+
 static bool save_at_once(Training *t, const SaveOptions *options, Error *err) {
     const bool leads = ranks_leads(t->run->comm->ranks);
     const double begun = clock_seconds();
     const bool ok =
         checkpoint_share(&t->run->model, !leads || write_checkpoint(t->run, &t->state, options, err));
-    if (!ok && !leads) fail(err, EXIT_RUN, "rank 0 could not save step %lld", (long long)t->state.step);
+    if (!ok && !leads) fail_of_rank_0(t, err);
     record(t, t->state.step, ok, err->text, clock_seconds() - begun);
     return ok;
 }
@@ -116,7 +137,8 @@ static SaveWay choose_way(Training *t, bool overlap, Error *err) {
     bool moved;
     if (!setup_follow_output(t->run, &moved, err)) return SAVE_REFUSED;
     if (moved) log_follow(&t->log);
-    return overlap && snapshot_is_open(&t->run->snapshot) ? SAVE_IN_BACKGROUND : SAVE_AT_ONCE;
+    if (!snapshot_is_open(&t->run->snapshot)) return SAVE_AT_ONCE;
+    return overlap ? SAVE_IN_BACKGROUND : SAVE_FROM_SNAPSHOT;
 }
 
 bool training_save(Training *t, const SaveOptions *options, bool overlap, Error *err) {
@@ -125,10 +147,10 @@ bool training_save(Training *t, const SaveOptions *options, bool overlap, Error 
     watchdog_set(PHASE_SAVE, t->state.step);
     if (ranks_leads(comm->ranks)) way = choose_way(t, overlap, err);
     comm->broadcast_on_host(comm, &way, sizeof way);
-    if (way == SAVE_IN_BACKGROUND) return save_in_background(t, options, err);
+    if (way == SAVE_IN_BACKGROUND) return save_in_background(t, options, true, err);
+    if (way == SAVE_FROM_SNAPSHOT) return save_from_snapshot(t, options, err);
     if (way == SAVE_AT_ONCE) return save_at_once(t, options, err);
-    if (!ranks_leads(comm->ranks))
-        fail(err, EXIT_RUN, "rank 0 could not save step %lld", (long long)t->state.step);
+    if (!ranks_leads(comm->ranks)) fail_of_rank_0(t, err);
     record(t, t->state.step, false, err->text, 0);
     return false;
 }

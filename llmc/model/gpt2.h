@@ -19,6 +19,8 @@ struct GPT2Config {
     int end_of_text; /* where `documents`: the token that ends one */
 };
 
+/* The names that a descriptor may be, i from 0; NULL behind the last. */
+const char *gpt2_descriptor(int i);
 /* "d12", "gpt3:c768", ...: fills layers, heads, channels; leaves max_seq_len and vocabulary as they are. */
 bool gpt2_config_from_descriptor(GPT2Config *config, const char *descriptor, Error *err);
 /* Ranges, divisibility, overflow; `what` names the source in the message ("--model d12", a file). */

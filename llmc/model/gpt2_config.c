@@ -30,6 +30,10 @@ static const struct Descriptor {
     {"gpt3:c12288", 96, 96, 12288},
 };
 
+const char *gpt2_descriptor(int i) {
+    return (size_t)i < sizeof descriptors / sizeof *descriptors ? descriptors[i].name : NULL;
+}
+
 /* What others call these models: folders here. */
 static bool is_of_openai(const char *name) {
     static const char *const names[] = {"gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl"};

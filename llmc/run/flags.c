@@ -285,7 +285,7 @@ bool flags_parse(Settings *s, int argc, char **argv, Error *err) {
         if (flag->absent && (!flag->default_text || strcmp(value, flag->default_text) != 0))
             return fail(err, EXIT_INPUT, "%s: not in this version yet", shown);
         s->was_set[row] = true;
-        if (s->help || s->version || s->help_markdown) return true;
+        if (s->help || s->version || s->help_markdown || s->completion) return true;
     }
     return true;
 }

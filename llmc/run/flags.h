@@ -16,6 +16,7 @@
 typedef enum { DEVICE_AUTO, DEVICE_CUDA, DEVICE_CPU } DeviceKind;
 typedef enum { PRECISION_BF16, PRECISION_FP32 } Precision;
 typedef enum { GRAPH_OFF, GRAPH_ON } GraphKind;
+typedef enum { SHELL_NONE, SHELL_BASH, SHELL_ZSH, SHELL_FISH } ShellKind;
 
 enum { FLAGS_MAX = 96 };
 
@@ -73,6 +74,7 @@ typedef struct Settings {
     int64_t gpus, restarts;
     /* tools */
     bool memory, profile, overfit, help, help_markdown, version;
+    ShellKind completion;
     const char *profile_trace; /* NULL: no trace; else profile is set */
 
     bool data_of_run; /* --train and --val are those of --model's run */
@@ -139,6 +141,8 @@ bool pattern_is_shards(const char *pattern);
 void flags_help(FILE *out, const char *program);
 /* The table in FLAGS.md, between its two markers. */
 void flags_help_markdown(FILE *out);
+/* What the shell reads to complete flags and their values. */
+void flags_completion(FILE *out, ShellKind shell);
 
 /* One JSON object with every flag that shapes a run, malloc'ed. NULL if memory is out. */
 char *flags_to_json(const Settings *s);

@@ -1,5 +1,5 @@
 /* The table of flags and the table of recipes, for the files that loop over them: flags.c (parsing),
- * flags_help.c (texts), settings.c (completion, checks, JSON). */
+ * flags_help.c and flags_completion.c (texts), settings.c (checks, JSON). */
 #pragma once
 #include <stddef.h>
 #include "flags.h"

@@ -4,6 +4,7 @@ autocast) scale from one GPU of this host to several: tokens/s of both on 1 and 
 
     make train_gpt2cu && scripts/compare_scaling.py --csv scaling.csv --markdown scaling.md   # 2 GPUs, about 10 minutes on H200
     scripts/compare_scaling.py --cases d12:64x1024,d24:32x1024 --seconds 3 --deadline 270     # about 280 s
+    scripts/compare_scaling.py --cases d48:16x1024 --add scaling.csv --csv scaling.csv        # one case more, in the same table
     scripts/compare_scaling.py --dry-run                                                      # the commands alone
 
 Every GPU has the same micro-batch at any count, and a step is one micro-step: nothing hides communication but backward itself.
@@ -24,7 +25,7 @@ import tempfile
 import time
 
 import random_shard
-from combine import spread
+from combine import SAME, read_run, spread
 from comparison import EXIT_RUN, Parser, Report, commit_of, duration, end_with, environment, fail, integer, torch_on_card
 from compare_train import DEFAULT, PEER, Configuration, Torch, check_shard, command_of_ours, configurations, n_steps, name_of, run_ours, ways, words
 
@@ -110,6 +111,19 @@ class Turns:
         self.rows.append(row)
         self.report.record(**row)
         print(f"{time.monotonic() - BEGAN:5.0f} s  " + "  ".join(filter(None, row.values())), flush=True)
+
+
+def add_earlier(run, header, turns):
+    """Rows of an earlier run of the same programs."""
+    found = dict(header)
+    if not run.rows or "bucket_mb" not in run.rows[0]:
+        fail(f"--add {run.path}: expected rows of compare_scaling.py, found {', '.join(run.rows[0]) if run.rows else 'none'}")
+    for name in (*SAME, "NCCL"):
+        if run.header.get(name) != found.get(name):
+            fail(f"--add {run.path}: {name}: expected {found.get(name)}, found {run.header.get(name)}")
+    for row in run.rows:
+        turns.rows.append(row)
+        turns.report.record(**row)
 
 
 def late(arguments):
@@ -265,6 +279,7 @@ def parse_arguments(argv):
     parser.add_argument("--deadline", type=duration(1, 86400), metavar="S", help="no turn begins so long after the start")
     parser.add_argument("--train", metavar="FILE", help="token shard; default: random tokens")
     parser.add_argument("--program", default="./train_gpt2cu", metavar="FILE", help="our trainer (default ./train_gpt2cu)")
+    parser.add_argument("--add", metavar="FILE", help="CSV of an earlier run of the same binary and PyTorch: its cases stand before these")
     parser.add_argument("--dry-run", action="store_true", help="print the commands and exit")
     parser.add_argument("--csv", metavar="FILE")
     parser.add_argument("--markdown", metavar="FILE")
@@ -296,9 +311,13 @@ def main():
     torch = torch_on_card()
     if torch.cuda.device_count() < arguments.gpus:
         fail(f"--gpus {arguments.gpus}: PyTorch sees {torch.cuda.device_count()}")
-    report.header(environment(torch, commit_of(os.path.abspath(arguments.program)))
-                  + [("NCCL", f"{'.'.join(map(str, torch.cuda.nccl.version()))} of PyTorch, NCCL_NVLS_ENABLE={os.environ['NCCL_NVLS_ENABLE']}")])
+    header = environment(torch, commit_of(os.path.abspath(arguments.program))) + [
+        ("NCCL", f"{'.'.join(map(str, torch.cuda.nccl.version()))} of PyTorch, NCCL_NVLS_ENABLE={os.environ['NCCL_NVLS_ENABLE']}")]
+    earlier = read_run(arguments.add) if arguments.add else None
+    report.header(header + ([("before", earlier.header.get("command", "unknown"))] if earlier else []))
     turns = Turns(report)
+    if earlier:
+        add_earlier(earlier, header, turns)
     with tempfile.TemporaryDirectory() as work:
         shard = os.path.abspath(arguments.train) if arguments.train else os.path.join(work, "random_000001.bin")
         if not arguments.train:

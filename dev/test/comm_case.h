@@ -16,13 +16,14 @@ typedef struct Case {
     const Device *device;
     int groups[MOST_RANKS][MOST_RANKS]; /* by rank: the members of its group */
     int n_members;
-    bool is_nccl;  /* else sockets */
+    bool is_nccl; /* else sockets */
+    NcclLoad load;
     bool is_large; /* with sizes that take their time */
 } Case;
 
 static Comm *open_comm(const Case *c, Rendezvous *r, Error *err) {
     const int *members = c->groups[r->ranks.rank];
-    return c->is_nccl ? comm_nccl_open(r, c->device, members, c->n_members, err)
+    return c->is_nccl ? comm_nccl_open(r, c->device, members, c->n_members, c->load, err)
                       : comm_sockets_open(r, members, c->n_members, err);
 }
 
@@ -448,7 +449,7 @@ static void calls_of_rank(Rendezvous *r, const void *context) {
     while (g.members[g.rank] != r->ranks.rank) g.rank++;
     CHECK(g.comm->ranks.rank == g.rank && g.comm->ranks.n_ranks == g.n, "rank %d of %d", g.comm->ranks.rank,
           g.comm->ranks.n_ranks);
-    CHECK(g.comm->fixed_bytes(g.comm) > 0, "it takes memory");
+    CHECK(g.comm->fixed_bytes > 0, "it takes memory");
     test_calls(&g, c->is_large);
     Group other = g;
     other.comm = second;

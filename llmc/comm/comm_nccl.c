@@ -16,9 +16,12 @@
 #include "peers.h"
 #include "watchdog.h"
 
-/* Of a communicator: buffers of its channels, and its kernels, for the memory plan. A guess, not measured;
- * build/test_comm_ranks time measures it. */
-static const size_t communicator_bytes = (size_t)300 << 20;
+/* For the memory plan, as two H200 and NCCL 2.28 have it: kernels, and a communicator's buffers. Another NCCL or more
+ * ranks may take more; build/test_comm_ranks time measures it. */
+static const size_t kernels_bytes = (size_t)453 << 20,
+                    buffers_bytes[] = {[NCCL_LIGHT] = (size_t)124 << 20, [NCCL_HEAVY] = (size_t)853 << 20};
+static const int max_ctas[] = {[NCCL_LIGHT] = 4, [NCCL_HEAVY] = INT_MIN}; /* INT_MIN: as NCCL likes it */
+static bool is_loaded;                                                    /* a Comm was opened before */
 double nccl_seconds = 60;
 static const double close_seconds = 2;
 
@@ -27,6 +30,8 @@ typedef struct NcclComm {
     const Nccl *nccl;
     const Device *device;
     NcclHandle *handle;
+    NcclLoad load;
+    bool first; /* of this process */
     char description[PATH_MAX + 128];
     Peers *peers; /* NULL: what is attached goes by NCCL, too */
 } NcclComm;
@@ -127,29 +132,16 @@ static void all_to_all(Comm *comm, StreamId stream, void *out, const void *in, i
     check(c, c->nccl->ncclGroupEnd(), "all_to_all by ncclSend and ncclRecv"); /* it has their errors, too */
 }
 
-size_t comm_nccl_fixed_bytes(const Comm *comm) {
-    return communicator_bytes;
+size_t comm_nccl_fixed_bytes(NcclLoad load, bool first) {
+    return (first ? kernels_bytes : 0) + buffers_bytes[load];
+}
+
+NcclLoad comm_nccl_load(NcclLoad asked, bool one_host) {
+    return one_host && may_be_peers() ? asked : NCCL_HEAVY;
 }
 
 size_t comm_nccl_attached_bytes(const Comm *comm, int64_t n) {
     return may_be_peers() ? peers_bytes(comm->ranks, n) : 0;
-}
-
-/* ---- memory of the other ranks ---- */
-
-static void attach(Comm *comm, float *grads, int64_t n, void *weights, size_t bytes) {
-    NcclComm *c = (NcclComm *)comm;
-    if (may_be_peers()) c->peers = peers_open(&c->group, c->device, grads, n, weights, bytes);
-    if (!c->peers) return;
-    snprintf(c->description, sizeof c->description, "%s; gradients and weights by copies between the GPUs",
-             comm_nccl_description());
-    c->group.description = c->description;
-}
-
-static void detach(Comm *comm) {
-    NcclComm *c = (NcclComm *)comm;
-    peers_close(c->peers);
-    c->peers = NULL;
 }
 
 /* ---- close ---- */
@@ -164,21 +156,21 @@ static void *finish(void *argument) {
     return NULL;
 }
 
-/* A communicator that does not end in time is left to the end of the process. */
-static void close_nccl(GroupComm *group) {
-    NcclComm *c = (NcclComm *)group;
+/* False where it does not end in time: it is left to the end of the process. */
+static bool disconnect_ranks(NcclComm *c) {
     pthread_t thread;
     struct timespec until;
     clock_gettime(CLOCK_REALTIME, &until);
     until.tv_sec += (time_t)(2 * close_seconds);
-    if (c->handle) {
-        if (pthread_create(&thread, NULL, finish, c) != 0) return;
-        if (pthread_timedjoin_np(thread, NULL, &until) != 0) {
-            pthread_detach(thread);
-            return;
-        }
-    }
-    group_free(group);
+    if (!c->handle) return true;
+    if (pthread_create(&thread, NULL, finish, c) != 0) return false;
+    if (pthread_timedjoin_np(thread, NULL, &until) == 0) return true;
+    pthread_detach(thread);
+    return false;
+}
+
+static void close_nccl(GroupComm *group) {
+    if (disconnect_ranks((NcclComm *)group)) group_free(group);
 }
 
 /* ---- open ---- */
@@ -201,6 +193,7 @@ static bool share_id(const NcclComm *c, NcclId *id, Error *err) {
 
 static bool connect_ranks(NcclComm *c, const NcclId *id, Error *err) {
     NcclConfig config = nccl_config(0);
+    config.max_ctas = max_ctas[c->load];
     const Ranks ranks = c->group.comm.ranks;
     NcclResult result = c->nccl->ncclCommInitRankConfig(&c->handle, ranks.n_ranks, *id, ranks.rank, &config);
     result = settled(c, result, nccl_seconds);
@@ -224,6 +217,45 @@ static bool use_once(NcclComm *c, Error *err) {
     return true;
 }
 
+/* A communicator with all its connections; all ranks have one, or all the same err. */
+static bool connect_all(NcclComm *c, Error *err) {
+    Rendezvous *r = c->group.rendezvous;
+    NcclId id;
+    c->group.comm.fixed_bytes = comm_nccl_fixed_bytes(c->load, c->first);
+    return share_id(c, &id, err) && ranks_agree(r, connect_ranks(c, &id, err), err) &&
+           ranks_agree(r, use_once(c, err), err);
+}
+
+/* ---- memory of the other ranks ---- */
+
+static void become_heavy(NcclComm *c) {
+    Error err = {0};
+    const bool ok = disconnect_ranks(c) || fail(&err, EXIT_RUN, "NCCL: the first communicator does not end");
+    c->handle = NULL;
+    c->load = NCCL_HEAVY;
+    if (!ranks_agree(c->group.rendezvous, ok, &err) || !connect_all(c, &err)) watchdog_die(&err);
+}
+
+static void attach(Comm *comm, float *grads, int64_t n, void *weights, size_t bytes) {
+    NcclComm *c = (NcclComm *)comm;
+    if (may_be_peers()) c->peers = peers_open(&c->group, c->device, grads, n, weights, bytes);
+    if (!c->peers) {
+        if (c->load == NCCL_LIGHT) become_heavy(c);
+        return;
+    }
+    snprintf(c->description, sizeof c->description, "%s; gradients and weights by copies between the GPUs",
+             comm_nccl_description());
+    c->group.description = c->description;
+}
+
+static void detach(Comm *comm) {
+    NcclComm *c = (NcclComm *)comm;
+    peers_close(c->peers);
+    c->peers = NULL;
+}
+
+/* ---- a Comm ---- */
+
 static bool open_nccl(NcclComm *c, Rendezvous *r, const Device *device, const int *members, int n,
                       Error *err) {
     if (!group_open(&c->group, r, members, n, err)) return false;
@@ -232,17 +264,18 @@ static bool open_nccl(NcclComm *c, Rendezvous *r, const Device *device, const in
     return c->nccl != NULL;
 }
 
-Comm *comm_nccl_open(Rendezvous *r, const Device *device, const int *members, int n, Error *err) {
+Comm *comm_nccl_open(Rendezvous *r, const Device *device, const int *members, int n, NcclLoad load,
+                     Error *err) {
     NcclComm *c = calloc(1, sizeof *c);
-    NcclId id;
     bool ok = c || fail(err, EXIT_RUN, "out of memory");
     ok = ranks_agree(r, ok && open_nccl(c, r, device, members, n, err), err);
-    ok = ok && share_id(c, &id, err) && ranks_agree(r, connect_ranks(c, &id, err), err) &&
-         ranks_agree(r, use_once(c, err), err);
+    if (ok) c->load = load, c->first = !is_loaded;
+    ok = ok && connect_all(c, err);
     if (!ok) {
         if (c) close_nccl(&c->group);
         return NULL;
     }
+    is_loaded = true;
     c->group.close = close_nccl;
     c->group.description = comm_nccl_description();
     c->group.comm.attach = attach;
@@ -253,7 +286,6 @@ Comm *comm_nccl_open(Rendezvous *r, const Device *device, const int *members, in
     c->group.comm.all_gather_end = all_gather_end;
     c->group.comm.all_to_all = all_to_all;
     c->group.comm.sum_int64 = sum_int64;
-    c->group.comm.fixed_bytes = comm_nccl_fixed_bytes;
     c->group.comm.attached_bytes = comm_nccl_attached_bytes;
     return &c->group.comm;
 }

@@ -7,11 +7,18 @@
 /* CPU ranks: sockets between every two. `members` (n) are the ranks of the group in their order, this one among them:
  * the Comm's ranks count within it. All ranks of the rendezvous call it together, each with its own group. */
 Comm *comm_sockets_open(Rendezvous *r, const int *members, int n, Error *err);
-/* GPUs: NCCL, opened at run time; the device is open. */
-Comm *comm_nccl_open(Rendezvous *r, const Device *device, const int *members, int n, Error *err);
-/* Their Comm.fixed_bytes and .attached_bytes, for a plan without a Comm, too. */
-size_t comm_sockets_fixed_bytes(const Comm *comm);
-size_t comm_nccl_fixed_bytes(const Comm *comm);
+/* What NCCL carries. Light: where gradients and weights go by copies, sums and what saves gather; few CTAs then do, which
+ * take less memory. Where they do not, or all_to_all is called: heavy. */
+typedef enum { NCCL_LIGHT, NCCL_HEAVY } NcclLoad;
+/* GPUs: NCCL, opened at run time; the device is open. A light Comm whose ranks do not reach each other's memory becomes a
+ * heavy one when memory is attached. */
+Comm *comm_nccl_open(Rendezvous *r, const Device *device, const int *members, int n, NcclLoad load,
+                     Error *err);
+/* Light where it was asked for and copies are not known to be impossible. */
+NcclLoad comm_nccl_load(NcclLoad asked, bool one_host);
+/* Their Comm.fixed_bytes and .attached_bytes, for a plan without a Comm, too. The first Comm loads NCCL's kernels. */
+size_t comm_sockets_fixed_bytes(void);
+size_t comm_nccl_fixed_bytes(NcclLoad load, bool first);
 size_t comm_nccl_attached_bytes(const Comm *comm, int64_t n);
 /* All ranks get a Comm, or none does and all have the same err: both calls end with ranks_agree. */
 bool ranks_agree(Rendezvous *r, bool ok, Error *err); /* as Comm.agree, where there is no Comm yet */

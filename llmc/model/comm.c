@@ -52,11 +52,6 @@ static size_t attached_bytes(const Comm *comm, int64_t n) {
     return 0;
 }
 
-static size_t fixed_bytes(const Comm *comm) {
-    (void)comm;
-    return 0;
-}
-
 Comm comm_alone = {
     .ranks = {.rank = 0, .n_ranks = 1},
     .attach = attach,
@@ -71,7 +66,6 @@ Comm comm_alone = {
     .gather_on_host = gather_on_host,
     .broadcast_on_host = broadcast_on_host,
     .agree = agree,
-    .fixed_bytes = fixed_bytes,
     .attached_bytes = attached_bytes,
 };
 

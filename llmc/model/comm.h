@@ -44,7 +44,7 @@ struct Comm {
     bool (*agree)(Comm *comm, bool ok, Error *err);
     /* Bytes of device memory that the calls take for themselves, for the memory plan: at once, and from attach on where
      * n gradients are attached. */
-    size_t (*fixed_bytes)(const Comm *comm);
+    size_t fixed_bytes;
     size_t (*attached_bytes)(const Comm *comm, int64_t n);
 };
 

@@ -236,12 +236,11 @@ void gpt2_memory_plan(MemoryPlan *plan, const Ops *ops, const GPT2Config *config
         add_row(plan, a->name, a->category, activation_bytes(a, options));
     }
     add_row(plan, "library workspace", "scratch", ops->device->fixed_bytes());
-    add_row(plan, "exchange with other ranks", "scratch", model.comm->fixed_bytes(model.comm));
+    add_row(plan, "exchange with other ranks", "scratch", model.comm->fixed_bytes);
     if (model.n_parts > 1)
         add_row(plan, "gradients of other ranks", "gradients",
                 model.comm->attached_bytes(model.comm, attached_gradients(&model)));
-    if (options->context)
-        add_row(plan, "exchange of heads", "scratch", options->context->fixed_bytes(options->context));
+    if (options->context) add_row(plan, "exchange of heads", "scratch", options->context->fixed_bytes);
 }
 
 int gpt2_largest_batch(const Ops *ops, const GPT2Config *config, const GPT2Options *options,

@@ -48,9 +48,21 @@ static bool on_cpu(const Run *run) {
     return run->ops == &ops_cpu;
 }
 
+/* Of the Comm of all ranks; one of ranks that share sequences out is heavy. */
+static NcclLoad nccl_load(const Run *run, bool one_host) {
+    const Settings *s = &run->settings;
+    const bool exchanges_layers = s->optimizer == OPTIMIZER_MUON || s->reproducible > 0;
+    return comm_nccl_load(exchanges_layers ? NCCL_HEAVY : NCCL_LIGHT, one_host);
+}
+
 void setup_plan_exchange(const Run *run, Comm *planned) {
     if (planned->ranks.n_ranks == 1) return;
-    planned->fixed_bytes = on_cpu(run) ? comm_sockets_fixed_bytes : comm_nccl_fixed_bytes;
+    const Place *place = &run->place;
+    const bool of_all = planned == &run->planned_ranks;
+    const bool one_host =
+        place->ranks.n_ranks == 1 || place->is_own || place->n_local == place->ranks.n_ranks;
+    const NcclLoad load = of_all ? nccl_load(run, one_host) : NCCL_HEAVY;
+    planned->fixed_bytes = on_cpu(run) ? comm_sockets_fixed_bytes() : comm_nccl_fixed_bytes(load, of_all);
     if (!on_cpu(run)) planned->attached_bytes = comm_nccl_attached_bytes;
 }
 
@@ -102,7 +114,7 @@ static void settings_text(const Settings *s, char *text, size_t size) {
 }
 
 /* With the n ranks around this one: all, or its neighbours, which share sequences out. */
-static Comm *open_comm(Run *run, int n, Error *err) {
+static Comm *open_comm(Run *run, int n, NcclLoad load, Error *err) {
     Rendezvous *r = &run->rendezvous;
     int *members = malloc((size_t)n * sizeof *members);
     const int first = r->ranks.rank / n * n;
@@ -112,7 +124,7 @@ static Comm *open_comm(Run *run, int n, Error *err) {
         fail(err, EXIT_RUN, "no memory for %d ranks", n);
     else
         comm = on_cpu(run) ? comm_sockets_open(r, members, n, err)
-                           : comm_nccl_open(r, run->ops->device, members, n, err);
+                           : comm_nccl_open(r, run->ops->device, members, n, load, err);
     free(members);
     return comm;
 }
@@ -140,18 +152,18 @@ static void open_exchange(Run *run) {
     const Device *device = run->ops->device;
     size_t before, after, total;
     device->memory_info(&before, &total);
-    Comm *comm = open_comm(run, run->place.ranks.n_ranks, &err); /* both end in agreement */
+    Comm *comm = open_comm(run, run->place.ranks.n_ranks, nccl_load(run, run->rendezvous.n_hosts == 1),
+                           &err); /* both end in agreement */
     if (!comm) end_all(run, &err);
     run->comm = comm;
     if (run->settings.context_gpus > 1 &&
-        !(run->context = open_comm(run, (int)run->settings.context_gpus, &err)))
+        !(run->context = open_comm(run, (int)run->settings.context_gpus, NCCL_HEAVY, &err)))
         end_all(run, &err);
     device->memory_info(&after, &total);
     if (!on_cpu(run))
         run->exchange_bytes = before > after ? before - after : 0;
     else
-        run->exchange_bytes =
-            comm->fixed_bytes(comm) + (run->context ? run->context->fixed_bytes(run->context) : 0);
+        run->exchange_bytes = comm->fixed_bytes + (run->context ? run->context->fixed_bytes : 0);
 }
 
 void setup_join(Run *run) {

@@ -1,7 +1,8 @@
 /* What ranks do together (llmc/model/comm.h), by processes of this host: over sockets, 1 to 4 on the CPU; over NCCL where
  * there are two cards. Every call against a plain computation, at odd sizes, with guard bands.
  *
- *   build/test_comm_ranks time    NCCL's calls on two cards: time and rate, queued one by one and in a graph */
+ *   build/test_comm_ranks time    NCCL's calls on two cards: time and rate, queued one by one and in a graph; memory. `time light`:
+ *                                 of the Comm that leaves gradients and weights to copies */
 #include <fcntl.h>
 #include "dev/test/comm_case.h"
 
@@ -192,7 +193,8 @@ static void times_of_rank(Rendezvous *r, const void *context) {
 int main(int argc, char **argv) {
     if (argc > 1 && strcmp(argv[1], "time") == 0) {
         if (!is_here(two_cards)) return printf("no two cards\n"), 1;
-        const Case c = everyone(card(), true, 2);
+        Case c = everyone(card(), true, 2);
+        c.load = argc > 2 ? NCCL_LIGHT : NCCL_HEAVY;
         run_ranks(2, times_of_rank, &c, NULL);
         return check_failed != 0;
     }

@@ -2,6 +2,7 @@
  * library that stands in for it (dev/test/stubs/fake_nccl.c). */
 #include <dlfcn.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <time.h>
 #include "dev/test/comm_case.h"
 #include "dev/test/folder.h"
@@ -40,7 +41,7 @@ static void open_wrong(Rendezvous *r, const void *context) {
     setenv("FAKE_NCCL", w->mode, 1);
     unsetenv("NCCL_NVLS_ENABLE");
     nccl_seconds = 0.3;
-    Comm *comm = comm_nccl_open(r, &device_cpu, members, 2, &err);
+    Comm *comm = comm_nccl_open(r, &device_cpu, members, 2, NCCL_LIGHT, &err);
     const char *multicast = getenv("NCCL_NVLS_ENABLE");
     CHECK(multicast && strcmp(multicast, "0") == 0, "NVLink's multicast is on");
     CHECK(!comm && err.exit_code == 1 && strncmp(err.text, "rank 0 (", 8) == 0 && strstr(err.text, w->said),
@@ -69,7 +70,7 @@ static void open_broken(Rendezvous *r, const void *context) {
     dup2(said, STDERR_FILENO);
     setenv("FAKE_NCCL", context, 1);
     nccl_seconds = 0.3;
-    comm_nccl_open(r, &device_cpu, members, 2, &err);
+    comm_nccl_open(r, &device_cpu, members, 2, NCCL_LIGHT, &err);
     CHECK(false, "rank %d goes on: %s", r->ranks.rank, err.text);
 }
 
@@ -111,6 +112,12 @@ typedef struct PeersCase {
     bool loses_flags, copies; /* copies: what is attached goes by copies */
 } PeersCase;
 
+/* Without copies NCCL carries all, with as many CTAs as it likes. */
+static bool is_of_load(const Comm *comm, NcclLoad load) {
+    const int ctas = load == NCCL_LIGHT ? 4 : INT_MIN;
+    return comm->fixed_bytes == comm_nccl_fixed_bytes(load, true) && atoi(getenv("FAKE_NCCL_CTAS")) == ctas;
+}
+
 /* Steps over attached memory, two Comms one behind the other; what the header says. */
 static void attach_and_step(Rendezvous *r, const void *context) {
     const PeersCase *p = context;
@@ -125,7 +132,11 @@ static void attach_and_step(Rendezvous *r, const void *context) {
                .n = c->n_members};
     if (!REQUIRE(g.comm != NULL, "%s", err.text)) return;
     g.rank = g.comm->ranks.rank;
+    CHECK(is_of_load(g.comm, c->load), "opened with %s CTAs, %zu bytes", getenv("FAKE_NCCL_CTAS"),
+          g.comm->fixed_bytes);
     test_attached(&g);
+    CHECK(is_of_load(g.comm, p->copies ? c->load : NCCL_HEAVY), "attached with %s CTAs, %zu bytes",
+          getenv("FAKE_NCCL_CTAS"), g.comm->fixed_bytes);
     CHECK((strstr(comm_description(g.comm), "copies between the GPUs") != NULL) == p->copies, "it says: %s",
           comm_description(g.comm));
     test_attached(&g);
@@ -139,6 +150,9 @@ static void test_peers(void) {
             .c = everyone(&device, true, n), .refuses = -1, .reaches_none = -1, .copies = true};
         run_ranks(n, attach_and_step, &p, NULL);
     }
+    PeersCase heavy = {.c = everyone(&device, true, 2), .refuses = -1, .reaches_none = -1, .copies = true};
+    heavy.c.load = NCCL_HEAVY;
+    run_ranks(2, attach_and_step, &heavy, NULL);
     const PeersCase crossed = {
         .c = {.device = &device, .is_nccl = true, .n_members = 2, .groups = {{2, 0}, {3, 1}, {2, 0}, {3, 1}}},
         .refuses = -1,
@@ -165,7 +179,7 @@ static void close_stuck(Rendezvous *r, const void *context) {
     (void)context;
     setenv("FAKE_NCCL", "stuck_end", 1);
     setenv("NCCL_NVLS_ENABLE", "2", 1);
-    Comm *comm = comm_nccl_open(r, &device_cpu, members, 2, &err);
+    Comm *comm = comm_nccl_open(r, &device_cpu, members, 2, NCCL_LIGHT, &err);
     if (!CHECK(comm != NULL, "%s", err.text)) return;
     const char *said = comm_nccl_description(), *path = path_of("fake.so");
     CHECK(strncmp(said, "NCCL 2.28.9, ", 13) == 0 && strcmp(said + 13, path) == 0, "%s", said);
@@ -179,7 +193,7 @@ static void find_wheel(Rendezvous *r, const void *context) {
     Error err = {0};
     (void)context;
     unsetenv("NCCL_LIBRARY");
-    Comm *comm = comm_nccl_open(r, &device_cpu, members, 2, &err);
+    Comm *comm = comm_nccl_open(r, &device_cpu, members, 2, NCCL_LIGHT, &err);
     CHECK(comm &&
               strstr(comm_nccl_description(), "/lib/python3.12/site-packages/nvidia/nccl/lib/libnccl.so.2"),
           "%s%s", comm_nccl_description(), err.text);

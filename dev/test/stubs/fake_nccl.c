@@ -4,11 +4,14 @@
  *   old           a version that is too old            slow          what is queued is in progress for a while
  *   no_start      ncclCommInitRankConfig fails         stuck_start   it never gets done
  *   broken        ncclAllGather fails                  stuck         nor does ncclAllGather
- *   stuck_end     nor does ncclCommFinalize, and ncclCommAbort does not return */
+ *   stuck_end     nor does ncclCommFinalize, and ncclCommAbort does not return
+ *
+ * It leaves in FAKE_NCCL_CTAS how many CTAs the last communicator may have. */
 #include <fcntl.h>
 #include <sched.h>
 #include <stdatomic.h>
 #include <stdbool.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -115,6 +118,9 @@ NcclResult ncclCommInitRankConfig(NcclHandle **comm, int n, NcclId id, int rank,
     if (mode("no_start") || config->size != sizeof *config || config->magic != 0xcafebeef ||
         config->version != NCCL_OLDEST || config->blocking)
         return INVALID;
+    char ctas[16];
+    snprintf(ctas, sizeof ctas, "%d", config->max_ctas);
+    setenv("FAKE_NCCL_CTAS", ctas, 1);
     NcclHandle *c = calloc(1, sizeof *c);
     *c = (NcclHandle){.rank = rank, .n = n, .polls = POLLS, .is_stuck = mode("stuck_start")};
     c->shared = mmap(NULL, sizeof *c->shared, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);

@@ -173,7 +173,7 @@ def output(folder, prefix):
 
 # How files begin that are easily taken for text: what they are, and how to have their text.
 BINARY = (
-    (b"PAR1\x15", "parquet", "data/fineweb.py --source FOLDER reads the column `text` of its parquet files"),
+    (b"PAR1\x15", "parquet", "data/text.py reads the column --field of a file named .parquet"),
     (b"ARROW1", "arrow", "write its text column as lines of JSON (.jsonl)"),
     (b"\x1f\x8b", "gzip", "gunzip it; only .jsonl.gz is read as it is"),
     (b"\x28\xb5\x2f\xfd", "zstd", "unzstd it"),
@@ -250,15 +250,17 @@ def _fetch(url, path, timeout):
 
 # ---- GPT-2's vocabulary ----
 
+_PRINTABLE = [b for b in range(256) if 33 <= b <= 126 or 161 <= b and b != 173]
+_OTHERS = [b for b in range(256) if b not in _PRINTABLE]
+# How byte-level BPE spells each byte, as a printable character, in the order of GPT-2's ids.
+SPELLING = {**{chr(b): b for b in _PRINTABLE}, **{chr(256 + i): b for i, b in enumerate(_OTHERS)}}
+
+
 def _ranks_from_merges(text):
     """The ranks file from vocab.bpe: the 256 bytes in GPT-2's order, then what each merge makes."""
-    printable = [b for b in range(256) if 33 <= b <= 126 or 161 <= b and b != 173]
-    order = printable + [b for b in range(256) if b not in printable]
-    spelling = {chr(b): b for b in printable}
-    spelling.update({chr(256 + i): b for i, b in enumerate(order[len(printable):])})
-    tokens = [bytes([b]) for b in order]
+    tokens = [bytes([byte]) for byte in SPELLING.values()]
     for line in text.splitlines()[1:]:
-        tokens.append(bytes(spelling[c] for c in line.replace(" ", "")))
+        tokens.append(bytes(SPELLING[c] for c in line.replace(" ", "")))
     return b"".join(b"%s %d\n" % (base64.b64encode(token), rank) for rank, token in enumerate(tokens))
 
 
@@ -323,6 +325,44 @@ def gpt2_encoding():
                              special_tokens={"<|endoftext|>": EOT}, explicit_n_vocab=EOT + 1)
 
 
+# ---- a tokenizer of one's own ----
+
+def _open_tokenizer(path):
+    import tokenizers
+    file = os.path.join(path, "tokenizer.json") if os.path.isdir(path) else path
+    open(file, "rb").close()
+    try:
+        tokenizer = tokenizers.Tokenizer.from_file(file)
+    except Exception as error:  # the library's own
+        raise DataError("--tokenizer %s: no tokenizer.json: %s" % (file, error), 2) from None
+    tokenizer.encode_special_tokens = True  # a text that spells <|endoftext|> is text
+    if tokenizer.get_vocab_size() > 2**16 or tokenizer.token_to_id("<|endoftext|>") is None:
+        raise DataError("--tokenizer %s: expected at most 65536 tokens, <|endoftext|> among them, found %d, %s"
+                        % (file, tokenizer.get_vocab_size(), tokenizer.token_to_id("<|endoftext|>")), 2)
+    return tokenizer
+
+
+def encoding(tokenizer=None):
+    """(a function from text to a list of tokens, the end-of-text token) of GPT-2, or of a tokenizer.json and the folder that has it."""
+    if tokenizer is None:
+        return gpt2_encoding().encode_ordinary, EOT
+    own = _open_tokenizer(tokenizer)
+    return lambda text: own.encode(text, add_special_tokens=False).ids, own.token_to_id("<|endoftext|>")
+
+
+def _tokens_of(tokenizer):
+    """(the bytes of every token, the end-of-text token)"""
+    if tokenizer is None:
+        ranks = gpt2_ranks()
+        return sorted(ranks, key=ranks.get) + [b"<|endoftext|>"], EOT
+    own = _open_tokenizer(tokenizer)
+    eot = own.token_to_id("<|endoftext|>")
+    spelled = [own.id_to_token(i) or "" for i in range(own.get_vocab_size())]
+    return [b"<|endoftext|>" if i == eot else bytes(SPELLING.get(c, 63) for c in token) for i, token in enumerate(spelled)], eot
+
+
+# ---- the tokenizer beside shards ----
+
 def tokenizer_paths(out):
     """Where the trainer looks for the tokenizer of shards in out: there or in the folder above. data/ has it in any case."""
     above = os.path.abspath(out)
@@ -330,12 +370,11 @@ def tokenizer_paths(out):
     return [TOKENIZER] if near else [TOKENIZER, os.path.join(out, "gpt2_tokenizer.bin")]
 
 
-def write_tokenizer(out, write=write_file):
-    """The file that the trainer encodes and decodes with: llm.c's tokenizer .bin, version 2."""
-    header = struct.pack("<4I", TOKENIZER_MAGIC, TOKENIZER_VERSION, EOT + 1, EOT)
-    ranks = gpt2_ranks()
-    tokens = sorted(ranks, key=ranks.get) + [b"<|endoftext|>"]
-    for path in tokenizer_paths(out):
+def write_tokenizer(out, write=write_file, tokenizer=None):
+    """The file that the trainer encodes and decodes with: llm.c's tokenizer .bin, version 2. One's own lies beside its shards alone."""
+    tokens, eot = _tokens_of(tokenizer)
+    header = struct.pack("<4I", TOKENIZER_MAGIC, TOKENIZER_VERSION, len(tokens), eot)
+    for path in tokenizer_paths(out) if tokenizer is None else [os.path.join(out, "gpt2_tokenizer.bin")]:
         write(path, header.ljust(1024, b"\0"), b"".join(bytes([len(token)]) + token for token in tokens))
 
 

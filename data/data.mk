@@ -11,6 +11,7 @@ data:
 	@echo 'make data/NAME ARGS="..."     passes options to the script (ARGS=--help lists them)'
 	@echo 'make data/.venv               only the Python packages; then, from any text files of yours:'
 	@echo '    data/.venv/bin/python data/text.py --out data/mine FILE...'
+	@echo '    data/.venv/bin/python data/train_tokenizer.py --out data/my_tokenizer FILE...'
 
 # The training text of a run without --train: TEXT=path, or TinyShakespeare, or the project's own sources.
 default-text:

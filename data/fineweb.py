@@ -9,6 +9,7 @@ import glob
 import os
 
 import common
+import documents
 import hub
 import sharding
 
@@ -24,17 +25,7 @@ PRETOKENIZED = {"10B": "kjj0/fineweb10B-gpt2"}  # the same data, tokenised by ot
 
 def read_parquet(path):
     """Yields the column `text`, row by row."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-    try:
-        with pq.ParquetFile(path) as file:
-            if "text" not in file.schema_arrow.names:
-                raise common.DataError("%s: no column `text` among %s" % (path, ", ".join(file.schema_arrow.names)), 2)
-            for batch in file.iter_batches(batch_size=1024, columns=["text"]):
-                for text in batch.column(0):
-                    yield text.as_py() or ""
-    except (pa.ArrowException, UnicodeDecodeError) as error:
-        raise common.DataError("%s: %s" % (path, error), 2) from None
+    return (text for text, _ in documents.rows(path))
 
 
 def download_shards(version, folder, prefix, max_shards):

@@ -23,14 +23,14 @@ import common
 
 BATCH_DOCUMENTS = 256  # documents handed to a process at a time: about 1 MB of text
 STATE_FILE = "state.json"
-_encoding = None  # of a worker process
+_encode = _eot = None  # of a worker process
 
 
-def _start_worker():
-    global _encoding
+def _start_worker(tokenizer):
+    global _encode, _eot
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    _encoding = common.gpt2_encoding()
+    _encode, _eot = common.encoding(tokenizer)
 
 
 def _end_with_parent():
@@ -41,8 +41,8 @@ def _end_with_parent():
 
 def _tokenize(documents, eot):
     """An array of tokens for each document, end-of-text first if eot."""
-    first = [common.EOT] if eot else []
-    return [array.array("H", first + _encoding.encode_ordinary(text)) for text in documents]
+    first = [_eot] if eot else []
+    return [array.array("H", first + _encode(text)) for text in documents]
 
 
 class State:
@@ -137,12 +137,12 @@ def _batches(files, fetch, read, state):
             yield index, start, texts, True
 
 
-def tokenized(batches, workers):
+def tokenized(batches, workers, tokenizer=None):
     """Yields (file, document, tokens) of batches (file, first document, texts, eot), in order, with end-of-text before each
     text of a batch if eot. At most 4 batches a process are in flight."""
-    common.gpt2_encoding()  # in this process first, where what is missing is one clear line
+    common.encoding(tokenizer)  # in this process first, where what is missing is one clear line
     context = multiprocessing.get_context("spawn")  # fork would copy the locks of the fetching thread
-    pool = concurrent.futures.ProcessPoolExecutor(workers, context, _start_worker)
+    pool = concurrent.futures.ProcessPoolExecutor(workers, context, _start_worker, (tokenizer,))
     waiting = collections.deque()
     try:
         for index, start, texts, eot in batches:

@@ -1,90 +1,24 @@
 #!/usr/bin/env python3
-"""Your own text files as token shards with GPT-2's tokenizer.
+"""Your own files as token shards, with GPT-2's tokenizer or with --tokenizer: plain text, JSON Lines, parquet.
 
 Writes OUT/NAME_train_000001.bin, ... and OUT/NAME_val_000000.bin (the last tenth), and gpt2_tokenizer.bin. Every file is one
-document, in the order given, with an end-of-text token before it; of a .jsonl or .jsonl.gz every line is one, its text in --field.
-A folder stands for the files below it, sorted by path, whose names have one of --endings; those that are no text are left out.
+document, in the order given, with an end-of-text token before it; of a .jsonl or .jsonl.gz every line is one, of a .parquet every
+row, its text in --field. A glob in quotes stands for its files, sorted; a folder for the files below it, sorted by path, whose
+names have one of --endings; those that are no text are left out. Files are read piece by piece, however large they are.
 """
 import concurrent.futures
-import gzip
-import hashlib
-import itertools
-import json
 import os
 
 import common
+import documents
 import sharding
 
-CHUNK = 1 << 20  # characters handed to a process at a time
-
-
-def _cut(text):
-    """Where text can be cut so that both sides encode as the whole does: before the last space or newline that follows a
-    visible ASCII character, where GPT-2's pattern begins a piece whatever comes next. 0: nowhere."""
-    for i in range(len(text) - 1, 0, -1):
-        if text[i] in " \n" and "!" <= text[i - 1] <= "~":
-            return i
-    return 0
-
-
-def chunks(path, errors):
-    """Yields the text of a file in pieces of about CHUNK characters."""
-    rest = ""
-    try:
-        with open(path, encoding="utf-8", errors=errors, newline="") as file:
-            for block in iter(lambda: file.read(CHUNK), ""):
-                rest += block
-                cut = _cut(rest) if len(block) == CHUNK else 0  # a short block is the last
-                if cut:
-                    yield rest[:cut]
-                    rest = rest[cut:]
-    except UnicodeDecodeError as error:
-        raise common.DataError("%s: not UTF-8: %s; hint: --replace-invalid" % (path, error.reason), 2) from None
-    yield rest
-
-
-def is_json_lines(path):
-    return path.endswith((".jsonl", ".jsonl.gz"))
-
-
-def documents(path, field, errors):
-    """Yields the text of each line of a JSONL file."""
-    opened = gzip.open if path.endswith(".gz") else open
-    number = 0
-    try:
-        with opened(path, "rt", encoding="utf-8", errors=errors, newline="\n") as file:
-            for number, line in enumerate(file, 1):
-                if line.strip():
-                    yield _text_of(json.loads(line), field, "%s:%d" % (path, number))
-    except UnicodeDecodeError as error:
-        raise common.DataError("%s: not UTF-8 after line %d: %s; hint: --replace-invalid" % (path, number, error.reason), 2) from None
-    except (ValueError, EOFError, gzip.BadGzipFile) as error:
-        raise common.DataError("%s:%d: not a line of JSON: %s" % (path, max(number, 1), error), 2) from None
-
-
-def _text_of(value, field, place):
-    if not isinstance(value, dict) or not isinstance(value.get(field), str):
-        found = ", ".join(sorted(value)) if isinstance(value, dict) else type(value).__name__
-        raise common.DataError("%s: expected an object with a text in `%s`, found %s; hint: --field" % (place, field, found), 2)
-    return value[field]
-
-
-def texts(path, field, errors):
-    """Yields (text, whether it begins a document) of a file."""
-    if is_json_lines(path):
-        for text in documents(path, field, errors):
-            yield text, True
-    else:
-        for number, text in enumerate(chunks(path, errors)):
-            yield text, number == 0
-
-
-def batches(parts, field, errors):
+def batches(parts, field, errors, progress):
     """Yields (part, 0, texts, whether each begins a document), about CHUNK characters at a time, for lists of files."""
     for part, files in enumerate(parts):
         batch, size, all_begin = [], 0, True
-        for text, begins in itertools.chain.from_iterable(texts(path, field, errors) for path in files):
-            if batch and (begins != all_begin or size >= CHUNK):
+        for text, begins in documents.all_texts(files, field, errors, progress):
+            if batch and (begins != all_begin or size >= documents.CHUNK):
                 yield part, 0, batch, all_begin
                 batch, size = [], 0
             batch.append(text)
@@ -105,32 +39,6 @@ def write_shards(args, tokens, border, write):
 
 # ---- which files ----
 
-def is_text(path):
-    try:
-        common.check_text(path)
-    except common.DataError:
-        return False
-    return True
-
-
-def expand(names, endings):
-    """The files that are named, checked, and those below the folders that are named."""
-    files = []
-    for name in names:
-        if os.path.isdir(name):
-            if not endings:
-                raise common.DataError("%s: Is a directory; hint: --endings .txt,.md takes its files" % name, 2)
-            found = sorted(os.path.join(where, file) for where, _, below in os.walk(name) for file in below if file.endswith(endings))
-            files += [path for path in found if os.path.isfile(path) and is_text(path)]
-        else:  # a missing one is found before the others are tokenised
-            if name.endswith(".jsonl.gz"):
-                open(name, "rb").close()
-            else:
-                common.check_text(name)
-            files.append(name)
-    return files
-
-
 def distinct(files):
     """Without those that have the bytes of an earlier one. Threads, because a disk has many requests at a time."""
     with concurrent.futures.ThreadPoolExecutor(32) as pool:
@@ -148,15 +56,13 @@ def parts_of(files, val_every):
 
 def main():
     parser = common.Parser(__doc__)
-    parser.add_argument("files", nargs="+", metavar="FILE")
+    documents.add_reading(parser)
     parser.add_argument("--out", required=True, metavar="DIR")
     parser.add_argument("--name", default="text", help="first part of the shards' names, default %(default)s")
     parser.add_argument("--val-fraction", type=float, default=0.1, metavar="F", help="default %(default)s; 0: no validation")
     parser.add_argument("--val-every", type=int, default=0, metavar="N", help="every Nth file validates, whole, in place of the last tenth")
-    parser.add_argument("--endings", default=None, metavar="LIST", help="of the files to take from folders: .txt,.md")
     parser.add_argument("--distinct", action="store_true", help="of files with the same bytes only the first")
-    parser.add_argument("--field", default="text", help="where a line of .jsonl has its text, default %(default)s")
-    parser.add_argument("--replace-invalid", action="store_true", help="bytes that are not UTF-8 become U+FFFD")
+    parser.add_argument("--tokenizer", default=None, metavar="DIR", help="with tokenizer.json, as data/train_tokenizer.py writes it; default: GPT-2's")
     sharding.add_shard_tokens(parser)
     sharding.add_workers(parser)
     args = parser.parse_args()
@@ -168,9 +74,10 @@ def main():
     if args.val_every < 0 or args.val_every == 1:
         raise common.DataError("--val-every %d: expected 2 or more, or 0" % args.val_every, 2)
     sharding.refuse_leftovers(args.out, args.name)
-    files = expand(args.files, tuple(args.endings.split(",")) if args.endings else ())
+    files = documents.expand(args.files, documents.endings_of(args))
     parts = parts_of(distinct(files) if args.distinct else files, args.val_every)
-    errors = "replace" if args.replace_invalid else "strict"
+    eot = common.encoding(args.tokenizer)[1]
+    progress = documents.Progress([path for part in parts for path in part])
     counts = [0, 0]
 
     def counted(pieces):
@@ -179,14 +86,15 @@ def main():
             yield tokens
 
     with common.output(args.out, args.name):
-        pieces = sharding.tokenized(batches(parts, args.field, errors), args.workers)
-        with sharding.spooled(counted(pieces), args.out) as tokens:
-            if all(token == common.EOT for token in tokens):
+        texts = batches(parts, args.field, documents.errors_of(args), progress)
+        with sharding.spooled(counted(sharding.tokenized(texts, args.workers, args.tokenizer)), args.out) as tokens:
+            progress.end()
+            if all(token == eot for token in tokens):
                 raise common.DataError("%s: no text in it" % ", ".join(args.files), 2)
             border = counts[0] if args.val_every else len(tokens) - int(len(tokens) * args.val_fraction)
             with common.together() as write:
                 write_shards(args, tokens, border, write)
-                common.write_tokenizer(args.out, write)
+                common.write_tokenizer(args.out, write, args.tokenizer)
 
 
 if __name__ == "__main__":

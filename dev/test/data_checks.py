@@ -268,8 +268,75 @@ def test_json_lines():
     check("refused lines leave nothing", not os.path.exists(os.path.join(WORK, "out/refused")), tree(WORK)[:9])
 
 
+def test_globs_and_columns():
+    """Plain text, lines and columns in one call; a glob's files are sorted; a row or a line is a document."""
+    parquet("mixed/b.parquet", body=["the", "null", "a"], text=["no"] * 3)
+    write("mixed/a.jsonl", '{"body": "th"}\n')
+    write("mixed/sub/c.txt", "b")
+    done = run("text.py", "mixed/*.[jp]*", "mixed/**/*.txt", "--field", "body", "--out", "out/mixed", "--val-fraction", "0")
+    works("globs", done)
+    equal("globs: lines, columns, text", shard(os.path.join(WORK, "out/mixed/text_train_000001.bin")), [EOT, TH, EOT, THE, EOT, EOT, 64, EOT, 65])
+    check("no progress where there is no terminal", "%" not in done.stdout + done.stderr and "\r" not in done.stdout + done.stderr, done.stdout)
+    refuses("a glob that matches nothing", "mixed/*.csv: no such file, and as a pattern it matches none", run("text.py", "mixed/*.csv", "--out", "out/refused"))
+    refuses("no such column", "b.parquet: no column `title` among body, text; hint: --field", run("text.py", "mixed/b.parquet", "--field", "title", "--out", "out/refused"))
+    parquet("numbers.parquet", text=["a", 7])
+    refuses("a column of numbers", "numbers.parquet: row 2: expected a text in `text`, found int; hint: --field", run("text.py", "numbers.parquet", "--out", "out/refused"))
+    works("a folder with columns", run("text.py", "mixed", "--endings", ".parquet", "--field", "body", "--out", "out/folder_columns", "--val-fraction", "0"))
+
+
+def trainer(*arguments):
+    return subprocess.run([TRAINER, "--device", "cpu", *arguments], cwd=WORK, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace")
+
+
+def test_train_tokenizer():
+    """A tokenizer learned from text, its files, shards in its tokens, and the trainer that takes them: train, then sample."""
+    tiny = ("--layers", "1", "--heads", "2", "--channels", "16", "--batch", "1", "--seq", "8", "--steps", "1", "--warmup", "0", "--sample-tokens", "1")
+    text = write("learn.txt", "the cat, then the hat\n" * 30)
+    done = run("train_tokenizer.py", text, "--vocab-size", "264", "--out", "own tokenizer")
+    works("train_tokenizer.py", done)
+    check("train_tokenizer.py: says how to go on", "own tokenizer: 264 tokens from 660 characters; to train with them: --tokenizer own tokenizer" in done.stdout, done.stdout)
+    equal("train_tokenizer.py: files", tree(os.path.join(WORK, "own tokenizer")), ["merges.txt", "tokenizer.json", "tokenizer_config.json", "vocab.json"])
+    with open(os.path.join(WORK, "own tokenizer/vocab.json"), encoding="utf-8") as file:
+        vocab = json.load(file)
+    with open(os.path.join(WORK, "own tokenizer/merges.txt"), encoding="utf-8") as file:
+        merges = file.read().split("\n")
+    # "th" and "he" are as frequent, and "at": of equal ones the stand-in takes the first by its letters
+    equal("train_tokenizer.py: merges", merges[:3], ["#version: 0.2", "h e", "t he"])
+    equal("train_tokenizer.py: bytes, merges, end-of-text", [vocab[token] for token in ("!", "a", "\u0120", "he", "the", "<|endoftext|>")], [0, 64, 220, 256, 257, 263])
+    works("text.py --tokenizer", run("text.py", write("own.txt", "the <|endoftext|>"), "--tokenizer", "own tokenizer", "--val-fraction", "0", "--out", "out/own"))
+    found = shard(os.path.join(WORK, "out/own/text_train_000001.bin"))
+    equal("text.py --tokenizer: end-of-text in a text is text", (found[:2], 263 in found[1:]), ([263, 257], False))
+    equal("text.py --tokenizer: its tokenizer beside the shards", tree(os.path.join(WORK, "out/own")), ["gpt2_tokenizer.bin", "text_train_000001.bin"])
+    with open(os.path.join(WORK, "out/own/gpt2_tokenizer.bin"), "rb") as file:
+        data = file.read()
+    equal("text.py --tokenizer: header", struct.unpack("<4I", data[:16]), (20240328, 2, 264, 263))
+    check("text.py --tokenizer: tokens", data[1024:1026] == b"\1!" and b"\2he\3the" in data and data.endswith(b"\x0d<|endoftext|>"), data[-40:])
+    said = trainer(*tiny, "--train", text, "--tokenizer", "own tokenizer", "--out", "out/model").stdout
+    check("the trainer: a model of the tokenizer's size", "vocabulary 264 (padded 384)" in said and "bpe of 264 tokens, --tokenizer: own tokenizer/tokenizer.json" in said, said)
+    said = trainer("--model", "out/model", "--prompt", "the cat", "--sample-tokens", "3").stdout
+    check("the trainer: samples with it", "bpe of 264 tokens, the model's own" in said, said)
+    with open(os.path.join(WORK, "out/model/step_00000001/tokenizer.bin"), "rb") as file:
+        check("the trainer's file and the script's are the same", file.read() == data)
+    said = trainer(*tiny, "--train", "out/own/text_train_000001.bin", "--tokenizer", "out/own").stdout
+    check("the trainer: shards in its tokens", "vocabulary 264" in said and "done: step 1" in said, said)
+    done = run("train_tokenizer.py", text, "--out", "few", "--vocab-size", "1000")
+    check("little text, few tokens", done.returncode == 0 and "note: no more than" in done.stdout, done.stdout + done.stderr)
+    refuses("a tokenizer is there", "few/tokenizer.json: there already", run("train_tokenizer.py", text, "--out", "few"))
+    for size in ("256", "65537"):
+        refuses("--vocab-size " + size, "--vocab-size %s: expected 257 to 65536" % size, run("train_tokenizer.py", text, "--out", "none", "--vocab-size", size))
+    refuses("nothing to learn from", "empty.txt: no text in it", run("train_tokenizer.py", write("empty.txt", ""), "--out", "none"))
+    refuses("no tokenizer there", "out/mixed/tokenizer.json: No such file", run("text.py", text, "--tokenizer", "out/mixed", "--out", "out/refused"))
+    refuses("a broken tokenizer", "--tokenizer learn.txt: no tokenizer.json", run("text.py", text, "--tokenizer", "learn.txt", "--out", "out/refused"))
+    check("what is refused leaves nothing", not os.path.exists(os.path.join(WORK, "none")) and not os.path.exists(os.path.join(WORK, "out/refused")), "")
+    sys.path.insert(0, DATA)
+    import train_tokenizer
+    tokens, kept = train_tokenizer.vocabulary([("b", "c"), ("a", "b"), ("a", "bc"), ("ab", "c"), ("x", "y"), ("x", "z")], 261)
+    equal("a second way to a token is left out, and what is too much", (kept, tokens["abc"], tokens["<|endoftext|>"]),
+          ([("b", "c"), ("a", "b"), ("a", "bc"), ("x", "y")], 258, 260))
+
+
 def test_refused_text():
-    kinds = ((b"PAR1\x15\x04", "parquet, not text; hint: data/fineweb.py --source"), (b"ARROW1\0\0", "arrow"), (b"\x1f\x8b\x08\0", "gzip"),
+    kinds = ((b"PAR1\x15\x04", "parquet, not text; hint: data/text.py reads"), (b"ARROW1\0\0", "arrow"), (b"\x1f\x8b\x08\0", "gzip"),
              (b"\x28\xb5\x2f\xfdxx", "zstd"), (b"\xfd7zXZ\0", "xz"), (b"BZh91AY&SY", "bzip2"), (b"PK\x03\x04", "zip"), (b"%PDF-1", "PDF"),
              (b"\xff\xfea\0", "UTF-16 text"), (b"\xfe\xff\0a", "UTF-16 text"))
     for magic, kind in kinds:
@@ -586,6 +653,8 @@ def main():
     test_text()
     test_folders()
     test_json_lines()
+    test_globs_and_columns()
+    test_train_tokenizer()
     test_refused_text()
     test_failures()
     test_tinyshakespeare()

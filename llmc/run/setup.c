@@ -449,11 +449,11 @@ bool setup_device(Run *run, Error *err) {
 }
 
 /* The order is a function of the place in the run, whatever was read before. */
-static void name_new_order(const Run *run) {
+static void name_new_order(const Run *run, const char *flag) {
     char number[FORMAT_NUMBER];
-    print_note("the order of the data goes on at window %s of the new --train: text that was read before may "
+    print_note("the order of the data goes on at window %s of the new --%s: text that was read before may "
                "come again, and some may be left out",
-               format_integer(number, run->resumed.data_position));
+               format_integer(number, run->resumed.data_position), flag);
 }
 
 /* Names what changed since the checkpoint was written; the run goes on with the new values. */
@@ -463,7 +463,8 @@ static void name_differences(const Run *run, const char *saved_flags) {
     for (int i = 0; i < n && i < 16; i++) {
         print_note("--%s was %s in the checkpoint, the run goes on with %s", found[i].name, found[i].saved,
                    found[i].now);
-        if (strcmp(found[i].name, "train") == 0) name_new_order(run);
+        const bool orders = strcmp(found[i].name, "train") == 0 || strcmp(found[i].name, "pack") == 0;
+        if (orders) name_new_order(run, found[i].name);
     }
 }
 

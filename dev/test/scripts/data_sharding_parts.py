@@ -44,7 +44,7 @@ class Sharding(Parts):
         self.addCleanup(sys.modules.pop, "common", None)
 
     def test_a_long_source_is_read_as_it_is_tokenised(self):
-        self.replace(self.sharding.common, "gpt2_encoding", lambda: None)
+        self.replace(self.sharding.common, "encoding", lambda tokenizer: None)
         self.replace(self.sharding, "_tokenize", lambda texts, eot: [[0] * eot + [len(text)] for text in texts])
         self.replace(self.sharding.concurrent.futures, "ProcessPoolExecutor", Pool)
         batches = ((0, 2 * i, ["a" * i, "b"], True) for i in range(100))

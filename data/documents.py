@@ -1,0 +1,215 @@
+"""The texts of files, however large: plain text, JSON Lines (.jsonl, .jsonl.gz) and parquet; and how far one has come."""
+import glob
+import gzip
+import io
+import json
+import os
+import sys
+import time
+
+import common
+
+CHUNK = 1 << 20  # characters of a plain text at a time
+LINES, COLUMNS = (".jsonl", ".jsonl.gz"), ".parquet"
+
+
+# ---- plain text ----
+
+def _cut(text):
+    """Where text can be cut so that both sides encode as the whole does: before the last space or newline that follows a
+    visible ASCII character, where GPT-2's pattern begins a piece whatever comes next. 0: nowhere."""
+    for i in range(len(text) - 1, 0, -1):
+        if text[i] in " \n" and "!" <= text[i - 1] <= "~":
+            return i
+    return 0
+
+
+def _chunks(raw, path, errors):
+    """Yields the text of a file in pieces of about CHUNK characters."""
+    rest = ""
+    try:
+        file = io.TextIOWrapper(raw, encoding="utf-8", errors=errors, newline="")
+        for block in iter(lambda: file.read(CHUNK), ""):
+            rest += block
+            cut = _cut(rest) if len(block) == CHUNK else 0  # a short block is the last
+            if cut:
+                yield rest[:cut]
+                rest = rest[cut:]
+    except UnicodeDecodeError as error:
+        raise common.DataError("%s: not UTF-8: %s; hint: --replace-invalid" % (path, error.reason), 2) from None
+    yield rest
+
+
+# ---- one document a line, or a row ----
+
+def _lines(raw, path, field, errors):
+    """Yields the text of each line of a JSONL file."""
+    opened = gzip.GzipFile(fileobj=raw) if path.endswith(".gz") else raw
+    number = 0
+    try:
+        for number, line in enumerate(io.TextIOWrapper(opened, encoding="utf-8", errors=errors, newline="\n"), 1):
+            if line.strip():
+                yield _text_of(json.loads(line), field, "%s:%d" % (path, number))
+    except UnicodeDecodeError as error:
+        raise common.DataError("%s: not UTF-8 after line %d: %s; hint: --replace-invalid" % (path, number, error.reason), 2) from None
+    except (ValueError, EOFError, gzip.BadGzipFile) as error:
+        raise common.DataError("%s:%d: not a line of JSON: %s" % (path, max(number, 1), error), 2) from None
+
+
+def _text_of(value, field, place):
+    if not isinstance(value, dict) or not isinstance(value.get(field), str):
+        found = ", ".join(sorted(value)) if isinstance(value, dict) else type(value).__name__
+        raise common.DataError("%s: expected an object with a text in `%s`, found %s; hint: --field" % (place, field, found), 2)
+    return value[field]
+
+
+def rows(path, field="text"):
+    """Yields (text, share of the file that is read) of a parquet file's column, row by row; of a null an empty text."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+    number = 0
+    try:
+        with pq.ParquetFile(path) as file:
+            if field not in file.schema_arrow.names:
+                raise common.DataError("%s: no column `%s` among %s; hint: --field" % (path, field, ", ".join(file.schema_arrow.names)), 2)
+            for batch in file.iter_batches(batch_size=1024, columns=[field]):
+                for number, text in enumerate(batch.column(0), number + 1):
+                    text = text.as_py()
+                    if text is not None and not isinstance(text, str):
+                        raise common.DataError("%s: row %d: expected a text in `%s`, found %s; hint: --field"
+                                               % (path, number, field, type(text).__name__), 2)
+                    yield text or "", number / file.metadata.num_rows
+    except (pa.ArrowException, UnicodeDecodeError) as error:
+        raise common.DataError("%s: %s" % (path, error), 2) from None
+
+
+# ---- files ----
+
+def texts(path, field="text", errors="strict"):
+    """Yields (text, whether it begins a document, bytes of the file that are read)."""
+    if path.endswith(COLUMNS):
+        size = os.path.getsize(path)
+        for text, share in rows(path, field):
+            yield text, True, int(share * size)
+        return
+    with open(path, "rb") as raw:
+        if path.endswith(LINES):
+            for text in _lines(raw, path, field, errors):
+                yield text, True, raw.tell()
+        else:
+            for number, text in enumerate(_chunks(raw, path, errors)):
+                yield text, number == 0, raw.tell()
+
+
+def is_text(path):
+    try:
+        common.check_text(path)
+    except common.DataError:
+        return False
+    return True
+
+
+def _in_folder(folder, endings):
+    if not endings:
+        raise common.DataError("%s: Is a directory; hint: --endings .txt,.md takes its files" % folder, 2)
+    found = sorted(os.path.join(where, file) for where, _, below in os.walk(folder) for file in below if file.endswith(endings))
+    return [path for path in found if os.path.isfile(path) and (path.endswith((*LINES, COLUMNS)) or is_text(path))]
+
+
+def _matches(name):
+    """The files of a glob, sorted; of a name that is there, or is no glob, itself."""
+    if os.path.exists(name) or not glob.has_magic(name):
+        return [name]
+    found = sorted(path for path in glob.glob(name, recursive=True) if not os.path.isdir(path))
+    if not found:
+        raise common.DataError("%s: no such file, and as a pattern it matches none" % name, 2)
+    return found
+
+
+def expand(names, endings=()):
+    """The files that are named or match, checked, and those below the folders that are named."""
+    files = []
+    for name in names:
+        for path in _matches(name):
+            if os.path.isdir(path):
+                files += _in_folder(path, endings)
+                continue
+            if path.endswith((".jsonl.gz", COLUMNS)):  # a missing one is found before the others are read
+                open(path, "rb").close()
+            else:
+                common.check_text(path)
+            files.append(path)
+    return files
+
+
+def add_reading(parser):
+    parser.add_argument("files", nargs="+", metavar="FILE", help="files, folders, or globs in quotes")
+    parser.add_argument("--endings", default=None, metavar="LIST", help="of the files to take from folders: .txt,.md")
+    parser.add_argument("--field", default="text", help="where a line of .jsonl or a row of .parquet has its text, default %(default)s")
+    parser.add_argument("--replace-invalid", action="store_true", help="bytes that are not UTF-8 become U+FFFD")
+
+
+def endings_of(args):
+    return tuple(args.endings.split(",")) if args.endings else ()
+
+
+def errors_of(args):
+    return "replace" if args.replace_invalid else "strict"
+
+
+# ---- how far ----
+
+class Progress:
+    """One line on a terminal, drawn again as files are read; nothing where stderr is none."""
+
+    def __init__(self, files, out=None, now=time.monotonic):
+        self.out = out or sys.stderr
+        self.shown = self.out.isatty() and os.environ.get("TERM", "dumb") != "dumb"
+        self.total = sum(map(os.path.getsize, files)) if self.shown else 0
+        self.now, self.begun, self.drawn, self.before = now, now(), 0.0, 0
+
+    def draw(self, text):
+        width = (os.get_terminal_size(self.out.fileno()).columns or 80) - 1
+        self.out.write("\r" + text[:width].ljust(width))
+        self.out.flush()
+
+    def at(self, position):
+        """Bytes of the file at hand that are read."""
+        now = self.now()
+        if not self.shown or now - self.drawn < 0.2:
+            return
+        self.drawn, seconds = now, max(now - self.begun, 1e-3)
+        done = min(self.before + position, self.total)
+        left = seconds * (self.total - done) / max(done, 1)
+        known = ", %d:%02d:%02d left" % (left // 3600, left // 60 % 60, left % 60) if seconds >= 2 else ""
+        self.draw("%3d %%  %s of %s, %s/s%s" % (100 * done // max(self.total, 1), size(done), size(self.total), size(done / seconds), known))
+
+    def say(self, text):
+        if self.shown:
+            self.draw(text)
+
+    def file_done(self, path):
+        if self.shown:
+            self.before += os.path.getsize(path)
+
+    def end(self):
+        if self.shown:
+            self.draw("")
+            self.out.write("\r")
+            self.out.flush()
+
+
+def size(n):
+    for unit in ("B", "kB", "MB", "GB"):
+        if n < 1000 or unit == "GB":
+            return ("%.0f %s" if unit == "B" else "%.1f %s") % (n, unit)
+        n /= 1000
+
+
+def all_texts(files, field, errors, progress):
+    """Yields (text, whether it begins a document) of all files, one after the other."""
+    for path in files:
+        for text, begins, position in texts(path, field, errors):
+            progress.at(position)
+            yield text, begins
+        progress.file_done(path)

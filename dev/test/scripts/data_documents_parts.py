@@ -1,0 +1,86 @@
+"""data/documents.py alone: the line on a terminal, and that texts are read piece by piece. What is read is test_data.sh's."""
+import importlib.util
+import io
+import itertools
+import os
+import pty
+import sys
+
+from parts import ROOT, Parts
+
+DATA = os.path.join(ROOT, "data")
+
+
+class Terminal(io.StringIO):
+    def __init__(self, descriptor):
+        super().__init__()
+        self.descriptor = descriptor
+
+    def isatty(self):
+        return True
+
+    def fileno(self):
+        return self.descriptor
+
+
+class Documents(Parts):
+    def setUp(self):
+        super().setUp()
+        sys.path.insert(0, DATA)
+        self.addCleanup(sys.path.remove, DATA)
+        spec = importlib.util.spec_from_file_location("documents_of_data", os.path.join(DATA, "documents.py"))
+        self.documents = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(self.documents)
+        self.addCleanup(sys.modules.pop, "common", None)
+
+    def write(self, name, content):
+        path = os.path.join(self.folder, name)
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(content)
+        return path
+
+    def progress(self, files, now):
+        ends = pty.openpty()
+        for end in ends:
+            self.addCleanup(os.close, end)
+        terminal = Terminal(ends[1])
+        return terminal, self.documents.Progress(files, terminal, now)
+
+    def test_the_line_says_how_far_and_how_long(self):
+        files = [self.write("a", "x" * 3000), self.write("b", "x" * 1000)]
+        os.environ["TERM"] = "xterm"
+        clock = iter([0, 1, 10, 10.1, 30])
+        terminal, progress = self.progress(files, lambda: next(clock))
+        progress.at(100)  # too early to say when it ends
+        progress.at(1000)
+        progress.at(1500)  # a tenth of a second later: not drawn
+        progress.file_done(files[0])
+        progress.at(0)
+        lines = [line.strip() for line in terminal.getvalue().split("\r")[1:]]
+        self.assertEqual(lines, ["2 %  100 B of 4.0 kB, 100 B/s", "25 %  1.0 kB of 4.0 kB, 100 B/s, 0:00:30 left", "75 %  3.0 kB of 4.0 kB, 100 B/s, 0:00:10 left"])
+        self.assertTrue(all(len(line) == 79 for line in terminal.getvalue().split("\r")[1:]))  # what stood there before goes
+        progress.end()
+        self.assertTrue(terminal.getvalue().endswith("\r" + " " * 79 + "\r"))
+
+    def test_no_line_where_none_can_be_drawn(self):
+        files = [self.write("a", "x")]
+        os.environ["TERM"] = "dumb"
+        terminal, progress = self.progress(files, itertools.count().__next__)
+        plain = io.StringIO()
+        for said in (progress, self.documents.Progress(files, plain)):
+            said.at(1)
+            said.say("x")
+            said.file_done(files[0])
+            said.end()
+        self.assertEqual(terminal.getvalue() + plain.getvalue(), "")
+
+    def test_a_large_text_is_read_as_it_is_taken(self):
+        path = self.write("large.txt", "word " * 2000000)
+        texts = self.documents.texts(path)
+        first, begins, position = next(texts)
+        self.assertTrue(begins and len(first) <= self.documents.CHUNK and position < 3 << 20)
+        self.assertEqual(sum(len(text) for text, begins, _ in texts if not begins) + len(first), 10000000)
+        path = self.write("large.jsonl", '{"text": "%s"}\n' % ("x" * 1000) * 5000)
+        position = next(self.documents.texts(path))[2]
+        self.assertLess(position, 1 << 20)
+        self.assertEqual(sum(1 for _ in self.documents.texts(path)), 5000)

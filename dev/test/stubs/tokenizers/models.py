@@ -1,0 +1,2 @@
+def BPE():
+    return None

@@ -1,0 +1,5 @@
+import types
+
+
+def BpeTrainer(**options):
+    return types.SimpleNamespace(**options)

@@ -11,10 +11,11 @@ times, without validation, saves and pauses. Needs matplotlib. Exit 2 on a file 
 import argparse
 import os
 
-from comparison import EXIT_RUN, Parser, check_output, fail, integer
+from comparison import EXIT_RUN, Parser, check_output, end_with, fail, integer
 from run_log import read_logs
 
 ENDS = (".png", ".svg", ".pdf")
+LONGEST_NAME = 60  # of a run, in the legend
 SMOOTHED = 100  # points that a curve keeps of its detail where --smooth is not given
 GIB = 1 << 30
 # name: (title, rows, field, scale of a value)
@@ -109,12 +110,12 @@ def draw_run(axes, log, color, panel, at, n):
     return [value for _, value in points + val]
 
 
-def draw_panel(axes, logs, panel, smoothing, highest):
+def draw_panel(axes, logs, colors, panel, smoothing, highest):
     """One panel with all runs."""
     label, at = x_axis(logs, panel)
     values = []
-    for i, log in enumerate(logs):
-        values += draw_run(axes, log, f"C{i % 10}", panel, at, steps_to_average(log, smoothing))
+    for log, color in zip(logs, colors):
+        values += draw_run(axes, log, color, panel, at, steps_to_average(log, smoothing))
     axes.set_title(PANELS[panel][0], fontsize=10)
     axes.set_xlabel(label)
     axes.grid(alpha=0.3)
@@ -145,18 +146,21 @@ def figure(logs, panels=tuple(PANELS), smoothing=None, whole=False):
 
     columns = min(len(panels), 3)
     rows = -(-len(panels) // columns)
-    drawn, axes = plt.subplots(rows, columns, figsize=(4.6 * columns if columns > 1 else 8, 3.4 * rows + 0.5 if columns > 1 else 4.5),
-                               squeeze=False, layout="constrained")
+    width, height = (4.6 * columns, 3.4 * rows + 0.5) if columns > 1 else (8, 4.5)
+    drawn, axes = plt.subplots(rows, columns, figsize=(width, height), squeeze=False, layout="constrained")
+    colors = [f"C{i}" for i in range(10)] if len(logs) <= 10 else [plt.colormaps["turbo"](i / (len(logs) - 1)) for i in range(len(logs))]
     highest = None if whole else highest_shown(logs, smoothing)
     cells = [cell for row in axes for cell in row]
     for cell, panel in zip(cells, panels):
-        draw_panel(cell, logs, panel, smoothing, highest)
+        draw_panel(cell, logs, colors, panel, smoothing, highest)
     for cell in cells[len(panels):]:
         cell.axis("off")
-    runs = [plt.Line2D([], [], color=f"C{i % 10}", label=log.name) for i, log in enumerate(logs)]
+    names = [log.name if len(log.name) <= LONGEST_NAME else "..." + log.name[3 - LONGEST_NAME:] for log in logs]
+    runs = [plt.Line2D([], [], color=color, label=name) for name, color in zip(names, colors)]
     ways = [plt.Line2D([], [], color="gray", label="training" + averaged(logs, smoothing)),
             plt.Line2D([], [], color="gray", marker="o", linestyle="--", markersize=3.5, label="validation")]
-    drawn.legend(handles=runs + ways, loc="outside upper center", ncols=min(len(logs) + 2, 6), fontsize=9, frameon=False)
+    n_beside = int(11 * width / (7 + max(len(line.get_label()) for line in runs + ways)))
+    drawn.legend(handles=runs + ways, loc="outside upper center", ncols=max(1, min(len(logs) + 2, n_beside)), fontsize=9, frameon=False)
     return drawn
 
 
@@ -189,4 +193,4 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    end_with(main)

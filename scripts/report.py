@@ -11,7 +11,7 @@ import html
 import io
 import math
 
-from comparison import EXIT_RUN, Parser, check_output, fail
+from comparison import EXIT_RUN, Parser, check_output, end_with, fail
 from plot import count, figure
 from run_log import read_logs
 
@@ -190,4 +190,4 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    end_with(main)

@@ -8,11 +8,12 @@ RUN is a run's folder (--out) or a log.jsonl. Each run gets the folder OUT/NAME 
 An event's time is the time of the run's start, or of its last resumption, and the steps' times since. Needs the package tensorboard.
 """
 import calendar
+import errno
 import os
 import signal
 import time
 
-from comparison import EXIT_RUN, Parser, fail
+from comparison import EXIT_INPUT, EXIT_RUN, Parser, end_with, fail
 from run_log import Log, log_path, named, refuse
 
 SUFFIX = ".from_log"  # of our files, which alone we replace
@@ -65,7 +66,7 @@ class Events:
                     os.unlink(os.path.join(folder, name))
             self.writer = writer(folder, filename_suffix=SUFFIX)
         except OSError as error:
-            fail(f"{folder}: cannot be written: {error.strerror or error}", EXIT_RUN)
+            fail(f"{folder}: cannot be written: {error.strerror or error}", EXIT_RUN if error.errno == errno.ENOSPC else EXIT_INPUT)
         self.begun, self.begun_at = time.time(), 0.0  # when, and at what time of training
 
     def add(self, log, step, **content):
@@ -197,4 +198,4 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    end_with(main)

@@ -1,6 +1,8 @@
 /* --profile: a wrapped table computes the same bits, misses no op, counts the model's FLOP, and its times add up. */
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
+#include "llmc/base/files.h"
 #include "llmc/model/gpt2.h"
 #include "llmc/run/profile_trace.h"
 #include "dev/test/check.h"
@@ -229,6 +231,7 @@ typedef struct TraceSums {
     int ops, layers, phases, micro_steps;
     int64_t attention_layers[2 * L]; /* of forward, then of backward: calls */
     double flops, ms, reached;       /* reached: end of the last op, microseconds */
+    double layers_ms, in_layers_ms;  /* of the layers, of their ops */
 } TraceSums;
 
 static void add_op(TraceSums *sums, const JsonValue *event) {
@@ -248,6 +251,7 @@ static void add_op(TraceSums *sums, const JsonValue *event) {
               "%s: no micro-step", name->text);
     sums->flops += number_of(args, "FLOP");
     sums->ms += 1e-3 * length;
+    if (in_layer) sums->in_layers_ms += 1e-3 * length;
     sums->reached = begin + length;
     sums->ops++;
 }
@@ -261,7 +265,7 @@ static TraceSums read_trace(const JsonValue *root) {
         if (number_of(e, "tid") == 2)
             add_op(&sums, e);
         else if (strncmp(name, "layer", 5) == 0)
-            sums.layers++;
+            sums.layers++, sums.layers_ms += 1e-3 * number_of(e, "dur");
         else if (strncmp(name, "micro-step", 10) == 0)
             sums.micro_steps++;
         else
@@ -292,12 +296,38 @@ static void check_trace(const Ops *ops, const Profile *profile) {
               (long long)sums.attention_layers[i]);
     CHECK(sums.micro_steps == N_MICRO && sums.layers == 2 * L * N_MICRO && sums.phases == 4 * N_MICRO + 2,
           "%s: %d micro-steps, %d layers, %d phases", ops->name, sums.micro_steps, sums.layers, sums.phases);
+    CHECK(sums.layers_ms >= sums.in_layers_ms && sums.layers_ms <= sums.reached,
+          "%s: layers of %g ms, their ops take %g", ops->name, sums.layers_ms, sums.in_layers_ms);
     const JsonValue *other = json_get(json_root(json), "otherData");
     CHECK(json_equals(json_get(other, "device"), head.device) && number_of(other, "ops") == n &&
               fabs(number_of(other, "ms of all ops") - ms) <= 2e-6 * n + 1e-6 * ms,
           "%s: the trace's head", ops->name);
     json_free(json);
     json_writer_free(&w);
+}
+
+/* A new file, and no other. */
+static void test_trace_file(void) {
+    char folder[] = "/tmp/test_profile_XXXXXX", path[64];
+    const TraceHead head = {"program", "device", "model", 0.5};
+    Error err = {0};
+    size_t size = 0;
+    if (!CHECK(mkdtemp(folder), "no folder")) return;
+    snprintf(path, sizeof path, "%s/trace", folder);
+    CHECK(trace_check(path, &err) && trace_write(path, &head, NULL, 0, &err), "%s", err.text);
+    char *text = file_read(path, 1 << 20, &size, &err);
+    Json *json = text ? json_parse(text, size, path, &err) : NULL;
+    CHECK(json && json_get(json_root(json), "traceEvents")->n == 3, "a trace of nothing: %s", err.text);
+    json_free(json);
+    free(text);
+    CHECK(!trace_check(path, &err) && strstr(err.text, "is there already (a file)"), "%s", err.text);
+    CHECK(!trace_write(path, &head, NULL, 0, &err) && err.exit_code == EXIT_INPUT, "a file was replaced");
+    snprintf(path, sizeof path, "%s/none/trace", folder);
+    CHECK(!trace_check(path, &err) && strstr(err.text, "cannot write in /tmp/"), "%s", err.text);
+    CHECK(trace_check("/a_trace_in_the_root", &err) || strstr(err.text, "cannot write in /:"), "%s",
+          err.text);
+    snprintf(path, sizeof path, "%s/trace", folder);
+    CHECK(unlink(path) == 0 && rmdir(folder) == 0, "something else was left");
 }
 
 static void test_backend(const Ops *ops) {
@@ -335,5 +365,6 @@ int main(void) {
     }
     test_too_many_calls(&ops_cpu);
     test_kernels();
+    test_trace_file();
     return check_finish("profile");
 }

@@ -119,7 +119,7 @@ class Plot(Logs):
 
         stand_in(self, matplotlib={"use": lambda name: None}, matplotlib__pyplot={
             "subplots": lambda rows, columns, **_: (Anything(), [[Anything() for _ in range(columns)] for _ in range(rows)]),
-            "Line2D": lambda *_, **__: None})
+            "Line2D": lambda *_, **known: types.SimpleNamespace(get_label=lambda: known["label"])})
         out = self.path("x.svg")
         self.replace(sys, "argv", ["plot.py", "--out", out, *words])
         self.assertEqual(self.said(plot.main)[1:], (f"{out}\n", "", None))

@@ -12,7 +12,7 @@ typedef struct Long {
     float *dqkv, *out, *lse; /* of the kernels; one block of memory, dqkv's */
     float *row_d;            /* (NH,T) rowsum(dO * O) */
     HeadMask mask;           /* of any head */
-    char label[64];
+    char label[96];
 } Long;
 
 enum { MAX_LONG_HD = 256 };
@@ -78,17 +78,18 @@ static double exact_ds(const Long *c, int head, int i, int j, double p, double *
 static void check_query(const Long *c, int head, int i) {
     const int HD = c->s.HD;
     const float *q = packed_row(c, c->qkv, 0, head, i);
+    const int first = first_key(&c->mask, i);
     double *p = op_malloc((size_t)(i + 1) * sizeof *p), max = -INFINITY, sum = 0, off;
-    for (int j = 0; j <= i; j++) {
+    for (int j = first; j <= i; j++) {
         p[j] = dot_of(q, packed_row(c, c->qkv, 1, head, j), HD) / sqrt((double)HD);
         max = fmax(max, p[j]);
     }
-    for (int j = 0; j <= i; j++) sum += p[j] = exp(p[j] - max);
+    for (int j = first; j <= i; j++) sum += p[j] = exp(p[j] - max);
     const double lse = max + log(sum), got = c->lse[(int64_t)head * c->s.T + i];
     CHECK(fabs(got - lse) <= 1e-5 * (1 + fabs(lse)), "%s: lse of row %d, head %d is %g, expected %g",
           c->label, i, head, got, lse);
     ExactRow out = {0}, dq = {0};
-    for (int j = 0; j <= i; j++) {
+    for (int j = first; j <= i; j++) {
         p[j] /= sum;
         const double kept = kept_factor(c, head, i, j) * p[j];
         add_row(&out, packed_row(c, c->qkv, 2, head, j), kept, 1.1 * BF16_HALF_STEP * kept, HD);
@@ -104,7 +105,7 @@ static void check_query(const Long *c, int head, int i) {
 static void check_key(const Long *c, int head, int j) {
     const int HD = c->s.HD;
     ExactRow dk = {0}, dv = {0};
-    for (int i = j; i < c->s.T; i++) {
+    for (int i = j; i < c->s.T && first_key(&c->mask, i) <= j; i++) {
         const float *q = packed_row(c, c->qkv, 0, head, i);
         const double s = dot_of(q, packed_row(c, c->qkv, 1, head, j), HD) / sqrt((double)HD);
         const double p = exp(s - c->lse[(int64_t)head * c->s.T + i]);
@@ -211,27 +212,44 @@ static void check_exactly(Long *c, float *results) {
     free(c->row_d);
 }
 
-static void test_long_sequence(const Ops *ops, int HD, int T, float dropout) {
-    Long c = {
-        .ops = ops, .s = {.B = 1, .T = T, .NH = 2, .HD = HD, .p = dropout}
-    };
+/* Words of a mask: a key, and the bounds of documents, of which `starts` gets those at which they start. */
+static int32_t *long_words(const Sizes *s, uint64_t key, float **starts) {
+    const int64_t n = 2 * bounds_of(s);
+    int32_t *words = op_malloc((size_t)(2 + n) * sizeof *words);
+    memcpy(words, &key, sizeof key);
+    *starts = n > 0 ? op_malloc((size_t)n * sizeof **starts) : NULL;
+    if (n > 0) fill_bounds(s, *starts, *starts + n / 2);
+    for (int64_t i = 0; i < n; i++) words[2 + i] = (int32_t)(*starts)[i];
+    return words;
+}
+
+/* One sequence of s.T positions, two heads, under the mask that s says. */
+static void test_long_sequence(const Ops *ops, Sizes s) {
+    s.B = 1, s.NH = 2;
+    Long c = {.ops = ops, .s = s};
     const uint64_t key = 0x0123456789abcdef;
-    c.mask = (HeadMask){.p = dropout, .site = dropout_site(key, SITE)};
-    snprintf(c.label, sizeof c.label, "%s, attention_long T%d HD%d %s", ops->name, T, HD,
-             dropout > 0 ? "dropout " : "");
+    snprintf(c.label, sizeof c.label, "%s, attention_long T%d HD%d window %d documents %d %s", ops->name, s.T,
+             s.HD, s.window, s.documents, s.p > 0 ? "dropout " : "");
     if (!op_wanted("attention_long", c.label)) return;
-    const int64_t rows = (int64_t)T * c.s.NH, n = rows * HD;
+    float *starts;
+    int32_t *words = long_words(&s, key, &starts);
+    c.mask = (HeadMask){.window = s.window, .p = s.p, .site = dropout_site(key, SITE), .starts = starts};
+    const int64_t rows = (int64_t)s.T * c.s.NH, n = rows * s.HD;
     const size_t bytes = (size_t)n * dtype_bytes(ops->dtype);
-    const size_t sizes[] = {
-        3 * bytes, bytes, bytes, 3 * bytes, (size_t)rows * sizeof(float), op_scratch_bytes(ops, &c.s),
-        sizeof key};
+    const size_t sizes[] = {3 * bytes,
+                            bytes,
+                            bytes,
+                            3 * bytes,
+                            (size_t)rows * sizeof(float),
+                            op_scratch_bytes(ops, &c.s),
+                            (size_t)(2 + 2 * bounds_of(&s)) * sizeof *words};
     Guarded p[7] = {0};
     for (int i = 0; i < 7; i++)
         if (!guarded_alloc(&p[i], ops, sizes[i], 0)) abort();
     c.qkv = op_normal_bf16(3 * n, 1), c.dout = op_normal_bf16(n, 2);
     upload_floats(ops, p[3].data, ops->dtype, c.qkv, 3 * n);
     upload_floats(ops, p[1].data, ops->dtype, c.dout, n);
-    ops->device->upload(p[6].data, &key, sizeof key);
+    ops->device->upload(p[6].data, words, sizes[6]);
     float *mine = results_of(ops, 0, p, &c.s), *again = results_of(ops, 0, p, &c.s);
     float *older = results_of(ops, 80, p, &c.s);
     CHECK(!memcmp(mine, again, (size_t)(4 * n + rows) * sizeof *mine), "%s: a second run has other bits",
@@ -239,13 +257,13 @@ static void test_long_sequence(const Ops *ops, int HD, int T, float dropout) {
     op_print_bits(c.label, "dqkv, out and lse", mine, (size_t)(4 * n + rows) * sizeof *mine);
     const double apart =
         worse(worst_apart(mine, older, &c.s, 3), worst_apart(mine + 3 * n, older + 3 * n, &c.s, 1));
-    const double limit = 2 * plain_apart(HD);
+    const double limit = 2 * plain_apart(s.HD);
     CHECK(apart <= limit, "%s: %.2e from older cards' kernels, limit %.2e", c.label, apart, limit);
     check_exactly(&c, mine);
     for (int i = 0; i < 7; i++) {
         CHECK(guarded_intact(&p[i]), "%s: written outside of operand %d", c.label, i);
         guarded_free(&p[i]);
     }
-    float *const host[] = {c.qkv, c.dout, mine, again, older};
-    for (int i = 0; i < 5; i++) free(host[i]);
+    void *const host[] = {c.qkv, c.dout, mine, again, older, words, starts};
+    for (int i = 0; i < 7; i++) free(host[i]);
 }

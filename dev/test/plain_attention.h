@@ -38,12 +38,8 @@ static AttentionMask mask_of(const Sizes *d, const void *key) {
     };
 }
 
-/* In the key's operand: documents of 1 to twice the mean length; some begin at a tile's border, some have one token. */
-static inline void fill_documents(OpCase *c) {
-    const Sizes *d = &c->s;
-    int k = 0;
-    while (strcmp(c->operands[k].name, "key")) k++;
-    float *starts = c->in[k] + 2, *ends = starts + bounds_of(d);
+/* Documents of 1 to twice the mean length; some begin at a tile's border, some have one token. */
+static inline void fill_bounds(const Sizes *d, float *starts, float *ends) {
     for (int64_t b = 0; d->documents && b < d->B; b++)
         for (int64_t start = 0, n = 0, end; start < d->T; start = end, n++) {
             const int64_t length = 1 + (int64_t)((double)(random_mix((uint64_t)(b * 1000 + n)) >> 11) *
@@ -53,6 +49,13 @@ static inline void fill_documents(OpCase *c) {
             for (int64_t t = start; t < end; t++)
                 starts[b * d->T + t] = (float)start, ends[b * d->T + t] = (float)end;
         }
+}
+
+/* In the key's operand. */
+static inline void fill_documents(OpCase *c) {
+    int k = 0;
+    while (strcmp(c->operands[k].name, "key")) k++;
+    fill_bounds(&c->s, c->in[k] + 2, c->in[k] + 2 + bounds_of(&c->s));
 }
 
 /* The same words, on the host, from operand k of a case. */

@@ -232,7 +232,7 @@ static int failures_of(const Ops *ops, Fault with, const Op *op, Sizes d) {
     if (op)
         op_case(ops, op, d);
     else
-        test_long_sequence(ops, d.HD, d.T, 0);
+        test_long_sequence(ops, (Sizes){.T = d.T, .HD = d.HD});
     fflush(stdout);
     dup2(shown, STDOUT_FILENO);
     close(shown);

@@ -334,23 +334,34 @@ static void test_long_sequences(const Ops *ops) {
     static const struct {
         int HD, T;
         bool small;
-        float dropout;
-    } cases[] = {
-        {64,  4133,  true,  0   },
-        {64,  32800, false, 0   }, /* here and at 4133 the number of tiles is odd: the last pair has one */
-        {64,  66000, false, 0   },
-        {128, 4133,  true,  0   }, /* of blocks of queries, too */
-        {128, 33000, false, 0   },
-        {80,  4133,  true,  0   },
-        {96,  4133,  true,  0   },
-        {96,  8190,  false, 0   },
-        {256, 4133,  false, 0   },
-        {64,  4133,  true,  0.1f},
-        {64,  32800, false, 0.5f},
-        {128, 4133,  true,  0.1f},
+        float p;
+        int window, documents;
+    } cases[] =
+        {
+            {64,  4133,  true,  0,    0,    0   },
+            {64,  32800, false, 0,    0,    0   }, /* here and at 4133 the number of tiles is odd: the last pair has one */
+            {64,  66000, false, 0,    0,    0   },
+            {128, 4133,  true,  0,    0,    0   }, /* of blocks of queries, too */
+            {128, 33000, false, 0,    0,    0   },
+            {80,  4133,  true,  0,    0,    0   },
+            {96,  4133,  true,  0,    0,    0   },
+            {96,  8190,  false, 0,    0,    0   },
+            {256, 4133,  false, 0,    0,    0   },
+            {64,  4133,  true,  0.1f, 0,    0   },
+            {64,  32800, false, 0.5f, 0,    0   },
+            {128, 4133,  true,  0.1f, 0,    0   },
+            {128, 16421, true,  0,    2100, 0   },
+            {128, 16421, true,  0,    0,    700 },
+            {128, 32805, false, 0,    3000, 4000},
+            {64,  32805, false, 0,    0,    4000},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
-        if (!op_small || cases[i].small) test_long_sequence(ops, cases[i].HD, cases[i].T, cases[i].dropout);
+        if (!op_small || cases[i].small)
+            test_long_sequence(ops, (Sizes){.T = cases[i].T,
+                                            .HD = cases[i].HD,
+                                            .p = cases[i].p,
+                                            .window = cases[i].window,
+                                            .documents = cases[i].documents});
 }
 
 static void test_path(const Ops *ops) {

@@ -128,14 +128,17 @@ __device__ __forceinline__ void hd128_keys(Hd128Shared<C> &shared, const KernelA
             const TileQueries queries = tile_queries<C>(place.work, args);
             place.end = queries.end;
             place.last_from = queries.last_from;
-            place.own_end = warpgroup ? queries.end : queries.first_end;
+            place.own_end =
+                C::PAIRED   ? end_queries<C>(args.seen, place.work.batch, row0, WG_ROWS, args.dq_sums.blocks)
+                : warpgroup ? queries.end
+                            : queries.first_end;
             place.ends = query_ends(args.seen, place.work.batch, row0, first);
         }
         if (C::PAIRED || first < args.dq_sums.blocks)
             tile_blocks(shared, place, row0, cluster_first, first, args);
         else
             tile_unseen(shared, place, cluster_first, args);
-        const int n = args.dq_sums.blocks - cluster_first;
+        const int n = end_of_tile(place, args) - cluster_first;
         place.owned += (n + 1 - tile % 2) / 2;
         place.sent += (n + tile % 2) / 2;
     }
@@ -197,10 +200,12 @@ __device__ __forceinline__ void load_queries(Hd128Shared<C> &shared, Hd128Querie
  * % of speed). */
 template <class C>
 __device__ __forceinline__ void receive_ds(Hd128Shared<C> &shared, Ring<1> &received, const Work &work,
-                                           int T) {
+                                           const KernelArgs &args) {
+    const int T = args.base.T, row0 = work.tile / 2 * C::CLUSTER_ROWS;
+    const int end = end_queries<C>(args.seen, work.batch, row0, C::CLUSTER_ROWS, ceil_div(T, (int)WG_ROWS));
     const uint32_t bytes = shared_address(&shared.other_ds_bytes);
-    const int first = first_queries<C>(work.tile / 2 * C::CLUSTER_ROWS, T) + work.tile % 2;
-    for (int block = first; block < ceil_div(T, (int)WG_ROWS); block += C::ADDED_TILES, received.advance()) {
+    for (int block = first_queries<C>(row0, T) + work.tile % 2; block < end;
+         block += C::ADDED_TILES, received.advance()) {
         mbarrier_arrive_expect_tx(bytes, C::WARPGROUPS * C::DS_BYTES);
         mbarrier_wait(bytes, received.parity);
         fence_proxy_async();
@@ -238,7 +243,7 @@ template <class C> struct Hd128Kernel : C {
         if (C::PAIRED && warp == 3) {
             Ring<1> received;
             produce_keys<C>(shared, args.base,
-                            [&](const Work &work) { receive_ds(shared, received, work, args.base.T); });
+                            [&](const Work &work) { receive_ds(shared, received, work, args); });
         }
         if (warp >= 1 && warp <= C::WARPGROUPS)
             reduce_dq<C>(shared, shared.dq_buffers[warp - 1], 0, warp - 1, args, GlobalSemaphore{});

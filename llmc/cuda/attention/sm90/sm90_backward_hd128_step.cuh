@@ -18,6 +18,7 @@ template <bool IS_CAUSAL, int BLOCKS, int HEAD> struct Hd128Config : Sm90Roles {
     static constexpr bool K_IN_REGISTERS = HD <= 80;        /* at 128 dK and dV take 128 */
     static constexpr int FIRST_COLUMNS = first_columns(HD); /* of the head in K's first chunk */
     static constexpr bool RANGES = false;                   /* a mask: tiles end before the sequence does */
+    static constexpr bool TURNS = false;                    /* turned */
     static constexpr bool DROPS = false;                    /* WithDropout */
     static constexpr int TILE_ROWS = WARPGROUPS * WG_ROWS, CLUSTER_ROWS = CLUSTER * TILE_ROWS;
     static constexpr int THREADS = sm90_threads(SHAPE), TILE_BYTES = WG_ROWS * COLUMNS * 2;
@@ -453,8 +454,8 @@ __device__ __forceinline__ void trailing_block(KeyRows<C> &r, Hd128Shared<C> &sh
     release<C>(shared.q_ring, place.q_at());
     shared.dout_ring.wait(place.dout_at());
     release<C>(shared.dout_ring, place.dout_at());
-    store_ds(zeros, shared, place, block);
-    drain_dq(r, shared, place, block - 1, args);
+    store_or_send_ds(zeros, shared, place, block);
+    if (!C::PAIRED || !place.owns(block)) drain_dq(r, shared, place, block - 1, args);
 }
 
 /* The warpgroup's first block of a tile; it lies on the diagonal if causal. */

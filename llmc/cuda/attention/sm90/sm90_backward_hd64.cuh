@@ -49,6 +49,7 @@ template <bool IS_CAUSAL, bool TMA, bool PAIRED> struct Hd64Config : Sm90Roles {
     static constexpr bool EXCHANGE = TMA && !PAIRED;
     static constexpr bool K_IN_REGISTERS = true; /* 208 hold no more */
     static constexpr bool RANGES = false;        /* a mask: tiles end before the sequence does */
+    static constexpr bool TURNS = false;         /* turned */
     static constexpr bool DROPS = false;         /* WithDropout */
     static constexpr int CLUSTER = PAIRED ? 2 : 1, ADDED_TILES = 1;
     static constexpr int TILE_ROWS = WARPGROUPS * WG_ROWS, THREADS = (WARPGROUPS + 2) * WARPGROUP;

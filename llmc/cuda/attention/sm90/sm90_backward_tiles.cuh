@@ -90,21 +90,30 @@ template <class Shared, int OWN> __device__ __forceinline__ void end_keys(Shared
     shared.own_ring.expect(at, 0);
 }
 
-/* One thread of a cluster. A tile is drawn when it is about to start, not earlier: see sm90_dq_semaphore.cuh. */
+/* TURNS: the last wave, from index `begin` on, is turned round: the longest begin first, so that all end at about the same
+ * time. (In the order in which they add, the longest begins last, and the other SMs are idle for half of it.) A pair of it may
+ * wait for one that is drawn later: so each cluster has just one of them, its last, and all of them run at once. Where every
+ * tile adds, each waits too long for the one before it: nothing is gained (head size 64, T = 32768). */
+template <class C> __device__ __forceinline__ int turned(int index, int begin, int total) {
+    return !C::TURNS || index < begin ? index : total - 1 - (index - begin);
+}
+
+/* One thread of a cluster. A tile is drawn when it is about to start, not earlier: see sm90_dq_semaphore.cuh. Who finds no
+ * more tiles before the last wave has drawn his tile of it. */
 template <class C, class Shared>
 __device__ __forceinline__ void produce_tiles(Shared &shared, const KernelArgs &args, unsigned *tickets) {
-    const int total = args.base.order.total;
+    const int total = args.base.order.total, begin = C::TURNS ? total - args.last_wave : total;
     Ring<1> next_at;
     Ring<C::OWN> own_at;
     typename Shared::QueriesAt at;
-    for (int index = first_work<C>(tickets, total); index < total; own_at.advance(), next_at.advance()) {
-        const Work work = work_at(args.base.order, index);
+    for (int index = first_work<C>(tickets, begin); index < total; own_at.advance(), next_at.advance()) {
+        const Work work = work_at(args.base.order, turned<C>(index, begin, total));
         if (C::CLUSTER > 1)
             publish_work<C>(shared.next, next_at, work);
         else
             load_keys(shared, own_at, work, args.base);
         load_queries(shared, at, work, work.tile * C::CLUSTER * C::TILE_ROWS, args);
-        index = draw_work<C>(tickets, total);
+        index = !C::TURNS || index < begin ? draw_work<C>(tickets, begin) : total;
     }
     if (C::CLUSTER > 1)
         publish_work<C>(shared.next, next_at, Work{-1, 0, 0, 0});

@@ -19,7 +19,8 @@
  * The wait is normally over when it begins: not waiting at all gains 3 % at most. Causal tiles start at their diagonal, two
  * blocks apart, so a tile reaches a block two blocks after the one before it. That is enough for a reduction, a fence and a
  * poll. A thread block draws a tile only when it is about to start it, the shortest first, so tiles start in the order in
- * which they add. Every wait is then for a tile drawn before, so nothing waits in a circle.
+ * which they add. Every wait is then for a tile drawn before, so nothing waits in a circle. (But for the last wave, `turned`
+ * in sm90_backward_tiles.cuh, whose tiles all run at once.)
  *
  * L2 working set. Tiles start two query blocks apart, so between the oldest and the newest running tile there are 2 * SMs +
  * tiles query blocks whose Q, dO and sums must stay in L2: 33 MB at head size 128, T = 32768.
@@ -76,24 +77,27 @@ typedef struct KernelArgs {
     SeenKeys seen;             /* only where RANGES */
     DropoutArgs dropout;       /* only where DROPS; base.scale is then times kept_scale */
     CUtensorMap second_dq;     /* dQ's columns of the second warpgroup, where a head is no multiple of 64 */
+    int last_wave;             /* so many tiles (or pairs) at the end are begun the longest first: turned */
 } KernelArgs;
 
 /* The same for the tile that adds last, tile 0 but where RANGES: there the lowest that the block sees. */
 template <class C> __device__ __forceinline__ int partials_of(const KernelArgs &args, int tile, int block) {
     const int causal = partials_of<C>(args.dq_sums, block);
-    return C::RANGES ? causal - tile : causal;
+    return C::RANGES ? causal - tile / C::ADDED_TILES : causal;
 }
 
-/* Where RANGES: the blocks of queries that see keys of a tile. Those before first_end see keys of its first half, those
- * behind `first` of its second; those from `last_from` on see no lower tile, so this one adds last. */
+/* Where RANGES: the blocks of queries that see keys of a tile, or of a pair that adds as one. Of a tile alone, those before
+ * first_end see keys of its first half, those behind `first` of its second. Those from `last_from` on see no lower tile or
+ * pair, so this one adds last. */
 typedef struct TileQueries {
     int first, first_end, end, last_from;
 } TileQueries;
 template <class C>
 __device__ __forceinline__ TileQueries tile_queries(const Work &work, const KernelArgs &args) {
-    const int row0 = work.tile * C::TILE_ROWS, blocks = args.dq_sums.blocks;
+    constexpr int ROWS = C::ADDED_TILES * C::TILE_ROWS;
+    const int row0 = work.tile / C::ADDED_TILES * ROWS, blocks = args.dq_sums.blocks;
     return {row0 / WG_ROWS, end_queries<C>(args.seen, work.batch, row0, WG_ROWS, blocks),
-            end_queries<C>(args.seen, work.batch, row0, C::TILE_ROWS, blocks),
+            end_queries<C>(args.seen, work.batch, row0, ROWS, blocks),
             row0 == 0 ? 0 : ceil_div(args.seen.end_query(work.batch, row0 - 1), (int)WG_ROWS)};
 }
 
@@ -266,8 +270,10 @@ __device__ __forceinline__ void reduce_range(DqBuffers<BUFFERS, THREADS> &buffer
         ((int64_t)(head % dq_sums.slots) * dq_sums.column_blocks + column_block) * dq_sums.blocks;
     const unsigned begin = head / dq_sums.slots * dq_sums.tiles;
     const TileQueries queries = tile_queries<C>(work, args);
-    for (int block = queries.first; block < queries.end; block++) {
-        const int before = block / 2 - work.tile; /* tiles that add before */
+    const int tile = work.tile / C::ADDED_TILES;
+    for (int block = queries.first + work.tile % C::ADDED_TILES; block < queries.end;
+         block += C::ADDED_TILES) {
+        const int before = block / (2 * C::ADDED_TILES) - tile; /* tiles, or pairs, that add before */
         unsigned *semaphore_at = dq_sums.semaphores + first_semaphore + block;
         float *sums = dq_sums.sums + (first_semaphore + block) * PARTIAL_FLOATS;
         if (block < queries.last_from) {
@@ -469,6 +475,35 @@ static KernelArgs kernel_args(floatX *dqkv, const floatX *dout, const floatX *ou
     return args;
 }
 
+/* Clusters of the kernel that the device runs at once. */
+template <class C, class Shared> static int clusters_at_once(void (*kernel)(KernelArgs)) {
+    cudaLaunchAttribute attribute = {};
+    attribute.id = cudaLaunchAttributeClusterDimension;
+    attribute.val.clusterDim = {C::CLUSTER, 1, 1};
+    cudaLaunchConfig_t config = {};
+    config.gridDim = dim3(cuda_sm_count() / C::CLUSTER * C::CLUSTER);
+    config.blockDim = dim3(C::THREADS);
+    config.dynamicSmemBytes = shared_bytes<Shared>();
+    config.attrs = &attribute;
+    config.numAttrs = 1;
+    int count = 0;
+    CUDA_CHECK(
+        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, config.dynamicSmemBytes));
+    CUDA_CHECK(cudaOccupancyMaxActiveClusters(&count, kernel, &config));
+    return count;
+}
+
+/* TURNS: the last wave, one pair for each cluster, where a head has more than run at once, so that the last ones differ in
+ * length as much as they can (documents at T = 32768: 3 %; at 16384 nothing). All must run at once, and each cluster has had
+ * another pair before. */
+template <class C, class Shared> static int last_wave(void (*kernel)(KernelArgs), const TileOrder &order) {
+    static int at_once = -1; /* of this kernel: C is its own */
+    const int clusters = cuda_sm_count() / (int)C::CLUSTER;
+    if (!C::TURNS || order.tiles < clusters * 3 / 2 || order.total < 2 * clusters) return 0;
+    if (at_once < 0) at_once = clusters_at_once<C, Shared>(kernel);
+    return at_once < clusters ? 0 : clusters;
+}
+
 /* Launches a one-pass kernel, right behind the lse and D kernel: it starts early: 637 to 634 us (64 sequences of
  * 1024 with 12 heads of 64). args.base.order: of tiles, of which clusters draw C::CLUSTER at a time. */
 template <class C, class Shared>
@@ -476,6 +511,7 @@ static void launch_one_pass(const char *name, void (*kernel)(KernelArgs), Kernel
     TileOrder &order = args.base.order;
     order.tiles = ceil_div(order.tiles, (int)C::CLUSTER);
     order.total = order.heads * order.tiles;
+    args.last_wave = last_wave<C, Shared>(kernel, order);
     launch_persistent(name, kernel, args, order.total * C::CLUSTER, C::THREADS, shared_bytes<Shared>(),
                       START_EARLY, C::CLUSTER);
 }

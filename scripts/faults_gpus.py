@@ -24,7 +24,7 @@ import tempfile
 import time
 import uuid
 
-from comparison import EXIT_RUN, ROOT, Parser, Report, commit_of, duration, end_with, fail, integer, need_card, provenance
+from comparison import EXIT_RUN, ROOT, Parser, Report, commit_of, duration, end_with, fail, integer, integers, need_card, provenance
 
 END_S, START_S = 15.0, 30.0  # within which all must end: once all ranks train, and before
 MORE_S = 5.0  # that a start may take beyond START_S, which is the ranks' patience, to be counted as in time
@@ -232,11 +232,11 @@ class Faults:
         self.go_on(fault)
 
     def kill(self):
-        for rank in range(self.arguments.gpus):
+        for rank in self.arguments.ranks or range(self.arguments.gpus):
             self.repeat(f"kill rank {rank}", self.signal_rank(rank, signal.SIGKILL), [1], [f"rank {rank}", socket.gethostname()[:40]])
 
     def stop(self):
-        for rank in range(self.arguments.gpus):
+        for rank in self.arguments.ranks or range(self.arguments.gpus):
             self.repeat(f"stop rank {rank}", self.signal_rank(rank, signal.SIGSTOP), [1], [f"rank {rank}", socket.gethostname()[:40]])
 
     def signal(self):
@@ -366,6 +366,7 @@ def parse_arguments(argv):
     parser.add_argument("--program", default="./train_gpt2cu", metavar="FILE", help="default ./train_gpt2cu")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--gpus", type=integer(2, 64), default=2, metavar="N", help="ranks (default 2)")
+    parser.add_argument("--ranks", type=integers(0, 63), metavar="LIST", help="that are killed and stopped (default all)")
     parser.add_argument("--count", type=integer(1, 10000), default=10, metavar="N", help="of each fault at random times (default 10)")
     parser.add_argument("--only", type=kinds, default=list(KINDS), metavar="LIST", help=f"of {','.join(KINDS)}")
     parser.add_argument("--deadline", type=duration(1, 1e6), metavar="S", help="no fault begins so long after the start; what was begun goes on to its end")

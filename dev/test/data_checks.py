@@ -272,10 +272,11 @@ def test_globs_and_columns():
     """Plain text, lines and columns in one call; a glob's files are sorted; a row or a line is a document."""
     parquet("mixed/b.parquet", body=["the", "null", "a"], text=["no"] * 3)
     write("mixed/a.jsonl", '{"body": "th"}\n')
-    write("mixed/sub/c.txt", "b")
-    done = run("text.py", "mixed/*.[jp]*", "mixed/**/*.txt", "--field", "body", "--out", "out/mixed", "--val-fraction", "0")
+    write("mixed/sub/deep/c.txt", "b")
+    write("mixed/[d].txt", "d")
+    done = run("text.py", "mixed/*.[jp]*", "mixed/**/c.txt", "mixed/[d].txt", "--field", "body", "--out", "out/mixed", "--val-fraction", "0")
     works("globs", done)
-    equal("globs: lines, columns, text", shard(os.path.join(WORK, "out/mixed/text_train_000001.bin")), [EOT, TH, EOT, THE, EOT, EOT, 64, EOT, 65])
+    equal("globs: lines, columns, text", shard(os.path.join(WORK, "out/mixed/text_train_000001.bin")), [EOT, TH, EOT, THE, EOT, EOT, 64, EOT, 65, EOT, 67])
     check("no progress where there is no terminal", "%" not in done.stdout + done.stderr and "\r" not in done.stdout + done.stderr, done.stdout)
     refuses("a glob that matches nothing", "mixed/*.csv: no such file, and as a pattern it matches none", run("text.py", "mixed/*.csv", "--out", "out/refused"))
     refuses("no such column", "b.parquet: no column `title` among body, text; hint: --field", run("text.py", "mixed/b.parquet", "--field", "title", "--out", "out/refused"))
@@ -310,6 +311,8 @@ def test_train_tokenizer():
     with open(os.path.join(WORK, "out/own/gpt2_tokenizer.bin"), "rb") as file:
         data = file.read()
     equal("text.py --tokenizer: header", struct.unpack("<4I", data[:16]), (20240328, 2, 264, 263))
+    with open(os.path.join(DATA, "gpt2_tokenizer.bin"), "rb") as file:
+        equal("text.py --tokenizer: GPT-2's in data/ stays", struct.unpack("<4I", file.read(16)), (20240328, 2, 50257, EOT))
     check("text.py --tokenizer: tokens", data[1024:1026] == b"\1!" and b"\2he\3the" in data and data.endswith(b"\x0d<|endoftext|>"), data[-40:])
     said = trainer(*tiny, "--train", text, "--tokenizer", "own tokenizer", "--out", "out/model").stdout
     check("the trainer: a model of the tokenizer's size", "vocabulary 264 (padded 384)" in said and "bpe of 264 tokens, --tokenizer: own tokenizer/tokenizer.json" in said, said)

@@ -146,10 +146,14 @@ def picture(log):
     return f'<img alt="loss, learning rate, gradient norm, tokens/s and memory of the run" src="data:image/png;base64,{base64.b64encode(data.getvalue()).decode()}">'
 
 
+def folded(title, body):
+    return f"<details><summary>{title}</summary>{body}</details>"
+
+
 def samples(log):
     """The newest sample, and those before it, folded."""
     shown = [f"<h3>step {row['step']:,}</h3><pre>{escaped(row['sample'])}</pre>" for row in log.samples if row["sample"] is not None]
-    before = f"<details><summary>{len(shown) - 1} before it</summary>{''.join(shown[-2::-1])}</details>" if len(shown) > 1 else ""
+    before = folded(f"{len(shown) - 1} before it", "".join(shown[-2::-1])) if len(shown) > 1 else ""
     return shown[-1] + before if shown else ""
 
 
@@ -158,7 +162,7 @@ def page(log):
     given, others = settings(log)
     parts = [("", table(figures(log))), ("Warnings", "".join(f"<li>{escaped(text)}</li>" for text in warnings(log))), ("Curves", picture(log)),
              ("The run", table(about(log))), ("Settings of the command", table(given) if given else ""),
-             ("Other settings", f'<div class="columns">{table(others, limit=None)}</div>' if others else ""),
+             ("Other settings", folded("what the command does not name", f'<div class="columns">{table(others, limit=None)}</div>') if others else ""),
              ("Validation", table([(f"{step:,}", f"{loss:.4f}") for step, loss in log.points("vals", "val_loss")], ("step", "loss")) if log.vals else ""),
              ("Checkpoints", table([(row["checkpoint"], digits(row.get("seconds"), "{:.2f}")) for row in log.saves], ("name", "seconds to save")) if log.saves else ""),
              ("Samples", samples(log))]

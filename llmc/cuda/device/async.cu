@@ -1,6 +1,7 @@
 /* The host ahead of the device: streams and events, results read back later, timestamps taken on the device, and work
  * captured into a CUDA graph, so that a launch costs the host nothing. */
 #include "llmc/cuda/cuda_ops.cuh"
+#include "llmc/cuda/decode/steps.cuh"
 #include <stdlib.h>
 
 /* ---- streams and events ---- */
@@ -95,13 +96,22 @@ double cuda_seconds_between(int first, int second) {
 /* ---- graphs ---- */
 
 struct Graph {
-    cudaGraphExec_t exec;
+    cudaGraphExec_t exec; /* NULL: token */
+    TokenKernel *token;
 };
 
 bool cuda_capture_begin(void) {
     const bool ok = cudaStreamBeginCapture(main_stream, cudaStreamCaptureModeThreadLocal) == cudaSuccess;
     cudaGetLastError(); /* a refusal is an answer */
+    if (ok) steps_begin();
     return ok;
+}
+
+static bool make_executable(Graph *graph, cudaGraph_t captured) {
+    size_t n_launches = 0;
+    CUDA_CHECK(cudaGraphGetNodes(captured, NULL, &n_launches));
+    graph->token = steps_end(n_launches);
+    return graph->token || cudaGraphInstantiate(&graph->exec, captured, 0) == cudaSuccess;
 }
 
 Graph *cuda_capture_end(void) {
@@ -109,7 +119,7 @@ Graph *cuda_capture_end(void) {
     Graph *graph = (Graph *)calloc(1, sizeof *graph);
     bool ok =
         cudaStreamEndCapture(main_stream, &captured) == cudaSuccess && captured != NULL && graph != NULL;
-    ok = ok && cudaGraphInstantiate(&graph->exec, captured, 0) == cudaSuccess;
+    ok = ok && make_executable(graph, captured);
     if (captured) CUDA_CHECK(cudaGraphDestroy(captured));
     cudaGetLastError();
     if (ok) return graph;
@@ -118,11 +128,15 @@ Graph *cuda_capture_end(void) {
 }
 
 void cuda_graph_launch(Graph *graph) {
-    CUDA_CHECK(cudaGraphLaunch(graph->exec, main_stream));
+    if (graph->token)
+        token_kernel_launch(graph->token);
+    else
+        CUDA_CHECK(cudaGraphLaunch(graph->exec, main_stream));
 }
 
 void cuda_graph_free(Graph *graph) {
     if (!graph) return;
-    CUDA_CHECK(cudaGraphExecDestroy(graph->exec));
+    if (graph->exec) CUDA_CHECK(cudaGraphExecDestroy(graph->exec));
+    token_kernel_free(graph->token);
     free(graph);
 }

@@ -8,7 +8,9 @@
  * bf16 goes through tensor cores, 16 rows by 8 outputs: with one row they idle, and cost nothing. A thread loads 16 bytes
  * of a row, eight channels of the 32; which four make up k of the first product and which of the second is the same for
  * both operands, so the order inside does not matter. */
+#include <cooperative_groups.h>
 #include "kernels.cuh"
+#include "llmc/cuda/decode/steps.cuh"
 #include "llmc/cuda/device/early.cuh"
 #include "llmc/cuda/ops/gelu.cuh"
 
@@ -45,6 +47,19 @@ template <typename T> __device__ __forceinline__ float bias_of(const FewRows<T> 
 
 /* ---- bf16 ---- */
 
+/* A step of 16 rows, of which a thread holds two, and OUTPUTS tiles of outputs. */
+template <int OUTPUTS>
+__device__ __forceinline__ void multiply_step(float (&acc)[OUTPUTS][4], const int4 &x0, const int4 &x1,
+                                              const int4 (&w)[OUTPUTS]) {
+    const uint32_t low[4] = {(uint32_t)x0.x, (uint32_t)x1.x, (uint32_t)x0.y, (uint32_t)x1.y},
+                   high[4] = {(uint32_t)x0.z, (uint32_t)x1.z, (uint32_t)x0.w, (uint32_t)x1.w};
+#pragma unroll
+    for (int o = 0; o < OUTPUTS; o++) {
+        mma_m16n8k16(acc[o], low, w[o].x, w[o].y);
+        mma_m16n8k16(acc[o], high, w[o].z, w[o].w);
+    }
+}
+
 /* Blocks of OUTPUTS tiles of outputs and ROWS tiles of 16 rows; AHEAD steps of both operands are under way at a time. */
 template <int ROWS, int OUTPUTS, int AHEAD>
 __global__ void __launch_bounds__(THREADS) few_rows_bf16_kernel(FewRows<bf16> a) {
@@ -80,16 +95,7 @@ __global__ void __launch_bounds__(THREADS) few_rows_bf16_kernel(FewRows<bf16> a)
 #pragma unroll
         for (int s = 0; s < AHEAD; s++)
 #pragma unroll
-            for (int r = 0; r < ROWS; r++) {
-                const int4 x0 = x[s][r][0], x1 = x[s][r][1];
-                const uint32_t low[4] = {(uint32_t)x0.x, (uint32_t)x1.x, (uint32_t)x0.y, (uint32_t)x1.y},
-                               high[4] = {(uint32_t)x0.z, (uint32_t)x1.z, (uint32_t)x0.w, (uint32_t)x1.w};
-#pragma unroll
-                for (int o = 0; o < OUTPUTS; o++) {
-                    mma_m16n8k16(acc[r][o], low, w[s][o].x, w[s][o].y);
-                    mma_m16n8k16(acc[r][o], high, w[s][o].z, w[s][o].w);
-                }
-            }
+            for (int r = 0; r < ROWS; r++) multiply_step(acc[r], x[s][r][0], x[s][r][1], w[s]);
     }
 #pragma unroll
     for (int from = 0; from < OUTPUTS; from += TILES) {
@@ -117,11 +123,82 @@ template <int ROWS, int OUTPUTS, int AHEAD> static void launch(const FewRows<bf1
                  dim3(ceil_div(a.OC, OUTPUTS * TILE)), THREADS, 0, 1, a);
 }
 
+/* More than 16 rows, on Hopper: a cluster has 64 outputs, and each of its eight blocks the channels that one warp has above;
+ * so the rows are read once a cluster. The blocks' sums are added through shared memory, each block's for its eighth of
+ * the rows. Of a block's tile a warp has 16 ROWS rows and 16 outputs. */
+enum { SPLIT = WARPS, SPLIT_OUTPUTS = 64, SPLIT_AHEAD = 3, WARP_TILES = 2, ROW_WARPS = 2 };
+
+template <int ROWS> __global__ void __launch_bounds__(THREADS, 2) few_rows_split_kernel(FewRows<bf16> a) {
+#if __CUDA_ARCH__ >= 900
+    constexpr int BLOCK_ROWS = ROW_WARPS * ROWS * 16, STRIDE = SPLIT_OUTPUTS + 4;
+    __shared__ float sums[BLOCK_ROWS][STRIDE];
+    const int lane = threadIdx.x % WARP_SIZE, warp = threadIdx.x / WARP_SIZE, g = lane / 4, t = lane % 4;
+    const int row0 = warp % ROW_WARPS * ROWS * 16, column0 = warp / ROW_WARPS * WARP_TILES * TILE;
+    const int first = blockIdx.x * SPLIT_OUTPUTS;
+    const int4 zero = make_int4(0, 0, 0, 0);
+    float acc[ROWS][WARP_TILES][4] = {};
+    for (int k0 = blockIdx.y * STEP + t * 8, round = 0; round < a.IC;
+         k0 += SPLIT_AHEAD * ROUND, round += SPLIT_AHEAD * ROUND) {
+        int4 w[SPLIT_AHEAD][WARP_TILES], x[SPLIT_AHEAD][ROWS][2];
+#pragma unroll
+        for (int s = 0; s < SPLIT_AHEAD; s++)
+#pragma unroll
+            for (int o = 0; o < WARP_TILES; o++) {
+                const int k = k0 + s * ROUND, output = first + column0 + o * TILE + g;
+                w[s][o] = k < a.IC && output < a.OC ? ld_global_once(a.w + (int64_t)output * a.IC + k) : zero;
+            }
+        if (round == 0) wait_early();
+#pragma unroll
+        for (int s = 0; s < SPLIT_AHEAD; s++)
+#pragma unroll
+            for (int r = 0; r < ROWS; r++)
+#pragma unroll
+                for (int half = 0; half < 2; half++) {
+                    const int k = k0 + s * ROUND, row = row0 + r * 16 + half * 8 + g;
+                    const bf16 *at = a.x + (int64_t)row * a.IC + k;
+                    x[s][r][half] = k < a.IC && row < a.N ? *reinterpret_cast<const int4 *>(at) : zero;
+                }
+#pragma unroll
+        for (int s = 0; s < SPLIT_AHEAD; s++)
+#pragma unroll
+            for (int r = 0; r < ROWS; r++) multiply_step(acc[r], x[s][r][0], x[s][r][1], w[s]);
+    }
+#pragma unroll
+    for (int r = 0; r < ROWS; r++)
+#pragma unroll
+        for (int o = 0; o < WARP_TILES; o++)
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                sums[row0 + r * 16 + g + i / 2 * 8][column0 + o * TILE + 2 * t + i % 2] = acc[r][o][i];
+    const cooperative_groups::cluster_group cluster = cooperative_groups::this_cluster();
+    cluster.sync();
+    const int column = threadIdx.x % SPLIT_OUTPUTS, output = first + column;
+    const float bias = bias_of(a, output);
+    for (int i = threadIdx.x / SPLIT_OUTPUTS; i < BLOCK_ROWS / SPLIT; i += THREADS / SPLIT_OUTPUTS) {
+        const int row = blockIdx.y * (BLOCK_ROWS / SPLIT) + i;
+        float part[SPLIT], sum = 0;
+#pragma unroll
+        for (int b = 0; b < SPLIT; b++) part[b] = *cluster.map_shared_rank(&sums[row][column], b);
+#pragma unroll
+        for (int b = 0; b < SPLIT; b++) sum += part[b];
+        if (row < a.N && output < a.OC) finish(a, row, output, sum, bias);
+    }
+    cluster.sync(); /* nobody goes while it is read */
+#endif
+}
+
+template <int ROWS> static void launch_split(const FewRows<bf16> &a) {
+    launch_early("linear_few_rows", few_rows_split_kernel<ROWS>,
+                 dim3(ceil_div(a.OC, (int)SPLIT_OUTPUTS), SPLIT), THREADS, 0, SPLIT, a);
+}
+
 /* Every block reads all rows: with many, more outputs a block, as long as that leaves most of the card with one. */
 static void run(const FewRows<bf16> &a) {
     const bool wide = a.OC >= 2 * TILE * cuda_sm_count();
     if (a.N <= 16)
         launch<1, 1, 4>(a);
+    else if (!wide && cuda_compute_capability() >= 90)
+        a.N <= 32 ? launch_split<1>(a) : launch_split<2>(a);
     else if (a.N <= 32)
         wide ? launch<2, 4, 3>(a) : launch<2, 1, 4>(a);
     else
@@ -162,7 +239,18 @@ static void run(const FewRows<float> &a) {
     launch_early("linear_few_rows", few_rows_fp32_kernel, dim3(ceil_div(a.OC, (int)WARPS)), THREADS, 0, 1, a);
 }
 
+template <typename T> static Step captured_linear(const LinearCall *c) {
+    Step step = step_of<T>(STEP_LINEAR, c->x.rows, c->y.data, c->x.data);
+    step.weight = c->w.data;
+    step.bias = c->bias;
+    step.OC = (int)c->w.rows;
+    step.IC = c->w.columns;
+    step.gelu = c->pre_gelu.data != NULL;
+    return step;
+}
+
 template <typename T> static void run_as(const LinearCall *c) {
+    step_captured(captured_linear<T>(c));
     const FewRows<T> a = {(T *)c->y.data,       (T *)c->pre_gelu.data, (const T *)c->x.data,
                           (const T *)c->w.data, (const T *)c->bias,    (int)c->x.rows,
                           (int)c->w.rows,       c->w.columns};

@@ -4,6 +4,7 @@
  * The floor of top-k and top-p is found bit by bit (draw_tokens.c has the same steps): a pass counts, or adds, what is at
  * least as large. bf16 needs 16 passes. */
 #include "llmc/cuda/cuda_ops.cuh"
+#include "llmc/cuda/decode/steps.cuh"
 #include "llmc/cuda/device/early.cuh"
 #include "llmc/cuda/ptx/sm80.cuh"
 
@@ -147,35 +148,62 @@ template <typename X, typename R> __device__ Floor keep_top_p(const R &row, Floo
     return floor;
 }
 
-/* The k-th largest of the columns' largest is a bound below the k-th largest of all, and not many are above it: the
- * search is among those. Their number; 0 where the list has no room for them. */
+/* ---- candidates of top-k ---- */
+
+/* Ids of a row that may stay: all, or those that are listed, a column's one behind the other in both cases. */
 enum { LIST = 2048 };
-template <typename X> __device__ int list_candidates(float (&list)[LIST], const Row<X> &row, int k) {
-    uint32_t largest = 0;
-    for (int i = threadIdx.x; i < row.V; i += DRAW_COLUMNS) largest = max(largest, order_key(row.value(i)));
+struct List {
+    float values[LIST];
+    int ids[LIST];
+};
+template <typename X> struct Candidates {
+    Row<X> row;
+    const List *list; /* NULL: all */
+    int first, n;     /* of this thread's column, where there is a list */
+    int n_listed;
+
+    /* f(id, value) for those of this thread's column, until it is true. */
+    template <typename F> __device__ void each(F f) const {
+        if (list) {
+            for (int i = first; i < first + n; i++)
+                if (f(list->ids[i], list->values[i])) return;
+            return;
+        }
+        for (int i = threadIdx.x; i < row.V; i += DRAW_COLUMNS)
+            if (f(i, row.value(i))) return;
+    }
+};
+
+/* Each thread has the largest key of some ids. The k-th largest of those is a bound below the k-th largest of all, and not
+ * many are above it: these are listed, where the list has room for them. */
+template <typename X>
+__device__ Candidates<X> candidates(const Row<X> &row, List &list, uint32_t largest, int k) {
+    const Candidates<X> all = {row, NULL, 0, 0, 0};
+    if (k == 0 || k >= row.V || k > DRAW_COLUMNS) return all;
     const uint32_t bound =
         floor_of<X>([&](uint32_t key) { return __syncthreads_count(largest >= key) >= k; });
     int own = 0, n;
-    for (int i = threadIdx.x; i < row.V && largest >= bound; i += DRAW_COLUMNS)
-        own += order_key(row.value(i)) >= bound;
-    int at = block_exclusive(own, &n);
-    if (n > LIST) return 0;
-    for (int i = threadIdx.x; i < row.V && largest >= bound; i += DRAW_COLUMNS)
-        if (order_key(row.value(i)) >= bound) list[at++] = row.value(i);
+    for (int i = threadIdx.x; i < row.V; i += DRAW_COLUMNS) own += order_key(row.value(i)) >= bound;
+    const int first = block_exclusive(own, &n);
+    if (n > LIST) return all;
+    for (int i = threadIdx.x, at = first; at < first + own; i += DRAW_COLUMNS) {
+        const float x = row.value(i);
+        if (order_key(x) < bound) continue;
+        list.values[at] = x;
+        list.ids[at++] = i;
+    }
     __syncthreads();
-    return n;
+    return {row, &list, first, own, n};
 }
 
-template <typename X> __device__ Floor keep(const Row<X> &row, const DrawArgs &a) {
-    __shared__ float list[LIST];
-    const bool is_cut = a.top_k > 0 && a.top_k < row.V;
-    const int n = is_cut && a.top_k <= DRAW_COLUMNS ? list_candidates(list, row, a.top_k) : 0;
-    if (n > 0) {
-        const Row<float> listed = {list, n, row.largest, row.scale};
+template <typename X> __device__ Floor keep(const Candidates<X> &c, const DrawArgs &a) {
+    const Row<X> &row = c.row;
+    if (c.list) {
+        const Row<float> listed = {c.list->values, c.n_listed, row.largest, row.scale};
         return keep_top_p<X>(listed, keep_top_k<X>(listed, a.top_k), a.top_p);
     }
     const Floor all = {0, row.V};
-    return keep_top_p<X>(row, is_cut ? keep_top_k<X>(row, a.top_k) : all, a.top_p);
+    return keep_top_p<X>(row, a.top_k > 0 && a.top_k < row.V ? keep_top_k<X>(row, a.top_k) : all, a.top_p);
 }
 
 /* ---- the draw ---- */
@@ -183,25 +211,27 @@ template <typename X> __device__ Floor keep(const Row<X> &row, const DrawArgs &a
 /* f(id, weight) for the ids of this thread's column that have one; `equals` of the floor stand before the column.
  * Ends where f is true. */
 template <typename X, typename F>
-__device__ void each_weight(const Row<X> &row, const Floor &floor, int equals, float min_p, F f) {
+__device__ void each_weight(const Candidates<X> &c, const Floor &floor, int equals, float min_p, F f) {
     int left = floor.ties - equals;
-    for (int i = threadIdx.x; i < row.V; i += DRAW_COLUMNS) {
-        const float x = row.value(i);
+    c.each([&](int id, float x) {
         const uint32_t key = order_key(x);
-        if (key < floor.key || (key == floor.key && left-- <= 0)) continue;
-        const float weight = row.weight(x);
-        if (weight > 0 && weight >= min_p && f(i, weight)) return;
-    }
+        if (key < floor.key || (key == floor.key && left-- <= 0)) return false;
+        const float weight = c.row.weight(x);
+        return weight > 0 && weight >= min_p && f(id, weight);
+    });
 }
 
-template <typename X> __device__ int draw(const Row<X> &row, const DrawArgs &a, double uniform) {
+template <typename X> __device__ int draw(const Candidates<X> &c, const DrawArgs &a, double uniform) {
     __shared__ int chosen;
-    const Floor floor = keep(row, a);
+    const Floor floor = keep(c, a);
     int equals = 0, n_equals;
-    for (int i = threadIdx.x; i < row.V; i += DRAW_COLUMNS) equals += order_key(row.value(i)) == floor.key;
+    c.each([&](int, float x) {
+        equals += order_key(x) == floor.key;
+        return false;
+    });
     equals = block_exclusive(equals, &n_equals);
     double own = 0, total;
-    each_weight(row, floor, equals, a.min_p, [&](int, float weight) {
+    each_weight(c, floor, equals, a.min_p, [&](int, float weight) {
         own += weight;
         return false;
     });
@@ -211,7 +241,7 @@ template <typename X> __device__ int draw(const Row<X> &row, const DrawArgs &a, 
     if (first == DRAW_COLUMNS) first = block_join(own > 0 ? column : 0, Largest()); /* rounding */
     if (column == first) {
         double sum = before;
-        each_weight(row, floor, equals, a.min_p, [&](int id, float weight) {
+        each_weight(c, floor, equals, a.min_p, [&](int id, float weight) {
             chosen = id;
             sum += weight;
             return sum > point;
@@ -221,35 +251,64 @@ template <typename X> __device__ int draw(const Row<X> &row, const DrawArgs &a, 
     return chosen;
 }
 
-template <typename X> __device__ const X *staged_row(const X *row, int V) {
-    extern __shared__ int4 stage[];
-    const int4 *from = reinterpret_cast<const int4 *>(row);
-    for (int i = threadIdx.x; i < ceil_div(V, (int)Vec<X>::N); i += DRAW_COLUMNS) stage[i] = from[i];
-    __syncthreads();
-    return reinterpret_cast<const X *>(stage);
+/* ---- the first pass ---- */
+
+/* Of the ids that a thread sees, 16 bytes at a time. */
+struct First {
+    uint32_t key; /* the largest, and its lowest id */
+    int id;
+    int n_bad;
+};
+
+/* The row goes to `stage`, where there is one. */
+template <typename X> __device__ First first_pass(const X *logits, int V, int4 *stage) {
+    constexpr int N = Vec<X>::N, AT_ONCE = 4;
+    First best = {0, (int)threadIdx.x * N, 0};
+    for (int v0 = threadIdx.x; v0 * N < V; v0 += AT_ONCE * DRAW_COLUMNS) {
+        int4 bits[AT_ONCE];
+#pragma unroll
+        for (int u = 0; u < AT_ONCE; u++)
+            if ((v0 + u * DRAW_COLUMNS) * N < V)
+                bits[u] = reinterpret_cast<const int4 *>(logits)[v0 + u * DRAW_COLUMNS];
+#pragma unroll
+        for (int u = 0; u < AT_ONCE; u++) {
+            const int v = v0 + u * DRAW_COLUMNS;
+            float x[N];
+            if (v * N >= V) break;
+            if (stage) stage[v] = bits[u];
+            to_floats(x, bits[u]);
+#pragma unroll
+            for (int k = 0; k < N; k++) {
+                if (v * N + k >= V) break;
+                const uint32_t key = order_key(x[k]);
+                best.n_bad += !isfinite(x[k]);
+                if (key <= best.key) continue;
+                best.key = key;
+                best.id = v * N + k;
+            }
+        }
+    }
+    return best;
 }
 
 template <typename X> __global__ void __launch_bounds__(DRAW_COLUMNS) draw_kernel(DrawArgs a, bool staged) {
+    extern __shared__ int4 stage[];
+    __shared__ List list;
     const int b = blockIdx.x;
     wait_early();
     const X *logits = (const X *)a.logits + (int64_t)b * a.Vp;
-    Row<X> row = {staged ? staged_row(logits, a.V) : logits, a.V, 0, 0};
-    unsigned long long best = 0; /* key, then the lowest id */
-    int n_bad = 0;
-    for (int i = threadIdx.x; i < a.V; i += DRAW_COLUMNS) {
-        const float x = row.value(i);
-        const unsigned long long mine = (unsigned long long)order_key(x) << 32 | (0xffffffffu - (unsigned)i);
-        best = mine > best ? mine : best;
-        n_bad += !isfinite(x);
-    }
-    best = block_join(best, Largest());
-    n_bad = block_join(n_bad, Sum());
+    const First own = first_pass(logits, a.V, staged ? stage : NULL);
+    const unsigned long long best =
+        block_join((unsigned long long)own.key << 32 | (0xffffffffu - (unsigned)own.id), Largest());
+    const int n_bad = block_join(own.n_bad, Sum()); /* behind its barriers the row is staged */
     int token = (int)(0xffffffffu - (uint32_t)best);
-    row.largest = row.value(token);
+    Row<X> row = {staged ? reinterpret_cast<const X *>(stage) : logits, a.V, 0, 0};
+    row.largest = to_float(logits[token]);
     row.scale = fminf(1.4426950408889634f / a.temperature, FLT_MAX);
     if (a.temperature > 0 && a.top_k != 1 && isfinite(row.largest)) {
         const uint64_t state = a.rng[b] + 0x9e3779b97f4a7c15u; /* as random_uniform */
-        token = draw(row, a, (double)(dropout_mix(state) >> 11) * 0x1p-53);
+        token =
+            draw(candidates(row, list, own.key, a.top_k), a, (double)(dropout_mix(state) >> 11) * 0x1p-53);
         if (threadIdx.x == 0) a.rng[b] = state;
     }
     if (threadIdx.x > 0) return;
@@ -260,10 +319,14 @@ template <typename X> __global__ void __launch_bounds__(DRAW_COLUMNS) draw_kerne
 }
 
 template <typename T> void draw_tokens(const DrawArgs *args) {
-    enum { STATIC_BYTES = 12288 };
+    enum { STATIC_BYTES = 20480 };
+    Step step = step_of<T>(STEP_DRAW, args->B, NULL, args->logits);
+    step.draw = *args;
+    step_captured(step);
     const int bytes = ceil_div(args->V, (int)Vec<T>::N) * 16;
+    const bool draws = args->temperature > 0 && args->top_k != 1; /* else the first pass is all */
     const bool staged =
-        bytes <= cuda_device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin) - STATIC_BYTES;
+        draws && bytes <= cuda_device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin) - STATIC_BYTES;
     if (staged)
         CUDA_CHECK(cudaFuncSetAttribute(draw_kernel<T>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
     launch_early("draw_tokens", draw_kernel<T>, dim3(args->B), DRAW_COLUMNS, staged ? bytes : 0, 1, *args,

@@ -6,6 +6,7 @@
  * that fills half of the batch is still summed by half of the device. */
 #include "llmc/cuda/linear/column_sums.cuh"
 #include "llmc/cuda/cuda_ops.cuh"
+#include "llmc/cuda/decode/steps.cuh"
 #include "llmc/cuda/device/early.cuh"
 
 /* ---- forward ---- */
@@ -33,10 +34,23 @@ __global__ void embedding_forward_kernel(T *out, const int32_t *__restrict__ tok
 }
 
 template <typename T>
+static Step captured_embedding(floatX *out, const int32_t *tokens, const int32_t *positions,
+                               const floatX *wte, const floatX *wpe, int64_t N, int C) {
+    Step step = step_of<T>(STEP_EMBEDDING, N, out, NULL);
+    step.tokens = tokens;
+    step.positions = positions;
+    step.weight = wte;
+    step.bias = wpe;
+    step.IC = C;
+    return step;
+}
+
+template <typename T>
 void embedding_forward(floatX *out, const int32_t *tokens, const int32_t *positions, const floatX *wte,
                        const floatX *wpe, int B, int T_, int C) {
     const int64_t N = (int64_t)B * T_;
     const unsigned blocks = (unsigned)ceil_div<int64_t>(N, FORWARD_WARPS);
+    if (positions) step_captured(captured_embedding<T>(out, tokens, positions, wte, wpe, N, C));
     if (positions) { /* decoding, whose launches begin early */
         launch_early("embedding_forward", embedding_forward_kernel<T>, dim3(blocks),
                      FORWARD_WARPS * WARP_SIZE, 0, 1, (T *)out, tokens, positions, (const T *)wte,

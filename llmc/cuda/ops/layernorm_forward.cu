@@ -6,7 +6,9 @@
  * in each pass, 65536 rows of 768 bf16 took 65 us there on an H200, this way 53; a copy takes 51. */
 #include <utility>
 #include "llmc/cuda/cuda_ops.cuh"
+#include "llmc/cuda/decode/steps.cuh"
 #include "llmc/cuda/device/early.cuh"
+#include "llmc/cuda/ops/layernorm.cuh"
 #include "llmc/cuda/ptx/sm80.cuh"
 
 enum {
@@ -15,18 +17,13 @@ enum {
     MAX_VECS = 8,    /* of a lane, in registers: rows of up to 2048 bf16 or 1024 fp32 */
     WIDE_WARPS = 8,  /* of a wider row: as many rows as an SM then works on fit its L1 */
 };
-static constexpr float EPSILON = 1e-5f;
 
 /* A vector of the row: a or, with RESIDUAL, a + b as rounded, which also goes to residual. */
 template <bool RESIDUAL, typename T>
 __device__ inline void row_vec(float (&x)[Vec<T>::N], T *residual, const Vec<T> &a, const Vec<T> &b) {
     to_floats(x, a);
     if (!RESIDUAL) return;
-    float y[Vec<T>::N];
-    Vec<T> sum;
-    to_floats(y, b);
-#pragma unroll
-    for (int k = 0; k < Vec<T>::N; k++) sum.v[k] = from_float<T>(x[k] + y[k]);
+    const Vec<T> sum = add_vecs(a, b);
     store_vec(residual, sum);
     to_floats(x, sum);
 }
@@ -35,13 +32,7 @@ __device__ inline void row_vec(float (&x)[Vec<T>::N], T *residual, const Vec<T> 
 template <typename T>
 __device__ inline void write_vec(T *out, const float (&x)[Vec<T>::N], float rstd, const T *weight,
                                  const T *bias) {
-    float w[Vec<T>::N], b[Vec<T>::N];
-    Vec<T> y;
-    to_floats(w, load_vec(weight));
-    to_floats(b, load_vec(bias));
-#pragma unroll
-    for (int k = 0; k < Vec<T>::N; k++) y.v[k] = from_float<T>(x[k] * rstd * w[k] + b[k]);
-    store_vec(out, y);
+    store_vec(out, norm_vec(x, rstd, load_vec(weight), load_vec(bias)));
 }
 
 /* Of this thread's n columns, `step` apart: weights on the way while the launch before ends. */
@@ -69,7 +60,7 @@ __global__ void __launch_bounds__(WARPS *WARP_SIZE)
     const int64_t at = row * C + first;
 
     Vec<T> from_a[VECS], from_b[VECS];
-    float x[VECS][VEC] = {}, sum = 0, squares = 0;
+    float x[VECS][VEC] = {};
 #pragma unroll
     for (int v = 0; v < VECS; v++)
         if (v < n_vecs) {
@@ -79,20 +70,8 @@ __global__ void __launch_bounds__(WARPS *WARP_SIZE)
 #pragma unroll
     for (int v = 0; v < VECS; v++)
         if (v < n_vecs) row_vec<RESIDUAL>(x[v], residual + at + v * STEP, from_a[v], from_b[v]);
-#pragma unroll
-    for (int v = 0; v < VECS; v++)
-#pragma unroll
-        for (int k = 0; k < VEC; k++) sum += x[v][k];
-    const float m = warp_sum(sum) / (float)C;
-#pragma unroll
-    for (int v = 0; v < VECS; v++)
-        if (v < n_vecs)
-#pragma unroll
-            for (int k = 0; k < VEC; k++) {
-                x[v][k] -= m;
-                squares += x[v][k] * x[v][k];
-            }
-    const float s = rsqrtf(warp_sum(squares) / (float)C + EPSILON);
+    float m, s;
+    center_row(x, n_vecs, C, &m, &s);
 #pragma unroll
     for (int v = 0; v < VECS; v++)
         if (v < n_vecs) {
@@ -127,7 +106,7 @@ __global__ void __launch_bounds__(WIDE_WARPS *WARP_SIZE)
         to_floats(x, load_vec(in + at + c));
         for (int k = 0; k < VEC; k++) squares += (x[k] - m) * (x[k] - m);
     }
-    const float s = rsqrtf(block_sum(squares) / (float)C + EPSILON);
+    const float s = rsqrtf(block_sum(squares) / (float)C + LAYERNORM_EPSILON);
     for (int c = first; c < C; c += STEP) {
         to_floats(x, load_vec(in + at + c));
         for (int k = 0; k < VEC; k++) x[k] -= m;
@@ -149,6 +128,18 @@ static Kernel<T> kernel_of(int vecs, std::integer_sequence<int, V...>) {
     return kernels[vecs - 1];
 }
 
+template <typename T>
+static Step captured_norm(T *residual, T *out, const T *a, const T *b, const T *weight, const T *bias,
+                          int64_t N, int C) {
+    Step step = step_of<T>(STEP_NORM, N, out, a);
+    step.residual = residual;
+    step.with = b;
+    step.weight = weight;
+    step.bias = bias;
+    step.IC = C;
+    return step;
+}
+
 template <typename T, bool RESIDUAL>
 static void launch(T *residual, T *out, float *mean, float *rstd, const T *a, const T *b, const T *weight,
                    const T *bias, int64_t N, int C) {
@@ -160,6 +151,7 @@ static void launch(T *residual, T *out, float *mean, float *rstd, const T *a, co
     const char *name = RESIDUAL ? "residual_layernorm_forward" : "layernorm_forward";
     const int threads = (wide ? WIDE_WARPS : WARPS) * WARP_SIZE;
     if (blocks <= FEW_BLOCKS) {
+        step_captured(captured_norm<T>(residual, out, a, b, weight, bias, N, C));
         launch_early(name, kernel, dim3((unsigned)blocks), threads, 0, 1, residual, out, mean, rstd, a, b,
                      weight, bias, N, C);
         return;

@@ -105,6 +105,19 @@ __device__ __forceinline__ void store_release_system(uint32_t *p, uint32_t x) {
 
 /* ---- loads ---- */
 
+/* 8 bytes, written at once for all who read them; of 16, each half is read at once. In no order with other accesses. */
+__device__ __forceinline__ void store_relaxed_8(uint64_t *global, uint64_t x) {
+    asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(global), "l"(x) : "memory");
+}
+__device__ __forceinline__ ulonglong2 load_relaxed_16(const uint64_t *global) {
+    ulonglong2 x;
+    asm volatile("ld.relaxed.gpu.global.v2.u64 {%0, %1}, [%2];"
+                 : "=l"(x.x), "=l"(x.y)
+                 : "l"(global)
+                 : "memory");
+    return x;
+}
+
 /* 16 bytes of what no kernel writes meanwhile, and that is read once: nothing of it stays in L1. Loads stand where they are
  * written: none moves behind a barrier or a wait. */
 __device__ __forceinline__ int4 ld_global_once(const void *global) {

@@ -14,10 +14,11 @@
 #include <math_constants.h>
 #include "llmc/cuda/attention/attention.cuh"
 #include "llmc/cuda/attention/launch.cuh"
+#include "llmc/cuda/decode/steps.cuh"
 #include "llmc/cuda/device/early.cuh"
-#include "llmc/cuda/ptx/sm80.cuh"
+#include "decode_piece.cuh"
 
-enum { THREADS = 128, MAX_HD = 256 };
+enum { THREADS = PIECE_KEYS, MAX_HD = 256, MAX_CLUSTER = 8 };
 
 /* q.k over HD elements, q fp32 in shared memory. */
 template <typename X> __device__ __forceinline__ float dot(const float *q, const X *k, int HD) {
@@ -28,16 +29,6 @@ template <typename X> __device__ __forceinline__ float dot(const float *q, const
         for (int i = 0; i < Vec<X>::N; i++) sum = fmaf(q[d + i], to_float(x.v[i]), sum);
     }
     return sum;
-}
-
-/* Of one sequence: keys [begin, end) are seen. */
-struct Seen {
-    int64_t begin, end;
-};
-__device__ __forceinline__ Seen seen_keys(const int32_t *positions, const int32_t *begins, int window,
-                                          int b) {
-    const int position = positions[b], begin = begins ? begins[b] : 0;
-    return {max(begin, window > 0 && position >= window ? position + 1 - window : 0), (int64_t)position + 1};
 }
 
 /* k and v of the new token, of this head, to their place in the cache. */
@@ -134,40 +125,7 @@ __global__ void __launch_bounds__(THREADS)
     }
 }
 
-/* ---- bf16, head size 64 or 128, a piece of 128 keys ---- */
-
-/* A warp has 32 keys. LANES threads hold a key's row, 16 bytes each, and its value's; the cache is on its way while the
- * launch before, which makes q and the new key, ends. The warps' parts are joined as pieces are. */
-template <int HD> struct FastPiece {
-    enum { LANES = HD / 8, KEYS = WARP_SIZE / LANES, LOADS = WARP_SIZE / KEYS, WARPS = THREADS / WARP_SIZE };
-};
-
-__device__ __forceinline__ float dot8(const float (&q)[8], const int4 &k) {
-    float f[8], sum = 0.0f;
-    to_floats(f, k);
-#pragma unroll
-    for (int i = 0; i < 8; i++) sum = fmaf(q[i], f[i], sum);
-    return sum;
-}
-
-/* A part of a head's keys: unnormalised output, maximum, sum; max -inf: there are none. */
-template <int HD> struct Part { float o[HD], max, sum; };
-
-/* Element d of n parts joined in their order; *sum of all. */
-template <int HD, typename F> __device__ float join_parts(int n, int d, float *sum, float *max, F part) {
-    float total = 0.0f;
-    *max = -CUDART_INF_F;
-    *sum = 0.0f;
-    for (int p = 0; p < n; p++) *max = fmaxf(*max, part(p)->max);
-    if (*max == -CUDART_INF_F) return total;
-    for (int p = 0; p < n; p++) {
-        const Part<HD> *from = part(p);
-        const float scale = exp2f(from->max - *max);
-        *sum = fmaf(from->sum, scale, *sum);
-        total = fmaf(from->o[d], scale, total);
-    }
-    return total;
-}
+/* ---- bf16, head size 64 or 128, a piece of 128 keys: decode_piece.cuh ---- */
 
 /* Block (head, piece, sequence). CLUSTER: the pieces of a head are a cluster, whose first block joins them; else each
  * goes to `pieces`. */
@@ -177,66 +135,22 @@ __global__ void __launch_bounds__(THREADS)
                        const int32_t *begins, int window, int T, int NH, float scale_log2) {
     typedef FastPiece<HD> P;
     __shared__ Part<HD> parts[P::WARPS], piece;
-    const int lane = threadIdx.x % WARP_SIZE, warp = threadIdx.x / WARP_SIZE;
-    const int d = lane % P::LANES * 8, first = blockIdx.y * THREADS + warp * WARP_SIZE + lane / P::LANES;
-    const int64_t C = (int64_t)NH * HD, stride = 2 * C, head = blockIdx.z * (int64_t)NH + blockIdx.x;
-    const int position = positions[blockIdx.z];
+    const int d = threadIdx.x % P::LANES * 8;
+    const int64_t C = (int64_t)NH * HD, head = blockIdx.z * (int64_t)NH + blockIdx.x;
     const Seen seen = seen_keys(positions, begins, window, blockIdx.z);
-    bf16 *keys = cache + blockIdx.z * (int64_t)T * stride + blockIdx.x * HD + d;
+    bf16 *keys = cache + blockIdx.z * (int64_t)T * 2 * C + blockIdx.x * HD + d;
     const bf16 *query = qkv + blockIdx.z * 3 * C + blockIdx.x * HD + d;
-    int4 k[P::LOADS], v[P::LOADS];
-#pragma unroll
-    for (int i = 0; i < P::LOADS; i++) {
-        const int key = first + i * P::KEYS;
-        const bool cached = key >= seen.begin && key < position;
-        k[i] = cached ? ld_global_once(keys + key * stride) : make_int4(0, 0, 0, 0);
-        v[i] = cached ? ld_global_once(keys + key * stride + C) : make_int4(0, 0, 0, 0);
-    }
+    P own(keys, 2 * C, blockIdx.y, seen);
+    own.load();
     wait_early();
-    float q[8], x[P::LOADS], max = -CUDART_INF_F, sum = 0.0f, o[8] = {};
-    to_floats(q, *reinterpret_cast<const int4 *>(query));
-#pragma unroll
-    for (int i = 0; i < 8; i++) q[i] *= scale_log2;
-#pragma unroll
-    for (int i = 0; i < P::LOADS; i++) {
-        const int key = first + i * P::KEYS;
-        if (key == position) {
-            k[i] = *reinterpret_cast<const int4 *>(query + C);
-            v[i] = *reinterpret_cast<const int4 *>(query + 2 * C);
-            *reinterpret_cast<int4 *>(keys + key * stride) = k[i];
-            *reinterpret_cast<int4 *>(keys + key * stride + C) = v[i];
-        }
-        x[i] = dot8(q, k[i]);
-#pragma unroll
-        for (int offset = 1; offset < P::LANES; offset *= 2)
-            x[i] += __shfl_xor_sync(0xffffffffu, x[i], offset);
-        if (key < seen.begin || key > position) x[i] = -CUDART_INF_F;
-        max = fmaxf(max, x[i]);
-    }
-    max = warp_max(max);
-#pragma unroll
-    for (int i = 0; i < P::LOADS; i++) {
-        const float p = x[i] == -CUDART_INF_F ? 0.0f : exp2f(x[i] - max);
-        float f[8];
-        to_floats(f, v[i]);
-        sum += p;
-#pragma unroll
-        for (int e = 0; e < 8; e++) o[e] = fmaf(p, f[e], o[e]);
-    }
-#pragma unroll
-    for (int offset = P::LANES; offset < WARP_SIZE; offset *= 2) {
-        sum += __shfl_xor_sync(0xffffffffu, sum, offset);
-#pragma unroll
-        for (int e = 0; e < 8; e++) o[e] += __shfl_xor_sync(0xffffffffu, o[e], offset);
-    }
-    if (lane < P::LANES)
-#pragma unroll
-        for (int e = 0; e < 8; e++) parts[warp].o[d + e] = o[e];
-    if (lane == 0) parts[warp].max = max, parts[warp].sum = sum;
+    const int4 q = *reinterpret_cast<const int4 *>(query), k = *reinterpret_cast<const int4 *>(query + C),
+               v = *reinterpret_cast<const int4 *>(query + 2 * C);
+    own.attend(&parts[threadIdx.x / WARP_SIZE], q, k, v, scale_log2);
     __syncthreads();
     const int e = threadIdx.x;
     float all_sum = 0, all_max = 0, total = 0;
-    if (e < HD) total = join_parts<HD>(P::WARPS, e, &all_sum, &all_max, [&](int p) { return &parts[p]; });
+    if (e < HD)
+        total = join_parts<HD, P::WARPS>(P::WARPS, e, &all_sum, &all_max, [&](int p) { return &parts[p]; });
     if (!CLUSTER) {
         float *to = pieces + (head * gridDim.y + blockIdx.y) * (HD + 2);
         if (e < HD) to[e] = total;
@@ -249,20 +163,58 @@ __global__ void __launch_bounds__(THREADS)
     const cooperative_groups::cluster_group cluster = cooperative_groups::this_cluster();
     cluster.sync();
     if (blockIdx.y == 0 && e < HD) {
-        total = join_parts<HD>(gridDim.y, e, &all_sum, &all_max,
-                               [&](int p) { return cluster.map_shared_rank(&piece, p); });
+        total = join_parts<HD, MAX_CLUSTER>(gridDim.y, e, &all_sum, &all_max,
+                                            [&](int p) { return cluster.map_shared_rank(&piece, p); });
         out[head * HD + e] = __float2bfloat16_rn(total / all_sum);
     }
     cluster.sync(); /* nobody goes while it is read */
 #endif
 }
 
+/* Block (head, sequence): all pieces of many sequences, which fill the card without being cut. */
+template <int HD>
+__global__ void __launch_bounds__(THREADS, HD == 64 ? 6 : 3)
+    whole_decode_kernel(bf16 *out, bf16 *cache, const bf16 *qkv, const int32_t *positions,
+                        const int32_t *begins, int window, int T, int NH, float scale_log2) {
+    typedef FastPiece<HD> P;
+    __shared__ Part<HD> parts[2][P::WARPS], pieces[MAX_CLUSTER];
+    const int d = threadIdx.x % P::LANES * 8, e = threadIdx.x;
+    const int64_t C = (int64_t)NH * HD, head = blockIdx.y * (int64_t)NH + blockIdx.x;
+    const Seen seen = seen_keys(positions, begins, window, blockIdx.y);
+    const int begin = (int)(seen.begin / PIECE_KEYS),
+              n = (int)ceil_div(seen.end, (int64_t)PIECE_KEYS) - begin;
+    bf16 *keys = cache + blockIdx.y * (int64_t)T * 2 * C + blockIdx.x * HD + d;
+    const bf16 *query = qkv + blockIdx.y * 3 * C + blockIdx.x * HD + d;
+    float sum = 0, max = 0, total = 0;
+    for (int p = 0; p < n; p++) {
+        P own(keys, 2 * C, begin + p, seen);
+        own.load();
+        if (p == 0) wait_early();
+        own.attend(&parts[p % 2][e / WARP_SIZE], *reinterpret_cast<const int4 *>(query),
+                   *reinterpret_cast<const int4 *>(query + C), *reinterpret_cast<const int4 *>(query + 2 * C),
+                   scale_log2);
+        __syncthreads();
+        if (e >= HD) continue;
+        total = join_parts<HD, P::WARPS>(P::WARPS, e, &sum, &max, [&](int w) { return &parts[p % 2][w]; });
+        pieces[p].o[e] = total;
+        if (e == 0) pieces[p].max = max, pieces[p].sum = sum;
+    }
+    __syncthreads();
+    if (e >= HD) return;
+    total = join_parts<HD, MAX_CLUSTER>(n, e, &sum, &max, [&](int p) { return &pieces[p]; });
+    out[head * HD + e] = __float2bfloat16_rn(total / sum);
+}
+
 template <int HD>
 static void fast_decode(bf16 *out, bf16 *cache, const bf16 *qkv, const int32_t *positions,
                         const int32_t *begins, float *scratch, int window, int B, int T, int NH) {
-    enum { MAX_CLUSTER = 8 };
     const int n = ceil_div(T, (int)THREADS);
     const bool cluster = n <= MAX_CLUSTER && cuda_compute_capability() >= 90;
+    if (n <= MAX_CLUSTER && NH * B >= 2 * cuda_sm_count()) {
+        launch_early("whole_decode_kernel", whole_decode_kernel<HD>, dim3(NH, B), THREADS, 0, 1, out, cache,
+                     qkv, positions, begins, window, T, NH, LOG2E / sqrtf(HD));
+        return;
+    }
     launch_early("fast_decode_kernel", cluster ? fast_decode_kernel<HD, true> : fast_decode_kernel<HD, false>,
                  dim3(NH, n, B), THREADS, 0, cluster ? n : 1, out, scratch, cache, qkv, positions, begins,
                  window, T, NH, LOG2E / sqrtf(HD));
@@ -272,8 +224,23 @@ static void fast_decode(bf16 *out, bf16 *cache, const bf16 *qkv, const int32_t *
 }
 
 template <typename X>
+static Step captured_attention(floatX *out, floatX *cache, const floatX *qkv, const int32_t *positions,
+                               const int32_t *begins, int window, int B, int T, int NH, int HD) {
+    Step step = step_of<X>(STEP_ATTENTION, B, out, qkv);
+    step.cache = cache;
+    step.positions = positions;
+    step.begins = begins;
+    step.window = window;
+    step.T = T;
+    step.NH = NH;
+    step.HD = HD;
+    return step;
+}
+
+template <typename X>
 void attention_decode(floatX *out, floatX *cache, const floatX *qkv, const int32_t *positions,
                       const int32_t *begins, float *scratch, int window, int B, int T, int NH, int HD) {
+    step_captured(captured_attention<X>(out, cache, qkv, positions, begins, window, B, T, NH, HD));
     const int tiles = ceil_div(T, THREADS * ATTENTION_DECODE_PIECES); /* of a piece */
     const int piece_keys = tiles * THREADS, n = ceil_div(T, piece_keys);
     if (sizeof(X) == sizeof(bf16) && tiles == 1 && (HD == 64 || HD == 128)) {

@@ -219,7 +219,9 @@ static bool check_samples(const Settings *s, int n_ranks, Error *err) {
     const Contradiction rows[] = {
         {s->out && settings_sample_only(s),
          "--prompt and --out: sampling from --model writes nothing; hint: leave --out out, or --train GLOB to train"},
-        {(s->prompt || s->prompt_file || s->chat) && !s->sample_tokens,
+        {s->chat && !s->sample_tokens,
+         "--chat and --sample-tokens 0: an answer has a token or more; hint: leave one of them out"},
+        {(s->prompt || s->prompt_file) && !s->sample_tokens,
          "--prompt and --sample-tokens 0: nothing would be sampled; hint: leave one of them out"},
         {flags_was_set(s, "prompt") && s->prompt_file,
          "--prompt and --prompt-file: a sample begins in one way; hint: leave one of them out"},
@@ -231,6 +233,8 @@ static bool check_samples(const Settings *s, int n_ranks, Error *err) {
          "--chat and --prompt-file -: stdin is what you type; hint: --prompt-file FILE"},
         {n_ranks > 1 && from_stdin,
          "--prompt-file - on several ranks: stdin is read once; hint: --prompt-file FILE"},
+        {n_ranks > 1 && s->chat,
+         "--chat on several ranks: one answers; hint: leave --gpus or the launcher out"},
         {n_ranks > 1 && settings_sample_only(s),
          "--prompt on several ranks: a sample takes one; hint: leave --gpus or the launcher out, or --train GLOB to train"},
     };

@@ -321,7 +321,7 @@ static void test_contradictions(void) {
         {"--chat --model d12",                              {"--chat", "--model PATH"}                                           },
         {"--chat --model dir --samples 2",                  {"--chat", "--samples"}                                              },
         {"--chat --model dir --prompt-file -",              {"--chat", "stdin"}                                                  },
-        {"--chat --model dir --sample-tokens 0",            {"--sample-tokens 0"}                                                },
+        {"--chat --model dir --sample-tokens 0",            {"--chat and --sample-tokens 0"}                                     },
         {"--precision bf16",                                {"--precision bf16"}                                                 },
         {"--batch 32 --seq 67108864",                       {"--batch 32", "2147483648 tokens", "2147483647"}                    },
         {"--context-gpus 2",                                {"--context-gpus 2", "the 1 rank of", "--gpus 2"}                    },

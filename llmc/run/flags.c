@@ -189,9 +189,38 @@ static int edit_distance(const char *a, const char *b) {
     return rows[n][m];
 }
 
+/* What other trainers call flags. */
+static const struct {
+    const char *name, *flag;
+} other_names[] = {
+    {"batch-size",     "batch"        },
+    {"block-size",     "seq"          },
+    {"checkpoint",     "model"        },
+    {"context",        "seq"          },
+    {"data",           "train"        },
+    {"dataset",        "train"        },
+    {"dtype",          "precision"    },
+    {"epochs",         "steps"        },
+    {"generate",       "prompt"       },
+    {"grad-clip",      "clip"         },
+    {"init-from",      "model"        },
+    {"input",          "train"        },
+    {"learning-rate",  "lr"           },
+    {"load",           "model"        },
+    {"max-iters",      "steps"        },
+    {"max-new-tokens", "sample-tokens"},
+    {"max-steps",      "steps"        },
+    {"max-tokens",     "sample-tokens"},
+    {"n-embd",         "channels"     },
+    {"sample",         "prompt"       },
+    {"seq-len",        "seq"          },
+};
+
 /* The flag that the user most likely meant by an unknown name; -1 if none is near. A flag that
  * begins with the name is nearest: "--eval" means "--eval-every" rather than "--val". */
 static int nearest_flag(const char *name) {
+    for (size_t i = 0; i < sizeof other_names / sizeof *other_names; i++)
+        if (strcmp(name, other_names[i].name) == 0) return flag_find(other_names[i].flag);
     int length = (int)strlen(name), best = -1, best_distance = 1 + (length + 1) / 3;
     for (int i = 0; i < flags_count; i++) {
         int distance = edit_distance(name, flags_table[i].name);
@@ -210,6 +239,7 @@ static bool fail_unknown(const char *argument, Error *err) {
     char name[64];
     snprintf(name, sizeof name, "%s", argument + strspn(argument, "-"));
     name[strcspn(name, "=")] = '\0';
+    for (char *c = name; (c = strchr(c, '_'));) *c = '-'; /* as Python's trainers write them */
     int near = *argument == '-' && *name ? nearest_flag(name) : -1;
     if (near >= 0)
         return fail(err, EXIT_INPUT, "unknown flag %s; did you mean --%s? (--help lists all)", shown,

@@ -180,10 +180,28 @@ static bool take_default(Run *run, Error *err) {
     return true;
 }
 
+/* Who asks for text of the model that is there would see it replaced. */
+static void say_trains_anew(const Settings *s) {
+    CheckpointEntry *entries;
+    Error ignored;
+    int n;
+    if (!(s->prompt_file || flags_was_set(s, "prompt")) ||
+        !checkpoint_entries(s->out, &entries, &n, &ignored))
+        return;
+    free(entries);
+    if (n > 0)
+        print_note("--prompt without --model: a new model is trained, and replaces the one in %s; hint: "
+                   "--model %s samples from that one",
+                   s->out, s->out);
+}
+
 /* Nobody asked for it: the run goes on without. */
 static void open_default(Run *run) {
     Error err = {0};
-    if (take_default(run, &err)) return;
+    if (take_default(run, &err)) {
+        say_trains_anew(&run->settings);
+        return;
+    }
     print_note("no model is kept: %s; hint: --out DIR", err.text);
     setup_release_output(run);
     run->settings.out = NULL;

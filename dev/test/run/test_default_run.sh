@@ -26,10 +26,12 @@ kept_nothing() {
     check "$1: said" grep -qE "^note: no model is kept: $2" "$work/out"
     check "$1: the last line is the usual" sh -c "tail -n 1 '$work/out' | grep -q '^done: '"
 }
-run $tiny --steps 4
+run $tiny --steps 4 --prompt "line"
 kept 4
-run $tiny --steps 3
+check "a prompt for the first model: nothing is replaced" [ "$(grep -c '^note' "$work/out")" -eq 0 ]
+run $tiny --steps 3 --prompt "line"
 kept 3
+check "a prompt beside a model that is there: said" grep -q '^note: --prompt without --model: .* --model out/default samples' "$work/out"
 check "the log of the run before stays" [ "$(grep -c '"norm"' out/default/log.1.jsonl)" -eq 4 ]
 run $tiny --steps 3 --gpus 2
 kept 3

@@ -83,6 +83,10 @@ static const Refusal refusals[] = {
     {"--eval 4",                        {"--eval", "did you mean --eval-"}                    },
     {"-batch 4",                        {"-batch", "did you mean --batch?"}                   },
     {"--stesp=100",                     {"did you mean --steps?"}                             },
+    {"--learning_rate 1e-3",            {"unknown flag --learning_rate; did you mean --lr?"}  },
+    {"--max_new_tokens 9",              {"did you mean --sample-tokens?"}                     },
+    {"--data=x.txt",                    {"did you mean --train?"}                             },
+    {"--epochs 3",                      {"did you mean --steps?"}                             },
     {"--xyzzy 4",                       {"unknown flag --xyzzy", "--help"}                    },
     {"--ba 4",                          {"unknown flag --ba", "--batch"}                      }, /* no prefix matching */
     {"-Q 4",                            {"unknown flag -Q"}                                   },

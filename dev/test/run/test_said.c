@@ -49,7 +49,7 @@ static void test_meant(void) {
         {"--windw 4",                              "--window"},
         {"--momentum 1",                           NULL      },
         {"--qqqq 1",                               NULL      },
-        {"--epochs 3",                             NULL      },
+        {"--epochs 3",                             "--steps" },
         {"--learning 3",                           NULL      },
         {"--abcdefghijklmnopqrstuvwxyz01234 1",    NULL      }, /* 31, 32, 33 and 34 letters: past every name */
         {"--abcdefghijklmnopqrstuvwxyz012345 1",   NULL      },

@@ -130,6 +130,13 @@ run $short --restarts 2
 refused "restarts without a folder" '--restarts: there is nothing to go on from'
 command_refuses 'RANK is set, WORLD_SIZE is not' env RANK=1 "$program" --device cpu $short
 command_refuses '--gpus: torchrun started this process, as rank 1 of 2' env RANK=1 WORLD_SIZE=2 MASTER_ADDR=localhost "$program" --device cpu $short --gpus 2
+# exchange FLAGS: what a plan for two GPUs says of NCCL.
+exchange() { ./train_gpt2cu --device cuda --train "$work/text.txt" --gpus 2 --memory "$@" | sed -n 's/^  exchange with other ranks *scratch *\([0-9.]* .iB\) .*/\1/p'; }
+if [ -x ./train_gpt2cu ]; then
+    light=$(exchange) heavy=$(NCCL_P2P_DISABLE=1 exchange)
+    check "--memory: NCCL takes less beside copies: $light, $heavy" [ "$light" = '577.0 MiB' -a "$heavy" = '1.3 GiB' ]
+    check "--memory: Muon exchanges more" [ "$(exchange --optimizer muon)" = "$heavy" ]
+fi
 if ! nvidia-smi -L >/dev/null 2>&1 && [ -x ./train_gpt2cu ]; then
     command_refuses 'no CUDA device' ./train_gpt2cu --device cuda --gpus 2
 elif [ -x ./train_gpt2cu ]; then

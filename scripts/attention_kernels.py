@@ -7,12 +7,32 @@ None for what a kernel does not give. inputs: qkv (B,T,3,H,D) and dout (B,T,H,D)
 import ctypes
 import importlib
 import os
+import random
 import types
 
 from comparison import fail
 
 TENSORS = ("out", "dq", "dk", "dv", "lse")
 State = types.SimpleNamespace
+
+
+def document_ends(case):
+    """Where documents end, of all sequences one behind the other: lengths are exponential of mean T / case.documents, the same in
+    every run; a sequence's end is a document's."""
+    lengths, ends = random.Random(0), [0]
+    while ends[-1] < case.B * case.T:
+        room = case.T - ends[-1] % case.T
+        ends.append(ends[-1] + min(room, 1 + int(lengths.expovariate(case.documents / case.T))))
+    return ends[1:]
+
+
+def document_bounds(torch, case, device):
+    """starts, ends (B,T) int32: of the document that a position is of."""
+    ends = document_ends(case)
+    bounds = torch.empty(2, case.B * case.T, dtype=torch.int32)
+    for start, end in zip([0] + ends, ends):
+        bounds[0, start:end], bounds[1, start:end] = start % case.T, start % case.T + end - start
+    return list(bounds.to(device).view(2, case.B, case.T))
 
 
 class Ours:
@@ -31,8 +51,8 @@ class Ours:
         self.kernels.attention_serves.argtypes = [integer_type] * 2
         self.kernels.attention_scratch.argtypes = [integer_type] * 4
         self.kernels.attention_scratch.restype = ctypes.c_size_t
-        self.kernels.attention_forward.argtypes = [pointer] * 3 + [integer_type] * 6
-        self.kernels.attention_backward.argtypes = [pointer] * 6 + [integer_type] * 6
+        self.kernels.attention_forward.argtypes = [pointer] * 3 + [integer_type] * 6 + [pointer] * 2
+        self.kernels.attention_backward.argtypes = [pointer] * 6 + [integer_type] * 6 + [pointer] * 2
         self.kernels.attention_open(torch.cuda.current_stream().cuda_stream)
 
     def prepare(self, case, inputs):
@@ -40,9 +60,10 @@ class Ours:
         if not self.kernels.attention_serves(case.D, case.causal):
             raise RuntimeError("no kernel for this head size and mask on this card")
         scratch_bytes = self.kernels.attention_scratch(case.B, case.T, case.H, case.D)
+        bounds = document_bounds(torch, case, device) if case.documents else []
         return State(
-            shape=(case.B, case.T, case.H, case.D, int(case.causal), case.window), qkv=inputs.qkv, dout=inputs.dout,
-            out=torch.empty_like(inputs.dout), dqkv=torch.empty_like(inputs.qkv),
+            shape=(case.B, case.T, case.H, case.D, int(case.causal), case.window),
+            mask=[x.data_ptr() for x in bounds] or [None] * 2, bounds=bounds, qkv=inputs.qkv, dout=inputs.dout, out=torch.empty_like(inputs.dout), dqkv=torch.empty_like(inputs.qkv),
             lse=torch.empty(case.B, case.H, case.T, device=device),
             scratch=torch.empty(scratch_bytes, dtype=torch.uint8, device=device))
 
@@ -57,11 +78,11 @@ class Ours:
         state.scratch.fill_(255)
 
     def forward(self, s):
-        self.kernels.attention_forward(s.out.data_ptr(), s.lse.data_ptr(), s.qkv.data_ptr(), *s.shape)
+        self.kernels.attention_forward(s.out.data_ptr(), s.lse.data_ptr(), s.qkv.data_ptr(), *s.shape, *s.mask)
 
     def backward(self, s):
         self.kernels.attention_backward(s.dqkv.data_ptr(), s.dout.data_ptr(), s.out.data_ptr(), s.qkv.data_ptr(),
-                                        s.lse.data_ptr(), s.scratch.data_ptr(), *s.shape)
+                                        s.lse.data_ptr(), s.scratch.data_ptr(), *s.shape, *s.mask)
 
     def results(self, s):
         dq, dk, dv = s.dqkv.permute(2, 0, 3, 1, 4)
@@ -118,7 +139,8 @@ class Autograd:
 
 
 class Flex(Autograd):
-    """PyTorch's flex_attention, compiled, with a window: blocks of keys outside it are not visited. Through autograd."""
+    """PyTorch's flex_attention, compiled, with a window or documents: blocks of keys outside are not visited. Through
+    autograd."""
 
     def __init__(self, torch):
         super().__init__(torch, "flex", None)
@@ -126,7 +148,11 @@ class Flex(Autograd):
         self.compiled, self.block_mask = torch.compile(flex.flex_attention, dynamic=False), flex.create_block_mask
 
     def prepare(self, case, inputs):
-        mask = self.block_mask(lambda b, h, i, j: (j <= i) & (i - j < case.window), None, None, case.T, case.T)
+        if case.documents:
+            starts = document_bounds(self.torch, case, inputs.qkv.device)[0]
+            mask = self.block_mask(lambda b, h, i, j: (j <= i) & (j >= starts[b, i]), case.B, None, case.T, case.T)
+        else:
+            mask = self.block_mask(lambda b, h, i, j: (j <= i) & (i - j < case.window), None, None, case.T, case.T)
 
         def function(q, k, v, _):
             return self.compiled(*(x.transpose(1, 2) for x in (q, k, v)), block_mask=mask).transpose(1, 2)
@@ -189,6 +215,25 @@ def flash3(library):
     return Operator("FA3", forward, backward)
 
 
+def flash3_documents(torch, library):
+    """The same of documents: all tokens in a row, and where each document begins in them."""
+
+    class Documents(Operator):
+        def prepare(self, case, inputs):
+            ends = [0] + document_ends(case)
+            q, k, v = inputs.qkv.flatten(0, 1).unbind(1)
+            at, longest = torch.tensor(ends, dtype=torch.int32, device=q.device), max(b - a for a, b in zip(ends, ends[1:]))
+            return State(q=q, k=k, v=v, dout=inputs.dout.flatten(0, 1), sequences=(case.B, case.T), grads=(None,) * 3,
+                         mask={"cu_seqlens_q": at, "cu_seqlens_k": at, "max_seqlen_q": longest, "max_seqlen_k": longest})
+
+        def results(self, s):
+            heads = [x.unflatten(0, s.sequences).transpose(1, 2) for x in (s.saved[0], *s.grads)]
+            return dict(zip(TENSORS, (*heads, s.saved[1].unflatten(1, s.sequences).transpose(0, 1))))
+
+    return Documents("FA3", lambda s: library.fwd(s.q, s.k, s.v, is_causal=True, num_splits=1, **s.mask),
+                     lambda s: library.bwd(s.dout, s.q, s.k, s.v, *s.saved[:2], is_causal=True, **s.mask)[:3])
+
+
 def flash3_packed(torch, library):
     """FlashAttention-3 as one operator, with its backward, for torch.compile: a function qkv (B,T,3,H,D) -> (B,T,H,D), causal.
     The gradient is one packed tensor that the library fills in place, so nothing is copied or concatenated."""
@@ -223,13 +268,13 @@ def flash3_packed(torch, library):
     return lambda qkv: forward(qkv)[0]
 
 
-def peers(torch, autograd, window=0):
-    """The peers that this process can run; autograd: cuDNN once more, as a trainer calls it. With a window those that have
-    one: FlashAttention-3 and flex_attention."""
-    found = [] if window else operators(torch)
+def peers(torch, autograd, window=0, documents=0):
+    """The peers that this process can run; autograd: cuDNN once more, as a trainer calls it. With a window or documents those
+    that have them: FlashAttention-3 and flex_attention."""
+    found = [] if window or documents else operators(torch)
     if library := load_flash3(torch):
-        found.append(flash3(library))
-    if window:
+        found.append(flash3_documents(torch, library) if documents else flash3(library))
+    if window or documents:
         return found + [Flex(torch)]
     if autograd:
         from torch.nn.attention import SDPBackend, sdpa_kernel

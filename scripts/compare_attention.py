@@ -5,6 +5,7 @@
     scripts/compare_attention.py --quick                          # causal, three lengths, about 80 s
     scripts/compare_attention.py --head-size 128 --seq 4096:16384 --mask full --csv attention.csv
     scripts/compare_attention.py --window 256                     # causal, a query sees its last 256 positions
+    scripts/compare_attention.py --documents 8 --peers FA3        # documents of random lengths, in the mean an eighth of T
 
 Peers: cuDNN and FlashAttention-2 through PyTorch's own operators, FlashAttention-3 where a package brings its operators
 (flash_attn_3, or xformers 0.0.33 or 0.0.34). Inputs are random normal bf16, qkv packed as (B,T,3,H,D); the peers read
@@ -32,7 +33,7 @@ import subprocess
 import sys
 import time
 
-from attention_kernels import TENSORS, Ours, State, peers
+from attention_kernels import TENSORS, Ours, State, document_bounds, document_ends, peers
 from comparison import (EXIT_RUN, ROOT, Parser, Report, commit, duration, end_with, environment, fail, integer, integers,
                         torch_on_card)
 
@@ -46,25 +47,31 @@ NOISE = 1e-6  # relative: what fp32 sums leave of a result that is exact otherwi
 ROUNDING = 2**-8 * 65 / 64  # of a bf16, 8 bits; the 65th part for sums and exponentials in fp32
 COLD_BYTES = 256 << 20  # buffers rotate where one set is smaller: five times the L2 cache of an H200
 
-Case = collections.namedtuple("Case", "B T H D causal window", defaults=[0])
+Case = collections.namedtuple("Case", "B T H D causal window documents", defaults=[0, 0])
 
 
 def mask_name(case):
+    if case.documents:
+        return f"documents T / {case.documents}"
     return f"window {case.window}" if case.window else "causal" if case.causal else "full"
 
 
 def tflop(case, direction):
     """TFLOP of one launch: two products of T x T x D forward, five backward; causal counts half, a window of W the W - W W / 2 T
-    keys that a query sees in the mean."""
+    keys that a query sees in the mean, a document of n its n n / 2 pairs."""
     W = min(case.window or case.T, case.T)
-    forward = 4e-12 * case.B * case.H * case.T * case.D * (W - W * W / (2 * case.T) if case.causal else case.T)
+    pairs = case.B * case.T * (W - W * W / (2 * case.T) if case.causal else case.T)
+    if case.documents:
+        ends = document_ends(case)
+        pairs = sum((b - a) ** 2 for a, b in zip([0] + ends, ends)) / 2
+    forward = 4e-12 * pairs * case.H * case.D
     return forward * (2.5 if direction == "backward" else 1.0)
 
 
 # ---- correctness ----
 
 
-def reference(q, k, v, dout, causal, max_elements=1 << 25, window=0):
+def reference(q, k, v, dout, causal, max_elements=1 << 25, window=0, starts=None):
     """One head in double precision: (T,D) each -> the TENSORS, and what rounding to bf16 may cost each element of all
     but the logsumexp. Rows of scores in chunks of max_elements.
 
@@ -84,6 +91,9 @@ def reference(q, k, v, dout, causal, max_elements=1 << 25, window=0):
             scores.masked_fill_(after, float("-inf"))
         if window:
             scores.masked_fill_(scores.new_ones(scores.shape).tril(begin - window).bool(), float("-inf"))
+        if starts is not None:
+            keys_before = scores.new_ones(scores.shape[1]).cumsum(0) - 1 < starts[rows, None]
+            scores.masked_fill_(keys_before, float("-inf"))
         true["lse"][rows] = scores.logsumexp(1)
         p = scores.sub_(true["lse"][rows, None]).exp_()
         out = p @ v[keys]
@@ -196,8 +206,9 @@ def judge(found, apart, equal):
 def check_case(torch, case, inputs, states, repeat):
     """Judges the results of the kernels on the first inputs: ([what failed], cells of the long form, of the short)."""
     q, k, v = inputs.qkv.permute(2, 0, 3, 1, 4)
-    references = {(b, h): reference(q[b, h], k[b, h], v[b, h], inputs.dout[b, :, h], case.causal, window=case.window)
-                  for b, h in sample_heads(case)}
+    starts = document_bounds(torch, case, q.device)[0] if case.documents else [None] * case.B
+    references = {(b, h): reference(q[b, h], k[b, h], v[b, h], inputs.dout[b, :, h], case.causal, window=case.window,
+                                    starts=starts[b]) for b, h in sample_heads(case)}
     results = [kernel.results(state) for kernel, (state, *_) in states.items()]
     found = [errors(result, references) for result in results]
     apart = head_differences(results[0], results[1], sizes(references))
@@ -360,11 +371,11 @@ def compare_tables(torch, arguments, kernels, report):
     for D in arguments.head_size:
         for causal in arguments.mask:
             H = arguments.channels // D
-            mask = mask_name(Case(1, 1, H, D, causal, arguments.window))
+            mask = mask_name(Case(1, 1, H, D, causal, arguments.window, arguments.documents))
             report.table(f"### Head size {D}, {mask}, {H} heads, B = {arguments.batch_tokens} / T",
                          headings(arguments, kernels))
             for T in arguments.seq:
-                case = Case(max(1, arguments.batch_tokens // T), T, H, D, causal, arguments.window)
+                case = Case(max(1, arguments.batch_tokens // T), T, H, D, causal, arguments.window, arguments.documents)
                 case_failed, case_ratios = compare_case(torch, arguments, kernels, case, report, stopwatch)
                 torch.cuda.empty_cache()
                 failed += [f"head size {D}, {mask}, T = {T}: {text}" for text in case_failed]
@@ -400,6 +411,9 @@ def parse_arguments(argv):
     parser.add_argument("--mask", choices=("causal", "full", "both"), help="default: both; --quick: causal")
     parser.add_argument("--window", type=integer(1, 1 << 20), default=0, metavar="N",
                         help="causal, and a query sees its last N positions; the peers are those that have a window")
+    parser.add_argument("--documents", type=integer(1, 1 << 20), default=0, metavar="N",
+                        help="causal, of documents of random lengths of mean T / N; the peers are those of a window")
+    parser.add_argument("--peers", metavar="LIST", type=lambda text: text.split(","), help="of them: FA3,cuDNN (default: all)")
     parser.add_argument("--direction", choices=("forward", "backward", "both"), default="both", help="what is timed")
     parser.add_argument("--batch-tokens", type=integer(1, 1 << 22), default=65536, metavar="N",
                         help="B is N / T, at least 1 (default 65536)")
@@ -425,9 +439,12 @@ def parse_arguments(argv):
         if arguments.channels % size:
             parser.error(f"--channels: expected a multiple of the head size {size}, found {arguments.channels}")
     arguments.seq = arguments.seq or ([1024, 4096, 16384] if arguments.quick else [1024 << i for i in range(6)])
-    if arguments.window and arguments.mask in ("full", "both"):
-        parser.error(f"--window is causal: expected --mask causal, found {arguments.mask}")
-    mask = arguments.mask or ("causal" if arguments.quick or arguments.window else "both")
+    masked = "--window" if arguments.window else "--documents" if arguments.documents else None
+    if arguments.window and arguments.documents:
+        parser.error("--window and --documents: expected one of them")
+    if masked and arguments.mask in ("full", "both"):
+        parser.error(f"{masked} is causal: expected --mask causal, found {arguments.mask}")
+    mask = arguments.mask or ("causal" if arguments.quick or masked else "both")
     arguments.mask = [True, False] if mask == "both" else [mask == "causal"]
     arguments.direction = ["forward", "backward"] if arguments.direction == "both" else [arguments.direction]
     return arguments
@@ -450,7 +467,8 @@ def main():
     library = arguments.library or build_library()
     ours = Ours(torch, library)
     report.header(environment(torch, commit(os.path.dirname(library))))
-    kernels = [ours] + peers(torch, arguments.autograd, arguments.window)
+    kernels = [ours] + [peer for peer in peers(torch, arguments.autograd, arguments.window, arguments.documents)
+                        if not arguments.peers or peer.name in arguments.peers]
     failed, ratios = compare_tables(torch, arguments, kernels, report)
     status = summarize(report, kernels, failed, ratios)
     report.note(f"took {time.monotonic() - began:.0f} s")

@@ -33,11 +33,19 @@ EXPORT size_t attention_scratch(int B, int T, int NH, int HD) {
     return attention_scratch_bytes(&shape, DTYPE_BF16);
 }
 
-/* out =, lse =; attention_serves(HD, causal) holds. window: of a causal call, 0: none. */
-EXPORT void attention_forward(void *out, float *lse, const void *qkv, int B, int T, int NH, int HD,
-                              int causal, int window) {
+static AttentionMask mask_of(int window, const int32_t *starts, const int32_t *ends) {
     AttentionMask mask = {};
     mask.window = window;
+    mask.starts = starts;
+    mask.ends = ends;
+    return mask;
+}
+
+/* out =, lse =; attention_serves(HD, causal) holds. Of a causal call: window, 0: none; starts and ends of documents (B,T),
+ * NULL: none. */
+EXPORT void attention_forward(void *out, float *lse, const void *qkv, int B, int T, int NH, int HD,
+                              int causal, int window, const int32_t *starts, const int32_t *ends) {
+    const AttentionMask mask = mask_of(window, starts, ends);
     if (causal)
         attention_forward<bf16>(out, lse, qkv, &mask, B, T, NH, HD);
     else
@@ -47,9 +55,8 @@ EXPORT void attention_forward(void *out, float *lse, const void *qkv, int B, int
 /* dqkv =; attention_serves(HD, causal) holds. */
 EXPORT void attention_backward(void *dqkv, const void *dout, const void *out, const void *qkv,
                                const float *lse, void *scratch, int B, int T, int NH, int HD, int causal,
-                               int window) {
-    AttentionMask mask = {};
-    mask.window = window;
+                               int window, const int32_t *starts, const int32_t *ends) {
+    const AttentionMask mask = mask_of(window, starts, ends);
     if (causal)
         attention_backward<bf16>(dqkv, dout, out, qkv, lse, NULL, &mask, scratch, B, T, NH, HD);
     else

@@ -29,6 +29,16 @@ class Work(Parts):
         self.assertAlmostEqual(compare.tflop(CASE, "backward"), 5 * 2 * 3 * 1024**2 * 64 * 1e-12, 15)
         self.assertAlmostEqual(compare.tflop(CASE._replace(window=256), "forward"), 4 * 2 * 3 * 1024 * 224 * 64 * 1e-12, 15)
 
+    def test_documents(self):
+        case = CASE._replace(documents=8)
+        ends = attention_kernels.document_ends(case)
+        lengths = [b - a for a, b in zip([0] + ends, ends)]
+        self.assertTrue({1024, 2048} <= set(ends) and ends[-1] == 2048 and min(lengths) > 0 and 8 < len(ends) < 32)
+        self.assertEqual(ends, attention_kernels.document_ends(case))
+        pairs = sum(n * n for n in lengths) / 2
+        self.assertAlmostEqual(compare.tflop(case, "forward"), 4 * 3 * 64 * pairs * 1e-12, 15)
+        self.assertEqual(compare.mask_name(case), "documents T / 8")
+
     def test_the_aims(self):
         self.assertEqual((compare.MUST, compare.FAR_BEHIND, compare.SETTLE), (1.05, 1.15, 1.5))
 
@@ -205,8 +215,8 @@ class Tables(Parts):
         report = types.SimpleNamespace(table=lambda *_: None)
         arguments = compare.parse_arguments(["--head-size", "64,128", "--seq", "1024,131072", "--mask", "both", "--direction", "forward"])
         failed, ratios = compare.compare_tables(torch, arguments, [Named("ours")], report)
-        self.assertEqual(cases[:5], [(64, 1024, 24, 64, True, 0), (1, 131072, 24, 64, True, 0), (64, 1024, 24, 64, False, 0),
-                                     (1, 131072, 24, 64, False, 0), (64, 1024, 12, 128, True, 0)])
+        self.assertEqual(cases[:5], [(64, 1024, 24, 64, True, 0, 0), (1, 131072, 24, 64, True, 0, 0), (64, 1024, 24, 64, False, 0, 0),
+                                     (1, 131072, 24, 64, False, 0, 0), (64, 1024, 12, 128, True, 0, 0)])
         self.assertEqual(failed[0], "head size 64, causal, T = 131072: bad")
         self.assertEqual(len(ratios), 4)
 
@@ -271,8 +281,8 @@ class Library(Parts):
         self.ours.forward(s)
         self.ours.backward(s)
         at = lambda *names: tuple(id(getattr(s, name)) for name in names)
-        self.assertEqual(self.calls, [("attention_forward", at("out", "lse", "qkv") + s.shape),
-                                      ("attention_backward", at("dqkv", "dout", "out", "qkv", "lse", "scratch") + s.shape)])
+        self.assertEqual(self.calls, [("attention_forward", at("out", "lse", "qkv") + s.shape + (None, None)),
+                                      ("attention_backward", at("dqkv", "dout", "out", "qkv", "lse", "scratch") + s.shape + (None, None))])
 
     def test_poison_and_results(self):
         self.ours.poison(self.state)

@@ -101,21 +101,52 @@ static bool is_bin(const char *path) {
     return stat(path, &info) == 0 && !S_ISDIR(info.st_mode);
 }
 
+/* A file with config.json beside it that is no .bin: *directory = where it lies. */
+static bool is_part_of_model(char directory[PATH_MAX], const char *path) {
+    const char *slash = strrchr(path, '/'), *end = strrchr(path, '.');
+    if (snprintf(directory, PATH_MAX, "%.*s", slash ? (int)(slash - path) : 1, slash ? path : ".") >=
+        PATH_MAX)
+        return false;
+    return end && strcmp(end, ".safetensors") == 0 && directory_has(directory, "config.json");
+}
+
+/* No model: names what the folder has one of, a run. */
+static bool fail_no_model(const char *path, Error *err) {
+    char **names, below[PATH_MAX], run[PATH_MAX + 16] = "";
+    int n;
+    Error ignored;
+    if (directory_list(path, "", &names, &n, &ignored)) {
+        for (int i = 0; i < n && !*run; i++) {
+            CheckpointEntry *entries = NULL;
+            int n_entries = 0;
+            if (!path_join(below, path, names[i], &ignored) ||
+                !checkpoint_entries(below, &entries, &n_entries, &ignored))
+                continue;
+            if (n_entries > 0) snprintf(run, sizeof run, "--model %s, or ", below);
+            free(entries);
+        }
+        names_free(names, n);
+    }
+    return fail(
+        err, EXIT_INPUT,
+        "%s: expected config.json or step_* directories, found neither; hint: %sa checkpoint, a run's "
+        "folder or a Hugging Face directory",
+        path, run);
+}
+
 /* What --model names: a .bin, a directory with a model, or a run's folder, which stands for its newest
  * checkpoint. */
 static bool resolve(char model[PATH_MAX], const char *path, Error *err) {
     struct stat info;
     int64_t step;
     if (stat(path, &info)) return fail_errno(err, "cannot open", path);
-    if (!path_copy(model, path, err)) return false;
-    if (!S_ISDIR(info.st_mode) || directory_has(path, "config.json")) return true;
+    if (S_ISREG(info.st_mode) && is_part_of_model(model, path))
+        return fail(err, EXIT_INPUT, "%s: expected a model, found a file of one; hint: --model %s", path,
+                    model);
+    if (!S_ISDIR(info.st_mode) || directory_has(path, "config.json")) return path_copy(model, path, err);
     if (find_newest(path, false, model, &step, err)) return true;
     if (err->exit_code) return false;
-    return fail(err, EXIT_INPUT,
-                "%s: expected config.json or step_* directories, found neither; hint: a checkpoint, a run's "
-                "folder or a "
-                "Hugging Face directory",
-                path);
+    return fail_no_model(path, err);
 }
 
 static bool read_config(const char *model, GPT2Config *config, Error *err) {

@@ -218,7 +218,8 @@ check "resume without the size: the log says what of" grep -q '"model": "[^"]*/s
 check "resume: the size is the checkpoint's" [ "$(grep -cE '^note: --(model|layers|heads|channels) ' "$work/out")" -eq 0 ]
 run $tiny --resume --out "$work/fresh" --train "$work/text.txt" --steps 2
 check "resume of nothing says so" grep -qE '^resumed +nothing: .*/fresh holds no checkpoint' "$work/out"
-refuses "a file of a model" '--model: .*model.safetensors: .*hint: a model is a directory' --model "$work/whole/step_00000012/model.safetensors" --prompt a
+refuses "a file of a model" 'expected a model, found a file of one; hint: --model .*/step_00000012$' --model "$work/whole/step_00000012/model.safetensors" --prompt a
+refuses "another file of a model" '--model: .*config.json: .*hint: a model is a directory' --model "$work/whole/step_00000012/config.json" --prompt a
 cp -r "$work/whole/step_00000012" "$work/received" && rm "$work/received/trainer_state.json"
 bytes=$(wc -c <"$work/received/model.safetensors")
 head -c 5000 "$work/whole/step_00000012/model.safetensors" >"$work/received/model.safetensors"
@@ -278,7 +279,7 @@ check "--memory before the shards are there: why there is no tokenizer" grep -qE
 elsewhere --train 'missing/*.bin' --prompt hi
 refused "a prompt for shards that are not there" '^error: --prompt: there is no tokenizer to encode it: there is no missing/\*.bin yet; hint: --tokenizer PATH$'
 refuses "a longer context than the model's" '--seq 32: .* context of 16 tokens; hint: --seq 16 at most$' --model "$work/whole" --train "$work/text.txt" --seq 32
-refuses "a folder without a model" 'expected config.json or step_\* directories, found neither; hint: ' --model "$work" --prompt a
+refuses "a folder without a model" 'expected config.json or step_\* directories, found neither; hint: --model [^ ]*/[^ /]*, or a checkpoint' --model "$work" --prompt a
 cp -r "$work/whole/step_00000012" "$work/swapped"
 printf 'zzzz' | dd of="$work/swapped/tokenizer.bin" bs=1 seek=1100 conv=notrunc 2>/dev/null
 refuses "a changed tokenizer" 'tokenizer.bin' --model "$work/swapped" --prompt a

@@ -1,6 +1,7 @@
 """A run as its log.jsonl tells it, for plot.py, report.py and tensorboard.py."""
 import bisect
 import json
+import math
 import os
 import statistics
 
@@ -28,7 +29,9 @@ def parse(line):
         raise ValueError
     kind = next((kind for kind in KINDS if kind in row), None)
     if kind == "run":
-        return (kind, row["run"]) if isinstance(row["run"], dict) else None
+        if not isinstance(row["run"], dict) or not _is(row["run"].get("first_step", 0), int):
+            raise ValueError
+        return kind, row["run"]
     if kind is None:
         return None
     if not _is(row.get("step"), int) or row["step"] < 0:
@@ -51,7 +54,8 @@ class Log:
         self.path, self.name = path, name or path
         for rows in KINDS.values():
             setattr(self, rows, [])
-        self._last_steps, self._seconds, self._skips = [], [], []
+        self._last_steps, self._seconds = [], []
+        self._parts = []  # (first step, tokens before it, tokens a step) of what each header begins
 
     def add(self, line):
         """Takes a line in; returns what parse() does."""
@@ -63,6 +67,8 @@ class Log:
             elif kind == "run":
                 self._cut(row.get("first_step") or 0)
             getattr(self, KINDS[kind]).append(row)
+            if kind == "run":
+                self._add_part(row.get("first_step") or 0)
         return parsed
 
     def _add_step(self, row):
@@ -75,10 +81,18 @@ class Log:
     def _cut(self, step):
         """A run that is resumed from this step takes the later ones again. In the file they are gone already."""
         n = bisect.bisect_right(self._last_steps, step)
+        if n == len(self._last_steps):
+            return
         del self._last_steps[n:], self._seconds[n:]
         for kind, rows in KINDS.items():
             if kind != "run":
                 setattr(self, rows, [row for row in getattr(self, rows) if row["step"] <= step])
+
+    def _add_part(self, first_step):
+        """Tokens are counted as far as the newest header tells how many a step has; a resumption takes back what lies behind it."""
+        tokens = self.tokens_at(first_step)
+        self._parts = [part for part in self._parts if part[0] < first_step]
+        self._parts.append((first_step, tokens, self.flag("tokens-per-step") or 0))
 
     def flag(self, name, header=-1):
         """The value of a flag in the newest header; None where it is not known."""
@@ -90,12 +104,9 @@ class Log:
 
     def tokens_at(self, step):
         """Tokens trained on by the end of a step. A resumed run may take other steps than it did before."""
-        tokens = 0
-        for i, header in enumerate(self.headers):
-            begin = header.get("first_step") or 0
-            end = min(step, self.headers[i + 1].get("first_step") or 0) if i + 1 < len(self.headers) else step
-            tokens += max(end - begin, 0) * self.flag("tokens-per-step", i)
-        return tokens
+        at = bisect.bisect_right(self._parts, (step, math.inf)) - 1
+        first_step, tokens, a_step = self._parts[at] if at >= 0 else (step, 0, 0)
+        return tokens + (step - first_step) * a_step
 
     def knows_time(self):
         return any(row.get("ms") for row in self.steps)

@@ -54,7 +54,7 @@ class Read(Logs):
 
     def test_what_is_no_log(self):
         for line in ("[1]", "{", '{"loss": 1}', '{"step": -1, "loss": 1}', '{"step": "a", "loss": 1}', '{"step": 1, "loss": "x"}',
-                     '{"step": true, "loss": 1}', '{"step": 1, "loss": 1, "lr": []}', "x"):
+                     '{"step": true, "loss": 1}', '{"run": 1}', '{"run": {"first_step": "1"}}', '{"step": 1, "loss": 1, "lr": []}', "x"):
             self.file("log.jsonl", '{"step": 1, "loss": 2.5}\n' + line + "\n")
             self.refused("log.jsonl:2: expected a line of a log.jsonl, found ", 2, run_log.read_log, self.path("log.jsonl"))
         self.refused("/x: No such file", 2, run_log.read_log, self.path("x"))
@@ -66,6 +66,8 @@ class Read(Logs):
         log = run_log.read_log(self.log(header(), step(1), step(2), header(2, 100), step(3), header(3, 1000), step(4, ms=None)))
         self.assertEqual([log.tokens_at(n) for n in range(6)], [0, 10, 20, 120, 1120, 2120])
         self.assertEqual([log.seconds_at(n) for n in range(6)], [0, 0.5, 1, 1.5, 1.5, 1.5])
+        again = run_log.read_log(self.log(header(), step(1), header(4, 100), header(2, 1000), step(3)))
+        self.assertEqual([again.tokens_at(n) for n in range(6)], [0, 10, 20, 1020, 2020, 3020], "resumed from an earlier step")
         thin = run_log.read_log(self.log({"card": "x"}, step(1), step(10), {"step": 10, "val_loss": 2}))
         self.assertEqual((thin.knows_tokens(), thin.knows_time(), thin.seconds_at(10)), (False, True, 5.0))
 

@@ -26,6 +26,7 @@ trap 'stop 130' INT
 trap 'stop 143' TERM
 python3 scripts/random_shard.py "$work/bench_train_000001.bin"
 MODEL=${MODEL:-d12}
+case " ${FLAGS:-} " in *" --optimizer "*) ;; *) FLAGS="${FLAGS:+$FLAGS }--optimizer adamw" ;; esac
 # steps N: trains N steps of the shape.
 steps() {
     rm -rf "$work/run"

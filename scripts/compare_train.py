@@ -179,11 +179,11 @@ def flags_of(configuration, arguments):
 
 
 def command_of_ours(configuration, shard, arguments, out, steps, gpus=1):
-    tokens = configuration.B * configuration.T * gpus
+    tokens, flags = configuration.B * configuration.T * gpus, flags_of(configuration, arguments)
     return [os.path.abspath(arguments.program), "--model", configuration.model, "--train", shard, "--batch", str(configuration.B),
             "--seq", str(configuration.T), "--tokens-per-step", str(tokens), "--steps", str(steps),
-            "--sample-tokens", "0", "--eval-every", "0", "--out", out, "--model-only",
-            *(["--gpus", str(gpus)] if gpus > 1 else []), *flags_of(configuration, arguments)]
+            *([] if "--optimizer" in flags else ["--optimizer", "adamw"]), "--sample-tokens", "0", "--eval-every", "0", "--out", out, "--model-only",
+            *(["--gpus", str(gpus)] if gpus > 1 else []), *flags]
 
 
 def run_ours(configuration, shard, arguments, work, steps, gpus=1, environment=None):

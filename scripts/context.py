@@ -133,7 +133,7 @@ def run(seq, mode, shard, folder, flags, with_inference=False, steps=None):
     """One run; returns its row, or None with the program's words on stderr where it fails for another reason than memory. Bad
     input ends the script: what a run refuses, the others would, too."""
     command = ["--model", "d12", "--train", shard, "--batch", "1", "--seq", str(seq), "--tokens-per-step", str(seq),
-               "--steps", str(steps or n_steps(seq)), "--eval-every", "0"]
+               "--steps", str(steps or n_steps(seq)), "--eval-every", "0", "--optimizer", "adamw"]
     more = inference_flags(seq, shard) if with_inference else ["--sample-tokens", "0"]
     given = set(flags[0::2])  # a flag given twice is refused: the user's stands
     pairs = list(zip((command + more)[0::2], (command + more)[1::2]))

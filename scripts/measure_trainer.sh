@@ -19,10 +19,10 @@ header() {
 short() {
     export CUDA_VISIBLE_DEVICES=0
     { scripts/bench_train.sh 64,1024 4,1024 1,1024 && FLAGS='--graph off' scripts/bench_train.sh 64,1024 4,1024 1,1024; } >"$out/bench.txt"
-    { header 0 && ./train_gpt2cu --model d12 --train "$train" --val "$val" --tokens-per-step 65536 --profile; } >"$out/profile.txt"
+    { header 0 && ./train_gpt2cu --model d12 --optimizer adamw --train "$train" --val "$val" --tokens-per-step 65536 --profile; } >"$out/profile.txt"
     { header 0 && ./train_gpt2cu; } >"$out/default_run.txt"
     for precision in bf16 fp32; do
-        ./train_gpt2cu --model d12 --train "$train" --val "$val" --batch 32 --seq 1024 --tokens-per-step 32768 --steps 200 \
+        ./train_gpt2cu --model d12 --optimizer adamw --train "$train" --val "$val" --batch 32 --seq 1024 --tokens-per-step 32768 --steps 200 \
             --eval-every 50 --eval-batches 1 --sample-tokens 0 --precision $precision --out "$out/precision_$precision" --model-only
         { header 0 | sed 's/^/{"card": "/; s/$/"}/' && cat "$out/precision_$precision/log.jsonl"; } >"$out/precision_$precision.jsonl"
         rm -rf "$out/precision_$precision"

@@ -20,5 +20,5 @@ have_data >/dev/null 2>&1 || need 'the data are missing, and python3, which prep
 have_data >/dev/null 2>&1 || make data/fineweb10B
 exec ./train_gpt2cu --model d12 --train 'data/fineweb10B/fineweb_train_*.bin' --val 'data/fineweb10B/fineweb_val_*.bin' \
     --batch 64 --seq 1024 --tokens-per-step 524288 --steps 19073 --lr 6e-4 --warmup 700 --final-lr-fraction 0 \
-    --weight-decay 0.1 --beta2 0.95 --eval-every 250 --eval-batches 160 --sample-every 1000 \
+    --optimizer adamw --weight-decay 0.1 --beta2 0.95 --eval-every 250 --eval-batches 160 --sample-every 1000 \
     --out out/124M --save-every 1000 --keep 3 --resume "$@"

@@ -265,8 +265,8 @@ static void test_settings(void) {
     } rows[] = {
         {"--lr=0.5",               "lr 5.00e-01 to 5.00e-02"                               },
         {"--batch=3",              "3 x 64 tokens = 192 tokens a step"                     },
-        {"--tokens-per-step=7680", "12 x 64 tokens x 10 micro-steps = 7,680 tokens a step" },
-        {"--schedule=constant",    "constant lr 3.00e-03"                                  },
+        {"--tokens-per-step=7680", "24 x 64 tokens x 5 micro-steps = 7,680 tokens a step"  },
+        {"--schedule=constant",    "constant lr 1.20e-02"                                  },
         {"--train=a.bin",          "none: --train names token shards and there is no --val"},
         {"--out=somewhere",        "somewhere"                                             },
         {"--sample-tokens=0",      "recipe      cpu-small"                                 },

@@ -49,7 +49,7 @@ done
 states() { grep -ao "\"$1\.[a-z0-9._]*\"" "$work/by_1/step_00000004/optimizer.safetensors" | wc -l; }
 check "Muon: momentum of 8 matrices, moments of 20 other tensors" [ "$(states momentum) $(states m) $(states v)" = "8 20 20" ]
 rm -r "$work/by_1/step_00000004"
-run $flags --reproducible 12 --out "$work/by_1" --resume
+run $flags --reproducible 12 --out "$work/by_1" --resume --optimizer adamw
 refused "another optimizer" '--resume: .*step_00000002: expected the states of --optimizer adamw, found those of muon; hint: --optimizer muon, or '
 rm -r "$work"/?_? "$work"/by_?
 

@@ -179,26 +179,26 @@ static void test_recipes(void) {
         const char *recipe, *model;
         int64_t batch, seq, tokens_per_step, steps;
     } rows[] = {
-        {"",                                     false, "cpu-small", "nano",     12, 64,     768,     1500  },
-        {"",                                     true,  "gpu-small", "baby",     64, 256,    16384,   800   },
-        {"--train my.txt",                       true,  "gpu-small", "baby",     64, 256,    16384,   800   },
+        {"",                                     false, "cpu-small", "nano",     24, 64,     1536,    540   },
+        {"",                                     true,  "gpu-small", "baby",     64, 256,    16384,   580   },
+        {"--train my.txt",                       true,  "gpu-small", "baby",     64, 256,    16384,   580   },
         {"--train x_*.bin",                      true,  "gpt2",      "d12",      64, 1024,   524288,  19073 },
-        {"--train x_*.bin",                      false, "cpu-small", "nano",     12, 64,     768,     1500  },
-        {"--model nano",                         true,  "gpu-small", "nano",     64, 256,    16384,   800   },
+        {"--train x_*.bin",                      false, "cpu-small", "nano",     24, 64,     1536,    540   },
+        {"--model nano",                         true,  "gpu-small", "nano",     64, 256,    16384,   580   },
         {"--model d24 --batch 16",               true,  "gpt2",      "d24",      16, 1024,   524288,  19073 },
         {"--model out/124M",                     true,  "gpt2",      "out/124M", 64, 1024,   524288,  19073 },
         {"--model d12",                          false, "gpt2-cpu",  "d12",      4,  256,    1024,    200   },
         {"--batch 5 --steps 9",                  false, "cpu-small", "nano",     5,  64,     320,     9     },
         {"--model d12 --batch 60",               true,  "gpt2",      "d12",      60, 1024,   552960,  19073 }, /* 9 x 61440 is nearest */
         {"--model d12 --seq 131072 --batch 8",   true,  "gpt2",      "d12",      8,  131072, 1048576, 19073 },
-        {"--reproducible 4",                     false, "cpu-small", "nano",     12, 64,     3072,    1500  },
+        {"--reproducible 4",                     false, "cpu-small", "nano",     24, 64,     6144,    540   },
         {"--model d12 --reproducible 12",        true,  "gpt2",      "d12",      64, 1024,   786432,  19073 }, /* 1 x 12 x 65536 */
-        {"--tokens-per-step 3840",               false, "cpu-small", "nano",     12, 64,     3840,    1500  },
-        {"--recipe llm.c",                       true,  "llm.c",     "d12",      64, 1024,   524288,  19560 },
-        {"--recipe llm.c",                       false, "llm.c",     "d12",      64, 1024,   524288,  19560 },
+        {"--tokens-per-step 4608",               false, "cpu-small", "nano",     24, 64,     4608,    540   },
+        {"--recipe llm.c",                       true,  "llm.c",     "d12",      64, 1024,   524288,  18865 },
+        {"--recipe llm.c",                       false, "llm.c",     "d12",      64, 1024,   524288,  18865 },
         {"--model d24 --recipe llm.c --steps 5", true,  "llm.c",     "d24",      64, 1024,   524288,  5     },
         {"--recipe nanogpt",                     true,  "nanogpt",   "d12",      12, 1024,   491520,  600000},
-        {"--recipe gpu-small",                   false, "gpu-small", "baby",     64, 256,    16384,   800   },
+        {"--recipe gpu-small",                   false, "gpu-small", "baby",     64, 256,    16384,   580   },
         {"--train x_*.bin --recipe auto",        true,  "gpt2",      "d12",      64, 1024,   524288,  19073 },
     };
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
@@ -214,6 +214,9 @@ static void test_recipes(void) {
               (long long)s.tokens_per_step);
         CHECK(s.precision == (rows[i].on_gpu ? PRECISION_BF16 : PRECISION_FP32), "%s: precision",
               rows[i].line);
+        const bool adamw =
+            s.recipe == RECIPE_GPT2_CPU || s.recipe == RECIPE_LLM_C || s.recipe == RECIPE_NANOGPT;
+        CHECK(s.optimizer == (adamw ? OPTIMIZER_ADAMW : OPTIMIZER_MUON), "%s: optimizer", rows[i].line);
     }
 }
 
@@ -254,9 +257,9 @@ static void test_completion(void) {
     CHECK(complete(&s, &err, "--steps 50 --warmup 50", false, 1), "%s", err.text);
     CHECK(s.warmup == 50, "a warm-up that was asked for stays");
     CHECK(complete(&s, &err, "", false, 4), "%s", err.text);
-    CHECK(s.tokens_per_step == 4 * 768, "ranks count: %d", (int)s.tokens_per_step);
+    CHECK(s.tokens_per_step == 4 * 1536, "ranks count: %d", (int)s.tokens_per_step);
     CHECK(complete(&s, &err, "--context-gpus 2", false, 4), "%s", err.text);
-    CHECK(s.tokens_per_step == 2 * 768, "pairs count: %d", (int)s.tokens_per_step);
+    CHECK(s.tokens_per_step == 2 * 1536, "pairs count: %d", (int)s.tokens_per_step);
     CHECK(complete(&s, &err, "--model dir", true, 1), "%s", err.text);
     settings_limit_seq(&s, 768, 1);
     CHECK(s.seq == 768 && s.tokens_per_step == 11 * 64 * 768, "a checkpoint of context 768: %d",
@@ -302,35 +305,35 @@ static void test_sample_only(void) {
 
 static void test_contradictions(void) {
     static const Refusal rows[] = {
-        {"--tokens-per-step 1000",                          {"--tokens-per-step 1000", "768", "--tokens-per-step 768 is nearest"}},
-        {"--batch 8 --seq 64 --tokens-per-step 100",        {"hint: --tokens-per-step 512"}                                      },
-        {"--reproducible 4 --tokens-per-step 1536",
-         {"4 leaves (--reproducible)", "--tokens-per-step 3072 is nearest"}                                                      },
-        {"--reproducible 2 --context-gpus 2",               {"--reproducible and --context-gpus"}                                },
-        {"--resume",                                        {"--resume", "--out"}                                                },
-        {"--resume --out x --model-only",                   {"--model-only"}                                                     },
-        {"--resume --out x --eval-only",                    {"--eval-only"}                                                      },
-        {"--save-every 5",                                  {"--save-every", "--out"}                                            },
-        {"--model-only",                                    {"--model-only", "--out"}                                            },
-        {"--keep 2",                                        {"--keep", "--out"}                                                  },
-        {"--keep 2 --out x",                                {"--keep", "--save-every"}                                           },
-        {"--warmup 20 --steps 10",                          {"--warmup 20", "--steps 10"}                                        },
-        {"--warmup 3000",                                   {"--warmup 3000", "--steps 1500"}                                    },
-        {"--train a.bin --eval-only",                       {"--eval-only", "--val"}                                             },
-        {"--train a.bin --eval-every 5",                    {"--eval-every", "--val"}                                            },
-        {"--model dir --prompt x --out y",                  {"--prompt", "--out"}                                                },
-        {"--prompt x --sample-tokens 0",                    {"--prompt", "--sample-tokens 0"}                                    },
-        {"--prompt x --prompt-file y",                      {"--prompt", "--prompt-file"}                                        },
-        {"--chat",                                          {"--chat", "--model PATH"}                                           },
-        {"--chat --model d12",                              {"--chat", "--model PATH"}                                           },
-        {"--chat --model dir --samples 2",                  {"--chat", "--samples"}                                              },
-        {"--chat --model dir --prompt-file -",              {"--chat", "stdin"}                                                  },
-        {"--chat --model dir --sample-tokens 0",            {"--chat and --sample-tokens 0"}                                     },
-        {"--precision bf16",                                {"--precision bf16"}                                                 },
-        {"--batch 32 --seq 67108864",                       {"--batch 32", "2147483648 tokens", "2147483647"}                    },
-        {"--context-gpus 2",                                {"--context-gpus 2", "the 1 rank of", "--gpus 2"}                    },
-        {"--profile --out x",                               {"--profile", "--out"}                                               },
-        {"--profile --train a.bin --val b.bin --eval-only", {"--profile", "--eval-only"}                                         },
+        {"--tokens-per-step 1000",                          {"--tokens-per-step 1000", "1536", "--tokens-per-step 1536 is nearest"}},
+        {"--batch 8 --seq 64 --tokens-per-step 100",        {"hint: --tokens-per-step 512"}                                        },
+        {"--reproducible 4 --tokens-per-step 3072",
+         {"4 leaves (--reproducible)", "--tokens-per-step 6144 is nearest"}                                                        },
+        {"--reproducible 2 --context-gpus 2",               {"--reproducible and --context-gpus"}                                  },
+        {"--resume",                                        {"--resume", "--out"}                                                  },
+        {"--resume --out x --model-only",                   {"--model-only"}                                                       },
+        {"--resume --out x --eval-only",                    {"--eval-only"}                                                        },
+        {"--save-every 5",                                  {"--save-every", "--out"}                                              },
+        {"--model-only",                                    {"--model-only", "--out"}                                              },
+        {"--keep 2",                                        {"--keep", "--out"}                                                    },
+        {"--keep 2 --out x",                                {"--keep", "--save-every"}                                             },
+        {"--warmup 20 --steps 10",                          {"--warmup 20", "--steps 10"}                                          },
+        {"--warmup 3000",                                   {"--warmup 3000", "--steps 540"}                                       },
+        {"--train a.bin --eval-only",                       {"--eval-only", "--val"}                                               },
+        {"--train a.bin --eval-every 5",                    {"--eval-every", "--val"}                                              },
+        {"--model dir --prompt x --out y",                  {"--prompt", "--out"}                                                  },
+        {"--prompt x --sample-tokens 0",                    {"--prompt", "--sample-tokens 0"}                                      },
+        {"--prompt x --prompt-file y",                      {"--prompt", "--prompt-file"}                                          },
+        {"--chat",                                          {"--chat", "--model PATH"}                                             },
+        {"--chat --model d12",                              {"--chat", "--model PATH"}                                             },
+        {"--chat --model dir --samples 2",                  {"--chat", "--samples"}                                                },
+        {"--chat --model dir --prompt-file -",              {"--chat", "stdin"}                                                    },
+        {"--chat --model dir --sample-tokens 0",            {"--chat and --sample-tokens 0"}                                       },
+        {"--precision bf16",                                {"--precision bf16"}                                                   },
+        {"--batch 32 --seq 67108864",                       {"--batch 32", "2147483648 tokens", "2147483647"}                      },
+        {"--context-gpus 2",                                {"--context-gpus 2", "the 1 rank of", "--gpus 2"}                      },
+        {"--profile --out x",                               {"--profile", "--out"}                                                 },
+        {"--profile --train a.bin --val b.bin --eval-only", {"--profile", "--eval-only"}                                           },
     };
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         Settings s;
@@ -345,12 +348,13 @@ static void test_contradictions(void) {
     Error err;
     CHECK(complete(&s, &err, "--keep 2 --out x --save-every 9 --resume", false, 1), "%s", err.text);
     CHECK(complete(&s, &err, "--batch 31 --seq 67108864", false, 1), "%s", err.text);
-    CHECK(!complete(&s, &err, "--tokens-per-step 768", false, 2), "768 tokens are half a step of two ranks");
-    CHECK(complete(&s, &err, "--tokens-per-step 768 --context-gpus 2", false, 2), "%s", err.text);
+    CHECK(!complete(&s, &err, "--tokens-per-step 1536", false, 2),
+          "1536 tokens are half a step of two ranks");
+    CHECK(complete(&s, &err, "--tokens-per-step 1536 --context-gpus 2", false, 2), "%s", err.text);
     CHECK(!complete(&s, &err, "--context-gpus 3", false, 4) && strstr(err.text, "--gpus 6"),
           "4 GPUs in threes: %s", err.text);
     for (int n_ranks = 1; n_ranks <= 4; n_ranks++)
-        CHECK(complete(&s, &err, "--reproducible 12", false, n_ranks) && s.tokens_per_step == 12 * 768,
+        CHECK(complete(&s, &err, "--reproducible 12", false, n_ranks) && s.tokens_per_step == 12 * 1536,
               "--reproducible 12 of %d ranks: %lld tokens a step; %s", n_ranks, (long long)s.tokens_per_step,
               err.text);
     CHECK(!complete(&s, &err, "--reproducible 12", false, 8) &&
@@ -391,8 +395,8 @@ static void test_hints(void) {
         {"--precision bf16",                        "hint: --precision fp32",                                      "--precision fp32"                        },
         {"--eval-only",                             "hint: --model PATH",                                          "--eval-only --model m"                   },
         {"--eval-only --model d12",                 "hint: --model PATH",                                          "--eval-only --model m"                   },
-        {"--tokens-per-step 1000",                  "hint: --tokens-per-step 768 ",                                "--tokens-per-step 768"                   },
-        {"--tokens-per-step 1",                     "hint: --tokens-per-step 768 ",                                "--tokens-per-step 768"                   },
+        {"--tokens-per-step 1000",                  "hint: --tokens-per-step 1536 ",                               "--tokens-per-step 1536"                  },
+        {"--tokens-per-step 1",                     "hint: --tokens-per-step 1536 ",                               "--tokens-per-step 1536"                  },
         {"--reproducible 3 --tokens-per-step 5000", "hint: --tokens-per-step 4608 ",
          "--reproducible 3 --tokens-per-step 4608"                                                                                                           },
         {"--batch 3 --seq 7 --tokens-per-step 400", "hint: --tokens-per-step 399 ",
@@ -438,7 +442,7 @@ static void test_help(void) {
         snprintf(form, sizeof form, "| `--%s", flag->name);
         CHECK(!strstr(markdown, form) == !flag_is_listed(flag), "%s in the table of FLAGS.md", form);
     }
-    CHECK(strstr(markdown, "| `--batch` | 12 | 64 | 64 | 4 | 64 | 12 |"), "defaults by recipe in FLAGS.md");
+    CHECK(strstr(markdown, "| `--batch` | 24 | 64 | 64 | 4 | 64 | 12 |"), "defaults by recipe in FLAGS.md");
     CHECK(strstr(help, "polar-express|jordan\n") != NULL, "a long flag runs into what it does");
     CHECK(strstr(help, "-l, --lr X ") && strstr(help, "[by recipe]"), "defaults by recipe in --help");
     int longest = 0;
@@ -482,7 +486,7 @@ static void test_json(void) {
     int64_t batch = 0;
     double lr = 0;
     if (CHECK(tree, "strict JSON: %s", err.text)) {
-        CHECK(json_int64(json_get(json_root(tree), "batch"), &batch) && batch == 12, "a number");
+        CHECK(json_int64(json_get(json_root(tree), "batch"), &batch) && batch == 24, "a number");
         CHECK(json_double(json_get(json_root(tree), "lr"), &lr) && lr == 0.1, "the same double");
         CHECK(json_equals(json_get(json_root(tree), "prompt"), "x\"y"), "a string");
         CHECK(json_equals(json_get(json_root(tree), "schedule"), "cosine"), "a choice");

@@ -10,7 +10,8 @@ static const char *const text_path = "dev/reference/program.txt";
 /* The plain run. */
 #define PLAIN_FLAGS                                                                                          \
     "--batch 2 --seq 16 --tokens-per-step 32 --steps 6 --lr 0.005 --warmup 0 --final-lr-fraction 0.1 "       \
-    "--schedule constant --weight-decay 0.1 --beta1 0.9 --beta2 0.95 --eps 1e-08 --dropout 0 --clip 1 "      \
+    "--schedule constant --optimizer adamw --weight-decay 0.1 --beta1 0.9 --beta2 0.95 --eps 1e-08 "         \
+    "--dropout 0 --clip 1 "                                                                                  \
     "--seed 7 --window 0 --eval-every 2 --eval-batches 2"
 
 /* Runs the program in FOLDER/name with `flags` and `more`, and holds log and checkpoints to the direct run of `expected`, which
@@ -66,9 +67,10 @@ static void test_defaults(void) {
     snprintf(flags, sizeof flags, "--train %s --steps 12", text_path);
     holds(
         "defaults", flags,
-        "--batch 12 --seq 64 --tokens-per-step 768 --steps 12 --lr 0.003 --warmup 1 --final-lr-fraction 0.1 "
-        "--schedule cosine --weight-decay 0.1 --beta1 0.9 --beta2 0.99 --eps 1e-08 --dropout 0 --clip 1 "
-        "--seed 1337 --window 0 --eval-every 250 --eval-batches 1",
+        "--batch 24 --seq 64 --tokens-per-step 1536 --steps 12 --lr 0.012 --warmup 1 --final-lr-fraction 0.1 "
+        "--optimizer muon --momentum 0.95 --muon-polynomial polar-express "
+        "--schedule cosine --weight-decay 0.1 --beta1 0.9 --beta2 0.95 --eps 1e-08 --dropout 0 --clip 1 "
+        "--seed 1337 --window 0 --eval-every 135 --eval-batches 1",
         &size, true);
 }
 

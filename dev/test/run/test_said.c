@@ -152,7 +152,8 @@ static void test_settings(void) {
                    "--final-lr-fraction 0.25 --beta1 0.8 "
                    "--beta2 0.9 --eps 1e-6 --weight-decay 0.3 --clip 2 --seed 9 --window 16 --dropout 0.1 "
                    "--eval-every 10 --eval-batches 3 "
-                   "--sample-every 20 --sample-tokens 7 --temperature 0.5 --top-k 4 --out out/x --save-every "
+                   "--sample-every 20 --sample-tokens 7 --optimizer adamw --temperature 0.5 --top-k 4 --out "
+                   "out/x --save-every "
                    "50 --recompute gelu",
                    1,
                    "recipe      cpu-small (defaults for what the flags leave open)\n"
@@ -175,21 +176,21 @@ static void test_settings(void) {
         "numerics    fp32, flash attention, recompute none, seed 1337\n"
         "batch       2 x 16 tokens x 2 ranks = 64 tokens a step\n"
         "run         100 steps, 6.4 k tokens, all on the first batch (--overfit)\n"
-        "optimizer   Muon on matrices, momentum 0.9, jordan; AdamW, betas 0.9 0.99, eps 1e-08, weight "
+        "optimizer   Muon on matrices, momentum 0.9, jordan; AdamW, betas 0.9 0.95, eps 1e-08, weight "
         "decay 0.1, clip 1\n"
         "window      attention sees 15 of 16 positions\n"
         "schedule    constant lr 2.00e-03 after 5 warm-up steps\n"
         "evaluation  none: --train names token shards and there is no --val\n"
         "output      none (--out DIR keeps checkpoints and a log)\n");
     check_settings("--train a.bin --batch 2 --seq 16 --tokens-per-step 128 --steps 100 --lr 0.002 --warmup 5 "
-                   "--schedule constant --eval-every 0 --sample-tokens 0 --context-gpus 2",
+                   "--schedule constant --eval-every 0 --sample-tokens 0 --context-gpus 2 --optimizer adamw",
                    4,
                    "recipe      cpu-small (defaults for what the flags leave open)\n"
                    "numerics    fp32, flash attention, recompute none, seed 1337\n"
                    "batch       2 x 16 tokens x 2 micro-steps x 2 groups of ranks = 128 tokens a step\n"
                    "context     16 tokens shared out over 2 ranks: 8 each, of every sequence\n"
                    "run         100 steps, 12.8 k tokens\n"
-                   "optimizer   AdamW, betas 0.9 0.99, eps 1e-08, weight decay 0.1, clip 1\n"
+                   "optimizer   AdamW, betas 0.9 0.95, eps 1e-08, weight decay 0.1, clip 1\n"
                    "schedule    constant lr 2.00e-03 after 5 warm-up steps\n"
                    "evaluation  none: --train names token shards and there is no --val\n"
                    "output      none (--out DIR keeps checkpoints and a log)\n");

@@ -18,7 +18,8 @@ static bool overfit;
 static bool open_run(Run *run, Training *t, Comm *comm) {
     char *argv[] = {"train_gpt2", "--device",  "cpu", "--train", text, "--layers", "2", "--channels",
                     "32",         "--heads",   "2",   "--seq",   "16", "--batch",  "2", "--tokens-per-step",
-                    "96",         "--dropout", "0.2", "--steps", "9",  "--warmup", "0"};
+                    "96",         "--dropout", "0.2", "--steps", "9",  "--warmup", "0", "--optimizer",
+                    "adamw"};
     const int argc = sizeof argv / sizeof *argv;
     Error err = {0};
     *run = (Run){.comm = comm};

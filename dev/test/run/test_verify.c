@@ -86,9 +86,11 @@ static char text[64];
 
 /* A new run of 3 micro-steps a step. */
 static bool open_run(Run *run, Training *t, Comm *comm, int64_t verify_every) {
-    char *argv[] = {"train_gpt2", "--device",  "cpu", "--train", text, "--layers", "2", "--channels",
-                    "32",         "--heads",   "2",   "--seq",   "16", "--batch",  "1", "--tokens-per-step",
-                    "48",         "--dropout", "0.2", "--steps", "9",  "--warmup", "0"};
+    char *argv[] = {"train_gpt2", "--device",   "cpu",   "--train",           text,  "--layers",
+                    "2",          "--channels", "32",    "--heads",           "2",   "--seq",
+                    "16",         "--batch",    "1",     "--tokens-per-step", "48",  "--dropout",
+                    "0.2",        "--steps",    "9",     "--warmup",          "0",   "--optimizer",
+                    "adamw",      "--lr",       "0.003", "--beta2",           "0.99"};
     Error err = {0};
     *run = (Run){.comm = comm};
     *t = (Training){

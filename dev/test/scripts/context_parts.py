@@ -66,7 +66,7 @@ class Runs(Context):
                                "sample_tokens_per_second": ""})
         self.assertEqual(list(row), context.FIELDS)
         self.assertEqual(self.words(), [["--model", "d12", "--train", "shard.bin", "--batch", "1", "--seq", "2048", "--tokens-per-step",
-                                         "2048", "--steps", "100", "--eval-every", "0", "--sample-tokens", "0", "--recompute", "linear",
+                                         "2048", "--steps", "100", "--eval-every", "0", "--optimizer", "adamw", "--sample-tokens", "0", "--recompute", "linear",
                                          "--out", self.path("run"), "--model-only"]])
 
     def test_a_flag_of_the_user_stands_alone(self):

@@ -62,7 +62,7 @@ class Bench(Scripts):
         self.assertEqual((done.returncode, done.stderr), (0, ""))
         lines = done.stdout.splitlines()
         self.assertTrue(lines[0].endswith("; train_gpt2 0123abc"), lines[0])
-        self.assertEqual(lines[1], "d24, median of the steps after 1 s of at least 6.5 s (--device cpu --graph off)")
+        self.assertEqual(lines[1], "d24, median of the steps after 1 s of at least 6.5 s (--device cpu --graph off --optimizer adamw)")
         times = [1000, 990] + [100 + i * 7 % 41 for i in range(1, 1000)]
         n = 1 + 6500 // min(times[2:12])  # the first run has 12 steps
         timed = sorted(times[3:n])  # the first, and a second that the two after it take, are left out
@@ -71,7 +71,7 @@ class Bench(Scripts):
         self.assertEqual([line.split() for line in lines[3:]], [[*shape, *expected] for shape in (("4", "16"), ("2", "1024"))])
         words = self.text("words").split("\n")
         self.assertRegex(words[0], r"^--model d24 --train \S*/bench_train_\*.bin --batch 4 --seq 16 --tokens-per-step 64 --device cpu --graph "
-                         r"off --steps 12 --sample-tokens 0 --eval-every 0 --out \S* --model-only$")
+                         r"off --optimizer adamw --steps 12 --sample-tokens 0 --eval-every 0 --out \S* --model-only$")
         self.assertIn(f" --steps {n} ", words[1])
 
     def test_shapes(self):
@@ -183,7 +183,7 @@ class Recipe(Scripts):
         words.remove("--resume")
         flags = dict(zip(words[0::2], words[1::2]))
         self.assertEqual(flags, {
-            "--model": "d12", "--train": "data/fineweb10B/fineweb_train_*.bin", "--val": "data/fineweb10B/fineweb_val_*.bin",
+            "--optimizer": "adamw", "--model": "d12", "--train": "data/fineweb10B/fineweb_train_*.bin", "--val": "data/fineweb10B/fineweb_val_*.bin",
             "--batch": "64", "--seq": "1024", "--tokens-per-step": "524288", "--steps": "19073", "--lr": "6e-4", "--warmup": "700",
             "--final-lr-fraction": "0", "--weight-decay": "0.1", "--beta2": "0.95", "--eval-every": "250", "--eval-batches": "160",
             "--sample-every": "1000", "--out": "out/124M", "--save-every": "1000", "--keep": "3", "--seed": "7"})

@@ -191,7 +191,7 @@ class Ours(Parts):
         self.assertEqual(found, {"ms": 350.0, "seconds": 0.7, "loss": 4.5, "memory": 2.5, "device_memory": 2.5})
         words = self.text("words").split("\n")[:-1]
         self.assertEqual(words, ["--model", "d12", "--train", "a shard", "--batch", "4", "--seq", "16384", "--tokens-per-step", "65536",
-                                 "--steps", "7", "--sample-tokens", "0", "--eval-every", "0", "--out", self.path("run"), "--model-only",
+                                 "--steps", "7", "--optimizer", "adamw", "--sample-tokens", "0", "--eval-every", "0", "--out", self.path("run"), "--model-only",
                                  "--recompute", "gelu"])
         self.assertFalse(os.path.exists(self.path("run")), "the run's folder is removed")
 

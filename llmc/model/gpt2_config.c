@@ -34,12 +34,39 @@ const char *gpt2_descriptor(int i) {
     return (size_t)i < sizeof descriptors / sizeof *descriptors ? descriptors[i].name : NULL;
 }
 
-/* What others call these models: folders here. */
-static bool is_of_openai(const char *name) {
-    static const char *const names[] = {"gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl"};
-    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
-        if (strcmp(name, names[i]) == 0) return true;
-    return false;
+/* What others call these models, and the size that is theirs. A name of OpenAI's weights is a folder here. */
+static const struct {
+    const char *name, *size;
+    bool has_weights;
+} other_names[] = {
+    {"gpt2",        "d12", true },
+    {"gpt2-medium", "d24", true },
+    {"gpt2-large",  "d36", true },
+    {"gpt2-xl",     "d48", true },
+    {"124M",        "d12", false},
+    {"350M",        "d24", false},
+    {"355M",        "d24", false},
+    {"774M",        "d36", false},
+    {"1558M",       "d48", false},
+    {"1.5B",        "d48", false},
+};
+
+static bool fail_unknown(const char *name, const char *known, Error *err) {
+    for (size_t i = 0; i < sizeof other_names / sizeof *other_names; i++) {
+        if (strcmp(name, other_names[i].name)) continue;
+        if (!other_names[i].has_weights)
+            return fail(err, EXIT_INPUT,
+                        "--model '%s': no such file or directory; hint: --model %s is of that size", name,
+                        other_names[i].size);
+        return fail(
+            err, EXIT_INPUT,
+            "--model '%s': no such file or directory; hint: hf download openai-community/%s --local-dir %s "
+            "brings OpenAI's weights there; --model %s is a new one of its size",
+            name, name, name, other_names[i].size);
+    }
+    if (strchr(name, '/')) return fail(err, EXIT_INPUT, "--model '%s': no such file or directory", name);
+    return fail(err, EXIT_INPUT, "--model '%s': no such file or directory, and no known size; sizes: %s",
+                name, known);
 }
 
 bool gpt2_config_from_descriptor(GPT2Config *config, const char *descriptor, Error *err) {
@@ -55,14 +82,7 @@ bool gpt2_config_from_descriptor(GPT2Config *config, const char *descriptor, Err
         size_t used = strlen(known);
         snprintf(known + used, sizeof known - used, "%s%s", i ? ", " : "", d->name);
     }
-    if (is_of_openai(descriptor))
-        return fail(
-            err, EXIT_INPUT,
-            "--model '%s': no such file or directory; hint: hf download openai-community/%s --local-dir "
-            "%s brings OpenAI's weights there",
-            descriptor, descriptor, descriptor);
-    return fail(err, EXIT_INPUT, "--model '%s': no such file or directory, and no known size; sizes: %s",
-                descriptor, known);
+    return fail_unknown(descriptor, known, err);
 }
 
 int gpt2_pad_vocab(int vocab_size) {

@@ -56,7 +56,9 @@ refuses "missing value" 'seq' --seq
 refuses "a size that there is not" "'d85': no such file.* d84," --model d85
 refuses "not a choice" 'precision.*bf16' --precision fp17
 refuses "unknown model" 'd13' --model d13
-refuses "a name of Hugging Face" "^error: --model 'gpt2-xl': .*; hint: hf download openai-community/gpt2-xl --local-dir gpt2-xl" --model gpt2-xl
+refuses "a name of Hugging Face" "^error: --model 'gpt2-xl': .*; hint: hf download openai-community/gpt2-xl --local-dir gpt2-xl .*; --model d48 is a new one" --model gpt2-xl
+refuses "a size by its parameters" "^error: --model '124M': .*; hint: --model d12 is of that size$" --model 124M
+refuses "a path that leads nowhere" "^error: --model 'out/none': no such file or directory$" --model out/none
 refuses "indivisible step" 'tokens-per-step' $tiny --train "$work/text.txt" --tokens-per-step 33
 refuses "resume without out" 'resume.*out' $tiny --resume
 refuses "bad head size" '--channels 36 --heads 3: head size is 12' --model nano --channels 36 --heads 3

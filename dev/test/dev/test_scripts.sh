@@ -22,7 +22,7 @@ done
 command_refuses 'required: FILE, --out' python3 data/text.py
 command_refuses "$work/none: No such file" python3 data/text.py README.md "$work/none" --out "$work/data"
 evil=$(printf 'no\033[31m\233\302\233\342\200\256') # of which no byte may reach the terminal
-command_refuses "$work/no\?\[31m\?\?\?: No such file" python3 data/text.py "$work/$evil" --out "$work/data"
+command_refuses "$work/no\?\[31m\?\?\?: no such file" python3 data/text.py "$work/$evil" --out "$work/data"
 command_refuses "$work/no\?\[31m\?\?\?: No such file" python3 scripts/plot.py "a=$work/$evil"
 command_refuses "$work: Is a directory" python3 data/text.py "$work" --out "$work/data"
 command_refuses '--val-fraction nan: expected 0 to below 1' python3 data/text.py README.md --out "$work/data" --val-fraction nan

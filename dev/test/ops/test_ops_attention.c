@@ -204,6 +204,15 @@ static void test_sizes(const Ops *ops) {
         }
 }
 
+/* So many heads that each is a block's. */
+static void test_many_sequences(const Ops *ops) {
+    const Op decode = decoding();
+    if (op_small) return;
+    op_case(ops, &decode, (Sizes){.B = 40, .T = 300, .NH = 7, .HD = 64});
+    op_case(ops, &decode, (Sizes){.B = 33, .T = 513, .NH = 9, .HD = 128, .window = 200, .flags = BEGINS});
+    op_case(ops, &decode, (Sizes){.B = 64, .T = 1024, .NH = 5, .HD = 64, .window = 600});
+}
+
 /* So long that a piece of keys is more than one tile. */
 static void test_long_caches(const Ops *ops) {
     const Op decode = decoding();
@@ -366,6 +375,7 @@ static void test_long_sequences(const Ops *ops) {
 
 static void test_path(const Ops *ops) {
     test_sizes(ops);
+    test_many_sequences(ops);
     test_long_caches(ops);
     test_masks(ops);
     test_adversarial(ops);

@@ -1,6 +1,6 @@
-/* A token's forward pass as one kernel: a block on every SM, that stay for all stages.
+/* A token's forward pass as one kernel, whose blocks, one on an SM, stay for all stages.
  *
- * With launches, a token of GPT-2 124M is a chain of 88 kernels that each wait for the one before to end, three times as
+ * With launches, a token of GPT-2 124M is a chain of 88 kernels that each wait for the one before to end, four times as
  * long as its weights take from memory. Here blocks wait for numbers alone.
  *
  * Weights. A block has the same share of every layer's outputs. One warp, the loader, brings their rows in the order in
@@ -10,10 +10,13 @@
  * (NCCL calls this protocol LL). Who needs them reads until the tags are this launch's; there is no other barrier. Every
  * message has a place of its own, so none is overwritten while somebody still reads.
  *
- * The residual stream and norms are cheap: every warp has them to itself.
+ * Attention. A head is a cluster's, and a piece of 128 keys a block's: q, k and v, and then the pieces, go through
+ * shared memory, which takes half as long. The cached keys come while the stages before are at work.
  *
- * Attention: a block for each head and 128 keys; a head's first block joins its pieces. Blocks take the pieces from the
- * last on, so that none waits for one that another block has still to come to.
+ * The residual stream and norms are so little work that every block has them to itself.
+ *
+ * A stage of d12 takes 1 to 3 us on an H200: half a microsecond is the messages' way, the rest are short chains of
+ * instructions, so what counts is how long each is, not how much it does.
  *
  * Sums have the order of linear_few_rows.cu, layernorm_forward.cu and decode.cu: the results have the same bits. */
 #include "token.cuh"
@@ -34,9 +37,9 @@ enum {
     CHUNK = CHUNK_ROUNDS * ROUND, /* channels of a slot of the ring */
     TILE = 8,                     /* and its rows */
     ROW_BYTES = 2 * CHUNK + 64,   /* two rows are in different banks */
-    SLOTS = 11,
+    SLOTS = 12,
     CLUSTER = TOKEN_MAX_PIECES, /* blocks of a head */
-    PARAMETER_SLOTS = 2,
+    PARAMETER_SLOTS = 3,
     GROUP = 4 /* tiles that are summed at once */
 };
 enum { MAX_SHARE = 64 }; /* of a stage with a bias */
@@ -69,7 +72,8 @@ struct Shared {
     Part<HD> warps[PIECE_WARPS];
     SentPart own, pieces[CLUSTER];
     uint64_t qkv_full, pieces_full;
-    alignas(16) bf16 added[2][TOKEN_MAX_C], x[TOKEN_MAX_IC];
+    alignas(16) bf16 added[TOKEN_MAX_C], x[TOKEN_MAX_IC];
+    alignas(16) float row[TOKEN_MAX_C];
     TokenStage stages[TOKEN_MAX_STAGES];
 };
 static_assert(sizeof(Shared) <= 227 * 1024, "a block's shared memory");
@@ -185,37 +189,75 @@ __device__ void load_weights(const TokenArgs &a, Shared &s) {
 
 /* ---- a linear layer ---- */
 
-/* Products of the block's tiles of a group with x, this warp's channels. */
-__device__ __forceinline__ void multiply(float (&acc)[GROUP][4], Shared &s, Slot<SLOTS> &slot, int IC,
-                                         int n_tiles) {
-    const int lane = threadIdx.x % WARP_SIZE, g = lane / 4;
-    const int own = threadIdx.x / WARP_SIZE * STEP + lane % 4 * 8;
-    const int4 zero = make_int4(0, 0, 0, 0);
-    for (int k0 = own; k0 - own < IC; k0 += CHUNK) {
-        int4 x[CHUNK_ROUNDS];
+/* This warp's channels of x, from k on, and of a tile's weights, which may be overwritten then. */
+__device__ __forceinline__ void take_x(int4 (&x)[CHUNK_ROUNDS], const Shared &s, int k, int IC) {
+#pragma unroll
+    for (int r = 0; r < CHUNK_ROUNDS; r++)
+        x[r] = threadIdx.x % WARP_SIZE < 4 && k + r * ROUND < IC
+                   ? *reinterpret_cast<const int4 *>(s.x + k + r * ROUND)
+                   : make_int4(0, 0, 0, 0);
+}
+__device__ __forceinline__ void take_weights(int4 (&w)[CHUNK_ROUNDS], Shared &s, Slot<SLOTS> &slot, int own,
+                                             int k, int IC) {
+    const int lane = threadIdx.x % WARP_SIZE;
+    const char *row = s.ring[slot.at] + lane / 4 * ROW_BYTES + 2 * own;
+    mbarrier_wait(shared_address(&s.full[slot.at]), slot.parity);
+#pragma unroll
+    for (int r = 0; r < CHUNK_ROUNDS; r++)
+        w[r] =
+            k + r * ROUND < IC ? *reinterpret_cast<const int4 *>(row + 2 * r * ROUND) : make_int4(0, 0, 0, 0);
+    __syncwarp();
+    if (lane == 0) mbarrier_arrive(shared_address(&s.empty[slot.at]));
+    slot.next();
+}
+
+/* A step of one row: the other rows of the product are 0. */
+__device__ __forceinline__ void multiply_low(float (&acc)[4], const int4 &x, const int4 &w) {
+    const uint32_t row[4] = {(uint32_t)x.x, 0, (uint32_t)x.y, 0};
+    mma_m16n8k16(acc, row, w.x, w.y);
+}
+__device__ __forceinline__ void multiply_high(float (&acc)[4], const int4 &x, const int4 &w) {
+    const uint32_t row[4] = {(uint32_t)x.z, 0, (uint32_t)x.w, 0};
+    mma_m16n8k16(acc, row, w.z, w.w);
+}
+
+/* Products of a group's tiles with x, this warp's channels. A product waits for the one before it of the same tile, so
+ * tiles take turns, and all weights of a chunk are taken before the first product. */
+template <int TILES>
+__device__ __forceinline__ void multiply_tiles(float (&acc)[GROUP][4], Shared &s, Slot<SLOTS> &slot, int IC) {
+    const int own = threadIdx.x / WARP_SIZE * STEP + threadIdx.x % 4 * 8;
+    for (int k = own; k - own < IC; k += CHUNK) {
+        int4 x[CHUNK_ROUNDS], w[TILES][CHUNK_ROUNDS];
+        take_x(x, s, k, IC);
+#pragma unroll
+        for (int tile = 0; tile < TILES; tile++) take_weights(w[tile], s, slot, own, k, IC);
 #pragma unroll
         for (int r = 0; r < CHUNK_ROUNDS; r++) {
-            const int k = k0 + r * ROUND;
-            x[r] = g == 0 && k < IC ? *reinterpret_cast<const int4 *>(s.x + k) : zero;
+#pragma unroll
+            for (int tile = 0; tile < TILES; tile++) multiply_low(acc[tile], x[r], w[tile][r]);
+#pragma unroll
+            for (int tile = 0; tile < TILES; tile++) multiply_high(acc[tile], x[r], w[tile][r]);
+        }
+    }
+}
+/* The same of one tile, several chunks at once. */
+__device__ __forceinline__ void multiply_tile(float (&acc)[4], Shared &s, Slot<SLOTS> &slot, int IC) {
+    const int own = threadIdx.x / WARP_SIZE * STEP + threadIdx.x % 4 * 8;
+    for (int k = own; k - own < IC; k += GROUP * CHUNK) {
+        int4 x[GROUP][CHUNK_ROUNDS], w[GROUP][CHUNK_ROUNDS] = {};
+#pragma unroll
+        for (int c = 0; c < GROUP; c++) {
+            take_x(x[c], s, k + c * CHUNK, IC);
+            if (k - own + c * CHUNK < IC) take_weights(w[c], s, slot, own, k + c * CHUNK, IC);
         }
 #pragma unroll
-        for (int tile = 0; tile < GROUP; tile++) {
-            if (tile >= n_tiles) break;
-            const char *row = s.ring[slot.at] + g * ROW_BYTES + 2 * own;
-            mbarrier_wait(shared_address(&s.full[slot.at]), slot.parity);
+        for (int c = 0; c < GROUP; c++) {
+            if (k - own + c * CHUNK >= IC) break;
 #pragma unroll
             for (int r = 0; r < CHUNK_ROUNDS; r++) {
-                if (k0 - own + r * ROUND >= IC) break;
-                const int4 w =
-                    k0 + r * ROUND < IC ? *reinterpret_cast<const int4 *>(row + 2 * r * ROUND) : zero;
-                const uint32_t low[4] = {(uint32_t)x[r].x, 0, (uint32_t)x[r].y, 0},
-                               high[4] = {(uint32_t)x[r].z, 0, (uint32_t)x[r].w, 0};
-                mma_m16n8k16(acc[tile], low, w.x, w.y);
-                mma_m16n8k16(acc[tile], high, w.z, w.w);
+                multiply_low(acc, x[c][r], w[c][r]);
+                multiply_high(acc, x[c][r], w[c][r]);
             }
-            __syncwarp();
-            if (lane == 0) mbarrier_arrive(shared_address(&s.empty[slot.at]));
-            slot.next();
         }
     }
 }
@@ -258,7 +300,14 @@ __device__ __forceinline__ void linear(const TokenArgs &a, Shared &s, const Toke
         if (stage.bias && column < n)
             bias = *reinterpret_cast<const uint32_t *>(shared_bias + share.first % 8 + group + column);
         float acc[GROUP][4] = {};
-        multiply(acc, s, slot, stage.IC, ceil_div(n, (int)TILE));
+        if (n <= TILE)
+            multiply_tile(acc[0], s, slot, stage.IC);
+        else if (n <= 2 * TILE)
+            multiply_tiles<2>(acc, s, slot, stage.IC);
+        else if (n <= 3 * TILE)
+            multiply_tiles<3>(acc, s, slot, stage.IC);
+        else
+            multiply_tiles<GROUP>(acc, s, slot, stage.IC);
         if (lane < 4)
 #pragma unroll
             for (int tile = 0; tile < GROUP; tile++)
@@ -278,49 +327,59 @@ __device__ __forceinline__ void linear(const TokenArgs &a, Shared &s, const Toke
     if (stage.flags & STAGE_QKV && share.n > 0 && warp == 0) send_qkv(s);
 }
 
-/* ---- the residual stream, a row in each warp ---- */
+/* ---- the residual stream: of every 256 channels a thread has one ---- */
 
 template <int VECS> struct Stream {
-    Vec<bf16> row[VECS];
-    int first, n_vecs; /* of this lane */
-    int turn;          /* of s.added: what one norm reads may be written again two norms later */
+    float own[VECS];
 
     __device__ __forceinline__ void embed(const TokenArgs &a, int position) {
-        turn = 0;
-        first = threadIdx.x % WARP_SIZE * 8;
-        n_vecs = first + (VECS - 1) * ROUND < a.C ? VECS : VECS - 1;
         const bf16 *token = a.wte + (int64_t)a.tokens[0] * a.C,
                    *of_position = a.wpe + (int64_t)position * a.C;
 #pragma unroll
-        for (int v = 0; v < VECS; v++)
-            if (v < n_vecs)
-                row[v] =
-                    add_vecs(load_vec(token + first + v * ROUND), load_vec(of_position + first + v * ROUND));
+        for (int v = 0; v < VECS; v++) {
+            const int c = threadIdx.x + v * ROUND;
+            own[v] = c < a.C ? rounded(to_float(token[c]) + to_float(of_position[c])) : 0.0f;
+        }
+    }
+    static __device__ __forceinline__ float rounded(float x) {
+        return to_float(from_float<bf16>(x));
     }
 
-    /* s.x = the norm of the row, this warp's channels; before that the row += what has come. */
+    /* s.x = the norm of the row, this warp's channels; before that the row += what has come. Every warp has the
+     * statistics to itself: a lane has eight channels of every 256, as in layernorm_forward.cu. */
     __device__ __forceinline__ void norm(const TokenArgs &a, Shared &s, const TokenStage &stage,
                                          const Parameters &parameters) {
+        const int first = threadIdx.x % WARP_SIZE * 8;
+        const int n_vecs = first + (VECS - 1) * ROUND < a.C ? VECS : VECS - 1;
         float x[VECS][8] = {}, mean, rstd;
         if (stage.flags & STAGE_ADD) {
-            turn ^= 1;
-            receive(s.added[turn], a.messages + stage.in, a.C, a.tag);
+            receive(s.added, a.messages + stage.in, a.C, a.tag);
             named_barrier_sync<THREADS>(BARRIER_ALL);
-#pragma unroll
-            for (int v = 0; v < VECS; v++)
-                if (v < n_vecs) row[v] = add_vecs(row[v], load_vec(s.added[turn] + first + v * ROUND));
         }
 #pragma unroll
-        for (int v = 0; v < VECS; v++)
-            if (v < n_vecs) to_floats(x[v], row[v]);
-        center_row(x, n_vecs, a.C, &mean, &rstd);
-        if (first / STEP == threadIdx.x / WARP_SIZE)
+        for (int v = 0; v < VECS; v++) {
+            const int c = threadIdx.x + v * ROUND;
+            if (c >= a.C) break;
+            if (stage.flags & STAGE_ADD) own[v] = rounded(own[v] + to_float(s.added[c]));
+            s.row[c] = own[v];
+        }
+        named_barrier_sync<THREADS>(BARRIER_ALL);
 #pragma unroll
-            for (int v = 0; v < VECS; v++)
-                if (v < n_vecs)
-                    store_vec(s.x + first + v * ROUND,
-                              norm_vec(x[v], rstd, load_vec(parameters.norm_weight + first + v * ROUND),
-                                       load_vec(parameters.norm_bias + first + v * ROUND)));
+        for (int v = 0; v < VECS; v++)
+            if (v < n_vecs)
+#pragma unroll
+                for (int k = 0; k < 8; k += 4)
+                    *reinterpret_cast<float4 *>(&x[v][k]) =
+                        *reinterpret_cast<const float4 *>(s.row + first + v * ROUND + k);
+        center_row(x, n_vecs, a.C, &mean, &rstd);
+#pragma unroll
+        for (int v = 0; v < VECS; v++) {
+            const int c = threadIdx.x + v * ROUND;
+            if (c >= a.C) break;
+            const float centered = own[v] - mean;
+            s.x[c] = from_float<bf16>(centered * rstd * to_float(parameters.norm_weight[c]) +
+                                      to_float(parameters.norm_bias[c]));
+        }
         __syncwarp();
     }
 };
@@ -387,13 +446,11 @@ struct Attention {
                             message(cvt_bf16x2(out, next), a.tag));
     }
 
-    __device__ __forceinline__ void run(const TokenArgs &a, Shared &s, int i) {
-        const TokenStage &stage = s.stages[i];
+    __device__ __forceinline__ void run(const TokenArgs &a, Shared &s, const TokenStage &stage, int i) {
         const int e = threadIdx.x, d = e % FastPiece<HD>::LANES * 8;
         if (!attends) return;
         FastPiece<HD> own = piece_of(a, stage);
         own.end_load(s.keys);
-        begin_load(a, s, i + 1);
         if (e == 0) mbarrier_arrive_expect_tx(shared_address(&s.qkv_full), sizeof s.qkv);
         mbarrier_wait_cluster(shared_address(&s.qkv_full), parity);
         own.attend(&s.warps[e / WARP_SIZE], *reinterpret_cast<const int4 *>(s.qkv[0] + d),
@@ -402,6 +459,7 @@ struct Attention {
         named_barrier_sync<PIECE_KEYS>(BARRIER_PIECE);
         give(s);
         if (piece == begin) join(a, s, stage);
+        begin_load(a, s, i + 1);
         parity ^= 1;
     }
 };
@@ -417,10 +475,10 @@ template <int VECS> __device__ __forceinline__ void compute(const TokenArgs &a, 
     attention.begin_load(a, s, 0);
     stream.embed(a, (int)attention.seen.end - 1);
     for (int i = 0; i < a.n_stages; i++) {
-        const TokenStage &stage = s.stages[i];
+        const TokenStage stage = s.stages[i]; /* in registers: no access to shared memory between them */
         const Share share = s.shares[i];
         if (stage.flags & STAGE_ATTENTION) {
-            attention.run(a, s, i);
+            attention.run(a, s, stage, i);
             continue;
         }
         const bool has = has_parameters(stage, share);
@@ -477,11 +535,10 @@ template <int VECS> __global__ void __launch_bounds__(THREADS + WARP_SIZE, 1) to
 
 typedef void (*Kernel)(TokenArgs);
 static Kernel kernel_of(int vecs) {
-    static const Kernel kernels[] = {token_kernel<1>, token_kernel<2>, token_kernel<3>, token_kernel<4>,
-                                     token_kernel<5>, token_kernel<6>, token_kernel<7>};
+    static const Kernel kernels[] = {token_kernel<1>, token_kernel<2>, token_kernel<3>, token_kernel<4>};
     return kernels[vecs - 1];
 }
-static_assert(TOKEN_MAX_C <= 7 * ROUND, "a kernel for every width");
+static_assert(TOKEN_MAX_C <= 4 * ROUND, "a kernel for every width");
 
 static int n_clusters(Kernel kernel) {
     cudaLaunchAttribute attribute = {};

@@ -28,7 +28,7 @@ typedef struct TokenArgs {
     uint32_t tag; /* of this launch's messages */
 } TokenArgs;
 
-enum { TOKEN_MAX_STAGES = 256, TOKEN_MAX_IC = 6400, TOKEN_MAX_C = 1600, TOKEN_MAX_PIECES = 8 };
+enum { TOKEN_MAX_STAGES = 160, TOKEN_MAX_IC = 4096, TOKEN_MAX_C = 1024, TOKEN_MAX_PIECES = 8 };
 
 /* A message is of two bf16 and a tag. */
 static inline int messages_of(int n) {

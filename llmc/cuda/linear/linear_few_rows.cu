@@ -126,9 +126,10 @@ template <int ROWS, int OUTPUTS, int AHEAD> static void launch(const FewRows<bf1
 /* More than 16 rows, on Hopper: a cluster has 64 outputs, and each of its eight blocks the channels that one warp has above;
  * so the rows are read once a cluster. The blocks' sums are added through shared memory, each block's for its eighth of
  * the rows. Of a block's tile a warp has 16 ROWS rows and 16 outputs. */
-enum { SPLIT = WARPS, SPLIT_OUTPUTS = 64, SPLIT_AHEAD = 3, WARP_TILES = 2, ROW_WARPS = 2 };
+enum { SPLIT = WARPS, SPLIT_OUTPUTS = 64, WARP_TILES = 2, ROW_WARPS = 2 };
 
-template <int ROWS> __global__ void __launch_bounds__(THREADS, 2) few_rows_split_kernel(FewRows<bf16> a) {
+template <int ROWS, int AHEAD>
+__global__ void __launch_bounds__(THREADS, 1) few_rows_split_kernel(FewRows<bf16> a) {
 #if __CUDA_ARCH__ >= 900
     constexpr int BLOCK_ROWS = ROW_WARPS * ROWS * 16, STRIDE = SPLIT_OUTPUTS + 4;
     __shared__ float sums[BLOCK_ROWS][STRIDE];
@@ -138,10 +139,10 @@ template <int ROWS> __global__ void __launch_bounds__(THREADS, 2) few_rows_split
     const int4 zero = make_int4(0, 0, 0, 0);
     float acc[ROWS][WARP_TILES][4] = {};
     for (int k0 = blockIdx.y * STEP + t * 8, round = 0; round < a.IC;
-         k0 += SPLIT_AHEAD * ROUND, round += SPLIT_AHEAD * ROUND) {
-        int4 w[SPLIT_AHEAD][WARP_TILES], x[SPLIT_AHEAD][ROWS][2];
+         k0 += AHEAD * ROUND, round += AHEAD * ROUND) {
+        int4 w[AHEAD][WARP_TILES], x[AHEAD][ROWS][2];
 #pragma unroll
-        for (int s = 0; s < SPLIT_AHEAD; s++)
+        for (int s = 0; s < AHEAD; s++)
 #pragma unroll
             for (int o = 0; o < WARP_TILES; o++) {
                 const int k = k0 + s * ROUND, output = first + column0 + o * TILE + g;
@@ -149,7 +150,7 @@ template <int ROWS> __global__ void __launch_bounds__(THREADS, 2) few_rows_split
             }
         if (round == 0) wait_early();
 #pragma unroll
-        for (int s = 0; s < SPLIT_AHEAD; s++)
+        for (int s = 0; s < AHEAD; s++)
 #pragma unroll
             for (int r = 0; r < ROWS; r++)
 #pragma unroll
@@ -159,7 +160,7 @@ template <int ROWS> __global__ void __launch_bounds__(THREADS, 2) few_rows_split
                     x[s][r][half] = k < a.IC && row < a.N ? *reinterpret_cast<const int4 *>(at) : zero;
                 }
 #pragma unroll
-        for (int s = 0; s < SPLIT_AHEAD; s++)
+        for (int s = 0; s < AHEAD; s++)
 #pragma unroll
             for (int r = 0; r < ROWS; r++) multiply_step(acc[r], x[s][r][0], x[s][r][1], w[s]);
     }
@@ -187,9 +188,78 @@ template <int ROWS> __global__ void __launch_bounds__(THREADS, 2) few_rows_split
 #endif
 }
 
-template <int ROWS> static void launch_split(const FewRows<bf16> &a) {
-    launch_early("linear_few_rows", few_rows_split_kernel<ROWS>,
+template <int ROWS, int AHEAD> static void launch_split(const FewRows<bf16> &a) {
+    launch_early("linear_few_rows", few_rows_split_kernel<ROWS, AHEAD>,
                  dim3(ceil_div(a.OC, (int)SPLIT_OUTPUTS), SPLIT), THREADS, 0, SPLIT, a);
+}
+
+/* Many outputs of up to 768 channels: a block keeps all rows in registers and takes tiles of outputs in turn, the weights of
+ * the next one under way. */
+enum { LOOP_ROUNDS = 3, LOOP_TILES = 2, LOOP_COLUMNS = LOOP_TILES * TILE };
+
+__device__ __forceinline__ void load_weights(int4 (&w)[LOOP_ROUNDS][LOOP_TILES], const FewRows<bf16> &a,
+                                             int k0, int output) {
+#pragma unroll
+    for (int s = 0; s < LOOP_ROUNDS; s++)
+#pragma unroll
+        for (int o = 0; o < LOOP_TILES; o++)
+            w[s][o] = k0 + s * ROUND < a.IC && output + o * TILE < a.OC
+                          ? ld_global_once(a.w + (int64_t)(output + o * TILE) * a.IC + k0 + s * ROUND)
+                          : make_int4(0, 0, 0, 0);
+}
+
+template <int ROWS> __global__ void __launch_bounds__(THREADS, 1) few_rows_loop_kernel(FewRows<bf16> a) {
+    __shared__ float sums[WARPS][ROWS * 16][LOOP_COLUMNS];
+    const int lane = threadIdx.x % WARP_SIZE, warp = threadIdx.x / WARP_SIZE, g = lane / 4, t = lane % 4;
+    const int k0 = warp * STEP + t * 8, column = threadIdx.x % LOOP_COLUMNS, apart = gridDim.x * LOOP_COLUMNS;
+    int4 next[LOOP_ROUNDS][LOOP_TILES], x[LOOP_ROUNDS][ROWS][2];
+    load_weights(next, a, k0, blockIdx.x * LOOP_COLUMNS + g);
+    wait_early();
+#pragma unroll
+    for (int s = 0; s < LOOP_ROUNDS; s++)
+#pragma unroll
+        for (int r = 0; r < ROWS; r++)
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+                const int k = k0 + s * ROUND, at_row = r * 16 + half * 8 + g;
+                const bf16 *at = a.x + (int64_t)at_row * a.IC + k;
+                x[s][r][half] =
+                    k < a.IC && at_row < a.N ? *reinterpret_cast<const int4 *>(at) : make_int4(0, 0, 0, 0);
+            }
+    for (int first = blockIdx.x * LOOP_COLUMNS; first < a.OC; first += apart) {
+        float acc[ROWS][LOOP_TILES][4] = {};
+        int4 w[LOOP_ROUNDS][LOOP_TILES];
+#pragma unroll
+        for (int s = 0; s < LOOP_ROUNDS; s++)
+#pragma unroll
+            for (int o = 0; o < LOOP_TILES; o++) w[s][o] = next[s][o];
+        load_weights(next, a, k0, first + apart + g);
+#pragma unroll
+        for (int s = 0; s < LOOP_ROUNDS; s++)
+#pragma unroll
+            for (int r = 0; r < ROWS; r++) multiply_step(acc[r], x[s][r][0], x[s][r][1], w[s]);
+#pragma unroll
+        for (int r = 0; r < ROWS; r++)
+#pragma unroll
+            for (int o = 0; o < LOOP_TILES; o++)
+#pragma unroll
+                for (int i = 0; i < 4; i++)
+                    sums[warp][r * 16 + g + i / 2 * 8][o * TILE + 2 * t + i % 2] = acc[r][o][i];
+        __syncthreads();
+        const int output = first + column;
+        const float bias = bias_of(a, output);
+        for (int row = threadIdx.x / LOOP_COLUMNS; row < a.N; row += THREADS / LOOP_COLUMNS) {
+            float sum = 0;
+#pragma unroll
+            for (int b = 0; b < WARPS; b++) sum += sums[b][row][column];
+            if (output < a.OC) finish(a, row, output, sum, bias);
+        }
+        __syncthreads(); /* the sums have been read */
+    }
+}
+
+template <int ROWS> static void launch_loop(const FewRows<bf16> &a) {
+    launch_early("linear_few_rows", few_rows_loop_kernel<ROWS>, dim3(cuda_sm_count()), THREADS, 0, 1, a);
 }
 
 /* Every block reads all rows: with many, more outputs a block, as long as that leaves most of the card with one. */
@@ -197,8 +267,12 @@ static void run(const FewRows<bf16> &a) {
     const bool wide = a.OC >= 2 * TILE * cuda_sm_count();
     if (a.N <= 16)
         launch<1, 1, 4>(a);
+    else if (a.IC <= LOOP_ROUNDS * ROUND && a.OC >= 4 * LOOP_COLUMNS * cuda_sm_count())
+        a.N <= 32 ? launch_loop<2>(a) : launch_loop<4>(a);
+    else if (!wide && cuda_compute_capability() >= 90 && a.IC <= 3 * ROUND)
+        a.N <= 32 ? launch_split<1, 3>(a) : launch_split<2, 3>(a);
     else if (!wide && cuda_compute_capability() >= 90)
-        a.N <= 32 ? launch_split<1>(a) : launch_split<2>(a);
+        a.N <= 32 ? launch_split<1, 6>(a) : launch_split<2, 6>(a);
     else if (a.N <= 32)
         wide ? launch<2, 4, 3>(a) : launch<2, 1, 4>(a);
     else

@@ -27,23 +27,26 @@ __device__ __forceinline__ float dot8(const float (&q)[8], const int4 &k) {
 /* A part of a head's keys: unnormalised output, maximum, sum; max -inf: there are none. */
 template <int HD> struct Part { float o[HD], max, sum; };
 
-/* Element d of n <= MAX parts joined in their order; *sum of all. */
+/* Element d of n <= MAX parts joined in their order; *sum of all. All are read before anything waits for one. */
 template <int HD, int MAX, typename F>
 __device__ __forceinline__ float join_parts(int n, int d, float *sum, float *max, F part) {
-    float total = 0.0f;
+    float o[MAX], sums[MAX], maxima[MAX], total = 0.0f;
     *max = -CUDART_INF_F;
     *sum = 0.0f;
 #pragma unroll
-    for (int p = 0; p < MAX; p++)
-        if (p < n) *max = fmaxf(*max, part(p)->max);
+    for (int p = 0; p < MAX; p++) {
+        maxima[p] = p < n ? part(p)->max : -CUDART_INF_F;
+        sums[p] = p < n ? part(p)->sum : 0.0f;
+        o[p] = p < n ? part(p)->o[d] : 0.0f;
+    }
+#pragma unroll
+    for (int p = 0; p < MAX; p++) *max = fmaxf(*max, maxima[p]);
     if (*max == -CUDART_INF_F) return total;
 #pragma unroll
     for (int p = 0; p < MAX; p++) {
-        if (p >= n) break;
-        const Part<HD> *from = part(p);
-        const float scale = exp2f(from->max - *max);
-        *sum = fmaf(from->sum, scale, *sum);
-        total = fmaf(from->o[d], scale, total);
+        const float scale = exp2f(maxima[p] - *max); /* 0 where there is none */
+        *sum = fmaf(sums[p], scale, *sum);
+        total = fmaf(o[p], scale, total);
     }
     return total;
 }
@@ -59,18 +62,17 @@ template <int HD> struct FastPiece {
     };
     bf16 *keys; /* from this thread's columns on */
     int64_t stride;
-    int first;
-    Seen seen;
+    int first, begin, position; /* its first key; keys [begin, position] are seen, the last one is new */
     int4 k[LOADS], v[LOADS];
 
     __device__ __forceinline__ FastPiece(bf16 *keys_, int64_t stride_, int piece, const Seen &seen_)
-        : keys(keys_), stride(stride_), seen(seen_) {
+        : keys(keys_), stride(stride_), begin((int)seen_.begin), position((int)seen_.end - 1) {
         first = piece * PIECE_KEYS + threadIdx.x % PIECE_KEYS / WARP_SIZE * WARP_SIZE +
                 threadIdx.x % WARP_SIZE / LANES;
     }
     __device__ __forceinline__ bool is_cached(int i) const {
         const int key = first + i * KEYS;
-        return key >= seen.begin && key < seen.end - 1;
+        return key >= begin && key < position;
     }
     __device__ __forceinline__ const bf16 *key_at(int i) const { return keys + (first + i * KEYS) * stride; }
 
@@ -107,7 +109,6 @@ template <int HD> struct FastPiece {
     __device__ __forceinline__ void attend(Part<HD> *part, const int4 &query, const int4 &new_key,
                                            const int4 &new_value, float scale_log2) {
         const int lane = threadIdx.x % WARP_SIZE, d = lane % LANES * 8;
-        const int64_t position = seen.end - 1;
         float q[8], x[LOADS], max = -CUDART_INF_F, sum = 0.0f, o[8] = {};
         to_floats(q, query);
 #pragma unroll
@@ -125,7 +126,7 @@ template <int HD> struct FastPiece {
 #pragma unroll
             for (int offset = 1; offset < LANES; offset *= 2)
                 x[i] += __shfl_xor_sync(0xffffffffu, x[i], offset);
-            if (key < seen.begin || key > position) x[i] = -CUDART_INF_F;
+            if (key < begin || key > position) x[i] = -CUDART_INF_F;
             max = fmaxf(max, x[i]);
         }
         max = warp_max(max);

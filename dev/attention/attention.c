@@ -102,31 +102,33 @@ static int add_checks(Sizes *list, const Options *o, int HD, bool causal) {
         int B, T, NH, Tk, DV; /* Tk, DV 0: T, HD */
         bool sparse, dropout;
         int window;
+        SparsePattern blocks;
     } shapes[] = {
-        {1,  1,    1,  0,    0,  false, false, 0  },
-        {2,  63,   2,  0,    0,  false, false, 0  },
-        {1,  64,   1,  0,    0,  false, false, 0  },
-        {1,  65,   3,  0,    0,  false, false, 0  },
-        {1,  192,  2,  0,    0,  false, false, 0  },
-        {2,  200,  2,  0,    0,  false, false, 0  },
-        {1,  1000, 2,  0,    0,  false, false, 0  },
-        {1,  1023, 1,  0,    0,  false, false, 0  },
-        {2,  1024, 12, 0,    0,  false, false, 0  },
-        {1,  4096, 2,  0,    0,  false, false, 0  },
-        {25, 250,  24, 0,    0,  false, false, 0  },
-        {7,  320,  24, 0,    0,  false, false, 0  },
-        {2,  70,   2,  133,  0,  false, false, 0  },
-        {1,  133,  2,  70,   0,  false, false, 0  },
-        {2,  1,    3,  4000, 0,  false, false, 0  },
-        {1,  100,  2,  0,    32, false, false, 0  },
-        {1,  200,  2,  0,    0,  false, true,  0  },
-        {1,  700,  2,  0,    0,  true,  false, 0  },
-        {1,  200,  2,  0,    0,  false, true,  70 },
-        {1,  700,  2,  0,    0,  false, false, 128},
+        {1,  1,    1,  0,    0,  false, false, 0,   {0}      },
+        {2,  63,   2,  0,    0,  false, false, 0,   {0}      },
+        {1,  64,   1,  0,    0,  false, false, 0,   {0}      },
+        {1,  65,   3,  0,    0,  false, false, 0,   {0}      },
+        {1,  192,  2,  0,    0,  false, false, 0,   {0}      },
+        {2,  200,  2,  0,    0,  false, false, 0,   {0}      },
+        {1,  1000, 2,  0,    0,  false, false, 0,   {0}      },
+        {1,  1023, 1,  0,    0,  false, false, 0,   {0}      },
+        {2,  1024, 12, 0,    0,  false, false, 0,   {0}      },
+        {1,  4096, 2,  0,    0,  false, false, 0,   {0}      },
+        {25, 250,  24, 0,    0,  false, false, 0,   {0}      },
+        {7,  320,  24, 0,    0,  false, false, 0,   {0}      },
+        {2,  70,   2,  133,  0,  false, false, 0,   {0}      },
+        {1,  133,  2,  70,   0,  false, false, 0,   {0}      },
+        {2,  1,    3,  4000, 0,  false, false, 0,   {0}      },
+        {1,  100,  2,  0,    32, false, false, 0,   {0}      },
+        {1,  200,  2,  0,    0,  false, true,  0,   {0}      },
+        {1,  700,  2,  0,    0,  true,  false, 0,   {0}      },
+        {1,  200,  2,  0,    0,  false, true,  70,  {0}      },
+        {1,  700,  2,  0,    0,  false, false, 128, {0}      },
+        {1,  700,  2,  0,    0,  false, false, 0,   {2, 1, 2}},
     };
     int n = 0;
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
-        if (o->n_T || (shapes[i].window && !causal) ||
+        if (o->n_T || ((shapes[i].window || shapes[i].blocks.window) && !causal) ||
             (o->quick && (shapes[i].B * shapes[i].T > 400 || shapes[i].Tk > 1000)))
             continue;
         Sizes *s = &list[n++];
@@ -136,6 +138,7 @@ static int add_checks(Sizes *list, const Options *o, int HD, bool causal) {
         s->sparse = shapes[i].sparse;
         s->dropout = shapes[i].dropout;
         s->window = shapes[i].window;
+        s->blocks = shapes[i].blocks;
         s->adversarial = (s->T == 200 && s->B == 2) || s->T == 1000;
     }
     for (int i = 0; i < o->n_T; i++) {
@@ -155,6 +158,7 @@ static int add_timings(Sizes *list, const Options *o, int HD, bool causal) {
         list[i].sparse = o->sparse;
         list[i].dropout = o->dropout;
         list[i].window = causal ? o->window : 0;
+        if (causal) list[i].blocks = o->pattern;
     }
     return o->n_T;
 }

@@ -48,7 +48,7 @@ HOST_DEVICE int64_t attention_out_elems(const Sizes *s) {
     return (int64_t)s->B * s->T * s->NH * s->DV;
 }
 
-/* The mask of the sparse forms, by blocks of 64 x 64: keys within 128 of the query, the 8 first queries and keys
+/* The mask of the sparse forms, by blocks of 64 x 64, where it is not the trainer's (Sizes.blocks): keys within 128 of the query, the 8 first queries and keys
  * (their blocks) with all, and a tenth of the other blocks at random (Zaheer et al. 2020, the pattern of Big
  * Bird). */
 enum { SPARSE_BLOCK = 64, SPARSE_WINDOW = 128 };
@@ -59,7 +59,15 @@ HOST_DEVICE uint32_t attention_hash(uint64_t x) {
     x = (x ^ x >> 27) * 0x94D049BB133111EBu;
     return (uint32_t)((x ^ x >> 31) >> 32);
 }
+/* The trainer's pattern, of its layer 0. */
+HOST_DEVICE bool attention_sees_block(SparsePattern p, int query_block, int key_block) {
+    if (key_block >= query_block - p.window || key_block < p.first) return true;
+    for (int r = 0; r < sparse_n_chosen(p, query_block); r++)
+        if (sparse_choice(p, 0, query_block, r) == key_block) return true;
+    return false;
+}
 HOST_DEVICE bool attention_block_set(const Sizes *s, int query_block, int key_block) {
+    if (s->blocks.window) return attention_sees_block(s->blocks, query_block, key_block);
     if (!s->sparse || query_block == 0 || key_block == 0) return true;
     const int distance = query_block - key_block;
     if ((distance < 0 ? -distance : distance) <= SPARSE_WINDOW / SPARSE_BLOCK) return true;
@@ -92,7 +100,7 @@ HOST_DEVICE int attention_first(const Sizes *s, int i) {
 /* The part of the blocks that a sparse mask sets. */
 HOST_DEVICE double attention_density(const Sizes *s) {
     double set = 0, all = 0;
-    for (int q = 0; s->sparse && q * SPARSE_BLOCK < s->T; q++)
+    for (int q = 0; (s->sparse || s->blocks.window) && q * SPARSE_BLOCK < s->T; q++)
         for (int k = 0; k * SPARSE_BLOCK < attention_visible(s, (q + 1) * SPARSE_BLOCK - 1); k++) {
             if (k * SPARSE_BLOCK >= s->Tk) break;
             all++;
@@ -103,7 +111,8 @@ HOST_DEVICE double attention_density(const Sizes *s) {
 
 /* Pairs of query and key that are not masked, of all heads; causal counted as half of T*T, as in the
  * literature. */
-HOST_DEVICE double attention_pairs(const Sizes *s) {
+static inline double attention_pairs(const Sizes *s) {
+    if (s->blocks.window) return sparse_pairs(s->blocks, s->T) * s->B * s->NH;
     const double T = s->T, Tk = s->Tk, heads = (double)s->B * s->NH * attention_density(s), W = s->window;
     if (!s->causal) return heads * T * Tk;
     if (W > 0 && W < T) return heads * W * (T - W / 2); /* T = Tk */

@@ -170,8 +170,9 @@ enum { PARTS_DQ = 1, PARTS_DK = 2, PARTS_DV = 4, PARTS_LSE = 2 };
 #define MASKED(op_name, row_name, function, type, formula, text, ...)                                        \
     {                                                                                                        \
         .op = op_name, .name = row_name, .run = function, .needs = NEEDS_GPU, .dtype = type,                 \
-        .head_sizes = {__VA_ARGS__}, .flags = CAUSAL_ONLY | PACKED_ONLY | TAKES_DROPOUT | TAKES_WINDOW,      \
-        .flops = formula, .teaches = text                                                                    \
+        .head_sizes = {__VA_ARGS__},                                                                         \
+        .flags = CAUSAL_ONLY | PACKED_ONLY | TAKES_DROPOUT | TAKES_WINDOW | TAKES_BLOCKS, .flops = formula,  \
+        .teaches = text                                                                                      \
     }
 
 /* A Hopper kernel with a window. */
@@ -180,6 +181,13 @@ enum { PARTS_DQ = 1, PARTS_DK = 2, PARTS_DV = 4, PARTS_LSE = 2 };
         .op = op_name, .name = row_name, .run = function, .needs = NEEDS_HOPPER, .dtype = DTYPE_BF16,        \
         .head_sizes = {size}, .flags = CAUSAL_ONLY | PACKED_ONLY | TAKES_WINDOW,                             \
         .scratch_bytes = hopper_scratch, .teaches = text                                                     \
+    }
+
+/* The same with a pattern of blocks. */
+#define SPARSE(op_name, row_name, function, size, text)                                                      \
+    {                                                                                                        \
+        .op = op_name, .name = row_name, .run = function, .needs = NEEDS_HOPPER, .dtype = DTYPE_BF16,        \
+        .head_sizes = {size}, .flags = CAUSAL_ONLY | PACKED_ONLY | TAKES_BLOCKS, .teaches = text             \
     }
 
 /* To add a variant: a row, fields in the order of Variant (lab.h). */
@@ -255,6 +263,10 @@ static const Variant rows[] = {
              "sm90 with --window: blocks of keys outside the window are never loaded"),
     WINDOWED("attention_forward", "sm90_forward_hd128_ranges", masked_forward<sm90_forward_hd128_ranges>, 128,
              "the same"),
+    SPARSE("attention_forward", "sm90_forward_hd64_sparse", masked_forward<sm90_forward_hd64_sparse>, 64,
+           "sm90 with --sparse: a list of blocks of keys for each tile"),
+    SPARSE("attention_forward", "sm90_forward_hd128_sparse", masked_forward<sm90_forward_hd128_sparse>, 128,
+           "the same"),
     MASKED("attention_forward", "masked", masked_forward<attention_forward<bf16>>, DTYPE_BF16, NULL,
            "what ships for --window and --dropout: on Hopper the kernels above with a mask", 0),
     MASKED("attention_forward", "sm80_masked", masked_forward<sm80_masked_attention_forward>, DTYPE_BF16,
@@ -276,7 +288,8 @@ static const Variant rows[] = {
            .scratch_bytes = flash1_scratch, .bytes = flash1_forward_bytes),
     LADDER("attention_forward", "flash2", flash2_forward,
            "F4: queries outer, O stays on the chip; any Tq, Tk, dv",
-           .flags = TAKES_SPARSE | TAKES_DROPOUT | TAKES_WINDOW, .bytes = flash2_forward_bytes),
+           .flags = TAKES_SPARSE | TAKES_DROPOUT | TAKES_WINDOW | TAKES_BLOCKS,
+           .bytes = flash2_forward_bytes),
     LADDER("attention_forward", "flash2_by_length", flash2_by_length,
            "F9: tile and warps by a published table over T", .head_sizes = HEADS_TO_64,
            .bytes = flash2_by_length_bytes),
@@ -383,6 +396,10 @@ static const Variant rows[] = {
              64, "tiles of keys end with the last query whose window has them"),
     WINDOWED("attention_backward", "sm90_backward_hd128_ranges", masked_backward<sm90_backward_hd128_ranges>,
              128, "the same"),
+    SPARSE("attention_backward", "sm90_backward_hd64_sparse", masked_backward<sm90_backward_hd64_sparse>, 64,
+           "a list of blocks of queries for each tile of keys"),
+    SPARSE("attention_backward", "sm90_backward_hd128_sparse", masked_backward<sm90_backward_hd128_sparse>,
+           128, "the same"),
     MASKED("attention_backward", "masked", trained_backward, DTYPE_BF16, NULL,
            "what ships for --window and --dropout", 0),
     MASKED("attention_backward", "sm80_masked", masked_backward<sm80_masked_attention_backward>, DTYPE_BF16,
@@ -400,7 +417,8 @@ static const Variant rows[] = {
            "B2: P again from m and l; a head is one block's work", .head_sizes = HEADS_TO_128,
            .scratch_bytes = flash1_scratch, .prepare = flash1_prepare, .bytes = flash1_backward_bytes),
     LADDER("attention_backward", "flash2", flash2_backward, "B3: P again from L; dQ by atomic adds",
-           .head_sizes = HEADS_TO_128, .flags = NOT_BITWISE | TAKES_SPARSE | TAKES_DROPOUT | TAKES_WINDOW,
+           .head_sizes = HEADS_TO_128,
+           .flags = NOT_BITWISE | TAKES_SPARSE | TAKES_DROPOUT | TAKES_WINDOW | TAKES_BLOCKS,
            .scratch_bytes = flash2_backward_scratch, .bytes = flash2_backward_bytes),
     LADDER("attention_backward", "p_only", flash2_backward_p_only,
            "dQ and dK from P without dS, as once published: wrong", .head_sizes = HEADS_TO_128,

@@ -103,8 +103,13 @@ static int ascending(const void *a, const void *b) {
 static void bench(const Row *r, double peak) {
     const int64_t wide = r->N * 4 * (r->IC > r->OC ? r->IC : r->OC),
                   square = (int64_t)4 * r->IC * (r->OC + r->IC);
-    const OpShape shape = {
-        r->B ? r->B : 1, r->B ? (int)(r->N / r->B) : (int)r->N, r->IC, r->NH ? r->NH : 1, 256, 256, r->N};
+    const OpShape shape = {.B = r->B ? r->B : 1,
+                           .T = r->B ? (int)(r->N / r->B) : (int)r->N,
+                           .C = r->IC,
+                           .NH = r->NH ? r->NH : 1,
+                           .V = 256,
+                           .Vp = 256,
+                           .loss_rows = r->N};
     Buffers b = {random_floats(wide),
                  random_floats(wide),
                  random_floats(wide),

@@ -41,6 +41,7 @@ enum {
     TAKES_SPARSE = 32,
     TAKES_DROPOUT = 64,
     TAKES_WINDOW = 128,
+    TAKES_BLOCKS = 512, /* the trainer's --sparse */
     ROUNDS_SCORES =
         256, /* S and dP are stored in the storage type: held against a computation that does so, too */
 };
@@ -124,6 +125,8 @@ typedef struct Options {
     double seconds, longest; /* of a row; of a call */
     int queries, window;     /* 0: as many as keys; all */
     bool sparse, dropout;
+    const char *blocks; /* as --sparse of the trainer; read into pattern */
+    SparsePattern pattern;
     bool check, time, once, quick, burst, sustained, list, help;
 } Options;
 

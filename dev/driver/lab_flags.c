@@ -43,6 +43,7 @@ static const Flag flags[] = {
     {"--queries",      NULL, "N",       FLAG_COUNT,   FIELD(queries),
      "timing: queries of each sequence, keys as -T says; 1: decoding"                                                            },
     {"--sparse",       NULL, NULL,      FLAG_ON,      FIELD(sparse),       "timing: block-sparse attention"                      },
+    {"--blocks",       NULL, "W,G,R",   FLAG_TEXT,    FIELD(blocks),       "timing: the trainer's --sparse (causal)"             },
     {"--dropout",      NULL, NULL,      FLAG_ON,      FIELD(dropout),      "timing: attention with dropout"                      },
     {"--window",       NULL, "N",       FLAG_COUNT,   FIELD(window),       "timing: a query sees its last N positions (causal)"  },
     {"--batch-tokens", NULL, "N",       FLAG_COUNT,   FIELD(batch_tokens),
@@ -254,6 +255,8 @@ bool lab_flags(Options *o, int argc, char **argv, Error *err) {
         if (!parse_value(f, f->type == FLAG_ON ? NULL : argv[++i], o, err)) return false;
     }
     if (o->burst && o->sustained) return fail(err, EXIT_INPUT, "--burst and --sustained exclude each other");
+    if (o->blocks && !sparse_read(&o->pattern, o->blocks))
+        return fail(err, EXIT_INPUT, "--blocks '%s': expected W,G,R, as --sparse of the trainer", o->blocks);
     if (o->repeat < 2)
         return fail(err, EXIT_INPUT, "--repeat: expected at least 2 runs; found %d", o->repeat);
     if (o->channels % 8)

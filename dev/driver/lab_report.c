@@ -19,12 +19,15 @@ const char *sizes_text(const Sizes *s) {
         if (s->IC) snprintf(text + n, sizeof text - (size_t)n, " x %d", s->IC);
         return text;
     }
-    char keys[24] = "", values[24] = "", window[24] = "";
+    char keys[24] = "", values[24] = "", window[24] = "", blocks[64] = "", of_blocks[48];
     if (s->Tk != s->T) snprintf(keys, sizeof keys, ":%d", s->Tk);
     if (s->DV != s->HD) snprintf(values, sizeof values, ":%d", s->DV);
     if (s->window) snprintf(window, sizeof window, " window %d", s->window);
-    snprintf(text, sizeof text, "%d x %d%s, %d x %d%s %s%s%s%s", s->B, s->T, keys, s->NH, s->HD, values,
-             s->causal ? "causal" : "full", s->sparse ? " sparse" : "", s->dropout ? " dropout" : "", window);
+    if (s->blocks.window)
+        snprintf(blocks, sizeof blocks, " blocks %s", sparse_text(of_blocks, sizeof of_blocks, s->blocks));
+    snprintf(text, sizeof text, "%d x %d%s, %d x %d%s %s%s%s%s%s", s->B, s->T, keys, s->NH, s->HD, values,
+             s->causal ? "causal" : "full", s->sparse ? " sparse" : "", s->dropout ? " dropout" : "", window,
+             blocks);
     return text;
 }
 
@@ -72,8 +75,8 @@ void report_csv(const Variant *v, const Sizes *s, const CsvRow *row) {
     if (!csv) return;
     fprintf(csv, "%s,%s,%s,%s,%s,%d,%d,%d,%d,%d,%d,%d,%d,%d,%d,%lld,%d,%d,%d,%d,%s,%s", row->kind, v->op,
             v->name, v->dtype == DTYPE_BF16 ? "bf16" : "fp32", s->what ? s->what : "", s->B, s->T, s->Tk,
-            s->NH, s->HD, s->DV, s->causal, s->sparse, s->dropout, s->window, (long long)s->N, s->C, s->OC,
-            s->IC, s->V, row->fill ? row->fill : "", row->result);
+            s->NH, s->HD, s->DV, s->causal, s->sparse || s->blocks.window, s->dropout, s->window,
+            (long long)s->N, s->C, s->OC, s->IC, s->V, row->fill ? row->fill : "", row->result);
     const double cells[] = {row->error,  row->limit,  row->largest, row->ms,
                             row->spread, row->tflops, row->gbytes,  row->percent,
                             row->gflop,  row->mbytes, row->density, row->scratch_mbytes};

@@ -83,6 +83,7 @@ const char *variant_refuses(const Variant *v, const Sizes *s) {
     if (v->flags & CAUSAL_ONLY && s->HD && !s->causal) return "not causal";
     if (v->flags & PACKED_ONLY && (s->T != s->Tk || s->HD != s->DV)) return "q, k and v are not packed";
     if (s->sparse && !(v->flags & TAKES_SPARSE)) return "sparse";
+    if (s->blocks.window && !(v->flags & TAKES_BLOCKS)) return "blocks";
     if (s->dropout && !(v->flags & TAKES_DROPOUT)) return "dropout";
     if (s->window && !(v->flags & TAKES_WINDOW)) return "window";
     return NULL;

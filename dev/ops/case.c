@@ -61,7 +61,8 @@ size_t op_scratch_bytes(const Ops *ops, const Sizes *s) {
                            .NH = s->NH ? s->NH : 1,
                            .V = larger(s->V, widest),
                            .Vp = larger(s->Vp, widest),
-                           .loss_rows = tokens};
+                           .loss_rows = tokens,
+                           .sparse = s->blocks};
     const size_t bytes = ops->scratch_bytes(&shape),
                  sums = sizeof(StepSums); /* loss_sum and grad_norm have them there */
     return bytes > sums ? bytes : sums;

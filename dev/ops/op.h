@@ -59,9 +59,10 @@ typedef struct Sizes {
     const char *what; /* a name for the sizes, "qkv"; NULL: none */
     int flags;        /* NO_BIAS, ... */
     FillKind fill;
-    float scale;   /* standard deviation of the main input; 0 means 1 */
-    float p;       /* of dropout */
-    int documents; /* their mean length in the sequences of attention; 0: a sequence is one */
+    float scale;          /* standard deviation of the main input; 0 means 1 */
+    float p;              /* of dropout */
+    int documents;        /* their mean length in the sequences of attention; 0: a sequence is one */
+    SparsePattern blocks; /* of causal attention, the trainer's --sparse; window 0: none */
 } Sizes;
 
 /* A slice of an operand that is compared on its own: `outer` times `width` elements, `stride` apart. */

@@ -1,5 +1,6 @@
 /* The kinds of operands, for Op.describe: OPERANDS(result(...), input(...)). */
 #pragma once
+#include <stdlib.h>
 #include <string.h>
 #include "op.h"
 
@@ -42,6 +43,22 @@ static inline Operand with_role(Operand o, Role role) {
 /* scratch of the size that Ops.scratch_bytes says */
 static inline Operand space(void) {
     return (Operand){.name = "scratch", .role = SPACE, .elems = -1};
+}
+
+/* The table of attention's blocks. */
+static inline int64_t seen_block_words(const Sizes *s) {
+    return s->blocks.window ? (int64_t)sparse_table_words(s->blocks, s->T, s->T) : 0;
+}
+static inline Operand seen_blocks(const Sizes *s) {
+    return (Operand){.name = "blocks", .role = IN, .store = STORE_I32, .elems = seen_block_words(s)};
+}
+static inline void fill_seen_blocks(float *table, const Sizes *s) {
+    const size_t words = (size_t)seen_block_words(s);
+    int32_t *ints = words ? calloc(words, sizeof *ints) : NULL;
+    if (!ints) return;
+    sparse_table(ints, s->blocks, s->T, s->T, 3);
+    for (size_t i = 0; i < words; i++) table[i] = (float)ints[i];
+    free(ints);
 }
 
 /* Standard deviation of the main input. */

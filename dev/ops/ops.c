@@ -312,6 +312,10 @@ DESCRIBED(qkv_bias_backward, "qkv_bias_backward", .shape = BY_ROWS,
 
 /* ---- decoding: the last row of attention; forward and backward are described in dev/attention ---- */
 
+static AttentionMask decode_mask(const Sizes *s, const int32_t *table) {
+    return (AttentionMask){.window = s->window, .sparse = sparse_of(s->blocks, table, s->T, s->T)};
+}
+
 /* The cache holds numbers behind the new token, too: nobody may read them. */
 static int describe_attention_decode(Operand *o, const Sizes *s) {
     const int C = s->NH * s->HD;
@@ -321,7 +325,7 @@ static int describe_attention_decode(Operand *o, const Sizes *s) {
     cache.scale = scale_of(s);
     OPERANDS(result("out", (int64_t)s->B * C, s->HD), cache,
              input("qkv", (int64_t)s->B * 3 * C, scale_of(s), 0), tokens("positions", s->B, s->T),
-             tokens("begins", has(s, BEGINS) ? s->B : 0, s->T), pieces);
+             tokens("begins", has(s, BEGINS) ? s->B : 0, s->T), pieces, seen_blocks(s));
 }
 /* The first sequence ends where the cache does, the next ones half and a quarter of it earlier. */
 static void prepare_attention_decode(OpCase *c) {
@@ -329,16 +333,19 @@ static void prepare_attention_decode(OpCase *c) {
         c->in[3][b] = (float)(b % 3 == 0 ? c->s.T - 1 : c->s.T - 1 - c->s.T / (2 * (b % 3)));
     for (int b = 0; b < c->s.B && has(&c->s, BEGINS); b++)
         c->in[4][b] = floorf(c->in[3][b] * (float)(b % 4) / 3);
+    fill_seen_blocks(c->in[6], &c->s);
 }
 static void run_attention_decode(const Call *c) {
-    c->ops->attention_decode(c->p[0], c->p[1], c->p[2], c->p[3], c->p[4], c->p[5], c->s.window, c->s.B,
-                             c->s.T, c->s.NH, c->s.HD);
+    const AttentionMask mask = decode_mask(&c->s, c->p[6]);
+    c->ops->attention_decode(c->p[0], c->p[1], c->p[2], c->p[3], c->p[4], c->p[5], &mask, c->s.B, c->s.T,
+                             c->s.NH, c->s.HD);
 }
 /* The last row of a forward pass, of one sequence: packed is (T,3,C) of its cache with the new token in place. */
-static void reference_of_sequence(float *out, const float *packed, const Sizes *s, int n) {
+static void reference_of_sequence(float *out, const float *packed, const Sizes *s, const AttentionMask *mask,
+                                  int n) {
     const size_t C = (size_t)s->NH * (size_t)s->HD, rows = (size_t)n;
     float *all = op_malloc(rows * C * sizeof *all), *lse = op_malloc(rows * (size_t)s->NH * sizeof *lse);
-    ops_cpu.attention_forward(all, lse, packed, &(AttentionMask){.window = s->window}, 1, n, s->NH, s->HD);
+    ops_cpu.attention_forward(all, lse, packed, mask, 1, n, s->NH, s->HD);
     memcpy(out, all + (rows - 1) * C, C * sizeof *out);
     free(all);
     free(lse);
@@ -348,10 +355,10 @@ static void reference_decode(void **p, const OpCase *c) {
     const Sizes *s = &c->s;
     const size_t C = (size_t)s->NH * (size_t)s->HD, T = (size_t)s->T;
     const int32_t *positions = p[3];
+    const AttentionMask mask = decode_mask(s, p[6]);
     float *packed = op_malloc(T * 3 * C * sizeof *packed);
     if (T > 4096)
-        ops_cpu.attention_decode(p[0], p[1], p[2], positions, p[4], p[5], s->window, s->B, s->T, s->NH,
-                                 s->HD);
+        ops_cpu.attention_decode(p[0], p[1], p[2], positions, p[4], p[5], &mask, s->B, s->T, s->NH, s->HD);
     for (size_t b = 0; b < (size_t)s->B && T <= 4096; b++) {
         float *cache = (float *)p[1] + b * T * 2 * C, *qkv = (float *)p[2] + b * 3 * C;
         const size_t n = (size_t)positions[b] + 1;
@@ -361,7 +368,7 @@ static void reference_decode(void **p, const OpCase *c) {
             memcpy(packed + t * 3 * C + C, cache + t * 2 * C, 2 * C * sizeof *packed);
         }
         const size_t begin = p[4] ? (size_t)((const int32_t *)p[4])[b] : 0;
-        reference_of_sequence((float *)p[0] + b * C, packed + begin * 3 * C, s, (int)(n - begin));
+        reference_of_sequence((float *)p[0] + b * C, packed + begin * 3 * C, s, &mask, (int)(n - begin));
     }
     free(packed);
 }
@@ -679,8 +686,8 @@ const Op *const described_ops[] = {
 /* ---- cost ---- */
 
 OpCost op_case_cost(const Op *op, const Sizes *s, DType dtype) {
-    OpSizes z = {s->B,  s->T, s->NH, s->HD,       s->N,      s->C,       s->OC,
-                 s->IC, s->V, s->Vp, group_of(s), s->window, OWN_WEIGHTS};
+    OpSizes z = {s->B,  s->T, s->NH, s->HD,       s->N,      s->C,      s->OC,
+                 s->IC, s->V, s->Vp, group_of(s), s->window, s->blocks, OWN_WEIGHTS};
     if (op->id == OP_orthogonalise) z.N *= matrices_of(s);
     if (!has(s, NO_RESIDUAL)) z.with |= WITH_DRESIDUAL;
     if (has(s, GELU)) z.with |= WITH_PRE_GELU;

@@ -82,7 +82,7 @@ static void run_forward(const Call *c) {
 
 static void prepare_forward(OpCase *c) {
     fill_qkv(&c->s, c->in[2]);
-    fill_documents(c);
+    fill_mask(c);
 }
 
 static void plain_of_forward(OpCase *c) {
@@ -117,7 +117,7 @@ static void prepare_backward(OpCase *c) {
     fill_qkv(d, c->in[3]);
     op_round(c->in[3], c->dtype, c->operands[3].elems);
     int32_t *words;
-    fill_documents(c);
+    fill_mask(c);
     const AttentionMask mask = host_mask(c, 6, &words);
     ops_cpu.attention_forward(c->in[2], c->in[4], c->in[3], &mask, d->B, d->T, d->NH, d->HD);
     free(words);

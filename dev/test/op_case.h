@@ -156,7 +156,10 @@ static void op_case_label(OpCase *c) {
         {"fill ",      d->fill            },
         {"window ",    d->window          },
         {"documents ", d->documents       },
-        {"dropout % ", lroundf(100 * d->p)}
+        {"dropout % ", lroundf(100 * d->p)},
+        {"sparse ",    d->blocks.window   },
+        {"first ",     d->blocks.first    },
+        {"random ",    d->blocks.random   },
     };
     int at = snprintf(c->label, sizeof c->label, "%s%s, %s", c->ops->name, op_path, c->op->name);
     for (size_t i = 0; i < sizeof fields / sizeof *fields; i++)

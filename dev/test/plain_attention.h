@@ -10,7 +10,7 @@
 enum { SITE = 5 };
 
 static bool is_masked(const Sizes *d) {
-    return d->window > 0 || d->p > 0 || d->documents > 0;
+    return d->window > 0 || d->p > 0 || d->documents > 0 || d->blocks.window > 0;
 }
 
 /* Words of each of the documents' bounds. */
@@ -19,23 +19,23 @@ static int64_t bounds_of(const Sizes *d) {
 }
 
 /* The key of the masks: two words of random bits, on the device like every operand; none for plain attention. Behind it
- * the starts and the ends of documents (fill_documents). */
+ * the starts and the ends of documents, and the table of blocks (fill_mask). */
 static Operand key_operand(const Sizes *d) {
     return (Operand){.name = "key",
                      .role = IN,
                      .store = STORE_I32,
-                     .elems = is_masked(d) ? 2 + 2 * bounds_of(d) : 0,
+                     .elems = is_masked(d) ? 2 + 2 * bounds_of(d) + seen_block_words(d) : 0,
                      .scale = 1e8f};
 }
 
 static AttentionMask mask_of(const Sizes *d, const void *key) {
     const int32_t *starts = (const int32_t *)key + 2;
-    return (AttentionMask){
-        d->window,
-        {key, SITE, d->p},
-        d->documents ? starts : NULL,
-        d->documents ? starts + bounds_of(d) : NULL
+    AttentionMask mask = {
+        .window = d->window, .dropout = {key, SITE, d->p}
     };
+    if (d->documents) mask.starts = starts, mask.ends = starts + bounds_of(d);
+    if (d->blocks.window) mask.sparse = sparse_of(d->blocks, starts + 2 * bounds_of(d), d->T, d->T);
+    return mask;
 }
 
 /* Documents of 1 to twice the mean length; some begin at a tile's border, some have one token. */
@@ -51,11 +51,14 @@ static inline void fill_bounds(const Sizes *d, float *starts, float *ends) {
         }
 }
 
-/* In the key's operand. */
-static inline void fill_documents(OpCase *c) {
+/* In the key's operand: documents, and the table of blocks. */
+static inline void fill_mask(OpCase *c) {
     int k = 0;
     while (strcmp(c->operands[k].name, "key")) k++;
-    fill_bounds(&c->s, c->in[k] + 2, c->in[k] + 2 + bounds_of(&c->s));
+    if (!c->in[k]) return;
+    float *starts = c->in[k] + 2, *ends = starts + bounds_of(&c->s);
+    fill_bounds(&c->s, starts, ends);
+    fill_seen_blocks(ends + bounds_of(&c->s), &c->s);
 }
 
 /* The same words, on the host, from operand k of a case. */
@@ -81,17 +84,34 @@ typedef struct HeadMask {
     uint64_t site;
     int head;            /* of B*NH */
     const float *starts; /* of documents, or NULL */
+    SparsePattern blocks;
+    const float *chosen; /* of the table of blocks */
 } HeadMask;
 
 static HeadMask head_mask(const OpCase *c, int k, int head) {
-    return (HeadMask){c->s.window, c->s.p, dropout_site(host_key(c, k), SITE), head,
-                      c->s.documents ? c->in[k] + 2 + (int64_t)(head / c->s.NH) * c->s.T : NULL};
+    return (HeadMask){c->s.window,
+                      c->s.p,
+                      dropout_site(host_key(c, k), SITE),
+                      head,
+                      c->s.documents ? c->in[k] + 2 + (int64_t)(head / c->s.NH) * c->s.T : NULL,
+                      c->s.blocks,
+                      c->in[k] ? c->in[k] + 2 + 2 * bounds_of(&c->s) : NULL};
 }
 
 static int first_key(const HeadMask *m, int i) {
     const int window = m->window && i >= m->window ? i + 1 - m->window : 0,
               start = m->starts ? (int)m->starts[i] : 0;
     return window > start ? window : start;
+}
+
+/* Of keys from the first to the query: whether its block is seen. */
+static bool sees_block(const HeadMask *m, int i, int j) {
+    const int query_block = i / MASK_BLOCK, key_block = j / MASK_BLOCK;
+    bool seen =
+        m->blocks.window == 0 || key_block < m->blocks.first || key_block >= query_block - m->blocks.window;
+    for (int r = 0; !seen && r < m->blocks.random; r++)
+        seen = (int)m->chosen[query_block * m->blocks.random + r] == key_block;
+    return seen;
 }
 
 /* What dropout multiplies P of (i, j) with. */
@@ -122,7 +142,7 @@ static void plain_probs(float *probs, const float *q, const float *k, int64_t st
         float dot = 0;
 #pragma omp simd reduction(+ : dot)
         for (int e = 0; e < HD; e++) dot += q[i * stride + e] * k[j * stride + e];
-        probs[j] = round_bf16(round_bf16(dot) * scale);
+        probs[j] = sees_block(m, i, j) ? round_bf16(round_bf16(dot) * scale) : -INFINITY;
         max = fmaxf(max, probs[j]);
     }
     for (int j = first; j <= i; j++) sum += probs[j] = expf(probs[j] - max);
@@ -154,9 +174,10 @@ static float exact_probs(float *probs, float *kept, const float *q, const float 
         float dot = 0;
 #pragma omp simd reduction(+ : dot)
         for (int e = 0; e < HD; e++) dot += q[i * stride + e] * k[j * stride + e];
-        probs[j] = dot * scale;
+        const bool seen = sees_block(m, i, j);
+        probs[j] = seen ? dot * scale : -INFINITY;
         max = fmaxf(max, probs[j]);
-        largest = fmaxf(largest, fabsf(probs[j]));
+        if (seen) largest = fmaxf(largest, fabsf(probs[j]));
     }
     for (int j = first; j <= i; j++) sum += probs[j] = expf(probs[j] - max);
     for (int j = 0; j <= i; j++) {

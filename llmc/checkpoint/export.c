@@ -50,20 +50,42 @@ static bool write_bin(const char *directory, const Target *t, GPT2 *model, Error
            llmc_bin_save(directory, t->name, model, dtype, err);
 }
 
-/* transformers knows no window. It warns of a tensor that it has no place for. */
+/* What the model's attention sees of its context, if not all: "the last 256 positions". NULL: all. key: of config.json;
+ * from: the first length of text that shows it. */
+static const char *seen_positions(char *text, size_t size, const GPT2Config *c, const char **key, int *from) {
+    const BlockSparse sparse = {.pattern = c->sparse};
+    char tokens[48];
+    if (c->window && c->window < c->max_seq_len) {
+        snprintf(text, size, "the last %d positions", c->window);
+        *key = "attention_window";
+        *from = c->window;
+        return text;
+    }
+    if (!sparse_cuts(&sparse, c->max_seq_len)) return NULL;
+    snprintf(text, size, "blocks by --sparse %s", sparse_text(tokens, sizeof tokens, c->sparse));
+    *key = "attention_sparse_blocks";
+    *from = (c->sparse.window + c->sparse.first + c->sparse.random + 1) * MASK_BLOCK;
+    return text;
+}
+
+/* transformers knows neither a window nor blocks. It warns of a tensor that it has no place for. */
 static bool write_hugging_face(const char *directory, const Target *t, GPT2 *model, Error *err) {
-    char note[120], page[400];
-    const int window = model->config.window;
-    const bool cuts = window && window < model->config.max_seq_len;
-    snprintf(note, sizeof note, "note.attention_window_of_%d_positions_is_not_applied_by_this_program",
-             window);
+    char seen[80], note[160], page[400];
+    const char *key = "";
+    int from = 0;
+    const bool cuts = seen_positions(seen, sizeof seen, &model->config, &key, &from) != NULL;
+    if (model->config.sparse.window)
+        snprintf(note, sizeof note, "note.attention_in_sparse_blocks_is_not_applied_by_this_program");
+    else
+        snprintf(note, sizeof note, "note.attention_window_of_%d_positions_is_not_applied_by_this_program",
+                 model->config.window);
     if (!checkpoint_write_model(directory, model, t->tokenizer, cuts ? note : NULL, err)) return false;
     const int n =
         snprintf(page, sizeof page,
-                 "Attention of this model sees the last %d positions (`attention_window` in "
+                 "Attention of this model sees %s (`%s` in "
                  "config.json). A program that does not\nknow the key, transformers among them, lets "
                  "it see all: its output is another past %d tokens.\n",
-                 window, window);
+                 seen, key, from);
     return !cuts || file_write(directory, "README.md", page, (size_t)n, err);
 }
 
@@ -72,7 +94,7 @@ static const struct Kind {
     const char *end; /* of PATH */
     const char *reader, *hint;
     unsigned types;  /* bit by bit */
-    bool has_window; /* or says that there is one */
+    bool has_window; /* or blocks, or says that there is one */
     bool is_folder, needs_tokenizer;
     bool (*write)(const char *directory, const Target *t, GPT2 *model, Error *err);
 } kinds[] = {
@@ -168,11 +190,14 @@ static bool check_kind(const struct Kind *kind, const Target *t, const GPT2Confi
         return fail(err, EXIT_INPUT,
                     "--export: a %s holds the tokenizer, and the model has none; hint: --tokenizer PATH",
                     kind->end);
-    if (!kind->has_window && c->window && c->window < c->max_seq_len)
+    char seen[80];
+    const char *key;
+    int from;
+    if (!kind->has_window && seen_positions(seen, sizeof seen, c, &key, &from))
         return fail(err, EXIT_INPUT,
-                    "--export: %s has no window, and the model's attention sees %d of %d positions; hint: "
-                    "a Hugging Face directory, or --window 0, which changes what it computes",
-                    kind->reader, c->window, c->max_seq_len);
+                    "--export: %s has no window, and the model's attention sees %s of %d; hint: "
+                    "a Hugging Face directory, or --%s 0, which changes what it computes",
+                    kind->reader, seen, c->max_seq_len, c->window ? "window" : "sparse");
     return kind->write != write_bin || check_beside(t, err);
 }
 

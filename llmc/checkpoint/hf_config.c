@@ -63,7 +63,8 @@ static bool check_math(const Reader *r, int n_embd) {
 
 /* This program's own keys: transformers has neither for GPT-2, and ignores them. The latter is the token that ends a
  * document. */
-static const char *const window_key = "attention_window", *const documents_key = "attention_documents";
+static const char *const window_key = "attention_window", *const documents_key = "attention_documents",
+                         *const sparse_key = "attention_sparse_blocks";
 
 /* dropout stays 0: it belongs to a run, not to a model that is read. */
 static bool read_window(const Reader *r, GPT2Config *config) {
@@ -79,6 +80,20 @@ static bool read_documents(const Reader *r, GPT2Config *config) {
     return true;
 }
 
+/* An array: blocks of the window, at the start, at random. */
+static bool read_sparse(const Reader *r, GPT2Config *config) {
+    const JsonValue *value = json_get(r->root, sparse_key);
+    int *const blocks[] = {&config->sparse.window, &config->sparse.first, &config->sparse.random};
+    bool ok = !value || (value->type == JSON_ARRAY && value->n == 3);
+    const JsonValue *item = value ? value->first : NULL;
+    for (int i = 0; ok && item; i++, item = item->next) {
+        int64_t n = 0;
+        ok = json_int64(item, &n) && n >= (i == 0) && n <= MOST_BLOCKS;
+        *blocks[i] = (int)n;
+    }
+    return ok || refuse(r, sparse_key, "three counts of blocks: of the window, at the start, at random");
+}
+
 static bool read_fields(const Reader *r, GPT2Config *config) {
     const JsonValue *type = json_get(r->root, "model_type");
     *config = (GPT2Config){0};
@@ -88,7 +103,7 @@ static bool read_fields(const Reader *r, GPT2Config *config) {
     bool ok = read_size(r, "n_positions", &config->max_seq_len) &&
               read_size(r, "vocab_size", &config->vocab_size) && read_size(r, "n_layer", &config->n_layer) &&
               read_size(r, "n_head", &config->n_head) && read_size(r, "n_embd", &config->n_embd) &&
-              read_window(r, config) && read_documents(r, config);
+              read_window(r, config) && read_documents(r, config) && read_sparse(r, config);
     if (!ok) return false;
     if (config->vocab_size > INT32_MAX - 128) return refuse(r, "vocab_size", "at most 2147483519");
     config->padded_vocab_size = gpt2_pad_vocab(config->vocab_size);
@@ -121,6 +136,15 @@ static void write_token_id(JsonWriter *w, const char *field, int id) {
         json_write_int(w, field, id);
 }
 
+static void write_sparse(JsonWriter *w, SparsePattern p) {
+    if (p.window == 0) return;
+    json_begin_array(w, sparse_key);
+    json_write_int(w, NULL, p.window);
+    json_write_int(w, NULL, p.first);
+    json_write_int(w, NULL, p.random);
+    json_end_array(w);
+}
+
 void hf_config_write(JsonWriter *w, const GPT2Config *config, int eot) {
     static const char *const dropouts[] = {"resid_pdrop", "embd_pdrop", "attn_pdrop"};
     *w = (JsonWriter){.indent = 2};
@@ -137,6 +161,7 @@ void hf_config_write(JsonWriter *w, const GPT2Config *config, int eot) {
     for (int i = 0; i < 3; i++) json_write_double(w, dropouts[i], dropout);
     if (config->window) json_write_int(w, window_key, config->window);
     if (config->documents) json_write_int(w, documents_key, config->end_of_text);
+    write_sparse(w, config->sparse);
     write_token_id(w, "bos_token_id", eot);
     write_token_id(w, "eos_token_id", eot);
     json_write_bool(w, "tie_word_embeddings", true);

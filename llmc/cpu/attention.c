@@ -3,8 +3,8 @@
  * Tiles of TILE queries by TILE keys. Scores are held transposed, (key, query): a vector is VEC queries, so
  * the running maximum, the sum and exp(S - lse) are vertical operations without a reduction across lanes, and
  * the transposed copy of the queries that the product needs is made once per query tile and not once per pair
- * of tiles. All products are tile.h's register tile; on the diagonal they skip what the mask hides; tiles outside
- * the window or the documents are not visited. Memory: the tiles, on the stack. */
+ * of tiles. All products are tile.h's register tile; on the diagonal they skip what the mask hides; tiles that
+ * the mask hides are not visited. Memory: the tiles, on the stack. */
 #include <math.h>
 #include "cpu.h"
 #include "parallel.h"
@@ -31,6 +31,7 @@ typedef struct Attention {
     uint64_t site;         /* of the dropout's mask */
     uint32_t threshold;    /* of its bits; 0: no dropout */
     float kept_scale;
+    BlockSparse sparse;
 } Attention;
 
 /* What the mask hides of a product on the diagonal, where tile row i and tile column i are the same position. */
@@ -115,6 +116,12 @@ static vec_mask unseen(const FirstKeys *first, int64_t query, int64_t key) {
     return keys > (int32_t)key;
 }
 
+/* Whether the queries of a tile from q0 on see the keys of the tile from k0 on: a block of the mask each. */
+static bool sees_tile(const Attention *f, int64_t q0, int64_t k0) {
+    _Static_assert((int)TILE == MASK_BLOCK, "a tile is seen whole, or not");
+    return f->sparse.pattern.window == 0 || sparse_sees(&f->sparse, (int)(q0 / TILE), (int)(k0 / TILE));
+}
+
 /* What x, query `query` and key `key` of a tile, becomes under dropout. */
 static float drop(const Attention *f, uint32_t word, int64_t query, int64_t key, float x) {
     return dropout_byte(word, (uint32_t)query, (uint32_t)key) < f->threshold ? 0.0f : x * f->kept_scale;
@@ -189,7 +196,9 @@ static void forward_tile(const void *args, int64_t task) {
     for (int i = 0; i < TILE; i++) state.max[i] = -INFINITY, state.sum[i] = 0;
     const FirstKeys first = first_keys(f, batch, q0);
     const int64_t k_begin = first.key[0] / TILE * TILE, mask_head = batch * f->NH + head;
+    bool begun = false;
     for (int64_t k0 = k_begin; k0 <= q0; k0 += TILE) {
+        if (!sees_tile(f, q0, k0)) continue;
         bool diagonal = k0 == q0;
         int64_t n_keys = min_i64(f->T - k0, TILE);
         load_rows(f, rows, k + k0 * row, row, n_keys);
@@ -198,9 +207,10 @@ static void forward_tile(const void *args, int64_t task) {
                 diagonal ? COLS_FROM_ROW : WHOLE);
         softmax_tile(f, &state, scores, n_queries, n_keys, diagonal, &first, k0);
         drop_tile(f, scores, mask_head, q0, k0, n_keys);
-        if (k0 > k_begin) scale_rows(f, sums, state.alpha, n_queries);
-        product(sums, f->width, n_queries, f->width, k0 > k_begin, scores, 1, TILE, values, f->width, n_keys,
+        if (begun) scale_rows(f, sums, state.alpha, n_queries);
+        product(sums, f->width, n_queries, f->width, begun, scores, 1, TILE, values, f->width, n_keys,
                 diagonal ? STEPS_TO_ROW : WHOLE);
+        begun = true;
     }
     float *out = f->out + (batch * f->T + q0) * C + head * f->HD,
           *lse = f->lse + (batch * f->NH + head) * f->T + q0;
@@ -225,7 +235,8 @@ static Attention attention_args(const AttentionMask *mask, int T, int NH, int HD
                        .starts = mask->starts,
                        .site = d->p > 0 ? dropout_site(*d->key, d->site) : 0,
                        .threshold = threshold,
-                       .kept_scale = dropout_scale(threshold)};
+                       .kept_scale = dropout_scale(threshold),
+                       .sparse = mask->sparse};
 }
 
 void cpu_attention_forward(floatX *out, float *lse, const floatX *qkv, const AttentionMask *mask, int B,
@@ -293,7 +304,9 @@ static void backward_head(const void *args, int64_t task) {
         load_query_tile(f, &tile, batch, head);
         tile.first = first_keys(f, batch, q0);
         const int64_t k_begin = tile.first.key[0] / TILE * TILE;
+        bool begun = false;
         for (int64_t k0 = k_begin; k0 <= q0; k0 += TILE) {
+            if (!sees_tile(f, q0, k0)) continue;
             bool diagonal = k0 == q0;
             int64_t n_keys = min_i64(f->T - k0, TILE);
             Trim scores_trim = diagonal ? COLS_FROM_ROW : WHOLE,
@@ -311,8 +324,9 @@ static void backward_head(const void *args, int64_t task) {
                     keys_trim);
             product(dk + k0 * row, row, n_keys, f->HD, !diagonal, dscores, TILE, 1, tile.q, width, tile.n,
                     keys_trim);
-            product(tile.dq, width, tile.n, width, k0 > k_begin, dscores, 1, TILE, keys, width, n_keys,
+            product(tile.dq, width, tile.n, width, begun, dscores, 1, TILE, keys, width, n_keys,
                     diagonal ? STEPS_TO_ROW : WHOLE);
+            begun = true;
         }
         for (int64_t i = 0; i < tile.n; i++)
             memcpy(dq + (q0 + i) * row, tile.dq + i * width, sizeof(float) * (size_t)f->HD);

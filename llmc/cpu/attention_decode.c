@@ -11,6 +11,7 @@ typedef struct Decode {
     const float *qkv;
     const int32_t *positions, *begins;
     int64_t window, T, NH, HD;
+    BlockSparse sparse;
 } Decode;
 
 static float dot(const float *a, const float *b, int64_t n) {
@@ -25,13 +26,21 @@ static void scale_add(float *y, float alpha, const float *x, float factor, int64
         vec_store_n(y + i, vec_load_n(y + i, n - i) * alpha + vec_load_n(x + i, n - i) * factor, n - i);
 }
 
+/* Whether the query at the last of the keys sees those from `key` on, a block. */
+static bool sees(const BlockSparse *sparse, int64_t end, int64_t key) {
+    return sparse->pattern.window == 0 ||
+           sparse_sees(sparse, (int)((end - 1) / MASK_BLOCK), (int)(key / MASK_BLOCK));
+}
+
 /* Keys [begin, end), whose rows of k and v are 2 C apart, with the online softmax of attention.c for a single row. */
 static void attend(float *out, const float *q, const float *k, int64_t C, int64_t HD, int64_t begin,
-                   int64_t end) {
+                   int64_t end, const BlockSparse *sparse) {
+    _Static_assert((int)KEYS == MASK_BLOCK, "blocks are seen or not");
     const int64_t row = 2 * C;
     const float *v = k + C, scale = 1.0f / sqrtf((float)HD);
     float max = -INFINITY, total = 0, sum[MAX_HD] = {0}, weights[KEYS];
     for (; begin < end; begin += KEYS) {
+        if (!sees(sparse, end, begin)) continue;
         int64_t n = min_i64(end - begin, KEYS);
         float new_max = max;
         for (int64_t j = 0; j < n; j++) {
@@ -61,11 +70,12 @@ static void decode_head(const void *args, int64_t task) {
     memcpy(new_k + C, q + 2 * C, (size_t)HD * sizeof *k);
     int64_t begin = f->window && position >= f->window ? position + 1 - f->window : 0;
     if (f->begins && f->begins[b] > begin) begin = f->begins[b];
-    attend(f->out + b * C + at, q, k, C, HD, begin, position + 1);
+    attend(f->out + b * C + at, q, k, C, HD, begin, position + 1, &f->sparse);
 }
 
 void cpu_attention_decode(floatX *out, floatX *cache, const floatX *qkv, const int32_t *positions,
-                          const int32_t *begins, float *scratch, int window, int B, int T, int NH, int HD) {
+                          const int32_t *begins, float *scratch, const AttentionMask *mask, int B, int T,
+                          int NH, int HD) {
     cpu_parallel_for((int64_t)B * NH, decode_head,
-                     &(Decode){out, cache, qkv, positions, begins, window, T, NH, HD});
+                     &(Decode){out, cache, qkv, positions, begins, mask->window, T, NH, HD, mask->sparse});
 }

@@ -48,6 +48,7 @@ typedef struct Rows {
     int64_t T, window;
     const int32_t *starts; /* (T) of documents; NULL: there are none */
     float scale;
+    BlockSparse sparse;
 } Rows;
 
 /* The first key that query t sees. */
@@ -58,11 +59,20 @@ static const int32_t *starts_of(const AttentionMask *mask, int64_t head, int64_t
     return mask->starts ? mask->starts + head / NH * T : NULL;
 }
 
+/* Scores of blocks that query t does not see become -inf. */
+static void hide_blocks(const Rows *r, int64_t t) {
+    const int query_block = (int)(t / MASK_BLOCK);
+    for (int block = 0; r->sparse.pattern.window > 0 && block < query_block; block++)
+        for (int j = 0; !sparse_sees(&r->sparse, query_block, block) && j < MASK_BLOCK; j++)
+            r->probs[t * r->T + (int64_t)block * MASK_BLOCK + j] = -INFINITY;
+}
+
 /* Task: row t of scores becomes softmax(scale * scores) over the keys that query t sees, and 0 over the others. */
 static void softmax_row(const void *args, int64_t t) {
     const Rows *r = args;
     const int64_t first = first_key(r, t), n = t + 1 - first;
     float *row = r->probs + t * r->T + first, max = -INFINITY;
+    hide_blocks(r, t);
     for (int64_t j = 0; j < n; j++) max = row[j] * r->scale > max ? row[j] * r->scale : max;
     vec sum = {0};
     for (int64_t j = 0; j < n; j += VEC) {
@@ -101,7 +111,7 @@ void cpu_attention_standard_forward(floatX *out, floatX *probs, floatX *dropped,
         product(p, q, transposed(k), T, T, HD);
         cpu_parallel_for(T, softmax_row,
                          &(Rows){p.data, NULL, T, attention_window(mask, T), starts_of(mask, i, T, NH),
-                                 1.0f / sqrtf((float)HD)});
+                                 1.0f / sqrtf((float)HD), mask->sparse});
     }
     if (drops) cpu_dropout_matrices(dropped, probs, &mask->dropout, (int64_t)B * NH * T, T, T);
     for (int64_t i = 0; i < (int64_t)B * NH; i++) {
@@ -129,7 +139,7 @@ void cpu_attention_standard_backward(floatX *dqkv, floatX *dprobs, const floatX 
         View dp = {(float *)dprobs + i * square, T, 1};
         cpu_parallel_for(T, softmax_backward_row,
                          &(Rows){(float *)probs + i * square, dp.data, T, attention_window(mask, T),
-                                 starts_of(mask, i, T, NH), 1.0f / sqrtf((float)HD)});
+                                 starts_of(mask, i, T, NH), 1.0f / sqrtf((float)HD), mask->sparse});
         product(packed_head(dqkv, 0, i, T, NH, HD), dp, k, T, HD, T);
         product(packed_head(dqkv, 1, i, T, NH, HD), transposed(dp), q, T, HD, T);
     }

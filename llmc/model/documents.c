@@ -15,3 +15,13 @@ void document_bounds(int32_t *starts, int32_t *ends, const int32_t *tokens, int 
         }
     }
 }
+
+double document_pairs(const int32_t *starts, const int32_t *ends, int64_t n, int window) {
+    double pairs = 0;
+    for (int64_t i = 0; i < n;) {
+        const double length = ends[i] - starts[i], seen = window > 0 && window < length ? window : length;
+        pairs += seen * (length - seen / 2);
+        i += ends[i] - starts[i];
+    }
+    return pairs;
+}

@@ -98,6 +98,8 @@ void gpt2_begin_step(GPT2 *model, int64_t n_micro_steps) {
     if (n_leaves) model->leaf_micro_steps = n_micro_steps / (n_leaves / n_ranks);
     model->step++;
     model->n_micro_steps = 0;
+    model->seen_pairs = 0;
+    model->seen_tokens = 0;
     model->last_micro_step = n_micro_steps - 1;
     model->ops->device->zero(model->sums, sizeof *model->sums);
 }

@@ -16,7 +16,8 @@ struct GPT2Config {
     int window;     /* attention sees the last `window` positions, the query's own among them; 0: all */
     float dropout;  /* in training: attention's probabilities, each branch's output, the embedding; 0: none */
     bool documents; /* attention sees its own document only; positions go on from one to the next */
-    int end_of_text; /* where `documents`: the token that ends one */
+    int end_of_text;      /* where `documents`: the token that ends one */
+    SparsePattern sparse; /* of attention's blocks; it joins with neither a window nor documents */
 };
 
 /* The names that a descriptor may be, i from 0; NULL behind the last. */
@@ -128,10 +129,14 @@ typedef struct GPT2 {
     int64_t n_block_tiles[N_OPTIMIZERS];
     int32_t *tokens, *targets; /* (B,T) on the device, this rank's */
     int32_t *starts, *ends;    /* (B, whole T) of documents; NULL: sequences are not cut */
-    void *scratch;             /* ops->scratch_bytes(shape) */
-    StepSums *sums;            /* of the step at hand, on the device */
-    StepStats *stats;          /* of the last step updated, on the device */
-    uint64_t *dropout_key;     /* of the micro-step at hand, on the device; NULL where nothing is dropped */
+    double seen_pairs; /* with documents: of query and key, of this rank's sequences since gpt2_begin_step */
+    int64_t seen_tokens;
+    int32_t *sparse_tables; /* (n_layer, sparse_table_words) of sequences of sparse_T; NULL: no pattern */
+    int sparse_T;           /* options.T at gpt2_open */
+    void *scratch;          /* ops->scratch_bytes(shape) */
+    StepSums *sums;         /* of the step at hand, on the device */
+    StepStats *stats;       /* of the last step updated, on the device */
+    uint64_t *dropout_key;  /* of the micro-step at hand, on the device; NULL where nothing is dropped */
     int64_t step; /* steps begun: with the seed it says what dropout draws, so a resumed run sets it */
     int64_t n_micro_steps;   /* of this step, done */
     int64_t last_micro_step; /* n_micro_steps in the last of this step: there gradients become final */
@@ -243,5 +248,8 @@ floatX *gpt2_weight(const GPT2 *model, TensorId id, int layer);
 float *gpt2_grad(const GPT2 *model, TensorId id, int layer);
 
 /* Model FLOPs per token, of matrix products alone: 6 N + 12 L C K, N the weights of the linear layers and of the head
- * over the real vocabulary (no position embeddings, biases, norms), K the mean number of keys that a query sees: T/2 counted for all of them, W - W^2/2T for a window of W. */
+ * over the real vocabulary (no position embeddings, biases, norms), K the mean number of keys that a query sees: T/2
+ * counted for all of them, W - W^2/2T for a window of W, what sparse_pairs counts for blocks. */
 double gpt2_flops_per_token(const GPT2Config *config, int T);
+/* The same of the step at hand, behind its micro-steps: with documents, by the pairs that this rank's sequences see. */
+double gpt2_step_flops_per_token(const GPT2 *model, int T);

@@ -114,6 +114,15 @@ static bool check_heads(const GPT2Config *config, const char *what, Error *err) 
                 C / heads, C, heads, hint);
 }
 
+static bool check_sparse(const GPT2Config *config, const char *what, Error *err) {
+    const SparsePattern p = config->sparse;
+    return p.window == 0 || (config->window == 0 && !config->documents) ||
+           fail(err, EXIT_INPUT,
+                "%s: sparse attention and %s: each says alone what attention sees; hint: leave one of them "
+                "out",
+                what, config->window ? "a window" : "documents");
+}
+
 bool gpt2_config_check(const GPT2Config *config, const char *what, Error *err) {
     /* Limits keep every product below in 64 bits and every per-row count in 32. */
     const struct {
@@ -136,17 +145,27 @@ bool gpt2_config_check(const GPT2Config *config, const char *what, Error *err) {
     if (config->documents && (config->end_of_text < 0 || config->end_of_text >= config->vocab_size))
         return fail(err, EXIT_INPUT, "%s: documents end at token %d, expected one of %d tokens", what,
                     config->end_of_text, config->vocab_size);
-    if (!check_heads(config, what, err)) return false;
+    if (!check_heads(config, what, err) || !check_sparse(config, what, err)) return false;
     if (config->padded_vocab_size != gpt2_pad_vocab(config->vocab_size))
         return fail(err, EXIT_INPUT, "%s: padded vocabulary is %d, expected %d for %d tokens", what,
                     config->padded_vocab_size, gpt2_pad_vocab(config->vocab_size), config->vocab_size);
     return true;
 }
 
-double gpt2_flops_per_token(const GPT2Config *config, int T) {
+static double flops_of_keys(const GPT2Config *config, double keys) {
     const double L = config->n_layer, C = config->n_embd, V = config->vocab_size;
     const double linear = L * (3 * C * C + C * C + 4 * C * C + 4 * C * C), head = V * C;
+    return 6 * (linear + head) + 12 * L * C * keys;
+}
+
+double gpt2_flops_per_token(const GPT2Config *config, int T) {
     const AttentionMask mask = {.window = config->window};
     const double W = attention_window(&mask, T); /* a query sees W - W^2 / 2T keys in the mean */
-    return 6 * (linear + head) + 12 * L * C * (W - W * W / (2.0 * T));
+    return flops_of_keys(config,
+                         config->sparse.window ? sparse_pairs(config->sparse, T) / T : W - W * W / (2.0 * T));
+}
+
+double gpt2_step_flops_per_token(const GPT2 *model, int T) {
+    if (model->seen_tokens == 0) return gpt2_flops_per_token(&model->config, T);
+    return flops_of_keys(&model->config, model->seen_pairs / (double)model->seen_tokens);
 }

@@ -24,14 +24,23 @@ void upload_documents(GPT2 *model, const int32_t *tokens, int B, int T) {
     if (!model->config.documents) return;
     int32_t *bounds = must_allocate(2 * n * sizeof *bounds, "the bounds of documents");
     document_bounds(bounds, bounds + n, tokens, B, T, model->config.end_of_text);
+    model->seen_pairs += document_pairs(bounds, bounds + n, (int64_t)n, model->config.window);
+    model->seen_tokens += (int64_t)n;
     model->ops->device->upload(model->starts, bounds, n * sizeof *bounds);
     model->ops->device->upload(model->ends, bounds + n, n * sizeof *bounds);
     free(bounds);
 }
 
+static BlockSparse sparse_of_layer(const GPT2 *model, int l) {
+    const GPT2Config *c = &model->config;
+    const size_t words = sparse_table_words(c->sparse, model->sparse_T, c->max_seq_len);
+    if (c->sparse.window == 0) return (BlockSparse){0};
+    return sparse_of(c->sparse, model->sparse_tables + (size_t)l * words, model->sparse_T, c->max_seq_len);
+}
+
 AttentionMask mask_of(const GPT2 *model, const Batch *b, int l) {
     return (AttentionMask){model->config.window, dropout_at(model, b, SITE_ATTENTION, l), model->starts,
-                           model->ends};
+                           model->ends, sparse_of_layer(model, l)};
 }
 
 /* ---- norms ---- */
@@ -90,7 +99,7 @@ static void attention_forward(GPT2 *model, const Batch *b, int l) {
     const AttentionMask mask = mask_of(model, b, l);
     if (b->positions)
         ops->attention_decode(attn, cache_of(model, b, l), qkv, b->positions, b->begins, model->scratch,
-                              mask.window, b->B, b->cache->T, b->NH, b->HD);
+                              &mask, b->B, b->cache->T, b->NH, b->HD);
     else if (model->options.attention == ATTENTION_STANDARD)
         ops->attention_standard_forward(heads, gpt2_activation(model, ACT_PROBS, l),
                                         gpt2_activation(model, ACT_DPROBS, 0), qkv, &mask, b->B, T, NH,

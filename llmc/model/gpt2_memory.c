@@ -64,6 +64,7 @@ static OpShape op_shape(const Ops *ops, const GPT2Config *config, const GPT2Opti
         .V = config->vocab_size,
         .Vp = config->padded_vocab_size,
         .loss_rows = loss_rows((int64_t)options->B * T, config->padded_vocab_size, ops->dtype),
+        .sparse = config->sparse,
     };
 }
 
@@ -137,7 +138,7 @@ typedef struct Buffer {
     size_t bytes;
 } Buffer;
 
-enum { FIRST_STATE = 5, AFTER_STATES = FIRST_STATE + N_STATES, N_BUFFERS = AFTER_STATES + 10 };
+enum { FIRST_STATE = 5, AFTER_STATES = FIRST_STATE + N_STATES, N_BUFFERS = AFTER_STATES + 11 };
 
 /* Says in the name how much of the whole a buffer has. */
 static void say_part(Buffer *b, const GPT2 *model) {
@@ -170,6 +171,14 @@ static size_t block_tiles_bytes(const GPT2 *model) {
     return listed ? (size_t)gpt2_own_part(model, 0).n / PARAMETER_TILE * sizeof(int32_t) : 0;
 }
 
+/* Of all layers. */
+static size_t sparse_bytes(const GPT2 *model) {
+    const GPT2Config *c = &model->config;
+    if (c->sparse.window == 0) return 0;
+    return (size_t)c->n_layer * sparse_table_words(c->sparse, model->sparse_T, c->max_seq_len) *
+           sizeof(int32_t);
+}
+
 /* Sizes come from model->config, options, ops, shape, n_elements and n_own; the pointers are only written by
  * gpt2_open. */
 static void buffer_table(Buffer table[N_BUFFERS], GPT2 *model) {
@@ -196,6 +205,7 @@ static void buffer_table(Buffer table[N_BUFFERS], GPT2 *model) {
         {(void **)&model->targets,     "targets",          "scratch",   N * 4},
         {(void **)&model->starts,      "starts of documents", "scratch", bounds},
         {(void **)&model->ends,        "ends of documents", "scratch",  bounds},
+        {(void **)&model->sparse_tables, "seen blocks", "scratch",      sparse_bytes(model)},
         {&model->scratch,              "op scratch",       "scratch",   scratch_bytes(model->ops, &model->shape, &model->options)},
         {(void **)&model->sums,        "step sums",        "scratch",   sizeof(StepSums)},
         {(void **)&model->stats,       "step statistics",  "scratch",   sizeof(StepStats)},
@@ -210,6 +220,7 @@ static void buffer_table(Buffer table[N_BUFFERS], GPT2 *model) {
 static void model_shape(GPT2 *model, const Ops *ops, const GPT2Config *config, const GPT2Options *options) {
     *model = (GPT2){.config = *config, .options = *options, .ops = ops};
     model->comm = options->comm ? options->comm : &comm_alone;
+    model->sparse_T = options->T;
     model->n_parts = options->training ? model->comm->ranks.n_ranks : 1;
     model->n_parameters = gpt2_tensors(model->tensors, config, model->n_parts);
     model->n_elements = gpt2_n_elements(model->tensors);
@@ -307,6 +318,17 @@ static void upload_tile_groups(GPT2 *model) {
     free(groups);
 }
 
+static void upload_sparse_tables(GPT2 *model) {
+    const GPT2Config *c = &model->config;
+    const size_t words = sparse_table_words(c->sparse, model->sparse_T, c->max_seq_len);
+    int32_t *tables = must_allocate((size_t)c->n_layer * words * sizeof *tables, "the seen blocks");
+    memset(tables, 0, (size_t)c->n_layer * words * sizeof *tables); /* a layer may need fewer */
+    for (int l = 0; l < c->n_layer; l++)
+        sparse_table(tables + (size_t)l * words, c->sparse, model->sparse_T, c->max_seq_len, l);
+    model->ops->device->upload(model->sparse_tables, tables, (size_t)c->n_layer * words * sizeof *tables);
+    free(tables);
+}
+
 bool gpt2_open(GPT2 *model, const Ops *ops, const GPT2Config *config, const GPT2Options *options,
                Error *err) {
     Buffer buffers[N_BUFFERS];
@@ -329,6 +351,7 @@ bool gpt2_open(GPT2 *model, const Ops *ops, const GPT2Config *config, const GPT2
     if (ops->dtype == DTYPE_F32) model->weights = model->master;
     zero_padding(model);
     if (options->training) upload_tile_groups(model);
+    if (model->sparse_tables) upload_sparse_tables(model);
     if (model->block_tiles) open_block_tiles(model);
     ops->device->zero(model->stats, sizeof *model->stats);
     return true;

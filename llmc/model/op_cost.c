@@ -8,9 +8,10 @@
 static const char *const names[N_OPS] = {EACH_OP(OP_NAME)};
 #undef OP_NAME
 
-/* FLOP of one T x T product of all heads, the part of its causal half that a window leaves. */
+/* FLOP of one T x T product of all heads, the part of its causal half that a window or blocks leave. */
 static double causal_product(const OpSizes *s) {
     const double T = s->T, w = s->window > 0 && s->window < s->T ? s->window / T : 1;
+    if (s->sparse.window > 0) return 2 * sparse_pairs(s->sparse, s->T) * s->B * s->NH * s->HD;
     return (2 * w - w * w) * s->B * T * T * s->NH * s->HD;
 }
 

@@ -31,7 +31,8 @@ typedef struct OpSizes {
     int C, OC, IC, V, Vp;
     int group;  /* of row_dots */
     int window; /* of attention; 0: none */
-    int with;   /* WITH_SUMS, ... */
+    SparsePattern sparse;
+    int with; /* WITH_SUMS, ... */
 } OpSizes;
 
 typedef struct OpCost {

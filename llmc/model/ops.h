@@ -22,6 +22,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include "block_sparse.h"
 #include "dropout.h"
 #include "exact_sum.h"
 #include "newton_schulz.h"
@@ -42,10 +43,11 @@ static inline int64_t attention_decode_scratch(int B, int NH, int HD) {
 
 /* Largest sizes a model will call the ops with; scratch is sized for them. */
 typedef struct OpShape {
-    int B, T;          /* micro-batch, context */
-    int C, NH;         /* channels, heads */
-    int V, Vp;         /* vocabulary, padded vocabulary */
-    int64_t loss_rows; /* tokens per chunk of the LM head */
+    int B, T;             /* micro-batch, context */
+    int C, NH;            /* channels, heads */
+    int V, Vp;            /* vocabulary, padded vocabulary */
+    int64_t loss_rows;    /* tokens per chunk of the LM head */
+    SparsePattern sparse; /* of attention */
 } OpShape;
 
 /* What a step adds up, on the device: int64 all, so that ranks add theirs number by number, and the order of nothing
@@ -158,6 +160,8 @@ typedef struct AttentionMask {
     /* (B,T) in device memory: the first position of the document that a position is of, and the one behind its last. A query
      * sees its own document. NULL: a sequence is one document. */
     const int32_t *starts, *ends;
+    /* Its tables in device memory, those of the layer. Without a window and documents: it says what is seen alone. */
+    BlockSparse sparse;
 } AttentionMask;
 
 /* Of T positions, how many a query sees at most: a window as long as T is none. */
@@ -166,7 +170,8 @@ static inline int attention_window(const AttentionMask *mask, int T) {
 }
 /* Nothing is left out: plain causal attention, whose kernels are the fastest. */
 static inline bool attention_is_plain(const AttentionMask *mask, int T) {
-    return mask->dropout.p == 0 && attention_window(mask, T) == T && !mask->starts;
+    return mask->dropout.p == 0 && attention_window(mask, T) == T && !mask->starts &&
+           !sparse_cuts(&mask->sparse, T);
 }
 
 /* A row-major matrix on the device, an operand of the linear ops. data NULL: there is none. */
@@ -254,8 +259,8 @@ typedef void QkvBiasBackward(float *dbias, const floatX *dqkv, const float *dpro
  * ---- */
 /* FlashAttention-2 (Dao 2023, Algorithms 1 and 2): nothing of size T*T exists.
  * out (B,T,NH,HD) = (P o M) V, lse (B,NH,T) fp32 = logsumexp_j(scale q_i.k_j) in nats. P is the softmax over the mask's
- * window and documents, before dropout, and lse is its; M is the dropout's mask times 1/(1-p). Key tiles outside the window are not
- * visited. A mask that leaves nothing out ({0}) is plain causal attention, whose kernels are the fastest; NULL is not
+ * window and documents, or its blocks, before dropout, and lse is its; M is the dropout's mask times 1/(1-p). Key tiles that
+ * nobody sees are not visited. A mask that leaves nothing out ({0}) is plain causal attention, whose kernels are the fastest; NULL is not
  * allowed. */
 typedef void AttentionForward(floatX *out, float *lse, const floatX *qkv, const AttentionMask *mask, int B,
                               int T, int NH, int HD);
@@ -275,10 +280,12 @@ typedef void AttentionStandardBackward(floatX *dqkv, floatX *dprobs, const float
                                        int HD);
 /* A new token of each of B sequences against the keys and values of the tokens before it. qkv (B,3,NH,HD) is of the new
  * tokens, positions (B), each < T, say where they stand. k and v go into the cache (B,T,2,NH,HD) there; out (B,NH,HD) =
- * attention over the last `window` positions, the new one among them (0: all), from begins (B) on (NULL: 0). A sequence's result depends on B in no
- * bit. scratch: attention_decode_scratch(B, NH, HD) values. */
+ * attention over what the mask's window or blocks leave, the new one among it, from begins (B) on (NULL: 0). Of the mask
+ * nothing else is read; blocks and begins do not join. A sequence's result depends on B in no bit. scratch:
+ * attention_decode_scratch(B, NH, HD) values. */
 typedef void AttentionDecode(floatX *out, floatX *cache, const floatX *qkv, const int32_t *positions,
-                             const int32_t *begins, float *scratch, int window, int B, int T, int NH, int HD);
+                             const int32_t *begins, float *scratch, const AttentionMask *mask, int B, int T,
+                             int NH, int HD);
 
 /* ---- layouts ---- */
 /* out (b,a,width) = in (a,b,width): rows of `width` elements, a multiple of 8, as they are. out is not in */

@@ -51,6 +51,18 @@ static void print_batch(FILE *out, const Settings *s, int n_ranks) {
                     (long long)s->seq, (long long)size, (long long)(s->seq / size));
 }
 
+static void print_sparse(FILE *out, const Settings *s) {
+    const double T = (double)s->seq;
+    SparsePattern p = {0};
+    if (s->sparse && sparse_read(&p, s->sparse) && p.window > 0)
+        console_row(
+            out, "sparse",
+            "attention sees blocks of %d: of the last %d positions, of the first %d, %d at random; %.3g %% "
+            "of all pairs",
+            (int)MASK_BLOCK, p.window * MASK_BLOCK, p.first * MASK_BLOCK, p.random,
+            100 * sparse_pairs(p, (int)s->seq) / (T * T / 2));
+}
+
 static void print_window(FILE *out, const Settings *s) {
     if (s->window >= s->seq)
         console_row(out, "window", "%lld, the context or more: attention sees all of it",
@@ -59,6 +71,7 @@ static void print_window(FILE *out, const Settings *s) {
         console_row(out, "window", "attention sees %lld of %lld positions", (long long)s->window,
                     (long long)s->seq);
     if (s->documents) console_row(out, "documents", "attention sees its own document only");
+    print_sparse(out, s);
 }
 
 void console_eval_settings(FILE *out, const Settings *s) {

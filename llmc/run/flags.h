@@ -32,6 +32,7 @@ typedef struct Settings {
     int64_t window;                  /* of attention; 0: none, or as the model's files say */
     bool pack;                       /* training windows are made of whole documents */
     bool documents;                  /* attention sees its own document only, or as the model's files say */
+    const char *sparse;              /* "W,G,R", "0": none; NULL: as the model's files say */
     int64_t batch, seq;              /* micro-batch of one rank, context */
     int64_t tokens_per_step; /* over all ranks and micro-steps; 0 before settings_complete: one micro-step */
     /* optimisation */

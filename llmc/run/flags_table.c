@@ -34,6 +34,8 @@ const Flag flags_table[] = {
      .help = "attention sees its own document only, which ends at the tokenizer's end-of-text token; not given: as --model's files say"},
     {GROUP_DATA, "pack", 0, FLAG_SWITCH, AT(pack), .affects_training = true,
      .help = "training sequences are made of whole documents where they fit (best-fit packing): few are cut, none is padded; goes with --documents, but needs only the end-of-text token"},
+    {GROUP_DATA, "sparse", 0, FLAG_TEXT, AT(sparse), .affects_training = true, .value_name = "W,G,R",
+     .help = "attention sees blocks of 64: those of the last W tokens, of the first G, and R at random; 0: all; not given: as --model's files say"},
     {GROUP_DATA, "batch", 'b', FLAG_INT, AT(batch), NULL, 1, 1 << 20, .affects_training = true, .value_name = "B",
      .help = "sequences in one micro-batch of one GPU"},
     {GROUP_DATA, "seq", 't', FLAG_INT, AT(seq), NULL, 1, 1 << 26, .affects_training = true, .value_name = "T",

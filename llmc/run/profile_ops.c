@@ -174,7 +174,9 @@ static void attention_forward(floatX *out, float *lse, const floatX *qkv, const 
                               int T, int NH, int HD) {
     begin();
     inner->attention_forward(out, lse, qkv, mask, B, T, NH, HD);
-    end_op(OP_attention_forward, &(OpSizes){.B = B, .T = T, .NH = NH, .HD = HD, .window = mask->window});
+    end_op(OP_attention_forward,
+           &(OpSizes){
+               .B = B, .T = T, .NH = NH, .HD = HD, .window = mask->window, .sparse = mask->sparse.pattern});
 }
 
 static void attention_backward(floatX *dqkv, const floatX *dout, const floatX *out, const floatX *qkv,
@@ -182,8 +184,13 @@ static void attention_backward(floatX *dqkv, const floatX *dout, const floatX *o
                                int B, int T, int NH, int HD) {
     begin();
     inner->attention_backward(dqkv, dout, out, qkv, lse, d, mask, scratch, B, T, NH, HD);
-    end_op(OP_attention_backward,
-           &(OpSizes){.B = B, .T = T, .NH = NH, .HD = HD, .window = mask->window, .with = given(d, WITH_D)});
+    end_op(OP_attention_backward, &(OpSizes){.B = B,
+                                             .T = T,
+                                             .NH = NH,
+                                             .HD = HD,
+                                             .window = mask->window,
+                                             .sparse = mask->sparse.pattern,
+                                             .with = given(d, WITH_D)});
 }
 
 static void attention_standard_forward(floatX *out, floatX *probs, floatX *dropped, const floatX *qkv,
@@ -203,10 +210,10 @@ static void attention_standard_backward(floatX *dqkv, floatX *dprobs, const floa
 
 /* Its cost is that of a full cache: positions are the device's. */
 static void attention_decode(floatX *out, floatX *cache, const floatX *qkv, const int32_t *positions,
-                             const int32_t *begins, float *scratch, int window, int B, int T, int NH,
-                             int HD) {
+                             const int32_t *begins, float *scratch, const AttentionMask *mask, int B, int T,
+                             int NH, int HD) {
     begin();
-    inner->attention_decode(out, cache, qkv, positions, begins, scratch, window, B, T, NH, HD);
+    inner->attention_decode(out, cache, qkv, positions, begins, scratch, mask, B, T, NH, HD);
     end_op(OP_attention_decode, &(OpSizes){.B = B, .T = T, .NH = NH, .HD = HD});
 }
 

@@ -72,8 +72,29 @@ static void override_size(GPT2Config *config, const Settings *s) {
     if (s->channels) config->n_embd = (int)s->channels;
 }
 
-/* What the flags say of the computation; of a window and documents that they leave open, the model's files. */
-static void config_options(Run *run) {
+/* Of what attention sees, what the flags say; a pattern in place of the window or documents of a model's files, or the other
+ * way round, must be asked for. */
+static bool config_sparse(Run *run, Error *err) {
+    GPT2Config *c = &run->config;
+    Settings *s = &run->settings;
+    if (s->sparse && !sparse_read(&c->sparse, s->sparse))
+        return fail(
+            err, EXIT_INPUT,
+            "--sparse '%s': expected W,G,R: tokens of the window, 64 or more, tokens at the start, both in "
+            "multiples of 64, and a number of random blocks; hint: --sparse 256,64,2",
+            s->sparse);
+    if (!s->sparse && c->sparse.window) s->sparse = sparse_text(run->sparse, sizeof run->sparse, c->sparse);
+    const bool joined = c->sparse.window && (c->window || c->documents);
+    return !joined ||
+           fail(err, EXIT_INPUT,
+                "--sparse and %s: each says alone what attention sees; hint: leave one of them out%s",
+                c->window ? "--window" : "--documents",
+                run->model_path[0] ? ", or --window 0, --documents 0 or --sparse 0 against the model's files"
+                                   : "");
+}
+
+/* What the flags say of the computation; of a window, documents and blocks that they leave open, the model's files. */
+static bool config_options(Run *run, Error *err) {
     Settings *s = &run->settings;
     if (flags_was_set(s, "window"))
         run->config.window = (int)s->window;
@@ -84,15 +105,17 @@ static void config_options(Run *run) {
     else
         s->documents = run->config.documents;
     run->config.dropout = (float)s->dropout;
+    return config_sparse(run, err);
 }
 
-static void config_from_flags(Run *run) {
+static bool config_from_flags(Run *run, Error *err) {
     const Settings *s = &run->settings;
     override_size(&run->config, s);
-    config_options(run);
+    if (!config_options(run, err)) return false;
     run->config.max_seq_len = (int)s->seq;
     run->config.vocab_size = run->tokenizer ? tokenizer_vocab_size(run->tokenizer) : GPT2_VOCAB;
     run->config.padded_vocab_size = gpt2_pad_vocab(run->config.vocab_size);
+    return true;
 }
 
 /* The flags that made the size, for a message: "--channels 100 --heads 3". Returns text. */
@@ -147,7 +170,7 @@ static bool config_from_path(Run *run, Error *err) {
         return fail(err, EXIT_INPUT,
                     "--seq %lld: the model of %s has a context of %d tokens; hint: --seq %d at most",
                     (long long)s->seq, path, run->config.max_seq_len, run->config.max_seq_len);
-    config_options(run);
+    if (!config_options(run, err)) return false;
     if (s->eval_only) evaluate_as_trained(run);
     settings_limit_seq(s, run->config.max_seq_len, run->comm->ranks.n_ranks);
     return flags_check(s, run->comm->ranks.n_ranks, err) && same_size(run, path, err);
@@ -220,8 +243,8 @@ static bool model_size(Run *run, Error *err) {
     if (!find_checkpoint(run, err) || !find_model(run, err)) return false;
     if (run->model_path[0]) return size_from_files(run, err);
     if (!setup_tokenizer(run, err)) return false;
-    if (!gpt2_config_from_descriptor(&run->config, run->settings.model, err)) return false;
-    config_from_flags(run);
+    if (!gpt2_config_from_descriptor(&run->config, run->settings.model, err) || !config_from_flags(run, err))
+        return false;
     return gpt2_config_check(&run->config, size_flags(&run->settings, named, sizeof named), err);
 }
 

@@ -26,6 +26,7 @@ typedef struct Run {
     char no_tokenizer[1000];      /* where there is none: which file is missing */
     char *prompt;                 /* of --prompt-file; NULL: none */
     int end_of_text;              /* with --pack: the token that ends a document */
+    char sparse[48];              /* what settings.sparse points at where the model's files say it */
     GPT2Config config;
     GPT2 model;
     Snapshot

@@ -183,7 +183,7 @@ static bool report_step(Training *t, const QueuedStep *q, Error *err) {
         .norm = unsigned_nan(stats.grad_norm),
         .ms = seconds * 1e3,
         .tokens_per_second = rate,
-        .mfu = training_mfu(t, rate * gpt2_flops_per_token(&run->config, (int)s->seq)),
+        .mfu = training_mfu(t, rate * q->flops_per_token),
         .memory_bytes = t->memory_bytes,
         .n_skipped = stats.n_skipped,
     };
@@ -235,6 +235,7 @@ static bool queue_step(Training *t, QueuedStep *q, int64_t step, Error *err) {
                                            .clip = (float)s->clip,
                                            .momentum = (float)s->momentum,
                                            .polynomial = s->muon_polynomial});
+    q->flops_per_token = gpt2_step_flops_per_token(&run->model, (int)s->seq);
     gpt2_queue_stats(&run->model, (int)(step % READBACK_SLOTS));
     t->state.step = step;
     t->state.val_loss = NAN;

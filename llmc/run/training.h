@@ -19,6 +19,7 @@ typedef struct QueuedStep {
     int64_t step; /* 0: none */
     double begun; /* seconds: when the host began to queue it */
     double lr;
+    double flops_per_token;
     bool alone;  /* no step was running before it: it may have loaded kernels and grown the memory in use */
     bool hashed; /* its statistics have the weights' hash */
 } QueuedStep;

@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
+#include "llmc/checkpoint/hf_config.h"
 #include "llmc/checkpoint/export.h"
 #include "llmc/base/files.h"
 #include "dev/test/tiny_model.h"
@@ -415,7 +416,7 @@ static void test_window(void) {
     size_t size;
     model.config.window = 8;
     refuses("w.gguf", EXPORT_F32, bytes_tokenizer, "--window 0");
-    refuses("w.bin", EXPORT_F32, NULL, "sees 8 of 16 positions");
+    refuses("w.bin", EXPORT_F32, NULL, "sees the last 8 positions of 16");
     CHECK(export("w", EXPORT_F32, NULL, &err), "%s", err.text);
     char *file = file_read(in_folder("w/model.safetensors"), 1 << 24, &size, &err);
     CHECK(file && size > 8 && strstr(file + 8, "note.attention_window_of_8_positions_is_not_applied"),
@@ -428,6 +429,30 @@ static void test_window(void) {
     CHECK(export("whole", EXPORT_F32, NULL, &err) && access(in_folder("whole/README.md"), F_OK) != 0,
           "a window of the whole context is warned of");
     model.config.window = 0;
+}
+
+/* The same of a pattern of blocks. */
+static void test_blocks(void) {
+    Error err;
+    size_t size;
+    GPT2Config read;
+    const int context = model.config.max_seq_len;
+    model.config.sparse = (SparsePattern){1, 1, 2};
+    CHECK(export("few.gguf", EXPORT_F32, bytes_tokenizer, &err), "nothing is left out: %s", err.text);
+    CHECK(export("b", EXPORT_F32, NULL, &err), "%s", err.text);
+    CHECK(access(in_folder("b/README.md"), F_OK) != 0, "blocks that leave out nothing are warned of");
+    CHECK(hf_config_read(in_folder("b/config.json"), &read, &err) && read.sparse.window == 1 &&
+              read.sparse.first == 1 && read.sparse.random == 2,
+          "config.json: %d,%d,%d: %s", read.sparse.window, read.sparse.first, read.sparse.random, err.text);
+    model.config.sparse = (SparsePattern){1, 0, 0};
+    model.config.max_seq_len = 129;
+    refuses("b.gguf", EXPORT_F32, bytes_tokenizer, "sees blocks by --sparse 64,0,0 of 129");
+    refuses("blocks.bin", EXPORT_F32, NULL, "--sparse 0");
+    model.config.max_seq_len = context;
+    char *file = file_read(in_folder("b/model.safetensors"), 1 << 24, &size, &err);
+    CHECK(file && !strstr(file + 8, "note."), "a tensor warns of blocks that leave out nothing");
+    free(file);
+    model.config.sparse = (SparsePattern){0};
 }
 
 static void test_refused(void) {
@@ -525,6 +550,7 @@ int main(void) {
     test_gguf_of_bpe();
     test_round_trips();
     test_window();
+    test_blocks();
     test_refused();
     test_full_disk();
     test_leftovers();

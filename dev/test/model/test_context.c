@@ -161,6 +161,13 @@ static void test_steps(void) {
     documents.config.documents = true;
     documents.config.end_of_text = 3;
     test_step(documents, &ops_cpu, &ops_cpu, 3);
+    Case blocks = {
+        .what = "blocks", .config = small_config, .options = {.B = 1, .T = 210},
+                .seconds = FORKED_SECONDS
+    };
+    blocks.config.max_seq_len = 300;
+    blocks.config.sparse = (SparsePattern){1, 0, 1};
+    test_step(blocks, &ops_cpu, &ops_cpu, 3);
     test_small(3, "standard", 0, (GPT2Options){.B = 2, .T = 12, .attention = ATTENTION_STANDARD});
     for (int level = RECOMPUTE_GELU; level <= RECOMPUTE_BLOCK; level++) {
         test_small(2, "recompute", 0, (GPT2Options){.B = 1, .T = 12, .recompute = (Recompute)level});

@@ -1,5 +1,5 @@
 /* Attention on the CPU in its three forms (tiled, textbook, one row) against plain loops in double, with and without
- * a window, documents and dropout. The loops ask the mask element by element; test_dropout.c says what kind of mask it is. */
+ * a window, documents, blocks and dropout. The loops ask the mask element by element; test_dropout.c says what kind of mask it is. */
 #include "dev/test/cpu_case.h"
 #include "llmc/base/random.h"
 #include "llmc/model/documents.h"
@@ -9,6 +9,15 @@ typedef struct Attention {
     Buffer qkv, dout, out, lse;
     AttentionMask mask;
 } Attention;
+
+/* Whether a block is seen, by the words of block_sparse.h alone. */
+static bool sees(const BlockSparse *s, int64_t query, int64_t key) {
+    const int64_t distance = query / 64 - key / 64;
+    if (s->pattern.window == 0 || distance <= s->pattern.window || key / 64 < s->pattern.first) return true;
+    for (int r = 0; r < s->pattern.random; r++)
+        if (s->chosen[query / 64 * s->pattern.random + r] == key / 64) return true;
+    return false;
+}
 
 /* What P_ij of row `row` of (B,NH,T) is multiplied with. */
 static double kept(const AttentionMask *mask, int64_t row, int64_t key, int T) {
@@ -34,7 +43,7 @@ static double attention_double(const void *context) {
         for (int64_t j = first; j <= t; j++) {
             p[j] = 0;
             for (int64_t d = 0; d < HD; d++) p[j] += q[d] * k[j * row + d];
-            p[j] /= sqrt((double)HD);
+            p[j] = sees(&a->mask.sparse, t, j) ? p[j] / sqrt((double)HD) : -INFINITY;
             max = p[j] > max ? p[j] : max;
         }
         for (int64_t j = first; j <= t; j++) sum += p[j] = exp(p[j] - max);
@@ -78,7 +87,7 @@ static void decode_row(const char *name, const Attention *a, Buffer *cache, Buff
                (size_t)(3 * C) * sizeof(float));
     }
     ops->attention_decode(decoded->f, cache->f, rows->f, positions, a->mask.starts ? begins : NULL, NULL,
-                          a->mask.window, a->B, a->T, a->NH, a->HD);
+                          &a->mask, a->B, a->T, a->NH, a->HD);
     for (int b = 0; b < a->B && is_checked; b++) {
         Buffer one = *decoded;
         one.f += b * C;
@@ -87,13 +96,17 @@ static void decode_row(const char *name, const Attention *a, Buffer *cache, Buff
     }
 }
 
+/* The pattern of the cases that follow. */
+static SparsePattern pattern;
+
 /* Flash, textbook and decoding, token by token. spread: of the inputs; large ones make
  * one key take nearly all the weight. */
 static void test_attention(int B, int T, int NH, int HD, double spread, int window, float p, int documents) {
     static const uint64_t key = 0x123456789abcdef;
-    char name[112];
-    snprintf(name, sizeof name, "attention B %d T %d NH %d HD %d spread %g window %d p %g documents %d", B, T,
-             NH, HD, spread, window, (double)p, documents);
+    char name[160];
+    snprintf(name, sizeof name,
+             "attention B %d T %d NH %d HD %d spread %g window %d p %g documents %d blocks %d,%d,%d", B, T,
+             NH, HD, spread, window, (double)p, documents, pattern.window, pattern.first, pattern.random);
     int32_t *tokens = malloc(sizeof *tokens * (size_t)(3 * B * T)), *bounds = tokens + B * T;
     for (int i = 0; i < B * T; i++)
         tokens[i] = documents && random_mix((uint64_t)i) % (unsigned)documents == 0;
@@ -108,8 +121,11 @@ static void test_attention(int B, int T, int NH, int HD, double spread, int wind
         filled(n, 1, 0),
         poisoned(n),
         poisoned((int64_t)B * NH * T),
-        {window, {&key, 7, p}, documents ? bounds : NULL, NULL}
+        {.window = window, .dropout = {&key, 7, p}, .starts = documents ? bounds : NULL}
     };
+    int32_t *table = malloc(sizeof *table * sparse_table_words(pattern, T, T));
+    sparse_table(table, pattern, T, T, 2);
+    a.mask.sparse = sparse_of(pattern, table, T, T);
     Buffer dqkv = poisoned(3 * n), decoded = poisoned((int64_t)B * NH * HD), scratch = poisoned(1);
     Buffer cache = poisoned(2 * n), rows = poisoned((int64_t)B * 3 * NH * HD);
     Buffer probs = poisoned((int64_t)B * NH * T * T), dprobs = poisoned(probs.n);
@@ -133,6 +149,7 @@ static void test_attention(int B, int T, int NH, int HD, double spread, int wind
     for (int t = 0; p == 0 && t < T; t++)
         decode_row(name, &a, &cache, &rows, &decoded, t, t == T / 2 || t == T - 1);
     free(tokens);
+    free(table);
     end_case(name);
 }
 
@@ -208,6 +225,87 @@ static void test_bounds(void) {
     document_bounds(got[0][0], got[1][0], tokens[0], 2, 6, 1);
     CHECK(memcmp(got[0], starts, sizeof starts) == 0, "where documents start");
     CHECK(memcmp(got[1], ends, sizeof ends) == 0, "where documents end");
+    const double whole = (2 * 2 + 2 * 2 + 1 + 1) / 2.0 + (1 + 5 * 5) / 2.0,
+                 windowed = whole - 12.5 + 3 * (5 - 1.5);
+    CHECK(document_pairs(starts[0], ends[0], 12, 0) == whole, "pairs of documents: %g, expected %g",
+          document_pairs(starts[0], ends[0], 12, 0), whole);
+    CHECK(document_pairs(starts[0], ends[0], 12, 3) == windowed, "with a window: %g, expected %g",
+          document_pairs(starts[0], ends[0], 12, 3), windowed);
+}
+
+static int count(const BlockSparse *s, int query_block) {
+    int n = 0;
+    for (int key_block = 0; key_block <= query_block; key_block++)
+        n += sparse_sees(s, query_block, key_block);
+    return n;
+}
+
+/* What kernels read of a pattern: random blocks once each, between the start and the window, the same at any length; and
+ * the visits, which are the pattern the other way round. */
+static void check_pattern(SparsePattern p, int T) {
+    const int blocks = sparse_blocks(T), tiles = (blocks + 1) / 2;
+    int32_t *table = malloc(sizeof *table * sparse_table_words(p, T, T)),
+            *longer = malloc(sizeof *table * sparse_table_words(p, T, 2 * T));
+    sparse_table(table, p, T, T, 5);
+    sparse_table(longer, p, T, 2 * T, 5);
+    const BlockSparse s = sparse_of(p, table, T, T);
+    int wrong = memcmp(table, longer, sizeof *table * (size_t)(blocks * p.random)) != 0, n_visits = 0;
+    double pairs = 0;
+    for (int b = 0; b < blocks; b++) {
+        const int room = b - p.window - p.first, n = room < 0 ? 0 : room < p.random ? room : p.random;
+        const int rows = b == blocks - 1 ? T - 64 * b : 64;
+        wrong += count(&s, b) != (b < p.window + p.first ? b : p.window + p.first) + n + 1;
+        pairs += rows * 64.0 * (count(&s, b) - 1) + rows * rows / 2.0;
+        for (int tile = b / 2, before = 0; tile >= 0; tile--) {
+            const int flags = (sparse_sees(&s, b, 2 * tile) ? SEES_FIRST : 0) |
+                              (2 * tile < b && sparse_sees(&s, b, 2 * tile + 1) ? SEES_SECOND : 0);
+            int found = 0;
+            for (int v = s.begins[tile]; v < s.begins[tile + 1]; v++) {
+                if (s.visits[v].block != b) continue;
+                found++;
+                wrong +=
+                    (s.visits[v].flags & (SEES_FIRST | SEES_SECOND)) != flags || s.visits[v].before != before;
+            }
+            wrong += found != (flags != 0);
+            before += flags != 0;
+            n_visits += flags != 0;
+        }
+    }
+    for (int tile = 0; tile < tiles; tile++)
+        for (int v = s.begins[tile]; v < s.begins[tile + 1]; v++) {
+            int later = 0, lower = 0;
+            for (int w = v + 1; w < s.begins[tile + 1]; w++) {
+                later |= s.visits[w].flags & (SEES_FIRST | SEES_SECOND);
+                wrong += s.visits[w].block <= s.visits[v].block;
+            }
+            for (int w = 0; w < s.begins[tile]; w++) lower |= s.visits[w].block == s.visits[v].block;
+            const int mine = s.visits[v].flags & (SEES_FIRST | SEES_SECOND);
+            wrong += s.visits[v].flags != (mine | (mine & ~later) * ENDS_FIRST | (lower ? 0 : LOWEST_TILE));
+        }
+    wrong += s.begins[0] != 0 || s.begins[tiles] != n_visits;
+    CHECK(wrong == 0 && pairs == sparse_pairs(p, T), "pattern %d,%d,%d of %d: %d wrong, %g pairs", p.window,
+          p.first, p.random, T, wrong, pairs);
+    free(table);
+    free(longer);
+}
+
+static void test_patterns(void) {
+    static const SparsePattern patterns[] = {
+        {1,  0, 0},
+        {1,  1, 1},
+        {2,  3, 4},
+        {5,  2, 0},
+        {40, 1, 2}
+    };
+    static const int lengths[] = {1, 64, 200, 1000, 1985};
+    for (int i = 0; i < 5; i++)
+        for (int j = 0; j < 5; j++) check_pattern(patterns[i], lengths[j]);
+    pattern = (SparsePattern){1, 1, 1};
+    test_attention(1, 400, 2, 24, 2, 0, 0, 0);
+    test_attention(1, 330, 1, 64, 2, 0, 0.2f, 0);
+    pattern = (SparsePattern){2, 0, 2};
+    test_attention(2, 515, 1, 8, 2, 0, 0, 0);
+    pattern = (SparsePattern){0};
 }
 
 static void run_cases(void) {
@@ -226,6 +324,7 @@ static void run_cases(void) {
     test_attention(2, 200, 2, 24, 2, 0, 0, 40);
     test_attention(3, 70, 1, 8, 2, 0, 0, 3);
     test_attention(1, 150, 2, 64, 2, 50, 0.2f, 30);
+    test_patterns();
     test_bounds();
     test_mask_of_nothing();
     test_attention_causal();

@@ -80,7 +80,7 @@ static void prepare_standard_backward(OpCase *c) {
     op_round(c->in[4], c->dtype, c->operands[4].elems);
     float *out = op_malloc((size_t)c->operands[2].elems * sizeof *out);
     int32_t *words;
-    fill_documents(c);
+    fill_mask(c);
     AttentionMask mask = host_mask(c, 5, &words);
     mask.dropout.p = 0; /* probs are those before dropout */
     ops_cpu.attention_standard_forward(out, c->in[3], NULL, c->in[4], &mask, d->B, d->T, d->NH, d->HD);
@@ -98,7 +98,7 @@ static void plain_of_standard_backward(OpCase *c) {
 /* Of one sequence, whose rows (n,3,C) are `packed`: the cache's, with the new token's q. */
 static void plain_decode_sequence(OpCase *c, const float *packed, int n, float *plain, float *slack) {
     const int C = c->s.NH * c->s.HD, HD = c->s.HD, last = n - 1;
-    const HeadMask mask = {.window = c->s.window};
+    const HeadMask mask = {.window = c->s.window, .blocks = c->s.blocks, .chosen = c->in[6]};
     float *p = op_malloc((size_t)n * 2 * sizeof *p);
     for (int h = 0; h < c->s.NH; h++) {
         const float *q = packed + h * HD;
@@ -269,6 +269,45 @@ static void test_masks(const Ops *ops) {
         }
 }
 
+/* Blocks of 64, all lengths of Hopper's first tile. T128: no random block yet. */
+static const struct {
+    int B, T, NH;
+    SparsePattern blocks;
+    float p;
+} patterns[] = {
+    {2, 300,  3,  {1, 1, 1}, 0   },
+    {1, 195,  2,  {1, 0, 0}, 0   },
+    {1, 643,  2,  {2, 1, 2}, 0   },
+    {1, 771,  1,  {1, 3, 5}, 0   },
+    {2, 1000, 3,  {2, 0, 3}, 0   },
+    {1, 1300, 2,  {4, 1, 2}, 0   },
+    {2, 1985, 2,  {3, 2, 1}, 0   },
+    {1, 64,   2,  {1, 1, 1}, 0   }, /* nothing is left out */
+    {1, 515,  2,  {1, 1, 1}, 0.1f},
+    {2, 1500, 12, {4, 1, 2}, 0   }, /* more tiles than SMs */
+};
+
+static void test_blocks(const Ops *ops) {
+    const int some_head_sizes[] = {64, 128, 80, 96, 112, 24, 256};
+    const Op decode = decoding();
+    for (int h = 0; h < 7; h++)
+        for (size_t m = 0; m < sizeof patterns / sizeof *patterns; m++) {
+            const Sizes d = {.B = patterns[m].B,
+                             .T = patterns[m].T,
+                             .NH = patterns[m].NH,
+                             .HD = some_head_sizes[h],
+                             .blocks = patterns[m].blocks,
+                             .p = patterns[m].p};
+            if ((op_small || h > 1) && d.T > 771) continue;
+            op_case(ops, &forward, d);
+            op_case(ops, &backward, d);
+            if (d.p == 0) op_case(ops, &decode, d);
+            if (h > 0 || d.T > 771) continue;
+            op_case(ops, &standard_forward, d);
+            op_case(ops, &standard_backward, d);
+        }
+}
+
 /* More tiles than SMs, so that one follows another; and more heads than have sums of dQ at once, which then take turns. */
 static void test_many_heads(const Ops *ops) {
     for (int HD = 64; HD <= 128; HD += 64) {
@@ -378,6 +417,7 @@ static void test_path(const Ops *ops) {
     test_many_sequences(ops);
     test_long_caches(ops);
     test_masks(ops);
+    test_blocks(ops);
     test_adversarial(ops);
     const int nan_head_sizes[] = {64, 128, 24, 80, 96, 256};
     for (int h = 0; h < 6; h++)

@@ -288,17 +288,19 @@ static void greedy_text(GPT2 *model, const char *prompt, int n, char *text) {
     free(tokens);
 }
 
-/* A context of 150 tokens: the cache holds more than the 64 keys that the CPU decodes in one piece, then the window slides. */
-static void test_greedy(int window, bool documents) {
+/* A context of 150 tokens: the cache holds more than the 64 keys that the CPU decodes in one piece, then the window slides.
+ * blocks: of the model's files, of 210 tokens. */
+static void test_greedy(int window, bool documents, SparsePattern blocks) {
     enum { N = 220 };
     const char *const prompt = documents ? "the quick\nbrown fox" : "the quick brown fox";
     GPT2Config size = program_config;
-    const GPT2Options options = {.B = 1, .T = 150};
+    const GPT2Options options = {.B = 1, .T = blocks.window ? 210 : 150};
     GPT2 model;
     Error err = {0};
     char expected[N + 40];
     int seen[256] = {0}, letters = 0;
-    size.max_seq_len = 150;
+    size.max_seq_len = options.T;
+    size.sparse = blocks;
     size.documents = documents;
     size.end_of_text = '\n';
     save_program_model("long", LETTERS, &size);
@@ -403,9 +405,10 @@ int main(void) {
     test_three_bad_steps();
     test_ends_with_a_bad_step();
     test_eval_only();
-    test_greedy(0, false);
-    test_greedy(70, false);
-    test_greedy(0, true);
+    test_greedy(0, false, (SparsePattern){0});
+    test_greedy(70, false, (SparsePattern){0});
+    test_greedy(0, true, (SparsePattern){0});
+    test_greedy(0, false, (SparsePattern){1, 0, 1}); /* the last block sees one of two at random */
     test_samples();
     remove_tree(folder);
     return check_finish("program_runs");

@@ -1,4 +1,5 @@
 /* What flags and files make of a run before its first step, seen in what the program prints and refuses: sizes, memory, data. */
+#include "llmc/base/files.h"
 #include "llmc/run/console.h"
 #include "llmc/model/sampler.h"
 #include "dev/test/direct_run.h"
@@ -201,6 +202,59 @@ static void test_window(void) {
     }
 }
 
+/* ---- blocks ---- */
+
+static void test_blocks(void) {
+    static const struct {
+        const char *flag;
+        SparsePattern blocks;
+    } rows[] = {
+        {"",                {1, 1, 0}},
+        {"--sparse 0",      {0, 0, 0}},
+        {"--sparse 64,0,1", {1, 0, 1}},
+    };
+    GPT2Config size = program_config;
+    size.max_seq_len = 300;
+    size.sparse = (SparsePattern){1, 1, 0};
+    save_program_model("blocks", PLAIN, &size);
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        Direct d;
+        const int status =
+            run_program("--train %s --model %s --eval-only --batch 1 --seq 250 --eval-batches 1 %s",
+                        text_path, in_folder("blocks"), rows[i].flag);
+        size.sparse = rows[i].blocks;
+        direct_open(&d,
+                    "--batch 1 --seq 250 --eval-batches 1 --tokens-per-step 0 --steps 1 --lr 0 --warmup 0 "
+                    "--final-lr-fraction 0 --seed 0 --dropout 0 --eval-every 0 --window 0",
+                    &size, text_path);
+        program_weights(&d.model, PLAIN);
+        const double expected = direct_val(&d), got = printed_number("val loss ");
+        CHECK(status == 0 && fabs(got - expected) <= 6e-5, "%s: exit code %d, val loss %g, expected %g",
+              rows[i].flag, status, got, expected);
+        CHECK(says("sparse ") == (rows[i].blocks.window > 0), "%s: what the program says", rows[i].flag);
+        direct_close(&d);
+    }
+    CHECK(run_program("--model %s --export %s", in_folder("blocks"), in_folder("hf")) == 0, "no export");
+    size_t n;
+    Error err;
+    char *file = file_read(in_folder("hf/model.safetensors"), 1 << 24, &n, &err);
+    CHECK(file && strstr(file + 8, "note.attention_in_sparse_blocks_is_not_applied"),
+          "no tensor warns of blocks");
+    free(file);
+    CHECK(access(in_folder("hf/README.md"), F_OK) == 0, "no page says it");
+    char flags[300];
+    snprintf(flags, sizeof flags, "--train %s --model %s --eval-only --window 9", text_path,
+             in_folder("blocks"));
+    refuses(flags, "--sparse and --window: each says alone what attention sees");
+    refuses("--sparse 64,0,0 --documents", "--sparse and --documents: each says alone what attention sees");
+    refuses("--sparse 100,0,0", "--sparse '100,0,0': expected W,G,R");
+    refuses("--sparse 64,1,0", "--sparse '64,1,0': expected W,G,R");
+    refuses("--sparse 64,64", "--sparse '64,64': expected W,G,R");
+    refuses("--sparse 0,64,1", "--sparse '0,64,1': expected W,G,R");
+    refuses("--sparse 64,64,1,2", "--sparse '64,64,1,2': expected W,G,R");
+    refuses("--sparse 64,64,-1", "--sparse '64,64,-1': expected W,G,R");
+}
+
 /* ---- documents ---- */
 
 /* The loss of two documents in one sequence, each of 16 bytes, the first with its end. */
@@ -351,6 +405,7 @@ int main(void) {
     test_sampling_memory();
     test_measured();
     test_window();
+    test_blocks();
     test_documents();
     test_shards();
     test_header();

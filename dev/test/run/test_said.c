@@ -88,6 +88,7 @@ static void test_what_bends(void) {
                                         "val v.txt",
                                         "tokenizer bytes",
                                         "window 3",
+                                        "sparse 64,0,0",
                                         "batch 3",
                                         "seq 8",
                                         "tokens-per-step 48",
@@ -169,7 +170,8 @@ static void test_settings(void) {
                    "output      out/x every 50 steps and at the end\n");
     check_settings(
         "--train a.bin --batch 2 --seq 16 --tokens-per-step 64 --steps 100 --lr 0.002 --warmup 5 "
-        "--schedule constant --window 15 --optimizer muon --momentum 0.9 --muon-polynomial jordan "
+        "--schedule constant --window 15 --sparse 64,0,1 --optimizer muon --momentum 0.9 --muon-polynomial "
+        "jordan "
         "--eval-every 0 --sample-tokens 0 --overfit",
         2,
         "recipe      cpu-small (defaults for what the flags leave open)\n"
@@ -179,6 +181,9 @@ static void test_settings(void) {
         "optimizer   Muon on matrices, momentum 0.9, jordan; AdamW, betas 0.9 0.95, eps 1e-08, weight "
         "decay 0.1, clip 1\n"
         "window      attention sees 15 of 16 positions\n"
+        "sparse      attention sees blocks of 64: of the last 64 positions, of the first 0, 1 at random; 100 "
+        "% of all "
+        "pairs\n"
         "schedule    constant lr 2.00e-03 after 5 warm-up steps\n"
         "evaluation  none: --train names token shards and there is no --val\n"
         "output      none (--out DIR keeps checkpoints and a log)\n");

@@ -152,6 +152,18 @@ static void test_flops(void) {
     d12.window = 256; /* a query sees 256 - 256^2 / 2048 = 224 keys in the mean */
     CHECK(gpt2_flops_per_token(&d12, 1024) == 741192192.0 + 12 * 12 * 768 * 224.0, "with a window: %.0f",
           gpt2_flops_per_token(&d12, 1024));
+    d12.window = 0;
+    d12.sparse = (SparsePattern){
+        2, 1, 1}; /* 16 blocks of 64: 0 to 3 blocks before its own, then 4, and 32 keys of it */
+    CHECK(gpt2_flops_per_token(&d12, 1024) ==
+              741192192.0 + 12 * 12 * 768 * (64 * (0 + 1 + 2 + 3 + 12 * 4) / 16.0 + 32),
+          "with blocks: %.0f", gpt2_flops_per_token(&d12, 1024));
+    d12.sparse = (SparsePattern){0};
+    const GPT2 seen = {.config = d12, .seen_pairs = 3000, .seen_tokens = 40}, unseen = {.config = d12};
+    CHECK(gpt2_step_flops_per_token(&seen, 1024) == 741192192.0 + 12 * 12 * 768 * 75.0,
+          "with documents: %.0f", gpt2_step_flops_per_token(&seen, 1024));
+    CHECK(gpt2_step_flops_per_token(&unseen, 1024) == 797815296.0, "without: %.0f",
+          gpt2_step_flops_per_token(&unseen, 1024));
 }
 
 /* ---- ranks, the others of which are pretended ---- */

@@ -18,7 +18,8 @@ enum {
     RANGES = 1 /* keys before a window, of other documents */,
     DROPOUT = 2 /* up to one half */,
     STRONG_DROPOUT = 4,
-    ANY_MASK = 7
+    SPARSE = 8,
+    ANY_MASK = 15
 };
 
 typedef struct ForwardPath {
@@ -55,10 +56,21 @@ static const ForwardPath forward_paths[] = {
     {{90, 90,  DTYPE_BF16, 96,  0},    NAMED(sm90_forward_hd96),              NULL, 0},
     {{90, 90,  DTYPE_BF16, 112, 0},    NAMED(sm90_forward_hd112),             NULL, 0},
     {{90, 90,  DTYPE_BF16, 256, 0},    NAMED(sm90_forward_hd256),             NULL, 0},
-    {{90, 90,  DTYPE_BF16, 64,  0},    MASKED(sm90_forward_hd64_ranges),      RANGES},
-    {{90, 90,  DTYPE_BF16, 128, 0},    MASKED(sm90_forward_hd128_ranges),     RANGES},
-    {{90, 90,  DTYPE_BF16, 64,  0},    MASKED(sm90_forward_hd64_dropout),       DROPOUT},
-    {{90, 90,  DTYPE_BF16, 128, 0},    MASKED(sm90_forward_hd128_dropout),      DROPOUT},
+    {{90, 90,  DTYPE_BF16, 64,  0},    MASKED(sm90_forward_hd64_ranges),          RANGES},
+    {{90, 90,  DTYPE_BF16, 80,  0},    MASKED(sm90_forward_hd80_ranges),          RANGES},
+    {{90, 90,  DTYPE_BF16, 96,  0},    MASKED(sm90_forward_hd96_ranges),          RANGES},
+    {{90, 90,  DTYPE_BF16, 112, 0},    MASKED(sm90_forward_hd112_ranges),         RANGES},
+    {{90, 90,  DTYPE_BF16, 128, 0},    MASKED(sm90_forward_hd128_ranges),         RANGES},
+    {{90, 90,  DTYPE_BF16, 64,  0},    MASKED(sm90_forward_hd64_sparse),          SPARSE},
+    {{90, 90,  DTYPE_BF16, 80,  0},    MASKED(sm90_forward_hd80_sparse),          SPARSE},
+    {{90, 90,  DTYPE_BF16, 96,  0},    MASKED(sm90_forward_hd96_sparse),          SPARSE},
+    {{90, 90,  DTYPE_BF16, 112, 0},    MASKED(sm90_forward_hd112_sparse),         SPARSE},
+    {{90, 90,  DTYPE_BF16, 128, 0},    MASKED(sm90_forward_hd128_sparse),         SPARSE},
+    {{90, 90,  DTYPE_BF16, 64,  0},    MASKED(sm90_forward_hd64_dropout),         DROPOUT},
+    {{90, 90,  DTYPE_BF16, 80,  0},    MASKED(sm90_forward_hd80_dropout),         DROPOUT},
+    {{90, 90,  DTYPE_BF16, 96,  0},    MASKED(sm90_forward_hd96_dropout),         DROPOUT},
+    {{90, 90,  DTYPE_BF16, 112, 0},    MASKED(sm90_forward_hd112_dropout),        DROPOUT},
+    {{90, 90,  DTYPE_BF16, 128, 0},    MASKED(sm90_forward_hd128_dropout),        DROPOUT},
     {{80, ANY, DTYPE_BF16, 0,   0},    NAMED(sm80_attention_forward),         sm80_masked_attention_forward, ANY_MASK},
     {{0,  ANY, DTYPE_F32,  0,   0},    NAMED(generic_attention_forward_f32),  generic_masked_attention_forward_f32, ANY_MASK},
 };
@@ -77,10 +89,21 @@ static const BackwardPath backward_paths[] = {
     {{90, 90,  DTYPE_BF16, 96,  0},     NAMED(sm90_backward_hd96_1cta),         NULL, 0},
     {{90, 90,  DTYPE_BF16, 112, 2048},  NAMED(sm90_backward_hd112_2cta),        NULL, 0},
     {{90, 90,  DTYPE_BF16, 112, 0},     NAMED(sm90_backward_hd112_1cta),        NULL, 0},
-    {{90, 90,  DTYPE_BF16, 64,  0},     MASKED(sm90_backward_hd64_ranges),      RANGES},
-    {{90, 90,  DTYPE_BF16, 128, 0},     MASKED(sm90_backward_hd128_ranges),     RANGES},
-    {{90, 90,  DTYPE_BF16, 64,  0},     MASKED(sm90_backward_hd64_dropout),       DROPOUT},
-    {{90, 90,  DTYPE_BF16, 128, 0},     MASKED(sm90_backward_hd128_dropout),      DROPOUT},
+    {{90, 90,  DTYPE_BF16, 64,  0},     MASKED(sm90_backward_hd64_ranges),         RANGES},
+    {{90, 90,  DTYPE_BF16, 80,  0},     MASKED(sm90_backward_hd80_ranges),         RANGES},
+    {{90, 90,  DTYPE_BF16, 96,  0},     MASKED(sm90_backward_hd96_ranges),         RANGES},
+    {{90, 90,  DTYPE_BF16, 112, 0},     MASKED(sm90_backward_hd112_ranges),        RANGES},
+    {{90, 90,  DTYPE_BF16, 128, 0},     MASKED(sm90_backward_hd128_ranges),        RANGES},
+    {{90, 90,  DTYPE_BF16, 64,  0},     MASKED(sm90_backward_hd64_sparse),         SPARSE},
+    {{90, 90,  DTYPE_BF16, 80,  0},     MASKED(sm90_backward_hd80_sparse),         SPARSE},
+    {{90, 90,  DTYPE_BF16, 96,  0},     MASKED(sm90_backward_hd96_sparse),         SPARSE},
+    {{90, 90,  DTYPE_BF16, 112, 0},     MASKED(sm90_backward_hd112_sparse),        SPARSE},
+    {{90, 90,  DTYPE_BF16, 128, 0},     MASKED(sm90_backward_hd128_sparse),        SPARSE},
+    {{90, 90,  DTYPE_BF16, 64,  0},     MASKED(sm90_backward_hd64_dropout),        DROPOUT},
+    {{90, 90,  DTYPE_BF16, 80,  0},     MASKED(sm90_backward_hd80_dropout),        DROPOUT},
+    {{90, 90,  DTYPE_BF16, 96,  0},     MASKED(sm90_backward_hd96_dropout),        DROPOUT},
+    {{90, 90,  DTYPE_BF16, 112, 0},     MASKED(sm90_backward_hd112_dropout),       DROPOUT},
+    {{90, 90,  DTYPE_BF16, 128, 0},     MASKED(sm90_backward_hd128_dropout),       DROPOUT},
     {{80, ANY, DTYPE_BF16, 0,   0},     NAMED(sm80_attention_backward),         sm80_masked_attention_backward, ANY_MASK},
     {{0,  ANY, DTYPE_F32,  0,   0},     NAMED(generic_attention_backward_f32),  generic_masked_attention_backward_f32, ANY_MASK},
 };
@@ -105,7 +128,8 @@ static bool fits(const Serves *s, DType dtype, int T, int HD) {
 
 static int masks_of(const AttentionMask *mask, int T) {
     const int drops = dropout_threshold(mask->dropout.p) <= MOST_SM90_THRESHOLD ? DROPOUT : STRONG_DROPOUT;
-    return (attention_window(mask, T) < T || mask->starts ? RANGES : 0) | (mask->dropout.p > 0 ? drops : 0);
+    return (attention_window(mask, T) < T || mask->starts ? RANGES : 0) | (mask->dropout.p > 0 ? drops : 0) |
+           (sparse_cuts(&mask->sparse, T) ? SPARSE : 0);
 }
 
 template <class Path> static bool takes(const Path *path, int masks) {
@@ -164,6 +188,9 @@ size_t attention_scratch_bytes(const OpShape *shape, DType dtype) {
     (void)dtype;
     const int B = shape->B, T = shape->T, NH = shape->NH;
     const size_t stats = (size_t)B * NH * T * sizeof(RowStats);
-    return larger(stats, larger(sm90_backward_hd64_scratch_bytes(B, T, NH),
-                                sm90_backward_hd128_scratch_bytes(B, T, NH)));
+    const bool lists = shape->sparse.window > 0 && shape->C / NH <= 128;
+    const size_t sparse = lists ? sm90_backward_sparse_scratch_bytes(B, T, NH, shape->C / NH) : 0;
+    const size_t others = larger(stats, sparse);
+    return larger(others, larger(sm90_backward_hd64_scratch_bytes(B, T, NH),
+                                 sm90_backward_hd128_scratch_bytes(B, T, NH)));
 }

@@ -1,7 +1,8 @@
 /* What attention leaves out beside the keys behind a query, as a type that kernels are instantiated with.
  *
  * PlainMask leaves out nothing: every answer is a constant, and a kernel with it is the kernel without masks.
- * GeneralMask has a window (positions that a query sees, itself among them), documents, and dropout of the probabilities
+ * GeneralMask has a window (positions that a query sees, itself among them), documents, blocks (block_sparse.h: tiles of these
+ * kernels lie in one each, so they are left out whole), and dropout of the probabilities
  * (llmc/model/dropout.h: a matrix for each head of B*NH, row query, column key). Where S, P and D are those without dropout and M is
  * the mask as 0 and 1, with kept = 1 - p:
  *   O = (P*M) V / kept    dV = (P*M)^T dO / kept    dS kept = P * (M ? dP - D kept : -D kept)
@@ -36,6 +37,7 @@ struct PlainMask {
     __device__ constexpr int first_key(int) const { return 0; }
     __device__ constexpr int end_query(int, int T) const { return T; }
     __device__ constexpr bool beyond(int, int) const { return false; }
+    __device__ constexpr bool hides_block(int, int) const { return false; }
     __device__ constexpr bool drops() const { return false; }
     __device__ constexpr DropoutMatrix matrix(int) const { return {0, 0}; }
     __device__ constexpr bool dropped(DropoutMatrix, int, int) const { return false; }
@@ -49,6 +51,7 @@ struct GeneralMask {
     const uint64_t *key;
     uint32_t site_number, threshold; /* threshold 0: no dropout, key is not read */
     SeenKeys seen;
+    BlockSparse sparse;
     int batch;              /* the sequence whose queries are meant */
     float keep, keep_scale; /* 1 - p, 1 / (1 - p); p: threshold / 256 */
 
@@ -62,6 +65,11 @@ struct GeneralMask {
     /* The key lies before those that the query sees. */
     __device__ __forceinline__ bool beyond(int query, int key_position) const {
         return key_position < first_key(query);
+    }
+    /* No query of the block of MASK_BLOCK that `query` is in sees a key of the block of `key_position`; not behind it. */
+    __device__ __forceinline__ bool hides_block(int query, int key_position) const {
+        return sparse.pattern.window > 0 &&
+               !sparse_sees(&sparse, query / (int)MASK_BLOCK, key_position / (int)MASK_BLOCK);
     }
     __device__ __forceinline__ bool drops() const { return threshold != 0; }
     /* The mask of a head of B*NH. */
@@ -85,6 +93,7 @@ static inline GeneralMask general_mask(const AttentionMask *mask, int T) {
     m.site_number = mask->dropout.site;
     m.threshold = dropout_threshold(mask->dropout.p);
     m.seen = seen_keys(mask, T);
+    m.sparse = mask->sparse;
     m.batch = 0;
     m.keep = 1.0f - dropout_p(m.threshold);
     m.keep_scale = dropout_scale(m.threshold);

@@ -20,16 +20,25 @@ typedef void MaskedAttentionBackward(floatX *dqkv, const floatX *dout, const flo
  * scratch: the bytes below. */
 PlainAttentionForward sm90_forward_hd64_1cta, sm90_forward_hd64_2cta, sm90_forward_hd128_1cta,
     sm90_forward_hd128_2cta, sm90_forward_hd80, sm90_forward_hd96, sm90_forward_hd112, sm90_forward_hd256;
-AttentionForward sm90_forward_hd64_ranges, sm90_forward_hd128_ranges;
-AttentionForward sm90_forward_hd64_dropout, sm90_forward_hd128_dropout;
+AttentionForward sm90_forward_hd64_ranges, sm90_forward_hd80_ranges, sm90_forward_hd96_ranges,
+    sm90_forward_hd112_ranges, sm90_forward_hd128_ranges;
+AttentionForward sm90_forward_hd64_sparse, sm90_forward_hd80_sparse, sm90_forward_hd96_sparse,
+    sm90_forward_hd112_sparse, sm90_forward_hd128_sparse;
+AttentionForward sm90_forward_hd64_dropout, sm90_forward_hd80_dropout, sm90_forward_hd96_dropout,
+    sm90_forward_hd112_dropout, sm90_forward_hd128_dropout;
 PlainAttentionBackward sm90_backward_hd64_1cta, sm90_backward_hd64_2cta, sm90_backward_hd128_1cta,
     sm90_backward_hd128_2cta, sm90_backward_hd80_1cta, sm90_backward_hd80_2cta, sm90_backward_hd96_1cta,
     sm90_backward_hd96_2cta, sm90_backward_hd112_1cta, sm90_backward_hd112_2cta;
-MaskedAttentionBackward sm90_backward_hd64_ranges, sm90_backward_hd128_ranges;
-MaskedAttentionBackward sm90_backward_hd64_dropout, sm90_backward_hd128_dropout;
+MaskedAttentionBackward sm90_backward_hd64_ranges, sm90_backward_hd80_ranges, sm90_backward_hd96_ranges,
+    sm90_backward_hd112_ranges, sm90_backward_hd128_ranges;
+MaskedAttentionBackward sm90_backward_hd64_sparse, sm90_backward_hd80_sparse, sm90_backward_hd96_sparse,
+    sm90_backward_hd112_sparse, sm90_backward_hd128_sparse;
+MaskedAttentionBackward sm90_backward_hd64_dropout, sm90_backward_hd80_dropout, sm90_backward_hd96_dropout,
+    sm90_backward_hd112_dropout, sm90_backward_hd128_dropout;
 enum { MOST_SM90_THRESHOLD = 128 }; /* of dropout: more than half of the probabilities is others' work */
 size_t sm90_backward_hd64_scratch_bytes(int B, int T, int NH);
-size_t sm90_backward_hd128_scratch_bytes(int B, int T, int NH); /* 80 to 112, too */
+size_t sm90_backward_sparse_scratch_bytes(int B, int T, int NH, int HD); /* of *_sparse */
+size_t sm90_backward_hd128_scratch_bytes(int B, int T, int NH);          /* 80 to 112, too */
 
 /* mma.sync kernels, bf16; HD any multiple of 8 up to 256. scratch: (B,NH,T) RowStats. */
 PlainAttentionForward sm80_attention_forward;

@@ -31,6 +31,12 @@ template <typename X> __device__ __forceinline__ float dot(const float *q, const
     return sum;
 }
 
+/* Of a pattern of blocks: whether the query at `position` does not see the block that a key, not behind it, is of. */
+__device__ __forceinline__ bool hides_block(const BlockSparse &sparse, int position, int64_t key) {
+    return sparse.pattern.window > 0 && key <= position &&
+           !sparse_sees(&sparse, position / (int)MASK_BLOCK, (int)key / (int)MASK_BLOCK);
+}
+
 /* k and v of the new token, of this head, to their place in the cache. */
 template <typename X> __device__ void append(X *key, const X *q, int64_t C, int HD) {
     constexpr int N = Vec<X>::N;
@@ -46,8 +52,8 @@ template <typename X> __device__ void append(X *key, const X *q, int64_t C, int 
 template <typename X>
 __global__ void __launch_bounds__(THREADS)
     decode_kernel(X *out, float *pieces, X *cache, const X *qkv, const int32_t *positions,
-                  const int32_t *begins, int window, int T, int NH, int HD, int piece_keys,
-                  float scale_log2) {
+                  const int32_t *begins, int window, BlockSparse sparse, int T, int NH, int HD,
+                  int piece_keys, float scale_log2) {
     constexpr int N = Vec<X>::N;
     __shared__ float q[MAX_HD], weights[THREADS], partial[THREADS * N];
     wait_early();
@@ -70,7 +76,9 @@ __global__ void __launch_bounds__(THREADS)
     for (int64_t key0 = begin; key0 < end; key0 += THREADS) {
         const int64_t key = key0 + threadIdx.x;
         const int n_keys = (int)min(end - key0, (int64_t)THREADS);
-        const float x = key < end ? dot(q, keys + key * stride, HD) : -CUDART_INF_F;
+        if (hides_block(sparse, position, key0) && hides_block(sparse, position, key0 + MASK_BLOCK)) continue;
+        const bool is_seen = key < end && !hides_block(sparse, position, key);
+        const float x = is_seen ? dot(q, keys + key * stride, HD) : -CUDART_INF_F;
         const float new_max = fmaxf(max, block_max(x));
         const float shrink = exp2f(max - new_max), p = exp2f(x - new_max);
         max = new_max;
@@ -239,17 +247,22 @@ static Step captured_attention(floatX *out, floatX *cache, const floatX *qkv, co
 
 template <typename X>
 void attention_decode(floatX *out, floatX *cache, const floatX *qkv, const int32_t *positions,
-                      const int32_t *begins, float *scratch, int window, int B, int T, int NH, int HD) {
-    step_captured(captured_attention<X>(out, cache, qkv, positions, begins, window, B, T, NH, HD));
+                      const int32_t *begins, float *scratch, const AttentionMask *mask, int B, int T, int NH,
+                      int HD) {
+    const int window = mask->window;
+    const bool lists =
+        mask->sparse.pattern.window > 0; /* the kernel for all is the only one that knows them */
+    if (!lists)
+        step_captured(captured_attention<X>(out, cache, qkv, positions, begins, window, B, T, NH, HD));
     const int tiles = ceil_div(T, THREADS * ATTENTION_DECODE_PIECES); /* of a piece */
     const int piece_keys = tiles * THREADS, n = ceil_div(T, piece_keys);
-    if (sizeof(X) == sizeof(bf16) && tiles == 1 && (HD == 64 || HD == 128)) {
+    if (!lists && sizeof(X) == sizeof(bf16) && tiles == 1 && (HD == 64 || HD == 128)) {
         (HD == 64 ? fast_decode<64> : fast_decode<128>)((bf16 *)out, (bf16 *)cache, (const bf16 *)qkv,
                                                         positions, begins, scratch, window, B, T, NH);
         return;
     }
     launch_early("decode_kernel", decode_kernel<X>, dim3(NH, n, B), THREADS, 0, 1, (X *)out, scratch,
-                 (X *)cache, (const X *)qkv, positions, begins, window, T, NH, HD, piece_keys,
+                 (X *)cache, (const X *)qkv, positions, begins, window, mask->sparse, T, NH, HD, piece_keys,
                  LOG2E / sqrtf(HD));
     if (n == 1) return;
     launch_early("join_pieces_kernel", join_pieces_kernel<X>, dim3(NH, B), THREADS, 0, 1, (X *)out,

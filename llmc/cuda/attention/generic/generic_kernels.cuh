@@ -103,6 +103,7 @@ __global__ void __launch_bounds__(GenericConfig<HDP>::THREADS, 2)
     const DropoutMatrix matrix = mask.matrix(at.head);
     for (int key = mask.first_key(at.row0) / Config::STREAM * Config::STREAM;
          key < min(at.row0 + Config::OWN, T); key += Config::STREAM) {
+        if (mask.hides_block(at.row0, key)) continue;
         __syncthreads();
         generic_load<HDP, Config::STREAM>(kv, k_rows + (int64_t)key * stride, stride, T - key, HD);
         __syncthreads();
@@ -172,6 +173,7 @@ __global__ void __launch_bounds__(GenericConfig<HDP>::THREADS, 2)
     const DropoutMatrix matrix = mask.matrix(at.head);
     for (int key = mask.first_key(at.row0) / Config::STREAM * Config::STREAM;
          key < min(at.row0 + Config::OWN, T); key += Config::STREAM) {
+        if (mask.hides_block(at.row0, key)) continue;
         GenericScores<HDP> s, dp;
         __syncthreads();
         generic_load<HDP, Config::STREAM>(kv, k_rows + C + (int64_t)key * stride, stride, T - key, HD);
@@ -224,6 +226,7 @@ __global__ void __launch_bounds__(GenericConfig<HDP>::THREADS, 2)
     const DropoutMatrix matrix = mask.matrix(at.head);
     const int end = mask.end_query(at.row0 + Config::OWN, T);
     for (int query = at.row0; query < end; query += Config::STREAM) {
+        if (mask.hides_block(query, at.row0)) continue;
         const int64_t ahead = query - at.row0;
         __syncthreads();
         generic_load<HDP, Config::STREAM>(q, qkv + q_offset + ahead * stride, stride, T - query, HD);

@@ -81,29 +81,37 @@ __global__ void __launch_bounds__(TILE_THREADS)
     }
 }
 
+/* j <= i */
+__device__ __forceinline__ bool sees_block(const BlockSparse &sparse, int i, int j) {
+    return sparse.pattern.window == 0 || sparse_sees(&sparse, i / (int)MASK_BLOCK, j / (int)MASK_BLOCK);
+}
+
 /* Row i of a head's scores becomes its probabilities: 0 for keys that it does not see. One block a row of
  * (B*NH*T). */
 template <typename X>
 __global__ void __launch_bounds__(ROW_THREADS)
-    standard_softmax_kernel(X *probs, int T, int NH, SeenKeys seen) {
+    standard_softmax_kernel(X *probs, int T, int NH, SeenKeys seen, BlockSparse sparse) {
     const int i = blockIdx.x % T, first = seen.first_key(blockIdx.x / T / NH, i);
     X *row = probs + (int64_t)blockIdx.x * T;
     float max = -CUDART_INF_F, sum = 0.0f;
-    for (int j = first + threadIdx.x; j <= i; j += ROW_THREADS) max = fmaxf(max, to_float(row[j]));
+    for (int j = first + threadIdx.x; j <= i; j += ROW_THREADS)
+        if (sees_block(sparse, i, j)) max = fmaxf(max, to_float(row[j]));
     max = block_max(max);
     for (int j = first + threadIdx.x; j <= i; j += ROW_THREADS)
-        sum += exp2f((to_float(row[j]) - max) * LOG2E);
+        if (sees_block(sparse, i, j)) sum += exp2f((to_float(row[j]) - max) * LOG2E);
     const float inverse = 1.0f / block_sum(sum);
     for (int j = threadIdx.x; j < T; j += ROW_THREADS)
-        row[j] =
-            from_float<X>(j >= first && j <= i ? exp2f((to_float(row[j]) - max) * LOG2E) * inverse : 0.0f);
+        row[j] = from_float<X>(j >= first && j <= i && sees_block(sparse, i, j)
+                                   ? exp2f((to_float(row[j]) - max) * LOG2E) * inverse
+                                   : 0.0f);
 }
 
 /* Row i of a head's dP becomes dS = P * (dP - sum(P * dP)): 0 for keys that it does not see. One block a row of
  * (B*NH*T). */
 template <typename X>
 __global__ void __launch_bounds__(ROW_THREADS)
-    standard_softmax_backward_kernel(X *dprobs, const X *probs, int T, int NH, SeenKeys seen) {
+    standard_softmax_backward_kernel(X *dprobs, const X *probs, int T, int NH, SeenKeys seen,
+                                     BlockSparse sparse) {
     const int i = blockIdx.x % T, first = seen.first_key(blockIdx.x / T / NH, i);
     X *drow = dprobs + (int64_t)blockIdx.x * T;
     const X *row = probs + (int64_t)blockIdx.x * T;
@@ -150,7 +158,7 @@ void attention_standard_forward(floatX *out, floatX *probs, floatX *dropped, con
     multiply(square_view((X *)probs, T, NH), q, transposed(k), 1.0f / sqrtf(HD), T, T, HD, B, NH,
              LOWER_RESULT);
     standard_softmax_kernel<X>
-        <<<B * NH * T, ROW_THREADS, 0, main_stream>>>((X *)probs, T, NH, seen_keys(mask, T));
+        <<<B * NH * T, ROW_THREADS, 0, main_stream>>>((X *)probs, T, NH, seen_keys(mask, T), mask->sparse);
     launch_check("standard_softmax_kernel");
     if (drops) dropout_matrices<X>(dropped, probs, &mask->dropout, (int64_t)B * NH, T, T);
     multiply(rows_view((X *)out, T, NH, HD), p, v, 1.0f, T, HD, T, B, NH, LOWER_LEFT);
@@ -174,7 +182,7 @@ void attention_standard_backward(floatX *dqkv, floatX *dprobs, const floatX *dou
     multiply(square_view((X *)dprobs, T, NH), d_o, transposed(v), 1.0f, T, T, HD, B, NH, LOWER_RESULT);
     if (drops) dropout_matrices<X>(dprobs, dprobs, &mask->dropout, (int64_t)B * NH, T, T);
     standard_softmax_backward_kernel<X><<<B * NH * T, ROW_THREADS, 0, main_stream>>>(
-        (X *)dprobs, (const X *)probs, T, NH, seen_keys(mask, T));
+        (X *)dprobs, (const X *)probs, T, NH, seen_keys(mask, T), mask->sparse);
     launch_check("standard_softmax_backward_kernel");
     multiply(packed_view(dx, 0, T, NH, HD), ds, k, scale, T, HD, T, B, NH, LOWER_LEFT);
     multiply(packed_view(dx, 1, T, NH, HD), transposed(ds), q, scale, T, HD, T, B, NH, UPPER_LEFT);

@@ -193,13 +193,14 @@ __global__ void __launch_bounds__(QueryConfig<HD>::THREADS, 2)
         keys.begin(last_tile);
 #pragma unroll 1
         for (int i = 0; i < Config::KEYS; i += Config::STEP)
-            if (active && keys.tile * Config::KEYS + i <= warp_row)
+            if (active && keys.tile * Config::KEYS + i <= warp_row &&
+                !mask.hides_block(warp_row, keys.tile * Config::KEYS))
                 query_step<HD, true>(dq, rows, keys.stage, i, warp_row, keys.tile * Config::KEYS + i,
                                      scale_log2, mask, matrix);
     }
     for (; keys.tile >= last_tile; keys.end()) {
         keys.begin(last_tile);
-        if (active)
+        if (active && !mask.hides_block(warp_row, keys.tile * Config::KEYS))
 #pragma unroll 1
             for (int i = 0; i < Config::KEYS; i += Config::STEP)
                 query_step<HD, false>(dq, rows, keys.stage, i, warp_row, keys.tile * Config::KEYS + i,
@@ -378,13 +379,14 @@ __global__ void __launch_bounds__(KeyConfig<HD>::THREADS, 2)
         tiles.begin(end, T);
 #pragma unroll 1
         for (int i = 0; i < Config::QUERIES; i += Config::STEP)
-            if (active && tiles.query + i + Config::STEP > warp_row)
+            if (active && tiles.query + i + Config::STEP > warp_row &&
+                !mask.hides_block(tiles.query, warp_row))
                 key_step<HD, PART, true>(rows, base + tiles.stage, tiles.stats(), i, warp_row,
                                          tiles.query + i, scale_log2, mask, matrix);
     }
     for (; tiles.query < end; tiles.end()) {
         tiles.begin(end, T);
-        if (active)
+        if (active && !mask.hides_block(tiles.query, warp_row))
 #pragma unroll 1
             for (int i = 0; i < Config::QUERIES; i += Config::STEP)
                 key_step<HD, PART, false>(rows, base + tiles.stage, tiles.stats(), i, warp_row,

@@ -196,13 +196,14 @@ __global__ void __launch_bounds__(ForwardConfig<HD>::THREADS, 2)
     const int last_tile = mask.first_key(at.row0) / Config::KEYS;
     for (; keys.tile * Config::KEYS >= at.row0; keys.end()) {
         keys.begin(last_tile);
-        if (active && keys.tile * Config::KEYS <= warp_row)
+        if (active && keys.tile * Config::KEYS <= warp_row &&
+            !mask.hides_block(warp_row, keys.tile * Config::KEYS))
             forward_tile<HD, true>(state, q_held, keys.stage, warp_row, keys.tile * Config::KEYS, scale_log2,
                                    mask, matrix);
     }
     for (; keys.tile >= last_tile; keys.end()) {
         keys.begin(last_tile);
-        if (active)
+        if (active && !mask.hides_block(warp_row, keys.tile * Config::KEYS))
             forward_tile<HD, false>(state, q_held, keys.stage, warp_row, keys.tile * Config::KEYS, scale_log2,
                                     mask, matrix);
     }

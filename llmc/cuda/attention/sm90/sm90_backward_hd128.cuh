@@ -8,7 +8,7 @@
 /* The blocks of queries that see keys of the tile or pair end before this one. */
 template <class C>
 __device__ __forceinline__ int end_of_tile(const Hd128Place<C> &place, const KernelArgs &args) {
-    return C::RANGES ? place.end : args.dq_sums.blocks;
+    return C::SPARSE ? place.before.block + 1 : C::RANGES ? place.end : args.dq_sums.blocks;
 }
 
 /* What is left when all blocks are done: dQ of the last, if it is owned, and dV, dQ and dK leave, in this order. */
@@ -103,16 +103,22 @@ __device__ __forceinline__ void tile_unseen(Hd128Shared<C> &shared, Hd128Place<C
     close_unseen(r, shared, place, args);
 }
 
+/* Where a warpgroup begins. */
 template <class C>
-__device__ __forceinline__ void hd128_keys(Hd128Shared<C> &shared, const KernelArgs &args, int warpgroup) {
-    const int T = args.base.T;
-    Hd128Place<C> place;
+__device__ __forceinline__ void start_place(Hd128Place<C> &place, Hd128Shared<C> &shared, int warpgroup) {
     place.warpgroup = warpgroup;
     place.k = uniform_descriptor(shared_address(shared.k[warpgroup]));
     place.v = uniform_descriptor(shared_address(shared.v[warpgroup]));
     place.k_half = uniform_descriptor(shared_address(shared.k) + warpgroup * (WG_ROWS * 128));
     if (C::PAIRED) place.chunk = anew(first_chunk());
     write_ones(place.ones);
+}
+
+template <class C>
+__device__ __forceinline__ void hd128_keys(Hd128Shared<C> &shared, const KernelArgs &args, int warpgroup) {
+    const int T = args.base.T;
+    Hd128Place<C> place;
+    start_place(place, shared, warpgroup);
     for (;; place.own.advance()) {
         shared.own_ring.wait(place.own);
         if (C::PAIRED) /* dK of the tile before has left */
@@ -175,24 +181,36 @@ __device__ __forceinline__ void load_keys(Hd128Shared<C> &shared, Ring<1> at, co
     }
 }
 
-/* Q with its LseDRow; dO. */
+/* A block of queries: Q with its LseDRow; dO. */
+template <class C>
+__device__ __forceinline__ void load_queries_block(Hd128Shared<C> &shared, Hd128QueriesAt<C> at,
+                                                   const Work &work, int block, const LseDRow *lse_d,
+                                                   const BackwardArgs &args) {
+    const uint32_t q_full = acquire<C>(shared.q_ring, at.q, C::TILE_BYTES + C::LSE_D_BYTES);
+    load_rows<C>(shared.q[at.q.stage], args.rows, block * WG_ROWS, work.head, work.batch, q_full, WG_ROWS);
+    load_bytes<C>(shared.lse_d[at.q.stage], lse_d + block * WG_ROWS, C::LSE_D_BYTES, q_full);
+    const uint32_t dout_full = acquire<C>(shared.dout_ring, at.dout, C::TILE_BYTES);
+    load_rows<C>(shared.dout[at.dout.stage], args.dout, block * WG_ROWS, work.head, work.batch, dout_full,
+                 WG_ROWS);
+}
+
 template <class C>
 __device__ __forceinline__ void load_queries(Hd128Shared<C> &shared, Hd128QueriesAt<C> &at, const Work &work,
                                              int row0, const KernelArgs &all_args) {
     const BackwardArgs &args = all_args.base;
     const LseDRow *lse_d = args.lse_d + ((int64_t)work.batch * args.NH + work.head) * padded_rows(args.T);
+    if constexpr (C::SPARSE) {
+        const TileVisits visits = tile_visits(all_args.sparse, work.tile);
+#pragma unroll 1
+        for (int v = visits.begin; v < visits.end; v++, at.q.advance(), at.dout.advance())
+            load_queries_block(shared, at, work, all_args.sparse.visits[v].block, lse_d, args);
+        return;
+    }
     const int blocks =
         end_queries<C>(all_args.seen, work.batch, row0, C::CLUSTER_ROWS, ceil_div(args.T, (int)WG_ROWS));
     for (int block = first_queries<C>(row0, args.T); block < blocks;
-         block++, at.q.advance(), at.dout.advance()) {
-        const uint32_t q_full = acquire<C>(shared.q_ring, at.q, C::TILE_BYTES + C::LSE_D_BYTES);
-        load_rows<C>(shared.q[at.q.stage], args.rows, block * WG_ROWS, work.head, work.batch, q_full,
-                     WG_ROWS);
-        load_bytes<C>(shared.lse_d[at.q.stage], lse_d + block * WG_ROWS, C::LSE_D_BYTES, q_full);
-        const uint32_t dout_full = acquire<C>(shared.dout_ring, at.dout, C::TILE_BYTES);
-        load_rows<C>(shared.dout[at.dout.stage], args.dout, block * WG_ROWS, work.head, work.batch, dout_full,
-                     WG_ROWS);
-    }
+         block++, at.q.advance(), at.dout.advance())
+        load_queries_block(shared, at, work, block, lse_d, args);
 }
 
 /* Hands on what the other block sends, for all blocks of a tile that are owned: it is written by ordinary accesses,

@@ -1,20 +1,26 @@
-/* Attention backward for sm_90a, head size 128, under dropout of the probabilities: the causal 1-CTA kernel of
- * sm90_backward_hd128.cu with it, at any T: 4.16 ms at T = 4096 and 15.40 at 16384, in clusters 4.21 and 15.41. */
+/* Attention backward for sm_90a, head size 80, 96, 112 and 128, under dropout of the probabilities: the causal 1-CTA kernel of
+ * sm90_backward_hd128.cu with it, at any T. At 128: 4.16 ms at T = 4096 and 15.40 at 16384, in clusters 4.21 and 15.41. */
 #include "sm90_backward_hd128.cuh"
 #include "llmc/cuda/attention/paths.cuh"
 
-typedef WithDropout<Hd128Config<true, 1, 128>> Hd128Dropout;
+template <int HEAD> using Hd128Dropout = WithDropout<Hd128Config<true, 1, HEAD>>;
 
-static __global__ void __launch_bounds__(Hd128Dropout::THREADS, 1)
+template <int HEAD>
+__global__ void __launch_bounds__(Hd128Dropout<HEAD>::THREADS, 1)
     sm90_backward_hd128_dropout_kernel(const __grid_constant__ KernelArgs args) {
-    run_kernel<Hd128Kernel<Hd128Dropout>>(args);
+    run_kernel<Hd128Kernel<Hd128Dropout<HEAD>>>(args);
 }
 
-void sm90_backward_hd128_dropout(floatX *dqkv, const floatX *dout, const floatX *out, const floatX *qkv,
-                                 const float *lse, const AttentionMask *mask, void *scratch, int B, int T,
-                                 int NH, int HD) {
-    KernelArgs args = kernel_args<128, true>(dqkv, dout, out, qkv, lse, NULL, scratch, B, T, NH, true, {},
-                                             dropout_args(mask));
-    launch_hd128<Hd128Dropout>("sm90_backward_hd128_dropout_kernel", sm90_backward_hd128_dropout_kernel, args,
-                               dqkv, B);
-}
+#define BACKWARD(name, head_size)                                                                            \
+    void name(floatX *dqkv, const floatX *dout, const floatX *out, const floatX *qkv, const float *lse,      \
+              const AttentionMask *mask, void *scratch, int B, int T, int NH, int HD) {                      \
+        KernelArgs args = kernel_args<head_size, true>(dqkv, dout, out, qkv, lse, NULL, scratch, B, T, NH,   \
+                                                       true, {}, dropout_args(mask));                        \
+        launch_hd128<Hd128Dropout<head_size>>("sm90_backward_hd128_dropout_kernel",                          \
+                                              sm90_backward_hd128_dropout_kernel<head_size>, args, dqkv, B); \
+    }
+
+BACKWARD(sm90_backward_hd80_dropout, 80)
+BACKWARD(sm90_backward_hd96_dropout, 96)
+BACKWARD(sm90_backward_hd112_dropout, 112)
+BACKWARD(sm90_backward_hd128_dropout, 128)

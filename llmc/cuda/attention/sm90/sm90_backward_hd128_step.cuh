@@ -19,6 +19,7 @@ template <bool IS_CAUSAL, int BLOCKS, int HEAD> struct Hd128Config : Sm90Roles {
     static constexpr int FIRST_COLUMNS = first_columns(HD); /* of the head in K's first chunk */
     static constexpr bool RANGES = false;                   /* a mask: tiles end before the sequence does */
     static constexpr bool TURNS = false;                    /* turned */
+    static constexpr bool SPARSE = false;                   /* a mask: a list of blocks of queries */
     static constexpr bool DROPS = false;                    /* WithDropout */
     static constexpr int TILE_ROWS = WARPGROUPS * WG_ROWS, CLUSTER_ROWS = CLUSTER * TILE_ROWS;
     static constexpr int THREADS = sm90_threads(SHAPE), TILE_BYTES = WG_ROWS * COLUMNS * 2;
@@ -77,6 +78,7 @@ template <class C> struct Hd128Place {
     int last_from;    /* from this block on the tile adds last */
     QueryEnds ends;
     FragmentMask<true> mask; /* only where C::DROPS: of the block in work */
+    SparseVisit before;      /* only where SPARSE: of the block before, whose dQ is next */
 
     __device__ __forceinline__ void advance() {
         q.advance();
@@ -300,7 +302,8 @@ __device__ __forceinline__ void finish_dq(KeyRows<C> &r, Buffers &buffers, Hd128
                                           const KernelArgs &args) {
     const int thread = threadIdx.x % WARPGROUP, lane = thread % 32;
     const float scale = args.base.scale;
-    add_dq_sums(buffers, place.dq_rings, r.dp, partials_of<C>(args, place.work.tile, block));
+    add_dq_sums(buffers, place.dq_rings, r.dp,
+                C::SPARSE ? place.before.before + 1 : partials_of<C>(args, place.work.tile, block));
     if constexpr (!C::PAIRED) {
         const float scales[2] = {scale, scale};
         __syncwarp(); /* all lanes have read the sums where the result goes now */
@@ -326,9 +329,15 @@ __device__ __forceinline__ void finish_dq(KeyRows<C> &r, Buffers &buffers, Hd128
     bulk_commit();
 }
 
+/* The block of queries before `block`, whose dQ is computed with that. */
+template <class C> __device__ __forceinline__ int block_before(const Hd128Place<C> &place, int block) {
+    return C::SPARSE ? place.before.block : block - 1;
+}
+
 /* Whether the tile or pair in work is the last to add to a block's dQ. */
 template <class C>
 __device__ __forceinline__ bool adds_last(const Hd128Place<C> &place, int block, const KernelArgs &args) {
+    if (C::SPARSE) return place.before.flags & LOWEST_TILE;
     return C::RANGES ? block >= place.last_from : place.work.tile < C::ADDED_TILES;
 }
 
@@ -445,7 +454,7 @@ __device__ __forceinline__ void skip_block(KeyRows<C> &r, Hd128Shared<C> &shared
     place.advance();
 }
 
-/* RANGES: a block of queries behind those that see the warpgroup's keys. Computes dQ of the block before. */
+/* A block of queries behind one that sees the warpgroup's keys, and does not. Computes dQ of the block before. */
 template <class C>
 __device__ __forceinline__ void trailing_block(KeyRows<C> &r, Hd128Shared<C> &shared, Hd128Place<C> &place,
                                                int block, const KernelArgs &args) {
@@ -455,7 +464,7 @@ __device__ __forceinline__ void trailing_block(KeyRows<C> &r, Hd128Shared<C> &sh
     shared.dout_ring.wait(place.dout_at());
     release<C>(shared.dout_ring, place.dout_at());
     store_or_send_ds(zeros, shared, place, block);
-    if (!C::PAIRED || !place.owns(block)) drain_dq(r, shared, place, block - 1, args);
+    if (!C::PAIRED || !place.owns(block)) drain_dq(r, shared, place, block_before(place, block), args);
 }
 
 /* The warpgroup's first block of a tile; it lies on the diagonal if causal. */
@@ -480,7 +489,8 @@ __device__ __forceinline__ void first_block(KeyRows<C> &r, Hd128Shared<C> &share
 template <class C>
 __device__ __forceinline__ void next_block(KeyRows<C> &r, Hd128Shared<C> &shared, Hd128Place<C> &place,
                                            int block, const KernelArgs &args) {
-    const auto wait_ds = [&] { shared.ds_ring.wait(place.ds_at(block - 1, place.step - 1)); };
+    const int before = block_before(place, block);
+    const auto wait_ds = [&] { shared.ds_ring.wait(place.ds_at(before, place.step - 1)); };
     if constexpr (C::PAIRED) {
         block_scores<C, false>(r, shared, place, args, wait_ds);
         send_ds(r.ds, shared, place, block);
@@ -490,15 +500,15 @@ __device__ __forceinline__ void next_block(KeyRows<C> &r, Hd128Shared<C> &shared
         wait_ds();
     }
     wgmma_fence();
-    multiply_dq(r, shared, place, place.ds_at(block - 1, place.step - 1));
+    multiply_dq(r, shared, place, place.ds_at(before, place.step - 1));
     multiply_gradient<C>(r.dk, r.ds, shared.q[place.q_at().stage]);
     wgmma_wait<2>();
     dv_done(r, shared, place);
     wgmma_wait<1>();
-    hand_on_dq(r, shared, place, block - 1, place.step - 1, args);
+    hand_on_dq(r, shared, place, before, place.step - 1, args);
     wgmma_wait<0>();
     dk_done(r, shared, place);
-    dq_stored(shared, place, block - 1, args);
+    dq_stored(shared, place, before, args);
 }
 
 /* 2-CTA: one that it owns, so dQ of the block before is the other's. */

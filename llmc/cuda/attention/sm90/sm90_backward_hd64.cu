@@ -20,3 +20,6 @@ void sm90_backward_hd64_2cta(floatX *dqkv, const floatX *dout, const floatX *out
 size_t sm90_backward_hd64_scratch_bytes(int B, int T, int NH) {
     return backward_scratch_bytes(B, T, NH, 64);
 }
+size_t sm90_backward_sparse_scratch_bytes(int B, int T, int NH, int HD) {
+    return backward_scratch_bytes(B, T, NH, HD <= 64 ? 64 : 128, true);
+}

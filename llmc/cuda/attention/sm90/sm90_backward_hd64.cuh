@@ -50,6 +50,7 @@ template <bool IS_CAUSAL, bool TMA, bool PAIRED> struct Hd64Config : Sm90Roles {
     static constexpr bool K_IN_REGISTERS = true; /* 208 hold no more */
     static constexpr bool RANGES = false;        /* a mask: tiles end before the sequence does */
     static constexpr bool TURNS = false;         /* turned */
+    static constexpr bool SPARSE = false;        /* a mask: a list of blocks of queries */
     static constexpr bool DROPS = false;         /* WithDropout */
     static constexpr int CLUSTER = PAIRED ? 2 : 1, ADDED_TILES = 1;
     static constexpr int TILE_ROWS = WARPGROUPS * WG_ROWS, THREADS = (WARPGROUPS + 2) * WARPGROUP;
@@ -106,7 +107,10 @@ __device__ __forceinline__ void load_keys(Hd64Shared<C> &shared, Ring<C::OWN> at
 template <class C>
 __device__ __forceinline__ void load_queries(Hd64Shared<C> &shared, Ring<C::STAGES> &at, const Work &work,
                                              int row0, const KernelArgs &args) {
-    load_queries(shared.queries, at, work, row0, args.seen, args.base);
+    if constexpr (C::SPARSE)
+        load_visits(shared.queries, at, work, args.sparse, args.base);
+    else
+        load_queries(shared.queries, at, work, row0, args.seen, args.base);
 }
 
 /* ---- the warpgroups that own keys ---- */
@@ -317,12 +321,11 @@ __device__ __forceinline__ void store_dq(const float (&dq)[C::HD / 2], const Wor
                args.T - row0, dq, factor);
 }
 
-/* dQ of the block, from the own part of the tile that adds last and the sums of the others. */
+/* dQ of the block, from the own part of the tile that adds last and the sums of the others; partials: of all. */
 template <class C>
 __device__ __forceinline__ void finish_dq(Hd64Shared<C> &shared, DqRings<DQ_BUFFERS> &at,
-                                          float (&dq)[C::HD / 2], const Work &work, int block,
+                                          float (&dq)[C::HD / 2], const Work &work, int block, int partials,
                                           const KernelArgs &args) {
-    const int partials = partials_of<C>(args, work.tile, block);
     if constexpr (C::DQ_BY_TMA) {
         const float scale[2] = {args.base.scale, args.base.scale};
         add_dq_sums(shared.dq_buffers, at, dq, partials);
@@ -370,7 +373,7 @@ template <class C> __device__ __forceinline__ void hd64_dq(Hd64Shared<C> &shared
                 multiply_ds<C, C::TILE_ROWS / 16>(dq, ds, k);
             shared.ds_ring.release(at);
             if (work.tile == 0)
-                finish_dq(shared, dq_rings, dq, work, block, args);
+                finish_dq(shared, dq_rings, dq, work, block, partials_of<C>(args, work.tile, block), args);
             else
                 publish_partial_dq(shared.dq_buffers, dq_rings, dq);
         }

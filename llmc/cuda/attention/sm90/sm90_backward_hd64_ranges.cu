@@ -116,7 +116,7 @@ static __device__ __forceinline__ void range_dq(Hd64Shared<R> &shared, const Ker
             shared.ds_ring.release(at);
             last = block >= queries.last_from;
             if (last)
-                finish_dq(shared, dq_rings, dq, work, block, args);
+                finish_dq(shared, dq_rings, dq, work, block, partials_of<R>(args, work.tile, block), args);
             else
                 publish_partial_dq(shared.dq_buffers, dq_rings, dq);
         }

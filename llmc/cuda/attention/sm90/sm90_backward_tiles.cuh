@@ -148,8 +148,12 @@ __device__ __forceinline__ void reduce_dq(Shared &shared, DqBuffers<BUFFERS, THR
         const Work work = shared.work[own_at.stage];
         if (work.index < 0) break;
         mbarrier_arrive(shared_address(&shared.own_ring.empty[own_at.stage]));
-        if constexpr (C::RANGES) {
-            reduce_range<C>(buffers, at, buffer, args, work, column_block);
+        if constexpr (C::RANGES || C::SPARSE) {
+            const DqPlace place = dq_place(args.dq_sums, work.batch * args.base.NH + work.head, column_block);
+            if constexpr (C::SPARSE)
+                reduce_visits(buffers, at, buffer, args, work, place);
+            else
+                reduce_range<C>(buffers, at, buffer, args, work, place);
             continue;
         }
         const int tile = work.tile / C::ADDED_TILES;

@@ -31,6 +31,7 @@ template <class C> struct ForwardPlace {
     int rows_before;
     uint32_t k, v;            /* low halves of the first stage's descriptors */
     FragmentMask<false> mask; /* only where C::DROPS: of the block at `at` */
+    int left;                 /* only where C::SPARSE: blocks of the tile from `at` on */
 };
 
 /* A tile, as a warpgroup sees it. */
@@ -41,6 +42,7 @@ typedef struct ForwardTile {
     /* Only where RANGES: the lowest block that is seen; blocks, from it up, that have keys which a row does not see;
      * blocks below it that are loaded for other rows; the sequence. */
     int lowest, partial, trail, batch;
+    int blocks; /* only where SPARSE: that are loaded */
 } ForwardTile;
 
 template <class C>
@@ -230,6 +232,22 @@ __device__ __forceinline__ void skip_blocks(ForwardShared<C> &shared, ForwardPla
     }
 }
 
+/* Of a pattern: goes on to the next block that the warpgroup's rows see. There is one, and it has come. */
+template <class C>
+__device__ __forceinline__ void pass_unseen(ForwardShared<C> &shared, ForwardPlace<C> &place) {
+    if constexpr (C::SPARSE)
+        for (;; place.at.advance()) {
+            int seers = 0;
+            shared.k_ring.wait(place.at);
+            place.left--;
+            if (threadIdx.x % 32 == 0) seers = shared.seers[place.at.stage];
+            if (__shfl_sync(0xffffffffu, seers, 0) >> place.warpgroup & 1) return;
+            wait_v(shared, place.at);
+            release_k(shared, place.at);
+            release_v(shared, place.at);
+        }
+}
+
 /* O / sum and lse of the tile before; one whose fixed maximum did not do goes on the redo list. Its other
  * warpgroups may find it there (or, rarely, list it twice: it is then done twice, with the same result). */
 template <class C>
@@ -293,7 +311,10 @@ __device__ __forceinline__ void finish_tile(ForwardRows<C> &r, ForwardShared<C> 
 template <class C, int N, bool PENDING>
 __device__ __forceinline__ void first_scores(ForwardRows<C> &r, ForwardShared<C> &shared,
                                              ForwardPlace<C> &place, uint64_t q, const ForwardArgs &args) {
-    shared.k_ring.wait(place.at);
+    if constexpr (C::SPARSE)
+        pass_unseen(shared, place);
+    else
+        shared.k_ring.wait(place.at);
     if (PENDING) wait_v(shared, place.v_at);
     pingpong_wait<C>(place.warpgroup);
     wgmma_fence();
@@ -334,9 +355,10 @@ __device__ __forceinline__ void next_block(ForwardRows<C> &r, ForwardShared<C> &
                                            ForwardPlace<C> &place, uint64_t q, const ForwardTile &tile,
                                            int block, const ForwardArgs &args, Meanwhile meanwhile) {
     uint32_t words[C::KEYS / 16][2];
+    pass_unseen(shared, place);
     const uint64_t k = k_tile(place, place.at), v = v_tile(place, place.v_at);
     wait_v(shared, place.v_at);
-    shared.k_ring.wait(place.at);
+    if (!C::SPARSE) shared.k_ring.wait(place.at);
     pingpong_wait<C>(place.warpgroup);
     wgmma_fence();
     if (C::SCORES_FIRST) {
@@ -375,6 +397,17 @@ __device__ __forceinline__ void next_block(ForwardRows<C> &r, ForwardShared<C> &
 
 /* ---- consumers: the tiles ---- */
 
+/* Of a pattern: blocks that 64 rows see; that are loaded for a tile. */
+__device__ __forceinline__ int n_seen(SparsePattern pattern, int row_block) {
+    return min(row_block, pattern.window + pattern.first) + sparse_n_chosen(pattern, row_block) + 1;
+}
+__device__ __forceinline__ int n_blocks(SparsePattern pattern, RowBlocks rows) {
+    const int lowest = max(0, rows.first - pattern.window);
+    int n = rows.first + rows.count - lowest + min(pattern.first, lowest);
+    for (int i = 0; i < rows.count; i++) n += sparse_n_chosen(pattern, rows.first + i);
+    return n;
+}
+
 /* The tile as the warpgroup sees it that owns the 64 rows `rows` of it. */
 template <class C>
 __device__ __forceinline__ ForwardTile tile_of(const Work &work, int rows, const ForwardArgs &args) {
@@ -400,6 +433,13 @@ __device__ __forceinline__ ForwardTile tile_of(const Work &work, int rows, const
             tile.seen -= tile.lowest;
         }
     }
+    if constexpr (C::SPARSE) {
+        tile.blocks = n_blocks(args.sparse.pattern, row_blocks);
+        if (tile.seen == 0)
+            tile.skip = tile.blocks;
+        else
+            tile.seen = n_seen(args.sparse.pattern, tile.row0 / (int)MASK_BLOCK);
+    }
     return tile;
 }
 
@@ -423,7 +463,10 @@ __device__ __forceinline__ uint64_t begin_tile(ForwardRows<C> &r, ForwardShared<
         place.mask.begin(args.dropout, work.batch * args.NH + work.head, tile.row0,
                          (tile.seen - 1) * C::KEYS);
     }
-    skip_blocks(shared, place, tile.skip);
+    if (C::SPARSE)
+        place.left = tile.blocks;
+    else
+        skip_blocks(shared, place, tile.skip);
     if (C::CAUSAL && C::KEYS > WG_ROWS && tile.row0 % C::KEYS == 0) /* of the first block half is seen */
         first_block<C, WG_ROWS / 2, PENDING>(r, shared, place, q, tile, args);
     else
@@ -457,16 +500,16 @@ __device__ __forceinline__ ForwardTile walk_tiles(ForwardRows<C> &r, ForwardShar
         place.q_before = place.q_at;
         place.rows_before = tile.rows;
         place.q_at.advance();
-        trail = C::RANGES ? tile.trail : 0;
+        trail = C::RANGES ? tile.trail : C::SPARSE ? place.left : 0;
         tile = next;
         if (tile.seen == 0 || !C::PIPELINED || (C::CLUSTER > 1 && tile.skip > C::MOST_SKIPPED) ||
-            (C::RANGES && trail + tile.skip > C::MOST_SKIPPED))
+            ((C::RANGES || C::SPARSE) && trail + tile.skip > C::MOST_SKIPPED))
             break;
-        if (C::RANGES) skip_blocks(shared, place, trail);
+        if (C::RANGES || C::SPARSE) skip_blocks(shared, place, trail);
         q = begin_tile<C, true>(r, shared, place, tile, args);
     }
     finish_tile(r, shared, place, args);
-    if (C::RANGES) skip_blocks(shared, place, trail);
+    if (C::RANGES || C::SPARSE) skip_blocks(shared, place, trail);
     return tile;
 }
 

@@ -11,11 +11,14 @@ static void forward_dropout(floatX *out, float *lse, const floatX *qkv, const At
         out, lse, qkv, B, T, NH, {}, dropout_args(mask));
 }
 
-void sm90_forward_hd64_dropout(floatX *out, float *lse, const floatX *qkv, const AttentionMask *mask, int B,
-                               int T, int NH, int HD) {
-    forward_dropout<64, TILES_256_64>(out, lse, qkv, mask, B, T, NH);
-}
-void sm90_forward_hd128_dropout(floatX *out, float *lse, const floatX *qkv, const AttentionMask *mask, int B,
-                                int T, int NH, int HD) {
-    forward_dropout<128, TILES_192_64>(out, lse, qkv, mask, B, T, NH);
-}
+#define FORWARD(name, head_size, tiles)                                                                      \
+    void name(floatX *out, float *lse, const floatX *qkv, const AttentionMask *mask, int B, int T, int NH,   \
+              int HD) {                                                                                      \
+        forward_dropout<head_size, tiles>(out, lse, qkv, mask, B, T, NH);                                    \
+    }
+
+FORWARD(sm90_forward_hd64_dropout, 64, TILES_256_64)
+FORWARD(sm90_forward_hd80_dropout, 80, TILES_192_64)
+FORWARD(sm90_forward_hd96_dropout, 96, TILES_192_64)
+FORWARD(sm90_forward_hd112_dropout, 112, TILES_192_64)
+FORWARD(sm90_forward_hd128_dropout, 128, TILES_192_64)

@@ -30,10 +30,12 @@ template <class C> static void launch_forward(const ForwardArgs &args, const cha
 /* FixedMax: with the fixed maximum; OnlineMax: the same kernel with the running maximum, for the tiles on the redo list. */
 template <class FixedMax, class OnlineMax>
 static void forward(floatX *out, float *lse, const floatX *qkv, int B, int T, int NH,
-                    const SeenKeys &seen = {}, const DropoutArgs &dropout = {}) {
+                    const SeenKeys &seen = {}, const DropoutArgs &dropout = {},
+                    const BlockSparse &sparse = {}) {
     ForwardArgs args = forward_args<FixedMax>(out, lse, qkv, B, T, NH);
     args.seen = seen;
     args.dropout = dropout;
+    args.sparse = sparse;
     launch_forward<FixedMax>(args, "sm90_forward_kernel (fixed maximum)", START_AFTER);
     args.redo = true;
     launch_forward<OnlineMax>(args, "sm90_forward_kernel (redo)", START_EARLY);

@@ -15,11 +15,14 @@ static void forward_ranges(floatX *out, float *lse, const floatX *qkv, const Att
         out, lse, qkv, B, T, NH, seen_keys(mask, T));
 }
 
-void sm90_forward_hd64_ranges(floatX *out, float *lse, const floatX *qkv, const AttentionMask *mask, int B,
-                              int T, int NH, int HD) {
-    forward_ranges<64, TILES_256_64>(out, lse, qkv, mask, B, T, NH);
-}
-void sm90_forward_hd128_ranges(floatX *out, float *lse, const floatX *qkv, const AttentionMask *mask, int B,
-                               int T, int NH, int HD) {
-    forward_ranges<128, TILES_192_64>(out, lse, qkv, mask, B, T, NH);
-}
+#define FORWARD(name, head_size, tiles)                                                                      \
+    void name(floatX *out, float *lse, const floatX *qkv, const AttentionMask *mask, int B, int T, int NH,   \
+              int HD) {                                                                                      \
+        forward_ranges<head_size, tiles>(out, lse, qkv, mask, B, T, NH);                                     \
+    }
+
+FORWARD(sm90_forward_hd64_ranges, 64, TILES_256_64)
+FORWARD(sm90_forward_hd80_ranges, 80, TILES_192_64)
+FORWARD(sm90_forward_hd96_ranges, 96, TILES_192_64)
+FORWARD(sm90_forward_hd112_ranges, 112, TILES_192_64)
+FORWARD(sm90_forward_hd128_ranges, 128, TILES_192_64)

@@ -43,6 +43,7 @@ struct ForwardConfig : Sm90Roles {
     static constexpr bool ROTATES = true;            /* warpgroup w owns other 64 rows in each tile */
     static constexpr bool PIPELINED = Q_BUFFERS > 1; /* the next tile begins before a tile ends */
     static constexpr bool RANGES = false;            /* a mask: blocks of keys end before 0 */
+    static constexpr bool SPARSE = false;            /* a mask: a list of blocks of keys */
     static constexpr int THREADS = sm90_threads(SHAPE);
     static constexpr int COLUMNS = tile_columns(HD); /* of Q, K and V in shared memory */
     static constexpr int Q_BYTES = WG_ROWS * COLUMNS * 2 /* of a warpgroup */, KV_BYTES = KEYS * COLUMNS * 2;
@@ -56,6 +57,18 @@ struct ForwardConfig : Sm90Roles {
  * highest, and what a warpgroup skips at the end of a tile and at the start of the next is then always the same. */
 template <class C> struct ForwardRanges : C { static constexpr bool RANGES = true, ROTATES = false; };
 
+/* The same for a pattern of blocks. A tile's blocks come in this order: those of the window, from the diagonal down; random
+ * ones, one of each 64 rows at a time, the highest rows first; those at the start. So a warpgroup passes few blocks between
+ * two that its rows see, though each has random blocks of its own: MOST_SKIPPED, where near the start of the sequence the
+ * higher rows have more random ones. */
+template <class C> struct ForwardSparse : C {
+    static constexpr bool SPARSE = true, ROTATES = false;
+    static constexpr int MOST_SKIPPED = C::WARPGROUPS * (C::WARPGROUPS - 1) / 2;
+    static_assert(C::KEYS == MASK_BLOCK && C::CLUSTER == 1, "a block is seen whole, or not");
+    static_assert(C::STAGES > MOST_SKIPPED + C::ONE_RING,
+                  "what follows must not wait for the V that is held");
+};
+
 template <class C> struct alignas(1024) ForwardShared {
     uint8_t q[C::Q_BUFFERS][C::WARPGROUPS][C::Q_BYTES];
     uint8_t k[C::STAGES][C::KV_BYTES], v[C::STAGES][C::KV_BYTES];
@@ -64,6 +77,7 @@ template <class C> struct alignas(1024) ForwardShared {
     Work work[C::Q_BUFFERS];                /* of the tile whose Q is in the buffer */
     Work next[C::Q_BUFFERS];                /* of the tile after it */
     int listed;                             /* the tile that was last put on the redo list */
+    int seers[C::SPARSE ? C::STAGES : 0];   /* bit w: warpgroup w's rows see the block */
 };
 
 /* Tiles to be done again with the running maximum. If there are more than fit, all are done again. */
@@ -86,6 +100,7 @@ typedef struct ForwardArgs {
     bool redo;        /* tiles come from redo_list; the launch may begin before the one that fills it ends */
     SeenKeys seen;    /* only where RANGES */
     DropoutArgs dropout; /* only where C::DROPS */
+    BlockSparse sparse;  /* only where C::SPARSE */
 } ForwardArgs;
 
 /* The first block of 64 rows of a tile or pair. Causal: the missing ones are all missed at the start, where a tile is
@@ -107,8 +122,9 @@ template <class C> __device__ __forceinline__ int row_block_of(int tile, int row
     return C::CLUSTER * rows + tile % (unsigned)C::CLUSTER;
 }
 
-/* The first block of keys that the rows from row0 on see. */
+/* The first block of keys that the rows from row0 on see; of a pattern, in the window. */
 template <class C> __device__ __forceinline__ int lowest_block(const ForwardArgs &args, int batch, int row0) {
+    if (C::SPARSE) return max(0, row0 / (int)MASK_BLOCK - args.sparse.pattern.window);
     return C::RANGES ? args.seen.first_key(batch, row0) / C::KEYS : 0;
 }
 
@@ -155,6 +171,36 @@ __device__ __forceinline__ void load_keys(ForwardShared<C> &shared, const Forwar
                  C::KEYS);
 }
 
+/* Of a pattern: which 64 rows of a tile see a block of the window of any of them. */
+__device__ __forceinline__ int window_seers(SparsePattern pattern, RowBlocks rows, int block) {
+    const int first = max(0, block - rows.first), last = block - rows.first + pattern.window;
+    const int seers = (1 << rows.count) - (1 << first);
+    return block < pattern.first || last >= rows.count ? seers : seers & ((2 << last) - 1);
+}
+
+/* The blocks of a pattern beside those of the window, which end at `lowest`. */
+template <class C>
+__device__ __forceinline__ void load_far_keys(ForwardShared<C> &shared, const ForwardArgs &args,
+                                              const Work &work, RowBlocks rows, int lowest,
+                                              Ring<C::STAGES> &at) {
+    const BlockSparse &sparse = args.sparse;
+    const auto load = [&](int block, int seers) {
+        shared.k_ring.wait_free(at);
+        shared.seers[at.stage] = seers;
+        load_keys(shared, args, work, block, at, 0);
+        at.advance();
+    };
+    const int last = rows.first + rows.count - 1, rounds = sparse_n_chosen(sparse.pattern, last);
+#pragma unroll 1
+    for (int round = 0; round < rounds; round++)
+#pragma unroll 1
+        for (int row = last; row >= rows.first && round < sparse_n_chosen(sparse.pattern, row); row--)
+            load(sparse.chosen[(int64_t)row * sparse.pattern.random + round], 1 << (row - rows.first));
+#pragma unroll 1
+    for (int block = min(sparse.pattern.first, lowest) - 1; block >= 0; block--)
+        load(block, (1 << rows.count) - 1);
+}
+
 /* The next tile is drawn when a tile begins, so that the block which is free first gets the longest, and published
  * with the tile's second block of keys (or its only one): consumers know it long before they come to it. */
 template <class C>
@@ -184,6 +230,8 @@ __device__ __forceinline__ void forward_producer(ForwardShared<C> &shared, const
         for (int block = last; block >= lowest; block--, at.advance()) {
             uint32_t work_bytes = 0;
             shared.k_ring.wait_free(at);
+            if constexpr (C::SPARSE)
+                shared.seers[at.stage] = window_seers(args.sparse.pattern, row_blocks, block);
             if (block == max(lowest, last - 1)) {
                 work_bytes =
                     give_work<C>(shared.next[q_at.stage], work_of(clusters + drawn), shared.k_ring, at);
@@ -191,6 +239,7 @@ __device__ __forceinline__ void forward_producer(ForwardShared<C> &shared, const
             }
             load_keys(shared, args, work, block, at, work_bytes);
         }
+        if constexpr (C::SPARSE) load_far_keys(shared, args, work, row_blocks, lowest, at);
         work = shared.next[q_at.stage]; /* not kept in registers: a producer has few */
     }
 }

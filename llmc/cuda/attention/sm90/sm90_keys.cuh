@@ -50,20 +50,45 @@ __device__ __forceinline__ QueryEnds query_ends(const SeenKeys &seen, int batch,
     return {&seen, batch, row0, seen.end_query(batch, row0) / (int)WG_ROWS, block};
 }
 
-/* Producer: the blocks of queries that a tile's keys need, which begin at row0, to all blocks of the cluster. */
+/* Only where SPARSE: the blocks of queries that see a tile. */
+typedef struct TileVisits {
+    int begin, end;
+} TileVisits;
+__device__ __forceinline__ TileVisits tile_visits(const BlockSparse &sparse, int tile) {
+    return {sparse.begins[tile], sparse.begins[tile + 1]};
+}
+
+/* A block of queries to all blocks of the cluster. lse_d: of the head. */
+template <class C>
+__device__ __forceinline__ void load_queries_block(QueryStages<C> &queries, Ring<C::STAGES> at,
+                                                   const Work &work, int block, const LseDRow *lse_d,
+                                                   const BackwardArgs &args) {
+    const uint32_t full = acquire<C>(queries.ring, at, 2 * C::TILE_BYTES + C::LSE_D_BYTES);
+    load_rows<C>(queries.q[at.stage], args.rows, block * WG_ROWS, work.head, work.batch, full, WG_ROWS);
+    load_rows<C>(queries.dout[at.stage], args.dout, block * WG_ROWS, work.head, work.batch, full, WG_ROWS);
+    load_bytes<C>(queries.lse_d[at.stage], lse_d + block * WG_ROWS, C::LSE_D_BYTES, full);
+}
+
+/* Producer: the blocks of queries that a tile's keys need, which begin at row0. */
 template <class C>
 __device__ __forceinline__ void load_queries(QueryStages<C> &queries, Ring<C::STAGES> &at, const Work &work,
                                              int row0, const SeenKeys &seen, const BackwardArgs &args) {
     const LseDRow *lse_d = args.lse_d + ((int64_t)work.batch * args.NH + work.head) * padded_rows(args.T);
     const int end =
         end_queries<C>(seen, work.batch, row0, C::CLUSTER * C::TILE_ROWS, ceil_div(args.T, (int)WG_ROWS));
-    for (int block = first_queries<C>(row0, args.T); block < end; block++, at.advance()) {
-        const uint32_t full = acquire<C>(queries.ring, at, 2 * C::TILE_BYTES + C::LSE_D_BYTES);
-        load_rows<C>(queries.q[at.stage], args.rows, block * WG_ROWS, work.head, work.batch, full, WG_ROWS);
-        load_rows<C>(queries.dout[at.stage], args.dout, block * WG_ROWS, work.head, work.batch, full,
-                     WG_ROWS);
-        load_bytes<C>(queries.lse_d[at.stage], lse_d + block * WG_ROWS, C::LSE_D_BYTES, full);
-    }
+    for (int block = first_queries<C>(row0, args.T); block < end; block++, at.advance())
+        load_queries_block(queries, at, work, block, lse_d, args);
+}
+
+/* The same where SPARSE. */
+template <class C>
+__device__ __forceinline__ void load_visits(QueryStages<C> &queries, Ring<C::STAGES> &at, const Work &work,
+                                            const BlockSparse &sparse, const BackwardArgs &args) {
+    const LseDRow *lse_d = args.lse_d + ((int64_t)work.batch * args.NH + work.head) * padded_rows(args.T);
+    const TileVisits visits = tile_visits(sparse, work.tile);
+#pragma unroll 1
+    for (int v = visits.begin; v < visits.end; v++, at.advance())
+        load_queries_block(queries, at, work, sparse.visits[v].block, lse_d, args);
 }
 
 /* A thread's part of the warpgroup's keys; accumulators have keys as rows. */
@@ -91,12 +116,13 @@ template <class C> struct KeyPlace {
 /* Two warpgroups multiply one after the other: each issues its products when those of the other are done, all but
  * dP. So one multiplies while the other takes exponentials; left alone, both do the same at the same time as often
  * as not (head size 64, H200: 1800 to 2110 clocks a step, by chance; in ping-pong 1740 to 1850).
- * Warpgroup 0 waits at named barrier 1 and passes at 2; warpgroup 1 waits at 2 and passes at 1. */
+ * Warpgroup 0 waits at named barrier 1 and passes at 2; warpgroup 1 waits at 2 and passes at 1. Where SPARSE they take no
+ * turns: many blocks are one warpgroup's alone, and the other would wait for them. */
 template <class C> __device__ __forceinline__ void pingpong_wait(const KeyPlace<C> &place) {
-    named_barrier_sync<2 * WARPGROUP>(1 + place.warpgroup);
+    if (!C::SPARSE) named_barrier_sync<2 * WARPGROUP>(1 + place.warpgroup);
 }
 template <class C> __device__ __forceinline__ void pingpong_pass(const KeyPlace<C> &place) {
-    named_barrier_arrive<2 * WARPGROUP>(2 - place.warpgroup);
+    if (!C::SPARSE) named_barrier_arrive<2 * WARPGROUP>(2 - place.warpgroup);
 }
 
 /* A warp's 16 rows of a 64 x 64 tile as A operands. */
@@ -245,11 +271,10 @@ template <class C> __device__ __forceinline__ void clear_gradients(KeyRows<C> &r
     for (int i = 0; i < C::HD / 2; i++) r.dk[i] = r.dv[i] = 0.0f;
 }
 
-/* P and dS of the first block of queries; it lies on the diagonal if causal. */
-template <class C>
-__device__ __forceinline__ void first_queries_block(KeyRows<C> &r, QueryStages<C> &queries,
-                                                    KeyPlace<C> &place, float scale_log2,
-                                                    const DropoutArgs &dropout) {
+/* P and dS of the block at place.at, where no gradients are to be multiplied before. */
+template <class C, bool DIAGONAL>
+__device__ __forceinline__ void start_at_block(KeyRows<C> &r, QueryStages<C> &queries, KeyPlace<C> &place,
+                                               float scale_log2, const DropoutArgs &dropout) {
     queries.ring.wait(place.at);
     pingpong_wait(place);
     wgmma_fence();
@@ -259,7 +284,7 @@ __device__ __forceinline__ void first_queries_block(KeyRows<C> &r, QueryStages<C
     wgmma_wait<1>();
     pingpong_pass(place);
     wgmma_results(r.s);
-    if (C::CAUSAL) mask_queries(r);
+    if (DIAGONAL) mask_queries(r);
     mask_queries_behind(r, place.ends);
     key_probabilities(r, scale_log2);
     drop_p(r);
@@ -268,6 +293,14 @@ __device__ __forceinline__ void first_queries_block(KeyRows<C> &r, QueryStages<C
     key_scores(r);
     drop_ds(r, queries.lse_d[place.at.stage]);
     if (C::DROPS) place.mask.move(WG_ROWS);
+}
+
+/* The first block of queries; it lies on the diagonal if causal. */
+template <class C>
+__device__ __forceinline__ void first_queries_block(KeyRows<C> &r, QueryStages<C> &queries,
+                                                    KeyPlace<C> &place, float scale_log2,
+                                                    const DropoutArgs &dropout) {
+    start_at_block<C, C::CAUSAL>(r, queries, place, scale_log2, dropout);
     clear_gradients(r);
 }
 
@@ -277,11 +310,11 @@ template <class C> __device__ __forceinline__ void write_bias(KeyRows<C> &r, int
         r.bias[half] = row0 + thread_row() + 8 * half < T ? 0.0f : -CUDART_INF_F;
 }
 
-/* The gradients of the block in work, then P and dS of the next. */
-template <class C, bool RAGGED = true>
-__device__ __forceinline__ void next_queries_block(KeyRows<C> &r, QueryStages<C> &queries, KeyPlace<C> &place,
-                                                   float scale_log2, const DropoutArgs &dropout) {
-    const Ring<C::STAGES> next = place.at.next();
+/* The gradients of the block in work, then P and dS of the one at `next`. DIAGONAL: it starts where the warpgroup's keys do. */
+template <class C, bool RAGGED, bool DIAGONAL>
+__device__ __forceinline__ void step_to_block(KeyRows<C> &r, QueryStages<C> &queries, KeyPlace<C> &place,
+                                              Ring<C::STAGES> next, float scale_log2,
+                                              const DropoutArgs &dropout) {
     queries.ring.wait(next);
     pingpong_wait(place);
     wgmma_fence();
@@ -294,6 +327,7 @@ __device__ __forceinline__ void next_queries_block(KeyRows<C> &r, QueryStages<C>
     wgmma_results(r.s);
     gradients_done(r);
     release<C>(queries.ring, place.at);
+    if (DIAGONAL) mask_queries(r);
     mask_queries_behind(r, place.ends);
     key_probabilities<C, RAGGED>(r, scale_log2);
     drop_p(r);
@@ -303,6 +337,12 @@ __device__ __forceinline__ void next_queries_block(KeyRows<C> &r, QueryStages<C>
     drop_ds(r, queries.lse_d[next.stage]);
     if (C::DROPS) place.mask.move(WG_ROWS);
     place.at = next;
+}
+
+template <class C, bool RAGGED = true>
+__device__ __forceinline__ void next_queries_block(KeyRows<C> &r, QueryStages<C> &queries, KeyPlace<C> &place,
+                                                   float scale_log2, const DropoutArgs &dropout) {
+    step_to_block<C, RAGGED, false>(r, queries, place, place.at.next(), scale_log2, dropout);
 }
 
 /* Until TMA has read what the warp gave it to store. */
@@ -330,28 +370,7 @@ template <class C>
 __device__ __forceinline__ void next_tile_block(KeyRows<C> &r, QueryStages<C> &queries, KeyPlace<C> &place,
                                                 Ring<C::STAGES> next, float scale_log2,
                                                 const DropoutArgs &dropout) {
-    queries.ring.wait(next);
-    pingpong_wait(place);
-    wgmma_fence();
-    multiply_gradients(r, queries, place.at.stage);
-    multiply_s(r, queries, next.stage);
-    multiply_dp(r, queries, place, next.stage);
-    draw_block(r, place.mask, dropout);
-    wgmma_wait<1>();
-    pingpong_pass(place);
-    wgmma_results(r.s);
-    gradients_done(r);
-    release<C>(queries.ring, place.at);
-    if (C::CAUSAL) mask_queries(r);
-    mask_queries_behind(r, place.ends);
-    key_probabilities(r, scale_log2);
-    drop_p(r);
-    wgmma_wait<0>();
-    wgmma_results(r.dp);
-    key_scores(r);
-    drop_ds(r, queries.lse_d[next.stage]);
-    if (C::DROPS) place.mask.move(WG_ROWS);
-    place.at = next;
+    step_to_block<C, true, C::CAUSAL>(r, queries, place, next, scale_log2, dropout);
 }
 
 /* The gradients of the last block. */

@@ -1,0 +1,82 @@
+/* Attention backward for sm_90a, head size 80, 96, 112 and 128, where queries see a pattern of blocks (block_sparse.h): the 1-CTA kernel of
+ * sm90_backward_hd128.cu with a list of blocks of queries for each tile in place of a range (tile_visits). Of a block that
+ * does not see a warpgroup's keys its dS is 0 (trailing_block). */
+#include "sm90_backward_hd128.cuh"
+#include "llmc/cuda/attention/paths.cuh"
+
+template <int HEAD> struct Hd128Sparse : Hd128Config<true, 1, HEAD> { static constexpr bool SPARSE = true; };
+
+template <class S>
+__device__ __forceinline__ void sparse_tile(Hd128Shared<S> &shared, Hd128Place<S> &place, int row0,
+                                            const KernelArgs &args) {
+    const SparseVisit *visits = args.sparse.visits;
+    const TileVisits of_tile = tile_visits(args.sparse, place.work.tile);
+    const int mine = SEES_FIRST << place.warpgroup, first = visits[of_tile.begin].block;
+    KeyRows<S> r;
+    int v = of_tile.begin;
+    if constexpr (S::K_IN_REGISTERS) load_k(r, shared_address(shared.k[place.warpgroup]));
+    if (place.warpgroup == 1) { /* the tile's first block sees its first half alone */
+        skip_block(r, shared, place, first, first, args);
+        place.before = visits[v++];
+    }
+    SparseVisit visit = visits[v];
+    first_block(r, shared, place, visit.block, first, args);
+#pragma unroll 1
+    for (v++; v < of_tile.end; v++) {
+        place.before = visit;
+        place.advance();
+        visit = visits[v];
+        if (visit.flags & mine)
+            next_block(r, shared, place, visit.block, args);
+        else
+            trailing_block(r, shared, place, visit.block, args);
+    }
+    place.before = visit;
+    close_tile(r, shared, place, row0, args);
+}
+
+template <class S>
+__device__ __forceinline__ void sparse_keys(Hd128Shared<S> &shared, const KernelArgs &args, int warpgroup) {
+    Hd128Place<S> place;
+    start_place(place, shared, warpgroup);
+    for (;; place.own.advance()) {
+        shared.own_ring.wait(place.own);
+        dk_stored(place);
+        place.work = read_work(shared.work[0]);
+        if (place.work.index < 0) break;
+        const int row0 = place.work.tile * S::TILE_ROWS + warpgroup * WG_ROWS;
+        if (row0 < args.base.T) {
+            sparse_tile(shared, place, row0, args);
+        } else { /* the last tile, which one block sees */
+            place.before = args.sparse.visits[tile_visits(args.sparse, place.work.tile).begin];
+            tile_unseen(shared, place, place.before.block, args);
+        }
+    }
+}
+
+template <class S> struct Hd128SparseKernel : Hd128Kernel<S> {
+    static __device__ __forceinline__ void consume(Hd128Shared<S> &shared, const KernelArgs &args,
+                                                   int warpgroup) {
+        sparse_keys(shared, args, warpgroup);
+    }
+};
+
+template <int HEAD>
+__global__ void __launch_bounds__(Hd128Sparse<HEAD>::THREADS, 1)
+    sm90_backward_hd128_sparse_kernel(const __grid_constant__ KernelArgs args) {
+    run_kernel<Hd128SparseKernel<Hd128Sparse<HEAD>>>(args);
+}
+
+#define BACKWARD(name, head_size)                                                                            \
+    void name(floatX *dqkv, const floatX *dout, const floatX *out, const floatX *qkv, const float *lse,      \
+              const AttentionMask *mask, void *scratch, int B, int T, int NH, int HD) {                      \
+        launch_one_pass<Hd128Sparse<head_size>, Hd128Shared<Hd128Sparse<head_size>>>(                        \
+            "sm90_backward_hd128_sparse_kernel", sm90_backward_hd128_sparse_kernel<head_size>,               \
+            kernel_args<head_size>(dqkv, dout, out, qkv, lse, NULL, scratch, B, T, NH, true, {}, {},         \
+                                   mask->sparse));                                                           \
+    }
+
+BACKWARD(sm90_backward_hd80_sparse, 80)
+BACKWARD(sm90_backward_hd96_sparse, 96)
+BACKWARD(sm90_backward_hd112_sparse, 112)
+BACKWARD(sm90_backward_hd128_sparse, 128)

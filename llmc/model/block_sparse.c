@@ -1,0 +1,134 @@
+#include "block_sparse.h"
+#include <stdio.h>
+#include <string.h>
+
+static int min_int(int a, int b) {
+    return a < b ? a : b;
+}
+
+bool sparse_read(SparsePattern *pattern, const char *text) {
+    int n[3] = {0}, end = 0;
+    const bool none = strcmp(text, "0") == 0;
+    bool ok = none || (strspn(text, "0123456789,") == strlen(text) &&
+                       sscanf(text, "%8d,%8d,%8d%n", &n[0], &n[1], &n[2], &end) == 3 && text[end] == 0);
+    ok = ok && (none || n[0] > 0) && n[0] % MASK_BLOCK == 0 && n[1] % MASK_BLOCK == 0 && n[2] <= MOST_BLOCKS;
+    if (ok) *pattern = (SparsePattern){n[0] / MASK_BLOCK, n[1] / MASK_BLOCK, n[2]};
+    return ok;
+}
+
+const char *sparse_text(char *buffer, size_t size, SparsePattern p) {
+    snprintf(buffer, size, "%d,%d,%d", p.window * MASK_BLOCK, p.first * MASK_BLOCK, p.random);
+    return buffer;
+}
+
+static int tiles_of(int T) {
+    return (sparse_blocks(T) + VISITED_BLOCKS - 1) / VISITED_BLOCKS;
+}
+
+/* A block sees all of what lies before it in the window and at the start. */
+static int n_certain(SparsePattern p, int block) {
+    return min_int(block, p.window + p.first);
+}
+
+double sparse_pairs(SparsePattern pattern, int T) {
+    double pairs = 0;
+    for (int block = 0; block < sparse_blocks(T); block++) {
+        const double rows = min_int(T - block * MASK_BLOCK, MASK_BLOCK);
+        pairs +=
+            rows * (MASK_BLOCK * (n_certain(pattern, block) + sparse_n_chosen(pattern, block)) + rows / 2);
+    }
+    return pairs;
+}
+
+/* Tiles that a block of queries sees at most: those of a range of n blocks, wherever it begins, are n / 2 + 1. */
+static int64_t most_tiles(SparsePattern p, int tiles) {
+    const int64_t n = (p.window + 1) / VISITED_BLOCKS + 1 + (p.first + 1) / VISITED_BLOCKS + p.random;
+    return n < tiles ? n : tiles;
+}
+
+size_t sparse_table_words(SparsePattern pattern, int T, int most_T) {
+    const size_t chosen = (size_t)sparse_blocks(most_T) * (size_t)pattern.random;
+    const size_t visits = (size_t)sparse_blocks(T) * (size_t)most_tiles(pattern, tiles_of(T));
+    return chosen + (size_t)tiles_of(T) + 1 + visits * (sizeof(SparseVisit) / sizeof(int32_t));
+}
+
+/* The parts of the table in their order. */
+static size_t begins_at(SparsePattern pattern, int most_T) {
+    return (size_t)sparse_blocks(most_T) * (size_t)pattern.random;
+}
+static size_t visits_at(SparsePattern pattern, int T, int most_T) {
+    return begins_at(pattern, most_T) + (size_t)tiles_of(T) + 1;
+}
+
+BlockSparse sparse_of(SparsePattern pattern, const int32_t *table, int T, int most_T) {
+    return (BlockSparse){
+        .pattern = pattern,
+        .chosen = table,
+        .begins = table + begins_at(pattern, most_T),
+        .visits = (const SparseVisit *)(const void *)(table + visits_at(pattern, T, most_T)),
+    };
+}
+
+static bool sees(const BlockSparse *s, int query_block, int key_block) {
+    return key_block <= query_block && sparse_sees(s, query_block, key_block);
+}
+
+/* SEES_FIRST and SEES_SECOND of a tile. */
+static int seen_halves(const BlockSparse *s, int query_block, int tile) {
+    return (sees(s, query_block, VISITED_BLOCKS * tile) ? SEES_FIRST : 0) |
+           (sees(s, query_block, VISITED_BLOCKS * tile + 1) ? SEES_SECOND : 0);
+}
+
+/* The highest tile below `tile` that a block of queries sees, or -1. */
+static int next_tile(const BlockSparse *s, int query_block, int tile) {
+    const SparsePattern p = s->pattern;
+    int next = -1;
+    if (tile > 0 && (VISITED_BLOCKS * tile - 1 >= query_block - p.window)) return tile - 1;
+    for (int r = 0; r < p.random; r++) {
+        const int chosen = s->chosen[(int64_t)query_block * p.random + r];
+        if (chosen >= 0 && chosen / VISITED_BLOCKS < tile && chosen / VISITED_BLOCKS > next)
+            next = chosen / VISITED_BLOCKS;
+    }
+    const int first = min_int((p.first + VISITED_BLOCKS - 1) / VISITED_BLOCKS, tile) - 1; /* of the start's */
+    return first > next ? first : next;
+}
+
+/* Visits tile by tile: counted (visits NULL), then written; begins: of each tile, moves on. */
+static void each_visit(const BlockSparse *s, int blocks, int32_t *begins, SparseVisit *visits) {
+    for (int block = 0; block < blocks; block++)
+        for (int tile = block / VISITED_BLOCKS, before = 0, next; tile >= 0; tile = next, before++) {
+            next = next_tile(s, block, tile);
+            if (visits)
+                visits[begins[tile]] =
+                    (SparseVisit){block, seen_halves(s, block, tile) | (next < 0 ? LOWEST_TILE : 0), before};
+            begins[tile]++;
+        }
+}
+
+/* Each half's last visit of a tile. */
+static void mark_ends(SparseVisit *visits, int n) {
+    for (int half = 0; half < VISITED_BLOCKS; half++) {
+        int last = n - 1;
+        while (last >= 0 && !(visits[last].flags & SEES_FIRST << half)) last--;
+        if (last >= 0) visits[last].flags |= ENDS_FIRST << half;
+    }
+}
+
+void sparse_table(int32_t *table, SparsePattern pattern, int T, int most_T, int layer) {
+    const int tiles = tiles_of(T);
+    const BlockSparse s = sparse_of(pattern, table, T, most_T);
+    int32_t *begins = table + begins_at(pattern, most_T);
+    SparseVisit *visits = (SparseVisit *)(void *)(table + visits_at(pattern, T, most_T));
+    for (int block = 0; block < sparse_blocks(most_T); block++)
+        for (int r = 0; r < pattern.random; r++)
+            table[(int64_t)block * pattern.random + r] =
+                r < sparse_n_chosen(pattern, block) ? sparse_choice(pattern, layer, block, r) : -1;
+    for (int tile = 0; tile <= tiles; tile++) begins[tile] = 0;
+    each_visit(&s, sparse_blocks(T), begins + 1, NULL);
+    for (int tile = 0; tile < tiles; tile++) begins[tile + 1] += begins[tile];
+    each_visit(&s, sparse_blocks(T), begins, visits);
+    for (int tile = tiles; tile > 0; tile--) begins[tile] = begins[tile - 1];
+    begins[0] = 0;
+    for (int tile = 0; tile < tiles; tile++)
+        mark_ends(visits + begins[tile], begins[tile + 1] - begins[tile]);
+}

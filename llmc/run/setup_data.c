@@ -93,7 +93,9 @@ bool setup_check_data(const Run *run, Error *err) {
 static void limit_eval_batches(Run *run) {
     Settings *s = &run->settings;
     const int64_t windows = dataloader_epoch(run->val), batches = (windows + s->batch - 1) / s->batch;
-    if (!flags_was_set(s, "eval-batches") && s->eval_batches > batches) s->eval_batches = batches;
+    const bool as_in_run = s->data_of_run && !flags_was_set(s, "batch") && !flags_was_set(s, "seq");
+    if (!flags_was_set(s, "eval-batches") && !as_in_run && s->eval_batches > batches)
+        s->eval_batches = batches;
 }
 
 static bool same_file(const char *a, const char *b) {

@@ -92,6 +92,14 @@ run $packed --memory
 check "packed: in the memory plan" grep -qE '^ +packed sequences +[0-9.]+ [KM]iB on the host$' out
 run $tiny --train a.txt --pack
 refused "packed: bytes have no end-of-text" '^error: --pack: the tokenizer has no end-of-text token'
+short="--batch 2 --seq 16 --eval-batches 60" # beyond what there is to validate on
+run --model nano --layers 1 --heads 2 --channels 16 $short --warmup 0 --sample-tokens 0 --steps 1 --train "$mixture" --out often
+grep '^step 1/1 | val loss' out | sed 's/.* //' >expected
+run --model often --eval-only
+check "--eval-only of a mixture: the loss that the run printed" [ "$(tail -n 1 out | sed 's/.* //' | xargs printf %.4f)" = "$(cat expected)" ]
+check "--eval-only of a mixture: as many batches" grep -q '^evaluation  *60 batches of 2 x 16 ' out
+run --model often --eval-only --batch 4
+check "--eval-only of a mixture, another batch: each window once" grep -qE '^evaluation +12 batches of 4 x 16 ' out
 cp a.txt 'a.txt:0.7,b_*.txt:0.3'
 run $tiny --train "$mixture"
 check "a file of that very name comes first" grep -qE '^train +a.txt:0.7,b_\*.txt:0.3: 1 text file' out

@@ -209,8 +209,8 @@ static void test_many_sequences(const Ops *ops) {
     const Op decode = decoding();
     if (op_small) return;
     op_case(ops, &decode, (Sizes){.B = 40, .T = 300, .NH = 7, .HD = 64});
-    op_case(ops, &decode, (Sizes){.B = 33, .T = 513, .NH = 9, .HD = 128, .window = 200, .flags = BEGINS});
-    op_case(ops, &decode, (Sizes){.B = 64, .T = 1024, .NH = 5, .HD = 64, .window = 600});
+    op_case(ops, &decode, (Sizes){.B = 34, .T = 300, .NH = 8, .HD = 128, .window = 200, .flags = BEGINS});
+    op_case(ops, &decode, (Sizes){.B = 67, .T = 260, .NH = 4, .HD = 64, .window = 100});
 }
 
 /* So long that a piece of keys is more than one tile. */

@@ -1,6 +1,8 @@
 #include "block_sparse.h"
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include "llmc/base/error.h"
 
 static int min_int(int a, int b) {
     return a < b ? a : b;
@@ -93,16 +95,37 @@ static int next_tile(const BlockSparse *s, int query_block, int tile) {
     return first > next ? first : next;
 }
 
+/* The tiles that a block sees, in the order in which they add to its dQ. Returns how many. */
+static int adding_tiles(int32_t *tiles, const BlockSparse *s, int block) {
+    const int n_first = min_int(sparse_first_tiles(s->pattern), block / VISITED_BLOCKS + 1);
+    int n = 0;
+    for (; n < n_first; n++) tiles[n] = n;
+    for (int tile = block / VISITED_BLOCKS; tile >= n_first; tile = next_tile(s, block, tile))
+        tiles[n++] = tile;
+    return n;
+}
+
 /* Visits tile by tile: counted (visits NULL), then written; begins: of each tile, moves on. */
 static void each_visit(const BlockSparse *s, int blocks, int32_t *begins, SparseVisit *visits) {
+    int32_t *tiles = must_allocate(((size_t)blocks / VISITED_BLOCKS + 1) * sizeof *tiles, "a block's tiles");
     for (int block = 0; block < blocks; block++)
-        for (int tile = block / VISITED_BLOCKS, before = 0, next; tile >= 0; tile = next, before++) {
-            next = next_tile(s, block, tile);
+        for (int i = 0, n = adding_tiles(tiles, s, block); i < n; i++) {
+            const int tile = tiles[i];
             if (visits)
                 visits[begins[tile]] =
-                    (SparseVisit){block, seen_halves(s, block, tile) | (next < 0 ? LOWEST_TILE : 0), before};
+                    (SparseVisit){block, seen_halves(s, block, tile) | (i == n - 1 ? ADDS_LAST : 0), i};
             begins[tile]++;
         }
+    free(tiles);
+}
+
+/* Of a tile at the start: from the last block down. */
+static void turn_round(SparseVisit *visits, int n) {
+    for (int i = 0; i < n / 2; i++) {
+        const SparseVisit visit = visits[i];
+        visits[i] = visits[n - 1 - i];
+        visits[n - 1 - i] = visit;
+    }
 }
 
 /* Each half's last visit of a tile. */
@@ -129,6 +152,8 @@ void sparse_table(int32_t *table, SparsePattern pattern, int T, int most_T, int 
     each_visit(&s, sparse_blocks(T), begins, visits);
     for (int tile = tiles; tile > 0; tile--) begins[tile] = begins[tile - 1];
     begins[0] = 0;
+    for (int tile = 0; tile < min_int(sparse_first_tiles(pattern), tiles); tile++)
+        turn_round(visits + begins[tile], begins[tile + 1] - begins[tile]);
     for (int tile = 0; tile < tiles; tile++)
         mark_ends(visits + begins[tile], begins[tile + 1] - begins[tile]);
 }

@@ -9,7 +9,10 @@
  * run that reads it, at any length of the sequence, and in each layer others. All heads see the same.
  *
  * Kernels read them from a table in device memory. Forward and decoding need `chosen` alone. Backward of tiles of 128
- * keys needs `visits`, the way round: which blocks of queries see a tile, in rising order. */
+ * keys needs `visits`, the way round: which blocks of queries see a tile. To dQ of a block of queries its tiles add in one
+ * order: those at the start of the sequence, the first one first, then the others from the diagonal down. For a tile at the
+ * start is seen by all: it begins before the others and goes from the last block to the first, so that nobody waits for it
+ * at the end; the others' visits rise. */
 #pragma once
 #include <stdbool.h>
 #include <stddef.h>
@@ -29,19 +32,19 @@ typedef struct SparsePattern {
     int window, first, random;
 } SparsePattern;
 
-/* A block of queries sees keys of a tile: keys of its first half, of its second; it is the last to see those of the
- * first half, of the second; no lower tile is seen by it. */
+/* A block of queries sees keys of a tile: keys of its first half, of its second; it is the last visit of those of the
+ * first half, of the second; the tile is the last to add to its dQ. */
 enum {
     SEES_FIRST = 1,
     SEES_SECOND = 2,
     ENDS_FIRST = 4,
     ENDS_SECOND = 8,
-    LOWEST_TILE = 16,
+    ADDS_LAST = 16,
 };
 typedef struct SparseVisit {
     int32_t block;  /* of queries */
     int32_t flags;  /* SEES_FIRST, .. */
-    int32_t before; /* tiles above this one that it sees */
+    int32_t before; /* tiles that add to its dQ before this one */
 } SparseVisit;
 
 typedef struct BlockSparse {
@@ -53,6 +56,11 @@ typedef struct BlockSparse {
 
 SPARSE_FUNCTION int sparse_blocks(int T) {
     return (T + MASK_BLOCK - 1) / MASK_BLOCK;
+}
+
+/* Tiles that have keys at the start, if there are as many. */
+SPARSE_FUNCTION int sparse_first_tiles(SparsePattern p) {
+    return (p.first + VISITED_BLOCKS - 1) / VISITED_BLOCKS;
 }
 
 /* Random blocks that a block of queries sees. */

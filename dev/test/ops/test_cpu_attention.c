@@ -241,7 +241,7 @@ static int count(const BlockSparse *s, int query_block) {
 }
 
 /* What kernels read of a pattern: random blocks once each, between the start and the window, the same at any length; and
- * the visits, which are the pattern the other way round. */
+ * the visits, which are the pattern the other way round: those of the start fall and add first. */
 static void check_pattern(SparsePattern p, int T) {
     const int blocks = sparse_blocks(T), tiles = (blocks + 1) / 2;
     int32_t *table = malloc(sizeof *table * sparse_table_words(p, T, T)),
@@ -256,31 +256,38 @@ static void check_pattern(SparsePattern p, int T) {
         const int rows = b == blocks - 1 ? T - 64 * b : 64;
         wrong += count(&s, b) != (b < p.window + p.first ? b : p.window + p.first) + n + 1;
         pairs += rows * 64.0 * (count(&s, b) - 1) + rows * rows / 2.0;
-        for (int tile = b / 2, before = 0; tile >= 0; tile--) {
+        const int n_first = (p.first + 1) / 2 < b / 2 + 1 ? (p.first + 1) / 2 : b / 2 + 1;
+        int lowest = b / 2; /* the last to add */
+        for (int tile = b / 2, before = n_first; tile >= 0; tile--) {
             const int flags = (sparse_sees(&s, b, 2 * tile) ? SEES_FIRST : 0) |
                               (2 * tile < b && sparse_sees(&s, b, 2 * tile + 1) ? SEES_SECOND : 0);
             int found = 0;
             for (int v = s.begins[tile]; v < s.begins[tile + 1]; v++) {
                 if (s.visits[v].block != b) continue;
                 found++;
-                wrong +=
-                    (s.visits[v].flags & (SEES_FIRST | SEES_SECOND)) != flags || s.visits[v].before != before;
+                wrong += (s.visits[v].flags & (SEES_FIRST | SEES_SECOND)) != flags ||
+                         s.visits[v].before != (tile < n_first ? tile : before);
             }
             wrong += found != (flags != 0);
+            if (flags != 0 && tile >= n_first) lowest = tile;
             before += flags != 0;
             n_visits += flags != 0;
         }
+        for (int tile = 0; tile < tiles; tile++)
+            for (int v = s.begins[tile]; v < s.begins[tile + 1]; v++)
+                wrong += s.visits[v].block == b && !(s.visits[v].flags & ADDS_LAST) != (tile != lowest);
     }
     for (int tile = 0; tile < tiles; tile++)
         for (int v = s.begins[tile]; v < s.begins[tile + 1]; v++) {
-            int later = 0, lower = 0;
+            const bool falls = tile < (p.first + 1) / 2;
+            int later = 0;
             for (int w = v + 1; w < s.begins[tile + 1]; w++) {
                 later |= s.visits[w].flags & (SEES_FIRST | SEES_SECOND);
-                wrong += s.visits[w].block <= s.visits[v].block;
+                wrong += (s.visits[w].block < s.visits[v].block) != falls ||
+                         s.visits[w].block == s.visits[v].block;
             }
-            for (int w = 0; w < s.begins[tile]; w++) lower |= s.visits[w].block == s.visits[v].block;
             const int mine = s.visits[v].flags & (SEES_FIRST | SEES_SECOND);
-            wrong += s.visits[v].flags != (mine | (mine & ~later) * ENDS_FIRST | (lower ? 0 : LOWEST_TILE));
+            wrong += (s.visits[v].flags & ~ADDS_LAST) != (mine | (mine & ~later) * ENDS_FIRST);
         }
     wrong += s.begins[0] != 0 || s.begins[tiles] != n_visits;
     CHECK(wrong == 0 && pairs == sparse_pairs(p, T), "pattern %d,%d,%d of %d: %d wrong, %g pairs", p.window,

@@ -9,29 +9,31 @@ template <int HEAD> struct Hd128Sparse : Hd128Config<true, 1, HEAD> { static con
 template <class S>
 __device__ __forceinline__ void sparse_tile(Hd128Shared<S> &shared, Hd128Place<S> &place, int row0,
                                             const KernelArgs &args) {
+    enum { NONE_BEFORE = 1 << 30, SOME_BEFORE = -1 /* for first_block */ };
     const SparseVisit *visits = args.sparse.visits;
     const TileVisits of_tile = tile_visits(args.sparse, place.work.tile);
-    const int mine = SEES_FIRST << place.warpgroup, first = visits[of_tile.begin].block;
+    const int mine = SEES_FIRST << place.warpgroup, own = 2 * place.work.tile + place.warpgroup;
     KeyRows<S> r;
-    int v = of_tile.begin;
+    bool begun = false;
     if constexpr (S::K_IN_REGISTERS) load_k(r, shared_address(shared.k[place.warpgroup]));
-    if (place.warpgroup == 1) { /* the tile's first block sees its first half alone */
-        skip_block(r, shared, place, first, first, args);
-        place.before = visits[v++];
-    }
-    SparseVisit visit = visits[v];
-    first_block(r, shared, place, visit.block, first, args);
 #pragma unroll 1
-    for (v++; v < of_tile.end; v++) {
-        place.before = visit;
-        place.advance();
-        visit = visits[v];
-        if (visit.flags & mine)
+    for (int v = of_tile.begin; v < of_tile.end; v++) {
+        const SparseVisit visit = visits[v];
+        place.diagonal = visit.block == own;
+        if (!(visit.flags & mine)) {
+            if (v == of_tile.begin)
+                pass_block(shared, place, visit.block);
+            else
+                trailing_block(r, shared, place, visit.block, args);
+        } else if (begun) {
             next_block(r, shared, place, visit.block, args);
-        else
-            trailing_block(r, shared, place, visit.block, args);
+        } else {
+            first_block(r, shared, place, visit.block, v == of_tile.begin ? NONE_BEFORE : SOME_BEFORE, args);
+            begun = true;
+        }
+        place.before = visit;
+        if (v < of_tile.end - 1) place.advance();
     }
-    place.before = visit;
     close_tile(r, shared, place, row0, args);
 }
 

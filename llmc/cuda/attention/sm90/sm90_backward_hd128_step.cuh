@@ -79,6 +79,7 @@ template <class C> struct Hd128Place {
     QueryEnds ends;
     FragmentMask<true> mask; /* only where C::DROPS: of the block in work */
     SparseVisit before;      /* only where SPARSE: of the block before, whose dQ is next */
+    bool diagonal;           /* only where SPARSE: the block in work lies there */
 
     __device__ __forceinline__ void advance() {
         q.advance();
@@ -337,7 +338,7 @@ template <class C> __device__ __forceinline__ int block_before(const Hd128Place<
 /* Whether the tile or pair in work is the last to add to a block's dQ. */
 template <class C>
 __device__ __forceinline__ bool adds_last(const Hd128Place<C> &place, int block, const KernelArgs &args) {
-    if (C::SPARSE) return place.before.flags & LOWEST_TILE;
+    if (C::SPARSE) return place.before.flags & ADDS_LAST;
     return C::RANGES ? block >= place.last_from : place.work.tile < C::ADDED_TILES;
 }
 
@@ -410,7 +411,7 @@ __device__ __forceinline__ void block_scores(KeyRows<C> &r, Hd128Shared<C> &shar
     draw_block(r, place.mask, args.dropout);
     wgmma_wait<1>();
     wgmma_results(r.s);
-    if (DIAGONAL) mask_queries(r);
+    if (C::SPARSE ? place.diagonal : DIAGONAL) mask_queries(r);
     mask_queries_behind(r, place.ends);
     key_probabilities(r, args.base.scale_log2);
     drop_p(r);
@@ -437,7 +438,18 @@ __device__ __forceinline__ void dk_done(KeyRows<C> &r, Hd128Shared<C> &shared, c
     release<C>(shared.q_ring, place.q_at());
 }
 
-/* A block of queries that see none of the warpgroup's keys: its dS is 0. */
+/* A block of queries that see none of the warpgroup's keys, the first of a tile: its dS is 0. */
+template <class C>
+__device__ __forceinline__ void pass_block(Hd128Shared<C> &shared, Hd128Place<C> &place, int block) {
+    const uint32_t zeros[WG_ROWS / 16][4] = {};
+    shared.q_ring.wait(place.q_at());
+    release<C>(shared.q_ring, place.q_at());
+    shared.dout_ring.wait(place.dout_at());
+    release<C>(shared.dout_ring, place.dout_at());
+    store_or_send_ds(zeros, shared, place, block);
+}
+
+/* The same, any block of a pair's. */
 template <class C>
 __device__ __forceinline__ void skip_block(KeyRows<C> &r, Hd128Shared<C> &shared, Hd128Place<C> &place,
                                            int block, int cluster_first, const KernelArgs &args) {
@@ -458,12 +470,7 @@ __device__ __forceinline__ void skip_block(KeyRows<C> &r, Hd128Shared<C> &shared
 template <class C>
 __device__ __forceinline__ void trailing_block(KeyRows<C> &r, Hd128Shared<C> &shared, Hd128Place<C> &place,
                                                int block, const KernelArgs &args) {
-    const uint32_t zeros[WG_ROWS / 16][4] = {};
-    shared.q_ring.wait(place.q_at());
-    release<C>(shared.q_ring, place.q_at());
-    shared.dout_ring.wait(place.dout_at());
-    release<C>(shared.dout_ring, place.dout_at());
-    store_or_send_ds(zeros, shared, place, block);
+    pass_block(shared, place, block);
     if (!C::PAIRED || !place.owns(block)) drain_dq(r, shared, place, block_before(place, block), args);
 }
 
@@ -482,7 +489,7 @@ __device__ __forceinline__ void first_block(KeyRows<C> &r, Hd128Shared<C> &share
     dv_done(r, shared, place);
     dk_done(r, shared, place);
     if (C::PAIRED) shared.other_k_ring.wait(place.own); /* for all products dQ of the tile */
-    if (late_dq && block > cluster_first) drain_dq(r, shared, place, block - 1, args);
+    if (late_dq && block > cluster_first) drain_dq(r, shared, place, block_before(place, block), args);
 }
 
 /* Any other block. 2-CTA: one that this thread block does not own. Computes dQ of the block before. */

@@ -27,31 +27,34 @@ static __device__ __forceinline__ void pass_blocks(Hd64Shared<S> &shared, KeyPla
     }
 }
 
-/* From visit v on, which is the warpgroup's first, to its last, whose number is returned. */
+/* From visit v on, which is the warpgroup's first, to its last, whose number is returned. own: the block of queries where
+ * its keys lie. */
 static __device__ __forceinline__ int walk_visits(KeyRows<S> &r, Hd64Shared<S> &shared, KeyPlace<S> &place,
-                                                  Ring<S::STAGES> &at, int v, int stage, TileBefore &before,
-                                                  const KernelArgs &args) {
+                                                  Ring<S::STAGES> &at, int v, int own, int stage,
+                                                  TileBefore &before, const KernelArgs &args) {
     const int mine = SEES_FIRST << place.warpgroup, ends = ENDS_FIRST << place.warpgroup;
-    int flags = args.sparse.visits[v].flags;
+    SparseVisit visit = args.sparse.visits[v];
+    place.diagonal = visit.block == own;
     open_tile(r, shared, place, at, stage, before, args);
     at.advance();
     bool held = true; /* the block at place.at */
 #pragma unroll 1
-    while (!(flags & ends)) {
+    while (!(visit.flags & ends)) {
         for (int passed = 0;; passed++) {
-            flags = args.sparse.visits[++v].flags;
+            visit = args.sparse.visits[++v];
             if (held && passed > MOST_PASSED) {
                 last_gradients(r, shared.queries, place);
                 held = false;
             }
-            if (flags & mine) break;
+            if (visit.flags & mine) break;
             pass_blocks(shared, place, at, 1);
         }
+        place.diagonal = visit.block == own;
         if (held) {
-            step_to_block<S, false, false>(r, shared.queries, place, at, args.base.scale_log2, args.dropout);
+            step_to_block<S, false, true>(r, shared.queries, place, at, args.base.scale_log2, args.dropout);
         } else {
             place.at = at;
-            start_at_block<S, false>(r, shared.queries, place, args.base.scale_log2, args.dropout);
+            start_at_block<S, true>(r, shared.queries, place, args.base.scale_log2, args.dropout);
             held = true;
         }
         at.advance();
@@ -84,11 +87,15 @@ static __device__ __forceinline__ void sparse_keys(Hd64Shared<S> &shared, const 
             shared.own_ring.release(own_at);
             continue;
         }
-        pass_blocks(shared, place, at, warpgroup); /* the tile's first block sees its first half alone */
+        int lead = 0;
+        while (!(args.sparse.visits[visits.begin + lead].flags & SEES_FIRST << warpgroup)) lead++;
+        if (lead > 1) close_tile(r, shared, place, stage ^ 1, before, warpgroup, args);
+        pass_blocks(shared, place, at, lead);
         place.k = shared_address(shared.own[stage].k[warpgroup]);
         place.ds = ds_row(shared, warpgroup);
         load_fragments(r.k, place.k);
-        const int last = walk_visits(r, shared, place, at, visits.begin + warpgroup, stage, before, args);
+        const int last = walk_visits(r, shared, place, at, visits.begin + lead, 2 * work.tile + warpgroup,
+                                     stage, before, args);
         const int trail = visits.end - 1 - last;
         before.work = work;
         if (trail + 1 > MOST_PASSED) close_tile(r, shared, place, stage, before, warpgroup, args);
@@ -126,7 +133,7 @@ static __device__ __forceinline__ void sparse_dq(Hd64Shared<S> &shared, const Ke
                 multiply_ds<S, WG_ROWS / 16>(dq, ds + half * (WG_ROWS * 128), k + half * S::TILE_BYTES);
             }
             shared.ds_ring.release(at);
-            last = visit.flags & LOWEST_TILE;
+            last = visit.flags & ADDS_LAST;
             if (last)
                 finish_dq(shared, dq_rings, dq, work, visit.block, visit.before + 1, args);
             else

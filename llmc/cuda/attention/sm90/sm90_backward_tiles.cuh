@@ -98,6 +98,14 @@ template <class C> __device__ __forceinline__ int turned(int index, int begin, i
     return !C::TURNS || index < begin ? index : total - 1 - (index - begin);
 }
 
+/* Which tile is drawn in place of `tile`, drawn in falling order: those at the start come first, in the order in which they
+ * add to dQ. */
+__device__ __forceinline__ int sparse_tile_of(const KernelArgs &args, int tile) {
+    const int tiles = args.base.order.tiles, first = min(sparse_first_tiles(args.sparse.pattern), tiles);
+    const int rank = tiles - 1 - tile;
+    return rank < first ? rank : tile + first;
+}
+
 /* One thread of a cluster. A tile is drawn when it is about to start, not earlier: see sm90_dq_semaphore.cuh. Who finds no
  * more tiles before the last wave has drawn his tile of it. */
 template <class C, class Shared>
@@ -107,7 +115,8 @@ __device__ __forceinline__ void produce_tiles(Shared &shared, const KernelArgs &
     Ring<C::OWN> own_at;
     typename Shared::QueriesAt at;
     for (int index = first_work<C>(tickets, begin); index < total; own_at.advance(), next_at.advance()) {
-        const Work work = work_at(args.base.order, turned<C>(index, begin, total));
+        Work work = work_at(args.base.order, turned<C>(index, begin, total));
+        if constexpr (C::SPARSE) work.tile = sparse_tile_of(args, work.tile);
         if (C::CLUSTER > 1)
             publish_work<C>(shared.next, next_at, work);
         else

@@ -110,6 +110,7 @@ template <class C> struct KeyPlace {
     int ds_blocks;      /* blocks for which it has gone there, or there was none */
     int warpgroup;
     QueryEnds ends;
+    bool diagonal;           /* only where SPARSE: the block whose scores are next lies there */
     FragmentMask<true> mask; /* only where C::DROPS: of the block whose P and dS are next */
 };
 
@@ -284,7 +285,7 @@ __device__ __forceinline__ void start_at_block(KeyRows<C> &r, QueryStages<C> &qu
     wgmma_wait<1>();
     pingpong_pass(place);
     wgmma_results(r.s);
-    if (DIAGONAL) mask_queries(r);
+    if (DIAGONAL && (!C::SPARSE || place.diagonal)) mask_queries(r);
     mask_queries_behind(r, place.ends);
     key_probabilities(r, scale_log2);
     drop_p(r);
@@ -327,7 +328,7 @@ __device__ __forceinline__ void step_to_block(KeyRows<C> &r, QueryStages<C> &que
     wgmma_results(r.s);
     gradients_done(r);
     release<C>(queries.ring, place.at);
-    if (DIAGONAL) mask_queries(r);
+    if (DIAGONAL && (!C::SPARSE || place.diagonal)) mask_queries(r);
     mask_queries_behind(r, place.ends);
     key_probabilities<C, RAGGED>(r, scale_log2);
     drop_p(r);

@@ -233,7 +233,7 @@ class Faults:
 
     def kill(self):
         for rank in self.arguments.ranks or range(self.arguments.gpus):
-            self.repeat(f"kill rank {rank}", self.signal_rank(rank, signal.SIGKILL), [1], [f"rank {rank}", socket.gethostname()[:40]])
+            self.repeat(f"kill rank {rank}", self.signal_rank(rank, signal.SIGKILL), [1], [f"rank {rank}"])  # one that is gone at once is named by --gpus, which knows no host
 
     def stop(self):
         for rank in self.arguments.ranks or range(self.arguments.gpus):

@@ -187,7 +187,8 @@ enum { PARTS_DQ = 1, PARTS_DK = 2, PARTS_DV = 4, PARTS_LSE = 2 };
 #define SPARSE(op_name, row_name, function, size, text)                                                      \
     {                                                                                                        \
         .op = op_name, .name = row_name, .run = function, .needs = NEEDS_HOPPER, .dtype = DTYPE_BF16,        \
-        .head_sizes = {size}, .flags = CAUSAL_ONLY | PACKED_ONLY | TAKES_BLOCKS, .teaches = text             \
+        .head_sizes = {size}, .flags = CAUSAL_ONLY | PACKED_ONLY | TAKES_BLOCKS | NEEDS_BLOCKS,              \
+        .teaches = text                                                                                      \
     }
 
 /* To add a variant: a row, fields in the order of Variant (lab.h). */

@@ -42,6 +42,7 @@ enum {
     TAKES_DROPOUT = 64,
     TAKES_WINDOW = 128,
     TAKES_BLOCKS = 512, /* the trainer's --sparse */
+    NEEDS_BLOCKS = 1024,
     ROUNDS_SCORES =
         256, /* S and dP are stored in the storage type: held against a computation that does so, too */
 };

@@ -84,6 +84,7 @@ const char *variant_refuses(const Variant *v, const Sizes *s) {
     if (v->flags & PACKED_ONLY && (s->T != s->Tk || s->HD != s->DV)) return "q, k and v are not packed";
     if (s->sparse && !(v->flags & TAKES_SPARSE)) return "sparse";
     if (s->blocks.window && !(v->flags & TAKES_BLOCKS)) return "blocks";
+    if (v->flags & NEEDS_BLOCKS && !s->blocks.window) return "no blocks";
     if (s->dropout && !(v->flags & TAKES_DROPOUT)) return "dropout";
     if (s->window && !(v->flags & TAKES_WINDOW)) return "window";
     return NULL;

@@ -33,6 +33,17 @@ static void slack_of_probs(float *slack, const float *probs, const float *s, int
         slack[j] = fmaxf(slack[j], probs[j] * (fabsf(s[j]) + mean) * (float)BF16_HALF_STEP);
 }
 
+/* out (HD) of a row: what P may be off by is each element's own, so three times the root of the squares' sum. scale: what
+ * dropout multiplies P with. */
+static void slack_of_weighted_sum(float *slack, const float *of_probs, const float *v, int64_t stride, int T,
+                                  int HD, float scale) {
+    for (int e = 0; e < HD; e++) {
+        double square = 0;
+        for (int j = 0; j < T; j++) square += pow((double)of_probs[j] * v[j * stride + e], 2);
+        slack[e] = fmaxf(slack[e], 3 * scale * (float)sqrt(square));
+    }
+}
+
 static void plain_of_standard_forward(OpCase *c) {
     const Sizes *d = &c->s;
     const int C = d->NH * d->HD;
@@ -48,7 +59,11 @@ static void plain_of_standard_forward(OpCase *c) {
             for (int e = 0; e < d->HD; e++) s[j] += q[e] * k[e];
             s[j] /= sqrtf((float)d->HD);
         }
-        slack_of_probs(c->slack[1] + row * d->T, c->want[1] + row * d->T, s, d->T);
+        float *of_probs = c->slack[1] + row * d->T;
+        slack_of_probs(of_probs, c->want[1] + row * d->T, s, d->T);
+        slack_of_weighted_sum(c->slack[0] + (b * d->T + i) * C + head * d->HD, of_probs,
+                              c->in[2] + b * d->T * 3 * C + 2 * C + head * d->HD, 3 * (int64_t)C, (int)i + 1,
+                              d->HD, d->p > 0 ? dropout_scale(dropout_threshold(d->p)) : 1);
     }
     free(s);
 }

@@ -82,7 +82,7 @@ if [ -x "$program" ] && nvidia-smi >/dev/null 2>&1; then
     check "launches without a graph: the same weights" same_weights cuda plain
     # Head sizes beside 64 and 128: d72 and d84 have 96, gpt3:c2560 has 80. What recipes of devices differ in is given.
     for size in 96 80 256 72; do
-        wide="--train $work/text.txt --model nano --lr 1e-3 --weight-decay 0.1 --final-lr-fraction 1 --beta2 0.99 --layers 1 --heads 2 --channels $((2 * size)) --batch 2 --seq 150 --tokens-per-step 300 --steps 4 --warmup 2 --eval-every 0 --sample-tokens 0 --seed 7"
+        wide="--train $work/text.txt --model nano --lr 1e-3 --weight-decay 0.1 --final-lr-fraction 1 --beta2 0.99 --optimizer adamw --dropout 0 --layers 1 --heads 2 --channels $((2 * size)) --batch 2 --seq 150 --tokens-per-step 300 --steps 4 --warmup 2 --eval-every 0 --sample-tokens 0 --seed 7"
         run $wide --device cuda --out "$work/$size"
         run $wide --device cpu --out "$work/$size.cpu"
         check "head size $size: losses and norms near those of the CPU" near "$size" "$size.cpu"

@@ -65,6 +65,8 @@ def main():
                         help="tokens, default %(default)s; models round their table up to a multiple of 128")
     parser.add_argument("--min-frequency", type=int, default=2, metavar="N", help="of a pair that is merged, default %(default)s")
     args = parser.parse_args()
+    if not 1 <= args.min_frequency <= 1 << 30:
+        raise common.DataError("--min-frequency %d: expected 1 to %d" % (args.min_frequency, 1 << 30), 2)
     if not LEAST <= args.vocab_size <= MOST:
         raise common.DataError("--vocab-size %d: expected %d to %d" % (args.vocab_size, LEAST, MOST), 2)
     if os.path.exists(os.path.join(args.out, "tokenizer.json")):

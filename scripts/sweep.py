@@ -11,6 +11,7 @@ a line; seconds: those steps at the run's median time. Exit 1 where a run has fa
 """
 import fcntl
 import fnmatch
+import importlib.util
 import itertools
 import json
 import math
@@ -375,7 +376,7 @@ def parse_arguments(arguments=None):
     parser.add_argument("--plan", metavar="FILE", help="runs: a .tsv of names and flags, or a .json")
     parser.add_argument("--grid", nargs="+", metavar="AXIS", default=[], help="runs: '--lr 3e-4,6e-4' and so on, every combination")
     parser.add_argument("--flags", default="", metavar="FLAGS", help="of every run, before its own")
-    parser.add_argument("--program", default="./train_gpt2cu", help="default %(default)s")
+    parser.add_argument("--program", help="default ./train_gpt2cu, or ./train_gpt2 where only that is built")
     parser.add_argument("--cards", type=cards, default=[], metavar="LIST", help="GPUs, such as 0,1: one run at a time on each")
     parser.add_argument("--workers", type=integer(1, 4096), default=1, metavar="N", help="runs at a time, where --cards names none")
     parser.add_argument("--threads", type=integer(1, 4096), metavar="N", help="CPU threads of a run")
@@ -409,8 +410,13 @@ def main(arguments=None):
     args = parse_arguments(arguments)
     runs = read_plan(args.plan) if args.plan else read_grid(args.grid)
     check_plan(runs)
+    args.program = args.program or ("./train_gpt2" if shutil.which("./train_gpt2") and not shutil.which("./train_gpt2cu") else "./train_gpt2cu")
     if not shutil.which(args.program):
-        fail(f"--program {args.program}: not found; hint: make train_gpt2cu")
+        fail(f"--program {args.program}: not found; hint: make train_gpt2cu, or train_gpt2 for the CPU")
+    if os.path.exists(os.path.join(args.out, "log.jsonl")):
+        fail(f"--out {args.out}: holds a run of the trainer; hint: another folder")
+    if args.plot and not importlib.util.find_spec("matplotlib"):
+        fail("matplotlib is not installed; hint: pip install matplotlib", EXIT_RUN)
     with lock(args.out):
         sweep = Sweep(runs, args)
         try:

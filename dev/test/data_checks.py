@@ -327,6 +327,8 @@ def test_train_tokenizer():
     refuses("a tokenizer is there", "few/tokenizer.json: there already", run("train_tokenizer.py", text, "--out", "few"))
     for size in ("256", "65537"):
         refuses("--vocab-size " + size, "--vocab-size %s: expected 257 to 65536" % size, run("train_tokenizer.py", text, "--out", "none", "--vocab-size", size))
+    for count in ("0", "-1"):
+        refuses("--min-frequency " + count, "--min-frequency %s: expected 1 to" % count, run("train_tokenizer.py", text, "--out", "none", "--min-frequency", count))
     refuses("nothing to learn from", "empty.txt: no text in it", run("train_tokenizer.py", write("empty.txt", ""), "--out", "none"))
     refuses("no tokenizer there", "out/mixed/tokenizer.json: No such file", run("text.py", text, "--tokenizer", "out/mixed", "--out", "out/refused"))
     refuses("a broken tokenizer", "--tokenizer learn.txt: no tokenizer.json", run("text.py", text, "--tokenizer", "learn.txt", "--out", "out/refused"))

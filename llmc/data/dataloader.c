@@ -252,7 +252,7 @@ static bool open_packing(Source *source, const DataOptions *options, Error *err)
     const size_t used = strlen(source->description), left = sizeof source->description - used;
     if (stats.n_documents)
         snprintf(source->description + used, left,
-                 ", packed: %.2g %% of documents that fit are cut, not %.2g %%, every slot filled",
+                 ", packed: %.3g %% of documents that fit are cut, not %.3g %%, every slot filled",
                  (double)stats.n_cut / n, (double)stats.n_cut_plain / n);
     else
         snprintf(source->description + used, left, ", packed: no document fits a window");

@@ -120,6 +120,12 @@ class Sweeps(Parts):
                      ["--out", self.path("out"), "--program", self.trainer, "--plan", self.file("plan.tsv", "a\t--lr 2\n")])
         self.assertTrue(os.path.exists(self.path("out", "a", "mine")))
 
+    def test_a_run_of_the_trainer_is_left_alone(self):
+        self.file("one/log.jsonl", "{}\n")
+        self.refused("--out .*one: holds a run of the trainer", 2, sweep.main,
+                     ["--out", self.path("one"), "--program", self.trainer, "--grid", "--lr 1"])
+        self.assertEqual(os.listdir(self.path("one")), ["log.jsonl"])
+
     def test_failures(self):
         status, out, err, _ = self.sweep(plan="a\t--lr 0\nb\t--lr 9\nc\t--lr 8\nd\t--lr 1\n")
         self.assertEqual(status, 1)

@@ -310,6 +310,16 @@ __device__ __forceinline__ void multiply_ds(float (&dq)[C::HD / 2], uint32_t ds,
     wgmma_results(dq);
 }
 
+/* The same where masks decide which half of the tile's keys the block sees: both, or `half` alone. */
+template <class C>
+__device__ __forceinline__ void multiply_seen_ds(float (&dq)[C::HD / 2], uint32_t ds, uint32_t k, bool both,
+                                                 int half) {
+    if (both)
+        multiply_ds<C, C::TILE_ROWS / 16>(dq, ds, k);
+    else
+        multiply_ds<C, WG_ROWS / 16>(dq, ds + half * (WG_ROWS * 128), k + half * C::TILE_BYTES);
+}
+
 /* Writes dQ of a block of queries. */
 template <class C>
 __device__ __forceinline__ void store_dq(const float (&dq)[C::HD / 2], const Work &work, int block,

@@ -107,12 +107,8 @@ static __device__ __forceinline__ void range_dq(Hd64Shared<R> &shared, const Ker
             shared.ds_ring.wait(at);
             fence_proxy_async(); /* dS^T, which the other warpgroups have written */
             if (last) dq_stored(shared, dq_rings);
-            if (block > queries.first && block < queries.first_end) {
-                multiply_ds<R, R::TILE_ROWS / 16>(dq, ds, k);
-            } else { /* keys of one half are seen */
-                const int half = block > queries.first;
-                multiply_ds<R, WG_ROWS / 16>(dq, ds + half * (WG_ROWS * 128), k + half * R::TILE_BYTES);
-            }
+            const bool second = block > queries.first;
+            multiply_seen_ds<R>(dq, ds, k, second && block < queries.first_end, second);
             shared.ds_ring.release(at);
             last = block >= queries.last_from;
             if (last)

@@ -126,12 +126,7 @@ static __device__ __forceinline__ void sparse_dq(Hd64Shared<S> &shared, const Ke
             shared.ds_ring.wait(at);
             fence_proxy_async(); /* dS^T, which the other warpgroups have written */
             if (last) dq_stored(shared, dq_rings);
-            if (seen == (SEES_FIRST | SEES_SECOND)) {
-                multiply_ds<S, S::TILE_ROWS / 16>(dq, ds, k);
-            } else {
-                const int half = seen == SEES_SECOND;
-                multiply_ds<S, WG_ROWS / 16>(dq, ds + half * (WG_ROWS * 128), k + half * S::TILE_BYTES);
-            }
+            multiply_seen_ds<S>(dq, ds, k, seen == (SEES_FIRST | SEES_SECOND), seen == SEES_SECOND);
             shared.ds_ring.release(at);
             last = visit.flags & ADDS_LAST;
             if (last)

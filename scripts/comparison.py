@@ -1,5 +1,5 @@
-"""What compare_attention.py, compare_train.py and context.py share: one-line errors, an end in order, types of flags, units,
-CSV files with comments, and of the first two the report: its header, aligned text as it comes, Markdown and CSV files."""
+"""What the scripts share: one-line errors, an end in order, matplotlib, types of flags, units,
+CSV files with comments, and of the comparisons the report: its header, aligned text as it comes, Markdown and CSV files."""
 import argparse
 import csv
 import importlib.metadata
@@ -25,6 +25,18 @@ def fail(message, code=EXIT_INPUT):
     sys.stdout.flush()
     print("error: " + printable(message), file=sys.stderr)
     sys.exit(code)
+
+
+def pyplot():
+    """matplotlib.pyplot, for files alone; ends the program where the library is missing."""
+    try:
+        import matplotlib
+    except ImportError:
+        fail("matplotlib is not installed; hint: pip install matplotlib", EXIT_RUN)
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    return plt
 
 
 def end_with(main):

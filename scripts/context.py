@@ -33,7 +33,7 @@ import time
 
 import random_shard
 from comparison import (EXIT_INPUT, EXIT_RUN, Output, Parser, check_output, commit_of, duration, end_with, fail, gib, integers,
-                        need_card, printable, provenance, split_csv)
+                        need_card, printable, provenance, pyplot, split_csv)
 
 PROGRAM = "./train_gpt2cu"
 MODES = {
@@ -224,11 +224,7 @@ def measure(args):
 def plot(rows, path):
     if all(row["ms"] == "" for row in rows.values()):
         fail("no length was measured: nothing to draw", EXIT_RUN)
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
+    plt = pyplot()
     figure, (speed, memory) = plt.subplots(1, 2, figsize=(10, 4))
     for index, mode in enumerate(MODES):
         points = sorted((t, row) for (t, m), row in rows.items() if m == mode and row["ms"] != "")

@@ -11,7 +11,7 @@ times, without validation, saves and pauses. Needs matplotlib. Exit 2 on a file 
 import argparse
 import os
 
-from comparison import EXIT_RUN, Parser, check_output, end_with, fail, integer
+from comparison import EXIT_RUN, Parser, check_output, end_with, fail, integer, pyplot
 from run_log import read_logs
 
 ENDS = (".png", ".svg", ".pdf")
@@ -137,13 +137,7 @@ def draw_panel(axes, logs, colors, panel, smoothing, highest):
 
 def figure(logs, panels=tuple(PANELS), smoothing=None, whole=False):
     """The picture of runs, a matplotlib figure; without the library, ends the program."""
-    try:
-        import matplotlib
-    except ImportError:
-        fail("matplotlib is not installed; hint: pip install matplotlib", EXIT_RUN)
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
+    plt = pyplot()
     columns = min(len(panels), 3)
     rows = -(-len(panels) // columns)
     width, height = (4.6 * columns, 3.4 * rows + 0.5) if columns > 1 else (8, 4.5)

@@ -1,4 +1,4 @@
-"""A run as its log.jsonl tells it, for plot.py, report.py and tensorboard.py."""
+"""A run as its log.jsonl tells it, for plot.py, report.py, to_tensorboard.py and sweep.py."""
 import bisect
 import json
 import math

@@ -11,7 +11,6 @@ a line; seconds: those steps at the run's median time. Exit 1 where a run has fa
 """
 import fcntl
 import fnmatch
-import importlib.util
 import itertools
 import json
 import math
@@ -25,7 +24,7 @@ import sys
 import time
 from typing import NamedTuple
 
-from comparison import EXIT_RUN, Output, Parser, commit_of, duration, end_with, fail, integer, provenance
+from comparison import EXIT_RUN, Output, Parser, commit_of, duration, end_with, fail, integer, provenance, pyplot
 from run_log import Log, log_path
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
@@ -322,13 +321,7 @@ def write_results(folder, rows, loss, about):
 
 def plot(path, curves, loss):
     """Validation loss against steps and against seconds of training."""
-    try:
-        import matplotlib
-    except ImportError:
-        fail("matplotlib is not installed; hint: pip install matplotlib", EXIT_RUN)
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
+    plt = pyplot()
     figure, axes = plt.subplots(1, 2, figsize=(11, 4.5), sharey=True)
     for run, curve in curves:
         points = [(step, value) for step, value in curve.val if not math.isnan(value)]
@@ -415,8 +408,8 @@ def main(arguments=None):
         fail(f"--program {args.program}: not found; hint: make train_gpt2cu, or train_gpt2 for the CPU")
     if os.path.exists(os.path.join(args.out, "log.jsonl")):
         fail(f"--out {args.out}: holds a run of the trainer; hint: another folder")
-    if args.plot and not importlib.util.find_spec("matplotlib"):
-        fail("matplotlib is not installed; hint: pip install matplotlib", EXIT_RUN)
+    if args.plot:
+        pyplot()  # what is missing is said before the runs
     with lock(args.out):
         sweep = Sweep(runs, args)
         try:

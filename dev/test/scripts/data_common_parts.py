@@ -3,7 +3,6 @@ import base64
 import errno
 import hashlib
 import http.server
-import importlib.util
 import os
 import signal
 import subprocess
@@ -14,15 +13,13 @@ import unittest
 
 from parts import ROOT, Parts
 
-PATH = os.path.join(ROOT, "data", "common.py")
+DATA = os.path.join(ROOT, "data")
 
 
 class Common(Parts):
     def setUp(self):
         super().setUp()
-        spec = importlib.util.spec_from_file_location("common_of_data", PATH)
-        self.common = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(self.common)
+        self.common = self.module_of_data("common")
 
     def fails(self, pattern, code, function, *arguments, **named):
         with self.assertRaisesRegex(self.common.DataError, pattern) as raised:
@@ -197,7 +194,7 @@ class Ends(Common):
     def test_sigterm(self):
         program = ("import sys, time; sys.path.insert(0, %r); import common\ndef main():\n    try:\n        print('ready', flush=True)\n"
                    "        time.sleep(60)\n    finally:\n        print('closed', flush=True)\ncommon.run(main)")
-        process = subprocess.Popen([sys.executable, "-B", "-c", program % os.path.dirname(PATH)], text=True, stdout=subprocess.PIPE,
+        process = subprocess.Popen([sys.executable, "-B", "-c", program % DATA], text=True, stdout=subprocess.PIPE,
                                    stderr=subprocess.PIPE)
         self.assertEqual(process.stdout.readline(), "ready\n")
         process.terminate()

@@ -1,14 +1,10 @@
 """data/documents.py alone: the line on a terminal, and that texts are read piece by piece. What is read is test_data.sh's."""
-import importlib.util
 import io
 import itertools
 import os
 import pty
-import sys
 
-from parts import ROOT, Parts
-
-DATA = os.path.join(ROOT, "data")
+from parts import Parts
 
 
 class Terminal(io.StringIO):
@@ -26,12 +22,7 @@ class Terminal(io.StringIO):
 class Documents(Parts):
     def setUp(self):
         super().setUp()
-        sys.path.insert(0, DATA)
-        self.addCleanup(sys.path.remove, DATA)
-        spec = importlib.util.spec_from_file_location("documents_of_data", os.path.join(DATA, "documents.py"))
-        self.documents = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(self.documents)
-        self.addCleanup(sys.modules.pop, "common", None)
+        self.documents = self.module_of_data("documents")
 
     def write(self, name, content):
         path = os.path.join(self.folder, name)

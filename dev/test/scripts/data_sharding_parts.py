@@ -1,11 +1,5 @@
 """data/sharding.py alone: what it holds in memory at once, with a pool of processes that is only pretended."""
-import importlib.util
-import os
-import sys
-
-from parts import ROOT, Parts
-
-DATA = os.path.join(ROOT, "data")
+from parts import Parts
 
 
 class Pool:
@@ -36,12 +30,7 @@ class Result:
 class Sharding(Parts):
     def setUp(self):
         super().setUp()
-        sys.path.insert(0, DATA)
-        self.addCleanup(sys.path.remove, DATA)
-        spec = importlib.util.spec_from_file_location("sharding_of_data", os.path.join(DATA, "sharding.py"))
-        self.sharding = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(self.sharding)
-        self.addCleanup(sys.modules.pop, "common", None)
+        self.sharding = self.module_of_data("sharding")
 
     def test_a_long_source_is_read_as_it_is_tokenised(self):
         self.replace(self.sharding.common, "encoding", lambda tokenizer: None)

@@ -1,5 +1,6 @@
 """What the tests of scripts/ share: the scripts on the path, a temporary folder for each test, programs that stand in for others."""
 import contextlib
+import importlib.util
 import io
 import os
 import sys
@@ -18,6 +19,17 @@ class Parts(unittest.TestCase):
         folder = tempfile.TemporaryDirectory()
         self.addCleanup(folder.cleanup)
         self.folder = folder.name
+
+    def module_of_data(self, name):
+        """data/NAME.py, loaded for this test alone, with the modules beside it."""
+        folder = os.path.join(ROOT, "data")
+        sys.path.insert(0, folder)
+        self.addCleanup(sys.path.remove, folder)
+        self.addCleanup(sys.modules.pop, "common", None)
+        spec = importlib.util.spec_from_file_location(name + "_of_data", os.path.join(folder, name + ".py"))
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        return module
 
     def path(self, *names):
         return os.path.join(self.folder, *names)

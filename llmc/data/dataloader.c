@@ -198,7 +198,7 @@ static void describe_source(Source *source, const DataOptions *options) {
         [SPLIT_ALL] = "", [SPLIT_TRAIN] = ", first nine tenths", [SPLIT_VAL] = ", last tenth"};
     const TokenStream *stream = &source->stream;
     char number[FORMAT_NUMBER], kind[64];
-    bool text = stream->memory != NULL;
+    const bool text = token_stream_is_text(stream);
     if (text) {
         snprintf(kind, sizeof kind, "%s", tokenizer_name(options->tokenizer));
     } else {
@@ -368,6 +368,7 @@ DataSource dataloader_source(const DataLoader *loader, int i, int64_t position) 
     return (DataSource){
         .pattern = source->pattern,
         .description = loader->sources[i].description,
+        .is_text = token_stream_is_text(&loader->sources[i].stream),
         .share = (double)source->parts / (double)loader->mixture.parts,
         .n_tokens = n * loader->T,
         .epochs = (double)n / (double)windows_of_epoch(&loader->sources[i]),

@@ -53,6 +53,7 @@ const char *dataloader_description(const DataLoader *loader);
 
 typedef struct DataSource {
     const char *pattern, *description;
+    bool is_text;
     double share;     /* of the windows, by weight: they add up to 1 */
     int64_t n_tokens; /* trained on before a position of the run: windows times T */
     double epochs;    /* how often it was read by then */

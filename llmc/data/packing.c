@@ -150,8 +150,9 @@ static bool is_whole_plain(int32_t begin, int32_t end, int32_t T) {
     return end - 1 <= begin / T * T + T;
 }
 
+/* End-of-text alone is none: shards begin with it. */
 static void count_document(Packing *p, int32_t begin, int32_t end) {
-    if (end - begin > p->width) return;
+    if (end - begin == 1 || end - begin > p->width) return;
     p->stats.n_documents++;
     p->stats.n_cut += begin == 0; /* it may have begun in the group before */
     p->stats.n_cut_plain += begin == 0 || !is_whole_plain(begin, end, p->width - 1);

@@ -43,6 +43,9 @@ bool token_stream_check(const char *pattern, Error *err);
 /* The first file of the pattern, in the order of the names; false where there is none. */
 bool token_stream_first_file(const char *pattern, char path[PATH_MAX]);
 void token_stream_close(TokenStream *stream);
+static inline bool token_stream_is_text(const TokenStream *stream) {
+    return stream->memory != NULL;
+}
 /* One of n streams that are open together: it keeps an n-th of the descriptors. */
 void token_stream_share_files(TokenStream *stream, int n);
 /* Tokens [first, first + n) of the stream into out (n). One thread at a time. False: an I/O error, or a token

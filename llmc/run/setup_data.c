@@ -136,6 +136,21 @@ static void name_not_utf8(const DataLoader *loader) {
                    n > 1 ? ", nor are other files" : "");
 }
 
+/* No text becomes the token that ends a document. */
+static void name_text_for_documents(const Run *run) {
+    const Settings *s = &run->settings;
+    if (!s->pack && !run->config.documents) return;
+    for (int i = 0; i < dataloader_n_sources(run->train); i++) {
+        const DataSource source = dataloader_source(run->train, i, 0);
+        if (!source.is_text) continue;
+        print_note(
+            "--%s: plain text has no end-of-text tokens, so %s is one document; hint: data/text.py makes "
+            "shards of it in which each file is one",
+            s->pack ? "pack" : "documents", source.pattern);
+        return;
+    }
+}
+
 static bool open_choices(Run *run, Error *err) {
     const Settings *s = &run->settings;
     if (!s->hellaswag) return true;
@@ -191,6 +206,7 @@ bool setup_data(Run *run, Error *err) {
     if (settings_scores_alone(s)) return true;
     if (!s->eval_only && !(run->train = open_data(run, TRAINING, err))) return false;
     if (run->train) name_not_utf8(run->train);
+    if (run->train) name_text_for_documents(run);
     if (!settings_has_validation(s)) return true;
     if (!(run->val = open_data(run, VALIDATION, err))) return false;
     if (s->val || !run->train) name_not_utf8(run->val);

@@ -185,6 +185,23 @@ static void test_stats(void) {
     free(s.ends);
 }
 
+/* Shards begin with end-of-text, and an empty document is nothing else: neither is counted. */
+static void test_end_of_text_alone(void) {
+    enum { T = 63 };
+    static const int ends[] = {0, 20, 40, 41};
+    Stream s = make_stream(T + 2, 0, 0);
+    for (int i = 0; i < 4; i++) s.ends[ends[i]] = true;
+    Packing *p = open_stream(&s, T, 3);
+    if (!p) return;
+    window_of(p, &s, 0);
+    const PackingStats stats = packing_stats(p);
+    CHECK(stats.n_documents == 2 && stats.n_cut == 0 && stats.n_cut_plain == 0,
+          "%lld documents, %lld are cut, %lld of plain windows", (long long)stats.n_documents,
+          (long long)stats.n_cut, (long long)stats.n_cut_plain);
+    packing_close(p);
+    free(s.ends);
+}
+
 /* The second epoch has windows of its own. */
 static void test_second_epoch(void) {
     enum { T = 31, N = 624 };
@@ -332,6 +349,7 @@ int main(void) {
     test_epochs();
     test_any_order();
     test_stats();
+    test_end_of_text_alone();
     test_second_epoch();
     test_real_text();
     write_documents("a.bin", 3000, 2, 20);

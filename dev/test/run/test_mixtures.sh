@@ -92,6 +92,22 @@ run $packed --memory
 check "packed: in the memory plan" grep -qE '^ +packed sequences +[0-9.]+ [KM]iB on the host$' out
 run $tiny --train a.txt --pack
 refused "packed: bytes have no end-of-text" '^error: --pack: the tokenizer has no end-of-text token'
+# A tokenizer of the 256 bytes and end-of-text.
+# shellcheck disable=SC2059
+printf "$(awk 'function number(x) { printf "\\%03o\\%03o", x % 256, int(x / 256) }
+    BEGIN {
+        number(55240); number(308); number(2); number(0); number(257); number(0); number(256)
+        for (i = 0; i < 505; i++) number(0)
+        for (i = 0; i < 256; i++) printf "\\001\\%03o", i
+    }')\015<|endoftext|>" >ends.bin
+plain_text='plain text has no end-of-text tokens, so b_\*.txt is one document; hint: data/text.py makes shards'
+run $tiny --train 'b_*.txt' --tokenizer ends.bin --pack
+check "packed text: exit code $status" [ "$status" -eq 0 ]
+check "packed text: is one document" grep -q "^note: --pack: $plain_text" out
+run $tiny --train 'b_*.txt' --tokenizer ends.bin --documents
+check "text, --documents: is one document" grep -q "^note: --documents: $plain_text" out
+run $tiny --train 'b_*.txt' --tokenizer ends.bin
+check "text without documents: no note" [ "$(grep -c '^note:' out)" -eq 0 ]
 short="--batch 2 --seq 16 --eval-batches 60" # beyond what there is to validate on
 run --model nano --layers 1 --heads 2 --channels 16 $short --warmup 0 --sample-tokens 0 --steps 1 --train "$mixture" --out often
 grep '^step 1/1 | val loss' out | sed 's/.* //' >expected

@@ -1,5 +1,6 @@
 /* Draws tokens from logits. What top-k and top-p leave is found as a floor: a logit, and how many of those equal to it
  * stay. */
+#include <float.h>
 #include <math.h>
 #include <string.h>
 #include "cpu.h"
@@ -28,37 +29,36 @@ typedef struct Draw {
     int ties;       /* of those equal to it, so many stay */
 } Draw;
 
-/* Of the logits whose key is at least `key`: how many, and their weights exp((z - largest) / temperature). */
-typedef struct Mass {
-    int64_t n;
-    double weight;
-} Mass;
-
 static double weight_of(const Draw *d, float z) {
     return isfinite(z) ? (double)expf((z - d->largest) / d->temperature) : 0;
 }
 
-static Mass mass_from(const Draw *d, uint32_t key) {
-    Mass mass = {0};
+/* Of the logits whose key is at least `key`: how many, or their weights exp((z - largest) / temperature). */
+typedef double AmountFrom(const Draw *d, uint32_t key);
+static double count_from(const Draw *d, uint32_t key) {
+    int n = 0;
+    for (int i = 0; i < d->V; i++) n += order_key(d->logits[i]) >= key;
+    return n;
+}
+static double weight_from(const Draw *d, uint32_t key) {
+    double weight = 0;
     for (int i = 0; i < d->V; i++)
-        if (order_key(d->logits[i]) >= key) mass.n++, mass.weight += weight_of(d, d->logits[i]);
-    return mass;
+        if (order_key(d->logits[i]) >= key) weight += weight_of(d, d->logits[i]);
+    return weight;
 }
 
-/* The largest key from which on there are `n` logits, or so much weight; 32 passes, one a bit: no sorting, no memory. */
-static uint32_t floor_of(const Draw *d, int64_t n, double weight) {
+/* The largest key from which on there is `wanted`, more than 0; 32 passes, one a bit: no sorting, no memory. */
+static uint32_t floor_of(const Draw *d, AmountFrom *amount_from, double wanted) {
     uint32_t key = 0;
-    for (uint32_t bit = 0x80000000u; bit; bit >>= 1) {
-        const Mass mass = mass_from(d, key | bit);
-        if (mass.n >= n && mass.weight >= weight) key |= bit;
-    }
+    for (uint32_t bit = 0x80000000u; bit; bit >>= 1)
+        if (amount_from(d, key | bit) >= wanted) key |= bit;
     return key;
 }
 
 static void keep_top_k(Draw *d, int k) {
     if (k <= 0 || k >= d->V) return;
-    d->floor = floor_of(d, k, 0);
-    d->ties = k - (int)mass_from(d, d->floor + 1).n;
+    d->floor = floor_of(d, count_from, k);
+    d->ties = k - (int)count_from(d, d->floor + 1);
 }
 
 static float value_of_key(uint32_t key) {
@@ -71,19 +71,19 @@ static float value_of_key(uint32_t key) {
 /* What top-k left adds up to `total`; of that. */
 static void keep_top_p(Draw *d, float p) {
     if (!(p < 1)) return;
-    const double above_floor = d->floor ? mass_from(d, d->floor + 1).weight : 0;
+    const double above_floor = d->floor ? weight_from(d, d->floor + 1) : 0;
     const double total =
-        d->floor ? above_floor + d->ties * weight_of(d, value_of_key(d->floor)) : mass_from(d, 0).weight;
-    const double wanted = p * total;
-    if (d->floor && above_floor < wanted) { /* the edge lies among the equals of top-k's */
+        d->floor ? above_floor + d->ties * weight_of(d, value_of_key(d->floor)) : weight_from(d, 0);
+    const double wanted = fmax(p * total, DBL_MIN); /* of p = 0 the largest stays */
+    if (d->floor && above_floor < wanted) {         /* the edge lies among the equals of top-k's */
         const double each = weight_of(d, value_of_key(d->floor));
         const int n = (int)fmin(ceil((wanted - above_floor) / each), d->ties);
         d->ties = n > 1 ? n : 1;
         return;
     }
-    d->floor = floor_of(d, 1, wanted);
+    d->floor = floor_of(d, weight_from, wanted);
     const double each = weight_of(d, value_of_key(d->floor)),
-                 n = ceil((wanted - mass_from(d, d->floor + 1).weight) / each);
+                 n = ceil((wanted - weight_from(d, d->floor + 1)) / each);
     d->ties = n > 1 ? (int)fmin(n, d->V) : 1;
 }
 

@@ -372,7 +372,7 @@ static bool answer(const Settings *s, const char *program) {
         flags_help(stdout, program);
     else if (s->help_markdown)
         flags_help_markdown(stdout);
-    else if (s->completion)
+    else if (flags_was_set(s, "completion"))
         flags_completion(stdout, s->completion);
     else if (s->version)
         print_line(stdout, "%s", program_version());

@@ -17,10 +17,6 @@ int flag_find_letter(char letter) {
     return -1;
 }
 
-bool flag_is_listed(const Flag *flag) {
-    return !flag->hidden && !flag->absent;
-}
-
 const RecipeRow *flag_recipe(const char *name) {
     for (int i = 0; i < recipe_rows_count; i++)
         if (strcmp(recipe_rows[i].flag, name) == 0) return &recipe_rows[i];
@@ -225,7 +221,7 @@ static int nearest_flag(const char *name) {
     for (int i = 0; i < flags_count; i++) {
         int distance = edit_distance(name, flags_table[i].name);
         if (length >= 2 && strncmp(name, flags_table[i].name, (size_t)length) == 0) distance = 0;
-        if (flag_is_listed(&flags_table[i]) && distance < best_distance) {
+        if (!flags_table[i].hidden && distance < best_distance) {
             best = i;
             best_distance = distance;
         }
@@ -312,10 +308,8 @@ bool flags_parse(Settings *s, int argc, char **argv, Error *err) {
             return fail(err, EXIT_INPUT, "%s: value missing; expected %s", shown,
                         flag_allowed(flag, allowed, sizeof allowed));
         if (!flag_set_value(s, flag, shown, value, err)) return false;
-        if (flag->absent && (!flag->default_text || strcmp(value, flag->default_text) != 0))
-            return fail(err, EXIT_INPUT, "%s: not in this version yet", shown);
         s->was_set[row] = true;
-        if (s->help || s->version || s->help_markdown || s->completion) return true;
+        if (flag->answers && strcmp(value, "0") != 0) return true;
     }
     return true;
 }

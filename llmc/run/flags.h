@@ -16,7 +16,7 @@
 typedef enum { DEVICE_AUTO, DEVICE_CUDA, DEVICE_CPU } DeviceKind;
 typedef enum { PRECISION_BF16, PRECISION_FP32 } Precision;
 typedef enum { GRAPH_OFF, GRAPH_ON } GraphKind;
-typedef enum { SHELL_NONE, SHELL_BASH, SHELL_ZSH, SHELL_FISH } ShellKind;
+typedef enum { SHELL_BASH, SHELL_ZSH, SHELL_FISH } ShellKind;
 
 enum { FLAGS_MAX = 96 };
 

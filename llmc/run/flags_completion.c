@@ -84,11 +84,10 @@ static void bash(FILE *out) {
                 "    if [[ ${COMP_WORDS[i - 1]} == = ]]; then i=$((i - 1)); fi\n"
                 "    case ${COMP_WORDS[i - 1]} in\n");
     for (int i = 0; i < flags_count; i++)
-        if (flag_is_listed(&flags_table[i]) && flags_table[i].type != FLAG_SWITCH)
-            bash_flag(out, &flags_table[i]);
+        if (!flags_table[i].hidden && flags_table[i].type != FLAG_SWITCH) bash_flag(out, &flags_table[i]);
     print(out, "    *) words='");
     for (int i = 0; i < flags_count; i++)
-        if (flag_is_listed(&flags_table[i])) print(out, "%s--%s", i ? " " : "", flags_table[i].name);
+        if (!flags_table[i].hidden) print(out, "%s--%s", i ? " " : "", flags_table[i].name);
     print_lines(out, "' ;;\n"
                      "    esac\n"
                      "    mapfile -t found < <(compgen -W \"$words\" -- \"$prefix$word\")\n"
@@ -133,11 +132,11 @@ static void zsh(FILE *out) {
                      "# Completion for zsh: source <(./train_gpt2cu --completion zsh), or this in $fpath as "
                      "_train_gpt2\n");
     for (int i = 0; i < flags_count; i++)
-        if (flag_is_listed(&flags_table[i])) zsh_words(out, &flags_table[i]);
+        if (!flags_table[i].hidden) zsh_words(out, &flags_table[i]);
     print_lines(out, "_train_gpt2() {\n"
                      "    _arguments \\\n");
     for (int i = 0; i < flags_count; i++)
-        if (flag_is_listed(&flags_table[i])) zsh_flag(out, &flags_table[i]);
+        if (!flags_table[i].hidden) zsh_flag(out, &flags_table[i]);
     print_lines(
         out,
         "        && return\n"
@@ -163,12 +162,11 @@ static void fish(FILE *out) {
                      "for program in " PROGRAMS "\n"
                      "    complete -c $program -f\n");
     for (int i = 0; i < flags_count; i++)
-        if (flag_is_listed(&flags_table[i])) fish_flag(out, &flags_table[i]);
+        if (!flags_table[i].hidden) fish_flag(out, &flags_table[i]);
     print_lines(out, "end\n");
 }
 
 void flags_completion(FILE *out, ShellKind shell) {
-    static void (*const shells[])(FILE * out) = {
-        [SHELL_NONE] = NULL, [SHELL_BASH] = bash, [SHELL_ZSH] = zsh, [SHELL_FISH] = fish};
-    if (shells[shell]) shells[shell](out);
+    static void (*const shells[])(FILE * out) = {[SHELL_BASH] = bash, [SHELL_ZSH] = zsh, [SHELL_FISH] = fish};
+    shells[shell](out);
 }

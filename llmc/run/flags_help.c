@@ -68,7 +68,7 @@ void flags_help(FILE *out, const char *program) {
     int group = -1;
     for (int i = 0; i < flags_count; i++) {
         const Flag *flag = &flags_table[i];
-        if (!flag_is_listed(flag)) continue;
+        if (flag->hidden) continue;
         if ((int)flag->group != group) {
             end_line(out);
             print_line(out, "%s", flag_group_names[group = (int)flag->group]);
@@ -117,7 +117,7 @@ void flags_help_markdown(FILE *out) {
     int group = -1;
     for (int i = 0; i < flags_count; i++) {
         const Flag *flag = &flags_table[i];
-        if (!flag_is_listed(flag)) continue;
+        if (flag->hidden) continue;
         if ((int)flag->group != group) {
             group = (int)flag->group;
             if (i) end_line(out);

@@ -22,6 +22,9 @@ typedef enum {
     N_GROUPS
 } FlagGroup;
 
+/* The runs that a flag does something in; training is one of them. */
+typedef enum { OF_ALL, OF_EVALUATION, OF_SAMPLES, OF_TRAINING } FlagUse;
+
 enum { FLAG_CHOICES = 7 };
 
 typedef struct Flag {
@@ -34,9 +37,10 @@ typedef struct Flag {
     double min, max;                       /* inclusive, FLAG_INT and FLAG_REAL; at most 2^53 */
     const char *choices[FLAG_CHOICES + 1]; /* FLAG_CHOICE, ended by NULL */
     bool may_be_empty;                     /* FLAG_TEXT: "" is a value */
+    FlagUse use;
     bool affects_training;  /* a resumed run takes another course, or rounds differently, if this changes */
-    bool hidden;            /* left out of the help texts and of the JSON */
-    bool absent;            /* named but not built yet: hidden, and refused at anything but its default */
+    bool answers;           /* prints something and exits: no part of a run, nor of its JSON */
+    bool hidden;            /* left out of the help texts */
     const char *value_name; /* in the help: "N", "GLOB" */
     const char *help;
 } Flag;
@@ -70,8 +74,6 @@ const char *recipe_name(int column);
 /* Row of the flag with this name or letter; -1 if there is none. */
 int flag_find(const char *name);
 int flag_find_letter(char letter);
-/* False where the help texts and the JSON leave a flag out. */
-bool flag_is_listed(const Flag *flag);
 /* The recipe row of a flag, NULL where its default is the same everywhere. */
 const RecipeRow *flag_recipe(const char *name);
 

@@ -167,31 +167,50 @@ static bool check_numbers(const Settings *s, int n_ranks, Error *err) {
     return true;
 }
 
-/* An export reads --model, writes PATH, and is done. */
 static bool check_export(const Settings *s, int n_ranks, Error *err) {
-    static const char *const others[] = {"train",   "val",           "hellaswag", "out",
-                                         "prompt",  "prompt-file",   "chat",      "eval-only",
-                                         "profile", "profile-trace", "gpus"};
     if (!s->export_path)
         return !flags_was_set(s, "export-type") ||
                fail(err, EXIT_INPUT, "--export-type: of what? hint: --export PATH");
     if (!flags_was_set(s, "model")) return fail(err, EXIT_INPUT, "--export: which model? hint: --model PATH");
-    for (size_t i = 0; i < sizeof others / sizeof *others; i++)
-        if (flags_was_set(s, others[i]))
-            return fail(
-                err, EXIT_INPUT,
-                "--export and --%s: an export reads --model and does nothing else; hint: leave --%s out",
-                others[i], others[i]);
-    return n_ranks == 1 || fail(err, EXIT_INPUT, "--export on several ranks: one writes; hint: no launcher");
+    return n_ranks == 1 ||
+           fail(err, EXIT_INPUT,
+                "--export on several ranks: one writes; hint: leave --gpus or the launcher out");
 }
 
-static bool check_scores(const Settings *s, Error *err) {
-    if (s->hellaswag && s->context_gpus > 1)
-        return fail(err, EXIT_INPUT,
-                    "--hellaswag and --context-gpus: its items are short; hint: leave one of them out");
-    return !s->hellaswag || !settings_sample_only(s) ||
-           fail(err, EXIT_INPUT,
-                "--hellaswag and --prompt: sampling scores nothing; hint: --eval-only in place of --prompt");
+/* " --lr --steps": of the flags that were given, those that do nothing in a run for `use` alone. A switch that is off asks
+ * for nothing. Returns text. */
+static const char *idle_flags(const Settings *s, FlagUse use, char *text, size_t size) {
+    size_t used = 0;
+    text[0] = 0;
+    for (int i = 0; i < flags_count && used < size; i++) {
+        const Flag *flag = &flags_table[i];
+        const bool off = flag->type == FLAG_SWITCH && !*(const bool *)((const char *)s + flag->offset);
+        if (s->was_set[i] && !off && flag->use != OF_ALL && flag->use != use)
+            used += (size_t)snprintf(text + used, size - used, " --%s", flag->name);
+    }
+    return text;
+}
+
+/* What does not train takes no flag that would do nothing there: who gives one expects something of it. */
+static bool check_uses(const Settings *s, Error *err) {
+    const char *text = s->chat ? "chat" : s->prompt_file ? "prompt-file" : "prompt";
+    const struct {
+        bool asked;
+        const char *flag;
+        FlagUse use;
+        const char *does, *or_else;
+    } rows[] = {
+        {s->export_path,          "export",    OF_ALL,        "an export reads --model and does nothing else", ""},
+        {settings_sample_only(s), text,        OF_SAMPLES,    "sampling from --model does nothing else",
+         ", or --train GLOB to train"                                                                            },
+        {s->eval_only,            "eval-only", OF_EVALUATION, "an evaluation neither trains nor samples",      ""},
+    };
+    char idle[400];
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
+        if (rows[i].asked && *idle_flags(s, rows[i].use, idle, sizeof idle))
+            return fail(err, EXIT_INPUT, "--%s and%s: %s; hint: leave%s out%s", rows[i].flag, idle,
+                        rows[i].does, idle, rows[i].or_else);
+    return true;
 }
 
 static bool check_groups(const Settings *s, int n_ranks, Error *err) {
@@ -217,8 +236,6 @@ static bool check_samples(const Settings *s, int n_ranks, Error *err) {
     const bool from_stdin = s->prompt_file && strcmp(s->prompt_file, "-") == 0;
     /* clang-format off */
     const Contradiction rows[] = {
-        {s->out && settings_sample_only(s),
-         "--prompt and --out: sampling from --model writes nothing; hint: leave --out out, or --train GLOB to train"},
         {s->chat && !s->sample_tokens,
          "--chat and --sample-tokens 0: an answer has a token or more; hint: leave one of them out"},
         {(s->prompt || s->prompt_file) && !s->sample_tokens,
@@ -250,8 +267,6 @@ bool flags_check(const Settings *s, int n_ranks, Error *err) {
          "--resume needs to know the run to go on with; hint: --out DIR, its folder"},
         {s->resume && s->model_only,
          "--resume and --model-only: a checkpoint without the optimizer cannot be resumed; hint: leave --model-only out"},
-        {s->resume && s->eval_only,
-         "--resume and --eval-only: an evaluation goes on with nothing; hint: --model DIR in place of --resume"},
         {s->save_every && flags_was_set(s, "save-every") && !s->out,
          "--save-every: there is no folder to save in; hint: --out DIR"},
         {s->model_only && !s->out,
@@ -270,16 +285,14 @@ bool flags_check(const Settings *s, int n_ranks, Error *err) {
          "--eval-every: --train names token shards, which are not split; hint: --val GLOB"},
         {s->profile && s->out,
          "--profile and --out: a profile trains for some seconds and keeps nothing; hint: leave --out out"},
-        {s->profile && s->eval_only,
-         "--profile and --eval-only: a profile is of training steps; hint: leave one of them out"},
         {s->device == DEVICE_CPU && s->precision == PRECISION_BF16,
          "--precision bf16 needs a GPU, the CPU computes in fp32; hint: --precision fp32"},
         {s->reproducible && s->context_gpus > 1,
          "--reproducible and --context-gpus: a sum over the parts of a sequence has another order; hint: leave one of them out"},
+        {s->hellaswag && s->context_gpus > 1,
+         "--hellaswag and --context-gpus: its items are short; hint: leave one of them out"},
         {s->profile_trace && !s->profile,
          "--profile-trace and --profile 0: a trace is of profiled steps; hint: leave --profile 0 out"},
-        {s->profile && settings_sample_only(s),
-         "--profile and --prompt: a profile is of training steps; hint: leave one of them out"},
         {n_ranks > 1 && s->profile,
          "--profile on several ranks: a profile is of one; hint: leave --gpus or the launcher out"},
         {s->restarts && !s->out,
@@ -292,8 +305,8 @@ bool flags_check(const Settings *s, int n_ranks, Error *err) {
          "--eval-only: new weights are random; hint: --model PATH"},
     };
     /* clang-format on */
-    return check_contradictions(rows, sizeof rows / sizeof *rows, err) && check_samples(s, n_ranks, err) &&
-           check_export(s, n_ranks, err) && check_scores(s, err) && check_groups(s, n_ranks, err) &&
+    return check_uses(s, err) && check_contradictions(rows, sizeof rows / sizeof *rows, err) &&
+           check_samples(s, n_ranks, err) && check_export(s, n_ranks, err) && check_groups(s, n_ranks, err) &&
            check_numbers(s, n_ranks, err);
 }
 
@@ -305,7 +318,7 @@ char *flags_to_json(const Settings *s) {
     for (int i = 0; i < flags_count; i++) {
         const Flag *flag = &flags_table[i];
         const void *field = (const char *)s + flag->offset;
-        if (!flag_is_listed(flag)) continue;
+        if (flag->answers) continue;
         switch (flag->type) {
         case FLAG_SWITCH:
             json_write_bool(&w, flag->name, *(const bool *)field);
@@ -333,7 +346,7 @@ char *flags_to_json(const Settings *s) {
 void flags_to_lines(const Settings *s, char *text, size_t size) {
     char value[4096];
     for (int i = 0; i < flags_count; i++) {
-        if (!flag_is_listed(&flags_table[i])) continue;
+        if (flags_table[i].answers) continue;
         const char *shown = flag_get_text(s, &flags_table[i], value, sizeof value);
         const bool is_switch = flags_table[i].type == FLAG_SWITCH,
                    absent = is_switch ? strcmp(shown, "0") == 0 : !*shown;

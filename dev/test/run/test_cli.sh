@@ -285,7 +285,7 @@ refuses "a folder without a model" 'expected config.json or step_\* directories,
 cp -r "$work/whole/step_00000012" "$work/swapped"
 printf 'zzzz' | dd of="$work/swapped/tokenizer.bin" bs=1 seek=1100 conv=notrunc 2>/dev/null
 refuses "a changed tokenizer" 'tokenizer.bin' --model "$work/swapped" --prompt a
-refuses "evaluation of new weights" 'eval-only.*model' $tiny --train "$work/text.txt" --eval-only
+refuses "evaluation of new weights" 'eval-only.*model' --model nano --train "$work/text.txt" --eval-only
 run --model "$work/whole/step_00000012" --prompt "line 1" --sample-tokens 12
 check "sample from a checkpoint: exit code $status" [ "$status" -eq 0 ]
 cp "$work/out" "$work/first"
@@ -300,7 +300,7 @@ run $tiny --train "$work/text.txt" --eval-every 3 --hellaswag "$work/items.bin" 
 check "--hellaswag in training: with each validation" [ "$(grep -c 'hellaswag acc_norm' "$work/out")" -eq "$(grep -c '| val loss' "$work/out")" ]
 check "--hellaswag in training: in the log" [ "$(grep -cE '^\{"step": *[0-9]+, *"acc_norm": *[0-9.]+, *"acc": *[0-9.]+, *"items": *20\}$' "$work/scored/log.jsonl")" -eq "$(grep -c '"val_loss"' "$work/scored/log.jsonl")" ]
 refuses "items in other tokens" '^error: --hellaswag: .*/text.txt: expected magic 20240522' $tiny --train "$work/text.txt" --hellaswag "$work/text.txt"
-refuses "items beside a prompt" '^error: --hellaswag and --prompt: ' --model "$work/whole" --prompt a --hellaswag "$work/items.bin"
+refuses "items beside a prompt" '^error: --prompt and --hellaswag: ' --model "$work/whole" --prompt a --hellaswag "$work/items.bin"
 refuses "items of shared sequences" '^error: --hellaswag and --context-gpus: ' $tiny --train "$work/text.txt" --hellaswag "$work/items.bin" --context-gpus 2 --gpus 2
 run --model "$work/whole" --export "$work/whole.gguf" --export-type f16
 check "an export: exit code $status" [ "$status" -eq 0 ]

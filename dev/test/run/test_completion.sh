@@ -19,7 +19,7 @@ for shell in bash zsh fish; do
 done
 "$program" --completion tcsh >"$work/out" 2>"$work/err"
 check "another shell: exit code 2" [ $? -eq 2 ]
-check "another shell: the line says which there are" grep -q "^error: --completion: 'tcsh' is not one of none, bash, zsh, fish$" "$work/err"
+check "another shell: the line says which there are" grep -q "^error: --completion: 'tcsh' is not one of bash, zsh, fish$" "$work/err"
 
 mkdir "$work/here" && cd "$work/here" && mkdir folder 'two words' && : >'a b.txt' && : >model.bin
 # of EXPECTED WORDS...: what the shell offers for the last word.
@@ -32,6 +32,7 @@ if command -v bash >/dev/null 2>&1; then
     }
     of '--device' train_gpt2 --devi
     of 'auto,cpu,cuda' train_gpt2 --device ''
+    of 'bash,fish,zsh' train_gpt2 --completion ''
     of 'cpu,cuda' train_gpt2 --resume --device c
     of 'cpu' train_gpt2 --device = cp
     of 'block,gelu,linear,none' train_gpt2 -r = # --recompute= as bash takes it apart

@@ -53,7 +53,7 @@ static void test_table(void) {
         CHECK(!flag->letter || flag_find_letter(flag->letter) == i, "-%c stands twice", flag->letter);
         CHECK(strlen(flag->name) < 32 && !strchr(flag->name, '_'), "--%s: name", flag->name);
         CHECK(flag->default_text || flag_recipe(flag->name) || flag->type == FLAG_TEXT ||
-                  flag->type == FLAG_SWITCH,
+                  flag->type == FLAG_SWITCH || flag->answers,
               "--%s has no default", flag->name);
         CHECK(!flag->default_text || !flag_recipe(flag->name), "--%s has two defaults", flag->name);
         for (int j = 0; j < i; j++)
@@ -94,6 +94,8 @@ static const Refusal refusals[] = {
     {"-",                               {"unknown flag -"}                                    },
     {"--",                              {"unknown flag --"}                                   },
     {"--=",                             {"unknown flag --="}                                  },
+    {"--help 0 --version=0 --bacth 4",  {"--bacth"}                                           },
+    {"--completion none",               {"--completion: 'none' is not one of bash, zsh, fish"}},
     {"my.txt",                          {"unexpected argument 'my.txt'", "--train"}           },
     {"_",                               {"unexpected argument ''"}                            },
     {"--batch",                         {"--batch", "value missing", "a whole number from 1"} },
@@ -303,46 +305,55 @@ static void test_sample_only(void) {
     }
 }
 
+static const Refusal contradictions[] = {
+    {"--tokens-per-step 1000",                          {"--tokens-per-step 1000", "1536", "--tokens-per-step 1536 is nearest"}},
+    {"--batch 8 --seq 64 --tokens-per-step 100",        {"hint: --tokens-per-step 512"}                                        },
+    {"--reproducible 4 --tokens-per-step 3072",
+     {"4 leaves (--reproducible)", "--tokens-per-step 6144 is nearest"}                                                        },
+    {"--reproducible 2 --context-gpus 2",               {"--reproducible and --context-gpus"}                                  },
+    {"--resume",                                        {"--resume", "--out"}                                                  },
+    {"--resume --out x --model-only",                   {"--model-only"}                                                       },
+    {"--resume --out x --eval-only",                    {"--eval-only"}                                                        },
+    {"--save-every 5",                                  {"--save-every", "--out"}                                              },
+    {"--model-only",                                    {"--model-only", "--out"}                                              },
+    {"--keep 2",                                        {"--keep", "--out"}                                                    },
+    {"--keep 2 --out x",                                {"--keep", "--save-every"}                                             },
+    {"--warmup 20 --steps 10",                          {"--warmup 20", "--steps 10"}                                          },
+    {"--warmup 3000",                                   {"--warmup 3000", "--steps 540"}                                       },
+    {"--train a.bin --eval-only",                       {"--eval-only", "--val"}                                               },
+    {"--train a.bin --eval-every 5",                    {"--eval-every", "--val"}                                              },
+    {"--model dir --prompt x --out y",                  {"--prompt", "--out"}                                                  },
+    {"--prompt x --sample-tokens 0",                    {"--prompt", "--sample-tokens 0"}                                      },
+    {"--prompt x --prompt-file y",                      {"--prompt", "--prompt-file"}                                          },
+    {"--chat",                                          {"--chat", "--model PATH"}                                             },
+    {"--chat --model d12",                              {"--chat", "--model PATH"}                                             },
+    {"--chat --model dir --samples 2",                  {"--chat", "--samples"}                                                },
+    {"--chat --model dir --prompt-file -",              {"--chat", "stdin"}                                                    },
+    {"--chat --model dir --sample-tokens 0",            {"--chat and --sample-tokens 0"}                                       },
+    {"--precision bf16",                                {"--precision bf16"}                                                   },
+    {"--batch 32 --seq 67108864",                       {"--batch 32", "2147483648 tokens", "2147483647"}                      },
+    {"--context-gpus 2",                                {"--context-gpus 2", "the 1 rank of", "--gpus 2"}                      },
+    {"--profile --out x",                               {"--profile", "--out"}                                                 },
+    {"--profile --train a.bin --val b.bin --eval-only", {"--profile", "--eval-only"}                                           },
+    {"--model m --prompt p --lr 1 --steps 5 --batch 2",
+     {"--prompt and --batch --steps --lr: ", "leave --batch --steps --lr out"}                                                 },
+    {"--model m --chat --optimizer muon",               {"--chat and --optimizer: "}                                           },
+    {"--model m --prompt-file f --val v --seq 8",       {"--prompt-file and --val --seq: "}                                    },
+    {"--model m --prompt p --hellaswag h",              {"--prompt and --hellaswag: "}                                         },
+    {"--model m --eval-only --lr 1 --temperature 2",
+     {"--eval-only and --lr --temperature: ", "leave --lr --temperature out"}                                                  },
+    {"--model m --export x --batch 2 --samples 2",      {"--export and --batch --samples: "}                                   },
+};
+
 static void test_contradictions(void) {
-    static const Refusal rows[] = {
-        {"--tokens-per-step 1000",                          {"--tokens-per-step 1000", "1536", "--tokens-per-step 1536 is nearest"}},
-        {"--batch 8 --seq 64 --tokens-per-step 100",        {"hint: --tokens-per-step 512"}                                        },
-        {"--reproducible 4 --tokens-per-step 3072",
-         {"4 leaves (--reproducible)", "--tokens-per-step 6144 is nearest"}                                                        },
-        {"--reproducible 2 --context-gpus 2",               {"--reproducible and --context-gpus"}                                  },
-        {"--resume",                                        {"--resume", "--out"}                                                  },
-        {"--resume --out x --model-only",                   {"--model-only"}                                                       },
-        {"--resume --out x --eval-only",                    {"--eval-only"}                                                        },
-        {"--save-every 5",                                  {"--save-every", "--out"}                                              },
-        {"--model-only",                                    {"--model-only", "--out"}                                              },
-        {"--keep 2",                                        {"--keep", "--out"}                                                    },
-        {"--keep 2 --out x",                                {"--keep", "--save-every"}                                             },
-        {"--warmup 20 --steps 10",                          {"--warmup 20", "--steps 10"}                                          },
-        {"--warmup 3000",                                   {"--warmup 3000", "--steps 540"}                                       },
-        {"--train a.bin --eval-only",                       {"--eval-only", "--val"}                                               },
-        {"--train a.bin --eval-every 5",                    {"--eval-every", "--val"}                                              },
-        {"--model dir --prompt x --out y",                  {"--prompt", "--out"}                                                  },
-        {"--prompt x --sample-tokens 0",                    {"--prompt", "--sample-tokens 0"}                                      },
-        {"--prompt x --prompt-file y",                      {"--prompt", "--prompt-file"}                                          },
-        {"--chat",                                          {"--chat", "--model PATH"}                                             },
-        {"--chat --model d12",                              {"--chat", "--model PATH"}                                             },
-        {"--chat --model dir --samples 2",                  {"--chat", "--samples"}                                                },
-        {"--chat --model dir --prompt-file -",              {"--chat", "stdin"}                                                    },
-        {"--chat --model dir --sample-tokens 0",            {"--chat and --sample-tokens 0"}                                       },
-        {"--precision bf16",                                {"--precision bf16"}                                                   },
-        {"--batch 32 --seq 67108864",                       {"--batch 32", "2147483648 tokens", "2147483647"}                      },
-        {"--context-gpus 2",                                {"--context-gpus 2", "the 1 rank of", "--gpus 2"}                      },
-        {"--profile --out x",                               {"--profile", "--out"}                                                 },
-        {"--profile --train a.bin --val b.bin --eval-only", {"--profile", "--eval-only"}                                           },
-    };
-    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+    for (size_t i = 0; i < sizeof contradictions / sizeof *contradictions; i++) {
         Settings s;
         Error err;
-        CHECK(!complete(&s, &err, rows[i].line, false, 1), "accepted: %s", rows[i].line);
-        CHECK(err.exit_code == EXIT_INPUT, "%s: exit code %d", rows[i].line, err.exit_code);
-        for (int j = 0; j < 3 && rows[i].says[j]; j++)
-            CHECK(strstr(err.text, rows[i].says[j]), "%s: '%s' does not say '%s'", rows[i].line, err.text,
-                  rows[i].says[j]);
+        CHECK(!complete(&s, &err, contradictions[i].line, false, 1), "accepted: %s", contradictions[i].line);
+        CHECK(err.exit_code == EXIT_INPUT, "%s: exit code %d", contradictions[i].line, err.exit_code);
+        for (int j = 0; j < 3 && contradictions[i].says[j]; j++)
+            CHECK(strstr(err.text, contradictions[i].says[j]), "%s: '%s' does not say '%s'",
+                  contradictions[i].line, err.text, contradictions[i].says[j]);
     }
     Settings s;
     Error err;
@@ -363,6 +374,23 @@ static void test_contradictions(void) {
           "--reproducible 12 of 8 ranks: %s", err.text);
 }
 
+/* What does something in a run that does not train is taken; a plan or a profile takes all that a run does. */
+static void test_used_flags(void) {
+    static const char *const lines[] = {
+        "--model m --prompt p --samples 2 --stop x --top-k 3 --seed 4 --overfit 0",
+        "--model m --eval-only --train a.txt --val b.txt --batch 2 --seq 8 --eval-batches 3 --out o",
+        "--model m --eval-only --hellaswag h",
+        "--model m --export x --export-type f16 --tokenizer t --window 0 --chat 0",
+        "--model m --prompt p --lr 1 --steps 5 --warmup 0 --memory",
+        "--prompt p --lr 1 --steps 5 --warmup 0 --profile",
+    };
+    for (size_t i = 0; i < sizeof lines / sizeof *lines; i++) {
+        Settings s;
+        Error err;
+        CHECK(complete(&s, &err, lines[i], false, 1), "%s: %s", lines[i], err.text);
+    }
+}
+
 /* What a hint proposes is accepted, and nothing of the line is lost but what it says. */
 static void test_hints(void) {
     static const struct {
@@ -370,7 +398,7 @@ static void test_hints(void) {
     } rows[] = {
         {"--resume",                                "hint: --out DIR, its folder",                                 "--resume --out x"                        },
         {"--resume --out x --model-only",           "hint: leave --model-only out",                                "--resume --out x"                        },
-        {"--resume --out x --model m --eval-only",  "hint: --model DIR in place of --resume",
+        {"--resume --out x --model m --eval-only",  "hint: leave --resume out",
          "--out x --model m --eval-only"                                                                                                                     },
         {"--save-every 5",                          "hint: --out DIR",                                             "--save-every 5 --out x"                  },
         {"--model-only",                            "hint: --out DIR",                                             "--model-only --out x"                    },
@@ -388,10 +416,10 @@ static void test_hints(void) {
         {"--prompt p --sample-tokens 0",            "hint: leave one of them out",                                 "--prompt p"                              },
         {"--prompt p --sample-tokens 0",            "hint: leave one of them out",                                 "--sample-tokens 0"                       },
         {"--profile --out x",                       "hint: leave --out out",                                       "--profile"                               },
-        {"--profile --eval-only --model m",         "hint: leave one of them out",                                 "--profile --model m"                     },
-        {"--profile --prompt p --model m",          "hint: leave one of them out",                                 "--profile --model m"                     },
+        {"--profile --prompt p --model m",          "hint: leave --profile out",                                   "--prompt p --model m"                    },
         {"--profile-trace t --profile 0",           "hint: leave --profile 0 out",                                 "--profile-trace t"                       },
-        {"--profile --eval-only --model m",         "hint: leave one of them out",                                 "--eval-only --model m"                   },
+        {"--profile --eval-only --model m",         "hint: leave --profile out",                                   "--eval-only --model m"                   },
+        {"--export x --model m --out y --gpus 1",   "hint: leave --out out",                                       "--export x --model m"                    },
         {"--precision bf16",                        "hint: --precision fp32",                                      "--precision fp32"                        },
         {"--eval-only",                             "hint: --model PATH",                                          "--eval-only --model m"                   },
         {"--eval-only --model d12",                 "hint: --model PATH",                                          "--eval-only --model m"                   },
@@ -438,9 +466,9 @@ static void test_help(void) {
     for (int i = 0; i < flags_count; i++) {
         const Flag *flag = &flags_table[i];
         snprintf(form, sizeof form, "--%s", flag->name);
-        CHECK(!strstr(help, form) == !flag_is_listed(flag), "%s in --help", form);
+        CHECK(!strstr(help, form) == flag->hidden, "%s in --help", form);
         snprintf(form, sizeof form, "| `--%s", flag->name);
-        CHECK(!strstr(markdown, form) == !flag_is_listed(flag), "%s in the table of FLAGS.md", form);
+        CHECK(!strstr(markdown, form) == flag->hidden, "%s in the table of FLAGS.md", form);
     }
     CHECK(strstr(markdown, "| `--batch` | 24 | 64 | 64 | 4 | 64 | 12 |"), "defaults by recipe in FLAGS.md");
     CHECK(strstr(help, "polar-express|jordan\n") != NULL, "a long flag runs into what it does");
@@ -612,6 +640,7 @@ int main(void) {
     test_completion();
     test_sample_only();
     test_contradictions();
+    test_used_flags();
     test_hints();
     test_help();
     test_page();

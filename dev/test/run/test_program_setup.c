@@ -144,7 +144,7 @@ static void test_sampling_memory(void) {
     char command[800];
     save_program_model("huge", LETTERS, &size);
     snprintf(command, sizeof command,
-             "ulimit -v 400000 && OMP_NUM_THREADS=1 %s --device cpu --model %s --seq 262144 --prompt ab "
+             "ulimit -v 400000 && OMP_NUM_THREADS=1 %s --device cpu --model %s --prompt ab "
              "--sample-tokens 3 "
              ">%s 2>%s",
              program, in_folder("huge"), in_folder("stdout"), in_folder("stderr"));

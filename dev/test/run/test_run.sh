@@ -46,13 +46,13 @@ mkdir "$work/nan"
 cp "$work/good/step_00000006/config.json" "$work/good/step_00000006/model.safetensors" "$work/nan"
 bytes=$(wc -c <"$work/nan/model.safetensors")
 printf '\377\377\377\177' | dd of="$work/nan/model.safetensors" bs=1 seek=$((bytes - 40)) conv=notrunc 2>/dev/null
-nan="--model $work/nan --tokenizer bytes --batch 2"
+nan="--model $work/nan --tokenizer bytes"
 run $nan --prompt line
 check "sampling from NaN: exit code $status, expected 1" [ "$status" -eq 1 ]
 check "sampling from NaN: says so, last of all" sh -c "tail -n 1 '$work/err' | grep -qE '^error: sampling: .* logits of token 1 are NaN'"
-run $nan --train "$work/text.txt" --eval-only --eval-batches 2
+run $nan --train "$work/text.txt" --eval-only --batch 2 --eval-batches 2
 failed_with "evaluation of NaN" '^error: --eval-only: the validation loss of .*/nan is nan$'
-run $nan $quiet --train "$work/text.txt" --steps 20 --out "$work/tuned"
+run $nan $quiet --train "$work/text.txt" --batch 2 --steps 20 --out "$work/tuned"
 failed_with "training from NaN" '3 steps in a row .* stopped at step 3 and not saved, nothing was saved before; hint: see whether the weights of .*/nan are whole$'
 check "training from NaN: nothing is saved" [ "$(ls "$work/tuned")" = "$(printf 'log.jsonl\nrun.lock')" ]
 check "training from NaN: the log has null" [ "$(grep -c '"loss": *null' "$work/tuned/log.jsonl")" -eq 3 ]

@@ -108,7 +108,7 @@ refuses "a tokenizer.json cut short, sampling" 'own/tokenizer.json' --model own 
 works "a tokenizer.json cut short: another is named" --model own $tiny --train text.txt --tokenizer small.bin
 rm "$work/own/tokenizer.json"
 refuses "no vocabulary" '--train: text.txt is text, and there is no tokenizer for it: own has no tokenizer.bin, tokenizer.json, or vocab.json and merges.txt; hint: --tokenizer' --model own $tiny --train text.txt --out none
-refuses "no vocabulary, evaluation" 'own has no tokenizer.bin' --model own $tiny --train text.txt --eval-only
+refuses "no vocabulary, evaluation" 'own has no tokenizer.bin' --model own --train text.txt --eval-only
 refuses "no vocabulary, a prompt" '--prompt: .*own has no tokenizer.bin' --model own --prompt the
 check "no vocabulary: no folder is made" [ ! -e "$work/none" ]
 model bytes mute && rm "$work"/mute/tokenizer* "$work/mute/vocab.json" "$work/mute/merges.txt"

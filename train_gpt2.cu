@@ -169,6 +169,9 @@ static bool export(Training *t, Error *err) {
     const Settings *s = &t->run->settings;
     int64_t bytes;
     char size[FORMAT_NUMBER];
+    if (!t->run->model_path[0]) /* random: seldom what was meant */
+        print_note("--model %s is a size, not files: its weights are new, and random; hint: --model PATH",
+                   s->model);
     console_status(&t->console, "writing %s", s->export_path);
     if (!export_model(s->export_path, s->export_type, &t->run->model, t->run->tokenizer, &bytes, err))
         return false;

@@ -36,8 +36,15 @@ def fetched_text(folder):
         try:
             common.download(URL, path, SIZE, SHA256)
         except common.DataError as error:
-            raise common.DataError("%s; hint: a local copy, as --source FILE or TEXT=FILE" % error, error.code) from None
+            raise common.DataError("%s; hint: a local copy: make TEXT=FILE data/tinyshakespeare, or --source FILE" % error, error.code) from None
     return path
+
+
+def check_text(path, hint):
+    try:
+        common.check_file(path, SIZE, SHA256)
+    except common.DataError as error:
+        raise common.DataError("%s; hint: %s" % (error, hint), error.code) from None
 
 
 def main():
@@ -47,7 +54,7 @@ def main():
     args = parser.parse_args()
     with common.output(args.out, "tiny_shakespeare"), common.together() as write:
         source = args.source or fetched_text(args.out)
-        common.check_file(source, SIZE, SHA256)
+        check_text(source, "these shards are of one text; data/text.py takes any" if args.source else "without that file it is fetched again")
         with open(source, encoding="ascii", newline="") as file:
             tokens = tokenize(file.read())
         for name, part in (("val", tokens[:VAL_TOKENS]), ("train", tokens[VAL_TOKENS:])):

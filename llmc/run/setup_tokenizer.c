@@ -127,9 +127,10 @@ static bool check_size(const Run *run, Error *err) {
     const int n = tokenizer_vocab_size(run->tokenizer), n_model = run->config.vocab_size;
     if (n == n_model || (run->tokenizer_origin == by_model && n < n_model)) return true;
     return fail(err, EXIT_INPUT,
-                "the tokenizer %s has %d tokens, the model of %s %d: their ids cannot be the same; hint: "
-                "--tokenizer names another",
-                tokenizer_source(run->tokenizer), n, run->model_path, n_model);
+                "the tokenizer %s has %d tokens, the model of %s %d: their ids cannot be the same; hint: %s",
+                tokenizer_source(run->tokenizer), n, run->model_path, n_model,
+                run->tokenizer_origin == by_flag ? "without --tokenizer the model takes its own"
+                                                 : "--tokenizer names another");
 }
 
 bool setup_tokenizer(Run *run, Error *err) {

@@ -312,6 +312,9 @@ sed '1,/^---/d' "$work/out" >"$work/first"
 run --model "$work/whole.bin" --prompt "line 1" --sample-tokens 12 --temperature 0
 check "an exported .bin samples with its tokenizer beside it" [ "$(sed '1,/^---/d' "$work/out")" = "$(cat "$work/first")" ]
 refuses "an export over a file" '^error: --export: .*/whole.bin is there already \(a file\)' --model "$work/whole" --export "$work/whole.bin"
+check "an export: nothing to note" eval '! grep -q "^note: " "$work/out"'
+run --model nano --export "$work/random.gguf"
+check "an export of new weights: said, exit code $status" [ "$status$(grep -c '^note: --model nano is a size, .* random; hint: --model PATH$' "$work/out")" = 01 ]
 refuses "an export that trains" '^error: --export and --train: ' --model "$work/whole" --export "$work/x" --train "$work/text.txt"
 refuses "a trace in no folder" '^error: --profile-trace: cannot write in .*/none: No such file' $tiny --train "$work/text.txt" --profile-trace "$work/none/x"
 refuses "an export of no model" '^error: --export: which model\? hint: --model PATH$' --export "$work/x"

@@ -132,7 +132,7 @@ model bpe half && sed 's/"qu": 258/"uq": 258/' "$work/bpe/step_00000002/vocab.js
 refuses "files that disagree" 'half/vocab.json: its tokens are not those of half/tokenizer.bin' --model half $tiny --train text.txt
 
 # ---- another size than the model's ----
-refuses "a smaller tokenizer than the model" 'small.bin has 263 tokens, the model of bytes.* 256: .*; hint: --tokenizer names another' --model bytes $tiny --train text.txt --tokenizer small.bin
+refuses "a smaller tokenizer than the model" 'small.bin has 263 tokens, the model of bytes.* 256: .*; hint: without --tokenizer the model takes its own' --model bytes $tiny --train text.txt --tokenizer small.bin
 refuses "a tokenizer that only happens to fit" 'the tokenizer bytes has 256 tokens, the model of bpe/.* 263' --model bpe $tiny --train text.txt --tokenizer bytes
 
 # ---- shards ----

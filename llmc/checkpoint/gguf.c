@@ -123,26 +123,24 @@ static void put_model_keys(Header *h, const GPT2Config *c, const char *title, Ex
 
 /* ---- the tokenizer ---- */
 /* Ids of the model that the tokenizer has no token for, because a table was rounded up, get a name. */
-static bool put_tokens(Header *h, const Tokenizer *tokenizer, int vocab_size, Error *err) {
+static void put_tokens(Header *h, const Tokenizer *tokenizer, int vocab_size) {
     const int n = tokenizer_vocab_size(tokenizer);
     JsonWriter text = {0};
-    bool ok = true;
     key_array(h, "tokenizer.ggml.tokens", KEY_STRING, vocab_size);
-    for (int i = 0; i < vocab_size && ok; i++) {
+    for (int i = 0; i < vocab_size; i++) {
         char unused[24];
         text.length = 0;
         if (i >= n)
             json_append(&text, unused, (size_t)snprintf(unused, sizeof unused, "[UNUSED%d]", i));
-        else if (!tokenizer_append_spelled(&text, tokenizer, i))
-            ok = fail(err, EXIT_INPUT, "token %d of the tokenizer is longer than 255 bytes", i);
-        if (ok && !text.failed) put_string(h, text.data, text.length);
+        else
+            tokenizer_append_spelled(&text, tokenizer, i);
+        if (!text.failed) put_string(h, text.data, text.length);
     }
     h->bytes.failed = h->bytes.failed || text.failed;
     json_writer_free(&text);
     key_array(h, "tokenizer.ggml.token_type", KEY_I32, vocab_size);
-    for (int i = 0; i < vocab_size && ok; i++)
+    for (int i = 0; i < vocab_size; i++)
         put_u32(h, i >= n ? TOKEN_UNUSED : tokenizer_is_special(tokenizer, i) ? TOKEN_CONTROL : TOKEN_NORMAL);
-    return ok;
 }
 
 static void put_merges(Header *h, const Tokenizer *tokenizer) {
@@ -169,17 +167,16 @@ static int token_of_no_text(const Tokenizer *tokenizer) {
     return 0;
 }
 
-static bool put_tokenizer(Header *h, const Tokenizer *tokenizer, int vocab_size, Error *err) {
+static void put_tokenizer(Header *h, const Tokenizer *tokenizer, int vocab_size) {
     const int eot = tokenizer_eot(tokenizer);
     key_string(h, "tokenizer.ggml.model", "gpt2");
     key_string(h, "tokenizer.ggml.pre", "gpt-2");
-    if (!put_tokens(h, tokenizer, vocab_size, err)) return false;
+    put_tokens(h, tokenizer, vocab_size);
     put_merges(h, tokenizer);
     key_u32(h, "tokenizer.ggml.bos_token_id", tokenizer_start(tokenizer));
     key_u32(h, "tokenizer.ggml.eos_token_id", eot < 0 ? token_of_no_text(tokenizer) : eot);
     put_key(h, "tokenizer.ggml.add_bos_token", KEY_BOOL);
     put(h, "", 1);
-    return true;
 }
 
 /* ---- tensors ---- */
@@ -311,8 +308,8 @@ static bool write_file(OutFile *file, const char *title, ExportType type, GPT2 *
     bool ok = tensors || fail(err, EXIT_RUN, "%s: no memory for the list of %d tensors", file->path, n);
     if (ok) list_tensors(tensors, model, type);
     put_model_keys(&keys, &model->config, title, type);
-    ok = ok && put_tokenizer(&keys, tokenizer, model->config.vocab_size, err) &&
-         write_header(file, &keys, tensors, n, err) && write_data(file, model, tensors, n, err);
+    put_tokenizer(&keys, tokenizer, model->config.vocab_size);
+    ok = ok && write_header(file, &keys, tensors, n, err) && write_data(file, model, tensors, n, err);
     json_writer_free(&keys.bytes);
     free(tensors);
     return ok;

@@ -251,18 +251,16 @@ static bool is_utf8(const char *text, size_t n) {
     return true;
 }
 
-bool tokenizer_append_spelled(JsonWriter *w, const Tokenizer *tokenizer, int token) {
+void tokenizer_append_spelled(JsonWriter *w, const Tokenizer *tokenizer, int token) {
     char spelled[TOKEN_SPELLED];
     size_t n = 0;
     const char *bytes = tokenizer_bytes(tokenizer, token, &n);
-    if (!bytes || n > 255) return false;
     if (tokenizer_is_special(tokenizer, token) && is_utf8(bytes, n)) {
         json_append(w, bytes, n);
-        return true;
+        return;
     }
     vocabulary_spell(&tokenizer->vocabulary, token, spelled);
     json_append(w, spelled, strlen(spelled));
-    return true;
 }
 
 void tokenizer_append_merges(JsonWriter *w, const Tokenizer *tokenizer) {

@@ -97,17 +97,13 @@ bool vocabulary_write_bin(const Vocabulary *vocabulary, const char *directory, c
     uint32_t header[HEADER_FIELDS] = {MAGIC, 2, (uint32_t)n,
                                       vocabulary->eot < 0 ? no_eot : (uint32_t)vocabulary->eot};
     memcpy(file, header, sizeof header);
-    bool ok = true;
-    for (size_t i = 0; i < n && ok; i++) {
+    for (size_t i = 0; i < n; i++) {
         size_t length = vocabulary->offsets[i + 1] - vocabulary->offsets[i];
-        ok = length <= 255 ||
-             fail(err, EXIT_RUN, "token %zu has %zu bytes, %s holds at most 255", i, length, name);
-        if (!ok) break;
         file[at] = (uint8_t)length;
         memcpy(file + at + 1, vocabulary->bytes + vocabulary->offsets[i], length);
         at += 1 + length;
     }
-    ok = ok && file_write(directory, name, file, size, err);
+    const bool ok = file_write(directory, name, file, size, err);
     free(file);
     return ok;
 }

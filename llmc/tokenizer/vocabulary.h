@@ -7,7 +7,8 @@
 #include "llmc/base/error.h"
 #include "llmc/base/json.h"
 
-enum { TOKEN_SPELLED = 2 * 255 + 1 };
+/* The longest token, whose length a .bin has in a byte; and its spelling, null-terminated. */
+enum { TOKEN_BYTES = 255, TOKEN_SPELLED = 2 * TOKEN_BYTES + 1 };
 
 typedef struct Vocabulary {
     int n_tokens;
@@ -33,7 +34,7 @@ bool vocabulary_read_hf(Vocabulary *vocabulary, const char *directory, Error *er
 bool vocabulary_read_json(Vocabulary *vocabulary, const char *path, Error *err);
 /* The merges that the file states, if it does, must be those that the ids imply. bpe NULL: none. */
 bool vocabulary_check_merges(const Vocabulary *vocabulary, const Bpe *bpe, Error *err);
-/* Token i as vocab.json has it: each byte a printable character; its bytes are at most 255. Null-terminated. */
+/* Token i as vocab.json has it: each byte a printable character. Null-terminated. */
 void vocabulary_spell(const Vocabulary *vocabulary, int i, char text[TOKEN_SPELLED]);
 /* The lines of merges.txt after its first, in the order of the ids: the two parts of a token, a space between. */
 void vocabulary_append_merges(JsonWriter *w, const Bpe *bpe);

@@ -78,6 +78,11 @@ bool hf_fill(Vocabulary *vocabulary, const HfToken *tokens, int n, const char *p
             length = tokens[i].length;
             memcpy(out, tokens[i].text, length);
         }
+        if (length > TOKEN_BYTES)
+            return fail(err, EXIT_INPUT,
+                        "%s: token %d: expected at most %d bytes, which a checkpoint's tokenizer.bin holds, "
+                        "found %zu",
+                        path, i, TOKEN_BYTES, length);
         vocabulary->offsets[i + 1] = vocabulary->offsets[i] + (uint32_t)length;
         if (strcmp(tokens[i].text, eot_text) == 0) vocabulary->eot = i;
     }

@@ -240,6 +240,25 @@ static void test_refused(void) {
     empty_folder();
 }
 
+/* What a checkpoint could not hold is refused before a run, not by its first save. */
+static void test_longest_token(void) {
+    for (int n = 255; n <= 256; n++) {
+        char list[400], name[257] = "";
+        Error err = {0};
+        memset(name, 'x', (size_t)n);
+        snprintf(list, sizeof list, "[{\"id\": 270, \"content\": \"%s\", \"special\": true}]", name);
+        write_json("tokenizer.json", &(Parts){.added_tokens = list});
+        if (n > 255) {
+            expect_refusal(folder, "tokenizer.json: token 270: expected at most 255 bytes");
+            break;
+        }
+        Tokenizer *tokenizer = tokenizer_open(folder, &err);
+        CHECK(tokenizer && tokenizer_save_bin(tokenizer, folder, "saved.bin", &err), "%s", err.text);
+        tokenizer_close(tokenizer);
+    }
+    empty_folder();
+}
+
 /* Merges in another order, one too few, one too many. */
 static void test_merges(void) {
     static const char *const edits[][2] = {
@@ -350,6 +369,7 @@ int main(void) {
         return check_finish("tokenizer_json");
     test_served();
     test_refused();
+    test_longest_token();
     test_merges();
     test_agreement();
     test_class();

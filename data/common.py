@@ -11,6 +11,7 @@ import contextlib
 import functools
 import glob
 import hashlib
+import json
 import os
 import signal
 import struct
@@ -30,6 +31,7 @@ TOKENIZER_MAGIC, TOKENIZER_VERSION = 20240328, 2
 SHARD_TOKENS = 10**8
 PARTIAL = ".partial"  # the end of a temporary name
 GPT2_PATTERN = r"""'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"""
+GPT2_PATTERNS = GPT2_PATTERN, GPT2_PATTERN.replace("(?:[sdmt]|ll|ve|re)", "s|'t|'re|'ve|'m|'ll|'d")  # two ways to write it
 # GPT-2's 50256 ranks, one a line, "base64(bytes) rank": whatever source they come from, this is what they must be.
 RANKS_FILE = os.path.join(DATA, ".cache", "gpt2.tiktoken")
 RANKS_SHA256 = "306cd27f03c1a714eca7108e03d66b7dc042abe8c258b44c199a7ed9838dd930"
@@ -327,6 +329,33 @@ def gpt2_encoding():
 
 # ---- a tokenizer of one's own ----
 
+def _cuts_as_gpt2(steps):
+    """Whether the steps of a pre_tokenizer are ByteLevel, or GPT-2's Split and ByteLevel."""
+    *before, last = steps or [{}]
+    split = before[0] if len(before) == 1 else {}
+    is_split = (split.get("pattern", {}).get("Regex") in GPT2_PATTERNS and split.get("behavior") == "Isolated" and not split.get("invert"))
+    return last.get("type") == "ByteLevel" and not last.get("add_prefix_space") and (is_split if before else last.get("use_regex", True))
+
+
+def _check_way(file):
+    """Text must become tokens in the trainer's way, GPT-2's: else prompts would have other tokens than the shards."""
+    with open(file, encoding="utf-8") as opened:
+        whole = json.load(opened)
+    model, normalizer, pre = (whole.get(name) or {} for name in ("model", "normalizer", "pre_tokenizer"))
+    steps = pre.get("pretokenizers", [pre])
+    changes = normalizer.get("normalizers", [normalizer] if normalizer else [])
+    plain = [token["content"] for token in whole.get("added_tokens") or [] if not token.get("special")]
+    for name, expected, found, ok in (
+            ("model", "BPE", model.get("type"), model.get("type", "BPE") == "BPE"),
+            ("model.dropout", "null", model.get("dropout"), not model.get("dropout")),
+            ("normalizer", "null", [step.get("type") for step in changes], not changes),
+            ("pre_tokenizer", "GPT-2's, ByteLevel", [step.get("type") for step in steps], _cuts_as_gpt2(steps)),
+            ("added_tokens", "special ones alone", plain, not plain)):
+        if not ok:
+            raise DataError("--tokenizer %s: %s: expected %s, as the trainer has it, found %s; hint: data/train_tokenizer.py makes one"
+                            % (file, name, expected, found), 2)
+
+
 def _open_tokenizer(path):
     import tokenizers
     file = os.path.join(path, "tokenizer.json") if os.path.isdir(path) else path
@@ -335,10 +364,17 @@ def _open_tokenizer(path):
         tokenizer = tokenizers.Tokenizer.from_file(file)
     except Exception as error:  # the library's own
         raise DataError("--tokenizer %s: no tokenizer.json: %s" % (file, error), 2) from None
+    _check_way(file)
     tokenizer.encode_special_tokens = True  # a text that spells <|endoftext|> is text
-    if tokenizer.get_vocab_size() > 2**16 or tokenizer.token_to_id("<|endoftext|>") is None:
+    tokenizer.no_truncation()  # the file may say at how many tokens a text ends
+    tokenizer.no_padding()
+    vocab = tokenizer.get_vocab()
+    if len(vocab) > 2**16 or "<|endoftext|>" not in vocab:
         raise DataError("--tokenizer %s: expected at most 65536 tokens, <|endoftext|> among them, found %d, %s"
-                        % (file, tokenizer.get_vocab_size(), tokenizer.token_to_id("<|endoftext|>")), 2)
+                        % (file, len(vocab), vocab.get("<|endoftext|>")), 2)
+    if sorted(vocab.values()) != list(range(len(vocab))) or not all(0 < len(token) < 256 for token in vocab):
+        raise DataError("--tokenizer %s: expected ids from 0 to %d, each of a token of 1 to 255 bytes, found %d to %d, and %d bytes"
+                        % (file, len(vocab) - 1, min(vocab.values()), max(vocab.values()), max(map(len, vocab))), 2)
     return tokenizer
 
 
@@ -355,10 +391,9 @@ def _tokens_of(tokenizer):
     if tokenizer is None:
         ranks = gpt2_ranks()
         return sorted(ranks, key=ranks.get) + [b"<|endoftext|>"], EOT
-    own = _open_tokenizer(tokenizer)
-    eot = own.token_to_id("<|endoftext|>")
-    spelled = [own.id_to_token(i) or "" for i in range(own.get_vocab_size())]
-    return [b"<|endoftext|>" if i == eot else bytes(SPELLING.get(c, 63) for c in token) for i, token in enumerate(spelled)], eot
+    vocab = _open_tokenizer(tokenizer).get_vocab()
+    bytes_of = lambda token: bytes(SPELLING[c] for c in token) if SPELLING.keys() >= set(token) else token.encode()
+    return [bytes_of(token) for token in sorted(vocab, key=vocab.get)], vocab["<|endoftext|>"]
 
 
 # ---- the tokenizer beside shards ----

@@ -4,6 +4,7 @@ import gzip
 import io
 import json
 import os
+import re
 import sys
 import time
 
@@ -11,15 +12,16 @@ import common
 
 CHUNK = 1 << 20  # characters of a plain text at a time
 LINES, COLUMNS = (".jsonl", ".jsonl.gz"), ".parquet"
+HALVES = re.compile("[\ud800-\udfff]")  # JSON can escape one alone
 
 
 # ---- plain text ----
 
-def _cut(text):
-    """Where text can be cut so that both sides encode as the whole does: before the last space or newline that follows a
-    visible ASCII character, where GPT-2's pattern begins a piece whatever comes next. 0: nowhere."""
-    for i in range(len(text) - 1, 0, -1):
-        if text[i] in " \n" and "!" <= text[i - 1] <= "~":
+def _cut(text, first):
+    """Where text can be cut so that both sides encode as the whole does: before the last space or newline that follows no
+    white space, where GPT-2's pattern begins a piece whatever comes next. 0: nowhere from `first` on."""
+    for i in range(len(text) - 1, max(first, 1) - 1, -1):
+        if text[i] in " \n" and not text[i - 1].isspace():
             return i
     return 0
 
@@ -31,7 +33,7 @@ def _chunks(raw, path, errors):
         file = io.TextIOWrapper(raw, encoding="utf-8", errors=errors, newline="")
         for block in iter(lambda: file.read(CHUNK), ""):
             rest += block
-            cut = _cut(rest) if len(block) == CHUNK else 0  # a short block is the last
+            cut = _cut(rest, len(rest) - len(block)) if len(block) == CHUNK else 0  # a short block is the last
             if cut:
                 yield rest[:cut]
                 rest = rest[cut:]
@@ -49,18 +51,22 @@ def _lines(raw, path, field, errors):
     try:
         for number, line in enumerate(io.TextIOWrapper(opened, encoding="utf-8", errors=errors, newline="\n"), 1):
             if line.strip():
-                yield _text_of(json.loads(line), field, "%s:%d" % (path, number))
+                yield _text_of(json.loads(line), field, "%s:%d" % (path, number), errors)
     except UnicodeDecodeError as error:
         raise common.DataError("%s: not UTF-8 after line %d: %s; hint: --replace-invalid" % (path, number, error.reason), 2) from None
     except (ValueError, EOFError, gzip.BadGzipFile) as error:
         raise common.DataError("%s:%d: not a line of JSON: %s" % (path, max(number, 1), error), 2) from None
 
 
-def _text_of(value, field, place):
+def _text_of(value, field, place, errors):
     if not isinstance(value, dict) or not isinstance(value.get(field), str):
         found = ", ".join(sorted(value)) if isinstance(value, dict) else type(value).__name__
         raise common.DataError("%s: expected an object with a text in `%s`, found %s; hint: --field" % (place, field, found), 2)
-    return value[field]
+    half = HALVES.search(value[field])
+    if half and errors == "strict":
+        raise common.DataError("%s: `%s` has \\u%04x, half a surrogate pair, which is no character; hint: --replace-invalid"
+                               % (place, field, ord(half.group())), 2)
+    return HALVES.sub("\ufffd", value[field]) if half else value[field]
 
 
 def rows(path, field="text"):

@@ -262,9 +262,13 @@ def test_json_lines():
             ("list.jsonl", "[1]\n", "list.jsonl:1: expected an object with a text in `text`, found list"),
             ("broken.jsonl", '{"text": "a"}\n{"text"\n', "broken.jsonl:2: not a line of JSON"),
             ("latin.jsonl", b'{"text": "\xe9"}\n', "latin.jsonl: not UTF-8"),
+            ("half.jsonl", '{"text": "a"}\n{"text": "\\ud83d"}\n', r"half.jsonl:2: `text` has \ud83d, half a surrogate pair, which is no character; hint: --replace-invalid"),
             ("cut.jsonl.gz", gzip.compress(plain.encode())[:-12], "cut.jsonl.gz:"),
             ("no.jsonl.gz", b"plain", "no.jsonl.gz:1: not a line of JSON")):
         refuses(name, words, run("text.py", write(name, content), "--out", "out/refused"))
+    for name, content in (("half.jsonl", '{"text": "a\\ud83d"}'), ("pair.jsonl", '{"text": "a\ufffd"}')):
+        works(name, run("text.py", write(name, content), "--out", "out/" + name, "--val-fraction", "0", "--replace-invalid"))
+    equal("half a pair is replaced", *(shard(os.path.join(WORK, "out", name, "text_train_000001.bin")) for name in ("half.jsonl", "pair.jsonl")))
     check("refused lines leave nothing", not os.path.exists(os.path.join(WORK, "out/refused")), tree(WORK)[:9])
 
 
@@ -333,11 +337,44 @@ def test_train_tokenizer():
     refuses("no tokenizer there", "out/mixed/tokenizer.json: No such file", run("text.py", text, "--tokenizer", "out/mixed", "--out", "out/refused"))
     refuses("a broken tokenizer", "--tokenizer learn.txt: no tokenizer.json", run("text.py", text, "--tokenizer", "learn.txt", "--out", "out/refused"))
     check("what is refused leaves nothing", not os.path.exists(os.path.join(WORK, "none")) and not os.path.exists(os.path.join(WORK, "out/refused")), "")
+    test_other_tokenizers(text)
     sys.path.insert(0, DATA)
     import train_tokenizer
     tokens, kept = train_tokenizer.vocabulary([("b", "c"), ("a", "b"), ("a", "bc"), ("ab", "c"), ("x", "y"), ("x", "z")], 261)
     equal("a second way to a token is left out, and what is too much", (kept, tokens["abc"], tokens["<|endoftext|>"]),
           ([("b", "c"), ("a", "b"), ("a", "bc"), ("x", "y")], 258, 260))
+
+
+def test_other_tokenizers(text):
+    """A tokenizer.json as others make it: no token of a text is lost, and what the trainer would encode otherwise is refused."""
+    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "use_regex": False}
+    split = {"type": "Split", "pattern": {"Regex": r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"}, "behavior": "Isolated", "invert": False}
+    steps = lambda *list_of: {"type": "Sequence", "pretokenizers": list(list_of)}
+    with open(os.path.join(WORK, "own tokenizer/tokenizer.json"), encoding="utf-8") as file:
+        usual = json.load(file)
+
+    def other(name, **parts):
+        path = write("other/tokenizer.json", json.dumps({**usual, **parts}))
+        return run("text.py", text, "--tokenizer", path, "--val-fraction", "0", "--out", "out/" + name)
+
+    works("a tokenizer.json as it was", other("usual"))
+    works("a tokenizer.json that cuts texts short", other("whole", truncation={"max_length": 4}, pre_tokenizer=steps(split, byte_level)))
+    equal("no text is cut short", *(shard(os.path.join(WORK, "out", name, "text_train_000001.bin")) for name in ("whole", "usual")))
+    model, vocab = usual["model"], usual["model"]["vocab"]
+    for words, parts in (("model: expected BPE, as the trainer has it, found WordLevel", {"model": {**model, "type": "WordLevel"}}),
+                         ("model.dropout: expected null, as the trainer has it, found 0.1", {"model": {**model, "dropout": 0.1}}),
+                         ("normalizer: expected null, as the trainer has it, found ['NFC']", {"normalizer": {"type": "NFC"}}),
+                         ("found ['Lowercase']", {"normalizer": {"type": "Sequence", "normalizers": [{"type": "Lowercase"}]}}),
+                         ("pre_tokenizer: expected GPT-2's, ByteLevel, as the trainer has it, found ['Digits', 'ByteLevel']", {"pre_tokenizer": steps({"type": "Digits"}, byte_level)}),
+                         ("found ['ByteLevel']", {"pre_tokenizer": {**byte_level, "use_regex": True, "add_prefix_space": True}}),
+                         ("found ['ByteLevel']", {"pre_tokenizer": byte_level}),
+                         ("found ['Split', 'ByteLevel']", {"pre_tokenizer": steps({**split, "behavior": "Removed"}, byte_level)}),
+                         ("found ['Split', 'Digits', 'ByteLevel']", {"pre_tokenizer": steps(split, {"type": "Digits"}, byte_level)}),
+                         ("pre_tokenizer: expected GPT-2's, ByteLevel, as the trainer has it, found [None]", {"pre_tokenizer": None}),
+                         ("added_tokens: expected special ones alone, as the trainer has it, found ['word']", {"added_tokens": [{"content": "word", "special": False}]}),
+                         ("expected ids from 0 to 264, each of a token of 1 to 255 bytes, found 0 to 300, and 13 bytes", {"model": {**model, "vocab": {**vocab, "zzz": 300}}}),
+                         ("expected ids from 0 to 264, each of a token of 1 to 255 bytes, found 0 to 264, and 256 bytes", {"model": {**model, "vocab": {**vocab, "z" * 256: 264}}})):
+        refuses("a tokenizer of another kind, " + words, words, other("refused", **parts))
 
 
 def test_refused_text():

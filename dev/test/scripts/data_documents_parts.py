@@ -75,3 +75,13 @@ class Documents(Parts):
         position = next(self.documents.texts(path))[2]
         self.assertLess(position, 1 << 20)
         self.assertEqual(sum(1 for _ in self.documents.texts(path)), 5000)
+
+    def test_a_text_without_ascii_is_read_as_it_is_taken(self):
+        line = "\u4e2d\u6587\u3002\n"
+        texts = [text for text, _, _ in self.documents.texts(self.write("large.txt", line * 600000))]
+        self.assertEqual((len(texts), "".join(texts) == line * 600000, {text[0] for text in texts[1:]}), (3, True, {"\n"}))
+
+    def test_a_text_is_not_cut_behind_white_space(self):
+        for blank in ("\u3000", "\u00a0", "\r"):
+            path = self.write("blanks.txt", ("\u4e2d" + blank + "\n") * 700000)
+            self.assertEqual(len(list(self.documents.texts(path))), 1)

@@ -33,10 +33,17 @@ class Tokenizer:
     @staticmethod
     def from_file(path):
         with open(path, encoding="utf-8") as file:
-            model = json.load(file)["model"]
-        self = Tokenizer(None)
+            whole = json.load(file)
+        self, model = Tokenizer(None), whole["model"]
         self.vocab, self.merges = model["vocab"], [tuple(merge.split(" ")) for merge in model["merges"]]
+        self.most = whole["truncation"] and whole["truncation"]["max_length"]
         return self
+
+    def no_truncation(self):
+        self.most = None
+
+    def no_padding(self):
+        pass
 
     def train_from_iterator(self, iterator, trainer):
         assert not trainer.show_progress and not trainer.special_tokens and len(trainer.initial_alphabet) == 256
@@ -64,13 +71,10 @@ class Tokenizer:
             for pair in self.merges:
                 word = _merged(word, pair)
             ids += [self.vocab[token] for token in word]
-        return types.SimpleNamespace(ids=ids)
-
-    def get_vocab_size(self):
-        return len(self.vocab)
+        return types.SimpleNamespace(ids=ids[:self.most])
 
     def token_to_id(self, token):
         return self.vocab.get(token)
 
-    def id_to_token(self, token):
-        return next(text for text, i in self.vocab.items() if i == token)
+    def get_vocab(self):
+        return self.vocab

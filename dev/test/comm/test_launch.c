@@ -5,12 +5,12 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
-#include <sys/wait.h>
 #include <unistd.h>
 #include "llmc/comm/launch.h"
 #include "llmc/base/clock.h"
 #include "llmc/comm/place.h"
 #include "llmc/comm/socket.h"
+#include "dev/test/beside.h"
 #include "dev/test/folder.h"
 
 enum { N = 3 };
@@ -139,7 +139,6 @@ static void test_place(void) {
 /* `said`: what stands on stderr, "" for nothing. */
 static void test_bad(const char *what, int restarts, int code, const char *said, double least, double most) {
     const double begun = clock_seconds();
-    empty_folder();
     const int got = end(start(what, N, restarts));
     const double seconds = clock_seconds() - begun;
     CHECK(got == code, "%s: exit code %d", what, got);
@@ -149,50 +148,65 @@ static void test_bad(const char *what, int restarts, int code, const char *said,
     CHECK(all_gone(), "%s: a process is left", what);
 }
 
-static void test_signals(void) {
-    empty_folder();
-    pid_t parent = start("wait", N, 5);
-    CHECK(wait_for(all_there), "not started");
+static pid_t start_and_wait(const char *what, int restarts) {
+    const pid_t parent = start(what, N, restarts);
+    CHECK(wait_for(all_there), "%s: not started", what);
     usleep(200000);
+    return parent;
+}
+
+static void test_asked_then_ended(void) {
+    const pid_t parent = start_and_wait("wait", 5);
     kill(parent, SIGUSR1);
     CHECK(wait_for(all_asked), "SIGUSR1 does not come to all");
     kill(parent, SIGTERM);
     CHECK(end(parent) == 0 && all_gone() && !*text_of("said"), "SIGTERM: %s", text_of("said"));
+}
 
-    empty_folder();
-    parent = start("wait", N, 5);
-    CHECK(wait_for(all_there), "not started");
-    usleep(200000);
+static void test_interrupted(void) {
+    const pid_t parent = start_and_wait("wait", 5);
     kill(parent, SIGINT); /* which the ranks do not catch */
     CHECK(end(parent) == -SIGINT && all_gone() && !*text_of("said"), "SIGINT: %s", text_of("said"));
+}
 
-    empty_folder();
-    parent = start("saves", N, 1); /* and fails: no reason not to start again */
-    CHECK(wait_for(all_there), "not started");
-    usleep(200000);
+static void test_asked_then_failing(void) {
+    const pid_t parent = start_and_wait("saves", 1); /* and fails: no reason not to start again */
     kill(parent, SIGUSR1);
     CHECK(end(parent) == 0 && strstr(text_of("said"), "restart 1 of 1"), "SIGUSR1, then a failure: %s",
           text_of("said"));
+}
 
-    empty_folder();
-    parent = start("wait", N, 5);
-    CHECK(wait_for(all_there), "not started");
+static void test_parent_killed(void) {
+    const pid_t parent = start_and_wait("wait", 5);
     kill(parent, SIGKILL);
     end(parent);
     CHECK(wait_for(all_gone), "ranks outlive their parent");
 }
 
-int main(int argc, char **argv) {
-    if (argc > 2) return be_rank(argc, argv);
-    if (!REQUIRE(mkdtemp(folder), "no folder")) return check_finish("launch");
-    test_place();
-    test_bad("input", 2, EXIT_INPUT, "", 2.5, 6);
-    test_bad("killed", 0, EXIT_RUN, "error: rank 1 was ended by signal 9 (Killed)", 2.5, 6);
-    test_bad("crash", 0, EXIT_RUN, "error: rank 0 was ended by signal 6", 0, 3);
-    test_bad("again", 2, 0, "restart 1 of 2, from the newest checkpoint\n", 0, 3);
-    test_bad("never", 2, EXIT_RUN, "restart 2 of 2, from the newest checkpoint\n", 0, 4);
-    test_signals();
+static void open_folder(void) {
+    REQUIRE(mkdtemp(folder), "no folder");
+}
+
+static void close_folder(void) {
     empty_folder();
     rmdir(folder);
+}
+
+/* Every case has a folder of its own. */
+#define CASE(call) BESIDE((open_folder(), call, close_folder()))
+
+int main(int argc, char **argv) {
+    if (argc > 2) return be_rank(argc, argv);
+    CASE(test_place());
+    CASE(test_bad("input", 2, EXIT_INPUT, "", 2.5, 6));
+    CASE(test_bad("killed", 0, EXIT_RUN, "error: rank 1 was ended by signal 9 (Killed)", 2.5, 6));
+    CASE(test_bad("crash", 0, EXIT_RUN, "error: rank 0 was ended by signal 6", 0, 3));
+    CASE(test_bad("again", 2, 0, "restart 1 of 2, from the newest checkpoint\n", 0, 3));
+    CASE(test_bad("never", 2, EXIT_RUN, "restart 2 of 2, from the newest checkpoint\n", 0, 4));
+    CASE(test_asked_then_ended());
+    CASE(test_interrupted());
+    CASE(test_asked_then_failing());
+    CASE(test_parent_killed());
+    beside_wait(NULL);
     return check_finish("launch");
 }

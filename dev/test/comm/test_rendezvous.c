@@ -3,13 +3,12 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
-#include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 #include "llmc/comm/rendezvous.h"
 #include "llmc/base/clock.h"
 #include "llmc/comm/socket.h"
-#include "dev/test/check.h"
+#include "dev/test/beside.h"
 
 enum { RANKS_MAX = 5, PATIENCE = 30 /* seconds that a rank may take, should it hang */ };
 
@@ -93,13 +92,16 @@ static Report end(Child child) {
     return report;
 }
 
-/* A port that nobody listens at. */
+/* A port that nobody listens at, nor any other case of this test: each has those of one remainder. */
 static int free_port(void) {
     Error err = {0};
     int port = 0;
-    const int fd = socket_listen("localhost", &port, &err);
-    REQUIRE(fd >= 0, "%s", err.text);
-    close(fd);
+    do {
+        port = 0;
+        const int fd = socket_listen("localhost", &port, &err);
+        if (!REQUIRE(fd >= 0, "%s", err.text)) break;
+        close(fd);
+    } while (port / 2 % BESIDE_MAX != beside.index); /* the kernel prefers odd ports */
     return port;
 }
 
@@ -137,13 +139,16 @@ static void check_said(Report r, const char *who, int exit_code, const char *say
 }
 
 static void test_nobody(void) {
-    Place place = place_of(0, 5, free_port());
-    Report r = end(start(&place, "", 1, 0));
+    const Place place = place_of(0, 5, free_port());
+    const Report r = end(start(&place, "", 1, 0));
     check_said(r, "rank 0 alone", EXIT_RUN, "ranks 1-4 of 5 did not come to rank 0",
                "hint: were the others started", true);
     CHECK(r.seconds > 0.9 && r.seconds < 2, "it waits %.1f s", r.seconds);
-    place = place_of(1, 2, free_port());
-    r = end(start(&place, "", 1, 0));
+}
+
+static void test_no_leader(void) {
+    Place place = place_of(1, 2, free_port());
+    Report r = end(start(&place, "", 1, 0));
     check_said(r, "no rank 0", EXIT_RUN, "rank 1 (", ": no rank 0 at localhost, port ", false);
     check_said(r, "no rank 0", EXIT_RUN, "refused", "hint: MASTER_ADDR", false);
     CHECK(r.seconds < 2, "it waits %.1f s", r.seconds);
@@ -165,29 +170,19 @@ static void test_missing(void) {
                    "hint: what they say", true);
 }
 
-static void test_settings(void) {
-    static const struct {
-        const char *theirs, *says, *also;
-    } rows[] = {
-        {"--lr 2\n--seed 2\n",           "rank 1 (", " has --lr 2, rank 0 ("   },
-        {"--lr 1\n--seed 22\n",          "rank 1 (", " has --seed 22, rank 0 ("},
-        {"--lr 1\n",                     "rank 1 (", ") has nothing, rank 0 (" },
-        {"--lr 1\n--seed 2\n--clip 1\n", "rank 1 (", " has --clip 1, rank 0 (" },
-    };
-    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
-        const int port = free_port();
-        Child children[3];
-        for (int rank = 0; rank < 3; rank++) {
-            const Place place = place_of(rank, 3, port);
-            children[rank] = start(&place, rank == 1 ? rows[i].theirs : "--lr 1\n--seed 2\n", 5, 0);
-        }
-        for (int rank = 0; rank < 3; rank++)
-            check_said(end(children[rank]), rows[i].theirs, EXIT_INPUT, rows[i].says, rows[i].also, true);
+static void test_settings(const char *theirs, const char *has) {
+    const int port = free_port();
+    Child children[3];
+    for (int rank = 0; rank < 3; rank++) {
+        const Place place = place_of(rank, 3, port);
+        children[rank] = start(&place, rank == 1 ? theirs : "--lr 1\n--seed 2\n", 5, 0);
     }
+    for (int rank = 0; rank < 3; rank++)
+        check_said(end(children[rank]), theirs, EXIT_INPUT, "rank 1 (", has, true);
 }
 
 static void test_counts(void) {
-    int port = free_port();
+    const int port = free_port();
     const Place zero = place_of(0, 3, port), one = place_of(1, 2, port);
     Child children[2] = {start(&zero, "", 5, 0), start(&one, "", 1, 0)};
     const Report r = end(children[0]);
@@ -195,7 +190,10 @@ static void test_counts(void) {
     CHECK(r.seconds < 3, "it waits %.1f s", r.seconds);
     check_said(end(children[1]), "the other count's rank", EXIT_INPUT, "was started as one of 2 ranks",
                "hint: ", true);
-    port = free_port();
+}
+
+static void test_twins(void) {
+    const int port = free_port();
     const Place first = place_of(0, 3, port), twin = place_of(1, 3, port);
     Child twins[3] = {start(&first, "", 5, 0), start(&twin, "", 1, 0), start(&twin, "", 1, 0)};
     check_said(end(twins[0]), "one rank twice", EXIT_INPUT, "rank 1 is there twice", "hint: ", true);
@@ -305,18 +303,24 @@ static void test_lost(void) {
 }
 
 int main(void) {
-    test_join(1, -1, false);
-    test_join(2, -1, false);
-    test_join(2, -1, true);
-    test_join(3, 0, false);
-    test_join(5, 3, false);
-    test_nobody();
-    test_missing();
-    test_settings();
-    test_counts();
-    test_port_in_use();
-    test_strangers();
-    test_second_try();
-    test_lost();
+    BESIDE(test_join(1, -1, false));
+    BESIDE(test_join(2, -1, false));
+    BESIDE(test_join(2, -1, true));
+    BESIDE(test_join(3, 0, false));
+    BESIDE(test_join(5, 3, false));
+    BESIDE(test_nobody());
+    BESIDE(test_no_leader());
+    BESIDE(test_missing());
+    BESIDE(test_settings("--lr 2\n--seed 2\n", " has --lr 2, rank 0 ("));
+    BESIDE(test_settings("--lr 1\n--seed 22\n", " has --seed 22, rank 0 ("));
+    BESIDE(test_settings("--lr 1\n", ") has nothing, rank 0 ("));
+    BESIDE(test_settings("--lr 1\n--seed 2\n--clip 1\n", " has --clip 1, rank 0 ("));
+    BESIDE(test_counts());
+    BESIDE(test_twins());
+    BESIDE(test_port_in_use());
+    BESIDE(test_strangers());
+    BESIDE(test_second_try());
+    BESIDE(test_lost());
+    beside_wait(NULL);
     return check_finish("rendezvous");
 }

@@ -206,10 +206,12 @@ static bool copy_kept_lines(const char *from, const char *to, int64_t last_step,
     bool good = true;
     for (ssize_t n; good && (n = getline(&line, &capacity, in)) > 0;)
         if (keep_line(line, (size_t)n, last_step)) good = fwrite(line, 1, (size_t)n, out) == (size_t)n;
-    free(line);
-    good = !ferror(in) && good && fflush(out) == 0;
-    if (!good) fail_path(to, "cannot be written", err);
+    if (good && !feof(in)) /* a line that no memory holds ends getline, too */
+        good = fail_path(from, "cannot be read", err);
+    else if (!good || fflush(out) != 0)
+        good = fail_path(to, "cannot be written", err);
     good = good && file_sync(fileno(out), to, err);
+    free(line);
     fclose(in);
     if (fclose(out) != 0 && good) good = fail_path(to, "cannot be written", err);
     return good;

@@ -473,7 +473,12 @@ bool setup_device(Run *run, Error *err) {
 
 /* The order is a function of the place in the run, whatever was read before. */
 static void name_new_order(const Run *run, const char *flag) {
+    static const char *const of_order[] = {"train", "pack", "seq", "seed"};
     char number[FORMAT_NUMBER];
+    bool orders = false;
+    for (size_t i = 0; i < sizeof of_order / sizeof *of_order; i++)
+        orders = orders || strcmp(flag, of_order[i]) == 0;
+    if (!orders) return;
     print_note("the order of the data goes on at window %s of the new --%s: text that was read before may "
                "come again, and some may be left out",
                format_integer(number, run->resumed.data_position), flag);
@@ -481,13 +486,12 @@ static void name_new_order(const Run *run, const char *flag) {
 
 /* Names what changed since the checkpoint was written; the run goes on with the new values. */
 static void name_differences(const Run *run, const char *saved_flags) {
-    FlagDifference found[16];
-    int n = saved_flags ? flags_differences(saved_flags, &run->settings, found, 16) : 0;
-    for (int i = 0; i < n && i < 16; i++) {
+    FlagDifference found[FLAGS_MAX];
+    const int n = saved_flags ? flags_differences(saved_flags, &run->settings, found, FLAGS_MAX) : 0;
+    for (int i = 0; i < n; i++) {
         print_note("--%s was %s in the checkpoint, the run goes on with %s", found[i].name, found[i].saved,
                    found[i].now);
-        const bool orders = strcmp(found[i].name, "train") == 0 || strcmp(found[i].name, "pack") == 0;
-        if (orders) name_new_order(run, found[i].name);
+        name_new_order(run, found[i].name);
     }
 }
 

@@ -209,6 +209,12 @@ refuses "a damaged model" 'model.safetensors' --model "$work/damaged/step_000000
 cp -r "$work/resumed" "$work/whole_too"
 run $(echo "$long" | sed 's/--steps 12/--steps 13/') --lr 5e-4 --out "$work/resumed" --resume
 check "resume with another learning rate names it" grep -q -- '--lr' "$work/out"
+other="--val $work/text.txt --window 3 --batch 1 --seq 8 --steps 14 --lr 1e-5 --warmup 1 --final-lr-fraction 0.3 --schedule linear --momentum 0.9 --muon-polynomial jordan --weight-decay 0.3 --beta1 0.8 --beta2 0.8 --eps 1e-6 --dropout 0.1 --clip 3 --seed 8 --attention standard"
+run --train "$work/text.txt" $other --eval-batches 2 --sample-tokens 0 --out "$work/resumed" --resume
+missing=
+for flag in $(echo "$other" | tr ' ' '\n' | grep ^--); do grep -q "^note: $flag was .* in the checkpoint" "$work/out" || missing="$missing $flag"; done
+check "resume with other flags: each is named${missing:+, but for$missing}" eval '[ "$status" = 0 ] && [ -z "$missing" ]'
+check "resume with other windows: what becomes of the order" [ "$(grep -cE '^note: the order of the data goes on at window [0-9]+ of the new --(seq|seed): ' "$work/out")" -eq 2 ]
 refuses "resume with another model" 'layers' --model d12 --train "$work/text.txt" --batch 2 --seq 16 --tokens-per-step 64 --steps 12 --out "$work/whole" --resume
 
 elsewhere $tiny --resume --out whole
@@ -305,7 +311,7 @@ refuses "items of shared sequences" '^error: --hellaswag and --context-gpus: ' $
 run --model "$work/whole" --export "$work/whole.gguf" --export-type f16
 check "an export: exit code $status" [ "$status" -eq 0 ]
 check "an export: says what it wrote" grep -q "^exported: $work/whole.gguf, f16, .*; to open it: llama-cli" "$work/out"
-check "an export: the files are there" [ -s "$work/whole.gguf" ] && [ -s "$work/whole.Modelfile" ]
+check "an export: the files are there" eval '[ -s "$work/whole.gguf" ] && [ -s "$work/whole.Modelfile" ]'
 run --model "$work/whole" --export "$work/whole.bin"
 run --model "$work/whole" --prompt "line 1" --sample-tokens 12 --temperature 0
 sed '1,/^---/d' "$work/out" >"$work/first"

@@ -173,6 +173,35 @@ static void test_resume(void) {
     log_close(&run);
 }
 
+/* A line that no memory holds, zeros of a crash, say: the lines behind it are not given up without a word. */
+static void test_long_line(void) {
+#ifndef __SANITIZE_ADDRESS__ /* which needs more memory than a limit leaves it */
+    const off_t hole = (off_t)1 << 28;
+    RunLog run;
+    Error err = {0};
+    LogHeader h = header();
+    char path[128];
+    struct stat info;
+    struct rlimit before, limit;
+    snprintf(path, sizeof path, "%s/log.jsonl", folder);
+    write_text("log.jsonl", "{\"step\": 1}\n");
+    CHECK(truncate(path, hole) == 0, "%s", strerror(errno));
+    FILE *file = fopen(path, "a");
+    fputs("\n{\"step\": 2}\n", file);
+    fclose(file);
+    getrlimit(RLIMIT_DATA, &before);
+    limit = before;
+    limit.rlim_cur = (rlim_t)hole / 4;
+    setrlimit(RLIMIT_DATA, &limit);
+    CHECK(!log_open(&run, folder, 4, &h, &err) && strstr(err.text, "log.jsonl: cannot be read: "),
+          "a long line: '%s'", err.text);
+    setrlimit(RLIMIT_DATA, &before);
+    CHECK(stat(path, &info) == 0 && info.st_size > hole && !exists("log.jsonl.tmp"),
+          "the log stays as it was");
+    remove_file("log.jsonl");
+#endif
+}
+
 static void test_new_run(void) {
     RunLog run;
     Error err = {0};
@@ -238,6 +267,7 @@ int main(void) {
     if (!REQUIRE(mkdtemp(folder), "%s", strerror(errno))) return check_finish("log");
     test_lines();
     test_resume();
+    test_long_line();
     test_new_run();
     test_unwritable();
     test_full_disk();

@@ -414,7 +414,6 @@ static bool read_flags(Run *run, int argc, char **argv) {
     if (!ranks_leads(run->comm->ranks)) print_nothing(), stop_say_nothing();
     if (answer(s, argv[0])) return true;
     if (!placed || !setup_backend(run, &err)) die(&err);
-    settings_complete(s, run->ops != &ops_cpu, n_ranks);
     if (!flags_check(s, n_ranks, &err) || !setup_prompt(run, &err)) die(&err);
     settings_keep_default(s);
     return false;

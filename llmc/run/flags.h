@@ -1,7 +1,7 @@
 /* The command line. One table of flags (flags.c) drives parsing, --help, the table of FLAGS.md, the JSON kept in
  * checkpoints and logs, and the check of what changed when a run is resumed.
  *
- * The order in main(): flags_parse, settings_complete (fills what the user left open, by recipe),
+ * The order in main(): flags_parse, settings_complete (by setup_backend: fills what the user left open, by recipe),
  * flags_check (contradictions). All of it before anything is allocated or opened. */
 #pragma once
 #include <stdbool.h>

@@ -10,7 +10,7 @@
 #include "llmc/model/sampler.h"
 
 bool setup_backend(Run *run, Error *err) {
-    const Settings *s = &run->settings;
+    Settings *s = &run->settings;
     const bool built = ops_cuda_bf16 != NULL, present = cuda_available();
     const bool use_cuda =
         !s->export_path && (s->device == DEVICE_CUDA || (s->device == DEVICE_AUTO && present));
@@ -21,6 +21,7 @@ bool setup_backend(Run *run, Error *err) {
         return fail(err, EXIT_INPUT,
                     "--device cuda: no CUDA device or no driver found; hint: nvidia-smi, or --device cpu");
     run->cpu_instead = s->device == DEVICE_AUTO && built && !present && !s->export_path;
+    settings_complete(s, use_cuda, run->comm->ranks.n_ranks);
     run->ops = !use_cuda ? &ops_cpu : s->precision == PRECISION_FP32 ? ops_cuda_fp32 : ops_cuda_bf16;
     setup_plan_exchange(run, &run->planned_ranks);
     return true;

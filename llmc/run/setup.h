@@ -83,7 +83,7 @@ void setup_leave(Run *run);
 /* One row for the ranks and what they exchange with; nothing for a process alone. */
 void setup_print_ranks(const Run *run);
 
-/* Backend of --device and --precision; on --device auto the GPU where there is one. */
+/* Backend of --device, on auto the GPU where there is one; its recipe completes the settings, which say the precision. */
 bool setup_backend(Run *run, Error *err);
 /* Refuses an --out that another run has, or had without --resume; makes nothing. */
 bool setup_check_output(Run *run, Error *err);

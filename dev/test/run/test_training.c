@@ -26,7 +26,6 @@ static bool open_run(Run *run, Training *t, Comm *comm) {
     *t = (Training){
         .run = run, .val_step = -1, .saving.last_saved = -1, .step_seconds = INFINITY, .peak_flops = 1e12};
     bool ok = flags_parse(&run->settings, argc, argv, &err) && setup_backend(run, &err);
-    if (ok) settings_complete(&run->settings, false, 1);
     run->settings.overfit = overfit;
     ok = ok && setup_model_size(run, &err) && setup_device(run, &err) && setup_data(run, &err) &&
          setup_model(run, &err);
@@ -314,6 +313,33 @@ static void test_print_nothing(void) {
     close(ends[0]);
 }
 
+/* A plan for four cards, on a machine that may have none: precision and optimizer of the recipe count as if they were
+ * flags. */
+static void test_recipe_of_the_backend(void) {
+    static char *lines[][8] = {
+        {"train_gpt2", "--device", "cuda", "--memory", "--gpus",         "4"                 },
+        {"train_gpt2", "--device", "cuda", "--memory", "--gpus",         "4",                  "--optimizer", "muon"},
+        {"train_gpt2",      "--device",                "cuda",           "--memory",      "--recipe", "gpt2-cpu"},
+    };
+    Run runs[3];
+    Error err = {0};
+    if (!ops_cuda_fp32) {
+        SKIP("recipes of a card: built without CUDA");
+        return;
+    }
+    for (int i = 0; i < 3; i++) {
+        const int argc = i == 1 ? 8 : 6;
+        runs[i] = (Run){.comm = &comm_alone};
+        CHECK(flags_parse(&runs[i].settings, argc, lines[i], &err) && setup_place(&runs[i], &err) &&
+                  setup_backend(&runs[i], &err),
+              "%s", err.text);
+    }
+    CHECK(runs[0].ops == ops_cuda_bf16 && runs[2].ops == ops_cuda_fp32, "the recipe's precision");
+    CHECK(runs[0].comm->fixed_bytes == runs[1].comm->fixed_bytes,
+          "the recipe's optimizer: %zu bytes, as a flag %zu", runs[0].comm->fixed_bytes,
+          runs[1].comm->fixed_bytes);
+}
+
 int main(void) {
     if (!CHECK(mkdtemp(folder), "%s cannot be made", folder)) return check_finish("training");
     snprintf(text, sizeof text, "%s/text.txt", folder);
@@ -331,6 +357,7 @@ int main(void) {
     test_memory_given_back();
     test_mfu();
     test_flops();
+    test_recipe_of_the_backend();
     empty_folder();
     rmdir(folder);
     return check_finish("training");

@@ -101,7 +101,6 @@ static bool open_run(Run *run, Training *t, Comm *comm, int64_t verify_every) {
         .peak_flops = 1e12
     };
     bool ok = flags_parse(&run->settings, sizeof argv / sizeof *argv, argv, &err) && setup_backend(run, &err);
-    if (ok) settings_complete(&run->settings, false, 1);
     if (comm->ranks.n_ranks > 1) run->settings.tokens_per_step *= comm->ranks.n_ranks;
     run->settings.verify_every = verify_every;
     ok = ok && setup_model_size(run, &err) && setup_device(run, &err) && setup_data(run, &err) &&

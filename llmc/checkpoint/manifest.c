@@ -33,6 +33,7 @@ bool manifest_begin(JsonWriter *w, const TrainerState *state, const Tokenizer *t
     json_write_bool(w, "model_only", model_only);
     json_write_int(w, "step", state->step);
     json_write_int(w, "data_position", state->data_position);
+    json_write_int(w, "data_tokens", state->data_tokens);
     json_write_int(w, "tokens_seen", state->tokens_seen);
     json_write_int(w, "n_skipped", state->n_skipped);
     json_write_uint(w, "seed", state->seed);
@@ -106,6 +107,10 @@ static bool read_counts(Manifest *m, Error *err) {
     for (size_t i = 0; i < sizeof counts / sizeof *counts; i++)
         if (!json_int64(json_get(root, counts[i].name), counts[i].out) || *counts[i].out < 0)
             return refuse(m, counts[i].name, "a whole number from 0 on", err);
+    const JsonValue *data_tokens = json_get(root, "data_tokens");
+    state->data_tokens = 0;
+    if (data_tokens && (!json_int64(data_tokens, &state->data_tokens) || state->data_tokens < 0))
+        return refuse(m, "data_tokens", "a whole number from 0 on", err);
     if (state->n_skipped > state->step) return refuse(m, "n_skipped", "at most the number of steps", err);
     if (!json_uint64(json_get(root, "seed"), &state->seed))
         return refuse(m, "seed", "a whole number from 0 to 2^64 - 1", err);

@@ -472,28 +472,44 @@ bool setup_device(Run *run, Error *err) {
     return run->ops->device->open(0, err) && check_memory(run, err);
 }
 
+static bool names_order(const char *flag) {
+    static const char *const of_order[] = {"train", "pack", "seq", "seed"};
+    for (size_t i = 0; i < sizeof of_order / sizeof *of_order; i++)
+        if (strcmp(flag, of_order[i]) == 0) return true;
+    return false;
+}
+
 /* The order is a function of the place in the run, whatever was read before. */
 static void name_new_order(const Run *run, const char *flag) {
-    static const char *const of_order[] = {"train", "pack", "seq", "seed"};
     char number[FORMAT_NUMBER];
-    bool orders = false;
-    for (size_t i = 0; i < sizeof of_order / sizeof *of_order; i++)
-        orders = orders || strcmp(flag, of_order[i]) == 0;
-    if (!orders) return;
     print_note("the order of the data goes on at window %s of the new --%s: text that was read before may "
                "come again, and some may be left out",
                format_integer(number, run->resumed.data_position), flag);
+}
+
+/* The same names may stand for other text: files that grew, or more that a pattern matches. */
+static void name_new_length(const Run *run) {
+    const int64_t before = run->resumed.data_tokens, now = dataloader_n_tokens(run->train);
+    char number[2][FORMAT_NUMBER];
+    if (!before || before == now) return;
+    print_note("the training data had %s tokens in the checkpoint, the run goes on with %s",
+               format_integer(number[0], before), format_integer(number[1], now));
+    name_new_order(run, "train");
 }
 
 /* Names what changed since the checkpoint was written; the run goes on with the new values. */
 static void name_differences(const Run *run, const char *saved_flags) {
     FlagDifference found[FLAGS_MAX];
     const int n = saved_flags ? flags_differences(saved_flags, &run->settings, found, FLAGS_MAX) : 0;
+    bool orders = false;
     for (int i = 0; i < n; i++) {
         print_note("--%s was %s in the checkpoint, the run goes on with %s", found[i].name, found[i].saved,
                    found[i].now);
+        if (!names_order(found[i].name)) continue;
         name_new_order(run, found[i].name);
+        orders = true;
     }
+    if (!orders) name_new_length(run);
 }
 
 static bool resume(Run *run, Error *err) {

@@ -241,6 +241,7 @@ static bool queue_step(Training *t, QueuedStep *q, int64_t step, Error *err) {
     t->state.val_loss = NAN;
     t->state.tokens_seen += s->tokens_per_step;
     t->state.data_position = dataloader_position(run->train);
+    t->state.data_tokens = dataloader_n_tokens(run->train);
     return true;
 }
 

@@ -13,6 +13,7 @@ static GPT2 model;
 static void test_round_trip(void) {
     const TrainerState state = {.step = 200,
                                 .data_position = 123456789012345,
+                                .data_tokens = 12345678901,
                                 .tokens_seen = (int64_t)1 << 60,
                                 .n_skipped = 3,
                                 .seed = UINT64_MAX - 1,
@@ -34,8 +35,8 @@ static void test_round_trip(void) {
     if (!CHECK(checkpoint_resume(path, &model, &found, &err), "%s", err.text)) return;
     CHECK(tiny_equals(&model, 1, true), "weights or moments differ");
     CHECK(found.step == state.step && found.data_position == state.data_position &&
-              found.tokens_seen == state.tokens_seen && found.n_skipped == state.n_skipped &&
-              found.seed == state.seed,
+              found.data_tokens == state.data_tokens && found.tokens_seen == state.tokens_seen &&
+              found.n_skipped == state.n_skipped && found.seed == state.seed,
           "a count differs");
     CHECK(found.best_val_loss == state.best_val_loss, "found %.17g", found.best_val_loss);
     CHECK(found.val_loss == state.val_loss && found.best_only, "found %.17g", found.val_loss);

@@ -43,6 +43,7 @@ static void test_good(void) {
           "counts");
     CHECK(m.state.seed == UINT64_MAX && m.state.best_val_loss == 1.5, "seed and loss");
     CHECK(isnan(m.state.val_loss) && !m.state.best_only, "what earlier programs did not write");
+    CHECK(m.state.data_tokens == 0, "found %lld tokens of data", (long long)m.state.data_tokens);
     CHECK(strcmp(m.state.flags, "{\"a\": [1, 2]}") == 0, "found flags %s", m.state.flags);
     CHECK(!manifest_sizes_match(&m), "no file is there");
     manifest_free(&m);
@@ -71,6 +72,8 @@ static void test_fields(void) {
         {"\"data_position\": 6",                          "\"data_position\": 9223372036854775808",
          "data_position: expected a whole number"                                                                                                             },
         {"\"tokens_seen\": 7",                            "\"tokens_seen\": \"7\"",                 "tokens_seen: expected a whole number"                    },
+        {"\"seed\"",                                      "\"data_tokens\": -1, \"seed\"",
+         "data_tokens: expected a whole number from 0 on, found -1"                                                                                           },
         {"18446744073709551615",                          "18446744073709551616",                   "seed: expected a whole number from 0 to 2^64 - 1"        },
         {"18446744073709551615",                          "-1",                                     "seed: expected"                                          },
         {"1.5",                                           "\"x\"",                                  "best_val_loss: expected a number or null, found x"       },

@@ -51,6 +51,16 @@ check "another mixture: exit code $status" [ "$status" -eq 0 ]
 check "another mixture is named" grep -q '^note: --train was a.txt:0.7,b_\*.txt:0.3 in the checkpoint, the run goes on with a.txt:0.5,b_\*.txt:0.5$' out
 check "another mixture: what becomes of the order" grep -q '^note: the order of the data goes on at window 32 of the new --train: ' out
 check "another mixture: other bits" [ "$(hashes whole/step_00000008)" != "$(hashes resumed/step_00000008)" ]
+# Text that changes behind a name changes the order of all windows; so does --val, which leaves training the last tenth.
+rm -r resumed/step_00000008
+cp b_2.txt b_3.txt
+run $tiny --train "$mixture" --out resumed --resume
+check "a file more: exit code $status" [ "$status" -eq 0 ]
+check "a file more is named" grep -qE '^note: the training data had [0-9,]+ tokens in the checkpoint, the run goes on with [0-9,]+$' out
+check "a file more: what becomes of the order" grep -q '^note: the order of the data goes on at window 32 of the new --train: ' out
+rm -r resumed/step_00000008 b_3.txt
+run $tiny --train "$mixture" --val a.txt --out resumed --resume
+check "a tenth more" grep -qE '^note: the training data had [0-9,]+ tokens in the checkpoint, ' out
 run $tiny --train a.txt --val "$mixture"
 check "a mixture to validate: exit code $status" [ "$status" -eq 0 ]
 check "a mixture to validate: its sources" grep -qE '^validation +mixture of 2 sources' out

@@ -55,6 +55,11 @@ static bool read_line(Chat *c) {
     return n > 0;
 }
 
+/* By SIGINT, and where nobody gets it. */
+static bool answer_ends(void) {
+    return stop_interrupted() || ferror(stdout);
+}
+
 static bool answer(Run *run, Chat *c, SampleOptions *options, SampleRates *all, Error *err) {
     SampleRates rates;
     options->prompt = c->text;
@@ -63,7 +68,7 @@ static bool answer(Run *run, Chat *c, SampleOptions *options, SampleRates *all, 
     console_text_begin(c->console);
     const bool ok = sample(&run->model, run->tokenizer, options, take_answer, c, &rates, err);
     console_text_end(c->console);
-    if (!ok) return false;
+    if (!ok || !console_text_arrived(c->console, err)) return false;
     if (c->out_of_memory) return fail(err, EXIT_RUN, "--chat: no memory for its text");
     end_line(c);
     if (all->n_tokens == 0) all->first_seconds = rates.first_seconds;
@@ -89,7 +94,7 @@ bool chat(Run *run, Console *console, SampleOptions options, Error *err) {
     options.text_alone = true;
     if (options.prompt) add(&c, options.prompt, strlen(options.prompt));
     stop_catch_interrupt();
-    run->model.stop = stop_interrupted;
+    run->model.stop = answer_ends;
     while (ok && read_line(&c)) ok = answer(run, &c, &options, &all, err);
     if (ok) samples_print_rates(run->ops, &all);
     free(c.text);

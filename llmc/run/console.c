@@ -1,6 +1,7 @@
 /* The lines of the run. What stands before it, settings and memory, is in console_echo.c. */
 #include "console.h"
 #include "llmc/base/clock.h"
+#include <errno.h>
 #include <math.h>
 #include <stdarg.h>
 #include <string.h>
@@ -166,6 +167,12 @@ void console_text_begin(Console *console) {
     console->n_held = 0;
 }
 
+/* What is printed goes out at once; that it could not, and why, is kept. */
+static void send_text(Console *console) {
+    const bool arrived = fflush(console->out) == 0 && !ferror(console->out);
+    if (!arrived && !console->lost) console->lost = errno ? errno : EIO;
+}
+
 /* A token may be a part of a character: it waits until the rest is there. */
 void console_text(Console *console, const char *bytes, size_t n) {
     for (size_t i = 0; i < n; i++) {
@@ -177,14 +184,19 @@ void console_text(Console *console, const char *bytes, size_t n) {
         console->n_held = rest;
     }
     if (n > 0) console->sample_ends_in_newline = bytes[n - 1] == '\n';
-    fflush(console->out);
+    send_text(console);
 }
 
 void console_text_end(Console *console) {
     print_text(console->out, console->held, console->n_held);
     console->n_held = 0;
     if (!console->sample_ends_in_newline) print_text(console->out, "\n", 1);
-    fflush(console->out);
+    send_text(console);
+}
+
+bool console_text_arrived(const Console *console, Error *err) {
+    return !console->lost ||
+           fail(err, EXIT_RUN, "the output could not be written: %s", strerror(console->lost));
 }
 
 void console_sample_begin(Console *console, FILE *frames, int64_t step, int number, int n) {

@@ -42,6 +42,7 @@ typedef struct Console {
     bool sample_ends_in_newline;
     char held[4]; /* bytes of a sample that begin a character */
     size_t n_held;
+    int lost; /* errno of the first piece of text that could not be written */
 } Console;
 
 /* Starts the clock of the ETA. first_step: steps already done (resume), else 0. n_steps 0: nothing is trained. */
@@ -61,6 +62,8 @@ void console_status(Console *console, const char *format, ...) __attribute__((fo
 void console_text_begin(Console *console);
 void console_text(Console *console, const char *bytes, size_t n);
 void console_text_end(Console *console);
+/* False where a piece could not be written, to a full disk for example. */
+bool console_text_arrived(const Console *console, Error *err);
 /* The same between two lines, which go to `frames`: sample `number` of n, from 1. */
 void console_sample_begin(Console *console, FILE *frames, int64_t step, int number, int n);
 void console_sample_end(Console *console, FILE *frames);

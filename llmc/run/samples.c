@@ -126,6 +126,11 @@ static void say_what(const Settings *s) {
                 s->temperature > 0 ? kept : "", (long long)s->seed);
 }
 
+/* Text that arrives nowhere is not drawn on. */
+static bool output_fails(void) {
+    return ferror(stdout) != 0;
+}
+
 bool samples_alone(Run *run, int64_t step, Error *err) {
     const Settings *s = &run->settings;
     const SampleOptions options = samples_options(s, step);
@@ -134,11 +139,13 @@ bool samples_alone(Run *run, int64_t step, Error *err) {
     console_open(&console, stdout, 0, 0);
     say_what(s);
     if (s->chat) return chat(run, &console, options, err);
+    run->model.stop = output_fails;
     Texts texts = {.console = &console, .frames = stderr, .step = step, .n = options.n_samples};
     if (!open_texts(&texts, err)) return false;
     show_first(&texts);
-    const bool ok = sample(&run->model, run->tokenizer, &options, take_text, &texts, &rates, err);
+    const bool drawn = sample(&run->model, run->tokenizer, &options, take_text, &texts, &rates, err);
     if (texts.shown < texts.n) end_shown(&texts);
+    const bool ok = drawn && console_text_arrived(&console, err);
     if (ok) samples_print_rates(run->ops, &rates);
     close_texts(&texts);
     return ok;

@@ -63,6 +63,20 @@ refused "--top-p 1.5" "^error: --top-p: '1.5' is not a number from 0 to 1"
 drawn --prompt a --samples 0
 refused "--samples 0" "^error: --samples: '0' is not a whole number from 1 to "
 
+# ---- where the text does not arrive ----
+if [ -c /dev/full ]; then
+    lost='^error: the output could not be written: No space left on device$'
+    "$program" --device cpu --model "$work/model" --prompt "line 1" --samples 500 --sample-tokens 20 >/dev/full 2>"$work/err"
+    check "a full disk: exit code $?" [ $? -eq 1 ]
+    check "a full disk: said in the last line" sh -c 'tail -n 1 "$0" | grep -qE "$1"' "$work/err" "$lost"
+    check "a full disk: no more is drawn" [ "$(grep -c '^--- sample' "$work/err")" -lt 100 ]
+    yes "line 1" | head -n 300 | "$program" --device cpu --model "$work/model" --chat --sample-tokens 20 >/dev/full 2>"$work/err"
+    check "a full disk, a chat: said in the last line" sh -c 'tail -n 1 "$0" | grep -qE "$1"' "$work/err" "$lost"
+    check "a full disk, a chat: that is its end" [ "$(grep -c '^sampled' "$work/err")" -eq 0 ]
+else
+    skipped=$((skipped + 6))
+fi
+
 # ---- a chat ----
 chat() { "$program" --device cpu --model "$work/model" --chat --seed 3 --temperature 0 "$@" >"$work/out" 2>"$work/err"; }
 printf 'line 1\nline 2' | chat --sample-tokens 12

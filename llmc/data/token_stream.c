@@ -8,6 +8,7 @@
 #include "llmc/base/file_kind.h"
 #include "llmc/base/files.h"
 #include "llmc/base/json.h"
+#include "llmc/tokenizer/bpe.h"
 
 enum { TEXT_CHUNK_BYTES = 4 << 20 };
 
@@ -101,16 +102,6 @@ static bool append_tokens(TokenStream *stream, const int32_t *tokens, size_t n, 
     return true;
 }
 
-/* Where the first n bytes of a text can be cut so that both sides encode as the whole does: before the last
- * space or newline that follows a visible ASCII character, because GPT-2's pattern starts a piece there
- * whatever comes next. 0: nowhere. */
-static size_t cut_of(const char *text, size_t n) {
-    for (size_t i = n; --i > 0;) {
-        if ((text[i] == ' ' || text[i] == '\n') && text[i - 1] > ' ' && text[i - 1] <= '~') return i;
-    }
-    return 0;
-}
-
 /* Notes the first byte of the file that belongs to no UTF-8 character, for whoever wants to tell the user. */
 static void look_at_utf8(TokenFile *file, const char *text, size_t n, int64_t at) {
     for (size_t i = 0; i < n && file->not_utf8 < 0;) {
@@ -130,7 +121,7 @@ static bool encode_chunk(TokenStream *stream, TokenFile *file, int fd, int64_t a
     ok = ok && file_read_at(fd, file->path, text, (size_t)n, at, err) &&
          file_kind_check(file->path, text, (size_t)n, at, err);
     if (ok) {
-        *used = is_last ? n : (int64_t)cut_of(text, (size_t)n);
+        *used = is_last ? n : (int64_t)bpe_cut(text, (size_t)n);
         look_at_utf8(file, text, (size_t)*used, at);
         ok = tokenizer_encode(tokenizer, text, (size_t)*used, &tokens, &n_tokens, err) &&
              append_tokens(stream, tokens, n_tokens, err);

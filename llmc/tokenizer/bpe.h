@@ -34,3 +34,7 @@ bool bpe_encode(const Bpe *bpe, const char *text, size_t length, int32_t **token
  *   's|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+
  * A byte that is not part of valid UTF-8 counts as one symbol of the class [^\s\p{L}\p{N}]. */
 size_t bpe_split(const char *text, size_t length);
+
+/* Where text (length > 0) can be cut, whatever follows it, so that both sides encode as the whole does: before its last
+ * space or newline that follows no white space, where the pattern begins a piece. 0: nowhere. */
+size_t bpe_cut(const char *text, size_t length);

@@ -77,3 +77,18 @@ size_t bpe_split(const char *text, size_t length) {
      * one. */
     return end < length && last > 0 ? last : end;
 }
+
+/* Class of the last symbol of text (length > 0). */
+static UnicodeClass last_class(const uint8_t *text, size_t length) {
+    for (size_t n = 1, symbol; n <= 4 && n <= length; n++)
+        if (utf8_sequence((const char *)text + length - n, n) == (int)n)
+            return next_symbol(text + length - n, n, &symbol);
+    return CLASS_OTHER;
+}
+
+size_t bpe_cut(const char *text, size_t length) {
+    for (size_t i = length; --i > 0;)
+        if ((text[i] == ' ' || text[i] == '\n') && last_class((const uint8_t *)text, i) != CLASS_SPACE)
+            return i;
+    return 0;
+}

@@ -52,6 +52,36 @@ static void test_split(void) {
     }
 }
 
+/* A text is cut between two pieces, whatever follows, and behind every symbol that is no white space. */
+static void test_cuts(void) {
+    static const char *const symbols[] = {
+        " ", "\n", "\r", "\xC2\x85", "\xC2\xA0", "\xE3\x80\x80", /* white space */
+        "a", "'s", "1",  "!",        "\xC3\xA9", "\xE5\xAD\x97", "\xF0\x9F\x98\x80", "\xFF", "\xE3\x80"};
+    enum { SPACES = 6, N = sizeof symbols / sizeof *symbols };
+    unsigned random = 1, n_cuts = 0;
+    for (int trial = 0; trial < 2000; trial++) {
+        char text[64] = "", begins[65] = {0};
+        size_t last = 0, length = 0;
+        bool follows_space = true;
+        for (int i = 0; i < 12; i++) {
+            random = random * 1664525 + 1013904223;
+            const unsigned symbol = (random >> 16) % N;
+            if (symbol < 2 && !follows_space) last = length;
+            follows_space = symbol < SPACES;
+            length += (size_t)snprintf(text + length, sizeof text - length, "%s", symbols[symbol]);
+        }
+        for (size_t at = 0; at < length; at += bpe_split(text + at, length - at)) begins[at] = 1;
+        CHECK(bpe_cut(text, length) == last, "'%s' is cut at %zu, not %zu", text, bpe_cut(text, length),
+              last);
+        for (size_t n = 1; n <= length; n++) {
+            const size_t cut = bpe_cut(text, n);
+            n_cuts += cut > 0;
+            CHECK(begins[cut], "'%.*s' is cut within a piece, at %zu", (int)n, text, cut);
+        }
+    }
+    CHECK(n_cuts > 10000, "%u cuts", n_cuts);
+}
+
 static void test_merges(void) {
     Tokenizer *tokenizer = open_small();
     if (!tokenizer) return;
@@ -266,6 +296,7 @@ static void test_bytes(void) {
 int main(void) {
     if (!REQUIRE(mkdtemp(folder) != NULL, "cannot make a folder in /tmp")) return check_finish("tokenizer");
     test_split();
+    test_cuts();
     test_merges();
     test_append();
     test_round_trip();

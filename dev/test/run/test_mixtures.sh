@@ -85,6 +85,7 @@ packed="--model nano --layers 1 --heads 2 --channels 16 --batch 2 --seq 16 --war
 run $packed --save-every 3 --out packed
 check "packed: exit code $status" [ "$status" -eq 0 ]
 check "packed: says what is cut" grep -qE '^train +train.bin: 1 shard, 3,000 tokens \(uint16\), packed: [0-9.]+ % of documents that fit are cut, not [0-9.]+ %, every slot filled$' out
+check "packed: no note" [ "$(grep -c '^note:' out)" -eq 0 ]
 check "packed: said in the log" grep -q '"train": "[^"]*packed: ' packed/log.jsonl
 check "packed: validation is as it was" grep -qE '^validation +val.bin: 1 shard, 500 tokens \(uint16\)$' out
 cp -r packed packed_resumed && rm -r packed_resumed/step_00000006

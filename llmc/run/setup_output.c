@@ -36,12 +36,11 @@ static bool fail_used(const char *out, const CheckpointEntry *entries, int n, Er
 }
 
 /* A new run beside the checkpoints of another would leave --resume to guess which to go on with. */
-static bool refuse_used_output(const Settings *s, Error *err) {
+static bool refuse_used_output(const char *out, Error *err) {
     CheckpointEntry *entries;
     int n;
-    if (s->resume) return true;
-    if (!checkpoint_entries(s->out, &entries, &n, err)) return fail_flag("out", err);
-    const bool ok = n == 0 || fail_used(s->out, entries, n, err);
+    if (!checkpoint_entries(out, &entries, &n, err)) return fail_flag("out", err);
+    const bool ok = n == 0 || fail_used(out, entries, n, err);
     free(entries);
     return ok;
 }
@@ -134,7 +133,8 @@ bool setup_check_output(Run *run, Error *err) {
                     "--out %s: expected a folder, found a symbolic link to nothing; hint: remove it, or make "
                     "the folder",
                     s->out);
-    return refuse_checkpoint_itself(s->out, err) && (s->eval_only || refuse_used_output(s, err)) &&
+    return refuse_checkpoint_itself(s->out, err) &&
+           (s->eval_only || s->resume || refuse_used_output(s->out, err)) &&
            log_check(s->out, s->resume, err) && lock_output(run, 0, err);
 }
 
@@ -224,6 +224,8 @@ bool setup_output(Run *run, Error *err) {
     if (!directory_make(s->out, err)) return fail_flag("out", err);
     if (!lock_output(run, O_CREAT, err)) return false;
     if (s->eval_only) return true; /* a line of its log is all that is written */
+    /* Before the lock another run may have begun and ended in a new folder. */
+    if (!run->checkpoint[0] && !refuse_used_output(s->out, err)) return false;
     if (run->output_locked) unlinkat(run->output.folder, MARK, 0); /* the user's from now on */
     clean_output(run);
     return check_room(run, err);

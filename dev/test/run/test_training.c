@@ -2,6 +2,7 @@
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 #include "llmc/base/terminal.h"
@@ -271,6 +272,23 @@ static void test_failed_saves(void) {
     setup_close(&run);
 }
 
+/* A run beside that began and ended in a new --out while this one read its data: its checkpoints stay its own. */
+static void test_output_taken_meanwhile(void) {
+    Run run;
+    static Training t;
+    Error err = {0};
+    char out[64], theirs[96];
+    if (!open_run(&run, &t, &comm_alone)) return;
+    snprintf(out, sizeof out, "%s", path_of("late"));
+    snprintf(theirs, sizeof theirs, "%s/step_00000003", out);
+    run.settings.out = out;
+    CHECK(setup_check_output(&run, &err), "%s", err.text);
+    REQUIRE(mkdir(out, 0700) == 0 && mkdir(theirs, 0700) == 0, "%s", out);
+    CHECK(!setup_output(&run, &err) && strstr(err.text, "step_00000003"), "taken: '%s'", err.text);
+    setup_release_output(&run);
+    setup_close(&run);
+}
+
 /* --overfit is the first batch on every rank. */
 static void test_overfit_of_two(void) {
     static Training t[2];
@@ -350,6 +368,7 @@ int main(void) {
     test_validation_of_two(300);
     test_rank_1();
     test_failed_saves();
+    test_output_taken_meanwhile();
     test_overfit_of_two();
     test_print_nothing();
     test_times_of_steps_ahead();

@@ -245,6 +245,11 @@ class Output:
             if self.part != self.path:
                 os.replace(self.part, self.path)
 
+    def discard(self):
+        """Removes what was begun and did not take its name."""
+        if self.file and self.part != self.path and os.path.exists(self.part):
+            os.remove(self.part)
+
 
 class Report:
     """Tables: printed row by row, so that a run that dies leaves what it had; kept for Markdown; and CSV records. Files: Output."""

@@ -10,8 +10,9 @@ import base64
 import html
 import io
 import math
+import os
 
-from comparison import EXIT_RUN, Parser, check_output, end_with, fail
+from comparison import Output, Parser, end_with, fail
 from plot import count, figure
 from run_log import read_logs
 
@@ -22,6 +23,7 @@ tr + tr td { border-top: 1px solid #ddd } td:first-child { color: #555; white-sp
 pre { white-space: pre-wrap; overflow-wrap: anywhere; background: #f4f4f4; padding: 0.8em; unicode-bidi: isolate }
 ul.warnings { background: #fff3d6; padding: 0.6em 0.6em 0.6em 2em } code { overflow-wrap: anywhere }
 .columns { columns: 22em } .columns tr { break-inside: avoid }"""
+ENDS = (".html", ".htm")
 MOST_ROWS = 40  # of a table
 
 
@@ -180,16 +182,17 @@ def page(log):
 def main():
     parser = Parser(description="one page of a run")
     parser.add_argument("run", metavar="[NAME=]RUN", help="a run's folder, or a log.jsonl")
-    parser.add_argument("--out", default="report.html", help="page to write (HTML)")
+    parser.add_argument("--out", default="report.html", help=f"page to write; it ends with {' or '.join(ENDS)}")
     args = parser.parse_args()
-    check_output(args.out)
+    if os.path.splitext(args.out)[1].lower() not in ENDS:  # a page replaces a page, never a text that stands behind a slip of the hand
+        fail(f"--out {args.out}: expected a path that ends with one of {', '.join(ENDS)}")
+    file = Output(args.out)
     (log,) = read_logs([args.run])
-    text = page(log)
     try:
-        with open(args.out, "w", encoding="utf-8") as file:
-            file.write(text)
-    except OSError as error:
-        fail(f"--out {args.out}: cannot be written: {error.strerror}", EXIT_RUN)
+        file.write(page(log))
+        file.close()
+    finally:
+        file.discard()
     print(args.out)
 
 

@@ -61,6 +61,9 @@ command_refuses "$work/none/x.png: cannot be written: no such folder" python3 $p
 command_refuses "$work/none: No such file" python3 scripts/report.py "$work/none"
 command_refuses "$work/none/x.html: cannot be written: no such folder" python3 scripts/report.py --out "$work/none/x.html" README.md
 command_refuses 'unrecognized arguments: more.*--help' python3 scripts/report.py README.md more
+echo mine >"$work/my.txt"
+command_refuses "--out $work/my.txt: expected a path that ends with one of .html, .htm" python3 scripts/report.py --out "$work/my.txt" "$work/empty"
+check "report.py: a text of the user's stays" grep -q mine "$work/my.txt"
 command_refuses 'required: \[NAME=\]RUN' python3 scripts/to_tensorboard.py --follow
 printf '{"step": 1, "loss": 2.5}\n[1]\n' >"$work/log.jsonl"
 command_refuses "log.jsonl:2: expected a line of a log.jsonl, found '\[1\]'" python3 $plot "$work/log.jsonl"

@@ -192,6 +192,10 @@ class Report(Logs):
         self.assertEqual([log.name for logs in seen for log in logs], ["my & run"])
         self.assertEqual(report.settings(run_log.read_log(path)), ([("--lr", 1)], [("--tokens-per-step", 10)]))
         self.assertNotIn("http", text, "nothing is fetched")
+        if os.path.exists("/dev/full"):
+            os.symlink("/dev/full", out + ".part")
+            self.assertIn("cannot be written: No space left", self.said(report.main)[2])
+            self.assertEqual((self.text("page.html"), os.path.lexists(out + ".part")), (text, False), "the page before it stays, alone")
 
     def test_a_long_table(self):
         text = report.table([(str(n), "x") for n in range(100)], ("a", "b"))

@@ -98,6 +98,22 @@ static bool check_agrees(const Tokenizer *tokenizer, const Vocabulary *other, co
     return vocabulary_check_merges(other, bpe, err);
 }
 
+/* No token is <|endoftext|>: the configuration beside the tokens may name another that ends a text. One that text
+ * becomes is none. */
+static bool name_end_of_text(Tokenizer *tokenizer, const char *directory, Error *err) {
+    Vocabulary *vocabulary = &tokenizer->vocabulary;
+    char text[TOKEN_BYTES + 1];
+    if (tokenizer->is_bytes || vocabulary->eot >= 0) return true;
+    if (!vocabulary_read_eos(directory, text, err)) return false;
+    for (int i = 0; i < vocabulary->n_tokens; i++) {
+        const uint32_t begin = vocabulary->offsets[i], length = vocabulary->offsets[i + 1] - begin;
+        if (length > 1 && length == strlen(text) && memcmp(vocabulary->bytes + begin, text, length) == 0 &&
+            tokenizer->bpe.parts[i][0] < 0)
+            vocabulary->eot = i;
+    }
+    return true;
+}
+
 static bool open_directory(Tokenizer *tokenizer, const char *directory, Error *err) {
     for (int i = 0; i < N_SOURCES; i++) {
         char path[PATH_MAX];
@@ -108,6 +124,8 @@ static bool open_directory(Tokenizer *tokenizer, const char *directory, Error *e
         bool ok = sources[i].read(is_first ? &tokenizer->vocabulary : &other, directory, err);
         if (is_first) memcpy(tokenizer->source, path, sizeof path);
         ok = ok && (is_first ? enter(tokenizer, err) : check_agrees(tokenizer, &other, path, err));
+        if (ok && is_first && sources[i].read != read_bin_in)
+            ok = name_end_of_text(tokenizer, directory, err);
         vocabulary_free(&other);
         if (!ok) return false;
     }

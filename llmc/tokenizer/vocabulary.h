@@ -30,6 +30,8 @@ bool vocabulary_write_bin(const Vocabulary *vocabulary, const char *directory, c
 
 /* vocab.json: {token: id}, its bytes spelled as printable characters (hf_spell); and merges.txt beside it. */
 bool vocabulary_read_hf(Vocabulary *vocabulary, const char *directory, Error *err);
+/* The token that ends a text by Hugging Face's configuration in the directory, eos_token; empty where it says none. */
+bool vocabulary_read_eos(const char *directory, char text[TOKEN_BYTES + 1], Error *err);
 /* tokenizer.json: vocabulary, merges, and how text is cut, which must be GPT-2's way. */
 bool vocabulary_read_json(Vocabulary *vocabulary, const char *path, Error *err);
 /* The merges that the file states, if it does, must be those that the ids imply. bpe NULL: none. */

@@ -140,6 +140,26 @@ static bool check_class(const char *directory, Error *err) {
     return ok;
 }
 
+/* eos_token of one file: a text, or an object that holds one. */
+static bool read_eos_of(const char *directory, const char *name, char text[TOKEN_BYTES + 1], Error *err) {
+    char path[PATH_MAX];
+    if (!path_join(path, directory, name, err)) return false;
+    if (access(path, F_OK) != 0) return true;
+    Json *json = json_read(path, err);
+    if (!json) return false;
+    const JsonValue *eos = json_get(json_root(json), "eos_token");
+    if (eos && eos->type == JSON_OBJECT) eos = json_get(eos, "content");
+    if (eos && eos->type == JSON_STRING) snprintf(text, TOKEN_BYTES + 1, "%s", eos->text);
+    json_free(json);
+    return true;
+}
+
+bool vocabulary_read_eos(const char *directory, char text[TOKEN_BYTES + 1], Error *err) {
+    *text = 0;
+    return read_eos_of(directory, "tokenizer_config.json", text, err) &&
+           (*text || read_eos_of(directory, "special_tokens_map.json", text, err));
+}
+
 /* vocab.json and merges.txt are there together. */
 static bool check_both(const char *directory, Error *err) {
     const char *missing = !directory_has(directory, "merges.txt")   ? "merges.txt"
@@ -239,8 +259,10 @@ static bool flush_to(JsonWriter *w, const char *directory, const char *name, Err
 
 bool vocabulary_write_hf(const Vocabulary *vocabulary, const Bpe *bpe, const char *directory, int context,
                          Error *err) {
-    const char *eot = vocabulary->eot < 0 ? NULL : eot_text, *version = "#version: 0.2\n";
+    char spelled[TOKEN_SPELLED];
+    const char *eot = vocabulary->eot < 0 ? NULL : spelled, *version = "#version: 0.2\n";
     JsonWriter w = {0};
+    if (eot) vocabulary_spell(vocabulary, vocabulary->eot, spelled);
     write_vocab(&w, vocabulary);
     if (!flush_to(&w, directory, "vocab.json", err)) return false;
     json_append(&w, version, strlen(version));

@@ -329,6 +329,49 @@ static void test_class(void) {
     empty_folder();
 }
 
+static int end_of_text_of_folder(void) {
+    Error err = {0};
+    Tokenizer *tokenizer = tokenizer_open(folder, &err);
+    const int eot = tokenizer ? tokenizer_eot(tokenizer) : -2;
+    CHECK(tokenizer != NULL, "%s", err.text);
+    tokenizer_close(tokenizer);
+    return eot;
+}
+
+/* Where no token is <|endoftext|>, eos_token beside the tokens ends a text, if it is a special one; files that are
+ * written name it. */
+static void test_end_of_text(void) {
+    static const char *const texts[] = {
+        "{\"eos_token\": \"</s>\"}",  "{\"eos_token\": {\"content\": \"</s>\"}}",
+        "{\"eos_token\": null}",      "{}",
+        "{\"eos_token\": \"<eos>\"}", "{\"eos_token\": \"hell\"}",
+        "{\"eos_token\": \"h\"}",
+    };
+    Error err = {0};
+    write_json("tokenizer.json",
+               &(Parts){.added_tokens = "[{\"id\": 270, \"content\": \"<|pad|>\", \"special\": true}, "
+                                        "{\"id\": 271, \"content\": \"</s>\", \"special\": true}]"});
+    CHECK(end_of_text_of_folder() == -1, "a vocabulary alone names an end of text");
+    for (int i = 0; i < 7; i++) {
+        write_file("tokenizer_config.json", texts[i], strlen(texts[i]));
+        CHECK(end_of_text_of_folder() == (i < 2 ? 271 : -1), "%s: %d", texts[i], end_of_text_of_folder());
+    }
+    write_file("special_tokens_map.json", texts[1], strlen(texts[1]));
+    write_file("tokenizer_config.json", "{}", 2);
+    CHECK(end_of_text_of_folder() == 271, "special_tokens_map.json is not read");
+    Tokenizer *tokenizer = tokenizer_open(folder, &err);
+    empty_folder();
+    if (tokenizer && CHECK(tokenizer_save(tokenizer, folder, 1024, &err), "%s", err.text)) {
+        CHECK(end_of_text_of_folder() == 271, "tokenizer.bin names another end of text");
+        unlink(path_of("tokenizer.bin"));
+        CHECK(end_of_text_of_folder() == 271, "the files for transformers name another end of text");
+        write_file("tokenizer_config.json", "{\"eos_token\": ", 14);
+        expect_refusal(folder, "tokenizer_config.json: ");
+    }
+    tokenizer_close(tokenizer);
+    empty_folder();
+}
+
 /* Bytes in Hugging Face's files: 256 tokens, no merges, no special token. */
 static void test_bytes(void) {
     Error err = {0};
@@ -373,6 +416,7 @@ int main(void) {
     test_merges();
     test_agreement();
     test_class();
+    test_end_of_text();
     test_bytes();
     rmdir(folder);
     return check_finish("tokenizer_json");

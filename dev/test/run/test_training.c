@@ -7,6 +7,7 @@
 #include <unistd.h>
 #include "llmc/base/terminal.h"
 #include "llmc/base/clock.h"
+#include "llmc/run/flags_table.h"
 #include "llmc/run/stop.h"
 #include "llmc/run/training.h"
 #include "dev/test/check.h"
@@ -282,6 +283,7 @@ static void test_output_taken_meanwhile(void) {
     snprintf(out, sizeof out, "%s", path_of("late"));
     snprintf(theirs, sizeof theirs, "%s/step_00000003", out);
     run.settings.out = out;
+    run.settings.was_set[flag_find("out")] = true;
     CHECK(setup_check_output(&run, &err), "%s", err.text);
     REQUIRE(mkdir(out, 0700) == 0 && mkdir(theirs, 0700) == 0, "%s", out);
     CHECK(!setup_output(&run, &err) && strstr(err.text, "step_00000003"), "taken: '%s'", err.text);

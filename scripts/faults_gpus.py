@@ -52,6 +52,15 @@ def processes(mark):
     return found
 
 
+def kill(pid, number=signal.SIGKILL):
+    """False where it has gone by itself."""
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        return False
+    return True
+
+
 class Run:
     """One start of a run: --gpus N, or ranks one by one. Its processes carry a mark in their environment."""
 
@@ -81,7 +90,7 @@ class Run:
         while self.running() or processes(self.mark):
             if time.monotonic() - since > PATIENCE_S:
                 for pid in processes(self.mark):
-                    os.kill(pid, signal.SIGKILL)
+                    kill(pid)
             time.sleep(0.02)
         return time.monotonic() - since, [process.wait() for process in self.started]
 
@@ -95,7 +104,7 @@ class Run:
 
     def close(self):
         for pid in processes(self.mark):
-            os.kill(pid, signal.SIGKILL)
+            kill(pid)
         for file in (self.out, self.err):
             file.close()
 
@@ -217,10 +226,7 @@ class Faults:
     def signal_rank(self, rank, number):
         def strike(run):
             pid = run.rank(rank)
-            if pid is None:
-                return False
-            os.kill(pid, number)
-            return True
+            return pid is not None and kill(pid, number)
 
         return strike
 

@@ -15,11 +15,12 @@ N_TOKENS, VOCABULARY = (1 << 22) + 1, 50257
 
 def write(path):
     x, tokens = 1, array.array("H")
-    for _ in range(N_TOKENS):
-        x = (x * 6364136223846793005 + 1442695040888963407) & 0xFFFFFFFFFFFFFFFF
-        tokens.append((x >> 33) % VOCABULARY)
     with open(path, "wb") as file:
         array.array("i", [20240520, 1, N_TOKENS] + [0] * 253).tofile(file)
+        file.flush()  # a full disk shows before the seconds of work
+        for _ in range(N_TOKENS):
+            x = (x * 6364136223846793005 + 1442695040888963407) & 0xFFFFFFFFFFFFFFFF
+            tokens.append((x >> 33) % VOCABULARY)
         tokens.tofile(file)
 
 

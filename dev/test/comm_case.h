@@ -85,13 +85,28 @@ static uint32_t hashed(int64_t a, int64_t b) {
 
 /* Of many magnitudes, so that another order of additions gives other bits. */
 static float number(int rank, int64_t i) {
-    const uint32_t h = hashed(rank, i);
-    return ldexpf(1 + (float)(h & 0x3fffff) / 4194304, (int)(h >> 22 & 15) - 8) * (h >> 31 ? -1.0f : 1.0f);
+    const uint32_t h = hashed(rank, i), sign = h >> 31, exponent = 127 - 8 + (h >> 22 & 15);
+    const uint32_t bits = sign << 31 | exponent << 23 | (h & 0x3fffff) << 1;
+    float x;
+    memcpy(&x, &bits, sizeof x);
+    return x;
 }
 
-/* Byte i of what `a` has. */
-static char byte_of(int64_t a, int64_t i) {
-    return (char)((int64_t)hashed(a, i >> 10) + i * 37);
+/* Byte i of what `a` has: blocks of 1024 differ, too. */
+static char byte_of(int a, int64_t i) {
+    const uint32_t block = (uint32_t)(i >> 10) * 0x9e3779b1u + (uint32_t)a * 0x85ebca6bu;
+    return (char)((block >> 24) + (uint32_t)i * 37);
+}
+
+/* x[0..n) is what `a` has from `first` on. */
+static void put_bytes(char *x, int a, int64_t first, int64_t n) {
+    for (int64_t i = 0; i < n; i++) x[i] = byte_of(a, first + i);
+}
+
+static int64_t wrong_bytes(const char *x, int a, int64_t first, int64_t n) {
+    int64_t wrong = 0;
+    for (int64_t i = 0; i < n; i++) wrong += x[i] != byte_of(a, first + i);
+    return wrong;
 }
 
 /* The sum in the order of the members; *size: of the magnitudes. */
@@ -139,36 +154,35 @@ static void test_all_gather(const Group *g, int64_t n, DType dtype) {
     const Buffer b = new_buffer(g->device, g->n * bytes);
     char *x = on_host(&b);
     int64_t wrong = 0;
-    for (int64_t i = 0; i < bytes; i++)
-        x[g->rank * bytes + i] = byte_of(g->members[g->rank], g->rank * bytes + i);
+    put_bytes(x + g->rank * bytes, g->members[g->rank], g->rank * bytes, bytes);
     send_buffer(&b);
     g->comm->all_gather(g->comm, STREAM_SIDE, on_device(&b), n, dtype);
     g->comm->all_gather_end(g->comm, STREAM_SIDE);
     fetch_buffer(&b, "all_gather");
-    for (int64_t i = 0; i < g->n * bytes; i++) wrong += x[i] != byte_of(g->members[i / bytes], i);
+    for (int m = 0; m < g->n; m++) wrong += wrong_bytes(x + m * bytes, g->members[m], m * bytes, bytes);
     CHECK(wrong == 0, "all_gather of %lld: %lld bytes wrong on rank %d of %d", (long long)n, (long long)wrong,
           g->rank, g->n);
     free_buffer(&b);
 }
 
-/* Byte i of what member `from` has for member `to`. */
-static char letter(const Group *g, int from, int to, int64_t i) {
-    return byte_of(g->members[from] * 16 + g->members[to], i);
+/* Who has the bytes that member `from` has for member `to`. */
+static int pair(const Group *g, int from, int to) {
+    return g->members[from] * 16 + g->members[to];
 }
 
 static void test_all_to_all(const Group *g, int64_t bytes) {
     const Buffer in = new_buffer(g->device, g->n * bytes), out = new_buffer(g->device, g->n * bytes);
     char *x = on_host(&in), *y = on_host(&out);
     int64_t wrong = 0, changed = 0;
-    for (int64_t i = 0; i < g->n * bytes; i++) x[i] = letter(g, g->rank, (int)(i / bytes), i % bytes);
+    for (int m = 0; m < g->n; m++) put_bytes(x + m * bytes, pair(g, g->rank, m), 0, bytes);
     send_buffer(&out);
     send_buffer(&in);
     g->comm->all_to_all(g->comm, STREAM_SIDE, on_device(&out), on_device(&in), bytes);
     fetch_buffer(&in, "all_to_all's input");
     fetch_buffer(&out, "all_to_all");
-    for (int64_t i = 0; i < g->n * bytes; i++) {
-        wrong += y[i] != letter(g, (int)(i / bytes), g->rank, i % bytes);
-        changed += x[i] != letter(g, g->rank, (int)(i / bytes), i % bytes);
+    for (int m = 0; m < g->n; m++) {
+        wrong += wrong_bytes(y + m * bytes, pair(g, m, g->rank), 0, bytes);
+        changed += wrong_bytes(x + m * bytes, pair(g, g->rank, m), 0, bytes);
     }
     CHECK(wrong == 0 && changed == 0,
           "all_to_all of %lld: %lld bytes wrong, %lld of its input, on rank %d of %d", (long long)bytes,
@@ -270,18 +284,29 @@ static void gather_ranges(const Group *g, const Attached *a) {
 
 static void fill_attached(const Group *g, const Attached *a, int again) {
     float *x = on_host(&a->grads);
-    char *w = on_host(&a->weights);
     for (int64_t i = 0; i < a->begin[RANGES]; i++) x[i] = number(g->members[g->rank], i + again);
-    for (int64_t i = 0; i < 2 * a->begin[RANGES]; i++) w[i] = byte_of(g->members[g->rank], i + again);
+    put_bytes(on_host(&a->weights), g->members[g->rank], again, 2 * a->begin[RANGES]);
     send_buffer(&a->weights);
     send_buffer(&a->grads);
 }
 
+/* The bytes of weights that are not what every member brought of its part. */
+static int64_t wrong_weights(const Group *g, const Attached *a, int again) {
+    const char *w = on_host(&a->weights);
+    int64_t wrong = 0;
+    for (int k = 0; k < RANGES; k++) {
+        const int64_t begin = 2 * a->begin[k], part = (2 * a->begin[k + 1] - begin) / g->n;
+        for (int m = 0; k != HOLE && m < g->n; m++)
+            wrong += wrong_bytes(w + begin + m * part, g->members[m], begin + m * part + again, part);
+    }
+    return wrong;
+}
+
 static void check_attached(const Group *g, const Attached *a, int again) {
     const float *x = on_host(&a->grads);
-    const char *w = on_host(&a->weights);
     const bool exact = g->n <= 2 || !g->device->is_async; /* NCCL's order is its own */
-    int64_t wrong = 0, wrong_bytes = 0;
+    const int64_t weights = wrong_weights(g, a, again);
+    int64_t wrong = 0;
     float size;
     for (int k = 0; k < RANGES; k++) {
         const int64_t begin = a->begin[k], part = (a->begin[k + 1] - begin) / g->n;
@@ -290,30 +315,21 @@ static void check_attached(const Group *g, const Attached *a, int again) {
             const float sum = sum_of(g->members, g->n, i + again, &size);
             wrong += exact ? x[i] != sum : !(fabsf(x[i] - sum) <= 1e-6f * size);
         }
-        for (int64_t i = 2 * begin; i < 2 * a->begin[k + 1]; i++)
-            wrong_bytes += w[i] != byte_of(g->members[(i / 2 - begin) / part], i + again);
     }
-    CHECK(wrong == 0 && wrong_bytes == 0,
+    CHECK(wrong == 0 && weights == 0,
           "step %d: of attached memory %lld sums are wrong, %lld bytes of weights", again, (long long)wrong,
-          (long long)wrong_bytes);
+          (long long)weights);
 }
 
 /* Gathers alone: a slow rank still reads what the last one brought. */
 static void gather_again(const Group *g, const Attached *a) {
     for (int again = 10; again < 14; again++) {
-        const int64_t n = 2 * a->begin[RANGES];
-        int64_t wrong = 0;
-        char *w = on_host(&a->weights);
-        for (int64_t i = 0; i < n; i++) w[i] = byte_of(g->members[g->rank], i + again);
+        put_bytes(on_host(&a->weights), g->members[g->rank], again, 2 * a->begin[RANGES]);
         send_buffer(&a->weights);
         gather_ranges(g, a);
         if (again % g->n == g->rank) usleep(5000);
         fetch_buffer(&a->weights, "a gather by itself");
-        for (int k = 0; k < RANGES; k++) {
-            const int64_t begin = a->begin[k], part = (a->begin[k + 1] - begin) / g->n;
-            for (int64_t i = 2 * begin; k != HOLE && i < 2 * a->begin[k + 1]; i++)
-                wrong += w[i] != byte_of(g->members[(i / 2 - begin) / part], i + again);
-        }
+        const int64_t wrong = wrong_weights(g, a, again);
         CHECK(wrong == 0, "gather %d: %lld bytes of weights are wrong", again, (long long)wrong);
     }
 }
@@ -376,10 +392,9 @@ static void test_host_gather(const Group *g, int64_t bytes) {
     char *mine = malloc((size_t)bytes), *all = malloc((size_t)(g->n * bytes + 1));
     int64_t wrong = 0;
     all[g->n * bytes] = 'g';
-    for (int64_t i = 0; i < bytes; i++) mine[i] = byte_of(g->members[g->rank], i);
+    put_bytes(mine, g->members[g->rank], 0, bytes);
     g->comm->gather_on_host(g->comm, all, mine, bytes);
-    for (int m = 0; m < g->n; m++)
-        for (int64_t i = 0; i < bytes; i++) wrong += all[m * bytes + i] != byte_of(g->members[m], i);
+    for (int m = 0; m < g->n; m++) wrong += wrong_bytes(all + m * bytes, g->members[m], 0, bytes);
     CHECK(wrong == 0 && all[g->n * bytes] == 'g', "gather_on_host of %lld bytes: %lld wrong",
           (long long)bytes, (long long)wrong);
     free(mine);
@@ -388,10 +403,9 @@ static void test_host_gather(const Group *g, int64_t bytes) {
 
 static void test_broadcast(const Group *g, int64_t bytes) {
     char *x = malloc((size_t)bytes);
-    int64_t wrong = 0;
-    for (int64_t i = 0; i < bytes; i++) x[i] = byte_of(g->members[g->rank], i);
+    put_bytes(x, g->members[g->rank], 0, bytes);
     g->comm->broadcast_on_host(g->comm, x, bytes);
-    for (int64_t i = 0; i < bytes; i++) wrong += x[i] != byte_of(g->members[0], i);
+    const int64_t wrong = wrong_bytes(x, g->members[0], 0, bytes);
     CHECK(wrong == 0, "broadcast_on_host of %lld bytes: %lld wrong", (long long)bytes, (long long)wrong);
     free(x);
 }

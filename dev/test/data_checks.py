@@ -80,6 +80,7 @@ def become(path, arguments, cwd, environment):
     sys.argv = [path, *arguments]
     sys.path[0] = DATA
     os.cpu_count = lambda: 1  # one worker, where --workers does not say how many
+    time.sleep = lambda seconds: None  # between attempts to download; test_common knows how long
     if os.path.basename(path) == "text.py" and "--workers" not in arguments:  # no thread fetches there: a fork is safe, and faster
         context = multiprocessing.get_context
         multiprocessing.get_context = lambda method: context("fork")

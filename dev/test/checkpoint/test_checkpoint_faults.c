@@ -323,9 +323,11 @@ static bool save_with_fault(const char *out, int64_t step, FaultKind kind, int a
     bool saved = false;
     int status = 0;
     if (child == 0) {
+        const int kept = begin_quiet(); /* leftovers that cannot be removed are warned of */
         fault.kind = kind, fault.at = at, fault.error = error, fault.n = 0;
         saved = save_somewhere(out, &state, tokenizer, err);
         fault.kind = NO_FAULT;
+        end_quiet(kept);
         if (kind == KILL) _exit(0);
     } else {
         CHECK(waitpid(child, &status, 0) == child, "waitpid");
@@ -369,8 +371,7 @@ static void test_faults(int64_t step) {
     } faults[] = {
         {KILL,        0     },
         {FAIL_ONCE,   EIO   },
-        {FAIL_ONCE,   ENOSPC},
-        {FAIL_FROM,   EIO   },
+        {FAIL_FROM,   ENOSPC},
         {SHORT_WRITE, 0     }
     };
     Error err = {0};

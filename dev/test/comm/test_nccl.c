@@ -60,13 +60,20 @@ static void test_wrong(void) {
         {"fake.so",                   "no_start",    "ncclCommInitRankConfig: invalid argument: the fake says so"},
         {"fake.so",                   "stuck_start", "ncclCommInitRankConfig is not done within"                 },
     };
-    for (size_t i = 0; i < sizeof all / sizeof *all; i++) run_ranks(2, open_wrong, &all[i], NULL);
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) BESIDE(run_ranks(2, open_wrong, &all[i], NULL));
+    beside_wait(NULL);
+}
+
+static const char *said_path(const char *mode, int rank) {
+    char name[32];
+    snprintf(name, sizeof name, "%s%d", mode, rank);
+    return path_of(name);
 }
 
 /* A call that fails ends the process: one line on stderr. */
 static void open_broken(Rendezvous *r, const void *context) {
     Error err = {0};
-    const int said = open(path_of(r->ranks.rank ? "said1" : "said0"), O_WRONLY | O_CREAT | O_TRUNC, 0600);
+    const int said = open(said_path(context, r->ranks.rank), O_WRONLY | O_CREAT | O_TRUNC, 0600);
     dup2(said, STDERR_FILENO);
     setenv("FAKE_NCCL", context, 1);
     nccl_seconds = 0.3;
@@ -79,7 +86,7 @@ static void test_broken(const char *mode, const char *line) {
     run_ranks(2, open_broken, mode, statuses);
     for (int rank = 0; rank < 2; rank++) {
         char said[1000] = "";
-        FILE *file = fopen(path_of(rank ? "said1" : "said0"), "r");
+        FILE *file = fopen(said_path(mode, rank), "r");
         if (file) said[fread(said, 1, sizeof said - 1, file)] = '\0';
         if (file) fclose(file);
         CHECK(WIFEXITED(statuses[rank]) && WEXITSTATUS(statuses[rank]) == 1 && strcmp(said, line) == 0,
@@ -222,11 +229,13 @@ int main(void) {
     if (build_fake("fake.so", "") && build_fake("fake_old.so", "-DncclCommAbort=other")) {
         test_wrong();
         setenv("NCCL_LIBRARY", path_of("fake.so"), 1);
-        test_broken("broken", "error: NCCL: ncclAllGather: invalid argument: the fake says so\n");
-        test_broken("stuck", "error: NCCL: ncclAllGather is not done within 0.3 s; hint: NCCL_DEBUG=INFO\n");
+        BESIDE(test_broken("broken", "error: NCCL: ncclAllGather: invalid argument: the fake says so\n"));
+        BESIDE(test_broken("stuck",
+                           "error: NCCL: ncclAllGather is not done within 0.3 s; hint: NCCL_DEBUG=INFO\n"));
+        BESIDE(run_ranks(2, close_stuck, NULL, NULL));
+        beside_wait(NULL);
         test_calls_over_fake();
         test_peers();
-        run_ranks(2, close_stuck, NULL, NULL);
         test_wheel();
     }
     empty_folder();

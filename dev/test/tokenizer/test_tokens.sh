@@ -135,6 +135,18 @@ refuses "files that disagree" 'half/vocab.json: its tokens are not those of half
 refuses "a smaller tokenizer than the model" 'small.bin has 263 tokens, the model of bytes.* 256: .*; hint: without --tokenizer the model takes its own' --model bytes $tiny --train text.txt --tokenizer small.bin
 refuses "a tokenizer that only happens to fit" 'the tokenizer bytes has 256 tokens, the model of bpe/.* 263' --model bpe $tiny --train text.txt --tokenizer bytes
 
+# ---- of the model's size, with other tokens ----
+sed 's/qu/uq/' "$work/small.bin" >"$work/other.bin"
+refuses "a named tokenizer with other tokens" '^error: --tokenizer: the tokenizer other.bin has other tokens than the model of bpe/step_00000002, the first under id 258; hint: without it the model takes its own$' --model bpe --tokenizer other.bin --prompt the
+refuses "a named tokenizer with other tokens, resumed" '^error: --tokenizer: .* the first under id 258; hint: ' $size $tiny --train text.txt --tokenizer other.bin --out bpe --resume
+works "a named tokenizer with the model's tokens" --model bpe --tokenizer small.bin --prompt the --sample-tokens 4
+mkdir "$work/others" && cp "$work/other.bin" "$work/others/gpt2_tokenizer.bin" && shard 1 2 3 262 >"$work/others/a_train_000001.bin"
+refuses "shards of another tokenizer" '^error: --train: the tokenizer others/gpt2_tokenizer.bin has other tokens than the model of bpe/step_00000002, the first under id 258; hint: move it away' --model bpe $tiny --train 'others/a_*.bin'
+refuses "shards of another tokenizer, evaluation" '^error: --val: the tokenizer others/gpt2_tokenizer.bin has other tokens' --model bpe --eval-only --batch 2 --val 'others/a_*.bin'
+works "shards of another tokenizer: as the hint says" --model bpe $tiny --train 'others/a_*.bin' --tokenizer bpe/step_00000002
+cp "$work/small.bin" "$work/others/gpt2_tokenizer.bin"
+works "shards of the model's tokenizer" --model bpe $tiny --train 'others/a_*.bin'
+
 # ---- shards ----
 mkdir -p "$work/set/mine"
 shard 1 2 3 50256 >"$work/set/mine/a_train_000001.bin"

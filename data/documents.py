@@ -140,6 +140,8 @@ def expand(names, endings=()):
             if os.path.isdir(path):
                 files += _in_folder(path, endings)
                 continue
+            if os.path.exists(path) and not os.path.isfile(path):
+                raise common.DataError("%s: expected a file, found a pipe or a device; hint: write it into a file first" % path, 2)
             if path.endswith((".jsonl.gz", COLUMNS)):  # a missing one is found before the others are read
                 open(path, "rb").close()
             else:

@@ -284,6 +284,8 @@ def test_globs_and_columns():
     equal("globs: lines, columns, text", shard(os.path.join(WORK, "out/mixed/text_train_000001.bin")), [EOT, TH, EOT, THE, EOT, EOT, 64, EOT, 65, EOT, 67])
     check("no progress where there is no terminal", "%" not in done.stdout + done.stderr and "\r" not in done.stdout + done.stderr, done.stdout)
     refuses("a glob that matches nothing", "mixed/*.csv: no such file, and as a pattern it matches none", run("text.py", "mixed/*.csv", "--out", "out/refused"))
+    os.mkfifo(os.path.join(WORK, "pipe.jsonl.gz"))
+    refuses("a pipe", "pipe.jsonl.gz: expected a file, found a pipe or a device; hint:", run("text.py", "pipe.jsonl.gz", "--out", "out/refused"))
     refuses("no such column", "b.parquet: no column `title` among body, text; hint: --field", run("text.py", "mixed/b.parquet", "--field", "title", "--out", "out/refused"))
     parquet("numbers.parquet", text=["a", 7])
     refuses("a column of numbers", "numbers.parquet: row 2: expected a text in `text`, found int; hint: --field", run("text.py", "numbers.parquet", "--out", "out/refused"))

@@ -2,10 +2,13 @@
  *
  *   NO_DIRECTORY_SYNC=1   fsync of a directory gives EINVAL, as on SMB and FUSE
  *   NO_LOCKS=1            flock gives EOPNOTSUPP
+ *   NO_LISTING=1          readdir gives EIO, as where a server does not answer
  *   ROOM=N                the disk has N bytes free
  *   FULL=PART:N           the first N openings of new files whose path has PART in it fail: no space left
  *   SLOW=MS               every fsync takes so many milliseconds
  *   VANISH=K              at the K-th opening of a file below a directory step_*, that directory gets another name */
+#include <dirent.h>
+#include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <stdarg.h>
@@ -32,6 +35,14 @@ int flock(int fd, int operation) {
     if (!getenv("NO_LOCKS")) return (int)syscall(SYS_flock, fd, operation);
     errno = EOPNOTSUPP;
     return -1;
+}
+
+struct dirent *readdir(DIR *directory) {
+    static struct dirent *(*original)(DIR *);
+    if (!original) original = (struct dirent * (*)(DIR *)) dlsym(RTLD_NEXT, "readdir");
+    if (!getenv("NO_LISTING")) return original(directory);
+    errno = EIO;
+    return NULL;
 }
 
 int fstatvfs(int fd, struct statvfs *info) {

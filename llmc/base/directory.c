@@ -90,14 +90,19 @@ static bool list(int fd, const char *path, const char *prefix, char ***names, in
         return false;
     }
     bool ok = true;
-    for (struct dirent *entry; ok && (entry = readdir(directory));) {
+    errno = 0;
+    for (struct dirent *entry; ok && (entry = readdir(directory)); errno = 0) {
         if (!strcmp(entry->d_name, ".") || !strcmp(entry->d_name, "..")) continue;
         if (strncmp(entry->d_name, prefix, strlen(prefix)) == 0) ok = add_name(names, n, entry->d_name);
     }
+    if (!ok)
+        fail(err, EXIT_RUN, "%s: no memory to list it", path);
+    else if (errno) /* what was not listed is not what is not there */
+        ok = fail_errno(err, "cannot read the directory", path);
     closedir(directory);
     if (!ok) {
         names_free(*names, *n);
-        return fail(err, EXIT_RUN, "%s: no memory to list it", path);
+        return false;
     }
     if (*n > 1) qsort(*names, (size_t)*n, sizeof **names, compare_names);
     return true;

@@ -68,14 +68,27 @@ static bool open_shards(TokenStream *stream, Error *err) {
                 stream->files[0].path, stream->n_files > 1 ? ", nor in those behind it" : "");
 }
 
+/* A descriptor of a shard, of which the size is still what it was; -1 on error. */
+static int open_again(const TokenFile *file, int token_bytes, Error *err) {
+    const int64_t expected = SHARD_HEADER_BYTES + file->n_tokens * token_bytes;
+    int64_t size;
+    const int fd = file_open(file->path, &size, err);
+    if (fd < 0 || size == expected) return fd;
+    close(fd);
+    fail(err, EXIT_INPUT,
+         "%s: expected %lld bytes as at the start of the run, found %lld; hint: shards stay as they are "
+         "while a run reads them",
+         file->path, (long long)expected, (long long)size);
+    return -1;
+}
+
 /* A descriptor of file i, opened if need be; -1 on error. */
 static int descriptor_of(TokenStream *stream, int i, Error *err) {
     int slot = i % stream->n_slots;
     if (stream->open[slot].fd >= 0 && stream->open[slot].file == i) return stream->open[slot].fd;
     if (stream->open[slot].fd >= 0) close(stream->open[slot].fd);
-    int64_t size;
     stream->open[slot].file = i;
-    return stream->open[slot].fd = file_open(stream->files[i].path, &size, err);
+    return stream->open[slot].fd = open_again(&stream->files[i], stream->token_bytes, err);
 }
 
 /* ---- text ---- */

@@ -25,10 +25,11 @@ void vocabulary_free(Vocabulary *vocabulary) {
 
 /* ---- llm.c's tokenizer .bin ---- */
 
+static const char hint[] =
+    "a tokenizer is `bytes`, a llm.c tokenizer .bin, a tokenizer.json, or a directory that holds one";
+
 /* The header's fields, checked against each other and against the size of the file. */
 static bool check_header(const uint32_t *header, size_t size, const char *path, Error *err) {
-    const char *hint =
-        "a tokenizer is `bytes`, a llm.c tokenizer .bin, a tokenizer.json, or a directory that holds one";
     if (header[0] != MAGIC)
         return fail(err, EXIT_INPUT, "%s: magic: expected %d (a llm.c tokenizer), found %u; hint: %s", path,
                     MAGIC, header[0], hint);
@@ -67,8 +68,8 @@ static bool read_tokens(Vocabulary *vocabulary, const uint8_t *file, size_t size
 static bool parse_bin(Vocabulary *vocabulary, const char *file, size_t size, const char *path, Error *err) {
     uint32_t header[HEADER_FIELDS];
     if (size < HEADER_BYTES)
-        return fail(err, EXIT_INPUT, "%s: header: expected %d bytes, the file has %zu", path, HEADER_BYTES,
-                    size);
+        return fail(err, EXIT_INPUT, "%s: header: expected %d bytes, the file has %zu; hint: %s", path,
+                    HEADER_BYTES, size, hint);
     memcpy(header, file, sizeof header);
     if (!check_header(header, size, path, err)) return false;
     int n_tokens = (int)header[2];

@@ -109,7 +109,12 @@ static bool check_model(const Reader *r) {
     const JsonValue *type = json_get(r->model, "type"), *dropout = json_get(r->model, "dropout"),
                     *fallback = json_get(r->model, "byte_fallback");
     double p = 0;
-    if (!r->model || r->model->type != JSON_OBJECT) return refuse(r, "model", "", "an object", r->model);
+    if (!r->model)
+        return fail(r->err, EXIT_INPUT,
+                    "%s: expected a tokenizer.json, found no `model` in it; hint: the directory stands for "
+                    "vocab.json and merges.txt",
+                    r->path);
+    if (r->model->type != JSON_OBJECT) return refuse(r, "model", "", "an object", r->model);
     if (type && !json_equals(type, "BPE")) return refuse(r, "model", "type", "BPE", type);
     if (!is_null(dropout) && (!json_double(dropout, &p) || p != 0))
         return refuse(r, "model", "dropout", "null", dropout);

@@ -238,6 +238,9 @@ check "no fsync of directories: exit code $status" [ "$status" -eq 0 ]
 check "no fsync of directories: saved" [ -s "$work/no_sync/step_00000004/trainer_state.json" ]
 fresh
 mkdir "$out/.tmp-step_00000003-1"
+faulty NO_LISTING=1 $training --steps 14 --resume --out "$out"
+check "a folder that cannot be listed: exit code $status" [ "$status" -eq 1 ]
+check "a folder that cannot be listed is no empty one" grep -q "^error: .*cannot read the directory $out: Input/output error$" "$work/err"
 faulty NO_LOCKS=1 $training --steps 14 --resume --out "$out"
 check "no locks: exit code $status" [ "$status" -eq 0 ]
 check "no locks: said" grep -qE '^warning: --out .*has no locks' "$work/err"

@@ -3,6 +3,7 @@
 #include "dev/test/data_files.h"
 #include <fcntl.h>
 #include <sys/resource.h>
+#include "llmc/data/token_stream.h"
 
 static void test_uint32(void) {
     uint32_t tokens[9] = {128000, 0, 65536, 1, 100000, 5, 6, 7, 128255};
@@ -122,9 +123,10 @@ static void test_shrinking_file(void) {
     write_shard("a.bin", 0, 20000);
     DataOptions options = options_of("a.bin", 1, 100);
     DataLoader *loader = open_or_report(&options);
-    CHECK(truncate(path_of("a.bin"), 1024 + 2 * 15000) == 0, "truncate");
     Error err = {0};
-    int n = loader ? batches_before_error(loader, 1000, &err) : 0;
+    int n = loader ? batches_before_error(loader, 1, &err) : 0;
+    CHECK(truncate(path_of("a.bin"), 1024 + 2 * 15000) == 0, "truncate");
+    if (loader) n += batches_before_error(loader, 1000, &err);
     CHECK(n == 149 && strstr(err.text, "a.bin"), "%d batches, then: %s", n, err.text);
     dataloader_close(loader);
     empty_folder();
@@ -202,6 +204,26 @@ static void test_many_shards(void) {
     empty_folder();
 }
 
+/* A shard is closed for another one and opened again: what took its place meanwhile is not read as if it were it. */
+static void test_replaced_shard(void) {
+    TokenStream stream;
+    Error err = {0};
+    int32_t tokens[4];
+    write_shard("a.bin", 0, 4);
+    write_shard("b.bin", 4, 4);
+    if (!CHECK(token_stream_open(&stream, path_of("?.bin"), NULL, NULL, 100, &err), "%s", err.text)) return;
+    token_stream_share_files(&stream, OPEN_FILES); /* one at a time */
+    for (int i = 0; i < 2; i++)
+        CHECK(token_stream_read(&stream, 4 * i, 4, tokens, &err) && tokens[3] == 4 * i + 3, "%s", err.text);
+    write_shard("a.bin", 50, 9);
+    CHECK(!token_stream_read(&stream, 0, 4, tokens, &err), "another shard is read, token %d", tokens[0]);
+    CHECK(err.exit_code == EXIT_INPUT &&
+              strstr(err.text, "a.bin: expected 1032 bytes as at the start of the run, found 1042; hint: "),
+          "%s", err.text);
+    token_stream_close(&stream);
+    empty_folder();
+}
+
 int main(void) {
     if (!REQUIRE(mkdtemp(folder) != NULL, "cannot make a folder in /tmp")) return check_finish("shards");
     test_uint32();
@@ -211,6 +233,7 @@ int main(void) {
     test_shrinking_file();
     test_large_files();
     test_many_shards();
+    test_replaced_shard();
     rmdir(folder);
     return check_finish("shards");
 }

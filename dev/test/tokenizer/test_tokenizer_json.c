@@ -231,6 +231,8 @@ static void test_refused(void) {
                &(Parts){.added_tokens = "[{\"id\": 270, \"content\": \"<a>\", \"special\": true}, "
                                         "{\"id\": 270, \"content\": \"<b>\", \"special\": true}]"});
     expect_refusal(folder, "tokens \"<a>\" and \"<b>\" have the same id 270");
+    write_file("tokenizer.json", "{\"!\": 0}", 8);
+    expect_refusal(folder, "no `model` in it; hint: the directory stands for vocab.json and merges.txt");
     write_file("tokenizer.json", "{\"model\"", 8);
     expect_refusal(folder, "tokenizer.json: JSON, byte 8");
     empty_folder();

@@ -199,12 +199,11 @@ int64_t gpt2_state_elements(const GPT2 *model, OptimizerKind kind);
 
 /* A layer's parameters (gpt2_layer_range) are n_parts equal parts of whole tiles. A rank sums the gradients of one part
  * over the ranks, updates it, and holds optimizer states of that part alone, in bf16 master weights as well. */
-typedef struct OwnPart {
+typedef struct OwnSpan {
     int64_t begin, n; /* elements of the flat buffers */
-    int64_t
-        at; /* where they begin in buffers that have the own parts alone, one layer's behind the other's */
-} OwnPart;
-OwnPart gpt2_own_part(const GPT2 *model, int layer);
+    int64_t at; /* where they begin in a buffer that has a rank's own alone, one layer's behind the other's */
+} OwnSpan;
+OwnSpan gpt2_own_part(const GPT2 *model, int layer);
 static inline bool gpt2_master_is_sharded(const GPT2 *model) {
     return model->n_parts > 1 && model->ops->dtype != DTYPE_F32;
 }

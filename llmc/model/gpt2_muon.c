@@ -152,26 +152,26 @@ static void orthogonalise_blocks(GPT2 *model, const Workspace *w, int n_blocks, 
     }
 }
 
-static MuonArgs muon_args(const GPT2 *model, const Workspace *w, int first, int layer,
+/* Of block `i` of those in the workspace. */
+static MuonArgs muon_args(const GPT2 *model, const Workspace *w, int i, const OptimizerBuffers *buffers,
                           const UpdateArgs *update) {
-    const OptimizerBuffers buffers = optimizer_buffers_of(model, layer);
-    return optimizer_muon(&buffers, rows_from(model, w->parts, layer - first, w->part), update);
+    return optimizer_muon(buffers, rows_from(model, w->parts, i, w->part), update);
 }
 
 /* Blocks [first, end), as many as `rounds` exchanges move. */
 static void update_blocks(GPT2 *model, const Workspace *w, int first, int end, const UpdateArgs *update) {
     const int n_ranks = model->n_parts, rounds = (end - first + n_ranks - 1) / n_ranks;
-    const int rank = n_ranks > 1 ? model->comm->ranks.rank : 0;
     for (int layer = first; layer < end; layer++) {
-        const MuonArgs args = muon_args(model, w, first, layer, update);
+        const OptimizerBuffers buffers = optimizer_buffers_of(model, layer);
+        const MuonArgs args = muon_args(model, w, layer - first, &buffers, update);
         if (args.n_tiles > 0) model->ops->muon_momentum(&args);
     }
     exchange(model, w, w->whole, w->parts, rounds);
-    orthogonalise_blocks(model, w, (end - first - rank + n_ranks - 1) / n_ranks, update);
+    orthogonalise_blocks(model, w, (end - first - own_rank(model) + n_ranks - 1) / n_ranks, update);
     exchange(model, w, w->parts, w->whole, rounds);
     for (int layer = first; layer < end; layer++) {
-        const MuonArgs args = muon_args(model, w, first, layer, update);
         const OptimizerBuffers buffers = optimizer_buffers_of(model, layer);
+        const MuonArgs args = muon_args(model, w, layer - first, &buffers, update);
         if (args.n_tiles > 0) model->ops->muon_update(&args);
         optimizer_adamw(model->ops, &buffers, update);
         if (n_ranks > 1) gather_weights(model, layer);

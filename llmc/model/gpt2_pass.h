@@ -172,14 +172,20 @@ Chunk head_forward(GPT2 *model, const Batch *b, int64_t row);
 
 /* ---- update ---- */
 
-/* What a kind of optimizer has of a rank's part of a layer: elements [begin, begin + n) of the flat buffers, whole tiles,
- * whose states begin at element `at` of the kind's. */
-typedef struct StateSpan {
-    int64_t begin, n, at;
-} StateSpan;
+/* Among the ranks whose parts a layer's parameters are. */
+static inline int own_rank(const GPT2 *model) {
+    return model->n_parts > 1 ? model->comm->ranks.rank : 0;
+}
+/* What of a span lies in elements [begin, begin + n); n <= 0: nothing. */
+static inline OwnSpan overlap(OwnSpan span, int64_t begin, int64_t n) {
+    const int64_t first = begin > span.begin ? begin : span.begin;
+    const int64_t end = begin + n < span.begin + span.n ? begin + n : span.begin + span.n;
+    return (OwnSpan){first, end - first, span.at + first - span.begin};
+}
 enum { MAX_STATE_SPANS = MLP_PROJ_B - LN_1_W + 1 };
-/* In the order of the flat buffers; returns how many. */
-int state_spans(const GPT2 *model, OptimizerKind kind, int layer, StateSpan spans[MAX_STATE_SPANS]);
+/* What of the own part of a layer has states of this kind, and where these lie, in the order of the flat buffers; returns how
+ * many spans. */
+int state_spans(const GPT2 *model, OptimizerKind kind, int layer, OwnSpan spans[MAX_STATE_SPANS]);
 /* model->block_tiles, and its numbers of tiles. */
 void open_block_tiles(GPT2 *model);
 

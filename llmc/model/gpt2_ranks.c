@@ -3,14 +3,6 @@
 #include <string.h>
 #include "gpt2_pass.h"
 
-/* What of elements [begin, begin + n) is in the own part of a layer; n <= 0: nothing. */
-static OwnPart own_overlap(const GPT2 *model, int layer, int64_t begin, int64_t n) {
-    const OwnPart part = gpt2_own_part(model, layer);
-    const int64_t first = begin > part.begin ? begin : part.begin;
-    const int64_t end = begin + n < part.begin + part.n ? begin + n : part.begin + part.n;
-    return (OwnPart){first, end - first, part.at + first - part.begin};
-}
-
 /* Leaves have an exchange of their own. */
 int64_t attached_gradients(const GPT2 *model) {
     return model->n_parts == 1 || leaves_exchange(model) ? 0 : model->n_elements;
@@ -71,14 +63,14 @@ void grads_reduced(GPT2 *model) {
 static int n_updates(const GPT2 *model) {
     return model->n_parts > 1 ? model->config.n_layer + 2 : 1;
 }
-static OwnPart update_part(const GPT2 *model, int i) {
-    return model->n_parts > 1 ? gpt2_own_part(model, i - 1) : (OwnPart){0, model->n_elements, 0};
+static OwnSpan update_part(const GPT2 *model, int i) {
+    return model->n_parts > 1 ? gpt2_own_part(model, i - 1) : (OwnSpan){0, model->n_elements, 0};
 }
 
 static void finish_stats(GPT2 *model) {
     const Device *device = model->ops->device;
     for (int i = 0; i < n_updates(model); i++) {
-        const OwnPart part = update_part(model, i);
+        const OwnSpan part = update_part(model, i);
         model->ops->sum_squares(&model->sums->squares, model->grads + part.begin, part.n);
     }
     model->comm->sum_int64(model->comm, STREAM_MAIN, (int64_t *)model->sums,
@@ -96,7 +88,7 @@ void gather_weights(GPT2 *model, int layer) {
                             (range.end - range.begin) / model->n_parts, model->ops->dtype);
 }
 
-static OptimizerBuffers buffers_of_part(const GPT2 *model, OwnPart part) {
+static OptimizerBuffers buffers_of_part(const GPT2 *model, OwnSpan part) {
     return (OptimizerBuffers){
         .master = model->master + (gpt2_master_is_sharded(model) ? part.at : part.begin),
         .weights = rows_from(model, model->weights, part.begin, 1),
@@ -112,7 +104,7 @@ OptimizerBuffers optimizer_buffers_of(const GPT2 *model, int layer) {
     OptimizerBuffers buffers = buffers_of_part(model, gpt2_own_part(model, layer));
     buffers.continues = layer >= 0;
     for (int i = 0; i < N_STATES; i++) {
-        StateSpan spans[MAX_STATE_SPANS];
+        OwnSpan spans[MAX_STATE_SPANS];
         const int n = state_spans(model, optimizer_states[i].kind, layer, spans);
         if (n > 0) buffers.states[i] = model->states[i] + spans[0].at;
     }
@@ -132,7 +124,7 @@ static void update_layer(GPT2 *model, int layer, const UpdateArgs *args) {
 
 /* All layers in one. */
 static void update_all(GPT2 *model, const UpdateArgs *args) {
-    OptimizerBuffers buffers = buffers_of_part(model, (OwnPart){0, model->n_elements, 0});
+    OptimizerBuffers buffers = buffers_of_part(model, update_part(model, 0));
     memcpy(buffers.states, model->states, sizeof buffers.states);
     optimizer_adamw(model->ops, &buffers, args);
 }
@@ -175,7 +167,7 @@ void gpt2_hash_weights(GPT2 *model) {
 uint64_t gpt2_hash_gradients(GPT2 *model) {
     begin_hash(model);
     for (int i = 0; i < n_updates(model); i++) {
-        const OwnPart part = update_part(model, i);
+        const OwnSpan part = update_part(model, i);
         model->ops->hash_bytes(&model->stats->hash, model->grads + part.begin,
                                part.n * (int64_t)sizeof(float));
     }
@@ -193,7 +185,7 @@ void gpt2_set_weights(GPT2 *model, const float *host, int64_t begin, int64_t n) 
     if (model->weights != model->master)
         model->ops->weights_from_master(rows_from(model, model->weights, begin, 1), whole + begin, n);
     for (int layer = -1; sharded && layer <= model->config.n_layer; layer++) {
-        const OwnPart part = own_overlap(model, layer, begin, n);
+        const OwnSpan part = overlap(gpt2_own_part(model, layer), begin, n);
         if (part.n > 0)
             device->copy(model->master + part.at, whole + part.begin, (size_t)part.n * sizeof(float));
     }
@@ -201,14 +193,13 @@ void gpt2_set_weights(GPT2 *model, const float *host, int64_t begin, int64_t n) 
 
 void gpt2_set_state(GPT2 *model, StateId id, const float *host, int64_t begin, int64_t n) {
     for (int layer = -1; layer <= model->config.n_layer; layer++) {
-        StateSpan spans[MAX_STATE_SPANS];
+        OwnSpan spans[MAX_STATE_SPANS];
         const int n_spans = state_spans(model, optimizer_states[id].kind, layer, spans);
-        for (const StateSpan *s = spans; s < spans + n_spans; s++) {
-            const int64_t first = begin > s->begin ? begin : s->begin,
-                          end = begin + n < s->begin + s->n ? begin + n : s->begin + s->n;
-            if (first < end)
-                model->ops->device->upload(model->states[id] + s->at + first - s->begin, host + first - begin,
-                                           (size_t)(end - first) * sizeof(float));
+        for (int i = 0; i < n_spans; i++) {
+            const OwnSpan s = overlap(spans[i], begin, n);
+            if (s.n > 0)
+                model->ops->device->upload(model->states[id] + s.at, host + s.begin - begin,
+                                           (size_t)s.n * sizeof(float));
         }
     }
 }
@@ -223,7 +214,7 @@ static void gather_layer(GPT2 *model, int layer) {
 const float *gpt2_gather_master(GPT2 *model) {
     if (!gpt2_master_is_sharded(model)) return model->master;
     for (int layer = -1; layer <= model->config.n_layer; layer++) {
-        const OwnPart part = gpt2_own_part(model, layer);
+        const OwnSpan part = gpt2_own_part(model, layer);
         model->ops->device->copy(model->grads + part.begin, model->master + part.at,
                                  (size_t)part.n * sizeof(float));
         gather_layer(model, layer);
@@ -235,9 +226,9 @@ const float *gpt2_gather_master(GPT2 *model) {
 const float *gpt2_gather_state(GPT2 *model, StateId id) {
     if (model->n_parts == 1 && model->options.optimizer == OPTIMIZER_ADAMW) return model->states[id];
     for (int layer = -1; layer <= model->config.n_layer; layer++) {
-        StateSpan spans[MAX_STATE_SPANS];
+        OwnSpan spans[MAX_STATE_SPANS];
         const int n = state_spans(model, optimizer_states[id].kind, layer, spans);
-        for (const StateSpan *s = spans; s < spans + n; s++)
+        for (const OwnSpan *s = spans; s < spans + n; s++)
             model->ops->device->copy(model->grads + s->begin, model->states[id] + s->at,
                                      (size_t)s->n * sizeof(float));
         if (model->n_parts > 1) gather_layer(model, layer);

@@ -3,34 +3,32 @@
 #include "gpt2_pass.h"
 #include <stdlib.h>
 
-static OwnPart part_of(const GPT2 *model, int rank, int layer) {
+static OwnSpan part_of(const GPT2 *model, int rank, int layer) {
     const ParameterRange range = gpt2_layer_range(model->tensors, layer);
     const int64_t n = (range.end - range.begin) / model->n_parts;
-    return (OwnPart){range.begin + rank * n, n, range.begin / model->n_parts};
+    return (OwnSpan){range.begin + rank * n, n, range.begin / model->n_parts};
 }
 
 /* `at` is from the layer's first state on. */
 static int layer_spans(const GPT2 *model, int rank, OptimizerKind kind, int layer,
-                       StateSpan spans[MAX_STATE_SPANS]) {
-    const OwnPart part = part_of(model, rank, layer);
+                       OwnSpan spans[MAX_STATE_SPANS]) {
+    const OwnSpan part = part_of(model, rank, layer);
     TensorId first, last;
     int64_t at = 0;
     int n_spans = 0;
     gpt2_layer_tensors(model->tensors, layer, &first, &last);
     for (int id = first; id <= (int)last; id++) {
         const Tensor *t = &model->tensors[id];
-        int64_t begin = tensor_at(t, layer), end = begin + t->padded;
-        if (begin < part.begin) begin = part.begin;
-        if (end > part.begin + part.n) end = part.begin + part.n;
-        if (begin >= end || optimizer_of(model->options.optimizer, t->group) != kind) continue;
-        spans[n_spans++] = (StateSpan){begin, end - begin, at};
-        at += end - begin;
+        const OwnSpan span = overlap(part, tensor_at(t, layer), t->padded);
+        if (span.n <= 0 || optimizer_of(model->options.optimizer, t->group) != kind) continue;
+        spans[n_spans++] = (OwnSpan){span.begin, span.n, at};
+        at += span.n;
     }
     return n_spans;
 }
 
 static int64_t layer_elements(const GPT2 *model, int rank, OptimizerKind kind, int layer) {
-    StateSpan spans[MAX_STATE_SPANS];
+    OwnSpan spans[MAX_STATE_SPANS];
     const int n = layer_spans(model, rank, kind, layer, spans);
     return n ? spans[n - 1].at + spans[n - 1].n : 0;
 }
@@ -45,15 +43,11 @@ static int64_t elements_before(const GPT2 *model, int rank, OptimizerKind kind, 
     return n;
 }
 
-static int own_rank(const GPT2 *model) {
-    return model->n_parts > 1 ? model->comm->ranks.rank : 0;
-}
-
-OwnPart gpt2_own_part(const GPT2 *model, int layer) {
+OwnSpan gpt2_own_part(const GPT2 *model, int layer) {
     return part_of(model, own_rank(model), layer);
 }
 
-int state_spans(const GPT2 *model, OptimizerKind kind, int layer, StateSpan spans[MAX_STATE_SPANS]) {
+int state_spans(const GPT2 *model, OptimizerKind kind, int layer, OwnSpan spans[MAX_STATE_SPANS]) {
     const int n = layer_spans(model, own_rank(model), kind, layer, spans);
     const int64_t before = elements_before(model, own_rank(model), kind, layer);
     for (int i = 0; i < n; i++) spans[i].at += before;
@@ -71,12 +65,12 @@ int64_t gpt2_state_elements(const GPT2 *model, OptimizerKind kind) {
 
 /* Tiles are counted from the start of the rank's part of a block. */
 void open_block_tiles(GPT2 *model) {
-    const OwnPart part = gpt2_own_part(model, 0);
+    const OwnSpan part = gpt2_own_part(model, 0);
     const size_t bytes = (size_t)part.n / PARAMETER_TILE * sizeof(int32_t);
     int32_t *tiles = must_allocate(bytes, "the tiles of a block's parameters");
     int64_t n_tiles = 0;
     for (int kind = 0; kind < N_OPTIMIZERS; kind++) {
-        StateSpan spans[MAX_STATE_SPANS];
+        OwnSpan spans[MAX_STATE_SPANS];
         const int n = state_spans(model, (OptimizerKind)kind, 0, spans);
         const int64_t before = n_tiles;
         for (int i = 0; i < n; i++)

@@ -266,7 +266,7 @@ static void test_memory(DType dtype) {
                                                  : 3),
               "%d ranks: %d buffers in parts", n, n_sharded);
         if (n == 5) {
-            const OwnPart last = gpt2_own_part(&model, 2);
+            const OwnSpan last = gpt2_own_part(&model, 2);
             comm.ranks.rank = 4;
             CHECK(gpt2_own_part(&model, 2).begin >= model.tensors[LN_F_B].offset + PARAMETER_TILE,
                   "the part of rank 4 begins at %lld, that of rank 0 at %lld",

@@ -12,6 +12,7 @@
 
 enum { TILE = 64, MAX_HD = 256 };
 _Static_assert(TILE % TILE_COLS == 0 && TILE % TILE_ROWS == 0, "a tile is whole register tiles");
+_Static_assert((int)TILE == MASK_BLOCK, "a tile's keys are seen by a tile's queries, or not");
 
 /* (TILE, width): rows of one head, zeros to the right of HD and below the last */
 typedef float Rows[TILE * MAX_HD];
@@ -116,12 +117,6 @@ static vec_mask unseen(const FirstKeys *first, int64_t query, int64_t key) {
     return keys > (int32_t)key;
 }
 
-/* Whether the queries of a tile from q0 on see the keys of the tile from k0 on: a block of the mask each. */
-static bool sees_tile(const Attention *f, int64_t q0, int64_t k0) {
-    _Static_assert((int)TILE == MASK_BLOCK, "a tile is seen whole, or not");
-    return f->sparse.pattern.window == 0 || sparse_sees(&f->sparse, (int)(q0 / TILE), (int)(k0 / TILE));
-}
-
 /* What x, query `query` and key `key` of a tile, becomes under dropout. */
 static float drop(const Attention *f, uint32_t word, int64_t query, int64_t key, float x) {
     return dropout_byte(word, (uint32_t)query, (uint32_t)key) < f->threshold ? 0.0f : x * f->kept_scale;
@@ -198,7 +193,7 @@ static void forward_tile(const void *args, int64_t task) {
     const int64_t k_begin = first.key[0] / TILE * TILE, mask_head = batch * f->NH + head;
     bool begun = false;
     for (int64_t k0 = k_begin; k0 <= q0; k0 += TILE) {
-        if (!sees_tile(f, q0, k0)) continue;
+        if (!sparse_sees_key(&f->sparse, q0, k0)) continue;
         bool diagonal = k0 == q0;
         int64_t n_keys = min_i64(f->T - k0, TILE);
         load_rows(f, rows, k + k0 * row, row, n_keys);
@@ -243,7 +238,7 @@ void cpu_attention_forward(floatX *out, float *lse, const floatX *qkv, const Att
                            int T, int NH, int HD) {
     Attention f = attention_args(mask, T, NH, HD);
     f.out = out, f.lse = lse, f.qkv = qkv;
-    cpu_parallel_for(B * NH * f.n_tiles, forward_tile, &f);
+    cpu_parallel_for((int64_t)B * NH * f.n_tiles, forward_tile, &f);
 }
 
 /* One query tile in backward. */
@@ -306,7 +301,7 @@ static void backward_head(const void *args, int64_t task) {
         const int64_t k_begin = tile.first.key[0] / TILE * TILE;
         bool begun = false;
         for (int64_t k0 = k_begin; k0 <= q0; k0 += TILE) {
-            if (!sees_tile(f, q0, k0)) continue;
+            if (!sparse_sees_key(&f->sparse, q0, k0)) continue;
             bool diagonal = k0 == q0;
             int64_t n_keys = min_i64(f->T - k0, TILE);
             Trim scores_trim = diagonal ? COLS_FROM_ROW : WHOLE,

@@ -26,12 +26,6 @@ static void scale_add(float *y, float alpha, const float *x, float factor, int64
         vec_store_n(y + i, vec_load_n(y + i, n - i) * alpha + vec_load_n(x + i, n - i) * factor, n - i);
 }
 
-/* Whether the query at the last of the keys sees those from `key` on, a block. */
-static bool sees(const BlockSparse *sparse, int64_t end, int64_t key) {
-    return sparse->pattern.window == 0 ||
-           sparse_sees(sparse, (int)((end - 1) / MASK_BLOCK), (int)(key / MASK_BLOCK));
-}
-
 /* Keys [begin, end), whose rows of k and v are 2 C apart, with the online softmax of attention.c for a single row. */
 static void attend(float *out, const float *q, const float *k, int64_t C, int64_t HD, int64_t begin,
                    int64_t end, const BlockSparse *sparse) {
@@ -40,7 +34,7 @@ static void attend(float *out, const float *q, const float *k, int64_t C, int64_
     const float *v = k + C, scale = 1.0f / sqrtf((float)HD);
     float max = -INFINITY, total = 0, sum[MAX_HD] = {0}, weights[KEYS];
     for (; begin < end; begin += KEYS) {
-        if (!sees(sparse, end, begin)) continue;
+        if (!sparse_sees_key(sparse, end - 1, begin)) continue;
         int64_t n = min_i64(end - begin, KEYS);
         float new_max = max;
         for (int64_t j = 0; j < n; j++) {

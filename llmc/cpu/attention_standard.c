@@ -61,10 +61,9 @@ static const int32_t *starts_of(const AttentionMask *mask, int64_t head, int64_t
 
 /* Scores of blocks that query t does not see become -inf. */
 static void hide_blocks(const Rows *r, int64_t t) {
-    const int query_block = (int)(t / MASK_BLOCK);
-    for (int block = 0; r->sparse.pattern.window > 0 && block < query_block; block++)
-        for (int j = 0; !sparse_sees(&r->sparse, query_block, block) && j < MASK_BLOCK; j++)
-            r->probs[t * r->T + (int64_t)block * MASK_BLOCK + j] = -INFINITY;
+    for (int64_t key = 0; key < t / MASK_BLOCK * MASK_BLOCK; key += MASK_BLOCK)
+        for (int j = 0; j < MASK_BLOCK && !sparse_sees_key(&r->sparse, t, key); j++)
+            r->probs[t * r->T + key + j] = -INFINITY;
 }
 
 /* Task: row t of scores becomes softmax(scale * scores) over the keys that query t sees, and 0 over the others. */

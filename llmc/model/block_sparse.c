@@ -44,14 +44,8 @@ double sparse_pairs(SparsePattern pattern, int T) {
 
 /* Tiles that a block of queries sees at most: those of a range of n blocks, wherever it begins, are n / 2 + 1. */
 static int64_t most_tiles(SparsePattern p, int tiles) {
-    const int64_t n = (p.window + 1) / VISITED_BLOCKS + 1 + (p.first + 1) / VISITED_BLOCKS + p.random;
+    const int64_t n = (p.window + 1) / VISITED_BLOCKS + 1 + sparse_first_tiles(p) + p.random;
     return n < tiles ? n : tiles;
-}
-
-size_t sparse_table_words(SparsePattern pattern, int T, int most_T) {
-    const size_t chosen = (size_t)sparse_blocks(most_T) * (size_t)pattern.random;
-    const size_t visits = (size_t)sparse_blocks(T) * (size_t)most_tiles(pattern, tiles_of(T));
-    return chosen + (size_t)tiles_of(T) + 1 + visits * (sizeof(SparseVisit) / sizeof(int32_t));
 }
 
 /* The parts of the table in their order. */
@@ -60,6 +54,11 @@ static size_t begins_at(SparsePattern pattern, int most_T) {
 }
 static size_t visits_at(SparsePattern pattern, int T, int most_T) {
     return begins_at(pattern, most_T) + (size_t)tiles_of(T) + 1;
+}
+
+size_t sparse_table_words(SparsePattern pattern, int T, int most_T) {
+    const size_t visits = (size_t)sparse_blocks(T) * (size_t)most_tiles(pattern, tiles_of(T));
+    return visits_at(pattern, T, most_T) + visits * (sizeof(SparseVisit) / sizeof(int32_t));
 }
 
 BlockSparse sparse_of(SparsePattern pattern, const int32_t *table, int T, int most_T) {
@@ -81,18 +80,17 @@ static int seen_halves(const BlockSparse *s, int query_block, int tile) {
            (sees(s, query_block, VISITED_BLOCKS * tile + 1) ? SEES_SECOND : 0);
 }
 
-/* The highest tile below `tile` that a block of queries sees, or -1. */
+/* The highest tile below `tile` that a block of queries sees for its window or a random block, or -1. */
 static int next_tile(const BlockSparse *s, int query_block, int tile) {
     const SparsePattern p = s->pattern;
     int next = -1;
-    if (tile > 0 && (VISITED_BLOCKS * tile - 1 >= query_block - p.window)) return tile - 1;
+    if (VISITED_BLOCKS * tile - 1 >= query_block - p.window) return tile - 1;
     for (int r = 0; r < p.random; r++) {
         const int chosen = s->chosen[(int64_t)query_block * p.random + r];
         if (chosen >= 0 && chosen / VISITED_BLOCKS < tile && chosen / VISITED_BLOCKS > next)
             next = chosen / VISITED_BLOCKS;
     }
-    const int first = min_int((p.first + VISITED_BLOCKS - 1) / VISITED_BLOCKS, tile) - 1; /* of the start's */
-    return first > next ? first : next;
+    return next;
 }
 
 /* The tiles that a block sees, in the order in which they add to its dQ. Returns how many. */

@@ -86,6 +86,11 @@ SPARSE_FUNCTION bool sparse_sees(const BlockSparse *s, int query_block, int key_
     return false;
 }
 
+/* The same of positions, key <= query; without a pattern all are seen. */
+SPARSE_FUNCTION bool sparse_sees_key(const BlockSparse *s, int64_t query, int64_t key) {
+    return s->pattern.window == 0 || sparse_sees(s, (int)(query / MASK_BLOCK), (int)(key / MASK_BLOCK));
+}
+
 /* Whether the pattern leaves out anything of T positions. */
 SPARSE_FUNCTION bool sparse_cuts(const BlockSparse *s, int T) {
     const SparsePattern p = s->pattern;

@@ -33,9 +33,9 @@ void upload_documents(GPT2 *model, const int32_t *tokens, int B, int T) {
 
 static BlockSparse sparse_of_layer(const GPT2 *model, int l) {
     const GPT2Config *c = &model->config;
-    const size_t words = sparse_table_words(c->sparse, model->sparse_T, c->max_seq_len);
     if (c->sparse.window == 0) return (BlockSparse){0};
-    return sparse_of(c->sparse, model->sparse_tables + (size_t)l * words, model->sparse_T, c->max_seq_len);
+    return sparse_of(c->sparse, model->sparse_tables + (size_t)l * sparse_words(model), model->sparse_T,
+                     c->max_seq_len);
 }
 
 AttentionMask mask_of(const GPT2 *model, const Batch *b, int l) {

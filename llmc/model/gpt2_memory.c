@@ -173,10 +173,7 @@ static size_t block_tiles_bytes(const GPT2 *model) {
 
 /* Of all layers. */
 static size_t sparse_bytes(const GPT2 *model) {
-    const GPT2Config *c = &model->config;
-    if (c->sparse.window == 0) return 0;
-    return (size_t)c->n_layer * sparse_table_words(c->sparse, model->sparse_T, c->max_seq_len) *
-           sizeof(int32_t);
+    return (size_t)model->config.n_layer * sparse_words(model) * sizeof(int32_t);
 }
 
 /* Sizes come from model->config, options, ops, shape, n_elements and n_own; the pointers are only written by
@@ -320,12 +317,12 @@ static void upload_tile_groups(GPT2 *model) {
 
 static void upload_sparse_tables(GPT2 *model) {
     const GPT2Config *c = &model->config;
-    const size_t words = sparse_table_words(c->sparse, model->sparse_T, c->max_seq_len);
-    int32_t *tables = must_allocate((size_t)c->n_layer * words * sizeof *tables, "the seen blocks");
-    memset(tables, 0, (size_t)c->n_layer * words * sizeof *tables); /* a layer may need fewer */
+    const size_t bytes = sparse_bytes(model);
+    int32_t *tables = must_allocate(bytes, "the seen blocks");
+    memset(tables, 0, bytes); /* a layer may need fewer */
     for (int l = 0; l < c->n_layer; l++)
-        sparse_table(tables + (size_t)l * words, c->sparse, model->sparse_T, c->max_seq_len, l);
-    model->ops->device->upload(model->sparse_tables, tables, (size_t)c->n_layer * words * sizeof *tables);
+        sparse_table(tables + (size_t)l * sparse_words(model), c->sparse, model->sparse_T, c->max_seq_len, l);
+    model->ops->device->upload(model->sparse_tables, tables, bytes);
     free(tables);
 }
 

@@ -141,6 +141,11 @@ void drop(GPT2 *model, const Batch *b, DropoutSite site, int layer, floatX *out,
 /* Bounds of the documents in tokens (B,T) on the host, whole sequences, for mask_of. */
 void upload_documents(GPT2 *model, const int32_t *tokens, int B, int T);
 AttentionMask mask_of(const GPT2 *model, const Batch *b, int layer);
+/* Of a layer's table of the blocks that attention sees; 0: it has no pattern. */
+static inline size_t sparse_words(const GPT2 *model) {
+    const SparsePattern p = model->config.sparse;
+    return p.window ? sparse_table_words(p, model->sparse_T, model->config.max_seq_len) : 0;
+}
 
 /* ---- a context shared out over ranks: gpt2_context.c ---- */
 

@@ -46,10 +46,9 @@ void cpu_adamw(const AdamWArgs *args) {
     const StepStats *stats = args->stats;
     if (stats->bad) return;
     double t = (double)(args->update.step - stats->n_skipped);
-    Step step = {args, 1, (float)(1 / (1 - pow(args->update.beta1, t))),
-                 (float)(1 / (1 - pow(args->update.beta2, t)))};
-    if (args->update.clip > 0 && stats->grad_norm > args->update.clip)
-        step.grad_scale = args->update.clip / stats->grad_norm;
+    const Step step = {args, cpu_clip_scale(stats, args->update.clip),
+                       (float)(1 / (1 - pow(args->update.beta1, t))),
+                       (float)(1 / (1 - pow(args->update.beta2, t)))};
     cpu_parallel_for(ceil_div(args->n_tiles, TASK_TILES), update_tiles, &step);
 }
 

@@ -7,6 +7,11 @@
 EACH_OP(DECLARE)
 #undef DECLARE
 
+/* What clipping multiplies the gradients with. */
+static inline float cpu_clip_scale(const StepStats *stats, float clip) {
+    return clip > 0 && stats->grad_norm > clip ? clip / stats->grad_norm : 1;
+}
+
 /* layernorm.c */
 size_t cpu_layernorm_scratch_bytes(const OpShape *shape); /* 2 C floats for each of 64 chunks of rows */
 

@@ -8,17 +8,12 @@
 
 /* ---- element by element; a task is a tile ---- */
 
-static float grad_scale(const MuonArgs *args) {
-    const float norm = args->stats->grad_norm;
-    return args->clip > 0 && norm > args->clip ? args->clip / norm : 1;
-}
-
 static void average_tile(const void *args_, int64_t i) {
     const MuonArgs *args = args_;
     const int64_t begin = (int64_t)args->tiles[i] * PARAMETER_TILE;
     const float *restrict grads = args->grads + begin;
     float *restrict m = args->m + i * PARAMETER_TILE, *restrict x = (float *)args->x + begin;
-    const float scale = grad_scale(args), keep = args->momentum, take = 1.0f - keep;
+    const float scale = cpu_clip_scale(args->stats, args->clip), keep = args->momentum, take = 1.0f - keep;
     for (int64_t k = 0; k < PARAMETER_TILE; k++) {
         const float new = take *(grads[k] * scale);
         m[k] = keep * m[k] + new;

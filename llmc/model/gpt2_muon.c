@@ -17,29 +17,24 @@ static bool has_muon(const GPT2 *model) {
 
 /* ---- the matrices of a block ---- */
 
-/* Of one shape, one transposed. */
-typedef struct MatrixSet {
-    int rows, cols, n;
-    int64_t offsets[MAX_BLOCK_MATRICES];
-    bool transposed[MAX_BLOCK_MATRICES];
-} MatrixSet;
-enum { MAX_SETS = 2 };
+enum { MAX_SETS = 2 }; /* of matrices of one shape, or transposed */
 
-static void add_matrix(MatrixSet sets[MAX_SETS], int *n_sets, int64_t offset, int rows, int cols) {
+static void add_matrix(OrthogonaliseArgs sets[MAX_SETS], int *n_sets, int64_t offset, int rows, int cols) {
     const bool tall = rows > cols;
     const int least = tall ? cols : rows, most = tall ? rows : cols;
-    MatrixSet *set = sets;
+    OrthogonaliseArgs *set = sets;
     while (set < sets + *n_sets && (set->rows != least || set->cols != most)) set++;
     if (set == sets + *n_sets) {
-        *set = (MatrixSet){.rows = least, .cols = most};
+        *set = (OrthogonaliseArgs){.rows = least, .cols = most};
         ++*n_sets;
     }
-    set->offsets[set->n] = offset;
-    set->transposed[set->n++] = tall;
+    set->offsets[set->n_matrices] = offset;
+    set->transposed[set->n_matrices++] = tall;
 }
 
-/* q, k and v lie in one tensor, and are three matrices: what is singular in one is not in another. */
-static int matrix_sets(const GPT2 *model, MatrixSet sets[MAX_SETS]) {
+/* Which matrices a block has, and where in it. q, k and v lie in one tensor, and are three: what is singular in one is not
+ * in another. Returns how many sets. */
+static int matrix_sets(const GPT2 *model, OrthogonaliseArgs sets[MAX_SETS]) {
     const int64_t begin = gpt2_layer_range(model->tensors, 0).begin;
     int n_sets = 0;
     for (int id = LN_1_W; id <= MLP_PROJ_B; id++) {
@@ -75,12 +70,12 @@ static size_t blocks_bytes(const GPT2 *model) {
 
 /* Of all matrices of one shape in a block at once. */
 static size_t block_scratch_bytes(const GPT2 *model) {
-    MatrixSet sets[MAX_SETS];
+    OrthogonaliseArgs sets[MAX_SETS];
     size_t most = 0;
     const int n = matrix_sets(model, sets);
     for (int i = 0; i < n; i++) {
-        const size_t bytes =
-            (size_t)sets[i].n * orthogonalise_scratch_bytes(sets[i].rows, sets[i].cols, model->ops->dtype);
+        const size_t bytes = (size_t)sets[i].n_matrices *
+                             orthogonalise_scratch_bytes(sets[i].rows, sets[i].cols, model->ops->dtype);
         if (bytes > most) most = bytes;
     }
     return most;
@@ -129,26 +124,17 @@ static void exchange(GPT2 *model, const Workspace *w, floatX *to, floatX *from, 
 /* ---- the update ---- */
 
 static void orthogonalise_blocks(GPT2 *model, const Workspace *w, int n_blocks, const UpdateArgs *update) {
-    MatrixSet sets[MAX_SETS];
+    OrthogonaliseArgs sets[MAX_SETS];
     const int n = matrix_sets(model, sets);
-    for (int i = 0; i < n && n_blocks > 0; i++) {
-        OrthogonaliseArgs args = {
-            .x = w->whole,
-            .n_blocks = n_blocks,
-            .stride = w->block,
-            .n_matrices = sets[i].n,
-            .rows = sets[i].rows,
-            .cols = sets[i].cols,
-            .gain = 0.2f * sqrtf((float)sets[i].cols),
-            .polynomial = &newton_schulz[update->polynomial],
-            .scratch = w->scratch,
-            .scratch_bytes = w->scratch_bytes,
-        };
-        for (int k = 0; k < sets[i].n; k++) {
-            args.offsets[k] = sets[i].offsets[k];
-            args.transposed[k] = sets[i].transposed[k];
-        }
-        model->ops->orthogonalise(&args);
+    for (OrthogonaliseArgs *args = sets; args < sets + n && n_blocks > 0; args++) {
+        args->x = w->whole;
+        args->n_blocks = n_blocks;
+        args->stride = w->block;
+        args->gain = 0.2f * sqrtf((float)args->cols);
+        args->polynomial = &newton_schulz[update->polynomial];
+        args->scratch = w->scratch;
+        args->scratch_bytes = w->scratch_bytes;
+        model->ops->orthogonalise(args);
     }
 }
 

@@ -1,8 +1,8 @@
 /* How parameters follow their gradients: groups of parameters, kinds of optimizers, their states, a step.
  *
  * A run chooses an optimizer; the table of groups (optimizer.c) says of which kind each group then is. To add a kind: a name
- * in OptimizerKind with its row in kinds and its column in groups, and a name and a row for each of its states; memory
- * plan, reset and checkpoints loop over the states. */
+ * in OptimizerKind, in OPTIMIZER_FLAGS and in names, its column in groups, and a name and a row for each of its states;
+ * memory plan, reset and checkpoints loop over the states. */
 #pragma once
 #include "ops.h"
 

@@ -44,7 +44,8 @@ typedef struct Sampler {
     int n_decoded; /* steps so far */
     Sequence sequences[MAX_TOGETHER];
     int n_live;
-    int n, n_cached;      /* tokens in each window; of these, rows in the cache */
+    int n;                /* tokens in each window */
+    bool is_cached;       /* all but the last of them have rows in the cache */
     int n_read, n_queued; /* tokens in each window that the host has; that it has or has asked for */
     int n_taken;          /* draws that it has */
     int slot;             /* of the next readback */
@@ -360,7 +361,7 @@ static bool slide_window(Sampler *s, Error *err) {
         memmove(window, window + s->n - keep, (size_t)keep * sizeof *window);
     }
     s->n = s->n_read = s->n_queued = keep;
-    s->n_cached = 0;
+    s->is_cached = false;
     return true;
 }
 
@@ -404,11 +405,12 @@ static void decode(Sampler *s) {
 }
 
 static void draw_token(Sampler *s) {
-    if (s->n_cached)
+    if (s->is_cached)
         decode(s);
     else
         feed_windows(s);
-    s->n_cached = s->n++;
+    s->is_cached = true;
+    s->n++;
 }
 
 /* ---- samples ---- */

@@ -39,7 +39,8 @@ const char *flag_shortened(const char *text, char *buffer, size_t size) {
     return buffer;
 }
 
-const char *flag_allowed(const Flag *flag, char *buffer, size_t size) {
+/* What flag_set_value accepts: "a whole number from 1 to 1048576". Returns buffer. */
+static const char *flag_allowed(const Flag *flag, char *buffer, size_t size) {
     switch (flag->type) {
     case FLAG_SWITCH:
         snprintf(buffer, size, "no value, 0 or 1");

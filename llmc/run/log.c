@@ -247,7 +247,7 @@ static bool log_path(RunLog *run, const char *dir, Error *err) {
 }
 
 static int open_to_append(const char *path) {
-    return open(path, O_WRONLY | O_CREAT | O_APPEND | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC, 0644);
+    return open(path, O_RDWR | O_CREAT | O_APPEND | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC, 0644);
 }
 
 static bool open_end(RunLog *run, Error *err) {
@@ -256,6 +256,13 @@ static bool open_end(RunLog *run, Error *err) {
     run->bytes = lseek(run->fd, 0, SEEK_END);
     run->is_open = true;
     return true;
+}
+
+/* What a kill left of a line ends here: what comes is a line of its own. */
+static void end_torn_line(RunLog *run) {
+    char last = '\n';
+    if (run->bytes > 0 && pread(run->fd, &last, 1, run->bytes - 1) == 1 && last != '\n')
+        run->bytes += file_write_all(run->fd, "\n", 1);
 }
 
 bool log_check(const char *dir, bool resumed, Error *err) {
@@ -268,7 +275,10 @@ bool log_check(const char *dir, bool resumed, Error *err) {
 
 bool log_append(RunLog *run, const char *dir, Error *err) {
     *run = (RunLog){0};
-    return !dir || (log_path(run, dir, err) && look_at(run->path, err) >= 0 && open_end(run, err));
+    if (!dir) return true;
+    if (!log_path(run, dir, err) || look_at(run->path, err) < 0 || !open_end(run, err)) return false;
+    end_torn_line(run);
+    return true;
 }
 
 bool log_open(RunLog *run, const char *dir, int64_t resumed_step, const LogHeader *header, Error *err) {

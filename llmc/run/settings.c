@@ -291,6 +291,8 @@ bool flags_check(const Settings *s, int n_ranks, Error *err) {
          "--reproducible and --context-gpus: a sum over the parts of a sequence has another order; hint: leave one of them out"},
         {s->hellaswag && s->context_gpus > 1,
          "--hellaswag and --context-gpus: its items are short; hint: leave one of them out"},
+        {s->optimizer != OPTIMIZER_MUON && (flags_was_set(s, "momentum") || flags_was_set(s, "muon-polynomial")),
+         "--momentum and --muon-polynomial are Muon's, and the optimizer is AdamW; hint: --optimizer muon, or --beta1 for AdamW's average"},
         {s->profile_trace && !s->profile,
          "--profile-trace and --profile 0: a trace is of profiled steps; hint: leave --profile 0 out"},
         {n_ranks > 1 && s->profile,

@@ -174,6 +174,9 @@ check "--eval-only --out: exit code $status" [ "$status" -eq 0 ]
 sums "$work/logged" >"$work/after"
 check "--eval-only --out: the checkpoints stand" cmp -s "$work/before" "$work/after"
 check "--eval-only --out: one line more" [ "$(wc -l <"$work/logged/log.jsonl")" -eq $((lines + 1)) ]
+printf '{"step": 9, "lo' >>"$work/logged/log.jsonl"
+run --model "$work/logged" --train "$work/text.txt" --eval-only --eval-batches 2 --batch 2 --out "$work/logged"
+check "--eval-only --out: behind half a line, a line of its own" [ "$(wc -l <"$work/logged/log.jsonl")" -eq $((lines + 3)) ]
 check "--eval-only --out: it is the loss" eval 'tail -n 1 "$work/logged/log.jsonl" | grep -qE "^\{\"step\": *6, *\"val_loss\": *[0-9.]+\}$"'
 cp -r "$work/good" "$work/unlogged"
 run --model "$work/unlogged" --train "$work/text.txt" --eval-only --eval-batches 2 --batch 2

@@ -60,7 +60,9 @@ def _lines(raw, path, field, errors):
 
 def _text_of(value, field, place, errors):
     if not isinstance(value, dict) or not isinstance(value.get(field), str):
-        found = ", ".join(sorted(value)) if isinstance(value, dict) else type(value).__name__
+        found = type(value).__name__ if not isinstance(value, dict) else ", ".join(sorted(value)) or "none"
+        if isinstance(value, dict) and field in value:
+            found = "%s there" % type(value[field]).__name__
         raise common.DataError("%s: expected an object with a text in `%s`, found %s; hint: --field" % (place, field, found), 2)
     half = HALVES.search(value[field])
     if half and errors == "strict":

@@ -44,13 +44,17 @@ def distinct(files):
     with concurrent.futures.ThreadPoolExecutor(32) as pool:
         digests = list(pool.map(common.sha256_of, files))
     first = {}
-    return [path for path, digest in zip(files, digests) if first.setdefault(digest, path) == path]
+    for path, digest in zip(files, digests):
+        first.setdefault(digest, path)
+    return list(first.values())
 
 
 def parts_of(files, val_every):
     """(files to train on, files that validate)"""
     if not val_every:
         return files, []
+    if len(files) < val_every:
+        raise common.DataError("--val-every %d: of %d files none validates; hint: a smaller one" % (val_every, len(files)), 2)
     return [path for number, path in enumerate(files, 1) if number % val_every], files[val_every - 1::val_every]
 
 
@@ -95,6 +99,8 @@ def main():
             with common.together() as write:
                 write_shards(args, tokens, border, write)
                 common.write_tokenizer(args.out, write, args.tokenizer)
+            if border == len(tokens) and args.val_fraction:
+                common.say("note: none of %d tokens validates; hint: a larger --val-fraction, or other files for --val" % len(tokens))
 
 
 if __name__ == "__main__":

@@ -386,7 +386,7 @@ def encoding(tokenizer=None):
     return lambda text: own.encode(text, add_special_tokens=False).ids, own.token_to_id("<|endoftext|>")
 
 
-def _tokens_of(tokenizer):
+def tokens_of(tokenizer):
     """(the bytes of every token, the end-of-text token)"""
     if tokenizer is None:
         ranks = gpt2_ranks()
@@ -407,7 +407,7 @@ def tokenizer_paths(out):
 
 def write_tokenizer(out, write=write_file, tokenizer=None):
     """The file that the trainer encodes and decodes with: llm.c's tokenizer .bin, version 2. One's own lies beside its shards alone."""
-    tokens, eot = _tokens_of(tokenizer)
+    tokens, eot = tokens_of(tokenizer)
     header = struct.pack("<4I", TOKENIZER_MAGIC, TOKENIZER_VERSION, len(tokens), eot)
     for path in tokenizer_paths(out) if tokenizer is None else [os.path.join(out, "gpt2_tokenizer.bin")]:
         write(path, header.ljust(1024, b"\0"), b"".join(bytes([len(token)]) + token for token in tokens))

@@ -14,7 +14,6 @@ import common
 
 URL = "https://raw.githubusercontent.com/rowanz/hellaswag/master/data/hellaswag_val.jsonl"
 MAGIC, VERSION, BEGIN = 20240522, 1, 2**16 - 1
-VOCABULARIES = {"gpt2": 50257, "bytes": 256}
 
 
 def _item(value, place):
@@ -44,7 +43,11 @@ def items(path):
 
 
 def encoder(tokenizer):
-    return common.gpt2_encoding().encode_ordinary if tokenizer == "gpt2" else lambda text: list(text.encode())
+    """(a function from text to tokens, how many tokens there are)"""
+    if tokenizer == "bytes":
+        return lambda text: list(text.encode()), 256
+    own = None if tokenizer == "gpt2" else tokenizer
+    return common.encoding(own)[0], len(common.tokens_of(own)[0])
 
 
 def stream_of(index, item, encode):
@@ -59,7 +62,7 @@ def stream_of(index, item, encode):
 
 
 def make(path, source, tokenizer):
-    encode = encoder(tokenizer)
+    encode, vocabulary = encoder(tokenizer)
     n, longest, stream = 0, 0, array.array("H")
     for item in items(source):
         one = stream_of(n, item, encode)
@@ -69,7 +72,7 @@ def make(path, source, tokenizer):
         stream.extend(one)
     if n == 0:
         raise common.DataError("%s: no items in it" % source, 2)
-    header = struct.pack("<5i", MAGIC, VERSION, n, longest, VOCABULARIES[tokenizer]).ljust(1024, b"\0")
+    header = struct.pack("<5i", MAGIC, VERSION, n, longest, vocabulary).ljust(1024, b"\0")
     common.write_file(path, header, common.little_endian(stream))
     common.say("%s: %s items, %s tokens" % (os.path.relpath(path), format(n, ","), format(len(stream) - 10 * n, ",")))
 
@@ -88,7 +91,8 @@ def fetched(folder):
 def main():
     parser = common.Parser(__doc__)
     parser.add_argument("--source", metavar="FILE", help="a local copy: .jsonl or .jsonl.gz")
-    parser.add_argument("--tokenizer", choices=sorted(VOCABULARIES), default="gpt2", help="that of the model, default %(default)s")
+    parser.add_argument("--tokenizer", default="gpt2", metavar="gpt2|bytes|DIR",
+                        help="that of the model, default %(default)s; DIR: with tokenizer.json, as data/train_tokenizer.py writes it")
     parser.add_argument("--out", default=os.path.join(common.DATA, "hellaswag"), metavar="DIR")
     args = parser.parse_args()
     with common.output(args.out, "hellaswag"):

@@ -214,8 +214,10 @@ def test_text():
     equal("text.py: shards", [shard(os.path.join(WORK, name)) for name in names], [stream[:10], stream[10:18], stream[18:]])
     check("text.py: says what it wrote", "out/text/mine_train_000002.bin: 8 tokens" in done.stdout, done.stdout)
     refuses("text.py: old shards stay", "mine_train_000001.bin: there already", run("text.py", one, "--out", "out/text", "--name", "mine"))
-    works("text.py: another name", run("text.py", one, "--out", "out/text", "--val-fraction", "0"))
+    done = run("text.py", one, "--out", "out/text", "--val-fraction", "0")
+    works("text.py: another name", done)
     equal("text.py: no validation, the default name", shard(os.path.join(WORK, "out/text/text_train_000001.bin")), [EOT, *ids("hi the cat\nsat")])
+    check("text.py: no validation, as asked", "note:" not in done.stdout, done.stdout)
     check("text.py: no validation", not os.path.exists(os.path.join(WORK, "out/text/text_val_000000.bin")))
     works("text.py: the default's tenth", run("text.py", write("long.txt", "abcdefghi " * 100), "--out", "data/own", cwd=WORK))
     equal("text.py: a tenth", [len(shard(os.path.join(DATA, "own", name))) for name in ("text_train_000001.bin", "text_val_000000.bin")], [901, 100])
@@ -240,6 +242,12 @@ def test_folders():
     works("folders", run("text.py", folder, "--endings", ".py,.pyi", "--distinct", "--val-every", "3", "--out", "out/folder"))
     found = [shard(os.path.join(WORK, "out/folder/text_%s.bin" % name)) for name in ("train_000001", "val_000000")]
     equal("folders: a, b, c, f, g, of which c validates", found, [[EOT, 64, EOT, 65, EOT, 69, EOT, 70], [EOT, 66]])
+    twice = run("text.py", os.path.join(WORK, "folder/a.py"), os.path.join(WORK, "folder/?.py"), "--distinct", "--val-fraction", "0", "--out", "out/twice")
+    works("a file that is named twice", twice)
+    equal("a file that is named twice: once", shard(os.path.join(WORK, "out/twice/text_train_000001.bin")), [EOT, 64, EOT, 69, EOT, 70])
+    refuses("no file validates", "--val-every 9: of 5 files none validates", run("text.py", folder, "--endings", ".py", "--val-every", "9", "--out", "out/refused"))
+    done = run("text.py", folder, "--endings", ".py", "--val-fraction", "0.01", "--out", "out/no_val")
+    check("no token validates: said", done.returncode == 0 and "note: none of 10 tokens validates; hint: a larger --val-fraction" in done.stdout, done.stdout)
     works("folders: all", run("text.py", folder, "--endings", ".py", "--val-fraction", "0", "--out", "out/folder_all"))
     equal("folders: one ending, copies too", shard(os.path.join(WORK, "out/folder_all/text_train_000001.bin")), [EOT, 64, EOT, 66, EOT, 64, EOT, 69, EOT, 70])
     refuses("a folder without endings", "folder: Is a directory; hint: --endings", run("text.py", folder, "--out", "out/refused"))
@@ -260,6 +268,7 @@ def test_json_lines():
     equal("many lines, more than a batch", shard(os.path.join(WORK, "out/m/text_train_000001.bin")), [token for i in range(1400) for token in (EOT, 64 + i % 7)])
     for name, content, words in (
             ("no_field.jsonl", '{"text": "a"}\n{"x": 1, "b": 2}\n', "no_field.jsonl:2: expected an object with a text in `text`, found b, x; hint: --field"),
+            ("null.jsonl", '{"text": null}\n', "null.jsonl:1: expected an object with a text in `text`, found NoneType there"),
             ("list.jsonl", "[1]\n", "list.jsonl:1: expected an object with a text in `text`, found list"),
             ("broken.jsonl", '{"text": "a"}\n{"text"\n', "broken.jsonl:2: not a line of JSON"),
             ("latin.jsonl", b'{"text": "\xe9"}\n', "latin.jsonl: not UTF-8"),
@@ -652,6 +661,12 @@ def test_hellaswag():
         data = file.read()
     equal("bytes: vocabulary", struct.unpack("<i", data[16:20]), (256,))
     equal("bytes: context", list(struct.unpack("<6H", data[1034:1046])), [5, *b"a the"])
+    works("one's own", run("hellaswag.py", "--source", "h.jsonl", "--tokenizer", "own tokenizer", "--out", "out/h_own"))
+    with open(os.path.join(WORK, "out/h_own/hellaswag_val.bin"), "rb") as file:
+        data = file.read()
+    equal("one's own: vocabulary", struct.unpack("<i", data[16:20]), (264,))
+    equal("one's own: a context and an ending", list(struct.unpack("<5H", data[1034:1044])), [2, 64, 259, 1, 259])
+    refuses("hellaswag.py: no such tokenizer", "none/: No such file", run("hellaswag.py", "--source", "h.jsonl", "--tokenizer", "none/", "--out", "out/none"))
     for name, words in (('{"ctx": "a"}', "x.jsonl:1: expected four texts in `endings`, found None"), ("[1]", "expected an object, found list"),
                         ('{"ctx": "", "endings": ["a", "b", "c", "d"], "label": 1}', "expected a text in `ctx`"),
                         ('{"ctx": "a", "endings": ["a", "b", "c"], "label": 1}', "expected four texts"),

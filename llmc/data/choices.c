@@ -101,12 +101,16 @@ static bool check_header(const int32_t *header, const char *path, int vocab_size
                     "%s: expected magic %d and version %d of a multiple-choice file, found %d and %d; hint: "
                     "data/hellaswag.py writes it",
                     path, MAGIC, VERSION, header[0], header[1]);
+    const bool is_gpt2 = vocab_size >= GPT2_VOCAB && vocab_size < GPT2_VOCAB + VOCAB_PADDING;
     *file_vocab = header[4] ? header[4] : GPT2_VOCAB;
     if (*file_vocab > vocab_size || *file_vocab <= vocab_size - VOCAB_PADDING)
         return fail(err, EXIT_INPUT,
                     "%s: has tokens of a vocabulary of %d, the model's has %d; hint: data/hellaswag.py "
                     "--tokenizer %s",
-                    path, *file_vocab, vocab_size, vocab_size == 256 ? "bytes" : "gpt2");
+                    path, *file_vocab, vocab_size,
+                    vocab_size == 256 ? "bytes"
+                    : is_gpt2         ? "gpt2"
+                                      : "DIR, that of the model");
     return header[2] >= 1 || fail(err, EXIT_INPUT, "%s: expected items, found %d", path, header[2]);
 }
 

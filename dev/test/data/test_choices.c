@@ -81,7 +81,10 @@ static void test_damaged(void) {
     c = whole;
     c.n--;
     refuses(&c, VOCAB, "item 39: tokens of an ending");
-    refuses(&whole, VOCAB - 1, "the model's has 299");
+    refuses(&whole, VOCAB - 1,
+            "the model's has 299; hint: data/hellaswag.py --tokenizer DIR, that of the model");
+    refuses(&whole, 256, "--tokenizer bytes");
+    refuses(&whole, 50304, "--tokenizer gpt2");
     refuses(&whole, VOCAB + 128, "the model's has 428");
     Error err;
     Choices *padded = opened(&whole, VOCAB + 127, &err);

@@ -97,6 +97,7 @@ json null >"$work/own/tokenizer.json"
 works "tokenizer.json alone" --model own $tiny --train text.txt --out own_json
 tokenizer_is "tokenizer.json is said" "bpe of 263 tokens, the model's own: own/tokenizer.json"
 same_weights "tokenizer.json gives the same tokens" own_tuned own_json
+works "the tokens of tokenizer.json, named in another file" --model own --tokenizer small.bin --prompt the --sample-tokens 4
 (cd "$work/elsewhere" && "$program" --device cpu --model ../own $tiny --train ../text.txt --out ../own_elsewhere) >"$work/out" 2>"$work/err"
 check "from another folder: exit code" [ $? -eq 0 ]
 same_weights "from another folder: the same tokens" own_tuned own_elsewhere

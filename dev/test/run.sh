@@ -20,6 +20,13 @@ uses_card() {
     esac
     return 1
 }
+# is_long PROGRAM: it takes ten seconds or more; such start first, so that none ends alone.
+is_long() {
+    case ${1##*/} in
+    test_gpt2 | test_checkpoint_faults | test_faults.sh | test_script_parts.sh | test_data.sh | test_disk.sh | test_soak.sh | test_step.sh | test_scripts.sh) return 0 ;;
+    esac
+    return 1
+}
 # run_each N PROGRAM...: N at once, each with its output in a file; prints 'STATUS PROGRAM' as each ends.
 run_each() {
     n=$1
@@ -30,7 +37,13 @@ run_each() {
 run_all() {
     beside='' alone='' cards=$(ls /dev/nvidia[0-9]* 2>/dev/null)
     for program in "$@"; do
-        if [ -n "$cards" ] && uses_card "$program"; then alone="$alone $program"; else beside="$beside $program"; fi
+        if [ -n "$cards" ] && uses_card "$program"; then
+            alone="$alone $program"
+        elif is_long "$program"; then
+            beside="$program $beside"
+        else
+            beside="$beside $program"
+        fi
     done
     run_each "$jobs" $beside
     run_each 1 $alone

@@ -60,17 +60,9 @@ judge() {
 check "an undisturbed run: exit code $?" [ -f "$work/whole/step_00001000/model.safetensors" ]
 whole=$(weights "$work/whole")
 
-for rank in 0 1 2; do
-    kill=1
-    while [ $kill -le "${KILLS:-1}" ]; do
-        disturb "killed-$rank-$kill" KILL $rank "0.$(awk "BEGIN { srand(); print int(1000 * rand()) }")"
-        judge "killed-$rank-$kill" $rank 'its process is gone'
-        kill=$((kill + 1))
-    done
-done
 # suspend: ctrl-Z, and later fg.
 suspend() {
-    "$program" $job --out "$work/suspended" >"$work/out" 2>"$work/err" </dev/null &
+    "$program" $job --out "$work/suspended" >"$work/suspended.out" 2>"$work/suspended.err" </dev/null &
     parent=$!
     await has_steps 25 "$work/suspended"
     kill -TSTP $parent
@@ -82,14 +74,18 @@ suspend() {
     wait $parent
     echo $? >"$work/suspended.status"
 }
+# These take ten seconds, and wait; the faults below come meanwhile.
 for rank in 0 1 2; do disturb "stopped-$rank" STOP $rank 0 & done
 suspend &
-wait
-check "suspended: nobody trains meanwhile" [ -f "$work/stood" ]
-check "suspended: goes on to the end" [ "$(cat "$work/suspended.status")" = 0 ]
-check "suspended: not a word of it" [ ! -s "$work/err" ]
-check "suspended: the same bits" [ "$(weights "$work/suspended")" = "$whole" ]
-for rank in 0 1 2; do judge "stopped-$rank" $rank 'no sign of life for 8 s: stopped, or its host is gone'; done
+
+for rank in 0 1 2; do
+    kill=1
+    while [ $kill -le "${KILLS:-1}" ]; do
+        disturb "killed-$rank-$kill" KILL $rank "0.$(awk "BEGIN { srand(); print int(1000 * rand()) }")"
+        judge "killed-$rank-$kill" $rank 'its process is gone'
+        kill=$((kill + 1))
+    done
+done
 
 # ---- memory that loses bits ----
 # preloaded NAME LIBRARY SWITCH ARGS...: a run that ends with one line once the file SWITCH is there, from step 125 on.
@@ -144,4 +140,12 @@ if ${CC:-cc} -D_GNU_SOURCE -shared -fPIC -o "$hangs" dev/test/hang.c -ldl -lpthr
 else
     skipped=$((skipped + 1))
 fi
+
+# ---- what was begun above ----
+wait
+check "suspended: nobody trains meanwhile" [ -f "$work/stood" ]
+check "suspended: goes on to the end" [ "$(cat "$work/suspended.status")" = 0 ]
+check "suspended: not a word of it" [ ! -s "$work/suspended.err" ]
+check "suspended: the same bits" [ "$(weights "$work/suspended")" = "$whole" ]
+for rank in 0 1 2; do judge "stopped-$rank" $rank 'no sign of life for 8 s: stopped, or its host is gone'; done
 finish

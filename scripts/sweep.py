@@ -27,7 +27,7 @@ from typing import NamedTuple
 from comparison import EXIT_RUN, Output, Parser, commit_of, duration, end_with, fail, integer, provenance, pyplot
 from run_log import Log, log_path
 
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
+NAME, FLAG = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*"), re.compile(r"--?[A-Za-z]")
 COLUMNS = ["name", "state", "steps", "val_loss", "best_val_loss", "steps_to", "seconds_to", "ms", "seconds", "flags"]
 
 
@@ -91,7 +91,8 @@ def read_grid(axes):
     return runs
 
 
-def check_plan(runs):
+def check_plan(runs, common=()):
+    """The runs, and the flags that all of them have."""
     if not runs:
         fail("no run in the plan")
     seen = set()
@@ -100,9 +101,19 @@ def check_plan(runs):
             fail(f"run {run.name!r}: expected a name of letters, digits and ._+-, which becomes a folder")
         if run.name in seen:
             fail(f"run {run.name}: named twice")
-        if {"--out", "-o", "--resume", "-y"} & {flag.partition("=")[0] for flag in run.flags}:
+        flags = [word.partition("=")[0] for word in [*common, *run.flags] if FLAG.match(word)]
+        if {"--out", "-o", "--resume", "-y"} & set(flags):
             fail(f"run {run.name}: --out and --resume are the sweep's to set")
+        for flag in flags:
+            if flags.count(flag) > 1:
+                fail(f"run {run.name}: {flag} is given twice, by the run or by --flags")
         seen.add(run.name)
+
+
+def check_names(flag, pattern, runs):
+    """A pattern of a flag must be that of some run's name."""
+    if not any(fnmatch.fnmatchcase(run.name, pattern) for run in runs):
+        fail(f"{flag} {pattern}: no run has such a name; the first is {runs[0].name}")
 
 
 # ---- what a run left ----
@@ -246,15 +257,22 @@ def last_line(folder):
 
 # ---- results ----
 
+def number_of(text):
+    try:
+        return float(text)
+    except ValueError:
+        return None
+
+
 def target_loss(text, curves):
     """--to: a number, or the lowest final loss of the runs whose names a pattern matches. None without it."""
     if text is None:
         return None
-    try:
-        return float(text)
-    except ValueError:
-        finals = [curve.final for run, curve in curves if fnmatch.fnmatchcase(run.name, text) and not math.isnan(curve.final)]
-        return min(finals, default=None)
+    number = number_of(text)
+    if number is not None:
+        return number
+    finals = [curve.final for run, curve in curves if fnmatch.fnmatchcase(run.name, text) and not math.isnan(curve.final)]
+    return min(finals, default=None)
 
 
 def without_seed(flags):
@@ -402,7 +420,11 @@ def lock(folder):
 def main(arguments=None):
     args = parse_arguments(arguments)
     runs = read_plan(args.plan) if args.plan else read_grid(args.grid)
-    check_plan(runs)
+    check_plan(runs, words(args.flags, "--flags"))
+    if args.to is not None and number_of(args.to) is None:
+        check_names("--to", args.to, runs)
+    for pattern in args.plot_runs.split(","):
+        check_names("--plot-runs", pattern, runs)
     args.program = args.program or ("./train_gpt2" if shutil.which("./train_gpt2") and not shutil.which("./train_gpt2cu") else "./train_gpt2cu")
     if not shutil.which(args.program):
         fail(f"--program {args.program}: not found; hint: make train_gpt2cu, or train_gpt2 for the CPU")

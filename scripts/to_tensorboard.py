@@ -106,11 +106,12 @@ class Events:
 class Source:
     """A log that may grow, be cut back by a resumption, or become that of another run."""
 
-    def __init__(self, name, path, folder):
+    def __init__(self, name, path, folder=None):
+        """Without a folder it is read, and nothing is written."""
         self.log = Log(log_path(path), name)
         self.first_line, self.headers_before = None, 0
         self.open()
-        self.events = Events(os.path.join(folder, *name.split(os.sep)))
+        self.events = Events(os.path.join(folder, *name.split(os.sep))) if folder else None
 
     def open(self):
         try:
@@ -134,7 +135,8 @@ class Source:
             self.at += len(line)
             self.n_lines += 1
             self.take(line.decode(errors="replace"))
-        self.events.writer.flush()
+        if self.events:
+            self.events.writer.flush()
 
     def follow(self):
         """The same; of a resumed run from its newest header on, because the lines before it are old."""
@@ -159,7 +161,7 @@ class Source:
             taken = self.log.add(line)
         except ValueError:
             refuse(self.log.path, self.n_lines, line)
-        if taken:
+        if taken and self.events:
             self.events.take(self.log, *taken)
 
 
@@ -187,6 +189,8 @@ def main():
     parser.add_argument("--follow", action="store_true", help="go on with what runs write, until ctrl-C")
     args = parser.parse_args()
     library()
+    for name, path in named(args.runs):
+        Source(name, path).read()  # a damaged log is refused before anything is written
     sources = [Source(name, path, args.out) for name, path in named(args.runs)]
     for source in sources:
         source.read()

@@ -275,6 +275,14 @@ class TensorBoard(Logs):
                          (f"error: {self.path('x', 'log.jsonl')}:2: expected a line of a log.jsonl, found '[]'\n", 2))
         self.assertRegex(self.convert(self.path("none"))[2], "none: No such file")
 
+    def test_a_damaged_log_writes_nothing(self):
+        good, bad = self.log(step(1), name="good/log.jsonl"), self.log(step(1), name="bad/log.jsonl", end="[]\n")
+        self.convert(f"bad={good}")
+        before = self.files[self.path("runs", "bad")][:]
+        self.assertEqual(self.convert(f"good={good}", f"bad={bad}")[3], 2)
+        self.assertEqual(os.listdir(self.path("runs")), ["bad"])
+        self.assertEqual((self.files[self.path("runs", "bad")], os.listdir(self.path("runs", "bad"))), (before, ["events.out.tfevents.1.from_log"]))
+
     def test_without_the_package(self):
         del sys.modules["tensorboard.compat.proto.event_pb2"]
         self.replace(sys, "path", [])

@@ -64,9 +64,11 @@ class Plans(Parts):
     def test_what_is_refused(self):
         good = sweep.Run("a", ["--lr", "1"])
         for runs, words in (([], "no run in the plan"), ([good, good], "run a: named twice"), ([sweep.Run("../a", [])], "expected a name of letters"),
-                            ([sweep.Run("a", ["--out=x"])], "--out and --resume are"), ([sweep.Run("a", ["-y"])], "--out and --resume are")):
+                            ([sweep.Run("a", ["--out=x"])], "--out and --resume are"), ([sweep.Run("a", ["-y"])], "--out and --resume are"),
+                            ([good, sweep.Run("b", ["--lr", "1", "--lr=2"])], "run b: --lr is given twice")):
             self.refused(words, 2, sweep.check_plan, runs)
-        sweep.check_plan([good, sweep.Run("b.1+2", ["--lr", "1"])])
+        self.refused("run a: --lr is given twice", 2, sweep.check_plan, [good], ["--lr", "2"])
+        sweep.check_plan([good, sweep.Run("b.1+2", ["--lr", "-1", "--seed", "-1"])], ["--steps", "1"])
         self.refused("expected one of --plan and --grid", 2, sweep.parse_arguments, ["--out", "x"])
         self.refused("expected one of --plan and --grid", 2, sweep.parse_arguments, ["--out", "x", "--plan", "y", "--grid", "--lr 1"])
 
@@ -101,6 +103,13 @@ class Sweeps(Parts):
         rows = [line for line in self.text("out", "summary.md").splitlines() if line.startswith("| `")]
         self.assertEqual(rows, ["| `--lr 4` | 1 | 2.8000 |  | 21 | 0.1 | 4.00 |", "| `--lr 2` | 1 | 3.4000 |  |  |  | 2.00 |"])
         self.assertIn("- commit: 0123abc", self.text("out", "summary.md"))
+
+    def test_bad_input_makes_nothing(self):
+        for words, said in ((["--flags", "--steps '3"], "--flags: flags cannot be read"), (["--to", "c*"], "--to c[*]: no run has such a name; the first is a"),
+                            (["--flags", "--lr 1"], "run a: --lr is given twice"), (["--plot-runs", "a,c"], "--plot-runs c: no run has such a name")):
+            _, _, err, code = self.sweep(*words)
+            self.assertEqual((code, os.path.exists(self.path("out"))), (2, False), words)
+            self.assertRegex(err, "^error: " + said)
 
     def test_what_has_finished_stays(self):
         self.sweep()

@@ -163,7 +163,7 @@ def output(folder, prefix):
         above = os.path.dirname(above)
     try:
         os.makedirs(folder, exist_ok=True)
-        for name in glob.glob(os.path.join(glob.escape(folder), prefix + "_*" + PARTIAL)):
+        for name in glob.glob(glob.escape(os.path.join(folder, prefix)) + "_*" + PARTIAL):
             os.remove(name)
         yield
     except BaseException:
@@ -221,7 +221,7 @@ def check_file(path, size=None, sha256=None, what=None):
 def download(url, path, size=None, sha256=None, tries=3, timeout=20):
     """Fetches url to path, checked: HTTP status, length, size and sha256; retried after network errors."""
     os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
-    partial = path + ".partial"
+    partial = path + PARTIAL
     try:
         for attempt in range(1, tries + 1):
             try:

@@ -183,7 +183,7 @@ def shard_name(prefix, number):
 
 def refuse_leftovers(folder, prefix):
     """Shards of an earlier run beside new ones would be read as one data set."""
-    found = sorted(glob.glob(os.path.join(glob.escape(folder), prefix + "_*.bin")))
+    found = sorted(glob.glob(glob.escape(os.path.join(folder, prefix)) + "_*.bin"))
     if found:
         raise common.DataError("%s: there already; hint: another folder or name, or remove the old shards" % found[0], 2)
 

@@ -29,8 +29,6 @@ HEADER = """\
 #pragma once
 #include <stdint.h>
 
-#define UNICODE_CLASSES_VERSION "{version}"
-
 /* clang-format off */"""
 
 

@@ -8,7 +8,6 @@
  *   SLOW=MS               every fsync takes so many milliseconds
  *   VANISH=K              at the K-th opening of a file below a directory step_*, that directory gets another name */
 #include <dirent.h>
-#include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <stdarg.h>
@@ -38,9 +37,7 @@ int flock(int fd, int operation) {
 }
 
 struct dirent *readdir(DIR *directory) {
-    static struct dirent *(*original)(DIR *);
-    if (!original) original = (struct dirent * (*)(DIR *)) dlsym(RTLD_NEXT, "readdir");
-    if (!getenv("NO_LISTING")) return original(directory);
+    if (!getenv("NO_LISTING")) return (struct dirent *)readdir64(directory); /* another name of it */
     errno = EIO;
     return NULL;
 }

@@ -61,8 +61,8 @@ static bool check_math(const Reader *r, int n_embd) {
     return check_switches(r);
 }
 
-/* This program's own keys: transformers has neither for GPT-2, and ignores them. The latter is the token that ends a
- * document. */
+/* This program's own keys: transformers has none of them for GPT-2, and ignores them. That of documents is the token that
+ * ends one. */
 static const char *const window_key = "attention_window", *const documents_key = "attention_documents",
                          *const sparse_key = "attention_sparse_blocks";
 

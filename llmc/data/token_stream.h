@@ -33,8 +33,8 @@ typedef struct TokenStream {
     } open[OPEN_FILES];
 } TokenStream;
 
-/* pattern: a path or a glob, which must outlive the stream. tokenizer: for text, which without one is refused, for the reason no_tokenizer (NULL: not
- * known). vocab_size 0: the tokenizer's. */
+/* pattern: a path or a glob, which must outlive the stream. tokenizer: for text, which without one is refused, for the
+ * reason no_tokenizer (NULL: not known). vocab_size 0: the tokenizer's. */
 bool token_stream_open(TokenStream *stream, const char *pattern, const Tokenizer *tokenizer,
                        const char *no_tokenizer, int vocab_size, Error *err);
 /* Whether the pattern names files, all of one kind; of texts whether they can be read, of shards whether their

@@ -3,8 +3,6 @@
 #pragma once
 #include <stdint.h>
 
-#define UNICODE_CLASSES_VERSION "16.0.0"
-
 /* clang-format off */
 static const uint32_t unicode_letters[][2] = {
     {0x0041, 0x005A}, {0x0061, 0x007A}, {0x00AA, 0x00AA}, {0x00B5, 0x00B5}, {0x00BA, 0x00BA}, {0x00C0, 0x00D6},

@@ -28,7 +28,7 @@ void vocabulary_free(Vocabulary *vocabulary);
 bool vocabulary_read_bin(Vocabulary *vocabulary, const char *path, Error *err);
 bool vocabulary_write_bin(const Vocabulary *vocabulary, const char *directory, const char *name, Error *err);
 
-/* vocab.json: {token: id}, its bytes spelled as printable characters (hf_spell); and merges.txt beside it. */
+/* vocab.json: {token: id}, its bytes spelled as printable characters (vocabulary_spell); and merges.txt beside it. */
 bool vocabulary_read_hf(Vocabulary *vocabulary, const char *directory, Error *err);
 /* The token that ends a text by Hugging Face's configuration in the directory, eos_token; empty where it says none. */
 bool vocabulary_read_eos(const char *directory, char text[TOKEN_BYTES + 1], Error *err);

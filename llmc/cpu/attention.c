@@ -141,7 +141,8 @@ typedef struct Softmax {
     float max[TILE], sum[TILE], alpha[TILE]; /* of scale * S; alpha: what the sums so far shrink by */
 } Softmax;
 
-/* S becomes P = exp(scale S - max); max, sum and alpha follow. k0: position of the first key. A row that has seen no key yet has max -inf, and takes 0 for it: exp(-inf - 0) = 0. */
+/* S becomes P = exp(scale S - max); max, sum and alpha follow. k0: position of the first key. A row that has seen no key
+ * yet has max -inf, and takes 0 for it: exp(-inf - 0) = 0. */
 static void softmax_tile(const Attention *f, Softmax *state, Scores s, int64_t n_queries, int64_t n_keys,
                          bool diagonal, const FirstKeys *first, int64_t k0) {
     for (int64_t q = 0; q < n_queries; q += VEC) {

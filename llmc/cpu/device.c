@@ -86,7 +86,7 @@ static void multiply_add(const void *sink, int64_t task) {
 static double cpu_peak_flops(DType dtype, const char **how) {
     *how = "measured";
     int n_threads = cpu_thread_count();
-    float results[256], *sink = results;
+    float results[MAX_THREADS], *sink = results;
     double best = 0;
     for (int i = 0; i < PEAK_TRIES; i++) {
         double begin = clock_seconds();
@@ -100,8 +100,7 @@ static double cpu_peak_flops(DType dtype, const char **how) {
 /* ---- readback, timestamps, graphs ---- */
 
 static char readbacks[READBACK_SLOTS][READBACK_BYTES];
-static double *timestamps; /* seconds, monotonic */
-static int n_timestamps;   /* allocated */
+static double timestamps[TIMESTAMPS_MAX]; /* seconds, monotonic */
 
 static void cpu_synchronize(void) {}
 
@@ -139,13 +138,6 @@ static void *cpu_stream_handle(StreamId stream) {
 }
 
 static void cpu_timestamp(int i) {
-    if (i >= n_timestamps) {
-        n_timestamps = 2 * i + 64;
-        double *grown = must_allocate((size_t)n_timestamps * sizeof *timestamps, "timestamps");
-        if (i > 0) memcpy(grown, timestamps, (size_t)i * sizeof *timestamps);
-        free(timestamps);
-        timestamps = grown;
-    }
     timestamps[i] = clock_seconds();
 }
 

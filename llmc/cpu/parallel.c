@@ -14,7 +14,7 @@
 #include <unistd.h>
 
 /* A pause takes about 15 ns: idle threads spin for 30 us, which covers the serial code between two ops. */
-enum { MAX_THREADS = 256, SPINS = 2000, YIELDS = 100, STACK_BYTES = 4 << 20 };
+enum { SPINS = 2000, YIELDS = 100, STACK_BYTES = 4 << 20 };
 
 typedef void (*Task)(const void *args, int64_t i);
 
@@ -35,6 +35,14 @@ static void relax(void) {
 #elif defined(__aarch64__)
     __asm__ volatile("yield");
 #endif
+}
+
+/* The i-th time that a thread looks: it spins, then offers the core to others. */
+static void wait_a_little(int i) {
+    if (i < SPINS)
+        relax();
+    else
+        sched_yield();
 }
 
 /* Takes and runs tasks of the published loop until none is left. */
@@ -60,10 +68,7 @@ static bool may_work(int worker) {
 static void wait_for_work(int worker) {
     for (int i = 0; i < SPINS + YIELDS; i++) {
         if (may_work(worker)) return;
-        if (i < SPINS)
-            relax();
-        else
-            sched_yield();
+        wait_a_little(i);
     }
     pthread_mutex_lock(&pool.mutex);
     atomic_fetch_add(&pool.n_asleep, 1);
@@ -113,12 +118,7 @@ void cpu_parallel_for(int64_t n_tasks, void (*task)(const void *args, int64_t i)
         pthread_mutex_unlock(&pool.mutex);
     }
     run_tasks();
-    for (int i = 0; atomic_load(&pool.n_done) < n_tasks; i++) {
-        if (i < SPINS)
-            relax();
-        else
-            sched_yield();
-    }
+    for (int i = 0; atomic_load(&pool.n_done) < n_tasks; i++) wait_a_little(i);
 }
 
 /* Cores' worth of time that a container's quota allows (cgroup v2), or 0 where there is none. Threads beyond
@@ -150,9 +150,8 @@ static int default_thread_count(void) {
 }
 
 int cpu_thread_count(void) {
-    int n = atomic_load(&pool.n_threads);
-    if (n == 0) cpu_set_thread_count(n = default_thread_count());
-    return n < MAX_THREADS ? n : MAX_THREADS;
+    if (atomic_load(&pool.n_threads) == 0) cpu_set_thread_count(default_thread_count());
+    return atomic_load(&pool.n_threads);
 }
 
 void cpu_set_thread_count(int n) {

@@ -7,13 +7,14 @@
 #pragma once
 #include <stdint.h>
 
-/* Calls task(args, i) once for every i in [0, n_tasks), in any order and on any thread; returns when all are
+/* Calls task(args, i) once for every i in [0, n_tasks), n_tasks < 2^32, in any order and on any thread; returns when all are
  * done. Tasks write disjoint memory and start no loops of their own. One caller at a time. */
 void cpu_parallel_for(int64_t n_tasks, void (*task)(const void *args, int64_t i), const void *args);
 
 /* Threads that work on a loop, the caller included: OMP_NUM_THREADS, else the cores this process may use. */
 int cpu_thread_count(void);
-/* Uses n threads from now on, 1 <= n <= 256. No result depends on it. */
+/* Uses n threads from now on, MAX_THREADS at most; 0: as many as at the start. No result depends on it. */
+enum { MAX_THREADS = 256 };
 void cpu_set_thread_count(int n);
 
 static inline int64_t ceil_div(int64_t a, int64_t b) {

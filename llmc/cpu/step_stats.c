@@ -4,9 +4,9 @@
 #include "parallel.h"
 
 enum {
-    TASK_TILES = 16,
-    ROW = 128
-}; /* tiles of a task; values that a warp of the CUDA kernel reads at once */
+    TASK_TILES = 16, /* tiles of a task */
+    ROW = 128,       /* values that a warp of the CUDA kernel reads at once */
+};
 
 /* Sum of n <= PARAMETER_TILE values, or of their squares, in double, so that neither 1e-25 nor 1e25 leaves the range when
  * squared. In the order of the CUDA kernel: a thread has four sums, each of every 128th value. */

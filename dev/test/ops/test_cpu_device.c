@@ -98,6 +98,16 @@ static void test_low_scores(void) {
               (double)out[t * C], t + 1);
 }
 
+/* Timestamps in any order of their numbers. */
+static void test_timestamps(void) {
+    const int last = TIMESTAMPS_MAX - 1;
+    device_cpu.timestamp(100);
+    device_cpu.timestamp(last);
+    device_cpu.timestamp(5);
+    const double first = device_cpu.seconds_between(100, last), second = device_cpu.seconds_between(last, 5);
+    CHECK(first >= 0 && first < 10 && second >= 0 && second < 10, "%g and %g s", first, second);
+}
+
 /* OMP_NUM_THREADS says how many; what is no number does not. */
 static void test_threads(void) {
     const int before = cpu_thread_count();
@@ -157,6 +167,7 @@ int main(void) {
     test_exp();
     test_table();
     test_threads();
+    test_timestamps();
     test_memory();
     test_peak();
     test_low_scores();

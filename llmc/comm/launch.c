@@ -4,7 +4,6 @@
 #include <fcntl.h>
 #include <math.h>
 #include <poll.h>
-#include <sched.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -14,6 +13,7 @@
 #include <unistd.h>
 #include "llmc/base/error.h"
 #include "llmc/base/terminal.h"
+#include "llmc/cpu/parallel.h"
 #include "place.h"
 #include "rendezvous.h"
 #include "socket.h"
@@ -40,13 +40,12 @@ static void set_variable(const char *name, int value) {
 
 /* What all ranks get; threads of the CPU are shared out. */
 static void set_environment(int n, int port) {
-    cpu_set_t cores;
-    const int n_cores = sched_getaffinity(0, sizeof cores, &cores) ? 1 : CPU_COUNT(&cores);
+    const int n_threads = cpu_cores() / n;
     set_variable("WORLD_SIZE", n);
     set_variable("LOCAL_WORLD_SIZE", n);
     set_variable("MASTER_PORT", port);
     setenv("MASTER_ADDR", "127.0.0.1", 1);
-    if (n > 1 && !getenv("OMP_NUM_THREADS")) set_variable("OMP_NUM_THREADS", n_cores > n ? n_cores / n : 1);
+    if (n > 1 && !getenv("OMP_NUM_THREADS")) set_variable("OMP_NUM_THREADS", n_threads > 1 ? n_threads : 1);
 }
 
 /* In the child. Its process group is its own: what a terminal sends comes from the parent, once. */
@@ -201,7 +200,11 @@ int launch_ranks(const Launch *launch, char **argv) {
     char **again = launch->has_resumed ? argv : with_resume(argv);
     int code = EXIT_RUN;
     family.pids = calloc((size_t)family.n, sizeof *family.pids);
-    if (!family.pids || !again || !catch_signals()) return EXIT_RUN;
+    if (!family.pids || !again || !catch_signals()) {
+        print_line(stderr, "error: --gpus %d: the processes cannot be looked after: %s", family.n,
+                   strerror(errno));
+        return EXIT_RUN;
+    }
     for (int restart = 0; restart <= launch->restarts; restart++) {
         if (restart)
             print_line(stderr, "restart %d of %d, from the newest checkpoint", restart, launch->restarts);

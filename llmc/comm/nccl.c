@@ -4,6 +4,7 @@
 #include <dlfcn.h>
 #include <glob.h>
 #include <limits.h>
+#include <link.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -77,9 +78,9 @@ static void *find_library(Error *err) {
 
 /* ---- opening ---- */
 
-static const char *path_of(void *symbol) {
-    Dl_info info;
-    return dladdr(symbol, &info) && info.dli_fname ? info.dli_fname : LIBRARY;
+static const char *path_of(void *library) {
+    struct link_map *map;
+    return dlinfo(library, RTLD_DI_LINKMAP, &map) == 0 && *map->l_name ? map->l_name : LIBRARY;
 }
 
 /* All functions, or the name of the first that is not there. */
@@ -103,12 +104,13 @@ static const char *missing_function(void *library) {
 static bool check_library(void *library, Error *err) {
     int v = 0;
     int (*version)(int *);
+    const char *path = path_of(library);
     void *symbol = dlsym(library, "ncclGetVersion");
     memcpy(&version, &symbol, sizeof symbol);
     if (!symbol || version(&v) != NCCL_SUCCESS)
-        return fail(err, EXIT_RUN, "NCCL_LIBRARY: %s is not NCCL: it has no ncclGetVersion",
-                    getenv("NCCL_LIBRARY"));
-    const char *path = path_of(symbol), *missing = missing_function(library);
+        return fail(err, EXIT_RUN,
+                    "%s is not NCCL: it has no ncclGetVersion; hint: NCCL_LIBRARY=/path/to/" LIBRARY, path);
+    const char *missing = missing_function(library);
     snprintf(description, sizeof description, "NCCL %d.%d.%d, %s", v / 10000, v / 100 % 100, v % 100, path);
     if (v >= NCCL_OLDEST && !missing) return true;
     return fail(err, EXIT_RUN,

@@ -55,8 +55,7 @@ typedef struct Door {
 static bool fail_twice(const Rendezvous *r, const Hello *h, Error *err) {
     return fail(err, EXIT_INPUT,
                 "rank %d is there twice, on %s and on %s; hint: every process needs its own rank (--gpus on "
-                "more than "
-                "one host needs a launcher)",
+                "more than one host needs a launcher)",
                 h->rank, r->hosts[h->rank], h->host);
 }
 
@@ -297,8 +296,7 @@ static bool join_until(Rendezvous *r, const char *settings, double seconds, bool
             const Error why = *err;
             return fail(err, EXIT_RUN,
                         "rank %d (%s): no rank 0 at %s, port %d, within %.0f s: %s; hint: MASTER_ADDR and "
-                        "MASTER_PORT "
-                        "say where it is",
+                        "MASTER_PORT say where it is",
                         r->ranks.rank, r->hosts[r->ranks.rank], r->place.address, r->place.port, seconds,
                         why.text);
         }
@@ -345,10 +343,13 @@ bool rendezvous_open(Rendezvous *r, const Place *place, const char *settings, do
     *r = (Rendezvous){.ranks = place->ranks, .place = *place};
     *rank_0_knows = ranks_leads(place->ranks);
     if (!rendezvous_room(n, err)) return false;
+    if (strlen(settings) > SETTINGS_MAX)
+        return fail(err, EXIT_RUN, "the settings of a rank are %zu bytes, expected %d at most",
+                    strlen(settings), SETTINGS_MAX);
     r->work = malloc((size_t)n_connections * sizeof *r->work);
     r->watch = malloc((size_t)n_connections * sizeof *r->watch);
     r->hosts = calloc((size_t)n, sizeof *r->hosts);
-    if (!r->work || !r->watch || !r->hosts || strlen(settings) > SETTINGS_MAX)
+    if (!r->work || !r->watch || !r->hosts)
         return rendezvous_close(r), fail(err, EXIT_RUN, "out of memory for %d ranks", n);
     for (int i = 0; i < n_connections; i++) r->work[i] = r->watch[i] = -1;
     gethostname(r->hosts[place->ranks.rank], HOST_NAME - 1);

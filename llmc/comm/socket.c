@@ -101,7 +101,7 @@ int socket_listen(const char *address, int *port, Error *err) {
     why = errno;
     if (found) freeaddrinfo(found);
     if (fd < 0) {
-        fail(err, EXIT_RUN, "port %d of this host, where rank 0 waits for the others: %s%s", *port,
+        fail(err, EXIT_RUN, "port %d of this host, where other ranks are waited for: %s%s", *port,
              strerror(why), why == EADDRINUSE ? "; hint: another MASTER_PORT on every rank" : "");
         return -1;
     }

@@ -132,7 +132,7 @@ static int quota_cores(void) {
     return fields == 2 && quota > 0 && period > 0 ? (int)ceil_div(quota, period) : 0;
 }
 
-static int available_cores(void) {
+static int cores_of_affinity(void) {
 #ifdef __linux__
     cpu_set_t cores;
     if (sched_getaffinity(0, sizeof cores, &cores) == 0) return CPU_COUNT(&cores);
@@ -141,12 +141,15 @@ static int available_cores(void) {
     return n > 0 ? (int)n : 1;
 }
 
+int cpu_cores(void) {
+    const int cores = cores_of_affinity(), quota = quota_cores();
+    return quota > 0 && quota < cores ? quota : cores;
+}
+
 static int default_thread_count(void) {
     const char *text = getenv("OMP_NUM_THREADS");
-    int asked = text ? atoi(text) : 0;
-    if (asked > 0) return asked;
-    int cores = available_cores(), quota = quota_cores();
-    return quota > 0 && quota < cores ? quota : cores;
+    const int asked = text ? atoi(text) : 0;
+    return asked > 0 ? asked : cpu_cores();
 }
 
 int cpu_thread_count(void) {

@@ -11,7 +11,10 @@
  * done. Tasks write disjoint memory and start no loops of their own. One caller at a time. */
 void cpu_parallel_for(int64_t n_tasks, void (*task)(const void *args, int64_t i), const void *args);
 
-/* Threads that work on a loop, the caller included: OMP_NUM_THREADS, else the cores this process may use. */
+/* Cores that this process may use: those of its affinity, or as many as its container's quota is worth. */
+int cpu_cores(void);
+
+/* Threads that work on a loop, the caller included: OMP_NUM_THREADS, else cpu_cores(). */
 int cpu_thread_count(void);
 /* Uses n threads from now on, MAX_THREADS at most; 0: as many as at the start. No result depends on it. */
 enum { MAX_THREADS = 256 };

@@ -4,6 +4,7 @@
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 #include "llmc/comm/launch.h"
@@ -148,6 +149,19 @@ static void test_bad(const char *what, int restarts, int code, const char *said,
     CHECK(all_gone(), "%s: a process is left", what);
 }
 
+/* A parent that cannot open its pipe says so. */
+static void test_no_files(void) {
+    const pid_t parent = fork();
+    if (parent == 0) {
+        dup2(open(path_of("said"), O_CREAT | O_WRONLY | O_TRUNC, 0600), STDERR_FILENO);
+        setrlimit(RLIMIT_NOFILE, &(struct rlimit){3, 3});
+        char *argv[] = {(char *)"test_launch", NULL};
+        _exit(launch_ranks(&(Launch){.n_ranks = 2}, argv));
+    }
+    CHECK(end(parent) == EXIT_RUN && strstr(text_of("said"), "error: --gpus 2: "), "without files: %s",
+          text_of("said"));
+}
+
 static pid_t start_and_wait(const char *what, int restarts) {
     const pid_t parent = start(what, N, restarts);
     CHECK(wait_for(all_there), "%s: not started", what);
@@ -203,6 +217,7 @@ int main(int argc, char **argv) {
     CASE(test_bad("crash", 0, EXIT_RUN, "error: rank 0 was ended by signal 6", 0, 3));
     CASE(test_bad("again", 2, 0, "restart 1 of 2, from the newest checkpoint\n", 0, 3));
     CASE(test_bad("never", 2, EXIT_RUN, "restart 2 of 2, from the newest checkpoint\n", 0, 4));
+    CASE(test_no_files());
     CASE(test_asked_then_ended());
     CASE(test_interrupted());
     CASE(test_asked_then_failing());

@@ -196,32 +196,40 @@ static void close_stuck(Rendezvous *r, const void *context) {
     CHECK(now() - begin < 8, "closed after %.1f s", now() - begin);
 }
 
+#define WHEEL "/lib/python3.12/site-packages/nvidia/nccl/lib"
+
 static void find_wheel(Rendezvous *r, const void *context) {
     Error err = {0};
     (void)context;
     unsetenv("NCCL_LIBRARY");
     Comm *comm = comm_nccl_open(r, &device_cpu, members, 2, NCCL_LIGHT, &err);
-    CHECK(comm &&
-              strstr(comm_nccl_description(), "/lib/python3.12/site-packages/nvidia/nccl/lib/libnccl.so.2"),
-          "%s%s", comm_nccl_description(), err.text);
+    CHECK(comm && strstr(comm_nccl_description(), WHEEL "/libnccl.so.2"), "%s%s", comm_nccl_description(),
+          err.text);
     comm_close(comm);
 }
 
-/* A python3 whose packages have the wheel, first on the PATH; its library is the stand-in. */
-static void test_wheel(void) {
+static void find_no_wheel(Rendezvous *r, const void *context) {
+    Error err = {0};
+    (void)context;
+    unsetenv("NCCL_LIBRARY");
+    Comm *comm = comm_nccl_open(r, &device_cpu, members, 2, NCCL_LIGHT, &err);
+    CHECK(!comm && strstr(err.text, WHEEL "/libnccl.so.2 is not NCCL"), "%s", err.text);
+}
+
+/* A python3 whose packages have the wheel, first on the PATH; its library is the stand-in, or no NCCL. */
+static void test_wheel(const char *library, RankBody find) {
     char command[1000], path[4000];
     if (dlopen("libnccl.so.2", RTLD_LAZY)) {
         SKIP("the wheel's NCCL: this system has its own, which comes first");
         return;
     }
     snprintf(command, sizeof command,
-             "mkdir -p %s/venv/bin %s/venv/lib/python3.12/site-packages/nvidia/nccl/lib && cp %s "
-             "%s/venv/lib/python3.12/site-packages/nvidia/nccl/lib/libnccl.so.2",
-             folder, folder, path_of("fake.so"), folder);
+             "mkdir -p %s/venv/bin %s/venv" WHEEL " && cp %s %s/venv" WHEEL "/libnccl.so.2", folder, folder,
+             library, folder);
     REQUIRE(system(command) == 0, "%s", command);
     snprintf(path, sizeof path, "%s/venv/bin:%s", folder, getenv("PATH"));
     setenv("PATH", path, 1);
-    run_ranks(2, find_wheel, NULL, NULL);
+    run_ranks(2, find, NULL, NULL);
 }
 
 int main(void) {
@@ -236,7 +244,9 @@ int main(void) {
         beside_wait(NULL);
         test_calls_over_fake();
         test_peers();
-        test_wheel();
+        test_wheel(path_of("fake.so"), find_wheel);
+        if (build_fake("no_nccl.so", "-DncclGetVersion=other"))
+            test_wheel(path_of("no_nccl.so"), find_no_wheel);
     }
     empty_folder();
     rmdir(folder);

@@ -181,6 +181,14 @@ static void test_settings(const char *theirs, const char *has) {
         check_said(end(children[rank]), theirs, EXIT_INPUT, "rank 1 (", has, true);
 }
 
+static void test_long_settings(void) {
+    static char settings[1 << 17];
+    const Place place = place_of(1, 2, free_port());
+    memset(settings, 'x', sizeof settings - 1);
+    check_said(end(start(&place, settings, 1, 0)), "long settings", EXIT_RUN, "131071 bytes",
+               "expected 65536 at most", false);
+}
+
 static void test_counts(void) {
     const int port = free_port();
     const Place zero = place_of(0, 3, port), one = place_of(1, 2, port);
@@ -315,6 +323,7 @@ int main(void) {
     BESIDE(test_settings("--lr 1\n--seed 22\n", " has --seed 22, rank 0 ("));
     BESIDE(test_settings("--lr 1\n", ") has nothing, rank 0 ("));
     BESIDE(test_settings("--lr 1\n--seed 2\n--clip 1\n", " has --clip 1, rank 0 ("));
+    BESIDE(test_long_settings());
     BESIDE(test_counts());
     BESIDE(test_twins());
     BESIDE(test_port_in_use());

@@ -160,6 +160,9 @@ static bool check_numbers(const Settings *s, int n_ranks, Error *err) {
             "--batch, and --tokens-per-step for the rest",
             (long long)s->batch, (long long)s->seq, (long long)(s->batch * s->seq), INT32_MAX);
     if (!check_step(s, n_ranks, err)) return false;
+    if (s->steps > INT64_MAX / s->tokens_per_step)
+        return fail(err, EXIT_INPUT, "--steps %lld of %lld tokens: expected at most %lld tokens in a run",
+                    (long long)s->steps, (long long)s->tokens_per_step, (long long)INT64_MAX);
     if (s->warmup > s->steps)
         return fail(err, EXIT_INPUT,
                     "--warmup %lld is longer than the run: --steps %lld; hint: --warmup %lld at most",

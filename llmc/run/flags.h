@@ -49,8 +49,8 @@ typedef struct Settings {
     bool eval_only;
     const char *hellaswag;
     int64_t sample_every, sample_tokens; /* sample_every 0: only at the end; sample_tokens 0: never */
-    const char *prompt, *prompt_file;    /* prompt: prompt_file's text, once setup_prompt has read it */
-    const char *stop;                    /* ends a sample; NULL: none */
+    const char *prompt, *prompt_file;
+    const char *stop; /* ends a sample; NULL: none */
     bool chat;
     int64_t samples;     /* at a time */
     double temperature;  /* 0: greedy */

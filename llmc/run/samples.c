@@ -65,9 +65,10 @@ static void close_texts(Texts *texts) {
     free(texts->all);
 }
 
-static SampleOptions samples_options(const Settings *s, int64_t step) {
+static SampleOptions samples_options(const Run *run, int64_t step) {
+    const Settings *s = &run->settings;
     return (SampleOptions){
-        .prompt = s->prompt,
+        .prompt = setup_prompt_text(run),
         .n_samples = (int)s->samples,
         .n_tokens = (int)s->sample_tokens,
         .temperature = (float)s->temperature,
@@ -85,7 +86,7 @@ static SampleOptions samples_options(const Settings *s, int64_t step) {
 bool samples_in_training(Training *t, int64_t step, Error *err) {
     const Settings *s = &t->run->settings;
     if (s->sample_tokens == 0 || !ranks_leads(t->run->comm->ranks)) return true;
-    const SampleOptions options = samples_options(s, step);
+    const SampleOptions options = samples_options(t->run, step);
     Texts texts = {.console = &t->console, .frames = t->console.out, .step = step, .n = options.n_samples};
     if (!open_texts(&texts, err)) return false;
     stop_expect(STOP_IN_SAMPLE, INFINITY);
@@ -133,7 +134,7 @@ static bool output_fails(void) {
 
 bool samples_alone(Run *run, int64_t step, Error *err) {
     const Settings *s = &run->settings;
-    const SampleOptions options = samples_options(s, step);
+    const SampleOptions options = samples_options(run, step);
     Console console;
     SampleRates rates;
     console_open(&console, stdout, 0, 0);

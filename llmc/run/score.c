@@ -2,9 +2,8 @@
 #include <stdlib.h>
 #include "llmc/comm/watchdog.h"
 
-enum {
-    GROUP = 16
-}; /* batches whose losses stay on the device, so that the host waits once for all of them */
+/* Batches whose losses stay on the device, so that the host waits once for all of them. */
+enum { GROUP = 16 };
 
 typedef struct Scoring {
     const Choices *choices;

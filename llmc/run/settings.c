@@ -170,16 +170,6 @@ static bool check_numbers(const Settings *s, int n_ranks, Error *err) {
     return true;
 }
 
-static bool check_export(const Settings *s, int n_ranks, Error *err) {
-    if (!s->export_path)
-        return !flags_was_set(s, "export-type") ||
-               fail(err, EXIT_INPUT, "--export-type: of what? hint: --export PATH");
-    if (!flags_was_set(s, "model")) return fail(err, EXIT_INPUT, "--export: which model? hint: --model PATH");
-    return n_ranks == 1 ||
-           fail(err, EXIT_INPUT,
-                "--export on several ranks: one writes; hint: leave --gpus or the launcher out");
-}
-
 /* " --lr --steps": of the flags that were given, those that do nothing in a run for `use` alone. A switch that is off asks
  * for nothing. Returns text. */
 static const char *idle_flags(const Settings *s, FlagUse use, char *text, size_t size) {
@@ -306,13 +296,18 @@ bool flags_check(const Settings *s, int n_ranks, Error *err) {
          "--restarts and --resume 0: a restart resumes; hint: leave --resume 0 out"},
         {s->restarts && s->model_only,
          "--restarts and --model-only: a checkpoint without the optimizer cannot be resumed; hint: leave --model-only out"},
+        {!s->export_path && flags_was_set(s, "export-type"),
+         "--export-type: of what? hint: --export PATH"},
+        {s->export_path && !flags_was_set(s, "model"),
+         "--export: which model? hint: --model PATH"},
+        {s->export_path && n_ranks > 1,
+         "--export on several ranks: one writes; hint: leave --gpus or the launcher out"},
         {s->eval_only && model_is_descriptor(s->model),
          "--eval-only: new weights are random; hint: --model PATH"},
     };
     /* clang-format on */
     return check_uses(s, err) && check_contradictions(rows, sizeof rows / sizeof *rows, err) &&
-           check_samples(s, n_ranks, err) && check_export(s, n_ranks, err) && check_groups(s, n_ranks, err) &&
-           check_numbers(s, n_ranks, err);
+           check_samples(s, n_ranks, err) && check_groups(s, n_ranks, err) && check_numbers(s, n_ranks, err);
 }
 
 /* ---- JSON ---- */

@@ -52,17 +52,15 @@ static char *read_stdin(size_t *size, Error *err) {
 }
 
 bool setup_prompt(Run *run, Error *err) {
-    Settings *s = &run->settings;
+    const Settings *s = &run->settings;
     size_t size;
     if (!s->prompt_file) return true;
     run->prompt = strcmp(s->prompt_file, "-") == 0 ? read_stdin(&size, err)
                                                    : file_read(s->prompt_file, PROMPT_MOST, &size, err);
     if (!run->prompt) return fail_flag("prompt-file", err);
-    if (strlen(run->prompt) < size)
-        return fail(err, EXIT_INPUT, "--prompt-file: %s: byte %zu is 0, expected text", s->prompt_file,
-                    strlen(run->prompt) + 1);
-    s->prompt = run->prompt;
-    return true;
+    return strlen(run->prompt) == size ||
+           fail(err, EXIT_INPUT, "--prompt-file: %s: byte %zu is 0, expected text", s->prompt_file,
+                strlen(run->prompt) + 1);
 }
 
 /* ---- model size ---- */
@@ -377,8 +375,9 @@ static size_t planned_snapshot(const Run *run) {
 static size_t planned_samples(const Run *run) {
     const Settings *s = &run->settings;
     const SampleOptions options = {.n_samples = (int)s->samples, .n_tokens = (int)s->sample_tokens};
+    const char *prompt = setup_prompt_text(run);
     if (!s->memory || s->sample_tokens == 0) return 0;
-    return sample_bytes(run->ops, &run->config, &options, s->prompt ? strlen(s->prompt) : 1);
+    return sample_bytes(run->ops, &run->config, &options, prompt ? strlen(prompt) : 1);
 }
 
 static size_t planned_packing(const Run *run) {

@@ -24,13 +24,12 @@ typedef struct Run {
     Tokenizer *tokenizer;         /* NULL: samples are token ids, and text is refused */
     const char *tokenizer_origin; /* how it was chosen, for the header */
     char no_tokenizer[1000];      /* where there is none: which file is missing */
-    char *prompt;                 /* of --prompt-file; NULL: none */
+    char *prompt;                 /* --prompt-file's text; NULL: none */
     int end_of_text;              /* with --pack: the token that ends a document */
     char sparse[48];              /* what settings.sparse points at where the model's files say it */
     GPT2Config config;
     GPT2 model;
-    Snapshot
-        snapshot; /* of the model, for saves beside training; open on rank 0 where there are such saves, and room */
+    Snapshot snapshot;       /* for saves beside training; open on rank 0 where there are such, and room */
     DataLoader *train, *val; /* NULL where the run needs none */
     Choices *choices;        /* of --hellaswag; NULL: none */
     ChoicePlan choice_plan;
@@ -90,8 +89,12 @@ bool setup_check_output(Run *run, Error *err);
 /* --resume finds the newest whole checkpoint under --out; then tokenizer and model size, from flags or
  * checkpoint. */
 bool setup_model_size(Run *run, Error *err);
-/* --prompt-file's text becomes the prompt. */
+/* Reads --prompt-file. */
 bool setup_prompt(Run *run, Error *err);
+/* How a sample begins; NULL: no flag says. A file's text is no part of the settings, which each checkpoint holds. */
+static inline const char *setup_prompt_text(const Run *run) {
+    return run->prompt ? run->prompt : run->settings.prompt;
+}
 /* Chooses and opens the tokenizer, and holds it to the model's vocabulary. */
 bool setup_tokenizer(Run *run, Error *err);
 /* Opens the device; a memory plan that does not fit it is refused before anything is read or allocated. */

@@ -180,9 +180,9 @@ static bool check_others(const Run *run, Error *err) {
 }
 
 bool setup_tokenizer(Run *run, Error *err) {
-    const Settings *s = &run->settings;
+    const char *prompt = setup_prompt_text(run);
     if (!find_tokenizer(run, err) || !check_size(run, err) || !check_others(run, err)) return false;
-    if (run->tokenizer || !s->prompt || !*s->prompt) return true;
+    if (run->tokenizer || !prompt || !*prompt) return true;
     return fail(err, EXIT_INPUT, "--prompt: there is no tokenizer to encode it: %s; hint: --tokenizer %s",
                 run->no_tokenizer, run->config.vocab_size == 256 ? "bytes" : "PATH");
 }

@@ -54,6 +54,9 @@ drawn --prompt-file "$work/null"
 refused "a prompt with a null" '^error: --prompt-file: .*/null: byte 3 is 0, expected text$'
 drawn --prompt-file "$work/missing"
 refused "a prompt file that is not there" '^error: --prompt-file: .*/missing: No such file'
+run --model "$work/model" --train "$work/text.txt" --prompt-file "$work/prompt" --steps 1 --sample-tokens 4 --eval-batches 1 --out "$work/prompted"
+check "--prompt-file in training: begins its samples" [ "$(sed -n '/^--- sample/{n;p;}' "$work/out" | cut -c 1-6)" = "line 1" ]
+check "--prompt-file in training: its text makes no checkpoint larger" grep -qE '"prompt": *null' "$work/prompted/step_00000001/trainer_state.json"
 drawn --prompt a --prompt-file "$work/prompt"
 refused "two prompts" '^error: --prompt and --prompt-file: '
 run --chat --prompt a

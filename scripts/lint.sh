@@ -1,6 +1,7 @@
 #!/bin/sh
 # The rules that a machine can check, each with the file it found: format, warnings of two compilers, length of functions, PTX in
-# one folder, wgmma serialisation and spills of the shipped kernels. Prints 'lint: ok' or exits 1.
+# one folder, wgmma serialisation and spills of the shipped kernels; links of the pages, what results say of themselves. Prints
+# 'lint: ok' or exits 1.
 # Usage: scripts/lint.sh, from the repository root. Tools that are missing are named and skipped.
 set -u
 status=0
@@ -66,5 +67,38 @@ grep -nE '<<<' $(git ls-files -co --exclude-standard '*.c' '*.h') /dev/null && c
 # What is printed goes through terminal.h, which lets nothing pass that a terminal obeys (the device's own failures name sources
 # and kernels alone, and its kernels are linked without the program).
 grep -nE '\b(v?f?printf|f?puts|f?putc|putchar|perror)\(|fwrite\(.*\bstd(out|err)\b' llmc/*/*.c train_gpt2.cu /dev/null | grep -vE '^llmc/base/terminal\.c:' && complain "text for the terminal that does not go through llmc/base/terminal.h"
+
+# ---- pages and results ----
+# The front page is short; a link is [text](path) or [text](path#heading) outside of code blocks, the web's are not followed.
+pages=$(git ls-files -co --exclude-standard '*.md')
+[ "$(wc -l <README.md)" -le 130 ] || complain 'README.md has more than 130 lines'
+awk 'length($0) > 120 { print FILENAME ":" FNR; bad = 1 } END { exit !bad }' README.md && complain 'README.md has lines over 120 characters'
+for page in $pages; do
+    for link in $(awk '/^```/ { code = !code } !code' "$page" | grep -o '](\([^)]*\))' | sed 's/^](//; s/)$//; s/#.*//'); do
+        case $link in http*) ;; *) [ -e "$(dirname "$page")/$link" ] || complain "$page: a link to $link, which is not there" ;; esac
+    done
+done
+for folder in llmc/*/; do
+    grep -q "^| $(basename "$folder")/ |" llmc/README.md || complain "llmc/README.md does not say what $folder has"
+done
+for page in llmc/README.md dev/README.md dev/test/README.md dev/results/README.md data/README.md; do
+    grep -qF "]($page" README.md || complain "README.md does not lead to $page"
+done
+# Measured figures stand between marks that scripts/figures.sh fills, and nowhere else.
+for page in $(grep -l '^<!-- figures ' $pages); do
+    sed '/^<!-- figures/,/^<!-- .figures/d' "$page" | grep -nE '[0-9] ?(ms|tokens/s|[TG]FLOP/s|GiB|GB/s|%|nats a byte)([^A-Za-z]|$)' && complain "$page has a figure that was written by hand"
+done
+# said FILE WORD: a comment of the file begins so.
+said() { grep -qE "^# $2:? +[^ ]" "$1" || complain "$1 does not say its $2"; }
+for file in $(git ls-files -co --exclude-standard 'dev/results/*.csv'); do
+    grep -qE '^# commit:? +[0-9a-f]{7,12}.?$' "$file" || complain "$file does not say its commit"
+    said "$file" '(card|gpu|cpu)'
+    said "$file" '(command|run)'
+    case $file in *attention_runs/* | *train_runs/* | *compare_*) said "$file" torch && said "$file" FA3 ;; esac
+done
+for word in card commit command data; do
+    grep -q "^{.*\"$word\": \"[^\"]" dev/results/cpu/default_run.jsonl || complain "default_run.jsonl does not say its $word"
+done
+for file in dev/results/nvidia-h200/*.md; do [ -f "${file%.md}.csv" ] || complain "$file: its CSV is not there"; done
 [ "$status" -eq 0 ] && echo "lint: ok"
 exit $status

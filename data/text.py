@@ -80,8 +80,6 @@ def main():
     sharding.refuse_leftovers(args.out, args.name)
     files = documents.expand(args.files, documents.endings_of(args))
     parts = parts_of(distinct(files) if args.distinct else files, args.val_every)
-    if args.val_every and not parts[1]:
-        raise common.DataError("--val-every %d: expected at most the number of files, %d: none would validate" % (args.val_every, len(parts[0])), 2)
     eot = common.encoding(args.tokenizer)[1]
     progress = documents.Progress([path for part in parts for path in part])
     counts = [0, 0]

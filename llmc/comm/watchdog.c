@@ -168,9 +168,12 @@ static bool speaks(void) {
     return lowest == r->ranks.rank;
 }
 
+/* Its last beat may be many short steps old; but ranks wait for each other, so it was one step behind this rank at most. */
 static void lost(const Peer *p, const char *why) {
+    const int64_t least = dog.phase == PHASE_STEP ? dog.step - 1 : 0;
+    const bool is_old = p->step < least;
     if (!speaks()) end_run(NULL, EXIT_RUN);
-    end_for(p->rank, p->phase, p->step, why, EXIT_RUN);
+    end_for(p->rank, is_old ? PHASE_STEP : p->phase, is_old ? least : p->step, why, EXIT_RUN);
 }
 
 /* ---- the thread ---- */

@@ -161,6 +161,22 @@ static void test_killed(int rank) {
     CHECK(took < 2.5, "%s: %g s", what, took);
 }
 
+/* Steps that are shorter than the time between two beats: rank 0 is far ahead of what it heard. */
+static void take_short_steps(int rank) {
+    watchdog_set(PHASE_STEP, 300);
+    if (rank == 2) raise(SIGKILL);
+    work(rank);
+}
+
+static void test_short_steps(void) {
+    Job job;
+    start_job(&job, take_short_steps);
+    wait_for_job(&job, 1 << 2);
+    end_job(&job);
+    CHECK(job.n_lines == 1 && strstr(job.said, "rank 2 (alpha), in step 299: its process is gone"), "%s",
+          job.said);
+}
+
 /* The stopped one ends when it goes on, and says nothing more. */
 static void test_stopped(int rank) {
     Job job;
@@ -380,6 +396,7 @@ int main(void) {
     }
     BESIDE(test_failure(7, 0));
     BESIDE(test_two_hosts());
+    BESIDE(test_short_steps());
     BESIDE(test_blocked_output());
     BESIDE(test_lost());
     BESIDE(test_stuck());

@@ -485,6 +485,7 @@ bool sample(GPT2 *model, const Tokenizer *tokenizer, const SampleOptions *option
     *rates = (SampleRates){0};
     bool good = encode_prompt(options, tokenizer, model->config.vocab_size, &prompt, &n, err);
     const size_t used = n > T ? T : n; /* of a prompt longer than the context: its end */
+    if (good) rates->n_prompt = (int64_t)n, rates->n_read = (int64_t)used;
     for (int first = 0; good && first < options->n_samples && !gpt2_stops(model); first += MAX_TOGETHER) {
         const int left = options->n_samples - first, B = left < MAX_TOGETHER ? left : MAX_TOGETHER;
         Sampler s = {.options = options,

@@ -18,6 +18,8 @@ typedef struct SampleOptions {
 
 /* What sampling took. */
 typedef struct SampleRates {
+    int64_t n_prompt;     /* tokens of the prompt */
+    int64_t n_read;       /* of those: its end, where the context does not hold all */
     int64_t n_tokens;     /* in the texts */
     double first_seconds; /* from the call to the first token */
     int64_t n_steps;      /* of decoding, a token of each sample that is decoded together */

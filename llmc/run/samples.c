@@ -147,6 +147,9 @@ bool samples_alone(Run *run, int64_t step, Error *err) {
     const bool drawn = sample(&run->model, run->tokenizer, &options, take_text, &texts, &rates, err);
     if (texts.shown < texts.n) end_shown(&texts);
     const bool ok = drawn && console_text_arrived(&console, err);
+    if (ok && rates.n_read < rates.n_prompt)
+        console_row(stderr, "prompt", "the last %lld of its %lld tokens, all that the model's context holds",
+                    (long long)rates.n_read, (long long)rates.n_prompt);
     if (ok) samples_print_rates(run->ops, &rates);
     close_texts(&texts);
     return ok;

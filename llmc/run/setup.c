@@ -504,6 +504,12 @@ static void name_differences(const Run *run, const char *saved_flags) {
     for (int i = 0; i < n; i++) {
         print_note("--%s was %s in the checkpoint, the run goes on with %s", found[i].name, found[i].saved,
                    found[i].now);
+        if (strcmp(found[i].name, "val") == 0 && run->settings.keep_best &&
+            isfinite(run->resumed.best_val_loss))
+            print_note(
+                "--keep-best holds losses of the new --val to the lowest of the old, %.4f; hint: another "
+                "--out, with --model, begins anew",
+                run->resumed.best_val_loss);
         if (!names_order(found[i].name)) continue;
         name_new_order(run, found[i].name);
         orders = true;

@@ -1,6 +1,8 @@
 /* Parsing of the command line: strict values, exact names, one clear line for everything else. */
 #include "flags_table.h"
 #include <errno.h>
+#include <float.h>
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -81,6 +83,12 @@ static bool parse_real(const char *text, double *value) {
     return end != text && !*end;
 }
 
+/* Less than a float holds: what is off at 0, --clip for one, would be off. */
+static bool reads_as_zero(const char *text, double value) {
+    const size_t mantissa = strcspn(text, "eE");
+    return fabs(value) < FLT_MIN && strcspn(text, "123456789") < mantissa;
+}
+
 static int find_choice(const Flag *flag, const char *value) {
     for (int i = 0; flag->choices[i]; i++)
         if (strcmp(flag->choices[i], value) == 0) return i;
@@ -91,6 +99,7 @@ bool flag_set_value(Settings *s, const Flag *flag, const char *shown, const char
     void *field = (char *)s + flag->offset;
     int64_t whole = 0;
     double real = 0;
+    char text[64];
     bool good = false;
     switch (flag->type) {
     case FLAG_SWITCH:
@@ -103,6 +112,10 @@ bool flag_set_value(Settings *s, const Flag *flag, const char *shown, const char
         break;
     case FLAG_REAL:
         good = parse_real(value, &real) && real >= flag->min && real <= flag->max;
+        if (good && reads_as_zero(value, real))
+            return fail(err, EXIT_INPUT,
+                        "%s: '%s' is too small to be told from 0; expected 0, or %g at least", shown,
+                        flag_shortened(value, text, sizeof text), FLT_MIN);
         if (good) *(double *)field = real;
         break;
     case FLAG_TEXT:
@@ -115,7 +128,7 @@ bool flag_set_value(Settings *s, const Flag *flag, const char *shown, const char
         break;
     }
     if (good) return true;
-    char allowed[160], text[64];
+    char allowed[160];
     return fail(err, EXIT_INPUT, "%s: '%s' is not %s%s", shown, flag_shortened(value, text, sizeof text),
                 flag->type == FLAG_TEXT     ? "a value; expected "
                 : flag->type == FLAG_SWITCH ? "a switch; expected "

@@ -555,6 +555,9 @@ static void open_snapshot(Run *run) {
 
 static bool open_model(Run *run, const GPT2Options *options, Error *err) {
     if (!check_memory(run, err)) return false; /* again: a text lies in the host's memory now */
+    if (options->training && run->settings.schedule == SCHEDULE_CONSTANT &&
+        flags_was_set(&run->settings, "final-lr-fraction"))
+        print_note("--final-lr-fraction does nothing: --schedule constant stays at --lr");
     run->resident_at_start = resident_bytes();
     if (!gpt2_open(&run->model, run->ops, &run->config, options, err)) return false;
     if (run->checkpoint[0] && options->training) return resume(run, err);

@@ -215,6 +215,8 @@ missing=
 for flag in $(echo "$other" | tr ' ' '\n' | grep ^--); do grep -q "^note: $flag was .* in the checkpoint" "$work/out" || missing="$missing $flag"; done
 check "resume with other flags: each is named${missing:+, but for$missing}" eval '[ "$status" = 0 ] && [ -z "$missing" ]'
 check "resume with other windows: what becomes of the order" [ "$(grep -cE '^note: the order of the data goes on at window [0-9]+ of the new --(seq|seed): ' "$work/out")" -eq 2 ]
+run $tiny --train "$work/text.txt" --steps 2 --schedule constant --final-lr-fraction 0.5
+check "--final-lr-fraction of a constant rate is named" grep -q '^note: --final-lr-fraction does nothing: --schedule constant stays at --lr$' "$work/out"
 refuses "resume with another model" 'layers' --model d12 --train "$work/text.txt" --batch 2 --seq 16 --tokens-per-step 64 --steps 12 --out "$work/whole" --resume
 
 elsewhere $tiny --resume --out whole

@@ -121,6 +121,8 @@ static const Refusal refusals[] = {
     {"--lr 0x1p-3",                     {"'0x1p-3'"}                                          },
     {"--lr 1e-3x",                      {"'1e-3x'"}                                           },
     {"--lr 1e999",                      {"'1e999'"}                                           },
+    {"--clip 1e-400",                   {"--clip", "'1e-400' is too small to be told from 0"} },
+    {"--clip 1e-40",                    {"expected 0, or 1.17549e-38 at least"}               },
     {"--lr 0,1",                        {"'0,1'"}                                             },
     {"--lr -1",                         {"'-1'"}                                              },
     {"--lr 1e",                         {"'1e'"}                                              },

@@ -376,7 +376,7 @@ static size_t planned_samples(const Run *run) {
     const Settings *s = &run->settings;
     const SampleOptions options = {.n_samples = (int)s->samples, .n_tokens = (int)s->sample_tokens};
     const char *prompt = setup_prompt_text(run);
-    if (!s->memory || s->sample_tokens == 0) return 0;
+    if (!s->memory || s->sample_tokens == 0 || s->eval_only || s->export_path) return 0;
     return sample_bytes(run->ops, &run->config, &options, prompt ? strlen(prompt) : 1);
 }
 

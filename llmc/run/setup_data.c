@@ -89,10 +89,17 @@ bool setup_check_data(const Run *run, Error *err) {
     return !s->val || check_pattern(run, "val", s->val, err);
 }
 
+/* Batches that read all windows of the validation data. */
+static int64_t whole_validation(const Run *run) {
+    const Settings *s = &run->settings;
+    const int64_t windows = dataloader_epoch(run->val);
+    return (windows + s->batch - 1) / s->batch;
+}
+
 /* The default --eval-batches reads a short validation text once, not over and over. */
 static void limit_eval_batches(Run *run) {
     Settings *s = &run->settings;
-    const int64_t windows = dataloader_epoch(run->val), batches = (windows + s->batch - 1) / s->batch;
+    const int64_t batches = whole_validation(run);
     const bool as_in_run = s->data_of_run && !flags_was_set(s, "batch") && !flags_was_set(s, "seq");
     if (!flags_was_set(s, "eval-batches") && !as_in_run && s->eval_batches > batches)
         s->eval_batches = batches;
@@ -149,6 +156,19 @@ static void name_text_for_documents(const Run *run) {
             s->pack ? "pack" : "documents", source.pattern);
         return;
     }
+}
+
+/* An evaluation that was asked to read the same again; of a mixture each source says how often it is read. */
+static void name_repeats(const Run *run) {
+    const Settings *s = &run->settings;
+    const int64_t once = whole_validation(run);
+    if (!s->eval_only || !flags_was_set(s, "eval-batches") || s->eval_batches <= once ||
+        dataloader_n_sources(run->val) > 1)
+        return;
+    print_note("--eval-batches %lld: the validation data, %lld windows of %lld tokens, are read %.3g times; "
+               "hint: --eval-batches %lld reads them once",
+               (long long)s->eval_batches, (long long)dataloader_epoch(run->val), (long long)s->seq,
+               (double)(s->eval_batches * s->batch) / (double)dataloader_epoch(run->val), (long long)once);
 }
 
 static bool open_choices(Run *run, Error *err) {
@@ -212,6 +232,7 @@ bool setup_data(Run *run, Error *err) {
     if (s->val || !run->train) name_not_utf8(run->val);
     if (s->val && run->train) name_shared_file(run);
     limit_eval_batches(run);
+    name_repeats(run);
     /* Bad validation data ends the run now, not after hours. */
     return dataloader_next(run->val, &tokens, &targets, err) || setup_fail_val(run, err);
 }

@@ -345,7 +345,16 @@ refuses "--eval-only of a run whose data are gone" "^error: --eval-only: the run
 mv "$work/moved.txt" "$work/text.txt"
 run --model "$work/whole" --train "$work/text.txt" --eval-only --batch 3 --eval-batches 1
 check "--eval-only: flags come before the run's" grep -qE '^evaluation +1 batches of 3 x 16 tokens = 48 tokens$' "$work/out"
+check "--eval-only of data read once: no note" [ "$(grep -c '^note: --eval-batches' "$work/out")" -eq 0 ]
 check "--eval-only: says nothing of training" [ "$(grep -cE '^(recipe|batch|run|optimizer|schedule|samples|output|peak|done)\b' "$work/out")" -eq 0 ]
+head -c 400 "$work/text.txt" >"$work/short.txt"
+windows=24 # of 16 tokens and a last target
+run --model "$work/whole" --val "$work/short.txt" --eval-only --batch 1 --seq 16 --eval-batches $windows
+check "--eval-only of each window once: no note" [ "$(grep -c '^note: --eval-batches' "$work/out")" -eq 0 ]
+run --model "$work/whole" --val "$work/short.txt" --eval-only --batch 1 --seq 16 --eval-batches $((2 * windows))
+check "--eval-only of the same again: a note" grep -q "^note: --eval-batches $((2 * windows)): .* $windows windows of 16 tokens, are read 2 times; hint: --eval-batches $windows " "$work/out"
+run --model "$work/whole" --val "$work/short.txt" --eval-only --memory
+check "--memory of an evaluation: no samples are drawn" [ "$(grep -c 'while they are drawn' "$work/out")" -eq 0 ]
 run --model d48 --memory --seq 1048576 --batch 1
 check "--memory of a huge model allocates nothing: exit code $status" [ "$status" -eq 0 ]
 check "--memory names tensors" grep -q 'qkv' "$work/out"

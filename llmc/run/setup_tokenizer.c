@@ -28,7 +28,7 @@ static void folder_of(const char *path, char folder[PATH_MAX]) {
         snprintf(folder, PATH_MAX, "%.*s", slash == path ? 1 : (int)(slash - path), path);
 }
 
-/* Opens FOLDER/gpt2_tokenizer.bin where it is there; *found says that it is. Its ids must be as many as the model's. */
+/* Opens FOLDER/gpt2_tokenizer.bin where it is there; *found says that it is. Its ids must be the model's. */
 static bool open_beside(Run *run, const char *folder, int vocab_size, const char *origin, bool *found,
                         Error *err) {
     char path[PATH_MAX];
@@ -38,7 +38,7 @@ static bool open_beside(Run *run, const char *folder, int vocab_size, const char
     if (!*found) return true;
     if (!open_tokenizer(run, path, origin, err)) return false;
     const int n = tokenizer_vocab_size(run->tokenizer);
-    if (n == vocab_size) return true;
+    if (n == vocab_size || (run->model_path[0] && tokenizer_fits(run->tokenizer, vocab_size))) return true;
     if (run->model_path[0])
         return fail(err, EXIT_INPUT,
                     "the tokenizer %s has %d tokens, the model of %s %d: their ids cannot be the same; hint: "
@@ -121,11 +121,12 @@ static bool find_tokenizer(Run *run, Error *err) {
     return run->model_path[0] || open_tokenizer(run, "bytes", by_default, err);
 }
 
-/* Ids past the tokenizer's are served only where the model's own files have them: a table that was rounded up. */
+/* A model's own files may have any ids past the tokenizer's. */
 static bool check_size(const Run *run, Error *err) {
     if (!run->tokenizer || !run->model_path[0]) return true;
     const int n = tokenizer_vocab_size(run->tokenizer), n_model = run->config.vocab_size;
-    if (n == n_model || (run->tokenizer_origin == by_model && n < n_model)) return true;
+    if (tokenizer_fits(run->tokenizer, n_model) || (run->tokenizer_origin == by_model && n < n_model))
+        return true;
     return fail(err, EXIT_INPUT,
                 "the tokenizer %s has %d tokens, the model of %s %d: their ids cannot be the same; hint: %s",
                 tokenizer_source(run->tokenizer), n, run->model_path, n_model,

@@ -185,6 +185,14 @@ int tokenizer_vocab_size(const Tokenizer *tokenizer) {
     return tokenizer->vocabulary.n_tokens;
 }
 
+bool tokenizer_fits(const Tokenizer *tokenizer, int n_rows) {
+    const int64_t n = tokenizer->vocabulary.n_tokens;
+    bool fits = false;
+    for (int64_t multiple = 1; multiple <= 128; multiple *= 2)
+        fits = fits || (n + multiple - 1) / multiple * multiple == n_rows;
+    return fits;
+}
+
 int tokenizer_eot(const Tokenizer *tokenizer) {
     return tokenizer->vocabulary.eot;
 }

@@ -15,6 +15,8 @@ Tokenizer *tokenizer_open(const char *spec, Error *err);
 bool tokenizer_is_in(const char *directory);
 void tokenizer_close(Tokenizer *tokenizer);
 int tokenizer_vocab_size(const Tokenizer *tokenizer);
+/* Whether its ids can be those of a table of so many rows: as many, or rounded up, to a multiple of 128 at most. */
+bool tokenizer_fits(const Tokenizer *tokenizer, int n_rows);
 /* End-of-text id, -1 where there is none (bytes). */
 int tokenizer_eot(const Tokenizer *tokenizer);
 /* "bytes" or "bpe of 50257 tokens". */

@@ -165,6 +165,25 @@ check "beside the shards, another size: found before anything is printed" [ ! -s
 shard 1 2 3 262 >"$work/set/mine/b_train_000001.bin"
 works "beside the shards, another size: as the hint says" $size $tiny --train 'set/mine/b_train_*.bin' --tokenizer set/mine/../gpt2_tokenizer.bin
 refuses "beside the shards, another size than the model's" '^error: --train: the tokenizer set/mine/../gpt2_tokenizer.bin has 263 tokens, the model of shards/.* 50257: their ids cannot be the same; hint: --tokenizer names another, or move it away$' --model shards $tiny --train 'set/mine/a_train_*.bin'
+
+# ---- a model whose table was rounded up: 264 rows for 263 tokens; 265 are none ----
+for rows in 264 265; do
+    { int32 20240328 2 $rows 262; zeros 252; tail -c +1025 "$work/small.bin"; bytes 2; printf 'zq'; [ $rows -eq 264 ] || { bytes 2; printf 'qz'; }; } >"$work/$rows.bin"
+    works "$rows tokens" $size $tiny --train text.txt --tokenizer $rows.bin --out of$rows
+    works "$rows tokens, as transformers has them" --model of$rows --export bare$rows
+    (cd "$work/bare$rows" && rm tokenizer.bin vocab.json merges.txt tokenizer_config.json special_tokens_map.json)
+    mkdir "$work/own$rows" "$work/llmc$rows"
+    cp "$work/bare$rows"/* "$work/own$rows" && cp "$work/small.bin" "$work/own$rows/tokenizer.bin"
+    works "$rows rows, 263 tokens" --model own$rows --prompt a --sample-tokens 4 --temperature 0
+    cp "$work/out" "$work/text$rows"
+    works "$rows rows, for llm.c" --model own$rows --export llmc$rows/x.bin
+done
+works "rounded up, --tokenizer" --model bare264 --tokenizer small.bin --prompt a --sample-tokens 4 --temperature 0
+check "rounded up, --tokenizer: the same text" cmp -s "$work/out" "$work/text264"
+works "rounded up, llm.c's files" --model llmc264/x.bin --prompt a --sample-tokens 4 --temperature 0
+check "rounded up, llm.c's files: the same text" cmp -s "$work/out" "$work/text264"
+refuses "not rounded up, --tokenizer" 'has 263 tokens, the model of bare265 265: ' --model bare265 --tokenizer small.bin --prompt a
+refuses "not rounded up, llm.c's files" 'has 263 tokens, the model of llmc265/x.bin 265: ' --model llmc265/x.bin --prompt a
 printf 'x' >"$work/set/mine/gpt2_tokenizer.bin"
 refuses "beside the shards, broken" '--train: set/mine/gpt2_tokenizer.bin: header: expected 1024 bytes' $on_shards
 # 50257 tokens: the bytes, made-up ones of three bytes, end-of-text.

@@ -1,5 +1,6 @@
 #include "choices.h"
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include "llmc/base/files.h"
@@ -20,15 +21,20 @@ enum {
 typedef struct Reader {
     const char *path;
     const uint16_t *stream;
-    size_t n, at; /* of uint16 */
+    size_t n, at;  /* of uint16 */
+    bool odd_byte; /* one more, which is no uint16 */
     int vocab_size;
     Error *err;
 } Reader;
 
-static bool refuse(const Reader *r, int item, const char *what, int64_t expected, int64_t found) {
+/* A number that is none of those from `from` to `to`; -1: the file ends before it. */
+static bool refuse(const Reader *r, int item, const char *what, int from, int to, int found) {
+    char expected[32], number[24] = "the end of the file";
+    snprintf(expected, sizeof expected, from < to ? "%d to %d" : "%d", from, to);
+    if (found >= 0) snprintf(number, sizeof number, "%d", found);
     return fail(r->err, EXIT_INPUT,
-                "%s: item %d: %s: expected %lld, found %lld; hint: data/hellaswag.py makes it again", r->path,
-                item, what, (long long)expected, (long long)found);
+                "%s: item %d: %s: expected %s, found %s; hint: data/hellaswag.py makes it again", r->path,
+                item, what, expected, number);
 }
 
 /* The next number; -1 behind the end. */
@@ -40,10 +46,14 @@ static int next(Reader *r) {
 static bool read_tokens(Reader *r, int item, const char *what, const uint16_t **tokens, int *n) {
     *n = next(r);
     *tokens = r->stream + r->at;
-    if (*n < 1) return refuse(r, item, what, 1, *n);
-    if ((size_t)*n > r->n - r->at) return refuse(r, item, what, (int64_t)(r->n - r->at), *n);
+    if (*n < 1) return refuse(r, item, what, 1, BEGIN - 1, *n);
+    if ((size_t)*n > r->n - r->at)
+        return fail(r->err, EXIT_INPUT,
+                    "%s: item %d: %s: expected %d, found %zu and the end of the file; hint: copy it again",
+                    r->path, item, what, *n, r->n - r->at);
     for (int i = 0; i < *n; i++)
-        if ((*tokens)[i] >= r->vocab_size) return refuse(r, item, "token", r->vocab_size - 1, (*tokens)[i]);
+        if ((*tokens)[i] >= r->vocab_size)
+            return refuse(r, item, "token", 0, r->vocab_size - 1, (*tokens)[i]);
     r->at += (size_t)*n;
     return true;
 }
@@ -56,17 +66,17 @@ static bool read_item(Reader *r, int item, int *label, ChoiceRow *rows, int *n_e
     next(r); /* the index, which wraps around in large files */
     *label = next(r);
     *n_endings = next(r);
-    if (mark != BEGIN) return refuse(r, item, "mark of its beginning", BEGIN, mark);
+    if (mark != BEGIN) return refuse(r, item, "mark of its beginning", BEGIN, BEGIN, mark);
     if (*n_endings < 2 || *n_endings > MAX_ENDINGS)
-        return refuse(r, item, "number of endings", 4, *n_endings);
-    if (*label >= *n_endings) return refuse(r, item, "label", *n_endings - 1, *label);
+        return refuse(r, item, "number of endings", 2, MAX_ENDINGS, *n_endings);
+    if (*label >= *n_endings) return refuse(r, item, "label", 0, *n_endings - 1, *label);
     if (!read_tokens(r, item, "tokens of the context", &row.context_tokens, &row.n_context)) return false;
     for (row.ending = 0; row.ending < *n_endings; row.ending++) {
         if (!read_tokens(r, item, "tokens of an ending", &row.ending_tokens, &row.n_ending)) return false;
         if (rows) rows[row.ending] = row;
     }
-    const size_t found = (r->at - begin) * sizeof *r->stream;
-    return found == (size_t)bytes || refuse(r, item, "bytes of the item", (int64_t)found, bytes);
+    const int found = (int)((r->at - begin) * sizeof *r->stream);
+    return found == bytes || refuse(r, item, "bytes of the item", found, found, bytes);
 }
 
 /* All items, twice: counted, then kept. */
@@ -81,7 +91,7 @@ static bool read_items(Choices *c, Reader *r) {
             n_rows += n_endings;
         }
         if (pass) break;
-        if (r->at != r->n)
+        if (r->at != r->n || r->odd_byte)
             return fail(r->err, EXIT_INPUT, "%s: expected %d items, found more behind them", r->path,
                         c->n_items);
         c->n_rows = n_rows;
@@ -128,6 +138,7 @@ static bool read_choices(Choices *c, const char *path, int vocab_size, Error *er
     c->n_items = header[2];
     reader.stream = c->file;
     reader.n = size / sizeof *c->file;
+    reader.odd_byte = size % sizeof *c->file;
     reader.at = HEADER_BYTES / sizeof *c->file;
     return read_items(c, &reader);
 }

@@ -52,22 +52,22 @@ static void test_damaged(void) {
         int value;
         const char *words;
     } rows[] = {
-        {-1,         20240520, "expected magic 20240522"                               },
-        {-2,         2,        "and 2; hint: data/hellaswag.py"                        },
-        {-3,         0,        "expected items, found 0"                               },
-        {-3,         39,       "found more behind them"                                },
-        {-3,         41,       "item 40: mark of its beginning"                        },
-        {-5,         172,      "has tokens of a vocabulary of 172"                     },
-        {-5,         0,        "has tokens of a vocabulary of 50257"                   },
-        {0,          1,        "item 0: mark of its beginning: expected 65535, found 1"},
-        {1,          8,        "item 0: bytes of the item"                             },
-        {3,          4,        "item 0: label: expected 3, found 4"                    },
-        {second + 3, 2,        "item 1: label: expected 1, found 2"                    },
-        {4,          1,        "item 0: number of endings"                             },
-        {4,          65,       "item 0: number of endings"                             },
-        {5,          0,        "item 0: tokens of the context"                         },
-        {5,          65534,    "item 0: tokens of the context"                         },
-        {6,          VOCAB,    "item 0: token: expected 299, found 300"                },
+        {-1,         20240520, "expected magic 20240522"                                                  },
+        {-2,         2,        "and 2; hint: data/hellaswag.py"                                           },
+        {-3,         0,        "expected items, found 0"                                                  },
+        {-3,         39,       "found more behind them"                                                   },
+        {-3,         41,       "item 40: mark of its beginning: expected 65535, found the end of the file"},
+        {-5,         172,      "has tokens of a vocabulary of 172"                                        },
+        {-5,         0,        "has tokens of a vocabulary of 50257"                                      },
+        {0,          1,        "item 0: mark of its beginning: expected 65535, found 1"                   },
+        {1,          8,        "item 0: bytes of the item"                                                },
+        {3,          4,        "item 0: label: expected 0 to 3, found 4"                                  },
+        {second + 3, 2,        "item 1: label: expected 0 to 1, found 2"                                  },
+        {4,          1,        "item 0: number of endings: expected 2 to 64, found 1"                     },
+        {4,          65,       "item 0: number of endings"                                                },
+        {5,          0,        "item 0: tokens of the context"                                            },
+        {5,          65534,    "item 0: tokens of the context: expected 65534, found "                    },
+        {6,          VOCAB,    "item 0: token: expected 0 to 299, found 300"                              },
     };
     static ChoicesCase c;
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
@@ -78,15 +78,20 @@ static void test_damaged(void) {
             c.stream[rows[i].at] = (uint16_t)rows[i].value;
         refuses(&c, VOCAB, rows[i].words);
     }
+    Error err;
     c = whole;
     c.n--;
-    refuses(&c, VOCAB, "item 39: tokens of an ending");
+    refuses(&c, VOCAB, " and the end of the file; hint: copy it again");
+    write_case(&whole, path_of("items.bin"));
+    FILE *file = fopen(path_of("items.bin"), "ab");
+    REQUIRE(file && fputc(7, file) == 7 && fclose(file) == 0, "writing items.bin");
+    CHECK(!choices_open(path_of("items.bin"), VOCAB, &err) && strstr(err.text, "found more behind them"),
+          "half a number behind the last item: %s", err.text);
     refuses(&whole, VOCAB - 1,
             "the model's has 299; hint: data/hellaswag.py --tokenizer DIR, that of the model");
     refuses(&whole, 256, "--tokenizer bytes");
     refuses(&whole, 50304, "--tokenizer gpt2");
     refuses(&whole, VOCAB + 128, "the model's has 428");
-    Error err;
     Choices *padded = opened(&whole, VOCAB + 127, &err);
     CHECK(padded, "a model whose table was rounded up: %s", err.text);
     choices_close(padded);

@@ -36,10 +36,18 @@ const char *json_shown(const JsonValue *value) {
     return value && value->text ? value->text : json_type_name(value);
 }
 
+/* A text that could be read as a number or a word of JSON. */
+static bool is_quoted_value(const JsonValue *value) {
+    return value && value->type == JSON_STRING &&
+           (strchr("-0123456789", value->text[0]) || strcmp(value->text, "true") == 0 ||
+            strcmp(value->text, "false") == 0 || strcmp(value->text, "null") == 0);
+}
+
 bool json_refuse(const char *path, const char *field, const char *expected, const JsonValue *found,
                  Error *err) {
-    return fail(err, EXIT_INPUT, "%s: %s: expected %s, found %.80s", path, field, expected,
-                json_shown(found));
+    const char *quote = is_quoted_value(found) ? "\"" : "";
+    return fail(err, EXIT_INPUT, "%s: %s: expected %s, found %s%.80s%s", path, field, expected, quote,
+                json_shown(found), quote);
 }
 
 /* ---- memory ---- */

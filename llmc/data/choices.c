@@ -205,7 +205,9 @@ static bool check_endings(ChoicePlan *plan, const Choices *c, int T, Error *err)
     for (int i = 0; i < c->n_rows; i++) {
         const ChoiceRow *row = &c->rows[i];
         if (row->n_ending > T)
-            return fail(err, EXIT_INPUT, "%s: item %d has an ending of %d tokens; hint: --seq %d or more",
+            return fail(err, EXIT_INPUT,
+                        "%s: item %d has an ending of %d tokens; hint: --seq %d or more, where the "
+                        "model's context is that long",
                         c->path, row->item, row->n_ending, row->n_ending);
         if (positions(row) > T && row->item != last_cut) {
             last_cut = row->item;

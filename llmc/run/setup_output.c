@@ -58,15 +58,19 @@ static bool refuse_others_output(const char *out, Error *err) {
     return ok;
 }
 
-/* A checkpoint's own folder is no place for a run: what is in it would be taken for the run's, and the other way
- * round. */
-static bool refuse_checkpoint_itself(const char *out, Error *err) {
-    const bool is_one = directory_has(out, MANIFEST_NAME) ||
-                        (directory_has(out, "config.json") && directory_has(out, "model.safetensors"));
-    return !is_one || fail(err, EXIT_INPUT,
-                           "--out %s: is a checkpoint itself, not a run's folder; hint: --resume --out %s/.. "
-                           "goes on with its run, --model %s begins another one from it",
-                           out, out, out);
+/* A checkpoint's own folder, or another model's, is no place for a run: what is in it would be taken for the run's, and
+ * the other way round. */
+static bool refuse_model_itself(const char *out, Error *err) {
+    if (directory_has(out, MANIFEST_NAME))
+        return fail(err, EXIT_INPUT,
+                    "--out %s: is a checkpoint itself, not a run's folder; hint: --resume --out %s/.. "
+                    "goes on with its run, --model %s begins another one from it",
+                    out, out, out);
+    return !directory_has(out, "config.json") ||
+           fail(err, EXIT_INPUT,
+                "--out %s: is a model itself (config.json), not a run's folder; hint: another --out, and "
+                "--model %s begins a run from it",
+                out, out);
 }
 
 /* ---- the lock ---- */
@@ -133,7 +137,7 @@ bool setup_check_output(Run *run, Error *err) {
                     "--out %s: expected a folder, found a symbolic link to nothing; hint: remove it, or make "
                     "the folder",
                     s->out);
-    return refuse_checkpoint_itself(s->out, err) &&
+    return refuse_model_itself(s->out, err) &&
            (s->eval_only || s->resume || refuse_used_output(s->out, err)) &&
            log_check(s->out, s->resume, err) && lock_output(run, 0, err);
 }

@@ -147,7 +147,10 @@ fresh
 refuses "--out is a checkpoint" '--out .*/step_00000012: is a checkpoint itself.*hint: --resume --out .*/step_00000012/\.\. goes on' $training --steps 2 --out "$out/step_00000012"
 refuses "--out is a checkpoint, resumed" 'is a checkpoint itself' $training --steps 14 --resume --out "$out/step_00000012"
 cp -R "$out/step_00000012" "$work/exported" && rm "$work/exported/trainer_state.json"
-refuses "--out is a model" 'is a checkpoint itself' $training --steps 2 --out "$work/exported"
+refuses "--out is a model" '--out .*/exported: is a model itself .*hint: another --out' $training --steps 2 --out "$work/exported"
+mv "$work/exported/model.safetensors" "$work/exported/model-00001-of-00001.safetensors"
+refuses "--out is a model in several files" 'is a model itself' $training --steps 2 --out "$work/exported"
+check "--out is a model: nothing is written there" [ ! -e "$work/exported/log.jsonl" ] && [ ! -e "$work/exported/run.lock" ]
 mkdir "$work/aside" && cp -R "$out/step_00000012" "$work/aside/.old-step_00000012-1"
 refuses "a new run beside what a kill left aside" 'holds checkpoints of another run .\.old-step_00000012-1' $training --steps 2 --out "$work/aside"
 ln -s nothing "$work/dangling"

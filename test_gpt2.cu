@@ -482,7 +482,8 @@ int main(int argc, char **argv) {
                               : backends[b].is_cuda && !cuda_available() ? "no CUDA device"
                                                                          : NULL;
         Error err = {0};
-        if (!missing && !CHECK(backends[b].ops->device->open(0, &err), "%s: %s", backends[b].name, err.text))
+        if (!missing &&
+            !REQUIRE(backends[b].ops->device->open(0, &err), "%s: %s", backends[b].name, err.text))
             continue;
         if (state) {
             if (chosen(argc, argv, state, backends[b].name) && !missing) test_state(backends[b].ops, state);
@@ -503,5 +504,6 @@ int main(int argc, char **argv) {
         else
             test_large(backends[b].ops, ops_cuda_fp32);
     }
+    REQUIRE(check_passed + check_failed + check_skipped > 0, "no model and no backend has that name");
     return check_finish("gpt2");
 }

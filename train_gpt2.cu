@@ -144,8 +144,8 @@ static void save_in_training(Training *t, bool best_only) {
         console_note(&t->console, "checkpoint of step %lld left out: its update was skipped",
                      (long long)t->state.step);
     else if (!save(t, true, &err)) {
-        if (!t->saving
-                 .retry_step) /* weights that have diverged; else the disk's failure, which is rank 0's to say */
+        const bool diverged = !t->saving.retry_step;
+        if (diverged) /* on all ranks; a disk fails on rank 0 */
             console_note(&t->console, "%s", err.text);
         else if (ranks_leads(t->run->comm->ranks))
             warn(&err);

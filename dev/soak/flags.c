@@ -77,17 +77,25 @@ static void add_flag(Command *command, const Flag *flag) {
     add(command, text);
 }
 
-/* A run that would be good, small, and over soon, and then some flags. */
+/* A run that would be good, small, and over soon, most often one that trains, and then some flags. */
 static Command draw_command(void) {
-    static const char *const good[] = {"--device",   "cpu", "--layers",        "1", "--heads", "2",
-                                       "--channels", "16",  "--batch",         "2", "--seq",   "8",
-                                       "--steps",    "2",   "--sample-tokens", "5", "--train", "text"};
+    /* clang-format off */
+    static const char *const good[][20] = {
+        {"--device", "cpu", "--layers", "1", "--heads", "2", "--channels", "16", "--batch", "2", "--seq", "8",
+         "--steps", "2", "--sample-tokens", "5", "--train", "text"},
+        {"--device", "cpu", "--model", "model", "--prompt", "a", "--sample-tokens", "5"},
+        {"--device", "cpu", "--model", "model", "--eval-only", "1", "--batch", "2", "--seq", "8"},
+        {"--device", "cpu", "--model", "model", "--export", "exported"},
+    };
+    /* clang-format on */
+    const int64_t kind = draw_below(12) - 8;
+    const char *const *flags = good[kind > 0 ? kind : 0];
     Command command = {0};
     add(&command, "train_gpt2");
-    for (size_t i = 0; i < sizeof good / sizeof *good; i += 2) {
+    for (int i = 0; flags[i]; i += 2) {
         if (draw_below(8) == 0 && i > 0) continue;
-        add(&command, good[i]);
-        add(&command, good[i + 1]);
+        add(&command, flags[i]);
+        add(&command, flags[i + 1]);
     }
     if (draw_below(4) == 0) add(&command, "--out"), add(&command, draw_below(2) ? "out" : "model");
     for (int64_t left = draw_below(7); left >= 0; left--)

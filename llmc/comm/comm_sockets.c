@@ -72,12 +72,19 @@ static bool anything_left(const SocketComm *c) {
     return left;
 }
 
-/* Until all that stands in c->transfers is done. A member that is lost without a word is the watchdog's. */
-static void exchange(const SocketComm *c) {
-    const int n = c->group.comm.ranks.n_ranks;
+/* With all other members at once: member r gets `bytes` from out + r * stride, and what it sends comes to in + r * bytes. One
+ * that is lost without a word is the watchdog's. */
+static void exchange(const SocketComm *c, const void *out, size_t stride, void *in, size_t bytes) {
+    const Ranks ranks = c->group.comm.ranks;
+    for (int r = 0; r < ranks.n_ranks; r++)
+        if (r != ranks.rank)
+            c->transfers[r] = (Transfer){.out = (const char *)out + (size_t)r * stride,
+                                         .in = (char *)in + (size_t)r * bytes,
+                                         .out_left = bytes,
+                                         .in_left = bytes};
     while (anything_left(c)) {
-        if (poll(c->polled, (nfds_t)n, -1) < 0) continue; /* a signal */
-        for (int i = 0; i < n; i++) {
+        if (poll(c->polled, (nfds_t)ranks.n_ranks, -1) < 0) continue; /* a signal */
+        for (int i = 0; i < ranks.n_ranks; i++) {
             if (c->polled[i].revents && c->transfers[i].in_left) receive_some(c, i);
             if (c->polled[i].revents & ~POLLIN && c->transfers[i].out_left) send_some(c, i);
         }
@@ -92,7 +99,7 @@ static SocketComm *begin(Comm *comm, const char *call) {
 
 /* ---- sums ---- */
 
-/* sum (n) = what the members have, in their order; `theirs` lie n_piece elements apart, the own is `own`. */
+/* sum (n) = what the members have, added in their order: the own in `sum`, the others' in `theirs`, n elements apart. */
 static void add_floats(float *sum, const SocketComm *c, const float *theirs, int64_t n) {
     const int rank = c->group.comm.ranks.rank, n_ranks = c->group.comm.ranks.n_ranks;
     for (int64_t i = 0; i < n; i++) {
@@ -102,18 +109,10 @@ static void add_floats(float *sum, const SocketComm *c, const float *theirs, int
     }
 }
 
-/* This piece of each rank's part, x + r * stride, goes to that rank; own part's pieces come into the staging. */
+/* This piece of each rank's part, x + r * stride, goes to that rank; those of the own part come into the staging. */
 static void reduce_scatter_piece(const SocketComm *c, float *x, int64_t stride, int64_t n) {
-    const Ranks ranks = c->group.comm.ranks;
-    const size_t bytes = (size_t)n * sizeof *x;
-    for (int r = 0; r < ranks.n_ranks; r++)
-        if (r != ranks.rank)
-            c->transfers[r] = (Transfer){.out = (const char *)(x + r * stride),
-                                         .in = c->staging + (size_t)r * bytes,
-                                         .out_left = bytes,
-                                         .in_left = bytes};
-    exchange(c);
-    add_floats(x + ranks.rank * stride, c, (const float *)c->staging, n);
+    exchange(c, x, (size_t)stride * sizeof *x, c->staging, (size_t)n * sizeof *x);
+    add_floats(x + c->group.comm.ranks.rank * stride, c, (const float *)c->staging, n);
 }
 
 static int64_t smaller(int64_t a, int64_t b) {
@@ -129,14 +128,7 @@ static void reduce_scatter(Comm *comm, StreamId stream, float *x, int64_t n) {
 /* Every rank gets all of every piece and adds it itself: the sums of a step are few. */
 static void sum_int64_piece(const SocketComm *c, int64_t *x, int64_t n) {
     const Ranks ranks = c->group.comm.ranks;
-    const size_t bytes = (size_t)n * sizeof *x;
-    for (int r = 0; r < ranks.n_ranks; r++)
-        if (r != ranks.rank)
-            c->transfers[r] = (Transfer){.out = (const char *)x,
-                                         .in = c->staging + (size_t)r * bytes,
-                                         .out_left = bytes,
-                                         .in_left = bytes};
-    exchange(c);
+    exchange(c, x, 0, c->staging, (size_t)n * sizeof *x);
     const uint64_t *theirs = (const uint64_t *)c->staging;
     for (int r = 0; r < ranks.n_ranks; r++)
         for (int64_t i = 0; i < n && r != ranks.rank; i++)
@@ -154,26 +146,14 @@ static void sum_int64(Comm *comm, StreamId stream, int64_t *x, int64_t n) {
 static void all_gather(Comm *comm, StreamId stream, void *x, int64_t n, DType dtype) {
     const SocketComm *c = begin(comm, "all_gather");
     const size_t bytes = (size_t)n * dtype_bytes(dtype);
-    for (int r = 0; r < comm->ranks.n_ranks; r++)
-        if (r != comm->ranks.rank)
-            c->transfers[r] = (Transfer){.out = (const char *)x + (size_t)comm->ranks.rank * bytes,
-                                         .in = (char *)x + (size_t)r * bytes,
-                                         .out_left = bytes,
-                                         .in_left = bytes};
-    exchange(c);
+    exchange(c, (const char *)x + (size_t)comm->ranks.rank * bytes, 0, x, bytes);
 }
 
 static void all_to_all(Comm *comm, StreamId stream, void *out, const void *in, int64_t bytes) {
     const SocketComm *c = begin(comm, "all_to_all");
     const size_t part = (size_t)bytes, own = (size_t)comm->ranks.rank * part;
-    for (int r = 0; r < comm->ranks.n_ranks; r++)
-        if (r != comm->ranks.rank)
-            c->transfers[r] = (Transfer){.out = (const char *)in + (size_t)r * part,
-                                         .in = (char *)out + (size_t)r * part,
-                                         .out_left = part,
-                                         .in_left = part};
     memcpy((char *)out + own, (const char *)in + own, part);
-    exchange(c);
+    exchange(c, in, part, out, part);
 }
 
 size_t comm_sockets_fixed_bytes(void) {

@@ -29,8 +29,7 @@ struct Peers {
     size_t weights_bytes;
     void *(*shared)[N_SHARED]; /* (n_ranks) where each rank's lies for this process */
     uint32_t *rounds;          /* (N_ROUNDS) on the device */
-    uint32_t *
-        *raised; /* (FLAGS, n_ranks) on the device: this rank's flags at the others, NULL at its own place */
+    uint32_t **raised; /* (FLAGS, n_ranks) on the device: this rank's at the others, NULL at its own place */
     Call reduces[CALLS]; /* since the last end */
     int n_reduces;
     Call gathers[GATHERS]; /* not sent yet */

@@ -1,8 +1,7 @@
 /* A thread in each rank that notices when another is gone: dead, stopped, or ended with an error; and on rank 0, when all
- * are there and none gets anything done, because a GPU hangs. Within
- * watchdog_seconds_silent plus two or so it ends this process, whatever the main thread waits for: exit 1, or the error's
- * code. Rank 0 prints one line that names the rank, its host, the step and what it was doing; where rank 0 is the one
- * that is gone, the lowest other rank of each host does. */
+ * are there and none gets anything done, because a GPU hangs. Within watchdog_seconds_silent plus two or so it ends this
+ * process, whatever the main thread waits for: exit 1, or the error's code. Rank 0 prints one line that names the rank,
+ * its host, the step and what it was doing; where rank 0 is the one that is gone, the lowest other rank of each host does. */
 #pragma once
 #include "rendezvous.h"
 

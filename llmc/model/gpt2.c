@@ -6,8 +6,7 @@
 
 Batch batch_of(const GPT2 *model, int B, int T) {
     const GPT2Config *c = &model->config;
-    const Ranks whole = {.rank = 0, .n_ranks = 1},
-                context = model->options.context ? model->options.context->ranks : whole;
+    const Ranks context = context_ranks(&model->options);
     return (Batch){
         .B = B,
         .T = T / context.n_ranks,
@@ -91,11 +90,11 @@ static void begin_gradients(GPT2 *model) {
 }
 
 void gpt2_begin_step(GPT2 *model, int64_t n_micro_steps) {
-    const int n_leaves = model->options.reproducible, n_ranks = model->comm->ranks.n_ranks;
+    const int n_leaves = model->options.reproducible;
     model->at = (PassPlace){"begin", -1, -1};
     begin_gradients(model);
     model->kept = (SumTree){.n_leaves = n_leaves};
-    if (n_leaves) model->leaf_micro_steps = n_micro_steps / (n_leaves / n_ranks);
+    if (n_leaves) model->leaf_micro_steps = n_micro_steps / sum_tree_leaves(n_leaves, model->comm->ranks);
     model->step++;
     model->n_micro_steps = 0;
     model->seen_pairs = 0;

@@ -65,8 +65,7 @@ typedef struct Activation {
     const char *name;
     int64_t elems;     /* of one instance, at (B,T) of the plan */
     int64_t instances; /* 1 or n_layer */
-    int64_t stride;    /* elements between instances, elems rounded up; 0 where one buffer serves every layer
-                          (recomputed) */
+    int64_t stride; /* elements between instances, elems rounded up; 0 where one buffer serves every layer */
     DType dtype;
     const char *category; /* "activations", "recomputed", "scratch" */
     bool backward_only;   /* absent in a model opened for inference */
@@ -122,10 +121,9 @@ typedef struct GPT2 {
     float *grads;         /* (n_elements), training only */
     float *kept_sums;     /* (tree_size.kept, n_elements) fp32: of leaves that wait for their siblings */
     float *received_sums; /* (tree_size.left, elements of the largest layer): of the own part, by all ranks */
-    float *states
-        [N_STATES]; /* gpt2_states.c says what of; training only; NULL where no group's optimizer has it */
-    int32_t *tile_groups; /* (n_elements / PARAMETER_TILE), training only: GroupId of each tile */
-    int32_t *block_tiles; /* with Muon: the tiles of this rank's part of a block, AdamW's, then Muon's */
+    float *states[N_STATES]; /* training only; gpt2_states.c says what of; NULL where no group has it */
+    int32_t *tile_groups;    /* (n_elements / PARAMETER_TILE), training only: GroupId of each tile */
+    int32_t *block_tiles;    /* with Muon: the tiles of this rank's part of a block, AdamW's, then Muon's */
     int64_t n_block_tiles[N_OPTIMIZERS];
     int32_t *tokens, *targets; /* (B,T) on the device, this rank's */
     int32_t *starts, *ends;    /* (B, whole T) of documents; NULL: sequences are not cut */

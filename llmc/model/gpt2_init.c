@@ -6,13 +6,7 @@
 #include "gpt2.h"
 #include <math.h>
 #include <stdlib.h>
-
-/* SplitMix64's finaliser (Steele, Lea & Flood 2014): a bijection of 64 bits with full avalanche. */
-static uint64_t mix64(uint64_t x) {
-    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9u;
-    x = (x ^ (x >> 27)) * 0x94D049BB133111EBu;
-    return x ^ (x >> 31);
-}
+#include "llmc/base/random.h"
 
 /* One standard normal from 64 random bits: Box & Muller 1958, cosine branch. */
 static float normal_from_bits(uint64_t bits) {
@@ -28,7 +22,7 @@ static float initial_std(TensorInit init, const GPT2Config *config) {
 static void fill(float *out, int64_t begin, int64_t n, TensorId id, const Tensor *tensor,
                  const GPT2Config *config, uint64_t seed) {
     const float std = initial_std(tensor->init, config);
-    const uint64_t key = mix64(seed * 0x9E3779B97F4A7C15u + (uint64_t)id + 1);
+    const uint64_t key = random_mix(seed * 0x9E3779B97F4A7C15u + (uint64_t)id + 1);
     const int64_t real = id == WTE ? (int64_t)config->vocab_size * tensor->cols : begin + n;
     const int64_t n_real = real < begin       ? 0
                            : real < begin + n ? real - begin
@@ -40,7 +34,7 @@ static void fill(float *out, int64_t begin, int64_t n, TensorId id, const Tensor
     }
 #pragma omp parallel for
     for (int64_t i = 0; i < n_real; i++)
-        out[i] = std * normal_from_bits(mix64(key + (uint64_t)(begin + i) * 0x9E3779B97F4A7C15u));
+        out[i] = std * normal_from_bits(random_mix(key + (uint64_t)(begin + i) * 0x9E3779B97F4A7C15u));
 }
 
 enum { STAGE = 1 << 22 }; /* 16 MiB of host memory, whatever the model */

@@ -49,13 +49,9 @@ static int64_t loss_rows(int64_t N, int Vp, DType dtype) {
     return N < limit ? N : limit;
 }
 
-/* Ranks that share the context out. */
-static int n_parts(const GPT2Options *options) {
-    return options->context ? options->context->ranks.n_ranks : 1;
-}
-
 static OpShape op_shape(const Ops *ops, const GPT2Config *config, const GPT2Options *options) {
-    const int T = (options->T + n_parts(options) - 1) / n_parts(options); /* this rank's */
+    const int n_ranks = context_ranks(options).n_ranks;
+    const int T = (options->T + n_ranks - 1) / n_ranks; /* this rank's */
     return (OpShape){
         .B = options->B,
         .T = T,
@@ -70,10 +66,11 @@ static OpShape op_shape(const Ops *ops, const GPT2Config *config, const GPT2Opti
 
 /* Attention's rows and heads are not those of the other ops where ranks share the context out. */
 static size_t scratch_bytes(const Ops *ops, const OpShape *shape, const GPT2Options *options) {
+    const int n_ranks = context_ranks(options).n_ranks;
     OpShape attention = *shape;
     attention.T = options->T;
-    attention.NH = shape->NH / n_parts(options);
-    attention.C = shape->C / n_parts(options);
+    attention.NH = shape->NH / n_ranks;
+    attention.C = shape->C / n_ranks;
     const size_t a = ops->scratch_bytes(shape), b = ops->scratch_bytes(&attention);
     return a > b ? a : b;
 }
@@ -330,7 +327,7 @@ bool gpt2_open(GPT2 *model, const Ops *ops, const GPT2Config *config, const GPT2
                Error *err) {
     Buffer buffers[N_BUFFERS];
     MemoryPlan plan;
-    if (!gpt2_check_context(config, options->T, n_parts(options), err)) return false;
+    if (!gpt2_check_context(config, options->T, context_ranks(options).n_ranks, err)) return false;
     model_shape(model, ops, config, options);
     buffer_table(buffers, model);
     gpt2_memory_plan(&plan, ops, config, options);

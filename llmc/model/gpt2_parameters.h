@@ -40,8 +40,8 @@ typedef struct Tensor {
     GroupId group;
     int64_t offset, stride; /* elements from the start of the flat buffers; from one layer's to the next's */
     int64_t layer_elems;    /* rows * cols */
-    int64_t
-        padded; /* to the next tensor: whole tiles; the last of a layer ends where the layer has n_parts equal parts */
+    /* To the next tensor: whole tiles; the last of a layer ends where the layer has n_parts equal parts. */
+    int64_t padded;
 } Tensor;
 
 /* Fills table[N_TENSORS]; returns the number of parameters (padding rows of wte counted). Every gpt2_layer_range is a

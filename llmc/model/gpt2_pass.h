@@ -27,6 +27,11 @@ static inline void now_at(GPT2 *model, const char *phase, int layer) {
     model->at = (PassPlace){phase, (int)model->n_micro_steps, layer};
 }
 
+/* Among the ranks that share a sequence's tokens out; 0 of 1 where this one has them all. */
+static inline Ranks context_ranks(const GPT2Options *options) {
+    return options->context ? options->context->ranks : comm_alone.ranks;
+}
+
 /* T: of the whole context. */
 Batch batch_of(const GPT2 *model, int B, int T);
 

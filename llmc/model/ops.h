@@ -141,8 +141,7 @@ typedef struct OrthogonaliseArgs {
     int rows, cols;                      /* rows <= cols, multiples of 8 */
     float gain;
     const NewtonSchulz *polynomial;
-    void *
-        scratch; /* of at least one matrix: with more they are computed together. Their bits do not depend on it. */
+    void *scratch; /* of at least one matrix: with more they are computed together, to the same bits */
     size_t scratch_bytes;
 } OrthogonaliseArgs;
 
@@ -198,8 +197,7 @@ typedef enum WriteMode { ACCUMULATE, OVERWRITE } WriteMode; /* += or = */
  * positions (B): where each sequence begins, or NULL: at 0 */
 typedef void EmbeddingForward(floatX *out, const int32_t *tokens, const int32_t *positions, const floatX *wte,
                               const floatX *wpe, int B, int T, int C);
-/* dwte[v] += sum of dout over tokens equal v; dwpe[t] += sum of dout over the batch.  dwte (V,C), dwpe
- * (>=T,C) fp32 */
+/* dwte[v] += sum of dout over tokens equal v; dwpe[t] += sum of dout over the batch.  dwte (V,C), dwpe (>=T,C) fp32 */
 typedef void EmbeddingBackward(float *dwte, float *dwpe, const floatX *dout, const int32_t *tokens,
                                void *scratch, int B, int T, int C, int V);
 
@@ -207,15 +205,13 @@ typedef void EmbeddingBackward(float *dwte, float *dwpe, const floatX *dout, con
 /* out = (x - mean) * rstd * weight + bias.   out, x (N,C); mean, rstd (N) fp32 =; weight, bias (C) */
 typedef void LayernormForward(floatX *out, float *mean, float *rstd, const floatX *x, const floatX *weight,
                               const floatX *bias, int64_t N, int C);
-/* residual = a + b (rounded to floatX), then layernorm of the rounded residual.  residual may be a or b.
- */
+/* residual = a + b (rounded to floatX), then layernorm of the rounded residual.  residual may be a or b. */
 typedef void ResidualLayernormForward(floatX *residual, floatX *out, float *mean, float *rstd,
                                       const floatX *a, const floatX *b, const floatX *weight,
                                       const floatX *bias, int64_t N, int C);
 /* dx = dresidual + gradient through the norm; dweight += , dbias +=; dx_sums += column sums of dx, or
  * dx_sums NULL: the bias gradient of a linear layer that ends in x, while dx is at hand.
- * dx (N,C) may be dresidual; dresidual may be NULL, meaning 0; dout, x (N,C); dweight, dbias, dx_sums (C)
- * fp32 */
+ * dx (N,C) may be dresidual; dresidual may be NULL, meaning 0; dout, x (N,C); dweight, dbias, dx_sums (C) fp32 */
 typedef void LayernormBackward(floatX *dx, float *dweight, float *dbias, float *dx_sums,
                                const floatX *dresidual, const floatX *dout, const floatX *x,
                                const floatX *weight, const float *mean, const float *rstd, void *scratch,
@@ -255,13 +251,11 @@ typedef void LinearBackwardWeight(Matrix dweight, float *dbias, Matrix dout, Mat
 typedef void QkvBiasBackward(float *dbias, const floatX *dqkv, const float *dproj_bias,
                              const floatX *proj_weight, void *scratch, int64_t N, int C);
 
-/* ---- causal self-attention on packed qkv (B,T,3,NH,HD), scale 1/sqrt(HD), HD a multiple of 8 up to 256
- * ---- */
+/* ---- causal self-attention on packed qkv (B,T,3,NH,HD), scale 1/sqrt(HD), HD a multiple of 8 up to 256 ---- */
 /* FlashAttention-2 (Dao 2023, Algorithms 1 and 2): nothing of size T*T exists.
  * out (B,T,NH,HD) = (P o M) V, lse (B,NH,T) fp32 = logsumexp_j(scale q_i.k_j) in nats. P is the softmax over the mask's
  * window and documents, or its blocks, before dropout, and lse is its; M is the dropout's mask times 1/(1-p). Key tiles that
- * nobody sees are not visited. A mask that leaves nothing out ({0}) is plain causal attention, whose kernels are the fastest; NULL is not
- * allowed. */
+ * nobody sees are not visited. A mask that leaves nothing out ({0}) is plain causal attention; NULL is not allowed. */
 typedef void AttentionForward(floatX *out, float *lse, const floatX *qkv, const AttentionMask *mask, int B,
                               int T, int NH, int HD);
 /* Recomputes P = exp(S - lse) tile by tile; dP = (dO V^T) o M, D = rowsum(dout*out), dS = P*(dP - D), dV = (P o M)^T dO.
@@ -292,8 +286,7 @@ typedef void AttentionDecode(floatX *out, floatX *cache, const floatX *qkv, cons
 typedef void TransposeRows(floatX *out, const floatX *in, int64_t a, int64_t b, int64_t width);
 
 /* ---- loss: loss_i = logsumexp(z_i) - z_i[target], fp32, over the V real columns of Vp ---- */
-/* losses (N) fp32 =; logits (N,Vp) in place become dlogits = (softmax - onehot) * dloss, padding columns
- * 0 */
+/* losses (N) fp32 =; logits (N,Vp) in place become dlogits = (softmax - onehot) * dloss, padding columns 0 */
 typedef void CrossEntropyBackwardInplace(float *losses, floatX *logits, const int32_t *targets, float dloss,
                                          int64_t N, int V, int Vp);
 /* losses (N) =; logits are only read */
@@ -318,9 +311,9 @@ enum { DRAW_COLUMNS = 1024, DRAWN_ROWS = 64 };
 typedef struct DrawArgs {
     int32_t *tokens;    /* (B) =, in [0,V) */
     int32_t *positions; /* (B) += 1 */
-    int32_t
-        *drawn; /* (DRAWN_ROWS,B): row positions % DRAWN_ROWS, after the addition, = the token; where logits
-                              are NaN or infinite, minus their number */
+    /* (DRAWN_ROWS,B): row positions % DRAWN_ROWS, after the addition, = the token; where logits are NaN or infinite, minus
+     * their number */
+    int32_t *drawn;
     uint64_t *rng;        /* (B) random_uniform's states */
     const floatX *logits; /* (B,Vp) */
     float temperature, top_p, min_p;

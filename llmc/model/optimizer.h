@@ -35,12 +35,11 @@ typedef struct ParameterRange {
 
 /* What a step reads and writes, on the device: n elements each, whole tiles, but stats. */
 typedef struct OptimizerBuffers {
-    float *master;      /* += */
-    floatX *weights;    /* = master rounded; in fp32 the same buffer */
-    const float *grads; /* read */
-    float *states
-        [N_STATES]; /* =, of the tiles of their kind alone, one behind the other; NULL where there is none */
-    const int32_t *tile_groups;         /* (n / PARAMETER_TILE) GroupId of each tile */
+    float *master;              /* += */
+    floatX *weights;            /* = master rounded; in fp32 the same buffer */
+    const float *grads;         /* read */
+    float *states[N_STATES];    /* =, of the tiles of their kind, one behind the other; NULL: there is none */
+    const int32_t *tile_groups; /* (n / PARAMETER_TILE) GroupId of each tile */
     const int32_t *tiles[N_OPTIMIZERS]; /* (n_tiles) those of a kind; NULL for AdamW: all */
     int64_t n_tiles[N_OPTIMIZERS];      /* read where there is a list */
     const StepStats *stats;             /* of this step, read */

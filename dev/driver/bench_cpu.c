@@ -8,7 +8,7 @@
  * Causal attention counts as half. */
 #include <stdio.h>
 #include <stdlib.h>
-#include <time.h>
+#include "llmc/base/clock.h"
 #include "llmc/model/ops.h"
 
 enum { MAX_CALLS = 1000 };
@@ -36,12 +36,6 @@ static const Row rows[] = {
     {"attention forward",     4096, 0,    768, ATTENTION_FORWARD,  4,  12},
     {"attention backward",    4096, 0,    768, ATTENTION_BACKWARD, 4,  12},
 };
-
-static double now(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
 
 /* n floats, uniform in [-0.5, 0.5). */
 static float *random_floats(int64_t n) {
@@ -121,10 +115,10 @@ static void bench(const Row *r, double peak) {
     b.scratch = ops_cpu.device->alloc(ops_cpu.scratch_bytes(&shape));
     int n = 0;
     call(r, &b);
-    for (double end = now() + 0.3; n < 5 || (now() < end && n < MAX_CALLS); n++) {
-        double begun = now();
+    for (double end = clock_seconds() + 0.3; n < 5 || (clock_seconds() < end && n < MAX_CALLS); n++) {
+        double begun = clock_seconds();
         call(r, &b);
-        seconds[n] = now() - begun;
+        seconds[n] = clock_seconds() - begun;
     }
     qsort(seconds, (size_t)n, sizeof *seconds, ascending);
     double best = flops(r) / seconds[0] * 1e-9, median = flops(r) / seconds[n / 2] * 1e-9;

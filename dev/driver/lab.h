@@ -188,7 +188,6 @@ float round_to_dtype(float x, DType dtype);
 bool checker_sees_faults(void);
 
 /* ---- lab_time.c ---- */
-double seconds_now(void);
 /* Refuses, before anything is timed, a --roofs file that cannot be written or holds anything else. */
 bool roofs_open(const Options *o, Error *err);
 /* Times the variants, all of one device and storage type, at one size; prints a line for each. */

@@ -8,19 +8,13 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
+#include "llmc/base/clock.h"
 #include "lab.h"
 
 enum { MAX_SETS = 16, MAX_GROUPS = 4096, PIECE = 1 << 20 };
 static const double COLD_BYTES =
     192 << 20; /* a set is left alone until this much was touched: 3 x 60 MB of L2 */
 static const double GROUP_SECONDS = 5e-3, BURST_SECONDS = 0.05;
-
-double seconds_now(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
 
 /* ---- buffers ---- */
 
@@ -112,10 +106,10 @@ static void pause_seconds(double seconds) {
 /* Seconds a call of n calls back to back. */
 static double time_group(const Buffers *b, void (*run)(const Call *call), int n) {
     static int next_set;
-    const double start = seconds_now();
+    const double start = clock_seconds();
     for (int i = 0; i < n; i++) run(&b->calls[next_set++ % b->n_sets]);
     b->ops->device->synchronize();
-    return (seconds_now() - start) / n;
+    return (clock_seconds() - start) / n;
 }
 
 /* A call that takes as long as a row may is a warm-up and a sample by itself: three of them are made, two count. */
@@ -130,10 +124,10 @@ static Timing time_calls(const Buffers *b, void (*run)(const Call *call), const 
     int n = 0;
     if (slow) groups[n++] = once;
     if (o->burst) pause_seconds(1.5);
-    for (double end = seconds_now() + (o->burst || slow ? 0 : o->seconds / 2); seconds_now() < end;)
+    for (double end = clock_seconds() + (o->burst || slow ? 0 : o->seconds / 2); clock_seconds() < end;)
         time_group(b, run, calls);
-    for (double end = seconds_now() + (o->burst ? BURST_SECONDS : o->seconds);
-         n < MAX_GROUPS && (n < (slow ? 2 : 3) || seconds_now() < end);)
+    for (double end = clock_seconds() + (o->burst ? BURST_SECONDS : o->seconds);
+         n < MAX_GROUPS && (n < (slow ? 2 : 3) || clock_seconds() < end);)
         groups[n++] = time_group(b, run, calls);
     qsort(groups, (size_t)n, sizeof *groups, ascending);
     const double median = groups[n / 2];

@@ -10,6 +10,7 @@
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
+#include "llmc/base/clock.h"
 #include "soak.h"
 
 enum { STEPS = 30, COUNT_STOPPED = 0, COUNT_FINISHED, COUNT_SAVES };
@@ -38,12 +39,6 @@ static int start(const char *folder) {
     return start_program(soak_program, argv, folder);
 }
 
-static double seconds_now(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
 static void prepare(void) {
     char path[PATH_BYTES], folder[FOLDER_BYTES], text[4000];
     for (size_t i = 0; i < sizeof text; i++) text[i] = (char)('a' + i * i / 11 % 26);
@@ -51,12 +46,12 @@ static void prepare(void) {
     write_whole(path, text, sizeof text);
     snprintf(folder, sizeof folder, "%s/reference", soak_folder);
     must_run("rm -rf %s; mkdir %s", folder, folder);
-    const double begun = seconds_now();
+    const double begun = clock_seconds();
     int status;
     const pid_t child = start(folder);
     if (waitpid(child, &status, 0) != child || status != 0)
         finding("the run that nobody stops fails: %s/err", folder);
-    whole_seconds = seconds_now() - begun;
+    whole_seconds = clock_seconds() - begun;
     for (int k = 0; k < 2; k++) {
         char file[PATH_BYTES];
         final_path(file, folder, k);

@@ -3,6 +3,7 @@
  *
  * Usage: build/soak [CAMPAIGN [CASE]], from the repository root. From the environment: KILLS, TERMS, DAMAGED, FLAGS,
  * RANKS (cases of each campaign), JOBS, SEED, PROGRAM, SANITIZED_PROGRAM. */
+#include "llmc/base/clock.h"
 #include "soak.h"
 #include <errno.h>
 #include <fcntl.h>
@@ -145,12 +146,6 @@ static int64_t sum_done(void) {
     return sum;
 }
 
-static double seconds_now(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
 /* A worker that ended otherwise than with 0 has found something, or is the finding. */
 static bool report_death(const Campaign *campaign, int worker, int status) {
     if (WIFEXITED(status) && WEXITSTATUS(status) == 0) return true;
@@ -185,8 +180,8 @@ static bool wait_for(const Campaign *campaign, pid_t workers[], int64_t cases, d
             for (int other = 0; other < jobs; other++)
                 if (workers[other]) kill(workers[other], SIGTERM);
         }
-        if (seconds_now() - said > 5) {
-            said = seconds_now();
+        if (clock_seconds() - said > 5) {
+            said = clock_seconds();
             printf("  %s: %lld of %lld, %.0f s\n", campaign->name, (long long)sum_done(), (long long)cases,
                    said - begun);
             fflush(stdout);
@@ -197,14 +192,14 @@ static bool wait_for(const Campaign *campaign, pid_t workers[], int64_t cases, d
 
 static bool run_campaign(const Campaign *campaign, int64_t first, int64_t end) {
     pid_t workers[MAX_JOBS];
-    const double begun = seconds_now();
+    const double begun = clock_seconds();
     memset(progress, 0, MAX_JOBS * sizeof *progress);
     if (campaign->prepare) campaign->prepare();
     fflush(stdout);
     for (int w = 0; w < jobs; w++)
         if ((workers[w] = fork()) == 0) work(campaign, w, first, end);
     const bool good = wait_for(campaign, workers, end - first, begun);
-    printf("%-8s %7lld cases, %4.0f s:", campaign->name, (long long)sum_done(), seconds_now() - begun);
+    printf("%-8s %7lld cases, %4.0f s:", campaign->name, (long long)sum_done(), clock_seconds() - begun);
     for (int k = 0; k < N_COUNTS && campaign->count_names[k]; k++) {
         int64_t sum = 0;
         for (int w = 0; w < jobs; w++) sum += progress[w].counts[k];

@@ -41,21 +41,9 @@ __attribute__((format(printf, 1, 2), unused)) static int run_program(const char 
     return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
 }
 
-/* A whole file, null-terminated and malloc'ed; "" where there is none. */
-__attribute__((unused)) static char *read_text(const char *path) {
-    FILE *file = fopen(path, "rb");
-    char *text = calloc(1, 1 << 20);
-    if (!text) abort();
-    if (file) {
-        text[fread(text, 1, (1 << 20) - 1, file)] = '\0';
-        fclose(file);
-    }
-    return text;
-}
-
 /* The number behind `label` in what the program printed, NAN where it is not. */
 __attribute__((unused)) static double printed_number(const char *label) {
-    char *text = read_text(in_folder("stdout"));
+    char *text = read_text(path_of("stdout"));
     const char *at = strstr(text, label);
     const double value = at ? strtod(at + strlen(label), NULL) : NAN;
     free(text);
@@ -186,7 +174,7 @@ __attribute__((unused)) static void save_program_model(const char *name, Weights
     tiny_open(&model, size);
     tiny_fill(&model, 1);
     program_weights(&model, kind);
-    CHECK(bytes && checkpoint_save(in_folder(name), &model, bytes, &state, &(SaveOptions){0}, &err), "%s",
+    CHECK(bytes && checkpoint_save(path_of(name), &model, bytes, &state, &(SaveOptions){0}, &err), "%s",
           err.text);
     tokenizer_close(bytes);
     gpt2_close(&model);

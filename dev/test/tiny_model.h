@@ -1,12 +1,11 @@
 /* A GPT-2 of 2 layers on the CPU for tests of files: every parameter and moment has a value of its own. */
 #pragma once
-#include <ftw.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 #include "llmc/checkpoint/checkpoint.h"
-#include "check.h"
+#include "folder.h"
 
 /* 250 tokens, so that wte has 6 padding rows. */
 static const GPT2Config tiny_config = {
@@ -93,32 +92,6 @@ __attribute__((unused)) static bool tiny_equals(const GPT2 *model, uint64_t seed
                 if (memcmp(&tiny_buffer(model, k)[p->at + i], &expected, sizeof expected)) return false;
             }
     return true;
-}
-
-/* ---- a folder of its own ---- */
-static char folder[] = "/tmp/test_llmc_XXXXXX";
-
-/* "FOLDER/name", in one of four buffers by turns. */
-__attribute__((unused)) static const char *in_folder(const char *name) {
-    static char paths[4][256];
-    static int turn;
-    turn = (turn + 1) % 4;
-    snprintf(paths[turn], sizeof paths[turn], "%s/%s", folder, name);
-    return paths[turn];
-}
-
-static int remove_entry(const char *path, const struct stat *info, int kind, struct FTW *walk) {
-    return remove(path);
-}
-
-/* Removes a file or a directory with all that is in it. */
-__attribute__((unused)) static void remove_tree(const char *path) {
-    nftw(path, remove_entry, 16, FTW_DEPTH | FTW_PHYS);
-}
-
-__attribute__((unused)) static void write_text(const char *path, const char *text) {
-    FILE *file = fopen(path, "w");
-    REQUIRE(file && fputs(text, file) >= 0 && fclose(file) == 0, "writing %s", path);
 }
 
 /* Fills the model from the seed and saves it, with the byte tokenizer. */

@@ -36,18 +36,18 @@ static void test_write_and_read(void) {
     int64_t n_bytes = 0;
     uint32_t crc = 0;
     for (int i = 0; i < N; i++) bytes[i] = (unsigned char)(i * 2654435761u >> 24);
-    CHECK(outfile_open(&file, in_folder("data"), &err), "%s", err.text);
+    CHECK(outfile_open(&file, path_of("data"), &err), "%s", err.text);
     for (size_t at = 0, n = 1; at < N; at += n, n = 3 * n + 1)
         CHECK(outfile_write(&file, bytes + at, at + n < N ? n : N - at, &err), "%s", err.text);
     CHECK(outfile_close(&file, &err) && file.bytes == N, "%s", err.text);
-    CHECK(file_checksum(in_folder("data"), true, &n_bytes, &crc, &err) && n_bytes == N && crc == file.crc,
-          "%s", err.text);
-    char *found = file_read(in_folder("data"), N, &size, &err);
+    CHECK(file_checksum(path_of("data"), true, &n_bytes, &crc, &err) && n_bytes == N && crc == file.crc, "%s",
+          err.text);
+    char *found = file_read(path_of("data"), N, &size, &err);
     CHECK(found && size == N && memcmp(found, bytes, N) == 0 && found[N] == 0, "the bytes came back");
-    CHECK(!file_read(in_folder("data"), N - 1, &size, &err) &&
+    CHECK(!file_read(path_of("data"), N - 1, &size, &err) &&
               strstr(err.text, "at most 700000 bytes, found 700001"),
           "%s", err.text);
-    CHECK(!outfile_open(&file, in_folder("data"), &err) && strstr(err.text, "File exists"),
+    CHECK(!outfile_open(&file, path_of("data"), &err) && strstr(err.text, "File exists"),
           "an existing file is not overwritten");
     free(found);
     free(bytes);
@@ -56,13 +56,13 @@ static void test_write_and_read(void) {
 static void test_not_a_file(void) {
     Error err = {0};
     size_t size;
-    CHECK(!file_read(in_folder("none"), 10, &size, &err) && err.exit_code == EXIT_INPUT &&
+    CHECK(!file_read(path_of("none"), 10, &size, &err) && err.exit_code == EXIT_INPUT &&
               strstr(err.text, "/none: No such file"),
           "%s", err.text);
     CHECK(!file_read(folder, 10, &size, &err) && strstr(err.text, "expected a file, found a directory"), "%s",
           err.text);
-    CHECK(mkfifo(in_folder("pipe"), 0600) == 0, "mkfifo");
-    CHECK(!file_read(in_folder("pipe"), 10, &size, &err) && strstr(err.text, "expected a file"),
+    CHECK(mkfifo(path_of("pipe"), 0600) == 0, "mkfifo");
+    CHECK(!file_read(path_of("pipe"), 10, &size, &err) && strstr(err.text, "expected a file"),
           "a pipe does not block: %s", err.text);
 }
 
@@ -86,23 +86,23 @@ static bool is_short(const char *name) {
 /* Of the directory a/b: all that is in it goes or nothing, and a link goes without what it points to. */
 static void test_removal(void) {
     Error err = {0};
-    const int parent = directory_open(in_folder("a/b"), &err);
+    const int parent = directory_open(path_of("a/b"), &err);
     if (!CHECK(parent >= 0, "%s", err.text)) return;
-    write_text(in_folder("a/b/c/foreign"), "");
+    write_text(path_of("a/b/c/foreign"), "");
     CHECK(!directory_remove(parent, "c", is_short, &err) && strstr(err.text, "c stays: it holds foreign"),
           "%s", err.text);
-    CHECK(access(in_folder("a/b/c/one"), F_OK) == 0, "nothing went");
-    CHECK(unlink(in_folder("a/b/c/foreign")) == 0 && mkdir(in_folder("a/b/c/sub"), 0777) == 0,
+    CHECK(access(path_of("a/b/c/one"), F_OK) == 0, "nothing went");
+    CHECK(unlink(path_of("a/b/c/foreign")) == 0 && mkdir(path_of("a/b/c/sub"), 0777) == 0,
           "a directory in it");
     CHECK(!directory_remove(parent, "c", is_short, &err) && strstr(err.text, "it holds sub"), "%s", err.text);
-    CHECK(rmdir(in_folder("a/b/c/sub")) == 0 && symlink("c", in_folder("a/b/link")) == 0, "a link beside it");
+    CHECK(rmdir(path_of("a/b/c/sub")) == 0 && symlink("c", path_of("a/b/link")) == 0, "a link beside it");
     CHECK(directory_may_go(parent, "link", is_short, &err) &&
               directory_remove(parent, "link", is_short, &err),
           "%s", err.text);
-    CHECK(access(in_folder("a/b/c/one"), F_OK) == 0, "the link's target stays as it is");
-    CHECK(symlink("..", in_folder("a/b/c/up")) == 0 && directory_remove(parent, "c", is_short, &err), "%s",
+    CHECK(access(path_of("a/b/c/one"), F_OK) == 0, "the link's target stays as it is");
+    CHECK(symlink("..", path_of("a/b/c/up")) == 0 && directory_remove(parent, "c", is_short, &err), "%s",
           err.text);
-    write_text(in_folder("a/b/file"), "");
+    write_text(path_of("a/b/file"), "");
     CHECK(!directory_remove(parent, "file", is_short, &err) && strstr(err.text, "found a file"), "%s",
           err.text);
     close(parent);
@@ -112,20 +112,19 @@ static void test_directories(void) {
     char **names, longest[PATH_MAX + 2];
     int n;
     Error err = {0};
-    CHECK(directory_make(in_folder("a/b//c/"), &err) && directory_make(in_folder("a/b/c"), &err), "%s",
-          err.text);
-    write_text(in_folder("a/b/c/two"), "");
-    write_text(in_folder("a/b/c/one"), "");
-    write_text(in_folder("a/b/c/.three"), "");
-    if (CHECK(directory_list(in_folder("a/b/c"), "", &names, &n, &err) && n == 3, "%d names", n)) {
+    CHECK(directory_make(path_of("a/b//c/"), &err) && directory_make(path_of("a/b/c"), &err), "%s", err.text);
+    write_text(path_of("a/b/c/two"), "");
+    write_text(path_of("a/b/c/one"), "");
+    write_text(path_of("a/b/c/.three"), "");
+    if (CHECK(directory_list(path_of("a/b/c"), "", &names, &n, &err) && n == 3, "%d names", n)) {
         CHECK(!strcmp(names[0], ".three") && !strcmp(names[1], "one") && !strcmp(names[2], "two"),
               "sorted names");
         names_free(names, n);
     }
     test_removal();
-    CHECK(!directory_sync(in_folder("a/b/c"), &err), "it is gone");
-    CHECK(!directory_make(in_folder("data"), &err) && strstr(err.text, "Not a directory"), "%s", err.text);
-    CHECK(!directory_make(in_folder("data/x"), &err) && strstr(err.text, "Not a directory"), "%s", err.text);
+    CHECK(!directory_sync(path_of("a/b/c"), &err), "it is gone");
+    CHECK(!directory_make(path_of("data"), &err) && strstr(err.text, "Not a directory"), "%s", err.text);
+    CHECK(!directory_make(path_of("data/x"), &err) && strstr(err.text, "Not a directory"), "%s", err.text);
     memset(longest, 'x', sizeof longest);
     longest[PATH_MAX + 1] = 0;
     CHECK(!directory_make(longest, &err) && err.exit_code == EXIT_INPUT &&

@@ -188,7 +188,7 @@ static int longest_line(const Seen *seen) {
     "40 --seed 3"
 
 /* Every byte but null, which no text has; samples do. */
-static void write_text(const char *name) {
+static void write_any_bytes(const char *name) {
     char text[6000];
     for (size_t i = 0; i < sizeof text; i++) text[i] = (char)(1 + i * i / 7 % 255);
     write_file(name, text, sizeof text);
@@ -239,7 +239,7 @@ static void fill_in(const char *command, const char *here, char *filled, size_t 
 static void test_hostile(const char *here) {
     for (int columns = 0; columns <= 80; columns += 80) {
         empty_folder();
-        write_text(EVIL);
+        write_any_bytes(EVIL);
         for (size_t i = 0; i < sizeof hostile / sizeof *hostile; i++) {
             char command[4096];
             fill_in(hostile[i].command, here, command, sizeof command);
@@ -258,7 +258,7 @@ static void test_hostile(const char *here) {
 static Seen train_at(const char *here, int columns, const char *term, const char *before) {
     char command[1024];
     empty_folder();
-    write_text("text"); /* no UTF-8, so there is a note */
+    write_any_bytes("text"); /* no UTF-8, so there is a note */
     snprintf(command, sizeof command,
              "cd %s && %s %s/%s " TINY
              " --steps 40 --eval-every 20 --save-every 20 --tokens-per-step 64 --train text --out out",

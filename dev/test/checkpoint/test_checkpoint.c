@@ -24,9 +24,9 @@ static void test_round_trip(void) {
     char path[256];
     int64_t step = -1;
     Error err = {0};
-    CHECK(tiny_save(&model, in_folder("run"), 1, &state, 0, false, &err), "%s", err.text);
-    CHECK(checkpoint_find(in_folder("run"), path, sizeof path, &step, &err), "%s", err.text);
-    CHECK(strcmp(path, in_folder("run/step_00000200")) == 0, "found %s", path);
+    CHECK(tiny_save(&model, path_of("run"), 1, &state, 0, false, &err), "%s", err.text);
+    CHECK(checkpoint_find(path_of("run"), path, sizeof path, &step, &err), "%s", err.text);
+    CHECK(strcmp(path, path_of("run/step_00000200")) == 0, "found %s", path);
     CHECK(step == 200, "found step %d", (int)step);
 
     TrainerState found = {0};
@@ -50,12 +50,12 @@ static void test_empty_state(void) {
     const TrainerState state = {.step = 0, .best_val_loss = NAN, .val_loss = NAN};
     TrainerState found;
     Error err = {0};
-    CHECK(tiny_save(&model, in_folder("empty"), 1, &state, 0, false, &err), "%s", err.text);
-    CHECK(checkpoint_resume(in_folder("empty/step_00000000"), &model, &found, &err), "%s", err.text);
+    CHECK(tiny_save(&model, path_of("empty"), 1, &state, 0, false, &err), "%s", err.text);
+    CHECK(checkpoint_resume(path_of("empty/step_00000000"), &model, &found, &err), "%s", err.text);
     CHECK(isnan(found.best_val_loss) && isnan(found.val_loss) && !found.best_only && !found.flags &&
               found.seed == 0,
           "the empty state came back");
-    CHECK(!checkpoint_save(in_folder("bad"), &model, NULL, &(TrainerState){.flags = "{"}, &(SaveOptions){0},
+    CHECK(!checkpoint_save(path_of("bad"), &model, NULL, &(TrainerState){.flags = "{"}, &(SaveOptions){0},
                            &err) &&
               strstr(err.text, "no JSON object"),
           "%s", err.text);
@@ -65,7 +65,7 @@ static void test_find_nothing(void) {
     char path[256];
     int64_t step = -1;
     Error err = {.exit_code = EXIT_RUN};
-    CHECK(!checkpoint_find(in_folder("nowhere"), path, sizeof path, &step, &err) && err.exit_code == 0,
+    CHECK(!checkpoint_find(path_of("nowhere"), path, sizeof path, &step, &err) && err.exit_code == 0,
           "no folder: %s", err.text);
     CHECK(!checkpoint_find(folder, path, sizeof path, &step, &err) && err.exit_code == 0, "no checkpoint: %s",
           err.text);
@@ -112,8 +112,8 @@ static void test_orientation(void) {
     Safetensors weights, moments;
     Error err = {0};
     char name[100];
-    bool opened = safetensors_open(&weights, in_folder("run/step_00000200/model.safetensors"), &err) &&
-                  safetensors_open(&moments, in_folder("run/step_00000200/optimizer.safetensors"), &err);
+    bool opened = safetensors_open(&weights, path_of("run/step_00000200/model.safetensors"), &err) &&
+                  safetensors_open(&moments, path_of("run/step_00000200/optimizer.safetensors"), &err);
     if (!CHECK(opened, "%s", err.text)) return;
     CHECK(weights.n == 4 + 12 * 2 && moments.n == 2 * weights.n, "%d and %d tensors", weights.n, moments.n);
     for (size_t c = 0; c < sizeof cases / sizeof *cases; c++) {
@@ -148,13 +148,13 @@ static void test_larger_model(void) {
     TrainerState found;
     Error err = {0};
     tiny_open(&model, &config);
-    CHECK(tiny_save(&model, in_folder("larger"), 7, &state, 0, false, &err), "%s", err.text);
+    CHECK(tiny_save(&model, path_of("larger"), 7, &state, 0, false, &err), "%s", err.text);
     tiny_poison(&model);
-    CHECK(checkpoint_resume(in_folder("larger/step_00000001"), &model, &found, &err), "%s", err.text);
+    CHECK(checkpoint_resume(path_of("larger/step_00000001"), &model, &found, &err), "%s", err.text);
     CHECK(tiny_equals(&model, 7, true), "weights or moments differ");
     gpt2_close(&model);
     model = small;
-    load_refuses(&model, in_folder("larger/step_00000001"),
+    load_refuses(&model, path_of("larger/step_00000001"),
                  "expected max_seq_len 16 as in the open model, found 8");
 }
 
@@ -172,21 +172,20 @@ static void test_gpt2_vocabulary(void) {
     int64_t id = 0;
     tiny_open(&large, &config);
     tiny_fill(&large, 3);
-    CHECK(
-        checkpoint_save(in_folder("gpt2"), &large, NULL, &(TrainerState){.step = 1}, &(SaveOptions){0}, &err),
-        "%s", err.text);
-    Json *json = json_read(in_folder("gpt2/step_00000001/config.json"), &err);
+    CHECK(checkpoint_save(path_of("gpt2"), &large, NULL, &(TrainerState){.step = 1}, &(SaveOptions){0}, &err),
+          "%s", err.text);
+    Json *json = json_read(path_of("gpt2/step_00000001/config.json"), &err);
     CHECK(json && json_int64(json_get(json_root(json), "eos_token_id"), &id) && id == 50256,
           "end of text: %lld", (long long)id);
     json_free(json);
-    load_accepts(&large, in_folder("gpt2"), 3);
-    FILE *file = fopen(in_folder("gpt2/step_00000001/model.safetensors"), "r+b");
+    load_accepts(&large, path_of("gpt2"), 3);
+    FILE *file = fopen(path_of("gpt2/step_00000001/model.safetensors"), "r+b");
     REQUIRE(file && fseek(file, -8, SEEK_END) == 0 && fputc(77, file) == 77 &&
                 fseek(file, 0, SEEK_END) == 0 && fflush(file) == 0,
             "cannot write into a checkpoint");
-    load_refuses(&large, in_folder("gpt2"), "tensor transformer.ln_f.bias: damaged");
+    load_refuses(&large, path_of("gpt2"), "tensor transformer.ln_f.bias: damaged");
     REQUIRE(file && fputc(0, file) == 0 && fclose(file) == 0, "cannot write into a checkpoint");
-    load_refuses(&large, in_folder("gpt2"), " bytes by trainer_state.json, found ");
+    load_refuses(&large, path_of("gpt2"), " bytes by trainer_state.json, found ");
     gpt2_close(&large);
 }
 
@@ -194,23 +193,23 @@ static void test_gpt2_vocabulary(void) {
 static void test_place_taken(void) {
     const TrainerState state = {.step = 4};
     Error err = {0};
-    CHECK(tiny_save(&model, in_folder("twice"), 1, &state, 0, false, &err) &&
-              tiny_save(&model, in_folder("twice"), 2, &state, 0, false, &err),
+    CHECK(tiny_save(&model, path_of("twice"), 1, &state, 0, false, &err) &&
+              tiny_save(&model, path_of("twice"), 2, &state, 0, false, &err),
           "%s", err.text);
-    CHECK(access(in_folder("twice/.old-step_00000004"), F_OK) != 0, "what was replaced is still there");
-    DIR *saved = opendir(in_folder("twice"));
+    CHECK(access(path_of("twice/.old-step_00000004"), F_OK) != 0, "what was replaced is still there");
+    DIR *saved = opendir(path_of("twice"));
     int n = 0;
     for (struct dirent *e; saved && (e = readdir(saved));)
         n += strcmp(e->d_name, ".") && strcmp(e->d_name, "..");
     if (saved) closedir(saved);
     CHECK(n == 1, "%d entries, expected the checkpoint alone", n);
-    load_accepts(&model, in_folder("twice"), 2);
-    CHECK(directory_make(in_folder("taken"), &err), "%s", err.text);
-    write_text(in_folder("taken/step_00000004"), "mine");
-    CHECK(!tiny_save(&model, in_folder("taken"), 1, &state, 0, false, &err) &&
+    load_accepts(&model, path_of("twice"), 2);
+    CHECK(directory_make(path_of("taken"), &err), "%s", err.text);
+    write_text(path_of("taken/step_00000004"), "mine");
+    CHECK(!tiny_save(&model, path_of("taken"), 1, &state, 0, false, &err) &&
               strstr(err.text, "expected a checkpoint's directory or nothing, found a file"),
           "%s", err.text);
-    FILE *file = fopen(in_folder("taken/step_00000004"), "r");
+    FILE *file = fopen(path_of("taken/step_00000004"), "r");
     char text[8] = "";
     CHECK(file && fgets(text, sizeof text, file) && strcmp(text, "mine") == 0, "the file holds '%s'", text);
     if (file) fclose(file);
@@ -222,7 +221,7 @@ static void test_other_heads(void) {
     GPT2 other;
     config.n_head = 4;
     tiny_open(&other, &config);
-    load_refuses(&other, in_folder("twice"), "expected n_head 4 as in the open model, found 2");
+    load_refuses(&other, path_of("twice"), "expected n_head 4 as in the open model, found 2");
     gpt2_close(&other);
 }
 
@@ -233,11 +232,11 @@ static void test_without_optimizer(void) {
     Error err = {0};
     if (!CHECK(gpt2_open(&sampling, &ops_cpu, &tiny_config, &options, &err), "%s", err.text)) return;
     gpt2_init(&sampling, 1);
-    CHECK(!checkpoint_save(in_folder("sampling"), &sampling, NULL, &(TrainerState){.step = 1},
+    CHECK(!checkpoint_save(path_of("sampling"), &sampling, NULL, &(TrainerState){.step = 1},
                            &(SaveOptions){0}, &err) &&
               strstr(err.text, "without an optimizer"),
           "%s", err.text);
-    CHECK(access(in_folder("sampling"), F_OK) != 0, "something was written");
+    CHECK(access(path_of("sampling"), F_OK) != 0, "something was written");
     gpt2_close(&sampling);
 }
 
@@ -268,11 +267,11 @@ static void test_resumed_training(void) {
     Error err = {0};
     gpt2_init(&model, 42);
     train(&model, 0, 3);
-    CHECK(checkpoint_save(in_folder("train"), &model, NULL, &state, &(SaveOptions){0}, &err), "%s", err.text);
+    CHECK(checkpoint_save(path_of("train"), &model, NULL, &state, &(SaveOptions){0}, &err), "%s", err.text);
     train(&model, 3, 6);
     tiny_open(&resumed, &tiny_config);
     tiny_poison(&resumed);
-    CHECK(checkpoint_resume(in_folder("train/step_00000003"), &resumed, &state, &err), "%s", err.text);
+    CHECK(checkpoint_resume(path_of("train/step_00000003"), &resumed, &state, &err), "%s", err.text);
     train(&resumed, (int)state.step, 6);
     const size_t bytes = (size_t)model.n_elements * sizeof(float);
     CHECK(memcmp(model.master, resumed.master, bytes) == 0, "weights differ");
@@ -301,7 +300,7 @@ static bool same_file(const char *a, const char *b, const char *name) {
 
 static void *save_from_snapshot(void *snapshot) {
     Error err = {0};
-    CHECK(checkpoint_save(in_folder("snapshot"), &model, NULL, &(TrainerState){.step = 3},
+    CHECK(checkpoint_save(path_of("snapshot"), &model, NULL, &(TrainerState){.step = 3},
                           &(SaveOptions){.snapshot = snapshot}, &err),
           "%s", err.text);
     return NULL;
@@ -328,7 +327,7 @@ static void test_snapshot(void) {
     train(&model, 0, 3);
     for (int i = 0; i < 2; i++) {
         cpu_set_thread_count(i ? 3 : 1);
-        CHECK(checkpoint_save(in_folder(outs[i]), &model, NULL, &(TrainerState){.step = 3}, &(SaveOptions){0},
+        CHECK(checkpoint_save(path_of(outs[i]), &model, NULL, &(TrainerState){.step = 3}, &(SaveOptions){0},
                               &err),
               "%s", err.text);
     }
@@ -366,17 +365,17 @@ static void test_model_only(void) {
     char path[256];
     int64_t step = -1;
     Error err = {0};
-    CHECK(tiny_save(&model, in_folder("only"), 2, &state, 0, true, &err), "%s", err.text);
-    CHECK(access(in_folder("only/step_00000007/optimizer.safetensors"), F_OK) != 0, "an optimizer was saved");
-    load_accepts(&model, in_folder("only/step_00000007"), 2);
-    load_accepts(&model, in_folder("only"), 2); /* a run's folder stands for its newest checkpoint */
-    CHECK(checkpoint_read_config(in_folder("only"), &config, &err) &&
+    CHECK(tiny_save(&model, path_of("only"), 2, &state, 0, true, &err), "%s", err.text);
+    CHECK(access(path_of("only/step_00000007/optimizer.safetensors"), F_OK) != 0, "an optimizer was saved");
+    load_accepts(&model, path_of("only/step_00000007"), 2);
+    load_accepts(&model, path_of("only"), 2); /* a run's folder stands for its newest checkpoint */
+    CHECK(checkpoint_read_config(path_of("only"), &config, &err) &&
               memcmp(&config, &tiny_config, sizeof config) == 0,
           "%s", err.text);
-    CHECK(!checkpoint_resume(in_folder("only/step_00000007"), &model, &found, &err) &&
+    CHECK(!checkpoint_resume(path_of("only/step_00000007"), &model, &found, &err) &&
               strstr(err.text, "weights only"),
           "%s", err.text);
-    CHECK(!checkpoint_find(in_folder("only"), path, sizeof path, &step, &err) && err.exit_code == EXIT_INPUT,
+    CHECK(!checkpoint_find(path_of("only"), path, sizeof path, &step, &err) && err.exit_code == EXIT_INPUT,
           "%s", err.text);
 }
 
@@ -384,7 +383,7 @@ static void test_model_only(void) {
 /* What transformers needs is there, and no token id lies past the vocabulary. */
 static void test_config_written(void) {
     Error err = {0};
-    Json *json = json_read(in_folder("run/step_00000200/config.json"), &err);
+    Json *json = json_read(path_of("run/step_00000200/config.json"), &err);
     if (!CHECK(json, "%s", err.text)) return;
     const JsonValue *root = json_root(json);
     int64_t value;
@@ -442,11 +441,11 @@ static void test_config_read(void) {
         {"{\"model_type\":\"gpt2\"," SIZES ",\"model_type\":\"gpt2\"}",                  "found \"model_type\" twice"                                   },
     };
     Error err = {0};
-    CHECK(directory_make(in_folder("config"), &err), "%s", err.text);
+    CHECK(directory_make(path_of("config"), &err), "%s", err.text);
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         GPT2Config config;
-        write_text(in_folder("config/config.json"), cases[i].text);
-        bool ok = checkpoint_read_config(in_folder("config"), &config, &err);
+        write_text(path_of("config/config.json"), cases[i].text);
+        bool ok = checkpoint_read_config(path_of("config"), &config, &err);
         if (!cases[i].part) {
             CHECK(ok && config.n_embd == 768 && config.padded_vocab_size == 50304, "%s", err.text);
             continue;

@@ -145,7 +145,7 @@ static void test_bit_flips(const char *checkpoint, char **names, int n) {
             n_missed++;
             printf("  %s: flip of bit %lld was not found\n", name, (long long)bit);
         }
-        if (round % 100 == 0) n_kept += newest_seed(in_folder("run")) == 1;
+        if (round % 100 == 0) n_kept += newest_seed(path_of("run")) == 1;
         flip_bit(path, bit);
     }
     CHECK(n_missed == 0, "%d of 2000 flipped bits were not found", n_missed);
@@ -196,38 +196,38 @@ static void test_damage(void) {
     char **names;
     int n;
     Error err = {0};
-    const char *out = in_folder("run"), *checkpoint = in_folder("run/step_00000002");
+    const char *out = path_of("run"), *checkpoint = path_of("run/step_00000002");
     char newest[256];
     snprintf(newest, sizeof newest, "%s", checkpoint);
     CHECK(save(out, 1, 1, 0, &err) && save(out, 2, 2, 0, &err), "%s", err.text);
-    CHECK(newest_seed(in_folder("run")) == 2, "the newest is found");
+    CHECK(newest_seed(path_of("run")) == 2, "the newest is found");
     if (!CHECK(directory_list(newest, "", &names, &n, &err) && n == 9, "%d files", n)) return;
     test_bit_flips(newest, names, n);
     test_all_flips_of_state(newest);
     for (int i = 0; i < n; i++) test_cuts(newest, names[i]);
-    CHECK(newest_seed(in_folder("run")) == 2, "restored, the newest is found again");
+    CHECK(newest_seed(path_of("run")) == 2, "restored, the newest is found again");
     names_free(names, n);
 }
 
 /* The message says which tensor a flipped bit is in. */
 static void test_tensor_named(void) {
-    const char *path = in_folder("run/step_00000002/optimizer.safetensors");
+    const char *path = path_of("run/step_00000002/optimizer.safetensors");
     Error err = {0};
     TrainerState state;
     flip_bit(path, 8 * (file_bytes(path) - 1));
-    CHECK(!checkpoint_resume(in_folder("run/step_00000002"), &model, &state, &err) &&
+    CHECK(!checkpoint_resume(path_of("run/step_00000002"), &model, &state, &err) &&
               strstr(err.text, "tensor v.ln_f.bias"),
           "%s", err.text);
-    load_accepts(&model, in_folder("run/step_00000002"), 2); /* --model needs no optimizer */
-    CHECK(newest_seed(in_folder("run")) == 1, "the previous one is found");
+    load_accepts(&model, path_of("run/step_00000002"), 2); /* --model needs no optimizer */
+    CHECK(newest_seed(path_of("run")) == 1, "the previous one is found");
 }
 
 /* Both damaged: refused, not silently started from scratch. */
 static void test_all_damaged(void) {
     char path[256];
     Error err = {0};
-    CHECK(truncate(in_folder("run/step_00000001/config.json"), 10) == 0, "truncate");
-    CHECK(!find_quietly(in_folder("run"), path, &err) && err.exit_code == EXIT_INPUT &&
+    CHECK(truncate(path_of("run/step_00000001/config.json"), 10) == 0, "truncate");
+    CHECK(!find_quietly(path_of("run"), path, &err) && err.exit_code == EXIT_INPUT &&
               strstr(err.text, "found 2 that cannot be used"),
           "%s", err.text);
 }
@@ -235,47 +235,47 @@ static void test_all_damaged(void) {
 /* ---- places that cannot be written ---- */
 static void test_unwritable(void) {
     Error err = {0};
-    write_text(in_folder("file"), "x");
-    CHECK(!save(in_folder("file"), 1, 1, 0, &err) && err.exit_code == EXIT_INPUT &&
+    write_text(path_of("file"), "x");
+    CHECK(!save(path_of("file"), 1, 1, 0, &err) && err.exit_code == EXIT_INPUT &&
               strstr(err.text, "Not a directory"),
           "%s", err.text);
-    CHECK(!save(in_folder("file/below"), 1, 1, 0, &err) && err.exit_code == EXIT_INPUT, "%s", err.text);
+    CHECK(!save(path_of("file/below"), 1, 1, 0, &err) && err.exit_code == EXIT_INPUT, "%s", err.text);
     CHECK(!save("", 1, 1, 0, &err) && err.exit_code == EXIT_INPUT, "%s", err.text);
-    CHECK(save(in_folder("locked"), 1, 1, 0, &err), "%s", err.text);
-    REQUIRE(chmod(folder, 0755) == 0 && chmod(in_folder("locked"), 0555) == 0, "chmod");
+    CHECK(save(path_of("locked"), 1, 1, 0, &err), "%s", err.text);
+    REQUIRE(chmod(folder, 0755) == 0 && chmod(path_of("locked"), 0555) == 0, "chmod");
     bool is_root = geteuid() == 0; /* whom no mode bits stop */
     if (is_root && seteuid(65534) != 0) {
         SKIP("cannot drop root's rights, so no directory is unwritable");
         return;
     }
-    CHECK(!save(in_folder("locked"), 2, 2, 1, &err) && err.exit_code == EXIT_INPUT &&
+    CHECK(!save(path_of("locked"), 2, 2, 1, &err) && err.exit_code == EXIT_INPUT &&
               strstr(err.text, "Permission denied"),
           "%s", err.text);
     if (is_root) CHECK(seteuid(0) == 0, "seteuid");
-    REQUIRE(chmod(in_folder("locked"), 0755) == 0, "chmod");
-    CHECK(newest_seed(in_folder("locked")) == 1, "the previous checkpoint stands");
+    REQUIRE(chmod(path_of("locked"), 0755) == 0, "chmod");
+    CHECK(newest_seed(path_of("locked")) == 1, "the previous checkpoint stands");
 }
 
 /* A limit on the size of files stands for a full disk: the save fails, and the next one works. */
 static void test_full_disk(void) {
     struct rlimit limit, none;
     Error err = {0};
-    CHECK(save(in_folder("full"), 1, 1, 0, &err), "%s", err.text);
+    CHECK(save(path_of("full"), 1, 1, 0, &err), "%s", err.text);
     signal(SIGXFSZ, SIG_IGN);
     getrlimit(RLIMIT_FSIZE, &none);
     for (rlim_t bytes = 0; bytes < 300000; bytes += 30000) {
         limit = (struct rlimit){bytes, none.rlim_max};
         setrlimit(RLIMIT_FSIZE, &limit);
-        bool saved = save(in_folder("full"), 2, 2, 1, &err);
+        bool saved = save(path_of("full"), 2, 2, 1, &err);
         setrlimit(RLIMIT_FSIZE, &none);
         if (saved) break;
         CHECK(err.exit_code == EXIT_RUN && strstr(err.text, "checkpoint of step 2 not saved: cannot write") &&
                   strstr(err.text, "File too large"),
               "%s", err.text);
-        CHECK(count_names(in_folder("full"), "") == 1 && newest_seed(in_folder("full")) == 1, "at %d bytes",
+        CHECK(count_names(path_of("full"), "") == 1 && newest_seed(path_of("full")) == 1, "at %d bytes",
               (int)bytes);
     }
-    CHECK(save(in_folder("full"), 3, 3, 0, &err) && newest_seed(in_folder("full")) == 3, "%s", err.text);
+    CHECK(save(path_of("full"), 3, 3, 0, &err) && newest_seed(path_of("full")) == 3, "%s", err.text);
 }
 
 /* ---- a fault at every call ---- */
@@ -340,7 +340,7 @@ static bool save_with_fault(const char *out, int64_t step, FaultKind kind, int a
 
 /* Step 1 of seed 1 stands, then a save of seed 2 to `step` suffers the fault. */
 static bool survives(int64_t step, FaultKind kind, int at, int error) {
-    const char *out = in_folder("fault");
+    const char *out = path_of("fault");
     char run[256];
     Error err = {0};
     snprintf(run, sizeof run, "%s", out);
@@ -375,8 +375,8 @@ static void test_faults(int64_t step) {
         {SHORT_WRITE, 0     }
     };
     Error err = {0};
-    CHECK(save(in_folder("fault"), 1, 1, 0, &err), "%s", err.text);
-    CHECK(save_with_fault(in_folder("fault"), step, NO_FAULT, 0, 0, &err), "%s", err.text);
+    CHECK(save(path_of("fault"), 1, 1, 0, &err), "%s", err.text);
+    CHECK(save_with_fault(path_of("fault"), step, NO_FAULT, 0, 0, &err), "%s", err.text);
     int n_calls = fault.n;
     CHECK(n_calls > 20, "only %d calls were seen", n_calls);
     const size_t n_kinds =
@@ -392,16 +392,15 @@ static void test_durable(void) {
     int n;
     Error err = {0};
     n_synced = 0;
-    CHECK(save(in_folder("durable"), 1, 1, 0, &err) && save(in_folder("durable"), 2, 1, 0, &err), "%s",
-          err.text);
-    if (!CHECK(directory_list(in_folder("durable/step_00000001"), "", &names, &n, &err) && n == 9, "%d files",
+    CHECK(save(path_of("durable"), 1, 1, 0, &err) && save(path_of("durable"), 2, 1, 0, &err), "%s", err.text);
+    if (!CHECK(directory_list(path_of("durable/step_00000001"), "", &names, &n, &err) && n == 9, "%d files",
                n))
         return;
     for (int i = 0; i < n; i++) {
-        snprintf(path, sizeof path, "%s/%s", in_folder("durable/step_00000001"), names[i]);
+        snprintf(path, sizeof path, "%s/%s", path_of("durable/step_00000001"), names[i]);
         CHECK(is_synced(path), "%s is not synced", names[i]);
     }
-    CHECK(is_synced(in_folder("durable/step_00000001")) && is_synced(in_folder("durable")),
+    CHECK(is_synced(path_of("durable/step_00000001")) && is_synced(path_of("durable")),
           "a directory is not synced");
     names_free(names, n);
 }

@@ -272,7 +272,7 @@ static void check_tensors(Gguf *g, ExportType type) {
 static bool export(const char *name, ExportType type, const Tokenizer *tokenizer, Error *err) {
     int64_t bytes = 0;
     *err = (Error){0};
-    return export_model(in_folder(name), type, &model, tokenizer, &bytes, err) && bytes > 0;
+    return export_model(path_of(name), type, &model, tokenizer, &bytes, err) && bytes > 0;
 }
 
 static void refuses(const char *name, ExportType type, const Tokenizer *tokenizer, const char *words) {
@@ -284,7 +284,7 @@ static void refuses(const char *name, ExportType type, const Tokenizer *tokenize
 /* Before the weights are read. */
 static void refuses_early(const char *name, const Tokenizer *tokenizer, const char *words) {
     Error err = {0};
-    CHECK(!export_check(in_folder(name), EXPORT_F32, &model.config, tokenizer, &err) &&
+    CHECK(!export_check(path_of(name), EXPORT_F32, &model.config, tokenizer, &err) &&
               err.exit_code == EXIT_INPUT && strstr(err.text, words),
           "%s: expected '%s' in: %s", name, words, err.text);
 }
@@ -317,7 +317,7 @@ static void test_gguf(void) {
         snprintf(title, sizeof title, "of_%s", export_type_names[type]);
         snprintf(name, sizeof name, "%s.gguf", title);
         if (!CHECK(export(name, type, bytes_tokenizer, &err), "%s", err.text) ||
-            !open_gguf(&g, in_folder(name)))
+            !open_gguf(&g, path_of(name)))
             continue;
         check_model_keys(&g, title, type);
         if (expect_array(&g, "tokenizer.ggml.tokens", 8, 250)) {
@@ -332,7 +332,7 @@ static void test_gguf(void) {
         free(g.file);
     }
     struct stat info;
-    CHECK(stat(in_folder("of_f16.Modelfile"), &info) == 0, "no Modelfile");
+    CHECK(stat(path_of("of_f16.Modelfile"), &info) == 0, "no Modelfile");
 }
 
 /* 256 bytes, two merges, two special tokens; of the model's 262 ids two have no token. */
@@ -356,12 +356,12 @@ static void test_gguf_of_bpe(void) {
     Gguf g;
     config.vocab_size = 262;
     config.padded_vocab_size = gpt2_pad_vocab(262);
-    write_bpe(in_folder("bpe.bin"));
-    Tokenizer *bpe = tokenizer_open(in_folder("bpe.bin"), &err);
+    write_bpe(path_of("bpe.bin"));
+    Tokenizer *bpe = tokenizer_open(path_of("bpe.bin"), &err);
     tiny_open(&model, &config);
     tiny_fill(&model, 3);
     if (CHECK(bpe && export("bpe.gguf", EXPORT_F32, bpe, &err), "%s", err.text) &&
-        open_gguf(&g, in_folder("bpe.gguf"))) {
+        open_gguf(&g, path_of("bpe.gguf"))) {
         if (expect_array(&g, "tokenizer.ggml.tokens", 8, 262)) {
             for (int i = 0; i < 256; i++) skip_value(&g, 8);
             for (int i = 0; i < 6; i++)
@@ -389,13 +389,13 @@ static void test_round_trips(void) {
     Error err;
     int n_wrong = 0;
     CHECK(export("a.bin", EXPORT_F32, NULL, &err), "%s", err.text);
-    load_accepts(&model, in_folder("a.bin"), 3);
+    load_accepts(&model, path_of("a.bin"), 3);
     CHECK(export("hf", EXPORT_F32, bytes_tokenizer, &err), "%s", err.text);
-    load_accepts(&model, in_folder("hf"), 3);
-    CHECK(tokenizer_is_in(in_folder("hf")), "the directory has no tokenizer");
+    load_accepts(&model, path_of("hf"), 3);
+    CHECK(tokenizer_is_in(path_of("hf")), "the directory has no tokenizer");
     CHECK(export("b.bin", EXPORT_BF16, bytes_tokenizer, &err), "%s", err.text);
     tiny_poison(&model);
-    CHECK(checkpoint_load_weights(in_folder("b.bin"), &model, &err), "%s", err.text);
+    CHECK(checkpoint_load_weights(path_of("b.bin"), &model, &err), "%s", err.text);
     const int n_pieces = tiny_pieces(&model, pieces);
     for (const TinyPiece *p = pieces; p < pieces + n_pieces; p++)
         for (int64_t i = 0; i < p->n; i++) {
@@ -404,7 +404,7 @@ static void test_round_trips(void) {
         }
     CHECK(n_wrong == 0, "%d bf16 values differ", n_wrong);
     tiny_fill(&model, 3);
-    Tokenizer *beside = tokenizer_open(in_folder("gpt2_tokenizer.bin"), &err);
+    Tokenizer *beside = tokenizer_open(path_of("gpt2_tokenizer.bin"), &err);
     CHECK(beside && tokenizer_equals(beside, bytes_tokenizer), "no tokenizer beside the .bin");
     tokenizer_close(beside);
     CHECK(export("c.bin", EXPORT_F32, bytes_tokenizer, &err), "with its tokenizer there: %s", err.text);
@@ -418,15 +418,15 @@ static void test_window(void) {
     refuses("w.gguf", EXPORT_F32, bytes_tokenizer, "--window 0");
     refuses("w.bin", EXPORT_F32, NULL, "sees the last 8 positions of 16");
     CHECK(export("w", EXPORT_F32, NULL, &err), "%s", err.text);
-    char *file = file_read(in_folder("w/model.safetensors"), 1 << 24, &size, &err);
+    char *file = file_read(path_of("w/model.safetensors"), 1 << 24, &size, &err);
     CHECK(file && size > 8 && strstr(file + 8, "note.attention_window_of_8_positions_is_not_applied"),
           "no tensor warns of the window");
     free(file);
-    CHECK(access(in_folder("w/README.md"), F_OK) == 0, "no page says it");
-    load_accepts(&model, in_folder("w"), 3);
+    CHECK(access(path_of("w/README.md"), F_OK) == 0, "no page says it");
+    load_accepts(&model, path_of("w"), 3);
     model.config.window = 16; /* as long as the context: none */
     CHECK(export("whole.gguf", EXPORT_F32, bytes_tokenizer, &err), "%s", err.text);
-    CHECK(export("whole", EXPORT_F32, NULL, &err) && access(in_folder("whole/README.md"), F_OK) != 0,
+    CHECK(export("whole", EXPORT_F32, NULL, &err) && access(path_of("whole/README.md"), F_OK) != 0,
           "a window of the whole context is warned of");
     model.config.window = 0;
 }
@@ -440,8 +440,8 @@ static void test_blocks(void) {
     model.config.sparse = (SparsePattern){1, 1, 2};
     CHECK(export("few.gguf", EXPORT_F32, bytes_tokenizer, &err), "nothing is left out: %s", err.text);
     CHECK(export("b", EXPORT_F32, NULL, &err), "%s", err.text);
-    CHECK(access(in_folder("b/README.md"), F_OK) != 0, "blocks that leave out nothing are warned of");
-    CHECK(hf_config_read(in_folder("b/config.json"), &read, &err) && read.sparse.window == 1 &&
+    CHECK(access(path_of("b/README.md"), F_OK) != 0, "blocks that leave out nothing are warned of");
+    CHECK(hf_config_read(path_of("b/config.json"), &read, &err) && read.sparse.window == 1 &&
               read.sparse.first == 1 && read.sparse.random == 2,
           "config.json: %d,%d,%d: %s", read.sparse.window, read.sparse.first, read.sparse.random, err.text);
     model.config.sparse = (SparsePattern){1, 0, 0};
@@ -449,7 +449,7 @@ static void test_blocks(void) {
     refuses("b.gguf", EXPORT_F32, bytes_tokenizer, "sees blocks by --sparse 64,0,0 of 129");
     refuses("blocks.bin", EXPORT_F32, NULL, "--sparse 0");
     model.config.max_seq_len = context;
-    char *file = file_read(in_folder("b/model.safetensors"), 1 << 24, &size, &err);
+    char *file = file_read(path_of("b/model.safetensors"), 1 << 24, &size, &err);
     CHECK(file && !strstr(file + 8, "note."), "a tensor warns of blocks that leave out nothing");
     free(file);
     model.config.sparse = (SparsePattern){0};
@@ -459,9 +459,9 @@ static void test_refused(void) {
     Error err;
     refuses_early("of_f32.gguf", bytes_tokenizer, "is there already (a file)");
     refuses_early("hf/", NULL, "is there already (a directory)");
-    write_text(in_folder("mine.Modelfile"), "mine");
+    write_text(path_of("mine.Modelfile"), "mine");
     refuses_early("mine.gguf", bytes_tokenizer, "mine.Modelfile is there already");
-    REQUIRE(symlink("nowhere", in_folder("link.bin")) == 0, "symlink");
+    REQUIRE(symlink("nowhere", path_of("link.bin")) == 0, "symlink");
     refuses_early("link.bin", NULL, "is there already (a symbolic link)");
     refuses("none.gguf", EXPORT_F32, NULL, "the model has none");
     refuses("x.bin", EXPORT_Q8_0, NULL, "files for llm.c are f32 or bf16");
@@ -470,11 +470,11 @@ static void test_refused(void) {
     refuses(".gguf", EXPORT_F32, bytes_tokenizer, "a name before .gguf");
     refuses("x.GGUF", EXPORT_F32, NULL, "found a name that ends with .GGUF");
     refuses("model.safetensors/", EXPORT_F32, NULL, "found a name that ends with .safetensors");
-    write_bpe(in_folder("hf/gpt2_tokenizer.bin"));
+    write_bpe(path_of("hf/gpt2_tokenizer.bin"));
     refuses("hf/x.bin", EXPORT_F32, bytes_tokenizer, "is another one than the model's");
     CHECK(export("hf/x.bin", EXPORT_F32, NULL, &err), "a .bin without a tokenizer: %s", err.text);
     model.config.n_embd = 24;
-    CHECK(!export_check(in_folder("y.gguf"), EXPORT_Q8_0, &model.config, bytes_tokenizer, &err) &&
+    CHECK(!export_check(path_of("y.gguf"), EXPORT_Q8_0, &model.config, bytes_tokenizer, &err) &&
               strstr(err.text, "24 channels are no multiple of 32"),
           "%s", err.text);
     model.config.n_embd = 32;
@@ -502,7 +502,7 @@ static void test_full_disk(void) {
     for (int i = 0; i < 3; i++) {
         bool done = false;
         int n_failed = 0;
-        REQUIRE(mkdir(in_folder("full"), 0777) == 0, "mkdir");
+        REQUIRE(mkdir(path_of("full"), 0777) == 0, "mkdir");
         for (int at = 0; !done && at < 60; at++) {
             fault.n = 0;
             fault.at = at;
@@ -512,14 +512,14 @@ static void test_full_disk(void) {
             n_failed++;
             CHECK(err.exit_code == EXIT_RUN && strstr(err.text, "No space left"), "call %d: %s", at,
                   err.text);
-            if (access(in_folder(names[i]), F_OK) == 0) { /* the last sync, behind the rename */
-                remove_tree(in_folder("full"));
-                REQUIRE(mkdir(in_folder("full"), 0777) == 0, "mkdir");
+            if (access(path_of(names[i]), F_OK) == 0) { /* the last sync, behind the rename */
+                remove_tree(path_of("full"));
+                REQUIRE(mkdir(path_of("full"), 0777) == 0, "mkdir");
             }
-            CHECK(entries(in_folder("full")) == 0, "%s: a fault at call %d leaves something", names[i], at);
+            CHECK(entries(path_of("full")) == 0, "%s: a fault at call %d leaves something", names[i], at);
         }
         CHECK(done && n_failed > 4, "%s: %d calls", names[i], n_failed);
-        remove_tree(in_folder("full"));
+        remove_tree(path_of("full"));
     }
 }
 
@@ -528,13 +528,13 @@ static void test_leftovers(void) {
     char living[64];
     Error err;
     snprintf(living, sizeof living, ".tmp-k.bin-%ld", (long)getppid());
-    REQUIRE(mkdir(in_folder(".tmp-k.bin-2147480000"), 0777) == 0 && mkdir(in_folder(living), 0777) == 0 &&
-                mkdir(in_folder(".tmp-k.bin-mine"), 0777) == 0,
+    REQUIRE(mkdir(path_of(".tmp-k.bin-2147480000"), 0777) == 0 && mkdir(path_of(living), 0777) == 0 &&
+                mkdir(path_of(".tmp-k.bin-mine"), 0777) == 0,
             "mkdir");
-    write_text(in_folder(".tmp-k.bin-2147480000/k.bin"), "half");
+    write_text(path_of(".tmp-k.bin-2147480000/k.bin"), "half");
     CHECK(export("k.bin", EXPORT_F32, NULL, &err), "%s", err.text);
-    CHECK(access(in_folder(".tmp-k.bin-2147480000"), F_OK) != 0, "what a dead export left stays");
-    CHECK(access(in_folder(living), F_OK) == 0 && access(in_folder(".tmp-k.bin-mine"), F_OK) == 0,
+    CHECK(access(path_of(".tmp-k.bin-2147480000"), F_OK) != 0, "what a dead export left stays");
+    CHECK(access(path_of(living), F_OK) == 0 && access(path_of(".tmp-k.bin-mine"), F_OK) == 0,
           "what others have is removed");
 }
 

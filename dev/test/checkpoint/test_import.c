@@ -41,13 +41,12 @@ static void write_variant(const char *name, const Variant *variant) {
     SafetensorsHeader header;
     OutFile out;
     Error err = {0};
-    unlink(in_folder(name));
-    if (!CHECK(safetensors_open(&from, in_folder("run/step_00000001/model.safetensors"), &err), "%s",
-               err.text))
+    unlink(path_of(name));
+    if (!CHECK(safetensors_open(&from, path_of("run/step_00000001/model.safetensors"), &err), "%s", err.text))
         return;
     safetensors_header_begin(&header);
     describe(&header, variant, &from);
-    bool ok = outfile_open(&out, in_folder(name), &err) && safetensors_header_write(&header, &out, &err);
+    bool ok = outfile_open(&out, path_of(name), &err) && safetensors_header_write(&header, &out, &err);
     for (int k = 0; ok && k < from.n; k++) {
         const SafetensorsEntry *entry = &from.entries[k];
         if (!takes(variant, entry, k)) continue;
@@ -70,7 +69,7 @@ static void copy_config(const char *directory) {
     size_t size;
     Error err = {0};
     CHECK(directory_make(directory, &err), "%s", err.text);
-    char *text = file_read(in_folder("run/step_00000001/config.json"), 1 << 20, &size, &err);
+    char *text = file_read(path_of("run/step_00000001/config.json"), 1 << 20, &size, &err);
     snprintf(path, sizeof path, "%s/config.json", directory);
     if (CHECK(text, "%s", err.text)) write_text(path, text);
     free(text);
@@ -78,35 +77,35 @@ static void copy_config(const char *directory) {
 
 static void test_hugging_face(void) {
     const char *file = "hf/model.safetensors";
-    copy_config(in_folder("hf"));
+    copy_config(path_of("hf"));
     write_variant(file, &(Variant){.bare = true});
-    load_accepts(&model, in_folder("hf"), 1);
+    load_accepts(&model, path_of("hf"), 1);
     write_variant(file, &(Variant){.head = "equal"});
-    load_accepts(&model, in_folder("hf"), 1);
+    load_accepts(&model, path_of("hf"), 1);
     const char *masks[] = {"h.0.attn.bias", "h.1.attn.masked_bias", "transformer.h.11.attn.bias"};
     for (int i = 0; i < 3; i++) {
         write_variant(file, &(Variant){.bare = i < 2, .extra = masks[i]});
-        load_accepts(&model, in_folder("hf"), 1);
+        load_accepts(&model, path_of("hf"), 1);
     }
     write_variant(file, &(Variant){.head = "other"});
-    load_refuses(&model, in_folder("hf"), "expected lm_head.weight equal to wte.weight");
+    load_refuses(&model, path_of("hf"), "expected lm_head.weight equal to wte.weight");
     write_variant(file, &(Variant){.extra = "lm_head.weight"});
-    load_refuses(&model, in_folder("hf"),
+    load_refuses(&model, path_of("hf"),
                  "'lm_head.weight': expected shape (250, 32) by config.json, found (4)");
     const char *extras[] = {"score.weight", "h.2.ln_1.weight", "wte.weight", "h.0.attn.bias2",
                             "h.x.attn.bias"};
     for (int i = 0; i < 5; i++) {
         write_variant(file, &(Variant){.extra = extras[i]});
-        load_refuses(&model, in_folder("hf"), extras[i]);
+        load_refuses(&model, path_of("hf"), extras[i]);
     }
     write_variant(file, &(Variant){.omit = "h.1.mlp.c_fc.bias"});
-    load_refuses(&model, in_folder("hf"), "expected tensor 'transformer.h.1.mlp.c_fc.bias', found none");
+    load_refuses(&model, path_of("hf"), "expected tensor 'transformer.h.1.mlp.c_fc.bias', found none");
     write_variant(file, &(Variant){.flat = "h.0.attn.c_attn.weight"});
-    load_refuses(&model, in_folder("hf"), "expected shape (32, 96) by config.json, found (3072)");
-    unlink(in_folder(file));
-    load_refuses(&model, in_folder("hf"), "expected model.safetensors or model.safetensors.index.json");
+    load_refuses(&model, path_of("hf"), "expected shape (32, 96) by config.json, found (3072)");
+    unlink(path_of(file));
+    load_refuses(&model, path_of("hf"), "expected model.safetensors or model.safetensors.index.json");
     load_refuses(&model, folder, "expected config.json or step_* directories");
-    load_refuses(&model, in_folder("nowhere"), "No such file");
+    load_refuses(&model, path_of("nowhere"), "No such file");
 }
 
 /* The index of two shards with one of its entries replaced by `entry`, if that is not NULL. */
@@ -114,8 +113,7 @@ static void write_index(const char *key, const char *file_name) {
     Safetensors from;
     Error err = {0};
     JsonWriter w = {.indent = 2};
-    if (!CHECK(safetensors_open(&from, in_folder("run/step_00000001/model.safetensors"), &err), "%s",
-               err.text))
+    if (!CHECK(safetensors_open(&from, path_of("run/step_00000001/model.safetensors"), &err), "%s", err.text))
         return;
     json_begin_object(&w, NULL);
     json_begin_object(&w, "weight_map");
@@ -129,17 +127,17 @@ static void write_index(const char *key, const char *file_name) {
     if (key && !safetensors_find(&from, key)) json_write_string(&w, key, file_name);
     json_end_object(&w);
     json_end_object(&w);
-    write_text(in_folder("shards/model.safetensors.index.json"), w.data);
+    write_text(path_of("shards/model.safetensors.index.json"), w.data);
     json_writer_free(&w);
     safetensors_close(&from);
 }
 
 static void test_shards(void) {
-    copy_config(in_folder("shards"));
+    copy_config(path_of("shards"));
     write_variant("shards/one.safetensors", &(Variant){.shard = 1});
     write_variant("shards/two.safetensors", &(Variant){.shard = 2});
     write_index(NULL, NULL);
-    load_accepts(&model, in_folder("shards"), 1);
+    load_accepts(&model, path_of("shards"), 1);
     const struct {
         const char *key, *file, *part;
     } cases[] = {
@@ -150,10 +148,10 @@ static void test_shards(void) {
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         write_index(cases[i].key, cases[i].file);
-        load_refuses(&model, in_folder("shards"), cases[i].part);
+        load_refuses(&model, path_of("shards"), cases[i].part);
     }
-    write_text(in_folder("shards/model.safetensors.index.json"), "{\"weight_map\": []}");
-    load_refuses(&model, in_folder("shards"), "weight_map: expected an object of tensors, found an array");
+    write_text(path_of("shards/model.safetensors.index.json"), "{\"weight_map\": []}");
+    load_refuses(&model, path_of("shards"), "weight_map: expected an object of tensors, found an array");
 }
 
 /* ---- llm.c ---- */
@@ -181,7 +179,7 @@ static void edit_header(const char *path, int field, int32_t value) {
 }
 
 static void test_llmc_bin(void) {
-    const char *path = in_folder("model.bin");
+    const char *path = path_of("model.bin");
     GPT2Config config;
     Error err = {0};
     write_bin(path, 5, false, 256);
@@ -229,7 +227,7 @@ static void test_bad_llmc_bin(void) {
         {6, INT32_MIN,  "n_embd is -2147483648"                                   },
         {7, INT32_MAX,  "bytes by its header, found"                              },
     };
-    const char *path = in_folder("model.bin");
+    const char *path = path_of("model.bin");
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         write_bin(path, 5, false, 256);
         edit_header(path, cases[i].field, cases[i].value);
@@ -249,7 +247,7 @@ int main(void) {
     Error err = {0};
     if (!REQUIRE(mkdtemp(folder) != NULL, "mkdtemp")) return check_finish("import");
     tiny_open(&model, &tiny_config);
-    CHECK(tiny_save(&model, in_folder("run"), 1, &(TrainerState){.step = 1}, 0, false, &err), "%s", err.text);
+    CHECK(tiny_save(&model, path_of("run"), 1, &(TrainerState){.step = 1}, 0, false, &err), "%s", err.text);
     test_hugging_face();
     test_shards();
     test_llmc_bin();

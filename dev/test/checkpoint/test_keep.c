@@ -19,28 +19,27 @@ int fstatvfs(int fd, struct statvfs *info) {
 static void test_prune(void) {
     Error err = {0};
     for (int step = 1; step <= 3; step++)
-        CHECK(save(in_folder("keep"), 1, step * 1000, 0, &err), "%s", err.text);
-    CHECK(count_names(in_folder("keep"), "step_") == 3, "keep 0 keeps all");
-    CHECK(truncate(in_folder("keep/step_00003000/model.safetensors"), 100) == 0, "truncate");
-    CHECK(save(in_folder("keep"), 2, 4000, 2, &err), "%s", err.text);
+        CHECK(save(path_of("keep"), 1, step * 1000, 0, &err), "%s", err.text);
+    CHECK(count_names(path_of("keep"), "step_") == 3, "keep 0 keeps all");
+    CHECK(truncate(path_of("keep/step_00003000/model.safetensors"), 100) == 0, "truncate");
+    CHECK(save(path_of("keep"), 2, 4000, 2, &err), "%s", err.text);
     const char *stay[] = {"keep/step_00002000", "keep/step_00003000", "keep/step_00004000"};
-    for (int i = 0; i < 3; i++) CHECK(access(in_folder(stay[i]), F_OK) == 0, "%s is gone", stay[i]);
-    CHECK(access(in_folder("keep/step_00001000"), F_OK) != 0, "the oldest whole one stays");
-    CHECK(save(in_folder("keep"), 3, 100000000, 1, &err), "%s", err.text);
-    CHECK(newest_seed(in_folder("keep")) == 3 && count_names(in_folder("keep"), "step_") == 2,
+    for (int i = 0; i < 3; i++) CHECK(access(path_of(stay[i]), F_OK) == 0, "%s is gone", stay[i]);
+    CHECK(access(path_of("keep/step_00001000"), F_OK) != 0, "the oldest whole one stays");
+    CHECK(save(path_of("keep"), 3, 100000000, 1, &err), "%s", err.text);
+    CHECK(newest_seed(path_of("keep")) == 3 && count_names(path_of("keep"), "step_") == 2,
           "nine digits are newer than eight");
-    CHECK(count_names(in_folder("keep"), ".") == 0, "leftovers");
+    CHECK(count_names(path_of("keep"), ".") == 0, "leftovers");
 }
 
 /* A run that starts anew in a folder with later checkpoints loses neither those nor its own. */
 static void test_prune_earlier_step(void) {
     Error err = {0};
-    CHECK(save(in_folder("anew"), 1, 500, 1, &err) && save(in_folder("anew"), 2, 100, 1, &err), "%s",
-          err.text);
-    CHECK(access(in_folder("anew/step_00000500"), F_OK) == 0, "the later checkpoint is gone");
-    CHECK(access(in_folder("anew/step_00000100"), F_OK) == 0, "the one just saved is gone");
-    CHECK(save(in_folder("anew"), 3, 200, 1, &err), "%s", err.text);
-    CHECK(access(in_folder("anew/step_00000100"), F_OK) != 0, "its predecessor stays");
+    CHECK(save(path_of("anew"), 1, 500, 1, &err) && save(path_of("anew"), 2, 100, 1, &err), "%s", err.text);
+    CHECK(access(path_of("anew/step_00000500"), F_OK) == 0, "the later checkpoint is gone");
+    CHECK(access(path_of("anew/step_00000100"), F_OK) == 0, "the one just saved is gone");
+    CHECK(save(path_of("anew"), 3, 200, 1, &err), "%s", err.text);
+    CHECK(access(path_of("anew/step_00000100"), F_OK) != 0, "its predecessor stays");
 }
 
 /* Names that only look like a checkpoint's. */
@@ -49,15 +48,15 @@ static void test_other_names(void) {
         "step_9",       "step_0000009", "step_00000009x", "step_0000000000000000009", ".old-step_00000009",
         ".old-step_9-1"};
     Error err = {0};
-    CHECK(save(in_folder("names"), 1, 1, 0, &err), "%s", err.text);
+    CHECK(save(path_of("names"), 1, 1, 0, &err), "%s", err.text);
     for (size_t i = 0; i < sizeof others / sizeof *others; i++) {
         char name[64];
         snprintf(name, sizeof name, "names/%s", others[i]);
-        CHECK(save(in_folder("names"), 2, 9, 0, &err), "%s", err.text);
-        CHECK(rename(in_folder("names/step_00000009"), in_folder(name)) == 0, "rename to %s", name);
-        CHECK(newest_seed(in_folder("names")) == 1, "%s is taken for a checkpoint", others[i]);
-        clean_quietly(in_folder("names"));
-        CHECK(access(in_folder(name), F_OK) == 0, "%s is gone", others[i]);
+        CHECK(save(path_of("names"), 2, 9, 0, &err), "%s", err.text);
+        CHECK(rename(path_of("names/step_00000009"), path_of(name)) == 0, "rename to %s", name);
+        CHECK(newest_seed(path_of("names")) == 1, "%s is taken for a checkpoint", others[i]);
+        clean_quietly(path_of("names"));
+        CHECK(access(path_of(name), F_OK) == 0, "%s is gone", others[i]);
     }
 }
 
@@ -105,14 +104,14 @@ static void test_keep_best(void) {
     for (size_t i = 0; i < sizeof saves / sizeof *saves; i++)
         for (int k = 0; k < 2; k++) {
             const char *out = k ? "best_all" : "best_2";
-            save_with_loss(in_folder(out), saves[i].step, saves[i].val_loss, saves[i].best_only, k ? 0 : 2);
-            CHECK(strcmp(steps_in(in_folder(out)), saves[i].stay[k]) == 0, "%s, step %d: %s, expected %s",
-                  out, saves[i].step, steps_in(in_folder(out)), saves[i].stay[k]);
+            save_with_loss(path_of(out), saves[i].step, saves[i].val_loss, saves[i].best_only, k ? 0 : 2);
+            CHECK(strcmp(steps_in(path_of(out)), saves[i].stay[k]) == 0, "%s, step %d: %s, expected %s", out,
+                  saves[i].step, steps_in(path_of(out)), saves[i].stay[k]);
         }
-    CHECK(truncate(in_folder("best_2/step_00000050/model.safetensors"), 9) == 0, "truncate");
-    save_with_loss(in_folder("best_2"), 80, 7, false, 1);
-    CHECK(strcmp(steps_in(in_folder("best_2")), "50 80") == 0, "a damaged one is not the best, nor goes: %s",
-          steps_in(in_folder("best_2")));
+    CHECK(truncate(path_of("best_2/step_00000050/model.safetensors"), 9) == 0, "truncate");
+    save_with_loss(path_of("best_2"), 80, 7, false, 1);
+    CHECK(strcmp(steps_in(path_of("best_2")), "50 80") == 0, "a damaged one is not the best, nor goes: %s",
+          steps_in(path_of("best_2")));
 }
 
 /* ---- room on the disk ---- */
@@ -122,22 +121,22 @@ static void test_no_room(int keep, const char *stay) {
     char out[32];
     const SaveOptions options = {.keep = keep};
     snprintf(out, sizeof out, "room%d", keep);
-    for (int step = 1; step <= 3; step++) CHECK(save(in_folder(out), 1, step, 0, &err), "%s", err.text);
+    for (int step = 1; step <= 3; step++) CHECK(save(path_of(out), 1, step, 0, &err), "%s", err.text);
     fake_room = checkpoint_bytes(&model.config, OPTIMIZER_ADAMW, false) - 1;
-    CHECK(checkpoint_check_room(in_folder(out), &model.config, OPTIMIZER_ADAMW, &options, &err) ==
+    CHECK(checkpoint_check_room(path_of(out), &model.config, OPTIMIZER_ADAMW, &options, &err) ==
               (keep == 2 || keep == 3),
           "--keep %d at the start", keep);
-    CHECK(!save(in_folder(out), 2, 4, keep, &err) && err.exit_code == EXIT_RUN &&
+    CHECK(!save(path_of(out), 2, 4, keep, &err) && err.exit_code == EXIT_RUN &&
               strstr(err.text, "a checkpoint takes 0.") && strstr(err.text, "are free"),
           "--keep %d: %s", keep, err.text);
-    CHECK(strcmp(steps_in(in_folder(out)), stay) == 0, "--keep %d: %s stay", keep, steps_in(in_folder(out)));
+    CHECK(strcmp(steps_in(path_of(out)), stay) == 0, "--keep %d: %s stay", keep, steps_in(path_of(out)));
     fake_size_unknown = true;
-    CHECK(checkpoint_check_room(in_folder(out), &model.config, OPTIMIZER_ADAMW, &options, &err),
+    CHECK(checkpoint_check_room(path_of(out), &model.config, OPTIMIZER_ADAMW, &options, &err),
           "no size is not full: %s", err.text);
     fake_size_unknown = false;
     fake_room++;
-    CHECK(checkpoint_check_room(in_folder(out), &model.config, OPTIMIZER_ADAMW, &options, &err) &&
-              save(in_folder(out), 2, 4, 0, &err),
+    CHECK(checkpoint_check_room(path_of(out), &model.config, OPTIMIZER_ADAMW, &options, &err) &&
+              save(path_of(out), 2, 4, 0, &err),
           "as many bytes as are needed: %s", err.text);
     fake_room = -1;
 }
@@ -145,11 +144,11 @@ static void test_no_room(int keep, const char *stay) {
 /* Where the newest is not what was written, nothing older goes before the save. */
 static void test_no_room_beside_damage(void) {
     Error err = {0};
-    for (int step = 1; step <= 3; step++) CHECK(save(in_folder("worn"), 1, step, 0, &err), "%s", err.text);
-    flip_bit(in_folder("worn/step_00000003/model.safetensors"), 80000);
+    for (int step = 1; step <= 3; step++) CHECK(save(path_of("worn"), 1, step, 0, &err), "%s", err.text);
+    flip_bit(path_of("worn/step_00000003/model.safetensors"), 80000);
     fake_room = 0;
-    CHECK(!save(in_folder("worn"), 2, 4, 2, &err) && strcmp(steps_in(in_folder("worn")), "1 2 3") == 0,
-          "%s stay", steps_in(in_folder("worn")));
+    CHECK(!save(path_of("worn"), 2, 4, 2, &err) && strcmp(steps_in(path_of("worn")), "1 2 3") == 0, "%s stay",
+          steps_in(path_of("worn")));
     fake_room = -1;
 }
 
@@ -161,10 +160,10 @@ static void test_bytes(void) {
     Error err = {0};
     struct stat info;
     const char *out = "sized/step_00000001";
-    CHECK(save(in_folder("sized"), 1, 1, 0, &err), "%s", err.text);
-    if (!CHECK(directory_list(in_folder(out), "", &names, &n, &err), "%s", err.text)) return;
+    CHECK(save(path_of("sized"), 1, 1, 0, &err), "%s", err.text);
+    if (!CHECK(directory_list(path_of(out), "", &names, &n, &err), "%s", err.text)) return;
     for (int i = 0; i < n; i++) {
-        snprintf(path, sizeof path, "%s/%s", in_folder(out), names[i]);
+        snprintf(path, sizeof path, "%s/%s", path_of(out), names[i]);
         if (CHECK(stat(path, &info) == 0, "%s", path)) taken += info.st_size;
     }
     names_free(names, n);
@@ -182,32 +181,32 @@ static void test_moved_aside(void) {
     Error err = {0};
     const char *const out = "aside", *const placed = "aside/step_00000001";
     char path[256];
-    CHECK(save(in_folder(out), 1, 1, 0, &err), "%s", err.text);
-    CHECK(rename(in_folder(placed), in_folder("aside/.old-step_00000001-999999999")) == 0, "rename");
-    CHECK(newest_seed(in_folder(out)) == 1 && access(in_folder(placed), F_OK) != 0, "not found where it is");
-    load_accepts(&model, in_folder(out), 1);
-    CHECK(access(in_folder(placed), F_OK) != 0, "a reader moved it");
-    checkpoint_clean(in_folder(out));
-    CHECK(access(in_folder("aside/step_00000001/config.json"), F_OK) == 0,
+    CHECK(save(path_of(out), 1, 1, 0, &err), "%s", err.text);
+    CHECK(rename(path_of(placed), path_of("aside/.old-step_00000001-999999999")) == 0, "rename");
+    CHECK(newest_seed(path_of(out)) == 1 && access(path_of(placed), F_OK) != 0, "not found where it is");
+    load_accepts(&model, path_of(out), 1);
+    CHECK(access(path_of(placed), F_OK) != 0, "a reader moved it");
+    checkpoint_clean(path_of(out));
+    CHECK(access(path_of("aside/step_00000001/config.json"), F_OK) == 0,
           "the old checkpoint was not put back");
-    CHECK(save(in_folder(out), 2, 2, 0, &err), "%s", err.text);
-    CHECK(rename(in_folder(placed), in_folder("aside/.old-step_00000002-999999999")) == 0, "rename");
-    CHECK(find_quietly(in_folder(out), path, &err) && strstr(path, "/step_00000002"), "found %s", path);
-    checkpoint_clean(in_folder(out));
-    CHECK(count_names(in_folder(out), "") == 1 && newest_seed(in_folder(out)) == 2, "the replaced one stays");
+    CHECK(save(path_of(out), 2, 2, 0, &err), "%s", err.text);
+    CHECK(rename(path_of(placed), path_of("aside/.old-step_00000002-999999999")) == 0, "rename");
+    CHECK(find_quietly(path_of(out), path, &err) && strstr(path, "/step_00000002"), "found %s", path);
+    checkpoint_clean(path_of(out));
+    CHECK(count_names(path_of(out), "") == 1 && newest_seed(path_of(out)) == 2, "the replaced one stays");
 }
 
 /* Where the successor of one that was moved aside is damaged, both stay and the old one is found. */
 static void test_damaged_successor(void) {
     Error err = {0};
     char aside[64] = "successor/.old-step_00000001-1";
-    CHECK(save(in_folder("successor"), 1, 1, 0, &err), "%s", err.text);
-    CHECK(rename(in_folder("successor/step_00000001"), in_folder(aside)) == 0, "rename");
-    CHECK(save(in_folder("successor"), 2, 1, 0, &err), "%s", err.text);
-    flip_bit(in_folder("successor/step_00000001/model.safetensors"), 80000);
-    CHECK(newest_seed(in_folder("successor")) == 1, "the whole one is not found");
-    checkpoint_clean(in_folder("successor"));
-    CHECK(count_names(in_folder("successor"), "") == 2, "one of them is gone");
+    CHECK(save(path_of("successor"), 1, 1, 0, &err), "%s", err.text);
+    CHECK(rename(path_of("successor/step_00000001"), path_of(aside)) == 0, "rename");
+    CHECK(save(path_of("successor"), 2, 1, 0, &err), "%s", err.text);
+    flip_bit(path_of("successor/step_00000001/model.safetensors"), 80000);
+    CHECK(newest_seed(path_of("successor")) == 1, "the whole one is not found");
+    checkpoint_clean(path_of("successor"));
+    CHECK(count_names(path_of("successor"), "") == 2, "one of them is gone");
 }
 
 /* What dead runs left goes when the next run has the lock, also where a process of that number lives; a save alone
@@ -216,19 +215,18 @@ static void test_leftovers(void) {
     Error err = {0};
     char living[64];
     snprintf(living, sizeof living, "left/.tmp-step_00000009-%ld", (long)getppid());
-    CHECK(directory_make(in_folder("left/.tmp-step_00000009-999999999"), &err) &&
-              directory_make(in_folder(living), &err) &&
-              directory_make(in_folder("left/.tmp-step_00000008-7"), &err),
+    CHECK(directory_make(path_of("left/.tmp-step_00000009-999999999"), &err) &&
+              directory_make(path_of(living), &err) &&
+              directory_make(path_of("left/.tmp-step_00000008-7"), &err),
           "%s", err.text);
-    write_text(in_folder("left/.tmp-step_00000008-7/notes.txt"), "mine");
-    write_text(in_folder("left/.tmp-step_00000008-7/config.json"), "");
-    write_text(in_folder("left/.tmp-step_00000009-999999999/config.json"), "");
-    CHECK(save(in_folder("left"), 1, 1, 0, &err) && count_names(in_folder("left"), ".tmp-") == 3, "%s",
-          err.text);
-    clean_quietly(in_folder("left"));
-    CHECK(count_names(in_folder("left"), ".tmp-") == 1 &&
-              access(in_folder("left/.tmp-step_00000008-7/notes.txt"), F_OK) == 0 &&
-              access(in_folder("left/.tmp-step_00000008-7/config.json"), F_OK) == 0,
+    write_text(path_of("left/.tmp-step_00000008-7/notes.txt"), "mine");
+    write_text(path_of("left/.tmp-step_00000008-7/config.json"), "");
+    write_text(path_of("left/.tmp-step_00000009-999999999/config.json"), "");
+    CHECK(save(path_of("left"), 1, 1, 0, &err) && count_names(path_of("left"), ".tmp-") == 3, "%s", err.text);
+    clean_quietly(path_of("left"));
+    CHECK(count_names(path_of("left"), ".tmp-") == 1 &&
+              access(path_of("left/.tmp-step_00000008-7/notes.txt"), F_OK) == 0 &&
+              access(path_of("left/.tmp-step_00000008-7/config.json"), F_OK) == 0,
           "leftovers");
 }
 

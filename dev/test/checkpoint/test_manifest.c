@@ -26,7 +26,7 @@ static void write_summed(const char *text, size_t length) {
         memcpy(copy + length - 10, digits, 8);
     }
     /* Written over, not truncated first: some file systems then wait for the disk, 20000 times. */
-    int fd = open(in_folder(MANIFEST_NAME), O_RDWR | O_CREAT, 0600);
+    int fd = open(path_of(MANIFEST_NAME), O_RDWR | O_CREAT, 0600);
     CHECK(pwrite(fd, copy, length, 0) == (ssize_t)length && ftruncate(fd, (off_t)length) == 0,
           "writing the manifest");
     close(fd);
@@ -96,7 +96,7 @@ static void test_fields(void) {
         Error err = {0};
         write_edited(cases[i].from, cases[i].to);
         if (!CHECK(!manifest_read(&m, folder, &err), "accepted: %s", cases[i].to)) manifest_free(&m);
-        CHECK(err.exit_code == EXIT_INPUT && strstr(err.text, in_folder(MANIFEST_NAME)),
+        CHECK(err.exit_code == EXIT_INPUT && strstr(err.text, path_of(MANIFEST_NAME)),
               "the file is not named: %s", err.text);
         CHECK(strstr(err.text, cases[i].part), "message '%s' lacks '%s'", err.text, cases[i].part);
     }
@@ -108,7 +108,7 @@ static void test_checksum_case(void) {
     Manifest m;
     Error err = {0};
     memcpy(text, good, sizeof good);
-    FILE *file = fopen(in_folder(MANIFEST_NAME), "wb");
+    FILE *file = fopen(path_of(MANIFEST_NAME), "wb");
     snprintf(text + strlen(good) - 10, 11, "%08X\"}", crc32c(0, good, strlen(good)));
     REQUIRE(file && fputs(text, file) >= 0 && fclose(file) == 0, "writing the manifest");
     CHECK(strpbrk(text + strlen(good) - 10, "ABCDEF"), "the checksum %s has no letter: change the text",

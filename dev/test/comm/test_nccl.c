@@ -3,10 +3,10 @@
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <limits.h>
-#include <time.h>
 #include "dev/test/comm_case.h"
 #include "dev/test/folder.h"
 #include "dev/test/shared_device.h"
+#include "llmc/base/clock.h"
 #include "llmc/comm/nccl.h"
 
 static const int members[] = {0, 1};
@@ -19,12 +19,6 @@ static bool build_fake(const char *name, const char *flags) {
              "%s -std=c11 -D_GNU_SOURCE -I. -O1 -shared -fPIC %s -o %s dev/test/stubs/fake_nccl.c",
              cc ? cc : "cc", flags, path_of(name));
     return REQUIRE(system(command) == 0, "%s", command);
-}
-
-static double now(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
 /* ---- what is said ---- */
@@ -191,9 +185,9 @@ static void close_stuck(Rendezvous *r, const void *context) {
     const char *said = comm_nccl_description(), *path = path_of("fake.so");
     CHECK(strncmp(said, "NCCL 2.28.9, ", 13) == 0 && strcmp(said + 13, path) == 0, "%s", said);
     CHECK(strcmp(getenv("NCCL_NVLS_ENABLE"), "2") == 0, "NCCL_NVLS_ENABLE is %s", getenv("NCCL_NVLS_ENABLE"));
-    const double begin = now();
+    const double begin = clock_seconds();
     comm_close(comm);
-    CHECK(now() - begin < 8, "closed after %.1f s", now() - begin);
+    CHECK(clock_seconds() - begin < 8, "closed after %.1f s", clock_seconds() - begin);
 }
 
 #define WHEEL "/lib/python3.12/site-packages/nvidia/nccl/lib"

@@ -6,9 +6,9 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
-#include <time.h>
 #include <unistd.h>
 #include "dev/test/beside.h"
+#include "llmc/base/clock.h"
 #include "llmc/base/terminal.h"
 #include "llmc/comm/watchdog.h"
 
@@ -26,12 +26,6 @@ typedef struct Job {
     char said[4096];
     int n_lines;
 } Job;
-
-static double now(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
 
 static void sleep_for(double seconds) {
     poll(NULL, 0, (int)(seconds * 1e3));
@@ -101,7 +95,7 @@ static void start_job(Job *job, void (*body)(int rank)) {
     for (int i = 0; i < N; i++) REQUIRE(read(ready[0], bytes, 1) == 1, "rank %d did not begin", i);
     REQUIRE(write(go[1], bytes, N) == N, "the ranks are gone");
     close(ready[0]), close(go[0]), close(go[1]);
-    job->begun = now();
+    job->begun = clock_seconds();
 }
 
 /* Waits for the ranks, but for those of `except`, a bit each; STILL_THERE after ten seconds. Returns how long it took. */
@@ -110,8 +104,9 @@ static double wait_for_job(Job *job, int except) {
     for (int i = 0; i < N; i++) {
         int status = 0;
         if (except >> i & 1) continue;
-        while (waitpid(job->pids[i], &status, WNOHANG) == 0 && now() < job->begun + 10) sleep_for(0.01);
-        took = now() - job->begun;
+        while (waitpid(job->pids[i], &status, WNOHANG) == 0 && clock_seconds() < job->begun + 10)
+            sleep_for(0.01);
+        took = clock_seconds() - job->begun;
         job->codes[i] = took >= 10          ? STILL_THERE
                         : WIFEXITED(status) ? WEXITSTATUS(status)
                                             : 128 + WTERMSIG(status);

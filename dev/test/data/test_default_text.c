@@ -5,9 +5,7 @@
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
-#include "dev/test/check.h"
-
-static char folder[] = "/tmp/test_default_text_XXXXXX";
+#include "dev/test/folder.h"
 
 /* Runs a shell command in the folder; its exit code. */
 static int sh(const char *format, ...) {
@@ -83,8 +81,6 @@ int main(void) {
         test_bad_downloads();
         test_text();
     }
-    char command[300];
-    snprintf(command, sizeof command, "rm -rf %s", folder);
-    REQUIRE(system(command) == 0, "cannot remove %s", folder);
+    remove_tree(folder);
     return check_finish("default_text");
 }

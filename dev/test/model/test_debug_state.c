@@ -15,7 +15,7 @@ static void write_state(GPT2 *model, const char *name, int64_t wrong) {
     logits_of(model, logits, 0, N);
     gpt2_begin_step(model, 1);
     gpt2_micro_step(model, tokens, tokens + N, B, T, 1.0f);
-    FILE *file = fopen(in_folder(name), "wb");
+    FILE *file = fopen(path_of(name), "wb");
     if (!REQUIRE(file, "cannot write %s", name)) return;
     fwrite(header, 4, 256, file);
     fwrite(tokens, 4, 2 * N, file);
@@ -29,7 +29,7 @@ static void write_state(GPT2 *model, const char *name, int64_t wrong) {
     fclose(file);
     if (wrong < 0) return;
     float value = 0;
-    file = fopen(in_folder(name), "r+b");
+    file = fopen(path_of(name), "r+b");
     REQUIRE(file && fseek(file, begin + 4 * wrong, SEEK_SET) == 0 && fread(&value, 4, 1, file) == 1, "seek");
     value += 1;
     REQUIRE(fseek(file, begin + 4 * wrong, SEEK_SET) == 0 && fwrite(&value, 4, 1, file) == 1 &&
@@ -54,7 +54,7 @@ static void test_values(GPT2 *model) {
         int n_wrong = -1;
         Error err = {0};
         write_state(model, "tiny_debug_state.bin", rows[i].wrong);
-        CHECK(debug_state_check(&ops_cpu, in_folder("tiny_debug_state.bin"), in_folder("tiny.bin"), false,
+        CHECK(debug_state_check(&ops_cpu, path_of("tiny_debug_state.bin"), path_of("tiny.bin"), false,
                                 &n_wrong, &err),
               "%s", err.text);
         CHECK(n_wrong == rows[i].n_wrong, "value %lld off: %d tensors differ, expected %d",
@@ -65,14 +65,14 @@ static void test_values(GPT2 *model) {
 static void refuses(const char *what, const char *part) {
     int n_wrong;
     Error err = {0};
-    CHECK(!debug_state_check(&ops_cpu, in_folder("tiny_debug_state.bin"), in_folder("tiny.bin"), false,
-                             &n_wrong, &err) &&
+    CHECK(!debug_state_check(&ops_cpu, path_of("tiny_debug_state.bin"), path_of("tiny.bin"), false, &n_wrong,
+                             &err) &&
               err.exit_code == EXIT_INPUT && strstr(err.text, part),
           "%s: '%s' lacks '%s'", what, err.text, part);
 }
 
 static void put(long at, int32_t value) {
-    FILE *file = fopen(in_folder("tiny_debug_state.bin"), "r+b");
+    FILE *file = fopen(path_of("tiny_debug_state.bin"), "r+b");
     REQUIRE(file && fseek(file, at, SEEK_SET) == 0 && fwrite(&value, 4, 1, file) == 1 && fclose(file) == 0,
             "write");
 }
@@ -95,7 +95,7 @@ static void test_bad_files(GPT2 *model) {
         put(rows[i].at, rows[i].value);
         refuses(rows[i].what, rows[i].part);
     }
-    unlink(in_folder("tiny_debug_state.bin"));
+    unlink(path_of("tiny_debug_state.bin"));
     refuses("no file", "cannot open");
 }
 

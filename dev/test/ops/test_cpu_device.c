@@ -2,7 +2,7 @@
  * and standard attention where every score is far below zero. */
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
+#include "llmc/base/clock.h"
 #include "llmc/cpu/cpu.h"
 #include "llmc/cpu/matmul.h"
 #include "llmc/cpu/parallel.h"
@@ -41,12 +41,6 @@ static void test_memory(void) {
     device_cpu.free(most);
 }
 
-static double seconds(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
 /* FLOP/s of a product of (N, N) matrices, the best of some. */
 __attribute__((unused)) static double product_rate(int N) {
     const size_t n = (size_t)N * (size_t)N;
@@ -55,10 +49,10 @@ __attribute__((unused)) static double product_rate(int N) {
     if (!x) abort();
     for (size_t i = 0; i < 3 * n; i++) x[i] = (float)(i % 7) - 3;
     for (int i = 0; i < 6; i++) {
-        const double begun = seconds();
+        const double begun = clock_seconds();
         cpu_linear_forward(matrix(y, DTYPE_F32, N, N), no_matrix(), matrix(x, DTYPE_F32, N, N),
                            matrix(w, DTYPE_F32, N, N), NULL);
-        const double rate = 2.0 * (double)N * N * N / (seconds() - begun);
+        const double rate = 2.0 * (double)N * N * N / (clock_seconds() - begun);
         if (rate > best) best = rate;
     }
     free(x);

@@ -1,8 +1,8 @@
 /* Statistics and update of every CUDA backend: loss_sum, sum_squares, adamw, weights_from_master, and the flag that
  * keeps NaN and inf out of the weights. */
 #include "dev/test/op_test.h"
+#include "llmc/base/clock.h"
 #include "llmc/cpu/cpu.h"
-#include <time.h>
 
 /* ---- statistics ---- */
 
@@ -324,19 +324,13 @@ static void test_weights_from_master(const Ops *ops) {
 
 /* ---- the queue ---- */
 
-static double now(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
 /* A readback on the side stream between two events: behind what the main stream had queued, before what it writes then.
  * The time between two timestamps is a part of the host's. */
 static void test_queue(const Ops *ops) {
     const size_t bytes = (size_t)256 << 20;
     char *from = ops->device->alloc(bytes), *to = ops->device->alloc(bytes);
     if (!CHECK(from && to, "%s: device memory", ops->name)) return;
-    const double begun = now();
+    const double begun = clock_seconds();
     int before = 1, after = 2, got = 0;
     ops->device->upload(from, &before, sizeof before);
     ops->device->readback_begin(0, STREAM_MAIN, from, sizeof before);
@@ -354,7 +348,7 @@ static void test_queue(const Ops *ops) {
     ops->device->timestamp(1);
     ops->device->readback_end(0, &got, sizeof got);
     CHECK(got == after, "%s: read back %d behind a long queue, expected %d", ops->name, got, after);
-    const double seconds = ops->device->seconds_between(0, 1), elapsed = now() - begun;
+    const double seconds = ops->device->seconds_between(0, 1), elapsed = clock_seconds() - begun;
     const double least = 100 * 2 * (double)bytes / 20e12; /* no card copies 20 TB/s */
     CHECK(seconds > least && seconds < elapsed, "%s: %g s between two timestamps, %g s on the host",
           ops->name, seconds, elapsed);

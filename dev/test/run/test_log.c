@@ -10,9 +10,8 @@
 #include <unistd.h>
 #include "llmc/base/json.h"
 #include "llmc/run/log.h"
-#include "dev/test/check.h"
+#include "dev/test/folder.h"
 
-static char folder[64] = "/tmp/test_log_XXXXXX";
 static char *arguments[] = {"./train_gpt2", "--prompt", "a \"quoted\"\nline \xff"};
 
 static LogHeader header(void) {
@@ -38,43 +37,14 @@ static StepReport report(int64_t step) {
                         .memory_bytes = 4096};
 }
 
-static char *read_text(const char *name) {
-    char path[128];
-    snprintf(path, sizeof path, "%s/%s", folder, name);
-    FILE *file = fopen(path, "r");
-    char *text = calloc(1, 1 << 20);
-    if (file && text) {
-        size_t n = fread(text, 1, (1 << 20) - 1, file);
-        text[n] = '\0';
-        fclose(file);
-    }
-    return text;
-}
-
-static void write_text(const char *name, const char *text) {
-    char path[128];
-    snprintf(path, sizeof path, "%s/%s", folder, name);
-    FILE *file = fopen(path, "w");
-    fputs(text, file);
-    fclose(file);
-}
-
 static bool exists(const char *name) {
-    char path[128];
-    snprintf(path, sizeof path, "%s/%s", folder, name);
-    return access(path, F_OK) == 0;
-}
-
-static void remove_file(const char *name) {
-    char path[128];
-    snprintf(path, sizeof path, "%s/%s", folder, name);
-    remove(path);
+    return access(path_of(name), F_OK) == 0;
 }
 
 /* Checks that every line of the log is one strict JSON object; counts headers, and the lines of `step` that
  * have `field`. */
 static int count_lines(const char *name, int64_t step, const char *field, int *headers) {
-    char *text = read_text(name);
+    char *text = read_text(path_of(name));
     int found = 0, line_number = 0;
     *headers = 0;
     for (char *line = text, *end; *line; line = end + 1) {
@@ -107,7 +77,7 @@ static void test_lines(void) {
     log_step(&run, &r);
     log_val(&run, 1, 2.5);
     log_sample(&run, 1, "two\nlines \0 and \xf0\x9f\x98 half a face", 32);
-    char *text = read_text("log.jsonl"); /* before the log is closed: each line is written at once */
+    char *text = read_text(path_of("log.jsonl")); /* before the log is closed: each line is written at once */
     CHECK(strstr(text,
                  "{\"step\": 1, \"loss\": null, \"lr\": 0.001, \"norm\": null, \"ms\": 12.5, \"tok_s\": 0, "
                  "\"mfu\": null, \"memory\": 4096, \"skipped\": 1}\n"),
@@ -142,7 +112,7 @@ static void test_resume(void) {
     Error err = {0};
     LogHeader h = header();
     int headers;
-    remove_file("log.jsonl");
+    remove(path_of("log.jsonl"));
     CHECK(log_open(&run, folder, -1, &h, &err), "%s", err.text);
     write_steps(&run, 1, 7);
     log_close(&run);
@@ -168,7 +138,7 @@ static void test_resume(void) {
     CHECK(log_open(&run, folder, 0, &h, &err), "resumed at the start: %s", err.text);
     log_close(&run);
     CHECK(count_lines("log.jsonl", 1, "loss", &headers) == 0, "every step is dropped");
-    remove_file("log.jsonl");
+    remove(path_of("log.jsonl"));
     CHECK(log_open(&run, folder, 5, &h, &err), "resumed without a log: %s", err.text);
     log_close(&run);
 }
@@ -184,7 +154,7 @@ static void test_long_line(void) {
     struct stat info;
     struct rlimit before, limit;
     snprintf(path, sizeof path, "%s/log.jsonl", folder);
-    write_text("log.jsonl", "{\"step\": 1}\n");
+    write_text(path_of("log.jsonl"), "{\"step\": 1}\n");
     CHECK(truncate(path, hole) == 0, "%s", strerror(errno));
     FILE *file = fopen(path, "a");
     fputs("\n{\"step\": 2}\n", file);
@@ -198,7 +168,7 @@ static void test_long_line(void) {
     setrlimit(RLIMIT_DATA, &before);
     CHECK(stat(path, &info) == 0 && info.st_size > hole && !exists("log.jsonl.tmp"),
           "the log stays as it was");
-    remove_file("log.jsonl");
+    remove(path_of("log.jsonl"));
 #endif
 }
 
@@ -206,17 +176,17 @@ static void test_new_run(void) {
     RunLog run;
     Error err = {0};
     LogHeader h = header();
-    write_text("log.jsonl", "first\n");
+    write_text(path_of("log.jsonl"), "first\n");
     CHECK(log_open(&run, folder, -1, &h, &err), "%s", err.text);
     log_close(&run);
     CHECK(log_open(&run, folder, -1, &h, &err), "%s", err.text);
     log_close(&run);
-    char *text = read_text("log.1.jsonl");
+    char *text = read_text(path_of("log.1.jsonl"));
     CHECK(strcmp(text, "first\n") == 0, "the earlier log stands beside it: %s", text);
     CHECK(exists("log.2.jsonl") && exists("log.jsonl"), "and so does the one after");
     free(text);
-    remove_file("log.1.jsonl");
-    remove_file("log.2.jsonl");
+    remove(path_of("log.1.jsonl"));
+    remove(path_of("log.2.jsonl"));
 }
 
 static void test_unwritable(void) {
@@ -235,7 +205,7 @@ static void test_full_disk(void) {
     LogHeader h = header();
     int headers;
     char path[128], warnings[4096] = "";
-    remove_file("log.jsonl");
+    remove(path_of("log.jsonl"));
     CHECK(log_open(&run, folder, -1, &h, &err), "%s", err.text);
     write_steps(&run, 1, 1);
     snprintf(path, sizeof path, "%s/stderr", folder);
@@ -271,8 +241,8 @@ int main(void) {
     test_new_run();
     test_unwritable();
     test_full_disk();
-    remove_file("log.jsonl");
-    remove_file("stderr");
+    remove(path_of("log.jsonl"));
+    remove(path_of("stderr"));
     CHECK(rmdir(folder) == 0, "nothing else was written: %s", strerror(errno));
     return check_finish("log");
 }

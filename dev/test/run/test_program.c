@@ -81,7 +81,7 @@ static void run_recorded(const char *name, const char *flags, const char *more, 
     snprintf(out, sizeof out, "%s/%s", folder, name);
     snprintf(line, sizeof line,
              "--train dev/reference/%s --model %s --out %s --save-every %d --sample-tokens 0 %s %s",
-             poisoned ? "program_nan.txt" : "program.txt", in_folder(poisoned ? "poisoned" : "model"), out,
+             poisoned ? "program_nan.txt" : "program.txt", path_of(poisoned ? "poisoned" : "model"), out,
              save_every(poisoned), flags, more);
     int status = run_program("%s", line);
     CHECK(status == 0, "%s %s: exit code %d", name, more, status);

@@ -8,15 +8,15 @@
 static void write_data(void) {
     char text[4001] = "";
     for (int i = 0; i < 4000; i++) text[i] = (char)('a' + i * i % 97 % 26);
-    write_text(in_folder("text"), text);
+    write_text(path_of("text"), text);
 }
 
 static void run(ProgramLog *log, const char *name, const char *flags) {
     const int status = run_program(RUN "--out %s/%s %s", folder, folder, name, flags);
-    char *errors = read_text(in_folder("stderr"));
+    char *errors = read_text(path_of("stderr"));
     CHECK(status == 0, "%s: exit code %d: %s", flags, status, errors);
     free(errors);
-    read_log(log, in_folder(name));
+    read_log(log, path_of(name));
 }
 
 static void same(double got, double want, const char *flags, int step, const char *what) {
@@ -47,7 +47,7 @@ static void test_runs(const char *more) {
 
 static void refuses(const char *flags, const char *part) {
     const int status = run_program(RUN "%s", folder, flags);
-    char *errors = read_text(in_folder("stderr"));
+    char *errors = read_text(path_of("stderr"));
     CHECK(status == 2, "%s: exit code %d", flags, status);
     CHECK(strstr(errors, part) && strchr(errors, '\n') == errors + strlen(errors) - 1, "%s: '%s'", flags,
           errors);

@@ -1,16 +1,10 @@
 /* The figures that the program prints and logs beside the loss (ms, tokens/s, MFU, the rate of the whole run) against a clock
  * outside of it and against arithmetic of this file's own. */
-#include <time.h>
+#include "llmc/base/clock.h"
 #include "llmc/cpu/parallel.h"
 #include "dev/test/program_case.h"
 
 enum { STEPS = 10, TOKENS = 4096, LAYERS = 3, CHANNELS = 96, SEQ = 64 };
-
-static double seconds(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
 
 typedef struct Printed {
     double peak; /* TFLOP/s, as printed */
@@ -36,7 +30,7 @@ static double before(const char *line, const char *unit) {
 static void take_printed(Printed *p, const char *line) {
     int step;
     if (sscanf(line, "step %d/", &step) == 1 && step >= 1 && step <= STEPS && strstr(line, " ms ")) {
-        p->lasted[step] = seconds() - p->last_line;
+        p->lasted[step] = clock_seconds() - p->last_line;
         p->ms[step] = before(line, " ms ");
         p->tok_s[step] = before(line, " tok/s");
         p->mfu[step] = before(line, " % MFU") / 100;
@@ -44,7 +38,7 @@ static void take_printed(Printed *p, const char *line) {
     if (strncmp(line, "peak ", 5) == 0) p->peak = strtod(line + 5, NULL);
     if (strncmp(line, "done: ", 6) == 0 && strstr(line, "val loss"))
         p->done_tok_s = count_of(strrchr(line, ',') + 1);
-    p->last_line = seconds();
+    p->last_line = clock_seconds();
 }
 
 static int run_timed(Printed *p, const char *out) {
@@ -57,12 +51,12 @@ static int run_timed(Printed *p, const char *out) {
              "--sample-every 5 "
              "--sample-tokens 40 --out %s 2>&1 </dev/null",
              program, LAYERS, CHANNELS, SEQ, TOKENS, STEPS, out);
-    p->begun = seconds();
+    p->begun = clock_seconds();
     FILE *pipe = popen(command, "r");
     if (!CHECK(pipe, "%s", command)) return -1;
     while (fgets(line, sizeof line, pipe)) take_printed(p, line);
     const int status = pclose(pipe);
-    p->ended = seconds();
+    p->ended = clock_seconds();
     return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
 }
 
@@ -124,9 +118,9 @@ int main(void) {
     if (!program_is_here()) return check_finish("program_figures");
     if (!REQUIRE(mkdtemp(folder) && ops_cpu.device->open(0, &err), "%s cannot be made", folder))
         return check_finish("program_figures");
-    const int status = run_timed(&p, in_folder("run"));
+    const int status = run_timed(&p, path_of("run"));
     CHECK(status == 0, "exit code %d", status);
-    read_log(&log, in_folder("run"));
+    read_log(&log, path_of("run"));
     if (CHECK(log.last == STEPS, "the log ends at step %d", log.last)) {
         check_clock(&p, &log);
         check_figures(&p, &log);

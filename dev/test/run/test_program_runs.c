@@ -78,7 +78,7 @@ static void test_defaults(void) {
 
 static void write_part(const char *name, const char *text, int64_t begin, int64_t end, bool shard) {
     const int32_t header[256] = {20240520, 1, (int32_t)(end - begin)};
-    FILE *file = fopen(in_folder(name), "wb");
+    FILE *file = fopen(path_of(name), "wb");
     bool ok = file && (!shard || fwrite(header, sizeof header, 1, file) == 1);
     for (int64_t i = begin; ok && i < end; i++) {
         const uint16_t token = (unsigned char)text[i];
@@ -100,7 +100,7 @@ static void test_files(void) {
         write_part(names[2], text, border, n, shard);
         snprintf(flags, sizeof flags,
                  "--train '%s/part_*.%s' --val %s/val.%s --model %s --sample-tokens 0 " PLAIN_FLAGS, folder,
-                 end, folder, end, in_folder("model"));
+                 end, folder, end, path_of("model"));
         holds(end, flags, PLAIN_FLAGS, &program_config, false);
     }
     free(text);
@@ -134,7 +134,7 @@ static void test_saves(void) {
         char out[300], text[80], path[400];
         snprintf(out, sizeof out, "%s/saves", folder);
         const int status = run_program("--train %s --model %s --out %s --sample-tokens 0 " PLAIN_FLAGS " %s",
-                                       text_path, in_folder("model"), out, rows[i].flags);
+                                       text_path, path_of("model"), out, rows[i].flags);
         CHECK(status == 0 && strcmp(saved_steps(out, text, sizeof text), rows[i].saved) == 0,
               "%s: exit code %d, saved%s, expected%s", rows[i].flags, status, text, rows[i].saved);
         snprintf(path, sizeof path, "%s/step_00000006/optimizer.safetensors", out);
@@ -147,7 +147,7 @@ static void test_saves(void) {
 /* What stands before " tok/s" in the last line, such as "1234". */
 static const char *printed_rate(void) {
     static char rate[32];
-    char *text = read_text(in_folder("stdout")), *done = strstr(text, "done: "),
+    char *text = read_text(path_of("stdout")), *done = strstr(text, "done: "),
          *comma = done ? strrchr(done, ',') : NULL;
     snprintf(rate, sizeof rate, "%.*s", comma ? (int)strcspn(comma + 2, " ") : 0, comma ? comma + 2 : "");
     free(text);
@@ -171,7 +171,7 @@ static void test_resumed_elsewhere(void) {
         memset(steps, ' ', strlen("--steps 6"));
         memset(none, ' ', strlen("--dropout 0"));
         const int status = run_program("--train %s --model %s --out %s --sample-tokens 0 %s %s", text_path,
-                                       in_folder("model"), i ? moved : out, i ? "--resume" : "", flags[i]);
+                                       path_of("model"), i ? moved : out, i ? "--resume" : "", flags[i]);
         CHECK(status == 0 && (i || rename(out, moved) == 0), "run %d: exit code %d", i, status);
     }
     read_log(&log, moved);
@@ -204,7 +204,7 @@ static void test_three_bad_steps(void) {
     write_part("bad.txt", z, 0, sizeof z, false);
     snprintf(out, sizeof out, "%s/bad", folder);
     const int status = run_program("--train %s --val %s --model %s --out %s --sample-tokens 0 " PLAIN_FLAGS,
-                                   in_folder("bad.txt"), text_path, in_folder("poisoned"), out);
+                                   path_of("bad.txt"), text_path, path_of("poisoned"), out);
     read_log(&log, out);
     CHECK(status == 1 && log.last == 3, "three bad steps: exit code %d after step %d", status, log.last);
     CHECK(isnan(log.steps[3].loss) && log.steps[1].skipped == 1 && log.steps[3].skipped == 3,
@@ -220,7 +220,7 @@ static void test_ends_with_a_bad_step(void) {
         "--train dev/reference/program_nan.txt --model %s --out %s --sample-tokens 0 --batch 2 --seq 16 "
         "--tokens-per-step 32 --steps 5 --lr 0.005 --warmup 0 --schedule constant --beta1 0.9 --beta2 0.95 "
         "--clip 0 --seed 7 --eval-every 0 --eval-batches 2 --save-every 1 --keep 2",
-        in_folder("poisoned"), out);
+        path_of("poisoned"), out);
     CHECK(status == 0 && strcmp(saved_steps(out, text, sizeof text), " 1 4 5") == 0,
           "ends with a bad step: exit code %d, saved%s, expected 1 4 5", status, text);
     remove_tree(out);
@@ -243,7 +243,7 @@ static void test_eval_only(void) {
         char flags[1000];
         Direct d;
         const int status =
-            run_program("--train %s --model %s --eval-only %s", text_path, in_folder("model"), rows[i].flags);
+            run_program("--train %s --model %s --eval-only %s", text_path, path_of("model"), rows[i].flags);
         snprintf(flags, sizeof flags,
                  "--batch %d --seq %d --eval-batches %d --tokens-per-step 0 --steps 1 --lr 0 --warmup 0 "
                  "--final-lr-fraction 0 "
@@ -260,7 +260,7 @@ static void test_eval_only(void) {
 
 /* The text that the program printed, without the newline at its end; malloc'ed. */
 static char *printed_sample(void) {
-    char *text = read_text(in_folder("stdout"));
+    char *text = read_text(path_of("stdout"));
     const size_t n = strlen(text);
     if (n > 0) text[n - 1] = '\0';
     return text;
@@ -309,7 +309,7 @@ static void test_greedy(int window, bool documents, SparsePattern blocks) {
     program_weights(&model, LETTERS);
     greedy_text(&model, prompt, N, expected);
     const int status = run_program("--model %s --prompt '%s' --temperature 0 --sample-tokens %d --window %d",
-                                   in_folder("long"), prompt, N, window);
+                                   path_of("long"), prompt, N, window);
     char *got = printed_sample();
     size_t same = 0;
     while (got[same] && got[same] == expected[same]) same++;
@@ -319,7 +319,7 @@ static void test_greedy(int window, bool documents, SparsePattern blocks) {
     CHECK(letters > 12, "the text has %d different letters: it would hide a wrong cache", letters);
     free(got);
     gpt2_close(&model);
-    remove_tree(in_folder("long"));
+    remove_tree(path_of("long"));
 }
 
 typedef struct Drawn {
@@ -366,7 +366,7 @@ static void test_samples(void) {
     const int status = run_program("--train %s --model %s --out %s " PLAIN_FLAGS " --sample-every 4 "
                                    "--sample-tokens %d --prompt abc --temperature 0.7 --top-k 5 "
                                    "--top-p 0.9 --min-p 0.02",
-                                   text_path, in_folder("letters"), out, N);
+                                   text_path, path_of("letters"), out, N);
     CHECK(bytes && status == 0, "samples: exit code %d", status);
     direct_open(&d, PLAIN_FLAGS, &program_config, text_path);
     program_weights(&d.model, LETTERS);

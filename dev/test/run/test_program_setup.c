@@ -7,7 +7,7 @@
 static const char *const text_path = "dev/reference/program.txt";
 
 static bool says(const char *words) {
-    char *text = read_text(in_folder("stdout"));
+    char *text = read_text(path_of("stdout"));
     const bool found = strstr(text, words) != NULL;
     free(text);
     return found;
@@ -16,7 +16,7 @@ static bool says(const char *words) {
 /* Exit code 2, and `words` on stderr. */
 static void refuses(const char *flags, const char *words) {
     const int status = run_program("%s", flags);
-    char *text = read_text(in_folder("stderr"));
+    char *text = read_text(path_of("stderr"));
     CHECK(status == 2 && strstr(text, words), "%s: exit code %d, expected '%s': %s", flags, status, words,
           text);
     free(text);
@@ -36,15 +36,15 @@ static void test_size_of_files(void) {
     char flags[600];
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         snprintf(flags, sizeof flags, "--train %s --model %s --batch 2 --memory %s", text_path,
-                 in_folder("model"), rows[i].right);
+                 path_of("model"), rows[i].right);
         CHECK(run_program("%s", flags) == 0 &&
                   says("2 layers, 2 heads, 32 channels, context 32, vocabulary 256 (padded 256)"),
               "%s", flags);
-        snprintf(flags, sizeof flags, "--train %s --model %s --batch 2 %s", text_path, in_folder("model"),
+        snprintf(flags, sizeof flags, "--train %s --model %s --batch 2 %s", text_path, path_of("model"),
                  rows[i].wrong);
         refuses(flags, "the flags ask for");
     }
-    snprintf(flags, sizeof flags, "--train %s --model %s --batch 2 --seq 33", text_path, in_folder("model"));
+    snprintf(flags, sizeof flags, "--train %s --model %s --batch 2 --seq 33", text_path, path_of("model"));
     refuses(flags, "--seq 33");
 }
 
@@ -72,7 +72,7 @@ static void test_memory(void) {
         MemoryPlan plan;
         char bytes[FORMAT_NUMBER], total[80];
         const int status =
-            run_program("--train %s --model %s --memory %s", text_path, in_folder("model"), rows[i].flags);
+            run_program("--train %s --model %s --memory %s", text_path, path_of("model"), rows[i].flags);
         gpt2_memory_plan(&plan, &ops_cpu, &program_config, &rows[i].options);
         snprintf(total, sizeof total, "  %-24s %-12s %12s ", "total", "",
                  format_bytes(bytes, (double)plan.total_bytes));
@@ -98,12 +98,12 @@ static void test_snapshot_memory(void) {
         snprintf(line, sizeof line, "  %-24s %s on the host", "snapshot of a save",
                  format_bytes(bytes, (double)n));
         const int status = run_program("--train %s --model %s --memory --out %s %s", text_path,
-                                       in_folder("model"), in_folder("saved"), rows[i].flags);
+                                       path_of("model"), path_of("saved"), rows[i].flags);
         CHECK(status == 0 && says(line), "%s: exit code %d, expected '%s'", rows[i].flags, status, line);
     }
     for (size_t i = 0; i < sizeof none / sizeof *none; i++) {
         const int status = run_program("--train %s --model %s --memory --out %s %s", text_path,
-                                       in_folder("model"), in_folder("saved"), none[i]);
+                                       path_of("model"), path_of("saved"), none[i]);
         CHECK(status == 0 && !says("snapshot of a save"), "%s: a snapshot", none[i]);
     }
 }
@@ -120,9 +120,9 @@ static void test_sample_memory(void) {
     snprintf(line, sizeof line, "  %-24s %s more, while they are drawn", "samples",
              format_bytes(bytes, (double)n));
     const char *const flags = "--samples 5 --sample-tokens 20";
-    int status = run_program("--train %s --model %s --memory %s", text_path, in_folder("model"), flags);
+    int status = run_program("--train %s --model %s --memory %s", text_path, path_of("model"), flags);
     CHECK(status == 0 && says(line), "%s: exit code %d, expected '%s'", flags, status, line);
-    status = run_program("--train %s --model %s --memory --sample-tokens 0", text_path, in_folder("model"));
+    status = run_program("--train %s --model %s --memory --sample-tokens 0", text_path, path_of("model"));
     CHECK(status == 0 && !says("while they are drawn"), "memory of samples that are not drawn");
 }
 
@@ -147,10 +147,10 @@ static void test_sampling_memory(void) {
              "ulimit -v 400000 && OMP_NUM_THREADS=1 %s --device cpu --model %s --prompt ab "
              "--sample-tokens 3 "
              ">%s 2>%s",
-             program, in_folder("huge"), in_folder("stdout"), in_folder("stderr"));
+             program, path_of("huge"), path_of("stdout"), path_of("stderr"));
     const int status = system(command);
     CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0, "sampling with 400 MB: status %d", status);
-    remove_tree(in_folder("huge"));
+    remove_tree(path_of("huge"));
 }
 
 /* After a run: what was planned, and what the process took, which is about that. */
@@ -158,7 +158,7 @@ static void test_measured(void) {
     double planned = 0, measured = 0;
     const int status =
         run_program("--train %s --model nano --batch 16 --steps 2 --sample-tokens 0", text_path);
-    char *text = read_text(in_folder("stdout")), *at = strstr(text, "memory: planned "),
+    char *text = read_text(path_of("stdout")), *at = strstr(text, "memory: planned "),
          *second = at ? strstr(at, "measured ") : NULL;
     if (second)
         planned = bytes_of(at + strlen("memory: planned ")),
@@ -187,7 +187,7 @@ static void test_window(void) {
         Direct d;
         const int status =
             run_program("--train %s --model %s --eval-only --batch 2 --seq 16 --eval-batches 2 %s", text_path,
-                        in_folder("windowed"), rows[i].flag);
+                        path_of("windowed"), rows[i].flag);
         snprintf(flags, sizeof flags,
                  "--batch 2 --seq 16 --eval-batches 2 --tokens-per-step 0 --steps 1 --lr 0 --warmup 0 "
                  "--final-lr-fraction 0 --seed 0 "
@@ -221,7 +221,7 @@ static void test_blocks(void) {
         Direct d;
         const int status =
             run_program("--train %s --model %s --eval-only --batch 1 --seq 250 --eval-batches 1 %s",
-                        text_path, in_folder("blocks"), rows[i].flag);
+                        text_path, path_of("blocks"), rows[i].flag);
         size.sparse = rows[i].blocks;
         direct_open(&d,
                     "--batch 1 --seq 250 --eval-batches 1 --tokens-per-step 0 --steps 1 --lr 0 --warmup 0 "
@@ -234,17 +234,17 @@ static void test_blocks(void) {
         CHECK(says("sparse ") == (rows[i].blocks.window > 0), "%s: what the program says", rows[i].flag);
         direct_close(&d);
     }
-    CHECK(run_program("--model %s --export %s", in_folder("blocks"), in_folder("hf")) == 0, "no export");
+    CHECK(run_program("--model %s --export %s", path_of("blocks"), path_of("hf")) == 0, "no export");
     size_t n;
     Error err;
-    char *file = file_read(in_folder("hf/model.safetensors"), 1 << 24, &n, &err);
+    char *file = file_read(path_of("hf/model.safetensors"), 1 << 24, &n, &err);
     CHECK(file && strstr(file + 8, "note.attention_in_sparse_blocks_is_not_applied"),
           "no tensor warns of blocks");
     free(file);
-    CHECK(access(in_folder("hf/README.md"), F_OK) == 0, "no page says it");
+    CHECK(access(path_of("hf/README.md"), F_OK) == 0, "no page says it");
     char flags[300];
     snprintf(flags, sizeof flags, "--train %s --model %s --eval-only --window 9", text_path,
-             in_folder("blocks"));
+             path_of("blocks"));
     refuses(flags, "--sparse and --window: each says alone what attention sees");
     refuses("--sparse 64,0,0 --documents", "--sparse and --documents: each says alone what attention sees");
     refuses("--sparse 100,0,0", "--sparse '100,0,0': expected W,G,R");
@@ -259,7 +259,7 @@ static void test_blocks(void) {
 
 /* The loss of two documents in one sequence, each of 16 bytes, the first with its end. */
 static double loss_of_pair(const char *model, const char *first, const char *second, const char *flags) {
-    FILE *file = fopen(in_folder("pair.txt"), "w");
+    FILE *file = fopen(path_of("pair.txt"), "w");
     if (!CHECK(file, "pair.txt")) return NAN;
     fprintf(file, "%s\n%s", first, second);
     fclose(file);
@@ -285,7 +285,7 @@ static void test_documents(void) {
         save_program_model("packed", PLAIN, &size);
         for (int i = 0; i < 2; i++)
             for (int j = 0; j < 2; j++)
-                loss[i][j] = loss_of_pair(in_folder("packed"), firsts[i], seconds[j], "");
+                loss[i][j] = loss_of_pair(path_of("packed"), firsts[i], seconds[j], "");
         off[documents] = fabs(loss[0][0] + loss[1][1] - loss[0][1] - loss[1][0]);
         CHECK(says("sees its own document only") == documents, "what the program says of documents");
     }
@@ -293,7 +293,7 @@ static void test_documents(void) {
     CHECK(off[1] <= 2e-4, "documents see each other: sums differ by %g", off[1]);
     char flags[300];
     snprintf(flags, sizeof flags, "--train %s --model %s --eval-only --batch 1 --documents", text_path,
-             in_folder("model"));
+             path_of("model"));
     refuses(flags, "--documents: the tokenizer has no end-of-text token");
 }
 
@@ -301,7 +301,7 @@ static void test_documents(void) {
 
 static void write_shard(const char *name, int n, int token) {
     const int32_t header[256] = {20240520, 1, n};
-    FILE *file = fopen(in_folder(name), "wb");
+    FILE *file = fopen(path_of(name), "wb");
     bool ok = file && fwrite(header, sizeof header, 1, file) == 1;
     for (int i = 0; ok && i < n; i++) {
         const uint16_t value = (uint16_t)(i == n / 2 ? token : i % 200);
@@ -318,26 +318,24 @@ static void test_shards(void) {
     char flags[700];
     write_shard("good.bin", 100, 50256);
     write_shard("bad.bin", 100, 50257);
-    snprintf(flags, sizeof flags, "--train %s %s --memory", in_folder("good.bin"), small);
+    snprintf(flags, sizeof flags, "--train %s %s --memory", path_of("good.bin"), small);
     CHECK(run_program("%s", flags) == 0 && says("vocabulary 50257 (padded 50304)"), "%s", flags);
-    snprintf(flags, sizeof flags, "--train %s %s", in_folder("bad.bin"), small);
+    snprintf(flags, sizeof flags, "--train %s %s", path_of("bad.bin"), small);
     refuses(flags, "50257");
-    snprintf(flags, sizeof flags, "--train %s %s --out %s", in_folder("good.bin"), small,
-             in_folder("shards"));
+    snprintf(flags, sizeof flags, "--train %s %s --out %s", path_of("good.bin"), small, path_of("shards"));
     const int status = run_program("%s", flags);
-    read_log(&log, in_folder("shards"));
+    read_log(&log, path_of("shards"));
     CHECK(status == 0 && says("done: step 12") && log.last == 12 && isnan(log.steps[12].val_loss),
           "shards without --val: exit code %d, %d steps", status, log.last);
-    remove_tree(in_folder("shards"));
-    snprintf(flags, sizeof flags, "--train '%s/good*.bin' --val %s %s", folder, in_folder("good.bin"), small);
+    remove_tree(path_of("shards"));
+    snprintf(flags, sizeof flags, "--train '%s/good*.bin' --val %s %s", folder, path_of("good.bin"), small);
     CHECK(run_program("%s", flags) == 0 && says("good.bin is in --val and in --train"), "%s", flags);
 }
 
 /* A folder that holds one checkpoint is another run's, unless --resume says that it goes on. */
 static void test_used_folder(void) {
     char flags[500];
-    snprintf(flags, sizeof flags, "--train %s --model nano --steps 1 --out %s", text_path,
-             in_folder("model"));
+    snprintf(flags, sizeof flags, "--train %s --model nano --steps 1 --out %s", text_path, path_of("model"));
     refuses(flags, "holds checkpoints of another run (step_00000005)");
 }
 
@@ -365,10 +363,10 @@ static void test_header(void) {
     const int status = run_program(
         "--train %s --model %s --out %s --batch 2 --seq 16 --steps 2 --lr 0.004 --schedule linear "
         "--sample-tokens 0",
-        text_path, in_folder("model"), in_folder("header"));
-    char *text = read_text(in_folder("header/log.jsonl"));
+        text_path, path_of("model"), path_of("header"));
+    char *text = read_text(path_of("header/log.jsonl"));
     Json *log = json_parse(text, strcspn(text, "\n"), "the header", &err),
-         *state = json_read(in_folder("header/step_00000002/trainer_state.json"), &err);
+         *state = json_read(path_of("header/step_00000002/trainer_state.json"), &err);
     if (CHECK(status == 0 && log && state, "exit code %d: %s", status, err.text)) {
         const JsonValue *run = json_get(json_root(log), "run"), *argv = json_get(run, "argv");
         check_flags(json_get(run, "flags"), "the log");
@@ -391,7 +389,7 @@ static void test_header(void) {
     json_free(log);
     json_free(state);
     free(text);
-    remove_tree(in_folder("header"));
+    remove_tree(path_of("header"));
 }
 
 int main(void) {

@@ -2,15 +2,10 @@
 #include <signal.h>
 #include <stdint.h>
 #include <time.h>
+#include "llmc/base/clock.h"
 #include "dev/test/program_case.h"
 
 enum { TEXT_BYTES = 24000000 }; /* one word of many seconds: its tokens are merged pair by pair */
-
-static double seconds(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
 
 static void put(FILE *file, const char *token, size_t length) {
     fputc((int)length, file);
@@ -20,14 +15,14 @@ static void put(FILE *file, const char *token, size_t length) {
 /* FOLDER/small.bin, a tokenizer with two merges, and FOLDER/word.txt, which it is long at. */
 static bool write_files(void) {
     const uint32_t header[256] = {20240328, 2, 259, 258};
-    FILE *file = fopen(in_folder("small.bin"), "wb");
+    FILE *file = fopen(path_of("small.bin"), "wb");
     if (!file) return false;
     fwrite(header, sizeof header, 1, file);
     for (int byte = 0; byte < 256; byte++) put(file, &(char){(char)byte}, 1);
     put(file, "th", 2);
     put(file, "the", 3);
     put(file, "<|endoftext|>", 13);
-    bool ok = fclose(file) == 0 && (file = fopen(in_folder("word.txt"), "wb"));
+    bool ok = fclose(file) == 0 && (file = fopen(path_of("word.txt"), "wb"));
     for (int i = 0; ok && i < TEXT_BYTES / 3; i++) ok = fwrite("the", 3, 1, file) == 1;
     return file && fclose(file) == 0 && ok;
 }
@@ -55,7 +50,7 @@ static pid_t start(void) {
 static bool wait_for_line(void) {
     bool printed = false;
     for (int i = 0; i < 1000 && !printed; i++) {
-        char *text = read_text(in_folder("stdout"));
+        char *text = read_text(path_of("stdout"));
         printed = strchr(text, '\n') != NULL;
         free(text);
         nanosleep(&(struct timespec){.tv_nsec = 10000000}, NULL);
@@ -69,18 +64,18 @@ static void test_signal(int number) {
     if (!REQUIRE(child > 0, "the program cannot be started")) return;
     const bool printed = wait_for_line();
     nanosleep(&(struct timespec){.tv_nsec = 100000000}, NULL);
-    const double begun = seconds();
+    const double begun = clock_seconds();
     kill(child, number);
     waitpid(child, &status, 0);
-    const double lasted = seconds() - begun;
-    char *text = read_text(in_folder("stdout")), *errors = read_text(in_folder("stderr"));
+    const double lasted = clock_seconds() - begun;
+    char *text = read_text(path_of("stdout")), *errors = read_text(path_of("stderr"));
     CHECK(printed && WIFSIGNALED(status) && WTERMSIG(status) == number, "signal %d: status %#x, printed %s",
           number, (unsigned)status, text);
     CHECK(lasted < 2, "signal %d: the program goes on for %.1f s", number, lasted);
     CHECK(strstr(text, "program ") && !strstr(text, "device "), "signal %d came after start-up: %s", number,
           text);
     CHECK(!*errors, "signal %d: says %s", number, errors);
-    CHECK(access(in_folder("out"), F_OK) != 0, "signal %d: a folder is left", number);
+    CHECK(access(path_of("out"), F_OK) != 0, "signal %d: a folder is left", number);
     free(text);
     free(errors);
 }

@@ -26,7 +26,7 @@ static void expect_same(const Tokenizer *small, const char *spec) {
     tokenizer_close(again);
 }
 
-static char *read_text(const char *name) {
+static char *text_of(const char *name) {
     static char buffer[1 << 16];
     FILE *file = fopen(path_of(name), "rb");
     size_t n = file ? fread(buffer, 1, sizeof buffer - 1, file) : 0;
@@ -79,11 +79,11 @@ static void test_save(void) {
     expect_same(small, folder);
     unlink(path_of("tokenizer.bin"));
     expect_same(small, folder);
-    CHECK(strcmp(read_text("merges.txt"),
+    CHECK(strcmp(text_of("merges.txt"),
                  "#version: 0.2\nh e\nl l\nl o\nhe ll\nll o\n\xC4\xA0 w\no r\na a\naa aa\n"
                  "\xC3\x83 \xC2\xA9\n' s\nb c\na b\na bc\n") == 0,
-          "%s", read_text("merges.txt"));
-    write_file("merges.kept", read_text("merges.txt"), strlen(read_text("merges.txt")));
+          "%s", text_of("merges.txt"));
+    write_file("merges.kept", text_of("merges.txt"), strlen(text_of("merges.txt")));
     unlink(path_of("merges.txt"));
     expect_refusal(folder, "found no merges.txt; hint: ");
     CHECK(rename(path_of("merges.kept"), path_of("merges.txt")) == 0, "cannot rename");
@@ -210,7 +210,7 @@ static void test_bad_merges(void) {
     Tokenizer *small = open_small();
     if (!small || !CHECK(tokenizer_save(small, folder, 1024, &err), "%s", err.text)) return;
     unlink(path_of("tokenizer.bin"));
-    char *merges = read_text("merges.txt");
+    char *merges = text_of("merges.txt");
     char *line = strstr(merges, "l l\nl o\n");
     if (CHECK(line != NULL, "%s", merges)) {
         memcpy(line, "l o\nl l\n", 8);

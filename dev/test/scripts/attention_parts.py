@@ -1,7 +1,6 @@
 """scripts/compare_attention.py and attention_kernels.py, as far as they compute without PyTorch and a card; a stand-in for each."""
 import ctypes
 import math
-import os
 import statistics
 import types
 import unittest

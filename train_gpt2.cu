@@ -244,7 +244,7 @@ static bool train(Training *t, Error *err) {
         return false;
     }
     if (!save(t, false, err)) {
-        if (!settings_keeps_default(&run->settings)) return false;
+        if (!settings_out_is_default(&run->settings)) return false;
         warn(err); /* nobody asked for it */
     }
     console_note(&t->console, "memory: planned %s, measured %s",
@@ -415,7 +415,7 @@ static bool read_flags(Run *run, int argc, char **argv) {
     if (answer(s, argv[0])) return true;
     if (!placed || !setup_backend(run, &err)) die(&err);
     if (!flags_check(s, n_ranks, &err) || !setup_prompt(run, &err)) die(&err);
-    settings_keep_default(s);
+    settings_set_default_out(s);
     return false;
 }
 
@@ -440,7 +440,7 @@ static int launch(Run *run, char **argv) {
 /* Of a run without --out: the model that it leaves, and what to do with it. */
 static void say_what_is_kept(Training *t, const char *program) {
     const Settings *s = &t->run->settings;
-    if (settings_keeps_default(s) && t->saving.last_saved >= 0)
+    if (settings_out_is_default(s) && t->saving.last_saved >= 0)
         console_note(&t->console, "to sample from it: %s --model %s --prompt \"Once\"", program, s->out);
 }
 

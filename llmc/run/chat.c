@@ -83,9 +83,6 @@ bool chat(Run *run, Console *console, SampleOptions options, Error *err) {
     Chat c = {.console = console};
     SampleRates all = {0};
     bool ok = true;
-    if (!run->tokenizer)
-        return fail(err, EXIT_INPUT, "--chat: there is no tokenizer to encode it: %s; hint: --tokenizer PATH",
-                    run->no_tokenizer);
     print_note_to(
         stderr,
         "a base model goes on with the text so far, your lines in it; an answer ends with end-of-text, "

@@ -122,7 +122,7 @@ void console_settings(FILE *out, const Settings *s, int n_ranks) {
     snprintf(what, sizeof what, "%lld tokens, temperature %g, top-k %lld,", (long long)s->sample_tokens,
              s->temperature, (long long)s->top_k);
     if (s->sample_tokens > 0) print_interval(out, "samples", what, s->sample_every);
-    if (settings_keeps_default(s))
+    if (settings_out_is_default(s))
         console_row(out, "output", "%s at the end; the next run without --out replaces it", s->out);
     else if (s->out)
         print_interval(out, "output", s->out, s->save_every);

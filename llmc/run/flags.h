@@ -122,9 +122,9 @@ bool settings_model_alone(const Settings *s);
 
 /* A run of the default text and model keeps its model without being asked: sets out. After flags_check. */
 #define DEFAULT_OUT "out/default"
-void settings_keep_default(Settings *s);
+void settings_set_default_out(Settings *s);
 /* True where that was done. */
-bool settings_keeps_default(const Settings *s);
+bool settings_out_is_default(const Settings *s);
 
 /* True where --eval-only has --hellaswag alone: no data are named to validate on. */
 bool settings_scores_alone(const Settings *s);

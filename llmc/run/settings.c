@@ -35,14 +35,14 @@ bool settings_has_validation(const Settings *s) {
     return s->val || (!pattern_is_shards(s->train) && !settings_scores_alone(s));
 }
 
-void settings_keep_default(Settings *s) {
+void settings_set_default_out(Settings *s) {
     const bool trains = !s->memory && !s->profile && !s->overfit && !s->eval_only && !s->export_path;
     const bool by_default =
         !flags_was_set(s, "train") && !flags_was_set(s, "model") && !flags_was_set(s, "recipe");
     if (!s->out && trains && by_default) s->out = DEFAULT_OUT;
 }
 
-bool settings_keeps_default(const Settings *s) {
+bool settings_out_is_default(const Settings *s) {
     return s->out && !flags_was_set(s, "out");
 }
 

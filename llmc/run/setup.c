@@ -298,7 +298,7 @@ SaveOptions setup_save_options(const Run *run) {
     return (SaveOptions){.keep = s->keep,
                          .keep_best = s->keep_best,
                          .model_only = s->model_only,
-                         .replaces = settings_keeps_default(s)};
+                         .replaces = settings_out_is_default(s)};
 }
 
 /* ---- memory and model ---- */

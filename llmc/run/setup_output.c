@@ -128,7 +128,7 @@ static bool lock_output(Run *run, int make, Error *err) {
 bool setup_check_output(Run *run, Error *err) {
     const Settings *s = &run->settings;
     struct stat info;
-    if (!s->out || s->memory || !ranks_leads(run->comm->ranks) || settings_keeps_default(s)) return true;
+    if (!s->out || s->memory || !ranks_leads(run->comm->ranks) || settings_out_is_default(s)) return true;
     if (strlen(s->out) >= OUT_MAX)
         return fail(err, EXIT_INPUT, "--out: the path is longer than %d bytes", OUT_MAX);
     if (stat(s->out, &info) && errno == ENOENT)
@@ -220,7 +220,7 @@ void setup_share_output(Run *run) {
 bool setup_output(Run *run, Error *err) {
     const Settings *s = &run->settings;
     if (!s->out || !ranks_leads(run->comm->ranks)) return true;
-    if (settings_keeps_default(s)) {
+    if (settings_out_is_default(s)) {
         open_default(run);
         return true;
     }
@@ -250,7 +250,7 @@ bool setup_follow_output(Run *run, bool *moved, Error *err) {
     setup_release_output(run);
     if (!directory_make(out, err) || !refuse_others_output(out, err) || !lock_output(run, O_CREAT, err))
         return false;
-    if (settings_keeps_default(&run->settings) && !directory_has(out, MARK) &&
+    if (settings_out_is_default(&run->settings) && !directory_has(out, MARK) &&
         !file_write(out, MARK, mark_text, strlen(mark_text), err))
         return false;
     fail(&note, EXIT_RUN,

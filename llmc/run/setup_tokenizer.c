@@ -183,9 +183,11 @@ static bool check_others(const Run *run, Error *err) {
 bool setup_tokenizer(Run *run, Error *err) {
     const char *prompt = setup_prompt_text(run);
     if (!find_tokenizer(run, err) || !check_size(run, err) || !check_others(run, err)) return false;
-    if (run->tokenizer || !prompt || !*prompt) return true;
-    return fail(err, EXIT_INPUT, "--prompt: there is no tokenizer to encode it: %s; hint: --tokenizer %s",
-                run->no_tokenizer, run->config.vocab_size == 256 ? "bytes" : "PATH");
+    const bool chats = run->settings.chat, encodes = chats || (prompt && *prompt);
+    if (run->tokenizer || !encodes) return true;
+    return fail(err, EXIT_INPUT, "--%s: there is no tokenizer to encode it: %s; hint: --tokenizer %s",
+                chats ? "chat" : "prompt", run->no_tokenizer,
+                run->config.vocab_size == 256 ? "bytes" : "PATH");
 }
 
 void setup_print_tokenizer(const Run *run) {

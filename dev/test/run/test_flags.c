@@ -254,7 +254,7 @@ static void test_completion(void) {
     Error err;
     CHECK(complete(&s, &err, "--recipe gpt2", false, 1) && !s.out,
           "a recipe that is named keeps nothing unasked");
-    settings_keep_default(&s);
+    settings_set_default_out(&s);
     CHECK(!s.out, "not in out/default either");
     CHECK(complete(&s, &err, "--steps 50", false, 1), "%s", err.text);
     CHECK(s.warmup == 5, "the default warm-up shrinks with a short run: %d", (int)s.warmup);

@@ -111,6 +111,7 @@ rm "$work/own/tokenizer.json"
 refuses "no vocabulary" '--train: text.txt is text, and there is no tokenizer for it: own has no tokenizer.bin, tokenizer.json, or vocab.json and merges.txt; hint: --tokenizer' --model own $tiny --train text.txt --out none
 refuses "no vocabulary, evaluation" 'own has no tokenizer.bin' --model own --train text.txt --eval-only
 refuses "no vocabulary, a prompt" '--prompt: .*own has no tokenizer.bin' --model own --prompt the
+refuses "no vocabulary, a chat" '^error: --chat: .*own has no tokenizer.bin' --model own --chat
 check "no vocabulary: no folder is made" [ ! -e "$work/none" ]
 model bytes mute && rm "$work"/mute/tokenizer* "$work/mute/vocab.json" "$work/mute/merges.txt"
 refuses "256 ids are not taken for bytes" 'mute has no tokenizer.bin' --model mute $tiny --train text.txt

@@ -135,18 +135,21 @@ bool dataloader_check(const char *pattern, Error *err) {
     return ok;
 }
 
-bool dataloader_first_file(const char *pattern, char path[PATH_MAX], bool *is_shard) {
+bool dataloader_source_file(const char *pattern, int i, char path[PATH_MAX], bool *is_shard) {
     Mixture mixture;
     Error ignored;
-    bool found = false;
-    *is_shard = false;
     if (!mixture_parse(&mixture, pattern, &ignored)) return false;
-    for (int i = 0; i < mixture.n_sources && !*is_shard; i++) {
-        found = token_stream_first_file(mixture.sources[i].pattern, path) || found;
-        *is_shard = found && shard_is_meant(path);
-    }
+    const bool found = i < mixture.n_sources && token_stream_first_file(mixture.sources[i].pattern, path);
+    *is_shard = found && shard_is_meant(path);
     mixture_free(&mixture);
     return found;
+}
+
+bool dataloader_first_file(const char *pattern, char path[PATH_MAX], bool *is_shard) {
+    int i = 0;
+    *is_shard = false;
+    while (!*is_shard && dataloader_source_file(pattern, i, path, is_shard)) i++;
+    return i > 0;
 }
 
 bool dataloader_names_shards(const char *pattern) {

@@ -34,6 +34,8 @@ typedef struct DataOptions {
 
 /* Whether each glob names files, all of one kind, that can be read; of shards whether headers and sizes agree. */
 bool dataloader_check(const char *pattern, Error *err);
+/* The first file of source i of a mixture; false past the last source, or where the source has none. */
+bool dataloader_source_file(const char *pattern, int i, char path[PATH_MAX], bool *is_shard);
 /* The first shard of a mixture that has some, else a text; false where there is no file. */
 bool dataloader_first_file(const char *pattern, char path[PATH_MAX], bool *is_shard);
 /* By its name alone: a glob, or one of a mixture, ends in .bin. */

@@ -134,7 +134,7 @@ static bool check_size(const Run *run, Error *err) {
                                                  : "--tokenizer names another");
 }
 
-/* The first id under which they have other tokens; -1: none. */
+/* The first id under which b has another token than a, which may have more; -1: none. */
 static int first_other(const Tokenizer *a, const Tokenizer *b) {
     const int n_a = tokenizer_vocab_size(a), n_b = tokenizer_vocab_size(b), n = n_a < n_b ? n_a : n_b;
     for (int i = 0; i < n; i++) {
@@ -142,7 +142,7 @@ static int first_other(const Tokenizer *a, const Tokenizer *b) {
         const char *x = tokenizer_bytes(a, i, &length_a), *y = tokenizer_bytes(b, i, &length_b);
         if (length_a != length_b || (x && y && memcmp(x, y, length_a) != 0)) return i;
     }
-    return n_a == n_b ? -1 : n;
+    return n_b <= n_a ? -1 : n;
 }
 
 /* Tokenizers of one size may still differ: a model does not know the words of another's. `spec` that cannot be read
@@ -150,34 +150,44 @@ static int first_other(const Tokenizer *a, const Tokenizer *b) {
 static bool check_tokens(const Run *run, const char *flag, const char *spec, const char *hint, Error *err) {
     Error unread = {0};
     Tokenizer *other = tokenizer_open(spec, &unread);
-    const bool named = run->tokenizer_origin == by_flag;
+    const bool named = run->tokenizer_origin == by_flag, is_new = !run->model_path[0];
     const int first = other ? first_other(run->tokenizer, other) : -1;
     if (first >= 0)
         fail(err, EXIT_INPUT,
-             "--%s: the tokenizer %s has other tokens than the model of %s, the first under id %d; hint: %s",
-             flag, tokenizer_source(named ? run->tokenizer : other), run->model_path, first, hint);
+             "--%s: the tokenizer %s has other tokens than %s%s, the first under id %d; hint: %s", flag,
+             tokenizer_source(named ? run->tokenizer : other), is_new ? "the run's, " : "the model of ",
+             is_new ? tokenizer_source(run->tokenizer) : run->model_path, first, hint);
     tokenizer_close(other);
     return first < 0;
 }
 
-/* The model's own beside the one that --tokenizer names, or beside the one that shards were made with. */
-static bool check_others(const Run *run, Error *err) {
-    const Settings *s = &run->settings;
+/* The shards of each source, and the tokenizer that they were made with, where it lies beside them. */
+static bool check_beside(const Run *run, const char *flag, const char *pattern, Error *err) {
     char first[PATH_MAX], folder[PATH_MAX], path[PATH_MAX];
     bool is_shard;
-    if (!run->tokenizer || !run->model_path[0]) return true;
+    for (int i = 0; dataloader_source_file(pattern, i, first, &is_shard); i++) {
+        folder_of(first, folder);
+        if (!is_shard || !directory_has(folder, beside_name)) continue;
+        if (!path_join(path, folder, beside_name, err)) return false;
+        if (strcmp(path, tokenizer_source(run->tokenizer)) == 0) continue;
+        if (!check_tokens(run, flag, path,
+                          "move it away, or --tokenizer names the run's, where the shards have its tokens",
+                          err))
+            return false;
+    }
+    return true;
+}
+
+/* The model's own beside the one that --tokenizer names; the run's beside those that shards were made with. */
+static bool check_others(const Run *run, Error *err) {
+    const Settings *s = &run->settings;
+    if (!run->tokenizer) return true;
     if (run->tokenizer_origin == by_flag)
-        return !tokenizer_is_in(run->model_path) ||
+        return !run->model_path[0] || !tokenizer_is_in(run->model_path) ||
                check_tokens(run, "tokenizer", run->model_path, "without it the model takes its own", err);
-    const bool own_val = s->eval_only && s->val;
-    if (run->tokenizer_origin != by_model || settings_model_alone(s) || settings_scores_alone(s)) return true;
-    if (!dataloader_first_file(own_val ? s->val : s->train, first, &is_shard) || !is_shard) return true;
-    folder_of(first, folder);
-    if (!directory_has(folder, beside_name)) return true;
-    return path_join(path, folder, beside_name, err) &&
-           check_tokens(run, own_val ? "val" : "train", path,
-                        "move it away, or --tokenizer with the model's own, where the shards have its tokens",
-                        err);
+    if (settings_model_alone(s) || settings_scores_alone(s)) return true;
+    return ((s->eval_only && s->val) || check_beside(run, "train", s->train, err)) &&
+           (!s->val || check_beside(run, "val", s->val, err));
 }
 
 bool setup_tokenizer(Run *run, Error *err) {

@@ -145,8 +145,14 @@ works "a named tokenizer with the model's tokens" --model bpe --tokenizer small.
 mkdir "$work/others" && cp "$work/other.bin" "$work/others/gpt2_tokenizer.bin" && shard 1 2 3 262 >"$work/others/a_train_000001.bin"
 refuses "shards of another tokenizer" '^error: --train: the tokenizer others/gpt2_tokenizer.bin has other tokens than the model of bpe/step_00000002, the first under id 258; hint: move it away' --model bpe $tiny --train 'others/a_*.bin'
 refuses "shards of another tokenizer, evaluation" '^error: --val: the tokenizer others/gpt2_tokenizer.bin has other tokens' --model bpe --eval-only --batch 2 --val 'others/a_*.bin'
+mkdir "$work/made" && cp "$work/small.bin" "$work/made/gpt2_tokenizer.bin" && cp "$work/others/a_train_000001.bin" "$work/made"
+mkdir "$work/fewer" && cp "$work/others/a_train_000001.bin" "$work/fewer"
+{ int32 20240328 2 262 261; zeros 252; tail -c +1025 "$work/small.bin" | head -c $(($(wc -c <"$work/small.bin") - 1024 - 14)); } >"$work/fewer/gpt2_tokenizer.bin"
+refuses "shards of two tokenizers" '^error: --train: the tokenizer others/gpt2_tokenizer.bin has other tokens than the model of bpe' --model bpe $tiny --train 'made/a_*.bin:1,text.txt:1,others/a_*.bin:1'
+refuses "shards of another tokenizer to validate" '^error: --val: the tokenizer others/gpt2_tokenizer.bin has other tokens' --model bpe $tiny --train text.txt --val 'others/a_*.bin'
 works "shards of another tokenizer: as the hint says" --model bpe $tiny --train 'others/a_*.bin' --tokenizer bpe/step_00000002
 cp "$work/small.bin" "$work/others/gpt2_tokenizer.bin"
+works "shards of a tokenizer with fewer of the model's tokens" --model bpe $tiny --train 'fewer/a_*.bin'
 works "shards of the model's tokenizer" --model bpe $tiny --train 'others/a_*.bin'
 
 # ---- shards ----
@@ -196,6 +202,8 @@ cp "$work/gpt2_tokenizer.bin" "$work/set/mine"
 works "beside the shards" $on_shards --out shown
 tokenizer_is "beside the shards: said" 'bpe of 50257 tokens, beside the shards: set/mine/gpt2_tokenizer.bin'
 check "beside the shards: the checkpoint carries it" cmp -s "$work/shown/step_00000002/tokenizer.bin" "$work/gpt2_tokenizer.bin"
+mkdir "$work/set/other" && cp "$work/set/mine/a_train_000001.bin" "$work/set/other" && sed 's/AAA/aaa/' "$work/gpt2_tokenizer.bin" >"$work/set/other/gpt2_tokenizer.bin"
+refuses "a new model on shards of two tokenizers" "^error: --val: the tokenizer set/other/gpt2_tokenizer.bin has other tokens than the run's, set/mine/gpt2_tokenizer.bin, the first under id 256; hint: move it away" $size $tiny --train 'set/mine/a_train_*.bin' --val 'set/other/a_train_*.bin'
 mv "$work/set/mine/gpt2_tokenizer.bin" "$work/set/gpt2_tokenizer.bin"
 (cd "$work/elsewhere" && "$program" --device cpu $(echo "$on_shards" | sed 's,set/,../set/,g') --out ../shown_2) >"$work/out" 2>"$work/err"
 tokenizer_is "above the shards, from another folder" 'bpe of 50257 tokens, beside the shards: ../set/mine/../gpt2_tokenizer.bin'

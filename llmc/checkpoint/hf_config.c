@@ -2,6 +2,7 @@
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
+#include "llmc/base/files.h"
 #include "llmc/base/json.h"
 
 typedef struct Reader {
@@ -117,6 +118,29 @@ bool hf_config_read(const char *path, GPT2Config *config, Error *err) {
     bool ok = read_fields(&reader, config);
     json_free(json);
     return ok;
+}
+
+/* Of an id or an array of ids. */
+static int other_end(const JsonValue *ids, int n_tokens, int eot) {
+    const bool is_list = ids && ids->type == JSON_ARRAY;
+    for (const JsonValue *id = is_list ? ids->first : ids; id; id = is_list ? id->next : NULL) {
+        int64_t token;
+        if (json_int64(id, &token) && token >= 0 && token < n_tokens && token != eot) return (int)token;
+    }
+    return -1;
+}
+
+int hf_config_other_end(const char *directory, int n_tokens, int eot) {
+    static const char *const names[] = {"generation_config.json", "config.json"};
+    int found = -1;
+    for (int i = 0; i < 2 && found < 0; i++) {
+        char path[PATH_MAX];
+        Error ignored = {0};
+        Json *json = path_join(path, directory, names[i], &ignored) ? json_read(path, &ignored) : NULL;
+        if (json) found = other_end(json_get(json_root(json), "eos_token_id"), n_tokens, eot);
+        json_free(json);
+    }
+    return found;
 }
 
 static void write_sizes(JsonWriter *w, const GPT2Config *config) {

@@ -4,6 +4,7 @@
 #include <unistd.h>
 #include "chat.h"
 #include "llmc/base/terminal.h"
+#include "llmc/checkpoint/hf_config.h"
 #include "llmc/comm/watchdog.h"
 #include "profile.h"
 #include "stop.h"
@@ -127,6 +128,21 @@ static void say_what(const Settings *s) {
                 s->temperature > 0 ? kept : "", (long long)s->seed);
 }
 
+/* Another's model may end its texts at more tokens than end-of-text. */
+static void name_other_end(const Run *run) {
+    if (!run->tokenizer) return;
+    size_t n = 0;
+    const int token = hf_config_other_end(run->model_path, tokenizer_vocab_size(run->tokenizer),
+                                          tokenizer_eot(run->tokenizer));
+    const char *bytes = token < 0 ? NULL : tokenizer_bytes(run->tokenizer, token, &n);
+    if (!bytes) return;
+    print_note_to(
+        stderr,
+        "by eos_token_id of the model's files a text also ends at token %d, \"%.*s\", here it goes on; "
+        "hint: --stop \"%.*s\"",
+        token, (int)n, bytes, (int)n, bytes);
+}
+
 /* Text that arrives nowhere is not drawn on. */
 static bool output_fails(void) {
     return ferror(stdout) != 0;
@@ -139,6 +155,7 @@ bool samples_alone(Run *run, int64_t step, Error *err) {
     SampleRates rates;
     console_open(&console, stdout, 0, 0);
     say_what(s);
+    if (!s->stop) name_other_end(run);
     if (s->chat) return chat(run, &console, options, err);
     run->model.stop = output_fails;
     Texts texts = {.console = &console, .frames = stderr, .step = step, .n = options.n_samples};

@@ -68,6 +68,23 @@ refused "--top-p 1.5" "^error: --top-p: '1.5' is not a number from 0 to 1"
 drawn --prompt a --samples 0
 refused "--samples 0" "^error: --samples: '0' is not a whole number from 1 to "
 
+# ---- another's model ends its texts at a token that is no end-of-text ----
+run --model "$work/model" --export "$work/theirs"
+mv "$work/theirs/config.json" "$work/config"
+for ends in 'null' '300' '10' '[300, 10]'; do
+    sed "s/\"eos_token_id\": null/\"eos_token_id\": $ends/" "$work/config" >"$work/theirs/config.json"
+    run --model "$work/theirs" --prompt a --sample-tokens 4
+    check "eos_token_id $ends: exit code $status" [ "$status" -eq 0 ]
+    case $ends in *10*) notes=1 ;; *) notes=0 ;; esac
+    check "eos_token_id $ends: $notes notes" [ "$(grep -c '^note: by eos_token_id .* token 10, "?", .*hint: --stop' "$work/err")" -eq $notes ]
+done
+cp "$work/config" "$work/theirs/config.json"
+echo '{"eos_token_id": 97}' >"$work/theirs/generation_config.json"
+run --model "$work/theirs" --prompt a --sample-tokens 4
+check "eos_token_id of generation_config.json: a note" grep -q '^note: by eos_token_id .* token 97, "a", ' "$work/err"
+run --model "$work/theirs" --prompt a --sample-tokens 4 --stop a
+check "eos_token_id and --stop: no note" [ "$(grep -c '^note: by eos_token_id' "$work/err")" -eq 0 ]
+
 # ---- where the text does not arrive ----
 if [ -c /dev/full ]; then
     lost='^error: the output could not be written: No space left on device$'

@@ -183,6 +183,7 @@ for rows in 264 265; do
     cp "$work/bare$rows"/* "$work/own$rows" && cp "$work/small.bin" "$work/own$rows/tokenizer.bin"
     works "$rows rows, 263 tokens" --model own$rows --prompt a --sample-tokens 4 --temperature 0
     cp "$work/out" "$work/text$rows"
+    check "$rows rows, 263 tokens: eos_token_id is the tokenizer's end-of-text, no note" [ "$(grep -c '^note' "$work/err")" -eq 0 ]
     works "$rows rows, for llm.c" --model own$rows --export llmc$rows/x.bin
 done
 works "rounded up, --tokenizer" --model bare264 --tokenizer small.bin --prompt a --sample-tokens 4 --temperature 0

@@ -50,6 +50,11 @@ typedef struct Door {
     uint32_t *settings_bytes; /* (n_ranks) */
 } Door;
 
+static void close_socket(int *fd) {
+    if (*fd >= 0) close(*fd);
+    *fd = -1;
+}
+
 /* ---- rank 0: who is there ---- */
 
 static bool fail_twice(const Rendezvous *r, const Hello *h, Error *err) {
@@ -69,17 +74,13 @@ static bool admit(Door *door, const Guest *guest, Error *err) {
         close(guest->fd);
         return true;
     }
-    int *connection = (h->kind == WORK ? r->work : r->watch) + h->rank;
-    const bool other_count = h->n_ranks != r->ranks.n_ranks || h->rank >= h->n_ranks;
-    if (!other_count && *connection >= 0 && socket_is_closed(*connection)) {
-        close(*connection); /* its second try */
-        *connection = -1;
-    }
-    if (other_count)
+    if (h->n_ranks != r->ranks.n_ranks || h->rank >= h->n_ranks)
         return fail(err, EXIT_INPUT,
                     "rank %d (%s) was started as one of %d ranks, rank 0 (%s) as one of %d; hint: the same "
                     "number for every process",
                     h->rank, h->host, h->n_ranks, r->hosts[0], r->ranks.n_ranks);
+    int *connection = (h->kind == WORK ? r->work : r->watch) + h->rank;
+    if (*connection >= 0 && socket_is_closed(*connection)) close_socket(connection); /* its second try */
     if (*connection >= 0) return fail_twice(r, h, err);
     *connection = guest->fd;
     memcpy(r->hosts[h->rank], h->host, HOST_NAME);
@@ -281,11 +282,6 @@ static bool join(Rendezvous *r, const char *settings, double deadline, bool *hea
     return both && (socket_receive(*r->work, r->hosts, (size_t)r->ranks.n_ranks * HOST_NAME,
                                    deadline + verdict_seconds) ||
                     fail(err, EXIT_RUN, "it has gone"));
-}
-
-static void close_socket(int *fd) {
-    if (*fd >= 0) close(*fd);
-    *fd = -1;
 }
 
 static bool join_until(Rendezvous *r, const char *settings, double seconds, bool *heard, Error *err) {

@@ -3,7 +3,6 @@
  * ranks. */
 #pragma once
 #include <stddef.h>
-#include <stdint.h>
 #include "place.h"
 
 enum { HOST_NAME = 64 };

@@ -302,11 +302,12 @@ bool watchdog_start(Rendezvous *r, Error *err) {
         die_with = watchdog_die;
         return true;
     }
+    fail(err, EXIT_RUN, "the watchdog's thread cannot be started: %s", strerror(errno));
     free(peers);
     free(polled);
     if (wake >= 0) close(wake);
     dog.r = NULL;
-    return fail(err, EXIT_RUN, "the watchdog's thread cannot be started: %s", strerror(errno));
+    return false;
 }
 
 void watchdog_set(WatchPhase phase, int64_t step) {

@@ -42,10 +42,10 @@ double sparse_pairs(SparsePattern pattern, int T) {
     return pairs;
 }
 
-/* Tiles that a block of queries sees at most: those of a range of n blocks, wherever it begins, are n / 2 + 1. */
-static int64_t most_tiles(SparsePattern p, int tiles) {
+/* A block of queries sees so many tiles: those of a range of n blocks, wherever it begins, are n / 2 + 1. */
+int64_t sparse_most_visits(SparsePattern p, int T) {
     const int64_t n = (p.window + 1) / VISITED_BLOCKS + 1 + sparse_first_tiles(p) + p.random;
-    return n < tiles ? n : tiles;
+    return sparse_blocks(T) * (n < tiles_of(T) ? n : tiles_of(T));
 }
 
 /* The parts of the table in their order. */
@@ -57,8 +57,8 @@ static size_t visits_at(SparsePattern pattern, int T, int most_T) {
 }
 
 size_t sparse_table_words(SparsePattern pattern, int T, int most_T) {
-    const size_t visits = (size_t)sparse_blocks(T) * (size_t)most_tiles(pattern, tiles_of(T));
-    return visits_at(pattern, T, most_T) + visits * (sizeof(SparseVisit) / sizeof(int32_t));
+    const size_t words = sizeof(SparseVisit) / sizeof(int32_t);
+    return visits_at(pattern, T, most_T) + words * (size_t)sparse_most_visits(pattern, T);
 }
 
 BlockSparse sparse_of(SparsePattern pattern, const int32_t *table, int T, int most_T) {

@@ -112,6 +112,8 @@ double sparse_pairs(SparsePattern pattern, int T);
 /* The table of a layer: random blocks for sequences up to most_T, visits for T (T <= most_T). Words: as many as any layer
  * needs. */
 size_t sparse_table_words(SparsePattern pattern, int T, int most_T);
+/* Of a layer at most; the table counts them in int32. */
+int64_t sparse_most_visits(SparsePattern pattern, int T);
 void sparse_table(int32_t *table, SparsePattern pattern, int T, int most_T, int layer);
 /* The table, wherever it lies. */
 BlockSparse sparse_of(SparsePattern pattern, const int32_t *table, int T, int most_T);

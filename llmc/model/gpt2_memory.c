@@ -312,6 +312,15 @@ static void upload_tile_groups(GPT2 *model) {
     free(groups);
 }
 
+static bool check_sparse(const GPT2Config *config, int T, Error *err) {
+    const int64_t visits = sparse_most_visits(config->sparse, T);
+    return config->sparse.window == 0 || visits <= INT32_MAX ||
+           fail(err, EXIT_INPUT,
+                "--sparse in --seq %d: blocks of keys are visited %lld times, expected %d at most; hint: a "
+                "smaller window, or fewer blocks at random",
+                T, (long long)visits, INT32_MAX);
+}
+
 static void upload_sparse_tables(GPT2 *model) {
     const GPT2Config *c = &model->config;
     const size_t bytes = sparse_bytes(model);
@@ -327,7 +336,9 @@ bool gpt2_open(GPT2 *model, const Ops *ops, const GPT2Config *config, const GPT2
                Error *err) {
     Buffer buffers[N_BUFFERS];
     MemoryPlan plan;
-    if (!gpt2_check_context(config, options->T, context_ranks(options).n_ranks, err)) return false;
+    if (!gpt2_check_context(config, options->T, context_ranks(options).n_ranks, err) ||
+        !check_sparse(config, options->T, err))
+        return false;
     model_shape(model, ops, config, options);
     buffer_table(buffers, model);
     gpt2_memory_plan(&plan, ops, config, options);

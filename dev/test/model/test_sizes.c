@@ -370,6 +370,19 @@ static void test_huge(void) {
         }
 }
 
+/* The visits of a table are counted in 32 bits: a pattern with more is refused before anything is allocated. */
+static void test_visits(void) {
+    GPT2Config c = {.max_seq_len = 1 << 24, .vocab_size = 256, .n_layer = 1, .n_head = 1, .n_embd = 8};
+    const GPT2Options o = {.B = 1, .T = c.max_seq_len};
+    GPT2 model;
+    Error err = {0};
+    c.padded_vocab_size = gpt2_pad_vocab(c.vocab_size);
+    c.sparse = (SparsePattern){.window = 1 << 14};
+    CHECK(!gpt2_open(&model, &ops_cpu, &c, &o, &err) && err.exit_code == EXIT_INPUT &&
+              strstr(err.text, "--sparse in --seq 16777216: ") && strstr(err.text, " 2147745792 times"),
+          "%s", err.text);
+}
+
 /* The logits of at most 1.65 GB: 8192 rows of GPT-2's vocabulary in fp32, and never less than 128. */
 static void test_chunks(void) {
     static const struct {
@@ -472,6 +485,7 @@ int main(void) {
     test_plan();
     test_backend_bytes();
     test_huge();
+    test_visits();
     test_chunks();
     test_flops();
     test_largest_batch();

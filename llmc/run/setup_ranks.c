@@ -71,6 +71,22 @@ static int device_index(const Run *run, const Place *place) {
     return on_cpu(run) || cuda_device_count() == 1 ? 0 : place->local_rank;
 }
 
+/* *seconds stays where the variable is not set. */
+static bool read_seconds(const char *variable, double *seconds, Error *err) {
+    const char *text = getenv(variable);
+    char *end;
+    if (!text || !*text) return true;
+    *seconds = strtod(text, &end);
+    return (*end == '\0' && *seconds >= 1 && *seconds <= SECONDS_MAX) ||
+           fail(err, EXIT_INPUT, "%s='%.40s' is not a number from 1 to %d", variable, text, SECONDS_MAX);
+}
+
+/* How long ranks wait for each other, as the environment says. */
+static bool read_patience(double *to_join, Error *err) {
+    return read_seconds("LLMC_JOIN_SECONDS", to_join, err) &&
+           read_seconds("LLMC_STUCK_SECONDS", &watchdog_seconds_stuck, err);
+}
+
 /* Ranks that share a core wait for each other in turn. */
 static void note_few_cores(int n_ranks) {
     enum { MOST_OF_A_CORE = 4 };
@@ -82,6 +98,8 @@ static void note_few_cores(int n_ranks) {
 
 bool setup_check_devices(const Run *run, Error *err) {
     const int asked = (int)run->settings.gpus, n = on_cpu(run) ? asked : cuda_device_count();
+    double unused;
+    if (asked > 1 && !read_patience(&unused, err)) return false; /* once, not by every rank */
     if (on_cpu(run)) note_few_cores(asked);
     return asked <= n || fail(err, EXIT_INPUT, "--gpus %d: this machine has %d; hint: --gpus %d%s", asked, n,
                               n, n == 1 ? ", or leave it out" : "");
@@ -96,16 +114,6 @@ static bool open_device(const Run *run, const Place *place, Error *err) {
 }
 
 /* ---- the others ---- */
-
-/* *seconds stays where the variable is not set. */
-static bool read_seconds(const char *variable, double *seconds, Error *err) {
-    const char *text = getenv(variable);
-    char *end;
-    if (!text || !*text) return true;
-    *seconds = strtod(text, &end);
-    return (*end == '\0' && *seconds >= 1 && *seconds <= SECONDS_MAX) ||
-           fail(err, EXIT_INPUT, "%s='%.40s' is not a number from 1 to %d", variable, text, SECONDS_MAX);
-}
 
 /* All that must be the same on every rank; a text that is too long is cut, the same way everywhere. */
 static void settings_text(const Settings *s, char *text, size_t size) {
@@ -175,9 +183,7 @@ void setup_join(Run *run) {
     bool rank_0_knows;
     if (n == 1) return;
     settings_text(&run->settings, text, sizeof text);
-    if (!read_seconds("LLMC_JOIN_SECONDS", &seconds, &err) ||
-        !read_seconds("LLMC_STUCK_SECONDS", &watchdog_seconds_stuck, &err))
-        die(&err);
+    if (!read_patience(&seconds, &err)) die(&err);
     if (!rendezvous_open(r, &run->place, text, seconds, &rank_0_knows, &err)) {
         if (!ranks_leads(run->place.ranks) && rank_0_knows) exit(err.exit_code);
         die(&err);

@@ -114,6 +114,11 @@ patience=15
 # ---- refusals ----
 run $short --gpus 3
 refused "three ranks" '--tokens-per-step 256 is not a multiple of .* 3 ranks = 96; hint: '
+for variable in LLMC_JOIN_SECONDS=0 LLMC_STUCK_SECONDS=soon; do
+    (export $variable && run $short --gpus 2; echo "$status" >"$work/status")
+    status=$(cat "$work/status")
+    refused "$variable" "^error: ${variable%=*}='${variable#*=}' is not a number from 1 to 86400$"
+done
 run $short --gpus 2 --out "$work/one"
 refused "a folder with a run" 'holds checkpoints of another run'
 run $tiny --gpus 2 --train nowhere

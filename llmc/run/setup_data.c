@@ -143,6 +143,18 @@ static void name_not_utf8(const DataLoader *loader) {
                    n > 1 ? ", nor are other files" : "");
 }
 
+/* Braces and names of fields would be learned, too. */
+static void name_json_lines(const DataLoader *loader) {
+    for (int i = 0; i < dataloader_n_files(loader); i++) {
+        const char *file = dataloader_file(loader, i), *end = strrchr(file, '.');
+        if (!end || strcmp(end, ".jsonl") != 0) continue;
+        print_note(
+            "%s is taken as it stands, line by line of JSON; hint: data/text.py makes shards of its texts",
+            file);
+        return;
+    }
+}
+
 /* No text becomes the token that ends a document. */
 static void name_text_for_documents(const Run *run) {
     const Settings *s = &run->settings;
@@ -226,6 +238,7 @@ bool setup_data(Run *run, Error *err) {
     if (settings_scores_alone(s)) return true;
     if (!s->eval_only && !(run->train = open_data(run, TRAINING, err))) return false;
     if (run->train) name_not_utf8(run->train);
+    if (run->train) name_json_lines(run->train);
     if (run->train) name_text_for_documents(run);
     if (!settings_has_validation(s)) return true;
     if (!(run->val = open_data(run, VALIDATION, err))) return false;

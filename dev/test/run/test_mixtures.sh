@@ -66,6 +66,11 @@ run $tiny --train a.txt --val "$mixture"
 check "a mixture to validate: exit code $status" [ "$status" -eq 0 ]
 check "a mixture to validate: its sources" grep -qE '^validation +mixture of 2 sources' out
 
+cp a.txt a.jsonl
+run $tiny --train 'a.jsonl:0.5,a.txt:0.5'
+check "lines of JSON: exit code $status" [ "$status" -eq 0 ]
+check "lines of JSON are named" grep -q '^note: a.jsonl is taken as it stands, line by line of JSON; hint: data/text.py ' out
+
 # ---- packed ----
 # documents FILE N: a shard of N tokens of 1 to 59, with end-of-text (50256) every 3 to 15 of them.
 documents() {

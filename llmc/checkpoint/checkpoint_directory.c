@@ -334,14 +334,19 @@ static bool fail_room(const char *out, int64_t bytes, int64_t room, Error *err) 
                 out, (double)bytes / 1048576, (double)room / 1048576);
 }
 
+/* How many stay before a save that has --keep: with it they are as many. One stays in any case, until the new one is whole. */
+static int64_t kept_before(const SaveOptions *options) {
+    return options->keep > 1 ? options->keep - 1 : 1;
+}
+
 bool checkpoint_make_room(int folder, const char *out, int64_t bytes, int64_t step,
                           const SaveOptions *options, Error *err) {
     int64_t room = directory_room(folder);
     if (room < 0 || room >= bytes) return true;
     checkpoint_end_removal();
     room = directory_room(folder);
-    if (room < bytes && options->keep > 1 && newest_is_whole(out, step)) {
-        prune(folder, out, step, options->keep - 1, options->keep_best, false);
+    if (room < bytes && options->keep > 0 && newest_is_whole(out, step)) {
+        prune(folder, out, step, kept_before(options), options->keep_best, false);
         room = directory_room(folder);
     }
     return room < 0 || room >= bytes || fail_room(out, bytes, room, err);
@@ -386,7 +391,7 @@ bool checkpoint_check_room(const char *out, const GPT2Config *config, OptimizerK
     const int64_t room = directory_room(folder);
     close(folder);
     if (room < 0 || room >= bytes) return true;
-    if (options->keep > 1 && prune(-1, out, INT64_MAX, options->keep - 1, options->keep_best, false))
+    if (options->keep > 0 && prune(-1, out, INT64_MAX, kept_before(options), options->keep_best, false))
         return true;
     return fail_room(out, bytes, room, err);
 }

@@ -113,8 +113,10 @@ bool flags_check(const Settings *s, int n_ranks, Error *err);
 /* True if the user gave the flag; name without dashes ("tokens-per-step"). */
 bool flags_was_set(const Settings *s, const char *name);
 
-/* True where the command line asks for text from a checkpoint and for no training:
+/* True where the command line is about text from a checkpoint and no training:
  * --model names files, --prompt, --prompt-file or --chat is given, --train is not. */
+bool settings_is_of_samples(const Settings *s);
+/* The same without --memory, which plans such a run and draws nothing. */
 bool settings_sample_only(const Settings *s);
 
 /* True where a run is about --model alone: samples, or an export. It reads no data. */

@@ -17,10 +17,14 @@ bool pattern_is_shards(const char *pattern) {
     return dataloader_names_shards(pattern);
 }
 
-bool settings_sample_only(const Settings *s) {
+bool settings_is_of_samples(const Settings *s) {
     const bool asked = flags_was_set(s, "prompt") || s->prompt_file || s->chat;
     return asked && !flags_was_set(s, "train") && flags_was_set(s, "model") &&
-           !model_is_descriptor(s->model) && !s->eval_only && !s->memory;
+           !model_is_descriptor(s->model) && !s->eval_only;
+}
+
+bool settings_sample_only(const Settings *s) {
+    return settings_is_of_samples(s) && !s->memory;
 }
 
 bool settings_model_alone(const Settings *s) {

@@ -23,6 +23,10 @@ check "a sample: what it was asked" grep -qE '^sampling +1 x 40 tokens at most, 
 check "a sample: what it took" grep -qE '^sampled +40 tokens, the first after [0-9]+ ms, [0-9]+ tokens/s, [0-9]+ % of the memory bandwidth$' "$work/err"
 drawn --prompt "$(for i in 1 2 3 4 5 6 7 8 9; do printf 'line %d: the quick ' $i; done)"
 check "a long prompt: how much of it is read" grep -qE '^prompt +the last 64 of its 1[56][0-9] tokens, all that the model.s context holds$' "$work/err"
+run --model "$work/model" --prompt "line 1" --memory
+check "--memory of samples: exit code $status" [ "$status" -eq 0 ]
+check "--memory of samples: weights and a cache" grep -qE '^  samples +[0-9.]+ [KM]iB more, while they are drawn$' "$work/out"
+check "--memory of samples: nothing of training, no batch" [ "$(grep -cE '^  (gradients|optimizer|snapshot|largest)' "$work/out")" -eq 0 ]
 drawn --prompt "line 1" --samples 5
 check "five samples: four lines between them" [ "$(grep -cx -e '---' "$work/out")" -eq 4 ]
 check "five samples: the first is the one" [ "$(sed '/^---$/,$d' "$work/out")" = "$(cat "$work/one")" ]

@@ -135,7 +135,7 @@ const Flag flags_table[] = {
      .help = "on: forward and backward go to the GPU as one CUDA graph, with the same bits; off: launch by launch"},
     {GROUP_SYSTEM, "gpus", 0, FLAG_INT, AT(gpus), "1", 1, 1024, .affects_training = true, .value_name = "N",
      .help = "trains on N GPUs of this host together, a process each; with --device cpu N processes; several hosts: torchrun, srun or mpirun start the ranks"},
-    {GROUP_SYSTEM, "context-gpus", 0, FLAG_INT, AT(context_gpus), "1", 1, 1024, .use = OF_EVALUATION, .value_name = "N",
+    {GROUP_SYSTEM, "context-gpus", 0, FLAG_INT, AT(context_gpus), "1", 1, 1024, .use = OF_EVALUATION, .affects_training = true, .value_name = "N",
      .help = "GPUs that share each sequence's tokens out, for a --seq that one does not hold; divides GPUs and heads"},
     {GROUP_SYSTEM, "verify-every", 0, FLAG_INT, AT(verify_every), "0", 0, 1LL << 40, .use = OF_TRAINING, .value_name = "N",
      .help = "every Nth step is computed twice and its gradients compared bit for bit; 0: never"},

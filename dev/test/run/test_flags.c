@@ -550,6 +550,8 @@ static void test_json(void) {
     CHECK(complete(&s, &err, "--gpus 2", false, 2), "%s", err.text);
     CHECK(flags_differences("{\"gpus\": 1, \"reproducible\": 0}", &s, found, 4) == 1,
           "GPUs round differently");
+    CHECK(complete(&s, &err, "--context-gpus 2", false, 2), "%s", err.text);
+    CHECK(flags_differences("{\"context-gpus\": 1}", &s, found, 4) == 1, "so do shares of a sequence");
     CHECK(complete(&s, &err, "--gpus 2 --reproducible 4", false, 2), "%s", err.text);
     CHECK(flags_differences("{\"gpus\": 1, \"reproducible\": 4}", &s, found, 4) == 0 &&
               flags_differences("{\"gpus\": 1, \"reproducible\": 2}", &s, found, 4) == 1 &&

@@ -31,6 +31,7 @@ bool setup_place(Run *run, Error *err) {
         plan_ranks(run, 0, (int)s->gpus);
     if (ranks.n_ranks == 1 || place->is_own) return true;
     const char *flag = s->gpus > 1 ? "gpus" : s->restarts ? "restarts" : NULL;
+    if (!flag) run->settings.gpus = ranks.n_ranks; /* as log and checkpoint have them */
     return !flag ||
            fail(err, EXIT_INPUT, "--%s: %s started this process, as rank %d of %d; hint: leave --%s out%s",
                 flag, place->launcher, ranks.rank, ranks.n_ranks, flag,

@@ -77,6 +77,8 @@ status=$?
 wait
 check "a launcher's ranks: exit code $status" [ "$status" -eq 0 ]
 check "a launcher's ranks: losses and norms of one" near "$work/one" "$work/launched"
+run $(echo "$short" | sed 's/--steps 5/--steps 6/') --gpus 2 --out "$work/launched" --resume
+check "a launcher's ranks go on by --gpus: as many" [ "$(sed -n 's/^note: --\([a-z]*\) was .*/\1/p' "$work/out" | tr '\n' ,)" = steps, ]
 check "a launcher's ranks: rank 1 prints nothing" [ "$(lines "$work/out_1" "$work/err_1")" -eq 0 ]
 rank 1 2 $short --lr 1e-3 &
 rank 0 2 $short --lr 2e-3

@@ -15,6 +15,11 @@ LINES, COLUMNS = (".jsonl", ".jsonl.gz"), ".parquet"
 HALVES = re.compile("[\ud800-\udfff]")  # JSON can escape one alone
 
 
+def is_named(path, endings):
+    """The name says what is in it, in letters of either case."""
+    return path.lower().endswith(endings)
+
+
 # ---- plain text ----
 
 def _cut(text, first):
@@ -46,7 +51,7 @@ def _chunks(raw, path, errors):
 
 def _lines(raw, path, field, errors):
     """Yields the text of each line of a JSONL file."""
-    opened = gzip.GzipFile(fileobj=raw) if path.endswith(".gz") else raw
+    opened = gzip.GzipFile(fileobj=raw) if is_named(path, ".gz") else raw
     number = 0
     try:
         for number, line in enumerate(io.TextIOWrapper(opened, encoding="utf-8", errors=errors, newline="\n"), 1):
@@ -54,7 +59,7 @@ def _lines(raw, path, field, errors):
                 yield _text_of(json.loads(line), field, "%s:%d" % (path, number), errors)
     except UnicodeDecodeError as error:
         raise common.DataError("%s: not UTF-8 after line %d: %s; hint: --replace-invalid" % (path, number, error.reason), 2) from None
-    except (ValueError, EOFError, gzip.BadGzipFile) as error:
+    except (ValueError, RecursionError, EOFError, gzip.BadGzipFile) as error:
         raise common.DataError("%s:%d: not a line of JSON: %s" % (path, max(number, 1), error), 2) from None
 
 
@@ -95,13 +100,13 @@ def rows(path, field="text"):
 
 def texts(path, field="text", errors="strict"):
     """Yields (text, whether it begins a document, bytes of the file that are read)."""
-    if path.endswith(COLUMNS):
+    if is_named(path, COLUMNS):
         size = os.path.getsize(path)
         for text, share in rows(path, field):
             yield text, True, int(share * size)
         return
     with open(path, "rb") as raw:
-        if path.endswith(LINES):
+        if is_named(path, LINES):
             for text in _lines(raw, path, field, errors):
                 yield text, True, raw.tell()
         else:
@@ -121,7 +126,7 @@ def _in_folder(folder, endings):
     if not endings:
         raise common.DataError("%s: Is a directory; hint: --endings .txt,.md takes its files" % folder, 2)
     found = sorted(os.path.join(where, file) for where, _, below in os.walk(folder) for file in below if file.endswith(endings))
-    return [path for path in found if os.path.isfile(path) and (path.endswith((*LINES, COLUMNS)) or is_text(path))]
+    return [path for path in found if os.path.isfile(path) and (is_named(path, (*LINES, COLUMNS)) or is_text(path))]
 
 
 def _matches(name):
@@ -144,7 +149,7 @@ def expand(names, endings=()):
                 continue
             if os.path.exists(path) and not os.path.isfile(path):
                 raise common.DataError("%s: expected a file, found a pipe or a device; hint: write it into a file first" % path, 2)
-            if path.endswith((".jsonl.gz", COLUMNS)):  # a missing one is found before the others are read
+            if is_named(path, (".jsonl.gz", COLUMNS)):  # a missing one is found before the others are read
                 open(path, "rb").close()
             else:
                 common.check_text(path)

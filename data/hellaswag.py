@@ -38,7 +38,7 @@ def items(path):
             for number, line in enumerate(file, 1):
                 if line.strip():
                     yield _item(json.loads(line), "%s:%d" % (path, number))
-    except (ValueError, EOFError, gzip.BadGzipFile) as error:  # not UTF-8, not JSON, cut short
+    except (ValueError, RecursionError, EOFError, gzip.BadGzipFile) as error:  # not UTF-8, not JSON, cut short
         raise common.DataError("%s: not a line of JSON after line %d: %s" % (path, number, error), 2) from None
 
 

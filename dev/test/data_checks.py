@@ -268,6 +268,8 @@ def test_json_lines():
     equal("many lines, more than a batch", shard(os.path.join(WORK, "out/m/text_train_000001.bin")), [token for i in range(1400) for token in (EOT, 64 + i % 7)])
     for name, content, words in (
             ("no_field.jsonl", '{"text": "a"}\n{"x": 1, "b": 2}\n', "no_field.jsonl:2: expected an object with a text in `text`, found b, x; hint: --field"),
+            ("deep.jsonl", '{"text": %s}\n' % ("[" * 100000), "deep.jsonl:1: not a line of JSON: "),
+            ("CASE.JSONL", "[1]\n", "CASE.JSONL:1: expected an object with a text in `text`, found list"),
             ("null.jsonl", '{"text": null}\n', "null.jsonl:1: expected an object with a text in `text`, found NoneType there"),
             ("list.jsonl", "[1]\n", "list.jsonl:1: expected an object with a text in `text`, found list"),
             ("broken.jsonl", '{"text": "a"}\n{"text"\n', "broken.jsonl:2: not a line of JSON"),

@@ -69,9 +69,23 @@ def last_step(log):
     return max([row["step"] for row in log.steps + log.vals], default=0)
 
 
+def validated_since(log):
+    """The step behind which all validations are of the same data; others do not compare."""
+    since, of = 0, [(header.get("val"), log.flag("val", i)) for i, header in enumerate(log.headers)]
+    for i in range(1, len(of)):
+        if of[i] != of[i - 1]:
+            since = log.headers[i].get("first_step") or 0
+    return since
+
+
+def comparable(log):
+    since = validated_since(log)
+    return [point for point in log.points("vals", "val_loss") if point[0] > since]
+
+
 def figures(log):
     """[(name, text)] of what the run came to."""
-    vals, train = log.points("vals", "val_loss"), log.points("steps", "loss")
+    vals, train = comparable(log), log.points("steps", "loss")
     best, step = best_of(vals), last_step(log)
     steps = log.flag("steps")
     speed, mfu = log.median("tok_s"), log.median("mfu")
@@ -114,11 +128,13 @@ def warnings(log):
     if skipped:
         said.append(f"{skipped} updates were skipped: their gradients were no finite numbers.")
     said += [f"The save of step {row['step']:,} failed: {row['save_failed']}" for row in log.failed_saves]
-    vals = log.points("vals", "val_loss")
+    vals = comparable(log)
     best = best_of(vals)
+    if validated_since(log):
+        said.append(f"Other data validates from step {validated_since(log):,} on: losses before it do not compare.")
     if best and vals[-1][1] > 1.005 * best[1]:
         said.append(f"The validation loss rose from {best[1]:.4f} (step {best[0]:,}) to {vals[-1][1]:.4f}: --keep-best keeps the model that was best.")
-    if log.steps and not vals:
+    if log.steps and not log.points("vals", "val_loss"):
         said.append("Nothing was validated.")
     saved = max([row["step"] for row in log.saves], default=None)
     if saved is None or saved < step:

@@ -166,6 +166,13 @@ class Report(Logs):
             "The run stands at step 2 of 9", "3 updates were skipped", "The save of step 2 failed",
             "The validation loss rose from 1.0000 (step 1) to 1.1000", "The newest checkpoint is that of step 1, 1 steps before the log's end.",
             "The program was built from sources that are in no commit (-modified).", "The run was resumed by another build"])
+        other = self.report(header(flags={"val": "a"}), step(1), {"step": 1, "val_loss": 1.0}, header(1, flags={"val": "b"}), step(2),
+                            {"step": 2, "val_loss": 3.0}, {"step": 2, "checkpoint": "step_2", "seconds": 1})
+        self.assertEqual(report.warnings(other), ["Other data validates from step 1 on: losses before it do not compare."])
+        self.assertEqual(dict(report.figures(other))["validation loss, lowest"], "3.0000 (step 2)")
+        begun = self.report(header(flags={"val": "a"}), step(1), {"step": 1, "val_loss": 1.0}, header(1, flags={"val": "b"}), step(2),
+                            {"step": 2, "checkpoint": "step_2", "seconds": 1})
+        self.assertEqual(report.warnings(begun), ["Other data validates from step 1 on: losses before it do not compare."])
         good = self.report(header(flags={"steps": 1}, version="v 1"), step(1, skipped=0), {"step": 1, "val_loss": 1.0},
                            {"step": 1, "checkpoint": "step_1", "seconds": 1})
         self.assertEqual(report.warnings(good), [])

@@ -129,6 +129,12 @@ typedef struct Group {
     int rank, n; /* within the group */
 } Group;
 
+/* Whether x is the sum of n numbers whose magnitudes add up to `size`, in whatever order: each of the n - 1 additions is
+ * within 2^-24 of a part of `size`, in x and in `sum`. */
+static bool is_sum(float x, float sum, float size, int n) {
+    return fabsf(x - sum) <= 2 * (float)(n - 1) * 0x1p-24f * size;
+}
+
 /* Over sockets the order of the sum is promised; NCCL's is its own, of two the same. */
 static void test_reduce_scatter(const Group *g, int64_t n) {
     const Buffer b = new_buffer(g->device, g->n * n * 4);
@@ -142,7 +148,7 @@ static void test_reduce_scatter(const Group *g, int64_t n) {
     fetch_buffer(&b, "reduce_scatter");
     for (int64_t i = g->rank * n; i < (g->rank + 1) * n; i++) {
         const float sum = sum_of(g->members, g->n, i, &size);
-        wrong += exact ? x[i] != sum : !(fabsf(x[i] - sum) <= 1e-6f * size);
+        wrong += exact ? x[i] != sum : !is_sum(x[i], sum, size, g->n);
     }
     CHECK(wrong == 0, "reduce_scatter of %lld: %lld wrong on rank %d of %d", (long long)n, (long long)wrong,
           g->rank, g->n);
@@ -241,7 +247,7 @@ static void test_graph(const Group *g, int64_t n) {
         fetch_buffer(&b, "a graph of calls");
         for (int64_t i = 0; i < g->n * n; i++) {
             const float sum = sum_of(g->members, g->n, i + again, &size);
-            wrong += !(fabsf(x[i] - sum) <= 1e-6f * size);
+            wrong += !is_sum(x[i], sum, size, g->n);
         }
     }
     CHECK(wrong == 0, "in a graph %lld are wrong", (long long)wrong);
@@ -313,7 +319,7 @@ static void check_attached(const Group *g, const Attached *a, int again) {
         if (k == HOLE) continue;
         for (int64_t i = begin + g->rank * part; i < begin + (g->rank + 1) * part; i++) {
             const float sum = sum_of(g->members, g->n, i + again, &size);
-            wrong += exact ? x[i] != sum : !(fabsf(x[i] - sum) <= 1e-6f * size);
+            wrong += exact ? x[i] != sum : !is_sum(x[i], sum, size, g->n);
         }
     }
     CHECK(wrong == 0 && weights == 0,

@@ -23,10 +23,8 @@ import subprocess
 import sys
 import tarfile
 import tempfile
-import threading
 import time
 import traceback
-import types
 import urllib.request
 
 WORK, TRAINER = os.path.abspath(sys.argv[1]), os.path.abspath(sys.argv[2])
@@ -80,7 +78,7 @@ def become(path, arguments, cwd, environment):
     sys.argv = [path, *arguments]
     sys.path[0] = DATA
     os.cpu_count = lambda: 1  # one worker, where --workers does not say how many
-    time.sleep = lambda seconds: None  # between attempts to download; test_common knows how long
+    time.sleep = lambda seconds: None  # between attempts to download; data_common_parts.py knows how long
     if os.path.basename(path) == "text.py" and "--workers" not in arguments:  # no thread fetches there: a fork is safe, and faster
         context = multiprocessing.get_context
         multiprocessing.get_context = lambda method: context("fork")
@@ -555,92 +553,6 @@ def test_pretokenized():
     refuses("fineweb.py --pretokenized: a bad header", "fineweb_train_000001.bin: header", run("fineweb.py", "--pretokenized", "--out", "out/pre2"))
 
 
-# ---- common.py in this process ----
-
-def test_downloads(common):
-    """Status, length, size and sha256; tried again after what may pass."""
-    import http.server
-    answers = []
-
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_GET(self):
-            status, body, length = answers.pop(0)
-            self.send_response(status)
-            self.send_header("Content-Length", str(length))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, *ignored):
-            pass
-
-    server = http.server.HTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    url, path = "http://127.0.0.1:%d/x" % server.server_address[1], os.path.join(WORK, "downloads/x")
-    slept = []
-    common.time = types.SimpleNamespace(sleep=slept.append)
-    whole = (200, b"abc", 3)
-    sha256 = hashlib.sha256(b"abc").hexdigest()
-    cases = (([whole], {}, None, []), ([(500, b"", 0), (200, b"ab", 3), whole], {"size": 3, "sha256": sha256}, None, [2, 4]),
-             ([(404, b"", 0)], {}, "HTTP status 404", []), ([(503, b"", 0)] * 3, {}, "HTTP status 503", [2, 4]),
-             ([(200, b"ab", 3)] * 2, {"tries": 2}, "", [2]), ([whole], {"size": 4}, "size: expected 4 bytes, found 3", []),
-             ([whole], {"size": 2}, "size: expected 2 bytes, found 3", []),
-             ([whole], {"sha256": "00"}, "sha256: expected 00", []))
-    for given, options, problem, waits in cases:
-        answers[:], slept[:], said = given, [], None
-        shutil.rmtree(os.path.dirname(path), ignore_errors=True)
-        try:
-            common.download(url, path, **options)
-        except common.DataError as error:
-            said = str(error)
-        name = "download, %s, %s" % (given, options)
-        check(name, said is None if problem is None else said is not None and problem in said, said)
-        equal(name + ": waits", slept, waits)
-        equal(name + ": files", tree(os.path.dirname(path)), ["x"] if problem is None else [])
-        equal(name + ": all answers taken", answers, [])
-    server.shutdown()
-
-
-def test_common():
-    sys.path.insert(0, DATA)
-    import common
-    equal("constants", (common.EOT, common.SHARD_TOKENS, common.GPT2_PATTERN),
-          (50256, 10**8, r"""'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"""))
-    with open("data/common.py", encoding="utf-8") as file:
-        source = file.read()
-    for fact in ("306cd27f03c1a714eca7108e03d66b7dc042abe8c258b44c199a7ed9838dd930", "1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5",
-                 "https://openaipublic.blob.core.windows.net/gpt-2/encodings/main/vocab.bpe"):
-        check("common.py: " + fact, source.count(fact) == 1)
-    ranks = common._ranks_from_merges("#version: 0.2\n\u0120 t\n\u0120t h\n")
-    lines = ranks.split(b"\n")
-    equal("ranks from merges: the bytes", [base64.b64decode(lines[i].split()[0]) for i in (0, 93, 94, 187, 188, 220, 221, 255)],
-          [b"!", b"~", b"\xa1", b"\xff", b"\0", b" ", b"\x7f", b"\xad"])
-    equal("ranks from merges: the merges", lines[256:], [base64.b64encode(b" t") + b" 256", base64.b64encode(b" th") + b" 257", b""])
-    try:
-        common.write_shard(os.path.join(WORK, "huge.bin"), range(2**31))
-        check("a shard of 2^31 tokens", False)
-    except common.DataError as error:
-        check("a shard of 2^31 tokens", "more than a shard's header can count" in str(error), error)
-    os.makedirs(os.path.join(WORK, "together/b/in the way"))
-    try:
-        with common.together() as write_one:
-            write_one(os.path.join(WORK, "together/a"), b"a")
-            write_one(os.path.join(WORK, "together/b"), b"b")
-        check("a folder in the way", False)
-    except OSError as error:
-        equal("a folder in the way: its name", error.filename, os.path.join(WORK, "together/b"))
-    equal("a folder in the way: the file before it goes, too", os.listdir(os.path.join(WORK, "together")), ["b"])
-    calls = []
-    fsync, replace = os.fsync, os.replace
-    os.fsync, os.replace = (lambda file: calls.append("fsync")), (lambda old, new: (calls.append("rename"), replace(old, new)))
-    common.write_file(os.path.join(WORK, "durable"), b"a", b"b")
-    os.fsync, os.replace = fsync, replace
-    equal("a file is on the disk before it takes its name", (calls, open(os.path.join(WORK, "durable"), "rb").read()), (["fsync", "rename"], b"ab"))
-    written = []
-    common.write_shard(os.path.join(WORK, "list.bin"), [1, 513, 65535], write=lambda path, *parts: written.append(b"".join(parts)))
-    equal("little-endian", written[0][1024:], b"\1\0\1\2\xff\xff")
-    test_downloads(common)
-
-
 def test_hellaswag():
     """Items of the form of the public file, written by hand; the same tokens by hand."""
     lines = [{"ind": 24, "activity_label": "x", "ctx_a": "the", "ctx_b": "", "ctx": "a the", "split": "val", "label": 3,
@@ -723,7 +635,6 @@ def main():
     test_tinystories()
     test_fineweb()
     test_pretokenized()
-    test_common()
     test_hellaswag()
     test_signal()
     test_trainer()

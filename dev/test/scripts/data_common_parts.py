@@ -27,6 +27,17 @@ class Common(Parts):
         self.assertEqual(raised.exception.code, code)
 
 
+class Facts(Common):
+    def test_of_gpt2(self):
+        self.assertEqual((self.common.EOT, self.common.SHARD_TOKENS, self.common.RANKS_SHA256),
+                         (50256, 10**8, "306cd27f03c1a714eca7108e03d66b7dc042abe8c258b44c199a7ed9838dd930"))
+        self.assertEqual(self.common.GPT2_PATTERN, r"""'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+""")
+        with open(os.path.join(DATA, "common.py"), encoding="utf-8") as file:
+            source = file.read()
+        for fact in ("1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5", "https://openaipublic.blob.core.windows.net/gpt-2/encodings/main/vocab.bpe"):
+            self.assertEqual(source.count(fact), 1, fact)
+
+
 class Files(Common):
     def test_a_file_is_on_the_disk_before_it_takes_its_name(self):
         path, calls, fsync, replace = self.file("x.bin", "old"), [], os.fsync, os.replace
@@ -46,6 +57,19 @@ class Files(Common):
         with self.assertRaises(OSError) as raised:
             self.common.write_file(path, b"new")
         self.assertEqual((raised.exception.filename, self.text("x.bin"), os.listdir(self.folder)), (path, "old", ["x.bin"]))
+
+    def test_a_folder_in_the_way(self):
+        """The files before it go, too."""
+        os.makedirs(self.path("b", "in the way"))
+        with self.assertRaises(OSError) as raised, self.common.together() as write:
+            write(self.path("a"), b"a")
+            write(self.path("b"), b"b")
+        self.assertEqual((raised.exception.filename, os.listdir(self.folder)), (self.path("b"), ["b"]))
+
+    def test_tokens_are_little_endian(self):
+        written = []
+        self.common.write_shard(self.path("x.bin"), [1, 513, 65535], write=lambda path, *parts: written.append(b"".join(parts)))
+        self.assertEqual(written[0][1024:], b"\1\0\1\2\xff\xff")
 
     def test_folders_are_made(self):
         self.common.write_file(self.path("a", "b", "x"), b"1")
@@ -122,10 +146,13 @@ class Downloads(Common):
         self.download((200, 3, b"ab"), (200, 3, b"abc"))
         self.assertEqual((self.text("got", "x"), self.slept), ("abc", [2]))
         self.fails("/x: ", 1, self.download, *[(200, 3, b"ab")] * 3)
+        self.fails("/x: ", 1, self.download, *[(200, 3, b"ab")] * 2, tries=2)
+        self.assertEqual(self.answers, [])
         self.assertEqual(self.text("got", "x"), "abc", "the old file stands")
 
     def test_a_download_that_is_another(self):
-        self.fails("/x: size: expected 4 bytes, found 3", 2, self.download, (200, 3, b"abc"), size=4)
+        for size in (2, 4):
+            self.fails(f"/x: size: expected {size} bytes, found 3", 2, self.download, (200, 3, b"abc"), size=size)
         self.fails("/x: sha256: expected 01, found", 2, self.download, (200, 3, b"abc"), sha256="01")
         self.assertEqual(self.left(), [])
 

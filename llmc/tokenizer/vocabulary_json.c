@@ -211,12 +211,25 @@ static bool read_merges(const Reader *r, Vocabulary *vocabulary) {
     return ok;
 }
 
+/* With ignore_merges a piece of text that is in the vocabulary is a token, whether merges make it or not. */
+static bool check_ignored_merges(const Reader *r) {
+    const JsonValue *ignores = json_get(r->model, "ignore_merges"), *vocab = json_get(r->model, "vocab"),
+                    *added = json_get(r->root, "added_tokens");
+    int64_t n = vocab->n;
+    if (!ignores || ignores->type != JSON_TRUE) return true;
+    for (const JsonValue *token = is_null(added) ? NULL : added->first; token; token = token->next)
+        n -= json_get(vocab, json_get(token, "content")->text) != NULL;
+    return n == 256 + json_get(r->model, "merges")->n ||
+           refuse(r, "model", "ignore_merges", "false, as not each token is a byte or has a merge", ignores);
+}
+
 bool vocabulary_read_json(Vocabulary *vocabulary, const char *path, Error *err) {
     Json *json = json_read(path, err);
     if (!json) return false;
     const Reader r = {path, json_root(json), json_get(json_root(json), "model"), err};
     const bool ok = check_model(&r) && check_normalizer(&r) && check_pre_tokenizer(&r) &&
-                    check_post_processor(&r) && read_tokens(&r, vocabulary) && read_merges(&r, vocabulary);
+                    check_post_processor(&r) && read_tokens(&r, vocabulary) && read_merges(&r, vocabulary) &&
+                    check_ignored_merges(&r);
     json_free(json);
     return ok;
 }

@@ -143,19 +143,20 @@ static void expect_same(const char *spec, const char *source) {
 
 static void test_served(void) {
     static const Parts cases[] = {
-        {0},
-        {.pairs = true},
-        {.with_added = true},
-        {.normalizer = "{\"type\": \"Sequence\", \"normalizers\": []}"},
-        {.pre_tokenizer = "{\"type\": \"ByteLevel\", \"add_prefix_space\": false}"},
-        {.pre_tokenizer = SEQUENCE("{\"type\": \"ByteLevel\", \"add_prefix_space\": false}")},
-        {.pre_tokenizer = SEQUENCE(SPLIT(GPT2_PATTERN) ", " NO_REGEX)},
-        {.post_processor = "null"},
+        {0                                                                                               },
+        {.pairs = true                                                                                   },
+        {.with_added = true                                                                              },
+        {.normalizer = "{\"type\": \"Sequence\", \"normalizers\": []}"                                   },
+        {.pre_tokenizer = "{\"type\": \"ByteLevel\", \"add_prefix_space\": false}"                       },
+        {.pre_tokenizer = SEQUENCE("{\"type\": \"ByteLevel\", \"add_prefix_space\": false}")             },
+        {.pre_tokenizer = SEQUENCE(SPLIT(GPT2_PATTERN) ", " NO_REGEX)                                    },
+        {.post_processor = "null"                                                                        },
         {.post_processor =
              "{\"type\": \"TemplateProcessing\", \"single\": [{\"Sequence\": {\"id\": \"A\"}}]}"},
+        {.extra = ", \"ignore_merges\": true",                                                             .with_added = true},
         {.extra =
              ", \"dropout\": null, \"unk_token\": null, \"byte_fallback\": false, \"ignore_merges\": true, "
-             "\"continuing_subword_prefix\": null"},
+             "\"continuing_subword_prefix\": null"                                                                                               },
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         write_json("tokenizer.json", &cases[i]);
@@ -181,6 +182,8 @@ static const struct {
      "model.merges"                                                                                                                                               },
     {{.model = "{\"vocab\": {\"a\": 0}, \"merges\": []}", .added_tokens = "[]"},                      "no token for byte 0x00"                                    },
     {{.extra = ", \"dropout\": 0.1"},                                                                 "model.dropout: expected null, found 0.1"                   },
+    {{.extra = ", \"ignore_merges\": true", .with_added = true, .added_tokens = "[]"},
+     "model.ignore_merges: expected false, as not each token is a byte or has a merge, found true"                                                                },
     {{.extra = ", \"byte_fallback\": true"},                                                          "model.byte_fallback: expected false"                       },
     {{.extra = ", \"continuing_subword_prefix\": \"##\""},
      "model.continuing_subword_prefix: expected null, found ##"                                                                                                   },

@@ -261,10 +261,7 @@ bool tokenizer_equals(const Tokenizer *a, const Tokenizer *b) {
 }
 
 bool tokenizer_is_special(const Tokenizer *tokenizer, int token) {
-    const Vocabulary *vocabulary = &tokenizer->vocabulary;
-    const uint32_t length = vocabulary->offsets[token + 1] - vocabulary->offsets[token];
-    return token == vocabulary->eot ||
-           (!tokenizer->is_bytes && length > 1 && tokenizer->bpe.parts[token][0] < 0);
+    return vocabulary_is_special(&tokenizer->vocabulary, tokenizer->is_bytes ? NULL : &tokenizer->bpe, token);
 }
 
 static bool is_utf8(const char *text, size_t n) {

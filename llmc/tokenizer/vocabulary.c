@@ -82,6 +82,11 @@ static bool parse_bin(Vocabulary *vocabulary, const char *file, size_t size, con
     return read_tokens(vocabulary, (const uint8_t *)file, size, path, err);
 }
 
+bool vocabulary_is_special(const Vocabulary *vocabulary, const Bpe *bpe, int i) {
+    const uint32_t length = vocabulary->offsets[i + 1] - vocabulary->offsets[i];
+    return i == vocabulary->eot || (bpe && length > 1 && bpe->parts[i][0] < 0);
+}
+
 bool vocabulary_read_bin(Vocabulary *vocabulary, const char *path, Error *err) {
     size_t size;
     char *file = file_read(path, MAX_BYTES, &size, err);

@@ -23,6 +23,9 @@ typedef struct Vocabulary {
 bool vocabulary_alloc(Vocabulary *vocabulary, int n_tokens, size_t n_bytes, Error *err);
 void vocabulary_free(Vocabulary *vocabulary);
 
+/* Whether no text becomes token i; bpe NULL: bytes are the tokens. */
+bool vocabulary_is_special(const Vocabulary *vocabulary, const Bpe *bpe, int i);
+
 /* Header of 256 uint32: magic 20240328, version 1 or 2, number of tokens, end-of-text id (version 2; 2^32 -
  * 1: none); then per token its length in one byte and its bytes. */
 bool vocabulary_read_bin(Vocabulary *vocabulary, const char *path, Error *err);

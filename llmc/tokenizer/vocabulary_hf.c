@@ -243,10 +243,28 @@ static void write_vocab(JsonWriter *w, const Vocabulary *vocabulary) {
     json_end_object(w);
 }
 
-static void write_special_tokens(JsonWriter *w, const char *eot) {
+/* Those beside end-of-text: only where they are named does transformers find them in a text. */
+static void write_more_special_tokens(JsonWriter *w, const Vocabulary *vocabulary, const Bpe *bpe) {
+    char text[TOKEN_SPELLED];
+    bool any = false;
+    for (int i = 0; i < vocabulary->n_tokens; i++) {
+        if (i == vocabulary->eot || !vocabulary_is_special(vocabulary, bpe, i)) continue;
+        if (!any) json_begin_array(w, "additional_special_tokens");
+        any = true;
+        vocabulary_spell(vocabulary, i, text);
+        json_write_string(w, NULL, text);
+    }
+    if (any) json_end_array(w);
+}
+
+static void write_special_tokens(JsonWriter *w, const Vocabulary *vocabulary, const Bpe *bpe) {
+    char spelled[TOKEN_SPELLED];
+    const char *eot = vocabulary->eot < 0 ? NULL : spelled;
+    if (eot) vocabulary_spell(vocabulary, vocabulary->eot, spelled);
     json_write_string(w, "bos_token", eot);
     json_write_string(w, "eos_token", eot);
     json_write_string(w, "unk_token", eot);
+    write_more_special_tokens(w, vocabulary, bpe);
 }
 
 /* Writes the buffer as a file and empties it. */
@@ -259,10 +277,8 @@ static bool flush_to(JsonWriter *w, const char *directory, const char *name, Err
 
 bool vocabulary_write_hf(const Vocabulary *vocabulary, const Bpe *bpe, const char *directory, int context,
                          Error *err) {
-    char spelled[TOKEN_SPELLED];
-    const char *eot = vocabulary->eot < 0 ? NULL : spelled, *version = "#version: 0.2\n";
+    const char *version = "#version: 0.2\n";
     JsonWriter w = {0};
-    if (eot) vocabulary_spell(vocabulary, vocabulary->eot, spelled);
     write_vocab(&w, vocabulary);
     if (!flush_to(&w, directory, "vocab.json", err)) return false;
     json_append(&w, version, strlen(version));
@@ -270,7 +286,7 @@ bool vocabulary_write_hf(const Vocabulary *vocabulary, const Bpe *bpe, const cha
     if (!flush_to(&w, directory, "merges.txt", err)) return false;
     w.indent = 2;
     json_begin_object(&w, NULL);
-    write_special_tokens(&w, eot);
+    write_special_tokens(&w, vocabulary, bpe);
     json_end_object(&w);
     if (!flush_to(&w, directory, "special_tokens_map.json", err)) return false;
     w.indent = 2;
@@ -279,7 +295,7 @@ bool vocabulary_write_hf(const Vocabulary *vocabulary, const Bpe *bpe, const cha
     json_write_bool(&w, "clean_up_tokenization_spaces", false); /* else decoding drops spaces: "a ." */
     json_write_int(&w, "model_max_length", context);
     json_write_string(&w, "tokenizer_class", "GPT2Tokenizer");
-    write_special_tokens(&w, eot);
+    write_special_tokens(&w, vocabulary, bpe);
     json_end_object(&w);
     return flush_to(&w, directory, "tokenizer_config.json", err);
 }

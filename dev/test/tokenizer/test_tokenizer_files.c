@@ -93,10 +93,15 @@ static void test_save(void) {
     CHECK(json && json_equals(json_get(json_root(json), "tokenizer_class"), "GPT2Tokenizer") &&
               json_equals(json_get(json_root(json), "eos_token"), "<|endoftext|>"),
           "tokenizer_config.json: %s", err.text);
+    const JsonValue *more = json ? json_get(json_root(json), "additional_special_tokens") : NULL;
+    CHECK(more && more->type == JSON_ARRAY && more->n == 1 && json_equals(more->first, "<|pad|>"),
+          "tokenizer_config.json: transformers would spell <|pad|>, not find it");
     json_free(json);
     json = json_read(path_of("special_tokens_map.json"), &err);
     CHECK(json && json_equals(json_get(json_root(json), "bos_token"), "<|endoftext|>"),
           "special_tokens_map.json: %s", err.text);
+    CHECK(json && json_get(json_root(json), "additional_special_tokens"),
+          "special_tokens_map.json: no <|pad|>");
     json_free(json);
     tokenizer_close(small);
     empty_folder();

@@ -13,15 +13,14 @@ typedef struct Launcher {
 } Launcher;
 
 /* One inside the other (torchrun under srun, say), the inner one counts: it stands first. */
+/* clang-format off */
 static const Launcher launchers[] = {
-    {"torchrun", "RANK",         {"WORLD_SIZE"},                           {"LOCAL_RANK"},                       "LOCAL_WORLD_SIZE"},
-    {"Open MPI",
-     "OMPI_COMM_WORLD_RANK",     {"OMPI_COMM_WORLD_SIZE"},
-     {"OMPI_COMM_WORLD_LOCAL_RANK"},
-     "OMPI_COMM_WORLD_LOCAL_SIZE"                                                                                                  },
-    {"MPI",      "PMI_RANK",     {"PMI_SIZE"},                             {"MPI_LOCALRANKID", "SLURM_LOCALID"}, "MPI_LOCALNRANKS" },
-    {"srun",     "SLURM_PROCID", {"SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"}, {"SLURM_LOCALID"},                    NULL              },
+    {"torchrun", "RANK",                 {"WORLD_SIZE"},           {"LOCAL_RANK"},                 "LOCAL_WORLD_SIZE"},
+    {"Open MPI", "OMPI_COMM_WORLD_RANK", {"OMPI_COMM_WORLD_SIZE"}, {"OMPI_COMM_WORLD_LOCAL_RANK"}, "OMPI_COMM_WORLD_LOCAL_SIZE"},
+    {"MPI",      "PMI_RANK",             {"PMI_SIZE"},             {"MPI_LOCALRANKID", "SLURM_LOCALID"}, "MPI_LOCALNRANKS"},
+    {"srun",     "SLURM_PROCID",         {"SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"}, {"SLURM_LOCALID"}, NULL},
 };
+/* clang-format on */
 enum { TORCHRUN, OPEN_MPI, MPI, SRUN, N_LAUNCHERS };
 
 /* ---- variables ---- */
@@ -181,10 +180,8 @@ static bool find_port(Place *place, Error *err) {
 bool place_find(Place *place, Error *err) {
     const Launcher *l = launchers;
     int listening = -1;
-    *place = (Place){
-        .ranks = {0, 1},
-          .local_rank = -1, .listening = -1
-    };
+    *place = (Place){.local_rank = -1, .listening = -1};
+    place->ranks.n_ranks = 1;
     place->is_own = variable(PLACE_LISTENING) != NULL;
     if (!read_number(PLACE_LISTENING, -1, 1 << 20, &listening, err)) return false;
     while (l < launchers + N_LAUNCHERS && !is_there(l)) l++;

@@ -21,7 +21,7 @@ enum {
     WITH_ROW_DOTS = 16, /* linear_backward_input_row_dots: they came */
     OVERWRITES = 32,    /* linear_backward_weight */
     WITH_D = 64,        /* attention_backward */
-    OWN_WEIGHTS = 128,  /* adamw: weights are not master */
+    OWN_WEIGHTS = 128,  /* adamw, muon_update: weights are not master */
 };
 
 /* Sizes of a call; an op reads those it knows, the others stay 0. */

@@ -143,14 +143,18 @@ static size_t plan_memory(Sampler *s, const GPT2 *model, int B, int n_prompt) {
 static bool sampler_open(Sampler *s, const GPT2 *model, int B, int n_prompt, Error *err) {
     const size_t bytes = plan_memory(s, model, B, n_prompt);
     s->memory = model->ops->device->alloc(bytes);
-    if (s->memory && open_sequences(s)) {
+    if (!s->memory)
+        return fail(
+            err, EXIT_RUN,
+            "sampling: out of memory: the cache for %d positions of %d %s asks %.1f MiB on the device",
+            s->cache.T, B, B > 1 ? "samples" : "sample", (double)bytes / 1048576.0);
+    if (open_sequences(s)) {
         place_buffers(s, s->memory);
         return true;
     }
     sampler_close(s);
-    return fail(err, EXIT_RUN,
-                "sampling: out of memory: the cache for %d positions of %d %s asks %.1f MiB on the device",
-                s->cache.T, B, B > 1 ? "samples" : "sample", (double)bytes / 1048576.0);
+    return fail(err, EXIT_RUN, "sampling: out of memory: %d positions of %d %s on the host",
+                model->config.max_seq_len, B, B > 1 ? "samples" : "sample");
 }
 
 /* ---- text ---- */
@@ -293,10 +297,6 @@ static bool read_some(Sampler *s, Error *err) {
 
 /* ---- the window ---- */
 
-static void draw_next(Sampler *s) {
-    s->model.ops->draw_tokens(&s->draw);
-}
-
 /* The rows of the cache that sequence 0 has are those of sequence b, too. */
 static void copy_cache(Sampler *s, int b) {
     GPT2 *m = &s->model;
@@ -348,7 +348,7 @@ static void feed_windows(Sampler *s) {
     }
     m->ops->device->upload(s->draw.positions, positions, (size_t)s->cache.B * sizeof *positions);
     upload_begins(s);
-    draw_next(s);
+    m->ops->draw_tokens(&s->draw);
 }
 
 /* A window longer than the context keeps its last half, whose positions then start from 0: the cache is void. */
@@ -375,7 +375,7 @@ static void decode_ops(Sampler *s) {
     batch.begins = s->begins;
     forward_pass(m, &batch);
     head_forward(m, &batch, 0);
-    draw_next(s);
+    m->ops->draw_tokens(&s->draw);
 }
 
 /* The first run readies what the ops need, the second is captured. */

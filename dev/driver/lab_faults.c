@@ -1,7 +1,6 @@
 /* The checker's own check: variants that are right but for one fault. Each must be refused. */
 #include <math.h>
 #include <stdio.h>
-#include <string.h>
 #include "dev/attention/attention.h"
 
 enum { FAULT_T = 65, FAULT_HD = 64 };

@@ -1,7 +1,6 @@
 /* The lab's command line: names of ops, then flags from one table, which --help prints too. */
 #include <errno.h>
 #include <fnmatch.h>
-#include <limits.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>

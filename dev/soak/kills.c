@@ -9,7 +9,6 @@
 #include <string.h>
 #include <sys/wait.h>
 #include <time.h>
-#include <unistd.h>
 #include "llmc/base/clock.h"
 #include "soak.h"
 

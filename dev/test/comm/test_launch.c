@@ -10,7 +10,6 @@
 #include "llmc/comm/launch.h"
 #include "llmc/base/clock.h"
 #include "llmc/comm/place.h"
-#include "llmc/comm/socket.h"
 #include "dev/test/beside.h"
 #include "dev/test/folder.h"
 

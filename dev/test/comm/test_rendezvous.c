@@ -1,5 +1,4 @@
 /* Ranks as processes of this host that find each other, or say why not. */
-#include <arpa/inet.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>

@@ -1,6 +1,5 @@
 /* Ranks as processes with socket pairs between them: killed, stopped, failing, suspended, ending in every order. What the
  * user sees: one line, exit codes, and how soon. */
-#include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
 #include <stdlib.h>

@@ -1,7 +1,6 @@
 /* scripts/default_text.sh: which text a run without --train gets, and that a bad download never becomes one.
  * It runs in a copy of the tree's outline, with a curl that hands out what the test wants. */
 #include <stdlib.h>
-#include <string.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>

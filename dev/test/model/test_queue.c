@@ -1,6 +1,5 @@
 /* Statistics that are read while the next step runs: on a device whose side stream is as late as its events let it be, and
  * on one where it is as early. */
-#include <stdlib.h>
 #include <string.h>
 #include "dev/test/check.h"
 #include "dev/test/tiny_model.h"

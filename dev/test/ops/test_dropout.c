@@ -2,7 +2,6 @@
  * every backend; attention under them is plain attention on the average. */
 #include <math.h>
 #include <stdint.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include "llmc/model/ops.h"

@@ -5,9 +5,9 @@ usage: sweep.py --out DIR --plan FILE | --grid "--lr 3e-4,6e-4" "--optimizer ada
 
 A plan is a .tsv (a name, a tab, flags of the trainer; # begins a comment) or a .json ([{"name": ..., "flags": ...}]). A grid runs every
 combination of its values, the last flag's fastest. A run is a folder of DIR with its log.jsonl, its output and run.json; its checkpoint is
-removed. Called again, a sweep keeps what has finished, starts again what has not, and prints all of it. DIR/results.tsv has a line a run, and
-DIR/summary.md a row a setting, which joins the runs that differ in --seed alone. Steps to a loss: between the two validations around it, along
-a line; seconds: those steps at the run's median time. Exit 1 where a run has failed or none has ended.
+removed. Called again, a sweep keeps what has finished, starts again what has not, and prints all of it; it takes the place of no result of
+other flags. DIR/results.tsv has a line a run, and DIR/summary.md a row a setting, which joins the runs that differ in --seed alone. Steps to
+a loss: between the two validations around it, along a line; seconds: those steps at the run's median time. Exit 1 where a run has failed or none has ended.
 """
 import fcntl
 import fnmatch
@@ -166,9 +166,9 @@ def steps_to(curve, loss):
     return None
 
 
-def finished(record, flags):
-    """Whether a run with these flags has ended with a result: with its last validation, be it of weights that diverged."""
-    return record.get("flags") == flags and record.get("state") in ("done", "diverged")
+def finished(record):
+    """Whether a run has ended with a result: with its last validation, be it of weights that diverged."""
+    return record.get("state") in ("done", "diverged")
 
 
 # ---- running ----
@@ -190,7 +190,16 @@ class Sweep:
 
     def record(self, run):
         record = read_record(self.folder(run))
-        return record if finished(record, self.flags(run)) else {}
+        return record if finished(record) else {}
+
+    def check_results(self):
+        """Ends the program where a run would take the place of another's result."""
+        for run in self.runs:
+            record = read_record(self.folder(run))
+            flags = record.get("flags")
+            if finished(record) and flags != self.flags(run):
+                was = shlex.join(map(str, flags)) if isinstance(flags, list) else "not known"
+                fail(f"{self.folder(run)}: holds the result of other flags: {was}; hint: another --out or name, or remove it")
 
     def fits(self):
         """Whether one more run would end in time, if it takes as long as the longest of the last ones."""
@@ -434,6 +443,7 @@ def main(arguments=None):
         pyplot()  # what is missing is said before the runs
     with lock(args.out):
         sweep = Sweep(runs, args)
+        sweep.check_results()
         try:
             sweep.run_all()
         finally:  # ended by a signal, too

@@ -120,8 +120,13 @@ class Sweeps(Parts):
         self.assertIn("3 runs, 1 finished before", out)
         self.assertFalse(os.path.exists(self.path("out", "b", "torn")), "begun anew in an empty folder")
         self.assertEqual([row["name"] for row in self.table()], ["a", "b", "c"])
+        before = self.text("out", "results.tsv"), len(self.words())
+        _, _, err, code = self.sweep(plan="d\t--lr 1\na\t--lr 3\n")
+        self.assertEqual((code, (self.text("out", "results.tsv"), len(self.words()))), (2, before), "results stay, and nothing is begun")
+        self.assertRegex(err, "^error: .*out/a: holds the result of other flags: .*--lr 2; hint: another --out")
+        os.remove(self.path("out", "a", "run.json"))
         self.sweep(plan="a\t--lr 3\n")
-        self.assertEqual(self.words()[-1][0][1], "3", "other flags are another run")
+        self.assertEqual(self.words()[-1][0][1], "3", "what has no result is begun again, whatever its flags were")
 
     def test_a_folder_of_others_is_left_alone(self):
         self.file("out/a/mine", "")

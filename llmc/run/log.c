@@ -26,6 +26,11 @@ static void finish_line(RunLog *run, JsonWriter *w) {
     } else {
         int reason = w->failed ? ENOMEM : errno;
         bool cut = ftruncate(run->fd, run->bytes) == 0;
+        Error err;
+        if (run->is_asked) {
+            fail(&err, EXIT_RUN, "--out: %s: a line could not be written: %s", run->path, strerror(reason));
+            die(&err);
+        }
         if (!run->warned)
             print_line(stderr, "warning: %s: a line could not be written%s: %s; the run goes on", run->path,
                        cut ? "" : " and a part of it stays", strerror(reason));
@@ -278,6 +283,7 @@ bool log_append(RunLog *run, const char *dir, Error *err) {
     if (!dir) return true;
     if (!log_path(run, dir, err) || look_at(run->path, err) < 0 || !open_end(run, err)) return false;
     end_torn_line(run);
+    run->is_asked = true;
     return true;
 }
 

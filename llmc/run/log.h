@@ -50,6 +50,7 @@ typedef struct RunLog {
     int64_t bytes;   /* length of the file up to the last whole line */
     char path[1024]; /* DIR/log.jsonl */
     bool warned;     /* a write failed and the user was told, once */
+    bool is_asked;   /* the lines are what the user asked for: a failed write ends the program */
 } RunLog;
 
 /* False where one of the log's names in DIR stands for no file: nothing is written through a link, a FIFO, ... */
@@ -61,7 +62,8 @@ bool log_check(const char *dir, bool resumed, Error *err);
 bool log_open(RunLog *run, const char *dir, int64_t resumed_step, const LogHeader *header, Error *err);
 /* Opens DIR/log.jsonl (NULL: no log) for lines behind those that are there; no header. */
 bool log_append(RunLog *run, const char *dir, Error *err);
-/* A full disk is a warning, once, on stderr; the run goes on, and no torn line stays in the file. */
+/* A full disk is a warning, once, on stderr; the run goes on, and no torn line stays in the file. Behind log_append it
+ * ends the program: an evaluation leaves nothing else. */
 void log_step(RunLog *run, const StepReport *report);
 void log_val(RunLog *run, int64_t step, double val_loss);
 /* chosen (n_items): the ending that was chosen of each, a digit an item; NULL: they are left out. */

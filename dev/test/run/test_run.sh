@@ -174,6 +174,10 @@ check "--eval-only --out: exit code $status" [ "$status" -eq 0 ]
 sums "$work/logged" >"$work/after"
 check "--eval-only --out: the checkpoints stand" cmp -s "$work/before" "$work/after"
 check "--eval-only --out: one line more" [ "$(wc -l <"$work/logged/log.jsonl")" -eq $((lines + 1)) ]
+{ (ulimit -f 0 && exec "$program" --device cpu --model "$work/logged" --train "$work/text.txt" --eval-only --eval-batches 2 --batch 2 --out "$work/logged") 2>&1 </dev/null; echo "status $?"; } | cat >"$work/out"
+check "--eval-only --out, a full disk: exit code 1" grep -qx 'status 1' "$work/out"
+check "--eval-only --out, a full disk: the line" grep -qE '^error: --out: .*/log.jsonl: a line could not be written: ' "$work/out"
+check "--eval-only --out, a full disk: the loss all the same" grep -q '^step 6 | val loss ' "$work/out"
 printf '{"step": 9, "lo' >>"$work/logged/log.jsonl"
 run --model "$work/logged" --train "$work/text.txt" --eval-only --eval-batches 2 --batch 2 --out "$work/logged"
 check "--eval-only --out: behind half a line, a line of its own" [ "$(wc -l <"$work/logged/log.jsonl")" -eq $((lines + 3)) ]

@@ -59,6 +59,8 @@ static bool check_math(const Reader *r, int n_embd) {
     if (n_inner && n_inner->type != JSON_NULL &&
         (!json_int64(n_inner, &inner) || inner != 4 * (int64_t)n_embd))
         return refuse(r, "n_inner", expected);
+    const JsonValue *quantised = json_get(r->root, "quantization_config");
+    if (quantised && quantised->type != JSON_NULL) return refuse(r, "quantization_config", "null");
     return check_switches(r);
 }
 

@@ -270,6 +270,15 @@ static int find_best(const Whole *whole, int n) {
     return best;
 }
 
+double checkpoint_lowest_loss(const char *out, int64_t step) {
+    int n;
+    Whole *whole = list_whole(out, step, &n);
+    const int best = whole ? find_best(whole, n) : -1;
+    const double loss = best < 0 ? NAN : whole[best].state.val_loss;
+    free(whole);
+    return loss;
+}
+
 /* The newest stays in any case. keep 0: all that were not saved for their loss alone. */
 static void choose_what_goes(const Whole *whole, int n, int64_t keep, bool keep_best, bool *goes) {
     const int best = keep_best ? find_best(whole, n) : -1;

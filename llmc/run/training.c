@@ -3,6 +3,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include "llmc/checkpoint/checkpoint_directory.h"
 #include "llmc/comm/watchdog.h"
 #include "schedule.h"
 #include "stop.h"
@@ -270,6 +271,17 @@ static bool eval_batch(Training *t, int64_t i, double *loss, Error *err) {
     return true;
 }
 
+/* What --keep-best compares with: a checkpoint that could not be written is not the best so far. All ranks. */
+static void find_lowest_saved(Training *t) {
+    Comm *comm = t->run->comm;
+    TrainerState *state = &t->state;
+    watchdog_set(PHASE_SAVE, state->step);
+    training_collect_save(t, true);
+    if (ranks_leads(comm->ranks))
+        state->best_val_loss = checkpoint_lowest_loss(t->run->settings.out, state->step);
+    comm->broadcast_on_host(comm, &state->best_val_loss, sizeof state->best_val_loss);
+}
+
 bool training_validate(Training *t, double *mean, Error *err) {
     enum { BLOCK = 256 };
     Comm *comm = t->run->comm;
@@ -293,6 +305,7 @@ bool training_validate(Training *t, double *mean, Error *err) {
     if (t->run->settings.eval_only) comm->sum_on_host(comm, &t->val_bytes, 1);
     t->val_bytes /= (double)t->run->settings.context_gpus; /* which all have the same tokens */
     *mean = sum / (double)n;
+    if (t->run->settings.keep_best) find_lowest_saved(t);
     return true;
 }
 

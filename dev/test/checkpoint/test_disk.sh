@@ -291,6 +291,19 @@ check "saves that fail, two ranks: exit code $status" [ "$status" -eq 1 ]
 check "saves that fail, two ranks: rank 0 alone says so" [ "$(grep -cvE '^(warning|error): checkpoint of step [0-9]+ not saved' "$work/err")" -eq 0 ]
 faulty FULL=optimizer.safetensors:1 $training --steps 4 --out "$work/late"
 check "only the save at the end, failing: exit code $status" [ "$status" -eq 1 ]
+# The lowest loss is that of step 5, whose save fails late: the next lowest is the best of what is there.
+SLOW=10
+export SLOW
+for ranks in 1 2; do
+    what="--keep-best, the save of the best fails, $ranks rank(s)" out=$work/failing$ranks
+    faulty FULL=optimizer.safetensors:1 $tiny --gpus $ranks --train "$work/text.txt" --val "$work/other.txt" --eval-every 5 --save-every 0 --keep-best --lr 1e-2 --steps 12 --out "$out"
+    check "$what: exit code $status" [ "$status" -eq 0 ]
+    check "$what: the lowest loss is its" [ "$(lowest "$out/log.jsonl")" = 5 ]
+    check "$what: said" grep -q '^warning: checkpoint of step 5 not saved: .*No space left' "$work/err"
+    check "$what: the next lowest stays" grep -q '"best_only": true' "$out/step_00000010/trainer_state.json"
+done
+unset SLOW
+out=$work/run
 
 # ---- a slow disk: training goes on while a checkpoint is written ----
 faulty SLOW=30 $training --steps 6 --save-every 2 --out "$work/slow"

@@ -1,7 +1,9 @@
 /* What --keep and --keep-best remove and what they never do, leftovers of dead saves, and room on the disk. */
+#include <math.h>
 #include <string.h>
 #include <sys/statvfs.h>
 #include "dev/test/run_folder.h"
+#include "llmc/checkpoint/checkpoint_directory.h"
 
 /* Bytes that the disk says are free; < 0: it does not say. */
 static int64_t fake_room = -1;
@@ -104,10 +106,15 @@ static void test_keep_best(void) {
     for (size_t i = 0; i < sizeof saves / sizeof *saves; i++)
         for (int k = 0; k < 2; k++) {
             const char *out = k ? "best_all" : "best_2";
+            if (i == 0) CHECK(isnan(checkpoint_lowest_loss(path_of(out), 99)), "%s: a loss of nothing", out);
             save_with_loss(path_of(out), saves[i].step, saves[i].val_loss, saves[i].best_only, k ? 0 : 2);
             CHECK(strcmp(steps_in(path_of(out)), saves[i].stay[k]) == 0, "%s, step %d: %s, expected %s", out,
                   saves[i].step, steps_in(path_of(out)), saves[i].stay[k]);
         }
+    const double before = checkpoint_lowest_loss(path_of("best_all"), 49);
+    const double lowest = checkpoint_lowest_loss(path_of("best_all"), 70);
+    CHECK(before == 1 && lowest == 0.5, "the lowest losses are %g and %g, expected 1 and 0.5", before,
+          lowest);
     CHECK(truncate(path_of("best_2/step_00000050/model.safetensors"), 9) == 0, "truncate");
     save_with_loss(path_of("best_2"), 80, 7, false, 1);
     CHECK(strcmp(steps_in(path_of("best_2")), "50 80") == 0, "a damaged one is not the best, nor goes: %s",

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <time.h>
 #include "llmc/base/checksum.h"
 #include "llmc/base/version.h"
 #include "safetensors.h"
@@ -258,10 +259,30 @@ static bool verify(const Manifest *m, const JsonValue *file, bool to_load, Error
                 where, expected->text, digits, hint);
 }
 
+static bool is_wanted(const JsonValue *file, bool with_optimizer) {
+    return with_optimizer || !json_equals(json_get(file, "name"), "optimizer.safetensors");
+}
+
 bool manifest_verify(const Manifest *m, bool with_optimizer, Error *err) {
-    for (const JsonValue *file = json_get(json_root(m->json), "files")->first; file; file = file->next) {
-        bool optimizer = json_equals(json_get(file, "name"), "optimizer.safetensors");
-        if ((with_optimizer || !optimizer) && !verify(m, file, !with_optimizer, err)) return false;
-    }
+    for (const JsonValue *file = json_get(json_root(m->json), "files")->first; file; file = file->next)
+        if (is_wanted(file, with_optimizer) && !verify(m, file, !with_optimizer, err)) return false;
     return true;
+}
+
+uint32_t manifest_stamp(const Manifest *m, bool with_optimizer) {
+    enum { CLOCK_STEP = 2 }; /* seconds: the coarsest of file systems */
+    char path[PATH_MAX];
+    struct stat info;
+    Error ignored;
+    uint32_t stamp = 0;
+    for (const JsonValue *file = json_get(json_root(m->json), "files")->first; file; file = file->next) {
+        if (!is_wanted(file, with_optimizer)) continue;
+        if (!path_join(path, m->directory, json_get(file, "name")->text, &ignored)) return 0;
+        if (stat(path, &info) || info.st_mtime + CLOCK_STEP >= time(NULL)) return 0;
+        const int64_t fields[] = {(int64_t)info.st_dev, (int64_t)info.st_ino, info.st_size,
+                                  info.st_mtim.tv_sec,  info.st_mtim.tv_nsec, info.st_ctim.tv_sec,
+                                  info.st_ctim.tv_nsec};
+        stamp = crc32c(stamp, fields, sizeof fields);
+    }
+    return stamp;
 }

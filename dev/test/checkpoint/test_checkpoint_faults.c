@@ -8,6 +8,7 @@
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <pthread.h>
 #include "llmc/base/files.h"
 #include "llmc/cpu/parallel.h"
@@ -59,10 +60,13 @@ static void unsync_parent(const char *path) {
     if (stat(parent, &info) == 0) set_synced(info.st_ino, false);
 }
 
+static int n_read; /* openings of a file of optimizer states to read it */
+
 /* These take the place of the C library's for the whole program. */
 int open(const char *path, int flags, ...) {
     if ((flags & O_CREAT) && hit()) return -1;
     if (flags & O_CREAT) unsync_parent(path);
+    n_read += !(flags & O_CREAT) && strstr(path, "optimizer.safetensors");
     return (int)syscall(SYS_openat, AT_FDCWD, path, flags, 0644);
 }
 
@@ -386,6 +390,40 @@ static void test_faults(int64_t step) {
             if (!survives(step, faults[k].kind, at, faults[k].error)) return;
 }
 
+/* All files of a checkpoint are as old as that. */
+static void age(const char *checkpoint, int seconds) {
+    const struct timespec now = {.tv_sec = time(NULL) - seconds}, times[2] = {now, now};
+    char **names, path[600];
+    int n;
+    Error err = {0};
+    if (!CHECK(directory_list(checkpoint, "", &names, &n, &err), "%s", err.text)) return;
+    for (int i = 0; i < n; i++) {
+        snprintf(path, sizeof path, "%s/%s", checkpoint, names[i]);
+        CHECK(utimensat(AT_FDCWD, path, times, 0) == 0, "the times of %s", path);
+    }
+    names_free(names, n);
+}
+
+/* Found and loaded, a file is read twice; once more where it is too young to tell, or was written in between. */
+static void test_reads(void) {
+    const char *const checkpoint = "reads/step_00000001";
+    char path[256];
+    TrainerState state = {0};
+    Error err = {0};
+    CHECK(save(path_of("reads"), 1, 1, 0, &err), "%s", err.text);
+    for (int young = 0; young < 2; young++) {
+        age(path_of(checkpoint), young ? 0 : 60);
+        n_read = 0;
+        CHECK(newest_seed(path_of("reads")) == 1 && n_read == 2 + young, "%s files are read %d times",
+              young ? "young" : "old", n_read);
+    }
+    age(path_of(checkpoint), 60);
+    CHECK(find_quietly(path_of("reads"), path, &err), "%s", err.text);
+    flip_bit(path_of("reads/step_00000001/optimizer.safetensors"), 50000);
+    CHECK(!checkpoint_resume(path, &model, &state, &err) && strstr(err.text, "damaged"),
+          "damaged once it was found: %s", err.text);
+}
+
 /* After a save, every file, its directory and the run's folder have been synced since their last change. */
 static void test_durable(void) {
     char **names, path[600];
@@ -412,6 +450,7 @@ int main(void) {
     test_damage();
     test_tensor_named();
     test_all_damaged();
+    test_reads();
     test_unwritable();
     test_full_disk();
     test_faults(2);

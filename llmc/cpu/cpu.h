@@ -12,6 +12,11 @@ static inline float cpu_clip_scale(const StepStats *stats, float clip) {
     return clip > 0 && stats->grad_norm > clip ? clip / stats->grad_norm : 1;
 }
 
+/* device.c */
+/* Lowers both to what a cgroup of version 2 allows, a container say, by the files in its folder: memory.max, of which
+ * memory.current is taken, less the files' pages in it, which the kernel gives back. Where there is no limit they stay. */
+void cpu_limit_memory(const char *cgroup, size_t *free_bytes, size_t *total_bytes);
+
 /* layernorm.c */
 size_t cpu_layernorm_scratch_bytes(const OpShape *shape); /* 2 C floats for each of 64 chunks of rows */
 

@@ -10,7 +10,7 @@
 #include "parallel.h"
 #include "vec.h"
 
-enum { ALIGNMENT = 256 };
+enum { ALIGNMENT = 256, PATH_BYTES = 1024 };
 
 /* The value of the first line "KEY : value" or "KEY: value" of a file in /proc; false where there is none. */
 static bool proc_value(const char *path, const char *key, char *value, size_t size) {
@@ -33,6 +33,53 @@ static bool cpu_open(int index, Error *err) {
     return true;
 }
 
+/* The number that a file of a cgroup is; false for "max", and where there is none. */
+static bool cgroup_value(const char *cgroup, const char *name, size_t *value) {
+    char path[PATH_BYTES];
+    snprintf(path, sizeof path, "%s/%s", cgroup, name);
+    FILE *file = fopen(path, "r");
+    if (!file) return false;
+    const bool found = fscanf(file, "%zu", value) == 1;
+    fclose(file);
+    return found;
+}
+
+static size_t cgroup_file_pages(const char *cgroup) {
+    char path[PATH_BYTES], key[64];
+    size_t value, sum = 0;
+    snprintf(path, sizeof path, "%s/memory.stat", cgroup);
+    FILE *file = fopen(path, "r");
+    if (!file) return 0;
+    while (fscanf(file, "%63s %zu", key, &value) == 2)
+        if (strcmp(key, "inactive_file") == 0 || strcmp(key, "active_file") == 0) sum += value;
+    fclose(file);
+    return sum;
+}
+
+void cpu_limit_memory(const char *cgroup, size_t *free_bytes, size_t *total_bytes) {
+    size_t limit, taken;
+    if (!cgroup_value(cgroup, "memory.max", &limit)) return;
+    if (!cgroup_value(cgroup, "memory.current", &taken)) taken = 0;
+    const size_t file_pages = cgroup_file_pages(cgroup);
+    taken -= file_pages < taken ? file_pages : taken;
+    const size_t left = limit > taken ? limit - taken : 0;
+    if (limit < *total_bytes) *total_bytes = limit;
+    if (left < *free_bytes) *free_bytes = left;
+}
+
+/* Of this process's cgroup and of those above it; in a container its own is the root. */
+static void limit_by_cgroups(size_t *free_bytes, size_t *total_bytes) {
+    static const char root[] = "/sys/fs/cgroup";
+    char own[512], path[sizeof root + sizeof own], *end;
+    if (!proc_value("/proc/self/cgroup", "0::", own, sizeof own)) return;
+    snprintf(path, sizeof path, "%s%s", root, own + 1); /* ":/PATH" */
+    do {
+        cpu_limit_memory(path, free_bytes, total_bytes);
+        end = strrchr(path + strlen(root), '/');
+        if (end) *end = 0;
+    } while (end);
+}
+
 static void cpu_memory_info(size_t *free_bytes, size_t *total_bytes) {
     size_t page = (size_t)sysconf(_SC_PAGESIZE);
     *total_bytes = (size_t)sysconf(_SC_PHYS_PAGES) * page;
@@ -40,6 +87,7 @@ static void cpu_memory_info(size_t *free_bytes, size_t *total_bytes) {
     char kilobytes[64];
     if (proc_value("/proc/meminfo", "MemAvailable", kilobytes, sizeof kilobytes))
         *free_bytes = (size_t)strtoull(kilobytes, NULL, 10) * 1024;
+    limit_by_cgroups(free_bytes, total_bytes);
 }
 
 /* The kernel hands out address space that it cannot back and kills the process later, so what is free now

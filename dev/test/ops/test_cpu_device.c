@@ -1,13 +1,30 @@
 /* The CPU as a device: free memory as the kernel says it, no memory that is not there, a peak that the products do not pass;
  * and standard attention where every score is far below zero. */
+#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 #include "llmc/base/clock.h"
 #include "llmc/cpu/cpu.h"
 #include "llmc/cpu/matmul.h"
 #include "llmc/cpu/parallel.h"
 #include "llmc/cpu/vec.h"
-#include "dev/test/check.h"
+#include "dev/test/folder.h"
+
+static bool in_container; /* as test_container() makes one in the test's folder */
+
+/* Takes the place of the C library's. */
+FILE *fopen(const char *path, const char *mode) {
+    static const char own[] = "/proc/self/cgroup", cgroups[] = "/sys/fs/cgroup";
+    char other[600];
+    if (in_container && strcmp(path, own) == 0) path = path_of("own");
+    if (in_container && strncmp(path, cgroups, strlen(cgroups)) == 0) {
+        snprintf(other, sizeof other, "%s%s", folder, path + strlen(cgroups));
+        path = other;
+    }
+    const int fd = open(path, *mode == 'r' ? O_RDONLY : O_WRONLY | O_CREAT | O_TRUNC, 0600);
+    return fd < 0 ? NULL : fdopen(fd, mode);
+}
 
 /* MemAvailable of /proc/meminfo in bytes; 0: not there. */
 static double available_bytes(void) {
@@ -30,7 +47,8 @@ static void test_memory(void) {
         SKIP("no /proc/meminfo");
         return;
     }
-    CHECK((double)free_bytes >= 0.99 * low && (double)free_bytes <= 1.01 * high,
+    const bool limited = access("/sys/fs/cgroup/memory.max", F_OK) == 0; /* a container, say */
+    CHECK((limited || (double)free_bytes >= 0.99 * low) && (double)free_bytes <= 1.01 * high,
           "free: %zu, the kernel says %.0f to %.0f", free_bytes, low, high);
     CHECK(free_bytes <= total_bytes, "free: %zu of %zu", free_bytes, total_bytes);
     void *some = device_cpu.alloc(1000),
@@ -39,6 +57,53 @@ static void test_memory(void) {
     CHECK(!most, "more than is free was handed out");
     device_cpu.free(some);
     device_cpu.free(most);
+}
+
+/* What a container may have, of 900 bytes that are free of 1000. */
+static void test_limits(void) {
+    static const struct {
+        const char *max, *current, *stat; /* NULL: no such file */
+        size_t free, total;
+    } cases[] = {
+        {NULL,     "100\n",  NULL,                                                                900, 1000},
+        {"max\n",  "100\n",  NULL,                                                                900, 1000},
+        {"500\n",  NULL,     NULL,                                                                500, 500 },
+        {"500\n",  "100\n",  NULL,                                                                400, 500 },
+        {"500\n",  "400\n",  "anon 90\nfile 310\ninactive_file 200\nactive_file 100\nshmem 10\n", 400, 500 },
+        {"500\n",  "400\n",  "inactive_file 600\n",                                               500, 500 },
+        {"500\n",  "600\n",  "anon 600\n",                                                        0,   500 },
+        {"2000\n", "1500\n", NULL,                                                                500, 1000},
+        {"2000\n", "100\n",  NULL,                                                                900, 1000},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        size_t free_bytes = 900, total_bytes = 1000;
+        empty_folder();
+        if (cases[i].max) write_text(path_of("memory.max"), cases[i].max);
+        if (cases[i].current) write_text(path_of("memory.current"), cases[i].current);
+        if (cases[i].stat) write_text(path_of("memory.stat"), cases[i].stat);
+        cpu_limit_memory(folder, &free_bytes, &total_bytes);
+        CHECK(free_bytes == cases[i].free && total_bytes == cases[i].total,
+              "limit %zu: %zu of %zu free, expected %zu of %zu", i, free_bytes, total_bytes, cases[i].free,
+              cases[i].total);
+    }
+}
+
+/* The least of the process's cgroup and those above it. */
+static void test_container(void) {
+    static const char *const limited[] = {"memory.max", "a/memory.max", "a/b/memory.max"};
+    size_t free_bytes, total_bytes;
+    for (size_t i = 0; i < sizeof limited / sizeof *limited; i++) {
+        empty_folder();
+        CHECK(mkdir(path_of("a"), 0700) == 0 && mkdir(path_of("a/b"), 0700) == 0, "folders");
+        write_text(path_of("own"), "1:name=systemd:/\n0::/a/b\n");
+        write_text(path_of("a/b/memory.max"), "max\n");
+        write_text(path_of(limited[i]), "2000000\n");
+        in_container = true;
+        device_cpu.memory_info(&free_bytes, &total_bytes);
+        in_container = false;
+        CHECK(free_bytes == 2000000 && total_bytes == 2000000, "%s: %zu of %zu are free", limited[i],
+              free_bytes, total_bytes);
+    }
 }
 
 /* FLOP/s of a product of (N, N) matrices, the best of some. */
@@ -158,12 +223,16 @@ static void test_table(void) {
 }
 
 int main(void) {
+    if (!REQUIRE(mkdtemp(folder) != NULL, "mkdtemp")) return check_finish("cpu_device");
     test_exp();
     test_table();
     test_threads();
     test_timestamps();
     test_memory();
+    test_limits();
+    test_container();
     test_peak();
     test_low_scores();
+    remove_tree(folder);
     return check_finish("cpu_device");
 }

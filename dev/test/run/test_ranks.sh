@@ -140,8 +140,9 @@ command_refuses '--gpus: torchrun started this process, as rank 1 of 2' env RANK
 # exchange FLAGS: what a plan for two GPUs says of NCCL.
 exchange() { ./train_gpt2cu --device cuda --train "$work/text.txt" --gpus 2 --memory "$@" | sed -n 's/^  exchange with other ranks *scratch *\([0-9.]* .iB\) .*/\1/p'; }
 if [ -x ./train_gpt2cu ]; then
-    light=$(exchange) heavy=$(NCCL_P2P_DISABLE=1 exchange)
+    light=$(exchange --optimizer adamw) heavy=$(NCCL_P2P_DISABLE=1 exchange --optimizer adamw) muon=$(exchange)
     check "--memory: NCCL takes less beside copies: $light, $heavy" [ "$light" = '577.0 MiB' -a "$heavy" = '1.3 GiB' ]
+    check "--memory: Muon, the default, exchanges whole layers: $muon" [ "$muon" = '1.3 GiB' ]
     check "--memory: Muon exchanges more" [ "$(exchange --optimizer muon)" = "$heavy" ]
 fi
 if ! nvidia-smi -L >/dev/null 2>&1 && [ -x ./train_gpt2cu ]; then

@@ -1,5 +1,6 @@
 /* The optimizer: which tensors decay, and that a step made in parts, as ranks with a shard each make it, is the step. */
 #include "dev/test/tiny_model.h"
+#include "llmc/model/gpt2_pass.h"
 
 static const UpdateArgs args = {
     .step = 1, .lr = 0.01f, .beta1 = 0.9f, .beta2 = 0.95f, .eps = 1e-8f, .weight_decay = 0.5f, .clip = 0.01f};
@@ -105,7 +106,26 @@ static void test_memory(void) {
     CHECK(of_two >= all / 2 && of_two < all, "of two ranks: momentum %zu bytes of %zu", of_two, all);
 }
 
-/* With Muon a step is the same however few blocks the workspace holds at a time. */
+enum { UNTOUCHED = 0x5a };
+
+static size_t logits_bytes(const GPT2 *model) {
+    return activation_bytes(&model->activations[ACT_LOGITS], &model->options);
+}
+
+/* Two blocks at once no more; what lies behind is marked. */
+static void halve_workspace(GPT2 *model) {
+    Activation *logits = &model->activations[ACT_LOGITS];
+    logits->elems /= 2;
+    memset(logits->data + logits_bytes(model), UNTOUCHED, logits_bytes(model));
+}
+
+static bool is_untouched(const char *bytes, size_t n) {
+    size_t i = 0;
+    while (i < n && bytes[i] == UNTOUCHED) i++;
+    return i == n;
+}
+
+/* With Muon a step is the same however few blocks the workspace holds at a time, and nothing is written behind it. */
 static void test_rounds(void) {
     GPT2Options options = {.B = 1, .T = 8, .training = true, .optimizer = OPTIMIZER_MUON};
     int32_t tokens[9];
@@ -120,11 +140,14 @@ static void test_rounds(void) {
         gpt2_reset_optimizer(&models[i]);
         gpt2_begin_step(&models[i], 1);
         gpt2_micro_step(&models[i], tokens, tokens + 1, 1, 8, 1);
-        if (i == 1) models[i].activations[ACT_LOGITS].elems /= 2; /* two blocks at once no more */
+        if (i == 1) halve_workspace(&models[i]);
         gpt2_update(&models[i], &update);
     }
     CHECK(memcmp(models[0].master, models[1].master, (size_t)models[0].n_elements * sizeof(float)) == 0,
           "Muon: one block at a time has other bits than two");
+    const Activation *logits = &models[1].activations[ACT_LOGITS];
+    CHECK(is_untouched(logits->data + logits_bytes(&models[1]), logits_bytes(&models[1])),
+          "Muon: a step writes behind its workspace");
     for (int i = 0; i < 2; i++) gpt2_close(&models[i]);
 }
 

@@ -107,7 +107,6 @@ static void test_orthogonalise(int rows, int cols, PolynomialId polynomial, bool
     enum { BLOCKS = 2, GAP = 24 };
     const int n = rows * cols, stride = 2 * (n + GAP);
     Buffer x = filled(BLOCKS * stride, 0.01, 0);
-    if (zero) memset(x.f, 0, (size_t)n * sizeof *x.f);
     double *matrix = calloc((size_t)n, sizeof *matrix);
     const size_t scratch_bytes = orthogonalise_scratch_bytes(rows, cols, DTYPE_F32);
     OrthogonaliseArgs args = {
@@ -124,6 +123,7 @@ static void test_orthogonalise(int rows, int cols, PolynomialId polynomial, bool
         .scratch = malloc(scratch_bytes),
         .scratch_bytes = scratch_bytes
     };
+    if (zero) memset(x.f + args.offsets[0], 0, (size_t)n * sizeof *x.f);
     to_double(x);
     for (int b = 0; b < BLOCKS; b++)
         for (int k = 0; k < 2; k++) {

@@ -7,7 +7,7 @@ test=elastic
 . dev/test/user.sh
 
 make_text 200
-flags="--layers 2 --heads 2 --channels 32 --seq 16 --batch 1 --tokens-per-step 192 --steps 4 --save-every 2 --eval-every 0 --eval-batches 1
+flags="--heads 2 --channels 32 --seq 16 --batch 1 --tokens-per-step 192 --steps 4 --save-every 2 --eval-every 0 --eval-batches 1
     --warmup 0 --seed 7 --train $work/text.txt --sample-tokens 0"
 # same A B: two checkpoints with equal weights and states, byte for byte.
 same() { cmp -s "$1/model.safetensors" "$2/model.safetensors" && cmp -s "$1/optimizer.safetensors" "$2/optimizer.safetensors"; }
@@ -22,19 +22,19 @@ goes_on() {
 }
 
 for n in 1 2 3 4; do
-    run $flags --reproducible 12 --gpus $n --out "$work/by_$n"
+    run $flags --layers 2 --reproducible 12 --gpus $n --out "$work/by_$n"
     check "$n ranks: exit code $status" [ "$status" -eq 0 ]
 done
 for m in 1 2 3 4; do
     for n in 1 2 3 4; do
-        goes_on $m $n --reproducible 12
+        goes_on $m $n --layers 2 --reproducible 12
         check "saved by $m, resumed by $n: the weights of a run that went through" same "$work/${m}_$n/step_00000004" "$work/by_1/step_00000004"
     done
 done
 rm -r "$work"/?_? "$work"/by_?
 
-# Of two blocks, one a rank; with three ranks one has none.
-muon="--optimizer muon --reproducible 12 --lr 0.01"
+# Of three blocks, one a rank; of two ranks the first has two, of four one has none.
+muon="--layers 3 --optimizer muon --reproducible 12 --lr 0.01"
 for n in 1 3; do
     run $flags $muon --gpus $n --out "$work/by_$n"
     check "Muon, $n ranks: exit code $status" [ "$status" -eq 0 ]
@@ -47,20 +47,20 @@ for pair in "1 2" "3 1" "3 4"; do
 done
 # states PREFIX: tensors whose names begin so.
 states() { grep -ao "\"$1\.[a-z0-9._]*\"" "$work/by_1/step_00000004/optimizer.safetensors" | wc -l; }
-check "Muon: momentum of 8 matrices, moments of 20 other tensors" [ "$(states momentum) $(states m) $(states v)" = "8 20 20" ]
+check "Muon: momentum of 12 matrices, moments of 28 other tensors" [ "$(states momentum) $(states m) $(states v)" = "12 28 28" ]
 rm -r "$work/by_1/step_00000004"
-run $flags --reproducible 12 --out "$work/by_1" --resume --optimizer adamw
+run $flags --layers 3 --reproducible 12 --out "$work/by_1" --resume --optimizer adamw
 refused "another optimizer" '--resume: .*step_00000002: expected the states of --optimizer adamw, found those of muon; hint: --optimizer muon, or '
 rm -r "$work"/?_? "$work"/by_?
 
-run $flags --gpus 3 --out "$work/by_3"
+run $flags --layers 2 --gpus 3 --out "$work/by_3"
 check "3 ranks, any order: exit code $status" [ "$status" -eq 0 ]
-goes_on 3 3
+goes_on 3 3 --layers 2
 check "3 ranks, any order: resumed by as many, the same weights" same "$work/3_3/step_00000004" "$work/by_3/step_00000004"
 
 # A disk that fails in the middle of a save leaves no rank waiting.
 if [ -w /dev/full ]; then
-    (ulimit -f 40 && exec "$program" --device cpu $flags --gpus 3 --out "$work/small") >"$work/out" 2>"$work/err" </dev/null
+    (ulimit -f 40 && exec "$program" --device cpu $flags --layers 2 --gpus 3 --out "$work/small") >"$work/out" 2>"$work/err" </dev/null
     status=$?
     check "files of 20 KB at most: exit code $status, expected 1" [ "$status" -eq 1 ]
     check "files of 20 KB at most: the save is what failed" grep -q 'not saved' "$work/err"

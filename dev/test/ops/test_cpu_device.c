@@ -130,8 +130,8 @@ static void test_peak(void) {
 #else
     const char *how = "";
     double peak = 0, rate = 0;
-    for (int i = 0; i < 24 && (i < 4 || rate > 1.05 * peak);
-         i++) { /* a busy machine disturbs the one or the other */
+    /* Other programs disturb the one or the other: again, until it holds. */
+    for (int i = 0; i < 24 && (i < 4 || rate > 1.05 * peak); i++) {
         const double p = device_cpu.peak_flops(DTYPE_F32, &how), r = product_rate(512);
         peak = p > peak ? p : peak;
         rate = r > rate ? r : rate;

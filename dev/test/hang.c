@@ -4,13 +4,16 @@
 #include <dlfcn.h>
 #include <pthread.h>
 #include <signal.h>
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
 static pthread_t trains;
-static bool is_known;
+static bool
+    is_begun; /* before the first thread begins: it makes threads, too, maybe before its creator goes on */
+static atomic_bool is_known;
 
 static int create(pthread_t *thread, const pthread_attr_t *attr, void *(*run)(void *), void *argument) {
     int (*real)(pthread_t *, const pthread_attr_t *, void *(*)(void *), void *) =
@@ -20,8 +23,11 @@ static int create(pthread_t *thread, const pthread_attr_t *attr, void *(*run)(vo
 }
 
 int pthread_create(pthread_t *thread, const pthread_attr_t *attr, void *(*run)(void *), void *argument) {
+    const bool is_first = !is_begun;
+    is_begun = true;
     const int status = create(thread, attr, run, argument);
-    if (!is_known) trains = *thread;
+    if (!is_first) return status;
+    trains = *thread;
     is_known = true;
     return status;
 }
@@ -31,7 +37,7 @@ static void hang(int signal_number) {
 }
 
 static void *wait_for_file(void *path) {
-    while (access(path, F_OK) != 0) usleep(10000);
+    while (access(path, F_OK) != 0 || !is_known) usleep(10000);
     pthread_kill(trains, SIGUSR2);
     return NULL;
 }

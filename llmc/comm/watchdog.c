@@ -54,7 +54,8 @@ static struct Watchdog {
     int n_peers;
     atomic_uint phase;
     _Atomic int64_t step;
-    _Atomic int64_t progress;      /* steps and batches of validations done */
+    _Atomic int64_t progress; /* steps, batches of validations and tokens done */
+    atomic_bool waits_for_disk;
     _Atomic(const char *) out;     /* where checkpoints go; NULL: nowhere */
     _Atomic int64_t saved;         /* the step of the newest */
     int64_t all_progress;          /* on rank 0: of all ranks */
@@ -232,6 +233,19 @@ static _Noreturn void end_stuck(double seconds) {
     end_run(line, EXIT_RUN);
 }
 
+/* A thread prints just now: where that lasts, nobody reads it (ctrl-S, a pager). */
+static bool is_printing(FILE *out) {
+    if (ftrylockfile(out) != 0) return true;
+    funlockfile(out);
+    return false;
+}
+
+/* Whether rank 0 has nothing but its GPU and the other ranks to wait for. */
+static bool is_judged(void) {
+    return dog.phase != PHASE_START && dog.phase != PHASE_END && !dog.waits_for_disk &&
+           !is_printing(stdout) && !is_printing(stderr);
+}
+
 /* Of all ranks together: they wait for each other, so where one hangs none gets on. */
 static void check_progress(double t) {
     const bool in_step = dog.phase == PHASE_STEP;
@@ -239,7 +253,7 @@ static void check_progress(double t) {
     for (int i = 0; i < dog.n_peers; i++) all += dog.peers[i].progress;
     const double since = t - dog.moved_at;
     if (all != dog.all_progress && in_step && since > dog.longest_step) dog.longest_step = since;
-    if (all != dog.all_progress || !(in_step || dog.phase == PHASE_VALIDATION)) dog.moved_at = t;
+    if (all != dog.all_progress || !is_judged()) dog.moved_at = t;
     dog.all_progress = all;
     if (dog.longest_step > 0 && t - dog.moved_at > watchdog_seconds_stuck + LONGEST_STEPS * dog.longest_step)
         end_stuck(since);
@@ -317,6 +331,10 @@ void watchdog_set(WatchPhase phase, int64_t step) {
 
 void watchdog_progress(void) {
     dog.progress++;
+}
+
+void watchdog_waits_for_disk(bool waits) {
+    dog.waits_for_disk = waits;
 }
 
 void watchdog_set_saved(const char *out, int64_t step) {

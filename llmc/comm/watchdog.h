@@ -18,16 +18,18 @@ typedef enum {
 /* How long a rank may say nothing: 8, which is less than it takes to lose patience and more than a busy host needs. Tests
  * have a shorter time. */
 extern double watchdog_seconds_silent;
-/* How long no rank may get anything done in a step or a validation, behind the first step: this, 60, and ten times the
- * longest step. LLMC_STUCK_SECONDS sets it. */
+/* How long no rank may get anything done, behind the first step and before the end: this, 60, and ten times the longest
+ * step; what rank 0's disk and terminal take does not count. LLMC_STUCK_SECONDS sets it. */
 extern double watchdog_seconds_stuck;
 
 /* From here to watchdog_stop() die() is watchdog_die(). Does nothing where a process is alone. */
 bool watchdog_start(Rendezvous *r, Error *err);
 /* What this rank is doing: called by the main thread at each change; a store, no lock. */
 void watchdog_set(WatchPhase phase, int64_t step);
-/* This rank has got a step, or a batch of a validation, done: called by the main thread; an addition, no lock. */
+/* This rank has got a step, a batch of a validation or a token done: called by the main thread; an addition, no lock. */
 void watchdog_progress(void);
+/* Around what waits for this rank's disk, however long that takes: called by the main thread. */
+void watchdog_waits_for_disk(bool waits);
 /* What a line about a lost run ends with: the newest whole checkpoint, in `out`, kept by the caller, is of this step, or
  * there is none: -1. Rank 0, which saves, tells the other ranks at once. */
 void watchdog_set_saved(const char *out, int64_t step);

@@ -12,6 +12,7 @@
 #include <time.h>
 #include <unistd.h>
 #include "llmc/base/terminal.h"
+#include "llmc/comm/watchdog.h"
 
 /* ---- one line ---- */
 
@@ -20,7 +21,9 @@
 static void finish_line(RunLog *run, JsonWriter *w) {
     json_end_object(w);
     json_append(w, "\n", 1);
+    watchdog_waits_for_disk(true);
     bool written = !w->failed && file_write_all(run->fd, w->data, w->length);
+    watchdog_waits_for_disk(false);
     if (written) {
         run->bytes += (int64_t)w->length;
     } else {

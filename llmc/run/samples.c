@@ -42,6 +42,7 @@ static void end_shown(Texts *texts) {
 static void take_text(int sample, const char *bytes, size_t n, void *user) {
     Texts *texts = user;
     Text *text = &texts->all[sample];
+    watchdog_progress();
     text->ended = n == 0;
     if (sample == texts->shown) console_text(texts->console, bytes, n);
     while (texts->shown < texts->n && texts->all[texts->shown].ended) {

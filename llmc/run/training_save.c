@@ -32,7 +32,9 @@ bool training_take_retry(Training *t, int64_t step) {
 /* Waits for the thread. */
 static bool end_background(Training *t) {
     BackgroundSave *b = &t->saving.background;
+    watchdog_waits_for_disk(true);
     pthread_join(b->thread, NULL);
+    watchdog_waits_for_disk(false);
     b->running = false;
     record(t, b->state.step, b->ok, b->err.text, b->seconds);
     return b->ok;
@@ -125,8 +127,10 @@ static bool save_from_snapshot(Training *t, const SaveOptions *options, Error *e
 static bool save_at_once(Training *t, const SaveOptions *options, Error *err) {
     const bool leads = ranks_leads(t->run->comm->ranks);
     const double begun = clock_seconds();
+    watchdog_waits_for_disk(true); /* in between for the GPUs, too: who waits for which is not known here */
     const bool ok =
         checkpoint_share(&t->run->model, !leads || write_checkpoint(t->run, &t->state, options, err));
+    watchdog_waits_for_disk(false);
     if (!ok && !leads) fail_of_rank_0(t, err);
     record(t, t->state.step, ok, err->text, clock_seconds() - begun);
     return ok;
@@ -135,7 +139,10 @@ static bool save_at_once(Training *t, const SaveOptions *options, Error *err) {
 /* Rank 0 decides. */
 static SaveWay choose_way(Training *t, bool overlap, Error *err) {
     bool moved;
-    if (!setup_follow_output(t->run, &moved, err)) return SAVE_REFUSED;
+    watchdog_waits_for_disk(true);
+    const bool ok = setup_follow_output(t->run, &moved, err);
+    watchdog_waits_for_disk(false);
+    if (!ok) return SAVE_REFUSED;
     if (moved) log_follow(&t->log);
     if (!snapshot_is_open(&t->run->snapshot)) return SAVE_AT_ONCE;
     return overlap ? SAVE_IN_BACKGROUND : SAVE_FROM_SNAPSHOT;

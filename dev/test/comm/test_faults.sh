@@ -73,9 +73,16 @@ suspend() {
     wait $parent
     echo $? >"$work/suspended.status"
 }
-# These take ten seconds, and wait; the faults below come meanwhile.
+# wait_for_disk: a save takes nine seconds, many thousand steps, and the next one waits for it: no rank hangs.
+wait_for_disk() {
+    SLOW=1000 LLMC_STUCK_SECONDS=1 LD_PRELOAD=$slows "$program" $tiny --steps 100 --gpus 3 --out "$work/slow" >"$work/slow.out" 2>"$work/slow.err" </dev/null
+    echo $? >"$work/slow.status"
+}
+# These take ten seconds and more, and wait; the faults below come meanwhile.
 for rank in 0 1 2; do disturb "stopped-$rank" STOP $rank 25 & done
 suspend &
+slows=$work/disk_faults.so
+${CC:-cc} -D_GNU_SOURCE -shared -fPIC -o "$slows" dev/test/disk_faults.c -ldl 2>"$work/err" && wait_for_disk &
 
 for rank in 0 1 2; do
     kill=1
@@ -146,5 +153,10 @@ check "suspended: nobody trains meanwhile" [ -f "$work/stood" ]
 check "suspended: goes on to the end" [ "$(cat "$work/suspended.status")" = 0 ]
 check "suspended: not a word of it" [ ! -s "$work/suspended.err" ]
 check "suspended: the same bits" [ "$(weights "$work/suspended")" = "$whole" ]
+if [ -f "$slows" ]; then
+    check "a slow disk: exit code $(cat "$work/slow.status")" [ "$(cat "$work/slow.status")" = 0 ]
+    check "a slow disk: not a word on stderr" [ ! -s "$work/slow.err" ]
+    check "a slow disk: it is slow" grep -qE '"checkpoint": "step_00000050", "seconds": ([789]|[0-9]{2})\.' "$work/slow/log.jsonl"
+fi
 for rank in 0 1 2; do judge "stopped-$rank" $rank 'no sign of life for 8 s: stopped, or its host is gone'; done
 finish

@@ -1,6 +1,7 @@
 /* Ranks as processes with socket pairs between them: killed, stopped, failing, suspended, ending in every order. What the
  * user sees: one line, exit codes, and how soon. */
 #include <poll.h>
+#include <pthread.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
@@ -155,10 +156,13 @@ static void test_killed(int rank) {
     CHECK(took < 2.5, "%s: %g s", what, took);
 }
 
-/* Steps that are shorter than the time between two beats: rank 0 is far ahead of what it heard. */
+/* Steps that are shorter than the time between two beats: rank 0 is far ahead of what it heard of rank 2. */
 static void take_short_steps(int rank) {
+    if (rank == 2) {
+        sleep_for(0.3);
+        raise(SIGKILL);
+    }
     watchdog_set(PHASE_STEP, 300);
-    if (rank == 2) raise(SIGKILL);
     work(rank);
 }
 
@@ -276,38 +280,76 @@ static void test_lost(void) {
           job.said);
 }
 
-/* Steps, until one does not end on rank 1: no rank goes on. */
+/* Steps, until what comes behind one does not end on rank 1: no rank goes on. */
+static WatchPhase stuck_in;
 static void get_stuck(int rank) {
-    for (int i = 0; i < 40 || rank != 1; i++) {
+    for (int i = 0; i < 40; i++) {
         watchdog_set(PHASE_STEP, 20 + i);
         sleep_for(0.02);
-        if (i < 40) watchdog_progress();
+        watchdog_progress();
     }
+    watchdog_set(stuck_in, 60);
     for (;;) sleep_for(1);
 }
 
-static void test_stuck(void) {
-    static const char begin[] = "error: in step ", middle[] = ": no rank has got anything done for ",
+static void test_stuck(WatchPhase in, const char *begin) {
+    static const char middle[] = ": no rank has got anything done for ",
                       end[] =
                           " s at most: a GPU or a link hangs; hint: nvidia-smi, or LLMC_STUCK_SECONDS where "
                           "it may take longer; the newest whole checkpoint is of step 5, in out\n";
     Job job;
     watchdog_seconds_stuck = 0.5;
+    stuck_in = in;
     start_job(&job, get_stuck);
     const double took = wait_for_job(&job, 0);
     end_job(&job);
     expect_codes(&job, EXIT_RUN, 0, "stuck");
     const size_t length = strlen(job.said);
-    CHECK(job.n_lines == 1 && !strncmp(job.said, begin, strlen(begin)) && strstr(job.said, middle) &&
-              length > strlen(end) && !strcmp(job.said + length - strlen(end), end),
+    CHECK(job.n_lines == 1 && !strncmp(job.said, begin, strlen(begin)) &&
+              !strncmp(job.said + strlen(begin), middle, strlen(middle)) && length > strlen(end) &&
+              !strcmp(job.said + length - strlen(end), end),
           "%d lines: %s", job.n_lines, job.said);
     CHECK(took > 0.8 + 0.5 && took < 6, "stuck: %g s", took);
 }
 
 /* ---- no fault ---- */
 
-/* No judgement before the first step has ended, in a save, where another rank gets on, nor in a step that takes some times
- * as long as those before. */
+static void *read_late(void *from) {
+    char bytes[4096];
+    sleep_for(2.5);
+    while (read(*(int *)from, bytes, sizeof bytes) > 0) continue;
+    return NULL;
+}
+
+/* More than a pipe holds, whose reader comes late. */
+static void print_to_nobody(void) {
+    pthread_t reader;
+    int ends[2];
+    const int out = dup(1);
+    if (out < 0 || pipe(ends) != 0 || dup2(ends[1], 1) < 0) _exit(99);
+    if (pthread_create(&reader, NULL, read_late, &ends[0]) != 0) _exit(99);
+    for (int i = 0; i < 100; i++) print_line(stdout, "%01000d", 0);
+    fflush(stdout);
+    dup2(out, 1);
+    close(ends[1]);
+    pthread_join(reader, NULL);
+}
+
+/* Nor while nobody reads what rank 0 prints. */
+static void take_time_to_print(int rank) {
+    for (int i = 0; i < 20; i++) {
+        sleep_for(0.02);
+        watchdog_progress();
+    }
+    if (rank == 0)
+        print_to_nobody();
+    else
+        sleep_for(2.5);
+    watchdog_stop();
+}
+
+/* No judgement before the first step has ended, while rank 0 waits for its disk, where another rank gets on, nor in a step
+ * that takes some times as long as those before. */
 static void take_time(int rank) {
     sleep_for(0.8);
     for (int i = 0; i < 20; i++) {
@@ -315,7 +357,9 @@ static void take_time(int rank) {
         watchdog_progress();
     }
     watchdog_set(PHASE_SAVE, 30);
+    watchdog_waits_for_disk(rank == 0);
     sleep_for(2.5);
+    watchdog_waits_for_disk(false);
     watchdog_set(PHASE_STEP, 31);
     for (int i = 0; i < 10; i++) {
         sleep_for(0.25);
@@ -325,10 +369,10 @@ static void take_time(int rank) {
     watchdog_stop();
 }
 
-static void test_takes_time(void) {
+static void test_takes_time(void (*body)(int rank)) {
     Job job;
     watchdog_seconds_stuck = 0.5;
-    start_job(&job, take_time);
+    start_job(&job, body);
     wait_for_job(&job, 0);
     end_job(&job);
     expect_codes(&job, 0, 0, "ranks that take their time");
@@ -393,8 +437,10 @@ int main(void) {
     BESIDE(test_short_steps());
     BESIDE(test_blocked_output());
     BESIDE(test_lost());
-    BESIDE(test_stuck());
-    BESIDE(test_takes_time());
+    BESIDE(test_stuck(PHASE_STEP, "error: in step 60"));
+    BESIDE(test_stuck(PHASE_SAVE, "error: in the save of step 60"));
+    BESIDE(test_takes_time(take_time));
+    BESIDE(test_takes_time(take_time_to_print));
     for (int i = 0; i < 6; i++) BESIDE(test_ends(orders[i], 0.05, work));
     BESIDE(test_ends(orders[3], SILENT + 0.5, work));
     BESIDE(test_ends(orders[3], SILENT + 0.5, work_and_linger));

@@ -220,7 +220,7 @@ class Ends(Common):
 
     def test_sigterm(self):
         program = ("import sys, time; sys.path.insert(0, %r); import common\ndef main():\n    try:\n        print('ready', flush=True)\n"
-                   "        time.sleep(60)\n    finally:\n        print('closed', flush=True)\ncommon.run(main)")
+                   "        while True: time.sleep(0.01)\n    finally:\n        print('closed', flush=True)\ncommon.run(main)")
         process = subprocess.Popen([sys.executable, "-B", "-c", program % DATA], text=True, stdout=subprocess.PIPE,
                                    stderr=subprocess.PIPE)
         self.assertEqual(process.stdout.readline(), "ready\n")

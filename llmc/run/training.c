@@ -120,7 +120,7 @@ static bool check_step(Training *t, int64_t step, const StepStats *stats, Error 
         return true;
     }
     console_note(&t->console, "step %lld: loss %g, gradient norm %g: update skipped, weights untouched",
-                 (long long)step, unsigned_nan(stats->loss), unsigned_nan(stats->grad_norm));
+                 (long long)step, stats->loss, stats->grad_norm);
     if (t->bad_in_a_row < MAX_BAD_STEPS) return true;
     t->untrusted = true;
     divergence_hint(t, hint, sizeof hint);
@@ -171,7 +171,7 @@ static bool report_step(Training *t, const QueuedStep *q, Error *err) {
     t->result_read = ended;
     t->seconds_training += seconds;
     t->step_seconds = seconds;
-    t->train_loss = unsigned_nan(stats.loss);
+    t->train_loss = stats.loss;
     t->state.n_skipped = stats.n_skipped;
     t->stop_agreed = t->stop_agreed || stats.stop;
     t->save_agreed = t->save_agreed || stats.save;
@@ -181,7 +181,7 @@ static bool report_step(Training *t, const QueuedStep *q, Error *err) {
         .step = q->step,
         .loss = t->train_loss,
         .lr = q->lr,
-        .norm = unsigned_nan(stats.grad_norm),
+        .norm = stats.grad_norm,
         .ms = seconds * 1e3,
         .tokens_per_second = rate,
         .mfu = training_mfu(t, rate * q->flops_per_token),

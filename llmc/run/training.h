@@ -123,7 +123,7 @@ void training_tell_watchdog(const Training *t);
 /* What of the run is on the disk, for a message about what is not. Returns text. */
 const char *training_what_stands(const Training *t, char *text, size_t size);
 
-/* printf would show the sign that a NaN may have. */
+/* printf would show the sign that a NaN may have; those of StepStats have none. */
 static inline double unsigned_nan(double x) {
     return isnan(x) ? NAN : x;
 }

@@ -14,31 +14,87 @@
 #include "llmc/base/terminal.h"
 #include "llmc/comm/watchdog.h"
 
+/* ---- the file ---- */
+
+#define LOG_NAME "log.jsonl"
+
+static int open_to_append(int folder) {
+    return openat(folder, LOG_NAME, O_RDWR | O_CREAT | O_APPEND | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC, 0644);
+}
+
+/* A log that was rotated, removed or edited goes on in the file of its name. In the folder that is open: another of that
+ * name may be another run's. */
+static void follow_name(RunLog *run) {
+    struct stat held, named;
+    const bool is_there = fstatat(run->folder, LOG_NAME, &named, AT_SYMLINK_NOFOLLOW) == 0;
+    if (is_there ? !S_ISREG(named.st_mode) : errno != ENOENT) return;
+    if (is_there && fstat(run->fd, &held) == 0 && held.st_dev == named.st_dev && held.st_ino == named.st_ino)
+        return;
+    const int fd = open_to_append(run->folder);
+    if (fd < 0) return; /* the lines stay where they were */
+    close(run->fd);
+    run->fd = fd;
+}
+
+/* What a kill or a full disk left of a line ends here: what comes is a line of its own. */
+static void end_torn_line(const RunLog *run) {
+    const off_t end = lseek(run->fd, 0, SEEK_END);
+    char last = '\n';
+    if (end > 0 && pread(run->fd, &last, 1, end - 1) == 1 && last != '\n') file_write_all(run->fd, "\n", 1);
+}
+
 /* ---- one line ---- */
 
-/* Ends the object in w, appends it as one line, frees w. What a failed write left behind is cut off again, so
- * that a line written after space was made does not continue a torn one. */
-static void finish_line(RunLog *run, JsonWriter *w) {
-    json_end_object(w);
+/* What a failed write left behind is cut off again. */
+static bool append(const RunLog *run, const char *bytes, size_t n) {
+    const off_t end = lseek(run->fd, 0, SEEK_END);
+    if (file_write_all(run->fd, bytes, n)) return true;
+    const int reason = errno;
+    if (ftruncate(run->fd, end) == 0) errno = reason; /* else the next line ends it first */
+    return false;
+}
+
+static bool append_line(RunLog *run, const JsonWriter *w) {
+    follow_name(run);
+    end_torn_line(run);
+    const bool begins = run->header && lseek(run->fd, 0, SEEK_END) == 0;
+    return (!begins || append(run, run->header, strlen(run->header))) && append(run, w->data, w->length);
+}
+
+static void say_lost(RunLog *run, int reason) {
+    Error err;
+    if (run->is_asked) {
+        fail(&err, EXIT_RUN, "--out: %s: a line could not be written: %s", run->path, strerror(reason));
+        die(&err);
+    }
+    if (!run->n_lost++)
+        print_line(stderr, "warning: %s: a line could not be written: %s; the run goes on", run->path,
+                   strerror(reason));
+}
+
+static void say_recovered(RunLog *run) {
+    if (run->n_lost)
+        print_line(stderr, "warning: %s: lines are written again, %lld are missing", run->path,
+                   (long long)run->n_lost);
+    run->n_lost = 0;
+}
+
+static void put_line(RunLog *run, JsonWriter *w) {
     json_append(w, "\n", 1);
     watchdog_waits_for_disk(true);
-    bool written = !w->failed && file_write_all(run->fd, w->data, w->length);
+    const bool written = !w->failed && append_line(run, w);
+    const int reason = w->failed ? ENOMEM : errno;
     watchdog_waits_for_disk(false);
-    if (written) {
-        run->bytes += (int64_t)w->length;
-    } else {
-        int reason = w->failed ? ENOMEM : errno;
-        bool cut = ftruncate(run->fd, run->bytes) == 0;
-        Error err;
-        if (run->is_asked) {
-            fail(&err, EXIT_RUN, "--out: %s: a line could not be written: %s", run->path, strerror(reason));
-            die(&err);
-        }
-        if (!run->warned)
-            print_line(stderr, "warning: %s: a line could not be written%s: %s; the run goes on", run->path,
-                       cut ? "" : " and a part of it stays", strerror(reason));
-        run->warned = true;
-    }
+    if (written)
+        say_recovered(run);
+    else
+        say_lost(run, reason);
+}
+
+/* Ends the object in w, appends it as one line, frees w. */
+static void finish_line(RunLog *run, JsonWriter *w) {
+    json_end_object(w);
+    put_line(run, w);
     json_writer_free(w);
 }
 
@@ -153,7 +209,10 @@ static void write_header(RunLog *run, int64_t resumed_step, const LogHeader *hea
     json_write_string(&w, "val", header->val_data);
     json_write_int(&w, "first_step", resumed_step < 0 ? 0 : resumed_step);
     json_end_object(&w);
-    finish_line(run, &w);
+    json_end_object(&w);
+    put_line(run, &w);
+    run->header = w.failed ? NULL : strndup(w.data, w.length);
+    json_writer_free(&w);
 }
 
 /* ---- opening ---- */
@@ -254,23 +313,14 @@ static bool log_path(RunLog *run, const char *dir, Error *err) {
            fail(err, EXIT_INPUT, "path longer than %zu bytes", sizeof run->path);
 }
 
-static int open_to_append(const char *path) {
-    return open(path, O_RDWR | O_CREAT | O_APPEND | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC, 0644);
-}
-
-static bool open_end(RunLog *run, Error *err) {
-    run->fd = open_to_append(run->path);
-    if (run->fd < 0) return fail_path(run->path, "cannot be opened for writing", err);
-    run->bytes = lseek(run->fd, 0, SEEK_END);
-    run->is_open = true;
-    return true;
-}
-
-/* What a kill left of a line ends here: what comes is a line of its own. */
-static void end_torn_line(RunLog *run) {
-    char last = '\n';
-    if (run->bytes > 0 && pread(run->fd, &last, 1, run->bytes - 1) == 1 && last != '\n')
-        run->bytes += file_write_all(run->fd, "\n", 1);
+static bool open_end(RunLog *run, const char *dir, Error *err) {
+    run->folder = directory_open(dir, err);
+    run->fd = run->folder < 0 ? -1 : open_to_append(run->folder);
+    run->is_open = run->fd >= 0;
+    if (run->is_open) return true;
+    fail_path(run->path, "cannot be opened for writing", err);
+    if (run->folder >= 0) close(run->folder);
+    return false;
 }
 
 bool log_check(const char *dir, bool resumed, Error *err) {
@@ -284,8 +334,7 @@ bool log_check(const char *dir, bool resumed, Error *err) {
 bool log_append(RunLog *run, const char *dir, Error *err) {
     *run = (RunLog){0};
     if (!dir) return true;
-    if (!log_path(run, dir, err) || look_at(run->path, err) < 0 || !open_end(run, err)) return false;
-    end_torn_line(run);
+    if (!log_path(run, dir, err) || look_at(run->path, err) < 0 || !open_end(run, dir, err)) return false;
     run->is_asked = true;
     return true;
 }
@@ -298,20 +347,39 @@ bool log_open(RunLog *run, const char *dir, int64_t resumed_step, const LogHeade
     if (there < 0) return false;
     if (there && resumed_step >= 0 && !drop_later_lines(dir, run->path, resumed_step, err)) return false;
     if (there && resumed_step < 0 && !set_aside(dir, run->path, err)) return false;
-    if (!open_end(run, err)) return false;
+    if (!open_end(run, dir, err)) return false;
     write_header(run, resumed_step, header);
     return true;
 }
 
-void log_follow(RunLog *run) {
-    const int fd = run->is_open ? open_to_append(run->path) : -1;
-    if (fd < 0) return; /* the lines stay where they were */
+/* What the file lacks of the one before: all, or what was written after it was copied. */
+static void carry_over(int from, int to) {
+    enum { SAME = 256 };
+    char before[SAME], now[SAME], buffer[1 << 14];
+    off_t at = lseek(to, 0, SEEK_END);
+    const size_t n = at < SAME ? (size_t)at : SAME;
+    const bool follows = pread(from, before, n, at - (off_t)n) == (ssize_t)n &&
+                         pread(to, now, n, at - (off_t)n) == (ssize_t)n && memcmp(before, now, n) == 0;
+    ssize_t got;
+    while (follows && (got = pread(from, buffer, sizeof buffer, at)) > 0 &&
+           file_write_all(to, buffer, (size_t)got))
+        at += got;
+}
+
+void log_follow(RunLog *run, const char *dir) {
+    RunLog next = *run;
+    Error ignored;
+    if (!run->is_open || !open_end(&next, dir, &ignored)) return; /* the lines stay where they were */
+    carry_over(run->fd, next.fd);
     close(run->fd);
-    run->fd = fd;
-    run->bytes = lseek(fd, 0, SEEK_END);
+    close(run->folder);
+    *run = next;
 }
 
 void log_close(RunLog *run) {
     if (run->is_open) close(run->fd);
+    if (run->is_open) close(run->folder);
+    free(run->header);
+    run->header = NULL;
     run->is_open = false;
 }

@@ -45,11 +45,11 @@ typedef struct LogHeader {
 } LogHeader;
 
 typedef struct RunLog {
-    bool is_open; /* false: no log; every call is then a no-op */
-    int fd;
-    int64_t bytes;   /* length of the file up to the last whole line */
-    char path[1024]; /* DIR/log.jsonl */
-    bool warned;     /* a write failed and the user was told, once */
+    bool is_open;    /* false: no log; every call is then a no-op */
+    int fd, folder;  /* DIR/log.jsonl, and DIR: open */
+    char path[1024]; /* of it */
+    char *header;    /* its line, with which a new file begins; NULL: none */
+    int64_t n_lost;  /* lines since writes began to fail; the user was told, once */
     bool is_asked;   /* the lines are what the user asked for: a failed write ends the program */
 } RunLog;
 
@@ -62,8 +62,9 @@ bool log_check(const char *dir, bool resumed, Error *err);
 bool log_open(RunLog *run, const char *dir, int64_t resumed_step, const LogHeader *header, Error *err);
 /* Opens DIR/log.jsonl (NULL: no log) for lines behind those that are there; no header. */
 bool log_append(RunLog *run, const char *dir, Error *err);
-/* A full disk is a warning, once, on stderr; the run goes on, and no torn line stays in the file. Behind log_append it
- * ends the program: an evaluation leaves nothing else. */
+/* A full disk is a warning, once, on stderr, and another when lines are written again; the run goes on, and no torn line
+ * stays in the file. Behind log_append it ends the program: an evaluation leaves nothing else.
+ * Where the file was rotated or removed a new one of its name begins, with the header. */
 void log_step(RunLog *run, const StepReport *report);
 void log_val(RunLog *run, int64_t step, double val_loss);
 /* chosen (n_items): the ending that was chosen of each, a digit an item; NULL: they are left out. */
@@ -73,6 +74,6 @@ void log_sources(RunLog *run, int64_t step, const DataLoader *data, int64_t posi
 void log_sample(RunLog *run, int64_t step, const char *text, size_t length);
 void log_checkpoint(RunLog *run, int64_t step, double seconds);
 void log_failed_save(RunLog *run, int64_t step, const char *why);
-/* The folder is another one now (its path is the same): the lines to come go there. */
-void log_follow(RunLog *run);
+/* The folder is another one now (its path is the same): the lines to come go there, behind those that its log lacks. */
+void log_follow(RunLog *run, const char *dir);
 void log_close(RunLog *run);

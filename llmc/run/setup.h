@@ -18,6 +18,8 @@ typedef struct Output {
     bool alone;       /* false where the file system has no locks */
 } Output;
 
+enum { SIGNATURE = 64 };
+
 typedef struct Run {
     Settings settings;
     const Ops *ops;
@@ -43,10 +45,11 @@ typedef struct Run {
     size_t resident_at_start; /* on the CPU: of the process, then */
     bool output_locked;       /* run.lock in --out is ours: output is open */
     Output output;
-    bool cpu_instead; /* --device auto found no card, though the program could use one */
-    Comm *context;    /* with those among them that share its sequences out; NULL: whole sequences */
-    Comm planned;     /* stands for context in a memory plan */
-    Place place;      /* of this process, as the launcher says */
+    char signature[SIGNATURE]; /* what run.lock holds of this run, and of no other; "": nothing yet */
+    bool cpu_instead;          /* --device auto found no card, though the program could use one */
+    Comm *context;             /* with those among them that share its sequences out; NULL: whole sequences */
+    Comm planned;              /* stands for context in a memory plan */
+    Place place;               /* of this process, as the launcher says */
     Rendezvous rendezvous;
     Comm planned_ranks; /* comm, before the others are there */
     Comm *comm; /* with the ranks that train together; rank 0 prints, samples, logs, locks and saves */

@@ -5,6 +5,7 @@
 #include <string.h>
 #include <sys/file.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 #include "llmc/base/files.h"
 #include "llmc/base/terminal.h"
@@ -125,6 +126,23 @@ static bool lock_output(Run *run, int make, Error *err) {
     return err->exit_code == 0;
 }
 
+/* run.lock says whose folder it is: the run knows it again in a copy on another disk, or when its disk was away. */
+static void sign_output(Run *run) {
+    struct timespec now;
+    clock_gettime(CLOCK_REALTIME, &now);
+    if (!run->signature[0])
+        snprintf(run->signature, sizeof run->signature, "process %ld, begun %lld.%09ld\n", (long)getpid(),
+                 (long long)now.tv_sec, now.tv_nsec);
+    if (ftruncate(run->output.lock, 0) == 0) /* on a full disk the run does without */
+        file_write_all(run->output.lock, run->signature, strlen(run->signature));
+}
+
+static bool is_signed(const Run *run) {
+    char found[SIGNATURE];
+    const ssize_t n = run->output_locked ? pread(run->output.lock, found, sizeof found, 0) : 0;
+    return n > 0 && (size_t)n == strlen(run->signature) && memcmp(found, run->signature, (size_t)n) == 0;
+}
+
 bool setup_check_output(Run *run, Error *err) {
     const Settings *s = &run->settings;
     struct stat info;
@@ -180,6 +198,7 @@ static bool take_default(Run *run, Error *err) {
         !checkpoint_check_room(out, &run->config, run->settings.optimizer, &options, err))
         return false;
     if (run->output.alone) checkpoint_clean(out);
+    sign_output(run);
     unlinkat(run->output.folder, "log.1.jsonl", 0); /* the log of the run before takes its place */
     return true;
 }
@@ -231,6 +250,7 @@ bool setup_output(Run *run, Error *err) {
     /* Before the lock another run may have begun and ended in a new folder. */
     if (!run->checkpoint[0] && !refuse_used_output(s->out, err)) return false;
     if (run->output_locked) unlinkat(run->output.folder, MARK, 0); /* the user's from now on */
+    sign_output(run);
     clean_output(run);
     return check_room(run, err);
 }
@@ -242,19 +262,37 @@ static bool stands(const Run *run) {
            stat(run->settings.out, &named) == 0 && held.st_dev == named.st_dev && held.st_ino == named.st_ino;
 }
 
+/* The folder of that name: the run's own, as run.lock says, or a new one. */
+static bool take_named(Run *run, bool *own, Error *err) {
+    const char *out = run->settings.out;
+    if (!directory_make(out, err) || !lock_output(run, 0, err)) return false;
+    *own = is_signed(run);
+    if (!*own && !refuse_others_output(out, err)) {
+        setup_release_output(run);
+        return false;
+    }
+    if (!lock_output(run, O_CREAT, err)) return false;
+    if (!*own) sign_output(run);
+    return true;
+}
+
 bool setup_follow_output(Run *run, bool *moved, Error *err) {
     const char *out = run->settings.out;
     Error note;
+    bool own;
     *moved = false;
     if (stands(run)) return true;
     setup_release_output(run);
-    if (!directory_make(out, err) || !refuse_others_output(out, err) || !lock_output(run, O_CREAT, err))
-        return false;
+    if (!take_named(run, &own, err)) return false;
     if (settings_out_is_default(&run->settings) && !directory_has(out, MARK) &&
         !file_write(out, MARK, mark_text, strlen(mark_text), err))
         return false;
-    fail(&note, EXIT_RUN,
-         "--out %s: the folder is gone (moved, removed or unmounted); the run goes on in a new one", out);
+    fail(
+        &note, EXIT_RUN,
+        own ? "--out %s: the folder is another one (copied to another disk, or mounted anew) with this run's "
+              "files; the run goes on there"
+            : "--out %s: the folder is gone (moved, removed or unmounted); the run goes on in a new one",
+        out);
     warn(&note);
     return *moved = true;
 }

@@ -143,7 +143,7 @@ static SaveWay choose_way(Training *t, bool overlap, Error *err) {
     const bool ok = setup_follow_output(t->run, &moved, err);
     watchdog_waits_for_disk(false);
     if (!ok) return SAVE_REFUSED;
-    if (moved) log_follow(&t->log);
+    if (moved) log_follow(&t->log, t->run->settings.out);
     if (!snapshot_is_open(&t->run->snapshot)) return SAVE_AT_ONCE;
     return overlap ? SAVE_IN_BACKGROUND : SAVE_FROM_SNAPSHOT;
 }

@@ -199,6 +199,21 @@ for how in moved removed; do
     check "--out is $how: what was learned is saved" [ -n "$(ls -d "$work"/vanishing/step_*)" ]
     rm -rf "$work/vanishing"
 done
+# To another disk, with a link in its place: the run's own checkpoints are not taken for another run's.
+"$program" --device cpu $training --steps 100000000 --out "$work/moving" >"$work/out" 2>"$work/err" &
+child=$!
+await has_steps 3 "$work/moving/log.jsonl"
+kill -USR1 $child
+await eval 'grep -q "^saved step .* on request" "$work/out"'
+cp -R "$work/moving" "$work/other_disk" && rm -r "$work/moving" && ln -s other_disk "$work/moving"
+kill -TERM $child
+wait $child
+status=$?
+check "--out is copied to another disk: exit code $status" [ "$status" -eq 0 ]
+check "--out is copied to another disk: said" grep -qE '^warning: --out .*/moving: the folder is another one .* with this run.s files; the run goes on there' "$work/err"
+check "--out is copied to another disk: saved there" [ "$(ls -d "$work"/other_disk/step_* | wc -l)" -eq 2 ]
+last=$(sed -n 's/^stopped by a signal after step \([0-9]*\).*/\1/p' "$work/out")
+check "--out is copied to another disk: its log has all $last steps" [ "$(grep -c '"norm"' "$work/other_disk/log.jsonl")" = "$last" ]
 
 # ---- the best stays ----
 i=0

@@ -198,39 +198,106 @@ static void test_unwritable(void) {
     log_step(&run, &(StepReport){.step = 1}); /* a log that did not open takes no lines */
 }
 
-/* A file size limit stands for a full disk: write() fails in the middle of a line. */
+/* ---- a disk that is full, files that move ---- */
+
+/* A limit of file size stands for a full disk: write() fails in the middle of a line. */
+static void write_on_full_disk(RunLog *run, int64_t first, int64_t last) {
+    struct rlimit before, limit;
+    getrlimit(RLIMIT_FSIZE, &before);
+    limit = before;
+    limit.rlim_cur = (rlim_t)lseek(run->fd, 0, SEEK_END) + 20;
+    setrlimit(RLIMIT_FSIZE, &limit);
+    write_steps(run, first, last);
+    setrlimit(RLIMIT_FSIZE, &before);
+}
+
+/* Full, free, full and free again; between the two the log is copied elsewhere and cut to nothing, as logrotate does. */
 static void test_full_disk(void) {
     RunLog run;
     Error err = {0};
     LogHeader h = header();
-    int headers;
-    char path[128], warnings[4096] = "";
+    int headers, old_stderr = dup(2);
     remove(path_of("log.jsonl"));
     CHECK(log_open(&run, folder, -1, &h, &err), "%s", err.text);
-    write_steps(&run, 1, 1);
-    snprintf(path, sizeof path, "%s/stderr", folder);
     fflush(stderr);
-    int old_stderr = dup(2), captured = open(path, O_RDWR | O_CREAT | O_TRUNC, 0600);
-    struct rlimit old_limit, limit;
-    signal(SIGXFSZ, SIG_IGN);
-    getrlimit(RLIMIT_FSIZE, &old_limit);
-    limit = old_limit;
-    limit.rlim_cur = (rlim_t)run.bytes + 20;
-    dup2(captured, 2);
-    setrlimit(RLIMIT_FSIZE, &limit);
-    write_steps(&run, 2, 4);
-    setrlimit(RLIMIT_FSIZE, &old_limit);
-    dup2(old_stderr, 2);
-    close(old_stderr);
-    write_steps(&run, 5, 5); /* there is space again */
-    log_close(&run);
+    CHECK(freopen(path_of("stderr"), "w", stderr) != NULL, "stderr: %s", strerror(errno));
+    write_steps(&run, 1, 1);
+    write_on_full_disk(&run, 2, 4);
+    write_steps(&run, 5, 5);
     CHECK(count_lines("log.jsonl", 5, "loss", &headers) == 1, "the log goes on");
     CHECK(count_lines("log.jsonl", 3, "loss", &headers) == 0, "what did not fit is left out, whole");
-    lseek(captured, 0, SEEK_SET);
-    ssize_t n = read(captured, warnings, sizeof warnings - 1);
-    close(captured);
-    CHECK(n > 0 && strstr(warnings, "warning") && strstr(warnings, "log.jsonl"), "a warning: %s", warnings);
-    CHECK(strchr(warnings, '\n') == strrchr(warnings, '\n'), "only one: %s", warnings);
+    CHECK(truncate(path_of("log.jsonl"), 0) == 0, "%s", strerror(errno));
+    write_on_full_disk(&run, 7, 7);
+    CHECK(lseek(run.fd, 0, SEEK_END) == 0, "nothing is put before what did not fit");
+    write_steps(&run, 9, 9);
+    fflush(stderr);
+    dup2(old_stderr, 2);
+    close(old_stderr);
+    log_close(&run);
+    CHECK(count_lines("log.jsonl", 9, "loss", &headers) == 1 && headers == 1, "the log goes on once more");
+    char *said = read_text(path_of("stderr")), expected[600];
+    const char *fails = "log.jsonl: a line could not be written: File too large; the run goes on\n",
+               *goes = "log.jsonl: lines are written again";
+    snprintf(expected, sizeof expected,
+             "warning: %s/%swarning: %s/%s, 5 are missing\nwarning: %s/%swarning: %s/%s, 1 are missing\n",
+             folder, fails, folder, goes, folder, fails, folder, goes);
+    CHECK(strcmp(said, expected) == 0, "once when it fails, once when it goes on: %s", said);
+    free(said);
+}
+
+/* What logrotate, an editor and a user do to the log of a run that goes on. */
+static void test_rotated(void) {
+    static const char *const ways[] = {"removed", "moved", "moved and created", "cut to nothing", "edited"};
+    RunLog run;
+    Error err = {0};
+    LogHeader h = header();
+    int headers;
+    for (int way = 0; way < 5; way++) {
+        remove(path_of("log.jsonl"));
+        CHECK(log_open(&run, folder, -1, &h, &err), "%s", err.text);
+        write_steps(&run, 1, 1);
+        if (way == 3) CHECK(truncate(path_of("log.jsonl"), 0) == 0, "%s", strerror(errno));
+        if (way != 3) CHECK(rename(path_of("log.jsonl"), path_of("old")) == 0, "%s", strerror(errno));
+        if (way == 0) remove(path_of("old"));
+        if (way == 2) write_text(path_of("log.jsonl"), "");
+        if (way == 4) write_text(path_of("log.jsonl"), "{\"run\": {}}\n{\"step\": 1, \"note\": \"mine\"}");
+        write_steps(&run, 2, 3);
+        log_close(&run);
+        CHECK(count_lines("log.jsonl", 2, "loss", &headers) == 1 && headers == 1,
+              "%s: the log goes on in a file of its name, with one header", ways[way]);
+        CHECK(count_lines("log.jsonl", 1, "note", &headers) == (way == 4), "%s: what was there stays",
+              ways[way]);
+    }
+    remove(path_of("old"));
+}
+
+/* Another run may take the name of a folder that was moved away: its log is not written into. */
+static void test_moved_folder(void) {
+    RunLog run;
+    Error err = {0};
+    LogHeader h = header();
+    int headers;
+    CHECK(mkdir(path_of("a"), 0700) == 0 && log_open(&run, path_of("a"), -1, &h, &err), "%s", err.text);
+    write_steps(&run, 1, 1);
+    CHECK(rename(path_of("a"), path_of("moved")) == 0 && mkdir(path_of("a"), 0700) == 0, "%s",
+          strerror(errno));
+    write_text(path_of("a/log.jsonl"), "");
+    write_steps(&run, 2, 3);
+    CHECK(count_lines("a/log.jsonl", 2, "loss", &headers) == 0 && headers == 0, "another's log has no lines");
+    CHECK(count_lines("moved/log.jsonl", 2, "loss", &headers) == 1, "they are in the folder that moved");
+    /* A copy of the folder took its place in the middle of a line. */
+    char *text = read_text(path_of("moved/log.jsonl"));
+    text[strlen(text) - 30] = 0;
+    write_text(path_of("a/log.jsonl"), text);
+    free(text);
+    log_follow(&run, path_of("a"));
+    write_steps(&run, 5, 5);
+    for (int step = 1; step <= 5; step += 2)
+        CHECK(count_lines("a/log.jsonl", step, "loss", &headers) == 1 && headers == 1,
+              "step %d stands once in the folder that the run goes on in", step);
+    log_close(&run);
+    remove_tree(path_of("a"));
+    remove_tree(path_of("moved"));
 }
 
 int main(void) {
@@ -240,7 +307,10 @@ int main(void) {
     test_long_line();
     test_new_run();
     test_unwritable();
+    signal(SIGXFSZ, SIG_IGN);
     test_full_disk();
+    test_rotated();
+    test_moved_folder();
     remove(path_of("log.jsonl"));
     remove(path_of("stderr"));
     CHECK(rmdir(folder) == 0, "nothing else was written: %s", strerror(errno));

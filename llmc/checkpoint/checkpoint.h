@@ -18,6 +18,8 @@
 typedef struct SaveOptions {
     int64_t keep;   /* newest whole checkpoints that stay; 0: all */
     bool keep_best; /* that of the lowest validation loss stays beside them; others that were best_only go */
+    const char *
+        validation; /* the data of that loss, as the flags name them: losses on others do not count; NULL: all do */
     bool model_only;
     bool replaces; /* the new one takes the place of all others, of later steps, too */
     const Snapshot

@@ -91,14 +91,25 @@ bool checkpoint_looks_resumable(const char *out, const char *name, Error *err) {
     return ok;
 }
 
-/* By the sizes of its files alone. */
-static bool looks_whole(const char *out, const char *name, TrainerState *state) {
+/* --val, or --train, of which a part validates where that is absent. Earlier programs do not say: any. */
+static bool is_validated_on(const Manifest *manifest, const char *validation) {
+    const JsonValue *flags = json_get(json_root(manifest->json), "flags"), *val = json_get(flags, "val"),
+                    *data = val && val->type == JSON_STRING ? val : json_get(flags, "train");
+    return !data || json_equals(data, validation);
+}
+
+/* By the sizes of its files alone. A loss on other data is none in *state. */
+static bool looks_whole(const char *out, const char *name, const char *validation, TrainerState *state) {
     Manifest manifest;
     Error ignored;
     if (!read_manifest(&manifest, out, name, &ignored)) return false;
     const bool whole = manifest_sizes_match(&manifest);
     *state = manifest.state;
     state->flags = NULL;
+    if (validation && !is_validated_on(&manifest, validation)) {
+        state->val_loss = NAN;
+        state->best_only = false;
+    }
     manifest_free(&manifest);
     return whole;
 }
@@ -206,7 +217,7 @@ static void settle_aside(int folder, const char *out, const char *aside) {
     checkpoint_name(name, "", step);
     if (exists(folder, name, NULL)) {
         if (is_link || checkpoint_is_whole(out, name, false, &ignored)) checkpoint_remove(folder, out, aside);
-    } else if (is_link && !looks_whole(out, aside, &state)) {
+    } else if (is_link && !looks_whole(out, aside, NULL, &state)) {
         checkpoint_remove(folder, out, aside);
     } else if (renameat(folder, aside, folder, name) == 0) {
         file_sync(folder, out, &ignored);
@@ -244,7 +255,7 @@ typedef struct Whole {
     TrainerState state;
 } Whole;
 
-static Whole *list_whole(const char *out, int64_t step, int *n) {
+static Whole *list_whole(const char *out, int64_t step, const char *validation, int *n) {
     CheckpointEntry *entries;
     int n_entries;
     Error ignored;
@@ -254,7 +265,7 @@ static Whole *list_whole(const char *out, int64_t step, int *n) {
     for (int i = 0; whole && i < n_entries; i++) {
         const bool counts = !entries[i].aside && entries[i].step <= step;
         whole[*n].entry = entries[i];
-        if (counts && looks_whole(out, entries[i].name, &whole[*n].state)) ++*n;
+        if (counts && looks_whole(out, entries[i].name, validation, &whole[*n].state)) ++*n;
     }
     free(entries);
     return whole;
@@ -270,9 +281,9 @@ static int find_best(const Whole *whole, int n) {
     return best;
 }
 
-double checkpoint_lowest_loss(const char *out, int64_t step) {
+double checkpoint_lowest_loss(const char *out, int64_t step, const char *validation) {
     int n;
-    Whole *whole = list_whole(out, step, &n);
+    Whole *whole = list_whole(out, step, validation, &n);
     const int best = whole ? find_best(whole, n) : -1;
     const double loss = best < 0 ? NAN : whole[best].state.val_loss;
     free(whole);
@@ -291,11 +302,12 @@ static void choose_what_goes(const Whole *whole, int n, int64_t keep, bool keep_
 }
 
 /* The first that goes is the oldest. Returns how many would go; removes them where `folder` is open (>= 0). */
-static int prune(int folder, const char *out, int64_t step, int64_t keep, bool keep_best, bool later) {
+static int prune(int folder, const char *out, int64_t step, const SaveOptions *options, int64_t keep,
+                 bool later) {
     int n, n_going = 0;
-    Whole *whole = list_whole(out, step, &n);
+    Whole *whole = list_whole(out, step, options->validation, &n);
     bool *goes = calloc((size_t)n + 1, sizeof *goes);
-    if (whole && goes) choose_what_goes(whole, n, keep, keep_best, goes);
+    if (whole && goes) choose_what_goes(whole, n, keep, options->keep_best, goes);
     for (int i = n - 1; whole && goes && i >= 0; i--) {
         if (!goes[i]) continue;
         n_going++;
@@ -321,7 +333,7 @@ void checkpoint_prune(int folder, const char *out, int64_t step, const SaveOptio
     checkpoint_end_removal(); /* of the save before */
     removal.n = 0;
     if (options->keep > 0 || options->keep_best)
-        prune(folder, out, step, options->keep, options->keep_best, options->snapshot != NULL);
+        prune(folder, out, step, options, options->keep, options->snapshot != NULL);
     begin_removal(folder, out);
 }
 
@@ -330,7 +342,7 @@ void checkpoint_prune(int folder, const char *out, int64_t step, const SaveOptio
 static bool newest_is_whole(const char *out, int64_t step) {
     int n;
     Error ignored;
-    Whole *whole = list_whole(out, step, &n);
+    Whole *whole = list_whole(out, step, NULL, &n);
     const bool ok = n > 0 && checkpoint_is_whole(out, whole[0].entry.name, false, &ignored);
     free(whole);
     return ok;
@@ -355,7 +367,7 @@ bool checkpoint_make_room(int folder, const char *out, int64_t bytes, int64_t st
     checkpoint_end_removal();
     room = directory_room(folder);
     if (room < bytes && options->keep > 0 && newest_is_whole(out, step)) {
-        prune(folder, out, step, kept_before(options), options->keep_best, false);
+        prune(folder, out, step, options, kept_before(options), false);
         room = directory_room(folder);
     }
     return room < 0 || room >= bytes || fail_room(out, bytes, room, err);
@@ -400,7 +412,6 @@ bool checkpoint_check_room(const char *out, const GPT2Config *config, OptimizerK
     const int64_t room = directory_room(folder);
     close(folder);
     if (room < 0 || room >= bytes) return true;
-    if (options->keep > 0 && prune(-1, out, INT64_MAX, kept_before(options), options->keep_best, false))
-        return true;
+    if (options->keep > 0 && prune(-1, out, INT64_MAX, options, kept_before(options), false)) return true;
     return fail_room(out, bytes, room, err);
 }

@@ -33,8 +33,9 @@ bool checkpoint_is_removing(void);
 /* Removes what --keep and --keep-best leave no place for, among the whole checkpoints up to `step`; all others where
  * `options` say so. */
 void checkpoint_prune(int folder, const char *out, int64_t step, const SaveOptions *options);
-/* The lowest validation loss of the whole checkpoints up to `step`, by their manifests; NAN: none was validated. */
-double checkpoint_lowest_loss(const char *out, int64_t step);
+/* The lowest validation loss of the whole checkpoints up to `step`, by their manifests; NAN: none was validated on
+ * that data (NULL: any). */
+double checkpoint_lowest_loss(const char *out, int64_t step, const char *validation);
 /* True where the disk has room for a checkpoint of so many bytes. To make room, those that would go after the save
  * go before it, as long as a whole one stays. */
 bool checkpoint_make_room(int folder, const char *out, int64_t bytes, int64_t step,

@@ -46,13 +46,20 @@ static void draw_bar(Console *console, const StepReport *report, double eta) {
 
 /* ---- lines ---- */
 
-/* Mean time of the steps since the first, which is left out because it also warms up, times what is left. */
+/* Mean time of the steps of the last half hour or hour, times what is left: a night in which the run was stopped, or had the
+ * machine for itself, is forgotten. The first step is left out because it also warms up. */
 static double estimate_seconds_left(Console *console, const StepReport *report) {
-    double left = (double)(console->n_steps - report->step);
-    int64_t done = report->step - console->first_step;
-    if (done > 1) return left * (console->now() - console->started) / (double)(done - 1);
-    console->started = console->now();
-    return left * report->ms * 1e-3;
+    const double span = 1800, left = (double)(console->n_steps - report->step);
+    const StepTime now = {report->step, console->now()};
+    if (report->step == console->first_step + 1) {
+        console->since = console->next = now;
+        return left * report->ms * 1e-3;
+    }
+    if (now.seconds - console->next.seconds >= span) {
+        console->since = console->next;
+        console->next = now;
+    }
+    return left * (now.seconds - console->since.seconds) / (double)(now.step - console->since.step);
 }
 
 enum { LINE_MAX_BYTES = 320 };

@@ -32,12 +32,19 @@ void console_waiting(FILE *out, const char *what);
 
 /* ---- the run ---- */
 
+/* When a step ended. */
+typedef struct StepTime {
+    int64_t step;
+    double seconds;
+} StepTime;
+
 typedef struct Console {
     FILE *out;
     bool terminal;               /* one whose lines can be drawn again */
     int64_t first_step, n_steps; /* steps (first_step, n_steps] are run here */
     double (*now)(void);         /* seconds, monotonic; tests put their own */
-    double started, last_line, last_bar;
+    StepTime since, next; /* the time left is estimated from the steps behind `since`, later behind `next` */
+    double last_line, last_bar;
     const char *last_status; /* its format */
     bool sample_ends_in_newline;
     char held[4]; /* bytes of a sample that begin a character */

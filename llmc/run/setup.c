@@ -297,6 +297,7 @@ SaveOptions setup_save_options(const Run *run) {
     const Settings *s = &run->settings;
     return (SaveOptions){.keep = s->keep,
                          .keep_best = s->keep_best,
+                         .validation = s->val ? s->val : s->train,
                          .model_only = s->model_only,
                          .replaces = settings_out_is_default(s)};
 }
@@ -506,21 +507,19 @@ static void name_new_length(const Run *run) {
 static void name_differences(const Run *run, const char *saved_flags) {
     FlagDifference found[FLAGS_MAX];
     const int n = saved_flags ? flags_differences(saved_flags, &run->settings, found, FLAGS_MAX) : 0;
-    bool orders = false;
+    bool orders = false, validates_anew = false;
     for (int i = 0; i < n; i++) {
         print_note("--%s was %s in the checkpoint, the run goes on with %s", found[i].name, found[i].saved,
                    found[i].now);
-        if (strcmp(found[i].name, "val") == 0 && run->settings.keep_best &&
-            isfinite(run->resumed.best_val_loss))
-            print_note(
-                "--keep-best holds losses of the new --val to the lowest of the old, %.4f; hint: another "
-                "--out, with --model, begins anew",
-                run->resumed.best_val_loss);
+        validates_anew = validates_anew || strcmp(found[i].name, "val") == 0 ||
+                         (strcmp(found[i].name, "train") == 0 && !run->settings.val);
         if (!names_order(found[i].name)) continue;
         name_new_order(run, found[i].name);
         orders = true;
     }
     if (!orders) name_new_length(run);
+    if (validates_anew && run->settings.keep_best && isfinite(run->resumed.best_val_loss))
+        print_note("--keep-best begins anew: the checkpoints that there are were validated on other data");
 }
 
 static bool resume(Run *run, Error *err) {

@@ -279,7 +279,8 @@ static void find_lowest_saved(Training *t) {
     training_collect_save(t, true);
     watchdog_waits_for_disk(true);
     if (ranks_leads(comm->ranks))
-        state->best_val_loss = checkpoint_lowest_loss(t->run->settings.out, state->step);
+        state->best_val_loss =
+            checkpoint_lowest_loss(t->run->settings.out, state->step, setup_save_options(t->run).validation);
     watchdog_waits_for_disk(false);
     comm->broadcast_on_host(comm, &state->best_val_loss, sizeof state->best_val_loss);
 }

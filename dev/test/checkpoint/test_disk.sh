@@ -214,6 +214,19 @@ check "--out is copied to another disk: said" grep -qE '^warning: --out .*/movin
 check "--out is copied to another disk: saved there" [ "$(ls -d "$work"/other_disk/step_* | wc -l)" -eq 2 ]
 last=$(sed -n 's/^stopped by a signal after step \([0-9]*\).*/\1/p' "$work/out")
 check "--out is copied to another disk: its log has all $last steps" [ "$(grep -c '"norm"' "$work/other_disk/log.jsonl")" = "$last" ]
+# Another run's folder takes the place.
+"$program" --device cpu $training --steps 100000000 --out "$work/taken" >"$work/out" 2>"$work/err" &
+child=$!
+await has_steps 3 "$work/taken/log.jsonl"
+mv "$work/taken" "$work/taken_away" && cp -R "$work/made" "$work/taken"
+listing "$work/taken" >"$work/before"
+kill -TERM $child
+wait $child
+status=$?
+check "--out is another run's now: exit code $status" [ "$status" -eq 1 ]
+check "--out is another run's now: said" grep -qE '^error: --out .*/taken: the folder that the run began in is gone .* holds other checkpoints .step_00000012.$' "$work/err"
+listing "$work/taken" >"$work/after"
+check "--out is another run's now: nothing is written there" cmp -s "$work/before" "$work/after"
 
 # ---- the best stays ----
 i=0

@@ -106,19 +106,50 @@ static void test_keep_best(void) {
     for (size_t i = 0; i < sizeof saves / sizeof *saves; i++)
         for (int k = 0; k < 2; k++) {
             const char *out = k ? "best_all" : "best_2";
-            if (i == 0) CHECK(isnan(checkpoint_lowest_loss(path_of(out), 99)), "%s: a loss of nothing", out);
+            if (i == 0)
+                CHECK(isnan(checkpoint_lowest_loss(path_of(out), 99, NULL)), "%s: a loss of nothing", out);
             save_with_loss(path_of(out), saves[i].step, saves[i].val_loss, saves[i].best_only, k ? 0 : 2);
             CHECK(strcmp(steps_in(path_of(out)), saves[i].stay[k]) == 0, "%s, step %d: %s, expected %s", out,
                   saves[i].step, steps_in(path_of(out)), saves[i].stay[k]);
         }
-    const double before = checkpoint_lowest_loss(path_of("best_all"), 49);
-    const double lowest = checkpoint_lowest_loss(path_of("best_all"), 70);
+    const double before = checkpoint_lowest_loss(path_of("best_all"), 49, NULL);
+    const double lowest = checkpoint_lowest_loss(path_of("best_all"), 70, NULL);
     CHECK(before == 1 && lowest == 0.5, "the lowest losses are %g and %g, expected 1 and 0.5", before,
           lowest);
     CHECK(truncate(path_of("best_2/step_00000050/model.safetensors"), 9) == 0, "truncate");
     save_with_loss(path_of("best_2"), 80, 7, false, 1);
     CHECK(strcmp(steps_in(path_of("best_2")), "50 80") == 0, "a damaged one is not the best, nor goes: %s",
           steps_in(path_of("best_2")));
+}
+
+/* The loss of step 10 is the lowest, but on other data: --val, or --train where that is absent. */
+static void test_keep_best_of_other_data(void) {
+    static const struct {
+        int step;
+        double val_loss;
+        const char *flags, *stay;
+    } saves[] = {
+        {10, 1, "{\"val\": null, \"train\": \"a.txt\"}",      "10"      },
+        {20, 3, "{\"val\": \"b.txt\", \"train\": \"a.txt\"}", "10 20"   },
+        {30, 5, "{\"val\": \"b.txt\", \"train\": \"c.txt\"}", "20 30"   },
+        {40, 4, "{\"val\": \"b.txt\", \"train\": \"a.txt\"}", "20 30 40"},
+    };
+    const char *out = path_of("best_other");
+    for (size_t i = 0; i < sizeof saves / sizeof *saves; i++) {
+        Error err = {0};
+        const TrainerState state = {.step = saves[i].step,
+                                    .val_loss = saves[i].val_loss,
+                                    .best_val_loss = NAN,
+                                    .best_only = i == 0,
+                                    .flags = saves[i].flags};
+        const SaveOptions options = {.keep = 2, .keep_best = true, .validation = i ? "b.txt" : "a.txt"};
+        CHECK(checkpoint_save(out, &model, NULL, &state, &options, &err), "%s", err.text);
+        if (i == 0) CHECK(checkpoint_lowest_loss(out, 99, "a.txt") == 1, "a part of --train validates");
+        if (i == 0) CHECK(isnan(checkpoint_lowest_loss(out, 99, "b.txt")), "none was validated on b.txt");
+        CHECK(strcmp(steps_in(out), saves[i].stay) == 0, "step %d: %s, expected %s", saves[i].step,
+              steps_in(out), saves[i].stay);
+    }
+    CHECK(checkpoint_lowest_loss(out, 99, "b.txt") == 3, "the lowest on b.txt");
 }
 
 /* ---- room on the disk ---- */
@@ -244,6 +275,7 @@ int main(void) {
     test_prune_earlier_step();
     test_other_names();
     test_keep_best();
+    test_keep_best_of_other_data();
     test_no_room(0, "1 2 3");
     test_no_room(1, "3");
     test_no_room(2, "3");

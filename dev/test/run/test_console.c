@@ -168,6 +168,22 @@ static void test_eta(void) {
     free(text);
 }
 
+/* A run of steps of a second that was stopped for a night after 10,000 of them: an hour later nothing is left of it. */
+static void test_eta_after_a_night(void) {
+    Capture c;
+    capture_begin(&c, 0, 20000, false);
+    for (int64_t step = 1; step <= 14000; step++) {
+        fake_time += step == 10001 ? 30000 : 1;
+        StepReport r = report(step, 1000);
+        console_step(&c.console, &r);
+    }
+    char *text = capture_end(&c);
+    const char *before = strstr(strstr(text, "step 10000/20000"), "ETA "), *after = strrchr(text, 'E');
+    CHECK(strncmp(before, "ETA 2:46:40\n", 12) == 0, "10,000 x 1 s before it: %.20s", before);
+    CHECK(strcmp(after, "ETA 1:40:00\n") == 0, "6,000 x 1 s after it: %s", after);
+    free(text);
+}
+
 static void test_bar(void) {
     Capture c;
     capture_begin(&c, 0, 1000, true);
@@ -294,6 +310,7 @@ int main(void) {
     test_step_line();
     test_how_often();
     test_eta();
+    test_eta_after_a_night();
     test_bar();
     test_sample();
     test_done();

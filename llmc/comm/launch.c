@@ -51,6 +51,8 @@ static void set_environment(int n, int port) {
 /* In the child. Its process group is its own: what a terminal sends comes from the parent, once. */
 static _Noreturn void become_rank(int listening, pid_t parent, char **argv) {
     signal(SIGUSR1, SIG_IGN); /* until it has something to save */
+    /* For a terminal its group is in the background, where `stty tostop` stops who prints. */
+    signal(SIGTTOU, SIG_IGN);
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     setpgid(0, 0);
     if (getppid() != parent) _exit(EXIT_RUN); /* it went before it was to be followed */
@@ -136,7 +138,7 @@ static void look_after(Family *f) {
         poll(&arrived, 1, 100);
         while (read(arrivals[0], &number, 1) == 1) {
             if (number == SIGTSTP) suspend(f);
-            if (number == SIGCHLD || number == SIGTSTP) continue;
+            if (number == SIGCHLD || number == SIGTSTP || number == SIGPIPE) continue;
             send_all(f, number);
             if (number != SIGUSR1) f->stop_signal = number;
         }
@@ -172,9 +174,10 @@ static int run_ranks(Family *f, char **argv) {
 
 /* ---- all ---- */
 
-/* Also signals that a shell lets a job in the background ignore, as in the program itself; nohup's SIGHUP stays ignored. */
+/* Also signals that a shell lets a job in the background ignore, as in the program itself; nohup's SIGHUP stays ignored. Of
+ * SIGPIPE nothing follows: whoever read what is said here may be gone, and the ranks are started again all the same. */
 static bool catch_signals(void) {
-    const int all[] = {SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGTSTP, SIGCHLD};
+    const int all[] = {SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGTSTP, SIGCHLD, SIGPIPE};
     struct sigaction hangup, action = {.sa_handler = note_arrival, .sa_flags = SA_RESTART};
     if (pipe2(arrivals, O_CLOEXEC | O_NONBLOCK)) return false;
     sigaction(SIGHUP, NULL, &hangup);

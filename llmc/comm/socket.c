@@ -45,7 +45,7 @@ static void prepare(int fd) {
 
 /* ---- listening ---- */
 
-/* 127.0.0.1 and ::1; others of 127.0.0.0/8 are what some systems call a host by itself, which has others, too. */
+/* 127.0.0.1 and ::1. */
 static bool is_loopback(const struct sockaddr *address) {
     if (address->sa_family == AF_INET)
         return ntohl(((const struct sockaddr_in *)address)->sin_addr.s_addr) == INADDR_LOOPBACK;
@@ -53,8 +53,8 @@ static bool is_loopback(const struct sockaddr *address) {
            IN6_IS_ADDR_LOOPBACK(&((const struct sockaddr_in6 *)address)->sin6_addr);
 }
 
-static struct addrinfo *look_up(const char *address, int port, int *why) {
-    const struct addrinfo hints = {.ai_socktype = SOCK_STREAM, .ai_flags = AI_NUMERICSERV};
+static struct addrinfo *look_up(const char *address, int port, int flags, int *why) {
+    const struct addrinfo hints = {.ai_socktype = SOCK_STREAM, .ai_flags = AI_NUMERICSERV | flags};
     struct addrinfo *found = NULL;
     char service[16];
     snprintf(service, sizeof service, "%d", port);
@@ -94,8 +94,10 @@ static int port_of(int fd) {
 }
 
 int socket_listen(const char *address, int *port, Error *err) {
+    /* Of a host's name only this host may think that it is 127.0.0.1: the others know another address of it. */
+    const int flags = strcmp(address, "localhost") == 0 ? 0 : AI_NUMERICHOST;
     int why, fd = -1;
-    struct addrinfo *found = look_up(address, *port, &why), *at = found;
+    struct addrinfo *found = look_up(address, *port, flags, &why), *at = found;
     while (at && !is_loopback(at->ai_addr)) at = at->ai_next;
     fd = at ? try_listen(at->ai_addr, at->ai_addrlen) : listen_everywhere(*port);
     why = errno;
@@ -140,7 +142,7 @@ static int try_connect(const struct addrinfo *at, double deadline) {
 
 int socket_connect(const char *address, int port, double deadline, Error *err) {
     int why, fd = -1;
-    struct addrinfo *found = look_up(address, port, &why);
+    struct addrinfo *found = look_up(address, port, 0, &why);
     const char *text = found ? "no address" : gai_strerror(why);
     for (const struct addrinfo *at = found; at && fd < 0; at = at->ai_next) {
         fd = try_connect(at, fmin(deadline, clock_seconds() + connect_seconds));

@@ -4,7 +4,7 @@
 #include <stddef.h>
 #include "llmc/base/error.h"
 
-/* A listening socket: on this host alone where `address` is a loopback address, else on all of the host's. *port 0: a
+/* A listening socket: on this host alone where `address` is 127.0.0.1, ::1 or localhost, else on all of the host's. *port 0: a
  * free one is taken and said. -1 on error: the port is in use, say. */
 int socket_listen(const char *address, int *port, Error *err);
 /* The next connection; -1 where there is none. */

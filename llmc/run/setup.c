@@ -576,7 +576,7 @@ static bool open_model(Run *run, const GPT2Options *options, Error *err) {
 
 bool setup_model(Run *run, Error *err) {
     const GPT2Options options = model_options(run);
-    if (!open_model(run, &options, err)) return false;
+    if (!setup_same_data(run, err) || !open_model(run, &options, err)) return false;
     open_snapshot(run);
     return true;
 }

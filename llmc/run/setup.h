@@ -104,6 +104,8 @@ bool setup_tokenizer(Run *run, Error *err);
 bool setup_device(Run *run, Error *err);
 /* Opens and checks the files of --train and --val; nothing for sampling. */
 bool setup_data(Run *run, Error *err);
+/* Whether all ranks, which call it together, have opened as much data. */
+bool setup_same_data(const Run *run, Error *err);
 /* What can be seen of the files before they are read: they are there, of one kind, and shards' headers hold. */
 bool setup_check_data(const Run *run, Error *err);
 /* Puts the flag that validation data come from before the failure's words; returns false. */

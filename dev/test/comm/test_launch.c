@@ -6,6 +6,7 @@
 #include <string.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <termios.h>
 #include <unistd.h>
 #include "llmc/comm/launch.h"
 #include "llmc/base/clock.h"
@@ -59,6 +60,7 @@ static int be_rank(int argc, char **argv) {
     if (!strcmp(what, "again")) return resumes || rank != 1 ? 0 : EXIT_RUN;
     if (!strcmp(what, "never")) return rank == 2 ? EXIT_RUN : 0;
     if (!strcmp(what, "crash")) return rank == 0 ? raise(SIGABRT) : 0;
+    if (!strcmp(what, "prints")) return puts("a line") < 0 || fflush(stdout);
     if (!strcmp(what, "saves") && resumes) return 0;
     while (caught != SIGTERM) {
         usleep(20000);
@@ -70,15 +72,24 @@ static int be_rank(int argc, char **argv) {
 
 /* ---- the parent ---- */
 
-/* A process that runs launch_ranks, its stderr in FOLDER/said. */
-static pid_t start(const char *what, int n, int restarts) {
+/* A process that runs launch_ranks and prints to these. */
+static pid_t start_printing(const char *what, int n, int restarts, int out, int err) {
     fflush(stdout);
     const pid_t parent = fork();
     if (parent == 0) {
         char *argv[] = {(char *)"test_launch", (char *)what, folder, NULL};
-        dup2(open(path_of("said"), O_CREAT | O_WRONLY | O_TRUNC, 0600), STDERR_FILENO);
+        dup2(out, STDOUT_FILENO);
+        dup2(err, STDERR_FILENO);
         _exit(launch_ranks(&(Launch){.n_ranks = n, .restarts = restarts}, argv));
     }
+    return parent;
+}
+
+/* Its stderr in FOLDER/said. */
+static pid_t start(const char *what, int n, int restarts) {
+    const int said = open(path_of("said"), O_CREAT | O_WRONLY | O_TRUNC, 0600);
+    const pid_t parent = start_printing(what, n, restarts, STDOUT_FILENO, said);
+    close(said);
     return parent;
 }
 
@@ -202,6 +213,32 @@ static void test_parent_killed(void) {
     CHECK(wait_for(all_gone), "ranks outlive their parent");
 }
 
+/* The reader of a pipe is gone before there is anything to say. */
+static void test_nobody_reads(void) {
+    int ends[2];
+    if (!REQUIRE(pipe(ends) == 0, "no pipe")) return;
+    close(ends[0]);
+    const int status = end(start_printing("again", N, 1, STDOUT_FILENO, ends[1]));
+    CHECK(status == 0, "nobody reads that it starts again: %d", status);
+    close(ends[1]);
+}
+
+/* A terminal that stops what prints in its background (stty tostop). */
+static void test_terminal(void) {
+    struct termios settings;
+    int status = -1;
+    const int terminal = posix_openpt(O_RDWR | O_NOCTTY);
+    const bool is_open = terminal >= 0 && grantpt(terminal) == 0 && unlockpt(terminal) == 0 && setsid() >= 0;
+    const int side = is_open ? open(ptsname(terminal), O_RDWR) : -1; /* of this session from here on */
+    if (!REQUIRE(side >= 0 && tcgetattr(side, &settings) == 0, "no terminal")) return;
+    settings.c_lflag |= TOSTOP;
+    tcsetattr(side, TCSANOW, &settings);
+    const pid_t parent = start_printing("prints", N, 0, side, STDERR_FILENO);
+    for (int i = 0; i < 200 && waitpid(parent, &status, WNOHANG) == 0; i++) usleep(50000);
+    kill(parent, SIGKILL);
+    CHECK(status == 0, "ranks print to a terminal: %#x", (unsigned)status);
+}
+
 static void open_folder(void) {
     REQUIRE(mkdtemp(folder), "no folder");
 }
@@ -229,6 +266,8 @@ int main(int argc, char **argv) {
     CASE(test_interrupted());
     CASE(test_asked_then_failing());
     CASE(test_parent_killed());
+    CASE(test_nobody_reads());
+    CASE(test_terminal());
     beside_wait(NULL);
     return check_finish("launch");
 }

@@ -1,4 +1,6 @@
 /* Ranks as processes of this host that find each other, or say why not. */
+#include <dlfcn.h>
+#include <netdb.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
@@ -223,6 +225,36 @@ static void test_port_in_use(void) {
     close(fd);
 }
 
+/* ---- names ---- */
+
+/* "node0" is what this host is called, and takes for 127.0.0.1. */
+int getaddrinfo(const char *name, const char *service, const struct addrinfo *hints,
+                struct addrinfo **found) {
+    int (*real)(const char *, const char *, const struct addrinfo *, struct addrinfo **) =
+        (int (*)(const char *, const char *, const struct addrinfo *, struct addrinfo **))dlsym(
+            RTLD_NEXT, "getaddrinfo");
+    const bool is_own = strcmp(name, "node0") == 0 && !(hints->ai_flags & AI_NUMERICHOST);
+    return real(is_own ? "127.0.0.1" : name, service, hints, found);
+}
+
+/* Whether another address of this host than 127.0.0.1 reaches who listens for `address`. */
+static bool is_reached(const char *address) {
+    Error err = {0};
+    int port = 0;
+    const int fd = socket_listen(address, &port, &err);
+    const int other = fd < 0 ? -1 : socket_connect("127.0.0.2", port, clock_seconds() + 1, &err);
+    REQUIRE(fd >= 0, "%s: %s", address, err.text);
+    if (fd >= 0) close(fd);
+    if (other >= 0) close(other);
+    return other >= 0;
+}
+
+static void test_names(void) {
+    CHECK(is_reached("node0"), "other hosts do not reach one that calls itself 127.0.0.1");
+    CHECK(is_reached("0.0.0.0"), "other hosts do not reach all addresses");
+    CHECK(!is_reached("localhost") && !is_reached("127.0.0.1"), "other hosts reach a run of this one");
+}
+
 /* ---- strangers ---- */
 
 static int knock_at(int port) {
@@ -326,6 +358,7 @@ int main(void) {
     BESIDE(test_counts());
     BESIDE(test_twins());
     BESIDE(test_port_in_use());
+    BESIDE(test_names());
     BESIDE(test_strangers());
     BESIDE(test_second_try());
     BESIDE(test_lost());

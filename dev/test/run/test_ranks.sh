@@ -99,6 +99,20 @@ wait
 cat "$work/err_0" "$work/err_1" >"$work/err"
 refused "a folder on one rank" '^error: rank 1 \(.*\) has no --out, rank 0 \(.*\) has --out .*nobodys; hint: '
 check "a folder on one rank: it is not made" [ ! -e "$work/nobodys" ]
+mkdir "$work/elsewhere"
+head -n 150 "$work/text.txt" >"$work/elsewhere/text.txt"
+# less_text FLAG WHAT: rank 1 has less of the text.txt that FLAG names.
+less_text() {
+    here=$(echo "$short" | sed "s: --train [^ ]*: --train $work/text.txt $1 text.txt:; s: --train [^ ]* --train: --train:")
+    (cd "$work/elsewhere" && rank 1 2 $here) &
+    (cd "$work" && rank 0 2 $here)
+    status=$?
+    wait
+    cat "$work/err_0" "$work/err_1" >"$work/err"
+    refused "less text on one rank" "^error: rank 1 \(.*\) has opened [0-9,]+ tokens $2, rank 0 \(.*\) [0-9,]+; hint: whole files "
+}
+less_text --train 'of --train'
+less_text --val 'to validate'
 rank 1 3 $tiny --batch 2 &
 rank 0 2 $tiny --batch 2
 status=$?

@@ -32,7 +32,7 @@ TABLES = {"host": "host.txt", "cuda": "cuda.txt"}
 MEMORY = 2 * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")  # address space of a test of the CPU: a fault may ask for all
 
 # The tests that are likely to see a fault in files whose names begin so, beside the test that has the file's name and those
-# that saw an earlier fault in the same file; then all others, the short ones first.
+# that saw an earlier fault in the same file: first what saw the most faults a second; then all others, the short ones first.
 LIKELY = [
     ("llmc/cpu/attention", "test_cpu_attention test_sampler"),
     ("llmc/cpu/device", "test_cpu_device"),
@@ -168,8 +168,8 @@ def read_table(kind):
 
 
 def read_results():
-    """The newest results: {(key, tree): (status, by)}, and {file: [tests that saw a fault in it]}."""
-    found, killers = {}, {}
+    """The newest results: {(key, tree): (status, by)}, and {file: {test: [faults in it that it saw, that it was run for]}}."""
+    found, seen = {}, {}
     if os.path.exists(RESULTS):
         with open(RESULTS, encoding="utf-8") as file:
             for line in file:
@@ -179,9 +179,14 @@ def read_results():
                 key, tree, status, by, _, path = fields[:6]
                 found[key, tree] = found[key, None] = (status, by)
                 if status == "killed":
-                    killers.setdefault(path, {}).setdefault(by.split(" (")[0], 0)
-                    killers[path][by.split(" (")[0]] += 1
-    return found, {path: sorted(by, key=by.get, reverse=True) for path, by in killers.items()}
+                    count(seen, path, by.split(" (")[0], True)
+    return found, seen
+
+
+def count(seen, path, test, killed):
+    counts = seen.setdefault(path, {}).setdefault(test, [0, 0])
+    counts[0] += killed
+    counts[1] += 1
 
 
 def write_result(row, tree, lock):
@@ -449,19 +454,26 @@ class Campaign:
         with open(os.path.join(ROOT, path), encoding="utf-8") as file:
             return re.search(r"python|\.py\b|scripts/", file.read()) is not None
 
-    def order(self, row, killers):
+    def order(self, row, seen):
         own = self.commands_of(row)
+        counts = seen.get(row.file, {})
         if self.kind == "cuda":
             return own
         script = row.file.endswith((".py", ".sh"))
         tests = [test for test in self.tests if not script or self.reads_python(test)]
         by_name = {os.path.basename(test): test for test in tests}
         stem = "test_" + os.path.splitext(os.path.basename(row.file))[0]
-        first = own + killers.get(row.file, []) + [by_name.get(stem, ""), by_name.get(stem + ".sh", ""), by_name.get(stem + ".py", "")]
+        likely = [*counts, by_name.get(stem, ""), by_name.get(stem + ".sh", ""), by_name.get(stem + ".py", "")]
         for prefix, names in LIKELY:
             if row.file.startswith(prefix):
-                first += [by_name.get(name, "") for name in names.split()]
-        ordered = [test for test in dict.fromkeys(first) if test in tests or test in own]
+                likely += [by_name.get(name, "") for name in names.split()]
+        likely = [test for test in dict.fromkeys(likely) if test in tests]
+
+        def rate(test):
+            saw, runs = counts.get(test, (0, 0))
+            return (saw + 1) / (runs + 2) / max(1, self.times[test])
+
+        ordered = list(dict.fromkeys(own + sorted(likely, key=rate, reverse=True)))
         ordered += sorted(set(tests) - set(ordered), key=self.times.get)
         if not self.quick:
             return ordered
@@ -481,7 +493,7 @@ class Campaign:
         row.status, row.by = "broken", "does not build"
         return False
 
-    def try_row(self, row, folder, tests):
+    def try_row(self, row, folder, tests, seen):
         text = row.text(self.copies.base)  # the working tree may have changed since
         if text is None:
             row.status = "stale"
@@ -503,12 +515,14 @@ class Campaign:
                         passed, why, _ = run_test(self.copies, folder, test, limit, self.early[test])
                 else:
                     passed, why, _ = run_test(self.copies, folder, test, limit, self.early.get(test, True))
+                with self.lock:
+                    count(seen, row.file, test, not passed)
                 if not passed:
                     row.status, row.by = "killed", f"{test} ({why})"
                     return
         row.status = "survived"
 
-    def work(self, index, waiting, killers, total):
+    def work(self, index, waiting, seen, total):
         folder = self.copies.worker(index)
         while not ending.is_set():
             try:
@@ -517,7 +531,9 @@ class Campaign:
                 return
             begun = time.monotonic()
             try:
-                self.try_row(row, folder, self.order(row, killers))
+                with self.lock:
+                    tests = self.order(row, seen)
+                self.try_row(row, folder, tests, seen)
             finally:
                 restore(folder, self.copies.base, self.copies.state)
             if ending.is_set():
@@ -525,14 +541,11 @@ class Campaign:
             row.seconds = time.monotonic() - begun
             if row.status != "survived" or not self.quick:
                 write_result(row, self.tree, self.lock)
-            if row.status == "killed":
-                with self.lock:
-                    killers.setdefault(row.file, []).insert(0, row.by.split(" (")[0])
             print(f"[{total - waiting.qsize()}/{total}] {row.status:8} {row.seconds:5.0f} s  {row.name()}"
                   + (f"  [{row.by}]" if row.by else ""), flush=True)
 
     def run(self, files, tree, keep):
-        found, killers = read_results()
+        found, seen = read_results()
         waiting = queue.Queue()
         for row in self.rows:
             if row.equivalent:
@@ -548,7 +561,7 @@ class Campaign:
         self.prepare(files, tree)
         jobs = min(self.jobs, total)
         with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
-            done = [pool.submit(self.work, index, waiting, killers, total) for index in range(jobs)]
+            done = [pool.submit(self.work, index, waiting, seen, total) for index in range(jobs)]
             for future in concurrent.futures.as_completed(done):
                 future.result()
 

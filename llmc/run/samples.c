@@ -104,17 +104,20 @@ bool samples_in_training(Training *t, int64_t step, Error *err) {
 
 /* ---- alone ---- */
 
-/* The memory's bandwidth is that of a large copy. */
+/* The memory's bandwidth is that of a large copy; what is read faster than that lies in a cache. */
 void samples_print_rates(const Ops *ops, const SampleRates *rates) {
-    char memory[96] = "";
+    char rate[40] = "", memory[64] = "";
     if (rates->n_tokens == 0) return;
     const double steps = (double)rates->n_steps, roof = steps > 0 ? profile_copy_roof(ops) : 0;
     const double tokens = (double)rates->n_tokens * steps / (steps + 1); /* those that steps made */
-    if (roof > 0)
-        snprintf(memory, sizeof memory, ", %.0f tokens/s, %.0f %% of the memory bandwidth",
-                 tokens / rates->step_seconds, 100 * rates->step_bytes / rates->step_seconds / roof);
-    console_row(stderr, "sampled", "%lld tokens, the first after %.0f ms%s", (long long)rates->n_tokens,
-                1e3 * rates->first_seconds, memory);
+    const double share = roof > 0 ? rates->step_bytes / rates->step_seconds / roof : 0;
+    if (roof > 0) snprintf(rate, sizeof rate, ", %.0f tokens/s", tokens / rates->step_seconds);
+    if (share > 1)
+        snprintf(memory, sizeof memory, ", the weights lie in a cache");
+    else if (roof > 0)
+        snprintf(memory, sizeof memory, ", %.0f %% of the memory bandwidth", 100 * share);
+    console_row(stderr, "sampled", "%lld tokens, the first after %.0f ms%s%s", (long long)rates->n_tokens,
+                1e3 * rates->first_seconds, rate, memory);
 }
 
 static void say_what(const Settings *s) {

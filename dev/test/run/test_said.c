@@ -2,8 +2,10 @@
  * begins, line by line. */
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 #include "llmc/run/console.h"
 #include "llmc/run/flags_table.h"
+#include "llmc/run/samples.h"
 #include "dev/test/check.h"
 
 static bool parse(Settings *s, Error *err, const char *line) {
@@ -219,6 +221,40 @@ static void test_durations(void) {
     }
 }
 
+/* ---- samples ---- */
+
+/* What is said on stderr of a second of decoding in which so many bytes were read. */
+static char *said_of_rates(double bytes) {
+    const SampleRates rates = {
+        .n_tokens = 101, .n_steps = 100, .step_seconds = 1, .step_bytes = bytes, .first_seconds = 0.002};
+    FILE *file = tmpfile();
+    char *text = calloc(1, 400);
+    fflush(stderr);
+    const int before = dup(2);
+    dup2(fileno(file), 2);
+    samples_print_rates(&ops_cpu, &rates);
+    fflush(stderr);
+    dup2(before, 2);
+    close(before);
+    rewind(file);
+    text[fread(text, 1, 399, file)] = 0;
+    fclose(file);
+    return text;
+}
+
+/* Faster than the memory is a cache. */
+static void test_rates(void) {
+    const char *const begin = "sampled     101 tokens, the first after 2 ms, 100 tokens/s, ";
+    char *of_memory = said_of_rates(1), *of_cache = said_of_rates(1e18);
+    const char *memory = "0 % of the memory bandwidth\n", *cache = "the weights lie in a cache\n";
+    CHECK(strncmp(of_memory, begin, strlen(begin)) == 0 && strcmp(of_memory + strlen(begin), memory) == 0,
+          "%s", of_memory);
+    CHECK(strncmp(of_cache, begin, strlen(begin)) == 0 && strcmp(of_cache + strlen(begin), cache) == 0, "%s",
+          of_cache);
+    free(of_memory);
+    free(of_cache);
+}
+
 int main(void) {
     test_values();
     test_meant();
@@ -226,5 +262,6 @@ int main(void) {
     test_what_bends();
     test_settings();
     test_durations();
+    test_rates();
     return check_finish("said");
 }

@@ -182,11 +182,13 @@ static void begin_removal(int folder, const char *out) {
 /* Renamed first, so that a kill on the way leaves nothing that looks like a checkpoint; what holds files of others
  * keeps its name. `later`: begin_removal will follow. */
 static void remove_checkpoint(int folder, const char *out, const CheckpointEntry *entry, bool later) {
+    static int64_t last_named = -1; /* what stays is named once: saves of weeks come upon it */
     char temporary[CHECKPOINT_NAME];
     Error cause, err;
     if (!directory_may_go(folder, entry->name, checkpoint_has_file, &cause)) {
         fail(&err, cause.exit_code, "--out %s: %s", out, cause.text);
-        warn(&err);
+        if (entry->step > last_named) warn(&err);
+        if (entry->step > last_named) last_named = entry->step;
         return;
     }
     checkpoint_name(temporary, ".tmp-", entry->step);

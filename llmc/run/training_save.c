@@ -18,6 +18,8 @@ static void record(Training *t, int64_t step, bool ok, const char *why, double s
     } else if (ranks_leads(t->run->comm->ranks)) {
         log_failed_save(&t->log, step, why);
     }
+    if (ok && saving->retry_gap)
+        console_note(&t->console, "step %lld is saved; the saves before it had failed", (long long)step);
     saving->retry_gap = ok ? 0 : saving->retry_gap ? 2 * saving->retry_gap : 1;
     saving->retry_step = ok ? 0 : step + saving->retry_gap;
     training_tell_watchdog(t);

@@ -100,10 +100,10 @@ fresh
 echo mine >"$out/step_00000004/notes.txt"
 mkdir -p "$out/.tmp-step_00000003-1/sub" && echo mine >"$out/.tmp-step_00000003-1/sub/notes.txt"
 rm -r "$out/step_00000008" && echo mine >"$out/step_00000008"
-run $training --steps 14 --keep 1 --save-every 14 --resume --out "$out"
+run $training --steps 16 --keep 1 --save-every 2 --resume --out "$out"
 check "files of others: exit code $status" [ "$status" -eq 0 ]
 check "files of others in a checkpoint: it stays" eval '[ -s "$out/step_00000004/notes.txt" ] && [ -s "$out/step_00000004/model.safetensors" ]'
-check "files of others in a checkpoint: named" grep -qE '^warning: --out .*step_00000004 stays: it holds notes.txt' "$work/err"
+check "files of others in a checkpoint: named, once" [ "$(grep -cE '^warning: --out .*step_00000004 stays: it holds notes.txt' "$work/err")" -eq 1 ]
 check "files of others in a leftover: they stay" [ -s "$out/.tmp-step_00000003-1/sub/notes.txt" ]
 check "files of others in a leftover: named" grep -qE '^warning: --out .*\.tmp-step_00000003-1 stays: it holds sub' "$work/err"
 check "a file with a checkpoint's name stays" [ "$(cat "$out/step_00000008")" = mine ]
@@ -301,6 +301,7 @@ fails_twice() {
     check "$1: on stderr" [ "$(grep -cE '^warning: checkpoint of step [0-9]+ not saved: .*No space left' "$work/err")" -eq 2 ]
     check "$1: in the log" [ "$(grep -cE '^\{"step": [0-9]+, "save_failed": "checkpoint of step .*No space left.*"\}$' "$2/log.jsonl")" -eq 2 ]
     check "$1: nothing else is on stderr" [ "$(wc -l <"$work/err")" -eq 2 ]
+    check "$1: said when they go well again" [ "$(grep -c '^step [0-9]* is saved; the saves before it had failed$' "$work/out")" -eq 1 ]
     check "$1: tried again before the next is due" [ "$(ls -d "$2"/step_* | wc -l)" -ge 2 ]
     check "$1: the log names what is there" [ "$(logged "$2")" = "$(cd "$2" && echo step_*)" ]
 }

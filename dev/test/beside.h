@@ -18,7 +18,6 @@ static struct {
     pid_t pids[BESIDE_MAX];
     BesideCounts *counts; /* memory that all parts share */
     int n;                /* parts started since the last wait */
-    int index;            /* of this process among its parent's parts */
 } beside;
 
 /* Starts a part: BESIDE(test_thing(3)). Whatever it changes in memory stays in it. */
@@ -39,7 +38,6 @@ static BesideCounts *beside_begins(void) {
     beside.pids[i] = fork();
     beside.n = beside.pids[i] == 0 ? 0 : i + 1;
     if (beside.n > 0) return NULL;
-    beside.index = i;
     check_passed = check_failed = check_skipped = 0;
     return &beside.counts[i];
 }

@@ -12,7 +12,7 @@
 #include <unistd.h>
 #include "socket.h"
 
-static const double connect_seconds = 20, hello_seconds = 1;
+static const double connect_seconds = 20, hello_seconds = 5;
 
 /* What a rank says before anyone connects. */
 typedef struct Listener {

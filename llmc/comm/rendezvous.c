@@ -15,7 +15,7 @@
 
 enum { PROTOCOL = 1, SETTINGS_MAX = 1 << 16, GUESTS_MAX = 256 };
 static const uint64_t hello_magic = 0x6c6c6d632e686920, verdict_magic = 0x6c6c6d632e616c6c;
-static const double hello_seconds = 3, retry_seconds = 0.2, verdict_seconds = 3;
+static const double hello_seconds = 3, settings_seconds = 20, retry_seconds = 0.2, verdict_seconds = 3;
 
 typedef enum { WORK, WATCH } Kind;
 
@@ -64,13 +64,14 @@ static bool fail_twice(const Rendezvous *r, const Hello *h, Error *err) {
                 h->rank, r->hosts[h->rank], h->host);
 }
 
-/* Takes over the guest's connection, or closes it; false where it shows that the run cannot begin: it stays a guest. */
+/* Takes over the guest's connection, or closes it: of a stranger, or a rank that has gone again; false where it shows that
+ * the run cannot begin: it stays a guest. */
 static bool admit(Door *door, const Guest *guest, Error *err) {
     Rendezvous *r = door->r;
     const Hello *h = &guest->hello;
     const bool ours = h->magic == hello_magic && h->protocol == PROTOCOL && h->run == r->place.run &&
                       h->rank > 0 && h->settings_bytes <= SETTINGS_MAX && h->kind >= WORK && h->kind <= WATCH;
-    if (!ours) {
+    if (!ours || socket_is_closed(guest->fd)) {
         close(guest->fd);
         return true;
     }
@@ -190,7 +191,7 @@ static bool compare_settings(Door *door, const char *settings, Error *err) {
     bool ok = theirs || fail(err, EXIT_RUN, "out of memory");
     for (int i = 1; ok && i < r->ranks.n_ranks; i++) {
         const size_t n = door->settings_bytes[i];
-        ok = socket_receive(r->work[i], theirs, n, clock_seconds() + hello_seconds) ||
+        ok = socket_receive(r->work[i], theirs, n, clock_seconds() + settings_seconds) ||
              fail(err, EXIT_RUN, "rank %d (%s) has gone as soon as it was there", i, r->hosts[i]);
         if (!ok) break;
         theirs[n] = '\0';

@@ -21,7 +21,8 @@ double watchdog_seconds_silent = 8, watchdog_seconds_stuck = 60;
 enum {
     BEATS_PER_PERIOD = 16, /* of watchdog_seconds_silent */
     MS_FOR_LINES = 2000,   /* the end waits so long for a terminal that takes none */
-    MS_TO_BE_TOLD = 2000,  /* a rank that fails waits so long for rank 0 */
+    MS_TO_BE_TOLD = 6000,  /* a rank that fails waits so long for rank 0, which may have much else to do */
+    MS_FOR_VERDICT = 2000, /* a rank that lost a connection waits so long beyond the longest silence */
     MS_FOR_RANK_0 = 300,   /* a failure that all ranks have is rank 0's to say */
     LONGEST_STEPS = 10,    /* a step may take so many times the longest before it */
     MS_TO_HEAR = 500       /* rank 0's connections stay open so long behind its last word */
@@ -93,9 +94,11 @@ static void tell_all(MessageKind kind, const Error *what) {
 
 /* ---- the end ---- */
 
-/* Whatever holds up the last line, a terminal that nobody reads, say: the process ends. */
+/* Whatever holds up the last line, a terminal that nobody reads, say: the process ends. It waits in short pieces: one of them
+ * is all that passes while the whole process is stopped. */
 static void *end_anyway(void *exit_code) {
-    sleep_ms(MS_FOR_LINES);
+    enum { PIECES = 20 };
+    for (int i = 0; i < PIECES; i++) sleep_ms(MS_FOR_LINES / PIECES);
     _exit((int)(intptr_t)exit_code);
 }
 
@@ -210,13 +213,14 @@ static bool listen_to(Peer *p) {
     }
 }
 
-static void check(Peer *p) {
+/* At the time t: the same by which this process knows that it was stopped itself. */
+static void check(Peer *p, double t) {
     char why[80];
     if (p->fd < 0) return;
     if (!listen_to(p)) {
         if (p->phase != PHASE_END) lost(p, "its process is gone");
         p->fd = -1;
-    } else if (p->phase != PHASE_END && clock_seconds() - p->heard > watchdog_seconds_silent) {
+    } else if (p->phase != PHASE_END && t - p->heard > watchdog_seconds_silent) {
         snprintf(why, sizeof why, "no sign of life for %g s: stopped, or its host is gone",
                  watchdog_seconds_silent);
         lost(p, why);
@@ -282,7 +286,7 @@ static void *watch(void *polled) {
         for (int i = 0; was_stopped && i < dog.n_peers; i++) dog.peers[i].heard = t;
         if (was_stopped) dog.moved_at = t;
         last = t;
-        for (int i = 0; i < dog.n_peers; i++) check(&dog.peers[i]);
+        for (int i = 0; i < dog.n_peers; i++) check(&dog.peers[i], t);
         if (ranks_leads(dog.r->ranks)) check_progress(t);
     }
     free(polled);
@@ -357,7 +361,7 @@ void watchdog_die(const Error *err) {
 
 void watchdog_lost(const char *what) {
     Error err;
-    if (dog.r) sleep_ms((int)(watchdog_seconds_silent * 1e3) + MS_TO_BE_TOLD);
+    if (dog.r) sleep_ms((int)(watchdog_seconds_silent * 1e3) + MS_FOR_VERDICT);
     fail(&err, EXIT_RUN, "%s", what);
     watchdog_die(&err);
 }

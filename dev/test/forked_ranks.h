@@ -11,7 +11,7 @@
 #include "llmc/model/comm.h"
 #include "check.h"
 
-enum { FORKED_MAX = 8, FORKED_BYTES = 256 << 20, FORKED_SECONDS = 60 };
+enum { FORKED_MAX = 8, FORKED_BYTES = 256 << 20, FORKED_SECONDS = 600 /* should a rank hang */ };
 
 typedef struct ForkedShared {
     pthread_barrier_t barrier;

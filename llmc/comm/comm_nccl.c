@@ -22,8 +22,7 @@ static const size_t kernels_bytes = (size_t)453 << 20,
                     buffers_bytes[] = {[NCCL_LIGHT] = (size_t)124 << 20, [NCCL_HEAVY] = (size_t)853 << 20};
 static const int max_ctas[] = {[NCCL_LIGHT] = 4, [NCCL_HEAVY] = INT_MIN}; /* INT_MIN: as NCCL likes it */
 static bool is_loaded;                                                    /* a Comm was opened before */
-double nccl_seconds = 60;
-static const double close_seconds = 2;
+double nccl_seconds = 60, nccl_seconds_to_close = 2;
 
 typedef struct NcclComm {
     GroupComm group;
@@ -149,7 +148,7 @@ size_t comm_nccl_attached_bytes(const Comm *comm, int64_t n) {
 /* NCCL waits for the other ranks in the first, and for graphs that still hold calls in the second. */
 static void *finish(void *argument) {
     NcclComm *c = argument;
-    if (settled(c, c->nccl->ncclCommFinalize(c->handle), close_seconds) == NCCL_SUCCESS)
+    if (settled(c, c->nccl->ncclCommFinalize(c->handle), nccl_seconds_to_close) == NCCL_SUCCESS)
         c->nccl->ncclCommDestroy(c->handle);
     else
         c->nccl->ncclCommAbort(c->handle);
@@ -161,7 +160,7 @@ static bool disconnect_ranks(NcclComm *c) {
     pthread_t thread;
     struct timespec until;
     clock_gettime(CLOCK_REALTIME, &until);
-    until.tv_sec += (time_t)(2 * close_seconds);
+    until.tv_sec += (time_t)(2 * nccl_seconds_to_close);
     if (!c->handle) return true;
     if (pthread_create(&thread, NULL, finish, c) != 0) return false;
     if (pthread_timedjoin_np(thread, NULL, &until) == 0) return true;

@@ -8,6 +8,8 @@ enum { NCCL_OLDEST = 21800 }; /* 10000 major + 100 minor + patch */
 
 /* How long NCCL may take to start, and to queue a call: 60. Tests have a shorter time. */
 extern double nccl_seconds;
+/* How long a communicator may take to end: 2, and as long again where it is aborted. Tests have a longer time. */
+extern double nccl_seconds_to_close;
 
 typedef struct NcclHandle NcclHandle; /* a communicator */
 typedef enum { NCCL_SUCCESS = 0, NCCL_IN_PROGRESS = 7 } NcclResult;

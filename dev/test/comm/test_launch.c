@@ -4,6 +4,7 @@
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <termios.h>
@@ -14,7 +15,7 @@
 #include "dev/test/beside.h"
 #include "dev/test/folder.h"
 
-enum { N = 3 };
+enum { N = 3, LIMIT = 100 /* seconds: more than anything here takes on a busy machine */ };
 
 /* ---- a rank ---- */
 
@@ -22,6 +23,13 @@ static volatile sig_atomic_t caught;
 
 static void catch_signal(int number) {
     caught = number;
+}
+
+/* The parent does nothing for a rank: it ends by itself, which shows. */
+static const char *alarm_note;
+static void note_alarm(int number) {
+    close(open(alarm_note, O_CREAT | O_WRONLY, 0600));
+    _exit(number);
 }
 
 static void leave_note(const char *out, const char *name, int rank, const char *text) {
@@ -48,8 +56,11 @@ static int be_rank(int argc, char **argv) {
     const char *what = argv[1], *out = argv[2];
     const int rank = atoi(getenv("RANK"));
     const bool resumes = argc > 3 && strcmp(argv[argc - 1], "--resume") == 0;
-    char pid[16];
-    alarm(30); /* whatever becomes of its parent */
+    char pid[16], late[300];
+    snprintf(late, sizeof late, "%s/late", out);
+    alarm_note = late;
+    signal(SIGALRM, note_alarm);
+    alarm(LIMIT);
     signal(SIGTERM, catch_signal);
     signal(SIGUSR1, catch_signal);
     snprintf(pid, sizeof pid, "%d", (int)getpid());
@@ -114,7 +125,7 @@ static pid_t pid_of(int rank) {
 }
 
 static bool wait_for(bool (*is_so)(void)) {
-    for (int i = 0; i < 200 && !is_so(); i++) usleep(50000);
+    for (const double until = clock_seconds() + LIMIT; !is_so() && clock_seconds() < until;) usleep(20000);
     return is_so();
 }
 
@@ -139,12 +150,16 @@ static bool all_asked(void) {
 /* Of a run in which nothing happens: some 0.3 s with CUDA's libraries, and seconds on a busy machine. */
 static double run_seconds;
 
-static void test_place(void) {
-    char name[32], expected[40];
+static void time_run(void) {
     const double begun = clock_seconds();
-    unsetenv("OMP_NUM_THREADS");
     CHECK(end(start("place", N, 0)) == 0, "exit code");
     run_seconds = clock_seconds() - begun;
+}
+
+static void test_place(void) {
+    char name[32], expected[40];
+    unsetenv("OMP_NUM_THREADS");
+    time_run();
     for (int i = 0; i < N; i++) {
         snprintf(name, sizeof name, "place_%d", i);
         snprintf(expected, sizeof expected, "%d/3 %d/3 %d 1", i, i, i == 0);
@@ -152,17 +167,33 @@ static void test_place(void) {
     }
 }
 
-/* `said`: what stands on stderr, "" for nothing. The others have 3 s to end: from `least` to `most` s, beside what up to
- * three runs take by themselves. */
-static void test_bad(const char *what, int restarts, int code, const char *said, double least, double most) {
+/* `said`: what stands on stderr, "" for nothing. Returns how long it took. */
+static double test_end(const char *what, int restarts, int code, const char *said) {
     const double begun = clock_seconds();
     const int got = end(start(what, N, restarts));
     const double seconds = clock_seconds() - begun;
     CHECK(got == code, "%s: exit code %d", what, got);
     CHECK(*said ? strstr(text_of("said"), said) != NULL : !*text_of("said"), "%s: says %s", what,
           text_of("said"));
-    CHECK(seconds >= least && seconds < most + 4 * run_seconds, "%s: after %.1f s", what, seconds);
-    CHECK(all_gone(), "%s: a process is left", what);
+    CHECK(all_gone() && access(path_of("late"), F_OK) != 0, "%s: a process is left", what);
+    return seconds;
+}
+
+/* The others would go on: they have 3 s to end, then the parent ends them. */
+static void test_left(const char *what, int restarts, int code, const char *said) {
+    const double seconds = test_end(what, restarts, code, said);
+    CHECK(seconds >= 3, "%s: after %.1f s", what, seconds);
+}
+
+/* All have ended: the parent waits for nobody, and takes what up to three runs take by themselves. Where the machine held
+ * them up, it is tried again. */
+static void test_ended(const char *what, int restarts, int code, const char *said) {
+    double seconds = INFINITY;
+    for (int again = 0; again < 6 && seconds > 2.5 + 4 * run_seconds; again++) {
+        if (again) time_run();
+        seconds = test_end(what, restarts, code, said);
+    }
+    CHECK(seconds <= 2.5 + 4 * run_seconds, "%s: after %.1f s", what, seconds);
 }
 
 /* A parent that cannot open its pipe says so. */
@@ -181,7 +212,6 @@ static void test_no_files(void) {
 static pid_t start_and_wait(const char *what, int restarts) {
     const pid_t parent = start(what, N, restarts);
     CHECK(wait_for(all_there), "%s: not started", what);
-    usleep(200000);
     return parent;
 }
 
@@ -206,11 +236,13 @@ static void test_asked_then_failing(void) {
           text_of("said"));
 }
 
+/* The ranks are this process's, then. */
 static void test_parent_killed(void) {
+    prctl(PR_SET_CHILD_SUBREAPER, 1);
     const pid_t parent = start_and_wait("wait", 5);
     kill(parent, SIGKILL);
     end(parent);
-    CHECK(wait_for(all_gone), "ranks outlive their parent");
+    for (int i = 0; i < N; i++) CHECK(end(pid_of(i)) == -SIGKILL, "rank %d outlives its parent", i);
 }
 
 /* The reader of a pipe is gone before there is anything to say. */
@@ -256,11 +288,11 @@ static void close_folder(void) {
 int main(int argc, char **argv) {
     if (argc > 2) return be_rank(argc, argv);
     ALONE(test_place());
-    ALONE(test_bad("crash", 0, EXIT_RUN, "error: rank 0 was ended by signal 6", 0, 2.5));
-    ALONE(test_bad("again", 2, 0, "restart 1 of 2, from the newest checkpoint\n", 0, 2.5));
-    ALONE(test_bad("never", 2, EXIT_RUN, "restart 2 of 2, from the newest checkpoint\n", 0, 2.5));
-    CASE(test_bad("input", 2, EXIT_INPUT, "", 2.5, 6));
-    CASE(test_bad("killed", 0, EXIT_RUN, "error: rank 1 was ended by signal 9 (Killed)", 2.5, 6));
+    ALONE(test_ended("crash", 0, EXIT_RUN, "error: rank 0 was ended by signal 6"));
+    ALONE(test_ended("again", 2, 0, "restart 1 of 2, from the newest checkpoint\n"));
+    ALONE(test_ended("never", 2, EXIT_RUN, "restart 2 of 2, from the newest checkpoint\n"));
+    CASE(test_left("input", 2, EXIT_INPUT, ""));
+    CASE(test_left("killed", 0, EXIT_RUN, "error: rank 1 was ended by signal 9 (Killed)"));
     CASE(test_no_files());
     CASE(test_asked_then_ended());
     CASE(test_interrupted());

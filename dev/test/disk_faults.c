@@ -6,6 +6,7 @@
  *   ROOM=N                the disk has N bytes free
  *   FULL=PART:N           the first N openings of new files whose path has PART in it fail: no space left
  *   SLOW=MS               every fsync takes so many milliseconds
+ *   HOLD=PATH             an fsync of a file waits until there is no file PATH
  *   VANISH=K              at the K-th opening of a file below a directory step_*, that directory gets another name */
 #include <dirent.h>
 #include <errno.h>
@@ -22,10 +23,11 @@
 
 int fsync(int fd) {
     struct stat info;
-    const char *slow = getenv("SLOW");
+    const char *slow = getenv("SLOW"), *hold = getenv("HOLD");
+    const int is_folder = fstat(fd, &info) == 0 && S_ISDIR(info.st_mode);
     if (slow) usleep(1000u * (unsigned)atoi(slow));
-    if (!getenv("NO_DIRECTORY_SYNC") || fstat(fd, &info) || !S_ISDIR(info.st_mode))
-        return (int)syscall(SYS_fsync, fd);
+    while (hold && !is_folder && access(hold, F_OK) == 0) usleep(10000);
+    if (!getenv("NO_DIRECTORY_SYNC") || !is_folder) return (int)syscall(SYS_fsync, fd);
     errno = EINVAL;
     return -1;
 }

@@ -1,8 +1,12 @@
 # What the tests that run a program as a user share. Sourced, after test=NAME: a temporary folder in $work that goes when
 # the test ends, counts, and the closing line.
 passed=0 failed=0 skipped=0
+export OMP_WAIT_POLICY="${OMP_WAIT_POLICY:-passive}"
+child= # what runs beside this script, until it has ended
 work=$(mktemp -d) || exit 1
-trap 'chmod -R u+w "$work"; rm -rf "$work"' EXIT
+trap '[ -z "$child" ] || kill -KILL "$child" 2>/dev/null; chmod -R u+w "$work"; rm -rf "$work"' EXIT
+trap 'exit 130' INT
+trap 'exit 143' TERM
 
 # run ARGS...: $program on the CPU; output in $work/out and $work/err, exit code in $status. Some tests have a form of their own.
 run() {
@@ -38,13 +42,36 @@ start() {
     "$program" --device cpu "$@" >"$work/out" 2>"$work/err" </dev/null &
     child=$!
 }
-# ended: waits for $child, ten seconds at most; its exit code in $status, the tenths of a second that it took at least in $i.
-is_gone() { ! kill -0 $child 2>/dev/null; }
+# is_gone: $child has ended; a zombie has, which not every shell collects before `wait`.
+is_gone() { ! kill -0 "$child" 2>/dev/null || grep -qs '^State:.Z' "/proc/$child/status"; }
+# ended: waits for $child; its exit code in $status. One that never ends is killed.
 ended() {
     await is_gone
-    kill -KILL $child 2>/dev/null
-    wait $child
+    is_gone || kill -KILL "$child"
+    wait "$child"
     status=$?
+    child=
+}
+# is_stopped PID...: all their threads; one that is in a call of the system is found by the signal later.
+is_stopped() {
+    for process in "$@"; do
+        ! grep -hs '^State:' "/proc/$process/task/"*/status | grep -qv '^State:.[TZ]' || return 1
+    done
+}
+# has_steps N LOG: a log.jsonl has so many steps or more.
+has_steps() { [ "$(cat "$2" 2>/dev/null | grep -c '"norm"')" -ge "$1" ]; }
+# computes: from now on $child has computed for 0.2 s, however long that takes: it is well behind what it said last.
+computes() {
+    computed=$(cpu_time)
+    await has_computed $((computed + 20))
+}
+has_computed() { [ "$(cpu_time)" -ge "$1" ]; }
+cpu_time() { sed 's/.*) //' "/proc/$child/stat" 2>/dev/null | awk '{ n = $12 + $13 } END { print n + 0 }'; } # in hundredths of a second; 0 where it is gone
+# ranks_of PID: the processes that --gpus started there, by rank.
+ranks_of() {
+    for process in $(grep -ls "^PPid:[^0-9]*$1\$" /proc/[0-9]*/status | cut -d / -f 3); do
+        echo "$(tr '\0' '\n' 2>/dev/null <"/proc/$process/environ" | sed -n 's/^RANK=//p') $process"
+    done | sort -n | sed 's/.* //'
 }
 # check NAME CONDITION...: counts one condition; the last run's output ($work/out, $work/err) is shown where it fails.
 check() {
@@ -71,10 +98,17 @@ command_refuses() {
     status=$?
     refused "$*" "$case_pattern"
 }
-# await COMMAND...: until it succeeds, ten seconds at most.
+# await COMMAND...: until it succeeds. Two minutes at most, for a busy machine; once $child is gone nothing comes any more.
 await() {
-    i=0
-    until "$@" || [ $i -ge 100 ]; do sleep 0.1; i=$((i + 1)); done
+    looks=0
+    until "$@"; do
+        if [ $looks -ge 1300 ] || { [ -n "$child" ] && is_gone; }; then
+            "$@" # once more: the child may have done it last
+            return
+        fi
+        if [ $looks -lt 100 ]; then sleep 0.01; else sleep 0.1; fi
+        looks=$((looks + 1))
+    done
 }
 # Whether scripts that time the trainer on a card can be seen to refuse: it is built, and there is none.
 card_is_missing() { [ -x ./train_gpt2cu ] && ! nvidia-smi -L >/dev/null 2>&1; }

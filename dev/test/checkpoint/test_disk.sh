@@ -184,15 +184,12 @@ run $training --steps 2 --model-only --out "$work/weights"
 refuses "a new run beside weights alone" '^error: --out .*/weights: holds step_00000002, .* holds weights only, .*cannot be resumed; hint: move it away, or another --out$' $training --steps 4 --out "$work/weights"
 
 # ---- a folder that vanishes ----
-has_steps() { [ "$(cat "$2" 2>/dev/null | grep -c '"norm"')" -ge "$1" ]; }
 for how in moved removed; do
-    "$program" --device cpu $training --steps 100000000 --out "$work/vanishing" >"$work/out" 2>"$work/err" &
-    child=$!
+    start $training --steps 100000000 --out "$work/vanishing"
     await has_steps 3 "$work/vanishing/log.jsonl"
     if [ $how = moved ]; then mv "$work/vanishing" "$work/vanished"; else rm -r "$work/vanishing"; fi
     kill -TERM $child
-    wait $child
-    status=$?
+    ended
     check "--out is $how: exit code $status" [ "$status" -eq 0 ]
     check "--out is $how: said" grep -qE '^warning: --out .*/vanishing: the folder is gone' "$work/err"
     check "--out is $how: the log goes on there" [ -e "$work/vanishing/log.jsonl" ]
@@ -295,20 +292,27 @@ check "no room, --keep 1: the only good one stays" [ -s "$out/step_00000012/mode
 
 # logged FOLDER: the checkpoints that its log names, in order of their steps.
 logged() { sed -n 's/.*"checkpoint": *"\(step_[0-9]*\)".*/\1/p' "$1/log.jsonl" | sort | xargs; }
-# fails_twice NAME FOLDER: of a run whose first two saves failed.
+# fails_twice NAME FOLDER ARGS...: a run whose first two saves fail; each is tried again before the next one is due. Where the
+# thread that saves had no core meanwhile, the run says nothing of that: another, up to five.
 fails_twice() {
+    what=$1 folder=$2
+    shift 2
+    for try in 1 2 3 4 5; do
+        rm -rf "$folder"
+        faulty FULL=optimizer.safetensors:2 $training "$@" --steps 600 --save-every 200 --out "$folder"
+        [ "$(ls -d "$folder"/step_* | wc -l)" -lt 3 ] || break
+    done
+    set -- "$what" "$folder"
     check "$1: exit code $status" [ "$status" -eq 0 ]
     check "$1: on stderr" [ "$(grep -cE '^warning: checkpoint of step [0-9]+ not saved: .*No space left' "$work/err")" -eq 2 ]
     check "$1: in the log" [ "$(grep -cE '^\{"step": [0-9]+, "save_failed": "checkpoint of step .*No space left.*"\}$' "$2/log.jsonl")" -eq 2 ]
     check "$1: nothing else is on stderr" [ "$(wc -l <"$work/err")" -eq 2 ]
     check "$1: said when they go well again" [ "$(grep -c '^step [0-9]* is saved; the saves before it had failed$' "$work/out")" -eq 1 ]
-    check "$1: tried again before the next is due" [ "$(ls -d "$2"/step_* | wc -l)" -ge 2 ]
+    check "$1: tried again before the next is due" [ "$(ls -d "$2"/step_* | wc -l)" -ge 3 ]
     check "$1: the log names what is there" [ "$(logged "$2")" = "$(cd "$2" && echo step_*)" ]
 }
-faulty FULL=optimizer.safetensors:2 $training --steps 150 --save-every 50 --out "$work/full"
 fails_twice "a save that fails" "$work/full"
-faulty FULL=optimizer.safetensors:2 $training --gpus 2 --steps 150 --save-every 50 --out "$work/full2"
-fails_twice "a save that fails, two ranks" "$work/full2"
+fails_twice "a save that fails, two ranks" "$work/full2" --gpus 2
 faulty FULL=optimizer.safetensors:99 $training --steps 12 --save-every 4 --out "$work/fuller"
 check "the last save fails: exit code $status" [ "$status" -eq 1 ]
 check "the last save fails: said last" [ "$(tail -n 1 "$work/err" | grep -c '^error: checkpoint of step 12 not saved')" -eq 1 ]
@@ -335,31 +339,38 @@ unset SLOW
 out=$work/run
 
 # ---- a slow disk: training goes on while a checkpoint is written ----
-faulty SLOW=30 $training --steps 6 --save-every 2 --out "$work/slow"
+# No file is written to its end before step 4 is done, and the next save waits for that.
+: >"$work/hold"
+SLOW=20 HOLD=$work/hold LD_PRELOAD=$faults "$program" --device cpu $training --steps 12 --save-every 2 --out "$work/slow" >"$work/out" 2>"$work/err" </dev/null &
+child=$!
+await has_steps 4 "$work/slow/log.jsonl"
+sleep 0.2
+rm "$work/hold"
+ended
 check "a slow disk: exit code $status" [ "$status" -eq 0 ]
 check "a slow disk: step 3 comes before the checkpoint of step 2" [ "$(grep -nE '"step": 3, "loss"' "$work/slow/log.jsonl" | cut -d : -f 1)" -lt "$(grep -n '"checkpoint": "step_00000002"' "$work/slow/log.jsonl" | cut -d : -f 1)" ]
 check "a slow disk: one at a time, said once" [ "$(grep -c '^a save took .* hint: a larger --save-every' "$work/out")" -eq 1 ]
-check "a slow disk: all are there" [ "$(logged "$work/slow")" = "step_00000002 step_00000004 step_00000006" ]
-run $training --steps 6 --save-every 2 --out "$work/fast"
+check "a slow disk: all are there" [ "$(logged "$work/slow" | tr -d _a-z0)" = "2 4 6 8 1 12" ]
+run $training --steps 12 --save-every 2 --out "$work/fast"
 for step in 2 4 6; do
     check "a slow disk: step $step has the bytes of a fast one" cmp -s "$work/fast/step_0000000$step/optimizer.safetensors" "$work/slow/step_0000000$step/optimizer.safetensors"
 done
 is_writing() { [ -n "$(ls -d "$work"/cut/.tmp-step_* 2>/dev/null)" ] && [ -e "$work/cut/step_00000002" ]; }
 stopped_while_writing() {
     kill -STOP $child
+    until is_stopped $child; do sleep 0.01; done
     is_writing && return
     kill -CONT $child 2>/dev/null
     return 1
 }
 for signal in TERM KILL; do
     rm -rf "$work/cut"
-    SLOW=30 LD_PRELOAD=$faults "$program" --device cpu $training --steps 100000000 --save-every 2 --out "$work/cut" >"$work/out" 2>"$work/err" &
+    SLOW=30 LD_PRELOAD=$faults "$program" --device cpu $training --steps 100000000 --save-every 2 --out "$work/cut" >"$work/out" 2>"$work/err" </dev/null &
     child=$!
     await stopped_while_writing
     kill -$signal $child
     kill -CONT $child 2>/dev/null
-    wait $child
-    status=$?
+    ended
     last=$(cd "$work/cut" && ls -d step_* | tail -n 1)
     if [ $signal = TERM ]; then
         check "SIGTERM while a thread writes: exit code $status" [ "$status" -eq 0 ]
@@ -389,7 +400,8 @@ check "sampling while its checkpoint goes: all openings are tried ($k)" eval '[ 
 
 "$program" --device cpu $training --steps 100000000 --save-every 1 --keep 1 --out "$work/pruning" >/dev/null 2>&1 </dev/null &
 child=$!
-await test -n "$(ls -d "$work"/pruning/step_* 2>/dev/null)"
+is_saved() { [ -n "$(ls -d "$work"/pruning/step_* 2>/dev/null)" ]; }
+await is_saved
 await has_steps 3 "$work/pruning/log.jsonl"
 n_failed=0
 for i in 1 2 3 4 5 6 7 8 9 10; do
@@ -398,5 +410,5 @@ for i in 1 2 3 4 5 6 7 8 9 10; do
 done
 check "sampling beside a run that prunes ($n_failed of 10 failed)" [ "$n_failed" -eq 0 ]
 kill -TERM $child
-wait $child
+ended
 finish

@@ -15,29 +15,27 @@ host=$(cat /proc/sys/kernel/hostname)
 export OMP_NUM_THREADS=1
 
 weights() { cat "$1/step_00000500/model.safetensors" "$1/step_00000500/optimizer.safetensors" | cksum; }
-has_steps() { [ "$(cat "$2/log.jsonl" 2>/dev/null | grep -c '"norm"')" -ge "$1" ]; }
 now() { sed 's/ .*//' /proc/uptime; }
-# ranks_of PARENT: their pids, by rank.
-ranks_of() {
-    for p in /proc/[0-9]*; do
-        [ "$(sed 's/.*) . //; s/ .*//' "$p/stat" 2>/dev/null)" = "$1" ] || continue
-        echo "$(tr '\0' '\n' 2>/dev/null <"$p/environ" | sed -n 's/^RANK=//p') ${p#/proc/}"
-    done | sort -n | sed 's/.* //'
-}
+# since TIME: whole seconds.
+since() { echo "$1 $(now)" | awk '{ print int($2 - $1) }'; }
 
 # disturb NAME SIGNAL RANK STEPS: a run, and the signal to a rank of it after so many steps. Leaves in $work/NAME: out, err, status, took (seconds
-# from the signal to the end) and left (ranks that are there still).
+# from the signal to the end) and left (ranks that are there still). A run that was over before says nothing: another, up to ten.
 disturb() {
     mkdir "$work/$1"
-    "$program" $job --out "$work/$1/run" >"$work/$1/out" 2>"$work/$1/err" </dev/null &
-    parent=$!
-    await has_steps "$4" "$work/$1/run"
-    ranks=$(ranks_of $parent)
-    begun=$(now)
-    kill "-$2" "$(echo "$ranks" | sed -n "$(($3 + 1))p")"
-    wait $parent
-    echo $? >"$work/$1/status"
-    echo "$begun $(now)" | awk '{ print int($2 - $1) }' >"$work/$1/took"
+    for try in 1 2 3 4 5 6 7 8 9 10; do
+        rm -rf "${work:?}/$1/run"
+        "$program" $job --out "$work/$1/run" >"$work/$1/out" 2>"$work/$1/err" </dev/null &
+        child=$!
+        await has_steps "$4" "$work/$1/run/log.jsonl"
+        ranks=$(ranks_of $child)
+        begun=$(now)
+        kill "-$2" $(echo "$ranks" | sed -n "$(($3 + 1))p") 2>/dev/null
+        ended
+        [ "$status" -eq 0 ] || break
+    done
+    echo "$status" >"$work/$1/status"
+    since "$begun" >"$work/$1/took"
     for p in $ranks; do [ -d "/proc/$p" ] && echo "$p"; done >"$work/$1/left"
 }
 # judge NAME RANK WHY: how it ended, and what becomes of it.
@@ -45,7 +43,7 @@ judge() {
     cp "$work/$1/out" "$work/$1/err" "$work"
     status=$(cat "$work/$1/status") took=$(cat "$work/$1/took")
     check "$1: exit code $status, expected 1" [ "$status" -eq 1 ]
-    check "$1: $took s, expected less than 15" [ "$took" -lt 15 ]
+    check "$1: $took s, expected less than $soon" [ "$took" -lt $soon ]
     check "$1: ranks are left: $(cat "$work/$1/left")" [ ! -s "$work/$1/left" ]
     check "$1: one line on stderr" [ "$(wc -l <"$work/$1/err")" -eq 1 ]
     check "$1: says who and why" grep -qE "^error: rank $2 \($host\), (in|before|at) [a-z0-9 ]+: $3; (no checkpoint was saved|the newest whole checkpoint is of step [0-9]+, in $work/$1/run)$" "$work/$1/err"
@@ -55,34 +53,43 @@ judge() {
     rm -rf "${work:?}/$1"
 }
 
+begun=$(now)
 "$program" $job --out "$work/whole" >"$work/out" 2>"$work/err" </dev/null
+soon=$((20 + $(since "$begun"))) # 8 s of silence, and what a busy machine adds; three times 8 are too many
 check "an undisturbed run: exit code $?" [ -f "$work/whole/step_00000500/model.safetensors" ]
 whole=$(weights "$work/whole")
 
 # suspend: ctrl-Z, and later fg.
 suspend() {
-    "$program" $job --out "$work/suspended" >"$work/suspended.out" 2>"$work/suspended.err" </dev/null &
-    parent=$!
-    await has_steps 25 "$work/suspended"
-    kill -TSTP $parent
-    sleep 1
-    steps=$(grep -c '"norm"' "$work/suspended/log.jsonl")
+    for try in 1 2 3 4 5 6 7 8 9 10; do
+        rm -rf "$work/suspended"
+        "$program" $job --out "$work/suspended" >"$work/suspended.out" 2>"$work/suspended.err" </dev/null &
+        child=$!
+        await has_steps 25 "$work/suspended/log.jsonl"
+        ranks=$(ranks_of $child)
+        kill -TSTP $child
+        await is_stopped $child $ranks
+        steps=$(grep -c '"norm"' "$work/suspended/log.jsonl")
+        [ "$steps" -eq 500 ] || break # else it was over before
+        kill -CONT $child
+        ended
+    done
     sleep 10
     [ "$(grep -c '"norm"' "$work/suspended/log.jsonl")" = "$steps" ] && [ "$steps" -lt 500 ] && : >"$work/stood"
-    kill -CONT $parent
-    wait $parent
-    echo $? >"$work/suspended.status"
+    kill -CONT $child
+    ended
+    echo "$status" >"$work/suspended.status"
 }
 # wait_for_disk: a save takes nine seconds, many thousand steps, and the next one waits for it: no rank hangs.
 wait_for_disk() {
-    SLOW=1000 LLMC_STUCK_SECONDS=1 LD_PRELOAD=$slows "$program" $tiny --steps 100 --gpus 3 --out "$work/slow" >"$work/slow.out" 2>"$work/slow.err" </dev/null
+    SLOW=1000 LLMC_STUCK_SECONDS=5 LD_PRELOAD=$slows "$program" $tiny --steps 100 --gpus 3 --out "$work/slow" >"$work/slow.out" 2>"$work/slow.err" </dev/null
     echo $? >"$work/slow.status"
 }
 # These take ten seconds and more, and wait; the faults below come meanwhile.
 for rank in 0 1 2; do disturb "stopped-$rank" STOP $rank 25 & done
 suspend &
 slows=$work/disk_faults.so
-${CC:-cc} -D_GNU_SOURCE -shared -fPIC -o "$slows" dev/test/disk_faults.c -ldl 2>"$work/err" && wait_for_disk &
+${CC:-cc} -D_GNU_SOURCE -shared -fPIC -o "$slows" dev/test/disk_faults.c -ldl 2>"$work/slow.err" && wait_for_disk &
 
 for rank in 0 1 2; do
     kill=1
@@ -101,12 +108,11 @@ preloaded() {
     rm -f "$switch"
     LD_PRELOAD=$library "$program" $tiny --steps 100000 "$@" --out "$work/$case" >"$work/out" 2>"$work/err" </dev/null &
     child=$!
-    await has_steps 125 "$work/$case"
+    await has_steps 125 "$work/$case/log.jsonl"
     begun=$(now)
     : >"$switch"
-    wait $child
-    status=$?
-    took=$(echo "$begun $(now)" | awk '{ print int($2 - $1) }')
+    ended
+    took=$(since "$begun")
     check "$case: exit code $status, expected 1" [ "$status" -eq 1 ]
     check "$case: one line on stderr" [ "$(wc -l <"$work/err")" -eq 1 ]
 }
@@ -135,11 +141,12 @@ fi
 hang() {
     export HANG_RANK=$1
     preloaded "hung-$1" "$hangs" "$HANG_WHILE" --gpus 3
-    check "$case: $took s, expected less than 30" [ "$took" -lt 30 ]
+    waited=$(sed -n 's/.* done for \([0-9]*\) s, .*/\1/p' "$work/err") # of a busy machine's longest step ten times
+    check "$case: $took s, expected less than ${waited:-0} + $soon" [ "$took" -lt $((${waited:-0} + soon)) ]
     check "$case: says so" grep -qE "^error: in [a-z0-9 ]+: no rank has got anything done for [0-9]+ s, a step took [0-9.]+ s at most: a GPU or a link hangs; .* is of step [0-9]+, in $work/hung-$1$" "$work/err"
 }
 hangs=$work/hang.so
-export HANG_WHILE="$work/hang" LLMC_STUCK_SECONDS=1
+export HANG_WHILE="$work/hang" LLMC_STUCK_SECONDS=3
 if ${CC:-cc} -D_GNU_SOURCE -shared -fPIC -o "$hangs" dev/test/hang.c -ldl -lpthread 2>"$work/err"; then
     hang 0
     hang 2

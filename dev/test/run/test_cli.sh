@@ -13,8 +13,6 @@ elsewhere() {
     status=$?
 }
 has_checkpoint() { [ -n "$(ls -d "$1"/step_* 2>/dev/null)" ]; }
-# has_steps N LOG: that many steps or more.
-has_steps() { [ "$(cat "$2" 2>/dev/null | grep -c '"norm"')" -ge "$1" ]; }
 tiny="--model nano --layers 2 --heads 2 --channels 32 --batch 2 --seq 16 --warmup 2 --eval-batches 2 --sample-tokens 20 --seed 7"
 # refuses NAME PATTERN ARGS...: exit 2, exactly one line on stderr, and the line says what PATTERN (a grep -E) demands.
 refuses() {
@@ -371,8 +369,7 @@ refuses "two runs in one folder" 'another run' $tiny --train "$work/text.txt" --
 run $tiny --memory --resume --out "$work/signal"
 check "--memory beside a run: exit code $status" [ "$status" -eq 0 ]
 kill -TERM $child
-wait $child
-status=$?
+ended
 check "SIGTERM: exit code $status" [ "$status" -eq 0 ]
 check "SIGTERM: a checkpoint" has_checkpoint "$work/signal"
 check "SIGTERM: a last line" grep -q '^done: step' "$work/out"
@@ -384,7 +381,7 @@ child=$!
 await has_checkpoint "$work/killed"
 refuses "a folder in use, before its checkpoints are looked at" 'another run' --model d12 --train "$work/text.txt" --out "$work/killed" --resume
 kill -KILL $child
-wait $child 2>/dev/null
+ended
 newest=$(ls -d "$work"/killed/step_* | tail -n 1)
 last=$(expr "${newest##*step_}" + 7)
 run $steady --steps "$last" --out "$work/killed" --resume

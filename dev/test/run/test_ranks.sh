@@ -20,16 +20,22 @@ near() {
     [ -s "$work/a" ] && [ "$(wc -l <"$work/a")" -eq "$(wc -l <"$work/b")" ] &&
         paste -d' ' "$work/a" "$work/b" | awk '{ for (i = 1; i <= NF / 2; i++) { d = $i / $(i + NF / 2) - 1; if (d < -1e-6 || d > 1e-6) exit 1 } }'
 }
-# Processes that have $work in their command line, but this script.
-left() { pgrep -f -- "--out $work/$1" >"$work/left"; }
-none_left() { ! left "$1"; }
-has_steps() { [ "$(cat "$2" 2>/dev/null | grep -c '"norm"')" -ge "$1" ]; }
-# rank R N FLAGS...: a process as a launcher starts it; output in $work/out_R and $work/err_R.
+# none_left NAME: no process has $work/NAME in its command line.
+none_left() {
+    echo "$work/$1" >"$work/name" # in a file: grep has a command line, too
+    ! grep -qsaF -f "$work/name" /proc/[0-9]*/cmdline
+}
+# next_port: $port, which nobody uses. Below those that the system gives away.
 port=$((20000 + $$ % 10000))
+next_port() {
+    port=$((20000 + (port + 1) % 10000))
+    while grep -qs ":$(printf %04X $port) " /proc/net/tcp /proc/net/tcp6; do port=$((20000 + (port + 1) % 10000)); done
+}
+# rank R N FLAGS...: a process as a launcher starts it; output in $work/out_R and $work/err_R.
 rank() {
     r=$1 n=$2
     shift 2
-    RANK=$r WORLD_SIZE=$n LOCAL_RANK=$r MASTER_ADDR=localhost MASTER_PORT=$port LLMC_JOIN_SECONDS=${patience:-15} "$program" --device cpu "$@" >"$work/out_$r" 2>"$work/err_$r" </dev/null
+    RANK=$r WORLD_SIZE=$n LOCAL_RANK=$r MASTER_ADDR=localhost MASTER_PORT=$port LLMC_JOIN_SECONDS=${patience:-120} "$program" --device cpu "$@" >"$work/out_$r" 2>"$work/err_$r" </dev/null
 }
 lines() { cat "$@" | wc -l; }
 
@@ -71,6 +77,7 @@ run $short --gpus 2 --out "$work/of_2" --resume
 check "a finished run says so once: exit code $status" [ "$(grep -c '^finished: ' "$work/out")" -eq 1 ]
 
 # ---- a launcher's ranks ----
+next_port
 rank 1 2 $short --out "$work/launched" &
 rank 0 2 $short --out "$work/launched"
 status=$?
@@ -80,18 +87,21 @@ check "a launcher's ranks: losses and norms of one" near "$work/one" "$work/laun
 run $(echo "$short" | sed 's/--steps 5/--steps 6/') --gpus 2 --out "$work/launched" --resume
 check "a launcher's ranks go on by --gpus: as many" [ "$(sed -n 's/^note: --\([a-z]*\) was .*/\1/p' "$work/out" | tr '\n' ,)" = steps, ]
 check "a launcher's ranks: rank 1 prints nothing" [ "$(lines "$work/out_1" "$work/err_1")" -eq 0 ]
+next_port
 rank 1 2 $short --lr 1e-3 &
 rank 0 2 $short --lr 2e-3
 status=$?
 wait
 cat "$work/err_0" "$work/err_1" >"$work/err"
 refused "another flag on one rank" '^error: rank 1 \(.*\) has --lr 0.001, rank 0 \(.*\) has --lr 0.002; hint: '
+next_port
 rank 1 2 $short --overfit &
 rank 0 2 $short
 status=$?
 wait
 cat "$work/err_0" "$work/err_1" >"$work/err"
 refused "a switch on one rank" '^error: rank 1 \(.*\) has --overfit, rank 0 \(.*\) has no --overfit; hint: '
+next_port
 rank 1 2 $short &
 rank 0 2 $short --out "$work/nobodys"
 status=$?
@@ -104,6 +114,7 @@ head -n 150 "$work/text.txt" >"$work/elsewhere/text.txt"
 # less_text FLAG WHAT: rank 1 has less of the text.txt that FLAG names.
 less_text() {
     here=$(echo "$short" | sed "s: --train [^ ]*: --train $work/text.txt $1 text.txt:; s: --train [^ ]* --train: --train:")
+    next_port
     (cd "$work/elsewhere" && rank 1 2 $here) &
     (cd "$work" && rank 0 2 $here)
     status=$?
@@ -113,6 +124,7 @@ less_text() {
 }
 less_text --train 'of --train'
 less_text --val 'to validate'
+next_port
 rank 1 3 $tiny --batch 2 &
 rank 0 2 $tiny --batch 2
 status=$?
@@ -120,12 +132,13 @@ wait
 cat "$work/err_0" "$work/err_1" >"$work/err"
 refused "another number of ranks" '^error: rank 1 \(.*\) was started as one of 3 ranks, rank 0 \(.*\) as one of 2; hint: '
 patience=1
+next_port
 rank 0 3 $tiny --batch 2
 status=$?
 cp "$work/err_0" "$work/err"
 check "nobody joins: exit code $status" [ "$status" -eq 1 ]
 check "nobody joins: the line" grep -qE '^error: ranks 1-2 of 3 did not come to rank 0 ' "$work/err"
-patience=15
+patience=
 
 # ---- refusals ----
 run $short --gpus 3
@@ -183,7 +196,7 @@ kill -USR1 $child
 await grep -q '^saved step .* on request' "$work/out"
 check "SIGUSR1: saved" grep -q '^saved step .* on request' "$work/out"
 kill -KILL $child
-wait $child 2>/dev/null
+ended
 await none_left asked
 check "a parent that is killed leaves no process" none_left asked
 
@@ -201,8 +214,7 @@ run --layers 1 --heads 2 --channels 32 --seq 16 --gpus 1000 --train "$work/nowhe
 start $long --save-every 5 --keep 2 --gpus 2 --restarts 1 --out "$work/again"
 has_checkpoint() { [ -n "$(ls -d "$work"/again/step_* 2>/dev/null)" ]; }
 await has_checkpoint
-victim=$(pgrep -P $child | tail -n 1)
-kill -KILL "$victim"
+kill -KILL "$(ranks_of $child | tail -n 1)"
 await grep -q '^restart 1 of 1' "$work/err"
 trains_again() { sed '1,/^resumed/d' "$work/out" | grep -q '^step '; }
 await trains_again

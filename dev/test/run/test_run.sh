@@ -16,7 +16,6 @@ failed_with() {
 # Checksums of all checkpoints in a folder, by name.
 sums() { (cd "$1" && cksum step_*/* 2>/dev/null); }
 weights() { cksum <"$1/model.safetensors"; cksum <"$1/optimizer.safetensors"; }
-has_steps() { [ "$(cat "$2" 2>/dev/null | grep -c '"norm"')" -ge "$1" ]; }
 
 make_text 200
 tiny="--layers 1 --heads 2 --channels 32 --batch 2 --seq 16 --warmup 0 --schedule constant --seed 7 --train $work/text.txt"
@@ -91,17 +90,16 @@ check "nohup: a closed terminal does not end the run" has_steps $((n + 3)) "$wor
 kill -TERM $child
 ended
 
-# stops_in WHAT PATTERN ARGS...: a run that never comes to the end of WHAT ends there, with what it has learned.
+# stops_in WHAT PATTERN ARGS...: a run that says PATTERN and never comes to the end of WHAT ends there, with what it has learned.
 stops_in() {
     what=$1 pattern=$2
     shift 2
     start "$@"
     await says "$pattern"
-    sleep 0.1
+    computes
     kill -INT $child
     ended
     check "stopped in $what: exit code $status" [ "$status" -eq 0 ]
-    check "stopped in $what: within a second, and what a busy machine adds ($i tenths)" [ "$i" -le 30 ]
     check "stopped in $what: a last line" grep -q '^done: step' "$work/out"
 }
 stops_in "a sample" '^--- sample, step 2 ---$' $long --eval-every 0 --sample-every 2 --sample-tokens 50000000 --out "$work/sampling"
@@ -115,25 +113,26 @@ check "stopped in an evaluation: saved" [ -f "$work/evaluating/step_00000002/tra
 # A step of a million micro-steps, resumed from whole steps.
 run $tiny $quiet --steps 9 --save-every 6 --out "$work/whole"
 cp -r "$work/whole" "$work/left" && rm -rf "$work/left/step_00000009"
-stops_in "a step" '^a micro-step takes [0-9.]+ s: about [0-9.]+ s a step, [0-9:]+ for the run$' $tiny $quiet --steps 9 --tokens-per-step 320000000 --resume --out "$work/left"
+stops_in "a step" '^a micro-step takes [0-9.]+ s: about [0-9.]+ s a step, [0-9:]+ for the run$' $tiny $quiet --steps 9 --tokens-per-step 32000000 --resume --out "$work/left"
 check "stopped in a step: is answered" grep -qE '^stopping without this step \(about [0-9]+ s more\); again: end without saving$' "$work/err"
 check "stopped in a step: the steps before it are in the log, no other" [ "$(grep -c '"norm"' "$work/left/log.jsonl")" -eq 6 ]
 # Three steps are left: of "about X s a step, H:MM:SS for the run" the time is 3 X.
 check "a first step that takes long: the run's time is that of all its steps" awk '
     /^a micro-step takes/ { n = split($11, part, ":"); for (i = 1; i <= n; i++) left = 60 * left + part[i]; step = $7 }
-    END { exit !(step > 100 && left > 2.9 * step && left < 3.1 * step) }' "$work/out"
+    END { exit !(step > 10 && left > 2.9 * step && left < 3.1 * step) }' "$work/out"
 check "stopped in a step: says what is saved" grep -q '^stopped by a signal before the end of its first step' "$work/out"
 check "stopped in a step: no other checkpoint" [ "$(ls "$work/left")" = "$(printf 'log.jsonl\nrun.lock\nstep_00000006')" ]
 run $tiny $quiet --steps 9 --save-every 6 --resume --out "$work/left"
 check "stopped in a step: resumed, the same bits" [ "$(weights "$work/whole/step_00000009")" = "$(weights "$work/left/step_00000009")" ]
 
-# A run whose output nobody reads cannot come to its end (a pipe holds 64 KiB): the second signal ends it.
+# A run whose sample nobody reads cannot come to its end (a pipe holds 64 KiB): the second signal ends it.
 mkfifo "$work/pipe"
-sleep 60 <"$work/pipe" &
+printf '%0300000d' 0 >"$work/prompt"
+(sed '/^--- sample/q' >/dev/null && : >"$work/samples" && exec sleep 600) <"$work/pipe" &
 reader=$!
-"$program" --device cpu $long --sample-every 1 --prompt "$(printf '%0100000d' 0)" --out "$work/twice" >"$work/pipe" 2>"$work/err" </dev/null &
+"$program" --device cpu $long --sample-every 1 --prompt-file "$work/prompt" --out "$work/twice" >"$work/pipe" 2>"$work/err" </dev/null &
 child=$!
-await has_steps 1 "$work/twice/log.jsonl"
+await [ -e "$work/samples" ]
 kill -TERM $child
 await grep -q '^stopping' "$work/err"
 sleep 0.5

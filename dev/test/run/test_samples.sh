@@ -127,7 +127,7 @@ exec 3>"$work/typed"
 echo "line 1" >&3
 await [ -s "$work/out" ]
 kill -INT $child
-sleep 0.3
+sleep 0.3 # it is in its way out of the answer, or has ended
 check "SIGINT in an answer: the chat goes on" kill -0 $child
 size=$(wc -c <"$work/out")
 echo "line 2" >&3

@@ -98,11 +98,11 @@ command_refuses() {
     status=$?
     refused "$*" "$case_pattern"
 }
-# await COMMAND...: until it succeeds. Two minutes at most, for a busy machine; once $child is gone nothing comes any more.
+# await COMMAND...: until it succeeds. A minute at most, more on a busy machine; once $child is gone nothing comes any more.
 await() {
     looks=0
     until "$@"; do
-        if [ $looks -ge 1300 ] || { [ -n "$child" ] && is_gone; }; then
+        if [ $looks -ge 700 ] || { [ -n "$child" ] && is_gone; }; then
             "$@" # once more: the child may have done it last
             return
         fi

@@ -5,7 +5,7 @@
  *   NO_LISTING=1          readdir gives EIO, as where a server does not answer
  *   ROOM=N                the disk has N bytes free
  *   FULL=PART:N           the first N openings of new files whose path has PART in it fail: no space left
- *   SLOW=MS               every fsync takes so many milliseconds
+ *   SLOW=MS               every fsync takes so many milliseconds, every removal of a file twice as many
  *   HOLD=PATH             an fsync of a file waits until there is no file PATH
  *   VANISH=K              at the K-th opening of a file below a directory step_*, that directory gets another name */
 #include <dirent.h>
@@ -30,6 +30,12 @@ int fsync(int fd) {
     if (!getenv("NO_DIRECTORY_SYNC") || !is_folder) return (int)syscall(SYS_fsync, fd);
     errno = EINVAL;
     return -1;
+}
+
+int unlinkat(int directory, const char *path, int flags) {
+    const char *slow = getenv("SLOW");
+    if (slow) usleep(2000u * (unsigned)atoi(slow));
+    return (int)syscall(SYS_unlinkat, directory, path, flags);
 }
 
 int flock(int fd, int operation) {

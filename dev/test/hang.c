@@ -1,51 +1,45 @@
 /* A rank that hangs, as it does where it waits for a GPU that never answers, for a program started with LD_PRELOAD: the rank
- * HANG_RANK, once the file HANG_WHILE is there. It stops the thread that trains, the first that the program makes; the
- * others live. */
+ * HANG_RANK, once the file HANG_WHILE is there. The thread that trains, the first that the program makes, never comes back
+ * from what it asks the other ranks; the others live. */
 #include <dlfcn.h>
+#include <poll.h>
 #include <pthread.h>
-#include <signal.h>
-#include <stdatomic.h>
 #include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-static pthread_t trains;
-static bool
-    is_begun; /* before the first thread begins: it makes threads, too, maybe before its creator goes on */
-static atomic_bool is_known;
+static struct {
+    void *(*run)(void *);
+    void *argument;
+} first;
+static _Thread_local bool trains;
 
-static int create(pthread_t *thread, const pthread_attr_t *attr, void *(*run)(void *), void *argument) {
-    int (*real)(pthread_t *, const pthread_attr_t *, void *(*)(void *), void *) =
-        (int (*)(pthread_t *, const pthread_attr_t *, void *(*)(void *), void *))dlsym(RTLD_NEXT,
-                                                                                       "pthread_create");
-    return real(thread, attr, run, argument);
+static void *begin(void *unused) {
+    trains = true;
+    return first.run(first.argument);
 }
 
 int pthread_create(pthread_t *thread, const pthread_attr_t *attr, void *(*run)(void *), void *argument) {
-    const bool is_first = !is_begun;
-    is_begun = true;
-    const int status = create(thread, attr, run, argument);
-    if (!is_first) return status;
-    trains = *thread;
-    is_known = true;
-    return status;
+    int (*real)(pthread_t *, const pthread_attr_t *, void *(*)(void *), void *) =
+        (int (*)(pthread_t *, const pthread_attr_t *, void *(*)(void *), void *))dlsym(RTLD_NEXT,
+                                                                                       "pthread_create");
+    if (first.run) return real(thread, attr, run, argument);
+    first.run = run;
+    first.argument = argument;
+    return real(thread, attr, begin, NULL);
 }
 
-static void hang(int signal_number) {
-    for (;;) pause();
+static const char *hangs_while; /* NULL in other ranks, and in their parent */
+
+__attribute__((constructor)) static void find_out(void) {
+    const char *rank = getenv("RANK"), *hangs = getenv("HANG_RANK");
+    if (rank && hangs && strcmp(rank, hangs) == 0) hangs_while = getenv("HANG_WHILE");
 }
 
-static void *wait_for_file(void *path) {
-    while (access(path, F_OK) != 0 || !is_known) usleep(10000);
-    pthread_kill(trains, SIGUSR2);
-    return NULL;
-}
-
-__attribute__((constructor)) static void begin(void) {
-    const char *path = getenv("HANG_WHILE"), *rank = getenv("RANK"), *hangs = getenv("HANG_RANK");
-    pthread_t thread;
-    if (!path || !rank || !hangs || strcmp(rank, hangs) != 0) return;
-    signal(SIGUSR2, hang);
-    create(&thread, NULL, wait_for_file, (void *)path);
+int poll(struct pollfd *polled, nfds_t n, int milliseconds) {
+    int (*real)(struct pollfd *, nfds_t, int) =
+        (int (*)(struct pollfd *, nfds_t, int))dlsym(RTLD_NEXT, "poll");
+    while (trains && hangs_while && access(hangs_while, F_OK) == 0) pause();
+    return real(polled, n, milliseconds);
 }

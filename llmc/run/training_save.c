@@ -150,6 +150,13 @@ static SaveWay choose_way(Training *t, bool overlap, Error *err) {
     return overlap ? SAVE_IN_BACKGROUND : SAVE_FROM_SNAPSHOT;
 }
 
+/* Behind the last save; behind others a thread removes what is old while training goes on. */
+static void await_removal(void) {
+    watchdog_waits_for_disk(true);
+    checkpoint_end_removal();
+    watchdog_waits_for_disk(false);
+}
+
 bool training_save(Training *t, const SaveOptions *options, bool overlap, Error *err) {
     Comm *comm = t->run->comm;
     SaveWay way = SAVE_REFUSED;
@@ -157,8 +164,12 @@ bool training_save(Training *t, const SaveOptions *options, bool overlap, Error 
     if (ranks_leads(comm->ranks)) way = choose_way(t, overlap, err);
     comm->broadcast_on_host(comm, &way, sizeof way);
     if (way == SAVE_IN_BACKGROUND) return save_in_background(t, options, true, err);
-    if (way == SAVE_FROM_SNAPSHOT) return save_from_snapshot(t, options, err);
-    if (way == SAVE_AT_ONCE) return save_at_once(t, options, err);
+    if (way != SAVE_REFUSED) {
+        const bool ok =
+            way == SAVE_AT_ONCE ? save_at_once(t, options, err) : save_from_snapshot(t, options, err);
+        if (!overlap) await_removal();
+        return ok;
+    }
     if (!ranks_leads(comm->ranks)) fail_of_rank_0(t, err);
     record(t, t->state.step, false, err->text, 0);
     return false;

@@ -17,7 +17,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { MAX_JOBS = 64, STUCK_SECONDS = 120 };
+enum { MAX_JOBS = 64, STUCK_SECONDS = 600 };
 
 char soak_folder[64] = "/tmp/llmc_soak_XXXXXX";
 const char *soak_program, *sanitized_program;

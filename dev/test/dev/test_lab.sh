@@ -14,7 +14,7 @@ test=lab
 . dev/test/user.sh
 
 run() {
-    timeout 20 "$program" "$@" >"$work/out" 2>"$work/err" </dev/null
+    timeout 600 "$program" "$@" >"$work/out" 2>"$work/err" </dev/null
     status=$?
 }
 # refuses PATTERN ARGS...: exit 2 and one line on stderr that PATTERN (a grep -E) matches.

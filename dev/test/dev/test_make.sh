@@ -55,10 +55,16 @@ cards 12.0 9.0
 built_for 'sm_90a compute_80 '
 
 # ---- all cores ----
-# A compiler that notes how many of it run at once.
+# A compiler that notes how many of it run at once. It waits until there are as many as expected, and a little for one more.
 tool cc <<END
 case "\$*" in *' -c '*) ;; *) exit 0 ;; esac
 : >"$work/running/\$\$"
+n=0
+until [ -e "$work/all_there" ]; do
+    [ "\$(ls "$work/running" | wc -l)" -lt "\$AT_ONCE" ] && [ \$n -lt 300 ] || : >"$work/all_there"
+    sleep 0.1
+    n=\$((n + 1))
+done
 ls "$work/running" | wc -l >>"$work/at_once"
 sleep 0.2
 rm "$work/running/\$\$"
@@ -69,8 +75,8 @@ END
 at_once() {
     expected=$1
     shift
-    rm -rf "$work/build" "$work/at_once"
-    PATH=$bin:$PATH make BUILD="$work/build" NVCC= CC="$bin/cc" "$@" $objects >"$work/out" 2>"$work/err"
+    rm -rf "$work/build" "$work/at_once" "$work/all_there"
+    AT_ONCE=$expected PATH=$bin:$PATH make BUILD="$work/build" NVCC= CC="$bin/cc" "$@" $objects >"$work/out" 2>"$work/err"
     check "make $*: exit code" [ $? -eq 0 ]
     found=$(sort -n "$work/at_once" | tail -n 1)
     check "make $*: $found at once, expected $expected" [ "$((found))" -eq "$expected" ]

@@ -33,6 +33,8 @@ near() {
 make_text 400
 small="--train $work/text.txt --model nano --layers 2 --batch 3 --seq 70 --tokens-per-step 630 --steps 13 --warmup 2 --eval-batches 2 --sample-tokens 8 --seed 7"
 
+# takes_a_step FILE: by a trace its ops take the time of a step.
+takes_a_step() { awk -F '"ms of [^"]*": *' 'NR == 1 { ops = $2 + 0; step = $3 + 0; bad = !(ops > 0.7 * step && ops <= step && step < 3 * $4) } END { exit bad }' "$1"; }
 # one DEVICE: everything on one device.
 one() {
     device=$1
@@ -51,7 +53,11 @@ one() {
         run $small --device "$device" --out "$work/$device.$recompute" --eval-every 0 --recompute $recompute
         check "$device: --recompute $recompute changes no loss" same_losses "$device" "$device.$recompute"
     done
-    run $small --device "$device" --profile-trace "$work/$device.json"
+    for try in 1 2 3 4 5; do # a busy machine may hold up the one step that is traced
+        rm -f "$work/$device.json"
+        run $small --device "$device" --profile-trace "$work/$device.json"
+        ! takes_a_step "$work/$device.json" || break
+    done
     check "$device: --profile: exit code $status" [ "$status" -eq 0 ]
     check "$device: --profile: a row for attention" grep -qE '^  attention_backward +6 ' "$work/out"
     check "$device: --profile: no op is beyond its roof" awk '/ %$/ && $(NF - 1) > 100 { bad = 1 } END { exit bad }' "$work/out"
@@ -60,16 +66,20 @@ one() {
     check "$device: --profile: a step's wall clock" grep -qE 'wall clock +[0-9.]+  the ops are [0-9.]+ % of it$' "$work/out"
     check "$device: --profile-trace: says where" grep -qE "^trace: $work/$device.json, the [0-9]+ ops of one step" "$work/out"
     check "$device: --profile-trace: attention of each layer, twice a micro-step" [ "$(grep '"attention_.*"layer": [0-9]' "$work/$device.json" | wc -l)" -eq $((2 * $(sed -n 's/^  attention_backward  *\([0-9]*\) .*/\1/p' "$work/out"))) ]
-    check "$device: --profile-trace: the ops take the time of a step" awk -F '"ms of [^"]*": *' 'NR == 1 { ops = $2 + 0; step = $3 + 0; bad = !(ops > 0.7 * step && ops <= step && step < 3 * $4) } END { exit bad }' "$work/$device.json"
+    check "$device: --profile-trace: the ops take the time of a step" takes_a_step "$work/$device.json"
     run $small --device "$device" --profile-trace "$work/$device.json"
     check "$device: --profile-trace replaces nothing" eval '[ "$status" -eq 2 ] && grep -q "^error: --profile-trace: .*json is there already (a file)" "$work/err"'
-    "$program" $small --device "$device" --profile >"$work/out" 2>"$work/err" &
-    pid=$!
-    until grep -q 'largest that fits' "$work/out" || ! kill -0 $pid 2>/dev/null; do sleep 0.1; done
-    sleep 1 # it measures for three seconds before it times an op
-    kill -TERM $pid
-    wait $pid
-    check "$device: --profile, stopped: as the signal ends it" [ $? -eq 143 ]
+    for try in 1 2 3 4 5; do # one that was over before says nothing
+        : >"$work/out"
+        "$program" $small --device "$device" --profile >"$work/out" 2>"$work/err" &
+        child=$!
+        await grep -q 'largest that fits' "$work/out"
+        sleep 1 # it measures for three seconds before it times an op
+        kill -TERM $child 2>/dev/null
+        ended
+        [ "$status" -eq 0 ] || break
+    done
+    check "$device: --profile, stopped: as the signal ends it" [ "$status" -eq 143 ]
     check "$device: --profile, stopped: prints no table" eval '! grep -q "all ops" "$work/out"'
     run $small --device "$device" --profile --out "$work/none"
     check "$device: --profile keeps nothing: exit code $status" [ "$status" -eq 2 ]

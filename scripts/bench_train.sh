@@ -14,11 +14,12 @@ case ${FLAGS:-} in
 *'--device cpu'*) ;;
 *) nvidia-smi -L >/dev/null 2>&1 || { echo "error: no NVIDIA GPU on this machine; hint: FLAGS='--device cpu' times the CPU" >&2; exit 2; } ;;
 esac
-work=$(mktemp -d) trainer=
-# stop CODE: ends the trainer, so that nothing is written any more, and then this script.
+work=$(mktemp -d) ended=
+# stop CODE: ends the trainer, so that nothing is written any more, and then this script. $! has it from the moment it begins.
 stop() {
     trap '' INT TERM
-    [ -z "$trainer" ] || { kill -KILL "$trainer" && wait "$trainer"; } 2>/dev/null || :
+    trainer=${!:-}
+    [ "$trainer" = "$ended" ] || { kill -KILL "$trainer" && wait "$trainer"; } 2>/dev/null || :
     exit "$1"
 }
 trap 'rm -rf "$work"' EXIT
@@ -32,9 +33,8 @@ steps() {
     rm -rf "$work/run"
     ./train_gpt2cu --model "$MODEL" --train "$work/bench_train_*.bin" --batch "$B" --seq "$T" --tokens-per-step $((B * T)) ${FLAGS:-} \
         --steps "$1" --sample-tokens 0 --eval-every 0 --out "$work/run" --model-only >"$work/log.txt" &
-    trainer=$!
-    wait "$trainer" || exit
-    trainer=
+    wait "$!" || exit
+    ended=$!
 }
 echo "$(nvidia-smi --query-gpu=name,uuid,power.limit,driver_version --format=csv,noheader 2>/dev/null | head -n 1); $(./train_gpt2cu --version)"
 echo "$MODEL, median of the steps after 1 s of at least 6.5 s ${FLAGS:+(}${FLAGS:-}${FLAGS:+)}"

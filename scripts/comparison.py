@@ -1,6 +1,7 @@
 """What the scripts share: one-line errors, an end in order, matplotlib, types of flags, units,
 CSV files with comments, and of the comparisons the report: its header, aligned text as it comes, Markdown and CSV files."""
 import argparse
+import contextlib
 import csv
 import importlib.metadata
 import math
@@ -51,6 +52,20 @@ def end_with(main):
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, stop)
     sys.exit(main())
+
+
+@contextlib.contextmanager
+def uninterrupted():
+    """A signal that comes in this block is heard at its end: what has begun is known by then to whoever must end it."""
+    came = []
+    handlers = {number: signal.signal(number, lambda number, _: came.append(number)) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+    for number in came[:1]:
+        signal.raise_signal(number)
 
 
 class Parser(argparse.ArgumentParser):

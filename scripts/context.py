@@ -33,7 +33,7 @@ import time
 
 import random_shard
 from comparison import (EXIT_INPUT, EXIT_RUN, Output, Parser, check_output, commit_of, duration, end_with, fail, gib, integers,
-                        need_card, printable, provenance, pyplot, split_csv)
+                        need_card, printable, provenance, pyplot, split_csv, uninterrupted)
 
 PROGRAM = "./train_gpt2cu"
 MODES = {
@@ -80,15 +80,18 @@ class Stream:
     def __init__(self, command):
         self.text, self.times = b"", []  # times: (length of the text so far, seconds)
         with tempfile.TemporaryFile() as errors:
-            process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors)
+            process = None
             try:
+                with uninterrupted():
+                    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors)
                 while piece := os.read(process.stdout.fileno(), 1 << 16):
                     self.text += piece
                     self.times.append((len(self.text), time.perf_counter()))
                 self.status = process.wait()
             finally:
-                process.kill()  # where this program is stopped: the other must not write on
-                process.wait()
+                if process:
+                    process.kill()  # where this program is stopped: the other must not write on
+                    process.wait()
             errors.seek(0)
             self.errors = errors.read().decode(errors="replace")
 

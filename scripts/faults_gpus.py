@@ -313,19 +313,25 @@ class Faults:
                           capture_output=True, check=False).returncode:
             self.note("full disk", ["not run: no C compiler"])
             return
-        shutil.rmtree(self.out, ignore_errors=True)
-        first = Run(self.work)
-        first.start(self.command(self.out, *self.gpus()))
-        while first.running() and not glob.glob(os.path.join(glob.escape(self.out), "step_*", "model.safetensors")):
-            time.sleep(0.05)
-        for process in first.started:
-            process.terminate()
-        first.end(time.monotonic())
-        first.close()
+        self.half_a_run()
         run = Run(self.work)
         run.start(self.command(self.out, *self.gpus(), "--resume"), {"LD_PRELOAD": library, "FULL": "optimizer.safetensors:100000"})
         self.judge("full disk, rank 0", run, time.monotonic() + self.reference_s, END_S, [1], ["No space left"])
         self.go_on("full disk, rank 0")
+
+    def half_a_run(self):
+        """Saved, and ended by a signal; once more where it came to its end before."""
+        tries = 0
+        while not tries or (tries < 20 and weights_of(self.out) == self.reference):
+            shutil.rmtree(self.out, ignore_errors=True)
+            run, tries = Run(self.work), tries + 1
+            run.start(self.command(self.out, *self.gpus()))
+            while run.running() and not glob.glob(os.path.join(glob.escape(self.out), "step_*", "model.safetensors")):
+                time.sleep(0.05)
+            for process in run.started:
+                process.terminate()
+            run.end(time.monotonic())
+            run.close()
 
     def memory(self):
         """Another program has most of the last card's memory."""

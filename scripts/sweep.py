@@ -24,7 +24,7 @@ import sys
 import time
 from typing import NamedTuple
 
-from comparison import EXIT_RUN, Output, Parser, commit_of, duration, end_with, fail, integer, provenance, pyplot
+from comparison import EXIT_RUN, Output, Parser, commit_of, duration, end_with, fail, integer, provenance, pyplot, uninterrupted
 from run_log import Log, log_path
 
 NAME, FLAG = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*"), re.compile(r"--?[A-Za-z]")
@@ -243,7 +243,8 @@ class Sweep:
             while waiting or running:
                 while waiting and free and self.fits():
                     slot = free.pop(0)
-                    running.append((waiting[0], slot, self.start(waiting.pop(0), slot), time.monotonic()))
+                    with uninterrupted():
+                        running.append((waiting[0], slot, self.start(waiting.pop(0), slot), time.monotonic()))
                 if not running:
                     break
                 time.sleep(0.02)

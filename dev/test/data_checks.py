@@ -602,12 +602,10 @@ def test_signal():
     env = dict(os.environ, PYTHONPATH=STUBS, PYTHONDONTWRITEBYTECODE="1", HUB=HUB)
     child = subprocess.Popen([sys.executable, os.path.join(DATA, "fineweb.py"), "--source", "slow", "--out", "out/ended"], cwd=WORK, env=env,
                              stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    for _ in range(200):
-        if os.path.exists(os.path.join(WORK, "out/ended")):
-            break
+    while not os.path.exists(os.path.join(WORK, "out/ended")) and child.poll() is None:
         time.sleep(0.05)
     child.send_signal(signal.SIGTERM)
-    said = child.communicate(timeout=60)[1]
+    said = child.communicate(timeout=600)[1]
     check("SIGTERM", child.returncode == 130 and said.count("\n") == 1 and "interrupted" in said, "%d: %s" % (child.returncode, said))
     check("SIGTERM: nothing is left", not os.path.exists(os.path.join(WORK, "out/ended")), tree(WORK)[:9])
 

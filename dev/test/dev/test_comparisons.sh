@@ -88,25 +88,26 @@ with tempfile.TemporaryDirectory() as folder:
     trainer, temporary = os.path.join(folder, "trainer"), os.path.join(folder, "tmp")
     os.mkdir(temporary)
     with open(trainer, "w") as file:
-        file.write(f"#!/bin/sh\necho $$ >{folder}/pid\nexec sleep 60\n")
+        file.write(f"#!/bin/sh\necho $$ >{folder}/pid\nexec sleep 600\n")
     os.chmod(trainer, 0o755)
     program = f"import context; context.PROGRAM = {trainer!r}; context.end_with(context.main)"
     flags = ["--csv", f"{folder}/x.csv", "--png", f"{folder}/x.png", "--seq", "64", "--", "--device", "cpu"]
     for number in (signal.SIGINT, signal.SIGTERM):
         process = subprocess.Popen([sys.executable, "-c", program] + flags, env={**os.environ, "TMPDIR": temporary},
                                    stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-        while not os.path.exists(f"{folder}/pid"):
+        pid = ""
+        while not pid:  # the file is there before the number is in it
             time.sleep(0.05)
             assert process.poll() is None
-        time.sleep(0.1)
-        pid = int(open(f"{folder}/pid").read())
+            if os.path.exists(f"{folder}/pid"):
+                pid = open(f"{folder}/pid").read()
         os.unlink(f"{folder}/pid")
         process.send_signal(number)
         said = [line for line in process.communicate()[1].splitlines() if not line.startswith("note: no plot")]
         assert process.returncode == 128 + number and not said, (process.returncode, said)
         assert os.listdir(temporary) == [] and not os.path.exists(f"{folder}/x.csv")
         try:
-            os.kill(pid, 0)
+            os.kill(int(pid), 0)
             raise AssertionError("the trainer is still there")
         except ProcessLookupError:
             pass

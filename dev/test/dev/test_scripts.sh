@@ -79,12 +79,13 @@ else
     skipped=$((skipped + 1))
 fi
 mkdir "$work/bench" "$work/tmp" && cp -r scripts "$work/bench"
-printf '#!/bin/sh\n[ "$1" != --version ] || exit 0\necho $$ >pid\nexec sleep 60\n' >"$work/bench/train_gpt2cu" && chmod +x "$work/bench/train_gpt2cu"
+printf '#!/bin/sh\n[ "$1" != --version ] || exit 0\necho $$ >pid\nexec sleep 600\n' >"$work/bench/train_gpt2cu" && chmod +x "$work/bench/train_gpt2cu"
 (cd "$work/bench" && TMPDIR=$work/tmp FLAGS='--device cpu' exec sh scripts/bench_train.sh 1,64) >"$work/out" 2>"$work/err" &
-bench=$!
+child=$!
 await [ -s "$work/bench/pid" ]
-kill "$bench" && wait "$bench"
-check "bench_train.sh ended by a signal: exit code 143" [ $? -eq 143 ]
+kill $child
+ended
+check "bench_train.sh ended by a signal: exit code 143" [ "$status" -eq 143 ]
 check "bench_train.sh ended by a signal ends its trainer" sh -c "! kill -0 \$(cat $work/bench/pid) 2>/dev/null"
 check "bench_train.sh ended by a signal leaves nothing behind" [ -z "$(ls "$work/tmp")" ]
 finish

@@ -52,7 +52,7 @@ class Scaling(Parts):
         self.program("train_gpt2cu", OURS)
 
     def arguments(self, *words):
-        return compare_scaling.parse_arguments(["--program", self.path("train_gpt2cu"), "--seconds", "1", "--turns", "2", "--limit", "30", *words])
+        return compare_scaling.parse_arguments(["--program", self.path("train_gpt2cu"), "--seconds", "1", "--turns", "2", "--limit", "300", *words])
 
     def compare(self, *words):
         """Rows of the CSV."""

@@ -206,8 +206,18 @@ end_with(main)
                                        stderr=subprocess.PIPE, text=True)
             self.assertEqual(process.stdout.readline(), "ready\n")
             process.send_signal(first)
-            out, err = process.communicate(timeout=60)
+            out, err = process.communicate(timeout=600)
             self.assertEqual((process.returncode, out, err), (128 + first, "closed\n", ""))
+
+    def test_a_signal_waits_while_something_begins(self):
+        said = []
+        for number in (signal.SIGINT, signal.SIGTERM):
+            self.addCleanup(signal.signal, number, signal.getsignal(number))
+            signal.signal(number, lambda number, _: said.append(number))
+            with comparison.uninterrupted():
+                os.kill(os.getpid(), number)
+                said.append("begun")
+        self.assertEqual(said, ["begun", signal.SIGINT, "begun", signal.SIGTERM])
 
     def test_what_main_returns_is_the_exit_code(self):
         for number in (signal.SIGINT, signal.SIGTERM):

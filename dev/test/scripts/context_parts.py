@@ -1,6 +1,7 @@
 """scripts/context.py, with a stand-in for the trainer."""
 import argparse
 import os
+import signal
 import sys
 import types
 import unittest
@@ -135,11 +136,22 @@ class Inference(Parts):
         self.assertEqual(context.inference(types.SimpleNamespace(text=b"done", times=[]), 8, []), {})
 
     def test_a_stream(self):
-        stream = context.Stream(["sh", "-c", "printf one; sleep 0.3; printf two; echo oh >&2; exit 3"])
+        clock = iter([10.0, 17.0])
+
+        def now():
+            self.file("read", "")  # the first piece has come: the second may
+            return next(clock)
+
+        self.replace(context.time, "perf_counter", now)
+        stream = context.Stream(["sh", "-c", 'printf one; until [ -e "$0" ]; do sleep 0.01; done; printf two; echo oh >&2; exit 3', self.path("read")])
         self.assertEqual((stream.text, stream.errors, stream.status), (b"onetwo", "oh\n", 3))
-        self.assertEqual([length for length, _ in stream.times], [3, 6])
-        self.assertGreater(stream.when(3) - stream.when(2), 0.2)
-        self.assertEqual(stream.when(0), stream.when(2))
+        self.assertEqual(stream.times, [(3, 10.0), (6, 17.0)])
+        self.assertEqual([stream.when(i) for i in (0, 2, 3, 5)], [10.0, 10.0, 17.0, 17.0])
+
+    def test_a_signal_as_the_program_begins_ends_it(self):
+        began = self.signal_as_a_process_begins()
+        self.assertEqual(self.said(context.Stream, ["sleep", "600"])[3], 143)
+        self.assertEqual([process.poll() for process in began], [-signal.SIGKILL])
 
 
 class Rows(Context):

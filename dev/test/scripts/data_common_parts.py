@@ -225,7 +225,7 @@ class Ends(Common):
                                    stderr=subprocess.PIPE)
         self.assertEqual(process.stdout.readline(), "ready\n")
         process.terminate()
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=600)
         self.assertEqual((process.returncode, out, err), (130, "closed\n", "error: interrupted; what is finished is kept\n"))
 
 

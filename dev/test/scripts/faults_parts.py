@@ -1,6 +1,8 @@
 """scripts/faults_gpus.py, with a stand-in for the trainer: one that ends as it should, and ones that do not."""
 import argparse
 import csv
+import os
+import random
 import sys
 import time
 import unittest
@@ -9,7 +11,7 @@ from parts import Parts
 
 import faults_gpus
 
-# A stand-in for ./train_gpt2cu: a parent starts ranks and prints a line when one is gone or silent. Rank 0 trains STEPS steps of
+# A stand-in for ./train_gpt2cu: a parent starts ranks and prints a line when one is gone or stopped. Rank 0 trains STEPS steps of
 # 10 ms and saves every 5; the weights are the number of steps. FAULT: how it is not as it should be.
 TRAINER = """#!{python}
 import os, signal, subprocess, sys, time
@@ -31,7 +33,6 @@ def pulse_of(rank):
 def meet_others(stop):
     before = pulse_of(1)
     while not stop and pulse_of(1) == before:
-        print(end="x", flush=True)
         time.sleep(0.01)
 def train():
     os.makedirs(out, exist_ok=True)
@@ -58,23 +59,22 @@ def rank_of_gpus(rank):
         train()
     else:
         while True:
-            print(end="x", flush=True)
             open("{folder}/pulse1", "w").close()
             time.sleep(0.01)
+def is_stopped(pid):
+    with open(f"/proc/{{pid}}/stat") as file:
+        return file.read().rpartition(")")[2].split()[0] == "T"
 def parent(n):
-    ranks, beat = [], []
+    ranks = []
     for rank in range(n):
         environment = {{**os.environ, "RANK": str(rank), "OURS": "1", "RANK_0": str(ranks[0].pid) if ranks else ""}}
-        ranks.append(subprocess.Popen([sys.executable, __file__, *words], env=environment, stdout=subprocess.PIPE))
-        os.set_blocking(ranks[-1].stdout.fileno(), False)
-        beat.append(time.monotonic() + 20)  # a busy machine starts a program slowly
+        ranks.append(subprocess.Popen([sys.executable, __file__, *words], env=environment))
+    signal.signal(signal.SIGTERM, lambda *_: ranks[0].terminate())
     while True:
         time.sleep(0.01)
         for rank, process in enumerate(ranks):
-            if process.stdout.read():
-                beat[rank] = time.monotonic()
             code = process.poll()
-            if code == 0 or code == 1 or code is not None or time.monotonic() > beat[rank] + 2.0:
+            if code is not None or is_stopped(process.pid):
                 for other in ranks:
                     other.kill()
                 if code == 0 or code == 1:
@@ -87,18 +87,19 @@ elif of("--gpus"):
     parent(int(of("--gpus")))
 else:
     rank, n, port = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "MASTER_PORT"))
+    def say(name, text):
+        with open(f"{folder}/{{name}}.part", "w") as file:
+            file.write(text)
+        os.replace(f"{folder}/{{name}}.part", f"{folder}/{{name}}")
     if "--nosuch" in words:
+        say(f"{{port}}.gone", "")
         end(2, "error: unknown flag --nosuch")
-    meet = f"{folder}/{{port}}.{{rank}}"
-    with open(meet, "w") as file:
-        file.write(of("--lr", "none"))
-    began = time.monotonic()
+    say(f"{{port}}.{{rank}}", of("--lr", "none"))
     while not all(os.path.exists(f"{folder}/{{port}}.{{r}}") for r in range(n)):
-        if time.monotonic() > began + 0.5:
+        if os.path.exists(f"{folder}/{{port}}.gone") or os.path.exists("{folder}/absent"):
             end(1, f"error: rank {{n - 1}} did not come")
         time.sleep(0.01)
     rates = [open(f"{folder}/{{port}}.{{r}}").read() for r in range(n)]
-    time.sleep(0.2)
     end(2, *["error: --lr differs"] if rank == 0 and len(set(rates)) > 1 else [f"error: port {{port}} is in use"] if len(set(rates)) == 1 else [])
 """
 
@@ -106,7 +107,16 @@ else:
 class Trials(Parts):
     def run_main(self, fault, *words):
         self.program("train_gpt2", TRAINER.format(python=sys.executable, fault=fault, folder=self.folder))
-        for name, value in (("END_S", 4.0), ("PATIENCE_S", 8.0)):
+        uniform, absent = random.uniform, faults_gpus.Faults.absent
+
+        def alone(faults):
+            self.file("absent", "")  # nobody need wait for the rank that is not started
+            absent(faults)
+            os.remove(self.path("absent"))
+
+        self.replace(faults_gpus.Faults, "absent", alone)
+        self.replace(faults_gpus.random, "uniform", lambda least, most: uniform(least, min(most, 0.3)))  # the run takes 0.6 s at least
+        for name, value in (("END_S", 60.0), ("PATIENCE_S", 120.0)):  # for a busy machine
             self.replace(faults_gpus, name, value)
         self.replace(sys, "argv", ["faults_gpus.py", "--program", self.path("train_gpt2"), "--device", "cpu", "--count", "1", *words])
         status, out, err, code = self.said(faults_gpus.main)
@@ -131,7 +141,7 @@ class Trials(Parts):
     def test_nothing_is_left(self):
         began = time.monotonic()
         run = faults_gpus.Run(self.folder)
-        run.start(["sh", "-c", "sleep 60 & echo 'error: one' >&2; echo 'note: two' >&2; exit 3"])
+        run.start(["sh", "-c", "sleep 600 & echo 'error: one' >&2; echo 'note: two' >&2; exit 3"])
         while len(faults_gpus.processes(run.mark)) != 1 or run.running():
             time.sleep(0.01)
         self.replace(faults_gpus, "PATIENCE_S", 0.5)

@@ -5,7 +5,6 @@ import json
 import os
 import signal
 import sys
-import threading
 import types
 
 from parts import Parts
@@ -317,7 +316,7 @@ class TensorBoard(Logs):
         self.refused("is the log of another run now", 1, source.follow)
 
     def test_the_end(self):
-        threading.Timer(0.2, lambda: os.kill(os.getpid(), signal.SIGTERM)).start()
+        self.replace(to_tensorboard.time, "sleep", lambda _: os.kill(os.getpid(), signal.SIGTERM))  # once it waits for more
         for number in (signal.SIGINT, signal.SIGTERM):
             self.addCleanup(signal.signal, number, signal.getsignal(number))
         self.assertEqual(self.convert("--follow", self.log(step(1)))[2:], ("", None))

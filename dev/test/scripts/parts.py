@@ -3,6 +3,8 @@ import contextlib
 import importlib.util
 import io
 import os
+import signal
+import subprocess
 import sys
 import tempfile
 import unittest
@@ -56,6 +58,21 @@ class Parts(unittest.TestCase):
         """owner.name is value until the test ends."""
         self.addCleanup(setattr, owner, name, getattr(owner, name))
         setattr(owner, name, value)
+
+    def signal_as_a_process_begins(self):
+        """SIGTERM comes just when this program has begun another one. Returns the list that has that process then."""
+        began, real = [], subprocess.Popen
+
+        def begin(*arguments, **named):
+            began.append(real(*arguments, **named))
+            os.kill(os.getpid(), signal.SIGTERM)
+            return began[-1]
+
+        self.addCleanup(signal.signal, signal.SIGTERM, signal.getsignal(signal.SIGTERM))
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+        self.addCleanup(lambda: [process.kill() or process.wait() for process in began])
+        self.replace(subprocess, "Popen", begin)
+        return began
 
     def said(self, function, *arguments):
         """(what it returns, stdout, stderr, exit code or None)"""

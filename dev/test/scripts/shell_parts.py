@@ -5,6 +5,7 @@ import os
 import re
 import shutil
 import subprocess
+import time
 import unicodedata
 import unittest
 from contextlib import redirect_stdout
@@ -86,13 +87,14 @@ class Bench(Scripts):
         self.assertEqual((done.returncode, done.stderr), (1, "error: no\n"))
 
     def test_an_end_by_a_signal_ends_the_trainer(self):
-        self.program("train_gpt2cu", "#!/bin/sh\n[ $1 = --version ] || { echo $$ >pid; exec sleep 60; }\n")
+        self.program("train_gpt2cu", "#!/bin/sh\n[ $1 = --version ] || { echo $$ >pid; exec sleep 600; }\n")
         environment = {**os.environ, "FLAGS": "--device cpu", "TMPDIR": self.path("bin")}
         process = subprocess.Popen(["sh", "scripts/bench_train.sh", "4,16"], cwd=self.folder, env=environment, stdout=subprocess.DEVNULL)
         while not (os.path.exists(self.path("pid")) and self.text("pid")):
             self.assertIsNone(process.poll())
+            time.sleep(0.02)
         process.terminate()
-        self.assertEqual(process.wait(60), 143)
+        self.assertEqual(process.wait(300), 143)
         with self.assertRaises(ProcessLookupError):
             os.kill(int(self.text("pid")), 0)
         self.assertEqual(os.listdir(self.path("bin")), [])

@@ -153,11 +153,11 @@ class Sweeps(Parts):
     def test_time(self):
         self.sweep(plan="a\t--lr 1\n")
         record = json.loads(self.text("out", "a", "run.json"))
-        self.file("out/a/run.json", json.dumps({**record, "seconds": 50.0}))
+        self.file("out/a/run.json", json.dumps({**record, "seconds": 5000.0}))
         plan = "a\t--lr 1\nb\t--lr 2\nc\t--lr 3\n"
-        status, _, err, _ = self.sweep("--seconds", "40", plan=plan)
+        status, _, err, _ = self.sweep("--seconds", "4000", plan=plan)
         self.assertEqual((status, err), (0, "0 failed, 2 not started for want of time\n"))
-        status, _, err, _ = self.sweep("--seconds", "60", plan=plan)
+        status, _, err, _ = self.sweep("--seconds", "6000", plan=plan)
         self.assertEqual((status, err, len(self.table())), (0, "", 3))
 
     def test_the_longest_of_the_last_three(self):
@@ -172,18 +172,19 @@ class Sweeps(Parts):
         meet = self.program("meet", """#!/bin/sh
 [ "$1" != --version ] || exit 0
 : >"$0.$$" n=0
-while [ "$(ls "$0".* | wc -l)" -lt 3 ]; do n=$((n + 1)) && [ $n -lt 200 ] || exit 1; sleep 0.05; done
+while [ "$(ls "$0".* | wc -l)" -lt 3 ]; do n=$((n + 1)) && [ $n -lt 1200 ] || exit 1; sleep 0.05; done
 """)
         plan = self.file("plan.tsv", "e\t\nf\t\ng\t\n")
         self.said(sweep.main, ["--out", self.path("out2"), "--program", meet, "--plan", plan, "--workers", "3"])
         self.assertEqual([json.loads(self.text("out2", name, "run.json"))["exit"] for name in "efg"], [0, 0, 0], "each waits for the others")
 
     def test_a_signal(self):
-        hang = self.program("hang", '#!/bin/sh\n[ "$1" != --version ] || exit 0\necho $$ >"${0%/*}/pid"\nexec sleep 60\n')
+        hang = self.program("hang", '#!/bin/sh\n[ "$1" != --version ] || exit 0\necho $$ >"${0%/*}/pid"\nexec sleep 600\n')
         self.sweep(plan="a\t--lr 2\n")
         process = subprocess.Popen([sys.executable, "-B", os.path.join(SCRIPTS, "sweep.py"), "--out", self.path("out"), "--program", hang, "--plan",
                                     self.file("plan.tsv", "a\t--lr 2\nb\t\n")], stdout=subprocess.PIPE, text=True)
         while not os.path.exists(self.path("pid")) or not self.text("pid"):
+            self.assertIsNone(process.poll())
             time.sleep(0.02)
         self.refused("another sweep is at work there", 1, sweep.main, ["--out", self.path("out"), "--program", hang, "--grid", "--lr 1"])
         process.send_signal(signal.SIGTERM)
@@ -191,6 +192,12 @@ while [ "$(ls "$0".* | wc -l)" -lt 3 ]; do n=$((n + 1)) && [ $n -lt 200 ] || exi
         self.assertEqual(process.returncode, 128 + signal.SIGTERM)
         self.assertIn("| `--lr 2` | 1 |", out, "what it has is said")
         self.assertRaises(ProcessLookupError, os.kill, int(self.text("pid")), 0)
+
+    def test_a_signal_as_a_run_begins_ends_it(self):
+        began = self.signal_as_a_process_begins()
+        made = sweep.Sweep([sweep.Run("a", [])], sweep.parse_arguments(["--out", self.path("out"), "--plan", "y", "--program", self.program("hang", "#!/bin/sh\nexec sleep 600\n")]))
+        self.assertEqual(self.said(made.run_all)[3], 143)
+        self.assertEqual([process.poll() for process in began], [-signal.SIGKILL])
 
 
 class Results(Parts):

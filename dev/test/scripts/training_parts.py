@@ -44,7 +44,7 @@ for i, line in enumerate(sys.stdin):
 
 
 def arguments(**more):
-    return types.SimpleNamespace(**{"flags": None, "seconds": 4.0, "turns": 3, "ways": None, "limit": 30, "no_new_after": None,
+    return types.SimpleNamespace(**{"flags": None, "seconds": 4.0, "turns": 3, "ways": None, "limit": 300, "no_new_after": None,
                                     "program": "./train_gpt2cu", **more})
 
 
@@ -122,7 +122,7 @@ class Counts(Parts):
 
 
 class Peer(Parts):
-    def torch(self, text, limit_s=30):
+    def torch(self, text, limit_s=300):
         self.replace(compare_train, "PEER", self.file("peer.py", text))
         torch = compare_train.Torch(D12, "a shard", limit_s)
         self.addCleanup(torch.errors.close)
@@ -157,7 +157,7 @@ class Peer(Parts):
         self.assertEqual(torch.failure, "ended with status 3")
 
     def test_one_that_hangs_is_stopped(self):
-        torch = self.torch("import time; time.sleep(60)", 0.2)
+        torch = self.torch("import time; time.sleep(600)", 0.2)
         torch.compile(("cudnn", "default"))
         self.assertEqual(torch.failure, "stopped after 0 s")
 
@@ -199,7 +199,7 @@ class Ours(Parts):
         self.assertEqual(self.run_ours("#!/bin/sh\necho one >&2\necho 'error: two' >&2\nexit 1\n"), (None, "error: two"))
         self.assertEqual(self.run_ours("#!/bin/sh\nexit 3\n"), (None, "ended with status 3"))
         self.replace(compare_train, "OURS_LIMIT_S", 0.2)
-        self.assertEqual(self.run_ours("#!/bin/sh\nexec sleep 60\n"), (None, "stopped after 0.2 s"))
+        self.assertEqual(self.run_ours("#!/bin/sh\nexec sleep 600\n"), (None, "stopped after 0.2 s"))
 
 
 class Comparison(Parts):

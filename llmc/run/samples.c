@@ -87,6 +87,8 @@ static SampleOptions samples_options(const Run *run, int64_t step) {
 
 bool samples_in_training(Training *t, int64_t step, Error *err) {
     const Settings *s = &t->run->settings;
+    GPT2 *model = &t->run->model;
+    bool (*const stop)(void) = model->stop;
     if (s->sample_tokens == 0 || !ranks_leads(t->run->comm->ranks)) return true;
     const SampleOptions options = samples_options(t->run, step);
     Texts texts = {.console = &t->console, .frames = t->console.out, .step = step, .n = options.n_samples};
@@ -94,7 +96,9 @@ bool samples_in_training(Training *t, int64_t step, Error *err) {
     stop_expect(STOP_IN_SAMPLE, INFINITY);
     watchdog_set(PHASE_SAMPLE, step);
     show_first(&texts);
-    const bool ok = sample(&t->run->model, t->run->tokenizer, &options, take_text, &texts, NULL, err);
+    model->stop = stop_now; /* steps of ranks end together, rank 0's samples when it is asked to */
+    const bool ok = sample(model, t->run->tokenizer, &options, take_text, &texts, NULL, err);
+    model->stop = stop;
     if (texts.shown < texts.n) end_shown(&texts);
     for (int i = 0; i < texts.n && ok && !stop_requested(); i++)
         log_sample(&t->log, step, texts.all[i].bytes ? texts.all[i].bytes : "", texts.all[i].n);

@@ -74,7 +74,10 @@ bool training_score(Training *t, ChoiceScore *score, unsigned char *chosen, Erro
     Scoring s;
     watchdog_set(PHASE_VALIDATION, t->state.step);
     if (!scoring_open(&s, run, err)) return false;
-    for (int i = ranks.rank; i < s.plan->n_batches && !training_stops(t); i += ranks.n_ranks) {
+    for (int round = 0; round * ranks.n_ranks < s.plan->n_batches; round++) { /* all ranks make all of them */
+        const int i = round * ranks.n_ranks + ranks.rank;
+        if (training_stops(t) || (round % GROUP == 0 && training_agrees_to_stop(t))) break;
+        if (i >= s.plan->n_batches) break;
         console_status(&t->console, "scoring: batch %d of %d", i + 1, s.plan->n_batches);
         queue_batch(&s, &run->model, i);
     }

@@ -286,22 +286,23 @@ static void find_lowest_saved(Training *t) {
 }
 
 bool training_validate(Training *t, double *mean, Error *err) {
-    enum { BLOCK = 256 };
+    enum { BLOCK = 256, OF_A_RANK = 8 };
     Comm *comm = t->run->comm;
     const Ranks data = setup_data_ranks(t->run);
+    const int most = data.n_ranks < BLOCK / OF_A_RANK ? OF_A_RANK * data.n_ranks : BLOCK;
     const int64_t n = t->run->settings.eval_batches;
     double sum = 0, losses[BLOCK];
     watchdog_set(PHASE_VALIDATION, t->state.step);
     dataloader_seek(t->run->val, 0);
     t->val_bytes = 0;
-    for (int64_t first = 0; first < n; first += BLOCK) {
-        const int block = n - first < BLOCK ? (int)(n - first) : BLOCK;
+    for (int64_t first = 0; first < n; first += most) {
+        const int block = n - first < most ? (int)(n - first) : most;
         for (int i = 0; i < block && !training_stops(t); i++) {
             const bool own = (first + i) % data.n_ranks == data.rank;
             losses[i] = 0;
             if (own && !eval_batch(t, first + i, &losses[i], err)) return false;
         }
-        if (training_stops(t)) return true;
+        if (training_agrees_to_stop(t)) return true;
         comm->sum_on_host(comm, losses, block);
         for (int i = 0; i < block; i++) sum += losses[i];
     }
@@ -321,6 +322,15 @@ bool training_take_save_request(Training *t) {
 
 bool training_stops(const Training *t) {
     return t->stop_agreed || (t->run->comm->ranks.n_ranks == 1 && stop_requested());
+}
+
+bool training_agrees_to_stop(Training *t) {
+    Comm *comm = t->run->comm;
+    double asked = stop_requested();
+    if (comm->ranks.n_ranks == 1) return training_stops(t);
+    comm->sum_on_host(comm, &asked, 1);
+    t->stop_agreed = t->stop_agreed || asked > 0;
+    return t->stop_agreed;
 }
 
 bool training_step(Training *t, int64_t step, Error *err) {

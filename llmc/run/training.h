@@ -94,6 +94,8 @@ bool training_step(Training *t, int64_t step, Error *err);
 /* The run ends here. Ranks end behind the same step: the one whose statistics say that any of them is to stop; a process
  * alone need not wait for them. */
 bool training_stops(const Training *t);
+/* The same within an evaluation, where all ranks call it at once: they have no step to agree in. */
+bool training_agrees_to_stop(Training *t);
 /* True once where a checkpoint was asked for: on all ranks behind the same step. */
 bool training_take_save_request(Training *t);
 /* *mean = the mean loss over the first --eval-batches batches of the validation stream, the same ones every time. Ranks

@@ -190,6 +190,23 @@ check "SIGTERM: saved where it stopped" [ -d "$work/stopped/step_$(printf %08d "
 check "SIGTERM: no process is left" none_left stopped
 run $tiny --batch 2 --steps $((stopped + 2)) --eval-every 0 --eval-batches 2 --gpus 3 --out "$work/stopped" --resume
 check "it goes on: exit code $status" grep -qx "resumed *$work/stopped/step_$(printf %08d "${stopped:-0}"), step $stopped" "$work/out"
+# stopped_within WHAT STEP LINE FLAGS...: a signal comes in what follows step 5 and takes long; STEP is the last, and no LINE comes.
+stopped_within() {
+    what=$1 last=$2 line=$3
+    shift 3
+    start $(echo "$long" | sed 's/ --eval-every 0//; s/ --sample-tokens 0//') --gpus 2 --out "$work/within" "$@"
+    await has_steps 5 "$work/within/log.jsonl"
+    kill -TERM $child
+    ended
+    check "SIGTERM in a $what: exit code $status" [ "$status" -eq 0 ]
+    check "SIGTERM in a $what: saved step $last" [ -d "$work/within/step_0000000$last" ]
+    check "SIGTERM in a $what: it was not waited for" [ "$(grep -c "$line" "$work/out")" -eq 0 ]
+    rm -rf "$work/within"
+}
+make_items 3000
+stopped_within validation 5 ' | val loss ' --eval-every 5 --eval-batches 200000 --sample-tokens 0
+stopped_within score 5 ' | hellaswag ' --eval-every 5 --eval-batches 1 --sample-tokens 0 --hellaswag "$work/items.bin"
+stopped_within sample 6 '^step *7/' --eval-every 0 --sample-every 5 --sample-tokens 60000000
 start $long --gpus 2 --out "$work/asked"
 await has_steps 3 "$work/asked/log.jsonl"
 kill -USR1 $child

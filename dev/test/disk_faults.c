@@ -6,6 +6,7 @@
  *   ROOM=N                the disk has N bytes free
  *   FULL=PART:N           the first N openings of new files whose path has PART in it fail: no space left
  *   SLOW=MS               every fsync takes so many milliseconds, every removal of a file twice as many
+ *   LATE=N:MS             the N-th pread takes so many milliseconds
  *   HOLD=PATH             an fsync of a file waits until there is no file PATH
  *   VANISH=K              at the K-th opening of a file below a directory step_*, that directory gets another name */
 #include <dirent.h>
@@ -56,6 +57,15 @@ int fstatvfs(int fd, struct statvfs *info) {
     info->f_bfree = info->f_bavail = room ? strtoul(room, NULL, 10) : 1ul << 40;
     return 0;
 }
+
+ssize_t pread(int fd, void *bytes, size_t n, off_t offset) {
+    static int n_read;
+    const char *late = getenv("LATE"), *colon = late ? strchr(late, ':') : NULL;
+    if (colon && ++n_read == atoi(late)) usleep(1000u * (unsigned)atoi(colon + 1));
+    return syscall(SYS_pread64, fd, bytes, n, offset);
+}
+
+ssize_t pread64(int fd, void *bytes, size_t n, off_t offset) __attribute__((alias("pread")));
 
 static int is_full(const char *path, int flags) {
     static int n_failed;

@@ -35,7 +35,7 @@ typedef struct Message {
     uint32_t kind, phase;
     int64_t step, progress, saved;
     int32_t exit_code;
-    uint32_t n;
+    uint32_t waits_for_disk, n;
     char text[sizeof((Error *)0)->text];
 } Message;
 enum { HEAD = offsetof(Message, text) };
@@ -43,7 +43,7 @@ enum { HEAD = offsetof(Message, text) };
 typedef struct Peer {
     int rank, fd; /* -1: it is over, or lost and said */
     double heard; /* when it last said something */
-    uint32_t phase;
+    uint32_t phase, waits_for_disk;
     int64_t step, progress;
     Message in; /* what has come of the next message */
     size_t n_in;
@@ -80,8 +80,12 @@ static void send_message(const Peer *p, const Message *m) {
 }
 
 static void tell_all(MessageKind kind, const Error *what) {
-    Message m = {
-        .kind = kind, .phase = dog.phase, .step = dog.step, .progress = dog.progress, .saved = dog.saved};
+    Message m = {.kind = kind,
+                 .phase = dog.phase,
+                 .step = dog.step,
+                 .progress = dog.progress,
+                 .saved = dog.saved,
+                 .waits_for_disk = dog.waits_for_disk};
     if (what) {
         m.exit_code = what->exit_code;
         m.n = (uint32_t)strlen(what->text);
@@ -188,6 +192,7 @@ static void take(Peer *p) {
     p->phase = m->phase;
     p->step = m->step;
     p->progress = m->progress;
+    p->waits_for_disk = m->waits_for_disk;
     if (p->rank == 0 && m->saved > dog.saved) dog.saved = m->saved;
     if (m->kind == FAILURE) {
         char why[sizeof m->text + 1];
@@ -244,10 +249,16 @@ static bool is_printing(FILE *out) {
     return false;
 }
 
-/* Whether rank 0 has nothing but its GPU and the other ranks to wait for. */
+static bool waits_for_disk(void) {
+    bool waits = dog.waits_for_disk;
+    for (int i = 0; i < dog.n_peers; i++) waits = waits || dog.peers[i].waits_for_disk;
+    return waits;
+}
+
+/* Whether the ranks have nothing but GPUs and each other to wait for. */
 static bool is_judged(void) {
-    return dog.phase != PHASE_START && dog.phase != PHASE_END && !dog.waits_for_disk &&
-           !is_printing(stdout) && !is_printing(stderr);
+    return dog.phase != PHASE_START && dog.phase != PHASE_END && !waits_for_disk() && !is_printing(stdout) &&
+           !is_printing(stderr);
 }
 
 /* Of all ranks together: they wait for each other, so where one hangs none gets on. */

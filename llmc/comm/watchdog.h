@@ -19,7 +19,7 @@ typedef enum {
  * have a shorter time. */
 extern double watchdog_seconds_silent;
 /* How long no rank may get anything done, behind the first step and before the end: this, 60, and ten times the longest
- * step; what rank 0's disk and terminal take does not count. LLMC_STUCK_SECONDS sets it. */
+ * step; what disks and rank 0's terminal take does not count. LLMC_STUCK_SECONDS sets it. */
 extern double watchdog_seconds_stuck;
 
 /* From here to watchdog_stop() die() is watchdog_die(). Does nothing where a process is alone. */
@@ -28,7 +28,7 @@ bool watchdog_start(Rendezvous *r, Error *err);
 void watchdog_set(WatchPhase phase, int64_t step);
 /* This rank has got a step, a batch of a validation or a token done: called by the main thread; an addition, no lock. */
 void watchdog_progress(void);
-/* Around what waits for this rank's disk, however long that takes: called by the main thread. */
+/* Around what the main thread waits for this rank's disk for, however long that takes: a store, no lock. */
 void watchdog_waits_for_disk(bool waits);
 /* What a line about a lost run ends with: the newest whole checkpoint, in `out`, kept by the caller, is of this step, or
  * there is none: -1. Rank 0, which saves, tells the other ranks at once. */

@@ -48,10 +48,19 @@ struct DataLoader {
     int64_t read_position;  /* of batch `tail` */
     int64_t read_in_block;  /* its number in its block */
     int64_t n_seeks;        /* a batch begun before a seek is dropped */
+    bool is_awaited;        /* batch `tail`, by the caller */
     bool failed;            /* reading stopped at read_position, with error */
     Error error;
     bool stop;
 };
+
+void (*dataloader_on_wait)(bool waits);
+
+static void set_awaited(DataLoader *loader, bool is_awaited) {
+    if (loader->is_awaited == is_awaited) return;
+    loader->is_awaited = is_awaited;
+    if (dataloader_on_wait) dataloader_on_wait(is_awaited);
+}
 
 /* ---- the reading thread ---- */
 
@@ -113,6 +122,7 @@ static void *reader_main(void *argument) {
             loader->failed = true;
             loader->error = error;
         }
+        set_awaited(loader, false);
         pthread_cond_broadcast(&loader->changed);
     }
     pthread_mutex_unlock(&loader->lock);
@@ -404,8 +414,10 @@ const char *dataloader_description(const DataLoader *loader) {
 
 bool dataloader_next(DataLoader *loader, const int32_t **tokens, const int32_t **targets, Error *err) {
     pthread_mutex_lock(&loader->lock);
-    while (loader->head == loader->tail && !loader->failed)
+    while (loader->head == loader->tail && !loader->failed) {
+        set_awaited(loader, true);
         pthread_cond_wait(&loader->changed, &loader->lock);
+    }
     bool ok = loader->head < loader->tail;
     if (ok) {
         *tokens = loader->slots[loader->head % N_SLOTS];

@@ -70,6 +70,9 @@ int64_t dataloader_epoch(const DataLoader *loader);
 /* The next micro-batch: tokens and targets (B,T), valid until the next call. False with err: a bad token, an
  * I/O error. */
 bool dataloader_next(DataLoader *loader, const int32_t **tokens, const int32_t **targets, Error *err);
+/* NULL, or of all loaders: called with true where dataloader_next has to wait for the disk, with false, by another thread,
+ * once it need not. */
+extern void (*dataloader_on_wait)(bool waits);
 /* The position of the whole run: windows of T tokens consumed by all ranks together, so that a run resumes
  * with another B or number of ranks. Bitwise the same batches follow. A seek, to the end of a block, begins one. */
 int64_t dataloader_position(const DataLoader *loader);

@@ -6,6 +6,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 #include "llmc/checkpoint/manifest.h"
+#include "llmc/comm/watchdog.h"
 #include "llmc/base/terminal.h"
 
 /* --train as the flags of the checkpoint `path` have it, into text; false where they do not, or it is longer. */
@@ -235,6 +236,7 @@ bool setup_data(Run *run, Error *err) {
     const Settings *s = &run->settings;
     if (settings_model_alone(s)) return true;
     const int32_t *tokens, *targets;
+    dataloader_on_wait = watchdog_waits_for_disk;
     if (!open_choices(run, err)) return false;
     if (settings_scores_alone(s)) return true;
     if (!s->eval_only && !(run->train = open_data(run, TRAINING, err))) return false;

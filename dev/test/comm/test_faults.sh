@@ -86,11 +86,17 @@ wait_for_disk() {
     SLOW=1000 LLMC_STUCK_SECONDS=5 LD_PRELOAD=$slows "$program" $(echo "$tiny" | sed "s:--save-every 50 --keep 2:--save-every 200 --keep 1:") --steps 400 --gpus 3 --out "$work/slow" >"$work/slow.out" 2>"$work/slow.err" </dev/null
     echo $? >"$work/slow.status"
 }
+# wait_for_data: in every rank one read of a shard takes twelve seconds.
+wait_for_data() {
+    { printf '\210\330\064\001\001\0\0\0\120\303\0\0' && head -c 101012 /dev/zero; } >"$work/zeros.bin"
+    LATE=200:12000 LLMC_STUCK_SECONDS=5 LD_PRELOAD=$slows "$program" ${tiny%--train*} --train "$work/zeros.bin" --val "$work/zeros.bin" --tokenizer bytes --steps 100 --eval-batches 2 --sample-tokens 0 --gpus 3 --out "$work/late" >"$work/late.out" 2>"$work/late.err" </dev/null
+    echo $? >"$work/late.status"
+}
 # These take ten seconds and more, and wait; the faults below come meanwhile.
 for rank in 0 1 2; do disturb "stopped-$rank" STOP $rank 25 & done
 suspend &
 slows=$work/disk_faults.so
-${CC:-cc} -D_GNU_SOURCE -shared -fPIC -o "$slows" dev/test/disk_faults.c -ldl 2>"$work/slow.err" && wait_for_disk &
+${CC:-cc} -D_GNU_SOURCE -shared -fPIC -o "$slows" dev/test/disk_faults.c -ldl 2>"$work/slow.err" && { wait_for_disk & wait_for_data & }
 
 for rank in 0 1 2; do
     kill=1
@@ -165,6 +171,9 @@ if [ -f "$slows" ]; then
     check "a slow disk: exit code $(cat "$work/slow.status")" [ "$(cat "$work/slow.status")" = 0 ]
     check "a slow disk: not a word on stderr" [ ! -s "$work/slow.err" ]
     check "a slow disk: it is slow" grep -qE '"checkpoint": "step_00000200", "seconds": ([789]|[0-9]{2})\.' "$work/slow/log.jsonl"
+    check "a late read: exit code $(cat "$work/late.status")" [ "$(cat "$work/late.status")" = 0 ]
+    check "a late read: not a word on stderr" [ ! -s "$work/late.err" ]
+    check "a late read: it is late" [ "$(sed -n 's/.*"ms": \([0-9]*\).*/\1/p' "$work/late/log.jsonl" | sort -n | tail -n 1)" -ge 11500 ]
 fi
 for rank in 0 1 2; do judge "stopped-$rank" $rank 'no sign of life for 8 s: stopped, or its host is gone'; done
 finish

@@ -420,6 +420,15 @@ static void wait_for_a_disk(int rank) {
     watchdog_stop();
 }
 
+/* Nor while another rank waits for its own: all others wait for that rank. */
+static void wait_for_the_disk_of_another(int rank) {
+    take_steps(20, 0.02);
+    watchdog_waits_for_disk(rank == 2);
+    sleep_for(BEYOND_STUCK);
+    watchdog_waits_for_disk(false);
+    watchdog_stop();
+}
+
 /* Where another rank gets on all do. */
 static void wait_for_another(int rank) {
     take_steps(20, 0.02);
@@ -554,6 +563,7 @@ int main(void) {
     BESIDE(test_takes_time(wait_for_another, "another rank gets on"));
     BESIDE(test_takes_time(take_a_long_step, "a long step"));
     BESIDE(test_takes_time(take_time_to_print, "output that nobody reads"));
+    BESIDE(test_takes_time(wait_for_the_disk_of_another, "a slow disk of another rank"));
     for (int i = 0; i < 6; i++) BESIDE(test_ends(orders[i], 0.05, work));
     BESIDE(test_ends(orders[3], SILENT + 2, work));
     BESIDE(test_ends(orders[3], SILENT + 2, work_and_linger));

@@ -1,6 +1,7 @@
 /* The order of the data: windows across file borders, the shuffle, ranks, resuming, and text. */
 #include <dirent.h>
 #include <signal.h>
+#include <stdatomic.h>
 #include "dev/test/data_files.h"
 #include "llmc/data/token_stream.h"
 #include "llmc/data/window_order.h"
@@ -500,6 +501,34 @@ static void test_open_close(void) {
     empty_folder();
 }
 
+static atomic_int n_waits, n_wrong;
+static atomic_bool waits;
+
+static void note_wait(bool begins) {
+    n_wrong += waits == begins;
+    waits = begins;
+    n_waits += begins;
+}
+
+/* A wait for the disk is told, and it is over once the batch is there. */
+static void test_waits(void) {
+    enum { B = 64, T = 256 };
+    int32_t *batch = malloc(2 * B * T * sizeof *batch);
+    write_shard("w.bin", 0, 20000);
+    DataOptions options = options_of("w.bin", B, T);
+    DataLoader *loader = open_or_report(&options);
+    dataloader_on_wait = note_wait;
+    for (int i = 0; loader && i < 200; i++) {
+        dataloader_seek(loader, 0);
+        CHECK(take(loader, B, T, batch) && !waits, "batch %d is there, and still waited for", i);
+    }
+    CHECK(n_waits > 0 && n_wrong == 0, "%d waits, %d began or ended twice", n_waits, n_wrong);
+    dataloader_close(loader);
+    dataloader_on_wait = NULL;
+    free(batch);
+    empty_folder();
+}
+
 int main(void) {
     if (!REQUIRE(mkdtemp(folder) != NULL, "cannot make a folder in /tmp")) return check_finish("dataloader");
     test_stream_order();
@@ -507,6 +536,7 @@ int main(void) {
     test_shuffled_batches();
     test_ranks();
     test_seek();
+    test_waits();
     test_text();
     test_splits();
     test_cut();

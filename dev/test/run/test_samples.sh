@@ -26,6 +26,7 @@ check "a long prompt: how much of it is read" grep -qE '^prompt +the last 64 of 
 run --model "$work/model" --prompt "line 1" --memory
 check "--memory of samples: exit code $status" [ "$status" -eq 0 ]
 check "--memory of samples: weights and a cache" grep -qE '^  samples +[0-9.]+ [KM]iB more, while they are drawn$' "$work/out"
+check "--memory of samples: of a batch one token" grep -qE '^  tokens +scratch +4 B ' "$work/out"
 check "--memory of samples: nothing of training, no batch" [ "$(grep -cE '^  (gradients|optimizer|snapshot|largest)' "$work/out")" -eq 0 ]
 drawn --prompt "line 1" --samples 5
 check "five samples: four lines between them" [ "$(grep -cx -e '---' "$work/out")" -eq 4 ]

@@ -9,7 +9,7 @@
 /* What the run is at, for the answer and for how long it may go on. */
 typedef enum {
     STOP_IN_STEP,  /* the step at hand is ended where it has a second or less to go; else it is left out */
-    STOP_IN_QUEUE, /* steps that the device runs ahead: they are ended */
+    STOP_IN_QUEUE, /* steps that the device runs ahead, or of many ranks: ended */
     STOP_IN_EVALUATION, /* left out */
     STOP_IN_SAMPLE,     /* left out */
     STOP_IN_SAVE,       /* ended */

@@ -21,6 +21,12 @@ void training_tell_watchdog(const Training *t) {
     watchdog_set_saved(t->run->settings.out, t->saving.last_saved);
 }
 
+/* A step that is queued as a whole comes to its end, and so does one of many ranks. */
+static StopPhase phase_of_step(const Training *t) {
+    const bool ends = t->run->ops->device->is_async || t->run->comm->ranks.n_ranks > 1;
+    return ends ? STOP_IN_QUEUE : STOP_IN_STEP;
+}
+
 /* Before the first step ends, where that takes a while: what one micro-step of it says of the run. */
 static void estimate_run(Training *t, int64_t n_micro, double seconds) {
     const double step = seconds * (double)n_micro;
@@ -29,8 +35,7 @@ static void estimate_run(Training *t, int64_t n_micro, double seconds) {
     if (step < 1) return;
     console_note(&t->console, "a micro-step takes %.2f s: about %.1f s a step, %s for the run", seconds, step,
                  format_duration(left, step * (double)steps));
-    stop_expect(t->run->ops->device->is_async ? STOP_IN_QUEUE : STOP_IN_STEP,
-                clock_seconds() + step - seconds);
+    stop_expect(phase_of_step(t), clock_seconds() + step - seconds);
 }
 
 static void set_probe(Probe *probe, const int32_t *tokens, const int32_t *targets, const Settings *s) {
@@ -202,8 +207,7 @@ bool training_settle(Training *t, Error *err) {
 /* When this step will be done, for who waits for it. */
 static void expect_step(const Training *t) {
     const bool behind_another = t->queued.step > 0;
-    stop_expect(t->run->ops->device->is_async ? STOP_IN_QUEUE : STOP_IN_STEP,
-                clock_seconds() + t->step_seconds * (1 + behind_another));
+    stop_expect(phase_of_step(t), clock_seconds() + t->step_seconds * (1 + behind_another));
 }
 
 /* Leaves *q without a step where a stop left it out. */

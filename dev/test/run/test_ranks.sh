@@ -217,6 +217,15 @@ ended
 await none_left asked
 check "a parent that is killed leaves no process" none_left asked
 
+# Ranks end a step together, however long it takes.
+start $(echo "$long" | sed 's/--steps 1000000/--steps 9 --tokens-per-step 32000000/') --gpus 2
+await grep -q '^a micro-step takes' "$work/out"
+kill -TERM $child
+await grep -q '^stopping' "$work/err"
+check "SIGTERM in a long step: it comes to its end" grep -qE '^stopping after this step(, about [0-9]+ s)?; again: end without saving$' "$work/err"
+kill -KILL $child
+ended
+
 # ---- limits of the system ----
 (ulimit -n 16 && exec "$program" --device cpu $short --gpus 4) >"$work/out" 2>"$work/err" </dev/null
 status=$?

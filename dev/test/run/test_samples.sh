@@ -124,11 +124,15 @@ mkfifo "$work/typed"
 : >"$work/out"
 "$program" --device cpu --model "$work/model" --chat --sample-tokens 50000000 <"$work/typed" >"$work/out" 2>"$work/err" &
 child=$!
-exec 3>"$work/typed"
+exec 3<>"$work/typed" # waits for no reader
 echo "line 1" >&3
 await [ -s "$work/out" ]
 kill -INT $child
-sleep 0.3 # it is in its way out of the answer, or has ended
+# all_sleep: no thread computes, nor would if it had a core; one may wake another between two looks.
+all_sleep() {
+    for look in 1 2 3; do ! grep -hs '^State:' /proc/$child/task/*/status | grep -q '^State:.[^S]' || return 1; done
+}
+await all_sleep
 check "SIGINT in an answer: the chat goes on" kill -0 $child
 size=$(wc -c <"$work/out")
 echo "line 2" >&3

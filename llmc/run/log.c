@@ -18,18 +18,24 @@
 
 #define LOG_NAME "log.jsonl"
 
+/* A file, or nothing: what else has the name is not written to. */
 static int open_to_append(int folder) {
-    return openat(folder, LOG_NAME, O_RDWR | O_CREAT | O_APPEND | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC, 0644);
+    const int flags = O_RDWR | O_CREAT | O_APPEND | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC;
+    const int fd = openat(folder, LOG_NAME, flags, 0644);
+    struct stat info;
+    if (fd < 0 || (fstat(fd, &info) == 0 && S_ISREG(info.st_mode))) return fd;
+    close(fd);
+    errno = EINVAL;
+    return -1;
 }
 
 /* A log that was rotated, removed or edited goes on in the file of its name. In the folder that is open: another of that
  * name may be another run's. */
 static void follow_name(RunLog *run) {
     struct stat held, named;
-    const bool is_there = fstatat(run->folder, LOG_NAME, &named, AT_SYMLINK_NOFOLLOW) == 0;
-    if (is_there ? !S_ISREG(named.st_mode) : errno != ENOENT) return;
-    if (is_there && fstat(run->fd, &held) == 0 && held.st_dev == named.st_dev && held.st_ino == named.st_ino)
-        return;
+    const bool is_known =
+        fstatat(run->folder, LOG_NAME, &named, AT_SYMLINK_NOFOLLOW) == 0 && fstat(run->fd, &held) == 0;
+    if (is_known && held.st_dev == named.st_dev && held.st_ino == named.st_ino) return;
     const int fd = open_to_append(run->folder);
     if (fd < 0) return; /* the lines stay where they were */
     close(run->fd);

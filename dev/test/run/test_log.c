@@ -268,7 +268,14 @@ static void test_rotated(void) {
         CHECK(count_lines("log.jsonl", 1, "note", &headers) == (way == 4), "%s: what was there stays",
               ways[way]);
     }
+    CHECK(log_open(&run, folder, -1, &h, &err) && rename(path_of("log.jsonl"), path_of("old")) == 0 &&
+              mkfifo(path_of("log.jsonl"), 0600) == 0,
+          "%s", err.text);
+    write_steps(&run, 3, 3);
+    log_close(&run);
+    CHECK(count_lines("old", 3, "loss", &headers) == 1, "no line goes into a FIFO");
     remove(path_of("old"));
+    remove(path_of("log.1.jsonl"));
 }
 
 /* Another run may take the name of a folder that was moved away: its log is not written into. */

@@ -14,7 +14,7 @@
 #include "llmc/base/terminal.h"
 #include "llmc/comm/watchdog.h"
 
-enum { N = 3, STILL_THERE = -1, LIMIT = 100 /* seconds: more than anything here takes on a busy machine */ };
+enum { N = 3, STILL_THERE = -1, LIMIT = 300 /* seconds: more than anything here takes on a busy machine */ };
 /* A machine that has more to do may hold a rank up for seconds: these are longer. */
 #define SILENT 8.0
 #define STUCK 5.0

@@ -574,9 +574,29 @@ static bool open_model(Run *run, const GPT2Options *options, Error *err) {
     return true;
 }
 
+/* Ranks may have opened two checkpoints of a run that saves and removes beside this one. All ranks, `ok` or not. */
+static bool same_model(const Run *run, bool ok, Error *err) {
+    enum { SIZE = sizeof run->model_path };
+    Comm *comm = run->comm;
+    const int n = comm->ranks.n_ranks;
+    char *all = must_allocate((size_t)n * SIZE, "the names of all ranks' models"), name[RANK_NAME_BYTES];
+    comm->gather_on_host(comm, all, run->model_path, SIZE);
+    for (int i = 1; ok && i < n; i++) {
+        const char *theirs = all + i * SIZE;
+        if (strcmp(theirs, all) == 0) continue;
+        ok = fail(
+            err, EXIT_RUN,
+            "--model %s: %s has loaded %s, rank 0 %s: a run beside has changed what is there; hint: name "
+            "the checkpoint",
+            run->settings.model, rank_name(name, &run->rendezvous, i), theirs, all);
+    }
+    free(all);
+    return ok;
+}
+
 bool setup_model(Run *run, Error *err) {
     const GPT2Options options = model_options(run);
-    if (!setup_same_data(run, err) || !open_model(run, &options, err)) return false;
+    if (!setup_same_data(run, err) || !same_model(run, open_model(run, &options, err), err)) return false;
     open_snapshot(run);
     return true;
 }

@@ -125,6 +125,16 @@ less_text() {
 less_text --train 'of --train'
 less_text --val 'to validate'
 next_port
+ln -s "$work/launched" "$work/model"
+ln -s "$work/of_2" "$work/elsewhere/model"
+newest="--model model --tokenizer bytes --train $work/text.txt --batch 2 --eval-only --eval-batches 6"
+(cd "$work/elsewhere" && rank 1 2 $newest) &
+(cd "$work" && rank 0 2 $newest)
+status=$?
+wait
+cp "$work/err_0" "$work/err"
+check "two checkpoints: exit code $status" [ "$status" -eq 1 ]
+check "two checkpoints: the line" grep -qE '^error: --model model: rank 1 \(.*\) has loaded model/step_00000005, rank 0 model/step_00000006: ' "$work/err"
 rank 1 3 $tiny --batch 2 &
 rank 0 2 $tiny --batch 2
 status=$?

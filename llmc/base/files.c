@@ -18,6 +18,15 @@ bool fail_errno(Error *err, const char *what, const char *path) {
     return fail(err, exit_code, "%s %s: %s", what, path, strerror(code));
 }
 
+static bool ends_in(const char *text, const char *end) {
+    const size_t n = strlen(text), n_end = strlen(end);
+    return n >= n_end && strcmp(text + n - n_end, end) == 0;
+}
+
+bool error_is_full(const Error *err) {
+    return ends_in(err->text, strerror(ENOSPC)) || ends_in(err->text, strerror(EDQUOT));
+}
+
 /* Some file systems (SMB, FUSE) have no fsync, of directories above all: what there is none of has not failed. */
 static bool sync_fd(int fd) {
     static const int has_none[] = {EINVAL, ENOSYS, EOPNOTSUPP};

@@ -8,6 +8,8 @@
 /* Fails with "WHAT PATH: strerror(errno)": EXIT_INPUT where the path is at fault (missing, no permission),
  * EXIT_RUN for the rest (full disk, I/O error). */
 bool fail_errno(Error *err, const char *what, const char *path);
+/* Of a failure of fail_errno: the disk is full, or a quota is used up. */
+bool error_is_full(const Error *err);
 
 /* A whole regular file of at most max_bytes, malloc'ed, with a null after its *size bytes. NULL on error. */
 char *file_read(const char *path, size_t max_bytes, size_t *size, Error *err);

@@ -133,6 +133,17 @@ static bool save_in(int folder, const char *out, GPT2 *model, const Tokenizer *t
     return false;
 }
 
+/* Once more where the disk was full, though it said that it had room, as a quota does: what is to be removed goes before. */
+static bool save_with_room(int folder, const char *out, GPT2 *model, const Tokenizer *tokenizer,
+                           const TrainerState *state, const SaveOptions *options, Error *err) {
+    if (save_in(folder, out, model, tokenizer, state, options, err)) return true;
+    if (!error_is_full(err)) return false;
+    const bool was_removing = checkpoint_is_removing();
+    checkpoint_end_removal();
+    return (checkpoint_prune_before(folder, out, state->step, options) || was_removing) &&
+           save_in(folder, out, model, tokenizer, state, options, err);
+}
+
 bool checkpoint_save(const char *out, GPT2 *model, const Tokenizer *tokenizer, const TrainerState *state,
                      const SaveOptions *options, Error *err) {
     Error cause;
@@ -148,7 +159,7 @@ bool checkpoint_save(const char *out, GPT2 *model, const Tokenizer *tokenizer, c
         checkpoint_make_room(folder, out,
                              checkpoint_bytes(&model->config, model->options.optimizer, options->model_only),
                              state->step, options, &cause) &&
-        save_in(folder, out, model, tokenizer, state, options, &cause);
+        save_with_room(folder, out, model, tokenizer, state, options, &cause);
     if (ok) checkpoint_prune(folder, out, state->step, options);
     close(folder);
     return ok || fail(err, cause.exit_code, "checkpoint of step %lld not saved: %s", (long long)state->step,

@@ -362,16 +362,18 @@ static int64_t kept_before(const SaveOptions *options) {
     return options->keep > 1 ? options->keep - 1 : 1;
 }
 
+bool checkpoint_prune_before(int folder, const char *out, int64_t step, const SaveOptions *options) {
+    return options->keep > 0 && newest_is_whole(out, step) &&
+           prune(folder, out, step, options, kept_before(options), false) > 0;
+}
+
 bool checkpoint_make_room(int folder, const char *out, int64_t bytes, int64_t step,
                           const SaveOptions *options, Error *err) {
     int64_t room = directory_room(folder);
     if (room < 0 || room >= bytes) return true;
     checkpoint_end_removal();
     room = directory_room(folder);
-    if (room < bytes && options->keep > 0 && newest_is_whole(out, step)) {
-        prune(folder, out, step, options, kept_before(options), false);
-        room = directory_room(folder);
-    }
+    if (room < bytes && checkpoint_prune_before(folder, out, step, options)) room = directory_room(folder);
     return room < 0 || room >= bytes || fail_room(out, bytes, room, err);
 }
 

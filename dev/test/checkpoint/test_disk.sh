@@ -289,6 +289,16 @@ check "no room later: one goes before, the newest stay" [ "$(cd "$out" && echo s
 fresh
 faulty ROOM=100000 $training --steps 16 --save-every 2 --keep 1 --resume --out "$out"
 check "no room, --keep 1: the only good one stays" [ -s "$out/step_00000012/model.safetensors" ]
+# A quota: the disk says that it has room.
+fresh
+faulty FULL=optimizer.safetensors:1 $training --steps 14 --save-every 14 --keep 3 --resume --out "$out"
+check "a quota: exit code $status" [ "$status" -eq 0 ]
+check "a quota: one goes before, the newest stay" [ "$(cd "$out" && echo step_*)" = "step_00000008 step_00000012 step_00000014" ]
+check "a quota: not a word" [ ! -s "$work/err" ]
+fresh
+faulty FULL=optimizer.safetensors:9 $training --steps 14 --save-every 14 --keep 2 --resume --out "$out"
+check "a quota that is too small: exit code $status" [ "$status" -eq 1 ]
+check "a quota that is too small: the newest stays" [ "$(cd "$out" && echo step_*)" = "step_00000012" ]
 
 # logged FOLDER: the checkpoints that its log names, in order of their steps.
 logged() { sed -n 's/.*"checkpoint": *"\(step_[0-9]*\)".*/\1/p' "$1/log.jsonl" | sort | xargs; }

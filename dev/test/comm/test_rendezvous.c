@@ -270,7 +270,7 @@ static bool is_reached(const char *address) {
     Error err = {0};
     int port = 0;
     const int fd = socket_listen(address, &port, &err);
-    const int other = fd < 0 ? -1 : socket_connect("127.0.0.2", port, clock_seconds() + 1, &err);
+    const int other = fd < 0 ? -1 : socket_connect("127.0.0.2", port, clock_seconds() + JOIN, &err);
     REQUIRE(fd >= 0, "%s: %s", address, err.text);
     if (fd >= 0) close(fd);
     if (other >= 0) close(other);

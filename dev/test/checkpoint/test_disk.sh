@@ -184,10 +184,17 @@ run $training --steps 2 --model-only --out "$work/weights"
 refuses "a new run beside weights alone" '^error: --out .*/weights: holds step_00000002, .* holds weights only, .*cannot be resumed; hint: move it away, or another --out$' $training --steps 4 --out "$work/weights"
 
 # ---- a folder that vanishes ----
+# stop: until kill -CONT the run writes nothing: a file that it makes in a folder that goes keeps that there.
+stop() {
+    kill -STOP $child
+    until is_stopped $child; do sleep 0.01; done
+}
 for how in moved removed; do
     start $training --steps 100000000 --out "$work/vanishing"
     await has_steps 3 "$work/vanishing/log.jsonl"
+    stop
     if [ $how = moved ]; then mv "$work/vanishing" "$work/vanished"; else rm -r "$work/vanishing"; fi
+    kill -CONT $child
     kill -TERM $child
     ended
     check "--out is $how: exit code $status" [ "$status" -eq 0 ]
@@ -197,29 +204,30 @@ for how in moved removed; do
     rm -rf "$work/vanishing"
 done
 # To another disk, with a link in its place: the run's own checkpoints are not taken for another run's.
-"$program" --device cpu $training --steps 100000000 --out "$work/moving" >"$work/out" 2>"$work/err" &
-child=$!
+start $training --steps 100000000 --out "$work/moving"
 await has_steps 3 "$work/moving/log.jsonl"
 kill -USR1 $child
-await eval 'grep -q "^saved step .* on request" "$work/out"'
-cp -R "$work/moving" "$work/other_disk" && rm -r "$work/moving" && ln -s other_disk "$work/moving"
+await grep -q '^saved step .* on request' "$work/out"
+cp -R "$work/moving" "$work/other_disk"
+stop
+rm -r "$work/moving" && ln -s other_disk "$work/moving"
+kill -CONT $child
 kill -TERM $child
-wait $child
-status=$?
+ended
 check "--out is copied to another disk: exit code $status" [ "$status" -eq 0 ]
 check "--out is copied to another disk: said" grep -qE '^warning: --out .*/moving: the folder is another one .* with this run.s files; the run goes on there' "$work/err"
 check "--out is copied to another disk: saved there" [ "$(ls -d "$work"/other_disk/step_* | wc -l)" -eq 2 ]
 last=$(sed -n 's/^stopped by a signal after step \([0-9]*\).*/\1/p' "$work/out")
 check "--out is copied to another disk: its log has all $last steps" [ "$(grep -c '"norm"' "$work/other_disk/log.jsonl")" = "$last" ]
 # Another run's folder takes the place.
-"$program" --device cpu $training --steps 100000000 --out "$work/taken" >"$work/out" 2>"$work/err" &
-child=$!
+start $training --steps 100000000 --out "$work/taken"
 await has_steps 3 "$work/taken/log.jsonl"
+stop
 mv "$work/taken" "$work/taken_away" && cp -R "$work/made" "$work/taken"
 listing "$work/taken" >"$work/before"
+kill -CONT $child
 kill -TERM $child
-wait $child
-status=$?
+ended
 check "--out is another run's now: exit code $status" [ "$status" -eq 1 ]
 check "--out is another run's now: said" grep -qE '^error: --out .*/taken: the folder that the run began in is gone .* holds other checkpoints .step_00000012.$' "$work/err"
 listing "$work/taken" >"$work/after"
@@ -367,8 +375,7 @@ for step in 2 4 6; do
 done
 is_writing() { [ -n "$(ls -d "$work"/cut/.tmp-step_* 2>/dev/null)" ] && [ -e "$work/cut/step_00000002" ]; }
 stopped_while_writing() {
-    kill -STOP $child
-    until is_stopped $child; do sleep 0.01; done
+    stop
     is_writing && return
     kill -CONT $child 2>/dev/null
     return 1

@@ -194,11 +194,11 @@ static bool check_output(const Training *t, Error *err) {
                 "the output could not be written, and without --out it is all that the run leaves");
 }
 
-static void say_stopped(Training *t) {
+static void say_stopped(Training *t, bool saved) {
     const Settings *s = &t->run->settings;
     if (t->state.step > t->run->resumed.step)
         console_note(&t->console, "stopped by a signal after step %lld%s", (long long)t->state.step,
-                     s->out && !s->model_only ? "; --resume goes on from there" : "");
+                     s->out && saved && !s->model_only ? "; --resume goes on from there" : "");
     else
         console_note(&t->console,
                      "stopped by a signal before the end of its first step: nothing new to save");
@@ -225,9 +225,7 @@ static bool run_steps(Training *t, Error *err) {
         if ((keep || best) && !last) save_in_training(t, best && !keep); /* train() saves the last one */
         if (asked) save_on_request(t);
     }
-    if (!training_settle(t, err)) return false;
-    if (training_stops(t)) say_stopped(t);
-    return true;
+    return training_settle(t, err);
 }
 
 static bool train(Training *t, Error *err) {
@@ -243,10 +241,10 @@ static bool train(Training *t, Error *err) {
         if (!t->untrusted && !save(t, false, &later)) warn(&later);
         return false;
     }
-    if (!save(t, false, err)) {
-        if (!settings_out_is_default(&run->settings)) return false;
-        warn(err); /* nobody asked for it */
-    }
+    const bool saved = save(t, false, err), is_asked = !settings_out_is_default(&run->settings);
+    if (training_stops(t)) say_stopped(t, saved);
+    if (!saved && is_asked) return false;
+    if (!saved) warn(err);
     console_note(&t->console, "memory: planned %s, measured %s",
                  format_bytes_finely(planned, (double)run->planned_bytes),
                  format_bytes_finely(measured, (double)t->peak_memory_bytes));

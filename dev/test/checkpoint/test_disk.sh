@@ -230,6 +230,7 @@ kill -TERM $child
 ended
 check "--out is another run's now: exit code $status" [ "$status" -eq 1 ]
 check "--out is another run's now: said" grep -qE '^error: --out .*/taken: the folder that the run began in is gone .* holds other checkpoints .step_00000012.$' "$work/err"
+check "--out is another run's now: no word of going on from there" grep -qE '^stopped by a signal after step [0-9]+$' "$work/out"
 listing "$work/taken" >"$work/after"
 check "--out is another run's now: nothing is written there" cmp -s "$work/before" "$work/after"
 

@@ -27,8 +27,9 @@ disturb() {
         rm -rf "${work:?}/$1/run"
         "$program" $job --out "$work/$1/run" >"$work/$1/out" 2>"$work/$1/err" </dev/null &
         child=$!
-        await has_steps "$4" "$work/$1/run/log.jsonl"
+        await has_steps 1 "$work/$1/run/log.jsonl"
         ranks=$(ranks_of $child)
+        await has_steps "$4" "$work/$1/run/log.jsonl"
         begun=$(now)
         kill "-$2" $(echo "$ranks" | sed -n "$(($3 + 1))p") 2>/dev/null
         ended

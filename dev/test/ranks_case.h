@@ -5,7 +5,7 @@
 #include "llmc/comm/rendezvous.h"
 #include "llmc/comm/socket.h"
 
-enum { MOST_RANKS = 8, RANKS_PATIENCE = 600 /* seconds that a rank may take, should it hang */ };
+enum { MOST_RANKS = 8, RANKS_PATIENCE = 300 /* seconds that a rank may take, should it hang */ };
 
 typedef void (*RankBody)(Rendezvous *r, const void *context);
 

@@ -11,8 +11,9 @@ static const GPT2Config config = {
 static double other_means[4 * CASE_ITEMS];
 static bool is_noted; /* this rank's means become the other's */
 
+/* One value is the wish to stop, which the other rank has not. */
 static void sum_with_other(Comm *comm, double *values, int64_t n) {
-    for (int64_t i = 0; i < n && i < 4 * CASE_ITEMS; i++)
+    for (int64_t i = 0; i < n && n > 1 && i < 4 * CASE_ITEMS; i++)
         if (is_noted)
             other_means[i] = values[i];
         else

@@ -4,6 +4,7 @@
 #include <string.h>
 #include "dev/test/sampled_model.h"
 #include "dev/test/logits.h"
+#include "dev/test/small_vocabulary.h"
 
 /* ---- random numbers ---- */
 
@@ -205,8 +206,8 @@ static void check_same(GPT2 *model, const Tokenizer *tokenizer, const char *a, c
 }
 
 /* A text without the prompt, and what it took. */
-static SampleRates draw_text(GPT2 *model, const Tokenizer *tokenizer, Text *texts, int n_samples,
-                             const char *stop) {
+static SampleRates draw_text_of(GPT2 *model, const Tokenizer *tokenizer, Text *texts, int n_samples,
+                                int top_k, const char *stop) {
     Error err = {0};
     SampleRates rates;
     const SampleOptions options = {.prompt = "a b",
@@ -214,6 +215,7 @@ static SampleRates draw_text(GPT2 *model, const Tokenizer *tokenizer, Text *text
                                    .n_samples = n_samples,
                                    .n_tokens = 120,
                                    .temperature = 1,
+                                   .top_k = top_k,
                                    .top_p = 1,
                                    .seed = 9,
                                    .stop = stop};
@@ -224,8 +226,13 @@ static SampleRates draw_text(GPT2 *model, const Tokenizer *tokenizer, Text *text
     return rates;
 }
 
+static SampleRates draw_text(GPT2 *model, const Tokenizer *tokenizer, Text *texts, int n_samples,
+                             const char *stop) {
+    return draw_text_of(model, tokenizer, texts, n_samples, 0, stop);
+}
+
 /* Every piece of a text as the stop text, each longer than a token: the text ends before the first place of it. And one
- * that begins again inside itself, one that comes at no place, and one that the text's end leaves half done. */
+ * that comes at no place, and one that the text's end leaves half done. */
 static void test_stop(GPT2 *model, const Tokenizer *bytes) {
     Text whole[3], cut[3];
     SampleRates rates = draw_text(model, bytes, whole, 3, NULL);
@@ -251,21 +258,48 @@ static void test_stop(GPT2 *model, const Tokenizer *bytes) {
           cut[0].n);
 }
 
-/* Repeats one text whose second half begins as its first: "aab" in "aaab". */
+/* One of which the text has a beginning just before it: "ab" in "aab". The most probable two tokens give some. */
 static void test_overlapping_stop(GPT2 *model, const Tokenizer *bytes) {
     Text whole, cut;
-    draw_text(model, bytes, &whole, 1, NULL);
-    for (size_t i = 0; i + 4 < whole.n; i++) {
-        char stop[5] = "";
-        memcpy(stop, whole.bytes + i, 1);
-        memcpy(stop + 1, whole.bytes + i, 1); /* c c: the text has it or not */
-        if (strlen(stop) < 2) continue;
-        draw_text(model, bytes, &cut, 1, stop);
+    int n_tried = 0;
+    draw_text_of(model, bytes, &whole, 1, 2, NULL);
+    for (size_t i = 0; i + 3 <= whole.n; i++) {
+        const char *w = whole.bytes + i, stop[] = {w[1], w[2], '\0'};
+        if (strlen(stop) < 2 || w[0] != w[1] || w[1] == w[2]) continue;
+        draw_text_of(model, bytes, &cut, 1, 2, stop);
         const char *found = memmem(whole.bytes, whole.n, stop, 2);
-        CHECK(cut.n == (found ? (size_t)(found - whole.bytes) : whole.n), "stop '%s': %zu bytes", stop,
+        CHECK(cut.n == (size_t)(found - whole.bytes), "a stop text at %zu that begins before: %zu bytes", i,
               cut.n);
-        i += 12;
+        n_tried++;
     }
+    CHECK(n_tried > 2, "%d places in the text", n_tried);
+}
+
+/* The tokenizer's end-of-text ends a sample, and is no text. */
+static void test_end_of_text(void) {
+    enum { N = 60 };
+    GPT2 model;
+    static Text texts[N];
+    char number[16];
+    int n_short = 0;
+    if (!REQUIRE(mkdtemp(folder) != NULL, "cannot make a folder in /tmp")) return;
+    Tokenizer *small = open_small();
+    snprintf(number, sizeof number, "[%d]", EOT);
+    if (open_model(&model, N_TOKENS)) {
+        const SampleRates rates = draw_text(&model, small, texts, N, NULL);
+        for (int i = 0; i < N; i++) {
+            CHECK(!memmem(texts[i].bytes, texts[i].n, number, strlen(number)) &&
+                      !memmem(texts[i].bytes, texts[i].n, "<|endoftext|>", 13),
+                  "sample %d has an end of text in it", i);
+            n_short += texts[i].n < 100;
+        }
+        CHECK(n_short > 0 && rates.n_tokens < N * 120, "%d samples ended early, %lld tokens", n_short,
+              (long long)rates.n_tokens);
+        gpt2_close(&model);
+    }
+    tokenizer_close(small);
+    empty_folder();
+    rmdir(folder);
 }
 
 static void test_text(void) {
@@ -331,6 +365,7 @@ int main(void) {
         test_out_of_memory(&model);
         gpt2_close(&model);
         test_text();
+        test_end_of_text();
         CHECK(allocated == 0, "%d device allocations were not released", allocated);
     }
     return check_finish("sampler");

@@ -71,6 +71,24 @@ static void test_spelling(void) {
     empty_folder();
 }
 
+/* Of the same tokens, with another end of text. */
+static void test_equals(void) {
+    uint8_t file[4096];
+    const size_t n = make_bin(file);
+    const uint32_t eot = SPECIAL;
+    Error err = {0};
+    Tokenizer *small = open_small(), *again = open_small();
+    memcpy(file + 3 * sizeof eot, &eot, sizeof eot);
+    write_file("other.bin", file, n);
+    Tokenizer *other = tokenizer_open(path_of("other.bin"), &err);
+    if (CHECK(other, "%s", err.text))
+        CHECK(tokenizer_equals(small, again) && !tokenizer_equals(small, other), "equal tokenizers");
+    tokenizer_close(small);
+    tokenizer_close(again);
+    tokenizer_close(other);
+    empty_folder();
+}
+
 /* What is saved is read again the same: from tokenizer.bin, from vocab.json with merges.txt; not from half of it. */
 static void test_save(void) {
     Error err = {0};
@@ -257,6 +275,7 @@ int main(void) {
     if (!REQUIRE(mkdtemp(folder) != NULL, "cannot make a folder in /tmp"))
         return check_finish("tokenizer_files");
     test_spelling();
+    test_equals();
     test_save();
     test_save_fails();
     test_version_1();

@@ -29,7 +29,7 @@ import time
 
 import random_shard
 from combine import SIZES, combine_train, flop_of_token
-from comparison import EXIT_RUN, ROOT, Parser, Report, commit_of, duration, end_with, environment, fail, gib, integer, torch_on_card
+from comparison import EXIT_RUN, ROOT, Parser, Report, commit_of, duration, end_with, environment, fail, gib, integer, torch_on_card, uninterrupted
 
 # Ways of PyTorch: (attention, mode of torch.compile); attention "best": that of the fastest way so far. Both attentions in
 # the default mode everywhere, and with CUDA graphs where the host's launches count, since an operator of its own costs the
@@ -142,7 +142,8 @@ class Ahead:
     def next(self):
         """The next one; two more are started behind it."""
         while self.wanted and len(self.started) < 3:
-            self.started.append(Torch(self.wanted.pop(0), self.shard, self.limit_s))
+            with uninterrupted():
+                self.started.append(Torch(self.wanted.pop(0), self.shard, self.limit_s))
         return self.started.popleft()
 
     def close(self):

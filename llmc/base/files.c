@@ -18,13 +18,8 @@ bool fail_errno(Error *err, const char *what, const char *path) {
     return fail(err, exit_code, "%s %s: %s", what, path, strerror(code));
 }
 
-static bool ends_in(const char *text, const char *end) {
-    const size_t n = strlen(text), n_end = strlen(end);
-    return n >= n_end && strcmp(text + n - n_end, end) == 0;
-}
-
 bool error_is_full(const Error *err) {
-    return ends_in(err->text, strerror(ENOSPC)) || ends_in(err->text, strerror(EDQUOT));
+    return text_ends_in(err->text, strerror(ENOSPC)) || text_ends_in(err->text, strerror(EDQUOT));
 }
 
 /* Some file systems (SMB, FUSE) have no fsync, of directories above all: what there is none of has not failed. */
@@ -40,6 +35,11 @@ static bool sync_fd(int fd) {
 
 bool file_sync(int fd, const char *path, Error *err) {
     return sync_fd(fd) || fail_errno(err, "cannot sync", path);
+}
+
+bool text_ends_in(const char *text, const char *end) {
+    const size_t n = strlen(text), n_end = strlen(end);
+    return n >= n_end && strcmp(text + n - n_end, end) == 0;
 }
 
 bool path_copy(char *path, const char *from, Error *err) {

@@ -25,6 +25,8 @@ bool file_checksum(const char *path, bool sync, int64_t *bytes, uint32_t *crc, E
 /* Makes the data durable; a file system that has no fsync for it is no error. */
 bool file_sync(int fd, const char *path, Error *err);
 
+/* True of "shard.bin" and ".bin". */
+bool text_ends_in(const char *text, const char *end);
 /* `from` into path (PATH_MAX bytes); one that is longer is refused. */
 bool path_copy(char *path, const char *from, Error *err);
 /* "DIRECTORY/NAME" into path (PATH_MAX bytes). */

@@ -186,9 +186,10 @@ static void remove_checkpoint(int folder, const char *out, const CheckpointEntry
     char temporary[CHECKPOINT_NAME];
     Error cause, err;
     if (!directory_may_go(folder, entry->name, checkpoint_has_file, &cause)) {
+        if (entry->step <= last_named) return;
+        last_named = entry->step;
         fail(&err, cause.exit_code, "--out %s: %s", out, cause.text);
-        if (entry->step > last_named) warn(&err);
-        if (entry->step > last_named) last_named = entry->step;
+        warn(&err);
         return;
     }
     checkpoint_name(temporary, ".tmp-", entry->step);

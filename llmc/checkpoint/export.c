@@ -108,10 +108,8 @@ static const struct Kind {
 
 static const struct Kind *kind_of(const char *path) {
     const struct Kind *kind = kinds;
-    for (;; kind++) {
-        const size_t n = strlen(path), m = strlen(kind->end);
-        if (n >= m && strcmp(path + n - m, kind->end) == 0) return kind;
-    }
+    while (!text_ends_in(path, kind->end)) kind++;
+    return kind;
 }
 
 const char *export_hint(const char *path) {

@@ -1,5 +1,4 @@
 #include "shard.h"
-#include <string.h>
 #include <unistd.h>
 #include "llmc/base/files.h"
 
@@ -46,8 +45,7 @@ static bool refuse_magic(const char *path, int32_t magic, Error *err) {
 }
 
 bool shard_is_meant(const char *path) {
-    size_t n = strlen(path);
-    if (n >= 4 && strcmp(path + n - 4, ".bin") == 0) return true;
+    if (text_ends_in(path, ".bin")) return true;
     Error unused;
     int64_t size;
     int32_t magic = 0;

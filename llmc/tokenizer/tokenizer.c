@@ -136,11 +136,6 @@ static bool open_directory(Tokenizer *tokenizer, const char *directory, Error *e
                directory);
 }
 
-static bool ends_with(const char *text, const char *end) {
-    size_t n = strlen(text), m = strlen(end);
-    return n >= m && strcmp(text + n - m, end) == 0;
-}
-
 static bool open_spec(Tokenizer *tokenizer, const char *spec, Error *err) {
     Vocabulary *vocabulary = &tokenizer->vocabulary;
     struct stat info;
@@ -148,9 +143,9 @@ static bool open_spec(Tokenizer *tokenizer, const char *spec, Error *err) {
     if (!by_bytes && stat(spec, &info) == 0 && S_ISDIR(info.st_mode))
         return open_directory(tokenizer, spec, err);
     snprintf(tokenizer->source, sizeof tokenizer->source, "%s", spec);
-    const bool ok = by_bytes                   ? make_bytes(vocabulary, err)
-                    : ends_with(spec, ".json") ? vocabulary_read_json(vocabulary, spec, err)
-                                               : vocabulary_read_bin(vocabulary, spec, err);
+    const bool ok = by_bytes                      ? make_bytes(vocabulary, err)
+                    : text_ends_in(spec, ".json") ? vocabulary_read_json(vocabulary, spec, err)
+                                                  : vocabulary_read_bin(vocabulary, spec, err);
     return ok && enter(tokenizer, err);
 }
 

@@ -19,15 +19,19 @@ now() { sed 's/ .*//' /proc/uptime; }
 # since TIME: whole seconds.
 since() { echo "$1 $(now)" | awk '{ print int($2 - $1) }'; }
 
+# begin FOLDER STEPS OUT ERR: a run into FOLDER that has made so many steps; its process is $child.
+begin() {
+    rm -rf "${1:?}"
+    "$program" $job --out "$1" >"$3" 2>"$4" </dev/null &
+    child=$!
+    await has_steps "$2" "$1/log.jsonl"
+}
 # disturb NAME SIGNAL RANK STEPS: a run, and the signal to a rank of it after so many steps. Leaves in $work/NAME: out, err, status, took (seconds
 # from the signal to the end) and left (ranks that are there still). A run that was over before says nothing: another, up to ten.
 disturb() {
     mkdir "$work/$1"
     for try in 1 2 3 4 5 6 7 8 9 10; do
-        rm -rf "${work:?}/$1/run"
-        "$program" $job --out "$work/$1/run" >"$work/$1/out" 2>"$work/$1/err" </dev/null &
-        child=$!
-        await has_steps 1 "$work/$1/run/log.jsonl"
+        begin "$work/$1/run" 1 "$work/$1/out" "$work/$1/err"
         ranks=$(ranks_of $child)
         await has_steps "$4" "$work/$1/run/log.jsonl"
         begun=$(now)
@@ -63,10 +67,7 @@ whole=$(weights "$work/whole")
 # suspend: ctrl-Z, and later fg.
 suspend() {
     for try in 1 2 3 4 5 6 7 8 9 10; do
-        rm -rf "$work/suspended"
-        "$program" $job --out "$work/suspended" >"$work/suspended.out" 2>"$work/suspended.err" </dev/null &
-        child=$!
-        await has_steps 25 "$work/suspended/log.jsonl"
+        begin "$work/suspended" 25 "$work/suspended.out" "$work/suspended.err"
         ranks=$(ranks_of $child)
         kill -TSTP $child
         await is_stopped $child $ranks

@@ -261,7 +261,8 @@ static void test_terminal(void) {
     int status = -1;
     const int terminal = posix_openpt(O_RDWR | O_NOCTTY);
     const bool is_open = terminal >= 0 && grantpt(terminal) == 0 && unlockpt(terminal) == 0 && setsid() >= 0;
-    const int side = is_open ? open(ptsname(terminal), O_RDWR) : -1; /* the controlling terminal from here on */
+    const int side =
+        is_open ? open(ptsname(terminal), O_RDWR) : -1; /* the controlling terminal from here on */
     if (!REQUIRE(side >= 0 && tcgetattr(side, &settings) == 0, "no terminal")) return;
     settings.c_lflag |= TOSTOP;
     tcsetattr(side, TCSANOW, &settings);

@@ -90,8 +90,8 @@ LIKELY = [
     ("llmc/run/stop", "test_stop test_run.sh test_training"),
     ("llmc/base/stack", "test_run.sh test_cli.sh"),
     ("train_gpt2", "test_program_runs test_program_figures test_run.sh test_cli.sh test_training test_program"),
-    ("data/", "test_data.sh test_data_parts.sh test_scripts.sh"),
-    ("scripts/", "test_script_parts.sh test_comparisons.sh test_scripts.sh"),
+    ("data/", "test_data.sh test_data_parts.sh"),
+    ("scripts/", "test_script_parts.sh test_comparisons.sh"),
 ]
 
 

@@ -23,7 +23,7 @@ uses_card() {
 # is_long PROGRAM: it takes ten seconds or more; such start first, so that none ends alone.
 is_long() {
     case ${1##*/} in
-    test_gpt2* | test_checkpoint_faults | test_watchdog | test_faults.sh | test_script_parts.sh | test_data.sh | test_disk.sh | test_soak.sh | test_step.sh | test_scripts.sh) return 0 ;;
+    test_gpt2* | test_checkpoint_faults | test_watchdog | test_faults.sh | test_script_parts.sh | test_data.sh | test_disk.sh | test_soak.sh | test_step.sh) return 0 ;;
     esac
     return 1
 }

@@ -1,16 +1,9 @@
 #!/bin/sh
-# The scripts that measure and compare, as far as a machine without a card can tell: bad input, and that the checks of
-# compare_attention.py see faults. Usage: dev/test/dev/test_comparisons.sh, from the repository root.
+# The scripts that measure and compare, as far as a machine without a card can tell: that the checks of compare_attention.py see
+# faults, and what tables are made of. Usage: dev/test/dev/test_comparisons.sh, from the repository root.
 set -u
 test=comparisons
 . dev/test/user.sh
-
-# refuses PATTERN SCRIPT ARGS...: exit 2 and one line on stderr that matches PATTERN (a grep -E).
-refuses() {
-    case_pattern=$1
-    shift
-    command_refuses "$case_pattern" python3 "$@"
-}
 
 # python NAME: runs the program on stdin with scripts/ on its path; status 77: skipped.
 python() {
@@ -31,37 +24,8 @@ if ! command -v python3 >/dev/null 2>&1; then
     exit 0
 fi
 export PYTHONDONTWRITEBYTECODE=1
-attention=scripts/compare_attention.py train=scripts/compare_train.py context=scripts/context.py
-scaling=scripts/compare_scaling.py
-refuses "--seq.*'1024,0'" $attention --seq 1024,0
-refuses "--head-size.*multiple of 8" $attention --head-size 60
-refuses "multiple of the head size 128.*1600" $attention --channels 1600
-refuses "invalid choice: 'some'" $attention --mask some
-refuses "unrecognized arguments: --bogus" $attention --bogus
-refuses "MODEL:BxT.*'d12:64'" $train --only d12:64
-refuses "--seconds.*'nan'" $train --seconds nan
-refuses "--flags.*quotation" $train --flags "--graph 'off"
-refuses "README.md: expected a token shard" $train --train README.md
-refuses "/none: cannot be read" $train --train "$work/none"
-refuses "MODEL:BxT.*'d12:64'" $scaling --cases d12:64
-refuses "--gpus.*'1'" $scaling --gpus 1
-refuses "--buckets.*'0'" $scaling --buckets 0
-refuses "README.md: expected a token shard" $scaling --train README.md
-refuses "MODEL:BxT.*'d13:1x1'" scripts/scaling.py --cases d13:1x1
-refuses "/none.csv: cannot be read" scripts/scaling.py --check "$work/none.csv"
-refuses "--slice.*'0.001'" $attention --slice 0.001
-refuses "--seq.*'12,x'" $context --seq 12,x
-refuses "'some' is not one of flash" $context --modes flash,some
-refuses "--limit.*'inf'" $context --limit inf
-refuses "pairs of name and value, found --overfit" $context -- --overfit
-refuses "README.md: expected the columns T,mode" $context --plot-only --csv README.md
-
-refuses "/none/x.csv: cannot be written: no such folder" $attention --csv "$work/none/x.csv"
-refuses "/none/x.md: cannot be written: no such folder" $attention --markdown "$work/none/x.md"
-refuses "/none/x.png: cannot be written: no such folder" $context --png "$work/none/x.png"
-refuses "$work: cannot be written: is a folder" $context --csv "$work"
 if card_is_missing; then
-    refuses 'no NVIDIA GPU on this machine; hint: -- --device cpu' $context --csv "$work/x.csv" --png "$work/x.png"
+    command_refuses 'no NVIDIA GPU on this machine; hint: -- --device cpu' python3 scripts/context.py --csv "$work/x.csv" --png "$work/x.png"
     check 'context.py without a card writes nothing' [ ! -e "$work/x.csv" ]
 else
     skipped=$((skipped + 1))
@@ -231,11 +195,6 @@ assert equal(1.0, 99)
 assert not equal(1.0, 11) and not equal(1.0, 5) and not equal(-0.0, 11)
 PY
 
-refuses "nothing is left to do" $attention --check --no-check
-refuses "ATTENTION/MODE.*'flash3'" $train --ways flash3
-refuses "ATTENTION/MODE.*'flash4/default'" $train --ways flash4/default
-refuses "/none.csv: cannot be read" scripts/combine.py attention "$work/none.csv"
-refuses "README.md: expected rows with a column tflops" scripts/combine.py attention README.md
 command_refuses "expected attention or train, found 'other'" sh scripts/measure.sh other "$work"
 command_refuses "/none': no such folder" sh scripts/measure.sh train "$work/none"
 command_refuses "expected a folder and two shards" sh scripts/measure_trainer.sh "$work" "$work/none" "$work/none"

@@ -3,11 +3,13 @@ import contextlib
 import importlib.util
 import io
 import os
+import runpy
 import signal
 import subprocess
 import sys
 import tempfile
 import unittest
+from unittest import mock
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
 SCRIPTS = os.path.join(ROOT, "scripts")
@@ -90,3 +92,13 @@ class Parts(unittest.TestCase):
         self.assertEqual(found, code, err)
         self.assertEqual(err.count("\n"), 1, err)
         self.assertRegex(err, "^error: .*" + pattern)
+
+    def run_script(self, path, *words):
+        """A script of the tree, as a program with these words, but in this process; it catches no signal."""
+        folder = os.path.join(ROOT, os.path.dirname(path))
+        with mock.patch.object(sys, "argv", [path, *words]), mock.patch.object(sys, "path", [folder, *sys.path]), \
+                mock.patch.object(signal, "signal"):
+            runpy.run_path(os.path.join(ROOT, path), run_name="__main__")
+
+    def script_refuses(self, pattern, path, *words):
+        self.refused(pattern, 2, self.run_script, path, *words)

@@ -45,7 +45,7 @@ class Scripts(Parts):
         shutil.copytree(SCRIPTS, self.path("scripts"), ignore=shutil.ignore_patterns("*.png", "__pycache__"))
         os.mkdir(self.path("bin"))
 
-    def run_script(self, name, *words, **environment):
+    def run_shell(self, name, *words, **environment):
         path = self.path("bin") + os.pathsep + os.environ["PATH"]
         kept = {key: value for key, value in os.environ.items() if key not in ("TEXT", "MODEL", "FLAGS")}
         return subprocess.run(["sh", os.path.join("scripts", name), *words], cwd=self.folder, text=True, capture_output=True,
@@ -59,7 +59,7 @@ class Bench(Scripts):
 
     def test_the_table(self):
         self.program("train_gpt2cu", TRAINER)
-        done = self.run_script("bench_train.sh", "4,16", "2,1024", FLAGS="--device cpu --graph off", MODEL="d24")
+        done = self.run_shell("bench_train.sh", "4,16", "2,1024", FLAGS="--device cpu --graph off", MODEL="d24")
         self.assertEqual((done.returncode, done.stderr), (0, ""))
         lines = done.stdout.splitlines()
         self.assertTrue(lines[0].endswith("; train_gpt2 0123abc"), lines[0])
@@ -77,13 +77,23 @@ class Bench(Scripts):
 
     def test_shapes(self):
         self.program("train_gpt2cu", TRAINER)
-        for shape in ("1,2,3", "x1,2", "1,2x", "1, 2", "01,2", "1,0"):
-            done = self.run_script("bench_train.sh", shape, FLAGS="--device cpu")
+        for shape in ("1,2,3", "x1,2", "1,2x", "1, 2", "01,2", "1,0", "0,64", "64x1024", "64,", ",64", "a,b", "64"):
+            done = self.run_shell("bench_train.sh", "4,16", shape, FLAGS="--device cpu")
             self.assertEqual((done.returncode, done.stderr), (2, f"error: expected B,T, as 64,1024; found '{shape}'\n"))
+
+    def test_help(self):
+        self.assertRegex(self.run_shell("bench_train.sh", "--help").stdout, "(?m)^Usage: .*B,T")
+
+    def test_a_machine_without_a_card(self):
+        self.program("train_gpt2cu", TRAINER)
+        self.program("bin/nvidia-smi", "#!/bin/sh\nexit 9\n")
+        done = self.run_shell("bench_train.sh", "1,64")
+        self.assertEqual((done.returncode, done.stderr.count("\n")), (2, 1))
+        self.assertRegex(done.stderr, "^error: no NVIDIA GPU on this machine; hint: ")
 
     def test_a_trainer_that_fails(self):
         self.program("train_gpt2cu", "#!/bin/sh\n[ $1 = --version ] || { echo 'error: no' >&2; exit 1; }\n")
-        done = self.run_script("bench_train.sh", "4,16", FLAGS="--device cpu")
+        done = self.run_shell("bench_train.sh", "4,16", FLAGS="--device cpu")
         self.assertEqual((done.returncode, done.stderr), (1, "error: no\n"))
 
     def test_an_end_by_a_signal_ends_the_trainer(self):
@@ -108,7 +118,7 @@ class DefaultText(Scripts):
         self.program("bin/curl", CURL)
 
     def text_of(self, **environment):
-        done = self.run_script("default_text.sh", **{"DOWNLOAD": "", **environment})
+        done = self.run_shell("default_text.sh", **{"DOWNLOAD": "", **environment})
         source = self.path("data", "default.source.txt")
         return done, self.text("data", "default.txt"), self.text("data", "default.source.txt") if os.path.exists(source) else None
 
@@ -157,7 +167,7 @@ class DefaultText(Scripts):
     def test_what_cannot_be_used(self):
         self.file("empty", "")
         for name, words in (("none", "expected a readable file"), ("empty", "the file is empty"), ("scripts", "expected a readable file")):
-            done = self.run_script("default_text.sh", TEXT=name)
+            done = self.run_shell("default_text.sh", TEXT=name)
             self.assertEqual(done.returncode, 2)
             self.assertRegex(done.stderr, f"^error: TEXT={name}: {words}[^\n]*\n$")
             self.assertEqual(os.listdir(self.path("data")), [])
@@ -178,7 +188,7 @@ class Recipe(Scripts):
         for name in ("train_000001", "val_000000"):
             self.file(f"data/fineweb10B/fineweb_{name}.bin", "")
         self.program("bin/nvidia-smi", "#!/bin/sh\necho 'GPU 0: a card'\n")
-        done = self.run_script("run_gpt2_124M.sh", "--seed", "7")
+        done = self.run_shell("run_gpt2_124M.sh", "--seed", "7")
         self.assertEqual(done.returncode, 0, done.stderr)
         words = done.stdout.splitlines()
         self.assertEqual(words[-2:], ["--seed", "7"])

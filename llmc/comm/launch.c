@@ -220,5 +220,5 @@ int launch_ranks(const Launch *launch, char **argv) {
                            WTERMSIG(family.bad_status) == family.stop_signal;
     if (by_signal) signal(family.stop_signal, SIG_DFL);
     if (by_signal) raise(family.stop_signal);
-    return code;
+    return by_signal ? 128 + family.stop_signal : code; /* the first process of a container is still there */
 }

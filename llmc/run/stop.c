@@ -11,6 +11,8 @@
 
 /* timeout(1) and terminals with a wrapper send one signal twice: within so many seconds two are one. */
 static const double same_signal = 0.1;
+/* systemd and SLURM send it to all processes of a job, and a launcher hands its own on: then one of them is the parent's. */
+static const double handed_on = 3;
 /* Work that can be left out and ends within so many seconds is ended. */
 static const double patience = 1;
 
@@ -18,6 +20,7 @@ static volatile sig_atomic_t requested, save_requested, phase;
 static bool is_quiet;                           /* set before there are handlers */
 static volatile double expected_end = INFINITY; /* of the phase */
 static volatile double requested_at, leave_at;  /* valid where `requested` is set */
+static volatile sig_atomic_t requested_by_parent;
 
 /* ---- the answer ---- */
 
@@ -77,25 +80,37 @@ static void answer(double left) {
 
 /* ---- the handlers ---- */
 
-static void request_stop(int signal_number) {
+/* As the signal does by itself. It does nothing by itself to the first process of a container. */
+static void end_at_once(int signal_number, siginfo_t *info, void *context) {
+    (void)info;
+    (void)context;
+    if (getpid() == 1) _exit(128 + signal_number);
+    signal(signal_number, SIG_DFL);
+    raise(signal_number);
+}
+
+static void request_stop(int signal_number, siginfo_t *info, void *context) {
     const int saved_errno = errno;
     const double now = clock_seconds();
+    const bool by_parent = info->si_code == SI_USER && info->si_pid == getppid();
     if (!requested) {
         const double left = expected_end - now;
         const bool ends_soon = phase == STOP_IN_QUEUE || (phase == STOP_IN_STEP && left <= patience);
         leave_at = ends_soon ? now + patience : now;
         requested_at = now;
+        requested_by_parent = by_parent;
         requested = 1;
         answer(left);
-    } else if (now - requested_at >= same_signal) {
-        signal(signal_number, SIG_DFL);
-        raise(signal_number);
+    } else if (now - requested_at >= (by_parent == requested_by_parent ? same_signal : handed_on)) {
+        end_at_once(signal_number, info, context);
     }
     errno = saved_errno;
 }
 
-static void request_save(int signal_number) {
+static void request_save(int signal_number, siginfo_t *info, void *context) {
     (void)signal_number;
+    (void)info;
+    (void)context;
     const int saved_errno = errno;
     Line line = {.n = 0};
     if (isatty(STDERR_FILENO)) add(&line, "\n");
@@ -108,11 +123,13 @@ static void request_save(int signal_number) {
 static volatile sig_atomic_t interrupted;
 static const char *volatile line_prompt; /* NULL: no line is read */
 
-static void interrupt(int signal_number) {
+static void interrupt(int signal_number, siginfo_t *info, void *context) {
+    (void)signal_number;
+    (void)info;
+    (void)context;
     const int saved_errno = errno;
     const char *prompt = line_prompt;
     Line line = {.n = 0};
-    (void)signal_number;
     if (!prompt) {
         interrupted = 1;
     } else if (*prompt) {
@@ -130,17 +147,29 @@ static void open_standard_files(void) {
     if (fd > 2) close(fd);
 }
 
-static void handle(int signal_number, void (*handler)(int)) {
-    struct sigaction action = {.sa_handler = handler, .sa_flags = SA_RESTART};
+static void handle(int signal_number, void (*handler)(int, siginfo_t *, void *)) {
+    struct sigaction action = {.sa_sigaction = handler, .sa_flags = SA_RESTART | SA_SIGINFO};
     sigemptyset(&action.sa_mask);
     const int all[] = {SIGINT, SIGTERM, SIGHUP, SIGUSR1};
     for (int i = 0; i < 4; i++) sigaddset(&action.sa_mask, all[i]); /* one answer at a time */
     sigaction(signal_number, &action, NULL);
 }
 
+/* Unless it is ignored, as nohup has it. */
+static void handle_hangup(void (*handler)(int, siginfo_t *, void *)) {
+    struct sigaction hangup;
+    if (sigaction(SIGHUP, NULL, &hangup) || hangup.sa_handler != SIG_IGN) handle(SIGHUP, handler);
+}
+
 void stop_prepare(void) {
     signal(SIGXFSZ, SIG_IGN);
     signal(SIGUSR1, SIG_IGN); /* where there is nothing to save it does no harm */
+    if (getpid() == 1) {
+        handle(SIGINT, end_at_once);
+        handle(SIGTERM, end_at_once);
+        handle(SIGQUIT, end_at_once);
+        handle_hangup(end_at_once);
+    }
     open_standard_files();
 }
 
@@ -153,10 +182,9 @@ void stop_ignore_pipe(void) {
 }
 
 void stop_catch(void) {
-    struct sigaction hangup;
     handle(SIGINT, request_stop);
     handle(SIGTERM, request_stop);
-    if (sigaction(SIGHUP, NULL, &hangup) || hangup.sa_handler != SIG_IGN) handle(SIGHUP, request_stop);
+    handle_hangup(request_stop);
     handle(SIGUSR1, request_save);
 }
 

@@ -1,7 +1,8 @@
 /* Signals: what they ask of a training run, and the standard files that the system handed over.
  *
  *   SIGINT, SIGTERM, SIGHUP   the first asks for the end of the run and is answered at once, on stderr; the second
- *                             ends the process as the signal does by itself. Until stop_catch() the first does so, too
+ *                             ends the process as the signal does by itself. Until stop_catch() the first does so, too.
+ *                             One from the parent within 3 s of another's is the same, handed on by a launcher
  *   SIGUSR1                   asks for a checkpoint; the run goes on */
 #pragma once
 #include <stdbool.h>

@@ -2,8 +2,10 @@
  * which of the standard files are open. Every row is a process of its own: signals leave their marks. */
 #include <fcntl.h>
 #include <math.h>
+#include <sched.h>
 #include <signal.h>
 #include <string.h>
+#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 #include "llmc/run/stop.h"
@@ -51,13 +53,28 @@ enum { TRIES = 20 };
 
 /* ---- one signal ---- */
 
+enum { PREPARED, PIPED, CAUGHT, QUIET };
+typedef struct Row {
+    const char *what;
+    int signal, when, ended;
+    bool was_ignored, twice;
+} Row;
+
+/* In a child. */
+static void get_signal(const Row *row) {
+    begin();
+    if (row->was_ignored) signal(row->signal, SIG_IGN);
+    stop_prepare();
+    if (row->when == PIPED) stop_ignore_pipe();
+    if (row->when >= CAUGHT) stop_catch();
+    if (row->when == QUIET) be_quiet();
+    raise(row->signal);
+    if (row->twice) usleep(200000), raise(row->signal);
+    leave();
+}
+
 static void test_signals(void) {
-    enum { PREPARED, PIPED, CAUGHT, QUIET };
-    static const struct {
-        const char *what;
-        int signal, when, ended;
-        bool was_ignored, twice;
-    } rows[] = {
+    static const Row rows[] = {
         {"SIGINT before the first step",        SIGINT,  PREPARED, -SIGINT,    false, false},
         {"SIGTERM before the first step",       SIGTERM, PREPARED, -SIGTERM,   false, false},
         {"a terminal that closes before it",    SIGHUP,  PREPARED, -SIGHUP,    false, false},
@@ -77,18 +94,92 @@ static void test_signals(void) {
     };
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         const pid_t child = fork();
-        if (child == 0) {
-            begin();
-            if (rows[i].was_ignored) signal(rows[i].signal, SIG_IGN);
-            stop_prepare();
-            if (rows[i].when == PIPED) stop_ignore_pipe();
-            if (rows[i].when >= CAUGHT) stop_catch();
-            if (rows[i].when == QUIET) be_quiet();
-            raise(rows[i].signal);
-            if (rows[i].twice) usleep(200000), raise(rows[i].signal);
-            leave();
-        }
+        if (child == 0) get_signal(&rows[i]);
         const int got = ended(child);
+        CHECK(got == rows[i].ended, "%s: %d, expected %d", rows[i].what, got, rows[i].ended);
+    }
+}
+
+/* ---- the first process of a container ---- */
+
+enum { NO_CONTAINER = 200 };
+
+/* In a child, whose own child is process 1 of its namespace: the system gives it no signal that it does not catch. */
+static void be_container(const Row *row) {
+    if (unshare(CLONE_NEWPID) && unshare(CLONE_NEWUSER | CLONE_NEWPID)) _exit(NO_CONTAINER);
+    const pid_t first = fork();
+    if (first == 0) get_signal(row);
+    _exit(first < 0 ? NO_CONTAINER : ended(first));
+}
+
+static void test_first_process(void) {
+    static const Row rows[] = {
+        {"ctrl-C before the first step", SIGINT,  PREPARED, 128 + SIGINT,  false, false},
+        {"docker stop before it",        SIGTERM, PREPARED, 128 + SIGTERM, false, false},
+        {"a terminal that closes",       SIGHUP,  PREPARED, 128 + SIGHUP,  false, false},
+        {"the same under nohup",         SIGHUP,  PREPARED, 0,             true,  false},
+        {"ctrl-\\ before it",            SIGQUIT, PREPARED, 128 + SIGQUIT, false, false},
+        {"ctrl-C",                       SIGINT,  CAUGHT,   ASKED_STOP,    false, false},
+        {"ctrl-C twice",                 SIGINT,  CAUGHT,   128 + SIGINT,  false, true },
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        const pid_t child = fork();
+        if (child == 0) be_container(&rows[i]);
+        const int got = ended(child);
+        if (got == NO_CONTAINER) SKIP("process 1 of a container: %s: no namespaces here", rows[i].what);
+        if (got == NO_CONTAINER) return;
+        CHECK(got == rows[i].ended, "process 1 of a container: %s: %d, expected %d", rows[i].what, got,
+              rows[i].ended);
+    }
+}
+
+/* ---- a launcher ---- */
+
+/* In a child: by whom it gets SIGTERM, one after the other: 'p' its parent, at a byte to it, 'o' another. */
+static void be_launched(const char *by, int parent) {
+    char byte = 0;
+    begin();
+    stop_catch();
+    for (; *by; by++) {
+        if (*by == 'o') raise(SIGTERM);
+        if (*by == 'p' && (write(parent, &byte, 1) != 1 || read(parent, &byte, 1) != 1)) _exit(99);
+        usleep(150000);
+    }
+    leave();
+}
+
+static int launch(const char *by) {
+    int ends[2];
+    char byte;
+    if (!REQUIRE(socketpair(AF_UNIX, SOCK_STREAM, 0, ends) == 0, "no sockets")) return 255;
+    const pid_t child = fork();
+    if (child == 0) {
+        close(ends[0]);
+        be_launched(by, ends[1]);
+    }
+    close(ends[1]);
+    while (read(ends[0], &byte, 1) == 1) {
+        kill(child, SIGTERM);
+        if (send(ends[0], &byte, 1, MSG_NOSIGNAL) != 1) break; /* it has ended */
+    }
+    close(ends[0]);
+    return ended(child);
+}
+
+/* A signal to all processes of a job comes from the system and from the launcher. */
+static void test_launcher(void) {
+    static const struct {
+        const char *what, *by;
+        int ended;
+    } rows[] = {
+        {"from all and handed on",   "op",  ASKED_STOP},
+        {"handed on first",          "po",  ASKED_STOP},
+        {"two, the first handed on", "opo", -SIGTERM  },
+        {"two of a launcher's",      "pp",  -SIGTERM  },
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        int got = -1;
+        for (int again = 0; again < TRIES && got != rows[i].ended; again++) got = launch(rows[i].by);
         CHECK(got == rows[i].ended, "%s: %d, expected %d", rows[i].what, got, rows[i].ended);
     }
 }
@@ -237,6 +328,8 @@ static void test_standard_files(void) {
 
 int main(void) {
     test_signals();
+    test_first_process();
+    test_launcher();
     test_once();
     test_patience();
     test_answers();

@@ -145,12 +145,20 @@ static double cpu_peak_flops(DType dtype, const char **how) {
     return best;
 }
 
-/* ---- readback, timestamps, graphs ---- */
+/* ---- streams, readback, timestamps, graphs ---- */
 
 static char readbacks[READBACK_SLOTS][READBACK_BYTES];
 static double timestamps[TIMESTAMPS_MAX]; /* seconds, monotonic */
 
+/* A call is done when it returns: nothing to wait for. */
 static void cpu_synchronize(void) {}
+static void cpu_event_record(EventId event, StreamId stream) {}
+static void cpu_stream_wait(StreamId stream, EventId event) {}
+static void cpu_event_wait(EventId event) {}
+
+static void *cpu_stream_handle(StreamId stream) {
+    return NULL;
+}
 
 static void cpu_readback_begin(int slot, StreamId stream, const void *src, size_t bytes) {
     memcpy(readbacks[slot], src, bytes);
@@ -160,29 +168,8 @@ static void cpu_readback_end(int slot, void *dst, size_t bytes) {
     memcpy(dst, readbacks[slot], bytes);
 }
 
-/* In order anyway: a call is done when it returns. */
-static void cpu_event_record(EventId event, StreamId stream) {
-    (void)event;
-    (void)stream;
-}
-
-static void cpu_stream_wait(StreamId stream, EventId event) {
-    (void)stream;
-    (void)event;
-}
-
 static void cpu_download_begin(StreamId stream, void *dst, const void *src, size_t bytes) {
-    (void)stream;
     cpu_copy(dst, src, bytes);
-}
-
-static void cpu_event_wait(EventId event) {
-    (void)event;
-}
-
-static void *cpu_stream_handle(StreamId stream) {
-    (void)stream;
-    return NULL;
 }
 
 static void cpu_timestamp(int i) {
@@ -193,18 +180,14 @@ static double cpu_seconds_between(int first, int second) {
     return timestamps[second] - timestamps[first];
 }
 
-/* A call costs nanoseconds here: there is nothing to save. */
+/* A call costs nanoseconds here: a graph has nothing to save. */
 static bool cpu_capture_begin(void) {
     return false;
 }
-
 static Graph *cpu_capture_end(void) {
     return NULL;
 }
-
-static void cpu_graph(Graph *graph) {
-    (void)graph;
-}
+static void cpu_graph(Graph *graph) {}
 
 const Device device_cpu = {
     .open = cpu_open,

@@ -89,7 +89,6 @@ void cpu_linear_backward_input(Matrix dx, float *dx_sums, Matrix gelu, Matrix do
 /* No row_dots: made here or by who needs them, they take the same pass. */
 bool cpu_linear_backward_input_row_dots(Matrix dx, float *row_dots, Matrix dout, Matrix weight, Matrix other,
                                         void *scratch, int group) {
-    (void)row_dots, (void)other, (void)group;
     cpu_linear_backward_input(dx, NULL, no_matrix(), dout, weight, no_matrix(), scratch);
     return false;
 }

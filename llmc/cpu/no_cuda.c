@@ -13,14 +13,9 @@ int cuda_device_count(void) {
 }
 
 bool cuda_attention_tuned(int HD) {
-    (void)HD;
     return true;
 }
 
-void cuda_limit_capability(int capability) {
-    (void)capability;
-}
+void cuda_limit_capability(int capability) {}
 
-void cuda_limit_alignment(int bytes) {
-    (void)bytes;
-}
+void cuda_limit_alignment(int bytes) {}

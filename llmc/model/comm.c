@@ -1,54 +1,26 @@
 #include "comm.h"
 #include <string.h>
 
-static void attach(Comm *comm, float *grads, int64_t n, void *weights, size_t bytes) {
-    (void)comm, (void)grads, (void)n, (void)weights, (void)bytes;
-}
-
-static void detach(Comm *comm) {
-    (void)comm;
-}
-
-static void end(Comm *comm, StreamId stream) {
-    (void)comm, (void)stream;
-}
-
-static void reduce_scatter(Comm *comm, StreamId stream, float *x, int64_t n) {
-    (void)comm, (void)stream, (void)x, (void)n;
-}
-
-static void all_gather(Comm *comm, StreamId stream, void *x, int64_t n, DType dtype) {
-    (void)comm, (void)stream, (void)x, (void)n, (void)dtype;
-}
-
-static void all_to_all(Comm *comm, StreamId stream, void *out, const void *in, int64_t bytes) {
-    (void)comm, (void)stream, (void)out, (void)in, (void)bytes;
-}
-
-static void sum_int64(Comm *comm, StreamId stream, int64_t *x, int64_t n) {
-    (void)comm, (void)stream, (void)x, (void)n;
-}
-
-static void sum_on_host(Comm *comm, double *values, int64_t n) {
-    (void)comm, (void)values, (void)n;
-}
+/* A process alone has nothing to exchange. */
+static void attach(Comm *comm, float *grads, int64_t n, void *weights, size_t bytes) {}
+static void detach(Comm *comm) {}
+static void end(Comm *comm, StreamId stream) {}
+static void reduce_scatter(Comm *comm, StreamId stream, float *x, int64_t n) {}
+static void all_gather(Comm *comm, StreamId stream, void *x, int64_t n, DType dtype) {}
+static void all_to_all(Comm *comm, StreamId stream, void *out, const void *in, int64_t bytes) {}
+static void sum_int64(Comm *comm, StreamId stream, int64_t *x, int64_t n) {}
+static void sum_on_host(Comm *comm, double *values, int64_t n) {}
+static void broadcast_on_host(Comm *comm, void *data, int64_t bytes) {}
 
 static void gather_on_host(Comm *comm, void *out, const void *mine, int64_t bytes) {
-    (void)comm;
     memcpy(out, mine, (size_t)bytes);
 }
 
-static void broadcast_on_host(Comm *comm, void *data, int64_t bytes) {
-    (void)comm, (void)data, (void)bytes;
-}
-
 static bool agree(Comm *comm, bool ok, Error *err) {
-    (void)comm, (void)err;
     return ok;
 }
 
 static size_t attached_bytes(const Comm *comm, int64_t n) {
-    (void)comm, (void)n;
     return 0;
 }
 

@@ -53,5 +53,5 @@ void cpu_adamw(const AdamWArgs *args) {
 }
 
 void cpu_weights_from_master(floatX *weights, const float *master, int64_t n) {
-    if (weights != master) cpu_copy(weights, master, sizeof(float) * (size_t)n);
+    if (weights != master) device_cpu.copy(weights, master, sizeof(float) * (size_t)n);
 }

@@ -31,8 +31,3 @@ void cpu_dropout_matrices(floatX *out, const floatX *x, const Dropout *dropout, 
 
 /* elementwise.c */
 void cpu_gelu(float *out, const float *x, int64_t n);
-void cpu_zero(void *dst, size_t bytes); /* these four: as in device.h */
-void cpu_zero_rows(void *dst, size_t bytes, size_t stride, int64_t rows);
-void cpu_copy(void *dst, const void *src, size_t bytes);
-void cpu_copy_rows(void *dst, size_t dst_stride, const void *src, size_t src_stride, size_t bytes,
-                   int64_t rows);

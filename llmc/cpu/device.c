@@ -12,6 +12,8 @@
 
 enum { ALIGNMENT = 256, PATH_BYTES = 1024 };
 
+/* ---- memory ---- */
+
 /* The value of the first line "KEY : value" or "KEY: value" of a file in /proc; false where there is none. */
 static bool proc_value(const char *path, const char *key, char *value, size_t size) {
     FILE *file = fopen(path, "r");
@@ -27,10 +29,6 @@ static bool proc_value(const char *path, const char *key, char *value, size_t si
     }
     fclose(file);
     return found;
-}
-
-static bool cpu_open(int index, Error *err) {
-    return true;
 }
 
 /* The number that a file of a cgroup is; false for "max", and where there is none. */
@@ -101,6 +99,49 @@ static void *cpu_alloc(size_t bytes) {
 
 static void cpu_free(void *p) {
     free(p);
+}
+
+/* ---- zeros and copies, by all threads ---- */
+
+enum { CHUNK_BYTES = 1 << 18 }; /* of memory operations: large enough to leave small ones on one core */
+
+typedef struct Bytes {
+    char *dst;
+    const char *src; /* NULL: zeros */
+    size_t n;
+} Bytes;
+
+static void move_chunk(const void *args, int64_t chunk) {
+    const Bytes *b = args;
+    size_t begin = (size_t)chunk * CHUNK_BYTES, n = (size_t)min_i64((int64_t)(b->n - begin), CHUNK_BYTES);
+    if (b->src)
+        memcpy(b->dst + begin, b->src + begin, n);
+    else
+        memset(b->dst + begin, 0, n);
+}
+
+static void cpu_zero(void *dst, size_t bytes) {
+    cpu_parallel_for(ceil_div((int64_t)bytes, CHUNK_BYTES), move_chunk, &(Bytes){dst, NULL, bytes});
+}
+
+static void cpu_zero_rows(void *dst, size_t bytes, size_t stride, int64_t rows) {
+    for (int64_t row = 0; row < rows; row++) cpu_zero((char *)dst + (size_t)row * stride, bytes);
+}
+
+static void cpu_copy(void *dst, const void *src, size_t bytes) {
+    cpu_parallel_for(ceil_div((int64_t)bytes, CHUNK_BYTES), move_chunk, &(Bytes){dst, src, bytes});
+}
+
+static void cpu_copy_rows(void *dst, size_t dst_stride, const void *src, size_t src_stride, size_t bytes,
+                          int64_t rows) {
+    for (int64_t i = 0; i < rows; i++)
+        memcpy((char *)dst + (size_t)i * dst_stride, (const char *)src + (size_t)i * src_stride, bytes);
+}
+
+/* ---- what it is ---- */
+
+static bool cpu_open(int index, Error *err) {
+    return true;
 }
 
 static const char *cpu_name(void) {

@@ -6,41 +6,24 @@
 #include "parallel.h"
 #include "vec.h"
 
-/* A matrix inside a larger one: element (i, j) is data[i*row + j*col]. */
-typedef struct View {
-    float *data;
-    int64_t row, col;
-} View;
-
-/* c (M,N) = a (M,K) b (K,N) */
-static void product(View c, View a, View b, int64_t M, int64_t N, int64_t K) {
-    cpu_matmul(&(Matmul){
-        .M = M,
-        .N = N,
-        .K = K,
-        .a = a.data,
-        .a_row = a.row,
-        .a_col = a.col,
-        .b = b.data,
-        .b_row = b.row,
-        .b_col = b.col,
-        .c = c.data,
-        .c_row = c.row,
-    });
-}
-
-static View transposed(View a) {
-    return (View){a.data, a.col, a.row};
+/* c = a b */
+static void product(View c, View a, View b) {
+    cpu_matmul(&(Matmul){.a = a, .b = b, .c = c});
 }
 
 /* q, k or v (which = 0, 1, 2) of head i of B*NH in a packed (B,T,3,NH,HD): (T,HD). */
 static View packed_head(const floatX *qkv, int which, int64_t i, int64_t T, int64_t NH, int64_t HD) {
-    return (View){(float *)qkv + ((i / NH * T * 3 + which) * NH + i % NH) * HD, 3 * NH * HD, 1};
+    return (View){(float *)qkv + ((i / NH * T * 3 + which) * NH + i % NH) * HD, T, HD, 3 * NH * HD, 1};
 }
 
 /* Head i of a (B,T,NH,HD): (T,HD). */
 static View head(const floatX *x, int64_t i, int64_t T, int64_t NH, int64_t HD) {
-    return (View){(float *)x + (i / NH * T * NH + i % NH) * HD, NH * HD, 1};
+    return (View){(float *)x + (i / NH * T * NH + i % NH) * HD, T, HD, NH * HD, 1};
+}
+
+/* Matrix i of a (B*NH,T,T). */
+static View square(const floatX *x, int64_t i, int64_t T) {
+    return view((const float *)x + i * T * T, T, T);
 }
 
 typedef struct Rows {
@@ -102,20 +85,19 @@ static void softmax_backward_row(const void *args, int64_t t) {
 
 void cpu_attention_standard_forward(floatX *out, floatX *probs, floatX *dropped, const floatX *qkv,
                                     const AttentionMask *mask, int B, int T, int NH, int HD) {
-    const int64_t square = (int64_t)T * T;
     const bool drops = mask->dropout.p > 0;
     for (int64_t i = 0; i < (int64_t)B * NH; i++) {
         View q = packed_head(qkv, 0, i, T, NH, HD), k = packed_head(qkv, 1, i, T, NH, HD);
-        View p = {(float *)probs + i * square, T, 1};
-        product(p, q, transposed(k), T, T, HD);
+        View p = square(probs, i, T);
+        product(p, q, transposed(k));
         cpu_parallel_for(T, softmax_row,
                          &(Rows){p.data, NULL, T, attention_window(mask, T), starts_of(mask, i, T, NH),
                                  1.0f / sqrtf((float)HD), mask->sparse});
     }
     if (drops) cpu_dropout_matrices(dropped, probs, &mask->dropout, (int64_t)B * NH * T, T, T);
     for (int64_t i = 0; i < (int64_t)B * NH; i++) {
-        View p = {(float *)(drops ? dropped : probs) + i * square, T, 1};
-        product(head(out, i, T, NH, HD), p, packed_head(qkv, 2, i, T, NH, HD), T, HD, T);
+        View p = square(drops ? dropped : probs, i, T);
+        product(head(out, i, T, NH, HD), p, packed_head(qkv, 2, i, T, NH, HD));
     }
 }
 
@@ -123,23 +105,23 @@ void cpu_attention_standard_forward(floatX *out, floatX *probs, floatX *dropped,
 void cpu_attention_standard_backward(floatX *dqkv, floatX *dprobs, const floatX *dout, const floatX *probs,
                                      const floatX *qkv, const AttentionMask *mask, int B, int T, int NH,
                                      int HD) {
-    const int64_t square = (int64_t)T * T, rows = (int64_t)B * NH * T;
+    const int64_t rows = (int64_t)B * NH * T;
     const bool drops = mask->dropout.p > 0;
     if (drops) cpu_dropout_matrices(dprobs, probs, &mask->dropout, rows, T, T);
     for (int64_t i = 0; i < (int64_t)B * NH; i++) {
         View v = packed_head(qkv, 2, i, T, NH, HD), d = head(dout, i, T, NH, HD);
-        View kept = {(float *)(drops ? dprobs : probs) + i * square, T, 1};
-        product(packed_head(dqkv, 2, i, T, NH, HD), transposed(kept), d, T, HD, T);
-        product((View){(float *)dprobs + i * square, T, 1}, d, transposed(v), T, T, HD);
+        View kept = square(drops ? dprobs : probs, i, T);
+        product(packed_head(dqkv, 2, i, T, NH, HD), transposed(kept), d);
+        product(square(dprobs, i, T), d, transposed(v));
     }
     if (drops) cpu_dropout_matrices(dprobs, dprobs, &mask->dropout, rows, T, T);
     for (int64_t i = 0; i < (int64_t)B * NH; i++) {
         View q = packed_head(qkv, 0, i, T, NH, HD), k = packed_head(qkv, 1, i, T, NH, HD);
-        View dp = {(float *)dprobs + i * square, T, 1};
+        View dp = square(dprobs, i, T);
         cpu_parallel_for(T, softmax_backward_row,
-                         &(Rows){(float *)probs + i * square, dp.data, T, attention_window(mask, T),
+                         &(Rows){square(probs, i, T).data, dp.data, T, attention_window(mask, T),
                                  starts_of(mask, i, T, NH), 1.0f / sqrtf((float)HD), mask->sparse});
-        product(packed_head(dqkv, 0, i, T, NH, HD), dp, k, T, HD, T);
-        product(packed_head(dqkv, 1, i, T, NH, HD), transposed(dp), q, T, HD, T);
+        product(packed_head(dqkv, 0, i, T, NH, HD), dp, k);
+        product(packed_head(dqkv, 1, i, T, NH, HD), transposed(dp), q);
     }
 }

@@ -13,20 +13,16 @@ static void refuse_scale(Matrix y, Matrix x, Matrix w) {
     die(&err);
 }
 
+static View view_of(Matrix m) {
+    return view(m.data, m.rows, m.columns);
+}
+
 void cpu_linear_forward(Matrix out, Matrix pre_gelu, Matrix x, Matrix weight, const floatX *bias) {
     refuse_scale(out, x, weight);
     cpu_matmul(&(Matmul){
-        .M = x.rows,
-        .N = weight.rows,
-        .K = x.columns,
-        .a = x.data,
-        .a_row = x.columns,
-        .a_col = 1,
-        .b = weight.data,
-        .b_row = 1,
-        .b_col = weight.columns,
-        .c = pre_gelu.data ? pre_gelu.data : out.data,
-        .c_row = out.columns,
+        .a = view_of(x),
+        .b = transposed(view_of(weight)),
+        .c = view_of(pre_gelu.data ? pre_gelu : out),
         .bias = bias,
         .gelu_out = pre_gelu.data ? out.data : NULL,
     });
@@ -68,20 +64,8 @@ void cpu_column_sums(float *out, const float *x, int64_t N, int columns, int str
 void cpu_linear_backward_input(Matrix dx, float *dx_sums, Matrix gelu, Matrix dout, Matrix weight,
                                Matrix pre_gelu, void *scratch) {
     refuse_scale(dout, dx, weight);
-    cpu_matmul(&(Matmul){
-        .M = dout.rows,
-        .N = weight.columns,
-        .K = dout.columns,
-        .a = dout.data,
-        .a_row = dout.columns,
-        .a_col = 1,
-        .b = weight.data,
-        .b_row = weight.columns,
-        .b_col = 1,
-        .c = dx.data,
-        .c_row = dx.columns,
-        .gelu_in = pre_gelu.data,
-    });
+    cpu_matmul(
+        &(Matmul){.a = view_of(dout), .b = view_of(weight), .c = view_of(dx), .gelu_in = pre_gelu.data});
     if (dx_sums) cpu_column_sums(dx_sums, dx.data, dx.rows, dx.columns, dx.columns);
     if (gelu.data) cpu_gelu(gelu.data, pre_gelu.data, gelu.rows * gelu.columns);
 }
@@ -97,17 +81,9 @@ void cpu_linear_backward_weight(Matrix dweight, float *dbias, Matrix dout, Matri
                                 void *scratch) {
     refuse_scale(dout, x, dweight);
     cpu_matmul(&(Matmul){
-        .M = dout.columns,
-        .N = x.columns,
-        .K = x.rows,
-        .a = dout.data,
-        .a_row = 1,
-        .a_col = dout.columns,
-        .b = x.data,
-        .b_row = x.columns,
-        .b_col = 1,
-        .c = dweight.data,
-        .c_row = dweight.columns,
+        .a = transposed(view_of(dout)),
+        .b = view_of(x),
+        .c = view_of(dweight),
         .accumulate = mode == ACCUMULATE,
     });
     if (dbias) cpu_column_sums(dbias, dout.data, dout.rows, dout.columns, dout.columns);

@@ -46,7 +46,7 @@ static inline __attribute__((always_inline)) void pack_panel(float *dst, const f
 static inline void prefetch_c(const Matmul *args, int64_t row, int64_t col, int64_t rows) {
     for (int64_t i = 0; i < rows; i++)
         for (int j = 0; j < TILE_VECS; j++)
-            __builtin_prefetch(args->c + (row + i) * args->c_row + col + j * VEC, 1);
+            __builtin_prefetch(args->c.data + (row + i) * args->c.row + col + j * VEC, 1);
 }
 
 /* Writes the rows x cols corner of a tile of sums to c at (row, col); first and last say where in k the sums
@@ -55,12 +55,12 @@ static inline void store_tile(const Matmul *args, const TileSum *sum, int64_t ro
                               int64_t cols, bool first, bool last) {
     for (int64_t i = 0; i < rows; i++) {
         for (int j = 0; j < TILE_VECS && j * VEC < cols; j++) {
-            int64_t n = cols - j * VEC, at_col = col + j * VEC, at = (row + i) * args->c_row + at_col;
+            int64_t n = cols - j * VEC, at_col = col + j * VEC, at = (row + i) * args->c.row + at_col;
             vec v = sum->v[i][j];
-            if (!first || args->accumulate) v += vec_load_n(args->c + at, n);
+            if (!first || args->accumulate) v += vec_load_n(args->c.data + at, n);
             if (last && args->bias) v += vec_load_n(args->bias + at_col, n);
             if (last && args->gelu_in) v *= gelu_derivative(vec_load_n(args->gelu_in + at, n));
-            vec_store_n(args->c + at, v, n);
+            vec_store_n(args->c.data + at, v, n);
             if (last && args->gelu_out) vec_store_n(args->gelu_out + at, gelu(v), n);
         }
     }
@@ -76,10 +76,10 @@ typedef struct Block {
 /* Task: one panel of b. */
 static void pack_b(const void *block_, int64_t panel) {
     const Block *block = block_;
-    const Matmul *args = block->args;
+    const View b = block->args->b;
     int64_t j = panel * TILE_COLS;
-    pack_panel(packed_b + j * block->K, args->b + block->k0 * args->b_row + (block->n0 + j) * args->b_col,
-               args->b_col, args->b_row, min_i64(block->N - j, TILE_COLS), block->K, TILE_COLS);
+    pack_panel(packed_b + j * block->K, b.data + block->k0 * b.row + (block->n0 + j) * b.col, b.col, b.row,
+               min_i64(block->N - j, TILE_COLS), block->K, TILE_COLS);
 }
 
 /* Task: one block of the grid. */
@@ -87,20 +87,21 @@ static void multiply(const void *block_, int64_t task) {
     const Block *block = block_;
     const Matmul *args = block->args;
     const Grid *grid = &block->grid;
-    int64_t row = task / grid->col_blocks * grid->rows, rows = min_i64(args->M - row, grid->rows);
+    const View a = args->a;
+    int64_t row = task / grid->col_blocks * grid->rows, rows = min_i64(a.rows - row, grid->rows);
     int64_t col = task % grid->col_blocks * grid->cols, cols = min_i64(block->N - col, grid->cols);
     int64_t k0 = block->k0, K = block->K;
     float packed_a[BLOCK_M * BLOCK_K] __attribute__((aligned(64)));
     for (int64_t i = 0; i < rows; i += TILE_ROWS)
-        pack_panel(packed_a + i * K, args->a + (row + i) * args->a_row + k0 * args->a_col, args->a_row,
-                   args->a_col, min_i64(rows - i, TILE_ROWS), K, TILE_ROWS);
+        pack_panel(packed_a + i * K, a.data + (row + i) * a.row + k0 * a.col, a.row, a.col,
+                   min_i64(rows - i, TILE_ROWS), K, TILE_ROWS);
     for (int64_t j = 0; j < cols; j += TILE_COLS) {
         const float *panel_b = packed_b + (col + j) * K;
         for (int64_t i = 0; i < rows; i += TILE_ROWS) {
             prefetch_c(args, row + i, block->n0 + col + j, min_i64(rows - i, TILE_ROWS));
             TileSum sum = tile_product(K, packed_a + i * K, 1, TILE_ROWS, panel_b, TILE_COLS);
             store_tile(args, &sum, row + i, block->n0 + col + j, min_i64(rows - i, TILE_ROWS),
-                       min_i64(cols - j, TILE_COLS), k0 == 0, k0 + K == args->K);
+                       min_i64(cols - j, TILE_COLS), k0 == 0, k0 + K == args->a.cols);
         }
     }
 }
@@ -120,11 +121,12 @@ static Grid cut_into_tasks(int64_t M, int64_t N) {
 }
 
 void cpu_matmul(const Matmul *args) {
-    int64_t k_blocks = ceil_div(args->K, BLOCK_K), k_size = ceil_div(args->K, k_blocks);
-    for (int64_t n0 = 0; n0 < args->N; n0 += BLOCK_N) {
-        int64_t N = min_i64(args->N - n0, BLOCK_N);
-        for (int64_t k0 = 0; k0 < args->K; k0 += k_size) {
-            Block block = {args, n0, N, k0, min_i64(args->K - k0, k_size), cut_into_tasks(args->M, N)};
+    const int64_t M = args->a.rows, K = args->a.cols, all_columns = args->b.cols;
+    int64_t k_blocks = ceil_div(K, BLOCK_K), k_size = ceil_div(K, k_blocks);
+    for (int64_t n0 = 0; n0 < all_columns; n0 += BLOCK_N) {
+        int64_t N = min_i64(all_columns - n0, BLOCK_N);
+        for (int64_t k0 = 0; k0 < K; k0 += k_size) {
+            Block block = {args, n0, N, k0, min_i64(K - k0, k_size), cut_into_tasks(M, N)};
             cpu_parallel_for(ceil_div(N, TILE_COLS), pack_b, &block);
             cpu_parallel_for(block.grid.row_blocks * block.grid.col_blocks, multiply, &block);
         }

@@ -4,21 +4,26 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* c[m][n] (+)= sum over k of a(m,k) b(k,n), where a(m,k) = a[m*a_row + k*a_col] and b(k,n) = b[k*b_row +
- * n*b_col]; one of the two strides of each operand is 1, so a transposed operand is only another pair of
- * strides. */
+/* A matrix in memory: element (i, j) is data[i*row + j*col]. One of the two strides is 1. */
+typedef struct View {
+    float *data;
+    int64_t rows, cols, row, col;
+} View;
+
+static inline View view(const float *data, int64_t rows, int64_t cols) {
+    return (View){(float *)data, rows, cols, cols, 1};
+}
+static inline View transposed(View a) {
+    return (View){a.data, a.cols, a.rows, a.col, a.row};
+}
+
+/* c = or += a b. */
 typedef struct Matmul {
-    int64_t M, N, K;
-    const float *a;
-    int64_t a_row, a_col;
-    const float *b;
-    int64_t b_row, b_col;
-    float *c; /* (M, N), rows c_row apart */
-    int64_t c_row;
+    View a, b, c;         /* (M, K), (K, N), (M, N), its columns next to each other */
     bool accumulate;      /* c += instead of c = */
     const float *bias;    /* (N) added to every row, or NULL */
-    float *gelu_out;      /* rows c_row apart: gelu(c) of the finished sums, or NULL */
-    const float *gelu_in; /* rows c_row apart: the finished sums are multiplied by gelu'(gelu_in), or NULL */
+    float *gelu_out;      /* as c lies: gelu(c) of the finished sums, or NULL */
+    const float *gelu_in; /* as c lies: the finished sums are multiplied by gelu'(gelu_in), or NULL */
 } Matmul;
 
 /* The bits of the result do not depend on the number of threads. */

@@ -50,57 +50,38 @@ static float inverse_norm(const float *x, int64_t n, float margin) {
     return norm > FLT_MIN ? (float)(1 / norm) : 0;
 }
 
-/* out = scale * in; transposed: in is (cols, rows). */
-static void copy_scaled(float *out, const float *in, float scale, int rows, int cols, bool transposed) {
-    const int64_t row = transposed ? 1 : cols, col = transposed ? rows : 1;
-    for (int64_t i = 0; i < rows; i++)
-        for (int64_t j = 0; j < cols; j++) out[i * cols + j] = scale * in[i * row + j * col];
-}
-
-/* c (M,N) = or += a (M,K) b; b is (K,N), or (N,K) where its rows are taken for columns. */
-static void product(float *c, const float *a, const float *b, int64_t M, int64_t N, int64_t K, bool b_rows,
-                    bool accumulate) {
-    const Matmul of = {
-        .M = M,
-        .N = N,
-        .K = K,
-        .a = a,
-        .a_row = K,
-        .a_col = 1,
-        .b = b,
-        .b_row = b_rows ? 1 : N,
-        .b_col = b_rows ? K : 1,
-        .c = c,
-        .c_row = N,
-        .accumulate = accumulate,
-    };
-    cpu_matmul(&of);
+/* out = scale * in, of one shape. */
+static void copy_scaled(View out, View in, float scale) {
+    for (int64_t i = 0; i < in.rows; i++)
+        for (int64_t j = 0; j < in.cols; j++)
+            out.data[i * out.row + j * out.col] = scale * in.data[i * in.row + j * in.col];
 }
 
 /* y = a x + (b A + c A A) x, A = x x^T; gram, square: (rows, rows) */
-static void newton_schulz_step(float *y, const float *x, float *gram, float *square, int rows, int cols,
-                               const float of[3]) {
-    const int64_t R = rows, C = cols;
-    product(gram, x, x, R, R, C, true, false);
-    product(square, gram, gram, R, R, R, false, false);
-    for (int64_t i = 0; i < R * R; i++) square[i] = of[1] * gram[i] + of[2] * square[i];
-    for (int64_t i = 0; i < R * C; i++) y[i] = of[0] * x[i];
-    product(y, square, x, R, C, R, false, true);
+static void newton_schulz_step(View y, View x, View gram, View square, const float of[3]) {
+    cpu_matmul(&(Matmul){.a = x, .b = transposed(x), .c = gram});
+    cpu_matmul(&(Matmul){.a = gram, .b = gram, .c = square});
+    for (int64_t i = 0; i < gram.rows * gram.cols; i++)
+        square.data[i] = of[1] * gram.data[i] + of[2] * square.data[i];
+    for (int64_t i = 0; i < x.rows * x.cols; i++) y.data[i] = of[0] * x.data[i];
+    cpu_matmul(&(Matmul){.a = square, .b = x, .c = y, .accumulate = true});
 }
 
-static void orthogonalise(const OrthogonaliseArgs *args, float *matrix, bool transposed) {
+static void orthogonalise(const OrthogonaliseArgs *args, float *data, bool is_transposed) {
     const int rows = args->rows, cols = args->cols;
     const int64_t n = (int64_t)rows * cols;
-    float *x = args->scratch, *y = x + n, *gram = y + n, *square = gram + (int64_t)rows * rows;
-    copy_scaled(x, matrix, inverse_norm(matrix, n, args->polynomial->margin), rows, cols, transposed);
+    const View matrix = is_transposed ? transposed(view(data, cols, rows)) : view(data, rows, cols);
+    View x = view(args->scratch, rows, cols), y = view(x.data + n, rows, cols);
+    const View gram = view(y.data + n, rows, rows),
+               square = view(gram.data + (int64_t)rows * rows, rows, rows);
+    copy_scaled(x, matrix, inverse_norm(data, n, args->polynomial->margin));
     for (int step = 0; step < NEWTON_SCHULZ_STEPS; step++) {
-        newton_schulz_step(y, x, gram, square, rows, cols, args->polynomial->steps[step]);
-        float *const next = y;
+        newton_schulz_step(y, x, gram, square, args->polynomial->steps[step]);
+        const View next = y;
         y = x;
         x = next;
     }
-    /* the other way round: (cols, rows) in memory is x read by columns */
-    copy_scaled(matrix, x, args->gain, transposed ? cols : rows, transposed ? rows : cols, transposed);
+    copy_scaled(matrix, x, args->gain);
 }
 
 void cpu_orthogonalise(const OrthogonaliseArgs *args) {

@@ -25,18 +25,10 @@ static float *orthonormal(int n, int columns, uint64_t seed) {
 }
 
 /* c (M, N) = op(a) b; a is (K, M) where transposed. */
-static void multiply(float *c, const float *a, bool transposed, const float *b, int M, int N, int K) {
-    cpu_matmul(&(Matmul){.M = M,
-                         .N = N,
-                         .K = K,
-                         .a = a,
-                         .a_row = transposed ? 1 : K,
-                         .a_col = transposed ? M : 1,
-                         .b = b,
-                         .b_row = N,
-                         .b_col = 1,
-                         .c = c,
-                         .c_row = N});
+static void multiply(float *c, const float *a, bool is_transposed, const float *b, int M, int N, int K) {
+    cpu_matmul(&(Matmul){.a = is_transposed ? transposed(view(a, K, M)) : view(a, M, K),
+                         .b = view(b, K, N),
+                         .c = view(c, M, N)});
 }
 
 /* The spectral norm of e (n, n), by power iteration on e^T e. */

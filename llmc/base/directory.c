@@ -34,9 +34,8 @@ static bool make_one(const char *path, Error *err) {
         if (errno == EEXIST && stat(path, &info) == 0 && !S_ISDIR(info.st_mode)) errno = ENOTDIR;
         return errno == EEXIST || fail_errno(err, "cannot create the directory", path);
     }
-    const char *slash = strrchr(path, '/');
-    snprintf(parent, sizeof parent, "%.*s", slash ? (int)(slash - path) : 1, slash ? path : ".");
-    directory_sync(*parent ? parent : "/", &ignored);
+    path_parent(parent, path);
+    directory_sync(parent, &ignored);
     return true;
 }
 

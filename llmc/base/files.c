@@ -53,6 +53,14 @@ bool path_join(char *path, const char *directory, const char *name, Error *err) 
                 PATH_MAX - 1);
 }
 
+void path_parent(char *parent, const char *path) {
+    const char *slash = strrchr(path, '/');
+    if (!slash)
+        strcpy(parent, ".");
+    else
+        snprintf(parent, PATH_MAX, "%.*s", slash == path ? 1 : (int)(slash - path), path);
+}
+
 /* ---- reading ---- */
 const char *file_type_name(mode_t mode) {
     return S_ISREG(mode)    ? "a file"

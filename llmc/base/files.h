@@ -31,6 +31,8 @@ bool text_ends_in(const char *text, const char *end);
 bool path_copy(char *path, const char *from, Error *err);
 /* "DIRECTORY/NAME" into path (PATH_MAX bytes). */
 bool path_join(char *path, const char *directory, const char *name, Error *err);
+/* What is before the last slash of a path of less than PATH_MAX bytes, or "/"; "." where there is none. */
+void path_parent(char *parent, const char *path);
 
 /* ---- writing ---- */
 /* A new file, written through a buffer; its length and CRC-32C grow with the bytes handed in. */

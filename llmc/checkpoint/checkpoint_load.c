@@ -127,11 +127,8 @@ static bool is_bin(const char *path) {
 
 /* A file with config.json beside it that is no .bin: *directory = where it lies. */
 static bool is_part_of_model(char directory[PATH_MAX], const char *path) {
-    const char *slash = strrchr(path, '/'), *end = strrchr(path, '.');
-    if (snprintf(directory, PATH_MAX, "%.*s", slash ? (int)(slash - path) : 1, slash ? path : ".") >=
-        PATH_MAX)
-        return false;
-    return end && strcmp(end, ".safetensors") == 0 && directory_has(directory, "config.json");
+    path_parent(directory, path);
+    return text_ends_in(path, ".safetensors") && directory_has(directory, "config.json");
 }
 
 /* No model: names what the folder has one of, a run. */

@@ -120,11 +120,11 @@ const char *export_hint(const char *path) {
 
 static bool find_target(Target *t, const char *path, Error *err) {
     char copy[PATH_MAX];
-    *t = (Target){.folder = "."};
+    *t = (Target){0};
     if (!path_copy(copy, path, err)) return false;
     for (size_t n = strlen(copy); n > 1 && copy[n - 1] == '/'; n--) copy[n - 1] = 0;
-    char *slash = strrchr(copy, '/');
-    if (slash) snprintf(t->folder, sizeof t->folder, "%.*s", slash == copy ? 1 : (int)(slash - copy), copy);
+    const char *slash = strrchr(copy, '/');
+    path_parent(t->folder, copy);
     snprintf(t->name, sizeof t->name, "%s", slash ? slash + 1 : copy);
     snprintf(t->title, sizeof t->title, "%.*s", (int)(strlen(t->name) - strlen(kind_of(path)->end)), t->name);
     return *t->title || fail(err, EXIT_INPUT, "--export %s: expected a name before %s", path,

@@ -19,15 +19,6 @@ static bool open_tokenizer(Run *run, const char *spec, const char *origin, Error
     return run->tokenizer != NULL;
 }
 
-/* The part of a path before its last slash; "." where there is none. */
-static void folder_of(const char *path, char folder[PATH_MAX]) {
-    const char *slash = strrchr(path, '/');
-    if (!slash)
-        snprintf(folder, PATH_MAX, ".");
-    else
-        snprintf(folder, PATH_MAX, "%.*s", slash == path ? 1 : (int)(slash - path), path);
-}
-
 /* Opens FOLDER/gpt2_tokenizer.bin where it is there; *found says that it is. Its ids must be the model's. */
 static bool open_beside(Run *run, const char *folder, int vocab_size, const char *origin, bool *found,
                         Error *err) {
@@ -65,7 +56,7 @@ static bool open_models_own(Run *run, Error *err) {
                  "%.800s has no tokenizer.bin, tokenizer.json, or vocab.json and merges.txt", path);
         return true;
     }
-    folder_of(path, folder);
+    path_parent(folder, path);
     if (!open_beside(run, folder, run->config.vocab_size, by_model, &found, err)) return fail_flag(flag, err);
     if (!found)
         snprintf(run->no_tokenizer, sizeof run->no_tokenizer, "%.800s has none, and there is no %s beside it",
@@ -78,7 +69,7 @@ static bool open_beside_shards(Run *run, const char *shard, Error *err) {
     const int vocab_size = run->model_path[0] ? run->config.vocab_size : GPT2_VOCAB;
     char folder[PATH_MAX], above[PATH_MAX];
     bool found;
-    folder_of(shard, folder);
+    path_parent(folder, shard);
     if (!path_join(above, folder, "..", err)) return fail_flag("train", err);
     if (!open_beside(run, folder, vocab_size, by_data, &found, err)) return fail_flag("train", err);
     if (!found && !open_beside(run, above, vocab_size, by_data, &found, err)) return fail_flag("train", err);
@@ -166,7 +157,7 @@ static bool check_beside(const Run *run, const char *flag, const char *pattern, 
     char first[PATH_MAX], folder[PATH_MAX], path[PATH_MAX];
     bool is_shard;
     for (int i = 0; dataloader_source_file(pattern, i, first, &is_shard); i++) {
-        folder_of(first, folder);
+        path_parent(folder, first);
         if (!is_shard || !directory_has(folder, beside_name)) continue;
         if (!path_join(path, folder, beside_name, err)) return false;
         if (strcmp(path, tokenizer_source(run->tokenizer)) == 0) continue;

@@ -16,10 +16,7 @@ static size_t hash_of(const uint8_t *bytes, size_t n) {
 static int32_t *slot_of(const Bpe *bpe, const uint8_t *bytes, size_t n) {
     size_t i = hash_of(bytes, n) & (bpe->n_slots - 1);
     for (;; i = (i + 1) & (bpe->n_slots - 1)) {
-        int32_t token = bpe->slots[i];
-        if (token < 0) return &bpe->slots[i];
-        size_t begin = bpe->offsets[token];
-        if (bpe->offsets[token + 1] - begin == n && memcmp(bpe->bytes + begin, bytes, n) == 0)
+        if (bpe->slots[i] < 0 || vocabulary_is(bpe->vocabulary, bpe->slots[i], bytes, n))
             return &bpe->slots[i];
     }
 }
@@ -125,14 +122,16 @@ static void merge_piece(const Bpe *bpe, Merger *m, const uint8_t *piece, size_t 
 
 /* Enters the tokens of one byte, which every other token is made of. */
 static bool enter_bytes(Bpe *bpe, Error *err) {
+    const Vocabulary *v = bpe->vocabulary;
     for (int b = 0; b < 256; b++) bpe->byte_token[b] = -1;
-    for (int i = 0; i < bpe->n_tokens; i++) {
-        if (i == bpe->eot || bpe->offsets[i + 1] - bpe->offsets[i] != 1) continue;
-        int32_t *slot = slot_of(bpe, bpe->bytes + bpe->offsets[i], 1);
+    for (int i = 0; i < v->n_tokens; i++) {
+        size_t n;
+        const uint8_t *bytes = vocabulary_bytes(v, i, &n);
+        if (i == v->eot || n != 1) continue;
+        int32_t *slot = slot_of(bpe, bytes, 1);
         if (*slot >= 0)
-            return fail(err, EXIT_INPUT, "tokens %d and %d are the same byte 0x%02x", *slot, i,
-                        bpe->bytes[bpe->offsets[i]]);
-        *slot = bpe->byte_token[bpe->bytes[bpe->offsets[i]]] = i;
+            return fail(err, EXIT_INPUT, "tokens %d and %d are the same byte 0x%02x", *slot, i, *bytes);
+        *slot = bpe->byte_token[*bytes] = i;
     }
     for (int b = 0; b < 256; b++) {
         if (bpe->byte_token[b] < 0)
@@ -146,10 +145,10 @@ static bool enter_bytes(Bpe *bpe, Error *err) {
 /* Enters the longer tokens in the order of their ids: when the merges so far leave exactly two symbols of a
  * token's bytes, those are its parts. */
 static bool enter_merges(Bpe *bpe, Merger *m, Error *err) {
-    for (int i = 0; i < bpe->n_tokens; i++) {
-        const uint8_t *bytes = bpe->bytes + bpe->offsets[i];
-        size_t n = bpe->offsets[i + 1] - bpe->offsets[i];
-        if (i == bpe->eot || n == 1) continue;
+    for (int i = 0; i < bpe->vocabulary->n_tokens; i++) {
+        size_t n;
+        const uint8_t *bytes = vocabulary_bytes(bpe->vocabulary, i, &n);
+        if (i == bpe->vocabulary->eot || n == 1) continue;
         if (!merger_reserve(m, n)) return fail(err, EXIT_RUN, "out of memory for the merges of token %d", i);
         merge_piece(bpe, m, bytes, n);
         size_t middle = m->symbols[0].end;
@@ -165,12 +164,12 @@ static bool enter_merges(Bpe *bpe, Merger *m, Error *err) {
     return true;
 }
 
-bool bpe_open(Bpe *bpe, int n_tokens, const uint8_t *bytes, const uint32_t *offsets, int eot, Error *err) {
-    *bpe = (Bpe){.n_tokens = n_tokens, .eot = eot, .bytes = bytes, .offsets = offsets, .longest = 1};
-    for (int i = 0; i < n_tokens; i++) {
-        if (offsets[i + 1] == offsets[i]) return fail(err, EXIT_INPUT, "token %d is empty", i);
-    }
-    bpe->n_slots = 1;
+bool bpe_open(Bpe *bpe, const Vocabulary *vocabulary, Error *err) {
+    const int n_tokens = vocabulary->n_tokens;
+    *bpe = (Bpe){.vocabulary = vocabulary, .longest = 1, .n_slots = 1};
+    for (int i = 0; i < n_tokens; i++)
+        if (vocabulary->offsets[i + 1] == vocabulary->offsets[i])
+            return fail(err, EXIT_INPUT, "token %d is empty", i);
     while (bpe->n_slots < 2 * (size_t)n_tokens) bpe->n_slots *= 2; /* at most half full: short probes */
     bpe->slots = malloc(bpe->n_slots * sizeof *bpe->slots);
     bpe->parts = malloc((size_t)n_tokens * sizeof *bpe->parts);
@@ -193,6 +192,12 @@ void bpe_close(Bpe *bpe) {
     free(bpe->parts);
     bpe->slots = NULL;
     bpe->parts = NULL;
+}
+
+bool bpe_is_special(const Bpe *bpe, int token) {
+    const uint32_t *offsets = bpe->vocabulary->offsets;
+    return token == bpe->vocabulary->eot ||
+           (offsets[token + 1] - offsets[token] > 1 && bpe->parts[token][0] < 0);
 }
 
 /* ---- encoding ---- */

@@ -8,23 +8,23 @@
 #include <stddef.h>
 #include <stdint.h>
 #include "llmc/base/error.h"
+#include "vocabulary.h"
 
-typedef struct Bpe {
-    int n_tokens;
-    int eot;                 /* end-of-text id, never made from text; -1: none */
-    const uint8_t *bytes;    /* all tokens end to end; owned by the caller, as offsets is */
-    const uint32_t *offsets; /* (n_tokens + 1) token i is bytes[offsets[i], offsets[i+1]) */
+struct Bpe {
+    const Vocabulary *vocabulary; /* the caller's */
     int32_t (*parts)[2]; /* (n_tokens, 2) the merge that makes token i; -1, -1: a byte, or not mergeable */
     int32_t byte_token[256]; /* the token of each single byte */
     size_t longest;          /* bytes of the longest token that merging can make */
     int32_t *slots;          /* (n_slots) hash table by bytes: token ids, -1 empty */
     size_t n_slots;          /* a power of two */
-} Bpe;
+};
 
 /* Builds the hash table and the merges. EXIT_INPUT where a byte has no token or two tokens are the same. A
  * token that no merge of lower ids makes (a special token) is kept for decoding and never made from text. */
-bool bpe_open(Bpe *bpe, int n_tokens, const uint8_t *bytes, const uint32_t *offsets, int eot, Error *err);
+bool bpe_open(Bpe *bpe, const Vocabulary *vocabulary, Error *err);
 void bpe_close(Bpe *bpe);
+/* Whether no text becomes this token. */
+bool bpe_is_special(const Bpe *bpe, int token);
 
 /* Appends the tokens of text to *tokens (malloc'ed, grown), as tiktoken's encode_ordinary: "<|endoftext|>" is
  * text like any other. Time is O(n log n) in the longest piece. */

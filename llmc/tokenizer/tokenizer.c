@@ -9,8 +9,8 @@
 
 struct Tokenizer {
     Vocabulary vocabulary;
-    bool is_bytes; /* 256 tokens, token = byte: no merges, bpe unused */
     Bpe bpe;
+    bool is_bytes; /* 256 tokens, token = byte: BPE without merges, encoded the short way */
     char name[64];
     char source[PATH_MAX]; /* the file that the vocabulary is of, or "bytes" */
 };
@@ -28,9 +28,8 @@ static bool make_bytes(Vocabulary *vocabulary, Error *err) {
 
 static bool is_byte_vocabulary(const Vocabulary *vocabulary) {
     if (vocabulary->n_tokens != 256 || vocabulary->eot >= 0 || vocabulary->offsets[256] != 256) return false;
-    for (int b = 0; b < 256; b++) {
+    for (int b = 0; b < 256; b++)
         if (vocabulary->bytes[b] != b) return false;
-    }
     return true;
 }
 
@@ -39,30 +38,19 @@ static bool enter(Tokenizer *tokenizer, Error *err) {
     const Vocabulary *vocabulary = &tokenizer->vocabulary;
     Error why;
     tokenizer->is_bytes = is_byte_vocabulary(vocabulary);
-    if (!tokenizer->is_bytes && !bpe_open(&tokenizer->bpe, vocabulary->n_tokens, vocabulary->bytes,
-                                          vocabulary->offsets, vocabulary->eot, &why))
+    if (!bpe_open(&tokenizer->bpe, vocabulary, &why))
         return fail(err, why.exit_code, "%s: %s", tokenizer->source, why.text);
-    return vocabulary_check_merges(vocabulary, tokenizer->is_bytes ? NULL : &tokenizer->bpe, err);
-}
-
-static bool read_bin_in(Vocabulary *vocabulary, const char *directory, Error *err) {
-    char path[PATH_MAX];
-    return path_join(path, directory, "tokenizer.bin", err) && vocabulary_read_bin(vocabulary, path, err);
-}
-
-static bool read_json_in(Vocabulary *vocabulary, const char *directory, Error *err) {
-    char path[PATH_MAX];
-    return path_join(path, directory, "tokenizer.json", err) && vocabulary_read_json(vocabulary, path, err);
+    return vocabulary_check_merges(vocabulary, &tokenizer->bpe, err);
 }
 
 /* The vocabularies that a directory can have. A file is there, too, if it is a link to nothing. */
 static const struct Source {
     const char *names[2]; /* one of them says that it is meant to be there */
-    bool (*read)(Vocabulary *vocabulary, const char *directory, Error *err);
+    bool (*read)(Vocabulary *vocabulary, const char *path, Error *err);
 } sources[] = {
-    {{"tokenizer.bin", NULL},      read_bin_in       },
-    {{"tokenizer.json", NULL},     read_json_in      },
-    {{"vocab.json", "merges.txt"}, vocabulary_read_hf},
+    {{"tokenizer.bin", NULL},      vocabulary_read_bin },
+    {{"tokenizer.json", NULL},     vocabulary_read_json},
+    {{"vocab.json", "merges.txt"}, vocabulary_read_hf  },
 };
 enum { N_SOURCES = sizeof sources / sizeof *sources };
 
@@ -84,18 +72,16 @@ bool tokenizer_is_in(const char *directory) {
 /* A second vocabulary of the directory: the same tokens, of which special ones at the end may be missing. */
 static bool check_agrees(const Tokenizer *tokenizer, const Vocabulary *other, const char *path, Error *err) {
     const Vocabulary *first = &tokenizer->vocabulary;
-    const Bpe *bpe = tokenizer->is_bytes ? NULL : &tokenizer->bpe;
     int n = other->n_tokens;
     bool same = n <= first->n_tokens &&
                 memcmp(first->offsets, other->offsets, sizeof(uint32_t) * ((size_t)n + 1)) == 0 &&
                 memcmp(first->bytes, other->bytes, other->offsets[n]) == 0;
-    for (int i = n; same && i < first->n_tokens; i++)
-        same = bpe && bpe->parts[i][0] < 0 && first->offsets[i + 1] - first->offsets[i] > 1;
+    for (int i = n; same && i < first->n_tokens; i++) same = bpe_is_special(&tokenizer->bpe, i);
     if (!same)
         return fail(err, EXIT_INPUT,
                     "%s: its tokens are not those of %s beside it; hint: remove the wrong one", path,
                     tokenizer->source);
-    return vocabulary_check_merges(other, bpe, err);
+    return vocabulary_check_merges(other, &tokenizer->bpe, err);
 }
 
 /* No token is <|endoftext|>: the configuration beside the tokens may name another that ends a text. One that text
@@ -103,14 +89,11 @@ static bool check_agrees(const Tokenizer *tokenizer, const Vocabulary *other, co
 static bool name_end_of_text(Tokenizer *tokenizer, const char *directory, Error *err) {
     Vocabulary *vocabulary = &tokenizer->vocabulary;
     char text[TOKEN_BYTES + 1];
-    if (tokenizer->is_bytes || vocabulary->eot >= 0) return true;
+    if (vocabulary->eot >= 0) return true;
     if (!vocabulary_read_eos(directory, text, err)) return false;
-    for (int i = 0; i < vocabulary->n_tokens; i++) {
-        const uint32_t begin = vocabulary->offsets[i], length = vocabulary->offsets[i + 1] - begin;
-        if (length > 1 && length == strlen(text) && memcmp(vocabulary->bytes + begin, text, length) == 0 &&
-            tokenizer->bpe.parts[i][0] < 0)
+    for (int i = 0; i < vocabulary->n_tokens; i++)
+        if (vocabulary_is(vocabulary, i, text, strlen(text)) && bpe_is_special(&tokenizer->bpe, i))
             vocabulary->eot = i;
-    }
     return true;
 }
 
@@ -121,10 +104,10 @@ static bool open_directory(Tokenizer *tokenizer, const char *directory, Error *e
         if (!source_is_in(&sources[i], directory)) continue;
         if (!path_join(path, directory, sources[i].names[0], err)) return false;
         const bool is_first = !tokenizer->source[0];
-        bool ok = sources[i].read(is_first ? &tokenizer->vocabulary : &other, directory, err);
+        bool ok = sources[i].read(is_first ? &tokenizer->vocabulary : &other, path, err);
         if (is_first) memcpy(tokenizer->source, path, sizeof path);
         ok = ok && (is_first ? enter(tokenizer, err) : check_agrees(tokenizer, &other, path, err));
-        if (ok && is_first && sources[i].read != read_bin_in)
+        if (ok && is_first && sources[i].read != vocabulary_read_bin)
             ok = name_end_of_text(tokenizer, directory, err);
         vocabulary_free(&other);
         if (!ok) return false;
@@ -159,11 +142,8 @@ Tokenizer *tokenizer_open(const char *spec, Error *err) {
         tokenizer_close(tokenizer);
         return NULL;
     }
-    if (tokenizer->is_bytes) {
-        snprintf(tokenizer->name, sizeof tokenizer->name, "bytes");
-    } else {
-        snprintf(tokenizer->name, sizeof tokenizer->name, "bpe of %d tokens", tokenizer->vocabulary.n_tokens);
-    }
+    snprintf(tokenizer->name, sizeof tokenizer->name, tokenizer->is_bytes ? "bytes" : "bpe of %d tokens",
+             tokenizer->vocabulary.n_tokens);
     return tokenizer;
 }
 
@@ -214,14 +194,12 @@ void tokenizer_describe(JsonWriter *w, const Tokenizer *tokenizer) {
 
 int tokenizer_start(const Tokenizer *tokenizer) {
     if (tokenizer->vocabulary.eot >= 0) return tokenizer->vocabulary.eot;
-    return tokenizer->is_bytes ? '\n' : tokenizer->bpe.byte_token['\n'];
+    return tokenizer->bpe.byte_token['\n'];
 }
 
 const char *tokenizer_bytes(const Tokenizer *tokenizer, int token, size_t *length) {
-    const Vocabulary *vocabulary = &tokenizer->vocabulary;
-    if (token < 0 || token >= vocabulary->n_tokens) return NULL;
-    *length = vocabulary->offsets[token + 1] - vocabulary->offsets[token];
-    return (const char *)vocabulary->bytes + vocabulary->offsets[token];
+    if (token < 0 || token >= tokenizer->vocabulary.n_tokens) return NULL;
+    return (const char *)vocabulary_bytes(&tokenizer->vocabulary, token, length);
 }
 
 /* ---- encoding ---- */
@@ -256,7 +234,7 @@ bool tokenizer_equals(const Tokenizer *a, const Tokenizer *b) {
 }
 
 bool tokenizer_is_special(const Tokenizer *tokenizer, int token) {
-    return vocabulary_is_special(&tokenizer->vocabulary, tokenizer->is_bytes ? NULL : &tokenizer->bpe, token);
+    return bpe_is_special(&tokenizer->bpe, token);
 }
 
 static bool is_utf8(const char *text, size_t n) {
@@ -282,11 +260,10 @@ void tokenizer_append_spelled(JsonWriter *w, const Tokenizer *tokenizer, int tok
 }
 
 void tokenizer_append_merges(JsonWriter *w, const Tokenizer *tokenizer) {
-    if (!tokenizer->is_bytes) vocabulary_append_merges(w, &tokenizer->bpe);
+    vocabulary_append_merges(w, &tokenizer->bpe);
 }
 
 bool tokenizer_save(const Tokenizer *tokenizer, const char *directory, int context, Error *err) {
-    const Bpe *bpe = tokenizer->is_bytes ? NULL : &tokenizer->bpe;
     return vocabulary_write_bin(&tokenizer->vocabulary, directory, "tokenizer.bin", err) &&
-           vocabulary_write_hf(&tokenizer->vocabulary, bpe, directory, context, err);
+           vocabulary_write_hf(&tokenizer->bpe, directory, context, err);
 }

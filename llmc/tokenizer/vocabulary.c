@@ -82,11 +82,6 @@ static bool parse_bin(Vocabulary *vocabulary, const char *file, size_t size, con
     return read_tokens(vocabulary, (const uint8_t *)file, size, path, err);
 }
 
-bool vocabulary_is_special(const Vocabulary *vocabulary, const Bpe *bpe, int i) {
-    const uint32_t length = vocabulary->offsets[i + 1] - vocabulary->offsets[i];
-    return i == vocabulary->eot || (bpe && length > 1 && bpe->parts[i][0] < 0);
-}
-
 bool vocabulary_read_bin(Vocabulary *vocabulary, const char *path, Error *err) {
     size_t size;
     char *file = file_read(path, MAX_BYTES, &size, err);
@@ -104,9 +99,10 @@ bool vocabulary_write_bin(const Vocabulary *vocabulary, const char *directory, c
                                       vocabulary->eot < 0 ? no_eot : (uint32_t)vocabulary->eot};
     memcpy(file, header, sizeof header);
     for (size_t i = 0; i < n; i++) {
-        size_t length = vocabulary->offsets[i + 1] - vocabulary->offsets[i];
+        size_t length;
+        const uint8_t *bytes = vocabulary_bytes(vocabulary, (int)i, &length);
         file[at] = (uint8_t)length;
-        memcpy(file + at + 1, vocabulary->bytes + vocabulary->offsets[i], length);
+        memcpy(file + at + 1, bytes, length);
         at += 1 + length;
     }
     const bool ok = file_write(directory, name, file, size, err);

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
+#include "bpe.h"
 #include "llmc/base/files.h"
 #include "vocabulary_hf.h"
 
@@ -12,32 +13,36 @@ static const char *const eot_text = "<|endoftext|>";
 /* ---- bytes as printable characters ---- */
 
 /* GPT-2's spelling: printable Latin-1 bytes stand for themselves, the 68 others, in order, are U+0100 and up. */
-static bool stands_for_itself(int byte) {
-    return (byte >= '!' && byte <= '~') || (byte >= 0xA1 && byte != 0xAD);
+static bool stands_for_itself(uint32_t byte) {
+    return (byte >= '!' && byte <= '~') || (byte >= 0xA1 && byte != 0xAD && byte <= 0xFF);
 }
 
-static void make_spelling(uint32_t code_points[256]) {
-    uint32_t next = 0x100;
-    for (int b = 0; b < 256; b++) code_points[b] = stands_for_itself(b) ? (uint32_t)b : next++;
+static uint32_t spelled_byte(uint8_t byte) {
+    if (stands_for_itself(byte)) return byte;
+    return byte <= ' ' ? 0x100u + byte : byte == 0xAD ? 0x143u : 0x121u + byte - 0x7F;
 }
 
-/* Writes the spelling of n bytes to out (2 n + 1 bytes, null-terminated); returns its length. */
-static size_t spell(const uint32_t code_points[256], const uint8_t *bytes, size_t n, char *out) {
-    size_t length = 0;
-    for (size_t i = 0; i < n; i++) length += (size_t)utf8_encode(out + length, code_points[bytes[i]]);
-    out[length] = 0;
-    return length;
+/* The byte that a character spells; 256: none. */
+static int unspelled_byte(uint32_t code_point) {
+    int byte = 0;
+    if (stands_for_itself(code_point)) return (int)code_point;
+    while (byte < 256 && spelled_byte((uint8_t)byte) != code_point) byte++;
+    return byte;
+}
+
+void vocabulary_spell(const Vocabulary *vocabulary, int i, char text[TOKEN_SPELLED]) {
+    size_t n, length = 0;
+    const uint8_t *bytes = vocabulary_bytes(vocabulary, i, &n);
+    for (size_t k = 0; k < n; k++) length += (size_t)utf8_encode(text + length, spelled_byte(bytes[k]));
+    text[length] = 0;
 }
 
 /* The bytes that `text` spells, to out (n bytes are enough); returns their number, 0 where a character spells
  * none. */
-static size_t unspell(const uint32_t code_points[256], const char *text, size_t n, uint8_t *out) {
+static size_t unspell(const char *text, size_t n, uint8_t *out) {
     size_t length = 0;
     while (n > 0) {
-        const int sequence = utf8_sequence(text, n);
-        const uint32_t code_point = utf8_decode(text, sequence);
-        int byte = 0;
-        while (byte < 256 && code_points[byte] != code_point) byte++;
+        const int sequence = utf8_sequence(text, n), byte = unspelled_byte(utf8_decode(text, sequence));
         if (byte == 256) return 0;
         out[length++] = (uint8_t)byte;
         text += sequence;
@@ -64,16 +69,14 @@ bool hf_enter(const JsonValue *vocab, HfToken *tokens, int n, const char *path, 
 }
 
 bool hf_fill(Vocabulary *vocabulary, const HfToken *tokens, int n, const char *path, Error *err) {
-    uint32_t code_points[256];
     size_t n_bytes = 0;
     for (int i = 0; i < n; i++) n_bytes += tokens[i].length;
     if (n_bytes > UINT32_MAX)
         return fail(err, EXIT_INPUT, "%s: %zu bytes of tokens: expected less than 4 GiB", path, n_bytes);
     if (!vocabulary_alloc(vocabulary, n, n_bytes, err)) return false;
-    make_spelling(code_points);
     for (int i = 0; i < n; i++) {
         uint8_t *out = vocabulary->bytes + vocabulary->offsets[i];
-        size_t length = tokens[i].added ? 0 : unspell(code_points, tokens[i].text, tokens[i].length, out);
+        size_t length = tokens[i].added ? 0 : unspell(tokens[i].text, tokens[i].length, out);
         if (length == 0) { /* not spelled: a special token, its text as it is */
             length = tokens[i].length;
             memcpy(out, tokens[i].text, length);
@@ -171,11 +174,10 @@ static bool check_both(const char *directory, Error *err) {
                             directory, missing);
 }
 
-bool vocabulary_read_hf(Vocabulary *vocabulary, const char *directory, Error *err) {
-    char path[PATH_MAX];
-    if (!path_join(path, directory, "vocab.json", err) || !check_both(directory, err) ||
-        !check_class(directory, err))
-        return false;
+bool vocabulary_read_hf(Vocabulary *vocabulary, const char *path, Error *err) {
+    char directory[PATH_MAX];
+    path_parent(directory, path);
+    if (!check_both(directory, err) || !check_class(directory, err)) return false;
     Json *json = json_read(path, err);
     if (!json) return false;
     bool ok = read_vocab(vocabulary, json_root(json), path, err) && read_merges(vocabulary, directory, err);
@@ -186,15 +188,12 @@ bool vocabulary_read_hf(Vocabulary *vocabulary, const char *directory, Error *er
 /* ---- merges.txt ---- */
 
 void vocabulary_append_merges(JsonWriter *w, const Bpe *bpe) {
-    uint32_t code_points[256];
-    make_spelling(code_points);
-    for (int i = 0; i < 2 * bpe->n_tokens; i++) {
+    for (int i = 0; i < 2 * bpe->vocabulary->n_tokens; i++) {
         const int part = bpe->parts[i / 2][i % 2];
+        char spelled[TOKEN_SPELLED];
         if (part < 0) continue;
-        for (uint32_t at = bpe->offsets[part]; at < bpe->offsets[part + 1]; at++) {
-            char spelled[4];
-            json_append(w, spelled, (size_t)utf8_encode(spelled, code_points[bpe->bytes[at]]));
-        }
+        vocabulary_spell(bpe->vocabulary, part, spelled);
+        json_append(w, spelled, strlen(spelled));
         json_append(w, i % 2 ? "\n" : " ", 1);
     }
 }
@@ -212,7 +211,7 @@ static int64_t first_difference(const char *a, const char *b) {
 bool vocabulary_check_merges(const Vocabulary *vocabulary, const Bpe *bpe, Error *err) {
     if (!vocabulary->merges) return true;
     JsonWriter w = {0};
-    if (bpe) vocabulary_append_merges(&w, bpe);
+    vocabulary_append_merges(&w, bpe);
     bool ok = !w.failed || fail(err, EXIT_RUN, "%s: out of memory", vocabulary->file);
     int64_t line = ok ? first_difference(vocabulary->merges, w.data ? w.data : "") : 0;
     if (line > 0)
@@ -226,13 +225,6 @@ bool vocabulary_check_merges(const Vocabulary *vocabulary, const Bpe *bpe, Error
 
 /* ---- writing ---- */
 
-void vocabulary_spell(const Vocabulary *vocabulary, int i, char text[TOKEN_SPELLED]) {
-    uint32_t code_points[256];
-    const uint32_t begin = vocabulary->offsets[i];
-    make_spelling(code_points);
-    spell(code_points, vocabulary->bytes + begin, vocabulary->offsets[i + 1] - begin, text);
-}
-
 static void write_vocab(JsonWriter *w, const Vocabulary *vocabulary) {
     char text[TOKEN_SPELLED];
     json_begin_object(w, NULL);
@@ -244,11 +236,12 @@ static void write_vocab(JsonWriter *w, const Vocabulary *vocabulary) {
 }
 
 /* Those beside end-of-text: only where they are named does transformers find them in a text. */
-static void write_more_special_tokens(JsonWriter *w, const Vocabulary *vocabulary, const Bpe *bpe) {
+static void write_more_special_tokens(JsonWriter *w, const Bpe *bpe) {
+    const Vocabulary *vocabulary = bpe->vocabulary;
     char text[TOKEN_SPELLED];
     bool any = false;
     for (int i = 0; i < vocabulary->n_tokens; i++) {
-        if (i == vocabulary->eot || !vocabulary_is_special(vocabulary, bpe, i)) continue;
+        if (i == vocabulary->eot || !bpe_is_special(bpe, i)) continue;
         if (!any) json_begin_array(w, "additional_special_tokens");
         any = true;
         vocabulary_spell(vocabulary, i, text);
@@ -257,14 +250,15 @@ static void write_more_special_tokens(JsonWriter *w, const Vocabulary *vocabular
     if (any) json_end_array(w);
 }
 
-static void write_special_tokens(JsonWriter *w, const Vocabulary *vocabulary, const Bpe *bpe) {
+static void write_special_tokens(JsonWriter *w, const Bpe *bpe) {
+    const Vocabulary *vocabulary = bpe->vocabulary;
     char spelled[TOKEN_SPELLED];
     const char *eot = vocabulary->eot < 0 ? NULL : spelled;
     if (eot) vocabulary_spell(vocabulary, vocabulary->eot, spelled);
     json_write_string(w, "bos_token", eot);
     json_write_string(w, "eos_token", eot);
     json_write_string(w, "unk_token", eot);
-    write_more_special_tokens(w, vocabulary, bpe);
+    write_more_special_tokens(w, bpe);
 }
 
 /* Writes the buffer as a file and empties it. */
@@ -275,18 +269,17 @@ static bool flush_to(JsonWriter *w, const char *directory, const char *name, Err
     return ok;
 }
 
-bool vocabulary_write_hf(const Vocabulary *vocabulary, const Bpe *bpe, const char *directory, int context,
-                         Error *err) {
+bool vocabulary_write_hf(const Bpe *bpe, const char *directory, int context, Error *err) {
     const char *version = "#version: 0.2\n";
     JsonWriter w = {0};
-    write_vocab(&w, vocabulary);
+    write_vocab(&w, bpe->vocabulary);
     if (!flush_to(&w, directory, "vocab.json", err)) return false;
     json_append(&w, version, strlen(version));
-    if (bpe) vocabulary_append_merges(&w, bpe);
+    vocabulary_append_merges(&w, bpe);
     if (!flush_to(&w, directory, "merges.txt", err)) return false;
     w.indent = 2;
     json_begin_object(&w, NULL);
-    write_special_tokens(&w, vocabulary, bpe);
+    write_special_tokens(&w, bpe);
     json_end_object(&w);
     if (!flush_to(&w, directory, "special_tokens_map.json", err)) return false;
     w.indent = 2;
@@ -295,7 +288,7 @@ bool vocabulary_write_hf(const Vocabulary *vocabulary, const Bpe *bpe, const cha
     json_write_bool(&w, "clean_up_tokenization_spaces", false); /* else decoding drops spaces: "a ." */
     json_write_int(&w, "model_max_length", context);
     json_write_string(&w, "tokenizer_class", "GPT2Tokenizer");
-    write_special_tokens(&w, vocabulary, bpe);
+    write_special_tokens(&w, bpe);
     json_end_object(&w);
     return flush_to(&w, directory, "tokenizer_config.json", err);
 }

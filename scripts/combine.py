@@ -14,6 +14,7 @@ import collections
 import statistics
 import sys
 
+from cases import case_of, flop_of_token
 from comparison import Parser, Report, end_with, fail, split_csv
 
 MUST_ATTENTION = 1.05  # ours is to be at least so many times as fast as the best peer
@@ -132,16 +133,6 @@ MUST_TRAIN = {  # (tokens/s of ours over PyTorch's at least, GiB of ours over Py
     "d12:4x16384": (1.30, 0.7), "d12:1x65536": (1.30, 0.7), "d12:1x131072": (1.30, 0.7)}
 
 
-SIZES = {"d12": (12, 768), "d24": (24, 1024), "d36": (36, 1280), "d48": (48, 1600)}  # layers, channels
-VOCABULARY = 50257
-
-
-def flop_of_token(model, T):
-    """FLOP of a training step for one token: 6 a weight of the matrix products, and causal attention. No embedding, no biases."""
-    layers, channels = SIZES[model]
-    return 6 * (12 * layers * channels**2 + VOCABULARY * channels) + 6 * layers * channels * T
-
-
 def way(row):
     return f"{row['attention']}, {row['mode']}"
 
@@ -201,8 +192,8 @@ def train_summary(configuration, ways):
     ours, peer = ways["ours"], ways[best]
     speed = median_of(peer, "ms") / median_of(ours, "ms")
     memory = median_of(ours, "used_gib") / median_of(peer, "used_gib")
-    model, shape = configuration.split(":")
-    tflops = 1e-12 * median_of(ours, "tok_s") * flop_of_token(model, int(shape.split("x")[1]))
+    case = case_of(configuration)
+    tflops = 1e-12 * median_of(ours, "tok_s") * flop_of_token(case.model, case.T)
     cells = [configuration, spread([float(x["tok_s"]) for x in ours], "{:,.0f}"), spread([float(x["ms"]) for x in ours], "{:.2f}"),
              f"{tflops:.0f}", spread([float(x["tok_s"]) for x in peer], "{:,.0f}"), best]
     for attention in ("cudnn", "flash3"):

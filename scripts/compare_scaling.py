@@ -25,9 +25,10 @@ import tempfile
 import time
 
 import random_shard
+from cases import name_of
 from combine import SAME, read_run, spread
 from comparison import EXIT_RUN, Parser, Report, commit_of, duration, end_with, environment, fail, integer, torch_on_card
-from compare_train import DEFAULT, PEER, Configuration, Torch, check_shard, command_of_ours, configurations, n_steps, name_of, run_ours, ways, words
+from compare_train import DEFAULT, PEER, Configuration, Torch, check_shard, command_of_ours, configurations, n_steps, run_ours, ways, words
 
 # Percent of linear on 2 GPUs that ours is to reach.
 MUST = {"d12:64x1024": 99.0, "d12:16x1024": 95.0, "d24:32x1024": 99.0, "d48:16x1024": 99.5}

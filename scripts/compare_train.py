@@ -28,7 +28,8 @@ import threading
 import time
 
 import random_shard
-from combine import SIZES, combine_train, flop_of_token
+from cases import cases, flop_of_token, name_of
+from combine import combine_train
 from comparison import EXIT_RUN, ROOT, Parser, Report, commit_of, duration, end_with, environment, fail, gib, integer, torch_on_card, uninterrupted
 
 # Ways of PyTorch: (attention, mode of torch.compile); attention "best": that of the fastest way so far. Both attentions in
@@ -57,10 +58,6 @@ BEGAN = time.monotonic()
 WARM_UP_S = 1.0  # of ours, not timed; torch_gpt2.py has its own
 OURS_TFLOPS = 620  # more than ours reaches, for the steps of its first turn; the next ones take its own time
 OURS_LIMIT_S = 180  # a process that takes longer is stopped
-
-
-def name_of(configuration):
-    return f"{configuration.model}:{configuration.B}x{configuration.T}"
 
 
 def check_shard(path):
@@ -271,14 +268,8 @@ def compare(configuration, ahead, shard, arguments, work, turns):
 
 def configurations(text):
     """The type of --only: names of the list, or MODEL:BxT of any other."""
-    known, found = {name_of(c): c for c in CONFIGURATIONS}, []
-    for name in text.split(","):
-        match = re.fullmatch(r"(d\d+):(\d{1,6})x(\d{1,7})", name)
-        if not match or match[1] not in SIZES or 0 in (int(match[2]), int(match[3])):
-            raise argparse.ArgumentTypeError(
-                f"expected MODEL:BxT, such as d12:64x1024, with a model of {', '.join(SIZES)}; found {name!r}")
-        found.append(known.get(name) or Configuration(match[1], int(match[2]), int(match[3]), DEFAULT))
-    return found
+    known = {name_of(c): c for c in CONFIGURATIONS}
+    return [known.get(name_of(case)) or Configuration(*case, DEFAULT) for case in cases(text)]
 
 
 def ways(text):

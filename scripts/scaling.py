@@ -25,17 +25,14 @@ import argparse
 import collections
 import math
 import os
-import re
 import statistics
 import sys
 
+from cases import MODELS, PADDED_VOCABULARY, Case, case_of, cases, flop, flop_of_token, name_of
 from combine import read_run
 from comparison import EXIT_RUN, ROOT, Parser, Report, end_with, fail, integer, integers, number
 
-# As llmc/model/gpt2_config.c and gpt2_parameters.c have them.
-MODELS = {"d6": (6, 384), "d12": (12, 768), "d24": (24, 1024), "d36": (36, 1280), "d48": (48, 1600), "d60": (60, 1920),
-          "d72": (72, 2880), "d84": (84, 3456)}  # layers, channels
-VOCABULARY, PADDED_VOCABULARY, TILE = 50257, 50304, 1024
+TILE = 1024  # elements, as llmc/model/gpt2_parameters.c has it
 # Reads of fp32 gradients (norm, AdamW), reads and writes of two fp32 states and the master, writes of bf16 weights.
 ADAMW_BYTES = 4 + 4 + 4 * 4 + 2 * 4 + 2
 # Two H200 of one host (NVLink, 18 links; NCCL 2.28.9, NVLink multicast off): bytes, microseconds of reduce-scatter, all-gather.
@@ -53,27 +50,11 @@ SPREAD = 4.5
 CASES = "d12:64x1024,d12:16x1024,d24:32x1024,d36:16x1024,d48:16x1024"
 MEASURED = os.path.join("dev", "results", "nvidia-h200", "compare_train.csv")
 
-Case = collections.namedtuple("Case", "model B T")
 Links = collections.namedtuple("Links", "base_us hop_us bandwidth per_host network network_hop_us")  # GB/s
 Machine = collections.namedtuple("Machine", "links memory contention spread")
 # What a step of `gpus` is made of, milliseconds; slow: the terms whose collectives take more for latency than for bytes.
 Step = collections.namedtuple("Step", "gpus compute beside gradients sum weights slowest slow")
 TERMS = ("beside", "gradients", "sum", "weights", "slowest")
-
-
-def name_of(case):
-    return f"{case.model}:{case.B}x{case.T}"
-
-
-def cases(text):
-    """The type of --cases."""
-    found = []
-    for name in text.split(","):
-        match = re.fullmatch(r"(d\d+):(\d{1,6})x(\d{1,7})", name)
-        if not match or match[1] not in MODELS or 0 in (int(match[2]), int(match[3])):
-            raise argparse.ArgumentTypeError(f"expected MODEL:BxT, such as d12:64x1024, with a model of {', '.join(MODELS)}; found {name!r}")
-        found.append(Case(match[1], int(match[2]), int(match[3])))
-    return found
 
 
 # ---- the model's sizes ----
@@ -85,7 +66,7 @@ def tiles(elements):
 
 def ranges(case):
     """Tiles of each range of parameters in the order of the layout: embeddings, blocks, the last norm. A tensor has whole tiles."""
-    layers, C = MODELS[case.model]
+    layers, _, C = MODELS[case.model]
     block = [C, C, 3 * C * C, 3 * C, C * C, C, C, C, 4 * C * C, 4 * C, 4 * C * C, C]
     return [tiles(PADDED_VOCABULARY * C) + tiles(case.T * C)] + layers * [sum(map(tiles, block))] + [2 * tiles(C)]
 
@@ -95,15 +76,8 @@ def elements(n_tiles, gpus):
     return -(-n_tiles // gpus) * gpus * TILE
 
 
-def flop(case):
-    """(of the head, of a block) for a token's training step; three halves of what backward takes."""
-    _, C = MODELS[case.model]
-    return 6 * VOCABULARY * C, 6 * (12 * C * C + C * case.T)
-
-
 def step_flop(case):
-    head, block = flop(case)
-    return case.B * case.T * (head + MODELS[case.model][0] * block)
+    return case.B * case.T * flop_of_token(case.model, case.T)
 
 
 # ---- collectives ----
@@ -175,8 +149,9 @@ def left_over(ready_us, costs_us):
 
 
 def gradients_us(machine, case, micro_us, gpus):
-    """(left behind backward, beside it) of the reduce-scatters. Backward goes from the head to the embeddings."""
-    head, block = flop(case)
+    """(left behind backward, beside it) of the reduce-scatters. Backward goes from the head to the embeddings, and takes two thirds
+    of the time."""
+    head, block = flop(case.model, case.T)
     sizes = ranges(case)[::-1]
     unit = 2 / 3 * micro_us / (head + (len(sizes) - 2) * block)
     ready = [unit * (head + i * block) for i in range(len(sizes) - 1)]
@@ -252,9 +227,9 @@ def read_measured(path):
     """{case: milliseconds} of one GPU, medians over the turns of ours without flags in a CSV of compare_train.py; {} where it cannot be read."""
     found = collections.defaultdict(list)
     for row in read_run(path).rows:
-        match = re.fullmatch(r"(d\d+):(\d+)x(\d+)", row.get("configuration", ""))
-        if match and match[1] in MODELS and row.get("program") == "train_gpt2cu" and row.get("ms") and not row.get("flags") and row.get("gpus", "1") == "1":
-            found[Case(match[1], int(match[2]), int(match[3]))].append(float(row["ms"]))
+        case = case_of(row.get("configuration", ""))
+        if case and row.get("program") == "train_gpt2cu" and row.get("ms") and not row.get("flags") and row.get("gpus", "1") == "1":
+            found[case].append(float(row["ms"]))
     return {case: statistics.median(times) for case, times in found.items()}
 
 
@@ -315,9 +290,9 @@ def measured_rows(path):
     for row in read_run(path).rows:
         if not {"configuration", "program", "gpus", "ms"} <= row.keys() or not row["gpus"].isdecimal():
             fail(f"{path}: expected the columns configuration, program, gpus, ms; found {', '.join(map('='.join, row.items()))}")
-        match = re.fullmatch(r"(d\d+):(\d+)x(\d+)", row["configuration"])
-        if match and match[1] in MODELS and row["program"] == "train_gpt2cu" and row["ms"]:
-            found[Case(match[1], int(match[2]), int(match[3]))][int(row["gpus"])].append(float(row["ms"]))
+        case = case_of(row["configuration"])
+        if case and row["program"] == "train_gpt2cu" and row["ms"]:
+            found[case][int(row["gpus"])].append(float(row["ms"]))
     rows = {case: {gpus: statistics.median(times) for gpus, times in counts.items()} for case, counts in found.items()}
     if not any(1 in counts and len(counts) > 1 for counts in rows.values()):
         fail(f"{path}: expected rows of ours on 1 GPU and on more of the same configuration")

@@ -22,6 +22,7 @@ import sys
 import time
 
 from attention_kernels import flash3_packed, load_flash3
+from cases import MODELS, PADDED_VOCABULARY
 from comparison import import_torch
 
 torch = import_torch()
@@ -29,8 +30,6 @@ from torch import nn  # noqa: E402  after the words about a missing PyTorch
 from torch.nn import functional as F  # noqa: E402
 from torch.nn.attention import SDPBackend, sdpa_kernel  # noqa: E402
 
-SIZES = {"d12": (12, 12, 768), "d24": (24, 16, 1024), "d36": (36, 20, 1280), "d48": (48, 25, 1600)}  # layers, heads, C
-VOCABULARY, PADDED_VOCABULARY = 50257, 50304
 BACKENDS = {"cudnn": SDPBackend.CUDNN_ATTENTION, "flash": SDPBackend.FLASH_ATTENTION, "flash3": SDPBackend.MATH}  # flash3: unused
 SHARD_HEADER_BYTES, MOST_TOKENS = 1024, (1 << 22) + 1
 DEVICE = "cuda"
@@ -163,7 +162,7 @@ def make_step(arguments, attention, mode):
     torch.manual_seed(0)
     torch.set_float32_matmul_precision("high")
     with torch.device(DEVICE):
-        model = GPT2(*SIZES[arguments.model], arguments.seq, attention_kernel(attention))
+        model = GPT2(*MODELS[arguments.model], arguments.seq, attention_kernel(attention))
     groups = [{"params": [p for p in model.parameters() if p.dim() == 2], "weight_decay": 0.1},
               {"params": [p for p in model.parameters() if p.dim() != 2], "weight_decay": 0.0}]
     optimizer = torch.optim.AdamW(groups, lr=1e-4, betas=(0.9, 0.95), fused=True)
@@ -205,7 +204,7 @@ def train(step, batches, seconds, step_s):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", choices=SIZES, required=True)
+    parser.add_argument("--model", choices=MODELS, required=True)
     parser.add_argument("--batch", type=int, required=True)
     parser.add_argument("--seq", type=int, required=True)
     parser.add_argument("--tokens", required=True, metavar="FILE", help="a token shard (header of 1024 bytes, then uint16)")

@@ -312,7 +312,8 @@ PY
 
 python 'compare_train.py: our steps last long enough, the FLOP are those of products; turns apart from ours are left out' <<'PY'
 import os, tempfile
-from combine import beside_ours, flop_of_token, Run, train_summary, train_verdict
+from cases import flop_of_token
+from combine import beside_ours, Run, train_summary, train_verdict
 from comparison import commit
 from compare_train import Configuration, n_steps
 assert flop_of_token("d12", 1024) == 6 * (12 * (3 + 1 + 4 + 4) * 768**2 + 50257 * 768) + 12 * 12 * 768 * 512

@@ -55,8 +55,7 @@ class Peer(Parts):
         self.peer = importlib.import_module("torch_gpt2")
 
     def test_sizes(self):
-        self.assertEqual(self.peer.SIZES, {"d12": (12, 12, 768), "d24": (24, 16, 1024), "d36": (36, 20, 1280), "d48": (48, 25, 1600)})
-        self.assertEqual((self.peer.VOCABULARY, self.peer.PADDED_VOCABULARY, self.peer.WARM_UP_S), (50257, 50304, 1.0))
+        self.assertEqual((self.peer.PADDED_VOCABULARY, self.peer.WARM_UP_S), (50304, 1.0))
 
     def test_attention(self):
         found = self.peer.Attention(2, 4, self.peer.sdpa)(symbolic_torch.Expression("x", (2, 8, 4)))
@@ -98,7 +97,7 @@ class Peer(Parts):
 
     def step(self, attention="cudnn", mode="default"):
         self.noted.clear()
-        self.replace(self.peer, "SIZES", {"small": (1, 2, 4)})
+        self.replace(self.peer, "MODELS", {"small": (1, 2, 4)})
         return self.peer.make_step(types.SimpleNamespace(model="small", seq=8, bucket_mb=25), attention, mode)
 
     def test_a_training_step(self):

@@ -2,12 +2,14 @@
 import argparse
 import csv
 import math
+import os
+import re
 import sys
 import unittest
 
-from parts import Parts
+from parts import ROOT, Parts
 
-import combine
+import cases
 import scaling
 
 D12 = scaling.Case("d12", 64, 1024)
@@ -17,12 +19,15 @@ MACHINE = scaling.Machine(LINKS, memory=1000.0, contention=0.5, spread=1.0)
 
 class Sizes(Parts):
     def test_models(self):
-        self.assertEqual({name: scaling.MODELS[name] for name in combine.SIZES}, combine.SIZES)
-        self.assertEqual((scaling.VOCABULARY, scaling.PADDED_VOCABULARY, scaling.TILE), (combine.VOCABULARY, 50304, 1024))
+        """Those of the trainer's own table."""
+        with open(os.path.join(ROOT, "llmc", "model", "gpt2_config.c"), encoding="utf-8") as file:
+            rows = re.findall(r'\{"(d\d+)", *(\d+), *(\d+), *(\d+) *\}', file.read())
+        self.assertEqual(cases.MODELS, {name: tuple(map(int, sizes)) for name, *sizes in rows})
+        self.assertEqual((cases.VOCABULARY, cases.PADDED_VOCABULARY, scaling.TILE), (50257, 50304, 1024))
 
     def test_flop(self):
-        for model in combine.SIZES:
-            self.assertEqual(scaling.step_flop(scaling.Case(model, 3, 512)), 3 * 512 * combine.flop_of_token(model, 512))
+        self.assertEqual(cases.flop("d12", 1024), (6 * 50257 * 768, 6 * (12 * 768**2 + 768 * 1024)))
+        self.assertEqual(scaling.step_flop(scaling.Case("d24", 3, 512)), 3 * 512 * cases.flop_of_token("d24", 512))
 
     def test_ranges(self):
         """Whole tiles for each tensor: 768, 2304 and 3072 elements take one, three and three."""
@@ -140,7 +145,7 @@ class Measured(Parts):
         self.assertAlmostEqual(ms, 11 + 12)
         self.assertEqual(source, "on the line through d12:4x1024 and d12:64x1024")
         ms, source = scaling.one_gpu(scaling.Case("d24", 64, 1024), measured)
-        self.assertAlmostEqual(ms, 71 * combine.flop_of_token("d24", 1024) / combine.flop_of_token("d12", 1024))
+        self.assertAlmostEqual(ms, 71 * cases.flop_of_token("d24", 1024) / cases.flop_of_token("d12", 1024))
         self.assertEqual(source, "by FLOP, as d12:64x1024")
         self.refused("no measured step of one GPU; hint: --ms", 2, scaling.one_gpu, D12, {})
 

@@ -12,6 +12,7 @@ import unittest
 
 from parts import SCRIPTS, Parts
 
+import cases
 import combine
 import compare_train
 import random_shard
@@ -309,7 +310,7 @@ class Combined(Parts):
         self.assertEqual(combine.best_with(ways, "cudnn"), "cudnn, default")
         self.assertIsNone(combine.best_with(ways, "flash"))
         flop = 6 * (12 * 12 * 768**2 + 50257 * 768) + 6 * 12 * 768 * 16384
-        self.assertEqual(combine.flop_of_token("d12", 16384), flop)
+        self.assertEqual(cases.flop_of_token("d12", 16384), flop)
         cells = combine.train_summary("d12:4x16384", ways)
         self.assertEqual(cells, ["d12:4x16384", "624,152 (595,782 to 655,360)", "105.00 (100.00 to 110.00)", f"{1e-12 * 624152 * flop:.0f}",
                                  "468,114 (436,907 to 504,123)", "flash3, default", "327,680", "468,114", "1.33", "6.0 / 10.0",
@@ -321,7 +322,6 @@ class Combined(Parts):
         self.assertEqual(combine.MUST_TRAIN, {
             "d12:64x1024": (1.20, None), "d12:4x1024": (1.50, None), "d24:32x1024": (1.20, None), "d48:16x1024": (1.15, None),
             "d12:4x16384": (1.30, 0.7), "d12:1x65536": (1.30, 0.7), "d12:1x131072": (1.30, 0.7)})
-        self.assertEqual(combine.SIZES, {"d12": (12, 768), "d24": (24, 1024), "d36": (36, 1280), "d48": (48, 1600)})
         self.assertEqual((combine.MUST_ATTENTION, combine.LOSS_APART), (1.05, 0.25))
         for speed, memory, apart, cell in ((1.30, 0.7, 0.25, "yes >=1.30 <=0.7"), (1.29, 0.7, 0, "no >=1.30 <=0.7"),
                                            (1.30, 0.71, 0, "no >=1.30 <=0.7"), (1.3, 0.7, 0.26, "yes >=1.30 <=0.7, losses 0.26 apart")):

@@ -1,0 +1,46 @@
+"""What the comparisons train: GPT-2's sizes, and cases of them, a model and the micro-batch of one GPU, written MODEL:BxT."""
+import argparse
+import collections
+import re
+
+# As llmc/model/gpt2_config.c has them: layers, heads, channels.
+MODELS = {"d6": (6, 6, 384), "d12": (12, 12, 768), "d24": (24, 16, 1024), "d36": (36, 20, 1280), "d48": (48, 25, 1600),
+          "d60": (60, 30, 1920), "d72": (72, 30, 2880), "d84": (84, 36, 3456)}
+VOCABULARY, PADDED_VOCABULARY = 50257, 50304
+
+Case = collections.namedtuple("Case", "model B T")
+
+
+def name_of(case):
+    return f"{case.model}:{case.B}x{case.T}"
+
+
+def case_of(name):
+    """The case of a name; None where it is no case's."""
+    match = re.fullmatch(r"(d\d+):(\d{1,6})x(\d{1,7})", name)
+    if not match or match[1] not in MODELS or 0 in (int(match[2]), int(match[3])):
+        return None
+    return Case(match[1], int(match[2]), int(match[3]))
+
+
+def cases(text):
+    """The type of a flag that takes names of cases between commas."""
+    found = []
+    for name in text.split(","):
+        found.append(case_of(name))
+        if not found[-1]:
+            raise argparse.ArgumentTypeError(f"expected MODEL:BxT, such as d12:64x1024, with a model of {', '.join(MODELS)}; found {name!r}")
+    return found
+
+
+def flop(model, T):
+    """FLOP (of the head, of a layer) of a training step for one token: 6 a weight of the matrix products, and causal attention. No
+    embedding, no biases."""
+    _, _, C = MODELS[model]
+    return 6 * VOCABULARY * C, 6 * (12 * C**2 + C * T)
+
+
+def flop_of_token(model, T):
+    """Of head and layers together."""
+    head, layer = flop(model, T)
+    return head + MODELS[model][0] * layer

@@ -13,13 +13,13 @@ they are the same."""
 import os
 import re
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 
 import random_shard
-from comparison import EXIT_RUN, ROOT, Parser, Report, commit_of, end_with, environment, fail, integer, integers, torch_on_card, version_of
+from comparison import (EXIT_RUN, Parser, Report, commit_of, end_with, environment, fail, integer, integers, need_program, run_program,
+                        torch_on_card, version_of)
 
 END_OF_TEXT = 50256
 LIMIT_S = 300  # a process of ours that takes longer is stopped
@@ -28,19 +28,15 @@ MODEL = "d12"  # where no --model is given
 
 def run(program, flags):
     """What ours prints, (stdout, stderr); ends the program where it fails."""
-    try:
-        result = subprocess.run([program, *flags], cwd=ROOT, capture_output=True, text=True, check=True, timeout=LIMIT_S)
-        return result.stdout, result.stderr
-    except subprocess.TimeoutExpired:
-        fail(f"{program}: stopped after {LIMIT_S} s", EXIT_RUN)
-    except subprocess.CalledProcessError as error:
-        fail(f"{program}: {(error.stderr.strip().splitlines() or ['ended without a word'])[-1]}", EXIT_RUN)
+    done, failure = run_program([program, *flags], LIMIT_S)
+    if not done:
+        fail(f"{program}: {failure}", EXIT_RUN)
+    return done.stdout, done.stderr
 
 
 def random_model(program, work):
     """The folder of a model of GPT-2's size after one step on random tokens."""
-    shard, out = os.path.join(work, "random_000001.bin"), os.path.join(work, "model")
-    random_shard.write(shard)
+    shard, out = random_shard.given_or_random(None, work), os.path.join(work, "model")
     run(program, ["--model", MODEL, "--train", shard, "--batch", "4", "--seq", "1024", "--tokens-per-step", "4096", "--steps", "1",
                   "--sample-tokens", "0", "--eval-every", "0", "--model-only", "--out", out])
     return os.path.join(out, "step_00000001")
@@ -125,8 +121,7 @@ def parse_arguments(argv):
 def main():
     arguments = parse_arguments(sys.argv[1:])
     program = os.path.abspath(arguments.program)
-    if not os.access(program, os.X_OK):
-        fail(f"{arguments.program} is missing; hint: make train_gpt2cu")
+    need_program(arguments.program)
     report = Report(arguments.csv, arguments.markdown)
     torch = torch_on_card(arguments.device)
     report.header(environment(torch, commit_of(program)) + [("peer", version_of(["transformers"]))])

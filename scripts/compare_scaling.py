@@ -18,7 +18,6 @@ import concurrent.futures
 import math
 import os
 import shlex
-import socket
 import statistics
 import sys
 import tempfile
@@ -27,20 +26,17 @@ import time
 import random_shard
 from cases import name_of
 from combine import SAME, read_run, spread
-from comparison import EXIT_RUN, Parser, Report, commit_of, duration, end_with, environment, fail, integer, torch_on_card
-from compare_train import DEFAULT, PEER, Configuration, Torch, check_shard, command_of_ours, configurations, n_steps, run_ours, ways, words
+from comparison import (EXIT_RUN, Parser, Report, commit_of, duration, end_with, environment, fail, free_port, integer, need_program,
+                        torch_on_card, torchrun_variables, visible_card)
+from compare_train import DEFAULT, PEER, Configuration, Torch, Turns, command_of_ours, configurations, flags_of, n_steps, run_ours, ways, words
 
 # Percent of linear on 2 GPUs that ours is to reach.
 MUST = {"d12:64x1024": 99.0, "d12:16x1024": 95.0, "d24:32x1024": 99.0, "d48:16x1024": 99.5}
 CASES = [Configuration(model, B, 1024, DEFAULT) for model, B in (("d12", 64), ("d12", 16), ("d24", 32), ("d48", 16))]
+COLUMNS = ("configuration", "program", "gpus", "cards", "attention", "mode", "bucket_mb", "flags", "ms", "tok_s", "device_gib", "timed_s",
+           "loss", "compile_s", "failure")  # of the CSV
 TOGETHER = ("d12", "d24")  # models of which all of PyTorch's processes have room on a card while they compile
 BEGAN = time.monotonic()
-
-
-def free_port():
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return found.getsockname()[1]
 
 
 class Group:
@@ -48,18 +44,10 @@ class Group:
 
     def __init__(self, configuration, gpus, bucket_mb, shard, limit_s):
         self.gpus, self.bucket_mb, self.turns, self.failure, self.compiled_s, self.way = gpus, bucket_mb, [], "", math.nan, ("", "")
-        self.members = [Torch(configuration, shard, limit_s, self.flags(), variables) for variables in self.variables(free_port())]
+        port, alone = free_port(), gpus == 1
+        more = [] if alone else ["--bucket-mb", f"{bucket_mb:g}"]
+        self.members = [Torch(configuration, shard, limit_s, more, {} if alone else torchrun_variables(rank, gpus, port)) for rank in range(gpus)]
         self.pool = concurrent.futures.ThreadPoolExecutor(gpus)
-
-    def flags(self):
-        return ["--bucket-mb", f"{self.bucket_mb:g}"] if self.gpus > 1 else []
-
-    def variables(self, port):
-        """torchrun's, of each rank."""
-        if self.gpus == 1:
-            return [{}]
-        return [{"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(self.gpus), "LOCAL_WORLD_SIZE": str(self.gpus),
-                 "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)} for rank in range(self.gpus)]
 
     def of_all(self, function):
         """function(member) on all at once. Where one fails, the others would wait for it: they are ended, and its words are kept."""
@@ -94,26 +82,6 @@ class Group:
 # ---- turns ----
 
 
-class Turns:
-    """The lines of the CSV, printed as they come."""
-
-    def __init__(self, report):
-        self.report, self.rows = report, []
-
-    def add(self, configuration, program, gpus, result, way=("", ""), bucket_mb="", compiled_s=math.nan, failure="", flags="", card=""):
-        def text(name, form):
-            return form.format(result[name]) if result else ""
-
-        rate = f"{1e3 * gpus * configuration.B * configuration.T / result['ms']:.0f}" if result else ""
-        row = dict(configuration=name_of(configuration), program=program, gpus=str(gpus), cards=card, attention=way[0], mode=way[1],
-                   bucket_mb=f"{bucket_mb}", flags=flags, ms=text("ms", "{:.3f}"), tok_s=rate, device_gib=text("device_memory", "{:.2f}"),
-                   timed_s=text("seconds", "{:.1f}"), loss=text("loss", "{:.4f}"), compile_s="" if math.isnan(compiled_s) else f"{compiled_s:.0f}",
-                   failure=failure)
-        self.rows.append(row)
-        self.report.record(**row)
-        print(f"{time.monotonic() - BEGAN:5.0f} s  " + "  ".join(filter(None, row.values())), flush=True)
-
-
 def add_earlier(run, header, turns):
     """Rows of an earlier run of the same programs."""
     found = dict(header)
@@ -134,13 +102,12 @@ def late(arguments):
 def turn_of_ours(configuration, gpus, round_number, shard, arguments, work, turns, own):
     """One turn on `gpus`; one GPU: another card in each round."""
     if late(arguments):
-        turns.add(configuration, "train_gpt2cu", gpus, None, failure="not run: no time was left")
+        turns.add(configuration, "train_gpt2cu", None, gpus, failure="not run: no time was left")
         return
     card = str(round_number % arguments.gpus) if gpus == 1 else ""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(arguments.gpus)))).split(",")
-    chosen = {"CUDA_VISIBLE_DEVICES": visible[int(card)]} if card else None
+    chosen = {"CUDA_VISIBLE_DEVICES": visible_card(int(card))} if card else None
     result, failure = run_ours(configuration, shard, arguments, work, n_steps(configuration, arguments.seconds, own), gpus, chosen)
-    turns.add(configuration, "train_gpt2cu", gpus, result, flags=" ".join(arguments.flags or []), failure=failure, card=card)
+    turns.add(configuration, "train_gpt2cu", result, gpus, flags=" ".join(flags_of(configuration, arguments)), failure=failure, cards=card)
     if result:
         own.append(result)
 
@@ -148,8 +115,8 @@ def turn_of_ours(configuration, gpus, round_number, shard, arguments, work, turn
 def turn_of_torch(configuration, group, arguments, turns):
     late_now = late(arguments)
     result = None if late_now else group.turn(arguments.seconds)
-    turns.add(configuration, "torch", group.gpus, result, group.way, f"{group.bucket_mb:g}" if group.gpus > 1 else "", group.compiled_s,
-              group.failure or ("not run: no time was left" if late_now else ""))
+    turns.add(configuration, "torch", result, group.gpus, group.way, group.compiled_s, bucket_mb=f"{group.bucket_mb:g}" if group.gpus > 1 else "",
+              failure=group.failure or ("not run: no time was left" if late_now else ""))
 
 
 def fastest(groups):
@@ -304,9 +271,8 @@ def main():
     if arguments.dry_run:
         return dry_run(arguments)
     if arguments.train:
-        check_shard(arguments.train)
-    if not os.access(arguments.program, os.X_OK):
-        fail(f"{arguments.program} is missing; hint: make train_gpt2cu")
+        random_shard.check(arguments.train)
+    need_program(arguments.program)
     os.environ.setdefault("NCCL_NVLS_ENABLE", "0")
     report = Report(arguments.csv, arguments.markdown)
     torch = torch_on_card()
@@ -316,13 +282,11 @@ def main():
         ("NCCL", f"{'.'.join(map(str, torch.cuda.nccl.version()))} of PyTorch, NCCL_NVLS_ENABLE={os.environ['NCCL_NVLS_ENABLE']}")]
     earlier = read_run(arguments.add) if arguments.add else None
     report.header(header + ([("before", earlier.header.get("command", "unknown"))] if earlier else []))
-    turns = Turns(report)
+    turns = Turns(report, COLUMNS)
     if earlier:
         add_earlier(earlier, header, turns)
     with tempfile.TemporaryDirectory() as work:
-        shard = os.path.abspath(arguments.train) if arguments.train else os.path.join(work, "random_000001.bin")
-        if not arguments.train:
-            random_shard.write(shard)
+        shard = random_shard.given_or_random(arguments.train, work)
         # All at once: importing PyTorch takes seconds, and then they wait for their turn without a card.
         groups = [[] if arguments.ours_only else groups_of(configuration, shard, arguments) for configuration in arguments.cases]
         try:

@@ -13,13 +13,13 @@ included; the next way imports PyTorch meanwhile. The CSV has a line for every t
 from those of several cards. Ways of a configuration:
 """
 import argparse
-import array
 import collections
 import json
 import math
 import os
 import re
 import shlex
+import shutil
 import statistics
 import subprocess
 import sys
@@ -30,7 +30,8 @@ import time
 import random_shard
 from cases import cases, flop_of_token, name_of
 from combine import combine_train
-from comparison import EXIT_RUN, ROOT, Parser, Report, commit_of, duration, end_with, environment, fail, gib, integer, torch_on_card, uninterrupted
+from comparison import (EXIT_RUN, ROOT, Parser, Report, commit_of, duration, end_with, environment, gib, integer, need_program, run_program,
+                        torch_on_card, uninterrupted)
 
 # Ways of PyTorch: (attention, mode of torch.compile); attention "best": that of the fastest way so far. Both attentions in
 # the default mode everywhere, and with CUDA graphs where the host's launches count, since an operator of its own costs the
@@ -52,26 +53,13 @@ CONFIGURATIONS = [
     Configuration("d12", 1, 65536, DEFAULT + [TUNED], "--recompute gelu"),
     Configuration("d12", 1, 131072, DEFAULT, "--recompute gelu"),
 ]
+COLUMNS = ("configuration", "program", "attention", "mode", "flags", "ms", "tok_s", "memory_gib", "device_gib", "timed_s", "loss", "mfu",
+           "compile_s", "failure")  # of the CSV
 PEER = os.path.join(ROOT, "scripts", "torch_gpt2.py")
-SHARD_MAGIC, SHARD_VERSION = 20240520, 1
 BEGAN = time.monotonic()
 WARM_UP_S = 1.0  # of ours, not timed; torch_gpt2.py has its own
 OURS_TFLOPS = 620  # more than ours reaches, for the steps of its first turn; the next ones take its own time
 OURS_LIMIT_S = 180  # a process that takes longer is stopped
-
-
-def check_shard(path):
-    """Ends the program unless the file begins as a shard does."""
-    try:
-        with open(path, "rb") as file:
-            header = array.array("i", file.read(8))
-    except OSError as error:
-        fail(f"--train {path}: cannot be read: {error.strerror}")
-    except ValueError:
-        header = []
-    if list(header) != [SHARD_MAGIC, SHARD_VERSION]:
-        fail(f"--train {path}: expected a token shard (it begins with {SHARD_MAGIC}, {SHARD_VERSION}), found "
-             f"{list(header)}; hint: make data/tinyshakespeare makes one")
 
 
 # ---- PyTorch ----
@@ -189,17 +177,14 @@ def run_ours(configuration, shard, arguments, work, steps, gpus=1, environment=N
     out = os.path.join(work, "run")
     command = command_of_ours(configuration, shard, arguments, out, steps, gpus)
     try:
-        result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True, timeout=OURS_LIMIT_S,
-                                env={**os.environ, **(environment or {})})
-        measured = re.search(r"^memory: .*measured (.*)$", result.stdout, re.MULTILINE)
+        done, failure = run_program(command, OURS_LIMIT_S, environment)
+        if not done:
+            return None, failure
+        measured = re.search(r"^memory: .*measured (.*)$", done.stdout, re.MULTILINE)
         memory = gib(measured[1])
         return {**read_log(os.path.join(out, "log.jsonl")), "memory": memory, "device_memory": memory}, ""
-    except subprocess.TimeoutExpired:
-        return None, f"stopped after {OURS_LIMIT_S} s"
-    except subprocess.CalledProcessError as error:
-        return None, (error.stderr.strip().splitlines() or [f"ended with status {error.returncode}"])[-1]
     finally:
-        subprocess.run(["rm", "-rf", out], check=False)
+        shutil.rmtree(out, ignore_errors=True)
 
 
 # ---- the comparison ----
@@ -208,20 +193,22 @@ def run_ours(configuration, shard, arguments, work, steps, gpus=1, environment=N
 class Turns:
     """The lines of the CSV, which are printed as they come and make the tables in the end."""
 
-    def __init__(self, report):
-        self.report, self.rows = report, []
+    def __init__(self, report, columns=COLUMNS):
+        self.report, self.columns, self.rows = report, columns, []
 
-    def add(self, configuration, program, result, way=("", ""), flags="", compiled_s=math.nan, failure=""):
+    def add(self, configuration, program, result, gpus=1, way=("", ""), compiled_s=math.nan, **texts):
+        """One turn. texts: columns that are not of its result: flags, failure and so on."""
         result = result or {}
 
         def text(name, form):
             return form.format(result[name]) if name in result else ""
 
-        tok_s = f"{1e3 * configuration.B * configuration.T / result['ms']:.0f}" if result else ""
-        row = dict(configuration=name_of(configuration), program=program, attention=way[0], mode=way[1], flags=flags,
-                   ms=text("ms", "{:.3f}"), tok_s=tok_s, memory_gib=text("memory", "{:.2f}"), device_gib=text("device_memory", "{:.2f}"),
-                   timed_s=text("seconds", "{:.1f}"), loss=text("loss", "{:.4f}"), mfu=text("mfu", "{:.4f}"),
-                   compile_s="" if math.isnan(compiled_s) else f"{compiled_s:.0f}", failure=failure)
+        tok_s = f"{1e3 * gpus * configuration.B * configuration.T / result['ms']:.0f}" if result else ""
+        found = dict(configuration=name_of(configuration), program=program, gpus=str(gpus), attention=way[0], mode=way[1],
+                     ms=text("ms", "{:.3f}"), tok_s=tok_s, memory_gib=text("memory", "{:.2f}"), device_gib=text("device_memory", "{:.2f}"),
+                     timed_s=text("seconds", "{:.1f}"), loss=text("loss", "{:.4f}"), mfu=text("mfu", "{:.4f}"),
+                     compile_s="" if math.isnan(compiled_s) else f"{compiled_s:.0f}", **texts)
+        row = {name: found.get(name, "") for name in self.columns}
         self.rows.append(row)
         self.report.record(**row)
         print(f"{time.monotonic() - BEGAN:5.0f} s  " + "  ".join(filter(None, row.values())), flush=True)
@@ -239,7 +226,7 @@ def fastest_way(configuration, ahead, arguments, turns):
         else:
             torch.compile(way)
         result = torch.turn(arguments.seconds)
-        turns.add(configuration, "torch", result, way, compiled_s=torch.compiled_s, failure=torch.failure)
+        turns.add(configuration, "torch", result, way=way, compiled_s=torch.compiled_s, failure=torch.failure)
         if result and (not best or result["ms"] < best.turns[0]["ms"]):
             best, torch = torch, best
         if torch:
@@ -258,7 +245,7 @@ def compare(configuration, ahead, shard, arguments, work, turns):
         own.append(result)
         if best and i + 1 < arguments.turns:
             again = best.turn(arguments.seconds)
-            turns.add(configuration, "torch", again, best.way, compiled_s=best.compiled_s, failure=best.failure)
+            turns.add(configuration, "torch", again, way=best.way, compiled_s=best.compiled_s, failure=best.failure)
     if best:
         best.close()
 
@@ -314,17 +301,14 @@ def parse_arguments(argv):
 def main():
     arguments = parse_arguments(sys.argv[1:])
     if arguments.train:
-        check_shard(arguments.train)
-    if not os.access(arguments.program, os.X_OK):
-        fail(f"{arguments.program} is missing; hint: make train_gpt2cu")
+        random_shard.check(arguments.train)
+    need_program(arguments.program)
     report = Report(arguments.csv, arguments.markdown)
     torch = torch_on_card(arguments.device)
     report.header(environment(torch, commit_of(os.path.abspath(arguments.program))))
     turns = Turns(report)
     with tempfile.TemporaryDirectory() as work:
-        shard = os.path.abspath(arguments.train) if arguments.train else os.path.join(work, "random_000001.bin")
-        if not arguments.train:
-            random_shard.write(shard)
+        shard = random_shard.given_or_random(arguments.train, work)
         ahead = Ahead([c for c in arguments.only for _ in arguments.ways or c.ways], shard, arguments.limit)
         try:
             for configuration in arguments.only:

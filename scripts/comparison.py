@@ -1,4 +1,4 @@
-"""What the scripts share: one-line errors, an end in order, matplotlib, types of flags, units,
+"""What the scripts share: one-line errors, an end in order, matplotlib, types of flags, units, cards, programs that are measured,
 CSV files with comments, and of the comparisons the report: its header, aligned text as it comes, Markdown and CSV files."""
 import argparse
 import contextlib
@@ -7,6 +7,7 @@ import importlib.metadata
 import math
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -142,11 +143,16 @@ def import_torch():
     return torch
 
 
+def visible_card(number):
+    """CUDA_VISIBLE_DEVICES of a program that is to see only the card of that number, of those that this one sees."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return visible.split(",")[number] if visible and number < len(visible.split(",")) else str(number)
+
+
 def choose_card(number):
     """The card of this program and of those it starts; None: as it is. Before PyTorch looks for one."""
     if number is not None:
-        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-        os.environ["CUDA_VISIBLE_DEVICES"] = visible.split(",")[number] if visible and number < len(visible.split(",")) else str(number)
+        os.environ["CUDA_VISIBLE_DEVICES"] = visible_card(number)
 
 
 def torch_on_card(number=None):
@@ -162,6 +168,35 @@ def need_card(hint):
     """Ends the program with one line where there is no NVIDIA GPU."""
     if not first_line(["nvidia-smi", "-L"]):
         fail(f"no NVIDIA GPU on this machine; hint: {hint}")
+
+
+def need_program(path, target="train_gpt2cu"):
+    """Ends the program with one line where a trainer is not built."""
+    if not os.access(path, os.X_OK):
+        fail(f"{path} is missing; hint: make {target}")
+
+
+def run_program(command, limit_s, variables=None):
+    """(what came of a program that ended well, ""), or (None, why it did not: its last word). variables: beside this process's own."""
+    try:
+        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True, timeout=limit_s,
+                              env={**os.environ, **(variables or {})}), ""
+    except subprocess.TimeoutExpired:
+        return None, f"stopped after {limit_s} s"
+    except subprocess.CalledProcessError as error:
+        return None, (error.stderr.strip().splitlines() or [f"ended with status {error.returncode}"])[-1]
+
+
+def free_port():
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return found.getsockname()[1]
+
+
+def torchrun_variables(rank, n_ranks, port):
+    """What torchrun tells a rank of this host."""
+    return {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(n_ranks), "LOCAL_WORLD_SIZE": str(n_ranks),
+            "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
 
 
 def split_csv(text):

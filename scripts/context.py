@@ -33,7 +33,7 @@ import time
 
 import random_shard
 from comparison import (EXIT_INPUT, EXIT_RUN, Output, Parser, check_output, commit_of, duration, end_with, fail, gib, integers,
-                        need_card, printable, provenance, pyplot, split_csv, uninterrupted)
+                        need_card, need_program, printable, provenance, pyplot, split_csv, uninterrupted)
 
 PROGRAM = "./train_gpt2cu"
 MODES = {
@@ -279,8 +279,7 @@ def parse_arguments(argv):
 
 def check_program(flags):
     """Ends the script where the trainer is missing, or the card that it would measure."""
-    if not os.access(PROGRAM, os.X_OK):
-        fail(f"{PROGRAM} is missing; hint: make train_gpt2cu")
+    need_program(PROGRAM)
     if ("--device", "cpu") not in zip(flags[0::2], flags[1::2]):
         need_card("-- --device cpu measures the CPU")
 

@@ -24,7 +24,8 @@ import tempfile
 import time
 import uuid
 
-from comparison import EXIT_RUN, ROOT, Parser, Report, commit_of, duration, end_with, fail, integer, integers, need_card, provenance
+from comparison import (EXIT_RUN, ROOT, Parser, Report, commit_of, duration, end_with, fail, free_port, integer, integers, need_card,
+                        need_program, provenance, torchrun_variables, visible_card)
 
 END_S, START_S = 15.0, 30.0  # within which all must end: once all ranks train, and before
 MORE_S = 5.0  # that a start may take beyond START_S, which is the ranks' patience, to be counted as in time
@@ -107,12 +108,6 @@ class Run:
             kill(pid)
         for file in (self.out, self.err):
             file.close()
-
-
-def free_port():
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return found.getsockname()[1]
 
 
 def steps_in(out):
@@ -277,8 +272,7 @@ class Faults:
         n_ranks = self.arguments.gpus
         for rank in range(n_ranks if n is None else n):
             run.start(self.command(os.path.join(self.work, "start"), *flags_of_rank(rank)), {
-                "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(n_ranks), "LOCAL_WORLD_SIZE": str(n_ranks),
-                "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")})
+                **torchrun_variables(rank, n_ranks, port), "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")})
 
     def flag(self):
         n = self.arguments.gpus
@@ -340,8 +334,7 @@ class Faults:
             return
         hog, run = Run(self.work), Run(self.work)
         flags, self.arguments.flags = self.arguments.flags, MEMORY_FLAGS.split()
-        visible = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(last + 1)))).split(",")
-        hog.start(self.command(os.path.join(self.work, "hog"), "--steps", "1000000", "--model-only"), {"CUDA_VISIBLE_DEVICES": visible[last]})
+        hog.start(self.command(os.path.join(self.work, "hog"), "--steps", "1000000", "--model-only"), {"CUDA_VISIBLE_DEVICES": visible_card(last)})
         while hog.running() and steps_in(os.path.join(self.work, "hog")) < 2:
             time.sleep(0.1)
         began = time.monotonic()
@@ -392,8 +385,7 @@ def parse_arguments(argv):
 def main():
     arguments = parse_arguments(sys.argv[1:])
     arguments.flags = arguments.flags or FLAGS[arguments.device].split()
-    if not os.access(arguments.program, os.X_OK):
-        fail(f"{arguments.program} is missing; hint: make {os.path.basename(arguments.program)}")
+    need_program(arguments.program, os.path.basename(arguments.program))
     if arguments.device == "cuda":
         need_card("--device cpu --program ./train_gpt2")
     random.seed(arguments.seed)

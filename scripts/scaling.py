@@ -28,7 +28,7 @@ import os
 import statistics
 import sys
 
-from cases import MODELS, PADDED_VOCABULARY, Case, case_of, cases, flop, flop_of_token, name_of
+from cases import MODELS, PADDED_VOCABULARY, case_of, cases, flop, flop_of_token, name_of
 from combine import read_run
 from comparison import EXIT_RUN, ROOT, Parser, Report, end_with, fail, integer, integers, number
 

@@ -24,6 +24,7 @@ import time
 from attention_kernels import flash3_packed, load_flash3
 from cases import MODELS, PADDED_VOCABULARY
 from comparison import import_torch
+from random_shard import HEADER_BYTES, N_TOKENS
 
 torch = import_torch()
 from torch import nn  # noqa: E402  after the words about a missing PyTorch
@@ -31,7 +32,6 @@ from torch.nn import functional as F  # noqa: E402
 from torch.nn.attention import SDPBackend, sdpa_kernel  # noqa: E402
 
 BACKENDS = {"cudnn": SDPBackend.CUDNN_ATTENTION, "flash": SDPBackend.FLASH_ATTENTION, "flash3": SDPBackend.MATH}  # flash3: unused
-SHARD_HEADER_BYTES, MOST_TOKENS = 1024, (1 << 22) + 1
 DEVICE = "cuda"
 N_RANKS = int(os.environ.get("WORLD_SIZE", "1"))
 WARM_UP_S = 1.0  # at load before the timed steps: a card at its power limit slows down within 0.1 s
@@ -120,8 +120,8 @@ class GPT2(nn.Module):
 def read_batches(path, B, T):
     """The shard as pairs (tokens, targets) of (B,T) on the device. All of it, lest the model learns it by heart."""
     with open(path, "rb") as file:
-        file.seek(SHARD_HEADER_BYTES)
-        data = bytearray(file.read(2 * MOST_TOKENS))
+        file.seek(HEADER_BYTES)
+        data = bytearray(file.read(2 * N_TOKENS))  # of a larger one no more than a random one has
     tokens = torch.frombuffer(data, dtype=torch.int16).to(torch.int64).bitwise_and_(0xFFFF)
     n = (len(tokens) - 1) // (B * T)
     if n == 0:

@@ -7,6 +7,7 @@ import unittest
 
 from parts import Parts
 
+import cases
 import compare_scaling
 import compare_train
 import random_shard
@@ -58,7 +59,7 @@ class Scaling(Parts):
         """Rows of the CSV."""
         arguments = self.arguments(*words)
         report = compare_scaling.Report(self.path("x.csv"), self.path("x.md"))
-        turns = compare_scaling.Turns(report)
+        turns = compare_scaling.Turns(report, compare_scaling.COLUMNS)
         for case in arguments.cases:
             groups = [] if arguments.ours_only else compare_scaling.groups_of(case, "a shard", arguments)
             self.said(compare_scaling.compare, case, groups, "a shard", arguments, self.folder, turns)
@@ -91,7 +92,7 @@ class Scaling(Parts):
         self.assertRegex(words[2], "--batch 16 .* --tokens-per-step 32768 .*--model-only --gpus 2$")
         self.assertEqual((words[1], words[5]), ("card 0", "card 1"), "one GPU: the cards in turn")
         self.assertIs(self.whole, True)
-        case = scaling.Case("d12", 16, 1024)
+        case = cases.Case("d12", 16, 1024)
         self.assertEqual(scaling.measured_rows(self.path("x.csv")), {case: {1: 100.0, 2: 104.0}})
         self.assertEqual(scaling.read_measured(self.path("x.csv")), {case: 100.0})
         row = next(line for line in self.text("x.md").splitlines() if line.startswith("| d12:16x1024"))
@@ -104,6 +105,11 @@ class Scaling(Parts):
         self.assertIn("| 96.15 | no >=99 | - | - | - | - | - |", self.text("x.md"))
         self.assertEqual(compare_scaling.verdict("d12:64x1024", 4, 96.0), "-")
         self.assertFalse(os.path.exists(self.path("told")), "without PyTorch")
+
+    def test_the_flags_of_a_configuration_are_in_its_rows(self):
+        rows = self.compare("--cases", "d12:4x16384", "--ours-only", "--turns", "1")
+        self.assertEqual(self.of(rows, "flags"), [("--recompute gelu",)] * 2)
+        self.assertIn("--recompute gelu", self.text("words"))
 
     def test_a_rank_that_fails_ends_the_others(self):
         rows = self.compare("--cases", "d24:1x64", "--way", "cudnn/default", "--buckets", "25")

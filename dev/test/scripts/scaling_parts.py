@@ -12,7 +12,7 @@ from parts import ROOT, Parts
 import cases
 import scaling
 
-D12 = scaling.Case("d12", 64, 1024)
+D12 = cases.Case("d12", 64, 1024)
 LINKS = scaling.Links(base_us=20.0, hop_us=2.0, bandwidth=100.0, per_host=8, network=50.0, network_hop_us=10.0)
 MACHINE = scaling.Machine(LINKS, memory=1000.0, contention=0.5, spread=1.0)
 
@@ -27,7 +27,7 @@ class Sizes(Parts):
 
     def test_flop(self):
         self.assertEqual(cases.flop("d12", 1024), (6 * 50257 * 768, 6 * (12 * 768**2 + 768 * 1024)))
-        self.assertEqual(scaling.step_flop(scaling.Case("d24", 3, 512)), 3 * 512 * cases.flop_of_token("d24", 512))
+        self.assertEqual(scaling.step_flop(cases.Case("d24", 3, 512)), 3 * 512 * cases.flop_of_token("d24", 512))
 
     def test_ranges(self):
         """Whole tiles for each tensor: 768, 2304 and 3072 elements take one, three and three."""
@@ -139,12 +139,12 @@ class Measured(Parts):
 
     def test_one_gpu(self):
         measured = scaling.read_measured(self.file("x.csv", self.CSV))
-        self.assertEqual(measured, {scaling.Case("d12", 4, 1024): 11.0, D12: 71.0}, "medians of ours without flags")
+        self.assertEqual(measured, {cases.Case("d12", 4, 1024): 11.0, D12: 71.0}, "medians of ours without flags")
         self.assertEqual(scaling.one_gpu(D12, measured), (71.0, "measured"))
-        ms, source = scaling.one_gpu(scaling.Case("d12", 16, 1024), measured)
+        ms, source = scaling.one_gpu(cases.Case("d12", 16, 1024), measured)
         self.assertAlmostEqual(ms, 11 + 12)
         self.assertEqual(source, "on the line through d12:4x1024 and d12:64x1024")
-        ms, source = scaling.one_gpu(scaling.Case("d24", 64, 1024), measured)
+        ms, source = scaling.one_gpu(cases.Case("d24", 64, 1024), measured)
         self.assertAlmostEqual(ms, 71 * cases.flop_of_token("d24", 1024) / cases.flop_of_token("d12", 1024))
         self.assertEqual(source, "by FLOP, as d12:64x1024")
         self.refused("no measured step of one GPU; hint: --ms", 2, scaling.one_gpu, D12, {})

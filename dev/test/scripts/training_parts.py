@@ -90,11 +90,11 @@ class Configurations(Parts):
 
     def test_a_shard(self):
         good = self.file("good.bin", array.array("i", [20240520, 1, 0]).tobytes())
-        self.assertEqual(self.said(compare_train.check_shard, good)[3], None)
+        self.assertEqual(self.said(random_shard.check, good)[3], None)
         for name, words in (("version", [20240520, 2]), ("magic", [20240521, 1]), ("short", [20240520]), ("empty", [])):
             path = self.file(name, array.array("i", words).tobytes())
-            self.refused(f"--train {path}: expected a token shard", 2, compare_train.check_shard, path)
-        self.refused("cannot be read", 2, compare_train.check_shard, self.path("none"))
+            self.refused(f"--train {path}: expected a token shard", 2, random_shard.check, path)
+        self.refused("cannot be read", 2, random_shard.check, self.path("none"))
 
 
 class Counts(Parts):

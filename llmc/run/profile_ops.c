@@ -1,7 +1,7 @@
 /* The wrapped table of --profile: every op between two timestamps, with its least work (llmc/model/op_cost.h).
  *
- * An op that is new in ops.h needs a function here that calls it and says its sizes; without one this file does not
- * compile. */
+ * An op that is new in ops.h needs a row here, NOTED(...), that calls it and says its sizes; without one this file does
+ * not compile. */
 #include <stdlib.h>
 #include <string.h>
 #include "profile.h"
@@ -75,72 +75,96 @@ static int given(const void *optional, int with) {
     return optional ? with : 0;
 }
 
-static void embedding_forward(floatX *out, const int32_t *tokens, const int32_t *positions, const floatX *wte,
-                              const floatX *wpe, int B, int T, int C) {
-    begin();
-    inner->embedding_forward(out, tokens, positions, wte, wpe, B, T, C);
-    end_op(OP_embedding_forward, &(OpSizes){.B = B, .T = T, .C = C});
+static int own_weights(const floatX *weights, const float *master) {
+    return weights == (const floatX *)master ? 0 : OWN_WEIGHTS;
 }
 
-static void embedding_backward(float *dwte, float *dwpe, const floatX *dout, const int32_t *tokens,
-                               void *scratch, int B, int T, int C, int V) {
-    begin();
-    inner->embedding_backward(dwte, dwpe, dout, tokens, scratch, B, T, C, V);
-    end_op(OP_embedding_backward, &(OpSizes){.B = B, .T = T, .C = C, .V = V});
-}
+/* An op between two timestamps: its parameters, as in ops.h, the same as arguments, and the sizes of the call. */
+#define NOTED(op, parameters, arguments, ...)                                                                \
+    static void op parameters {                                                                              \
+        begin();                                                                                             \
+        inner->op arguments;                                                                                 \
+        end_op(OP_##op, &(OpSizes){__VA_ARGS__});                                                            \
+    }
 
-static void layernorm_forward(floatX *out, float *mean, float *rstd, const floatX *x, const floatX *weight,
-                              const floatX *bias, int64_t N, int C) {
-    begin();
-    inner->layernorm_forward(out, mean, rstd, x, weight, bias, N, C);
-    end_op(OP_layernorm_forward, &(OpSizes){.N = N, .C = C});
-}
+/* clang-format off */
+NOTED(embedding_forward, (floatX *out, const int32_t *tokens, const int32_t *positions, const floatX *wte,
+                          const floatX *wpe, int B, int T, int C),
+      (out, tokens, positions, wte, wpe, B, T, C), .B = B, .T = T, .C = C)
+NOTED(embedding_backward, (float *dwte, float *dwpe, const floatX *dout, const int32_t *tokens, void *scratch,
+                           int B, int T, int C, int V),
+      (dwte, dwpe, dout, tokens, scratch, B, T, C, V), .B = B, .T = T, .C = C, .V = V)
+NOTED(layernorm_forward, (floatX *out, float *mean, float *rstd, const floatX *x, const floatX *weight,
+                          const floatX *bias, int64_t N, int C),
+      (out, mean, rstd, x, weight, bias, N, C), .N = N, .C = C)
+NOTED(residual_layernorm_forward, (floatX *residual, floatX *out, float *mean, float *rstd, const floatX *a,
+                                   const floatX *b, const floatX *weight, const floatX *bias, int64_t N, int C),
+      (residual, out, mean, rstd, a, b, weight, bias, N, C), .N = N, .C = C)
+NOTED(layernorm_backward, (floatX *dx, float *dweight, float *dbias, float *dx_sums, const floatX *dresidual,
+                           const floatX *dout, const floatX *x, const floatX *weight, const float *mean,
+                           const float *rstd, void *scratch, int64_t N, int C),
+      (dx, dweight, dbias, dx_sums, dresidual, dout, x, weight, mean, rstd, scratch, N, C), .N = N, .C = C,
+      .with = given(dresidual, WITH_DRESIDUAL) | given(dx_sums, WITH_SUMS))
+NOTED(dropout, (floatX *out, const floatX *x, const Dropout *dropout, int64_t rows, int columns),
+      (out, x, dropout, rows, columns), .N = rows, .C = columns)
+NOTED(linear_forward, (Matrix out, Matrix pre_gelu, Matrix x, Matrix weight, const floatX *bias),
+      (out, pre_gelu, x, weight, bias), .N = x.rows, .OC = out.columns, .IC = x.columns,
+      .with = given(pre_gelu.data, WITH_PRE_GELU))
+NOTED(linear_backward_input, (Matrix dx, float *dx_sums, Matrix gelu, Matrix dout, Matrix weight, Matrix pre_gelu,
+                              void *scratch),
+      (dx, dx_sums, gelu, dout, weight, pre_gelu, scratch), .N = dx.rows, .OC = dout.columns, .IC = dx.columns,
+      .with = given(pre_gelu.data, WITH_PRE_GELU) | given(gelu.data, WITH_GELU) | given(dx_sums, WITH_SUMS))
+NOTED(linear_backward_weight, (Matrix dweight, float *dbias, Matrix dout, Matrix x, WriteMode mode, void *scratch),
+      (dweight, dbias, dout, x, mode, scratch), .N = x.rows, .OC = dout.columns, .IC = x.columns,
+      .with = given(dbias, WITH_SUMS) | (mode == OVERWRITE ? OVERWRITES : 0))
+NOTED(qkv_bias_backward, (float *dbias, const floatX *dqkv, const float *dproj_bias, const floatX *proj_weight,
+                          void *scratch, int64_t N, int C),
+      (dbias, dqkv, dproj_bias, proj_weight, scratch, N, C), .N = N, .C = C)
+NOTED(attention_forward, (floatX *out, float *lse, const floatX *qkv, const AttentionMask *mask, int B, int T,
+                          int NH, int HD),
+      (out, lse, qkv, mask, B, T, NH, HD), .B = B, .T = T, .NH = NH, .HD = HD,
+      .window = mask->window, .sparse = mask->sparse.pattern)
+NOTED(attention_backward, (floatX *dqkv, const floatX *dout, const floatX *out, const floatX *qkv,
+                           const float *lse, const float *d, const AttentionMask *mask, void *scratch, int B,
+                           int T, int NH, int HD),
+      (dqkv, dout, out, qkv, lse, d, mask, scratch, B, T, NH, HD), .B = B, .T = T, .NH = NH, .HD = HD,
+      .window = mask->window, .sparse = mask->sparse.pattern, .with = given(d, WITH_D))
+NOTED(attention_standard_forward, (floatX *out, floatX *probs, floatX *dropped, const floatX *qkv,
+                                   const AttentionMask *mask, int B, int T, int NH, int HD),
+      (out, probs, dropped, qkv, mask, B, T, NH, HD), .B = B, .T = T, .NH = NH, .HD = HD)
+NOTED(attention_standard_backward, (floatX *dqkv, floatX *dprobs, const floatX *dout, const floatX *probs,
+                                    const floatX *qkv, const AttentionMask *mask, int B, int T, int NH, int HD),
+      (dqkv, dprobs, dout, probs, qkv, mask, B, T, NH, HD), .B = B, .T = T, .NH = NH, .HD = HD)
+/* Its cost is that of a full cache: positions are the device's. */
+NOTED(attention_decode, (floatX *out, floatX *cache, const floatX *qkv, const int32_t *positions,
+                         const int32_t *begins, float *scratch, const AttentionMask *mask, int B, int T, int NH,
+                         int HD),
+      (out, cache, qkv, positions, begins, scratch, mask, B, T, NH, HD), .B = B, .T = T, .NH = NH, .HD = HD)
+NOTED(transpose_rows, (floatX *out, const floatX *in, int64_t a, int64_t b, int64_t width),
+      (out, in, a, b, width), .N = a * b * width, .C = 1)
+NOTED(cross_entropy_backward_inplace, (float *losses, floatX *logits, const int32_t *targets, float dloss,
+                                       int64_t N, int V, int Vp),
+      (losses, logits, targets, dloss, N, V, Vp), .N = N, .Vp = Vp)
+NOTED(cross_entropy_forward, (float *losses, const floatX *logits, const int32_t *targets, int64_t N, int V, int Vp),
+      (losses, logits, targets, N, V, Vp), .N = N, .Vp = Vp)
+NOTED(loss_sum, (ExactSum *sum, const float *losses, float scale, int64_t N), (sum, losses, scale, N), .N = N)
+NOTED(draw_tokens, (const DrawArgs *args), (args), .N = args->B, .V = args->V)
+NOTED(sum_gradients, (float *out, const float *a, const float *b, int64_t n), (out, a, b, n), .N = n)
+NOTED(sum_squares, (ExactSum *sum, const float *grads, int64_t n), (sum, grads, n), .N = n)
+NOTED(finish_stats, (StepStats *stats, const StepSums *sums), (stats, sums), .N = 1)
+NOTED(adamw, (const AdamWArgs *args), (args), .N = args->n_tiles * PARAMETER_TILE,
+      .with = own_weights(args->weights, args->master))
+NOTED(muon_momentum, (const MuonArgs *args), (args), .N = args->n_tiles * PARAMETER_TILE,
+      .with = own_weights(args->weights, args->master))
+NOTED(orthogonalise, (const OrthogonaliseArgs *args), (args), .N = args->n_blocks * args->n_matrices,
+      .OC = args->rows, .IC = args->cols)
+NOTED(muon_update, (const MuonArgs *args), (args), .N = args->n_tiles * PARAMETER_TILE,
+      .with = own_weights(args->weights, args->master))
+NOTED(weights_from_master, (floatX *weights, const float *master, int64_t n), (weights, master, n), .N = n)
+NOTED(hash_bytes, (uint64_t *hash, const void *x, int64_t n_bytes), (hash, x, n_bytes), .N = n_bytes)
+/* clang-format on */
 
-static void residual_layernorm_forward(floatX *residual, floatX *out, float *mean, float *rstd,
-                                       const floatX *a, const floatX *b, const floatX *weight,
-                                       const floatX *bias, int64_t N, int C) {
-    begin();
-    inner->residual_layernorm_forward(residual, out, mean, rstd, a, b, weight, bias, N, C);
-    end_op(OP_residual_layernorm_forward, &(OpSizes){.N = N, .C = C});
-}
-
-static void layernorm_backward(floatX *dx, float *dweight, float *dbias, float *dx_sums,
-                               const floatX *dresidual, const floatX *dout, const floatX *x,
-                               const floatX *weight, const float *mean, const float *rstd, void *scratch,
-                               int64_t N, int C) {
-    begin();
-    inner->layernorm_backward(dx, dweight, dbias, dx_sums, dresidual, dout, x, weight, mean, rstd, scratch, N,
-                              C);
-    end_op(OP_layernorm_backward,
-           &(OpSizes){.N = N, .C = C, .with = given(dresidual, WITH_DRESIDUAL) | given(dx_sums, WITH_SUMS)});
-}
-
-static void dropout(floatX *out, const floatX *x, const Dropout *dropout, int64_t rows, int columns) {
-    begin();
-    inner->dropout(out, x, dropout, rows, columns);
-    end_op(OP_dropout, &(OpSizes){.N = rows, .C = columns});
-}
-
-static void linear_forward(Matrix out, Matrix pre_gelu, Matrix x, Matrix weight, const floatX *bias) {
-    begin();
-    inner->linear_forward(out, pre_gelu, x, weight, bias);
-    end_op(OP_linear_forward,
-           &(OpSizes){
-               .N = x.rows, .OC = out.columns, .IC = x.columns, .with = given(pre_gelu.data, WITH_PRE_GELU)});
-}
-
-static void linear_backward_input(Matrix dx, float *dx_sums, Matrix gelu, Matrix dout, Matrix weight,
-                                  Matrix pre_gelu, void *scratch) {
-    begin();
-    inner->linear_backward_input(dx, dx_sums, gelu, dout, weight, pre_gelu, scratch);
-    end_op(OP_linear_backward_input,
-           &(OpSizes){.N = dx.rows,
-                      .OC = dout.columns,
-                      .IC = dx.columns,
-                      .with = given(pre_gelu.data, WITH_PRE_GELU) | given(gelu.data, WITH_GELU) |
-                              given(dx_sums, WITH_SUMS)});
-}
-
+/* Whether the dots came is known behind the call. */
 static bool linear_backward_input_row_dots(Matrix dx, float *row_dots, Matrix dout, Matrix weight,
                                            Matrix other, void *scratch, int group) {
     OpSizes s = {.N = dx.rows, .OC = dout.columns, .IC = dx.columns, .group = group};
@@ -150,167 +174,6 @@ static bool linear_backward_input_row_dots(Matrix dx, float *row_dots, Matrix do
     s.with = came ? WITH_ROW_DOTS : 0;
     end_op(OP_linear_backward_input_row_dots, &s);
     return came;
-}
-
-static void linear_backward_weight(Matrix dweight, float *dbias, Matrix dout, Matrix x, WriteMode mode,
-                                   void *scratch) {
-    begin();
-    inner->linear_backward_weight(dweight, dbias, dout, x, mode, scratch);
-    end_op(OP_linear_backward_weight,
-           &(OpSizes){.N = x.rows,
-                      .OC = dout.columns,
-                      .IC = x.columns,
-                      .with = given(dbias, WITH_SUMS) | (mode == OVERWRITE ? OVERWRITES : 0)});
-}
-
-static void qkv_bias_backward(float *dbias, const floatX *dqkv, const float *dproj_bias,
-                              const floatX *proj_weight, void *scratch, int64_t N, int C) {
-    begin();
-    inner->qkv_bias_backward(dbias, dqkv, dproj_bias, proj_weight, scratch, N, C);
-    end_op(OP_qkv_bias_backward, &(OpSizes){.N = N, .C = C});
-}
-
-static void attention_forward(floatX *out, float *lse, const floatX *qkv, const AttentionMask *mask, int B,
-                              int T, int NH, int HD) {
-    begin();
-    inner->attention_forward(out, lse, qkv, mask, B, T, NH, HD);
-    end_op(OP_attention_forward,
-           &(OpSizes){
-               .B = B, .T = T, .NH = NH, .HD = HD, .window = mask->window, .sparse = mask->sparse.pattern});
-}
-
-static void attention_backward(floatX *dqkv, const floatX *dout, const floatX *out, const floatX *qkv,
-                               const float *lse, const float *d, const AttentionMask *mask, void *scratch,
-                               int B, int T, int NH, int HD) {
-    begin();
-    inner->attention_backward(dqkv, dout, out, qkv, lse, d, mask, scratch, B, T, NH, HD);
-    end_op(OP_attention_backward, &(OpSizes){.B = B,
-                                             .T = T,
-                                             .NH = NH,
-                                             .HD = HD,
-                                             .window = mask->window,
-                                             .sparse = mask->sparse.pattern,
-                                             .with = given(d, WITH_D)});
-}
-
-static void attention_standard_forward(floatX *out, floatX *probs, floatX *dropped, const floatX *qkv,
-                                       const AttentionMask *mask, int B, int T, int NH, int HD) {
-    begin();
-    inner->attention_standard_forward(out, probs, dropped, qkv, mask, B, T, NH, HD);
-    end_op(OP_attention_standard_forward, &(OpSizes){.B = B, .T = T, .NH = NH, .HD = HD});
-}
-
-static void attention_standard_backward(floatX *dqkv, floatX *dprobs, const floatX *dout, const floatX *probs,
-                                        const floatX *qkv, const AttentionMask *mask, int B, int T, int NH,
-                                        int HD) {
-    begin();
-    inner->attention_standard_backward(dqkv, dprobs, dout, probs, qkv, mask, B, T, NH, HD);
-    end_op(OP_attention_standard_backward, &(OpSizes){.B = B, .T = T, .NH = NH, .HD = HD});
-}
-
-/* Its cost is that of a full cache: positions are the device's. */
-static void attention_decode(floatX *out, floatX *cache, const floatX *qkv, const int32_t *positions,
-                             const int32_t *begins, float *scratch, const AttentionMask *mask, int B, int T,
-                             int NH, int HD) {
-    begin();
-    inner->attention_decode(out, cache, qkv, positions, begins, scratch, mask, B, T, NH, HD);
-    end_op(OP_attention_decode, &(OpSizes){.B = B, .T = T, .NH = NH, .HD = HD});
-}
-
-static void transpose_rows(floatX *out, const floatX *in, int64_t a, int64_t b, int64_t width) {
-    begin();
-    inner->transpose_rows(out, in, a, b, width);
-    end_op(OP_transpose_rows, &(OpSizes){.N = a * b * width, .C = 1});
-}
-
-static void cross_entropy_backward_inplace(float *losses, floatX *logits, const int32_t *targets, float dloss,
-                                           int64_t N, int V, int Vp) {
-    begin();
-    inner->cross_entropy_backward_inplace(losses, logits, targets, dloss, N, V, Vp);
-    end_op(OP_cross_entropy_backward_inplace, &(OpSizes){.N = N, .Vp = Vp});
-}
-
-static void cross_entropy_forward(float *losses, const floatX *logits, const int32_t *targets, int64_t N,
-                                  int V, int Vp) {
-    begin();
-    inner->cross_entropy_forward(losses, logits, targets, N, V, Vp);
-    end_op(OP_cross_entropy_forward, &(OpSizes){.N = N, .Vp = Vp});
-}
-
-static void loss_sum(ExactSum *sum, const float *losses, float scale, int64_t N) {
-    begin();
-    inner->loss_sum(sum, losses, scale, N);
-    end_op(OP_loss_sum, &(OpSizes){.N = N});
-}
-
-static void draw_tokens(const DrawArgs *args) {
-    begin();
-    inner->draw_tokens(args);
-    end_op(OP_draw_tokens, &(OpSizes){.N = args->B, .V = args->V});
-}
-
-static void sum_gradients(float *out, const float *a, const float *b, int64_t n) {
-    begin();
-    inner->sum_gradients(out, a, b, n);
-    end_op(OP_sum_gradients, &(OpSizes){.N = n});
-}
-
-static void sum_squares(ExactSum *sum, const float *grads, int64_t n) {
-    begin();
-    inner->sum_squares(sum, grads, n);
-    end_op(OP_sum_squares, &(OpSizes){.N = n});
-}
-
-static void finish_stats(StepStats *stats, const StepSums *sums) {
-    begin();
-    inner->finish_stats(stats, sums);
-    end_op(OP_finish_stats, &(OpSizes){.N = 1});
-}
-
-static void adamw(const AdamWArgs *args) {
-    const bool own_weights = args->weights != (const floatX *)args->master;
-    begin();
-    inner->adamw(args);
-    end_op(OP_adamw, &(OpSizes){.N = args->n_tiles * PARAMETER_TILE, .with = own_weights ? OWN_WEIGHTS : 0});
-}
-
-/* Of each tile one, of whatever tensor. */
-static OpSizes muon_sizes(const MuonArgs *args) {
-    const bool own_weights = args->weights != (const floatX *)args->master;
-    return (OpSizes){.N = args->n_tiles * PARAMETER_TILE, .with = own_weights ? OWN_WEIGHTS : 0};
-}
-
-static void muon_momentum(const MuonArgs *args) {
-    const OpSizes sizes = muon_sizes(args);
-    begin();
-    inner->muon_momentum(args);
-    end_op(OP_muon_momentum, &sizes);
-}
-
-static void orthogonalise(const OrthogonaliseArgs *args) {
-    begin();
-    inner->orthogonalise(args);
-    end_op(OP_orthogonalise,
-           &(OpSizes){.N = args->n_blocks * args->n_matrices, .OC = args->rows, .IC = args->cols});
-}
-
-static void muon_update(const MuonArgs *args) {
-    const OpSizes sizes = muon_sizes(args);
-    begin();
-    inner->muon_update(args);
-    end_op(OP_muon_update, &sizes);
-}
-
-static void weights_from_master(floatX *weights, const float *master, int64_t n) {
-    begin();
-    inner->weights_from_master(weights, master, n);
-    end_op(OP_weights_from_master, &(OpSizes){.N = n});
-}
-
-static void hash_bytes(uint64_t *hash, const void *x, int64_t n_bytes) {
-    begin();
-    inner->hash_bytes(hash, x, n_bytes);
-    end_op(OP_hash_bytes, &(OpSizes){.N = n_bytes});
 }
 
 const Ops *profile_ops(const Ops *ops, const PassPlace *at) {
@@ -329,7 +192,7 @@ const Ops *profile_ops(const Ops *ops, const PassPlace *at) {
     device.capture_begin = capture_begin;
     wrapped = *ops;
     wrapped.device = &device;
-/* "'x' undeclared" here: the op x has no function above (llmc/model/ADD_AN_OP.md, place 3). */
+/* "'x' undeclared" here: the op x has no row above (llmc/model/ADD_AN_OP.md, place 3). */
 #define WRAP(Type, name) wrapped.name = name;
     EACH_OP(WRAP)
 #undef WRAP

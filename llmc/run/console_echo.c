@@ -27,8 +27,7 @@ static void print_interval(FILE *out, const char *label, const char *what, int64
 }
 
 static void print_schedule(FILE *out, const Settings *s) {
-    char kind[16];
-    flags_value_text(s, "schedule", kind, sizeof kind);
+    const char *kind = flags_choice(s, "schedule");
     if (s->schedule == SCHEDULE_CONSTANT)
         console_row(out, "schedule", "%s lr %.2e after %lld warm-up steps", kind, s->lr,
                     (long long)s->warmup);
@@ -75,10 +74,9 @@ static void print_window(FILE *out, const Settings *s) {
 }
 
 void console_eval_settings(FILE *out, const Settings *s) {
-    char tokens[FORMAT_NUMBER], precision[16], attention[16];
-    console_row(out, "numerics", "%s, %s attention",
-                flags_value_text(s, "precision", precision, sizeof precision),
-                flags_value_text(s, "attention", attention, sizeof attention));
+    char tokens[FORMAT_NUMBER];
+    console_row(out, "numerics", "%s, %s attention", flags_choice(s, "precision"),
+                flags_choice(s, "attention"));
     print_window(out, s);
     if (settings_scores_alone(s)) return;
     console_row(out, "evaluation", "%lld batches of %lld x %lld tokens = %s tokens",
@@ -96,16 +94,12 @@ static void print_optimizer(FILE *out, const Settings *s) {
 }
 
 void console_settings(FILE *out, const Settings *s, int n_ranks) {
-    char total[FORMAT_NUMBER], what[96], precision[16], attention[16], recompute[16], recipe[16],
-        tree[48] = "";
+    char total[FORMAT_NUMBER], what[96], tree[48] = "";
     if (s->reproducible)
         snprintf(tree, sizeof tree, ", sums in a tree of %lld leaves", (long long)s->reproducible);
-    console_row(out, "recipe", "%s (defaults for what the flags leave open)",
-                flags_value_text(s, "recipe", recipe, sizeof recipe));
-    console_row(out, "numerics", "%s, %s attention, recompute %s, seed %lld%s",
-                flags_value_text(s, "precision", precision, sizeof precision),
-                flags_value_text(s, "attention", attention, sizeof attention),
-                flags_value_text(s, "recompute", recompute, sizeof recompute), (long long)s->seed, tree);
+    console_row(out, "recipe", "%s (defaults for what the flags leave open)", flags_choice(s, "recipe"));
+    console_row(out, "numerics", "%s, %s attention, recompute %s, seed %lld%s", flags_choice(s, "precision"),
+                flags_choice(s, "attention"), flags_choice(s, "recompute"), (long long)s->seed, tree);
     print_batch(out, s, n_ranks);
     console_row(out, "run", "%lld steps, %s tokens%s", (long long)s->steps,
                 format_count(total, (double)s->steps * (double)s->tokens_per_step),

@@ -137,41 +137,35 @@ bool flag_set_value(Settings *s, const Flag *flag, const char *shown, const char
 }
 
 /* The shortest of 15, 16, 17 digits that reads back to the same value. */
-static void format_real(double value, char *buffer, size_t size) {
+static const char *format_real(char number[FORMAT_NUMBER], double value) {
     for (int digits = 15; digits <= 17; digits++) {
-        snprintf(buffer, size, "%.*g", digits, value);
-        if (strtod(buffer, NULL) == value) return;
+        snprintf(number, FORMAT_NUMBER, "%.*g", digits, value);
+        if (strtod(number, NULL) == value) break;
     }
+    return number;
 }
 
-const char *flag_get_text(const Settings *s, const Flag *flag, char *buffer, size_t size) {
+const char *flag_get_text(const Settings *s, const Flag *flag, char number[FORMAT_NUMBER]) {
     const void *field = (const char *)s + flag->offset;
     switch (flag->type) {
     case FLAG_SWITCH:
-        snprintf(buffer, size, "%d", *(const bool *)field);
-        break;
+        return *(const bool *)field ? "1" : "0";
     case FLAG_INT:
-        snprintf(buffer, size, "%lld", (long long)*(const int64_t *)field);
-        break;
+        snprintf(number, FORMAT_NUMBER, "%lld", (long long)*(const int64_t *)field);
+        return number;
     case FLAG_REAL:
-        format_real(*(const double *)field, buffer, size);
-        break;
+        return format_real(number, *(const double *)field);
     case FLAG_CHOICE:
-        snprintf(buffer, size, "%s", flag->choices[*(const int *)field]);
-        break;
-    case FLAG_TEXT: {
-        const char *text = *(const char *const *)field;
-        snprintf(buffer, size, "%s", text ? text : "");
+        return flag->choices[*(const int *)field];
+    case FLAG_TEXT:
         break;
     }
-    }
-    return buffer;
+    const char *text = *(const char *const *)field;
+    return text ? text : "";
 }
 
-const char *flags_value_text(const Settings *s, const char *name, char *buffer, size_t size) {
-    int i = flag_find(name);
-    if (i < 0) return snprintf(buffer, size, "?"), buffer;
-    return flag_get_text(s, &flags_table[i], buffer, size);
+const char *flags_choice(const Settings *s, const char *name) {
+    return flag_get_text(s, &flags_table[flag_find(name)], NULL);
 }
 
 /* ---- names ---- */

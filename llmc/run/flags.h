@@ -155,16 +155,16 @@ void flags_to_lines(const Settings *s, char *text, size_t size);
 
 /* A flag's value in a checkpoint and now, as text; of a long one "..." and its end. */
 typedef struct FlagDifference {
-    char name[32], saved[120], now[120];
+    const char *name;
+    char saved[120], now[120];
 } FlagDifference;
 
 /* Flags that bend a resumed run and differ between saved_json, as flags_to_json wrote it, and now. A flag that
- * saved_json lacks is not counted. Fills at most max of `found`, returns how many differ; -1 where saved_json is
- * no JSON object. */
-int flags_differences(const char *saved_json, const Settings *now, FlagDifference *found, int max);
+ * saved_json lacks is not counted. Returns how many differ; -1 where saved_json is no JSON object. */
+int flags_differences(const char *saved_json, const Settings *now, FlagDifference found[FLAGS_MAX]);
 
-/* The value of a flag as text, as the user would write it ("" for none): for the console. Returns buffer. */
-const char *flags_value_text(const Settings *s, const char *name, char *buffer, size_t size);
+/* The word that stands for a choice, as the user would write it: of "schedule" "cosine", say. */
+const char *flags_choice(const Settings *s, const char *name);
 
 static inline Schedule settings_schedule(const Settings *s) {
     return (Schedule){.kind = s->schedule,

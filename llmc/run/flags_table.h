@@ -3,6 +3,7 @@
 #pragma once
 #include <stddef.h>
 #include "flags.h"
+#include "llmc/base/format.h"
 
 typedef enum {
     FLAG_SWITCH, /* bool: no value, or 0 or 1 */
@@ -79,7 +80,7 @@ const RecipeRow *flag_recipe(const char *name);
 
 /* Reads a value strictly and stores it in its field. `shown` is the flag as the user wrote it. */
 bool flag_set_value(Settings *s, const Flag *flag, const char *shown, const char *value, Error *err);
-/* The field as text that flag_set_value reads back to the same value; "" for none. Returns buffer. */
-const char *flag_get_text(const Settings *s, const Flag *flag, char *buffer, size_t size);
+/* The field as text that flag_set_value reads back to the same value; "" for none. Of a number it lies in `number`. */
+const char *flag_get_text(const Settings *s, const Flag *flag, char number[FORMAT_NUMBER]);
 /* A user's string for a message, of which fail() makes control codes '?': at most 60 bytes. Returns buffer. */
 const char *flag_shortened(const char *text, char *buffer, size_t size);

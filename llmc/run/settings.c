@@ -348,10 +348,10 @@ char *flags_to_json(const Settings *s) {
 }
 
 void flags_to_lines(const Settings *s, char *text, size_t size) {
-    char value[4096];
+    char number[FORMAT_NUMBER];
     for (int i = 0; i < flags_count; i++) {
         if (flags_table[i].answers) continue;
-        const char *shown = flag_get_text(s, &flags_table[i], value, sizeof value);
+        const char *shown = flag_get_text(s, &flags_table[i], number);
         const bool is_switch = flags_table[i].type == FLAG_SWITCH,
                    absent = is_switch ? strcmp(shown, "0") == 0 : !*shown;
         const int n = snprintf(text, size, "%s--%s%s%s\n", absent ? "no " : "", flags_table[i].name,
@@ -362,26 +362,28 @@ void flags_to_lines(const Settings *s, char *text, size_t size) {
     }
 }
 
-static bool same_value(const JsonValue *a, const JsonValue *b) {
-    double x, y;
-    if (a->type == JSON_NUMBER) return json_double(a, &x) && json_double(b, &y) && x == y;
-    return a->type == b->type && (a->type != JSON_STRING || json_equals(a, b->text));
+/* ---- what a resumed run does otherwise ---- */
+
+/* As flag_get_text has it. */
+static const char *saved_text(const JsonValue *saved) {
+    return saved->text ? saved->text : saved->type == JSON_TRUE ? "1" : saved->type == JSON_FALSE ? "0" : "";
 }
 
-/* buffer = text, or "..." and its end: paths differ there. */
-static void copy_end(char *buffer, size_t size, const char *text) {
-    const size_t length = strlen(text);
+static bool same_value(const JsonValue *saved, const char *now) {
+    double number;
+    if (saved->type == JSON_NUMBER) return json_double(saved, &number) && number == strtod(now, NULL);
+    return strcmp(saved_text(saved), now) == 0;
+}
+
+/* For a message: the text, or "..." and its end, since paths differ there. */
+static void describe(char *buffer, size_t size, const Flag *flag, const char *text) {
+    if (flag->type == FLAG_SWITCH) text = strcmp(text, "1") == 0 ? "on" : "off";
+    const char *shown = *text ? text : "nothing";
+    const size_t length = strlen(shown);
     if (length < size)
-        snprintf(buffer, size, "%s", text);
+        snprintf(buffer, size, "%s", shown);
     else
-        snprintf(buffer, size, "...%s", text + length - (size - 4));
-}
-
-static void describe(char *buffer, size_t size, const JsonValue *value) {
-    static const char *const words[] = {
-        [JSON_TRUE] = "on",   [JSON_FALSE] = "off", [JSON_NULL] = "nothing", [JSON_STRING] = NULL,
-        [JSON_NUMBER] = NULL, [JSON_ARRAY] = "?",   [JSON_OBJECT] = "?"};
-    copy_end(buffer, size, value->text ? value->text : words[value->type]);
+        snprintf(buffer, size, "...%s", shown + length - (size - 4));
 }
 
 /* With --reproducible the number of GPUs shows in no bit. */
@@ -389,32 +391,21 @@ static bool bends_run(const Flag *flag, const Settings *s) {
     return flag->affects_training && !(s->reproducible && strcmp(flag->name, "gpus") == 0);
 }
 
-static int compare_flags(const JsonValue *saved, const JsonValue *now, const Settings *s,
-                         FlagDifference *found, int max) {
-    int n = 0;
-    for (int i = 0; i < flags_count; i++) {
-        const Flag *flag = &flags_table[i];
-        const JsonValue *before = json_get(saved, flag->name), *after = json_get(now, flag->name);
-        if (!bends_run(flag, s) || !before || !after || same_value(before, after)) continue;
-        if (n++ >= max) continue;
-        FlagDifference *d = &found[n - 1];
-        snprintf(d->name, sizeof d->name, "%s", flag->name);
-        describe(d->saved, sizeof d->saved, before);
-        describe(d->now, sizeof d->now, after);
-        if (flag->type == FLAG_REAL) flag_get_text(s, flag, d->now, sizeof d->now);
-    }
-    return n;
-}
-
-int flags_differences(const char *saved_json, const Settings *now, FlagDifference *found, int max) {
+int flags_differences(const char *saved_json, const Settings *now, FlagDifference found[FLAGS_MAX]) {
     Error unused = {0};
-    char *now_json = flags_to_json(now);
-    Json *before = json_parse(saved_json, strlen(saved_json), "the saved flags", &unused);
-    Json *after = now_json ? json_parse(now_json, strlen(now_json), "the flags", &unused) : NULL;
-    const bool ok = before && after && json_root(before)->type == JSON_OBJECT;
-    const int n = ok ? compare_flags(json_root(before), json_root(after), now, found, max) : -1;
-    json_free(before);
-    json_free(after);
-    free(now_json);
+    char number[FORMAT_NUMBER];
+    Json *saved = json_parse(saved_json, strlen(saved_json), "the saved flags", &unused);
+    int n = saved && json_root(saved)->type == JSON_OBJECT ? 0 : -1;
+    for (int i = 0; n >= 0 && i < flags_count; i++) {
+        const Flag *flag = &flags_table[i];
+        const JsonValue *before = json_get(json_root(saved), flag->name);
+        const char *after = flag_get_text(now, flag, number);
+        if (!bends_run(flag, now) || !before || same_value(before, after)) continue;
+        FlagDifference *d = &found[n++];
+        d->name = flag->name;
+        describe(d->saved, sizeof d->saved, flag, saved_text(before));
+        describe(d->now, sizeof d->now, flag, after);
+    }
+    json_free(saved);
     return n;
 }

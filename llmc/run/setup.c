@@ -506,7 +506,7 @@ static void name_new_length(const Run *run) {
 /* Names what changed since the checkpoint was written; the run goes on with the new values. */
 static void name_differences(const Run *run, const char *saved_flags) {
     FlagDifference found[FLAGS_MAX];
-    const int n = saved_flags ? flags_differences(saved_flags, &run->settings, found, FLAGS_MAX) : 0;
+    const int n = saved_flags ? flags_differences(saved_flags, &run->settings, found) : 0;
     bool orders = false, validates_anew = false;
     for (int i = 0; i < n; i++) {
         print_note("--%s was %s in the checkpoint, the run goes on with %s", found[i].name, found[i].saved,

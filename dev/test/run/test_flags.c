@@ -513,7 +513,7 @@ static void test_page(void) {
 static void test_json(void) {
     Settings s;
     Error err;
-    FlagDifference found[4];
+    FlagDifference found[FLAGS_MAX];
     CHECK(complete(&s, &err, "--lr 0.1 --prompt x\"y", false, 1), "%s", err.text);
     char *json = flags_to_json(&s);
     if (!CHECK(json, "no JSON")) return;
@@ -528,54 +528,50 @@ static void test_json(void) {
         CHECK(json_get(json_root(tree), "val")->type == JSON_NULL, "no value is null");
     }
     json_free(tree);
-    CHECK(flags_differences(json, &s, found, 4) == 0, "nothing changed");
+    CHECK(flags_differences(json, &s, found) == 0, "nothing changed");
     CHECK(complete(&s, &err, "--lr 0.2 --prompt z --schedule linear --eval-every 3", false, 1), "%s",
           err.text);
-    int n = flags_differences(json, &s, found, 4);
+    int n = flags_differences(json, &s, found);
     CHECK(n == 2 && strcmp(found[0].name, "lr") == 0 && strcmp(found[1].name, "schedule") == 0,
           "lr and schedule bend the run, prompt and eval-every do not: %d", n);
     CHECK(strcmp(found[0].saved, "0.1") == 0 && strcmp(found[0].now, "0.2") == 0 &&
               strcmp(found[1].saved, "cosine") == 0 && strcmp(found[1].now, "linear") == 0,
           "both values: %s %s, %s %s", found[0].saved, found[0].now, found[1].saved, found[1].now);
-    CHECK(complete(&s, &err, "--lr 0.2 --batch 1 --seq 8 --steps 5 --clip 2", false, 1), "%s", err.text);
-    CHECK(flags_differences(json, &s, found, 1) > 4, "counts more than it can name");
     CHECK(complete(&s, &err, "--lr 0.1 --tokenizer t --overfit", false, 1), "%s", err.text);
-    n = flags_differences(json, &s, found, 4);
+    n = flags_differences(json, &s, found);
     CHECK(n == 2 && strcmp(found[0].name, "tokenizer") == 0 && strcmp(found[1].name, "overfit") == 0,
           "text, switch: %d", n);
     CHECK(strcmp(found[0].saved, "nothing") == 0 && strcmp(found[0].now, "t") == 0 &&
               strcmp(found[1].saved, "off") == 0 && strcmp(found[1].now, "on") == 0,
           "both values: %s %s, %s %s", found[0].saved, found[0].now, found[1].saved, found[1].now);
-    CHECK(flags_differences("{\"lr\": \"x\", \"warmup\": 1e999}", &s, found, 4) != 0, "wrong types differ");
+    CHECK(flags_differences("{\"lr\": \"x\", \"warmup\": 1e999}", &s, found) != 0, "wrong types differ");
     CHECK(complete(&s, &err, "--gpus 2", false, 2), "%s", err.text);
-    CHECK(flags_differences("{\"gpus\": 1, \"reproducible\": 0}", &s, found, 4) == 1,
-          "GPUs round differently");
+    CHECK(flags_differences("{\"gpus\": 1, \"reproducible\": 0}", &s, found) == 1, "GPUs round differently");
     CHECK(complete(&s, &err, "--context-gpus 2", false, 2), "%s", err.text);
-    CHECK(flags_differences("{\"context-gpus\": 1}", &s, found, 4) == 1, "so do shares of a sequence");
+    CHECK(flags_differences("{\"context-gpus\": 1}", &s, found) == 1, "so do shares of a sequence");
     CHECK(complete(&s, &err, "--gpus 2 --reproducible 4", false, 2), "%s", err.text);
-    CHECK(flags_differences("{\"gpus\": 1, \"reproducible\": 4}", &s, found, 4) == 0 &&
-              flags_differences("{\"gpus\": 1, \"reproducible\": 2}", &s, found, 4) == 1 &&
+    CHECK(flags_differences("{\"gpus\": 1, \"reproducible\": 4}", &s, found) == 0 &&
+              flags_differences("{\"gpus\": 1, \"reproducible\": 2}", &s, found) == 1 &&
               strcmp(found[0].name, "reproducible") == 0,
           "with --reproducible they do not: %s", found[0].name);
-    CHECK(flags_differences("{}", &s, found, 4) == 0, "what the checkpoint lacks does not count");
-    CHECK(flags_differences("[1", &s, found, 4) == -1 && flags_differences("7", &s, found, 4) == -1,
-          "no object");
+    CHECK(flags_differences("{}", &s, found) == 0, "what the checkpoint lacks does not count");
+    CHECK(flags_differences("[1", &s, found) == -1 && flags_differences("7", &s, found) == -1, "no object");
     free(json);
 }
 
 static void test_value_text(void) {
     Settings s;
     Error err;
-    char text[64], again[64];
+    char number[FORMAT_NUMBER], number_again[FORMAT_NUMBER];
     CHECK(complete(&s, &err, "--lr 0.3333333333333333", false, 1), "%s", err.text);
     for (int i = 0; i < flags_count; i++) {
         const Flag *flag = &flags_table[i];
-        flags_value_text(&s, flag->name, text, sizeof text);
+        const char *text = flag_get_text(&s, flag, number);
         if (flag->type == FLAG_TEXT && !*text) continue;
         Settings copy = {0};
         CHECK(flag_set_value(&copy, flag, flag->name, text, &err), "%s: %s", text, err.text);
-        CHECK(strcmp(flag_get_text(&copy, flag, again, sizeof again), text) == 0, "--%s: %s, %s", flag->name,
-              text, again);
+        const char *again = flag_get_text(&copy, flag, number_again);
+        CHECK(strcmp(again, text) == 0, "--%s: %s, %s", flag->name, text, again);
     }
     CHECK(s.lr == 0.3333333333333333 && flags_was_set(&s, "lr") && !flags_was_set(&s, "no-such-flag"), "lr");
 }

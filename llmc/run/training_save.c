@@ -112,18 +112,14 @@ static bool save_in_background(Training *t, const SaveOptions *options, bool ove
     return ok;
 }
 
-static bool fail_of_rank_0(const Training *t, Error *err) {
-    return fail(err, EXIT_RUN, "rank 0 could not save step %lld", (long long)t->state.step);
-}
-
 /* The whole copy, then files: half the time of a save without a snapshot, which copies tensor by tensor. */
 static bool save_from_snapshot(Training *t, const SaveOptions *options, Error *err) {
-    const bool leads = ranks_leads(t->run->comm->ranks);
+    Comm *comm = t->run->comm;
     bool ok = save_in_background(t, options, false, err);
     if (t->saving.background.running && !(ok = end_background(t))) *err = t->saving.background.err;
-    t->run->comm->broadcast_on_host(t->run->comm, &ok, sizeof ok);
-    if (!leads) record(t, t->state.step, ok, "", 0);
-    return ok || leads ? ok : fail_of_rank_0(t, err);
+    comm->broadcast_on_host(comm, &ok, sizeof ok);
+    if (!ranks_leads(comm->ranks)) record(t, t->state.step, ok, "", 0);
+    return ok;
 }
 
 static bool save_at_once(Training *t, const SaveOptions *options, Error *err) {
@@ -133,7 +129,6 @@ static bool save_at_once(Training *t, const SaveOptions *options, Error *err) {
     const bool ok =
         checkpoint_share(&t->run->model, !leads || write_checkpoint(t->run, &t->state, options, err));
     watchdog_waits_for_disk(false);
-    if (!ok && !leads) fail_of_rank_0(t, err);
     record(t, t->state.step, ok, err->text, clock_seconds() - begun);
     return ok;
 }
@@ -159,18 +154,17 @@ static void await_removal(void) {
 
 bool training_save(Training *t, const SaveOptions *options, bool overlap, Error *err) {
     Comm *comm = t->run->comm;
+    const bool leads = ranks_leads(comm->ranks);
     SaveWay way = SAVE_REFUSED;
+    bool ok = false;
     watchdog_set(PHASE_SAVE, t->state.step);
-    if (ranks_leads(comm->ranks)) way = choose_way(t, overlap, err);
+    if (leads) way = choose_way(t, overlap, err);
     comm->broadcast_on_host(comm, &way, sizeof way);
     if (way == SAVE_IN_BACKGROUND) return save_in_background(t, options, true, err);
-    if (way != SAVE_REFUSED) {
-        const bool ok =
-            way == SAVE_AT_ONCE ? save_at_once(t, options, err) : save_from_snapshot(t, options, err);
-        if (!overlap) await_removal();
-        return ok;
-    }
-    if (!ranks_leads(comm->ranks)) fail_of_rank_0(t, err);
-    record(t, t->state.step, false, err->text, 0);
-    return false;
+    if (way == SAVE_FROM_SNAPSHOT) ok = save_from_snapshot(t, options, err);
+    if (way == SAVE_AT_ONCE) ok = save_at_once(t, options, err);
+    if (way == SAVE_REFUSED) record(t, t->state.step, false, err->text, 0);
+    if (!ok && !leads) fail(err, EXIT_RUN, "rank 0 could not save step %lld", (long long)t->state.step);
+    if (!overlap) await_removal();
+    return ok;
 }

@@ -223,15 +223,10 @@ static void write_header(RunLog *run, int64_t resumed_step, const LogHeader *hea
 
 /* ---- opening ---- */
 
-static bool fail_path(const char *path, const char *what, Error *err) {
-    return fail(err, errno == ENOSPC || errno == EIO ? EXIT_RUN : EXIT_INPUT, "%s: %s: %s", path, what,
-                strerror(errno));
-}
-
 /* What the name stands for: 0 nothing, 1 a file, -1 with err anything else. Nothing is written through a link. */
 static int look_at(const char *path, Error *err) {
     struct stat status;
-    if (lstat(path, &status)) return errno == ENOENT ? 0 : (fail_path(path, "cannot be opened", err), -1);
+    if (lstat(path, &status)) return errno == ENOENT ? 0 : (fail_errno(err, "cannot open", path), -1);
     if (S_ISREG(status.st_mode)) return 1;
     fail(err, EXIT_INPUT,
          "%s: expected a file, found %s, through which nothing is written; hint: move it away, or another "
@@ -241,16 +236,11 @@ static int look_at(const char *path, Error *err) {
 }
 
 /* A new file of that name; what a kill left of an earlier one goes. */
-static FILE *create(const char *path, Error *err) {
+static bool create(OutFile *file, const char *path, Error *err) {
     const int there = look_at(path, err);
-    if (there < 0) return NULL;
+    if (there < 0) return false;
     if (there) unlink(path);
-    const int fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0644);
-    FILE *file = fd < 0 ? NULL : fdopen(fd, "w");
-    if (file) return file;
-    fail_path(path, "cannot be written", err);
-    if (fd >= 0) close(fd);
-    return NULL;
+    return outfile_open(file, path, err);
 }
 
 /* A whole line of strict JSON that is a header or belongs to a step up to last_step. */
@@ -268,25 +258,19 @@ static bool keep_line(const char *line, size_t length, int64_t last_step) {
 /* Copies the lines that stay from `from` to the new file `to`, which is on the disk when this returns true. */
 static bool copy_kept_lines(const char *from, const char *to, int64_t last_step, Error *err) {
     FILE *in = fopen(from, "r");
-    if (!in) return fail_path(from, "cannot be read", err);
-    FILE *out = create(to, err);
-    if (!out) {
-        fclose(in);
-        return false;
-    }
+    if (!in) return fail_errno(err, "cannot read", from);
+    OutFile out = {.fd = -1};
     char *line = NULL;
     size_t capacity = 0;
-    bool good = true;
+    bool good = create(&out, to, err);
     for (ssize_t n; good && (n = getline(&line, &capacity, in)) > 0;)
-        if (keep_line(line, (size_t)n, last_step)) good = fwrite(line, 1, (size_t)n, out) == (size_t)n;
+        if (keep_line(line, (size_t)n, last_step)) good = outfile_write(&out, line, (size_t)n, err);
     if (good && !feof(in)) /* a line that no memory holds ends getline, too */
-        good = fail_path(from, "cannot be read", err);
-    else if (!good || fflush(out) != 0)
-        good = fail_path(to, "cannot be written", err);
-    good = good && file_sync(fileno(out), to, err);
+        good = fail_errno(err, "cannot read", from);
+    good = good && outfile_close(&out, err);
+    outfile_abandon(&out);
     free(line);
     fclose(in);
-    if (fclose(out) != 0 && good) good = fail_path(to, "cannot be written", err);
     return good;
 }
 
@@ -294,7 +278,7 @@ static bool drop_later_lines(const char *dir, const char *path, int64_t last_ste
     char temporary[1100];
     snprintf(temporary, sizeof temporary, "%s.tmp", path);
     bool good = copy_kept_lines(path, temporary, last_step, err);
-    if (good && rename(temporary, path) != 0) good = fail_path(path, "cannot be replaced", err);
+    if (good && rename(temporary, path) != 0) good = fail_errno(err, "cannot replace", path);
     Error ignored;
     if (good)
         directory_sync(dir, &ignored); /* a file system without this loses nothing but the rename */
@@ -311,7 +295,7 @@ static bool set_aside(const char *dir, const char *path, Error *err) {
     do {
         snprintf(aside, sizeof aside, "%s/log.%d.jsonl", dir, i++);
     } while (lstat(aside, &status) == 0);
-    return rename(path, aside) == 0 || fail_path(path, "cannot be moved aside", err);
+    return rename(path, aside) == 0 || fail_errno(err, "cannot move aside", path);
 }
 
 static bool log_path(RunLog *run, const char *dir, Error *err) {
@@ -324,7 +308,7 @@ static bool open_end(RunLog *run, const char *dir, Error *err) {
     run->fd = run->folder < 0 ? -1 : open_to_append(run->folder);
     run->is_open = run->fd >= 0;
     if (run->is_open) return true;
-    fail_path(run->path, "cannot be opened for writing", err);
+    fail_errno(err, "cannot open for writing", run->path);
     if (run->folder >= 0) close(run->folder);
     return false;
 }

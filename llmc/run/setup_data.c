@@ -67,7 +67,7 @@ static DataLoader *open_data(const Run *run, Purpose purpose, Error *err) {
         .seed = (uint64_t)s->seed,
         .pack = training && s->pack,
         .end_of_text = run->end_of_text,
-        .split = s->val || pattern_is_shards(s->train) ? SPLIT_ALL : part,
+        .split = s->val || dataloader_names_shards(s->train) ? SPLIT_ALL : part,
     };
     DataLoader *loader = dataloader_open(&options, err);
     if (!loader) fail_flag(own_val ? "val" : "train", err);
@@ -255,42 +255,28 @@ bool setup_data(Run *run, Error *err) {
 
 /* ---- the same on all ranks ---- */
 
-typedef struct DataSizes {
-    int64_t train, val, items;
-} DataSizes;
-
-static DataSizes data_sizes(const Run *run) {
-    return (DataSizes){.train = run->train ? dataloader_n_tokens(run->train) : 0,
-                       .val = run->val ? dataloader_n_tokens(run->val) : 0,
-                       .items = run->choices ? run->choices->n_items : 0};
-}
-
-static bool fail_other_data(const Run *run, int rank, const char *what, int64_t theirs, int64_t of_rank_0,
-                            Error *err) {
-    char numbers[2][FORMAT_NUMBER], names[2][RANK_NAME_BYTES];
-    return fail(err, EXIT_INPUT,
-                "%s has opened %s %s, %s %s; hint: whole files that are the same on every host",
-                rank_name(names[0], &run->rendezvous, rank), format_integer(numbers[0], theirs), what,
-                rank_name(names[1], &run->rendezvous, 0), format_integer(numbers[1], of_rank_0));
-}
-
 /* Copies on two hosts, or a file that grows meanwhile: ranks would mix their windows up, and wait without end for those
  * that have fewer batches to validate. */
 bool setup_same_data(const Run *run, Error *err) {
+    enum { SIZES = 3 };
+    static const char *const what[SIZES] = {"tokens of --train", "tokens to validate",
+                                            "items of --hellaswag"};
+    const int64_t mine[SIZES] = {run->train ? dataloader_n_tokens(run->train) : 0,
+                                 run->val ? dataloader_n_tokens(run->val) : 0,
+                                 run->choices ? run->choices->n_items : 0};
     Comm *comm = run->comm;
-    const DataSizes mine = data_sizes(run);
     const int n = comm->ranks.n_ranks;
-    DataSizes *all = must_allocate((size_t)n * sizeof *all, "the sizes of all ranks' data");
+    int64_t *all = must_allocate((size_t)n * sizeof mine, "the sizes of all ranks' data");
+    char numbers[2][FORMAT_NUMBER], names[2][RANK_NAME_BYTES];
     bool ok = true;
-    comm->gather_on_host(comm, all, &mine, sizeof mine);
-    for (int i = 1; ok && i < n; i++) {
-        if (all[i].train != all->train)
-            ok = fail_other_data(run, i, "tokens of --train", all[i].train, all->train, err);
-        else if (all[i].val != all->val)
-            ok = fail_other_data(run, i, "tokens to validate", all[i].val, all->val, err);
-        else if (all[i].items != all->items)
-            ok = fail_other_data(run, i, "items of --hellaswag", all[i].items, all->items, err);
-    }
+    comm->gather_on_host(comm, all, mine, sizeof mine);
+    for (int i = 0; ok && i < n * SIZES; i++)
+        if (all[i] != all[i % SIZES])
+            ok = fail(err, EXIT_INPUT,
+                      "%s has opened %s %s, %s %s; hint: whole files that are the same on every host",
+                      rank_name(names[0], &run->rendezvous, i / SIZES), format_integer(numbers[0], all[i]),
+                      what[i % SIZES], rank_name(names[1], &run->rendezvous, 0),
+                      format_integer(numbers[1], all[i % SIZES]));
     free(all);
     return ok;
 }

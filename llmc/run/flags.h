@@ -88,11 +88,8 @@ typedef struct Settings {
  * message names the flag, the value and what is allowed. argv must outlive s. */
 bool flags_parse(Settings *s, int argc, char **argv, Error *err);
 
-/* Fills every flag that the user left open from the recipe that suits model and device:
- *   cpu-small, gpu-small   byte-level text, the models "nano" and "baby"
- *   gpt2, gpt2-cpu         any other --model, or shards
- *   llm.c, nanogpt         where --recipe names them
- * (a CUDA device is used: on_gpu; device is then DEVICE_CUDA, else DEVICE_CPU)
+/* Fills every flag that the user left open from the recipe that --recipe names, or that suits model and device
+ * (a CUDA device is used: on_gpu; device is then DEVICE_CUDA, else DEVICE_CPU),
  * and makes tokens_per_step a multiple of settings_least_step where the user did not choose it. */
 void settings_complete(Settings *s, bool on_gpu, int n_ranks);
 
@@ -113,13 +110,11 @@ bool flags_check(const Settings *s, int n_ranks, Error *err);
 /* True if the user gave the flag; name without dashes ("tokens-per-step"). */
 bool flags_was_set(const Settings *s, const char *name);
 
-/* True where the command line is about text from a checkpoint and no training:
- * --model names files, --prompt, --prompt-file or --chat is given, --train is not. */
-bool settings_is_of_samples(const Settings *s);
-/* The same without --memory, which plans such a run and draws nothing. */
+/* True where the command line is about text from a checkpoint and no training: --model names files, --prompt,
+ * --prompt-file or --chat is given, --train is not, nor is --memory, which plans such a run and draws nothing. */
 bool settings_sample_only(const Settings *s);
 
-/* True where a run is about --model alone: samples, or an export. It reads no data. */
+/* True where a run, or --memory of it, is about --model alone: samples, or an export. It reads no data. */
 bool settings_model_alone(const Settings *s);
 
 /* A run of the default text and model keeps its model without being asked: sets out. After flags_check. */
@@ -137,9 +132,6 @@ bool settings_has_validation(const Settings *s);
 
 /* True where --model (value) is a descriptor (nano, baby, d12, gpt3:c768), not a path. */
 bool model_is_descriptor(const char *model);
-
-/* True where a --train pattern names token shards (ends in .bin). */
-bool pattern_is_shards(const char *pattern);
 
 void flags_help(FILE *out, const char *program);
 /* The table in FLAGS.md, between its two markers. */

@@ -13,22 +13,19 @@ bool model_is_descriptor(const char *model) {
     return gpt2_config_from_descriptor(&config, model, &unused);
 }
 
-bool pattern_is_shards(const char *pattern) {
-    return dataloader_names_shards(pattern);
-}
-
-bool settings_is_of_samples(const Settings *s) {
+/* Or --memory plans it. */
+static bool is_of_samples(const Settings *s) {
     const bool asked = flags_was_set(s, "prompt") || s->prompt_file || s->chat;
     return asked && !flags_was_set(s, "train") && flags_was_set(s, "model") &&
            !model_is_descriptor(s->model) && !s->eval_only;
 }
 
 bool settings_sample_only(const Settings *s) {
-    return settings_is_of_samples(s) && !s->memory;
+    return is_of_samples(s) && !s->memory;
 }
 
 bool settings_model_alone(const Settings *s) {
-    return s->export_path || settings_sample_only(s);
+    return s->export_path || is_of_samples(s);
 }
 
 bool settings_scores_alone(const Settings *s) {
@@ -36,7 +33,7 @@ bool settings_scores_alone(const Settings *s) {
 }
 
 bool settings_has_validation(const Settings *s) {
-    return s->val || (!pattern_is_shards(s->train) && !settings_scores_alone(s));
+    return s->val || (!dataloader_names_shards(s->train) && !settings_scores_alone(s));
 }
 
 void settings_set_default_out(Settings *s) {
@@ -52,7 +49,7 @@ bool settings_out_is_default(const Settings *s) {
 
 static RecipeId choose_recipe(const Settings *s, bool on_gpu) {
     bool small_model = s->model && (strcmp(s->model, "nano") == 0 || strcmp(s->model, "baby") == 0);
-    bool gpt2 = s->model ? !small_model : on_gpu && pattern_is_shards(s->train);
+    bool gpt2 = s->model ? !small_model : on_gpu && dataloader_names_shards(s->train);
     if (gpt2) return on_gpu ? RECIPE_GPT2 : RECIPE_GPT2_CPU;
     return on_gpu ? RECIPE_GPU_SMALL : RECIPE_CPU_SMALL;
 }

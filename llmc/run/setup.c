@@ -308,14 +308,9 @@ const char *setup_model_name(const Run *run) {
     return run->model_path[0] ? run->model_path : run->settings.model;
 }
 
-/* Or --memory plans it so. */
-static bool is_of_model_alone(const Settings *s) {
-    return s->export_path || settings_is_of_samples(s);
-}
-
 static GPT2Options model_options(const Run *run) {
     const Settings *s = &run->settings;
-    const bool model_alone = is_of_model_alone(s);
+    const bool model_alone = settings_model_alone(s);
     return (GPT2Options){
         .B = model_alone ? 1 : (int)s->batch,
         .T = model_alone ? 1 : (int)s->seq,
@@ -397,7 +392,7 @@ void setup_print_memory(const Run *run) {
     size_t free_bytes = 0, total_bytes = 0;
     gpt2_memory_plan(&plan, run->ops, &run->config, &options);
     int largest = -1;
-    const bool has_batch = !is_of_model_alone(&run->settings);
+    const bool has_batch = !settings_model_alone(&run->settings);
     if (run->ops == &ops_cpu || cuda_available()) {
         run->ops->device->memory_info(&free_bytes, &total_bytes);
         if (run->free_at_start)

@@ -105,7 +105,7 @@ static bool find_tokenizer(Run *run, Error *err) {
     bool is_shard;
     const bool found = dataloader_first_file(s->train, first, &is_shard);
     if (is_shard) return open_beside_shards(run, first, err);
-    if (!found && pattern_is_shards(s->train)) {
+    if (!found && dataloader_names_shards(s->train)) {
         snprintf(run->no_tokenizer, sizeof run->no_tokenizer, "there is no %s yet", s->train);
         return true;
     }

@@ -72,17 +72,13 @@ typedef struct Bound {
     double seconds; /* at the roof; 0: not known */
 } Bound;
 
-static Bound nearest_roof(const ProfileRow *row, const Roofs *roofs) {
+static Bound bound_of(const ProfileRow *row, const Roofs *roofs) {
     const double compute = row->flops / roofs->flops;
     const double copy = bytes_roof(roofs, row->bytes / (double)row->calls);
     const double traffic = copy > 0 ? row->bytes / copy : 0;
-    if (compute > traffic) return (Bound){row->flops, true, compute};
-    return (Bound){row->bytes, false, traffic};
-}
-
-/* No op is beyond its roof: one that seems so shows that the roof, as it was measured, is too low. */
-static Bound bound_of(const ProfileRow *row, const Roofs *roofs) {
-    Bound bound = nearest_roof(row, roofs);
+    Bound bound =
+        compute > traffic ? (Bound){row->flops, true, compute} : (Bound){row->bytes, false, traffic};
+    /* No op is beyond its roof: one that seems so shows that the roof, as it was measured, is too low. */
     bound.seconds = fmin(bound.seconds, row->seconds);
     return bound;
 }

@@ -57,13 +57,23 @@ static void take_text(int sample, const char *bytes, size_t n, void *user) {
     text->n += n;
 }
 
-static bool open_texts(Texts *texts, Error *err) {
+/* Draws and shows them; `stop` ends that early. close_texts follows. */
+static bool draw_texts(Texts *texts, Run *run, const SampleOptions *options, bool (*stop)(void),
+                       SampleRates *rates, Error *err) {
+    bool (*const stop_of_run)(void) = run->model.stop;
+    texts->n = options->n_samples;
     texts->all = calloc((size_t)texts->n, sizeof *texts->all);
-    return texts->all || fail(err, EXIT_RUN, "--samples %d: no memory for their texts", texts->n);
+    if (!texts->all) return fail(err, EXIT_RUN, "--samples %d: no memory for their texts", texts->n);
+    show_first(texts);
+    run->model.stop = stop;
+    const bool ok = sample(&run->model, run->tokenizer, options, take_text, texts, rates, err);
+    run->model.stop = stop_of_run;
+    if (texts->shown < texts->n) end_shown(texts);
+    return ok;
 }
 
 static void close_texts(Texts *texts) {
-    for (int i = 0; i < texts->n; i++) free(texts->all[i].bytes);
+    for (int i = 0; texts->all && i < texts->n; i++) free(texts->all[i].bytes);
     free(texts->all);
 }
 
@@ -86,20 +96,13 @@ static SampleOptions samples_options(const Run *run, int64_t step) {
 /* ---- in training ---- */
 
 bool samples_in_training(Training *t, int64_t step, Error *err) {
-    const Settings *s = &t->run->settings;
-    GPT2 *model = &t->run->model;
-    bool (*const stop)(void) = model->stop;
-    if (s->sample_tokens == 0 || !ranks_leads(t->run->comm->ranks)) return true;
+    if (t->run->settings.sample_tokens == 0 || !ranks_leads(t->run->comm->ranks)) return true;
     const SampleOptions options = samples_options(t->run, step);
-    Texts texts = {.console = &t->console, .frames = t->console.out, .step = step, .n = options.n_samples};
-    if (!open_texts(&texts, err)) return false;
+    Texts texts = {.console = &t->console, .frames = t->console.out, .step = step};
     stop_expect(STOP_IN_SAMPLE, INFINITY);
     watchdog_set(PHASE_SAMPLE, step);
-    show_first(&texts);
-    model->stop = stop_now; /* steps of ranks end together, rank 0's samples when it is asked to */
-    const bool ok = sample(model, t->run->tokenizer, &options, take_text, &texts, NULL, err);
-    model->stop = stop;
-    if (texts.shown < texts.n) end_shown(&texts);
+    /* Steps of ranks end together, rank 0's samples when it is asked to. */
+    const bool ok = draw_texts(&texts, t->run, &options, stop_now, NULL, err);
     for (int i = 0; i < texts.n && ok && !stop_requested(); i++)
         log_sample(&t->log, step, texts.all[i].bytes ? texts.all[i].bytes : "", texts.all[i].n);
     close_texts(&texts);
@@ -165,13 +168,9 @@ bool samples_alone(Run *run, int64_t step, Error *err) {
     say_what(s);
     if (!s->stop) name_other_end(run);
     if (s->chat) return chat(run, &console, options, err);
-    run->model.stop = output_fails;
-    Texts texts = {.console = &console, .frames = stderr, .step = step, .n = options.n_samples};
-    if (!open_texts(&texts, err)) return false;
-    show_first(&texts);
-    const bool drawn = sample(&run->model, run->tokenizer, &options, take_text, &texts, &rates, err);
-    if (texts.shown < texts.n) end_shown(&texts);
-    const bool ok = drawn && console_text_arrived(&console, err);
+    Texts texts = {.console = &console, .frames = stderr, .step = step};
+    const bool ok =
+        draw_texts(&texts, run, &options, output_fails, &rates, err) && console_text_arrived(&console, err);
     if (ok && rates.n_read < rates.n_prompt)
         console_row(stderr, "prompt", "the last %lld of its %lld tokens, all that the model's context holds",
                     (long long)rates.n_read, (long long)rates.n_prompt);

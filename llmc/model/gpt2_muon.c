@@ -138,29 +138,40 @@ static void orthogonalise_blocks(GPT2 *model, const Workspace *w, int n_blocks, 
     }
 }
 
-/* Of block `i` of those in the workspace. */
-static MuonArgs muon_args(const GPT2 *model, const Workspace *w, int i, const OptimizerBuffers *buffers,
-                          const UpdateArgs *update) {
-    return optimizer_muon(buffers, rows_from(model, w->parts, i, w->part), update);
+/* Of a block, which is number `i` of those in the workspace. */
+static MuonArgs muon_args(const GPT2 *model, const Workspace *w, int layer, int i, const UpdateArgs *update) {
+    const OwnSpan part = gpt2_own_part(model, layer);
+    const AdamWGroup rates = optimizer_rates(GROUP_MATRICES, update);
+    return (MuonArgs){
+        .master = master_of(model, part),
+        .weights = rows_from(model, model->weights, part.begin, 1),
+        .m = state_of(model, MUON_M, layer),
+        .x = rows_from(model, w->parts, i, w->part),
+        .grads = model->grads + part.begin,
+        .stats = model->stats,
+        .tiles = model->block_tiles + model->n_block_tiles[OPTIMIZER_ADAMW],
+        .n_tiles = model->n_block_tiles[OPTIMIZER_MUON],
+        .lr = rates.lr,
+        .weight_decay = rates.weight_decay,
+        .momentum = update->momentum,
+        .clip = update->clip,
+    };
 }
 
 /* Blocks [first, end), as many as `rounds` exchanges move. */
 static void update_blocks(GPT2 *model, const Workspace *w, int first, int end, const UpdateArgs *update) {
     const int n_ranks = model->n_parts, rounds = (end - first + n_ranks - 1) / n_ranks;
     for (int layer = first; layer < end; layer++) {
-        const OptimizerBuffers buffers = optimizer_buffers_of(model, layer);
-        const MuonArgs args = muon_args(model, w, layer - first, &buffers, update);
+        const MuonArgs args = muon_args(model, w, layer, layer - first, update);
         if (args.n_tiles > 0) model->ops->muon_momentum(&args);
     }
     exchange(model, w, w->whole, w->parts, rounds);
     orthogonalise_blocks(model, w, (end - first - own_rank(model) + n_ranks - 1) / n_ranks, update);
     exchange(model, w, w->parts, w->whole, rounds);
     for (int layer = first; layer < end; layer++) {
-        const OptimizerBuffers buffers = optimizer_buffers_of(model, layer);
-        const MuonArgs args = muon_args(model, w, layer - first, &buffers, update);
+        const MuonArgs args = muon_args(model, w, layer, layer - first, update);
         if (args.n_tiles > 0) model->ops->muon_update(&args);
-        optimizer_adamw(model->ops, &buffers, update);
-        if (n_ranks > 1) gather_weights(model, layer);
+        update_layer(model, layer, update);
     }
 }
 

@@ -199,10 +199,12 @@ int state_spans(const GPT2 *model, OptimizerKind kind, int layer, OwnSpan spans[
 /* model->block_tiles, and its numbers of tiles. */
 void open_block_tiles(GPT2 *model);
 
-/* What the update reads and writes of the rank's part of a layer; -1 to n_layer. */
-OptimizerBuffers optimizer_buffers_of(const GPT2 *model, int layer);
-/* On the side stream, beside the next part's update. */
-void gather_weights(GPT2 *model, int layer);
+/* The master weights of a rank's part, and its states of a layer (-1 to n_layer); NULL: it has none of that kind there. */
+float *master_of(const GPT2 *model, OwnSpan part);
+float *state_of(const GPT2 *model, StateId id, int layer);
+/* AdamW's step for what it has in the rank's part of a layer; then the part goes to the other ranks, on the side stream
+ * beside the next part's update. Layers rise. */
+void update_layer(GPT2 *model, int layer, const UpdateArgs *update);
 /* The blocks' part of a step with Muon: gpt2_muon.c. Works in the logits' buffer, whose values nobody reads any more;
  * that needs at least so many bytes. 0 where the optimizer is another. */
 void update_blocks_with_muon(GPT2 *model, const UpdateArgs *args);

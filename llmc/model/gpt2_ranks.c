@@ -1,6 +1,5 @@
 /* What ranks do together: sums of gradients, the update by parts, whole states for the files. A process alone has one
  * part, all of it, and its calls of Comm do nothing. */
-#include <string.h>
 #include "gpt2_pass.h"
 
 /* Leaves have an exchange of their own. */
@@ -79,7 +78,8 @@ static void finish_stats(GPT2 *model) {
     model->ops->finish_stats(model->stats, model->sums);
 }
 
-void gather_weights(GPT2 *model, int layer) {
+/* On the side stream. */
+static void gather_weights(GPT2 *model, int layer) {
     const Device *device = model->ops->device;
     const ParameterRange range = gpt2_layer_range(model->tensors, layer);
     device->event_record(EVENT_WEIGHTS_UPDATED, STREAM_MAIN);
@@ -88,48 +88,42 @@ void gather_weights(GPT2 *model, int layer) {
                             (range.end - range.begin) / model->n_parts, model->ops->dtype);
 }
 
-static OptimizerBuffers buffers_of_part(const GPT2 *model, OwnSpan part) {
-    return (OptimizerBuffers){
-        .master = model->master + (gpt2_master_is_sharded(model) ? part.at : part.begin),
+float *master_of(const GPT2 *model, OwnSpan part) {
+    return model->master + (gpt2_master_is_sharded(model) ? part.at : part.begin);
+}
+
+float *state_of(const GPT2 *model, StateId id, int layer) {
+    OwnSpan spans[MAX_STATE_SPANS];
+    const int n = state_spans(model, optimizer_states[id].kind, layer, spans);
+    return n > 0 ? model->states[id] + spans[0].at : NULL;
+}
+
+/* AdamW's step for a part that begins in `layer`. */
+static void update_with_adamw(GPT2 *model, OwnSpan part, int layer, const UpdateArgs *update) {
+    const bool is_listed = model->block_tiles && layer >= 0 && layer < model->config.n_layer;
+    AdamWArgs args = {
+        .master = master_of(model, part),
+        .m = state_of(model, ADAMW_M, layer),
+        .v = state_of(model, ADAMW_V, layer),
         .weights = rows_from(model, model->weights, part.begin, 1),
         .grads = model->grads + part.begin,
-        .tile_groups = model->tile_groups + part.begin / PARAMETER_TILE,
         .stats = model->stats,
-        .n = part.n,
+        .tile_groups = model->tile_groups + part.begin / PARAMETER_TILE,
+        .tiles = is_listed ? model->block_tiles : NULL,
+        .n_tiles = is_listed ? model->n_block_tiles[OPTIMIZER_ADAMW] : part.n / PARAMETER_TILE,
+        .continues = layer >= 0,
+        .update = *update,
     };
+    for (int i = 0; i < N_PARAMETER_GROUPS; i++) args.groups[i] = optimizer_rates((GroupId)i, update);
+    if (args.n_tiles > 0) model->ops->adamw(&args);
 }
 
-OptimizerBuffers optimizer_buffers_of(const GPT2 *model, int layer) {
-    const bool is_block = layer >= 0 && layer < model->config.n_layer;
-    OptimizerBuffers buffers = buffers_of_part(model, gpt2_own_part(model, layer));
-    buffers.continues = layer >= 0;
-    for (int i = 0; i < N_STATES; i++) {
-        OwnSpan spans[MAX_STATE_SPANS];
-        const int n = state_spans(model, optimizer_states[i].kind, layer, spans);
-        if (n > 0) buffers.states[i] = model->states[i] + spans[0].at;
-    }
-    int64_t before = 0;
-    for (int kind = 0; is_block && model->block_tiles && kind < N_OPTIMIZERS; kind++) {
-        buffers.tiles[kind] = model->block_tiles + before;
-        before += buffers.n_tiles[kind] = model->n_block_tiles[kind];
-    }
-    return buffers;
-}
-
-static void update_layer(GPT2 *model, int layer, const UpdateArgs *args) {
-    const OptimizerBuffers buffers = optimizer_buffers_of(model, layer);
-    optimizer_adamw(model->ops, &buffers, args);
+void update_layer(GPT2 *model, int layer, const UpdateArgs *update) {
+    update_with_adamw(model, gpt2_own_part(model, layer), layer, update);
     if (model->n_parts > 1) gather_weights(model, layer);
 }
 
-/* All layers in one. */
-static void update_all(GPT2 *model, const UpdateArgs *args) {
-    OptimizerBuffers buffers = buffers_of_part(model, update_part(model, 0));
-    memcpy(buffers.states, model->states, sizeof buffers.states);
-    optimizer_adamw(model->ops, &buffers, args);
-}
-
-void gpt2_update(GPT2 *model, const UpdateArgs *args) {
+void gpt2_update(GPT2 *model, const UpdateArgs *update) {
     const Device *device = model->ops->device;
     const bool muon = model->options.optimizer == OPTIMIZER_MUON;
     const int L = model->config.n_layer;
@@ -137,12 +131,12 @@ void gpt2_update(GPT2 *model, const UpdateArgs *args) {
     device->stream_wait(STREAM_MAIN, EVENT_SNAPSHOT_TAKEN);
     finish_stats(model);
     if (model->n_parts == 1 && !muon) {
-        update_all(model, args);
+        update_with_adamw(model, update_part(model, 0), -1, update);
         return;
     }
-    update_layer(model, -1, args);
-    if (muon) update_blocks_with_muon(model, args);
-    for (int layer = muon ? L : 0; layer <= L; layer++) update_layer(model, layer, args);
+    update_layer(model, -1, update);
+    if (muon) update_blocks_with_muon(model, update);
+    for (int layer = muon ? L : 0; layer <= L; layer++) update_layer(model, layer, update);
     if (model->n_parts == 1) return;
     model->comm->all_gather_end(model->comm, STREAM_SIDE);
     device->event_record(EVENT_WEIGHTS_GATHERED, STREAM_SIDE);

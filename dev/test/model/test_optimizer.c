@@ -50,19 +50,7 @@ static void test_parts(void) {
         ops->sum_squares(&parts.sums->squares, parts.grads + r.begin, r.end - r.begin);
     }
     ops->finish_stats(parts.stats, parts.sums);
-    for (int layer = -1; layer <= parts.config.n_layer; layer++) {
-        const ParameterRange r = gpt2_layer_range(parts.tensors, layer);
-        const OptimizerBuffers buffers = {
-            .master = parts.master + r.begin,
-            .weights = (float *)parts.weights + r.begin,
-            .grads = parts.grads + r.begin,
-            .states = {parts.states[ADAMW_M] + r.begin, parts.states[ADAMW_V] + r.begin},
-            .tile_groups = parts.tile_groups + r.begin / PARAMETER_TILE,
-            .stats = parts.stats,
-            .n = r.end - r.begin,
-        };
-        optimizer_adamw(ops, &buffers, &args);
-    }
+    for (int layer = -1; layer <= parts.config.n_layer; layer++) update_layer(&parts, layer, &args);
     const size_t bytes = (size_t)whole.n_elements * sizeof(float);
     for (int k = 0; k < 3; k++)
         CHECK(memcmp(tiny_buffer(&whole, k), tiny_buffer(&parts, k), bytes) == 0, "%s differ",

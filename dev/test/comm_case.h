@@ -14,17 +14,15 @@ enum {
 
 typedef struct Case {
     const Device *device;
-    int groups[MOST_RANKS][MOST_RANKS]; /* by rank: the members of its group */
-    int n_members;
-    bool is_nccl; /* else sockets */
+    int n_members; /* of a group: neighbours */
+    bool is_nccl;  /* else sockets */
     NcclLoad load;
     bool is_large; /* with sizes that take their time */
 } Case;
 
 static Comm *open_comm(const Case *c, Rendezvous *r, Error *err) {
-    const int *members = c->groups[r->ranks.rank];
-    return c->is_nccl ? comm_nccl_open(r, c->device, members, c->n_members, c->load, err)
-                      : comm_sockets_open(r, members, c->n_members, err);
+    return c->is_nccl ? comm_nccl_open(r, c->device, c->n_members, c->load, err)
+                      : comm_sockets_open(r, c->n_members, err);
 }
 
 /* ---- buffers with guard bands ---- */
@@ -109,13 +107,13 @@ static int64_t wrong_bytes(const char *x, int a, int64_t first, int64_t n) {
     return wrong;
 }
 
-/* The sum in the order of the members; *size: of the magnitudes. */
-static float sum_of(const int *members, int n, int64_t i, float *size) {
-    float sum = number(members[0], i);
+/* The sum of ranks `first` and on, n of them; *size: of the magnitudes. */
+static float sum_of(int first, int n, int64_t i, float *size) {
+    float sum = number(first, i);
     *size = fabsf(sum);
     for (int m = 1; m < n; m++) {
-        sum += number(members[m], i);
-        *size += fabsf(number(members[m], i));
+        sum += number(first + m, i);
+        *size += fabsf(number(first + m, i));
     }
     return sum;
 }
@@ -125,7 +123,7 @@ static float sum_of(const int *members, int n, int64_t i, float *size) {
 typedef struct Group {
     Comm *comm;
     const Device *device;
-    const int *members;
+    int first;   /* the group's first rank */
     int rank, n; /* within the group */
 } Group;
 
@@ -141,13 +139,13 @@ static void test_reduce_scatter(const Group *g, int64_t n) {
     const bool exact = g->device == &device_cpu || g->n <= 2;
     float *x = on_host(&b), size;
     int64_t wrong = 0;
-    for (int64_t i = 0; i < g->n * n; i++) x[i] = number(g->members[g->rank], i);
+    for (int64_t i = 0; i < g->n * n; i++) x[i] = number(g->first + g->rank, i);
     send_buffer(&b);
     g->comm->reduce_scatter(g->comm, STREAM_SIDE, on_device(&b), n);
     g->comm->reduce_scatter_end(g->comm, STREAM_SIDE);
     fetch_buffer(&b, "reduce_scatter");
     for (int64_t i = g->rank * n; i < (g->rank + 1) * n; i++) {
-        const float sum = sum_of(g->members, g->n, i, &size);
+        const float sum = sum_of(g->first, g->n, i, &size);
         wrong += exact ? x[i] != sum : !is_sum(x[i], sum, size, g->n);
     }
     CHECK(wrong == 0, "reduce_scatter of %lld: %lld wrong on rank %d of %d", (long long)n, (long long)wrong,
@@ -160,12 +158,12 @@ static void test_all_gather(const Group *g, int64_t n, DType dtype) {
     const Buffer b = new_buffer(g->device, g->n * bytes);
     char *x = on_host(&b);
     int64_t wrong = 0;
-    put_bytes(x + g->rank * bytes, g->members[g->rank], g->rank * bytes, bytes);
+    put_bytes(x + g->rank * bytes, g->first + g->rank, g->rank * bytes, bytes);
     send_buffer(&b);
     g->comm->all_gather(g->comm, STREAM_SIDE, on_device(&b), n, dtype);
     g->comm->all_gather_end(g->comm, STREAM_SIDE);
     fetch_buffer(&b, "all_gather");
-    for (int m = 0; m < g->n; m++) wrong += wrong_bytes(x + m * bytes, g->members[m], m * bytes, bytes);
+    for (int m = 0; m < g->n; m++) wrong += wrong_bytes(x + m * bytes, g->first + m, m * bytes, bytes);
     CHECK(wrong == 0, "all_gather of %lld: %lld bytes wrong on rank %d of %d", (long long)n, (long long)wrong,
           g->rank, g->n);
     free_buffer(&b);
@@ -173,7 +171,7 @@ static void test_all_gather(const Group *g, int64_t n, DType dtype) {
 
 /* Who has the bytes that member `from` has for member `to`. */
 static int pair(const Group *g, int from, int to) {
-    return g->members[from] * 16 + g->members[to];
+    return (g->first + from) * 16 + g->first + to;
 }
 
 static void test_all_to_all(const Group *g, int64_t bytes) {
@@ -205,13 +203,13 @@ static int64_t integer(int rank, int64_t i) {
 static void test_sum_int64(const Group *g, int64_t n) {
     const Buffer b = new_buffer(g->device, n * 8);
     int64_t *x = on_host(&b), wrong = 0;
-    for (int64_t i = 0; i < n; i++) x[i] = integer(g->members[g->rank], i);
+    for (int64_t i = 0; i < n; i++) x[i] = integer(g->first + g->rank, i);
     send_buffer(&b);
     g->comm->sum_int64(g->comm, STREAM_MAIN, on_device(&b), n);
     fetch_buffer(&b, "sum_int64");
     for (int64_t i = 0; i < n; i++) {
         int64_t sum = 0;
-        for (int m = 0; m < g->n; m++) sum += integer(g->members[m], i);
+        for (int m = 0; m < g->n; m++) sum += integer(g->first + m, i);
         wrong += x[i] != sum;
     }
     CHECK(wrong == 0, "sum_int64 of %lld: %lld wrong on rank %d of %d", (long long)n, (long long)wrong,
@@ -241,12 +239,12 @@ static void test_graph(const Group *g, int64_t n) {
     Graph *graph = device->capture_end();
     if (!CHECK(graph != NULL, "the calls are not captured")) return;
     for (int again = 0; again < 3; again++) {
-        for (int64_t i = 0; i < g->n * n; i++) x[i] = number(g->members[g->rank], i + again);
+        for (int64_t i = 0; i < g->n * n; i++) x[i] = number(g->first + g->rank, i + again);
         send_buffer(&b);
         device->graph_launch(graph);
         fetch_buffer(&b, "a graph of calls");
         for (int64_t i = 0; i < g->n * n; i++) {
-            const float sum = sum_of(g->members, g->n, i + again, &size);
+            const float sum = sum_of(g->first, g->n, i + again, &size);
             wrong += !is_sum(x[i], sum, size, g->n);
         }
     }
@@ -290,8 +288,8 @@ static void gather_ranges(const Group *g, const Attached *a) {
 
 static void fill_attached(const Group *g, const Attached *a, int again) {
     float *x = on_host(&a->grads);
-    for (int64_t i = 0; i < a->begin[RANGES]; i++) x[i] = number(g->members[g->rank], i + again);
-    put_bytes(on_host(&a->weights), g->members[g->rank], again, 2 * a->begin[RANGES]);
+    for (int64_t i = 0; i < a->begin[RANGES]; i++) x[i] = number(g->first + g->rank, i + again);
+    put_bytes(on_host(&a->weights), g->first + g->rank, again, 2 * a->begin[RANGES]);
     send_buffer(&a->weights);
     send_buffer(&a->grads);
 }
@@ -303,7 +301,7 @@ static int64_t wrong_weights(const Group *g, const Attached *a, int again) {
     for (int k = 0; k < RANGES; k++) {
         const int64_t begin = 2 * a->begin[k], part = (2 * a->begin[k + 1] - begin) / g->n;
         for (int m = 0; k != HOLE && m < g->n; m++)
-            wrong += wrong_bytes(w + begin + m * part, g->members[m], begin + m * part + again, part);
+            wrong += wrong_bytes(w + begin + m * part, g->first + m, begin + m * part + again, part);
     }
     return wrong;
 }
@@ -318,7 +316,7 @@ static void check_attached(const Group *g, const Attached *a, int again) {
         const int64_t begin = a->begin[k], part = (a->begin[k + 1] - begin) / g->n;
         if (k == HOLE) continue;
         for (int64_t i = begin + g->rank * part; i < begin + (g->rank + 1) * part; i++) {
-            const float sum = sum_of(g->members, g->n, i + again, &size);
+            const float sum = sum_of(g->first, g->n, i + again, &size);
             wrong += exact ? x[i] != sum : !is_sum(x[i], sum, size, g->n);
         }
     }
@@ -330,7 +328,7 @@ static void check_attached(const Group *g, const Attached *a, int again) {
 /* Gathers alone: a slow rank still reads what the last one brought. */
 static void gather_again(const Group *g, const Attached *a) {
     for (int again = 10; again < 14; again++) {
-        put_bytes(on_host(&a->weights), g->members[g->rank], again, 2 * a->begin[RANGES]);
+        put_bytes(on_host(&a->weights), g->first + g->rank, again, 2 * a->begin[RANGES]);
         send_buffer(&a->weights);
         gather_ranges(g, a);
         if (again % g->n == g->rank) usleep(5000);
@@ -382,11 +380,11 @@ static void test_attached(const Group *g) {
 static void test_host_sums(const Group *g, int64_t n) {
     double *x = malloc((size_t)n * sizeof *x);
     int64_t wrong = 0;
-    for (int64_t i = 0; i < n; i++) x[i] = number(g->members[g->rank], i) / 3.0;
+    for (int64_t i = 0; i < n; i++) x[i] = number(g->first + g->rank, i) / 3.0;
     g->comm->sum_on_host(g->comm, x, n);
     for (int64_t i = 0; i < n; i++) {
-        double sum = number(g->members[0], i) / 3.0;
-        for (int m = 1; m < g->n; m++) sum += number(g->members[m], i) / 3.0;
+        double sum = number(g->first, i) / 3.0;
+        for (int m = 1; m < g->n; m++) sum += number(g->first + m, i) / 3.0;
         wrong += x[i] != sum;
     }
     CHECK(wrong == 0, "sum_on_host of %lld: %lld wrong", (long long)n, (long long)wrong);
@@ -398,9 +396,9 @@ static void test_host_gather(const Group *g, int64_t bytes) {
     char *mine = malloc((size_t)bytes), *all = malloc((size_t)(g->n * bytes + 1));
     int64_t wrong = 0;
     all[g->n * bytes] = 'g';
-    put_bytes(mine, g->members[g->rank], 0, bytes);
+    put_bytes(mine, g->first + g->rank, 0, bytes);
     g->comm->gather_on_host(g->comm, all, mine, bytes);
-    for (int m = 0; m < g->n; m++) wrong += wrong_bytes(all + m * bytes, g->members[m], 0, bytes);
+    for (int m = 0; m < g->n; m++) wrong += wrong_bytes(all + m * bytes, g->first + m, 0, bytes);
     CHECK(wrong == 0 && all[g->n * bytes] == 'g', "gather_on_host of %lld bytes: %lld wrong",
           (long long)bytes, (long long)wrong);
     free(mine);
@@ -409,9 +407,9 @@ static void test_host_gather(const Group *g, int64_t bytes) {
 
 static void test_broadcast(const Group *g, int64_t bytes) {
     char *x = malloc((size_t)bytes);
-    put_bytes(x, g->members[g->rank], 0, bytes);
+    put_bytes(x, g->first + g->rank, 0, bytes);
     g->comm->broadcast_on_host(g->comm, x, bytes);
-    const int64_t wrong = wrong_bytes(x, g->members[0], 0, bytes);
+    const int64_t wrong = wrong_bytes(x, g->first, 0, bytes);
     CHECK(wrong == 0, "broadcast_on_host of %lld bytes: %lld wrong", (long long)bytes, (long long)wrong);
     free(x);
 }
@@ -425,7 +423,7 @@ static void test_agree(const Group *g, int first) {
     const bool ok = g->comm->agree(g->comm, !fails, &err);
     CHECK(ok == (first >= g->n), "rank %d thinks %d", g->rank, ok);
     if (ok || first >= g->n) return;
-    snprintf(name, sizeof name, "rank %d (", g->members[first]);
+    snprintf(name, sizeof name, "rank %d (", g->first + first);
     CHECK(strncmp(err.text, name, strlen(name)) == 0 && strstr(err.text, "is full") &&
               err.exit_code == 10 + first,
           "rank %d has '%s', exit code %d", g->rank, err.text, err.exit_code);
@@ -445,6 +443,10 @@ static void test_calls(const Group *g, bool is_large) {
     }
     if (is_large) test_all_to_all(g, 4 * LARGE);
     test_graph(g, 100003);
+}
+
+/* Those that a Comm of all ranks has. */
+static void test_calls_of_all(const Group *g) {
     test_attached(g);
     test_host_sums(g, 1);
     test_host_sums(g, 20001);
@@ -462,15 +464,16 @@ static void calls_of_rank(Rendezvous *r, const void *context) {
     if (!REQUIRE(c->device->open(r->ranks.rank, &err), "%s", err.text)) exit(1);
     Group g = {.comm = open_comm(c, r, &err),
                .device = c->device,
-               .members = c->groups[r->ranks.rank],
+               .first = r->ranks.rank / c->n_members * c->n_members,
+               .rank = r->ranks.rank % c->n_members,
                .n = c->n_members};
     Comm *second = g.comm ? open_comm(c, r, &err) : NULL;
     if (!CHECK(second != NULL, "%s", err.text)) return;
-    while (g.members[g.rank] != r->ranks.rank) g.rank++;
     CHECK(g.comm->ranks.rank == g.rank && g.comm->ranks.n_ranks == g.n, "rank %d of %d", g.comm->ranks.rank,
           g.comm->ranks.n_ranks);
     CHECK(g.comm->fixed_bytes > 0, "it takes memory");
     test_calls(&g, c->is_large);
+    if (g.n == r->ranks.n_ranks) test_calls_of_all(&g);
     Group other = g;
     other.comm = second;
     for (int i = 0; i < 3; i++) {
@@ -479,11 +482,4 @@ static void calls_of_rank(Rendezvous *r, const void *context) {
     }
     comm_close(second);
     comm_close(g.comm);
-}
-
-__attribute__((unused)) static Case everyone(const Device *device, bool is_nccl, int n) {
-    Case c = {.device = device, .n_members = n, .is_nccl = is_nccl};
-    for (int rank = 0; rank < n; rank++)
-        for (int i = 0; i < n; i++) c.groups[rank][i] = i;
-    return c;
 }

@@ -6,11 +6,14 @@ typedef struct GroupComm GroupComm;
 struct GroupComm {
     Comm comm; /* its ranks count within the group */
     Rendezvous *rendezvous;
-    int *members; /* (comm.ranks.n_ranks) ranks of the rendezvous */
     const char *description;
     void (*close)(GroupComm *group);
 };
 
-/* Fills ranks, members and the host's calls; the transport adds its own. */
-bool group_open(GroupComm *group, Rendezvous *r, const int *members, int n, Error *err);
-void group_free(GroupComm *group);
+/* The rank of the run that is this member of the group. */
+static inline int rank_of(const GroupComm *group, int member) {
+    return group->rendezvous->ranks.rank - group->comm.ranks.rank + member;
+}
+
+/* Fills the ranks and the host's calls; the transport adds its own. */
+void group_open(GroupComm *group, Rendezvous *r, int n);

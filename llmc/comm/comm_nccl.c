@@ -169,7 +169,7 @@ static bool disconnect_ranks(NcclComm *c) {
 }
 
 static void close_nccl(GroupComm *group) {
-    if (disconnect_ranks((NcclComm *)group)) group_free(group);
+    if (disconnect_ranks((NcclComm *)group)) free(group);
 }
 
 /* ---- open ---- */
@@ -177,15 +177,15 @@ static void close_nccl(GroupComm *group) {
 /* Every group's first member makes an id, and all get it. */
 static bool share_id(const NcclComm *c, NcclId *id, Error *err) {
     Rendezvous *r = c->group.rendezvous;
-    NcclId mine = {{0}}, *all = malloc((size_t)r->ranks.n_ranks * sizeof *all);
-    bool ok = all || fail(err, EXIT_RUN, "out of memory");
-    if (ok && c->group.comm.ranks.rank == 0) {
+    NcclId mine = {{0}}, *all = must_allocate((size_t)r->ranks.n_ranks * sizeof *all, "NCCL's ids");
+    bool ok = true;
+    if (c->group.comm.ranks.rank == 0) {
         const NcclResult result = c->nccl->ncclGetUniqueId(&mine);
         ok = result == NCCL_SUCCESS || fail_nccl(c, result, "ncclGetUniqueId", err);
     }
     ok = ranks_agree(r, ok, err);
     if (ok) rendezvous_gather(r, all, &mine, sizeof mine);
-    if (ok) *id = all[c->group.members[0]];
+    if (ok) *id = all[rank_of(&c->group, 0)];
     free(all);
     return ok;
 }
@@ -255,23 +255,12 @@ static void detach(Comm *comm) {
 
 /* ---- a Comm ---- */
 
-static bool open_nccl(NcclComm *c, Rendezvous *r, const Device *device, const int *members, int n,
-                      Error *err) {
-    if (!group_open(&c->group, r, members, n, err)) return false;
-    c->device = device;
-    c->nccl = nccl_open(err);
-    return c->nccl != NULL;
-}
-
-Comm *comm_nccl_open(Rendezvous *r, const Device *device, const int *members, int n, NcclLoad load,
-                     Error *err) {
-    NcclComm *c = calloc(1, sizeof *c);
-    bool ok = c || fail(err, EXIT_RUN, "out of memory");
-    ok = ranks_agree(r, ok && open_nccl(c, r, device, members, n, err), err);
-    if (ok) c->load = load, c->first = !is_loaded;
-    ok = ok && connect_all(c, err);
-    if (!ok) {
-        if (c) close_nccl(&c->group);
+Comm *comm_nccl_open(Rendezvous *r, const Device *device, int n, NcclLoad load, Error *err) {
+    NcclComm *c = must_allocate(sizeof *c, "a communicator");
+    *c = (NcclComm){.device = device, .nccl = nccl_open(err), .load = load, .first = !is_loaded};
+    group_open(&c->group, r, n);
+    if (!ranks_agree(r, c->nccl != NULL, err) || !connect_all(c, err)) {
+        close_nccl(&c->group);
         return NULL;
     }
     is_loaded = true;

@@ -8,18 +8,18 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/socket.h>
 #include <unistd.h>
 #include "mesh.h"
+#include "socket.h"
 #include "watchdog.h"
 
 enum { STAGING_BYTES = 4 << 20 }; /* for the pieces of all members together */
 
-/* What is left to send to a member and to receive from it. */
+/* What a member gets, and what it sends. */
 typedef struct Transfer {
     const char *out;
     char *in;
-    size_t out_left, in_left;
+    size_t bytes, sent, received; /* each way */
 } Transfer;
 
 typedef struct SocketComm {
@@ -33,31 +33,13 @@ typedef struct SocketComm {
 
 /* ---- transfers ---- */
 
-static _Noreturn void lost(const SocketComm *c, int member, const char *why) {
+/* errno says why, 0: it closed. */
+static _Noreturn void lost(const SocketComm *c, int member) {
+    const char *why = errno ? strerror(errno) : "it is closed";
     char text[256], name[RANK_NAME_BYTES];
-    rank_name(name, c->group.rendezvous, c->group.members[member]);
+    rank_name(name, c->group.rendezvous, rank_of(&c->group, member));
     snprintf(text, sizeof text, "the connection with %s is lost in %s: %s", name, c->call, why);
     watchdog_lost(text);
-}
-
-/* Moves what the socket takes or has now. */
-static void send_some(const SocketComm *c, int member) {
-    Transfer *t = &c->transfers[member];
-    const ssize_t n = send(c->sockets[member], t->out, t->out_left, MSG_NOSIGNAL);
-    if (n < 0 && errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR) lost(c, member, strerror(errno));
-    if (n <= 0) return;
-    t->out += n;
-    t->out_left -= (size_t)n;
-}
-
-static void receive_some(const SocketComm *c, int member) {
-    Transfer *t = &c->transfers[member];
-    const ssize_t n = recv(c->sockets[member], t->in, t->in_left, 0);
-    if (n == 0) lost(c, member, "it is closed");
-    if (n < 0 && errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR) lost(c, member, strerror(errno));
-    if (n <= 0) return;
-    t->in += n;
-    t->in_left -= (size_t)n;
 }
 
 /* Fills c->polled; returns whether anything is left. */
@@ -65,11 +47,21 @@ static bool anything_left(const SocketComm *c) {
     bool left = false;
     for (int i = 0; i < c->group.comm.ranks.n_ranks; i++) {
         const Transfer *t = &c->transfers[i];
-        const short events = (short)((t->out_left ? POLLOUT : 0) | (t->in_left ? POLLIN : 0));
+        const short events =
+            (short)((t->sent < t->bytes ? POLLOUT : 0) | (t->received < t->bytes ? POLLIN : 0));
         c->polled[i] = (struct pollfd){.fd = events ? c->sockets[i] : -1, .events = events};
         left = left || events;
     }
     return left;
+}
+
+/* Moves what the member's socket has or takes now. */
+static void move_some(const SocketComm *c, int member, short events) {
+    Transfer *t = &c->transfers[member];
+    const int fd = c->sockets[member];
+    if ((events && !socket_receive_some(fd, t->in, t->bytes, &t->received)) ||
+        (events & ~POLLIN && !socket_send_some(fd, t->out, t->bytes, &t->sent)))
+        lost(c, member);
 }
 
 /* With all other members at once: member r gets `bytes` from out + r * stride, and what it sends comes to in + r * bytes. One
@@ -77,17 +69,12 @@ static bool anything_left(const SocketComm *c) {
 static void exchange(const SocketComm *c, const void *out, size_t stride, void *in, size_t bytes) {
     const Ranks ranks = c->group.comm.ranks;
     for (int r = 0; r < ranks.n_ranks; r++)
-        if (r != ranks.rank)
-            c->transfers[r] = (Transfer){.out = (const char *)out + (size_t)r * stride,
-                                         .in = (char *)in + (size_t)r * bytes,
-                                         .out_left = bytes,
-                                         .in_left = bytes};
+        c->transfers[r] = (Transfer){.out = (const char *)out + (size_t)r * stride,
+                                     .in = (char *)in + (size_t)r * bytes,
+                                     .bytes = r == ranks.rank ? 0 : bytes};
     while (anything_left(c)) {
         if (poll(c->polled, (nfds_t)ranks.n_ranks, -1) < 0) continue; /* a signal */
-        for (int i = 0; i < ranks.n_ranks; i++) {
-            if (c->polled[i].revents && c->transfers[i].in_left) receive_some(c, i);
-            if (c->polled[i].revents & ~POLLIN && c->transfers[i].out_left) send_some(c, i);
-        }
+        for (int i = 0; i < ranks.n_ranks; i++) move_some(c, i, c->polled[i].revents);
     }
 }
 
@@ -164,37 +151,28 @@ size_t comm_sockets_fixed_bytes(void) {
 
 static void close_sockets(GroupComm *group) {
     SocketComm *c = (SocketComm *)group;
-    for (int i = 0; c->sockets && i < group->comm.ranks.n_ranks; i++)
+    for (int i = 0; i < group->comm.ranks.n_ranks; i++)
         if (c->sockets[i] >= 0) close(c->sockets[i]);
     free(c->sockets);
     free(c->transfers);
     free(c->polled);
     free(c->staging);
-    group_free(group);
+    free(c);
 }
 
-static bool allocate(SocketComm *c, Error *err) {
-    const size_t n = (size_t)c->group.comm.ranks.n_ranks;
-    c->sockets = malloc(n * sizeof *c->sockets);
-    c->transfers = calloc(n, sizeof *c->transfers);
-    c->polled = malloc(n * sizeof *c->polled);
-    c->staging = malloc(STAGING_BYTES);
-    for (size_t i = 0; c->sockets && i < n; i++) c->sockets[i] = -1;
-    return (c->sockets && c->transfers && c->polled && c->staging) ||
-           fail(err, EXIT_RUN, "no memory for the connections with %zu ranks", n);
-}
-
-Comm *comm_sockets_open(Rendezvous *r, const int *members, int n, Error *err) {
-    SocketComm *c = calloc(1, sizeof *c);
-    Mesh *mesh = NULL;
-    bool ok = c || fail(err, EXIT_RUN, "no memory for a group of ranks");
-    ok = ok && group_open(&c->group, r, members, n, err) && allocate(c, err) &&
-         (mesh = mesh_listen(&c->group, err)) != NULL;
-    ok = ranks_agree(r, ok, err);
-    if (ok) ok = ranks_agree(r, mesh_connect(mesh, &c->group, c->sockets, err), err);
-    mesh_free(mesh);
-    if (!ok) {
-        if (c) close_sockets(&c->group);
+Comm *comm_sockets_open(Rendezvous *r, int n, Error *err) {
+    static const char what[] = "the connections of ranks";
+    SocketComm *c = must_allocate(sizeof *c, what);
+    *c = (SocketComm){
+        .sockets = must_allocate((size_t)n * sizeof *c->sockets, what),
+        .transfers = must_allocate((size_t)n * sizeof *c->transfers, what),
+        .polled = must_allocate((size_t)n * sizeof *c->polled, what),
+        .staging = must_allocate(STAGING_BYTES, what),
+    };
+    for (int i = 0; i < n; i++) c->sockets[i] = -1;
+    group_open(&c->group, r, n);
+    if (!mesh_open(&c->group, c->sockets, err)) {
+        close_sockets(&c->group);
         return NULL;
     }
     c->group.close = close_sockets;

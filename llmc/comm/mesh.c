@@ -26,11 +26,13 @@ typedef struct Hello {
     int64_t member;
 } Hello;
 
-struct Mesh {
-    int fd;
-    Listener mine;
+typedef struct Mesh {
+    const GroupComm *group;
+    int listening;
     Listener *all; /* (ranks of the rendezvous) */
-};
+    int *sockets;  /* (members) */
+    double deadline;
+} Mesh;
 
 /* ---- listening ---- */
 
@@ -44,39 +46,22 @@ static void own_address(const Rendezvous *r, char *text, size_t size) {
         text[0] = '\0';
 }
 
-static bool open_mesh(Mesh *mesh, const Rendezvous *r, Error *err) {
-    const size_t size = sizeof mesh->mine.token;
+static bool start_listening(Mesh *mesh, Listener *mine, Error *err) {
+    const Rendezvous *r = mesh->group->rendezvous;
     int port = 0;
-    own_address(r, mesh->mine.address, sizeof mesh->mine.address);
-    mesh->fd = socket_listen(r->place.address, &port, err);
-    if (mesh->fd < 0) return false;
-    mesh->mine.port = port;
-    mesh->all = malloc((size_t)r->ranks.n_ranks * sizeof *mesh->all);
-    return (mesh->all && getrandom(&mesh->mine.token, size, 0) == (ssize_t)size) ||
-           fail(err, EXIT_RUN, "out of memory for %d ranks", r->ranks.n_ranks);
-}
-
-Mesh *mesh_listen(const GroupComm *group, Error *err) {
-    Mesh *mesh = calloc(1, sizeof *mesh);
-    if (!mesh) fail(err, EXIT_RUN, "out of memory");
-    if (mesh) mesh->fd = -1;
-    if (mesh && open_mesh(mesh, group->rendezvous, err)) return mesh;
-    mesh_free(mesh);
-    return NULL;
-}
-
-void mesh_free(Mesh *mesh) {
-    if (!mesh) return;
-    if (mesh->fd >= 0) close(mesh->fd);
-    free(mesh->all);
-    free(mesh);
+    own_address(r, mine->address, sizeof mine->address);
+    mesh->listening = socket_listen(r->place.address, &port, err);
+    mine->port = port;
+    return mesh->listening >= 0 &&
+           (getrandom(&mine->token, sizeof mine->token, 0) == (ssize_t)sizeof mine->token ||
+            fail(err, EXIT_RUN, "no random number: %s", strerror(errno)));
 }
 
 /* ---- connecting ---- */
 
-static bool fail_to_reach(const GroupComm *group, int member, const char *why, Error *err) {
+static bool fail_to_reach(const Mesh *mesh, int member, const char *why, Error *err) {
     char name[RANK_NAME_BYTES];
-    rank_name(name, group->rendezvous, group->members[member]);
+    rank_name(name, mesh->group->rendezvous, rank_of(mesh->group, member));
     return fail(
         err, EXIT_RUN,
         "no connection with %s: %s; hint: ranks reach each other at ports of the system's choice, which "
@@ -84,57 +69,74 @@ static bool fail_to_reach(const GroupComm *group, int member, const char *why, E
         name, why);
 }
 
-static bool connect_to(const Mesh *mesh, const GroupComm *group, int member, double deadline, int *fd,
-                       Error *err) {
-    const Rendezvous *r = group->rendezvous;
-    const Listener *theirs = &mesh->all[group->members[member]];
-    const Hello hello = {mesh->all[group->members[0]].token, group->comm.ranks.rank};
+static uint64_t token_of_group(const Mesh *mesh) {
+    return mesh->all[rank_of(mesh->group, 0)].token;
+}
+
+static bool connect_to(const Mesh *mesh, int member, Error *err) {
+    const Listener *theirs = &mesh->all[rank_of(mesh->group, member)];
+    const char *address = theirs->address[0] ? theirs->address : mesh->group->rendezvous->place.address;
+    const Hello hello = {token_of_group(mesh), mesh->group->comm.ranks.rank};
     Error why = {0};
-    *fd =
-        socket_connect(theirs->address[0] ? theirs->address : r->place.address, theirs->port, deadline, &why);
-    if (*fd < 0) return fail_to_reach(group, member, why.text, err);
-    return socket_send(*fd, &hello, sizeof hello, deadline) ||
-           fail_to_reach(group, member, strerror(errno), err);
+    const int fd = mesh->sockets[member] = socket_connect(address, theirs->port, mesh->deadline, &why);
+    if (fd < 0) return fail_to_reach(mesh, member, why.text, err);
+    return socket_send(fd, &hello, sizeof hello, mesh->deadline) ||
+           fail_to_reach(mesh, member, strerror(errno), err);
 }
 
 /* The member that connected and is still awaited, or -1: it was another. */
-static int hear_hello(const Mesh *mesh, const GroupComm *group, int fd, const int *sockets) {
+static int hear_hello(const Mesh *mesh, int fd) {
+    const Ranks ranks = mesh->group->comm.ranks;
     Hello hello;
     if (!socket_receive(fd, &hello, sizeof hello, clock_seconds() + hello_seconds) ||
-        hello.token != mesh->all[group->members[0]].token)
+        hello.token != token_of_group(mesh) || hello.member <= ranks.rank || hello.member >= ranks.n_ranks ||
+        mesh->sockets[hello.member] >= 0)
         return -1;
-    const int64_t member = hello.member;
-    const Ranks ranks = group->comm.ranks;
-    return member > ranks.rank && member < ranks.n_ranks && sockets[member] < 0 ? (int)member : -1;
+    return (int)hello.member;
 }
 
-static int first_missing(const GroupComm *group, const int *sockets) {
-    for (int i = group->comm.ranks.rank + 1; i < group->comm.ranks.n_ranks; i++)
-        if (sockets[i] < 0) return i;
+static int first_missing(const Mesh *mesh) {
+    const Ranks ranks = mesh->group->comm.ranks;
+    for (int i = ranks.rank + 1; i < ranks.n_ranks; i++)
+        if (mesh->sockets[i] < 0) return i;
     return -1;
 }
 
 /* A stranger that says nothing holds the others up for hello_seconds. */
-static bool accept_all(const Mesh *mesh, const GroupComm *group, double deadline, int *sockets, Error *err) {
-    for (int missing; (missing = first_missing(group, sockets)) >= 0;) {
-        struct pollfd p = {.fd = mesh->fd, .events = POLLIN};
-        if (clock_seconds() > deadline) return fail_to_reach(group, missing, "it does not connect", err);
+static bool accept_all(const Mesh *mesh, Error *err) {
+    for (int missing; (missing = first_missing(mesh)) >= 0;) {
+        struct pollfd p = {.fd = mesh->listening, .events = POLLIN};
+        if (clock_seconds() > mesh->deadline) return fail_to_reach(mesh, missing, "it does not connect", err);
         poll(&p, 1, 100);
-        const int fd = socket_accept(mesh->fd);
+        const int fd = socket_accept(mesh->listening);
         if (fd < 0) continue;
-        const int member = hear_hello(mesh, group, fd, sockets);
+        const int member = hear_hello(mesh, fd);
         if (member >= 0)
-            sockets[member] = fd;
+            mesh->sockets[member] = fd;
         else
             close(fd);
     }
     return true;
 }
 
-bool mesh_connect(Mesh *mesh, const GroupComm *group, int *sockets, Error *err) {
-    const double deadline = clock_seconds() + connect_seconds;
-    rendezvous_gather(group->rendezvous, mesh->all, &mesh->mine, sizeof mesh->mine);
-    for (int i = 0; i < group->comm.ranks.rank; i++)
-        if (!connect_to(mesh, group, i, deadline, &sockets[i], err)) return false;
-    return accept_all(mesh, group, deadline, sockets, err);
+static bool connect_all(const Mesh *mesh, Error *err) {
+    for (int i = 0; i < mesh->group->comm.ranks.rank; i++)
+        if (!connect_to(mesh, i, err)) return false;
+    return accept_all(mesh, err);
+}
+
+bool mesh_open(const GroupComm *group, int *sockets, Error *err) {
+    Rendezvous *r = group->rendezvous;
+    const size_t bytes = (size_t)r->ranks.n_ranks * sizeof(Listener);
+    Mesh mesh = {.group = group, .sockets = sockets, .all = must_allocate(bytes, "where ranks listen")};
+    Listener mine = {.port = 0};
+    bool ok = ranks_agree(r, start_listening(&mesh, &mine, err), err);
+    if (ok) {
+        mesh.deadline = clock_seconds() + connect_seconds;
+        rendezvous_gather(r, mesh.all, &mine, sizeof mine);
+        ok = ranks_agree(r, connect_all(&mesh, err), err);
+    }
+    if (mesh.listening >= 0) close(mesh.listening);
+    free(mesh.all);
+    return ok;
 }

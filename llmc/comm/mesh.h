@@ -2,9 +2,6 @@
 #pragma once
 #include "comm_host.h"
 
-typedef struct Mesh Mesh;
-Mesh *mesh_listen(const GroupComm *group, Error *err);
-/* sockets (n) by member, non-blocking; its own is left as it is. Addresses go around by the rendezvous, so all ranks call
- * it together, each for its group. On failure those that are open are in `sockets`, which begins with -1. */
-bool mesh_connect(Mesh *mesh, const GroupComm *group, int *sockets, Error *err);
-void mesh_free(Mesh *mesh); /* NULL is fine */
+/* sockets (n) by member, non-blocking; its own is left as it is. All ranks of the rendezvous call it together, each for its
+ * group; where one fails all have its err. Those that are open then are in `sockets`, which begins with -1. */
+bool mesh_open(const GroupComm *group, int *sockets, Error *err);

@@ -155,18 +155,23 @@ int socket_connect(const char *address, int port, double deadline, Error *err) {
 
 /* ---- data ---- */
 
-bool socket_send(int fd, const void *data, size_t bytes, double deadline) {
-    const char *at = data;
-    while (bytes) {
-        const ssize_t n = send(fd, at, bytes, MSG_NOSIGNAL | MSG_DONTWAIT);
-        if (n > 0)
-            at += n, bytes -= (size_t)n;
-        else if (errno == EAGAIN && !await(fd, POLLOUT, deadline))
-            return false;
-        else if (errno != EAGAIN && errno != EINTR)
-            return false;
+bool socket_send_some(int fd, const void *data, size_t bytes, size_t *sent) {
+    while (*sent < bytes) {
+        const ssize_t n = send(fd, (const char *)data + *sent, bytes - *sent, MSG_NOSIGNAL | MSG_DONTWAIT);
+        if (n < 0 && errno == EINTR) continue;
+        if (n < 0) return errno == EAGAIN;
+        *sent += (size_t)n;
     }
     return true;
+}
+
+bool socket_send(int fd, const void *data, size_t bytes, double deadline) {
+    size_t sent = 0;
+    while (socket_send_some(fd, data, bytes, &sent)) {
+        if (sent == bytes) return true;
+        if (!await(fd, POLLOUT, deadline)) return false;
+    }
+    return false;
 }
 
 bool socket_receive_some(int fd, void *data, size_t bytes, size_t *got) {

@@ -14,7 +14,9 @@ int socket_connect(const char *address, int port, double deadline, Error *err);
 /* False where the peer is gone or the deadline passed; errno says why, 0: the peer closed. */
 bool socket_send(int fd, const void *data, size_t bytes, double deadline);
 bool socket_receive(int fd, void *data, size_t bytes, double deadline);
-/* What is there of the `bytes` without waiting, behind the *got that were there before; false: no more will come. */
+/* What the connection takes, or has, of the `bytes` without waiting, behind the *sent or *got before; false: no more will
+ * go, or come. */
+bool socket_send_some(int fd, const void *data, size_t bytes, size_t *sent);
 bool socket_receive_some(int fd, void *data, size_t bytes, size_t *got);
 /* The peer has closed, whatever is left to read. */
 bool socket_is_closed(int fd);

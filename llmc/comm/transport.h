@@ -4,16 +4,15 @@
 #include "llmc/model/comm.h"
 #include "rendezvous.h"
 
-/* CPU ranks: sockets between every two. `members` (n) are the ranks of the group in their order, this one among them:
- * the Comm's ranks count within it. All ranks of the rendezvous call it together, each with its own group. */
-Comm *comm_sockets_open(Rendezvous *r, const int *members, int n, Error *err);
+/* A Comm is of all ranks of the rendezvous, or of a group of n neighbours, n a divisor of all: its ranks count within the
+ * group. All ranks open it together. CPU ranks: sockets between every two. */
+Comm *comm_sockets_open(Rendezvous *r, int n, Error *err);
 /* What NCCL carries. Light: where gradients and weights go by copies, sums and what saves gather; few CTAs then do, which
  * take less memory. Where they do not, or all_to_all is called: heavy. */
 typedef enum { NCCL_LIGHT, NCCL_HEAVY } NcclLoad;
 /* GPUs: NCCL, opened at run time; the device is open. A light Comm whose ranks do not reach each other's memory becomes a
  * heavy one when memory is attached. */
-Comm *comm_nccl_open(Rendezvous *r, const Device *device, const int *members, int n, NcclLoad load,
-                     Error *err);
+Comm *comm_nccl_open(Rendezvous *r, const Device *device, int n, NcclLoad load, Error *err);
 /* Light where it was asked for and copies are not known to be impossible. */
 NcclLoad comm_nccl_load(NcclLoad asked, bool one_host);
 /* Their Comm.fixed_bytes and .attached_bytes, for a plan without a Comm, too. The first Comm loads NCCL's kernels. */

@@ -6,7 +6,8 @@
  *
  * Calls with a stream work on device memory, queued on that stream behind what it has (events put the streams in order),
  * and may be captured into a graph; where the device is not asynchronous they wait. The others work on the host and wait
- * for the other ranks. A rank that is lost ends the process from within the call (llmc/comm/watchdog.h says so to the user). */
+ * for the other ranks; a Comm of some ranks alone, which share sequences out, has none of them, and is not attached. A
+ * rank that is lost ends the process from within the call (llmc/comm/watchdog.h says so to the user). */
 #pragma once
 #include "llmc/base/ranks.h"
 #include "ops.h"

@@ -125,17 +125,7 @@ static void settings_text(const Settings *s, char *text, size_t size) {
 /* With the n ranks around this one: all, or its neighbours, which share sequences out. */
 static Comm *open_comm(Run *run, int n, NcclLoad load, Error *err) {
     Rendezvous *r = &run->rendezvous;
-    int *members = malloc((size_t)n * sizeof *members);
-    const int first = r->ranks.rank / n * n;
-    Comm *comm = NULL;
-    for (int i = 0; members && i < n; i++) members[i] = first + i;
-    if (!members)
-        fail(err, EXIT_RUN, "no memory for %d ranks", n);
-    else
-        comm = on_cpu(run) ? comm_sockets_open(r, members, n, err)
-                           : comm_nccl_open(r, run->ops->device, members, n, load, err);
-    free(members);
-    return comm;
+    return on_cpu(run) ? comm_sockets_open(r, n, err) : comm_nccl_open(r, run->ops->device, n, load, err);
 }
 
 /* A failure that all ranks know: one line, from rank 0. */

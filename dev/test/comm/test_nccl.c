@@ -8,8 +8,6 @@
 #include "dev/test/shared_device.h"
 #include "llmc/comm/nccl.h"
 
-static const int members[] = {0, 1};
-
 /* Compiles the stand-in with the C compiler's `flags`; false where there is none. */
 static bool build_fake(const char *name, const char *flags) {
     const char *cc = getenv("CC");
@@ -34,7 +32,7 @@ static void open_wrong(Rendezvous *r, const void *context) {
     setenv("FAKE_NCCL", w->mode, 1);
     unsetenv("NCCL_NVLS_ENABLE");
     if (strcmp(w->mode, "stuck_start") == 0) nccl_seconds = 0.3;
-    Comm *comm = comm_nccl_open(r, &device_cpu, members, 2, NCCL_LIGHT, &err);
+    Comm *comm = comm_nccl_open(r, &device_cpu, 2, NCCL_LIGHT, &err);
     const char *multicast = getenv("NCCL_NVLS_ENABLE");
     CHECK(multicast && strcmp(multicast, "0") == 0, "NVLink's multicast is on");
     CHECK(!comm && err.exit_code == 1 && strncmp(err.text, "rank 0 (", 8) == 0 && strstr(err.text, w->said),
@@ -70,7 +68,7 @@ static void open_broken(Rendezvous *r, const void *context) {
     dup2(said, STDERR_FILENO);
     setenv("FAKE_NCCL", context, 1);
     if (strcmp(context, "stuck") == 0) nccl_seconds = 0.3;
-    comm_nccl_open(r, &device_cpu, members, 2, NCCL_LIGHT, &err);
+    comm_nccl_open(r, &device_cpu, 2, NCCL_LIGHT, &err);
     CHECK(false, "rank %d goes on: %s", r->ranks.rank, err.text);
 }
 
@@ -91,16 +89,13 @@ static void test_broken(const char *mode, const char *line) {
 
 static void test_calls_over_fake(void) {
     for (int n = 1; n <= 3; n++) {
-        const Case c = everyone(&device_cpu, true, n);
+        const Case c = {.device = &device_cpu, .n_members = n, .is_nccl = true};
         run_ranks(n, calls_of_rank, &c, NULL);
     }
-    const Case crossed = {
-        .device = &device_cpu, .is_nccl = true, .n_members = 2, .groups = {{2, 0}, {3, 1}, {2, 0}, {3, 1}}
-    };
-    run_ranks(4, calls_of_rank, &crossed, NULL);
+    const Case pairs = {.device = &device_cpu, .n_members = 2, .is_nccl = true};
+    run_ranks(4, calls_of_rank, &pairs, NULL);
     setenv("FAKE_NCCL", "slow", 1);
-    const Case c = everyone(&device_cpu, true, 2);
-    run_ranks(2, calls_of_rank, &c, NULL);
+    run_ranks(2, calls_of_rank, &pairs, NULL);
     unsetenv("FAKE_NCCL");
 }
 
@@ -126,10 +121,7 @@ static void attach_and_step(Rendezvous *r, const void *context) {
     shared_device_is(r->ranks.rank);
     shared_device.reaches_none = p->reaches_none;
     shared_device.refuses = p->refuses, shared_device.loses_flags = p->loses_flags;
-    Group g = {.comm = open_comm(c, r, &err),
-               .device = c->device,
-               .members = c->groups[r->ranks.rank],
-               .n = c->n_members};
+    Group g = {.comm = open_comm(c, r, &err), .device = c->device, .n = c->n_members};
     if (!REQUIRE(g.comm != NULL, "%s", err.text)) return;
     g.rank = g.comm->ranks.rank;
     CHECK(is_of_load(g.comm, c->load), "opened with %s CTAs, %zu bytes", getenv("FAKE_NCCL_CTAS"),
@@ -143,32 +135,27 @@ static void attach_and_step(Rendezvous *r, const void *context) {
     comm_close(g.comm);
 }
 
+static Case of_all(const Device *device, int n) {
+    return (Case){.device = device, .n_members = n, .is_nccl = true};
+}
+
 static void test_peers(void) {
     const Device device = shared_device_open();
     for (int n = 2; n <= 4; n++) {
-        const PeersCase p = {
-            .c = everyone(&device, true, n), .refuses = -1, .reaches_none = -1, .copies = true};
+        const PeersCase p = {.c = of_all(&device, n), .refuses = -1, .reaches_none = -1, .copies = true};
         run_ranks(n, attach_and_step, &p, NULL);
     }
-    PeersCase heavy = {.c = everyone(&device, true, 2), .refuses = -1, .reaches_none = -1, .copies = true};
+    PeersCase heavy = {.c = of_all(&device, 2), .refuses = -1, .reaches_none = -1, .copies = true};
     heavy.c.load = NCCL_HEAVY;
     run_ranks(2, attach_and_step, &heavy, NULL);
-    const PeersCase crossed = {
-        .c = {.device = &device, .is_nccl = true, .n_members = 2, .groups = {{2, 0}, {3, 1}, {2, 0}, {3, 1}}},
-        .refuses = -1,
-        .reaches_none = -1,
-        .copies = true,
-    };
-    run_ranks(4, attach_and_step, &crossed, NULL);
-    const PeersCase refused = {.c = everyone(&device, true, 3), .refuses = 1, .reaches_none = -1};
+    const PeersCase refused = {.c = of_all(&device, 3), .refuses = 1, .reaches_none = -1};
     run_ranks(3, attach_and_step, &refused, NULL);
-    const PeersCase apart = {.c = everyone(&device, true, 3), .refuses = -1, .reaches_none = 2};
+    const PeersCase apart = {.c = of_all(&device, 3), .refuses = -1, .reaches_none = 2};
     run_ranks(3, attach_and_step, &apart, NULL);
-    const PeersCase lost = {
-        .c = everyone(&device, true, 2), .refuses = -1, .reaches_none = -1, .loses_flags = true};
+    const PeersCase lost = {.c = of_all(&device, 2), .refuses = -1, .reaches_none = -1, .loses_flags = true};
     run_ranks(2, attach_and_step, &lost, NULL);
     setenv("NCCL_P2P_DISABLE", "1", 1);
-    const PeersCase disabled = {.c = everyone(&device, true, 2), .refuses = -1, .reaches_none = -1};
+    const PeersCase disabled = {.c = of_all(&device, 2), .refuses = -1, .reaches_none = -1};
     run_ranks(2, attach_and_step, &disabled, NULL);
     unsetenv("NCCL_P2P_DISABLE");
 }
@@ -179,7 +166,7 @@ static void close_stuck(Rendezvous *r, const void *context) {
     (void)context;
     setenv("FAKE_NCCL", "stuck_end", 1);
     setenv("NCCL_NVLS_ENABLE", "2", 1);
-    Comm *comm = comm_nccl_open(r, &device_cpu, members, 2, NCCL_LIGHT, &err);
+    Comm *comm = comm_nccl_open(r, &device_cpu, 2, NCCL_LIGHT, &err);
     if (!CHECK(comm != NULL, "%s", err.text)) return;
     const char *said = comm_nccl_description(), *path = path_of("fake.so");
     CHECK(strncmp(said, "NCCL 2.28.9, ", 13) == 0 && strcmp(said + 13, path) == 0, "%s", said);
@@ -194,7 +181,7 @@ static void find_wheel(Rendezvous *r, const void *context) {
     Error err = {0};
     (void)context;
     unsetenv("NCCL_LIBRARY");
-    Comm *comm = comm_nccl_open(r, &device_cpu, members, 2, NCCL_LIGHT, &err);
+    Comm *comm = comm_nccl_open(r, &device_cpu, 2, NCCL_LIGHT, &err);
     CHECK(comm && strstr(comm_nccl_description(), WHEEL "/libnccl.so.2"), "%s%s", comm_nccl_description(),
           err.text);
     comm_close(comm);
@@ -204,7 +191,7 @@ static void find_no_wheel(Rendezvous *r, const void *context) {
     Error err = {0};
     (void)context;
     unsetenv("NCCL_LIBRARY");
-    Comm *comm = comm_nccl_open(r, &device_cpu, members, 2, NCCL_LIGHT, &err);
+    Comm *comm = comm_nccl_open(r, &device_cpu, 2, NCCL_LIGHT, &err);
     CHECK(!comm && strstr(err.text, WHEEL "/libnccl.so.2 is not NCCL"), "%s", err.text);
 }
 

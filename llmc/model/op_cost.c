@@ -58,6 +58,31 @@ static OpCost orthogonalise_cost(const OpSizes *s, double x) {
                     2 * x * n * rows * cols};
 }
 
+/* What a step does with losses, gradients and weights. */
+static OpCost update_cost(OpId op, const OpSizes *s, double x) {
+    const double n = (double)s->N, weights = s->with & OWN_WEIGHTS ? x * n : 0;
+    switch (op) {
+    case OP_sum_gradients:
+        return moves(12 * n);
+    case OP_finish_stats:
+        return moves(sizeof(StepSums));
+    case OP_adamw: /* master, m, v: 8 each; gradients 4 */
+        return moves(28 * n + weights);
+    case OP_muon_momentum: /* gradients, momentum both ways, what passes on */
+        return moves((12 + x) * n);
+    case OP_orthogonalise:
+        return orthogonalise_cost(s, x);
+    case OP_muon_update:
+        return moves((8 + x) * n + weights);
+    case OP_weights_from_master:
+        return moves((4 + x) * n);
+    case OP_hash_bytes:
+        return moves(n);
+    default: /* loss_sum, sum_squares */
+        return moves(4 * n);
+    }
+}
+
 OpCost op_cost(OpId op, const OpSizes *s, DType dtype) {
     const double x = (double)dtype_bytes(dtype), n = (double)s->N, C = s->C, tokens = (double)s->B * s->T;
     switch (op) {
@@ -94,24 +119,16 @@ OpCost op_cost(OpId op, const OpSizes *s, DType dtype) {
     case OP_draw_tokens:
         return moves(x * n * s->V);
     case OP_loss_sum:
-    case OP_sum_squares:
-        return moves(4 * n);
     case OP_sum_gradients:
-        return moves(12 * n);
+    case OP_sum_squares:
     case OP_finish_stats:
-        return moves(sizeof(StepSums));
-    case OP_adamw: /* master, m, v: 8 each; gradients 4 */
-        return moves(28 * n + (s->with & OWN_WEIGHTS ? x * n : 0));
-    case OP_muon_momentum: /* gradients, momentum both ways, what passes on */
-        return moves((12 + x) * n);
-    case OP_muon_update:
-        return moves((8 + x) * n + (s->with & OWN_WEIGHTS ? x * n : 0));
+    case OP_adamw:
+    case OP_muon_momentum:
     case OP_orthogonalise:
-        return orthogonalise_cost(s, x);
+    case OP_muon_update:
     case OP_weights_from_master:
-        return moves((4 + x) * n);
     case OP_hash_bytes:
-        return moves(n);
+        return update_cost(op, s, x);
     case N_OPS:
         break;
     }

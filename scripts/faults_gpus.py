@@ -141,8 +141,11 @@ class Faults:
         return [os.path.abspath(arguments.program), "--device", arguments.device, "--train", os.path.join(ROOT, "README.md"), "--keep", "2",
                 "--sample-tokens", "0", "--eval-every", "0", *arguments.flags, "--out", out, *more]
 
-    def gpus(self):
-        return ["--gpus", str(self.arguments.gpus)]
+    def begin(self, out, *more, variables=None):
+        """A run of all ranks."""
+        run = Run(self.work)
+        run.start(self.command(out, "--gpus", str(self.arguments.gpus), *more), variables)
+        return run
 
     def late(self):
         return bool(self.arguments.deadline) and time.monotonic() - BEGAN > self.arguments.deadline
@@ -157,16 +160,16 @@ class Faults:
         row["problems"] += problems
         print(f"{fault:20s} {'-' if seconds is None else f'{seconds:5.1f} s'}  {'; '.join(problems) or 'ok'}  {line[:150]}", flush=True)
 
-    def judge(self, fault, run, since, limit, codes, words, lines=1):
-        """Waits for the end of a run; notes time, exit code, lines on stderr and what they must say."""
+    def judge(self, fault, run, since, limit, codes, words=(), lines=1):
+        """Waits for the end of a run; notes time, exit code, lines on stderr (where lines is 0: any) and what they must say."""
         seconds, found = run.end(since)
         seconds = max(0.0, seconds)
         said, problems = run.errors(), []
         if seconds > limit:
             problems.append(f"took {seconds:.1f} s, expected {limit:g}")
         if any(code not in codes for code in found):
-            problems.append(f"exit codes {found}, expected {' or '.join(map(str, codes))}")
-        if not 1 <= len(said) <= lines:
+            problems.append(f"exit codes {found}, expected {' or '.join(map(str, codes))}: {' '.join(said)[:200]}")
+        if lines and not 1 <= len(said) <= lines:
             problems.append(f"{len(said)} lines on stderr, expected {lines}: {' / '.join(said)[:300]}")
         problems += [f"no {word!r} in {' / '.join(said)[:200]!r}" for word in words if not any(word in line for line in said)]
         self.note(fault, problems, seconds, said[0] if said else "")
@@ -176,8 +179,8 @@ class Faults:
 
     def whole_run(self):
         """Nothing is done to it: its weights and its time."""
-        run, out, began = Run(self.work), os.path.join(self.work, "whole"), time.monotonic()
-        run.start(self.command(out, *self.gpus()))
+        out, began = os.path.join(self.work, "whole"), time.monotonic()
+        run = self.begin(out)
         run.await_ranks(self.arguments.gpus)
         seen = time.monotonic()
         _, codes = run.end(began)
@@ -199,103 +202,89 @@ class Faults:
 
     def go_on(self, fault):
         """To the end, from what the faults left."""
-        run = Run(self.work)
-        run.start(self.command(self.out, *self.gpus(), "--resume"))
-        self.check_end(run, fault)
+        self.check_end(self.begin(self.out, "--resume"), fault)
 
     # ---- faults at random times ----
 
-    def at_random(self, fault, strike, codes, words, lines=1):
-        """Starts or goes on; strikes at a random time. False: the run was over before."""
-        run, before = Run(self.work), steps_in(self.out)
-        run.start(self.command(self.out, *self.gpus(), "--resume"))
+    def strike(self, run, rank, number):
+        """A signal to a rank of the run; False where it was over before."""
+        pid = run.rank(rank) if run.running() else None
+        return pid is not None and kill(pid, number)
+
+    def at_random(self, fault, rank, number, words):
+        """Starts or goes on; strikes at a random time, and all must end with 1 and the words. False: the run was over before."""
+        before, run = steps_in(self.out), self.begin(self.out, "--resume")
         run.await_ranks(self.arguments.gpus)
         time.sleep(random.uniform(0, self.reference_s))
         trains = steps_in(self.out) > before
-        if not run.running() or not strike(run):
+        if not self.strike(run, rank, number):
             self.check_end(run, fault)
             return False
-        self.judge(fault, run, time.monotonic(), END_S if trains else START_S + MORE_S, codes, words if trains else [], lines)
+        self.judge(fault, run, time.monotonic(), END_S if trains else START_S + MORE_S, [1], words if trains else [])
         return True
 
-    def signal_rank(self, rank, number):
-        def strike(run):
-            pid = run.rank(rank)
-            return pid is not None and kill(pid, number)
-
-        return strike
-
-    def repeat(self, fault, strike, codes, words, lines=1):
-        done = tries = 0
-        while done < self.arguments.count and tries < 20 * self.arguments.count and not self.late():
-            done += self.at_random(fault, strike, codes, words, lines)
-            tries += 1
-        self.go_on(fault)
+    def repeat(self, what, number, *words):
+        """The fault of each rank, so many times; a line must have the rank's number and the words."""
+        for rank in self.arguments.ranks or range(self.arguments.gpus):
+            done = tries = 0
+            while done < self.arguments.count and tries < 20 * self.arguments.count and not self.late():
+                done += self.at_random(f"{what} rank {rank}", rank, number, [f"rank {rank}", *words])
+                tries += 1
+            self.go_on(f"{what} rank {rank}")
 
     def kill(self):
-        for rank in self.arguments.ranks or range(self.arguments.gpus):
-            self.repeat(f"kill rank {rank}", self.signal_rank(rank, signal.SIGKILL), [1], [f"rank {rank}"])  # one that is gone at once is named by --gpus, which knows no host
+        self.repeat("kill", signal.SIGKILL)  # a rank that is gone at once is named by --gpus, which knows no host
 
     def stop(self):
-        for rank in self.arguments.ranks or range(self.arguments.gpus):
-            self.repeat(f"stop rank {rank}", self.signal_rank(rank, signal.SIGSTOP), [1], [f"rank {rank}", socket.gethostname()[:40]])
+        self.repeat("stop", signal.SIGSTOP, socket.gethostname()[:40])
 
     def signal(self):
         """SIGTERM to any rank saves and ends all with exit code 0; before the first step there is nothing to save."""
         for rank in range(self.arguments.gpus):
-            done = 0
+            done, fault = 0, f"SIGTERM to rank {rank}"
             while done < self.arguments.count and not self.late():
-                run, before = Run(self.work), steps_in(self.out)
-                run.start(self.command(self.out, *self.gpus(), "--resume"))
+                before, run = steps_in(self.out), self.begin(self.out, "--resume")
                 run.await_ranks(self.arguments.gpus)
                 while run.running() and steps_in(self.out) == before:
                     time.sleep(0.02)
                 time.sleep(random.uniform(0, 0.5 * self.reference_s))
-                if not run.running() or not self.signal_rank(rank, signal.SIGTERM)(run):
-                    self.check_end(run, f"SIGTERM to rank {rank}")
+                if not self.strike(run, rank, signal.SIGTERM):
+                    self.check_end(run, fault)
                     continue
-                self.judge_quiet(f"SIGTERM to rank {rank}", run)
+                self.judge(fault, run, time.monotonic(), END_S, [0], lines=0)
                 done += 1
-            self.go_on(f"SIGTERM to rank {rank}")
-
-    def judge_quiet(self, fault, run):
-        seconds, codes = run.end(time.monotonic())
-        problems = [] if codes == [0] else [f"exit codes {codes}, expected 0: {' '.join(run.errors())[:200]}"]
-        if seconds > END_S:
-            problems.append(f"took {seconds:.1f} s, expected {END_S:g}")
-        self.note(fault, problems, seconds)
-        run.close()
+            self.go_on(fault)
 
     # ---- faults at the start: torchrun's variables, a process at a time ----
 
-    def ranks(self, run, port, flags_of_rank, n=None):
-        n_ranks = self.arguments.gpus
-        for rank in range(n_ranks if n is None else n):
-            run.start(self.command(os.path.join(self.work, "start"), *flags_of_rank(rank)), {
+    def begin_ranks(self, port, present=None, flags=None):
+        """A run of ranks that are started one by one, the first ones where not all are present. flags: {rank: more flags}."""
+        run, n_ranks = Run(self.work), self.arguments.gpus
+        for rank in range(n_ranks if present is None else present):
+            run.start(self.command(os.path.join(self.work, "start"), *(flags or {}).get(rank, [])), {
                 **torchrun_variables(rank, n_ranks, port), "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")})
+        return run
 
     def flag(self):
         n = self.arguments.gpus
         for rank in range(n):
             for fault, more, words, lines in ((f"other --lr, rank {rank}", ["--lr", "1e-5"], ["lr"], 1),
                                               (f"no such flag, rank {rank}", ["--nosuch", "1"], ["--nosuch"], n)):
-                run = Run(self.work)
-                began = time.monotonic()
-                self.ranks(run, free_port(), lambda r, rank=rank, more=more: more if r == rank else [])
+                began, run = time.monotonic(), self.begin_ranks(free_port(), flags={rank: more})
                 # With a flag that none knows a rank never comes, and the others give up with a line of their own.
                 self.judge(fault, run, began, START_S + MORE_S, [2] if lines == 1 else [1, 2], words, lines)
 
     def absent(self):
-        run, began = Run(self.work), time.monotonic()
-        self.ranks(run, free_port(), lambda rank: [], self.arguments.gpus - 1)
-        self.judge("last rank absent", run, began, START_S + MORE_S, [1], [f"rank {self.arguments.gpus - 1}"], self.arguments.gpus - 1)
+        last = self.arguments.gpus - 1
+        began, run = time.monotonic(), self.begin_ranks(free_port(), present=last)
+        self.judge("last rank absent", run, began, START_S + MORE_S, [1], [f"rank {last}"], last)
 
     def port(self):
         with socket.socket() as taken:
             taken.bind(("127.0.0.1", 0))
             taken.listen(64)
-            run, began, number = Run(self.work), time.monotonic(), taken.getsockname()[1]
-            self.ranks(run, number, lambda rank: [])
+            number = taken.getsockname()[1]
+            began, run = time.monotonic(), self.begin_ranks(number)
             self.judge("port in use", run, began, START_S + MORE_S, [1, 2], [str(number)], self.arguments.gpus)
 
     # ---- a full disk, no memory ----
@@ -308,8 +297,7 @@ class Faults:
             self.note("full disk", ["not run: no C compiler"])
             return
         self.half_a_run()
-        run = Run(self.work)
-        run.start(self.command(self.out, *self.gpus(), "--resume"), {"LD_PRELOAD": library, "FULL": "optimizer.safetensors:100000"})
+        run = self.begin(self.out, "--resume", variables={"LD_PRELOAD": library, "FULL": "optimizer.safetensors:100000"})
         self.judge("full disk, rank 0", run, time.monotonic() + self.reference_s, END_S, [1], ["No space left"])
         self.go_on("full disk, rank 0")
 
@@ -318,8 +306,7 @@ class Faults:
         tries = 0
         while not tries or (tries < 20 and weights_of(self.out) == self.reference):
             shutil.rmtree(self.out, ignore_errors=True)
-            run, tries = Run(self.work), tries + 1
-            run.start(self.command(self.out, *self.gpus()))
+            run, tries = self.begin(self.out), tries + 1
             while run.running() and not glob.glob(os.path.join(glob.escape(self.out), "step_*", "model.safetensors")):
                 time.sleep(0.05)
             for process in run.started:
@@ -332,13 +319,13 @@ class Faults:
         last = self.arguments.gpus - 1
         if self.arguments.device == "cpu":
             return
-        hog, run = Run(self.work), Run(self.work)
+        hog = Run(self.work)
         flags, self.arguments.flags = self.arguments.flags, MEMORY_FLAGS.split()
         hog.start(self.command(os.path.join(self.work, "hog"), "--steps", "1000000", "--model-only"), {"CUDA_VISIBLE_DEVICES": visible_card(last)})
         while hog.running() and steps_in(os.path.join(self.work, "hog")) < 2:
             time.sleep(0.1)
         began = time.monotonic()
-        run.start(self.command(os.path.join(self.work, "no_memory"), *self.gpus(), "--steps", "3", "--model-only"))
+        run = self.begin(os.path.join(self.work, "no_memory"), "--steps", "3", "--model-only")
         self.judge(f"no memory, rank {last}", run, began, START_S, [1, 2], [f"rank {last}"])
         self.arguments.flags = flags
         hog.close()

@@ -41,6 +41,17 @@ def pyplot():
     return plt
 
 
+def save_picture(figure, path):
+    """Writes a figure of matplotlib, whose kind goes by the path's end."""
+    try:
+        figure.savefig(path, dpi=120)
+    except ValueError as error:  # no kind of picture ends so
+        fail(f"{path}: {error}")
+    except OSError as error:
+        fail(f"{path}: cannot be written: {error.strerror or error}", EXIT_RUN)
+    print(path)
+
+
 def end_with(main):
     """Runs main() and ends the program with what it returns. Ctrl-C and SIGTERM end it in order, too: what stands in `with` and
     `finally` is done, without a word, and the exit code is 128 and the signal's number."""

@@ -33,7 +33,7 @@ import time
 
 import random_shard
 from comparison import (EXIT_INPUT, EXIT_RUN, Output, Parser, check_output, commit_of, duration, end_with, fail, gib, integers,
-                        need_card, need_program, printable, provenance, pyplot, split_csv, uninterrupted)
+                        need_card, need_program, printable, provenance, pyplot, save_picture, split_csv, uninterrupted)
 
 PROGRAM = "./train_gpt2cu"
 MODES = {
@@ -245,11 +245,7 @@ def plot(rows, path):
         axes.grid(alpha=0.3)
         axes.legend()
     figure.tight_layout()
-    try:
-        figure.savefig(path, dpi=120)
-    except (OSError, ValueError) as error:
-        fail(f"--png {path}: cannot be written: {error}")
-    print(path)
+    save_picture(figure, path)
 
 
 def modes(text):

@@ -11,7 +11,7 @@ times, without validation, saves and pauses. Needs matplotlib. Exit 2 on a file 
 import argparse
 import os
 
-from comparison import EXIT_RUN, Parser, check_output, end_with, fail, integer, pyplot
+from comparison import Parser, check_output, end_with, fail, integer, pyplot, save_picture
 from run_log import read_logs
 
 ENDS = (".png", ".svg", ".pdf")
@@ -178,12 +178,7 @@ def main():
     if os.path.splitext(args.out)[1].lower() not in ENDS:
         fail(f"--out {args.out}: expected a path that ends with one of {', '.join(ENDS)}")
     check_output(args.out)
-    drawn = figure(read_logs(args.logs), args.panels, args.smooth, args.whole)
-    try:
-        drawn.savefig(args.out, dpi=120)
-    except OSError as error:
-        fail(f"--out {args.out}: cannot be written: {error.strerror}", EXIT_RUN)
-    print(args.out)
+    save_picture(figure(read_logs(args.logs), args.panels, args.smooth, args.whole), args.out)
 
 
 if __name__ == "__main__":

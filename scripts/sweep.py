@@ -24,7 +24,8 @@ import sys
 import time
 from typing import NamedTuple
 
-from comparison import EXIT_RUN, Output, Parser, commit_of, duration, end_with, fail, integer, provenance, pyplot, uninterrupted
+from comparison import (EXIT_RUN, Output, Parser, check_output, commit_of, duration, end_with, fail, integer, provenance, pyplot, save_picture,
+                        uninterrupted)
 from run_log import Log, log_path
 
 NAME, FLAG = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*"), re.compile(r"--?[A-Za-z]")
@@ -366,11 +367,7 @@ def plot(path, curves, loss):
     axes[0].set_ylabel("validation loss (nats a token)")
     axes[0].legend(fontsize=7)
     figure.tight_layout()
-    try:
-        figure.savefig(path, dpi=120)
-    except (OSError, ValueError) as error:
-        fail(f"--plot {path}: cannot be written: {error}")
-    print(path)
+    save_picture(figure, path)
 
 
 def report(sweep):
@@ -441,7 +438,8 @@ def main(arguments=None):
     if os.path.exists(os.path.join(args.out, "log.jsonl")):
         fail(f"--out {args.out}: holds a run of the trainer; hint: another folder")
     if args.plot:
-        pyplot()  # what is missing is said before the runs
+        check_output(args.plot)  # what is missing is said before the runs
+        pyplot()
     with lock(args.out):
         sweep = Sweep(runs, args)
         sweep.check_results()

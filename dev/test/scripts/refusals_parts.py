@@ -73,6 +73,8 @@ class Comparisons(Parts):
                                       ("combine", "README.md: expected rows with a column tflops", "attention", "README.md"),
                                       ("context", "README.md: expected the columns T,mode", "--plot-only", "--csv", "README.md"),
                                       ("context", "/none/x.png: cannot be written: no such folder", "--png", f"{none}/x.png"),
+                                      ("sweep", "/none/x.png: cannot be written: no such folder", "--out", self.path("sweep"), "--grid", "--lr 1",
+                                       "--program", "/bin/sh", "--plot", f"{none}/x.png"),
                                       ("context", f"{self.folder}: cannot be written: is a folder", "--csv", self.folder),
                                       ("compare_attention", "/none/x.csv: cannot be written: no such folder", "--csv", f"{none}/x.csv"),
                                       ("compare_attention", "/none/x.md: cannot be written: no such folder", "--markdown", f"{none}/x.md")):

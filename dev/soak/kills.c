@@ -14,13 +14,10 @@
 
 enum { STEPS = 30, COUNT_STOPPED = 0, COUNT_FINISHED, COUNT_SAVES };
 
-static char *reference[2]; /* model and optimizer of the run that nobody stopped */
-static size_t reference_size[2];
-static double whole_seconds;
-static const char *const files[] = {"model.safetensors", "optimizer.safetensors"};
+static double whole_seconds; /* of the run that nobody stopped */
 
-static void final_path(char *path, const char *folder, int k) {
-    snprintf(path, PATH_BYTES, "%s/run/step_%08d/%s", folder, STEPS, files[k]);
+static void reference_folder(char *folder) {
+    snprintf(folder, FOLDER_BYTES, "%s/reference", soak_folder);
 }
 
 /* Starts or resumes the run of that folder. */
@@ -43,7 +40,7 @@ static void prepare(void) {
     for (size_t i = 0; i < sizeof text; i++) text[i] = (char)('a' + i * i / 11 % 26);
     snprintf(path, sizeof path, "%s/text", soak_folder);
     write_whole(path, text, sizeof text);
-    snprintf(folder, sizeof folder, "%s/reference", soak_folder);
+    reference_folder(folder);
     must_run("rm -rf %s; mkdir %s", folder, folder);
     const double begun = clock_seconds();
     int status;
@@ -51,11 +48,6 @@ static void prepare(void) {
     if (waitpid(child, &status, 0) != child || status != 0)
         finding("the run that nobody stops fails: %s/err", folder);
     whole_seconds = clock_seconds() - begun;
-    for (int k = 0; k < 2; k++) {
-        char file[PATH_BYTES];
-        final_path(file, folder, k);
-        reference[k] = read_whole(file, &reference_size[k]);
-    }
 }
 
 static void folder_of(int worker, char *folder) {
@@ -93,15 +85,11 @@ static bool says(const char *folder, const char *file, const char *words) {
 
 /* The run is at its end: compare, and start another. */
 static void finish(const char *folder, int64_t *counts) {
-    for (int k = 0; k < 2; k++) {
-        char path[PATH_BYTES];
-        size_t n;
-        final_path(path, folder, k);
-        char *bytes = read_whole(path, &n);
-        if (n != reference_size[k] || memcmp(bytes, reference[k], n) != 0)
-            finding("%s differs from that of the run that nobody stopped", path);
-        free(bytes);
-    }
+    char reference[FOLDER_BYTES], paths[2][PATH_BYTES];
+    reference_folder(reference);
+    snprintf(paths[0], sizeof paths[0], "%s/run", folder);
+    snprintf(paths[1], sizeof paths[1], "%s/run", reference);
+    check_same_state(paths[0], paths[1], STEPS, ", of the run that nobody stopped");
     counts[COUNT_FINISHED]++;
     must_run("rm -rf %s/run", folder);
 }

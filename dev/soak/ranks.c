@@ -143,22 +143,12 @@ static void train(int worker, Case c, const char *run, int ranks, int context, i
 /* ---- what came of them ---- */
 
 static void compare_bits(int worker, const Case *c, const char *run) {
-    static const char *const files[] = {"model.safetensors", "optimizer.safetensors"};
-    char folder[PATH_BYTES], path[2][PATH_BYTES + 64], said[MAX_WORDS * WORD];
-    describe(c, said, sizeof said);
-    for (int k = 0; k < 2; k++) {
-        char *bytes[2];
-        size_t n[2];
-        for (int i = 0; i < 2; i++) {
-            folder_of(worker, i ? run : "one", folder);
-            snprintf(path[i], sizeof path[i], "%s/step_%08d/%s", folder, STEPS, files[k]);
-            bytes[i] = read_whole(path[i], &n[i]);
-        }
-        if (n[0] != n[1] || memcmp(bytes[0], bytes[1], n[0]) != 0)
-            finding("%s differs from that of one rank; %d ranks, then %d:%s", path[1], c->ranks[0],
-                    c->ranks[1], said);
-        free(bytes[0]), free(bytes[1]);
-    }
+    char folder[PATH_BYTES], one[PATH_BYTES], flags[MAX_WORDS * WORD], said[MAX_WORDS * WORD + 64];
+    describe(c, flags, sizeof flags);
+    snprintf(said, sizeof said, ", of one rank; %d ranks, then %d:%s", c->ranks[0], c->ranks[1], flags);
+    folder_of(worker, run, folder);
+    folder_of(worker, "one", one);
+    check_same_state(folder, one, STEPS, said);
 }
 
 /* The next number of that name in a log; NULL where there is none. */

@@ -104,6 +104,21 @@ void write_whole(const char *path, const void *bytes, size_t n) {
         finding("%s: %s", path, strerror(errno));
 }
 
+void check_same_state(const char *folder, const char *expected, int step, const char *said) {
+    static const char *const files[] = {"model.safetensors", "optimizer.safetensors"};
+    for (int k = 0; k < 2; k++) {
+        char path[2][PATH_BYTES + 64], *bytes[2];
+        size_t n[2];
+        for (int i = 0; i < 2; i++) {
+            snprintf(path[i], sizeof path[i], "%s/step_%08d/%s", i ? expected : folder, step, files[k]);
+            bytes[i] = read_whole(path[i], &n[i]);
+        }
+        if (n[0] != n[1] || memcmp(bytes[0], bytes[1], n[0]) != 0)
+            finding("%s differs from %s%s", path[0], path[1], said);
+        free(bytes[0]), free(bytes[1]);
+    }
+}
+
 int start_program(const char *program, char *const argv[], const char *out_folder) {
     const pid_t child = fork();
     if (child < 0) finding("fork: %s", strerror(errno));
@@ -157,7 +172,7 @@ static bool report_death(const Campaign *campaign, int worker, int status) {
                WIFSIGNALED(status) ? WTERMSIG(status) : WEXITSTATUS(status),
                WIFSIGNALED(status) && WTERMSIG(status) == SIGALRM ? " (stuck)" : "");
     printf("  again: SEED=%llu %s %s %lld; what it wrote: %s/worker_%d.err\n", (unsigned long long)seed,
-           "build", campaign->name, (long long)progress[worker].number, soak_folder, worker);
+           own_name, campaign->name, (long long)progress[worker].number, soak_folder, worker);
     char command[PATH_BYTES];
     snprintf(command, sizeof command, "head -n 30 %s/worker_%d.err", soak_folder, worker);
     fflush(stdout);

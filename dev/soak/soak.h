@@ -38,5 +38,7 @@ void must_run(const char *format, ...) __attribute__((format(printf, 1, 2)));
 char *read_whole(const char *path, size_t *n);
 bool try_read_whole(const char *path, char **bytes, size_t *n);
 void write_whole(const char *path, const void *bytes, size_t n);
+/* A finding unless the folders of two runs hold the same model and optimizer at a step, bit for bit; `said` ends it. */
+void check_same_state(const char *folder, const char *expected, int step, const char *said);
 /* Starts the program with its output in OUT_FOLDER/out and OUT_FOLDER/err; its process. */
 int start_program(const char *program, char *const argv[], const char *out_folder);

@@ -213,7 +213,7 @@ static void prepare(void) {
     write_shard(path, 4);
     for (int bpe = 0; bpe < 2; bpe++)
         must_run("cd %s && %s --device cpu --layers 1 --heads 2 --channels 16 --batch 2 --seq 8 --steps 2 "
-                 "--sample-tokens 0 --eval-batches 1 "
+                 "--sample-tokens 0 --eval-batches 1 --optimizer adamw "
                  "--train text --out %s >out 2>&1",
                  root, soak_program, bpe ? "bpe --tokenizer small.bin" : "bytes");
     must_run("cd %s && mkdir hf && cd bpe/step_00000002 && cp config.json model.safetensors vocab.json "

@@ -31,26 +31,6 @@ static bool has_moved(const char *path, Identity before) {
     return now.device != before.device || now.inode != before.inode || lstat(path, &info) != 0;
 }
 
-/* Of the files that were last found whole (manifest_stamp): as long as they have it, they are not read for their
- * checksums again before they are loaded. 0: none. */
-static uint32_t whole_stamp;
-
-/* What find_whole reads, before it does. */
-static uint32_t stamp_of(const char *directory, bool with_optimizer) {
-    Manifest manifest;
-    Error ignored;
-    if (!manifest_read(&manifest, directory, &ignored)) return 0;
-    const uint32_t stamp = manifest_stamp(&manifest, with_optimizer);
-    manifest_free(&manifest);
-    return stamp;
-}
-
-/* manifest_verify, unless these files have just been found whole. */
-static bool verify_once(const Manifest *manifest, bool with_optimizer, Error *err) {
-    const uint32_t stamp = manifest_stamp(manifest, with_optimizer);
-    return (stamp && stamp == whole_stamp) || manifest_verify(manifest, with_optimizer, err);
-}
-
 /* The index of the newest of the entries whose files are all as they were written; those before it have their
  * damage in `damage`. -1: none is. *moved: one was not there any more when it was read. */
 static int find_whole(const char *out, const CheckpointEntry *entries, int n, bool with_optimizer,
@@ -59,11 +39,7 @@ static int find_whole(const char *out, const CheckpointEntry *entries, int n, bo
     for (int i = 0; i < n && !*moved; i++) {
         if (!path_join(path, out, entries[i].name, &damage[i])) continue;
         const Identity before = identity_of(path);
-        const uint32_t stamp = stamp_of(path, with_optimizer);
-        if (checkpoint_is_whole(out, entries[i].name, with_optimizer, &damage[i])) {
-            whole_stamp = stamp;
-            return i;
-        }
+        if (checkpoint_is_whole(out, entries[i].name, with_optimizer, &damage[i])) return i;
         *moved = has_moved(path, before);
     }
     return -1;
@@ -211,7 +187,7 @@ static bool verify_model_files(const char *directory, Error *err) {
     Manifest manifest;
     if (!directory_has(directory, MANIFEST_NAME)) return true;
     if (!manifest_read(&manifest, directory, err)) return false;
-    bool ok = verify_once(&manifest, false, err);
+    bool ok = manifest_verify_once(&manifest, false, err);
     manifest_free(&manifest);
     return ok;
 }
@@ -233,8 +209,7 @@ bool checkpoint_load_weights(const char *path, GPT2 *model, Error *err) {
 /* ---- resume ---- */
 /* The states are those of the run's optimizer. Checkpoints of earlier programs do not say: AdamW's. */
 static bool check_optimizer(const Manifest *manifest, const GPT2 *model, Error *err) {
-    const JsonValue *flags = json_get(json_root(manifest->json), "flags"),
-                    *saved = flags && flags->type == JSON_OBJECT ? json_get(flags, "optimizer") : NULL;
+    const JsonValue *saved = json_get(json_get(json_root(manifest->json), "flags"), "optimizer");
     const char *const names[N_OPTIMIZERS] = OPTIMIZER_FLAGS, *now = names[model->options.optimizer];
     const char *before = saved && saved->type == JSON_STRING ? saved->text : names[OPTIMIZER_ADAMW];
     return strcmp(before, now) == 0 || fail(err, EXIT_INPUT,
@@ -255,7 +230,7 @@ static bool load_all(const Manifest *manifest, GPT2 *model, Error *err) {
         return fail(err, EXIT_RUN, "%s: the model was opened without an optimizer and cannot be resumed",
                     directory);
     if (!check_optimizer(manifest, model, err)) return false;
-    if (!verify_once(manifest, true, err) || !load_weights(directory, model, err)) return false;
+    if (!manifest_verify_once(manifest, true, err) || !load_weights(directory, model, err)) return false;
     if (!hf_tensors_load(directory, "optimizer.safetensors", model, states, n_states, err)) return false;
     char *n_skipped = (char *)model->stats + offsetof(StepStats, n_skipped);
     model->ops->device->upload(n_skipped, &manifest->state.n_skipped, sizeof manifest->state.n_skipped);

@@ -263,13 +263,9 @@ static bool is_wanted(const JsonValue *file, bool with_optimizer) {
     return with_optimizer || !json_equals(json_get(file, "name"), "optimizer.safetensors");
 }
 
-bool manifest_verify(const Manifest *m, bool with_optimizer, Error *err) {
-    for (const JsonValue *file = json_get(json_root(m->json), "files")->first; file; file = file->next)
-        if (is_wanted(file, with_optimizer) && !verify(m, file, !with_optimizer, err)) return false;
-    return true;
-}
-
-uint32_t manifest_stamp(const Manifest *m, bool with_optimizer) {
+/* One number of what the disk says of these files: another one once any of them was written or replaced. 0 where that cannot
+ * be told: one is not there, or was written just now, within a step of the clock. */
+static uint32_t stamp_of(const Manifest *m, bool with_optimizer) {
     enum { CLOCK_STEP = 2 }; /* seconds: the coarsest of file systems */
     char path[PATH_MAX];
     struct stat info;
@@ -285,4 +281,19 @@ uint32_t manifest_stamp(const Manifest *m, bool with_optimizer) {
         stamp = crc32c(stamp, fields, sizeof fields);
     }
     return stamp;
+}
+
+static uint32_t whole_stamp; /* of the files that were last found whole; 0: none */
+
+bool manifest_verify(const Manifest *m, bool with_optimizer, Error *err) {
+    const uint32_t stamp = stamp_of(m, with_optimizer); /* before they are read */
+    for (const JsonValue *file = json_get(json_root(m->json), "files")->first; file; file = file->next)
+        if (is_wanted(file, with_optimizer) && !verify(m, file, !with_optimizer, err)) return false;
+    whole_stamp = stamp;
+    return true;
+}
+
+bool manifest_verify_once(const Manifest *m, bool with_optimizer, Error *err) {
+    const uint32_t stamp = stamp_of(m, with_optimizer);
+    return (stamp && stamp == whole_stamp) || manifest_verify(m, with_optimizer, err);
 }

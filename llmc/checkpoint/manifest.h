@@ -46,6 +46,6 @@ void manifest_free(Manifest *manifest);
 bool manifest_sizes_match(const Manifest *manifest);
 /* Sizes and checksums of all files listed; without the optimizer's where it is not needed. */
 bool manifest_verify(const Manifest *manifest, bool with_optimizer, Error *err);
-/* One number of what the disk says of these files: another one once any of them was written or replaced. 0 where that cannot
- * be told: one is not there, or was written just now, within a step of the clock. */
-uint32_t manifest_stamp(const Manifest *manifest, bool with_optimizer);
+/* The same, but files that were last found whole are not read again, as long as the disk says that none of them has been
+ * written or replaced since. One thread at a time. */
+bool manifest_verify_once(const Manifest *manifest, bool with_optimizer, Error *err);

@@ -98,18 +98,15 @@ static bool is_validated_on(const Manifest *manifest, const char *validation) {
     return !data || json_equals(data, validation);
 }
 
-/* By the sizes of its files alone. A loss on other data is none in *state. */
-static bool looks_whole(const char *out, const char *name, const char *validation, TrainerState *state) {
+/* By the sizes of its files alone. */
+static bool looks_whole(const char *out, CheckpointEntry *entry, const char *validation) {
     Manifest manifest;
     Error ignored;
-    if (!read_manifest(&manifest, out, name, &ignored)) return false;
+    if (!read_manifest(&manifest, out, entry->name, &ignored)) return false;
     const bool whole = manifest_sizes_match(&manifest);
-    *state = manifest.state;
-    state->flags = NULL;
-    if (validation && !is_validated_on(&manifest, validation)) {
-        state->val_loss = NAN;
-        state->best_only = false;
-    }
+    const bool counts = !validation || is_validated_on(&manifest, validation);
+    entry->val_loss = counts ? manifest.state.val_loss : NAN;
+    entry->best_only = counts && manifest.state.best_only;
     manifest_free(&manifest);
     return whole;
 }
@@ -134,12 +131,15 @@ bool checkpoint_has_file(const char *name) {
     return false;
 }
 
-bool checkpoint_remove(int folder, const char *out, const char *name) {
-    Error cause, err;
-    if (directory_remove(folder, name, checkpoint_has_file, &cause)) return true;
-    fail(&err, cause.exit_code, "--out %s: %s", out, cause.text);
+static void warn_of_folder(const char *out, const Error *cause) {
+    Error err;
+    fail(&err, cause->exit_code, "--out %s: %s", out, cause->text);
     warn(&err);
-    return false;
+}
+
+void checkpoint_remove(int folder, const char *out, const char *name) {
+    Error cause;
+    if (!directory_remove(folder, name, checkpoint_has_file, &cause)) warn_of_folder(out, &cause);
 }
 
 /* What a thread removes while training goes on: giving back the pages of a gigabyte takes a third of the time that writing
@@ -184,12 +184,11 @@ static void begin_removal(int folder, const char *out) {
 static void remove_checkpoint(int folder, const char *out, const CheckpointEntry *entry, bool later) {
     static int64_t last_named = -1; /* what stays is named once: saves of weeks come upon it */
     char temporary[CHECKPOINT_NAME];
-    Error cause, err;
+    Error cause;
     if (!directory_may_go(folder, entry->name, checkpoint_has_file, &cause)) {
         if (entry->step <= last_named) return;
         last_named = entry->step;
-        fail(&err, cause.exit_code, "--out %s: %s", out, cause.text);
-        warn(&err);
+        warn_of_folder(out, &cause);
         return;
     }
     checkpoint_name(temporary, ".tmp-", entry->step);
@@ -213,14 +212,14 @@ static bool exists(int folder, const char *name, bool *is_link) {
 static void settle_aside(int folder, const char *out, const char *aside) {
     char name[CHECKPOINT_NAME];
     bool is_link = false;
-    TrainerState state;
+    CheckpointEntry entry = {.step = step_of(aside, true)};
     Error ignored;
-    const int64_t step = step_of(aside, true);
-    if (step < 0 || !exists(folder, aside, &is_link)) return;
-    checkpoint_name(name, "", step);
+    if (entry.step < 0 || !exists(folder, aside, &is_link)) return;
+    snprintf(entry.name, sizeof entry.name, "%s", aside);
+    checkpoint_name(name, "", entry.step);
     if (exists(folder, name, NULL)) {
         if (is_link || checkpoint_is_whole(out, name, false, &ignored)) checkpoint_remove(folder, out, aside);
-    } else if (is_link && !looks_whole(out, aside, NULL, &state)) {
+    } else if (is_link && !looks_whole(out, &entry, NULL)) {
         checkpoint_remove(folder, out, aside);
     } else if (renameat(folder, aside, folder, name) == 0) {
         file_sync(folder, out, &ignored);
@@ -251,56 +250,45 @@ void checkpoint_remove_leftovers(int folder, const char *out, bool all) {
 }
 
 /* ---- --keep ---- */
-/* The whole checkpoints up to `step`, the newest first, with what their manifests say. Damaged ones neither count
- * nor go, nor do later ones than the step just saved, which another run left: both are for the user to look at. */
-typedef struct Whole {
-    CheckpointEntry entry;
-    TrainerState state;
-} Whole;
-
-static Whole *list_whole(const char *out, int64_t step, const char *validation, int *n) {
+/* The whole checkpoints up to `step`, the newest first; NULL: none can be seen. Damaged ones neither count nor go, nor do
+ * later ones than the step just saved, which another run left: both are for the user to look at. */
+static CheckpointEntry *list_whole(const char *out, int64_t step, const char *validation, int *n) {
     CheckpointEntry *entries;
     int n_entries;
     Error ignored;
     *n = 0;
     if (!checkpoint_entries(out, &entries, &n_entries, &ignored)) return NULL;
-    Whole *whole = malloc(((size_t)n_entries + 1) * sizeof *whole);
-    for (int i = 0; whole && i < n_entries; i++) {
-        const bool counts = !entries[i].aside && entries[i].step <= step;
-        whole[*n].entry = entries[i];
-        if (counts && looks_whole(out, entries[i].name, validation, &whole[*n].state)) ++*n;
-    }
-    free(entries);
-    return whole;
+    for (int i = 0; i < n_entries; i++)
+        if (!entries[i].aside && entries[i].step <= step && looks_whole(out, &entries[i], validation))
+            entries[(*n)++] = entries[i];
+    return entries;
 }
 
 /* Which of them has the lowest validation loss; -1: none was validated. */
-static int find_best(const Whole *whole, int n) {
+static int find_best(const CheckpointEntry *whole, int n) {
     int best = -1;
     for (int i = 0; i < n; i++)
-        if (isfinite(whole[i].state.val_loss) &&
-            (best < 0 || whole[i].state.val_loss <= whole[best].state.val_loss))
-            best = i;
+        if (isfinite(whole[i].val_loss) && (best < 0 || whole[i].val_loss <= whole[best].val_loss)) best = i;
     return best;
 }
 
 double checkpoint_lowest_loss(const char *out, int64_t step, const char *validation) {
     int n;
-    Whole *whole = list_whole(out, step, validation, &n);
-    const int best = whole ? find_best(whole, n) : -1;
-    const double loss = best < 0 ? NAN : whole[best].state.val_loss;
+    CheckpointEntry *whole = list_whole(out, step, validation, &n);
+    const int best = find_best(whole, n);
+    const double loss = best < 0 ? NAN : whole[best].val_loss;
     free(whole);
     return loss;
 }
 
 /* The newest stays in any case. keep 0: all that were not saved for their loss alone. */
-static void choose_what_goes(const Whole *whole, int n, int64_t keep, bool keep_best, bool *goes) {
+static void choose_what_goes(CheckpointEntry *whole, int n, int64_t keep, bool keep_best) {
     const int best = keep_best ? find_best(whole, n) : -1;
     int64_t n_counted = 0;
     for (int i = 0; i < n; i++) {
-        const bool extra = keep_best && whole[i].state.best_only;
+        const bool extra = keep_best && whole[i].best_only;
         if (!extra) n_counted++;
-        goes[i] = i > 0 && i != best && (extra || (keep > 0 && n_counted > keep));
+        whole[i].goes = i > 0 && i != best && (extra || (keep > 0 && n_counted > keep));
     }
 }
 
@@ -308,15 +296,13 @@ static void choose_what_goes(const Whole *whole, int n, int64_t keep, bool keep_
 static int prune(int folder, const char *out, int64_t step, const SaveOptions *options, int64_t keep,
                  bool later) {
     int n, n_going = 0;
-    Whole *whole = list_whole(out, step, options->validation, &n);
-    bool *goes = calloc((size_t)n + 1, sizeof *goes);
-    if (whole && goes) choose_what_goes(whole, n, keep, options->keep_best, goes);
-    for (int i = n - 1; whole && goes && i >= 0; i--) {
-        if (!goes[i]) continue;
+    CheckpointEntry *whole = list_whole(out, step, options->validation, &n);
+    choose_what_goes(whole, n, keep, options->keep_best);
+    for (int i = n - 1; i >= 0; i--) {
+        if (!whole[i].goes) continue;
         n_going++;
-        if (folder >= 0) remove_checkpoint(folder, out, &whole[i].entry, later);
+        if (folder >= 0) remove_checkpoint(folder, out, &whole[i], later);
     }
-    free(goes);
     free(whole);
     return n_going;
 }
@@ -345,8 +331,8 @@ void checkpoint_prune(int folder, const char *out, int64_t step, const SaveOptio
 static bool newest_is_whole(const char *out, int64_t step) {
     int n;
     Error ignored;
-    Whole *whole = list_whole(out, step, NULL, &n);
-    const bool ok = n > 0 && checkpoint_is_whole(out, whole[0].entry.name, false, &ignored);
+    CheckpointEntry *whole = list_whole(out, step, NULL, &n);
+    const bool ok = n > 0 && checkpoint_is_whole(out, whole[0].name, false, &ignored);
     free(whole);
     return ok;
 }

@@ -13,6 +13,9 @@ typedef struct CheckpointEntry {
     int64_t step;
     char name[CHECKPOINT_NAME];
     bool aside; /* a .old- one */
+    /* By its manifest, of the whole ones that --keep looks at. */
+    double val_loss; /* NAN: none, or of other data */
+    bool best_only, goes;
 } CheckpointEntry;
 
 /* All OUT/step_* and OUT/.old-step_*, the newest first, of one step that in its place first; malloc'ed. */
@@ -24,7 +27,7 @@ bool checkpoint_looks_resumable(const char *out, const char *name, Error *err);
 /* True of the names that a save writes, by this program and by earlier ones. */
 bool checkpoint_has_file(const char *name);
 /* Removes OUT/NAME, a checkpoint or what is left of one; what stays is named on stderr. */
-bool checkpoint_remove(int folder, const char *out, const char *name);
+void checkpoint_remove(int folder, const char *out, const char *name);
 /* Removes the leftovers of this process's saves, or (all) of every process's, and puts back what they had moved
  * aside. */
 void checkpoint_remove_leftovers(int folder, const char *out, bool all);

@@ -5,6 +5,8 @@
 #include <string.h>
 #include "llmc/base/files.h"
 #include "llmc/base/json.h"
+#include "llmc/cpu/parallel.h"
+#include "pieces.h"
 
 enum { VERSION = 3, ALIGNMENT = 32, BLOCK = 32, NAME_SIZE = 48, PIECE_ELEMS = 1 << 18 };
 typedef enum { KEY_U32 = 4, KEY_I32 = 5, KEY_F32 = 6, KEY_BOOL = 7, KEY_STRING = 8, KEY_ARRAY = 9 } KeyType;
@@ -190,56 +192,35 @@ static const char *const names[N_TENSORS] = {
     [LN_F_B] = "output_norm.bias",
 };
 
-typedef struct Stored {
-    char name[NAME_SIZE];
-    int64_t begin, rows, cols; /* in the flat buffer */
-    int rank;
-    const struct StoredType *type;
-} Stored;
-
-static Stored stored_tensor(const GPT2 *model, int id, int layer, ExportType type) {
-    const Tensor *t = &model->tensors[id];
-    const bool is_matrix = t->rank == 2 && id != WPE;
-    Stored stored = {.begin = tensor_at(t, layer),
-                     .rows = id == WTE ? model->config.vocab_size : t->rows,
-                     .cols = t->cols,
-                     .rank = t->rank,
-                     .type = &types[is_matrix ? type : EXPORT_F32]};
-    if (id >= LN_1_W && id <= MLP_PROJ_B)
-        snprintf(stored.name, sizeof stored.name, "blk.%d.%s", layer, names[id]);
+static void name_of(char name[NAME_SIZE], const Piece *piece) {
+    if (piece->id >= LN_1_W && piece->id <= MLP_PROJ_B)
+        snprintf(name, NAME_SIZE, "blk.%d.%s", piece->layer, names[piece->id]);
     else
-        snprintf(stored.name, sizeof stored.name, "%s", names[id]);
-    return stored;
+        snprintf(name, NAME_SIZE, "%s", names[piece->id]);
+}
+
+static const struct StoredType *type_of(const Piece *piece, ExportType type) {
+    const bool is_matrix = piece->tensor->rank == 2 && piece->id != WPE;
+    return &types[is_matrix ? type : EXPORT_F32];
 }
 
 static int64_t padded(int64_t bytes) {
     return (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
 }
 
-static int64_t stored_bytes(const Stored *s) {
-    return s->rows * s->cols / s->type->block * s->type->bytes;
-}
-
-/* All of them, each for all layers in turn; returns how many. */
-static int list_tensors(Stored *out, const GPT2 *model, ExportType type) {
-    int n = 0;
-    for (int id = 0; id < N_TENSORS; id++)
-        for (int layer = 0; layer < model->tensors[id].n_layers; layer++)
-            out[n++] = stored_tensor(model, id, layer, type);
-    return n;
-}
-
-static void put_tensors(Header *h, const Stored *tensors, int n) {
+static void put_tensors(Header *h, const Piece *pieces, int n, ExportType export_type) {
     int64_t offset = 0;
-    for (int i = 0; i < n; i++) {
-        const Stored *s = &tensors[i];
-        put_string(h, s->name, strlen(s->name));
-        put_u32(h, (uint32_t)s->rank);
-        put_u64(h, (uint64_t)s->cols);
-        if (s->rank == 2) put_u64(h, (uint64_t)s->rows);
-        put_u32(h, (uint32_t)s->type->of_tensor);
+    for (const Piece *p = pieces; p < pieces + n; p++) {
+        const struct StoredType *type = type_of(p, export_type);
+        char name[NAME_SIZE];
+        name_of(name, p);
+        put_string(h, name, strlen(name));
+        put_u32(h, (uint32_t)p->tensor->rank);
+        put_u64(h, (uint64_t)p->cols);
+        if (p->tensor->rank == 2) put_u64(h, (uint64_t)p->rows);
+        put_u32(h, (uint32_t)type->of_tensor);
         put_u64(h, (uint64_t)offset);
-        offset += padded(stored_bytes(s));
+        offset += padded(p->n_elems / type->block * type->bytes);
     }
 }
 
@@ -248,47 +229,50 @@ static bool pad(OutFile *file, Error *err) {
     return outfile_write(file, zeros, (size_t)(padded(file->bytes) - file->bytes), err);
 }
 
-static bool check_values(const Stored *s, const float *values, int64_t n, Error *err) {
+static bool check_values(const Piece *piece, float limit, const float *values, int64_t n, Error *err) {
+    char name[NAME_SIZE];
+    name_of(name, piece);
     for (int64_t i = 0; i < n; i++)
-        if (!(fabsf(values[i]) <= s->type->limit))
-            return fail(err, EXIT_INPUT, "%s: has the value %g, which its type cannot hold%s", s->name,
+        if (!(fabsf(values[i]) <= limit))
+            return fail(err, EXIT_INPUT, "%s: has the value %g, which its type cannot hold%s", name,
                         (double)values[i], isfinite(values[i]) ? "; hint: --export-type bf16" : "");
     return true;
 }
 
 /* floats, raw: (PIECE_ELEMS) each */
-static bool write_tensor(OutFile *file, const GPT2 *model, const float *master, const Stored *s,
-                         float *floats, void *raw, Error *err) {
-    const int64_t n = s->rows * s->cols;
-    for (int64_t done = 0; done < n; done += PIECE_ELEMS) {
-        const int64_t part = n - done < PIECE_ELEMS ? n - done : PIECE_ELEMS;
-        model->ops->device->download(floats, master + s->begin + done, (size_t)part * sizeof *floats);
-        if (!check_values(s, floats, part, err)) return false;
-        s->type->store(raw, floats, part);
-        if (!outfile_write(file, raw, (size_t)(part / s->type->block * s->type->bytes), err)) return false;
+static bool write_tensor(OutFile *file, const GPT2 *model, const float *master, const Piece *piece,
+                         const struct StoredType *type, float *floats, void *raw, Error *err) {
+    for (int64_t done = 0; done < piece->n_elems; done += PIECE_ELEMS) {
+        const int64_t part = min_i64(piece->n_elems - done, PIECE_ELEMS);
+        model->ops->device->download(floats, master + piece->begin + done, (size_t)part * sizeof *floats);
+        if (!check_values(piece, type->limit, floats, part, err)) return false;
+        type->store(raw, floats, part);
+        if (!outfile_write(file, raw, (size_t)(part / type->block * type->bytes), err)) return false;
     }
     return pad(file, err);
 }
 
-static bool write_data(OutFile *file, GPT2 *model, const Stored *tensors, int n, Error *err) {
+static bool write_data(OutFile *file, GPT2 *model, const Piece *pieces, int n, ExportType type, Error *err) {
     float *floats = malloc(2 * PIECE_ELEMS * sizeof *floats);
     bool ok = floats || fail(err, EXIT_RUN, "%s: no memory to write it", file->path);
     const float *master = ok ? gpt2_gather_master(model) : NULL;
     for (int i = 0; i < n && ok; i++)
-        ok = write_tensor(file, model, master, &tensors[i], floats, floats + PIECE_ELEMS, err);
+        ok = write_tensor(file, model, master, &pieces[i], type_of(&pieces[i], type), floats,
+                          floats + PIECE_ELEMS, err);
     free(floats);
     return ok;
 }
 
 /* ---- the file ---- */
 
-static bool write_header(OutFile *file, const Header *keys, const Stored *tensors, int n, Error *err) {
+static bool write_header(OutFile *file, const Header *keys, const Piece *pieces, int n, ExportType type,
+                         Error *err) {
     Header begin = {0}, list = {0};
     put(&begin, "GGUF", 4);
     put_u32(&begin, VERSION);
     put_u64(&begin, (uint64_t)n);
     put_u64(&begin, keys->n_keys);
-    put_tensors(&list, tensors, n);
+    put_tensors(&list, pieces, n, type);
     const JsonWriter *parts[] = {&begin.bytes, &keys->bytes, &list.bytes};
     bool ok = true;
     for (int i = 0; i < 3 && ok; i++)
@@ -301,17 +285,15 @@ static bool write_header(OutFile *file, const Header *keys, const Stored *tensor
 
 static bool write_file(OutFile *file, const char *title, ExportType type, GPT2 *model,
                        const Tokenizer *tokenizer, Error *err) {
-    int n = 0;
+    int n;
     Header keys = {0};
-    for (int id = 0; id < N_TENSORS; id++) n += model->tensors[id].n_layers;
-    Stored *tensors = malloc((size_t)n * sizeof *tensors);
-    bool ok = tensors || fail(err, EXIT_RUN, "%s: no memory for the list of %d tensors", file->path, n);
-    if (ok) list_tensors(tensors, model, type);
+    Piece *pieces = list_pieces(model, &n, err);
     put_model_keys(&keys, &model->config, title, type);
     put_tokenizer(&keys, tokenizer, model->config.vocab_size);
-    ok = ok && write_header(file, &keys, tensors, n, err) && write_data(file, model, tensors, n, err);
+    const bool ok = pieces && write_header(file, &keys, pieces, n, type, err) &&
+                    write_data(file, model, pieces, n, type, err);
     json_writer_free(&keys.bytes);
-    free(tensors);
+    free(pieces);
     return ok;
 }
 

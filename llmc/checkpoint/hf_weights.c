@@ -8,8 +8,9 @@
 #include "llmc/base/checksum.h"
 #include "llmc/base/json.h"
 #include "llmc/cpu/parallel.h"
+#include "pieces.h"
 
-enum { NAME_SIZE = 96, PIECE_ELEMS = 1 << 20 };
+enum { NAME_SIZE = 2 * PIECE_NAME, STAGING_ELEMS = 1 << 20 };
 
 int optimizer_buffers(FlatBuffer buffers[N_STATES], const GPT2 *model) {
     int n = 0;
@@ -18,77 +19,35 @@ int optimizer_buffers(FlatBuffer buffers[N_STATES], const GPT2 *model) {
     return n;
 }
 
-/* ---- the model's tensors, one layer's piece at a time ---- */
-typedef struct Piece {
-    char name[NAME_SIZE]; /* "h.3.attn.c_attn.weight" */
-    int64_t begin;        /* element of the flat buffer */
-    int64_t rows, cols;   /* in the flat buffer; of wte the rows of real tokens */
-    int rank;
-    bool transposed; /* in the file: (cols, rows) */
-    GroupId group;
-} Piece;
-
-static Piece piece_of(const GPT2 *model, int id, int layer) {
-    const Tensor *t = &model->tensors[id];
-    Piece piece = {.begin = tensor_at(t, layer),
-                   .rows = t->rows,
-                   .cols = t->cols,
-                   .rank = t->rank,
-                   .transposed = t->transposed,
-                   .group = t->group};
-    if (id == WTE) piece.rows = model->config.vocab_size;
-    const char *layer_mark = strstr(t->name, "%d");
-    if (layer_mark)
-        snprintf(piece.name, NAME_SIZE, "%.*s%d%s", (int)(layer_mark - t->name), t->name, layer,
-                 layer_mark + 2);
-    else
-        snprintf(piece.name, NAME_SIZE, "%s", t->name);
-    return piece;
-}
-
 static void file_shape(const Piece *piece, int64_t shape[2]) {
-    shape[0] = piece->rank == 1 || piece->transposed ? piece->cols : piece->rows;
-    shape[1] = piece->transposed ? piece->rows : piece->cols;
+    const bool transposed = piece->tensor->transposed;
+    shape[0] = piece->tensor->rank == 1 || transposed ? piece->cols : piece->rows;
+    shape[1] = transposed ? piece->rows : piece->cols;
 }
 
 /* Whether the buffer has this tensor: states have those of their kind of optimizer. */
 static bool buffer_has(const GPT2 *model, const FlatBuffer *buffer, const Piece *piece) {
     return buffer->id == FLAT_MASTER ||
-           optimizer_of(model->options.optimizer, piece->group) == optimizer_states[buffer->id].kind;
+           optimizer_of(model->options.optimizer, piece->tensor->group) == optimizer_states[buffer->id].kind;
 }
 
-/* All pieces, each tensor for all layers in turn; malloc'ed. */
-static Piece *list_pieces(const GPT2 *model, int *n, Error *err) {
-    *n = 0;
-    for (int id = 0; id < N_TENSORS; id++) *n += model->tensors[id].n_layers;
-    Piece *pieces = malloc((size_t)*n * sizeof *pieces);
-    if (!pieces) {
-        fail(err, EXIT_RUN, "no memory for the list of %d tensors", *n);
-        return NULL;
-    }
-    Piece *next = pieces;
-    for (int id = 0; id < N_TENSORS; id++)
-        for (int layer = 0; layer < model->tensors[id].n_layers; layer++)
-            *next++ = piece_of(model, id, layer);
-    return pieces;
+static void file_name(char name[NAME_SIZE], const FlatBuffer *buffer, const Piece *piece) {
+    snprintf(name, NAME_SIZE, "%s.%s", buffer->prefix, piece->name);
 }
 
-/* ---- host memory: two pieces ---- */
-typedef struct Staging {
-    float *a, *b;  /* (elems) each */
-    int64_t elems; /* at least the largest transposed matrix */
-} Staging;
-
-static bool staging_open(Staging *s, const GPT2 *model, const Piece *pieces, int n, Error *err) {
-    s->elems = model->n_parameters < PIECE_ELEMS ? model->n_parameters : PIECE_ELEMS;
+/* Elements that pass through host memory at a time: at least the largest transposed matrix. */
+static int64_t staging_elems(const GPT2 *model, const Piece *pieces, int n) {
+    int64_t elems = min_i64(model->n_parameters, STAGING_ELEMS);
     for (int i = 0; i < n; i++)
-        if (pieces[i].transposed && pieces[i].rows * pieces[i].cols > s->elems)
-            s->elems = pieces[i].rows * pieces[i].cols;
-    const size_t bytes = (size_t)s->elems * 2 * sizeof *s->a;
-    s->a = malloc(bytes);
-    if (!s->a) return fail(err, EXIT_RUN, "no memory for %zu bytes to convert tensors", bytes);
-    s->b = s->a + s->elems;
-    return true;
+        if (pieces[i].tensor->transposed) elems = max_i64(elems, pieces[i].n_elems);
+    return elems;
+}
+
+static float *open_staging(int64_t elems, Error *err) {
+    float *staging = malloc((size_t)elems * sizeof *staging);
+    if (!staging)
+        fail(err, EXIT_RUN, "no memory for %zu bytes to convert tensors", (size_t)elems * sizeof *staging);
+    return staging;
 }
 
 enum { TILE = 32 };
@@ -114,25 +73,17 @@ static void transpose(float *out, const float *in, int64_t rows, int64_t cols) {
 
 /* ---- saving ---- */
 
-/* A tensor of a file. Threads write its chunks, each into its own place, and sum each up. */
+/* A tensor of a file. */
 typedef struct Stretch {
     OutFile *file;
+    const FlatBuffer *buffer;
     const Piece *piece;
-    int64_t offset;    /* bytes of the file before it */
-    int64_t per_chunk; /* elements; of a transposed matrix whole rows of the file */
-    int64_t n_chunks;  /* 0: the buffer does not have this tensor */
-    uint32_t *crcs;    /* (n_chunks) */
-    const float
-        *in; /* on the host, from element `in_first`; of a transposed matrix all of it: (rows, cols) */
-    int64_t in_first;
+    int64_t offset;       /* bytes of the file before it */
+    _Atomic uint32_t crc; /* of the chunks that are written, each as if the others were 0 */
 } Stretch;
 
-typedef struct Task {
-    int32_t stretch, chunk;
-} Task;
-
 /* A file takes the bytes of one thread at a time: more threads than these wait for each other. */
-enum { MAX_FILES = 2, MAX_WRITERS = 4, CHUNK_ELEMS = 1 << 17 };
+enum { MAX_FILES = 2, MAX_BUFFERS = 1 + N_STATES, MAX_WRITERS = 4, CHUNK_ELEMS = 1 << 17 };
 
 /* The files of a save. */
 typedef struct Writing {
@@ -141,159 +92,101 @@ typedef struct Writing {
     const SavedFile *saved;
     int n_files;
     OutFile files[MAX_FILES];
-    Staging staging; /* for what comes from the device */
     Piece *pieces;
+    Stretch *stretches; /* file by file, buffer by buffer */
     int n_pieces, n_stretches;
-    int64_t n_tasks;
-    Stretch *stretches; /* in the order of the files, their buffers, and the pieces */
-    Task *tasks;
-    uint32_t *crcs;
-    atomic_bool failed;
-    Error *err; /* of the first that failed */
 } Writing;
 
-static int64_t piece_elems(const Piece *piece) {
-    return piece->rows * piece->cols;
-}
+/* Elements [first, first + n) of one piece in some buffers. Threads write its chunks, each into its own place. */
+typedef struct Part {
+    Stretch *stretches[MAX_BUFFERS];
+    const float *in[MAX_BUFFERS]; /* on the host, from `first` on; a transposed matrix is all there */
+    int n_stretches;
+    int64_t first, n;
+    int64_t per_chunk; /* elements; of a transposed matrix whole rows of the file */
+    int64_t n_tasks;
+    atomic_int_fast64_t *next; /* task */
+    atomic_bool *failed;
+    Error *err; /* of the first that failed */
+} Part;
 
 static int64_t chunk_elems(const Piece *piece) {
-    if (!piece->transposed) return CHUNK_ELEMS;
-    const int64_t rows = CHUNK_ELEMS / piece->rows / TILE * TILE;
-    return (rows > TILE ? rows : TILE) * piece->rows;
+    if (!piece->tensor->transposed) return CHUNK_ELEMS;
+    return max_i64(CHUNK_ELEMS / piece->rows / TILE, 1) * TILE * piece->rows;
 }
 
 /* ---- a chunk ---- */
 
-static bool write_elems(const Stretch *s, const float *elems, int64_t chunk, int64_t n, Error *err) {
-    const size_t bytes = (size_t)n * sizeof *elems;
-    s->crcs[chunk] = crc32c(0, elems, bytes);
-    return outfile_write_at(s->file, elems, bytes, s->offset + chunk * s->per_chunk * (int64_t)sizeof *elems,
-                            err);
+/* n elements of the piece, those from `begin` on. */
+static bool write_elems(Stretch *s, const float *elems, int64_t begin, int64_t n, Error *err) {
+    const size_t bytes = (size_t)n * sizeof *elems,
+                 behind = (size_t)(s->piece->n_elems - begin - n) * sizeof *elems;
+    atomic_fetch_xor(&s->crc, crc32c_join(crc32c(0, elems, bytes), 0, behind));
+    return outfile_write_at(s->file, elems, bytes, s->offset + begin * (int64_t)sizeof *elems, err);
 }
 
 /* Columns of the matrix, which are rows of the file. */
-static bool write_transposed(const Stretch *s, int64_t chunk, int64_t n, Error *err) {
+static bool write_transposed(Stretch *s, const float *in, int64_t begin, int64_t n, Error *err) {
     const Piece *m = s->piece;
-    const int64_t first = chunk * s->per_chunk / m->rows, end = first + n / m->rows;
+    const int64_t first = begin / m->rows, end = first + n / m->rows;
     float *turned = malloc((size_t)n * sizeof *turned);
     if (!turned) return fail(err, EXIT_RUN, "%s: no memory to transpose a matrix", s->file->path);
     for (int64_t j = first; j < end; j += TILE)
-        for (int64_t i = 0; i < m->rows; i += TILE)
-            transpose_tile(turned, s->in, m->rows, m->cols, i, j, first);
-    const bool ok = write_elems(s, turned, chunk, n, err);
+        for (int64_t i = 0; i < m->rows; i += TILE) transpose_tile(turned, in, m->rows, m->cols, i, j, first);
+    const bool ok = write_elems(s, turned, begin, n, err);
     free(turned);
     return ok;
 }
 
-typedef struct Batch {
-    Writing *writing;
-    const Task *tasks;
-    int64_t n;
-    atomic_int_fast64_t *next;
-} Batch;
-
-static void write_chunk(Writing *w, Task task) {
-    const Stretch *s = &w->stretches[task.stretch];
-    const int64_t first = task.chunk * s->per_chunk;
-    const int64_t n = min_i64(piece_elems(s->piece) - first, s->per_chunk);
-    Error err;
-    if (s->piece->transposed ? write_transposed(s, task.chunk, n, &err)
-                             : write_elems(s, s->in + first - s->in_first, task.chunk, n, &err))
-        return;
-    if (!atomic_exchange(&w->failed, true)) *w->err = err;
+/* A chunk of each stretch in turn, because a file takes the bytes of one thread at a time. */
+static bool write_chunk(const Part *p, int64_t task, Error *err) {
+    Stretch *s = p->stretches[task % p->n_stretches];
+    const float *in = p->in[task % p->n_stretches];
+    const int64_t begin = task / p->n_stretches * p->per_chunk, n = min_i64(p->n - begin, p->per_chunk);
+    return s->piece->tensor->transposed ? write_transposed(s, in, begin, n, err)
+                                        : write_elems(s, in + begin, p->first + begin, n, err);
 }
 
 /* A thread's work: chunk after chunk, until none is left or one could not be written. */
-static void write_some(const void *batch, int64_t thread) {
-    const Batch *b = batch;
+static void write_some(const void *part, int64_t thread) {
+    const Part *p = part;
+    Error err;
     (void)thread;
-    for (int64_t i; !atomic_load(&b->writing->failed) && (i = atomic_fetch_add(b->next, 1)) < b->n;)
-        write_chunk(b->writing, b->tasks[i]);
+    for (int64_t i; !atomic_load(p->failed) && (i = atomic_fetch_add(p->next, 1)) < p->n_tasks;)
+        if (!write_chunk(p, i, &err) && !atomic_exchange(p->failed, true)) *p->err = err;
 }
 
 /* Beside training on the CPU one thread works: the cores are taken. */
-static bool write_chunks(Writing *w, const Task *tasks, int64_t n) {
+static bool write_part(const Writing *w, Part *p, Error *err) {
     atomic_int_fast64_t next = 0;
-    const Batch batch = {w, tasks, n, &next};
+    atomic_bool failed = false;
+    p->per_chunk = chunk_elems(p->stretches[0]->piece);
+    p->n_tasks = ceil_div(p->n, p->per_chunk) * p->n_stretches;
+    p->next = &next;
+    p->failed = &failed;
+    p->err = err;
     if (!w->snapshot || w->model->ops->device->is_async)
-        cpu_parallel_for(min_i64(n, MAX_WRITERS), write_some, &batch);
+        cpu_parallel_for(min_i64(p->n_tasks, MAX_WRITERS), write_some, p);
     else
-        write_some(&batch, 0);
-    return !atomic_load(&w->failed);
+        write_some(p, 0);
+    return !atomic_load(&failed);
 }
 
 /* ---- all chunks ---- */
 
-/* Of every file, buffer and piece; offsets are those behind the headers. */
-static void list_stretches(Writing *w) {
-    uint32_t *crcs = w->crcs;
-    Stretch *s = w->stretches;
-    for (int f = 0; f < w->n_files; f++) {
-        int64_t offset = w->files[f].bytes;
-        for (int k = 0; k < w->saved[f].n_buffers; k++)
-            for (int i = 0; i < w->n_pieces; i++, s++) {
-                const Piece *piece = &w->pieces[i];
-                *s = (Stretch){.file = &w->files[f], .piece = piece, .offset = offset, .crcs = crcs};
-                s->per_chunk = chunk_elems(piece);
-                if (!buffer_has(w->model, &w->saved[f].buffers[k], piece)) continue;
-                s->n_chunks = ceil_div(piece_elems(piece), s->per_chunk);
-                offset += piece_elems(piece) * (int64_t)sizeof(float);
-                crcs += s->n_chunks;
-            }
-    }
-}
-
-/* At most n_tasks, and then their number. From the device one tensor comes after the other. A snapshot is all there: its tensors in turn, because a file takes the
- * bytes of one thread at a time. */
-static void list_tasks(Writing *w) {
-    Task *next = w->tasks;
-    if (!w->snapshot) {
-        for (int s = 0; s < w->n_stretches; s++)
-            for (int64_t c = 0; c < w->stretches[s].n_chunks; c++) *next++ = (Task){s, (int32_t)c};
-        w->n_tasks = next - w->tasks;
-        return;
-    }
-    for (int i = 0; i < w->n_pieces; i++)
-        for (int64_t c = 0; c < w->stretches[i].n_chunks; c++)
-            for (int s = i; s < w->n_stretches; s += w->n_pieces)
-                if (c < w->stretches[s].n_chunks) *next++ = (Task){s, (int32_t)c};
-    w->n_tasks = next - w->tasks;
-}
-
-static bool open_tasks(Writing *w, Error *err) {
-    int n_buffers = 0;
-    int64_t of_a_buffer = 0;
-    for (int f = 0; f < w->n_files; f++) n_buffers += w->saved[f].n_buffers;
-    for (int i = 0; i < w->n_pieces; i++)
-        of_a_buffer += ceil_div(piece_elems(&w->pieces[i]), chunk_elems(&w->pieces[i]));
-    w->n_stretches = n_buffers * w->n_pieces;
-    w->n_tasks = n_buffers * of_a_buffer;
-    w->stretches = malloc((size_t)w->n_stretches * sizeof *w->stretches);
-    w->tasks = malloc((size_t)w->n_tasks * sizeof *w->tasks);
-    w->crcs = malloc((size_t)w->n_tasks * sizeof *w->crcs);
-    if (!w->stretches || !w->tasks || !w->crcs)
-        return fail(err, EXIT_RUN, "no memory for the list of %lld chunks", (long long)w->n_tasks);
-    list_stretches(w);
-    list_tasks(w);
-    return true;
-}
-
-static bool write_header(OutFile *file, const GPT2 *model, const Piece *pieces, int n,
-                         const FlatBuffer *buffers, int n_buffers, Error *err) {
-    SafetensorsHeader header;
-    char name[2 * NAME_SIZE];
-    int64_t shape[2];
-    safetensors_header_begin(&header);
-    for (int k = 0; k < n_buffers; k++)
-        for (int i = 0; i < n; i++) {
-            if (!buffer_has(model, &buffers[k], &pieces[i])) continue;
-            snprintf(name, sizeof name, "%s.%s", buffers[k].prefix, pieces[i].name);
-            file_shape(&pieces[i], shape);
-            safetensors_header_add(&header, name, pieces[i].rank, shape);
+/* All is there: each piece in all buffers. */
+static bool write_snapshot(const Writing *w, Error *err) {
+    for (int i = 0; i < w->n_pieces; i++) {
+        Part part = {.n = w->pieces[i].n_elems};
+        for (int k = 0; k < w->n_stretches; k++) {
+            Stretch *s = &w->stretches[k];
+            if (s->piece != &w->pieces[i]) continue;
+            part.in[part.n_stretches] = snapshot_buffer(w->snapshot, s->buffer->id) + s->piece->begin;
+            part.stretches[part.n_stretches++] = s;
         }
-    for (int k = 0; k < n_buffers; k++)
-        if (buffers[k].note) safetensors_header_add(&header, buffers[k].note, 1, (int64_t[]){1});
-    return safetensors_header_write(&header, file, err);
+        if (!write_part(w, &part, err)) return false;
+    }
+    return true;
 }
 
 /* What rank 0 says to the others while it saves. */
@@ -318,81 +211,62 @@ bool checkpoint_share(GPT2 *model, bool ok) {
     }
 }
 
-/* From the device: as much of a tensor at a time as the staging holds. `data`: the tensor's buffer. */
-static bool write_from_device(Writing *w, Stretch *s, const float *data, const Task *tasks) {
-    const int64_t n = piece_elems(s->piece), room = w->staging.elems;
-    const int64_t most = n <= room ? n : room / s->per_chunk * s->per_chunk;
-    s->in = w->staging.a;
-    for (s->in_first = 0; s->in_first < n; s->in_first += most) {
-        const int64_t part = min_i64(n - s->in_first, most);
-        w->model->ops->device->download(w->staging.a, data + s->piece->begin + s->in_first,
-                                        (size_t)part * sizeof *data);
-        if (!write_chunks(w, tasks + s->in_first / s->per_chunk, ceil_div(part, s->per_chunk))) return false;
-    }
-    return true;
-}
-
-static const FlatBuffer *buffer_of(const Writing *w, int stretch) {
-    int buffer = stretch / w->n_pieces, file = 0;
-    while (buffer >= w->saved[file].n_buffers) buffer -= w->saved[file++].n_buffers;
-    return &w->saved[file].buffers[buffer];
-}
-
-static bool write_tensors(Writing *w) {
+/* One tensor after the other, as much of it at a time as the staging holds. */
+static bool write_from_device(const Writing *w, Error *err) {
+    const int64_t room = staging_elems(w->model, w->pieces, w->n_pieces);
     const float *data = NULL;
-    int64_t done = 0;
-    for (int i = 0; i < w->n_stretches; i++) {
+    float *staging = open_staging(room, err);
+    bool ok = staging != NULL;
+    for (int i = 0; ok && i < w->n_stretches; i++) {
         Stretch *s = &w->stretches[i];
-        const int id = buffer_of(w, i)->id;
-        if (w->snapshot) {
-            s->in = snapshot_buffer(w->snapshot, id) + s->piece->begin;
-            continue;
+        if (i == 0 || s->buffer != s[-1].buffer) data = whole_buffer(w->model, s->buffer->id);
+        for (int64_t first = 0; ok && first < s->piece->n_elems; first += room) {
+            Part part = {.stretches = {s}, .in = {staging}, .n_stretches = 1, .first = first};
+            part.n = min_i64(s->piece->n_elems - first, room);
+            w->model->ops->device->download(staging, data + s->piece->begin + first,
+                                            (size_t)part.n * sizeof *data);
+            ok = write_part(w, &part, err);
         }
-        if (i % w->n_pieces == 0) data = whole_buffer(w->model, id);
-        if (s->n_chunks && !write_from_device(w, s, data, w->tasks + done)) return false;
-        done += s->n_chunks;
     }
-    return !w->snapshot || write_chunks(w, w->tasks, w->n_tasks);
+    free(staging);
+    return ok;
 }
 
 /* ---- the files ---- */
 
+/* Creates the file, writes its header, and lists its tensors. */
+static bool open_file(Writing *w, OutFile *file, const SavedFile *saved, const char *directory, Error *err) {
+    SafetensorsHeader header;
+    char path[PATH_MAX], name[NAME_SIZE];
+    int64_t shape[2];
+    Stretch *s = w->stretches + w->n_stretches;
+    if (!path_join(path, directory, saved->name, err) || !outfile_open(file, path, err)) return false;
+    safetensors_header_begin(&header);
+    for (const FlatBuffer *b = saved->buffers; b < saved->buffers + saved->n_buffers; b++)
+        for (const Piece *piece = w->pieces; piece < w->pieces + w->n_pieces; piece++) {
+            if (!buffer_has(w->model, b, piece)) continue;
+            *s++ = (Stretch){.file = file, .buffer = b, .piece = piece, .offset = header.data_bytes};
+            file_name(name, b, piece);
+            file_shape(piece, shape);
+            safetensors_header_add(&header, name, piece->tensor->rank, shape);
+        }
+    for (int k = 0; k < saved->n_buffers; k++)
+        if (saved->buffers[k].note)
+            safetensors_header_add(&header, saved->buffers[k].note, 1, (int64_t[]){1});
+    if (!safetensors_header_write(&header, file, err)) return false;
+    for (; w->stretches + w->n_stretches < s; w->n_stretches++)
+        w->stretches[w->n_stretches].offset += file->bytes;
+    return true;
+}
+
 static bool open_files(Writing *w, const char *directory, Error *err) {
-    char path[PATH_MAX];
     w->pieces = list_pieces(w->model, &w->n_pieces, err);
     if (!w->pieces) return false;
+    w->stretches = malloc((size_t)w->n_pieces * MAX_BUFFERS * sizeof *w->stretches);
+    if (!w->stretches) return fail(err, EXIT_RUN, "no memory for the list of %d tensors", w->n_pieces);
     for (int f = 0; f < w->n_files; f++)
-        if (!path_join(path, directory, w->saved[f].name, err) || !outfile_open(&w->files[f], path, err) ||
-            !write_header(&w->files[f], w->model, w->pieces, w->n_pieces, w->saved[f].buffers,
-                          w->saved[f].n_buffers, err))
-            return false;
-    return open_tasks(w, err) &&
-           (w->snapshot || staging_open(&w->staging, w->model, w->pieces, w->n_pieces, err));
-}
-
-static uint32_t stretch_crc(const Stretch *s) {
-    int64_t left = piece_elems(s->piece);
-    uint32_t crc = 0;
-    for (int64_t c = 0; c < s->n_chunks; c++, left -= s->per_chunk)
-        crc = crc32c_join(crc, s->crcs[c], (size_t)min_i64(left, s->per_chunk) * sizeof(float));
-    return crc;
-}
-
-/* The checksums of a file's tensors, its notes, the file's own. Returns the first stretch of the next file. */
-static const Stretch *sum_up(Writing *w, int f, const Stretch *s, JsonWriter *manifest) {
-    OutFile *file = &w->files[f];
-    char name[2 * NAME_SIZE];
-    manifest_begin_file(manifest, w->saved[f].name);
-    json_begin_object(manifest, "tensors");
-    for (int i = 0; i < w->saved[f].n_buffers * w->n_pieces; i++, s++) {
-        if (!s->n_chunks) continue;
-        const uint32_t crc = stretch_crc(s);
-        snprintf(name, sizeof name, "%s.%s", w->saved[f].buffers[i / w->n_pieces].prefix, s->piece->name);
-        manifest_write_checksum(manifest, name, crc);
-        outfile_count(file, piece_elems(s->piece) * (int64_t)sizeof(float), crc);
-    }
-    json_end_object(manifest);
-    return s;
+        if (!open_file(w, &w->files[f], &w->saved[f], directory, err)) return false;
+    return true;
 }
 
 /* The one element of a note. */
@@ -403,29 +277,35 @@ static bool write_note(OutFile *file, Error *err) {
     return true;
 }
 
-static bool close_files(Writing *w, JsonWriter *manifest, Error *err) {
-    const Stretch *s = w->stretches;
-    for (int f = 0; f < w->n_files; f++) {
-        OutFile *file = &w->files[f];
-        s = sum_up(w, f, s, manifest);
-        for (int k = 0; k < w->saved[f].n_buffers; k++)
-            if (w->saved[f].buffers[k].note && !write_note(file, err)) return false;
-        if (!outfile_close(file, err)) return false;
-        manifest_end_file(manifest, file->bytes, file->crc);
+/* With the checksums of the tensors, then of the file. */
+static bool close_file(Writing *w, OutFile *file, const SavedFile *saved, JsonWriter *manifest, Error *err) {
+    char name[NAME_SIZE];
+    manifest_begin_file(manifest, saved->name);
+    json_begin_object(manifest, "tensors");
+    for (const Stretch *s = w->stretches; s < w->stretches + w->n_stretches; s++) {
+        if (s->file != file) continue;
+        const uint32_t crc = atomic_load(&s->crc);
+        file_name(name, s->buffer, s->piece);
+        manifest_write_checksum(manifest, name, crc);
+        outfile_count(file, s->piece->n_elems * (int64_t)sizeof(float), crc);
     }
+    json_end_object(manifest);
+    for (int k = 0; k < saved->n_buffers; k++)
+        if (saved->buffers[k].note && !write_note(file, err)) return false;
+    if (!outfile_close(file, err)) return false;
+    manifest_end_file(manifest, file->bytes, file->crc);
     return true;
 }
 
 bool hf_tensors_save(const char *directory, GPT2 *model, const Snapshot *snapshot, const SavedFile *files,
                      int n_files, JsonWriter *manifest, Error *err) {
-    Writing w = {.model = model, .snapshot = snapshot, .saved = files, .n_files = n_files, .err = err};
+    Writing w = {.model = model, .snapshot = snapshot, .saved = files, .n_files = n_files};
     for (int f = 0; f < n_files; f++) w.files[f].fd = -1;
-    const bool ok = open_files(&w, directory, err) && write_tensors(&w) && close_files(&w, manifest, err);
+    bool ok =
+        open_files(&w, directory, err) && (snapshot ? write_snapshot(&w, err) : write_from_device(&w, err));
+    for (int f = 0; ok && f < n_files; f++) ok = close_file(&w, &w.files[f], &files[f], manifest, err);
     for (int f = 0; f < n_files; f++) outfile_abandon(&w.files[f]);
     free(w.stretches);
-    free(w.tasks);
-    free(w.crcs);
-    free(w.staging.a);
     free(w.pieces);
     return ok;
 }
@@ -540,9 +420,9 @@ static bool check_shape(const Safetensors *file, const SafetensorsEntry *entry, 
     int64_t shape[2];
     char expected[64], found[200];
     file_shape(piece, shape);
-    if (entry->rank == piece->rank && memcmp(entry->shape, shape, (size_t)piece->rank * sizeof *shape) == 0)
-        return true;
-    shape_text(expected, sizeof expected, piece->rank, shape);
+    const int rank = piece->tensor->rank;
+    if (entry->rank == rank && memcmp(entry->shape, shape, (size_t)rank * sizeof *shape) == 0) return true;
+    shape_text(expected, sizeof expected, rank, shape);
     shape_text(found, sizeof found, entry->rank, entry->shape);
     return fail(err, EXIT_INPUT, "%s: tensor '%s': expected shape %s by config.json, found %s", file->path,
                 entry->name, expected, found);
@@ -554,12 +434,12 @@ typedef struct Located {
     SafetensorsEntry *entry;
 } Located;
 
-static bool locate(Located *at, const Source *source, const char *prefix, const Piece *piece, Error *err) {
-    char name[2 * NAME_SIZE];
-    snprintf(name, sizeof name, "%s.%s", prefix, piece->name);
+static bool locate(Located *at, const Source *source, const FlatBuffer *buffer, const Piece *piece,
+                   Error *err) {
+    char name[NAME_SIZE];
+    file_name(name, buffer, piece);
     at->file = source_find(source, name, &at->entry);
-    if (!at->file && strcmp(prefix, "transformer") == 0)
-        at->file = source_find(source, piece->name, &at->entry);
+    if (!at->file && buffer->id == FLAT_MASTER) at->file = source_find(source, piece->name, &at->entry);
     if (!at->file)
         return fail(err, EXIT_INPUT, "%s: expected tensor '%s', found none of that name",
                     source->files[0].path, name);
@@ -592,18 +472,29 @@ static bool check_all_used(const Source *source, Error *err) {
     return true;
 }
 
+/* Tensors on their way into the model. */
+typedef struct Loading {
+    const Source *source;
+    GPT2 *model;
+    Piece *pieces;
+    int n_pieces;
+    float *a, *b; /* (elems) each */
+    int64_t elems;
+} Loading;
+
 /* lm_head.weight, where it is stored, must be wte.weight bit for bit. */
-static bool check_tied(const Source *source, const Located *wte, const Piece *piece, Staging *s, Error *err) {
-    Located head;
-    head.file = source_find(source, "lm_head.weight", &head.entry);
+static bool check_tied(const Loading *l, const FlatBuffer *buffer, Error *err) {
+    Located head, wte;
+    head.file = source_find(l->source, "lm_head.weight", &head.entry);
     if (!head.file) return true;
     head.entry->used = true;
-    if (!check_shape(head.file, head.entry, piece, err)) return false;
-    for (int64_t done = 0; done < wte->entry->n_elems; done += s->elems) {
-        int64_t part = wte->entry->n_elems - done < s->elems ? wte->entry->n_elems - done : s->elems;
-        if (!safetensors_read(wte->file, wte->entry, s->a, done, part, err)) return false;
-        if (!safetensors_read(head.file, head.entry, s->b, done, part, err)) return false;
-        if (memcmp(s->a, s->b, (size_t)part * sizeof *s->a))
+    if (!check_shape(head.file, head.entry, &l->pieces[0], err)) return false;
+    if (!locate(&wte, l->source, buffer, &l->pieces[0], err)) return false;
+    for (int64_t done = 0; done < wte.entry->n_elems; done += l->elems) {
+        const int64_t part = min_i64(wte.entry->n_elems - done, l->elems);
+        if (!safetensors_read(wte.file, wte.entry, l->a, done, part, err)) return false;
+        if (!safetensors_read(head.file, head.entry, l->b, done, part, err)) return false;
+        if (memcmp(l->a, l->b, (size_t)part * sizeof *l->a))
             return fail(err, EXIT_INPUT,
                         "%s: expected lm_head.weight equal to wte.weight (a tied head), found other values: "
                         "not a GPT-2",
@@ -612,69 +503,49 @@ static bool check_tied(const Source *source, const Located *wte, const Piece *pi
     return true;
 }
 
-/* n host floats at element `begin` of a buffer; with the master weights go their copies. */
-static void put(GPT2 *model, const FlatBuffer *buffer, const float *host, int64_t begin, int64_t n) {
-    if (buffer->id == FLAT_MASTER)
-        gpt2_set_weights(model, host, begin, n);
-    else
-        gpt2_set_state(model, (StateId)buffer->id, host, begin, n);
-}
-
-static bool load_piece(const Located *at, const Piece *piece, GPT2 *model, const FlatBuffer *buffer,
-                       Staging *s, Error *err) {
-    const int64_t n = piece->rows * piece->cols;
-    for (int64_t done = 0; done < n; done += s->elems) {
-        int64_t part = n - done < s->elems ? n - done : s->elems;
-        if (!safetensors_read(at->file, at->entry, s->a, done, part, err)) return false;
-        if (piece->transposed) transpose(s->b, s->a, piece->cols, piece->rows);
-        put(model, buffer, piece->transposed ? s->b : s->a, piece->begin + done, part);
+static bool load_piece(const Loading *l, const FlatBuffer *buffer, const Piece *piece, Error *err) {
+    const bool transposed = piece->tensor->transposed;
+    Located at;
+    if (!locate(&at, l->source, buffer, piece, err)) return false;
+    for (int64_t done = 0; done < piece->n_elems; done += l->elems) {
+        const int64_t part = min_i64(piece->n_elems - done, l->elems);
+        if (!safetensors_read(at.file, at.entry, l->a, done, part, err)) return false;
+        if (transposed) transpose(l->b, l->a, piece->cols, piece->rows);
+        set_buffer(l->model, buffer->id, transposed ? l->b : l->a, piece->begin + done, part);
     }
     return true;
 }
 
-/* The rows of wte that stand for no token. */
-static void put_padding(GPT2 *model, const FlatBuffer *buffer, Staging *s) {
-    const int64_t C = model->config.n_embd, V = model->config.vocab_size;
-    const int64_t n = (model->config.padded_vocab_size - V) * C, begin = model->tensors[WTE].offset + V * C;
-    memset(s->a, 0, (size_t)s->elems * sizeof *s->a);
-    for (int64_t done = 0; done < n; done += s->elems)
-        put(model, buffer, s->a, begin + done, n - done < s->elems ? n - done : s->elems);
-}
-
-/* Finds and checks all tensors, then loads them. located: (n_buffers, n). */
-static bool load_located(const Source *source, GPT2 *model, const FlatBuffer *buffers, int n_buffers,
-                         const Piece *pieces, int n, Located *located, Staging *s, Error *err) {
+/* Finds and checks all tensors, then loads them. */
+static bool load_buffers(const Loading *l, const FlatBuffer *buffers, int n_buffers, Error *err) {
+    Located unused;
     for (int k = 0; k < n_buffers; k++)
-        for (int i = 0; i < n; i++)
-            if (buffer_has(model, &buffers[k], &pieces[i]) &&
-                !locate(&located[k * n + i], source, buffers[k].prefix, &pieces[i], err))
+        for (int i = 0; i < l->n_pieces; i++)
+            if (buffer_has(l->model, &buffers[k], &l->pieces[i]) &&
+                !locate(&unused, l->source, &buffers[k], &l->pieces[i], err))
                 return false;
-    if (!check_tied(source, &located[0], &pieces[0], s, err) || !check_all_used(source, err)) return false;
+    if (!check_tied(l, &buffers[0], err) || !check_all_used(l->source, err)) return false;
     for (int k = 0; k < n_buffers; k++) {
-        for (int i = 0; i < n; i++)
-            if (buffer_has(model, &buffers[k], &pieces[i]) &&
-                !load_piece(&located[k * n + i], &pieces[i], model, &buffers[k], s, err))
+        for (int i = 0; i < l->n_pieces; i++)
+            if (buffer_has(l->model, &buffers[k], &l->pieces[i]) &&
+                !load_piece(l, &buffers[k], &l->pieces[i], err))
                 return false;
-        if (buffer_has(model, &buffers[k], &pieces[0])) put_padding(model, &buffers[k], s);
+        if (buffer_has(l->model, &buffers[k], &l->pieces[0])) zero_padding(l->model, buffers[k].id);
     }
     return true;
 }
 
 static bool load_source(const Source *source, GPT2 *model, const FlatBuffer *buffers, int n_buffers,
                         Error *err) {
-    int n;
-    Staging staging = {0};
-    Located *located = NULL;
-    Piece *pieces = list_pieces(model, &n, err);
-    bool ok = pieces && staging_open(&staging, model, pieces, n, err);
-    if (ok) {
-        located = calloc((size_t)n * (size_t)n_buffers, sizeof *located);
-        ok = located ? load_located(source, model, buffers, n_buffers, pieces, n, located, &staging, err)
-                     : fail(err, EXIT_RUN, "no memory for the list of %d tensors", n);
-    }
-    free(located);
-    free(staging.a);
-    free(pieces);
+    Loading l = {.source = source, .model = model};
+    l.pieces = list_pieces(model, &l.n_pieces, err);
+    if (!l.pieces) return false;
+    l.elems = staging_elems(model, l.pieces, l.n_pieces);
+    l.a = open_staging(2 * l.elems, err);
+    l.b = l.a ? l.a + l.elems : NULL;
+    const bool ok = l.a && load_buffers(&l, buffers, n_buffers, err);
+    free(l.a);
+    free(l.pieces);
     return ok;
 }
 

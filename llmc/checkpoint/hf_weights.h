@@ -1,8 +1,7 @@
 /* The model's flat buffers as safetensors with Hugging Face's names and orientation.
  *
  * The flat buffer holds matrices as (out, in); transformers' Conv1D stores (in, out), so all matrices but wte
- * and wpe are transposed on the way. wte has vocab_size rows in a file, padded_vocab_size in the buffer
- * (padding is 0). One tensor at a time passes through host memory. */
+ * and wpe are transposed on the way. One tensor at a time passes through host memory. */
 #pragma once
 #include "llmc/model/gpt2.h"
 #include "manifest.h"

@@ -3,6 +3,7 @@
 #include <string.h>
 #include <unistd.h>
 #include "llmc/base/files.h"
+#include "pieces.h"
 
 enum { MAGIC = 20240326, VERSION_F32 = 3, VERSION_BF16 = 5, HEADER_INTS = 256, PIECE_ELEMS = 1 << 20 };
 
@@ -91,22 +92,12 @@ static bool load_range(const BinFile *file, GPT2 *model, int64_t from, int64_t b
     return true;
 }
 
-/* The rows of wte that stand for no token. */
-static void zero_rows_of_padding(GPT2 *model, float *floats) {
-    const int64_t C = model->config.n_embd, begin = model->config.vocab_size * C;
-    const int64_t padding = model->tensors[WTE].layer_elems - begin;
-    for (int64_t i = 0; i < PIECE_ELEMS; i++) floats[i] = 0;
-    for (int64_t done = 0; done < padding; done += PIECE_ELEMS)
-        gpt2_set_weights(model, floats, tensor_at(&model->tensors[WTE], 0) + begin + done,
-                         padding - done < PIECE_ELEMS ? padding - done : PIECE_ELEMS);
-}
-
 /* Each tensor for all layers in turn. wte is the first, and the only one whose size in the file may differ from that in
  * the model. */
 static bool load_all(const BinFile *file, GPT2 *model, void *raw, float *floats, Error *err) {
     const int64_t C = model->config.n_embd;
     int64_t from = 0; /* element of the file's data */
-    zero_rows_of_padding(model, floats);
+    zero_padding(model, FLAT_MASTER);
     for (int id = 0; id < N_TENSORS; id++)
         for (int layer = 0; layer < model->tensors[id].n_layers; layer++) {
             const Tensor *t = &model->tensors[id];

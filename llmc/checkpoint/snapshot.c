@@ -39,10 +39,6 @@ void snapshot_close(Snapshot *s) {
     *s = (Snapshot){0};
 }
 
-const float *gather_buffer(GPT2 *model, int id) {
-    return id == FLAT_MASTER ? gpt2_gather_master(model) : gpt2_gather_state(model, (StateId)id);
-}
-
 /* What was gathered lies in the gradients' buffer: the next one, and backward, wait until it is copied. */
 static void copy_buffer(const Snapshot *s, int i, const GPT2 *model, const float *from) {
     const Device *device = s->device;

@@ -2,10 +2,7 @@
  * goes on. The device copies by itself, beside forward and backward; what changes the originals, the next update, waits
  * for it on the device (EVENT_SNAPSHOT_TAKEN). */
 #pragma once
-#include "llmc/model/gpt2.h"
-
-/* A flat buffer's id: FLAT_MASTER, or a StateId. */
-enum { FLAT_MASTER = -1 };
+#include "pieces.h"
 
 typedef struct Snapshot {
     const Device *device;
@@ -30,6 +27,3 @@ void snapshot_take(const Snapshot *snapshot, GPT2 *model, bool model_only);
 void snapshot_wait(const Snapshot *snapshot);
 /* A whole buffer, (n_elements). */
 const float *snapshot_buffer(const Snapshot *snapshot, int id);
-
-/* A buffer of the model on the device, whole: all ranks make the call. Valid until the next. */
-const float *gather_buffer(GPT2 *model, int id);

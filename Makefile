@@ -8,7 +8,7 @@
 #: make tables           the tables and plots of the ladder of attention, on this machine's card: dev/results/
 #: make bench            times the trainer's CUDA ops and a training step of GPT-2 124M on this machine's card
 #: make compare          attention and training steps beside PyTorch, on the same card in the same run (needs torch; 15 minutes)
-#: make lint             format, warnings of gcc and clang, length of functions, layers of folders
+#: make lint             format, warnings of gcc and clang, length of functions, layers of folders; NVCC= leaves out the kernels (minutes)
 #: make mutants          some hundred small faults, one at a time: does a test see each? (dev/mutants/README.md)
 #: make delays           on a Hopper card: the op tests with kernels that pause at barriers, against the bits without
 #: make sanitize         the CPU tests under AddressSanitizer and UndefinedBehaviorSanitizer

@@ -17,6 +17,8 @@ enum { PROTOCOL = 1, SETTINGS_MAX = 1 << 16, GUESTS_MAX = 256 };
 static const uint64_t hello_magic = 0x6c6c6d632e686920, verdict_magic = 0x6c6c6d632e616c6c;
 static const double hello_seconds = 3, settings_seconds = 20, retry_seconds = 0.2, verdict_seconds = 3;
 
+static const char connections[] = "connections with other ranks";
+
 typedef enum { WORK, WATCH } Kind;
 
 /* The first bytes on a connection; on that for work the settings follow. */
@@ -102,9 +104,13 @@ static bool listen_to(Door *door, Guest *guest, bool *ok, Error *err) {
     return true;
 }
 
+static bool is_missing(const Rendezvous *r, int rank) {
+    return r->work[rank] < 0 || r->watch[rank] < 0;
+}
+
 static int n_missing(const Rendezvous *r) {
     int n = 0;
-    for (int i = 1; i < r->ranks.n_ranks; i++) n += r->work[i] < 0 || r->watch[i] < 0;
+    for (int i = 1; i < r->ranks.n_ranks; i++) n += is_missing(r, i);
     return n;
 }
 
@@ -112,14 +118,12 @@ static int n_missing(const Rendezvous *r) {
 static const char *missing_ranks(const Rendezvous *r, char *text, size_t size) {
     size_t n = 0;
     text[0] = '\0';
-    for (int i = 1, end; i < r->ranks.n_ranks; i = end) {
-        for (end = i; end < r->ranks.n_ranks && (r->work[end] < 0 || r->watch[end] < 0); end++) {
-        }
-        if (end > i && n + 40 > size) return strcpy(text + n, ", ..."), text;
-        if (end > i)
-            n += (size_t)snprintf(text + n, size - n, end > i + 1 ? "%s%d-%d" : "%s%d", n ? ", " : "", i,
-                                  end - 1);
-        end += end == i;
+    for (int i = 1, end; i < r->ranks.n_ranks; i = end + 1) {
+        for (end = i; end < r->ranks.n_ranks && is_missing(r, end);) end++;
+        if (end == i) continue;
+        if (n + 40 > size) return strcpy(text + n, ", ..."), text;
+        n +=
+            (size_t)snprintf(text + n, size - n, end > i + 1 ? "%s%d-%d" : "%s%d", n ? ", " : "", i, end - 1);
     }
     return text;
 }
@@ -186,19 +190,16 @@ static bool same_settings(const Rendezvous *r, int rank, const char *theirs, con
 }
 
 static bool compare_settings(Door *door, const char *settings, Error *err) {
+    static char theirs[SETTINGS_MAX + 1];
     Rendezvous *r = door->r;
-    char *theirs = malloc(SETTINGS_MAX + 1);
-    bool ok = theirs || fail(err, EXIT_RUN, "out of memory");
-    for (int i = 1; ok && i < r->ranks.n_ranks; i++) {
+    for (int i = 1; i < r->ranks.n_ranks; i++) {
         const size_t n = door->settings_bytes[i];
-        ok = socket_receive(r->work[i], theirs, n, clock_seconds() + settings_seconds) ||
-             fail(err, EXIT_RUN, "rank %d (%s) has gone as soon as it was there", i, r->hosts[i]);
-        if (!ok) break;
+        if (!socket_receive(r->work[i], theirs, n, clock_seconds() + settings_seconds))
+            return fail(err, EXIT_RUN, "rank %d (%s) has gone as soon as it was there", i, r->hosts[i]);
         theirs[n] = '\0';
-        ok = same_settings(r, i, theirs, settings, err);
+        if (!same_settings(r, i, theirs, settings, err)) return false;
     }
-    free(theirs);
-    return ok;
+    return true;
 }
 
 /* Those that were not let in hear what is wrong, too: one of them may be why. */
@@ -218,23 +219,17 @@ static void tell_all(const Door *door, const Error *err) {
 }
 
 static bool open_door(Rendezvous *r, const char *settings, double seconds, Error *err) {
-    Door *door = calloc(1, sizeof *door);
+    Door door = {.r = r, .listening = r->place.listening};
     int port = r->place.port;
-    if (!door || !(door->settings_bytes = calloc((size_t)r->ranks.n_ranks, sizeof *door->settings_bytes))) {
-        free(door);
-        return fail(err, EXIT_RUN, "out of memory");
-    }
-    door->r = r;
-    door->listening =
-        r->place.listening >= 0 ? r->place.listening : socket_listen(r->place.address, &port, err);
-    const bool listens = door->listening >= 0,
-               ok = listens && admit_all(door, port, seconds, err) && compare_settings(door, settings, err);
-    if (listens && !ok) take_guests(door);
-    if (listens) tell_all(door, ok ? NULL : err);
-    if (listens) close(door->listening);
-    for (int i = 0; i < door->n_guests; i++) close(door->guests[i].fd);
-    free(door->settings_bytes);
-    free(door);
+    if (door.listening < 0) door.listening = socket_listen(r->place.address, &port, err);
+    if (door.listening < 0) return false;
+    door.settings_bytes = must_allocate((size_t)r->ranks.n_ranks * sizeof *door.settings_bytes, connections);
+    const bool ok = admit_all(&door, port, seconds, err) && compare_settings(&door, settings, err);
+    if (!ok) take_guests(&door);
+    tell_all(&door, ok ? NULL : err);
+    close(door.listening);
+    for (int i = 0; i < door.n_guests; i++) close(door.guests[i].fd);
+    free(door.settings_bytes);
     return ok;
 }
 
@@ -336,23 +331,27 @@ bool rendezvous_room(int n_ranks, Error *err) {
 
 bool rendezvous_open(Rendezvous *r, const Place *place, const char *settings, double seconds,
                      bool *rank_0_knows, Error *err) {
-    const int n = place->ranks.n_ranks, n_connections = ranks_leads(place->ranks) ? n : 1;
-    *r = (Rendezvous){.ranks = place->ranks, .place = *place};
-    *rank_0_knows = ranks_leads(place->ranks);
+    const bool leads = ranks_leads(place->ranks);
+    const int n = place->ranks.n_ranks, n_connections = leads ? n : 1;
+    *r = (Rendezvous){0};
+    *rank_0_knows = leads;
     if (!rendezvous_room(n, err)) return false;
     if (strlen(settings) > SETTINGS_MAX)
         return fail(err, EXIT_RUN, "the settings of a rank are %zu bytes, expected %d at most",
                     strlen(settings), SETTINGS_MAX);
-    r->work = malloc((size_t)n_connections * sizeof *r->work);
-    r->watch = malloc((size_t)n_connections * sizeof *r->watch);
-    r->hosts = calloc((size_t)n, sizeof *r->hosts);
-    if (!r->work || !r->watch || !r->hosts)
-        return rendezvous_close(r), fail(err, EXIT_RUN, "out of memory for %d ranks", n);
+    *r = (Rendezvous){
+        .ranks = place->ranks,
+        .place = *place,
+        .work = must_allocate((size_t)n_connections * sizeof *r->work, connections),
+        .watch = must_allocate((size_t)n_connections * sizeof *r->watch, connections),
+        .hosts = must_allocate((size_t)n * sizeof *r->hosts, connections),
+    };
+    memset(r->hosts, 0, (size_t)n * sizeof *r->hosts);
     for (int i = 0; i < n_connections; i++) r->work[i] = r->watch[i] = -1;
     gethostname(r->hosts[place->ranks.rank], HOST_NAME - 1);
-    const bool ok = n == 1                      ? true
-                    : ranks_leads(place->ranks) ? open_door(r, settings, seconds, err)
-                                                : join_until(r, settings, seconds, rank_0_knows, err);
+    const bool ok = n == 1  ? true
+                    : leads ? open_door(r, settings, seconds, err)
+                            : join_until(r, settings, seconds, rank_0_knows, err);
     if (ok)
         count_hosts(r);
     else
@@ -362,7 +361,7 @@ bool rendezvous_open(Rendezvous *r, const Place *place, const char *settings, do
 
 void rendezvous_close(Rendezvous *r) {
     const int n = ranks_leads(r->ranks) ? r->ranks.n_ranks : 1;
-    for (int i = 0; r->work && r->watch && r->hosts && i < n; i++) {
+    for (int i = 0; i < n; i++) {
         close_socket(&r->work[i]);
         close_socket(&r->watch[i]);
     }

@@ -15,6 +15,7 @@
 #include <unistd.h>
 #include "llmc/base/terminal.h"
 #include "llmc/base/thread.h"
+#include "socket.h"
 
 double watchdog_seconds_silent = 8, watchdog_seconds_stuck = 60;
 
@@ -43,9 +44,8 @@ enum { HEAD = offsetof(Message, text) };
 typedef struct Peer {
     int rank, fd; /* -1: it is over, or lost and said */
     double heard; /* when it last said something */
-    uint32_t phase, waits_for_disk;
-    int64_t step, progress;
-    Message in; /* what has come of the next message */
+    Message last; /* what it said then; all 0 before */
+    Message in;   /* what has come of the next */
     size_t n_in;
 } Peer;
 
@@ -179,9 +179,9 @@ static bool speaks(void) {
 /* Its last beat may be many short steps old; but ranks wait for each other, so it was one step behind this rank at most. */
 static void lost(const Peer *p, const char *why) {
     const int64_t least = dog.phase == PHASE_STEP ? dog.step - 1 : 0;
-    const bool is_old = p->step < least;
+    const bool is_old = p->last.step < least;
     if (!speaks()) end_run(NULL, EXIT_RUN);
-    end_for(p->rank, is_old ? PHASE_STEP : p->phase, is_old ? least : p->step, why, EXIT_RUN);
+    end_for(p->rank, is_old ? PHASE_STEP : p->last.phase, is_old ? least : p->last.step, why, EXIT_RUN);
 }
 
 /* ---- the thread ---- */
@@ -189,28 +189,22 @@ static void lost(const Peer *p, const char *why) {
 static void take(Peer *p) {
     const Message *m = &p->in;
     if (m->kind == VERDICT) end_run(NULL, m->exit_code);
-    p->phase = m->phase;
-    p->step = m->step;
-    p->progress = m->progress;
-    p->waits_for_disk = m->waits_for_disk;
+    p->last = *m;
     if (p->rank == 0 && m->saved > dog.saved) dog.saved = m->saved;
     if (m->kind == FAILURE) {
         char why[sizeof m->text + 1];
         snprintf(why, sizeof why, "%.*s", (int)m->n, m->text);
-        end_for(p->rank, p->phase, p->step, why, m->exit_code);
+        end_for(p->rank, m->phase, m->step, why, m->exit_code);
     }
 }
 
 /* Takes what has come. False where the connection is lost. */
 static bool listen_to(Peer *p) {
     for (;;) {
-        const size_t whole = p->n_in < HEAD ? HEAD : HEAD + p->in.n;
-        const ssize_t n = recv(p->fd, (char *)&p->in + p->n_in, whole - p->n_in, MSG_DONTWAIT);
-        if (n < 0) return errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR;
-        if (n == 0) return false;
-        p->n_in += (size_t)n;
-        p->heard = clock_seconds();
-        if (p->n_in < HEAD) continue;
+        const size_t before = p->n_in, whole = before < HEAD ? HEAD : HEAD + p->in.n;
+        if (!socket_receive_some(p->fd, &p->in, whole, &p->n_in)) return false;
+        if (p->n_in > before) p->heard = clock_seconds();
+        if (p->n_in < whole) return true;
         if (p->in.n > sizeof p->in.text) return false;
         if (p->n_in < HEAD + p->in.n) continue;
         take(p);
@@ -223,9 +217,9 @@ static void check(Peer *p, double t) {
     char why[80];
     if (p->fd < 0) return;
     if (!listen_to(p)) {
-        if (p->phase != PHASE_END) lost(p, "its process is gone");
+        if (p->last.phase != PHASE_END) lost(p, "its process is gone");
         p->fd = -1;
-    } else if (p->phase != PHASE_END && t - p->heard > watchdog_seconds_silent) {
+    } else if (p->last.phase != PHASE_END && t - p->heard > watchdog_seconds_silent) {
         snprintf(why, sizeof why, "no sign of life for %g s: stopped, or its host is gone",
                  watchdog_seconds_silent);
         lost(p, why);
@@ -251,7 +245,7 @@ static bool is_printing(FILE *out) {
 
 static bool waits_for_disk(void) {
     bool waits = dog.waits_for_disk;
-    for (int i = 0; i < dog.n_peers; i++) waits = waits || dog.peers[i].waits_for_disk;
+    for (int i = 0; i < dog.n_peers; i++) waits = waits || dog.peers[i].last.waits_for_disk;
     return waits;
 }
 
@@ -265,7 +259,7 @@ static bool is_judged(void) {
 static void check_progress(double t) {
     const bool in_step = dog.phase == PHASE_STEP;
     int64_t all = dog.progress;
-    for (int i = 0; i < dog.n_peers; i++) all += dog.peers[i].progress;
+    for (int i = 0; i < dog.n_peers; i++) all += dog.peers[i].last.progress;
     const double since = t - dog.moved_at;
     if (all != dog.all_progress && in_step && since > dog.longest_step) dog.longest_step = since;
     if (all != dog.all_progress || !is_judged()) dog.moved_at = t;
@@ -307,36 +301,29 @@ static void *watch(void *polled) {
 /* ---- calls of the main thread ---- */
 
 bool watchdog_start(Rendezvous *r, Error *err) {
-    const int n = r->ranks.n_ranks;
-    if (n == 1) return true;
-    const int n_peers = ranks_leads(r->ranks) ? n - 1 : 1;
-    Peer *peers = calloc((size_t)n_peers, sizeof *peers);
-    struct pollfd *polled = calloc((size_t)n_peers + 1, sizeof *polled);
-    const int wake = eventfd(0, EFD_CLOEXEC);
-    for (int i = 0; peers && i < n_peers; i++) {
-        const bool leads = ranks_leads(r->ranks);
-        peers[i] =
-            (Peer){.rank = leads ? i + 1 : 0, .fd = r->watch[leads ? i + 1 : 0], .heard = clock_seconds()};
+    const bool leads = ranks_leads(r->ranks);
+    const int n_peers = leads ? r->ranks.n_ranks - 1 : 1;
+    if (r->ranks.n_ranks == 1) return true;
+    dog.peers = must_allocate((size_t)n_peers * sizeof *dog.peers, "the watchdog");
+    struct pollfd *polled = must_allocate(((size_t)n_peers + 1) * sizeof *polled, "the watchdog");
+    for (int i = 0; i < n_peers; i++) {
+        const int rank = leads ? i + 1 : 0;
+        dog.peers[i] = (Peer){.rank = rank, .fd = r->watch[rank], .heard = clock_seconds()};
     }
     dog.r = r;
-    dog.peers = peers;
     dog.n_peers = n_peers;
-    dog.wake = wake;
+    dog.wake = eventfd(0, EFD_CLOEXEC);
     dog.stopping = false;
     dog.phase = PHASE_START;
     dog.progress = dog.all_progress = 0;
     dog.longest_step = 0;
     dog.moved_at = clock_seconds();
-    if (peers && polled && wake >= 0 && thread_start(&dog.thread, watch, polled)) {
+    if (dog.wake >= 0 && thread_start(&dog.thread, watch, polled)) {
         die_with = watchdog_die;
         return true;
     }
-    fail(err, EXIT_RUN, "the watchdog's thread cannot be started: %s", strerror(errno));
-    free(peers);
-    free(polled);
-    if (wake >= 0) close(wake);
     dog.r = NULL;
-    return false;
+    return fail(err, EXIT_RUN, "the watchdog's thread cannot be started: %s", strerror(errno));
 }
 
 void watchdog_set(WatchPhase phase, int64_t step) {

@@ -71,20 +71,13 @@ static float value_of_key(uint32_t key) {
 /* What top-k left adds up to `total`; of that. */
 static void keep_top_p(Draw *d, float p) {
     if (!(p < 1)) return;
-    const double above_floor = d->floor ? weight_from(d, d->floor + 1) : 0;
-    const double total =
-        d->floor ? above_floor + d->ties * weight_of(d, value_of_key(d->floor)) : weight_from(d, 0);
+    const uint32_t floor = d->floor;
+    const double total = weight_from(d, floor + 1) + d->ties * weight_of(d, value_of_key(floor));
     const double wanted = fmax(p * total, DBL_MIN); /* of p = 0 the largest stays */
-    if (d->floor && above_floor < wanted) {         /* the edge lies among the equals of top-k's */
-        const double each = weight_of(d, value_of_key(d->floor));
-        const int n = (int)fmin(ceil((wanted - above_floor) / each), d->ties);
-        d->ties = n > 1 ? n : 1;
-        return;
-    }
     d->floor = floor_of(d, weight_from, wanted);
     const double each = weight_of(d, value_of_key(d->floor)),
                  n = ceil((wanted - weight_from(d, d->floor + 1)) / each);
-    d->ties = n > 1 ? (int)fmin(n, d->V) : 1;
+    d->ties = n > 1 ? (int)fmin(n, d->floor == floor ? d->ties : d->V) : 1;
 }
 
 /* Walks the ids in the order of the draw until the weights passed `point`. Returns the id that passed it (the last with

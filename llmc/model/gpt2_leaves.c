@@ -54,9 +54,7 @@ bool leaves_exchange(const GPT2 *model) {
 
 /* What rank r of all has at its end. */
 static SumTree tree_at_end(const GPT2 *model, int r) {
-    const Ranks ranks = {r, model->comm->ranks.n_ranks};
-    const int n_leaves = model->options.reproducible;
-    return sum_tree_behind(n_leaves, ranks, sum_tree_leaves(n_leaves, ranks));
+    return sum_tree_of(model->options.reproducible, (Ranks){r, model->comm->ranks.n_ranks});
 }
 
 /* Where rank r's node i of the own part lies. */

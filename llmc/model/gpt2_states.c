@@ -35,11 +35,8 @@ static int64_t layer_elements(const GPT2 *model, int rank, OptimizerKind kind, i
 
 /* Elements of all layers before this one; those of a layer n_layer + 1 are all. */
 static int64_t elements_before(const GPT2 *model, int rank, OptimizerKind kind, int layer) {
-    const int L = model->config.n_layer, blocks = layer < L ? layer : L;
     int64_t n = 0;
-    if (layer >= 0) n += layer_elements(model, rank, kind, -1);
-    if (blocks > 0) n += blocks * layer_elements(model, rank, kind, 0);
-    if (layer > L) n += layer_elements(model, rank, kind, L);
+    for (int before = -1; before < layer; before++) n += layer_elements(model, rank, kind, before);
     return n;
 }
 

@@ -32,9 +32,10 @@ static void add_leaf(SumTree *tree, SumNode leaf) {
     while (sum_tree_join(tree)) continue;
 }
 
-SumTree sum_tree_behind(int n_leaves, Ranks ranks, int n) {
+SumTree sum_tree_of(int n_leaves, Ranks ranks) {
     SumTree tree = {.n_leaves = n_leaves};
-    for (int i = 0; i < n; i++) add_leaf(&tree, sum_tree_leaf(n_leaves, ranks, i));
+    for (int i = 0; i < sum_tree_leaves(n_leaves, ranks); i++)
+        add_leaf(&tree, sum_tree_leaf(n_leaves, ranks, i));
     return tree;
 }
 

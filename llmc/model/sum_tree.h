@@ -35,8 +35,8 @@ static inline int sum_tree_leaves(int n_leaves, Ranks ranks) {
 static inline SumNode sum_tree_leaf(int n_leaves, Ranks ranks, int i) {
     return (SumNode){0, ranks.rank * sum_tree_leaves(n_leaves, ranks) + i};
 }
-/* What a rank has behind the first n of its leaves. */
-SumTree sum_tree_behind(int n_leaves, Ranks ranks, int n);
+/* What a rank has behind all of its leaves. */
+SumTree sum_tree_of(int n_leaves, Ranks ranks);
 /* Of the rank that has most: nodes that it keeps while it works on another leaf, nodes that are left at its end. */
 typedef struct SumTreeSize {
     int kept, left;

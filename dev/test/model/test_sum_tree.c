@@ -57,7 +57,7 @@ static void test_ranks(int n_leaves, int n_ranks) {
     int kept = 0, left = 0;
     for (Ranks r = {0, n_ranks}; r.rank < n_ranks; r.rank++) {
         const Sums mine = rank_sums(n_leaves, r, &kept);
-        const SumTree said = sum_tree_behind(n_leaves, r, sum_tree_leaves(n_leaves, r));
+        const SumTree said = sum_tree_of(n_leaves, r);
         CHECK(same_nodes(&said, &mine.tree), "%d leaves, rank %d of %d: the nodes that are left", n_leaves,
               r.rank, n_ranks);
         left = mine.tree.n > left ? mine.tree.n : left;

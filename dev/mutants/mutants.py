@@ -6,7 +6,9 @@ JOBS: workers (all cores). ONLY: rows whose "file: description" has the regular 
 stay killed. KIND: one table. QUICK: of each row's tests only the first, up to S seconds of them: what survives those is said, not recorded. Everything lies in build/mutants/; a run that was interrupted goes on where it was.
 Exit code: 0 within the limits, 1 below them, 2 bad usage or a tree whose own tests fail."""
 import concurrent.futures
+import contextlib
 import fcntl
+import filecmp
 import glob
 import hashlib
 import json
@@ -256,22 +258,12 @@ class Copies:
                         os.unlink(os.path.join(self.base, path))
         for path in files:
             source, target = os.path.join(ROOT, path), os.path.join(self.base, path)
-            with open(source, "rb") as file:
-                content = file.read()
-            if os.path.exists(target):
-                with open(target, "rb") as file:
-                    if file.read() == content:
-                        continue
-            os.makedirs(os.path.dirname(target), exist_ok=True)
-            shutil.copyfile(source, target)
-            shutil.copymode(source, target)
-        for name, text in (("default.txt", os.path.join(self.base, "dev/README.md")), ("default.source.txt", None)):
-            target = os.path.join(self.base, "data", name)
-            if text:
-                shutil.copyfile(text, target)
-            else:
-                with open(target, "w", encoding="utf-8") as file:
-                    file.write("the README\n")
+            if not os.path.exists(target) or not filecmp.cmp(source, target, shallow=False):
+                os.makedirs(os.path.dirname(target), exist_ok=True)
+                shutil.copy(source, target)
+        shutil.copyfile(os.path.join(self.base, "dev/README.md"), os.path.join(self.base, "data", "default.txt"))  # no download
+        with open(os.path.join(self.base, "data", "default.source.txt"), "w", encoding="utf-8") as file:
+            file.write("the README\n")
         with open(listed, "w", encoding="utf-8") as file:
             file.write("\n".join(files))
 
@@ -305,7 +297,6 @@ class Copies:
             restore(folder, self.base, self.state)
         else:
             shutil.copytree(self.base, folder, symlinks=True)
-        os.makedirs(os.path.join(folder, "tmp"), exist_ok=True)
         return folder
 
 
@@ -329,12 +320,9 @@ def restore(folder, base, state):
 running, running_lock, ending = set(), threading.Lock(), threading.Event()
 
 
-def end_group(process):
-    try:
+def kill_group(process):
+    with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
-    process.wait()
 
 
 def limits(kind):
@@ -367,7 +355,8 @@ def run_test(copies, folder, command, limit, early=True):
                 text = file.read()
             if b"\nFAIL " in b"\n" + text:
                 why = "FAIL"
-    end_group(process)
+    kill_group(process)
+    process.wait()
     with running_lock:
         running.discard(process)
     with open(output_path, "rb") as file:
@@ -386,7 +375,7 @@ class Campaign:
     def __init__(self, kind, rows, jobs, quick=0.0):
         self.kind, self.rows, self.jobs, self.quick = kind, rows, jobs, quick
         self.copies = Copies(kind, jobs)
-        self.lock, self.card = threading.Lock(), threading.Semaphore(CARD_SLOTS)
+        self.lock, self.card = threading.Lock(), threading.Semaphore(CARD_SLOTS) if kind == "cuda" else contextlib.nullcontext()
         self.times, self.early = {}, {}
 
     def commands_of(self, row):
@@ -397,7 +386,7 @@ class Campaign:
             if name.startswith("test_gpt2"):
                 path = "./" + name
             elif name.endswith((".sh", ".py")):
-                path = source_of(name)
+                path = source_of(name) or stop(f"{TABLES[row.kind]}:{row.number}: no test in dev/test/*/ is named {name}", 2)
             else:
                 path = "build/" + name
             commands.append(f"{path} {rest}".strip())
@@ -409,12 +398,10 @@ class Campaign:
         self.copies.refresh_base(files)
         if self.kind == "host":
             self.tests = self.copies.test_commands()
-            targets = [name for test in self.tests for name in self.copies.targets(test)]
         else:
             self.tests = sorted({command for row in self.rows for command in self.commands_of(row)})
-            targets = [name for test in self.tests for name in self.copies.targets(test)]
         begun = time.monotonic()
-        self.copies.build_base(sorted(set(targets)))
+        self.copies.build_base(sorted({target for test in self.tests for target in self.copies.targets(test)}))
         print(f"{self.kind}: the tree is built ({time.monotonic() - begun:.0f} s)", flush=True)
         saved = os.path.join(self.copies.folder, "times.json")
         if os.path.exists(saved):
@@ -510,10 +497,7 @@ class Campaign:
                 if ending.is_set():
                     return
                 limit = max(10, 5 * self.times.get(test, 60)) if self.kind == "host" else 30 + 5 * self.times[test]
-                if self.kind == "cuda":
-                    with self.card:
-                        passed, why, _ = run_test(self.copies, folder, test, limit, self.early[test])
-                else:
+                with self.card:
                     passed, why, _ = run_test(self.copies, folder, test, limit, self.early.get(test, True))
                 with self.lock:
                     count(seen, row.file, test, not passed)
@@ -603,10 +587,7 @@ def end_all(number, _frame):
     ending.set()
     with running_lock:
         for process in running:
-            try:
-                os.killpg(process.pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
+            kill_group(process)
     print("interrupted: the same command goes on from here", file=sys.stderr)
     os._exit(128 + number)
 

@@ -241,6 +241,23 @@ def download(url, path, size=None, sha256=None, tries=3, timeout=20):
             os.remove(partial)
 
 
+@contextlib.contextmanager
+def hint(text):
+    """A DataError of the block also says what can be done."""
+    try:
+        yield
+    except DataError as error:
+        raise DataError("%s; hint: %s" % (error, text), error.code) from None
+
+
+def fetched(url, path, advice, size=None, sha256=None):
+    """The path, downloaded if it is not there already. advice: the hint where it cannot be."""
+    if not os.path.exists(path):
+        with hint(advice):
+            download(url, path, size, sha256)
+    return path
+
+
 def _fetch(url, path, timeout):
     with urllib.request.urlopen(url, timeout=timeout) as response, open(path, "wb") as file:
         expected = response.headers.get("Content-Length")

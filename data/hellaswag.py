@@ -77,17 +77,6 @@ def make(path, source, tokenizer):
     common.say("%s: %s items, %s tokens" % (os.path.relpath(path), format(n, ","), format(len(stream) - 10 * n, ",")))
 
 
-def fetched(folder):
-    """Path of the lines under folder, downloaded if they are not there already."""
-    path = os.path.join(folder, "hellaswag_val.jsonl")
-    if not os.path.exists(path):
-        try:
-            common.download(URL, path)
-        except common.DataError as error:
-            raise common.DataError("%s; hint: a local copy, as --source FILE" % error, error.code) from None
-    return path
-
-
 def main():
     parser = common.Parser(__doc__)
     parser.add_argument("--source", metavar="FILE", help="a local copy: .jsonl or .jsonl.gz")
@@ -96,7 +85,8 @@ def main():
     parser.add_argument("--out", default=os.path.join(common.DATA, "hellaswag"), metavar="DIR")
     args = parser.parse_args()
     with common.output(args.out, "hellaswag"):
-        make(os.path.join(args.out, "hellaswag_val.bin"), args.source or fetched(args.out), args.tokenizer)
+        source = args.source or common.fetched(URL, os.path.join(args.out, "hellaswag_val.jsonl"), "a local copy, as --source FILE")
+        make(os.path.join(args.out, "hellaswag_val.bin"), source, args.tokenizer)
 
 
 if __name__ == "__main__":

@@ -29,32 +29,16 @@ def tokenize(text):
     return tokens
 
 
-def fetched_text(folder):
-    """Path of the text under folder, downloaded if it is not there already."""
-    path = os.path.join(folder, "tiny_shakespeare.txt")
-    if not os.path.exists(path):
-        try:
-            common.download(URL, path, SIZE, SHA256)
-        except common.DataError as error:
-            raise common.DataError("%s; hint: a local copy: make TEXT=FILE data/tinyshakespeare, or --source FILE" % error, error.code) from None
-    return path
-
-
-def check_text(path, hint):
-    try:
-        common.check_file(path, SIZE, SHA256)
-    except common.DataError as error:
-        raise common.DataError("%s; hint: %s" % (error, hint), error.code) from None
-
-
 def main():
     parser = common.Parser(__doc__)
     parser.add_argument("--source", default=os.environ.get("TEXT") or None, metavar="FILE", help="a local copy of the text")
     parser.add_argument("--out", default=os.path.join(common.DATA, "tinyshakespeare"), metavar="DIR")
     args = parser.parse_args()
     with common.output(args.out, "tiny_shakespeare"), common.together() as write:
-        source = args.source or fetched_text(args.out)
-        check_text(source, "these shards are of one text; data/text.py takes any" if args.source else "without that file it is fetched again")
+        source = args.source or common.fetched(URL, os.path.join(args.out, "tiny_shakespeare.txt"),
+                                               "a local copy: make TEXT=FILE data/tinyshakespeare, or --source FILE", SIZE, SHA256)
+        with common.hint("these shards are of one text; data/text.py takes any" if args.source else "without that file it is fetched again"):
+            common.check_file(source, SIZE, SHA256)
         with open(source, encoding="ascii", newline="") as file:
             tokens = tokenize(file.read())
         for name, part in (("val", tokens[:VAL_TOKENS]), ("train", tokens[VAL_TOKENS:])):

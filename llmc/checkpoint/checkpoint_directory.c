@@ -91,10 +91,14 @@ bool checkpoint_looks_resumable(const char *out, const char *name, Error *err) {
     return ok;
 }
 
-/* --val, or --train, of which a part validates where that is absent. Earlier programs do not say: any. */
+/* --val, or --train, of which a part validates where that is absent. NULL: earlier programs do not say. */
+static const JsonValue *validated_on(const Manifest *manifest) {
+    const JsonValue *flags = json_get(json_root(manifest->json), "flags"), *val = json_get(flags, "val");
+    return val && val->type == JSON_STRING ? val : json_get(flags, "train");
+}
+
 static bool is_validated_on(const Manifest *manifest, const char *validation) {
-    const JsonValue *flags = json_get(json_root(manifest->json), "flags"), *val = json_get(flags, "val"),
-                    *data = val && val->type == JSON_STRING ? val : json_get(flags, "train");
+    const JsonValue *data = validated_on(manifest);
     return !data || json_equals(data, validation);
 }
 
@@ -272,13 +276,33 @@ static int find_best(const CheckpointEntry *whole, int n) {
     return best;
 }
 
-double checkpoint_lowest_loss(const char *out, int64_t step, const char *validation) {
+/* That one, into *best; false: none was validated. */
+static bool best_of(const char *out, int64_t step, const char *validation, CheckpointEntry *best) {
     int n;
     CheckpointEntry *whole = list_whole(out, step, validation, &n);
-    const int best = find_best(whole, n);
-    const double loss = best < 0 ? NAN : whole[best].val_loss;
+    const int i = find_best(whole, n);
+    if (i >= 0) *best = whole[i];
     free(whole);
-    return loss;
+    return i >= 0;
+}
+
+double checkpoint_lowest_loss(const char *out, int64_t step, const char *validation) {
+    CheckpointEntry best;
+    return best_of(out, step, validation, &best) ? best.val_loss : NAN;
+}
+
+bool checkpoint_kept_better(const char *out, const char *newest, CheckpointEntry *best) {
+    Manifest manifest;
+    Error ignored;
+    if (!manifest_read(&manifest, newest, &ignored)) return false;
+    const JsonValue *keeps = json_get(json_get(json_root(manifest.json), "flags"), "keep-best"),
+                    *data = validated_on(&manifest);
+    const char *validation = data && data->type == JSON_STRING ? data->text : NULL;
+    const bool better = keeps && keeps->type == JSON_TRUE &&
+                        best_of(out, manifest.state.step, validation, best) &&
+                        !(best->val_loss >= manifest.state.val_loss);
+    manifest_free(&manifest);
+    return better;
 }
 
 /* The newest stays in any case. keep 0: all that were not saved for their loss alone. */

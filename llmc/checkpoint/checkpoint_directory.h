@@ -39,6 +39,9 @@ void checkpoint_prune(int folder, const char *out, int64_t step, const SaveOptio
 /* The lowest validation loss of the whole checkpoints up to `step`, by their manifests; NAN: none was validated on
  * that data (NULL: any). */
 double checkpoint_lowest_loss(const char *out, int64_t step, const char *validation);
+/* True where the run that wrote `newest`, a checkpoint's path, had --keep-best, and OUT holds one of a lower validation
+ * loss. */
+bool checkpoint_kept_better(const char *out, const char *newest, CheckpointEntry *best);
 /* What would go after the save of `step` goes before it, as long as a whole one stays; true where any did. */
 bool checkpoint_prune_before(int folder, const char *out, int64_t step, const SaveOptions *options);
 /* True where the disk has room for a checkpoint of so many bytes. To make room, those that would go after the save

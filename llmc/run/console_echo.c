@@ -19,11 +19,11 @@ void console_waiting(FILE *out, const char *what) {
     if (terminal_redraws(out)) status_show(out, terminal_columns(out) - 1, true, "%s", what);
 }
 
-static void print_interval(FILE *out, const char *label, const char *what, int64_t every) {
+static void print_interval(FILE *out, const char *label, const char *what, int64_t every, const char *more) {
     if (every > 0)
-        console_row(out, label, "%s every %lld steps and at the end", what, (long long)every);
+        console_row(out, label, "%s every %lld steps and at the end%s", what, (long long)every, more);
     else
-        console_row(out, label, "%s at the end", what);
+        console_row(out, label, "%s at the end%s", what, more);
 }
 
 static void print_schedule(FILE *out, const Settings *s) {
@@ -110,16 +110,17 @@ void console_settings(FILE *out, const Settings *s, int n_ranks) {
     print_schedule(out, s);
     snprintf(what, sizeof what, "%lld batches", (long long)s->eval_batches);
     if (settings_has_validation(s))
-        print_interval(out, "evaluation", what, s->eval_every);
+        print_interval(out, "evaluation", what, s->eval_every, "");
     else
         console_row(out, "evaluation", "none: --train names token shards and there is no --val");
     snprintf(what, sizeof what, "%lld tokens, temperature %g, top-k %lld,", (long long)s->sample_tokens,
              s->temperature, (long long)s->top_k);
-    if (s->sample_tokens > 0) print_interval(out, "samples", what, s->sample_every);
+    if (s->sample_tokens > 0) print_interval(out, "samples", what, s->sample_every, "");
     if (settings_out_is_default(s))
         console_row(out, "output", "%s at the end; the next run without --out replaces it", s->out);
     else if (s->out)
-        print_interval(out, "output", s->out, s->save_every);
+        print_interval(out, "output", s->out, s->save_every,
+                       s->keep_best ? ", and at each new lowest validation loss" : "");
     else
         console_row(out, "output", "none (--out DIR keeps checkpoints and a log)");
 }

@@ -1,5 +1,6 @@
 /* Parsing of the command line: strict values, exact names, one clear line for everything else. */
 #include "flags_table.h"
+#include <ctype.h>
 #include <errno.h>
 #include <float.h>
 #include <math.h>
@@ -193,38 +194,69 @@ static int edit_distance(const char *a, const char *b) {
     return rows[n][m];
 }
 
-/* What other trainers call flags. */
+/* What other trainers call flags, and what says the same here. */
 static const struct {
-    const char *name, *flag;
+    const char *name, *meant;
 } other_names[] = {
-    {"batch-size",     "batch"        },
-    {"block-size",     "seq"          },
-    {"checkpoint",     "model"        },
-    {"context",        "seq"          },
-    {"data",           "train"        },
-    {"dataset",        "train"        },
-    {"dtype",          "precision"    },
-    {"epochs",         "steps"        },
-    {"generate",       "prompt"       },
-    {"grad-clip",      "clip"         },
-    {"init-from",      "model"        },
-    {"input",          "train"        },
-    {"learning-rate",  "lr"           },
-    {"load",           "model"        },
-    {"max-iters",      "steps"        },
-    {"max-new-tokens", "sample-tokens"},
-    {"max-steps",      "steps"        },
-    {"max-tokens",     "sample-tokens"},
-    {"n-embd",         "channels"     },
-    {"sample",         "prompt"       },
-    {"seq-len",        "seq"          },
+    {"batch-size",           "--batch"                                  },
+    {"bf16",                 "--precision bf16"                         },
+    {"block-size",           "--seq"                                    },
+    {"checkpoint",           "--model"                                  },
+    {"ckpt",                 "--model"                                  },
+    {"context",              "--seq"                                    },
+    {"cpu",                  "--device cpu"                             },
+    {"cuda",                 "--device cuda"                            },
+    {"d-model",              "--channels"                               },
+    {"data",                 "--train"                                  },
+    {"dataset",              "--train"                                  },
+    {"dim",                  "--channels"                               },
+    {"dtype",                "--precision"                              },
+    {"epochs",               "--steps"                                  },
+    {"eval-data",            "--val"                                    },
+    {"eval-interval",        "--eval-every"                             },
+    {"eval-steps",           "--eval-every"                             },
+    {"fp16",                 "--precision bf16"                         },
+    {"fp32",                 "--precision fp32"                         },
+    {"generate",             "--prompt"                                 },
+    {"grad-accum",           "--tokens-per-step"                        },
+    {"grad-clip",            "--clip"                                   },
+    {"hidden-size",          "--channels"                               },
+    {"init-from",            "--model"                                  },
+    {"input",                "--train"                                  },
+    {"interactive",          "--chat"                                   },
+    {"learning-rate",        "--lr"                                     },
+    {"load",                 "--model"                                  },
+    {"max-iters",            "--steps"                                  },
+    {"max-length",           "--sample-tokens"                          },
+    {"max-new-tokens",       "--sample-tokens"                          },
+    {"max-seq-len",          "--seq"                                    },
+    {"max-steps",            "--steps"                                  },
+    {"max-tokens",           "--sample-tokens"                          },
+    {"n-embd",               "--channels"                               },
+    {"n-head",               "--heads"                                  },
+    {"n-layer",              "--layers"                                 },
+    {"num-gpus",             "--gpus"                                   },
+    {"num-heads",            "--heads"                                  },
+    {"num-layers",           "--layers"                                 },
+    {"num-return-sequences", "--samples"                                },
+    {"out-dir",              "--out"                                    },
+    {"output",               "--out"                                    },
+    {"output-dir",           "--out"                                    },
+    {"sample",               "--prompt"                                 },
+    {"save-interval",        "--save-every"                             },
+    {"save-steps",           "--save-every"                             },
+    {"seq-len",              "--seq"                                    },
+    {"text",                 "--prompt"                                 },
+    {"threads",              "OMP_NUM_THREADS=N before the program"     },
+    {"val-data",             "--val"                                    },
+    {"vocab-size",           "--tokenizer, whose tokens are the model's"},
+    {"warmup-steps",         "--warmup"                                 },
+    {"wd",                   "--weight-decay"                           },
 };
 
-/* The flag that the user most likely meant by an unknown name; -1 if none is near. A flag that
- * begins with the name is nearest: "--eval" means "--eval-every" rather than "--val". */
+/* The flag whose name is near to an unknown one; -1 if none is. A flag that begins with the name is
+ * nearest: "--eval" means "--eval-every" rather than "--val". */
 static int nearest_flag(const char *name) {
-    for (size_t i = 0; i < sizeof other_names / sizeof *other_names; i++)
-        if (strcmp(name, other_names[i].name) == 0) return flag_find(other_names[i].flag);
     int length = (int)strlen(name), best = -1, best_distance = 1 + (length + 1) / 3;
     for (int i = 0; i < flags_count; i++) {
         int distance = edit_distance(name, flags_table[i].name);
@@ -237,23 +269,48 @@ static int nearest_flag(const char *name) {
     return best;
 }
 
-static bool fail_unknown(const char *argument, Error *err) {
+/* What the user most likely meant by an unknown name, "--batch"; NULL if nothing is near. */
+static const char *meant_by(const char *name, char *text, size_t size) {
+    for (size_t i = 0; i < sizeof other_names / sizeof *other_names; i++)
+        if (strcmp(name, other_names[i].name) == 0) return other_names[i].meant;
+    const int near = *name ? nearest_flag(name) : -1;
+    if (near < 0) return NULL;
+    snprintf(text, size, "--%s", flags_table[near].name);
+    return text;
+}
+
+/* Bytes of the dashes that an argument begins with. A word processor makes one long dash of two hyphens. */
+static size_t leading_dashes(const char *argument) {
+    const bool is_long =
+        strncmp(argument, "\xe2\x80\x93", 3) == 0 || strncmp(argument, "\xe2\x80\x94", 3) == 0;
+    return is_long ? 3 : strspn(argument, "-");
+}
+
+/* What no flag stands before: `before` is the flag that took the last value, NULL for none. */
+static bool fail_unexpected(const char *argument, const Flag *before, Error *err) {
     char text[64];
-    const char *shown = flag_shortened(argument, text, sizeof text);
-    char name[64];
-    snprintf(name, sizeof name, "%s", argument + strspn(argument, "-"));
+    const char *hint = "";
+    if (before && before->type == FLAG_TEXT && strcmp(before->value_name, "TEXT") == 0)
+        hint = "; hint: a text of several words stands in quotes: --prompt 'Once upon a time'";
+    else if (access(argument, F_OK) == 0)
+        hint = "; hint: a pattern of files stands in quotes: --train '*.txt'";
+    return fail(err, EXIT_INPUT,
+                "unexpected argument '%s': expected a flag, such as --train FILE (--help lists all)%s",
+                flag_shortened(argument, text, sizeof text), hint);
+}
+
+static bool fail_unknown(const char *argument, const Flag *before, Error *err) {
+    const size_t dashes = leading_dashes(argument);
+    if (!dashes) return fail_unexpected(argument, before, err);
+    char name[64], shown[64], near[64];
+    snprintf(name, sizeof name, "%s", argument + dashes);
     name[strcspn(name, "=")] = '\0';
-    for (char *c = name; (c = strchr(c, '_'));) *c = '-'; /* as Python's trainers write them */
-    int near = *argument == '-' && *name ? nearest_flag(name) : -1;
-    if (near >= 0)
-        return fail(err, EXIT_INPUT, "unknown flag %s; did you mean --%s? (--help lists all)", shown,
-                    flags_table[near].name);
-    if (*argument != '-')
-        return fail(
-            err, EXIT_INPUT,
-            "unexpected argument '%s': expected a flag, such as --train FILE (--help lists all)%s", shown,
-            access(argument, F_OK) == 0 ? "; hint: a pattern of files stands in quotes: --train '*.txt'"
-                                        : "");
+    for (char *c = name; *c; c++)
+        *c = *c == '_' ? '-' : (char)tolower((unsigned char)*c); /* as others write them */
+    const char *meant = meant_by(name, near, sizeof near);
+    flag_shortened(argument, shown, sizeof shown);
+    if (meant)
+        return fail(err, EXIT_INPUT, "unknown flag %s; did you mean %s? (--help lists all)", shown, meant);
     return fail(err, EXIT_INPUT, "unknown flag %s (--help lists all)", shown);
 }
 
@@ -299,12 +356,13 @@ static void set_defaults(Settings *s) {
 }
 
 bool flags_parse(Settings *s, int argc, char **argv, Error *err) {
+    const Flag *flag = NULL;
     set_defaults(s);
     for (int at = 1; at < argc; at++) {
         const char *inline_value;
         int row = match_flag(argv[at], &inline_value);
-        if (row < 0) return fail_unknown(argv[at], err);
-        const Flag *flag = &flags_table[row];
+        if (row < 0) return fail_unknown(argv[at], flag, err);
+        flag = &flags_table[row];
         char shown[40], allowed[160];
         if (argv[at][1] == '-')
             snprintf(shown, sizeof shown, "--%s", flag->name);

@@ -5,6 +5,7 @@
 #include <string.h>
 #include <unistd.h>
 #include "llmc/base/files.h"
+#include "llmc/checkpoint/checkpoint_directory.h"
 #include "llmc/checkpoint/manifest.h"
 #include "llmc/base/terminal.h"
 #include "llmc/model/sampler.h"
@@ -342,6 +343,34 @@ void setup_print_device(const Run *run) {
                       "no CUDA device or no driver found: the CPU computes; hint: nvidia-smi");
 }
 
+/* A run's folder stands for its newest checkpoint. Whoever ran with --keep-best may want the best. */
+static void name_best(const Run *run) {
+    const char *out = run->settings.model;
+    const bool is_newest = !run->checkpoint[0] && run->model_path[0] && strcmp(run->model_path, out) != 0;
+    CheckpointEntry best;
+    if (!is_newest || !checkpoint_kept_better(out, run->model_path, &best)) return;
+    print_note_to(
+        setup_header(run),
+        "this is the newest checkpoint; --keep-best kept one of validation loss %.4f; hint: --model "
+        "%s/%s",
+        best.val_loss, out, best.name);
+}
+
+/* --model alone trains, on the default text: who wanted text of it, or its loss, would wait for nothing. */
+static void name_default_data(const Run *run) {
+    const Settings *s = &run->settings;
+    if (!run->train || s->resume || s->profile || flags_was_set(s, "train") || !flags_was_set(s, "model"))
+        return;
+    if (run->model_path[0])
+        print_note("--model without --train: this model is trained on %s; hint: --prompt TEXT samples from "
+                   "it, --eval-only validates it",
+                   s->train);
+    else if (flags_was_set(s, "prompt") || s->prompt_file)
+        print_note("--prompt and --model %s: a new model is trained, on %s; hint: --model DIR samples from a "
+                   "trained one",
+                   s->model, s->train);
+}
+
 void setup_print_model(const Run *run) {
     const GPT2Config *c = &run->config;
     Tensor tensors[N_TENSORS];
@@ -357,6 +386,8 @@ void setup_print_model(const Run *run) {
             "64, 80, 96, 112 and 128",
             head_size);
     setup_print_tokenizer(run);
+    name_best(run);
+    name_default_data(run);
 }
 
 /* Saves between steps, rank 0's to write. */

@@ -21,6 +21,17 @@ static bool recorded_data(const char *path, char *text, size_t size) {
     return known;
 }
 
+/* --resume without --train goes on with the default, which the run is to have had, too. */
+static bool check_resumed_data(const Run *run, Error *err) {
+    const Settings *s = &run->settings;
+    char trained_on[256];
+    return !s->resume || !recorded_data(run->checkpoint, trained_on, sizeof trained_on) ||
+           strcmp(trained_on, s->train) == 0 ||
+           fail(err, EXIT_INPUT,
+                "--train is missing: %s trained on '%s', not on the default, %s; hint: --train '%s'",
+                run->checkpoint, trained_on, s->train, trained_on);
+}
+
 /* No --train, and its default is not there: says what the user left out, first of all of --resume. */
 static bool fail_no_data(const Run *run, Error *err) {
     const Settings *s = &run->settings;
@@ -87,6 +98,7 @@ bool setup_check_data(const Run *run, Error *err) {
     const bool reads_train = !s->eval_only || !s->val;
     const bool is_default = !flags_was_set(s, "train") && !s->data_of_run;
     if (reads_train && is_default && access(s->train, F_OK)) return fail_no_data(run, err);
+    if (reads_train && is_default && !check_resumed_data(run, err)) return false;
     if (reads_train && !check_pattern(run, "train", s->train, err)) return false;
     return !s->val || check_pattern(run, "val", s->val, err);
 }

@@ -246,12 +246,19 @@ first=$(lowest "$work/best/log.jsonl")
 check "--keep-best: the lowest loss (step $first) is not the last" [ "$first" -lt 12 ]
 check "--keep-best: that and the newest stay" [ "$(cd "$work/best" && echo step_*)" = "$(printf 'step_%08d step_00000012' "$first")" ]
 check "--keep-best: the checkpoint knows its loss" grep -q "\"val_loss\": $(sed -n "s/.*\"step\": $first, \"val_loss\": \([0-9.]*\).*/\1/p" "$work/best/log.jsonl")" "$work/best/step_$(printf %08d "$first")/trainer_state.json"
+check "--keep-best: the output's row says when it saves" grep -q '^output .* at the end, and at each new lowest validation loss$' "$work/out"
+run --model "$work/best" --prompt a --sample-tokens 2
+check "--keep-best: whoever samples the newest is told of the best" grep -qE "^note: .* validation loss [0-9.]+; hint: --model $work/best/step_$(printf %08d "$first")$" "$work/err"
+run --model "$work/best/step_00000012" --prompt a --sample-tokens 2
+check "--keep-best: who names a checkpoint is not" [ "$status$(grep -c ^note: "$work/err")" = 00 ]
 run $best --steps 18 --keep 1 --keep-best --lr 1e-2 --resume --out "$work/best"
 check "--keep-best, resumed: exit code $status" [ "$status" -eq 0 ]
 run $tiny --train "$work/text.txt" --eval-every 2 --keep 1 --keep-best --save-every 0 --steps 3 --out "$work/alone"
 check "--keep beside --keep-best, no --save-every: exit code $status" [ "$status" -eq 0 ]
 check "--keep-best, resumed: that and the newest stay" [ "$(cd "$work/best" && echo step_*)" = "$(printf 'step_%08d step_00000018' "$first")" ]
 run $tiny --train "$work/text.txt" --eval-every 2 --save-every 100 --keep-best --steps 7 --out "$work/falling"
+run --model "$work/falling" --prompt a --sample-tokens 2
+check "--keep-best with a falling loss: the newest is the best" [ "$status$(grep -c ^note: "$work/err")" = 00 ]
 check "--keep-best with a falling loss: at most one beside the last" [ "$(ls -d "$work"/falling/step_* | wc -l)" -le 2 ]
 refuses "--keep-best without --out" '--keep-best: there is no folder to save in; hint: --out DIR' $training --keep-best --steps 2
 

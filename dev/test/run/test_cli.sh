@@ -219,6 +219,14 @@ refuses "resume with another model" 'layers' --model d12 --train "$work/text.txt
 
 elsewhere $tiny --resume --out whole
 refused "resume without the data" "--train is missing: whole/step_00000012 trained on '$work/text.txt'"
+mkdir "$work/data" && cp "$work/text.txt" "$work/data/default.txt"
+elsewhere $tiny --resume --out whole --steps 13
+refused "resume without the data, beside a default text" "^error: --train is missing: whole/step_00000012 trained on '$work/text.txt', not on the default, data/default.txt; hint: --train '$work/text.txt'$"
+elsewhere --model whole --steps 1 --batch 2 --eval-batches 1 --sample-tokens 0
+check "a model and no data: what is trained, and what else might be meant" grep -q '^note: --model without --train: this model is trained on data/default.txt; hint: --prompt TEXT samples from it, ' "$work/out"
+elsewhere $tiny --prompt a --steps 2
+check "a prompt for a new model: said" grep -q '^note: --prompt and --model nano: a new model is trained, on data/default.txt; hint: --model DIR samples ' "$work/out"
+rm -r "$work/data"
 run --resume --out "$work/whole_too" --train "$work/text.txt" --steps 13
 check "resume without the size: exit code $status" [ "$status" -eq 0 ]
 check "resume without the size: says what of" grep -qE '^resumed +.*/step_00000012, step 12$' "$work/out"

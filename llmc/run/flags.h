@@ -11,11 +11,11 @@
 #include "llmc/base/version.h"
 #include "llmc/checkpoint/export.h"
 #include "llmc/model/gpt2.h"
-#include "schedule.h"
 
 typedef enum { DEVICE_AUTO, DEVICE_CUDA, DEVICE_CPU } DeviceKind;
 typedef enum { PRECISION_BF16, PRECISION_FP32 } Precision;
 typedef enum { GRAPH_OFF, GRAPH_ON } GraphKind;
+typedef enum { SCHEDULE_COSINE, SCHEDULE_LINEAR, SCHEDULE_CONSTANT, SCHEDULE_WSD } ScheduleKind;
 typedef enum { SHELL_BASH, SHELL_ZSH, SHELL_FISH } ShellKind;
 
 enum { FLAGS_MAX = 96 };
@@ -157,11 +157,3 @@ int flags_differences(const char *saved_json, const Settings *now, FlagDifferenc
 
 /* The word that stands for a choice, as the user would write it: of "schedule" "cosine", say. */
 const char *flags_choice(const Settings *s, const char *name);
-
-static inline Schedule settings_schedule(const Settings *s) {
-    return (Schedule){.kind = s->schedule,
-                      .max_lr = s->lr,
-                      .final_fraction = s->final_lr_fraction,
-                      .warmup = s->warmup,
-                      .n_steps = s->steps};
-}

@@ -1,15 +1,15 @@
 #include "schedule.h"
 #include <math.h>
 
-double schedule_lr(const Schedule *schedule, int64_t step) {
+double schedule_lr(const Settings *settings, int64_t step) {
     const double pi = 3.14159265358979323846;
-    double max = schedule->max_lr, min = schedule->final_fraction * max;
-    double s = (double)step, W = (double)schedule->warmup, N = (double)schedule->n_steps;
-    if (step < schedule->warmup) return max * (s + 1) / W;
-    if (schedule->kind == SCHEDULE_CONSTANT) return max;
-    if (step >= schedule->n_steps) return min;
+    double max = settings->lr, min = settings->final_lr_fraction * max;
+    double s = (double)step, W = (double)settings->warmup, N = (double)settings->steps;
+    if (step < settings->warmup) return max * (s + 1) / W;
+    if (settings->schedule == SCHEDULE_CONSTANT) return max;
+    if (step >= settings->steps) return min;
     double p = (s - W) / (N - W); /* W <= s < N, so the divisor is positive */
-    switch (schedule->kind) {
+    switch (settings->schedule) {
     case SCHEDULE_COSINE:
         return min + (max - min) * 0.5 * (1 + cos(pi * p));
     case SCHEDULE_LINEAR:

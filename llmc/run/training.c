@@ -214,10 +214,9 @@ static void expect_step(const Training *t) {
 static bool queue_step(Training *t, QueuedStep *q, int64_t step, Error *err) {
     Run *run = t->run;
     const Settings *s = &run->settings;
-    const Schedule schedule = settings_schedule(s);
     *q = (QueuedStep){.step = step,
                       .begun = clock_seconds(),
-                      .lr = schedule_lr(&schedule, step - 1),
+                      .lr = schedule_lr(s, step - 1),
                       .alone = !t->queued.step,
                       .hashed =
                           verify_weights_due(run->comm->ranks, step, t->state.step == run->resumed.step)};

@@ -6,6 +6,11 @@ static bool near(double a, double b) {
     return fabs(a - b) <= 1e-12;
 }
 
+static Settings schedule(ScheduleKind kind, double lr, double final_fraction, int64_t warmup, int64_t steps) {
+    return (Settings){
+        .schedule = kind, .lr = lr, .final_lr_fraction = final_fraction, .warmup = warmup, .steps = steps};
+}
+
 typedef struct Corner {
     ScheduleKind kind;
     double final_fraction;
@@ -58,8 +63,8 @@ static void test_corners(void) {
     };
     for (size_t i = 0; i < sizeof corners / sizeof *corners; i++) {
         const Corner *c = &corners[i];
-        const Schedule schedule = {c->kind, 1.0, c->final_fraction, c->warmup, c->n_steps};
-        double lr = schedule_lr(&schedule, c->step);
+        const Settings s = schedule(c->kind, 1.0, c->final_fraction, c->warmup, c->n_steps);
+        double lr = schedule_lr(&s, c->step);
         CHECK(near(lr, c->expected), "row %zu (kind %d, step %d): %.15g, expected %.15g", i, (int)c->kind,
               (int)c->step, lr, c->expected);
     }
@@ -70,12 +75,12 @@ static void test_corners(void) {
 static void test_shape(void) {
     for (int kind = SCHEDULE_COSINE; kind <= SCHEDULE_WSD; kind++)
         for (int64_t warmup = 0; warmup <= 40; warmup += 13) {
-            const Schedule schedule = {(ScheduleKind)kind, 6e-4, 0.1, warmup, 200};
-            const Schedule tenfold = {(ScheduleKind)kind, 6e-3, 0.1, warmup, 200};
+            const Settings s = schedule((ScheduleKind)kind, 6e-4, 0.1, warmup, 200);
+            const Settings tenfold = schedule((ScheduleKind)kind, 6e-3, 0.1, warmup, 200);
             double before = INFINITY;
             bool falls = true, inside = true, scales = true;
             for (int64_t step = 0; step < 220; step++) {
-                double lr = schedule_lr(&schedule, step);
+                double lr = schedule_lr(&s, step);
                 inside = inside && lr > 0 && lr <= 6e-4 && (step < warmup || lr >= 6e-5 - 1e-18);
                 scales = scales && near(schedule_lr(&tenfold, step), 10 * lr);
                 if (step >= warmup) {

@@ -71,6 +71,14 @@ const char *file_type_name(mode_t mode) {
                             : "a device";
 }
 
+bool file_is_free(const char *path, Error *err) {
+    struct stat info;
+    return lstat(path, &info) != 0 ||
+           fail(err, EXIT_INPUT,
+                "%s is there already (%s), and nothing is replaced; hint: remove it, or another name", path,
+                file_type_name(info.st_mode));
+}
+
 int file_open(const char *path, int64_t *bytes, Error *err) {
     struct stat info;
     int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);

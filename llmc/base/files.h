@@ -15,6 +15,8 @@ bool error_is_full(const Error *err);
 char *file_read(const char *path, size_t max_bytes, size_t *size, Error *err);
 /* Opens a regular file for reading (never blocks on a pipe); -1 on error. */
 int file_open(const char *path, int64_t *bytes, Error *err);
+/* False where anything has that name, a link or an empty folder included: nothing is replaced. */
+bool file_is_free(const char *path, Error *err);
 /* What a name stands for where a file is expected: "a symbolic link", "a directory", "a FIFO", ... */
 const char *file_type_name(mode_t mode);
 /* Reads exactly n bytes at an offset; a file that ends before is an error. */

@@ -131,16 +131,9 @@ static bool find_target(Target *t, const char *path, Error *err) {
                              *kind_of(path)->end ? kind_of(path)->end : "the end");
 }
 
-/* Nothing is replaced, links and empty folders included. */
 static bool check_free(const char *folder, const char *name, Error *err) {
     char path[PATH_MAX];
-    struct stat info;
-    if (!path_join(path, folder, name, err)) return false;
-    return lstat(path, &info) != 0 ||
-           fail(err, EXIT_INPUT,
-                "--export: %s is there already (%s), and nothing is replaced; hint: remove it, or "
-                "another name",
-                path, file_type_name(info.st_mode));
+    return path_join(path, folder, name, err) && (file_is_free(path, err) || fail_flag("export", err));
 }
 
 static bool check_type(const struct Kind *kind, ExportType type, const GPT2Config *config, Error *err) {

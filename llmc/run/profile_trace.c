@@ -1,10 +1,8 @@
 /* The events of a trace. Times are the device's own, in whole nanoseconds since the step's first op, so that what touches
  * does not overlap; the format's unit is the microsecond. */
 #include "profile_trace.h"
-#include <errno.h>
 #include <math.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <unistd.h>
 #include "llmc/base/files.h"
 
@@ -127,17 +125,9 @@ void trace_json(JsonWriter *w, const TraceHead *head, const ProfileCall *calls, 
 
 bool trace_check(const char *path, Error *err) {
     char folder[PATH_MAX];
-    struct stat info;
-    if (lstat(path, &info) == 0)
-        return fail(err, EXIT_INPUT,
-                    "--profile-trace: %s is there already (%s), and nothing is replaced; hint: remove it, or "
-                    "another name",
-                    path, file_type_name(info.st_mode));
-    if (!path_copy(folder, path, err)) return false;
-    char *slash = strrchr(folder, '/');
-    if (slash) slash[slash == folder] = 0;
-    if (access(slash ? folder : ".", W_OK | X_OK) == 0) return true;
-    return fail_errno(err, "--profile-trace: cannot write in", slash ? folder : ".");
+    if (!file_is_free(path, err)) return fail_flag("profile-trace", err);
+    path_parent(folder, path);
+    return access(folder, W_OK | X_OK) == 0 || fail_errno(err, "--profile-trace: cannot write in", folder);
 }
 
 bool trace_write(const char *path, const TraceHead *head, const ProfileCall *calls, int n, Error *err) {

@@ -102,18 +102,21 @@ void settings_limit_seq(Settings *s, int max_seq_len, int n_ranks) {
     complete_tokens_per_step(s, n_ranks);
 }
 
+/* A copy of a text; NULL where there is none, or no room. */
+static const char *copy_text(char *copy, size_t size, const JsonValue *text) {
+    if (!text || text->type != JSON_STRING || text->length >= size) return NULL;
+    return strcpy(copy, text->text);
+}
+
 /* Where no flag names any: the data that the run validated on. */
 static void evaluate_on(Settings *s, const JsonValue *saved) {
     static char train[PATH_MAX], val[PATH_MAX];
-    const JsonValue *of_train = json_get(saved, "train"), *of_val = json_get(saved, "val");
     if (flags_was_set(s, "train") || s->val || s->hellaswag) return;
-    if (!of_train || of_train->type != JSON_STRING || of_train->length >= sizeof train) return;
-    const bool has_val = of_val && of_val->type == JSON_STRING && of_val->length < sizeof val;
-    snprintf(train, sizeof train, "%s", of_train->text);
-    s->train = train;
+    const char *data = copy_text(train, sizeof train, json_get(saved, "train"));
+    if (!data) return;
+    s->train = data;
     s->data_of_run = true;
-    if (has_val) snprintf(val, sizeof val, "%s", of_val->text);
-    if (has_val) s->val = val;
+    s->val = copy_text(val, sizeof val, json_get(saved, "val"));
 }
 
 void settings_evaluate_as(Settings *s, const char *saved_json, int n_ranks) {

@@ -196,15 +196,14 @@ static bool find_checkpoint(Run *run, Error *err) {
     return ok || ranks_leads(comm->ranks) ? ok : fail(err, EXIT_RUN, "rank 0 finds no checkpoint");
 }
 
-/* Fills run->model_path; it stays empty for a descriptor. */
+/* Fills run->model_path; of a descriptor it stays empty, and run->config is its. */
 static bool find_model(Run *run, Error *err) {
     const char *model = run->settings.model;
-    GPT2Config named;
     if (run->checkpoint[0]) {
         snprintf(run->model_path, sizeof run->model_path, "%s", run->checkpoint);
         return true;
     }
-    if (gpt2_config_from_descriptor(&named, model, err)) return true;
+    if (gpt2_config_from_descriptor(&run->config, model, err)) return true;
     if (access(model, F_OK) && errno == ENOENT) return false; /* with the names that there are */
     *err = (Error){0};
     return checkpoint_model_path(model, run->model_path, sizeof run->model_path, err) ||
@@ -242,9 +241,7 @@ static bool model_size(Run *run, Error *err) {
     char named[80];
     if (!find_checkpoint(run, err) || !find_model(run, err)) return false;
     if (run->model_path[0]) return size_from_files(run, err);
-    if (!setup_tokenizer(run, err)) return false;
-    if (!gpt2_config_from_descriptor(&run->config, run->settings.model, err) || !config_from_flags(run, err))
-        return false;
+    if (!setup_tokenizer(run, err) || !config_from_flags(run, err)) return false;
     return gpt2_config_check(&run->config, size_flags(&run->settings, named, sizeof named), err);
 }
 

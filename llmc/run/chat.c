@@ -29,7 +29,6 @@ static void add(Chat *c, const char *bytes, size_t n) {
 /* A text ends at its first null. */
 static void take_answer(int sample, const char *bytes, size_t n, void *user) {
     Chat *c = user;
-    (void)sample;
     console_text(c->console, bytes, n);
     for (size_t i = 0; i < n; i++) add(c, bytes[i] ? &bytes[i] : "?", 1);
 }

@@ -82,8 +82,6 @@ static void answer(double left) {
 
 /* As the signal does by itself. It does nothing by itself to the first process of a container. */
 static void end_at_once(int signal_number, siginfo_t *info, void *context) {
-    (void)info;
-    (void)context;
     if (getpid() == 1) _exit(128 + signal_number);
     signal(signal_number, SIG_DFL);
     raise(signal_number);
@@ -108,9 +106,6 @@ static void request_stop(int signal_number, siginfo_t *info, void *context) {
 }
 
 static void request_save(int signal_number, siginfo_t *info, void *context) {
-    (void)signal_number;
-    (void)info;
-    (void)context;
     const int saved_errno = errno;
     Line line = {.n = 0};
     if (isatty(STDERR_FILENO)) add(&line, "\n");
@@ -124,9 +119,6 @@ static volatile sig_atomic_t interrupted;
 static const char *volatile line_prompt; /* NULL: no line is read */
 
 static void interrupt(int signal_number, siginfo_t *info, void *context) {
-    (void)signal_number;
-    (void)info;
-    (void)context;
     const int saved_errno = errno;
     const char *prompt = line_prompt;
     Line line = {.n = 0};

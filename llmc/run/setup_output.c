@@ -36,25 +36,22 @@ static bool fail_used(const char *out, const CheckpointEntry *entries, int n, Er
         entries->name, newest.text);
 }
 
-/* A new run beside the checkpoints of another would leave --resume to guess which to go on with. */
-static bool refuse_used_output(const char *out, Error *err) {
-    CheckpointEntry *entries;
-    int n;
-    if (!checkpoint_entries(out, &entries, &n, err)) return fail_flag("out", err);
-    const bool ok = n == 0 || fail_used(out, entries, n, err);
-    free(entries);
-    return ok;
+/* The folder that took the place of the run's own. */
+static bool fail_others(const char *out, const CheckpointEntry *entries, int n, Error *err) {
+    return fail(
+        err, EXIT_RUN,
+        "--out %s: the folder that the run began in is gone (moved, removed or unmounted), the one of "
+        "its name holds other checkpoints (%s)",
+        out, entries->name);
 }
 
-/* The folder that took the place of the run's own. */
-static bool refuse_others_output(const char *out, Error *err) {
+/* A new run beside the checkpoints of another would leave --resume to guess which to go on with. */
+static bool refuse_checkpoints(const char *out, Error *err,
+                               bool (*why)(const char *, const CheckpointEntry *, int, Error *)) {
     CheckpointEntry *entries;
     int n;
     if (!checkpoint_entries(out, &entries, &n, err)) return fail_flag("out", err);
-    const bool ok = n == 0 || fail(err, EXIT_RUN,
-                                   "--out %s: the folder that the run began in is gone (moved, removed or "
-                                   "unmounted), the one of its name holds other checkpoints (%s)",
-                                   out, entries->name);
+    const bool ok = n == 0 || why(out, entries, n, err);
     free(entries);
     return ok;
 }
@@ -156,7 +153,7 @@ bool setup_check_output(Run *run, Error *err) {
                     "the folder",
                     s->out);
     return refuse_model_itself(s->out, err) &&
-           (s->eval_only || s->resume || refuse_used_output(s->out, err)) &&
+           (s->eval_only || s->resume || refuse_checkpoints(s->out, err, fail_used)) &&
            log_check(s->out, s->resume, err) && lock_output(run, 0, err);
 }
 
@@ -248,7 +245,7 @@ bool setup_output(Run *run, Error *err) {
     if (!lock_output(run, O_CREAT, err)) return false;
     if (s->eval_only) return true; /* a line of its log is all that is written */
     /* Before the lock another run may have begun and ended in a new folder. */
-    if (!run->checkpoint[0] && !refuse_used_output(s->out, err)) return false;
+    if (!run->checkpoint[0] && !refuse_checkpoints(s->out, err, fail_used)) return false;
     if (run->output_locked) unlinkat(run->output.folder, MARK, 0); /* the user's from now on */
     sign_output(run);
     clean_output(run);
@@ -267,7 +264,7 @@ static bool take_named(Run *run, bool *own, Error *err) {
     const char *out = run->settings.out;
     if (!directory_make(out, err) || !lock_output(run, 0, err)) return false;
     *own = is_signed(run);
-    if (!*own && !refuse_others_output(out, err)) {
+    if (!*own && !refuse_checkpoints(out, err, fail_others)) {
         setup_release_output(run);
         return false;
     }

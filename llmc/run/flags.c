@@ -33,13 +33,12 @@ bool flags_was_set(const Settings *s, const char *name) {
 
 /* ---- values ---- */
 
-const char *flag_shortened(const char *text, char *buffer, size_t size) {
-    enum { LONGEST = 60 };
-    size_t n = 0, end = size - 1 < LONGEST ? size - 1 : LONGEST;
-    for (; text[n] && n < end; n++) buffer[n] = text[n];
-    if (text[n] && n >= 3) memcpy(buffer + n - 3, "...", 3);
-    buffer[n] = '\0';
-    return buffer;
+enum { SHOWN = 64 };
+
+/* A user's string for a message, of which fail() makes control codes '?': at most 60 bytes. Returns shown. */
+static const char *shortened(const char *text, char shown[SHOWN]) {
+    snprintf(shown, SHOWN, strlen(text) <= 60 ? "%s" : "%.57s...", text);
+    return shown;
 }
 
 /* What flag_set_value accepts: "a whole number from 1 to 1048576". Returns buffer. */
@@ -100,7 +99,7 @@ bool flag_set_value(Settings *s, const Flag *flag, const char *shown, const char
     void *field = (char *)s + flag->offset;
     int64_t whole = 0;
     double real = 0;
-    char text[64];
+    char text[SHOWN];
     bool good = false;
     switch (flag->type) {
     case FLAG_SWITCH:
@@ -116,7 +115,7 @@ bool flag_set_value(Settings *s, const Flag *flag, const char *shown, const char
         if (good && reads_as_zero(value, real))
             return fail(err, EXIT_INPUT,
                         "%s: '%s' is too small to be told from 0; expected 0, or %g at least", shown,
-                        flag_shortened(value, text, sizeof text), FLT_MIN);
+                        shortened(value, text), FLT_MIN);
         if (good) *(double *)field = real;
         break;
     case FLAG_TEXT:
@@ -130,7 +129,7 @@ bool flag_set_value(Settings *s, const Flag *flag, const char *shown, const char
     }
     if (good) return true;
     char allowed[160];
-    return fail(err, EXIT_INPUT, "%s: '%s' is not %s%s", shown, flag_shortened(value, text, sizeof text),
+    return fail(err, EXIT_INPUT, "%s: '%s' is not %s%s", shown, shortened(value, text),
                 flag->type == FLAG_TEXT     ? "a value; expected "
                 : flag->type == FLAG_SWITCH ? "a switch; expected "
                                             : "",
@@ -288,7 +287,7 @@ static size_t leading_dashes(const char *argument) {
 
 /* What no flag stands before: `before` is the flag that took the last value, NULL for none. */
 static bool fail_unexpected(const char *argument, const Flag *before, Error *err) {
-    char text[64];
+    char text[SHOWN];
     const char *hint = "";
     if (before && before->type == FLAG_TEXT && strcmp(before->value_name, "TEXT") == 0)
         hint = "; hint: a text of several words stands in quotes: --prompt 'Once upon a time'";
@@ -296,19 +295,19 @@ static bool fail_unexpected(const char *argument, const Flag *before, Error *err
         hint = "; hint: a pattern of files stands in quotes: --train '*.txt'";
     return fail(err, EXIT_INPUT,
                 "unexpected argument '%s': expected a flag, such as --train FILE (--help lists all)%s",
-                flag_shortened(argument, text, sizeof text), hint);
+                shortened(argument, text), hint);
 }
 
 static bool fail_unknown(const char *argument, const Flag *before, Error *err) {
     const size_t dashes = leading_dashes(argument);
     if (!dashes) return fail_unexpected(argument, before, err);
-    char name[64], shown[64], near[64];
+    char name[64], shown[SHOWN], near[64];
     snprintf(name, sizeof name, "%s", argument + dashes);
     name[strcspn(name, "=")] = '\0';
     for (char *c = name; *c; c++)
         *c = *c == '_' ? '-' : (char)tolower((unsigned char)*c); /* as others write them */
     const char *meant = meant_by(name, near, sizeof near);
-    flag_shortened(argument, shown, sizeof shown);
+    shortened(argument, shown);
     if (meant)
         return fail(err, EXIT_INPUT, "unknown flag %s; did you mean %s? (--help lists all)", shown, meant);
     return fail(err, EXIT_INPUT, "unknown flag %s (--help lists all)", shown);

@@ -82,5 +82,3 @@ const RecipeRow *flag_recipe(const char *name);
 bool flag_set_value(Settings *s, const Flag *flag, const char *shown, const char *value, Error *err);
 /* The field as text that flag_set_value reads back to the same value; "" for none. Of a number it lies in `number`. */
 const char *flag_get_text(const Settings *s, const Flag *flag, char number[FORMAT_NUMBER]);
-/* A user's string for a message, of which fail() makes control codes '?': at most 60 bytes. Returns buffer. */
-const char *flag_shortened(const char *text, char *buffer, size_t size);

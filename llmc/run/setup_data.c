@@ -206,7 +206,7 @@ static bool open_choices(Run *run, Error *err) {
 }
 
 /* Of each source of a mixture, and how often the run will read it. */
-static void print_sources(const Run *run, const char *label, const DataLoader *loader, int64_t n_windows) {
+static void print_sources(const char *label, const DataLoader *loader, int64_t n_windows) {
     const int n = dataloader_n_sources(loader);
     char number[FORMAT_NUMBER];
     console_row(stdout, label, "mixture of %d sources, %s tokens", n,
@@ -218,9 +218,9 @@ static void print_sources(const Run *run, const char *label, const DataLoader *l
     }
 }
 
-static void print_data(const Run *run, const char *label, const DataLoader *loader, int64_t n_windows) {
+static void print_data(const char *label, const DataLoader *loader, int64_t n_windows) {
     if (loader && dataloader_n_sources(loader) > 1)
-        print_sources(run, label, loader, n_windows);
+        print_sources(label, loader, n_windows);
     else if (loader)
         console_row(stdout, label, "%s: %s", dataloader_source(loader, 0, 0).pattern,
                     dataloader_description(loader));
@@ -229,8 +229,8 @@ static void print_data(const Run *run, const char *label, const DataLoader *load
 void setup_print_data(const Run *run) {
     const Settings *s = &run->settings;
     const int64_t of_run = s->overfit ? s->batch : s->steps * (s->tokens_per_step / s->seq);
-    print_data(run, "train", run->train, of_run);
-    print_data(run, "validation", run->val, s->eval_batches * s->batch);
+    print_data("train", run->train, of_run);
+    print_data("validation", run->val, s->eval_batches * s->batch);
 }
 
 void setup_print_choices(const Run *run) {

@@ -93,7 +93,7 @@ LIKELY = [
     ("llmc/base/stack", "test_run.sh test_cli.sh"),
     ("train_gpt2", "test_program_runs test_program_figures test_run.sh test_cli.sh test_training test_program"),
     ("data/", "test_data.sh test_data_parts.sh"),
-    ("scripts/", "test_script_parts.sh test_comparisons.sh"),
+    ("scripts/", "test_script_parts.sh"),
 ]
 
 

@@ -70,6 +70,18 @@ class Errors(Parts):
         self.assertEqual(compare.judge([peer, peer], {"out": 2.9e-3}, True)[0], [])
         self.assertEqual(compare.judge([peer, {"lse": peer["lse"]}], {}, True)[1], {"lse": (1e-3, 1e-2)}, "what no peer has is not held")
 
+    def test_each_fault_is_one_failure(self):
+        peer = {"out": (1e-3, 1e-2, 1e-6), "dq": (2e-3, 2e-2, 1e-6)}
+        apart = {"out": 2e-3, "dq": 4e-3}
+        for fault in ({"out": (2.1e-3, 1e-2, 1e-6)}, {"out": (1e-3, 2.1e-2, 1e-3)}, {"dq": (NAN, 2e-2, 1e-6)}, {"dq": (2e-3, NAN, NAN)}):
+            self.assertEqual(len(compare.judge([{**peer, **fault}, peer], apart, True)[0]), 1, fault)
+        self.assertEqual(compare.judge([{**peer, "out": (1e-3, 2.1e-2, 1e-6)}, peer], apart, True)[0], [], "the largest error: rounding explains it")
+        for far in (NAN, 7e-3):
+            self.assertEqual(len(compare.judge([peer, peer], {**apart, "dq": far}, True)[0]), 1)
+        self.assertEqual(len(compare.judge([peer, peer], apart, False)[0]), 1, "other bits")
+        better = {name: (rms / 4, *others) for name, (rms, *others) in peer.items()}
+        self.assertEqual(len(compare.judge([peer, peer, better], apart, True)[0]), 4, "the best peer counts")
+
 
 class Event:
     """A CUDA event of a card whose launches take as long as each kernel says."""

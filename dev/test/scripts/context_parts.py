@@ -2,12 +2,15 @@
 import argparse
 import os
 import signal
+import subprocess
 import sys
+import time
 import types
 import unittest
 
-from parts import Parts
+from parts import SCRIPTS, Parts
 
+import comparison
 import context
 import random_shard
 
@@ -236,6 +239,33 @@ class Program(Context):
         status, _, err, _ = self.said(context.main)
         self.assertEqual(status, 0)
         self.assertRegex(err, "^note: no plot, matplotlib is not installed")
+
+    def test_without_a_card_nothing_is_written(self):
+        self.trainer(TRAINER)
+        self.replace(comparison, "first_line", lambda command: "")
+        self.replace(sys, "argv", ["context.py", "--csv", self.path("x.csv"), "--png", self.path("x.png")])
+        self.refused("no NVIDIA GPU on this machine; hint: -- --device cpu", 2, context.main)
+        self.assertFalse(os.path.exists(self.path("x.csv")))
+
+    def test_a_signal_ends_the_trainer_without_a_word_and_leaves_no_folder(self):
+        trainer = self.program("trainer", f"#!/bin/sh\necho $$ >{self.folder}/pid\nexec sleep 600\n")
+        program = f"import sys; sys.path.insert(0, {SCRIPTS!r}); import context; context.PROGRAM = {trainer!r}; context.end_with(context.main)"
+        flags = ["--csv", self.path("x.csv"), "--png", self.path("x.png"), "--seq", "64", "--", "--device", "cpu"]
+        os.mkdir(self.path("tmp"))
+        for number in (signal.SIGINT, signal.SIGTERM):
+            process = subprocess.Popen([sys.executable, "-B", "-c", program] + flags, env={**os.environ, "TMPDIR": self.path("tmp")},
+                                       stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+            while not (os.path.exists(self.path("pid")) and self.text("pid")):  # the file is there before the number is in it
+                self.assertIsNone(process.poll())
+                time.sleep(0.02)
+            pid = int(self.text("pid"))
+            os.unlink(self.path("pid"))
+            process.send_signal(number)
+            said = [line for line in process.communicate()[1].splitlines() if not line.startswith("note: no plot")]
+            self.assertEqual((process.returncode, said, os.listdir(self.path("tmp"))), (128 + number, [], []))
+            self.assertFalse(os.path.exists(self.path("x.csv")))
+            with self.assertRaises(ProcessLookupError):
+                os.kill(pid, 0)
 
     def test_a_plot_of_nothing(self):
         self.refused("nothing to draw", 1, context.plot, {(1, "flash"): {"ms": ""}}, "x.png")

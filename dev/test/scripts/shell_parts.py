@@ -110,6 +110,16 @@ class Bench(Scripts):
         self.assertEqual(os.listdir(self.path("bin")), [])
 
 
+class Measure(Scripts):
+    def test_what_cannot_be_used(self):
+        for words, name, *arguments in (("expected attention or train, found 'other'", "measure.sh", "other", self.folder),
+                                        ("/none': no such folder", "measure.sh", "train", self.path("none")),
+                                        ("expected a folder and two shards", "measure_trainer.sh", self.folder, "none", "none")):
+            done = self.run_shell(name, *arguments)
+            self.assertEqual((done.returncode, done.stderr.count("\n")), (2, 1))
+            self.assertRegex(done.stderr, "^error: .*" + words)
+
+
 class DefaultText(Scripts):
     def setUp(self):
         super().setUp()

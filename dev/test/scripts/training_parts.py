@@ -153,6 +153,9 @@ class Peer(Parts):
         torch.compile(("cudnn", "default"))
         self.assertEqual((torch.failure, torch.turn(1)), ("CUDA Error: no memory", None))
         self.assertTrue(math.isnan(torch.compiled_s))
+        torch = self.torch("import sys; sys.stdin.readline(); sys.exit('torch.AcceleratorError: out of memory\\nerrors come later')")
+        torch.compile(("cudnn", "default"))
+        self.assertEqual(torch.failure, "torch.AcceleratorError: out of memory", "an exception says more than other lines")
         torch = self.torch("import sys; sys.exit(3)")
         torch.compile(("cudnn", "default"))
         self.assertEqual(torch.failure, "ended with status 3")
@@ -316,6 +319,8 @@ class Combined(Parts):
                                  "468,114 (436,907 to 504,123)", "flash3, default", "327,680", "468,114", "1.33", "6.0 / 10.0",
                                  "yes >=1.30 <=0.7", "--recompute gelu"])
         self.assertIsNone(combine.train_summary("x", {"ours": ways["ours"]}))
+        apart = {**ways, "ours": [{**turn, "loss": "9.0"} for turn in ways["ours"]]}
+        self.assertEqual(combine.train_summary("d12:4x16384", apart)[-2], "yes >=1.30 <=0.7, losses 1.80 apart")
         self.assertIsNone(combine.train_summary("x", {"flash3, default": ways["flash3, default"]}))
 
     def test_the_aims(self):
@@ -378,6 +383,22 @@ class Combined(Parts):
                          ["105.0", "104.0", "106.0", "1.0400", "1.0600", "3", ""])
         self.assertEqual([line.count("yes") for line in self.text("a.md").splitlines() if line.startswith(("| 64", "| 128", "| 256"))],
                          [0, 1, 1])
+
+    def test_medians_over_runs(self):
+        """The ratio is taken within a run."""
+        runs = [self.attention_run(i, check, (1024, {"ours": ours, "FA3": fa3, "cuDNN": cudnn}))
+                for i, (ours, fa3, cudnn, check) in enumerate(((110, 100, 50, "ok"), (106, 100, 50, "-"), (120, 90, 115, "FAIL")))]
+        runs[2] = runs[2]._replace(header={"card": "another card"})
+        cells, _ = combine.attention_cells(runs)
+        self.assertEqual(cells[64, "causal", 1024, "forward"]["ratio"], [1.1, 1.06, 120 / 115])
+        self.assertEqual(combine.attention_verdict(cells, runs), [
+            "3 runs on 2 cards, 3 or more of every cell.", "must (1.05 x the best peer): by the median 1 of 1 cells, in every run 0.",
+            "Not in every run: forward 64 causal T=1024 1.060 (1.043 to 1.100)."])
+        report = compare_train.Report(None, self.path("a.md"))
+        self.said(lambda: (report.header(combine.header_of(runs)), combine.combine_attention(runs, report), report.close()))
+        self.assertIn("| 1024 | 110 (106 to 120) | 100 (90 to 100) | 50 (50 to 115) | - | 1.060 (1.043 to 1.100) | yes | 3 | 1.0 | equal | FAIL |",
+                      self.text("a.md"))
+        self.assertIn("- card: a card\n- card: another card\n", self.text("a.md"))
 
     def test_spread(self):
         self.assertEqual(combine.spread([2.0], "{:.1f}"), "2.0")

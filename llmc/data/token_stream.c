@@ -29,6 +29,20 @@ static bool copy_names(TokenStream *stream, char **names, size_t n, Error *err) 
     return ok || fail(err, EXIT_RUN, "out of memory for the names of %zu files", n);
 }
 
+/* What a name that no file has is most often meant to be. */
+static const char *hint_for(const char *pattern) {
+    static const char *const typographic[] = {"\xe2\x80\x98", "\xe2\x80\x99", "\xe2\x80\x9c", "\xe2\x80\x9d"};
+    for (size_t i = 0; i < sizeof typographic / sizeof *typographic; i++)
+        if (strstr(pattern, typographic[i]))
+            return "these are a word processor's quotes, a shell has ' and \"";
+    if (strstr(pattern, "://")) return "curl -LO brings a file here";
+    if (*pattern == '~') return "in quotes, and behind =, a shell leaves ~ as it is: $HOME";
+    if (strpbrk(pattern, ":,")) return "a mixture gives each glob a weight: 'a_*.bin:0.7,b_*.bin:0.3'";
+    if (strchr(pattern, ' '))
+        return "several files are a pattern, '*.txt', or a mixture, 'a.txt:0.7,b.txt:0.3'";
+    return "`make data` lists data sets";
+}
+
 /* Fills files[].path: the file of that very name, else what the pattern matches, sorted bytewise so that the
  * order is the same in every locale. */
 static bool find_files(TokenStream *stream, Error *err) {
@@ -38,8 +52,7 @@ static bool find_files(TokenStream *stream, Error *err) {
     int status = glob(pattern, GLOB_NOSORT, NULL, &found);
     if (status == GLOB_NOMATCH)
         return fail(err, EXIT_INPUT, "%s: no such file, and as a pattern it matches none; hint: %s", pattern,
-                    strpbrk(pattern, ":,") ? "a mixture gives each glob a weight: 'a_*.bin:0.7,b_*.bin:0.3'"
-                                           : "`make data` lists data sets");
+                    hint_for(pattern));
     if (status != 0)
         return fail(err, EXIT_RUN, "%s: cannot be searched: out of memory or an unreadable folder", pattern);
     qsort(found.gl_pathv, found.gl_pathc, sizeof *found.gl_pathv, compare_names);

@@ -3,6 +3,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 
 /* To add a named size, add a row. GPT-2's and GPT-3's sizes, and two small ones that train in a minute. */
 static const struct Descriptor {
@@ -52,8 +53,11 @@ static const struct {
 };
 
 static bool fail_unknown(const char *name, const char *known, Error *err) {
+    static const char owner[] = "openai-community/";
+    const bool is_owned = strncmp(name, owner, sizeof owner - 1) == 0;
+    const char *bare = is_owned ? name + sizeof owner - 1 : name;
     for (size_t i = 0; i < sizeof other_names / sizeof *other_names; i++) {
-        if (strcmp(name, other_names[i].name)) continue;
+        if (strcasecmp(bare, other_names[i].name)) continue;
         if (!other_names[i].has_weights)
             return fail(err, EXIT_INPUT,
                         "--model '%s': no such file or directory; hint: --model %s is of that size", name,
@@ -62,8 +66,12 @@ static bool fail_unknown(const char *name, const char *known, Error *err) {
             err, EXIT_INPUT,
             "--model '%s': no such file or directory; hint: hf download openai-community/%s --local-dir %s "
             "brings OpenAI's weights there; --model %s is a new one of its size",
-            name, name, name, other_names[i].size);
+            name, other_names[i].name, other_names[i].name, other_names[i].size);
     }
+    for (size_t i = 0; i < sizeof descriptors / sizeof *descriptors; i++)
+        if (strcasecmp(name, descriptors[i].name) == 0)
+            return fail(err, EXIT_INPUT, "--model '%s': no such file or directory; hint: --model %s", name,
+                        descriptors[i].name);
     if (strchr(name, '/')) return fail(err, EXIT_INPUT, "--model '%s': no such file or directory", name);
     return fail(err, EXIT_INPUT, "--model '%s': no such file or directory, and no known size; sizes: %s",
                 name, known);

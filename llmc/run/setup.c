@@ -260,8 +260,7 @@ static bool end_of_documents(Run *run, Error *err) {
     return (run->end_of_text >= 0 && run->end_of_text < c->vocab_size) ||
            fail(err, EXIT_INPUT,
                 "--%s: the tokenizer has no end-of-text token; expected one, documents end there; "
-                "hint: "
-                "token shards of GPT-2's tokenizer, --tokenizer",
+                "hint: data/text.py makes shards in which each of your files is a document",
                 by_flag ? "documents" : "pack");
 }
 

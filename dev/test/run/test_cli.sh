@@ -55,6 +55,8 @@ refuses "a size that there is not" "'d85': no such file.* d84," --model d85
 refuses "not a choice" 'precision.*bf16' --precision fp17
 refuses "unknown model" 'd13' --model d13
 refuses "a name of Hugging Face" "^error: --model 'gpt2-xl': .*; hint: hf download openai-community/gpt2-xl --local-dir gpt2-xl .*; --model d48 is a new one" --model gpt2-xl
+refuses "its address there" "^error: --model 'openai-community/gpt2': .*; hint: hf download openai-community/gpt2 --local-dir gpt2 .*; --model d12 is a new one" --model openai-community/gpt2
+refuses "a size in capitals" "^error: --model 'D12': no such file or directory; hint: --model d12$" --model D12
 refuses "a size by its parameters" "^error: --model '124M': .*; hint: --model d12 is of that size$" --model 124M
 refuses "a path that leads nowhere" "^error: --model 'out/none': no such file or directory$" --model out/none
 refuses "indivisible step" 'tokens-per-step' $tiny --train "$work/text.txt" --tokens-per-step 33
@@ -66,6 +68,10 @@ refuses "sampling writes nothing" '--prompt and --out' --model "$work" --prompt 
 
 # ---- data ----
 refuses "no such file" '--train: .*nowhere' $tiny --train "$work/nowhere.txt" --out "$work/unmade/run"
+refuses "a word processor's quotes" "^error: --train: .*; hint: these are a word processor's quotes" $tiny --train "“$work/text.txt”"
+refuses "a name of the web" '^error: --train: .*; hint: curl -LO brings' $tiny --train https://example.org/a.txt
+refuses "a home in quotes" '^error: --train: ~/nowhere.txt: .*; hint: in quotes, .*\$HOME$' $tiny --train '~/nowhere.txt'
+refuses "two files" "^error: --train: .*; hint: several files are a pattern, '\*.txt', or a mixture" $tiny --train "$work/nowhere.txt $work/text.txt"
 check "no such file: no folder is made" [ ! -e "$work/unmade" ]
 refuses "no such validation file" '--val: .*nowhere' $tiny --train "$work/text.txt" --val "$work/nowhere.txt"
 elsewhere $tiny

@@ -167,8 +167,9 @@ static int run_ranks(Family *f, char **argv) {
     if (WIFEXITED(f->bad_status)) return WEXITSTATUS(f->bad_status);
     if (WTERMSIG(f->bad_status) == f->stop_signal) return EXIT_RUN;
     if (!f->any_said)
-        print_line(stderr, "error: rank %d was ended by signal %d (%s)", f->bad_rank, WTERMSIG(f->bad_status),
-                   strsignal(WTERMSIG(f->bad_status)));
+        print_line(stderr, "error: rank %d was ended by signal %d (%s)%s", f->bad_rank,
+                   WTERMSIG(f->bad_status), strsignal(WTERMSIG(f->bad_status)),
+                   WTERMSIG(f->bad_status) == SIGKILL ? "; hint: dmesg says whether memory ran out" : "");
     return EXIT_RUN;
 }
 

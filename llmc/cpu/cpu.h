@@ -13,8 +13,9 @@ static inline float cpu_clip_scale(const StepStats *stats, float clip) {
 }
 
 /* device.c */
-/* Lowers both to what a cgroup of version 2 allows, a container say, by the files in its folder: memory.max, of which
- * memory.current is taken, less the files' pages in it, which the kernel gives back. Where there is no limit they stay. */
+/* Lowers both to what a cgroup allows, a container say, by the files in its folder: memory.max (version 1:
+ * memory.limit_in_bytes), of which memory.current is taken, less the files' pages in it, which the kernel gives back. Where
+ * there is no limit they stay. */
 void cpu_limit_memory(const char *cgroup, size_t *free_bytes, size_t *total_bytes);
 
 /* layernorm.c */

@@ -31,6 +31,17 @@ static bool proc_value(const char *path, const char *key, char *value, size_t si
     return found;
 }
 
+/* ---- the limits of a container ---- */
+
+/* What the two versions of cgroups call the files of one, and the lines of memory.stat about the pages of files. */
+static const struct {
+    const char *limit, *taken, *pages[2];
+} cgroup_names[] = {
+    {"memory.max",            "memory.current",        {"inactive_file", "active_file"}            },
+    {"memory.limit_in_bytes", "memory.usage_in_bytes", {"total_inactive_file", "total_active_file"}},
+};
+enum { N_VERSIONS = sizeof cgroup_names / sizeof *cgroup_names };
+
 /* The number that a file of a cgroup is; false for "max", and where there is none. */
 static bool cgroup_value(const char *cgroup, const char *name, size_t *value) {
     char path[PATH_BYTES];
@@ -42,41 +53,57 @@ static bool cgroup_value(const char *cgroup, const char *name, size_t *value) {
     return found;
 }
 
-static size_t cgroup_file_pages(const char *cgroup) {
+static size_t cgroup_file_pages(const char *cgroup, const char *const keys[2]) {
     char path[PATH_BYTES], key[64];
     size_t value, sum = 0;
     snprintf(path, sizeof path, "%s/memory.stat", cgroup);
     FILE *file = fopen(path, "r");
     if (!file) return 0;
     while (fscanf(file, "%63s %zu", key, &value) == 2)
-        if (strcmp(key, "inactive_file") == 0 || strcmp(key, "active_file") == 0) sum += value;
+        if (strcmp(key, keys[0]) == 0 || strcmp(key, keys[1]) == 0) sum += value;
     fclose(file);
     return sum;
 }
 
 void cpu_limit_memory(const char *cgroup, size_t *free_bytes, size_t *total_bytes) {
     size_t limit, taken;
-    if (!cgroup_value(cgroup, "memory.max", &limit)) return;
-    if (!cgroup_value(cgroup, "memory.current", &taken)) taken = 0;
-    const size_t file_pages = cgroup_file_pages(cgroup);
+    int i = 0;
+    while (i < N_VERSIONS && !cgroup_value(cgroup, cgroup_names[i].limit, &limit)) i++;
+    if (i == N_VERSIONS) return;
+    if (!cgroup_value(cgroup, cgroup_names[i].taken, &taken)) taken = 0;
+    const size_t file_pages = cgroup_file_pages(cgroup, cgroup_names[i].pages);
     taken -= file_pages < taken ? file_pages : taken;
     const size_t left = limit > taken ? limit - taken : 0;
     if (limit < *total_bytes) *total_bytes = limit;
     if (left < *free_bytes) *free_bytes = left;
 }
 
+/* The path in this process's line "ID:CONTROLLERS:PATH"; `key` is ":CONTROLLERS:". */
+static bool own_cgroup(const char *key, char *own, size_t size) {
+    char line[512], *at = NULL;
+    FILE *file = fopen("/proc/self/cgroup", "r");
+    if (!file) return false;
+    while (!at && fgets(line, sizeof line, file)) at = strstr(line, key);
+    fclose(file);
+    if (!at) return false;
+    snprintf(own, size, "%s", at + strlen(key));
+    own[strcspn(own, "\n")] = 0;
+    return true;
+}
+
 /* Of this process's cgroup and of those above it; in a container its own is the root. */
-static void limit_by_cgroups(size_t *free_bytes, size_t *total_bytes) {
-    static const char root[] = "/sys/fs/cgroup";
-    char own[512], path[sizeof root + sizeof own], *end;
-    if (!proc_value("/proc/self/cgroup", "0::", own, sizeof own)) return;
-    snprintf(path, sizeof path, "%s%s", root, own + 1); /* ":/PATH" */
+static void limit_by_cgroups(const char *root, const char *key, size_t *free_bytes, size_t *total_bytes) {
+    char own[512], path[64 + sizeof own], *end;
+    if (!own_cgroup(key, own, sizeof own)) return;
+    snprintf(path, sizeof path, "%s%s", root, own);
     do {
         cpu_limit_memory(path, free_bytes, total_bytes);
         end = strrchr(path + strlen(root), '/');
         if (end) *end = 0;
     } while (end);
 }
+
+/* ---- memory ---- */
 
 static void cpu_memory_info(size_t *free_bytes, size_t *total_bytes) {
     size_t page = (size_t)sysconf(_SC_PAGESIZE);
@@ -85,7 +112,8 @@ static void cpu_memory_info(size_t *free_bytes, size_t *total_bytes) {
     char kilobytes[64];
     if (proc_value("/proc/meminfo", "MemAvailable", kilobytes, sizeof kilobytes))
         *free_bytes = (size_t)strtoull(kilobytes, NULL, 10) * 1024;
-    limit_by_cgroups(free_bytes, total_bytes);
+    limit_by_cgroups("/sys/fs/cgroup", "::", free_bytes, total_bytes); /* version 2 has one tree */
+    limit_by_cgroups("/sys/fs/cgroup/memory", ":memory:", free_bytes, total_bytes);
 }
 
 /* The kernel hands out address space that it cannot back and kills the process later, so what is free now

@@ -121,15 +121,23 @@ void cpu_parallel_for(int64_t n_tasks, void (*task)(const void *args, int64_t i)
     for (int i = 0; atomic_load(&pool.n_done) < n_tasks; i++) wait_a_little(i);
 }
 
-/* Cores' worth of time that a container's quota allows (cgroup v2), or 0 where there is none. Threads beyond
- * it are stopped for most of each 100 ms, and the others wait for them. */
-static int quota_cores(void) {
-    long long quota = 0, period = 1;
-    FILE *file = fopen("/sys/fs/cgroup/cpu.max", "r");
-    if (!file) return 0;
-    int fields = fscanf(file, "%lld %lld", &quota, &period);
+/* The first numbers of a file of a cgroup. */
+static bool read_numbers(const char *path, int n, long long *first, long long *second) {
+    FILE *file = fopen(path, "r");
+    if (!file) return false;
+    const int found = n == 1 ? fscanf(file, "%lld", first) : fscanf(file, "%lld %lld", first, second);
     fclose(file);
-    return fields == 2 && quota > 0 && period > 0 ? (int)ceil_div(quota, period) : 0;
+    return found == n;
+}
+
+/* Cores' worth of time that a container's quota allows (cgroups of version 2, or 1), or 0 where there is none. Threads
+ * beyond it are stopped for most of each 100 ms, and the others wait for them. */
+static int quota_cores(void) {
+    long long quota = 0, period = 0;
+    const bool known = read_numbers("/sys/fs/cgroup/cpu.max", 2, &quota, &period) ||
+                       (read_numbers("/sys/fs/cgroup/cpu/cpu.cfs_quota_us", 1, &quota, NULL) &&
+                        read_numbers("/sys/fs/cgroup/cpu/cpu.cfs_period_us", 1, &period, NULL));
+    return known && quota > 0 && period > 0 ? (int)ceil_div(quota, period) : 0;
 }
 
 static int cores_of_affinity(void) {

@@ -5,8 +5,8 @@
 #include <unistd.h>
 #include "llmc/base/random.h"
 
-enum { MOST_PARTS = 1 << 30 };              /* so that products of two parts fit 64 bits */
-enum { STREAM_MIXTURE = 0x6D697874757265 }; /* "mixture" */
+enum { MOST_PARTS = 1 << 30 };                           /* so that products of two parts fit 64 bits */
+static const uint64_t stream_mixture = 0x6D697874757265; /* "mixture" */
 static const double least_weight = 1e-12, most_weight = 1e12;
 
 /* ---- reading ---- */
@@ -127,7 +127,7 @@ typedef struct Fork {
 static Fork fork_of(const Mixture *mixture, uint64_t seed, const Walk *walk) {
     const MixtureSource *sources = mixture->sources;
     const int middle = walk->low + (walk->high - walk->low) / 2;
-    const uint64_t random = random_stream(random_stream(seed, STREAM_MIXTURE), (uint64_t)middle);
+    const uint64_t random = random_stream(random_stream(seed, stream_mixture), (uint64_t)middle);
     return (Fork){middle, sources[middle].before - sources[walk->low].before,
                   (int64_t)(random % (uint64_t)walk->parts)};
 }

@@ -4,7 +4,7 @@
 enum {
     N_ROUNDS = 6
 }; /* 4 make a Feistel network pseudorandom (Luby & Rackoff 1988); the halves here are short */
-enum { STREAM_ORDER = 0x6F72646572, STREAM_OFFSET = 0x6F6666736574 }; /* "order", "offset" */
+static const uint64_t stream_order = 0x6F72646572, stream_offset = 0x6F6666736574; /* "order", "offset" */
 
 int64_t window_count(const WindowOrder *order) {
     return (order->n_tokens - 1) / order->T;
@@ -34,9 +34,9 @@ int64_t window_permute(int64_t index, int64_t n, uint64_t key) {
 int64_t window_start(const WindowOrder *order, int64_t position) {
     int64_t n = window_count(order), epoch = position / n, index = position % n;
     if (!order->shuffle) return index * order->T;
-    uint64_t key = random_stream(random_stream(order->seed, STREAM_ORDER), (uint64_t)epoch);
+    uint64_t key = random_stream(random_stream(order->seed, stream_order), (uint64_t)epoch);
     uint64_t shift =
-        random_stream(random_stream(order->seed, STREAM_OFFSET), (uint64_t)epoch) % (uint64_t)order->T;
+        random_stream(random_stream(order->seed, stream_offset), (uint64_t)epoch) % (uint64_t)order->T;
     int64_t offset = epoch == 0 ? 0 : (int64_t)shift;
     return (window_permute(index, n, key) * order->T + offset) % order->n_tokens;
 }

@@ -72,6 +72,7 @@ bool training_score(Training *t, ChoiceScore *score, unsigned char *chosen, Erro
     Comm *comm = run->comm;
     const Ranks ranks = comm->ranks;
     Scoring s;
+    *score = (ChoiceScore){0}; /* where it is broken off */
     watchdog_set(PHASE_VALIDATION, t->state.step);
     if (!scoring_open(&s, run, err)) return false;
     for (int round = 0; round * ranks.n_ranks < s.plan->n_batches; round++) { /* all ranks make all of them */

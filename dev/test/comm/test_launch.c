@@ -297,7 +297,7 @@ int main(int argc, char **argv) {
     ALONE(test_ended("again", 2, 0, "restart 1 of 2, from the newest checkpoint\n"));
     ALONE(test_ended("never", 2, EXIT_RUN, "restart 2 of 2, from the newest checkpoint\n"));
     CASE(test_left("input", 2, EXIT_INPUT, ""));
-    CASE(test_left("killed", 0, EXIT_RUN, "error: rank 1 was ended by signal 9 (Killed)"));
+    CASE(test_left("killed", 0, EXIT_RUN, "error: rank 1 was ended by signal 9 (Killed); hint: dmesg"));
     CASE(test_no_files());
     CASE(test_asked_then_ended());
     CASE(test_interrupted());

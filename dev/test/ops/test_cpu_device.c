@@ -45,13 +45,14 @@ static void test_memory(void) {
         SKIP("no /proc/meminfo");
         return;
     }
-    const bool limited = access("/sys/fs/cgroup/memory.max", F_OK) == 0; /* a container, say */
+    empty_folder();
+    in_container = true;                     /* one without limits */
     for (int i = 0; i < 20 && !agree; i++) { /* others take memory and give it back */
         const double before = available_bytes();
         device_cpu.memory_info(&free_bytes, &total_bytes);
         const double after = available_bytes();
         low = fmin(before, after), high = fmax(before, after);
-        agree = (limited || (double)free_bytes >= 0.99 * low) && (double)free_bytes <= 1.01 * high;
+        agree = (double)free_bytes >= 0.99 * low && (double)free_bytes <= 1.01 * high;
     }
     CHECK(agree, "free: %zu, the kernel says %.0f to %.0f", free_bytes, low, high);
     CHECK(free_bytes <= total_bytes, "free: %zu of %zu", free_bytes, total_bytes);
@@ -61,6 +62,7 @@ static void test_memory(void) {
     CHECK(!most, "more than is free was handed out");
     device_cpu.free(some);
     device_cpu.free(most);
+    in_container = false;
 }
 
 /* What a container may have, of 900 bytes that are free of 1000. */
@@ -92,14 +94,70 @@ static void test_limits(void) {
     }
 }
 
+/* The same in version 1 of cgroups, where an unlimited one has a number, too. */
+static void test_old_limits(void) {
+    static const struct {
+        const char *limit;
+        size_t free, total;
+    } cases[] = {
+        {"9223372036854771712\n", 900, 1000},
+        {"500\n",                 300, 500 },
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        size_t free_bytes = 900, total_bytes = 1000;
+        empty_folder();
+        write_text(path_of("memory.limit_in_bytes"), cases[i].limit);
+        write_text(path_of("memory.usage_in_bytes"), "400\n");
+        write_text(path_of("memory.stat"),
+                   "inactive_file 1\nactive_file 2\ntotal_inactive_file 150\ntotal_active_file 50\n");
+        cpu_limit_memory(folder, &free_bytes, &total_bytes);
+        CHECK(free_bytes == cases[i].free && total_bytes == cases[i].total,
+              "old limit %zu: %zu of %zu free, expected %zu of %zu", i, free_bytes, total_bytes,
+              cases[i].free, cases[i].total);
+    }
+}
+
+/* A quota of cores, by the files of either version; the test may have one core. */
+static void test_quota(void) {
+    static const struct {
+        const char *max, *quota, *period;
+        int cores; /* 0: those that there are */
+    } cases[] = {
+        {NULL,              NULL,       NULL,       0},
+        {"max 100000\n",    NULL,       NULL,       0},
+        {"50000 100000\n",  NULL,       NULL,       1},
+        {"110000 100000\n", NULL,       NULL,       2},
+        {NULL,              "-1\n",     "100000\n", 0},
+        {NULL,              "50000\n",  "100000\n", 1},
+        {NULL,              "110000\n", "100000\n", 2},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        empty_folder();
+        in_container = true;
+        CHECK(mkdir(path_of("cpu"), 0700) == 0, "folder");
+        const int most = cpu_cores(),
+                  expected = cases[i].cores && cases[i].cores < most ? cases[i].cores : most;
+        if (cases[i].max) write_text(path_of("cpu.max"), cases[i].max);
+        if (cases[i].quota) write_text(path_of("cpu/cpu.cfs_quota_us"), cases[i].quota);
+        if (cases[i].period) write_text(path_of("cpu/cpu.cfs_period_us"), cases[i].period);
+        const int cores = cpu_cores();
+        in_container = false;
+        CHECK(cores == expected, "quota %zu: %d cores, expected %d", i, cores, expected);
+    }
+}
+
 /* The least of the process's cgroup and those above it. */
 static void test_container(void) {
-    static const char *const limited[] = {"memory.max", "a/memory.max", "a/b/memory.max"};
+    static const char *const limited[] = {"memory.max", "a/memory.max", "a/b/memory.max",
+                                          "memory/memory.limit_in_bytes", "memory/c/d/memory.limit_in_bytes"};
     size_t free_bytes, total_bytes;
     for (size_t i = 0; i < sizeof limited / sizeof *limited; i++) {
         empty_folder();
-        CHECK(mkdir(path_of("a"), 0700) == 0 && mkdir(path_of("a/b"), 0700) == 0, "folders");
-        write_text(path_of("own"), "1:name=systemd:/\n0::/a/b\n");
+        CHECK(mkdir(path_of("a"), 0700) == 0 && mkdir(path_of("a/b"), 0700) == 0 &&
+                  mkdir(path_of("memory"), 0700) == 0 && mkdir(path_of("memory/c"), 0700) == 0 &&
+                  mkdir(path_of("memory/c/d"), 0700) == 0,
+              "folders");
+        write_text(path_of("own"), "4:memory:/c/d\n1:name=systemd:/\n0::/a/b\n");
         write_text(path_of("a/b/memory.max"), "max\n");
         write_text(path_of(limited[i]), "2000000\n");
         in_container = true;
@@ -237,6 +295,8 @@ int main(void) {
     test_timestamps();
     test_memory();
     test_limits();
+    test_old_limits();
+    test_quota();
     test_container();
     test_peak();
     test_low_scores();

@@ -38,7 +38,7 @@ const char *json_shown(const JsonValue *value) {
 
 /* A text that could be read as a number or a word of JSON. */
 static bool is_quoted_value(const JsonValue *value) {
-    return value && value->type == JSON_STRING &&
+    return json_is(value, JSON_STRING) &&
            (strchr("-0123456789", value->text[0]) || strcmp(value->text, "true") == 0 ||
             strcmp(value->text, "false") == 0 || strcmp(value->text, "null") == 0);
 }
@@ -369,7 +369,7 @@ const JsonValue *json_root(const Json *json) {
 
 /* ---- access ---- */
 const JsonValue *json_get(const JsonValue *object, const char *key) {
-    if (!object || object->type != JSON_OBJECT) return NULL;
+    if (!json_is(object, JSON_OBJECT)) return NULL;
     size_t length = strlen(key);
     int64_t low = 0, high = object->n;
     while (low < high) {
@@ -385,12 +385,8 @@ const JsonValue *json_get(const JsonValue *object, const char *key) {
     return NULL;
 }
 
-static bool is_integer(const JsonValue *value) {
-    return value && value->type == JSON_NUMBER && !strpbrk(value->text, ".eE");
-}
-
 bool json_int64(const JsonValue *value, int64_t *out) {
-    if (!is_integer(value)) return false;
+    if (!json_is(value, JSON_NUMBER) || strpbrk(value->text, ".eE")) return false;
     errno = 0;
     long long number = strtoll(value->text, NULL, 10);
     if (errno) return false;
@@ -398,17 +394,8 @@ bool json_int64(const JsonValue *value, int64_t *out) {
     return true;
 }
 
-bool json_uint64(const JsonValue *value, uint64_t *out) {
-    if (!is_integer(value) || value->text[0] == '-') return false;
-    errno = 0;
-    unsigned long long number = strtoull(value->text, NULL, 10);
-    if (errno) return false;
-    *out = number;
-    return true;
-}
-
 bool json_double(const JsonValue *value, double *out) {
-    if (!value || value->type != JSON_NUMBER) return false;
+    if (!json_is(value, JSON_NUMBER)) return false;
     double number = strtod(value->text, NULL);
     if (number - number != 0) return false; /* past the largest double */
     *out = number;
@@ -416,6 +403,6 @@ bool json_double(const JsonValue *value, double *out) {
 }
 
 bool json_equals(const JsonValue *value, const char *text) {
-    return value && value->type == JSON_STRING && strlen(text) == value->length &&
+    return json_is(value, JSON_STRING) && strlen(text) == value->length &&
            !memcmp(value->text, text, value->length);
 }

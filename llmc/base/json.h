@@ -42,11 +42,18 @@ Json *json_read(const char *path, Error *err);
 void json_free(Json *json); /* NULL is fine */
 const JsonValue *json_root(const Json *json);
 
+/* True of a value of that type, not of NULL. */
+static inline bool json_is(const JsonValue *value, JsonType type) {
+    return value && value->type == type;
+}
+/* NULL or null. */
+static inline bool json_is_absent(const JsonValue *value) {
+    return !value || value->type == JSON_NULL;
+}
 /* Member of an object by name, in O(log n); NULL if it is absent or `object` is NULL or no object. */
 const JsonValue *json_get(const JsonValue *object, const char *key);
 /* A number without fraction or exponent, in range, exactly. False (and *out untouched) for all else and NULL. */
 bool json_int64(const JsonValue *value, int64_t *out);
-bool json_uint64(const JsonValue *value, uint64_t *out);
 /* Any finite number, rounded to nearest. */
 bool json_double(const JsonValue *value, double *out);
 /* True if the value is a string equal to `text`. */
@@ -84,7 +91,6 @@ void json_end_array(JsonWriter *w);
 /* NULL text is written as null. Bytes that are not UTF-8 become U+FFFD, so that the result is always JSON. */
 void json_write_string(JsonWriter *w, const char *key, const char *text);
 void json_write_int(JsonWriter *w, const char *key, int64_t value);
-void json_write_uint(JsonWriter *w, const char *key, uint64_t value);
 /* The fewest digits that read back to the same double; NaN and inf, which JSON lacks, as null. */
 void json_write_double(JsonWriter *w, const char *key, double value);
 void json_write_bool(JsonWriter *w, const char *key, bool value);

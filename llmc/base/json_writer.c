@@ -159,12 +159,6 @@ void json_write_int(JsonWriter *w, const char *key, int64_t value) {
     json_write_raw(w, key, text);
 }
 
-void json_write_uint(JsonWriter *w, const char *key, uint64_t value) {
-    char text[24];
-    snprintf(text, sizeof text, "%" PRIu64, value);
-    json_write_raw(w, key, text);
-}
-
 void json_write_double(JsonWriter *w, const char *key, double value) {
     char text[40] = "null";
     if (isfinite(value))

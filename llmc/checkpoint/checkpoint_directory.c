@@ -94,7 +94,7 @@ bool checkpoint_looks_resumable(const char *out, const char *name, Error *err) {
 /* --val, or --train, of which a part validates where that is absent. NULL: earlier programs do not say. */
 static const JsonValue *validated_on(const Manifest *manifest) {
     const JsonValue *flags = json_get(json_root(manifest->json), "flags"), *val = json_get(flags, "val");
-    return val && val->type == JSON_STRING ? val : json_get(flags, "train");
+    return json_is(val, JSON_STRING) ? val : json_get(flags, "train");
 }
 
 static bool is_validated_on(const Manifest *manifest, const char *validation) {

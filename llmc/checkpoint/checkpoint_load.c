@@ -211,7 +211,7 @@ bool checkpoint_load_weights(const char *path, GPT2 *model, Error *err) {
 static bool check_optimizer(const Manifest *manifest, const GPT2 *model, Error *err) {
     const JsonValue *saved = json_get(json_get(json_root(manifest->json), "flags"), "optimizer");
     const char *const names[N_OPTIMIZERS] = OPTIMIZER_FLAGS, *now = names[model->options.optimizer];
-    const char *before = saved && saved->type == JSON_STRING ? saved->text : names[OPTIMIZER_ADAMW];
+    const char *before = json_is(saved, JSON_STRING) ? saved->text : names[OPTIMIZER_ADAMW];
     return strcmp(before, now) == 0 || fail(err, EXIT_INPUT,
                                             "%s: expected the states of --optimizer %s, found those of "
                                             "%.20s; hint: --optimizer %.20s, or its "

@@ -56,11 +56,10 @@ static bool check_math(const Reader *r, int n_embd) {
     if (epsilon && (!json_double(epsilon, &eps) || fabs(eps - 1e-5) > 1e-12))
         return refuse(r, "layer_norm_epsilon", "1e-5");
     snprintf(expected, sizeof expected, "null or %lld (4 n_embd)", (long long)inner);
-    if (n_inner && n_inner->type != JSON_NULL &&
-        (!json_int64(n_inner, &inner) || inner != 4 * (int64_t)n_embd))
+    if (!json_is_absent(n_inner) && (!json_int64(n_inner, &inner) || inner != 4 * (int64_t)n_embd))
         return refuse(r, "n_inner", expected);
     const JsonValue *quantised = json_get(r->root, "quantization_config");
-    if (quantised && quantised->type != JSON_NULL) return refuse(r, "quantization_config", "null");
+    if (!json_is_absent(quantised)) return refuse(r, "quantization_config", "null");
     return check_switches(r);
 }
 
@@ -87,7 +86,7 @@ static bool read_documents(const Reader *r, GPT2Config *config) {
 static bool read_sparse(const Reader *r, GPT2Config *config) {
     const JsonValue *value = json_get(r->root, sparse_key);
     int *const blocks[] = {&config->sparse.window, &config->sparse.first, &config->sparse.random};
-    bool ok = !value || (value->type == JSON_ARRAY && value->n == 3);
+    bool ok = !value || (json_is(value, JSON_ARRAY) && value->n == 3);
     const JsonValue *item = value ? value->first : NULL;
     for (int i = 0; ok && item; i++, item = item->next) {
         int64_t n = 0;
@@ -124,7 +123,7 @@ bool hf_config_read(const char *path, GPT2Config *config, Error *err) {
 
 /* Of an id or an array of ids. */
 static int other_end(const JsonValue *ids, int n_tokens, int eot) {
-    const bool is_list = ids && ids->type == JSON_ARRAY;
+    const bool is_list = json_is(ids, JSON_ARRAY);
     for (const JsonValue *id = is_list ? ids->first : ids; id; id = is_list ? id->next : NULL) {
         int64_t token;
         if (json_int64(id, &token) && token >= 0 && token < n_tokens && token != eot) return (int)token;

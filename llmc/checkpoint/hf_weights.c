@@ -376,7 +376,7 @@ static bool source_open_index(Source *source, const char *directory, const char 
     Json *json = json_read(index, err);
     if (!json) return false;
     const JsonValue *map = json_get(json_root(json), "weight_map");
-    bool ok = map && map->type == JSON_OBJECT && map->n > 0;
+    bool ok = json_is(map, JSON_OBJECT) && map->n > 0;
     if (!ok)
         fail(err, EXIT_INPUT, "%s: weight_map: expected an object of tensors, found %s", index,
              json_type_name(map));

@@ -37,7 +37,7 @@ bool manifest_begin(JsonWriter *w, const TrainerState *state, const Tokenizer *t
     json_write_int(w, "data_tokens", state->data_tokens);
     json_write_int(w, "tokens_seen", state->tokens_seen);
     json_write_int(w, "n_skipped", state->n_skipped);
-    json_write_uint(w, "seed", state->seed);
+    json_write_int(w, "seed", state->seed);
     json_write_double(w, "best_val_loss", state->best_val_loss);
     json_write_double(w, "val_loss", state->val_loss);
     json_write_bool(w, "best_only", state->best_only);
@@ -85,7 +85,7 @@ static bool refuse(const Manifest *m, const char *field, const char *expected, E
 static bool check_own_checksum(const Manifest *m, char *text, size_t length, Error *err) {
     const JsonValue *field = json_get(json_root(m->json), "crc32c");
     char digits[9], expected[40];
-    if (!field || field->type != JSON_STRING || field->end - field->begin != 10)
+    if (!json_is(field, JSON_STRING) || field->end - field->begin != 10)
         return refuse(m, "crc32c", "8 hexadecimal digits", err);
     memcpy(text + field->begin + 1, NO_DIGITS, 8);
     snprintf(digits, sizeof digits, "%08x", crc32c(0, text, length));
@@ -99,23 +99,22 @@ static bool read_counts(Manifest *m, Error *err) {
     const struct {
         const char *name;
         int64_t *out;
+        bool may_lack;
     } counts[] = {
-        {"step",          &state->step         },
-        {"data_position", &state->data_position},
-        {"tokens_seen",   &state->tokens_seen  },
-        {"n_skipped",     &state->n_skipped    },
+        {"step",          &state->step,          false},
+        {"data_position", &state->data_position, false},
+        {"data_tokens",   &state->data_tokens,   true },
+        {"tokens_seen",   &state->tokens_seen,   false},
+        {"n_skipped",     &state->n_skipped,     false},
+        {"seed",          &state->seed,          false},
     };
-    for (size_t i = 0; i < sizeof counts / sizeof *counts; i++)
-        if (!json_int64(json_get(root, counts[i].name), counts[i].out) || *counts[i].out < 0)
+    for (size_t i = 0; i < sizeof counts / sizeof *counts; i++) {
+        const JsonValue *count = json_get(root, counts[i].name);
+        if (!count && counts[i].may_lack) continue;
+        if (!json_int64(count, counts[i].out) || *counts[i].out < 0)
             return refuse(m, counts[i].name, "a whole number from 0 on", err);
-    const JsonValue *data_tokens = json_get(root, "data_tokens");
-    state->data_tokens = 0;
-    if (data_tokens && (!json_int64(data_tokens, &state->data_tokens) || state->data_tokens < 0))
-        return refuse(m, "data_tokens", "a whole number from 0 on", err);
-    if (state->n_skipped > state->step) return refuse(m, "n_skipped", "at most the number of steps", err);
-    if (!json_uint64(json_get(root, "seed"), &state->seed))
-        return refuse(m, "seed", "a whole number from 0 to 2^64 - 1", err);
-    return true;
+    }
+    return state->n_skipped <= state->step || refuse(m, "n_skipped", "at most the number of steps", err);
 }
 
 static bool read_losses(Manifest *m, Error *err) {
@@ -123,10 +122,10 @@ static bool read_losses(Manifest *m, Error *err) {
                     *own = json_get(root, "val_loss"), *best_only = json_get(root, "best_only");
     TrainerState *state = &m->state;
     state->best_val_loss = state->val_loss = NAN;
-    state->best_only = best_only && best_only->type == JSON_TRUE;
-    if (!(best && best->type == JSON_NULL) && !json_double(best, &state->best_val_loss))
+    state->best_only = json_is(best_only, JSON_TRUE);
+    if (!json_is(best, JSON_NULL) && !json_double(best, &state->best_val_loss))
         return refuse(m, "best_val_loss", "a number or null", err);
-    if (own && own->type != JSON_NULL && !json_double(own, &state->val_loss))
+    if (!json_is_absent(own) && !json_double(own, &state->val_loss))
         return refuse(m, "val_loss", "a number or null", err);
     if (best_only && best_only->type != JSON_TRUE && best_only->type != JSON_FALSE)
         return refuse(m, "best_only", "true or false", err);
@@ -135,9 +134,8 @@ static bool read_losses(Manifest *m, Error *err) {
 
 static bool read_flags(Manifest *m, const char *text, Error *err) {
     const JsonValue *flags = json_get(json_root(m->json), "flags");
-    if (!flags || (flags->type != JSON_OBJECT && flags->type != JSON_NULL))
-        return refuse(m, "flags", "an object or null", err);
-    if (flags->type == JSON_NULL) return true;
+    if (json_is(flags, JSON_NULL)) return true;
+    if (!json_is(flags, JSON_OBJECT)) return refuse(m, "flags", "an object or null", err);
     m->state.flags = strndup(text + flags->begin, flags->end - flags->begin);
     return m->state.flags || fail(err, EXIT_RUN, "%s: no memory for its flags", m->path);
 }
@@ -154,11 +152,11 @@ static bool check_files(const Manifest *m, Error *err) {
     static const char *const needed[] = {"config.json", "model.safetensors", "optimizer.safetensors"};
     const JsonValue *files = json_get(json_root(m->json), "files");
     int64_t bytes;
-    if (!files || files->type != JSON_ARRAY) return refuse(m, "files", "an array", err);
+    if (!json_is(files, JSON_ARRAY)) return refuse(m, "files", "an array", err);
     for (const JsonValue *file = files->first; file; file = file->next) {
         const JsonValue *name = json_get(file, "name"), *crc = json_get(file, "crc32c");
-        bool ok = name && name->type == JSON_STRING && strlen(name->text) == name->length &&
-                  !strchr(name->text, '/') && crc && crc->type == JSON_STRING &&
+        bool ok = json_is(name, JSON_STRING) && strlen(name->text) == name->length &&
+                  !strchr(name->text, '/') && json_is(crc, JSON_STRING) &&
                   json_int64(json_get(file, "bytes"), &bytes) && bytes >= 0;
         if (!ok) return refuse(m, "files", "entries with name, bytes and crc32c", err);
     }
@@ -175,10 +173,8 @@ static bool check_version(Manifest *m, Error *err) {
         return fail(err, EXIT_INPUT, "%s: expected an object, found %s", m->path, json_type_name(root));
     if (!json_int64(json_get(root, "format_version"), &version) || version != FORMAT_VERSION)
         return refuse(m, "format_version", "1 (a newer program may have written it)", err);
-    if (!model_only || (model_only->type != JSON_TRUE && model_only->type != JSON_FALSE))
-        return refuse(m, "model_only", "true or false", err);
-    m->model_only = model_only->type == JSON_TRUE;
-    return true;
+    m->model_only = json_is(model_only, JSON_TRUE);
+    return m->model_only || json_is(model_only, JSON_FALSE) || refuse(m, "model_only", "true or false", err);
 }
 
 bool manifest_read(Manifest *m, const char *directory, Error *err) {

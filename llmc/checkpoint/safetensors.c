@@ -75,10 +75,10 @@ static bool read_count(const JsonValue *value, int64_t *out) {
 }
 
 static bool parse_shape(SafetensorsEntry *entry, const JsonValue *shape, const char *path, Error *err) {
-    if (!shape || shape->type != JSON_ARRAY || shape->n > SAFETENSORS_MAX_RANK)
+    if (!json_is(shape, JSON_ARRAY) || shape->n > SAFETENSORS_MAX_RANK)
         return fail(err, EXIT_INPUT, "%s: tensor '%.80s': expected a shape of at most %d sizes, found %s",
                     path, entry->name, SAFETENSORS_MAX_RANK,
-                    shape && shape->type == JSON_ARRAY ? "more" : json_type_name(shape));
+                    json_is(shape, JSON_ARRAY) ? "more" : json_type_name(shape));
     entry->n_elems = 1;
     for (const JsonValue *size = shape->first; size; size = size->next) {
         int64_t *out = &entry->shape[entry->rank++];
@@ -102,15 +102,14 @@ static bool parse_entry(SafetensorsEntry *entry, const JsonValue *value, const c
                     "%s: tensor '%.80s': expected a name without null bytes and an object, found %s", path,
                     entry->name, json_type_name(value));
     const JsonValue *dtype = json_get(value, "dtype"), *offsets = json_get(value, "data_offsets");
-    const struct DTypeRow *row = dtype && dtype->type == JSON_STRING ? find_dtype(dtype->text) : NULL;
+    const struct DTypeRow *row = json_is(dtype, JSON_STRING) ? find_dtype(dtype->text) : NULL;
     if (!row)
         return fail(err, EXIT_INPUT, "%s: tensor '%.80s': expected a known dtype, found %.40s", path,
                     entry->name, json_shown(dtype));
     entry->dtype = row->name;
     if (!parse_shape(entry, json_get(value, "shape"), path, err)) return false;
-    if (!offsets || offsets->type != JSON_ARRAY || offsets->n != 2 ||
-        !read_count(offsets->first, &entry->begin) || !read_count(offsets->first->next, &entry->end) ||
-        entry->begin > entry->end)
+    if (!json_is(offsets, JSON_ARRAY) || offsets->n != 2 || !read_count(offsets->first, &entry->begin) ||
+        !read_count(offsets->first->next, &entry->end) || entry->begin > entry->end)
         return fail(err, EXIT_INPUT,
                     "%s: tensor '%.80s': expected data_offsets [begin, end] with 0 <= begin <= end", path,
                     entry->name);

@@ -126,7 +126,7 @@ void settings_evaluate_as(Settings *s, const char *saved_json, int n_ranks) {
     for (size_t i = 0; saved && i < sizeof names / sizeof *names; i++) {
         const JsonValue *value = json_get(json_root(saved), names[i]);
         const int flag = flag_find(names[i]);
-        if (value && value->type == JSON_NUMBER && !s->was_set[flag])
+        if (json_is(value, JSON_NUMBER) && !s->was_set[flag])
             flag_set_value(s, &flags_table[flag], names[i], value->text, &ignored);
     }
     if (saved) evaluate_on(s, json_root(saved));

@@ -131,7 +131,7 @@ static bool check_class(const char *directory, Error *err) {
     Json *json = json_read(path, err);
     if (!json) return false;
     const JsonValue *name = json_get(json_root(json), "tokenizer_class");
-    bool ok = !name || name->type == JSON_NULL;
+    bool ok = json_is_absent(name);
     for (int i = 0; i < 2; i++) ok = ok || json_equals(name, known[i]);
     if (!ok)
         fail(err, EXIT_INPUT,
@@ -151,8 +151,8 @@ static bool read_eos_of(const char *directory, const char *name, char text[TOKEN
     Json *json = json_read(path, err);
     if (!json) return false;
     const JsonValue *eos = json_get(json_root(json), "eos_token");
-    if (eos && eos->type == JSON_OBJECT) eos = json_get(eos, "content");
-    if (eos && eos->type == JSON_STRING) snprintf(text, TOKEN_BYTES + 1, "%s", eos->text);
+    if (json_is(eos, JSON_OBJECT)) eos = json_get(eos, "content");
+    if (json_is(eos, JSON_STRING)) snprintf(text, TOKEN_BYTES + 1, "%s", eos->text);
     json_free(json);
     return true;
 }

@@ -19,22 +19,13 @@ static bool refuse(const Reader *r, const char *where, const char *field, const 
     return json_refuse(r->path, name, expected, found, r->err);
 }
 
-static bool is_null(const JsonValue *value) {
-    return !value || value->type == JSON_NULL;
-}
-
-/* Null, or a string without characters. */
-static bool is_empty(const JsonValue *value) {
-    return is_null(value) || (value->type == JSON_STRING && value->length == 0);
-}
-
 static bool is_type(const JsonValue *value, const char *name) {
-    return value && value->type == JSON_OBJECT && json_equals(json_get(value, "type"), name);
+    return json_equals(json_get(value, "type"), name);
 }
 
 /* The type of a part, for messages, or what stands in its place. */
 static const JsonValue *type_of(const JsonValue *part) {
-    const JsonValue *type = part && part->type == JSON_OBJECT ? json_get(part, "type") : NULL;
+    const JsonValue *type = json_get(part, "type");
     return type ? type : part;
 }
 
@@ -43,7 +34,7 @@ static const JsonValue *type_of(const JsonValue *part) {
 /* The ByteLevel step; its own regex is GPT-2's, which another step before it may have done already. */
 static bool check_byte_level(const Reader *r, const JsonValue *step, bool is_split) {
     const JsonValue *prefix = json_get(step, "add_prefix_space"), *regex = json_get(step, "use_regex");
-    const bool uses_regex = !regex || regex->type == JSON_TRUE;
+    const bool uses_regex = !regex || json_is(regex, JSON_TRUE);
     if (prefix && prefix->type != JSON_FALSE)
         return refuse(r, "pre_tokenizer", "add_prefix_space", "false", prefix);
     if (uses_regex || is_split) return true;
@@ -68,7 +59,7 @@ static bool check_split(const Reader *r, const JsonValue *step) {
 static bool check_pre_tokenizer(const Reader *r) {
     const JsonValue *pre = json_get(r->root, "pre_tokenizer"), *steps = json_get(pre, "pretokenizers");
     if (is_type(pre, "ByteLevel")) return check_byte_level(r, pre, false);
-    if (!is_type(pre, "Sequence") || !steps || steps->type != JSON_ARRAY)
+    if (!is_type(pre, "Sequence") || !json_is(steps, JSON_ARRAY))
         return refuse(r, "pre_tokenizer", "type", "ByteLevel", type_of(pre));
     const JsonValue *step = steps->first;
     const bool is_split = is_type(step, "Split");
@@ -86,19 +77,18 @@ static bool check_pre_tokenizer(const Reader *r) {
 static bool check_normalizer(const Reader *r) {
     const JsonValue *normalizer = json_get(r->root, "normalizer"),
                     *steps = json_get(normalizer, "normalizers");
-    if (is_null(normalizer)) return true;
-    if (is_type(normalizer, "Sequence") && steps && steps->type == JSON_ARRAY && steps->n == 0) return true;
+    if (json_is_absent(normalizer)) return true;
+    if (is_type(normalizer, "Sequence") && json_is(steps, JSON_ARRAY) && steps->n == 0) return true;
     return refuse(r, "normalizer", "type", "null", type_of(normalizer));
 }
 
 /* One that adds no token of its own. */
 static bool check_post_processor(const Reader *r) {
     const JsonValue *post = json_get(r->root, "post_processor"), *single = json_get(post, "single");
-    if (is_null(post) || is_type(post, "ByteLevel")) return true;
+    if (json_is_absent(post) || is_type(post, "ByteLevel")) return true;
     if (!is_type(post, "TemplateProcessing"))
         return refuse(r, "post_processor", "type", "null, ByteLevel or TemplateProcessing", type_of(post));
-    if (single && single->type == JSON_ARRAY && single->n == 1 && json_get(single->first, "Sequence"))
-        return true;
+    if (json_is(single, JSON_ARRAY) && single->n == 1 && json_get(single->first, "Sequence")) return true;
     return refuse(r, "post_processor", "single", "the text alone, without special tokens", single);
 }
 
@@ -116,13 +106,14 @@ static bool check_model(const Reader *r) {
                     r->path);
     if (r->model->type != JSON_OBJECT) return refuse(r, "model", "", "an object", r->model);
     if (type && !json_equals(type, "BPE")) return refuse(r, "model", "type", "BPE", type);
-    if (!is_null(dropout) && (!json_double(dropout, &p) || p != 0))
+    if (!json_is_absent(dropout) && (!json_double(dropout, &p) || p != 0))
         return refuse(r, "model", "dropout", "null", dropout);
     if (fallback && fallback->type != JSON_FALSE)
         return refuse(r, "model", "byte_fallback", "false", fallback);
     for (int i = 0; i < 2; i++) {
         const JsonValue *affix = json_get(r->model, affixes[i]);
-        if (!is_empty(affix)) return refuse(r, "model", affixes[i], "null", affix);
+        if (!json_is_absent(affix) && !json_equals(affix, ""))
+            return refuse(r, "model", affixes[i], "null", affix);
     }
     return true;
 }
@@ -131,12 +122,12 @@ static bool check_model(const Reader *r) {
 static bool enter_added(const Reader *r, const JsonValue *added, HfToken *tokens, int n) {
     const JsonValue *content = json_get(added, "content"), *special = json_get(added, "special");
     int64_t id;
-    if (!content || content->type != JSON_STRING || content->length == 0)
+    if (!json_is(content, JSON_STRING) || content->length == 0)
         return refuse(r, "added_tokens", "content", "a text", content);
     if (!json_int64(json_get(added, "id"), &id) || id < 0 || id >= n)
         return refuse(r, "added_tokens", "id", "an integer below the number of tokens",
                       json_get(added, "id"));
-    if (!special || special->type != JSON_TRUE)
+    if (!json_is(special, JSON_TRUE))
         return fail(r->err, EXIT_INPUT,
                     "%s: added_tokens: \"%.60s\" is not special: text would become it, which is not served",
                     r->path, content->text);
@@ -152,14 +143,15 @@ static bool enter_added(const Reader *r, const JsonValue *added, HfToken *tokens
 /* The vocabulary is an object, the added tokens a list; *n: one more than the highest id there could be. */
 static bool count_tokens(const Reader *r, int *n) {
     const JsonValue *vocab = json_get(r->model, "vocab"), *added = json_get(r->root, "added_tokens");
-    if (!vocab || vocab->type != JSON_OBJECT || vocab->n < 1)
+    if (!json_is(vocab, JSON_OBJECT) || vocab->n < 1)
         return refuse(r, "model", "vocab", "an object {token: id}", vocab);
-    if (!is_null(added) && added->type != JSON_ARRAY) return refuse(r, "added_tokens", "", "an array", added);
+    if (!json_is_absent(added) && added->type != JSON_ARRAY)
+        return refuse(r, "added_tokens", "", "an array", added);
     *n = (int)vocab->n;
-    if (is_null(added)) return true;
+    if (json_is_absent(added)) return true;
     for (const JsonValue *token = added->first; token; token = token->next) {
         const JsonValue *content = json_get(token, "content");
-        if (content && content->type == JSON_STRING && !json_get(vocab, content->text)) ++*n;
+        if (json_is(content, JSON_STRING) && !json_get(vocab, content->text)) ++*n;
     }
     return true;
 }
@@ -171,7 +163,7 @@ static bool read_tokens(const Reader *r, Vocabulary *vocabulary) {
     HfToken *tokens = calloc((size_t)n, sizeof *tokens);
     bool ok = tokens || fail(r->err, EXIT_RUN, "%s: out of memory for %d tokens", r->path, n);
     ok = ok && hf_enter(json_get(r->model, "vocab"), tokens, n, r->path, r->err);
-    for (const JsonValue *token = is_null(added) ? NULL : added->first; ok && token; token = token->next)
+    for (const JsonValue *token = added ? added->first : NULL; ok && token; token = token->next)
         ok = enter_added(r, token, tokens, n);
     for (int i = 0; ok && i < n; i++)
         ok = tokens[i].text || fail(r->err, EXIT_INPUT, "%s: no token has the id %d of %d", r->path, i, n);
@@ -200,7 +192,7 @@ static bool append_merge(JsonWriter *w, const JsonValue *merge) {
 static bool read_merges(const Reader *r, Vocabulary *vocabulary) {
     const JsonValue *merges = json_get(r->model, "merges");
     JsonWriter w = {0};
-    bool ok = merges && merges->type == JSON_ARRAY;
+    bool ok = json_is(merges, JSON_ARRAY);
     json_append(&w, "", 0); /* no merges: no lines, which is not NULL */
     for (const JsonValue *merge = ok ? merges->first : NULL; ok && merge; merge = merge->next)
         ok = append_merge(&w, merge);
@@ -216,8 +208,8 @@ static bool check_ignored_merges(const Reader *r) {
     const JsonValue *ignores = json_get(r->model, "ignore_merges"), *vocab = json_get(r->model, "vocab"),
                     *added = json_get(r->root, "added_tokens");
     int64_t n = vocab->n;
-    if (!ignores || ignores->type != JSON_TRUE) return true;
-    for (const JsonValue *token = is_null(added) ? NULL : added->first; token; token = token->next)
+    if (!json_is(ignores, JSON_TRUE)) return true;
+    for (const JsonValue *token = added ? added->first : NULL; token; token = token->next)
         n -= json_get(vocab, json_get(token, "content")->text) != NULL;
     return n == 256 + json_get(r->model, "merges")->n ||
            refuse(r, "model", "ignore_merges", "false, as not each token is a byte or has a merge", ignores);

@@ -16,7 +16,7 @@ static void test_round_trip(void) {
                                 .data_tokens = 12345678901,
                                 .tokens_seen = (int64_t)1 << 60,
                                 .n_skipped = 3,
-                                .seed = UINT64_MAX - 1,
+                                .seed = INT64_MAX - 1,
                                 .best_val_loss = 3.2812345678901234,
                                 .val_loss = 3.4812345678901236,
                                 .best_only = true,

@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include "llmc/base/files.h"
 #include "llmc/base/format.h"
 #include "llmc/base/random.h"
 #include "llmc/base/thread.h"
@@ -27,18 +28,15 @@ typedef struct Source {
 } Source;
 
 struct DataLoader {
+    DataOptions options; /* what it points to is read in opening alone; block is 1 or more */
     Mixture mixture;
-    Source *sources; /* of the mixture's */
-    int n_open;      /* of those */
-    uint64_t seed;
-    int B, T;
-    Ranks ranks;
-    int64_t block;             /* batches of a rank that follow each other */
+    Source *sources;           /* of the mixture's */
+    int n_open;                /* of those */
     int64_t windows_per_batch; /* of all ranks */
     int64_t position;          /* the caller's: windows handed out */
     char *description;
-    int32_t *scratch;        /* (T + 1), the reader's */
-    int32_t *slots[N_SLOTS]; /* (2, B, T) tokens, targets */
+    int32_t *scratch; /* (T + 1), the reader's */
+    int32_t *slots;   /* (N_SLOTS, 2, B, T) tokens, targets */
 
     pthread_t reader;
     bool reader_runs;
@@ -75,22 +73,33 @@ static bool read_ring(void *ring, int64_t start, int64_t n, int32_t *out, Error 
 /* *window = the T + 1 tokens of one window, valid until the next call. */
 static bool read_window(DataLoader *loader, int64_t position, const int32_t **window, Error *err) {
     int64_t index;
-    Source *source = &loader->sources[mixture_source(&loader->mixture, loader->seed, position, &index)];
+    Source *source =
+        &loader->sources[mixture_source(&loader->mixture, loader->options.seed, position, &index)];
     if (source->packing) return packing_window(source->packing, index, read_ring, source, window, err);
     *window = loader->scratch;
-    return read_ring(source, window_start(&source->order, index), loader->T + 1, loader->scratch, err);
+    return read_ring(source, window_start(&source->order, index), source->order.T + 1, loader->scratch, err);
+}
+
+static size_t tokens_of_batch(const DataLoader *loader) {
+    return (size_t)loader->options.B * (size_t)loader->options.T;
 }
 
 /* The first window of batch `tail`: in a block of all ranks this rank's batches lie behind those of lower ranks. */
 static int64_t first_window(const DataLoader *loader) {
+    const DataOptions *o = &loader->options;
     const int64_t i = loader->read_in_block, begin = loader->read_position - i * loader->windows_per_batch;
-    return begin + (loader->ranks.rank * loader->block + i) * loader->B;
+    return begin + (o->ranks.rank * o->block + i) * o->B;
 }
 
-static bool read_batch(DataLoader *loader, int64_t first, int32_t *slot, Error *err) {
-    size_t T = (size_t)loader->T, row_bytes = T * sizeof *slot;
-    int32_t *tokens = slot, *targets = slot + (size_t)loader->B * T;
-    for (int b = 0; b < loader->B; b++) {
+/* Tokens of a slot, behind them its targets. */
+static int32_t *slot_of(const DataLoader *loader, int64_t batch) {
+    return loader->slots + (size_t)(batch % N_SLOTS) * 2 * tokens_of_batch(loader);
+}
+
+static bool read_batch(DataLoader *loader, int64_t first, int32_t *tokens, Error *err) {
+    const size_t T = (size_t)loader->options.T, row_bytes = T * sizeof *tokens;
+    int32_t *targets = tokens + tokens_of_batch(loader);
+    for (int b = 0; b < loader->options.B; b++) {
         const int32_t *window;
         if (!read_window(loader, first + b, &window, err)) return false;
         memcpy(tokens + (size_t)b * T, window, row_bytes);
@@ -108,7 +117,7 @@ static void *reader_main(void *argument) {
             continue;
         }
         int64_t first = first_window(loader), seek = loader->n_seeks;
-        int32_t *slot = loader->slots[loader->tail % N_SLOTS];
+        int32_t *slot = slot_of(loader, loader->tail);
         pthread_mutex_unlock(&loader->lock);
         Error error = {0};
         bool ok = read_batch(loader, first, slot, &error);
@@ -117,7 +126,7 @@ static void *reader_main(void *argument) {
         if (ok) {
             loader->tail++;
             loader->read_position += loader->windows_per_batch;
-            loader->read_in_block = (loader->read_in_block + 1) % loader->block;
+            loader->read_in_block = (loader->read_in_block + 1) % loader->options.block;
         } else {
             loader->failed = true;
             loader->error = error;
@@ -167,26 +176,13 @@ bool dataloader_names_shards(const char *pattern) {
     Error ignored;
     bool shards = false;
     if (!mixture_parse(&mixture, pattern, &ignored)) return false;
-    for (int i = 0; i < mixture.n_sources; i++) {
-        const char *end = strrchr(mixture.sources[i].pattern, '.');
-        shards = shards || (end && strcmp(end, ".bin") == 0);
-    }
+    for (int i = 0; i < mixture.n_sources; i++)
+        shards = shards || text_ends_in(mixture.sources[i].pattern, ".bin");
     mixture_free(&mixture);
     return shards;
 }
 
 /* ---- opening ---- */
-
-static bool check_options(const DataOptions *options, Error *err) {
-    if (options->B < 1 || options->T < 1)
-        return fail(err, EXIT_INPUT, "a batch of %d windows of %d tokens: expected at least 1 and 1",
-                    options->B, options->T);
-    if (options->ranks.n_ranks < 1 || options->ranks.rank < 0 ||
-        options->ranks.rank >= options->ranks.n_ranks)
-        return fail(err, EXIT_INPUT, "rank %d of %d: expected a rank below the number of ranks",
-                    options->ranks.rank, options->ranks.n_ranks);
-    return true;
-}
 
 /* Takes the split's part of the stream: all of it, its first nine tenths, or the rest. */
 static bool take_split(Source *source, const DataOptions *options, uint64_t seed, Error *err) {
@@ -212,14 +208,11 @@ static void describe_source(Source *source, const DataOptions *options) {
     const TokenStream *stream = &source->stream;
     char number[FORMAT_NUMBER], kind[64];
     const bool text = token_stream_is_text(stream);
-    if (text) {
-        snprintf(kind, sizeof kind, "%s", tokenizer_name(options->tokenizer));
-    } else {
-        snprintf(kind, sizeof kind, "uint%d", 8 * stream->token_bytes);
-    }
+    snprintf(kind, sizeof kind, "uint%d", 8 * stream->token_bytes);
     snprintf(source->description, sizeof source->description, "%d %s%s, %s tokens (%s%s)", stream->n_files,
              text ? "text file" : "shard", stream->n_files == 1 ? "" : "s",
-             format_integer(number, source->order.n_tokens), kind, splits[options->split]);
+             format_integer(number, source->order.n_tokens), text ? tokenizer_name(options->tokenizer) : kind,
+             splits[options->split]);
 }
 
 /* Of one source its own, of more "mixture of N sources, 1,234 tokens: 70 % a_*.bin (3 shards, ...), 30 % ..." */
@@ -246,12 +239,11 @@ static bool describe(DataLoader *loader, Error *err) {
 }
 
 static bool allocate(DataLoader *loader, Error *err) {
-    size_t batch = (size_t)loader->B * (size_t)loader->T;
-    bool ok = (loader->scratch = malloc(((size_t)loader->T + 1) * sizeof *loader->scratch)) != NULL;
-    for (int i = 0; i < N_SLOTS; i++)
-        ok = (loader->slots[i] = malloc(2 * batch * sizeof *loader->slots[i])) != NULL && ok;
-    return ok || fail(err, EXIT_RUN, "out of memory for %d batches of %d x %d tokens", N_SLOTS, loader->B,
-                      loader->T);
+    const DataOptions *o = &loader->options;
+    loader->scratch = malloc(((size_t)o->T + 1) * sizeof *loader->scratch);
+    loader->slots = malloc(N_SLOTS * 2 * tokens_of_batch(loader) * sizeof *loader->slots);
+    return (loader->scratch && loader->slots) ||
+           fail(err, EXIT_RUN, "out of memory for %d batches of %d x %d tokens", N_SLOTS, o->B, o->T);
 }
 
 /* The first pool is packed now: what becomes of its documents is said before the run. */
@@ -273,7 +265,8 @@ static bool open_packing(Source *source, const DataOptions *options, Error *err)
 }
 
 /* Source i has an order of its own. */
-static bool open_source(DataLoader *loader, int i, const DataOptions *options, Error *err) {
+static bool open_source(DataLoader *loader, int i, Error *err) {
+    const DataOptions *options = &loader->options;
     Source *source = &loader->sources[i];
     const uint64_t seed = i ? random_stream(options->seed, (uint64_t)i) : options->seed;
     if (!token_stream_open(&source->stream, loader->mixture.sources[i].pattern, options->tokenizer,
@@ -286,18 +279,17 @@ static bool open_source(DataLoader *loader, int i, const DataOptions *options, E
     return !options->pack || open_packing(source, options, err);
 }
 
-static bool open_sources(DataLoader *loader, const DataOptions *options, Error *err) {
-    if (!mixture_parse(&loader->mixture, options->pattern, err)) return false;
+static bool open_sources(DataLoader *loader, Error *err) {
+    if (!mixture_parse(&loader->mixture, loader->options.pattern, err)) return false;
     const int n = loader->mixture.n_sources;
     loader->sources = calloc((size_t)n, sizeof *loader->sources);
     if (!loader->sources) return fail(err, EXIT_RUN, "out of memory for %d sources of data", n);
     for (int i = 0; i < n; i++)
-        if (!open_source(loader, i, options, err)) return false;
+        if (!open_source(loader, i, err)) return false;
     return true;
 }
 
 DataLoader *dataloader_open(const DataOptions *options, Error *err) {
-    if (!check_options(options, err)) return NULL;
     DataLoader *loader = calloc(1, sizeof *loader);
     if (!loader) {
         fail(err, EXIT_RUN, "out of memory for a data loader");
@@ -305,13 +297,10 @@ DataLoader *dataloader_open(const DataOptions *options, Error *err) {
     }
     pthread_mutex_init(&loader->lock, NULL);
     pthread_cond_init(&loader->changed, NULL);
-    loader->seed = options->seed;
-    loader->B = options->B;
-    loader->T = options->T;
-    loader->ranks = options->ranks;
-    loader->block = options->block > 1 ? options->block : 1;
+    loader->options = *options;
+    if (options->block < 1) loader->options.block = 1;
     loader->windows_per_batch = (int64_t)options->ranks.n_ranks * options->B;
-    if (open_sources(loader, options, err) && allocate(loader, err) && describe(loader, err) &&
+    if (open_sources(loader, err) && allocate(loader, err) && describe(loader, err) &&
         start_reader(loader, err))
         return loader;
     dataloader_close(loader);
@@ -335,7 +324,7 @@ void dataloader_close(DataLoader *loader) {
     }
     free(loader->sources);
     mixture_free(&loader->mixture);
-    for (int i = 0; i < N_SLOTS; i++) free(loader->slots[i]);
+    free(loader->slots);
     free(loader->scratch);
     free(loader->description);
     free(loader);
@@ -377,13 +366,13 @@ static int64_t windows_of_epoch(const Source *source) {
 
 DataSource dataloader_source(const DataLoader *loader, int i, int64_t position) {
     const MixtureSource *source = &loader->mixture.sources[i];
-    const int64_t n = mixture_count(&loader->mixture, loader->seed, i, position);
+    const int64_t n = mixture_count(&loader->mixture, loader->options.seed, i, position);
     return (DataSource){
         .pattern = source->pattern,
         .description = loader->sources[i].description,
         .is_text = token_stream_is_text(&loader->sources[i].stream),
         .share = (double)source->parts / (double)loader->mixture.parts,
-        .n_tokens = n * loader->T,
+        .n_tokens = n * loader->options.T,
         .epochs = (double)n / (double)windows_of_epoch(&loader->sources[i]),
     };
 }
@@ -420,8 +409,8 @@ bool dataloader_next(DataLoader *loader, const int32_t **tokens, const int32_t *
     }
     bool ok = loader->head < loader->tail;
     if (ok) {
-        *tokens = loader->slots[loader->head % N_SLOTS];
-        *targets = *tokens + (size_t)loader->B * (size_t)loader->T;
+        *tokens = slot_of(loader, loader->head);
+        *targets = *tokens + tokens_of_batch(loader);
         loader->head++;
         loader->position += loader->windows_per_batch;
         pthread_cond_broadcast(&loader->changed);

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include "files.h"
+#include "utf8.h"
 
 typedef struct Chunk {
     struct Chunk *next;

@@ -100,11 +100,3 @@ void json_write_raw(JsonWriter *w, const char *key, const char *json);
 /* Plain bytes, such as the newline after a line of a .jsonl file. */
 void json_append(JsonWriter *w, const char *bytes, size_t n);
 void json_writer_free(JsonWriter *w);
-
-/* Bytes of the UTF-8 sequence at p (1..4), 0 if it is none; n bytes are there. Refuses overlong forms,
- * surrogates and values past U+10FFFF (RFC 3629, section 4). */
-int utf8_sequence(const char *p, size_t n);
-/* The code point of a valid sequence of n bytes. */
-uint32_t utf8_decode(const char *p, int n);
-/* Writes the UTF-8 form of a code point below 0x110000; returns its length. */
-int utf8_encode(char out[4], uint32_t code_point);

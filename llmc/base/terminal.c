@@ -8,14 +8,14 @@
 #include <sys/ioctl.h>
 #include <time.h>
 #include <unistd.h>
-#include "json.h" /* utf8_sequence */
 #include "thread.h"
+#include "utf8.h"
 
 /* ---- what may be shown ---- */
 
 /* The text ends within a character that begins at s. */
 static bool is_begun(const unsigned char *s, size_t n) {
-    const size_t length = s[0] < 0xC2 || s[0] > 0xF4 ? 0 : s[0] >= 0xF0 ? 4 : s[0] >= 0xE0 ? 3 : 2;
+    const size_t length = (size_t)utf8_length((char)s[0]);
     for (size_t i = 1; i < n && i < length; i++)
         if (s[i] >> 6 != 2) return false;
     return n < length;

@@ -7,7 +7,7 @@
 #include <unistd.h>
 #include "llmc/base/file_kind.h"
 #include "llmc/base/files.h"
-#include "llmc/base/json.h"
+#include "llmc/base/utf8.h"
 #include "llmc/tokenizer/bpe.h"
 
 enum { TEXT_CHUNK_BYTES = 4 << 20 };
@@ -130,11 +130,8 @@ static bool append_tokens(TokenStream *stream, const int32_t *tokens, size_t n, 
 
 /* Notes the first byte of the file that belongs to no UTF-8 character, for whoever wants to tell the user. */
 static void look_at_utf8(TokenFile *file, const char *text, size_t n, int64_t at) {
-    for (size_t i = 0; i < n && file->not_utf8 < 0;) {
-        const int length = (uint8_t)text[i] < 0x80 ? 1 : utf8_sequence(text + i, n - i);
-        if (length == 0) file->not_utf8 = at + (int64_t)i;
-        i += (size_t)length;
-    }
+    const size_t valid = file->not_utf8 < 0 ? utf8_valid(text, n) : n;
+    if (valid < n) file->not_utf8 = at + (int64_t)valid;
 }
 
 /* Encodes bytes [at, at + n) of an open file up to where they can be cut; *used of them, 0 where they cannot. */

@@ -2,7 +2,7 @@
  * look-ahead. */
 #include "bpe.h"
 #include <string.h>
-#include "llmc/base/json.h" /* UTF-8 */
+#include "llmc/base/utf8.h"
 #include "unicode_classes.h"
 
 typedef enum { CLASS_OTHER, CLASS_LETTER, CLASS_NUMBER, CLASS_SPACE } UnicodeClass;

@@ -5,6 +5,7 @@
 #include <sys/stat.h>
 #include "bpe.h"
 #include "llmc/base/files.h"
+#include "llmc/base/utf8.h"
 #include "vocabulary.h"
 
 struct Tokenizer {
@@ -237,21 +238,11 @@ bool tokenizer_is_special(const Tokenizer *tokenizer, int token) {
     return bpe_is_special(&tokenizer->bpe, token);
 }
 
-static bool is_utf8(const char *text, size_t n) {
-    while (n > 0) {
-        const int sequence = utf8_sequence(text, n);
-        if (sequence == 0) return false;
-        text += sequence;
-        n -= (size_t)sequence;
-    }
-    return true;
-}
-
 void tokenizer_append_spelled(JsonWriter *w, const Tokenizer *tokenizer, int token) {
     char spelled[TOKEN_SPELLED];
     size_t n = 0;
     const char *bytes = tokenizer_bytes(tokenizer, token, &n);
-    if (tokenizer_is_special(tokenizer, token) && is_utf8(bytes, n)) {
+    if (tokenizer_is_special(tokenizer, token) && utf8_valid(bytes, n) == n) {
         json_append(w, bytes, n);
         return;
     }

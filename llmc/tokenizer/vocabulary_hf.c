@@ -6,6 +6,7 @@
 #include <unistd.h>
 #include "bpe.h"
 #include "llmc/base/files.h"
+#include "llmc/base/utf8.h"
 #include "vocabulary_hf.h"
 
 static const char *const eot_text = "<|endoftext|>";

@@ -1,6 +1,7 @@
 /* Hugging Face's tokenizer.json: the same ids as from our own files; what would give other ids is refused by its
  * name; and a folder whose files disagree. */
 #include "llmc/base/json.h"
+#include "llmc/base/utf8.h"
 #include "dev/test/small_vocabulary.h"
 
 static const char *const text = "hello world\n  he's abcaaaa \xC3\xA9\xFF x";

@@ -67,26 +67,40 @@ static bool save_tokenizer(const char *directory, const Tokenizer *tokenizer, in
     return ok;
 }
 
-static bool save_files(const char *directory, GPT2 *model, const Tokenizer *tokenizer,
-                       const TrainerState *state, const SaveOptions *options, Error *err) {
-    JsonWriter manifest;
-    bool ok = manifest_begin(&manifest, state, tokenizer, options->model_only, err) &&
-              save_tokenizer(directory, tokenizer, model->config.max_seq_len, &manifest, err) &&
-              save_weights(directory, model, options, NULL, &manifest, err) &&
-              save_config(directory, model, tokenizer, &manifest, err) &&
-              manifest_write(&manifest, directory, err) && directory_sync(directory, err);
-    json_writer_free(&manifest);
-    return ok;
+/* What others open. */
+static bool save_model(const char *directory, GPT2 *model, const Tokenizer *tokenizer,
+                       const SaveOptions *options, const char *note, JsonWriter *manifest, Error *err) {
+    return save_tokenizer(directory, tokenizer, model->config.max_seq_len, manifest, err) &&
+           save_weights(directory, model, options, note, manifest, err) &&
+           save_config(directory, model, tokenizer, manifest, err);
 }
 
 bool checkpoint_write_model(const char *directory, GPT2 *model, const Tokenizer *tokenizer, const char *note,
                             Error *err) {
+    const SaveOptions options = {.model_only = true};
     JsonWriter unread = {0}; /* sums for a manifest, which is a checkpoint's */
     json_begin_object(&unread, NULL);
-    const bool ok = save_tokenizer(directory, tokenizer, model->config.max_seq_len, &unread, err) &&
-                    save_weights(directory, model, &(SaveOptions){.model_only = true}, note, &unread, err) &&
-                    save_config(directory, model, tokenizer, &unread, err);
+    const bool ok = save_model(directory, model, tokenizer, &options, note, &unread, err);
     json_writer_free(&unread);
+    return ok;
+}
+
+/* A save on its way. */
+typedef struct Save {
+    const char *out;
+    int folder; /* out, open */
+    GPT2 *model;
+    const Tokenizer *tokenizer;
+    const TrainerState *state;
+    const SaveOptions *options;
+} Save;
+
+static bool save_files(const Save *s, const char *directory, Error *err) {
+    JsonWriter manifest;
+    bool ok = manifest_begin(&manifest, s->state, s->tokenizer, s->options->model_only, err) &&
+              save_model(directory, s->model, s->tokenizer, s->options, NULL, &manifest, err) &&
+              manifest_write(&manifest, directory, err) && directory_sync(directory, err);
+    json_writer_free(&manifest);
     return ok;
 }
 
@@ -101,11 +115,12 @@ static bool look_at_place(int folder, const char *name, bool *taken, Error *err)
 
 /* Renames the temporary directory to its name. One that is there already steps aside first and goes
  * afterwards. */
-static bool publish(int folder, const char *out, const char *temporary, int64_t step, Error *err) {
+static bool publish(const Save *s, const char *temporary, Error *err) {
+    const int folder = s->folder;
     char name[CHECKPOINT_NAME], aside[CHECKPOINT_NAME];
     bool replaces;
-    checkpoint_name(name, "", step);
-    checkpoint_name(aside, ".old-", step);
+    checkpoint_name(name, "", s->state->step);
+    checkpoint_name(aside, ".old-", s->state->step);
     if (!look_at_place(folder, name, &replaces, err)) return false;
     if (replaces && renameat(folder, name, folder, aside)) return fail_errno(err, "cannot rename", name);
     if (renameat(folder, temporary, folder, name)) {
@@ -113,35 +128,31 @@ static bool publish(int folder, const char *out, const char *temporary, int64_t 
         if (replaces && renameat(folder, aside, folder, name)) fail_errno(err, "cannot rename", aside);
         return false;
     }
-    if (!file_sync(folder, out, err)) return false;
-    if (replaces) checkpoint_remove(folder, out, aside);
+    if (!file_sync(folder, s->out, err)) return false;
+    if (replaces) checkpoint_remove(folder, s->out, aside);
     return true;
 }
 
 /* Written, made durable and in its place; or gone again, with the cause. */
-static bool save_in(int folder, const char *out, GPT2 *model, const Tokenizer *tokenizer,
-                    const TrainerState *state, const SaveOptions *options, Error *err) {
+static bool save_in(const Save *s, Error *err) {
     char temporary[CHECKPOINT_NAME], path[PATH_MAX];
-    checkpoint_name(temporary, ".tmp-", state->step);
-    if (!path_join(path, out, temporary, err)) return false;
-    if (mkdirat(folder, temporary, 0777)) return fail_errno(err, "cannot create the directory", path);
-    if (save_files(path, model, tokenizer, state, options, err) &&
-        publish(folder, out, temporary, state->step, err))
-        return true;
     Error ignored;
-    directory_remove(folder, temporary, checkpoint_has_file, &ignored);
+    checkpoint_name(temporary, ".tmp-", s->state->step);
+    if (!path_join(path, s->out, temporary, err)) return false;
+    if (mkdirat(s->folder, temporary, 0777)) return fail_errno(err, "cannot create the directory", path);
+    if (save_files(s, path, err) && publish(s, temporary, err)) return true;
+    directory_remove(s->folder, temporary, checkpoint_has_file, &ignored);
     return false;
 }
 
 /* Once more where the disk was full, though it said that it had room, as a quota does: what is to be removed goes before. */
-static bool save_with_room(int folder, const char *out, GPT2 *model, const Tokenizer *tokenizer,
-                           const TrainerState *state, const SaveOptions *options, Error *err) {
-    if (save_in(folder, out, model, tokenizer, state, options, err)) return true;
+static bool save_with_room(const Save *s, Error *err) {
+    if (save_in(s, err)) return true;
     if (!error_is_full(err)) return false;
     const bool was_removing = checkpoint_is_removing();
     checkpoint_end_removal();
-    return (checkpoint_prune_before(folder, out, state->step, options) || was_removing) &&
-           save_in(folder, out, model, tokenizer, state, options, err);
+    return (checkpoint_prune_before(s->folder, s->out, s->state->step, s->options) || was_removing) &&
+           save_in(s, err);
 }
 
 bool checkpoint_save(const char *out, GPT2 *model, const Tokenizer *tokenizer, const TrainerState *state,
@@ -153,13 +164,14 @@ bool checkpoint_save(const char *out, GPT2 *model, const Tokenizer *tokenizer, c
     if (!directory_make(out, err)) return false;
     const int folder = directory_open(out, err);
     if (folder < 0) return false;
+    const Save save = {out, folder, model, tokenizer, state, options};
     if (!options->snapshot) checkpoint_end_removal();
     if (!checkpoint_is_removing()) checkpoint_remove_leftovers(folder, out, false);
     const bool ok =
         checkpoint_make_room(folder, out,
                              checkpoint_bytes(&model->config, model->options.optimizer, options->model_only),
                              state->step, options, &cause) &&
-        save_with_room(folder, out, model, tokenizer, state, options, &cause);
+        save_with_room(&save, &cause);
     if (ok) checkpoint_prune(folder, out, state->step, options);
     close(folder);
     return ok || fail(err, cause.exit_code, "checkpoint of step %lld not saved: %s", (long long)state->step,

@@ -297,9 +297,8 @@ bool checkpoint_kept_better(const char *out, const char *newest, CheckpointEntry
     if (!manifest_read(&manifest, newest, &ignored)) return false;
     const JsonValue *keeps = json_get(json_get(json_root(manifest.json), "flags"), "keep-best"),
                     *data = validated_on(&manifest);
-    const char *validation = data && data->type == JSON_STRING ? data->text : NULL;
-    const bool better = keeps && keeps->type == JSON_TRUE &&
-                        best_of(out, manifest.state.step, validation, best) &&
+    const char *validation = json_is(data, JSON_STRING) ? data->text : NULL;
+    const bool better = json_is(keeps, JSON_TRUE) && best_of(out, manifest.state.step, validation, best) &&
                         !(best->val_loss >= manifest.state.val_loss);
     manifest_free(&manifest);
     return better;

@@ -215,7 +215,7 @@ static void check_checkpoint(const char *name, Direct *d, const char *out, int s
             CHECK(!saved.states[i] || memcmp(direct_state(&saved, (StateId)i),
                                              direct_state(&d->model, (StateId)i), bytes) == 0,
                   "%s: %s of step %d differ in some bits", name, optimizer_states[i].name, step);
-        CHECK(state.step == step && state.seed == (uint64_t)d->seed && state.n_skipped == d->n_skipped,
+        CHECK(state.step == step && state.seed == d->seed && state.n_skipped == d->n_skipped,
               "%s: the checkpoint says step %lld, seed %lld, %lld skipped", name, (long long)state.step,
               (long long)state.seed, (long long)state.n_skipped);
         CHECK(state.tokens_seen == (int64_t)step * d->n_micro * d->B * d->T &&

@@ -21,7 +21,7 @@ static void be_rank(int rank, int n, int listening, int port, RankBody body, con
     snprintf(place.address, sizeof place.address, "127.0.0.1");
     if (rank == 0) place.listening = listening;
     if (rank != 0) close(listening);
-    if (REQUIRE(rendezvous_open(&r, &place, "", RANKS_PATIENCE / 2, &known, &err), "%s", err.text)) {
+    if (REQUIRE(rendezvous_open(&r, &place, RANKS_PATIENCE / 2, &known, &err), "%s", err.text)) {
         body(&r, context);
         rendezvous_close(&r);
     }

@@ -5,8 +5,6 @@
 
 enum { PIECE_BYTES = 1 << 16 }; /* of a rank, gathered at once for a sum */
 
-static const char said[] = "what ranks say to each other";
-
 static Rendezvous *rendezvous_of(const Comm *comm) {
     return ((const GroupComm *)comm)->rendezvous;
 }
@@ -22,7 +20,7 @@ static void broadcast_on_host(Comm *comm, void *data, int64_t bytes) {
 static void sum_piece(Comm *comm, double *values, int64_t n) {
     const int n_ranks = comm->ranks.n_ranks;
     const size_t bytes = (size_t)n * sizeof *values;
-    double *all = must_allocate((size_t)n_ranks * bytes, said);
+    double *all = must_allocate((size_t)n_ranks * bytes, "sums of ranks");
     gather_on_host(comm, all, values, (int64_t)bytes);
     memcpy(values, all, bytes);
     for (int rank = 1; rank < n_ranks; rank++)
@@ -33,24 +31,6 @@ static void sum_piece(Comm *comm, double *values, int64_t n) {
 static void sum_on_host(Comm *comm, double *values, int64_t n) {
     const int64_t most = PIECE_BYTES / (int64_t)sizeof *values;
     for (int64_t i = 0; i < n; i += most) sum_piece(comm, values + i, n - i < most ? n - i : most);
-}
-
-/* The texts go around only where a rank failed. */
-bool ranks_agree(Rendezvous *r, bool ok, Error *err) {
-    const int n = r->ranks.n_ranks;
-    const char mine = ok;
-    char *all_ok = must_allocate((size_t)n, said), name[RANK_NAME_BYTES];
-    int failed = 0;
-    rendezvous_gather(r, all_ok, &mine, 1);
-    while (failed < n && all_ok[failed]) failed++;
-    free(all_ok);
-    if (failed == n) return true;
-    Error own = {0}, *errors = must_allocate((size_t)n * sizeof own, said);
-    if (!ok) own = *err;
-    rendezvous_gather(r, errors, &own, sizeof own);
-    fail(err, errors[failed].exit_code, "%s: %s", rank_name(name, r, failed), errors[failed].text);
-    free(errors);
-    return false;
 }
 
 static bool agree(Comm *comm, bool ok, Error *err) {

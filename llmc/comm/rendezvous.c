@@ -13,19 +13,19 @@
 #include "socket.h"
 #include "watchdog.h"
 
-enum { PROTOCOL = 1, SETTINGS_MAX = 1 << 16, GUESTS_MAX = 256 };
+enum { PROTOCOL = 2, GUESTS_MAX = 256 };
 static const uint64_t hello_magic = 0x6c6c6d632e686920, verdict_magic = 0x6c6c6d632e616c6c;
-static const double hello_seconds = 3, settings_seconds = 20, retry_seconds = 0.2, verdict_seconds = 3;
+static const double hello_seconds = 3, retry_seconds = 0.2, verdict_seconds = 3;
 
-static const char connections[] = "connections with other ranks";
+static const char connections[] = "connections with other ranks", said[] = "what ranks say to each other";
 
 typedef enum { WORK, WATCH } Kind;
 
-/* The first bytes on a connection; on that for work the settings follow. */
+/* The first bytes on a connection. */
 typedef struct Hello {
     uint64_t magic, run;
-    uint32_t protocol, settings_bytes;
-    int32_t kind, rank, n_ranks, unused;
+    uint32_t protocol;
+    int32_t kind, rank, n_ranks;
     char host[HOST_NAME];
 } Hello;
 
@@ -49,7 +49,6 @@ typedef struct Door {
     int listening;
     Guest guests[GUESTS_MAX];
     int n_guests;
-    uint32_t *settings_bytes; /* (n_ranks) */
 } Door;
 
 static void close_socket(int *fd) {
@@ -72,7 +71,7 @@ static bool admit(Door *door, const Guest *guest, Error *err) {
     Rendezvous *r = door->r;
     const Hello *h = &guest->hello;
     const bool ours = h->magic == hello_magic && h->protocol == PROTOCOL && h->run == r->place.run &&
-                      h->rank > 0 && h->settings_bytes <= SETTINGS_MAX && h->kind >= WORK && h->kind <= WATCH;
+                      h->rank > 0 && h->kind >= WORK && h->kind <= WATCH;
     if (!ours || socket_is_closed(guest->fd)) {
         close(guest->fd);
         return true;
@@ -87,7 +86,6 @@ static bool admit(Door *door, const Guest *guest, Error *err) {
     if (*connection >= 0) return fail_twice(r, h, err);
     *connection = guest->fd;
     memcpy(r->hosts[h->rank], h->host, HOST_NAME);
-    if (h->kind == WORK) door->settings_bytes[h->rank] = h->settings_bytes;
     return true;
 }
 
@@ -165,43 +163,6 @@ static bool admit_all(Door *door, int port, double seconds, Error *err) {
     return ok;
 }
 
-/* ---- rank 0: do they agree ---- */
-
-/* The line of text; *next is where the next one begins. */
-static int line_length(const char *text, const char **next) {
-    const size_t n = strcspn(text, "\n");
-    *next = text + n + (text[n] == '\n');
-    return (int)n;
-}
-
-static bool same_settings(const Rendezvous *r, int rank, const char *theirs, const char *mine, Error *err) {
-    while (*theirs || *mine) {
-        const char *their_next, *my_next;
-        const int n = line_length(theirs, &their_next), m = line_length(mine, &my_next);
-        if (n != m || memcmp(theirs, mine, (size_t)n) != 0)
-            return fail(err, EXIT_INPUT,
-                        "rank %d (%s) has %.*s, rank 0 (%s) has %.*s; hint: the same on every rank", rank,
-                        r->hosts[rank], n ? n : 7, n ? theirs : "nothing", r->hosts[0], m ? m : 7,
-                        m ? mine : "nothing");
-        theirs = their_next;
-        mine = my_next;
-    }
-    return true;
-}
-
-static bool compare_settings(Door *door, const char *settings, Error *err) {
-    static char theirs[SETTINGS_MAX + 1];
-    Rendezvous *r = door->r;
-    for (int i = 1; i < r->ranks.n_ranks; i++) {
-        const size_t n = door->settings_bytes[i];
-        if (!socket_receive(r->work[i], theirs, n, clock_seconds() + settings_seconds))
-            return fail(err, EXIT_RUN, "rank %d (%s) has gone as soon as it was there", i, r->hosts[i]);
-        theirs[n] = '\0';
-        if (!same_settings(r, i, theirs, settings, err)) return false;
-    }
-    return true;
-}
-
 /* Those that were not let in hear what is wrong, too: one of them may be why. */
 static void tell_all(const Door *door, const Error *err) {
     const Rendezvous *r = door->r;
@@ -218,29 +179,26 @@ static void tell_all(const Door *door, const Error *err) {
     }
 }
 
-static bool open_door(Rendezvous *r, const char *settings, double seconds, Error *err) {
+static bool open_door(Rendezvous *r, double seconds, Error *err) {
     Door door = {.r = r, .listening = r->place.listening};
     int port = r->place.port;
     if (door.listening < 0) door.listening = socket_listen(r->place.address, &port, err);
     if (door.listening < 0) return false;
-    door.settings_bytes = must_allocate((size_t)r->ranks.n_ranks * sizeof *door.settings_bytes, connections);
-    const bool ok = admit_all(&door, port, seconds, err) && compare_settings(&door, settings, err);
+    const bool ok = admit_all(&door, port, seconds, err);
     if (!ok) take_guests(&door);
     tell_all(&door, ok ? NULL : err);
     close(door.listening);
     for (int i = 0; i < door.n_guests; i++) close(door.guests[i].fd);
-    free(door.settings_bytes);
     return ok;
 }
 
 /* ---- the others ---- */
 
-static int knock(const Rendezvous *r, Kind kind, const char *settings, double deadline, Error *err) {
+static int knock(const Rendezvous *r, Kind kind, double deadline, Error *err) {
     Hello hello = {
         .magic = hello_magic,
         .run = r->place.run,
         .protocol = PROTOCOL,
-        .settings_bytes = (uint32_t)strlen(settings),
         .kind = kind,
         .rank = r->ranks.rank,
         .n_ranks = r->ranks.n_ranks,
@@ -248,20 +206,18 @@ static int knock(const Rendezvous *r, Kind kind, const char *settings, double de
     memcpy(hello.host, r->hosts[r->ranks.rank], HOST_NAME);
     const int fd = socket_connect(r->place.address, r->place.port, deadline, err);
     if (fd < 0) return -1;
-    const bool sent = socket_send(fd, &hello, sizeof hello, deadline) &&
-                      (kind == WATCH || socket_send(fd, settings, hello.settings_bytes, deadline));
-    if (sent) return fd;
+    if (socket_send(fd, &hello, sizeof hello, deadline)) return fd;
     fail(err, EXIT_RUN, "%s", strerror(errno));
     close(fd);
     return -1;
 }
 
 /* One try. False with err, or with *heard: rank 0 has said what is wrong. */
-static bool join(Rendezvous *r, const char *settings, double deadline, bool *heard, Error *err) {
+static bool join(Rendezvous *r, double deadline, bool *heard, Error *err) {
     Verdict verdict;
-    *r->work = knock(r, WORK, settings, deadline, err);
+    *r->work = knock(r, WORK, deadline, err);
     if (*r->work < 0) return false;
-    *r->watch = knock(r, WATCH, settings, deadline, err);
+    *r->watch = knock(r, WATCH, deadline, err);
     /* Where there was no second connection rank 0 may have ended: then the first has its verdict. */
     const bool both = *r->watch >= 0;
     const double patience =
@@ -280,9 +236,9 @@ static bool join(Rendezvous *r, const char *settings, double deadline, bool *hea
                     fail(err, EXIT_RUN, "it has gone"));
 }
 
-static bool join_until(Rendezvous *r, const char *settings, double seconds, bool *heard, Error *err) {
+static bool join_until(Rendezvous *r, double seconds, bool *heard, Error *err) {
     const double deadline = clock_seconds() + seconds;
-    while (!join(r, settings, deadline, heard, err)) {
+    while (!join(r, deadline, heard, err)) {
         if (*heard) return false;
         if (clock_seconds() + retry_seconds >= deadline) {
             const Error why = *err;
@@ -329,16 +285,12 @@ bool rendezvous_room(int n_ranks, Error *err) {
                 (unsigned long long)needed, (unsigned long long)limit.rlim_max);
 }
 
-bool rendezvous_open(Rendezvous *r, const Place *place, const char *settings, double seconds,
-                     bool *rank_0_knows, Error *err) {
+bool rendezvous_open(Rendezvous *r, const Place *place, double seconds, bool *rank_0_knows, Error *err) {
     const bool leads = ranks_leads(place->ranks);
     const int n = place->ranks.n_ranks, n_connections = leads ? n : 1;
     *r = (Rendezvous){0};
     *rank_0_knows = leads;
     if (!rendezvous_room(n, err)) return false;
-    if (strlen(settings) > SETTINGS_MAX)
-        return fail(err, EXIT_RUN, "the settings of a rank are %zu bytes, expected %d at most",
-                    strlen(settings), SETTINGS_MAX);
     *r = (Rendezvous){
         .ranks = place->ranks,
         .place = *place,
@@ -350,8 +302,8 @@ bool rendezvous_open(Rendezvous *r, const Place *place, const char *settings, do
     for (int i = 0; i < n_connections; i++) r->work[i] = r->watch[i] = -1;
     gethostname(r->hosts[place->ranks.rank], HOST_NAME - 1);
     const bool ok = n == 1  ? true
-                    : leads ? open_door(r, settings, seconds, err)
-                            : join_until(r, settings, seconds, rank_0_knows, err);
+                    : leads ? open_door(r, seconds, err)
+                            : join_until(r, seconds, rank_0_knows, err);
     if (ok)
         count_hosts(r);
     else
@@ -412,4 +364,64 @@ void rendezvous_gather(Rendezvous *r, void *out, const void *mine, size_t bytes)
         send_to(r, 0, mine, bytes);
     }
     rendezvous_broadcast(r, out, n * bytes);
+}
+
+/* ---- do they agree ---- */
+
+/* The first rank that failed, whose err all get; -1: none. The texts go around only where there is one. */
+static int first_failure(Rendezvous *r, bool ok, Error *err) {
+    const int n = r->ranks.n_ranks;
+    const char mine = ok;
+    char *all_ok = must_allocate((size_t)n, said);
+    int failed = 0;
+    rendezvous_gather(r, all_ok, &mine, 1);
+    while (failed < n && all_ok[failed]) failed++;
+    free(all_ok);
+    if (failed == n) return -1;
+    Error own = {0}, *errors = must_allocate((size_t)n * sizeof own, said);
+    if (!ok) own = *err;
+    rendezvous_gather(r, errors, &own, sizeof own);
+    *err = errors[failed];
+    free(errors);
+    return failed;
+}
+
+bool ranks_agree(Rendezvous *r, bool ok, Error *err) {
+    const int failed = first_failure(r, ok, err);
+    const Error why = *err;
+    char name[RANK_NAME_BYTES];
+    return failed < 0 || fail(err, why.exit_code, "%s: %s", rank_name(name, r, failed), why.text);
+}
+
+/* The line of text; *next is where the next one begins. */
+static int line_length(const char *text, const char **next) {
+    const size_t n = strcspn(text, "\n");
+    *next = text + n + (text[n] == '\n');
+    return (int)n;
+}
+
+static bool same_lines(const Rendezvous *r, const char *mine, const char *of_rank_0, Error *err) {
+    while (*mine || *of_rank_0) {
+        const char *my_next, *next_of_0;
+        const int n = line_length(mine, &my_next), m = line_length(of_rank_0, &next_of_0);
+        if (n != m || memcmp(mine, of_rank_0, (size_t)n) != 0)
+            return fail(err, EXIT_INPUT,
+                        "rank %d (%s) has %.*s, rank 0 (%s) has %.*s; hint: the same on every rank",
+                        r->ranks.rank, r->hosts[r->ranks.rank], n ? n : 7, n ? mine : "nothing", r->hosts[0],
+                        m ? m : 7, m ? of_rank_0 : "nothing");
+        mine = my_next;
+        of_rank_0 = next_of_0;
+    }
+    return true;
+}
+
+bool ranks_have_same(Rendezvous *r, const char *text, Error *err) {
+    size_t n = strlen(text) + 1;
+    rendezvous_broadcast(r, &n, sizeof n);
+    char *of_rank_0 = must_allocate(n, said);
+    if (ranks_leads(r->ranks)) memcpy(of_rank_0, text, n);
+    rendezvous_broadcast(r, of_rank_0, n);
+    const bool ok = same_lines(r, text, of_rank_0, err);
+    free(of_rank_0);
+    return first_failure(r, ok, err) < 0;
 }

@@ -24,11 +24,9 @@ const char *rank_name(char name[RANK_NAME_BYTES], const Rendezvous *r, int rank)
  * not let it. */
 bool rendezvous_room(int n_ranks, Error *err);
 
-/* Waits until all ranks are there, at most `seconds`. `settings` is text that must be the same on all ranks, one
- * "name value" a line: the first line that differs is named with its rank, exit 2. False with one line: who is missing,
- * where rank 0 should be, a port in use. *rank_0_knows: rank 0 has the same failure and prints it; the others need not. */
-bool rendezvous_open(Rendezvous *r, const Place *place, const char *settings, double seconds,
-                     bool *rank_0_knows, Error *err);
+/* Waits until all ranks are there, at most `seconds`. False with one line: who is missing, where rank 0 should be, a port in
+ * use. *rank_0_knows: rank 0 has the same failure and prints it; the others need not. */
+bool rendezvous_open(Rendezvous *r, const Place *place, double seconds, bool *rank_0_knows, Error *err);
 void rendezvous_close(Rendezvous *r); /* fine on one that is zero, and twice */
 
 /* Over the work connections; all ranks make the same calls. They wait. A lost connection ends the process: the watchdog
@@ -37,3 +35,9 @@ void rendezvous_close(Rendezvous *r); /* fine on one that is zero, and twice */
 void rendezvous_gather(Rendezvous *r, void *out, const void *mine, size_t bytes);
 /* data on every rank = rank 0's. */
 void rendezvous_broadcast(Rendezvous *r, void *data, size_t bytes);
+
+/* True where all ranks are well. Else every rank gets the first failure, by rank, in err; its text names the rank. */
+bool ranks_agree(Rendezvous *r, bool ok, Error *err);
+/* Whether `text` is the same on all ranks, one "name value" a line. Else all have the same err: the first line that differs,
+ * of the first such rank, exit 2. */
+bool ranks_have_same(Rendezvous *r, const char *text, Error *err);

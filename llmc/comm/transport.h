@@ -5,7 +5,8 @@
 #include "rendezvous.h"
 
 /* A Comm is of all ranks of the rendezvous, or of a group of n neighbours, n a divisor of all: its ranks count within the
- * group. All ranks open it together. CPU ranks: sockets between every two. */
+ * group. All ranks open it together: they all get one, or none does and all have the same err. CPU ranks: sockets between
+ * every two. */
 Comm *comm_sockets_open(Rendezvous *r, int n, Error *err);
 /* What NCCL carries. Light: where gradients and weights go by copies, sums and what saves gather; few CTAs then do, which
  * take less memory. Where they do not, or all_to_all is called: heavy. */
@@ -19,9 +20,7 @@ NcclLoad comm_nccl_load(NcclLoad asked, bool one_host);
 size_t comm_sockets_fixed_bytes(void);
 size_t comm_nccl_fixed_bytes(NcclLoad load, bool first);
 size_t comm_nccl_attached_bytes(const Comm *comm, int64_t n);
-/* All ranks get a Comm, or none does and all have the same err: both calls end with ranks_agree. */
-bool ranks_agree(Rendezvous *r, bool ok, Error *err); /* as Comm.agree, where there is no Comm yet */
-void comm_close(Comm *comm);                          /* NULL and comm_alone are fine */
+void comm_close(Comm *comm); /* NULL and comm_alone are fine */
 /* What carries the data, for the header: "TCP", "NCCL 2.28.9, /usr/lib/libnccl.so.2", and more once memory is
  * attached. Not of comm_alone or a planned Comm. */
 const char *comm_description(const Comm *comm);

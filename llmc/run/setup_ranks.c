@@ -173,13 +173,14 @@ void setup_join(Run *run) {
     double seconds = SECONDS_TO_JOIN;
     bool rank_0_knows;
     if (n == 1) return;
-    settings_text(&run->settings, text, sizeof text);
     if (!read_patience(&seconds, &err)) die(&err);
-    if (!rendezvous_open(r, &run->place, text, seconds, &rank_0_knows, &err)) {
+    if (!rendezvous_open(r, &run->place, seconds, &rank_0_knows, &err)) {
         if (!ranks_leads(run->place.ranks) && rank_0_knows) exit(err.exit_code);
         die(&err);
     }
     if (!watchdog_start(r, &err)) die(&err);
+    settings_text(&run->settings, text, sizeof text);
+    if (!ranks_have_same(r, text, &err)) end_all(run, &err);
     if (!ranks_agree(r, open_device(run, &r->place, &err), &err)) end_all(run, &err);
     open_exchange(run);
 }

@@ -43,7 +43,6 @@ static bool case_open_with(Case *c, GPT2 *model, const GPT2Options *with) {
     if (!CHECK(gpt2_open(model, c->ops, &c->config, &options, &err), "%s: %s", c->model, err.text))
         return false;
     set_hash_weights(model, &c->reference->header);
-    gpt2_reset_optimizer(model);
     return true;
 }
 

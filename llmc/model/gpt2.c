@@ -67,6 +67,14 @@ float gpt2_eval(GPT2 *model, const int32_t *tokens, const int32_t *targets, int 
     return (float)(sum / (double)tokens_of(&b));
 }
 
+/* What an exchange has left behind a tensor's last element. */
+static void zero_padding(GPT2 *model, const Tensor *t) {
+    const int64_t n = t->padded - t->layer_elems;
+    if (n > 0)
+        model->ops->device->zero_rows(model->grads + t->offset + t->layer_elems, (size_t)n * sizeof(float),
+                                      (size_t)t->stride * sizeof(float), t->n_layers);
+}
+
 /* Gradients that the step adds to; those between two that it overwrites, for all layers at once. Padding is among them,
  * because a sum over ranks leaves anything in the parts of others. */
 static void zero_gradients(GPT2 *model) {
@@ -74,7 +82,7 @@ static void zero_gradients(GPT2 *model) {
         const Tensor *first = &model->tensors[id], *last = first;
         next = id + 1;
         if (first->overwritten) {
-            if (model->n_parts > 1) zero_behind(model, model->grads, sizeof(float), first);
+            if (model->n_parts > 1) zero_padding(model, first);
             continue;
         }
         for (; next < N_TENSORS && !last[1].overwritten && last[1].stride == first->stride; next++) last++;

@@ -178,20 +178,19 @@ int gpt2_largest_batch(const Ops *ops, const GPT2Config *config, const GPT2Optio
 bool gpt2_check_context(const GPT2Config *config, int T, int n_ranks, Error *err);
 
 /* ---- life ---- */
-/* Allocates on the device; the device is open. On false, nothing stays allocated. Weights are undefined. */
+/* Allocates on the device; the device is open. On false, nothing stays allocated. Weights and states are 0. */
 bool gpt2_open(GPT2 *model, const Ops *ops, const GPT2Config *config, const GPT2Options *options, Error *err);
 /* Lets the ranks write into each other's memory where they can; all ranks together, once all are open. gpt2_close then
  * waits for the other ranks. */
 void gpt2_attach(GPT2 *model);
 void gpt2_close(GPT2 *model);
 /* normal 0.02 for matrices and embeddings, 0.02/sqrt(2 n_layer) for the two c_proj, LayerNorm weight 1,
- * biases 0; moments 0. A counter-based generator: the values depend on (seed, tensor, element) alone. */
+ * biases 0. A counter-based generator: the values depend on (seed, tensor, element) alone. */
 void gpt2_init(GPT2 *model, uint64_t seed);
 /* Host to device: elements [begin, begin + n) of a flat buffer (fp32, gpt2_tensors order), of which a rank keeps its
  * parts; the storage-type weights are whole on every rank. Between steps: gradients are lost. */
 void gpt2_set_weights(GPT2 *model, const float *host, int64_t begin, int64_t n);
 void gpt2_set_state(GPT2 *model, StateId id, const float *host, int64_t begin, int64_t n);
-void gpt2_reset_optimizer(GPT2 *model);
 /* Elements of a state of this kind of optimizer, on the rank that has most; 0: nothing is of this kind. */
 int64_t gpt2_state_elements(const GPT2 *model, OptimizerKind kind);
 

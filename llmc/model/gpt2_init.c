@@ -57,5 +57,4 @@ void gpt2_init(GPT2 *model, uint64_t seed) {
             init_tensor(model, (TensorId)id, layer, seed, host);
     }
     free(host);
-    if (model->options.training) gpt2_reset_optimizer(model);
 }

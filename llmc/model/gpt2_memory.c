@@ -283,27 +283,6 @@ static bool allocate(void **data, const Ops *ops, const char *name, size_t bytes
                 (double)device_bytes / 1073741824.0, (double)total_bytes / 1073741824.0);
 }
 
-void zero_behind(const GPT2 *model, void *data, size_t width, const Tensor *tensor) {
-    const int64_t n = tensor->padded - tensor->layer_elems;
-    if (n > 0)
-        model->ops->device->zero_rows((char *)data + (size_t)(tensor->offset + tensor->layer_elems) * width,
-                                      (size_t)n * width, (size_t)tensor->stride * width, tensor->n_layers);
-}
-
-/* What lies between a tensor and the next, in every flat buffer. */
-static void zero_padding(GPT2 *model) {
-    for (int id = 0; id < N_TENSORS; id++) {
-        const Tensor *t = &model->tensors[id];
-        zero_behind(model, model->weights, dtype_bytes(model->ops->dtype), t);
-        if (model->grads) zero_behind(model, model->grads, sizeof(float), t);
-    }
-    if (model->weights != model->master)
-        model->ops->device->zero(model->master,
-                                 (size_t)(gpt2_master_is_sharded(model) ? model->n_own : model->n_elements) *
-                                     sizeof(float));
-    gpt2_reset_optimizer(model);
-}
-
 static void upload_tile_groups(GPT2 *model) {
     const size_t bytes = (size_t)model->n_elements / PARAMETER_TILE * sizeof(int32_t);
     int32_t *groups = must_allocate(bytes, "the groups of parameters");
@@ -353,12 +332,12 @@ bool gpt2_open(GPT2 *model, const Ops *ops, const GPT2Config *config, const GPT2
         gpt2_close(model);
         return false;
     }
-    if (ops->dtype == DTYPE_F32) model->weights = model->master;
-    zero_padding(model);
+    for (int i = 0; i < N_BUFFERS; i++) /* what lies between tensors stays 0 */
+        if (*buffers[i].data) ops->device->zero(*buffers[i].data, buffers[i].bytes);
     if (options->training) upload_tile_groups(model);
     if (model->sparse_tables) upload_sparse_tables(model);
     if (model->block_tiles) open_block_tiles(model);
-    ops->device->zero(model->stats, sizeof *model->stats);
+    if (ops->dtype == DTYPE_F32) model->weights = model->master;
     return true;
 }
 

@@ -210,11 +210,6 @@ void update_layer(GPT2 *model, int layer, const UpdateArgs *update);
 void update_blocks_with_muon(GPT2 *model, const UpdateArgs *args);
 size_t muon_workspace_bytes(const GPT2 *model);
 
-/* ---- flat buffers ---- */
-
-/* What lies behind a tensor's last element, in all layers of a flat buffer of `width` bytes an element, becomes 0. */
-void zero_behind(const GPT2 *model, void *data, size_t width, const Tensor *tensor);
-
 /* ---- backward ---- */
 
 /* The micro-step at hand is the step's last. */

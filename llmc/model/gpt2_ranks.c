@@ -230,11 +230,3 @@ const float *gpt2_gather_state(GPT2 *model, StateId id) {
     if (model->n_parts > 1) model->comm->all_gather_end(model->comm, STREAM_MAIN);
     return model->grads;
 }
-
-void gpt2_reset_optimizer(GPT2 *model) {
-    for (int i = 0; i < N_STATES; i++)
-        if (model->states[i])
-            model->ops->device->zero(model->states[i],
-                                     (size_t)gpt2_state_elements(model, optimizer_states[i].kind) *
-                                         sizeof(float));
-}

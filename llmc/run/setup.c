@@ -588,10 +588,7 @@ static bool open_model(Run *run, const GPT2Options *options, Error *err) {
     run->resident_at_start = resident_bytes();
     if (!gpt2_open(&run->model, run->ops, &run->config, options, err)) return false;
     if (run->checkpoint[0] && options->training) return resume(run, err);
-    if (run->model_path[0]) {
-        if (options->training) gpt2_reset_optimizer(&run->model);
-        return load_model(run, err);
-    }
+    if (run->model_path[0]) return load_model(run, err);
     gpt2_init(&run->model, (uint64_t)run->settings.seed);
     return true;
 }

@@ -266,6 +266,7 @@ static void test_resumed_training(void) {
     TrainerState state = {.step = 3};
     Error err = {0};
     gpt2_init(&model, 42);
+    tiny_zero_states(&model);
     train(&model, 0, 3);
     CHECK(checkpoint_save(path_of("train"), &model, NULL, &state, &(SaveOptions){0}, &err), "%s", err.text);
     train(&model, 3, 6);

@@ -21,7 +21,7 @@ static void open_model(GPT2 *model, const Ops *ops, GPT2Options options, float d
     options.comm = comm;
     if (!gpt2_open(model, ops, &config, &options, &err)) die(&err);
     tiny_fill(model, 3);
-    gpt2_reset_optimizer(model);
+    tiny_zero_states(model);
 }
 
 /* Micro-batch i of a step of all ranks. */

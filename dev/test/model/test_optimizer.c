@@ -11,7 +11,7 @@ static void open_with_gradients(GPT2 *model) {
     for (int i = 0; i < 9; i++) tokens[i] = 7 * i;
     tiny_open(model, &tiny_config);
     tiny_fill(model, 3);
-    gpt2_reset_optimizer(model);
+    tiny_zero_states(model);
     gpt2_begin_step(model, 1);
     gpt2_micro_step(model, tokens, tokens + 1, 1, 8, 1);
 }
@@ -125,7 +125,7 @@ static void test_rounds(void) {
         update.momentum = 0.95f;
         REQUIRE(gpt2_open(&models[i], &ops_cpu, &tiny_config, &options, &err), "%s", err.text);
         tiny_fill(&models[i], 3);
-        gpt2_reset_optimizer(&models[i]);
+        tiny_zero_states(&models[i]);
         gpt2_begin_step(&models[i], 1);
         gpt2_micro_step(&models[i], tokens, tokens + 1, 1, 8, 1);
         if (i == 1) halve_workspace(&models[i]);

@@ -26,7 +26,7 @@ static void open_model(GPT2 *model, const Ops *ops, const Case *c, Comm *comm) {
     options.reproducible = c->n_leaves;
     if (!gpt2_open(model, ops, &config, &options, &err)) die(&err);
     tiny_fill(model, 3);
-    gpt2_reset_optimizer(model);
+    tiny_zero_states(model);
 }
 
 /* This rank's part of a step of n_micro micro-batches, but for the update. */

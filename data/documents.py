@@ -159,7 +159,7 @@ def expand(names, endings=()):
 
 def add_reading(parser):
     parser.add_argument("files", nargs="+", metavar="FILE", help="files, folders, or globs in quotes")
-    parser.add_argument("--endings", default=None, metavar="LIST", help="of the files to take from folders: .txt,.md")
+    parser.add_argument("--endings", default=None, metavar="LIST", help="of the files to take from a folder, such as .txt,.md; a folder needs it")
     parser.add_argument("--field", default="text", help="where a line of .jsonl or a row of .parquet has its text, default %(default)s")
     parser.add_argument("--replace-invalid", action="store_true", help="bytes that are not UTF-8 become U+FFFD")
 

@@ -10,6 +10,7 @@ Both begin with one token, end-of-text, and draw --tokens more in each of --batc
 steps behind the first token, theirs that of the whole call of generate(), whose prompt is a single token. Texts part early
 where weights are random: logits are close to each other, and the two round differently in bf16. --precision fp32 shows that
 they are the same."""
+import argparse
 import os
 import re
 import statistics
@@ -105,7 +106,7 @@ def compare(program, model, peer, batch, arguments, report):
 
 
 def parse_arguments(argv):
-    parser = Parser(description=__doc__)
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", metavar="FOLDER", help=f"that transformers reads; default: {MODEL} after one step on random tokens")
     parser.add_argument("--batches", type=integers(1, 64), default=[1, 64], metavar="LIST", help="sequences at once (default 1,64)")
     parser.add_argument("--tokens", type=integer(2, 1023), default=512, metavar="N", help="drawn in each (default 512)")

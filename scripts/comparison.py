@@ -181,6 +181,12 @@ def need_card(hint):
         fail(f"no NVIDIA GPU on this machine; hint: {hint}")
 
 
+def built_trainer():
+    """./train_gpt2cu, or ./train_gpt2 where only that is built."""
+    cuda, cpu = "./train_gpt2cu", "./train_gpt2"
+    return cpu if os.access(cpu, os.X_OK) and not os.access(cuda, os.X_OK) else cuda
+
+
 def need_program(path, target="train_gpt2cu"):
     """Ends the program with one line where a trainer is not built."""
     if not os.access(path, os.X_OK):

@@ -32,10 +32,10 @@ import tempfile
 import time
 
 import random_shard
-from comparison import (EXIT_INPUT, EXIT_RUN, Output, Parser, check_output, commit_of, duration, end_with, fail, gib, integers,
+from comparison import (EXIT_INPUT, EXIT_RUN, Output, Parser, built_trainer, check_output, commit_of, duration, end_with, fail, gib, integers,
                         need_card, need_program, printable, provenance, pyplot, save_picture, split_csv, uninterrupted)
 
-PROGRAM = "./train_gpt2cu"
+PROGRAM = built_trainer()
 MODES = {
     "flash": ["--recompute", "none"],
     "gelu": ["--recompute", "gelu"],

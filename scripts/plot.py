@@ -167,9 +167,9 @@ def panel_names(text):
 
 
 def main():
-    parser = Parser(description="runs from their logs, in one picture")
+    parser = Parser(description="Draws one or several runs from their logs in one picture.")
     parser.add_argument("logs", nargs="+", metavar="[NAME=]RUN", help="a run's folder, or a log.jsonl")
-    parser.add_argument("--out", default="plot.png", help=f"picture to write; its kind goes by its end: {', '.join(ENDS)}")
+    parser.add_argument("--out", default="plot.png", help=f"picture to write, default %(default)s; its kind goes by its end: {', '.join(ENDS)}")
     parser.add_argument("--smooth", type=integer(1, 10**9), metavar="N",
                         help="average loss, norm and tokens/s over N steps; default: a hundredth of the run")
     parser.add_argument("--panels", type=panel_names, default=list(PANELS), metavar="NAME,...", help=f"of {', '.join(PANELS)}")

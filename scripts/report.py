@@ -196,9 +196,9 @@ def page(log):
 
 
 def main():
-    parser = Parser(description="one page of a run")
+    parser = Parser(description="Makes one page of a run, an HTML file that holds its pictures.")
     parser.add_argument("run", metavar="[NAME=]RUN", help="a run's folder, or a log.jsonl")
-    parser.add_argument("--out", default="report.html", help=f"page to write; it ends with {' or '.join(ENDS)}")
+    parser.add_argument("--out", default="report.html", help=f"page to write, default %(default)s; it ends with {' or '.join(ENDS)}")
     args = parser.parse_args()
     if os.path.splitext(args.out)[1].lower() not in ENDS:  # a page replaces a page, never a text that stands behind a slip of the hand
         fail(f"--out {args.out}: expected a path that ends with one of {', '.join(ENDS)}")

@@ -24,7 +24,7 @@ import sys
 import time
 from typing import NamedTuple
 
-from comparison import (EXIT_RUN, Output, Parser, check_output, commit_of, duration, end_with, fail, integer, provenance, pyplot, save_picture,
+from comparison import (EXIT_RUN, Output, Parser, built_trainer, check_output, commit_of, duration, end_with, fail, integer, provenance, pyplot, save_picture,
                         uninterrupted)
 from run_log import Log, log_path
 
@@ -432,7 +432,7 @@ def main(arguments=None):
         check_names("--to", args.to, runs)
     for pattern in args.plot_runs.split(","):
         check_names("--plot-runs", pattern, runs)
-    args.program = args.program or ("./train_gpt2" if shutil.which("./train_gpt2") and not shutil.which("./train_gpt2cu") else "./train_gpt2cu")
+    args.program = args.program or built_trainer()
     if not shutil.which(args.program):
         fail(f"--program {args.program}: not found; hint: make train_gpt2cu, or train_gpt2 for the CPU")
     if os.path.exists(os.path.join(args.out, "log.jsonl")):

@@ -183,9 +183,9 @@ def follow(sources):
 
 
 def main():
-    parser = Parser(description="logs of runs as TensorBoard event files")
+    parser = Parser(description="Writes the logs of runs as TensorBoard event files, a folder a run.")
     parser.add_argument("runs", nargs="+", metavar="[NAME=]RUN", help="a run's folder, or a log.jsonl")
-    parser.add_argument("--out", default="runs", metavar="DIR", help="the folder of folders; tensorboard --logdir DIR")
+    parser.add_argument("--out", default="runs", metavar="DIR", help="the folder of folders, default %(default)s; tensorboard --logdir DIR")
     parser.add_argument("--follow", action="store_true", help="go on with what runs write, until ctrl-C")
     args = parser.parse_args()
     library()

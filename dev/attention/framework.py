@@ -26,6 +26,8 @@ def seconds_a_call(torch, call):
 
 
 def main():
+    if sys.argv[1:2] in (["-h"], ["--help"]):
+        return print(__doc__)
     try:
         lengths = [int(text) for text in sys.argv[1:]]
         import torch

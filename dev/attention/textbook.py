@@ -103,6 +103,8 @@ def measure(n, n_queries, nodes=True):
 
 
 def main():
+    if sys.argv[1:2] in (["-h"], ["--help"]):
+        return print(__doc__)
     try:
         sizes = [int(text) for text in sys.argv[1:]] or [8, 16, 32, 64]
         if min(sizes) < 1:

@@ -182,8 +182,9 @@ static bool names_known(const LabOp *const *ops, int n, const Options *o, Error 
     if (unknown_name(name, o->ops, "", ops, n, is_op))
         return fail(err, EXIT_INPUT, "unknown op '%s'; known:%s", name, known);
     if (unknown_name(name, o->variants, o->ops, ops, n, has_variant))
-        return fail(err, EXIT_INPUT, "--variant: no variant of these ops is named '%s'; hint: dev/lab --list",
-                    name);
+        return fail(err, EXIT_INPUT,
+                    "--variant: no variant of these ops is named '%s'; hint: dev/lab --list%s", name,
+                    ops_cuda_bf16 ? "" : "; built without nvcc it has the CPU's rows alone");
     if (unknown_name(name, o->fill, o->ops, ops, n, has_fill))
         return fail(err, EXIT_INPUT, "--fill: no check of these ops has an input of the kind '%s'", name);
     return true;

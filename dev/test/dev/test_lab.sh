@@ -27,7 +27,10 @@ refuses() {
 
 refuses "unknown flag '--nosuch'" --nosuch
 refuses "unknown op 'attention_sideways'.*attention_forward" attention_sideways
-refuses "no variant .*'nosuch'" attention_forward --variant nosuch
+refuses "no variant .*'nosuch'; hint: dev/lab --list" attention_forward --variant nosuch
+case $program in
+*lab_cpu) refuses "no variant .*'p_only'; .*; built without nvcc it has the CPU's rows alone$" attention_backward --variant p_only ;;
+esac
 refuses "^error: -T: expected.*'12x'" attention_forward -T 12x
 refuses "'2048:1024' is an empty range" attention_forward -T 2048:1024
 refuses "^error: -T: .*found '0'" attention_forward -T 0
@@ -104,6 +107,10 @@ if command -v python3 >/dev/null 2>&1; then
     check "tables.py: an unknown table is bad usage" [ $? -eq 2 ]
     dev/attention/walkthrough.py >"$work/out"
     check "the walk-through ends equal to the plain softmax" [ $? -eq 0 ]
+    for script in textbook framework; do
+        dev/attention/$script.py --help >"$work/out" 2>"$work/err"
+        check "$script.py --help: exit code $?, its usage" grep -q "dev/attention/$script.py " "$work/out"
+    done
 fi
 
 finish

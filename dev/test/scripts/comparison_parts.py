@@ -39,6 +39,15 @@ class Flags(Parts):
             with self.assertRaises(argparse.ArgumentTypeError, msg=text):
                 parse(text)
 
+    def test_the_trainer_that_is_built(self):
+        self.addCleanup(os.chdir, os.getcwd())
+        os.chdir(self.folder)
+        self.assertEqual(comparison.built_trainer(), "./train_gpt2cu")
+        self.program("train_gpt2", "")
+        self.assertEqual(comparison.built_trainer(), "./train_gpt2")
+        self.program("train_gpt2cu", "")
+        self.assertEqual(comparison.built_trainer(), "./train_gpt2cu")
+
     def test_a_complaint_is_one_line(self):
         parser = comparison.Parser(prog="some/where.py")
         parser.add_argument("--n", type=comparison.integer(1, 2))

@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <unistd.h>
 #include "llmc/base/files.h"
 #include "setup.h"
 
@@ -19,18 +20,18 @@ static bool open_tokenizer(Run *run, const char *spec, const char *origin, Error
     return run->tokenizer != NULL;
 }
 
-/* Opens FOLDER/gpt2_tokenizer.bin where it is there; *found says that it is. Its ids must be the model's. */
-static bool open_beside(Run *run, const char *folder, int vocab_size, const char *origin, bool *found,
-                        Error *err) {
+/* Opens FOLDER/gpt2_tokenizer.bin where it is there. Its ids must be the model's. */
+static bool open_beside(Run *run, const char *folder, const char *origin, Error *err) {
+    const bool has_files = run->model_path[0];
+    const int vocab_size = has_files ? run->config.vocab_size : GPT2_VOCAB;
     char path[PATH_MAX];
     struct stat info;
     if (!path_join(path, folder, beside_name, err)) return false;
-    *found = lstat(path, &info) == 0;
-    if (!*found) return true;
+    if (lstat(path, &info) != 0) return true;
     if (!open_tokenizer(run, path, origin, err)) return false;
     const int n = tokenizer_vocab_size(run->tokenizer);
-    if (n == vocab_size || (run->model_path[0] && tokenizer_fits(run->tokenizer, vocab_size))) return true;
-    if (run->model_path[0])
+    if (n == vocab_size || (has_files && tokenizer_fits(run->tokenizer, vocab_size))) return true;
+    if (has_files)
         return fail(err, EXIT_INPUT,
                     "the tokenizer %s has %d tokens, the model of %s %d: their ids cannot be the same; hint: "
                     "--tokenizer names another, or move it away",
@@ -47,7 +48,6 @@ static bool open_models_own(Run *run, Error *err) {
     const char *path = run->model_path, *flag = run->checkpoint[0] ? "resume" : "model";
     char folder[PATH_MAX];
     struct stat info;
-    bool found;
     if (stat(path, &info) == 0 && S_ISDIR(info.st_mode)) {
         if (tokenizer_is_in(path)) return open_tokenizer(run, path, by_model, err) || fail_flag(flag, err);
         if (!directory_has(path, "config.json")) /* a run beside removed it meanwhile */
@@ -57,8 +57,8 @@ static bool open_models_own(Run *run, Error *err) {
         return true;
     }
     path_parent(folder, path);
-    if (!open_beside(run, folder, run->config.vocab_size, by_model, &found, err)) return fail_flag(flag, err);
-    if (!found)
+    if (!open_beside(run, folder, by_model, err)) return fail_flag(flag, err);
+    if (!run->tokenizer)
         snprintf(run->no_tokenizer, sizeof run->no_tokenizer, "%.800s has none, and there is no %s beside it",
                  path, beside_name);
     return true;
@@ -66,14 +66,12 @@ static bool open_models_own(Run *run, Error *err) {
 
 /* The tokenizer in the shards' folder, or in the folder above, where the data scripts write it. */
 static bool open_beside_shards(Run *run, const char *shard, Error *err) {
-    const int vocab_size = run->model_path[0] ? run->config.vocab_size : GPT2_VOCAB;
     char folder[PATH_MAX], above[PATH_MAX];
-    bool found;
     path_parent(folder, shard);
-    if (!path_join(above, folder, "..", err)) return fail_flag("train", err);
-    if (!open_beside(run, folder, vocab_size, by_data, &found, err)) return fail_flag("train", err);
-    if (!found && !open_beside(run, above, vocab_size, by_data, &found, err)) return fail_flag("train", err);
-    if (!found && !run->model_path[0])
+    if (!path_join(above, folder, "..", err) || !open_beside(run, folder, by_data, err) ||
+        !(run->tokenizer || open_beside(run, above, by_data, err)))
+        return fail_flag("train", err);
+    if (!run->tokenizer && !run->model_path[0])
         snprintf(run->no_tokenizer, sizeof run->no_tokenizer, "there is no %s in %.800s or above it",
                  beside_name, folder);
     return true;
@@ -83,15 +81,12 @@ static bool open_beside_shards(Run *run, const char *shard, Error *err) {
 static bool open_named(Run *run, Error *err) {
     const char *spec = run->settings.tokenizer;
     char path[PATH_MAX];
-    struct stat info;
-    const bool is_there = stat(spec, &info) == 0, is_folder = is_there && S_ISDIR(info.st_mode);
-    if (!is_there && strcmp(spec, "bytes") != 0)
+    if (access(spec, F_OK) != 0 && strcmp(spec, "bytes") != 0)
         return fail(err, EXIT_INPUT,
                     "%s: no such file or folder; hint: bytes, or a tokenizer's file: make "
-                    "data/tinyshakespeare writes "
-                    "data/%s",
+                    "data/tinyshakespeare writes data/%s",
                     spec, beside_name);
-    if (is_folder && !tokenizer_is_in(spec) && directory_has(spec, beside_name))
+    if (directory_has(spec, beside_name) && !tokenizer_is_in(spec))
         return path_join(path, spec, beside_name, err) && open_tokenizer(run, path, by_flag, err);
     return open_tokenizer(run, spec, by_flag, err);
 }

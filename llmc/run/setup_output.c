@@ -189,10 +189,8 @@ static bool make_default(const char *out, Error *err) {
 
 static bool take_default(Run *run, Error *err) {
     const char *out = run->settings.out;
-    const SaveOptions options = setup_save_options(run);
-    if (!make_default(out, err) || !lock_output(run, O_CREAT, err)) return false;
-    if (!log_check(out, false, err) ||
-        !checkpoint_check_room(out, &run->config, run->settings.optimizer, &options, err))
+    if (!make_default(out, err) || !lock_output(run, O_CREAT, err) || !log_check(out, false, err) ||
+        !check_room(run, err))
         return false;
     if (run->output.alone) checkpoint_clean(out);
     sign_output(run);

@@ -17,18 +17,17 @@ static double copy_rate(const Ops *ops, char *buffer, size_t bytes) {
     return n * 2.0 * (double)bytes / ops->device->seconds_between(FIRST, LAST);
 }
 
-Roofs profile_roofs(const Ops *ops) {
-    Roofs roofs = {0};
-    roofs.flops = ops->device->peak_flops(ops->dtype, &roofs.flops_how);
+void profile_roofs(Roofs *roofs, const Ops *ops) {
+    roofs->flops = fmax(roofs->flops, ops->device->peak_flops(ops->dtype, &roofs->flops_how));
     int first = 0;
     char *buffer = NULL;
     while (first < ROOF_SIZES && !(buffer = ops->device->alloc(2 * roof_bytes(first)))) first++;
-    if (!buffer) return roofs;
+    if (!buffer) return;
     ops->device->zero(buffer, 2 * roof_bytes(first));
-    for (int i = first; i < ROOF_SIZES; i++) roofs.bytes_of[i] = copy_rate(ops, buffer, roof_bytes(i));
-    roofs.bytes = roofs.bytes_of[first];
+    for (int i = first; i < ROOF_SIZES; i++)
+        roofs->bytes_of[i] = fmax(roofs->bytes_of[i], copy_rate(ops, buffer, roof_bytes(i)));
+    roofs->bytes = fmax(roofs->bytes, roofs->bytes_of[first]);
     ops->device->free(buffer);
-    return roofs;
 }
 
 double profile_copy_roof(const Ops *ops) {
@@ -46,14 +45,6 @@ double profile_copy_roof(const Ops *ops) {
     }
     ops->device->free(buffer);
     return 2.0 * (double)bytes / best;
-}
-
-Roofs profile_higher_roofs(const Roofs *a, const Roofs *b) {
-    Roofs roofs = *a;
-    roofs.flops = fmax(a->flops, b->flops);
-    roofs.bytes = fmax(a->bytes, b->bytes);
-    for (int i = 0; i < ROOF_SIZES; i++) roofs.bytes_of[i] = fmax(a->bytes_of[i], b->bytes_of[i]);
-    return roofs;
 }
 
 /* The copy rate for a call that moves so many bytes: the best at its size and above, and at the size below, whose cache

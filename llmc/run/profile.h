@@ -59,11 +59,9 @@ const Ops *profile_ops(const Ops *inner, const PassPlace *at);
 void profile_collect(Profile *profile);
 /* The calls that were collected last, n of them, valid until the next op. */
 const ProfileCall *profile_calls(int *n);
-/* Measures the copy rates (0.3 s). */
-Roofs profile_roofs(const Ops *ops);
+/* Measures them (0.3 s) and raises those that are lower in `roofs`: what runs beside can only lower one. */
+void profile_roofs(Roofs *roofs, const Ops *ops);
 /* The rate of a large copy alone, which some milliseconds tell; 0: not known. */
 double profile_copy_roof(const Ops *ops);
-/* The higher of each of two measurements: what runs beside can only lower one. */
-Roofs profile_higher_roofs(const Roofs *a, const Roofs *b);
 /* The table, longest rows first, means over the profiled steps. */
 void profile_print(FILE *out, const Profile *profile, const Roofs *roofs);

@@ -58,12 +58,13 @@ static bool write_trace(FILE *out, const Training *t, double seconds_a_step, Err
 
 bool profile_run(FILE *out, Training *t, Error *err) {
     const double warm_up = 1, timed = 2; /* seconds: a card settles at its sustained clock within 0.1 s */
-    const Roofs before = profile_roofs(t->run->ops);
+    Roofs roofs = {0};
     Profile profile = {0};
+    profile_roofs(&roofs, t->run->ops); /* before the steps and behind them */
     if (time_steps(t, 2, warm_up, err) < 0) return false;
     profile.seconds_a_step = time_steps(t, 1, timed, err);
     if (profile.seconds_a_step < 0 || !profile_steps(t, &profile, timed, err)) return false;
-    const Roofs after = profile_roofs(t->run->ops), roofs = profile_higher_roofs(&before, &after);
+    profile_roofs(&roofs, t->run->ops);
     profile_print(out, &profile, &roofs);
     return write_trace(out, t, profile.seconds_a_step, err);
 }

@@ -14,22 +14,16 @@ enum { SECONDS_TO_JOIN = 20, SECONDS_MAX = 86400, SETTINGS_BYTES = 1 << 16 };
 
 /* ---- which one this is ---- */
 
-static void plan_ranks(Run *run, int rank, int n_ranks) {
-    run->planned_ranks = comm_planned(n_ranks);
-    run->planned_ranks.ranks.rank = rank;
-    run->comm = n_ranks > 1 ? &run->planned_ranks : &comm_alone;
-}
-
 bool setup_place(Run *run, Error *err) {
     const Settings *s = &run->settings;
     Place *place = &run->place;
     if (!place_find(place, err)) return false;
-    const Ranks ranks = place->ranks;
-    if (place->is_own || ranks.n_ranks > 1)
-        plan_ranks(run, ranks.rank, ranks.n_ranks);
-    else
-        plan_ranks(run, 0, (int)s->gpus);
-    if (ranks.n_ranks == 1 || place->is_own) return true;
+    const bool is_started = place->is_own || place->ranks.n_ranks > 1;
+    const Ranks ranks = is_started ? place->ranks : (Ranks){0, (int)s->gpus};
+    run->planned_ranks = comm_planned(ranks.n_ranks);
+    run->planned_ranks.ranks.rank = ranks.rank;
+    run->comm = ranks.n_ranks > 1 ? &run->planned_ranks : &comm_alone;
+    if (!is_started || place->is_own) return true;
     const char *flag = s->gpus > 1 ? "gpus" : s->restarts ? "restarts" : NULL;
     if (!flag) run->settings.gpus = ranks.n_ranks; /* as log and checkpoint have them */
     return !flag ||

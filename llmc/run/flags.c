@@ -170,11 +170,6 @@ const char *flags_choice(const Settings *s, const char *name) {
 
 /* ---- names ---- */
 
-static int min3(int a, int b, int c) {
-    int m = a < b ? a : b;
-    return m < c ? m : c;
-}
-
 /* Edits (insert, delete, replace, swap neighbours) from a to b: optimal string alignment. */
 static int edit_distance(const char *a, const char *b) {
     enum { LONGEST = 32 };
@@ -185,10 +180,12 @@ static int edit_distance(const char *a, const char *b) {
     for (int j = 0; j <= m; j++) rows[0][j] = j;
     for (int i = 1; i <= n; i++)
         for (int j = 1; j <= m; j++) {
-            int replace = rows[i - 1][j - 1] + (a[i - 1] != b[j - 1]);
-            rows[i][j] = min3(rows[i - 1][j] + 1, rows[i][j - 1] + 1, replace);
             bool swapped = i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1];
-            if (swapped && rows[i - 2][j - 2] + 1 < rows[i][j]) rows[i][j] = rows[i - 2][j - 2] + 1;
+            int ways[] = {rows[i - 1][j - 1] + (a[i - 1] != b[j - 1]), rows[i - 1][j] + 1, rows[i][j - 1] + 1,
+                          swapped ? rows[i - 2][j - 2] + 1 : LONGEST};
+            rows[i][j] = ways[0];
+            for (int k = 1; k < 4; k++)
+                if (ways[k] < rows[i][j]) rows[i][j] = ways[k];
         }
     return rows[n][m];
 }

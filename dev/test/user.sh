@@ -1,6 +1,7 @@
 # What the tests that run a program as a user share. Sourced, after test=NAME: a temporary folder in $work that goes when
 # the test ends, counts, and the closing line.
 passed=0 failed=0 skipped=0
+export LC_ALL=C # sort, awk and printf of a locale with a decimal comma read 1.5 as 1
 export OMP_WAIT_POLICY="${OMP_WAIT_POLICY:-passive}"
 child= # what runs beside this script, until it has ended
 work=$(mktemp -d) || exit 1

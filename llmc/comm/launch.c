@@ -59,7 +59,8 @@ static _Noreturn void become_rank(int listening, pid_t parent, char **argv) {
     if (listening >= 0) fcntl(listening, F_SETFD, 0);
     execv("/proc/self/exe", argv);
     Error err = {0};
-    fail(&err, EXIT_RUN, "--gpus: the program cannot be started again: %s", strerror(errno));
+    fail(&err, EXIT_RUN, "--gpus: the program cannot be started again from /proc/self/exe: %s",
+         strerror(errno));
     die(&err);
 }
 

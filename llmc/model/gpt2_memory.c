@@ -278,9 +278,10 @@ static bool allocate(void **data, const Ops *ops, const char *name, size_t bytes
     ops->device->memory_info(&free_bytes, &device_bytes);
     return fail(err, EXIT_RUN,
                 "out of memory: '%s' asks %.2f GiB, %.2f GiB are free of %.2f GiB; the whole plan is %.2f "
-                "GiB; hint: a smaller --batch or --seq; --memory prints the plan",
+                "GiB; hint: %sa smaller --batch or --seq; --memory prints the plan",
                 name, (double)bytes / 1073741824.0, (double)free_bytes / 1073741824.0,
-                (double)device_bytes / 1073741824.0, (double)total_bytes / 1073741824.0);
+                (double)device_bytes / 1073741824.0, (double)total_bytes / 1073741824.0,
+                total_bytes < free_bytes ? "a limit of the process (ulimit -a), or " : "");
 }
 
 static void upload_tile_groups(GPT2 *model) {

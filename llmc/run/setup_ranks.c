@@ -8,6 +8,7 @@
 #include "llmc/comm/launch.h"
 #include "llmc/comm/transport.h"
 #include "llmc/comm/watchdog.h"
+#include "llmc/cpu/parallel.h"
 #include "setup.h"
 
 enum { SECONDS_TO_JOIN = 20, SECONDS_MAX = 86400, SETTINGS_BYTES = 1 << 16 };
@@ -85,10 +86,10 @@ static bool read_patience(double *to_join, Error *err) {
 /* Ranks that share a core wait for each other in turn. */
 static void note_few_cores(int n_ranks) {
     enum { MOST_OF_A_CORE = 4 };
-    const long cores = sysconf(_SC_NPROCESSORS_ONLN);
-    if (cores > 0 && n_ranks > MOST_OF_A_CORE * cores)
-        print_note("--gpus %d: %d processes share %ld cores, which is slow; hint: --gpus %ld", n_ranks,
-                   n_ranks, cores, cores);
+    const int cores = cpu_cores();
+    if (n_ranks > MOST_OF_A_CORE * cores)
+        print_note("--gpus %d: %d processes share %d core%s, which is slow; hint: --gpus %d", n_ranks,
+                   n_ranks, cores, cores > 1 ? "s" : "", cores);
 }
 
 bool setup_check_devices(const Run *run, Error *err) {

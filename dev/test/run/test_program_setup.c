@@ -153,6 +153,22 @@ static void test_sampling_memory(void) {
     remove_tree(path_of("huge"));
 }
 
+/* Training where the machine has the memory and the process may not have it: 460 MB, where it may have 400. */
+static void test_process_limit(void) {
+    char command[800];
+    snprintf(
+        command, sizeof command,
+        "ulimit -v 400000 && OMP_NUM_THREADS=1 %s --device cpu --train %s --layers 1 --heads 1 --channels 16 "
+        "--seq 128 --batch 1600 --steps 1 --sample-tokens 0 >%s 2>%s",
+        program, text_path, path_of("stdout"), path_of("stderr"));
+    const int status = system(command);
+    char *said = read_text(path_of("stderr"));
+    CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 1 &&
+              strstr(said, "hint: a limit of the process (ulimit -a), or a smaller --batch"),
+          "training with 400 MB: status %d: %s", status, said);
+    free(said);
+}
+
 /* After a run: what was planned, and what the process took, which is about that. */
 static void test_measured(void) {
     double planned = 0, measured = 0;
@@ -401,6 +417,7 @@ int main(void) {
     test_snapshot_memory();
     test_sample_memory();
     test_sampling_memory();
+    test_process_limit();
     test_measured();
     test_window();
     test_blocks();

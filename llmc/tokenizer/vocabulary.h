@@ -42,6 +42,9 @@ bool vocabulary_write_bin(const Vocabulary *vocabulary, const char *directory, c
 
 /* vocab.json: {token: id}, its bytes spelled as printable characters (vocabulary_spell); and merges.txt beside it. */
 bool vocabulary_read_hf(Vocabulary *vocabulary, const char *path, Error *err);
+/* {token: id}, and a list of added_tokens, each special (NULL or null: none): all ids from 0 on. */
+bool vocabulary_read_tokens(Vocabulary *vocabulary, const JsonValue *vocab, const JsonValue *added,
+                            const char *path, Error *err);
 /* The token that ends a text by Hugging Face's configuration in the directory, eos_token; empty where it says none. */
 bool vocabulary_read_eos(const char *directory, char text[TOKEN_BYTES + 1], Error *err);
 /* tokenizer.json: vocabulary, merges, and how text is cut, which must be GPT-2's way. */

@@ -7,7 +7,7 @@
 #include "bpe.h"
 #include "llmc/base/files.h"
 #include "llmc/base/utf8.h"
-#include "vocabulary_hf.h"
+#include "vocabulary.h"
 
 static const char *const eot_text = "<|endoftext|>";
 
@@ -52,9 +52,16 @@ static size_t unspell(const char *text, size_t n, uint8_t *out) {
     return length;
 }
 
-/* ---- vocab.json ---- */
+/* ---- tokens by their ids ---- */
 
-bool hf_enter(const JsonValue *vocab, HfToken *tokens, int n, const char *path, Error *err) {
+typedef struct HfToken {
+    const char *text; /* NULL: no token has this id */
+    size_t length;
+    bool added; /* its text is as it is, not spelled byte by byte */
+} HfToken;
+
+/* Enters {token: id} into tokens (n): all ids in [0, n), none twice. */
+static bool enter(const JsonValue *vocab, HfToken *tokens, int n, const char *path, Error *err) {
     for (const JsonValue *member = vocab->first; member; member = member->next) {
         int64_t id;
         if (!json_int64(member, &id) || id < 0 || id >= n)
@@ -69,7 +76,29 @@ bool hf_enter(const JsonValue *vocab, HfToken *tokens, int n, const char *path, 
     return true;
 }
 
-bool hf_fill(Vocabulary *vocabulary, const HfToken *tokens, int n, const char *path, Error *err) {
+/* One of added_tokens: special, so that no text becomes it; it may be in the vocabulary already. */
+static bool enter_added(const JsonValue *added, HfToken *tokens, int n, const char *path, Error *err) {
+    const JsonValue *content = json_get(added, "content"), *number = json_get(added, "id");
+    int64_t id;
+    if (!json_is(content, JSON_STRING) || content->length == 0)
+        return json_refuse(path, "added_tokens.content", "a text", content, err);
+    if (!json_int64(number, &id) || id < 0 || id >= n)
+        return json_refuse(path, "added_tokens.id", "an integer below the number of tokens", number, err);
+    if (!json_is(json_get(added, "special"), JSON_TRUE))
+        return fail(err, EXIT_INPUT,
+                    "%s: added_tokens: \"%.60s\" is not special: text would become it, which is not served",
+                    path, content->text);
+    HfToken *token = &tokens[id];
+    if (token->text &&
+        (token->length != content->length || memcmp(token->text, content->text, token->length)))
+        return fail(err, EXIT_INPUT, "%s: tokens \"%.60s\" and \"%.60s\" have the same id %lld", path,
+                    token->text, content->text, (long long)id);
+    *token = (HfToken){content->text, content->length, true};
+    return true;
+}
+
+/* Makes the vocabulary of n tokens, each with a text. */
+static bool fill(Vocabulary *vocabulary, const HfToken *tokens, int n, const char *path, Error *err) {
     size_t n_bytes = 0;
     for (int i = 0; i < n; i++) n_bytes += tokens[i].length;
     if (n_bytes > UINT32_MAX)
@@ -93,17 +122,34 @@ bool hf_fill(Vocabulary *vocabulary, const HfToken *tokens, int n, const char *p
     return true;
 }
 
+bool vocabulary_read_tokens(Vocabulary *vocabulary, const JsonValue *vocab, const JsonValue *added,
+                            const char *path, Error *err) {
+    const JsonValue *first = added ? added->first : NULL;
+    int n = (int)vocab->n;
+    for (const JsonValue *token = first; token; token = token->next) {
+        const JsonValue *content = json_get(token, "content");
+        if (json_is(content, JSON_STRING) && !json_get(vocab, content->text)) n++;
+    }
+    HfToken *tokens = calloc((size_t)n, sizeof *tokens);
+    bool ok = tokens || fail(err, EXIT_RUN, "%s: out of memory for %d tokens", path, n);
+    ok = ok && enter(vocab, tokens, n, path, err);
+    for (const JsonValue *token = first; ok && token; token = token->next)
+        ok = enter_added(token, tokens, n, path, err);
+    for (int i = 0; ok && i < n; i++)
+        ok = tokens[i].text || fail(err, EXIT_INPUT, "%s: no token has the id %d of %d", path, i, n);
+    ok = ok && fill(vocabulary, tokens, n, path, err);
+    free(tokens);
+    return ok;
+}
+
+/* ---- vocab.json and merges.txt ---- */
+
 static bool read_vocab(Vocabulary *vocabulary, const JsonValue *root, const char *path, Error *err) {
     if (root->type != JSON_OBJECT || root->n < 1)
         return fail(err, EXIT_INPUT,
                     "%s: expected an object {token: id} with at least one token, found %s of %lld values",
                     path, json_type_name(root), (long long)root->n);
-    HfToken *tokens = calloc((size_t)root->n, sizeof *tokens);
-    bool ok = tokens || fail(err, EXIT_RUN, "%s: out of memory for %lld tokens", path, (long long)root->n);
-    ok = ok && hf_enter(root, tokens, (int)root->n, path, err) &&
-         hf_fill(vocabulary, tokens, (int)root->n, path, err);
-    free(tokens);
-    return ok;
+    return vocabulary_read_tokens(vocabulary, root, NULL, path, err);
 }
 
 /* merges.txt after its header. */

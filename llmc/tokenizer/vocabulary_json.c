@@ -3,7 +3,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include "vocabulary_hf.h"
+#include "vocabulary.h"
 
 typedef struct Reader {
     const char *path;
@@ -118,58 +118,13 @@ static bool check_model(const Reader *r) {
     return true;
 }
 
-/* One of added_tokens: special, so that no text becomes it; it may be in the vocabulary already. */
-static bool enter_added(const Reader *r, const JsonValue *added, HfToken *tokens, int n) {
-    const JsonValue *content = json_get(added, "content"), *special = json_get(added, "special");
-    int64_t id;
-    if (!json_is(content, JSON_STRING) || content->length == 0)
-        return refuse(r, "added_tokens", "content", "a text", content);
-    if (!json_int64(json_get(added, "id"), &id) || id < 0 || id >= n)
-        return refuse(r, "added_tokens", "id", "an integer below the number of tokens",
-                      json_get(added, "id"));
-    if (!json_is(special, JSON_TRUE))
-        return fail(r->err, EXIT_INPUT,
-                    "%s: added_tokens: \"%.60s\" is not special: text would become it, which is not served",
-                    r->path, content->text);
-    HfToken *token = &tokens[id];
-    if (token->text &&
-        (token->length != content->length || memcmp(token->text, content->text, token->length)))
-        return fail(r->err, EXIT_INPUT, "%s: tokens \"%.60s\" and \"%.60s\" have the same id %lld", r->path,
-                    token->text, content->text, (long long)id);
-    *token = (HfToken){content->text, content->length, true};
-    return true;
-}
-
-/* The vocabulary is an object, the added tokens a list; *n: one more than the highest id there could be. */
-static bool count_tokens(const Reader *r, int *n) {
+static bool read_tokens(const Reader *r, Vocabulary *vocabulary) {
     const JsonValue *vocab = json_get(r->model, "vocab"), *added = json_get(r->root, "added_tokens");
     if (!json_is(vocab, JSON_OBJECT) || vocab->n < 1)
         return refuse(r, "model", "vocab", "an object {token: id}", vocab);
     if (!json_is_absent(added) && added->type != JSON_ARRAY)
         return refuse(r, "added_tokens", "", "an array", added);
-    *n = (int)vocab->n;
-    if (json_is_absent(added)) return true;
-    for (const JsonValue *token = added->first; token; token = token->next) {
-        const JsonValue *content = json_get(token, "content");
-        if (json_is(content, JSON_STRING) && !json_get(vocab, content->text)) ++*n;
-    }
-    return true;
-}
-
-static bool read_tokens(const Reader *r, Vocabulary *vocabulary) {
-    const JsonValue *added = json_get(r->root, "added_tokens");
-    int n = 0;
-    if (!count_tokens(r, &n)) return false;
-    HfToken *tokens = calloc((size_t)n, sizeof *tokens);
-    bool ok = tokens || fail(r->err, EXIT_RUN, "%s: out of memory for %d tokens", r->path, n);
-    ok = ok && hf_enter(json_get(r->model, "vocab"), tokens, n, r->path, r->err);
-    for (const JsonValue *token = added ? added->first : NULL; ok && token; token = token->next)
-        ok = enter_added(r, token, tokens, n);
-    for (int i = 0; ok && i < n; i++)
-        ok = tokens[i].text || fail(r->err, EXIT_INPUT, "%s: no token has the id %d of %d", r->path, i, n);
-    ok = ok && hf_fill(vocabulary, tokens, n, r->path, r->err);
-    free(tokens);
-    return ok;
+    return vocabulary_read_tokens(vocabulary, vocab, added, r->path, r->err);
 }
 
 /* A merge is "a b" or ["a", "b"]; both become a line of merges.txt. */

@@ -237,22 +237,11 @@ void print_wrapped(FILE *out, int column, int indent, int width, const char *for
     free(all);
 }
 
-static void print_note_args(FILE *out, const char *format, va_list args) {
-    char *text = format_text(format, args);
-    print_wrapped(out, 0, 2, terminal_columns(out), "note: %s", text ? text : "");
-    free(text);
-}
-
-void print_note(const char *format, ...) {
-    va_list args;
-    va_start(args, format);
-    print_note_args(stdout, format, args);
-    va_end(args);
-}
-
 void print_note_to(FILE *out, const char *format, ...) {
     va_list args;
     va_start(args, format);
-    print_note_args(out, format, args);
+    char *text = format_text(format, args);
     va_end(args);
+    print_wrapped(out, 0, 2, terminal_columns(out), "note: %s", text ? text : "");
+    free(text);
 }

@@ -26,7 +26,7 @@ void print_wrapped(FILE *out, int column, int indent, int width, const char *for
     __attribute__((format(printf, 5, 6)));
 
 /* "note: ...", on stdout or elsewhere, in lines of the terminal's width; where it is none, one line. */
-void print_note(const char *format, ...) __attribute__((format(printf, 1, 2)));
+#define print_note(...) print_note_to(stdout, __VA_ARGS__)
 void print_note_to(FILE *out, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
 /* The rule itself, in place; returns the new length, which is never more than n. */

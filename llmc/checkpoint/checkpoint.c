@@ -34,11 +34,11 @@ static bool save_config(const char *directory, const GPT2 *model, const Tokenize
 
 static bool save_weights(const char *directory, GPT2 *model, const SaveOptions *options, const char *note,
                          JsonWriter *manifest, Error *err) {
-    const FlatBuffer weights = {"transformer", FLAT_MASTER, note};
+    const FlatBuffer weights = {"transformer", FLAT_MASTER};
     FlatBuffer states[N_STATES];
     const SavedFile files[] = {
-        {"model.safetensors", &weights,                 1     },
-        { "optimizer.safetensors",             states, optimizer_buffers(states, model)}
+        {"model.safetensors", &weights,                 1,      note},
+        { "optimizer.safetensors",             states, optimizer_buffers(states, model), NULL},
     };
     return hf_tensors_save(directory, model, options->snapshot, files, options->model_only ? 1 : 2, manifest,
                            err);

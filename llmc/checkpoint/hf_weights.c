@@ -15,7 +15,7 @@ enum { NAME_SIZE = 2 * PIECE_NAME, STAGING_ELEMS = 1 << 20 };
 int optimizer_buffers(FlatBuffer buffers[N_STATES], const GPT2 *model) {
     int n = 0;
     for (int i = 0; i < N_STATES; i++)
-        if (model->states[i]) buffers[n++] = (FlatBuffer){optimizer_states[i].name, i, NULL};
+        if (model->states[i]) buffers[n++] = (FlatBuffer){optimizer_states[i].name, i};
     return n;
 }
 
@@ -250,9 +250,7 @@ static bool open_file(Writing *w, OutFile *file, const SavedFile *saved, const c
             file_shape(piece, shape);
             safetensors_header_add(&header, name, piece->tensor->rank, shape);
         }
-    for (int k = 0; k < saved->n_buffers; k++)
-        if (saved->buffers[k].note)
-            safetensors_header_add(&header, saved->buffers[k].note, 1, (int64_t[]){1});
+    if (saved->note) safetensors_header_add(&header, saved->note, 1, (int64_t[]){1});
     if (!safetensors_header_write(&header, file, err)) return false;
     for (; w->stretches + w->n_stretches < s; w->n_stretches++)
         w->stretches[w->n_stretches].offset += file->bytes;
@@ -290,8 +288,7 @@ static bool close_file(Writing *w, OutFile *file, const SavedFile *saved, JsonWr
         outfile_count(file, s->piece->n_elems * (int64_t)sizeof(float), crc);
     }
     json_end_object(manifest);
-    for (int k = 0; k < saved->n_buffers; k++)
-        if (saved->buffers[k].note && !write_note(file, err)) return false;
+    if (saved->note && !write_note(file, err)) return false;
     if (!outfile_close(file, err)) return false;
     manifest_end_file(manifest, file->bytes, file->crc);
     return true;
@@ -550,7 +547,7 @@ static bool load_source(const Source *source, GPT2 *model, const FlatBuffer *buf
 }
 
 bool hf_weights_load(const char *directory, GPT2 *model, Error *err) {
-    const FlatBuffer weights = {"transformer", FLAT_MASTER, NULL};
+    const FlatBuffer weights = {"transformer", FLAT_MASTER};
     Source source;
     if (!source_open(&source, directory, err)) return false;
     bool ok = load_source(&source, model, &weights, 1, err);

@@ -13,8 +13,6 @@ typedef struct FlatBuffer {
     const char
         *prefix; /* "transformer" for weights, "m" and so on for the optimizer's states; a dot follows */
     int id;      /* FLAT_MASTER, or a StateId */
-    /* The name of one more tensor, "note.TEXT", of one 0: a program that does not know it says so when it loads the file. NULL: none. */
-    const char *note;
 } FlatBuffer;
 
 /* The optimizer's states that the model has; returns how many. */
@@ -25,6 +23,8 @@ typedef struct SavedFile {
     const char *name;
     const FlatBuffer *buffers;
     int n_buffers;
+    /* The name of one more tensor, "note.TEXT", of one 0: a program that does not know it says so when it loads the file. NULL: none. */
+    const char *note;
 } SavedFile;
 
 /* Writes one or two files into the directory, and their entries into the manifest. Rank 0 writes. From a snapshot it does

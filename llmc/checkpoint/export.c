@@ -18,6 +18,7 @@ static const char *const tokenizer_beside = "gpt2_tokenizer.bin"; /* where --mod
 /* ---- the kinds ---- */
 
 typedef struct Target {
+    const struct Kind *kind;
     char folder[PATH_MAX], name[PATH_MAX]; /* PATH is FOLDER/NAME */
     char title[PATH_MAX];                  /* the name without its end */
     ExportType type;
@@ -120,15 +121,15 @@ const char *export_hint(const char *path) {
 
 static bool find_target(Target *t, const char *path, Error *err) {
     char copy[PATH_MAX];
-    *t = (Target){0};
+    t->kind = kind_of(path);
     if (!path_copy(copy, path, err)) return false;
     for (size_t n = strlen(copy); n > 1 && copy[n - 1] == '/'; n--) copy[n - 1] = 0;
     const char *slash = strrchr(copy, '/');
     path_parent(t->folder, copy);
     snprintf(t->name, sizeof t->name, "%s", slash ? slash + 1 : copy);
-    snprintf(t->title, sizeof t->title, "%.*s", (int)(strlen(t->name) - strlen(kind_of(path)->end)), t->name);
+    snprintf(t->title, sizeof t->title, "%.*s", (int)(strlen(t->name) - strlen(t->kind->end)), t->name);
     return *t->title || fail(err, EXIT_INPUT, "--export %s: expected a name before %s", path,
-                             *kind_of(path)->end ? kind_of(path)->end : "the end");
+                             *t->kind->end ? t->kind->end : "the end");
 }
 
 static bool check_free(const char *folder, const char *name, Error *err) {
@@ -136,15 +137,15 @@ static bool check_free(const char *folder, const char *name, Error *err) {
     return path_join(path, folder, name, err) && (file_is_free(path, err) || fail_flag("export", err));
 }
 
-static bool check_type(const struct Kind *kind, ExportType type, const GPT2Config *config, Error *err) {
+static bool check_type(const Target *t, const GPT2Config *config, Error *err) {
     char all[TYPE_NAME] = "";
     for (int i = 0, n = 0; i < N_EXPORT_TYPES; i++)
-        if (kind->types >> i & 1)
+        if (t->kind->types >> i & 1)
             n += snprintf(all + n, sizeof all - (size_t)n, "%s%s", n ? " or " : "", export_type_names[i]);
-    if (!(kind->types >> type & 1))
-        return fail(err, EXIT_INPUT, "--export-type %s: files for %s are %s", export_type_names[type],
-                    kind->reader, all);
-    return gguf_check(config, type, err);
+    if (!(t->kind->types >> t->type & 1))
+        return fail(err, EXIT_INPUT, "--export-type %s: files for %s are %s", export_type_names[t->type],
+                    t->kind->reader, all);
+    return gguf_check(config, t->type, err);
 }
 
 /* What the folder has for a .bin's tokenizer must be this one. */
@@ -163,11 +164,11 @@ static bool check_beside(const Target *t, Error *err) {
 }
 
 /* A folder's name that ends like a file's was meant as a file: "m.GGUF", "model.safetensors". */
-static bool check_name(const struct Kind *kind, const char *path, const Target *t, Error *err) {
+static bool check_name(const Target *t, const char *path, Error *err) {
     static const char *const ends[] = {".gguf", ".ggml", ".bin",  ".safetensors", ".pt",
                                        ".pth",  ".ckpt", ".onnx", ".json",        ".txt"};
     const char *end = strrchr(t->name, '.');
-    for (size_t i = 0; kind->is_folder && end && i < sizeof ends / sizeof *ends; i++)
+    for (size_t i = 0; t->kind->is_folder && end && i < sizeof ends / sizeof *ends; i++)
         if (strcasecmp(end, ends[i]) == 0)
             return fail(err, EXIT_INPUT,
                         "--export %s: expected NAME.gguf, NAME.bin or the name of a Hugging Face directory, "
@@ -176,7 +177,8 @@ static bool check_name(const struct Kind *kind, const char *path, const Target *
     return true;
 }
 
-static bool check_kind(const struct Kind *kind, const Target *t, const GPT2Config *c, Error *err) {
+static bool check_kind(const Target *t, const GPT2Config *c, Error *err) {
+    const struct Kind *kind = t->kind;
     if (kind->needs_tokenizer && !t->tokenizer)
         return fail(err, EXIT_INPUT,
                     "--export: a %s holds the tokenizer, and the model has none; hint: --tokenizer PATH",
@@ -192,20 +194,20 @@ static bool check_kind(const struct Kind *kind, const Target *t, const GPT2Confi
     return kind->write != write_bin || check_beside(t, err);
 }
 
+static bool check_target(Target *t, const char *path, const GPT2Config *config, Error *err) {
+    char modelfile[PATH_MAX];
+    if (!find_target(t, path, err) || !check_name(t, path, err)) return false;
+    if (access(t->folder, W_OK | X_OK)) return fail_errno(err, "--export: cannot write in", t->folder);
+    if (!check_type(t, config, err) || !check_free(t->folder, t->name, err)) return false;
+    snprintf(modelfile, sizeof modelfile, "%.4000s.Modelfile", t->title);
+    if (t->kind->write == write_gguf && !check_free(t->folder, modelfile, err)) return false;
+    return check_kind(t, config, err);
+}
+
 bool export_check(const char *path, ExportType type, const GPT2Config *config, const Tokenizer *tokenizer,
                   Error *err) {
-    const struct Kind *kind = kind_of(path);
-    char modelfile[PATH_MAX];
-    Target t;
-    if (!find_target(&t, path, err) || !check_name(kind, path, &t, err)) return false;
-    t.tokenizer = tokenizer;
-    if (access(t.folder, W_OK | X_OK)) return fail_errno(err, "--export: cannot write in", t.folder);
-    if (!check_type(kind, type, config, err) || !check_free(t.folder, t.name, err)) return false;
-    if (kind->write == write_gguf) {
-        snprintf(modelfile, sizeof modelfile, "%.4000s.Modelfile", t.title);
-        if (!check_free(t.folder, modelfile, err)) return false;
-    }
-    return check_kind(kind, &t, config, err);
+    Target t = {.type = type, .tokenizer = tokenizer};
+    return check_target(&t, path, config, err);
 }
 
 /* ---- into place ---- */
@@ -258,8 +260,8 @@ static bool move_files(int folder, const char *temporary, const Target *t, Error
     return ok;
 }
 
-static bool publish(int folder, const char *temporary, const struct Kind *kind, const Target *t, Error *err) {
-    if (!kind->is_folder) return move_files(folder, temporary, t, err);
+static bool publish(int folder, const char *temporary, const Target *t, Error *err) {
+    if (!t->kind->is_folder) return move_files(folder, temporary, t, err);
     return check_free(t->folder, t->name, err) &&
            (renameat(folder, temporary, folder, t->name) == 0 || fail_errno(err, "cannot rename", temporary));
 }
@@ -279,8 +281,7 @@ static int64_t bytes_in(const char *directory) {
     return bytes;
 }
 
-static bool write_in(int folder, const Target *t, const struct Kind *kind, GPT2 *model, int64_t *bytes,
-                     Error *err) {
+static bool write_in(int folder, const Target *t, GPT2 *model, int64_t *bytes, Error *err) {
     char temporary[PATH_MAX], directory[PATH_MAX];
     Error ignored;
     if (snprintf(temporary, sizeof temporary, ".tmp-%s-%ld", t->name, (long)getpid()) >=
@@ -288,24 +289,21 @@ static bool write_in(int folder, const Target *t, const struct Kind *kind, GPT2 
         return fail(err, EXIT_INPUT, "--export: the name is too long");
     if (!path_join(directory, t->folder, temporary, err)) return false;
     if (mkdirat(folder, temporary, 0777)) return fail_errno(err, "cannot create the directory", directory);
-    bool ok = kind->write(directory, t, model, err) && directory_sync(directory, err);
+    bool ok = t->kind->write(directory, t, model, err) && directory_sync(directory, err);
     *bytes = ok ? bytes_in(directory) : 0;
-    ok = ok && publish(folder, temporary, kind, t, err) && file_sync(folder, t->folder, err);
-    if (!ok || !kind->is_folder) directory_remove(folder, temporary, any_file, &ignored);
+    ok = ok && publish(folder, temporary, t, err) && file_sync(folder, t->folder, err);
+    if (!ok || !t->kind->is_folder) directory_remove(folder, temporary, any_file, &ignored);
     return ok;
 }
 
 bool export_model(const char *path, ExportType type, GPT2 *model, const Tokenizer *tokenizer, int64_t *bytes,
                   Error *err) {
-    Target t;
-    if (!export_check(path, type, &model->config, tokenizer, err) || !find_target(&t, path, err))
-        return false;
-    t.type = type;
-    t.tokenizer = tokenizer;
+    Target t = {.type = type, .tokenizer = tokenizer};
+    if (!check_target(&t, path, &model->config, err)) return false;
     const int folder = directory_open(t.folder, err);
     if (folder < 0) return false;
     remove_leftovers(folder, &t);
-    const bool ok = write_in(folder, &t, kind_of(path), model, bytes, err);
+    const bool ok = write_in(folder, &t, model, bytes, err);
     close(folder);
     return ok;
 }

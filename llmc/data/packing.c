@@ -33,11 +33,10 @@ struct Packing {
     int32_t *tokens; /* (n_windows, width) as they come */
     Item *items;     /* (n_items) in the order of the tokens */
     int n_items, capacity;
-    int32_t *in_order; /* (capacity) indices of items: whole documents, then rests, the longest first */
-    int32_t *counts;   /* (2 * width + 1) of items by rank */
-    int32_t *room;     /* (n_windows) left in a window */
-    int32_t *by_room;  /* (n_free) windows, least room first */
-    int32_t *filled;   /* (n_windows) tokens that are in place */
+    Item **in_order;  /* (capacity) whole documents, then rests, the longest first */
+    int32_t *room;    /* (n_windows) left in a window */
+    int32_t *by_room; /* (n_free) windows, least room first */
+    int32_t *filled;  /* (n_windows) tokens that are in place */
     int n_free;
     int last; /* the item that ends with the group, not with end-of-text; -1: none */
 };
@@ -68,7 +67,7 @@ static int choose_windows(int64_t n, int64_t width) {
 
 int64_t packing_bytes(int64_t T) {
     const int64_t width = T + 1, group = most_windows(width) * width;
-    return (groups_of_pool(group) + 1) * group * 4 + width * 8 + group * 2; /* an item takes 20 bytes */
+    return (groups_of_pool(group) + 1) * group * 4 + group * 3; /* an item takes 24 bytes */
 }
 
 /* ---- open, close ---- */
@@ -91,11 +90,10 @@ Packing *packing_open(const WindowOrder *order, int end_of_text, Error *err) {
     const size_t n = (size_t)p->n_windows, group = n * (size_t)width;
     p->rows = malloc((size_t)p->n_groups * group * sizeof *p->rows);
     p->tokens = malloc(group * sizeof *p->tokens);
-    p->counts = malloc((2 * (size_t)width + 1) * sizeof *p->counts);
     p->room = malloc(n * sizeof *p->room);
     p->by_room = malloc(n * sizeof *p->by_room);
     p->filled = malloc(n * sizeof *p->filled);
-    if (p->rows && p->tokens && p->counts && p->room && p->by_room && p->filled) return p;
+    if (p->rows && p->tokens && p->room && p->by_room && p->filled) return p;
     fail(err, EXIT_RUN, "out of memory for %d groups of %d packed windows", p->n_groups, p->n_windows);
     packing_close(p);
     return NULL;
@@ -107,7 +105,6 @@ void packing_close(Packing *p) {
     free(p->tokens);
     free(p->items);
     free(p->in_order);
-    free(p->counts);
     free(p->room);
     free(p->by_room);
     free(p->filled);
@@ -128,7 +125,7 @@ static bool grow(Packing *p, Error *err) {
     const int capacity = p->capacity ? 2 * p->capacity : 1024;
     Item *items = realloc(p->items, (size_t)capacity * sizeof *items);
     if (items) p->items = items;
-    int32_t *in_order = realloc(p->in_order, (size_t)capacity * sizeof *in_order);
+    Item **in_order = realloc(p->in_order, (size_t)capacity * sizeof *in_order);
     if (in_order) p->in_order = in_order;
     p->capacity = capacity;
     return (items && in_order) ||
@@ -174,24 +171,16 @@ static bool find_documents(Packing *p, int32_t **row, Error *err) {
     return true;
 }
 
-/* Whole documents before rests, the longest first. */
-static int32_t rank_of(const Packing *p, int i) {
-    const Item *item = &p->items[i];
-    return p->width - item->length + (item->is_rest ? p->width : 0);
+/* Whole documents before rests, the longest first, as they come among equals. */
+static int compare_items(const void *a, const void *b) {
+    const Item *x = *(Item *const *)a, *y = *(Item *const *)b;
+    if (x->is_rest != y->is_rest) return x->is_rest - y->is_rest;
+    return x->length != y->length ? y->length - x->length : x->begin - y->begin;
 }
 
-/* Counting sort; of equal ones the first comes first. */
 static void sort_items(Packing *p) {
-    const size_t n_ranks = 2 * (size_t)p->width + 1;
-    int32_t before = 0;
-    memset(p->counts, 0, n_ranks * sizeof *p->counts);
-    for (int i = 0; i < p->n_items; i++) p->counts[rank_of(p, i)]++;
-    for (size_t rank = 0; rank < n_ranks; rank++) {
-        const int32_t n = p->counts[rank];
-        p->counts[rank] = before;
-        before += n;
-    }
-    for (int i = 0; i < p->n_items; i++) p->in_order[p->counts[rank_of(p, i)]++] = i;
+    for (int i = 0; i < p->n_items; i++) p->in_order[i] = &p->items[i];
+    qsort(p->in_order, (size_t)p->n_items, sizeof *p->in_order, compare_items);
 }
 
 /* ---- best fit ---- */
@@ -222,9 +211,10 @@ static void place(Packing *p, Item *item) {
 /* The one that ends with the group first: it must not be cut, so that it can stand last. */
 static void place_all(Packing *p) {
     for (int i = 0; i < p->n_free; i++) p->by_room[i] = i, p->room[i] = p->width, p->filled[i] = 0;
-    if (p->last >= 0) place(p, &p->items[p->last]);
+    Item *last = p->last >= 0 ? &p->items[p->last] : NULL;
+    if (last) place(p, last);
     for (int i = 0; i < p->n_items; i++)
-        if (p->in_order[i] != p->last) place(p, &p->items[p->in_order[i]]);
+        if (p->in_order[i] != last) place(p, p->in_order[i]);
 }
 
 /* ---- the windows ---- */
@@ -241,7 +231,7 @@ static void fill_rest(Packing *p, int32_t *rows) {
     const int32_t kept = p->last >= 0 ? p->items[p->last].window : NOWHERE;
     int next = p->n_free - 1;
     for (int i = 0; i < p->n_items; i++) {
-        const Item *item = &p->items[p->in_order[i]];
+        const Item *item = p->in_order[i];
         if (item->window != NOWHERE) continue;
         const bool is_document = item->begin > 0 && p->tokens[item->begin - 1] == p->end_of_text;
         bool is_cut = false;

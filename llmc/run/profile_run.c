@@ -4,10 +4,6 @@
 #include "llmc/base/version.h"
 #include "profile_trace.h"
 
-static bool queue_next(Training *t, Error *err) {
-    return training_queue(t, t->state.step + 1, err);
-}
-
 /* Plain steps, at least `least`, until `seconds` have passed; returns the wall clock of one in seconds, or -1
  * with err. */
 static double time_steps(Training *t, int least, double seconds, Error *err) {
@@ -17,7 +13,7 @@ static double time_steps(Training *t, int least, double seconds, Error *err) {
     ops->device->synchronize();
     const double begun = clock_seconds();
     while (n < least || clock_seconds() - begun < seconds) {
-        if (!queue_next(t, err)) return -1;
+        if (!training_queue(t, err)) return -1;
         if (n++ > 0) gpt2_take_stats(model, (int)((t->state.step - 1) % READBACK_SLOTS));
     }
     ops->device->synchronize();
@@ -30,9 +26,9 @@ static bool profile_steps(Training *t, Profile *profile, double seconds, Error *
     const Ops *plain = model->ops, *wrapped = profile_ops(plain, &model->at);
     const double begun = clock_seconds();
     do {
-        if (!queue_next(t, err)) return false;
+        if (!training_queue(t, err)) return false;
         model->ops = wrapped;
-        const bool ok = queue_next(t, err);
+        const bool ok = training_queue(t, err);
         model->ops = plain;
         if (!ok) return false;
         profile_collect(profile);

@@ -345,7 +345,7 @@ bool training_step(Training *t, int64_t step, Error *err) {
     return ok && (t->run->ops->device->is_async || training_settle(t, err));
 }
 
-bool training_queue(Training *t, int64_t step, Error *err) {
+bool training_queue(Training *t, Error *err) {
     QueuedStep q;
-    return queue_step(t, &q, step, err);
+    return queue_step(t, &q, t->state.step + 1, err);
 }

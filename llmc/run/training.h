@@ -104,8 +104,16 @@ bool training_take_save_request(Training *t);
 bool training_validate(Training *t, double *mean, Error *err);
 /* Reports the step that is still queued, if there is one: before all that needs the model at rest. */
 bool training_settle(Training *t, Error *err);
-/* Queues a step, and no more: for profile_run. */
-bool training_queue(Training *t, int64_t step, Error *err);
+/* Queues the next step, and no more: for profile_run. */
+bool training_queue(Training *t, Error *err);
+/* Of the peak, what `flops` a second of all ranks are. A measured peak that was passed was measured badly, beside
+ * another program, say: it is measured again, and is at least what was done. */
+double training_mfu(Training *t, double flops);
+/* From here and from each save on the watchdog knows which checkpoint stands. */
+void training_tell_watchdog(const Training *t);
+/* What of the run is on the disk, for a message about what is not. Returns text. */
+const char *training_what_stands(const Training *t, char *text, size_t size);
+
 /* ---- training_save.c ---- */
 /* Saves the run at t->state in --out; all ranks. A failure is written to the log, too, and sets the time of the next try.
  * `overlap`, where there is room for a snapshot: rank 0's thread writes it while training goes on, and true says only
@@ -117,13 +125,6 @@ void training_collect_save(Training *t, bool wait);
 void training_await_save(Training *t);
 /* True once where a save that failed is to be tried again behind `step`. */
 bool training_take_retry(Training *t, int64_t step);
-/* Of the peak, what `flops` a second of all ranks are. A measured peak that was passed was measured badly, beside
- * another program, say: it is measured again, and is at least what was done. */
-double training_mfu(Training *t, double flops);
-/* From here and from each save on the watchdog knows which checkpoint stands. */
-void training_tell_watchdog(const Training *t);
-/* What of the run is on the disk, for a message about what is not. Returns text. */
-const char *training_what_stands(const Training *t, char *text, size_t size);
 
 /* printf would show the sign that a NaN may have; those of StepStats have none. */
 static inline double unsigned_nan(double x) {

@@ -386,17 +386,12 @@ void setup_print_model(const Run *run) {
     name_default_data(run);
 }
 
-/* Saves between steps, rank 0's to write. */
-static bool saves_beside_training(const Run *run) {
+/* Of saves between steps, which are rank 0's to write. */
+static size_t planned_snapshot(const Run *run) {
     const Settings *s = &run->settings;
     const bool between = (s->save_every > 0 && s->save_every < s->steps) || s->keep_best;
-    return s->out && between && model_options(run).training && ranks_leads(run->comm->ranks);
-}
-
-static size_t planned_snapshot(const Run *run) {
-    if (!saves_beside_training(run)) return 0;
-    return snapshot_bytes(&run->config, run->settings.optimizer, run->settings.model_only,
-                          run->comm->ranks.n_ranks);
+    if (!s->out || !between || !model_options(run).training || !ranks_leads(run->comm->ranks)) return 0;
+    return snapshot_bytes(&run->config, s->optimizer, s->model_only, run->comm->ranks.n_ranks);
 }
 
 /* A token of a prompt has at least a byte. */

@@ -118,16 +118,14 @@ static void limit_eval_batches(Run *run) {
         s->eval_batches = batches;
 }
 
-static bool same_file(const char *a, const char *b) {
-    struct stat info_a, info_b;
-    return stat(a, &info_a) == 0 && stat(b, &info_b) == 0 && info_a.st_dev == info_b.st_dev &&
-           info_a.st_ino == info_b.st_ino;
-}
-
 static bool is_trained_on(const Run *run, const char *file) {
-    for (int i = 0; i < dataloader_n_files(run->train); i++)
-        if (same_file(file, dataloader_file(run->train, i))) return true;
-    return false;
+    struct stat info, of_train;
+    bool found = false;
+    if (stat(file, &info) != 0) return false;
+    for (int i = 0; !found && i < dataloader_n_files(run->train); i++)
+        found = stat(dataloader_file(run->train, i), &of_train) == 0 && of_train.st_dev == info.st_dev &&
+                of_train.st_ino == info.st_ino;
+    return found;
 }
 
 /* A wide pattern for --train takes the validation shard in. */

@@ -62,8 +62,10 @@ static bool fail_nccl(const NcclComm *c, NcclResult result, const char *call, Er
         return fail(err, EXIT_RUN, "NCCL: %s is not done within %g s; hint: NCCL_DEBUG=INFO", call,
                     nccl_seconds);
     const char *more = c->nccl->ncclGetLastError(c->handle);
-    return fail(err, EXIT_RUN, "NCCL: %s: %s%s%s", call, c->nccl->ncclGetErrorString(result),
-                more && *more ? ": " : "", more ? more : "");
+    const bool no_room = more && strstr(more, "/dev/shm");
+    return fail(err, EXIT_RUN, "NCCL: %s: %s%s%s%s", call, c->nccl->ncclGetErrorString(result),
+                more && *more ? ": " : "", more ? more : "",
+                no_room ? "; hint: a container has 64 MB there unasked: docker run --shm-size 1g" : "");
 }
 
 static void check(const NcclComm *c, NcclResult result, const char *call) {

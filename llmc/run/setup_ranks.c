@@ -2,7 +2,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 #include "llmc/base/terminal.h"
 #include "llmc/base/version.h"
 #include "llmc/comm/launch.h"

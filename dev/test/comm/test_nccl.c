@@ -49,6 +49,7 @@ static void test_wrong(void) {
         {"fake.so",                   "old",         "NCCL 2.17.99, "                                            },
         {"fake.so",                   "old",         "expected 2.18 or later"                                    },
         {"fake.so",                   "no_start",    "ncclCommInitRankConfig: invalid argument: the fake says so"},
+        {"fake.so",                   "no_room",     "(size 9637888); hint: a container has 64 MB there"         },
         {"fake.so",                   "stuck_start", "ncclCommInitRankConfig is not done within"                 },
     };
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) BESIDE(run_ranks(2, open_wrong, &all[i], NULL));

@@ -5,6 +5,7 @@
  *   no_start      ncclCommInitRankConfig fails         stuck_start   it never gets done
  *   broken        ncclAllGather fails                  stuck         nor does ncclAllGather
  *   stuck_end     nor does ncclCommFinalize, and ncclCommAbort does not return
+ *   no_room       ncclCommInitRankConfig fails, because /dev/shm is too small for it
  *
  * It leaves in FAKE_NCCL_CTAS how many CTAs the last communicator may have. */
 #include <fcntl.h>
@@ -115,8 +116,9 @@ NcclResult ncclGetUniqueId(NcclId *id) {
 /* Where a call is to get stuck the time that the test gives it is short: nothing else takes any. */
 NcclResult ncclCommInitRankConfig(NcclHandle **comm, int n, NcclId id, int rank, NcclConfig *config) {
     const int fd = open(id.bytes, O_RDWR);
-    if (mode("no_start")) unlink(id.bytes);
-    if (mode("no_start") || config->size != sizeof *config || config->magic != 0xcafebeef ||
+    const bool fails = mode("no_start") || mode("no_room");
+    if (fails) unlink(id.bytes);
+    if (fails || config->size != sizeof *config || config->magic != 0xcafebeef ||
         config->version != NCCL_OLDEST || config->blocking)
         return INVALID;
     char ctas[16];
@@ -163,7 +165,8 @@ const char *ncclGetErrorString(NcclResult result) {
 
 const char *ncclGetLastError(NcclHandle *c) {
     (void)c;
-    return "the fake says so";
+    return mode("no_room") ? "Error while creating shared memory segment /dev/shm/nccl-x (size 9637888)"
+                           : "the fake says so";
 }
 
 NcclResult ncclReduceScatter(const void *in, void *out, size_t n, NcclType type, NcclReduction how,

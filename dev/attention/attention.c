@@ -2,6 +2,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include "dev/test/compare.h"
 #include "ladder.h"
 #include "reference_rows.h"
 
@@ -353,8 +354,7 @@ static void reference_backward(Case *c) {
     r.out = lab_malloc(sizeof(double) * (size_t)n_out);
     r.lse = lab_malloc(sizeof(double) * (size_t)n_lse);
     run_reference(&r);
-    for (int64_t i = 0; i < n_out; i++)
-        c->o.in[BACKWARD_OUT][i] = round_to_dtype((float)r.out[i], c->o.dtype);
+    for (int64_t i = 0; i < n_out; i++) c->o.in[BACKWARD_OUT][i] = round_to(c->o.dtype, (float)r.out[i]);
     for (int64_t i = 0; i < n_lse; i++) c->o.in[BACKWARD_LSE][i] = (float)r.lse[i];
     r.dout = c->o.in[BACKWARD_DOUT];
     r.dqkv = c->want[BACKWARD_DQKV];

@@ -28,21 +28,11 @@ static void check_variant(const Case *c, const Variant *v, const Options *o) {
     printf("%-4s %-22s %-22s %-34s %-10s%s\n", result, v->op, v->name, sizes_text(&c->o.s), c->fill->name,
            f.text);
     fflush(stdout);
-    const CsvRow row = {.kind = "check",
-                        .fill = c->fill->name,
-                        .result = result,
-                        .error = f.error,
-                        .limit = f.limit,
-                        .largest = f.largest,
-                        .ms = NAN,
-                        .spread = NAN,
-                        .tflops = NAN,
-                        .gbytes = NAN,
-                        .percent = NAN,
-                        .gflop = NAN,
-                        .mbytes = NAN,
-                        .density = NAN,
-                        .scratch_mbytes = NAN};
+    CsvRow row = csv_row("check", result);
+    row.fill = c->fill->name;
+    row.error = f.error;
+    row.limit = f.limit;
+    row.largest = f.largest;
     report_csv(v, &c->o.s, &row);
 }
 

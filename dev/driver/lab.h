@@ -181,7 +181,6 @@ typedef struct Findings {
 Findings case_check(const Case *c, const Variant *v, const Ops *ops, int repeat);
 size_t lab_scratch_bytes(const Variant *v, const Ops *ops, const Sizes *s);
 void *lab_malloc(size_t bytes);
-float round_to_dtype(float x, DType dtype);
 
 /* ---- lab_faults.c ---- */
 /* Feeds the checker variants with one fault each; false, with a line, if it misses one. */
@@ -212,6 +211,7 @@ typedef struct CsvRow {
     double gflop, mbytes;                       /* by the formulas of the variant */
     double density, scratch_mbytes;             /* of the mask; of scratch memory */
 } CsvRow;
+CsvRow csv_row(const char *kind, const char *result); /* all figures NaN */
 void report_csv(const Variant *v, const Sizes *s, const CsvRow *row);
 void report_comment(const char *text); /* on the screen and in the CSV */
 

@@ -24,10 +24,6 @@ void *lab_malloc(size_t bytes) {
     exit(EXIT_RUN);
 }
 
-float round_to_dtype(float x, DType dtype) {
-    return round_to(dtype, x);
-}
-
 /* ---- inputs and results ---- */
 
 static bool is_result(const Operand *o) {

@@ -69,24 +69,23 @@ static const Flag flags[] = {
 };
 enum { N_FLAGS = sizeof flags / sizeof *flags };
 
+/* As --help lists it. */
+static const char *shown(const Flag *f) {
+    return f->letter ? f->letter : f->name;
+}
+
 void lab_usage(void) {
     printf("usage: dev/lab [OP...] [flags]\n\nChecks and times every variant of the ops; all ops by "
            "default.\n\n");
     for (int i = 0; i < N_FLAGS; i++) {
         char name[64];
-        snprintf(name, sizeof name, "%s %s", flags[i].letter ? flags[i].letter : flags[i].name,
-                 flags[i].value ? flags[i].value : "");
+        snprintf(name, sizeof name, "%s %s", shown(&flags[i]), flags[i].value ? flags[i].value : "");
         printf("  %-22s %s\n", name, flags[i].help);
     }
     printf("\nExit code: 0 all passed, 1 a check failed, 2 bad usage.\n");
 }
 
 /* ---- values ---- */
-
-/* As --help lists it. */
-static const char *shown(const Flag *f) {
-    return f->letter ? f->letter : f->name;
-}
 
 static bool parse_count(const char *text, long long max, long long *value) {
     char *end;

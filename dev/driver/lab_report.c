@@ -71,6 +71,10 @@ void report_comment(const char *text) {
     if (csv) fprintf(csv, "# %s\n", text);
 }
 
+CsvRow csv_row(const char *kind, const char *result) {
+    return (CsvRow){kind, NULL, result, NAN, NAN, NAN, NAN, NAN, NAN, NAN, NAN, NAN, NAN, NAN, NAN};
+}
+
 void report_csv(const Variant *v, const Sizes *s, const CsvRow *row) {
     if (!csv) return;
     fprintf(csv, "%s,%s,%s,%s,%s,%d,%d,%d,%d,%d,%d,%d,%d,%d,%d,%lld,%d,%d,%d,%d,%s,%s", row->kind, v->op,

@@ -286,20 +286,16 @@ static void report(const LabOp *op, const Variant *v, const Sizes *s, Timing t, 
     else
         printf("once %-22s %-22s %-34s%s\n", op->op->name, v->name, sizes_text(s), moved);
     fflush(stdout);
-    const CsvRow row = {.kind = roofs ? "time" : "once",
-                        .result = "ok",
-                        .error = NAN,
-                        .limit = NAN,
-                        .largest = NAN,
-                        .ms = t.seconds * 1e3,
-                        .spread = t.spread,
-                        .tflops = flops / t.seconds * 1e-12,
-                        .gbytes = bytes / t.seconds * 1e-9,
-                        .percent = percent,
-                        .gflop = own_flops * 1e-9,
-                        .mbytes = own_bytes * 1e-6,
-                        .density = op->density ? op->density(s) : 1,
-                        .scratch_mbytes = v->scratch_bytes ? (double)v->scratch_bytes(s, elem) * 1e-6 : 0};
+    CsvRow row = csv_row(roofs ? "time" : "once", "ok");
+    row.ms = t.seconds * 1e3;
+    row.spread = t.spread;
+    row.tflops = flops / t.seconds * 1e-12;
+    row.gbytes = bytes / t.seconds * 1e-9;
+    row.percent = percent;
+    row.gflop = own_flops * 1e-9;
+    row.mbytes = own_bytes * 1e-6;
+    row.density = op->density ? op->density(s) : 1;
+    row.scratch_mbytes = v->scratch_bytes ? (double)v->scratch_bytes(s, elem) * 1e-6 : 0;
     report_csv(v, s, &row);
     counts.timed++;
 }

@@ -4,6 +4,7 @@
  * saves. The reference takes the derivative in double and in another form than the kernels: with s =
  * logistic(2u), gelu = x s and gelu' = s + x s (1 - s) 2u'. */
 #include <math.h>
+#include "dev/test/compare.h"
 #include "ladder.h"
 
 static const double TWICE_ROOT = 1.5957691216057308, CUBIC = 0.044715; /* 2 sqrt(2/pi) */
@@ -19,7 +20,7 @@ void gelu_forward_reference(Case *c) {
     for (int64_t i = 0; i < c->o.operands[0].elems; i++) {
         const double v = (double)x[i];
         c->want[0][i] = v / (1 + exp(-TWICE_ROOT * (v + CUBIC * v * v * v)));
-        c->plain[0][i] = (double)round_to_dtype((float)c->want[0][i], c->o.dtype);
+        c->plain[0][i] = (double)round_to(c->o.dtype, (float)c->want[0][i]);
     }
 }
 
@@ -28,7 +29,7 @@ void gelu_backward_reference(Case *c) {
 #pragma omp parallel for
     for (int64_t i = 0; i < c->o.operands[0].elems; i++) {
         c->want[0][i] = (double)dx[i] * derivative((double)pre_gelu[i]);
-        c->plain[0][i] = (double)round_to_dtype((float)c->want[0][i], c->o.dtype);
+        c->plain[0][i] = (double)round_to(c->o.dtype, (float)c->want[0][i]);
     }
 }
 

@@ -23,13 +23,11 @@ def case_of(name):
     return Case(match[1], int(match[2]), int(match[3]))
 
 
-def cases(text):
-    """The type of a flag that takes names of cases between commas."""
-    found = []
-    for name in text.split(","):
-        found.append(case_of(name))
-        if not found[-1]:
-            raise argparse.ArgumentTypeError(f"expected MODEL:BxT, such as d12:64x1024, with a model of {', '.join(MODELS)}; found {name!r}")
+def named_case(text):
+    """The type of a flag that takes a case by its name."""
+    found = case_of(text)
+    if not found:
+        raise argparse.ArgumentTypeError(f"expected MODEL:BxT, such as d12:64x1024, with a model of {', '.join(MODELS)}; found {text!r}")
     return found
 
 

@@ -26,9 +26,9 @@ import time
 import random_shard
 from cases import name_of
 from combine import SAME, read_run, spread
-from comparison import (EXIT_RUN, Parser, Report, commit_of, duration, end_with, environment, fail, free_port, integer, need_program,
-                        torch_on_card, torchrun_variables, visible_card)
-from compare_train import DEFAULT, PEER, Configuration, Torch, Turns, command_of_ours, configurations, flags_of, n_steps, run_ours, ways, words
+from comparison import (EXIT_RUN, Parser, Report, commit_of, duration, end_with, environment, fail, free_port, integer, listed, need_program,
+                        number, torch_on_card, torchrun_variables, visible_card)
+from compare_train import DEFAULT, PEER, Configuration, Torch, Turns, command_of_ours, configuration_of, flags_of, n_steps, run_ours, way_of, words
 
 # Percent of linear on 2 GPUs that ours is to reach.
 MUST = {"d12:64x1024": 99.0, "d12:16x1024": 95.0, "d24:32x1024": 99.0, "d48:16x1024": 99.5}
@@ -212,33 +212,21 @@ def table(rows, gpus, report):
 # ---- the program ----
 
 
-def numbers(text):
-    """The type of --buckets."""
-    try:
-        found = [float(word) for word in text.split(",")]
-    except ValueError:
-        found = []
-    if not found or not all(1 <= value <= 10000 for value in found):
-        raise argparse.ArgumentTypeError(f"expected megabytes such as 25,100, each 1 to 10000, found {text!r}")
-    return found
-
-
 def one_way(text):
     """The type of --way."""
-    found = ways(text)
-    if len(found) != 1 or found[0][0] == "best":
+    if text.startswith("best"):
         raise argparse.ArgumentTypeError(f"expected one ATTENTION/MODE, such as flash3/default, found {text!r}")
-    return found[0]
+    return way_of(text)
 
 
 def parse_arguments(argv):
     parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cases", type=configurations, default=CASES, metavar="LIST",
+    parser.add_argument("--cases", type=listed(configuration_of), default=CASES, metavar="LIST",
                         help=f"MODEL:BxT, B of one GPU (default {','.join(map(name_of, CASES))})")
     parser.add_argument("--gpus", type=integer(2, 64), default=2, metavar="N", help="of this host, beside one (default 2)")
     parser.add_argument("--seconds", type=duration(1, 60), default=5.0, metavar="S", help="timed in a turn (default 5)")
     parser.add_argument("--turns", type=integer(1, 100), default=3, metavar="N", help="of each program and count (default 3)")
-    parser.add_argument("--buckets", type=numbers, default=[25.0, 100.0], metavar="LIST", help="MB of gradients in an all-reduce of PyTorch (default 25,100)")
+    parser.add_argument("--buckets", type=listed(number(1, 10000, "{:g} to {:g} MB")), default=[25.0, 100.0], metavar="LIST", help="MB of gradients in an all-reduce of PyTorch (default 25,100)")
     parser.add_argument("--way", type=one_way, default=("flash3", "default"), metavar="ATTENTION/MODE",
                         help="of PyTorch (default flash3/default, the fastest of compare_train.py at these sizes)")
     parser.add_argument("--flags", type=words, metavar="TEXT", help="more flags of ./train_gpt2cu")

@@ -28,9 +28,9 @@ import threading
 import time
 
 import random_shard
-from cases import cases, flop_of_token, name_of
+from cases import flop_of_token, name_of, named_case
 from combine import combine_train
-from comparison import (EXIT_RUN, ROOT, Parser, Report, commit_of, duration, end_with, environment, gib, integer, need_program, run_program,
+from comparison import (EXIT_RUN, ROOT, Parser, Report, commit_of, duration, end_with, environment, gib, integer, listed, need_program, run_program,
                         torch_on_card, uninterrupted)
 
 # Ways of PyTorch: (attention, mode of torch.compile); attention "best": that of the fastest way so far. Both attentions in
@@ -253,20 +253,19 @@ def compare(configuration, ahead, shard, arguments, work, turns):
 # ---- the program ----
 
 
-def configurations(text):
-    """The type of --only: names of the list, or MODEL:BxT of any other."""
+def configuration_of(text):
+    """One of --only: a name of the list, or MODEL:BxT of any other."""
     known = {name_of(c): c for c in CONFIGURATIONS}
-    return [known.get(name_of(case)) or Configuration(*case, DEFAULT) for case in cases(text)]
+    return known.get(text) or Configuration(*named_case(text), DEFAULT)
 
 
-def ways(text):
-    """The type of --ways."""
-    found = [tuple(word.split("/", 1)) for word in text.split(",")]
-    for way in found:
-        if len(way) != 2 or way[0] not in ("cudnn", "flash", "flash3", "best") or way[1] not in MODES:
-            raise argparse.ArgumentTypeError(f"expected ATTENTION/MODE, such as flash3/max-autotune, of cudnn, flash (FlashAttention-2), "
-                                             f"flash3 or best (of the ways before), and {', '.join(MODES)}; found {text!r}")
-    return found
+def way_of(text):
+    """One of --ways."""
+    attention, _, mode = text.partition("/")
+    if attention not in ("cudnn", "flash", "flash3", "best") or mode not in MODES:
+        raise argparse.ArgumentTypeError(f"expected ATTENTION/MODE, such as flash3/max-autotune, of cudnn, flash (FlashAttention-2), "
+                                         f"flash3 or best (of the ways before), and {', '.join(MODES)}; found {text!r}")
+    return attention, mode
 
 
 def words(text):
@@ -278,16 +277,16 @@ def words(text):
 
 
 def parse_arguments(argv):
-    listed = "\n".join(f"    {name_of(c):14s} {' '.join('/'.join(way) for way in c.ways)}" for c in CONFIGURATIONS)
-    parser = Parser(description=__doc__ + listed, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", type=configurations, default=CONFIGURATIONS, metavar="LIST",
+    described = "\n".join(f"    {name_of(c):14s} {' '.join('/'.join(way) for way in c.ways)}" for c in CONFIGURATIONS)
+    parser = Parser(description=__doc__ + described, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", type=listed(configuration_of), default=CONFIGURATIONS, metavar="LIST",
                         help="configurations as MODEL:BxT, of the list above or others")
     parser.add_argument("--seconds", type=duration(1, 60), default=5.0, metavar="S", help="timed in a turn (default 5)")
     parser.add_argument("--turns", type=integer(1, 100), default=3, metavar="N", help="of each program (default 3)")
     parser.add_argument("--train", metavar="FILE", help="token shard; default: random tokens")
     parser.add_argument("--flags", type=words, metavar="TEXT",
                         help="more flags of ./train_gpt2cu, in place of the configuration's own")
-    parser.add_argument("--ways", type=ways, metavar="LIST", help="of PyTorch, as ATTENTION/MODE, in place of a configuration's own")
+    parser.add_argument("--ways", type=listed(way_of), metavar="LIST", help="of PyTorch, as ATTENTION/MODE, in place of a configuration's own")
     parser.add_argument("--limit", type=duration(1, 3600), default=420, metavar="S", help="that a way may take to compile (default 420)")
     parser.add_argument("--no-new-after", type=duration(0, 86400), metavar="S",
                         help="after so long since the start no mode but the default one is begun")

@@ -134,6 +134,22 @@ def number(least, most, expected="a number from {:g} to {:g}"):
     return parse
 
 
+def one_of(names):
+    """The type of a flag that takes one of the names."""
+
+    def parse(text):
+        if text not in names:
+            raise argparse.ArgumentTypeError(f"{text!r} is not one of {', '.join(names)}")
+        return text
+
+    return parse
+
+
+def listed(kind):
+    """The type of a flag that takes several values of a type, between commas."""
+    return lambda text: [kind(word) for word in text.split(",")]
+
+
 def duration(least, most):
     """The type of a flag that takes a time in [least, most]."""
     return number(least, most, "{:g} to {:g} seconds")

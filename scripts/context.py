@@ -33,7 +33,7 @@ import time
 
 import random_shard
 from comparison import (EXIT_INPUT, EXIT_RUN, Output, Parser, built_trainer, check_output, commit_of, duration, end_with, fail, gib, integers,
-                        need_card, need_program, printable, provenance, pyplot, save_picture, split_csv, uninterrupted)
+                        listed, need_card, need_program, one_of, printable, provenance, pyplot, save_picture, split_csv, uninterrupted)
 
 PROGRAM = built_trainer()
 MODES = {
@@ -248,19 +248,11 @@ def plot(rows, path):
     save_picture(figure, path)
 
 
-def modes(text):
-    """The type of --modes."""
-    for mode in text.split(","):
-        if mode not in MODES:
-            raise argparse.ArgumentTypeError(f"{mode!r} is not one of {', '.join(MODES)}")
-    return text.split(",")
-
-
 def parse_arguments(argv):
     parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seq", type=integers(1, 1 << 21), default=[1 << i for i in range(10, 21)], metavar="LIST",
                         help="lengths in rising order; default 1024:1048576")
-    parser.add_argument("--modes", type=modes, default=list(MODES), metavar="LIST", help=f"of {', '.join(MODES)}; default: all")
+    parser.add_argument("--modes", type=listed(one_of(MODES)), default=list(MODES), metavar="LIST", help=f"of {', '.join(MODES)}; default: all")
     parser.add_argument("--inference", action="store_true", help="time the forward pass alone and sampling, too")
     parser.add_argument("--limit", type=duration(1, 86400), default=60, metavar="S", help="seconds that one run may take")
     parser.add_argument("--csv", default="scripts/context.csv", metavar="FILE")

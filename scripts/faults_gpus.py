@@ -24,8 +24,8 @@ import tempfile
 import time
 import uuid
 
-from comparison import (EXIT_RUN, ROOT, Parser, Report, commit_of, duration, end_with, fail, free_port, integer, integers, need_card,
-                        need_program, provenance, torchrun_variables, visible_card)
+from comparison import (EXIT_RUN, ROOT, Parser, Report, commit_of, duration, end_with, fail, free_port, integer, integers, listed, need_card,
+                        need_program, one_of, provenance, torchrun_variables, visible_card)
 
 END_S, START_S = 15.0, 30.0  # within which all must end: once all ranks train, and before
 MORE_S = 5.0  # that a start may take beyond START_S, which is the ranks' patience, to be counted as in time
@@ -345,14 +345,6 @@ class Faults:
         return not bad
 
 
-def kinds(text):
-    """The type of --only."""
-    found = text.split(",")
-    if not set(found) <= set(KINDS):
-        raise argparse.ArgumentTypeError(f"expected names of {', '.join(KINDS)}, found {text!r}")
-    return found
-
-
 def parse_arguments(argv):
     parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--program", default="./train_gpt2cu", metavar="FILE", help="default ./train_gpt2cu")
@@ -360,7 +352,7 @@ def parse_arguments(argv):
     parser.add_argument("--gpus", type=integer(2, 64), default=2, metavar="N", help="ranks (default 2)")
     parser.add_argument("--ranks", type=integers(0, 63), metavar="LIST", help="that are killed and stopped (default all)")
     parser.add_argument("--count", type=integer(1, 10000), default=10, metavar="N", help="of each fault at random times (default 10)")
-    parser.add_argument("--only", type=kinds, default=list(KINDS), metavar="LIST", help=f"of {','.join(KINDS)}")
+    parser.add_argument("--only", type=listed(one_of(KINDS)), default=list(KINDS), metavar="LIST", help=f"of {','.join(KINDS)}")
     parser.add_argument("--deadline", type=duration(1, 1e6), metavar="S", help="no fault begins so long after the start; what was begun goes on to its end")
     parser.add_argument("--seed", type=integer(0, 1 << 30), default=1, metavar="N", help="of the random times (default 1)")
     parser.add_argument("--csv", metavar="FILE")

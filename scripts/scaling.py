@@ -28,9 +28,9 @@ import os
 import statistics
 import sys
 
-from cases import MODELS, PADDED_VOCABULARY, case_of, cases, flop, flop_of_token, name_of
+from cases import MODELS, PADDED_VOCABULARY, case_of, flop, flop_of_token, name_of, named_case
 from combine import read_run
-from comparison import EXIT_RUN, ROOT, Parser, Report, end_with, fail, integer, integers, number
+from comparison import EXIT_RUN, ROOT, Parser, Report, end_with, fail, integer, integers, listed, number
 
 TILE = 1024  # elements, as llmc/model/gpt2_parameters.c has it
 # Reads of fp32 gradients (norm, AdamW), reads and writes of two fp32 states and the master, writes of bf16 weights.
@@ -333,7 +333,7 @@ def check(machine, measured, arguments, report):
 
 def parse_arguments(argv):
     parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cases", type=cases, default=CASES, metavar="LIST", help=f"MODEL:BxT of one GPU's micro-batch (default {CASES})")
+    parser.add_argument("--cases", type=listed(named_case), default=CASES, metavar="LIST", help=f"MODEL:BxT of one GPU's micro-batch (default {CASES})")
     parser.add_argument("--gpus", type=integers(1, 65536), default="1:1024", metavar="LIST", help="1,2,4 or 1:1024, doubling (default 1:1024)")
     parser.add_argument("--micro-steps", type=integer(1, 1 << 20), default=1, metavar="N", help="of one GPU in a step (default 1)")
     parser.add_argument("--tokens-per-step", type=integer(0, 1 << 40), default=0, metavar="N",

@@ -1,5 +1,4 @@
 """scripts/context.py, with a stand-in for the trainer."""
-import argparse
 import os
 import signal
 import subprocess
@@ -48,9 +47,8 @@ class Runs(Context):
         self.assertEqual(context.MODES, {
             "flash": ["--recompute", "none"], "gelu": ["--recompute", "gelu"], "linear": ["--recompute", "linear"],
             "block": ["--recompute", "block"], "standard": ["--attention", "standard"]})
-        self.assertEqual(context.modes("block,flash"), ["block", "flash"])
-        with self.assertRaises(argparse.ArgumentTypeError):
-            context.modes("flash,some")
+        self.assertEqual(context.parse_arguments(["--modes", "block,flash"]).modes, ["block", "flash"])
+        self.refused("'some' is not one of flash, gelu", 2, context.parse_arguments, ["--modes", "flash,some"])
 
     def test_steps(self):
         self.assertEqual([context.n_steps(seq) for seq in (1, 1024, 4096, 1 << 16, 1 << 17, 1 << 18, 1 << 20)],

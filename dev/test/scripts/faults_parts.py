@@ -1,5 +1,4 @@
 """scripts/faults_gpus.py, with a stand-in for the trainer: one that ends as it should, and ones that do not."""
-import argparse
 import csv
 import os
 import random
@@ -151,9 +150,8 @@ class Trials(Parts):
         run.close()
 
     def test_words(self):
-        self.assertEqual(faults_gpus.kinds("kill,disk"), ["kill", "disk"])
-        with self.assertRaises(argparse.ArgumentTypeError):
-            faults_gpus.kinds("kill,other")
+        self.assertEqual(faults_gpus.parse_arguments(["--only", "kill,disk"]).only, ["kill", "disk"])
+        self.refused("'other' is not one of kill, stop", 2, faults_gpus.parse_arguments, ["--only", "kill,other"])
         parsed = faults_gpus.parse_arguments(["--gpus", "3", "--", "--model", "d6"])
         self.assertEqual((parsed.gpus, parsed.flags, parsed.count, parsed.only), (3, ["--model", "d6"], 10, list(faults_gpus.KINDS)))
         self.assertEqual((faults_gpus.END_S, faults_gpus.START_S), (15.0, 30.0))

@@ -200,8 +200,7 @@ class Measured(Parts):
 
     def test_bad_words(self):
         for text in ("d12", "d13:1x1", "d12:0x1024", "d12:1x1,", "d12:1xa"):
-            with self.assertRaises(argparse.ArgumentTypeError, msg=text):
-                scaling.cases(text)
+            self.refused("expected MODEL:BxT", 2, scaling.parse_arguments, ["--cases", text])
         for text in ("nan", "-1", "x", "11"):
             with self.assertRaises(argparse.ArgumentTypeError, msg=text):
                 scaling.number(0, 10)(text)

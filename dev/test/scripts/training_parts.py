@@ -61,18 +61,17 @@ class Configurations(Parts):
             ("d12:1x131072", default, "--recompute gelu")])
 
     def test_only(self):
-        found = compare_train.configurations("d12:64x1024,d36:2x512")
+        found = compare_train.parse_arguments(["--only", "d12:64x1024,d36:2x512"]).only
         self.assertEqual(found[0], D12)
         self.assertEqual(tuple(found[1]), ("d36", 2, 512, compare_train.DEFAULT, ""))
         for text in ("d12", "d13:1x1", "d12:0x1024", "d12:1x0", "d12:1x1024,", "d12:1xa"):
-            with self.assertRaises(argparse.ArgumentTypeError, msg=text):
-                compare_train.configurations(text)
+            self.refused("expected MODEL:BxT", 2, compare_train.parse_arguments, ["--only", text])
 
     def test_ways(self):
-        self.assertEqual(compare_train.ways("flash3/max-autotune,cudnn/default"), [("flash3", "max-autotune"), ("cudnn", "default")])
+        found = compare_train.parse_arguments(["--ways", "flash3/max-autotune,cudnn/default"])
+        self.assertEqual(found.ways, [("flash3", "max-autotune"), ("cudnn", "default")])
         for text in ("cudnn", "cudnn/fast", "x/default", "cudnn/default,", ""):
-            with self.assertRaises(argparse.ArgumentTypeError, msg=text):
-                compare_train.ways(text)
+            self.refused("expected ATTENTION/MODE", 2, compare_train.parse_arguments, ["--ways", text])
 
     def test_flags(self):
         gelu = compare_train.CONFIGURATIONS[4]

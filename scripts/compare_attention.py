@@ -34,10 +34,10 @@ import sys
 import time
 
 from attention_kernels import TENSORS, Ours, State, document_bounds, document_ends, peers
+from combine import MUST_ATTENTION
 from comparison import (EXIT_RUN, ROOT, Parser, Report, commit, duration, end_with, environment, fail, integer, integers,
                         torch_on_card)
 
-MUST = 1.05  # ours is to be at least so many times as fast as the best peer
 WARM_UP_S = 0.5  # at load before every row
 COLD_S = 1.0  # of all kernels before the first
 SETTLE = 1.5  # untimed part of a slice over the timed one: after 0.06 s the card's clock was still falling
@@ -329,7 +329,7 @@ def compare_cell(case, direction, times, names, checked, report):
     rivals = [speed[name] for name in names if name != "packed" and speed.get(name)]
     ratio = speed["ours"] / max(rivals) if rivals else None
     cells = [f"{speed['ours']:.0f}"] + [f"{speed[name]:.0f}" if speed.get(name) else "-" for name in names]
-    return cells + ([f"{ratio:.3f}", "yes" if ratio >= MUST else "no"] if ratio else ["-", "-"]), ratio
+    return cells + ([f"{ratio:.3f}", "yes" if ratio >= MUST_ATTENTION else "no"] if ratio else ["-", "-"]), ratio
 
 
 def compare_case(torch, arguments, kernels, case, report, stopwatch):
@@ -392,8 +392,8 @@ def summarize(report, kernels, failed, ratios):
         report.note("forward, backward: ours, in TFLOP/s (causal counts half). ratio: ours over the best peer. "
                     "FA3 adds dQ by atomics, its default: its last bits change from run to run. The peers leave dQ, dK and dV apart, ours are packed.")
         behind = [f"{direction} {D} {mask} T={T} {ratio:.3f}"
-                  for (D, mask, T, direction), ratio in ratios.items() if ratio < MUST]
-        report.note(f"must ({MUST} x the best peer): {len(ratios) - len(behind)} of {len(ratios)} cells"
+                  for (D, mask, T, direction), ratio in ratios.items() if ratio < MUST_ATTENTION]
+        report.note(f"must ({MUST_ATTENTION} x the best peer): {len(ratios) - len(behind)} of {len(ratios)} cells"
                     + (f"; not: {', '.join(behind)}" if behind else ""))
     for text in failed:
         report.note(f"FAIL {text}")

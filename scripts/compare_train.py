@@ -32,6 +32,7 @@ from cases import flop_of_token, name_of, named_case
 from combine import combine_train
 from comparison import (EXIT_RUN, ROOT, Parser, Report, commit_of, duration, end_with, environment, gib, integer, listed, need_program, run_program,
                         torch_on_card, uninterrupted)
+from run_log import read_log
 
 # Ways of PyTorch: (attention, mode of torch.compile); attention "best": that of the fastest way so far. Both attentions in
 # the default mode everywhere, and with CUDA graphs where the host's launches count, since an operator of its own costs the
@@ -146,10 +147,8 @@ def n_steps(configuration, seconds, turns):
     return 1 + math.ceil(WARM_UP_S / step_s) + max(2, math.ceil(seconds / step_s))
 
 
-def read_log(path):
-    """{ms, seconds, loss, mfu} over the steps after the first one, which also chooses plans, and a second of warm-up."""
-    with open(path, encoding="utf-8") as file:
-        steps = [row for row in map(json.loads, file) if "ms" in row]
+def timing_of(steps):
+    """{ms, seconds, loss, mfu} of a log's steps after the first one, which also chooses plans, and a second of warm-up."""
     passed_ms, timed = 0.0, []
     for i, row in enumerate(steps[1:], 1):
         if passed_ms >= 1e3 * WARM_UP_S or i >= len(steps) - 2:
@@ -182,7 +181,7 @@ def run_ours(configuration, shard, arguments, work, steps, gpus=1, environment=N
             return None, failure
         measured = re.search(r"^memory: .*measured (.*)$", done.stdout, re.MULTILINE)
         memory = gib(measured[1])
-        return {**read_log(os.path.join(out, "log.jsonl")), "memory": memory, "device_memory": memory}, ""
+        return {**timing_of(read_log(out).steps), "memory": memory, "device_memory": memory}, ""
     finally:
         shutil.rmtree(out, ignore_errors=True)
 

@@ -21,7 +21,6 @@ flags, too.
 import argparse
 import csv
 import importlib.util
-import json
 import math
 import os
 import re
@@ -34,6 +33,7 @@ import time
 import random_shard
 from comparison import (EXIT_INPUT, EXIT_RUN, Output, Parser, built_trainer, check_output, commit_of, duration, end_with, fail, gib, integers,
                         listed, need_card, need_program, one_of, printable, provenance, pyplot, save_picture, split_csv, uninterrupted)
+from run_log import read_log
 
 PROGRAM = built_trainer()
 MODES = {
@@ -154,8 +154,7 @@ def run(seq, mode, shard, folder, flags, with_inference=False, steps=None):
     if done.status:
         print(f"error: {printable(said)}", file=sys.stderr)
         return None
-    with open(os.path.join(folder, "log.jsonl"), encoding="utf-8") as log:
-        steps = [step for step in map(json.loads, log) if "ms" in step]
+    steps = read_log(folder).steps
     later = sorted(settled(steps))
     ms = later[len(later) // 2]
     memory = re.search(r"planned (.*), measured (.*)", done.text.decode(errors="replace"))

@@ -39,7 +39,7 @@ class Work(Parts):
         self.assertEqual(compare.mask_name(case), "documents T / 8")
 
     def test_the_aims(self):
-        self.assertEqual((compare.MUST, compare.FAR_BEHIND, compare.SETTLE), (1.05, 1.15, 1.5))
+        self.assertEqual((compare.MUST_ATTENTION, compare.FAR_BEHIND, compare.SETTLE), (1.05, 1.15, 1.5))
 
 
 class Errors(Parts):

@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import types
 import unittest
 
 from parts import SCRIPTS, Parts
@@ -165,6 +166,20 @@ class Files(Parts):
         if not os.path.exists("/dev/full"):
             self.skipTest("no /dev/full")
         self.refused("/dev/full: cannot be written: No space left", 1, comparison.Output("/dev/full").write, "x")
+
+
+class Pictures(Parts):
+    def test_a_picture(self):
+        def draw(error=None):
+            def savefig(path, dpi):
+                if error:
+                    raise error
+
+            return types.SimpleNamespace(savefig=savefig)
+
+        self.assertEqual(self.said(comparison.save_picture, draw(), "x.png")[1:], ("x.png\n", "", None))
+        self.refused("x.gif: no such format", 2, comparison.save_picture, draw(ValueError("no such format")), "x.gif")
+        self.refused("x.png: cannot be written: No space left", 1, comparison.save_picture, draw(OSError(28, "No space left")), "x.png")
 
 
 class Tables(Parts):

@@ -182,7 +182,7 @@ dev/lab: $(LAB_OBJ) $(if $(NVCC),$(LAB_CUDA_OBJ),$(STUB_OBJ) $(BUILD)/dev/driver
 # The same without CUDA, which builds in seconds, for the lab's test.
 $(BUILD)/lab_cpu: $(LAB_OBJ) $(STUB_OBJ) $(BUILD)/dev/driver/no_cuda_lab.o
 	$(Q)$(LINK_CPU) $^ -o $@ $(LIBS)
-$(BUILD)/bench_cpu: $(BUILD)/dev/driver/bench_cpu.o $(CORE_OBJ) $(STUB_OBJ)
+$(BUILD)/bench_cpu: $(BUILD)/dev/driver/bench_cpu.o $(OPS_OBJ) $(CORE_OBJ) $(STUB_OBJ)
 	$(Q)$(LINK_CPU) $^ -o $@ $(LIBS)
 # The attention kernels as a shared object with a C interface, for scripts/compare_attention.py. Its objects are its own, because they are
 # position-independent; of context.cu the linker keeps what the kernels use, so no cuBLASLt is loaded.

@@ -340,6 +340,8 @@ class Combined(Parts):
         self.assertIn("| d12:4x16384 | flash3, max-autotune | - | 0 | 0 | 12 | - | - | no memory |\n", self.text("x.md"))
         rows = [row for row in self.rows() if row["program"] == "torch"]
         self.assertIs(self.said(combine.combine_train, rows, compare_train.Report(None, None))[0], False)
+        rows = [{**row, "configuration": "d12:4x1024"} for row in rows] + self.rows()
+        self.assertIs(self.said(combine.combine_train, rows, compare_train.Report(None, None))[0], False, "the first configuration lacks ours")
 
     def test_memory_that_cuda_graphs_hold_counts(self):
         for mode, expected in (("default", "1"), ("reduce-overhead", "2"), ("max-autotune", "2"), ("max-autotune-no-cudagraphs", "1")):

@@ -109,6 +109,17 @@ static void sampler_close(Sampler *s) {
     }
 }
 
+static bool open_sequences(Sampler *s) {
+    const size_t stop = s->options->stop ? strlen(s->options->stop) : 0;
+    for (int b = 0; b < s->cache.B; b++) {
+        Sequence *q = &s->sequences[b];
+        q->window = malloc(((size_t)s->model.config.max_seq_len + 1) * sizeof *q->window);
+        q->held = malloc(stop + 1);
+        if (!q->window || !q->held) return false;
+    }
+    return true;
+}
+
 /* The device memory for a prompt of n_prompt tokens and n_tokens more, in B sequences. */
 static size_t plan_memory(Sampler *s, const GPT2 *model, int B, int n_prompt) {
     const GPT2Config *c = &model->config;
@@ -137,13 +148,13 @@ static bool sampler_open(Sampler *s, const GPT2 *model, int B, int n_prompt, Err
             err, EXIT_RUN,
             "sampling: out of memory: the cache for %d positions of %d %s asks %.1f MiB on the device",
             s->cache.T, B, B > 1 ? "samples" : "sample", (double)bytes / 1048576.0);
-    place_buffers(s, s->memory);
-    for (int b = 0; b < B; b++) {
-        Sequence *q = &s->sequences[b];
-        q->window = must_allocate(((size_t)model->config.max_seq_len + 1) * sizeof *q->window, "a sample");
-        q->held = must_allocate(s->options->stop ? strlen(s->options->stop) + 1 : 1, "a stop text");
+    if (open_sequences(s)) {
+        place_buffers(s, s->memory);
+        return true;
     }
-    return true;
+    sampler_close(s);
+    return fail(err, EXIT_RUN, "sampling: out of memory: %d positions of %d %s on the host",
+                model->config.max_seq_len, B, B > 1 ? "samples" : "sample");
 }
 
 /* ---- text ---- */
@@ -210,7 +221,8 @@ static bool encode_prompt(const SampleOptions *options, const Tokenizer *tokeniz
                         (int)(*tokens)[i], V);
     if (*n > 0) return true;
     const int start = tokenizer ? tokenizer_start(tokenizer) : GPT2_EOT;
-    *tokens = must_allocate(sizeof **tokens, "a prompt");
+    *tokens = malloc(sizeof **tokens);
+    if (!*tokens) return fail(err, EXIT_RUN, "sampling: out of memory");
     **tokens = start < V ? start : 0;
     *n = 1;
     return true;

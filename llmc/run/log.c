@@ -21,7 +21,7 @@
 /* A file, or nothing: what else has the name is not written to. */
 static int open_to_append(int folder) {
     const int flags = O_RDWR | O_CREAT | O_APPEND | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC;
-    const int fd = openat(folder, LOG_NAME, flags, 0644);
+    const int fd = openat(folder, LOG_NAME, flags, 0666);
     struct stat info;
     if (fd < 0 || (fstat(fd, &info) == 0 && S_ISREG(info.st_mode))) return fd;
     close(fd);

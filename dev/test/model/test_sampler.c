@@ -2,6 +2,7 @@
  * test_ops_draw.c. */
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include "dev/test/sampled_model.h"
 #include "dev/test/logits.h"
 #include "dev/test/small_vocabulary.h"
@@ -174,6 +175,47 @@ static void test_out_of_memory(GPT2 *model) {
     CHECK(err.exit_code == EXIT_RUN && strstr(err.text, "MiB"), "%s", err.text);
     CHECK(tokens.n == 0, "nothing was drawn");
     limit = 1 << 20;
+}
+
+/* Bytes that RLIMIT_DATA counts; 0: the system does not say. */
+static size_t data_bytes(void) {
+    char line[128];
+    size_t kilobytes = 0;
+    FILE *file = fopen("/proc/self/status", "r");
+    while (file && fgets(line, sizeof line, file) && sscanf(line, "VmData: %zu", &kilobytes) != 1) continue;
+    if (file) fclose(file);
+    return kilobytes * 1024;
+}
+
+/* The host's memory runs out, too, and training goes on: 64 windows of a long context are 256 MB, of which there are 64. */
+static void test_no_host_memory(void) {
+#ifndef __SANITIZE_ADDRESS__ /* which needs more memory than a limit leaves it */
+    const GPT2Config config = {.max_seq_len = 1 << 20,
+                               .vocab_size = 61,
+                               .padded_vocab_size = 128,
+                               .n_layer = 1,
+                               .n_head = 1,
+                               .n_embd = 8};
+    const GPT2Options options = {.B = 1, .T = 8, .training = false};
+    const SampleOptions samples = {.n_samples = 64, .n_tokens = 2, .top_p = 1};
+    static Tokens tokens[64];
+    struct rlimit before, low;
+    GPT2 model;
+    Error err = {0};
+    if (!REQUIRE(gpt2_open(&model, &ops, &config, &options, &err), "%s", err.text)) return;
+    const int held = allocated;
+    getrlimit(RLIMIT_DATA, &before);
+    low = before;
+    low.rlim_cur = data_bytes() + ((rlim_t)64 << 20);
+    setrlimit(RLIMIT_DATA, &low);
+    const bool ok = sample(&model, NULL, &samples, take_id, tokens, NULL, &err);
+    setrlimit(RLIMIT_DATA, &before);
+    CHECK(!ok &&
+              strcmp(err.text, "sampling: out of memory: 1048576 positions of 64 samples on the host") == 0,
+          "windows without memory: '%s'", err.text);
+    CHECK(allocated == held, "%d device allocations were not released", allocated - held);
+    gpt2_close(&model);
+#endif
 }
 
 /* ---- text ---- */
@@ -366,6 +408,7 @@ int main(void) {
         gpt2_close(&model);
         test_text();
         test_end_of_text();
+        test_no_host_memory();
         CHECK(allocated == 0, "%d device allocations were not released", allocated);
     }
     return check_finish("sampler");

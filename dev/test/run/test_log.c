@@ -143,6 +143,24 @@ static void test_resume(void) {
     log_close(&run);
 }
 
+/* A resumed log has the mode of a new one, which is that of checkpoints. */
+static void test_mode(void) {
+    RunLog run;
+    Error err = {0};
+    LogHeader h = header();
+    struct stat created, resumed;
+    remove(path_of("log.jsonl"));
+    const mode_t mask = umask(002); /* a folder that a group works in */
+    CHECK(log_open(&run, folder, -1, &h, &err) && stat(run.path, &created) == 0, "%s", err.text);
+    log_close(&run);
+    CHECK(log_open(&run, folder, 4, &h, &err) && stat(run.path, &resumed) == 0, "%s", err.text);
+    log_close(&run);
+    umask(mask);
+    CHECK((created.st_mode & 0777) == 0664 && resumed.st_mode == created.st_mode, "mode %o, resumed %o",
+          created.st_mode, resumed.st_mode);
+    remove(path_of("log.jsonl"));
+}
+
 /* A line that no memory holds, zeros of a crash, say: the lines behind it are not given up without a word. */
 static void test_long_line(void) {
 #ifndef __SANITIZE_ADDRESS__ /* which needs more memory than a limit leaves it */
@@ -311,6 +329,7 @@ int main(void) {
     if (!REQUIRE(mkdtemp(folder), "%s", strerror(errno))) return check_finish("log");
     test_lines();
     test_resume();
+    test_mode();
     test_long_line();
     test_new_run();
     test_unwritable();

@@ -89,7 +89,10 @@ done
 for folder in llmc/*/; do
     grep -q "^| $(basename "$folder")/ |" llmc/README.md || complain "llmc/README.md does not say what $folder has"
 done
-for page in llmc/README.md dev/README.md dev/test/README.md dev/results/README.md data/README.md; do
+for script in scripts/*.py scripts/*.sh; do
+    grep -q "\`$(basename "$script")\`" scripts/README.md || complain "scripts/README.md does not say what $script does"
+done
+for page in llmc/README.md dev/README.md dev/test/README.md dev/results/README.md data/README.md scripts/README.md; do
     grep -qF "]($page" README.md || complain "README.md does not lead to $page"
 done
 # Measured figures stand between marks that scripts/figures.sh fills, and nowhere else.

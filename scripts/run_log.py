@@ -1,5 +1,6 @@
 """A run as its log.jsonl tells it, for plot.py, report.py, to_tensorboard.py and sweep.py."""
 import bisect
+import glob
 import json
 import math
 import os
@@ -16,6 +17,13 @@ TEXTS = ("sample", "checkpoint", "save_failed", "chosen")
 def log_path(path):
     """The log of a run's folder, or the file itself."""
     return os.path.join(path, "log.jsonl") if os.path.isdir(path) else path
+
+
+def other_log(path):
+    """Where `path` is no log, but runs lie beside it: a hint that names one."""
+    folder, file = os.path.split(path)
+    runs = sorted(glob.glob(os.path.join(glob.escape(folder), "*", file))) if file == "log.jsonl" else []
+    return f"; hint: {os.path.dirname(runs[0])} is a run" if runs else ""
 
 
 def _is(value, *types):
@@ -134,7 +142,7 @@ def read_log(path, name=None):
         with open(path, encoding="utf-8") as file:
             lines = list(file)  # by newlines alone: a sample's text may hold other separators
     except (OSError, UnicodeDecodeError) as error:
-        fail(f"{path}: {getattr(error, 'strerror', None) or 'expected a log.jsonl, found no text'}")
+        fail(f"{path}: {getattr(error, 'strerror', None) or 'expected a log.jsonl, found no text'}{other_log(path)}")
     log = Log(path, name)
     for number, line in enumerate(lines, 1):
         try:

@@ -14,7 +14,7 @@ import signal
 import time
 
 from comparison import EXIT_INPUT, EXIT_RUN, Parser, end_with, fail
-from run_log import Log, log_path, named, refuse
+from run_log import Log, log_path, named, other_log, refuse
 
 SUFFIX = ".from_log"  # of our files, which alone we replace
 GIB = 1 << 30
@@ -117,7 +117,7 @@ class Source:
         try:
             self.file = open(self.log.path, "rb")
         except OSError as error:
-            fail(f"{self.log.path}: {error.strerror}")
+            fail(f"{self.log.path}: {error.strerror}{other_log(self.log.path)}")
         self.at, self.n_lines, self.n_headers = 0, 0, 0
 
     def is_replaced(self):

@@ -212,7 +212,8 @@ int launch_ranks(const Launch *launch, char **argv) {
     }
     for (int restart = 0; restart <= launch->restarts; restart++) {
         if (restart)
-            print_line(stderr, "restart %d of %d, from the newest checkpoint", restart, launch->restarts);
+            print_line(stderr, "restart %d of %d, from the newest checkpoint if there is one", restart,
+                       launch->restarts);
         code = run_ranks(&family, restart ? again : argv);
         if (code != EXIT_RUN || family.stop_signal) break;
     }

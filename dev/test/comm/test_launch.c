@@ -294,8 +294,8 @@ int main(int argc, char **argv) {
     if (argc > 2) return be_rank(argc, argv);
     ALONE(test_place());
     ALONE(test_ended("crash", 0, EXIT_RUN, "error: rank 0 was ended by signal 6"));
-    ALONE(test_ended("again", 2, 0, "restart 1 of 2, from the newest checkpoint\n"));
-    ALONE(test_ended("never", 2, EXIT_RUN, "restart 2 of 2, from the newest checkpoint\n"));
+    ALONE(test_ended("again", 2, 0, "restart 1 of 2, from the newest checkpoint if there is one\n"));
+    ALONE(test_ended("never", 2, EXIT_RUN, "restart 2 of 2, from the newest checkpoint if there is one\n"));
     CASE(test_left("input", 2, EXIT_INPUT, ""));
     CASE(test_left("killed", 0, EXIT_RUN, "error: rank 1 was ended by signal 9 (Killed); hint: dmesg"));
     CASE(test_no_files());

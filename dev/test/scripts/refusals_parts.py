@@ -18,6 +18,11 @@ class Runs(Parts):
         self.script_refuses(r"log.jsonl:2: expected a line of a log.jsonl, found '\[1\]'", PLOT, self.path("log.jsonl"))
         self.script_refuses("none: No such file", REPORT, self.path("none"))
 
+    def test_a_folder_of_runs(self):
+        self.file("mine/log.jsonl", "")
+        for script in (PLOT, REPORT):
+            self.script_refuses(f"{self.folder}/log.jsonl: No such file or directory; hint: {self.folder}/mine is a run", script, self.folder)
+
     def test_words(self):
         self.script_refuses(r"required: \[NAME=\]RUN", PLOT)
         self.script_refuses(r"required: \[NAME=\]RUN", "scripts/to_tensorboard.py", "--follow")

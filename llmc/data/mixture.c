@@ -137,12 +137,10 @@ static int64_t left_count(const Fork *fork, int64_t parts, int64_t n) {
     return n / parts * fork->parts + (n % parts * fork->parts + fork->phase) / parts;
 }
 
-static void go_left(Walk *walk, const Fork *fork, int64_t n) {
-    *walk = (Walk){walk->low, fork->middle, n, fork->parts};
-}
-
-static void go_right(Walk *walk, const Fork *fork, int64_t n) {
-    *walk = (Walk){fork->middle, walk->high, walk->n - n, walk->parts - fork->parts};
+/* Into one half of the fork, of which the left one has n of the windows. */
+static void descend(Walk *walk, const Fork *fork, int64_t n, bool left) {
+    *walk = left ? (Walk){walk->low, fork->middle, n, fork->parts}
+                 : (Walk){fork->middle, walk->high, walk->n - n, walk->parts - fork->parts};
 }
 
 int mixture_source(const Mixture *mixture, uint64_t seed, int64_t position, int64_t *index) {
@@ -150,10 +148,7 @@ int mixture_source(const Mixture *mixture, uint64_t seed, int64_t position, int6
     while (walk.high - walk.low > 1) {
         const Fork fork = fork_of(mixture, seed, &walk);
         const int64_t n = left_count(&fork, walk.parts, walk.n);
-        if (left_count(&fork, walk.parts, walk.n + 1) > n)
-            go_left(&walk, &fork, n);
-        else
-            go_right(&walk, &fork, n);
+        descend(&walk, &fork, n, left_count(&fork, walk.parts, walk.n + 1) > n);
     }
     *index = walk.n;
     return walk.low;
@@ -163,11 +158,7 @@ int64_t mixture_count(const Mixture *mixture, uint64_t seed, int i, int64_t n) {
     Walk walk = {0, mixture->n_sources, n, mixture->parts};
     while (walk.high - walk.low > 1) {
         const Fork fork = fork_of(mixture, seed, &walk);
-        const int64_t left = left_count(&fork, walk.parts, walk.n);
-        if (i < fork.middle)
-            go_left(&walk, &fork, left);
-        else
-            go_right(&walk, &fork, left);
+        descend(&walk, &fork, left_count(&fork, walk.parts, walk.n), i < fork.middle);
     }
     return walk.n;
 }

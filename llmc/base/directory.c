@@ -145,7 +145,7 @@ static bool list_to_remove(int fd, const char *name, bool (*may_go)(const char *
     for (int i = 0; i < *n; i++) {
         const char *file = (*files)[i];
         const bool there = fstatat(fd, file, &info, AT_SYMLINK_NOFOLLOW) == 0;
-        if (!there || (!S_ISDIR(info.st_mode) && may_go(file))) continue;
+        if (!there || (!S_ISDIR(info.st_mode) && (!may_go || may_go(file)))) continue;
         fail(err, EXIT_INPUT, "%s stays: it holds %s, which is no file of a checkpoint", name, file);
         names_free(*files, *n);
         return false;
@@ -153,26 +153,23 @@ static bool list_to_remove(int fd, const char *name, bool (*may_go)(const char *
     return true;
 }
 
-bool directory_may_go(int parent, const char *name, bool (*may_go)(const char *file), Error *err) {
-    char **files;
-    int fd, n;
-    if (!open_entry(parent, name, &fd, err)) return false;
-    if (fd < 0) return true;
-    const bool ok = list_to_remove(fd, name, may_go, &files, &n, err);
-    if (ok) names_free(files, n);
-    close(fd);
-    return ok;
-}
-
-/* The files of the open directory: all, or where one may not go none. */
-static bool remove_files(int fd, const char *name, bool (*may_go)(const char *file), Error *err) {
+/* Whether the files of the open directory may go; with `remove` they do: all, or where one may not none. */
+static bool clear(int fd, const char *name, bool (*may_go)(const char *file), bool remove, Error *err) {
     char **files;
     int n;
     bool ok = true;
     if (!list_to_remove(fd, name, may_go, &files, &n, err)) return false;
-    for (int i = 0; i < n; i++)
+    for (int i = 0; remove && i < n; i++)
         if (unlinkat(fd, files[i], 0) && errno != ENOENT) ok = fail_errno(err, "cannot remove", files[i]);
     names_free(files, n);
+    return ok;
+}
+
+bool directory_may_go(int parent, const char *name, bool (*may_go)(const char *file), Error *err) {
+    int fd;
+    if (!open_entry(parent, name, &fd, err)) return false;
+    const bool ok = fd < 0 || clear(fd, name, may_go, false, err);
+    if (fd >= 0) close(fd);
     return ok;
 }
 
@@ -181,7 +178,7 @@ bool directory_remove(int parent, const char *name, bool (*may_go)(const char *f
     if (!open_entry(parent, name, &fd, err)) return false;
     if (fd < 0) /* what a link points to is not ours */
         return unlinkat(parent, name, 0) == 0 || fail_errno(err, "cannot remove the link", name);
-    const bool ok = remove_files(fd, name, may_go, err);
+    const bool ok = clear(fd, name, may_go, true, err);
     close(fd);
     return ok && (unlinkat(parent, name, AT_REMOVEDIR) == 0 || fail_errno(err, "cannot remove", name));
 }

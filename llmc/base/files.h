@@ -73,7 +73,7 @@ bool directory_has(const char *directory, const char *name);
 bool directory_sync(const char *path, Error *err);
 /* Bytes that this user may still write where the open directory lies; -1: not known. */
 int64_t directory_room(int fd);
-/* Removes the directory NAME of the open directory `parent`: all of it where it holds files alone and may_go is
+/* Removes the directory NAME of the open directory `parent`: all of it where it holds files alone and may_go (NULL: any) is
  * true of each name, else nothing. A symbolic link goes as a link. False, with what stays and why. */
 bool directory_remove(int parent, const char *name, bool (*may_go)(const char *file), Error *err);
 /* True where directory_remove would find nothing that may not go. */

@@ -212,10 +212,6 @@ bool export_check(const char *path, ExportType type, const GPT2Config *config, c
 
 /* ---- into place ---- */
 
-static bool any_file(const char *name) {
-    return true;
-}
-
 /* What exports of that name left that were killed: ".tmp-NAME-PID" of a process that is no more. */
 static void remove_leftovers(int folder, const Target *t) {
     char prefix[PATH_MAX + 8], **names;
@@ -228,7 +224,7 @@ static void remove_leftovers(int folder, const Target *t) {
         const long pid = strtol(digits, NULL, 10);
         const bool is_ours = *digits && strspn(digits, "0123456789") == strlen(digits) && pid > 0;
         if (is_ours && kill((pid_t)pid, 0) && errno == ESRCH)
-            directory_remove(folder, names[i], any_file, &ignored);
+            directory_remove(folder, names[i], NULL, &ignored);
     }
     names_free(names, n);
 }
@@ -292,7 +288,7 @@ static bool write_in(int folder, const Target *t, GPT2 *model, int64_t *bytes, E
     bool ok = t->kind->write(directory, t, model, err) && directory_sync(directory, err);
     *bytes = ok ? bytes_in(directory) : 0;
     ok = ok && publish(folder, temporary, t, err) && file_sync(folder, t->folder, err);
-    if (!ok || !t->kind->is_folder) directory_remove(folder, temporary, any_file, &ignored);
+    if (!ok || !t->kind->is_folder) directory_remove(folder, temporary, NULL, &ignored);
     return ok;
 }
 

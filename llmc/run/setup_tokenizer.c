@@ -120,24 +120,13 @@ static bool check_size(const Run *run, Error *err) {
                                                  : "--tokenizer names another");
 }
 
-/* The first id under which b has another token than a, which may have more; -1: none. */
-static int first_other(const Tokenizer *a, const Tokenizer *b) {
-    const int n_a = tokenizer_vocab_size(a), n_b = tokenizer_vocab_size(b), n = n_a < n_b ? n_a : n_b;
-    for (int i = 0; i < n; i++) {
-        size_t length_a = 0, length_b = 0;
-        const char *x = tokenizer_bytes(a, i, &length_a), *y = tokenizer_bytes(b, i, &length_b);
-        if (length_a != length_b || (x && y && memcmp(x, y, length_a) != 0)) return i;
-    }
-    return n_b <= n_a ? -1 : n;
-}
-
 /* Tokenizers of one size may still differ: a model does not know the words of another's. `spec` that cannot be read
  * is compared with nothing. */
 static bool check_tokens(const Run *run, const char *flag, const char *spec, const char *hint, Error *err) {
     Error unread = {0};
     Tokenizer *other = tokenizer_open(spec, &unread);
     const bool named = run->tokenizer_origin == by_flag, is_new = !run->model_path[0];
-    const int first = other ? first_other(run->tokenizer, other) : -1;
+    const int first = other ? tokenizer_first_other(run->tokenizer, other) : -1;
     if (first >= 0)
         fail(err, EXIT_INPUT,
              "--%s: the tokenizer %s has other tokens than %s%s, the first under id %d; hint: %s", flag,

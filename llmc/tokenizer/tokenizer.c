@@ -73,11 +73,8 @@ bool tokenizer_is_in(const char *directory) {
 /* A second vocabulary of the directory: the same tokens, of which special ones at the end may be missing. */
 static bool check_agrees(const Tokenizer *tokenizer, const Vocabulary *other, const char *path, Error *err) {
     const Vocabulary *first = &tokenizer->vocabulary;
-    int n = other->n_tokens;
-    bool same = n <= first->n_tokens &&
-                memcmp(first->offsets, other->offsets, sizeof(uint32_t) * ((size_t)n + 1)) == 0 &&
-                memcmp(first->bytes, other->bytes, other->offsets[n]) == 0;
-    for (int i = n; same && i < first->n_tokens; i++) same = bpe_is_special(&tokenizer->bpe, i);
+    bool same = vocabulary_first_other(first, other) < 0;
+    for (int i = other->n_tokens; same && i < first->n_tokens; i++) same = bpe_is_special(&tokenizer->bpe, i);
     if (!same)
         return fail(err, EXIT_INPUT,
                     "%s: its tokens are not those of %s beside it; hint: remove the wrong one", path,
@@ -226,12 +223,13 @@ bool tokenizer_save_bin(const Tokenizer *tokenizer, const char *directory, const
     return vocabulary_write_bin(&tokenizer->vocabulary, directory, name, err);
 }
 
+int tokenizer_first_other(const Tokenizer *a, const Tokenizer *b) {
+    return vocabulary_first_other(&a->vocabulary, &b->vocabulary);
+}
+
 bool tokenizer_equals(const Tokenizer *a, const Tokenizer *b) {
-    const Vocabulary *x = &a->vocabulary, *y = &b->vocabulary;
-    const size_t n = (size_t)x->n_tokens;
-    return x->n_tokens == y->n_tokens && x->eot == y->eot &&
-           memcmp(x->offsets, y->offsets, (n + 1) * sizeof *x->offsets) == 0 &&
-           memcmp(x->bytes, y->bytes, x->offsets[n]) == 0;
+    return tokenizer_vocab_size(a) == tokenizer_vocab_size(b) && tokenizer_eot(a) == tokenizer_eot(b) &&
+           tokenizer_first_other(a, b) < 0;
 }
 
 bool tokenizer_is_special(const Tokenizer *tokenizer, int token) {

@@ -35,6 +35,8 @@ bool tokenizer_encode(const Tokenizer *tokenizer, const char *text, size_t lengt
                       size_t *n, Error *err);
 /* As llm.c's tokenizer .bin: DIRECTORY/NAME. */
 bool tokenizer_save_bin(const Tokenizer *tokenizer, const char *directory, const char *name, Error *err);
+/* The first id under which b has another token than a, which may have more; -1: none. */
+int tokenizer_first_other(const Tokenizer *a, const Tokenizer *b);
 /* True where both have the same tokens, under the same ids. */
 bool tokenizer_equals(const Tokenizer *a, const Tokenizer *b);
 /* A vocabulary as byte-level BPE files have it: each byte of a token a printable character, a special token, which no

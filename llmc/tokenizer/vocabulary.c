@@ -23,6 +23,15 @@ void vocabulary_free(Vocabulary *vocabulary) {
     *vocabulary = (Vocabulary){.eot = -1};
 }
 
+int vocabulary_first_other(const Vocabulary *a, const Vocabulary *b) {
+    for (int i = 0; i < b->n_tokens; i++) {
+        size_t n;
+        const uint8_t *bytes = vocabulary_bytes(b, i, &n);
+        if (i >= a->n_tokens || !vocabulary_is(a, i, bytes, n)) return i;
+    }
+    return -1;
+}
+
 /* ---- llm.c's tokenizer .bin ---- */
 
 static const char hint[] =

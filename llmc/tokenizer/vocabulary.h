@@ -34,6 +34,8 @@ static inline bool vocabulary_is(const Vocabulary *v, int token, const void *byt
 /* Room for n_tokens tokens of n_bytes bytes in all. */
 bool vocabulary_alloc(Vocabulary *vocabulary, int n_tokens, size_t n_bytes, Error *err);
 void vocabulary_free(Vocabulary *vocabulary);
+/* The first id under which b has another token than a, which may have more; -1: none. */
+int vocabulary_first_other(const Vocabulary *a, const Vocabulary *b);
 
 /* Header of 256 uint32: magic 20240328, version 1 or 2, number of tokens, end-of-text id (version 2; 2^32 -
  * 1: none); then per token its length in one byte and its bytes. */

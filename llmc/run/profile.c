@@ -5,11 +5,9 @@
 #include "llmc/base/format.h"
 #include "llmc/base/terminal.h"
 
-/* Bytes a second of ops->device->copy, of `bytes` in a buffer of twice that. */
-static double copy_rate(const Ops *ops, char *buffer, size_t bytes) {
-    enum { FIRST, LAST, LEAST = 8, MOST = 400 };
-    const size_t wanted = 20 * (size_t)64 << 20;
-    const int n = bytes * MOST < wanted ? MOST : bytes * LEAST > wanted ? LEAST : (int)(wanted / bytes);
+/* Bytes a second of n copies of `bytes` in a buffer of twice that, behind one that is not timed. */
+static double copy_rate(const Ops *ops, char *buffer, size_t bytes, int n) {
+    enum { FIRST, LAST };
     ops->device->copy(buffer, buffer + bytes, bytes);
     ops->device->timestamp(FIRST);
     for (int i = 0; i < n; i++) ops->device->copy(buffer, buffer + bytes, bytes);
@@ -24,27 +22,25 @@ void profile_roofs(Roofs *roofs, const Ops *ops) {
     while (first < ROOF_SIZES && !(buffer = ops->device->alloc(2 * roof_bytes(first)))) first++;
     if (!buffer) return;
     ops->device->zero(buffer, 2 * roof_bytes(first));
-    for (int i = first; i < ROOF_SIZES; i++)
-        roofs->bytes_of[i] = fmax(roofs->bytes_of[i], copy_rate(ops, buffer, roof_bytes(i)));
+    for (int i = first; i < ROOF_SIZES; i++) {
+        const int n = (int)(((size_t)1280 << 20) / roof_bytes(i)); /* small copies are over soon */
+        const double rate = copy_rate(ops, buffer, roof_bytes(i), n < 8 ? 8 : n > 400 ? 400 : n);
+        roofs->bytes_of[i] = fmax(roofs->bytes_of[i], rate);
+    }
     roofs->bytes = fmax(roofs->bytes, roofs->bytes_of[first]);
     ops->device->free(buffer);
 }
 
 double profile_copy_roof(const Ops *ops) {
-    enum { FIRST, LAST, COPIES = 8 };
+    enum { TIMES = 4 };
     const size_t bytes = (size_t)(ops->device->is_async ? 128 : 16) << 20; /* beyond the caches */
     char *buffer = ops->device->alloc(2 * bytes);
-    double best = INFINITY;
+    double best = 0;
     if (!buffer) return 0;
     ops->device->zero(buffer, 2 * bytes);
-    for (int i = 0; i < COPIES; i++) {
-        ops->device->timestamp(FIRST);
-        ops->device->copy(buffer, buffer + bytes, bytes);
-        ops->device->timestamp(LAST);
-        best = fmin(best, ops->device->seconds_between(FIRST, LAST));
-    }
+    for (int i = 0; i < TIMES; i++) best = fmax(best, copy_rate(ops, buffer, bytes, 1));
     ops->device->free(buffer);
-    return 2.0 * (double)bytes / best;
+    return best;
 }
 
 /* The copy rate for a call that moves so many bytes: the best at its size and above, and at the size below, whose cache

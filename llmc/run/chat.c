@@ -1,9 +1,10 @@
-#include "chat.h"
+/* A chat on the terminal with a base model, which has learned no turns: it goes on with the text so far, in which each
+ * line that is typed stands as it is. */
+#include "samples.h"
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 #include "llmc/base/terminal.h"
-#include "samples.h"
 #include "stop.h"
 
 /* All that was typed and answered; the answer that comes is shown and added. */

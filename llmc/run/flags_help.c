@@ -39,6 +39,10 @@ static void print_flag(FILE *out, const Flag *flag) {
     print_wrapped(out, indent, indent, width, *value ? "%s [%s]" : "%s", flag->help, value);
 }
 
+static const char *recipe_name(int column) {
+    return flags_table[flag_find("recipe")].choices[column + 1];
+}
+
 static void print_recipes(FILE *out) {
     enum { NAME_WIDTH = 22, VALUE_WIDTH = 11 };
     end_line(out);

@@ -186,7 +186,3 @@ const RecipeRow recipe_rows[] = {
     {"precision",         {"fp32", "bf16", "bf16", "fp32", "bf16", "bf16"}   },
 };
 const int recipe_rows_count = COUNT(recipe_rows);
-
-const char *recipe_name(int column) {
-    return flags_table[flag_find("recipe")].choices[column + 1];
-}

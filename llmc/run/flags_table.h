@@ -69,8 +69,6 @@ typedef struct RecipeRow {
 
 extern const RecipeRow recipe_rows[];
 extern const int recipe_rows_count;
-/* The name of column 0 to N_RECIPES - 1. */
-const char *recipe_name(int column);
 
 /* Row of the flag with this name or letter; -1 if there is none. */
 int flag_find(const char *name);

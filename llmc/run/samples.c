@@ -2,7 +2,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
-#include "chat.h"
 #include "llmc/base/terminal.h"
 #include "llmc/checkpoint/hf_config.h"
 #include "llmc/comm/watchdog.h"

@@ -9,3 +9,6 @@ bool samples_in_training(Training *t, int64_t step, Error *err);
 bool samples_alone(Run *run, int64_t step, Error *err);
 /* What sampling took, on stderr. */
 void samples_print_rates(const Ops *ops, const SampleRates *rates);
+/* chat.c: reads lines from stdin until it ends (ctrl-D); the answers go to the console. SIGINT ends an answer, not the
+ * program. */
+bool chat(Run *run, Console *console, SampleOptions options, Error *err);

@@ -218,8 +218,8 @@ static void test_recipes(void) {
         Settings s;
         Error err;
         CHECK(complete(&s, &err, rows[i].line, rows[i].on_gpu, 1), "%s: %s", rows[i].line, err.text);
-        CHECK(strcmp(recipe_name(s.recipe - 1), rows[i].recipe) == 0, "%s: recipe %s", rows[i].line,
-              recipe_name(s.recipe - 1));
+        CHECK(strcmp(flags_choice(&s, "recipe"), rows[i].recipe) == 0, "%s: recipe %s", rows[i].line,
+              flags_choice(&s, "recipe"));
         CHECK(strcmp(s.model, rows[i].model) == 0, "%s: model %s", rows[i].line, s.model);
         CHECK(s.batch == rows[i].batch && s.seq == rows[i].seq && s.steps == rows[i].steps,
               "%s: batch %d seq %d steps %d", rows[i].line, (int)s.batch, (int)s.seq, (int)s.steps);

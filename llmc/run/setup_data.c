@@ -55,14 +55,11 @@ static bool fail_no_data(const Run *run, Error *err) {
                     : "or make default-text");
 }
 
-typedef enum Purpose { TRAINING, VALIDATION } Purpose;
-
 /* The files of --train, or of --val; without --val a part of --train's validates. */
-static DataLoader *open_data(const Run *run, Purpose purpose, Error *err) {
+static DataLoader *open_data(const Run *run, Split part, Error *err) {
     const Settings *s = &run->settings;
-    const bool training = purpose == TRAINING, own_val = !training && s->val;
+    const bool training = part == SPLIT_TRAIN, own_val = !training && s->val;
     const bool first_alone = training && s->overfit; /* the first batch, on all ranks */
-    const int part = training ? SPLIT_TRAIN : SPLIT_VAL;
     const Ranks ranks = first_alone ? comm_alone.ranks : setup_data_ranks(run);
     DataOptions options = {
         .pattern = own_val ? s->val : s->train,
@@ -248,12 +245,12 @@ bool setup_data(Run *run, Error *err) {
     dataloader_on_wait = watchdog_waits_for_disk;
     if (!open_choices(run, err)) return false;
     if (settings_scores_alone(s)) return true;
-    if (!s->eval_only && !(run->train = open_data(run, TRAINING, err))) return false;
+    if (!s->eval_only && !(run->train = open_data(run, SPLIT_TRAIN, err))) return false;
     if (run->train) name_not_utf8(run->train);
     if (run->train) name_json_lines(run->train);
     if (run->train) name_text_for_documents(run);
     if (!settings_has_validation(s)) return true;
-    if (!(run->val = open_data(run, VALIDATION, err))) return false;
+    if (!(run->val = open_data(run, SPLIT_VAL, err))) return false;
     if (s->val || !run->train) name_not_utf8(run->val);
     if (s->val && run->train) name_shared_file(run);
     limit_eval_batches(run);

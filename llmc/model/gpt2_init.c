@@ -24,9 +24,8 @@ static void fill(float *out, int64_t begin, int64_t n, TensorId id, const Tensor
     const float std = initial_std(tensor->init, config);
     const uint64_t key = random_mix(seed * 0x9E3779B97F4A7C15u + (uint64_t)id + 1);
     const int64_t real = id == WTE ? (int64_t)config->vocab_size * tensor->cols : begin + n;
-    const int64_t n_real = real < begin       ? 0
-                           : real < begin + n ? real - begin
-                                              : n; /* the rest is padding rows */
+    const int64_t left = real > begin ? real - begin : 0,
+                  n_real = left < n ? left : n; /* the rest: padding rows */
     for (int64_t i = n_real; i < n; i++) out[i] = 0.0f;
     if (tensor->init == INIT_ZERO || tensor->init == INIT_ONE) {
         for (int64_t i = 0; i < n; i++) out[i] = tensor->init == INIT_ONE ? 1.0f : 0.0f;

@@ -40,8 +40,7 @@ void leaves_join(GPT2 *model, ParameterRange range) {
     float *sum = model->grads + range.begin;
     sum_tree_push(&tree, leaf_at_hand(model));
     while (sum_tree_join(&tree))
-        model->ops->sum_gradients(sum, kept_sum(model, tree.n - 1) + range.begin, sum,
-                                  range.end - range.begin);
+        model->ops->sum_gradients(sum, kept_sum(model, tree.n - 1) + range.begin, sum, range.n);
 }
 
 /* ---- over ranks ---- */
@@ -65,7 +64,7 @@ static float *received_sum(const GPT2 *model, int r, int i, int64_t part) {
 /* The last node's sum is in the gradients. A rank with fewer nodes than others sends anything in their place. */
 void leaves_send(GPT2 *model, ParameterRange range) {
     Comm *comm = model->comm;
-    const int64_t part = (range.end - range.begin) / comm->ranks.n_ranks;
+    const int64_t part = range.n / comm->ranks.n_ranks;
     const int n_nodes = tree_at_end(model, comm->ranks.rank).n;
     for (int i = 0; i < model->tree_size.left; i++) {
         const float *sum = i < n_nodes - 1 ? kept_sum(model, i) : model->grads;
@@ -76,7 +75,7 @@ void leaves_send(GPT2 *model, ParameterRange range) {
 
 void leaves_add_received(GPT2 *model, ParameterRange range) {
     const Ranks ranks = model->comm->ranks;
-    const int64_t part = (range.end - range.begin) / ranks.n_ranks;
+    const int64_t part = range.n / ranks.n_ranks;
     float *own = model->grads + range.begin + ranks.rank * part, *sums[SUM_TREE_MAX];
     SumTree tree = {.n_leaves = model->options.reproducible};
     for (int r = 0; r < ranks.n_ranks; r++) {

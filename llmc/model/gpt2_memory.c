@@ -146,7 +146,7 @@ static void say_part(Buffer *b, const GPT2 *model) {
 static Buffer state_buffer(GPT2 *model, StateId id) {
     const OptimizerState *state = &optimizer_states[id];
     Buffer b = {(void **)&model->states[id], "", "optimizer", 0};
-    snprintf(b.name, sizeof b.name, "%s %s", optimizer_name(state->kind), state->name);
+    snprintf(b.name, sizeof b.name, "%s", state->title);
     if (model->options.training) b.bytes = (size_t)gpt2_state_elements(model, state->kind) * sizeof(float);
     say_part(&b, model);
     return b;
@@ -156,8 +156,8 @@ static Buffer state_buffer(GPT2 *model, StateId id) {
 static size_t received_bytes(const GPT2 *model) {
     int64_t largest = 0;
     for (int layer = -1; layer <= model->config.n_layer; layer++) {
-        const ParameterRange range = gpt2_layer_range(model->tensors, layer);
-        if (range.end - range.begin > largest) largest = range.end - range.begin;
+        const int64_t n = gpt2_layer_range(model->tensors, layer).n;
+        if (n > largest) largest = n;
     }
     return leaves_exchange(model) ? (size_t)model->tree_size.left * (size_t)largest * 4 : 0;
 }

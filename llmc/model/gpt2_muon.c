@@ -59,8 +59,7 @@ typedef struct Workspace {
 } Workspace;
 
 static int64_t block_elements(const GPT2 *model) {
-    const ParameterRange range = gpt2_layer_range(model->tensors, 0);
-    return range.end - range.begin;
+    return gpt2_layer_range(model->tensors, 0).n;
 }
 
 static size_t blocks_bytes(const GPT2 *model) {

@@ -70,12 +70,12 @@ void gpt2_layer_tensors(const Tensor table[N_TENSORS], int layer, TensorId *firs
 ParameterRange gpt2_layer_range(const Tensor table[N_TENSORS], int layer) {
     TensorId first, last;
     gpt2_layer_tensors(table, layer, &first, &last);
-    return (ParameterRange){tensor_at(&table[first], layer),
-                            tensor_at(&table[last], layer) + table[last].padded};
+    const int64_t begin = tensor_at(&table[first], layer);
+    return (ParameterRange){begin, tensor_at(&table[last], layer) + table[last].padded - begin};
 }
 
 int64_t gpt2_n_elements(const Tensor table[N_TENSORS]) {
-    return gpt2_layer_range(table, table[LN_1_W].n_layers).end;
+    return table[LN_F_B].offset + table[LN_F_B].padded;
 }
 
 void gpt2_tile_groups(int32_t *out, const Tensor table[N_TENSORS]) {

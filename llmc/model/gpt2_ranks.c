@@ -43,7 +43,7 @@ void grads_final(GPT2 *model, int layer) {
         leaves_send(model, range);
     else
         model->comm->reduce_scatter(model->comm, STREAM_SIDE, model->grads + range.begin,
-                                    (range.end - range.begin) / model->n_parts);
+                                    range.n / model->n_parts);
 }
 
 void grads_reduced(GPT2 *model) {
@@ -85,7 +85,7 @@ static void gather_weights(GPT2 *model, int layer) {
     device->event_record(EVENT_WEIGHTS_UPDATED, STREAM_MAIN);
     device->stream_wait(STREAM_SIDE, EVENT_WEIGHTS_UPDATED);
     model->comm->all_gather(model->comm, STREAM_SIDE, rows_from(model, model->weights, range.begin, 1),
-                            (range.end - range.begin) / model->n_parts, model->ops->dtype);
+                            range.n / model->n_parts, model->ops->dtype);
 }
 
 float *master_of(const GPT2 *model, OwnSpan part) {
@@ -201,8 +201,8 @@ void gpt2_set_state(GPT2 *model, StateId id, const float *host, int64_t begin, i
 /* All ranks' parts of a layer in the gradients' buffer, the own one already there. */
 static void gather_layer(GPT2 *model, int layer) {
     const ParameterRange range = gpt2_layer_range(model->tensors, layer);
-    model->comm->all_gather(model->comm, STREAM_MAIN, model->grads + range.begin,
-                            (range.end - range.begin) / model->n_parts, DTYPE_F32);
+    model->comm->all_gather(model->comm, STREAM_MAIN, model->grads + range.begin, range.n / model->n_parts,
+                            DTYPE_F32);
 }
 
 const float *gpt2_gather_master(GPT2 *model) {

@@ -5,7 +5,7 @@
 
 static OwnSpan part_of(const GPT2 *model, int rank, int layer) {
     const ParameterRange range = gpt2_layer_range(model->tensors, layer);
-    const int64_t n = (range.end - range.begin) / model->n_parts;
+    const int64_t n = range.n / model->n_parts;
     return (OwnSpan){range.begin + rank * n, n, range.begin / model->n_parts};
 }
 

@@ -10,16 +10,10 @@ static const struct {
 };
 
 const OptimizerState optimizer_states[N_STATES] = {
-    [ADAMW_M] = {OPTIMIZER_ADAMW, "m"       },
-    [ADAMW_V] = {OPTIMIZER_ADAMW, "v"       },
-    [MUON_M] = {OPTIMIZER_MUON,  "momentum"},
+    [ADAMW_M] = {OPTIMIZER_ADAMW, "m",        "AdamW m"      },
+    [ADAMW_V] = {OPTIMIZER_ADAMW, "v",        "AdamW v"      },
+    [MUON_M] = {OPTIMIZER_MUON,  "momentum", "Muon momentum"},
 };
-
-static const char *const names[N_OPTIMIZERS] = {[OPTIMIZER_ADAMW] = "AdamW", [OPTIMIZER_MUON] = "Muon"};
-
-const char *optimizer_name(OptimizerKind kind) {
-    return names[kind];
-}
 
 OptimizerKind optimizer_of(OptimizerKind choice, GroupId group) {
     return groups[group].kind[choice];

@@ -1,7 +1,7 @@
 /* How parameters follow their gradients: groups of parameters, kinds of optimizers, their states.
  *
  * A run chooses an optimizer; the table of groups (optimizer.c) says of which kind each group then is. To add a kind: a name
- * in OptimizerKind, in OPTIMIZER_FLAGS and in names, its column in groups, and a name and a row for each of its states;
+ * in OptimizerKind and in OPTIMIZER_FLAGS, its column in groups, and a name and a row for each of its states;
  * memory plan, reset and checkpoints loop over the states. */
 #pragma once
 #include "ops.h"
@@ -15,11 +15,10 @@ typedef enum { OPTIMIZER_ADAMW, OPTIMIZER_MUON, N_OPTIMIZERS } OptimizerKind;
 typedef enum { ADAMW_M, ADAMW_V, MUON_M, N_STATES } StateId;
 typedef struct OptimizerState {
     OptimizerKind kind;
-    const char *name; /* prefix in a checkpoint: "m" of "m.wte.weight" */
+    const char *name;  /* prefix in a checkpoint: "m" of "m.wte.weight" */
+    const char *title; /* "AdamW m" */
 } OptimizerState;
 extern const OptimizerState optimizer_states[N_STATES];
-
-const char *optimizer_name(OptimizerKind kind); /* "AdamW" */
 
 /* Parameters that are updated alike. */
 typedef enum { GROUP_EMBEDDINGS, GROUP_MATRICES, GROUP_VECTORS, N_PARAMETER_GROUPS } GroupId;
@@ -30,7 +29,7 @@ AdamWGroup optimizer_rates(GroupId group, const UpdateArgs *update);
 /* Whether any parameter has this state then. */
 bool optimizer_has(OptimizerKind choice, StateId id);
 
-/* Elements [begin, end) of the flat buffers, whole tiles (PARAMETER_TILE). */
+/* n elements of the flat buffers, whole tiles (PARAMETER_TILE). */
 typedef struct ParameterRange {
-    int64_t begin, end;
+    int64_t begin, n;
 } ParameterRange;

@@ -47,7 +47,7 @@ static void test_parts(void) {
     const Ops *ops = parts.ops;
     for (int layer = parts.config.n_layer; layer >= -1; layer--) {
         const ParameterRange r = gpt2_layer_range(parts.tensors, layer);
-        ops->sum_squares(&parts.sums->squares, parts.grads + r.begin, r.end - r.begin);
+        ops->sum_squares(&parts.sums->squares, parts.grads + r.begin, r.n);
     }
     ops->finish_stats(parts.stats, parts.sums);
     for (int layer = -1; layer <= parts.config.n_layer; layer++) update_layer(&parts, layer, &args);

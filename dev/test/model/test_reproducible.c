@@ -173,8 +173,7 @@ static void test_memory(void) {
         Tensor tensors[N_TENSORS];
         gpt2_tensors(tensors, &tiny_config, n);
         const ParameterRange block = gpt2_layer_range(tensors, 0), embedding = gpt2_layer_range(tensors, -1);
-        const int64_t a = block.end - block.begin, b = embedding.end - embedding.begin,
-                      largest = a > b ? a : b;
+        const int64_t a = block.n, b = embedding.n, largest = a > b ? a : b;
         CHECK(planned("kept sums (fp32)", N, n) == (size_t)(cases[i].kept * gpt2_n_elements(tensors) * 4),
               "%d leaves, %d ranks: %zu bytes of kept sums", N, n, planned("kept sums (fp32)", N, n));
         CHECK(planned("received sums (fp32)", N, n) == (size_t)(cases[i].received * largest * 4),

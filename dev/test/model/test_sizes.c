@@ -89,7 +89,8 @@ static void test_places(const Tensor table[N_TENSORS]) {
                 CHECK(groups[at / PARAMETER_TILE] == (int32_t)group, "%s: group %d", table[id].name,
                       groups[at / PARAMETER_TILE]);
         }
-        CHECK(range.end == at, "layer %d ends at %lld, not %lld", layer, (long long)range.end, (long long)at);
+        CHECK(range.begin + range.n == at, "layer %d has %lld elements, and ends at %lld", layer,
+              (long long)range.n, (long long)at);
     }
     CHECK(gpt2_n_elements(table) == at, "%lld elements, not %lld", (long long)gpt2_n_elements(table),
           (long long)at);

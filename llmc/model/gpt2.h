@@ -114,10 +114,9 @@ typedef struct GPT2 {
     int64_t n_parameters; /* of the model */
     int64_t n_elements;   /* of a flat buffer: tensors are padded to whole tiles, layers to whole parts */
     int n_parts;          /* of a layer's parameters: as many as ranks that train, else 1 */
-    int64_t n_own;        /* n_elements / n_parts: of a buffer that has the own parts alone */
     Activation activations[N_ACTIVATIONS];
     floatX *weights;      /* (n_elements) storage type; in fp32 the same buffer as master */
-    float *master;        /* (n_elements); in bf16 (n_own) */
+    float *master;        /* (n_elements); in bf16 the own parts alone */
     float *grads;         /* (n_elements), training only */
     float *kept_sums;     /* (tree_size.kept, n_elements) fp32: of leaves that wait for their siblings */
     float *received_sums; /* (tree_size.left, elements of the largest layer): of the own part, by all ranks */

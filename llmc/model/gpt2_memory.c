@@ -118,38 +118,32 @@ size_t activation_bytes(const Activation *a, const GPT2Options *options) {
 
 /* ---- the plan ---- */
 
-static void add_row(MemoryPlan *plan, const char *name, const char *category, size_t bytes) {
-    if (bytes == 0) return;
-    MemoryRow *r = &plan->rows[plan->n_rows++];
-    snprintf(r->name, sizeof r->name, "%s", name);
-    r->category = category;
-    r->bytes = bytes;
-    plan->total_bytes += bytes;
+static void add_row(MemoryPlan *plan, MemoryRow row) {
+    if (row.bytes == 0) return;
+    plan->rows[plan->n_rows++] = row;
+    plan->total_bytes += row.bytes;
 }
 
-/* One buffer that is not an activation: where its pointer goes, what it is called, its size. */
+/* Of a buffer that has one of n_parts parts: the name says so. */
+static MemoryRow row_of(const char *name, int n_parts, const char *category, size_t bytes) {
+    MemoryRow row = {.category = category, .bytes = bytes};
+    snprintf(row.name, sizeof row.name, n_parts > 1 ? "%s (1/%d)" : "%s", name, n_parts);
+    return row;
+}
+
+/* One buffer that is not an activation, and where its pointer goes. */
 typedef struct Buffer {
     void **data;
-    char name[48];
-    const char *category;
-    size_t bytes;
+    MemoryRow row;
 } Buffer;
 
 enum { FIRST_STATE = 5, AFTER_STATES = FIRST_STATE + N_STATES, N_BUFFERS = AFTER_STATES + 11 };
 
-/* Says in the name how much of the whole a buffer has. */
-static void say_part(Buffer *b, const GPT2 *model) {
-    const size_t length = strlen(b->name);
-    if (model->n_parts > 1) snprintf(b->name + length, sizeof b->name - length, " (1/%d)", model->n_parts);
-}
-
 static Buffer state_buffer(GPT2 *model, StateId id) {
     const OptimizerState *state = &optimizer_states[id];
-    Buffer b = {(void **)&model->states[id], "", "optimizer", 0};
-    snprintf(b.name, sizeof b.name, "%s", state->title);
-    if (model->options.training) b.bytes = (size_t)gpt2_state_elements(model, state->kind) * sizeof(float);
-    say_part(&b, model);
-    return b;
+    const int64_t n = model->options.training ? gpt2_state_elements(model, state->kind) : 0;
+    return (Buffer){(void **)&model->states[id],
+                    row_of(state->title, model->n_parts, "optimizer", (size_t)n * sizeof(float))};
 }
 
 /* Of one layer what --reproducible exchanges: all nodes of all ranks, of the own part. */
@@ -173,8 +167,7 @@ static size_t sparse_bytes(const GPT2 *model) {
     return (size_t)model->config.n_layer * sparse_words(model) * sizeof(int32_t);
 }
 
-/* Sizes come from model->config, options, ops, shape, n_elements and n_own; the pointers are only written by
- * gpt2_open. */
+/* Sizes come from model->config, options, ops, shape and n_elements; the pointers are only written by gpt2_open. */
 static void buffer_table(Buffer table[N_BUFFERS], GPT2 *model) {
     const size_t n = (size_t)model->n_elements, X = dtype_bytes(model->ops->dtype);
     const size_t N = (size_t)model->shape.B * (size_t)model->shape.T;
@@ -182,32 +175,30 @@ static void buffer_table(Buffer table[N_BUFFERS], GPT2 *model) {
     const bool drops = training && model->config.dropout > 0;
     const size_t bounds =
         model->config.documents ? (size_t)model->options.B * (size_t)model->options.T * 4 : 0;
-    const bool sharded_master = gpt2_master_is_sharded(model);
-    const size_t n_master = sharded_master ? (size_t)model->n_own : n;
+    const int master_parts = gpt2_master_is_sharded(model) ? model->n_parts : 1;
 
     /* clang-format off */
     const Buffer rows[N_BUFFERS] = {
-        {(void **)&model->master, "master weights (fp32)", "weights",   n_master * 4},
-        {&model->weights,         "weights (bf16)",        "weights",   own_master ? n * X : 0},
-        {(void **)&model->grads,  "gradients (fp32)",      "gradients", training ? n * 4 : 0},
-        {(void **)&model->kept_sums, "kept sums (fp32)", "gradients", (size_t)model->tree_size.kept * n * 4},
-        {(void **)&model->received_sums, "received sums (fp32)", "gradients", received_bytes(model)},
+        {(void **)&model->master, row_of("master weights (fp32)", master_parts, "weights", n / (size_t)master_parts * 4)},
+        {&model->weights,         {"weights (bf16)",        "weights",   own_master ? n * X : 0}},
+        {(void **)&model->grads,  {"gradients (fp32)",      "gradients", training ? n * 4 : 0}},
+        {(void **)&model->kept_sums, {"kept sums (fp32)", "gradients", (size_t)model->tree_size.kept * n * 4}},
+        {(void **)&model->received_sums, {"received sums (fp32)", "gradients", received_bytes(model)}},
         [AFTER_STATES] =
-        {(void **)&model->tile_groups, "parameter groups", "optimizer", training ? n / PARAMETER_TILE * 4 : 0},
-        {(void **)&model->block_tiles, "tiles of a block", "optimizer", block_tiles_bytes(model)},
-        {(void **)&model->tokens,      "tokens",           "scratch",   N * 4},
-        {(void **)&model->targets,     "targets",          "scratch",   N * 4},
-        {(void **)&model->starts,      "starts of documents", "scratch", bounds},
-        {(void **)&model->ends,        "ends of documents", "scratch",  bounds},
-        {(void **)&model->sparse_tables, "seen blocks", "scratch",      sparse_bytes(model)},
-        {&model->scratch,              "op scratch",       "scratch",   scratch_bytes(model->ops, &model->shape, &model->options)},
-        {(void **)&model->sums,        "step sums",        "scratch",   sizeof(StepSums)},
-        {(void **)&model->stats,       "step statistics",  "scratch",   sizeof(StepStats)},
-        {(void **)&model->dropout_key, "dropout key",      "scratch",   drops ? sizeof(uint64_t) : 0},
+        {(void **)&model->tile_groups, {"parameter groups", "optimizer", training ? n / PARAMETER_TILE * 4 : 0}},
+        {(void **)&model->block_tiles, {"tiles of a block", "optimizer", block_tiles_bytes(model)}},
+        {(void **)&model->tokens,      {"tokens",           "scratch",   N * 4}},
+        {(void **)&model->targets,     {"targets",          "scratch",   N * 4}},
+        {(void **)&model->starts,      {"starts of documents", "scratch", bounds}},
+        {(void **)&model->ends,        {"ends of documents", "scratch",  bounds}},
+        {(void **)&model->sparse_tables, {"seen blocks", "scratch",      sparse_bytes(model)}},
+        {&model->scratch,              {"op scratch",       "scratch",   scratch_bytes(model->ops, &model->shape, &model->options)}},
+        {(void **)&model->sums,        {"step sums",        "scratch",   sizeof(StepSums)}},
+        {(void **)&model->stats,       {"step statistics",  "scratch",   sizeof(StepStats)}},
+        {(void **)&model->dropout_key, {"dropout key",      "scratch",   drops ? sizeof(uint64_t) : 0}},
     };
     /* clang-format on */
     memcpy(table, rows, sizeof rows);
-    if (sharded_master) say_part(&table[0], model);
     for (int i = 0; i < N_STATES; i++) table[FIRST_STATE + i] = state_buffer(model, (StateId)i);
 }
 
@@ -218,7 +209,6 @@ static void model_shape(GPT2 *model, const Ops *ops, const GPT2Config *config, c
     model->n_parts = options->training ? model->comm->ranks.n_ranks : 1;
     model->n_parameters = gpt2_tensors(model->tensors, config, model->n_parts);
     model->n_elements = gpt2_n_elements(model->tensors);
-    model->n_own = model->n_elements / model->n_parts;
     if (options->training && options->reproducible)
         model->tree_size = sum_tree_size(options->reproducible, model->comm->ranks.n_ranks);
     model->shape = op_shape(ops, config, options);
@@ -235,17 +225,18 @@ void gpt2_memory_plan(MemoryPlan *plan, const Ops *ops, const GPT2Config *config
     model_shape(&model, ops, config, options);
     buffer_table(buffers, &model);
     memset(plan, 0, sizeof *plan);
-    for (int i = 0; i < N_BUFFERS; i++) add_row(plan, buffers[i].name, buffers[i].category, buffers[i].bytes);
+    for (int i = 0; i < N_BUFFERS; i++) add_row(plan, buffers[i].row);
     for (int i = 0; i < N_ACTIVATIONS; i++) {
         const Activation *a = &model.activations[i];
-        add_row(plan, a->name, a->category, activation_bytes(a, options));
+        add_row(plan, row_of(a->name, 1, a->category, activation_bytes(a, options)));
     }
-    add_row(plan, "library workspace", "scratch", ops->device->fixed_bytes());
-    add_row(plan, "exchange with other ranks", "scratch", model.comm->fixed_bytes);
-    if (model.n_parts > 1)
-        add_row(plan, "gradients of other ranks", "gradients",
-                model.comm->attached_bytes(model.comm, attached_gradients(&model)));
-    if (options->context) add_row(plan, "exchange of heads", "scratch", options->context->fixed_bytes);
+    const size_t attached =
+        model.n_parts > 1 ? model.comm->attached_bytes(model.comm, attached_gradients(&model)) : 0;
+    const size_t heads = options->context ? options->context->fixed_bytes : 0;
+    add_row(plan, (MemoryRow){"library workspace", "scratch", ops->device->fixed_bytes()});
+    add_row(plan, (MemoryRow){"exchange with other ranks", "scratch", model.comm->fixed_bytes});
+    add_row(plan, (MemoryRow){"gradients of other ranks", "gradients", attached});
+    add_row(plan, (MemoryRow){"exchange of heads", "scratch", heads});
 }
 
 int gpt2_largest_batch(const Ops *ops, const GPT2Config *config, const GPT2Options *options,
@@ -324,7 +315,7 @@ bool gpt2_open(GPT2 *model, const Ops *ops, const GPT2Config *config, const GPT2
     gpt2_memory_plan(&plan, ops, config, options);
     bool ok = true;
     for (int i = 0; ok && i < N_BUFFERS; i++)
-        ok = allocate(buffers[i].data, ops, buffers[i].name, buffers[i].bytes, plan.total_bytes, err);
+        ok = allocate(buffers[i].data, ops, buffers[i].row.name, buffers[i].row.bytes, plan.total_bytes, err);
     for (int i = 0; ok && i < N_ACTIVATIONS; i++) {
         Activation *a = &model->activations[i];
         ok = allocate((void **)&a->data, ops, a->name, activation_bytes(a, options), plan.total_bytes, err);
@@ -334,7 +325,7 @@ bool gpt2_open(GPT2 *model, const Ops *ops, const GPT2Config *config, const GPT2
         return false;
     }
     for (int i = 0; i < N_BUFFERS; i++) /* what lies between tensors stays 0 */
-        if (*buffers[i].data) ops->device->zero(*buffers[i].data, buffers[i].bytes);
+        if (*buffers[i].data) ops->device->zero(*buffers[i].data, buffers[i].row.bytes);
     if (options->training) upload_tile_groups(model);
     if (model->sparse_tables) upload_sparse_tables(model);
     if (model->block_tiles) open_block_tiles(model);

@@ -193,8 +193,7 @@ StepStats gpt2_step_stats(GPT2 *model) {
 /* On the side stream, so that the next step need not wait for it: only its own statistics do. */
 void gpt2_queue_stats(GPT2 *model, int slot) {
     const Device *device = model->ops->device;
-    device->event_record(EVENT_STATS_FINAL, STREAM_MAIN);
-    device->stream_wait(STREAM_SIDE, EVENT_STATS_FINAL);
+    side_waits(model, EVENT_STATS_FINAL);
     device->readback_begin(slot, STREAM_SIDE, model->stats, sizeof *model->stats);
     device->event_record(EVENT_STATS_READ, STREAM_SIDE);
 }

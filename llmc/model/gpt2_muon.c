@@ -108,16 +108,13 @@ static Workspace workspace(const GPT2 *model) {
 
 /* Part r of `to` = part `rank` of what rank r has in `from`, in every round. */
 static void exchange(GPT2 *model, const Workspace *w, floatX *to, floatX *from, int rounds) {
-    const Device *device = model->ops->device;
     if (model->n_parts == 1) return;
-    device->event_record(EVENT_PARTS_FINAL, STREAM_MAIN);
-    device->stream_wait(STREAM_SIDE, EVENT_PARTS_FINAL);
+    side_waits(model, EVENT_PARTS_FINAL);
     for (int i = 0; i < rounds; i++)
         model->comm->all_to_all(model->comm, STREAM_SIDE, rows_from(model, to, i, w->block),
                                 rows_from(model, from, i, w->block),
                                 w->part * (int64_t)dtype_bytes(model->ops->dtype));
-    device->event_record(EVENT_PARTS_EXCHANGED, STREAM_SIDE);
-    device->stream_wait(STREAM_MAIN, EVENT_PARTS_EXCHANGED);
+    main_waits(model, EVENT_PARTS_EXCHANGED);
 }
 
 /* ---- the update ---- */

@@ -51,6 +51,16 @@ static inline int position_of(const Batch *b) {
     return b->context.rank * b->T;
 }
 
+/* The side stream waits for what the main stream has so far; the main stream for what the side stream has. */
+static inline void side_waits(const GPT2 *model, EventId event) {
+    model->ops->device->event_record(event, STREAM_MAIN);
+    model->ops->device->stream_wait(STREAM_SIDE, event);
+}
+static inline void main_waits(const GPT2 *model, EventId event) {
+    model->ops->device->event_record(event, STREAM_SIDE);
+    model->ops->device->stream_wait(STREAM_MAIN, event);
+}
+
 /* The rows of the table, without memory; L layers. */
 void activation_table(Activation table[N_ACTIVATIONS], const Ops *ops, const OpShape *shape, int L,
                       const GPT2Options *options);

@@ -16,29 +16,20 @@ void gpt2_attach(GPT2 *model) {
 
 /* ---- gradients ---- */
 
-/* The main stream waits for what the side stream has to do. */
-static void wait_for_exchange(const GPT2 *model) {
-    const Device *device = model->ops->device;
-    device->event_record(EVENT_GRADS_REDUCED, STREAM_SIDE);
-    device->stream_wait(STREAM_MAIN, EVENT_GRADS_REDUCED);
-}
-
 /* With --reproducible: what came in of a layer, while the backward pass was at work on the one below. */
 static void add_received(GPT2 *model, int layer) {
     if (layer > model->config.n_layer) return;
-    wait_for_exchange(model);
+    main_waits(model, EVENT_GRADS_REDUCED);
     leaves_add_received(model, gpt2_layer_range(model->tensors, layer));
 }
 
 void grads_final(GPT2 *model, int layer) {
-    const Device *device = model->ops->device;
     const ParameterRange range = gpt2_layer_range(model->tensors, layer);
     if (!is_last_micro_step(model)) return;
     if (model->options.reproducible) leaves_join(model, range);
     if (model->n_parts == 1) return;
     if (leaves_exchange(model)) add_received(model, layer + 1);
-    device->event_record(EVENT_GRADS_FINAL, STREAM_MAIN);
-    device->stream_wait(STREAM_SIDE, EVENT_GRADS_FINAL);
+    side_waits(model, EVENT_GRADS_FINAL);
     if (leaves_exchange(model))
         leaves_send(model, range);
     else
@@ -52,7 +43,7 @@ void grads_reduced(GPT2 *model) {
         add_received(model, -1);
         return;
     }
-    wait_for_exchange(model);
+    main_waits(model, EVENT_GRADS_REDUCED);
     model->comm->reduce_scatter_end(model->comm, STREAM_MAIN);
 }
 
@@ -80,10 +71,8 @@ static void finish_stats(GPT2 *model) {
 
 /* On the side stream. */
 static void gather_weights(GPT2 *model, int layer) {
-    const Device *device = model->ops->device;
     const ParameterRange range = gpt2_layer_range(model->tensors, layer);
-    device->event_record(EVENT_WEIGHTS_UPDATED, STREAM_MAIN);
-    device->stream_wait(STREAM_SIDE, EVENT_WEIGHTS_UPDATED);
+    side_waits(model, EVENT_WEIGHTS_UPDATED);
     model->comm->all_gather(model->comm, STREAM_SIDE, rows_from(model, model->weights, range.begin, 1),
                             range.n / model->n_parts, model->ops->dtype);
 }
@@ -124,11 +113,10 @@ void update_layer(GPT2 *model, int layer, const UpdateArgs *update) {
 }
 
 void gpt2_update(GPT2 *model, const UpdateArgs *update) {
-    const Device *device = model->ops->device;
     const bool muon = model->options.optimizer == OPTIMIZER_MUON;
     const int L = model->config.n_layer;
     model->at = (PassPlace){"update", -1, -1};
-    device->stream_wait(STREAM_MAIN, EVENT_SNAPSHOT_TAKEN);
+    model->ops->device->stream_wait(STREAM_MAIN, EVENT_SNAPSHOT_TAKEN);
     finish_stats(model);
     if (model->n_parts == 1 && !muon) {
         update_with_adamw(model, update_part(model, 0), -1, update);
@@ -139,8 +127,7 @@ void gpt2_update(GPT2 *model, const UpdateArgs *update) {
     for (int layer = muon ? L : 0; layer <= L; layer++) update_layer(model, layer, update);
     if (model->n_parts == 1) return;
     model->comm->all_gather_end(model->comm, STREAM_SIDE);
-    device->event_record(EVENT_WEIGHTS_GATHERED, STREAM_SIDE);
-    device->stream_wait(STREAM_MAIN, EVENT_WEIGHTS_GATHERED);
+    main_waits(model, EVENT_WEIGHTS_GATHERED);
 }
 
 /* ---- hashes ---- */

@@ -269,13 +269,11 @@ static bool read_queued(Sampler *s, Error *err) {
 
 /* Asks for what is not asked for yet: rows of `drawn` without a turn, because a multiple of READ_ROWS ends them. */
 static void queue_reading(Sampler *s) {
-    const Device *device = s->model.ops->device;
     const int B = s->cache.B, row = s->n_queued % DRAWN_ROWS;
     if (s->n_queued == s->n) return;
-    device->event_record(EVENT_TOKENS_DRAWN, STREAM_MAIN);
-    device->stream_wait(STREAM_SIDE, EVENT_TOKENS_DRAWN);
-    device->readback_begin(s->slot, STREAM_SIDE, s->draw.drawn + row * B,
-                           (size_t)((s->n - s->n_queued) * B) * sizeof *s->draw.drawn);
+    side_waits(&s->model, EVENT_TOKENS_DRAWN);
+    s->model.ops->device->readback_begin(s->slot, STREAM_SIDE, s->draw.drawn + row * B,
+                                         (size_t)((s->n - s->n_queued) * B) * sizeof *s->draw.drawn);
     s->slot = 1 - s->slot;
     s->n_queued = s->n;
 }

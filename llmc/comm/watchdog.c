@@ -75,10 +75,6 @@ static void sleep_ms(int ms) {
 /* ---- messages ---- */
 
 /* A connection that takes none is noticed by its silence. */
-static void send_message(const Peer *p, const Message *m) {
-    if (p->fd >= 0) send(p->fd, m, HEAD + m->n, MSG_DONTWAIT | MSG_NOSIGNAL);
-}
-
 static void tell_all(MessageKind kind, const Error *what) {
     Message m = {.kind = kind,
                  .phase = dog.phase,
@@ -92,7 +88,8 @@ static void tell_all(MessageKind kind, const Error *what) {
         memcpy(m.text, what->text, m.n);
     }
     pthread_mutex_lock(&dog.sending);
-    for (int i = 0; i < dog.n_peers; i++) send_message(&dog.peers[i], &m);
+    for (int i = 0; i < dog.n_peers; i++)
+        if (dog.peers[i].fd >= 0) send(dog.peers[i].fd, &m, HEAD + m.n, MSG_DONTWAIT | MSG_NOSIGNAL);
     pthread_mutex_unlock(&dog.sending);
 }
 

@@ -20,7 +20,8 @@ class Dataset:
         except common.DataError:
             raise
         except Exception as error:
-            raise common.DataError("Hugging Face, dataset %s: %s: %s" % (self.repository, type(error).__name__, error)) from None
+            raise common.DataError("Hugging Face, dataset %s: %s: %s; hint: a local copy, as --source"
+                                   % (self.repository, type(error).__name__, error)) from None
 
     def files(self):
         return self._ask(lambda api: api.list_repo_files(self.repository, repo_type="dataset", revision=self.revision))

@@ -1,7 +1,7 @@
 #!/bin/sh
 # Times training steps of GPT-2 on this machine's card, on random tokens: one line for each micro-batch and context.
 # Usage: [MODEL=d12] scripts/bench_train.sh [B,T ...], from the repository root, after `make train_gpt2cu`.
-# FLAGS='--graph off --recompute block' (any flags of the trainer) go to every run; with '--device cpu' no card is needed.
+# FLAGS='--graph off --recompute block' (any flags of the trainer) go to every run; with '--device cpu' no card is needed, and train_gpt2 is taken where only that is built.
 set -eu
 case ${1:-} in -h | --help) sed -n '2,4s/^# //p' "$0" && exit ;; esac
 for shape in "$@"; do
@@ -9,7 +9,9 @@ for shape in "$@"; do
     echo "error: expected B,T, as 64,1024; found '$shape'" >&2
     exit 2
 done
-[ -x ./train_gpt2cu ] || { echo 'error: ./train_gpt2cu is missing; hint: make train_gpt2cu' >&2; exit 2; }
+program=./train_gpt2cu
+[ -x $program ] || program=./train_gpt2 # where only that is built
+[ -x $program ] || { echo 'error: ./train_gpt2cu is missing; hint: make train_gpt2cu' >&2; exit 2; }
 case ${FLAGS:-} in
 *'--device cpu'*) ;;
 *) nvidia-smi -L >/dev/null 2>&1 || { echo "error: no NVIDIA GPU on this machine; hint: FLAGS='--device cpu' times the CPU" >&2; exit 2; } ;;
@@ -31,12 +33,12 @@ case " ${FLAGS:-} " in *" --optimizer "*) ;; *) FLAGS="${FLAGS:+$FLAGS }--optimi
 # steps N: trains N steps of the shape.
 steps() {
     rm -rf "$work/run"
-    ./train_gpt2cu --model "$MODEL" --train "$work/bench_train_*.bin" --batch "$B" --seq "$T" --tokens-per-step $((B * T)) ${FLAGS:-} \
+    $program --model "$MODEL" --train "$work/bench_train_*.bin" --batch "$B" --seq "$T" --tokens-per-step $((B * T)) ${FLAGS:-} \
         --steps "$1" --sample-tokens 0 --eval-every 0 --out "$work/run" --model-only >"$work/log.txt" &
     wait "$!" || exit
     ended=$!
 }
-echo "$(nvidia-smi --query-gpu=name,uuid,power.limit,driver_version --format=csv,noheader 2>/dev/null | head -n 1); $(./train_gpt2cu --version)"
+echo "$(nvidia-smi --query-gpu=name,uuid,power.limit,driver_version --format=csv,noheader 2>/dev/null | head -n 1); $($program --version)"
 echo "$MODEL, median of the steps after 1 s of at least 6.5 s ${FLAGS:+(}${FLAGS:-}${FLAGS:+)}"
 echo '   B       T   ms/step     tok/s    MFU %   timed s   memory planned and measured'
 for shape in "${@:-64,1024}"; do

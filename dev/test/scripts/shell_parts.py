@@ -91,6 +91,13 @@ class Bench(Scripts):
         self.assertEqual((done.returncode, done.stderr.count("\n")), (2, 1))
         self.assertRegex(done.stderr, "^error: no NVIDIA GPU on this machine; hint: ")
 
+    def test_the_trainer_that_is_built(self):
+        done = self.run_shell("bench_train.sh", "4,16", FLAGS="--device cpu")
+        self.assertEqual((done.returncode, done.stderr), (2, "error: ./train_gpt2cu is missing; hint: make train_gpt2cu\n"))
+        self.program("train_gpt2", TRAINER)
+        done = self.run_shell("bench_train.sh", "4,16", FLAGS="--device cpu")
+        self.assertEqual((done.returncode, done.stderr), (0, ""))
+
     def test_a_trainer_that_fails(self):
         self.program("train_gpt2cu", "#!/bin/sh\n[ $1 = --version ] || { echo 'error: no' >&2; exit 1; }\n")
         done = self.run_shell("bench_train.sh", "4,16", FLAGS="--device cpu")

@@ -32,18 +32,6 @@ static bool save_config(const char *directory, const GPT2 *model, const Tokenize
     return ok;
 }
 
-static bool save_weights(const char *directory, GPT2 *model, const SaveOptions *options, const char *note,
-                         JsonWriter *manifest, Error *err) {
-    const FlatBuffer weights = {"transformer", FLAT_MASTER};
-    FlatBuffer states[N_STATES];
-    const SavedFile files[] = {
-        {"model.safetensors", &weights,                 1,      note},
-        { "optimizer.safetensors",             states, optimizer_buffers(states, model), NULL},
-    };
-    return hf_tensors_save(directory, model, options->snapshot, files, options->model_only ? 1 : 2, manifest,
-                           err);
-}
-
 /* The first in the directory. The tokenizer writes its own files: they are made durable and summed by reading them
  * back. */
 static bool save_tokenizer(const char *directory, const Tokenizer *tokenizer, int context,
@@ -71,7 +59,7 @@ static bool save_tokenizer(const char *directory, const Tokenizer *tokenizer, in
 static bool save_model(const char *directory, GPT2 *model, const Tokenizer *tokenizer,
                        const SaveOptions *options, const char *note, JsonWriter *manifest, Error *err) {
     return save_tokenizer(directory, tokenizer, model->config.max_seq_len, manifest, err) &&
-           save_weights(directory, model, options, note, manifest, err) &&
+           hf_weights_save(directory, model, options->snapshot, options->model_only, note, manifest, err) &&
            save_config(directory, model, tokenizer, manifest, err);
 }
 

@@ -220,8 +220,6 @@ static bool check_optimizer(const Manifest *manifest, const GPT2 *model, Error *
 }
 
 static bool load_all(const Manifest *manifest, GPT2 *model, Error *err) {
-    FlatBuffer states[N_STATES];
-    const int n_states = optimizer_buffers(states, model);
     const char *directory = manifest->directory;
     if (manifest->model_only)
         return fail(err, EXIT_INPUT,
@@ -230,8 +228,9 @@ static bool load_all(const Manifest *manifest, GPT2 *model, Error *err) {
         return fail(err, EXIT_RUN, "%s: the model was opened without an optimizer and cannot be resumed",
                     directory);
     if (!check_optimizer(manifest, model, err)) return false;
-    if (!manifest_verify_once(manifest, true, err) || !load_weights(directory, model, err)) return false;
-    if (!hf_tensors_load(directory, "optimizer.safetensors", model, states, n_states, err)) return false;
+    if (!manifest_verify_once(manifest, true, err) || !load_weights(directory, model, err) ||
+        !hf_states_load(directory, model, err))
+        return false;
     char *n_skipped = (char *)model->stats + offsetof(StepStats, n_skipped);
     model->ops->device->upload(n_skipped, &manifest->state.n_skipped, sizeof manifest->state.n_skipped);
     return true;

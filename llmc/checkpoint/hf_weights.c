@@ -12,11 +12,12 @@
 
 enum { NAME_SIZE = 2 * PIECE_NAME, STAGING_ELEMS = 1 << 20 };
 
-int optimizer_buffers(FlatBuffer buffers[N_STATES], const GPT2 *model) {
-    int n = 0;
-    for (int i = 0; i < N_STATES; i++)
-        if (model->states[i]) buffers[n++] = (FlatBuffer){optimizer_states[i].name, i};
-    return n;
+/* The files, and which of them has a buffer. */
+static const char *const file_names[] = {"model.safetensors", "optimizer.safetensors"};
+enum { MAX_FILES = sizeof file_names / sizeof *file_names };
+
+static int file_of(int buffer) {
+    return buffer == FLAT_MASTER ? 0 : 1;
 }
 
 static void file_shape(const Piece *piece, int64_t shape[2]) {
@@ -26,13 +27,14 @@ static void file_shape(const Piece *piece, int64_t shape[2]) {
 }
 
 /* Whether the buffer has this tensor: states have those of their kind of optimizer. */
-static bool buffer_has(const GPT2 *model, const FlatBuffer *buffer, const Piece *piece) {
-    return buffer->id == FLAT_MASTER ||
-           optimizer_of(model->options.optimizer, piece->tensor->group) == optimizer_states[buffer->id].kind;
+static bool buffer_has(const GPT2 *model, int buffer, const Piece *piece) {
+    return buffer == FLAT_MASTER ||
+           optimizer_of(model->options.optimizer, piece->tensor->group) == optimizer_states[buffer].kind;
 }
 
-static void file_name(char name[NAME_SIZE], const FlatBuffer *buffer, const Piece *piece) {
-    snprintf(name, NAME_SIZE, "%s.%s", buffer->prefix, piece->name);
+static void tensor_name(char name[NAME_SIZE], int buffer, const Piece *piece) {
+    snprintf(name, NAME_SIZE, "%s.%s", buffer == FLAT_MASTER ? "transformer" : optimizer_states[buffer].name,
+             piece->name);
 }
 
 /* Elements that pass through host memory at a time: at least the largest transposed matrix. */
@@ -76,21 +78,21 @@ static void transpose(float *out, const float *in, int64_t rows, int64_t cols) {
 /* A tensor of a file. */
 typedef struct Stretch {
     OutFile *file;
-    const FlatBuffer *buffer;
+    int buffer;
     const Piece *piece;
     int64_t offset;       /* bytes of the file before it */
     _Atomic uint32_t crc; /* of the chunks that are written, each as if the others were 0 */
 } Stretch;
 
 /* A file takes the bytes of one thread at a time: more threads than these wait for each other. */
-enum { MAX_FILES = 2, MAX_BUFFERS = 1 + N_STATES, MAX_WRITERS = 4, CHUNK_ELEMS = 1 << 17 };
+enum { MAX_WRITERS = 4, CHUNK_ELEMS = 1 << 17 };
 
 /* The files of a save. */
 typedef struct Writing {
     GPT2 *model;
     const Snapshot *snapshot; /* NULL: from the device */
-    const SavedFile *saved;
-    int n_files;
+    const char *note;
+    int buffers[MAX_BUFFERS], n_buffers;
     OutFile files[MAX_FILES];
     Piece *pieces;
     Stretch *stretches; /* file by file, buffer by buffer */
@@ -181,7 +183,7 @@ static bool write_snapshot(const Writing *w, Error *err) {
         for (int k = 0; k < w->n_stretches; k++) {
             Stretch *s = &w->stretches[k];
             if (s->piece != &w->pieces[i]) continue;
-            part.in[part.n_stretches] = snapshot_buffer(w->snapshot, s->buffer->id) + s->piece->begin;
+            part.in[part.n_stretches] = snapshot_buffer(w->snapshot, s->buffer) + s->piece->begin;
             part.stretches[part.n_stretches++] = s;
         }
         if (!write_part(w, &part, err)) return false;
@@ -219,7 +221,7 @@ static bool write_from_device(const Writing *w, Error *err) {
     bool ok = staging != NULL;
     for (int i = 0; ok && i < w->n_stretches; i++) {
         Stretch *s = &w->stretches[i];
-        if (i == 0 || s->buffer != s[-1].buffer) data = whole_buffer(w->model, s->buffer->id);
+        if (i == 0 || s->buffer != s[-1].buffer) data = whole_buffer(w->model, s->buffer);
         for (int64_t first = 0; ok && first < s->piece->n_elems; first += room) {
             Part part = {.stretches = {s}, .in = {staging}, .n_stretches = 1, .first = first};
             part.n = min_i64(s->piece->n_elems - first, room);
@@ -235,35 +237,37 @@ static bool write_from_device(const Writing *w, Error *err) {
 /* ---- the files ---- */
 
 /* Creates the file, writes its header, and lists its tensors. */
-static bool open_file(Writing *w, OutFile *file, const SavedFile *saved, const char *directory, Error *err) {
+static bool open_file(Writing *w, int f, const char *directory, Error *err) {
+    OutFile *file = &w->files[f];
     SafetensorsHeader header;
     char path[PATH_MAX], name[NAME_SIZE];
     int64_t shape[2];
     Stretch *s = w->stretches + w->n_stretches;
-    if (!path_join(path, directory, saved->name, err) || !outfile_open(file, path, err)) return false;
+    if (!path_join(path, directory, file_names[f], err) || !outfile_open(file, path, err)) return false;
     safetensors_header_begin(&header);
-    for (const FlatBuffer *b = saved->buffers; b < saved->buffers + saved->n_buffers; b++)
+    for (int k = 0; k < w->n_buffers; k++)
         for (const Piece *piece = w->pieces; piece < w->pieces + w->n_pieces; piece++) {
-            if (!buffer_has(w->model, b, piece)) continue;
-            *s++ = (Stretch){.file = file, .buffer = b, .piece = piece, .offset = header.data_bytes};
-            file_name(name, b, piece);
+            const int buffer = w->buffers[k];
+            if (file_of(buffer) != f || !buffer_has(w->model, buffer, piece)) continue;
+            *s++ = (Stretch){.file = file, .buffer = buffer, .piece = piece, .offset = header.data_bytes};
+            tensor_name(name, buffer, piece);
             file_shape(piece, shape);
             safetensors_header_add(&header, name, piece->tensor->rank, shape);
         }
-    if (saved->note) safetensors_header_add(&header, saved->note, 1, (int64_t[]){1});
+    if (f == 0 && w->note) safetensors_header_add(&header, w->note, 1, (int64_t[]){1});
     if (!safetensors_header_write(&header, file, err)) return false;
     for (; w->stretches + w->n_stretches < s; w->n_stretches++)
         w->stretches[w->n_stretches].offset += file->bytes;
     return true;
 }
 
-static bool open_files(Writing *w, const char *directory, Error *err) {
+static bool open_files(Writing *w, int n_files, const char *directory, Error *err) {
     w->pieces = list_pieces(w->model, &w->n_pieces, err);
     if (!w->pieces) return false;
     w->stretches = malloc((size_t)w->n_pieces * MAX_BUFFERS * sizeof *w->stretches);
     if (!w->stretches) return fail(err, EXIT_RUN, "no memory for the list of %d tensors", w->n_pieces);
-    for (int f = 0; f < w->n_files; f++)
-        if (!open_file(w, &w->files[f], &w->saved[f], directory, err)) return false;
+    for (int f = 0; f < n_files; f++)
+        if (!open_file(w, f, directory, err)) return false;
     return true;
 }
 
@@ -276,32 +280,35 @@ static bool write_note(OutFile *file, Error *err) {
 }
 
 /* With the checksums of the tensors, then of the file. */
-static bool close_file(Writing *w, OutFile *file, const SavedFile *saved, JsonWriter *manifest, Error *err) {
+static bool close_file(Writing *w, int f, JsonWriter *manifest, Error *err) {
+    OutFile *file = &w->files[f];
     char name[NAME_SIZE];
-    manifest_begin_file(manifest, saved->name);
+    manifest_begin_file(manifest, file_names[f]);
     json_begin_object(manifest, "tensors");
     for (const Stretch *s = w->stretches; s < w->stretches + w->n_stretches; s++) {
         if (s->file != file) continue;
         const uint32_t crc = atomic_load(&s->crc);
-        file_name(name, s->buffer, s->piece);
+        tensor_name(name, s->buffer, s->piece);
         manifest_write_checksum(manifest, name, crc);
         outfile_count(file, s->piece->n_elems * (int64_t)sizeof(float), crc);
     }
     json_end_object(manifest);
-    if (saved->note && !write_note(file, err)) return false;
+    if (f == 0 && w->note && !write_note(file, err)) return false;
     if (!outfile_close(file, err)) return false;
     manifest_end_file(manifest, file->bytes, file->crc);
     return true;
 }
 
-bool hf_tensors_save(const char *directory, GPT2 *model, const Snapshot *snapshot, const SavedFile *files,
-                     int n_files, JsonWriter *manifest, Error *err) {
-    Writing w = {.model = model, .snapshot = snapshot, .saved = files, .n_files = n_files};
-    for (int f = 0; f < n_files; f++) w.files[f].fd = -1;
-    bool ok =
-        open_files(&w, directory, err) && (snapshot ? write_snapshot(&w, err) : write_from_device(&w, err));
-    for (int f = 0; ok && f < n_files; f++) ok = close_file(&w, &w.files[f], &files[f], manifest, err);
-    for (int f = 0; f < n_files; f++) outfile_abandon(&w.files[f]);
+bool hf_weights_save(const char *directory, GPT2 *model, const Snapshot *snapshot, bool model_only,
+                     const char *note, JsonWriter *manifest, Error *err) {
+    Writing w = {.model = model, .snapshot = snapshot, .note = note};
+    const int n_files = model_only ? 1 : MAX_FILES;
+    w.n_buffers = list_buffers(w.buffers, model->options.optimizer, model_only);
+    for (int f = 0; f < MAX_FILES; f++) w.files[f].fd = -1;
+    bool ok = open_files(&w, n_files, directory, err) &&
+              (snapshot ? write_snapshot(&w, err) : write_from_device(&w, err));
+    for (int f = 0; ok && f < n_files; f++) ok = close_file(&w, f, manifest, err);
+    for (int f = 0; f < MAX_FILES; f++) outfile_abandon(&w.files[f]);
     free(w.stretches);
     free(w.pieces);
     return ok;
@@ -431,12 +438,11 @@ typedef struct Located {
     SafetensorsEntry *entry;
 } Located;
 
-static bool locate(Located *at, const Source *source, const FlatBuffer *buffer, const Piece *piece,
-                   Error *err) {
+static bool locate(Located *at, const Source *source, int buffer, const Piece *piece, Error *err) {
     char name[NAME_SIZE];
-    file_name(name, buffer, piece);
+    tensor_name(name, buffer, piece);
     at->file = source_find(source, name, &at->entry);
-    if (!at->file && buffer->id == FLAT_MASTER) at->file = source_find(source, piece->name, &at->entry);
+    if (!at->file && buffer == FLAT_MASTER) at->file = source_find(source, piece->name, &at->entry);
     if (!at->file)
         return fail(err, EXIT_INPUT, "%s: expected tensor '%s', found none of that name",
                     source->files[0].path, name);
@@ -480,7 +486,7 @@ typedef struct Loading {
 } Loading;
 
 /* lm_head.weight, where it is stored, must be wte.weight bit for bit. */
-static bool check_tied(const Loading *l, const FlatBuffer *buffer, Error *err) {
+static bool check_tied(const Loading *l, int buffer, Error *err) {
     Located head, wte;
     head.file = source_find(l->source, "lm_head.weight", &head.entry);
     if (!head.file) return true;
@@ -500,7 +506,7 @@ static bool check_tied(const Loading *l, const FlatBuffer *buffer, Error *err) {
     return true;
 }
 
-static bool load_piece(const Loading *l, const FlatBuffer *buffer, const Piece *piece, Error *err) {
+static bool load_piece(const Loading *l, int buffer, const Piece *piece, Error *err) {
     const bool transposed = piece->tensor->transposed;
     Located at;
     if (!locate(&at, l->source, buffer, piece, err)) return false;
@@ -508,32 +514,31 @@ static bool load_piece(const Loading *l, const FlatBuffer *buffer, const Piece *
         const int64_t part = min_i64(piece->n_elems - done, l->elems);
         if (!safetensors_read(at.file, at.entry, l->a, done, part, err)) return false;
         if (transposed) transpose(l->b, l->a, piece->cols, piece->rows);
-        set_buffer(l->model, buffer->id, transposed ? l->b : l->a, piece->begin + done, part);
+        set_buffer(l->model, buffer, transposed ? l->b : l->a, piece->begin + done, part);
     }
     return true;
 }
 
 /* Finds and checks all tensors, then loads them. */
-static bool load_buffers(const Loading *l, const FlatBuffer *buffers, int n_buffers, Error *err) {
+static bool load_buffers(const Loading *l, const int *buffers, int n_buffers, Error *err) {
     Located unused;
     for (int k = 0; k < n_buffers; k++)
         for (int i = 0; i < l->n_pieces; i++)
-            if (buffer_has(l->model, &buffers[k], &l->pieces[i]) &&
-                !locate(&unused, l->source, &buffers[k], &l->pieces[i], err))
+            if (buffer_has(l->model, buffers[k], &l->pieces[i]) &&
+                !locate(&unused, l->source, buffers[k], &l->pieces[i], err))
                 return false;
-    if (!check_tied(l, &buffers[0], err) || !check_all_used(l->source, err)) return false;
+    if (!check_tied(l, buffers[0], err) || !check_all_used(l->source, err)) return false;
     for (int k = 0; k < n_buffers; k++) {
         for (int i = 0; i < l->n_pieces; i++)
-            if (buffer_has(l->model, &buffers[k], &l->pieces[i]) &&
-                !load_piece(l, &buffers[k], &l->pieces[i], err))
+            if (buffer_has(l->model, buffers[k], &l->pieces[i]) &&
+                !load_piece(l, buffers[k], &l->pieces[i], err))
                 return false;
-        if (buffer_has(l->model, &buffers[k], &l->pieces[0])) zero_padding(l->model, buffers[k].id);
+        if (buffer_has(l->model, buffers[k], &l->pieces[0])) zero_padding(l->model, buffers[k]);
     }
     return true;
 }
 
-static bool load_source(const Source *source, GPT2 *model, const FlatBuffer *buffers, int n_buffers,
-                        Error *err) {
+static bool load_source(const Source *source, GPT2 *model, const int *buffers, int n_buffers, Error *err) {
     Loading l = {.source = source, .model = model};
     l.pieces = list_pieces(model, &l.n_pieces, err);
     if (!l.pieces) return false;
@@ -547,19 +552,19 @@ static bool load_source(const Source *source, GPT2 *model, const FlatBuffer *buf
 }
 
 bool hf_weights_load(const char *directory, GPT2 *model, Error *err) {
-    const FlatBuffer weights = {"transformer", FLAT_MASTER};
     Source source;
     if (!source_open(&source, directory, err)) return false;
-    bool ok = load_source(&source, model, &weights, 1, err);
+    bool ok = load_source(&source, model, (const int[]){FLAT_MASTER}, 1, err);
     source_close(&source);
     return ok;
 }
 
-bool hf_tensors_load(const char *directory, const char *name, GPT2 *model, const FlatBuffer *buffers,
-                     int n_buffers, Error *err) {
+bool hf_states_load(const char *directory, GPT2 *model, Error *err) {
+    int buffers[MAX_BUFFERS];
+    const int n = list_buffers(buffers, model->options.optimizer, false);
     Source source = {0};
-    bool ok =
-        source_add(&source, directory, name, err) && load_source(&source, model, buffers, n_buffers, err);
+    bool ok = source_add(&source, directory, file_names[1], err) &&
+              load_source(&source, model, buffers + 1, n - 1, err);
     source_close(&source);
     return ok;
 }

@@ -4,6 +4,14 @@
 #include <string.h>
 #include "llmc/cpu/parallel.h"
 
+int list_buffers(int ids[MAX_BUFFERS], OptimizerKind optimizer, bool model_only) {
+    int n = 0;
+    ids[n++] = FLAT_MASTER;
+    for (int i = 0; i < N_STATES && !model_only; i++)
+        if (optimizer_has(optimizer, (StateId)i)) ids[n++] = i;
+    return n;
+}
+
 static Piece piece_of(const GPT2 *model, int id, int layer) {
     const Tensor *t = &model->tensors[id];
     Piece piece = {.tensor = t,

@@ -4,7 +4,10 @@
 #include "llmc/model/gpt2.h"
 
 /* A flat buffer's id: FLAT_MASTER, or a StateId. */
-enum { FLAT_MASTER = -1, PIECE_NAME = 96 };
+enum { FLAT_MASTER = -1, MAX_BUFFERS = 1 + N_STATES, PIECE_NAME = 96 };
+
+/* The master weights, and the states that the optimizer has; returns how many. */
+int list_buffers(int ids[MAX_BUFFERS], OptimizerKind optimizer, bool model_only);
 
 typedef struct Piece {
     char name[PIECE_NAME]; /* Hugging Face's: "h.3.attn.c_attn.weight" */

@@ -1,17 +1,8 @@
 #include "snapshot.h"
 
-/* The master weights, and the states that the model has. */
-static int list_buffers(int ids[1 + N_STATES], OptimizerKind optimizer, bool model_only) {
-    int n = 0;
-    ids[n++] = FLAT_MASTER;
-    for (int i = 0; i < N_STATES && !model_only; i++)
-        if (optimizer_has(optimizer, (StateId)i)) ids[n++] = i;
-    return n;
-}
-
 size_t snapshot_bytes(const GPT2Config *config, OptimizerKind optimizer, bool model_only, int n_parts) {
     Tensor tensors[N_TENSORS];
-    int ids[1 + N_STATES];
+    int ids[MAX_BUFFERS];
     gpt2_tensors(tensors, config, n_parts);
     return (size_t)gpt2_n_elements(tensors) * sizeof(float) *
            (size_t)list_buffers(ids, optimizer, model_only);
@@ -50,7 +41,7 @@ static void copy_buffer(const Snapshot *s, int i, const GPT2 *model, const float
 }
 
 void snapshot_take(const Snapshot *s, GPT2 *model, bool model_only) {
-    int ids[1 + N_STATES];
+    int ids[MAX_BUFFERS];
     const int n = list_buffers(ids, model->options.optimizer, model_only);
     for (int i = 0; i < n; i++) {
         const float *from = gather_buffer(model, ids[i]);

@@ -7,8 +7,8 @@
 typedef struct Snapshot {
     const Device *device;
     int n;
-    int ids[1 + N_STATES];
-    float *data[1 + N_STATES]; /* (n_elements) each, on the host; NULL: not open */
+    int ids[MAX_BUFFERS];
+    float *data[MAX_BUFFERS]; /* (n_elements) each, on the host; NULL: not open */
 } Snapshot;
 
 /* Bytes of the snapshot of a model of that config. */

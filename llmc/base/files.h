@@ -21,8 +21,8 @@ bool file_is_free(const char *path, Error *err);
 const char *file_type_name(mode_t mode);
 /* Reads exactly n bytes at an offset; a file that ends before is an error. */
 bool file_read_at(int fd, const char *path, void *out, size_t n, int64_t offset, Error *err);
-/* Size and CRC-32C of a whole file; with `sync`, its data is made durable first. */
-bool file_checksum(const char *path, bool sync, int64_t *bytes, uint32_t *crc, Error *err);
+/* Size and CRC-32C of a whole file. */
+bool file_checksum(const char *path, int64_t *bytes, uint32_t *crc, Error *err);
 
 /* Makes the data durable; a file system that has no fsync for it is no error. */
 bool file_sync(int fd, const char *path, Error *err);

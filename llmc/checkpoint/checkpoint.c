@@ -32,8 +32,7 @@ static bool save_config(const char *directory, const GPT2 *model, const Tokenize
     return ok;
 }
 
-/* The first in the directory. The tokenizer writes its own files: they are made durable and summed by reading them
- * back. */
+/* The first in the directory. The tokenizer writes its own files: they are summed by reading them back. */
 static bool save_tokenizer(const char *directory, const Tokenizer *tokenizer, int context,
                            JsonWriter *manifest, Error *err) {
     char **names, path[PATH_MAX];
@@ -46,7 +45,7 @@ static bool save_tokenizer(const char *directory, const Tokenizer *tokenizer, in
     for (int i = 0; ok && i < n; i++) {
         int64_t bytes;
         uint32_t crc;
-        ok = path_join(path, directory, names[i], err) && file_checksum(path, true, &bytes, &crc, err);
+        ok = path_join(path, directory, names[i], err) && file_checksum(path, &bytes, &crc, err);
         if (!ok) break;
         manifest_begin_file(manifest, names[i]);
         manifest_end_file(manifest, bytes, crc);

@@ -240,7 +240,7 @@ static bool verify(const Manifest *m, const JsonValue *file, bool to_load, Error
     const JsonValue *expected = json_get(file, "crc32c");
     json_int64(json_get(file, "bytes"), &expected_bytes);
     if (!path_join(path, m->directory, json_get(file, "name")->text, err)) return false;
-    if (!file_checksum(path, false, &bytes, &crc, err)) return false;
+    if (!file_checksum(path, &bytes, &crc, err)) return false;
     if (bytes != expected_bytes)
         return fail(err, EXIT_INPUT, "%s: expected %lld bytes by " MANIFEST_NAME ", found %lld", path,
                     (long long)expected_bytes, (long long)bytes);

@@ -164,8 +164,7 @@ void status_show(FILE *out, int columns, bool ticks, const char *format, ...) {
 static void put(FILE *out, const char *bytes, size_t n, const char *end) {
     pthread_mutex_lock(&lock);
     hide();
-    fwrite(bytes, 1, n, out);
-    fputs(end, out);
+    fprintf(out, "%.*s%s", (int)n, bytes, end); /* one write: other ranks have the same stderr */
     pthread_mutex_unlock(&lock);
 }
 

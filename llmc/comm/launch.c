@@ -58,9 +58,9 @@ static _Noreturn void become_rank(int listening, pid_t parent, char **argv) {
     if (getppid() != parent) _exit(EXIT_RUN); /* it went before it was to be followed */
     if (listening >= 0) fcntl(listening, F_SETFD, 0);
     execv("/proc/self/exe", argv);
+    if (errno == ENOENT) execvp(argv[0], argv); /* /proc is not mounted */
     Error err = {0};
-    fail(&err, EXIT_RUN, "--gpus: the program cannot be started again from /proc/self/exe: %s",
-         strerror(errno));
+    fail(&err, EXIT_RUN, "--gpus: the program cannot be started again: %s", strerror(errno));
     die(&err);
 }
 

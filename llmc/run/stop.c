@@ -147,6 +147,15 @@ static void handle(int signal_number, void (*handler)(int, siginfo_t *, void *))
     sigaction(signal_number, &action, NULL);
 }
 
+/* Whoever started the program may have left them blocked. */
+static void unblock(void) {
+    const int all[] = {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGTSTP, SIGCHLD};
+    sigset_t set;
+    sigemptyset(&set);
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) sigaddset(&set, all[i]);
+    pthread_sigmask(SIG_UNBLOCK, &set, NULL);
+}
+
 /* Unless it is ignored, as nohup has it. */
 static void handle_hangup(void (*handler)(int, siginfo_t *, void *)) {
     struct sigaction hangup;
@@ -156,6 +165,7 @@ static void handle_hangup(void (*handler)(int, siginfo_t *, void *)) {
 void stop_prepare(void) {
     signal(SIGXFSZ, SIG_IGN);
     signal(SIGUSR1, SIG_IGN); /* where there is nothing to save it does no harm */
+    unblock();
     if (getpid() == 1) {
         handle(SIGINT, end_at_once);
         handle(SIGTERM, end_at_once);

@@ -4,6 +4,7 @@
 #include <fcntl.h>
 #include <string.h>
 #include <sys/ioctl.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -312,9 +313,24 @@ static void test_no_codes(const char *here) {
     }
 }
 
+/* Ranks have one stderr: a line comes in one piece, so that none of another stands in it. */
+static void test_one_write(void) {
+    int ends[2];
+    char piece[100] = "";
+    if (!REQUIRE(socketpair(AF_UNIX, SOCK_DGRAM, 0, ends) == 0, "no sockets")) return;
+    FILE *out = fdopen(ends[1], "w");
+    setvbuf(out, NULL, _IONBF, 0);
+    print_line(out, "error: %s", "a\nline");
+    const ssize_t n = recv(ends[0], piece, sizeof piece - 1, MSG_DONTWAIT);
+    CHECK(n > 0 && strcmp(piece, "error: a?line\n") == 0, "the first piece: '%s'", piece);
+    fclose(out);
+    close(ends[0]);
+}
+
 int main(void) {
     char here[512];
     test_rule();
+    test_one_write();
     test_every_character();
     test_cut();
     unsetenv("NO_COLOR");

@@ -259,6 +259,14 @@ else
     skipped=$((skipped + 1))
 fi
 
+if unshare -rm sh -c 'mount -t tmpfs none /proc' 2>/dev/null; then
+    unshare -rm sh -c 'mount -t tmpfs none /proc && exec "$@"' sh "$program" --device cpu $short --gpus 2 >"$work/out" 2>"$work/err" </dev/null
+    status=$?
+    check "without /proc: exit code $status" [ "$status" -eq 0 ]
+else
+    skipped=$((skipped + 1))
+fi
+
 # ---- restarts ----
 start $long --save-every 5 --keep 2 --gpus 2 --restarts 1 --out "$work/again"
 has_checkpoint() { [ -n "$(ls -d "$work"/again/step_* 2>/dev/null)" ]; }

@@ -184,6 +184,23 @@ static void test_launcher(void) {
     }
 }
 
+/* Started with all signals blocked, as a thread of another program may do it. */
+static void test_blocked(void) {
+    const pid_t child = fork();
+    if (child == 0) {
+        sigset_t all;
+        begin();
+        sigfillset(&all);
+        sigprocmask(SIG_SETMASK, &all, NULL);
+        stop_prepare();
+        stop_catch();
+        raise(SIGTERM);
+        leave();
+    }
+    const int got = ended(child);
+    CHECK(got == ASKED_STOP, "SIGTERM that was blocked: %d", got);
+}
+
 /* One SIGUSR1 is one checkpoint; the same signal again at once is the same one. */
 static void test_once(void) {
     pid_t child = fork();
@@ -330,6 +347,7 @@ int main(void) {
     test_signals();
     test_first_process();
     test_launcher();
+    test_blocked();
     test_once();
     test_patience();
     test_answers();

@@ -194,23 +194,24 @@ static void write_tokenizer_json(const char *root) {
              root);
 }
 
+static const char *in_root(const char *root, const char *name) {
+    static char path[PATH_BYTES];
+    snprintf(path, sizeof path, "%s/%s", root, name);
+    return path;
+}
+
 static void prepare(void) {
-    char root[FOLDER_BYTES], path[PATH_BYTES], text[3000];
+    char root[FOLDER_BYTES], text[3000];
     uint8_t vocabulary[4096];
     static const char words[] = "hello world, the café's abc aaaa or ";
     snprintf(root, sizeof root, "%s/whole", soak_folder);
     must_run("rm -rf %s; mkdir %s", root, root);
     for (size_t i = 0; i < sizeof text; i++) text[i] = words[i % (sizeof words - 1)];
-    snprintf(path, sizeof path, "%s/text", root);
-    write_whole(path, text, sizeof text);
-    snprintf(path, sizeof path, "%s/small.bin", root);
-    write_whole(path, vocabulary, make_bin(vocabulary));
-    snprintf(path, sizeof path, "%s/llmc.bin", root);
-    write_llmc(path);
-    snprintf(path, sizeof path, "%s/shard_000.bin", root);
-    write_shard(path, 2);
-    snprintf(path, sizeof path, "%s/wide_000.bin", root);
-    write_shard(path, 4);
+    write_whole(in_root(root, "text"), text, sizeof text);
+    write_whole(in_root(root, "small.bin"), vocabulary, make_bin(vocabulary));
+    write_llmc(in_root(root, "llmc.bin"));
+    write_shard(in_root(root, "shard_000.bin"), 2);
+    write_shard(in_root(root, "wide_000.bin"), 4);
     for (int bpe = 0; bpe < 2; bpe++)
         must_run("cd %s && %s --device cpu --layers 1 --heads 2 --channels 16 --batch 2 --seq 8 --steps 2 "
                  "--sample-tokens 0 --eval-batches 1 --optimizer adamw "

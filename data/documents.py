@@ -139,7 +139,7 @@ def _matches(name):
     return found
 
 
-def expand(names, endings=()):
+def expand(names, endings):
     """The files that are named or match, checked, and those below the folders that are named."""
     files = []
     for name in names:
@@ -164,8 +164,8 @@ def add_reading(parser):
     parser.add_argument("--replace-invalid", action="store_true", help="bytes that are not UTF-8 become U+FFFD")
 
 
-def endings_of(args):
-    return tuple(args.endings.split(",")) if args.endings else ()
+def files_of(args):
+    return expand(args.files, tuple(args.endings.split(",")) if args.endings else ())
 
 
 def errors_of(args):

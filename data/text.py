@@ -78,7 +78,7 @@ def main():
     if args.val_every < 0 or args.val_every == 1:
         raise common.DataError("--val-every %d: expected 2 or more, or 0" % args.val_every, 2)
     sharding.refuse_leftovers(args.out, args.name)
-    files = documents.expand(args.files, documents.endings_of(args))
+    files = documents.files_of(args)
     parts = parts_of(distinct(files) if args.distinct else files, args.val_every)
     eot = common.encoding(args.tokenizer)[1]
     progress = documents.Progress([path for part in parts for path in part])

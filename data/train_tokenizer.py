@@ -71,7 +71,7 @@ def main():
         raise common.DataError("--vocab-size %d: expected %d to %d" % (args.vocab_size, LEAST, MOST), 2)
     if os.path.exists(os.path.join(args.out, "tokenizer.json")):
         raise common.DataError("%s/tokenizer.json: there already; hint: another folder, or remove it" % args.out, 2)
-    files = documents.expand(args.files, documents.endings_of(args))
+    files = documents.files_of(args)
     progress = documents.Progress(files)
     n = [0]
 

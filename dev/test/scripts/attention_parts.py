@@ -3,7 +3,6 @@ import ctypes
 import math
 import statistics
 import types
-import unittest
 
 from parts import Parts
 
@@ -366,7 +365,3 @@ class Operators(Parts):
         kernel.backward(s)
         wanted = {"is_causal": True, "window_size_left": 255, "window_size_right": 0}
         self.assertEqual([named for _, named in calls], [wanted, wanted])
-
-
-if __name__ == "__main__":
-    unittest.main()

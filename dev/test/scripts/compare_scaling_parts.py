@@ -2,7 +2,6 @@
 import os
 import sys
 import types
-import unittest
 
 from parts import Parts
 
@@ -164,7 +163,3 @@ class Scaling(Parts):
         for flag, texts in (("--buckets", ("", "x", "0.5", "25,")), ("--way", ("best/default", "flash3", "cudnn/default,flash3/default"))):
             for text in texts:
                 self.refused(f"argument {flag}: expected ", 2, compare_scaling.parse_arguments, [flag, text])
-
-
-if __name__ == "__main__":
-    unittest.main()

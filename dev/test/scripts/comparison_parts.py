@@ -5,7 +5,6 @@ import signal
 import subprocess
 import sys
 import types
-import unittest
 
 from parts import SCRIPTS, Parts
 
@@ -247,7 +246,3 @@ end_with(main)
         for number in (signal.SIGINT, signal.SIGTERM):
             self.addCleanup(signal.signal, number, signal.getsignal(number))
         self.assertEqual(self.said(comparison.end_with, lambda: 7)[3], 7)
-
-
-if __name__ == "__main__":
-    unittest.main()

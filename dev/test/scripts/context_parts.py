@@ -5,7 +5,6 @@ import subprocess
 import sys
 import time
 import types
-import unittest
 
 from parts import SCRIPTS, Parts
 
@@ -267,7 +266,3 @@ class Program(Context):
 
     def test_a_plot_of_nothing(self):
         self.refused("nothing to draw", 1, context.plot, {(1, "flash"): {"ms": ""}}, "x.png")
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -9,7 +9,6 @@ import subprocess
 import sys
 import threading
 import types
-import unittest
 
 from parts import ROOT, Parts
 
@@ -227,7 +226,3 @@ class Ends(Common):
         process.terminate()
         out, err = process.communicate(timeout=600)
         self.assertEqual((process.returncode, out, err), (130, "closed\n", "error: interrupted; what is finished is kept\n"))
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -4,7 +4,6 @@ import os
 import random
 import sys
 import time
-import unittest
 
 from parts import Parts
 
@@ -155,7 +154,3 @@ class Trials(Parts):
         parsed = faults_gpus.parse_arguments(["--gpus", "3", "--", "--model", "d6"])
         self.assertEqual((parsed.gpus, parsed.flags, parsed.count, parsed.only), (3, ["--model", "d6"], 10, list(faults_gpus.KINDS)))
         self.assertEqual((faults_gpus.END_S, faults_gpus.START_S), (15.0, 30.0))
-
-
-if __name__ == "__main__":
-    unittest.main()

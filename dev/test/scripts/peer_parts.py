@@ -6,7 +6,6 @@ import json
 import math
 import sys
 import types
-import unittest
 
 from parts import Parts
 
@@ -231,7 +230,3 @@ class Peer(Parts):
             self.assertRegex(self.said(self.peer.main)[3], "^error: expected one of cudnn, flash, flash3 and a mode, found")
         sys.stdin = io.StringIO("")
         self.assertEqual(self.said(self.peer.main), (None, "", "", None))
-
-
-if __name__ == "__main__":
-    unittest.main()

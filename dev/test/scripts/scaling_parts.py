@@ -5,7 +5,6 @@ import math
 import os
 import re
 import sys
-import unittest
 
 from parts import ROOT, Parts
 
@@ -213,7 +212,3 @@ class Measured(Parts):
         self.assertTrue(all(a < b for a, b in zip(waits, waits[1:])))
         self.assertTrue(math.isclose(waits[2], 1.42, rel_tol=0.02), "the largest of 8 normal values is 1.42 deviations")
         self.assertTrue(math.isclose(scaling.waiting_ms(MACHINE, 400.0, 8, 4), 2 * waits[2]), "a sum of 4 varies twice as much as one")
-
-
-if __name__ == "__main__":
-    unittest.main()

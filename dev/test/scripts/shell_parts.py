@@ -7,7 +7,6 @@ import shutil
 import subprocess
 import time
 import unicodedata
-import unittest
 from contextlib import redirect_stdout
 
 from parts import ROOT, SCRIPTS, Parts
@@ -262,7 +261,3 @@ class UnicodeClasses(Parts):
             for name, entry in (("unicode_letters", letters), ("unicode_numbers", numbers))) +
             "static const uint32_t unicode_spaces[][2] = {\n   \n};\n/* clang-format on */\n"))
         self.assertIn(f"/* Unicode {make_unicode_classes.unicodedata.unidata_version}: ", out.getvalue())
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 import types
-import unittest
 
 from parts import SCRIPTS, Parts
 
@@ -436,7 +435,3 @@ class RandomShard(Parts):
             done = subprocess.run([sys.executable, "-B", os.path.join(SCRIPTS, "random_shard.py"), path], capture_output=True, text=True,
                                   check=False)
             self.assertEqual((done.returncode, done.stderr.count("\n")), (status, 1), done.stderr)
-
-
-if __name__ == "__main__":
-    unittest.main()

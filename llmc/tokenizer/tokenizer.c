@@ -83,11 +83,11 @@ static bool check_agrees(const Tokenizer *tokenizer, const Vocabulary *other, co
 }
 
 /* No token is <|endoftext|>: the configuration beside the tokens may name another that ends a text. One that text
- * becomes is none. */
+ * becomes is none, as all of bytes are: their configuration is not read. */
 static bool name_end_of_text(Tokenizer *tokenizer, const char *directory, Error *err) {
     Vocabulary *vocabulary = &tokenizer->vocabulary;
     char text[TOKEN_BYTES + 1];
-    if (vocabulary->eot >= 0) return true;
+    if (tokenizer->is_bytes || vocabulary->eot >= 0) return true;
     if (!vocabulary_read_eos(directory, text, err)) return false;
     for (int i = 0; i < vocabulary->n_tokens; i++)
         if (vocabulary_is(vocabulary, i, text, strlen(text)) && bpe_is_special(&tokenizer->bpe, i))

@@ -71,6 +71,20 @@ static void test_spelling(void) {
     empty_folder();
 }
 
+/* Bytes have no end of text: what stands beside their vocab.json about one is not read. */
+static void test_bytes(void) {
+    Error err = {0};
+    Tokenizer *bytes = tokenizer_open("bytes", &err);
+    if (!CHECK(bytes && tokenizer_save(bytes, folder, 1024, &err), "%s", err.text)) return;
+    unlink(path_of("tokenizer.bin"));
+    write_file("special_tokens_map.json", "{\"eos_token\": ", 14);
+    Tokenizer *again = tokenizer_open(folder, &err);
+    if (CHECK(again, "%s", err.text)) CHECK(tokenizer_equals(bytes, again), "other tokens than bytes");
+    tokenizer_close(bytes);
+    tokenizer_close(again);
+    empty_folder();
+}
+
 /* Of the same tokens, with another end of text. */
 static void test_equals(void) {
     uint8_t file[4096];
@@ -275,6 +289,7 @@ int main(void) {
     if (!REQUIRE(mkdtemp(folder) != NULL, "cannot make a folder in /tmp"))
         return check_finish("tokenizer_files");
     test_spelling();
+    test_bytes();
     test_equals();
     test_save();
     test_save_fails();

@@ -537,7 +537,7 @@ def resumed(shards):
     refuses("fineweb.py: no parquet", "1.parquet: not parquet", run("fineweb.py", "--source", "broken", "--out", "out/column"))
     check("fineweb.py: failures leave nothing", not os.path.exists(os.path.join(WORK, "out/column")), "")
     refuses("fineweb.py: no parquet there", "HuggingFaceFW/fineweb-edu: no parquet files in sample/10BT/", run("fineweb.py", "--version", "edu10B", "--out", "out/column"), 1)
-    refuses("fineweb.py: no such data set", "Hugging Face, dataset HuggingFaceFW/fineweb: RuntimeError: no such dataset; hint: a local copy, as --source",
+    refuses("fineweb.py: no such data set", "Hugging Face, dataset HuggingFaceFW/fineweb: RuntimeError: no such dataset: HuggingFaceFW/fineweb at r1; hint: a local copy, as --source",
             run("fineweb.py", "--out", "out/column", HUB="/nowhere"), 1)
     check("fineweb.py: no data set leaves nothing", not os.path.exists(os.path.join(WORK, "out/column")), "")
 

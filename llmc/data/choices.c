@@ -144,11 +144,8 @@ static bool read_choices(Choices *c, const char *path, int vocab_size, Error *er
 }
 
 Choices *choices_open(const char *path, int vocab_size, Error *err) {
-    Choices *choices = calloc(1, sizeof *choices);
-    if (!choices) {
-        fail(err, EXIT_RUN, "%s: no memory", path);
-        return NULL;
-    }
+    Choices *choices = must_allocate(sizeof *choices, "multiple choice");
+    *choices = (Choices){0};
     if (read_choices(choices, path, vocab_size, err)) return choices;
     choices_close(choices);
     return NULL;

@@ -216,17 +216,16 @@ static void describe_source(Source *source, const DataOptions *options) {
 }
 
 /* Of one source its own, of more "mixture of N sources, 1,234 tokens: 70 % a_*.bin (3 shards, ...), 30 % ..." */
-static bool describe(DataLoader *loader, Error *err) {
+static void describe(DataLoader *loader) {
     const int n = dataloader_n_sources(loader);
     char number[FORMAT_NUMBER];
     size_t size = 100, used = 0;
     for (int i = 0; i < n; i++)
         size += strlen(loader->mixture.sources[i].pattern) + sizeof loader->sources->description + 40;
-    char *text = loader->description = malloc(size);
-    if (!text) return fail(err, EXIT_RUN, "out of memory for the names of %d sources of data", n);
+    char *text = loader->description = must_allocate(size, "the names of the sources of data");
     if (n == 1) {
         snprintf(text, size, "%s", loader->sources->description);
-        return true;
+        return;
     }
     used += (size_t)snprintf(text, size, "mixture of %d sources, %s tokens", n,
                              format_integer(number, dataloader_n_tokens(loader)));
@@ -235,7 +234,6 @@ static bool describe(DataLoader *loader, Error *err) {
         used += (size_t)snprintf(text + used, size - used, "%s %.6g %% %s (%s)", i ? "," : ":",
                                  100 * source.share, source.pattern, source.description);
     }
-    return true;
 }
 
 static bool allocate(DataLoader *loader, Error *err) {
@@ -290,19 +288,15 @@ static bool open_sources(DataLoader *loader, Error *err) {
 }
 
 DataLoader *dataloader_open(const DataOptions *options, Error *err) {
-    DataLoader *loader = calloc(1, sizeof *loader);
-    if (!loader) {
-        fail(err, EXIT_RUN, "out of memory for a data loader");
-        return NULL;
-    }
+    DataLoader *loader = must_allocate(sizeof *loader, "a data loader");
+    *loader = (DataLoader){.options = *options};
     pthread_mutex_init(&loader->lock, NULL);
     pthread_cond_init(&loader->changed, NULL);
-    loader->options = *options;
     if (options->block < 1) loader->options.block = 1;
     loader->windows_per_batch = (int64_t)options->ranks.n_ranks * options->B;
-    if (open_sources(loader, err) && allocate(loader, err) && describe(loader, err) &&
-        start_reader(loader, err))
-        return loader;
+    const bool ok = open_sources(loader, err) && allocate(loader, err);
+    if (ok) describe(loader);
+    if (ok && start_reader(loader, err)) return loader;
     dataloader_close(loader);
     return NULL;
 }

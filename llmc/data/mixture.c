@@ -84,9 +84,9 @@ static bool take_parts(Mixture *mixture, const double *weights, Error *err) {
 }
 
 static bool read_mixture(Mixture *mixture, const char *text, Error *err) {
-    double *weights =
-        malloc((strlen(text) + 1) * sizeof *weights); /* a source has three characters or more */
-    bool ok = weights || fail(err, EXIT_RUN, "out of memory for the weights of a mixture");
+    /* A source has three characters or more. */
+    double *weights = must_allocate((strlen(text) + 1) * sizeof *weights, "the weights of a mixture");
+    bool ok = true;
     while (ok && *text) ok = read_source(mixture, &weights[mixture->n_sources], &text, err);
     ok = ok && take_parts(mixture, weights, err);
     free(weights);

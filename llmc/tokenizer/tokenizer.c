@@ -131,11 +131,8 @@ static bool open_spec(Tokenizer *tokenizer, const char *spec, Error *err) {
 }
 
 Tokenizer *tokenizer_open(const char *spec, Error *err) {
-    Tokenizer *tokenizer = calloc(1, sizeof *tokenizer);
-    if (!tokenizer) {
-        fail(err, EXIT_RUN, "out of memory for a tokenizer");
-        return NULL;
-    }
+    Tokenizer *tokenizer = must_allocate(sizeof *tokenizer, "a tokenizer");
+    *tokenizer = (Tokenizer){0};
     if (!open_spec(tokenizer, spec, err)) {
         tokenizer_close(tokenizer);
         return NULL;

@@ -141,9 +141,7 @@ static void open_standard_files(void) {
 
 static void handle(int signal_number, void (*handler)(int, siginfo_t *, void *)) {
     struct sigaction action = {.sa_sigaction = handler, .sa_flags = SA_RESTART | SA_SIGINFO};
-    sigemptyset(&action.sa_mask);
-    const int all[] = {SIGINT, SIGTERM, SIGHUP, SIGUSR1};
-    for (int i = 0; i < 4; i++) sigaddset(&action.sa_mask, all[i]); /* one answer at a time */
+    sigfillset(&action.sa_mask); /* one answer at a time */
     sigaction(signal_number, &action, NULL);
 }
 
@@ -156,9 +154,11 @@ static void unblock(void) {
     pthread_sigmask(SIG_UNBLOCK, &set, NULL);
 }
 
-/* Unless it is ignored, as nohup has it. */
-static void handle_hangup(void (*handler)(int, siginfo_t *, void *)) {
+/* A SIGHUP that is ignored, as nohup has it, stays so. */
+static void handle_ends(void (*handler)(int, siginfo_t *, void *)) {
     struct sigaction hangup;
+    handle(SIGINT, handler);
+    handle(SIGTERM, handler);
     if (sigaction(SIGHUP, NULL, &hangup) || hangup.sa_handler != SIG_IGN) handle(SIGHUP, handler);
 }
 
@@ -167,10 +167,8 @@ void stop_prepare(void) {
     signal(SIGUSR1, SIG_IGN); /* where there is nothing to save it does no harm */
     unblock();
     if (getpid() == 1) {
-        handle(SIGINT, end_at_once);
-        handle(SIGTERM, end_at_once);
+        handle_ends(end_at_once);
         handle(SIGQUIT, end_at_once);
-        handle_hangup(end_at_once);
     }
     open_standard_files();
 }
@@ -184,9 +182,7 @@ void stop_ignore_pipe(void) {
 }
 
 void stop_catch(void) {
-    handle(SIGINT, request_stop);
-    handle(SIGTERM, request_stop);
-    handle_hangup(request_stop);
+    handle_ends(request_stop);
     handle(SIGUSR1, request_save);
 }
 

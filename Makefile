@@ -120,8 +120,9 @@ $(CUDA_OBJ): $(BUILD)/%.o: %.cu Makefile $(BUILD)/nvcc_flags | need-nvcc
 	@echo "  nvcc $<"
 	$(Q)$(NVCC) $(NVCCFLAGS) -c $< -o $@
 
-# The commit stands in --version, logs and checkpoints; the file changes only when the commit does.
-COMMIT := $(or $(shell git describe --always --dirty=-modified --exclude='*' 2>/dev/null),unknown)
+# The commit stands in --version, logs and checkpoints; the file changes only when the commit does. Sources that lie in another
+# repository's folder, unpacked there, have none.
+COMMIT := $(or $(shell git ls-files --error-unmatch Makefile >/dev/null 2>&1 && git describe --always --dirty=-modified --exclude='*' 2>/dev/null),unknown)
 # Writes text $(2) to the file $(1), only where it is not there already.
 remember = $(shell mkdir -p $(BUILD); printf '%s\n' '$(2)' | cmp -s - $(1) || printf '%s\n' '$(2)' >$(1))
 $(call remember,$(BUILD)/commit,$(COMMIT))

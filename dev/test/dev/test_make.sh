@@ -54,6 +54,24 @@ built_for 'sm_80 sm_90a '
 cards 12.0 9.0
 built_for 'sm_90a compute_80 '
 
+# ---- the commit ----
+# commit_is EXPECTED WHAT: of the sources unpacked in $work/other/copy.
+commit_is() {
+    make -s -C "$work/other/copy" BUILD=build NVCC= help >/dev/null 2>"$work/err"
+    check "$2: commit $(cat "$work/other/copy/build/commit")" [ "$(cat "$work/other/copy/build/commit")" = "$1" ]
+}
+if command -v git >/dev/null 2>&1; then
+    other() { git -C "$work/other" -c user.name=a -c user.email=a@b "$@"; }
+    mkdir -p "$work/other/copy/data" && cp Makefile "$work/other/copy" && cp data/data.mk "$work/other/copy/data"
+    { other init && other commit --allow-empty -m other; } >/dev/null 2>&1
+    commit_is unknown "in a folder of another repository"
+    echo build >"$work/other/.gitignore"
+    { other add -A && other commit -m copy; } >/dev/null 2>&1
+    commit_is "$(other describe --always)" "in a repository that holds them"
+else
+    skipped=$((skipped + 1))
+fi
+
 # ---- all cores ----
 # A compiler that notes how many of it run at once. It waits until there are as many as expected, and a little for one more.
 tool cc <<END

@@ -7,6 +7,7 @@
  *   FULL=PART:N           the first N openings of new files whose path has PART in it fail: no space left
  *   SLOW=MS               every fsync takes so many milliseconds, every removal of a file twice as many
  *   LATE=N:MS             the N-th pread takes so many milliseconds
+ *   BROKEN=N:PATH         the N-th pread gives EIO, and makes the file PATH
  *   HOLD=PATH             an fsync of a file waits until there is no file PATH
  *   VANISH=K              at the K-th opening of a file below a directory step_*, that directory gets another name */
 #include <dirent.h>
@@ -59,9 +60,16 @@ int fstatvfs(int fd, struct statvfs *info) {
 }
 
 ssize_t pread(int fd, void *bytes, size_t n, off_t offset) {
-    static int n_read;
-    const char *late = getenv("LATE"), *colon = late ? strchr(late, ':') : NULL;
-    if (colon && ++n_read == atoi(late)) usleep(1000u * (unsigned)atoi(colon + 1));
+    static int n_reads;
+    const char *late = getenv("LATE"), *milliseconds = late ? strchr(late, ':') : NULL;
+    const char *broken = getenv("BROKEN"), *made = broken ? strchr(broken, ':') : NULL;
+    const int read = __atomic_add_fetch(&n_reads, 1, __ATOMIC_RELAXED);
+    if (milliseconds && read == atoi(late)) usleep(1000u * (unsigned)atoi(milliseconds + 1));
+    if (made && read == atoi(broken)) {
+        close(open(made + 1, O_CREAT | O_WRONLY, 0600));
+        errno = EIO;
+        return -1;
+    }
     return syscall(SYS_pread64, fd, bytes, n, offset);
 }
 

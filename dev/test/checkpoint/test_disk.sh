@@ -364,6 +364,35 @@ done
 unset SLOW
 out=$work/run
 
+# ---- a disk that cannot be read in one place ----
+# unreadable NAME ARGS...: whichever read fails, the loss is that of a whole model, or one line says so.
+unreadable() {
+    what_reads=$1 n=0
+    shift
+    run "$@"
+    check "$what_reads: exit code $status" [ "$status" -eq 0 ]
+    loss=$(sed -n 's/.*val loss //p' "$work/out")
+    while :; do
+        n=$((n + 1))
+        rm -f "$work/struck"
+        faulty "BROKEN=$n:$work/struck" "$@"
+        [ -e "$work/struck" ] || break
+        if [ "$status" -eq 0 ]; then # a look at what is read again
+            check "$what_reads, read $n fails: the loss" grep -q "val loss $loss\$" "$work/out"
+        else
+            check "$what_reads, read $n fails: says so" grep -q '^error: .*: Input/output error' "$work/err"
+            check "$what_reads, read $n fails: one line" [ "$(wc -l <"$work/err")" -eq 1 ]
+        fi
+    done
+    check "$what_reads: $n reads, expected more than 20" [ "$n" -gt 20 ]
+}
+run ${tiny%--layers 2*} --layers 1 ${tiny#*--layers 2} --train "$work/text.txt" --eval-every 0 --steps 2 --out "$work/read"
+evaluation="--eval-only --val $work/text.txt --batch 2 --seq 16 --eval-batches 1 --tokenizer bytes"
+run --model "$work/read" --export "$work/read.bin"
+check "a model to read: exit code $status" [ "$status" -eq 0 ]
+unreadable "a checkpoint" --model "$work/read" $evaluation
+unreadable "a model of llm.c" --model "$work/read.bin" $evaluation
+
 # ---- a slow disk: training goes on while a checkpoint is written ----
 # No file is written to its end before step 4 is done, and the next save waits for that.
 : >"$work/hold"

@@ -78,6 +78,7 @@ static const struct {
     {{"PMI_RANK=0", "PMI_SIZE=2", "MPI_LOCALRANKID=0", "MPI_LOCALNRANKS=1"}, "MPI does not say where rank 0 of 2 is"},
     {{"SLURM_PROCID=0"}, "SLURM_PROCID is set, SLURM_STEP_NUM_TASKS is not"},
     {{"RANK=0", "WORLD_SIZE=2", "MASTER_ADDR=a", "OMPI_COMM_WORLD_RANK=1", "OMPI_COMM_WORLD_SIZE=2"}, "RANK=0 and WORLD_SIZE=2, but OMPI_COMM_WORLD_RANK=1"},
+    {{"RANK=0", "WORLD_SIZE=2", "MASTER_ADDR=a", "PMI_RANK=0", "PMI_SIZE=two"}, "PMI_SIZE='two'"},
     {{"RANK=0", "WORLD_SIZE=1", "PMI_RANK=0", "PMI_SIZE=2"}, "WORLD_SIZE=1, but PMI_RANK=0 and PMI_SIZE=2"},
 };
 /* clang-format on */

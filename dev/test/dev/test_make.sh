@@ -54,6 +54,15 @@ built_for 'sm_80 sm_90a '
 cards 12.0 9.0
 built_for 'sm_90a compute_80 '
 
+# ---- warnings: those of a later compiler stop no build ----
+for object in llmc/base/files llmc/cuda/device/context; do
+    for strict in '' 1; do
+        (PATH=$bin:$PATH make -n BUILD="$work/build" NVCC="$bin/nvcc" WERROR=$strict "$work/build/$object.o") >"$work/out" 2>"$work/err"
+        check "WERROR='$strict': $object has its warnings" grep -q -e -Wextra "$work/out"
+        check "WERROR='$strict': $object , errors of them" [ "$(grep -c -e -Werror "$work/out")" -eq "${strict:-0}" ]
+    done
+done
+
 # ---- the commit ----
 # commit_is EXPECTED WHAT: of the sources unpacked in $work/other/copy.
 commit_is() {

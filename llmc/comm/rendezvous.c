@@ -29,7 +29,7 @@ typedef struct Hello {
     char host[HOST_NAME];
 } Hello;
 
-/* What rank 0 answers when all are there, or not. */
+/* What rank 0 answers when all are there, or not; the names of all hosts follow where all is well. */
 typedef struct Verdict {
     uint64_t magic;
     int32_t exit_code, unused; /* 0: all is well */
@@ -171,8 +171,12 @@ static void tell_all(const Door *door, const Error *err) {
     if (err) memcpy(verdict.text, err->text, sizeof verdict.text);
     for (int i = 0; err && i < door->n_guests; i++)
         socket_send(door->guests[i].fd, &verdict, sizeof verdict, deadline);
-    for (int i = 1; i < r->ranks.n_ranks; i++) /* one that is gone is noticed later */
-        if (r->work[i] >= 0) socket_send(r->work[i], &verdict, sizeof verdict, deadline);
+    for (int i = 1; i < r->ranks.n_ranks; i++) {
+        if (r->work[i] < 0) continue;
+        if (socket_send(r->work[i], &verdict, sizeof verdict, deadline) &&
+            !err) /* one that is gone is noticed later */
+            socket_send(r->work[i], r->hosts, (size_t)r->ranks.n_ranks * HOST_NAME, deadline);
+    }
 }
 
 static bool open_door(Rendezvous *r, double seconds, Error *err) {
@@ -227,7 +231,9 @@ static bool join(Rendezvous *r, double deadline, bool *heard, Error *err) {
         *heard = true;
         return fail(err, verdict.exit_code, "%s", verdict.text);
     }
-    return both;
+    return both && (socket_receive(*r->work, r->hosts, (size_t)r->ranks.n_ranks * HOST_NAME,
+                                   deadline + verdict_seconds) ||
+                    fail(err, EXIT_RUN, "it has gone"));
 }
 
 static bool join_until(Rendezvous *r, double seconds, bool *heard, Error *err) {
@@ -298,11 +304,11 @@ bool rendezvous_open(Rendezvous *r, const Place *place, double seconds, bool *ra
     const bool ok = n == 1  ? true
                     : leads ? open_door(r, seconds, err)
                             : join_until(r, seconds, rank_0_knows, err);
-    if (!ok) return rendezvous_close(r), false;
-    rendezvous_broadcast(r, r->hosts,
-                         (size_t)n * HOST_NAME); /* rank 0 has their names from their first words */
-    count_hosts(r);
-    return true;
+    if (ok)
+        count_hosts(r);
+    else
+        rendezvous_close(r);
+    return ok;
 }
 
 void rendezvous_close(Rendezvous *r) {

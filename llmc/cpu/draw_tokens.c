@@ -71,7 +71,7 @@ static float value_of_key(uint32_t key) {
 /* What top-k left adds up to `total`; of that. */
 static void keep_top_p(Draw *d, float p) {
     if (!(p < 1)) return;
-    const uint32_t floor = d->floor;
+    const uint32_t floor = d->floor; /* without top-k NaN's, which weighs nothing */
     const double total = weight_from(d, floor + 1) + d->ties * weight_of(d, value_of_key(floor));
     const double wanted = fmax(p * total, DBL_MIN); /* of p = 0 the largest stays */
     d->floor = floor_of(d, weight_from, wanted);

@@ -323,10 +323,16 @@ static GPT2Options model_options(const Run *run) {
     };
 }
 
+/* Ranks that have this device's memory between them: a host's CPU is one device for all of its ranks. */
+static int n_sharing(const Run *run) {
+    const int n_here = run->rendezvous.place.n_local; /* 0: they have not met */
+    return run->ops != &ops_cpu ? 1 : n_here > 0 ? n_here : run->comm->ranks.n_ranks;
+}
+
 /* 256 MiB are left for kernels and library code that the driver loads on first use. */
-static size_t budget(size_t free_bytes) {
-    const size_t reserve = (size_t)256 << 20;
-    return free_bytes > reserve ? free_bytes - reserve : 0;
+static size_t budget(const Run *run, size_t free_bytes) {
+    const size_t reserve = (size_t)256 << 20, share = free_bytes / (size_t)n_sharing(run);
+    return share > reserve ? share - reserve : 0;
 }
 
 void setup_print_device(const Run *run) {
@@ -419,7 +425,8 @@ void setup_print_memory(const Run *run) {
         run->ops->device->memory_info(&free_bytes, &total_bytes);
         if (run->free_at_start)
             free_bytes = run->free_at_start; /* the model is open: what it had to fit in */
-        if (has_batch) largest = gpt2_largest_batch(run->ops, &run->config, &options, budget(free_bytes));
+        if (has_batch)
+            largest = gpt2_largest_batch(run->ops, &run->config, &options, budget(run, free_bytes));
     }
     console_memory(stdout, &plan, run->settings.memory, free_bytes, total_bytes, largest);
     console_more_memory(stdout, "samples", planned_samples(run), " more, while they are drawn");
@@ -436,14 +443,14 @@ static bool fits(const Run *run, GPT2Options options, int B, int T, Recompute re
     options.recompute = recompute;
     if (!run->model_path[0]) config.max_seq_len = T; /* a new model's positions are as many as --seq says */
     gpt2_memory_plan(&plan, run->ops, &config, &options);
-    return plan.total_bytes <= budget(run->free_at_start);
+    return plan.total_bytes <= budget(run, run->free_at_start);
 }
 
 /* The largest --batch that fits and of which a --tokens-per-step that was given is a multiple; 0: none. */
 static int fitting_batch(const Run *run, const GPT2Options *options) {
     const Settings *s = &run->settings;
     const int64_t least = settings_least_step(s, run->comm->ranks.n_ranks) / s->batch;
-    int B = gpt2_largest_batch(run->ops, &run->config, options, budget(run->free_at_start));
+    int B = gpt2_largest_batch(run->ops, &run->config, options, budget(run, run->free_at_start));
     if (flags_was_set(s, "tokens-per-step") && s->tokens_per_step > 0)
         while (B > 1 && s->tokens_per_step % (B * least)) B--;
     return B;
@@ -477,18 +484,19 @@ static bool check_memory(Run *run, Error *err) {
     const double GiB = 1073741824.0;
     MemoryPlan plan;
     size_t total_bytes;
-    char hint[120], what[64];
+    char hint[120], what[64], sharing[40] = "";
     run->ops->device->memory_info(&run->free_at_start, &total_bytes);
     run->free_at_start += run->ops->device->fixed_bytes() + /* open() took these, and the plan counts them */
                           run->exchange_bytes;
     gpt2_memory_plan(&plan, run->ops, &run->config, &options);
     run->planned_bytes = plan.total_bytes;
-    if (plan.total_bytes <= budget(run->free_at_start)) return true;
+    if (plan.total_bytes <= budget(run, run->free_at_start)) return true;
     room_hint(run, &options, hint, sizeof hint);
     snprintf(what, sizeof what, "--batch %d --seq %d", options.B, options.T);
-    return fail(err, EXIT_RUN, "%s needs %.2f GiB, %.2f GiB are free%s",
+    if (n_sharing(run) > 1) snprintf(sharing, sizeof sharing, " for %d ranks", n_sharing(run));
+    return fail(err, EXIT_RUN, "%s needs %.2f GiB, %.2f GiB are free%s%s",
                 settings_model_alone(&run->settings) ? setup_model_name(run) : what,
-                (double)plan.total_bytes / GiB, (double)run->free_at_start / GiB, hint);
+                (double)plan.total_bytes / GiB, (double)run->free_at_start / GiB, sharing, hint);
 }
 
 bool setup_device(Run *run, Error *err) {

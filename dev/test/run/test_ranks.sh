@@ -242,6 +242,19 @@ check "SIGTERM in a long step: it comes to its end" grep -qE '^stopping after th
 kill -KILL $child
 ended
 
+# ---- a host's memory is all its ranks' ----
+large="--layers 2 --heads 2 --channels 64 --seq 1024 --warmup 0 --train $work/text.txt --device cpu"
+most=$("$program" $large --memory | sed -n 's/.*largest that fits *--batch //p')
+most_of_4=$("$program" $large --memory --gpus 4 | sed -n 's/.*largest that fits *--batch //p')
+check "four ranks have some memory each: --batch $most_of_4 of $most" [ "${most_of_4:-0}" -gt 0 ]
+check "four ranks have no more than a third each" [ $((most_of_4 * 3)) -lt "$most" ]
+half=$((most / 2))
+"$program" $large --batch $half --tokens-per-step $((3 * half * 1024)) --gpus 3 --steps 1 --out "$work/too_large" >"$work/out" 2>"$work/err" </dev/null
+status=$?
+check "three ranks of half the memory each: exit code $status" [ "$status" -eq 1 ]
+check "three ranks of half the memory each: one line" grep -qE "^error: --batch $half --seq 1024 needs [0-9.]+ GiB, [0-9.]+ GiB are free for 3 ranks; hint: --batch [0-9]+ fits" "$work/err"
+check "three ranks of half the memory each: that line alone" [ "$(wc -l <"$work/err")" -eq 1 ]
+
 # ---- limits of the system ----
 (ulimit -n 16 && exec "$program" --device cpu $short --gpus 4) >"$work/out" 2>"$work/err" </dev/null
 status=$?

@@ -41,6 +41,39 @@ static GPT2Config gpt2_size(const char *name) {
     return config;
 }
 
+/* Names that others have for these sizes are no models here: the hint is of the size, and of the weights that are OpenAI's. */
+static void test_other_names(void) {
+    static const char *const of_size[][2] = {
+        {"124M",  "d12"},
+        {"350m",  "d24"},
+        {"355M",  "d24"},
+        {"774M",  "d36"},
+        {"1558M", "d48"},
+        {"1.5B",  "d48"}
+    };
+    static const char *const of_weights[][2] = {
+        {"gpt2",        "d12"},
+        {"gpt2-medium", "d24"},
+        {"gpt2-large",  "d36"},
+        {"GPT2-XL",     "d48"}
+    };
+    GPT2Config c;
+    char hint[80];
+    for (size_t i = 0; i < sizeof of_size / sizeof *of_size; i++) {
+        Error err = {0};
+        snprintf(hint, sizeof hint, "hint: --model %s is of that size", of_size[i][1]);
+        CHECK(!gpt2_config_from_descriptor(&c, of_size[i][0], &err) && strstr(err.text, hint), "%s: %s",
+              of_size[i][0], err.text);
+    }
+    for (size_t i = 0; i < sizeof of_weights / sizeof *of_weights; i++) {
+        Error err = {0};
+        snprintf(hint, sizeof hint, "--model %s is a new one of its size", of_weights[i][1]);
+        CHECK(!gpt2_config_from_descriptor(&c, of_weights[i][0], &err) &&
+                  strstr(err.text, "hint: hf download") && strstr(err.text, hint),
+              "%s: %s", of_weights[i][0], err.text);
+    }
+}
+
 static void test_descriptors(void) {
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
         const GPT2Config c = gpt2_size(sizes[i].name);
@@ -480,6 +513,7 @@ static void test_attention_flops(void) {
 int main(void) {
     test_attention_flops();
     test_descriptors();
+    test_other_names();
     test_tensors();
     test_ranges();
     test_heads();

@@ -39,25 +39,31 @@ static void end_op(OpId op, const OpSizes *s) {
     end(label, op_cost(op, s, inner->dtype));
 }
 
-/* A function between two timestamps: its parameters, the call, and what it is noted as. */
-#define TIMED(function, parameters, call, note)                                                              \
-    static void function parameters {                                                                        \
-        begin();                                                                                             \
-        call;                                                                                                \
-        note;                                                                                                \
-    }
-
 /* ---- memory ---- */
 
-/* clang-format off */
-TIMED(zero, (void *dst, size_t bytes), inner->device->zero(dst, bytes), end("zero", (OpCost){0, (double)bytes}))
-TIMED(zero_rows, (void *dst, size_t bytes, size_t stride, int64_t rows),
-      inner->device->zero_rows(dst, bytes, stride, rows), end("zero", (OpCost){0, (double)bytes * (double)rows}))
-TIMED(copy, (void *dst, const void *src, size_t bytes), inner->device->copy(dst, src, bytes),
-      end("copy", (OpCost){0, 2 * (double)bytes}))
-TIMED(upload, (void *dst, const void *src, size_t bytes), inner->device->upload(dst, src, bytes),
-      end("upload", (OpCost){0, 2 * (double)bytes}))
-/* clang-format on */
+static void zero(void *dst, size_t bytes) {
+    begin();
+    inner->device->zero(dst, bytes);
+    end("zero", (OpCost){0, (double)bytes});
+}
+
+static void zero_rows(void *dst, size_t bytes, size_t stride, int64_t rows) {
+    begin();
+    inner->device->zero_rows(dst, bytes, stride, rows);
+    end("zero", (OpCost){0, (double)bytes * (double)rows});
+}
+
+static void copy(void *dst, const void *src, size_t bytes) {
+    begin();
+    inner->device->copy(dst, src, bytes);
+    end("copy", (OpCost){0, 2 * (double)bytes});
+}
+
+static void upload(void *dst, const void *src, size_t bytes) {
+    begin();
+    inner->device->upload(dst, src, bytes);
+    end("upload", (OpCost){0, 2 * (double)bytes});
+}
 
 static bool capture_begin(void) {
     return false;
@@ -73,9 +79,13 @@ static int own_weights(const floatX *weights, const float *master) {
     return weights == (const floatX *)master ? 0 : OWN_WEIGHTS;
 }
 
-/* An op: its parameters, as in ops.h, the same as arguments, and the sizes of the call. */
+/* An op between two timestamps: its parameters, as in ops.h, the same as arguments, and the sizes of the call. */
 #define NOTED(op, parameters, arguments, ...)                                                                \
-    TIMED(op, parameters, inner->op arguments, end_op(OP_##op, &(OpSizes){__VA_ARGS__}))
+    static void op parameters {                                                                              \
+        begin();                                                                                             \
+        inner->op arguments;                                                                                 \
+        end_op(OP_##op, &(OpSizes){__VA_ARGS__});                                                            \
+    }
 
 /* clang-format off */
 NOTED(embedding_forward, (floatX *out, const int32_t *tokens, const int32_t *positions, const floatX *wte,

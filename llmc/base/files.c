@@ -61,6 +61,11 @@ void path_parent(char *parent, const char *path) {
         snprintf(parent, PATH_MAX, "%.*s", slash == path ? 1 : (int)(slash - path), path);
 }
 
+const char *path_name(const char *path) {
+    const char *slash = strrchr(path, '/');
+    return slash ? slash + 1 : path;
+}
+
 /* ---- reading ---- */
 const char *file_type_name(mode_t mode) {
     return S_ISREG(mode)    ? "a file"

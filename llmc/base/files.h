@@ -35,6 +35,8 @@ bool path_copy(char *path, const char *from, Error *err);
 bool path_join(char *path, const char *directory, const char *name, Error *err);
 /* What is before the last slash of a path of less than PATH_MAX bytes, or "/"; "." where there is none. */
 void path_parent(char *parent, const char *path);
+/* What is behind the last slash: all of it where there is none. */
+const char *path_name(const char *path);
 
 /* ---- writing ---- */
 /* A new file, written through a buffer; its length and CRC-32C grow with the bytes handed in. */

@@ -124,9 +124,8 @@ static bool find_target(Target *t, const char *path, Error *err) {
     t->kind = kind_of(path);
     if (!path_copy(copy, path, err)) return false;
     for (size_t n = strlen(copy); n > 1 && copy[n - 1] == '/'; n--) copy[n - 1] = 0;
-    const char *slash = strrchr(copy, '/');
     path_parent(t->folder, copy);
-    snprintf(t->name, sizeof t->name, "%s", slash ? slash + 1 : copy);
+    snprintf(t->name, sizeof t->name, "%s", path_name(copy));
     snprintf(t->title, sizeof t->title, "%.*s", (int)(strlen(t->name) - strlen(t->kind->end)), t->name);
     return *t->title || fail(err, EXIT_INPUT, "--export %s: expected a name before %s", path,
                              *t->kind->end ? t->kind->end : "the end");

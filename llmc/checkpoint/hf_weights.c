@@ -352,7 +352,7 @@ static bool open_shard(Source *source, const char *directory, const char *index,
                     "%s: weight_map: %.80s: expected the name of a file beside it, found %.80s", index,
                     name->key, json_shown(name));
     for (int i = 0; i < source->n; i++)
-        if (strcmp(strrchr(source->files[i].path, '/') + 1, name->text) == 0) return true;
+        if (strcmp(path_name(source->files[i].path), name->text) == 0) return true;
     return source_add(source, directory, name->text, err);
 }
 
@@ -362,7 +362,7 @@ static bool check_index(const Source *source, const char *index, const JsonValue
         const char *path = source->files[i].path;
         for (int k = 0; k < source->files[i].n; k++) {
             const char *name = source->files[i].entries[k].name;
-            if (!json_equals(json_get(map, name), strrchr(path, '/') + 1))
+            if (!json_equals(json_get(map, name), path_name(path)))
                 return fail(err, EXIT_INPUT, "%s: weight_map: expected tensor '%.80s' in %s, which holds it",
                             index, name, path);
         }

@@ -131,13 +131,12 @@ bool trace_check(const char *path, Error *err) {
 }
 
 bool trace_write(const char *path, const TraceHead *head, const ProfileCall *calls, int n, Error *err) {
-    const char *slash = strrchr(path, '/');
     char folder[PATH_MAX];
     JsonWriter w = {0};
     path_parent(folder, path);
     trace_json(&w, head, calls, n);
     const bool ok = w.failed ? fail(err, EXIT_RUN, "%s: no memory for the trace", path)
-                             : file_write(folder, slash ? slash + 1 : path, w.data, w.length, err);
+                             : file_write(folder, path_name(path), w.data, w.length, err);
     json_writer_free(&w);
     return ok;
 }

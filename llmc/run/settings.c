@@ -212,9 +212,13 @@ static bool check_uses(const Settings *s, Error *err) {
 
 static bool check_groups(const Settings *s, int n_ranks, Error *err) {
     const int size = (int)s->context_gpus;
+    int divisor = size; /* for who has no more GPUs */
+    while (n_ranks % divisor) divisor--;
     return n_ranks % size == 0 ||
-           fail(err, EXIT_INPUT, "--context-gpus %d does not divide the %d %s of the run; hint: --gpus %d",
-                size, n_ranks, n_ranks == 1 ? "rank" : "ranks", (n_ranks + size - 1) / size * size);
+           fail(err, EXIT_INPUT,
+                "--context-gpus %d does not divide the %d %s of the run; hint: --gpus %d on a machine with "
+                "as many, else --context-gpus %d",
+                size, n_ranks, n_ranks == 1 ? "rank" : "ranks", (n_ranks + size - 1) / size * size, divisor);
 }
 
 /* What contradicts itself, and the words for it. */

@@ -345,7 +345,7 @@ static const Refusal contradictions[] = {
     {"--batch 32 --seq 67108864",                                           {"--batch 32", "2147483648 tokens", "2147483647"}                      },
     {"--steps 1099511627776 --batch 1 --seq 16 --tokens-per-step 16777216",
      {"--steps 1099511627776 of 16777216 tokens"}                                                                                                  },
-    {"--context-gpus 2",                                                    {"--context-gpus 2", "the 1 rank of", "--gpus 2"}                      },
+    {"--context-gpus 2",                                                    {"--context-gpus 2 does not", "the 1 rank of", "else --context-gpus 1"}},
     {"--profile --out x",                                                   {"--profile", "--out"}                                                 },
     {"--profile --train a.bin --val b.bin --eval-only",                     {"--profile", "--eval-only"}                                           },
     {"--model m --prompt p --lr 1 --steps 5 --batch 2",
@@ -375,7 +375,8 @@ static void test_contradictions(void) {
     CHECK(!complete(&s, &err, "--tokens-per-step 1536", false, 2),
           "1536 tokens are half a step of two ranks");
     CHECK(complete(&s, &err, "--tokens-per-step 1536 --context-gpus 2", false, 2), "%s", err.text);
-    CHECK(!complete(&s, &err, "--context-gpus 3", false, 4) && strstr(err.text, "--gpus 6"),
+    CHECK(!complete(&s, &err, "--context-gpus 3", false, 4) && strstr(err.text, "--gpus 6") &&
+              strstr(err.text, "else --context-gpus 2"),
           "4 GPUs in threes: %s", err.text);
     for (int n_ranks = 1; n_ranks <= 4; n_ranks++)
         CHECK(complete(&s, &err, "--reproducible 12", false, n_ranks) && s.tokens_per_step == 12 * 1536,

@@ -16,7 +16,7 @@ typedef struct SampleOptions {
     bool graph; /* a token is one graph, where the device can */
 } SampleOptions;
 
-/* What sampling took. */
+/* What sampling took. The prompt's numbers are there before the first piece of text. */
 typedef struct SampleRates {
     int64_t n_prompt;     /* tokens of the prompt */
     int64_t n_read;       /* of those: its end, where the context does not hold all */

@@ -207,15 +207,16 @@ bool console_text_arrived(const Console *console, Error *err) {
 }
 
 void console_sample_begin(Console *console, FILE *frames, int64_t step, int number, int n) {
-    if (n == 1)
+    if (frames && n == 1)
         print_line(frames, "--- sample, step %lld ---", (long long)step);
-    else
+    else if (frames)
         print_line(frames, "--- sample %d of %d, step %lld ---", number, n, (long long)step);
     console_text_begin(console);
 }
 
 void console_sample_end(Console *console, FILE *frames) {
     console_text_end(console);
+    if (!frames) return;
     print_line(frames, "---");
     fflush(frames);
 }

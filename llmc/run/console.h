@@ -71,7 +71,7 @@ void console_text(Console *console, const char *bytes, size_t n);
 void console_text_end(Console *console);
 /* False where a piece could not be written, to a full disk for example. */
 bool console_text_arrived(const Console *console, Error *err);
-/* The same between two lines, which go to `frames`: sample `number` of n, from 1. */
+/* The same between two lines, which go to `frames` (NULL: nowhere): sample `number` of n, from 1. */
 void console_sample_begin(Console *console, FILE *frames, int64_t step, int number, int n);
 void console_sample_end(Console *console, FILE *frames);
 /* The last line of a training run, exactly "done: step N, train loss X, val loss Y, Z tok/s"; NAN is "n/a". */

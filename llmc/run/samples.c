@@ -1,6 +1,7 @@
 #include "samples.h"
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 #include "llmc/base/terminal.h"
 #include "llmc/checkpoint/hf_config.h"
@@ -19,10 +20,11 @@ typedef struct Text {
 /* The samples of one call. One is shown as it comes; those behind it wait until it has ended. */
 typedef struct Texts {
     Console *console;
-    FILE *frames; /* where their first and last lines go */
+    FILE *frames;             /* where their first and last lines go; NULL: nowhere */
+    const SampleRates *rates; /* NULL: nothing is said of the prompt */
     int64_t step;
-    int n, shown;
-    Text *all; /* (n) */
+    int n, shown; /* shown -1: none yet */
+    Text *all;    /* (n) */
 } Texts;
 
 static void show_first(Texts *texts) {
@@ -30,6 +32,16 @@ static void show_first(Texts *texts) {
     console_sample_begin(texts->console, texts->frames, texts->step, texts->shown + 1, texts->n);
     const Text *text = &texts->all[texts->shown];
     console_text(texts->console, text->bytes, text->n);
+}
+
+/* A prompt may have many pages: how much of it counts stands before them. */
+static void show_prompt(Texts *texts) {
+    const SampleRates *rates = texts->rates;
+    if (rates && rates->n_read < rates->n_prompt)
+        console_row(stderr, "prompt", "the last %lld of its %lld tokens, all that the model's context holds",
+                    (long long)rates->n_read, (long long)rates->n_prompt);
+    texts->shown = 0;
+    show_first(texts);
 }
 
 /* Between two texts the frame is where they are. */
@@ -42,6 +54,7 @@ static void take_text(int sample, const char *bytes, size_t n, void *user) {
     Texts *texts = user;
     Text *text = &texts->all[sample];
     watchdog_progress();
+    if (texts->shown < 0) show_prompt(texts);
     text->ended = n == 0;
     if (sample == texts->shown) console_text(texts->console, bytes, n);
     while (texts->shown < texts->n && texts->all[texts->shown].ended) {
@@ -61,13 +74,14 @@ static bool draw_texts(Texts *texts, Run *run, const SampleOptions *options, boo
                        SampleRates *rates, Error *err) {
     bool (*const stop_of_run)(void) = run->model.stop;
     texts->n = options->n_samples;
+    texts->shown = -1;
+    texts->rates = rates;
     texts->all = calloc((size_t)texts->n, sizeof *texts->all);
     if (!texts->all) return fail(err, EXIT_RUN, "--samples %d: no memory for their texts", texts->n);
-    show_first(texts);
     run->model.stop = stop;
     const bool ok = sample(&run->model, run->tokenizer, options, take_text, texts, rates, err);
     run->model.stop = stop_of_run;
-    if (texts->shown < texts->n) end_shown(texts);
+    if (texts->shown >= 0 && texts->shown < texts->n) end_shown(texts);
     return ok;
 }
 
@@ -153,6 +167,13 @@ static void name_other_end(const Run *run) {
         token, (int)n, bytes, (int)n, bytes);
 }
 
+/* Where the texts go elsewhere, frames on stderr would hold nothing. */
+static FILE *frames_of_stdout(void) {
+    struct stat out, said;
+    const bool known = fstat(STDOUT_FILENO, &out) == 0 && fstat(STDERR_FILENO, &said) == 0;
+    return known && out.st_dev == said.st_dev && out.st_ino == said.st_ino ? stderr : NULL;
+}
+
 /* Text that arrives nowhere is not drawn on. */
 static bool output_fails(void) {
     return ferror(stdout) != 0;
@@ -167,12 +188,9 @@ bool samples_alone(Run *run, int64_t step, Error *err) {
     say_what(s);
     if (!s->stop) name_other_end(run);
     if (s->chat) return chat(run, &console, options, err);
-    Texts texts = {.console = &console, .frames = stderr, .step = step};
+    Texts texts = {.console = &console, .frames = frames_of_stdout(), .step = step};
     const bool ok =
         draw_texts(&texts, run, &options, output_fails, &rates, err) && console_text_arrived(&console, err);
-    if (ok && rates.n_read < rates.n_prompt)
-        console_row(stderr, "prompt", "the last %lld of its %lld tokens, all that the model's context holds",
-                    (long long)rates.n_read, (long long)rates.n_prompt);
     if (ok) samples_print_rates(run->ops, &rates);
     close_texts(&texts);
     return ok;

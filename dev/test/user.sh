@@ -48,7 +48,7 @@ is_gone() { ! kill -0 "$child" 2>/dev/null || grep -qs '^State:.Z' "/proc/$child
 # ended: waits for $child; its exit code in $status. One that never ends is killed.
 ended() {
     await is_gone
-    is_gone || kill -KILL "$child"
+    is_gone || kill -KILL "$child" 2>/dev/null # it may end meanwhile
     wait "$child"
     status=$?
     child=

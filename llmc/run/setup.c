@@ -34,22 +34,21 @@ enum { PROMPT_MOST = 64 << 20 }; /* bytes of --prompt-file */
 
 /* Stdin to its end, malloc'ed, with a null behind. */
 static char *read_stdin(size_t *size, Error *err) {
-    char *text = NULL;
-    size_t room = 0;
-    *size = 0;
-    do {
-        room += 1 << 16;
-        char *grown = room > PROMPT_MOST ? NULL : realloc(text, room + 1);
-        if (!grown) {
-            free(text);
-            fail(err, EXIT_RUN, "stdin: no room for more than %zu bytes", *size);
-            return NULL;
-        }
-        text = grown;
-        *size += fread(text + *size, 1, room - *size, stdin);
-    } while (*size == room);
+    char *text = malloc(PROMPT_MOST + 2); /* what is not written to takes no memory */
+    if (!text) {
+        fail(err, EXIT_RUN, "stdin: no memory for %d bytes", PROMPT_MOST);
+        return NULL;
+    }
+    *size = fread(text, 1, PROMPT_MOST + 1, stdin);
     text[*size] = 0;
-    return text;
+    if (ferror(stdin))
+        fail_errno(err, "cannot read", "stdin");
+    else if (*size > PROMPT_MOST)
+        fail(err, EXIT_INPUT, "stdin: expected at most %d bytes, found more", PROMPT_MOST);
+    else
+        return text;
+    free(text);
+    return NULL;
 }
 
 bool setup_prompt(Run *run, Error *err) {

@@ -67,6 +67,16 @@ drawn --prompt-file "$work/prompt" --temperature 0
 check "--prompt-file: as --prompt" [ "$(cat "$work/out")" = "$text" ]
 "$program" --device cpu --model "$work/model" --sample-tokens 40 --temperature 0 --prompt-file - <"$work/prompt" >"$work/out" 2>"$work/err"
 check "--prompt-file -: from stdin" [ "$(cat "$work/out")" = "$text" ]
+from_stdin() { "$program" --device cpu --model "$work/model" --sample-tokens 40 --prompt-file - >"$work/out" 2>"$work/err"; }
+from_stdin <"$work"
+status=$?
+refused "a prompt from a folder" '^error: --prompt-file: cannot read stdin: Is a directory$'
+head -c 67108865 /dev/zero | from_stdin
+status=$?
+refused "a prompt that is too long" '^error: --prompt-file: stdin: expected at most 67108864 bytes, found more$'
+head -c 67108864 /dev/zero | from_stdin
+status=$?
+refused "a prompt of nulls, as long as one may be" '^error: --prompt-file: -: byte 1 is 0, expected text$'
 printf 'li\000ne' >"$work/null"
 drawn --prompt-file "$work/null"
 refused "a prompt with a null" '^error: --prompt-file: .*/null: byte 3 is 0, expected text$'

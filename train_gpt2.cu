@@ -241,7 +241,8 @@ static bool train(Training *t, Error *err) {
         if (!t->untrusted && !save(t, false, &later)) warn(&later);
         return false;
     }
-    const bool saved = save(t, false, err), is_asked = !settings_out_is_default(&run->settings);
+    const bool is_asked = run->settings.resume || !settings_out_is_default(&run->settings);
+    const bool saved = save(t, false, err);
     if (training_stops(t)) say_stopped(t, saved);
     if (!saved && is_asked) return false;
     if (!saved) warn(err);

@@ -117,7 +117,8 @@ bool settings_sample_only(const Settings *s);
 /* True where a run, or --memory of it, is about --model alone: samples, or an export. It reads no data. */
 bool settings_model_alone(const Settings *s);
 
-/* A run of the default text and model keeps its model without being asked: sets out. After flags_check. */
+/* A run of the default text and model, or --memory of it, keeps its model without being asked: sets out.
+ * After flags_check. */
 #define DEFAULT_OUT "out/default"
 void settings_set_default_out(Settings *s);
 /* True where that was done. */

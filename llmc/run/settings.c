@@ -36,11 +36,13 @@ bool settings_has_validation(const Settings *s) {
     return s->val || (!dataloader_names_shards(s->train) && !settings_scores_alone(s));
 }
 
+static bool keeps_by_default(const Settings *s) {
+    const bool trains = !s->profile && !s->overfit && !s->eval_only && !s->export_path;
+    return trains && !flags_was_set(s, "train") && !flags_was_set(s, "model") && !flags_was_set(s, "recipe");
+}
+
 void settings_set_default_out(Settings *s) {
-    const bool trains = !s->memory && !s->profile && !s->overfit && !s->eval_only && !s->export_path;
-    const bool by_default =
-        !flags_was_set(s, "train") && !flags_was_set(s, "model") && !flags_was_set(s, "recipe");
-    if (!s->out && trains && by_default) s->out = DEFAULT_OUT;
+    if (!s->out && keeps_by_default(s)) s->out = DEFAULT_OUT;
 }
 
 bool settings_out_is_default(const Settings *s) {
@@ -264,7 +266,9 @@ bool flags_check(const Settings *s, int n_ranks, Error *err) {
     bool no_validation = !settings_has_validation(s);
     /* clang-format off */
     const Contradiction rows[] = {
-        {s->resume && !s->out,
+        {s->resume && s->profile,
+         "--profile and --resume: a profile trains for some seconds and keeps nothing; hint: leave --resume out"},
+        {s->resume && !s->out && !keeps_by_default(s),
          "--resume needs to know the run to go on with; hint: --out DIR, its folder"},
         {s->resume && s->model_only,
          "--resume and --model-only: a checkpoint without the optimizer cannot be resumed; hint: leave --model-only out"},

@@ -87,7 +87,8 @@ void setup_print_ranks(const Run *run);
 
 /* Backend of --device, on auto the GPU where there is one; its recipe completes the settings, which say the precision. */
 bool setup_backend(Run *run, Error *err);
-/* Refuses an --out that another run has, or had without --resume; makes nothing. */
+/* Refuses an --out that another run has, or had without --resume, and --resume alone where DEFAULT_OUT is not
+ * that of a run without --out; makes nothing. */
 bool setup_check_output(Run *run, Error *err);
 /* --resume finds the newest whole checkpoint under --out; then tokenizer and model size, from flags or
  * checkpoint. */
@@ -115,8 +116,9 @@ void setup_print_data(const Run *run);
 /* One row for --hellaswag, if there is one. */
 void setup_print_choices(const Run *run);
 /* Makes --out, shows that it can be written and has room for a checkpoint, before any time is spent on training;
- * removes what dead saves left there. DEFAULT_OUT that cannot be had, or is a folder of the user's, is let go with a
- * note: settings.out is NULL then, on all ranks once they have called setup_share_output. */
+ * removes what dead saves left there. Without --resume DEFAULT_OUT that cannot be had, or is a folder of the
+ * user's, is let go with a note: settings.out is NULL then, on all ranks once they have called
+ * setup_share_output. */
 bool setup_output(Run *run, Error *err);
 void setup_share_output(Run *run);
 /* Before each save: the folder may have been moved, removed or unmounted meanwhile. It is then made anew, said on

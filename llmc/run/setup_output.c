@@ -13,7 +13,7 @@
 #include "llmc/checkpoint/manifest.h"
 #include "setup.h"
 
-/* In DEFAULT_OUT: a run without --out made the folder, and the next may replace what it keeps there. */
+/* In DEFAULT_OUT: what is there was begun without --out, and the next such run may replace it. */
 #define MARK "default_run"
 static const char mark_text[] =
     "Made by a run without --out. The next one replaces the model here, unless this file is gone.\n";
@@ -140,10 +140,35 @@ static bool is_signed(const Run *run) {
     return n > 0 && (size_t)n == strlen(run->signature) && memcmp(found, run->signature, (size_t)n) == 0;
 }
 
+/* The open folder has this name. */
+static bool is_folder(const Run *run, const char *name) {
+    struct stat held, named;
+    return fstat(run->output.folder, &held) == 0 && stat(name, &named) == 0 && held.st_dev == named.st_dev &&
+           held.st_ino == named.st_ino;
+}
+
+/* --resume alone goes on with nothing but a run without --out. */
+static bool refuse_unmarked(const char *out, Error *err) {
+    if (directory_has(out, MARK)) return true;
+    if (access(out, F_OK))
+        return fail(
+            err, EXIT_INPUT,
+            "--resume without --out: there is no %s, which a run without --out makes; hint: --out DIR, "
+            "the run's folder",
+            out);
+    return fail(err, EXIT_INPUT,
+                "--resume without --out: %s has no %s, the mark of a run without --out; hint: --out DIR, the "
+                "run's folder",
+                out, MARK);
+}
+
 bool setup_check_output(Run *run, Error *err) {
     const Settings *s = &run->settings;
+    const bool is_default = settings_out_is_default(s);
     struct stat info;
-    if (!s->out || s->memory || !ranks_leads(run->comm->ranks) || settings_out_is_default(s)) return true;
+    if (!s->out || !ranks_leads(run->comm->ranks) || (is_default && !s->resume)) return true;
+    if (is_default && !refuse_unmarked(s->out, err)) return false;
+    if (s->memory) return true;
     if (strlen(s->out) >= OUT_MAX)
         return fail(err, EXIT_INPUT, "--out: the path is longer than %d bytes", OUT_MAX);
     if (stat(s->out, &info) && errno == ENOENT)
@@ -183,7 +208,8 @@ static bool check_room(const Run *run, Error *err) {
 static bool make_default(const char *out, Error *err) {
     if (directory_has(out, MARK)) return true;
     if (access(out, F_OK) == 0)
-        return fail(err, EXIT_INPUT, "%s was not made by a run without --out, and stays as it is", out);
+        return fail(err, EXIT_INPUT, "%s has no %s, the mark of a run without --out, and stays as it is", out,
+                    MARK);
     return directory_make(out, err) && file_write(out, MARK, mark_text, strlen(mark_text), err);
 }
 
@@ -198,31 +224,68 @@ static bool take_default(Run *run, Error *err) {
     return true;
 }
 
-/* Who asks for text of the model that is there would see it replaced. */
-static void say_trains_anew(const Settings *s) {
+/* Who asks for text of the model that is there, or stops this run early, would see it replaced. */
+static void say_replaces(const Settings *s) {
     CheckpointEntry *entries;
     Error ignored;
     int n;
-    if (!(s->prompt_file || flags_was_set(s, "prompt")) ||
-        !checkpoint_entries(s->out, &entries, &n, &ignored))
-        return;
-    free(entries);
-    if (n > 0)
+    if (!checkpoint_entries(s->out, &entries, &n, &ignored)) return;
+    if (n > 0 && (s->prompt_file || flags_was_set(s, "prompt")))
         print_note("--prompt without --model: a new model is trained, and replaces the one in %s; hint: "
                    "--model %s samples from that one",
                    s->out, s->out);
+    else if (n > 0)
+        print_note(
+            "this run's model replaces %s/%s at its end, or where it is stopped; hint: --out DIR keeps "
+            "both",
+            s->out, entries->name);
+    free(entries);
 }
 
-/* Nobody asked for it: the run goes on without. */
-static void open_default(Run *run) {
-    Error err = {0};
-    if (take_default(run, &err)) {
-        say_trains_anew(&run->settings);
-        return;
+/* Where nobody asked for it, the run goes on without. */
+static bool open_default(Run *run, Error *err) {
+    if (take_default(run, err)) {
+        say_replaces(&run->settings);
+        return true;
     }
-    print_note("no model is kept: %s; hint: --out DIR", err.text);
+    if (run->settings.resume) return false;
+    print_note("no model is kept: %s; hint: --out DIR", err->text);
     setup_release_output(run);
     run->settings.out = NULL;
+    *err = (Error){0};
+    return true;
+}
+
+static bool log_has_save(const char *out, const char *log, int64_t step) {
+    enum { MOST = 1 << 30 };
+    char path[1024], name[CHECKPOINT_NAME], value[CHECKPOINT_NAME + 16];
+    Error ignored;
+    size_t size;
+    checkpoint_name(name, "", step);
+    snprintf(path, sizeof path, "%s/%s", out, log);
+    snprintf(value, sizeof value, "\"checkpoint\": \"%s\"", name);
+    char *text = file_read(path, MOST, &size, &ignored);
+    const bool found = text && strstr(text, value);
+    free(text);
+    return found;
+}
+
+/* A later run that was killed before its save left its log in the place of the checkpoint's. */
+static void take_back_log(const Run *run) {
+    const char *out = run->settings.out, *now = "log.jsonl", *before = "log.1.jsonl";
+    const int folder = run->output.folder;
+    if (!log_has_save(out, now, run->checkpoint_step) && log_has_save(out, before, run->checkpoint_step))
+        renameat(folder, before, folder, now);
+}
+
+/* The folder stays one of runs without --out, whichever way it is named. */
+static void resume_default(const Run *run) {
+    const char *out = run->settings.out;
+    take_back_log(run);
+    if (!settings_out_is_default(&run->settings) && is_folder(run, DEFAULT_OUT))
+        print_note(
+            "the next run without --out replaces what is in %s; hint: move the folder, or remove %s/%s", out,
+            out, MARK);
 }
 
 void setup_share_output(Run *run) {
@@ -234,17 +297,17 @@ void setup_share_output(Run *run) {
 bool setup_output(Run *run, Error *err) {
     const Settings *s = &run->settings;
     if (!s->out || !ranks_leads(run->comm->ranks)) return true;
-    if (settings_out_is_default(s)) {
-        open_default(run);
-        return true;
-    }
+    if (settings_out_is_default(s) && !run->checkpoint[0]) return open_default(run, err);
     if (access(s->out, F_OK) && !check_room(run, err)) return false; /* no folder is made for nothing */
     if (!directory_make(s->out, err)) return fail_flag("out", err);
     if (!lock_output(run, O_CREAT, err)) return false;
     if (s->eval_only) return true; /* a line of its log is all that is written */
     /* Before the lock another run may have begun and ended in a new folder. */
     if (!run->checkpoint[0] && !refuse_checkpoints(s->out, err, fail_used)) return false;
-    if (run->output_locked) unlinkat(run->output.folder, MARK, 0); /* the user's from now on */
+    if (!run->checkpoint[0])
+        unlinkat(run->output.folder, MARK, 0); /* the user's from now on */
+    else if (directory_has(s->out, MARK))
+        resume_default(run);
     sign_output(run);
     clean_output(run);
     return check_room(run, err);
@@ -252,9 +315,7 @@ bool setup_output(Run *run, Error *err) {
 
 /* ---- while the run goes on ---- */
 static bool stands(const Run *run) {
-    struct stat held, named;
-    return run->output_locked && fstat(run->output.folder, &held) == 0 &&
-           stat(run->settings.out, &named) == 0 && held.st_dev == named.st_dev && held.st_ino == named.st_ino;
+    return run->output_locked && is_folder(run, run->settings.out);
 }
 
 /* The folder of that name: the run's own, as run.lock says, or a new one. */

@@ -35,6 +35,7 @@ check "a prompt beside a model that is there: said" grep -q '^note: --prompt wit
 check "the log of the run before stays" [ "$(grep -c '"norm"' out/default/log.1.jsonl)" -eq 4 ]
 run $tiny --steps 3 --gpus 2
 kept 3
+check "what it replaces: said" [ "$(grep '^note' "$work/out")" = "note: this run's model replaces out/default/step_00000003 at its end, or where it is stopped; hint: --out DIR keeps both" ]
 check "one log of a run before" [ "$(here)" = "default_run log.1.jsonl log.jsonl run.lock step_00000003" ]
 
 # ---- runs that are none of it ----
@@ -54,28 +55,112 @@ run $tiny --steps 1
 check "files of the user's in a checkpoint: it stays" [ -s out/default/step_00000002/notes.txt ]
 rm -rf out
 run $tiny --steps 2
-run $tiny --steps 3 --resume --out out/default
-check "gone on with: exit code $status" [ "$status" -eq 0 ]
+rm out/default/default_run
 run $tiny --steps 1
-kept_nothing "a run that was gone on with" "out/default was not made by a run without --out"
-check "a run that was gone on with: stands" [ "$(here)" = "log.jsonl run.lock step_00000002 step_00000003" ]
+kept_nothing "a mark that the user took away" "out/default has no default_run, the mark of a run without --out"
+check "a mark that the user took away: the model stands" [ "$(here)" = "log.jsonl run.lock step_00000002" ]
 rm -rf out && mkdir -p out/default
 run $tiny --steps 1
-kept_nothing "a folder of the user's" "out/default was not made by a run without --out"
+kept_nothing "a folder of the user's" "out/default has no default_run, the mark of a run without --out"
 check "a folder of the user's: stays empty" [ -z "$(ls -A out/default)" ]
+touch out/default/default_run
+run $tiny --steps 2 --out out/default
+check "a run with --out begins in the folder: exit code $status" [ "$status" -eq 0 ]
+check "a run with --out begins in the folder: it is the user's" [ "$(here)" = "log.jsonl run.lock step_00000002" ]
 rm -rf out && echo mine >out
 run $tiny --steps 1
 kept_nothing "a file in the way" "cannot create the directory out.*"
 check "a file in the way: stays" [ "$(cat out)" = mine ]
 rm out
 
+# ---- --resume without --out ----
+# left NAME: the last run was refused, and out/default is as $before has it.
+state() { ls -lA --time-style=full-iso out/default 2>&1; }
+left() { check "$1: nothing is touched" [ "$(state)" = "$before" ]; }
+before=$(state)
+run $tiny --steps 3 --resume
+refused "--resume before any run" '^error: --resume without --out: there is no out/default, .*hint: --out DIR'
+check "--resume before any run: nothing is made" [ ! -e out ]
+run $tiny --resume --memory
+refused "--memory of it" '^error: --resume without --out: there is no out/default'
+for flags in "" "--gpus 2"; do
+    rm -rf out
+    start $tiny --steps 100000000 $flags
+    await grep -q '^step  *3/' "$work/out"
+    kill -INT $child
+    ended
+    check "ctrl-C${flags:+, $flags}: exit code $status" [ "$status" -eq 0 ]
+    check "ctrl-C${flags:+, $flags}: --resume goes on" grep -qE '^stopped by a signal after step [0-9]+; --resume goes on from there$' "$work/out"
+    step=$(cd out/default && ls -d step_* | sed 's/step_0*//')
+    run $tiny --resume --prompt line --steps $((step + 2)) $flags
+    kept $((step + 2))
+    check "ctrl-C, --resume${flags:+, $flags}: goes on from there" grep -qE "^resumed +out/default/step_0*$step, step $step$" "$work/out"
+    check "ctrl-C, --resume${flags:+, $flags}: one log, each step once" [ "$(here | sed 's/ step_.*//') $(grep -c '"norm"' out/default/log.jsonl)" = "default_run log.jsonl run.lock $((step + 2))" ]
+    check "ctrl-C, --resume${flags:+, $flags}: nothing is said to be replaced" [ "$(grep -c '^note: .*replace' "$work/out")" -eq 0 ]
+done
+run $tiny --resume --steps 2 --gpus 2
+check "a finished run, --resume: exit code $status" [ "$status" -eq 0 ]
+check "a finished run, --resume: says so" grep -qE '^finished: out/default/step_[0-9]+ has [0-9]+ steps' "$work/out"
+run $tiny --resume --memory
+check "--memory of --resume: exit code $status" [ "$status" -eq 0 ]
+check "--memory of --resume: is of its checkpoint" grep -q '^model  *out/default/step_' "$work/out"
+run $tiny --steps 2
+kept 2
+before=$(state)
+for flags in "--model nano" "--train data/default.txt"; do
+    run $tiny --steps 3 --resume $flags
+    refused "--resume $flags" '^error: --resume needs to know the run to go on with; hint: --out DIR, its folder$'
+    left "--resume $flags"
+done
+run --resume --eval-only
+refused "--resume --eval-only" '^error: --eval-only and --resume: '
+left "--resume --eval-only"
+run $tiny --steps 3 --resume --restarts 2
+refused "--resume --restarts" '^error: --restarts: .*hint: --out DIR'
+left "--resume --restarts"
+run $tiny --steps 3 --resume --out out/default
+check "--out out/default --resume: exit code $status" [ "$status" -eq 0 ]
+check "--out out/default --resume: that the next one replaces it" grep -qE '^note: the next run without --out replaces what is in out/default; hint: ' "$work/out"
+check "--out out/default --resume: stays a folder of runs without --out" [ "$(here)" = "default_run log.1.jsonl log.jsonl run.lock step_00000002 step_00000003" ]
+mkdir elsewhere && cp -r out/default elsewhere/mine
+run $tiny --steps 4 --resume --out elsewhere/mine
+check "a copy: no run without --out replaces it" [ "$status $(grep -c '^note: the next' "$work/out")" = "0 0" ]
+run $tiny --steps 1
+kept 1
+rm out/default/default_run
+before=$(state)
+for flags in "" "--gpus 2" --memory; do
+    run $tiny --steps 3 --resume $flags
+    refused "--resume${flags:+ $flags} in a folder of the user's" '^error: --resume without --out: out/default has no default_run, .*hint: --out DIR'
+    left "--resume${flags:+ $flags} in a folder of the user's"
+done
+rm -rf out && mkdir -p out/default && touch out/default/default_run
+run $tiny --steps 2 --resume
+kept 2
+check "--resume in a folder without a checkpoint: a new run begins" grep -q '^resumed  *nothing: out/default holds no checkpoint, a new run begins$' "$work/out"
+run $tiny --steps 3 --seed 3
+losses() { grep -o '"step": [0-9]*, "loss": [0-9.]*' "$1"; }
+losses out/default/log.jsonl >"$work/losses"
+start $tiny --steps 100000000 --seed 4
+await grep -q '^step  *5/' "$work/out"
+kill -KILL $child
+ended
+run $tiny --steps 4 --seed 3 --resume
+kept 4
+check "killed before its save, --resume: the log is the checkpoint's" [ "$(losses out/default/log.jsonl | head -n 3)" = "$(cat "$work/losses")" ]
+
 # ---- two at once, stops, faults ----
+rm -rf out
 run $tiny --steps 2
 start $tiny --steps 100000000
 await grep -q '^step  *1/' "$work/out"
 "$program" --device cpu $tiny --steps 1 >"$work/out2" 2>&1
 check "a second run beside: exit code $?" [ $? -eq 0 ]
 check "a second run beside: says so" sh -c "tr '\n' ' ' <'$work/out2' | grep -qE 'note: no model is kept: .*another run is writing there'"
+run $tiny --steps 3 --resume
+refused "--resume beside a run" 'out/default: another run is writing there'
+run $tiny --steps 3 --resume --memory
+check "--memory of --resume beside a run: exit code $status" [ "$status" -eq 0 ]
 check "before the first save: the model of the run before stands" [ -s out/default/step_00000002/model.safetensors ]
 kill -KILL $child
 ended
@@ -105,6 +190,11 @@ if ${CC:-cc} -D_GNU_SOURCE -shared -fPIC -o "$work/faults.so" dev/test/disk_faul
         check "$fault: exit code $status" [ "$status" -eq 0 ]
         check "$fault: said" grep -qE 'no model is kept: .*MiB are free|^warning: checkpoint of step 1 not saved: .*No space left' "$work/out" "$work/err"
         check "$fault: the model of the run before stands" [ -s out/default/step_00000002/model.safetensors ]
+        env LD_PRELOAD="$work/faults.so" $fault "$program" --device cpu $tiny --steps 3 --resume >"$work/out" 2>"$work/err" </dev/null
+        check "$fault, --resume: exit code $?" [ $? -eq 1 ]
+        rm -r out/default/step_*
+        env LD_PRELOAD="$work/faults.so" $fault "$program" --device cpu $tiny --steps 3 --resume >"$work/out" 2>"$work/err" </dev/null
+        check "$fault, --resume without a checkpoint: exit code $?" [ $? -eq 1 ]
     done
 else
     skipped=$((skipped + 1))

@@ -265,6 +265,9 @@ static void test_completion(void) {
           "a recipe that is named keeps nothing unasked");
     settings_set_default_out(&s);
     CHECK(!s.out, "not in out/default either");
+    CHECK(complete(&s, &err, "--resume", false, 1), "--resume alone is of out/default: %s", err.text);
+    settings_set_default_out(&s);
+    CHECK(s.out && strcmp(s.out, "out/default") == 0, "and goes on there");
     CHECK(complete(&s, &err, "--steps 50", false, 1), "%s", err.text);
     CHECK(s.warmup == 5, "the default warm-up shrinks with a short run: %d", (int)s.warmup);
     CHECK(complete(&s, &err, "--steps 50 --warmup 50", false, 1), "%s", err.text);
@@ -322,7 +325,10 @@ static const Refusal contradictions[] = {
     {"--reproducible 4 --tokens-per-step 3072",
      {"4 leaves (--reproducible)", "--tokens-per-step 6144 is nearest"}                                                                            },
     {"--reproducible 2 --context-gpus 2",                                   {"--reproducible and --context-gpus"}                                  },
-    {"--resume",                                                            {"--resume", "--out"}                                                  },
+    {"--resume --train a.txt",                                              {"--resume", "--out"}                                                  },
+    {"--resume --model nano",                                               {"--resume", "--out"}                                                  },
+    {"--resume --profile",                                                  {"--profile and --resume"}                                             },
+    {"--resume --restarts 2",                                               {"--restarts", "--out"}                                                },
     {"--resume --out x --model-only",                                       {"--model-only"}                                                       },
     {"--resume --out x --eval-only",                                        {"--eval-only"}                                                        },
     {"--save-every 5",                                                      {"--save-every", "--out"}                                              },
@@ -410,7 +416,8 @@ static void test_hints(void) {
     static const struct {
         const char *line, *hint, *followed;
     } rows[] = {
-        {"--resume",                                "hint: --out DIR, its folder",                                 "--resume --out x"                        },
+        {"--resume --train a.txt",                  "hint: --out DIR, its folder",                                 "--resume --train a.txt --out x"          },
+        {"--resume --profile",                      "hint: leave --resume out",                                    "--profile"                               },
         {"--resume --out x --model-only",           "hint: leave --model-only out",                                "--resume --out x"                        },
         {"--resume --out x --model m --eval-only",  "hint: leave --resume out",
          "--out x --model m --eval-only"                                                                                                                     },

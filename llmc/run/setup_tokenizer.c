@@ -20,14 +20,27 @@ static bool open_tokenizer(Run *run, const char *spec, const char *origin, Error
     return run->tokenizer != NULL;
 }
 
-/* Opens FOLDER/gpt2_tokenizer.bin where it is there. Its ids must be the model's. */
-static bool open_beside(Run *run, const char *folder, const char *origin, Error *err) {
-    const bool has_files = run->model_path[0];
-    const int vocab_size = has_files ? run->config.vocab_size : GPT2_VOCAB;
-    char path[PATH_MAX];
+/* FOLDER/gpt2_tokenizer.bin into path (PATH_MAX bytes); "" where there is none. */
+static bool find_in(char *path, const char *folder, Error *err) {
     struct stat info;
     if (!path_join(path, folder, beside_name, err)) return false;
-    if (lstat(path, &info) != 0) return true;
+    if (lstat(path, &info) != 0) *path = 0;
+    return true;
+}
+
+/* That of a shard: in its folder, or in the folder above, where the data scripts write it. */
+static bool find_beside(char *path, const char *shard, Error *err) {
+    char folder[PATH_MAX], above[PATH_MAX];
+    path_parent(folder, shard);
+    return path_join(above, folder, "..", err) && find_in(path, folder, err) &&
+           (*path || find_in(path, above, err));
+}
+
+/* Its ids must be the model's. path "": there is none. */
+static bool open_beside(Run *run, const char *path, const char *origin, Error *err) {
+    const bool has_files = run->model_path[0];
+    const int vocab_size = has_files ? run->config.vocab_size : GPT2_VOCAB;
+    if (!*path) return true;
     if (!open_tokenizer(run, path, origin, err)) return false;
     const int n = tokenizer_vocab_size(run->tokenizer);
     if (n == vocab_size || (has_files && tokenizer_fits(run->tokenizer, vocab_size))) return true;
@@ -46,7 +59,7 @@ static bool open_beside(Run *run, const char *folder, const char *origin, Error 
 /* The tokenizer in the model's folder; beside an llm.c .bin. None is no failure here: shards need none. */
 static bool open_models_own(Run *run, Error *err) {
     const char *path = run->model_path, *flag = run->checkpoint[0] ? "resume" : "model";
-    char folder[PATH_MAX];
+    char folder[PATH_MAX], beside[PATH_MAX];
     struct stat info;
     if (stat(path, &info) == 0 && S_ISDIR(info.st_mode)) {
         if (tokenizer_is_in(path)) return open_tokenizer(run, path, by_model, err) || fail_flag(flag, err);
@@ -57,19 +70,18 @@ static bool open_models_own(Run *run, Error *err) {
         return true;
     }
     path_parent(folder, path);
-    if (!open_beside(run, folder, by_model, err)) return fail_flag(flag, err);
+    if (!find_in(beside, folder, err) || !open_beside(run, beside, by_model, err))
+        return fail_flag(flag, err);
     if (!run->tokenizer)
         snprintf(run->no_tokenizer, sizeof run->no_tokenizer, "%.800s has none, and there is no %s beside it",
                  path, beside_name);
     return true;
 }
 
-/* The tokenizer in the shards' folder, or in the folder above, where the data scripts write it. */
 static bool open_beside_shards(Run *run, const char *shard, Error *err) {
-    char folder[PATH_MAX], above[PATH_MAX];
+    char folder[PATH_MAX], path[PATH_MAX];
     path_parent(folder, shard);
-    if (!path_join(above, folder, "..", err) || !open_beside(run, folder, by_data, err) ||
-        !(run->tokenizer || open_beside(run, above, by_data, err)))
+    if (!find_beside(path, shard, err) || !open_beside(run, path, by_data, err))
         return fail_flag("train", err);
     if (!run->tokenizer && !run->model_path[0])
         snprintf(run->no_tokenizer, sizeof run->no_tokenizer, "there is no %s in %.800s or above it",
@@ -136,15 +148,14 @@ static bool check_tokens(const Run *run, const char *flag, const char *spec, con
     return first < 0;
 }
 
-/* The shards of each source, and the tokenizer that they were made with, where it lies beside them. */
+/* The shards of each source, and the tokenizer that they were made with, where it lies beside or above them. */
 static bool check_beside(const Run *run, const char *flag, const char *pattern, Error *err) {
-    char first[PATH_MAX], folder[PATH_MAX], path[PATH_MAX];
+    char first[PATH_MAX], path[PATH_MAX];
     bool is_shard;
     for (int i = 0; dataloader_source_file(pattern, i, first, &is_shard); i++) {
-        path_parent(folder, first);
-        if (!is_shard || !directory_has(folder, beside_name)) continue;
-        if (!path_join(path, folder, beside_name, err)) return false;
-        if (strcmp(path, tokenizer_source(run->tokenizer)) == 0) continue;
+        if (!is_shard) continue;
+        if (!find_beside(path, first, err)) return false;
+        if (!*path || strcmp(path, tokenizer_source(run->tokenizer)) == 0) continue;
         if (!check_tokens(run, flag, path,
                           "move it away, or --tokenizer names the run's, where the shards have its tokens",
                           err))

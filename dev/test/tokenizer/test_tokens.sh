@@ -145,6 +145,11 @@ works "a named tokenizer with the model's tokens" --model bpe --tokenizer small.
 mkdir "$work/others" && cp "$work/other.bin" "$work/others/gpt2_tokenizer.bin" && shard 1 2 3 262 >"$work/others/a_train_000001.bin"
 refuses "shards of another tokenizer" '^error: --train: the tokenizer others/gpt2_tokenizer.bin has other tokens than the model of bpe/step_00000002, the first under id 258; hint: move it away' --model bpe $tiny --train 'others/a_*.bin'
 refuses "shards of another tokenizer, evaluation" '^error: --val: the tokenizer others/gpt2_tokenizer.bin has other tokens' --model bpe --eval-only --batch 2 --val 'others/a_*.bin'
+mkdir -p "$work/above/made" && cp "$work/other.bin" "$work/above/gpt2_tokenizer.bin" && cp "$work/others/a_train_000001.bin" "$work/above/made"
+refuses "shards below another tokenizer" '^error: --train: the tokenizer above/made/../gpt2_tokenizer.bin has other tokens than the model of bpe/step_00000002, the first under id 258; hint: move it away' --model bpe $tiny --train 'above/made/a_*.bin'
+check "shards below another tokenizer: found before anything is printed" [ ! -s "$work/out" ]
+cp "$work/small.bin" "$work/above/made/gpt2_tokenizer.bin"
+works "shards below another tokenizer, their own beside them" --model bpe $tiny --train 'above/made/a_*.bin'
 mkdir "$work/made" && cp "$work/small.bin" "$work/made/gpt2_tokenizer.bin" && cp "$work/others/a_train_000001.bin" "$work/made"
 mkdir "$work/fewer" && cp "$work/others/a_train_000001.bin" "$work/fewer"
 { int32 20240328 2 262 261; zeros 252; tail -c +1025 "$work/small.bin" | head -c $(($(wc -c <"$work/small.bin") - 1024 - 14)); } >"$work/fewer/gpt2_tokenizer.bin"

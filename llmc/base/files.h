@@ -70,6 +70,8 @@ bool file_write_all(int fd, const char *bytes, size_t n);
 bool directory_make(const char *path, Error *err);
 /* A descriptor of the directory, which may be named by a symbolic link; -1 on error. */
 int directory_open(const char *path, Error *err);
+/* Whether names can be made in the directory: what is missing is not made. */
+bool directory_is_writable(const char *path, Error *err);
 /* True where DIRECTORY/NAME exists. */
 bool directory_has(const char *directory, const char *name);
 bool directory_sync(const char *path, Error *err);

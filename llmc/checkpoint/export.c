@@ -196,7 +196,7 @@ static bool check_kind(const Target *t, const GPT2Config *c, Error *err) {
 static bool check_target(Target *t, const char *path, const GPT2Config *config, Error *err) {
     char modelfile[PATH_MAX];
     if (!find_target(t, path, err) || !check_name(t, path, err)) return false;
-    if (access(t->folder, W_OK | X_OK)) return fail_errno(err, "--export: cannot write in", t->folder);
+    if (!directory_is_writable(t->folder, err)) return fail_flag("export", err);
     if (!check_type(t, config, err) || !check_free(t->folder, t->name, err)) return false;
     snprintf(modelfile, sizeof modelfile, "%.4000s.Modelfile", t->title);
     if (t->kind->write == write_gguf && !check_free(t->folder, modelfile, err)) return false;

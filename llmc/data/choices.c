@@ -16,6 +16,8 @@ enum {
     VOCAB_PADDING = 128, /* of a model whose table was rounded up */
 };
 
+#define HINT "hint: data/hellaswag.py --source FILE makes it of lines of JSON"
+
 /* ---- reading ---- */
 
 typedef struct Reader {
@@ -108,8 +110,7 @@ static bool check_header(const int32_t *header, const char *path, int vocab_size
                          Error *err) {
     if (header[0] != MAGIC || header[1] != VERSION)
         return fail(err, EXIT_INPUT,
-                    "%s: expected magic %d and version %d of a multiple-choice file, found %d and %d; hint: "
-                    "data/hellaswag.py writes it",
+                    "%s: expected magic %d and version %d of a multiple-choice file, found %d and %d; " HINT,
                     path, MAGIC, VERSION, header[0], header[1]);
     const bool is_gpt2 = vocab_size >= GPT2_VOCAB && vocab_size < GPT2_VOCAB + VOCAB_PADDING;
     *file_vocab = header[4] ? header[4] : GPT2_VOCAB;
@@ -131,7 +132,7 @@ static bool read_choices(Choices *c, const char *path, int vocab_size, Error *er
     c->file = (uint16_t *)file_read(path, MAX_BYTES, &size, err);
     if (!c->file) return false;
     if (size < HEADER_BYTES)
-        return fail(err, EXIT_INPUT, "%s: expected a header of %d bytes, the file has %zu", path,
+        return fail(err, EXIT_INPUT, "%s: expected a header of %d bytes, the file has %zu; " HINT, path,
                     HEADER_BYTES, size);
     const int32_t *header = (const int32_t *)c->file;
     if (!check_header(header, path, vocab_size, &reader.vocab_size, err)) return false;

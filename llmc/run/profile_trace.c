@@ -3,7 +3,6 @@
 #include "profile_trace.h"
 #include <math.h>
 #include <string.h>
-#include <unistd.h>
 #include "llmc/base/files.h"
 
 enum { TRACK_STEP = 1, TRACK_OPS = 2 };
@@ -125,9 +124,8 @@ void trace_json(JsonWriter *w, const TraceHead *head, const ProfileCall *calls, 
 
 bool trace_check(const char *path, Error *err) {
     char folder[PATH_MAX];
-    if (!file_is_free(path, err)) return fail_flag("profile-trace", err);
     path_parent(folder, path);
-    return access(folder, W_OK | X_OK) == 0 || fail_errno(err, "--profile-trace: cannot write in", folder);
+    return (file_is_free(path, err) && directory_is_writable(folder, err)) || fail_flag("profile-trace", err);
 }
 
 bool trace_write(const char *path, const TraceHead *head, const ProfileCall *calls, int n, Error *err) {

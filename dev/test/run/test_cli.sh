@@ -319,7 +319,9 @@ check "--hellaswag alone: the score is the last line" eval 'tail -n 1 "$work/out
 run $tiny --train "$work/text.txt" --eval-every 3 --hellaswag "$work/items.bin" --out "$work/scored"
 check "--hellaswag in training: with each validation" [ "$(grep -c 'hellaswag acc_norm' "$work/out")" -eq "$(grep -c '| val loss' "$work/out")" ]
 check "--hellaswag in training: in the log" [ "$(grep -cE '^\{"step": *[0-9]+, *"acc_norm": *[0-9.]+, *"acc": *[0-9.]+, *"items": *20\}$' "$work/scored/log.jsonl")" -eq "$(grep -c '"val_loss"' "$work/scored/log.jsonl")" ]
-refuses "items in other tokens" '^error: --hellaswag: .*/text.txt: expected magic 20240522' $tiny --train "$work/text.txt" --hellaswag "$work/text.txt"
+refuses "items in other tokens" '^error: --hellaswag: .*/text.txt: expected magic 20240522 .*; hint: data/hellaswag.py --source FILE makes it of lines of JSON$' $tiny --train "$work/text.txt" --hellaswag "$work/text.txt"
+printf '{"ctx": "a", "endings": ["b", "c", "d", "e"], "label": 0}\n' >"$work/items.jsonl"
+refuses "items that are lines of JSON" '^error: --hellaswag: .*/items.jsonl: expected a header of 1024 bytes, the file has 58; hint: data/hellaswag.py --source FILE makes it of lines of JSON$' $tiny --train "$work/text.txt" --hellaswag "$work/items.jsonl"
 refuses "items beside a prompt" '^error: --prompt and --hellaswag: ' --model "$work/whole" --prompt a --hellaswag "$work/items.bin"
 refuses "items of shared sequences" '^error: --hellaswag and --context-gpus: ' $tiny --train "$work/text.txt" --hellaswag "$work/items.bin" --context-gpus 2 --gpus 2
 run --model "$work/whole" --export "$work/whole.gguf" --export-type f16
@@ -336,7 +338,9 @@ check "an export: nothing to note" eval '! grep -q "^note: " "$work/out"'
 run --model nano --export "$work/random.gguf"
 check "an export of new weights: said, exit code $status" [ "$status$(grep -c '^note: --model nano is a size, .* random; hint: --model PATH$' "$work/out")" = 01 ]
 refuses "an export that trains" '^error: --export and --train: ' --model "$work/whole" --export "$work/x" --train "$work/text.txt"
-refuses "a trace in no folder" '^error: --profile-trace: cannot write in .*/none: No such file' $tiny --train "$work/text.txt" --profile-trace "$work/none/x"
+refuses "an export in no folder" "^error: --export: cannot write in $work/none: no such directory; hint: mkdir -p $work/none\$" --model "$work/whole" --export "$work/none/x.bin"
+check "an export in no folder: nothing is printed or made" eval '[ ! -s "$work/out" ] && [ ! -e "$work/none" ]'
+refuses "a trace in no folder" "^error: --profile-trace: cannot write in $work/none: no such directory; hint: mkdir -p $work/none\$" $tiny --train "$work/text.txt" --profile-trace "$work/none/x"
 refuses "an export of no model" '^error: --export: which model\? hint: --model PATH$' --export "$work/x"
 refuses "a type of no export" '^error: --export-type: of what\? hint: --export PATH$' --model "$work/whole" --prompt a --export-type f16
 (ulimit -f 8; "$program" --device cpu --model "$work/whole" --export "$work/large" >"$work/out" 2>"$work/err" </dev/null; echo "status $?" >>"$work/err")

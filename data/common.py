@@ -101,6 +101,11 @@ def say(text):
 
 # ---- files ----
 
+def default_out(name):
+    """data/NAME, as it is named from where the script is called. What is printed of it, or of --out, is as it was named."""
+    return os.path.relpath(os.path.join(DATA, name))
+
+
 @contextlib.contextmanager
 def writing(path):
     """Names the path where the system does not, as of a full disk, and where it names the temporary one."""
@@ -457,7 +462,7 @@ def write_shard(path, tokens, sha256=None, write=write_file):
         if digest != sha256:
             raise DataError("%s: sha256: expected %s, made %s" % (path, sha256, digest))
     write(path, *parts)
-    say("%s: %s tokens" % (os.path.relpath(path), format(len(tokens), ",")))
+    say("%s: %s tokens" % (path, format(len(tokens), ",")))
 
 
 def check_shard(path):

@@ -38,7 +38,7 @@ def download_shards(version, folder, prefix, max_shards):
     for name in names[:max_shards]:
         path = source.fetch(name, folder)
         common.check_shard(path)
-        common.say("%s: complete" % os.path.relpath(path))
+        common.say("%s: complete" % path)
 
 
 def make_from_folder(args, out, prefix):
@@ -81,7 +81,7 @@ def main():
     args = parser.parse_args()
     sharding.check_counts(args)
     repository, inside, folder, prefix = VERSIONS[args.version]
-    out = args.out or os.path.join(common.DATA, folder)
+    out = args.out or common.default_out(folder)
     with common.output(out, prefix):
         if args.pretokenized:
             download_shards(args.version, out, prefix, args.max_shards)

@@ -74,7 +74,7 @@ def make(path, source, tokenizer):
         raise common.DataError("%s: no items in it" % source, 2)
     header = struct.pack("<5i", MAGIC, VERSION, n, longest, vocabulary).ljust(1024, b"\0")
     common.write_file(path, header, common.little_endian(stream))
-    common.say("%s: %s items, %s tokens" % (os.path.relpath(path), format(n, ","), format(len(stream) - 10 * n, ",")))
+    common.say("%s: %s items, %s tokens" % (path, format(n, ","), format(len(stream) - 10 * n, ",")))
 
 
 def main():
@@ -82,7 +82,7 @@ def main():
     parser.add_argument("--source", metavar="FILE", help="a local copy: .jsonl or .jsonl.gz")
     parser.add_argument("--tokenizer", default="gpt2", metavar="gpt2|bytes|DIR",
                         help="that of the model, default %(default)s; DIR: with tokenizer.json, as data/train_tokenizer.py writes it")
-    parser.add_argument("--out", default=os.path.join(common.DATA, "hellaswag"), metavar="DIR")
+    parser.add_argument("--out", default=common.default_out("hellaswag"), metavar="DIR")
     args = parser.parse_args()
     with common.output(args.out, "hellaswag"):
         source = args.source or common.fetched(URL, os.path.join(args.out, "hellaswag_val.jsonl"), "a local copy, as --source FILE")

@@ -32,7 +32,7 @@ def tokenize(text):
 def main():
     parser = common.Parser(__doc__)
     parser.add_argument("--source", default=os.environ.get("TEXT") or None, metavar="FILE", help="a local copy of the text")
-    parser.add_argument("--out", default=os.path.join(common.DATA, "tinyshakespeare"), metavar="DIR")
+    parser.add_argument("--out", default=common.default_out("tinyshakespeare"), metavar="DIR")
     args = parser.parse_args()
     with common.output(args.out, "tiny_shakespeare"), common.together() as write:
         source = args.source or common.fetched(URL, os.path.join(args.out, "tiny_shakespeare.txt"),

@@ -45,7 +45,7 @@ def make_shards(path, out, workers, write):
 def main():
     parser = common.Parser(__doc__)
     parser.add_argument("--source", metavar="FILE", help="a local copy of " + ARCHIVE)
-    parser.add_argument("--out", default=os.path.join(common.DATA, "tinystories"), metavar="DIR")
+    parser.add_argument("--out", default=common.default_out("tinystories"), metavar="DIR")
     parser.add_argument("--keep", action="store_true", help="keep the archive")
     sharding.add_workers(parser)
     args = parser.parse_args()

@@ -124,6 +124,11 @@ def refuses(name, words, done, code=2):
           "exit %d, expected %d and %r: %s" % (done.returncode, code, words, done.stderr))
 
 
+def says(name, words, done):
+    """A line begins so."""
+    check(name, ("\n" + done.stdout).count("\n" + words) == 1, done.stdout)
+
+
 def write(path, content):
     path = os.path.join(WORK, path)
     os.makedirs(os.path.dirname(path), exist_ok=True)
@@ -442,12 +447,16 @@ def test_tinyshakespeare():
     refuses("tinyshakespeare.py: no network", "hint: a local copy: make TEXT=FILE data/tinyshakespeare, or --source FILE", run("tinyshakespeare.py", "--out", "out/ts"), 1)
     check("tinyshakespeare.py: no network leaves nothing", not os.path.exists(os.path.join(WORK, "out/ts")), "")
     refuses("tinyshakespeare.py: another text", "hint: these shards are of one text; data/text.py takes any", run("tinyshakespeare.py", "--source", write("other.txt", text[::-1]), "--out", "out/ts"))
-    works("tinyshakespeare.py --source", run("tinyshakespeare.py", "--source", path))
+    done = run("tinyshakespeare.py", "--source", path)
+    works("tinyshakespeare.py --source", done)
+    says("tinyshakespeare.py: what it writes by default, from where it is called", "data/tinyshakespeare/tiny_shakespeare_val.bin: 7 tokens", done)
     equal("tinyshakespeare.py: shards", [shard(os.path.join(DATA, "tinyshakespeare", "tiny_shakespeare_%s.bin" % name)) for name in ("val", "train")], [stream[:7], stream[7:]])
     write("out/damaged/tiny_shakespeare.txt", text[::-1])
     refuses("tinyshakespeare.py: a damaged text that was there", "hint: without that file it is fetched again", run("tinyshakespeare.py", "--out", "out/damaged"))
     write("web.txt", text)
-    works("tinyshakespeare.py", run("tinyshakespeare.py", "--out", "out/ts"))
+    done = run("tinyshakespeare.py", "--out", WORK + "/out/ts")
+    works("tinyshakespeare.py", done)
+    says("tinyshakespeare.py: --out is said as it was typed", WORK + "/out/ts/tiny_shakespeare_val.bin: 7 tokens", done)
     equal("tinyshakespeare.py: files", tree(os.path.join(WORK, "out/ts")), ["gpt2_tokenizer.bin", "tiny_shakespeare.txt", "tiny_shakespeare_train.bin", "tiny_shakespeare_val.bin"])
 
 
@@ -548,7 +557,9 @@ def test_pretokenized():
     for name in ("fineweb_val_000000.bin", "fineweb_train_000001.bin", "fineweb_train_000002.bin"):
         write(os.path.join(root, name), struct.pack("<3i", 20240520, 1, 3) + bytes(1012) + bytes(6))
     write(os.path.join(root, "README.md"), "x")
-    works("fineweb.py --pretokenized", run("fineweb.py", "--pretokenized", "--max-shards", "2", "--out", "out/pre"))
+    done = run("fineweb.py", "--pretokenized", "--max-shards", "2", "--out", WORK + "/out/pre")
+    works("fineweb.py --pretokenized", done)
+    says("fineweb.py --pretokenized: --out is said as it was typed", WORK + "/out/pre/fineweb_val_000000.bin: complete", done)
     equal("fineweb.py --pretokenized: validation first", tree(os.path.join(WORK, "out/pre")), ["fineweb_train_000001.bin", "fineweb_val_000000.bin", "gpt2_tokenizer.bin"])
     write(os.path.join(root, "fineweb_train_000001.bin"), struct.pack("<3i", 20240520, 1, 4) + bytes(1012) + bytes(6))
     refuses("fineweb.py --pretokenized: a bad header", "fineweb_train_000001.bin: header", run("fineweb.py", "--pretokenized", "--out", "out/pre2"))
@@ -571,7 +582,9 @@ def test_hellaswag():
             data = file.read()
         equal(name + ": header", data[:1024], struct.pack("<5i", 20240522, 1, 2, 40, 50257) + bytes(1004))
         equal(name + ": items", list(struct.unpack("<%dH" % len(stream), data[1024:])), stream)
-    works("bytes", run("hellaswag.py", "--source", write("h.jsonl", text), "--tokenizer", "bytes", "--out", "out/h"))
+    done = run("hellaswag.py", "--source", write("h.jsonl", text), "--tokenizer", "bytes", "--out", WORK + "/out/h")
+    works("bytes", done)
+    says("hellaswag.py: --out is said as it was typed", WORK + "/out/h/hellaswag_val.bin: 2 items", done)
     with open(os.path.join(WORK, "out/h/hellaswag_val.bin"), "rb") as file:
         data = file.read()
     equal("bytes: vocabulary", struct.unpack("<i", data[16:20]), (256,))

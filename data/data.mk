@@ -1,5 +1,9 @@
 # Data sets: `make data` lists them. Included by the Makefile; data/README.md says what each script writes and where.
-DATA_PYTHON = data/.venv/bin/python
+#
+# The scripts run by PYTHON where it has their packages, so that no network is needed; else, or where it is there, by data/.venv's.
+HAS_PACKAGES := $(if $(filter data/%,$(MAKECMDGOALS)),$(if $(wildcard data/.venv/ready),,$(shell $(PYTHON) data/has_packages.py 2>/dev/null && echo yes)))
+DATA_PYTHON = $(if $(HAS_PACKAGES),$(PYTHON),data/.venv/bin/python)
+DATA_PACKAGES = $(if $(HAS_PACKAGES),,data/.venv/ready)
 
 .PHONY: data default-text data/tinyshakespeare data/tinystories data/hellaswag \
 	data/fineweb10B data/fineweb100B data/edu_fineweb10B data/edu_fineweb100B
@@ -19,14 +23,16 @@ default-text:
 
 .PHONY: data/.venv
 data/.venv: data/.venv/ready
+# One that was begun here, and not finished, goes again.
 data/.venv/ready: data/requirements.txt
-	$(PYTHON) -m venv data/.venv
-	$(DATA_PYTHON) -m pip install --quiet --disable-pip-version-check -r data/requirements.txt
-	@touch $@
+	@[ -e data/.venv ] || trap '[ -e $@ ] || rm -rf data/.venv' EXIT; trap 'exit 1' INT TERM; \
+	echo 'pip installs the packages of data/requirements.txt into data/.venv'; \
+	$(PYTHON) -m venv data/.venv && data/.venv/bin/python -m pip install --quiet --disable-pip-version-check -r $< && touch $@ || \
+	{ echo 'error: the packages of data/requirements.txt are not to be had; hint: without a network, PYTHON=a python3 that has them' >&2; exit 1; }
 
-data/tinyshakespeare data/tinystories data/hellaswag: data/%: data/.venv/ready
+data/tinyshakespeare data/tinystories data/hellaswag: data/%: $(DATA_PACKAGES)
 	$(DATA_PYTHON) data/$*.py $(ARGS)
-data/fineweb10B data/fineweb100B: data/fineweb%: data/.venv/ready
+data/fineweb10B data/fineweb100B: data/fineweb%: $(DATA_PACKAGES)
 	$(DATA_PYTHON) data/fineweb.py --version $* $(ARGS)
-data/edu_fineweb10B data/edu_fineweb100B: data/edu_fineweb%: data/.venv/ready
+data/edu_fineweb10B data/edu_fineweb100B: data/edu_fineweb%: $(DATA_PACKAGES)
 	$(DATA_PYTHON) data/fineweb.py --version edu$* $(ARGS)

@@ -1,6 +1,7 @@
 #!/bin/sh
 # What make builds and how, on stand-ins for the compilers and the card: all cores unasked, the kinds of cards that are there;
-# and the recipe for 124M, which looks for what it needs before it builds or downloads. Nothing here compiles.
+# the Python that prepares data; and the recipe for 124M, which looks for what it needs before it builds or downloads. Nothing
+# here compiles.
 # Usage: dev/test/dev/test_make.sh, from the repository root. Ends with 'make: N passed, N failed, N skipped'.
 set -u
 test=make
@@ -117,6 +118,55 @@ echo '150000 100000' >"$work/cpu.max"
 at_once 2 CPU_MAX="$work/cpu.max"
 at_once 1 -j1
 at_once 2 -j2
+
+# ---- the Python of the data scripts ----
+# python: a Python whose packages are those of $work/site alone. A venv of it is itself; its pip says what it is told.
+if python3 -c 'import sys; sys.exit(sys.version_info < (3, 8))' 2>/dev/null; then
+    tool python <<END
+case "\$1 \$2" in
+'-m venv') mkdir -p "\$3/bin" && cp "\$0" "\$3/bin/python" ;;
+'-m pip') echo pip >>"$work/calls"; exit \$PIP ;;
+*.py' '*) case \$1 in data/tiny*) echo "\$0 \$*" >>"$work/calls" ;; esac; PYTHONPATH=$work/site exec python3 -S "\$@" ;;
+esac
+END
+    mkdir -p "$work/prepared/data" && cp Makefile "$work/prepared" && cp data/data.mk data/requirements.txt data/has_packages.py "$work/prepared/data"
+    : >"$work/prepared/data/tinyshakespeare.py"
+    # package NAME VERSION: as if pip had installed it.
+    package() { rm -rf "$work/site/$1"-* && mkdir -p "$work/site/$1-$2.dist-info" && printf 'Metadata-Version: 2.1\nName: %s\nVersion: %s\n' "$1" "$2" >"$work/site/$1-$2.dist-info/METADATA"; }
+    # prepares PIP EXPECTED WHAT: make data/tinyshakespeare where pip ends with PIP. EXPECTED: what it called.
+    prepares() {
+        rm -f "$work/calls"
+        PIP=$1 make -s -C "$work/prepared" BUILD=build NVCC= PYTHON="$bin/python" data/tinyshakespeare >"$work/out" 2>"$work/err"
+        status=$?
+        check "$3: exit code $status" [ "$status" -eq $(($1 ? 2 : 0)) ]
+        check "$3: called $(cat "$work/calls" 2>/dev/null)" [ "$(cat "$work/calls" 2>/dev/null)" = "$2" ]
+    }
+    here="$bin/python data/tinyshakespeare.py" own="data/.venv/bin/python data/tinyshakespeare.py"
+    for name in tiktoken pyarrow tokenizers huggingface_hub; do package $name 0.20.1; done
+    package pyarrow 10.0
+    prepares 0 "$here" "a Python that has the packages"
+    check "a Python that has the packages: no venv" [ ! -e "$work/prepared/data/.venv" ]
+    package tokenizers 0.9.4
+    prepares 1 pip "an old package, no network"
+    check "an old package, no network: says what helps" grep -q '^error: the packages of data/requirements.txt .*; hint: without a network, PYTHON=a python3 that has them$' "$work/err"
+    check "an old package, no network: no venv is left" [ ! -e "$work/prepared/data/.venv" ]
+    prepares 0 "pip
+$own" "an old package"
+    prepares 0 "$own" "a venv that is there"
+    package tokenizers 0.15
+    prepares 0 "$own" "a venv beside a Python that has the packages"
+    package pyarrow 40.0
+    touch -t 200001010000 "$work/prepared/data/.venv/ready"
+    prepares 1 pip "other requirements, no network"
+    check "other requirements, no network: the venv stays" [ -e "$work/prepared/data/.venv/ready" ]
+    rm -r "$work/prepared/data/.venv"
+    prepares 1 pip "a package that is too new, no network"
+    rm -r "$work/site/"tiktoken-*
+    package pyarrow 39.1
+    prepares 1 pip "a package that is missing, no network"
+else
+    skipped=$((skipped + 1))
+fi
 
 # ---- the recipe for 124M ----
 mkdir -p "$work/tree/scripts" "$work/tree/data" "$work/few" && cp scripts/run_gpt2_124M.sh "$work/tree/scripts" && : >"$work/tree/train_gpt2.cu"

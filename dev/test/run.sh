@@ -13,10 +13,11 @@ trap 'rm -rf "$OUTPUTS"' EXIT
 trap 'exit 130' INT
 trap 'exit 143' TERM
 
-# uses_card PROGRAM: it fills or measures a card.
-uses_card() {
+# uses_card PROGRAM: it computes on a card; one that measures fills it or times it.
+uses_card() { case ${1##*/} in test_ops*) return 0 ;; esac; return 1; }
+measures_card() {
     case ${1##*/} in
-    test_ops* | test_gpt2cu | test_comm_ranks | test_context | test_dropout | test_profile | test_step.sh | test_lab_card.sh) return 0 ;;
+    test_ops_large | test_gpt2cu | test_comm_ranks | test_context | test_dropout | test_profile | test_step.sh | test_lab_card.sh) return 0 ;;
     esac
     return 1
 }
@@ -33,12 +34,14 @@ run_each() {
     shift
     [ $# -eq 0 ] || printf '%s\n' "$@" | xargs -P "$n" -n 1 sh -c '"$0" >"$OUTPUTS/${0##*/}" 2>&1; echo "$? $0"'
 }
-# Those that use a card have it to themselves.
+# Those that use a card share it by threes, for their time is that of the CPU's results; those that measure it come last, alone.
 run_all() {
-    beside='' alone='' cards=$(ls /dev/nvidia[0-9]* 2>/dev/null)
+    beside='' sharing='' alone='' cards=$(ls /dev/nvidia[0-9]* 2>/dev/null)
     for program in "$@"; do
-        if [ -n "$cards" ] && uses_card "$program"; then
+        if [ -n "$cards" ] && measures_card "$program"; then
             alone="$alone $program"
+        elif [ -n "$cards" ] && uses_card "$program"; then
+            sharing="$sharing $program"
         elif is_long "$program"; then
             beside="$program $beside"
         else
@@ -46,6 +49,7 @@ run_all() {
         fi
     done
     run_each "$jobs" $beside
+    run_each $((jobs < 3 ? jobs : 3)) $sharing
     run_each 1 $alone
 }
 # add_up N: of the N programs that end, their output and their counts.

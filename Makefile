@@ -155,7 +155,7 @@ sanitize:
 	+@$(SANITIZED) sanitize-run
 .PHONY: sanitize-run mutants
 mutants:
-	@JOBS='$(JOBS)' ONLY='$(ONLY)' KEEP='$(KEEP)' KIND='$(KIND)' QUICK='$(QUICK)' $(PYTHON) -B dev/mutants/mutants.py
+	@JOBS='$(JOBS)' ONLY='$(ONLY)' KEEP='$(KEEP)' KIND='$(KIND)' QUICK='$(QUICK)' RECORD='$(RECORD)' $(PYTHON) -B dev/mutants/mutants.py
 sanitize-run: $(TESTS)
 	@dev/test/run.sh $(TESTS)
 

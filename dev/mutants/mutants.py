@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Puts each fault of a table into a copy of the tree, and runs the tests until one sees it. README.md says how a row is written.
 
-Usage: make mutants [JOBS=N] [ONLY=TEXT] [KEEP=1] [KIND=host|cuda] [QUICK=S]
+Usage: make mutants [JOBS=N] [ONLY=TEXT] [KEEP=1] [KIND=host|cuda] [QUICK=S] [RECORD=1]
 JOBS: workers (all cores). ONLY: rows whose "file: description" has the regular expression TEXT. KEEP: rows that were killed by an earlier state of the tree
-stay killed. KIND: one table. QUICK: of each row's tests only the first, up to S seconds of them: what survives those is said, not recorded. Everything lies in build/mutants/; a run that was interrupted goes on where it was.
+stay killed, those of killed.txt too. KIND: one table. QUICK: of each row's tests only the first, up to S seconds of them: what survives those is said, not recorded. RECORD: writes killed.txt, which test saw each fault. All else lies in build/mutants/; a run that was interrupted goes on where it was.
 Exit code: 0 within the limits, 1 below them, 2 bad usage or a tree whose own tests fail."""
 import concurrent.futures
 import contextlib
@@ -30,6 +30,7 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(os.path.dirname(HERE))
 PLACE = os.path.join(ROOT, "build", "mutants")
 RESULTS = os.path.join(PLACE, "results.tsv")
+KILLED = os.path.join(HERE, "killed.txt")
 TABLES = {"host": "host.txt", "cuda": "cuda.txt"}
 MEMORY = 2 * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")  # address space of a test of the CPU: a fault may ask for all
 
@@ -169,9 +170,42 @@ def read_table(kind):
 # ---- results of earlier runs ----
 
 
+def read_killed(found, seen):
+    """What killed.txt says, of whatever state of the tree."""
+    if not os.path.exists(KILLED):
+        return
+    path = ""
+    with open(KILLED, encoding="utf-8") as file:
+        for line in file:
+            if line.startswith("file:"):
+                path = line[5:].strip()
+            elif not line.startswith("#"):
+                key, _, by = line.rstrip("\n").partition(" ")
+                found[key, None] = ("killed", by)
+                count(seen, path, by, True)
+
+
+def write_killed():
+    """Of each row of the tables, as the newest results say."""
+    found, _ = read_results()
+    lines, path = [], ""
+    for row in sorted((row for name in TABLES for row in read_table(name)), key=lambda row: (row.file, row.key)):
+        status, by = found.get((row.key, None), ("", ""))
+        if status != "killed":
+            continue
+        if row.file != path:
+            path = row.file
+            lines.append(f"file: {path}")
+        lines.append(f"{row.key} {by.split(' (')[0]}")
+    with open(KILLED, "w", encoding="utf-8") as file:
+        file.write("# Which test saw each fault: a row's key, the command. make mutants RECORD=1 writes it, KEEP=1 reads it.\n")
+        file.write("\n".join(lines) + "\n")
+
+
 def read_results():
     """The newest results: {(key, tree): (status, by)}, and {file: {test: [faults in it that it saw, that it was run for]}}."""
     found, seen = {}, {}
+    read_killed(found, seen)
     if os.path.exists(RESULTS):
         with open(RESULTS, encoding="utf-8") as file:
             for line in file:
@@ -644,6 +678,8 @@ def main():
             print(f"cuda: no card on this machine: {len(fresh)} rows skipped")
         elif fresh:
             Campaign(name, fresh, int(jobs), float(quick)).run(files, tree, keep)
+    if option("RECORD", ""):
+        write_killed()
     good = report(all_rows) and bool(all_rows)
     skipped = sum(row.status == "skipped" for row in all_rows)
     print(f"{len(all_rows)} rows, {skipped} skipped, {time.monotonic() - begun:.0f} s: {'within' if good else 'below'} the limits"

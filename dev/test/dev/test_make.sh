@@ -42,6 +42,11 @@ built_for 'sm_90a ' GPU_ARCH=native
 built_for 'sm_80 sm_90a compute_80 ' GPU_ARCH=all
 built_for 'sm_86 ' GPU_ARCH=86
 built_for 'sm_80 sm_90a ' GPU_ARCH='80 90'
+built_for 'sm_80 sm_90a ' GPU_ARCH=80,90a
+for kind in h100 sm_90 9.0 90b '80 hopper'; do
+    built_for '' GPU_ARCH="$kind"
+    check "GPU_ARCH=$kind: is refused" grep -q "GPU_ARCH=${kind#80 }: expected a compute capability, all or native; hint: " "$work/err"
+done
 cards 8.0
 built_for 'sm_80 '
 cards 8.9

@@ -44,12 +44,17 @@ static bool is_hidden(uint32_t code) {
     return false;
 }
 
+/* The first byte of n is a newline's or a tab; of a newline as Windows has it (CR LF), too. */
+static bool is_newline_or_tab(const char *s, size_t n) {
+    return *s == '\n' || *s == '\t' || (n > 1 && s[0] == '\r' && s[1] == '\n');
+}
+
 size_t make_printable(char *text, size_t n, bool keep_newline_and_tab) {
     size_t used = 0;
     for (size_t i = 0; i < n;) {
         uint32_t code;
         const int length = read_character((const unsigned char *)text + i, n - i, &code);
-        const bool kept = keep_newline_and_tab && (text[i] == '\n' || text[i] == '\t');
+        const bool kept = keep_newline_and_tab && is_newline_or_tab(text + i, n - i);
         const size_t step = length > 0 ? (size_t)length : 1;
         if (length > 0 && (kept || !is_hidden(code))) {
             memmove(text + used, text + i, step);
@@ -64,6 +69,7 @@ size_t make_printable(char *text, size_t n, bool keep_newline_and_tab) {
 
 size_t incomplete_character(const char *text, size_t n) {
     uint32_t code;
+    if (n > 0 && text[n - 1] == '\r') return 1;
     for (size_t k = 1; k <= 3 && k <= n; k++)
         if (read_character((const unsigned char *)text + n - k, k, &code) < 0) return k;
     return 0;

@@ -18,7 +18,7 @@ void print_nothing(void);
 /* A part of a line, and the rest of a line with its end: a newline in the text is no end, it becomes '?'. */
 void print(FILE *out, const char *format, ...) __attribute__((format(printf, 2, 3)));
 void print_line(FILE *out, const char *format, ...) __attribute__((format(printf, 2, 3)));
-/* Text of many lines: newline and tab stay. */
+/* Text of many lines: newline, as Windows has it (CR LF), too, and tab stay. */
 void print_text(FILE *out, const char *bytes, size_t n);
 /* One text in lines of at most `width` characters, broken at spaces, where `column` stand in the first line
  * already and the others begin with `indent` spaces. Width 0: one line. */
@@ -31,7 +31,7 @@ void print_note_to(FILE *out, const char *format, ...) __attribute__((format(pri
 
 /* The rule itself, in place; returns the new length, which is never more than n. */
 size_t make_printable(char *text, size_t n, bool keep_newline_and_tab);
-/* How many bytes at the end of text begin a character that is not complete yet: 0 to 3. */
+/* How many bytes at the end of text begin a character, or CR LF, that is not complete yet: 0 to 3. */
 size_t incomplete_character(const char *text, size_t n);
 
 /* ---- the terminal ---- */

@@ -22,6 +22,7 @@ static void test_rule(void) {
          "plain ~ caf\xc3\xa9 \xe6\xbc\xa2 \xf0\x9f\x98\x80",                                                             NULL       },
         {"a\x01z\x1b[2J\x7f",                                                                          "a?z?[2J?",        NULL       },
         {"a\nb\tc\rd",                                                                                 "a?b?c?d",         "a\nb\tc?d"},
+        {"a\r\nb\r",                                                                                   "a??b?",           "a\r\nb?"  },
         {"raw \x80\x9b\x9f.",                                                                          "raw ???.",        NULL       },
         {"C1 \xc2\x80\xc2\x9b\xc2\x9f\xc2\xa0.",                                                       "C1 ???\xc2\xa0.", NULL       },
         {"\xe2\x80\xa8|\xe2\x80\xa9|\xe2\x80\xaa|\xe2\x80\xab|\xe2\x80\xac|\xe2\x80\xad|\xe2\x80\xae",
@@ -44,6 +45,7 @@ static void test_rule(void) {
         }
     CHECK(incomplete_character("a\xf0\x9f\x98", 4) == 3 && incomplete_character("\xc3", 1) == 1,
           "a character begins");
+    CHECK(incomplete_character("a\r", 2) == 1 && incomplete_character("\r\n", 2) == 0, "CR LF");
     CHECK(incomplete_character("\xc3\xa9", 2) == 0 && incomplete_character("a\x9b", 2) == 0, "none begins");
     Error err = {0};
     fail(&err, EXIT_INPUT, "%s: no such file", "a\x1b[31m\xc2\x9b\n\xe2\x80\xae");
@@ -150,8 +152,8 @@ static Seen run_on(int columns, const char *term, const char *command) {
     return seen;
 }
 
-/* Where a byte stands that a terminal obeys, beyond newline and tab (and a terminal's own carriage return before a
- * newline); -1: nowhere. Not the program's rule, but plain searching. */
+/* Where a byte stands that a terminal obeys, beyond newline and tab (and carriage returns before a newline, of which one
+ * is the terminal's own); -1: nowhere. Not the program's rule, but plain searching. */
 static long obeyed(const Seen *seen) {
     static const char *const marks[] = {"\xe2\x80\xa8", "\xe2\x80\xa9", "\xe2\x80\xaa", "\xe2\x80\xab",
                                         "\xe2\x80\xac", "\xe2\x80\xad", "\xe2\x80\xae", "\xe2\x81\xa6",
@@ -162,7 +164,8 @@ static long obeyed(const Seen *seen) {
     for (size_t i = 0; i < seen->n; i++) {
         const unsigned char c = (unsigned char)seen->text[i],
                             before = i ? (unsigned char)seen->text[i - 1] : 0;
-        if (c == 127 || (c < 32 && c != '\n' && c != '\t' && !(c == '\r' && seen->text[i + 1] == '\n')))
+        if (c == 127 ||
+            (c < 32 && c != '\n' && c != '\t' && seen->text[i + strspn(seen->text + i, "\r")] != '\n'))
             return (long)i;
         if (c >= 0x80 && c < 0xA0 && (before < 0x80 || before == 0xC2)) return (long)i;
     }

@@ -225,11 +225,12 @@ static void test_sample(void) {
     console_text(&c.console, "\xa9\n\t\033[2J\x07\r\0\x7f", 11);
     console_sample_end(&c.console, c.console.out);
     console_sample_begin(&c.console, c.console.out, 6, 2, 3);
-    console_text(&c.console, "line\n", 5);
+    console_text(&c.console, "line\r", 5);
+    console_text(&c.console, "\nline\r\n", 7);
     console_sample_end(&c.console, c.console.out);
     char *text = capture_end(&c);
     CHECK(strcmp(text, "--- sample, step 5 ---\ncaf\xc3\xa9\n\t?[2J????\n---\n--- sample 2 of 3, step 6 "
-                       "---\nline\n---\n") == 0,
+                       "---\nline\r\nline\r\n---\n") == 0,
           "text passes, what a terminal would obey does not: %s", text);
     free(text);
 }

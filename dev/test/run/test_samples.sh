@@ -77,6 +77,9 @@ refused "a prompt that is too long" '^error: --prompt-file: stdin: expected at m
 head -c 67108864 /dev/zero | from_stdin
 status=$?
 refused "a prompt of nulls, as long as one may be" '^error: --prompt-file: -: byte 1 is 0, expected text$'
+printf 'line 1\r\nline 2' >"$work/windows"
+drawn --prompt-file "$work/windows"
+check "a prompt of Windows: its lines end as they did" [ "$(head -c 14 "$work/out")" = "$(cat "$work/windows")" ]
 printf 'li\000ne' >"$work/null"
 drawn --prompt-file "$work/null"
 refused "a prompt with a null" '^error: --prompt-file: .*/null: byte 3 is 0, expected text$'

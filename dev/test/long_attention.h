@@ -163,9 +163,8 @@ static double plain_apart(int HD) {
     ops_cpu.attention_forward(want + 3 * n, lse, qkv, &(AttentionMask){0}, 1, T, NH, HD);
     ops_cpu.attention_backward(want, dout, want + 3 * n, qkv, lse, NULL, &(AttentionMask){0}, scratch, 1, T,
                                NH, HD);
-#pragma omp parallel for
     for (int h = 0; h < NH; h++) {
-        plain_head_backward(plain + h * HD, dout + h * HD, qkv + h * HD, T, NH * HD, HD, &none);
+        plain_gradients(plain + h * HD, &(Head){qkv + h * HD, dout + h * HD, T, NH * HD, HD, none});
         for (int i = 0; i < T; i++) {
             const float *q = qkv + h * HD;
             plain_probs(p + h * T, q, q + NH * HD, 3 * (int64_t)NH * HD, i, HD, &none);

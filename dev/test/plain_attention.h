@@ -130,6 +130,13 @@ static float drop_bf16(const HeadMask *m, int i, int j, float x) {
 
 /* ---- a plain bf16 computation: what PyTorch's matmul, softmax, matmul round ---- */
 
+static float dot_fp32(const float *a, const float *b, int n) {
+    float dot = 0;
+#pragma omp simd reduction(+ : dot)
+    for (int e = 0; e < n; e++) dot += a[e] * b[e];
+    return dot;
+}
+
 /* Row i of one head: probs[0..i] = bf16 softmax of bf16(bf16(q.k) scale) over the keys that it sees, else 0. qkv
  * rows are `stride` elements apart. */
 static void plain_probs(float *probs, const float *q, const float *k, int64_t stride, int i, int HD,
@@ -139,9 +146,7 @@ static void plain_probs(float *probs, const float *q, const float *k, int64_t st
     float max = -INFINITY, sum = 0;
     for (int j = 0; j < first; j++) probs[j] = 0;
     for (int j = first; j <= i; j++) {
-        float dot = 0;
-#pragma omp simd reduction(+ : dot)
-        for (int e = 0; e < HD; e++) dot += q[i * stride + e] * k[j * stride + e];
+        const float dot = dot_fp32(q + i * stride, k + j * stride, HD);
         probs[j] = sees_block(m, i, j) ? round_bf16(round_bf16(dot) * scale) : -INFINITY;
         max = fmaxf(max, probs[j]);
     }
@@ -171,9 +176,7 @@ static float exact_probs(float *probs, float *kept, const float *q, const float 
     float max = -INFINITY, sum = 0, largest = 0;
     for (int j = 0; j < first; j++) probs[j] = 0;
     for (int j = first; j <= i; j++) {
-        float dot = 0;
-#pragma omp simd reduction(+ : dot)
-        for (int e = 0; e < HD; e++) dot += q[i * stride + e] * k[j * stride + e];
+        const float dot = dot_fp32(q + i * stride, k + j * stride, HD);
         const bool seen = sees_block(m, i, j);
         probs[j] = seen ? dot * scale : -INFINITY;
         max = fmaxf(max, probs[j]);
@@ -201,111 +204,153 @@ static float rounding_of_d(const float *dout, const float *out, int HD) {
     return sum * (float)BF16_HALF_STEP;
 }
 
-/* slack of one head of dqkv: P rounded before dV, dS rounded before dQ and dK and, where it is made of a rounded P,
- * once more, what is dropped a third time, made of a rounded D as well; fp32 noise where dP and D cancel, down to what D
- * is off by (a row that sees one key, under dropout: dS is that alone). */
-static void slack_of_gradients(float *slack, const float *dout, const float *out, const float *qkv, int T,
-                               int C, int HD, const HeadMask *m) {
-    const float *q = qkv, *k = qkv + C, *v = qkv + 2 * C, scale = 1 / sqrtf((float)HD);
-    const int64_t stride = 3 * (int64_t)C;
-    float *p = op_malloc((size_t)T * 3 * sizeof *p), *kept = p + T, *dp = kept + T;
-    for (int i = 0; i < T; i++) {
-        const float *dout_i = dout + (int64_t)i * C;
-        const float of_p = exact_probs(p, kept, q, k, stride, i, HD, m);
-        const float off = rounding_of_d(dout_i, out ? out + (int64_t)i * C : NULL, HD);
-        float d = 0;
-        for (int j = 0; j <= i; j++) {
-            float dot = 0;
-#pragma omp simd reduction(+ : dot)
-            for (int e = 0; e < HD; e++) dot += dout_i[e] * v[j * stride + e];
-            dp[j] = drop_bf16(m, i, j, dot);
-            d += p[j] * dp[j];
-        }
-        for (int j = first_key(m, i); j <= i; j++) {
-            const float roundings = p[j] > 0 && kept[j] == 0 ? 3 : 2;
-            const float ds =
-                scale * p[j] *
-                (roundings * of_p * (fabsf(dp[j] - d) + off) + 0x1p-17f * (fabsf(dp[j]) + fabsf(d)));
-            for (int e = 0; e < HD; e++) {
-                slack[i * stride + e] += ds * fabsf(k[j * stride + e]);
-                slack[j * stride + C + e] += ds * fabsf(q[i * stride + e]);
-                slack[j * stride + 2 * C + e] += of_p * kept[j] * fabsf(dout_i[e]);
-            }
-        }
-    }
-    free(p);
-}
-
 /* ---- gradients ---- */
 
-/* One head of dqkv (T,3,C), all at `stride`; dout rows are C apart. */
-static void plain_head_backward(float *dqkv, const float *dout, const float *qkv, int T, int C, int HD,
-                                const HeadMask *m) {
-    const float *q = qkv, *k = qkv + C, *v = qkv + 2 * C, scale = 1 / sqrtf((float)HD);
-    float *dq = dqkv, *dk = dqkv + C, *dv = dqkv + 2 * C, *p = op_malloc((size_t)T * 2 * sizeof *p),
-          *ds = p + T;
-    const int64_t stride = 3 * (int64_t)C;
-    for (int t = 0; t < T; t++)
-        for (int e = 0; e < HD; e++) dq[t * stride + e] = dk[t * stride + e] = dv[t * stride + e] = 0;
-    for (int i = 0; i < T; i++) {
-        const float *dout_i = dout + (int64_t)i * C;
-        float mean = 0;
-        plain_probs(p, q, k, stride, i, HD, m);
-        for (int j = 0; j <= i; j++) {
-            float dot = 0;
-#pragma omp simd reduction(+ : dot)
-            for (int e = 0; e < HD; e++) dot += dout_i[e] * v[j * stride + e];
-            ds[j] = drop_bf16(m, i, j, round_bf16(dot));
-            mean += p[j] * ds[j];
-        }
-        for (int j = 0; j <= i; j++) {
-            float s = round_bf16(round_bf16(p[j] * (ds[j] - mean)) * scale), kept = drop_bf16(m, i, j, p[j]);
+/* A head's rows of qkv (T,3,C) and dout (T,C), from its first column on. */
+typedef struct Head {
+    const float *qkv, *dout;
+    int T, C, HD;
+    HeadMask mask;
+} Head;
+
+/* What the gradients of a head are made of, (T,T), of which keys up to the query count: dS, and P under dropout. */
+typedef struct Factors {
+    float *ds, *p;
+} Factors;
+
+static Factors factors_open(int T) {
+    const size_t n = (size_t)T * (size_t)T;
+    Factors f = {.ds = op_malloc(2 * n * sizeof *f.ds)};
+    f.p = f.ds + n;
+    return f;
+}
+
+/* dqkv += dS K, dS^T Q and P^T dO, each element's sum in the order of queries, or of keys. */
+static void multiply_factors(float *dqkv, const Factors *f, const Head *h) {
+    const float *q = h->qkv, *k = h->qkv + h->C;
+    const int64_t stride = 3 * (int64_t)h->C;
+    const int T = h->T, HD = h->HD;
+#pragma omp parallel for schedule(dynamic, 8)
+    for (int t = 0; t < T; t++) {
+        float *dq = dqkv + t * stride, *dk = dq + h->C, *dv = dk + h->C;
+        for (int j = 0; j <= t; j++)
+            for (int e = 0; e < HD; e++) dq[e] += f->ds[(int64_t)t * T + j] * k[j * stride + e];
+        for (int i = t; i < T; i++)
             for (int e = 0; e < HD; e++) {
-                dq[i * stride + e] += s * k[j * stride + e];
-                dk[j * stride + e] += s * q[i * stride + e];
-                dv[j * stride + e] += kept * dout_i[e];
+                dk[e] += f->ds[(int64_t)i * T + t] * q[i * stride + e];
+                dv[e] += f->p[(int64_t)i * T + t] * h->dout[(int64_t)i * h->C + e];
             }
-        }
     }
-    for (int t = 0; t < T; t++)
-        for (int part = 0; part < 3; part++) op_round(dqkv + t * stride + part * C, DTYPE_BF16, HD);
+}
+
+/* Row i of the slack's factors: P rounded before dV, dS rounded before dQ and dK and, where it is made of a rounded P,
+ * once more, what is dropped a third time, made of a rounded D as well; fp32 noise where dP and D cancel, down to what D
+ * is off by (a row that sees one key, under dropout: dS is that alone). out (HD), as stored, or NULL. */
+static void slack_factors(const Factors *f, const float *out, int i, const Head *h) {
+    const float *q = h->qkv, *k = q + h->C, *v = k + h->C, *dout = h->dout + (int64_t)i * h->C,
+                scale = 1 / sqrtf((float)h->HD);
+    const HeadMask *m = &h->mask;
+    float *ds = f->ds + (int64_t)i * h->T, *kept = f->p + (int64_t)i * h->T, d = 0;
+    float *p = op_malloc((size_t)h->T * 2 * sizeof *p), *dp = p + h->T;
+    const float of_p = exact_probs(p, kept, q, k, 3 * (int64_t)h->C, i, h->HD, m);
+    const float off = rounding_of_d(dout, out, h->HD);
+    for (int j = 0; j <= i; j++) {
+        dp[j] = drop_bf16(m, i, j, dot_fp32(dout, v + j * 3 * (int64_t)h->C, h->HD));
+        d += p[j] * dp[j];
+    }
+    for (int j = 0; j < first_key(m, i); j++) ds[j] = 0;
+    for (int j = first_key(m, i); j <= i; j++) {
+        const float roundings = p[j] > 0 && kept[j] == 0 ? 3 : 2;
+        ds[j] = scale * p[j] *
+                (roundings * of_p * (fabsf(dp[j] - d) + off) + 0x1p-17f * (fabsf(dp[j]) + fabsf(d)));
+    }
+    for (int j = 0; j <= i; j++) kept[j] *= of_p;
     free(p);
 }
+
+/* Row i of the factors as a plain bf16 computation rounds them. */
+static void plain_factors(const Factors *f, int i, const Head *h) {
+    const float *q = h->qkv, *k = q + h->C, *v = k + h->C, *dout = h->dout + (int64_t)i * h->C,
+                scale = 1 / sqrtf((float)h->HD);
+    const HeadMask *m = &h->mask;
+    float *ds = f->ds + (int64_t)i * h->T, *p = f->p + (int64_t)i * h->T, mean = 0;
+    plain_probs(p, q, k, 3 * (int64_t)h->C, i, h->HD, m);
+    for (int j = 0; j <= i; j++) {
+        ds[j] = drop_bf16(m, i, j, round_bf16(dot_fp32(dout, v + j * 3 * (int64_t)h->C, h->HD)));
+        mean += p[j] * ds[j];
+    }
+    for (int j = 0; j <= i; j++) {
+        ds[j] = round_bf16(round_bf16(p[j] * (ds[j] - mean)) * scale);
+        p[j] = drop_bf16(m, i, j, p[j]);
+    }
+}
+
+/* The gradients of q, k and v of a head. */
+static void plain_gradients(float *dqkv, const Head *h) {
+    const Factors f = factors_open(h->T);
+#pragma omp parallel for schedule(dynamic, 8)
+    for (int i = 0; i < h->T; i++) plain_factors(&f, i, h);
+    for (int row = 0; row < 3 * h->T; row++)
+        memset(dqkv + (int64_t)row * h->C, 0, (size_t)h->HD * sizeof *dqkv);
+    multiply_factors(dqkv, &f, h);
+    for (int row = 0; row < 3 * h->T; row++) op_round(dqkv + (int64_t)row * h->C, DTYPE_BF16, h->HD);
+    free(f.ds);
+}
+
+/* Their slack += ; magnitude: the head with all numbers positive; out (T,C) as stored, or NULL. */
+static void slack_of_gradients(float *slack, const Head *h, const Head *magnitude, const float *out) {
+    const Factors f = factors_open(h->T);
+#pragma omp parallel for schedule(dynamic, 8)
+    for (int i = 0; i < h->T; i++) slack_factors(&f, out ? out + (int64_t)i * h->C : NULL, i, h);
+    multiply_factors(slack, &f, magnitude);
+    free(f.ds);
+}
+
+/* ---- cases ---- */
 
 /* plain[out] (B,T,C), and plain[probs] (B,NH,T,T) where probs >= 0; key: the key's operand */
 static inline void plain_forward(OpCase *c, int out, int probs, const float *qkv, int key) {
     const int B = c->s.B, T = c->s.T, NH = c->s.NH, HD = c->s.HD, C = NH * HD;
-#pragma omp parallel for
-    for (int bh = 0; bh < B * NH; bh++) {
-        const int b = bh / NH, h = bh % NH;
-        const HeadMask m = head_mask(c, key, bh);
-        const float *q = qkv + (int64_t)b * T * 3 * C + h * HD;
-        float *p = op_malloc((size_t)T * 3 * sizeof *p), *exact = p + T, *kept = exact + T;
+#pragma omp parallel for collapse(2) schedule(dynamic, 8)
+    for (int bh = 0; bh < B * NH; bh++)
         for (int i = 0; i < T; i++) {
+            const int b = bh / NH, h = bh % NH;
+            const HeadMask m = head_mask(c, key, bh);
+            const float *q = qkv + (int64_t)b * T * 3 * C + h * HD;
             const int64_t at = ((int64_t)b * T + i) * C + h * HD;
+            float *p = op_malloc((size_t)T * 3 * sizeof *p), *exact = p + T, *kept = exact + T;
             plain_probs(p, q, q + C, 3 * (int64_t)C, i, HD, &m);
             plain_out(c->plain[out] + at, p, q + 2 * C, 3 * (int64_t)C, i, HD, &m);
             const float of_p = exact_probs(exact, kept, q, q + C, 3 * (int64_t)C, i, HD, &m);
             slack_of_out(c->slack[out] + at, kept, of_p, q + 2 * C, 3 * (int64_t)C, i, HD);
             if (probs >= 0)
                 memcpy(c->plain[probs] + ((int64_t)bh * T + i) * T, p, (size_t)(i + 1) * sizeof *p);
+            free(p);
         }
-        free(p);
-    }
+}
+
+static float *magnitudes(const float *x, int64_t n) {
+    float *out = op_malloc((size_t)n * sizeof *out);
+    for (int64_t i = 0; i < n; i++) out[i] = fabsf(x[i]);
+    return out;
 }
 
 /* plain[dqkv] (B,T,3,C); out (B,T,C) as stored, of which the kernels make D, or NULL */
 static void plain_backward(OpCase *c, int dqkv, const float *dout, const float *out, const float *qkv,
                            int key) {
     const int B = c->s.B, T = c->s.T, NH = c->s.NH, HD = c->s.HD, C = NH * HD;
-#pragma omp parallel for
+    const int64_t n = (int64_t)B * T * C;
+    float *of_qkv = magnitudes(qkv, 3 * n), *of_dout = magnitudes(dout, n);
     for (int bh = 0; bh < B * NH; bh++) {
-        const int64_t row = (int64_t)(bh / NH) * T;
-        const int head = bh % NH * HD;
-        const HeadMask m = head_mask(c, key, bh);
-        plain_head_backward(c->plain[dqkv] + row * 3 * C + head, dout + row * C + head,
-                            qkv + row * 3 * C + head, T, C, HD, &m);
-        slack_of_gradients(c->slack[dqkv] + row * 3 * C + head, dout + row * C + head,
-                           out ? out + row * C + head : NULL, qkv + row * 3 * C + head, T, C, HD, &m);
+        const int64_t row = (int64_t)(bh / NH) * T, at = row * C + bh % NH * HD,
+                      packed_at = row * 3 * C + bh % NH * HD;
+        const Head head = {qkv + packed_at, dout + at, T, C, HD, head_mask(c, key, bh)};
+        Head magnitude = head;
+        magnitude.qkv = of_qkv + packed_at;
+        magnitude.dout = of_dout + at;
+        plain_gradients(c->plain[dqkv] + packed_at, &head);
+        slack_of_gradients(c->slack[dqkv] + packed_at, &head, &magnitude, out ? out + at : NULL);
     }
+    free(of_qkv);
+    free(of_dout);
 }

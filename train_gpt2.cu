@@ -348,7 +348,7 @@ static bool open_log(Training *t, int argc, char **argv, Error *err) {
         .flags = flags,
         .device = run->ops->device->name(),
         .model = setup_model_name(run),
-        .n_parameters = run->model.n_parameters,
+        .n_parameters = gpt2_n_parameters(&run->config),
         .tokenizer = run->tokenizer,
         .train_data = run->train ? dataloader_description(run->train) : NULL,
         .val_data = run->val ? dataloader_description(run->val) : NULL,

@@ -111,7 +111,7 @@ typedef struct GPT2 {
     Comm *comm;
     OpShape shape;
     Tensor tensors[N_TENSORS];
-    int64_t n_parameters; /* of the model */
+    int64_t n_parameters; /* of the model, padding rows of wte counted */
     int64_t n_elements;   /* of a flat buffer: tensors are padded to whole tiles, layers to whole parts */
     int n_parts;          /* of a layer's parameters: as many as ranks that train, else 1 */
     Activation activations[N_ACTIVATIONS];

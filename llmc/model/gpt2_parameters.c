@@ -61,6 +61,12 @@ int64_t gpt2_tensors(Tensor table[N_TENSORS], const GPT2Config *config, int n_pa
     return n_parameters;
 }
 
+int64_t gpt2_n_parameters(const GPT2Config *config) {
+    Tensor table[N_TENSORS];
+    const int64_t padding_rows = config->padded_vocab_size - config->vocab_size;
+    return gpt2_tensors(table, config, 1) - padding_rows * config->n_embd;
+}
+
 void gpt2_layer_tensors(const Tensor table[N_TENSORS], int layer, TensorId *first, TensorId *last) {
     const int n_layer = table[LN_1_W].n_layers;
     *first = layer < 0 ? WTE : layer < n_layer ? LN_1_W : LN_F_W;

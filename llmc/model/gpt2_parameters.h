@@ -47,6 +47,8 @@ typedef struct Tensor {
 /* Fills table[N_TENSORS]; returns the number of parameters (padding rows of wte counted). Every gpt2_layer_range is a
  * multiple of n_parts tiles. Host arithmetic only. */
 int64_t gpt2_tensors(Tensor table[N_TENSORS], const GPT2Config *config, int n_parts);
+/* The number without the padding rows, as others count it. */
+int64_t gpt2_n_parameters(const GPT2Config *config);
 
 /* Where a layer's tensor begins in the flat buffers. */
 static inline int64_t tensor_at(const Tensor *t, int layer) {

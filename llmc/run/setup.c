@@ -374,12 +374,11 @@ static void name_default_data(const Run *run) {
 
 void setup_print_model(const Run *run) {
     const GPT2Config *c = &run->config;
-    Tensor tensors[N_TENSORS];
     char parameters[FORMAT_NUMBER];
     console_row(setup_header(run), "model",
                 "%s: %d layers, %d heads, %d channels, context %d, vocabulary %d (padded %d), %s parameters",
                 setup_model_name(run), c->n_layer, c->n_head, c->n_embd, c->max_seq_len, c->vocab_size,
-                c->padded_vocab_size, format_count(parameters, (double)gpt2_tensors(tensors, c, 1)));
+                c->padded_vocab_size, format_count(parameters, (double)gpt2_n_parameters(c)));
     const int head_size = c->n_embd / c->n_head;
     if (run->ops == ops_cuda_bf16 && run->ops && cuda_available() && !cuda_attention_tuned(head_size))
         print_note(

@@ -296,7 +296,8 @@ elsewhere --model whole
 refused "a model alone" '^error: --train is missing, .*; hint: --train FILE, or --prompt TEXT for samples alone$'
 elsewhere --prompt hi
 refused "a prompt alone" '^error: --train is missing, .*; hint: --train FILE, or --model DIR for samples of a trained model$'
-elsewhere --model d12 --memory --train 'missing/*.bin'
+elsewhere --model d12 --memory --seq 1024 --train 'missing/*.bin'
+check "a size: parameters as others count them" grep -qE '^model +d12: .* 124\.4 M parameters$' "$work/out"
 check "--memory before the shards are there: why there is no tokenizer" grep -qE '^tokenizer +none: samples are token ids; there is no missing/\*.bin yet$' "$work/out"
 elsewhere --train 'missing/*.bin' --prompt hi
 refused "a prompt for shards that are not there" '^error: --prompt: there is no tokenizer to encode it: there is no missing/\*.bin yet; hint: --tokenizer PATH$'

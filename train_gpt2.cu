@@ -308,7 +308,7 @@ static void describe(Training *t) {
     setup_print_data(run);
     setup_print_choices(run);
     if (run->train)
-        console_settings(stdout, &run->settings, run->comm->ranks.n_ranks);
+        console_settings(stdout, &run->settings, run->comm->ranks.n_ranks, setup_run_tokens(run));
     else
         console_eval_settings(stdout, &run->settings);
     setup_print_memory(run);

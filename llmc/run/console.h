@@ -17,7 +17,8 @@
 /* "label      text", labels aligned. */
 void console_row(FILE *out, const char *label, const char *format, ...) __attribute__((format(printf, 3, 4)));
 /* The rows that Settings alone determine: recipe, batch, optimizer, schedule, evaluation, sampling, output. */
-void console_settings(FILE *out, const Settings *s, int n_ranks);
+/* n_tokens: of the whole run. */
+void console_settings(FILE *out, const Settings *s, int n_ranks, int64_t n_tokens);
 /* Of --eval-only: what computes it, and how much is evaluated. */
 void console_eval_settings(FILE *out, const Settings *s);
 /* The plan by category, or tensor by tensor; then what the device has (total_bytes 0: not known) and the

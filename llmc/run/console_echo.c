@@ -93,7 +93,7 @@ static void print_optimizer(FILE *out, const Settings *s) {
                 s->beta2, s->eps, s->weight_decay, s->clip);
 }
 
-void console_settings(FILE *out, const Settings *s, int n_ranks) {
+void console_settings(FILE *out, const Settings *s, int n_ranks, int64_t n_tokens) {
     char total[FORMAT_NUMBER], what[96], tree[48] = "";
     if (s->reproducible)
         snprintf(tree, sizeof tree, ", sums in a tree of %lld leaves", (long long)s->reproducible);
@@ -102,7 +102,7 @@ void console_settings(FILE *out, const Settings *s, int n_ranks) {
                 flags_choice(s, "attention"), flags_choice(s, "recompute"), (long long)s->seed, tree);
     print_batch(out, s, n_ranks);
     console_row(out, "run", "%lld steps, %s tokens%s", (long long)s->steps,
-                format_count(total, (double)s->steps * (double)s->tokens_per_step),
+                format_count(total, (double)n_tokens),
                 s->overfit ? ", all on the first batch (--overfit)" : "");
     print_optimizer(out, s);
     print_window(out, s);

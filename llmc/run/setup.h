@@ -111,6 +111,8 @@ bool setup_same_data(const Run *run, Error *err);
 bool setup_check_data(const Run *run, Error *err);
 /* Puts the flag that validation data come from before the failure's words; returns false. */
 bool setup_fail_val(const Run *run, Error *err);
+/* Of the whole run: those before a resume had the --tokens-per-step of then. */
+int64_t setup_run_tokens(const Run *run);
 /* One row for --train and for --val; of a mixture one for each source. */
 void setup_print_data(const Run *run);
 /* One row for --hellaswag, if there is one. */

@@ -220,9 +220,19 @@ static void print_data(const char *label, const DataLoader *loader, int64_t n_wi
                     dataloader_description(loader));
 }
 
+/* Still to be trained on. */
+static int64_t tokens_left(const Run *run) {
+    const Settings *s = &run->settings;
+    return (s->steps - run->resumed.step) * s->tokens_per_step;
+}
+
+int64_t setup_run_tokens(const Run *run) {
+    return run->resumed.tokens_seen + tokens_left(run);
+}
+
 void setup_print_data(const Run *run) {
     const Settings *s = &run->settings;
-    const int64_t of_run = s->overfit ? s->batch : s->steps * (s->tokens_per_step / s->seq);
+    const int64_t of_run = s->overfit ? s->batch : run->resumed.data_position + tokens_left(run) / s->seq;
     print_data("train", run->train, of_run);
     print_data("validation", run->val, s->eval_batches * s->batch);
 }

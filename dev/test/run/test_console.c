@@ -298,7 +298,7 @@ static void test_settings(void) {
         CHECK(flags_parse(&s, 2, argv, &err), "%s", err.text);
         settings_complete(&s, false, 1);
         FILE *out = open_memstream(&text, &length);
-        console_settings(out, &s, 1);
+        console_settings(out, &s, 1, s.steps * s.tokens_per_step);
         fclose(out);
         CHECK(strstr(text, rows[i].says), "%s: %s", flag, text);
         CHECK((strstr(text, "samples ") != NULL) == (s.sample_tokens > 0), "%s: %s", flag, text);

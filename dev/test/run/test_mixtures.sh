@@ -45,6 +45,12 @@ check "a mixture: resumed without a word on data" [ "$(grep -c '^note:' out)" -e
 run $tiny --train "$mixture" --out of_2 --gpus 2 --reproducible 4
 run $tiny --train "$mixture" --out of_1 --reproducible 4
 check "a mixture: the same bits on 2 ranks" [ "$(hashes of_1/step_00000008)" = "$(hashes of_2/step_00000008)" ]
+# Four steps of 128 tokens, four of 64: 48 windows.
+rm -r resumed/step_00000008
+run $(echo "$tiny" | sed 's/--tokens-per-step 128/--tokens-per-step 64/') --train "$mixture" --out resumed --resume
+check "resumed with smaller steps: tokens of the run" grep -q '^run  *8 steps, 768 tokens$' out
+said=$(sed -n 's/.* 70 % a\.txt: .* read \([0-9.]*\) times$/\1/p' out)
+check "resumed with smaller steps: how often a source is read, $said" grep -qE "\"step\": 8, \"sources\": .*\"glob\": \"a.txt\", \"tokens\": [0-9]+, \"epochs\": ${said:-none}" resumed/log.jsonl
 rm -r resumed/step_00000008
 run $tiny --train 'a.txt:0.5,b_*.txt:0.5' --out resumed --resume
 check "another mixture: exit code $status" [ "$status" -eq 0 ]

@@ -144,7 +144,7 @@ static void check_settings(const char *flags, int n_ranks, const char *expected)
     CHECK(parse(&s, &err, flags), "%s", err.text);
     settings_complete(&s, false, n_ranks);
     FILE *out = open_memstream(&text, &size);
-    console_settings(out, &s, n_ranks);
+    console_settings(out, &s, n_ranks, s.steps * s.tokens_per_step);
     fclose(out);
     CHECK(strcmp(text, expected) == 0, "%s:\n%sexpected:\n%s", flags, text, expected);
     free(text);

@@ -133,6 +133,12 @@ static bool is_narrow(FILE *out) {
     return columns && columns < 64;
 }
 
+enum { MEMORY_NAME = 28 }; /* "master weights (fp32) (1/16)": a row has 64 columns */
+
+static int memory_name_width(FILE *out) {
+    return is_narrow(out) ? 10 : MEMORY_NAME;
+}
+
 static void print_memory_row(FILE *out, const char *name, const char *category, size_t bytes, size_t total) {
     char size[FORMAT_NUMBER];
     const double percent = total ? 100.0 * (double)bytes / (double)total : 0.0;
@@ -140,7 +146,7 @@ static void print_memory_row(FILE *out, const char *name, const char *category, 
     if (is_narrow(out))
         print_line(out, " %-17s %10s %5.1f %%", name, size, percent);
     else
-        print_line(out, "  %-24s %-12s %12s %6.1f %%", name, category, size, percent);
+        print_line(out, "  %-*s %-11s %12s %6.1f %%", MEMORY_NAME, name, category, size, percent);
 }
 
 /* Sum of the rows of row i's category, or -1 if an earlier row already stood for it. */
@@ -157,7 +163,7 @@ static int64_t category_bytes(const MemoryPlan *plan, int i) {
 void console_memory(FILE *out, const MemoryPlan *plan, bool by_tensor, size_t free_bytes, size_t total_bytes,
                     int largest_batch) {
     char first[FORMAT_NUMBER], second[FORMAT_NUMBER];
-    const int name_width = is_narrow(out) ? 10 : 24;
+    const int name_width = memory_name_width(out);
     print_line(out, "memory plan");
     for (int i = 0; by_tensor && i < plan->n_rows; i++)
         print_memory_row(out, plan->rows[i].name, plan->rows[i].category, plan->rows[i].bytes,
@@ -178,6 +184,6 @@ void console_memory(FILE *out, const MemoryPlan *plan, bool by_tensor, size_t fr
 void console_more_memory(FILE *out, const char *name, size_t bytes, const char *where) {
     char text[FORMAT_NUMBER];
     if (bytes)
-        print_line(out, "  %-*s %s%s", is_narrow(out) ? 10 : 24, name, format_bytes(text, (double)bytes),
+        print_line(out, "  %-*s %s%s", memory_name_width(out), name, format_bytes(text, (double)bytes),
                    is_narrow(out) ? "" : where);
 }

@@ -248,13 +248,27 @@ static void test_done(void) {
     free(text);
 }
 
+/* All rows of the plan end in one column. */
+static void check_aligned(const char *text) {
+    size_t columns = 0;
+    for (const char *line = text; *line; line += strcspn(line, "\n") + 1) {
+        const size_t length = strcspn(line, "\n");
+        if (line[length - 1] != '%') continue;
+        if (!columns) columns = length;
+        CHECK(length == columns, "%.*s", (int)length, line);
+    }
+    CHECK(columns > 0 && columns <= 64, "%zu columns", columns);
+}
+
 static void test_memory(void) {
     static const MemoryPlan plan = {
-        .n_rows = 4,
+        .n_rows = 6,
         .rows = {{"master weights", "weights", 3 << 20},
                  {"qkv", "activations", 1 << 20},
                  {"weights", "weights", 2 << 20},
-                 {"lse", "activations", 2 << 20}},
+                 {"lse", "activations", 2 << 20},
+                 {"exchange with other ranks", "scratch", 1},
+                 {"master weights (fp32) (1/16)", "weights", 1}},
         .total_bytes = 8 << 20,
     };
     char *text = NULL;
@@ -266,6 +280,7 @@ static void test_memory(void) {
         CHECK((strstr(text, "qkv") != NULL) == by_tensor, "tensors only on --memory: %s", text);
         CHECK(count(text, "5.0 MiB") == 1 && count(text, "62.5 %") == 1, "weights add up: %s", text);
         CHECK(count(text, "8.0 MiB") == 1 && strstr(text, "100.0 %"), "the total: %s", text);
+        check_aligned(text);
         CHECK(strstr(text, "6.0 GiB of 8.0 GiB free") && strstr(text, "--batch 17"), "the device: %s", text);
         free(text);
     }

@@ -74,7 +74,7 @@ static void test_memory(void) {
         const int status =
             run_program("--train %s --model %s --memory %s", text_path, path_of("model"), rows[i].flags);
         gpt2_memory_plan(&plan, &ops_cpu, &program_config, &rows[i].options);
-        snprintf(total, sizeof total, "  %-24s %-12s %12s ", "total", "",
+        snprintf(total, sizeof total, "  %-28s %-11s %12s ", "total", "",
                  format_bytes(bytes, (double)plan.total_bytes));
         CHECK(status == 0 && says(total), "--memory %s: exit code %d, expected '%s'", rows[i].flags, status,
               total);
@@ -95,7 +95,7 @@ static void test_snapshot_memory(void) {
     char line[120], bytes[FORMAT_NUMBER];
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         const size_t n = snapshot_bytes(&program_config, OPTIMIZER_ADAMW, rows[i].model_only, 1);
-        snprintf(line, sizeof line, "  %-24s %s on the host", "snapshot of a save",
+        snprintf(line, sizeof line, "  %-28s %s on the host", "snapshot of a save",
                  format_bytes(bytes, (double)n));
         const int status = run_program("--train %s --model %s --memory --out %s %s", text_path,
                                        path_of("model"), path_of("saved"), rows[i].flags);
@@ -117,7 +117,7 @@ static void test_sample_memory(void) {
                  cache = (size_t)program_config.n_layer * 5 * 8 * 2 * (size_t)program_config.n_embd * 4;
     char line[120], bytes[FORMAT_NUMBER];
     CHECK(grown + 256 > cache && grown < cache + 256, "%zu bytes more, for a cache of %zu", grown, cache);
-    snprintf(line, sizeof line, "  %-24s %s more, while they are drawn", "samples",
+    snprintf(line, sizeof line, "  %-28s %s more, while they are drawn", "samples",
              format_bytes(bytes, (double)n));
     const char *const flags = "--samples 5 --sample-tokens 20";
     int status = run_program("--train %s --model %s --memory %s", text_path, path_of("model"), flags);

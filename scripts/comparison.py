@@ -49,7 +49,7 @@ def save_picture(figure, path):
         fail(f"{path}: {error}")
     except OSError as error:
         fail(f"{path}: cannot be written: {error.strerror or error}", EXIT_RUN)
-    print(path)
+    print(printable(path))
 
 
 def end_with(main):

@@ -11,7 +11,7 @@ times, without validation, saves and pauses. Needs matplotlib. Exit 2 on a file 
 import argparse
 import os
 
-from comparison import Parser, check_output, end_with, fail, integer, pyplot, save_picture
+from comparison import Parser, check_output, end_with, fail, integer, printable, pyplot, save_picture
 from run_log import read_logs
 
 ENDS = (".png", ".svg", ".pdf")
@@ -97,7 +97,7 @@ def draw_steps(axes, points, color, n):
     if points and n > 1:
         axes.plot(*zip(*points), color=color, linewidth=0.5, alpha=0.25)
     if points:
-        axes.plot(*zip(*smooth(points, n)), color=color, linewidth=1.1)
+        axes.plot(*zip(*smooth(points, n)), "." if len(points) == 1 else "-", color=color, linewidth=1.1)
 
 
 def draw_run(axes, log, color, panel, at, n):
@@ -149,13 +149,18 @@ def figure(logs, panels=tuple(PANELS), smoothing=None, whole=False):
         draw_panel(cell, logs, colors, panel, smoothing, highest)
     for cell in cells[len(panels):]:
         cell.axis("off")
-    names = [log.name if len(log.name) <= LONGEST_NAME else "..." + log.name[3 - LONGEST_NAME:] for log in logs]
-    runs = [plt.Line2D([], [], color=color, label=name) for name, color in zip(names, colors)]
+    runs = [plt.Line2D([], [], color=color, label=legend_name(log)) for log, color in zip(logs, colors)]
     ways = [plt.Line2D([], [], color="gray", label="training" + averaged(logs, smoothing)),
             plt.Line2D([], [], color="gray", marker="o", linestyle="--", markersize=3.5, label="validation")]
     n_beside = int(11 * width / (7 + max(len(line.get_label()) for line in runs + ways)))
     drawn.legend(handles=runs + ways, loc="outside upper center", ncols=max(1, min(len(logs) + 2, n_beside)), fontsize=9, frameon=False)
     return drawn
+
+
+def legend_name(log):
+    """A run's name as the legend shows it; of a long one the end. matplotlib reads a formula between two plain dollars."""
+    name = printable(log.name)
+    return (name if len(name) <= LONGEST_NAME else "..." + name[3 - LONGEST_NAME:]).replace("$", r"\$")
 
 
 def panel_names(text):

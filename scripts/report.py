@@ -12,7 +12,7 @@ import io
 import math
 import os
 
-from comparison import Output, Parser, end_with, fail
+from comparison import Output, Parser, end_with, fail, printable
 from plot import count, figure
 from run_log import read_logs
 
@@ -85,15 +85,15 @@ def comparable(log):
 
 def figures(log):
     """[(name, text)] of what the run came to."""
-    vals, train = comparable(log), log.points("steps", "loss")
-    best, step = best_of(vals), last_step(log)
+    vals, step = comparable(log), last_step(log)
+    best = best_of(vals)
     steps = log.flag("steps")
     speed, mfu = log.median("tok_s"), log.median("mfu")
     used = [value for _, value in log.points("steps", "memory")]
     rows = [("steps", f"{step:,} of {steps:,}" if isinstance(steps, int) else f"{step:,}")]
     if log.knows_tokens():
         rows.append(("tokens", f"{log.tokens_at(step):,} ({count(log.tokens_at(step))})"))
-    rows += [("training loss, last step", digits(train[-1][1] if train else None)),
+    rows += [("training loss, last step", digits(log.steps[-1].get("loss") if log.steps else None)),
              ("validation loss, last", f"{vals[-1][1]:.4f} (step {vals[-1][0]:,})" if vals else "none"),
              ("validation loss, lowest", f"{best[1]:.4f} (step {best[0]:,})" if best else "none")]
     rows += [(f"HellaSwag, step {row['step']:,}", f"acc_norm {digits(row['acc_norm'])}, acc {digits(row.get('acc'))}") for row in log.scores[-1:]]
@@ -209,7 +209,7 @@ def main():
         file.close()
     finally:
         file.discard()
-    print(args.out)
+    print(printable(args.out))
 
 
 if __name__ == "__main__":

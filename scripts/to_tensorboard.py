@@ -13,7 +13,7 @@ import os
 import signal
 import time
 
-from comparison import EXIT_INPUT, EXIT_RUN, Parser, end_with, fail
+from comparison import EXIT_INPUT, EXIT_RUN, Parser, end_with, fail, printable
 from run_log import Log, log_path, named, other_log, refuse
 
 SUFFIX = ".from_log"  # of our files, which alone we replace
@@ -60,11 +60,14 @@ class Events:
     def __init__(self, folder):
         writer, *self.types = library()
         try:
+            folder.encode()
             os.makedirs(folder, exist_ok=True)
             for name in os.listdir(folder):
                 if name.startswith("events.out.tfevents.") and name.endswith(SUFFIX):
                     os.unlink(os.path.join(folder, name))
             self.writer = writer(folder, filename_suffix=SUFFIX)
+        except UnicodeEncodeError:
+            fail(f"{folder}: expected a path in UTF-8, the package tensorboard writes to no other; hint: NAME=RUN, --out DIR")
         except OSError as error:
             fail(f"{folder}: cannot be written: {error.strerror or error}", EXIT_RUN if error.errno == errno.ENOSPC else EXIT_INPUT)
         self.begun, self.begun_at = time.time(), 0.0  # when, and at what time of training
@@ -194,7 +197,8 @@ def main():
     sources = [Source(name, path, args.out) for name, path in named(args.runs)]
     for source in sources:
         source.read()
-    print(f"{args.out}: {', '.join(source.log.name for source in sources)}; to look at it: tensorboard --logdir {args.out}", flush=True)
+    names = ", ".join(source.log.name for source in sources)
+    print(printable(f"{args.out}: {names}; to look at it: tensorboard --logdir {args.out}"), flush=True)
     if args.follow:
         follow(sources)
     for source in sources:

@@ -107,11 +107,14 @@ class Plot(Logs):
     def draw(self, *words):
         """What plot.py draws with these words: [(x, y) of each line], and the panels' titles."""
         lines, titles, saved = [], [], []
+        self.styles, self.labels = set(), []
+
+        test = self
 
         class Anything:
             def __getattr__(self, name):
                 if name == "plot":
-                    return lambda x, y, *_, **__: lines.append((tuple(x), tuple(y)))
+                    return lambda x, y, style="-", **_: lines.append((tuple(x), tuple(y))) or test.styles.add(style)
                 return {"set_title": lambda title, **_: titles.append(title), "savefig": lambda path, **_: saved.append(path)}.get(
                     name, Anything())
 
@@ -120,10 +123,10 @@ class Plot(Logs):
 
         stand_in(self, matplotlib={"use": lambda name: None}, matplotlib__pyplot={
             "subplots": lambda rows, columns, **_: (Anything(), [[Anything() for _ in range(columns)] for _ in range(rows)]),
-            "Line2D": lambda *_, **known: types.SimpleNamespace(get_label=lambda: known["label"])})
-        out = self.path("x.svg")
+            "Line2D": lambda *_, label, **known: self.labels.append(label) or types.SimpleNamespace(get_label=lambda: label)})
+        out = self.path("x\udcff.svg")
         self.replace(sys, "argv", ["plot.py", "--out", out, *words])
-        self.assertEqual(self.said(plot.main)[1:], (f"{out}\n", "", None))
+        self.assertEqual(self.said(plot.main)[1:], (self.path("x?.svg\n"), "", None))
         self.assertEqual(saved, [out])
         return lines, titles
 
@@ -134,6 +137,17 @@ class Plot(Logs):
         self.assertEqual(lines, [(x, (4, 2)), (x, (4, 3)), ((20,), (3,)), ((0.5, 1.0), (4, 2)), ((0.5, 1.0), (4, 3)), ((1.0,), (3,)),
                                  (x, (0.1, 0.3)), (x, (1, 1)), (x, (1, 1)), (x, (20, 20)), (x, (20, 20)), (x, (1, 1))])
         self.assertEqual(titles, [title for title, *_ in plot.PANELS.values()])
+
+    def test_a_step_alone_is_a_dot(self):
+        self.draw("--panels", "loss", self.log(step(1)))
+        self.assertEqual(self.styles, {"."})
+        self.draw("--panels", "loss", self.log(step(1), step(2)))
+        self.assertEqual(self.styles, {"-"})
+
+    def test_the_legend(self):
+        self.draw(f"cost $1, $2={self.log(step(1))}", f"\udcff\nb={self.log(step(1), name='other')}",
+                  f"{70 * 'x'}={self.log(step(1), name='third')}")
+        self.assertEqual(self.labels[:3], [r"cost \$1, \$2", "? b", "..." + 57 * "x"], "no formula, one line, an end")
 
     def test_one_panel(self):
         lines, titles = self.draw("--panels", "loss", self.log({"step": 5, "val_loss": 3}))
@@ -155,6 +169,8 @@ class Report(Logs):
         bare = dict(report.figures(self.report({"step": 3, "loss": None}, {"step": 7, "val_loss": 2})))
         self.assertEqual([bare[name] for name in ("steps", "training loss, last step", "speed, median step", "memory, highest")],
                          ["7", "not known", "not known", "not in the log"])
+        nan = dict(report.figures(self.report(step(1, 3.0), step(2, None))))
+        self.assertEqual(nan["training loss, last step"], "not known", "of no earlier step")
         self.assertEqual([report.duration(s) for s in (12.34, 200, 3720)], ["12.3 s", "3 min 20 s", "1 h 02 min"])
 
     def test_warnings(self):
@@ -198,6 +214,9 @@ class Report(Logs):
         self.assertEqual([log.name for logs in seen for log in logs], ["my & run"])
         self.assertEqual(report.settings(run_log.read_log(path)), ([("--lr", 1)], [("--tokens-per-step", 10)]))
         self.assertNotIn("http", text, "nothing is fetched")
+        self.replace(sys, "argv", ["report.py", "--out", self.path("\udcff.html"), path])
+        self.assertEqual(self.said(report.main)[1:], (self.path("?.html\n"), "", None), "a path that is no UTF-8")
+        self.replace(sys, "argv", ["report.py", "--out", out, path])
         if os.path.exists("/dev/full"):
             os.symlink("/dev/full", out + ".part")
             self.assertIn("cannot be written: No space left", self.said(report.main)[2])
@@ -288,6 +307,12 @@ class TensorBoard(Logs):
         self.assertEqual(self.convert(f"good={good}", f"bad={bad}")[3], 2)
         self.assertEqual(os.listdir(self.path("runs")), ["bad"])
         self.assertEqual((self.files[self.path("runs", "bad")], os.listdir(self.path("runs", "bad"))), (before, ["events.out.tfevents.1.from_log"]))
+
+    def test_a_name_that_is_no_utf8(self):
+        self.assertEqual(self.convert(f"a\udcff={self.log(step(1))}")[2:],
+                         (f"error: {self.path('runs', 'a?')}: expected a path in UTF-8, the package tensorboard writes to no other; "
+                          "hint: NAME=RUN, --out DIR\n", 2))
+        self.assertFalse(os.path.exists(self.path("runs")))
 
     def test_without_the_package(self):
         del sys.modules["tensorboard.compat.proto.event_pb2"]

@@ -15,6 +15,7 @@ typedef struct Chat {
     bool out_of_memory;
 } Chat;
 
+/* Its nulls as '?': a text ends at its first. */
 static void add(Chat *c, const char *bytes, size_t n) {
     char *grown = realloc(c->text, c->n + n + 1);
     if (!grown) {
@@ -22,16 +23,14 @@ static void add(Chat *c, const char *bytes, size_t n) {
         return;
     }
     c->text = grown;
-    memcpy(c->text + c->n, bytes, n);
-    c->n += n;
+    for (size_t i = 0; i < n; i++) c->text[c->n++] = bytes[i] ? bytes[i] : '?';
     c->text[c->n] = 0;
 }
 
-/* A text ends at its first null. */
 static void take_answer(int sample, const char *bytes, size_t n, void *user) {
     Chat *c = user;
     console_text(c->console, bytes, n);
-    for (size_t i = 0; i < n; i++) add(c, bytes[i] ? &bytes[i] : "?", 1);
+    add(c, bytes, n);
 }
 
 static void end_line(Chat *c) {
@@ -48,7 +47,7 @@ static bool read_line(Chat *c) {
     stop_expect_line(typed ? prompt : "");
     const ssize_t n = getline(&line, &size, stdin);
     stop_expect_line(NULL);
-    if (n > 0) add(c, line, strlen(line));
+    if (n > 0) add(c, line, (size_t)n);
     if (n > 0) end_line(c);
     if (n <= 0 && typed) print_line(stderr, "%s", "");
     free(line);

@@ -3,6 +3,7 @@
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
+#include "llmc/base/format.h"
 #include "llmc/base/terminal.h"
 #include "llmc/checkpoint/hf_config.h"
 #include "llmc/comm/watchdog.h"
@@ -37,9 +38,10 @@ static void show_first(Texts *texts) {
 /* A prompt may have many pages: how much of it counts stands before them. */
 static void show_prompt(Texts *texts) {
     const SampleRates *rates = texts->rates;
+    char read[FORMAT_NUMBER], all[FORMAT_NUMBER];
     if (rates && rates->n_read < rates->n_prompt)
-        console_row(stderr, "prompt", "the last %lld of its %lld tokens, all that the model's context holds",
-                    (long long)rates->n_read, (long long)rates->n_prompt);
+        console_row(stderr, "prompt", "the last %s of its %s tokens, all that the model's context holds",
+                    format_integer(read, rates->n_read), format_integer(all, rates->n_prompt));
     texts->shown = 0;
     show_first(texts);
 }
@@ -126,7 +128,7 @@ bool samples_in_training(Training *t, int64_t step, Error *err) {
 
 /* The memory's bandwidth is that of a large copy; what is read faster than that lies in a cache. */
 void samples_print_rates(const Ops *ops, const SampleRates *rates) {
-    char rate[40] = "", memory[64] = "";
+    char rate[40] = "", memory[64] = "", drawn[FORMAT_NUMBER];
     if (rates->n_tokens == 0) return;
     const double steps = (double)rates->n_steps, roof = steps > 0 ? profile_copy_roof(ops) : 0;
     const double tokens = (double)rates->n_tokens * steps / (steps + 1); /* those that steps made */
@@ -136,20 +138,20 @@ void samples_print_rates(const Ops *ops, const SampleRates *rates) {
         snprintf(memory, sizeof memory, ", the weights lie in a cache");
     else if (roof > 0)
         snprintf(memory, sizeof memory, ", %.0f %% of the memory bandwidth", 100 * share);
-    console_row(stderr, "sampled", "%lld tokens, the first after %.0f ms%s%s", (long long)rates->n_tokens,
-                1e3 * rates->first_seconds, rate, memory);
+    console_row(stderr, "sampled", "%s tokens, the first after %.0f ms%s%s",
+                format_integer(drawn, rates->n_tokens), 1e3 * rates->first_seconds, rate, memory);
 }
 
 static void say_what(const Settings *s) {
-    char kept[160] = "", stop[96] = "";
+    char kept[160] = "";
     int n = 0;
     if (s->top_k) n += snprintf(kept + n, sizeof kept - (size_t)n, ", top-k %lld", (long long)s->top_k);
     if (s->top_p < 1) n += snprintf(kept + n, sizeof kept - (size_t)n, ", top-p %g", s->top_p);
     if (s->min_p > 0) n += snprintf(kept + n, sizeof kept - (size_t)n, ", min-p %g", s->min_p);
-    if (s->stop) snprintf(stop, sizeof stop, ", until \"%.60s\"", s->stop);
-    console_row(stderr, "sampling", "%lld x %lld tokens at most%s, temperature %g%s, seed %lld",
-                (long long)s->samples, (long long)s->sample_tokens, stop, s->temperature,
-                s->temperature > 0 ? kept : "", (long long)s->seed);
+    console_row(stderr, "sampling", "%lld x %lld tokens at most%s%s%s, temperature %g%s, seed %lld",
+                (long long)s->samples, (long long)s->sample_tokens, s->stop ? ", until \"" : "",
+                s->stop ? s->stop : "", s->stop ? "\"" : "", s->temperature, s->temperature > 0 ? kept : "",
+                (long long)s->seed);
 }
 
 /* Another's model may end its texts at more tokens than end-of-text. */

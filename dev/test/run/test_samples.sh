@@ -28,6 +28,8 @@ check "a sample: what it took" grep -qE '^sampled +40 tokens, the first after [0
 long=$(for i in 1 2 3 4 5 6 7 8 9; do printf 'line %d: the quick ' $i; done)
 drawn --prompt "$long"
 check "a long prompt: how much of it is read" grep -qE '^prompt +the last 64 of its 1[56][0-9] tokens, all that the model.s context holds$' "$work/err"
+drawn --prompt "$long$long$long$long$long$long$long$long"
+check "a prompt of thousands: its tokens as people read them" grep -qE '^prompt +the last 64 of its 1,[0-9]{3} tokens,' "$work/err"
 drawn_together --prompt "$long"
 check "a long prompt: that is said before it" [ "$(firsts "$work/out")" = "program device model tokenizer sampling prompt --- " ]
 drawn_together --prompt "line 1"
@@ -54,6 +56,9 @@ drawn --prompt "line 1" --temperature 0 --stop "$stop"
 check "--stop '$stop': the text before it" [ "$(cat "$work/out")" = "${text%%"$stop"*}" ]
 drawn --prompt "line 1" --temperature 0 --stop "not to be found"
 check "--stop at no place: the whole text" [ "$(cat "$work/out")" = "$text" ]
+stop="$(printf 'é%.0s' 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26 27 28 29 30 31 32)x"
+drawn --prompt "line 1" --stop "$stop"
+check "a long --stop is said whole" grep -qF ", until \"$stop\", temperature" "$work/err"
 drawn --prompt "line 1" --top-p 0
 check "--top-p 0: the likeliest alone" [ "$(cat "$work/out")" = "$text" ]
 drawn --prompt "line 1" --min-p 1
@@ -143,6 +148,11 @@ check "a chat: an answer ends its line" [ "$(tail -c 1 "$work/answers" | od -An 
 { cat "$work/prompt"; head -c 12 "$work/answers"; [ "$(head -c 12 "$work/answers" | tail -c 1 | od -An -c | tr -d ' ')" = '\n' ] || echo; echo "line 2"; } >"$work/history"
 run --model "$work/model" --temperature 0 --sample-tokens 12 --prompt-file "$work/history"
 check "a chat: the second goes on with all before it" [ "$(tail -c +$(($(wc -c <"$work/history") + 1)) "$work/out" | head -c 12)" = "$(tail -c +13 "$work/answers" | sed '1{/^$/d}' | head -c 12)" ]
+
+printf 'line\0 1\n' | chat --sample-tokens 12
+cp "$work/out" "$work/answers"
+printf 'line? 1\n' | chat --sample-tokens 12
+check "a chat: of a line with a null all is read" cmp -s "$work/answers" "$work/out"
 
 # SIGINT ends the answer; the chat goes on, and stdin's end ends it.
 mkfifo "$work/typed"

@@ -67,7 +67,8 @@ bool log_append(RunLog *run, const char *dir, Error *err);
  * Where the file was rotated or removed a new one of its name begins, with the header. */
 void log_step(RunLog *run, const StepReport *report);
 void log_val(RunLog *run, int64_t step, double val_loss);
-/* chosen (n_items): the ending that was chosen of each, a digit an item; NULL: they are left out. */
+/* chosen (n_items): the ending that acc_norm chooses of each, a digit an item, '?' from the eleventh ending on; NULL:
+ * they are left out. */
 void log_score(RunLog *run, int64_t step, const ChoiceScore *score, const unsigned char *chosen);
 /* What of each source of `data` was trained on before a position; nothing where there is one, or none. */
 void log_sources(RunLog *run, int64_t step, const DataLoader *data, int64_t position);

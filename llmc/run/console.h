@@ -21,6 +21,9 @@ void console_row(FILE *out, const char *label, const char *format, ...) __attrib
 void console_settings(FILE *out, const Settings *s, int n_ranks, int64_t n_tokens);
 /* Of --eval-only: what computes it, and how much is evaluated. */
 void console_eval_settings(FILE *out, const Settings *s);
+/* What is drawn, and how: 2 x 256 tokens at most, until "x", temperature 0.8, top-k 200. Returns buffer. */
+enum { SAMPLING_WORDS = 4096 };
+const char *console_sampling(char buffer[SAMPLING_WORDS], const Settings *s);
 /* The plan by category, or tensor by tensor; then what the device has (total_bytes 0: not known) and the
  * largest batch that fits (largest_batch < 0: not known). */
 void console_memory(FILE *out, const MemoryPlan *plan, bool by_tensor, size_t free_bytes, size_t total_bytes,

@@ -84,6 +84,25 @@ void console_eval_settings(FILE *out, const Settings *s) {
                 format_integer(tokens, s->eval_batches * s->batch * s->seq));
 }
 
+const char *console_sampling(char buffer[SAMPLING_WORDS], const Settings *s) {
+    char kept[160] = "";
+    int n = 0;
+    if (s->top_k) n += snprintf(kept + n, sizeof kept - (size_t)n, ", top-k %lld", (long long)s->top_k);
+    if (s->top_p < 1) n += snprintf(kept + n, sizeof kept - (size_t)n, ", top-p %g", s->top_p);
+    if (s->min_p > 0) n += snprintf(kept + n, sizeof kept - (size_t)n, ", min-p %g", s->min_p);
+    snprintf(buffer, SAMPLING_WORDS, "%lld x %lld tokens at most%s%s%s, temperature %g%s",
+             (long long)s->samples, (long long)s->sample_tokens, s->stop ? ", until \"" : "",
+             s->stop ? s->stop : "", s->stop ? "\"" : "", s->temperature, s->temperature > 0 ? kept : "");
+    return buffer;
+}
+
+static void print_samples(FILE *out, const Settings *s) {
+    char words[SAMPLING_WORDS], what[SAMPLING_WORDS + 1];
+    if (s->sample_tokens == 0) return;
+    snprintf(what, sizeof what, "%s,", console_sampling(words, s));
+    print_interval(out, "samples", what, s->sample_every, "");
+}
+
 static void print_optimizer(FILE *out, const Settings *s) {
     char muon[80] = "";
     if (s->optimizer == OPTIMIZER_MUON)
@@ -113,9 +132,7 @@ void console_settings(FILE *out, const Settings *s, int n_ranks, int64_t n_token
         print_interval(out, "evaluation", what, s->eval_every, "");
     else
         console_row(out, "evaluation", "none: --train names token shards and there is no --val");
-    snprintf(what, sizeof what, "%lld tokens, temperature %g, top-k %lld,", (long long)s->sample_tokens,
-             s->temperature, (long long)s->top_k);
-    if (s->sample_tokens > 0) print_interval(out, "samples", what, s->sample_every, "");
+    print_samples(out, s);
     if (settings_out_is_default(s))
         console_row(out, "output", "%s at the end; the next run without --out replaces it", s->out);
     else if (s->out)

@@ -143,15 +143,8 @@ void samples_print_rates(const Ops *ops, const SampleRates *rates) {
 }
 
 static void say_what(const Settings *s) {
-    char kept[160] = "";
-    int n = 0;
-    if (s->top_k) n += snprintf(kept + n, sizeof kept - (size_t)n, ", top-k %lld", (long long)s->top_k);
-    if (s->top_p < 1) n += snprintf(kept + n, sizeof kept - (size_t)n, ", top-p %g", s->top_p);
-    if (s->min_p > 0) n += snprintf(kept + n, sizeof kept - (size_t)n, ", min-p %g", s->min_p);
-    console_row(stderr, "sampling", "%lld x %lld tokens at most%s%s%s, temperature %g%s, seed %lld",
-                (long long)s->samples, (long long)s->sample_tokens, s->stop ? ", until \"" : "",
-                s->stop ? s->stop : "", s->stop ? "\"" : "", s->temperature, s->temperature > 0 ? kept : "",
-                (long long)s->seed);
+    char words[SAMPLING_WORDS];
+    console_row(stderr, "sampling", "%s, seed %lld", console_sampling(words, s), (long long)s->seed);
 }
 
 /* Another's model may end its texts at more tokens than end-of-text. */

@@ -155,7 +155,8 @@ static void test_settings(void) {
                    "--final-lr-fraction 0.25 --beta1 0.8 "
                    "--beta2 0.9 --eps 1e-6 --weight-decay 0.3 --clip 2 --seed 9 --window 16 --dropout 0.1 "
                    "--eval-every 10 --eval-batches 3 "
-                   "--sample-every 20 --sample-tokens 7 --optimizer adamw --temperature 0.5 --top-k 4 --out "
+                   "--sample-every 20 --sample-tokens 7 --optimizer adamw --temperature 0.5 --top-k 4 "
+                   "--samples 3 --top-p 0.9 --min-p 0.1 --stop end --out "
                    "out/x --save-every "
                    "50 --recompute gelu",
                    1,
@@ -168,7 +169,8 @@ static void test_settings(void) {
                    "dropout     0.1\n"
                    "schedule    cosine, lr 2.00e-03 to 5.00e-04, 5 warm-up steps of 100\n"
                    "evaluation  3 batches every 10 steps and at the end\n"
-                   "samples     7 tokens, temperature 0.5, top-k 4, every 20 steps and at the end\n"
+                   "samples     3 x 7 tokens at most, until \"end\", temperature 0.5, top-k 4, top-p 0.9, "
+                   "min-p 0.1, every 20 steps and at the end\n"
                    "output      out/x every 50 steps and at the end\n");
     check_settings(
         "--train a.bin --batch 2 --seq 16 --tokens-per-step 64 --steps 100 --lr 0.002 --warmup 5 "
@@ -190,7 +192,8 @@ static void test_settings(void) {
         "evaluation  none: --train names token shards and there is no --val\n"
         "output      none (--out DIR keeps checkpoints and a log)\n");
     check_settings("--train a.bin --batch 2 --seq 16 --tokens-per-step 128 --steps 100 --lr 0.002 --warmup 5 "
-                   "--schedule constant --eval-every 0 --sample-tokens 0 --context-gpus 2 --optimizer adamw",
+                   "--schedule constant --eval-every 0 --sample-tokens 7 --sample-every 0 --temperature 0 "
+                   "--context-gpus 2 --optimizer adamw",
                    4,
                    "recipe      cpu-small (defaults for what the flags leave open)\n"
                    "numerics    fp32, flash attention, recompute none, seed 1337\n"
@@ -200,6 +203,7 @@ static void test_settings(void) {
                    "optimizer   AdamW, betas 0.9 0.95, eps 1e-08, weight decay 0.1, clip 1\n"
                    "schedule    constant lr 2.00e-03 after 5 warm-up steps\n"
                    "evaluation  none: --train names token shards and there is no --val\n"
+                   "samples     1 x 7 tokens at most, temperature 0, at the end\n"
                    "output      none (--out DIR keeps checkpoints and a log)\n");
 }
 

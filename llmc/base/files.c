@@ -139,13 +139,13 @@ char *file_read(const char *path, size_t max_bytes, size_t *size, Error *err) {
     return text;
 }
 
-static bool checksum_fd(int fd, const char *path, int64_t bytes, uint32_t *crc, Error *err) {
+bool file_checksum_at(int fd, const char *path, int64_t begin, int64_t end, uint32_t *crc, Error *err) {
     char *buffer = malloc(BUFFER_BYTES);
     if (!buffer) return fail(err, EXIT_RUN, "%s: no memory to read it", path);
     bool ok = true;
     *crc = 0;
-    for (int64_t at = 0; ok && at < bytes; at += BUFFER_BYTES) {
-        size_t n = bytes - at < BUFFER_BYTES ? (size_t)(bytes - at) : BUFFER_BYTES;
+    for (int64_t at = begin; ok && at < end; at += BUFFER_BYTES) {
+        size_t n = end - at < BUFFER_BYTES ? (size_t)(end - at) : BUFFER_BYTES;
         ok = file_read_at(fd, path, buffer, n, at, err);
         if (ok) *crc = crc32c(*crc, buffer, n);
     }
@@ -156,7 +156,7 @@ static bool checksum_fd(int fd, const char *path, int64_t bytes, uint32_t *crc, 
 bool file_checksum(const char *path, int64_t *bytes, uint32_t *crc, Error *err) {
     int fd = file_open(path, bytes, err);
     if (fd < 0) return false;
-    const bool ok = checksum_fd(fd, path, *bytes, crc, err);
+    const bool ok = file_checksum_at(fd, path, 0, *bytes, crc, err);
     close(fd);
     return ok;
 }

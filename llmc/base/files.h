@@ -23,6 +23,8 @@ const char *file_type_name(mode_t mode);
 bool file_read_at(int fd, const char *path, void *out, size_t n, int64_t offset, Error *err);
 /* Size and CRC-32C of a whole file. */
 bool file_checksum(const char *path, int64_t *bytes, uint32_t *crc, Error *err);
+/* CRC-32C of the bytes [begin, end) of an open file. */
+bool file_checksum_at(int fd, const char *path, int64_t begin, int64_t end, uint32_t *crc, Error *err);
 
 /* Makes the data durable; a file system that has no fsync for it is no error. */
 bool file_sync(int fd, const char *path, Error *err);

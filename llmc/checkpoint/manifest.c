@@ -222,11 +222,12 @@ static void find_damage(const char *path, const JsonValue *tensors, char *where,
     snprintf(where, size, tensors ? "its header" : "its bytes");
     if (!tensors || !safetensors_open(&file, path, &ignored)) return;
     for (int i = 0; i < file.n; i++) {
-        const JsonValue *expected = json_get(tensors, file.entries[i].name);
-        if (!expected || !safetensors_checksum(&file, &file.entries[i], &crc, &ignored)) continue;
+        const SafetensorsEntry *entry = &file.entries[i];
+        const JsonValue *expected = json_get(tensors, entry->name);
+        if (!expected || !file_checksum_at(file.fd, path, entry->begin, entry->end, &crc, &ignored)) continue;
         snprintf(digits, sizeof digits, "%08x", crc);
         if (json_equals(expected, digits)) continue;
-        snprintf(where, size, "tensor %.80s", file.entries[i].name);
+        snprintf(where, size, "tensor %.80s", entry->name);
         break;
     }
     safetensors_close(&file);

@@ -3,7 +3,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
-#include "llmc/base/checksum.h"
 #include "llmc/base/dtype.h"
 
 enum { PIECE_BYTES = 64 << 10 };
@@ -247,17 +246,6 @@ bool safetensors_read(const Safetensors *file, const SafetensorsEntry *entry, fl
                           offset + done * dtype->bytes, err))
             return false;
         dtype->to_floats(out + done, piece, part);
-    }
-    return true;
-}
-
-bool safetensors_checksum(const Safetensors *file, const SafetensorsEntry *entry, uint32_t *crc, Error *err) {
-    char piece[PIECE_BYTES];
-    *crc = 0;
-    for (int64_t at = entry->begin; at < entry->end; at += PIECE_BYTES) {
-        size_t n = entry->end - at < PIECE_BYTES ? (size_t)(entry->end - at) : PIECE_BYTES;
-        if (!file_read_at(file->fd, file->path, piece, n, at, err)) return false;
-        *crc = crc32c(*crc, piece, n);
     }
     return true;
 }

@@ -38,8 +38,6 @@ SafetensorsEntry *safetensors_find(const Safetensors *file, const char *name);
 /* Elements [first, first + n) as fp32; F32, F64 (rounded to nearest), F16 and BF16. */
 bool safetensors_read(const Safetensors *file, const SafetensorsEntry *entry, float *out, int64_t first,
                       int64_t n, Error *err);
-/* CRC-32C of the tensor's bytes. */
-bool safetensors_checksum(const Safetensors *file, const SafetensorsEntry *entry, uint32_t *crc, Error *err);
 
 /* ---- writing ---- */
 /* Describe every tensor, write the header, then write the data in the same order:

@@ -4,41 +4,33 @@
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
+#include "llmc/base/json.h"
 #include "llmc/base/terminal.h"
 #include "stop.h"
 
 /* All that was typed and answered; the answer that comes is shown and added. */
 typedef struct Chat {
     Console *console;
-    char *text; /* ends with a null */
-    size_t n;
-    bool out_of_memory;
+    JsonWriter text; /* its buffer alone */
 } Chat;
 
 /* Its nulls as '?': a text ends at its first. */
-static void add(Chat *c, const char *bytes, size_t n) {
-    char *grown = realloc(c->text, c->n + n + 1);
-    if (!grown) {
-        c->out_of_memory = true;
-        return;
-    }
-    c->text = grown;
-    for (size_t i = 0; i < n; i++) c->text[c->n++] = bytes[i] ? bytes[i] : '?';
-    c->text[c->n] = 0;
+static void add(JsonWriter *text, const char *bytes, size_t n) {
+    for (size_t i = 0; i < n; i++) json_append(text, bytes[i] ? &bytes[i] : "?", 1);
 }
 
 static void take_answer(int sample, const char *bytes, size_t n, void *user) {
     Chat *c = user;
     console_text(c->console, bytes, n);
-    add(c, bytes, n);
+    add(&c->text, bytes, n);
 }
 
-static void end_line(Chat *c) {
-    if (c->n == 0 || c->text[c->n - 1] != '\n') add(c, "\n", 1);
+static void end_line(JsonWriter *text) {
+    if (text->length == 0 || text->data[text->length - 1] != '\n') json_append(text, "\n", 1);
 }
 
 /* The next line behind the text so far; false where stdin ends. */
-static bool read_line(Chat *c) {
+static bool read_line(JsonWriter *text) {
     static const char prompt[] = "> ";
     const bool typed = isatty(STDIN_FILENO);
     char *line = NULL;
@@ -47,8 +39,8 @@ static bool read_line(Chat *c) {
     stop_expect_line(typed ? prompt : "");
     const ssize_t n = getline(&line, &size, stdin);
     stop_expect_line(NULL);
-    if (n > 0) add(c, line, (size_t)n);
-    if (n > 0) end_line(c);
+    if (n > 0) add(text, line, (size_t)n);
+    if (n > 0) end_line(text);
     if (n <= 0 && typed) print_line(stderr, "%s", "");
     free(line);
     return n > 0;
@@ -61,15 +53,15 @@ static bool answer_ends(void) {
 
 static bool answer(Run *run, Chat *c, SampleOptions *options, SampleRates *all, Error *err) {
     SampleRates rates;
-    options->prompt = c->text;
+    options->prompt = c->text.data;
     options->seed++;
     stop_forget_interrupt();
     console_text_begin(c->console);
     const bool ok = sample(&run->model, run->tokenizer, options, take_answer, c, &rates, err);
     console_text_end(c->console);
     if (!ok || !console_text_arrived(c->console, err)) return false;
-    if (c->out_of_memory) return fail(err, EXIT_RUN, "--chat: no memory for its text");
-    end_line(c);
+    if (c->text.failed) return fail(err, EXIT_RUN, "--chat: no memory for its text");
+    end_line(&c->text);
     if (all->n_tokens == 0) all->first_seconds = rates.first_seconds;
     all->n_tokens += rates.n_tokens;
     all->n_steps += rates.n_steps;
@@ -88,11 +80,11 @@ bool chat(Run *run, Console *console, SampleOptions options, Error *err) {
         "--stop, or %d tokens (--sample-tokens); ctrl-C ends an answer, ctrl-D the chat",
         options.n_tokens);
     options.text_alone = true;
-    if (options.prompt) add(&c, options.prompt, strlen(options.prompt));
+    if (options.prompt) add(&c.text, options.prompt, strlen(options.prompt));
     stop_catch_interrupt();
     run->model.stop = answer_ends;
-    while (ok && read_line(&c)) ok = answer(run, &c, &options, &all, err);
+    while (ok && read_line(&c.text)) ok = answer(run, &c, &options, &all, err);
     if (ok) samples_print_rates(run->ops, &all);
-    free(c.text);
+    json_writer_free(&c.text);
     return ok;
 }

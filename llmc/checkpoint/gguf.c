@@ -4,8 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 #include "llmc/base/files.h"
+#include "llmc/base/integers.h"
 #include "llmc/base/json.h"
-#include "llmc/cpu/parallel.h"
 #include "pieces.h"
 
 enum { VERSION = 3, ALIGNMENT = 32, BLOCK = 32, NAME_SIZE = 48, PIECE_ELEMS = 1 << 18 };

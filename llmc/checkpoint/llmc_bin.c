@@ -3,6 +3,7 @@
 #include <string.h>
 #include <unistd.h>
 #include "llmc/base/files.h"
+#include "llmc/base/integers.h"
 #include "pieces.h"
 
 enum { MAGIC = 20240326, VERSION_F32 = 3, VERSION_BF16 = 5, HEADER_INTS = 256, PIECE_ELEMS = 1 << 20 };
@@ -82,7 +83,7 @@ static bool load_range(const BinFile *file, GPT2 *model, int64_t from, int64_t b
                        float *floats, Error *err) {
     const int64_t width = (int64_t)dtype_bytes(file->dtype);
     for (int64_t done = 0; done < n; done += PIECE_ELEMS) {
-        int64_t part = n - done < PIECE_ELEMS ? n - done : PIECE_ELEMS;
+        int64_t part = min_i64(n - done, PIECE_ELEMS);
         if (!file_read_at(file->fd, file->path, raw, (size_t)(part * width),
                           HEADER_INTS * 4 + (from + done) * width, err))
             return false;
@@ -134,7 +135,7 @@ static bool write_range(OutFile *file, const GPT2 *model, const float *master, i
                         float *floats, Error *err) {
     uint16_t *halves = (uint16_t *)(floats + PIECE_ELEMS);
     for (int64_t done = 0; done < n; done += PIECE_ELEMS) {
-        const int64_t part = n - done < PIECE_ELEMS ? n - done : PIECE_ELEMS;
+        const int64_t part = min_i64(n - done, PIECE_ELEMS);
         model->ops->device->download(floats, master + done, (size_t)part * sizeof *floats);
         for (int64_t i = 0; dtype == DTYPE_BF16 && i < part; i++) halves[i] = bf16_from_f32(floats[i]);
         const void *stored = dtype == DTYPE_BF16 ? (const void *)halves : floats;

@@ -2,7 +2,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include "llmc/cpu/parallel.h"
+#include "llmc/base/integers.h"
 
 int list_buffers(int ids[MAX_BUFFERS], OptimizerKind optimizer, bool model_only) {
     int n = 0;

@@ -2,6 +2,7 @@
 #include "comm_host.h"
 #include <stdlib.h>
 #include <string.h>
+#include "llmc/base/integers.h"
 
 enum { PIECE_BYTES = 1 << 16 }; /* of a rank, gathered at once for a sum */
 
@@ -30,7 +31,7 @@ static void sum_piece(Comm *comm, double *values, int64_t n) {
 
 static void sum_on_host(Comm *comm, double *values, int64_t n) {
     const int64_t most = PIECE_BYTES / (int64_t)sizeof *values;
-    for (int64_t i = 0; i < n; i += most) sum_piece(comm, values + i, n - i < most ? n - i : most);
+    for (int64_t i = 0; i < n; i += most) sum_piece(comm, values + i, min_i64(n - i, most));
 }
 
 static bool agree(Comm *comm, bool ok, Error *err) {

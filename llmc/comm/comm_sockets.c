@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
+#include "llmc/base/integers.h"
 #include "mesh.h"
 #include "socket.h"
 #include "watchdog.h"
@@ -102,14 +103,10 @@ static void reduce_scatter_piece(const SocketComm *c, float *x, int64_t stride, 
     add_floats(x + c->group.comm.ranks.rank * stride, c, (const float *)c->staging, n);
 }
 
-static int64_t smaller(int64_t a, int64_t b) {
-    return a < b ? a : b;
-}
-
 static void reduce_scatter(Comm *comm, StreamId stream, float *x, int64_t n) {
     const SocketComm *c = begin(comm, "reduce_scatter");
     const int64_t most = STAGING_BYTES / (comm->ranks.n_ranks * (int64_t)sizeof *x);
-    for (int64_t i = 0; i < n; i += most) reduce_scatter_piece(c, x + i, n, smaller(n - i, most));
+    for (int64_t i = 0; i < n; i += most) reduce_scatter_piece(c, x + i, n, min_i64(n - i, most));
 }
 
 /* Every rank gets all of every piece and adds it itself: the sums of a step are few. */
@@ -125,7 +122,7 @@ static void sum_int64_piece(const SocketComm *c, int64_t *x, int64_t n) {
 static void sum_int64(Comm *comm, StreamId stream, int64_t *x, int64_t n) {
     const SocketComm *c = begin(comm, "sum_int64");
     const int64_t most = STAGING_BYTES / (comm->ranks.n_ranks * (int64_t)sizeof *x);
-    for (int64_t i = 0; i < n; i += most) sum_int64_piece(c, x + i, smaller(n - i, most));
+    for (int64_t i = 0; i < n; i += most) sum_int64_piece(c, x + i, min_i64(n - i, most));
 }
 
 /* ---- parts to and from everyone ---- */

@@ -6,6 +6,7 @@
  * the same setting. */
 #pragma once
 #include <stdint.h>
+#include "llmc/base/integers.h" /* which cuts loops into tasks */
 
 /* Calls task(args, i) once for every i in [0, n_tasks), n_tasks < 2^32, in any order and on any thread; returns when all are
  * done. Tasks write disjoint memory and start no loops of their own. One caller at a time. */
@@ -19,14 +20,3 @@ int cpu_thread_count(void);
 /* Uses n threads from now on, MAX_THREADS at most; 0: as many as at the start. No result depends on it. */
 enum { MAX_THREADS = 256 };
 void cpu_set_thread_count(int n);
-
-static inline int64_t ceil_div(int64_t a, int64_t b) {
-    return (a + b - 1) / b;
-}
-
-static inline int64_t min_i64(int64_t a, int64_t b) {
-    return a < b ? a : b;
-}
-static inline int64_t max_i64(int64_t a, int64_t b) {
-    return a > b ? a : b;
-}

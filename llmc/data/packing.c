@@ -1,6 +1,7 @@
 #include "packing.h"
 #include <stdlib.h>
 #include <string.h>
+#include "llmc/base/integers.h"
 #include "llmc/base/random.h"
 
 enum {
@@ -43,16 +44,12 @@ struct Packing {
 
 /* ---- sizes ---- */
 
-static int64_t clamp(int64_t x, int64_t low, int64_t high) {
-    return x < low ? low : x > high ? high : x;
-}
-
 static int most_windows(int64_t width) {
-    return (int)clamp(GROUP_TOKENS / width, LEAST_WINDOWS, MOST_WINDOWS);
+    return (int)clamp_i64(GROUP_TOKENS / width, LEAST_WINDOWS, MOST_WINDOWS);
 }
 
 static int groups_of_pool(int64_t group_tokens) {
-    return (int)clamp(POOL_TOKENS / group_tokens, 1, POOL_GROUPS);
+    return (int)clamp_i64(POOL_TOKENS / group_tokens, 1, POOL_GROUPS);
 }
 
 /* So that few of the stream's windows are in no group. */
@@ -85,7 +82,7 @@ Packing *packing_open(const WindowOrder *order, int end_of_text, Error *err) {
     if (p->n_windows < 1) p->n_windows = 1;
     p->order = *order;
     p->order.T = p->n_windows * width;
-    p->n_groups = (int)clamp(groups_of_pool(p->order.T), 1, window_count(&p->order));
+    p->n_groups = (int)clamp_i64(groups_of_pool(p->order.T), 1, window_count(&p->order));
     p->pool = -1;
     const size_t n = (size_t)p->n_windows, group = n * (size_t)width;
     p->rows = malloc((size_t)p->n_groups * group * sizeof *p->rows);
@@ -286,11 +283,11 @@ static bool pack_pool(Packing *p, int64_t first, int n, ReadRing *read, void *ri
 bool packing_window(Packing *p, int64_t index, ReadRing *read, void *ring, const int32_t **window,
                     Error *err) {
     const int64_t of_epoch = window_count(&p->order), epoch = index / (of_epoch * p->n_windows);
-    const int64_t pools = (of_epoch + p->n_groups - 1) / p->n_groups;
+    const int64_t pools = ceil_div(of_epoch, p->n_groups);
     const int64_t in_epoch = index % (of_epoch * p->n_windows);
     const int64_t of_pool = (int64_t)p->n_groups * p->n_windows, pool = in_epoch / of_pool;
-    const int64_t first = pool * p->n_groups, left = of_epoch - first;
-    const int n = (int)(left < p->n_groups ? left : p->n_groups);
+    const int64_t first = pool * p->n_groups;
+    const int n = (int)min_i64(of_epoch - first, p->n_groups);
     if (p->pool != epoch * pools + pool) {
         p->pool = -1;
         if (!pack_pool(p, epoch * of_epoch + first, n, read, ring, err)) return false;

@@ -6,6 +6,7 @@
 #include "gpt2.h"
 #include <math.h>
 #include <stdlib.h>
+#include "llmc/base/integers.h"
 #include "llmc/base/random.h"
 
 /* One standard normal from 64 random bits: Box & Muller 1958, cosine branch. */
@@ -24,8 +25,7 @@ static void fill(float *out, int64_t begin, int64_t n, TensorId id, const Tensor
     const float std = initial_std(tensor->init, config);
     const uint64_t key = random_mix(seed * 0x9E3779B97F4A7C15u + (uint64_t)id + 1);
     const int64_t real = id == WTE ? (int64_t)config->vocab_size * tensor->cols : begin + n;
-    const int64_t left = real > begin ? real - begin : 0,
-                  n_real = left < n ? left : n; /* the rest: padding rows */
+    const int64_t n_real = clamp_i64(real - begin, 0, n); /* the rest: padding rows */
     for (int64_t i = n_real; i < n; i++) out[i] = 0.0f;
     if (tensor->init == INIT_ZERO || tensor->init == INIT_ONE) {
         for (int64_t i = 0; i < n; i++) out[i] = tensor->init == INIT_ONE ? 1.0f : 0.0f;
@@ -42,7 +42,7 @@ enum { STAGE = 1 << 22 }; /* 16 MiB of host memory, whatever the model */
 static void init_tensor(GPT2 *model, TensorId id, int layer, uint64_t seed, float host[STAGE]) {
     const Tensor *t = &model->tensors[id];
     for (int64_t begin = 0; begin < t->layer_elems; begin += STAGE) {
-        const int64_t n = t->layer_elems - begin < STAGE ? t->layer_elems - begin : STAGE;
+        const int64_t n = min_i64(t->layer_elems - begin, STAGE);
         fill(host, layer * t->layer_elems + begin, n, id, t, &model->config, seed);
         gpt2_set_weights(model, host, tensor_at(t, layer) + begin, n);
     }

@@ -1,5 +1,6 @@
 /* What becomes of the flags after parsing: defaults by recipe, contradictions, JSON, changes on resume. */
 #include "flags_table.h"
+#include "llmc/base/integers.h"
 #include "llmc/base/json.h"
 #include "llmc/data/dataloader.h"
 #include <limits.h>
@@ -56,13 +57,9 @@ static RecipeId choose_recipe(const Settings *s, bool on_gpu) {
     return on_gpu ? RECIPE_GPU_SMALL : RECIPE_CPU_SMALL;
 }
 
-static int64_t clamp(int64_t x, int64_t low, int64_t high) {
-    return x < low ? low : x > high ? high : x;
-}
-
 /* The multiple of `of`, at least one, that is nearest to x. */
 static int64_t nearest(int64_t x, int64_t of) {
-    return clamp((x + of / 2) / of, 1, INT64_MAX) * of;
+    return clamp_i64((x + of / 2) / of, 1, INT64_MAX) * of;
 }
 
 static void set_from_recipe(Settings *s, const RecipeRow *row) {
@@ -72,7 +69,7 @@ static void set_from_recipe(Settings *s, const RecipeRow *row) {
 }
 
 int64_t settings_micro_step(const Settings *s, int n_ranks) {
-    return s->batch * s->seq * clamp(n_ranks / s->context_gpus, 1, n_ranks);
+    return s->batch * s->seq * clamp_i64(n_ranks / s->context_gpus, 1, n_ranks);
 }
 
 int64_t settings_least_step(const Settings *s, int n_ranks) {
@@ -93,7 +90,7 @@ void settings_complete(Settings *s, bool on_gpu, int n_ranks) {
     s->device = on_gpu ? DEVICE_CUDA : DEVICE_CPU;
     for (int i = 0; i < recipe_rows_count; i++) set_from_recipe(s, &recipe_rows[i]);
     if (!on_gpu && !flags_was_set(s, "precision")) s->precision = PRECISION_FP32;
-    if (!flags_was_set(s, "warmup")) s->warmup = clamp(s->warmup, 0, s->steps / 10);
+    if (!flags_was_set(s, "warmup")) s->warmup = clamp_i64(s->warmup, 0, s->steps / 10);
     complete_tokens_per_step(s, n_ranks);
     if (s->profile_trace && !flags_was_set(s, "profile")) s->profile = true;
 }

@@ -7,7 +7,6 @@
 #include "checkpoint.h"
 #include <fcntl.h>
 #include <stdio.h>
-#include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 #include "checkpoint_directory.h"

@@ -1,7 +1,6 @@
 #include "hf_config.h"
 #include <math.h>
 #include <stdio.h>
-#include <string.h>
 #include "llmc/base/files.h"
 #include "llmc/base/json.h"
 

@@ -2,7 +2,6 @@
 #include "llmc/base/clock.h"
 #include <errno.h>
 #include <math.h>
-#include <fcntl.h>
 #include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
@@ -10,7 +9,6 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/socket.h>
-#include <time.h>
 #include <unistd.h>
 
 static const double connect_seconds = 3; /* for one address: a host that is down does not refuse */

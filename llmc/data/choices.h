@@ -5,7 +5,6 @@
  *   65535, bytes of the item (all of these), its index, label, number of endings, n and n tokens of the context, then
  *   for each ending n and n tokens */
 #pragma once
-#include <stddef.h>
 #include <stdint.h>
 #include "llmc/base/error.h"
 

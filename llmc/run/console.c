@@ -5,7 +5,6 @@
 #include <math.h>
 #include <stdarg.h>
 #include <string.h>
-#include <time.h>
 #include "llmc/base/terminal.h"
 
 /* ---- the bar ---- */

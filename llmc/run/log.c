@@ -1,7 +1,7 @@
 #include "log.h"
 #include "llmc/base/files.h"
-#include "flags.h"
 #include "llmc/base/json.h"
+#include "llmc/base/version.h"
 #include "llmc/checkpoint/checkpoint_directory.h"
 #include <errno.h>
 #include <fcntl.h>

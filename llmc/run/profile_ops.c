@@ -2,7 +2,6 @@
  *
  * An op that is new in ops.h needs a row here, NOTED(...), that calls it and says its sizes; without one this file does
  * not compile. */
-#include <stdlib.h>
 #include <string.h>
 #include "profile.h"
 

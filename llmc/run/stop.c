@@ -5,8 +5,6 @@
 #include <fcntl.h>
 #include <math.h>
 #include <signal.h>
-#include <string.h>
-#include <time.h>
 #include <unistd.h>
 
 /* timeout(1) and terminals with a wrapper send one signal twice: within so many seconds two are one. */

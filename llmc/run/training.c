@@ -1,7 +1,6 @@
 #include "training.h"
 #include "llmc/base/clock.h"
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include "llmc/checkpoint/checkpoint_directory.h"
 #include "llmc/comm/watchdog.h"

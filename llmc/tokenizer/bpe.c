@@ -1,5 +1,4 @@
 #include "bpe.h"
-#include <limits.h>
 #include <stdlib.h>
 #include <string.h>
 

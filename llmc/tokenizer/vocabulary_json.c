@@ -1,7 +1,6 @@
 /* Hugging Face's tokenizer.json: vocabulary, merges and the way from text to tokens in one file. What is served
  * is GPT-2's way, byte-level BPE; every other setting that would change a token is refused by its name. */
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include "vocabulary.h"
 

@@ -19,9 +19,9 @@
 static bool save_config(const char *directory, const GPT2 *model, const Tokenizer *tokenizer,
                         JsonWriter *manifest, Error *err) {
     JsonWriter w;
-    int eot = tokenizer                           ? tokenizer_eot(tokenizer)
-              : model->config.vocab_size == 50257 ? 50256
-                                                  : -1; /* GPT-2's */
+    int eot = tokenizer                                ? tokenizer_eot(tokenizer)
+              : model->config.vocab_size == GPT2_VOCAB ? (int)GPT2_EOT
+                                                       : -1;
     hf_config_write(&w, &model->config, eot);
     const bool ok = w.failed ? fail(err, EXIT_RUN, "%s: no memory to write config.json", directory)
                              : file_write(directory, "config.json", w.data, w.length, err);

@@ -13,7 +13,6 @@
 #include "llmc_bin.h"
 
 enum { TYPE_NAME = 96 };
-static const char *const tokenizer_beside = "gpt2_tokenizer.bin"; /* where --model looks for a .bin's */
 
 /* ---- the kinds ---- */
 
@@ -46,8 +45,8 @@ static bool write_gguf(const char *directory, const Target *t, GPT2 *model, Erro
 /* Without the tokenizer where the folder has it. */
 static bool write_bin(const char *directory, const Target *t, GPT2 *model, Error *err) {
     const DType dtype = t->type == EXPORT_BF16 ? DTYPE_BF16 : DTYPE_F32;
-    const bool brings = t->tokenizer && !directory_has(t->folder, tokenizer_beside);
-    return (!brings || tokenizer_save_bin(t->tokenizer, directory, tokenizer_beside, err)) &&
+    const bool brings = t->tokenizer && !directory_has(t->folder, GPT2_TOKENIZER_FILE);
+    return (!brings || tokenizer_save_bin(t->tokenizer, directory, GPT2_TOKENIZER_FILE, err)) &&
            llmc_bin_save(directory, t->name, model, dtype, err);
 }
 
@@ -150,8 +149,9 @@ static bool check_type(const Target *t, const GPT2Config *config, Error *err) {
 /* What the folder has for a .bin's tokenizer must be this one. */
 static bool check_beside(const Target *t, Error *err) {
     char path[PATH_MAX];
-    if (!t->tokenizer || !directory_has(t->folder, tokenizer_beside)) return true;
-    Tokenizer *found = path_join(path, t->folder, tokenizer_beside, err) ? tokenizer_open(path, err) : NULL;
+    if (!t->tokenizer || !directory_has(t->folder, GPT2_TOKENIZER_FILE)) return true;
+    Tokenizer *found =
+        path_join(path, t->folder, GPT2_TOKENIZER_FILE, err) ? tokenizer_open(path, err) : NULL;
     const bool same = found && tokenizer_equals(found, t->tokenizer);
     if (found && !same)
         fail(err, EXIT_INPUT,

@@ -4,12 +4,12 @@
 #include <stdlib.h>
 #include <string.h>
 #include "llmc/base/files.h"
+#include "llmc/tokenizer/tokenizer.h"
 
 enum {
     MAGIC = 20240522,
     VERSION = 1,
     HEADER_BYTES = 1024,
-    GPT2_VOCAB = 50257,
     BEGIN = 65535,
     MAX_BYTES = 1 << 30,
     MAX_ENDINGS = 64,

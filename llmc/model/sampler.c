@@ -206,7 +206,6 @@ static void emit(Sampler *s, int b, int token) {
 /* The tokens that a sample starts from; at least one. malloc'ed. */
 static bool encode_prompt(const SampleOptions *options, const Tokenizer *tokenizer, int V, int32_t **tokens,
                           size_t *n, Error *err) {
-    enum { GPT2_EOT = 50256 };
     const bool empty = !options->prompt || !*options->prompt;
     *tokens = NULL;
     *n = 0;

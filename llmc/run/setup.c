@@ -246,7 +246,6 @@ static bool model_size(Run *run, Error *err) {
 
 /* Which token ends a document, where the model's files do not say. */
 static bool end_of_documents(Run *run, Error *err) {
-    enum { GPT2_EOT = 50256 };
     const Settings *s = &run->settings;
     GPT2Config *c = &run->config;
     const bool by_flag = c->documents && flags_was_set(s, "documents");

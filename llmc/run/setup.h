@@ -10,8 +10,6 @@
 #include "llmc/model/gpt2.h"
 #include "llmc/tokenizer/tokenizer.h"
 
-enum { GPT2_VOCAB = 50257 }; /* of shards that come without a tokenizer */
-
 /* --out, held open and locked while the run lasts. */
 typedef struct Output {
     int folder, lock; /* descriptors */

@@ -8,8 +8,6 @@
 #include "llmc/base/files.h"
 #include "setup.h"
 
-static const char *const beside_name = "gpt2_tokenizer.bin"; /* as llm.c and the scripts of data/ name it */
-
 /* The origins that a reader of the header sees. */
 static const char *const by_flag = "--tokenizer", *const by_model = "the model's own",
                          *const by_data = "beside the shards", *const by_default = "the default for text";
@@ -23,7 +21,7 @@ static bool open_tokenizer(Run *run, const char *spec, const char *origin, Error
 /* FOLDER/gpt2_tokenizer.bin into path (PATH_MAX bytes); "" where there is none. */
 static bool find_in(char *path, const char *folder, Error *err) {
     struct stat info;
-    if (!path_join(path, folder, beside_name, err)) return false;
+    if (!path_join(path, folder, GPT2_TOKENIZER_FILE, err)) return false;
     if (lstat(path, &info) != 0) *path = 0;
     return true;
 }
@@ -74,7 +72,7 @@ static bool open_models_own(Run *run, Error *err) {
         return fail_flag(flag, err);
     if (!run->tokenizer)
         snprintf(run->no_tokenizer, sizeof run->no_tokenizer, "%.800s has none, and there is no %s beside it",
-                 path, beside_name);
+                 path, GPT2_TOKENIZER_FILE);
     return true;
 }
 
@@ -85,7 +83,7 @@ static bool open_beside_shards(Run *run, const char *shard, Error *err) {
         return fail_flag("train", err);
     if (!run->tokenizer && !run->model_path[0])
         snprintf(run->no_tokenizer, sizeof run->no_tokenizer, "there is no %s in %.800s or above it",
-                 beside_name, folder);
+                 GPT2_TOKENIZER_FILE, folder);
     return true;
 }
 
@@ -97,9 +95,9 @@ static bool open_named(Run *run, Error *err) {
         return fail(err, EXIT_INPUT,
                     "%s: no such file or folder; hint: bytes, or a tokenizer's file: make "
                     "data/tinyshakespeare writes data/%s",
-                    spec, beside_name);
-    if (directory_has(spec, beside_name) && !tokenizer_is_in(spec))
-        return path_join(path, spec, beside_name, err) && open_tokenizer(run, path, by_flag, err);
+                    spec, GPT2_TOKENIZER_FILE);
+    if (directory_has(spec, GPT2_TOKENIZER_FILE) && !tokenizer_is_in(spec))
+        return path_join(path, spec, GPT2_TOKENIZER_FILE, err) && open_tokenizer(run, path, by_flag, err);
     return open_tokenizer(run, spec, by_flag, err);
 }
 

@@ -7,6 +7,11 @@
 
 typedef struct Tokenizer Tokenizer;
 
+/* GPT-2's own: its tokens, the last of them end-of-text; and the file that llm.c and the scripts of data/ write it to, beside
+ * shards and models. */
+enum { GPT2_VOCAB = 50257, GPT2_EOT = GPT2_VOCAB - 1 };
+#define GPT2_TOKENIZER_FILE "gpt2_tokenizer.bin"
+
 /* spec: "bytes" (256 tokens, token = byte); a llm.c tokenizer .bin (magic 20240328); Hugging Face's
  * tokenizer.json; a directory with such a tokenizer.bin, a tokenizer.json, or vocab.json and merges.txt: those
  * that are there must agree. NULL on error. */

@@ -2,8 +2,9 @@
 #include <stdlib.h>
 #include <string.h>
 #include "llmc/base/files.h"
+#include "tokenizer.h"
 
-enum { MAGIC = 20240328, HEADER_BYTES = 1024, HEADER_FIELDS = 4, GPT2_EOT = 50256, MAX_BYTES = 1 << 30 };
+enum { MAGIC = 20240328, HEADER_BYTES = 1024, HEADER_FIELDS = 4, MAX_BYTES = 1 << 30 };
 static const uint32_t no_eot = UINT32_MAX;
 
 bool vocabulary_alloc(Vocabulary *vocabulary, int n_tokens, size_t n_bytes, Error *err) {

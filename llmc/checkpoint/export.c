@@ -20,21 +20,20 @@ typedef struct Target {
     const struct Kind *kind;
     char folder[PATH_MAX], name[PATH_MAX]; /* PATH is FOLDER/NAME */
     char title[PATH_MAX];                  /* the name without its end */
+    char modelfile[PATH_MAX];              /* beside a .gguf */
     ExportType type;
     const Tokenizer *tokenizer;
 } Target;
 
 static bool write_modelfile(const char *directory, const Target *t, int context, Error *err) {
-    char name[PATH_MAX], text[2 * PATH_MAX + 300];
-    if (snprintf(name, sizeof name, "%s.Modelfile", t->title) >= (int)sizeof name)
-        return fail(err, EXIT_INPUT, "%s: the name is too long", t->title);
+    char text[2 * PATH_MAX + 300];
     const int n = snprintf(text, sizeof text,
                            "# ollama create NAME -f %s\n"
                            "FROM ./%s\n"
                            "TEMPLATE \"{{ .Prompt }}\"\n"
                            "PARAMETER num_ctx %d\n",
-                           name, t->name, context);
-    return file_write(directory, name, text, (size_t)n, err);
+                           t->modelfile, t->name, context);
+    return file_write(directory, t->modelfile, text, (size_t)n, err);
 }
 
 static bool write_gguf(const char *directory, const Target *t, GPT2 *model, Error *err) {
@@ -126,13 +125,14 @@ static bool find_target(Target *t, const char *path, Error *err) {
     path_parent(t->folder, copy);
     snprintf(t->name, sizeof t->name, "%s", path_name(copy));
     snprintf(t->title, sizeof t->title, "%.*s", (int)(strlen(t->name) - strlen(t->kind->end)), t->name);
+    snprintf(t->modelfile, sizeof t->modelfile, "%.4000s.Modelfile", t->title);
     return *t->title || fail(err, EXIT_INPUT, "--export %s: expected a name before %s", path,
                              *t->kind->end ? t->kind->end : "the end");
 }
 
-static bool check_free(const char *folder, const char *name, Error *err) {
+static bool check_free(const Target *t, const char *name, Error *err) {
     char path[PATH_MAX];
-    return path_join(path, folder, name, err) && (file_is_free(path, err) || fail_flag("export", err));
+    return path_join(path, t->folder, name, err) && (file_is_free(path, err) || fail_flag("export", err));
 }
 
 static bool check_type(const Target *t, const GPT2Config *config, Error *err) {
@@ -194,12 +194,10 @@ static bool check_kind(const Target *t, const GPT2Config *c, Error *err) {
 }
 
 static bool check_target(Target *t, const char *path, const GPT2Config *config, Error *err) {
-    char modelfile[PATH_MAX];
     if (!find_target(t, path, err) || !check_name(t, path, err)) return false;
     if (!directory_is_writable(t->folder, err)) return fail_flag("export", err);
-    if (!check_type(t, config, err) || !check_free(t->folder, t->name, err)) return false;
-    snprintf(modelfile, sizeof modelfile, "%.4000s.Modelfile", t->title);
-    if (t->kind->write == write_gguf && !check_free(t->folder, modelfile, err)) return false;
+    if (!check_type(t, config, err) || !check_free(t, t->name, err)) return false;
+    if (t->kind->write == write_gguf && !check_free(t, t->modelfile, err)) return false;
     return check_kind(t, config, err);
 }
 
@@ -229,7 +227,7 @@ static void remove_leftovers(int folder, const Target *t) {
 }
 
 static bool move(int from, int to, const Target *t, const char *name, Error *err) {
-    return check_free(t->folder, name, err) &&
+    return check_free(t, name, err) &&
            (renameat(from, name, to, name) == 0 || fail_errno(err, "cannot rename", name));
 }
 
@@ -257,7 +255,7 @@ static bool move_files(int folder, const char *temporary, const Target *t, Error
 
 static bool publish(int folder, const char *temporary, const Target *t, Error *err) {
     if (!t->kind->is_folder) return move_files(folder, temporary, t, err);
-    return check_free(t->folder, t->name, err) &&
+    return check_free(t, t->name, err) &&
            (renameat(folder, temporary, folder, t->name) == 0 || fail_errno(err, "cannot rename", temporary));
 }
 

@@ -21,6 +21,11 @@ static const char *flag_default(const Flag *flag) {
     return flag->default_text ? flag->default_text : "";
 }
 
+static void print_group(FILE *out, FlagGroup group, void (*print_one)(FILE *out, const Flag *flag)) {
+    for (int i = 0; i < flags_count; i++)
+        if (flags_table[i].group == group && !flags_table[i].hidden) print_one(out, &flags_table[i]);
+}
+
 /* The flag and what it does, side by side where there is room, else below it. */
 static void print_flag(FILE *out, const Flag *flag) {
     enum { FORM_WIDTH = 44, WIDTH = 108, NARROW_INDENT = 6 };
@@ -69,15 +74,10 @@ void flags_help(FILE *out, const char *program) {
     print_line(out, "  cpu-small, gpu-small   without --model, or with nano or baby");
     print_line(out, "  gpt2, gpt2-cpu         with any other --model; on a GPU also with token shards");
     print_line(out, "  llm.c, nanogpt         with --recipe: the published settings of their GPT-2 124M");
-    int group = -1;
-    for (int i = 0; i < flags_count; i++) {
-        const Flag *flag = &flags_table[i];
-        if (flag->hidden) continue;
-        if ((int)flag->group != group) {
-            end_line(out);
-            print_line(out, "%s", flag_group_names[group = (int)flag->group]);
-        }
-        print_flag(out, flag);
+    for (int group = 0; group < N_GROUPS; group++) {
+        end_line(out);
+        print_line(out, "%s", flag_group_names[group]);
+        print_group(out, (FlagGroup)group, print_flag);
     }
     print_recipes(out);
     end_line(out);
@@ -118,17 +118,11 @@ static void print_markdown_recipes(FILE *out) {
 }
 
 void flags_help_markdown(FILE *out) {
-    int group = -1;
-    for (int i = 0; i < flags_count; i++) {
-        const Flag *flag = &flags_table[i];
-        if (flag->hidden) continue;
-        if ((int)flag->group != group) {
-            group = (int)flag->group;
-            if (i) end_line(out);
-            print_line(out, "| %s | | default | meaning |", flag_group_names[group]);
-            print_line(out, "|---|---|---|---|");
-        }
-        print_markdown_flag(out, flag);
+    for (int group = 0; group < N_GROUPS; group++) {
+        if (group > 0) end_line(out);
+        print_line(out, "| %s | | default | meaning |", flag_group_names[group]);
+        print_line(out, "|---|---|---|---|");
+        print_group(out, (FlagGroup)group, print_markdown_flag);
     }
     print_markdown_recipes(out);
 }

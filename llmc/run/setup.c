@@ -135,9 +135,9 @@ static const char *size_flags(const Settings *s, char *text, size_t size) {
 static bool same_size(const Run *run, const char *path, Error *err) {
     const Settings *s = &run->settings;
     GPT2Config asked = run->config;
-    if (flags_was_set(s, "model") && model_is_descriptor(s->model) &&
-        !gpt2_config_from_descriptor(&asked, s->model, err))
-        return false;
+    Error unused;
+    /* A path asks for no size. */
+    if (flags_was_set(s, "model")) gpt2_config_from_descriptor(&asked, s->model, &unused);
     override_size(&asked, s);
     if (asked.n_layer == run->config.n_layer && asked.n_head == run->config.n_head &&
         asked.n_embd == run->config.n_embd)
@@ -379,7 +379,7 @@ void setup_print_model(const Run *run) {
                 setup_model_name(run), c->n_layer, c->n_head, c->n_embd, c->max_seq_len, c->vocab_size,
                 c->padded_vocab_size, format_count(parameters, (double)gpt2_n_parameters(c)));
     const int head_size = c->n_embd / c->n_head;
-    if (run->ops == ops_cuda_bf16 && run->ops && cuda_available() && !cuda_attention_tuned(head_size))
+    if (run->ops == ops_cuda_bf16 && cuda_available() && !cuda_attention_tuned(head_size))
         print_note(
             "head size %d: attention runs on the kernels of older cards, 2 to 4 times slower than those of "
             "64, 80, 96, 112 and 128",

@@ -61,11 +61,6 @@ void setup_plan_exchange(const Run *run, Comm *planned) {
     if (!on_cpu(run)) planned->attached_bytes = comm_nccl_attached_bytes;
 }
 
-/* A launcher may have shown each process its own card alone. */
-static int device_index(const Run *run, const Place *place) {
-    return on_cpu(run) || cuda_device_count() == 1 ? 0 : place->local_rank;
-}
-
 /* *seconds stays where the variable is not set. */
 static bool read_seconds(const char *variable, double *seconds, Error *err) {
     const char *text = getenv(variable);
@@ -100,8 +95,10 @@ bool setup_check_devices(const Run *run, Error *err) {
                               n, n == 1 ? ", or leave it out" : "");
 }
 
-static bool open_device(const Run *run, const Place *place, Error *err) {
-    const int index = device_index(run, place), n = on_cpu(run) ? index + 1 : cuda_device_count();
+/* A launcher may have shown each process its own card alone. */
+static bool open_device(const Run *run, Error *err) {
+    const int n = on_cpu(run) ? 1 : cuda_device_count();
+    const int index = n == 1 ? 0 : run->rendezvous.place.local_rank;
     if (index >= n)
         return fail(err, EXIT_INPUT,
                     "local rank %d, but this host has %d GPUs; hint: at most as many processes", index, n);
@@ -175,7 +172,7 @@ void setup_join(Run *run) {
     if (!watchdog_start(r, &err)) die(&err);
     settings_text(&run->settings, text, sizeof text);
     if (!ranks_have_same(r, text, &err)) end_all(run, &err);
-    if (!ranks_agree(r, open_device(run, &r->place, &err), &err)) end_all(run, &err);
+    if (!ranks_agree(r, open_device(run, &err), &err)) end_all(run, &err);
     open_exchange(run);
 }
 

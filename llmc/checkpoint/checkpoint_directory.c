@@ -93,7 +93,7 @@ bool checkpoint_looks_resumable(const char *out, const char *name, Error *err) {
 
 /* --val, or --train, of which a part validates where that is absent. NULL: earlier programs do not say. */
 static const JsonValue *validated_on(const Manifest *manifest) {
-    const JsonValue *flags = json_get(json_root(manifest->json), "flags"), *val = json_get(flags, "val");
+    const JsonValue *flags = manifest_flags(manifest), *val = json_get(flags, "val");
     return json_is(val, JSON_STRING) ? val : json_get(flags, "train");
 }
 
@@ -295,7 +295,7 @@ bool checkpoint_kept_better(const char *out, const char *newest, CheckpointEntry
     Manifest manifest;
     Error ignored;
     if (!manifest_read(&manifest, newest, &ignored)) return false;
-    const JsonValue *keeps = json_get(json_get(json_root(manifest.json), "flags"), "keep-best"),
+    const JsonValue *keeps = json_get(manifest_flags(&manifest), "keep-best"),
                     *data = validated_on(&manifest);
     const char *validation = json_is(data, JSON_STRING) ? data->text : NULL;
     const bool better = json_is(keeps, JSON_TRUE) && best_of(out, manifest.state.step, validation, best) &&

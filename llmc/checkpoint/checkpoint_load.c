@@ -209,7 +209,7 @@ bool checkpoint_load_weights(const char *path, GPT2 *model, Error *err) {
 /* ---- resume ---- */
 /* The states are those of the run's optimizer. Checkpoints of earlier programs do not say: AdamW's. */
 static bool check_optimizer(const Manifest *manifest, const GPT2 *model, Error *err) {
-    const JsonValue *saved = json_get(json_get(json_root(manifest->json), "flags"), "optimizer");
+    const JsonValue *saved = json_get(manifest_flags(manifest), "optimizer");
     const char *const names[N_OPTIMIZERS] = OPTIMIZER_FLAGS, *now = names[model->options.optimizer];
     const char *before = json_is(saved, JSON_STRING) ? saved->text : names[OPTIMIZER_ADAMW];
     return strcmp(before, now) == 0 || fail(err, EXIT_INPUT,

@@ -133,7 +133,7 @@ static bool read_losses(Manifest *m, Error *err) {
 }
 
 static bool read_flags(Manifest *m, const char *text, Error *err) {
-    const JsonValue *flags = json_get(json_root(m->json), "flags");
+    const JsonValue *flags = manifest_flags(m);
     if (json_is(flags, JSON_NULL)) return true;
     if (!json_is(flags, JSON_OBJECT)) return refuse(m, "flags", "an object or null", err);
     m->state.flags = strndup(text + flags->begin, flags->end - flags->begin);

@@ -42,6 +42,10 @@ typedef struct Manifest {
 /* Reads and checks all fields and the file's own checksum. */
 bool manifest_read(Manifest *manifest, const char *directory, Error *err);
 void manifest_free(Manifest *manifest);
+/* The run's flags, an object; null where there are none. */
+static inline const JsonValue *manifest_flags(const Manifest *manifest) {
+    return json_get(json_root(manifest->json), "flags");
+}
 /* True if all the listed files are there with their sizes; reads no data. */
 bool manifest_sizes_match(const Manifest *manifest);
 /* Sizes and checksums of all files listed; without the optimizer's where it is not needed. */

@@ -8,6 +8,7 @@
 #include <stdint.h>
 #include <stdio.h>
 #include "llmc/base/error.h"
+#include "llmc/base/json.h"
 #include "llmc/base/version.h"
 #include "llmc/checkpoint/export.h"
 #include "llmc/model/gpt2.h"
@@ -101,8 +102,8 @@ void settings_limit_seq(Settings *s, int max_seq_len, int n_ranks);
 int64_t settings_micro_step(const Settings *s, int n_ranks);
 /* A step has a multiple of so many tokens: of a micro-step, or of a micro-batch in each leaf of --reproducible. */
 int64_t settings_least_step(const Settings *s, int n_ranks);
-/* For --eval-only: data and micro-batches as in the checkpoint's flags (JSON), where the user left them open. */
-void settings_evaluate_as(Settings *s, const char *saved_json, int n_ranks);
+/* For --eval-only: data and micro-batches as in the checkpoint's flags, where the user left them open. */
+void settings_evaluate_as(Settings *s, const JsonValue *saved, int n_ranks);
 
 /* Contradictions between flags that need no device and no file; after settings_complete. */
 bool flags_check(const Settings *s, int n_ranks, Error *err);

@@ -118,18 +118,16 @@ static void evaluate_on(Settings *s, const JsonValue *saved) {
     s->val = copy_text(val, sizeof val, json_get(saved, "val"));
 }
 
-void settings_evaluate_as(Settings *s, const char *saved_json, int n_ranks) {
+void settings_evaluate_as(Settings *s, const JsonValue *saved, int n_ranks) {
     static const char *const names[] = {"batch", "seq", "eval-batches"};
     Error ignored = {0};
-    Json *saved = json_parse(saved_json, strlen(saved_json), "the saved flags", &ignored);
-    for (size_t i = 0; saved && i < sizeof names / sizeof *names; i++) {
-        const JsonValue *value = json_get(json_root(saved), names[i]);
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        const JsonValue *value = json_get(saved, names[i]);
         const int flag = flag_find(names[i]);
         if (json_is(value, JSON_NUMBER) && !s->was_set[flag])
             flag_set_value(s, &flags_table[flag], names[i], value->text, &ignored);
     }
-    if (saved) evaluate_on(s, json_root(saved));
-    json_free(saved);
+    evaluate_on(s, saved);
     complete_tokens_per_step(s, n_ranks);
 }
 

@@ -156,7 +156,7 @@ static void evaluate_as_trained(Run *run) {
     Error ignored;
     if (!manifest_read(&manifest, run->model_path, &ignored)) return;
     if (manifest.state.flags)
-        settings_evaluate_as(&run->settings, manifest.state.flags, run->comm->ranks.n_ranks);
+        settings_evaluate_as(&run->settings, manifest_flags(&manifest), run->comm->ranks.n_ranks);
     manifest_free(&manifest);
 }
 

@@ -14,7 +14,7 @@ static bool recorded_data(const char *path, char *text, size_t size) {
     Manifest manifest;
     Error ignored;
     if (!path[0] || !manifest_read(&manifest, path, &ignored)) return false;
-    const JsonValue *train = json_get(json_get(json_root(manifest.json), "flags"), "train");
+    const JsonValue *train = json_get(manifest_flags(&manifest), "train");
     const bool known = json_is(train, JSON_STRING) && snprintf(text, size, "%s", train->text) < (int)size;
     manifest_free(&manifest);
     return known;

@@ -193,8 +193,14 @@ static bool share_id(const NcclComm *c, NcclId *id, Error *err) {
 }
 
 static bool connect_ranks(NcclComm *c, const NcclId *id, Error *err) {
-    NcclConfig config = nccl_config(0);
-    config.max_ctas = max_ctas[c->load];
+    NcclConfig config = {.size = sizeof config,
+                         .magic = 0xcafebeef,
+                         .version = NCCL_OLDEST,
+                         .blocking = 0,
+                         .cga_cluster_size = INT_MIN,
+                         .min_ctas = INT_MIN,
+                         .max_ctas = max_ctas[c->load],
+                         .split_share = INT_MIN};
     const Ranks ranks = c->group.comm.ranks;
     NcclResult result = c->nccl->ncclCommInitRankConfig(&c->handle, ranks.n_ranks, *id, ranks.rank, &config);
     result = settled(c, result, nccl_seconds);

@@ -14,17 +14,6 @@
 static Nccl functions;
 static char description[PATH_MAX + 64];
 
-NcclConfig nccl_config(int blocking) {
-    return (NcclConfig){.size = sizeof(NcclConfig),
-                        .magic = 0xcafebeef,
-                        .version = NCCL_OLDEST,
-                        .blocking = blocking,
-                        .cga_cluster_size = INT_MIN,
-                        .min_ctas = INT_MIN,
-                        .max_ctas = INT_MIN,
-                        .split_share = INT_MIN};
-}
-
 /* ---- finding ---- */
 
 /* The library of the wheel in one of the folders of packages below `prefix`; NULL where there is none. */

@@ -20,7 +20,7 @@ typedef struct NcclId {
     char bytes[128];
 } NcclId;
 
-/* A later NCCL takes what it does not find here, by `size` and `version`, as not set. */
+/* INT_MIN: not set. A later NCCL takes what it does not find here, by `size` and `version`, as not set, too. */
 typedef struct NcclConfig {
     size_t size;
     unsigned magic, version;
@@ -29,9 +29,6 @@ typedef struct NcclConfig {
     const char *net_name;
     int split_share;
 } NcclConfig;
-
-/* Nothing set but `blocking`. */
-NcclConfig nccl_config(int blocking);
 
 /* clang-format off */
 #define EACH_NCCL_FUNCTION(F) \

@@ -153,7 +153,6 @@ static bool write_chunk(const Part *p, int64_t task, Error *err) {
 static void write_some(const void *part, int64_t thread) {
     const Part *p = part;
     Error err;
-    (void)thread;
     for (int64_t i; !atomic_load(p->failed) && (i = atomic_fetch_add(p->next, 1)) < p->n_tasks;)
         if (!write_chunk(p, i, &err) && !atomic_exchange(p->failed, true)) *p->err = err;
 }

@@ -46,8 +46,8 @@ static void backward_columns(const void *args, int64_t task) {
         float *token = f->dwte + f->tokens[n] * f->C, *position = f->dwpe + n % f->T * f->C;
         for (int64_t c = begin; c < end; c += VEC) {
             vec d = vec_load_n(f->dout + n * f->C + c, end - c);
-            vec_store_n(token + c, vec_load_n(token + c, end - c) + d, end - c);
-            vec_store_n(position + c, vec_load_n(position + c, end - c) + d, end - c);
+            vec_add_n(token + c, d, end - c);
+            vec_add_n(position + c, d, end - c);
         }
     }
 }

@@ -81,8 +81,8 @@ static void backward_row(const Backward *f, int64_t n, float *dweight, float *db
         vec dnorm = d * vec_load_n(f->weight + c, left);
         sum += dnorm;
         sum_norm += vec_first_n(dnorm * norm, left);
-        vec_store_n(dweight + c, vec_load_n(dweight + c, left) + d * norm, left);
-        vec_store_n(dbias + c, vec_load_n(dbias + c, left) + d, left);
+        vec_add_n(dweight + c, d * norm, left);
+        vec_add_n(dbias + c, d, left);
     }
     float mean_dnorm = vec_sum(sum) / (float)f->C, mean_dnorm_norm = vec_sum(sum_norm) / (float)f->C;
     for (int64_t c = 0; c < f->C; c += VEC) {
@@ -117,8 +117,8 @@ void cpu_layernorm_backward(floatX *dx, float *dweight, float *dbias, float *dx_
             dw += vec_load_n(f.partial + chunk * 2 * C + c, C - c);
             db += vec_load_n(f.partial + chunk * 2 * C + C + c, C - c);
         }
-        vec_store_n(dweight + c, vec_load_n(dweight + c, C - c) + dw, C - c);
-        vec_store_n(dbias + c, vec_load_n(dbias + c, C - c) + db, C - c);
+        vec_add_n(dweight + c, dw, C - c);
+        vec_add_n(dbias + c, db, C - c);
     }
     if (dx_sums) cpu_column_sums(dx_sums, dx, N, C, C);
 }

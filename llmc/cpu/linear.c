@@ -52,7 +52,7 @@ static void sum_columns(const void *args, int64_t task) {
     for (int j = 0; j < STRIP_VECS; j++) {
         float *at = s->sums + begin + j * VEC;
         int64_t left = s->columns - begin - j * VEC;
-        vec_store_n(at, vec_load_n(at, left) + total[j], left);
+        vec_add_n(at, total[j], left);
     }
 }
 

@@ -51,6 +51,11 @@ static inline void vec_store_n(float *p, vec v, int64_t n) {
     for (int i = 0; i < n; i++) p[i] = v[i];
 }
 
+/* The first n floats at p += those of v. */
+static inline void vec_add_n(float *p, vec v, int64_t n) {
+    vec_store_n(p, vec_load_n(p, n) + v, n);
+}
+
 static inline vec vec_select(vec_mask mask, vec yes, vec no) {
     return (vec)(((vec_int)yes & mask) | ((vec_int)no & ~mask));
 }

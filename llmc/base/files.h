@@ -2,7 +2,7 @@
 #pragma once
 #include <limits.h>
 #include <stdint.h>
-#include <sys/types.h>
+#include <sys/stat.h>
 #include "error.h"
 
 /* Fails with "WHAT PATH: strerror(errno)": EXIT_INPUT where the path is at fault (missing, no permission),
@@ -17,6 +17,10 @@ char *file_read(const char *path, size_t max_bytes, size_t *size, Error *err);
 int file_open(const char *path, int64_t *bytes, Error *err);
 /* False where anything has that name, a link or an empty folder included: nothing is replaced. */
 bool file_is_free(const char *path, Error *err);
+/* True where both are of one file, or folder, whatever its names. */
+static inline bool is_same_file(const struct stat *a, const struct stat *b) {
+    return a->st_dev == b->st_dev && a->st_ino == b->st_ino;
+}
 /* What a name stands for where a file is expected: "a symbolic link", "a directory", "a FIFO", ... */
 const char *file_type_name(mode_t mode);
 /* Reads exactly n bytes at an offset; a file that ends before is an error. */

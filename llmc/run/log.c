@@ -35,7 +35,7 @@ static void follow_name(RunLog *run) {
     struct stat held, named;
     const bool is_known =
         fstatat(run->folder, LOG_NAME, &named, AT_SYMLINK_NOFOLLOW) == 0 && fstat(run->fd, &held) == 0;
-    if (is_known && held.st_dev == named.st_dev && held.st_ino == named.st_ino) return;
+    if (is_known && is_same_file(&held, &named)) return;
     const int fd = open_to_append(run->folder);
     if (fd < 0) return; /* the lines stay where they were */
     close(run->fd);

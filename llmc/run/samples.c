@@ -3,6 +3,7 @@
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
+#include "llmc/base/files.h"
 #include "llmc/base/format.h"
 #include "llmc/base/terminal.h"
 #include "llmc/checkpoint/hf_config.h"
@@ -166,7 +167,7 @@ static void name_other_end(const Run *run) {
 static FILE *frames_of_stdout(void) {
     struct stat out, said;
     const bool known = fstat(STDOUT_FILENO, &out) == 0 && fstat(STDERR_FILENO, &said) == 0;
-    return known && out.st_dev == said.st_dev && out.st_ino == said.st_ino ? stderr : NULL;
+    return known && is_same_file(&out, &said) ? stderr : NULL;
 }
 
 /* Text that arrives nowhere is not drawn on. */

@@ -5,6 +5,7 @@
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
+#include "llmc/base/files.h"
 #include "llmc/checkpoint/manifest.h"
 #include "llmc/comm/watchdog.h"
 #include "llmc/base/terminal.h"
@@ -120,8 +121,7 @@ static bool is_trained_on(const Run *run, const char *file) {
     bool found = false;
     if (stat(file, &info) != 0) return false;
     for (int i = 0; !found && i < dataloader_n_files(run->train); i++)
-        found = stat(dataloader_file(run->train, i), &of_train) == 0 && of_train.st_dev == info.st_dev &&
-                of_train.st_ino == info.st_ino;
+        found = stat(dataloader_file(run->train, i), &of_train) == 0 && is_same_file(&of_train, &info);
     return found;
 }
 

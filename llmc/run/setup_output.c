@@ -143,8 +143,7 @@ static bool is_signed(const Run *run) {
 /* The open folder has this name. */
 static bool is_folder(const Run *run, const char *name) {
     struct stat held, named;
-    return fstat(run->output.folder, &held) == 0 && stat(name, &named) == 0 && held.st_dev == named.st_dev &&
-           held.st_ino == named.st_ino;
+    return fstat(run->output.folder, &held) == 0 && stat(name, &named) == 0 && is_same_file(&held, &named);
 }
 
 /* --resume alone goes on with nothing but a run without --out. */

@@ -52,7 +52,7 @@ static const struct {
     {"1.5B",        "d48", false},
 };
 
-static bool fail_unknown(const char *name, const char *known, Error *err) {
+static bool fail_unknown(const char *name, Error *err) {
     static const char owner[] = "openai-community/";
     const bool is_owned = strncmp(name, owner, sizeof owner - 1) == 0;
     const char *bare = is_owned ? name + sizeof owner - 1 : name;
@@ -73,24 +73,24 @@ static bool fail_unknown(const char *name, const char *known, Error *err) {
             return fail(err, EXIT_INPUT, "--model '%s': no such file or directory; hint: --model %s", name,
                         descriptors[i].name);
     if (strchr(name, '/')) return fail(err, EXIT_INPUT, "--model '%s': no such file or directory", name);
+    char known[400];
+    for (size_t i = 0, used = 0; i < sizeof descriptors / sizeof *descriptors; i++)
+        used +=
+            (size_t)snprintf(known + used, sizeof known - used, "%s%s", i ? ", " : "", descriptors[i].name);
     return fail(err, EXIT_INPUT, "--model '%s': no such file or directory, and no known size; sizes: %s",
                 name, known);
 }
 
 bool gpt2_config_from_descriptor(GPT2Config *config, const char *descriptor, Error *err) {
-    char known[400] = "";
     for (size_t i = 0; i < sizeof descriptors / sizeof *descriptors; i++) {
         const struct Descriptor *d = &descriptors[i];
-        if (strcmp(descriptor, d->name) == 0) {
-            config->n_layer = d->n_layer;
-            config->n_head = d->n_head;
-            config->n_embd = d->n_embd;
-            return true;
-        }
-        size_t used = strlen(known);
-        snprintf(known + used, sizeof known - used, "%s%s", i ? ", " : "", d->name);
+        if (strcmp(descriptor, d->name) != 0) continue;
+        config->n_layer = d->n_layer;
+        config->n_head = d->n_head;
+        config->n_embd = d->n_embd;
+        return true;
     }
-    return fail_unknown(descriptor, known, err);
+    return fail_unknown(descriptor, err);
 }
 
 int gpt2_pad_vocab(int vocab_size) {

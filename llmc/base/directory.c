@@ -68,6 +68,10 @@ static int compare_names(const void *a, const void *b) {
     return strcmp(*(char *const *)a, *(char *const *)b);
 }
 
+void names_sort(char **names, size_t n) {
+    if (n > 1) qsort(names, n, sizeof *names, compare_names);
+}
+
 void names_free(char **names, int n) {
     for (int i = 0; i < n; i++) free(names[i]);
     free(names);
@@ -109,7 +113,7 @@ static bool list(int fd, const char *path, const char *prefix, char ***names, in
         names_free(*names, *n);
         return false;
     }
-    if (*n > 1) qsort(*names, (size_t)*n, sizeof **names, compare_names);
+    names_sort(*names, (size_t)*n);
     return true;
 }
 

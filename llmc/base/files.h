@@ -93,4 +93,6 @@ bool directory_may_go(int parent, const char *name, bool (*may_go)(const char *f
 bool directory_list(const char *path, const char *prefix, char ***names, int *n, Error *err);
 /* The same of an open directory; `path` is for messages. */
 bool directory_list_open(int fd, const char *path, const char *prefix, char ***names, int *n, Error *err);
+/* Bytewise, so that the order is the same in every locale. */
+void names_sort(char **names, size_t n);
 void names_free(char **names, int n);

@@ -14,10 +14,6 @@ enum { TEXT_CHUNK_BYTES = 4 << 20 };
 
 /* ---- the files of a pattern ---- */
 
-static int compare_names(const void *a, const void *b) {
-    return strcmp(*(char *const *)a, *(char *const *)b);
-}
-
 static bool copy_names(TokenStream *stream, char **names, size_t n, Error *err) {
     stream->files = calloc(n, sizeof *stream->files);
     bool ok = stream->files && n <= INT_MAX;
@@ -43,8 +39,7 @@ static const char *hint_for(const char *pattern) {
     return "`make data` lists data sets";
 }
 
-/* Fills files[].path: the file of that very name, else what the pattern matches, sorted bytewise so that the
- * order is the same in every locale. */
+/* Fills files[].path: the file of that very name, else what the pattern matches, sorted. */
 static bool find_files(TokenStream *stream, Error *err) {
     const char *pattern = stream->pattern;
     if (access(pattern, F_OK) == 0) return copy_names(stream, (char **)&pattern, 1, err);
@@ -55,7 +50,7 @@ static bool find_files(TokenStream *stream, Error *err) {
                     hint_for(pattern));
     if (status != 0)
         return fail(err, EXIT_RUN, "%s: cannot be searched: out of memory or an unreadable folder", pattern);
-    qsort(found.gl_pathv, found.gl_pathc, sizeof *found.gl_pathv, compare_names);
+    names_sort(found.gl_pathv, found.gl_pathc);
     bool ok = copy_names(stream, found.gl_pathv, found.gl_pathc, err);
     globfree(&found);
     return ok;

@@ -23,9 +23,9 @@ struct JsonValue {
     int64_t n;         /* children */
     const char *key;   /* in an object: the member's name, decoded UTF-8, null-terminated; else NULL */
     size_t key_length; /* bytes; a name can hold \u0000 */
-    const char
-        *text;     /* of a string: its decoded bytes; of a number: its digits as written; null-terminated */
-    size_t length; /* bytes of text */
+    /* Of a string: its decoded bytes; of a number: its digits as written; null-terminated. */
+    const char *text;
+    size_t length;      /* bytes of text */
     size_t begin, end;  /* the value's place in the input, bytes [begin, end) */
     JsonValue *first;   /* first child, NULL if there is none */
     JsonValue *next;    /* next child of the same parent, NULL at the end */

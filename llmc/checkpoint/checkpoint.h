@@ -18,12 +18,12 @@
 typedef struct SaveOptions {
     int64_t keep;   /* newest whole checkpoints that stay; 0: all */
     bool keep_best; /* that of the lowest validation loss stays beside them; others that were best_only go */
-    const char *
-        validation; /* the data of that loss, as the flags name them: losses on others do not count; NULL: all do */
+    /* The data of that loss, as the flags name them: losses on others do not count; NULL: all do. */
+    const char *validation;
     bool model_only;
     bool replaces; /* the new one takes the place of all others, of later steps, too */
-    const Snapshot
-        *snapshot; /* what is saved, on any thread, while training goes on; NULL: the model as it is */
+    /* What is saved, on any thread, while training goes on; NULL: the model as it is. */
+    const Snapshot *snapshot;
 } SaveOptions;
 
 /* Saves OUT/step_%08d; then, once it is durable, removes what `options` leave no place for: only whole checkpoints

@@ -24,8 +24,8 @@ typedef struct DataOptions {
     Split split;
     int B, T;    /* micro-batch of this rank */
     Ranks ranks; /* of those that read data of their own */
-    int64_t
-        block; /* batches of a rank that follow each other, behind those of lower ranks: those of a step; 0: 1 */
+    /* Batches of a rank that follow each other, behind those of lower ranks: those of a step; 0: 1. */
+    int64_t block;
     bool shuffle; /* training: windows permuted by (seed, epoch); else in stream order, wrapping */
     uint64_t seed;
     bool pack;       /* windows of whole documents (packing.h); shuffled in any case */

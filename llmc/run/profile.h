@@ -38,8 +38,8 @@ static inline size_t roof_bytes(int i) {
 typedef struct Roofs {
     double flops; /* a second: Device.peak_flops */
     double bytes; /* a second, read and written, of a large copy; 0: no memory left to measure it */
-    double bytes_of
-        [ROOF_SIZES]; /* the same of a copy of roof_bytes(i) bytes, which a cache may hold; 0: not known */
+    /* The same of a copy of roof_bytes(i) bytes, which a cache may hold; 0: not known. */
+    double bytes_of[ROOF_SIZES];
     const char *flops_how; /* "measured" or "derived" */
 } Roofs;
 
@@ -49,8 +49,8 @@ typedef struct ProfileCall {
     const char *kernel; /* Ops.kernel_ran, or NULL */
     OpCost cost;
     PassPlace at;
-    double begin,
-        end; /* by the device, seconds since the step's first call began; profile_collect fills them in */
+    /* By the device, seconds since the step's first call began; profile_collect fills them in. */
+    double begin, end;
 } ProfileCall;
 
 /* `inner` with every op noted; one at a time, valid until the next call. Graphs are off. at: where the model is, or NULL. */

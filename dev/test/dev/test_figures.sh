@@ -41,6 +41,12 @@ for change in 'compare_attention.md s/^| 1024 | /&1/' 'compare_train.md s/^| d12
     figures "$work/results"
     seen "$change is seen"
 done
+# A shape that gave no figure of ours is left out.
+cp $results/compare_*.md $results/context.csv "$work/results"
+sed '/^### Training/,/^### Every/s/^| d12:64x1024 .*/&\n| d12:9x1024 | - | - | - | - | - | - | - | - | - | - | |/' $results/compare_train.md >"$work/results/compare_train.md"
+check 'a shape without a figure stands in the result' grep -q '^| d12:9x1024 | - ' "$work/results/compare_train.md"
+figures "$work/results"
+check 'a shape without a figure is left out' [ "$status" -eq 0 ]
 echo '<!-- figures nothing -->' >"$work/page"
 command_refuses 'no figures are named nothing' scripts/figures.sh $results "$work/page"
 command_refuses "/none/compare_attention.md: cannot be read" scripts/figures.sh "$work/none"

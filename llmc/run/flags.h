@@ -132,9 +132,6 @@ bool settings_scores_alone(const Settings *s);
  * not split: without --val such a run trains and reports "val loss n/a". */
 bool settings_has_validation(const Settings *s);
 
-/* True where --model (value) is a descriptor (nano, baby, d12, gpt3:c768), not a path. */
-bool model_is_descriptor(const char *model);
-
 void flags_help(FILE *out, const char *program);
 /* The table in FLAGS.md, between its two markers. */
 void flags_help_markdown(FILE *out);

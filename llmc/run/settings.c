@@ -8,7 +8,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-bool model_is_descriptor(const char *model) {
+/* True where --model (value) is a descriptor (nano, baby, d12, gpt3:c768), not a path. */
+static bool is_descriptor(const char *model) {
     GPT2Config config;
     Error unused = {0};
     return gpt2_config_from_descriptor(&config, model, &unused);
@@ -17,8 +18,8 @@ bool model_is_descriptor(const char *model) {
 /* Or --memory plans it. */
 static bool is_of_samples(const Settings *s) {
     const bool asked = flags_was_set(s, "prompt") || s->prompt_file || s->chat;
-    return asked && !flags_was_set(s, "train") && flags_was_set(s, "model") &&
-           !model_is_descriptor(s->model) && !s->eval_only;
+    return asked && !flags_was_set(s, "train") && flags_was_set(s, "model") && !is_descriptor(s->model) &&
+           !s->eval_only;
 }
 
 bool settings_sample_only(const Settings *s) {
@@ -309,7 +310,7 @@ bool flags_check(const Settings *s, int n_ranks, Error *err) {
          "--export: which model? hint: --model PATH"},
         {s->export_path && n_ranks > 1,
          "--export on several ranks: one writes; hint: leave --gpus or the launcher out"},
-        {s->eval_only && model_is_descriptor(s->model),
+        {s->eval_only && is_descriptor(s->model),
          "--eval-only: new weights are random; hint: --model PATH"},
     };
     /* clang-format on */

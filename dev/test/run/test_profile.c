@@ -151,6 +151,61 @@ static void test_roofs(void) {
               roof_bytes(i), measured.bytes_of[i]);
 }
 
+/* The costliest op comes first; numbers are those of a step, shares those of all ops. */
+static void test_means(void) {
+    const Profile profile = {
+        .n_rows = 2,
+        .rows = {{.name = "quick", .calls = 4, .seconds = 1, .bytes = 8e9},
+                 {.name = "slow", .calls = 8, .seconds = 2, .bytes = 8e9}},
+        .n_steps = 4,
+        .seconds = 5,
+        .seconds_a_step = 1.6,
+    };
+    const Roofs roofs = {.flops = 1e12, .bytes = 1e11, .flops_how = "derived"};
+    char *text = NULL, op[64], words[64];
+    int calls = 0;
+    double ms = 0, share = 0, work = 0;
+    size_t length = 0;
+    FILE *out = open_memstream(&text, &length);
+    profile_print(out, &profile, &roofs);
+    fclose(out);
+    const char *slow = strstr(text, "  slow "), *quick = strstr(text, "  quick ");
+    if (CHECK(slow && quick && slow < quick, "the costliest op is not the first: %s", text)) {
+        CHECK(sscanf(slow, "%63s %d %lf %lf %% %lf GB", op, &calls, &ms, &share, &work) == 5 && calls == 2 &&
+                  ms == 500 && share == 66.7 && work == 2,
+              "slow: %.120s", slow);
+        CHECK(sscanf(quick, "%63s %d %lf %lf", op, &calls, &ms, &share) == 4 && calls == 1 && ms == 250 &&
+                  share == 33.3,
+              "quick: %.120s", quick);
+    }
+    const char *all = strstr(text, "all ops"), *between = strstr(text, "between ops"),
+               *wall = strstr(text, "wall clock");
+    CHECK(all && sscanf(all, "all ops %d %lf", &calls, &ms) == 2 && calls == 3 && ms == 750, "%s", text);
+    CHECK(between && sscanf(between, "between ops %lf", &ms) == 1 && ms == 500, "%s", text);
+    CHECK(wall && sscanf(wall, "wall clock %lf the ops are %lf %% of %63s", &ms, &share, words) == 3 &&
+              ms == 1600 && share == 46.9,
+          "%s", text);
+    free(text);
+}
+
+static void copy_nothing(void *dst, const void *src, size_t bytes) {}
+static void note_nothing(int index) {}
+static double half_a_second(int from, int to) {
+    return 0.5;
+}
+
+/* A copy reads and writes. */
+static void test_copy_rate(void) {
+    Ops ops = ops_cpu;
+    Device device = *ops.device;
+    device.copy = copy_nothing;
+    device.timestamp = note_nothing;
+    device.seconds_between = half_a_second;
+    ops.device = &device;
+    CHECK(profile_copy_roof(&ops) == 2 * 16 * 1048576 / 0.5, "16 MiB in half a second: %g bytes/s",
+          profile_copy_roof(&ops));
+}
+
 /* A step of more calls than there are timestamps: the profile says how many it left out, and no share of the step. */
 static void test_too_many_calls(const Ops *ops) {
     enum { NOTED = TIMESTAMPS_MAX / 2, MORE = 5 };
@@ -358,6 +413,8 @@ static void test_backend(const Ops *ops) {
 
 int main(void) {
     test_roofs();
+    test_means();
+    test_copy_rate();
     const Ops *const tables[] = {&ops_cpu, ops_cuda_fp32, ops_cuda_bf16};
     for (int i = 0; i < 3; i++) {
         Error err = {0};

@@ -17,8 +17,8 @@ struct Comm {
     Ranks ranks;
 
     /* Says where gradients (n fp32 elements) and weights (bytes) lie, both of alloc(), for reduce_scatter and all_gather to
-     * work on: ranks that reach each other's memory then write there. detach before they are freed; it does nothing where
-     * nothing is attached. Both wait for the other ranks; without them all memory is served, by the slower way. */
+     * work on: ranks that reach each other's memory then write there. detach before they are freed. Both wait for the
+     * other ranks; without them all memory is served, by the slower way. */
     void (*attach)(Comm *comm, float *grads, int64_t n, void *weights, size_t bytes);
     void (*detach)(Comm *comm);
 

@@ -141,6 +141,7 @@ typedef struct GPT2 {
     int64_t leaf_micro_steps;    /* of this rank, in one leaf */
     SumTree kept;                /* what kept_sums are */
     SumTreeSize tree_size;       /* 0 without leaves */
+    bool is_attached;            /* gpt2_attach */
     CapturedStep captured[2][2]; /* [is a step's first][its last] */
     PassPlace at;
     /* Asked between the parts of a pass; once true, it must stay so: the rest is left out, and loss, gradients and

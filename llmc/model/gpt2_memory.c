@@ -337,7 +337,7 @@ void gpt2_close(GPT2 *model) {
     const Ops *ops = model->ops;
     if (model->weights == model->master) model->weights = NULL;
     for (int i = 0; i < 4; i++) ops->device->graph_free(model->captured[i / 2][i % 2].graph);
-    model->comm->detach(model->comm);
+    if (model->is_attached) model->comm->detach(model->comm);
     Buffer buffers[N_BUFFERS];
     buffer_table(buffers, model);
     for (int i = 0; i < N_BUFFERS; i++) ops->device->free(*buffers[i].data);

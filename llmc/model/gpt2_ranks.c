@@ -11,6 +11,7 @@ void gpt2_attach(GPT2 *model) {
     const size_t bytes = (size_t)model->n_elements * dtype_bytes(model->ops->dtype);
     if (model->n_parts == 1) return;
     model->comm->attach(model->comm, model->grads, attached_gradients(model), model->weights, bytes);
+    model->is_attached = true;
 }
 
 /* ---- gradients ---- */

@@ -59,9 +59,9 @@ ifneq ($(NVCC),)
 CARDS := $(if $(filter-out native,$(GPU_ARCH)),,$(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | \
 	sed -n 's/^ *\([0-9]*\)\.\([0-9]\) *$$/\1\2/p' | sort -u))
 $(if $(filter native,$(GPU_ARCH)),$(if $(CARDS),,$(error GPU_ARCH=native: nvidia-smi names no card; hint: GPU_ARCH=90a, or leave it out for all cards)))
-endif
 $(foreach kind,$(filter-out all native ptx,$(subst $(comma), ,$(GPU_ARCH))),$(if $(shell echo '$(kind)' | grep -xE '[0-9]{2,3}[af]?'),,\
 	$(error GPU_ARCH=$(kind): expected a compute capability, all or native; hint: GPU_ARCH=90a is an H100's or H200's, 80 an A100's)))
+endif
 kind_of_card = $(if $(filter 90,$(1)),90a,$(if $(filter 8%,$(1)),80,ptx))
 override GPU_ARCH := $(strip $(or $(sort $(foreach card,$(CARDS),$(call kind_of_card,$(card)))),$(subst $(comma), ,$(GPU_ARCH)),all))
 export GPU_ARCH

@@ -1,7 +1,8 @@
 # Data sets: `make data` lists them. Included by the Makefile; data/README.md says what each script writes and where.
 #
-# The scripts run by PYTHON where it has their packages, so that no network is needed; else, or where it is there, by data/.venv's.
-HAS_PACKAGES := $(if $(filter data/%,$(MAKECMDGOALS)),$(if $(wildcard data/.venv/ready),,$(shell $(PYTHON) data/has_packages.py 2>/dev/null && echo yes)))
+# The scripts run by PYTHON where it has their packages, so that no network is needed; else by data/.venv's, which comes first where
+# it is there and nobody names a PYTHON.
+HAS_PACKAGES := $(if $(filter data/%,$(MAKECMDGOALS)),$(if $(and $(filter file,$(origin PYTHON)),$(wildcard data/.venv/ready)),,$(shell $(PYTHON) data/has_packages.py 2>/dev/null && echo yes)))
 DATA_PYTHON = $(if $(HAS_PACKAGES),$(PYTHON),data/.venv/bin/python)
 DATA_PACKAGES = $(if $(HAS_PACKAGES),,data/.venv/ready)
 

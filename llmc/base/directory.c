@@ -52,8 +52,9 @@ bool directory_make(const char *path, Error *err) {
 
 bool directory_is_writable(const char *path, Error *err) {
     if (access(path, W_OK | X_OK) == 0) return true;
-    if (errno != ENOENT) return fail_errno(err, "cannot write in", path);
-    return fail(err, EXIT_INPUT, "cannot write in %s: no such directory; hint: mkdir -p %s", path, path);
+    struct stat link;
+    if (errno != ENOENT || lstat(path, &link) == 0) return fail_errno(err, "cannot write in", path);
+    return fail(err, EXIT_INPUT, "cannot write in %s: no such directory; hint: mkdir -p '%s'", path, path);
 }
 
 /* ---- listing ---- */

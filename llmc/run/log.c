@@ -298,6 +298,34 @@ static bool set_aside(const char *dir, const char *path, Error *err) {
     return rename(path, aside) == 0 || fail_errno(err, "cannot move aside", path);
 }
 
+/* The line of a save of that step is there. */
+static bool has_save(const char *path, int64_t step) {
+    char name[CHECKPOINT_NAME], words[CHECKPOINT_NAME + 32], *line = NULL;
+    size_t capacity = 0;
+    bool found = false;
+    FILE *in = fopen(path, "r");
+    if (!in) return false;
+    checkpoint_name(name, "", step);
+    snprintf(words, sizeof words, "\"checkpoint\": \"%s\"", name);
+    while (!found && getline(&line, &capacity, in) > 0) found = strstr(line, words) != NULL;
+    free(line);
+    fclose(in);
+    return found;
+}
+
+void log_take_back(const char *dir, int64_t step) {
+    char path[1100], aside[1100], between[1110];
+    struct stat status;
+    snprintf(path, sizeof path, "%s/" LOG_NAME, dir);
+    snprintf(aside, sizeof aside, "%s/" LOG_ASIDE, dir);
+    snprintf(between, sizeof between, "%s.tmp", path);
+    if (has_save(path, step) || lstat(aside, &status) || !S_ISREG(status.st_mode) || !has_save(aside, step))
+        return;
+    rename(path, between);
+    rename(aside, path);
+    rename(between, aside);
+}
+
 static bool log_path(RunLog *run, const char *dir, Error *err) {
     return snprintf(run->path, sizeof run->path, "%s/log.jsonl", dir) < (int)sizeof run->path ||
            fail(err, EXIT_INPUT, "path longer than %zu bytes", sizeof run->path);
@@ -335,6 +363,7 @@ bool log_open(RunLog *run, const char *dir, int64_t resumed_step, const LogHeade
     if (!log_path(run, dir, err)) return false;
     const int there = look_at(run->path, err);
     if (there < 0) return false;
+    if (resumed_step >= 0) log_take_back(dir, resumed_step);
     if (there && resumed_step >= 0 && !drop_later_lines(dir, run->path, resumed_step, err)) return false;
     if (there && resumed_step < 0 && !set_aside(dir, run->path, err)) return false;
     if (!open_end(run, dir, err)) return false;

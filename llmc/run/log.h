@@ -55,6 +55,10 @@ typedef struct RunLog {
 
 /* False where one of the log's names in DIR stands for no file: nothing is written through a link, a FIFO, ... */
 bool log_check(const char *dir, bool resumed, Error *err);
+/* Where the checkpoint of that step has its log in DIR/log.1.jsonl, because a later run was killed before its save, the
+ * two logs change places. log_open does it for a resumed run. */
+#define LOG_ASIDE "log.1.jsonl"
+void log_take_back(const char *dir, int64_t step);
 /* What log_check refuses is an error here, too.
  * Opens DIR/log.jsonl (dir exists; NULL: no log) and writes the header. resumed_step >= 0: keeps the lines up
  * to that step (rewritten to a temporary file, fsync'ed, renamed) and appends. resumed_step < 0: a new run; a

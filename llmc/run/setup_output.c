@@ -212,6 +212,16 @@ static bool make_default(const char *out, Error *err) {
     return directory_make(out, err) && file_write(out, MARK, mark_text, strlen(mark_text), err);
 }
 
+/* A run that was killed before its save left its log beside another's model. */
+static void keep_log(const char *out) {
+    CheckpointEntry *entries;
+    Error ignored;
+    int n;
+    if (!checkpoint_entries(out, &entries, &n, &ignored)) return;
+    if (n > 0) log_take_back(out, entries->step);
+    free(entries);
+}
+
 static bool take_default(Run *run, Error *err) {
     const char *out = run->settings.out;
     if (!make_default(out, err) || !lock_output(run, O_CREAT, err) || !log_check(out, false, err) ||
@@ -219,7 +229,8 @@ static bool take_default(Run *run, Error *err) {
         return false;
     if (run->output.alone) checkpoint_clean(out);
     sign_output(run);
-    unlinkat(run->output.folder, "log.1.jsonl", 0); /* the log of the run before takes its place */
+    keep_log(out);
+    unlinkat(run->output.folder, LOG_ASIDE, 0); /* the log of the model that is there takes its place */
     return true;
 }
 
@@ -255,33 +266,10 @@ static bool open_default(Run *run, Error *err) {
     return true;
 }
 
-static bool log_has_save(const char *out, const char *log, int64_t step) {
-    enum { MOST = 1 << 30 };
-    char path[1024], name[CHECKPOINT_NAME], value[CHECKPOINT_NAME + 16];
-    Error ignored;
-    size_t size;
-    checkpoint_name(name, "", step);
-    snprintf(path, sizeof path, "%s/%s", out, log);
-    snprintf(value, sizeof value, "\"checkpoint\": \"%s\"", name);
-    char *text = file_read(path, MOST, &size, &ignored);
-    const bool found = text && strstr(text, value);
-    free(text);
-    return found;
-}
-
-/* A later run that was killed before its save left its log in the place of the checkpoint's. */
-static void take_back_log(const Run *run) {
-    const char *out = run->settings.out, *now = "log.jsonl", *before = "log.1.jsonl";
-    const int folder = run->output.folder;
-    if (!log_has_save(out, now, run->checkpoint_step) && log_has_save(out, before, run->checkpoint_step))
-        renameat(folder, before, folder, now);
-}
-
 /* The folder stays one of runs without --out, whichever way it is named. */
-static void resume_default(const Run *run) {
+static void say_default_goes(const Run *run) {
     const char *out = run->settings.out;
-    take_back_log(run);
-    if (!settings_out_is_default(&run->settings) && is_folder(run, DEFAULT_OUT))
+    if (directory_has(out, MARK) && !settings_out_is_default(&run->settings) && is_folder(run, DEFAULT_OUT))
         print_note(
             "the next run without --out replaces what is in %s; hint: move the folder, or remove %s/%s", out,
             out, MARK);
@@ -305,8 +293,8 @@ bool setup_output(Run *run, Error *err) {
     if (!run->checkpoint[0] && !refuse_checkpoints(s->out, err, fail_used)) return false;
     if (!run->checkpoint[0])
         unlinkat(run->output.folder, MARK, 0); /* the user's from now on */
-    else if (directory_has(s->out, MARK))
-        resume_default(run);
+    else
+        say_default_goes(run);
     sign_output(run);
     clean_output(run);
     return check_room(run, err);

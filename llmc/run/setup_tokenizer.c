@@ -148,16 +148,15 @@ static bool check_tokens(const Run *run, const char *flag, const char *spec, con
 
 /* The shards of each source, and the tokenizer that they were made with, where it lies beside or above them. */
 static bool check_beside(const Run *run, const char *flag, const char *pattern, Error *err) {
-    char first[PATH_MAX], path[PATH_MAX];
+    char first[PATH_MAX], path[PATH_MAX], hint[PATH_MAX + 64];
     bool is_shard;
+    snprintf(hint, sizeof hint, "--tokenizer %s, where the shards have its tokens",
+             tokenizer_source(run->tokenizer));
     for (int i = 0; dataloader_source_file(pattern, i, first, &is_shard); i++) {
         if (!is_shard) continue;
         if (!find_beside(path, first, err)) return false;
         if (!*path || strcmp(path, tokenizer_source(run->tokenizer)) == 0) continue;
-        if (!check_tokens(run, flag, path,
-                          "move it away, or --tokenizer names the run's, where the shards have its tokens",
-                          err))
-            return false;
+        if (!check_tokens(run, flag, path, hint, err)) return false;
     }
     return true;
 }

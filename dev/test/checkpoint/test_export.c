@@ -466,7 +466,7 @@ static void test_refused(void) {
     refuses("none.gguf", EXPORT_F32, NULL, "the model has none");
     refuses("x.bin", EXPORT_Q8_0, NULL, "files for llm.c are f32 or bf16");
     refuses("x", EXPORT_BF16, NULL, "files for Hugging Face are f32");
-    refuses("nowhere/x", EXPORT_F32, NULL, "no such directory; hint: mkdir -p ");
+    refuses("nowhere/x", EXPORT_F32, NULL, "no such directory; hint: mkdir -p '");
     refuses("of_f32.gguf/x/y", EXPORT_F32, NULL, "Not a directory");
     refuses(".gguf", EXPORT_F32, bytes_tokenizer, "a name before .gguf");
     refuses("x.GGUF", EXPORT_F32, NULL, "found a name that ends with .GGUF");

@@ -47,6 +47,7 @@ for kind in h100 sm_90 9.0 90b '80 hopper'; do
     built_for '' GPU_ARCH="$kind"
     check "GPU_ARCH=$kind: is refused" grep -q "GPU_ARCH=${kind#80 }: expected a compute capability, all or native; hint: " "$work/err"
 done
+check 'GPU_ARCH=sm_90: is nothing to a build for the CPU' sh -c 'make -n NVCC= GPU_ARCH=sm_90 BUILD="$0" "$0/llmc/base/files.o" >/dev/null 2>&1' "$work/build"
 cards 8.0
 built_for 'sm_80 '
 cards 8.9
@@ -139,11 +140,12 @@ END
     # package NAME VERSION: as if pip had installed it.
     package() { rm -rf "$work/site/$1"-* && mkdir -p "$work/site/$1-$2.dist-info" && printf 'Metadata-Version: 2.1\nName: %s\nVersion: %s\n' "$1" "$2" >"$work/site/$1-$2.dist-info/METADATA"; }
     # prepares PIP EXPECTED WHAT: make data/tinyshakespeare where pip ends with PIP. EXPECTED: what it called.
+    python="PYTHON=$bin/python"
     prepares() {
         rm -f "$work/calls"
-        PIP=$1 make -s -C "$work/prepared" BUILD=build NVCC= PYTHON="$bin/python" data/tinyshakespeare >"$work/out" 2>"$work/err"
+        PIP=$1 env -u PYTHON make -s -C "$work/prepared" BUILD=build NVCC= $python data/tinyshakespeare >"$work/out" 2>"$work/err"
         status=$?
-        check "$3: exit code $status" [ "$status" -eq $(($1 ? 2 : 0)) ]
+        check "$3: exit code $status" [ "$status" -eq "${4:-$(($1 ? 2 : 0))}" ]
         check "$3: called $(cat "$work/calls" 2>/dev/null)" [ "$(cat "$work/calls" 2>/dev/null)" = "$2" ]
     }
     here="$bin/python data/tinyshakespeare.py" own="data/.venv/bin/python data/tinyshakespeare.py"
@@ -159,7 +161,10 @@ END
 $own" "an old package"
     prepares 0 "$own" "a venv that is there"
     package tokenizers 0.15
-    prepares 0 "$own" "a venv beside a Python that has the packages"
+    python= prepares 0 "$own" "a venv beside a Python that nobody names"
+    prepares 0 "$here" "a Python that has the packages, beside a venv"
+    touch -t 200001010000 "$work/prepared/data/.venv/ready"
+    prepares 1 "$here" "the same beside a venv of other requirements, no network" 0
     package pyarrow 40.0
     touch -t 200001010000 "$work/prepared/data/.venv/ready"
     prepares 1 pip "other requirements, no network"

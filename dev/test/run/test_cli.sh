@@ -339,9 +339,9 @@ check "an export: nothing to note" eval '! grep -q "^note: " "$work/out"'
 run --model nano --export "$work/random.gguf"
 check "an export of new weights: said, exit code $status" [ "$status$(grep -c '^note: --model nano is a size, .* random; hint: --model PATH$' "$work/out")" = 01 ]
 refuses "an export that trains" '^error: --export and --train: ' --model "$work/whole" --export "$work/x" --train "$work/text.txt"
-refuses "an export in no folder" "^error: --export: cannot write in $work/none: no such directory; hint: mkdir -p $work/none\$" --model "$work/whole" --export "$work/none/x.bin"
+refuses "an export in no folder" "^error: --export: cannot write in $work/none: no such directory; hint: mkdir -p '$work/none'\$" --model "$work/whole" --export "$work/none/x.bin"
 check "an export in no folder: nothing is printed or made" eval '[ ! -s "$work/out" ] && [ ! -e "$work/none" ]'
-refuses "a trace in no folder" "^error: --profile-trace: cannot write in $work/none: no such directory; hint: mkdir -p $work/none\$" $tiny --train "$work/text.txt" --profile-trace "$work/none/x"
+refuses "a trace in no folder" "^error: --profile-trace: cannot write in $work/none: no such directory; hint: mkdir -p '$work/none'\$" $tiny --train "$work/text.txt" --profile-trace "$work/none/x"
 refuses "an export of no model" '^error: --export: which model\? hint: --model PATH$' --export "$work/x"
 refuses "a type of no export" '^error: --export-type: of what\? hint: --export PATH$' --model "$work/whole" --prompt a --export-type f16
 (ulimit -f 8; "$program" --device cpu --model "$work/whole" --export "$work/large" >"$work/out" 2>"$work/err" </dev/null; echo "status $?" >>"$work/err")

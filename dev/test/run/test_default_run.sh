@@ -148,6 +148,27 @@ ended
 run $tiny --steps 4 --seed 3 --resume
 kept 4
 check "killed before its save, --resume: the log is the checkpoint's" [ "$(losses out/default/log.jsonl | head -n 3)" = "$(cat "$work/losses")" ]
+check "killed before its save, --resume: its own log stays" [ "$(losses out/default/log.1.jsonl | wc -l)" -ge 5 ]
+# Twice, with seeds of their own; what is refused or has nothing to do moves no log.
+rm -r out
+run $tiny --steps 3 --seed 3
+losses out/default/log.jsonl >"$work/losses"
+for seed in 4 5; do
+    start $tiny --steps 100000000 --seed $seed
+    await grep -q '^step  *5/' "$work/out"
+    kill -KILL $child
+    ended
+done
+cat out/default/log.jsonl >"$work/killed"
+run $tiny --steps 4 --seed 3 --resume --optimizer adamw
+refused "of another optimizer" 'adamw'
+run $tiny --steps 3 --seed 3 --resume
+check "two killed, a finished run: exit code $status" [ "$status" -eq 0 ]
+check "refused, finished: the log stays where it was" cmp -s "$work/killed" out/default/log.jsonl
+run $tiny --steps 4 --seed 3 --resume
+kept 4
+check "two killed, --resume: the log is the checkpoint's" [ "$(losses out/default/log.jsonl | head -n 3)" = "$(cat "$work/losses")" ]
+check "two killed, --resume: the last one's log stays" cmp -s "$work/killed" out/default/log.1.jsonl
 
 # ---- two at once, stops, faults ----
 rm -rf out

@@ -143,10 +143,10 @@ refuses "a named tokenizer with other tokens" '^error: --tokenizer: the tokenize
 refuses "a named tokenizer with other tokens, resumed" '^error: --tokenizer: .* the first under id 258; hint: ' $size $tiny --train text.txt --tokenizer other.bin --out bpe --resume
 works "a named tokenizer with the model's tokens" --model bpe --tokenizer small.bin --prompt the --sample-tokens 4
 mkdir "$work/others" && cp "$work/other.bin" "$work/others/gpt2_tokenizer.bin" && shard 1 2 3 262 >"$work/others/a_train_000001.bin"
-refuses "shards of another tokenizer" '^error: --train: the tokenizer others/gpt2_tokenizer.bin has other tokens than the model of bpe/step_00000002, the first under id 258; hint: move it away' --model bpe $tiny --train 'others/a_*.bin'
+refuses "shards of another tokenizer" '^error: --train: the tokenizer others/gpt2_tokenizer.bin has other tokens than the model of bpe/step_00000002, the first under id 258; hint: --tokenizer bpe/step_00000002/tokenizer.bin, where the shards have its tokens$' --model bpe $tiny --train 'others/a_*.bin'
 refuses "shards of another tokenizer, evaluation" '^error: --val: the tokenizer others/gpt2_tokenizer.bin has other tokens' --model bpe --eval-only --batch 2 --val 'others/a_*.bin'
 mkdir -p "$work/above/made" && cp "$work/other.bin" "$work/above/gpt2_tokenizer.bin" && cp "$work/others/a_train_000001.bin" "$work/above/made"
-refuses "shards below another tokenizer" '^error: --train: the tokenizer above/made/../gpt2_tokenizer.bin has other tokens than the model of bpe/step_00000002, the first under id 258; hint: move it away' --model bpe $tiny --train 'above/made/a_*.bin'
+refuses "shards below another tokenizer" '^error: --train: the tokenizer above/made/../gpt2_tokenizer.bin has other tokens than the model of bpe/step_00000002, the first under id 258; hint: --tokenizer bpe/step_00000002/tokenizer.bin, where the shards have its tokens$' --model bpe $tiny --train 'above/made/a_*.bin'
 check "shards below another tokenizer: found before anything is printed" [ ! -s "$work/out" ]
 cp "$work/small.bin" "$work/above/made/gpt2_tokenizer.bin"
 works "shards below another tokenizer, their own beside them" --model bpe $tiny --train 'above/made/a_*.bin'
@@ -209,7 +209,7 @@ works "beside the shards" $on_shards --out shown
 tokenizer_is "beside the shards: said" 'bpe of 50257 tokens, beside the shards: set/mine/gpt2_tokenizer.bin'
 check "beside the shards: the checkpoint carries it" cmp -s "$work/shown/step_00000002/tokenizer.bin" "$work/gpt2_tokenizer.bin"
 mkdir "$work/set/other" && cp "$work/set/mine/a_train_000001.bin" "$work/set/other" && sed 's/AAA/aaa/' "$work/gpt2_tokenizer.bin" >"$work/set/other/gpt2_tokenizer.bin"
-refuses "a new model on shards of two tokenizers" "^error: --val: the tokenizer set/other/gpt2_tokenizer.bin has other tokens than the run's, set/mine/gpt2_tokenizer.bin, the first under id 256; hint: move it away" $size $tiny --train 'set/mine/a_train_*.bin' --val 'set/other/a_train_*.bin'
+refuses "a new model on shards of two tokenizers" "^error: --val: the tokenizer set/other/gpt2_tokenizer.bin has other tokens than the run's, set/mine/gpt2_tokenizer.bin, the first under id 256; hint: --tokenizer set/mine/gpt2_tokenizer.bin, where the shards have its tokens$" $size $tiny --train 'set/mine/a_train_*.bin' --val 'set/other/a_train_*.bin'
 mv "$work/set/mine/gpt2_tokenizer.bin" "$work/set/gpt2_tokenizer.bin"
 (cd "$work/elsewhere" && "$program" --device cpu $(echo "$on_shards" | sed 's,set/,../set/,g') --out ../shown_2) >"$work/out" 2>"$work/err"
 tokenizer_is "above the shards, from another folder" 'bpe of 50257 tokens, beside the shards: ../set/mine/../gpt2_tokenizer.bin'

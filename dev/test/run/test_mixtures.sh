@@ -42,6 +42,12 @@ cp -r whole resumed && rm -r resumed/step_00000008
 run $tiny --train "$mixture" --out resumed --resume
 check "a mixture: resumes to the bit" [ "$(hashes whole/step_00000008)" = "$(hashes resumed/step_00000008)" ]
 check "a mixture: resumed without a word on data" [ "$(grep -c '^note:' out)" -eq 0 ]
+# Shards are not split for validation, and neither is a mixture with them, whichever comes first.
+: >shard.bin
+for pair in shard.bin:1,a.txt:1 a.txt:1,shard.bin:1; do
+    run $tiny --train $pair
+    refused "--train $pair" '^error: --eval-every: --train names token shards, which are not split; hint: --val GLOB'
+done
 run $tiny --train "$mixture" --out of_2 --gpus 2 --reproducible 4
 run $tiny --train "$mixture" --out of_1 --reproducible 4
 check "a mixture: the same bits on 2 ranks" [ "$(hashes of_1/step_00000008)" = "$(hashes of_2/step_00000008)" ]

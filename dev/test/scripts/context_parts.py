@@ -245,7 +245,7 @@ class Program(Context):
         self.assertFalse(os.path.exists(self.path("x.csv")))
 
     def test_a_signal_ends_the_trainer_without_a_word_and_leaves_no_folder(self):
-        trainer = self.program("trainer", f"#!/bin/sh\necho $$ >{self.folder}/pid\nexec sleep 600\n")
+        trainer = self.program("trainer", f"#!/bin/sh\n[ $1 = --version ] && exit\necho $$ >{self.folder}/pid\nexec sleep 600\n")
         program = f"import sys; sys.path.insert(0, {SCRIPTS!r}); import context; context.PROGRAM = {trainer!r}; context.end_with(context.main)"
         flags = ["--csv", self.path("x.csv"), "--png", self.path("x.png"), "--seq", "64", "--", "--device", "cpu"]
         os.mkdir(self.path("tmp"))

@@ -171,10 +171,9 @@ static void tell_all(const Door *door, const Error *err) {
     if (err) memcpy(verdict.text, err->text, sizeof verdict.text);
     for (int i = 0; err && i < door->n_guests; i++)
         socket_send(door->guests[i].fd, &verdict, sizeof verdict, deadline);
-    for (int i = 1; i < r->ranks.n_ranks; i++) {
+    for (int i = 1; i < r->ranks.n_ranks; i++) { /* one that is gone is noticed later */
         if (r->work[i] < 0) continue;
-        if (socket_send(r->work[i], &verdict, sizeof verdict, deadline) &&
-            !err) /* one that is gone is noticed later */
+        if (socket_send(r->work[i], &verdict, sizeof verdict, deadline) && !err)
             socket_send(r->work[i], r->hosts, (size_t)r->ranks.n_ranks * HOST_NAME, deadline);
     }
 }

@@ -319,7 +319,8 @@ void log_take_back(const char *dir, int64_t step) {
     snprintf(path, sizeof path, "%s/" LOG_NAME, dir);
     snprintf(aside, sizeof aside, "%s/" LOG_ASIDE, dir);
     snprintf(between, sizeof between, "%s.tmp", path);
-    if (has_save(path, step) || lstat(aside, &status) || !S_ISREG(status.st_mode) || !has_save(aside, step))
+    /* Most folders have one log, which is not read then. */
+    if (lstat(aside, &status) || !S_ISREG(status.st_mode) || has_save(path, step) || !has_save(aside, step))
         return;
     rename(path, between);
     rename(aside, path);

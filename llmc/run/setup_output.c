@@ -212,44 +212,44 @@ static bool make_default(const char *out, Error *err) {
     return directory_make(out, err) && file_write(out, MARK, mark_text, strlen(mark_text), err);
 }
 
-/* A run that was killed before its save left its log beside another's model. */
-static void keep_log(const char *out) {
+/* The model that is there, which the run will replace; false where there is none. */
+static bool find_replaced(const char *out, CheckpointEntry *newest) {
     CheckpointEntry *entries;
     Error ignored;
     int n;
-    if (!checkpoint_entries(out, &entries, &n, &ignored)) return;
-    if (n > 0) log_take_back(out, entries->step);
+    if (!checkpoint_entries(out, &entries, &n, &ignored)) return false;
+    if (n > 0) *newest = entries[0];
     free(entries);
+    return n > 0;
 }
 
 static bool take_default(Run *run, Error *err) {
     const char *out = run->settings.out;
+    CheckpointEntry replaced;
     if (!make_default(out, err) || !lock_output(run, O_CREAT, err) || !log_check(out, false, err) ||
         !check_room(run, err))
         return false;
     if (run->output.alone) checkpoint_clean(out);
     sign_output(run);
-    keep_log(out);
+    /* A run that was killed before its save left its log beside another's model. */
+    if (find_replaced(out, &replaced)) log_take_back(out, replaced.step);
     unlinkat(run->output.folder, LOG_ASIDE, 0); /* the log of the model that is there takes its place */
     return true;
 }
 
 /* Who asks for text of the model that is there, or stops this run early, would see it replaced. */
 static void say_replaces(const Settings *s) {
-    CheckpointEntry *entries;
-    Error ignored;
-    int n;
-    if (!checkpoint_entries(s->out, &entries, &n, &ignored)) return;
-    if (n > 0 && (s->prompt_file || flags_was_set(s, "prompt")))
+    CheckpointEntry replaced;
+    if (!find_replaced(s->out, &replaced)) return;
+    if (s->prompt_file || flags_was_set(s, "prompt"))
         print_note("--prompt without --model: a new model is trained, and replaces the one in %s; hint: "
                    "--model %s samples from that one",
                    s->out, s->out);
-    else if (n > 0)
+    else
         print_note(
             "this run's model replaces %s/%s at its end, or where it is stopped; hint: --out DIR keeps "
             "both",
-            s->out, entries->name);
-    free(entries);
+            s->out, replaced.name);
 }
 
 /* Where nobody asked for it, the run goes on without. */

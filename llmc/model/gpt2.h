@@ -232,7 +232,7 @@ uint64_t gpt2_hash_gradients(GPT2 *model);
 void gpt2_update(GPT2 *model, const UpdateArgs *args);
 StepStats gpt2_step_stats(GPT2 *model); /* waits for the device */
 /* The same without a wait inside the step: queue_stats behind gpt2_update, take_stats of that slot
- * (< READBACK_SLOTS) when the next step is queued; it waits for its own step alone. */
+ * (< READBACK_SLOTS) when the next step is on its way; it waits for its own step alone. */
 void gpt2_queue_stats(GPT2 *model, int slot);
 StepStats gpt2_take_stats(GPT2 *model, int slot);
 

@@ -37,6 +37,21 @@ static void estimate_run(Training *t, int64_t n_micro, double seconds) {
     stop_expect(phase_of_step(t), clock_seconds() + step - seconds);
 }
 
+/* When the step at hand will be done, for who waits for it. */
+static void expect_step(const Training *t) {
+    const bool behind_another = t->queued.step > 0;
+    stop_expect(phase_of_step(t), clock_seconds() + t->step_seconds * (1 + behind_another));
+}
+
+/* The step before, while the first of several micro-steps keeps the device busy: a device takes a few of them ahead, so
+ * behind the last of many the host would hear of that step's end almost a step late. */
+static bool settle_before_rest(Training *t, Error *err) {
+    if (!t->queued.step) return true;
+    if (!training_settle(t, err)) return false;
+    expect_step(t);
+    return true;
+}
+
 static void set_probe(Probe *probe, const int32_t *tokens, const int32_t *targets, const Settings *s) {
     const int n = s->seq < PROBE_TOKENS ? (int)s->seq : PROBE_TOKENS;
     probe->n = n - n % (int)s->context_gpus; /* ranks share it out */
@@ -73,6 +88,7 @@ static bool feed(Training *t, int64_t step, Error *err) {
         if (timed) ops->device->synchronize();
         if (timed && !is_cut(t)) estimate_run(t, n_micro, clock_seconds() - begun);
         if (i == 0) set_probe(&t->fed[step % 2], tokens, targets, s);
+        if (i == 0 && n_micro > 1 && !settle_before_rest(t, err)) return false;
     }
     return true;
 }
@@ -201,12 +217,6 @@ bool training_settle(Training *t, Error *err) {
     const QueuedStep q = t->queued;
     t->queued.step = 0;
     return q.step == 0 || report_step(t, &q, err);
-}
-
-/* When this step will be done, for who waits for it. */
-static void expect_step(const Training *t) {
-    const bool behind_another = t->queued.step > 0;
-    stop_expect(phase_of_step(t), clock_seconds() + t->step_seconds * (1 + behind_another));
 }
 
 /* Leaves *q without a step where a stop left it out. */

@@ -13,8 +13,8 @@ enum {
     PROBE_TOKENS = 256, /* that a state must give a loss of before it is saved, at most */
 };
 
-/* A step whose ops are all queued on the device. Its loss and norm are read once the next step is queued as
- * well, so the device never waits for the host. */
+/* A step whose ops are all queued on the device. Its loss and norm are read once a part of the next step is queued as
+ * well, so the device never waits for the host: the first micro-step, or all where there is one. */
 typedef struct QueuedStep {
     int64_t step; /* 0: none */
     double begun; /* seconds: when the host began to queue it */
@@ -86,7 +86,7 @@ typedef struct Training {
     size_t memory_bytes, peak_memory_bytes; /* measured on the device */
 } Training;
 
-/* Queues a step, then reports the one before it; where nothing runs ahead, this step is done, too. Steps count from
+/* Queues a step, and reports the one before it; where nothing runs ahead, this step is done, too. Steps count from
  * 1: `step` is the number of steps done once its ops are. False on bad data, before anything of the update is
  * queued, and where MAX_BAD_STEPS in a row were bad. A step that is left out for a stop changes neither weights,
  * moments nor t->state. */

@@ -82,7 +82,10 @@ int64_t settings_least_step(const Settings *s, int n_ranks) {
 static void complete_tokens_per_step(Settings *s, int n_ranks) {
     set_from_recipe(s, flag_recipe("tokens-per-step"));
     const int64_t least = settings_least_step(s, n_ranks);
-    if (!flags_was_set(s, "tokens-per-step") || s->tokens_per_step == 0)
+    if (flags_was_set(s, "tokens-per-step") && s->tokens_per_step == 0) s->one_micro_step = true;
+    if (s->one_micro_step)
+        s->tokens_per_step = least;
+    else if (!flags_was_set(s, "tokens-per-step"))
         s->tokens_per_step = nearest(s->tokens_per_step, least);
 }
 

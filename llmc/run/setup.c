@@ -448,7 +448,7 @@ static int fitting_batch(const Run *run, const GPT2Options *options) {
     const Settings *s = &run->settings;
     const int64_t least = settings_least_step(s, run->comm->ranks.n_ranks) / s->batch;
     int B = gpt2_largest_batch(run->ops, &run->config, options, budget(run, run->free_at_start));
-    if (flags_was_set(s, "tokens-per-step") && s->tokens_per_step > 0)
+    if (flags_was_set(s, "tokens-per-step") && !s->one_micro_step)
         while (B > 1 && s->tokens_per_step % (B * least)) B--;
     return B;
 }

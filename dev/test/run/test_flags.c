@@ -284,6 +284,12 @@ static void test_completion(void) {
     settings_limit_seq(&s, 64, 1);
     CHECK(s.seq == 64 && s.tokens_per_step == 4 * 64, "one micro-batch stays one: %d",
           (int)s.tokens_per_step);
+    CHECK(complete(&s, &err, "--model dir --tokens-per-step 0", false, 1), "%s", err.text);
+    settings_limit_seq(&s, 64, 1);
+    CHECK(s.tokens_per_step == 4 * 64, "and so it does where it was asked for: %d", (int)s.tokens_per_step);
+    CHECK(complete(&s, &err, "--model dir --tokens-per-step 1024", false, 1), "%s", err.text);
+    settings_limit_seq(&s, 64, 1);
+    CHECK(s.tokens_per_step == 1024, "tokens that were asked for stay: %d", (int)s.tokens_per_step);
     CHECK(complete(&s, &err, "--model dir --seq 128", false, 1), "%s", err.text);
     settings_limit_seq(&s, 64, 1);
     CHECK(s.seq == 128, "what the user asked is not bent");

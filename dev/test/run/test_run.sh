@@ -215,6 +215,9 @@ big="--layers 1 --heads 1 --channels 8 --train $work/text.txt --steps 1 --sample
 run $big --batch 1048576 --seq 2047 --tokens-per-step $((1048576 * 2047))
 hint=$(sed -n 's/.*hint: --batch \([0-9]*\) fits.*/\1/p' "$work/err")
 check "the batch that fits divides the tokens of a step" eval '[ "${hint:-0}" -gt 0 ] && [ $((1048576 % hint)) -eq 0 ]'
+run $big --batch 1048573 --seq 2047 --tokens-per-step 0
+hint=$(sed -n 's/.*hint: --batch \([0-9]*\) fits.*/\1/p' "$work/err")
+check "the batch that fits where a step is one batch: $hint, no divisor of a prime" [ "${hint:-0}" -gt 1 ]
 
 # ---- a small stack ----
 if (ulimit -s 256) 2>/dev/null; then

@@ -248,7 +248,7 @@ static bool train(Training *t, Error *err) {
     if (!saved) warn(err);
     console_note(&t->console, "memory: planned %s, measured %s",
                  format_bytes_finely(planned, (double)run->planned_bytes),
-                 format_bytes_finely(measured, (double)t->peak_memory_bytes));
+                 t->peak_memory_bytes ? format_bytes_finely(measured, (double)t->peak_memory_bytes) : "n/a");
     const double tokens = (double)(t->state.step - first_step) * (double)run->settings.tokens_per_step;
     console_done(&t->console, t->state.step, t->train_loss, t->val_loss,
                  t->seconds_training > 0 ? tokens / t->seconds_training : 0);

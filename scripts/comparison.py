@@ -156,7 +156,9 @@ def duration(least, most):
 
 
 def gib(text):
-    """'43.1 MiB', as the trainer prints it, as a number of GiB."""
+    """'43.1 MiB', as the trainer prints it, as a number of GiB; NaN where it measured nothing."""
+    if text == "n/a":
+        return math.nan
     value, unit = text.split()
     return float(value) * 1024.0 ** (["B", "KiB", "MiB", "GiB", "TiB"].index(unit) - 3)
 

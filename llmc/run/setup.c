@@ -628,7 +628,8 @@ size_t setup_memory_in_use(const Run *run) {
     size_t free_bytes, total_bytes;
     if (run->ops == &ops_cpu) return difference(resident_bytes(), run->resident_at_start);
     run->ops->device->memory_info(&free_bytes, &total_bytes);
-    return difference(run->free_at_start, free_bytes);
+    const size_t in_use = difference(run->free_at_start, free_bytes), plan = run->planned_bytes;
+    return in_use < plan - plan / 16 ? 0 : in_use; /* less than was allocated: others gave theirs back */
 }
 
 void setup_close(Run *run) {

@@ -143,7 +143,8 @@ void setup_print_model(const Run *run);
 void setup_print_tokenizer(const Run *run);
 /* --memory: prints the plan tensor by tensor; allocates nothing. */
 void setup_print_memory(const Run *run);
-/* Bytes that the run takes on the device, measured; to compare with the plan. */
+/* Bytes that the run takes on the device, measured, to compare with the plan: on a card all that it has less free than
+ * before, whoever took it. 0: not known. */
 size_t setup_memory_in_use(const Run *run);
 /* Closes what is open; fine after any of the steps above. */
 void setup_close(Run *run);

@@ -106,10 +106,33 @@ static void test_times_of_steps_ahead(void) {
     CHECK(last > 0.2, "the last of 6 steps took %g of the mean", last);
 }
 
-/* Memory that others gave back since the start is not this run's: never less than nothing. */
+static size_t free_now;
+static void free_of_card(size_t *free_bytes, size_t *total_bytes) {
+    *free_bytes = free_now;
+    *total_bytes = 100;
+}
+
+/* Memory that others gave back since the start is not this run's: never less than nothing. What a card lacks is no measure
+ * where it is less than the run has allocated. */
 static void test_memory_given_back(void) {
-    const Run run = {.ops = &ops_cpu, .resident_at_start = SIZE_MAX / 2};
+    const Device card = {.memory_info = free_of_card};
+    const Ops ops = {.device = &card};
+    const Run run = {.ops = &ops_cpu, .resident_at_start = SIZE_MAX / 2},
+              on_card = {.ops = &ops, .free_at_start = 90, .planned_bytes = 40};
     CHECK(setup_memory_in_use(&run) == 0, "%zu bytes", setup_memory_in_use(&run));
+    static const size_t rows[][2] = {
+        {50, 40},
+        {48, 42},
+        {51, 39},
+        {60, 0 },
+        {90, 0 },
+        {95, 0 }
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        free_now = rows[i][0];
+        CHECK(setup_memory_in_use(&on_card) == rows[i][1], "%zu of 90 are free: %zu in use, not %zu",
+              free_now, setup_memory_in_use(&on_card), rows[i][1]);
+    }
 }
 
 static double measured_peak;

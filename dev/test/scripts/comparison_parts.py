@@ -1,5 +1,6 @@
 """scripts/comparison.py: flags, units, files, tables."""
 import argparse
+import math
 import os
 import signal
 import subprocess
@@ -62,6 +63,7 @@ class Units(Parts):
     def test_gib(self):
         for text, value in (("2.5 GiB", 2.5), ("512.0 MiB", 0.5), ("1.0 TiB", 1024), ("1048576 KiB", 1), ("1073741824 B", 1)):
             self.assertEqual(comparison.gib(text), value)
+        self.assertTrue(math.isnan(comparison.gib("n/a")), "memory that was not measured")
 
     def test_split_csv(self):
         reader, comments = comparison.split_csv("# card: x\na,b\n1,2\n# more\n3,4\n")

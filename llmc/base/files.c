@@ -78,10 +78,10 @@ const char *file_type_name(mode_t mode) {
 
 bool file_is_free(const char *path, Error *err) {
     struct stat info;
-    return lstat(path, &info) != 0 ||
-           fail(err, EXIT_INPUT,
-                "%s is there already (%s), and nothing is replaced; hint: remove it, or another name", path,
-                file_type_name(info.st_mode));
+    if (lstat(path, &info) != 0) return true;
+    const bool may_go = S_ISREG(info.st_mode) || S_ISLNK(info.st_mode) || S_ISDIR(info.st_mode);
+    return fail(err, EXIT_INPUT, "%s is there already (%s), and nothing is replaced; hint: %sanother name",
+                path, file_type_name(info.st_mode), may_go ? "remove it, or " : "");
 }
 
 int file_open(const char *path, int64_t *bytes, Error *err) {

@@ -108,7 +108,7 @@ const Flag flags_table[] = {
      .help = "sample among tokens at least P times as probable as the likeliest; 0: all"},
 
     {GROUP_CHECKPOINTS, "out", 'o', FLAG_TEXT, AT(out), .use = OF_EVALUATION, .value_name = "DIR",
-     .help = "where checkpoints and log.jsonl go; without it nothing is written, but for a run without --train and --model: its model goes to out/default, where the next such run replaces it"},
+     .help = "where checkpoints and log.jsonl go; without it nothing is written, but for a run without --train, --model and --recipe: its model goes to out/default, where the next such run replaces it"},
     {GROUP_CHECKPOINTS, "save-every", 'n', FLAG_INT, AT(save_every), NULL, 0, 1LL << 40, .use = OF_TRAINING, .value_name = "N",
      .help = "steps between checkpoints; 0: only at the end"},
     {GROUP_CHECKPOINTS, "keep", 0, FLAG_INT, AT(keep), "0", 0, 1LL << 40, .use = OF_TRAINING, .value_name = "N",

@@ -459,9 +459,13 @@ static void room_hint(const Run *run, const GPT2Options *o, char *text, size_t s
     const bool model_alone = settings_model_alone(&run->settings),
                can_recompute = o->training && o->recompute < block;
     const int batch = fitting_batch(run, o);
+    GPT2Options flash = *o;
+    flash.attention = ATTENTION_FLASH;
     if (batch && !model_alone)
         snprintf(text, size, "; hint: --batch %d fits%s", batch,
                  can_recompute && fits(run, *o, o->B, o->T, block) ? ", or --recompute block" : "");
+    else if (!model_alone && o->attention != ATTENTION_FLASH && fits(run, flash, 1, o->T, o->recompute))
+        snprintf(text, size, "; even --batch 1 does not fit; hint: --batch 1 --attention flash");
     else if (can_recompute && fits(run, *o, 1, o->T, block))
         snprintf(text, size, "; even --batch 1 does not fit; hint: --batch 1 --recompute block");
     else if (!model_alone && fits(run, *o, 1, 1, can_recompute ? block : o->recompute))

@@ -186,7 +186,7 @@ static void name_repeats(const Run *run) {
         dataloader_n_sources(run->val) > 1)
         return;
     print_note("--eval-batches %lld: the validation data, %lld windows of %lld tokens, are read %.3g times; "
-               "hint: --eval-batches %lld reads them once",
+               "hint: --eval-batches %lld reads all",
                (long long)s->eval_batches, (long long)dataloader_epoch(run->val), (long long)s->seq,
                (double)(s->eval_batches * s->batch) / (double)dataloader_epoch(run->val), (long long)once);
 }

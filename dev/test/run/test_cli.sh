@@ -82,6 +82,8 @@ check "resume of nothing, without data: no folder is made" [ ! -e "$work/nothing
 run --batch 1048576 --seq 2047 --train "$work/text.txt"
 check "more than the memory: exit code $status, before its batches are read" [ "$status" -eq 1 ]
 check "more than the memory: says what fits" grep -qE 'needs [0-9.]+ GiB, .*hint: --batch [0-9]+' "$work/err"
+run --layers 1 --channels 64 --heads 1 --batch 1 --seq 1048576 --tokens-per-step 0 --attention standard --train "$work/text.txt"
+check "a T x T matrix beyond the memory" grep -q '; even --batch 1 does not fit; hint: --batch 1 --attention flash$' "$work/err"
 run --layers 4096 --channels 131072 --heads 512 --train "$work/text.txt"
 check "a model beyond the memory" grep -q 'hint: a smaller model (--model' "$work/err"
 refuses "a pattern that the shell has expanded" "unexpected argument 'README.md': .*; hint: a pattern of files stands in quotes" $tiny --train "$work/short.txt" README.md
@@ -334,6 +336,7 @@ run --model "$work/whole" --prompt "line 1" --sample-tokens 12 --temperature 0
 sed '1,/^---/d' "$work/out" >"$work/first"
 run --model "$work/whole.bin" --prompt "line 1" --sample-tokens 12 --temperature 0
 check "an exported .bin samples with its tokenizer beside it" [ "$(sed '1,/^---/d' "$work/out")" = "$(cat "$work/first")" ]
+refuses "an export over a device" '^error: --export: /dev/null is there already \(a device\), and nothing is replaced; hint: another name$' --model "$work/whole" --export /dev/null
 refuses "an export over a file" '^error: --export: .*/whole.bin is there already \(a file\)' --model "$work/whole" --export "$work/whole.bin"
 check "an export: nothing to note" eval '! grep -q "^note: " "$work/out"'
 run --model nano --export "$work/random.gguf"
@@ -370,6 +373,8 @@ run --model "$work/whole" --val "$work/short.txt" --eval-only --batch 1 --seq 16
 check "--eval-only of each window once: no note" [ "$(grep -c '^note: --eval-batches' "$work/out")" -eq 0 ]
 run --model "$work/whole" --val "$work/short.txt" --eval-only --batch 1 --seq 16 --eval-batches $((2 * windows))
 check "--eval-only of the same again: a note" grep -q "^note: --eval-batches $((2 * windows)): .* $windows windows of 16 tokens, are read 2 times; hint: --eval-batches $windows " "$work/out"
+run --model "$work/whole" --val "$work/short.txt" --eval-only --batch $((windows - 4)) --seq 16 --eval-batches 9
+check "--eval-only of the same again: how many batches have all, not once" grep -q '^note: --eval-batches 9: .*; hint: --eval-batches 2 reads all$' "$work/out"
 run --model "$work/whole" --val "$work/short.txt" --eval-only --memory
 check "--memory of an evaluation: no samples are drawn" [ "$(grep -c 'while they are drawn' "$work/out")" -eq 0 ]
 run --model d48 --memory --seq 1048576 --batch 1

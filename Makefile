@@ -22,7 +22,7 @@
 #: BOUNDED_WAIT=1    builds Hopper kernels in which a wait that never ends stops with an error, for new kernels in the lab
 #: DELAYS=1          builds Hopper kernels that pause at barriers, for make delays
 #: WERROR=1          a warning of a compiler is an error
-#: TEST_JOBS=N      make test runs N programs at once (unasked, one more than there are cores; many of them wait)
+#: TEST_JOBS=N       make test runs N programs at once (unasked, one more than there are cores; many of them wait)
 #: OMP_NUM_THREADS=N (at run time) threads on the CPU
 
 # All cores, unless -j says otherwise: those that this process may use, and a container's share of them.

@@ -112,20 +112,9 @@ static void print_optimizer(FILE *out, const Settings *s) {
                 s->beta2, s->eps, s->weight_decay, s->clip);
 }
 
-void console_settings(FILE *out, const Settings *s, int n_ranks, int64_t n_tokens) {
-    char total[FORMAT_NUMBER], what[96], tree[48] = "";
-    if (s->reproducible)
-        snprintf(tree, sizeof tree, ", sums in a tree of %lld leaves", (long long)s->reproducible);
-    console_row(out, "recipe", "%s (defaults for what the flags leave open)", flags_choice(s, "recipe"));
-    console_row(out, "numerics", "%s, %s attention, recompute %s, seed %lld%s", flags_choice(s, "precision"),
-                flags_choice(s, "attention"), flags_choice(s, "recompute"), (long long)s->seed, tree);
-    print_batch(out, s, n_ranks);
-    console_row(out, "run", "%lld steps, %s tokens%s", (long long)s->steps,
-                format_count(total, (double)n_tokens),
-                s->overfit ? ", all on the first batch (--overfit)" : "");
-    print_optimizer(out, s);
-    print_window(out, s);
-    if (s->dropout > 0) console_row(out, "dropout", "%g", s->dropout);
+/* What comes between the steps, and where they lead. */
+static void print_course(FILE *out, const Settings *s) {
+    char what[96];
     print_schedule(out, s);
     snprintf(what, sizeof what, "%lld batches", (long long)s->eval_batches);
     if (settings_has_validation(s))
@@ -140,6 +129,26 @@ void console_settings(FILE *out, const Settings *s, int n_ranks, int64_t n_token
                        s->keep_best ? ", and at each new lowest validation loss" : "");
     else
         console_row(out, "output", "none (--out DIR keeps checkpoints and a log)");
+}
+
+void console_settings(FILE *out, const Settings *s, int n_ranks, int64_t n_tokens) {
+    char total[FORMAT_NUMBER], tree[48] = "";
+    if (s->reproducible)
+        snprintf(tree, sizeof tree, ", sums in a tree of %lld leaves", (long long)s->reproducible);
+    console_row(out, "recipe", "%s (defaults for what the flags leave open)", flags_choice(s, "recipe"));
+    console_row(out, "numerics", "%s, %s attention, recompute %s, seed %lld%s", flags_choice(s, "precision"),
+                flags_choice(s, "attention"), flags_choice(s, "recompute"), (long long)s->seed, tree);
+    print_batch(out, s, n_ranks);
+    if (s->profile)
+        console_row(out, "run", "some seconds, for --profile; nothing is kept");
+    else
+        console_row(out, "run", "%lld steps, %s tokens%s", (long long)s->steps,
+                    format_count(total, (double)n_tokens),
+                    s->overfit ? ", all on the first batch (--overfit)" : "");
+    print_optimizer(out, s);
+    print_window(out, s);
+    if (s->dropout > 0) console_row(out, "dropout", "%g", s->dropout);
+    if (!s->profile) print_course(out, s);
 }
 
 /* ---- memory ---- */
@@ -194,8 +203,10 @@ void console_memory(FILE *out, const MemoryPlan *plan, bool by_tensor, size_t fr
     if (total_bytes)
         print_line(out, "  %-*s %s of %s free", name_width, "device", format_bytes(first, (double)free_bytes),
                    format_bytes(second, (double)total_bytes));
-    if (largest_batch >= 0)
+    if (largest_batch > 0)
         print_line(out, "  %-*s --batch %d", name_width, "largest that fits", largest_batch);
+    else if (largest_batch == 0)
+        print_line(out, "  %-*s none, not even --batch 1", name_width, "largest that fits");
 }
 
 void console_more_memory(FILE *out, const char *name, size_t bytes, const char *where) {

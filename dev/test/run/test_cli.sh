@@ -382,7 +382,7 @@ check "--memory of a huge model allocates nothing: exit code $status" [ "$status
 check "--memory names tensors" grep -q 'qkv' "$work/out"
 run --layers 64 --channels 131072 --heads 512 --memory --attention standard --seq 67108864 --batch 1
 check "--memory beyond 2^63 bytes is not wrapped" grep -qE '^  probs +activations +[0-9]{6,}\.. TiB' "$work/out"
-check "--memory beyond 2^63 bytes fits nowhere" grep -qE 'largest that fits +--batch 0$' "$work/out"
+check "--memory beyond 2^63 bytes fits nowhere" grep -qE 'largest that fits +none, not even --batch 1$' "$work/out"
 refuses "no GPU, or a device that cannot be" 'cuda|device|bf16' --device cuda --precision bf16 --train "$work/nowhere"
 
 # ---- a signal ends the run after the step, saved ----

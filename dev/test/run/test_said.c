@@ -205,6 +205,12 @@ static void test_settings(void) {
                    "evaluation  none: --train names token shards and there is no --val\n"
                    "samples     1 x 7 tokens at most, temperature 0, at the end\n"
                    "output      none (--out DIR keeps checkpoints and a log)\n");
+    check_settings("--train a.txt --batch 2 --seq 16 --optimizer adamw --profile", 1,
+                   "recipe      cpu-small (defaults for what the flags leave open)\n"
+                   "numerics    fp32, flash attention, recompute none, seed 1337\n"
+                   "batch       2 x 16 tokens = 32 tokens a step\n"
+                   "run         some seconds, for --profile; nothing is kept\n"
+                   "optimizer   AdamW, betas 0.9 0.95, eps 1e-08, weight decay 0.1, clip 1\n");
 }
 
 static void test_durations(void) {

@@ -121,7 +121,10 @@ void log_step(RunLog *run, const StepReport *report) {
     json_write_double(&w, "ms", report->ms);
     json_write_double(&w, "tok_s", report->tokens_per_second);
     json_write_double(&w, "mfu", report->mfu);
-    json_write_int(&w, "memory", (int64_t)report->memory_bytes);
+    if (report->memory_bytes)
+        json_write_int(&w, "memory", (int64_t)report->memory_bytes);
+    else
+        json_write_null(&w, "memory");
     json_write_int(&w, "skipped", report->n_skipped);
     finish_line(run, &w);
 }

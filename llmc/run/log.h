@@ -8,7 +8,7 @@
  *   {"step": 500, "sample": "text"}
  *   {"step": 1000, "checkpoint": "step_00001000", "seconds": ...}   once it is on the disk, which may be some steps later
  *   {"step": 1000, "save_failed": "why"}
- * NaN and inf are null. A line is written whole as soon as it is known. A resumed run first drops the lines
+ * NaN, inf and what was not measured are null. A line is written whole as soon as it is known. A resumed run first drops the lines
  * past the step that it resumes from, so no step stands there twice. */
 #pragma once
 #include <stdbool.h>
@@ -28,7 +28,7 @@ typedef struct StepReport {
     double ms;
     double tokens_per_second; /* over all ranks */
     double mfu;               /* model FLOP/s over the peak: 0.41 is 41 % */
-    size_t memory_bytes;      /* in use on the device of rank 0 */
+    size_t memory_bytes;      /* in use on the device of rank 0; 0: not known */
     int64_t n_skipped;        /* updates skipped so far (NaN or inf), over the whole run */
 } StepReport;
 

@@ -99,6 +99,23 @@ static void test_lines(void) {
     log_close(&run);
 }
 
+/* No number stands for memory that was not measured: readers would draw it. */
+static void test_unknown_memory(void) {
+    RunLog run;
+    Error err = {0};
+    LogHeader h = header();
+    StepReport r = report(1);
+    r.memory_bytes = 0;
+    remove(path_of("log.jsonl"));
+    CHECK(log_open(&run, folder, -1, &h, &err), "%s", err.text);
+    log_step(&run, &r);
+    log_close(&run);
+    char *text = read_text(path_of("log.jsonl"));
+    CHECK(strstr(text, "\"memory\": null, \"skipped\": 0}\n"), "the step line: %s", text);
+    free(text);
+    remove(path_of("log.jsonl"));
+}
+
 static void write_steps(RunLog *run, int64_t first, int64_t last) {
     for (int64_t step = first; step <= last; step++) {
         StepReport r = report(step);
@@ -328,6 +345,7 @@ static void test_moved_folder(void) {
 int main(void) {
     if (!REQUIRE(mkdtemp(folder), "%s", strerror(errno))) return check_finish("log");
     test_lines();
+    test_unknown_memory();
     test_resume();
     test_mode();
     test_long_line();

@@ -118,11 +118,11 @@ __device__ __forceinline__ ulonglong2 load_relaxed_16(const uint64_t *global) {
     return x;
 }
 
-/* 16 bytes of what no kernel writes meanwhile, and that is read once: nothing of it stays in L1. Loads stand where they are
- * written: none moves behind a barrier or a wait. */
+/* 16 bytes that are read once: nothing of it stays in L1. Loads stand where they are written: none moves behind a
+ * barrier or a wait, nor is a wait moved before them, as ptxas does where the load is ld.global.nc. */
 __device__ __forceinline__ int4 ld_global_once(const void *global) {
     int4 v;
-    asm volatile("ld.global.nc.L1::no_allocate.L2::128B.v4.b32 {%0, %1, %2, %3}, [%4];"
+    asm volatile("ld.global.L1::no_allocate.L2::128B.v4.b32 {%0, %1, %2, %3}, [%4];"
                  : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
                  : "l"(global));
     return v;

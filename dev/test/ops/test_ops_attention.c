@@ -226,6 +226,7 @@ static void test_many_sequences(const Ops *ops) {
     op_case(ops, &decode, (Sizes){.B = 40, .T = 300, .NH = 7, .HD = 64});
     op_case(ops, &decode, (Sizes){.B = 34, .T = 300, .NH = 8, .HD = 128, .window = 200, .flags = BEGINS});
     op_case(ops, &decode, (Sizes){.B = 67, .T = 260, .NH = 4, .HD = 64, .window = 100});
+    op_case(ops, &decode, (Sizes){.B = 67, .T = 1024, .NH = 4, .HD = 64, .flags = BEGINS});
 }
 
 /* So long that a piece of keys is more than one tile. */

@@ -453,9 +453,7 @@ struct Attention {
         own.end_load(s.keys);
         if (e == 0) mbarrier_arrive_expect_tx(shared_address(&s.qkv_full), sizeof s.qkv);
         mbarrier_wait_cluster(shared_address(&s.qkv_full), parity);
-        own.attend(&s.warps[e / WARP_SIZE], *reinterpret_cast<const int4 *>(s.qkv[0] + d),
-                   *reinterpret_cast<const int4 *>(s.qkv[1] + d),
-                   *reinterpret_cast<const int4 *>(s.qkv[2] + d), LOG2E / sqrtf(HD));
+        own.attend(&s.warps[e / WARP_SIZE], s.qkv[0] + d, s.qkv[1] + d, s.qkv[2] + d, LOG2E / sqrtf(HD));
         named_barrier_sync<PIECE_KEYS>(BARRIER_PIECE);
         give(s);
         if (piece == begin) join(a, s, stage);

@@ -151,9 +151,7 @@ __global__ void __launch_bounds__(THREADS)
     P own(keys, 2 * C, blockIdx.y, seen);
     own.load();
     wait_early();
-    const int4 q = *reinterpret_cast<const int4 *>(query), k = *reinterpret_cast<const int4 *>(query + C),
-               v = *reinterpret_cast<const int4 *>(query + 2 * C);
-    own.attend(&parts[threadIdx.x / WARP_SIZE], q, k, v, scale_log2);
+    own.attend(&parts[threadIdx.x / WARP_SIZE], query, query + C, query + 2 * C, scale_log2);
     __syncthreads();
     const int e = threadIdx.x;
     float all_sum = 0, all_max = 0, total = 0;
@@ -179,13 +177,14 @@ __global__ void __launch_bounds__(THREADS)
 #endif
 }
 
-/* Block (head, sequence): all pieces of many sequences, which fill the card without being cut. */
+/* Block (head, sequence): all pieces of many sequences, which fill the card without being cut. Loads never pause: the
+ * registers of a key take its value once it has its score, and then a key of the next piece. */
 template <int HD>
 __global__ void __launch_bounds__(THREADS, HD == 64 ? 6 : 3)
     whole_decode_kernel(bf16 *out, bf16 *cache, const bf16 *qkv, const int32_t *positions,
                         const int32_t *begins, int window, int T, int NH, float scale_log2) {
-    typedef FastPiece<HD> P;
-    __shared__ Part<HD> parts[2][P::WARPS], pieces[MAX_CLUSTER];
+    typedef PieceKeys<HD> P;
+    __shared__ Part<HD> parts[MAX_CLUSTER][P::WARPS];
     const int d = threadIdx.x % P::LANES * 8, e = threadIdx.x;
     const int64_t C = (int64_t)NH * HD, head = blockIdx.y * (int64_t)NH + blockIdx.x;
     const Seen seen = seen_keys(positions, begins, window, blockIdx.y);
@@ -193,23 +192,39 @@ __global__ void __launch_bounds__(THREADS, HD == 64 ? 6 : 3)
               n = (int)ceil_div(seen.end, (int64_t)PIECE_KEYS) - begin;
     bf16 *keys = cache + blockIdx.y * (int64_t)T * 2 * C + blockIdx.x * HD + d;
     const bf16 *query = qkv + blockIdx.y * 3 * C + blockIdx.x * HD + d;
-    float sum = 0, max = 0, total = 0;
+    P own(keys, 2 * C, begin, seen);
+    int4 rows[P::LOADS];
+#pragma unroll
+    for (int i = 0; i < P::LOADS; i++) rows[i] = own.load_key(i);
+    wait_early();
+    float q[8];
+    scaled_query(q, query, scale_log2);
     for (int p = 0; p < n; p++) {
-        P own(keys, 2 * C, begin + p, seen);
-        own.load();
-        if (p == 0) wait_early();
-        own.attend(&parts[p % 2][e / WARP_SIZE], *reinterpret_cast<const int4 *>(query),
-                   *reinterpret_cast<const int4 *>(query + C), *reinterpret_cast<const int4 *>(query + 2 * C),
-                   scale_log2);
-        __syncthreads();
-        if (e >= HD) continue;
-        total = join_parts<HD, P::WARPS>(P::WARPS, e, &sum, &max, [&](int w) { return &parts[p % 2][w]; });
-        pieces[p].o[e] = total;
-        if (e == 0) pieces[p].max = max, pieces[p].sum = sum;
+        own.put_new_key(rows, query + C);
+        const float x = own.score(q, [&](int i) {
+            const int4 key = rows[i];
+            rows[i] = own.load_value(i);
+            return key;
+        });
+        own.put_new_value(rows, query + 2 * C);
+        own.next_piece();
+        P::weigh(&parts[p][e / WARP_SIZE], x, [&](int i) {
+            const int4 value = rows[i];
+            rows[i] = own.load_key(i);
+            return value;
+        });
     }
     __syncthreads();
     if (e >= HD) return;
-    total = join_parts<HD, MAX_CLUSTER>(n, e, &sum, &max, [&](int p) { return &pieces[p]; });
+    float o[MAX_CLUSTER] = {}, sums[MAX_CLUSTER] = {}, maxima[MAX_CLUSTER], sum, max;
+#pragma unroll
+    for (int p = 0; p < MAX_CLUSTER; p++) {
+        maxima[p] = -CUDART_INF_F;
+        if (p < n)
+            o[p] = join_parts<HD, P::WARPS>(P::WARPS, e, &sums[p], &maxima[p],
+                                            [&](int w) { return &parts[p][w]; });
+    }
+    const float total = join_values(o, sums, maxima, &sum, &max);
     out[head * HD + e] = __float2bfloat16_rn(total / sum);
 }
 

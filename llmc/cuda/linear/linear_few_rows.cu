@@ -194,8 +194,8 @@ template <int ROWS, int AHEAD> static void launch_split(const FewRows<bf16> &a) 
 }
 
 /* Many outputs of up to 768 channels: a block keeps all rows in registers and takes tiles of outputs in turn, the weights of
- * the next one under way. */
-enum { LOOP_ROUNDS = 3, LOOP_TILES = 2, LOOP_COLUMNS = LOOP_TILES * TILE };
+ * the next LOOP_AHEAD under way. */
+enum { LOOP_ROUNDS = 3, LOOP_TILES = 2, LOOP_COLUMNS = LOOP_TILES * TILE, LOOP_AHEAD = 3 };
 
 __device__ __forceinline__ void load_weights(int4 (&w)[LOOP_ROUNDS][LOOP_TILES], const FewRows<bf16> &a,
                                              int k0, int output) {
@@ -208,12 +208,18 @@ __device__ __forceinline__ void load_weights(int4 (&w)[LOOP_ROUNDS][LOOP_TILES],
                           : make_int4(0, 0, 0, 0);
 }
 
+/* Four rows that a warp writes at once are in different banks. */
+__device__ __forceinline__ int place_of(int row, int column) {
+    return column ^ (row & 2) * 4;
+}
+
 template <int ROWS> __global__ void __launch_bounds__(THREADS, 1) few_rows_loop_kernel(FewRows<bf16> a) {
     __shared__ float sums[WARPS][ROWS * 16][LOOP_COLUMNS];
     const int lane = threadIdx.x % WARP_SIZE, warp = threadIdx.x / WARP_SIZE, g = lane / 4, t = lane % 4;
     const int k0 = warp * STEP + t * 8, column = threadIdx.x % LOOP_COLUMNS, apart = gridDim.x * LOOP_COLUMNS;
-    int4 next[LOOP_ROUNDS][LOOP_TILES], x[LOOP_ROUNDS][ROWS][2];
-    load_weights(next, a, k0, blockIdx.x * LOOP_COLUMNS + g);
+    int4 w[LOOP_AHEAD][LOOP_ROUNDS][LOOP_TILES], x[LOOP_ROUNDS][ROWS][2];
+#pragma unroll
+    for (int u = 0; u < LOOP_AHEAD; u++) load_weights(w[u], a, k0, blockIdx.x * LOOP_COLUMNS + u * apart + g);
     wait_early();
 #pragma unroll
     for (int s = 0; s < LOOP_ROUNDS; s++)
@@ -226,37 +232,40 @@ template <int ROWS> __global__ void __launch_bounds__(THREADS, 1) few_rows_loop_
                 x[s][r][half] =
                     k < a.IC && at_row < a.N ? *reinterpret_cast<const int4 *>(at) : make_int4(0, 0, 0, 0);
             }
-    for (int first = blockIdx.x * LOOP_COLUMNS; first < a.OC; first += apart) {
-        float acc[ROWS][LOOP_TILES][4] = {};
-        int4 w[LOOP_ROUNDS][LOOP_TILES];
+    for (int round = blockIdx.x * LOOP_COLUMNS; round < a.OC; round += LOOP_AHEAD * apart)
 #pragma unroll
-        for (int s = 0; s < LOOP_ROUNDS; s++)
+        for (int u = 0; u < LOOP_AHEAD; u++) {
+            const int first = round + u * apart, output = first + column;
+            if (first >= a.OC) return;
+            float acc[ROWS][LOOP_TILES][4] = {};
 #pragma unroll
-            for (int o = 0; o < LOOP_TILES; o++) w[s][o] = next[s][o];
-        load_weights(next, a, k0, first + apart + g);
+            for (int s = 0; s < LOOP_ROUNDS; s++)
 #pragma unroll
-        for (int s = 0; s < LOOP_ROUNDS; s++)
+                for (int r = 0; r < ROWS; r++) multiply_step(acc[r], x[s][r][0], x[s][r][1], w[u][s]);
+            load_weights(w[u], a, k0, first + LOOP_AHEAD * apart + g);
 #pragma unroll
-            for (int r = 0; r < ROWS; r++) multiply_step(acc[r], x[s][r][0], x[s][r][1], w[s]);
+            for (int r = 0; r < ROWS; r++)
 #pragma unroll
-        for (int r = 0; r < ROWS; r++)
+                for (int o = 0; o < LOOP_TILES; o++)
 #pragma unroll
-            for (int o = 0; o < LOOP_TILES; o++)
+                    for (int i = 0; i < 4; i++) {
+                        const int row = r * 16 + g + i / 2 * 8;
+                        sums[warp][row][place_of(row, o * TILE + 2 * t) + i % 2] = acc[r][o][i];
+                    }
+            __syncthreads();
+            const float bias = bias_of(a, output);
 #pragma unroll
-                for (int i = 0; i < 4; i++)
-                    sums[warp][r * 16 + g + i / 2 * 8][o * TILE + 2 * t + i % 2] = acc[r][o][i];
-        __syncthreads();
-        const int output = first + column;
-        const float bias = bias_of(a, output);
-        for (int row = threadIdx.x / LOOP_COLUMNS; row < a.N; row += THREADS / LOOP_COLUMNS) {
-            float sum = 0;
+            for (int i = 0; i < ROWS; i++) {
+                const int row = i * (THREADS / LOOP_COLUMNS) + threadIdx.x / LOOP_COLUMNS;
+                float sum = 0;
 #pragma unroll
-            for (int b = 0; b < WARPS; b++) sum += sums[b][row][column];
-            if (output < a.OC) finish(a, row, output, sum, bias);
+                for (int b = 0; b < WARPS; b++) sum += sums[b][row][place_of(row, column)];
+                if (row < a.N && output < a.OC) finish(a, row, output, sum, bias);
+            }
+            __syncthreads(); /* the sums have been read */
         }
-        __syncthreads(); /* the sums have been read */
-    }
 }
+static_assert(THREADS / LOOP_COLUMNS == 16, "a thread finishes ROWS sums");
 
 template <int ROWS> static void launch_loop(const FewRows<bf16> &a) {
     launch_early("linear_few_rows", few_rows_loop_kernel<ROWS>, dim3(cuda_sm_count()), THREADS, 0, 1, a);

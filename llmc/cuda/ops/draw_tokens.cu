@@ -1,8 +1,10 @@
 /* The next token of each sequence, drawn on the device: a block a sequence, a thread a column of ids (ops.h,
- * DRAW_COLUMNS). The logits lie in shared memory where they fit: they are read some twenty times.
+ * DRAW_COLUMNS). Top-k lists the few candidates; else the logits are read some twenty times, and lie in shared memory where
+ * they fit.
  *
  * The floor of top-k and top-p is found bit by bit (draw_tokens.c has the same steps): a pass counts, or adds, what is at
  * least as large. bf16 needs 16 passes. */
+#include <math_constants.h>
 #include "llmc/cuda/cuda_ops.cuh"
 #include "llmc/cuda/decode/steps.cuh"
 #include "llmc/cuda/device/early.cuh"
@@ -148,6 +150,79 @@ template <typename X, typename R> __device__ Floor keep_top_p(const R &row, Floo
     return floor;
 }
 
+/* ---- passes over a row, 16 bytes at a time ---- */
+
+/* f(v, bits) for this thread's vectors of a row: every DRAW_COLUMNS-th. */
+template <typename X, typename F> __device__ void each_vec(const X *logits, int V, F f) {
+    constexpr int N = Vec<X>::N, AT_ONCE = 8;
+    for (int v0 = threadIdx.x; v0 * N < V; v0 += AT_ONCE * DRAW_COLUMNS) {
+        int4 bits[AT_ONCE];
+#pragma unroll
+        for (int u = 0; u < AT_ONCE; u++)
+            if ((v0 + u * DRAW_COLUMNS) * N < V)
+                bits[u] = reinterpret_cast<const int4 *>(logits)[v0 + u * DRAW_COLUMNS];
+#pragma unroll
+        for (int u = 0; u < AT_ONCE; u++)
+            if ((v0 + u * DRAW_COLUMNS) * N < V) f(v0 + u * DRAW_COLUMNS, bits[u]);
+    }
+}
+
+/* f(id) for those of this thread's vectors whose value is chosen. */
+template <typename X, typename C, typename F>
+__device__ void each_chosen(const X *logits, int V, C is_chosen, F f) {
+    constexpr int N = Vec<X>::N;
+    each_vec(logits, V, [&](int v, const int4 &bits) {
+        float x[N];
+        to_floats(x, bits);
+        uint32_t chosen = 0;
+#pragma unroll
+        for (int k = 0; k < N; k++) chosen |= is_chosen(x[k]) ? 1u << k : 0u;
+        if (V - v * N < N) chosen &= (1u << (V - v * N)) - 1;
+        for (; chosen; chosen &= chosen - 1) f(v * N + __ffs(chosen) - 1);
+    });
+}
+
+/* Of the ids of a thread's vectors: the largest key; whether any is not finite. */
+struct First {
+    uint32_t key;
+    bool is_bad;
+};
+/* The row goes to `stage`, where there is one. */
+template <typename X> __device__ First first_pass(const X *logits, int V, int4 *stage) {
+    constexpr int N = Vec<X>::N;
+    float largest = CUDART_NAN_F, zero = 0.0f; /* NaN once something is not finite */
+    each_vec(logits, V, [&](int v, const int4 &bits) {
+        float x[N];
+        to_floats(x, bits);
+        if (stage) stage[v] = bits;
+#pragma unroll
+        for (int k = 0; k < N; k++) {
+            const bool is_id = v * N + k < V;
+            largest = is_id ? fmaxf(largest, x[k]) : largest;
+            zero = is_id ? fmaf(x[k], 0.0f, zero) : zero;
+        }
+    });
+    return {order_key(largest), isnan(zero)};
+}
+
+/* The lowest id of the row's largest key. */
+template <typename X>
+__device__ int first_of_largest(const X *logits, int V, const First &own, uint32_t largest) {
+    int first = V;
+    if (own.key == largest)
+        each_chosen(
+            logits, V, [&](float x) { return order_key(x) == largest; },
+            [&](int id) { first = min(first, id); });
+    return block_join(first, Least());
+}
+template <typename X> __device__ int count_bad(const X *logits, int V, const First &own) {
+    int n = 0;
+    if (!__syncthreads_or(own.is_bad)) return 0;
+    each_chosen(
+        logits, V, [](float x) { return !isfinite(x); }, [&](int) { n++; });
+    return block_join(n, Sum());
+}
+
 /* ---- candidates of top-k ---- */
 
 /* Ids of a row that may stay: all, or those that are listed, a column's one behind the other in both cases. */
@@ -174,24 +249,46 @@ template <typename X> struct Candidates {
     }
 };
 
+/* Bits of ids that are candidates: of 32 ids of a column a word. */
+__host__ __device__ inline int mark_words(int V) {
+    return ceil_div(V, WARP_SIZE * (int)DRAW_COLUMNS) * DRAW_COLUMNS;
+}
+__host__ __device__ inline bool lists_candidates(int k, int V) {
+    return k > 0 && k < V && k <= DRAW_COLUMNS;
+}
+
 /* Each thread has the largest key of some ids. The k-th largest of those is a bound below the k-th largest of all, and not
- * many are above it: these are listed, where the list has room for them. */
+ * many are above it: these are marked, and listed where the list has room for them. */
 template <typename X>
-__device__ Candidates<X> candidates(const Row<X> &row, List &list, uint32_t largest, int k) {
+__device__ Candidates<X> candidates(const Row<X> &row, List &list, uint32_t *marks, uint32_t largest, int k) {
     const Candidates<X> all = {row, NULL, 0, 0, 0};
-    if (k == 0 || k >= row.V || k > DRAW_COLUMNS) return all;
+    if (!lists_candidates(k, row.V)) return all;
+    const int words = mark_words(row.V);
+    for (int w = threadIdx.x; w < words; w += DRAW_COLUMNS)
+        marks[w] = 0; /* before the barriers of the bound */
     const uint32_t bound =
         floor_of<X>([&](uint32_t key) { return __syncthreads_count(largest >= key) >= k; });
+    const float floor = value_of_key(bound); /* as values -0 and NaN pass, too: keep leaves them out */
+    if (largest >= bound)
+        each_chosen(
+            row.z, row.V, [&](float x) { return !(x < floor); },
+            [&](int id) {
+                const int at = id / DRAW_COLUMNS; /* of its column */
+                atomicOr(&marks[at / WARP_SIZE * DRAW_COLUMNS + id % DRAW_COLUMNS], 1u << at % WARP_SIZE);
+            });
+    __syncthreads();
     int own = 0, n;
-    for (int i = threadIdx.x; i < row.V; i += DRAW_COLUMNS) own += order_key(row.value(i)) >= bound;
+    for (int w = threadIdx.x; w < words; w += DRAW_COLUMNS) own += __popc(marks[w]);
     const int first = block_exclusive(own, &n);
     if (n > LIST) return all;
-    for (int i = threadIdx.x, at = first; at < first + own; i += DRAW_COLUMNS) {
-        const float x = row.value(i);
-        if (order_key(x) < bound) continue;
-        list.values[at] = x;
-        list.ids[at++] = i;
-    }
+    int to = first;
+    for (int w = threadIdx.x; w < words; w += DRAW_COLUMNS)
+        for (uint32_t left = marks[w]; left; left &= left - 1) {
+            const int id = w / DRAW_COLUMNS * WARP_SIZE * DRAW_COLUMNS + (__ffs(left) - 1) * DRAW_COLUMNS +
+                           (int)threadIdx.x;
+            list.values[to] = row.value(id);
+            list.ids[to++] = id;
+        }
     __syncthreads();
     return {row, &list, first, own, n};
 }
@@ -251,65 +348,29 @@ template <typename X> __device__ int draw(const Candidates<X> &c, const DrawArgs
     return chosen;
 }
 
-/* ---- the first pass ---- */
+/* ---- the kernel ---- */
 
-/* Of the ids that a thread sees, 16 bytes at a time. */
-struct First {
-    uint32_t key; /* the largest, and its lowest id */
-    int id;
-    int n_bad;
-};
-
-/* The row goes to `stage`, where there is one. */
-template <typename X> __device__ First first_pass(const X *logits, int V, int4 *stage) {
-    constexpr int N = Vec<X>::N, AT_ONCE = 4;
-    First best = {0, (int)threadIdx.x * N, 0};
-    for (int v0 = threadIdx.x; v0 * N < V; v0 += AT_ONCE * DRAW_COLUMNS) {
-        int4 bits[AT_ONCE];
-#pragma unroll
-        for (int u = 0; u < AT_ONCE; u++)
-            if ((v0 + u * DRAW_COLUMNS) * N < V)
-                bits[u] = reinterpret_cast<const int4 *>(logits)[v0 + u * DRAW_COLUMNS];
-#pragma unroll
-        for (int u = 0; u < AT_ONCE; u++) {
-            const int v = v0 + u * DRAW_COLUMNS;
-            float x[N];
-            if (v * N >= V) break;
-            if (stage) stage[v] = bits[u];
-            to_floats(x, bits[u]);
-#pragma unroll
-            for (int k = 0; k < N; k++) {
-                if (v * N + k >= V) break;
-                const uint32_t key = order_key(x[k]);
-                best.n_bad += !isfinite(x[k]);
-                if (key <= best.key) continue;
-                best.key = key;
-                best.id = v * N + k;
-            }
-        }
-    }
-    return best;
-}
-
+/* dynamic: the row, where it is staged, or the marks of candidates. */
 template <typename X> __global__ void __launch_bounds__(DRAW_COLUMNS) draw_kernel(DrawArgs a, bool staged) {
-    extern __shared__ int4 stage[];
+    extern __shared__ int4 dynamic[];
     __shared__ List list;
     const int b = blockIdx.x;
     wait_early();
     const X *logits = (const X *)a.logits + (int64_t)b * a.Vp;
-    const First own = first_pass(logits, a.V, staged ? stage : NULL);
-    const unsigned long long best =
-        block_join((unsigned long long)own.key << 32 | (0xffffffffu - (unsigned)own.id), Largest());
-    const int n_bad = block_join(own.n_bad, Sum()); /* behind its barriers the row is staged */
-    int token = (int)(0xffffffffu - (uint32_t)best);
-    Row<X> row = {staged ? reinterpret_cast<const X *>(stage) : logits, a.V, 0, 0};
-    row.largest = to_float(logits[token]);
-    row.scale = fminf(1.4426950408889634f / a.temperature, FLT_MAX);
+    const First own = first_pass(logits, a.V, staged ? dynamic : NULL);
+    const uint32_t largest = block_join(own.key, Largest()); /* behind its barriers the row is staged */
+    const int n_bad = count_bad(logits, a.V, own);
+    const Row<X> row = {staged ? reinterpret_cast<const X *>(dynamic) : logits, a.V, value_of_key(largest),
+                        fminf(1.4426950408889634f / a.temperature, FLT_MAX)};
+    int token;
     if (a.temperature > 0 && a.top_k != 1 && isfinite(row.largest)) {
         const uint64_t state = a.rng[b] + 0x9e3779b97f4a7c15u; /* as random_uniform */
-        token =
-            draw(candidates(row, list, own.key, a.top_k), a, (double)(dropout_mix(state) >> 11) * 0x1p-53);
+        uint32_t *marks = reinterpret_cast<uint32_t *>(dynamic);
+        token = draw(candidates(row, list, marks, own.key, a.top_k), a,
+                     (double)(dropout_mix(state) >> 11) * 0x1p-53);
         if (threadIdx.x == 0) a.rng[b] = state;
+    } else {
+        token = first_of_largest(logits, a.V, own, largest);
     }
     if (threadIdx.x > 0) return;
     const int position = a.positions[b] + 1;
@@ -323,14 +384,15 @@ template <typename T> void draw_tokens(const DrawArgs *args) {
     Step step = step_of<T>(STEP_DRAW, args->B, NULL, args->logits);
     step.draw = *args;
     step_captured(step);
-    const int bytes = ceil_div(args->V, (int)Vec<T>::N) * 16;
     const bool draws = args->temperature > 0 && args->top_k != 1; /* else the first pass is all */
+    const bool lists = draws && lists_candidates(args->top_k, args->V);
+    const int row_bytes = ceil_div(args->V, (int)Vec<T>::N) * 16;
     const bool staged =
-        draws && bytes <= cuda_device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin) - STATIC_BYTES;
-    if (staged)
-        CUDA_CHECK(cudaFuncSetAttribute(draw_kernel<T>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
-    launch_early("draw_tokens", draw_kernel<T>, dim3(args->B), DRAW_COLUMNS, staged ? bytes : 0, 1, *args,
-                 staged);
+        draws && !lists &&
+        row_bytes <= cuda_device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin) - STATIC_BYTES;
+    const int bytes = lists ? mark_words(args->V) * (int)sizeof(uint32_t) : staged ? row_bytes : 0;
+    CUDA_CHECK(cudaFuncSetAttribute(draw_kernel<T>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
+    launch_early("draw_tokens", draw_kernel<T>, dim3(args->B), DRAW_COLUMNS, bytes, 1, *args, staged);
 }
 
 template DrawTokens draw_tokens<float>;

@@ -28,6 +28,14 @@ __device__ inline void row_vec(float (&x)[Vec<T>::N], T *residual, const Vec<T> 
     to_floats(x, sum);
 }
 
+/* 16 bytes of a weight, on their way while the launch before ends. */
+template <typename T> __device__ __forceinline__ Vec<T> load_vec_early(const T *p) {
+    const int4 bits = ld_global_once(p);
+    Vec<T> x;
+    memcpy(&x, &bits, sizeof x);
+    return x;
+}
+
 /* A vector of the output; x: what its elements deviate from the mean. */
 template <typename T>
 __device__ inline void write_vec(T *out, const float (&x)[Vec<T>::N], float rstd, const T *weight,
@@ -45,8 +53,8 @@ template <typename T> __device__ inline void start_early(const T *weight, const 
 }
 
 /* With RESIDUAL: residual = a + b, and the norm of that; else b and residual are unused. A row ends in the last of
- * VECS vectors a lane. */
-template <typename T, bool RESIDUAL, int VECS>
+ * VECS vectors a lane. EARLY: of few rows; the weights come first, and take registers. */
+template <typename T, bool RESIDUAL, bool EARLY, int VECS>
 __global__ void __launch_bounds__(WARPS *WARP_SIZE)
     layernorm_forward_kernel(T *residual, T *__restrict__ out, float *mean, float *rstd, const T *a,
                              const T *b, const T *__restrict__ weight, const T *__restrict__ bias, int64_t N,
@@ -55,7 +63,16 @@ __global__ void __launch_bounds__(WARPS *WARP_SIZE)
     const int64_t row = (int64_t)blockIdx.x * WARPS + threadIdx.x / WARP_SIZE;
     const int first = threadIdx.x % WARP_SIZE * VEC;
     const int n_vecs = first + (VECS - 1) * STEP < C ? VECS : VECS - 1; /* of this lane */
-    if (gridDim.x <= FEW_BLOCKS) start_early(weight + first, bias + first, C - first, STEP);
+    Vec<T> early_weight[VECS], early_bias[VECS];
+    if (EARLY) {
+#pragma unroll
+        for (int v = 0; v < VECS; v++)
+            if (v < n_vecs) {
+                early_weight[v] = load_vec_early(weight + first + v * STEP);
+                early_bias[v] = load_vec_early(bias + first + v * STEP);
+            }
+        wait_early();
+    }
     if (row >= N) return;
     const int64_t at = row * C + first;
 
@@ -76,7 +93,10 @@ __global__ void __launch_bounds__(WARPS *WARP_SIZE)
     for (int v = 0; v < VECS; v++)
         if (v < n_vecs) {
             const int c = first + v * STEP;
-            write_vec(out + row * C + c, x[v], s, weight + c, bias + c);
+            if (EARLY)
+                store_vec(out + row * C + c, norm_vec(x[v], s, early_weight[v], early_bias[v]));
+            else
+                write_vec(out + row * C + c, x[v], s, weight + c, bias + c);
         }
     if (first == 0) {
         mean[row] = m;
@@ -122,9 +142,9 @@ template <typename T>
 using Kernel = void (*)(T *, T *, float *, float *, const T *, const T *, const T *, const T *, int64_t, int);
 
 /* V: 0, 1, ..., MAX_VECS - 1 */
-template <typename T, bool RESIDUAL, int... V>
+template <typename T, bool RESIDUAL, bool EARLY, int... V>
 static Kernel<T> kernel_of(int vecs, std::integer_sequence<int, V...>) {
-    static const Kernel<T> kernels[] = {layernorm_forward_kernel<T, RESIDUAL, V + 1>...};
+    static const Kernel<T> kernels[] = {layernorm_forward_kernel<T, RESIDUAL, EARLY, V + 1>...};
     return kernels[vecs - 1];
 }
 
@@ -145,9 +165,11 @@ static void launch(T *residual, T *out, float *mean, float *rstd, const T *a, co
                    const T *bias, int64_t N, int C) {
     const int vecs = ceil_div<int>(C, WARP_SIZE * Vec<T>::N);
     const bool wide = vecs > MAX_VECS;
-    const Kernel<T> kernel = wide ? wide_layernorm_forward_kernel<T, RESIDUAL>
-                                  : kernel_of<T, RESIDUAL>(vecs, std::make_integer_sequence<int, MAX_VECS>());
     const int64_t blocks = wide ? N : ceil_div<int64_t>(N, WARPS);
+    const std::make_integer_sequence<int, MAX_VECS> any;
+    const Kernel<T> kernel = wide                   ? wide_layernorm_forward_kernel<T, RESIDUAL>
+                             : blocks <= FEW_BLOCKS ? kernel_of<T, RESIDUAL, true>(vecs, any)
+                                                    : kernel_of<T, RESIDUAL, false>(vecs, any);
     const char *name = RESIDUAL ? "residual_layernorm_forward" : "layernorm_forward";
     const int threads = (wide ? WIDE_WARPS : WARPS) * WARP_SIZE;
     if (blocks <= FEW_BLOCKS) {

@@ -178,7 +178,8 @@ __global__ void __launch_bounds__(THREADS)
 }
 
 /* Block (head, sequence): all pieces of many sequences, which fill the card without being cut. Loads never pause: the
- * registers of a key take its value once it has its score, and then a key of the next piece. */
+ * registers of a key take its value once it has its score, and then a key of the next piece. While q is made, the first
+ * piece's keys are on their way, and its values to L2. */
 template <int HD>
 __global__ void __launch_bounds__(THREADS, HD == 64 ? 6 : 3)
     whole_decode_kernel(bf16 *out, bf16 *cache, const bf16 *qkv, const int32_t *positions,
@@ -195,7 +196,10 @@ __global__ void __launch_bounds__(THREADS, HD == 64 ? 6 : 3)
     P own(keys, 2 * C, begin, seen);
     int4 rows[P::LOADS];
 #pragma unroll
-    for (int i = 0; i < P::LOADS; i++) rows[i] = own.load_key(i);
+    for (int i = 0; i < P::LOADS; i++) {
+        rows[i] = own.load_key(i);
+        if (own.is_cached(i)) prefetch_to_l2(own.value_at(i));
+    }
     wait_early();
     float q[8];
     scaled_query(q, query, scale_log2);

@@ -219,18 +219,23 @@ static void test_not_finite(const Ops *ops) {
 
 /* ---- the CPU's tokens ---- */
 
-/* Numbers between -4 and 4, as stored; peaked: a few far above the others, as a trained model has them. */
-static float *random_logits(int64_t n, bool peaked) {
+/* Numbers between -4 and 4, as stored; peaked: a few far above the others, as a trained model has them; zeros: the largest
+ * are some of either sign, of which 0 is above -0. */
+typedef enum Form { EVEN, PEAKED, ZEROS } Form;
+static float *random_logits(int64_t n, Form form) {
     float *z = op_normal_bf16(n, 3);
-    for (int64_t i = 0; i < n && peaked; i++)
-        if (op_mix((uint64_t)i) % 1000 == 0) z[i] = round_bf16(z[i] + 8);
+    for (int64_t i = 0; i < n; i++) {
+        const uint64_t mixed = op_mix((uint64_t)i);
+        if (form == PEAKED && mixed % 1000 == 0) z[i] = round_bf16(z[i] + 8);
+        if (form == ZEROS) z[i] = mixed % 200 ? -fabsf(z[i]) : mixed / 200 % 2 ? 0.0f : -0.0f;
+    }
     return z;
 }
 
-static void same_tokens(const Ops *ops, int B, int V, int Vp, How how, bool peaked) {
+static void same_tokens(const Ops *ops, int B, int V, int Vp, How how, Form form) {
     int32_t got[2][256];
     uint64_t rng[2][64];
-    float *z = random_logits((int64_t)B * Vp, peaked);
+    float *z = random_logits((int64_t)B * Vp, form);
     const Ops *both[2] = {&ops_cpu, ops};
     for (int k = 0; k < 2; k++) {
         Draw d;
@@ -246,9 +251,9 @@ static void same_tokens(const Ops *ops, int B, int V, int Vp, How how, bool peak
     }
     const size_t bytes = (size_t)(6 * B) * sizeof(int32_t);
     CHECK(memcmp(got[0], got[1], bytes) == 0,
-          "%s: other tokens than the CPU's: B %d, V %d, temperature %g, top-k %d, top-p %g, min-p %g, peaked "
+          "%s: other tokens than the CPU's: B %d, V %d, temperature %g, top-k %d, top-p %g, min-p %g, form "
           "%d",
-          ops->name, B, V, (double)how.temperature, how.top_k, (double)how.top_p, (double)how.min_p, peaked);
+          ops->name, B, V, (double)how.temperature, how.top_k, (double)how.top_p, (double)how.min_p, form);
     CHECK(memcmp(rng[0], rng[1], (size_t)B * sizeof(uint64_t)) == 0, "%s: other random states than the CPU's",
           ops->name);
     free(z);
@@ -276,8 +281,8 @@ static void test_tokens(const Ops *ops) {
     for (size_t h = 0; h < sizeof hows / sizeof *hows; h++)
         for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
             if (op_small && sizes[i][0] > 1025) continue;
-            same_tokens(ops, 7, sizes[i][0], sizes[i][1], hows[h], false);
-            same_tokens(ops, 7, sizes[i][0], sizes[i][1], hows[h], true);
+            for (int form = EVEN; form <= ZEROS; form++)
+                same_tokens(ops, 7, sizes[i][0], sizes[i][1], hows[h], (Form)form);
         }
 }
 

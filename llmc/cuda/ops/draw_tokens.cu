@@ -198,7 +198,7 @@ template <typename X> __device__ First first_pass(const X *logits, int V, int4 *
 #pragma unroll
         for (int k = 0; k < N; k++) {
             const bool is_id = v * N + k < V;
-            largest = is_id ? fmaxf(largest, x[k]) : largest;
+            largest = is_id ? fmaxf(largest, x[k]) : largest; /* 0 is above -0, as keys have it */
             zero = is_id ? fmaf(x[k], 0.0f, zero) : zero;
         }
     });

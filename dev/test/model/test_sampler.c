@@ -95,6 +95,14 @@ static int largest(const float *logits, int V) {
     return best;
 }
 
+/* A window of n tokens and one more; what is longer than the context keeps its last half. The new n. */
+static int slide_on(int32_t *window, int n, int id) {
+    window[n++] = id;
+    if (n <= T) return n;
+    memmove(window, window + n - T / 2, T / 2 * sizeof *window);
+    return T / 2;
+}
+
 /* Greedy tokens with no cache: the whole window through the model's own forward pass for each. */
 static void greedy_without_cache(GPT2 *model, int32_t *window, int n, int *ids, int n_ids) {
     const int V = model->config.vocab_size;
@@ -102,11 +110,8 @@ static void greedy_without_cache(GPT2 *model, int32_t *window, int n, int *ids, 
     for (int i = 0; i < n_ids; i++) {
         gpt2_eval(model, window, window, 1, n);
         logits_of(model, logits, n - 1, 1);
-        ids[i] = window[n++] = largest(logits, V);
-        if (n > T) {
-            memmove(window, window + n - T / 2, T / 2 * sizeof *window);
-            n = T / 2;
-        }
+        ids[i] = largest(logits, V);
+        n = slide_on(window, n, ids[i]);
     }
     free(logits);
 }
@@ -152,6 +157,32 @@ static void test_beside(GPT2 *model) {
                   j);
     free(all);
     free(few);
+}
+
+/* Each sample goes on from its own text, past the context as well. */
+static void test_own_text(GPT2 *model) {
+    enum { N = 3, LENGTH = T + 60, TOP = 3 };
+    const int V = model->config.vocab_size;
+    Tokens *samples = malloc(N * sizeof *samples);
+    float *logits = malloc((size_t)V * sizeof *logits);
+    draw_samples(model, samples, N, LENGTH, 1, TOP, 5);
+    for (int b = 0; b < N; b++) {
+        int32_t window[T + 1] = {0};
+        int n = 1, strange = 0;
+        for (int i = 0; i < LENGTH; i++) {
+            const int id = samples[b].ids[i];
+            int larger = 0;
+            gpt2_eval(model, window, window, 1, n);
+            logits_of(model, logits, n - 1, 1);
+            for (int v = 0; v < V; v++) larger += logits[v] > logits[id] + 1e-4f;
+            strange += larger >= TOP;
+            n = slide_on(window, n, id);
+        }
+        CHECK(strange == 0, "%d tokens of sample %d are not of the %d likeliest behind its text", strange, b,
+              TOP);
+    }
+    free(logits);
+    free(samples);
 }
 
 /* Sampling in the middle of training leaves what a step keeps on the device as it is. */
@@ -403,6 +434,7 @@ int main(void) {
         model.config.window = 0;
         test_seed(&model);
         test_beside(&model);
+        test_own_text(&model);
         test_untouched(&model);
         test_out_of_memory(&model);
         gpt2_close(&model);

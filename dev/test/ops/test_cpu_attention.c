@@ -290,6 +290,9 @@ static void check_pattern(SparsePattern p, int T) {
             wrong += (s.visits[v].flags & ~ADDS_LAST) != (mine | (mine & ~later) * ENDS_FIRST);
         }
     wrong += s.begins[0] != 0 || s.begins[tiles] != n_visits;
+    CHECK(sparse_cuts(&s, T) == (pairs < 0.5 * T * T), "pattern %d,%d,%d of %d: %g pairs, and %s out",
+          p.window, p.first, p.random, T, pairs,
+          sparse_cuts(&s, T) ? "something is left" : "nothing is left"); /* causal pairs count as half */
     CHECK(wrong == 0 && pairs == sparse_pairs(p, T), "pattern %d,%d,%d of %d: %d wrong, %g pairs", p.window,
           p.first, p.random, T, wrong, pairs);
     free(table);

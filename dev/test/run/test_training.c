@@ -106,6 +106,38 @@ static void test_times_of_steps_ahead(void) {
     CHECK(last > 0.2, "the last of 6 steps took %g of the mean", last);
 }
 
+static double a_second_later(void) {
+    static double now;
+    return ++now;
+}
+
+/* The status that counts micro-steps is the first step's: the second does not begin to count behind it, while the first is
+ * still to be read. */
+static void test_status_of_first_step(void) {
+    Run run;
+    static Training t;
+    Error err = {0};
+    char *said = NULL;
+    size_t length;
+    if (!open_run(&run, &t, &comm_alone)) return;
+    Device async = device_cpu;
+    Ops ahead = ops_cpu;
+    async.is_async = true;
+    ahead.device = &async;
+    run.ops = &ahead;
+    console_open(&t.console, open_memstream(&said, &length), 0, 9);
+    t.console.terminal = true;
+    t.console.now = a_second_later; /* each status is shown */
+    for (int step = 1; step <= 2; step++) CHECK(training_step(&t, step, &err), "step %d: %s", step, err.text);
+    CHECK(training_settle(&t, &err), "%s", err.text);
+    fclose(t.console.out);
+    const char *last = strstr(said, "micro-step 3 of 3");
+    CHECK(last && !strstr(last, "micro-step 1 of 3"), "the first step is counted again: %s", said);
+    free(said);
+    run.ops = &ops_cpu;
+    setup_close(&run);
+}
+
 static size_t free_now;
 static void free_of_card(size_t *free_bytes, size_t *total_bytes) {
     *free_bytes = free_now;
@@ -411,6 +443,7 @@ int main(void) {
     test_overfit_of_two();
     test_print_nothing();
     test_times_of_steps_ahead();
+    test_status_of_first_step();
     test_step_left_out();
     test_memory_given_back();
     test_mfu();

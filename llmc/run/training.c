@@ -76,7 +76,7 @@ static bool feed(Training *t, int64_t step, Error *err) {
         const int32_t *tokens, *targets;
         const bool timed =
             first && n_micro > 1 && i == ops->device->is_async; /* a device warms up in the first */
-        if (first) /* then there is the bar */
+        if (first)                                              /* then there is the bar */
             console_status(&t->console, "first step: micro-step %lld of %lld", (long long)i + 1,
                            (long long)n_micro);
         if (s->overfit) dataloader_seek(t->run->train, 0);

@@ -74,9 +74,9 @@ static bool feed(Training *t, int64_t step, Error *err) {
     gpt2_begin_step(&t->run->model, n_micro);
     for (int64_t i = 0; i < n_micro && !is_cut(t); i++) {
         const int32_t *tokens, *targets;
-        const bool timed =
-            first && n_micro > 1 && i == ops->device->is_async; /* a device warms up in the first */
-        if (first)                                              /* then there is the bar */
+        /* A device warms up in the first; behind the first step there is the bar. */
+        const bool timed = first && n_micro > 1 && i == ops->device->is_async;
+        if (first)
             console_status(&t->console, "first step: micro-step %lld of %lld", (long long)i + 1,
                            (long long)n_micro);
         if (s->overfit) dataloader_seek(t->run->train, 0);

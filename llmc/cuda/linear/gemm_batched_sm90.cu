@@ -1,7 +1,7 @@
 /* The batched products of Newton-Schulz for sm_90a: d = alpha a b + beta c in one launch for all matrices of a shape.
  *
- * Two of the three products give symmetric matrices. Of these the tiles below the diagonal are computed and leave twice,
- * as they are and transposed: half of the work, but for the diagonal. Tiles go by pairs of rows, a cluster's, so of the
+ * Two of the three kinds give symmetric matrices. Of these the tiles below the diagonal are computed and leave twice,
+ * as they are and transposed: half of the work, but for the diagonal. Tiles go by pairs of rows, a cluster's, so of most
  * pairs one tile above the diagonal is computed, too, and dropped. The product and its ping-pong: linear_sm90.cuh.
  *
  * On an H200, 48 matrices of 768 x 768: 51 us for the library's 64 of x x^T, 57 for 74 of the square. */
@@ -27,19 +27,25 @@ template <bool SYMMETRIC> struct BatchedArgs {
 
 /* ---- tiles ---- */
 
-/* Pair of rows p has columns 0 to 2 p + 1; p (p + 1) tiles are before it. */
-static __host__ __device__ inline int symmetric_tiles(int M) {
-    const int across = ceil_div<int>(M, TILE_M), pairs = ceil_div<int>(across, CLUSTER);
-    return pairs * (pairs + 1) - across % CLUSTER;
+/* Rows of tiles go by pairs, of an odd number the first one alone, below a row that is not there: then a pair ends on the
+ * diagonal. Pair p has columns 0 to 2 p + 1, or to 2 p; this many tiles are before it. */
+static __host__ __device__ inline int symmetric_tiles_before(int pair, int across) {
+    return pair * (pair + 1 - across % CLUSTER);
+}
+static int symmetric_tiles(int M) {
+    const int across = ceil_div<int>(M, TILE_M);
+    return symmetric_tiles_before(ceil_div<int>(across, CLUSTER), across);
 }
 
 template <bool SYMMETRIC>
 __device__ __forceinline__ Tile tile_at(const BatchedProduct<SYMMETRIC> &p, int index) {
     const int batch = index / p.tiles, place = index % p.tiles, across = ceil_div<int>(p.N, TILE_N);
-    int pair = SYMMETRIC ? 0 : place / across, before = pair * across;
+    int pair = SYMMETRIC ? 0 : place / across;
     if (SYMMETRIC)
-        for (; (pair + 1) * (pair + 2) <= place; pair++) before = (pair + 1) * (pair + 2);
-    return {index, (pair * CLUSTER + (int)cluster_rank()) * TILE_M, (place - before) * TILE_N, batch};
+        while (symmetric_tiles_before(pair + 1, across) <= place) pair++;
+    const int before = SYMMETRIC ? symmetric_tiles_before(pair, across) : pair * across,
+              row = pair * CLUSTER + (int)cluster_rank() - (SYMMETRIC ? across % CLUSTER : 0);
+    return {index, row * TILE_M, (place - before) * TILE_N, batch};
 }
 template <bool SYMMETRIC> __device__ __forceinline__ int tiles_of(const BatchedProduct<SYMMETRIC> &p) {
     return p.all_tiles;
@@ -155,7 +161,7 @@ template <bool SYMMETRIC>
 __device__ __forceinline__ void finish_tile(ProductShared &s, const BatchedArgs<SYMMETRIC> &args, Sums &d,
                                             Tile tile, int group) {
     const int warp = threadIdx.x / 32;
-    if (tile.m >= args.product.M || (SYMMETRIC && tile.n > tile.m)) return;
+    if (SYMMETRIC ? tile.n > tile.m : tile.m >= args.product.M) return;
     combine(d, args, tile);
     wait_for_pieces(SYMMETRIC, group);
     store_tile(s.pieces[warp], args, d, tile);

@@ -1,7 +1,12 @@
-/* Newton-Schulz on matrices of one shape: packed, then three products a step for all of them (gemm_batched.cu), then back.
+/* Newton-Schulz on matrices of one shape: packed, then batched products for all of them (gemm_batched.cu), then back.
  *
  * Packed, all are (rows, cols) with rows <= cols, so that x x^T is the smaller of the two Gram matrices, and one strided
- * batch has them all. Packing scales them, too. */
+ * batch has them all. Packing scales them, too.
+ *
+ * A step is x = P x with P = a + b A + c A A and A = x x^T. The Gram matrix of P x is P A P, as all are polynomials of A and
+ * commute: so of a wide matrix two steps go together, and x is read once for both, x = P2 P1 x. That is three products of
+ * (rows, rows) for two that are cols / rows as large. Rounding has its way where no new x x^T is taken: after three steps
+ * singular values from 0.002 of the norm on became 0.71 to 1.32, after two 0.79 to 1.22, one by one 0.80 to 1.21. */
 #include <float.h>
 #include "llmc/cuda/cuda_ops.cuh"
 #include "llmc/cuda/linear/gemm_batched.cuh"
@@ -103,15 +108,48 @@ __global__ void __launch_bounds__(THREADS) pack_kernel(const __grid_constant__ B
                         PACK ? b.rows : b.cols);
 }
 
-/* The five steps, from x to y and back; returns where the last one left them. gram, square: (n, rows, rows) */
 template <typename T>
-static T *newton_schulz_steps(const OrthogonaliseArgs *args, T *x, T *y, T *gram, T *square, int n) {
-    const int rows = args->rows, cols = args->cols;
-    for (int step = 0; step < NEWTON_SCHULZ_STEPS; step++) {
-        const float *of = args->polynomial->steps[step];
+__global__ void __launch_bounds__(THREADS) add_to_diagonal_kernel(T *matrices, float value, int rows) {
+    const int i = blockIdx.x * THREADS + threadIdx.x;
+    if (i >= rows) return;
+    T *const at = matrices + ((int64_t)blockIdx.y * rows + i) * rows + i;
+    *at = from_float<T>(to_float(*at) + value);
+}
+
+/* p = a + b gram + c gram gram; n matrices of (rows, rows) */
+template <typename T>
+static void evaluate(T *p, const T *gram, const float coefficients[3], int rows, int n) {
+    const dim3 grid((unsigned)ceil_div(rows, (int)THREADS), (unsigned)n);
+    gemm_batched<T>(BATCHED_SYMMETRIC, p, gram, gram, gram, coefficients[2], coefficients[1], rows, rows, n);
+    add_to_diagonal_kernel<T><<<grid, THREADS, 0, main_stream>>>(p, coefficients[0], rows);
+    launch_check("add_to_diagonal");
+}
+
+/* d = a b, symmetric as they are: polynomials of one matrix; (n, rows, rows) each */
+template <typename T> static void multiply(T *d, const T *a, const T *b, int rows, int n) {
+    gemm_batched<T>(BATCHED_SYMMETRIC, d, a, b, NULL, 1, 0, rows, rows, n);
+}
+
+/* How many steps go together, by turns. */
+static const int of_square[] = {1, 1, 1, 1, 1}, of_wide[] = {2, 1, 2};
+
+/* The five steps, from x to y and back; returns where the last one left them. small: three of (n, rows, rows) */
+template <typename T>
+static T *newton_schulz_steps(const OrthogonaliseArgs *args, T *x, T *y, T *small, int n) {
+    const int rows = args->rows, cols = args->cols, *steps = cols > rows ? of_wide : of_square;
+    T *const gram = small, *const p = gram + (int64_t)n * rows * rows,
+             *const other = p + (int64_t)n * rows * rows;
+    for (int step = 0; step < NEWTON_SCHULZ_STEPS; step += *steps++) {
+        const float(*of)[3] = &args->polynomial->steps[step];
         gemm_batched<T>(BATCHED_GRAM, gram, x, x, NULL, 1, 0, rows, cols, n);
-        gemm_batched<T>(BATCHED_SQUARE, square, gram, gram, gram, of[2], of[1], rows, rows, n);
-        gemm_batched<T>(BATCHED_LEFT, y, square, x, x, 1, of[0], rows, cols, n);
+        evaluate(p, gram, of[0], rows, n);
+        if (*steps == 2) {
+            multiply(other, p, gram, rows, n);
+            multiply(gram, other, p, rows, n);
+            evaluate(other, gram, of[1], rows, n);
+            multiply(gram, other, p, rows, n);
+        }
+        gemm_batched<T>(BATCHED_LEFT, y, *steps == 2 ? gram : p, x, NULL, 1, 0, rows, cols, n);
         T *const next = y;
         y = x;
         x = next;
@@ -122,15 +160,14 @@ static T *newton_schulz_steps(const OrthogonaliseArgs *args, T *x, T *y, T *gram
 template <typename T> static void orthogonalise_batch(const OrthogonaliseArgs *args, Batch<T> b) {
     const int64_t of_one = (int64_t)b.rows * b.cols, of_gram = (int64_t)b.rows * b.rows;
     const dim3 parts(ORTHOGONALISE_PARTIALS, (unsigned)b.n), copies(COPY_BLOCKS, (unsigned)b.n);
-    T *const x = (T *)args->scratch, *const y = x + b.n * of_one, *const gram = y + b.n * of_one,
-             *const square = gram + b.n * of_gram;
-    b.partials = (double *)(square + b.n * of_gram);
+    T *const x = (T *)args->scratch, *const y = x + b.n * of_one, *const small = y + b.n * of_one;
+    b.partials = (double *)(small + 3 * b.n * of_gram);
     b.packed = x;
     squares_kernel<T><<<parts, THREADS, 0, main_stream>>>(b);
     launch_check("squares");
     pack_kernel<T, true><<<copies, THREADS, 0, main_stream>>>(b);
     launch_check("pack");
-    b.packed = newton_schulz_steps(args, x, y, gram, square, (int)b.n);
+    b.packed = newton_schulz_steps(args, x, y, small, (int)b.n);
     pack_kernel<T, false><<<copies, THREADS, 0, main_stream>>>(b);
     launch_check("unpack");
 }

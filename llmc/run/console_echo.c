@@ -133,6 +133,7 @@ static void print_course(FILE *out, const Settings *s) {
 
 void console_settings(FILE *out, const Settings *s, int n_ranks, int64_t n_tokens) {
     char total[FORMAT_NUMBER], tree[48] = "";
+    const char *batch = s->overfit ? ", all on the first batch (--overfit)" : "";
     if (s->reproducible)
         snprintf(tree, sizeof tree, ", sums in a tree of %lld leaves", (long long)s->reproducible);
     console_row(out, "recipe", "%s (defaults for what the flags leave open)", flags_choice(s, "recipe"));
@@ -140,11 +141,10 @@ void console_settings(FILE *out, const Settings *s, int n_ranks, int64_t n_token
                 flags_choice(s, "attention"), flags_choice(s, "recompute"), (long long)s->seed, tree);
     print_batch(out, s, n_ranks);
     if (s->profile)
-        console_row(out, "run", "some seconds, for --profile; nothing is kept");
+        console_row(out, "run", "some seconds%s, for --profile; nothing is kept", batch);
     else
         console_row(out, "run", "%lld steps, %s tokens%s", (long long)s->steps,
-                    format_count(total, (double)n_tokens),
-                    s->overfit ? ", all on the first batch (--overfit)" : "");
+                    format_count(total, (double)n_tokens), batch);
     print_optimizer(out, s);
     print_window(out, s);
     if (s->dropout > 0) console_row(out, "dropout", "%g", s->dropout);

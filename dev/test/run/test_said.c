@@ -113,9 +113,10 @@ static void test_what_bends(void) {
         "temperature 2", "top-k 3",        "recompute block", "graph off",       "top-p 0.5",
         "min-p 0.1",     "stop x",         "samples 3"};
     const char *base = "--train a.txt --model nano --batch 2 --seq 16 --steps 4";
-    for (int i = 0; i < 34; i++) {
-        const bool bent = i < 21;
-        const char *flag = bent ? bends[i] : others[i - 21];
+    enum { BENDS = sizeof bends / sizeof *bends, ALL = BENDS + sizeof others / sizeof *others };
+    for (int i = 0; i < ALL; i++) {
+        const bool bent = i < BENDS;
+        const char *flag = bent ? bends[i] : others[i - BENDS];
         Settings s, now;
         Error err;
         char name[40];
@@ -205,12 +206,16 @@ static void test_settings(void) {
                    "evaluation  none: --train names token shards and there is no --val\n"
                    "samples     1 x 7 tokens at most, temperature 0, at the end\n"
                    "output      none (--out DIR keeps checkpoints and a log)\n");
-    check_settings("--train a.txt --batch 2 --seq 16 --optimizer adamw --profile", 1,
-                   "recipe      cpu-small (defaults for what the flags leave open)\n"
-                   "numerics    fp32, flash attention, recompute none, seed 1337\n"
-                   "batch       2 x 16 tokens = 32 tokens a step\n"
-                   "run         some seconds, for --profile; nothing is kept\n"
-                   "optimizer   AdamW, betas 0.9 0.95, eps 1e-08, weight decay 0.1, clip 1\n");
+}
+
+static void test_settings_of_profile(void) {
+    check_settings(
+        "--train a.txt --batch 2 --seq 16 --optimizer adamw --profile --overfit", 1,
+        "recipe      cpu-small (defaults for what the flags leave open)\n"
+        "numerics    fp32, flash attention, recompute none, seed 1337\n"
+        "batch       2 x 16 tokens = 32 tokens a step\n"
+        "run         some seconds, all on the first batch (--overfit), for --profile; nothing is kept\n"
+        "optimizer   AdamW, betas 0.9 0.95, eps 1e-08, weight decay 0.1, clip 1\n");
 }
 
 static void test_durations(void) {
@@ -271,6 +276,7 @@ int main(void) {
     test_quoted();
     test_what_bends();
     test_settings();
+    test_settings_of_profile();
     test_durations();
     test_rates();
     return check_finish("said");

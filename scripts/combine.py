@@ -11,6 +11,7 @@ some there. Runs of different binaries or versions of the peers are refused.
 """
 import argparse
 import collections
+import math
 import statistics
 import sys
 
@@ -166,6 +167,16 @@ def median_of(turns, name):
     return statistics.median(float(turn[name]) for turn in turns)
 
 
+def memory_of(turns):
+    """Of the turns in which it was measured; NaN where it was in none."""
+    measured = [turn for turn in turns if not math.isnan(float(turn["used_gib"]))]
+    return median_of(measured, "used_gib") if measured else math.nan
+
+
+def gib_cell(gib):
+    return "n/a" if math.isnan(gib) else f"{gib:.1f}"
+
+
 def best_of(ways):
     """The fastest of PyTorch's ways by the median of its turns, or None."""
     return min((name for name in ways if name != "ours"), key=lambda name: median_of(ways[name], "ms"), default=None)
@@ -176,11 +187,12 @@ def best_with(ways, attention):
 
 
 def train_verdict(configuration, speed, memory, apart):
-    """Whether the musts are met, and that losses agree."""
+    """Whether the musts are met (n/a: the memory was not measured), and that losses agree."""
     least, most = MUST_TRAIN.get(configuration, (None, None))
     wanted = ([f">={least:.2f}"] if least else []) + ([f"<={most:.1f}"] if most else [])
-    held = (not least or speed >= least) and (not most or memory <= most)
-    cell = " ".join(["yes" if held else "no", *wanted]) if wanted else "-"
+    held = (not least or speed >= least) and not (most and memory > most)
+    unknown = held and most and math.isnan(memory)
+    cell = " ".join(["n/a" if unknown else "yes" if held else "no", *wanted]) if wanted else "-"
     return cell if apart <= LOSS_APART else f"{cell}, losses {apart:.2f} apart"
 
 
@@ -191,7 +203,7 @@ def train_summary(configuration, ways):
         return None
     ours, peer = ways["ours"], ways[best]
     speed = median_of(peer, "ms") / median_of(ours, "ms")
-    memory = median_of(ours, "used_gib") / median_of(peer, "used_gib")
+    memory = memory_of(ours), memory_of(peer)
     case = case_of(configuration)
     tflops = 1e-12 * median_of(ours, "tok_s") * flop_of_token(case.model, case.T)
     cells = [configuration, spread([float(x["tok_s"]) for x in ours], "{:,.0f}"), spread([float(x["ms"]) for x in ours], "{:.2f}"),
@@ -200,8 +212,8 @@ def train_summary(configuration, ways):
         name = best_with(ways, attention)
         cells.append(f"{median_of(ways[name], 'tok_s'):,.0f}" if name else "-")
     apart = abs(median_of(ours, "loss") - median_of(peer, "loss"))
-    return cells + [f"{speed:.2f}", f"{median_of(ours, 'used_gib'):.1f} / {median_of(peer, 'used_gib'):.1f}",
-                    train_verdict(configuration, speed, memory, apart), ours[0]["flags"]]
+    return cells + [f"{speed:.2f}", " / ".join(map(gib_cell, memory)),
+                    train_verdict(configuration, speed, memory[0] / memory[1], apart), ours[0]["flags"]]
 
 
 def combine_train(rows, report):
@@ -221,7 +233,7 @@ def combine_train(rows, report):
         first = next(row for row in rows if row["configuration"] == configuration and row["program"] == "torch" and way(row) == name)
         report.row([configuration, name, spread([float(x["tok_s"]) for x in turns], "{:,.0f}") if turns else "-", str(len(turns)),
                     f"{sum(float(x['timed_s']) for x in turns):.0f}", first["compile_s"] or "-",
-                    f"{median_of(turns, 'used_gib'):.1f}" if turns else "-", turns[-1]["loss"] if turns else "-", first["failure"]])
+                    gib_cell(memory_of(turns)) if turns else "-", turns[-1]["loss"] if turns else "-", first["failure"]])
     report.note("Medians over turns (least to most), each turn about 5 s under load after 1 s that is not timed. PyTorch's fastest way of the "
                 "first turns takes the others in turns with ours. TFLOP/s: 6 FLOP a token and weight of the matrix products, and causal "
                 "attention; no embedding, no biases. GiB: peak; for ours all that it took of the device, for PyTorch what was in use, "

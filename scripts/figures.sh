@@ -76,12 +76,13 @@ training() {
         line[n] = "| " shape (c[13] ? ", `" c[13] "`" : "") " | " c[3] " | " c[5] " | " c[6] " | " c[7]
         rest[n] = " | " c[10] " | " c[11] " |"
         if (c[12] ~ /^no/) { sub(/^no /, "", c[12]); short = short (short ? "; " : "") shape ": " c[10] (c[12] ~ /<=/ ? " and " c[11] " GiB" : "") ", aimed at " c[12] }
+        if (c[12] ~ /^n[/]a/) open = open (open ? "; " : "") shape
     }
     END {
         print "Medians of the turns of 5 s (least to most; " provenance() ").\n"
         print "| model, batch x context | ours, tokens/s | TFLOP/s | PyTorch, tokens/s | its attention, mode (fastest of) | ratio | GiB, ours / PyTorch |\n|---|---|---|---|---|---|---|"
         for (i = 1; i <= n; i++) print line[i] " (" ways[key[i]] ")" rest[i]
-        print "\n" (short ? "Short of the aim: " short "." : "Every aim of scripts/combine.py is reached.")
+        print "\n" (short ? "Short of the aim: " short "." : open ? "All others reach their aim." : "Every aim of scripts/combine.py is reached.") (open ? " Memory not measured: " open "." : "")
     }' "$results/compare_train.md"
 }
 

@@ -330,6 +330,17 @@ class Combined(Parts):
         self.assertEqual(combine.train_verdict("d12:64x1024", 1.19, 9, 0), "no >=1.20")
         self.assertEqual(combine.train_verdict("d36:1x1", 0.5, 9, 0), "-")
 
+    def test_memory_that_was_not_measured(self):
+        def summary(*ours):
+            rows = [row for row in self.rows() if row["program"] == "torch"]
+            rows += [self.row("train_gpt2cu", ms, memory_gib=gib) for ms, gib in ours]
+            return combine.train_summary("d12:4x16384", combine.train_rows(rows)["d12:4x16384"])[8:11]
+
+        self.assertEqual(summary((100, "nan")), ["1.40", "n/a / 10.0", "n/a >=1.30 <=0.7"])
+        self.assertEqual(summary((130, "nan")), ["1.08", "n/a / 10.0", "no >=1.30 <=0.7"])
+        self.assertEqual(summary((100, "nan"), (100, "6.0"), (100, "nan")), ["1.40", "6.0 / 10.0", "yes >=1.30 <=0.7"])
+        self.assertEqual(combine.train_verdict("d12:64x1024", 1.3, math.nan, 0), "yes >=1.20", "no aim for memory")
+
     def test_tables(self):
         report = compare_train.Report(None, self.path("x.md"))
         whole = self.said(combine.combine_train, self.rows(), report)[0]

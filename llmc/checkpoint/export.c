@@ -1,6 +1,5 @@
 #include "export.h"
 #include <errno.h>
-#include <fcntl.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -227,17 +226,18 @@ static void remove_leftovers(int folder, const Target *t) {
 }
 
 static bool move(int from, int to, const Target *t, const char *name, Error *err) {
-    return check_free(t, name, err) &&
-           (renameat(from, name, to, name) == 0 || fail_errno(err, "cannot rename", name));
+    char path[PATH_MAX];
+    return check_free(t, name, err) && path_join(path, t->folder, name, err) &&
+           (renameat(from, name, to, name) == 0 || fail_errno(err, "cannot create", path));
 }
 
 /* The files out of the temporary directory, the model last; or none. */
-static bool move_files(int folder, const char *temporary, const Target *t, Error *err) {
+static bool move_files(int folder, const char *directory, const Target *t, Error *err) {
     char **names;
     int n, n_moved = 0;
-    const int from = openat(folder, temporary, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (from < 0) return fail_errno(err, "cannot open", temporary);
-    bool ok = directory_list_open(from, temporary, "", &names, &n, err);
+    const int from = directory_open(directory, err);
+    if (from < 0) return false;
+    bool ok = directory_list_open(from, directory, "", &names, &n, err);
     if (ok) {
         for (int i = 0; i < n; i++) /* the model's name goes to the end of the list */
             if (i < n - 1 && strcmp(names[i], t->name) == 0) {
@@ -253,10 +253,21 @@ static bool move_files(int folder, const char *temporary, const Target *t, Error
     return ok;
 }
 
-static bool publish(int folder, const char *temporary, const Target *t, Error *err) {
-    if (!t->kind->is_folder) return move_files(folder, temporary, t, err);
-    return check_free(t, t->name, err) &&
-           (renameat(folder, temporary, folder, t->name) == 0 || fail_errno(err, "cannot rename", temporary));
+static bool publish(int folder, const char *directory, const Target *t, Error *err) {
+    if (!t->kind->is_folder) return move_files(folder, directory, t, err);
+    return check_free(t, t->name, err) && (renameat(folder, path_name(directory), folder, t->name) == 0 ||
+                                           fail_errno(err, "cannot create", directory));
+}
+
+/* A failure names what was asked for, not the temporary directory that holds it until it is whole. */
+static bool fail_in_place(const char *temporary, const Target *t, Error *err) {
+    const Error cause = *err;
+    const char *at = strstr(cause.text, temporary);
+    if (!at) return false;
+    const char *behind = at + strlen(temporary);
+    const bool is_beside = !t->kind->is_folder && *behind == '/';
+    return fail(err, cause.exit_code, "--export: %.*s%s%s", (int)(at - cause.text), cause.text,
+                is_beside ? "" : t->name, behind + is_beside);
 }
 
 /* The size of all files. */
@@ -281,12 +292,13 @@ static bool write_in(int folder, const Target *t, GPT2 *model, int64_t *bytes, E
         (int)sizeof temporary)
         return fail(err, EXIT_INPUT, "--export: the name is too long");
     if (!path_join(directory, t->folder, temporary, err)) return false;
-    if (mkdirat(folder, temporary, 0777)) return fail_errno(err, "cannot create the directory", directory);
+    if (mkdirat(folder, temporary, 0777))
+        return fail_errno(err, "cannot create", directory) || fail_in_place(temporary, t, err);
     bool ok = t->kind->write(directory, t, model, err) && directory_sync(directory, err);
     *bytes = ok ? bytes_in(directory) : 0;
-    ok = ok && publish(folder, temporary, t, err) && file_sync(folder, t->folder, err);
+    ok = ok && publish(folder, directory, t, err) && file_sync(folder, t->folder, err);
     if (!ok || !t->kind->is_folder) directory_remove(folder, temporary, NULL, &ignored);
-    return ok;
+    return ok || fail_in_place(temporary, t, err);
 }
 
 bool export_model(const char *path, ExportType type, GPT2 *model, const Tokenizer *tokenizer, int64_t *bytes,

@@ -513,6 +513,8 @@ static void test_full_disk(void) {
             n_failed++;
             CHECK(err.exit_code == EXIT_RUN && strstr(err.text, "No space left"), "call %d: %s", at,
                   err.text);
+            CHECK(strstr(err.text, path_of("full")) && !strstr(err.text, ".tmp-"), "call %d: %s", at,
+                  err.text);
             if (access(path_of(names[i]), F_OK) == 0) { /* the last sync, behind the rename */
                 remove_tree(path_of("full"));
                 REQUIRE(mkdir(path_of("full"), 0777) == 0, "mkdir");
@@ -521,6 +523,25 @@ static void test_full_disk(void) {
         }
         CHECK(done && n_failed > 4, "%s: %d calls", names[i], n_failed);
         remove_tree(path_of("full"));
+    }
+}
+
+/* The words of a full disk are of the path that was asked for, and of what lies beside it. */
+static void test_named(void) {
+    static const char *const rows[][2] = {
+        {"n.gguf", "n.Modelfile"    },
+        {"n.bin",  "n.bin"          },
+        {"n",      "n/tokenizer.bin"}
+    };
+    for (int i = 0; i < 3; i++) {
+        char expected[200];
+        Error err;
+        fault.n = fault.at = 0;
+        CHECK(!export(rows[i][0], EXPORT_F32, bytes_tokenizer, &err), "%s is written", rows[i][0]);
+        fault.at = -1;
+        snprintf(expected, sizeof expected, "--export: cannot write %s: %s", path_of(rows[i][1]),
+                 strerror(ENOSPC));
+        CHECK(strcmp(err.text, expected) == 0, "'%s', expected '%s'", err.text, expected);
     }
 }
 
@@ -554,6 +575,7 @@ int main(void) {
     test_blocks();
     test_refused();
     test_full_disk();
+    test_named();
     test_leftovers();
     gpt2_close(&model);
     tokenizer_close(bytes_tokenizer);

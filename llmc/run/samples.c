@@ -93,6 +93,12 @@ static void close_texts(Texts *texts) {
     free(texts->all);
 }
 
+/* Rounded down: of ten equals --top-p 0.1 leaves one, and the float nearest to 0.1, which is above it, two. */
+static float top_p_of(double p) {
+    const float nearest = (float)p;
+    return (double)nearest > p ? nextafterf(nearest, 0) : nearest;
+}
+
 static SampleOptions samples_options(const Run *run, int64_t step) {
     const Settings *s = &run->settings;
     return (SampleOptions){
@@ -101,7 +107,7 @@ static SampleOptions samples_options(const Run *run, int64_t step) {
         .n_tokens = (int)s->sample_tokens,
         .temperature = (float)s->temperature,
         .top_k = (int)s->top_k,
-        .top_p = (float)s->top_p,
+        .top_p = top_p_of(s->top_p),
         .min_p = (float)s->min_p,
         .stop = s->stop,
         .seed = (uint64_t)(s->seed + step),

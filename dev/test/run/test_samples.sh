@@ -119,6 +119,24 @@ check "eos_token_id of generation_config.json: a note" grep -q '^note: by eos_to
 run --model "$work/theirs" --prompt a --sample-tokens 4 --stop a
 check "eos_token_id and --stop: no note" [ "$(grep -c '^note: by eos_token_id' "$work/err")" -eq 0 ]
 
+# ---- equals ----
+# A model of zeros: all bytes are as likely. Of the first hundred a tenth is 0 to 9, and the next one, 10, ends a line.
+zeros() { head -c $(($(wc -c <"$1") - $2)) /dev/zero; }
+cp -r "$work/theirs" "$work/zeros" && cp "$work/config" "$work/zeros/config.json" && rm "$work/zeros/generation_config.json"
+weights=$work/theirs/model.safetensors
+header=$((8 + $(od -An -tu8 -N8 "$weights")))
+{ head -c $header "$weights" && zeros "$weights" $header; } >"$work/zeros/model.safetensors"
+# equals P: so many lines end in what is drawn of them.
+equals() {
+    run --model "$work/zeros" --prompt a --sample-tokens 300 --temperature 1 --top-k 100 --top-p "$1"
+    lines=$(sed '$d' "$work/out" | grep -c '')
+}
+equals 0.1
+check "--top-p 0.1 of a hundred equals: exit code $status" [ "$status" -eq 0 ]
+check "--top-p 0.1 of a hundred equals: ten" [ "$lines" -eq 0 ]
+equals 0.11
+check "--top-p 0.11 of a hundred equals: eleven" [ "$lines" -gt 0 ]
+
 # ---- where the text does not arrive ----
 if [ -c /dev/full ]; then
     lost='^error: the output could not be written: No space left on device$'

@@ -22,7 +22,7 @@ void console_settings(FILE *out, const Settings *s, int n_ranks, int64_t n_token
 /* Of --eval-only: what computes it, and how much is evaluated. */
 void console_eval_settings(FILE *out, const Settings *s);
 /* What is drawn, and how: 2 x 256 tokens at most, until "x", temperature 0.8, top-k 200. Returns buffer. */
-enum { SAMPLING_WORDS = 4096 };
+enum { SAMPLING_WORDS = 2048 };
 const char *console_sampling(char buffer[SAMPLING_WORDS], const Settings *s);
 /* The plan by category, or tensor by tensor; then what the device has (total_bytes 0: not known) and the
  * largest batch that fits (largest_batch < 0: not known). */

@@ -84,15 +84,28 @@ void console_eval_settings(FILE *out, const Settings *s) {
                 format_integer(tokens, s->eval_batches * s->batch * s->seq));
 }
 
+enum { STOP_SHOWN = 1000, STOP_WORDS = STOP_SHOWN + 20 };
+_Static_assert(STOP_WORDS + 400 < SAMPLING_WORDS, "the longest words are whole");
+
+/* ", until \"TEXT\"", of a long one its beginning, up to a whole character; "" without --stop. */
+static const char *stop_words(char buffer[STOP_WORDS], const char *stop) {
+    if (!stop) return "";
+    size_t n = strlen(stop);
+    const bool is_long = n > STOP_SHOWN;
+    if (is_long) n = STOP_SHOWN - incomplete_character(stop, STOP_SHOWN);
+    snprintf(buffer, STOP_WORDS, ", until \"%.*s%s\"", (int)n, stop, is_long ? "..." : "");
+    return buffer;
+}
+
 const char *console_sampling(char buffer[SAMPLING_WORDS], const Settings *s) {
-    char kept[160] = "";
+    char kept[160] = "", stop[STOP_WORDS];
     int n = 0;
     if (s->top_k) n += snprintf(kept + n, sizeof kept - (size_t)n, ", top-k %lld", (long long)s->top_k);
     if (s->top_p < 1) n += snprintf(kept + n, sizeof kept - (size_t)n, ", top-p %g", s->top_p);
     if (s->min_p > 0) n += snprintf(kept + n, sizeof kept - (size_t)n, ", min-p %g", s->min_p);
-    snprintf(buffer, SAMPLING_WORDS, "%lld x %lld tokens at most%s%s%s, temperature %g%s",
-             (long long)s->samples, (long long)s->sample_tokens, s->stop ? ", until \"" : "",
-             s->stop ? s->stop : "", s->stop ? "\"" : "", s->temperature, s->temperature > 0 ? kept : "");
+    snprintf(buffer, SAMPLING_WORDS, "%lld x %lld tokens at most%s, temperature %g%s", (long long)s->samples,
+             (long long)s->sample_tokens, stop_words(stop, s->stop), s->temperature,
+             s->temperature > 0 ? kept : "");
     return buffer;
 }
 

@@ -218,6 +218,29 @@ static void test_settings_of_profile(void) {
         "optimizer   AdamW, betas 0.9 0.95, eps 1e-08, weight decay 0.1, clip 1\n");
 }
 
+/* A stop text of n bytes, letters of two each, behind an x where n is odd: what of it is said. */
+static void check_stop(size_t n, size_t shown, const char *end) {
+    char stop[5000 + 1], words[SAMPLING_WORDS], expected[SAMPLING_WORDS];
+    for (size_t i = 0; i < n; i++) stop[i] = "\xc3\xa9"[(i + n) % 2];
+    if (n % 2) stop[0] = 'x';
+    stop[n] = 0;
+    const Settings s = {
+        .samples = 1, .sample_tokens = 7, .stop = stop, .temperature = 0.5, .top_k = 4, .top_p = 1};
+    snprintf(expected, sizeof expected, "1 x 7 tokens at most, until \"%.*s%s\", temperature 0.5, top-k 4",
+             (int)shown, stop, end);
+    console_sampling(words, &s);
+    CHECK(strcmp(words, expected) == 0, "a stop text of %zu bytes: ...%s", n,
+          words + (strlen(words) > 60 ? strlen(words) - 60 : 0));
+}
+
+static void test_stop(void) {
+    check_stop(2, 2, "");
+    check_stop(1000, 1000, "");
+    check_stop(1002, 1000, "...");
+    check_stop(1001, 999, "...");
+    check_stop(5000, 1000, "...");
+}
+
 static void test_durations(void) {
     static const struct {
         double seconds;
@@ -277,6 +300,7 @@ int main(void) {
     test_what_bends();
     test_settings();
     test_settings_of_profile();
+    test_stop();
     test_durations();
     test_rates();
     return check_finish("said");

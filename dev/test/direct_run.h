@@ -76,8 +76,9 @@ static double direct_lr(const Direct *d, int step) {
     if (step <= d->warmup) return d->lr * step / d->warmup;
     if (flag_is(d->flags, "--schedule", "cosine")) return low + (d->lr - low) * 0.5 * (1 + cos(M_PI * part));
     if (flag_is(d->flags, "--schedule", "linear")) return d->lr - (d->lr - low) * part;
-    if (flag_is(d->flags, "--schedule", "wsd") && s >= 0.8 * d->steps)
-        return low + (d->lr - low) * (1 - sqrt((s - 0.8 * d->steps) / (0.2 * d->steps)));
+    const double decay = fmax(0.8 * d->steps, d->warmup);
+    if (flag_is(d->flags, "--schedule", "wsd") && s >= decay)
+        return low + (d->lr - low) * (1 - sqrt((s - decay) / (d->steps - decay)));
     return d->lr;
 }
 

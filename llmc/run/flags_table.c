@@ -55,7 +55,7 @@ const Flag flags_table[] = {
     {GROUP_OPTIMISATION, "final-lr-fraction", 'q', FLAG_REAL, AT(final_lr_fraction), NULL, 0, 1, .use = OF_TRAINING, .affects_training = true, .value_name = "X",
      .help = "learning rate that the schedule ends at, behind the last step, as a fraction of --lr"},
     {GROUP_OPTIMISATION, "schedule", 'k', FLAG_CHOICE, AT(schedule), "cosine", .use = OF_TRAINING, .affects_training = true,
-     .choices = {"cosine", "linear", "constant", "wsd"}, .help = "shape of the learning rate after the warm-up; wsd decays in the last fifth"},
+     .choices = {"cosine", "linear", "constant", "wsd"}, .help = "shape of the learning rate after the warm-up; wsd decays in the last fifth of the steps, and not before the warm-up has ended"},
     {GROUP_OPTIMISATION, "optimizer", 0, FLAG_CHOICE, AT(optimizer), NULL, .use = OF_TRAINING, .choices = OPTIMIZER_FLAGS, .affects_training = true,
      .help = "muon: for the matrices of the blocks, with AdamW for embeddings, norms and biases, at the same rate and decay; less memory, at 124M about 2 % more time"},
     {GROUP_OPTIMISATION, "momentum", 0, FLAG_REAL, AT(momentum), "0.95", 0, 0.999999, .use = OF_TRAINING, .affects_training = true, .value_name = "X",

@@ -9,13 +9,14 @@ double schedule_lr(const Settings *settings, int64_t step) {
     if (settings->schedule == SCHEDULE_CONSTANT) return max;
     if (step >= settings->steps) return min;
     double p = (s - W) / (N - W); /* W <= s < N, so the divisor is positive */
+    const double D = fmax(0.8 * N, W);
     switch (settings->schedule) {
     case SCHEDULE_COSINE:
         return min + (max - min) * 0.5 * (1 + cos(pi * p));
     case SCHEDULE_LINEAR:
         return max - (max - min) * p;
     case SCHEDULE_WSD:
-        return s < 0.8 * N ? max : min + (max - min) * (1 - sqrt((s - 0.8 * N) / (0.2 * N)));
+        return s < D ? max : min + (max - min) * (1 - sqrt((s - D) / (N - D)));
     case SCHEDULE_CONSTANT:
         break;
     }

@@ -50,6 +50,13 @@ static void test_corners(void) {
         {SCHEDULE_WSD,      0.0, 10, 100, 85,   0.5                      }, /* 1 - sqrt(5/20) */
         {SCHEDULE_WSD,      0.1, 10, 100, 85,   0.55                     },
         {SCHEDULE_WSD,      0.1, 10, 100, 100,  0.1                      },
+ /* and where the warm-up takes longer, all that it leaves */
+        {SCHEDULE_WSD,      0.1, 84, 100, 83,   1.0                      },
+        {SCHEDULE_WSD,      0.1, 84, 100, 84,   1.0                      },
+        {SCHEDULE_WSD,      0.0, 84, 100, 88,   0.5                      }, /* 1 - sqrt(4/16) */
+        {SCHEDULE_WSD,      0.1, 84, 100, 100,  0.1                      },
+        {SCHEDULE_WSD,      0.1, 5,  5,   4,    1.0                      },
+        {SCHEDULE_WSD,      0.1, 5,  5,   5,    0.1                      },
  /* no warm-up, and a run of one step */
         {SCHEDULE_COSINE,   0.1, 0,  100, 0,    1.0                      },
         {SCHEDULE_LINEAR,   0.1, 0,  100, 0,    1.0                      },

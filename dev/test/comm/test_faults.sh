@@ -154,6 +154,8 @@ hang() {
     check "$case: $took s, expected less than ${waited:-0} + $soon" [ "$took" -lt $((${waited:-0} + soon)) ]
     check "$case: says so" grep -qE "^error: in [a-z0-9 ]+: no rank has got anything done for [0-9]+ s, a step took [0-9.]+ s at most: a GPU or a link hangs; .* is of step [0-9]+, in $work/hung-$1$" "$work/err"
 }
+# Without validations it is by steps alone that the ranks are known to get on.
+tiny=$(echo "$tiny" | sed 's/--eval-every 90/--eval-every 0/')
 hangs=$work/hang.so
 export HANG_WHILE="$work/hang" LLMC_STUCK_SECONDS=3
 if ${CC:-cc} -D_GNU_SOURCE -shared -fPIC -o "$hangs" dev/test/hang.c -ldl -lpthread 2>"$work/err"; then

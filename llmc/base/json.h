@@ -5,6 +5,7 @@
  * was expected and what was found. It is meant for files that nobody vouches for. */
 #pragma once
 #include <stdint.h>
+#include "buffer.h"
 #include "error.h"
 
 enum {
@@ -67,21 +68,19 @@ bool json_refuse(const char *path, const char *field, const char *expected, cons
                  Error *err);
 
 /* ---- writer ---- */
-/* Appends to a growing buffer; commas, colons, quotes and escapes are its business. Start from {0}:
+/* Commas, colons, quotes and escapes are its business. Start from {0}:
  *
  *   JsonWriter w = {.indent = 2};       indent 0: all on one line
  *   json_begin_object(&w, NULL);        the key is NULL in an array and at the top
  *   json_write_int(&w, "step", 200);
  *   json_end_object(&w);
- *   if (w.failed) ...                   out of memory; w.data is then not to be used
+ *   if (w.text.failed) ...              out of memory; w.text.data is then not to be used
  *   json_writer_free(&w); */
 typedef struct JsonWriter {
-    char *data; /* null-terminated */
-    size_t length, capacity;
-    int indent; /* spaces a level */
-    int depth;  /* open arrays and objects */
-    bool comma; /* a value stands before the next one at this level */
-    bool failed;
+    Buffer text; /* plain bytes may be appended where JSON has blank space */
+    int indent;  /* spaces a level */
+    int depth;   /* open arrays and objects */
+    bool comma;  /* a value stands before the next one at this level */
 } JsonWriter;
 
 void json_begin_object(JsonWriter *w, const char *key);
@@ -97,6 +96,4 @@ void json_write_bool(JsonWriter *w, const char *key, bool value);
 void json_write_null(JsonWriter *w, const char *key);
 /* `json` is JSON text already and is inserted as it is. */
 void json_write_raw(JsonWriter *w, const char *key, const char *json);
-/* Plain bytes, such as the newline after a line of a .jsonl file. */
-void json_append(JsonWriter *w, const char *bytes, size_t n);
 void json_writer_free(JsonWriter *w);

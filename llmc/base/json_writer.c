@@ -6,31 +6,13 @@
 #include <string.h>
 #include "utf8.h"
 
-/* ---- buffer ---- */
-void json_append(JsonWriter *w, const char *bytes, size_t n) {
-    if (w->failed) return;
-    if (w->capacity - w->length <= n) { /* one byte more, for the terminating null */
-        size_t capacity = 2 * w->capacity + n + 256;
-        char *data = realloc(w->data, capacity);
-        if (!data) {
-            w->failed = true;
-            return;
-        }
-        w->data = data;
-        w->capacity = capacity;
-    }
-    memcpy(w->data + w->length, bytes, n);
-    w->length += n;
-    w->data[w->length] = 0;
-}
-
 void json_writer_free(JsonWriter *w) {
-    free(w->data);
+    buffer_free(&w->text);
     *w = (JsonWriter){0};
 }
 
 static void append_text(JsonWriter *w, const char *text) {
-    json_append(w, text, strlen(text));
+    buffer_append(&w->text, text, strlen(text));
 }
 
 static void append_quoted(JsonWriter *w, const char *text) {
@@ -51,7 +33,7 @@ static void append_quoted(JsonWriter *w, const char *text) {
             snprintf(escaped, sizeof escaped, "\\u%04x", *text);
             append_text(w, escaped);
         } else {
-            json_append(w, text, length);
+            buffer_append(&w->text, text, (size_t)length);
         }
         text += length;
         n -= length;

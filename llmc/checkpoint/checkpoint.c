@@ -23,10 +23,10 @@ static bool save_config(const char *directory, const GPT2 *model, const Tokenize
               : model->config.vocab_size == GPT2_VOCAB ? (int)GPT2_EOT
                                                        : -1;
     hf_config_write(&w, &model->config, eot);
-    const bool ok = w.failed ? fail(err, EXIT_RUN, "%s: no memory to write config.json", directory)
-                             : file_write(directory, "config.json", w.data, w.length, err);
+    const bool ok = w.text.failed ? fail(err, EXIT_RUN, "%s: no memory to write config.json", directory)
+                                  : file_write(directory, "config.json", w.text.data, w.text.length, err);
     manifest_begin_file(manifest, "config.json");
-    manifest_end_file(manifest, (int64_t)w.length, crc32c(0, w.data, w.length));
+    manifest_end_file(manifest, (int64_t)w.text.length, crc32c(0, w.text.data, w.text.length));
     json_writer_free(&w);
     return ok;
 }

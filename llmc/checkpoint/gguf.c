@@ -5,7 +5,7 @@
 #include <string.h>
 #include "llmc/base/files.h"
 #include "llmc/base/integers.h"
-#include "llmc/base/json.h"
+#include "llmc/base/buffer.h"
 #include "pieces.h"
 
 enum { VERSION = 3, ALIGNMENT = 32, BLOCK = 32, NAME_SIZE = 48, PIECE_ELEMS = 1 << 18 };
@@ -63,12 +63,12 @@ bool gguf_check(const GPT2Config *config, ExportType type, Error *err) {
 /* ---- keys ---- */
 /* A part of the header as it grows. */
 typedef struct Header {
-    JsonWriter bytes; /* its buffer alone: nothing here is JSON */
+    Buffer bytes;
     uint64_t n_keys;
 } Header;
 
 static void put(Header *h, const void *bytes, size_t n) {
-    json_append(&h->bytes, bytes, n);
+    buffer_append(&h->bytes, bytes, n);
 }
 
 static void put_u32(Header *h, uint32_t value) {
@@ -127,26 +127,26 @@ static void put_model_keys(Header *h, const GPT2Config *c, const char *title, Ex
 /* Ids of the model that the tokenizer has no token for, because a table was rounded up, get a name. */
 static void put_tokens(Header *h, const Tokenizer *tokenizer, int vocab_size) {
     const int n = tokenizer_vocab_size(tokenizer);
-    JsonWriter text = {0};
+    Buffer text = {0};
     key_array(h, "tokenizer.ggml.tokens", KEY_STRING, vocab_size);
     for (int i = 0; i < vocab_size; i++) {
         char unused[24];
         text.length = 0;
         if (i >= n)
-            json_append(&text, unused, (size_t)snprintf(unused, sizeof unused, "[UNUSED%d]", i));
+            buffer_append(&text, unused, (size_t)snprintf(unused, sizeof unused, "[UNUSED%d]", i));
         else
             tokenizer_append_spelled(&text, tokenizer, i);
         if (!text.failed) put_string(h, text.data, text.length);
     }
     h->bytes.failed = h->bytes.failed || text.failed;
-    json_writer_free(&text);
+    buffer_free(&text);
     key_array(h, "tokenizer.ggml.token_type", KEY_I32, vocab_size);
     for (int i = 0; i < vocab_size; i++)
         put_u32(h, i >= n ? TOKEN_UNUSED : tokenizer_is_special(tokenizer, i) ? TOKEN_CONTROL : TOKEN_NORMAL);
 }
 
 static void put_merges(Header *h, const Tokenizer *tokenizer) {
-    JsonWriter lines = {0};
+    Buffer lines = {0};
     int64_t n = 0;
     tokenizer_append_merges(&lines, tokenizer);
     h->bytes.failed = h->bytes.failed || lines.failed;
@@ -158,7 +158,7 @@ static void put_merges(Header *h, const Tokenizer *tokenizer) {
         put_string(h, at, length);
         at += length + 1;
     }
-    json_writer_free(&lines);
+    buffer_free(&lines);
 }
 
 /* The token of the byte 0, which no text has: where there is no end-of-text, no text ends. Readers want an id. */
@@ -273,13 +273,13 @@ static bool write_header(OutFile *file, const Header *keys, const Piece *pieces,
     put_u64(&begin, (uint64_t)n);
     put_u64(&begin, keys->n_keys);
     put_tensors(&list, pieces, n, type);
-    const JsonWriter *parts[] = {&begin.bytes, &keys->bytes, &list.bytes};
+    const Buffer *parts[] = {&begin.bytes, &keys->bytes, &list.bytes};
     bool ok = true;
     for (int i = 0; i < 3 && ok; i++)
         ok = parts[i]->failed ? fail(err, EXIT_RUN, "%s: no memory for its header", file->path)
                               : outfile_write(file, parts[i]->data, parts[i]->length, err);
-    json_writer_free(&begin.bytes);
-    json_writer_free(&list.bytes);
+    buffer_free(&begin.bytes);
+    buffer_free(&list.bytes);
     return ok && pad(file, err);
 }
 
@@ -292,7 +292,7 @@ static bool write_file(OutFile *file, const char *title, ExportType type, GPT2 *
     put_tokenizer(&keys, tokenizer, model->config.vocab_size);
     const bool ok = pieces && write_header(file, &keys, pieces, n, type, err) &&
                     write_data(file, model, pieces, n, type, err);
-    json_writer_free(&keys.bytes);
+    buffer_free(&keys.bytes);
     free(pieces);
     return ok;
 }

@@ -190,5 +190,5 @@ void hf_config_write(JsonWriter *w, const GPT2Config *config, int eot) {
     json_write_bool(w, "tie_word_embeddings", true);
     json_write_string(w, "torch_dtype", "float32");
     json_end_object(w);
-    json_append(w, "\n", 1);
+    buffer_append(&w->text, "\n", 1);
 }

@@ -69,11 +69,11 @@ bool manifest_write(JsonWriter *w, const char *directory, Error *err) {
     json_end_array(w);
     json_write_string(w, "crc32c", NO_DIGITS);
     json_end_object(w);
-    json_append(w, "\n", 1);
-    if (w->failed) return fail(err, EXIT_RUN, "%s: no memory to write " MANIFEST_NAME, directory);
-    snprintf(digits, sizeof digits, "%08x", crc32c(0, w->data, w->length));
-    memcpy(w->data + w->length - strlen(tail) + 1, digits, 8);
-    return file_write(directory, MANIFEST_NAME, w->data, w->length, err);
+    buffer_append(&w->text, "\n", 1);
+    if (w->text.failed) return fail(err, EXIT_RUN, "%s: no memory to write " MANIFEST_NAME, directory);
+    snprintf(digits, sizeof digits, "%08x", crc32c(0, w->text.data, w->text.length));
+    memcpy(w->text.data + w->text.length - strlen(tail) + 1, digits, 8);
+    return file_write(directory, MANIFEST_NAME, w->text.data, w->text.length, err);
 }
 
 /* ---- reading ---- */

@@ -281,10 +281,10 @@ bool safetensors_header_write(SafetensorsHeader *header, OutFile *file, Error *e
     JsonWriter *w = &header->json;
     unsigned char size[8];
     json_end_object(w);
-    while (!w->failed && w->length % 8) json_append(w, " ", 1);
-    for (int i = 0; i < 8; i++) size[i] = (unsigned char)((uint64_t)w->length >> 8 * i);
-    bool ok = !w->failed || fail(err, EXIT_RUN, "%s: no memory for its header", file->path);
-    ok = ok && outfile_write(file, size, 8, err) && outfile_write(file, w->data, w->length, err);
+    while (!w->text.failed && w->text.length % 8) buffer_append(&w->text, " ", 1);
+    for (int i = 0; i < 8; i++) size[i] = (unsigned char)((uint64_t)w->text.length >> 8 * i);
+    bool ok = !w->text.failed || fail(err, EXIT_RUN, "%s: no memory for its header", file->path);
+    ok = ok && outfile_write(file, size, 8, err) && outfile_write(file, w->text.data, w->text.length, err);
     json_writer_free(w);
     return ok;
 }

@@ -4,19 +4,19 @@
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
-#include "llmc/base/json.h"
+#include "llmc/base/buffer.h"
 #include "llmc/base/terminal.h"
 #include "stop.h"
 
 /* All that was typed and answered; the answer that comes is shown and added. */
 typedef struct Chat {
     Console *console;
-    JsonWriter text; /* its buffer alone */
+    Buffer text;
 } Chat;
 
 /* Its nulls as '?': a text ends at its first. */
-static void add(JsonWriter *text, const char *bytes, size_t n) {
-    for (size_t i = 0; i < n; i++) json_append(text, bytes[i] ? &bytes[i] : "?", 1);
+static void add(Buffer *text, const char *bytes, size_t n) {
+    for (size_t i = 0; i < n; i++) buffer_append(text, bytes[i] ? &bytes[i] : "?", 1);
 }
 
 static void take_answer(int sample, const char *bytes, size_t n, void *user) {
@@ -25,12 +25,12 @@ static void take_answer(int sample, const char *bytes, size_t n, void *user) {
     add(&c->text, bytes, n);
 }
 
-static void end_line(JsonWriter *text) {
-    if (text->length == 0 || text->data[text->length - 1] != '\n') json_append(text, "\n", 1);
+static void end_line(Buffer *text) {
+    if (text->length == 0 || text->data[text->length - 1] != '\n') buffer_append(text, "\n", 1);
 }
 
 /* The next line behind the text so far; false where stdin ends. */
-static bool read_line(JsonWriter *text) {
+static bool read_line(Buffer *text) {
     static const char prompt[] = "> ";
     const bool typed = isatty(STDIN_FILENO);
     char *line = NULL;
@@ -85,6 +85,6 @@ bool chat(Run *run, Console *console, SampleOptions options, Error *err) {
     run->model.stop = answer_ends;
     while (ok && read_line(&c.text)) ok = answer(run, &c, &options, &all, err);
     if (ok) samples_print_rates(run->ops, &all);
-    json_writer_free(&c.text);
+    buffer_free(&c.text);
     return ok;
 }

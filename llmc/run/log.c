@@ -64,7 +64,8 @@ static bool append_line(RunLog *run, const JsonWriter *w) {
     follow_name(run);
     end_torn_line(run);
     const bool begins = run->header && lseek(run->fd, 0, SEEK_END) == 0;
-    return (!begins || append(run, run->header, strlen(run->header))) && append(run, w->data, w->length);
+    return (!begins || append(run, run->header, strlen(run->header))) &&
+           append(run, w->text.data, w->text.length);
 }
 
 static void say_lost(RunLog *run, int reason) {
@@ -86,10 +87,10 @@ static void say_recovered(RunLog *run) {
 }
 
 static void put_line(RunLog *run, JsonWriter *w) {
-    json_append(w, "\n", 1);
+    buffer_append(&w->text, "\n", 1);
     watchdog_waits_for_disk(true);
-    const bool written = !w->failed && append_line(run, w);
-    const int reason = w->failed ? ENOMEM : errno;
+    const bool written = !w->text.failed && append_line(run, w);
+    const int reason = w->text.failed ? ENOMEM : errno;
     watchdog_waits_for_disk(false);
     if (written)
         say_recovered(run);
@@ -138,14 +139,15 @@ void log_val(RunLog *run, int64_t step, double val_loss) {
 
 void log_score(RunLog *run, int64_t step, const ChoiceScore *score, const unsigned char *chosen) {
     if (!run->is_open) return;
-    JsonWriter w = begin_line(step), digits = {0};
+    JsonWriter w = begin_line(step);
+    Buffer digits = {0};
     json_write_double(&w, "acc_norm", (double)score->n_right_mean / score->n_items);
     json_write_double(&w, "acc", (double)score->n_right / score->n_items);
     json_write_int(&w, "items", score->n_items);
     for (int i = 0; chosen && i < score->n_items; i++)
-        json_append(&digits, chosen[i] < 10 ? &"0123456789"[chosen[i]] : "?", 1);
+        buffer_append(&digits, chosen[i] < 10 ? &"0123456789"[chosen[i]] : "?", 1);
     if (digits.data && !digits.failed) json_write_string(&w, "chosen", digits.data);
-    json_writer_free(&digits);
+    buffer_free(&digits);
     finish_line(run, &w);
 }
 
@@ -170,7 +172,7 @@ void log_sample(RunLog *run, int64_t step, const char *text, size_t length) {
     if (!run->is_open) return;
     JsonWriter w = begin_line(step);
     char *copy = malloc(length + 1);
-    if (!copy) w.failed = true;
+    if (!copy) w.text.failed = true;
     /* A null byte would end the string: as a byte that is no UTF-8 it becomes U+FFFD, as all such bytes do. */
     for (size_t i = 0; copy && i < length; i++) copy[i] = text[i] ? text[i] : '\xff';
     if (copy) copy[length] = '\0';
@@ -220,7 +222,7 @@ static void write_header(RunLog *run, int64_t resumed_step, const LogHeader *hea
     json_end_object(&w);
     json_end_object(&w);
     put_line(run, &w);
-    run->header = w.failed ? NULL : strndup(w.data, w.length);
+    run->header = w.text.failed ? NULL : strndup(w.text.data, w.text.length);
     json_writer_free(&w);
 }
 

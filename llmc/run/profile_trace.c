@@ -10,7 +10,7 @@ enum { TRACK_STEP = 1, TRACK_OPS = 2 };
 /* ---- events ---- */
 
 static void begin_event(JsonWriter *w, const char *phase, const char *name, int track) {
-    json_append(w, "\n", 1);
+    buffer_append(&w->text, "\n", 1);
     json_begin_object(w, NULL);
     json_write_string(w, "ph", phase);
     json_write_string(w, "name", name);
@@ -117,7 +117,7 @@ void trace_json(JsonWriter *w, const TraceHead *head, const ProfileCall *calls, 
     for (int i = 0; i < n; i++) write_call(w, &calls[i]);
     json_end_array(w);
     json_end_object(w);
-    json_append(w, "\n", 1);
+    buffer_append(&w->text, "\n", 1);
 }
 
 /* ---- the file ---- */
@@ -133,8 +133,8 @@ bool trace_write(const char *path, const TraceHead *head, const ProfileCall *cal
     JsonWriter w = {0};
     path_parent(folder, path);
     trace_json(&w, head, calls, n);
-    const bool ok = w.failed ? fail(err, EXIT_RUN, "%s: no memory for the trace", path)
-                             : file_write(folder, path_name(path), w.data, w.length, err);
+    const bool ok = w.text.failed ? fail(err, EXIT_RUN, "%s: no memory for the trace", path)
+                                  : file_write(folder, path_name(path), w.text.data, w.text.length, err);
     json_writer_free(&w);
     return ok;
 }

@@ -3,6 +3,7 @@
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
+#include "llmc/base/buffer.h"
 #include "llmc/base/files.h"
 #include "llmc/base/format.h"
 #include "llmc/base/terminal.h"
@@ -14,8 +15,7 @@
 /* ---- texts ---- */
 
 typedef struct Text {
-    char *bytes;
-    size_t n;
+    Buffer bytes;
     bool ended;
 } Text;
 
@@ -33,7 +33,7 @@ static void show_first(Texts *texts) {
     if (texts->shown == texts->n) return;
     console_sample_begin(texts->console, texts->frames, texts->step, texts->shown + 1, texts->n);
     const Text *text = &texts->all[texts->shown];
-    console_text(texts->console, text->bytes, text->n);
+    console_text(texts->console, text->bytes.data, text->bytes.length);
 }
 
 /* A prompt may have many pages: how much of it counts stands before them. */
@@ -65,11 +65,7 @@ static void take_text(int sample, const char *bytes, size_t n, void *user) {
         texts->shown++;
         show_first(texts);
     }
-    char *grown = n ? realloc(text->bytes, text->n + n) : NULL;
-    if (!grown) return; /* what is shown has been; the log, and what is to be shown later, do without */
-    text->bytes = grown;
-    memcpy(text->bytes + text->n, bytes, n);
-    text->n += n;
+    buffer_append(&text->bytes, bytes, n); /* where memory ends, what is logged or shown later does */
 }
 
 /* Draws and shows them; `stop` ends that early. close_texts follows. */
@@ -89,7 +85,7 @@ static bool draw_texts(Texts *texts, Run *run, const SampleOptions *options, boo
 }
 
 static void close_texts(Texts *texts) {
-    for (int i = 0; texts->all && i < texts->n; i++) free(texts->all[i].bytes);
+    for (int i = 0; texts->all && i < texts->n; i++) buffer_free(&texts->all[i].bytes);
     free(texts->all);
 }
 
@@ -126,7 +122,7 @@ bool samples_in_training(Training *t, int64_t step, Error *err) {
     /* Steps of ranks end together, rank 0's samples when it is asked to. */
     const bool ok = draw_texts(&texts, t->run, &options, stop_now, NULL, err);
     for (int i = 0; i < texts.n && ok && !stop_requested(); i++)
-        log_sample(&t->log, step, texts.all[i].bytes ? texts.all[i].bytes : "", texts.all[i].n);
+        log_sample(&t->log, step, texts.all[i].bytes.data, texts.all[i].bytes.length);
     close_texts(&texts);
     return ok;
 }

@@ -349,7 +349,7 @@ char *flags_to_json(const Settings *s) {
         }
     }
     json_end_object(&w);
-    if (!w.failed) return w.data;
+    if (!w.text.failed) return w.text.data;
     json_writer_free(&w);
     return NULL;
 }

@@ -233,20 +233,20 @@ bool tokenizer_is_special(const Tokenizer *tokenizer, int token) {
     return bpe_is_special(&tokenizer->bpe, token);
 }
 
-void tokenizer_append_spelled(JsonWriter *w, const Tokenizer *tokenizer, int token) {
+void tokenizer_append_spelled(Buffer *buffer, const Tokenizer *tokenizer, int token) {
     char spelled[TOKEN_SPELLED];
     size_t n = 0;
     const char *bytes = tokenizer_bytes(tokenizer, token, &n);
     if (tokenizer_is_special(tokenizer, token) && utf8_valid(bytes, n) == n) {
-        json_append(w, bytes, n);
+        buffer_append(buffer, bytes, n);
         return;
     }
     vocabulary_spell(&tokenizer->vocabulary, token, spelled);
-    json_append(w, spelled, strlen(spelled));
+    buffer_append(buffer, spelled, strlen(spelled));
 }
 
-void tokenizer_append_merges(JsonWriter *w, const Tokenizer *tokenizer) {
-    vocabulary_append_merges(w, &tokenizer->bpe);
+void tokenizer_append_merges(Buffer *buffer, const Tokenizer *tokenizer) {
+    vocabulary_append_merges(buffer, &tokenizer->bpe);
 }
 
 bool tokenizer_save(const Tokenizer *tokenizer, const char *directory, int context, Error *err) {

@@ -45,10 +45,10 @@ int tokenizer_first_other(const Tokenizer *a, const Tokenizer *b);
 /* True where both have the same tokens, under the same ids. */
 bool tokenizer_equals(const Tokenizer *a, const Tokenizer *b);
 /* A vocabulary as byte-level BPE files have it: each byte of a token a printable character, a special token, which no
- * text becomes, as it is; the merges, a line each ("Ġ t"), none where bytes are the tokens. Appended as plain bytes. */
-void tokenizer_append_spelled(JsonWriter *w, const Tokenizer *tokenizer, int token);
+ * text becomes, as it is; the merges, a line each ("Ġ t"), none where bytes are the tokens. */
+void tokenizer_append_spelled(Buffer *buffer, const Tokenizer *tokenizer, int token);
 bool tokenizer_is_special(const Tokenizer *tokenizer, int token);
-void tokenizer_append_merges(JsonWriter *w, const Tokenizer *tokenizer);
+void tokenizer_append_merges(Buffer *buffer, const Tokenizer *tokenizer);
 /* Writes the files that go into a checkpoint directory: tokenizer.bin, and vocab.json, merges.txt,
  * tokenizer_config.json, special_tokens_map.json, with which transformers gives the same ids, and knows the model's
  * context of so many tokens. */

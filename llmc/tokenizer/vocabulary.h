@@ -56,6 +56,6 @@ bool vocabulary_check_merges(const Vocabulary *vocabulary, const Bpe *bpe, Error
 /* Token i as vocab.json has it: each byte a printable character. Null-terminated. */
 void vocabulary_spell(const Vocabulary *vocabulary, int i, char text[TOKEN_SPELLED]);
 /* The lines of merges.txt after its first, in the order of the ids: the two parts of a token, a space between. */
-void vocabulary_append_merges(JsonWriter *w, const Bpe *bpe);
+void vocabulary_append_merges(Buffer *buffer, const Bpe *bpe);
 /* vocab.json, merges.txt, tokenizer_config.json, special_tokens_map.json. */
 bool vocabulary_write_hf(const Bpe *bpe, const char *directory, int context, Error *err);

@@ -234,14 +234,14 @@ bool vocabulary_read_hf(Vocabulary *vocabulary, const char *path, Error *err) {
 
 /* ---- merges.txt ---- */
 
-void vocabulary_append_merges(JsonWriter *w, const Bpe *bpe) {
+void vocabulary_append_merges(Buffer *buffer, const Bpe *bpe) {
     for (int i = 0; i < 2 * bpe->vocabulary->n_tokens; i++) {
         const int part = bpe->parts[i / 2][i % 2];
         char spelled[TOKEN_SPELLED];
         if (part < 0) continue;
         vocabulary_spell(bpe->vocabulary, part, spelled);
-        json_append(w, spelled, strlen(spelled));
-        json_append(w, i % 2 ? "\n" : " ", 1);
+        buffer_append(buffer, spelled, strlen(spelled));
+        buffer_append(buffer, i % 2 ? "\n" : " ", 1);
     }
 }
 
@@ -257,16 +257,16 @@ static int64_t first_difference(const char *a, const char *b) {
 
 bool vocabulary_check_merges(const Vocabulary *vocabulary, const Bpe *bpe, Error *err) {
     if (!vocabulary->merges) return true;
-    JsonWriter w = {0};
-    vocabulary_append_merges(&w, bpe);
-    bool ok = !w.failed || fail(err, EXIT_RUN, "%s: out of memory", vocabulary->file);
-    int64_t line = ok ? first_difference(vocabulary->merges, w.data ? w.data : "") : 0;
+    Buffer merges = {0};
+    vocabulary_append_merges(&merges, bpe);
+    bool ok = !merges.failed || fail(err, EXIT_RUN, "%s: out of memory", vocabulary->file);
+    int64_t line = ok ? first_difference(vocabulary->merges, merges.data ? merges.data : "") : 0;
     if (line > 0)
         ok = fail(err, EXIT_INPUT,
                   "%s: merge %lld: the merges are not those of the vocabulary in the order of its ids, as "
                   "GPT-2's are",
                   vocabulary->file, (long long)line);
-    json_writer_free(&w);
+    buffer_free(&merges);
     return ok;
 }
 
@@ -309,27 +309,27 @@ static void write_special_tokens(JsonWriter *w, const Bpe *bpe) {
 }
 
 /* Writes the buffer as a file and empties it. */
-static bool flush_to(JsonWriter *w, const char *directory, const char *name, Error *err) {
-    bool ok = w->failed ? fail(err, EXIT_RUN, "%s/%s: out of memory", directory, name)
-                        : file_write(directory, name, w->data, w->length, err);
-    json_writer_free(w);
+static bool flush_to(Buffer *buffer, const char *directory, const char *name, Error *err) {
+    bool ok = buffer->failed ? fail(err, EXIT_RUN, "%s/%s: out of memory", directory, name)
+                             : file_write(directory, name, buffer->data, buffer->length, err);
+    buffer_free(buffer);
     return ok;
 }
 
 bool vocabulary_write_hf(const Bpe *bpe, const char *directory, int context, Error *err) {
     const char *version = "#version: 0.2\n";
     JsonWriter w = {0};
+    Buffer merges = {0};
     write_vocab(&w, bpe->vocabulary);
-    if (!flush_to(&w, directory, "vocab.json", err)) return false;
-    json_append(&w, version, strlen(version));
-    vocabulary_append_merges(&w, bpe);
-    if (!flush_to(&w, directory, "merges.txt", err)) return false;
+    if (!flush_to(&w.text, directory, "vocab.json", err)) return false;
+    buffer_append(&merges, version, strlen(version));
+    vocabulary_append_merges(&merges, bpe);
+    if (!flush_to(&merges, directory, "merges.txt", err)) return false;
     w.indent = 2;
     json_begin_object(&w, NULL);
     write_special_tokens(&w, bpe);
     json_end_object(&w);
-    if (!flush_to(&w, directory, "special_tokens_map.json", err)) return false;
-    w.indent = 2;
+    if (!flush_to(&w.text, directory, "special_tokens_map.json", err)) return false;
     json_begin_object(&w, NULL);
     json_write_bool(&w, "add_prefix_space", false);
     json_write_bool(&w, "clean_up_tokenization_spaces", false); /* else decoding drops spaces: "a ." */
@@ -337,5 +337,5 @@ bool vocabulary_write_hf(const Bpe *bpe, const char *directory, int context, Err
     json_write_string(&w, "tokenizer_class", "GPT2Tokenizer");
     write_special_tokens(&w, bpe);
     json_end_object(&w);
-    return flush_to(&w, directory, "tokenizer_config.json", err);
+    return flush_to(&w.text, directory, "tokenizer_config.json", err);
 }

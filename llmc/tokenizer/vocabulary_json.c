@@ -127,33 +127,33 @@ static bool read_tokens(const Reader *r, Vocabulary *vocabulary) {
 }
 
 /* A merge is "a b" or ["a", "b"]; both become a line of merges.txt. */
-static bool append_merge(JsonWriter *w, const JsonValue *merge) {
+static bool append_merge(Buffer *lines, const JsonValue *merge) {
     const JsonValue *left = merge->first;
     if (merge->type == JSON_STRING) {
-        json_append(w, merge->text, merge->length);
+        buffer_append(lines, merge->text, merge->length);
     } else if (merge->type == JSON_ARRAY && merge->n == 2 && left->type == JSON_STRING &&
                left->next->type == JSON_STRING) {
-        json_append(w, left->text, left->length);
-        json_append(w, " ", 1);
-        json_append(w, left->next->text, left->next->length);
+        buffer_append(lines, left->text, left->length);
+        buffer_append(lines, " ", 1);
+        buffer_append(lines, left->next->text, left->next->length);
     } else {
         return false;
     }
-    json_append(w, "\n", 1);
+    buffer_append(lines, "\n", 1);
     return true;
 }
 
 static bool read_merges(const Reader *r, Vocabulary *vocabulary) {
     const JsonValue *merges = json_get(r->model, "merges");
-    JsonWriter w = {0};
+    Buffer lines = {0};
     bool ok = json_is(merges, JSON_ARRAY);
-    json_append(&w, "", 0); /* no merges: no lines, which is not NULL */
+    buffer_append(&lines, "", 0); /* no merges: no lines, which is not NULL */
     for (const JsonValue *merge = ok ? merges->first : NULL; ok && merge; merge = merge->next)
-        ok = append_merge(&w, merge);
+        ok = append_merge(&lines, merge);
     if (!ok) refuse(r, "model", "merges", "an array of \"a b\" or [\"a\", \"b\"]", merges);
-    vocabulary->merges = w.data;
+    vocabulary->merges = lines.data;
     vocabulary->file = strdup(r->path);
-    if (ok && (w.failed || !vocabulary->file)) ok = fail(r->err, EXIT_RUN, "%s: out of memory", r->path);
+    if (ok && (lines.failed || !vocabulary->file)) ok = fail(r->err, EXIT_RUN, "%s: out of memory", r->path);
     return ok;
 }
 

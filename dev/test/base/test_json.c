@@ -143,7 +143,7 @@ static void test_large_object(void) {
     json_end_object(&w);
     clock_t start = clock();
     Error err;
-    Json *json = json_parse(w.data, w.length, "vocab", &err);
+    Json *json = json_parse(w.text.data, w.text.length, "vocab", &err);
     if (!CHECK(json, "%s", err.text)) return;
     int n_right = 0;
     for (int i = 0; i < n; i++) {
@@ -180,8 +180,8 @@ static void test_writer(void) {
         "0.0006, "
         "\"seed\": 9223372036854775807, \"none\": null, \"list\": [-9223372036854775808, true, {}], "
         "\"raw\": {\"x\": [1]}}";
-    CHECK(!w.failed && strcmp(w.data, expected) == 0, "found %s", w.data);
-    accepts(w.data);
+    CHECK(!w.text.failed && strcmp(w.text.data, expected) == 0, "found %s", w.text.data);
+    accepts(w.text.data);
     json_writer_free(&w);
 
     w = (JsonWriter){.indent = 2};
@@ -193,8 +193,8 @@ static void test_writer(void) {
     json_begin_object(&w, "c");
     json_end_object(&w);
     json_end_object(&w);
-    CHECK(strcmp(w.data, "{\n  \"a\": 1,\n  \"b\": [\n    null\n  ],\n  \"c\": {}\n}") == 0, "found %s",
-          w.data);
+    CHECK(strcmp(w.text.data, "{\n  \"a\": 1,\n  \"b\": [\n    null\n  ],\n  \"c\": {}\n}") == 0, "found %s",
+          w.text.data);
     json_writer_free(&w);
 }
 
@@ -210,7 +210,7 @@ static void test_doubles(void) {
         JsonWriter w = {0};
         Error err;
         json_write_double(&w, NULL, value);
-        Json *json = json_parse(w.data, w.length, "double", &err);
+        Json *json = json_parse(w.text.data, w.text.length, "double", &err);
         n_wrong += !json || !json_double(json_root(json), &back) || memcmp(&back, &value, sizeof value) != 0;
         json_free(json);
         json_writer_free(&w);

@@ -127,7 +127,7 @@ static void write_index(const char *key, const char *file_name) {
     if (key && !safetensors_find(&from, key)) json_write_string(&w, key, file_name);
     json_end_object(&w);
     json_end_object(&w);
-    write_text(path_of("shards/model.safetensors.index.json"), w.data);
+    write_text(path_of("shards/model.safetensors.index.json"), w.text.data);
     json_writer_free(&w);
     safetensors_close(&from);
 }

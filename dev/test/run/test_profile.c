@@ -338,7 +338,7 @@ static void check_trace(const Ops *ops, const Profile *profile) {
     JsonWriter w = {0};
     Error err = {0};
     trace_json(&w, &head, calls, n);
-    Json *json = json_parse(w.data, w.length, "the trace", &err);
+    Json *json = json_parse(w.text.data, w.text.length, "the trace", &err);
     if (!CHECK(json && n > 0, "%s: %s", ops->name, err.text)) return;
     const TraceSums sums = read_trace(json_root(json));
     for (int i = 0; i < profile->n_rows; i++)

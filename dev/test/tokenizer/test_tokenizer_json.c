@@ -19,22 +19,22 @@ typedef struct Parts {
 } Parts;
 
 /* Bytes as vocab.json spells them. */
-static void append_spelled(JsonWriter *w, const char *bytes, size_t n) {
+static void append_spelled(Buffer *w, const char *bytes, size_t n) {
     for (size_t i = 0; i < n; i++) {
         int c = (unsigned char)bytes[i];
         bool itself = (c >= '!' && c <= '~') || (c >= 0xA1 && c != 0xAD);
         int shifted = c <= ' ' ? 0x100 + c : c < 0xA1 ? 0x121 + c - 0x7F : 0x143;
         char spelled[4];
-        if (c == '"' || c == '\\') json_append(w, "\\", 1);
-        json_append(w, spelled, (size_t)utf8_encode(spelled, (uint32_t)(itself ? c : shifted)));
+        if (c == '"' || c == '\\') buffer_append(w, "\\", 1);
+        buffer_append(w, spelled, (size_t)utf8_encode(spelled, (uint32_t)(itself ? c : shifted)));
     }
 }
 
-static void put(JsonWriter *w, const char *words) {
-    json_append(w, words, strlen(words));
+static void put(Buffer *w, const char *words) {
+    buffer_append(w, words, strlen(words));
 }
 
-static void put_vocab(JsonWriter *w, bool with_added) {
+static void put_vocab(Buffer *w, bool with_added) {
     char line[40];
     put(w, "{");
     for (int i = 0; i < EOT; i++) {
@@ -48,7 +48,7 @@ static void put_vocab(JsonWriter *w, bool with_added) {
 }
 
 /* The merges of the small vocabulary, worked out by hand. */
-static void put_merges(JsonWriter *w, bool pairs) {
+static void put_merges(Buffer *w, bool pairs) {
     static const char *const parts[N_MERGED][2] = {
         {"h",    "e"   },
         {"l",    "l"   },
@@ -82,7 +82,7 @@ static const char *given(const char *part, const char *usual) {
 }
 
 static void write_json(const char *name, const Parts *p) {
-    JsonWriter w = {0};
+    Buffer w = {0};
     put(&w, "{\"version\": \"1.0\", \"truncation\": null, \"normalizer\": ");
     put(&w, given(p->normalizer, "null"));
     put(&w, ", \"pre_tokenizer\": ");
@@ -105,7 +105,7 @@ static void write_json(const char *name, const Parts *p) {
     }
     put(&w, "}");
     write_file(name, w.data, w.length);
-    json_writer_free(&w);
+    buffer_free(&w);
 }
 
 /* Opening `spec` gives the ids and the bytes of the small vocabulary. */

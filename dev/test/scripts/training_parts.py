@@ -338,7 +338,7 @@ class Combined(Parts):
 
         self.assertEqual(summary((100, "nan")), ["1.40", "n/a / 10.0", "n/a >=1.30 <=0.7"])
         self.assertEqual(summary((130, "nan")), ["1.08", "n/a / 10.0", "no >=1.30 <=0.7"])
-        self.assertEqual(summary((100, "nan"), (100, "6.0"), (100, "nan")), ["1.40", "6.0 / 10.0", "yes >=1.30 <=0.7"])
+        self.assertEqual(summary((100, "nan"), (100, "nan"), (100, "6.0")), ["1.40", "6.0 / 10.0", "yes >=1.30 <=0.7"])
         self.assertEqual(combine.train_verdict("d12:64x1024", 1.3, math.nan, 0), "yes >=1.20", "no aim for memory")
 
     def test_tables(self):

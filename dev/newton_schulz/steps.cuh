@@ -81,7 +81,7 @@ template <typename T> static void steps(Way way, Matrices<T> &b) {
     for (int step = 0; step < NEWTON_SCHULZ_STEPS; step++) {
         const float *of = b.polynomial.steps[step];
         product<T>(way, BATCHED_GRAM, b.gram, b.x, b.x, NULL, 1, 0, rows, cols, b.n);
-        product<T>(way, BATCHED_SYMMETRIC, b.square, b.gram, b.gram, b.gram, of[2], of[1], rows, rows, b.n);
+        product<T>(way, BATCHED_SQUARE, b.square, b.gram, b.gram, b.gram, of[2], of[1], rows, rows, b.n);
         product<T>(way, BATCHED_LEFT, b.y, b.square, b.x, b.x, 1, of[0], rows, cols, b.n);
         T *const next = b.y;
         b.y = b.x;

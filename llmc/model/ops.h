@@ -145,10 +145,10 @@ typedef struct OrthogonaliseArgs {
     size_t scratch_bytes;
 } OrthogonaliseArgs;
 
-/* Bytes of scratch for a matrix: two of its shape, three of rows x rows, partial sums. A multiple of 256. */
+/* Bytes of scratch for a matrix: two of its shape, two of rows x rows, partial sums. A multiple of 256. */
 enum { ORTHOGONALISE_PARTIALS = 64 };
 static inline size_t orthogonalise_scratch_bytes(int rows, int cols, DType dtype) {
-    const size_t elements = (size_t)rows * (size_t)(3 * rows + 2 * cols);
+    const size_t elements = 2 * (size_t)rows * (size_t)(rows + cols);
     return (elements * dtype_bytes(dtype) + ORTHOGONALISE_PARTIALS * sizeof(double) + 1023) / 1024 * 1024;
 }
 

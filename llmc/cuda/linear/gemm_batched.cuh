@@ -2,11 +2,11 @@
 #pragma once
 #include "llmc/cuda/device/cuda_common.cuh"
 
-/* Row-major; x (rows, cols), all else (rows, rows):
- *   gram       d = alpha x x^T          (a = b = x)
- *   symmetric  d = alpha a b + beta c   (a, b, c and a b symmetric, cols = rows)
- *   left       d = alpha a x + beta c   (a symmetric, b = x) */
-typedef enum { BATCHED_GRAM, BATCHED_SYMMETRIC, BATCHED_LEFT } BatchedKind;
+/* Row-major; x (rows, cols), gram and square (rows, rows):
+ *   gram    d = alpha x x^T          (a = b = x)
+ *   square  d = alpha a a + beta c   (a symmetric, cols = rows)
+ *   left    d = alpha a x + beta c   (a symmetric, b = x) */
+typedef enum { BATCHED_GRAM, BATCHED_SQUARE, BATCHED_LEFT } BatchedKind;
 
 /* n products; c may be NULL where beta is 0. The bits of a matrix do not depend on n. */
 template <typename T>

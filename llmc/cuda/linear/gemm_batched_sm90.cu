@@ -1,6 +1,6 @@
 /* The batched products of Newton-Schulz for sm_90a: d = alpha a b + beta c in one launch for all matrices of a shape.
  *
- * Two of the three kinds give symmetric matrices. Of these the tiles below the diagonal are computed and leave twice,
+ * Two of the three products give symmetric matrices. Of these the tiles below the diagonal are computed and leave twice,
  * as they are and transposed: half of the work, but for the diagonal. Tiles go by pairs of rows, a cluster's, so of most
  * pairs one tile above the diagonal is computed, too, and dropped. The product and its ping-pong: linear_sm90.cuh.
  *

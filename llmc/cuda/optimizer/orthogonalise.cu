@@ -1,18 +1,12 @@
-/* Newton-Schulz on matrices of one shape: packed, then batched products for all of them (gemm_batched.cu), then back.
+/* Newton-Schulz on matrices of one shape: packed, then three products a step for all of them (gemm_batched.cu), then back.
  *
  * Packed, all are (rows, cols) with rows <= cols, so that x x^T is the smaller of the two Gram matrices, and one strided
- * batch has them all. Packing scales them, too.
- *
- * A step is x = P x with P = a + b A + c A A and A = x x^T. The Gram matrix of P x is P A P, as all are polynomials of A and
- * commute: so of wide matrices the first two steps go together, and x is read once for both, x = P2 P1 x. That is three
- * products of (rows, rows) for two that are cols / rows as large. Only the first two, for later steps take the rounding of
- * P A P away: with the last two together it doubled, and singular values from 0.002 of the norm on became 0.79 to 1.24 in
- * bf16, in place of 0.80 to 1.19. */
+ * batch has them all. Packing scales them, too. */
 #include <float.h>
 #include "llmc/cuda/cuda_ops.cuh"
 #include "llmc/cuda/linear/gemm_batched.cuh"
 
-enum { THREADS = 256, COPY_BLOCKS = 64, SIDE = 32, STEP = THREADS / SIDE };
+enum { THREADS = 256, COPY_BLOCKS = 64, SIDE = 64 };
 
 /* Matrices [first, first + n) of all. */
 template <typename T> struct Batch {
@@ -62,23 +56,33 @@ template <typename T> __device__ inline float inverse_norm(const Batch<T> &b, in
     return norm > FLT_MIN ? (float)(1 / norm) : 0.0f;
 }
 
-/* out (cols, rows) = scale * in (rows, cols) transposed; a block takes tiles of SIDE x SIDE by turns. */
+/* out (cols, rows) = scale * in (rows, cols) transposed; a block takes tiles of SIDE x SIDE by turns, 16 bytes a thread. A row
+ * of a tile in shared memory is 4 bytes longer, so that neighbours in a column lie in different banks. */
 template <typename T>
 __device__ inline void copy_transposed(T *out, const T *in, float scale, int rows, int cols) {
-    __shared__ float tile[SIDE][SIDE + 1];
+    constexpr int N = Vec<T>::N, STEP = THREADS / (SIDE / N);
+    __shared__ T tile[SIDE][SIDE + 4 / sizeof(T)];
     const int across = ceil_div(cols, (int)SIDE), n_tiles = ceil_div(rows, (int)SIDE) * across;
-    const int lane = threadIdx.x % SIDE, line = threadIdx.x / SIDE;
+    const int lane = threadIdx.x % (SIDE / N) * N, line = threadIdx.x / (SIDE / N);
     for (int t = blockIdx.x; t < n_tiles; t += gridDim.x) {
         const int row = t / across * SIDE, col = t % across * SIDE;
 #pragma unroll
         for (int i = line; i < SIDE; i += STEP)
-            if (row + i < rows && col + lane < cols)
-                tile[i][lane] = scale * to_float(in[(int64_t)(row + i) * cols + col + lane]);
+            if (row + i < rows && col + lane < cols) {
+                float values[N];
+                to_floats(values, load_vec(in + (int64_t)(row + i) * cols + col + lane));
+#pragma unroll
+                for (int k = 0; k < N; k++) tile[i][lane + k] = from_float<T>(scale * values[k]);
+            }
         __syncthreads();
 #pragma unroll
         for (int i = line; i < SIDE; i += STEP)
-            if (col + i < cols && row + lane < rows)
-                out[(int64_t)(col + i) * rows + row + lane] = from_float<T>(tile[lane][i]);
+            if (col + i < cols && row + lane < rows) {
+                Vec<T> moved;
+#pragma unroll
+                for (int k = 0; k < N; k++) moved.v[k] = tile[lane + k][i];
+                store_vec(out + (int64_t)(col + i) * rows + row + lane, moved);
+            }
         __syncthreads();
     }
 }
@@ -109,40 +113,15 @@ __global__ void __launch_bounds__(THREADS) pack_kernel(const __grid_constant__ B
                         PACK ? b.rows : b.cols);
 }
 
+/* The five steps, from x to y and back; returns where the last one left them. gram, square: (n, rows, rows) */
 template <typename T>
-__global__ void __launch_bounds__(THREADS) add_to_diagonal_kernel(T *matrices, float value, int rows) {
-    const int i = blockIdx.x * THREADS + threadIdx.x;
-    if (i >= rows) return;
-    T *const at = matrices + ((int64_t)blockIdx.y * rows + i) * rows + i;
-    *at = from_float<T>(to_float(*at) + value);
-}
-
-/* The five steps, from x to y and back; returns where the last one left them. small: three of (n, rows, rows) */
-template <typename T>
-static T *newton_schulz_steps(const OrthogonaliseArgs *args, T *x, T *y, T *small, int n) {
+static T *newton_schulz_steps(const OrthogonaliseArgs *args, T *x, T *y, T *gram, T *square, int n) {
     const int rows = args->rows, cols = args->cols;
-    const dim3 diagonals((unsigned)ceil_div(rows, (int)THREADS), (unsigned)n);
-    T *const gram = small, *const p = gram + (int64_t)n * rows * rows,
-             *const other = p + (int64_t)n * rows * rows;
-    const auto symmetric = [=](T *d, const T *a, const T *b, const T *c, float alpha, float beta) {
-        gemm_batched<T>(BATCHED_SYMMETRIC, d, a, b, c, alpha, beta, rows, rows, n);
-    };
     for (int step = 0; step < NEWTON_SCHULZ_STEPS; step++) {
         const float *of = args->polynomial->steps[step];
         gemm_batched<T>(BATCHED_GRAM, gram, x, x, NULL, 1, 0, rows, cols, n);
-        symmetric(p, gram, gram, gram, of[2], of[1]); /* P - a */
-        if (step == 0 && cols > rows) {
-            add_to_diagonal_kernel<T><<<diagonals, THREADS, 0, main_stream>>>(p, of[0], rows);
-            launch_check("add_to_diagonal");
-            of = args->polynomial->steps[++step];
-            symmetric(other, p, gram, NULL, 1, 0);
-            symmetric(gram, other, p, NULL, 1, 0);            /* P1 A P1 */
-            symmetric(other, gram, gram, gram, of[2], of[1]); /* P2 - a */
-            symmetric(gram, other, p, p, 1, of[0]);           /* P2 P1 */
-            gemm_batched<T>(BATCHED_LEFT, y, gram, x, NULL, 1, 0, rows, cols, n);
-        } else {
-            gemm_batched<T>(BATCHED_LEFT, y, p, x, x, 1, of[0], rows, cols, n);
-        }
+        gemm_batched<T>(BATCHED_SQUARE, square, gram, gram, gram, of[2], of[1], rows, rows, n);
+        gemm_batched<T>(BATCHED_LEFT, y, square, x, x, 1, of[0], rows, cols, n);
         T *const next = y;
         y = x;
         x = next;
@@ -153,14 +132,15 @@ static T *newton_schulz_steps(const OrthogonaliseArgs *args, T *x, T *y, T *smal
 template <typename T> static void orthogonalise_batch(const OrthogonaliseArgs *args, Batch<T> b) {
     const int64_t of_one = (int64_t)b.rows * b.cols, of_gram = (int64_t)b.rows * b.rows;
     const dim3 parts(ORTHOGONALISE_PARTIALS, (unsigned)b.n), copies(COPY_BLOCKS, (unsigned)b.n);
-    T *const x = (T *)args->scratch, *const y = x + b.n * of_one, *const small = y + b.n * of_one;
-    b.partials = (double *)(small + 3 * b.n * of_gram);
+    T *const x = (T *)args->scratch, *const y = x + b.n * of_one, *const gram = y + b.n * of_one,
+             *const square = gram + b.n * of_gram;
+    b.partials = (double *)(square + b.n * of_gram);
     b.packed = x;
     squares_kernel<T><<<parts, THREADS, 0, main_stream>>>(b);
     launch_check("squares");
     pack_kernel<T, true><<<copies, THREADS, 0, main_stream>>>(b);
     launch_check("pack");
-    b.packed = newton_schulz_steps(args, x, y, small, (int)b.n);
+    b.packed = newton_schulz_steps(args, x, y, gram, square, (int)b.n);
     pack_kernel<T, false><<<copies, THREADS, 0, main_stream>>>(b);
     launch_check("unpack");
 }

@@ -327,13 +327,13 @@ void log_take_back(const char *dir, int64_t step) {
     /* Most folders have one log, which is not read then. */
     if (lstat(aside, &status) || !S_ISREG(status.st_mode) || has_save(path, step) || !has_save(aside, step))
         return;
-    rename(path, between);
+    const bool changes = rename(path, between) == 0; /* else a kill left no log in its place */
     rename(aside, path);
-    rename(between, aside);
+    if (changes) rename(between, aside);
 }
 
 static bool log_path(RunLog *run, const char *dir, Error *err) {
-    return snprintf(run->path, sizeof run->path, "%s/log.jsonl", dir) < (int)sizeof run->path ||
+    return snprintf(run->path, sizeof run->path, "%s/" LOG_NAME, dir) < (int)sizeof run->path ||
            fail(err, EXIT_INPUT, "path longer than %zu bytes", sizeof run->path);
 }
 
@@ -367,9 +367,9 @@ bool log_open(RunLog *run, const char *dir, int64_t resumed_step, const LogHeade
     *run = (RunLog){0};
     if (!dir) return true;
     if (!log_path(run, dir, err)) return false;
-    const int there = look_at(run->path, err);
-    if (there < 0) return false;
+    if (look_at(run->path, err) < 0) return false;
     if (resumed_step >= 0) log_take_back(dir, resumed_step);
+    const bool there = look_at(run->path, err) == 1;
     if (there && resumed_step >= 0 && !drop_later_lines(dir, run->path, resumed_step, err)) return false;
     if (there && resumed_step < 0 && !set_aside(dir, run->path, err)) return false;
     if (!open_end(run, dir, err)) return false;

@@ -160,6 +160,23 @@ static void test_resume(void) {
     log_close(&run);
 }
 
+/* A later run was killed behind moving the log aside: it comes back, cut as any other. */
+static void test_taken_back(void) {
+    RunLog run;
+    Error err = {0};
+    LogHeader h = header();
+    int headers;
+    remove(path_of("log.jsonl"));
+    write_text(path_of("log.1.jsonl"), "{\"step\": 4, \"loss\": 1}\n{\"step\": 4, \"checkpoint\": "
+                                       "\"step_00000004\"}\n{\"step\": 5, \"loss\": 1}\n");
+    write_text(path_of("log.jsonl.tmp"), "what a kill left\n");
+    CHECK(log_open(&run, folder, 4, &h, &err), "%s", err.text);
+    log_close(&run);
+    CHECK(count_lines("log.jsonl", 4, "loss", &headers) == 1, "the checkpoint's log is back");
+    CHECK(count_lines("log.jsonl", 5, "loss", &headers) == 0, "later steps do not stand in it");
+    CHECK(!exists("log.1.jsonl") && !exists("log.jsonl.tmp"), "what a kill left half cut is no log");
+}
+
 /* A resumed log has the mode of a new one, which is that of checkpoints. */
 static void test_mode(void) {
     RunLog run;
@@ -347,6 +364,7 @@ int main(void) {
     test_lines();
     test_unknown_memory();
     test_resume();
+    test_taken_back();
     test_mode();
     test_long_line();
     test_new_run();

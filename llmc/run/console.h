@@ -16,8 +16,8 @@
 
 /* "label      text", labels aligned. */
 void console_row(FILE *out, const char *label, const char *format, ...) __attribute__((format(printf, 3, 4)));
-/* The rows that Settings alone determine: recipe, batch, optimizer, schedule, evaluation, sampling, output. */
-/* n_tokens: of the whole run. */
+/* The rows that Settings alone determine: recipe, batch, optimizer, schedule, evaluation, sampling, output.
+ * n_tokens: of the whole run. */
 void console_settings(FILE *out, const Settings *s, int n_ranks, int64_t n_tokens);
 /* Of --eval-only: what computes it, and how much is evaluated. */
 void console_eval_settings(FILE *out, const Settings *s);

@@ -1,4 +1,4 @@
-/* The command line. One table of flags (flags.c) drives parsing, --help, the table of FLAGS.md, the JSON kept in
+/* The command line. One table of flags (flags_table.c) drives parsing, --help, the table of FLAGS.md, the JSON kept in
  * checkpoints and logs, and the check of what changed when a run is resumed.
  *
  * The order in main(): flags_parse, settings_complete (by setup_backend: fills what the user left open, by recipe),

@@ -37,7 +37,7 @@ typedef struct LogHeader {
     char **argv;
     const char *flags;  /* JSON object: flags_to_json */
     const char *device; /* ops->device->name() */
-    const char *model;  /* "d12: 12 layers, ..." */
+    const char *model;  /* "d12", or the path of its files */
     int64_t n_parameters;
     const Tokenizer *tokenizer;        /* NULL: none */
     const char *train_data, *val_data; /* dataloader_description; NULL: none */
@@ -59,10 +59,9 @@ bool log_check(const char *dir, bool resumed, Error *err);
  * two logs change places. log_open does it for a resumed run. */
 #define LOG_ASIDE "log.1.jsonl"
 void log_take_back(const char *dir, int64_t step);
-/* What log_check refuses is an error here, too.
- * Opens DIR/log.jsonl (dir exists; NULL: no log) and writes the header. resumed_step >= 0: keeps the lines up
- * to that step (rewritten to a temporary file, fsync'ed, renamed) and appends. resumed_step < 0: a new run; a
- * log that is already there is moved to log.1.jsonl, log.2.jsonl, ... */
+/* Opens DIR/log.jsonl (dir exists; NULL: no log) and writes the header; refuses what log_check does. resumed_step >= 0:
+ * keeps the lines up to that step (rewritten to a temporary file, fsync'ed, renamed) and appends. resumed_step < 0: a new
+ * run; a log that is already there is moved to log.1.jsonl, log.2.jsonl, ... */
 bool log_open(RunLog *run, const char *dir, int64_t resumed_step, const LogHeader *header, Error *err);
 /* Opens DIR/log.jsonl (NULL: no log) for lines behind those that are there; no header. */
 bool log_append(RunLog *run, const char *dir, Error *err);

@@ -30,12 +30,8 @@ typedef struct Probe {
     int32_t tokens[PROBE_TOKENS], targets[PROBE_TOKENS];
 } Probe;
 
-typedef enum {
-    SAVE_REFUSED,
-    SAVE_AT_ONCE,
-    SAVE_FROM_SNAPSHOT,
-    SAVE_IN_BACKGROUND
-} SaveWay; /* rank 0 tells the others */
+/* Rank 0 decides, and tells the others. */
+typedef enum { SAVE_REFUSED, SAVE_AT_ONCE, SAVE_FROM_SNAPSHOT, SAVE_IN_BACKGROUND } SaveWay;
 
 /* A checkpoint that a thread of rank 0 writes from the snapshot, as a rule while training goes on. */
 typedef struct BackgroundSave {

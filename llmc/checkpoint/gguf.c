@@ -3,9 +3,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include "llmc/base/buffer.h"
 #include "llmc/base/files.h"
 #include "llmc/base/integers.h"
-#include "llmc/base/buffer.h"
 #include "pieces.h"
 
 enum { VERSION = 3, ALIGNMENT = 32, BLOCK = 32, NAME_SIZE = 48, PIECE_ELEMS = 1 << 18 };
@@ -204,10 +204,6 @@ static const struct StoredType *type_of(const Piece *piece, ExportType type) {
     return &types[is_matrix ? type : EXPORT_F32];
 }
 
-static int64_t padded(int64_t bytes) {
-    return (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
-}
-
 static void put_tensors(Header *h, const Piece *pieces, int n, ExportType export_type) {
     int64_t offset = 0;
     for (const Piece *p = pieces; p < pieces + n; p++) {
@@ -220,13 +216,13 @@ static void put_tensors(Header *h, const Piece *pieces, int n, ExportType export
         if (p->tensor->rank == 2) put_u64(h, (uint64_t)p->rows);
         put_u32(h, (uint32_t)type->of_tensor);
         put_u64(h, (uint64_t)offset);
-        offset += padded(p->n_elems / type->block * type->bytes);
+        offset += round_up(p->n_elems / type->block * type->bytes, ALIGNMENT);
     }
 }
 
 static bool pad(OutFile *file, Error *err) {
     static const char zeros[ALIGNMENT];
-    return outfile_write(file, zeros, (size_t)(padded(file->bytes) - file->bytes), err);
+    return outfile_write(file, zeros, (size_t)(round_up(file->bytes, ALIGNMENT) - file->bytes), err);
 }
 
 static bool check_values(const Piece *piece, float limit, const float *values, int64_t n, Error *err) {

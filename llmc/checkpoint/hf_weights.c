@@ -60,7 +60,7 @@ enum { TILE = 32 };
 static void transpose_tile(float *out, const float *in, int64_t rows, int64_t cols, int64_t i0, int64_t j0,
                            int64_t first) {
     float tile[TILE][TILE + 1];
-    const int64_t n_i = rows - i0 < TILE ? rows - i0 : TILE, n_j = cols - j0 < TILE ? cols - j0 : TILE;
+    const int64_t n_i = min_i64(rows - i0, TILE), n_j = min_i64(cols - j0, TILE);
     for (int64_t i = 0; i < n_i; i++) memcpy(tile[i], in + (i0 + i) * cols + j0, (size_t)n_j * sizeof *in);
     for (int64_t j = 0; j < n_j; j++)
         for (int64_t i = 0; i < n_i; i++) out[(j0 + j - first) * rows + i0 + i] = tile[i][j];

@@ -3,6 +3,7 @@
 #include <string.h>
 #include <unistd.h>
 #include "llmc/base/dtype.h"
+#include "llmc/base/integers.h"
 
 enum { PIECE_BYTES = 64 << 10 };
 
@@ -240,7 +241,7 @@ bool safetensors_read(const Safetensors *file, const SafetensorsEntry *entry, fl
     if (dtype->to_floats == floats_from_f32)
         return file_read_at(file->fd, file->path, out, (size_t)n * 4, offset, err);
     for (int64_t done = 0; done < n; done += per_piece) {
-        int64_t part = n - done < per_piece ? n - done : per_piece;
+        const int64_t part = min_i64(n - done, per_piece);
         if (!file_read_at(file->fd, file->path, piece, (size_t)(part * dtype->bytes),
                           offset + done * dtype->bytes, err))
             return false;

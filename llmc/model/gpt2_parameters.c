@@ -1,9 +1,6 @@
 /* The table of parameter tensors. Host arithmetic only. */
 #include "gpt2.h"
-
-static int64_t round_up(int64_t n, int64_t to) {
-    return (n + to - 1) / to * to;
-}
+#include "llmc/base/integers.h"
 
 /* Tensors [first, last] lie one behind the other, the last of them padded to whole parts; returns the elements of all. */
 static int64_t pad_layer(Tensor table[N_TENSORS], int first, int last, int n_parts) {

@@ -219,7 +219,7 @@ static bool check_groups(const Settings *s, int n_ranks, Error *err) {
            fail(err, EXIT_INPUT,
                 "--context-gpus %d does not divide the %d %s of the run; hint: --gpus %d on a machine with "
                 "as many, else --context-gpus %d",
-                size, n_ranks, n_ranks == 1 ? "rank" : "ranks", (n_ranks + size - 1) / size * size, divisor);
+                size, n_ranks, n_ranks == 1 ? "rank" : "ranks", (int)round_up(n_ranks, size), divisor);
 }
 
 /* What contradicts itself, and the words for it. */

@@ -6,6 +6,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 #include "llmc/base/files.h"
+#include "llmc/base/integers.h"
 #include "llmc/checkpoint/manifest.h"
 #include "llmc/comm/watchdog.h"
 #include "llmc/base/terminal.h"
@@ -102,9 +103,7 @@ bool setup_check_data(const Run *run, Error *err) {
 
 /* Batches that read all windows of the validation data. */
 static int64_t whole_validation(const Run *run) {
-    const Settings *s = &run->settings;
-    const int64_t windows = dataloader_epoch(run->val);
-    return (windows + s->batch - 1) / s->batch;
+    return ceil_div(dataloader_epoch(run->val), run->settings.batch);
 }
 
 /* The default --eval-batches reads a short validation text once, not over and over. */
@@ -154,8 +153,8 @@ static void name_not_utf8(const DataLoader *loader) {
 /* Braces and names of fields would be learned, too. */
 static void name_json_lines(const DataLoader *loader) {
     for (int i = 0; i < dataloader_n_files(loader); i++) {
-        const char *file = dataloader_file(loader, i), *end = strrchr(file, '.');
-        if (!end || strcmp(end, ".jsonl") != 0) continue;
+        const char *file = dataloader_file(loader, i);
+        if (!text_ends_in(file, ".jsonl")) continue;
         print_note(
             "%s is taken as it stands, line by line of JSON; hint: data/text.py makes shards of its texts",
             file);

@@ -5,6 +5,7 @@
 #include <sys/stat.h>
 #include "bpe.h"
 #include "llmc/base/files.h"
+#include "llmc/base/integers.h"
 #include "llmc/base/utf8.h"
 #include "vocabulary.h"
 
@@ -158,8 +159,7 @@ int tokenizer_vocab_size(const Tokenizer *tokenizer) {
 bool tokenizer_fits(const Tokenizer *tokenizer, int n_rows) {
     const int64_t n = tokenizer->vocabulary.n_tokens;
     bool fits = false;
-    for (int64_t multiple = 1; multiple <= 128; multiple *= 2)
-        fits = fits || (n + multiple - 1) / multiple * multiple == n_rows;
+    for (int64_t multiple = 1; multiple <= 128; multiple *= 2) fits = fits || round_up(n, multiple) == n_rows;
     return fits;
 }
 

@@ -76,7 +76,7 @@ training() {
         line[n] = "| " shape (c[13] ? ", `" c[13] "`" : "") " | " c[3] " | " c[5] " | " c[6] " | " c[7]
         rest[n] = " | " c[10] " | " c[11] " |"
         if (c[12] ~ /^no/) { sub(/^no /, "", c[12]); short = short (short ? "; " : "") shape ": " c[10] (c[12] ~ /<=/ ? " and " c[11] " GiB" : "") ", aimed at " c[12] }
-        if (c[12] ~ /^n[/]a/) open = open (open ? "; " : "") shape
+        if (c[12] ~ /^n\/a/) open = open (open ? "; " : "") shape
     }
     END {
         print "Medians of the turns of 5 s (least to most; " provenance() ").\n"

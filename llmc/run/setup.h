@@ -91,6 +91,11 @@ bool setup_check_output(Run *run, Error *err);
 /* --resume finds the newest whole checkpoint under --out; then tokenizer and model size, from flags or
  * checkpoint. */
 bool setup_model_size(Run *run, Error *err);
+/* What --resume goes on with, the same on all ranks: rank 0's. */
+bool setup_find_checkpoint(Run *run, Error *err);
+/* A run beside may remove the checkpoint that stands for its folder while this one reads it: true where there is
+ * another now. */
+bool setup_model_moved(Run *run);
 /* Reads --prompt-file. */
 bool setup_prompt(Run *run, Error *err);
 /* How a sample begins; NULL: no flag says. A file's text is no part of the settings, which each checkpoint holds. */

@@ -84,6 +84,11 @@ __device__ __forceinline__ uint32_t multiply_bf16x2(uint32_t a, uint32_t b) {
     return product;
 }
 
+__device__ __forceinline__ uint32_t negate_bf16x2(uint32_t x) {
+    asm("neg.bf16x2 %0, %0;" : "+r"(x));
+    return x;
+}
+
 /* Bytes of low (0 to 3) and high (4 to 7) by the digits of `selector`, of each its sign bit eight times. */
 __device__ __forceinline__ uint32_t byte_signs(uint32_t low, uint32_t high, uint32_t selector) {
     uint32_t signs;

@@ -21,6 +21,7 @@ template <bool IS_CAUSAL, int BLOCKS, int HEAD> struct Hd128Config : Sm90Roles {
     static constexpr bool TURNS = false;                    /* turned */
     static constexpr bool SPARSE = false;                   /* a mask: a list of blocks of queries */
     static constexpr bool DROPS = false;                    /* WithDropout */
+    static constexpr bool MARKS_DROPPED = true;             /* drop_p */
     static constexpr int TILE_ROWS = WARPGROUPS * WG_ROWS, CLUSTER_ROWS = CLUSTER * TILE_ROWS;
     static constexpr int THREADS = sm90_threads(SHAPE), TILE_BYTES = WG_ROWS * COLUMNS * 2;
     static constexpr int LSE_D_BYTES = WG_ROWS * sizeof(LseDRow), DS_BYTES = WG_ROWS * WG_ROWS * 2;

@@ -71,20 +71,6 @@ __device__ __forceinline__ void draw_set(uint32_t (&words)[2], const FragmentMas
         words[odd] = or_xor(sums, second.x, second.y);
     }
 }
-/* Of the block's first SETS sets. It is a branch, always taken, for the compiler: in straight code it moves all this behind
- * the next wait for products, to what comes then, and nothing is done meanwhile. */
-template <bool TRANSPOSED, int SETS>
-__device__ __forceinline__ void draw_words(uint32_t (&words)[SETS][2], const FragmentMask<TRANSPOSED> &mask,
-                                           const DropoutArgs &args) {
-    if (args.key) {
-#pragma unroll
-        for (int set = 0; set < SETS; set++) draw_set(words[set], mask, set, args);
-    } else {
-#pragma unroll
-        for (int set = 0; set < SETS; set++) words[set][0] = words[set][1] = 0;
-    }
-}
-
 /* The byte of a set's row (0: the thread's first, 1: that 8 further on) and half of columns. */
 template <bool TRANSPOSED> __device__ constexpr int byte_of(int row, int half) {
     return TRANSPOSED ? 2 * half + row : 2 * row + half;
@@ -98,6 +84,27 @@ template <bool TRANSPOSED> __device__ __forceinline__ uint32_t kept_bit(const ui
 /* Ones where register i of a set's A operand, a pair of columns, keeps its element. */
 template <bool TRANSPOSED> __device__ __forceinline__ uint32_t kept_pair(const uint32_t (&words)[2], int i) {
     return byte_signs(words[0], words[1], byte_of<TRANSPOSED>(i % 2, i / 2) * 0x1111 + 0x4400);
+}
+
+/* Of the block's first SETS sets the words or, N being 4, what kept_pair makes of them. It is a branch, always taken, for the
+ * compiler: in straight code it moves all this behind the next wait for products, to what comes then, and nothing is done
+ * meanwhile. */
+template <bool TRANSPOSED, int SETS, int N>
+__device__ __forceinline__ void draw_masks(uint32_t (&masks)[SETS][N], const FragmentMask<TRANSPOSED> &mask,
+                                           const DropoutArgs &args) {
+    if (args.key) {
+#pragma unroll
+        for (int set = 0; set < SETS; set++) {
+            uint32_t words[2];
+            draw_set(words, mask, set, args);
+#pragma unroll
+            for (int i = 0; i < N; i++)
+                masks[set][i] = N == 2 ? words[i % 2] : kept_pair<TRANSPOSED>(words, i);
+        }
+    } else {
+#pragma unroll
+        for (int i = 0; i < SETS * N; i++) masks[i / N][i % N] = 0;
+    }
 }
 
 template <bool TRANSPOSED>

@@ -193,7 +193,7 @@ template <class C, int SETS>
 __device__ __forceinline__ void next_words(uint32_t (&words)[SETS][2], ForwardPlace<C> &place,
                                            const ForwardArgs &args) {
     if constexpr (C::DROPS) {
-        draw_words(words, place.mask, args.dropout);
+        draw_masks(words, place.mask, args.dropout);
         place.mask.move(-C::KEYS);
     }
 }

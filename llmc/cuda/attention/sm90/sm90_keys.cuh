@@ -94,10 +94,10 @@ __device__ __forceinline__ void load_visits(QueryStages<C> &queries, Ring<C::STA
 /* A thread's part of the warpgroup's keys; accumulators have keys as rows. */
 template <class C> struct KeyRows {
     float dk[C::HD / 2], dv[C::HD / 2];
-    float s[WG_ROWS / 2];  /* S^T - lse / scale, then P^T; where C::DROPS, -P^T of what is dropped */
+    float s[WG_ROWS / 2];  /* S^T - lse / scale, then P^T; where C::MARKS_DROPPED, -P^T of what is dropped */
     float dp[WG_ROWS / 2]; /* dP^T - D, then dS^T */
-    uint32_t words[WG_ROWS / 16][2]; /* of the mask, where C::DROPS */
-    uint32_t p[WG_ROWS / 16][4];     /* P^T and dS^T as A operands */
+    uint32_t masks[WG_ROWS / 16][C::MARKS_DROPPED ? 2 : 4]; /* draw_masks, where C::DROPS */
+    uint32_t p[WG_ROWS / 16][4];                            /* P^T and dS^T as A operands */
     uint32_t ds[WG_ROWS / 16][4];
     uint32_t k[C::K_IN_REGISTERS ? C::HD / 16 : 1][4];
     float bias[2]; /* only where !CAUSAL: -inf for rows beyond the sequence, which get P = 0 */
@@ -207,27 +207,31 @@ __device__ __forceinline__ void key_probabilities(KeyRows<C> &r, float scale_log
 
 template <class C> __device__ __forceinline__ void key_scores(KeyRows<C> &r) {
 #pragma unroll
-    for (int i = 0; i < WG_ROWS / 2; i++) r.dp[i] *= C::DROPS ? fabsf(r.s[i]) : r.s[i];
+    for (int i = 0; i < WG_ROWS / 2; i++) r.dp[i] *= C::DROPS && C::MARKS_DROPPED ? fabsf(r.s[i]) : r.s[i];
     pack(r.ds, r.dp);
 }
 
 /* ---- dropout, where C::DROPS ---- */
 
-/* The words of a block's mask, while its products are under way. */
+/* A block's masks, while its products are under way. */
 template <class C>
 __device__ __forceinline__ void draw_block(KeyRows<C> &r, const FragmentMask<true> &mask,
                                            const DropoutArgs &args) {
-    if constexpr (C::DROPS) draw_words(r.words, mask, args);
+    if constexpr (C::DROPS) draw_masks(r.masks, mask, args);
 }
-/* P, once it is there: what is dropped gets a sign, which dS needs, too, and is 0 as an operand. */
+/* P, once it is packed. MARKS_DROPPED, where registers for masks lack: what is dropped gets a sign, which dS needs, too, and is
+ * 0 as an operand. */
 template <class C> __device__ __forceinline__ void drop_p(KeyRows<C> &r) {
-    if constexpr (C::DROPS) {
+    if constexpr (C::DROPS && C::MARKS_DROPPED) {
 #pragma unroll
         for (int i = 0; i < WG_ROWS / 2; i++)
-            r.s[i] = with_sign(r.s[i], ~kept_bit<true>(r.words[i / 8], i % 8));
+            r.s[i] = with_sign(r.s[i], ~kept_bit<true>(r.masks[i / 8], i % 8));
 #pragma unroll
         for (int i = 0; i < WG_ROWS / 4; i++)
             r.p[i / 4][i % 4] = cvt_positive_bf16x2(r.s[2 * i], r.s[2 * i + 1]);
+    } else if constexpr (C::DROPS) {
+#pragma unroll
+        for (int i = 0; i < WG_ROWS / 4; i++) r.p[i / 4][i % 4] &= r.masks[i / 4][i % 4];
     }
 }
 /* dS, once it is packed: -D P in place of what is dropped. lse_d: LseDRow of the block. */
@@ -237,9 +241,11 @@ template <class C> __device__ __forceinline__ void drop_ds(KeyRows<C> &r, const 
 #pragma unroll
         for (int i = 0; i < WG_ROWS / 4; i++) {
             const uint32_t d = *reinterpret_cast<const uint32_t *>(of_thread + i / 2 * 8 * sizeof(LseDRow));
-            const uint32_t p = cvt_bf16x2(r.s[2 * i], r.s[2 * i + 1]), dropped = byte_signs(p, p, 0x3311);
+            const uint32_t p = cvt_bf16x2(r.s[2 * i], r.s[2 * i + 1]);
+            const uint32_t dropped = C::MARKS_DROPPED ? byte_signs(p, p, 0x3311) : ~r.masks[i / 4][i % 4];
+            const uint32_t of_dropped = multiply_bf16x2(C::MARKS_DROPPED ? p : negate_bf16x2(p), d);
             uint32_t &ds = r.ds[i / 4][i % 4];
-            ds = (ds & ~dropped) | (multiply_bf16x2(p, d) & dropped);
+            ds = (ds & ~dropped) | (of_dropped & dropped);
         }
     }
 }

@@ -48,46 +48,48 @@ static bool write_bin(const char *directory, const Target *t, GPT2 *model, Error
            llmc_bin_save(directory, t->name, model, dtype, err);
 }
 
-/* What the model's attention sees of its context, if not all: "the last 256 positions". NULL: all. key: of config.json;
- * from: the first length of text that shows it. */
-static const char *seen_positions(char *text, size_t size, const GPT2Config *c, const char **key, int *from) {
+/* What the model's attention sees of its context: "the last 256 positions"; false: all. key: of config.json; from: the first
+ * length of text that shows it. */
+static bool attention_is_cut(char *seen, size_t size, const GPT2Config *c, const char **key, int *from) {
     const BlockSparse sparse = {.pattern = c->sparse};
     char tokens[48];
     if (c->window && c->window < c->max_seq_len) {
-        snprintf(text, size, "the last %d positions", c->window);
+        snprintf(seen, size, "the last %d positions", c->window);
         *key = "attention_window";
         *from = c->window;
-        return text;
+        return true;
     }
-    if (!sparse_cuts(&sparse, c->max_seq_len)) return NULL;
-    snprintf(text, size, "blocks by --sparse %s", sparse_text(tokens, sizeof tokens, c->sparse));
+    if (!sparse_cuts(&sparse, c->max_seq_len)) return false;
+    snprintf(seen, size, "blocks by --sparse %s", sparse_text(tokens, sizeof tokens, c->sparse));
     *key = "attention_sparse_blocks";
     *from = (c->sparse.window + c->sparse.first + c->sparse.random + 1) * MASK_BLOCK;
-    return text;
+    return true;
 }
 
 /* transformers knows neither a window nor blocks. It warns of a tensor that it has no place for. */
 static bool write_hugging_face(const char *directory, const Target *t, GPT2 *model, Error *err) {
     char seen[80], note[160], page[400];
-    const char *key = "";
-    int from = 0;
-    const bool cuts = seen_positions(seen, sizeof seen, &model->config, &key, &from) != NULL;
+    const char *key;
+    int from;
+    if (!attention_is_cut(seen, sizeof seen, &model->config, &key, &from))
+        return checkpoint_write_model(directory, model, t->tokenizer, NULL, err);
     if (model->config.sparse.window)
         snprintf(note, sizeof note, "note.attention_in_sparse_blocks_is_not_applied_by_this_program");
     else
         snprintf(note, sizeof note, "note.attention_window_of_%d_positions_is_not_applied_by_this_program",
                  model->config.window);
-    if (!checkpoint_write_model(directory, model, t->tokenizer, cuts ? note : NULL, err)) return false;
     const int n =
         snprintf(page, sizeof page,
                  "Attention of this model sees %s (`%s` in "
                  "config.json). A program that does not\nknow the key, transformers among them, lets "
                  "it see all: its output is another past %d tokens.\n",
                  seen, key, from);
-    return !cuts || file_write(directory, "README.md", page, (size_t)n, err);
+    return checkpoint_write_model(directory, model, t->tokenizer, note, err) &&
+           file_write(directory, "README.md", page, (size_t)n, err);
 }
 
 /* To write one more kind, add a row before the last. */
+/* clang-format off */
 static const struct Kind {
     const char *end; /* of PATH */
     const char *reader, *hint;
@@ -96,13 +98,14 @@ static const struct Kind {
     bool is_folder, needs_tokenizer;
     bool (*write)(const char *directory, const Target *t, GPT2 *model, Error *err);
 } kinds[] = {
-    {".gguf", "llama.cpp",    "llama-cli -m PATH; ollama create NAME -f the Modelfile beside it", 15,                                 false,
-     false,                                                                                                                                         true,  write_gguf},
-    {".bin",  "llm.c",        "llm.c's train_gpt2cu -e PATH",                                     1 << EXPORT_F32 | 1 << EXPORT_BF16, false, false, false,
-     write_bin                                                                                                                                                       },
-    {"",      "Hugging Face", "AutoModelForCausalLM.from_pretrained(PATH)",                       1 << EXPORT_F32,                    true,  true,  false,
-     write_hugging_face                                                                                                                                              },
+    {".gguf", "llama.cpp", "llama-cli -m PATH; ollama create NAME -f the Modelfile beside it",
+     .types = (1 << N_EXPORT_TYPES) - 1, .needs_tokenizer = true, .write = write_gguf},
+    {".bin", "llm.c", "llm.c's train_gpt2cu -e PATH",
+     .types = 1 << EXPORT_F32 | 1 << EXPORT_BF16, .write = write_bin},
+    {"", "Hugging Face", "AutoModelForCausalLM.from_pretrained(PATH)",
+     .types = 1 << EXPORT_F32, .has_window = true, .is_folder = true, .write = write_hugging_face},
 };
+/* clang-format on */
 
 static const struct Kind *kind_of(const char *path) {
     const struct Kind *kind = kinds;
@@ -184,7 +187,7 @@ static bool check_kind(const Target *t, const GPT2Config *c, Error *err) {
     char seen[80];
     const char *key;
     int from;
-    if (!kind->has_window && seen_positions(seen, sizeof seen, c, &key, &from))
+    if (!kind->has_window && attention_is_cut(seen, sizeof seen, c, &key, &from))
         return fail(err, EXIT_INPUT,
                     "--export: %s has no window, and the model's attention sees %s of %d; hint: "
                     "a Hugging Face directory, or --%s 0, which changes what it computes",

@@ -48,7 +48,8 @@ bool checkpoint_share(GPT2 *model, bool ok);
 void checkpoint_clean(const char *out);
 /* The most bytes that a checkpoint takes on the disk. */
 int64_t checkpoint_bytes(const GPT2Config *config, OptimizerKind optimizer, bool model_only);
-/* False where the disk of `out`, which need not be there yet, has no room for one more checkpoint, those counted that may go before it. */
+/* False where the disk of `out`, which need not be there yet, has no room for one more checkpoint, those counted that may
+ * go before it. */
 bool checkpoint_check_room(const char *out, const GPT2Config *config, OptimizerKind optimizer,
                            const SaveOptions *options, Error *err);
 
@@ -62,7 +63,8 @@ bool checkpoint_read_config(const char *path, GPT2Config *config, Error *err);
  * before use. */
 bool checkpoint_load_weights(const char *path, GPT2 *model, Error *err);
 /* Newest whole checkpoint under `out` (sizes and checksums verified), also one that a killed save left aside;
- * damaged ones are named on stderr and skipped. One that a run beside removes meanwhile is looked for anew. False with err->exit_code 0 if there is none, EXIT_INPUT if there are some that cannot be used. */
+ * damaged ones are named on stderr and skipped. One that a run beside removes meanwhile is looked for anew. False with
+ * err->exit_code 0 if there is none, EXIT_INPUT if there are some that cannot be used. */
 bool checkpoint_find(const char *out, char *path, size_t path_size, int64_t *step, Error *err);
 /* Weights, moments and state of one checkpoint directory; state->flags is malloc'ed. */
 bool checkpoint_resume(const char *path, GPT2 *model, TrainerState *state, Error *err);

@@ -1,9 +1,8 @@
 #include "window_order.h"
 #include "llmc/base/random.h"
 
-enum {
-    N_ROUNDS = 6
-}; /* 4 make a Feistel network pseudorandom (Luby & Rackoff 1988); the halves here are short */
+/* 4 make a Feistel network pseudorandom (Luby & Rackoff 1988); the halves here are short. */
+enum { N_ROUNDS = 6 };
 static const uint64_t stream_order = 0x6F72646572, stream_offset = 0x6F6666736574; /* "order", "offset" */
 
 int64_t window_count(const WindowOrder *order) {
@@ -21,7 +20,8 @@ static uint64_t feistel(uint64_t x, int half_bits, uint64_t key) {
     return left << half_bits | right;
 }
 
-/* A value of the network past n is put through it again until it falls inside (cycle walking: Black & Rogaway 2002); 4^half_bits < 4 n, so 4 times at most on average. */
+/* A value of the network past n is put through it again until it falls inside (cycle walking: Black & Rogaway 2002);
+ * 4^half_bits < 4 n, so 4 times at most on average. */
 int64_t window_permute(int64_t index, int64_t n, uint64_t key) {
     int half_bits = 1;
     while ((uint64_t)1 << (2 * half_bits) < (uint64_t)n) half_bits++;

@@ -9,6 +9,7 @@
 #include <unistd.h>
 #include "checkpoint.h"
 #include "llmc/base/files.h"
+#include "llmc/base/terminal.h"
 #include "llmc_bin.h"
 
 enum { TYPE_NAME = 96 };
@@ -265,9 +266,12 @@ static bool publish(int folder, const char *directory, const Target *t, Error *e
 /* A failure names what was asked for, not the temporary directory that holds it until it is whole. */
 static bool fail_in_place(const char *temporary, const Target *t, Error *err) {
     const Error cause = *err;
-    const char *at = strstr(cause.text, temporary);
+    char shown[PATH_MAX]; /* as fail() makes it */
+    snprintf(shown, sizeof shown, "%s", temporary);
+    shown[make_printable(shown, strlen(shown), false)] = '\0';
+    const char *at = strstr(cause.text, shown);
     if (!at) return false;
-    const char *behind = at + strlen(temporary);
+    const char *behind = at + strlen(shown);
     const bool is_beside = !t->kind->is_folder && *behind == '/';
     return fail(err, cause.exit_code, "--export: %.*s%s%s", (int)(at - cause.text), cause.text,
                 is_beside ? "" : t->name, behind + is_beside);

@@ -531,9 +531,10 @@ static void test_named(void) {
     static const char *const rows[][2] = {
         {"n.gguf", "n.Modelfile"    },
         {"n.bin",  "n.bin"          },
+        {"\n.bin", "?.bin"          }, /* as a terminal is shown it */
         {"n",      "n/tokenizer.bin"}
     };
-    for (int i = 0; i < 3; i++) {
+    for (int i = 0; i < 4; i++) {
         char expected[200];
         Error err;
         fault.n = fault.at = 0;

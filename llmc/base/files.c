@@ -15,7 +15,9 @@ bool fail_errno(Error *err, const char *what, const char *path) {
     int code = errno, exit_code = EXIT_RUN;
     for (size_t i = 0; i < sizeof input / sizeof *input; i++)
         if (input[i] == code) exit_code = EXIT_INPUT;
-    return fail(err, exit_code, "%s %s: %s", what, path, strerror(code));
+    const size_t n = strlen(path), most = sizeof err->text - 200; /* words, and the reason */
+    return fail(err, exit_code, "%s %s%s: %s", what, n > most ? "..." : "", n > most ? path + n - most : path,
+                strerror(code));
 }
 
 bool error_is_full(const Error *err) {

@@ -5,8 +5,8 @@
 #include <sys/stat.h>
 #include "error.h"
 
-/* Fails with "WHAT PATH: strerror(errno)": EXIT_INPUT where the path is at fault (missing, no permission),
- * EXIT_RUN for the rest (full disk, I/O error). */
+/* Fails with "WHAT PATH: strerror(errno)", of a long path with its end: EXIT_INPUT where the path is at fault (missing, no
+ * permission), EXIT_RUN for the rest (full disk, I/O error). */
 bool fail_errno(Error *err, const char *what, const char *path);
 /* Of a failure of fail_errno: the disk is full, or a quota is used up. */
 bool error_is_full(const Error *err);

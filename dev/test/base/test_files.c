@@ -1,4 +1,5 @@
 /* Checked file access, and the checksum against the values that RFC 3720 gives. */
+#include <errno.h>
 #include <string.h>
 #include <fcntl.h>
 #include <sys/stat.h>
@@ -132,6 +133,19 @@ static void test_directories(void) {
           "%s", err.text);
 }
 
+/* Of a path that an error has no room for the end stands in it, and the reason behind. */
+static void test_long_path(void) {
+    char path[2000];
+    Error err = {0};
+    memset(path, 'x', sizeof path);
+    snprintf(path + 1900, 100, "/model");
+    errno = ENOSPC;
+    CHECK(!fail_errno(&err, "cannot write", path) && strncmp(err.text, "cannot write ...xxx", 19) == 0 &&
+              strstr(err.text, "xxx/model: No space left on device"),
+          "%s", err.text);
+    CHECK(!fail_flag("out", &err) && error_is_full(&err), "%s", err.text);
+}
+
 int main(void) {
     if (!REQUIRE(mkdtemp(folder) != NULL, "mkdtemp")) return check_finish("files");
     test_checksum();
@@ -139,6 +153,7 @@ int main(void) {
     test_not_a_file();
     test_full_device();
     test_directories();
+    test_long_path();
     remove_tree(folder);
     return check_finish("files");
 }

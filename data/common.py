@@ -62,7 +62,7 @@ class Parser(argparse.ArgumentParser):
         raise DataError("%s; hint: %s --help" % (message, self.prog), 2)
 
     def parse_args(self):
-        args = super().parse_args()
+        args = self.parse_intermixed_args()  # files may stand before, between and behind the flags
         for name, value in vars(args).items():
             if value == "" or isinstance(value, list) and "" in value:
                 self.error("--%s: expected a value, found ''" % name.replace("_", "-"))

@@ -14,7 +14,7 @@ import os
 
 from comparison import Output, Parser, end_with, fail, printable
 from plot import count, figure
-from run_log import read_logs
+from run_log import command_of, read_logs
 
 STYLE = """body { font: 15px/1.45 system-ui, sans-serif; margin: 2em auto; max-width: 70em; padding: 0 1em; color: #222; background: #fff }
 h1 { margin-bottom: 0 } h2 { margin: 1.6em 0 0.4em; font-size: 1.15em } img { max-width: 100% }
@@ -110,7 +110,7 @@ def about(log):
     parameters = first.get("parameters")
     rows = [("begun", first.get("date"))]
     rows += [("resumed", f"{again.get('date')}, from step {again.get('first_step')}, by {again.get('version')}") for again in log.headers[1:]]
-    rows += [("program", header.get("version")), ("command", " ".join(header.get("argv") or [])),
+    rows += [("program", header.get("version")), ("command", command_of(header)),
              ("model", f"{first.get('model')}, {count(parameters)} parameters" if parameters else first.get("model")),
              ("device", header.get("device")), ("ranks", header.get("ranks")), ("training data", header.get("train")),
              ("validation data", header.get("val")), ("tokenizer", tokenizer.get("name") if isinstance(tokenizer, dict) else None)]

@@ -4,6 +4,7 @@ import glob
 import json
 import math
 import os
+import shlex
 import statistics
 
 from comparison import fail
@@ -53,6 +54,11 @@ def parse(line):
 def refuse(path, number, line):
     """Ends the program at a line that is none of a log."""
     fail(f"{path}:{number}: expected a line of a log.jsonl, found {line[:40].strip()!r}")
+
+
+def command_of(header):
+    """The command of a run as a shell takes it: names with spaces and patterns in quotes."""
+    return shlex.join(map(str, header.get("argv") or []))
 
 
 class Log:

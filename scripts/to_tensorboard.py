@@ -14,7 +14,7 @@ import signal
 import time
 
 from comparison import EXIT_INPUT, EXIT_RUN, Parser, end_with, fail, printable
-from run_log import Log, log_path, named, other_log, refuse
+from run_log import Log, command_of, log_path, named, other_log, refuse
 
 SUFFIX = ".from_log"  # of our files, which alone we replace
 GIB = 1 << 30
@@ -49,7 +49,7 @@ def seconds_of(date):
 def table(header):
     """The header of a run as a table in Markdown."""
     rows = {**{name: value for name, value in header.items() if name not in ("flags", "argv")},
-            "command": " ".join(header.get("argv") or []), **{f"--{k}": v for k, v in (header.get("flags") or {}).items()}}
+            "command": command_of(header), **{f"--{k}": v for k, v in (header.get("flags") or {}).items()}}
     cell = "| {} | `{}` |".format
     return "\n".join(["| | |", "|---|---|"] + [cell(name, str(value).replace("|", "/").replace("`", "'")) for name, value in rows.items()])
 

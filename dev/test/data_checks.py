@@ -265,7 +265,8 @@ def test_json_lines():
     for name, content in (("d.jsonl", plain), ("d.jsonl.gz", gzip.compress(plain.encode()))):
         works(name, run("text.py", write(name, content), "--out", "out/" + name, "--val-fraction", "0"))
         equal(name + ": a document a line, empty ones too", shard(os.path.join(WORK, "out", name, "text_train_000001.bin")), stream)
-    works("--field", run("text.py", write("f.jsonl", '{"body": "th"}\n'), write("g.txt", "b"), "--out", "out/f", "--val-fraction", "0", "--field", "body"))
+    body, plain = write("f.jsonl", '{"body": "th"}\n'), write("g.txt", "b")
+    works("--field, between the files", run("text.py", body, "--out", "out/f", "--val-fraction", "0", "--field", "body", plain))
     equal("--field", shard(os.path.join(WORK, "out/f/text_train_000001.bin")), [EOT, TH, EOT, 65])
     many = "".join('{"text": "%s"}\n' % "abcdefg"[i % 7] for i in range(1400))
     works("many lines", run("text.py", write("m.jsonl", many), "--out", "out/m", "--val-fraction", "0", "--workers", "1"))

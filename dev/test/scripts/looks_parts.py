@@ -198,7 +198,8 @@ class Report(Logs):
         self.replace(report, "figure", lambda logs: types.SimpleNamespace(savefig=lambda out, **_: seen.append(logs) or out.write(b"PNG")))
         path = self.log(header(flags={"steps": 1, "lr": 0.5, "resume": False, "out": None}, argv=["./t", "--lr=0.5"], version="v 1", model="<nano>",
                                parameters=25000, date="today", tokenizer={"name": "bytes"}), step(1), {"step": 1, "val_loss": 1.0},
-                        {"step": 1, "sample": "first"}, {"step": 1, "sample": "a <b>\u202e\x1b\n& c"}, header(1, argv=["./t", "--lr=1"], flags={"lr": 1}))
+                        {"step": 1, "sample": "first"}, {"step": 1, "sample": "a <b>\u202e\x1b\n& c"},
+                        header(1, argv=["./t", "--lr=1", "--train", "a b*"], flags={"lr": 1}))
         out = self.path("page.html")
         self.replace(sys, "argv", ["report.py", "--out", out, f"my & run={path}"])
         self.assertEqual(self.said(report.main)[1:], (f"{out}\n", "", None))
@@ -209,6 +210,7 @@ class Report(Logs):
         checked.feed(text)
         self.assertEqual(tags, [], "every element is closed")
         for part in ("<h1>my &amp; run</h1>", "data:image/png;base64,UE5H", "&lt;nano&gt;, 25 k parameters", "<pre>a &lt;b&gt;??\n&amp; c</pre>",
+                     "./t --lr=1 --train &#x27;a b*&#x27;",
                      "<summary>1 before it</summary><h3>step 1</h3><pre>first</pre>", "from step 1, by None"):
             self.assertIn(part, text)
         self.assertEqual([log.name for logs in seen for log in logs], ["my & run"])
@@ -273,7 +275,8 @@ class TensorBoard(Logs):
                 for value in event.summary.value if hasattr(value, "simple_value")}
 
     def test_the_events(self):
-        path = self.log(header(date="1970-01-02T00:00:00Z", argv=["a|b"]), step(1), {"step": 1, "val_loss": 2.5}, step(2, None, skipped=1),
+        path = self.log(header(date="1970-01-02T00:00:00Z", argv=["./t", "--train", "my text|*.txt"]), step(1),
+                        {"step": 1, "val_loss": 2.5}, step(2, None, skipped=1),
                         {"step": 2, "sample": "x\ny"}, header(2, date="1970-01-03T00:00:00Z"), step(3), end='{"step": 4')
         _, out, err, code = self.convert(f"mine={path}")
         self.assertEqual((out, err, code), (f"{self.path('runs')}: mine; to look at it: tensorboard --logdir {self.path('runs')}\n", "", None))
@@ -286,7 +289,7 @@ class TensorBoard(Logs):
         texts = [(event.summary.value[0].tag, event.summary.value[0].tensor.string_val[0].decode()) for event in writer.events
                  if hasattr(event, "summary") and hasattr(event.summary.value[0], "tensor")]
         self.assertIn(("sample", "    x\n    y\n"), texts)
-        self.assertIn("| command | `a/b` |", texts[0][1])
+        self.assertIn("| command | `./t --train 'my text/*.txt'` |", texts[0][1])
         self.assertEqual([event.step for event in writer.events if hasattr(event, "session_log")], [3], "what follows takes the place of later steps")
         self.assertEqual(writer.flushed, len(writer.events))
 

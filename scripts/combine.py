@@ -12,6 +12,7 @@ some there. Runs of different binaries or versions of the peers are refused.
 import argparse
 import collections
 import math
+import shlex
 import statistics
 import sys
 
@@ -54,7 +55,7 @@ def header_of(runs):
             + [(name, runs[0].header[name]) for name in SAME if name in runs[0].header]
             + [("date", runs[0].header.get("date", "unknown"))]
             + [("run", run.header.get("command", "unknown")) for run in runs]
-            + [("command", " ".join(["scripts/combine.py"] + sys.argv[1:]))])
+            + [("command", shlex.join(["scripts/combine.py"] + sys.argv[1:]))])
 
 
 def spread(values, form):

@@ -6,6 +6,7 @@ import csv
 import importlib.metadata
 import math
 import os
+import shlex
 import signal
 import socket
 import subprocess
@@ -269,7 +270,7 @@ def provenance(measured, card="", identity="0", more=()):
         ("commit", measured),
         *more,
         ("date", time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())),
-        ("command", " ".join([os.path.relpath(sys.argv[0], ROOT)] + sys.argv[1:])),
+        ("command", shlex.join([os.path.relpath(sys.argv[0], ROOT)] + sys.argv[1:])),
     ]
 
 

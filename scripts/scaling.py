@@ -25,6 +25,7 @@ import argparse
 import collections
 import math
 import os
+import shlex
 import statistics
 import sys
 
@@ -378,7 +379,7 @@ def main():
         ("links", f"in a host {links.bandwidth:.0f} GB/s, {links.base_us:.1f} us and {links.hop_us:g} us a hop; {links.per_host} GPUs a host; "
                   f"between hosts {links.network:g} GB/s a host, {links.network_hop_us:g} us a hop"),
         ("other", f"AdamW {machine.memory:g} GB/s, contention {machine.contention:g}, spread {machine.spread:g} %"),
-        ("command", " ".join(["scripts/scaling.py"] + sys.argv[1:]))])
+        ("command", shlex.join(["scripts/scaling.py"] + sys.argv[1:]))])
     held = True
     if arguments.check:
         held = check(machine, measured, arguments, report)

@@ -179,7 +179,7 @@ def main():
                         help="average loss, norm and tokens/s over N steps; default: a hundredth of the run")
     parser.add_argument("--panels", type=panel_names, default=list(PANELS), metavar="NAME,...", help=f"of {', '.join(PANELS)}")
     parser.add_argument("--whole", action="store_true", help="losses from the first step on, however high they are")
-    args = parser.parse_args()
+    args = parser.parse_intermixed_args()
     if os.path.splitext(args.out)[1].lower() not in ENDS:
         fail(f"--out {args.out}: expected a path that ends with one of {', '.join(ENDS)}")
     check_output(args.out)

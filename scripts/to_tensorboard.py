@@ -190,7 +190,7 @@ def main():
     parser.add_argument("runs", nargs="+", metavar="[NAME=]RUN", help="a run's folder, or a log.jsonl")
     parser.add_argument("--out", default="runs", metavar="DIR", help="the folder of folders, default %(default)s; tensorboard --logdir DIR")
     parser.add_argument("--follow", action="store_true", help="go on with what runs write, until ctrl-C")
-    args = parser.parse_args()
+    args = parser.parse_intermixed_args()
     library()
     for name, path in named(args.runs):
         Source(name, path).read()  # a damaged log is refused before anything is written

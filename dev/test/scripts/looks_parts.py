@@ -125,7 +125,7 @@ class Plot(Logs):
             "subplots": lambda rows, columns, **_: (Anything(), [[Anything() for _ in range(columns)] for _ in range(rows)]),
             "Line2D": lambda *_, label, **known: self.labels.append(label) or types.SimpleNamespace(get_label=lambda: label)})
         out = self.path("x\udcff.svg")
-        self.replace(sys, "argv", ["plot.py", "--out", out, *words])
+        self.replace(sys, "argv", ["plot.py", *words[:-1], "--out", out, words[-1]])
         self.assertEqual(self.said(plot.main)[1:], (self.path("x?.svg\n"), "", None))
         self.assertEqual(saved, [out])
         return lines, titles
@@ -266,7 +266,7 @@ class TensorBoard(Logs):
                  tensorboard__summary__writer__event_file_writer={"EventFileWriter": Writer})
 
     def convert(self, *words):
-        self.replace(sys, "argv", ["to_tensorboard.py", "--out", self.path("runs"), *words])
+        self.replace(sys, "argv", ["to_tensorboard.py", *words[:-1], "--out", self.path("runs"), words[-1]])
         return self.said(to_tensorboard.main)
 
     def scalars(self, writer):

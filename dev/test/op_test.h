@@ -1,7 +1,11 @@
 /* What the op tests share: a seed, memory, and a main() that runs a test on every CUDA backend there is. */
 #pragma once
+#ifdef _OPENMP
+#include <omp.h>
+#endif
 #include "check.h"
 #include "compare.h"
+#include "llmc/cpu/parallel.h"
 #include "llmc/model/ops_testing.h"
 
 enum { SEED = 1234 };
@@ -81,6 +85,9 @@ static inline int op_main(const char *name, int argc, char **argv, void (*test)(
     int checks = 0;
     bool ran = false;
     printf("%s: seed %d\n", name, SEED);
+#ifdef _OPENMP
+    omp_set_num_threads(cpu_thread_count()); /* OpenMP knows nothing of a container's quota */
+#endif
     if (op_small) cuda_limit_alignment(2);
     if (!ops_cpu.device->open(0, &err)) die(&err);
     for (int i = 0; i < 2; i++) {

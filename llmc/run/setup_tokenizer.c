@@ -123,11 +123,12 @@ static bool check_size(const Run *run, Error *err) {
     const int n = tokenizer_vocab_size(run->tokenizer), n_model = run->config.vocab_size;
     if (tokenizer_fits(run->tokenizer, n_model) || (run->tokenizer_origin == by_model && n < n_model))
         return true;
-    return fail(err, EXIT_INPUT,
-                "the tokenizer %s has %d tokens, the model of %s %d: their ids cannot be the same; hint: %s",
-                tokenizer_source(run->tokenizer), n, run->model_path, n_model,
-                run->tokenizer_origin == by_flag ? "without --tokenizer the model takes its own"
-                                                 : "--tokenizer names another");
+    const bool named = run->tokenizer_origin == by_flag;
+    fail(err, EXIT_INPUT,
+         "the tokenizer %s has %d tokens, the model of %s %d: their ids cannot be the same; hint: %s",
+         tokenizer_source(run->tokenizer), n, run->model_path, n_model,
+         named ? "without --tokenizer the model takes its own" : "--tokenizer names another");
+    return fail_flag(named ? "tokenizer" : run->checkpoint[0] ? "resume" : "model", err);
 }
 
 /* Tokenizers of one size may still differ: a model does not know the words of another's. `spec` that cannot be read

@@ -134,8 +134,10 @@ model bpe half && sed 's/"qu": 258/"uq": 258/' "$work/bpe/step_00000002/vocab.js
 refuses "files that disagree" 'half/vocab.json: its tokens are not those of half/tokenizer.bin' --model half $tiny --train text.txt
 
 # ---- another size than the model's ----
-refuses "a smaller tokenizer than the model" 'small.bin has 263 tokens, the model of bytes.* 256: .*; hint: without --tokenizer the model takes its own' --model bytes $tiny --train text.txt --tokenizer small.bin
-refuses "a tokenizer that only happens to fit" 'the tokenizer bytes has 256 tokens, the model of bpe/.* 263' --model bpe $tiny --train text.txt --tokenizer bytes
+refuses "a smaller tokenizer than the model" '^error: --tokenizer: the tokenizer small.bin has 263 tokens, the model of bytes.* 256: .*; hint: without --tokenizer the model takes its own' --model bytes $tiny --train text.txt --tokenizer small.bin
+refuses "a tokenizer that only happens to fit" '^error: --tokenizer: the tokenizer bytes has 256 tokens, the model of bpe/.* 263' --model bpe $tiny --train text.txt --tokenizer bytes
+model bytes larger && rm "$work"/larger/tokenizer* "$work/larger/vocab.json" "$work/larger/merges.txt" && cp "$work/small.bin" "$work/larger/tokenizer.bin"
+refuses "a larger tokenizer in the model's folder" '^error: --model: the tokenizer larger/tokenizer.bin has 263 tokens, the model of larger 256: .*; hint: --tokenizer names another$' --model larger $tiny --train text.txt
 
 # ---- of the model's size, with other tokens ----
 sed 's/qu/uq/' "$work/small.bin" >"$work/other.bin"

@@ -172,6 +172,9 @@ static bool export(Training *t, Error *err) {
     if (!t->run->model_path[0]) /* random: seldom what was meant */
         print_note("--model %s is a size, not files: its weights are new, and random; hint: --model PATH",
                    s->model);
+    if (t->run->config.documents)
+        print_note("attention of this model sees its own document only; a program that knows no documents "
+                   "lets it see all: its output is another past an end-of-text token");
     console_status(&t->console, "writing %s", s->export_path);
     if (!export_model(s->export_path, s->export_type, &t->run->model, t->run->tokenizer, &bytes, err))
         return false;

@@ -119,6 +119,12 @@ run $(echo "$packed" | sed 's/ --pack / /') --out plain
 check "packed: other windows than plain" [ "$(hashes packed/step_00000006)" != "$(hashes plain/step_00000006)" ]
 run $packed --memory
 check "packed: in the memory plan" grep -qE '^ +packed sequences +[0-9.]+ [KM]iB on the host$' out
+run --model packed --export packed.bin
+check "documents: exported, exit code $status" [ "$status" -eq 0 ]
+check "documents: an export says that others do not cut" [ "$(grep -c '^note: attention of this model sees its own document only; .* past an end-of-text token$' out)" -eq 1 ]
+run --model packed --documents 0 --export whole.bin
+check "documents: exported without, exit code $status" [ "$status" -eq 0 ]
+check "documents: exported without, no note" [ "$(grep -c '^note:' out)" -eq 0 ]
 run $tiny --train a.txt --pack
 refused "packed: bytes have no end-of-text" '^error: --pack: the tokenizer has no end-of-text token; .*; hint: data/text.py makes shards '
 # A tokenizer of the 256 bytes and end-of-text.

@@ -151,13 +151,13 @@ static void name_not_utf8(const DataLoader *loader) {
 }
 
 /* Braces and names of fields would be learned, too. */
-static void name_json_lines(const DataLoader *loader) {
+static void name_json(const DataLoader *loader) {
     for (int i = 0; i < dataloader_n_files(loader); i++) {
         const char *file = dataloader_file(loader, i);
-        if (!text_ends_in(file, ".jsonl")) continue;
-        print_note(
-            "%s is taken as it stands, line by line of JSON; hint: data/text.py makes shards of its texts",
-            file);
+        if (!text_ends_in(file, ".jsonl") && !text_ends_in(file, ".json")) continue;
+        print_note("%s is read as plain text, with all that is JSON in it; hint: data/text.py makes shards "
+                   "of the texts in lines of JSON (.jsonl)",
+                   file);
         return;
     }
 }
@@ -256,11 +256,14 @@ bool setup_data(Run *run, Error *err) {
     if (settings_scores_alone(s)) return true;
     if (!s->eval_only && !(run->train = open_data(run, SPLIT_TRAIN, err))) return false;
     if (run->train) name_not_utf8(run->train);
-    if (run->train) name_json_lines(run->train);
+    if (run->train) name_json(run->train);
     if (run->train) name_text_for_documents(run);
     if (!settings_has_validation(s)) return true;
     if (!(run->val = open_data(run, SPLIT_VAL, err))) return false;
-    if (s->val || !run->train) name_not_utf8(run->val);
+    if (s->val || !run->train) {
+        name_not_utf8(run->val);
+        name_json(run->val);
+    }
     if (s->val && run->train) name_shared_file(run);
     limit_eval_batches(run);
     name_repeats(run);

@@ -81,7 +81,18 @@ check "a mixture to validate: its sources" grep -qE '^validation +mixture of 2 s
 cp a.txt a.jsonl
 run $tiny --train 'a.jsonl:0.5,a.txt:0.5'
 check "lines of JSON: exit code $status" [ "$status" -eq 0 ]
-check "lines of JSON are named" grep -q '^note: a.jsonl is taken as it stands, line by line of JSON; hint: data/text.py ' out
+json='is read as plain text, with all that is JSON in it; hint: data/text.py makes shards '
+check "lines of JSON are named" grep -q "^note: a.jsonl $json" out
+cp a.txt a.json
+run $tiny --train a.json
+check "JSON: exit code $status" [ "$status" -eq 0 ]
+check "JSON is named" grep -q "^note: a.json $json" out
+check "JSON is named once" [ "$(grep -c '^note:' out)" -eq 1 ]
+run $tiny --train a.txt --val a.jsonl
+check "lines of JSON, to validate: named" grep -q "^note: a.jsonl $json" out
+printf 'PAR1\025' >a.parquet
+run $tiny --train a.txt --val a.parquet
+refused "parquet, to validate" '^error: --val: a.parquet looks like parquet, not text; hint: data/text.py makes shards '
 
 # ---- packed ----
 # documents FILE N: a shard of N tokens of 1 to 59, with end-of-text (50256) every 3 to 15 of them.

@@ -62,6 +62,7 @@ class Parser(argparse.ArgumentParser):
         raise DataError("%s; hint: %s --help" % (message, self.prog), 2)
 
     def parse_args(self):
+        self.parse_known_args()  # names all that is missing; the next, whose files come last, would name flags alone
         args = self.parse_intermixed_args()  # files may stand before, between and behind the flags
         for name, value in vars(args).items():
             if value == "" or isinstance(value, list) and "" in value:

@@ -37,7 +37,7 @@ class Refusals(Parts):
             self.refuses("--out: expected a value, found ''", name, "--out=", *["README.md"] * (name == "text"))
 
     def test_text(self):
-        self.refuses("required: .*--out", "text")
+        self.refuses("required: FILE, --out", "text")
         evil = self.path("no\033[31m\udc9b\u009b\u202e")  # of which nothing may reach the terminal
         for file, words in (("none", "none: No such file"), (evil, r"no\?\[31m\?\?\?: no such file"), (self.folder, f"{self.folder}: Is a directory")):
             self.refuses(words, "text", "README.md", self.path(file), "--out", self.out)

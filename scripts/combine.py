@@ -12,12 +12,10 @@ some there. Runs of different binaries or versions of the peers are refused.
 import argparse
 import collections
 import math
-import shlex
 import statistics
-import sys
 
 from cases import case_of, flop_of_token
-from comparison import Parser, Report, end_with, fail, split_csv
+from comparison import Parser, Report, end_with, fail, own_command, split_csv
 
 MUST_ATTENTION = 1.05  # ours is to be at least so many times as fast as the best peer
 SAME = ("commit", "torch", "triton", "FA3")  # what runs must have in common to stand in one table
@@ -55,7 +53,7 @@ def header_of(runs):
             + [(name, runs[0].header[name]) for name in SAME if name in runs[0].header]
             + [("date", runs[0].header.get("date", "unknown"))]
             + [("run", run.header.get("command", "unknown")) for run in runs]
-            + [("command", shlex.join(["scripts/combine.py"] + sys.argv[1:]))])
+            + [("command", own_command())])
 
 
 def spread(values, form):

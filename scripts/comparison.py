@@ -261,6 +261,11 @@ def commit_of(program):
     return first_line([program, "--version"]).rpartition(" ")[2] or "unknown"
 
 
+def own_command():
+    """The command that runs, from the repository's root, as a shell takes it."""
+    return shlex.join([os.path.relpath(sys.argv[0], ROOT)] + sys.argv[1:])
+
+
 def provenance(measured, card="", identity="0", more=()):
     """[(name, text)]: everything that a reader needs to repeat the run. measured: commit() of the binary; card: its name where
     nvidia-smi is missing; identity: nvidia-smi's -i; more: [(name, text)] of what else took part."""
@@ -270,7 +275,7 @@ def provenance(measured, card="", identity="0", more=()):
         ("commit", measured),
         *more,
         ("date", time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())),
-        ("command", shlex.join([os.path.relpath(sys.argv[0], ROOT)] + sys.argv[1:])),
+        ("command", own_command()),
     ]
 
 

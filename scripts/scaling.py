@@ -25,13 +25,12 @@ import argparse
 import collections
 import math
 import os
-import shlex
 import statistics
 import sys
 
 from cases import MODELS, PADDED_VOCABULARY, case_of, flop, flop_of_token, name_of, named_case
 from combine import read_run
-from comparison import EXIT_RUN, ROOT, Parser, Report, end_with, fail, integer, integers, listed, number
+from comparison import EXIT_RUN, ROOT, Parser, Report, end_with, fail, integer, integers, listed, number, own_command
 
 TILE = 1024  # elements, as llmc/model/gpt2_parameters.c has it
 # Reads of fp32 gradients (norm, AdamW), reads and writes of two fp32 states and the master, writes of bf16 weights.
@@ -379,7 +378,7 @@ def main():
         ("links", f"in a host {links.bandwidth:.0f} GB/s, {links.base_us:.1f} us and {links.hop_us:g} us a hop; {links.per_host} GPUs a host; "
                   f"between hosts {links.network:g} GB/s a host, {links.network_hop_us:g} us a hop"),
         ("other", f"AdamW {machine.memory:g} GB/s, contention {machine.contention:g}, spread {machine.spread:g} %"),
-        ("command", shlex.join(["scripts/scaling.py"] + sys.argv[1:]))])
+        ("command", own_command())])
     held = True
     if arguments.check:
         held = check(machine, measured, arguments, report)

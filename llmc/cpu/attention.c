@@ -81,7 +81,7 @@ static void transpose(const Attention *f, Columns columns, const Rows tile) {
 /* Number of keys that a vector of queries from `query` on can need: all, or on the diagonal those up to its
  * last lane, in whole register tiles because the products read them so. */
 static int64_t visible_keys(int64_t query, int64_t n_keys, bool diagonal) {
-    int64_t limit = (query + VEC + TILE_ROWS - 1) / TILE_ROWS * TILE_ROWS;
+    const int64_t limit = round_up(query + VEC, TILE_ROWS);
     return diagonal ? min_i64(n_keys, limit) : n_keys;
 }
 

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include "llmc/base/files.h"
+#include "llmc/base/integers.h"
 #include "llmc/tokenizer/tokenizer.h"
 
 enum {
@@ -193,7 +194,7 @@ static int64_t tokens_of_batch(int B, int T) {
 
 /* The shortest T that `longest` fits in and that divides n; where there is none up to `most`, longest itself. */
 static int fitting_length(int64_t n, int longest, int most) {
-    for (int T = (longest + 7) / 8 * 8; T <= most; T += 8)
+    for (int T = (int)round_up(longest, 8); T <= most; T += 8)
         if (n % T == 0) return T;
     return longest;
 }

@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include "llmc/base/error.h"
+#include "llmc/base/integers.h"
 
 static int min_int(int a, int b) {
     return a < b ? a : b;
@@ -24,7 +25,7 @@ const char *sparse_text(char *buffer, size_t size, SparsePattern p) {
 }
 
 static int tiles_of(int T) {
-    return (sparse_blocks(T) + VISITED_BLOCKS - 1) / VISITED_BLOCKS;
+    return (int)ceil_div(sparse_blocks(T), VISITED_BLOCKS);
 }
 
 /* A block sees all of what lies before it in the window and at the start. */

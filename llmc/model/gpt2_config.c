@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
+#include "llmc/base/integers.h"
 
 /* To add a named size, add a row. GPT-2's and GPT-3's sizes, and two small ones that train in a minute. */
 static const struct Descriptor {
@@ -94,7 +95,7 @@ bool gpt2_config_from_descriptor(GPT2Config *config, const char *descriptor, Err
 }
 
 int gpt2_pad_vocab(int vocab_size) {
-    return (vocab_size + 127) / 128 * 128;
+    return (int)round_up(vocab_size, 128);
 }
 
 static bool heads_fit(int n_embd, int n_head) {

@@ -2,6 +2,7 @@
  * All but attention works token by token. Around attention ranks exchange tokens for heads: each then has all tokens of
  * a K-th of the heads, and the kernels of whole sequences serve. */
 #include "gpt2_pass.h"
+#include "llmc/base/integers.h"
 
 bool gpt2_check_context(const GPT2Config *config, int T, int n_ranks, Error *err) {
     if (config->n_head % n_ranks)
@@ -11,7 +12,7 @@ bool gpt2_check_context(const GPT2Config *config, int T, int n_ranks, Error *err
             n_ranks, config->n_head);
     return T % n_ranks == 0 ||
            fail(err, EXIT_INPUT, "--context-gpus %d does not divide --seq %d; hint: --seq %d", n_ranks, T,
-                (T + n_ranks - 1) / n_ranks * n_ranks);
+                (int)round_up(T, n_ranks));
 }
 
 /* What a rank has of one token and one part: the heads of a rank. */

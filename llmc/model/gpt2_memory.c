@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include "llmc/base/integers.h"
 
 /* Whether every layer keeps its own activation, or one buffer serves all. */
 typedef enum {
@@ -26,8 +27,7 @@ static Activation row(const char *name, int64_t elems, int64_t layers, DType dty
                       bool backward_only, const GPT2Options *options) {
     const bool recomputed = keep != KEPT && (int)options->recompute >= (int)keep;
     const bool shared = keep == SCRATCH || !options->training || recomputed;
-    const int64_t apart =
-        (elems + 127) / 128 * 128; /* every layer's instance starts at a multiple of 256 bytes */
+    const int64_t apart = round_up(elems, 128); /* every layer's instance starts at a multiple of 256 bytes */
     return (Activation){
         .name = name,
         .elems = elems,
@@ -51,7 +51,7 @@ static int64_t loss_rows(int64_t N, int Vp, DType dtype) {
 
 static OpShape op_shape(const Ops *ops, const GPT2Config *config, const GPT2Options *options) {
     const int n_ranks = context_ranks(options).n_ranks;
-    const int T = (options->T + n_ranks - 1) / n_ranks; /* this rank's */
+    const int T = (int)ceil_div(options->T, n_ranks); /* this rank's */
     return (OpShape){
         .B = options->B,
         .T = T,

@@ -8,6 +8,7 @@
  * x: all-to-all. What passes is of the storage type. Blocks are taken as many at a time as the workspace holds. */
 #include <math.h>
 #include "gpt2_pass.h"
+#include "llmc/base/integers.h"
 
 enum { LEAST_ROUNDS = 4 }; /* blocks that a rank has at a time at least: enough to fill a card */
 
@@ -81,7 +82,7 @@ static size_t block_scratch_bytes(const GPT2 *model) {
 }
 
 static int all_rounds(const GPT2 *model) {
-    return (model->config.n_layer + model->n_parts - 1) / model->n_parts;
+    return (int)ceil_div(model->config.n_layer, model->n_parts);
 }
 
 size_t muon_workspace_bytes(const GPT2 *model) {
@@ -156,7 +157,7 @@ static MuonArgs muon_args(const GPT2 *model, const Workspace *w, int layer, int 
 
 /* Blocks [first, end), as many as `rounds` exchanges move. */
 static void update_blocks(GPT2 *model, const Workspace *w, int first, int end, const UpdateArgs *update) {
-    const int n_ranks = model->n_parts, rounds = (end - first + n_ranks - 1) / n_ranks;
+    const int n_ranks = model->n_parts, rounds = (int)ceil_div(end - first, n_ranks);
     for (int layer = first; layer < end; layer++) {
         const MuonArgs args = muon_args(model, w, layer, layer - first, update);
         if (args.n_tiles > 0) model->ops->muon_momentum(&args);

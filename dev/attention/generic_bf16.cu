@@ -17,7 +17,8 @@ void generic_masked_attention_forward_bf16(floatX *out, float *lse, const floatX
     any_forward<bf16>(out, lse, qkv, general_mask(mask, T), B, T, NH, HD);
 }
 void generic_masked_attention_backward_bf16(floatX *dqkv, const floatX *dout, const floatX *out,
-                                            const floatX *qkv, const float *lse, const AttentionMask *mask,
-                                            void *scratch, int B, int T, int NH, int HD) {
+                                            const floatX *qkv, const float *lse, const float *d,
+                                            const AttentionMask *mask, void *scratch, int B, int T, int NH,
+                                            int HD) {
     any_backward<bf16>(dqkv, dout, out, qkv, lse, scratch, general_mask(mask, T), B, T, NH, HD);
 }

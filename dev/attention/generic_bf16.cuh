@@ -5,4 +5,4 @@
 PlainAttentionForward generic_attention_forward_bf16;
 PlainAttentionBackward generic_attention_backward_bf16;
 AttentionForward generic_masked_attention_forward_bf16;
-MaskedAttentionBackward generic_masked_attention_backward_bf16;
+AttentionBackward generic_masked_attention_backward_bf16;

@@ -31,10 +31,10 @@ template <AttentionForward *FORWARD> static void masked_forward(const Call *c) {
     FORWARD(c->p[FORWARD_OUT], (float *)c->p[FORWARD_LSE], c->p[FORWARD_QKV], &mask, c->s.B, c->s.T, c->s.NH,
             c->s.HD);
 }
-template <MaskedAttentionBackward *BACKWARD> static void masked_backward(const Call *c) {
+template <AttentionBackward *BACKWARD> static void masked_backward(const Call *c) {
     const AttentionMask mask = attention_mask(c);
     BACKWARD(c->p[BACKWARD_DQKV], c->p[BACKWARD_DOUT], c->p[BACKWARD_OUT], c->p[BACKWARD_QKV],
-             (const float *)c->p[BACKWARD_LSE], &mask, c->p[BACKWARD_SCRATCH], c->s.B, c->s.T, c->s.NH,
+             (const float *)c->p[BACKWARD_LSE], NULL, &mask, c->p[BACKWARD_SCRATCH], c->s.B, c->s.T, c->s.NH,
              c->s.HD);
 }
 

@@ -76,7 +76,7 @@ static void mlp_backward(GPT2 *model, const Batch *b, int l) {
                   bias_gradient(model, b, ATTN_PROJ_B, l), false);
 }
 
-/* dout -> dattn. True where D came with it, which plain attention can use. */
+/* dout -> dattn. True where D came with it. */
 static bool attn_proj_backward(GPT2 *model, const Batch *b, int l, bool want_d, const floatX *dout) {
     if (want_d)
         return linear_input_gradient_row_dots(model, ATTN_PROJ_W, l, dattn_of(model),
@@ -95,8 +95,7 @@ static void attention_core_backward(GPT2 *model, const Batch *b, int l, const fl
     const int T = context_of(b), NH = heads_of(b);
     const AttentionMask mask = mask_of(model, b, l);
     const bool flash = model->options.attention == ATTENTION_FLASH;
-    const bool has_d = attn_proj_backward(
-        model, b, l, flash && b->context.n_ranks == 1 && attention_is_plain(&mask, T), dout);
+    const bool has_d = attn_proj_backward(model, b, l, flash && b->context.n_ranks == 1, dout);
     heads_from_tokens(model, b, dattn_of(model), 1, dqkv, spare);
     heads_from_tokens(model, b, attn, 1, dqkv, spare);
     if (flash)

@@ -167,11 +167,6 @@ typedef struct AttentionMask {
 static inline int attention_window(const AttentionMask *mask, int T) {
     return mask->window > 0 && mask->window < T ? mask->window : T;
 }
-/* Nothing is left out: plain causal attention, whose kernels are the fastest. */
-static inline bool attention_is_plain(const AttentionMask *mask, int T) {
-    return mask->dropout.p == 0 && attention_window(mask, T) == T && !mask->starts &&
-           !sparse_cuts(&mask->sparse, T);
-}
 
 /* A row-major matrix on the device, an operand of the linear ops. data NULL: there is none. */
 typedef struct Matrix {

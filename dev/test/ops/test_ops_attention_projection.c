@@ -25,10 +25,12 @@ static int describe(Operand *o, const Sizes *d) {
     return OPERANDS;
 }
 
-/* On Hopper D comes with a product in bf16 of two tiles of 128 x 128 an SM or more. */
+/* On Hopper D comes with a product in bf16 of two tiles of 128 x 128 an SM or more, whose columns are a multiple of 64. */
 static bool d_comes(const Ops *ops, const Sizes *d) {
-    const int64_t tiles = ((int64_t)d->B * d->T + 127) / 128 * ((d->NH * d->HD + 127) / 128);
-    return ops->dtype == DTYPE_BF16 && tiles >= 2 * 132 &&
+    const int C = d->NH * d->HD;
+    const int64_t tiles = ((int64_t)d->B * d->T + 127) / 128 * ((C + 127) / 128);
+    const bool head = d->HD == 64 || (d->HD >= 80 && d->HD <= 128 && d->HD % 16 == 0);
+    return ops->dtype == DTYPE_BF16 && head && C % 64 == 0 && tiles >= 2 * 132 &&
            strstr(ops->device->name(), "compute capability 9.0");
 }
 
@@ -75,9 +77,11 @@ static void run(const Call *c) {
 /* out and lse are those of the forward pass on this qkv */
 static void prepare(OpCase *c) {
     const Sizes *d = &c->s;
-    const uint64_t key = host_key(c, KEY);
-    const AttentionMask mask = mask_of(d, &key);
+    int32_t *words;
+    fill_mask(c);
+    const AttentionMask mask = host_mask(c, KEY, &words);
     ops_cpu.attention_forward(c->in[ATTN], c->in[LSE], c->in[QKV], &mask, d->B, d->T, d->NH, d->HD);
+    free(words);
 }
 
 /* Attention reads dattn as stored, so the oracle gives it a rounded copy. */
@@ -111,31 +115,35 @@ static const Op op = {.id = N_OPS,
                       .reference = reference,
                       .plain = plain};
 
-/* To add a size: a row. On Hopper D comes with those that are not small, of 273 and 288 tiles (d_comes). Their rows end
- * inside a tile, at 25 heads their columns as well; a tile is two heads wide or one. */
-static const struct {
-    int B, T, NH, HD, window;
-    bool small;
-} sizes[] = {
-    {1,  1,   2,  64,  0,  true },
-    {3,  100, 2,  64,  0,  true },
-    {2,  65,  1,  128, 0,  true },
-    {2,  65,  2,  24,  0,  true },
-    {40, 65,  25, 64,  0,  false},
-    {40, 65,  25, 64,  30, false}, /* a window: D is not wanted */
-    {23, 130, 12, 128, 0,  false},
+/* To add a size: a row. On Hopper D comes with those of many rows, of 273 to 288 tiles (d_comes), but for the last. Their
+ * rows end inside a tile, at 25 heads of 64 and 14 of 96 their columns as well; a tile is two heads wide, or one, or heads of
+ * 80, 96 and 112 lie across tiles. */
+/* clang-format off */
+static const Sizes sizes[] = {
+    {.B = 1,  .T = 1,   .NH = 2,  .HD = 64},
+    {.B = 3,  .T = 100, .NH = 2,  .HD = 64},
+    {.B = 2,  .T = 65,  .NH = 1,  .HD = 128},
+    {.B = 2,  .T = 65,  .NH = 2,  .HD = 24},
+    {.B = 40, .T = 65,  .NH = 25, .HD = 64},
+    {.B = 23, .T = 130, .NH = 12, .HD = 128},
+    {.B = 27, .T = 130, .NH = 16, .HD = 80},
+    {.B = 25, .T = 130, .NH = 14, .HD = 96},
+    {.B = 40, .T = 130, .NH = 8,  .HD = 112},
+    {.B = 40, .T = 65,  .NH = 25, .HD = 64,  .window = 30},
+    {.B = 23, .T = 130, .NH = 12, .HD = 128, .documents = 40},
+    {.B = 25, .T = 130, .NH = 14, .HD = 96,  .window = 70},
+    {.B = 23, .T = 130, .NH = 12, .HD = 128, .blocks = {1}},
+    {.B = 40, .T = 65,  .NH = 25, .HD = 64,  .blocks = {1}},
+    {.B = 40, .T = 65,  .NH = 25, .HD = 64,  .p = 0.1f},
+    {.B = 23, .T = 129, .NH = 12, .HD = 128, .p = 0.3f},
+    {.B = 27, .T = 129, .NH = 16, .HD = 80,  .p = 0.1f},
+    {.B = 25, .T = 130, .NH = 17, .HD = 80},
 };
+/* clang-format on */
 
 static void test_sizes(const Ops *ops) {
-    for (size_t s = 0; s < sizeof sizes / sizeof *sizes; s++) {
-        if (op_small && !sizes[s].small) continue;
-        op_case(ops, &op,
-                (Sizes){.B = sizes[s].B,
-                        .T = sizes[s].T,
-                        .NH = sizes[s].NH,
-                        .HD = sizes[s].HD,
-                        .window = sizes[s].window});
-    }
+    for (size_t s = 0; s < sizeof sizes / sizeof *sizes; s++)
+        if (!op_small || sizes[s].B * sizes[s].T <= 300) op_case(ops, &op, sizes[s]);
 }
 
 /* The kernels of this card, and those of older cards, which it runs as well. */

@@ -34,7 +34,7 @@ typedef struct BackwardPath {
     Serves serves;
     const char *name;
     PlainAttentionBackward *plain;
-    MaskedAttentionBackward *masked;
+    AttentionBackward *masked;
     int masks;
 } BackwardPath;
 
@@ -171,7 +171,7 @@ void attention_backward(floatX *dqkv, const floatX *dout, const floatX *out, con
     if (masks == 0)
         path->plain(dqkv, dout, out, qkv, lse, d, scratch, B, T, NH, HD);
     else
-        path->masked(dqkv, dout, out, qkv, lse, mask, scratch, B, T, NH, HD);
+        path->masked(dqkv, dout, out, qkv, lse, d, mask, scratch, B, T, NH, HD);
 }
 
 template AttentionForward attention_forward<float>;

@@ -10,10 +10,7 @@ typedef void PlainAttentionBackward(floatX *dqkv, const floatX *dout, const floa
 /* The same for one head size, which the kernel knows. */
 typedef void AttentionBackwardOfHead(floatX *dqkv, const floatX *dout, const floatX *out, const floatX *qkv,
                                      const float *lse, const float *d, void *scratch, int B, int T, int NH);
-/* With a window and dropout: forward is the op itself. */
-typedef void MaskedAttentionBackward(floatX *dqkv, const floatX *dout, const floatX *out, const floatX *qkv,
-                                     const float *lse, const AttentionMask *mask, void *scratch, int B, int T,
-                                     int NH, int HD);
+/* Masked paths are the ops themselves. */
 
 /* Kernels for sm_90a (Hopper): TMA, wgmma, warp specialisation; bf16, causal. The files also compile for other
  * architectures, where the kernels are empty. _1cta: blocks alone; _2cta: 2-CTA clusters that share loads by multicast.
@@ -29,11 +26,11 @@ AttentionForward sm90_forward_hd64_dropout, sm90_forward_hd80_dropout, sm90_forw
 PlainAttentionBackward sm90_backward_hd64_1cta, sm90_backward_hd64_2cta, sm90_backward_hd128_1cta,
     sm90_backward_hd128_2cta, sm90_backward_hd80_1cta, sm90_backward_hd80_2cta, sm90_backward_hd96_1cta,
     sm90_backward_hd96_2cta, sm90_backward_hd112_1cta, sm90_backward_hd112_2cta;
-MaskedAttentionBackward sm90_backward_hd64_ranges, sm90_backward_hd80_ranges, sm90_backward_hd96_ranges,
+AttentionBackward sm90_backward_hd64_ranges, sm90_backward_hd80_ranges, sm90_backward_hd96_ranges,
     sm90_backward_hd112_ranges, sm90_backward_hd128_ranges;
-MaskedAttentionBackward sm90_backward_hd64_sparse, sm90_backward_hd80_sparse, sm90_backward_hd96_sparse,
+AttentionBackward sm90_backward_hd64_sparse, sm90_backward_hd80_sparse, sm90_backward_hd96_sparse,
     sm90_backward_hd112_sparse, sm90_backward_hd128_sparse;
-MaskedAttentionBackward sm90_backward_hd64_dropout, sm90_backward_hd80_dropout, sm90_backward_hd96_dropout,
+AttentionBackward sm90_backward_hd64_dropout, sm90_backward_hd80_dropout, sm90_backward_hd96_dropout,
     sm90_backward_hd112_dropout, sm90_backward_hd128_dropout;
 enum { MOST_SM90_THRESHOLD = 128 }; /* of dropout: more than half of the probabilities is others' work */
 size_t sm90_backward_hd64_scratch_bytes(int B, int T, int NH);
@@ -44,13 +41,13 @@ size_t sm90_backward_hd128_scratch_bytes(int B, int T, int NH);          /* 80 t
 PlainAttentionForward sm80_attention_forward;
 PlainAttentionBackward sm80_attention_backward;
 AttentionForward sm80_masked_attention_forward;
-MaskedAttentionBackward sm80_masked_attention_backward;
+AttentionBackward sm80_masked_attention_backward;
 
 /* FFMA kernels, fp32; HD any multiple of 8 up to 256. scratch: (B,NH,T) RowStats. */
 PlainAttentionForward generic_attention_forward_f32;
 PlainAttentionBackward generic_attention_backward_f32;
 AttentionForward generic_masked_attention_forward_f32;
-MaskedAttentionBackward generic_masked_attention_backward_f32;
+AttentionBackward generic_masked_attention_backward_f32;
 
 /* What backward knows of a query row, written by the dQ pass for the dK/dV pass: with x = scale * q.k *
  * log2(e), P = 2^(x + neg_lse2) and dS = P * (dP + neg_d); with dropout neg_d is (1 - p) times that, see

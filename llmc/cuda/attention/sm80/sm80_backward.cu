@@ -449,7 +449,7 @@ void sm80_attention_backward(floatX *dqkv, const floatX *dout, const floatX *out
 }
 
 void sm80_masked_attention_backward(floatX *dqkv, const floatX *dout, const floatX *out, const floatX *qkv,
-                                    const float *lse, const AttentionMask *mask, void *scratch, int B, int T,
-                                    int NH, int HD) {
+                                    const float *lse, const float *d, const AttentionMask *mask,
+                                    void *scratch, int B, int T, int NH, int HD) {
     any_backward(dqkv, dout, out, qkv, lse, scratch, general_mask(mask, T), B, T, NH, HD);
 }

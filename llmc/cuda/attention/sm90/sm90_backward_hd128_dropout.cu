@@ -13,8 +13,8 @@ __global__ void __launch_bounds__(Hd128Dropout<HEAD>::THREADS, 1)
 
 #define BACKWARD(name, head_size)                                                                            \
     void name(floatX *dqkv, const floatX *dout, const floatX *out, const floatX *qkv, const float *lse,      \
-              const AttentionMask *mask, void *scratch, int B, int T, int NH, int HD) {                      \
-        KernelArgs args = kernel_args<head_size, true>(dqkv, dout, out, qkv, lse, NULL, scratch, B, T, NH,   \
+              const float *d, const AttentionMask *mask, void *scratch, int B, int T, int NH, int HD) {      \
+        KernelArgs args = kernel_args<head_size, true>(dqkv, dout, out, qkv, lse, d, scratch, B, T, NH,      \
                                                        true, {}, dropout_args(mask));                        \
         launch_hd128<Hd128Dropout<head_size>>("sm90_backward_hd128_dropout_kernel",                          \
                                               sm90_backward_hd128_dropout_kernel<head_size>, args, dqkv, B); \

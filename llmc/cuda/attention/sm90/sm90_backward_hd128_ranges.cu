@@ -23,18 +23,18 @@ template <int CLUSTER, int HEAD> static void launch_ranges(KernelArgs &args, flo
 enum { PAIRS_FROM_T = 16384, PAIRS_FROM_WINDOW = 2048 };
 
 void sm90_backward_hd128_ranges(floatX *dqkv, const floatX *dout, const floatX *out, const floatX *qkv,
-                                const float *lse, const AttentionMask *mask, void *scratch, int B, int T,
-                                int NH, int HD) {
+                                const float *lse, const float *d, const AttentionMask *mask, void *scratch,
+                                int B, int T, int NH, int HD) {
     KernelArgs args =
-        kernel_args<128>(dqkv, dout, out, qkv, lse, NULL, scratch, B, T, NH, true, seen_keys(mask, T));
+        kernel_args<128>(dqkv, dout, out, qkv, lse, d, scratch, B, T, NH, true, seen_keys(mask, T));
     const bool pairs = T >= PAIRS_FROM_T && args.seen.window >= PAIRS_FROM_WINDOW;
     (pairs ? launch_ranges<2, 128> : launch_ranges<1, 128>)(args, dqkv, B);
 }
 
 #define BACKWARD(name, head_size)                                                                            \
     void name(floatX *dqkv, const floatX *dout, const floatX *out, const floatX *qkv, const float *lse,      \
-              const AttentionMask *mask, void *scratch, int B, int T, int NH, int HD) {                      \
-        KernelArgs args = kernel_args<head_size>(dqkv, dout, out, qkv, lse, NULL, scratch, B, T, NH, true,   \
+              const float *d, const AttentionMask *mask, void *scratch, int B, int T, int NH, int HD) {      \
+        KernelArgs args = kernel_args<head_size>(dqkv, dout, out, qkv, lse, d, scratch, B, T, NH, true,      \
                                                  seen_keys(mask, T));                                        \
         launch_ranges<1, head_size>(args, dqkv, B);                                                          \
     }

@@ -71,10 +71,10 @@ __global__ void __launch_bounds__(Hd128Sparse<HEAD>::THREADS, 1)
 
 #define BACKWARD(name, head_size)                                                                            \
     void name(floatX *dqkv, const floatX *dout, const floatX *out, const floatX *qkv, const float *lse,      \
-              const AttentionMask *mask, void *scratch, int B, int T, int NH, int HD) {                      \
+              const float *d, const AttentionMask *mask, void *scratch, int B, int T, int NH, int HD) {      \
         launch_one_pass<Hd128Sparse<head_size>, Hd128Shared<Hd128Sparse<head_size>>>(                        \
             "sm90_backward_hd128_sparse_kernel", sm90_backward_hd128_sparse_kernel<head_size>,               \
-            kernel_args<head_size>(dqkv, dout, out, qkv, lse, NULL, scratch, B, T, NH, true, {}, {},         \
+            kernel_args<head_size>(dqkv, dout, out, qkv, lse, d, scratch, B, T, NH, true, {}, {},            \
                                    mask->sparse));                                                           \
     }
 

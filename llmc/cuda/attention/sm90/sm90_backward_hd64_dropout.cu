@@ -16,9 +16,9 @@ template <bool TMA> static void launch_dropout(const KernelArgs &args) {
 }
 
 void sm90_backward_hd64_dropout(floatX *dqkv, const floatX *dout, const floatX *out, const floatX *qkv,
-                                const float *lse, const AttentionMask *mask, void *scratch, int B, int T,
-                                int NH, int HD) {
-    const KernelArgs args = kernel_args<64, true>(dqkv, dout, out, qkv, lse, NULL, scratch, B, T, NH, true,
-                                                  {}, dropout_args(mask));
+                                const float *lse, const float *d, const AttentionMask *mask, void *scratch,
+                                int B, int T, int NH, int HD) {
+    const KernelArgs args =
+        kernel_args<64, true>(dqkv, dout, out, qkv, lse, d, scratch, B, T, NH, true, {}, dropout_args(mask));
     (T <= TMA_UP_TO ? launch_dropout<true> : launch_dropout<false>)(args);
 }

@@ -138,9 +138,9 @@ static __global__ void __launch_bounds__(R::THREADS, 1)
 }
 
 void sm90_backward_hd64_ranges(floatX *dqkv, const floatX *dout, const floatX *out, const floatX *qkv,
-                               const float *lse, const AttentionMask *mask, void *scratch, int B, int T,
-                               int NH, int HD) {
+                               const float *lse, const float *d, const AttentionMask *mask, void *scratch,
+                               int B, int T, int NH, int HD) {
     launch_one_pass<R, Hd64Shared<R>>(
         "sm90_backward_hd64_ranges_kernel", sm90_backward_hd64_ranges_kernel,
-        kernel_args<64>(dqkv, dout, out, qkv, lse, NULL, scratch, B, T, NH, true, seen_keys(mask, T)));
+        kernel_args<64>(dqkv, dout, out, qkv, lse, d, scratch, B, T, NH, true, seen_keys(mask, T)));
 }

@@ -156,9 +156,9 @@ static __global__ void __launch_bounds__(S::THREADS, 1)
 }
 
 void sm90_backward_hd64_sparse(floatX *dqkv, const floatX *dout, const floatX *out, const floatX *qkv,
-                               const float *lse, const AttentionMask *mask, void *scratch, int B, int T,
-                               int NH, int HD) {
+                               const float *lse, const float *d, const AttentionMask *mask, void *scratch,
+                               int B, int T, int NH, int HD) {
     launch_one_pass<S, Hd64Shared<S>>(
         "sm90_backward_hd64_sparse_kernel", sm90_backward_hd64_sparse_kernel,
-        kernel_args<64>(dqkv, dout, out, qkv, lse, NULL, scratch, B, T, NH, true, {}, {}, mask->sparse));
+        kernel_args<64>(dqkv, dout, out, qkv, lse, d, scratch, B, T, NH, true, {}, {}, mask->sparse));
 }

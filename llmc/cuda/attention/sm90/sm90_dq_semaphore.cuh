@@ -374,19 +374,21 @@ __global__ void __launch_bounds__(256)
 }
 
 /* The same of all heads where D (B,T,NH) is known. grid (blocks, B). */
+template <bool DROPS>
 static __global__ void __launch_bounds__(256)
     sm90_lse_known_d_kernel(LseDRow *lse_d, DqSums dq_sums, const float *d, const float *lse, int T, int NH,
-                            float inverse_scale) {
+                            float inverse_scale, float kept) {
 #ifdef SM90_BODY
     launch_dependents();
     const int64_t first_head = (int64_t)blockIdx.y * NH;
     for (int i = threadIdx.x; i < NH * WG_ROWS; i += blockDim.x) {
         const int64_t head = first_head + i / WG_ROWS;
         const int row = blockIdx.x * WG_ROWS + i % WG_ROWS;
+        float of_row = row < T ? d[((int64_t)blockIdx.y * T + row) * NH + i / WG_ROWS] : 0.0f;
+        if (DROPS) of_row *= kept;
+        const uint32_t neighbours = DROPS ? neighbours_d(of_row, row, 1) : 0;
         lse_d[head * padded_rows(T) + row] =
-            row < T ? lse_d_row(-lse[head * T + row] * inverse_scale,
-                                -d[((int64_t)blockIdx.y * T + row) * NH + i / WG_ROWS])
-                    : LseDRow{};
+            row < T ? lse_d_row(-lse[head * T + row] * inverse_scale, -of_row, neighbours) : LseDRow{};
     }
     for (int i = threadIdx.x; i < NH * dq_sums.column_blocks; i += blockDim.x)
         if (first_head + i / dq_sums.column_blocks < dq_sums.slots)
@@ -471,8 +473,8 @@ template <int HD, bool DROPS>
 static void launch_lse_d(const BackwardArgs &args, const DqSums &dq_sums, const floatX *dout,
                          const floatX *out, const float *lse, const float *d, int B, float kept) {
     if (d)
-        sm90_lse_known_d_kernel<<<dim3(dq_sums.blocks, B), 256, 0, main_stream>>>(
-            args.lse_d, dq_sums, d, lse, args.T, args.NH, args.inverse_scale);
+        sm90_lse_known_d_kernel<DROPS><<<dim3(dq_sums.blocks, B), 256, 0, main_stream>>>(
+            args.lse_d, dq_sums, d, lse, args.T, args.NH, args.inverse_scale, kept);
     else
         sm90_lse_d_kernel<HD, DROPS><<<dim3(args.NH, dq_sums.blocks, B), 256, 0, main_stream>>>(
             args.lse_d, dq_sums, (const bf16 *)dout, (const bf16 *)out, lse, args.T, args.inverse_scale,

@@ -57,6 +57,9 @@ if have nvcc; then
         case $file in */attention/*) nm -C "$object" | sed -n 's/^.* \(sm90_[a-z0-9_]*kernel.*\)(.*)$/\1/p' >>"$kernels" ;; esac
     done
     LC_ALL=C sort -u "$kernels" | diff llmc/cuda/attention/kernels.txt - || complain "the Hopper attention kernels are not those of llmc/cuda/attention/kernels.txt"
+    for file in dev/*/*.cu; do # `make test` builds the lab only where there is a card
+        nvcc -std=c++17 -I. -gencode arch=compute_90a,code=compute_90a -Xcompiler -Wall,-Wextra,-Wno-unused-parameter,-Werror -Werror all-warnings --expt-relaxed-constexpr -ptx "$file" -o "$object" || complain "nvcc: $file"
+    done
     rm -f "$object" "$kernels"
 fi
 grep -nE '\basm\b *(volatile)? *\(' $cuda_files /dev/null | grep -v '^llmc/cuda/ptx/' && complain "inline PTX outside llmc/cuda/ptx"

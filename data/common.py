@@ -183,7 +183,7 @@ def output(folder, prefix):
 BINARY = (
     (b"PAR1\x15", "parquet", "data/text.py reads the column --field of a file named .parquet"),
     (b"ARROW1", "arrow", "write its text column as lines of JSON (.jsonl)"),
-    (b"\x1f\x8b", "gzip", "gunzip it; only .jsonl.gz is read as it is"),
+    (b"\x1f\x8b", "gzip", "gunzip it; only .jsonl.gz and .ndjson.gz are read as they are"),
     (b"\x28\xb5\x2f\xfd", "zstd", "unzstd it"),
     (b"\xfd7zXZ\0", "xz", "unxz it"),
     (b"BZh", "bzip2", "bunzip2 it"),

@@ -1,4 +1,4 @@
-"""The texts of files, however large: plain text, JSON Lines (.jsonl, .jsonl.gz) and parquet; and how far one has come."""
+"""The texts of files, however large: plain text, JSON Lines (.jsonl, .ndjson, either as .gz) and parquet; and how far one has come."""
 import glob
 import gzip
 import io
@@ -11,7 +11,8 @@ import time
 import common
 
 CHUNK = 1 << 20  # characters of a plain text at a time
-LINES, COLUMNS = (".jsonl", ".jsonl.gz"), ".parquet"
+PACKED_LINES = (".jsonl.gz", ".ndjson.gz")
+LINES, COLUMNS = (".jsonl", ".ndjson", *PACKED_LINES), ".parquet"
 HALVES = re.compile("[\ud800-\udfff]")  # JSON can escape one alone
 
 
@@ -149,7 +150,7 @@ def expand(names, endings):
                 continue
             if os.path.exists(path) and not os.path.isfile(path):
                 raise common.DataError("%s: expected a file, found a pipe or a device; hint: write it into a file first" % path, 2)
-            if is_named(path, (".jsonl.gz", COLUMNS)):  # a missing one is found before the others are read
+            if is_named(path, (*PACKED_LINES, COLUMNS)):  # a missing one is found before the others are read
                 open(path, "rb").close()
             else:
                 common.check_text(path)

@@ -2,7 +2,7 @@
 """Your own files as token shards, with GPT-2's tokenizer or with --tokenizer: plain text, JSON Lines, parquet.
 
 Writes OUT/NAME_train_000001.bin, ... and OUT/NAME_val_000000.bin (the last tenth), and gpt2_tokenizer.bin. Every file is one
-document, in the order given, with an end-of-text token before it; of a .jsonl or .jsonl.gz every line is one, of a .parquet every
+document, in the order given, with an end-of-text token before it; of a .jsonl, .ndjson or either as .gz every line is one, of a .parquet every
 row, its text in --field. A glob in quotes stands for its files, sorted; a folder for the files below it, sorted by path, whose
 names have one of --endings; those that are no text are left out. Files are read piece by piece, however large they are.
 """

@@ -262,7 +262,8 @@ def test_json_lines():
     lines = [{"text": "the"}, {"text": ""}, {"other": 1, "text": "a b"}]
     plain = "\n".join(json.dumps(line) for line in lines[:2]) + "\n\n" + json.dumps(lines[2])
     stream = [EOT, THE, EOT, EOT, 64, SPACE, 65]
-    for name, content in (("d.jsonl", plain), ("d.jsonl.gz", gzip.compress(plain.encode()))):
+    packed = gzip.compress(plain.encode())
+    for name, content in (("d.jsonl", plain), ("d.jsonl.gz", packed), ("D.ndjson", plain), ("D.NDJSON.gz", packed)):
         works(name, run("text.py", write(name, content), "--out", "out/" + name, "--val-fraction", "0"))
         equal(name + ": a document a line, empty ones too", shard(os.path.join(WORK, "out", name, "text_train_000001.bin")), stream)
     body, plain = write("f.jsonl", '{"body": "th"}\n'), write("g.txt", "b")

@@ -3,6 +3,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 #include <sys/stat.h>
 #include <unistd.h>
 #include "llmc/base/files.h"
@@ -150,11 +151,19 @@ static void name_not_utf8(const DataLoader *loader) {
                    n > 1 ? ", nor are other files" : "");
 }
 
+static bool is_json(const char *file) {
+    static const char *const endings[] = {".json", ".jsonl", ".ndjson"};
+    const char *dot = strrchr(file, '.');
+    for (size_t i = 0; dot && i < sizeof endings / sizeof *endings; i++)
+        if (strcasecmp(dot, endings[i]) == 0) return true;
+    return false;
+}
+
 /* Braces and names of fields would be learned, too. */
 static void name_json(const DataLoader *loader) {
     for (int i = 0; i < dataloader_n_files(loader); i++) {
         const char *file = dataloader_file(loader, i);
-        if (!text_ends_in(file, ".jsonl") && !text_ends_in(file, ".json")) continue;
+        if (!is_json(file)) continue;
         print_note("%s is read as plain text, with all that is JSON in it; hint: data/text.py makes shards "
                    "of the texts in lines of JSON (.jsonl)",
                    file);

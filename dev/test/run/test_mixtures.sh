@@ -88,6 +88,12 @@ run $tiny --train a.json
 check "JSON: exit code $status" [ "$status" -eq 0 ]
 check "JSON is named" grep -q "^note: a.json $json" out
 check "JSON is named once" [ "$(grep -c '^note:' out)" -eq 1 ]
+cp a.txt a.NDJSON
+run $tiny --train a.NDJSON
+check "ndjson, in capitals: named" grep -q "^note: a.NDJSON $json" out
+cp a.txt json.d
+run $tiny --train json.d
+check "a text whose name has json in it is none" [ "$(grep -c '^note:' out)" -eq 0 ]
 run $tiny --train a.txt --val a.jsonl
 check "lines of JSON, to validate: named" grep -q "^note: a.jsonl $json" out
 printf 'PAR1\025' >a.parquet

@@ -67,24 +67,35 @@ static bool attention_is_cut(char *seen, size_t size, const GPT2Config *c, const
     return true;
 }
 
-/* transformers knows neither a window nor blocks. It warns of a tensor that it has no place for. */
+static int page_text(char *page, size_t size, const char *seen, const char *key, const char *past) {
+    return snprintf(page, size,
+                    "Attention of this model sees %s (`%s` in "
+                    "config.json). A program that does not\nknow the key, transformers among them, lets "
+                    "it see all: its output is another past %s.\n",
+                    seen, key, past);
+}
+
+/* transformers knows no window, no blocks and no documents. It warns of a tensor that it has no place for. */
 static bool write_hugging_face(const char *directory, const Target *t, GPT2 *model, Error *err) {
-    char seen[80], note[160], page[400];
+    const GPT2Config *c = &model->config;
+    char seen[80], past[32], cut[48] = "", note[160], page[800];
     const char *key;
-    int from;
-    if (!attention_is_cut(seen, sizeof seen, &model->config, &key, &from))
-        return checkpoint_write_model(directory, model, t->tokenizer, NULL, err);
-    if (model->config.sparse.window)
-        snprintf(note, sizeof note, "note.attention_in_sparse_blocks_is_not_applied_by_this_program");
-    else
-        snprintf(note, sizeof note, "note.attention_window_of_%d_positions_is_not_applied_by_this_program",
-                 model->config.window);
-    const int n =
-        snprintf(page, sizeof page,
-                 "Attention of this model sees %s (`%s` in "
-                 "config.json). A program that does not\nknow the key, transformers among them, lets "
-                 "it see all: its output is another past %d tokens.\n",
-                 seen, key, from);
+    int from, n = 0;
+    const bool is_cut = attention_is_cut(seen, sizeof seen, c, &key, &from);
+    if (!is_cut && !c->documents) return checkpoint_write_model(directory, model, t->tokenizer, NULL, err);
+    if (is_cut) {
+        if (c->sparse.window)
+            snprintf(cut, sizeof cut, "_in_sparse_blocks");
+        else
+            snprintf(cut, sizeof cut, "_window_of_%d_positions", c->window);
+        snprintf(past, sizeof past, "%d tokens", from);
+        n = page_text(page, sizeof page, seen, key, past);
+    }
+    if (c->documents)
+        n += page_text(page + n, sizeof page - (size_t)n, "its own document only", "attention_documents",
+                       "an end-of-text token");
+    snprintf(note, sizeof note, "note.attention%s%s_is_not_applied_by_this_program", cut,
+             c->documents ? "_by_documents" : "");
     return checkpoint_write_model(directory, model, t->tokenizer, note, err) &&
            file_write(directory, "README.md", page, (size_t)n, err);
 }

@@ -431,6 +431,39 @@ static void test_window(void) {
     model.config.window = 0;
 }
 
+/* The same of documents, which a .gguf and a .bin have none of and do not refuse; beside a window each is said. */
+static void test_documents(void) {
+    Error err;
+    size_t size;
+    model.config.documents = true;
+    CHECK(export("documents.gguf", EXPORT_F32, bytes_tokenizer, &err), "%s", err.text);
+    CHECK(export("d", EXPORT_F32, NULL, &err), "%s", err.text);
+    char *file = file_read(path_of("d/model.safetensors"), 1 << 24, &size, &err);
+    CHECK(file && size > 8 && strstr(file + 8, "note.attention_by_documents_is_not_applied"),
+          "no tensor warns of documents");
+    free(file);
+    char *page = file_read(path_of("d/README.md"), 1 << 12, &size, &err);
+    CHECK(page && strstr(page, "sees its own document only (`attention_documents` in config.json)") &&
+              strstr(page, "past an end-of-text token.\n") && !strstr(page, "attention_window"),
+          "the page: %s", page ? page : err.text);
+    free(page);
+    load_accepts(&model, path_of("d"), 3);
+    model.config.window = 8;
+    CHECK(export("dw", EXPORT_F32, NULL, &err), "%s", err.text);
+    file = file_read(path_of("dw/model.safetensors"), 1 << 24, &size, &err);
+    CHECK(file && size > 8 &&
+              strstr(file + 8, "note.attention_window_of_8_positions_by_documents_is_not_applied"),
+          "no tensor warns of both");
+    free(file);
+    page = file_read(path_of("dw/README.md"), 1 << 12, &size, &err);
+    CHECK(page && strstr(page, "`attention_window`") && strstr(page, "past 8 tokens.\n") &&
+              strstr(page, "`attention_documents`"),
+          "the page of both: %s", page ? page : err.text);
+    free(page);
+    model.config.window = 0;
+    model.config.documents = false;
+}
+
 /* The same of a pattern of blocks. */
 static void test_blocks(void) {
     Error err;
@@ -573,6 +606,7 @@ int main(void) {
     test_gguf_of_bpe();
     test_round_trips();
     test_window();
+    test_documents();
     test_blocks();
     test_refused();
     test_full_disk();

@@ -31,7 +31,7 @@ def _item(value, place):
 
 
 def items(path):
-    opened = gzip.open if path.endswith(".gz") else open
+    opened = gzip.open if path.lower().endswith(".gz") else open
     number = 0
     try:
         with opened(path, "rt", encoding="utf-8", newline="\n") as file:

@@ -576,7 +576,8 @@ def test_hellaswag():
     first = [3, 64, SPACE, THE, 2, SPACE, THE, 2, SPACE, 65, 1, SPACE, 2, SPACE, TH]
     second = [1, THE, 2, SPACE, 64, 2, SPACE, 65, 2, SPACE, 66, 2, SPACE, 67]
     stream = [65535, 40, 0, 3, 4, *first, 65535, 38, 1, 0, 4, *second]
-    for name, content in (("h.jsonl", text), ("h.jsonl.gz", gzip.compress(text.encode()))):
+    packed = gzip.compress(text.encode())
+    for name, content in (("h.jsonl", text), ("h.jsonl.gz", packed), ("H.JSONL.GZ", packed)):
         done = run("hellaswag.py", "--source", write(name, content), "--out", "out/" + name)
         works(name, done)
         check(name + ": says how many", "hellaswag_val.bin: 2 items, 19 tokens" in done.stdout, done.stdout)

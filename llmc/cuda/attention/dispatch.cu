@@ -76,15 +76,14 @@ static const ForwardPath forward_paths[] = {
 };
 
 /* Clusters, backward: at head size 64 they gain 1 % at T = 32768, nothing at 16384, and lose 2 % at 8192 and 7 % at 4096;
- * at 128, TFLOP/s of blocks alone and of clusters: 479 and 467 at 2048, 520 and 540 at 4096; at 80 304 and 298 at 1024,
- * 365 and 379 at 2048, at 96 340 and 329, 403 and 416. */
+ * at 128, TFLOP/s of blocks alone and of clusters: 479 and 467 at 2048, 520 and 540 at 4096; at 96 340 and 329 at 1024,
+ * 403 and 416 at 2048. */
 static const BackwardPath backward_paths[] = {
     {{90, 90,  DTYPE_BF16, 64,  32768}, NAMED(sm90_backward_hd64_2cta),         NULL, 0},
     {{90, 90,  DTYPE_BF16, 64,  0},     NAMED(sm90_backward_hd64_1cta),         NULL, 0},
     {{90, 90,  DTYPE_BF16, 128, 4096},  NAMED(sm90_backward_hd128_2cta),        NULL, 0},
     {{90, 90,  DTYPE_BF16, 128, 0},     NAMED(sm90_backward_hd128_1cta),        NULL, 0},
-    {{90, 90,  DTYPE_BF16, 80,  2048},  NAMED(sm90_backward_hd80_2cta),         NULL, 0},
-    {{90, 90,  DTYPE_BF16, 80,  0},     NAMED(sm90_backward_hd80_1cta),         NULL, 0},
+    {{90, 90,  DTYPE_BF16, 80,  0},     NAMED(sm90_backward_hd80),              NULL, 0},
     {{90, 90,  DTYPE_BF16, 96,  2048},  NAMED(sm90_backward_hd96_2cta),         NULL, 0},
     {{90, 90,  DTYPE_BF16, 96,  0},     NAMED(sm90_backward_hd96_1cta),         NULL, 0},
     {{90, 90,  DTYPE_BF16, 112, 2048},  NAMED(sm90_backward_hd112_2cta),        NULL, 0},

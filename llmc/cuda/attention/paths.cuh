@@ -24,8 +24,8 @@ AttentionForward sm90_forward_hd64_sparse, sm90_forward_hd80_sparse, sm90_forwar
 AttentionForward sm90_forward_hd64_dropout, sm90_forward_hd80_dropout, sm90_forward_hd96_dropout,
     sm90_forward_hd112_dropout, sm90_forward_hd128_dropout;
 PlainAttentionBackward sm90_backward_hd64_1cta, sm90_backward_hd64_2cta, sm90_backward_hd128_1cta,
-    sm90_backward_hd128_2cta, sm90_backward_hd80_1cta, sm90_backward_hd80_2cta, sm90_backward_hd96_1cta,
-    sm90_backward_hd96_2cta, sm90_backward_hd112_1cta, sm90_backward_hd112_2cta;
+    sm90_backward_hd128_2cta, sm90_backward_hd80, sm90_backward_hd96_1cta, sm90_backward_hd96_2cta,
+    sm90_backward_hd112_1cta, sm90_backward_hd112_2cta;
 AttentionBackward sm90_backward_hd64_ranges, sm90_backward_hd80_ranges, sm90_backward_hd96_ranges,
     sm90_backward_hd112_ranges, sm90_backward_hd128_ranges;
 AttentionBackward sm90_backward_hd64_sparse, sm90_backward_hd80_sparse, sm90_backward_hd96_sparse,

@@ -98,21 +98,12 @@ __device__ __forceinline__ void wgmma(float (&d)[64], const uint32_t (&a)[4], ui
         WGMMA_RS("m64n128k16", WGMMA_LIST_64, WGMMA_64, "+f", "1", "%64", "%65", "%66", "%67", "%68", "%69");
 }
 
-/* D (64 x 40, 64 x 48) = or += A B, both from shared memory. */
+/* D (64 x 48) = or += A B, both from shared memory. */
 #define WGMMA_16(c, d, i) WGMMA_8(c, d, i), WGMMA_8(c, d, (i) + 8)
-#define WGMMA_20(c, d, i)                                                                                    \
-    WGMMA_16(c, d, i), c((d)[(i) + 16]), c((d)[(i) + 17]), c((d)[(i) + 18]), c((d)[(i) + 19])
 #define WGMMA_24(c, d, i) WGMMA_16(c, d, i), WGMMA_8(c, d, (i) + 16)
-#define WGMMA_LIST_20                                                                                        \
-    "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19"
-#define WGMMA_LIST_24 WGMMA_LIST_20 ", %20, %21, %22, %23"
-template <WgmmaD D, WgmmaB B, int A_MN = 0>
-__device__ __forceinline__ void wgmma(float (&d)[20], uint64_t a, uint64_t b) {
-    if (D == D_SET)
-        WGMMA_SS("m64n40k16", WGMMA_LIST_20, WGMMA_20, "=f", "0", "%20", "%21", "%22", "%23");
-    else
-        WGMMA_SS("m64n40k16", WGMMA_LIST_20, WGMMA_20, "+f", "1", "%20", "%21", "%22", "%23");
-}
+#define WGMMA_LIST_24                                                                                        \
+    "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, "   \
+    "%22, %23"
 template <WgmmaD D, WgmmaB B, int A_MN = 0>
 __device__ __forceinline__ void wgmma(float (&d)[24], uint64_t a, uint64_t b) {
     if (D == D_SET)
@@ -121,7 +112,7 @@ __device__ __forceinline__ void wgmma(float (&d)[24], uint64_t a, uint64_t b) {
         WGMMA_SS("m64n48k16", WGMMA_LIST_24, WGMMA_24, "+f", "1", "%24", "%25", "%26", "%27");
 }
 
-/* D (64 x 80, 64 x 96, 64 x 112) = or += A B with A in registers. */
+/* D (64 x 80, 64 x 96, 64 x 112) = or += A B with A in registers; 64 x 80 also with both from shared memory. */
 #define WGMMA_40(c, d, i) WGMMA_32(c, d, i), WGMMA_8(c, d, (i) + 32)
 #define WGMMA_48(c, d, i) WGMMA_40(c, d, i), WGMMA_8(c, d, (i) + 40)
 #define WGMMA_LIST_40 WGMMA_LIST_32 ", %32, %33, %34, %35, %36, %37, %38, %39"
@@ -132,6 +123,13 @@ __device__ __forceinline__ void wgmma(float (&d)[40], const uint32_t (&a)[4], ui
         WGMMA_RS("m64n80k16", WGMMA_LIST_40, WGMMA_40, "=f", "0", "%40", "%41", "%42", "%43", "%44", "%45");
     else
         WGMMA_RS("m64n80k16", WGMMA_LIST_40, WGMMA_40, "+f", "1", "%40", "%41", "%42", "%43", "%44", "%45");
+}
+template <WgmmaD D, WgmmaB B, int A_MN = 0>
+__device__ __forceinline__ void wgmma(float (&d)[40], uint64_t a, uint64_t b) {
+    if (D == D_SET)
+        WGMMA_SS("m64n80k16", WGMMA_LIST_40, WGMMA_40, "=f", "0", "%40", "%41", "%42", "%43");
+    else
+        WGMMA_SS("m64n80k16", WGMMA_LIST_40, WGMMA_40, "+f", "1", "%40", "%41", "%42", "%43");
 }
 template <WgmmaD D, WgmmaB B>
 __device__ __forceinline__ void wgmma(float (&d)[48], const uint32_t (&a)[4], uint64_t b) {

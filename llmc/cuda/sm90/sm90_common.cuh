@@ -104,6 +104,10 @@ template <int STAGES> struct RingBarriers {
 
 /* ---- TMA maps ---- */
 
+/* Columns of a swizzled tile. Those of 16 have the 32-byte swizzle, and take no room beyond a head that is no multiple of
+ * 64. */
+enum { WIDE_CHUNK = 64, NARROW_CHUNK = 16 };
+
 /* Columns of a head in shared memory: whole tiles of 64. Those beyond the head size are 0. */
 constexpr int tile_columns(int HD) {
     return (HD + 63) / 64 * 64;
@@ -113,10 +117,10 @@ constexpr int tile_columns(int HD) {
  * 64 columns of `box_rows` positions of one head, for each 64 columns of the head, one swizzled tile after
  * another. T ends with its own sequence, so a box that passes the end gets zeros.
  * Other head sizes: (B, n_heads, 1, T, columns), `columns` of the head from `base` on. A box is 64 columns, the last of a
- * head's boxes with zeros beyond them. */
+ * head's boxes with zeros beyond them. In narrow chunks: as whole tiles, of 16 columns. */
 typedef struct MapKey {
     const void *base;
-    int B, T, n_heads, HD, box_rows, columns;
+    int B, T, n_heads, HD, box_rows, columns, chunk;
 } MapKey;
 
 inline PFN_cuTensorMapEncodeTiled_v12000 tensor_map_encoder() {
@@ -135,15 +139,17 @@ inline PFN_cuTensorMapEncodeTiled_v12000 tensor_map_encoder() {
     return encode;
 }
 
-/* A map of bf16 in boxes that are swizzled tiles of 64 columns. dims and box (rank), the fastest first; strides
+/* A map of bf16 in boxes that are swizzled tiles of box[0] columns, a chunk. dims and box (rank), the fastest first; strides
  * (rank - 1) in bytes, of all but the fastest. */
 inline CUtensorMap encode_tiles(const void *base, int rank, const cuuint64_t *dims, const cuuint64_t *strides,
                                 const cuuint32_t *box) {
+    const CUtensorMapSwizzle swizzle =
+        box[0] == NARROW_CHUNK ? CU_TENSOR_MAP_SWIZZLE_32B : CU_TENSOR_MAP_SWIZZLE_128B;
     const cuuint32_t steps[5] = {1, 1, 1, 1, 1};
     CUtensorMap map;
     const CUresult result =
         tensor_map_encoder()(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, (cuuint32_t)rank, (void *)base, dims,
-                             strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                             strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle,
                              CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
     if (result != CUDA_SUCCESS) CUDA_CHECK(cudaErrorInvalidValue);
     return map;
@@ -151,38 +157,39 @@ inline CUtensorMap encode_tiles(const void *base, int rank, const cuuint64_t *di
 
 inline CUtensorMap encode_map(const MapKey &key) {
     const cuuint64_t position = (cuuint64_t)key.n_heads * key.HD * 2;
-    const bool whole = key.HD % 64 == 0;
-    const cuuint32_t tiles = whole ? key.HD / 64 : 1;
-    const cuuint64_t dims[5] = {whole ? 64 : (cuuint64_t)key.columns, (cuuint64_t)key.T, tiles,
+    const bool whole = key.HD % key.chunk == 0;
+    const cuuint32_t chunk = (cuuint32_t)key.chunk, tiles = whole ? key.HD / chunk : 1;
+    const cuuint64_t dims[5] = {whole ? chunk : (cuuint64_t)key.columns, (cuuint64_t)key.T, tiles,
                                 (cuuint64_t)key.n_heads, (cuuint64_t)key.B};
-    const cuuint64_t strides[4] = {position, 128, (cuuint64_t)key.HD * 2, position * key.T};
-    const cuuint32_t box[5] = {64, (cuuint32_t)key.box_rows, tiles, 1, 1};
+    const cuuint64_t strides[4] = {position, 2 * chunk, (cuuint64_t)key.HD * 2, position * key.T};
+    const cuuint32_t box[5] = {chunk, (cuuint32_t)key.box_rows, tiles, 1, 1};
     return encode_tiles(key.base, 5, dims, strides, box);
 }
 
 /* Encoding is host work at every launch, so the last map of each slot is kept. A map is a function of its key
  * alone: it stays right when memory is freed and given out again. */
 inline const CUtensorMap &part_map(const void *base, int B, int T, int n_heads, int HD, int box_rows,
-                                   int columns) {
+                                   int columns, int chunk = WIDE_CHUNK) {
     enum { SLOTS = 1024 };
     static struct {
         MapKey key;
         CUtensorMap map;
     } slots[SLOTS];
-    const MapKey key = {base, B, T, n_heads, HD, box_rows, columns};
+    const MapKey key = {base, B, T, n_heads, HD, box_rows, columns, chunk};
     const uint64_t mixed =
         ((uint64_t)base >> 8) * 31 + (uint64_t)T * 7 + B * 131 + n_heads * 17 + HD + box_rows * 3;
     auto &slot = slots[mixed * 0x9e3779b97f4a7c15ull >> 54];
     const MapKey &old = slot.key;
     if (old.base != base || old.B != B || old.T != T || old.n_heads != n_heads || old.HD != HD ||
-        old.box_rows != box_rows || old.columns != columns) {
+        old.box_rows != box_rows || old.columns != columns || old.chunk != chunk) {
         slot.map = encode_map(key);
         slot.key = key;
     }
     return slot.map;
 }
-inline const CUtensorMap &tensor_map(const void *base, int B, int T, int n_heads, int HD, int box_rows) {
-    return part_map(base, B, T, n_heads, HD, box_rows, HD);
+inline const CUtensorMap &tensor_map(const void *base, int B, int T, int n_heads, int HD, int box_rows,
+                                     int chunk = WIDE_CHUNK) {
+    return part_map(base, B, T, n_heads, HD, box_rows, HD, chunk);
 }
 
 /* ---- shared memory ---- */
@@ -209,15 +216,25 @@ template <typename Shared> __device__ __forceinline__ Shared &at_uniform_address
     return *static_cast<Shared *>(__cvta_shared_to_generic(uniform_address(shared_address(&shared))));
 }
 
-/* Matrix descriptors (PTX ISA, "Matrix descriptor"), for tiles with the 128-byte swizzle. The 64-bit value
+/* Matrix descriptors (PTX ISA, "Matrix descriptor"), for swizzled tiles. The 64-bit value
  * counts in units of 16 bytes: add bytes / 16 to step. k contiguous ("K-major"): the next 16 of k are 32
- * bytes on, the next 64 the next tile. m or n contiguous ("MN-major"): the next 16 of k are 2048 bytes on;
- * chunk_bytes: from 64 columns to the next 64. */
-__device__ __forceinline__ uint64_t descriptor_k_major(uint32_t tile) {
-    return (1ull << 62) | ((uint64_t)(1024 >> 4) << 32) | ((tile & 0x3ffff) >> 4);
+ * bytes on, the next CHUNK the next tile. m or n contiguous ("MN-major"): the next 16 of k are 16 rows on;
+ * chunk_bytes: from CHUNK columns to the next. */
+template <int CHUNK = WIDE_CHUNK> __device__ __forceinline__ uint64_t descriptor_k_major(uint32_t tile) {
+    constexpr uint64_t SWIZZLE = CHUNK == WIDE_CHUNK ? 1 : 3, EIGHT_ROWS = 8 * CHUNK * 2;
+    return SWIZZLE << 62 | (EIGHT_ROWS >> 4) << 32 | ((tile & 0x3ffff) >> 4);
 }
+template <int CHUNK = WIDE_CHUNK>
 __device__ __forceinline__ uint64_t descriptor_mn_major(uint32_t tile, uint32_t chunk_bytes) {
-    return descriptor_k_major(tile) | ((uint64_t)(chunk_bytes >> 4) << 16);
+    return descriptor_k_major<CHUNK>(tile) | ((uint64_t)(chunk_bytes >> 4) << 16);
+}
+/* K-major: what step i of 16 columns adds, in tiles of `rows` rows. */
+template <int CHUNK> constexpr int step_of_columns(int i, int rows) {
+    return i / (CHUNK / 16) * (rows * CHUNK * 2 >> 4) + i % (CHUNK / 16) * 2;
+}
+/* Bytes from a tile's start to the 16 of columns 8 group .. 8 group + 7 of a row. */
+template <int CHUNK> __device__ __forceinline__ uint32_t swizzled_at(int row, int group) {
+    return row * (CHUNK * 2) + (group ^ (CHUNK == WIDE_CHUNK ? row & 7 : row >> 2 & 1)) * 16;
 }
 /* No swizzle, K-major: blocks of 8 rows x 16 bytes, 128 bytes each, one after another; k_bytes: from 8 of k
  * to the next 8. */
@@ -330,26 +347,28 @@ __device__ __forceinline__ void store_rows(bf16 *to, int64_t stride, int rows, c
 }
 
 /* The same of a warp's 16 rows, by TMA. map: boxes of 16 rows; position: of the first of them; what lies
- * beyond the sequence or the head is not written. buffer: the warp's own, a multiple of 1024; TMA reads it until
- * bulk_wait_read in lane 0. */
-template <int N>
+ * beyond the sequence or the head is not written. buffer: the warp's own, a multiple of 1024, of 256 in narrow chunks; TMA
+ * reads it until bulk_wait_read in lane 0. */
+template <int CHUNK = WIDE_CHUNK, int N>
 __device__ __forceinline__ void tma_store_rows(const CUtensorMap *map, uint32_t buffer, const float (&c)[N],
                                                const float (&factor)[2], int position, int head, int batch) {
     const int lane = threadIdx.x % 32, row = lane % 16, half = lane / 16;
 #pragma unroll
     for (int block = 0; block < N / 4; block += 2) {
+        constexpr int GROUPS = CHUNK / 8;
         uint32_t r[4];
 #pragma unroll
         for (int i = 0; i < 4; i++) {
             const int at = (block + i / 2) * 4 + i % 2 * 2;
             r[i] = cvt_bf16x2(c[at] * factor[i % 2], c[at + 1] * factor[i % 2]);
         }
-        stmatrix_x4(buffer + block / 8 * 2048 + row * 128 + ((block % 8 + half) ^ (row & 7)) * 16, r);
+        stmatrix_x4(
+            buffer + block / GROUPS * (16 * CHUNK * 2) + swizzled_at<CHUNK>(row, block % GROUPS + half), r);
     }
     fence_proxy_async();
     __syncwarp();
     if (lane == 0) {
-        constexpr int BOXES = N % 32 ? (N + 31) / 32 : 1;
+        constexpr int BOXES = CHUNK == WIDE_CHUNK && N % 32 ? (N + 31) / 32 : 1;
 #pragma unroll
         for (int i = 0; i < BOXES; i++)
             tma_store_5d(map, 64 * i, position, 0, head, batch, buffer + i * 2048);

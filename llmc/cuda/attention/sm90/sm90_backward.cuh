@@ -32,10 +32,10 @@ typedef struct BackwardArgs {
 
 /* All but the order of the tiles. */
 inline BackwardArgs backward_args(floatX *dqkv, const floatX *dout, const floatX *qkv, const void *scratch,
-                                  int B, int T, int NH, int HD) {
+                                  int B, int T, int NH, int HD, int chunk = WIDE_CHUNK) {
     BackwardArgs args = {};
-    args.rows = tensor_map(qkv, B, T, 3 * NH, HD, WG_ROWS);
-    args.dout = tensor_map(dout, B, T, NH, HD, WG_ROWS);
+    args.rows = tensor_map(qkv, B, T, 3 * NH, HD, WG_ROWS, chunk);
+    args.dout = tensor_map(dout, B, T, NH, HD, WG_ROWS, chunk);
     args.dqkv = (bf16 *)dqkv;
     args.lse_d = (LseDRow *)scratch;
     args.T = T;
@@ -84,12 +84,12 @@ __device__ __forceinline__ uint32_t neighbours_d(float d, int row, int distance)
 
 /* S or dP: acc = A B^T over the head's columns, A from shared memory in tiles of 64 rows, B in tiles of
  * b_rows. */
-template <int HD, int N>
+template <int HD, int CHUNK = WIDE_CHUNK, int N>
 __device__ __forceinline__ void multiply_heads(float (&acc)[N], uint64_t a, uint64_t b) {
 #pragma unroll
     for (int i = 0; i < HD / 16; i++) {
-        const uint64_t a_i = a + (i / 4) * (WG_ROWS * 128 >> 4) + i % 4 * 2;
-        const uint64_t b_i = b + (i / 4) * (2 * N * 128 >> 4) + i % 4 * 2;
+        const uint64_t a_i = a + step_of_columns<CHUNK>(i, WG_ROWS);
+        const uint64_t b_i = b + step_of_columns<CHUNK>(i, 2 * N);
         if (i == 0)
             wgmma<D_SET, B_K_MAJOR>(acc, a_i, b_i);
         else

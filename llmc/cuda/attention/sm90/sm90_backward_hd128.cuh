@@ -69,7 +69,6 @@ __device__ __forceinline__ void tile_blocks(Hd128Shared<C> &shared, Hd128Place<C
     if constexpr (C::DROPS)
         place.mask.begin(args.dropout, place.work.batch * args.base.NH + place.work.head, row0,
                          cluster_first * WG_ROWS);
-    if constexpr (C::K_IN_REGISTERS) load_k(r, shared_address(shared.k[place.warpgroup]));
     if (!C::PAIRED && first > cluster_first) /* by one block */
         skip_block(r, shared, place, cluster_first, cluster_first, args);
 #pragma unroll 1

@@ -1,4 +1,4 @@
-/* Attention backward for sm_90a, head size 80, 96, 112 and 128, under dropout of the probabilities: the causal 1-CTA kernel of
+/* Attention backward for sm_90a, head sizes 96, 112 and 128, under dropout of the probabilities: the causal 1-CTA kernel of
  * sm90_backward_hd128.cu with it, at any T. At 128: 4.16 ms at T = 4096 and 15.40 at 16384, in clusters 4.21 and 15.41. */
 #include "sm90_backward_hd128.cuh"
 #include "llmc/cuda/attention/paths.cuh"
@@ -20,7 +20,6 @@ __global__ void __launch_bounds__(Hd128Dropout<HEAD>::THREADS, 1)
                                               sm90_backward_hd128_dropout_kernel<head_size>, args, dqkv, B); \
     }
 
-BACKWARD(sm90_backward_hd80_dropout, 80)
 BACKWARD(sm90_backward_hd96_dropout, 96)
 BACKWARD(sm90_backward_hd112_dropout, 112)
 BACKWARD(sm90_backward_hd128_dropout, 128)

@@ -1,4 +1,4 @@
-/* Attention backward for sm_90a, head size 80, 96, 112 and 128, where queries do not see all keys before them: the kernels of
+/* Attention backward for sm_90a, head sizes 96, 112 and 128, where queries do not see all keys before them: the kernels of
  * sm90_backward_hd128.cu, in which the blocks of queries of a tile or pair end where no query sees its keys. Some of its keys
  * are seen by fewer blocks than others: where none sees a warpgroup's, their dS is 0 (skip_block, trailing_block). */
 #include "sm90_backward_hd128.cuh"
@@ -39,6 +39,5 @@ void sm90_backward_hd128_ranges(floatX *dqkv, const floatX *dout, const floatX *
         launch_ranges<1, head_size>(args, dqkv, B);                                                          \
     }
 
-BACKWARD(sm90_backward_hd80_ranges, 80)
 BACKWARD(sm90_backward_hd96_ranges, 96)
 BACKWARD(sm90_backward_hd112_ranges, 112)

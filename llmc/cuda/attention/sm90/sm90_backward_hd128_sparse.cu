@@ -1,4 +1,4 @@
-/* Attention backward for sm_90a, head size 80, 96, 112 and 128, where queries see a pattern of blocks (block_sparse.h): the 1-CTA kernel of
+/* Attention backward for sm_90a, head sizes 96, 112 and 128, where queries see a pattern of blocks (block_sparse.h): the 1-CTA kernel of
  * sm90_backward_hd128.cu with a list of blocks of queries for each tile in place of a range (tile_visits). Of a block that
  * does not see a warpgroup's keys its dS is 0 (trailing_block). */
 #include "sm90_backward_hd128.cuh"
@@ -15,7 +15,6 @@ __device__ __forceinline__ void sparse_tile(Hd128Shared<S> &shared, Hd128Place<S
     const int mine = SEES_FIRST << place.warpgroup, own = 2 * place.work.tile + place.warpgroup;
     KeyRows<S> r;
     bool begun = false;
-    if constexpr (S::K_IN_REGISTERS) load_k(r, shared_address(shared.k[place.warpgroup]));
 #pragma unroll 1
     for (int v = of_tile.begin; v < of_tile.end; v++) {
         const SparseVisit visit = visits[v];
@@ -78,7 +77,6 @@ __global__ void __launch_bounds__(Hd128Sparse<HEAD>::THREADS, 1)
                                    mask->sparse));                                                           \
     }
 
-BACKWARD(sm90_backward_hd80_sparse, 80)
 BACKWARD(sm90_backward_hd96_sparse, 96)
 BACKWARD(sm90_backward_hd112_sparse, 112)
 BACKWARD(sm90_backward_hd128_sparse, 128)

@@ -6,8 +6,8 @@
 #include "sm90_backward_tiles.cuh"
 
 /* HEAD: 128, or less, and more than 64: in shared memory a head has two chunks of 64 columns, the last of which are 0 or
- * unused; products are as wide as the head. The two warpgroups' columns of dQ are K's two chunks. Up to head size 96 those of
- * K are the two halves of the head, so that dQ is no wider; at 80 the registers that dK and dV leave hold K. */
+ * unused; products are as wide as the head. The two warpgroups' columns of dQ are K's two chunks. At head size 96 those of
+ * K are the two halves of the head, so that dQ is no wider. */
 template <bool IS_CAUSAL, int BLOCKS, int HEAD> struct Hd128Config : Sm90Roles {
     static constexpr Sm90Shape SHAPE = {2, 64, BLOCKS == 1 ? 3 : 2, 1, 232, 40, false};
     static constexpr int HD = HEAD, COLUMNS = tile_columns(HD), WARPGROUPS = SHAPE.warpgroups,
@@ -15,7 +15,7 @@ template <bool IS_CAUSAL, int BLOCKS, int HEAD> struct Hd128Config : Sm90Roles {
     static constexpr bool CAUSAL = IS_CAUSAL;
     static constexpr int CLUSTER = BLOCKS, ADDED_TILES = BLOCKS /* a pair adds to dQ as one */;
     static constexpr bool PAIRED = CLUSTER == 2;
-    static constexpr bool K_IN_REGISTERS = HD <= 80;        /* at 128 dK and dV take 128 */
+    static constexpr bool K_IN_REGISTERS = false;           /* dK and dV take 96 to 128 */
     static constexpr int FIRST_COLUMNS = first_columns(HD); /* of the head in K's first chunk */
     static constexpr bool RANGES = false;                   /* a mask: tiles end before the sequence does */
     static constexpr bool TURNS = false;                    /* turned */
@@ -50,7 +50,7 @@ template <class C> struct alignas(1024) Hd128Shared {
                  [C::LSE_D_BYTES]; /* with Q; not near the end: to memcheck its products read 2 KB */
     /* 64 queries x 64 keys for each warpgroup. 1-CTA: of two blocks, then dK. 2-CTA: own keys; the other tile's. */
     uint8_t ds[2][C::WARPGROUPS][C::DS_BYTES];
-    DqBuffers<1, C::PAIRED ? WARPGROUP : 32> dq_buffers[C::WARPGROUPS];
+    DqBuffers<1, C::PAIRED ? WARPGROUP : 32, C::FIRST_COLUMNS> dq_buffers[C::WARPGROUPS];
     RingBarriers<1> own_ring /* of K */, other_k_ring, v_ring;
     RingBarriers<C::STAGES> q_ring;
     RingBarriers<2> dout_ring;
@@ -135,18 +135,6 @@ __device__ __forceinline__ void multiply_columns(float (&acc)[WG_ROWS / 2], uint
                                 swizzled(queries + columns_at(step)));
 }
 
-/* K as A operands: a warp's 16 rows of the warpgroup's tile. A step's two groups of 8 columns may be in different chunks. */
-template <class C> __device__ __forceinline__ void load_k(KeyRows<C> &r, uint32_t tile) {
-    constexpr int GROUPS = C::FIRST_COLUMNS / 8;
-    const int lane = threadIdx.x % 32, row = threadIdx.x % WARPGROUP / 32 * 16 + lane % 16;
-#pragma unroll
-    for (int i = 0; i < C::HD / 16; i++) {
-        const int group = 2 * i + lane / 16, chunk = group / GROUPS;
-        ldmatrix_x4(r.k[i],
-                    tile + chunk * (WG_ROWS * 128) + row * 128 + ((group - chunk * GROUPS) ^ (row & 7)) * 16);
-    }
-}
-
 /* S - lse / scale or dP - D: a warpgroup's rows of K or V times a block of Q or dO, and the augmented step, whose A is
  * `ones` and whose B, of k 8..15, where A is 0, is that of k 0..7 again. */
 template <class C, int COLUMNS = 64>
@@ -162,16 +150,7 @@ __device__ __forceinline__ void multiply_scores(float (&acc)[WG_ROWS / 2], uint3
 template <class C>
 __device__ __forceinline__ void multiply_s(KeyRows<C> &r, const Hd128Place<C> &place, uint32_t queries,
                                            uint32_t lse_d) {
-    if constexpr (C::K_IN_REGISTERS) {
-        wgmma<D_SET, B_K_MAJOR>(r.s, r.k[0], swizzled(queries));
-#pragma unroll
-        for (int i = 1; i < C::HD / 16; i++)
-            wgmma<D_ADD, B_K_MAJOR>(r.s, r.k[i], swizzled(queries + columns_at(i)));
-        wgmma<D_ADD, B_K_MAJOR>(r.s, place.ones[0], unswizzled(lse_d, 0));
-        wgmma_commit();
-    } else {
-        multiply_scores<C, C::FIRST_COLUMNS>(r.s, place.k_rows(), queries, place.ones[0], lse_d);
-    }
+    multiply_scores<C, C::FIRST_COLUMNS>(r.s, place.k_rows(), queries, place.ones[0], lse_d);
 }
 
 /* dV += P^T dO or dK += dS^T Q. */
@@ -184,14 +163,19 @@ __device__ __forceinline__ void multiply_gradient(float (&d)[C::HD / 2], const u
     wgmma_commit();
 }
 
-/* The warpgroup's columns of dQ = dS K over all keys of the cluster, this tile's first, in the registers of dP. Where they
- * are fewer than 64, what is in the other registers belongs to no column. */
+/* The warpgroup's columns of dQ, in the registers of dP. Of head size 112 the second warpgroup has 48: what is in the other
+ * registers belongs to no column. */
+template <class C> __device__ __forceinline__ auto &own_dq(KeyRows<C> &r) {
+    return first<C::FIRST_COLUMNS / 2>(r.dp);
+}
+
+/* dQ = dS K over all keys of the cluster, this tile's first. */
 template <class C>
 __device__ __forceinline__ void multiply_dq(KeyRows<C> &r, Hd128Shared<C> &shared, const Hd128Place<C> &place,
                                             Ring<C::DS_STAGES> ds_at) {
     constexpr int A_MN_MAJOR = C::PAIRED, STEP = A_MN_MAJOR ? 2048 >> 4 : 2;
     const uint32_t ds = uniform_descriptor(shared_address(shared.ds[ds_at.stage])), k = place.k_columns();
-    auto &dq = first<C::FIRST_COLUMNS / 2>(r.dp);
+    auto &dq = own_dq<C>(r);
 #pragma unroll
     for (int i = 0; i < C::CLUSTER_ROWS / 16; i++) {
         const uint32_t a = ds + i / 4 * (C::DS_BYTES >> 4) + i % 4 * STEP;
@@ -304,12 +288,13 @@ __device__ __forceinline__ void finish_dq(KeyRows<C> &r, Buffers &buffers, Hd128
                                           const KernelArgs &args) {
     const int thread = threadIdx.x % WARPGROUP, lane = thread % 32;
     const float scale = args.base.scale;
-    add_dq_sums(buffers, place.dq_rings, r.dp,
+    auto &dq = own_dq<C>(r);
+    add_dq_sums(buffers, place.dq_rings, dq,
                 C::SPARSE ? place.before.before + 1 : partials_of<C>(args, place.work.tile, block));
     if constexpr (!C::PAIRED) {
         const float scales[2] = {scale, scale};
         __syncwarp(); /* all lanes have read the sums where the result goes now */
-        tma_store_rows(dq_map(place, args), shared_address(buffers.part(place.dq_rings.sums.stage)), r.dp,
+        tma_store_rows(dq_map(place, args), shared_address(buffers.part(place.dq_rings.sums.stage)), dq,
                        scales, block * WG_ROWS + thread / 32 * 16, dq_head(place), place.work.batch);
         return;
     }
@@ -317,11 +302,11 @@ __device__ __forceinline__ void finish_dq(KeyRows<C> &r, Buffers &buffers, Hd128
     const uint32_t tile = (shared_address(buffers.dq) + 1023) & ~1023u;
     named_barrier_sync<WARPGROUP>(1 + place.warpgroup); /* all have read their sums */
 #pragma unroll
-    for (int i = 0; i < 4; i++) {
+    for (int i = 0; i < C::FIRST_COLUMNS / 16; i++) {
         uint32_t x[4];
 #pragma unroll
         for (int j = 0; j < 4; j++)
-            x[j] = cvt_bf16x2(r.dp[8 * i + 2 * j] * scale, r.dp[8 * i + 2 * j + 1] * scale);
+            x[j] = cvt_bf16x2(dq[8 * i + 2 * j] * scale, dq[8 * i + 2 * j + 1] * scale);
         stmatrix_x4(tile + row * 128 + ((2 * i + lane / 16) ^ (row & 7)) * 16, x);
     }
     fence_proxy_async();
@@ -351,7 +336,7 @@ __device__ __forceinline__ void hand_on_dq(KeyRows<C> &r, Hd128Shared<C> &shared
     release_ds(shared, place, place.ds_at(block, step));
     auto &buffers = shared.dq_buffers[place.warpgroup];
     if (!adds_last(place, block, args))
-        publish_partial_dq(buffers, place.dq_rings, r.dp);
+        publish_partial_dq(buffers, place.dq_rings, own_dq<C>(r));
     else
         finish_dq(r, buffers, place, block, args);
 }

@@ -1,4 +1,4 @@
-/* Attention backward for sm_90a, head size 64 (see sm90_backward.cuh for the math and the augmented step).
+/* Attention backward for sm_90a, head sizes 64 and 80 (see sm90_backward.cuh for the math and the augmented step).
  *
  * A tile is 128 keys, 64 for each of two warpgroups that keep dK and dV in registers and walk the blocks of
  * 64 queries from the diagonal on, multiplying one after the other; dS^T also goes through shared memory to a
@@ -15,7 +15,10 @@
  * first, loads Q and dO for both by multicast, and a thread of each its own K and V. The first two blocks of a causal
  * pair are tile 2p's alone: tile 2p + 1 lets them pass, or all of them if it is beyond the sequence. Nothing waits in a
  * circle: tile 2p waits for tile 2p + 1 only when it has released that block's stage and those of the
- * next two, and all other waits are for pairs drawn earlier. */
+ * next two, and all other waits are for pairs drawn earlier.
+ *
+ * Head size 80 has its rows in tiles of 16 columns, or all would not fit: 224 KB. dK and dV take the registers that K has at
+ * 64, so all of S's operands come from shared memory. For as many products it takes 1.01 to 1.06 times as long as 64. */
 #pragma once
 #include "sm90_keys.cuh"
 #include "sm90_backward_tiles.cuh"
@@ -25,9 +28,9 @@ constexpr Sm90Shape HD64_SHAPES[2 /* DK_HAS_PLACE */] = {
     {2, 64, 5, 2, 208, 32, false},
     {2, 64, 4, 2, 208, 32, false},
 };
+constexpr Sm90Shape HD80_SHAPE = {2, 64, 3, 2, 208, 24, false}; /* a reducer spills 8 bytes */
 enum {
-    DQ_REGISTERS = 64, /* of the third warpgroup */
-    DQ_BUFFERS = 2,    /* a third gains nothing that can be measured */
+    DQ_BUFFERS = 2, /* a third gains nothing that can be measured */
 };
 
 /* dQ of tile 0 leaves by TMA up to T = 1k, +5 %; without clusters it loses 3 % from 4k to 16k (2k was not noted). Up to
@@ -36,23 +39,25 @@ enum { TMA_UP_TO = 1024 };
 
 /* TMA: dQ of tile 0 leaves by TMA. PAIRED: pairs of tiles in clusters. What is faster differs with T: TMA_UP_TO, and
  * the table in dispatch.cu. */
-template <bool IS_CAUSAL, bool TMA, bool PAIRED> struct Hd64Config : Sm90Roles {
+template <bool IS_CAUSAL, bool TMA, bool PAIRED, int HEAD = 64> struct Hd64Config : Sm90Roles {
     /* dK has a buffer of its own while it leaves. Else it follows dV through V's place: a tile ends later, but there
      * is room for a fifth stage of queries. That takes 2 to 3 % off the clocks without a mask from T = 8k on (nothing
      * below), 1 % in causal pairs, and would add 2 % to causal tiles alone at T = 2k. */
-    static constexpr bool DK_HAS_PLACE = IS_CAUSAL && !PAIRED;
-    static constexpr Sm90Shape SHAPE = HD64_SHAPES[DK_HAS_PLACE];
-    static constexpr int HD = 64, WARPGROUPS = SHAPE.warpgroups, STAGES = SHAPE.stages,
+    static constexpr bool DK_HAS_PLACE = IS_CAUSAL && !PAIRED && HEAD == 64;
+    static constexpr Sm90Shape SHAPE = HEAD == 64 ? HD64_SHAPES[DK_HAS_PLACE] : HD80_SHAPE;
+    static constexpr int CHUNK = HEAD == 64 ? WIDE_CHUNK : NARROW_CHUNK;
+    static constexpr int DQ_REGISTERS = HEAD == 64 ? 64 : 72; /* of the third warpgroup */
+    static constexpr int HD = HEAD, WARPGROUPS = SHAPE.warpgroups, STAGES = SHAPE.stages,
                          OWN = SHAPE.own_buffers;
-    static constexpr bool CAUSAL = IS_CAUSAL, DQ_BY_TMA = TMA;
+    static constexpr bool CAUSAL = IS_CAUSAL, DQ_BY_TMA = TMA || HEAD != 64;
     /* Of halves, see half_of: 3 % at T = 1k in training steps; long tiles gain nothing, and at T = 16k lose 2 %. */
     static constexpr bool EXCHANGE = TMA && !PAIRED;
-    static constexpr bool K_IN_REGISTERS = true; /* 208 hold no more */
-    static constexpr bool RANGES = false;        /* a mask: tiles end before the sequence does */
-    static constexpr bool TURNS = false;         /* turned */
-    static constexpr bool SPARSE = false;        /* a mask: a list of blocks of queries */
-    static constexpr bool DROPS = false;         /* WithDropout */
-    static constexpr bool MARKS_DROPPED = false; /* drop_p */
+    static constexpr bool K_IN_REGISTERS = HEAD == 64; /* 208 hold no more */
+    static constexpr bool RANGES = false;              /* a mask: tiles end before the sequence does */
+    static constexpr bool TURNS = false;               /* turned */
+    static constexpr bool SPARSE = false;              /* a mask: a list of blocks of queries */
+    static constexpr bool DROPS = false;               /* WithDropout */
+    static constexpr bool MARKS_DROPPED = false;       /* drop_p */
     static constexpr int CLUSTER = PAIRED ? 2 : 1, ADDED_TILES = 1;
     static constexpr int TILE_ROWS = WARPGROUPS * WG_ROWS, THREADS = (WARPGROUPS + 2) * WARPGROUP;
     static constexpr int TILE_BYTES = WG_ROWS * HD * 2, LSE_D_BYTES = WG_ROWS * sizeof(LseDRow);
@@ -76,7 +81,7 @@ template <class C> struct alignas(1024) Hd64Shared {
     } own[C::OWN];
     uint8_t ds[2][C::DS_BYTES];                                     /* dS^T: 128 keys x 64 queries */
     uint8_t dk[C::DK_HAS_PLACE ? C::WARPGROUPS : 0][C::TILE_BYTES]; /* dK on its way out */
-    DqBuffers<DQ_BUFFERS, C::DQ_BY_TMA ? 32 : WARPGROUP> dq_buffers;
+    DqBuffers<DQ_BUFFERS, C::DQ_BY_TMA ? 32 : WARPGROUP, C::HD> dq_buffers;
     QueryStages<C> queries;
     RingBarriers<C::OWN> own_ring;
     RingBarriers<2> ds_ring;
@@ -186,6 +191,9 @@ __device__ __forceinline__ void store_gradients(const KeyRows<C> &r, Hd64Shared<
     const int half = half_of<C>(warpgroup, stage), NH = args.base.NH;
     const int row0 = before.work.tile * C::TILE_ROWS + half * WG_ROWS;
     const uint32_t v = shared_address(shared.own[stage].v[half]);
+    if (C::CHUNK ==
+        NARROW_CHUNK) /* a warp writes where others' rows of V were: they have multiplied by them */
+        named_barrier_sync<WARPGROUP>(3 + warpgroup);
     queue_key_rows<C>(args.gradients, v, r.dv, C::DROPS ? args.dropout.kept_scale : 1.0f, 2, before.work,
                       row0, NH);
     if (!C::DK_HAS_PLACE) wait_stored();
@@ -277,7 +285,7 @@ __device__ __forceinline__ void hd64_keys(Hd64Shared<C> &shared, const KernelArg
         skip_queries(shared, place, at, first - loaded);
         place.k = shared_address(shared.own[stage].k[half]);
         place.ds = ds_row(shared, half);
-        load_fragments(r.k, place.k);
+        if constexpr (C::K_IN_REGISTERS) load_fragments(r.k, place.k);
         write_bias(r, row0, T);
         if constexpr (C::DROPS)
             place.mask.begin(args.dropout, work.batch * args.base.NH + work.head, row0, first * WG_ROWS);
@@ -297,14 +305,17 @@ __device__ __forceinline__ void hd64_keys(Hd64Shared<C> &shared, const KernelArg
 /* dQ of the block = dS K over the first K_STEPS * 16 keys. */
 template <class C, int K_STEPS>
 __device__ __forceinline__ void multiply_ds(float (&dq)[C::HD / 2], uint32_t ds, uint32_t k) {
-    const uint64_t a = descriptor_mn_major(ds, 0), b = descriptor_mn_major(k, 0);
+    constexpr int ROW = C::CHUNK * 2; /* bytes */
+    const uint64_t a = descriptor_mn_major(ds, 0),
+                   b = descriptor_mn_major<C::CHUNK>(k, C::HD > C::CHUNK ? WG_ROWS * ROW : 0);
     wgmma_fence();
 #pragma unroll
     for (int i = 0; i < K_STEPS; i++) {
         if (i == 0)
             wgmma<D_SET, B_MN_MAJOR, 1>(dq, a, b);
         else
-            wgmma<D_ADD, B_MN_MAJOR, 1>(dq, a + i * (2048 >> 4), b + i * (2048 >> 4));
+            wgmma<D_ADD, B_MN_MAJOR, 1>(dq, a + i * (2048 >> 4),
+                                        b + i / 4 * (C::TILE_BYTES >> 4) + i % 4 * (16 * ROW >> 4));
     }
     wgmma_commit();
     wgmma_wait<0>();
@@ -341,8 +352,8 @@ __device__ __forceinline__ void finish_dq(Hd64Shared<C> &shared, DqRings<DQ_BUFF
         const float scale[2] = {args.base.scale, args.base.scale};
         add_dq_sums(shared.dq_buffers, at, dq, partials);
         __syncwarp(); /* all lanes have read the sums where the result goes now */
-        tma_store_rows(&args.dq, shared_address(shared.dq_buffers.part(at.sums.stage)), dq, scale,
-                       block * WG_ROWS + threadIdx.x % WARPGROUP / 32 * 16, work.head, work.batch);
+        tma_store_rows<C::CHUNK>(&args.dq, shared_address(shared.dq_buffers.part(at.sums.stage)), dq, scale,
+                                 block * WG_ROWS + threadIdx.x % WARPGROUP / 32 * 16, work.head, work.batch);
     } else {
         add_and_release_dq_sums(shared.dq_buffers, at, dq, partials);
         store_dq<C>(dq, work, block, args.base);
@@ -398,7 +409,7 @@ template <class C> __device__ __forceinline__ void hd64_dq(Hd64Shared<C> &shared
 template <class C> struct Hd64Kernel : C {
     typedef Hd64Shared<C> Shared;
     typedef KernelArgs Args;
-    static constexpr int ASSISTANT_REGISTERS = DQ_REGISTERS;
+    static constexpr int ASSISTANT_REGISTERS = C::DQ_REGISTERS;
 
     static __device__ __forceinline__ void write_constants(Shared &shared) {
         ::write_constants(shared.queries);
@@ -426,17 +437,18 @@ template <class C> struct Hd64Kernel : C {
     }
 };
 
-template <bool CAUSAL, bool TMA, bool PAIRED>
-__global__ void __launch_bounds__(Hd64Config<CAUSAL, TMA, PAIRED>::THREADS, 1)
+template <bool CAUSAL, bool TMA, bool PAIRED, int HEAD>
+__global__ void __launch_bounds__(Hd64Config<CAUSAL, TMA, PAIRED, HEAD>::THREADS, 1)
     sm90_backward_hd64_kernel(const __grid_constant__ KernelArgs args) {
-    run_kernel<Hd64Kernel<Hd64Config<CAUSAL, TMA, PAIRED>>>(args);
+    run_kernel<Hd64Kernel<Hd64Config<CAUSAL, TMA, PAIRED, HEAD>>>(args);
 }
 
-template <bool CAUSAL, bool TMA, bool PAIRED>
+template <bool CAUSAL, bool TMA, bool PAIRED, int HEAD = 64>
 static void backward_hd64(floatX *dqkv, const floatX *dout, const floatX *out, const floatX *qkv,
                           const float *lse, const float *d, void *scratch, int B, int T, int NH) {
-    using C = Hd64Config<CAUSAL, TMA, PAIRED>;
-    const KernelArgs args = kernel_args<64>(dqkv, dout, out, qkv, lse, d, scratch, B, T, NH, CAUSAL);
+    using C = Hd64Config<CAUSAL, TMA, PAIRED, HEAD>;
+    const KernelArgs args =
+        kernel_args<HEAD, false, C::CHUNK>(dqkv, dout, out, qkv, lse, d, scratch, B, T, NH, CAUSAL);
     launch_one_pass<C, Hd64Shared<C>>("sm90_backward_hd64_kernel",
-                                      sm90_backward_hd64_kernel<CAUSAL, TMA, PAIRED>, args);
+                                      sm90_backward_hd64_kernel<CAUSAL, TMA, PAIRED, HEAD>, args);
 }

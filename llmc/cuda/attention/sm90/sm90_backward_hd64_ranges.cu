@@ -1,4 +1,4 @@
-/* Attention backward for sm_90a, head size 64, where queries do not see all keys before them: the 1-CTA kernel of
+/* Attention backward for sm_90a, head sizes 64 and 80, where queries do not see all keys before them: the 1-CTA kernel of
  * sm90_backward_hd64.cuh, in which a tile's blocks of queries end where no query sees its keys.
  *
  * The first half of a tile's keys has the first block of queries alone, the second half mostly the last; with a window both
@@ -7,21 +7,21 @@
 #include "sm90_backward_hd64.cuh"
 #include "llmc/cuda/attention/paths.cuh"
 
-struct Hd64Ranges : Hd64Config<true, true, false> {
+template <int HEAD> struct Hd64Ranges : Hd64Config<true, true, false, HEAD> {
     static constexpr bool RANGES = true, EXCHANGE = false;
 };
-typedef Hd64Ranges R;
 
 /* ---- the warpgroups that own keys ---- */
 
-static __device__ __forceinline__ void empty_turn(const KeyPlace<R> &place) {
+template <class R> __device__ __forceinline__ void empty_turn(const KeyPlace<R> &place) {
     pingpong_wait(place);
     pingpong_pass(place);
 }
 
 /* Blocks of queries that see none of the warpgroup's keys, and turns of the other warpgroup. */
-static __device__ __forceinline__ void skip_blocks(Hd64Shared<R> &shared, KeyPlace<R> &place,
-                                                   Ring<R::STAGES> &at, int count, int turns) {
+template <class R>
+__device__ __forceinline__ void skip_blocks(Hd64Shared<R> &shared, KeyPlace<R> &place, Ring<R::STAGES> &at,
+                                            int count, int turns) {
     for (int i = 0; i < count; i++, at.advance()) {
         shared.queries.ring.wait(at);
         if (i < turns) empty_turn(place);
@@ -33,13 +33,14 @@ static __device__ __forceinline__ void skip_blocks(Hd64Shared<R> &shared, KeyPla
 }
 
 /* The blocks of a tile that see the warpgroup's keys: `mine` from `first` on. */
-static __device__ __forceinline__ void walk_tile(KeyRows<R> &r, Hd64Shared<R> &shared, KeyPlace<R> &place,
-                                                 Ring<R::STAGES> &at, const Work &work, int first, int mine,
-                                                 int stage, TileBefore &before, const KernelArgs &args) {
+template <class R>
+__device__ __forceinline__ void walk_tile(KeyRows<R> &r, Hd64Shared<R> &shared, KeyPlace<R> &place,
+                                          Ring<R::STAGES> &at, const Work &work, int first, int mine,
+                                          int stage, TileBefore &before, const KernelArgs &args) {
     place.k = shared_address(shared.own[stage].k[place.warpgroup]);
     place.ds = ds_row(shared, place.warpgroup);
     place.ends = query_ends(args.seen, work.batch, first * WG_ROWS, first);
-    load_fragments(r.k, place.k);
+    if constexpr (R::K_IN_REGISTERS) load_fragments(r.k, place.k);
     open_tile(r, shared, place, at, stage, before, args);
 #pragma unroll 1
     for (place.ends.block++; place.ends.block < first + mine; place.ends.block++) {
@@ -52,8 +53,8 @@ static __device__ __forceinline__ void walk_tile(KeyRows<R> &r, Hd64Shared<R> &s
     before.work = work;
 }
 
-static __device__ __forceinline__ void range_keys(Hd64Shared<R> &shared, const KernelArgs &args,
-                                                  int warpgroup) {
+template <class R>
+__device__ __forceinline__ void range_keys(Hd64Shared<R> &shared, const KernelArgs &args, int warpgroup) {
     Ring<R::OWN> own_at;
     Ring<R::STAGES> at; /* the next block of queries */
     KeyPlace<R> place;
@@ -89,7 +90,7 @@ static __device__ __forceinline__ void range_keys(Hd64Shared<R> &shared, const K
 
 /* ---- the warpgroup that computes dQ ---- */
 
-static __device__ __forceinline__ void range_dq(Hd64Shared<R> &shared, const KernelArgs &args) {
+template <class R> __device__ __forceinline__ void range_dq(Hd64Shared<R> &shared, const KernelArgs &args) {
     Ring<R::OWN> own_at;
     Ring<2> at;
     DqRings<DQ_BUFFERS> dq_rings;
@@ -123,24 +124,31 @@ static __device__ __forceinline__ void range_dq(Hd64Shared<R> &shared, const Ker
 
 /* ---- kernel and launch ---- */
 
-struct Hd64RangesKernel : Hd64Kernel<R> {
-    static __device__ __forceinline__ void assist(Shared &shared, const Args &args) {
+template <class R> struct Hd64RangesKernel : Hd64Kernel<R> {
+    static __device__ __forceinline__ void assist(Hd64Shared<R> &shared, const KernelArgs &args) {
         range_dq(shared, args);
     }
-    static __device__ __forceinline__ void consume(Shared &shared, const Args &args, int warpgroup) {
+    static __device__ __forceinline__ void consume(Hd64Shared<R> &shared, const KernelArgs &args,
+                                                   int warpgroup) {
         range_keys(shared, args, warpgroup);
     }
 };
 
-static __global__ void __launch_bounds__(R::THREADS, 1)
+template <int HEAD>
+__global__ void __launch_bounds__(Hd64Ranges<HEAD>::THREADS, 1)
     sm90_backward_hd64_ranges_kernel(const __grid_constant__ KernelArgs args) {
-    run_kernel<Hd64RangesKernel>(args);
+    run_kernel<Hd64RangesKernel<Hd64Ranges<HEAD>>>(args);
 }
 
-void sm90_backward_hd64_ranges(floatX *dqkv, const floatX *dout, const floatX *out, const floatX *qkv,
-                               const float *lse, const float *d, const AttentionMask *mask, void *scratch,
-                               int B, int T, int NH, int HD) {
-    launch_one_pass<R, Hd64Shared<R>>(
-        "sm90_backward_hd64_ranges_kernel", sm90_backward_hd64_ranges_kernel,
-        kernel_args<64>(dqkv, dout, out, qkv, lse, d, scratch, B, T, NH, true, seen_keys(mask, T)));
-}
+#define BACKWARD(name, head_size)                                                                            \
+    void name(floatX *dqkv, const floatX *dout, const floatX *out, const floatX *qkv, const float *lse,      \
+              const float *d, const AttentionMask *mask, void *scratch, int B, int T, int NH, int HD) {      \
+        using C = Hd64Ranges<head_size>;                                                                     \
+        launch_one_pass<C, Hd64Shared<C>>(                                                                   \
+            "sm90_backward_hd64_ranges_kernel", sm90_backward_hd64_ranges_kernel<head_size>,                 \
+            kernel_args<head_size, false, C::CHUNK>(dqkv, dout, out, qkv, lse, d, scratch, B, T, NH, true,   \
+                                                    seen_keys(mask, T)));                                    \
+    }
+
+BACKWARD(sm90_backward_hd64_ranges, 64)
+BACKWARD(sm90_backward_hd80_ranges, 80)

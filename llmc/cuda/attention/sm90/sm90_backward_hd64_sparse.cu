@@ -1,4 +1,4 @@
-/* Attention backward for sm_90a, head size 64, where queries see a pattern of blocks (block_sparse.h): the 1-CTA kernel of
+/* Attention backward for sm_90a, head sizes 64 and 80, where queries see a pattern of blocks (block_sparse.h): the 1-CTA kernel of
  * sm90_backward_hd64.cuh with a list of blocks of queries for each tile in place of a range (tile_visits).
  *
  * Many blocks see one half of a tile's keys alone, so the warpgroups take no turns: while one passes blocks, the other
@@ -7,18 +7,19 @@
 #include "sm90_backward_hd64.cuh"
 #include "llmc/cuda/attention/paths.cuh"
 
-struct Hd64Sparse : Hd64Config<true, true, false> {
+template <int HEAD> struct Hd64Sparse : Hd64Config<true, true, false, HEAD> {
     static constexpr bool SPARSE = true, EXCHANGE = false;
 };
-typedef Hd64Sparse S;
 
-enum { MOST_PASSED = S::STAGES - 2 /* blocks between the one that is held and the next */ };
+/* Blocks between the one that is held and the next. */
+template <class S> constexpr int MOST_PASSED = S::STAGES - 2;
 
 /* ---- the warpgroups that own keys ---- */
 
 /* Blocks of queries that see none of the warpgroup's keys. */
-static __device__ __forceinline__ void pass_blocks(Hd64Shared<S> &shared, KeyPlace<S> &place,
-                                                   Ring<S::STAGES> &at, int count) {
+template <class S>
+__device__ __forceinline__ void pass_blocks(Hd64Shared<S> &shared, KeyPlace<S> &place, Ring<S::STAGES> &at,
+                                            int count) {
     for (int i = 0; i < count; i++, at.advance()) {
         shared.queries.ring.wait(at);
         shared.queries.ring.release(at);
@@ -29,9 +30,10 @@ static __device__ __forceinline__ void pass_blocks(Hd64Shared<S> &shared, KeyPla
 
 /* From visit v on, which is the warpgroup's first, to its last, whose number is returned. own: the block of queries where
  * its keys lie. */
-static __device__ __forceinline__ int walk_visits(KeyRows<S> &r, Hd64Shared<S> &shared, KeyPlace<S> &place,
-                                                  Ring<S::STAGES> &at, int v, int own, int stage,
-                                                  TileBefore &before, const KernelArgs &args) {
+template <class S>
+__device__ __forceinline__ int walk_visits(KeyRows<S> &r, Hd64Shared<S> &shared, KeyPlace<S> &place,
+                                           Ring<S::STAGES> &at, int v, int own, int stage, TileBefore &before,
+                                           const KernelArgs &args) {
     const int mine = SEES_FIRST << place.warpgroup, ends = ENDS_FIRST << place.warpgroup;
     SparseVisit visit = args.sparse.visits[v];
     place.diagonal = visit.block == own;
@@ -42,7 +44,7 @@ static __device__ __forceinline__ int walk_visits(KeyRows<S> &r, Hd64Shared<S> &
     while (!(visit.flags & ends)) {
         for (int passed = 0;; passed++) {
             visit = args.sparse.visits[++v];
-            if (held && passed > MOST_PASSED) {
+            if (held && passed > MOST_PASSED<S>) {
                 last_gradients(r, shared.queries, place);
                 held = false;
             }
@@ -65,8 +67,8 @@ static __device__ __forceinline__ int walk_visits(KeyRows<S> &r, Hd64Shared<S> &
     return v;
 }
 
-static __device__ __forceinline__ void sparse_keys(Hd64Shared<S> &shared, const KernelArgs &args,
-                                                   int warpgroup) {
+template <class S>
+__device__ __forceinline__ void sparse_keys(Hd64Shared<S> &shared, const KernelArgs &args, int warpgroup) {
     Ring<S::OWN> own_at;
     Ring<S::STAGES> at; /* the next block of queries */
     KeyPlace<S> place;
@@ -93,12 +95,12 @@ static __device__ __forceinline__ void sparse_keys(Hd64Shared<S> &shared, const 
         pass_blocks(shared, place, at, lead);
         place.k = shared_address(shared.own[stage].k[warpgroup]);
         place.ds = ds_row(shared, warpgroup);
-        load_fragments(r.k, place.k);
+        if constexpr (S::K_IN_REGISTERS) load_fragments(r.k, place.k);
         const int last = walk_visits(r, shared, place, at, visits.begin + lead, 2 * work.tile + warpgroup,
                                      stage, before, args);
         const int trail = visits.end - 1 - last;
         before.work = work;
-        if (trail + 1 > MOST_PASSED) close_tile(r, shared, place, stage, before, warpgroup, args);
+        if (trail + 1 > MOST_PASSED<S>) close_tile(r, shared, place, stage, before, warpgroup, args);
         pass_blocks(shared, place, at, trail);
     }
     close_tile(r, shared, place, own_at.stage ^ 1, before, warpgroup, args);
@@ -106,7 +108,7 @@ static __device__ __forceinline__ void sparse_keys(Hd64Shared<S> &shared, const 
 
 /* ---- the warpgroup that computes dQ ---- */
 
-static __device__ __forceinline__ void sparse_dq(Hd64Shared<S> &shared, const KernelArgs &args) {
+template <class S> __device__ __forceinline__ void sparse_dq(Hd64Shared<S> &shared, const KernelArgs &args) {
     Ring<S::OWN> own_at;
     Ring<2> at;
     DqRings<DQ_BUFFERS> dq_rings;
@@ -141,24 +143,31 @@ static __device__ __forceinline__ void sparse_dq(Hd64Shared<S> &shared, const Ke
 
 /* ---- kernel and launch ---- */
 
-struct Hd64SparseKernel : Hd64Kernel<S> {
-    static __device__ __forceinline__ void assist(Shared &shared, const Args &args) {
+template <class S> struct Hd64SparseKernel : Hd64Kernel<S> {
+    static __device__ __forceinline__ void assist(Hd64Shared<S> &shared, const KernelArgs &args) {
         sparse_dq(shared, args);
     }
-    static __device__ __forceinline__ void consume(Shared &shared, const Args &args, int warpgroup) {
+    static __device__ __forceinline__ void consume(Hd64Shared<S> &shared, const KernelArgs &args,
+                                                   int warpgroup) {
         sparse_keys(shared, args, warpgroup);
     }
 };
 
-static __global__ void __launch_bounds__(S::THREADS, 1)
+template <int HEAD>
+__global__ void __launch_bounds__(Hd64Sparse<HEAD>::THREADS, 1)
     sm90_backward_hd64_sparse_kernel(const __grid_constant__ KernelArgs args) {
-    run_kernel<Hd64SparseKernel>(args);
+    run_kernel<Hd64SparseKernel<Hd64Sparse<HEAD>>>(args);
 }
 
-void sm90_backward_hd64_sparse(floatX *dqkv, const floatX *dout, const floatX *out, const floatX *qkv,
-                               const float *lse, const float *d, const AttentionMask *mask, void *scratch,
-                               int B, int T, int NH, int HD) {
-    launch_one_pass<S, Hd64Shared<S>>(
-        "sm90_backward_hd64_sparse_kernel", sm90_backward_hd64_sparse_kernel,
-        kernel_args<64>(dqkv, dout, out, qkv, lse, d, scratch, B, T, NH, true, {}, {}, mask->sparse));
-}
+#define BACKWARD(name, head_size)                                                                            \
+    void name(floatX *dqkv, const floatX *dout, const floatX *out, const floatX *qkv, const float *lse,      \
+              const float *d, const AttentionMask *mask, void *scratch, int B, int T, int NH, int HD) {      \
+        using C = Hd64Sparse<head_size>;                                                                     \
+        launch_one_pass<C, Hd64Shared<C>>(                                                                   \
+            "sm90_backward_hd64_sparse_kernel", sm90_backward_hd64_sparse_kernel<head_size>,                 \
+            kernel_args<head_size, false, C::CHUNK>(dqkv, dout, out, qkv, lse, d, scratch, B, T, NH, true,   \
+                                                    {}, {}, mask->sparse));                                  \
+    }
+
+BACKWARD(sm90_backward_hd64_sparse, 64)
+BACKWARD(sm90_backward_hd80_sparse, 80)

@@ -1,4 +1,4 @@
-/* Attention backward for sm_90a, head sizes 80, 96 and 112: the kernels of 128 (sm90_backward_hd128.cu). */
+/* Attention backward for sm_90a, head sizes 96 and 112: the kernels of 128 (sm90_backward_hd128.cu). */
 #include "llmc/cuda/attention/paths.cuh"
 #include "sm90_backward_hd128.cuh"
 
@@ -8,8 +8,6 @@
         backward_hd128<true, cluster, head_size>(dqkv, dout, out, qkv, lse, d, scratch, B, T, NH);           \
     }
 
-BACKWARD(sm90_backward_hd80_1cta, 1, 80)
-BACKWARD(sm90_backward_hd80_2cta, 2, 80)
 BACKWARD(sm90_backward_hd96_1cta, 1, 96)
 BACKWARD(sm90_backward_hd96_2cta, 2, 96)
 BACKWARD(sm90_backward_hd112_1cta, 1, 112)

@@ -147,11 +147,11 @@ __device__ __forceinline__ void produce_keys(Shared &shared, const BackwardArgs 
 /* ---- reducers: one thread for each buffer of partial dQ ---- */
 
 /* Where tiles add as one, a reducer has every C::ADDED_TILES-th block of queries. */
-template <class C, class Shared, class Semaphore, int BUFFERS, int THREADS>
-__device__ __forceinline__ void reduce_dq(Shared &shared, DqBuffers<BUFFERS, THREADS> &buffers, int buffer,
-                                          int column_block, const KernelArgs &args, Semaphore semaphore) {
+template <class C, class Shared, class Semaphore, class Buffers>
+__device__ __forceinline__ void reduce_dq(Shared &shared, Buffers &buffers, int buffer, int column_block,
+                                          const KernelArgs &args, Semaphore semaphore) {
     Ring<C::OWN> own_at;
-    DqRings<BUFFERS> at;
+    DqRings<Buffers::COUNT> at;
     for (;; own_at.advance()) {
         shared.own_ring.wait(own_at);
         const Work work = shared.work[own_at.stage];

@@ -26,6 +26,7 @@
  * tiles query blocks whose Q, dO and sums must stay in L2: 33 MB at head size 128, T = 32768.
  *
  * The unit is 64 queries x 64 columns, 16 KB: a head has COLUMNS / 64 column blocks, each with sums and semaphores of its own.
+ * A head of 80 is one of 80, a head of 96 two of 48.
  * Its owner is the warpgroup that computes dQ; its reducers are one thread for each buffer. They share the buffers in two
  * rings: partial dQ from the owner, and sums that the reducer fetches for tile 0. A tile uses one of the two. Both can have
  * the same buffers, because a reducer has all of a buffer's copies in its own order, and every thread of the owner reads
@@ -34,19 +35,25 @@
 #include "sm90_keys.cuh"
 
 typedef struct DqSums {
-    float *sums;          /* (slots, column_blocks, blocks, 64 * 64) */
+    float *sums;          /* (slots, column_blocks, blocks, 64 * columns of a column block) */
     unsigned *semaphores; /* (slots, column_blocks, blocks); 0 at launch */
     int slots;            /* head h of B*NH has slot h % slots */
     int column_blocks;    /* of a head */
     int blocks, tiles;    /* of a head: of 64 queries; that add, of 128 keys or pairs of such */
 } DqSums;
 
-enum { PARTIAL_FLOATS = WG_ROWS * 64, PARTIAL_BYTES = PARTIAL_FLOATS * 4 };
-
-/* Of one column block. A reduction (copy, fence, poll) may take as long as BUFFERS steps. THREADS share a contiguous part of a
- * buffer: where they are a warp, it can make the part a swizzled tile once it has read the sums there. */
-template <int BUFFERS, int THREADS = WARPGROUP> struct alignas(THREADS == WARPGROUP ? 128 : 1024) DqBuffers {
-    float dq[BUFFERS][PARTIAL_FLOATS];
+/* Of one column block. A reduction (copy, fence, poll) may take as long as BUFFERS steps. SHARING threads have a contiguous part
+ * of a buffer: where they are a warp, it can make the part a swizzled tile once it has read the sums there. */
+template <int BUFFERS, int SHARING = WARPGROUP, int WIDTH = 64>
+struct alignas(SHARING == WARPGROUP ? 128 : 1024) DqBuffers {
+    enum {
+        COUNT = BUFFERS,
+        THREADS = SHARING,
+        COLUMNS = WIDTH,
+        FLOATS = WG_ROWS * COLUMNS,
+        BYTES = FLOATS * 4
+    };
+    float dq[BUFFERS][FLOATS];
     RingBarriers<BUFFERS> partial, sums;
 
     __device__ __forceinline__ void init() {
@@ -54,7 +61,7 @@ template <int BUFFERS, int THREADS = WARPGROUP> struct alignas(THREADS == WARPGR
         sums.init(WARPGROUP); /* every thread of the owner: racecheck knows its reads by its own arrival */
     }
     __device__ __forceinline__ float *part(int stage) {
-        return dq[stage] + threadIdx.x % WARPGROUP / THREADS * (PARTIAL_FLOATS / WARPGROUP * THREADS);
+        return dq[stage] + threadIdx.x % WARPGROUP / THREADS * (FLOATS / WARPGROUP * THREADS);
     }
     __device__ __forceinline__ float4 *place(int stage) {
         return reinterpret_cast<float4 *>(part(stage)) + threadIdx.x % THREADS;
@@ -105,14 +112,14 @@ __device__ __forceinline__ TileQueries tile_queries(const Work &work, const Kern
 /* ---- the owner: a warpgroup ---- */
 
 /* Hands its partial dQ to the reducer. */
-template <int BUFFERS, int THREADS>
-__device__ __forceinline__ void publish_partial_dq(DqBuffers<BUFFERS, THREADS> &buffers, DqRings<BUFFERS> &at,
-                                                   const float (&dq)[32]) {
+template <class Buffers>
+__device__ __forceinline__ void publish_partial_dq(Buffers &buffers, DqRings<Buffers::COUNT> &at,
+                                                   const float (&dq)[Buffers::COLUMNS / 2]) {
     float4 *to = buffers.place(at.partial.stage);
     buffers.partial.wait_free(at.partial);
 #pragma unroll
-    for (int i = 0; i < 8; i++)
-        to[i * THREADS] = make_float4(dq[4 * i], dq[4 * i + 1], dq[4 * i + 2], dq[4 * i + 3]);
+    for (int i = 0; i < Buffers::COLUMNS / 8; i++)
+        to[i * Buffers::THREADS] = make_float4(dq[4 * i], dq[4 * i + 1], dq[4 * i + 2], dq[4 * i + 3]);
     fence_proxy_async();
     __syncwarp(); /* lane 0's arrival then stands for the writes of all 32 */
     if (threadIdx.x % 32 == 0) mbarrier_arrive(shared_address(&buffers.partial.full[at.partial.stage]));
@@ -121,15 +128,15 @@ __device__ __forceinline__ void publish_partial_dq(DqBuffers<BUFFERS, THREADS> &
 
 /* dq += the sums of all tiles but tile 0. partials: of the block; with one there are no sums. The buffer stays the
  * owner's until release_dq_sums. */
-template <int BUFFERS, int THREADS>
-__device__ __forceinline__ void add_dq_sums(DqBuffers<BUFFERS, THREADS> &buffers, DqRings<BUFFERS> &at,
-                                            float (&dq)[32], int partials) {
+template <class Buffers>
+__device__ __forceinline__ void add_dq_sums(Buffers &buffers, DqRings<Buffers::COUNT> &at,
+                                            float (&dq)[Buffers::COLUMNS / 2], int partials) {
     const float4 *from = buffers.place(at.sums.stage);
     buffers.sums.wait(at.sums);
     if (partials > 1) {
 #pragma unroll
-        for (int i = 0; i < 8; i++) {
-            const float4 x = from[i * THREADS];
+        for (int i = 0; i < Buffers::COLUMNS / 8; i++) {
+            const float4 x = from[i * Buffers::THREADS];
             dq[4 * i] += x.x;
             dq[4 * i + 1] += x.y;
             dq[4 * i + 2] += x.z;
@@ -137,15 +144,15 @@ __device__ __forceinline__ void add_dq_sums(DqBuffers<BUFFERS, THREADS> &buffers
         }
     }
 }
-template <int BUFFERS, int THREADS>
-__device__ __forceinline__ void release_dq_sums(DqBuffers<BUFFERS, THREADS> &buffers, DqRings<BUFFERS> &at) {
+template <class Buffers>
+__device__ __forceinline__ void release_dq_sums(Buffers &buffers, DqRings<Buffers::COUNT> &at) {
     mbarrier_arrive(shared_address(&buffers.sums.empty[at.sums.stage]));
     at.sums.advance();
 }
 
-template <int BUFFERS, int THREADS>
-__device__ __forceinline__ void add_and_release_dq_sums(DqBuffers<BUFFERS, THREADS> &buffers,
-                                                        DqRings<BUFFERS> &at, float (&dq)[32], int partials) {
+template <class Buffers>
+__device__ __forceinline__ void add_and_release_dq_sums(Buffers &buffers, DqRings<Buffers::COUNT> &at,
+                                                        float (&dq)[Buffers::COLUMNS / 2], int partials) {
     add_dq_sums(buffers, at, dq, partials);
     release_dq_sums(buffers, at);
 }
@@ -176,14 +183,13 @@ struct GlobalSemaphore {
 };
 
 /* Adds a partial dQ to the sums, or stores it if it is the first. */
-template <int BUFFERS, int THREADS>
-__device__ __forceinline__ void reduce_partial(DqBuffers<BUFFERS, THREADS> &buffers, int buffer, float *sums,
-                                               bool is_first) {
+template <class Buffers>
+__device__ __forceinline__ void reduce_partial(Buffers &buffers, int buffer, float *sums, bool is_first) {
     const uint32_t partial = shared_address(buffers.dq[buffer]);
     if (is_first)
-        bulk_store(sums, partial, PARTIAL_BYTES);
+        bulk_store(sums, partial, Buffers::BYTES);
     else
-        bulk_add_f32(sums, partial, PARTIAL_BYTES);
+        bulk_add_f32(sums, partial, Buffers::BYTES);
     bulk_commit();
     bulk_wait_read<0>();
     mbarrier_arrive(shared_address(&buffers.partial.empty[buffer]));
@@ -197,9 +203,9 @@ typedef struct DqTile {
 } DqTile;
 
 /* All partial dQ of a tile that is not 0, as far as it passes through `buffer`. */
-template <class C, class Semaphore, int BUFFERS, int THREADS>
-__device__ __forceinline__ void reduce_partials(DqBuffers<BUFFERS, THREADS> &buffers, Ring<BUFFERS> &at,
-                                                int buffer, const DqSums &dq_sums, const DqTile &mine,
+template <class C, class Semaphore, class Buffers>
+__device__ __forceinline__ void reduce_partials(Buffers &buffers, Ring<Buffers::COUNT> &at, int buffer,
+                                                const DqSums &dq_sums, const DqTile &mine,
                                                 Semaphore &semaphore) {
     for (int block = mine.first_block; block < dq_sums.blocks; block += C::ADDED_TILES, at.advance()) {
         const int partials = partials_of<C>(dq_sums, block);
@@ -211,16 +217,16 @@ __device__ __forceinline__ void reduce_partials(DqBuffers<BUFFERS, THREADS> &buf
         unsigned *semaphore_at = dq_sums.semaphores + mine.first_semaphore + block;
         semaphore.wait(semaphore_at, mine.rounds * partials + partials - 1 - mine.tile, is_first);
         mbarrier_wait(shared_address(&buffers.partial.full[buffer]), at.parity);
-        reduce_partial(buffers, buffer, dq_sums.sums + (mine.first_semaphore + block) * PARTIAL_FLOATS,
+        reduce_partial(buffers, buffer, dq_sums.sums + (mine.first_semaphore + block) * Buffers::FLOATS,
                        is_first);
         semaphore.signal(semaphore_at, is_first);
     }
 }
 
 /* The same for tile 0, which is the last at every block. */
-template <class C, class Semaphore, int BUFFERS, int THREADS>
-__device__ __forceinline__ void fetch_dq_sums(DqBuffers<BUFFERS, THREADS> &buffers, Ring<BUFFERS> &at,
-                                              int buffer, const DqSums &dq_sums, const DqTile &mine,
+template <class C, class Semaphore, class Buffers>
+__device__ __forceinline__ void fetch_dq_sums(Buffers &buffers, Ring<Buffers::COUNT> &at, int buffer,
+                                              const DqSums &dq_sums, const DqTile &mine,
                                               Semaphore &semaphore) {
     const uint32_t full = shared_address(&buffers.sums.full[buffer]);
     for (int block = mine.first_block; block < dq_sums.blocks; block += C::ADDED_TILES, at.advance()) {
@@ -236,19 +242,19 @@ __device__ __forceinline__ void fetch_dq_sums(DqBuffers<BUFFERS, THREADS> &buffe
             continue;
         }
         semaphore.wait(semaphore_at, mine.rounds * partials + partials - 1, false);
-        mbarrier_arrive_expect_tx(full, PARTIAL_BYTES);
+        mbarrier_arrive_expect_tx(full, Buffers::BYTES);
         bulk_load(shared_address(buffers.dq[buffer]),
-                  dq_sums.sums + (mine.first_semaphore + block) * PARTIAL_FLOATS, PARTIAL_BYTES, full);
+                  dq_sums.sums + (mine.first_semaphore + block) * Buffers::FLOATS, Buffers::BYTES, full);
         mbarrier_wait(full, at.parity);
         semaphore.signal(semaphore_at, false);
     }
 }
 
 /* A reducer's part in a tile, or pair: every C::ADDED_TILES-th block from first_block on. head: of B*NH. */
-template <class C, class Semaphore, int BUFFERS, int THREADS>
-__device__ __forceinline__ void reduce_tile(DqBuffers<BUFFERS, THREADS> &buffers, DqRings<BUFFERS> &at,
-                                            int buffer, const DqSums &dq_sums, int head, int column_block,
-                                            int tile, int first_block, Semaphore &semaphore) {
+template <class C, class Semaphore, class Buffers>
+__device__ __forceinline__ void reduce_tile(Buffers &buffers, DqRings<Buffers::COUNT> &at, int buffer,
+                                            const DqSums &dq_sums, int head, int column_block, int tile,
+                                            int first_block, Semaphore &semaphore) {
     const DqTile mine = {((int64_t)(head % dq_sums.slots) * dq_sums.column_blocks + column_block) *
                              dq_sums.blocks,
                          head / dq_sums.slots, tile, first_block};
@@ -271,12 +277,12 @@ __device__ __forceinline__ DqPlace dq_place(const DqSums &dq_sums, int head, int
 /* Where tiles are not the last to add to all blocks, or to none: a reducer's part in one block, to which `before` tiles add
  * before. As blocks of different sequences may see different numbers of tiles, a head moves each semaphore on by
  * dq_sums.tiles: the last to add, which has fetched, adds what is missing. */
-template <int BUFFERS, int THREADS>
-__device__ __forceinline__ void reduce_block(DqBuffers<BUFFERS, THREADS> &buffers, DqRings<BUFFERS> &at,
-                                             int buffer, const DqSums &dq_sums, const DqPlace &place,
-                                             int block, int before, bool is_last) {
+template <class Buffers>
+__device__ __forceinline__ void reduce_block(Buffers &buffers, DqRings<Buffers::COUNT> &at, int buffer,
+                                             const DqSums &dq_sums, const DqPlace &place, int block,
+                                             int before, bool is_last) {
     unsigned *semaphore_at = dq_sums.semaphores + place.first_semaphore + block;
-    float *sums = dq_sums.sums + (place.first_semaphore + block) * PARTIAL_FLOATS;
+    float *sums = dq_sums.sums + (place.first_semaphore + block) * Buffers::FLOATS;
     if (!is_last) {
         if (at.partial.stage == buffer) {
             wait_semaphore(semaphore_at, place.begin + before);
@@ -295,8 +301,8 @@ __device__ __forceinline__ void reduce_block(DqBuffers<BUFFERS, THREADS> &buffer
             wait_semaphore(semaphore_at, place.begin);
         } else {
             wait_semaphore(semaphore_at, place.begin + before);
-            mbarrier_arrive_expect_tx(full, PARTIAL_BYTES);
-            bulk_load(shared_address(buffers.dq[buffer]), sums, PARTIAL_BYTES, full);
+            mbarrier_arrive_expect_tx(full, Buffers::BYTES);
+            bulk_load(shared_address(buffers.dq[buffer]), sums, Buffers::BYTES, full);
             mbarrier_wait(full, at.sums.parity);
         }
         add_release(semaphore_at, dq_sums.tiles - before);
@@ -305,10 +311,9 @@ __device__ __forceinline__ void reduce_block(DqBuffers<BUFFERS, THREADS> &buffer
 }
 
 /* Where RANGES: a reducer's part in a tile. */
-template <class C, int BUFFERS, int THREADS>
-__device__ __forceinline__ void reduce_range(DqBuffers<BUFFERS, THREADS> &buffers, DqRings<BUFFERS> &at,
-                                             int buffer, const KernelArgs &args, const Work &work,
-                                             const DqPlace &place) {
+template <class C, class Buffers>
+__device__ __forceinline__ void reduce_range(Buffers &buffers, DqRings<Buffers::COUNT> &at, int buffer,
+                                             const KernelArgs &args, const Work &work, const DqPlace &place) {
     const TileQueries queries = tile_queries<C>(work, args);
     const int tile = work.tile / C::ADDED_TILES;
     for (int block = queries.first + work.tile % C::ADDED_TILES; block < queries.end; block += C::ADDED_TILES)
@@ -317,9 +322,9 @@ __device__ __forceinline__ void reduce_range(DqBuffers<BUFFERS, THREADS> &buffer
 }
 
 /* Where SPARSE. */
-template <int BUFFERS, int THREADS>
-__device__ __forceinline__ void reduce_visits(DqBuffers<BUFFERS, THREADS> &buffers, DqRings<BUFFERS> &at,
-                                              int buffer, const KernelArgs &args, const Work &work,
+template <class Buffers>
+__device__ __forceinline__ void reduce_visits(Buffers &buffers, DqRings<Buffers::COUNT> &at, int buffer,
+                                              const KernelArgs &args, const Work &work,
                                               const DqPlace &place) {
     const TileVisits visits = tile_visits(args.sparse, work.tile);
 #pragma unroll 1
@@ -482,9 +487,9 @@ static void launch_lse_d(const BackwardArgs &args, const DqSums &dq_sums, const 
     launch_check("sm90_lse_d_kernel");
 }
 
-/* Columns of dQ that the first of two warpgroups computes. 80, 96: half of them. */
+/* Columns of dQ that the first of two warpgroups computes. 96: half of them. */
 constexpr int first_columns(int head_size) {
-    return head_size > 64 && head_size <= 96 ? head_size / 2 : 64;
+    return head_size == 96 ? 48 : 64;
 }
 
 /* dQ in boxes of 64 columns: of heads of 64, two of them in place of one of 128; or of the two warpgroups' columns of heads
@@ -501,7 +506,7 @@ static inline void make_dq_maps(KernelArgs &args, floatX *dqkv, int B, int T, in
 }
 
 /* Fills in the arguments and queues the lse and D kernel that goes before. */
-template <int HEAD, bool DROPS = false>
+template <int HEAD, bool DROPS = false, int CHUNK = WIDE_CHUNK>
 static KernelArgs kernel_args(floatX *dqkv, const floatX *dout, const floatX *out, const floatX *qkv,
                               const float *lse, const float *d, void *scratch, int B, int T, int NH,
                               bool causal, const SeenKeys &seen = {}, const DropoutArgs &dropout = {},
@@ -510,14 +515,19 @@ static KernelArgs kernel_args(floatX *dqkv, const floatX *dout, const floatX *ou
     const bool lists = sparse.pattern.window > 0;
     KernelArgs args = {};
     args.dropout = dropout;
-    args.base = backward_args(dqkv, dout, qkv, scratch, B, T, NH, HEAD);
+    args.base = backward_args(dqkv, dout, qkv, scratch, B, T, NH, HEAD, CHUNK);
     if (DROPS) args.base.scale *= dropout.kept_scale;
     args.base.order = lists ? sparse_order(B, T, NH, HD) : backward_order(B, T, NH, HD, causal);
     args.dq_sums =
         dq_sums_in(scratch, args.base.order,
                    lists ? sparse_slots(args.base.order) : dq_slots(args.base.order), B, T, NH, HD);
-    args.gradients = tensor_map(dqkv, B, T, 3 * NH, HEAD, 16);
-    make_dq_maps(args, dqkv, B, T, NH, HEAD, 16);
+    args.gradients = tensor_map(dqkv, B, T, 3 * NH, HEAD, 16, CHUNK);
+    if (CHUNK == NARROW_CHUNK) { /* a head is one column block */
+        args.dq_sums.column_blocks = 1;
+        args.dq = args.gradients;
+    } else {
+        make_dq_maps(args, dqkv, B, T, NH, HEAD, 16);
+    }
     args.seen = seen;
     args.sparse = sparse;
     launch_lse_d<HEAD, DROPS>(args.base, args.dq_sums, dout, out, lse, d, B, dropout.kept);

@@ -53,7 +53,11 @@ if have nvcc; then
         printf '%s\n' "$said" | grep -E 'C75[0-9][0-9]' | grep -v C7519 && complain "wgmma is serialised in $file"
         most=0 # bytes a kernel; those with dropout hold words of the mask across the wait for products
         case $file in *_dropout.cu) most=48 ;; esac
-        printf '%s\n' "$said" | awk -v most=$most '/bytes spill/ { for (i = 4; i <= NF; i++) if ($i == "bytes" && $(i + 1) == "spill" && $(i - 1) > most) bad = 1; if (bad) print } END { exit !bad }' && complain "registers spill in $file"
+        # where the kernel of head size 64 serves 80, 24 registers are left for the threads that add dQ, and they spill a few
+        printf '%s\n' "$said" | awk -v most=$most '
+            /Compiling entry function/ { allowed = most; if (/hd64_.*Li80E/ && most < 28) allowed = 28 }
+            /bytes spill/ { for (i = 4; i <= NF; i++) if ($i == "bytes" && $(i + 1) == "spill" && $(i - 1) > allowed) { bad = 1; print } }
+            END { exit !bad }' && complain "registers spill in $file"
         case $file in */attention/*) nm -C "$object" | sed -n 's/^.* \(sm90_[a-z0-9_]*kernel.*\)(.*)$/\1/p' >>"$kernels" ;; esac
     done
     LC_ALL=C sort -u "$kernels" | diff llmc/cuda/attention/kernels.txt - || complain "the Hopper attention kernels are not those of llmc/cuda/attention/kernels.txt"

@@ -2,7 +2,8 @@
  * Shared-memory addresses are 32-bit: shared_address.
  *
  * Tiles. Rows of 64 bf16 (128 bytes), 1024-byte aligned, their 16-byte chunks permuted by TMA's SWIZZLE_128B:
- * chunk c of row r lies at c ^ (r & 7). Wider matrices are several such tiles, one for each 64 columns. */
+ * chunk c of row r lies at c ^ (r & 7). Tiles of 16 bf16 (32 bytes a row, SWIZZLE_32B, aligned to 256): at c ^ (r >> 2 & 1).
+ * Wider matrices are several such tiles, one for each 64, or 16, columns. */
 #pragma once
 #include <cuda.h>
 #include "llmc/cuda/device/delay.cuh"

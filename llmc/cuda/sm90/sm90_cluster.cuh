@@ -40,7 +40,7 @@ __device__ __forceinline__ uint32_t acquire(RingBarriers<STAGES> &ring, Ring<STA
 template <class C> constexpr uint16_t ALL_BLOCKS = (1 << C::CLUSTER) - 1; /* of a cluster, a bit for each */
 
 /* Boxes that a head's rows take: MapKey. */
-template <class C> constexpr int HEAD_BOXES = C::HD % C::CHUNK ? tile_columns(C::HD) / 64 : 1;
+template <class C> constexpr int HEAD_BOXES = C::HD % C::ATOM_COLUMNS ? tile_columns(C::HD) / 64 : 1;
 
 /* Producer: a head's rows, `rows` of them, to this block. Of several boxes each begins SECOND columns after the one before. */
 template <class C, int SECOND = 64>

@@ -2,7 +2,7 @@
  *
  * All kernels here have one shape: persistent blocks, one per SM; one producer thread (a cluster of blocks may share
  * it: sm90_cluster.cuh) that fetches tiles by TMA into rings of shared memory; consumer warpgroups that own 64 rows
- * each and multiply with wgmma (backward of head size 64 has one more, which owns none and computes dQ). Every stage
+ * each and multiply with wgmma (backward of head sizes 64 and 80 has one more, which owns none and computes dQ). Every stage
  * of a ring has two mbarriers: `full` completes when TMA has written it, `empty` when every consumer warp has
  * released it (a few have others, said at their init). Each warp waits on `full` itself and arrives on `empty`
  * itself, in the order of the stages and also for stages that it skips, so no barrier can get more than one
@@ -104,9 +104,9 @@ template <int STAGES> struct RingBarriers {
 
 /* ---- TMA maps ---- */
 
-/* Columns of a swizzled tile. Those of 16 have the 32-byte swizzle, and take no room beyond a head that is no multiple of
- * 64. */
-enum { WIDE_CHUNK = 64, NARROW_CHUNK = 16 };
+/* Columns of a swizzled tile: 64 with the 128-byte swizzle; 16 with the 32-byte one, in which a head that is a multiple of 16
+ * needs no padding. */
+enum { SW128_COLUMNS = 64, SW32_COLUMNS = 16 };
 
 /* Columns of a head in shared memory: whole tiles of 64. Those beyond the head size are 0. */
 constexpr int tile_columns(int HD) {
@@ -117,10 +117,10 @@ constexpr int tile_columns(int HD) {
  * 64 columns of `box_rows` positions of one head, for each 64 columns of the head, one swizzled tile after
  * another. T ends with its own sequence, so a box that passes the end gets zeros.
  * Other head sizes: (B, n_heads, 1, T, columns), `columns` of the head from `base` on. A box is 64 columns, the last of a
- * head's boxes with zeros beyond them. In narrow chunks: as whole tiles, of 16 columns. */
+ * head's boxes with zeros beyond them. In tiles of 16 columns (atom) a head is seen as those of whole tiles, 16 for 64. */
 typedef struct MapKey {
     const void *base;
-    int B, T, n_heads, HD, box_rows, columns, chunk;
+    int B, T, n_heads, HD, box_rows, columns, atom;
 } MapKey;
 
 inline PFN_cuTensorMapEncodeTiled_v12000 tensor_map_encoder() {
@@ -139,12 +139,12 @@ inline PFN_cuTensorMapEncodeTiled_v12000 tensor_map_encoder() {
     return encode;
 }
 
-/* A map of bf16 in boxes that are swizzled tiles of box[0] columns, a chunk. dims and box (rank), the fastest first; strides
+/* A map of bf16 in boxes that are swizzled tiles of box[0] columns. dims and box (rank), the fastest first; strides
  * (rank - 1) in bytes, of all but the fastest. */
 inline CUtensorMap encode_tiles(const void *base, int rank, const cuuint64_t *dims, const cuuint64_t *strides,
                                 const cuuint32_t *box) {
     const CUtensorMapSwizzle swizzle =
-        box[0] == NARROW_CHUNK ? CU_TENSOR_MAP_SWIZZLE_32B : CU_TENSOR_MAP_SWIZZLE_128B;
+        box[0] == SW32_COLUMNS ? CU_TENSOR_MAP_SWIZZLE_32B : CU_TENSOR_MAP_SWIZZLE_128B;
     const cuuint32_t steps[5] = {1, 1, 1, 1, 1};
     CUtensorMap map;
     const CUresult result =
@@ -157,39 +157,39 @@ inline CUtensorMap encode_tiles(const void *base, int rank, const cuuint64_t *di
 
 inline CUtensorMap encode_map(const MapKey &key) {
     const cuuint64_t position = (cuuint64_t)key.n_heads * key.HD * 2;
-    const bool whole = key.HD % key.chunk == 0;
-    const cuuint32_t chunk = (cuuint32_t)key.chunk, tiles = whole ? key.HD / chunk : 1;
-    const cuuint64_t dims[5] = {whole ? chunk : (cuuint64_t)key.columns, (cuuint64_t)key.T, tiles,
+    const bool whole = key.HD % key.atom == 0;
+    const cuuint32_t atom = (cuuint32_t)key.atom, tiles = whole ? key.HD / atom : 1;
+    const cuuint64_t dims[5] = {whole ? atom : (cuuint64_t)key.columns, (cuuint64_t)key.T, tiles,
                                 (cuuint64_t)key.n_heads, (cuuint64_t)key.B};
-    const cuuint64_t strides[4] = {position, 2 * chunk, (cuuint64_t)key.HD * 2, position * key.T};
-    const cuuint32_t box[5] = {chunk, (cuuint32_t)key.box_rows, tiles, 1, 1};
+    const cuuint64_t strides[4] = {position, 2 * atom, (cuuint64_t)key.HD * 2, position * key.T};
+    const cuuint32_t box[5] = {atom, (cuuint32_t)key.box_rows, tiles, 1, 1};
     return encode_tiles(key.base, 5, dims, strides, box);
 }
 
 /* Encoding is host work at every launch, so the last map of each slot is kept. A map is a function of its key
  * alone: it stays right when memory is freed and given out again. */
 inline const CUtensorMap &part_map(const void *base, int B, int T, int n_heads, int HD, int box_rows,
-                                   int columns, int chunk = WIDE_CHUNK) {
+                                   int columns, int atom = SW128_COLUMNS) {
     enum { SLOTS = 1024 };
     static struct {
         MapKey key;
         CUtensorMap map;
     } slots[SLOTS];
-    const MapKey key = {base, B, T, n_heads, HD, box_rows, columns, chunk};
-    const uint64_t mixed =
-        ((uint64_t)base >> 8) * 31 + (uint64_t)T * 7 + B * 131 + n_heads * 17 + HD + box_rows * 3;
+    const MapKey key = {base, B, T, n_heads, HD, box_rows, columns, atom};
+    const uint64_t mixed = ((uint64_t)base >> 8) * 31 + (uint64_t)T * 7 + B * 131 + n_heads * 17 + HD +
+                           box_rows * 3 + columns * 5 + atom * 11;
     auto &slot = slots[mixed * 0x9e3779b97f4a7c15ull >> 54];
     const MapKey &old = slot.key;
     if (old.base != base || old.B != B || old.T != T || old.n_heads != n_heads || old.HD != HD ||
-        old.box_rows != box_rows || old.columns != columns || old.chunk != chunk) {
+        old.box_rows != box_rows || old.columns != columns || old.atom != atom) {
         slot.map = encode_map(key);
         slot.key = key;
     }
     return slot.map;
 }
 inline const CUtensorMap &tensor_map(const void *base, int B, int T, int n_heads, int HD, int box_rows,
-                                     int chunk = WIDE_CHUNK) {
-    return part_map(base, B, T, n_heads, HD, box_rows, HD, chunk);
+                                     int atom = SW128_COLUMNS) {
+    return part_map(base, B, T, n_heads, HD, box_rows, HD, atom);
 }
 
 /* ---- shared memory ---- */
@@ -218,23 +218,25 @@ template <typename Shared> __device__ __forceinline__ Shared &at_uniform_address
 
 /* Matrix descriptors (PTX ISA, "Matrix descriptor"), for swizzled tiles. The 64-bit value
  * counts in units of 16 bytes: add bytes / 16 to step. k contiguous ("K-major"): the next 16 of k are 32
- * bytes on, the next CHUNK the next tile. m or n contiguous ("MN-major"): the next 16 of k are 16 rows on;
- * chunk_bytes: from CHUNK columns to the next. */
-template <int CHUNK = WIDE_CHUNK> __device__ __forceinline__ uint64_t descriptor_k_major(uint32_t tile) {
-    constexpr uint64_t SWIZZLE = CHUNK == WIDE_CHUNK ? 1 : 3, EIGHT_ROWS = 8 * CHUNK * 2;
+ * bytes on (inside a tile: step_of_columns). m or n contiguous ("MN-major"): the next 16 of k are 16 rows on;
+ * chunk_bytes: from ATOM_COLUMNS columns to the next. */
+template <int ATOM_COLUMNS = SW128_COLUMNS>
+__device__ __forceinline__ uint64_t descriptor_k_major(uint32_t tile) {
+    constexpr uint64_t SWIZZLE = ATOM_COLUMNS == SW128_COLUMNS ? 1 : 3 /* 128 bytes, 32 */,
+                       EIGHT_ROWS = 8 * ATOM_COLUMNS * 2;
     return SWIZZLE << 62 | (EIGHT_ROWS >> 4) << 32 | ((tile & 0x3ffff) >> 4);
 }
-template <int CHUNK = WIDE_CHUNK>
+template <int ATOM_COLUMNS = SW128_COLUMNS>
 __device__ __forceinline__ uint64_t descriptor_mn_major(uint32_t tile, uint32_t chunk_bytes) {
-    return descriptor_k_major<CHUNK>(tile) | ((uint64_t)(chunk_bytes >> 4) << 16);
+    return descriptor_k_major<ATOM_COLUMNS>(tile) | ((uint64_t)(chunk_bytes >> 4) << 16);
 }
 /* K-major: what step i of 16 columns adds, in tiles of `rows` rows. */
-template <int CHUNK> constexpr int step_of_columns(int i, int rows) {
-    return i / (CHUNK / 16) * (rows * CHUNK * 2 >> 4) + i % (CHUNK / 16) * 2;
+template <int ATOM_COLUMNS> constexpr int step_of_columns(int i, int rows) {
+    return i / (ATOM_COLUMNS / 16) * (rows * ATOM_COLUMNS * 2 >> 4) + i % (ATOM_COLUMNS / 16) * 2;
 }
-/* Bytes from a tile's start to the 16 of columns 8 group .. 8 group + 7 of a row. */
-template <int CHUNK> __device__ __forceinline__ uint32_t swizzled_at(int row, int group) {
-    return row * (CHUNK * 2) + (group ^ (CHUNK == WIDE_CHUNK ? row & 7 : row >> 2 & 1)) * 16;
+/* Bytes from a tile's start to a 16-byte chunk of a row. */
+template <int ATOM_COLUMNS> __device__ __forceinline__ uint32_t swizzled_at(int row, int chunk) {
+    return row * (ATOM_COLUMNS * 2) + (chunk ^ (ATOM_COLUMNS == SW128_COLUMNS ? row & 7 : row >> 2 & 1)) * 16;
 }
 /* No swizzle, K-major: blocks of 8 rows x 16 bytes, 128 bytes each, one after another; k_bytes: from 8 of k
  * to the next 8. */
@@ -247,7 +249,7 @@ __device__ __forceinline__ uint64_t descriptor_unswizzled(uint32_t tile, uint32_
 __device__ __forceinline__ uint32_t uniform_descriptor(uint32_t address) {
     return __shfl_sync(0xffffffffu, (address & 0x3ffff) >> 4, 0);
 }
-/* Swizzled tiles, as descriptor_k_major and descriptor_mn_major; without swizzle, as descriptor_unswizzled. */
+/* Swizzled tiles of 64 columns, as descriptor_k_major and descriptor_mn_major; without swizzle, as descriptor_unswizzled. */
 __device__ __forceinline__ uint64_t swizzled(uint32_t place) {
     return (uint64_t)(1u << 30 | 1024 >> 4) << 32 | place;
 }
@@ -347,28 +349,29 @@ __device__ __forceinline__ void store_rows(bf16 *to, int64_t stride, int rows, c
 }
 
 /* The same of a warp's 16 rows, by TMA. map: boxes of 16 rows; position: of the first of them; what lies
- * beyond the sequence or the head is not written. buffer: the warp's own, a multiple of 1024, of 256 in narrow chunks; TMA
+ * beyond the sequence or the head is not written. buffer: the warp's own, a multiple of 1024, of 256 in tiles of 16 columns; TMA
  * reads it until bulk_wait_read in lane 0. */
-template <int CHUNK = WIDE_CHUNK, int N>
+template <int ATOM_COLUMNS = SW128_COLUMNS, int N>
 __device__ __forceinline__ void tma_store_rows(const CUtensorMap *map, uint32_t buffer, const float (&c)[N],
                                                const float (&factor)[2], int position, int head, int batch) {
     const int lane = threadIdx.x % 32, row = lane % 16, half = lane / 16;
 #pragma unroll
     for (int block = 0; block < N / 4; block += 2) {
-        constexpr int GROUPS = CHUNK / 8;
+        constexpr int CHUNKS = ATOM_COLUMNS / 8;
         uint32_t r[4];
 #pragma unroll
         for (int i = 0; i < 4; i++) {
             const int at = (block + i / 2) * 4 + i % 2 * 2;
             r[i] = cvt_bf16x2(c[at] * factor[i % 2], c[at + 1] * factor[i % 2]);
         }
-        stmatrix_x4(
-            buffer + block / GROUPS * (16 * CHUNK * 2) + swizzled_at<CHUNK>(row, block % GROUPS + half), r);
+        stmatrix_x4(buffer + block / CHUNKS * (16 * ATOM_COLUMNS * 2) +
+                        swizzled_at<ATOM_COLUMNS>(row, block % CHUNKS + half),
+                    r);
     }
     fence_proxy_async();
     __syncwarp();
     if (lane == 0) {
-        constexpr int BOXES = CHUNK == WIDE_CHUNK && N % 32 ? (N + 31) / 32 : 1;
+        constexpr int BOXES = ATOM_COLUMNS == SW128_COLUMNS && N % 32 ? (N + 31) / 32 : 1;
 #pragma unroll
         for (int i = 0; i < BOXES; i++)
             tma_store_5d(map, 64 * i, position, 0, head, batch, buffer + i * 2048);

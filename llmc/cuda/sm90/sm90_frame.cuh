@@ -12,7 +12,7 @@
 
 struct Sm90Roles {
     static constexpr int ASSISTANT_REGISTERS = 0;
-    static constexpr int CHUNK = WIDE_CHUNK;      /* of the tiles of a head */
+    static constexpr int ATOM_COLUMNS = SW128_COLUMNS; /* of the tiles of a head */
     static constexpr bool EARLY_NEXT = false;     /* the next launch may be made ready while this one runs */
     static constexpr bool UNIFORM_SHARED = false; /* see at_uniform_address */
     template <class Shared>

@@ -1,4 +1,4 @@
-/* Attention backward for sm_90a, bf16, head size 64 and 128 (FlashAttention-2, Dao 2023, Algorithm 2), dqkv =, in one
+/* Attention backward for sm_90a, bf16, head sizes 64 to 128 (FlashAttention-2, Dao 2023, Algorithm 2), dqkv =, in one
  * pass of five products: what its two kernels share (sm90_backward_hd64.cuh, sm90_backward_hd128.cuh).
  *
  * No additions in an order left to chance: the same inputs give the same bits. P = exp(scale * Q K^T - lse), D =
@@ -32,10 +32,10 @@ typedef struct BackwardArgs {
 
 /* All but the order of the tiles. */
 inline BackwardArgs backward_args(floatX *dqkv, const floatX *dout, const floatX *qkv, const void *scratch,
-                                  int B, int T, int NH, int HD, int chunk = WIDE_CHUNK) {
+                                  int B, int T, int NH, int HD, int atom = SW128_COLUMNS) {
     BackwardArgs args = {};
-    args.rows = tensor_map(qkv, B, T, 3 * NH, HD, WG_ROWS, chunk);
-    args.dout = tensor_map(dout, B, T, NH, HD, WG_ROWS, chunk);
+    args.rows = tensor_map(qkv, B, T, 3 * NH, HD, WG_ROWS, atom);
+    args.dout = tensor_map(dout, B, T, NH, HD, WG_ROWS, atom);
     args.dqkv = (bf16 *)dqkv;
     args.lse_d = (LseDRow *)scratch;
     args.T = T;
@@ -84,12 +84,12 @@ __device__ __forceinline__ uint32_t neighbours_d(float d, int row, int distance)
 
 /* S or dP: acc = A B^T over the head's columns, A from shared memory in tiles of 64 rows, B in tiles of
  * b_rows. */
-template <int HD, int CHUNK = WIDE_CHUNK, int N>
+template <int HD, int ATOM_COLUMNS = SW128_COLUMNS, int N>
 __device__ __forceinline__ void multiply_heads(float (&acc)[N], uint64_t a, uint64_t b) {
 #pragma unroll
     for (int i = 0; i < HD / 16; i++) {
-        const uint64_t a_i = a + step_of_columns<CHUNK>(i, WG_ROWS);
-        const uint64_t b_i = b + step_of_columns<CHUNK>(i, 2 * N);
+        const uint64_t a_i = a + step_of_columns<ATOM_COLUMNS>(i, WG_ROWS);
+        const uint64_t b_i = b + step_of_columns<ATOM_COLUMNS>(i, 2 * N);
         if (i == 0)
             wgmma<D_SET, B_K_MAJOR>(acc, a_i, b_i);
         else

@@ -282,7 +282,7 @@ template <class C> __device__ __forceinline__ int dq_head(const Hd128Place<C> &p
 }
 
 /* The last to add: dQ leaves from where the sums were. 1-CTA: each warp stores its 16 rows. 2-CTA: a warp's rows lie
- * apart, so the warpgroup's leave together: 8 of the 16 KB, from a multiple of 1024 on. */
+ * apart, so the warpgroup's leave together: 8 KB of the buffer, from a multiple of 1024 on. */
 template <class C, class Buffers>
 __device__ __forceinline__ void finish_dq(KeyRows<C> &r, Buffers &buffers, Hd128Place<C> &place, int block,
                                           const KernelArgs &args) {
@@ -299,6 +299,8 @@ __device__ __forceinline__ void finish_dq(KeyRows<C> &r, Buffers &buffers, Hd128
         return;
     }
     const int row = query_at(thread / 32 * 16 + lane % 16);
+    static_assert(!C::PAIRED || (int)Buffers::BYTES >= WG_ROWS * 128 + 1023,
+                  "a tile from the next multiple of 1024");
     const uint32_t tile = (shared_address(buffers.dq) + 1023) & ~1023u;
     named_barrier_sync<WARPGROUP>(1 + place.warpgroup); /* all have read their sums */
 #pragma unroll

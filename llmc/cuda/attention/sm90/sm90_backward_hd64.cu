@@ -2,7 +2,7 @@
 #include "sm90_backward_hd64.cuh"
 #include "llmc/cuda/attention/paths.cuh"
 
-/* The parameters of backward_hd64, and of its kernel in kernels.txt: CAUSAL, TMA, PAIRED. */
+/* The parameters of backward_hd64, and of its kernel in kernels.txt: CAUSAL, TMA, PAIRED, HEAD. */
 
 void sm90_backward_hd64_1cta(floatX *dqkv, const floatX *dout, const floatX *out, const floatX *qkv,
                              const float *lse, const float *d, void *scratch, int B, int T, int NH, int HD) {

@@ -5,7 +5,7 @@
  * third warpgroup, which computes the block's partial dQ = dS K. The tiles of a head add theirs in a fixed order
  * (sm90_dq_semaphore.cuh), so every bit is fixed. Of the fourth warpgroup one thread loads; the reducers are one thread
  * for each buffer of partial dQ. dK and dV leave by TMA while the next tile is under way: dV from where V was, dK as
- * well or, in the causal 1-CTA kernel, from a buffer of its own.
+ * well or, in the causal 1-CTA kernel of 64, from a buffer of its own.
  *
  * For short T a causal tile has 2 to 16 blocks, and in the first of them only 64 of its keys have work. So the two
  * warpgroups exchange halves from tile to tile (half_of), and ping-pong never idles: 64 sequences
@@ -17,8 +17,9 @@
  * circle: tile 2p waits for tile 2p + 1 only when it has released that block's stage and those of the
  * next two, and all other waits are for pairs drawn earlier.
  *
- * Head size 80 has its rows in tiles of 16 columns, or all would not fit: 224 KB. dK and dV take the registers that K has at
- * 64, so all of S's operands come from shared memory. For as many products it takes 1.01 to 1.06 times as long as 64. */
+ * Head size 80 has its rows in tiles of 16 columns: so 221 KB hold all; in tiles of 64 columns it would not fit. dK and dV
+ * take the registers that K has at 64, so all of S's operands come from shared memory. For as many products it takes 1.00
+ * to 1.06 times as long as 64. */
 #pragma once
 #include "sm90_keys.cuh"
 #include "sm90_backward_tiles.cuh"
@@ -37,7 +38,8 @@ enum {
  * T = 1k halves are exchanged as well. */
 enum { TMA_UP_TO = 1024 };
 
-/* TMA: dQ of tile 0 leaves by TMA. PAIRED: pairs of tiles in clusters. What is faster differs with T: TMA_UP_TO, and
+/* TMA: dQ of tile 0 leaves by TMA, and tiles alone exchange halves; at head size 80 it always leaves so, and TMA is the exchange
+ * alone. PAIRED: pairs of tiles in clusters. What is faster differs with T: TMA_UP_TO, and
  * the table in dispatch.cu. */
 template <bool IS_CAUSAL, bool TMA, bool PAIRED, int HEAD = 64> struct Hd64Config : Sm90Roles {
     /* dK has a buffer of its own while it leaves. Else it follows dV through V's place: a tile ends later, but there
@@ -45,14 +47,14 @@ template <bool IS_CAUSAL, bool TMA, bool PAIRED, int HEAD = 64> struct Hd64Confi
      * below), 1 % in causal pairs, and would add 2 % to causal tiles alone at T = 2k. */
     static constexpr bool DK_HAS_PLACE = IS_CAUSAL && !PAIRED && HEAD == 64;
     static constexpr Sm90Shape SHAPE = HEAD == 64 ? HD64_SHAPES[DK_HAS_PLACE] : HD80_SHAPE;
-    static constexpr int CHUNK = HEAD == 64 ? WIDE_CHUNK : NARROW_CHUNK;
+    static constexpr int ATOM_COLUMNS = HEAD == 64 ? SW128_COLUMNS : SW32_COLUMNS;
     static constexpr int DQ_REGISTERS = HEAD == 64 ? 64 : 72; /* of the third warpgroup */
     static constexpr int HD = HEAD, WARPGROUPS = SHAPE.warpgroups, STAGES = SHAPE.stages,
                          OWN = SHAPE.own_buffers;
     static constexpr bool CAUSAL = IS_CAUSAL, DQ_BY_TMA = TMA || HEAD != 64;
     /* Of halves, see half_of: 3 % at T = 1k in training steps; long tiles gain nothing, and at T = 16k lose 2 %. */
     static constexpr bool EXCHANGE = TMA && !PAIRED;
-    static constexpr bool K_IN_REGISTERS = HEAD == 64; /* 208 hold no more */
+    static constexpr bool K_IN_REGISTERS = HEAD == 64; /* of 64: 208 hold no more; of 80: none */
     static constexpr bool RANGES = false;              /* a mask: tiles end before the sequence does */
     static constexpr bool TURNS = false;               /* turned */
     static constexpr bool SPARSE = false;              /* a mask: a list of blocks of queries */
@@ -191,9 +193,8 @@ __device__ __forceinline__ void store_gradients(const KeyRows<C> &r, Hd64Shared<
     const int half = half_of<C>(warpgroup, stage), NH = args.base.NH;
     const int row0 = before.work.tile * C::TILE_ROWS + half * WG_ROWS;
     const uint32_t v = shared_address(shared.own[stage].v[half]);
-    if (C::CHUNK ==
-        NARROW_CHUNK) /* a warp writes where others' rows of V were: they have multiplied by them */
-        named_barrier_sync<WARPGROUP>(3 + warpgroup);
+    /* In tiles of 16 columns a warp's part of V's place has rows of the others, which must have multiplied by them. */
+    if (C::ATOM_COLUMNS == SW32_COLUMNS) named_barrier_sync<WARPGROUP>(3 + warpgroup);
     queue_key_rows<C>(args.gradients, v, r.dv, C::DROPS ? args.dropout.kept_scale : 1.0f, 2, before.work,
                       row0, NH);
     if (!C::DK_HAS_PLACE) wait_stored();
@@ -305,9 +306,9 @@ __device__ __forceinline__ void hd64_keys(Hd64Shared<C> &shared, const KernelArg
 /* dQ of the block = dS K over the first K_STEPS * 16 keys. */
 template <class C, int K_STEPS>
 __device__ __forceinline__ void multiply_ds(float (&dq)[C::HD / 2], uint32_t ds, uint32_t k) {
-    constexpr int ROW = C::CHUNK * 2; /* bytes */
+    constexpr int ROW = C::ATOM_COLUMNS * 2; /* bytes */
     const uint64_t a = descriptor_mn_major(ds, 0),
-                   b = descriptor_mn_major<C::CHUNK>(k, C::HD > C::CHUNK ? WG_ROWS * ROW : 0);
+                   b = descriptor_mn_major<C::ATOM_COLUMNS>(k, C::HD > C::ATOM_COLUMNS ? WG_ROWS * ROW : 0);
     wgmma_fence();
 #pragma unroll
     for (int i = 0; i < K_STEPS; i++) {
@@ -352,8 +353,9 @@ __device__ __forceinline__ void finish_dq(Hd64Shared<C> &shared, DqRings<DQ_BUFF
         const float scale[2] = {args.base.scale, args.base.scale};
         add_dq_sums(shared.dq_buffers, at, dq, partials);
         __syncwarp(); /* all lanes have read the sums where the result goes now */
-        tma_store_rows<C::CHUNK>(&args.dq, shared_address(shared.dq_buffers.part(at.sums.stage)), dq, scale,
-                                 block * WG_ROWS + threadIdx.x % WARPGROUP / 32 * 16, work.head, work.batch);
+        tma_store_rows<C::ATOM_COLUMNS>(&args.dq, shared_address(shared.dq_buffers.part(at.sums.stage)), dq,
+                                        scale, block * WG_ROWS + threadIdx.x % WARPGROUP / 32 * 16, work.head,
+                                        work.batch);
     } else {
         add_and_release_dq_sums(shared.dq_buffers, at, dq, partials);
         store_dq<C>(dq, work, block, args.base);
@@ -448,7 +450,7 @@ static void backward_hd64(floatX *dqkv, const floatX *dout, const floatX *out, c
                           const float *lse, const float *d, void *scratch, int B, int T, int NH) {
     using C = Hd64Config<CAUSAL, TMA, PAIRED, HEAD>;
     const KernelArgs args =
-        kernel_args<HEAD, false, C::CHUNK>(dqkv, dout, out, qkv, lse, d, scratch, B, T, NH, CAUSAL);
+        kernel_args<HEAD, false, C::ATOM_COLUMNS>(dqkv, dout, out, qkv, lse, d, scratch, B, T, NH, CAUSAL);
     launch_one_pass<C, Hd64Shared<C>>("sm90_backward_hd64_kernel",
                                       sm90_backward_hd64_kernel<CAUSAL, TMA, PAIRED, HEAD>, args);
 }

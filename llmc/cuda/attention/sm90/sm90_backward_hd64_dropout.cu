@@ -18,8 +18,8 @@ static void backward_dropout(floatX *dqkv, const floatX *dout, const floatX *out
     using C = Hd64Dropout<TMA, HEAD>;
     launch_one_pass<C, Hd64Shared<C>>(
         "sm90_backward_hd64_dropout_kernel", sm90_backward_hd64_dropout_kernel<TMA, HEAD>,
-        kernel_args<HEAD, true, C::CHUNK>(dqkv, dout, out, qkv, lse, d, scratch, B, T, NH, true, {},
-                                          dropout_args(mask)));
+        kernel_args<HEAD, true, C::ATOM_COLUMNS>(dqkv, dout, out, qkv, lse, d, scratch, B, T, NH, true, {},
+                                                 dropout_args(mask)));
 }
 
 void sm90_backward_hd64_dropout(floatX *dqkv, const floatX *dout, const floatX *out, const floatX *qkv,

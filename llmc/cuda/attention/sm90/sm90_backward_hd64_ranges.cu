@@ -146,8 +146,8 @@ __global__ void __launch_bounds__(Hd64Ranges<HEAD>::THREADS, 1)
         using C = Hd64Ranges<head_size>;                                                                     \
         launch_one_pass<C, Hd64Shared<C>>(                                                                   \
             "sm90_backward_hd64_ranges_kernel", sm90_backward_hd64_ranges_kernel<head_size>,                 \
-            kernel_args<head_size, false, C::CHUNK>(dqkv, dout, out, qkv, lse, d, scratch, B, T, NH, true,   \
-                                                    seen_keys(mask, T)));                                    \
+            kernel_args<head_size, false, C::ATOM_COLUMNS>(dqkv, dout, out, qkv, lse, d, scratch, B, T, NH,  \
+                                                           true, seen_keys(mask, T)));                       \
     }
 
 BACKWARD(sm90_backward_hd64_ranges, 64)

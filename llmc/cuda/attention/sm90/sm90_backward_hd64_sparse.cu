@@ -1,5 +1,5 @@
-/* Attention backward for sm_90a, head sizes 64 and 80, where queries see a pattern of blocks (block_sparse.h): the 1-CTA kernel of
- * sm90_backward_hd64.cuh with a list of blocks of queries for each tile in place of a range (tile_visits).
+/* Attention backward for sm_90a, head sizes 64 and 80, where queries see a pattern of blocks (block_sparse.h): the 1-CTA
+ * kernel of sm90_backward_hd64.cuh with a list of blocks of queries for each tile in place of a range (tile_visits).
  *
  * Many blocks see one half of a tile's keys alone, so the warpgroups take no turns: while one passes blocks, the other
  * multiplies. A warpgroup holds the last block that saw its keys until the next, whose products are queued with the
@@ -165,8 +165,8 @@ __global__ void __launch_bounds__(Hd64Sparse<HEAD>::THREADS, 1)
         using C = Hd64Sparse<head_size>;                                                                     \
         launch_one_pass<C, Hd64Shared<C>>(                                                                   \
             "sm90_backward_hd64_sparse_kernel", sm90_backward_hd64_sparse_kernel<head_size>,                 \
-            kernel_args<head_size, false, C::CHUNK>(dqkv, dout, out, qkv, lse, d, scratch, B, T, NH, true,   \
-                                                    {}, {}, mask->sparse));                                  \
+            kernel_args<head_size, false, C::ATOM_COLUMNS>(dqkv, dout, out, qkv, lse, d, scratch, B, T, NH,  \
+                                                           true, {}, {}, mask->sparse));                     \
     }
 
 BACKWARD(sm90_backward_hd64_sparse, 64)

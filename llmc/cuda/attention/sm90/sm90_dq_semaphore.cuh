@@ -25,8 +25,8 @@
  * L2 working set. Tiles start two query blocks apart, so between the oldest and the newest running tile there are 2 * SMs +
  * tiles query blocks whose Q, dO and sums must stay in L2: 33 MB at head size 128, T = 32768.
  *
- * The unit is 64 queries x 64 columns, 16 KB: a head has COLUMNS / 64 column blocks, each with sums and semaphores of its own.
- * A head of 80 is one of 80, a head of 96 two of 48.
+ * The unit is 64 queries x the columns of a column block. Heads of 64 have one of 64 columns (16 KB), of 80 one of 80, of 96
+ * two of 48, of 112 and 128 two of 64. Each has sums and semaphores of its own.
  * Its owner is the warpgroup that computes dQ; its reducers are one thread for each buffer. They share the buffers in two
  * rings: partial dQ from the owner, and sums that the reducer fetches for tile 0. A tile uses one of the two. Both can have
  * the same buffers, because a reducer has all of a buffer's copies in its own order, and every thread of the owner reads
@@ -80,7 +80,7 @@ template <class C> __device__ __forceinline__ int partials_of(const DqSums &dq_s
 typedef struct KernelArgs {
     BackwardArgs base;
     DqSums dq_sums;
-    CUtensorMap gradients, dq; /* boxes of 16 rows of dqkv: of a head; of 64 of its columns */
+    CUtensorMap gradients, dq; /* boxes of 16 rows of dqkv: of a head; of a column block's columns */
     SeenKeys seen;             /* only where RANGES */
     DropoutArgs dropout;       /* only where DROPS; base.scale is then times kept_scale */
     CUtensorMap second_dq;     /* dQ's columns of the second warpgroup, where a head is no multiple of 64 */
@@ -405,7 +405,7 @@ static __global__ void __launch_bounds__(256)
 
 /* ---- host ---- */
 
-/* From here on HD is the columns of a head in shared memory: tile_columns. */
+/* From here on HD is tile_columns of the head size. At 80, which has no padding, it is 128 for the plan alone. */
 
 /* The shortest tiles first, in head groups whose Q, dO and sums fit L2. Causal tiles of head size 128 take small
  * groups: at T = 1024 DRAM traffic of a launch fell from 2.33 to 1.88 GB, +3 % in speed, +5 % at 2048. Non-causal tiles of
@@ -506,7 +506,7 @@ static inline void make_dq_maps(KernelArgs &args, floatX *dqkv, int B, int T, in
 }
 
 /* Fills in the arguments and queues the lse and D kernel that goes before. */
-template <int HEAD, bool DROPS = false, int CHUNK = WIDE_CHUNK>
+template <int HEAD, bool DROPS = false, int ATOM_COLUMNS = SW128_COLUMNS>
 static KernelArgs kernel_args(floatX *dqkv, const floatX *dout, const floatX *out, const floatX *qkv,
                               const float *lse, const float *d, void *scratch, int B, int T, int NH,
                               bool causal, const SeenKeys &seen = {}, const DropoutArgs &dropout = {},
@@ -515,14 +515,14 @@ static KernelArgs kernel_args(floatX *dqkv, const floatX *dout, const floatX *ou
     const bool lists = sparse.pattern.window > 0;
     KernelArgs args = {};
     args.dropout = dropout;
-    args.base = backward_args(dqkv, dout, qkv, scratch, B, T, NH, HEAD, CHUNK);
+    args.base = backward_args(dqkv, dout, qkv, scratch, B, T, NH, HEAD, ATOM_COLUMNS);
     if (DROPS) args.base.scale *= dropout.kept_scale;
     args.base.order = lists ? sparse_order(B, T, NH, HD) : backward_order(B, T, NH, HD, causal);
     args.dq_sums =
         dq_sums_in(scratch, args.base.order,
                    lists ? sparse_slots(args.base.order) : dq_slots(args.base.order), B, T, NH, HD);
-    args.gradients = tensor_map(dqkv, B, T, 3 * NH, HEAD, 16, CHUNK);
-    if (CHUNK == NARROW_CHUNK) { /* a head is one column block */
+    args.gradients = tensor_map(dqkv, B, T, 3 * NH, HEAD, 16, ATOM_COLUMNS);
+    if (ATOM_COLUMNS == SW32_COLUMNS) { /* a head is one column block */
         args.dq_sums.column_blocks = 1;
         args.dq = args.gradients;
     } else {

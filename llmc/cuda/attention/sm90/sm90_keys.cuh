@@ -158,13 +158,13 @@ __device__ __forceinline__ void multiply_lse_d(float (&acc)[WG_ROWS / 2], QueryS
 template <class C>
 __device__ __forceinline__ void multiply_s(KeyRows<C> &r, QueryStages<C> &queries, const KeyPlace<C> &place,
                                            int stage) {
-    const uint64_t b = descriptor_k_major<C::CHUNK>(shared_address(queries.q[stage]));
+    const uint64_t b = descriptor_k_major<C::ATOM_COLUMNS>(shared_address(queries.q[stage]));
     if constexpr (C::K_IN_REGISTERS) {
         wgmma<D_SET, B_K_MAJOR>(r.s, r.k[0], b);
 #pragma unroll
         for (int i = 1; i < C::HD / 16; i++) wgmma<D_ADD, B_K_MAJOR>(r.s, r.k[i], b + i * 2);
     } else {
-        multiply_heads<C::HD, C::CHUNK>(r.s, descriptor_k_major<C::CHUNK>(place.k), b);
+        multiply_heads<C::HD, C::ATOM_COLUMNS>(r.s, descriptor_k_major<C::ATOM_COLUMNS>(place.k), b);
     }
     multiply_lse_d(r.s, queries, 0, stage);
     wgmma_commit();
@@ -174,9 +174,9 @@ template <class C>
 __device__ __forceinline__ void multiply_dp(KeyRows<C> &r, QueryStages<C> &queries, const KeyPlace<C> &place,
                                             int stage) {
     /* before the other descriptor, or head size 64 is 1 to 2 % slower at T = 4k and 8k */
-    const uint64_t b = descriptor_k_major<C::CHUNK>(shared_address(queries.dout[stage]));
-    multiply_heads<C::HD, C::CHUNK>(r.dp,
-                                    descriptor_k_major<C::CHUNK>(place.k + C::WARPGROUPS * C::TILE_BYTES), b);
+    const uint64_t b = descriptor_k_major<C::ATOM_COLUMNS>(shared_address(queries.dout[stage]));
+    multiply_heads<C::HD, C::ATOM_COLUMNS>(
+        r.dp, descriptor_k_major<C::ATOM_COLUMNS>(place.k + C::WARPGROUPS * C::TILE_BYTES), b);
     multiply_lse_d(r.dp, queries, 1, stage);
     wgmma_commit();
 }
@@ -184,9 +184,10 @@ __device__ __forceinline__ void multiply_dp(KeyRows<C> &r, QueryStages<C> &queri
 /* dV += P^T dO, dK += dS^T Q. */
 template <class C>
 __device__ __forceinline__ void multiply_gradients(KeyRows<C> &r, QueryStages<C> &queries, int stage) {
-    constexpr int ROW = C::CHUNK * 2; /* bytes */
-    const uint64_t q = descriptor_mn_major<C::CHUNK>(shared_address(queries.q[stage]), WG_ROWS * ROW);
-    const uint64_t dout = descriptor_mn_major<C::CHUNK>(shared_address(queries.dout[stage]), WG_ROWS * ROW);
+    constexpr int ROW = C::ATOM_COLUMNS * 2; /* bytes */
+    const uint64_t q = descriptor_mn_major<C::ATOM_COLUMNS>(shared_address(queries.q[stage]), WG_ROWS * ROW);
+    const uint64_t dout =
+        descriptor_mn_major<C::ATOM_COLUMNS>(shared_address(queries.dout[stage]), WG_ROWS * ROW);
 #pragma unroll
     for (int i = 0; i < WG_ROWS / 16; i++) {
         wgmma<D_ADD, B_MN_MAJOR>(r.dv, r.p[i], dout + i * (16 * ROW >> 4));
@@ -373,8 +374,8 @@ __device__ __forceinline__ void queue_key_rows(const CUtensorMap &map, uint32_t 
                                                const Work &work, int row0, int NH) {
     const int warp = threadIdx.x % WARPGROUP / 32;
     const float factors[2] = {factor, factor};
-    tma_store_rows<C::CHUNK>(&map, buffer + warp * (C::TILE_BYTES / 4), gradient, factors, row0 + warp * 16,
-                             part * NH + work.head, work.batch);
+    tma_store_rows<C::ATOM_COLUMNS>(&map, buffer + warp * (C::TILE_BYTES / 4), gradient, factors,
+                                    row0 + warp * 16, part * NH + work.head, work.batch);
 }
 
 /* From one tile into the next: the gradients of the last block of the tile before, which complete dK and dV,

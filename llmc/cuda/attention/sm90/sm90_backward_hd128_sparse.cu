@@ -1,6 +1,6 @@
 /* Attention backward for sm_90a, head sizes 96, 112 and 128, where queries see a pattern of blocks (block_sparse.h): the 1-CTA
- * kernel of sm90_backward_hd128.cu with a list of blocks of queries for each tile in place of a range (tile_visits). Of a block that
- * does not see a warpgroup's keys its dS is 0 (trailing_block). */
+ * kernel of sm90_backward_hd128.cu with a list of blocks of queries for each tile in place of a range (tile_visits). Of a
+ * block that does not see a warpgroup's keys its dS is 0 (trailing_block). */
 #include "sm90_backward_hd128.cuh"
 #include "llmc/cuda/attention/paths.cuh"
 

@@ -1,6 +1,7 @@
 /* Causal self-attention on CUDA. dispatch.cu chooses among the paths below by compute capability, storage type, head
  * size and mask:
- *   sm90_forward.cu, sm90_backward_*.cu bf16, head sizes 64 to 128 (forward also 256): wgmma and TMA, Hopper alone; *_dropout.cu with that
+ *   sm90_forward.cu, sm90_backward_*.cu bf16, head sizes 64 to 128 (forward also 256): wgmma and TMA, Hopper alone;
+ *                                       *_dropout.cu with that
  *   sm80_forward.cu, sm80_backward.cu   bf16, any head size up to 256: mma.sync, sm_80 and later
  *   generic.cu                          fp32, any head size up to 256: FFMA
  *   standard.cu                         the T*T form, for comparison only

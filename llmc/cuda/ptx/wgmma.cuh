@@ -39,20 +39,32 @@ template <int N> __device__ __forceinline__ void wgmma_results(uint32_t (&a)[N][
 enum WgmmaD { D_SET, D_ADD };
 enum WgmmaB { B_K_MAJOR, B_MN_MAJOR };
 
+/* What stands for the first registers of an array: operands, and their places in the text. */
 #define WGMMA_8(c, d, i)                                                                                     \
     c((d)[(i)]), c((d)[(i) + 1]), c((d)[(i) + 2]), c((d)[(i) + 3]), c((d)[(i) + 4]), c((d)[(i) + 5]),        \
         c((d)[(i) + 6]), c((d)[(i) + 7])
-#define WGMMA_32(c, d, i)                                                                                    \
-    WGMMA_8(c, d, i), WGMMA_8(c, d, (i) + 8), WGMMA_8(c, d, (i) + 16), WGMMA_8(c, d, (i) + 24)
+#define WGMMA_16(c, d, i) WGMMA_8(c, d, i), WGMMA_8(c, d, (i) + 8)
+#define WGMMA_24(c, d, i) WGMMA_16(c, d, i), WGMMA_8(c, d, (i) + 16)
+#define WGMMA_32(c, d, i) WGMMA_16(c, d, i), WGMMA_16(c, d, (i) + 16)
+#define WGMMA_40(c, d, i) WGMMA_32(c, d, i), WGMMA_8(c, d, (i) + 32)
+#define WGMMA_48(c, d, i) WGMMA_40(c, d, i), WGMMA_8(c, d, (i) + 40)
+#define WGMMA_56(c, d, i) WGMMA_48(c, d, i), WGMMA_8(c, d, (i) + 48)
 #define WGMMA_64(c, d, i) WGMMA_32(c, d, i), WGMMA_32(c, d, (i) + 32)
-#define WGMMA_LIST_32                                                                                        \
+#define WGMMA_128(c, d, i) WGMMA_64(c, d, i), WGMMA_64(c, d, (i) + 64)
+#define WGMMA_LIST_24                                                                                        \
     "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, "   \
-    "%22, %23, "                                                                                             \
-    "%24, %25, %26, %27, %28, %29, %30, %31"
-#define WGMMA_LIST_64                                                                                        \
-    WGMMA_LIST_32                                                                                            \
-    ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, "      \
-    "%51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+    "%22, %23"
+#define WGMMA_LIST_32 WGMMA_LIST_24 ", %24, %25, %26, %27, %28, %29, %30, %31"
+#define WGMMA_LIST_40 WGMMA_LIST_32 ", %32, %33, %34, %35, %36, %37, %38, %39"
+#define WGMMA_LIST_48 WGMMA_LIST_40 ", %40, %41, %42, %43, %44, %45, %46, %47"
+#define WGMMA_LIST_56 WGMMA_LIST_48 ", %48, %49, %50, %51, %52, %53, %54, %55"
+#define WGMMA_LIST_64 WGMMA_LIST_56 ", %56, %57, %58, %59, %60, %61, %62, %63"
+#define WGMMA_LIST_128                                                                                       \
+    WGMMA_LIST_64                                                                                            \
+    ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79"                       \
+    ", %80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"                       \
+    ", %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111"           \
+    ", %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
 
 /* D_SET writes D ("=f"), so the compiler sees that old values are dead; scale-d is a predicate. */
 #define WGMMA_TEXT(shape, list, operands, set, flags)                                                        \
@@ -67,109 +79,35 @@ enum WgmmaB { B_K_MAJOR, B_MN_MAJOR };
                  : outputs(constraint, d, 0)                                                                 \
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"((int)B))
 
-/* D (64 x 64 or 64 x 128, by the size of d) = or += A B, both from shared memory. A_MN: A is MN-major. */
-template <WgmmaD D, WgmmaB B, int A_MN = 0>
-__device__ __forceinline__ void wgmma(float (&d)[32], uint64_t a, uint64_t b) {
-    if (D == D_SET)
-        WGMMA_SS("m64n64k16", WGMMA_LIST_32, WGMMA_32, "=f", "0", "%32", "%33", "%34", "%35");
-    else
-        WGMMA_SS("m64n64k16", WGMMA_LIST_32, WGMMA_32, "+f", "1", "%32", "%33", "%34", "%35");
-}
-template <WgmmaD D, WgmmaB B, int A_MN = 0>
-__device__ __forceinline__ void wgmma(float (&d)[64], uint64_t a, uint64_t b) {
-    if (D == D_SET)
-        WGMMA_SS("m64n128k16", WGMMA_LIST_64, WGMMA_64, "=f", "0", "%64", "%65", "%66", "%67");
-    else
-        WGMMA_SS("m64n128k16", WGMMA_LIST_64, WGMMA_64, "+f", "1", "%64", "%65", "%66", "%67");
-}
+/* wgmma(d, a, b) for d of `registers` floats, 64 x n: D = or += A B; the places after those of d. Both from shared memory.
+ * A_MN: A is MN-major. */
+#define WGMMA_FROM_SHARED(n, registers, o0, o1, o2, o3)                                                      \
+    template <WgmmaD D, WgmmaB B, int A_MN = 0>                                                              \
+    __device__ __forceinline__ void wgmma(float(&d)[registers], uint64_t a, uint64_t b) {                    \
+        if (D == D_SET)                                                                                      \
+            WGMMA_SS("m64n" #n "k16", WGMMA_LIST_##registers, WGMMA_##registers, "=f", "0", o0, o1, o2, o3); \
+        else                                                                                                 \
+            WGMMA_SS("m64n" #n "k16", WGMMA_LIST_##registers, WGMMA_##registers, "+f", "1", o0, o1, o2, o3); \
+    }
 /* The same with A in registers, which must stay as they are until the product is done. */
-template <WgmmaD D, WgmmaB B>
-__device__ __forceinline__ void wgmma(float (&d)[32], const uint32_t (&a)[4], uint64_t b) {
-    if (D == D_SET)
-        WGMMA_RS("m64n64k16", WGMMA_LIST_32, WGMMA_32, "=f", "0", "%32", "%33", "%34", "%35", "%36", "%37");
-    else
-        WGMMA_RS("m64n64k16", WGMMA_LIST_32, WGMMA_32, "+f", "1", "%32", "%33", "%34", "%35", "%36", "%37");
-}
-template <WgmmaD D, WgmmaB B>
-__device__ __forceinline__ void wgmma(float (&d)[64], const uint32_t (&a)[4], uint64_t b) {
-    if (D == D_SET)
-        WGMMA_RS("m64n128k16", WGMMA_LIST_64, WGMMA_64, "=f", "0", "%64", "%65", "%66", "%67", "%68", "%69");
-    else
-        WGMMA_RS("m64n128k16", WGMMA_LIST_64, WGMMA_64, "+f", "1", "%64", "%65", "%66", "%67", "%68", "%69");
-}
-
-/* D (64 x 48) = or += A B, both from shared memory. */
-#define WGMMA_16(c, d, i) WGMMA_8(c, d, i), WGMMA_8(c, d, (i) + 8)
-#define WGMMA_24(c, d, i) WGMMA_16(c, d, i), WGMMA_8(c, d, (i) + 16)
-#define WGMMA_LIST_24                                                                                        \
-    "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, "   \
-    "%22, %23"
-template <WgmmaD D, WgmmaB B, int A_MN = 0>
-__device__ __forceinline__ void wgmma(float (&d)[24], uint64_t a, uint64_t b) {
-    if (D == D_SET)
-        WGMMA_SS("m64n48k16", WGMMA_LIST_24, WGMMA_24, "=f", "0", "%24", "%25", "%26", "%27");
-    else
-        WGMMA_SS("m64n48k16", WGMMA_LIST_24, WGMMA_24, "+f", "1", "%24", "%25", "%26", "%27");
-}
-
-/* D (64 x 80, 64 x 96, 64 x 112) = or += A B with A in registers; 64 x 80 also with both from shared memory. */
-#define WGMMA_40(c, d, i) WGMMA_32(c, d, i), WGMMA_8(c, d, (i) + 32)
-#define WGMMA_48(c, d, i) WGMMA_40(c, d, i), WGMMA_8(c, d, (i) + 40)
-#define WGMMA_LIST_40 WGMMA_LIST_32 ", %32, %33, %34, %35, %36, %37, %38, %39"
-#define WGMMA_LIST_48 WGMMA_LIST_40 ", %40, %41, %42, %43, %44, %45, %46, %47"
-template <WgmmaD D, WgmmaB B>
-__device__ __forceinline__ void wgmma(float (&d)[40], const uint32_t (&a)[4], uint64_t b) {
-    if (D == D_SET)
-        WGMMA_RS("m64n80k16", WGMMA_LIST_40, WGMMA_40, "=f", "0", "%40", "%41", "%42", "%43", "%44", "%45");
-    else
-        WGMMA_RS("m64n80k16", WGMMA_LIST_40, WGMMA_40, "+f", "1", "%40", "%41", "%42", "%43", "%44", "%45");
-}
-template <WgmmaD D, WgmmaB B, int A_MN = 0>
-__device__ __forceinline__ void wgmma(float (&d)[40], uint64_t a, uint64_t b) {
-    if (D == D_SET)
-        WGMMA_SS("m64n80k16", WGMMA_LIST_40, WGMMA_40, "=f", "0", "%40", "%41", "%42", "%43");
-    else
-        WGMMA_SS("m64n80k16", WGMMA_LIST_40, WGMMA_40, "+f", "1", "%40", "%41", "%42", "%43");
-}
-template <WgmmaD D, WgmmaB B>
-__device__ __forceinline__ void wgmma(float (&d)[48], const uint32_t (&a)[4], uint64_t b) {
-    if (D == D_SET)
-        WGMMA_RS("m64n96k16", WGMMA_LIST_48, WGMMA_48, "=f", "0", "%48", "%49", "%50", "%51", "%52", "%53");
-    else
-        WGMMA_RS("m64n96k16", WGMMA_LIST_48, WGMMA_48, "+f", "1", "%48", "%49", "%50", "%51", "%52", "%53");
-}
-
-#define WGMMA_56(c, d, i) WGMMA_48(c, d, i), WGMMA_8(c, d, (i) + 48)
-#define WGMMA_LIST_56 WGMMA_LIST_48 ", %48, %49, %50, %51, %52, %53, %54, %55"
-template <WgmmaD D, WgmmaB B>
-__device__ __forceinline__ void wgmma(float (&d)[56], const uint32_t (&a)[4], uint64_t b) {
-    if (D == D_SET)
-        WGMMA_RS("m64n112k16", WGMMA_LIST_56, WGMMA_56, "=f", "0", "%56", "%57", "%58", "%59", "%60", "%61");
-    else
-        WGMMA_RS("m64n112k16", WGMMA_LIST_56, WGMMA_56, "+f", "1", "%56", "%57", "%58", "%59", "%60", "%61");
-}
-
-/* D (64 x 256) = or += A B, both from shared memory; with A in registers. */
-#define WGMMA_128(c, d, i) WGMMA_64(c, d, i), WGMMA_64(c, d, (i) + 64)
-#define WGMMA_LIST_128                                                                                       \
-    WGMMA_LIST_64                                                                                            \
-    ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79"                       \
-    ", %80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"                       \
-    ", %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111"           \
-    ", %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
-template <WgmmaD D, WgmmaB B, int A_MN = 0>
-__device__ __forceinline__ void wgmma(float (&d)[128], uint64_t a, uint64_t b) {
-    if (D == D_SET)
-        WGMMA_SS("m64n256k16", WGMMA_LIST_128, WGMMA_128, "=f", "0", "%128", "%129", "%130", "%131");
-    else
-        WGMMA_SS("m64n256k16", WGMMA_LIST_128, WGMMA_128, "+f", "1", "%128", "%129", "%130", "%131");
-}
-template <WgmmaD D, WgmmaB B>
-__device__ __forceinline__ void wgmma(float (&d)[128], const uint32_t (&a)[4], uint64_t b) {
-    if (D == D_SET)
-        WGMMA_RS("m64n256k16", WGMMA_LIST_128, WGMMA_128, "=f", "0", "%128", "%129", "%130", "%131", "%132",
-                 "%133");
-    else
-        WGMMA_RS("m64n256k16", WGMMA_LIST_128, WGMMA_128, "+f", "1", "%128", "%129", "%130", "%131", "%132",
-                 "%133");
-}
+#define WGMMA_FROM_REGISTERS(n, registers, o0, o1, o2, o3, o4, o5)                                           \
+    template <WgmmaD D, WgmmaB B>                                                                            \
+    __device__ __forceinline__ void wgmma(float(&d)[registers], const uint32_t(&a)[4], uint64_t b) {         \
+        if (D == D_SET)                                                                                      \
+            WGMMA_RS("m64n" #n "k16", WGMMA_LIST_##registers, WGMMA_##registers, "=f", "0", o0, o1, o2, o3,  \
+                     o4, o5);                                                                                \
+        else                                                                                                 \
+            WGMMA_RS("m64n" #n "k16", WGMMA_LIST_##registers, WGMMA_##registers, "+f", "1", o0, o1, o2, o3,  \
+                     o4, o5);                                                                                \
+    }
+WGMMA_FROM_SHARED(48, 24, "%24", "%25", "%26", "%27")
+WGMMA_FROM_SHARED(64, 32, "%32", "%33", "%34", "%35")
+WGMMA_FROM_SHARED(80, 40, "%40", "%41", "%42", "%43")
+WGMMA_FROM_SHARED(128, 64, "%64", "%65", "%66", "%67")
+WGMMA_FROM_SHARED(256, 128, "%128", "%129", "%130", "%131")
+WGMMA_FROM_REGISTERS(64, 32, "%32", "%33", "%34", "%35", "%36", "%37")
+WGMMA_FROM_REGISTERS(80, 40, "%40", "%41", "%42", "%43", "%44", "%45")
+WGMMA_FROM_REGISTERS(96, 48, "%48", "%49", "%50", "%51", "%52", "%53")
+WGMMA_FROM_REGISTERS(112, 56, "%56", "%57", "%58", "%59", "%60", "%61")
+WGMMA_FROM_REGISTERS(128, 64, "%64", "%65", "%66", "%67", "%68", "%69")
+WGMMA_FROM_REGISTERS(256, 128, "%128", "%129", "%130", "%131", "%132", "%133")

@@ -119,8 +119,8 @@ template <class C> struct Hd128Place {
 
 /* ---- products ---- */
 
-/* Where a step of 16 columns is in a tile, COLUMNS of which are in its first chunk. */
-template <int COLUMNS = 64> __device__ __forceinline__ uint32_t columns_at(int step) {
+/* step_of_columns in a tile of 64 columns a chunk, COLUMNS of which are the head's in the first. */
+template <int COLUMNS> __device__ __forceinline__ uint32_t columns_at(int step) {
     return step / (COLUMNS / 16) * (WG_ROWS * 128 >> 4) + step % (COLUMNS / 16) * 2;
 }
 
@@ -132,7 +132,7 @@ __device__ __forceinline__ void multiply_columns(float (&acc)[WG_ROWS / 2], uint
         wgmma<D_SET, B_K_MAJOR>(acc, swizzled(rows), swizzled(queries));
     else
         wgmma<D_ADD, B_K_MAJOR>(acc, swizzled(rows + columns_at<COLUMNS>(step)),
-                                swizzled(queries + columns_at(step)));
+                                swizzled(queries + step_of_columns<SW128_COLUMNS>(step, WG_ROWS)));
 }
 
 /* S - lse / scale or dP - D: a warpgroup's rows of K or V times a block of Q or dO, and the augmented step, whose A is
@@ -309,7 +309,7 @@ __device__ __forceinline__ void finish_dq(KeyRows<C> &r, Buffers &buffers, Hd128
 #pragma unroll
         for (int j = 0; j < 4; j++)
             x[j] = cvt_bf16x2(dq[8 * i + 2 * j] * scale, dq[8 * i + 2 * j + 1] * scale);
-        stmatrix_x4(tile + row * 128 + ((2 * i + lane / 16) ^ (row & 7)) * 16, x);
+        stmatrix_x4(tile + swizzled_at<SW128_COLUMNS>(row, 2 * i + lane / 16), x);
     }
     fence_proxy_async();
     named_barrier_sync<WARPGROUP>(1 + place.warpgroup);

@@ -130,7 +130,7 @@ template <class C> __device__ __forceinline__ void pingpong_pass(const KeyPlace<
 __device__ __forceinline__ void load_fragments(uint32_t (&a)[4][4], uint32_t tile) {
     const int lane = threadIdx.x % 32, row = threadIdx.x % WARPGROUP / 32 * 16 + lane % 16;
 #pragma unroll
-    for (int i = 0; i < 4; i++) ldmatrix_x4(a[i], tile + row * 128 + ((2 * i + lane / 16) ^ (row & 7)) * 16);
+    for (int i = 0; i < 4; i++) ldmatrix_x4(a[i], tile + swizzled_at<SW128_COLUMNS>(row, 2 * i + lane / 16));
 }
 
 /* A of the augmented step in registers: 1 where LseDRow has -lse / scale; where it has -D. */

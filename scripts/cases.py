@@ -1,4 +1,5 @@
-"""What the comparisons train: GPT-2's sizes, and cases of them, a model and the micro-batch of one GPU, written MODEL:BxT."""
+"""What the comparisons train: GPT-2's sizes, and cases of them, a model and the micro-batch of one GPU, written MODEL:BxT, or
+MODEL:BxT/TOKENS with the tokens of a step over all GPUs, which gradient accumulation brings."""
 import argparse
 import collections
 import re
@@ -8,11 +9,12 @@ MODELS = {"d6": (6, 6, 384), "d12": (12, 12, 768), "d24": (24, 16, 1024), "d36":
           "d60": (60, 30, 1920), "d72": (72, 30, 2880), "d84": (84, 36, 3456)}
 VOCABULARY, PADDED_VOCABULARY = 50257, 50304
 
-Case = collections.namedtuple("Case", "model B T")
+# tokens: of a step over all GPUs; 0: one micro-step on each GPU.
+Case = collections.namedtuple("Case", "model B T tokens", defaults=(0,))
 
 
 def name_of(case):
-    return f"{case.model}:{case.B}x{case.T}"
+    return f"{case.model}:{case.B}x{case.T}" + (f"/{case.tokens}" if case.tokens else "")
 
 
 def case_of(name):
@@ -29,6 +31,34 @@ def named_case(text):
     if not found:
         raise argparse.ArgumentTypeError(f"expected MODEL:BxT, such as d12:64x1024, with a model of {', '.join(MODELS)}; found {text!r}")
     return found
+
+
+def step_of(name):
+    """The case of a name, with /TOKENS or without; None where it is no case's."""
+    name, slash, tokens = name.partition("/")
+    found = case_of(name)
+    if not found or not slash:
+        return found
+    return found._replace(tokens=int(tokens)) if re.fullmatch(r"[1-9]\d{0,11}", tokens) else None
+
+
+def named_step(text):
+    """The type of a flag that takes a case with its step."""
+    found = step_of(text)
+    if not found:
+        raise argparse.ArgumentTypeError(f"expected MODEL:BxT or MODEL:BxT/TOKENS, such as d12:64x1024/524288, with a model of {', '.join(MODELS)}; found {text!r}")
+    return found
+
+
+def tokens_of(case, gpus):
+    """Of a step over all GPUs."""
+    return case.tokens or case.B * case.T * gpus
+
+
+def micro_steps_of(case, gpus):
+    """Of one GPU in a step; None where its tokens cannot be shared out so."""
+    micro, rest = divmod(tokens_of(case, gpus), case.B * case.T * gpus)
+    return None if rest else micro
 
 
 def flop(model, T):

@@ -2,12 +2,13 @@
 """Compares how ./train_gpt2cu and PyTorch (scripts/torch_gpt2.py: DistributedDataParallel, torch.compile, fused AdamW, bf16
 autocast) scale from one GPU of this host to several: tokens/s of both on 1 and on N, and N's in percent of linear.
 
-    make train_gpt2cu && scripts/compare_scaling.py --csv scaling.csv --markdown scaling.md   # 2 GPUs, about 10 minutes on H200
+    make train_gpt2cu && scripts/compare_scaling.py --csv scaling.csv --markdown scaling.md   # 2 GPUs, about 12 minutes on H200
     scripts/compare_scaling.py --cases d12:64x1024,d24:32x1024 --seconds 3 --deadline 270     # about 280 s
-    scripts/compare_scaling.py --cases d48:16x1024 --add scaling.csv --csv scaling.csv        # one case more, in the same table
+    scripts/compare_scaling.py --cases d48:16x1024/524288 --add scaling.csv --csv scaling.csv # one case more, in the same table
     scripts/compare_scaling.py --dry-run                                                      # the commands alone
 
-Every GPU has the same micro-batch at any count, and a step is one micro-step: nothing hides communication but backward itself.
+A case is MODEL:BxT, one micro-step on each GPU, where nothing hides communication but backward itself; or MODEL:BxT/TOKENS, so
+many tokens a step at any count, by gradient accumulation, of whose micro-steps only the last communicates.
 Turns of all go round in one run; only one program trains at a time, after 1 s of it that is not timed. Ours on one GPU takes
 the cards in turn, so that linear is the mean card's rate. PyTorch on N GPUs is tried with each bucket size of --buckets in the
 first round; the fastest goes on. NVLink multicast (NCCL_NVLS_ENABLE) is off for both unless the variable is set. The CSV has a
@@ -15,6 +16,7 @@ line for every turn; scripts/scaling.py --check holds its model to it.
 """
 import argparse
 import concurrent.futures
+import itertools
 import math
 import os
 import shlex
@@ -24,15 +26,15 @@ import tempfile
 import time
 
 import random_shard
-from cases import name_of
+from cases import micro_steps_of, name_of, named_step, tokens_of
 from combine import SAME, read_run, spread
 from comparison import (EXIT_RUN, Parser, Report, commit_of, duration, end_with, environment, fail, free_port, integer, listed, need_program,
                         number, torch_on_card, torchrun_variables, visible_card)
-from compare_train import DEFAULT, PEER, Configuration, Torch, Turns, command_of_ours, configuration_of, flags_of, n_steps, run_ours, way_of, words
+from compare_train import PEER, Torch, Turns, command_of_ours, configuration_of, flags_of, n_steps, run_ours, way_of, words
 
-# Percent of linear on 2 GPUs that ours is to reach.
-MUST = {"d12:64x1024": 99.0, "d12:16x1024": 95.0, "d24:32x1024": 99.0, "d48:16x1024": 99.5}
-CASES = [Configuration(model, B, 1024, DEFAULT) for model, B in (("d12", 64), ("d12", 16), ("d24", 32), ("d48", 16))]
+# Percent of linear on 2 GPUs that ours is to reach. 524,288 tokens are a step of GPT-2's recipes.
+MUST = {"d12:16x1024": 95.0, "d12:64x1024/524288": 99.0, "d24:32x1024/524288": 99.0, "d48:16x1024/524288": 99.5}
+CASES = "d12:16x1024,d12:64x1024,d12:64x1024/524288,d24:32x1024,d24:32x1024/524288,d48:16x1024/524288"
 COLUMNS = ("configuration", "program", "gpus", "cards", "attention", "mode", "bucket_mb", "flags", "ms", "tok_s", "device_gib", "timed_s",
            "loss", "compile_s", "failure")  # of the CSV
 TOGETHER = ("d12", "d24")  # models of which all of PyTorch's processes have room on a card while they compile
@@ -66,8 +68,8 @@ class Group:
         self.of_all(lambda member: member.compile(way))
         self.compiled_s = self.members[0].compiled_s
 
-    def turn(self, seconds):
-        results = self.of_all(lambda member: member.turn(seconds)) if not self.failure else [None]
+    def turn(self, seconds, micro_steps):
+        results = self.of_all(lambda member: member.turn(seconds, micro_steps)) if not self.failure else [None]
         if None in results:
             return None
         memory = {name: max(result[name] for result in results) for name in ("memory", "device_memory")}
@@ -106,7 +108,7 @@ def turn_of_ours(configuration, gpus, round_number, shard, arguments, work, turn
         return
     card = str(round_number % arguments.gpus) if gpus == 1 else ""
     chosen = {"CUDA_VISIBLE_DEVICES": visible_card(int(card))} if card else None
-    result, failure = run_ours(configuration, shard, arguments, work, n_steps(configuration, arguments.seconds, own), gpus, chosen)
+    result, failure = run_ours(configuration, shard, arguments, work, n_steps(configuration, arguments.seconds, own, gpus), gpus, chosen)
     turns.add(configuration, "train_gpt2cu", result, gpus, flags=" ".join(flags_of(configuration, arguments)), failure=failure, cards=card)
     if result:
         own.append(result)
@@ -114,7 +116,7 @@ def turn_of_ours(configuration, gpus, round_number, shard, arguments, work, turn
 
 def turn_of_torch(configuration, group, arguments, turns):
     late_now = late(arguments)
-    result = None if late_now else group.turn(arguments.seconds)
+    result = None if late_now else group.turn(arguments.seconds, micro_steps_of(configuration, group.gpus))
     turns.add(configuration, "torch", result, group.gpus, group.way, group.compiled_s, bucket_mb=f"{group.bucket_mb:g}" if group.gpus > 1 else "",
               failure=group.failure or ("not run: no time was left" if late_now else ""))
 
@@ -139,22 +141,29 @@ def groups_of(configuration, shard, arguments):
         Group(configuration, arguments.gpus, bucket_mb, shard, arguments.limit) for bucket_mb in arguments.buckets]
 
 
-def compare(configuration, groups, shard, arguments, work, turns):
-    """All turns of one case. groups: groups_of() it, or none."""
-    own = {1: [], arguments.gpus: []}
+def of_one_micro_batch(configurations):
+    """Lists of those that are neighbours and differ in the tokens of a step alone: PyTorch compiles once for them."""
+    return [list(cases) for _, cases in itertools.groupby(configurations, key=lambda case: case[:3])]
+
+
+def compare(configurations, groups, shard, arguments, work, turns):
+    """All turns of the cases of one micro-batch. groups: groups_of() it, or none; the fastest bucket goes on behind the first round."""
     try:
         if groups and not late(arguments):
-            compile_all(configuration, groups, arguments.way)
-        several = groups[1:]
-        for i in range(arguments.turns):
-            for gpus in own:
-                turn_of_ours(configuration, gpus, i, shard, arguments, work, turns, own[gpus])
-            for group in groups[:1] + several:
-                if not group.failure or not i:
-                    turn_of_torch(configuration, group, arguments, turns)
-            if not i:
-                best = fastest(several)
-                several = [best] if best else []
+            compile_all(configurations[0], groups, arguments.way)
+        several, failed = groups[1:], set()
+        for configuration in configurations:
+            own = {1: [], arguments.gpus: []}
+            for i in range(arguments.turns):
+                for gpus in own:
+                    turn_of_ours(configuration, gpus, i, shard, arguments, work, turns, own[gpus])
+                for group in groups[:1] + several:
+                    if group not in failed:
+                        turn_of_torch(configuration, group, arguments, turns)
+                    if group.failure:
+                        failed.add(group)
+                if len(several) > 1:
+                    several = [group for group in [fastest(several)] if group]
     finally:
         for group in groups:
             group.close()
@@ -187,8 +196,8 @@ def verdict(configuration, gpus, reached):
 def table(rows, gpus, report):
     """Returns whether every case has ours on 1 and on `gpus`."""
     whole = True
-    report.table(f"### {gpus} GPUs of one host beside one, bf16, one micro-step a step", [
-        f"{'model, B x T a GPU':>18s}", f"{'ours, 1 GPU, tok/s':>30s}", f"{f'{gpus} GPUs':>34s}", "% of linear", f"{'must':>12s}",
+    report.table(f"### {gpus} GPUs of one host beside one, bf16", [
+        f"{'model, B x T a GPU / tokens':>27s}", f"{'ours, 1 GPU, tok/s':>30s}", f"{f'{gpus} GPUs':>34s}", "% of linear", f"{'must':>12s}",
         f"{'PyTorch, 1 GPU':>30s}", f"{f'{gpus} GPUs':>34s}", "% of linear", "bucket MB", "ratio"])
     for configuration in dict.fromkeys(row["configuration"] for row in rows):
         ours = [rates(rows, configuration, "train_gpt2cu", n) for n in (1, gpus)]
@@ -203,7 +212,7 @@ def table(rows, gpus, report):
         ratio = statistics.median(ours[1]) / statistics.median(peer[1]) if ours[1] and peer[1] else math.nan
         report.row([configuration] + [spread(x, "{:,.0f}") if x else "-" for x in ours] + [cell(reached, "{:.2f}"), verdict(configuration, gpus, reached)]
                    + [spread(x, "{:,.0f}") if x else "-" for x in peer] + [cell(theirs, "{:.2f}"), bucket or "-", cell(ratio, "{:.2f}")])
-    report.note("Medians over turns (least to most). % of linear: the rate on several GPUs over so many times the rate on one. Ours on one GPU takes "
+    report.note("Medians over turns (least to most). A step is one micro-step on each GPU, or has so many tokens at any count. % of linear: the rate on several GPUs over so many times the rate on one. Ours on one GPU takes "
                 "the cards in turn, PyTorch on one GPU the first. ratio: ours over PyTorch on several GPUs. PyTorch: DistributedDataParallel, "
                 "torch.compile, fused AdamW, gradients as views of buckets, static graph, the faster of the bucket sizes.")
     return whole
@@ -219,10 +228,15 @@ def one_way(text):
     return way_of(text)
 
 
+def scaled(text):
+    """One of --cases."""
+    case = named_step(text)
+    return configuration_of(name_of(case._replace(tokens=0)))._replace(tokens=case.tokens)
+
+
 def parse_arguments(argv):
     parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cases", type=listed(configuration_of), default=CASES, metavar="LIST",
-                        help=f"MODEL:BxT, B of one GPU (default {','.join(map(name_of, CASES))})")
+    parser.add_argument("--cases", type=listed(scaled), default=CASES, metavar="LIST", help=f"MODEL:BxT or MODEL:BxT/TOKENS, B of one GPU (default {CASES})")
     parser.add_argument("--gpus", type=integer(2, 64), default=2, metavar="N", help="of this host, beside one (default 2)")
     parser.add_argument("--seconds", type=duration(1, 60), default=5.0, metavar="S", help="timed in a turn (default 5)")
     parser.add_argument("--turns", type=integer(1, 100), default=3, metavar="N", help="of each program and count (default 3)")
@@ -239,14 +253,18 @@ def parse_arguments(argv):
     parser.add_argument("--dry-run", action="store_true", help="print the commands and exit")
     parser.add_argument("--csv", metavar="FILE")
     parser.add_argument("--markdown", metavar="FILE")
-    return parser.parse_args(argv)
+    arguments = parser.parse_args(argv)
+    for case in arguments.cases:
+        if None in (micro_steps_of(case, gpus) for gpus in (1, arguments.gpus)):
+            parser.error(f"--cases {name_of(case)}: expected tokens that are a multiple of {tokens_of(case._replace(tokens=0), arguments.gpus)}, of all GPUs' micro-batches")
+    return arguments
 
 
 def dry_run(arguments):
     """Prints what would run, a line a command."""
     for configuration in arguments.cases:
         for gpus in (1, arguments.gpus):
-            print(shlex.join(command_of_ours(configuration, "SHARD", arguments, "OUT", n_steps(configuration, arguments.seconds, []), gpus)))
+            print(shlex.join(command_of_ours(configuration, "SHARD", arguments, "OUT", n_steps(configuration, arguments.seconds, [], gpus), gpus)))
         for bucket in [] if arguments.ours_only else [0.0] + arguments.buckets:
             ranks = f"{arguments.gpus} ranks: " if bucket else ""
             more = ["--bucket-mb", f"{bucket:g}"] if bucket else []
@@ -276,10 +294,11 @@ def main():
     with tempfile.TemporaryDirectory() as work:
         shard = random_shard.given_or_random(arguments.train, work)
         # All at once: importing PyTorch takes seconds, and then they wait for their turn without a card.
-        groups = [[] if arguments.ours_only else groups_of(configuration, shard, arguments) for configuration in arguments.cases]
+        batches = of_one_micro_batch(arguments.cases)
+        groups = [[] if arguments.ours_only else groups_of(configurations[0], shard, arguments) for configurations in batches]
         try:
-            for configuration, its_groups in zip(arguments.cases, groups):
-                compare(configuration, its_groups, shard, arguments, work, turns)
+            for configurations, its_groups in zip(batches, groups):
+                compare(configurations, its_groups, shard, arguments, work, turns)
         finally:
             for group in sum(groups, []):
                 group.close()

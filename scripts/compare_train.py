@@ -28,7 +28,7 @@ import threading
 import time
 
 import random_shard
-from cases import flop_of_token, name_of, named_case
+from cases import flop_of_token, name_of, named_case, tokens_of
 from combine import combine_train
 from comparison import (EXIT_RUN, ROOT, Parser, Report, commit_of, duration, end_with, environment, gib, integer, listed, need_program, run_program,
                         torch_on_card, uninterrupted)
@@ -44,7 +44,7 @@ GRAPH, TUNED = ("best", "reduce-overhead"), ("best", "max-autotune")
 
 # To add a configuration: a row, and what it must reach in combine.py. flags: of ours; at 4 x 16384 --recompute gelu takes
 # 18.2 GiB and 207.8 ms where none takes 22.3 and 207.2, and linear 7.9 and 218.
-Configuration = collections.namedtuple("Configuration", "model B T ways flags", defaults=("",))
+Configuration = collections.namedtuple("Configuration", "model B T ways flags tokens", defaults=("", 0))  # tokens: a Case's
 CONFIGURATIONS = [
     Configuration("d12", 64, 1024, DEFAULT + [GRAPH, TUNED]),
     Configuration("d12", 4, 1024, DEFAULT + [("cudnn", MODES[1]), ("flash3", MODES[1]), TUNED]),
@@ -105,10 +105,10 @@ class Torch:
         ready = self.ask(" ".join(way))
         self.compiled_s = ready["compiled_s"] if ready else math.nan
 
-    def turn(self, seconds):
-        """Trains for about so long; {ms, seconds, loss, memory, device_memory} or None. memory: the most that was in use,
+    def turn(self, seconds, micro_steps=1):
+        """Trains for about so long; {ms of a step, seconds, loss, memory, device_memory} or None. memory: the most that was in use,
         device_memory: that the allocator held, GiB."""
-        result = None if self.failure else self.ask(seconds)
+        result = None if self.failure else self.ask(seconds if micro_steps == 1 else f"{seconds} {micro_steps}")
         if result:
             self.turns.append({"ms": 1e3 * result["seconds"] / result["steps"], "seconds": result["seconds"], "loss": result["loss"],
                                "memory": result["memory"] / 2**30, "device_memory": result["reserved"] / 2**30})
@@ -140,9 +140,9 @@ class Ahead:
 # ---- ours ----
 
 
-def n_steps(configuration, seconds, turns):
+def n_steps(configuration, seconds, turns, gpus=1):
     """Steps of ours: the first one, the warm-up, and so many seconds; by its last turn, else by their FLOP."""
-    flop = configuration.B * configuration.T * flop_of_token(configuration.model, configuration.T)
+    flop = tokens_of(configuration, gpus) / gpus * flop_of_token(configuration.model, configuration.T)
     step_s = 1e-3 * turns[-1]["ms"] if turns else flop / (OURS_TFLOPS * 1e12)
     return 1 + math.ceil(WARM_UP_S / step_s) + max(2, math.ceil(seconds / step_s))
 
@@ -164,7 +164,7 @@ def flags_of(configuration, arguments):
 
 
 def command_of_ours(configuration, shard, arguments, out, steps, gpus=1):
-    tokens, flags = configuration.B * configuration.T * gpus, flags_of(configuration, arguments)
+    tokens, flags = tokens_of(configuration, gpus), flags_of(configuration, arguments)
     return [os.path.abspath(arguments.program), "--model", configuration.model, "--train", shard, "--batch", str(configuration.B),
             "--seq", str(configuration.T), "--tokens-per-step", str(tokens), "--steps", str(steps),
             *([] if "--optimizer" in flags else ["--optimizer", "adamw"]), "--sample-tokens", "0", "--eval-every", "0", "--out", out, "--model-only",
@@ -202,7 +202,7 @@ class Turns:
         def text(name, form):
             return form.format(result[name]) if name in result else ""
 
-        tok_s = f"{1e3 * gpus * configuration.B * configuration.T / result['ms']:.0f}" if result else ""
+        tok_s = f"{1e3 * tokens_of(configuration, gpus) / result['ms']:.0f}" if result else ""
         found = dict(configuration=name_of(configuration), program=program, gpus=str(gpus), attention=way[0], mode=way[1],
                      ms=text("ms", "{:.3f}"), tok_s=tok_s, memory_gib=text("memory", "{:.2f}"), device_gib=text("device_memory", "{:.2f}"),
                      timed_s=text("seconds", "{:.1f}"), loss=text("loss", "{:.4f}"), mfu=text("mfu", "{:.4f}"),
@@ -255,7 +255,8 @@ def compare(configuration, ahead, shard, arguments, work, turns):
 def configuration_of(text):
     """One of --only: a name of the list, or MODEL:BxT of any other."""
     known = {name_of(c): c for c in CONFIGURATIONS}
-    return known.get(text) or Configuration(*named_case(text), DEFAULT)
+    case = named_case(text)
+    return known.get(text) or Configuration(case.model, case.B, case.T, DEFAULT)
 
 
 def way_of(text):

@@ -4,13 +4,15 @@ to meet and at a port in use, fills the disk, and leaves a GPU no memory. After 
 one line that says what it should and the right exit code, that nothing is left, and that --resume goes on to the same weights.
 
     scripts/faults_gpus.py --count 3                           # two GPUs, each rank killed and stopped 3 times, about 8 minutes
-    scripts/faults_gpus.py --count 50 --only kill,stop         # as many times as the aim says, about an hour
+    scripts/faults_gpus.py --count 50 --only kill,stop --jobs 10 -- --model d6 --layers 2 --batch 8 --seq 128 \
+        --tokens-per-step 0 --steps 300 --save-every 30        # as many times as the aim says, ten small runs beside each other
     scripts/faults_gpus.py --program ./train_gpt2 --device cpu --gpus 4 --count 2
 
 Ends with a table; exit 1 where a fault did not end as it should. Flags of the trainer behind --: they replace the run's own.
 Needs a C compiler for the full disk.
 """
 import argparse
+import concurrent.futures
 import glob
 import hashlib
 import os
@@ -21,6 +23,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import uuid
 
@@ -30,7 +33,8 @@ from comparison import (EXIT_RUN, ROOT, Parser, Report, commit_of, duration, end
 END_S, START_S = 15.0, 30.0  # within which all must end: once all ranks train, and before
 MORE_S = 5.0  # that a start may take beyond START_S, which is the ranks' patience, to be counted as in time
 PATIENCE_S = 90.0  # after which this script ends a run itself
-KINDS = ("kill", "stop", "signal", "flag", "absent", "port", "disk", "memory")
+AT_RANDOM = ("kill", "stop", "signal")  # times; --count of each
+KINDS = (*AT_RANDOM, "flag", "absent", "port", "disk", "memory")
 MARK = "FAULTS_GPUS_RUN"
 BEGAN = time.monotonic()
 FLAGS = {"cpu": "--model nano --batch 4 --seq 64 --tokens-per-step 0 --steps 80 --save-every 8",
@@ -129,10 +133,12 @@ def weights_of(out):
 
 
 class Faults:
-    """The faults and the rows of the table."""
+    """The faults of one run after another, in a folder of their own, and the rows of the table, which those beside them share."""
 
-    def __init__(self, arguments, report, work):
-        self.arguments, self.report, self.work, self.rows = arguments, report, work, {}
+    lock = threading.Lock()  # of the rows
+
+    def __init__(self, arguments, count, rows, work):
+        self.arguments, self.count, self.rows, self.work = arguments, count, rows, work
         self.out = os.path.join(work, "run")
         self.reference = self.reference_s = None
 
@@ -152,12 +158,13 @@ class Faults:
 
     def note(self, fault, problems, seconds=None, line=""):
         """One trial of a fault: what was wrong with it, if anything."""
-        row = self.rows.setdefault(fault, {"trials": 0, "good": 0, "slowest": 0.0, "line": "", "problems": []})
-        row["trials"] += 1
-        row["good"] += not problems
-        row["slowest"] = max(row["slowest"], seconds or 0.0)
-        row["line"] = row["line"] or line
-        row["problems"] += problems
+        with self.lock:
+            row = self.rows.setdefault(fault, {"trials": 0, "good": 0, "slowest": 0.0, "line": "", "problems": []})
+            row["trials"] += 1
+            row["good"] += not problems
+            row["slowest"] = max(row["slowest"], seconds or 0.0)
+            row["line"] = row["line"] or line
+            row["problems"] += problems
         print(f"{fault:20s} {'-' if seconds is None else f'{seconds:5.1f} s'}  {'; '.join(problems) or 'ok'}  {line[:150]}", flush=True)
 
     def judge(self, fault, run, since, limit, codes, words=(), lines=1):
@@ -227,7 +234,7 @@ class Faults:
         """The fault of each rank, so many times; a line must have the rank's number and the words."""
         for rank in self.arguments.ranks or range(self.arguments.gpus):
             done = tries = 0
-            while done < self.arguments.count and tries < 20 * self.arguments.count and not self.late():
+            while done < self.count and tries < 20 * self.count and not self.late():
                 done += self.at_random(f"{what} rank {rank}", rank, number, [f"rank {rank}", *words])
                 tries += 1
             self.go_on(f"{what} rank {rank}")
@@ -242,7 +249,7 @@ class Faults:
         """SIGTERM to any rank saves and ends all with exit code 0; before the first step there is nothing to save."""
         for rank in range(self.arguments.gpus):
             done, fault = 0, f"SIGTERM to rank {rank}"
-            while done < self.arguments.count and not self.late():
+            while done < self.count and not self.late():
                 before, run = steps_in(self.out), self.begin(self.out, "--resume")
                 run.await_ranks(self.arguments.gpus)
                 while run.running() and steps_in(self.out) == before:
@@ -330,19 +337,35 @@ class Faults:
         self.arguments.flags = flags
         hog.close()
 
-    def table(self):
-        """Returns whether all ended as they should."""
-        self.report.table("### Faults", [f"{'fault':24s}", "trials", "as it should", "slowest, s", "a line"])
-        for fault, row in self.rows.items():
-            self.report.record(fault=fault, trials=row["trials"], good=row["good"], slowest_s=f"{row['slowest']:.1f}", line=row["line"],
-                               problems="; ".join(dict.fromkeys(row["problems"])))
-            self.report.row([fault, str(row["trials"]), str(row["good"]), f"{row['slowest']:.1f}" if row["slowest"] else "-", row["line"] or "-"])
-        bad = {fault: row["problems"] for fault, row in self.rows.items() if row["problems"]}
-        for fault, problems in bad.items():
-            self.report.note(f"{fault}: {'; '.join(dict.fromkeys(problems))}.")
-        self.report.note(f"All processes must end within {END_S:g} s of the fault, {START_S:g} s at the start, and leave nothing running. "
-                         "resumed: --resume goes on to the weights of a run that nothing was done to, bit for bit.")
-        return not bad
+
+def try_all(arguments, work):
+    """Rows of all faults. Those at random times are shared out between --jobs runs beside each other."""
+    rows, jobs = {}, []
+    for i in range(min(arguments.jobs, arguments.count)):
+        folder = os.path.join(work, str(i))
+        os.mkdir(folder)
+        jobs.append(Faults(arguments, len(range(i, arguments.count, arguments.jobs)), rows, folder))
+    with concurrent.futures.ThreadPoolExecutor(len(jobs)) as pool:
+        list(pool.map(Faults.whole_run, jobs))
+        for kind in arguments.only:
+            if not jobs[0].late():
+                list(pool.map(getattr(Faults, kind), jobs if kind in AT_RANDOM else jobs[:1]))
+    return rows
+
+
+def table(rows, report):
+    """Returns whether all ended as they should."""
+    report.table("### Faults", [f"{'fault':24s}", "trials", "as it should", "slowest, s", "a line"])
+    for fault, row in rows.items():
+        report.record(fault=fault, trials=row["trials"], good=row["good"], slowest_s=f"{row['slowest']:.1f}", line=row["line"],
+                      problems="; ".join(dict.fromkeys(row["problems"])))
+        report.row([fault, str(row["trials"]), str(row["good"]), f"{row['slowest']:.1f}" if row["slowest"] else "-", row["line"] or "-"])
+    bad = {fault: row["problems"] for fault, row in rows.items() if row["problems"]}
+    for fault, problems in bad.items():
+        report.note(f"{fault}: {'; '.join(dict.fromkeys(problems))}.")
+    report.note(f"All processes must end within {END_S:g} s of the fault, {START_S:g} s at the start, and leave nothing running. "
+                "resumed: --resume goes on to the weights of a run that nothing was done to, bit for bit.")
+    return not bad
 
 
 def parse_arguments(argv):
@@ -352,6 +375,7 @@ def parse_arguments(argv):
     parser.add_argument("--gpus", type=integer(2, 64), default=2, metavar="N", help="ranks (default 2)")
     parser.add_argument("--ranks", type=integers(0, 63), metavar="LIST", help="that are killed and stopped (default all)")
     parser.add_argument("--count", type=integer(1, 10000), default=10, metavar="N", help="of each fault at random times (default 10)")
+    parser.add_argument("--jobs", type=integer(1, 64), default=1, metavar="N", help="runs beside each other that share these out (default 1)")
     parser.add_argument("--only", type=listed(one_of(KINDS)), default=list(KINDS), metavar="LIST", help=f"of {','.join(KINDS)}")
     parser.add_argument("--deadline", type=duration(1, 1e6), metavar="S", help="no fault begins so long after the start; what was begun goes on to its end")
     parser.add_argument("--seed", type=integer(0, 1 << 30), default=1, metavar="N", help="of the random times (default 1)")
@@ -371,12 +395,7 @@ def main():
     report = Report(arguments.csv, arguments.markdown)
     report.header(provenance(commit_of(os.path.abspath(arguments.program)), "CPU"))
     with tempfile.TemporaryDirectory() as work:
-        faults = Faults(arguments, report, work)
-        faults.whole_run()
-        for kind in arguments.only:
-            if not faults.late():
-                getattr(faults, kind)()
-    good = faults.table()
+        good = table(try_all(arguments, work), report)
     report.close()
     return 0 if good else EXIT_RUN
 

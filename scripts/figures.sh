@@ -121,11 +121,12 @@ scaling() {
     /^### / { gpus = $2 }
     /^[|] d[0-9]+:/ {
         split($0, c, / *[|] */)
-        split(c[2], word, /[:x]/)
-        line[++n] = "| " model(word[1]) ", " word[2] " x " word[3]
+        split(c[2], word, /[:x\/]/)
+        shape = model(word[1]) ", " word[2] " x " word[3] (word[4] ? ", " word[4] " tokens a step" : "")
+        line[++n] = "| " shape
         for (i = 3; i <= 11; i++) if (i != 6) line[n] = line[n] " | " c[i]
         line[n] = line[n] " |"
-        if (c[6] ~ /^no/) { sub(/^no /, "", c[6]); short = short (short ? "; " : "") model(word[1]) ", " word[2] " x " word[3] ": " c[5] ", aimed at " c[6] }
+        if (c[6] ~ /^no/) { sub(/^no /, "", c[6]); short = short (short ? "; " : "") shape ": " c[5] ", aimed at " c[6] }
     }
     END {
         print "Medians of the turns, tokens/s (least to most; " provenance() "; NCCL " header["NCCL"] ").\n"

@@ -28,7 +28,7 @@ import os
 import statistics
 import sys
 
-from cases import MODELS, PADDED_VOCABULARY, case_of, flop, flop_of_token, name_of, named_case
+from cases import MODELS, PADDED_VOCABULARY, case_of, flop, flop_of_token, micro_steps_of, name_of, named_case, step_of, tokens_of
 from combine import read_run
 from comparison import EXIT_RUN, ROOT, Parser, Report, end_with, fail, integer, integers, listed, number, own_command
 
@@ -248,15 +248,13 @@ def one_gpu(case, measured):
     return measured[near] * step_flop(case) / step_flop(near), f"by FLOP, as {name_of(near)}"
 
 
+def one_micro_ms(machine, case, ms):
+    """One GPU's step of one micro-step, where its step of the case takes `ms`."""
+    adamw = adamw_ms(machine, case, 1)
+    return (ms - adamw) / micro_steps_of(case, 1) + adamw
+
+
 # ---- tables ----
-
-
-def micro_steps_of(case, gpus, arguments):
-    """Of one rank; None where the global batch cannot be split so."""
-    if not arguments.tokens_per_step:
-        return arguments.micro_steps
-    tokens = case.B * case.T * gpus
-    return None if arguments.tokens_per_step % tokens else arguments.tokens_per_step // tokens
 
 
 def predict_case(case, machine, measured, arguments, report):
@@ -267,7 +265,7 @@ def predict_case(case, machine, measured, arguments, report):
         " GPUs", "hosts", f"{'tokens/s':>13s}", "  ms a step", "% of linear"] + [f"{term:>9s}" for term in TERMS] + [f"{'limit':>20s}"])
     alone = {}
     for gpus in arguments.gpus:
-        micro = micro_steps_of(case, gpus, arguments)
+        micro = micro_steps_of(case._replace(tokens=arguments.tokens_per_step), gpus) if arguments.tokens_per_step else arguments.micro_steps
         if not micro:
             report.row([str(gpus), str(hosts_of(machine.links, gpus))] + ["-"] * (3 + len(TERMS)) + ["no whole micro-step"])
             continue
@@ -290,7 +288,7 @@ def measured_rows(path):
     for row in read_run(path).rows:
         if not {"configuration", "program", "gpus", "ms"} <= row.keys() or not row["gpus"].isdecimal():
             fail(f"{path}: expected the columns configuration, program, gpus, ms; found {', '.join(map('='.join, row.items()))}")
-        case = case_of(row["configuration"])
+        case = step_of(row["configuration"])
         if case and row["program"] == "train_gpt2cu" and row["ms"]:
             found[case][int(row["gpus"])].append(float(row["ms"]))
     rows = {case: {gpus: statistics.median(times) for gpus, times in counts.items()} for case, counts in found.items()}
@@ -309,19 +307,20 @@ def check(machine, measured, arguments, report):
             continue
         for gpus, ms in sorted(counts.items()):
             if gpus == 1:
-                if not measured:
+                if not measured or case.tokens:
                     continue
                 predicted, source = one_gpu(case, measured)
                 limit = source
             else:
-                step = predict(machine, case, counts[1], gpus)
+                step = predict(machine, case, one_micro_ms(machine, case, counts[1]), gpus, micro_steps_of(case, gpus))
                 predicted, limit = total_ms(step), limit_of(step)
+            linear = counts[1] * tokens_of(case, gpus) / tokens_of(case, 1) / gpus
             error = 100 * (predicted / ms - 1)
             if gpus > 1:
                 worst = max(worst, abs(error))
             report.record(configuration=name_of(case), gpus=gpus, measured_ms=f"{ms:.3f}", predicted_ms=f"{predicted:.3f}", error_percent=f"{error:.2f}")
-            report.row([name_of(case), str(gpus), f"{ms:.3f}", f"{predicted:.3f}", f"{error:+.2f}", f"{100 * counts[1] / ms:.2f}",
-                        "-" if gpus == 1 else f"{100 * counts[1] / predicted:.2f}", limit])
+            report.row([name_of(case), str(gpus), f"{ms:.3f}", f"{predicted:.3f}", f"{error:+.2f}", f"{100 * linear / ms:.2f}",
+                        "-" if gpus == 1 else f"{100 * linear / predicted:.2f}", limit])
     held = worst <= arguments.most
     report.note(f"The largest error on more than one GPU is {worst:.2f} %, {'within' if held else 'beyond'} {arguments.most:g} % (--most). "
                 "Rows of 1 GPU: another run's step against this one's; they are not held to --most.")

@@ -5,15 +5,17 @@ PyTorch's attention kernels. Speed only: constant learning rate, no evaluation, 
     (echo cudnn default; echo 10) | scripts/torch_gpt2.py --model d12 --batch 64 --seq 1024 --tokens data/train.bin
 
 Reads standard input: the first line names the attention (cudnn, flash, flash3) and the mode of torch.compile; it takes the
-card, compiles and prints one line of JSON; then for every line, a number of seconds, trains about so long and prints
-another: steps, seconds, median milliseconds, loss, peak memory in bytes. Ends with its input. flash3: FlashAttention-3 of the
+card, compiles and prints one line of JSON; then for every line, a number of seconds and, if it is not one, the micro-steps of a step,
+trains about so long and prints another: steps, seconds, median milliseconds, loss, peak memory in bytes. Ends with its input. flash3: FlashAttention-3 of the
 package flash_attn_3 or xformers as an operator of its own, held to PyTorch's attention once before it is used; its backward
 adds dQ by atomics.
 
 With torchrun's variables (WORLD_SIZE above 1) it is one rank of DistributedDataParallel over NCCL: every rank reads the same
-lines, each trains on batches of its own, and --bucket-mb sets how many gradients one all-reduce takes.
+lines, each trains on batches of its own, and --bucket-mb sets how many gradients one all-reduce takes. Only the last micro-step
+of a step reduces.
 """
 import argparse
+import contextlib
 import json
 import math
 import os
@@ -158,7 +160,7 @@ def over_ranks(model, bucket_mb):
 
 
 def make_step(arguments, attention, mode):
-    """A function (tokens, targets) -> loss that trains one step."""
+    """A function that trains one step of micro-batches [(tokens, targets), ...] and returns the last one's loss."""
     torch.manual_seed(0)
     torch.set_float32_matmul_precision("high")
     with torch.device(DEVICE):
@@ -166,34 +168,49 @@ def make_step(arguments, attention, mode):
     groups = [{"params": [p for p in model.parameters() if p.dim() == 2], "weight_decay": 0.1},
               {"params": [p for p in model.parameters() if p.dim() != 2], "weight_decay": 0.0}]
     optimizer = torch.optim.AdamW(groups, lr=1e-4, betas=(0.9, 0.95), fused=True)
-    compiled = torch.compile(over_ranks(model, arguments.bucket_mb), dynamic=False, mode=None if mode == "default" else mode)
+    ranks = over_ranks(model, arguments.bucket_mb)
+    compiled = torch.compile(ranks, dynamic=False, mode=None if mode == "default" else mode)
 
-    def step(tokens, targets):
-        torch.compiler.cudagraph_mark_step_begin()  # the last step's results may go
+    def backward_pass(tokens, targets, share):
+        """Adds the gradients of `share` of the loss, which it returns whole."""
+        torch.compiler.cudagraph_mark_step_begin()  # the last micro-step's results may go
         with torch.autocast(DEVICE, torch.bfloat16), sdpa_kernel(BACKENDS[attention]):
             loss = compiled(tokens, targets)
-        loss.backward()
+        (loss if share == 1 else share * loss).backward()
+        return loss.detach()
+
+    def step(micro_batches):
+        *others, last = micro_batches
+        for batch in others:
+            with ranks.no_sync() if N_RANKS > 1 else contextlib.nullcontext():
+                backward_pass(*batch, 1 / len(micro_batches))
+        loss = backward_pass(*last, 1 / len(micro_batches))
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-        return loss.detach()
+        return loss
 
     return step
 
 
-def train(step, batches, seconds, step_s):
+def batches_of(batches, i, micro_steps):
+    """Those of step i: all in turn."""
+    return [batches[n % len(batches)] for n in range(i * micro_steps, (i + 1) * micro_steps)]
+
+
+def train(step, batches, seconds, step_s, micro_steps=1):
     """Trains WARM_UP_S, then `seconds` that are timed, a little more since step_s, of one step, is rough."""
     step_s = slowest(step_s)
     n_warm, n = max(1, round(WARM_UP_S / step_s)), max(2, math.ceil(1.06 * seconds / step_s))
     for i in range(n_warm):
-        step(*batches[i % len(batches)])
+        step(batches_of(batches, i, micro_steps))
     marks = [torch.cuda.Event(enable_timing=True) for _ in range(n + 1)]
     torch.cuda.reset_peak_memory_stats()
     torch.cuda.synchronize()
     began = time.monotonic()
     marks[0].record()
     for i in range(n):
-        loss = step(*batches[i % len(batches)])
+        loss = step(batches_of(batches, i, micro_steps))
         marks[i + 1].record()
     torch.cuda.synchronize()
     took = time.monotonic() - began
@@ -223,14 +240,16 @@ def main():
         if i == 3:
             torch.cuda.synchronize()
             warm = time.monotonic()
-        step(*batches[i % len(batches)])
+        step(batches_of(batches, i, 1))
     torch.cuda.synchronize()
-    step_s = (time.monotonic() - warm) / 2
+    micro_step_s = (time.monotonic() - warm) / 2
     torch.cuda.empty_cache()  # leaves the device's memory to whoever runs next
-    print(json.dumps({"compiled_s": warm - began, "step_s": step_s}), flush=True)
+    print(json.dumps({"compiled_s": warm - began, "step_s": micro_step_s}), flush=True)
     for line in sys.stdin:
-        result = train(step, batches, float(line), step_s)
-        step_s = result["seconds"] / result["steps"]
+        seconds, *more = line.split()
+        micro_steps = int(more[0]) if more else 1
+        result = train(step, batches, float(seconds), micro_step_s * micro_steps, micro_steps)
+        micro_step_s = result["seconds"] / result["steps"] / micro_steps
         torch.cuda.empty_cache()
         print(json.dumps(result), flush=True)
 

@@ -11,12 +11,15 @@ import compare_train
 import random_shard
 import scaling
 
-# A stand-in for ./train_gpt2cu: 100 ms a step, 104 with --gpus 2; notes its words and the card it sees.
+# A stand-in for ./train_gpt2cu: 100 ms a step, 104 with --gpus 2; eight and four times as long with 131,072 tokens a step; notes its
+# words and the card it sees.
 OURS = """#!/bin/sh
 [ "$1" != --version ] || { echo 'train_gpt2 0123abc'; exit; }
 printf '%s\\n' "$*" "card $CUDA_VISIBLE_DEVICES" >>"${0%/*}/words"
-ms=100
-while [ $# -gt 0 ]; do [ "$1" = --out ] && out=$2; [ "$1" = --gpus ] && ms=104; shift; done
+ms=100 micro=1
+case " $* " in *' --tokens-per-step 131072 '*) micro=8 ;; esac
+while [ $# -gt 0 ]; do [ "$1" = --out ] && out=$2; [ "$1" = --gpus ] && ms=104 && micro=$((micro > 1 ? micro / 2 : 1)); shift; done
+ms=$((ms * micro))
 mkdir -p "$out"
 for step in 1 2 3 4; do echo "{\\"step\\": $step, \\"loss\\": 4.5, \\"ms\\": $ms, \\"mfu\\": 0.5}"; done >"$out/log.jsonl"
 echo 'memory: planned 1.0 GiB, measured 2.5 GiB'
@@ -37,7 +40,8 @@ if way:
     print(json.dumps({"compiled_s": 12.0, "step_s": 0.1}), flush=True)
 ms = 120 if ranks == 1 else 130 if bucket == "100" else 150
 for line in sys.stdin:
-    print(json.dumps({"steps": 10, "seconds": 0.01 * ms, "loss": 4.4, "memory": 4 << 30, "reserved": (6 + int(os.environ.get("RANK", 0))) << 30}), flush=True)
+    micro = int((line.split() + ["1"])[1])
+    print(json.dumps({"steps": 10, "seconds": 0.01 * ms * micro, "loss": 4.4, "memory": 4 << 30, "reserved": (6 + int(os.environ.get("RANK", 0))) << 30}), flush=True)
 """
 
 
@@ -58,9 +62,9 @@ class Scaling(Parts):
         arguments = self.arguments(*words)
         report = compare_scaling.Report(self.path("x.csv"), self.path("x.md"))
         turns = compare_scaling.Turns(report, compare_scaling.COLUMNS)
-        for case in arguments.cases:
-            groups = [] if arguments.ours_only else compare_scaling.groups_of(case, "a shard", arguments)
-            self.said(compare_scaling.compare, case, groups, "a shard", arguments, self.folder, turns)
+        for cases in compare_scaling.of_one_micro_batch(arguments.cases):
+            groups = [] if arguments.ours_only else compare_scaling.groups_of(cases[0], "a shard", arguments)
+            self.said(compare_scaling.compare, cases, groups, "a shard", arguments, self.folder, turns)
         self.whole = self.said(compare_scaling.table, turns.rows, arguments.gpus, report)[0]
         report.close()
         return turns.rows
@@ -69,11 +73,17 @@ class Scaling(Parts):
         return [tuple(row[name] for name in names) for row in rows]
 
     def test_the_cases(self):
-        self.assertEqual([compare_scaling.name_of(case) for case in compare_scaling.CASES], list(compare_scaling.MUST))
-        self.assertEqual(compare_scaling.MUST, {"d12:64x1024": 99.0, "d12:16x1024": 95.0, "d24:32x1024": 99.0, "d48:16x1024": 99.5})
+        self.assertEqual(compare_scaling.MUST, {"d12:16x1024": 95.0, "d12:64x1024/524288": 99.0, "d24:32x1024/524288": 99.0, "d48:16x1024/524288": 99.5})
         parsed = compare_scaling.parse_arguments([])
+        self.assertLessEqual(set(compare_scaling.MUST), {compare_scaling.name_of(case) for case in parsed.cases})
+        self.assertEqual([[(case.model, case.B, case.tokens) for case in batch] for batch in compare_scaling.of_one_micro_batch(parsed.cases)], [
+            [("d12", 16, 0)], [("d12", 64, 0), ("d12", 64, 524288)], [("d24", 32, 0), ("d24", 32, 524288)], [("d48", 16, 524288)]])
         self.assertEqual((parsed.cases, parsed.gpus, parsed.seconds, parsed.turns, parsed.buckets, parsed.way, parsed.deadline),
-                         (compare_scaling.CASES, 2, 5.0, 3, [25.0, 100.0], ("flash3", "default"), None))
+                         (compare_scaling.parse_arguments(["--cases", compare_scaling.CASES]).cases, 2, 5.0, 3, [25.0, 100.0], ("flash3", "default"), None))
+        for text in ("d12:16x1024/0", "d12:16x1024/", "d12:16x1024/x", "d12:16/16384", "d12:16x1024/16384/2"):
+            self.refused("expected MODEL:BxT or MODEL:BxT/TOKENS, such as", 2, compare_scaling.parse_arguments, ["--cases", text])
+        for text in ("d12:16x1024/16384", "d12:16x1024/49152"):
+            self.refused("expected tokens that are a multiple of 32768", 2, compare_scaling.parse_arguments, ["--cases", text])
 
     def test_turns(self):
         rows = self.compare("--cases", "d12:16x1024")
@@ -98,10 +108,27 @@ class Scaling(Parts):
                          ["d12:16x1024", "163,840 (163,840 to 163,840)", "315,077 (315,077 to 315,077)", "96.15", "yes >=95",
                           "136,533 (136,533 to 136,533)", "252,062 (252,062 to 252,062)", "92.31", "100", "1.25"])
 
+    def test_the_same_tokens_at_any_count(self):
+        """The case behind it has the same processes of PyTorch, and of the buckets the faster one alone."""
+        rows = self.compare("--cases", "d12:16x1024,d12:16x1024/131072", "--turns", "1")
+        self.assertEqual(self.of(rows, "configuration", "program", "gpus", "bucket_mb", "ms", "tok_s")[5:], [
+            ("d12:16x1024/131072", "train_gpt2cu", "1", "", "800.000", "163840"), ("d12:16x1024/131072", "train_gpt2cu", "2", "", "416.000", "315077"),
+            ("d12:16x1024/131072", "torch", "1", "", "960.000", "136533"), ("d12:16x1024/131072", "torch", "2", "100", "520.000", "252062")])
+        self.assertEqual(len(self.text("told").split("\n")), 6, "one process a rank and bucket")
+        words = [line for line in self.text("words").split("\n") if "--batch" in line]
+        self.assertRegex(words[2], "--batch 16 .* --tokens-per-step 131072 .*--model-only$")
+        self.assertRegex(words[3], "--batch 16 .* --tokens-per-step 131072 .*--model-only --gpus 2$")
+        case = cases.Case("d12", 16, 1024, 131072)
+        self.assertEqual(scaling.measured_rows(self.path("x.csv"))[case], {1: 800.0, 2: 416.0})
+        self.assertEqual(scaling.read_measured(self.path("x.csv")), {cases.Case("d12", 16, 1024): 100.0}, "one micro-step alone")
+        self.assertIn("| d12:16x1024/131072 | 163,840 | 315,077 | 96.15 | - | 136,533 | 252,062 | 92.31 | 100 | 1.25 |", " ".join(self.text("x.md").split()))
+
     def test_a_case_that_falls_short(self):
-        self.compare("--cases", "d12:64x1024", "--ours-only")
+        self.compare("--cases", "d12:16x1024/131072", "--ours-only")
+        self.replace(compare_scaling, "MUST", {"d12:16x1024/131072": 99.0})
+        self.compare("--cases", "d12:16x1024/131072", "--ours-only")
         self.assertIn("| 96.15 | no >=99 | - | - | - | - | - |", self.text("x.md"))
-        self.assertEqual(compare_scaling.verdict("d12:64x1024", 4, 96.0), "-")
+        self.assertEqual(compare_scaling.verdict("d12:16x1024/131072", 4, 96.0), "-")
         self.assertFalse(os.path.exists(self.path("told")), "without PyTorch")
 
     def test_the_flags_of_a_configuration_are_in_its_rows(self):

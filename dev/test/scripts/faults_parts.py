@@ -130,6 +130,14 @@ class Trials(Parts):
             f"{what}, rank {rank}" for rank in (0, 1) for what in ("other --lr", "no such flag")] + ["last rank absent", "port in use", "full disk, rank 0"])
         self.assertEqual([row["fault"] for row in rows if row["fault"].endswith("resumed")], [f"{name}, resumed" for name in random_times + ["full disk, rank 0"]])
 
+    def test_beside_each_other(self):
+        status, out = self.run_main("", "--csv", self.path("x.csv"), "--only", "kill,flag", "--count", "3", "--jobs", "2")
+        self.assertEqual((status, out.count("undisturbed: ")), (0, 2), out)
+        rows = [row for row in csv.DictReader(line for line in self.text("x.csv").splitlines() if not line.startswith("#"))]
+        trials = {row["fault"]: (row["trials"], row["good"]) for row in rows if not row["fault"].endswith("resumed")}
+        self.assertEqual(trials, {**{f"kill rank {rank}": ("3", "3") for rank in (0, 1)}, **{
+            f"{what}, rank {rank}": ("1", "1") for rank in (0, 1) for what in ("other --lr", "no such flag")}}, "the flags once")
+
     def test_what_is_not_as_it_should_be(self):
         for fault, only, words in (("lines", "kill", "2 lines on stderr, expected 1"), ("code", "kill", r"exit codes \[2\], expected 1"), ("weights", "kill", "weights step_00000060")):
             status, out = self.run_main(fault, "--only", only)

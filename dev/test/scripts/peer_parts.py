@@ -1,5 +1,6 @@
 """scripts/torch_gpt2.py, read through a stand-in for PyTorch: the model's formula, its weights, its training step, its clock."""
 import array
+import contextlib
 import importlib
 import io
 import json
@@ -110,11 +111,43 @@ class Peer(Parts):
             def backward(loss):
                 self.noted.append("backward")
 
+            def __rmul__(loss, share):
+                self.noted.append(f"times {share}")
+                return loss
+
         self.replace(self.peer.F, "cross_entropy", lambda *_: Loss("loss"))
-        self.assertEqual(str(step(symbolic_torch.Expression("t"), symbolic_torch.Expression("y"))), "loss.detach()")
+        batch = (symbolic_torch.Expression("t"), symbolic_torch.Expression("y"))
+        self.assertEqual(str(step([batch])), "loss.detach()")
         self.assertEqual(self.noted, ["mark_step()", "with autocast(cuda, bf16)", "with sdpa_kernel(cudnn)", "end sdpa_kernel(cudnn)",
                                       "end autocast(cuda, bf16)", "backward", "clip(16, 1.0)", "optimizer.step()",
                                       "zero_grad(set_to_none=True)"])
+        forward = self.noted[:5]
+        self.noted.clear()
+        self.assertEqual(str(step([batch, batch])), "loss.detach()")
+        self.assertEqual(self.noted, 2 * [*forward, "times 0.5", "backward"] + ["clip(16, 1.0)", "optimizer.step()", "zero_grad(set_to_none=True)"])
+
+    def test_only_the_last_micro_step_reduces(self):
+        self.replace(self.peer, "N_RANKS", 2)
+
+        @contextlib.contextmanager
+        def no_sync():
+            self.noted.append("alone")
+            yield
+            self.noted.append("together")
+
+        class Loss(symbolic_torch.Expression):
+            def backward(loss):
+                self.noted.append("backward")
+
+            def __rmul__(loss, share):
+                return loss
+
+        self.replace(self.peer, "over_ranks", lambda model, bucket_mb: types.SimpleNamespace(no_sync=no_sync))
+        self.replace(self.torch, "compile", lambda model, **_: lambda tokens, targets: Loss("loss"))
+        step = self.step()
+        self.noted.clear()
+        step([(1, 2)] * 3)
+        self.assertEqual([text for text in self.noted if text in ("alone", "together", "backward")], 2 * ["alone", "backward", "together"] + ["backward"])
 
     def test_alone(self):
         self.assertEqual((self.peer.N_RANKS, self.peer.join_ranks(), self.peer.slowest(0.5), self.peer.over_ranks("model", 25)),
@@ -137,7 +170,7 @@ class Peer(Parts):
                                                            "static_graph": True}])
         self.replace(self.peer, "slowest", lambda step_s: 2 * step_s)
         self.replace(self.peer.time, "monotonic", lambda: 0.0)
-        step = lambda *batch: types.SimpleNamespace(item=lambda: 3.5)  # noqa: E731
+        step = lambda batches: types.SimpleNamespace(item=lambda: 3.5)  # noqa: E731
         self.assertEqual(self.peer.train(step, [("a", 0)], 8.0, 0.5)["steps"], 9)
 
     def test_modes(self):
@@ -192,8 +225,8 @@ class Peer(Parts):
         self.replace(self.peer.time, "monotonic", lambda: self.seconds)
         given = []
 
-        def step(tokens, targets):
-            given.append(tokens)
+        def step(batches):
+            given.extend(tokens for tokens, _ in batches)
             self.seconds += 0.5
             return types.SimpleNamespace(item=lambda: 3.5)
 
@@ -204,15 +237,18 @@ class Peer(Parts):
         self.assertEqual(self.noted, ["reset_peak()", "synchronize()", "synchronize()"])
         self.assertEqual(self.peer.train(step, [("a", 0)], 0.1, 5.0)["steps"], 2)
         self.assertEqual(self.peer.train(step, [("a", 0)], 2.1, 1.0)["steps"], 3, "as long as asked for, or longer")
+        given.clear()
+        self.assertEqual(self.peer.train(step, [("a", 0), ("b", 0), ("c", 0)], 0.1, 1.0, 2)["steps"], 2)
+        self.assertEqual("".join(given), "ab" + "abca", "two micro-steps a step")
 
     def test_the_program(self):
         turns = []
 
-        def train(step, batches, seconds, step_s):
-            turns.append((seconds, step_s))
-            return {"steps": 4, "seconds": 8.0}
+        def train(step, batches, seconds, step_s, micro_steps):
+            turns.append((seconds, step_s, micro_steps))
+            return {"steps": 4, "seconds": 8.0 * micro_steps}
 
-        def step(*batch):
+        def step(batches):
             self.seconds += 3.0
 
         made = []
@@ -221,10 +257,10 @@ class Peer(Parts):
             self.replace(self.peer, name, value)
         self.replace(self.peer.time, "monotonic", lambda: self.seconds)
         self.replace(sys, "argv", ["torch_gpt2.py", "--model", "d12", "--batch", "2", "--seq", "8", "--tokens", "x.bin"])
-        self.replace(sys, "stdin", io.StringIO("flash max-autotune\n10\n5\n"))
+        self.replace(sys, "stdin", io.StringIO("flash max-autotune\n10\n5 4\n6\n"))
         out = self.said(self.peer.main)[1].splitlines()
-        self.assertEqual([json.loads(line) for line in out], [{"compiled_s": 9.0, "step_s": 3.0}] + [{"steps": 4, "seconds": 8.0}] * 2)
-        self.assertEqual((turns, made), ([(10.0, 3.0), (5.0, 2.0)], [("flash", "max-autotune")]))
+        self.assertEqual([json.loads(line) for line in out], [{"compiled_s": 9.0, "step_s": 3.0}] + [{"steps": 4, "seconds": s} for s in (8.0, 32.0, 8.0)])
+        self.assertEqual((turns, made), ([(10.0, 3.0, 1), (5.0, 8.0, 4), (6.0, 2.0, 1)], [("flash", "max-autotune")]))
         for line in ("cudnn\n", "other default\n", "cudnn default more\n"):
             sys.stdin = io.StringIO(line)
             self.assertRegex(self.said(self.peer.main)[3], "^error: expected one of cudnn, flash, flash3 and a mode, found")

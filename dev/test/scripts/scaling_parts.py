@@ -193,6 +193,13 @@ class Measured(Parts):
             self.assertEqual((found, err), (status, ""), out)
             self.assertIn(f"The largest error on more than one GPU is {abs(100 * (1 / factor - 1)):.2f} %", out)
         self.assertEqual(self.run_main("--check", path, "--measured", measured, "--most", "4")[0], 0)
+        four = scaling.total_ms(scaling.predict(scaling.machine_of(arguments), D12, 100.0, 2, 4))
+        eight = scaling.total_ms(scaling.predict(scaling.machine_of(arguments), D12, 100.0, 1, 8))
+        path = self.file("t.csv", f"# commit: 0123abc\nconfiguration,program,gpus,ms\nd12:64x1024/524288,train_gpt2cu,1,{eight}\n"
+                         f"d12:64x1024/524288,train_gpt2cu,2,{four}\n")
+        found, out, err, _ = self.run_main("--check", path, "--measured", measured)
+        self.assertEqual((found, err), (0, ""), out)
+        self.assertRegex(out, rf"d12:64x1024/524288 +2 +{four:.3f} +{four:.3f} +[+-]0.00 +{100 * eight / 2 / four:.2f} +{100 * eight / 2 / four:.2f} ")
         alone = self.CSV.replace("flags", "gpus").replace(",,", ",1,").replace("--recompute gelu", "1")
         self.refused_main("expected rows of ours on 1 GPU and on more", "--check", self.file("x.csv", alone))
         self.refused_main("expected the columns configuration, program, gpus, ms", "--check", self.file("x.csv", self.CSV))

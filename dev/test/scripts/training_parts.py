@@ -61,7 +61,7 @@ class Configurations(Parts):
     def test_only(self):
         found = compare_train.parse_arguments(["--only", "d12:64x1024,d36:2x512"]).only
         self.assertEqual(found[0], D12)
-        self.assertEqual(tuple(found[1]), ("d36", 2, 512, compare_train.DEFAULT, ""))
+        self.assertEqual(tuple(found[1]), ("d36", 2, 512, compare_train.DEFAULT, "", 0))
         for text in ("d12", "d13:1x1", "d12:0x1024", "d12:1x0", "d12:1x1024,", "d12:1xa"):
             self.refused("expected MODEL:BxT", 2, compare_train.parse_arguments, ["--only", text])
 

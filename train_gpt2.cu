@@ -402,8 +402,7 @@ static int say_finished(Run *run) {
     print_line(stdout, "finished: %s has %lld steps, --steps is %lld; hint: more --steps go on from there",
                run->checkpoint, (long long)run->checkpoint_step, (long long)run->settings.steps);
     setup_close(run);
-    setup_leave(run);
-    return finish_output();
+    return setup_leave(run, finish_output());
 }
 
 /* Flags, checked as far as flags alone can be; true where that was all. */
@@ -467,8 +466,7 @@ static int run_to_end(Training *t, int argc, char **argv) {
     say_what_is_kept(t, argv[0]);
     const int status = s->out ? 0 : finish_output(); /* with --out there are checkpoints and a log */
     setup_close(run);
-    setup_leave(run);
-    return status;
+    return setup_leave(run, status);
 }
 
 static int program(int argc, char **argv) {

@@ -3,6 +3,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 #include "terminal.h"
 
 bool fail(Error *err, int exit_code, const char *format, ...) {
@@ -26,13 +27,21 @@ void warn(const Error *err) {
     print_line(stderr, "warning: %s", err->text);
 }
 
+bool ends_at_once;
+
+void end_process(int exit_code) {
+    if (!ends_at_once) exit(exit_code);
+    fflush(NULL);
+    _exit(exit_code);
+}
+
 void (*die_with)(const Error *err);
 
 void die(const Error *err) {
     if (die_with) die_with(err);
     fflush(stdout);
     print_line(stderr, "error: %s", err->text);
-    exit(err->exit_code);
+    end_process(err->exit_code);
 }
 
 void *must_allocate(size_t bytes, const char *what) {

@@ -29,7 +29,12 @@ bool fail_flag(const char *flag, Error *err);
 /* Prints "warning: TEXT" as one line to stderr: the run goes on. */
 void warn(const Error *err);
 
-/* Prints "error: TEXT" as one line to stderr and exits with err->exit_code. */
+/* The end of the process, with what was printed. By exit(), or, where `ends_at_once`, without what libraries do at an exit:
+ * a library whose threads go on may crash or hang in it. */
+void end_process(int exit_code) __attribute__((noreturn));
+extern bool ends_at_once;
+
+/* Prints "error: TEXT" as one line to stderr and ends the process with err->exit_code. */
 void die(const Error *err) __attribute__((noreturn));
 /* Not NULL: die() calls it instead, and it does not return. */
 extern void (*die_with)(const Error *err);

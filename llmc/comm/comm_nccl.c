@@ -30,7 +30,8 @@ typedef struct NcclComm {
     const Device *device;
     NcclHandle *handle;
     NcclLoad load;
-    bool first; /* of this process */
+    bool first;        /* of this process */
+    double end_within; /* seconds, in each of two calls */
     char description[PATH_MAX + 128];
     Peers *peers; /* NULL: what is attached goes by NCCL, too */
 } NcclComm;
@@ -150,28 +151,28 @@ size_t comm_nccl_attached_bytes(const Comm *comm, int64_t n) {
 /* NCCL waits for the other ranks in the first, and for graphs that still hold calls in the second. */
 static void *finish(void *argument) {
     NcclComm *c = argument;
-    if (settled(c, c->nccl->ncclCommFinalize(c->handle), nccl_seconds_to_close) == NCCL_SUCCESS)
-        c->nccl->ncclCommDestroy(c->handle);
-    else
-        c->nccl->ncclCommAbort(c->handle);
+    if (settled(c, c->nccl->ncclCommFinalize(c->handle), c->end_within) != NCCL_SUCCESS) return NULL;
+    c->nccl->ncclCommDestroy(c->handle);
+    c->handle = NULL;
     return NULL;
 }
 
-/* False where it does not end in time: it is left to the end of the process. */
-static bool disconnect_ranks(NcclComm *c) {
+/* False where it does not end in time, on a machine with much else to do, say: it is left to the end of the process. */
+static bool disconnect_ranks(NcclComm *c, double seconds) {
     pthread_t thread;
     struct timespec until;
     clock_gettime(CLOCK_REALTIME, &until);
-    until.tv_sec += (time_t)(2 * nccl_seconds_to_close);
+    until.tv_sec += (time_t)(2 * seconds);
+    c->end_within = seconds;
     if (!c->handle) return true;
     if (pthread_create(&thread, NULL, finish, c) != 0) return false;
-    if (pthread_timedjoin_np(thread, NULL, &until) == 0) return true;
+    if (pthread_timedjoin_np(thread, NULL, &until) == 0) return !c->handle;
     pthread_detach(thread);
     return false;
 }
 
 static void close_nccl(GroupComm *group) {
-    if (disconnect_ranks((NcclComm *)group)) free(group);
+    if (disconnect_ranks((NcclComm *)group, nccl_seconds_to_close)) free(group);
 }
 
 /* ---- open ---- */
@@ -203,6 +204,7 @@ static bool connect_ranks(NcclComm *c, const NcclId *id, Error *err) {
                          .split_share = INT_MIN};
     const Ranks ranks = c->group.comm.ranks;
     NcclResult result = c->nccl->ncclCommInitRankConfig(&c->handle, ranks.n_ranks, *id, ranks.rank, &config);
+    ends_at_once = true; /* NCCL has threads of its own now */
     result = settled(c, result, nccl_seconds);
     return result == NCCL_SUCCESS || fail_nccl(c, result, "ncclCommInitRankConfig", err);
 }
@@ -237,7 +239,8 @@ static bool connect_all(NcclComm *c, Error *err) {
 
 static void become_heavy(NcclComm *c) {
     Error err = {0};
-    const bool ok = disconnect_ranks(c) || fail(&err, EXIT_RUN, "NCCL: the first communicator does not end");
+    const bool ok = disconnect_ranks(c, nccl_seconds) ||
+                    fail(&err, EXIT_RUN, "NCCL: the first communicator does not end");
     c->handle = NULL;
     c->load = NCCL_HEAVY;
     if (!ranks_agree(c->group.rendezvous, ok, &err) || !connect_all(c, &err)) watchdog_die(&err);

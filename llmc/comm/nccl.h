@@ -8,7 +8,7 @@ enum { NCCL_OLDEST = 21800 }; /* 10000 major + 100 minor + patch */
 
 /* How long NCCL may take to start, and to queue a call: 60. Tests have a shorter time. */
 extern double nccl_seconds;
-/* How long a communicator may take to end: 2, and as long again where it is aborted. Tests have a longer time. */
+/* How long a communicator may take to end, in each of two calls: 2. Tests have a longer time. */
 extern double nccl_seconds_to_close;
 
 typedef struct NcclHandle NcclHandle; /* a communicator */
@@ -38,7 +38,6 @@ typedef struct NcclConfig {
     F(NcclResult, ncclCommGetAsyncError, (NcclHandle *comm, NcclResult *state)) \
     F(NcclResult, ncclCommFinalize, (NcclHandle *comm)) \
     F(NcclResult, ncclCommDestroy, (NcclHandle *comm)) \
-    F(NcclResult, ncclCommAbort, (NcclHandle *comm)) \
     F(const char *, ncclGetErrorString, (NcclResult result)) \
     F(const char *, ncclGetLastError, (NcclHandle *comm)) \
     F(NcclResult, ncclReduceScatter, (const void *in, void *out, size_t n_of_a_rank, NcclType type, NcclReduction how, NcclHandle *comm, void *stream)) \

@@ -78,8 +78,8 @@ int setup_launch(Run *run, char **argv);
 void setup_join(Run *run);
 /* Exits, with a line of rank 0's, where a rank is not well. All ranks call it together. */
 void setup_agree(const Run *run, bool ok, Error *err);
-/* The run is over, and the model closed. */
-void setup_leave(Run *run);
+/* The run is over, and the model closed: leaves the other ranks. Returns the exit code; where the process ends_at_once, here. */
+int setup_leave(Run *run, int status);
 /* One row for the ranks and what they exchange with; nothing for a process alone. */
 void setup_print_ranks(const Run *run);
 

@@ -123,7 +123,7 @@ static Comm *open_comm(Run *run, int n, NcclLoad load, Error *err) {
 static _Noreturn void end_all(const Run *run, const Error *err) {
     watchdog_stop();
     if (ranks_leads(run->comm->ranks)) die(err);
-    exit(err->exit_code);
+    end_process(err->exit_code);
 }
 
 void setup_agree(const Run *run, bool ok, Error *err) {
@@ -166,7 +166,7 @@ void setup_join(Run *run) {
     if (n == 1) return;
     if (!read_patience(&seconds, &err)) die(&err);
     if (!rendezvous_open(r, &run->place, seconds, &rank_0_knows, &err)) {
-        if (!ranks_leads(run->place.ranks) && rank_0_knows) exit(err.exit_code);
+        if (!ranks_leads(run->place.ranks) && rank_0_knows) end_process(err.exit_code);
         die(&err);
     }
     if (!watchdog_start(r, &err)) die(&err);
@@ -176,12 +176,14 @@ void setup_join(Run *run) {
     open_exchange(run);
 }
 
-void setup_leave(Run *run) {
-    if (run->place.ranks.n_ranks == 1) return;
+int setup_leave(Run *run, int status) {
+    if (run->place.ranks.n_ranks == 1) return status;
     watchdog_stop();
     if (run->settings.context_gpus > 1) comm_close(run->context);
     comm_close(run->comm);
     rendezvous_close(&run->rendezvous);
+    if (ends_at_once) end_process(status);
+    return status;
 }
 
 int setup_launch(Run *run, char **argv) {

@@ -45,7 +45,7 @@ static void test_wrong(void) {
         {"dev/test/check.h",          "",            "NCCL_LIBRARY: "                                            },
         {"libm.so.6",                 "",            "libm.so.6 is not NCCL"                                     },
         {"fake_old.so",               "",            "NCCL 2.28.9, "                                             },
-        {"fake_old.so",               "",            "it has no ncclCommAbort"                                   },
+        {"fake_old.so",               "",            "it has no ncclCommDestroy"                                 },
         {"fake.so",                   "old",         "NCCL 2.17.99, "                                            },
         {"fake.so",                   "old",         "expected 2.18 or later"                                    },
         {"fake.so",                   "no_start",    "ncclCommInitRankConfig: invalid argument: the fake says so"},
@@ -62,11 +62,21 @@ static const char *said_path(const char *mode, int rank) {
     return path_of(name);
 }
 
+/* What this process writes there goes to a file. */
+static void divert(int descriptor, const char *path) {
+    dup2(open(path, O_WRONLY | O_CREAT | O_TRUNC, 0600), descriptor);
+}
+
+static void read_said(char *said, size_t size, const char *path) {
+    FILE *file = fopen(path, "r");
+    said[file ? fread(said, 1, size - 1, file) : 0] = '\0';
+    if (file) fclose(file);
+}
+
 /* A call that fails ends the process: one line on stderr. */
 static void open_broken(Rendezvous *r, const void *context) {
     Error err = {0};
-    const int said = open(said_path(context, r->ranks.rank), O_WRONLY | O_CREAT | O_TRUNC, 0600);
-    dup2(said, STDERR_FILENO);
+    divert(STDERR_FILENO, said_path(context, r->ranks.rank));
     setenv("FAKE_NCCL", context, 1);
     if (strcmp(context, "stuck") == 0) nccl_seconds = 0.3;
     comm_nccl_open(r, &device_cpu, 2, NCCL_LIGHT, &err);
@@ -77,10 +87,8 @@ static void test_broken(const char *mode, const char *line) {
     int statuses[2];
     run_ranks(2, open_broken, mode, statuses);
     for (int rank = 0; rank < 2; rank++) {
-        char said[1000] = "";
-        FILE *file = fopen(said_path(mode, rank), "r");
-        if (file) said[fread(said, 1, sizeof said - 1, file)] = '\0';
-        if (file) fclose(file);
+        char said[1000];
+        read_said(said, sizeof said, said_path(mode, rank));
         CHECK(WIFEXITED(statuses[rank]) && WEXITSTATUS(statuses[rank]) == 1 && strcmp(said, line) == 0,
               "%s: status %x, %s", mode, statuses[rank], said);
     }
@@ -164,8 +172,7 @@ static void test_peers(void) {
 /* NCCL that does not end holds nobody up; the description names what was found; what the user set stays. */
 static void close_stuck(Rendezvous *r, const void *context) {
     Error err = {0};
-    (void)context;
-    setenv("FAKE_NCCL", "stuck_end", 1);
+    setenv("FAKE_NCCL", context, 1);
     setenv("NCCL_NVLS_ENABLE", "2", 1);
     Comm *comm = comm_nccl_open(r, &device_cpu, 2, NCCL_LIGHT, &err);
     if (!CHECK(comm != NULL, "%s", err.text)) return;
@@ -174,6 +181,32 @@ static void close_stuck(Rendezvous *r, const void *context) {
     CHECK(strcmp(getenv("NCCL_NVLS_ENABLE"), "2") == 0, "NCCL_NVLS_ENABLE is %s", getenv("NCCL_NVLS_ENABLE"));
     nccl_seconds_to_close = 2;
     comm_close(comm); /* or the process comes to no end */
+}
+
+/* A library that crashes at the exit of a process that used it changes neither how the process ends nor what it printed. */
+static void end_badly(Rendezvous *r, const void *context) {
+    const int code = *(const int *)context;
+    Error err = {0};
+    setenv("FAKE_NCCL", "bad_exit", 1);
+    Comm *comm = comm_nccl_open(r, &device_cpu, 2, NCCL_LIGHT, &err);
+    CHECK(comm != NULL, "%s", err.text);
+    comm_close(comm);
+    divert(STDOUT_FILENO, said_path(code ? "bad" : "good", r->ranks.rank));
+    divert(STDERR_FILENO, "/dev/null");
+    printf("kept"); /* and not written yet */
+    if (code) die(&(Error){.exit_code = code, .text = "by die()"});
+    end_process(code);
+}
+
+static void test_ends(int code) {
+    int statuses[2];
+    run_ranks(2, end_badly, &code, statuses);
+    for (int rank = 0; rank < 2; rank++) {
+        char said[100];
+        read_said(said, sizeof said, said_path(code ? "bad" : "good", rank));
+        CHECK(WIFEXITED(statuses[rank]) && WEXITSTATUS(statuses[rank]) == code && strcmp(said, "kept") == 0,
+              "exit code %d: status %x, %s", code, statuses[rank], said);
+    }
 }
 
 #define WHEEL "/lib/python3.12/site-packages/nvidia/nccl/lib"
@@ -216,13 +249,16 @@ int main(void) {
     if (!REQUIRE(mkdtemp(folder) != NULL, "no folder")) return 1;
     nccl_seconds = nccl_seconds_to_close =
         100; /* where nothing gets stuck: a machine that has more to do takes its time */
-    if (build_fake("fake.so", "") && build_fake("fake_old.so", "-DncclCommAbort=other")) {
+    if (build_fake("fake.so", "") && build_fake("fake_old.so", "-DncclCommDestroy=other")) {
         test_wrong();
         setenv("NCCL_LIBRARY", path_of("fake.so"), 1);
         BESIDE(test_broken("broken", "error: NCCL: ncclAllGather: invalid argument: the fake says so\n"));
         BESIDE(test_broken("stuck",
                            "error: NCCL: ncclAllGather is not done within 0.3 s; hint: NCCL_DEBUG=INFO\n"));
-        BESIDE(run_ranks(2, close_stuck, NULL, NULL));
+        BESIDE(run_ranks(2, close_stuck, "stuck_end", NULL));
+        BESIDE(run_ranks(2, close_stuck, "stuck_destroy", NULL));
+        BESIDE(test_ends(0));
+        BESIDE(test_ends(2));
         beside_wait(NULL);
         test_calls_over_fake();
         test_peers();

@@ -4,7 +4,8 @@
  *   old           a version that is too old            slow          what is queued is in progress for a while
  *   no_start      ncclCommInitRankConfig fails         stuck_start   it never gets done
  *   broken        ncclAllGather fails                  stuck         nor does ncclAllGather
- *   stuck_end     nor does ncclCommFinalize, and ncclCommAbort does not return
+ *   stuck_end     nor does ncclCommFinalize             stuck_destroy ncclCommDestroy does not return
+ *   bad_exit      it crashes when the process exits
  *   no_room       ncclCommInitRankConfig fails, because /dev/shm is too small for it
  *
  * It leaves in FAKE_NCCL_CTAS how many CTAs the last communicator may have. */
@@ -148,14 +149,14 @@ NcclResult ncclCommFinalize(NcclHandle *c) {
 }
 
 NcclResult ncclCommDestroy(NcclHandle *c) {
+    while (mode("stuck_destroy")) sleep(1);
     munmap(c->shared, sizeof *c->shared);
     free(c);
     return NCCL_SUCCESS;
 }
 
-NcclResult ncclCommAbort(NcclHandle *c) {
-    while (mode("stuck_end")) sleep(1);
-    return ncclCommDestroy(c);
+__attribute__((destructor)) static void leave(void) {
+    if (mode("bad_exit")) abort();
 }
 
 const char *ncclGetErrorString(NcclResult result) {

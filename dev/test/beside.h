@@ -7,7 +7,7 @@
 #include <unistd.h>
 #include "check.h"
 
-enum { BESIDE_MAX = 32 };
+enum { BESIDE_MAX = 64 };
 
 typedef struct BesideCounts {
     bool whole; /* the part came to its end */

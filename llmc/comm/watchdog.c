@@ -24,7 +24,7 @@ enum {
     MS_TO_BE_TOLD = 6000,  /* a rank that fails waits so long for rank 0, which may have much else to do */
     MS_FOR_VERDICT = 2000, /* a rank that lost a connection waits so long beyond the longest silence */
     MS_FOR_RANK_0 = 300,   /* a failure that all ranks have is rank 0's to say */
-    LONGEST_STEPS = 10,    /* a step may take so many times the longest before it */
+    LONGEST_GAPS = 10,     /* a step, or a batch, may take so many times the longest before it */
     MS_TO_HEAR = 500       /* rank 0's connections stay open so long behind its last word */
 };
 
@@ -56,10 +56,11 @@ static struct Watchdog {
     _Atomic int64_t step;
     _Atomic int64_t progress; /* steps, batches of validations and tokens done */
     atomic_bool waits_for_disk;
-    _Atomic(const char *) out;     /* where checkpoints go; NULL: nowhere */
-    _Atomic int64_t saved;         /* the step of the newest */
-    int64_t all_progress;          /* on rank 0: of all ranks */
-    double moved_at, longest_step; /* when that changed last, or could not; 0: no step has ended yet */
+    _Atomic(const char *) out; /* where checkpoints go; NULL: nowhere */
+    _Atomic int64_t saved;     /* the step of the newest */
+    int64_t all_progress;      /* on rank 0: of all ranks */
+    double moved_at;           /* when that changed last, or could not */
+    double longest_gap;        /* until then, in a step or a validation; 0: none has ended yet */
     atomic_bool stopping;
     int wake; /* ends the thread's wait */
     pthread_t thread;
@@ -224,11 +225,11 @@ static void check(Peer *p, double t) {
 
 static _Noreturn void end_stuck(double seconds) {
     char line[2048], what[64], left[1200];
-    snprintf(
-        line, sizeof line,
-        "%s: no rank has got anything done for %.0f s, a step took %.2g s at most: a GPU or a link hangs; "
-        "hint: nvidia-smi, or LLMC_STUCK_SECONDS where it may take longer%s",
-        doing(dog.phase, dog.step, what, sizeof what), seconds, dog.longest_step, leaves(left, sizeof left));
+    snprintf(line, sizeof line,
+             "%s: no rank has got anything done for %.0f s, a %s took %.2g s at most: a GPU or a link hangs; "
+             "hint: nvidia-smi, or LLMC_STUCK_SECONDS where it may take longer%s",
+             doing(dog.phase, dog.step, what, sizeof what), seconds,
+             dog.phase == PHASE_VALIDATION ? "batch" : "step", dog.longest_gap, leaves(left, sizeof left));
     end_run(line, EXIT_RUN);
 }
 
@@ -253,14 +254,14 @@ static bool is_judged(void) {
 
 /* Of all ranks together: they wait for each other, so where one hangs none gets on. */
 static void check_progress(double t) {
-    const bool in_step = dog.phase == PHASE_STEP;
+    const bool counts = dog.phase == PHASE_STEP || dog.phase == PHASE_VALIDATION;
     int64_t all = dog.progress;
     for (int i = 0; i < dog.n_peers; i++) all += dog.peers[i].last.progress;
     const double since = t - dog.moved_at;
-    if (all != dog.all_progress && in_step && since > dog.longest_step) dog.longest_step = since;
+    if (all != dog.all_progress && counts && since > dog.longest_gap) dog.longest_gap = since;
     if (all != dog.all_progress || !is_judged()) dog.moved_at = t;
     dog.all_progress = all;
-    if (dog.longest_step > 0 && t - dog.moved_at > watchdog_seconds_stuck + LONGEST_STEPS * dog.longest_step)
+    if (dog.longest_gap > 0 && t - dog.moved_at > watchdog_seconds_stuck + LONGEST_GAPS * dog.longest_gap)
         end_stuck(since);
 }
 
@@ -312,7 +313,7 @@ bool watchdog_start(Rendezvous *r, Error *err) {
     dog.stopping = false;
     dog.phase = PHASE_START;
     dog.progress = dog.all_progress = 0;
-    dog.longest_step = 0;
+    dog.longest_gap = 0;
     dog.moved_at = clock_seconds();
     if (dog.wake >= 0 && thread_start(&dog.thread, watch, polled)) {
         die_with = watchdog_die;

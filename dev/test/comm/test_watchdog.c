@@ -364,31 +364,34 @@ static void test_lost_of_the_living(void) {
 }
 
 /* The time since the start is no step's: rank 0's watchdog goes round once where nothing is judged. */
-static void take_steps(int n, double seconds) {
+static void take_steps_in(WatchPhase phase, int n, double seconds) {
     watchdog_set(PHASE_START, 0);
     for (const int before = n_rounds(0); n_rounds(0) < before + 2;) sleep_for(0.01);
     for (int i = 0; i < n; i++) {
-        watchdog_set(PHASE_STEP, 20 + i);
+        watchdog_set(phase, 20 + i);
         sleep_for(seconds);
         watchdog_progress();
     }
 }
+static void take_steps(int n, double seconds) {
+    take_steps_in(PHASE_STEP, n, seconds);
+}
 
-/* Steps, until what comes behind one does not end on rank 1: no rank goes on. */
-static WatchPhase stuck_in;
+/* Steps, or batches, until what comes behind one does not end on rank 1: no rank goes on. */
+static WatchPhase stuck_after, stuck_in;
 static void get_stuck(int rank) {
-    take_steps(40, 0.02);
+    take_steps_in(stuck_after, 40, 0.02);
     watchdog_set(stuck_in, 60);
     for (;;) sleep_for(1);
 }
 
-static void test_stuck(WatchPhase in, const char *begin) {
+static void test_stuck(WatchPhase after, WatchPhase in, const char *begin) {
     static const char middle[] = ": no rank has got anything done for ",
                       end[] =
                           " s at most: a GPU or a link hangs; hint: nvidia-smi, or LLMC_STUCK_SECONDS where "
                           "it may take longer; the newest whole checkpoint is of step 5, in out\n";
     Job job;
-    stuck_in = in;
+    stuck_after = after, stuck_in = in;
     start_job(&job, get_stuck);
     const double took = wait_for_job(&job, 0);
     end_job(&job);
@@ -556,8 +559,9 @@ int main(void) {
     BESIDE(test_blocked_output());
     BESIDE(test_lost());
     BESIDE(test_lost_of_the_living());
-    BESIDE(test_stuck(PHASE_STEP, "error: in step 60"));
-    BESIDE(test_stuck(PHASE_SAVE, "error: in the save of step 60"));
+    BESIDE(test_stuck(PHASE_STEP, PHASE_STEP, "error: in step 60"));
+    BESIDE(test_stuck(PHASE_STEP, PHASE_SAVE, "error: in the save of step 60"));
+    BESIDE(test_stuck(PHASE_VALIDATION, PHASE_VALIDATION, "error: in the validation after step 60"));
     BESIDE(test_takes_time(take_a_long_first_step, "a long first step"));
     BESIDE(test_takes_time(wait_for_a_disk, "a slow disk"));
     BESIDE(test_takes_time(wait_for_another, "another rank gets on"));

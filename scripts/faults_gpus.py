@@ -69,14 +69,20 @@ def kill(pid, number=signal.SIGKILL):
 class Run:
     """One start of a run: --gpus N, or ranks one by one. Its processes carry a mark in their environment."""
 
+    lock, begun, is_over = threading.Lock(), set(), False  # of all runs; is_over: none begins any more
+
     def __init__(self, work):
         self.mark, self.started = uuid.uuid4().hex, []
         self.out, self.err = (open(os.path.join(work, f"{name}.{self.mark}"), "w+b") for name in ("out", "err"))
 
     def start(self, command, variables=None):
         environment = {**os.environ, **(variables or {}), MARK: self.mark}
-        self.started.append(subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=self.out, stderr=self.err, env=environment,
-                                             cwd=ROOT, start_new_session=True))
+        with Run.lock:
+            if Run.is_over:
+                sys.exit(EXIT_RUN)  # of this thread
+            Run.begun.add(self)
+            self.started.append(subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=self.out, stderr=self.err, env=environment,
+                                                 cwd=ROOT, start_new_session=True))
 
     def rank(self, rank):
         """Its process, or None."""
@@ -94,9 +100,10 @@ class Run:
         """Waits until all processes are gone; (seconds since then, exit codes). Those that outlive PATIENCE_S are killed."""
         while self.running() or processes(self.mark):
             if time.monotonic() - since > PATIENCE_S:
-                for pid in processes(self.mark):
-                    kill(pid)
+                self.end_processes()
             time.sleep(0.02)
+        if Run.is_over:
+            sys.exit(EXIT_RUN)  # of this thread
         return time.monotonic() - since, [process.wait() for process in self.started]
 
     def text(self, file):
@@ -107,9 +114,21 @@ class Run:
         """Lines of stderr, but notes and warnings."""
         return [line for line in self.text(self.err).splitlines() if not line.startswith(("note: ", "warning: "))]
 
-    def close(self):
+    def end_processes(self):
         for pid in processes(self.mark):
             kill(pid)
+
+    @classmethod
+    def end_all(cls):
+        """Where this script is to end: the runs, and with them the threads that look after them."""
+        with cls.lock:
+            cls.is_over = True
+            for run in cls.begun:
+                run.end_processes()
+
+    def close(self):
+        self.end_processes()
+        Run.begun.discard(self)
         for file in (self.out, self.err):
             file.close()
 
@@ -137,14 +156,14 @@ class Faults:
 
     lock = threading.Lock()  # of the rows
 
-    def __init__(self, arguments, count, rows, work):
-        self.arguments, self.count, self.rows, self.work = arguments, count, rows, work
+    def __init__(self, arguments, count, rows, text, work):
+        self.arguments, self.count, self.rows, self.text, self.work = arguments, count, rows, text, work
         self.out = os.path.join(work, "run")
         self.reference = self.reference_s = None
 
     def command(self, out, *more):
         arguments = self.arguments
-        return [os.path.abspath(arguments.program), "--device", arguments.device, "--train", os.path.join(ROOT, "README.md"), "--keep", "2",
+        return [os.path.abspath(arguments.program), "--device", arguments.device, "--train", self.text, "--keep", "2",
                 "--sample-tokens", "0", "--eval-every", "0", *arguments.flags, "--out", out, *more]
 
     def begin(self, out, *more, variables=None):
@@ -341,15 +360,20 @@ class Faults:
 def try_all(arguments, work):
     """Rows of all faults. Those at random times are shared out between --jobs runs beside each other."""
     rows, jobs = {}, []
+    text = shutil.copy(os.path.join(ROOT, "README.md"), work)  # which may be edited meanwhile
     for i in range(min(arguments.jobs, arguments.count)):
         folder = os.path.join(work, str(i))
         os.mkdir(folder)
-        jobs.append(Faults(arguments, len(range(i, arguments.count, arguments.jobs)), rows, folder))
+        jobs.append(Faults(arguments, len(range(i, arguments.count, arguments.jobs)), rows, text, folder))
     with concurrent.futures.ThreadPoolExecutor(len(jobs)) as pool:
-        list(pool.map(Faults.whole_run, jobs))
-        for kind in arguments.only:
-            if not jobs[0].late():
-                list(pool.map(getattr(Faults, kind), jobs if kind in AT_RANDOM else jobs[:1]))
+        try:
+            list(pool.map(Faults.whole_run, jobs))
+            for kind in arguments.only:
+                if not jobs[0].late():
+                    list(pool.map(getattr(Faults, kind), jobs if kind in AT_RANDOM else jobs[:1]))
+        except BaseException:
+            Run.end_all()
+            raise
     return rows
 
 

@@ -35,7 +35,7 @@ check "a digit changed by hand is seen in every line of figures (not in:$unseen)
 
 # The other way round: a digit of a result.
 for change in 'compare_attention.md s/^| 1024 | /&1/' 'compare_train.md s/^| d12:[0-9x]* | /&1/' 'context.csv s/^1024,[^,]*,[^,]*,[^,]*,[^,]*,/&1/' \
-    'compare_train.md s/^- commit: /&0/'; do
+    'compare_train.md s/^- commit: /&0/' 'compare_scaling.md s,^| d12:64x1024/524288 | ,&1,'; do
     mkdir -p "$work/results" "$work/cpu" && cp $results/compare_*.md $results/context.csv "$work/results" && cp dev/results/cpu/* "$work/cpu"
     sed "${change#* }" "$results/${change%% *}" >"$work/results/${change%% *}"
     figures "$work/results"

@@ -1,7 +1,11 @@
 """scripts/faults_gpus.py, with a stand-in for the trainer: one that ends as it should, and ones that do not."""
+import contextlib
 import csv
+import glob
 import os
 import random
+import signal
+import subprocess
 import sys
 import time
 
@@ -137,6 +141,20 @@ class Trials(Parts):
         trials = {row["fault"]: (row["trials"], row["good"]) for row in rows if not row["fault"].endswith("resumed")}
         self.assertEqual(trials, {**{f"kill rank {rank}": ("3", "3") for rank in (0, 1)}, **{
             f"{what}, rank {rank}": ("1", "1") for rank in (0, 1) for what in ("other --lr", "no such flag")}}, "the flags once")
+
+    def test_a_signal_ends_it_and_its_runs(self):
+        self.program("train_gpt2", TRAINER.format(python=sys.executable, fault="", folder=self.folder))
+        words = ["--program", self.path("train_gpt2"), "--device", "cpu", "--only", "kill", "--count", "9", "--jobs", "3"]
+        script = subprocess.Popen([sys.executable, "-u", faults_gpus.__file__, *words], stdout=subprocess.PIPE, text=True)
+        for line in script.stdout:
+            if line.startswith("undisturbed: "):
+                break
+        script.send_signal(signal.SIGTERM)
+        script.stdout.read()
+        self.assertEqual(script.wait(), 128 + signal.SIGTERM)
+        for path in glob.glob("/proc/[0-9]*/cmdline"):
+            with contextlib.suppress(OSError), open(path, "rb") as file:
+                self.assertNotIn(self.folder.encode(), file.read())
 
     def test_what_is_not_as_it_should_be(self):
         for fault, only, words in (("lines", "kill", "2 lines on stderr, expected 1"), ("code", "kill", r"exit codes \[2\], expected 1"), ("weights", "kill", "weights step_00000060")):

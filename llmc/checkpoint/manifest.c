@@ -35,6 +35,7 @@ bool manifest_begin(JsonWriter *w, const TrainerState *state, const Tokenizer *t
     json_write_int(w, "step", state->step);
     json_write_int(w, "data_position", state->data_position);
     json_write_int(w, "data_tokens", state->data_tokens);
+    json_write_int(w, "data_fingerprint", state->data_fingerprint);
     json_write_int(w, "tokens_seen", state->tokens_seen);
     json_write_int(w, "n_skipped", state->n_skipped);
     json_write_int(w, "seed", state->seed);
@@ -101,12 +102,13 @@ static bool read_counts(Manifest *m, Error *err) {
         int64_t *out;
         bool may_lack;
     } counts[] = {
-        {"step",          &state->step,          false},
-        {"data_position", &state->data_position, false},
-        {"data_tokens",   &state->data_tokens,   true },
-        {"tokens_seen",   &state->tokens_seen,   false},
-        {"n_skipped",     &state->n_skipped,     false},
-        {"seed",          &state->seed,          false},
+        {"step",             &state->step,             false},
+        {"data_position",    &state->data_position,    false},
+        {"data_tokens",      &state->data_tokens,      true },
+        {"data_fingerprint", &state->data_fingerprint, true },
+        {"tokens_seen",      &state->tokens_seen,      false},
+        {"n_skipped",        &state->n_skipped,        false},
+        {"seed",             &state->seed,             false},
     };
     for (size_t i = 0; i < sizeof counts / sizeof *counts; i++) {
         const JsonValue *count = json_get(root, counts[i].name);

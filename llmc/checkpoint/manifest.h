@@ -1,7 +1,7 @@
 /* trainer_state.json: where the run stands, and size and checksum of every other file of the checkpoint.
  *
  *     {"format_version": 1, "program": "...", "model_only": false,
- *      "step": 200, "data_position": ..., "data_tokens": ..., "tokens_seen": ..., "n_skipped": 0, "seed": ...,
+ *      "step": 200, "data_position": ..., "data_tokens": ..., "data_fingerprint": ..., "tokens_seen": ..., "n_skipped": 0, "seed": ...,
  *      "best_val_loss": null, "val_loss": null, "best_only": false,
  *      "tokenizer": {"name": "bpe of 50257 tokens", "tokens": 50257, "source": "..."},
  *      "flags": {...},
@@ -11,7 +11,7 @@
  *
  * Checksums are CRC-32C in 8 lower-case hexadecimal digits. The last one is of this file itself with the digits of that
  * field as zeros. Those of the tensors say which tensor is damaged. Earlier programs wrote no data_tokens, no
- * val_loss and no best_only. */
+ * data_fingerprint, no val_loss and no best_only. */
 #pragma once
 #include "llmc/base/files.h"
 #include "llmc/base/json.h"

@@ -7,6 +7,7 @@ typedef struct TrainerState {
     int64_t step;          /* optimizer steps done */
     int64_t data_position; /* dataloader_position */
     int64_t data_tokens; /* dataloader_n_tokens, of which the order is made; 0: an earlier program wrote it */
+    int64_t data_fingerprint; /* dataloader_fingerprint; 0: an earlier program wrote it */
     int64_t tokens_seen;
     int64_t n_skipped; /* StepStats.n_skipped */
     int64_t seed;

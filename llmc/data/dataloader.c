@@ -7,8 +7,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include "llmc/base/checksum.h"
 #include "llmc/base/files.h"
 #include "llmc/base/format.h"
+#include "llmc/base/integers.h"
 #include "llmc/base/random.h"
 #include "llmc/base/thread.h"
 #include "mixture.h"
@@ -35,6 +37,7 @@ struct DataLoader {
     int64_t windows_per_batch; /* of all ranks */
     int64_t position;          /* the caller's: windows handed out */
     char *description;
+    uint32_t fingerprint;
     int32_t *scratch; /* (T + 1), the reader's */
     int32_t *slots;   /* (N_SLOTS, 2, B, T) tokens, targets */
 
@@ -236,6 +239,26 @@ static void describe(DataLoader *loader) {
     }
 }
 
+/* Of a source so many pieces. One that cannot be read is left out: that is said when its window comes. */
+static uint32_t add_pieces(uint32_t crc, Source *source, int n_pieces) {
+    enum { PIECE_TOKENS = 64 };
+    int32_t piece[PIECE_TOKENS];
+    Error ignored;
+    const int64_t n = min_i64(source->order.n_tokens, PIECE_TOKENS), last = source->order.n_tokens - n;
+    for (int i = 0; i < n_pieces; i++)
+        if (token_stream_read(&source->stream, source->first + last * i / max_i64(1, n_pieces - 1), n, piece,
+                              &ignored))
+            crc = crc32c(crc, piece, (size_t)n * sizeof *piece);
+    return crc;
+}
+
+static void take_fingerprint(DataLoader *loader) {
+    enum { PIECES = 256 };
+    const int n = loader->mixture.n_sources, of_each = n < PIECES ? PIECES / n : 1;
+    for (int i = 0; i < n; i++)
+        loader->fingerprint = add_pieces(loader->fingerprint, &loader->sources[i], of_each);
+}
+
 static bool allocate(DataLoader *loader, Error *err) {
     const DataOptions *o = &loader->options;
     loader->scratch = malloc(((size_t)o->T + 1) * sizeof *loader->scratch);
@@ -295,7 +318,7 @@ DataLoader *dataloader_open(const DataOptions *options, Error *err) {
     if (options->block < 1) loader->options.block = 1;
     loader->windows_per_batch = (int64_t)options->ranks.n_ranks * options->B;
     const bool ok = open_sources(loader, err) && allocate(loader, err);
-    if (ok) describe(loader);
+    if (ok) describe(loader), take_fingerprint(loader);
     if (ok && start_reader(loader, err)) return loader;
     dataloader_close(loader);
     return NULL;
@@ -328,6 +351,10 @@ int64_t dataloader_n_tokens(const DataLoader *loader) {
     int64_t n = 0;
     for (int i = 0; i < loader->mixture.n_sources; i++) n += loader->sources[i].order.n_tokens;
     return n;
+}
+
+uint32_t dataloader_fingerprint(const DataLoader *loader) {
+    return loader->fingerprint;
 }
 
 int dataloader_n_files(const DataLoader *loader) {

@@ -45,6 +45,8 @@ bool dataloader_names_shards(const char *pattern);
 DataLoader *dataloader_open(const DataOptions *options, Error *err);
 void dataloader_close(DataLoader *loader);
 int64_t dataloader_n_tokens(const DataLoader *loader);
+/* Of 256 pieces of the sources, spread evenly: other text of the same length has another, a small edit may not. */
+uint32_t dataloader_fingerprint(const DataLoader *loader);
 int dataloader_n_files(const DataLoader *loader);
 /* The path of file i, 0 <= i < n_files, source by source, in the order of the names. */
 const char *dataloader_file(const DataLoader *loader, int i);

@@ -282,28 +282,45 @@ bool setup_data(Run *run, Error *err) {
 
 /* ---- the same on all ranks ---- */
 
+enum { TRAIN_TOKENS, VAL_TOKENS, ITEMS, SIZES, TRAIN_TEXT = SIZES, VAL_TEXT, COMPARED };
+
+/* What rank `rank` has opened is not what rank 0 has. */
+static bool fail_other_data(const Run *run, int rank, int what, const int64_t sizes[2], Error *err) {
+    static const char *const named[COMPARED] = {"tokens of --train", "tokens to validate",
+                                                "items of --hellaswag", "tokens of --train",
+                                                "tokens to validate"};
+    static const char hint[] = "hint: whole files that are the same on every host";
+    char numbers[2][FORMAT_NUMBER], names[2][RANK_NAME_BYTES];
+    rank_name(names[0], &run->rendezvous, rank);
+    rank_name(names[1], &run->rendezvous, 0);
+    if (what >= SIZES)
+        return fail(err, EXIT_INPUT, "%s has opened other %s than %s, though as many; %s", names[0],
+                    named[what], names[1], hint);
+    return fail(err, EXIT_INPUT, "%s has opened %s %s, %s %s; %s", names[0],
+                format_integer(numbers[0], sizes[0]), named[what], names[1],
+                format_integer(numbers[1], sizes[1]), hint);
+}
+
 /* Copies on two hosts, or a file that grows meanwhile: ranks would mix their windows up, and wait without end for those
  * that have fewer batches to validate. */
 bool setup_same_data(const Run *run, Error *err) {
-    enum { SIZES = 3 };
-    static const char *const what[SIZES] = {"tokens of --train", "tokens to validate",
-                                            "items of --hellaswag"};
-    const int64_t mine[SIZES] = {run->train ? dataloader_n_tokens(run->train) : 0,
-                                 run->val ? dataloader_n_tokens(run->val) : 0,
-                                 run->choices ? run->choices->n_items : 0};
+    const DataLoader *train = run->train, *val = run->val;
+    const int64_t mine[COMPARED] = {
+        [TRAIN_TOKENS] = train ? dataloader_n_tokens(train) : 0,
+        [VAL_TOKENS] = val ? dataloader_n_tokens(val) : 0,
+        [ITEMS] = run->choices ? run->choices->n_items : 0,
+        [TRAIN_TEXT] = train ? dataloader_fingerprint(train) : 0,
+        [VAL_TEXT] = val ? dataloader_fingerprint(val) : 0,
+    };
     Comm *comm = run->comm;
     const int n = comm->ranks.n_ranks;
-    int64_t *all = must_allocate((size_t)n * sizeof mine, "the sizes of all ranks' data");
-    char numbers[2][FORMAT_NUMBER], names[2][RANK_NAME_BYTES];
+    int64_t(*all)[COMPARED] = must_allocate((size_t)n * sizeof mine, "the sizes of all ranks' data");
     bool ok = true;
     comm->gather_on_host(comm, all, mine, sizeof mine);
-    for (int i = 0; ok && i < n * SIZES; i++)
-        if (all[i] != all[i % SIZES])
-            ok = fail(err, EXIT_INPUT,
-                      "%s has opened %s %s, %s %s; hint: whole files that are the same on every host",
-                      rank_name(names[0], &run->rendezvous, i / SIZES), format_integer(numbers[0], all[i]),
-                      what[i % SIZES], rank_name(names[1], &run->rendezvous, 0),
-                      format_integer(numbers[1], all[i % SIZES]));
+    for (int rank = 1; rank < n; rank++)
+        for (int what = 0; ok && what < COMPARED; what++)
+            if (all[rank][what] != all[0][what])
+                ok = fail_other_data(run, rank, what, (int64_t[]){all[rank][what], all[0][what]}, err);
     free(all);
     return ok;
 }

@@ -229,10 +229,15 @@ static void name_new_order(const Run *run, const char *flag) {
                format_integer(number, run->resumed.data_position), flag);
 }
 
-/* The same names may stand for other text: files that grew, or more that a pattern matches. */
-static void name_new_length(const Run *run) {
+/* The same names may stand for other text: files that grew, more that a pattern matches, or one in place of another. */
+static void name_new_text(const Run *run) {
     const int64_t before = run->resumed.data_tokens, now = dataloader_n_tokens(run->train);
+    const int64_t fingerprint = run->resumed.data_fingerprint;
     char number[2][FORMAT_NUMBER];
+    if (before == now && fingerprint && fingerprint != dataloader_fingerprint(run->train))
+        print_note(
+            "the training data is other text than in the checkpoint, of the same length; the run goes on "
+            "with it");
     if (!before || before == now) return;
     print_note("the training data had %s tokens in the checkpoint, the run goes on with %s",
                format_integer(number[0], before), format_integer(number[1], now));
@@ -253,7 +258,7 @@ static void name_differences(const Run *run, const char *saved_flags) {
         name_new_order(run, found[i].name);
         orders = true;
     }
-    if (!orders) name_new_length(run);
+    if (!orders) name_new_text(run);
     if (validates_anew && run->settings.keep_best && isfinite(run->resumed.best_val_loss))
         print_note("--keep-best begins anew: the checkpoints that there are were validated on other data");
 }

@@ -255,6 +255,7 @@ static bool queue_step(Training *t, QueuedStep *q, int64_t step, Error *err) {
     t->state.tokens_seen += s->tokens_per_step;
     t->state.data_position = dataloader_position(run->train);
     t->state.data_tokens = dataloader_n_tokens(run->train);
+    t->state.data_fingerprint = dataloader_fingerprint(run->train);
     return true;
 }
 

@@ -14,6 +14,7 @@ static void test_round_trip(void) {
     const TrainerState state = {.step = 200,
                                 .data_position = 123456789012345,
                                 .data_tokens = 12345678901,
+                                .data_fingerprint = 0xfedcba98,
                                 .tokens_seen = (int64_t)1 << 60,
                                 .n_skipped = 3,
                                 .seed = INT64_MAX - 1,
@@ -35,8 +36,9 @@ static void test_round_trip(void) {
     if (!CHECK(checkpoint_resume(path, &model, &found, &err), "%s", err.text)) return;
     CHECK(tiny_equals(&model, 1, true), "weights or moments differ");
     CHECK(found.step == state.step && found.data_position == state.data_position &&
-              found.data_tokens == state.data_tokens && found.tokens_seen == state.tokens_seen &&
-              found.n_skipped == state.n_skipped && found.seed == state.seed,
+              found.data_tokens == state.data_tokens && found.data_fingerprint == state.data_fingerprint &&
+              found.tokens_seen == state.tokens_seen && found.n_skipped == state.n_skipped &&
+              found.seed == state.seed,
           "a count differs");
     CHECK(found.best_val_loss == state.best_val_loss, "found %.17g", found.best_val_loss);
     CHECK(found.val_loss == state.val_loss && found.best_only, "found %.17g", found.val_loss);

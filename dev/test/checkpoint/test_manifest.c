@@ -43,7 +43,8 @@ static void test_good(void) {
           "counts");
     CHECK(m.state.seed == INT64_MAX && m.state.best_val_loss == 1.5, "seed and loss");
     CHECK(isnan(m.state.val_loss) && !m.state.best_only, "what earlier programs did not write");
-    CHECK(m.state.data_tokens == 0, "found %lld tokens of data", (long long)m.state.data_tokens);
+    CHECK(m.state.data_tokens == 0 && m.state.data_fingerprint == 0, "found %lld tokens of data",
+          (long long)m.state.data_tokens);
     CHECK(strcmp(m.state.flags, "{\"a\": [1, 2]}") == 0, "found flags %s", m.state.flags);
     CHECK(!manifest_sizes_match(&m), "no file is there");
     manifest_free(&m);

@@ -40,6 +40,42 @@ static void test_stream_order(void) {
     empty_folder();
 }
 
+static uint32_t fingerprint_of(const char *pattern, int B, int T, uint64_t seed) {
+    const DataOptions options = {
+        .pattern = pattern, .vocab_size = 65536, .B = B, .T = T, .ranks = {0, 1},
+                      .seed = seed
+    };
+    DataLoader *loader = open_or_report(&options);
+    const uint32_t found = loader ? dataloader_fingerprint(loader) : 0;
+    dataloader_close(loader);
+    return found;
+}
+
+/* A shard in place of another of its length is seen wherever it stands, and nothing else is. */
+static void test_fingerprint(void) {
+    enum { N = 100 };
+    char name[3][16], all[300], mixture[2][600];
+    for (int i = 0; i < 3; i++) {
+        snprintf(name[i], sizeof name[i], "f_%d.bin", i);
+        write_shard(name[i], i * N, N);
+    }
+    snprintf(all, sizeof all, "%s", path_of("f_*.bin"));
+    const uint32_t whole = fingerprint_of(all, 1, 8, 1);
+    CHECK(whole != 0, "no fingerprint");
+    CHECK(fingerprint_of(all, 3, 4, 2) == whole, "another batch and seed");
+    for (int i = 0; i < 3; i++) {
+        write_shard(name[i], 1000, N);
+        CHECK(fingerprint_of(all, 1, 8, 1) != whole, "shard %d is another", i);
+        write_shard(name[i], i * N, N);
+    }
+    CHECK(fingerprint_of(all, 1, 8, 1) == whole, "the same again");
+    for (int i = 0; i < 2; i++)
+        snprintf(mixture[i], sizeof mixture[i], "%s/f_%d.bin:0.5,%s/f_%d.bin:0.5", folder, i, folder, 1 - i);
+    CHECK(fingerprint_of(mixture[0], 1, 8, 1) != fingerprint_of(mixture[1], 1, 8, 1),
+          "sources in another order");
+    empty_folder();
+}
+
 /* One epoch: its windows start at least T apart on the ring, so none overlap and each is there once. */
 static void check_epoch(const WindowOrder *order, int64_t epoch) {
     int64_t n = window_count(order), last = -1, first = -1;
@@ -532,6 +568,7 @@ static void test_waits(void) {
 int main(void) {
     if (!REQUIRE(mkdtemp(folder) != NULL, "cannot make a folder in /tmp")) return check_finish("dataloader");
     test_stream_order();
+    test_fingerprint();
     test_shuffle();
     test_shuffled_batches();
     test_ranks();

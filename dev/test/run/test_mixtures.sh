@@ -71,6 +71,15 @@ check "a file more: exit code $status" [ "$status" -eq 0 ]
 check "a file more is named" grep -qE '^note: the training data had [0-9,]+ tokens in the checkpoint, the run goes on with [0-9,]+$' out
 check "a file more: what becomes of the order" grep -q '^note: the order of the data goes on at window 32 of the new --train: ' out
 rm -r resumed/step_00000008 b_3.txt
+cp b_2.txt kept && tr A-Y B-Z <kept >b_2.txt
+run $tiny --train "$mixture" --out resumed --resume
+check "other text: exit code $status" [ "$status" -eq 0 ]
+check "other text of the same length is named" grep -qx 'note: the training data is other text than in the checkpoint, of the same length; the run goes on with it' out
+rm -r resumed/step_00000008
+mv kept b_2.txt
+run $tiny --train "$mixture" --out resumed --resume
+check "the same text is not" [ "$(grep -c '^note: the training data' out)" -eq 0 ]
+rm -r resumed/step_00000008
 run $tiny --train "$mixture" --val a.txt --out resumed --resume --keep-best
 check "other validation: what --keep-best compares" grep -q '^note: --keep-best begins anew: the checkpoints that there are were validated on other data$' out
 check "a tenth more" grep -qE '^note: the training data had [0-9,]+ tokens in the checkpoint, ' out

@@ -110,9 +110,8 @@ cat "$work/err_0" "$work/err_1" >"$work/err"
 refused "a folder on one rank" '^error: rank 1 \(.*\) has no --out, rank 0 \(.*\) has --out .*nobodys; hint: '
 check "a folder on one rank: it is not made" [ ! -e "$work/nobodys" ]
 mkdir "$work/elsewhere"
-head -n 150 "$work/text.txt" >"$work/elsewhere/text.txt"
-# less_text FLAG WHAT: rank 1 has less of the text.txt that FLAG names.
-less_text() {
+# unlike_text FLAG FOUND: rank 1 has another text.txt, which FLAG names.
+unlike_text() {
     here=$(echo "$short" | sed "s: --train [^ ]*: --train $work/text.txt $1 text.txt:; s: --train [^ ]* --train: --train:")
     next_port
     (cd "$work/elsewhere" && rank 1 2 $here) &
@@ -120,10 +119,14 @@ less_text() {
     status=$?
     wait
     cat "$work/err_0" "$work/err_1" >"$work/err"
-    refused "less text on one rank" "^error: rank 1 \(.*\) has opened [0-9,]+ tokens $2, rank 0 \(.*\) [0-9,]+; hint: whole files "
+    refused "unlike text on ranks" "^error: rank 1 \(.*\) has opened $2; hint: whole files "
 }
-less_text --train 'of --train'
-less_text --val 'to validate'
+head -n 150 "$work/text.txt" >"$work/elsewhere/text.txt"
+unlike_text --train '[0-9,]+ tokens of --train, rank 0 \(.*\) [0-9,]+'
+unlike_text --val '[0-9,]+ tokens to validate, rank 0 \(.*\) [0-9,]+'
+tr a-y b-z <"$work/text.txt" >"$work/elsewhere/text.txt"
+unlike_text --train 'other tokens of --train than rank 0 \(.*\), though as many'
+unlike_text --val 'other tokens to validate than rank 0 \(.*\), though as many'
 next_port
 ln -s "$work/launched" "$work/model"
 ln -s "$work/of_2" "$work/elsewhere/model"

@@ -1,7 +1,8 @@
 /* trainer_state.json: where the run stands, and size and checksum of every other file of the checkpoint.
  *
  *     {"format_version": 1, "program": "...", "model_only": false,
- *      "step": 200, "data_position": ..., "data_tokens": ..., "data_fingerprint": ..., "tokens_seen": ..., "n_skipped": 0, "seed": ...,
+ *      "step": 200, "data_position": ..., "data_tokens": ..., "data_fingerprint": ..., "tokens_seen": ...,
+ *      "n_skipped": 0, "seed": ...,
  *      "best_val_loss": null, "val_loss": null, "best_only": false,
  *      "tokenizer": {"name": "bpe of 50257 tokens", "tokens": 50257, "source": "..."},
  *      "flags": {...},

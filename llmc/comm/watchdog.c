@@ -24,6 +24,7 @@ enum {
     MS_TO_BE_TOLD = 6000,  /* a rank that fails waits so long for rank 0, which may have much else to do */
     MS_FOR_VERDICT = 2000, /* a rank that lost a connection waits so long beyond the longest silence */
     MS_FOR_RANK_0 = 300,   /* a failure that all ranks have is rank 0's to say */
+    MS_BEHIND_SAVE = 1000, /* so it is behind a save that rank 0 ended first */
     LONGEST_GAPS = 10,     /* a step, or a batch, may take so many times the longest before it */
     MS_TO_HEAR = 500       /* rank 0's connections stay open so long behind its last word */
 };
@@ -35,7 +36,7 @@ typedef struct Message {
     uint32_t kind, phase;
     int64_t step, progress, saved;
     int32_t exit_code;
-    uint32_t waits_for_disk, n;
+    uint32_t waits_for_disk, saves, n;
     char text[sizeof((Error *)0)->text];
 } Message;
 enum { HEAD = offsetof(Message, text) };
@@ -56,11 +57,15 @@ static struct Watchdog {
     _Atomic int64_t step;
     _Atomic int64_t progress; /* steps, batches of validations and tokens done */
     atomic_bool waits_for_disk;
-    _Atomic(const char *) out; /* where checkpoints go; NULL: nowhere */
-    _Atomic int64_t saved;     /* the step of the newest */
-    int64_t all_progress;      /* on rank 0: of all ranks */
-    double moved_at;           /* when that changed last, or could not */
-    double longest_gap;        /* until then, in a step or a validation; 0: none has ended yet */
+    atomic_bool saves, leader_saves; /* a thread of this rank, of rank 0, writes a checkpoint */
+    int failed_rank;                 /* on rank 0: its failure waits for that; -1: none */
+    Message failure;
+    double failed_at, saved_at; /* when it came, when `saves` was seen last */
+    _Atomic(const char *) out;  /* where checkpoints go; NULL: nowhere */
+    _Atomic int64_t saved;      /* the step of the newest */
+    int64_t all_progress;       /* on rank 0: of all ranks */
+    double moved_at;            /* when that changed last, or could not */
+    double longest_gap;         /* until then, in a step or a validation; 0: none has ended yet */
     atomic_bool stopping;
     int wake; /* ends the thread's wait */
     pthread_t thread;
@@ -81,7 +86,8 @@ static void tell_all(MessageKind kind, const Error *what) {
                  .step = dog.step,
                  .progress = dog.progress,
                  .saved = dog.saved,
-                 .waits_for_disk = dog.waits_for_disk};
+                 .waits_for_disk = dog.waits_for_disk,
+                 .saves = dog.saves};
     if (what) {
         m.exit_code = what->exit_code;
         m.n = (uint32_t)strlen(what->text);
@@ -183,20 +189,35 @@ static void lost(const Peer *p, const char *why) {
 
 /* ---- the thread ---- */
 
-static void take(Peer *p) {
+static _Noreturn void end_for_failure(int rank, const Message *m) {
+    char why[sizeof m->text + 1];
+    snprintf(why, sizeof why, "%.*s", (int)m->n, m->text);
+    end_for(rank, m->phase, m->step, why, m->exit_code);
+}
+
+static void take(Peer *p, double t) {
     const Message *m = &p->in;
     if (m->kind == VERDICT) end_run(NULL, m->exit_code);
     p->last = *m;
     if (p->rank == 0 && m->saved > dog.saved) dog.saved = m->saved;
-    if (m->kind == FAILURE) {
-        char why[sizeof m->text + 1];
-        snprintf(why, sizeof why, "%.*s", (int)m->n, m->text);
-        end_for(p->rank, m->phase, m->step, why, m->exit_code);
-    }
+    if (p->rank == 0) dog.leader_saves = m->saves;
+    if (m->kind != FAILURE || dog.failed_rank >= 0) return;
+    if (!dog.saves) end_for_failure(p->rank, m);
+    dog.failed_rank = p->rank;
+    dog.failure = *m;
+    dog.failed_at = dog.saved_at = t;
+}
+
+/* A rank that failed waits for the checkpoint that is being written, which may be all that the run leaves. */
+static void check_failure(double t) {
+    if (dog.saves) dog.saved_at = t;
+    if (dog.failed_rank < 0) return;
+    if (t - dog.saved_at > MS_BEHIND_SAVE * 1e-3 || t - dog.failed_at > watchdog_seconds_stuck)
+        end_for_failure(dog.failed_rank, &dog.failure);
 }
 
 /* Takes what has come. False where the connection is lost. */
-static bool listen_to(Peer *p) {
+static bool listen_to(Peer *p, double t) {
     for (;;) {
         const size_t before = p->n_in, whole = before < HEAD ? HEAD : HEAD + p->in.n;
         if (!socket_receive_some(p->fd, &p->in, whole, &p->n_in)) return false;
@@ -204,7 +225,7 @@ static bool listen_to(Peer *p) {
         if (p->n_in < whole) return true;
         if (p->in.n > sizeof p->in.text) return false;
         if (p->n_in < HEAD + p->in.n) continue;
-        take(p);
+        take(p, t);
         p->n_in = 0;
     }
 }
@@ -213,7 +234,7 @@ static bool listen_to(Peer *p) {
 static void check(Peer *p, double t) {
     char why[80];
     if (p->fd < 0) return;
-    if (!listen_to(p)) {
+    if (!listen_to(p, t)) {
         if (p->last.phase != PHASE_END) lost(p, "its process is gone");
         p->fd = -1;
     } else if (p->last.phase != PHASE_END && t - p->heard > watchdog_seconds_silent) {
@@ -289,7 +310,7 @@ static void *watch(void *polled) {
         if (was_stopped) dog.moved_at = t;
         last = t;
         for (int i = 0; i < dog.n_peers; i++) check(&dog.peers[i], t);
-        if (ranks_leads(dog.r->ranks)) check_progress(t);
+        if (ranks_leads(dog.r->ranks)) check_failure(t), check_progress(t);
     }
     free(polled);
     return NULL;
@@ -310,7 +331,8 @@ bool watchdog_start(Rendezvous *r, Error *err) {
     dog.r = r;
     dog.n_peers = n_peers;
     dog.wake = eventfd(0, EFD_CLOEXEC);
-    dog.stopping = false;
+    dog.stopping = dog.saves = dog.leader_saves = false;
+    dog.failed_rank = -1;
     dog.phase = PHASE_START;
     dog.progress = dog.all_progress = 0;
     dog.longest_gap = 0;
@@ -336,6 +358,10 @@ void watchdog_waits_for_disk(bool waits) {
     dog.waits_for_disk = waits;
 }
 
+void watchdog_saves(bool saves) {
+    dog.saves = saves;
+}
+
 void watchdog_set_saved(const char *out, int64_t step) {
     if (step > dog.saved) dog.saved = step;
     dog.out = out;
@@ -348,7 +374,8 @@ void watchdog_die(const Error *err) {
     if (rank > 0) { /* the thread ends the process once rank 0 has said why */
         sleep_ms(MS_FOR_RANK_0);
         tell_all(FAILURE, err);
-        sleep_ms(MS_TO_BE_TOLD);
+        for (double until = clock_seconds() + MS_TO_BE_TOLD * 1e-3; clock_seconds() < until; sleep_ms(50))
+            if (dog.leader_saves) until = clock_seconds() + MS_TO_BE_TOLD * 1e-3;
     }
     if (rank == 0) end_run(err->text, err->exit_code);
     end_for(rank, dog.phase, dog.step, err->text, err->exit_code);

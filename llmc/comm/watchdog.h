@@ -30,6 +30,9 @@ void watchdog_set(WatchPhase phase, int64_t step);
 void watchdog_progress(void);
 /* Around what the main thread waits for this rank's disk for, however long that takes: a store, no lock. */
 void watchdog_waits_for_disk(bool waits);
+/* Around a checkpoint that a thread of rank 0 writes: another rank's failure waits for its end, a minute at most; a rank that is
+ * gone does not. */
+void watchdog_saves(bool saves);
 /* What a line about a lost run ends with: the newest whole checkpoint, in `out`, kept by the caller, is of this step, or
  * there is none: -1. Rank 0, which saves, tells the other ranks at once. */
 void watchdog_set_saved(const char *out, int64_t step);

@@ -89,6 +89,8 @@ static void *write_in_background(void *argument) {
     snapshot_wait(b->options.snapshot);
     b->ok = write_checkpoint(b->run, &b->state, &b->options, &b->err);
     b->seconds = clock_seconds() - b->begun;
+    if (b->ok) watchdog_set_saved(b->run->settings.out, b->state.step);
+    watchdog_saves(false);
     atomic_store(&b->ended, true);
     return NULL;
 }
@@ -104,8 +106,10 @@ static bool save_in_background(Training *t, const SaveOptions *options, bool ove
     *b = (BackgroundSave){
         .run = run, .state = t->state, .options = *options, .overlaps = overlap, .begun = begun};
     b->options.snapshot = &run->snapshot;
+    watchdog_saves(true);
     b->running = thread_start(&b->thread, write_in_background, b);
     if (b->running) return true;
+    watchdog_saves(false);
     snapshot_wait(&run->snapshot);
     const bool ok = write_checkpoint(run, &b->state, &b->options, err);
     record(t, t->state.step, ok, err->text, clock_seconds() - begun);

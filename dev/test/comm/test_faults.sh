@@ -91,7 +91,7 @@ wait_for_disk() {
 # wait_for_data: in every rank one read of a shard takes twelve seconds.
 wait_for_data() {
     { printf '\210\330\064\001\001\0\0\0\120\303\0\0' && head -c 101012 /dev/zero; } >"$work/zeros.bin"
-    LATE=200:12000 LLMC_STUCK_SECONDS=5 LD_PRELOAD=$slows "$program" ${tiny%--train*} --train "$work/zeros.bin" --val "$work/zeros.bin" --tokenizer bytes --steps 100 --eval-batches 2 --sample-tokens 0 --gpus 3 --out "$work/late" >"$work/late.out" 2>"$work/late.err" </dev/null
+    LATE=800:12000 LLMC_STUCK_SECONDS=5 LD_PRELOAD=$slows "$program" ${tiny%--train*} --train "$work/zeros.bin" --val "$work/zeros.bin" --tokenizer bytes --steps 100 --eval-batches 2 --sample-tokens 0 --gpus 3 --out "$work/late" >"$work/late.out" 2>"$work/late.err" </dev/null
     echo $? >"$work/late.status"
 }
 # These take ten seconds and more, and wait; the faults below come meanwhile.

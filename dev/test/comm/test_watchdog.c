@@ -308,6 +308,39 @@ static void test_failure(int ranks, int said_by) {
     expect_line(&job, line, what);
 }
 
+/* A thread of rank 0 writes a checkpoint for longer than the rank that fails would wait otherwise, or without end. */
+enum { LONG_SAVE = 8 };
+static bool save_ends;
+static void fail_beside_a_save(int rank) {
+    Error err;
+    fail(&err, EXIT_INPUT, "the data of rank %d are bad", rank);
+    if (save_ends) watchdog_seconds_stuck = LIMIT;
+    if (rank == 0) watchdog_saves(true);
+    shared->is_there[rank] = true;
+    if (rank == 1) wait_for(&shared->is_there[0]);
+    if (rank == 1) die(&err);
+    if (rank == 0 && save_ends) {
+        sleep_for(LONG_SAVE);
+        watchdog_set_saved("out", 9);
+        watchdog_saves(false);
+    }
+    work(rank);
+}
+
+static void test_failure_beside_a_save(bool ends) {
+    Job job;
+    char line[256];
+    const char *left = ends ? "the newest whole checkpoint is of step 9, in out" : stands;
+    save_ends = ends;
+    start_job(&job, fail_beside_a_save);
+    const double took = wait_for_job(&job, 0);
+    end_job(&job);
+    snprintf(line, sizeof line, "error: rank 1 (alpha), in step 11: the data of rank 1 are bad; %s\n", left);
+    expect_codes(&job, EXIT_INPUT, 0, "a save");
+    expect_line(&job, line, "a save");
+    CHECK(took >= (ends ? LONG_SAVE : STUCK), "a save: %g s", took);
+}
+
 /* A terminal that takes no more bytes: rank 0's main thread has the lock of all that is printed, and keeps it. */
 static void print_for_ever(int rank) {
     static const char bytes[1000];
@@ -554,6 +587,8 @@ int main(void) {
         BESIDE(test_failure(1 << rank, rank));
     }
     BESIDE(test_failure(7, 0));
+    BESIDE(test_failure_beside_a_save(true));
+    BESIDE(test_failure_beside_a_save(false));
     BESIDE(test_two_hosts());
     BESIDE(test_short_steps());
     BESIDE(test_blocked_output());

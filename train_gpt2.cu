@@ -50,11 +50,11 @@ static bool validate(Training *t, int64_t step, Error *err) {
     t->state.val_loss = t->val_loss;
     t->is_best = isfinite(t->val_loss) && !(t->val_loss >= t->state.best_val_loss);
     if (t->is_best) t->state.best_val_loss = t->val_loss;
-    if (t->run->settings.eval_only)
+    if (s->eval_only)
         say_val_loss(t, step);
     else
         console_val(&t->console, step, t->val_loss);
-    log_val(&t->log, step, t->val_loss);
+    log_val(&t->log, step, t->val_loss, s->eval_only ? s->val ? s->val : s->train : NULL);
     return true;
 }
 
@@ -74,6 +74,7 @@ static bool score_choices(Training *t, int64_t step, Error *err) {
 }
 
 static bool evaluate(Training *t, int64_t step, Error *err) {
+    const Settings *s = &t->run->settings;
     const Run *run = t->run;
     stop_expect(STOP_IN_EVALUATION, INFINITY);
     return (!run->choices || score_choices(t, step, err)) &&
@@ -449,7 +450,7 @@ static int run_to_end(Training *t, int argc, char **argv) {
     Run *run = t->run;
     const Settings *s = &run->settings;
     Error err = {0};
-    if (!settings_model_alone(s) && !s->eval_only)
+    if (!settings_model_alone(s) && (!s->eval_only || run->comm->ranks.n_ranks > 1))
         stop_ignore_pipe(); /* the reader may leave behind the first line */
     setup_agree(run, load(run, &err), &err);
     setup_share_output(run);

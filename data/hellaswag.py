@@ -32,14 +32,15 @@ def _item(value, place):
 
 def items(path):
     opened = gzip.open if path.lower().endswith(".gz") else open
-    number = 0
+    number = 1
     try:
         with opened(path, "rt", encoding="utf-8", newline="\n") as file:
-            for number, line in enumerate(file, 1):
+            for line in file:
                 if line.strip():
                     yield _item(json.loads(line), "%s:%d" % (path, number))
+                number += 1
     except (ValueError, RecursionError, EOFError, gzip.BadGzipFile) as error:  # not UTF-8, not JSON, cut short
-        raise common.DataError("%s: not a line of JSON after line %d: %s" % (path, number, error), 2) from None
+        raise common.DataError("%s:%d: not a line of JSON: %s" % (path, number, error), 2) from None
 
 
 def encoder(tokenizer):

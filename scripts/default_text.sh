@@ -54,6 +54,8 @@ if [ -n "${TEXT:-}" ]; then
     [ -f "$TEXT" ] && [ -r "$TEXT" ] || stop "TEXT=$TEXT: expected a readable file (a path relative to $PWD, or absolute)" 2
     [ -s "$TEXT" ] || stop "TEXT=$TEXT: the file is empty" 2
     cmp -s "$TEXT" "$text" && [ "$was" = "TEXT=$TEXT" ] && exit 0
+    [ "$(head -c 65536 "$TEXT" | tr -d '\000' | wc -c)" -eq "$(head -c 65536 "$TEXT" | wc -c)" ] ||
+        stop "TEXT=$TEXT: expected text, found null bytes" 2
     cat "$TEXT" >"$partial" || stop "cannot copy TEXT=$TEXT into data/" 1
     install_as "TEXT=$TEXT"
     exit 0

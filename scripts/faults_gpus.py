@@ -142,6 +142,11 @@ def steps_in(out):
         return 0
 
 
+def saved_in(out):
+    """The step of the newest checkpoint of a run, to which --resume cuts its log back; 0 where there is none."""
+    return max((int(os.path.basename(path)[5:]) for path in glob.glob(os.path.join(glob.escape(out), "step_*"))), default=0)
+
+
 def weights_of(out):
     """A hash of the newest checkpoint's weights, or its absence."""
     newest = sorted(glob.glob(os.path.join(glob.escape(out), "step_*", "model.safetensors")))
@@ -239,7 +244,7 @@ class Faults:
 
     def at_random(self, fault, rank, number, words):
         """Starts or goes on; strikes at a random time, and all must end with 1 and the words. False: the run was over before."""
-        before, run = steps_in(self.out), self.begin(self.out, "--resume")
+        before, run = saved_in(self.out), self.begin(self.out, "--resume")
         run.await_ranks(self.arguments.gpus)
         time.sleep(random.uniform(0, self.reference_s))
         trains = steps_in(self.out) > before
@@ -256,6 +261,8 @@ class Faults:
             while done < self.count and tries < 20 * self.count and not self.late():
                 done += self.at_random(f"{what} rank {rank}", rank, number, [f"rank {rank}", *words])
                 tries += 1
+            if done < self.count and not self.late():
+                self.note(f"{what} rank {rank}", [f"struck {done} times of {self.count}: the run was over before"])
             self.go_on(f"{what} rank {rank}")
 
     def kill(self):
@@ -269,7 +276,7 @@ class Faults:
         for rank in range(self.arguments.gpus):
             done, fault = 0, f"SIGTERM to rank {rank}"
             while done < self.count and not self.late():
-                before, run = steps_in(self.out), self.begin(self.out, "--resume")
+                before, run = saved_in(self.out), self.begin(self.out, "--resume")
                 run.await_ranks(self.arguments.gpus)
                 while run.running() and steps_in(self.out) == before:
                     time.sleep(0.02)
@@ -406,7 +413,10 @@ def parse_arguments(argv):
     parser.add_argument("--csv", metavar="FILE")
     parser.add_argument("--markdown", metavar="FILE")
     parser.add_argument("flags", nargs="*", metavar="FLAG", help="of the trainer: model, batch, steps, how often it saves")
-    return parser.parse_args(argv)
+    arguments = parser.parse_args(argv)
+    if max(arguments.ranks or [0]) >= arguments.gpus:
+        parser.error(f"--ranks {max(arguments.ranks)}: expected ranks below --gpus {arguments.gpus}")
+    return arguments
 
 
 def main():

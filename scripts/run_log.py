@@ -12,7 +12,7 @@ from comparison import fail
 # The lines by what they hold, each with the list that it goes to. "run" is the header: one of the run, one each time it is resumed.
 KINDS = {"run": "headers", "loss": "steps", "val_loss": "vals", "acc_norm": "scores", "sample": "samples", "checkpoint": "saves",
          "save_failed": "failed_saves"}
-TEXTS = ("sample", "checkpoint", "save_failed", "chosen")
+TEXTS = ("sample", "checkpoint", "save_failed", "chosen", "evaluated")
 
 
 def log_path(path):
@@ -48,7 +48,7 @@ def parse(line):
     for name, value in row.items():
         if value is not None and not (isinstance(value, str) if name in TEXTS else _is(value, int, float)):
             raise ValueError
-    return kind, row
+    return None if "evaluated" in row else (kind, row)  # --eval-only, perhaps of other data: no point of the run's curve
 
 
 def refuse(path, number, line):

@@ -3,6 +3,7 @@
 #include <stdio.h>
 #include <string.h>
 #include <errno.h>
+#include <sys/stat.h>
 #include <time.h>
 #include "lab.h"
 #include "llmc/base/version.h"
@@ -49,8 +50,23 @@ static void write_header(int argc, char **argv) {
         "mbytes_variant,density,scratch_mbytes\n");
 }
 
+/* A file that is there and was not written by report_open(). */
+static bool is_foreign(const char *path) {
+    char begin[9] = "# commit";
+    struct stat info;
+    FILE *file =
+        stat(path, &info) == 0 && S_ISREG(info.st_mode) && info.st_size > 0 ? fopen(path, "r") : NULL;
+    if (!file) return false;
+    const bool foreign = fread(begin, 1, 8, file) != 8 || strcmp(begin, "# commit") != 0;
+    fclose(file);
+    return foreign;
+}
+
 bool report_open(const Options *o, int argc, char **argv, Error *err) {
     if (!*o->csv) return true;
+    if (is_foreign(o->csv))
+        return fail(err, EXIT_INPUT,
+                    "--csv: %s: is there already, and no CSV of the lab's; hint: another name", o->csv);
     csv = fopen(o->csv, "w");
     if (!csv) return fail(err, EXIT_INPUT, "--csv: %s: %s", o->csv, strerror(errno));
     write_header(argc, argv);

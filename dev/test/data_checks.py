@@ -602,7 +602,7 @@ def test_hellaswag():
                         ('{"ctx": "", "endings": ["a", "b", "c", "d"], "label": 1}', "expected a text in `ctx`"),
                         ('{"ctx": "a", "endings": ["a", "b", "c"], "label": 1}', "expected four texts"),
                         ('{"ctx": "a", "endings": ["a", "b", "c", "d"], "label": ""}', "hint: the test set has no labels"),
-                        ('{"ctx"', "x.jsonl: not a line of JSON"), ("\n", "x.jsonl: no items in it")):
+                        ('{"ctx"', "x.jsonl:1: not a line of JSON"), ("\n", "x.jsonl: no items in it")):
         refuses("hellaswag.py, " + name, words, run("hellaswag.py", "--source", write("x.jsonl", name), "--tokenizer", "bytes", "--out", "out/refused"))
     check("refused items leave nothing", not os.path.exists(os.path.join(WORK, "out/refused")), "")
     edit("hellaswag.py", ('"https://raw.githubusercontent.com/rowanz/hellaswag/master/data/hellaswag_val.jsonl"', repr("file://" + WORK + "/web.jsonl")))

@@ -18,15 +18,17 @@
 #include "rendezvous.h"
 #include "socket.h"
 
-static const double patience = 3;      /* for the others, once a rank has ended badly */
-static const double end_patience = 30; /* once rank 0 has ended well: it is the last to have work */
+static const double patience = 3; /* for the others, once a rank has ended badly */
+double launch_end_patience = 30;  /* rank 0 is the last to have work */
 
 typedef struct Family {
     pid_t *pids; /* (n) 0: ended */
     int n, n_left;
     int bad_rank, bad_status; /* of the first that ended badly; -1: none */
+    int late_rank;            /* the first that had to be killed though rank 0 had ended well; -1: none */
     bool any_said;            /* one ended with an exit code that is not 0: there is a line */
     double deadline;          /* then those that are left are killed */
+    bool is_late;             /* they were, and no rank had ended badly */
     int stop_signal;          /* that came and asks for the end; 0: none */
 } Family;
 
@@ -114,12 +116,14 @@ static void reap(Family *f) {
         f->pids[i] = 0;
         f->n_left--;
         f->any_said = f->any_said || (WIFEXITED(status) && WEXITSTATUS(status));
-        if (status && f->bad_rank < 0) {
+        if (f->is_late && WIFSIGNALED(status) && f->bad_rank < 0) {
+            f->late_rank = f->late_rank < 0 ? i : f->late_rank;
+        } else if (status && f->bad_rank < 0) {
             f->bad_rank = i;
             f->bad_status = status;
             f->deadline = clock_seconds() + patience;
         } else if (i == 0 && f->bad_rank < 0) {
-            f->deadline = clock_seconds() + end_patience;
+            f->deadline = clock_seconds() + launch_end_patience;
         }
     }
 }
@@ -145,6 +149,7 @@ static void look_after(Family *f) {
         }
         reap(f);
         if (clock_seconds() < f->deadline) continue;
+        f->is_late = f->bad_rank < 0;
         send_all(f, SIGKILL);
         f->deadline = INFINITY;
     }
@@ -156,7 +161,12 @@ static int run_ranks(Family *f, char **argv) {
     pid_t *pids = f->pids;
     const int stop_signal = f->stop_signal;
     memset(pids, 0, (size_t)f->n * sizeof *pids);
-    *f = (Family){.pids = pids, .n = f->n, .bad_rank = -1, .deadline = INFINITY, .stop_signal = stop_signal};
+    *f = (Family){.pids = pids,
+                  .n = f->n,
+                  .bad_rank = -1,
+                  .late_rank = -1,
+                  .deadline = INFINITY,
+                  .stop_signal = stop_signal};
     const bool started = start_ranks(f, argv, &err);
     if (!started) send_all(f, SIGKILL);
     look_after(f);
@@ -164,6 +174,10 @@ static int run_ranks(Family *f, char **argv) {
         print_line(stderr, "error: %s", err.text);
         return err.exit_code;
     }
+    if (f->late_rank >= 0)
+        print_line(stderr,
+                   "warning: rank %d did not end within %g s of rank 0, which has ended well, and was killed",
+                   f->late_rank, launch_end_patience);
     if (f->bad_rank < 0) return 0;
     if (WIFEXITED(f->bad_status)) return WEXITSTATUS(f->bad_status);
     if (WTERMSIG(f->bad_status) == f->stop_signal) return EXIT_RUN;

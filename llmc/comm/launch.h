@@ -9,6 +9,10 @@ typedef struct Launch {
     bool has_resumed; /* argv says --resume already */
 } Launch;
 
+/* Once rank 0 has ended well the others have so many seconds, 30, to end, too; then they are killed, which a warning says. Tests
+ * have a shorter time. */
+extern double launch_end_patience;
+
 /* Runs the ranks to their end; signals go on to them. The exit code of the first rank that ends badly, which ends the
  * others: those that are left 3 s later are killed. A run that a signal ends, ends this process by that signal. Ranks
  * die with this process, however it ends. */

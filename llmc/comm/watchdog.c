@@ -179,12 +179,14 @@ static bool speaks(void) {
     return lowest == r->ranks.rank;
 }
 
-/* Its last beat may be many short steps old; but ranks wait for each other, so it was one step behind this rank at most. */
+/* Its last beat may be many short steps old; but ranks wait for each other, so it was one step behind this rank at most, and
+ * behind a step at what this rank is at. */
 static void lost(const Peer *p, const char *why) {
-    const int64_t least = dog.phase == PHASE_STEP ? dog.step - 1 : 0;
+    const WatchPhase phase = dog.phase;
+    const int64_t least = phase == PHASE_STEP ? dog.step - 1 : phase == PHASE_START ? 0 : dog.step;
     const bool is_old = p->last.step < least;
     if (!speaks()) end_run(NULL, EXIT_RUN);
-    end_for(p->rank, is_old ? PHASE_STEP : p->last.phase, is_old ? least : p->last.step, why, EXIT_RUN);
+    end_for(p->rank, is_old ? phase : p->last.phase, is_old ? least : p->last.step, why, EXIT_RUN);
 }
 
 /* ---- the thread ---- */

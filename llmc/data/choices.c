@@ -106,27 +106,29 @@ static bool read_items(Choices *c, Reader *r) {
     return true;
 }
 
-/* Ids are the model's only where the vocabulary is: as large, but for a table that was rounded up. */
-static bool check_header(const int32_t *header, const char *path, int vocab_size, int *file_vocab,
-                         Error *err) {
+/* Ids are the model's only where the vocabulary is: as large as its tokenizer, or its table, which may have been rounded up. */
+static bool check_header(const int32_t *header, const char *path, int vocab_size, int n_tokens,
+                         int *file_vocab, Error *err) {
     if (header[0] != MAGIC || header[1] != VERSION)
         return fail(err, EXIT_INPUT,
                     "%s: expected magic %d and version %d of a multiple-choice file, found %d and %d; " HINT,
                     path, MAGIC, VERSION, header[0], header[1]);
     const bool is_gpt2 = vocab_size >= GPT2_VOCAB && vocab_size < GPT2_VOCAB + VOCAB_PADDING;
     *file_vocab = header[4] ? header[4] : GPT2_VOCAB;
-    if (*file_vocab > vocab_size || *file_vocab <= vocab_size - VOCAB_PADDING)
+    const int most = n_tokens ? n_tokens : vocab_size,
+              least = n_tokens ? n_tokens : vocab_size - VOCAB_PADDING + 1;
+    if (*file_vocab > most || *file_vocab < least)
         return fail(err, EXIT_INPUT,
                     "%s: has tokens of a vocabulary of %d, the model's has %d; hint: data/hellaswag.py "
                     "--tokenizer %s",
-                    path, *file_vocab, vocab_size,
+                    path, *file_vocab, most,
                     vocab_size == 256 ? "bytes"
                     : is_gpt2         ? "gpt2"
                                       : "DIR, that of the model");
     return header[2] >= 1 || fail(err, EXIT_INPUT, "%s: expected items, found %d", path, header[2]);
 }
 
-static bool read_choices(Choices *c, const char *path, int vocab_size, Error *err) {
+static bool read_choices(Choices *c, const char *path, int vocab_size, int n_tokens, Error *err) {
     size_t size;
     Reader reader = {.path = path, .err = err};
     c->path = strdup(path);
@@ -136,7 +138,7 @@ static bool read_choices(Choices *c, const char *path, int vocab_size, Error *er
         return fail(err, EXIT_INPUT, "%s: expected a header of %d bytes, the file has %zu; " HINT, path,
                     HEADER_BYTES, size);
     const int32_t *header = (const int32_t *)c->file;
-    if (!check_header(header, path, vocab_size, &reader.vocab_size, err)) return false;
+    if (!check_header(header, path, vocab_size, n_tokens, &reader.vocab_size, err)) return false;
     c->n_items = header[2];
     reader.stream = c->file;
     reader.n = size / sizeof *c->file;
@@ -145,10 +147,10 @@ static bool read_choices(Choices *c, const char *path, int vocab_size, Error *er
     return read_items(c, &reader);
 }
 
-Choices *choices_open(const char *path, int vocab_size, Error *err) {
+Choices *choices_open(const char *path, int vocab_size, int n_tokens, Error *err) {
     Choices *choices = must_allocate(sizeof *choices, "multiple choice");
     *choices = (Choices){0};
-    if (read_choices(choices, path, vocab_size, err)) return choices;
+    if (read_choices(choices, path, vocab_size, n_tokens, err)) return choices;
     choices_close(choices);
     return NULL;
 }

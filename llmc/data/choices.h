@@ -23,8 +23,9 @@ typedef struct Choices {
     uint16_t *file;  /* whose tokens they are */
 } Choices;
 
-/* Reads and checks the whole file; of a tokenizer with other ids than the model's vocabulary it is refused. NULL with err. */
-Choices *choices_open(const char *path, int vocab_size, Error *err);
+/* Reads and checks the whole file; one of a tokenizer of another size is refused. n_tokens: of the model's tokenizer; 0: it has
+ * none, and vocab_size, which may have been rounded up, stands for it. NULL with err. */
+Choices *choices_open(const char *path, int vocab_size, int n_tokens, Error *err);
 void choices_close(Choices *choices); /* NULL is fine */
 
 /* Rows of about the same length, to be computed together: (B,T) tokens. */

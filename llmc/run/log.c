@@ -130,10 +130,11 @@ void log_step(RunLog *run, const StepReport *report) {
     finish_line(run, &w);
 }
 
-void log_val(RunLog *run, int64_t step, double val_loss) {
+void log_val(RunLog *run, int64_t step, double val_loss, const char *evaluated) {
     if (!run->is_open) return;
     JsonWriter w = begin_line(step);
     json_write_double(&w, "val_loss", val_loss);
+    if (evaluated) json_write_string(&w, "evaluated", evaluated);
     finish_line(run, &w);
 }
 

@@ -69,7 +69,8 @@ bool log_append(RunLog *run, const char *dir, Error *err);
  * stays in the file. Behind log_append it ends the program: an evaluation leaves nothing else.
  * Where the file was rotated or removed a new one of its name begins, with the header. */
 void log_step(RunLog *run, const StepReport *report);
-void log_val(RunLog *run, int64_t step, double val_loss);
+/* evaluated: the data of an --eval-only, which may not be the run's; else NULL. */
+void log_val(RunLog *run, int64_t step, double val_loss, const char *evaluated);
 /* chosen (n_items): the ending that acc_norm chooses of each, a digit an item, '?' from the eleventh ending on; NULL:
  * they are left out. */
 void log_score(RunLog *run, int64_t step, const ChoiceScore *score, const unsigned char *chosen);

@@ -252,6 +252,8 @@ static bool check_samples(const Settings *s, int n_ranks, Error *err) {
          "--chat and --prompt-file -: stdin is what you type; hint: --prompt-file FILE"},
         {n_ranks > 1 && from_stdin,
          "--prompt-file - on several ranks: stdin is read once; hint: --prompt-file FILE"},
+        {s->restarts && from_stdin,
+         "--prompt-file - and --restarts: stdin is read once; hint: --prompt-file FILE"},
         {n_ranks > 1 && s->chat,
          "--chat on several ranks: one answers; hint: leave --gpus or the launcher out"},
         {n_ranks > 1 && settings_sample_only(s),

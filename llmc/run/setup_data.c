@@ -202,7 +202,8 @@ static void name_repeats(const Run *run) {
 static bool open_choices(Run *run, Error *err) {
     const Settings *s = &run->settings;
     if (!s->hellaswag) return true;
-    run->choices = choices_open(s->hellaswag, run->config.vocab_size, err);
+    run->choices = choices_open(s->hellaswag, run->config.vocab_size,
+                                run->tokenizer ? tokenizer_vocab_size(run->tokenizer) : 0, err);
     return (run->choices && choices_plan(&run->choice_plan, run->choices, (int)s->batch, (int)s->seq, err)) ||
            fail_flag("hellaswag", err);
 }

@@ -264,7 +264,9 @@ static void name_differences(const Run *run, const char *saved_flags) {
 }
 
 static bool resume(Run *run, Error *err) {
-    if (!directory_has(run->checkpoint, "config.json")) { /* it was aside and is back in its place */
+    bool is_gone = !directory_has(run->checkpoint, "config.json");
+    run->comm->broadcast_on_host(run->comm, &is_gone, sizeof is_gone); /* hosts may see a shared disk late */
+    if (is_gone) { /* it was aside and is back in its place */
         if (!setup_find_checkpoint(run, err)) return false;
         snprintf(run->model_path, sizeof run->model_path, "%s", run->checkpoint);
     }

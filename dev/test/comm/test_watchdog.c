@@ -227,6 +227,27 @@ static void test_short_steps(void) {
           job.said);
 }
 
+/* The same where the run is behind its step: rank 2 is there, too. */
+static void validate(int rank) {
+    if (rank == 2) {
+        wait_for(&shared->is_there[0]);
+        raise(SIGKILL);
+    }
+    watchdog_set(PHASE_VALIDATION, 300);
+    shared->is_there[rank] = true;
+    work(rank);
+}
+
+static void test_lost_behind_a_step(void) {
+    Job job;
+    start_job(&job, validate);
+    wait_for_job(&job, 1 << 2);
+    end_job(&job);
+    CHECK(job.n_lines == 1 &&
+              strstr(job.said, "rank 2 (alpha), in the validation after step 300: its process is gone"),
+          "%s", job.said);
+}
+
 /* Stops the rank; returns how long it took until the others had ended. They noticed it no earlier than SILENT after its last
  * words, of which the last round may be cut off. The stopped one ends when it goes on, and says nothing more. */
 static double stop_rank(int rank, const char *line, const char *what) {
@@ -591,6 +612,7 @@ int main(void) {
     BESIDE(test_failure_beside_a_save(false));
     BESIDE(test_two_hosts());
     BESIDE(test_short_steps());
+    BESIDE(test_lost_behind_a_step());
     BESIDE(test_blocked_output());
     BESIDE(test_lost());
     BESIDE(test_lost_of_the_living());

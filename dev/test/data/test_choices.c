@@ -9,7 +9,7 @@ static ChoicesCase whole;
 static Choices *opened(const ChoicesCase *c, int vocab_size, Error *err) {
     *err = (Error){0};
     write_case(c, path_of("items.bin"));
-    return choices_open(path_of("items.bin"), vocab_size, err);
+    return choices_open(path_of("items.bin"), vocab_size, 0, err);
 }
 
 static void test_reading(void) {
@@ -85,7 +85,7 @@ static void test_damaged(void) {
     write_case(&whole, path_of("items.bin"));
     FILE *file = fopen(path_of("items.bin"), "ab");
     REQUIRE(file && fputc(7, file) == 7 && fclose(file) == 0, "writing items.bin");
-    CHECK(!choices_open(path_of("items.bin"), VOCAB, &err) && strstr(err.text, "found more behind them"),
+    CHECK(!choices_open(path_of("items.bin"), VOCAB, 0, &err) && strstr(err.text, "found more behind them"),
           "half a number behind the last item: %s", err.text);
     refuses(&whole, VOCAB - 1,
             "the model's has 299; hint: data/hellaswag.py --tokenizer DIR, that of the model");
@@ -95,10 +95,16 @@ static void test_damaged(void) {
     Choices *padded = opened(&whole, VOCAB + 127, &err);
     CHECK(padded, "a model whose table was rounded up: %s", err.text);
     choices_close(padded);
+    padded = choices_open(path_of("items.bin"), 50304, VOCAB, &err);
+    CHECK(padded, "a tokenizer of as many tokens, below a larger table: %s", err.text);
+    choices_close(padded);
+    CHECK(!choices_open(path_of("items.bin"), VOCAB + 1, VOCAB + 1, &err) &&
+              strstr(err.text, "the model's has 301;"),
+          "a tokenizer of a token more: %s", err.text);
     write_file("items.bin", whole.header, 100);
-    CHECK(!choices_open(path_of("items.bin"), VOCAB, &err) && strstr(err.text, "the file has 100"), "%s",
+    CHECK(!choices_open(path_of("items.bin"), VOCAB, 0, &err) && strstr(err.text, "the file has 100"), "%s",
           err.text);
-    CHECK(!choices_open(path_of("none.bin"), VOCAB, &err) && strstr(err.text, "No such file"), "%s",
+    CHECK(!choices_open(path_of("none.bin"), VOCAB, 0, &err) && strstr(err.text, "No such file"), "%s",
           err.text);
 }
 

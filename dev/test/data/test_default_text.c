@@ -58,6 +58,9 @@ static void test_text(void) {
     CHECK(run("TEXT=missing.txt") == 2 && has("log", "^error: TEXT=missing.txt: expected a readable file"),
           "a missing file");
     CHECK(run("TEXT=empty.txt") == 2 && has("log", "empty.txt: the file is empty"), "an empty file");
+    sh("printf 'text\\000\\001' >picture.png");
+    CHECK(run("TEXT=picture.png") == 2 && has("log", "picture.png: expected text, found null bytes"),
+          "a picture");
     CHECK(run("TEXT=.") == 2 && has("log", "^error: TEXT=.: expected"), "a folder");
     CHECK(has("data/default.source.txt", "^the project's own sources"), "a bad TEXT changes nothing");
     CHECK(run("TEXT=mine.txt") == 0 && sh("cmp -s mine.txt data/default.txt") == 0,

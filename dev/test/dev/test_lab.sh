@@ -69,6 +69,10 @@ run attention_forward attention_backward --variant cpu --check --quick --head-si
 check "CPU rows: exit code" [ "$status" -eq 0 ]
 check "CPU rows: none failed" grep -qE '^lab: [1-9][0-9]* passed, 0 failed, 0 skipped$' "$work/out"
 check "CPU rows: NaN inputs are among them" grep -q 'nan key' "$work/out"
+echo 'a text of mine' >"$work/mine.csv"
+run attention_forward --variant cpu --check --quick --head-size 24 --csv "$work/mine.csv"
+check "CSV: a file of another kind is refused: exit code $status" [ "$status" -eq 2 ]
+check "CSV: a file of another kind stays" grep -qx 'a text of mine' "$work/mine.csv"
 check "CSV: commit" grep -qE '^# commit .' "$work/check.csv"
 check "CSV: command" grep -q '^# command .*--head-size 24' "$work/check.csv"
 header_cells=$(grep '^kind,' "$work/check.csv" | tr -cd , | wc -c)

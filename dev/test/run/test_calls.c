@@ -139,7 +139,7 @@ static void test_log(void) {
     plain_calls();
     if (!CHECK(log_open(&run, folder, -1, &header, &err), "%s", err.text)) return;
     calls.interrupted = true;
-    for (int64_t step = 1; step <= 4; step++) log_val(&run, step, 2);
+    for (int64_t step = 1; step <= 4; step++) log_val(&run, step, 2, NULL);
     CHECK(calls.n_interrupted == 4 && count_lines(path) == 5 && run.n_lost == 0,
           "interrupted writes: %d lines", count_lines(path));
     log_close(&run);

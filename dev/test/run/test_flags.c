@@ -352,6 +352,7 @@ static const Refusal contradictions[] = {
     {"--chat --model d12",                                                  {"--chat", "--model PATH"}                                             },
     {"--chat --model dir --samples 2",                                      {"--chat", "--samples"}                                                },
     {"--chat --model dir --prompt-file -",                                  {"--chat", "stdin"}                                                    },
+    {"--restarts 1 --prompt-file - --train a.txt --out o",                  {"--restarts", "stdin"}                                                },
     {"--chat --model dir --sample-tokens 0",                                {"--chat and --sample-tokens 0"}                                       },
     {"--precision bf16",                                                    {"--precision bf16"}                                                   },
     {"--batch 32 --seq 67108864",                                           {"--batch 32", "2147483648 tokens", "2147483647"}                      },

@@ -75,7 +75,7 @@ static void test_lines(void) {
     r.norm = INFINITY;
     r.n_skipped = 1;
     log_step(&run, &r);
-    log_val(&run, 1, 2.5);
+    log_val(&run, 1, 2.5, NULL);
     log_sample(&run, 1, "two\nlines \0 and \xf0\x9f\x98 half a face", 32);
     char *text = read_text(path_of("log.jsonl")); /* before the log is closed: each line is written at once */
     CHECK(strstr(text,
@@ -120,7 +120,7 @@ static void write_steps(RunLog *run, int64_t first, int64_t last) {
     for (int64_t step = first; step <= last; step++) {
         StepReport r = report(step);
         log_step(run, &r);
-        if (step % 2 == 0) log_val(run, step, 1.5);
+        if (step % 2 == 0) log_val(run, step, 1.5, NULL);
     }
 }
 

@@ -24,7 +24,7 @@ static bool open_run(Run *run, Training *t, Comm *comm, Error *err) {
     const GPT2Options options = {.B = B, .T = T};
     *run = (Run){.ops = &ops_cpu, .comm = comm};
     *t = (Training){.run = run};
-    run->choices = choices_open(path_of("items.bin"), 256, err);
+    run->choices = choices_open(path_of("items.bin"), 256, 0, err);
     console_open(&t->console, stdout, 0, 0);
     if (!run->choices || !choices_plan(&run->choice_plan, run->choices, B, T, err)) return false;
     if (!ops_cpu.device->open(0, err) || !gpt2_open(&run->model, &ops_cpu, &config, &options, err))

@@ -177,6 +177,10 @@ class Trials(Parts):
     def test_words(self):
         self.assertEqual(faults_gpus.parse_arguments(["--only", "kill,disk"]).only, ["kill", "disk"])
         self.refused("'other' is not one of kill, stop", 2, faults_gpus.parse_arguments, ["--only", "kill,other"])
+        self.refused("--ranks 2: expected ranks below --gpus 2", 2, faults_gpus.parse_arguments, ["--ranks", "0,2"])
+        for step in (3, 20):
+            os.makedirs(self.path(f"run/step_{step:08d}"))
+        self.assertEqual((faults_gpus.saved_in(self.path("run")), faults_gpus.saved_in(self.path("none"))), (20, 0))
         parsed = faults_gpus.parse_arguments(["--gpus", "3", "--", "--model", "d6"])
         self.assertEqual((parsed.gpus, parsed.flags, parsed.count, parsed.only), (3, ["--model", "d6"], 10, list(faults_gpus.KINDS)))
         self.assertEqual((faults_gpus.END_S, faults_gpus.START_S), (15.0, 30.0))

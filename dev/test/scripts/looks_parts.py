@@ -51,6 +51,12 @@ class Read(Logs):
         self.assertEqual((log.scores[0]["acc_norm"], log.median("lr"), log.median("none")), (0.3, 0.1, None))
         self.assertEqual(len(run_log.read_log(self.folder).steps), 2, "a run's folder")
 
+    def test_an_evaluation_is_no_point_of_the_curve(self):
+        line = '{"step": 2, "val_loss": 9.5, "evaluated": "other.txt"}'
+        self.assertIsNone(run_log.parse(line))
+        with self.assertRaises(ValueError):
+            run_log.parse(line.replace('"other.txt"', "7"))
+
     def test_what_is_no_log(self):
         for line in ("[1]", "{", '{"loss": 1}', '{"step": -1, "loss": 1}', '{"step": "a", "loss": 1}', '{"step": 1, "loss": "x"}',
                      '{"step": true, "loss": 1}', '{"run": 1}', '{"run": {"first_step": "1"}}', '{"step": 1, "loss": 1, "lr": []}', "x"):

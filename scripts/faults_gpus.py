@@ -99,7 +99,7 @@ class Run:
     def end(self, since):
         """Waits until all processes are gone; (seconds since then, exit codes). Those that outlive PATIENCE_S are killed."""
         while self.running() or processes(self.mark):
-            if time.monotonic() - since > PATIENCE_S:
+            if Run.is_over or time.monotonic() - since > PATIENCE_S:
                 self.end_processes()
             time.sleep(0.02)
         if Run.is_over:
@@ -123,7 +123,7 @@ class Run:
         """Where this script is to end: the runs, and with them the threads that look after them."""
         with cls.lock:
             cls.is_over = True
-            for run in cls.begun:
+            for run in list(cls.begun):
                 run.end_processes()
 
     def close(self):

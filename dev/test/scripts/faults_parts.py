@@ -145,13 +145,13 @@ class Trials(Parts):
     def test_a_signal_ends_it_and_its_runs(self):
         self.program("train_gpt2", TRAINER.format(python=sys.executable, fault="", folder=self.folder))
         words = ["--program", self.path("train_gpt2"), "--device", "cpu", "--only", "kill", "--count", "9", "--jobs", "3"]
-        script = subprocess.Popen([sys.executable, "-u", faults_gpus.__file__, *words], stdout=subprocess.PIPE, text=True)
+        script = subprocess.Popen([sys.executable, "-u", faults_gpus.__file__, *words], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         for line in script.stdout:
             if line.startswith("undisturbed: "):
                 break
         script.send_signal(signal.SIGTERM)
-        script.stdout.read()
-        self.assertEqual(script.wait(), 128 + signal.SIGTERM)
+        rest = script.stdout.read()
+        self.assertEqual(script.wait(), 128 + signal.SIGTERM, rest)
         for path in glob.glob("/proc/[0-9]*/cmdline"):
             with contextlib.suppress(OSError), open(path, "rb") as file:
                 self.assertNotIn(self.folder.encode(), file.read())

@@ -42,6 +42,7 @@ static void say_val_loss(Training *t, int64_t step) {
 }
 
 static bool validate(Training *t, int64_t step, Error *err) {
+    const Settings *s = &t->run->settings;
     double mean = NAN;
     if (!training_validate(t, &mean, err)) return false;
     if (training_stops(t)) return true; /* the run ends: no value rather than a late one */
@@ -74,7 +75,6 @@ static bool score_choices(Training *t, int64_t step, Error *err) {
 }
 
 static bool evaluate(Training *t, int64_t step, Error *err) {
-    const Settings *s = &t->run->settings;
     const Run *run = t->run;
     stop_expect(STOP_IN_EVALUATION, INFINITY);
     return (!run->choices || score_choices(t, step, err)) &&

@@ -81,7 +81,7 @@ const Flag flags_table[] = {
      .help = "steps between validations; 0: only at the end"},
     {GROUP_EVALUATION, "eval-batches", 'm', FLAG_INT, AT(eval_batches), NULL, 1, 1LL << 31, .use = OF_EVALUATION, .value_name = "N",
      .help = "micro-batches in one validation"},
-    {GROUP_EVALUATION, "eval-only", 0, FLAG_SWITCH, AT(eval_only), .help = "validate --model and exit; with --out a line in its log.jsonl says the loss"},
+    {GROUP_EVALUATION, "eval-only", 0, FLAG_SWITCH, AT(eval_only), .help = "validate --model and exit; with --out a line in its log.jsonl has the loss and the data"},
     {GROUP_EVALUATION, "hellaswag", 0, FLAG_TEXT, AT(hellaswag), .use = OF_EVALUATION, .value_name = "FILE",
      .help = "multiple-choice items to score with each validation (data/hellaswag.py writes them); with --eval-only and no data, alone"},
     {GROUP_EVALUATION, "sample-every", 's', FLAG_INT, AT(sample_every), NULL, 0, 1LL << 40, .use = OF_TRAINING, .value_name = "N",

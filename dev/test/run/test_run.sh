@@ -182,7 +182,7 @@ check "--eval-only --out, a full disk: the loss all the same" grep -q '^step 6 |
 printf '{"step": 9, "lo' >>"$work/logged/log.jsonl"
 run --model "$work/logged" --train "$work/text.txt" --eval-only --eval-batches 2 --batch 2 --out "$work/logged"
 check "--eval-only --out: behind half a line, a line of its own" [ "$(wc -l <"$work/logged/log.jsonl")" -eq $((lines + 3)) ]
-check "--eval-only --out: it is the loss" eval 'tail -n 1 "$work/logged/log.jsonl" | grep -qE "^\{\"step\": *6, *\"val_loss\": *[0-9.]+\}$"'
+check "--eval-only --out: it is the loss, and of what" eval 'tail -n 1 "$work/logged/log.jsonl" | grep -qE "^\{\"step\": *6, *\"val_loss\": *[0-9.]+, *\"evaluated\": *\".*/text.txt\"\}$"'
 cp -r "$work/good" "$work/unlogged"
 run --model "$work/unlogged" --train "$work/text.txt" --eval-only --eval-batches 2 --batch 2
 check "--eval-only: the folder stays as it is" diff -r "$work/good" "$work/unlogged"

@@ -130,6 +130,7 @@ static void test_status_of_first_step(void) {
     t.console.now = a_second_later; /* each status is shown */
     for (int step = 1; step <= 2; step++) CHECK(training_step(&t, step, &err), "step %d: %s", step, err.text);
     CHECK(training_settle(&t, &err), "%s", err.text);
+    print_line(t.console.out, "hides the status, which the next line anywhere would do in the closed file");
     fclose(t.console.out);
     const char *last = strstr(said, "micro-step 3 of 3");
     CHECK(last && !strstr(last, "micro-step 1 of 3"), "the first step is counted again: %s", said);

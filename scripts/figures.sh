@@ -99,15 +99,6 @@ summary() {
         if (c[3] != "-") line[++n] = "| training " model(word[1]) ", " word[2] " x " word[3] (c[13] ? ", `" c[13] "`" : "") ", tokens/s | " plain(c[3]) " | " plain(c[6]) " (torch.compile, " (c[7] ~ /^flash3/ ? "FlashAttention-3" : "cuDNN") ") | " c[10] " |"
     }
     END { for (i = 1; i <= n; i++) print line[i]; print "Training: " provenance() >about }' about="$work/about_training" "$results/compare_train.md"
-    : >"$work/about_scaling"
-    [ ! -r "$results/compare_scaling.md" ] || awk "$common"'
-    /^### / { gpus = $2 }
-    /^[|] d[0-9]+:[0-9x]+[/]/ {
-        split($0, c, / *[|] */)
-        split(c[2], word, /[:x\/]/)
-        if (c[4] != "-" && c[8] != "-") line[++n] = "| training " model(word[1]) " on " gpus " GPUs, " word[2] " x " word[3] " on each, " word[4] " tokens a step, tokens/s | " plain(c[4]) " | " plain(c[8]) " (torch.compile, DDP) | " c[11] " |"
-    }
-    END { for (i = 1; i <= n; i++) print line[i]; if (n) print gpus " GPUs: " provenance() >about }' about="$work/about_scaling" "$results/compare_scaling.md"
     awk "$common"'
     /^### Head size/ { split($0, word, /[ ,]+/); row = "attention, " word[5] " " word[6] ", head size " word[4]; causal = word[5] == "causal"; next }
     causal && /^[|] 8192 / {
@@ -119,7 +110,7 @@ summary() {
     }
     END { print "Attention: " provenance() >about }' about="$work/about_attention" "$results/compare_attention.md"
     echo
-    sed 's/$/./' "$work/about_training" "$work/about_scaling"
+    sed 's/$/./' "$work/about_training"
     sed 's/$/./' "$work/about_attention"
 }
 

@@ -208,44 +208,26 @@ static void test_killed(int rank) {
 }
 
 /* Steps that are shorter than the time between two beats: rank 0 is far ahead of what it heard of rank 2. */
-static void take_short_steps(int rank) {
+static WatchPhase far_in;
+static void be_far_ahead(int rank) {
     if (rank == 2) {
         wait_for(&shared->is_there[0]);
         raise(SIGKILL);
     }
-    watchdog_set(PHASE_STEP, 300);
+    watchdog_set(far_in, 300);
     shared->is_there[rank] = true;
     work(rank);
 }
 
-static void test_short_steps(void) {
+static void test_far_ahead(WatchPhase phase, const char *where) {
     Job job;
-    start_job(&job, take_short_steps);
+    char words[100];
+    snprintf(words, sizeof words, "rank 2 (alpha), %s: its process is gone", where);
+    far_in = phase;
+    start_job(&job, be_far_ahead);
     wait_for_job(&job, 1 << 2);
     end_job(&job);
-    CHECK(job.n_lines == 1 && strstr(job.said, "rank 2 (alpha), in step 299: its process is gone"), "%s",
-          job.said);
-}
-
-/* The same where the run is behind its step: rank 2 is there, too. */
-static void validate(int rank) {
-    if (rank == 2) {
-        wait_for(&shared->is_there[0]);
-        raise(SIGKILL);
-    }
-    watchdog_set(PHASE_VALIDATION, 300);
-    shared->is_there[rank] = true;
-    work(rank);
-}
-
-static void test_lost_behind_a_step(void) {
-    Job job;
-    start_job(&job, validate);
-    wait_for_job(&job, 1 << 2);
-    end_job(&job);
-    CHECK(job.n_lines == 1 &&
-              strstr(job.said, "rank 2 (alpha), in the validation after step 300: its process is gone"),
-          "%s", job.said);
+    CHECK(job.n_lines == 1 && strstr(job.said, words), "%s", job.said);
 }
 
 /* Stops the rank; returns how long it took until the others had ended. They noticed it no earlier than SILENT after its last
@@ -611,8 +593,8 @@ int main(void) {
     BESIDE(test_failure_beside_a_save(true));
     BESIDE(test_failure_beside_a_save(false));
     BESIDE(test_two_hosts());
-    BESIDE(test_short_steps());
-    BESIDE(test_lost_behind_a_step());
+    BESIDE(test_far_ahead(PHASE_STEP, "in step 299"));
+    BESIDE(test_far_ahead(PHASE_VALIDATION, "in the validation after step 300"));
     BESIDE(test_blocked_output());
     BESIDE(test_lost());
     BESIDE(test_lost_of_the_living());

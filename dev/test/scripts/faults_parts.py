@@ -152,6 +152,7 @@ class Trials(Parts):
         script.send_signal(signal.SIGTERM)
         rest = script.stdout.read()
         self.assertEqual(script.wait(), 128 + signal.SIGTERM, rest)
+        self.assertLess(rest.count("kill rank"), 9, "of 18 kills")
         for path in glob.glob("/proc/[0-9]*/cmdline"):
             with contextlib.suppress(OSError), open(path, "rb") as file:
                 self.assertNotIn(self.folder.encode(), file.read())

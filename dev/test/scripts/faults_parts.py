@@ -147,7 +147,7 @@ class Trials(Parts):
         words = ["--program", self.path("train_gpt2"), "--device", "cpu", "--only", "kill", "--count", "9", "--jobs", "3"]
         script = subprocess.Popen([sys.executable, "-u", faults_gpus.__file__, *words], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         for line in script.stdout:
-            if line.startswith("undisturbed: "):
+            if line.startswith("kill rank"):
                 break
         script.send_signal(signal.SIGTERM)
         rest = script.stdout.read()

@@ -364,6 +364,15 @@ class Faults:
         hog.close()
 
 
+def at_once(pool, function, jobs):
+    """function(job) of all. A signal that another thread was given is heard between two looks."""
+    futures = [pool.submit(function, job) for job in jobs]
+    while concurrent.futures.wait(futures, timeout=0.2).not_done:
+        pass
+    for future in futures:
+        future.result()
+
+
 def try_all(arguments, work):
     """Rows of all faults. Those at random times are shared out between --jobs runs beside each other."""
     rows, jobs = {}, []
@@ -374,10 +383,10 @@ def try_all(arguments, work):
         jobs.append(Faults(arguments, len(range(i, arguments.count, arguments.jobs)), rows, text, folder))
     with concurrent.futures.ThreadPoolExecutor(len(jobs)) as pool:
         try:
-            list(pool.map(Faults.whole_run, jobs))
+            at_once(pool, Faults.whole_run, jobs)
             for kind in arguments.only:
                 if not jobs[0].late():
-                    list(pool.map(getattr(Faults, kind), jobs if kind in AT_RANDOM else jobs[:1]))
+                    at_once(pool, getattr(Faults, kind), jobs if kind in AT_RANDOM else jobs[:1])
         except BaseException:
             Run.end_all()
             raise

@@ -4,14 +4,15 @@ autocast) scale from one GPU of this host to several: tokens/s of both on 1 and 
 
     make train_gpt2cu && scripts/compare_scaling.py --csv scaling.csv --markdown scaling.md   # 2 GPUs, about 12 minutes on H200
     scripts/compare_scaling.py --cases d12:64x1024,d24:32x1024 --seconds 3 --deadline 270     # about 280 s
+    scripts/compare_scaling.py --gpus 4 --buckets 100 --csv scaling_4.csv                     # four GPUs beside one
     scripts/compare_scaling.py --cases d48:16x1024/524288 --add scaling.csv --csv scaling.csv # one case more, in the same table
     scripts/compare_scaling.py --dry-run                                                      # the commands alone
 
 A case is MODEL:BxT, one micro-step on each GPU, where nothing hides communication but backward itself; or MODEL:BxT/TOKENS, so
 many tokens a step at any count, by gradient accumulation, of whose micro-steps only the last communicates.
-Turns of all go round in one run; only one program trains at a time, after 1 s of it that is not timed. Ours on one GPU takes
-the cards in turn, so that linear is the mean card's rate. PyTorch on N GPUs is tried with each bucket size of --buckets in the
-first round; the fastest goes on. NVLink multicast (NCCL_NVLS_ENABLE) is off for both unless the variable is set. The CSV has a
+Turns of all go round in one run; only one program trains at a time, after 1 s of it that is not timed. One GPU: all N cards at
+the same time, each by itself, so that linear is what they do with nothing between them, as warm as they are together. PyTorch on
+N GPUs is tried with each bucket size of --buckets in the first round; the fastest goes on. NVLink multicast (NCCL_NVLS_ENABLE) is off for both unless the variable is set. The CSV has a
 line for every turn; scripts/scaling.py --check holds its model to it.
 """
 import argparse
@@ -32,7 +33,7 @@ from comparison import (EXIT_RUN, Parser, Report, commit_of, duration, end_with,
                         number, torch_on_card, torchrun_variables, visible_card)
 from compare_train import PEER, Torch, Turns, command_of_ours, configuration_of, flags_of, n_steps, run_ours, way_of, words
 
-# Percent of linear on 2 GPUs that ours is to reach. 524,288 tokens are a step of GPT-2's recipes.
+# Percent of linear that ours is to reach on 2 GPUs, and a point less on 4. 524,288 tokens are a step of GPT-2's recipes.
 MUST = {"d12:16x1024": 95.0, "d12:64x1024/524288": 99.0, "d24:32x1024/524288": 99.0, "d48:16x1024/524288": 99.5}
 CASES = "d12:16x1024,d12:64x1024,d12:64x1024/524288,d24:32x1024,d24:32x1024/524288,d48:16x1024/524288"
 COLUMNS = ("configuration", "program", "gpus", "cards", "attention", "mode", "bucket_mb", "flags", "ms", "tok_s", "device_gib", "timed_s",
@@ -42,14 +43,15 @@ BEGAN = time.monotonic()
 
 
 class Group:
-    """PyTorch on `gpus` GPUs: one scripts/torch_gpt2.py each, told the same. Like a Torch: .compile(), .turn(), .turns, .failure."""
+    """PyTorch on `cards` GPUs: one scripts/torch_gpt2.py each, told the same; with a bucket size they are ranks of one run, and without
+    each trains by itself. Like a Torch: .compile(), .turn(), .turns, .failure."""
 
-    def __init__(self, configuration, gpus, bucket_mb, shard, limit_s):
-        self.gpus, self.bucket_mb, self.turns, self.failure, self.compiled_s, self.way = gpus, bucket_mb, [], "", math.nan, ("", "")
-        port, alone = free_port(), gpus == 1
-        more = [] if alone else ["--bucket-mb", f"{bucket_mb:g}"]
-        self.members = [Torch(configuration, shard, limit_s, more, {} if alone else torchrun_variables(rank, gpus, port)) for rank in range(gpus)]
-        self.pool = concurrent.futures.ThreadPoolExecutor(gpus)
+    def __init__(self, configuration, cards, bucket_mb, shard, limit_s):
+        self.gpus, self.bucket_mb, self.turns, self.failure, self.compiled_s, self.way = cards if bucket_mb else 1, bucket_mb, [], "", math.nan, ("", "")
+        port, more = free_port(), ["--bucket-mb", f"{bucket_mb:g}"] if bucket_mb else []
+        self.members = [Torch(configuration, shard, limit_s, more, torchrun_variables(card, cards, port) if bucket_mb else {"CUDA_VISIBLE_DEVICES": visible_card(card)})
+                        for card in range(cards)]
+        self.pool = concurrent.futures.ThreadPoolExecutor(cards)
 
     def of_all(self, function):
         """function(member) on all at once. Where one fails, the others would wait for it: they are ended, and its words are kept."""
@@ -69,12 +71,15 @@ class Group:
         self.compiled_s = self.members[0].compiled_s
 
     def turn(self, seconds, micro_steps):
+        """[(card, result)]: of each card by itself, or of all, card "". A result is None where one failed."""
         results = self.of_all(lambda member: member.turn(seconds, micro_steps)) if not self.failure else [None]
         if None in results:
-            return None
+            return [("", None)]
+        if not self.bucket_mb:
+            return [(str(card), result) for card, result in enumerate(results)]
         memory = {name: max(result[name] for result in results) for name in ("memory", "device_memory")}
         self.turns.append({**results[0], **memory})
-        return self.turns[-1]
+        return [("", self.turns[-1])]
 
     def close(self):
         for member in self.members:
@@ -101,24 +106,31 @@ def late(arguments):
     return arguments.deadline and time.monotonic() - BEGAN > arguments.deadline
 
 
-def turn_of_ours(configuration, gpus, round_number, shard, arguments, work, turns, own):
-    """One turn on `gpus`; one GPU: another card in each round."""
+def turn_of_ours(configuration, gpus, shard, arguments, work, turns, own):
+    """One turn on `gpus`; one GPU: of every card by itself, at the same time."""
     if late(arguments):
         turns.add(configuration, "train_gpt2cu", None, gpus, failure="not run: no time was left")
         return
-    card = str(round_number % arguments.gpus) if gpus == 1 else ""
-    chosen = {"CUDA_VISIBLE_DEVICES": visible_card(int(card))} if card else None
-    result, failure = run_ours(configuration, shard, arguments, work, n_steps(configuration, arguments.seconds, own, gpus), gpus, chosen)
-    turns.add(configuration, "train_gpt2cu", result, gpus, flags=" ".join(flags_of(configuration, arguments)), failure=failure, cards=card)
-    if result:
-        own.append(result)
+    steps = n_steps(configuration, arguments.seconds, own, gpus)
+
+    def run_on(card):
+        folder = os.path.join(work, f"card{card}")
+        os.makedirs(folder, exist_ok=True)
+        return run_ours(configuration, shard, arguments, folder, steps, gpus, {"CUDA_VISIBLE_DEVICES": visible_card(int(card))} if card else None)
+
+    cards = [str(card) for card in range(arguments.gpus)] if gpus == 1 else [""]
+    with concurrent.futures.ThreadPoolExecutor(len(cards)) as pool:
+        for card, (result, failure) in zip(cards, pool.map(run_on, cards)):
+            turns.add(configuration, "train_gpt2cu", result, gpus, flags=" ".join(flags_of(configuration, arguments)), failure=failure, cards=card)
+            own += [result] if result else []
 
 
 def turn_of_torch(configuration, group, arguments, turns):
     late_now = late(arguments)
-    result = None if late_now else group.turn(arguments.seconds, micro_steps_of(configuration, group.gpus))
-    turns.add(configuration, "torch", result, group.gpus, group.way, group.compiled_s, bucket_mb=f"{group.bucket_mb:g}" if group.gpus > 1 else "",
-              failure=group.failure or ("not run: no time was left" if late_now else ""))
+    results = [("", None)] if late_now else group.turn(arguments.seconds, micro_steps_of(configuration, group.gpus))
+    for card, result in results:
+        turns.add(configuration, "torch", result, group.gpus, group.way, group.compiled_s, cards=card, bucket_mb=f"{group.bucket_mb:g}" if group.bucket_mb else "",
+                  failure=group.failure or ("not run: no time was left" if late_now else ""))
 
 
 def fastest(groups):
@@ -137,8 +149,7 @@ def compile_all(configuration, groups, way):
 
 
 def groups_of(configuration, shard, arguments):
-    return [Group(configuration, 1, 0, shard, arguments.limit)] + [
-        Group(configuration, arguments.gpus, bucket_mb, shard, arguments.limit) for bucket_mb in arguments.buckets]
+    return [Group(configuration, arguments.gpus, bucket_mb, shard, arguments.limit) for bucket_mb in (0, *arguments.buckets)]
 
 
 def of_one_micro_batch(configurations):
@@ -154,9 +165,9 @@ def compare(configurations, groups, shard, arguments, work, turns):
         several, failed = groups[1:], set()
         for configuration in configurations:
             own = {1: [], arguments.gpus: []}
-            for i in range(arguments.turns):
+            for _ in range(arguments.turns):
                 for gpus in own:
-                    turn_of_ours(configuration, gpus, i, shard, arguments, work, turns, own[gpus])
+                    turn_of_ours(configuration, gpus, shard, arguments, work, turns, own[gpus])
                 for group in groups[:1] + several:
                     if group not in failed:
                         turn_of_torch(configuration, group, arguments, turns)
@@ -184,13 +195,22 @@ def best_bucket(rows, configuration, gpus):
     return max(sorted(known), key=lambda size: statistics.median(rates(rows, configuration, "torch", gpus, size)), default=None)
 
 
-def percent(one, several, gpus):
-    return 100 * statistics.median(several) / (gpus * statistics.median(one)) if one and several else math.nan
+def linear_of(rows, configuration, program, gpus):
+    """What `gpus` cards do, each by itself: so many times the mean of the cards' medians; nan where none has a turn."""
+    cards = {row["cards"] for row in rows}
+    medians = [statistics.median(found) for found in (rates([row for row in rows if row["cards"] == card], configuration, program, 1) for card in cards) if found]
+    return gpus * statistics.mean(medians) if medians else math.nan
+
+
+def percent(linear, several):
+    return 100 * statistics.median(several) / linear if several else math.nan
 
 
 def verdict(configuration, gpus, reached):
-    must = MUST.get(configuration) if gpus == 2 else None
-    return "-" if must is None or math.isnan(reached) else f"{'yes' if reached >= must else 'no'} >={must:g}"
+    if configuration not in MUST or gpus not in (2, 4) or math.isnan(reached):
+        return "-"
+    must = MUST[configuration] - (gpus == 4)
+    return f"{'yes' if reached >= must else 'no'} >={must:g}"
 
 
 def table(rows, gpus, report):
@@ -203,7 +223,7 @@ def table(rows, gpus, report):
         ours = [rates(rows, configuration, "train_gpt2cu", n) for n in (1, gpus)]
         bucket = best_bucket(rows, configuration, gpus)
         peer = [rates(rows, configuration, "torch", 1), rates(rows, configuration, "torch", gpus, bucket) if bucket is not None else []]
-        reached, theirs = percent(*ours, gpus), percent(*peer, gpus)
+        reached, theirs = (percent(linear_of(rows, configuration, program, gpus), found[1]) for program, found in (("train_gpt2cu", ours), ("torch", peer)))
         whole = whole and not math.isnan(reached)
 
         def cell(value, form):
@@ -212,8 +232,8 @@ def table(rows, gpus, report):
         ratio = statistics.median(ours[1]) / statistics.median(peer[1]) if ours[1] and peer[1] else math.nan
         report.row([configuration] + [spread(x, "{:,.0f}") if x else "-" for x in ours] + [cell(reached, "{:.2f}"), verdict(configuration, gpus, reached)]
                    + [spread(x, "{:,.0f}") if x else "-" for x in peer] + [cell(theirs, "{:.2f}"), bucket or "-", cell(ratio, "{:.2f}")])
-    report.note("Medians over turns (least to most). A step is one micro-step on each GPU, or has so many tokens at any count. % of linear: the rate on several GPUs over so many times the rate on one. Ours on one GPU takes "
-                "the cards in turn, PyTorch on one GPU the first. ratio: ours over PyTorch on several GPUs. PyTorch: DistributedDataParallel, "
+    report.note("Medians over turns (least to most). A step is one micro-step on each GPU, or has so many tokens at any count. % of linear: the rate on several GPUs over the sum of what "
+                "these cards do at the same time, each by itself: 1 GPU. ratio: ours over PyTorch on several GPUs. PyTorch: DistributedDataParallel, "
                 "torch.compile, fused AdamW, gradients as views of buckets, static graph, the faster of the bucket sizes.")
     return whole
 

@@ -304,10 +304,10 @@ def main():
     torch = torch_on_card()
     if torch.cuda.device_count() < arguments.gpus:
         fail(f"--gpus {arguments.gpus}: PyTorch sees {torch.cuda.device_count()}")
-    header = environment(torch, commit_of(os.path.abspath(arguments.program))) + [
+    header = environment(torch, commit_of(os.path.abspath(arguments.program)), arguments.gpus) + [
         ("NCCL", f"{'.'.join(map(str, torch.cuda.nccl.version()))} of PyTorch, NCCL_NVLS_ENABLE={os.environ['NCCL_NVLS_ENABLE']}")]
     earlier = read_run(arguments.add) if arguments.add else None
-    report.header(header + ([("before", earlier.header.get("command", "unknown"))] if earlier else []))
+    report.header(header + [(f"before, {name}", earlier.header.get(name, "unknown")) for name in ("card", "command") if earlier])
     turns = Turns(report, COLUMNS)
     if earlier:
         add_earlier(earlier, header, turns)

@@ -266,12 +266,12 @@ def own_command():
     return shlex.join([os.path.relpath(sys.argv[0], ROOT)] + sys.argv[1:])
 
 
-def provenance(measured, card="", identity="0", more=()):
+def provenance(measured, card="", identities=("0",), more=()):
     """[(name, text)]: everything that a reader needs to repeat the run. measured: commit() of the binary; card: its name where
-    nvidia-smi is missing; identity: nvidia-smi's -i; more: [(name, text)] of what else took part."""
-    query = ["nvidia-smi", "--query-gpu=name,uuid,power.limit,driver_version", "--format=csv,noheader", "-i", identity]
+    nvidia-smi is missing; identities: nvidia-smi's -i of each card; more: [(name, text)] of what else took part."""
+    query = ["nvidia-smi", "--query-gpu=name,uuid,power.limit,driver_version", "--format=csv,noheader", "-i"]
     return [
-        ("card", first_line(query) or f"{card} {identity}"),
+        ("card", "; ".join(first_line([*query, identity]) or f"{card} {identity}" for identity in identities)),
         ("commit", measured),
         *more,
         ("date", time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())),
@@ -289,10 +289,10 @@ def version_of(packages):
     return ""
 
 
-def environment(torch, measured):
-    """provenance() of a run beside PyTorch."""
-    cudnn, identity = str(torch.backends.cudnn.version()), str(getattr(torch.cuda.get_device_properties(0), "uuid", ""))
-    return provenance(measured, torch.cuda.get_device_name(), f"GPU-{identity}" if identity else "0", [
+def environment(torch, measured, cards=1):
+    """provenance() of a run beside PyTorch, on the first `cards` that it sees."""
+    cudnn, identities = str(torch.backends.cudnn.version()), [str(getattr(torch.cuda.get_device_properties(card), "uuid", "")) for card in range(cards)]
+    return provenance(measured, torch.cuda.get_device_name(), [f"GPU-{identity}" if identity else str(card) for card, identity in enumerate(identities)], [
         ("torch", f"{torch.__version__}, CUDA {torch.version.cuda}, cuDNN {cudnn}"),
         ("triton", version_of(["triton"]) or "none"),
         ("FA3", version_of(FLASH3_PACKAGES) or "none")])

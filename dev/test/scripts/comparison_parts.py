@@ -103,12 +103,12 @@ class Provenance(Parts):
     def test_provenance(self):
         self.replace(comparison, "first_line", lambda command: "")
         self.replace(sys, "argv", [os.path.join(comparison.ROOT, "scripts", "x.py"), "--a", "b *"])
-        found = dict(comparison.provenance("0123abc", "a card", "1", [("torch", "2")]))
+        found = dict(comparison.provenance("0123abc", "a card", ["1"], [("torch", "2")]))
         self.assertRegex(found.pop("date"), r"^\d{4}-\d\d-\d\d \d\d:\d\d UTC$")
         self.assertEqual(found, {"card": "a card 1", "commit": "0123abc", "torch": "2", "command": "scripts/x.py --a 'b *'"})
         asked = []
         self.replace(comparison, "first_line", lambda command: asked.append(command) or "measured")
-        self.assertEqual(comparison.provenance("0123abc", identity="GPU-7")[0], ("card", "measured"))
+        self.assertEqual(comparison.provenance("0123abc", identities=["GPU-7", "GPU-8"])[0], ("card", "measured; measured"))
         self.assertEqual(asked[0][-2:], ["-i", "GPU-7"])
 
     def test_the_card_of_a_program(self):

@@ -406,20 +406,22 @@ template <int ROWS> static void launch_loop(const FewRows<bf16> &a) {
     launch_early("linear_few_rows", few_rows_loop_kernel<ROWS>, dim3(cuda_sm_count()), THREADS, 0, 1, a);
 }
 
-/* Every block reads all rows: with many, more outputs a block, as long as that leaves most of the card with one. */
+/* Where every block reads all rows: with many, more outputs a block, as long as that leaves most of the card with one. */
 static void run(const FewRows<bf16> &a) {
     const bool wide = a.OC >= 2 * TILE * cuda_sm_count();
-    const bool splits = !wide && cuda_compute_capability() >= 90 && a.OC % 2 == 0;
+    const bool splits = cuda_compute_capability() >= 90 && a.OC % 2 == 0;
     if (a.N <= 16)
         launch<1, 1, 4>(a);
     else if (a.IC <= LOOP_ROUNDS * ROUND && a.OC >= 4 * LOOP_COLUMNS * cuda_sm_count())
         a.N <= 32 ? launch_loop<2>(a) : launch_loop<4>(a);
-    else if (splits && a.IC <= 3 * ROUND)
+    else if (splits && wide && a.IC <= 3 * ROUND)
+        a.N <= 32 ? launch_split<1, 4, 3>(a) : launch_split<2, 4, 3>(a);
+    else if (splits && !wide && a.IC <= 3 * ROUND)
         a.N <= 32 ? launch_split<1, 1, 3>(a) : launch_split<2, 1, 3>(a);
-    else if (splits && a.IC > 12 * ROUND)
-        a.N <= 32 ? launch_split<1, 1, LOOP_STEPS>(a) : launch_split<2, 1, LOOP_STEPS>(a);
-    else if (splits)
+    else if (splits && !wide && a.IC <= 12 * ROUND)
         a.N <= 32 ? launch_split<1, 1, 12>(a) : launch_split<2, 1, 12>(a);
+    else if (splits && !wide)
+        a.N <= 32 ? launch_split<1, 1, LOOP_STEPS>(a) : launch_split<2, 1, LOOP_STEPS>(a);
     else if (a.N <= 32)
         wide ? launch<2, 4, 3>(a) : launch<2, 1, 4>(a);
     else

@@ -123,7 +123,7 @@ template <int ROWS, int OUTPUTS, int AHEAD> static void launch(const FewRows<bf1
 
 /* ---- more than 16 rows, on Hopper ----
  *
- * A cluster has 64 outputs and all rows; each of its blocks has the channels of GROUPS of the eight warps above, so that no
+ * A cluster has 48 outputs, or 64, and all rows; each of its blocks has the channels of GROUPS of the eight warps above, so that no
  * block reads all of the rows. When the launch before ends, a block has its weights in registers, and its channels of
  * the rows come to shared memory all at once. It takes half of an SM's registers at most: the next launch loads its
  * weights beside it.
@@ -135,18 +135,18 @@ template <int ROWS, int OUTPUTS, int AHEAD> static void launch(const FewRows<bf1
 enum {
     SPLIT_WARPS = 4,
     SPLIT_THREADS = SPLIT_WARPS * WARP_SIZE,
-    SPLIT_OUTPUTS = 64,
     SPLIT_ROUNDS = 3, /* that are waited for at once */
     LOOP_STEPS = 6,
     CHUNKS = STEP / 8 /* of 16 bytes, in a step of a row */
 };
 
 /* STEPS: of a group, at a time. */
-template <int ROW_WARPS, int GROUPS, int STEPS> struct Split {
+template <int ROW_WARPS, int WARP_TILES, int GROUPS, int STEPS> struct Split {
     enum {
         CLUSTER = WARPS / GROUPS,
         ROWS = ROW_WARPS * 32,
-        TILES = SPLIT_OUTPUTS / TILE / (SPLIT_WARPS / ROW_WARPS),
+        TILES = WARP_TILES,
+        OUTPUTS = SPLIT_WARPS / ROW_WARPS * TILES * TILE,
         PARTS = 2 * TILES,
         LOADS = GROUPS * STEPS,
         BATCHES = LOADS / SPLIT_ROUNDS,
@@ -156,7 +156,7 @@ template <int ROW_WARPS, int GROUPS, int STEPS> struct Split {
     static_assert(STEPS % SPLIT_ROUNDS == 0 && (GROUPS == 1 || CLUSTER == 2),
                   "batches and blocks that finish");
     int4 x[LOADS][ROWS][CHUNKS], sums[SENDERS][SPLIT_THREADS];
-    float bias[SPLIT_OUTPUTS];
+    float bias[OUTPUTS];
     uint64_t full;
 
     /* The first channel of a load behind that of the block's first, and of that one. */
@@ -244,17 +244,17 @@ __device__ __forceinline__ void send_sums(S &shared, const float (&acc)[GROUPS][
     }
 }
 
-template <int ROW_WARPS, int GROUPS, int STEPS>
+template <int ROW_WARPS, int TILES, int GROUPS, int STEPS>
 __global__ void __launch_bounds__(SPLIT_THREADS, 2) few_rows_split_kernel(FewRows<bf16> a) {
 #if __CUDA_ARCH__ >= 900
-    typedef Split<ROW_WARPS, GROUPS, STEPS> S;
+    typedef Split<ROW_WARPS, TILES, GROUPS, STEPS> S;
     extern __shared__ int4 dynamic[];
     S &shared = *reinterpret_cast<S *>(dynamic);
     const int lane = threadIdx.x % WARP_SIZE, warp = threadIdx.x / WARP_SIZE, g = lane / 4, t = lane % 4;
     const int row0 = warp % ROW_WARPS * 32 + g, column0 = warp / ROW_WARPS * S::TILES * TILE + 2 * t;
-    const int first = blockIdx.x * SPLIT_OUTPUTS, output0 = first + column0 - 2 * t + g, rank = blockIdx.y;
+    const int first = blockIdx.x * S::OUTPUTS, output0 = first + column0 - 2 * t + g, rank = blockIdx.y;
     const uint32_t full = shared_address(&shared.full);
-    const float bias = threadIdx.x < SPLIT_OUTPUTS ? bias_of(a, first + threadIdx.x) : 0.0f;
+    const float bias = threadIdx.x < S::OUTPUTS ? bias_of(a, first + threadIdx.x) : 0.0f;
     if (threadIdx.x == 0) {
         mbarrier_init(full, 1);
         fence_mbarrier_init();
@@ -275,7 +275,7 @@ __global__ void __launch_bounds__(SPLIT_THREADS, 2) few_rows_split_kernel(FewRow
                 w[i][o] = S::offset(i) < rest[o].left ? ld_global_once(rest[o].at + S::offset(i))
                                                       : make_int4(0, 0, 0, 0);
         if (round == 0) {
-            if (threadIdx.x < SPLIT_OUTPUTS) shared.bias[threadIdx.x] = bias;
+            if (threadIdx.x < S::OUTPUTS) shared.bias[threadIdx.x] = bias;
             cluster_wait(); /* all blocks have their barriers */
             wait_early();
         } else {
@@ -320,12 +320,12 @@ __global__ void __launch_bounds__(SPLIT_THREADS, 2) few_rows_split_kernel(FewRow
 #endif
 }
 
-template <int ROW_WARPS, int GROUPS, int STEPS> static void launch_split(const FewRows<bf16> &a) {
-    typedef Split<ROW_WARPS, GROUPS, STEPS> S;
-    const auto kernel = few_rows_split_kernel<ROW_WARPS, GROUPS, STEPS>;
+template <int ROW_WARPS, int TILES, int GROUPS, int STEPS> static void launch_split(const FewRows<bf16> &a) {
+    typedef Split<ROW_WARPS, TILES, GROUPS, STEPS> S;
+    const auto kernel = few_rows_split_kernel<ROW_WARPS, TILES, GROUPS, STEPS>;
     CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)sizeof(S)));
-    launch_early("linear_few_rows", kernel, dim3(ceil_div(a.OC, (int)SPLIT_OUTPUTS), S::CLUSTER),
-                 SPLIT_THREADS, sizeof(S), S::CLUSTER, a);
+    launch_early("linear_few_rows", kernel, dim3(ceil_div(a.OC, (int)S::OUTPUTS), S::CLUSTER), SPLIT_THREADS,
+                 sizeof(S), S::CLUSTER, a);
 }
 
 /* Many outputs of up to 768 channels: a block keeps all rows in registers and takes tiles of outputs in turn, the weights of
@@ -415,13 +415,13 @@ static void run(const FewRows<bf16> &a) {
     else if (a.IC <= LOOP_ROUNDS * ROUND && a.OC >= 4 * LOOP_COLUMNS * cuda_sm_count())
         a.N <= 32 ? launch_loop<2>(a) : launch_loop<4>(a);
     else if (splits && wide && a.IC <= 3 * ROUND)
-        a.N <= 32 ? launch_split<1, 4, 3>(a) : launch_split<2, 4, 3>(a);
+        a.N <= 32 ? launch_split<1, 2, 4, 3>(a) : launch_split<2, 3, 4, 3>(a);
     else if (splits && !wide && a.IC <= 3 * ROUND)
-        a.N <= 32 ? launch_split<1, 1, 3>(a) : launch_split<2, 1, 3>(a);
+        a.N <= 32 ? launch_split<1, 2, 1, 3>(a) : launch_split<2, 3, 1, 3>(a);
     else if (splits && !wide && a.IC <= 12 * ROUND)
-        a.N <= 32 ? launch_split<1, 1, 12>(a) : launch_split<2, 1, 12>(a);
+        a.N <= 32 ? launch_split<1, 2, 1, 12>(a) : launch_split<2, 3, 1, 12>(a);
     else if (splits && !wide)
-        a.N <= 32 ? launch_split<1, 1, LOOP_STEPS>(a) : launch_split<2, 1, LOOP_STEPS>(a);
+        a.N <= 32 ? launch_split<1, 2, 1, LOOP_STEPS>(a) : launch_split<2, 3, 1, LOOP_STEPS>(a);
     else if (a.N <= 32)
         wide ? launch<2, 4, 3>(a) : launch<2, 1, 4>(a);
     else

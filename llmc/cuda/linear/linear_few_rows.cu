@@ -162,6 +162,10 @@ template <int ROW_WARPS, int WARP_TILES, int GROUPS, int STEPS> struct Split {
     /* The first channel of a load behind that of the block's first, and of that one. */
     static constexpr __device__ int offset(int load) { return load / STEPS * STEP + load % STEPS * ROUND; }
     static __device__ __forceinline__ int channel0() { return (int)blockIdx.y * GROUPS * STEP; }
+    /* Whether any of a batch's channels, from its first load on, are in a row. */
+    static __device__ __forceinline__ bool has_batch(int load, int round, int IC) {
+        return GROUPS > 1 || round + channel0() + offset(load) < IC;
+    }
 };
 
 __device__ __forceinline__ void add(float (&sum)[4], const float (&x)[4]) {
@@ -211,10 +215,12 @@ __device__ __forceinline__ void load_rows(S &shared, const FewRows<bf16> &a, int
         x[r] = rest_of(a.x, row0 + r * APART, a.N, round + S::channel0() + chunk * 8, a.IC);
 #pragma unroll
     for (int i = 0; i < S::LOADS; i++) {
+        const bool wanted = S::has_batch(i / SPLIT_ROUNDS * SPLIT_ROUNDS, round, a.IC);
 #pragma unroll
         for (int r = 0; r < S::ROWS / APART; r++)
-            cp_async_16(shared_address(&shared.x[i][row0 + r * APART][chunk]), x[r].at + S::offset(i),
-                        S::offset(i) < x[r].left);
+            if (wanted)
+                cp_async_16(shared_address(&shared.x[i][row0 + r * APART][chunk]), x[r].at + S::offset(i),
+                            S::offset(i) < x[r].left);
         if (i % SPLIT_ROUNDS == SPLIT_ROUNDS - 1) cp_async_commit();
     }
 }
@@ -285,8 +291,8 @@ __global__ void __launch_bounds__(SPLIT_THREADS, 2) few_rows_split_kernel(FewRow
 #pragma unroll
         for (int i = 0; i < S::LOADS; i++) {
             if (i % SPLIT_ROUNDS == 0) {
-                if (GROUPS == 1 && round + S::channel0() + S::offset(i) >= a.IC) break;
-                wait_for_rows(S::BATCHES - 1 - i / SPLIT_ROUNDS);
+                wait_for_rows(S::BATCHES - 1 - i / SPLIT_ROUNDS); /* and the bias */
+                if (!S::has_batch(i, round, a.IC)) break;
             }
             int4 x[2][2];
 #pragma unroll

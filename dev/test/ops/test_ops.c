@@ -184,13 +184,12 @@ static void test_chosen(const Ops *ops) {
 }
 
 /* A row's result has the same bits whatever rows are beside it, up to 64 of them: samples do not depend on their number. */
-static void test_rows_alone(const Ops *ops) {
-    enum { N = 64, OC = 3072, IC = 776, NUMBERS = 5 };
+static void test_rows_alone_of(const Ops *ops, int OC, int IC) {
+    enum { N = 64, NUMBERS = 5 };
     static const int numbers[NUMBERS] = {1, 2, 17, 33, 64};
     const size_t width = dtype_bytes(ops->dtype), row = OC * width;
-    if (!op_wanted("linear_forward_rows", ops->name)) return;
     float *values = op_normal_bf16(OC * IC, 1);
-    char *x = ops->device->alloc(N * IC * width), *w = ops->device->alloc(OC * IC * width);
+    char *x = ops->device->alloc(N * IC * width), *w = ops->device->alloc((size_t)OC * IC * width);
     char *y = ops->device->alloc(N * row), *got = op_malloc(N * row), *all = op_malloc(N * row);
     if (!CHECK(x && w && y, "%s: device memory", ops->name)) return;
     upload_floats(ops, w, ops->dtype, values, OC * IC);
@@ -203,7 +202,8 @@ static void test_rows_alone(const Ops *ops) {
         ops->device->download(got, y, (size_t)n * row);
         if (n == N) memcpy(all, got, N * row);
         CHECK(memcmp(got, all + (size_t)first * row, (size_t)n * row) == 0,
-              "%s: %d rows have other bits than among %d", ops->name, n, N);
+              "%s: %d rows of %d channels, %d outputs, have other bits than among %d", ops->name, n, IC, OC,
+              N);
     }
     ops->device->free(x);
     ops->device->free(w);
@@ -211,6 +211,18 @@ static void test_rows_alone(const Ops *ops) {
     free(values);
     free(got);
     free(all);
+}
+
+/* Shapes of d12; channels or outputs that fill no round or tile; a layer with more channels than are loaded at once. */
+static void test_rows_alone(const Ops *ops) {
+    if (!op_wanted("linear_forward_rows", ops->name)) return;
+    test_rows_alone_of(ops, 2304, 768);
+    test_rows_alone_of(ops, 3072, 768);
+    test_rows_alone_of(ops, 3072, 776);
+    test_rows_alone_of(ops, 768, 768);
+    test_rows_alone_of(ops, 808, 264);
+    test_rows_alone_of(ops, 768, 3072);
+    test_rows_alone_of(ops, 1000, 3592);
 }
 
 static void test_backend(const Ops *ops) {

@@ -3,7 +3,10 @@
  *
  * A kernel that is launched so calls wait_early() in all of its threads, before it reads or writes anything that the
  * launch before it touches. All that came before that one is done from the beginning, because each lets the next one start
- * only when its own wait is over. On older cards the launch is a plain one, and wait_early does nothing. */
+ * only when its own wait is over. On older cards the launch is a plain one, and wait_early does nothing.
+ *
+ * A kernel too short for the next one's loads calls begin_next_early() first: then the next one begins with it, and what it
+ * loads before its wait must be none of what these two and the launch before write. */
 #pragma once
 #include "cuda_common.cuh"
 #include "llmc/cuda/ptx/sm90.cuh"
@@ -11,6 +14,12 @@
 __device__ __forceinline__ void wait_early() {
 #if __CUDA_ARCH__ >= 900
     wait_on_dependency();
+    launch_dependents();
+#endif
+}
+
+__device__ __forceinline__ void begin_next_early() {
+#if __CUDA_ARCH__ >= 900
     launch_dependents();
 #endif
 }

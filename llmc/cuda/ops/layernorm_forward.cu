@@ -65,6 +65,7 @@ __global__ void __launch_bounds__(WARPS *WARP_SIZE)
     const int n_vecs = first + (VECS - 1) * STEP < C ? VECS : VECS - 1; /* of this lane */
     Vec<T> early_weight[VECS], early_bias[VECS];
     if (EARLY) {
+        begin_next_early(); /* a linear layer, which loads weights */
 #pragma unroll
         for (int v = 0; v < VECS; v++)
             if (v < n_vecs) {

@@ -217,6 +217,15 @@ __device__ __forceinline__ void cluster_sync() {
     asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
 }
 
+/* Its halves, of which the first orders nothing: for barriers behind fence_mbarrier_init. */
+__device__ __forceinline__ void cluster_arrive() {
+    delay();
+    asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory");
+}
+__device__ __forceinline__ void cluster_wait() {
+    asm volatile("barrier.cluster.wait.acquire;" ::: "memory");
+}
+
 /* Where the block `rank` of the cluster has what lies at this address here. */
 __device__ __forceinline__ uint32_t cluster_address(uint32_t shared, uint32_t rank) {
     uint32_t mapped;

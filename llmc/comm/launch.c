@@ -19,13 +19,13 @@
 #include "socket.h"
 
 static const double patience = 3; /* for the others, once a rank has ended badly */
-double launch_end_patience = 30;  /* rank 0 is the last to have work */
+double launch_end_patience = 10;  /* all work is done when the first one ends */
 
 typedef struct Family {
     pid_t *pids; /* (n) 0: ended */
     int n, n_left;
     int bad_rank, bad_status; /* of the first that ended badly; -1: none */
-    int late_rank;            /* the first that had to be killed though rank 0 had ended well; -1: none */
+    int late_rank;            /* the first that had to be killed though others had ended well; -1: none */
     bool any_said;            /* one ended with an exit code that is not 0: there is a line */
     double deadline;          /* then those that are left are killed */
     bool is_late;             /* they were, and no rank had ended badly */
@@ -122,7 +122,7 @@ static void reap(Family *f) {
             f->bad_rank = i;
             f->bad_status = status;
             f->deadline = clock_seconds() + patience;
-        } else if (i == 0 && f->bad_rank < 0) {
+        } else if (!status && f->deadline == INFINITY) {
             f->deadline = clock_seconds() + launch_end_patience;
         }
     }
@@ -176,7 +176,7 @@ static int run_ranks(Family *f, char **argv) {
     }
     if (f->late_rank >= 0)
         print_line(stderr,
-                   "warning: rank %d did not end within %g s of rank 0, which has ended well, and was killed",
+                   "warning: rank %d did not end within %g s of the first rank that had done all its work, and was killed",
                    f->late_rank, launch_end_patience);
     if (f->bad_rank < 0) return 0;
     if (WIFEXITED(f->bad_status)) return WEXITSTATUS(f->bad_status);

@@ -9,8 +9,8 @@ typedef struct Launch {
     bool has_resumed; /* argv says --resume already */
 } Launch;
 
-/* Once rank 0 has ended well the others have so many seconds, 30, to end, too; then they are killed, which a warning says. Tests
- * have a shorter time. */
+/* Once a rank has ended well, all work is done: the others have so many seconds, 10, to end, too; then they are killed, which
+ * a warning says. Tests have a shorter time. */
 extern double launch_end_patience;
 
 /* Runs the ranks to their end; signals go on to them. The exit code of the first rank that ends badly, which ends the

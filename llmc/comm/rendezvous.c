@@ -271,13 +271,14 @@ static void count_hosts(Rendezvous *r) {
     if (r->place.n_local == 0) r->place.n_local = together;
 }
 
-/* Rank 0 has two connections with each other rank, ranks of CPUs one more. */
+/* Rank 0 has two connections with each other rank, ranks of CPUs one more. GPUs, shards and what this process was given take more
+ * than is counted here: WANTED of them where the system allows it. */
 bool rendezvous_room(int n_ranks, Error *err) {
-    enum { CONNECTIONS = 3, OTHER_FILES = 24 };
-    const rlim_t needed = (rlim_t)n_ranks * CONNECTIONS + OTHER_FILES;
+    enum { CONNECTIONS = 3, OTHER_FILES = 24, WANTED = 1024 };
+    const rlim_t connections = (rlim_t)n_ranks * CONNECTIONS, needed = connections + OTHER_FILES;
     struct rlimit limit;
-    if (getrlimit(RLIMIT_NOFILE, &limit) || limit.rlim_cur >= needed) return true;
-    limit.rlim_cur = needed;
+    if (getrlimit(RLIMIT_NOFILE, &limit) || limit.rlim_cur >= connections + WANTED) return true;
+    limit.rlim_cur = limit.rlim_max < connections + WANTED ? limit.rlim_max : connections + WANTED;
     return (needed <= limit.rlim_max && setrlimit(RLIMIT_NOFILE, &limit) == 0) ||
            fail(err, EXIT_RUN,
                 "%d ranks need %llu open files in a process, the limit is %llu; hint: ulimit -n", n_ranks,

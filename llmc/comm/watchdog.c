@@ -58,6 +58,7 @@ static struct Watchdog {
     _Atomic int64_t progress; /* steps, batches of validations and tokens done */
     atomic_bool waits_for_disk;
     atomic_bool saves, leader_saves; /* a thread of this rank, of rank 0, writes a checkpoint */
+    atomic_bool leader_ended;        /* rank 0 has done all its work */
     int failed_rank;                 /* on rank 0: its failure waits for that; -1: none */
     Message failure;
     double failed_at, saved_at; /* when it came, when `saves` was seen last */
@@ -202,7 +203,7 @@ static void take(Peer *p, double t) {
     if (m->kind == VERDICT) end_run(NULL, m->exit_code);
     p->last = *m;
     if (p->rank == 0 && m->saved > dog.saved) dog.saved = m->saved;
-    if (p->rank == 0) dog.leader_saves = m->saves;
+    if (p->rank == 0) dog.leader_saves = m->saves, dog.leader_ended = m->phase == PHASE_END;
     if (m->kind != FAILURE || dog.failed_rank >= 0) return;
     if (!dog.saves) end_for_failure(p->rank, m);
     dog.failed_rank = p->rank;
@@ -333,7 +334,7 @@ bool watchdog_start(Rendezvous *r, Error *err) {
     dog.r = r;
     dog.n_peers = n_peers;
     dog.wake = eventfd(0, EFD_CLOEXEC);
-    dog.stopping = dog.saves = dog.leader_saves = false;
+    dog.stopping = dog.saves = dog.leader_saves = dog.leader_ended = false;
     dog.failed_rank = -1;
     dog.phase = PHASE_START;
     dog.progress = dog.all_progress = 0;
@@ -395,6 +396,7 @@ void watchdog_stop(void) {
     die_with = NULL;
     watchdog_set(PHASE_END, dog.step);
     tell_all(BEAT, NULL);
+    while (!ranks_leads(dog.r->ranks) && !dog.leader_ended) sleep_ms(10); /* or its thread ends the process */
     dog.stopping = true;
     eventfd_write(dog.wake, 1);
     pthread_join(dog.thread, NULL);

@@ -42,5 +42,6 @@ _Noreturn void watchdog_die(const Error *err);
 /* The main thread lost a connection to another rank: the watchdog has the time that it needs to say why and end the
  * process; else `what` is the line. */
 _Noreturn void watchdog_lost(const char *what);
-/* All ranks agree that the run is over. */
+/* All ranks agree that the run is over. Returns on rank 0 at once, on the others once rank 0 is here, too: it may still save
+ * or sample, and they look after it meanwhile. */
 void watchdog_stop(void);

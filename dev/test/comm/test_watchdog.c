@@ -561,6 +561,28 @@ static void test_suspended(void) {
     CHECK(job.n_lines == 0, "a job that was suspended: %s", job.said);
 }
 
+/* The others are done, and look after rank 0 while it saves. */
+static void save_alone(int rank) {
+    watchdog_set(PHASE_SAVE, 12);
+    shared->is_there[rank] = true;
+    if (rank == 0) work(rank);
+    watchdog_stop();
+}
+
+static void test_stopped_at_the_end(void) {
+    Job job;
+    start_job(&job, save_alone);
+    for (int i = 0; i < N; i++) wait_for(&shared->is_there[i]);
+    sleep_for(1); /* rank 0 has heard that the others are done */
+    for (int i = 1; i < N; i++) CHECK(waitpid(job.pids[i], NULL, WNOHANG) == 0, "rank %d is gone", i);
+    stop_process(job.pids[0]);
+    wait_for_job(&job, 1);
+    end_job(&job);
+    expect_codes(&job, EXIT_RUN, 1, "rank 0 stopped in its last save");
+    CHECK(job.n_lines == 1 && strstr(job.said, "error: rank 0 (alpha), in the save of step 12: no sign of life for"),
+          "rank 0 stopped in its last save: %s", job.said);
+}
+
 /* Without other ranks there is no thread, and die() is what it was. */
 static void test_alone(void) {
     Rendezvous r = {
@@ -595,6 +617,7 @@ int main(void) {
     BESIDE(test_two_hosts());
     BESIDE(test_far_ahead(PHASE_STEP, "in step 299"));
     BESIDE(test_far_ahead(PHASE_VALIDATION, "in the validation after step 300"));
+    BESIDE(test_stopped_at_the_end());
     BESIDE(test_blocked_output());
     BESIDE(test_lost());
     BESIDE(test_lost_of_the_living());

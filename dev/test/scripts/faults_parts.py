@@ -4,6 +4,7 @@ import csv
 import glob
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -76,10 +77,12 @@ def parent(n):
         time.sleep(0.01)
         for rank, process in enumerate(ranks):
             code = process.poll()
-            if code is not None or is_stopped(process.pid):
+            if FAULT == "late" and code is None and is_stopped(process.pid):
+                process.send_signal(signal.SIGCONT)
+            elif code is not None or is_stopped(process.pid):
                 for other in ranks:
                     other.kill()
-                if code == 0 or code == 1:
+                if code == 0 or code == 1 or FAULT == "ends":
                     sys.exit(code)
                 lines = [f"error: rank {{rank}} ({{host}}) is gone"]
                 end(1 if FAULT != "code" else 2, *lines * (2 if FAULT == "lines" else 1))
@@ -162,6 +165,14 @@ class Trials(Parts):
             status, out = self.run_main(fault, "--only", only)
             self.assertEqual(status, 1, fault)
             self.assertRegex(out, words)
+
+    def test_stopped_when_all_is_done(self):
+        status, out = self.run_main("late", "--only", "stop", "--count", "2")
+        self.assertEqual(status, 0, out)
+        self.assertEqual(len(re.findall(r"(?m)^stop rank [01] .* s  ok  $", out)), 4, out)
+        status, out = self.run_main("ends", "--only", "stop")
+        self.assertEqual(status, 1)
+        self.assertRegex(out, r"exit codes \[0\], expected 1")
 
     def test_nothing_is_left(self):
         began = time.monotonic()

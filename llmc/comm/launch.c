@@ -176,7 +176,8 @@ static int run_ranks(Family *f, char **argv) {
     }
     if (f->late_rank >= 0)
         print_line(stderr,
-                   "warning: rank %d did not end within %g s of the first rank that had done all its work, and was killed",
+                   "warning: rank %d did not end within %g s of the first rank that had done all its work, "
+                   "and was killed",
                    f->late_rank, launch_end_patience);
     if (f->bad_rank < 0) return 0;
     if (WIFEXITED(f->bad_status)) return WEXITSTATUS(f->bad_status);

@@ -300,8 +300,10 @@ int main(int argc, char **argv) {
     ALONE(test_ended("again", 2, 0, "restart 1 of 2, from the newest checkpoint if there is one\n"));
     ALONE(test_ended("never", 2, EXIT_RUN, "restart 2 of 2, from the newest checkpoint if there is one\n"));
     CASE(test_left("input", 2, EXIT_INPUT, ""));
-    CASE(test_left("lingers0", 1, 0, "warning: rank 0 did not end within 4 s of the first rank that had done"));
-    CASE(test_left("lingers1", 1, 0, "warning: rank 1 did not end within 4 s of the first rank that had done"));
+    CASE(test_left("lingers0", 1, 0,
+                   "warning: rank 0 did not end within 4 s of the first rank that had done"));
+    CASE(test_left("lingers1", 1, 0,
+                   "warning: rank 1 did not end within 4 s of the first rank that had done"));
     CASE(test_left("killed", 0, EXIT_RUN, "error: rank 1 was ended by signal 9 (Killed); hint: dmesg"));
     CASE(test_no_files());
     CASE(test_asked_then_ended());

@@ -5,6 +5,7 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <time.h>
 #include <unistd.h>
@@ -387,6 +388,27 @@ static void test_lost(void) {
           "status %#x, says %s", (unsigned)status, said);
 }
 
+/* In a process of its own. What the ranks need is counted; what GPUs and shards take is not, and has room where the system gives it. */
+static void test_room(void) {
+    struct rlimit limit;
+    Error err = {0};
+    if (getrlimit(RLIMIT_NOFILE, &limit) || limit.rlim_max < 600) {
+        SKIP("the system lets a process have %llu open files", (unsigned long long)limit.rlim_max);
+        return;
+    }
+    const rlim_t most = limit.rlim_max;
+    limit.rlim_cur = 16;
+    REQUIRE(setrlimit(RLIMIT_NOFILE, &limit) == 0, "no limit");
+    CHECK(rendezvous_room(4, &err) && !getrlimit(RLIMIT_NOFILE, &limit) && limit.rlim_cur >= 500 &&
+              limit.rlim_max == most,
+          "4 ranks: %llu open files", (unsigned long long)limit.rlim_cur);
+    limit.rlim_cur = limit.rlim_max = 40;
+    REQUIRE(setrlimit(RLIMIT_NOFILE, &limit) == 0, "no limit");
+    CHECK(rendezvous_room(4, &err) && !rendezvous_room(100, &err) &&
+              strstr(err.text, "the limit is 40; hint: ulimit -n"),
+          "%s", err.text);
+}
+
 int main(void) {
     BESIDE(test_join(1, -1, false));
     BESIDE(test_join(2, -1, false));
@@ -408,6 +430,7 @@ int main(void) {
     BESIDE(test_second_try(false));
     BESIDE(test_second_try(true));
     BESIDE(test_lost());
+    BESIDE(test_room());
     beside_wait(NULL);
     return check_finish("rendezvous");
 }

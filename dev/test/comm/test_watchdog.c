@@ -579,7 +579,8 @@ static void test_stopped_at_the_end(void) {
     wait_for_job(&job, 1);
     end_job(&job);
     expect_codes(&job, EXIT_RUN, 1, "rank 0 stopped in its last save");
-    CHECK(job.n_lines == 1 && strstr(job.said, "error: rank 0 (alpha), in the save of step 12: no sign of life for"),
+    CHECK(job.n_lines == 1 &&
+              strstr(job.said, "error: rank 0 (alpha), in the save of step 12: no sign of life for"),
           "rank 0 stopped in its last save: %s", job.said);
 }
 

@@ -181,7 +181,7 @@ static bool export(Training *t, Error *err) {
         return false;
     console_note(&t->console, "exported: %s, %s, %s; to open it: %s", s->export_path,
                  export_type_names[s->export_type], format_bytes(size, (double)bytes),
-                 export_hint(s->export_path));
+                 export_hint(s->export_path, s->export_type));
     return true;
 }
 

@@ -105,14 +105,15 @@ static bool write_hugging_face(const char *directory, const Target *t, GPT2 *mod
 static const struct Kind {
     const char *end; /* of PATH */
     const char *reader, *hint;
-    unsigned types;  /* bit by bit */
+    const char *f32_hint; /* NULL: the same */
+    unsigned types;       /* bit by bit */
     bool has_window; /* or blocks, or says that there is one */
     bool is_folder, needs_tokenizer;
     bool (*write)(const char *directory, const Target *t, GPT2 *model, Error *err);
 } kinds[] = {
     {".gguf", "llama.cpp", "llama-cli -m PATH; ollama create NAME -f the Modelfile beside it",
      .types = (1 << N_EXPORT_TYPES) - 1, .needs_tokenizer = true, .write = write_gguf},
-    {".bin", "llm.c", "llm.c's train_gpt2cu -e PATH",
+    {".bin", "llm.c", "llm.c's train_gpt2cu -e PATH", "llm.c's train_gpt2cu -e PATH, of its make PRECISION=FP32",
      .types = 1 << EXPORT_F32 | 1 << EXPORT_BF16, .write = write_bin},
     {"", "Hugging Face", "AutoModelForCausalLM.from_pretrained(PATH)",
      .types = 1 << EXPORT_F32, .has_window = true, .is_folder = true, .write = write_hugging_face},
@@ -125,8 +126,9 @@ static const struct Kind *kind_of(const char *path) {
     return kind;
 }
 
-const char *export_hint(const char *path) {
-    return kind_of(path)->hint;
+const char *export_hint(const char *path, ExportType type) {
+    const struct Kind *kind = kind_of(path);
+    return type == EXPORT_F32 && kind->f32_hint ? kind->f32_hint : kind->hint;
 }
 
 /* ---- what stands in the way ---- */

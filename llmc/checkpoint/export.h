@@ -19,4 +19,4 @@ bool export_check(const char *path, ExportType type, const GPT2Config *config, c
 bool export_model(const char *path, ExportType type, GPT2 *model, const Tokenizer *tokenizer, int64_t *bytes,
                   Error *err);
 /* How PATH is opened elsewhere, as one line for the user. */
-const char *export_hint(const char *path);
+const char *export_hint(const char *path, ExportType type);

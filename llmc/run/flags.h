@@ -95,6 +95,9 @@ bool flags_parse(Settings *s, int argc, char **argv, Error *err);
  * and makes tokens_per_step a multiple of settings_least_step where the user did not choose it. */
 void settings_complete(Settings *s, bool on_gpu, int n_ranks);
 
+/* The optimizer that the recipe's --lr is for, where the run has the other one and no --lr of the user's; else NULL. */
+const char *settings_lr_is_for(const Settings *s);
+
 /* Once a checkpoint's context is known: a --seq that the user left open comes down to it, and tokens_per_step
  * follows. An explicit --seq stays. */
 void settings_limit_seq(Settings *s, int max_seq_len, int n_ranks);

@@ -99,6 +99,11 @@ void settings_complete(Settings *s, bool on_gpu, int n_ranks) {
     if (s->profile_trace && !flags_was_set(s, "profile")) s->profile = true;
 }
 
+const char *settings_lr_is_for(const Settings *s) {
+    const char *optimizer = flag_recipe("optimizer")->value[s->recipe - 1];
+    return flags_was_set(s, "lr") || strcmp(optimizer, flags_choice(s, "optimizer")) == 0 ? NULL : optimizer;
+}
+
 void settings_limit_seq(Settings *s, int max_seq_len, int n_ranks) {
     if (flags_was_set(s, "seq") || s->seq <= max_seq_len) return;
     s->seq = max_seq_len;

@@ -312,6 +312,11 @@ static bool open_model(Run *run, const GPT2Options *options, Error *err) {
     if (options->training && run->settings.schedule == SCHEDULE_CONSTANT &&
         flags_was_set(&run->settings, "final-lr-fraction"))
         print_note("--final-lr-fraction does nothing: --schedule constant stays at --lr");
+    if (options->training && settings_lr_is_for(&run->settings))
+        print_note("--lr %g is the recipe's, for %s, and --optimizer is %s; hint: --lr, %s", run->settings.lr,
+                   settings_lr_is_for(&run->settings), flags_choice(&run->settings, "optimizer"),
+                   run->settings.optimizer == OPTIMIZER_MUON ? "about five times that"
+                                                             : "about a fifth of that");
     run->resident_at_start = resident_bytes();
     if (!gpt2_open(&run->model, run->ops, &run->config, options, err)) return false;
     if (run->checkpoint[0] && options->training) return resume(run, err);

@@ -223,6 +223,12 @@ check "resume with other flags: each is named${missing:+, but for$missing}" eval
 check "resume with other windows: what becomes of the order" [ "$(grep -cE '^note: the order of the data goes on at window [0-9]+ of the new --(seq|seed): ' "$work/out")" -eq 2 ]
 run $tiny --train "$work/text.txt" --steps 2 --schedule constant --final-lr-fraction 0.5
 check "--final-lr-fraction of a constant rate is named" grep -q '^note: --final-lr-fraction does nothing: --schedule constant stays at --lr$' "$work/out"
+run $tiny --train "$work/text.txt" --steps 2 --optimizer adamw
+check "a rate of the other optimizer is named" grep -q "^note: --lr 0.012 is the recipe's, for muon, and --optimizer is adamw; hint: --lr, about a fifth of that$" "$work/out"
+run $tiny --train "$work/text.txt" --steps 2 --recipe llm.c --optimizer muon
+check "a rate of the other optimizer is named, the other way round" grep -q "^note: --lr 0.0006 is the recipe's, for adamw, and --optimizer is muon; hint: --lr, about five times that$" "$work/out"
+run $tiny --train "$work/text.txt" --steps 2 --optimizer adamw --lr 1e-3
+check "a rate that was chosen is not" eval '[ "$status" = 0 ] && ! grep -q "^note: --lr" "$work/out"'
 refuses "resume with another model" 'layers' --model d12 --train "$work/text.txt" --batch 2 --seq 16 --tokens-per-step 64 --steps 12 --out "$work/whole" --resume
 
 elsewhere $tiny --resume --out whole
@@ -332,6 +338,9 @@ check "an export: exit code $status" [ "$status" -eq 0 ]
 check "an export: says what it wrote" grep -q "^exported: $work/whole.gguf, f16, .*; to open it: llama-cli" "$work/out"
 check "an export: the files are there" eval '[ -s "$work/whole.gguf" ] && [ -s "$work/whole.Modelfile" ]'
 run --model "$work/whole" --export "$work/whole.bin"
+check "an export in fp32 for llm.c: what opens it" grep -q "^exported: $work/whole.bin, f32, .*; to open it: llm.c's train_gpt2cu -e PATH, of its make PRECISION=FP32$" "$work/out"
+run --model "$work/whole" --export "$work/half.bin" --export-type bf16
+check "an export in bf16 for llm.c: what opens it" grep -q "^exported: $work/half.bin, bf16, .*; to open it: llm.c's train_gpt2cu -e PATH$" "$work/out"
 run --model "$work/whole" --prompt "line 1" --sample-tokens 12 --temperature 0
 sed '1,/^---/d' "$work/out" >"$work/first"
 run --model "$work/whole.bin" --prompt "line 1" --sample-tokens 12 --temperature 0

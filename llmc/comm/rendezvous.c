@@ -275,10 +275,10 @@ static void count_hosts(Rendezvous *r) {
  * than is counted here: WANTED of them where the system allows it. */
 bool rendezvous_room(int n_ranks, Error *err) {
     enum { CONNECTIONS = 3, OTHER_FILES = 24, WANTED = 1024 };
-    const rlim_t connections = (rlim_t)n_ranks * CONNECTIONS, needed = connections + OTHER_FILES;
+    const rlim_t sockets = (rlim_t)n_ranks * CONNECTIONS, needed = sockets + OTHER_FILES;
     struct rlimit limit;
-    if (getrlimit(RLIMIT_NOFILE, &limit) || limit.rlim_cur >= connections + WANTED) return true;
-    limit.rlim_cur = limit.rlim_max < connections + WANTED ? limit.rlim_max : connections + WANTED;
+    if (getrlimit(RLIMIT_NOFILE, &limit) || limit.rlim_cur >= sockets + WANTED) return true;
+    limit.rlim_cur = limit.rlim_max < sockets + WANTED ? limit.rlim_max : sockets + WANTED;
     return (needed <= limit.rlim_max && setrlimit(RLIMIT_NOFILE, &limit) == 0) ||
            fail(err, EXIT_RUN,
                 "%d ranks need %llu open files in a process, the limit is %llu; hint: ulimit -n", n_ranks,
